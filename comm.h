@@ -1,0 +1,449 @@
+/* comm.h: ranks and what they exchange. The mesh of named axes, its groups, the collectives.
+ *
+ * Owns: who is in which group, every exchange between ranks (named, counted, with a deadline), and the two
+ * transports: `threads` (ranks are threads of this process) and `mpi` (ranks are processes).
+ * A caller may rely on: collectives complete in the order they were started on each group; a finished
+ * request's buffers are free again; no wait is longer than the timeout; on a walking device a collective
+ * is booked and nothing else happens.
+ */
+#ifndef COMM_H
+#define COMM_H
+#include "device.h"
+#include <sched.h>
+#include <signal.h>
+#ifdef HAVE_MPI
+#define OMPI_SKIP_MPICXX
+#include <mpi.h> // defines: MPI_Iallgather, MPI_Ialltoall, MPI_Test, …
+#endif
+
+// ---------------------------------------------------------------------------
+// the mesh: from inside out tp, cp, pp, dp_shard, dp_replicate (Llama 3 paper, section 3.3.2)
+
+typedef enum { AXIS_TP, AXIS_CP, AXIS_PP, AXIS_DP_SHARD, AXIS_DP_REPLICATE, MESH_AXES,
+               AXIS_FSDP = MESH_AXES, // dp_shard × cp: the ranks over which parameters are sharded
+               AXIS_WORLD, AXES } Axis;
+static const char *const axis_names[AXES] = {"tp", "cp", "pp", "dp_shard", "dp_replicate", "fsdp", "world"};
+
+typedef struct {
+    int world;            // number of ranks
+    int size[MESH_AXES];  // their product is world
+} Mesh;
+
+static inline int mesh_coordinate(const Mesh *m, int rank, Axis axis) {
+    for (int a = 0; a < (int)axis; a++) rank /= m->size[a];
+    return rank % m->size[axis];
+}
+
+static inline int mesh_stride(const Mesh *m, Axis axis) {
+    int stride = 1;
+    for (int a = 0; a < (int)axis; a++) stride *= m->size[a];
+    return stride;
+}
+
+static int mesh_group_size(const Mesh *m, Axis axis) {
+    if (axis == AXIS_WORLD) return m->world;
+    if (axis == AXIS_FSDP) return m->size[AXIS_CP] * m->size[AXIS_DP_SHARD];
+    return m->size[axis];
+}
+
+/* A group is named by its colour, the rank with coordinate 0 on the group's axes; members are ordered by `key`. */
+static void mesh_group(const Mesh *m, int rank, Axis axis, int *colour, int *key) {
+    int cp = mesh_coordinate(m, rank, AXIS_CP), shard = mesh_coordinate(m, rank, AXIS_DP_SHARD);
+    if (axis == AXIS_WORLD) *colour = 0, *key = rank;
+    else if (axis == AXIS_FSDP) {
+        *colour = rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD);
+        *key = shard * m->size[AXIS_CP] + cp;
+    } else {
+        *key = mesh_coordinate(m, rank, axis);
+        *colour = rank - *key * mesh_stride(m, axis);
+    }
+}
+
+// ---------------------------------------------------------------------------
+// groups, requests, the ledger
+
+typedef enum { ALL_GATHER, REDUCE_SCATTER, COLLECTIVES } Collective; // a reduce-scatter travels as an all-to-all; fsdp.h sums
+static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_scatter"};
+
+typedef struct { int64_t calls, bytes; } Traffic; // bytes that one rank receives from others
+
+typedef struct {
+    Axis axis;
+    int size, rank;         // members, and which of them this rank is
+    int64_t next_sequence;  // collectives started so far
+    struct ThreadGroup *threads;
+#ifdef HAVE_MPI
+    MPI_Comm mpi;
+#endif
+} Group;
+
+typedef struct Request {
+    int active;
+    Collective collective;
+    Group *group;
+    const char *what;   // the unit or value exchanged
+    const char *send;   // all_gather: (bytes); reduce_scatter: (size, bytes), part p goes to member p
+    char *recv;         // (size, bytes), part p came from member p
+    size_t bytes;
+    int64_t sequence;   // the how manieth of its group
+    int next;           // threads: parts copied so far
+#ifdef HAVE_MPI
+    MPI_Request mpi;
+#endif
+} Request;
+
+enum { MAX_IN_FLIGHT = 32 };
+
+typedef struct Comm Comm;
+typedef struct {
+    const char *name;
+    void (*group_open)(Comm *, Group *, int colour, int key);
+    int (*group_member)(Comm *, Group *, int i); // world rank of member i, read back from the transport
+    void (*start)(Comm *, Request *);
+    int (*test)(Comm *, Request *);              // 1: complete
+    void (*missing)(Comm *, Request *, char *text, size_t size); // who did not arrive, as far as it can know
+} Transport;
+
+struct Comm {
+    Device *dev;
+    const Transport *transport;
+    Mesh mesh;
+    int rank;                          // in the world
+    Group groups[AXES];
+    Traffic booked[AXES][COLLECTIVES]; // by this program, before the transport is called: the walk
+    Traffic wire[AXES][COLLECTIVES];   // where the transport moves bytes, by the transport's own group size
+    Request *in_flight[MAX_IN_FLIGHT];
+    int num_in_flight;
+    uint64_t order;                    // hash of all collectives so far: the same on all members of a group
+    double timeout;                    // seconds
+    double wait_seconds;               // spent waiting for exchanges
+    struct ThreadWorld *thread_world;
+};
+
+// ---------------------------------------------------------------------------
+// transport: threads. A member posts where its data lies; the others copy it out when they test or wait.
+
+enum { THREAD_SLOTS = 64 };
+static_assert((int)THREAD_SLOTS > (int)MAX_IN_FLIGHT, "a slot is reused only after its collective completed");
+
+typedef struct {
+    int64_t posted;    // sequence + 1 of the collective whose data is at `send`
+    const char *send;
+    int64_t done;      // sequence + 1 of the collective that this member has read from everybody
+    char pad[40];      // a cache line each
+} ThreadSlot;
+
+typedef struct ThreadGroup {
+    Axis axis;
+    int colour, size;
+    int *members;      // (size) world ranks, each written by its own thread
+    ThreadSlot *slots; // (THREAD_SLOTS, size)
+    struct ThreadGroup *next;
+} ThreadGroup;
+
+typedef struct ThreadWorld {
+    pthread_mutex_t lock;
+    ThreadGroup *groups;
+} ThreadWorld;
+
+static void threads_group_open(Comm *comm, Group *g, int colour, int key) {
+    ThreadWorld *w = comm->thread_world;
+    pthread_mutex_lock(&w->lock);
+    ThreadGroup *t = w->groups;
+    while (t && (t->axis != g->axis || t->colour != colour)) t = t->next;
+    if (!t) {
+        t = (ThreadGroup *)checked_malloc(sizeof *t);
+        t->axis = g->axis, t->colour = colour, t->size = g->size;
+        t->members = (int *)checked_malloc(sizeof(int) * (size_t)g->size);
+        t->slots = (ThreadSlot *)checked_malloc(sizeof(ThreadSlot) * THREAD_SLOTS * (size_t)g->size);
+        t->next = w->groups;
+        w->groups = t;
+    }
+    pthread_mutex_unlock(&w->lock);
+    __atomic_store_n(&t->members[key], comm->rank, __ATOMIC_RELEASE);
+    g->threads = t;
+    g->rank = key;
+}
+
+static int threads_group_member(Comm *comm, Group *g, int i) {
+    (void)comm;
+    return __atomic_load_n(&g->threads->members[i], __ATOMIC_ACQUIRE);
+}
+
+static inline ThreadSlot *thread_slots(Request *r) {
+    return &r->group->threads->slots[(r->sequence % THREAD_SLOTS) * r->group->threads->size];
+}
+
+static void threads_start(Comm *comm, Request *r) {
+    ThreadSlot *mine = &thread_slots(r)[r->group->rank];
+    r->next = 0;
+    mine->send = r->send;
+    __atomic_store_n(&mine->posted, r->sequence + 1, __ATOMIC_RELEASE);
+    comm->wire[r->group->axis][r->collective].calls++;
+}
+
+static int threads_test(Comm *comm, Request *r) {
+    ThreadSlot *slots = thread_slots(r);
+    int n = r->group->threads->size, me = r->group->rank;
+    while (r->next < n) {
+        int p = (me + r->next) % n; // each starts with its own part, so that not all read from one
+        if (__atomic_load_n(&slots[p].posted, __ATOMIC_ACQUIRE) != r->sequence + 1) return 0;
+        const char *from = slots[p].send + (r->collective == REDUCE_SCATTER ? (size_t)me * r->bytes : 0);
+        memcpy(r->recv + (size_t)p * r->bytes, from, r->bytes);
+        if (p != me) comm->wire[r->group->axis][r->collective].bytes += (int64_t)r->bytes;
+        if (++r->next == n) __atomic_store_n(&slots[me].done, r->sequence + 1, __ATOMIC_RELEASE);
+    }
+    for (int p = 0; p < n; p++) // the others may still read what we sent
+        if (__atomic_load_n(&slots[p].done, __ATOMIC_ACQUIRE) < r->sequence + 1) return 0;
+    return 1;
+}
+
+static void threads_missing(Comm *comm, Request *r, char *text, size_t size) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int p = 0; p < r->group->size && used + 16 < size; p++)
+        if (__atomic_load_n(&thread_slots(r)[p].posted, __ATOMIC_ACQUIRE) < r->sequence + 1)
+            used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "not arrived: rank ", threads_group_member(comm, r->group, p));
+}
+
+static void thread_world_close(ThreadWorld *w) {
+    while (w->groups) {
+        ThreadGroup *g = w->groups;
+        w->groups = g->next;
+        free(g->members);
+        free(g->slots);
+        free(g);
+    }
+}
+
+static const Transport transport_threads = {"threads", threads_group_open, threads_group_member, threads_start, threads_test, threads_missing};
+
+// ---------------------------------------------------------------------------
+// transport: mpi
+
+#ifdef HAVE_MPI
+static void mpi_group_open(Comm *comm, Group *g, int colour, int key) {
+    (void)comm;
+    MPI_Comm_split(MPI_COMM_WORLD, colour, key, &g->mpi);
+    MPI_Comm_rank(g->mpi, &g->rank);
+    MPI_Comm_size(g->mpi, &g->size);
+}
+
+static int mpi_group_member(Comm *comm, Group *g, int i) {
+    (void)comm;
+    int world_rank;
+    MPI_Group group, world;
+    MPI_Comm_group(g->mpi, &group);
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    MPI_Group_translate_ranks(group, 1, &i, world, &world_rank);
+    MPI_Group_free(&group);
+    MPI_Group_free(&world);
+    return world_rank;
+}
+
+static void mpi_start(Comm *comm, Request *r) {
+    // MPI counts are int: large parts travel as multiples of the alignment that all shards have
+    enum { CHUNK = 256 };
+    MPI_Datatype type = MPI_BYTE;
+    size_t count = r->bytes;
+    if (r->bytes > INT32_MAX) {
+        if (r->bytes % CHUNK || r->bytes / CHUNK > INT32_MAX) run_failure("%s: a part of %zu bytes cannot be sent", r->what, r->bytes);
+        MPI_Type_contiguous(CHUNK, MPI_BYTE, &type);
+        MPI_Type_commit(&type);
+        count = r->bytes / CHUNK;
+    }
+    int error = r->collective == ALL_GATHER
+        ? MPI_Iallgather(r->send, (int)count, type, r->recv, (int)count, type, r->group->mpi, &r->mpi)
+        : MPI_Ialltoall(r->send, (int)count, type, r->recv, (int)count, type, r->group->mpi, &r->mpi);
+    if (error != MPI_SUCCESS) run_failure("rank %d: MPI refused %s of %s (code %d)", comm->rank, collective_names[r->collective], r->what, error);
+    if (type != MPI_BYTE) MPI_Type_free(&type);
+    int size;
+    MPI_Comm_size(r->group->mpi, &size);
+    Traffic *wire = &comm->wire[r->group->axis][r->collective];
+    wire->calls++;
+    wire->bytes += (int64_t)(size - 1) * (int64_t)r->bytes;
+}
+
+static int mpi_test(Comm *comm, Request *r) {
+    int complete;
+    int error = MPI_Test(&r->mpi, &complete, MPI_STATUS_IGNORE);
+    if (error != MPI_SUCCESS) run_failure("rank %d: MPI lost %s of %s (code %d)", comm->rank, collective_names[r->collective], r->what, error);
+    return complete;
+}
+
+static void mpi_missing(Comm *comm, Request *r, char *text, size_t size) {
+    (void)comm, (void)r;
+    snprintf(text, size, "a member has not arrived");
+}
+
+static const Transport transport_mpi = {"mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_missing};
+
+static void mpi_abort_all(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
+#endif
+
+/* Was this process started by mpirun, mpiexec or srun? */
+static int launched_by_mpi(void) {
+    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK");
+}
+
+/* This process's rank as its launcher tells it, before MPI is up; 0 without one. */
+static int rank_of_launcher(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
+    for (int i = 0; i < 3; i++)
+        if (getenv(names[i])) return atoi(getenv(names[i]));
+    return 0;
+}
+
+static void start_up_too_slow(int signal_number) {
+    (void)signal_number;
+    static const char text[] = "failure: start-up (finding the other ranks, opening groups) took longer than --timeout\n";
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(3);
+    _exit(2);
+}
+
+/* Covers what cannot be polled: MPI_Init and the opening of groups. 0 ends the watch. */
+static void watch_start_up(double timeout) {
+    signal(SIGALRM, start_up_too_slow);
+    alarm((unsigned)ceil(timeout));
+}
+
+/* Initialises MPI when a launcher started us. Returns this process's rank and the number of processes. */
+static void comm_start_process(int *argc, char ***argv, int *rank, int *world) {
+    *rank = 0, *world = 1;
+    if (!launched_by_mpi()) return;
+#ifdef HAVE_MPI
+    const char *size = getenv("OMPI_COMM_WORLD_SIZE"), *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (size && local && !strcmp(size, local)) { // one host: skip the search for network hardware, 0.2 s
+        setenv("OMPI_MCA_pml", "ob1", 0);
+        setenv("OMPI_MCA_btl", "self,vader", 0);
+    }
+    int provided;
+    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, rank);
+    MPI_Comm_size(MPI_COMM_WORLD, world);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    process_end.abort_all = mpi_abort_all;
+#else
+    (void)argc, (void)argv;
+    user_error("started by mpirun or srun, but this build has no MPI: install Open MPI (make deps) and build again, or use --ranks N without mpirun");
+#endif
+}
+
+static void comm_end_process(void) {
+#ifdef HAVE_MPI
+    int initialized;
+    MPI_Initialized(&initialized);
+    if (initialized) MPI_Finalize();
+#endif
+}
+
+// ---------------------------------------------------------------------------
+// the collectives
+
+static void comm_poll(void *arg) { // called between ops: non-blocking exchanges progress only when somebody looks
+    Comm *comm = (Comm *)arg;
+    for (int i = 0; i < comm->num_in_flight; i++) {
+        Request *r = comm->in_flight[i];
+        if (r->active && comm->transport->test(comm, r)) r->active = 0;
+    }
+    int kept = 0;
+    for (int i = 0; i < comm->num_in_flight; i++)
+        if (comm->in_flight[i]->active) comm->in_flight[kept++] = comm->in_flight[i];
+    comm->num_in_flight = kept;
+    comm->dev->poll = kept ? comm_poll : NULL;
+}
+
+/* Starts `collective` on this rank's group of `axis`; `bytes` is one member's part. A group of one copies at once. */
+static void collective_start(Comm *comm, Request *r, Collective collective, Axis axis, const char *what,
+                             const void *send, void *recv, size_t bytes) {
+    Group *g = &comm->groups[axis];
+    if (r->active) run_failure("rank %d: %s of %s started while its request is in flight", comm->rank, collective_names[collective], what);
+    if (g->size > 1) {
+        comm->booked[axis][collective].calls++;
+        comm->booked[axis][collective].bytes += (int64_t)(g->size - 1) * (int64_t)bytes;
+        const int64_t signature[3] = {(int64_t)axis, (int64_t)collective, (int64_t)bytes};
+        comm->order = hash_bytes(hash_bytes(comm->order, signature, sizeof signature), what, strlen(what));
+    }
+    if (comm->dev->walk) return;
+    if (g->size == 1) {
+        if (send != recv) memcpy(recv, send, bytes);
+        return;
+    }
+    if (comm->num_in_flight == MAX_IN_FLIGHT) run_failure("rank %d: more than %d exchanges in flight", comm->rank, MAX_IN_FLIGHT);
+    r->active = 1;
+    r->collective = collective;
+    r->group = g;
+    r->what = what;
+    r->send = (const char *)send;
+    r->recv = (char *)recv;
+    r->bytes = bytes;
+    r->sequence = g->next_sequence++;
+    comm->transport->start(comm, r);
+    comm->in_flight[comm->num_in_flight++] = r;
+    comm->dev->poll = comm_poll;
+    comm->dev->poll_arg = comm;
+}
+
+static void collective_wait(Comm *comm, Request *r) {
+    if (!r->active) return;
+    double start = seconds_now(), now = start;
+    for (int spins = 0; comm_poll(comm), r->active; spins++) {
+        sched_yield();
+        if (spins > 2000) usleep(20);
+        if (spins % 64) continue;
+        now = seconds_now();
+        if (now - start <= comm->timeout) continue;
+        char missing[512];
+        comm->transport->missing(comm, r, missing, sizeof missing);
+        run_failure("rank %d waited %.1f s for %s of '%s' over %s (%d ranks, exchange %" PRId64 " of this group); %s. "
+                    "Look at that rank first; --timeout sets the limit",
+                    comm->rank, now - start, collective_names[r->collective], r->what, axis_names[r->group->axis], r->group->size,
+                    r->sequence, missing);
+    }
+    comm->wait_seconds += seconds_now() - start;
+}
+
+/* Everybody's `send` (bytes) into `recv` (size, bytes), at once. */
+static void all_gather_now(Comm *comm, Axis axis, const char *what, const void *send, void *recv, size_t bytes) {
+    Request r = ZERO;
+    collective_start(comm, &r, ALL_GATHER, axis, what, send, recv, bytes);
+    collective_wait(comm, &r);
+}
+
+/* For a walk: groups are known by their sizes alone. */
+static void comm_open_walk(Comm *comm, Device *dev, const Mesh *mesh, int rank) {
+    memset(comm, 0, sizeof *comm);
+    comm->dev = dev;
+    comm->mesh = *mesh;
+    comm->rank = rank;
+    comm->order = HASH_START;
+    for (int a = 0; a < AXES; a++) {
+        int colour;
+        comm->groups[a].axis = (Axis)a;
+        comm->groups[a].size = mesh_group_size(mesh, (Axis)a);
+        mesh_group(mesh, rank, (Axis)a, &colour, &comm->groups[a].rank);
+    }
+}
+
+static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const Transport *transport, ThreadWorld *threads, double timeout) {
+    comm_open_walk(comm, dev, mesh, rank);
+    comm->transport = transport;
+    comm->thread_world = threads;
+    comm->timeout = timeout;
+    for (int a = 0; a < AXES; a++) {
+        int colour, key;
+        Group *g = &comm->groups[a];
+        mesh_group(mesh, rank, (Axis)a, &colour, &key);
+        transport->group_open(comm, g, colour, key);
+        if (g->size != mesh_group_size(mesh, (Axis)a) || g->rank != key)
+            run_failure("rank %d: group %s has %d members and this rank is its %d, expected %d and %d",
+                        rank, axis_names[a], g->size, g->rank, mesh_group_size(mesh, (Axis)a), key);
+    }
+}
+
+static void comm_clear_ledger(Comm *comm) {
+    memset(comm->booked, 0, sizeof comm->booked);
+    memset(comm->wire, 0, sizeof comm->wire);
+}
+
+#endif

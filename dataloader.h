@@ -1,0 +1,285 @@
+/* dataloader.h: token files, the sampler, and the worker that reads ahead.
+ *
+ * Owns: the token file format, which rank trains on which sample when, and the reading of samples.
+ * A sample is a fixed window of T + 1 tokens; windows are shuffled each epoch by a permutation computed on the
+ * fly, so any step of any run can be found at once. A step consumes samples [s·GB, (s+1)·GB) whatever the layout.
+ * A caller may rely on: every token handed out is below the vocabulary; errors come as sentences.
+ */
+#ifndef DATALOADER_H
+#define DATALOADER_H
+#include "device.h"
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/stat.h>
+
+// ---------------------------------------------------------------------------
+// token files (little-endian): header, tokens, and where flagged one byte a token: 0 = not a target
+
+enum { TOKEN_FILE_MASKED = 1, IGNORED_TARGET = -100 };
+#define TOKEN_FILE_MAGIC "LLM3TOK1"
+
+typedef struct {
+    char magic[8];
+    uint32_t version, width, vocab_size, flags; // width: bytes a token, 2 or 4
+    uint64_t count;                             // tokens
+    uint8_t tokenizer[32];                      // SHA-256 of the tokenizer's file
+} TokenFileHeader;
+static_assert(sizeof(TokenFileHeader) == 64, "the header has no padding");
+
+typedef struct {
+    char *path;
+    int fd;
+    TokenFileHeader header;
+    int64_t windows, first_window; // whole windows of T + 1 tokens, and how many lie in the files before
+} TokenFile;
+
+typedef struct {
+    TokenFile *files;
+    int num_files;
+    int T, vocab_size;
+    int64_t windows, tokens;
+    uint64_t fingerprint; // of all headers
+} Dataset;
+
+static TokenFile token_file_open(const char *path, int vocab_size) {
+    TokenFile f = ZERO;
+    struct stat info;
+    f.path = strdup(path);
+    f.fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (f.fd < 0 || fstat(f.fd, &info)) user_error("cannot read token file %s (%s): make one with dev/data/text.sh", path, strerror(errno));
+    TokenFileHeader *h = &f.header;
+    if (pread(f.fd, h, sizeof *h, 0) != (ssize_t)sizeof *h || memcmp(h->magic, TOKEN_FILE_MAGIC, 8))
+        user_error("%s is not a token file: expected it to begin with %s; make one with dev/data/text.sh", path, TOKEN_FILE_MAGIC);
+    if (h->version != 1) user_error("%s has token file version %u, expected 1: make it again with dev/data/text.sh", path, h->version);
+    if ((h->width != 2 && h->width != 4) || (h->flags & ~(uint32_t)TOKEN_FILE_MASKED))
+        user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with dev/data/text.sh", path, h->width, h->flags);
+    uint64_t each = h->width + (h->flags & TOKEN_FILE_MASKED ? 1u : 0u);
+    if (h->count > (UINT64_MAX / 8) || (uint64_t)info.st_size != sizeof *h + h->count * each)
+        user_error("%s is truncated or damaged: %" PRIu64 " tokens of %" PRIu64 " bytes after a header of 64 were expected, the file has %" PRId64 " bytes",
+                   path, h->count, each, (int64_t)info.st_size);
+    if (h->vocab_size > (uint32_t)vocab_size)
+        user_error("%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another --data",
+                   path, h->vocab_size, vocab_size, h->vocab_size);
+    return f;
+}
+
+/* `pattern` is a file or a glob; files count in the order of their names. `partial`: the last window of a file
+ * may be shorter than T + 1 tokens (evaluation, where every token counts). */
+static Dataset dataset_open(const char *pattern, int T, int vocab_size, int partial) {
+    Dataset d = ZERO;
+    glob_t found;
+    if (glob(pattern, 0, NULL, &found) != 0) user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", pattern);
+    d.num_files = (int)found.gl_pathc;
+    d.files = (TokenFile *)checked_malloc(sizeof(TokenFile) * (size_t)d.num_files);
+    d.T = T;
+    d.vocab_size = vocab_size;
+    d.fingerprint = HASH_START;
+    for (int i = 0; i < d.num_files; i++) {
+        TokenFile *f = &d.files[i];
+        *f = token_file_open(found.gl_pathv[i], vocab_size);
+        int64_t targets = (int64_t)f->header.count - 1; // every token but a file's first is a target
+        f->windows = targets < 1 ? 0 : partial ? (targets + T - 1) / T : targets / T;
+        f->first_window = d.windows;
+        d.windows += f->windows;
+        d.tokens += (int64_t)f->header.count;
+        d.fingerprint = hash_bytes(d.fingerprint, &f->header, sizeof f->header);
+    }
+    globfree(&found);
+    if (!d.windows)
+        user_error("%s holds %" PRId64 " tokens, a sample of --seq %d needs %d: use a shorter --seq or more text", pattern, d.tokens, T, partial ? 2 : T + 1);
+    return d;
+}
+
+static void dataset_close(Dataset *d) {
+    for (int i = 0; i < d->num_files; i++) {
+        close(d->files[i].fd);
+        free(d->files[i].path);
+    }
+    free(d->files);
+}
+
+/* Window `index` as inputs (T) and targets (T). `raw` holds 5·(T + 1) bytes. Returns how many positions are
+ * targets, or -1 with a sentence in `error`. A window at or past the end has none: it pads a batch. */
+static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, char *raw, char *error, size_t error_size) {
+    for (int t = 0; t < d->T; t++) inputs[t] = 0, targets[t] = IGNORED_TARGET;
+    if (index >= d->windows) return 0;
+    int file = 0;
+    while (index >= d->files[file].first_window + d->files[file].windows) file++;
+    const TokenFile *f = &d->files[file];
+    int64_t first = (index - f->first_window) * d->T, n = min_i64(d->T + 1, (int64_t)f->header.count - first);
+    int width = (int)f->header.width, masked = f->header.flags & TOKEN_FILE_MASKED;
+    char *mask = raw + n * width;
+    int64_t mask_at = (int64_t)sizeof(TokenFileHeader) + (int64_t)f->header.count * width + first;
+    if (pread(f->fd, raw, (size_t)(n * width), (int64_t)sizeof(TokenFileHeader) + first * width) != n * width ||
+        (masked && pread(f->fd, mask, (size_t)n, mask_at) != n)) {
+        snprintf(error, error_size, "%s: tokens %" PRId64 " to %" PRId64 " cannot be read; has the file changed?", f->path, first, first + n);
+        return -1;
+    }
+    int count = 0;
+    for (int t = 0; t < n; t++) {
+        uint16_t narrow;
+        uint32_t token;
+        if (width == 2) memcpy(&narrow, raw + 2 * t, 2), token = narrow;
+        else memcpy(&token, raw + 4 * t, 4);
+        if (token >= (uint32_t)d->vocab_size) {
+            snprintf(error, error_size, "%s: token %" PRId64 " is %u, the vocabulary has %d: the file does not fit the model, make it again",
+                     f->path, first + t, token, d->vocab_size);
+            return -1;
+        }
+        if (t < d->T) inputs[t] = (int32_t)token;
+        if (t > 0 && (!masked || mask[t])) targets[t - 1] = (int32_t)token, count++;
+    }
+    return count;
+}
+
+// ---------------------------------------------------------------------------
+// the sampler
+
+typedef struct {
+    int64_t samples;      // windows in the data set
+    uint64_t seed;
+    int pad;              // the last step of an epoch: padded by the epoch's head, else dropped
+    int shards, replicas; // data-parallel ranks: dp_shard × cp's share, dp_replicate
+    int shard, replica;   // this rank's coordinates
+    int accumulation, B;  // micro-batches a step, samples a micro-batch
+} Sampler;
+
+static inline int64_t sampler_global_batch(const Sampler *s) { return (int64_t)s->replicas * s->shards * s->accumulation * s->B; }
+
+static inline int64_t sampler_steps_per_epoch(const Sampler *s) {
+    int64_t gb = sampler_global_batch(s);
+    return s->pad ? (s->samples + gb - 1) / gb : s->samples / gb;
+}
+
+/* A pseudo-random permutation of [0, n) without a table: a Feistel network (Luby and Rackoff 1988) on the next
+ * even power of two, walked until it lands inside. */
+static int64_t permute(int64_t x, int64_t n, uint64_t key) {
+    int half = 1;
+    while (((int64_t)1 << (2 * half)) < n) half++;
+    uint64_t mask = ((uint64_t)1 << half) - 1, left, right;
+    do {
+        left = (uint64_t)x >> half, right = (uint64_t)x & mask;
+        for (int round = 0; round < 6; round++) {
+            uint64_t next = left ^ (mix64(right + key + (uint64_t)round * 0x9E3779B97F4A7C15ull) & mask);
+            left = right, right = next;
+        }
+        x = (int64_t)(left << half | right);
+    } while (x >= n);
+    return x;
+}
+
+/* Which window is sample b of micro-batch m in a step. Micro-batches are numbered in the order in which their
+ * gradients are summed: first over shard ranks, then micro-steps, then replicas. */
+static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
+    int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
+    int64_t within = (step % sampler_steps_per_epoch(s)) * sampler_global_batch(s) + j * s->B + b;
+    int64_t epoch = step / sampler_steps_per_epoch(s);
+    return permute(within % s->samples, s->samples, mix64(s->seed + (uint64_t)epoch + 1));
+}
+
+// ---------------------------------------------------------------------------
+// the loader: one worker reads whole steps ahead
+
+enum { LOADER_DEPTH = 2 };
+
+typedef struct {
+    int32_t *inputs, *targets; // (accumulation, B, T)
+    int64_t num_targets;       // positions that count, of this rank
+    uint64_t samples_hash;     // of the windows, in order
+    int64_t first_sample;
+} StepBatch;
+
+typedef struct {
+    const Dataset *data;
+    Sampler sampler;
+    StepBatch ring[LOADER_DEPTH];
+    char *raw;                   // 5·(T + 1) bytes
+    int64_t produced, consumed;  // steps, relative to the first
+    int64_t first_step;
+    int stop;
+    char error[1024];
+    pthread_t worker;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+} Loader;
+
+static void loader_read_step(Loader *l, int64_t step, StepBatch *batch) {
+    int T = l->data->T;
+    batch->num_targets = 0;
+    batch->samples_hash = HASH_START;
+    for (int m = 0; m < l->sampler.accumulation; m++)
+        for (int b = 0; b < l->sampler.B; b++) {
+            int64_t at = ((int64_t)m * l->sampler.B + b) * T, window = sampler_window(&l->sampler, step, m, b);
+            int targets = dataset_window(l->data, window, batch->inputs + at, batch->targets + at, l->raw, l->error, sizeof l->error);
+            if (targets < 0) return;
+            if (!m && !b) batch->first_sample = window;
+            batch->num_targets += targets;
+            batch->samples_hash = hash_bytes(batch->samples_hash, &window, sizeof window);
+        }
+}
+
+static void *loader_worker(void *arg) {
+    Loader *l = (Loader *)arg;
+    pthread_mutex_lock(&l->lock);
+    while (!l->stop && !l->error[0]) {
+        if (l->produced - l->consumed >= LOADER_DEPTH) {
+            pthread_cond_wait(&l->changed, &l->lock);
+            continue;
+        }
+        int64_t step = l->produced;
+        pthread_mutex_unlock(&l->lock);
+        loader_read_step(l, l->first_step + step, &l->ring[step % LOADER_DEPTH]);
+        pthread_mutex_lock(&l->lock);
+        l->produced++;
+        pthread_cond_broadcast(&l->changed);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+/* On a walking device the buffers are booked and nothing is read. */
+static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int64_t first_step) {
+    memset(l, 0, sizeof *l);
+    l->data = data;
+    l->sampler = *sampler;
+    l->first_step = first_step;
+    size_t bytes = sizeof(int32_t) * (size_t)sampler->accumulation * (size_t)sampler->B * (size_t)T;
+    for (int i = 0; i < LOADER_DEPTH; i++) {
+        l->ring[i].inputs = (int32_t *)arena_alloc(dev, MEM_WORKSPACE, "token batches", bytes);
+        l->ring[i].targets = (int32_t *)arena_alloc(dev, MEM_WORKSPACE, "token batches", bytes);
+    }
+    l->raw = (char *)arena_alloc(dev, MEM_WORKSPACE, "raw window", 5 * ((size_t)T + 1));
+    if (dev->walk) return;
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->changed, NULL);
+    if (pthread_create(&l->worker, NULL, loader_worker, l)) run_failure("the loader's thread could not be started");
+}
+
+/* The next step's batch; valid until loader_release. */
+static StepBatch *loader_next(Loader *l, Device *dev) {
+    if (dev->walk) return &l->ring[0];
+    pthread_mutex_lock(&l->lock);
+    while (l->produced == l->consumed && !l->error[0]) pthread_cond_wait(&l->changed, &l->lock);
+    pthread_mutex_unlock(&l->lock);
+    if (l->error[0]) user_error("%s", l->error);
+    return &l->ring[l->consumed % LOADER_DEPTH];
+}
+
+static void loader_release(Loader *l, Device *dev) {
+    if (dev->walk) return;
+    pthread_mutex_lock(&l->lock);
+    l->consumed++;
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void loader_close(Loader *l, Device *dev) {
+    if (dev->walk) return;
+    pthread_mutex_lock(&l->lock);
+    l->stop = 1;
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+    pthread_join(l->worker, NULL);
+}
+
+#endif

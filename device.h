@@ -1,0 +1,280 @@
+/* device.h: what every op, buffer and exchange stands on.
+ *
+ * Owns: the storage dtype `floatX`, the two error exits, the arenas (every buffer of a rank is named and
+ * belongs to a category), and the op ledger (every op says its FLOPs and bytes before it computes).
+ * A caller may rely on: a `Device` with `walk` set runs the same code, counts the same things and touches
+ * no memory; so memory, FLOPs and traffic of any rank are known before anything is allocated.
+ */
+#ifndef DEVICE_H
+#define DEVICE_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __cplusplus
+#define ZERO {}
+#else
+#define ZERO {0}
+#include <assert.h> // static_assert
+#endif
+
+// ---------------------------------------------------------------------------
+// dtypes: floatX is what weights and activations are stored in; arithmetic is fp32
+
+typedef struct { uint16_t bits; } bf16; // the upper half of an fp32
+
+typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_I32, DTYPE_BYTE } Dtype;
+
+static inline size_t dtype_size(Dtype t) { return t == DTYPE_BF16 ? 2 : t == DTYPE_BYTE ? 1 : 4; }
+
+static inline float bf16_to_float(bf16 x) {
+    union { uint32_t u; float f; } v;
+    v.u = (uint32_t)x.bits << 16;
+    return v.f;
+}
+
+static inline bf16 float_to_bf16(float x) { // round to nearest even, NaN stays NaN
+    union { float f; uint32_t u; } v;
+    v.f = x;
+    uint32_t rounded = (v.u + 0x7FFFu + ((v.u >> 16) & 1u)) >> 16;
+    uint32_t quiet = (v.u >> 16) | 0x40u;
+    bf16 r;
+    r.bits = (uint16_t)((v.u & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
+    return r;
+}
+
+#ifdef PRECISION_BF16
+typedef bf16 floatX;
+#define FLOATX DTYPE_BF16
+#define PRECISION_NAME "bf16"
+static inline float to_float(floatX x) { return bf16_to_float(x); }
+static inline floatX from_float(float x) { return float_to_bf16(x); }
+#else
+typedef float floatX;
+#define FLOATX DTYPE_F32
+#define PRECISION_NAME "fp32"
+static inline float to_float(floatX x) { return x; }
+static inline floatX from_float(float x) { return x; }
+#endif
+
+static inline int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// two small hashes: random bits from a counter, and a fingerprint of bytes
+static inline uint64_t mix64(uint64_t x) { // splitmix64's output function
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+static uint64_t hash_bytes(uint64_t h, const void *data, size_t n) { // FNV-1a, 64 bit
+    const unsigned char *p = (const unsigned char *)data;
+    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001B3ull;
+    return h;
+}
+#define HASH_START 0xCBF29CE484222325ull
+
+static inline double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// ---------------------------------------------------------------------------
+// the two ways to end before the end
+
+/* Process-wide, and the only mutable globals: a process ends once, whoever of its ranks finds the reason. */
+static struct {
+    int quiet;               // set on all ranks but the first while they check the same input: one line, not one a rank
+    int reported;            // an error has been printed
+    void (*abort_all)(int);  // set by comm.h once other processes must be ended too
+} process_end;
+
+static void end_process(int code, const char *prefix, const char *format, va_list args) {
+    if (process_end.quiet) { usleep(2000000); _exit(code); } // the first rank says it; its exit ends the others
+    if (__atomic_exchange_n(&process_end.reported, 1, __ATOMIC_SEQ_CST)) for (;;) pause(); // another thread is ending us
+    char line[4096];
+    int used = snprintf(line, sizeof line, "%s", prefix);
+    used += vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
+    if (used > (int)sizeof line - 2) used = (int)sizeof line - 2;
+    line[used++] = '\n';
+    fflush(stdout);
+    fwrite(line, 1, (size_t)used, stderr);
+    fflush(stderr);
+    if (process_end.abort_all) process_end.abort_all(code);
+    _exit(code);
+}
+
+/* What the user can mend: says what was given, what was expected, what to do. Ends all ranks, exit code 1. */
+__attribute__((noreturn, format(printf, 1, 2))) static void user_error(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    end_process(1, "error: ", format, args);
+    va_end(args);
+    _exit(1);
+}
+
+/* The run itself failed: a time-out, a lost rank, a ledger that does not balance. Ends all ranks, exit code 2. */
+__attribute__((noreturn, format(printf, 1, 2))) static void run_failure(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    end_process(2, "failure: ", format, args);
+    va_end(args);
+    _exit(2);
+}
+
+static void *checked_malloc(size_t bytes) {
+    void *p = calloc(1, bytes ? bytes : 1);
+    if (!p) run_failure("out of memory: %zu bytes on the host could not be had", bytes);
+    return p;
+}
+
+// ---------------------------------------------------------------------------
+// the device of one rank: arenas and the op ledger
+
+typedef enum { MEM_PARAMS, MEM_GRADS, MEM_OPTIMIZER, MEM_ACTIVATIONS, MEM_COMM, MEM_WORKSPACE, MEM_CATEGORIES } MemCategory;
+static const char *const mem_category_names[MEM_CATEGORIES] = {"params", "grads", "optimizer", "activations", "comm", "workspace"};
+
+typedef struct {
+    char *base;       // start of the reservation
+    size_t reserved;  // bytes; what the walk found to be the peak
+    size_t used, peak;
+} Arena;
+
+typedef struct { const char *name; MemCategory category; size_t bytes; int count; } Buffer;
+
+typedef enum {
+    OP_EMBEDDING_FORWARD, OP_EMBEDDING_BACKWARD, OP_RMSNORM_FORWARD, OP_RMSNORM_BACKWARD,
+    OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT,
+    OP_ROPE_FORWARD, OP_ROPE_BACKWARD, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD,
+    OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD, OP_CROSS_ENTROPY, OP_TREE_SUM, OP_SQUARED_NORM, OP_ADAMW, OP_CAST,
+    OP_COUNT
+} OpKind;
+static const char *const op_names[OP_COUNT] = {
+    "embedding_forward", "embedding_backward", "rmsnorm_forward", "rmsnorm_backward",
+    "linear_forward", "linear_backward_input", "linear_backward_weight",
+    "rope_forward", "rope_backward", "attention_forward", "attention_backward",
+    "swiglu_forward", "swiglu_backward", "cross_entropy", "tree_sum", "squared_norm", "adamw", "cast"};
+
+typedef struct { int64_t calls; double flops, bytes, seconds; } OpStat;
+
+enum { MAX_BUFFERS = 96 };
+
+typedef struct {
+    int walk;     // 1: count, compute nothing, touch nothing
+    int threads;  // OpenMP threads of this rank
+    Arena arenas[MEM_CATEGORIES];
+    Buffer buffers[MAX_BUFFERS];
+    int num_buffers;
+    OpStat ops[OP_COUNT];
+    OpKind op;              // the op that runs now
+    double op_started;
+    void (*poll)(void *);   // lets exchanges in flight progress between ops; NULL when there are none
+    void *poll_arg;
+    struct MatmulCache *matmuls; // kernels.h: oneDNN's primitives, by shape
+} Device;
+
+/* Every op starts with this: books FLOPs and bytes (read + written), and says whether to compute. */
+static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
+    dev->ops[op].calls++;
+    dev->ops[op].flops += flops;
+    dev->ops[op].bytes += bytes;
+    if (dev->walk) return 0;
+    dev->op = op;
+    dev->op_started = seconds_now();
+    return 1;
+}
+
+static inline void op_end(Device *dev) {
+    dev->ops[dev->op].seconds += seconds_now() - dev->op_started;
+    if (dev->poll) dev->poll(dev->poll_arg);
+}
+
+/* FLOPs of products and attention: what utilisation is measured by. */
+static double device_flops(const Device *dev) {
+    static const OpKind counted[] = {OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD};
+    double sum = 0;
+    for (int i = 0; i < 5; i++) sum += dev->ops[counted[i]].flops;
+    return sum;
+}
+
+/* A walking device hands out addresses in reservations that are never mapped. */
+static void device_open_walk(Device *dev, int threads) {
+    memset(dev, 0, sizeof *dev);
+    dev->walk = 1;
+    dev->threads = threads;
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        dev->arenas[c].base = (char *)((uintptr_t)(c + 1) << 50);
+        dev->arenas[c].reserved = (size_t)1 << 50;
+    }
+}
+
+/* A computing device reserves what `walked` needed, no more. Pages become resident when first touched. */
+static void device_open(Device *dev, const Device *walked) {
+    memset(dev, 0, sizeof *dev);
+    dev->threads = walked->threads;
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        Arena *a = &dev->arenas[c];
+        a->reserved = (size_t)round_up((int64_t)walked->arenas[c].peak, 4096);
+        if (!a->reserved) continue;
+        void *p = mmap(NULL, a->reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED)
+            user_error("%zu bytes of memory for %s could not be had (%s): use more ranks, a smaller --batch or --seq, or a smaller model",
+                       a->reserved, mem_category_names[c], strerror(errno));
+        if (a->reserved >= (8u << 20)) madvise(p, a->reserved, MADV_HUGEPAGE);
+        a->base = (char *)p;
+    }
+}
+
+static void device_close(Device *dev) {
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        if (!dev->walk && dev->arenas[c].base) munmap(dev->arenas[c].base, dev->arenas[c].reserved);
+    memset(dev->arenas, 0, sizeof dev->arenas);
+}
+
+/* A named buffer of `bytes`, aligned to 256 bytes, zero when first handed out. Lives until arena_release. */
+static void *arena_alloc(Device *dev, MemCategory category, const char *name, size_t bytes) {
+    Arena *a = &dev->arenas[category];
+    size_t size = (size_t)round_up((int64_t)bytes, 256);
+    if (a->used + size > a->reserved)
+        run_failure("memory: buffer '%s' of %zu bytes does not fit the %zu bytes that the walk found for %s",
+                    name, bytes, a->reserved, mem_category_names[category]);
+    int i = 0;
+    while (i < dev->num_buffers && (dev->buffers[i].category != category || strcmp(dev->buffers[i].name, name))) i++;
+    if (i == dev->num_buffers) {
+        if (i == MAX_BUFFERS) run_failure("memory: more than %d kinds of buffers", MAX_BUFFERS);
+        dev->num_buffers++;
+        dev->buffers[i].name = name;
+        dev->buffers[i].category = category;
+        dev->buffers[i].bytes = 0;
+        dev->buffers[i].count = 0;
+    }
+    dev->buffers[i].bytes = (size_t)max_i64((int64_t)dev->buffers[i].bytes, (int64_t)size);
+    dev->buffers[i].count++;
+    void *p = a->base + a->used;
+    a->used += size;
+    if (a->used > a->peak) a->peak = a->used;
+    return p;
+}
+
+static inline size_t arena_mark(const Device *dev, MemCategory category) { return dev->arenas[category].used; }
+static inline void arena_release(Device *dev, MemCategory category, size_t mark) { dev->arenas[category].used = mark; }
+
+/* Memory an op needs while it runs; the op releases it with arena_release(dev, MEM_WORKSPACE, mark). */
+static inline void *scratch(Device *dev, const char *name, size_t bytes) { return arena_alloc(dev, MEM_WORKSPACE, name, bytes); }
+
+#endif

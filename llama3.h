@@ -1,0 +1,356 @@
+/* llama3.h: the Llama 3 family. Configurations, presets, Hugging Face's config.json, and the tensor table.
+ *
+ * Owns: what tensors a model has, in which unit each lives, and where it starts there. Initialisation,
+ * sharding, AdamW, files and tests are loops over this table; nothing knows a tensor by number.
+ * A caller may rely on: a table depends on the configuration alone, never on ranks or precision.
+ */
+#ifndef LLAMA3_H
+#define LLAMA3_H
+#include "device.h"
+#include <cjson/cJSON.h> // defines: cJSON_Parse, cJSON_GetObjectItemCaseSensitive, …
+#include <sys/stat.h>
+
+// ---------------------------------------------------------------------------
+// configuration
+
+typedef struct {
+    const char *name;
+    int V, C, L;          // vocabulary, width of the residual stream, blocks
+    int NH, NKV, HD, F;   // query heads, key/value heads, head dimension, feed-forward width
+    int max_positions;    // longest sequence the model was made for
+    int tied;             // the head is the embedding
+    float norm_eps;
+    double rope_theta;
+    double rope_factor;   // 1: no scaling; Llama 3.1 and 3.2: by wavelength, see rope_table
+    double rope_low, rope_high;
+    int rope_original;    // positions of the model before it was stretched
+    int T, B;             // defaults of --seq and --batch
+} Llama3Config;
+
+/* Figures from the models' own config.json. */
+static const Llama3Config llama3_presets[] = {
+    //               V       C    L    NH  NKV   HD      F positions tied eps   theta  factor low high original  T  B
+    {"tiny",         4096,   256,  6,   4,  2,  64,   768,   2048, 0, 1e-5f, 500000,  1, 1, 4, 8192,  256, 8},
+    {"bench-8m",     4096,   288,  6,   6,  6,  48,   768,   2048, 0, 1e-5f, 500000,  1, 1, 4, 8192,  256, 8},
+    {"bench-125m",  32000,   768, 12,  12,  4,  64,  2048,   2048, 0, 1e-5f, 500000,  1, 1, 4, 8192,  512, 2},
+    {"llama3-8b",  128256,  4096, 32,  32,  8, 128, 14336,   8192, 0, 1e-5f, 500000,  1, 1, 4, 8192, 8192, 1},
+    {"llama3-70b", 128256,  8192, 80,  64,  8, 128, 28672,   8192, 0, 1e-5f, 500000,  1, 1, 4, 8192, 8192, 1},
+    {"llama3.1-8b",   128256,  4096,  32,  32, 8, 128, 14336, 131072, 0, 1e-5f, 500000,  8, 1, 4, 8192, 8192, 1},
+    {"llama3.1-70b",  128256,  8192,  80,  64, 8, 128, 28672, 131072, 0, 1e-5f, 500000,  8, 1, 4, 8192, 8192, 1},
+    {"llama3.1-405b", 128256, 16384, 126, 128, 8, 128, 53248, 131072, 0, 1e-5f, 500000,  8, 1, 4, 8192, 8192, 1},
+    {"llama3.2-1b",   128256,  2048,  16,  32, 8,  64,  8192, 131072, 1, 1e-5f, 500000, 32, 1, 4, 8192, 8192, 1},
+    {"llama3.2-3b",   128256,  3072,  28,  24, 8, 128,  8192, 131072, 1, 1e-5f, 500000, 32, 1, 4, 8192, 8192, 1},
+};
+enum { LLAMA3_PRESETS = sizeof llama3_presets / sizeof llama3_presets[0] };
+
+/* The whole of a text file, NUL-terminated; the caller frees it. NULL when it cannot be opened. */
+static char *read_text_file(const char *path) {
+    FILE *f = fopen(path, "rb");
+    if (!f) return NULL;
+    size_t capacity = 1 << 16, used = 0, got;
+    char *text = (char *)checked_malloc(capacity);
+    while ((got = fread(text + used, 1, capacity - used - 1, f)) > 0) {
+        used += got;
+        if (capacity - used > 1) continue;
+        text = (char *)realloc(text, capacity *= 2);
+        if (!text) run_failure("out of memory while reading %s", path);
+    }
+    fclose(f);
+    text[used] = 0;
+    return text;
+}
+
+static double json_number(const cJSON *json, const char *path, const char *key, double fallback, double low, double high) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    double x = fallback;
+    if (item && !cJSON_IsNull(item)) {
+        if (!cJSON_IsNumber(item)) user_error("%s: \"%s\" must be a number", path, key);
+        x = item->valuedouble;
+    } else if (isnan(fallback)) {
+        user_error("%s: \"%s\" is missing; a Hugging Face config.json of a Llama model has it", path, key);
+    }
+    if (!(x >= low && x <= high)) user_error("%s: \"%s\" is %g, expected %g to %g", path, key, x, low, high);
+    return x;
+}
+
+static int json_integer(const cJSON *json, const char *path, const char *key, double fallback, int low, int high) {
+    double x = json_number(json, path, key, fallback, low, high);
+    if (x != floor(x)) user_error("%s: \"%s\" is %g, expected a whole number", path, key, x);
+    return (int)x;
+}
+
+static void json_refuse_unless(const cJSON *json, const char *path, const char *key, const char *wanted) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (!item || cJSON_IsNull(item) || (cJSON_IsFalse(item) && !strcmp(wanted, "false"))) return;
+    if (cJSON_IsString(item) && !strcmp(item->valuestring, wanted)) return;
+    char *given = cJSON_PrintUnformatted(item);
+    user_error("%s: \"%s\" is %s; this program trains Llama 3, where it is %s", path, key, given ? given : "?", wanted);
+}
+
+/* Rope settings stand in "rope_theta" + "rope_scaling", and since transformers 5 in "rope_parameters". */
+static void config_read_rope(Llama3Config *c, const cJSON *json, const char *path) {
+    const cJSON *newer = cJSON_GetObjectItemCaseSensitive(json, "rope_parameters");
+    const cJSON *scaling = cJSON_IsObject(newer) ? newer : cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
+    c->rope_theta = json_number(json, path, "rope_theta", 10000, 1, 1e12);
+    c->rope_factor = 1, c->rope_low = 1, c->rope_high = 4, c->rope_original = 8192;
+    if (!cJSON_IsObject(scaling)) return;
+    c->rope_theta = json_number(scaling, path, "rope_theta", c->rope_theta, 1, 1e12);
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
+    if (!type) type = cJSON_GetObjectItemCaseSensitive(scaling, "type");
+    const char *name = cJSON_IsString(type) ? type->valuestring : "?";
+    if (!strcmp(name, "default")) return;
+    if (strcmp(name, "llama3")) user_error("%s: rope scaling \"%s\" is not built; expected \"llama3\" or \"default\"", path, name);
+    c->rope_factor = json_number(scaling, path, "factor", NAN, 1, 1e6);
+    c->rope_low = json_number(scaling, path, "low_freq_factor", NAN, 1e-6, 1e6);
+    c->rope_high = json_number(scaling, path, "high_freq_factor", NAN, 1e-6, 1e6);
+    c->rope_original = json_integer(scaling, path, "original_max_position_embeddings", NAN, 1, 1 << 30);
+    if (c->rope_high <= c->rope_low) user_error("%s: high_freq_factor %g must be above low_freq_factor %g", path, c->rope_high, c->rope_low);
+}
+
+static Llama3Config config_from_json(const char *path) {
+    char *text = read_text_file(path);
+    if (!text) user_error("cannot read %s (%s): --model takes a preset or a directory with a config.json", path, strerror(errno));
+    cJSON *json = cJSON_Parse(text);
+    if (!cJSON_IsObject(json)) user_error("%s is not a JSON object: expected a Hugging Face config.json", path);
+    json_refuse_unless(json, path, "model_type", "llama");
+    json_refuse_unless(json, path, "hidden_act", "silu");
+    json_refuse_unless(json, path, "attention_bias", "false");
+    json_refuse_unless(json, path, "mlp_bias", "false");
+    Llama3Config c = ZERO;
+    c.name = "config.json";
+    c.C = json_integer(json, path, "hidden_size", NAN, 1, 1 << 20);
+    c.L = json_integer(json, path, "num_hidden_layers", NAN, 1, 1 << 16);
+    c.NH = json_integer(json, path, "num_attention_heads", NAN, 1, 1 << 16);
+    c.NKV = json_integer(json, path, "num_key_value_heads", c.NH, 1, 1 << 16);
+    c.HD = json_integer(json, path, "head_dim", c.C / c.NH, 1, 1 << 16);
+    c.F = json_integer(json, path, "intermediate_size", NAN, 1, 1 << 24);
+    c.V = json_integer(json, path, "vocab_size", NAN, 2, 1 << 28);
+    c.max_positions = json_integer(json, path, "max_position_embeddings", 2048, 1, 1 << 30);
+    c.norm_eps = (float)json_number(json, path, "rms_norm_eps", 1e-6, 0, 1);
+    c.tied = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings"));
+    config_read_rope(&c, json, path);
+    c.T = c.max_positions < 256 ? c.max_positions : 256;
+    c.B = 1;
+    cJSON_Delete(json);
+    free(text);
+    return c;
+}
+
+static void config_validate(const Llama3Config *c) {
+    if (c->NH % c->NKV)
+        user_error("%d query heads do not divide into %d key/value heads: num_attention_heads must be a multiple of num_key_value_heads", c->NH, c->NKV);
+    if (c->HD % 2) user_error("head dimension %d is odd: rotary embedding turns pairs, so it must be even", c->HD);
+}
+
+/* `model` is a preset's name or a directory with a config.json. */
+static Llama3Config config_of_model(const char *model) {
+    Llama3Config c = ZERO;
+    struct stat info;
+    for (int i = 0; i < LLAMA3_PRESETS; i++)
+        if (!strcmp(model, llama3_presets[i].name)) c = llama3_presets[i];
+    if (!c.name && stat(model, &info) == 0 && S_ISDIR(info.st_mode)) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/config.json", model);
+        c = config_from_json(path);
+    }
+    if (!c.name) {
+        char known[512] = "";
+        for (int i = 0; i < LLAMA3_PRESETS; i++) {
+            strcat(known, i ? ", " : "");
+            strcat(known, llama3_presets[i].name);
+        }
+        user_error("--model %s is neither a directory nor a preset (%s)", model, known);
+    }
+    config_validate(&c);
+    return c;
+}
+
+/* The config.json that transformers reads; goes beside exported weights. */
+static void config_write_json(const Llama3Config *c, const char *dtype, FILE *f) {
+    fprintf(f, "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n  \"hidden_act\": \"silu\",\n"
+               "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n  \"hidden_size\": %d,\n  \"num_hidden_layers\": %d,\n"
+               "  \"num_attention_heads\": %d,\n  \"num_key_value_heads\": %d,\n  \"head_dim\": %d,\n  \"intermediate_size\": %d,\n"
+               "  \"vocab_size\": %d,\n  \"max_position_embeddings\": %d,\n  \"rms_norm_eps\": %.9g,\n  \"rope_theta\": %.17g,\n",
+            c->C, c->L, c->NH, c->NKV, c->HD, c->F, c->V, c->max_positions, c->norm_eps, c->rope_theta);
+    if (c->rope_factor == 1) fprintf(f, "  \"rope_scaling\": null,\n");
+    else fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": %.17g, \"low_freq_factor\": %.17g, "
+                    "\"high_freq_factor\": %.17g, \"original_max_position_embeddings\": %d},\n",
+                 c->rope_factor, c->rope_low, c->rope_high, c->rope_original);
+    fprintf(f, "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"\n}\n", c->tied ? "true" : "false", dtype);
+}
+
+/* cos and sin of every position and pair of dimensions, fp32, (positions, HD/2, 2).
+ * Frequencies as in transformers' _compute_llama3_parameters: long wavelengths are divided by the factor,
+ * short ones kept, between them interpolated. In fp32 throughout, as there. */
+static void rope_table(float *cos_sin, const Llama3Config *c, int positions) {
+    for (int i = 0; i < c->HD / 2; i++) {
+        float frequency = 1.0f / powf((float)c->rope_theta, (float)(2 * i) / (float)c->HD);
+        if (c->rope_factor != 1) {
+            float wavelength = 2 * (float)M_PI / frequency;
+            float low_wavelength = (float)(c->rope_original / c->rope_low), high_wavelength = (float)(c->rope_original / c->rope_high);
+            float smooth = ((float)c->rope_original / wavelength - (float)c->rope_low) / (float)(c->rope_high - c->rope_low);
+            if (wavelength > low_wavelength) frequency /= (float)c->rope_factor;
+            else if (wavelength >= high_wavelength) frequency = (1 - smooth) * frequency / (float)c->rope_factor + smooth * frequency;
+        }
+        for (int t = 0; t < positions; t++) {
+            float angle = (float)t * frequency;
+            cos_sin[((int64_t)t * (c->HD / 2) + i) * 2] = cosf(angle);
+            cos_sin[((int64_t)t * (c->HD / 2) + i) * 2 + 1] = sinf(angle);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------
+// the tensor table
+
+typedef enum { UNIT_EMBED, UNIT_BLOCK, UNIT_HEAD } UnitKind;
+typedef enum { W_EMBED, W_ATTN_NORM, W_Q, W_K, W_V, W_O, W_FFN_NORM, W_GATE, W_UP, W_DOWN, W_FINAL_NORM, W_HEAD, W_KINDS } WeightKind;
+typedef enum { DIM_ONE, DIM_V, DIM_C, DIM_Q, DIM_KV, DIM_F } Dim; // DIM_Q = NH·HD, DIM_KV = NKV·HD
+typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } Split;     // what tensor parallelism splits
+typedef enum { INIT_ONES, INIT_NORMAL, INIT_RESIDUAL } Init;      // residual: smaller by √(2L), so that the stream's variance stays
+
+typedef struct {
+    WeightKind kind;
+    UnitKind unit;
+    const char *name;  // Hugging Face's, %d is the block
+    Dim rows, cols;
+    Split split;
+    int joins;         // directly follows the tensor above: both are one product (Q, K, V; gate, up)
+    int decays;        // AdamW's weight decay applies
+    Init init;
+} TensorRow;
+
+static const TensorRow llama3_tensors[W_KINDS] = {
+    {W_EMBED,      UNIT_EMBED, "model.embed_tokens.weight",                      DIM_V,   DIM_C, SPLIT_ROWS,    0, 1, INIT_NORMAL},
+    {W_ATTN_NORM,  UNIT_BLOCK, "model.layers.%d.input_layernorm.weight",         DIM_ONE, DIM_C, SPLIT_NONE,    0, 0, INIT_ONES},
+    {W_Q,          UNIT_BLOCK, "model.layers.%d.self_attn.q_proj.weight",        DIM_Q,   DIM_C, SPLIT_ROWS,    0, 1, INIT_NORMAL},
+    {W_K,          UNIT_BLOCK, "model.layers.%d.self_attn.k_proj.weight",        DIM_KV,  DIM_C, SPLIT_ROWS,    1, 1, INIT_NORMAL},
+    {W_V,          UNIT_BLOCK, "model.layers.%d.self_attn.v_proj.weight",        DIM_KV,  DIM_C, SPLIT_ROWS,    1, 1, INIT_NORMAL},
+    {W_O,          UNIT_BLOCK, "model.layers.%d.self_attn.o_proj.weight",        DIM_C,   DIM_Q, SPLIT_COLUMNS, 0, 1, INIT_RESIDUAL},
+    {W_FFN_NORM,   UNIT_BLOCK, "model.layers.%d.post_attention_layernorm.weight", DIM_ONE, DIM_C, SPLIT_NONE,   0, 0, INIT_ONES},
+    {W_GATE,       UNIT_BLOCK, "model.layers.%d.mlp.gate_proj.weight",           DIM_F,   DIM_C, SPLIT_ROWS,    0, 1, INIT_NORMAL},
+    {W_UP,         UNIT_BLOCK, "model.layers.%d.mlp.up_proj.weight",             DIM_F,   DIM_C, SPLIT_ROWS,    1, 1, INIT_NORMAL},
+    {W_DOWN,       UNIT_BLOCK, "model.layers.%d.mlp.down_proj.weight",           DIM_C,   DIM_F, SPLIT_COLUMNS, 0, 1, INIT_RESIDUAL},
+    {W_FINAL_NORM, UNIT_HEAD,  "model.norm.weight",                              DIM_ONE, DIM_C, SPLIT_NONE,    0, 0, INIT_ONES},
+    {W_HEAD,       UNIT_HEAD,  "lm_head.weight",                                 DIM_V,   DIM_C, SPLIT_ROWS,    0, 1, INIT_NORMAL},
+};
+
+enum { TENSOR_ALIGN = 128 }; // elements: 256 bytes in bf16, 512 in fp32; the same places in both precisions
+
+typedef struct {
+    char name[72];
+    const TensorRow *row;
+    int unit;            // index into units
+    int64_t rows, cols;
+    int64_t offset;      // first element within the unit
+} Tensor;
+
+typedef struct {
+    UnitKind kind;
+    char name[32];
+    int first, count;    // its tensors
+    int64_t size;        // elements, gaps between tensors included
+    int64_t where[W_KINDS]; // offset of each kind of weight, -1 where the unit has none
+} Unit;
+
+typedef struct {
+    Tensor *tensors;
+    int num_tensors;
+    Unit *units;         // embedding, blocks, head; tied: embedding (with the final norm), blocks
+    int num_units;
+    int64_t num_parameters; // without gaps
+} TensorTable;
+
+static int64_t dim_size(const Llama3Config *c, Dim d) {
+    switch (d) {
+    case DIM_V: return c->V;
+    case DIM_C: return c->C;
+    case DIM_Q: return (int64_t)c->NH * c->HD;
+    case DIM_KV: return (int64_t)c->NKV * c->HD;
+    case DIM_F: return c->F;
+    default: return 1;
+    }
+}
+
+static void table_add_tensor(TensorTable *t, const Llama3Config *c, const TensorRow *row, int unit, int block) {
+    Unit *u = &t->units[unit];
+    Tensor *tensor = &t->tensors[t->num_tensors++];
+    snprintf(tensor->name, sizeof tensor->name, row->name, block);
+    tensor->row = row;
+    tensor->unit = unit;
+    tensor->rows = dim_size(c, row->rows);
+    tensor->cols = dim_size(c, row->cols);
+    tensor->offset = row->joins ? u->size : round_up(u->size, TENSOR_ALIGN);
+    u->where[row->kind] = tensor->offset;
+    u->size = tensor->offset + tensor->rows * tensor->cols;
+    u->count++;
+    t->num_parameters += tensor->rows * tensor->cols;
+}
+
+static void table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind, int block) {
+    int unit = t->num_units++;
+    Unit *u = &t->units[unit];
+    u->kind = kind;
+    u->first = t->num_tensors;
+    for (int k = 0; k < W_KINDS; k++) u->where[k] = -1;
+    if (kind == UNIT_BLOCK) snprintf(u->name, sizeof u->name, "model.layers.%d", block);
+    else snprintf(u->name, sizeof u->name, "%s", kind == UNIT_EMBED ? "embedding" : "head");
+    for (int k = 0; k < W_KINDS; k++) {
+        const TensorRow *row = &llama3_tensors[k];
+        int final_norm_of_tied = c->tied && kind == UNIT_EMBED && row->kind == W_FINAL_NORM;
+        if (row->unit == kind || final_norm_of_tied) table_add_tensor(t, c, row, unit, block);
+    }
+}
+
+static void table_open(TensorTable *t, const Llama3Config *c) {
+    memset(t, 0, sizeof *t);
+    t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * (size_t)(c->L + 1) * W_KINDS);
+    t->units = (Unit *)checked_malloc(sizeof(Unit) * (size_t)(c->L + 2));
+    table_add_unit(t, c, UNIT_EMBED, 0);
+    for (int l = 0; l < c->L; l++) table_add_unit(t, c, UNIT_BLOCK, l);
+    if (!c->tied) table_add_unit(t, c, UNIT_HEAD, 0);
+}
+
+static void table_close(TensorTable *t) {
+    free(t->tensors);
+    free(t->units);
+}
+
+static inline int table_block_unit(int block) { return 1 + block; }
+static inline int table_head_unit(const TensorTable *t) { return t->units[t->num_units - 1].kind == UNIT_HEAD ? t->num_units - 1 : 0; }
+
+static const Tensor *table_find(const TensorTable *t, const char *name) {
+    for (int i = 0; i < t->num_tensors; i++)
+        if (!strcmp(t->tensors[i].name, name)) return &t->tensors[i];
+    return NULL;
+}
+
+/* The part of `tensor` that elements [begin, end) of its unit hold: element `*first` of the tensor on, `count` of them. */
+static int64_t tensor_overlap(const Tensor *tensor, int64_t begin, int64_t end, int64_t *first) {
+    int64_t from = max_i64(begin, tensor->offset), to = min_i64(end, tensor->offset + tensor->rows * tensor->cols);
+    *first = from - tensor->offset;
+    return max_i64(0, to - from);
+}
+
+// ---------------------------------------------------------------------------
+// initial weights: a function of (seed, tensor, element), so every layout starts from the same model
+
+/* One standard normal value from 64 random bits (Box and Muller 1958). */
+static inline float normal_of_bits(uint64_t bits) {
+    float u = ((float)(uint32_t)(bits >> 40) + 1.0f) * 0x1p-24f; // (0, 1]
+    float angle = (float)(uint32_t)(bits & 0xFFFFFF) * (0x1p-24f * 2 * (float)M_PI);
+    return sqrtf(-2.0f * logf(u)) * cosf(angle);
+}
+
+/* Elements [first, first + count) of the tensor's initial value. */
+static void tensor_init(float *out, const Tensor *tensor, const Llama3Config *c, uint64_t seed, int64_t first, int64_t count, int threads) {
+    float std = tensor->row->init == INIT_RESIDUAL ? 0.02f / sqrtf(2.0f * (float)c->L) : 0.02f;
+    uint64_t key = mix64(hash_bytes(HASH_START, tensor->name, strlen(tensor->name)) + seed * 0x9E3779B97F4A7C15ull);
+    (void)threads;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < count; i++)
+        out[i] = tensor->row->init == INIT_ONES ? 1.0f
+                                                : std * normal_of_bits(mix64(key + (uint64_t)(first + i) * 0x9E3779B97F4A7C15ull));
+}
+
+#endif

@@ -1,0 +1,194 @@
+/* plan.h: what a step must cost, known before it runs, and the comparison with what it did cost.
+ *
+ * Traffic has three witnesses: the law (a closed form from the options alone, below), the walk (the program's own
+ * code on a walking device) and the wire (counted where the transport moves bytes). Memory has two: the walk and
+ * the arenas. After the first step of every run they are compared; a difference stops it.
+ */
+#ifndef PLAN_H
+#define PLAN_H
+#include "fsdp.h"
+
+// ---------------------------------------------------------------------------
+// the law
+
+static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIGN); }
+
+/* Traffic of one rank and step under full_shard: every block is gathered twice a micro-batch, embedding and head
+ * once (the head stays from forward to backward, the embedding's backward needs no weights; tied they are one),
+ * every unit is reduced once; a rank receives all parts but its own (Rajbhandari et al. 2020, section 7). */
+static void law_full_shard(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, const Mesh *mesh, int accumulation, int64_t report_bytes) {
+    int64_t n = mesh_group_size(mesh, AXIS_FSDP), C = c->C, V = c->V, F = c->F, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
+    int64_t block = aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(C) + aligned(2 * F * C) + aligned(C * F);
+    int64_t embedding = c->tied ? aligned(V * C) + aligned(C) : aligned(V * C), head = c->tied ? 0 : aligned(C) + aligned(V * C);
+    int64_t pad = TENSOR_ALIGN * n, blocks = c->L * round_up(block, pad), ends = round_up(embedding, pad) + round_up(head, pad);
+    int64_t units_at_ends = c->tied ? 1 : 2, k = accumulation;
+    memset(law, 0, sizeof(Traffic) * AXES * COLLECTIVES);
+    if (n > 1) {
+        Traffic gather = {k * (2 * c->L + units_at_ends), k * (2 * blocks + ends) / n * (n - 1) * (int64_t)sizeof(floatX)};
+        Traffic reduce = {k * (c->L + units_at_ends), k * (blocks + ends) / n * (n - 1) * (int64_t)sizeof(float)};
+        law[AXIS_FSDP][ALL_GATHER] = gather;
+        law[AXIS_FSDP][REDUCE_SCATTER] = reduce;
+    }
+    if (mesh->world > 1) { // the step report
+        Traffic report = {1, (mesh->world - 1) * report_bytes};
+        law[AXIS_WORLD][ALL_GATHER] = report;
+    }
+}
+
+// ---------------------------------------------------------------------------
+// the three held against each other
+
+typedef struct {
+    Traffic law[AXES][COLLECTIVES], walk[AXES][COLLECTIVES], wire[AXES][COLLECTIVES];
+    size_t walked[MEM_CATEGORIES], measured[MEM_CATEGORIES]; // peak bytes
+    double flops;                                            // of the walk
+} Ledger;
+
+static int traffic_equal(Traffic a, Traffic b) { return a.calls == b.calls && a.bytes == b.bytes; }
+
+/* One line a row; returns how many rows differ. */
+static int ledger_print(const Ledger *l, FILE *f) {
+    int differences = 0;
+    fprintf(f, "  %-13s %-15s %14s %14s %14s\n", "axis", "exchange", "law", "walk", "wire");
+    for (int a = 0; a < AXES; a++)
+        for (int o = 0; o < COLLECTIVES; o++) {
+            Traffic law = l->law[a][o], walk = l->walk[a][o], wire = l->wire[a][o];
+            if (!law.calls && !walk.calls && !wire.calls) continue;
+            int equal = traffic_equal(law, walk) && traffic_equal(walk, wire);
+            differences += !equal;
+            fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " calls%s\n", axis_names[a], collective_names[o], law.calls, walk.calls, wire.calls, equal ? "" : "  <- differ");
+            fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " bytes%s\n", "", "", law.bytes, walk.bytes, wire.bytes, equal ? "" : "  <- differ");
+        }
+    fprintf(f, "  %-13s %-15s %14s %14s %14s\n", "memory", "", "", "walk", "measured");
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        int equal = l->walked[c] == l->measured[c];
+        differences += !equal;
+        fprintf(f, "  %-29s %14s %14zu %14zu bytes%s\n", mem_category_names[c], "", l->walked[c], l->measured[c], equal ? "" : "  <- differ");
+    }
+    return differences;
+}
+
+static void ledger_check(const Ledger *l, int rank) {
+    FILE *nowhere = fopen("/dev/null", "w");
+    int differences = nowhere ? ledger_print(l, nowhere) : 0;
+    if (nowhere) fclose(nowhere);
+    if (!differences) return;
+    ledger_print(l, stderr);
+    run_failure("rank %d: law, walk and wire of the first step differ in %d rows (above): the program does not do what was asked", rank, differences);
+}
+
+static void traffic_json(FILE *f, const Traffic law[AXES][COLLECTIVES], const Traffic walk[AXES][COLLECTIVES], const Traffic wire[AXES][COLLECTIVES]) {
+    const char *comma = "";
+    fprintf(f, "\"traffic\":[");
+    for (int a = 0; a < AXES; a++)
+        for (int o = 0; o < COLLECTIVES; o++) {
+            if (!law[a][o].calls && !walk[a][o].calls && !(wire && wire[a][o].calls)) continue;
+            fprintf(f, "%s{\"axis\":\"%s\",\"op\":\"%s\",\"calls\":{\"law\":%" PRId64 ",\"walk\":%" PRId64, comma, axis_names[a], collective_names[o], law[a][o].calls, walk[a][o].calls);
+            if (wire) fprintf(f, ",\"wire\":%" PRId64, wire[a][o].calls);
+            fprintf(f, "},\"bytes\":{\"law\":%" PRId64 ",\"walk\":%" PRId64, law[a][o].bytes, walk[a][o].bytes);
+            if (wire) fprintf(f, ",\"wire\":%" PRId64, wire[a][o].bytes);
+            fprintf(f, "}}");
+            comma = ",";
+        }
+    fprintf(f, "]");
+}
+
+static void flops_json(FILE *f, const Device *walked) {
+    fprintf(f, "\"flops\":{\"total\":%.0f", device_flops(walked));
+    for (int i = 0; i < OP_COUNT; i++)
+        if (walked->ops[i].calls) fprintf(f, ",\"%s\":%.0f", op_names[i], walked->ops[i].flops);
+    fprintf(f, "}");
+}
+
+static void ledger_write(const Ledger *l, const Device *walked, FILE *f) {
+    fprintf(f, "{");
+    traffic_json(f, l->law, l->walk, l->wire);
+    fprintf(f, ",\"memory\":[");
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        fprintf(f, "%s{\"category\":\"%s\",\"walk\":%zu,\"measured\":%zu}", c ? "," : "", mem_category_names[c], l->walked[c], l->measured[c]);
+    fprintf(f, "],");
+    flops_json(f, walked);
+    fprintf(f, "}\n");
+}
+
+// ---------------------------------------------------------------------------
+// the plan: a walked rank, for people and as plan.json
+
+static void mesh_json(FILE *f, const Mesh *m) {
+    fprintf(f, "\"world\":%d,\"mesh\":{", m->world);
+    for (int a = 0; a < MESH_AXES; a++) fprintf(f, "%s\"%s\":%d", a ? "," : "", axis_names[a], m->size[a]);
+    fprintf(f, "}");
+}
+
+/* {"fsdp":[[0,1,…],…],…}: leaders[rank][axis] is the colour of rank's group; members come in rank order. */
+static void groups_json(FILE *f, const Mesh *m, const int *colours) {
+    fprintf(f, "\"groups\":{");
+    for (int a = 0; a < AXES; a++) {
+        fprintf(f, "%s\"%s\":[", a ? "," : "", axis_names[a]);
+        char *listed = (char *)checked_malloc((size_t)m->world);
+        int size = mesh_group_size(m, (Axis)a), groups = 0;
+        for (int first = 0; first < m->world; first++) {
+            if (listed[first]) continue;
+            fprintf(f, "%s[", groups++ ? "," : "");
+            int members = 0;
+            for (int r = first; r < m->world && members < size; r++)
+                if (colours[r * AXES + a] == colours[first * AXES + a]) {
+                    fprintf(f, "%s%d", members++ ? "," : "", r);
+                    listed[r] = 1;
+                }
+            fprintf(f, "]");
+        }
+        free(listed);
+        fprintf(f, "]");
+    }
+    fprintf(f, "}");
+}
+
+static void plan_write(FILE *f, const Mesh *m, const Device *walked, const Traffic law[AXES][COLLECTIVES], const Comm *comm, int64_t tokens_per_step) {
+    int *colours = (int *)checked_malloc(sizeof(int) * AXES * (size_t)m->world), key;
+    for (int r = 0; r < m->world; r++)
+        for (int a = 0; a < AXES; a++) mesh_group(m, r, (Axis)a, &colours[r * AXES + a], &key);
+    size_t peak = 0;
+    fprintf(f, "{");
+    mesh_json(f, m);
+    fprintf(f, ",\"tokens_per_step\":%" PRId64 ",\"rank_classes\":[{\"ranks\":[", tokens_per_step);
+    for (int r = 0; r < m->world; r++) fprintf(f, "%s%d", r ? "," : "", r);
+    fprintf(f, "],\"memory\":{");
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        fprintf(f, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], walked->arenas[c].peak);
+        peak += walked->arenas[c].peak;
+    }
+    fprintf(f, "},\"peak\":%zu,", peak);
+    flops_json(f, walked);
+    fprintf(f, ",");
+    traffic_json(f, law, comm->booked, NULL);
+    fprintf(f, "}],");
+    groups_json(f, m, colours);
+    fprintf(f, "}\n");
+    free(colours);
+}
+
+static void plan_print(FILE *f, const Llama3Config *c, const TensorTable *t, const Mesh *m, const Device *walked, const Traffic law[AXES][COLLECTIVES],
+                       const Comm *comm, int64_t tokens_per_step) {
+    size_t peak = 0;
+    fprintf(f, "%s: %.1f M parameters, %s, %d rank%s: full_shard over %d, %" PRId64 " tokens a step\n", c->name, (double)t->num_parameters / 1e6, PRECISION_NAME,
+            m->world, m->world > 1 ? "s" : "", mesh_group_size(m, AXIS_FSDP), tokens_per_step);
+    fprintf(f, "  memory of a rank by buffer (bytes; of buffers that share a name, the largest)\n");
+    for (int i = 0; i < walked->num_buffers; i++)
+        fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[walked->buffers[i].category], walked->buffers[i].name, walked->buffers[i].count, walked->buffers[i].bytes);
+    fprintf(f, "  memory of a rank by category\n");
+    for (int i = 0; i < MEM_CATEGORIES; i++) {
+        fprintf(f, "    %-45s %22zu\n", mem_category_names[i], walked->arenas[i].peak);
+        peak += walked->arenas[i].peak;
+    }
+    fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "in all", peak, (double)peak / 1e9);
+    fprintf(f, "  arithmetic of a rank and step: %.6g FLOP (a product of M x N x K counts 2MNK, attention what the mask lets through)\n", device_flops(walked));
+    fprintf(f, "  exchanges of a rank and step%31s %20s\n", "law", "walk");
+    for (int a = 0; a < AXES; a++)
+        for (int o = 0; o < COLLECTIVES; o++)
+            if (law[a][o].calls || comm->booked[a][o].calls)
+                fprintf(f, "    %-10s %-18s %4" PRId64 " calls %14" PRId64 " %20" PRId64 " bytes\n", axis_names[a], collective_names[o], comm->booked[a][o].calls,
+                        law[a][o].bytes, comm->booked[a][o].bytes);
+}
+
+#endif

@@ -1,0 +1,1101 @@
+/* train_llama3.cu: trains Llama 3 with fully sharded data parallelism. Reads from top to bottom:
+ * options, the model (block forward, block backward), one training step, evaluation, generation, main.
+ *
+ * Every piece of arithmetic is an op (kernels.h), every exchange a collective (comm.h, through fsdp.h), every
+ * buffer comes from an arena (device.h). So the same code trains, and, on a walking device, tells the memory,
+ * FLOPs and traffic of any rank before anything is allocated.
+ */
+#include "device.h"     // defines: floatX, Device, arena_alloc, user_error, run_failure
+#include "comm.h"       // defines: Mesh, Comm, all_gather_now, comm_open
+#include "llama3.h"     // defines: Llama3Config, TensorTable, rope_table
+#include "kernels.h"    // defines: the ops: linear_forward, attention_backward, adamw, …
+#include "fsdp.h"       // defines: Fsdp, unit_gather, unit_free, unit_reduce
+#include "dataloader.h" // defines: Dataset, Sampler, Loader
+#include "tokenizer.h"  // defines: Tokenizer, tokenizer_encode, tokenizer_decode
+#include "checkpoint.h" // defines: model_load, model_export
+#include "plan.h"       // defines: law_full_shard, Ledger, ledger_check, plan_print
+#include "logger.h"     // defines: Logger, logger_step, layout_write
+
+// ---------------------------------------------------------------------------
+// options: one table parses, validates, prints --help and writes config.txt
+
+typedef struct {
+    const char *model, *tokenizer, *data, *val, *tail, *transport, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype;
+    int vocab_size, seq, batch, accum, dp_shard, slots, steps, warmup, val_every, val_batches, max_tokens;
+    int seed, threads, ranks, plan, world, help;
+    double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
+} Options;
+
+/* OPT_LATER: not built yet; accepted only with the value in `values`, which is what the program does anyway. */
+typedef enum { OPT_GROUP, OPT_INT, OPT_REAL, OPT_TEXT, OPT_FLAG, OPT_LATER } OptionKind;
+
+typedef struct {
+    OptionKind kind;
+    const char *name;     // without the dashes
+    size_t offset;        // in Options
+    double low, high;     // of numbers
+    const char *values;   // what stands behind it: a word for --help, or the choices, parted by |
+    const char *fallback; // as it would be typed; NULL: none
+    const char *help;
+} OptionRow;
+
+#define FIELD(f) offsetof(Options, f)
+static const OptionRow option_rows[] = {
+    {OPT_GROUP, "model", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_TEXT, "model", FIELD(model), 0, 0, "NAME|DIR", "tiny", "a preset, or a Hugging Face directory (config.json, with weights if there are any)"},
+    {OPT_INT,  "vocab-size", FIELD(vocab_size), 0, 1 << 28, "N", "0", "overrides the model's vocabulary size; 0 keeps it"},
+    {OPT_TEXT, "tokenizer", FIELD(tokenizer), 0, 0, "FILE", NULL, "tokenizer.model; default: beside the data, else beside the model"},
+    {OPT_GROUP, "data", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_TEXT, "data", FIELD(data), 0, 0, "FILE|GLOB", NULL, "token files to train on"},
+    {OPT_TEXT, "val", FIELD(val), 0, 0, "FILE|GLOB", NULL, "token files to validate on"},
+    {OPT_TEXT, "tail", FIELD(tail), 0, 0, "drop|pad", "drop", "the last, incomplete step of an epoch: dropped, or padded with the epoch's head"},
+    {OPT_LATER, "workers", 0, 0, 0, "1", NULL, "reading threads of a rank"},
+    {OPT_LATER, "doc-mask", 0, 0, 0, NULL, NULL, "attention stays inside documents"},
+    {OPT_GROUP, "batch", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_INT,  "seq", FIELD(seq), 0, 1 << 24, "T", "0", "tokens a sample; 0: the model's default"},
+    {OPT_INT,  "batch", FIELD(batch), 0, 1 << 20, "B", "0", "samples a micro-batch and rank; 0: the model's default"},
+    {OPT_INT,  "accum", FIELD(accum), 1, 1 << 20, "K", "1", "micro-batches a step"},
+    {OPT_LATER, "accumulate", 0, 0, 0, "sharded", NULL, "reduce every micro-batch (sharded) or once a step (local)"},
+    {OPT_GROUP, "mesh", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_INT,  "dp-shard", FIELD(dp_shard), 0, 1 << 20, "N|auto", "auto", "ranks over which parameters are sharded; auto: all"},
+    {OPT_LATER, "dp-replicate", 0, 0, 0, "1", NULL, "replicas of the sharded model"},
+    {OPT_LATER, "tp", 0, 0, 0, "1", NULL, "tensor parallelism"},
+    {OPT_LATER, "cp", 0, 0, 0, "1", NULL, "context parallelism"},
+    {OPT_LATER, "pp", 0, 0, 0, "1", NULL, "pipeline parallelism"},
+    {OPT_LATER, "pp-schedule", 0, 0, 0, NULL, NULL, "pipeline schedule"},
+    {OPT_LATER, "pp-chunks", 0, 0, 0, NULL, NULL, "model chunks a pipeline rank"},
+    {OPT_LATER, "pp-light-ends", 0, 0, 0, NULL, NULL, "first and last stage one block lighter"},
+    {OPT_GROUP, "sharding", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_LATER, "sharding", 0, 0, 0, "full_shard", NULL, "what is sharded"},
+    {OPT_LATER, "wrap", 0, 0, 0, "block", NULL, "what a unit is"},
+    {OPT_INT,  "slots", FIELD(slots), 2, MAX_SLOTS - 2, "N", "2", "gathered blocks that may be in flight"},
+    {OPT_LATER, "reduce-dtype", 0, 0, 0, "fp32", NULL, "dtype in which gradients travel"},
+    {OPT_LATER, "offload", 0, 0, 0, "none", NULL, "state kept in slower memory"},
+    {OPT_GROUP, "memory", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_LATER, "recompute", 0, 0, 0, "none", NULL, "activations computed again in backward"},
+    {OPT_GROUP, "optimizer", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_INT,  "steps", FIELD(steps), 1, 1 << 30, "N", "100", "optimizer steps"},
+    {OPT_REAL, "lr", FIELD(lr), 0, 1e3, "X", "0.0003", "peak learning rate"},
+    {OPT_REAL, "min-lr", FIELD(min_lr), -1, 1e3, "X", "-1", "learning rate after the last step; -1: a tenth of --lr"},
+    {OPT_INT,  "warmup", FIELD(warmup), 0, 1 << 30, "N", "10", "steps of linear warm-up; a cosine follows"},
+    {OPT_REAL, "weight-decay", FIELD(weight_decay), 0, 1e3, "X", "0.1", "AdamW's decay; norms have none"},
+    {OPT_REAL, "beta1", FIELD(beta1), 0, 0.999999999, "X", "0.9", "AdamW"},
+    {OPT_REAL, "beta2", FIELD(beta2), 0, 0.999999999, "X", "0.95", "AdamW"},
+    {OPT_REAL, "eps", FIELD(eps), 0, 1, "X", "1e-8", "AdamW"},
+    {OPT_REAL, "clip", FIELD(clip), 0, 1e30, "X", "1", "largest global gradient norm; 0: no clipping"},
+    {OPT_LATER, "max-skips", 0, 0, 0, NULL, NULL, "non-finite steps that may be skipped"},
+    {OPT_GROUP, "adapters", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_LATER, "lora-rank", 0, 0, 0, NULL, NULL, "LoRA"},
+    {OPT_LATER, "lora-alpha", 0, 0, 0, NULL, NULL, "LoRA"},
+    {OPT_LATER, "lora-targets", 0, 0, 0, NULL, NULL, "LoRA"},
+    {OPT_LATER, "base", 0, 0, 0, NULL, NULL, "dtype of a frozen base"},
+    {OPT_LATER, "adapters", 0, 0, 0, NULL, NULL, "LoRA adapters to start from"},
+    {OPT_GROUP, "run", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_TEXT, "out", FIELD(out), 0, 0, "DIR", NULL, "directory for config.txt, metrics.jsonl, layout.json, ledger.json"},
+    {OPT_LATER, "save-every", 0, 0, 0, NULL, NULL, "checkpoints"},
+    {OPT_LATER, "save-mode", 0, 0, 0, NULL, NULL, "checkpoints"},
+    {OPT_LATER, "keep", 0, 0, 0, NULL, NULL, "checkpoints"},
+    {OPT_LATER, "resume", 0, 0, 0, NULL, NULL, "checkpoints"},
+    {OPT_LATER, "allow-changes", 0, 0, 0, NULL, NULL, "checkpoints"},
+    {OPT_INT,  "val-every", FIELD(val_every), 0, 1 << 30, "N", "0", "validate every N steps and after the last; 0: only after the last"},
+    {OPT_INT,  "val-batches", FIELD(val_batches), 0, 1 << 30, "N", "0", "micro-batches a rank in a validation; 0: the whole file"},
+    {OPT_INT,  "seed", FIELD(seed), 0, INT32_MAX, "N", "1", "of initial weights, shuffling and sampling"},
+    {OPT_INT,  "threads", FIELD(threads), 0, 1024, "N", "0", "threads a rank; 0: cores divided by ranks on this host"},
+    {OPT_REAL, "timeout", FIELD(timeout), 0.1, 1e6, "SECONDS", "600", "limit of every wait for another rank"},
+    {OPT_TEXT, "transport", FIELD(transport), 0, 0, "threads|mpi", NULL, "how ranks exchange; default: mpi under mpirun or srun, else threads"},
+    {OPT_INT,  "ranks", FIELD(ranks), 0, 4096, "N", "0", "ranks as threads of one process, without mpirun; 0: one"},
+    {OPT_LATER, "deterministic", 0, 0, 0, NULL, NULL, "equal bits on every layout"},
+    {OPT_LATER, "trace", 0, 0, 0, NULL, NULL, "Chrome trace"},
+    {OPT_GROUP, "do instead of training", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_FLAG, "plan", FIELD(plan), 0, 0, NULL, NULL, "print memory, FLOPs and traffic of a rank; allocates nothing"},
+    {OPT_INT,  "world", FIELD(world), 0, 1 << 20, "N", "0", "with --plan: for N ranks"},
+    {OPT_LATER, "cluster", 0, 0, 0, NULL, NULL, "with --plan: estimate times"},
+    {OPT_TEXT, "eval", FIELD(eval), 0, 0, "FILE", NULL, "print loss and perplexity of a token file as one line of JSON"},
+    {OPT_TEXT, "export", FIELD(export_dir), 0, 0, "DIR", NULL, "write the model as a Hugging Face directory: with --data after training, else as it was loaded"},
+    {OPT_TEXT, "dtype", FIELD(dtype), 0, 0, "fp32|bf16", "fp32", "with --export"},
+    {OPT_LATER, "merge", 0, 0, 0, NULL, NULL, "with --export: adapters merged into the base"},
+    {OPT_TEXT, "generate", FIELD(generate), 0, 0, "PROMPT", NULL, "continue a text"},
+    {OPT_INT,  "max-tokens", FIELD(max_tokens), 1, 1 << 20, "N", "100", "with --generate"},
+    {OPT_REAL, "temperature", FIELD(temperature), 0, 100, "X", "0.8", "with --generate; 0: always the likeliest token"},
+    {OPT_REAL, "top-p", FIELD(top_p), 1e-6, 1, "X", "0.95", "with --generate: the likeliest tokens that hold this much probability"},
+    {OPT_LATER, "audit", 0, 0, 0, NULL, NULL, "windows consumed, checked"},
+    {OPT_TEXT, "encode", FIELD(encode), 0, 0, "FILE", NULL, "print the token ids of a text, one a line (needs --tokenizer)"},
+    {OPT_TEXT, "decode", FIELD(decode), 0, 0, "FILE", NULL, "print the text of token ids, one a line (needs --tokenizer)"},
+    {OPT_FLAG, "help", FIELD(help), 0, 0, NULL, NULL, "this"},
+};
+enum { OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
+
+static int word_in(const char *word, const char *choices) { // choices: "a|b|c"
+    size_t n = strlen(word);
+    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
+        if (!strncmp(at, word, n) && (at[n] == '|' || !at[n])) return 1;
+    return 0;
+}
+
+static void option_set(Options *o, const OptionRow *row, const char *value) {
+    char *field = (char *)o + row->offset, *end;
+    if (row->kind == OPT_LATER) {
+        if (!value || !row->values || strcmp(value, row->values))
+            user_error("--%s%s%s is not built yet (%s)%s%s", row->name, value ? " " : "", value ? value : "", row->help,
+                       row->values ? "; this build does --" : "", row->values ? row->name : "");
+    } else if (row->kind == OPT_TEXT) {
+        int choices = strchr(row->values, '|') && row->values[0] >= 'a'; // words in capitals stand for themselves
+        if (choices && !word_in(value, row->values)) user_error("--%s %s: expected one of %s", row->name, value, row->values);
+        *(const char **)field = value;
+    } else if (row->kind == OPT_FLAG) {
+        *(int *)field = 1;
+    } else {
+        int is_auto = row->kind == OPT_INT && strstr(row->values, "auto") && !strcmp(value, "auto");
+        double x = is_auto ? 0 : strtod(value, &end);
+        int bad = !is_auto && (end == value || *end || !(x >= row->low && x <= row->high) || (row->kind == OPT_INT && x != floor(x)));
+        if (bad) user_error("--%s %s: expected a %snumber from %g to %g", row->name, value, row->kind == OPT_INT ? "whole " : "", row->low, row->high);
+        if (row->kind == OPT_INT) *(int *)field = (int)x;
+        else *(double *)field = x;
+    }
+}
+
+static Options options_parse(int argc, char **argv) {
+    Options o = ZERO;
+    for (int i = 0; i < OPTION_ROWS; i++)
+        if (option_rows[i].fallback) option_set(&o, &option_rows[i], option_rows[i].fallback);
+    for (int i = 1; i < argc; i++) {
+        const OptionRow *row = NULL;
+        const char *name = argv[i] + 2, *equals = strchr(argv[i], '=');
+        size_t length = equals ? (size_t)(equals - name) : strlen(argv[i]) - 2;
+        for (int j = 0; j < OPTION_ROWS && !strncmp(argv[i], "--", 2); j++)
+            if (option_rows[j].kind != OPT_GROUP && strlen(option_rows[j].name) == length && !strncmp(option_rows[j].name, name, length)) row = &option_rows[j];
+        if (!row) user_error("unknown option %s: ./train_llama3 --help lists them all", argv[i]);
+        int takes_value = row->kind == OPT_LATER ? (equals || (i + 1 < argc && strncmp(argv[i + 1], "--", 2))) : row->kind != OPT_FLAG;
+        if (equals && !takes_value) user_error("--%s takes no value", row->name);
+        if (takes_value && !equals && i + 1 == argc) user_error("--%s needs a value: --%s %s", row->name, row->name, row->values);
+        option_set(&o, row, equals ? equals + 1 : takes_value ? argv[++i] : NULL);
+    }
+    if (o.min_lr < 0) o.min_lr = o.lr / 10;
+    return o;
+}
+
+/* `values`: the options in force as config.txt has them; else --help. */
+static void options_print(const Options *o, FILE *f, int values) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        const char *field = (const char *)o + row->offset;
+        char left[64];
+        snprintf(left, sizeof left, "--%s %s", row->name, row->values ? row->values : "");
+        if (values && row->kind == OPT_INT) fprintf(f, "--%s %d\n", row->name, *(const int *)field);
+        if (values && row->kind == OPT_REAL) fprintf(f, "--%s %.9g\n", row->name, *(const double *)field);
+        if (values && row->kind == OPT_TEXT && *(const char *const *)field) fprintf(f, "--%s %s\n", row->name, *(const char *const *)field);
+        if (values && row->kind == OPT_FLAG && *(const int *)field) fprintf(f, "--%s\n", row->name);
+        if (values) continue;
+        if (row->kind == OPT_GROUP) fprintf(f, "%s\n", row->name);
+        else if (row->kind == OPT_LATER) fprintf(f, "  %-26s %s: not built yet\n", left, row->help);
+        else fprintf(f, "  %-26s %s%s%s%s\n", left, row->help, row->fallback ? " (" : "", row->fallback ? row->fallback : "", row->fallback ? ")" : "");
+    }
+}
+
+// ---------------------------------------------------------------------------
+// the model: its activations, and the run that everything hangs on
+
+typedef struct {        // of one block, what backward needs; N = B·T rows, QKV = (NH + 2·NKV)·HD
+    floatX *x;          // (N, C) residual stream as the block reads it
+    floatX *attn_in;    // (N, C) normed
+    float *attn_rstd;   // (N)
+    floatX *qkv;        // (N, QKV) queries, keys, values, after the rotation
+    floatX *attn;       // (N, NH·HD) attention's output
+    float *lse;         // (B, NH, T) log of the softmax's denominator
+    floatX *mid;        // (N, C) residual stream between attention and feed-forward
+    floatX *ffn_in;     // (N, C) normed
+    float *ffn_rstd;    // (N)
+    floatX *gate_up;    // (N, 2F)
+    floatX *hidden;     // (N, F) silu(gate)·up
+} BlockActivations;
+
+typedef struct {
+    int B, T;                  // of the batch that is computed now
+    int past;                  // generation: tokens before this batch, whose keys and values are in the cache
+    int saved;                 // blocks whose activations are kept: all when training, else one
+    BlockActivations *blocks;  // (saved)
+    floatX *branch;            // (N, C) what the last half-block adds to the residual stream
+    floatX *final_x, *final_in; float *final_rstd; // the final norm's input, output, 1/rms
+    float *logits;             // (chunk, V)
+    int chunk;                 // rows of logits that exist at a time
+    float *losses;             // (N)
+    floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (N, C), a norm's output (N, C), …
+    float *cos_sin;            // (positions, HD/2, 2)
+    int32_t *positions;        // (T)
+    floatX *cache;             // generation: (L, positions, 2·NKV·HD) keys and values; else NULL
+    int positions_max;
+} Model;
+
+typedef struct {               // what each rank tells all others at the end of a step; the only exchange beside FSDP's
+    double loss_sum, squared_norm;
+    int64_t targets;           // positions that count
+    int64_t first_sample;
+    uint64_t samples_hash, order; // of the samples' indices; of all collectives so far
+    double seconds, wait_seconds;
+    int64_t memory;            // peak bytes of all arenas
+} StepReport;
+
+typedef struct Run {           // one per rank
+    const Options *opt;
+    const Llama3Config *config;
+    const TensorTable *table;
+    const Dataset *data, *val;
+    Mesh mesh;
+    int rank, training;
+    Device dev;
+    Comm comm;
+    Fsdp fsdp;
+    Model model;
+    Loader loader;
+    StepReport *reports;       // (world)
+    int32_t *eval_inputs, *eval_targets; // (B, T)
+    char *eval_raw;            // 5·(T + 1) bytes
+    Logger log;                // rank 0
+} Run;
+
+static inline int qkv_width(const Llama3Config *c) { return (c->NH + 2 * c->NKV) * c->HD; }
+
+static floatX *activation(Run *r, const char *name, int64_t elements) {
+    return (floatX *)arena_alloc(&r->dev, MEM_ACTIVATIONS, name, sizeof(floatX) * (size_t)elements);
+}
+
+static float *activation_fp32(Run *r, const char *name, int64_t elements) {
+    return (float *)arena_alloc(&r->dev, MEM_ACTIVATIONS, name, sizeof(float) * (size_t)elements);
+}
+
+/* Buffers for batches of up to (B, T). `cached` > 0: keys and values of that many positions are kept. */
+static void model_open(Run *r, int B, int T, int cached) {
+    const Llama3Config *c = r->config;
+    Model *m = &r->model;
+    int64_t N = (int64_t)B * T, Q = (int64_t)c->NH * c->HD;
+    m->B = B, m->T = T, m->past = 0;
+    m->saved = r->training ? c->L : 1;
+    m->blocks = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)m->saved);
+    for (int l = 0; l < m->saved; l++) {
+        BlockActivations *a = &m->blocks[l];
+        a->x = activation(r, "residual stream", N * c->C);
+        a->attn_in = activation(r, "attention norm", N * c->C);
+        a->attn_rstd = activation_fp32(r, "1/rms", N);
+        a->qkv = activation(r, "queries, keys, values", N * qkv_width(c));
+        a->attn = activation(r, "attention output", N * Q);
+        a->lse = activation_fp32(r, "softmax denominators", N * c->NH);
+        a->mid = activation(r, "residual stream", N * c->C);
+        a->ffn_in = activation(r, "feed-forward norm", N * c->C);
+        a->ffn_rstd = activation_fp32(r, "1/rms", N);
+        a->gate_up = activation(r, "gate and up", 2 * N * c->F);
+        a->hidden = activation(r, "hidden", N * c->F);
+    }
+    m->branch = activation(r, "branch", N * c->C);
+    m->final_x = activation(r, "residual stream", N * c->C);
+    m->final_in = activation(r, "final norm", N * c->C);
+    m->final_rstd = activation_fp32(r, "1/rms", N);
+    m->losses = activation_fp32(r, "losses", N);
+    m->chunk = (int)min_i64(N, max_i64(16, min_i64(1024, ((1 << 25) / c->V) & ~15))); // at most 128 MiB of logits
+    m->logits = activation_fp32(r, "logits", (int64_t)m->chunk * c->V);
+    if (r->training) {
+        m->dx = activation(r, "d residual stream", N * c->C);
+        m->dnorm = activation(r, "d norm", N * c->C);
+        m->dqkv = activation(r, "d queries, keys, values", N * qkv_width(c));
+        m->dattn = activation(r, "d attention output", N * Q);
+        m->dhidden = activation(r, "d hidden", N * c->F);
+    }
+    m->positions_max = cached ? cached : T;
+    m->cos_sin = activation_fp32(r, "rotation table", (int64_t)m->positions_max * c->HD);
+    m->positions = (int32_t *)activation_fp32(r, "positions", T);
+    if (cached) m->cache = activation(r, "keys and values", (int64_t)c->L * cached * 2 * c->NKV * c->HD);
+    if (r->dev.walk) return;
+    rope_table(m->cos_sin, c, m->positions_max);
+    for (int t = 0; t < T; t++) m->positions[t] = t;
+}
+
+// ---------------------------------------------------------------------------
+// one block, forward and backward
+
+/* Self-attention over the batch itself, or with a cache over all tokens so far. */
+static AttentionShape attention_shape(const Run *r, int tokens_seen) {
+    const Llama3Config *c = r->config;
+    const Model *m = &r->model;
+    AttentionShape s = ZERO;
+    s.B = m->B, s.Tq = m->T, s.Tk = tokens_seen, s.NH = c->NH, s.NKV = c->NKV, s.HD = c->HD;
+    s.q_offset = tokens_seen - m->T;
+    s.q_stride = qkv_width(c);
+    s.k_stride = s.v_stride = m->cache ? 2 * c->NKV * c->HD : qkv_width(c);
+    s.o_stride = c->NH * c->HD;
+    return s;
+}
+
+/* Attention of block l from a->qkv into a->attn. In generation the new keys and values join the cache first. */
+static void block_attention(Run *r, int l, BlockActivations *a) {
+    const Llama3Config *c = r->config;
+    Model *m = &r->model;
+    int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
+    const floatX *k = a->qkv + Q, *v = k + KV;
+    if (m->cache) {
+        floatX *cached = m->cache + (int64_t)l * m->positions_max * 2 * KV;
+        for (int t = 0; t < m->T && !r->dev.walk; t++)
+            memcpy(cached + (m->past + t) * 2 * KV, a->qkv + t * (Q + 2 * KV) + Q, sizeof(floatX) * (size_t)(2 * KV));
+        k = cached, v = cached + KV;
+    }
+    AttentionShape shape = attention_shape(r, m->past + m->T);
+    attention_forward(&r->dev, a->attn, a->lse, a->qkv, k, v, &shape);
+}
+
+/* Block l. The residual stream comes in as a sum, x + branch, that the first norm forms on its way. */
+static void block_forward(Run *r, int l) {
+    const Llama3Config *c = r->config;
+    Device *dev = &r->dev;
+    Model *m = &r->model;
+    BlockActivations *a = &m->blocks[l % m->saved], *before = &m->blocks[(l + m->saved - 1) % m->saved];
+    FsdpUnit *unit = &r->fsdp.units[table_block_unit(l)];
+    const floatX *w = unit_weights(&r->fsdp, unit);
+    const int64_t *at = unit->unit->where;
+    int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
+
+    if (l == 0) rmsnorm_forward(dev, a->attn_in, a->attn_rstd, NULL, a->x, NULL, w + at[W_ATTN_NORM], c->norm_eps, N, c->C);
+    else rmsnorm_forward(dev, a->attn_in, a->attn_rstd, a->x, before->mid, m->branch, w + at[W_ATTN_NORM], c->norm_eps, N, c->C);
+    linear_forward(dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV); // Q, K and V are one product
+    rope_forward(dev, a->qkv, QKV, m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
+    block_attention(r, l, a);
+    linear_forward(dev, m->branch, a->attn, w + at[W_O], N, Q, c->C);
+
+    rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, a->mid, a->x, m->branch, w + at[W_FFN_NORM], c->norm_eps, N, c->C);
+    linear_forward(dev, a->gate_up, a->ffn_in, w + at[W_GATE], N, c->C, 2 * c->F); // gate and up are one product
+    swiglu_forward(dev, a->hidden, a->gate_up, N, c->F);
+    linear_forward(dev, m->branch, a->hidden, w + at[W_DOWN], N, c->F, c->C);
+}
+
+/* m->dx comes in as the gradient of the residual stream behind block l and leaves as that before it. */
+static void block_backward(Run *r, int l, int micro) {
+    const Llama3Config *c = r->config;
+    Device *dev = &r->dev;
+    Model *m = &r->model;
+    BlockActivations *a = &m->blocks[l];
+    FsdpUnit *unit = &r->fsdp.units[table_block_unit(l)];
+    const floatX *w = unit_weights(&r->fsdp, unit);
+    float *dw = unit_gradients(&r->fsdp, unit, micro);
+    const int64_t *at = unit->unit->where;
+    int N = m->B * m->T, Q = c->NH * c->HD, KV = c->NKV * c->HD, QKV = qkv_width(c);
+    AttentionShape shape = attention_shape(r, m->T);
+
+    linear_backward_input(dev, m->dhidden, m->dx, c->C, w + at[W_DOWN], N, c->F, c->C);
+    linear_backward_weight(dev, dw + at[W_DOWN], m->dx, c->C, a->hidden, N, c->F, c->C, 0);
+    swiglu_backward(dev, a->gate_up, m->dhidden, a->gate_up, N, c->F); // in place: the gradient replaces gate and up
+    linear_backward_input(dev, m->dnorm, a->gate_up, 2 * c->F, w + at[W_GATE], N, c->C, 2 * c->F);
+    linear_backward_weight(dev, dw + at[W_GATE], a->gate_up, 2 * c->F, a->ffn_in, N, c->C, 2 * c->F, 0);
+    rmsnorm_backward(dev, m->dx, dw + at[W_FFN_NORM], m->dnorm, m->dx, a->mid, a->ffn_rstd, w + at[W_FFN_NORM], N, c->C);
+
+    linear_backward_input(dev, m->dattn, m->dx, c->C, w + at[W_O], N, Q, c->C);
+    linear_backward_weight(dev, dw + at[W_O], m->dx, c->C, a->attn, N, Q, c->C, 0);
+    attention_backward(dev, m->dqkv, m->dqkv + Q, m->dqkv + Q + KV, m->dattn, a->attn, a->lse, a->qkv, a->qkv + Q, a->qkv + Q + KV, &shape);
+    rope_backward(dev, m->dqkv, QKV, m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
+    linear_backward_input(dev, m->dnorm, m->dqkv, QKV, w + at[W_Q], N, c->C, QKV);
+    linear_backward_weight(dev, dw + at[W_Q], m->dqkv, QKV, a->attn_in, N, c->C, QKV, 0);
+    rmsnorm_backward(dev, m->dx, dw + at[W_ATTN_NORM], m->dnorm, m->dx, a->x, a->attn_rstd, w + at[W_ATTN_NORM], N, c->C);
+}
+
+// ---------------------------------------------------------------------------
+// the whole model: embedding, blocks, head and loss
+
+/* Gathers what comes next while block l computes: as many blocks as slots allow, then the head. */
+static void prefetch_forward(Run *r, int l) {
+    for (int next = l + 1; next < r->config->L && next < l + r->opt->slots; next++)
+        unit_prefetch(&r->fsdp, &r->fsdp.units[table_block_unit(next)]);
+    if (l == r->config->L - 1) unit_prefetch(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
+}
+
+static void prefetch_backward(Run *r, int l) {
+    for (int next = l - 1; next >= 0 && next > l - r->opt->slots; next--)
+        unit_prefetch(&r->fsdp, &r->fsdp.units[table_block_unit(next)]);
+}
+
+/* ids (B, T) to the residual stream behind the last block: last block's `mid` + branch. */
+static void blocks_forward(Run *r, const int32_t *ids) {
+    Fsdp *f = &r->fsdp;
+    FsdpUnit *embed = &f->units[0];
+    int N = r->model.B * r->model.T;
+    unit_gather(f, embed);
+    prefetch_forward(r, -1);
+    embedding_forward(&r->dev, r->model.blocks[0].x, unit_weights(f, embed) + embed->unit->where[W_EMBED], ids, N, r->config->C);
+    if (table_head_unit(r->table) != 0) unit_free(f, embed); // tied: it is the head as well and stays
+    for (int l = 0; l < r->config->L; l++) {
+        FsdpUnit *block = &f->units[table_block_unit(l)];
+        unit_gather(f, block);
+        prefetch_forward(r, l);
+        block_forward(r, l);
+        unit_free(f, block);
+    }
+}
+
+/* Final norm, logits and losses of N rows, a chunk of rows at a time: never all logits at once. With `dw` also
+ * the gradients: logits become dlogits where they lie, m->dx leaves as the gradient of the residual stream. */
+static double head_loss(Run *r, const int32_t *targets, int micro, int backward) {
+    const Llama3Config *c = r->config;
+    Device *dev = &r->dev;
+    Model *m = &r->model;
+    FsdpUnit *unit = &r->fsdp.units[table_head_unit(r->table)];
+    const int64_t *at = unit->unit->where;
+    int64_t head = at[table_head_unit(r->table) == 0 ? W_EMBED : W_HEAD];
+    const floatX *w = unit_weights(&r->fsdp, unit);
+    float *dw = backward ? unit_gradients(&r->fsdp, unit, micro) : NULL;
+    int N = m->B * m->T;
+
+    rmsnorm_forward(dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch, w + at[W_FINAL_NORM], c->norm_eps, N, c->C);
+    for (int row = 0; row < N; row += m->chunk) {
+        int n = (int)min_i64(m->chunk, N - row);
+        floatX *in = m->final_in + (int64_t)row * c->C, *dlogits = (floatX *)m->logits;
+        int64_t stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX)); // dlogits lie at the start of their row of logits
+        linear_forward_fp32(dev, m->logits, in, w + head, n, c->C, c->V);
+        cross_entropy(dev, m->losses + row, m->logits, targets + row, n, c->V, backward);
+        if (!backward) continue;
+        linear_backward_input(dev, m->dnorm + (int64_t)row * c->C, dlogits, stride, w + head, n, c->C, c->V);
+        linear_backward_weight(dev, dw + head, dlogits, stride, in, n, c->C, c->V, row > 0);
+    }
+    if (backward) rmsnorm_backward(dev, m->dx, dw + at[W_FINAL_NORM], m->dnorm, NULL, m->final_x, m->final_rstd, w + at[W_FINAL_NORM], N, c->C);
+    double sum = 0;
+    for (int n = 0; n < N && !dev->walk; n++) sum += m->losses[n];
+    return sum;
+}
+
+/* Forward and backward of one micro-batch; gradients of the SUM of its losses go out to their shards, unit by
+ * unit, while the next unit computes. Returns that sum. */
+static double micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro) {
+    Fsdp *f = &r->fsdp;
+    FsdpUnit *embed = &f->units[0], *head = &f->units[table_head_unit(r->table)];
+    blocks_forward(r, inputs);
+    prefetch_backward(r, r->config->L);
+    double loss = head_loss(r, targets, micro, 1);
+    unit_free(f, head);
+    if (head != embed) unit_reduce(f, head, micro); // tied: the embedding adds to it first
+    for (int l = r->config->L - 1; l >= 0; l--) {
+        FsdpUnit *block = &f->units[table_block_unit(l)];
+        unit_gather(f, block);
+        prefetch_backward(r, l);
+        block_backward(r, l, micro);
+        unit_free(f, block);
+        unit_reduce(f, block, micro);
+    }
+    float *dembed = unit_gradients(f, embed, micro) + embed->unit->where[W_EMBED];
+    embedding_backward(&r->dev, dembed, r->model.dx, inputs, r->model.B * r->model.T, r->config->C);
+    unit_reduce(f, embed, micro);
+    return loss;
+}
+
+// ---------------------------------------------------------------------------
+// one training step
+
+typedef struct { double loss, grad_norm, lr, seconds; int64_t tokens; } StepStats;
+
+/* Linear warm-up to --lr, then a cosine down to --min-lr at the last step (Llama 3 paper, section 3.4.1). */
+static double learning_rate(const Options *o, int64_t step) { // step counts from 1
+    if (step <= o->warmup) return o->lr * (double)step / o->warmup;
+    double through = o->steps > o->warmup ? (double)(step - o->warmup) / (o->steps - o->warmup) : 1;
+    return o->min_lr + 0.5 * (1 + cos(M_PI * fmin(through, 1))) * (o->lr - o->min_lr);
+}
+
+/* All ranks have told of their step: same exchanges in the same order? different samples? */
+static void check_reports(const Run *r, int64_t step) {
+    int distinct = sampler_global_batch(&r->loader.sampler) <= r->data->windows; // else padding repeats samples within a step
+    for (int a = 1; a < r->mesh.world; a++) {
+        if (r->reports[a].order != r->reports[0].order)
+            run_failure("step %" PRId64 ": ranks 0 and %d did not start the same exchanges in the same order", step, a);
+        for (int b = 0; b < a && distinct; b++)
+            if (r->reports[a].samples_hash == r->reports[b].samples_hash)
+                run_failure("step %" PRId64 ": ranks %d and %d train on the same samples (both start with window %" PRId64
+                            "); data-parallel ranks must differ", step, b, a, r->reports[a].first_sample);
+    }
+}
+
+static StepStats train_step(Run *r, int64_t step) { // step counts from 1
+    Device *dev = &r->dev;
+    double start = seconds_now(), waited = r->comm.wait_seconds;
+    comm_clear_ledger(&r->comm);
+    StepReport mine = ZERO;
+    StepBatch *batch = loader_next(&r->loader, dev);
+    int64_t tokens = (int64_t)r->opt->batch * r->opt->seq;
+    for (int micro = 0; micro < r->opt->accum; micro++)
+        mine.loss_sum += micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro);
+    reduce_finish(&r->fsdp);
+    mine.squared_norm = fsdp_squared_norm(&r->fsdp);
+    mine.targets = batch->num_targets;
+    mine.first_sample = batch->first_sample;
+    mine.samples_hash = batch->samples_hash;
+    mine.order = r->comm.order;
+    mine.seconds = seconds_now() - start;
+    mine.wait_seconds = r->comm.wait_seconds - waited;
+    for (int c = 0; c < MEM_CATEGORIES; c++) mine.memory += (int64_t)dev->arenas[c].peak;
+    loader_release(&r->loader, dev);
+    all_gather_now(&r->comm, AXIS_WORLD, "step report", &mine, r->reports, sizeof mine);
+
+    StepStats s = ZERO;
+    double loss_sum = 0, squared_norm = 0;
+    int64_t targets = 0;
+    for (int i = 0; i < r->mesh.world && !dev->walk; i++) {
+        loss_sum += r->reports[i].loss_sum;
+        squared_norm += r->reports[i].squared_norm;
+        targets += r->reports[i].targets;
+    }
+    if (!dev->walk) check_reports(r, step);
+    double count = (double)max_i64(1, targets); // the mean over all targets of the step, of all ranks and micro-batches
+    s.loss = loss_sum / count;
+    s.grad_norm = sqrt(squared_norm) / count;
+    s.lr = learning_rate(r->opt, step);
+    if (!isfinite(s.loss) || !isfinite(s.grad_norm))
+        run_failure("step %" PRId64 ": loss %g, gradient norm %g: not finite; lower --lr, lengthen --warmup, or look at the data", step, s.loss, s.grad_norm);
+    double clip = r->opt->clip > 0 ? fmin(1.0, r->opt->clip / (s.grad_norm + 1e-6)) : 1.0; // torch.nn.utils.clip_grad_norm_
+    AdamW o = {(float)s.lr, (float)r->opt->beta1, (float)r->opt->beta2, (float)r->opt->eps, (float)r->opt->weight_decay};
+    if (targets || dev->walk) fsdp_adamw(&r->fsdp, &o, (float)(clip / count), (int)step);
+    s.tokens = tokens * r->opt->accum * r->mesh.size[AXIS_DP_SHARD] * r->mesh.size[AXIS_DP_REPLICATE];
+    s.seconds = seconds_now() - start;
+    return s;
+}
+
+// ---------------------------------------------------------------------------
+// evaluation and generation
+
+/* Mean loss over the first `max_batches` micro-batches of every rank (0: over all windows). Every target counts
+ * once whatever the number of ranks: windows past the end have none. */
+static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t *num_targets) {
+    StepReport mine = ZERO; // its sums are all that is told here
+    int B = r->opt->batch, T = r->opt->seq, world = r->mesh.world;
+    int64_t batches = r->dev.walk ? 1 : (data->windows + (int64_t)B * world - 1) / ((int64_t)B * world);
+    if (max_batches) batches = min_i64(batches, max_batches);
+    for (int64_t i = 0; i < batches; i++) {
+        char error[1024];
+        for (int b = 0; b < B && !r->dev.walk; b++) {
+            int n = dataset_window(data, (i * world + r->rank) * B + b, r->eval_inputs + (int64_t)b * T, r->eval_targets + (int64_t)b * T, r->eval_raw, error, sizeof error);
+            if (n < 0) user_error("%s", error);
+            mine.targets += n;
+        }
+        blocks_forward(r, r->eval_inputs);
+        mine.loss_sum += head_loss(r, r->eval_targets, 0, 0);
+        unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
+    }
+    all_gather_now(&r->comm, AXIS_WORLD, "evaluation", &mine, r->reports, sizeof mine);
+    double loss_sum = 0;
+    *num_targets = 0;
+    for (int i = 0; i < world && !r->dev.walk; i++) {
+        loss_sum += r->reports[i].loss_sum;
+        *num_targets += r->reports[i].targets;
+    }
+    return loss_sum / (double)max_i64(1, *num_targets);
+}
+
+/* Logits (V) of the token after the given ones; `past` tokens came before and are in the cache. */
+static const float *next_token_logits(Run *r, const int32_t *ids, int count, int past) {
+    const Llama3Config *c = r->config;
+    Model *m = &r->model;
+    m->T = count, m->past = past;
+    for (int t = 0; t < count && !r->dev.walk; t++) m->positions[t] = past + t;
+    blocks_forward(r, ids);
+    FsdpUnit *head = &r->fsdp.units[table_head_unit(r->table)];
+    const int64_t *at = head->unit->where;
+    const floatX *w = unit_weights(&r->fsdp, head);
+    rmsnorm_forward(&r->dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch, w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
+    linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)(count - 1) * c->C, w + at[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED], 1, c->C, c->V);
+    unit_free(&r->fsdp, head);
+    return m->logits;
+}
+
+typedef struct { float p; int32_t id; } Candidate;
+
+static int by_probability(const void *a, const void *b) {
+    const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
+    return x->p < y->p ? 1 : x->p > y->p ? -1 : (x->id > y->id) - (x->id < y->id);
+}
+
+/* One token by temperature and nucleus sampling (Holtzman et al. 2020); `u` is uniform in [0, 1). */
+static int32_t sample_token(const float *logits, int V, double temperature, double top_p, double u, Candidate *scratch) {
+    float largest = logits[0];
+    double sum = 0, kept = 0;
+    for (int v = 1; v < V; v++) largest = logits[v] > largest ? logits[v] : largest;
+    for (int v = 0; v < V; v++) {
+        scratch[v].id = v;
+        scratch[v].p = temperature > 0 ? expf((logits[v] - largest) / (float)temperature) : logits[v] == largest;
+        sum += scratch[v].p;
+    }
+    qsort(scratch, (size_t)V, sizeof *scratch, by_probability);
+    int n = 0;
+    while (n < V && (n == 0 || kept < top_p * sum)) kept += scratch[n++].p;
+    if (temperature == 0) n = 1, kept = scratch[0].p;
+    for (int i = 0; i < n; i++)
+        if ((u -= scratch[i].p / kept) < 0) return scratch[i].id;
+    return scratch[n - 1].id;
+}
+
+/* Continues the prompt `ids`; all ranks compute it, rank 0 prints it. */
+static void generate(Run *r, const Tokenizer *tokenizer, const int32_t *ids, int count) {
+    int V = r->config->V;
+    if (r->dev.walk) { // the two shapes that need the most memory
+        next_token_logits(r, ids, count, 0);
+        next_token_logits(r, ids, 1, count + r->opt->max_tokens - 1);
+        return;
+    }
+    Candidate *scratch = (Candidate *)checked_malloc(sizeof(Candidate) * (size_t)V);
+    const float *logits = next_token_logits(r, ids, count, 0);
+    const char *text;
+    for (int i = 0; i < count && r->rank == 0; i++) fwrite(text, 1, tokenizer_decode(tokenizer, ids[i], &text), stdout);
+    for (int i = 0; i < r->opt->max_tokens; i++) {
+        double u = (double)(mix64((uint64_t)r->opt->seed * 0x9E3779B97F4A7C15ull + (uint64_t)i) >> 11) * 0x1p-53;
+        int32_t id = sample_token(logits, V, r->opt->temperature, r->opt->top_p, u, scratch);
+        if (id == tokenizer->eos || id >= tokenizer->vocab_size) break;
+        if (r->rank == 0) {
+            fwrite(text, 1, tokenizer_decode(tokenizer, id, &text), stdout);
+            fflush(stdout);
+        }
+        if (i + 1 < r->opt->max_tokens) logits = next_token_logits(r, &id, 1, count + i);
+    }
+    if (r->rank == 0) printf("\n");
+    free(scratch);
+}
+
+// ---------------------------------------------------------------------------
+// a job: what all ranks of a process share and only read
+
+typedef enum { DO_TRAIN, DO_EVAL, DO_GENERATE, DO_EXPORT, DO_PLAN } Task;
+
+typedef struct {
+    Options opt;
+    Task task;
+    Llama3Config config;
+    TensorTable table;
+    Mesh mesh;
+    Dataset data, val;         // num_files 0: none
+    StFiles weights;
+    int has_weights, threads, local_ranks;
+    char tokenizer_path[4096]; // "": none found
+    Tokenizer *tokenizer;
+    int32_t *prompt;           // ids
+    size_t prompt_length;
+    const Transport *transport;
+    ThreadWorld thread_world;
+} Job;
+
+/* --tokenizer, else tokenizer.model beside the data, else beside the model; "" when there is none. */
+static void job_find_tokenizer(Job *j) {
+    const Options *o = &j->opt;
+    const char *beside = o->data ? o->data : o->eval;
+    if (o->tokenizer) {
+        snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s", o->tokenizer);
+        return;
+    }
+    if (beside) {
+        const char *slash = strrchr(beside, '/');
+        snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%.*stokenizer.model", slash ? (int)(slash + 1 - beside) : 0, beside);
+        if (!access(j->tokenizer_path, R_OK)) return;
+    }
+    snprintf(j->tokenizer_path, sizeof j->tokenizer_path, "%s/tokenizer.model", o->model);
+    if (access(j->tokenizer_path, R_OK)) j->tokenizer_path[0] = 0;
+}
+
+static void check_tokenizer_of(const Job *j, const Dataset *d) {
+    uint8_t print[32];
+    if (!j->tokenizer_path[0] || !d->num_files) return;
+    sha256_of_file(j->tokenizer_path, print);
+    for (int i = 0; i < d->num_files; i++)
+        if (memcmp(print, d->files[i].header.tokenizer, 32))
+            user_error("%s was made with another tokenizer than %s: give the right one with --tokenizer, or make the token file again",
+                       d->files[i].path, j->tokenizer_path);
+}
+
+static void job_mesh(Job *j, int world) {
+    int shard = j->opt.dp_shard ? j->opt.dp_shard : world;
+    if (shard != world)
+        user_error("tp 1 x cp 1 x pp 1 x dp-shard %d x dp-replicate 1 = %d ranks, but %d %s: start %d ranks, or leave --dp-shard auto",
+                   shard, shard, world, world == 1 ? "was started" : "were started", shard);
+    Mesh m = {world, {1, 1, 1, shard, 1}};
+    j->mesh = m;
+}
+
+/* Threads a rank: --threads, else this host's cores divided by its ranks. A launcher that binds has divided already. */
+static int job_threads(const Options *o, int local_ranks) {
+    cpu_set_t bound;
+    int online = (int)sysconf(_SC_NPROCESSORS_ONLN), cores = online;
+    if (sched_getaffinity(0, sizeof bound, &bound) == 0) cores = CPU_COUNT(&bound);
+    if (o->threads) return o->threads;
+    return (int)max_i64(1, cores < online && launched_by_mpi() ? cores : cores / local_ranks);
+}
+
+/* Everything that can be refused is refused here, before ranks start. */
+static void job_prepare(Job *j, int world, int local_ranks) {
+    Options *o = &j->opt;
+    j->task = o->plan ? DO_PLAN : o->eval ? DO_EVAL : o->generate ? DO_GENERATE : o->export_dir && !o->data ? DO_EXPORT : DO_TRAIN;
+    j->config = config_of_model(o->model);
+    if (o->vocab_size) j->config.V = o->vocab_size;
+    if (!o->seq) o->seq = j->config.T;
+    if (!o->batch) o->batch = j->config.B;
+    if (o->seq > j->config.max_positions) user_error("--seq %d is longer than the %d positions that %s is made for", o->seq, j->config.max_positions, o->model);
+    job_mesh(j, world);
+    j->local_ranks = local_ranks;
+    j->threads = job_threads(o, local_ranks);
+    table_open(&j->table, &j->config);
+    if (j->task == DO_PLAN) return;
+    if (j->task == DO_TRAIN && !o->data) user_error("--data is missing: token files to train on (make demo shows the way, --help lists what else there is)");
+    j->has_weights = strchr(o->model, '/') || !access(o->model, F_OK) ? model_files_open(&j->weights, o->model, &j->table) : 0;
+    if (!j->has_weights && j->task != DO_TRAIN)
+        user_error("%s has no weights: --%s needs --model DIR with a model.safetensors (train with --export DIR to make one)", o->model,
+                   j->task == DO_EVAL ? "eval" : j->task == DO_GENERATE ? "generate" : "export");
+    job_find_tokenizer(j);
+    if (j->task == DO_TRAIN) {
+        j->data = dataset_open(o->data, o->seq, j->config.V, 0);
+        int64_t per_step = (int64_t)world * o->batch * o->accum;
+        if (!strcmp(o->tail, "drop") && j->data.windows < per_step)
+            user_error("%s holds %" PRId64 " samples of --seq %d, one step takes %d ranks x batch %d x accum %d = %" PRId64 ": use less of these, more text, or --tail pad",
+                       o->data, j->data.windows, o->seq, world, o->batch, o->accum, per_step);
+        check_tokenizer_of(j, &j->data);
+    }
+    if (o->eval || (o->val && j->task == DO_TRAIN)) j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
+    check_tokenizer_of(j, &j->val);
+    if (j->task == DO_GENERATE) {
+        size_t capacity = 0;
+        if (!j->tokenizer_path[0]) user_error("--generate needs a tokenizer: none beside %s, give one with --tokenizer", o->model);
+        j->tokenizer = tokenizer_open(j->tokenizer_path);
+        if (j->tokenizer->vocab_size > j->config.V)
+            user_error("%s has %d tokens, the model %d: they do not belong together", j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
+        j->prompt_length = tokenizer_encode(j->tokenizer, o->generate, strlen(o->generate), &j->prompt, &capacity, 0);
+        if (!j->prompt_length) { // nothing to go on: a document begins
+            free(j->prompt);
+            j->prompt = (int32_t *)checked_malloc(sizeof(int32_t));
+            j->prompt[j->prompt_length++] = j->tokenizer->eos;
+        }
+        o->batch = 1, o->seq = (int)j->prompt_length, o->val_every = 0;
+        if (o->seq + o->max_tokens > j->config.max_positions)
+            user_error("the prompt's %d tokens and --max-tokens %d are more than the model's %d positions", o->seq, o->max_tokens, j->config.max_positions);
+    }
+}
+
+/* What may leave a trace on disk, checked last, by rank 0. */
+static void job_check_outputs(const Job *j) {
+    if (j->opt.out) logger_check_out(j->opt.out);
+    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir);
+}
+
+// ---------------------------------------------------------------------------
+// a rank: walked first, then run
+
+/* Allocates everything a rank needs, on a walking device or a real one. */
+static void run_allocate(Run *r, const Job *j) {
+    size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq;
+    r->reports = (StepReport *)arena_alloc(&r->dev, MEM_COMM, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
+    fsdp_open(&r->fsdp, &r->comm, r->table, r->config, j->opt.slots, j->opt.accum, r->training);
+    if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq, j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
+    r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_WORKSPACE, "token batches", tokens);
+    r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_WORKSPACE, "token batches", tokens);
+    r->eval_raw = (char *)arena_alloc(&r->dev, MEM_WORKSPACE, "raw window", 5 * ((size_t)j->opt.seq + 1));
+    if (!r->training) return;
+    Sampler s = {j->data.windows, (uint64_t)j->opt.seed, !strcmp(j->opt.tail, "pad"), r->mesh.size[AXIS_DP_SHARD], r->mesh.size[AXIS_DP_REPLICATE],
+                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch};
+    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, 0);
+}
+
+static void run_close(Run *r) {
+    if (r->training) loader_close(&r->loader, &r->dev);
+    if (!r->dev.walk) kernels_close(&r->dev);
+    free(r->model.blocks);
+    fsdp_close(&r->fsdp);
+    device_close(&r->dev);
+}
+
+static void run_bind(Run *r, const Job *j, int rank) {
+    memset(r, 0, sizeof *r);
+    r->opt = &j->opt;
+    r->config = &j->config;
+    r->table = &j->table;
+    r->data = &j->data;
+    r->val = &j->val;
+    r->mesh = j->mesh;
+    r->rank = rank;
+    r->training = j->task == DO_TRAIN || j->task == DO_PLAN;
+}
+
+/* FLOP/s of this rank at a plain product of the model's kind, beside which a step's speed is shown. */
+static double product_rate(Device *dev) {
+    const int N = 512, C = 768, times = 4;
+    OpStat ops[OP_COUNT];
+    size_t mark = arena_mark(dev, MEM_WORKSPACE);
+    memcpy(ops, dev->ops, sizeof ops);
+    floatX *x = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C)), *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
+    floatX *y = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C));
+    double best = 1e30;
+    for (int i = 0; i < C * C && !dev->walk; i++) w[i] = x[i % (N * C)] = from_float((float)(i % 17) - 8);
+    for (int i = 0; i < times; i++) {
+        double start = seconds_now();
+        linear_forward(dev, y, x, w, N, C, C);
+        best = fmin(best, seconds_now() - start);
+    }
+    memcpy(dev->ops, ops, sizeof ops); // no op of the step
+    arena_release(dev, MEM_WORKSPACE, mark);
+    return 2.0 * N * C * C / best;
+}
+
+/* One step of the rank with the arithmetic off: its memory, FLOPs and traffic. */
+static void run_walk(Run *r, const Job *j, int rank) {
+    int64_t targets;
+    run_bind(r, j, rank);
+    device_open_walk(&r->dev, j->threads);
+    comm_open_walk(&r->comm, &r->dev, &j->mesh, rank);
+    run_allocate(r, j);
+    fsdp_init_weights(&r->fsdp, 0);
+    memset(r->dev.ops, 0, sizeof r->dev.ops);
+    if (r->training) train_step(r, 1);
+    else if (j->task == DO_EVAL) evaluate(r, &j->val, 1, &targets);
+    else if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
+    if (r->training) product_rate(&r->dev);
+}
+
+static size_t device_peak(const Device *dev) {
+    size_t sum = 0;
+    for (int c = 0; c < MEM_CATEGORIES; c++) sum += dev->arenas[c].peak;
+    return sum;
+}
+
+static void check_memory(const Job *j, const Device *walked) {
+    double need = (double)device_peak(walked) * j->local_ranks, have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    if (need > have)
+        user_error("%d rank%s of this host need %.2f GB, it has %.2f GB: use more hosts, a smaller --batch or --seq, or a smaller model (--plan shows what takes how much)",
+                   j->local_ranks, j->local_ranks > 1 ? "s" : "", need / 1e9, have / 1e9);
+}
+
+/* All ranks were started alike, with the same data; tells which is not. */
+static void check_agreement(Run *r) {
+    char *text;
+    size_t length;
+    FILE *f = open_memstream(&text, &length);
+    if (!f) run_failure("out of memory");
+    options_print(r->opt, f, 1);
+    fclose(f);
+    uint64_t mine = hash_bytes(hash_bytes(HASH_START, text, length), &r->data->fingerprint, sizeof r->data->fingerprint);
+    uint64_t *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)r->mesh.world);
+    all_gather_now(&r->comm, AXIS_WORLD, "options and data", &mine, all, sizeof mine);
+    for (int i = 1; i < r->mesh.world; i++)
+        if (all[i] != all[0]) user_error("rank %d was started with other options or other data than rank 0: start all ranks alike", i);
+    free(all);
+    free(text);
+}
+
+static void print_banner(const Job *j, const Run *r) {
+    printf("%s: %.1f M parameters, %s, %d rank%s x %d thread%s over %s, full_shard over %d: %.1f MB a rank\n", j->opt.model, (double)j->table.num_parameters / 1e6,
+           PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "", j->threads, j->threads > 1 ? "s" : "", j->transport->name, r->fsdp.ranks, (double)device_peak(&r->dev) / 1e6);
+    if (j->task == DO_TRAIN)
+        printf("%" PRId64 " samples of %d tokens; a step takes %d x %d x %d = %" PRId64 " of them; weights %s\n", j->data.windows, j->opt.seq, j->mesh.world, j->opt.accum,
+               j->opt.batch, sampler_global_batch(&r->loader.sampler), j->has_weights ? "read from the model's directory" : "drawn at random");
+    fflush(stdout);
+}
+
+/* Law, walk and wire, memory walked and used: after the first step, on every rank. */
+static void check_first_step(Run *r, const Run *walked) {
+    Ledger l = ZERO;
+    law_full_shard(l.law, r->config, &r->mesh, r->opt->accum, sizeof(StepReport));
+    memcpy(l.walk, walked->comm.booked, sizeof l.walk);
+    memcpy(l.wire, r->comm.wire, sizeof l.wire);
+    for (int c = 0; c < MEM_CATEGORIES; c++) l.walked[c] = walked->dev.arenas[c].peak, l.measured[c] = r->dev.arenas[c].peak;
+    if (r->rank == 0 && r->opt->out) {
+        FILE *f = logger_create(r->opt->out, "ledger.json");
+        ledger_write(&l, &walked->dev, f);
+        fclose(f);
+    }
+    ledger_check(&l, r->rank);
+}
+
+static void train(Run *r, const Run *walked) {
+    int64_t targets, tokens = 0;
+    double flops = device_flops(&walked->dev), rate = 0; // FLOP/s
+    for (int64_t step = 1; step <= r->opt->steps; step++) {
+        StepStats s = train_step(r, step);
+        tokens += s.tokens;
+        if (step == 1) {
+            rate = product_rate(&r->dev);
+            check_first_step(r, walked);
+        }
+        StepLine line = {s.loss, s.grad_norm, s.lr, s.seconds, rate > 0 ? flops / s.seconds / rate : 0, r->reports[r->rank].wait_seconds, tokens,
+                         step * sampler_global_batch(&r->loader.sampler), s.tokens, 1e30, 0, INT64_MAX, 0};
+        for (int i = 0; i < r->mesh.world; i++) {
+            line.seconds_min = fmin(line.seconds_min, r->reports[i].seconds), line.seconds_max = fmax(line.seconds_max, r->reports[i].seconds);
+            line.memory_min = min_i64(line.memory_min, r->reports[i].memory), line.memory_max = max_i64(line.memory_max, r->reports[i].memory);
+        }
+        if (r->rank == 0) logger_step(&r->log, step, r->opt->steps, &line, &r->dev, &r->comm);
+        int validate = r->val->num_files && (step == r->opt->steps || (r->opt->val_every && step % r->opt->val_every == 0));
+        double loss = validate ? evaluate(r, r->val, r->opt->val_batches, &targets) : 0;
+        if (validate && r->rank == 0) logger_validation(&r->log, step, loss, targets);
+    }
+}
+
+/* Tells the plan as a table, and under --out as plan.json. */
+static void write_plan(const Job *j, const Run *walked, int table) {
+    Traffic law[AXES][COLLECTIVES];
+    int64_t tokens = (int64_t)j->opt.batch * j->opt.seq * j->opt.accum * j->mesh.world;
+    law_full_shard(law, &j->config, &j->mesh, j->opt.accum, sizeof(StepReport));
+    if (table) plan_print(stdout, &j->config, &j->table, &j->mesh, &walked->dev, law, &walked->comm, tokens);
+    if (!j->opt.out) return;
+    FILE *f = logger_create(j->opt.out, "plan.json");
+    plan_write(f, &j->mesh, &walked->dev, law, &walked->comm, tokens);
+    if (fclose(f)) user_error("cannot write plan.json under %s: %s", j->opt.out, strerror(errno));
+}
+
+static void write_run_files(const Job *j, const Run *r, const Run *walked, const int *layout) {
+    FILE *f = logger_create(j->opt.out, "config.txt");
+    options_print(r->opt, f, 1);
+    if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
+    layout_write(j->opt.out, &j->mesh, layout);
+    write_plan(j, walked, 0);
+}
+
+static void rank_main(Job *j, int rank) {
+    Run walked, *r = (Run *)checked_malloc(sizeof *r);
+    run_walk(&walked, j, rank);
+    if (rank == 0) check_memory(j, &walked.dev);
+    run_bind(r, j, rank);
+    device_open(&r->dev, &walked.dev);
+    kernels_open(&r->dev, rank == 0);
+    comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, &j->thread_world, j->opt.timeout);
+    check_agreement(r);
+    int *layout = layout_read_back(&r->comm);
+    alarm(0); // from here on every wait has its own deadline
+    process_end.quiet = 0;
+    run_allocate(r, j);
+    if (j->has_weights) model_load(&r->fsdp, &j->weights);
+    else fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed);
+    if (rank == 0 && j->task == DO_TRAIN) {
+        print_banner(j, r);
+        logger_open(&r->log, j->opt.out);
+        if (j->opt.out) write_run_files(j, r, &walked, layout);
+    }
+    int64_t targets = 0;
+    if (j->task == DO_TRAIN) train(r, &walked);
+    if (j->task == DO_EVAL) {
+        double loss = evaluate(r, &j->val, 0, &targets);
+        if (rank == 0) printf("{\"file\":\"%s\",\"tokens\":%" PRId64 ",\"loss\":%.9g,\"perplexity\":%.9g}\n", j->opt.eval, targets, loss, exp(loss));
+    }
+    if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
+    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT))
+        model_export(&r->fsdp, j->opt.export_dir, strcmp(j->opt.dtype, "bf16") ? ST_F32 : ST_BF16, j->tokenizer_path[0] ? j->tokenizer_path : NULL);
+    if (rank == 0 && j->task == DO_TRAIN) logger_close(&r->log);
+    free(layout);
+    run_close(r);
+    run_close(&walked);
+    free(r);
+}
+
+// ---------------------------------------------------------------------------
+// main
+
+/* --encode and --decode: the tokenizer alone. */
+static void tokenizer_tool(const Options *o) {
+    const char *path = o->encode ? o->encode : o->decode, *piece;
+    if (!o->tokenizer) user_error("--%s needs --tokenizer FILE", o->encode ? "encode" : "decode");
+    Tokenizer *t = tokenizer_open(o->tokenizer);
+    FILE *f = fopen(path, "rb");
+    if (!f) user_error("cannot read %s: %s", path, strerror(errno));
+    if (o->encode) {
+        struct stat info;
+        int32_t *ids = NULL;
+        size_t capacity = 0, length = fstat(fileno(f), &info) ? 0 : (size_t)info.st_size;
+        char *text = (char *)checked_malloc(length + 1);
+        length = fread(text, 1, length, f);
+        size_t count = tokenizer_encode(t, text, length, &ids, &capacity, 0);
+        for (size_t i = 0; i < count; i++) printf("%d\n", ids[i]);
+        free(ids);
+        free(text);
+    } else {
+        long id;
+        int got;
+        while ((got = fscanf(f, "%ld", &id)) == 1) {
+            if (id < 0 || id >= t->vocab_size) user_error("%s: id %ld is outside the tokenizer's 0 to %d", path, id, t->vocab_size - 1);
+            fwrite(piece, 1, tokenizer_decode(t, (int32_t)id, &piece), stdout);
+        }
+        if (got == 0) user_error("%s: expected token ids, one a line", path);
+    }
+    fclose(f);
+    tokenizer_close(t);
+}
+
+/* The transport and the number of ranks, from how the program was started. Returns the world's size. */
+static int choose_transport(Job *j, int processes) {
+    const Options *o = &j->opt;
+    int mpi = launched_by_mpi();
+    if (o->plan) return o->world ? o->world : o->ranks ? o->ranks : processes;
+    if (o->world) user_error("--world belongs to --plan; ranks are started with mpirun -np N, or with --ranks N");
+    if (o->transport && !strcmp(o->transport, "mpi") && !mpi) user_error("--transport mpi: start with mpirun -np N ./train_llama3 …, or srun");
+    if (o->transport && !strcmp(o->transport, "threads")) mpi = 0;
+    if (!mpi && processes > 1) user_error("--transport threads runs all ranks in one process, but %d were started: use --ranks N without mpirun", processes);
+    if (mpi && o->ranks && o->ranks != processes) user_error("--ranks %d, but mpirun started %d: leave --ranks out", o->ranks, processes);
+#ifdef HAVE_MPI
+    if (mpi) {
+        j->transport = &transport_mpi;
+        return processes;
+    }
+#endif
+    j->transport = &transport_threads;
+    return o->ranks ? o->ranks : 1;
+}
+
+typedef struct { Job *job; int rank; } RankThread;
+
+static void *rank_thread(void *arg) {
+    RankThread *t = (RankThread *)arg;
+    rank_main(t->job, t->rank);
+    return NULL;
+}
+
+/* Runs the job's ranks: this process's one, or all of them as threads. */
+static void launch(Job *j, int process, int world) {
+    if (j->transport != &transport_threads || world == 1) {
+        rank_main(j, process);
+        return;
+    }
+    pthread_t *threads = (pthread_t *)checked_malloc(sizeof(pthread_t) * (size_t)world);
+    RankThread *args = (RankThread *)checked_malloc(sizeof(RankThread) * (size_t)world);
+    for (int i = 0; i < world; i++) {
+        args[i].job = j, args[i].rank = i;
+        if (pthread_create(&threads[i], NULL, rank_thread, &args[i])) run_failure("the thread of rank %d could not be started", i);
+    }
+    for (int i = 0; i < world; i++) pthread_join(threads[i], NULL);
+    free(threads);
+    free(args);
+}
+
+static void job_open(Job *j, int process, int processes) {
+    int world = choose_transport(j, processes);
+    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    job_prepare(j, world, j->transport == &transport_threads ? world : local ? atoi(local) : processes);
+    if (process == 0) job_check_outputs(j);
+    pthread_mutex_init(&j->thread_world.lock, NULL);
+}
+
+static void job_close(Job *j) {
+    if (j->data.num_files) dataset_close(&j->data);
+    if (j->val.num_files) dataset_close(&j->val);
+    if (j->has_weights) st_close(&j->weights);
+    if (j->tokenizer) tokenizer_close(j->tokenizer);
+    thread_world_close(&j->thread_world);
+    table_close(&j->table);
+    free(j->prompt);
+}
+
+#ifndef TESTING
+int main(int argc, char **argv) {
+    int process = rank_of_launcher(), processes = 1;
+    process_end.quiet = process > 0; // all processes check the same input; the first speaks
+    Job job = ZERO;
+    job.opt = options_parse(argc, argv);
+    if (job.opt.help && process == 0) options_print(&job.opt, stdout, 0);
+    if (job.opt.help) return 0;
+    if (job.opt.encode || job.opt.decode) {
+        if (process == 0) tokenizer_tool(&job.opt);
+        return 0;
+    }
+    watch_start_up(job.opt.timeout);
+    comm_start_process(&argc, &argv, &process, &processes);
+    job_open(&job, process, processes);
+    if (job.task == DO_PLAN) {
+        Run walked;
+        run_walk(&walked, &job, 0);
+        if (process == 0) write_plan(&job, &walked, 1);
+        run_close(&walked);
+    } else {
+        launch(&job, process, job.mesh.world);
+    }
+    job_close(&job);
+    comm_end_process();
+    return 0;
+}
+#endif
