@@ -142,6 +142,7 @@ static void reduce_finish(Fsdp *f) {
 /* Where backward leaves the gradient of micro-batch `micro`, (padded), made from zero.
  * With one rank the first micro-batch writes straight into the shard. */
 static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
+    if (f->reducing == u) reduce_finish(f); // tied: last to be reduced, first to be made again
     if (u->dweights) return u->dweights;
     if (f->ranks == 1 && micro == 0) {
         u->dweights = u->grad;

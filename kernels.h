@@ -10,6 +10,9 @@
 #define KERNELS_H
 #include "device.h" // defines: Device, floatX, op_begin, op_end, scratch, arena_release
 #include <omp.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 #include <sched.h>
 #ifdef HAVE_ONEDNN
 #include <dnnl.h>
@@ -30,7 +33,7 @@
 enum {
 #if defined(__AVX512F__)
     VL = 16, MR = 8, // 32 registers: 8 rows x 2 vectors of sums
-#elif defined(__AVX__)
+#elif defined(__AVX2__) && defined(__FMA__)
     VL = 8, MR = 4,  // 16 registers: 4 rows x 2 vectors; more would spill
 #else
     VL = 4, MR = 4,
@@ -41,6 +44,7 @@ enum {
     NORM_BLOCK = 256,     // elements in a partial sum of squares
     NORM_ROWS = 32,       // rows in a partial sum of an RMSNorm's dw
     LOSS_BLOCK = 512,     // logits in a partial sum of exponentials
+    DX_DEPTH = 16384,     // outputs in a partial sum of an fp32 dX: oneDNN is 20 % slower on longer ones
     DW_TOKENS = 1024,     // tokens in a partial sum of a dW: beyond this oneDNN's bits depend on the threads
     FORWARD_ROWS = 64, FORWARD_KEYS = 256,   // attention: rows a thread takes at once, keys between two steps of the softmax
     BACKWARD_ROWS = 128, BACKWARD_KEYS = 128,
@@ -54,78 +58,97 @@ typedef uint16_t vhalf __attribute__((vector_size(VL * 2)));
 
 static inline vfloat vsplat(float s) { vfloat zero = ZERO; return s - zero; }
 static inline vfloat vselect(vint mask, vfloat a, vfloat b) { return (vfloat)((mask & (vint)a) | (~mask & (vint)b)); }
-static inline vfloat vmax(vfloat a, vfloat b) { // gcc makes one instruction of each of these loops
-    for (int i = 0; i < VL; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
-    return a;
+
+/* Whether gcc fuses a*b + c depends on the code around it (on which side of a branch the product landed, on who else
+ * uses it). Where a product meets an addition we say which we want: vfma(a, b, c) is fused, vrounded(a * b) is not.
+ * widen and narrow are bf16's upper halves to fp32 lanes and back. */
+#if defined(__AVX512F__)
+#define IN_REGISTER "+v"
+static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return (vfloat)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+static inline vfloat vmax(vfloat a, vfloat b) { return (vfloat)_mm512_max_ps((__m512)a, (__m512)b); }
+static inline vfloat vsqrt(vfloat a) { return (vfloat)_mm512_sqrt_ps((__m512)a); }
+static inline vuint widen(vhalf h) { return (vuint)_mm512_cvtepu16_epi32((__m256i)h); }
+static inline vhalf narrow(vuint u) { return (vhalf)_mm512_cvtepi32_epi16((__m512i)u); }
+#elif defined(__AVX2__) && defined(__FMA__)
+#define IN_REGISTER "+x"
+static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return (vfloat)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+static inline vfloat vmax(vfloat a, vfloat b) { return (vfloat)_mm256_max_ps((__m256)a, (__m256)b); }
+static inline vfloat vsqrt(vfloat a) { return (vfloat)_mm256_sqrt_ps((__m256)a); }
+static inline vuint widen(vhalf h) { return (vuint)_mm256_cvtepu16_epi32((__m128i)h); }
+static inline vhalf narrow(vuint u) {
+    __m256i packed = _mm256_packus_epi32((__m256i)u, (__m256i)u); // within each half
+    return (vhalf)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
 }
+#else
+#define IN_REGISTER "+m"
+static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return a * b + c; }
+static inline vfloat vmax(vfloat a, vfloat b) { return vselect(a > b, a, b); }
 static inline vfloat vsqrt(vfloat a) {
     for (int i = 0; i < VL; i++) a[i] = sqrtf(a[i]);
     return a;
 }
-static inline float vsum(vfloat x) { // by halves, the same order in every build
-    for (int w = VL / 2; w; w /= 2)
-        for (int i = 0; i < w; i++) x[i] += x[i + w];
-    return x[0];
-}
-static inline float vmax_lane(vfloat x) {
-    for (int w = VL / 2; w; w /= 2)
-        for (int i = 0; i < w; i++) x[i] = x[i] > x[i + w] ? x[i] : x[i + w];
-    return x[0];
-}
-
-/* Whether gcc fuses a*b + c depends on the code around it (on which side of a branch the product landed, on who else
- * uses it). Where a product meets an addition we say which we want: vfma(a, b, c) is fused, vrounded(a * b) is not. */
-static inline vfloat vfma(vfloat a, vfloat b, vfloat c) {
-#ifdef __FP_FAST_FMAF
-    for (int i = 0; i < VL; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return c;
-#else
-    return a * b + c;
+static inline vuint widen(vhalf h) { return __builtin_convertvector(h, vuint); }
+static inline vhalf narrow(vuint u) { return __builtin_convertvector(u, vhalf); }
 #endif
-}
-static inline vfloat vrounded(vfloat x) {
-#if defined(__AVX512F__)
-    __asm__("" : "+v"(x));
-#elif defined(__x86_64__)
-    __asm__("" : "+x"(x));
-#elif defined(__aarch64__)
-    __asm__("" : "+w"(x));
-#else
-    __asm__("" : "+m"(x));
-#endif
-    return x;
-}
+static inline vfloat vrounded(vfloat x) { __asm__("" : IN_REGISTER(x)); return x; }
 
 static inline vfloat vload(const float *p) { vfloat x; memcpy(&x, p, sizeof x); return x; }
 static inline void vstore(float *p, vfloat x) { memcpy(p, &x, sizeof x); }
+static inline float vsum(vfloat x) { // by halves
+    float s[VL];
+    vstore(s, x);
+    if (VL > 8) for (int i = 0; i < 8; i++) s[i] += s[i + VL / 2];
+    if (VL > 4) for (int i = 0; i < 4; i++) s[i] += s[i + 4];
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+static inline float vmax_lane(vfloat x) {
+    float s[VL], m = -INFINITY;
+    vstore(s, x);
+    if (VL > 8) for (int i = 0; i < 8; i++) s[i] = s[i] > s[i + VL / 2] ? s[i] : s[i + VL / 2];
+    for (int i = 0; i < (VL > 8 ? 8 : VL); i++) m = s[i] > m ? s[i] : m;
+    return m;
+}
 
-/* Up to VL floats; lanes from n on hold `fill`. */
-static inline vfloat load_fill(const float *p, int64_t n, float fill) {
-    if (n >= VL) return vload(p);
+/* Up to VL elements; lanes from n on hold `fill` (or 0). The ragged ends are kept out of line, so that the loops stay in registers. */
+#define RAGGED static __attribute__((noinline, cold))
+#define WHOLE(n) __builtin_expect((n) >= VL, 1)
+RAGGED vfloat load_ragged(const float *p, int64_t n, float fill) {
     vfloat x = vsplat(fill);
     for (int i = 0; i < (int)n; i++) x[i] = p[i];
     return x;
 }
+RAGGED void store_ragged(float *p, vfloat x, int64_t n) {
+    for (int i = 0; i < (int)n; i++) p[i] = x[i];
+}
+static inline vfloat load_fill(const float *p, int64_t n, float fill) { return WHOLE(n) ? vload(p) : load_ragged(p, n, fill); }
 static inline vfloat load_float(const float *p, int64_t n) { return load_fill(p, n, 0.0f); }
 static inline void store_float(float *p, vfloat x, int64_t n) {
-    if (n >= VL) vstore(p, x);
-    else for (int i = 0; i < (int)n; i++) p[i] = x[i];
+    if (WHOLE(n)) vstore(p, x);
+    else store_ragged(p, x, n);
 }
 
 #ifdef PRECISION_BF16
-static inline vfloat load_x(const floatX *p, int64_t n) {
+RAGGED vhalf load_ragged_x(const floatX *p, int64_t n) {
     vhalf h = ZERO;
-    if (n >= VL) memcpy(&h, p, sizeof h);
-    else for (int i = 0; i < (int)n; i++) h[i] = p[i].bits;
-    return (vfloat)(__builtin_convertvector(h, vuint) << 16);
+    for (int i = 0; i < (int)n; i++) h[i] = p[i].bits;
+    return h;
+}
+RAGGED void store_ragged_x(floatX *p, vhalf h, int64_t n) {
+    for (int i = 0; i < (int)n; i++) p[i].bits = h[i];
+}
+static inline vfloat load_x(const floatX *p, int64_t n) {
+    vhalf h;
+    if (WHOLE(n)) memcpy(&h, p, sizeof h);
+    else h = load_ragged_x(p, n);
+    return (vfloat)(widen(h) << 16);
 }
 static inline void store_x(floatX *p, vfloat x, int64_t n) { // rounds as float_to_bf16 does
     vuint u = (vuint)x;
     vuint rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
     vuint nan = (vuint)((vint)(u & 0x7FFFFFFFu) > 0x7F800000);
-    vhalf h = __builtin_convertvector((nan & ((u >> 16) | 0x40u)) | (~nan & rounded), vhalf);
-    if (n >= VL) memcpy(p, &h, sizeof h);
-    else for (int i = 0; i < (int)n; i++) p[i].bits = h[i];
+    vhalf h = narrow((nan & ((u >> 16) | 0x40u)) | (~nan & rounded));
+    if (WHOLE(n)) memcpy(p, &h, sizeof h);
+    else store_ragged_x(p, h, n);
 }
 #else
 static inline vfloat load_x(const floatX *p, int64_t n) { return load_float(p, n); }
@@ -183,6 +206,18 @@ static inline __attribute__((always_inline)) void tile_product(
     }
 }
 
+/* Widens the vectors in(j * row), `depth` elements col apart each, into panel(depth, width); `count` of them exist, the rest are zero. */
+static void pack_panel(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count, int64_t depth) {
+    count = min_i64(count, width);
+    if (count < width) memset(panel, 0, (size_t)(width * depth) * sizeof(float));
+    if (row == 1) // both ways read memory in order
+        for (int64_t k = 0; k < depth; k++)
+            for (int64_t j = 0; j < count; j++) panel[k * width + j] = to_float(in[j + k * col]);
+    else
+        for (int64_t j = 0; j < count; j++)
+            for (int64_t k = 0; k < depth; k++) panel[k * width + j] = to_float(in[j * row + k * col]);
+}
+
 typedef struct { // int64_t throughout: no padding, so two can be compared as bytes
     int64_t M, N, K;
     int64_t a_row, a_col, b_row, b_col, c_row; // elements between neighbours
@@ -213,12 +248,8 @@ static void plain_product_block(const Product *p, char *c, const floatX *a, cons
     int64_t rows = min_i64(PLAIN_ROWS, p->M - i0), cols = min_i64(PLAIN_COLS, p->N - j0);
     for (int64_t k0 = 0; k0 < p->K; k0 += PLAIN_DEPTH) {
         int64_t depth = min_i64(PLAIN_DEPTH, p->K - k0);
-        for (int64_t k = 0; k < depth; k++) // as: panels of MR rows, (depth, MR) each; bs: panels of NR columns
-            for (int64_t i = 0; i < round_up(rows, MR); i++)
-                as[i / MR * MR * PLAIN_DEPTH + k * MR + i % MR] = i < rows ? to_float(a[(i0 + i) * p->a_row + (k0 + k) * p->a_col]) : 0;
-        for (int64_t j = 0; j < round_up(cols, NR); j++)
-            for (int64_t k = 0; k < depth; k++)
-                bs[j / NR * NR * PLAIN_DEPTH + k * NR + j % NR] = j < cols ? to_float(b[(k0 + k) * p->b_row + (j0 + j) * p->b_col]) : 0;
+        for (int64_t i = 0; i < rows; i += MR) pack_panel(as + i * PLAIN_DEPTH, MR, a + (i0 + i) * p->a_row + k0 * p->a_col, p->a_row, p->a_col, rows - i, depth);
+        for (int64_t j = 0; j < cols; j += NR) pack_panel(bs + j * PLAIN_DEPTH, NR, b + (j0 + j) * p->b_col + k0 * p->b_row, p->b_col, p->b_row, cols - j, depth);
         for (int64_t j = 0; j < cols; j += NR)
             for (int64_t i = 0; i < rows; i += MR)
                 tile_product(cs + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR, depth, k0 > 0);
@@ -400,8 +431,11 @@ static void cpu_linear_forward_fp32(Device *dev, float *y, const floatX *x, cons
 }
 
 static void cpu_linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w, int N, int IC, int OC) {
-    Product p = {N, IC, OC, dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, 0};
-    product(dev, &p, dx, dy, w);
+    int64_t depth = FLOATX == DTYPE_F32 ? DX_DEPTH : OC; // bf16 sums must not be rounded on the way
+    for (int64_t o = 0; o < OC; o += depth) {
+        Product p = {N, IC, min_i64(depth, OC - o), dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, o > 0};
+        product(dev, &p, dx, dy + o, w + o * IC);
+    }
 }
 
 static void cpu_linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x, int N, int IC, int OC, int accumulate) {
@@ -591,22 +625,17 @@ static void widen_row(float *out, const floatX *in, int HD, int64_t ld, float sc
     for (; i < ld; i += VL) vstore(out + i, vsplat(0));
 }
 
-/* NR keys (of which `count` exist) as a panel (HD, NR). */
-static void transpose_panel(float *panel, const floatX *in, int64_t stride, int64_t count, int HD) {
-    for (int64_t j = 0; j < NR; j++)
-        for (int64_t d = 0; d < HD; d++) panel[d * NR + j] = j < count ? to_float(in[j * stride + d]) : 0.0f;
-}
-
 static void attention_pack(Device *dev, Attention *a, const floatX *k, const floatX *v) {
     const AttentionShape *s = a->s;
     int64_t panels = a->keys / NR, pairs = (int64_t)s->B * s->NKV;
 #pragma omp parallel for num_threads(dev->threads)
     for (int64_t i = 0; i < pairs * panels; i++) {
         int64_t pair = i / panels, key = i % panels * NR, count = min_i64(NR, s->Tk - key), b = pair / s->NKV, head = pair % s->NKV;
+        int64_t panel = pair * round_up(a->keys * s->HD, 64) + key * s->HD;
         const floatX *kp = k + b * or_else(s->kv_batch, s->Tk * s->k_stride) + key * s->k_stride + head * s->HD;
         const floatX *vp = v + b * or_else(s->kv_batch, s->Tk * s->v_stride) + key * s->v_stride + head * s->HD;
-        transpose_panel(a->kt + pair * round_up(a->keys * s->HD, 64) + key * s->HD, kp, s->k_stride, count, s->HD);
-        if (a->vt) transpose_panel(a->vt + pair * round_up(a->keys * s->HD, 64) + key * s->HD, vp, s->v_stride, count, s->HD);
+        pack_panel(a->kt + panel, NR, kp, s->k_stride, 1, count, s->HD);
+        if (a->vt) pack_panel(a->vt + panel, NR, vp, s->v_stride, 1, count, s->HD);
         for (int64_t j = 0; j < NR; j++) {
             int64_t at = (pair * a->keys + key + j) * a->ld;
             if (a->k) widen_row(a->k + at, j < count ? kp + j * s->k_stride : NULL, s->HD, a->ld, 1.0f);
@@ -920,7 +949,7 @@ static void cpu_tree_sum(Device *dev, float *out, const float *pieces, int n, in
 
 static size_t cpu_squared_norm_scratch(int64_t count) { return (size_t)((count + NORM_BLOCK - 1) / NORM_BLOCK) * sizeof(float); }
 
-static double cpu_squared_norm(Device *dev, const float *x, int64_t count, void *scratchpad) {
+static void cpu_squared_norm(Device *dev, double *total, const float *x, int64_t count, void *scratchpad) {
     float *sums = (float *)scratchpad; // one a block
     int64_t blocks = (count + NORM_BLOCK - 1) / NORM_BLOCK;
 #pragma omp parallel for num_threads(dev->threads)
@@ -932,9 +961,7 @@ static double cpu_squared_norm(Device *dev, const float *x, int64_t count, void 
         }
         sums[b] = vsum(sum);
     }
-    double total = 0;
-    for (int64_t b = 0; b < blocks; b++) total += sums[b];
-    return total;
+    for (int64_t b = 0; b < blocks; b++) *total += sums[b];
 }
 
 /* PyTorch's AdamW: decay first, then p -= lr/(1-beta1^t) m / (sqrt(v)/sqrt(1-beta2^t) + eps). */
@@ -965,233 +992,140 @@ static void cpu_cast_to_floatx(Device *dev, floatX *out, const float *in, int64_
 }
 
 // ---------------------------------------------------------------------------
-// the ops: what the model calls. N = B*T rows. "=" and "+=" say what happens to an output.
+// the ops: what the model calls. N = B*T rows. "=" and "+=" say what happens to an output; the rest is only read.
 
 static const double XB = sizeof(floatX), FB = sizeof(float); // bytes an element
+#define RUN_OP(kind, flops, bytes, call) if (op_begin(dev, kind, flops, bytes)) { BACKEND(call); op_end(dev); } // `call`: a call of the backend's function
 
-static void embedding_forward(Device *dev,
-    floatX *x,           // (N,C) =, zero where the id is negative
-    const floatX *embed, // (V,C)
-    const int32_t *ids,  // (N)
-    int N, int C) {
-    if (!op_begin(dev, OP_EMBEDDING_FORWARD, 0, 2.0 * N * C * XB + 4.0 * N)) return;
-    BACKEND(embedding_forward)(dev, x, embed, ids, N, C);
-    op_end(dev);
+/* A row of x is zero where its id is negative, and gives no gradient: a slice of the vocabulary needs that. */
+static void embedding_forward(Device *dev, floatX *x /* (N,C) = */, const floatX *embed /* (V,C) */, const int32_t *ids /* (N) */, int N, int C) {
+    RUN_OP(OP_EMBEDDING_FORWARD, 0, 2.0 * N * C * XB + FB * N, embedding_forward(dev, x, embed, ids, N, C))
 }
 
-static void embedding_backward(Device *dev,
-    float *dembed,      // (V,C) +=
-    const floatX *dx,   // (N,C)
-    const int32_t *ids, // (N), negative: no gradient
-    int N, int C) {
-    if (!op_begin(dev, OP_EMBEDDING_BACKWARD, (double)N * C, (double)N * C * (XB + 2 * FB) + 4.0 * N)) return;
-    BACKEND(embedding_backward)(dev, dembed, dx, ids, N, C);
-    op_end(dev);
+static void embedding_backward(Device *dev, float *dembed /* (V,C) += */, const floatX *dx /* (N,C) */, const int32_t *ids /* (N) */, int N, int C) {
+    RUN_OP(OP_EMBEDDING_BACKWARD, (double)N * C, (double)N * C * (XB + 2 * FB) + FB * N, embedding_backward(dev, dembed, dx, ids, N, C))
 }
 
-static void rmsnorm_forward(Device *dev,
-    floatX *out,         // (N,C) =
-    float *rstd,         // (N) =, for backward
-    floatX *sum,         // (N,C) = x + delta, rounded; may be x or delta; NULL when delta is
-    const floatX *x,     // (N,C)
-    const floatX *delta, // (N,C) or NULL
-    const floatX *w,     // (C)
-    float eps, int N, int C) {
-    if (!op_begin(dev, OP_RMSNORM_FORWARD, 4.0 * N * C, (double)N * C * XB * (delta ? 4 : 2) + (double)N * FB + (double)C * XB)) return;
-    BACKEND(rmsnorm_forward)(dev, out, rstd, sum, x, delta, w, eps, N, C);
-    op_end(dev);
+/* Normalises x, or x + delta, which it stores rounded in sum and reads back from there. sum may be x or delta. */
+static void rmsnorm_forward(Device *dev, floatX *out /* (N,C) = */, float *rstd /* (N) =, for backward */, floatX *sum /* (N,C) =, NULL when delta is */,
+                            const floatX *x /* (N,C) */, const floatX *delta /* (N,C) or NULL */, const floatX *w /* (C) */, float eps, int N, int C) {
+    double bytes = (double)N * C * XB * (delta ? 4 : 2) + N * FB + C * XB;
+    RUN_OP(OP_RMSNORM_FORWARD, 4.0 * N * C, bytes, rmsnorm_forward(dev, out, rstd, sum, x, delta, w, eps, N, C))
 }
 
-static void rmsnorm_backward(Device *dev,
-    floatX *dx,              // (N,C) =
-    float *dw,               // (C) +=
-    const floatX *dout,      // (N,C)
-    const floatX *dresidual, // (N,C), added to dx; may be dx; or NULL
-    const floatX *x,         // (N,C): what forward normalised
-    const float *rstd,       // (N)
-    const floatX *w,         // (C)
-    int N, int C) {
+static void rmsnorm_backward(Device *dev, floatX *dx /* (N,C) = */, float *dw /* (C) += */, const floatX *dout /* (N,C) */,
+                             const floatX *dresidual /* (N,C), added to dx; may be dx; or NULL */, const floatX *x /* (N,C): what was normalised */,
+                             const float *rstd /* (N) */, const floatX *w /* (C) */, int N, int C) {
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *space = scratch(dev, "rmsnorm backward", BACKEND(rmsnorm_backward_scratch)(N, C));
-    if (op_begin(dev, OP_RMSNORM_BACKWARD, 10.0 * N * C, (double)N * C * XB * (dresidual ? 4 : 3) + (double)N * FB + (double)C * (XB + 2 * FB))) {
-        BACKEND(rmsnorm_backward)(dev, dx, dw, dout, dresidual, x, rstd, w, N, C, space);
-        op_end(dev);
-    }
+    double bytes = (double)N * C * XB * (dresidual ? 4 : 3) + N * FB + C * (XB + 2 * FB);
+    RUN_OP(OP_RMSNORM_BACKWARD, 10.0 * N * C, bytes, rmsnorm_backward(dev, dx, dw, dout, dresidual, x, rstd, w, N, C, space))
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
-static inline double product_bytes(int N, int IC, int OC, double y_bytes) { return ((double)N * IC + (double)IC * OC) * XB + (double)N * OC * y_bytes; }
-
-static void linear_forward(Device *dev,
-    floatX *y,       // (N,OC) = x w^T
-    const floatX *x, // (N,IC)
-    const floatX *w, // (OC,IC)
-    int N, int IC, int OC) {
-    if (!op_begin(dev, OP_LINEAR_FORWARD, 2.0 * N * IC * OC, product_bytes(N, IC, OC, XB))) return;
-    BACKEND(linear_forward)(dev, y, x, w, N, IC, OC);
-    op_end(dev);
+static void linear_forward(Device *dev, floatX *y /* (N,OC) = x w^T */, const floatX *x /* (N,IC) */, const floatX *w /* (OC,IC) */, int N, int IC, int OC) {
+    double bytes = ((double)N * IC + (double)OC * IC + (double)N * OC) * XB;
+    RUN_OP(OP_LINEAR_FORWARD, 2.0 * N * IC * OC, bytes, linear_forward(dev, y, x, w, N, IC, OC))
 }
 
-static void linear_forward_fp32(Device *dev,
-    float *y,        // (N,OC) = x w^T, for the logits
-    const floatX *x, // (N,IC)
-    const floatX *w, // (OC,IC)
-    int N, int IC, int OC) {
-    if (!op_begin(dev, OP_LINEAR_FORWARD, 2.0 * N * IC * OC, product_bytes(N, IC, OC, FB))) return;
-    BACKEND(linear_forward_fp32)(dev, y, x, w, N, IC, OC);
-    op_end(dev);
+static void linear_forward_fp32(Device *dev, float *y /* (N,OC) = x w^T: logits */, const floatX *x /* (N,IC) */, const floatX *w /* (OC,IC) */, int N, int IC, int OC) {
+    double bytes = ((double)N * IC + (double)OC * IC) * XB + (double)N * OC * FB;
+    RUN_OP(OP_LINEAR_FORWARD, 2.0 * N * IC * OC, bytes, linear_forward_fp32(dev, y, x, w, N, IC, OC))
 }
 
-static void linear_backward_input(Device *dev,
-    floatX *dx,        // (N,IC) = dy w
-    const floatX *dy,  // (N,OC), rows dy_stride elements apart
-    int64_t dy_stride,
-    const floatX *w,   // (OC,IC)
-    int N, int IC, int OC) {
-    if (!op_begin(dev, OP_LINEAR_BACKWARD_INPUT, 2.0 * N * IC * OC, product_bytes(N, IC, OC, XB))) return;
-    BACKEND(linear_backward_input)(dev, dx, dy, dy_stride, w, N, IC, OC);
-    op_end(dev);
+static void linear_backward_input(Device *dev, floatX *dx /* (N,IC) = dy w */, const floatX *dy /* (N,OC), rows dy_stride elements apart */, int64_t dy_stride,
+                                  const floatX *w /* (OC,IC) */, int N, int IC, int OC) {
+    double bytes = ((double)N * IC + (double)OC * IC + (double)N * OC) * XB;
+    RUN_OP(OP_LINEAR_BACKWARD_INPUT, 2.0 * N * IC * OC, bytes, linear_backward_input(dev, dx, dy, dy_stride, w, N, IC, OC))
 }
 
-static void linear_backward_weight(Device *dev,
-    float *dw,         // (OC,IC) = dy^T x, or += where `accumulate`
-    const floatX *dy,  // (N,OC), rows dy_stride elements apart
-    int64_t dy_stride,
-    const floatX *x,   // (N,IC)
-    int N, int IC, int OC, int accumulate) {
-    if (!op_begin(dev, OP_LINEAR_BACKWARD_WEIGHT, 2.0 * N * IC * OC, (double)N * (IC + OC) * XB + (double)IC * OC * FB * (accumulate ? 2 : 1))) return;
-    BACKEND(linear_backward_weight)(dev, dw, dy, dy_stride, x, N, IC, OC, accumulate);
-    op_end(dev);
+/* Summed in chunks of DW_TOKENS tokens, each rounded to fp32 and then added. */
+static void linear_backward_weight(Device *dev, float *dw /* (OC,IC) = dy^T x; += where `accumulate` */, const floatX *dy /* (N,OC), rows dy_stride elements apart */,
+                                   int64_t dy_stride, const floatX *x /* (N,IC) */, int N, int IC, int OC, int accumulate) {
+    double bytes = (double)N * (IC + OC) * XB + (double)OC * IC * FB * (accumulate ? 2 : 1);
+    RUN_OP(OP_LINEAR_BACKWARD_WEIGHT, 2.0 * N * IC * OC, bytes, linear_backward_weight(dev, dw, dy, dy_stride, x, N, IC, OC, accumulate))
 }
 
-static void rope_forward(Device *dev,
-    floatX *x,                // (N, stride): the first `heads` heads of HD of each row are rotated in place
-    int64_t stride,
-    const float *cos_sin,     // (positions, HD/2, 2)
-    const int32_t *positions, // (T): row n has position positions[n % T]
-    int N, int T, int heads, int HD) {
-    if (!op_begin(dev, OP_ROPE_FORWARD, 3.0 * N * heads * HD, 2.0 * N * heads * HD * XB)) return;
-    BACKEND(rope_forward)(dev, x, stride, cos_sin, positions, N, T, heads, HD);
-    op_end(dev);
+/* Rotates, in place, the first `heads` heads of HD in each row; row n has position positions[n % T]. */
+static void rope_forward(Device *dev, floatX *x /* (N, stride) */, int64_t stride, const float *cos_sin /* (positions, HD/2, 2) */, const int32_t *positions /* (T) */,
+                         int N, int T, int heads, int HD) {
+    RUN_OP(OP_ROPE_FORWARD, 3.0 * N * heads * HD, 2.0 * N * heads * HD * XB, rope_forward(dev, x, stride, cos_sin, positions, N, T, heads, HD))
 }
 
-static void rope_backward(Device *dev, // as rope_forward, turned back
-    floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N, int T, int heads, int HD) {
-    if (!op_begin(dev, OP_ROPE_BACKWARD, 3.0 * N * heads * HD, 2.0 * N * heads * HD * XB)) return;
-    BACKEND(rope_backward)(dev, x, stride, cos_sin, positions, N, T, heads, HD);
-    op_end(dev);
+static void rope_backward(Device *dev, floatX *x /* (N, stride), rotated back */, int64_t stride, const float *cos_sin, const int32_t *positions,
+                          int N, int T, int heads, int HD) {
+    RUN_OP(OP_ROPE_BACKWARD, 3.0 * N * heads * HD, 2.0 * N * heads * HD * XB, rope_backward(dev, x, stride, cos_sin, positions, N, T, heads, HD))
 }
 
 /* (query, key) pairs visible by position, over all heads: documents are left out, since a plan does not know them. */
 static double attention_pairs(const AttentionShape *s) {
-    double first = max_i64(0, s->q_offset), last = max_i64(0, (int64_t)s->q_offset + s->Tq), Tk = s->Tk;
-    double upto_first = first <= Tk ? first * (first + 1) / 2 : Tk * (Tk + 1) / 2 + (first - Tk) * Tk; // sum of min(x, Tk), x = 1 ... first
+    double first = (double)max_i64(0, s->q_offset), last = (double)max_i64(0, (int64_t)s->q_offset + s->Tq), Tk = s->Tk;
+    double upto_first = first <= Tk ? first * (first + 1) / 2 : Tk * (Tk + 1) / 2 + (first - Tk) * Tk; // sum of min(i, Tk), i = 1 ... first
     double upto_last = last <= Tk ? last * (last + 1) / 2 : Tk * (Tk + 1) / 2 + (last - Tk) * Tk;
     return (upto_last - upto_first) * s->B * s->NH;
 }
-static inline double attention_q_elements(const AttentionShape *s) { return (double)s->B * s->Tq * s->NH * s->HD; }
-static inline double attention_k_elements(const AttentionShape *s) { return (double)s->B * s->Tk * s->NKV * s->HD; }
+static double attention_bytes(const AttentionShape *s, int times) { // q, k, v and out, `times` times, and lse
+    return times * 2.0 * s->B * s->HD * ((double)s->Tq * s->NH + (double)s->Tk * s->NKV) * XB + (double)s->B * s->NH * s->Tq * FB;
+}
 
-static void attention_forward(Device *dev,
-    floatX *out,     // (B,Tq,NH,HD) =, o_stride elements between tokens
-    float *lse,      // (B,NH,Tq) = log of the sum of exponentials; -INFINITY for a row that sees nothing, whose out is 0
-    const floatX *q, // (B,Tq,NH,HD)
-    const floatX *k, // (B,Tk,NKV,HD)
-    const floatX *v, // (B,Tk,NKV,HD)
-    const AttentionShape *s) {
+/* A row that sees nothing has out 0 and lse -INFINITY. */
+static void attention_forward(Device *dev, floatX *out /* (B,Tq,NH,HD) = */, float *lse /* (B,NH,Tq) = log of the sum of exponentials */,
+                              const floatX *q /* (B,Tq,NH,HD) */, const floatX *k, const floatX *v /* (B,Tk,NKV,HD) */, const AttentionShape *s) {
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *space = scratch(dev, "attention", BACKEND(attention_scratch)(dev, s, 0));
-    double bytes = 2 * (attention_q_elements(s) + attention_k_elements(s)) * XB + (double)s->B * s->NH * s->Tq * FB;
-    if (op_begin(dev, OP_ATTENTION_FORWARD, 4.0 * s->HD * attention_pairs(s), bytes)) {
-        BACKEND(attention_forward)(dev, out, lse, q, k, v, s, space);
-        op_end(dev);
-    }
+    RUN_OP(OP_ATTENTION_FORWARD, 4.0 * s->HD * attention_pairs(s), attention_bytes(s, 1), attention_forward(dev, out, lse, q, k, v, s, space))
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
-static void attention_backward(Device *dev,
-    floatX *dq, floatX *dk, floatX *dv, // =, laid out as q, k, v; may be q, k, v themselves
-    const floatX *dout,                 // as out
-    const floatX *out, const float *lse, const floatX *q, const floatX *k, const floatX *v, // as in forward
-    const AttentionShape *s) {
+static void attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv /* =, laid out as q, k, v, which they may be */, const floatX *dout /* as out */,
+                               const floatX *out, const float *lse, const floatX *q, const floatX *k, const floatX *v, const AttentionShape *s) {
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *space = scratch(dev, "attention", BACKEND(attention_scratch)(dev, s, 1));
-    double bytes = 4 * (attention_q_elements(s) + attention_k_elements(s)) * XB + (double)s->B * s->NH * s->Tq * FB;
-    if (op_begin(dev, OP_ATTENTION_BACKWARD, 10.0 * s->HD * attention_pairs(s), bytes)) {
-        BACKEND(attention_backward)(dev, dq, dk, dv, dout, out, lse, q, k, v, s, space);
-        op_end(dev);
-    }
+    RUN_OP(OP_ATTENTION_BACKWARD, 10.0 * s->HD * attention_pairs(s), attention_bytes(s, 2), attention_backward(dev, dq, dk, dv, dout, out, lse, q, k, v, s, space))
     arena_release(dev, MEM_WORKSPACE, mark);
 }
 
-static void swiglu_forward(Device *dev,
-    floatX *h,             // (N,F) =
-    const floatX *gate_up, // (N,2F): gate, then up
-    int N, int F) {
-    if (!op_begin(dev, OP_SWIGLU_FORWARD, 5.0 * N * F, 3.0 * N * F * XB)) return;
-    BACKEND(swiglu_forward)(dev, h, gate_up, N, F);
-    op_end(dev);
+static void swiglu_forward(Device *dev, floatX *h /* (N,F) = */, const floatX *gate_up /* (N,2F): gate, then up */, int N, int F) {
+    RUN_OP(OP_SWIGLU_FORWARD, 5.0 * N * F, 3.0 * N * F * XB, swiglu_forward(dev, h, gate_up, N, F))
 }
 
-static void swiglu_backward(Device *dev,
-    floatX *dgate_up,      // (N,2F) =; may be gate_up
-    const floatX *dh,      // (N,F)
-    const floatX *gate_up, // (N,2F)
-    int N, int F) {
-    if (!op_begin(dev, OP_SWIGLU_BACKWARD, 10.0 * N * F, 5.0 * N * F * XB)) return;
-    BACKEND(swiglu_backward)(dev, dgate_up, dh, gate_up, N, F);
-    op_end(dev);
+static void swiglu_backward(Device *dev, floatX *dgate_up /* (N,2F) =; may be gate_up */, const floatX *dh /* (N,F) */, const floatX *gate_up /* (N,2F) */, int N, int F) {
+    RUN_OP(OP_SWIGLU_BACKWARD, 10.0 * N * F, 5.0 * N * F * XB, swiglu_backward(dev, dgate_up, dh, gate_up, N, F))
 }
 
-static void cross_entropy(Device *dev,
-    float *losses,          // (N) =, 0 where the target is negative
-    float *logits,          // (N,V); with want_grad it becomes dlogits of the sum of losses: floatX, rows V*4/sizeof(floatX) apart
-    const int32_t *targets, // (N)
-    int N, int V, int want_grad) {
-    if (!op_begin(dev, OP_CROSS_ENTROPY, 4.0 * N * V, (double)N * V * (FB + (want_grad ? XB : 0)) + 2.0 * N * FB)) return;
-    BACKEND(cross_entropy)(dev, losses, logits, targets, N, V, want_grad);
-    op_end(dev);
+/* With want_grad the logits become the gradient of the sum of losses: floatX, rows V * 4 / sizeof(floatX) elements apart. */
+static void cross_entropy(Device *dev, float *losses /* (N) =, 0 where the target is negative */, float *logits /* (N,V) */, const int32_t *targets /* (N) */,
+                          int N, int V, int want_grad) {
+    RUN_OP(OP_CROSS_ENTROPY, 4.0 * N * V, (double)N * V * (FB + (want_grad ? XB : 0)) + 2 * FB * N, cross_entropy(dev, losses, logits, targets, N, V, want_grad))
 }
 
-static void tree_sum(Device *dev,
-    float *out,          // (count) = ((0+1)+(2+3))+..., or out + that sum where `accumulate`; may be pieces
-    const float *pieces, // (n,count)
-    int n, int64_t count, int accumulate) {
-    if (!op_begin(dev, OP_TREE_SUM, (double)(n - 1 + !!accumulate) * (double)count, (double)(n + 1 + !!accumulate) * (double)count * FB)) return;
-    BACKEND(tree_sum)(dev, out, pieces, n, count, accumulate);
-    op_end(dev);
+/* The sum is ((0+1)+(2+3))+...; out may be pieces. */
+static void tree_sum(Device *dev, float *out /* (count) = sum; += where `accumulate` */, const float *pieces /* (n,count) */, int n, int64_t count, int accumulate) {
+    double more = accumulate ? 1 : 0;
+    RUN_OP(OP_TREE_SUM, (n - 1 + more) * (double)count, (n + 1 + more) * (double)count * FB, tree_sum(dev, out, pieces, n, count, accumulate))
 }
 
-/* Sum of squares: fp32 within blocks of 256 elements from x on, fp64 over the blocks in order. 0 in a walk. */
+/* Sum of squares: fp32 within blocks of NORM_BLOCK elements from x on, fp64 over the blocks in order. 0 in a walk. */
 static double squared_norm(Device *dev, const float *x /* (count) */, int64_t count) {
     double total = 0;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     void *space = scratch(dev, "norm blocks", BACKEND(squared_norm_scratch)(count));
-    if (op_begin(dev, OP_SQUARED_NORM, 2.0 * (double)count, (double)count * FB)) {
-        total = BACKEND(squared_norm)(dev, x, count, space);
-        op_end(dev);
-    }
+    RUN_OP(OP_SQUARED_NORM, 2.0 * (double)count, (double)count * FB, squared_norm(dev, &total, x, count, space))
     arena_release(dev, MEM_WORKSPACE, mark);
     return total;
 }
 
-static void adamw(Device *dev,
-    float *p, float *m, float *v, // (count) updated: parameters, first and second moment
-    const float *g,               // (count): gradient before scaling
-    floatX *copy,                 // (count) = p rounded, written in the same pass; or NULL
-    int64_t count, float lr, float beta1, float beta2, float eps, float weight_decay,
-    float grad_scale, // clipping and 1 / token count
-    int step) {       // from 1
-    if (!op_begin(dev, OP_ADAMW, 14.0 * (double)count, (double)count * (7 * FB + (copy ? XB : 0)))) return;
-    BACKEND(adamw)(dev, p, m, v, g, copy, count, lr, beta1, beta2, eps, weight_decay, grad_scale, step);
-    op_end(dev);
+/* `grad_scale` folds in clipping and 1 / token count; `step` counts from 1. */
+static void adamw(Device *dev, float *p, float *m, float *v /* (count) updated: parameters, first and second moment */, const float *g /* (count) */,
+                  floatX *copy /* (count) = p rounded, or NULL */, int64_t count, float lr, float beta1, float beta2, float eps, float weight_decay, float grad_scale, int step) {
+    double bytes = (double)count * (7 * FB + (copy ? XB : 0));
+    RUN_OP(OP_ADAMW, 14.0 * (double)count, bytes, adamw(dev, p, m, v, g, copy, count, lr, beta1, beta2, eps, weight_decay, grad_scale, step))
 }
 
 static void cast_to_floatx(Device *dev, floatX *out /* (count) = */, const float *in /* (count) */, int64_t count) {
-    if (!op_begin(dev, OP_CAST, 0, (double)count * (XB + FB))) return;
-    BACKEND(cast_to_floatx)(dev, out, in, count);
-    op_end(dev);
+    RUN_OP(OP_CAST, 0, (double)count * (XB + FB), cast_to_floatx(dev, out, in, count))
 }
 
+#undef RUN_OP
 #pragma GCC diagnostic pop
 #endif

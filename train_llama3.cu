@@ -250,6 +250,7 @@ typedef struct Run {           // one per rank
     StepReport *reports;       // (world)
     int32_t *eval_inputs, *eval_targets; // (B, T)
     char *eval_raw;            // 5·(T + 1) bytes
+    int *layout;               // (world, AXES) leaders of all groups, read back from the transport
     Logger log;                // rank 0
 } Run;
 
@@ -790,6 +791,7 @@ static void run_allocate(Run *r, const Job *j) {
 static void run_close(Run *r) {
     if (r->training) loader_close(&r->loader, &r->dev);
     if (!r->dev.walk) kernels_close(&r->dev);
+    free(r->layout);
     free(r->model.blocks);
     fsdp_close(&r->fsdp);
     device_close(&r->dev);
@@ -931,48 +933,60 @@ static void write_plan(const Job *j, const Run *walked, int table) {
     if (fclose(f)) user_error("cannot write plan.json under %s: %s", j->opt.out, strerror(errno));
 }
 
-static void write_run_files(const Job *j, const Run *r, const Run *walked, const int *layout) {
+static void write_run_files(const Job *j, const Run *r, const Run *walked) {
     FILE *f = logger_create(j->opt.out, "config.txt");
     options_print(r->opt, f, 1);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
-    layout_write(j->opt.out, &j->mesh, layout);
+    layout_write(j->opt.out, &j->mesh, r->layout);
     write_plan(j, walked, 0);
 }
 
-static void rank_main(Job *j, int rank) {
-    Run walked, *r = (Run *)checked_malloc(sizeof *r);
-    run_walk(&walked, j, rank);
-    if (rank == 0) check_memory(j, &walked.dev);
+/* Walks the rank, then opens it for real: device, groups, shards, weights. */
+static void rank_open(Run *r, Run *walked, Job *j, int rank) {
+    run_walk(walked, j, rank);
+    if (rank == 0) check_memory(j, &walked->dev);
     run_bind(r, j, rank);
-    device_open(&r->dev, &walked.dev);
+    device_open(&r->dev, &walked->dev);
     kernels_open(&r->dev, rank == 0);
     comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, &j->thread_world, j->opt.timeout);
     check_agreement(r);
-    int *layout = layout_read_back(&r->comm);
-    alarm(0); // from here on every wait has its own deadline
+    r->layout = layout_read_back(&r->comm);
+    alarm(0); // start-up is over: from here on every wait has its own deadline
     process_end.quiet = 0;
     run_allocate(r, j);
     if (j->has_weights) model_load(&r->fsdp, &j->weights);
     else fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed);
-    if (rank == 0 && j->task == DO_TRAIN) {
+}
+
+static void rank_train(Run *r, const Run *walked, const Job *j) {
+    if (r->rank == 0) {
         print_banner(j, r);
         logger_open(&r->log, j->opt.out);
-        if (j->opt.out) write_run_files(j, r, &walked, layout);
+        if (j->opt.out) write_run_files(j, r, walked);
     }
-    int64_t targets = 0;
-    if (j->task == DO_TRAIN) train(r, &walked);
-    if (j->task == DO_EVAL) {
-        double loss = evaluate(r, &j->val, 0, &targets);
-        if (rank == 0) printf("{\"file\":\"%s\",\"tokens\":%" PRId64 ",\"loss\":%.9g,\"perplexity\":%.9g}\n", j->opt.eval, targets, loss, exp(loss));
-    }
+    train(r, walked);
+    if (r->rank == 0) logger_close(&r->log);
+}
+
+static void rank_eval(Run *r, const Job *j) {
+    int64_t targets;
+    double loss = evaluate(r, &j->val, 0, &targets);
+    if (r->rank == 0)
+        printf("{\"file\":\"%s\",\"tokens\":%" PRId64 ",\"loss\":%.9g,\"perplexity\":%.9g}\n", j->opt.eval, targets, loss, exp(loss));
+}
+
+static void rank_main(Job *j, int rank) {
+    Run *walked = (Run *)checked_malloc(sizeof *walked), *r = (Run *)checked_malloc(sizeof *r);
+    rank_open(r, walked, j, rank);
+    if (j->task == DO_TRAIN) rank_train(r, walked, j);
+    if (j->task == DO_EVAL) rank_eval(r, j);
     if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT))
         model_export(&r->fsdp, j->opt.export_dir, strcmp(j->opt.dtype, "bf16") ? ST_F32 : ST_BF16, j->tokenizer_path[0] ? j->tokenizer_path : NULL);
-    if (rank == 0 && j->task == DO_TRAIN) logger_close(&r->log);
-    free(layout);
     run_close(r);
-    run_close(&walked);
+    run_close(walked);
     free(r);
+    free(walked);
 }
 
 // ---------------------------------------------------------------------------
@@ -1028,24 +1042,25 @@ static int choose_transport(Job *j, int processes) {
     return o->ranks ? o->ranks : 1;
 }
 
-typedef struct { Job *job; int rank; } RankThread;
+typedef struct { Job *job; int rank; void (*body)(Job *, int); } RankThread;
 
 static void *rank_thread(void *arg) {
     RankThread *t = (RankThread *)arg;
-    rank_main(t->job, t->rank);
+    t->body(t->job, t->rank);
     return NULL;
 }
 
-/* Runs the job's ranks: this process's one, or all of them as threads. */
-static void launch(Job *j, int process, int world) {
+/* Runs `body` (rank_main) for the job's ranks: this process's one, or all of them as threads. */
+static void launch(Job *j, int process, void (*body)(Job *, int)) {
+    int world = j->mesh.world;
     if (j->transport != &transport_threads || world == 1) {
-        rank_main(j, process);
+        body(j, process);
         return;
     }
     pthread_t *threads = (pthread_t *)checked_malloc(sizeof(pthread_t) * (size_t)world);
     RankThread *args = (RankThread *)checked_malloc(sizeof(RankThread) * (size_t)world);
     for (int i = 0; i < world; i++) {
-        args[i].job = j, args[i].rank = i;
+        args[i].job = j, args[i].rank = i, args[i].body = body;
         if (pthread_create(&threads[i], NULL, rank_thread, &args[i])) run_failure("the thread of rank %d could not be started", i);
     }
     for (int i = 0; i < world; i++) pthread_join(threads[i], NULL);
@@ -1092,7 +1107,7 @@ int main(int argc, char **argv) {
         if (process == 0) write_plan(&job, &walked, 1);
         run_close(&walked);
     } else {
-        launch(&job, process, job.mesh.world);
+        launch(&job, process, rank_main);
     }
     job_close(&job);
     comm_end_process();

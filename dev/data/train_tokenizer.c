@@ -1,0 +1,264 @@
+/* train_tokenizer.c: makes a tokenizer.model of a given size from text, by byte-pair encoding (Sennrich et al. 2016,
+ * on bytes as in GPT-2): the pair of neighbours that occurs most often becomes a token, again and again.
+ * Usage: train_tokenizer --vocab-size 4096 --out tokenizer.model FILE|DIR...
+ * The size counts Llama 3's 256 special tokens, which need no line in the file. Ranks 0 to 255 are the bytes. Of
+ * pairs equally frequent the one of smaller ids is taken, so the same text gives the same file.
+ */
+#include "corpus.h"
+
+enum { MAX_PIECE = 4096,   // bytes; longer pieces are no language (base64, minified code) and teach nothing
+       MAX_TOKEN = 128 };  // bytes, as long as the longest of Llama 3
+
+typedef struct { char *bytes; uint32_t len, hash; int64_t count; int32_t *symbols; uint32_t num_symbols; } Piece; // a distinct piece of text
+typedef struct { uint64_t key; int64_t count; uint32_t *where, num_where, room; } Pair; // key: left << 32 | right; where: pieces that have or had it
+typedef struct { int64_t count; uint64_t key; } Candidate;
+
+typedef struct {
+    Tokenizer t;               // the vocabulary so far, for its table of bytes; nothing else of it is set
+    Piece *pieces;             // (num_pieces), found by piece_slots
+    uint32_t *piece_slots, piece_mask, num_pieces, max_pieces;
+    Pair *pairs;               // (pair_mask + 1) open addressing, key 0 with no `where` is empty
+    uint64_t pair_mask, num_pairs;
+    Candidate *heap;           // most frequent on top; entries whose count has changed since are mended when met
+    size_t heap_size, heap_room;
+} Trainer;
+
+// ---------------------------------------------------------------------------
+// the distinct pieces of the text and how often each occurs
+
+static void pieces_grow(Trainer *b) {
+    b->max_pieces = 2 * b->max_pieces + 4096;
+    b->pieces = (Piece *)grown(b->pieces, b->max_pieces * sizeof *b->pieces);
+    uint32_t slots = 1;
+    while (slots < 2 * b->max_pieces) slots *= 2;
+    free(b->piece_slots);
+    b->piece_slots = (uint32_t *)checked_malloc(slots * sizeof *b->piece_slots);
+    b->piece_mask = slots - 1;
+    for (uint32_t p = 0; p < b->num_pieces; p++) {
+        uint32_t i = b->pieces[p].hash & b->piece_mask;
+        while (b->piece_slots[i]) i = (i + 1) & b->piece_mask;
+        b->piece_slots[i] = p + 1; // 0: empty
+    }
+}
+
+static void piece_count(Trainer *b, const char *bytes, size_t len) {
+    if (len > MAX_PIECE) return;
+    if (b->num_pieces == b->max_pieces) pieces_grow(b);
+    uint32_t hash = token_hash(bytes, len), i = hash & b->piece_mask;
+    for (; b->piece_slots[i]; i = (i + 1) & b->piece_mask) {
+        Piece *p = &b->pieces[b->piece_slots[i] - 1];
+        if (p->hash == hash && p->len == len && !memcmp(p->bytes, bytes, len)) { p->count++; return; }
+    }
+    Piece *p = &b->pieces[b->num_pieces];
+    p->bytes = (char *)checked_malloc(len);
+    memcpy(p->bytes, bytes, len);
+    p->len = p->num_symbols = (uint32_t)len, p->hash = hash, p->count = 1;
+    p->symbols = (int32_t *)checked_malloc(len * sizeof *p->symbols);
+    for (size_t j = 0; j < len; j++) p->symbols[j] = (uint8_t)bytes[j];
+    b->piece_slots[i] = ++b->num_pieces;
+}
+
+static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
+    pcre2_code *split = split_open();
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    uint64_t bytes = 0;
+    for (size_t d = 0; d < corpus->count; d++) {
+        size_t len;
+        char *text = document_read(&corpus->documents[d], &len);
+        if (!text) continue;
+        for (size_t at = 0, end; at < len; at = end) {
+            end = split_next(split, match, text, len, at);
+            piece_count(b, text + at, end - at);
+        }
+        bytes += len;
+        free(text);
+    }
+    pcre2_match_data_free(match);
+    pcre2_code_free(split);
+    return bytes;
+}
+
+// ---------------------------------------------------------------------------
+// pairs of neighbours, and the most frequent of them
+
+static int more_frequent(Candidate a, Candidate b) { return a.count != b.count ? a.count > b.count : a.key < b.key; }
+
+static void candidate_push(Trainer *b, int64_t count, uint64_t key) {
+    Candidate c = {count, key};
+    if (b->heap_size == b->heap_room) b->heap = (Candidate *)grown(b->heap, (b->heap_room = 2 * b->heap_room + 4096) * sizeof *b->heap);
+    size_t i = b->heap_size++;
+    for (; i && more_frequent(c, b->heap[(i - 1) / 2]); i = (i - 1) / 2) b->heap[i] = b->heap[(i - 1) / 2];
+    b->heap[i] = c;
+}
+
+static Candidate candidate_pop(Trainer *b) {
+    Candidate top = b->heap[0], last = b->heap[--b->heap_size];
+    size_t i = 0, child;
+    while ((child = 2 * i + 1) < b->heap_size) {
+        if (child + 1 < b->heap_size && more_frequent(b->heap[child + 1], b->heap[child])) child++;
+        if (!more_frequent(b->heap[child], last)) break;
+        b->heap[i] = b->heap[child];
+        i = child;
+    }
+    b->heap[i] = last;
+    return top;
+}
+
+static Pair *pair_slot(Pair *pairs, uint64_t mask, uint64_t key) {
+    uint64_t i = (key * 0x9E3779B97F4A7C15u) >> 20 & mask; // Fibonacci hashing (Knuth, volume 3, section 6.4)
+    while (pairs[i].where && pairs[i].key != key) i = (i + 1) & mask;
+    return &pairs[i];
+}
+
+static Pair *pair_find(Trainer *b, uint64_t key) {
+    if (2 * b->num_pairs >= b->pair_mask) {
+        uint64_t mask = 2 * b->pair_mask + 1;
+        Pair *wider = (Pair *)checked_malloc((mask + 1) * sizeof *wider);
+        for (uint64_t i = 0; b->pairs && i <= b->pair_mask; i++)
+            if (b->pairs[i].where) *pair_slot(wider, mask, b->pairs[i].key) = b->pairs[i];
+        free(b->pairs);
+        b->pairs = wider, b->pair_mask = mask;
+    }
+    Pair *p = pair_slot(b->pairs, b->pair_mask, key);
+    if (p->where) return p;
+    b->num_pairs++;
+    p->key = key, p->room = 4;
+    p->where = (uint32_t *)checked_malloc(p->room * sizeof *p->where);
+    return p;
+}
+
+/* Adds `sign` times a piece's pairs to the counts; pairs with `token` in them (all pairs for NO_TOKEN) learn that they are found here. */
+static void piece_add_pairs(Trainer *b, uint32_t piece, int sign, int32_t token) {
+    const Piece *p = &b->pieces[piece];
+    for (uint32_t i = 0; i + 1 < p->num_symbols; i++) {
+        int32_t left = p->symbols[i], right = p->symbols[i + 1];
+        Pair *pair = pair_find(b, (uint64_t)left << 32 | (uint32_t)right);
+        pair->count += sign * p->count;
+        if (sign < 0 || (token != NO_TOKEN && left != token && right != token)) continue;
+        if (!pair->num_where || pair->where[pair->num_where - 1] != piece) {
+            if (pair->num_where == pair->room) pair->where = (uint32_t *)grown(pair->where, (pair->room *= 2) * sizeof *pair->where);
+            pair->where[pair->num_where++] = piece;
+        }
+        if (token != NO_TOKEN) candidate_push(b, pair->count, pair->key);
+    }
+}
+
+/* Replaces left, right by `token` in every piece, from left to right as the encoder does. */
+static void merge_everywhere(Trainer *b, uint64_t key, int32_t token) {
+    int32_t left = (int32_t)(key >> 32), right = (int32_t)key;
+    Pair *pair = pair_find(b, key);
+    uint32_t *where = pair->where, num_where = pair->num_where;
+    pair->where = (uint32_t *)checked_malloc(sizeof *where); // the table may move below, and this pair is used up
+    pair->num_where = 0, pair->room = 1;
+    for (uint32_t w = 0; w < num_where; w++) {
+        Piece *p = &b->pieces[where[w]];
+        int32_t *s = p->symbols;
+        uint32_t i = 0, n = 0;
+        while (i + 1 < p->num_symbols && (s[i] != left || s[i + 1] != right)) i++;
+        if (i + 1 >= p->num_symbols) continue; // had it once
+        piece_add_pairs(b, where[w], -1, token);
+        for (i = 0; i < p->num_symbols; i++)
+            if (i + 1 < p->num_symbols && s[i] == left && s[i + 1] == right) s[n++] = token, i++;
+            else s[n++] = s[i];
+        p->num_symbols = n;
+        piece_add_pairs(b, where[w], +1, token);
+    }
+    free(where);
+}
+
+// ---------------------------------------------------------------------------
+// the vocabulary
+
+static void vocabulary_add(Tokenizer *t, const char *bytes, size_t n) {
+    memcpy(t->bytes + t->start[t->n_base], bytes, n);
+    TokenSlot *slot = token_slot(t, bytes, n);
+    slot->hash = token_hash(bytes, n), slot->id = t->n_base++;
+    t->start[t->n_base] = t->start[t->n_base - 1] + n;
+    if (n > t->longest) t->longest = n;
+}
+
+static void vocabulary_open(Tokenizer *t, int n_base) {
+    uint32_t slots = 1;
+    while (slots < 2 * (uint32_t)n_base) slots *= 2;
+    t->slots = (TokenSlot *)checked_malloc(slots * sizeof *t->slots);
+    t->slot_mask = slots - 1;
+    for (uint32_t i = 0; i < slots; i++) t->slots[i].id = NO_TOKEN;
+    t->start = (uint64_t *)checked_malloc((size_t)(n_base + 1) * sizeof *t->start);
+    t->bytes = (char *)checked_malloc((size_t)n_base * MAX_TOKEN);
+    for (int i = 0; i < 256; i++) {
+        char byte = (char)i;
+        vocabulary_add(t, &byte, 1);
+    }
+}
+
+static void learn(Trainer *b, int n_base) {
+    Tokenizer *t = &b->t;
+    for (uint32_t p = 0; p < b->num_pieces; p++) piece_add_pairs(b, p, +1, NO_TOKEN);
+    for (uint64_t i = 0; b->pairs && i <= b->pair_mask; i++)
+        if (b->pairs[i].where) candidate_push(b, b->pairs[i].count, b->pairs[i].key);
+    while (t->n_base < n_base && b->heap_size) {
+        Candidate c = candidate_pop(b);
+        int64_t count = pair_find(b, c.key)->count;
+        if (count < c.count && count > 0) candidate_push(b, count, c.key);
+        if (count != c.count || count == 0) continue; // a rise has pushed an entry of its own
+        int32_t left = (int32_t)(c.key >> 32), right = (int32_t)c.key;
+        size_t n = token_length(t, left) + token_length(t, right);
+        char bytes[2 * MAX_TOKEN];
+        if (n > MAX_TOKEN) continue;
+        memcpy(bytes, t->bytes + t->start[left], token_length(t, left));
+        memcpy(bytes + token_length(t, left), t->bytes + t->start[right], token_length(t, right));
+        int32_t token = token_find(t, bytes, n); // a token may come from several pairs: a+bc, ab+c
+        if (token == NO_TOKEN) vocabulary_add(t, bytes, n), token = t->n_base - 1;
+        merge_everywhere(b, c.key, token);
+    }
+}
+
+static void vocabulary_write(const Tokenizer *t, const char *path) {
+    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    FILE *f = output_open(path);
+    for (int32_t id = 0; id < t->n_base; id++) {
+        const uint8_t *p = (const uint8_t *)t->bytes + t->start[id];
+        size_t n = token_length(t, id);
+        for (size_t i = 0; i < n; i += 3) {
+            uint32_t bits = (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
+            fputc(alphabet[bits >> 18], f);
+            fputc(alphabet[bits >> 12 & 63], f);
+            fputc(i + 1 < n ? alphabet[bits >> 6 & 63] : '=', f);
+            fputc(i + 2 < n ? alphabet[bits & 63] : '=', f);
+        }
+        fprintf(f, " %d\n", id);
+    }
+    output_close(f, path);
+}
+
+int main(int argc, char **argv) {
+    static Trainer b; // its fields are large tables, nothing else uses it
+    Corpus corpus = ZERO;
+    const char *out = NULL, *value;
+    long vocab_size = 4096;
+    for (int i = 1; i < argc; i++) {
+        char *end;
+        if ((value = option_value(argc, argv, &i, "--vocab-size"))) {
+            vocab_size = strtol(value, &end, 10);
+            if (*end || vocab_size < 512 || vocab_size > 1 << 20)
+                user_error("--vocab-size %s was given, expected a number from 512 (256 bytes and 256 special tokens) to 1048576", value);
+        } else if ((value = option_value(argc, argv, &i, "--out"))) out = value;
+        else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...", argv[i]);
+        else corpus_add_path(&corpus, argv[i]);
+    }
+    if (!out || !corpus.count)
+        user_error("%s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...", out ? "there is no text file in what was given" : "--out is missing");
+    double started = seconds_now();
+    uint64_t bytes = pieces_of(&b, &corpus);
+    if (!bytes) user_error("%zu files were given, none with text in it; expected UTF-8 text", corpus.count);
+    int n_base = (int)vocab_size - NUM_SPECIAL_TOKENS;
+    vocabulary_open(&b.t, n_base);
+    learn(&b, n_base);
+    if (b.t.n_base < n_base)
+        user_error("%" PRIu64 " bytes of text have pairs for %d tokens only, %d were wanted; give more text, or --vocab-size %d",
+                   bytes, b.t.n_base, n_base, b.t.n_base + NUM_SPECIAL_TOKENS);
+    vocabulary_write(&b.t, out);
+    printf("%s: %ld tokens (%d of the text, %d special) from %.2f MB in %u distinct pieces, %.2f s\n", out, vocab_size, n_base,
+           NUM_SPECIAL_TOKENS, (double)bytes / 1e6, b.num_pieces, seconds_now() - started);
+    return 0;
+}

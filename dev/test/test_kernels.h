@@ -1,0 +1,653 @@
+/* test_kernels.h: each op against its definition in double precision, at odd sizes; equal bits for 1, 2 and 3
+ * threads and for every cut of a flat tensor; nothing written outside the outputs; a walk that counts the same.
+ * Expects CHECK(name, condition, format, ...) and kernels.h. */
+#ifndef TEST_KERNELS_H
+#define TEST_KERNELS_H
+#include "../../kernels.h"
+
+// ---------------------------------------------------------------------------
+// memory with guards, random numbers, errors
+
+enum { GUARD = 256, MAX_TEST_BUFFERS = 512, TEST_THREADS = 3 };
+static const double ROUNDING = sizeof(floatX) == 2 ? 3e-3 : 2e-6; // allowed |error| / |reference| of a floatX output
+static const double ROUNDING_ROW = sizeof(floatX) == 2 ? 4e-3 : 1e-5; // half of the last of 8 bits is 3.9e-3
+
+typedef struct { // one test's buffers and its worst figures
+    Device dev[TEST_THREADS + 1]; // dev[t] computes with t threads
+    char *blocks[MAX_TEST_BUFFERS];
+    size_t bytes[MAX_TEST_BUFFERS];
+    int num_blocks, overruns, cases, unequal;
+    uint64_t random;
+    double worst, worst_row;
+} KernelTest;
+
+static void *test_alloc(KernelTest *t, int64_t bytes) {
+    if (t->num_blocks == MAX_TEST_BUFFERS) run_failure("test_kernels.h: more than %d buffers in one test", MAX_TEST_BUFFERS);
+    char *p = (char *)checked_malloc((size_t)bytes + 2 * GUARD);
+    memset(p, 0xA5, (size_t)bytes + 2 * GUARD);
+    t->blocks[t->num_blocks] = p;
+    t->bytes[t->num_blocks++] = (size_t)bytes;
+    return p + GUARD;
+}
+
+static void test_free_all(KernelTest *t) {
+    for (; t->num_blocks > 0; t->num_blocks--) {
+        unsigned char *p = (unsigned char *)t->blocks[t->num_blocks - 1];
+        for (size_t i = 0; i < GUARD; i++) t->overruns += p[i] != 0xA5 || p[GUARD + t->bytes[t->num_blocks - 1] + i] != 0xA5;
+        free(p);
+    }
+}
+
+static double test_random(KernelTest *t) { // uniform in (-1, 1)
+    t->random = t->random * 6364136223846793005u + 1442695040888963407u;
+    return (double)(int64_t)(t->random >> 11) / (double)(1LL << 52) - 1.0;
+}
+static float *test_floats(KernelTest *t, int64_t n, double scale) {
+    float *p = (float *)test_alloc(t, n * 4);
+    for (int64_t i = 0; i < n; i++) p[i] = (float)(scale * (test_random(t) + test_random(t)));
+    return p;
+}
+static floatX *test_xs(KernelTest *t, int64_t n, double scale) {
+    floatX *p = (floatX *)test_alloc(t, n * (int64_t)sizeof(floatX));
+    for (int64_t i = 0; i < n; i++) p[i] = from_float((float)(scale * (test_random(t) + test_random(t))));
+    return p;
+}
+static double *test_doubles(KernelTest *t, int64_t n) {
+    double *p = (double *)test_alloc(t, n * 8);
+    memset(p, 0, (size_t)n * 8);
+    return p;
+}
+static void *test_copy(KernelTest *t, const void *from, int64_t bytes) {
+    void *p = test_alloc(t, bytes);
+    memcpy(p, from, (size_t)bytes);
+    return p;
+}
+
+/* Errors of (rows, cols) against ref; `x` where is_x else `f`. A row is measured against at least a tenth of the average row. */
+static void test_compare(KernelTest *t, const void *got, int is_x, int64_t stride, const double *ref, int64_t rows, int64_t cols) {
+    double error = 0, norm = 0, worst = 0;
+    for (int64_t i = 0; i < rows * cols; i++) norm += ref[i] * ref[i];
+    for (int64_t r = 0; r < rows; r++) {
+        double row_error = 0, row_norm = 1e-2 * norm / (double)rows;
+        for (int64_t c = 0; c < cols; c++) {
+            double y = is_x ? to_float(((const floatX *)got)[r * stride + c]) : ((const float *)got)[r * stride + c], x = ref[r * cols + c];
+            row_error += (y - x) * (y - x);
+            row_norm += x * x;
+        }
+        error += row_error;
+        double e = row_error > 0 ? sqrt(row_error / row_norm) : row_error;
+        if (!(e <= worst)) worst = e;
+    }
+    double e = error > 0 ? sqrt(error / norm) : error;
+    if (!(e <= t->worst)) t->worst = e; // NaN counts as worst
+    if (!(worst <= t->worst_row)) t->worst_row = worst;
+}
+static void test_same(KernelTest *t, const void *a, const void *b, int64_t bytes) { t->unequal += memcmp(a, b, (size_t)bytes) != 0; }
+
+static void test_report(KernelTest *t, const char *name, double bound, double row_bound) {
+    test_free_all(t);
+    CHECK(name, t->worst <= bound && t->worst_row <= row_bound && !t->unequal && !t->overruns,
+          "%d cases: error %.2g <= %.2g, worst row %.2g <= %.2g, %d differ between 1, 2, 3 threads, %d bytes written outside",
+          t->cases, t->worst, bound, t->worst_row, row_bound, t->unequal, t->overruns);
+    t->cases = t->unequal = t->overruns = 0;
+    t->worst = t->worst_row = 0;
+}
+
+// ---------------------------------------------------------------------------
+// ops by rows
+
+static void test_embedding(KernelTest *t) {
+    const int sizes[][3] = {{1, 1, 17}, {65, 5, 3}, {200, 257, 17}, {3, 64, 1}}; // N, C, V
+    for (int i = 0; i < 4; i++, t->cases++) {
+        int N = sizes[i][0], C = sizes[i][1], V = sizes[i][2];
+        floatX *embed = test_xs(t, V * C, 1), *dx = test_xs(t, N * C, 1), *first = NULL;
+        float *start = test_floats(t, V * C, 1), *dfirst = NULL;
+        int32_t *ids = (int32_t *)test_alloc(t, N * 4);
+        for (int n = 0; n < N; n++) ids[n] = n % 7 == 6 ? -1 : (int32_t)(fabs(test_random(t)) * V);
+        for (int threads = 1; threads <= TEST_THREADS; threads++) {
+            floatX *x = test_xs(t, N * C, 1);
+            float *dembed = (float *)test_copy(t, start, V * C * 4);
+            embedding_forward(&t->dev[threads], x, embed, ids, N, C);
+            embedding_backward(&t->dev[threads], dembed, dx, ids, N, C);
+            if (!first) first = x, dfirst = dembed;
+            test_same(t, x, first, N * C * (int64_t)sizeof(floatX));
+            test_same(t, dembed, dfirst, V * C * 4);
+        }
+        double *ref = test_doubles(t, N * C), *dref = test_doubles(t, V * C);
+        for (int j = 0; j < V * C; j++) dref[j] = start[j];
+        for (int n = 0; n < N; n++)
+            for (int c = 0; c < C && ids[n] >= 0; c++) {
+                ref[n * C + c] = to_float(embed[ids[n] * C + c]);
+                dref[ids[n] * C + c] += to_float(dx[n * C + c]);
+            }
+        test_compare(t, first, 1, C, ref, N, C);
+        test_compare(t, dfirst, 0, C, dref, V, C);
+    }
+    test_report(t, "embedding forward and backward follow their definition", 2e-6, 1e-5);
+}
+
+static void test_rmsnorm(KernelTest *t) {
+    const int sizes[][2] = {{1, 1}, {3, 5}, {65, 64}, {200, 257}, {33, 768}};
+    const float eps = 1e-5f;
+    for (int i = 0; i < 10; i++, t->cases++) {
+        int N = sizes[i / 2][0], C = sizes[i / 2][1], with_delta = i % 2, XS = (int)sizeof(floatX);
+        floatX *x = test_xs(t, N * C, 1), *delta = with_delta ? test_xs(t, N * C, 1) : NULL, *w = test_xs(t, C, 1), *dout = test_xs(t, N * C, 1);
+        floatX *residual = with_delta ? test_xs(t, N * C, 1) : NULL, *in = (floatX *)test_copy(t, x, N * C * XS);
+        for (int j = 0; j < N * C && delta; j++) in[j] = from_float(to_float(x[j]) + to_float(delta[j]));
+        float *start = test_floats(t, C, 1), *first_dw = NULL, *first_rstd = NULL;
+        floatX *first = NULL, *first_dx = NULL;
+        for (int threads = 1; threads <= TEST_THREADS; threads++) {
+            floatX *out = test_xs(t, N * C, 1), *sum = (floatX *)test_copy(t, x, N * C * XS), *dx = test_xs(t, N * C, 1);
+            float *rstd = test_floats(t, N, 1), *dw = (float *)test_copy(t, start, C * 4);
+            rmsnorm_forward(&t->dev[threads], out, rstd, delta ? sum : NULL, threads == 2 && delta ? sum : x, delta, w, eps, N, C); // 2: in place
+            if (residual && threads == 2) memcpy(dx, residual, (size_t)(N * C * XS)); // 2: dresidual is dx
+            rmsnorm_backward(&t->dev[threads], dx, dw, dout, residual && threads == 2 ? dx : residual, in, rstd, w, N, C);
+            if (!first) first = out, first_dx = dx, first_dw = dw, first_rstd = rstd;
+            test_same(t, out, first, N * C * XS);
+            test_same(t, dx, first_dx, N * C * XS);
+            test_same(t, dw, first_dw, C * 4);
+            test_same(t, rstd, first_rstd, N * 4);
+            if (delta) test_same(t, sum, in, N * C * XS);
+        }
+        double *ref = test_doubles(t, N * C), *dref = test_doubles(t, N * C), *dwref = test_doubles(t, C), *rref = test_doubles(t, N);
+        for (int c = 0; c < C; c++) dwref[c] = start[c];
+        for (int n = 0; n < N; n++) {
+            double squares = 0, dot = 0;
+            for (int c = 0; c < C; c++) squares += (double)to_float(in[n * C + c]) * to_float(in[n * C + c]);
+            double r = rref[n] = 1 / sqrt(squares / C + eps);
+            for (int c = 0; c < C; c++) dot += (double)to_float(dout[n * C + c]) * to_float(w[c]) * to_float(in[n * C + c]) * r;
+            for (int c = 0; c < C; c++) {
+                double y = to_float(in[n * C + c]) * r, d = to_float(dout[n * C + c]);
+                ref[n * C + c] = y * to_float(w[c]);
+                dwref[c] += d * y;
+                dref[n * C + c] = r * (d * to_float(w[c]) - y * dot / C) + (residual ? to_float(residual[n * C + c]) : 0);
+            }
+        }
+        if (C > 1) test_compare(t, first_dx, 1, C, dref, N, C); // C = 1: dx is a difference of equals
+        test_compare(t, first, 1, C, ref, N, C);
+        test_compare(t, first_dw, 0, C, dwref, 1, C);
+        test_compare(t, first_rstd, 0, 1, rref, N, 1);
+    }
+    test_report(t, "rmsnorm forward and backward follow their definition", ROUNDING, ROUNDING_ROW);
+}
+
+static void test_linear(KernelTest *t) {
+    const int sizes[][4] = {{1, 1, 1, 0}, {3, 5, 7, 0}, {65, 257, 33, 3}, {1, 64, 17, 1}, {200, 80, 96, 0}, {1100, 24, 40, 8}, {2500, 9, 3, 0}}; // N, IC, OC, stride - OC
+    for (int i = 0; i < 14; i++, t->cases++) {
+        const int N = sizes[i / 2][0], IC = sizes[i / 2][1], OC = sizes[i / 2][2], stride = OC + sizes[i / 2][3], accumulate = i % 2, XS = (int)sizeof(floatX);
+        floatX *x = test_xs(t, N * IC, 1), *w = test_xs(t, OC * IC, 1), *dy = test_xs(t, N * stride, 1), *first = NULL, *first_dx = NULL;
+        float *start = test_floats(t, OC * IC, 1), *first_logits = NULL, *first_dw = NULL;
+        for (int threads = 1; threads <= TEST_THREADS; threads++) {
+            Device *dev = &t->dev[threads];
+            floatX *y = test_xs(t, N * OC, 1), *dx = test_xs(t, N * IC, 1);
+            float *logits = test_floats(t, N * OC, 1), *dw = (float *)test_copy(t, start, OC * IC * 4);
+            linear_forward(dev, y, x, w, N, IC, OC);
+            linear_forward_fp32(dev, logits, x, w, N, IC, OC);
+            linear_backward_input(dev, dx, dy, stride, w, N, IC, OC);
+            linear_backward_weight(dev, dw, dy, stride, x, N, IC, OC, accumulate);
+            if (!first) first = y, first_dx = dx, first_logits = logits, first_dw = dw;
+            test_same(t, y, first, N * OC * XS);
+            test_same(t, dx, first_dx, N * IC * XS);
+            test_same(t, logits, first_logits, N * OC * 4);
+            test_same(t, dw, first_dw, OC * IC * 4);
+        }
+        double *yref = test_doubles(t, N * OC), *dxref = test_doubles(t, N * IC), *dwref = test_doubles(t, OC * IC);
+        for (int j = 0; j < OC * IC && accumulate; j++) dwref[j] = start[j];
+        for (int n = 0; n < N; n++)
+            for (int o = 0; o < OC; o++)
+                for (int c = 0; c < IC; c++) {
+                    double xv = to_float(x[n * IC + c]), wv = to_float(w[o * IC + c]), d = to_float(dy[n * stride + o]);
+                    yref[n * OC + o] += xv * wv;
+                    dxref[n * IC + c] += d * wv;
+                    dwref[o * IC + c] += d * xv;
+                }
+        test_compare(t, first, 1, OC, yref, N, OC);
+        test_compare(t, first_dx, 1, IC, dxref, N, IC);
+        test_compare(t, first_logits, 0, OC, yref, N, OC);
+        test_compare(t, first_dw, 0, IC, dwref, OC, IC);
+    }
+}
+
+static void test_linears(KernelTest *t) {
+    test_linear(t);
+    test_report(t, t->dev[1].matmuls->plain ? "linear (plain C) forward and backward follow their definition" : "linear (oneDNN) forward and backward follow their definition",
+                ROUNDING, ROUNDING_ROW);
+    int was = t->dev[1].matmuls->plain;
+    for (int threads = 1; threads <= TEST_THREADS; threads++) t->dev[threads].matmuls->plain = 1;
+    if (!was) {
+        test_linear(t);
+        test_report(t, "linear (plain C) forward and backward follow their definition", ROUNDING, ROUNDING_ROW);
+    }
+    for (int threads = 1; threads <= TEST_THREADS; threads++) t->dev[threads].matmuls->plain = was;
+}
+
+static void test_rope(KernelTest *t) {
+    const int sizes[][5] = {{1, 1, 1, 2, 0}, {6, 3, 3, 64, 64}, {65, 65, 2, 80, 10}, {4, 2, 5, 128, 0}, {3, 1, 2, 14, 1}}; // N, T, heads, HD, stride - heads*HD
+    for (int i = 0; i < 10; i++, t->cases++) {
+        int N = sizes[i / 2][0], T = sizes[i / 2][1], heads = sizes[i / 2][2], HD = sizes[i / 2][3], width = heads * HD, stride = width + sizes[i / 2][4];
+        int back = i % 2, half = HD / 2, XS = (int)sizeof(floatX);
+        floatX *x = test_xs(t, N * stride, 1), *first = NULL;
+        float *table = test_floats(t, 100 * HD, 1);
+        int32_t *positions = (int32_t *)test_alloc(t, T * 4);
+        for (int j = 0; j < T; j++) positions[j] = (j * 37 + 5) % 100;
+        for (int p = 0; p < 100 * half; p++) table[2 * p] = (float)cos(p * 0.7), table[2 * p + 1] = (float)sin(p * 0.7);
+        for (int threads = 1; threads <= TEST_THREADS; threads++) {
+            floatX *y = (floatX *)test_copy(t, x, N * stride * XS);
+            (back ? rope_backward : rope_forward)(&t->dev[threads], y, stride, table, positions, N, T, heads, HD);
+            if (!first) first = y;
+            test_same(t, y, first, N * stride * XS);
+        }
+        double *ref = test_doubles(t, N * stride);
+        for (int j = 0; j < N * stride; j++) ref[j] = to_float(x[j]); // what is beyond the heads stays
+        for (int n = 0; n < N; n++)
+            for (int h = 0; h < heads; h++)
+                for (int j = 0; j < half; j++) {
+                    const float *cs = table + (positions[n % T] * half + j) * 2;
+                    int at = n * stride + h * HD + j;
+                    double c = cs[0], s = back ? -cs[1] : cs[1], a = to_float(x[at]), b = to_float(x[at + half]);
+                    ref[at] = a * c - b * s;
+                    ref[at + half] = b * c + a * s;
+                }
+        test_compare(t, first, 1, stride, ref, N, stride);
+    }
+    test_report(t, "rope forward and backward follow their definition", ROUNDING, ROUNDING_ROW);
+}
+
+static void test_swiglu(KernelTest *t) {
+    const int sizes[][2] = {{1, 1}, {3, 5}, {65, 64}, {20, 257}};
+    for (int i = 0; i < 4; i++, t->cases++) {
+        int N = sizes[i][0], F = sizes[i][1], XS = (int)sizeof(floatX);
+        floatX *gu = test_xs(t, N * 2 * F, 6), *dh = test_xs(t, N * F, 1), *first = NULL, *first_d = NULL;
+        if (F > 5) gu[0] = from_float(-300.0f), gu[1] = from_float(300.0f);
+        for (int threads = 1; threads <= TEST_THREADS; threads++) {
+            floatX *h = test_xs(t, N * F, 1), *d = threads == 2 ? (floatX *)test_copy(t, gu, N * 2 * F * XS) : test_xs(t, N * 2 * F, 1);
+            swiglu_forward(&t->dev[threads], h, gu, N, F);
+            swiglu_backward(&t->dev[threads], d, dh, threads == 2 ? d : gu, N, F); // 2: in place
+            if (!first) first = h, first_d = d;
+            test_same(t, h, first, N * F * XS);
+            test_same(t, d, first_d, N * 2 * F * XS);
+        }
+        double *ref = test_doubles(t, N * F), *dref = test_doubles(t, N * 2 * F);
+        for (int n = 0; n < N; n++)
+            for (int f = 0; f < F; f++) {
+                double g = to_float(gu[n * 2 * F + f]), u = to_float(gu[n * 2 * F + F + f]), d = to_float(dh[n * F + f]), s = 1 / (1 + exp(-g));
+                ref[n * F + f] = g * s * u;
+                dref[n * 2 * F + f] = d * u * s * (1 + g * (1 - s));
+                dref[n * 2 * F + F + f] = d * g * s;
+            }
+        test_compare(t, first, 1, F, ref, N, F);
+        test_compare(t, first_d, 1, 2 * F, dref, N, 2 * F);
+    }
+    test_report(t, "swiglu forward and backward follow their definition", ROUNDING, ROUNDING_ROW);
+}
+
+static void test_cross_entropy(KernelTest *t) {
+    const int sizes[][2] = {{1, 1}, {3, 5}, {65, 17}, {20, 257}, {7, 4096}};
+    const double scales[] = {1, 30, 5000}; // to logits of +-1e4
+    double worst_loss = 0;
+    int changed = 0, same_losses = 0;
+    for (int i = 0; i < 15; i++, t->cases++) {
+        int N = sizes[i / 3][0], V = sizes[i / 3][1], XS = (int)sizeof(floatX), stride = V * 4 / XS;
+        float *logits = test_floats(t, N * V, scales[i % 3]), *first_losses = NULL, *first = NULL;
+        int32_t *targets = (int32_t *)test_alloc(t, N * 4);
+        for (int n = 0; n < N; n++) targets[n] = n % 3 == 2 ? -1 - n : (int32_t)(fabs(test_random(t)) * V);
+        for (int threads = 1; threads <= TEST_THREADS; threads++) {
+            float *losses = test_floats(t, N, 1), *kept = test_floats(t, N, 1), *d = (float *)test_copy(t, logits, N * V * 4);
+            cross_entropy(&t->dev[threads], kept, d, targets, N, V, 0);
+            changed += memcmp(d, logits, (size_t)(N * V * 4)) != 0;
+            cross_entropy(&t->dev[threads], losses, d, targets, N, V, 1);
+            same_losses += memcmp(losses, kept, (size_t)N * 4) == 0;
+            if (!first) first = d, first_losses = losses;
+            for (int n = 0; n < N; n++) test_same(t, (floatX *)(void *)d + n * stride, (floatX *)(void *)first + n * stride, V * XS);
+            test_same(t, losses, first_losses, N * 4);
+        }
+        double *ref = test_doubles(t, N * V);
+        for (int n = 0; n < N; n++) {
+            double max = -1e300, sum = 0, loss = 0;
+            for (int v = 0; v < V; v++) max = fmax(max, logits[n * V + v]);
+            for (int v = 0; v < V; v++) sum += exp(logits[n * V + v] - max);
+            for (int v = 0; v < V && targets[n] >= 0; v++) ref[n * V + v] = exp(logits[n * V + v] - max) / sum - (v == targets[n]);
+            if (targets[n] >= 0) loss = log(sum) + max - logits[n * V + targets[n]];
+            double e = fabs(first_losses[n] - loss) / fmax(1, fabs(loss));
+            if (!(e <= worst_loss)) worst_loss = e;
+        }
+        if (V > 1) test_compare(t, first, 1, stride, ref, N, V);
+    }
+    CHECK("cross_entropy without gradient leaves the logits and gives the same losses", !changed && same_losses == 15 * TEST_THREADS, "%d changed, %d of %d equal", changed, same_losses, 15 * TEST_THREADS);
+    CHECK("cross_entropy losses follow their definition, logits to +-1e4", worst_loss <= 2e-6, "error %.2g <= 2e-6", worst_loss);
+    test_report(t, "cross_entropy gradient follows its definition", ROUNDING, ROUNDING_ROW);
+}
+
+// ---------------------------------------------------------------------------
+// attention
+
+typedef struct { int B, Tq, Tk, NH, NKV, HD, q_offset, docs, spare; double scale; } AttentionCase; // docs 2: some match nothing; spare: unused keys behind each sequence
+
+static int test_sees(const AttentionShape *s, int b, int t, int key) {
+    return key <= s->q_offset + t && (!s->q_doc || s->q_doc[b * s->Tq + t] == s->k_doc[b * s->Tk + key]);
+}
+
+/* out, lse, dq, dk, dv by their definition; every array dense: (B,T,heads,HD). */
+static void attention_reference(const AttentionShape *s, const double *q, const double *k, const double *v, const double *dout, double *out, double *lse, double *dq, double *dk, double *dv, double *p) {
+    int HD = s->HD;
+    for (int b = 0; b < s->B; b++)
+        for (int h = 0; h < s->NH; h++)
+            for (int t = 0; t < s->Tq; t++) {
+                int64_t at = (((int64_t)b * s->Tq + t) * s->NH + h) * HD;
+                double max = -INFINITY, sum = 0, D = 0;
+                for (int j = 0; j < s->Tk; j++) {
+                    const double *kj = k + (((int64_t)b * s->Tk + j) * s->NKV + h / (s->NH / s->NKV)) * HD;
+                    p[j] = test_sees(s, b, t, j) ? 0 : -INFINITY;
+                    for (int d = 0; d < HD && p[j] > -INFINITY; d++) p[j] += q[at + d] * kj[d] / sqrt(HD);
+                    max = fmax(max, p[j]);
+                }
+                for (int j = 0; j < s->Tk; j++) sum += p[j] = p[j] == -INFINITY ? 0 : exp(p[j] - max);
+                lse[((int64_t)b * s->NH + h) * s->Tq + t] = sum > 0 ? max + log(sum) : -INFINITY;
+                for (int j = 0; j < s->Tk; j++)
+                    for (int d = 0; d < HD && p[j] > 0; d++) out[at + d] += p[j] / sum * v[(((int64_t)b * s->Tk + j) * s->NKV + h / (s->NH / s->NKV)) * HD + d];
+                for (int d = 0; d < HD; d++) D += out[at + d] * dout[at + d];
+                for (int j = 0; j < s->Tk; j++) {
+                    int64_t kat = (((int64_t)b * s->Tk + j) * s->NKV + h / (s->NH / s->NKV)) * HD;
+                    double dp = 0;
+                    if (p[j] == 0) continue;
+                    for (int d = 0; d < HD; d++) dp += dout[at + d] * v[kat + d];
+                    for (int d = 0; d < HD; d++) {
+                        double ds = p[j] / sum * (dp - D) / sqrt(HD);
+                        dq[at + d] += ds * k[kat + d];
+                        dk[kat + d] += ds * q[at + d];
+                        dv[kat + d] += p[j] / sum * dout[at + d];
+                    }
+                }
+            }
+}
+
+static double *test_widen(KernelTest *t, const floatX *x, int B, int T, int64_t batch, int64_t stride, int width) { // dense (B,T,width)
+    double *y = test_doubles(t, (int64_t)B * T * width);
+    for (int b = 0; b < B; b++)
+        for (int n = 0; n < T; n++)
+            for (int i = 0; i < width; i++) y[((int64_t)b * T + n) * width + i] = to_float(x[b * batch + n * stride + i]);
+    return y;
+}
+
+static int32_t *test_documents(KernelTest *t, int B, int T, int nowhere) {
+    int32_t *doc = (int32_t *)test_alloc(t, B * T * 4), id = 3;
+    for (int i = 0; i < B * T; i++) {
+        if (test_random(t) > 0.9) id++;
+        doc[i] = nowhere && i % 5 == 0 ? -7 : i % T == 0 ? (id = 3) : id;
+    }
+    return doc;
+}
+
+static void test_attention_case(KernelTest *t, const AttentionCase *c, double *worst_lse, int *bad_empty) {
+    const int XS = (int)sizeof(floatX), fused = c->Tq == c->Tk && !c->spare, kw = c->NKV * c->HD, qw = c->NH * c->HD;
+    AttentionShape s;
+    memset(&s, 0, sizeof s);
+    s.B = c->B, s.Tq = c->Tq, s.Tk = c->Tk, s.NH = c->NH, s.NKV = c->NKV, s.HD = c->HD, s.q_offset = c->q_offset;
+    if (c->docs) s.k_doc = test_documents(t, c->B, c->Tk, 0), s.q_doc = c->Tq == c->Tk && c->docs == 1 ? s.k_doc : test_documents(t, c->B, c->Tq, c->docs == 2);
+    s.q_stride = fused ? qw + 2 * kw : qw + 3;
+    s.k_stride = s.v_stride = fused ? qw + 2 * kw : kw + 5;
+    s.o_stride = qw + c->spare;
+    int64_t q_batch = c->Tq * s.q_stride, kv_batch = (c->Tk + c->spare) * s.k_stride, N = (int64_t)c->B * c->Tq;
+    s.kv_batch = c->spare ? kv_batch : 0;
+    int64_t q_size = c->B * q_batch, kv_size = fused ? 0 : c->B * kv_batch, total = q_size + 2 * kv_size;
+    floatX *qkv = test_xs(t, total, c->scale), *q = qkv, *k = fused ? q + qw : q + q_size, *v = fused ? k + kw : k + kv_size;
+    floatX *dout = test_xs(t, N * s.o_stride, 1), *first_out = NULL, *first_d = NULL;
+    float *first_lse = NULL;
+    for (int threads = 1; threads <= TEST_THREADS; threads++) {
+        floatX *out = test_xs(t, N * s.o_stride, 1), *d = (floatX *)test_copy(t, qkv, total * XS);
+        memset(out, 0, (size_t)(N * s.o_stride * XS)); // what lies between rows is compared below
+        float *lse = test_floats(t, N * c->NH, 1);
+        attention_forward(&t->dev[threads], out, lse, q, k, v, &s);
+        if (threads == 2) attention_backward(&t->dev[threads], d, d + (k - q), d + (v - q), dout, out, lse, d, d + (k - q), d + (v - q), &s); // in place
+        else attention_backward(&t->dev[threads], d, d + (k - q), d + (v - q), dout, out, lse, q, k, v, &s);
+        if (!first_out) first_out = out, first_lse = lse, first_d = d;
+        test_same(t, out, first_out, N * s.o_stride * XS);
+        test_same(t, lse, first_lse, N * c->NH * 4);
+        test_same(t, d, first_d, total * XS); // unused keys and gaps hold what they held
+    }
+    double *qd = test_widen(t, q, c->B, c->Tq, q_batch, s.q_stride, qw), *kd = test_widen(t, k, c->B, c->Tk, fused ? q_batch : kv_batch, s.k_stride, kw);
+    double *vd = test_widen(t, v, c->B, c->Tk, fused ? q_batch : kv_batch, s.v_stride, kw), *dd = test_widen(t, dout, c->B, c->Tq, c->Tq * s.o_stride, s.o_stride, qw);
+    double *out = test_doubles(t, N * qw), *lse = test_doubles(t, N * c->NH), *p = test_doubles(t, c->Tk);
+    double *dq = test_doubles(t, N * qw), *dk = test_doubles(t, (int64_t)c->B * c->Tk * kw), *dv = test_doubles(t, (int64_t)c->B * c->Tk * kw);
+    attention_reference(&s, qd, kd, vd, dd, out, lse, dq, dk, dv, p);
+    test_compare(t, first_out, 1, s.o_stride, out, N, qw);
+    for (int b = 0; b < c->B; b++) {
+        test_compare(t, first_d + b * q_batch, 1, s.q_stride, dq + (int64_t)b * c->Tq * qw, c->Tq, qw);
+        test_compare(t, first_d + (k - q) + b * (fused ? q_batch : kv_batch), 1, s.k_stride, dk + (int64_t)b * c->Tk * kw, c->Tk, kw);
+        test_compare(t, first_d + (v - q) + b * (fused ? q_batch : kv_batch), 1, s.v_stride, dv + (int64_t)b * c->Tk * kw, c->Tk, kw);
+    }
+    for (int64_t i = 0; i < N * c->NH; i++) {
+        if (lse[i] == -INFINITY) *bad_empty += first_lse[i] != -INFINITY;
+        else if (!(fabs(first_lse[i] - lse[i]) <= *worst_lse * fmax(1, fabs(lse[i])))) *worst_lse = fabs(first_lse[i] - lse[i]) / fmax(1, fabs(lse[i]));
+    }
+    test_free_all(t);
+}
+
+static void test_attention(KernelTest *t) {
+    const AttentionCase cases[] = {
+        // B   Tq   Tk NH NKV  HD  offset docs spare scale
+        {1, 1, 1, 1, 1, 1, 0, 0, 0, 1},        {2, 3, 3, 4, 2, 7, 0, 0, 0, 1},       {1, 65, 65, 3, 1, 64, 0, 0, 0, 1},
+        {2, 200, 200, 6, 2, 80, 0, 1, 0, 1},   {1, 3, 200, 8, 2, 128, 197, 0, 0, 1}, {2, 1, 65, 12, 4, 64, 64, 0, 35, 1},
+        {2, 65, 200, 2, 2, 7, -30, 0, 3, 1},   {1, 200, 65, 2, 1, 64, -70, 0, 0, 1}, {1, 200, 200, 4, 4, 128, 0, 0, 0, 1},
+        {1, 300, 700, 3, 3, 64, 400, 1, 0, 1}, {1, 65, 300, 2, 1, 16, 100, 2, 0, 1}, {2, 65, 65, 5, 5, 33, 0, 2, 1, 1},
+        {1, 7, 9, 2, 1, 16, -100, 0, 0, 1},    {1, 600, 600, 2, 1, 16, 0, 0, 0, 1},  {1, 40, 30, 2, 2, 8, 1000000, 0, 0, 1},
+    };
+    // Scores of some hundreds (the softmax picks one key), and a head of one element: gradients are differences of near
+    // equals, and what is left of them is the rounding of out.
+    const AttentionCase hard[] = {{1, 130, 130, 2, 1, 64, 0, 0, 0, 12}, {1, 65, 300, 2, 1, 1, 100, 2, 0, 1}};
+    double worst_lse = 0;
+    int bad_empty = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++, t->cases++) test_attention_case(t, &cases[i], &worst_lse, &bad_empty);
+    CHECK("attention: log-sum-exp follows its definition, -infinity for rows that see nothing", worst_lse <= 1e-6 && !bad_empty, "error %.2g <= 1e-6, %d wrong rows", worst_lse, bad_empty);
+    test_report(t, "attention forward and backward follow their definition", sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 1e-2 : 2e-4);
+    for (int i = 0; i < 2; i++, t->cases++) test_attention_case(t, &hard[i], &worst_lse, &bad_empty);
+    test_report(t, "attention: one key takes all, heads of one element", sizeof(floatX) == 2 ? 2e-2 : 3e-5, sizeof(floatX) == 2 ? 1 : 1e-3);
+}
+
+// ---------------------------------------------------------------------------
+// flat ops: definition, and cuts that change nothing
+
+static void test_exp(KernelTest *t) {
+    double worst = 0;
+    for (int i = 0; i < 400000; i++) {
+        float x = (float)(i < 200000 ? 87.0 * test_random(t) : test_random(t));
+        union { float f; int32_t i; } ulp;
+        ulp.f = (float)exp((double)x);
+        double size = ulp.f;
+        ulp.i++;
+        size = ulp.f - size;
+        worst = fmax(worst, fabs(exp_float(x) - exp((double)x)) / size);
+    }
+    CHECK("exp is accurate", worst <= 1.5, "%.3f units in the last place <= 1.5", worst);
+    CHECK("exp is exact at 0 and at the ends", exp_float(0) == 1 && exp_float(-88) == 0 && exp_float(-1e30f) == 0 && exp_float(-INFINITY) == 0 && exp_float(1e30f) > 2e38f && exp_float(NAN) != exp_float(NAN),
+          "exp(0) %g, exp(-88) %g, exp(-inf) %g, exp(1e30) %g", exp_float(0), exp_float(-88), exp_float(-INFINITY), exp_float(1e30f));
+}
+
+static void test_adamw(KernelTest *t) {
+    const int64_t counts[] = {1, 15, 17, 256, 40000};
+    const float lr = 1e-2f, b1 = 0.9f, b2 = 0.95f, eps = 1e-8f, wd = 0.1f, scale = 0.37f;
+    for (int i = 0; i < 5; i++, t->cases++) {
+        int64_t n = counts[i];
+        float *p0 = test_floats(t, n, 1), *g0 = test_floats(t, n, 1), *first[3] = {NULL, NULL, NULL};
+        double *ref[3] = {test_doubles(t, n), test_doubles(t, n), test_doubles(t, n)};
+        for (int threads = 1; threads <= TEST_THREADS + 1; threads++) {
+            float *state[3] = {(float *)test_copy(t, p0, n * 4), test_floats(t, n, 0), test_floats(t, n, 0)}; // p, m, v
+            floatX *copy = sizeof(floatX) == 2 ? test_xs(t, n, 1) : NULL;
+            for (int step = 1; step <= 3; step++) {
+                int64_t cut = threads > TEST_THREADS ? n * step / 5 : 0; // the last round: cut in two at an odd place
+                for (int part = 0; part < (threads > TEST_THREADS ? 2 : 1); part++) {
+                    int64_t from = part ? cut : 0, size = threads > TEST_THREADS && !part ? cut : n - from;
+                    adamw(&t->dev[threads > TEST_THREADS ? 1 : threads], state[0] + from, state[1] + from, state[2] + from, g0 + from, copy ? copy + from : NULL, size, lr, b1, b2, eps, wd, scale, step);
+                }
+            }
+            for (int j = 0; j < 3; j++) {
+                if (threads == 1) first[j] = state[j];
+                test_same(t, state[j], first[j], n * 4);
+            }
+            for (int64_t j = 0; j < n && copy; j++) t->unequal += to_float(copy[j]) != to_float(from_float(state[0][j]));
+        }
+        for (int64_t j = 0; j < n; j++) {
+            double p = p0[j], m = 0, v = 0, g = g0[j] * (double)scale;
+            for (int step = 1; step <= 3; step++) {
+                p *= 1 - (double)lr * wd;
+                m = b1 * (double)m + (1 - (double)b1) * g;
+                v = b2 * (double)v + (1 - (double)b2) * g * g;
+                p -= lr / (1 - pow(b1, step)) * m / (sqrt(v) / sqrt(1 - pow(b2, step)) + eps);
+            }
+            ref[0][j] = p, ref[1][j] = m, ref[2][j] = v;
+        }
+        for (int j = 0; j < 3; j++) test_compare(t, first[j], 0, n, ref[j], 1, n);
+    }
+    test_report(t, "adamw follows PyTorch's definition, wherever the tensor is cut", 2e-6, 2e-6);
+}
+
+static void test_flat(KernelTest *t) {
+    const int64_t counts[] = {1, 31, 300, 40001};
+    double worst_norm = 0;
+    for (int i = 0; i < 4; i++)
+        for (int n = 1; n <= 9; n++, t->cases++) {
+            int64_t count = counts[i], cut = count / 3;
+            float *pieces = test_floats(t, n * count, 1), *start = test_floats(t, count, 1), *level = test_floats(t, n * count, 1), *shifted = test_floats(t, n * (count - cut), 1);
+            memcpy(level, pieces, (size_t)(n * count) * 4);
+            for (int width = 1; width < n; width *= 2) // the tree, level by level
+                for (int k = 0; k + width < n; k += 2 * width)
+                    for (int64_t j = 0; j < count; j++) level[k * count + j] += level[(k + width) * count + j];
+            for (int k = 0; k < n; k++) memcpy(shifted + k * (count - cut), pieces + k * count + cut, (size_t)(count - cut) * 4);
+            float *tail = test_floats(t, count - cut, 1), *with_start = test_floats(t, count, 1);
+            for (int64_t j = 0; j < count; j++) with_start[j] = start[j] + level[j];
+            tree_sum(&t->dev[1], tail, shifted, n, count - cut, 0);
+            test_same(t, tail, level + cut, (count - cut) * 4);
+            double norm = 0, first = 0;
+            for (int64_t j = 0; j < count; j++) norm += (double)pieces[j] * pieces[j];
+            for (int threads = 1; threads <= TEST_THREADS; threads++) {
+                float *out = test_floats(t, count, 1), *sum = (float *)test_copy(t, start, count * 4), *in_place = (float *)test_copy(t, pieces, n * count * 4);
+                floatX *cast = test_xs(t, count, 1);
+                tree_sum(&t->dev[threads], out, pieces, n, count, 0);
+                tree_sum(&t->dev[threads], sum, pieces, n, count, 1);
+                tree_sum(&t->dev[threads], in_place, in_place, n, count, 0);
+                cast_to_floatx(&t->dev[threads], cast, pieces, count);
+                double got = squared_norm(&t->dev[threads], pieces, count);
+                if (threads == 1) first = got;
+                t->unequal += got != first;
+                worst_norm = fmax(worst_norm, fabs(got - norm) / norm);
+                test_same(t, out, level, count * 4);
+                test_same(t, in_place, level, count * 4);
+                test_same(t, sum, with_start, count * 4);
+                for (int64_t j = 0; j < count; j++) t->unequal += to_float(cast[j]) != to_float(from_float(pieces[j]));
+            }
+            test_free_all(t);
+        }
+    CHECK("squared_norm is accurate", worst_norm <= 1e-6, "error %.2g <= 1e-6", worst_norm);
+    test_report(t, "tree_sum is the binary tree, bit for bit, wherever the tensor is cut; casts round to nearest even", 0, 0);
+#ifdef PRECISION_BF16
+    int wrong = 0;
+    for (uint64_t bits = 0; bits < (1ull << 32); bits += 4093) { // all kinds of floats, NaN and infinity among them
+        uint32_t u = (uint32_t)bits;
+        float x;
+        floatX y;
+        memcpy(&x, &u, 4);
+        store_x(&y, vsplat(x), 1);
+        wrong += y.bits != float_to_bf16(x).bits;
+    }
+    CHECK("vector rounding to bf16 equals float_to_bf16", !wrong, "%d differ", wrong);
+#endif
+}
+
+// ---------------------------------------------------------------------------
+// the walk
+
+/* Every op once. */
+static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
+    const int N = 16, C = 40, V = 17;
+    AttentionShape s;
+    memset(&s, 0, sizeof s);
+    s.B = 2, s.Tq = 8, s.Tk = 9, s.NH = 4, s.NKV = 2, s.HD = 10, s.q_offset = -2;
+    s.q_stride = s.o_stride = 40, s.k_stride = s.v_stride = 20;
+    const int64_t D = 2000; // distance between tensors
+    embedding_forward(dev, x, x + D, ids, N, C);
+    embedding_backward(dev, f, x, ids, N, C);
+    rmsnorm_forward(dev, x, f, x + D, x + 2 * D, x + 3 * D, x + 4 * D, 1e-5f, N, C);
+    rmsnorm_backward(dev, x, f, x + D, NULL, x + 2 * D, f + D, x + 4 * D, N, C);
+    linear_forward(dev, x, x + D, x + 2 * D, N, C, V);
+    linear_forward_fp32(dev, f, x + D, x + 2 * D, N, C, V);
+    linear_backward_input(dev, x, x + D, C, x + 2 * D, N, C, V);
+    linear_backward_weight(dev, f, x + D, C, x + 2 * D, N, C, V, 1);
+    rope_forward(dev, x, 40, f, ids, N, 8, 2, 10);
+    rope_backward(dev, x, 40, f, ids, N, 8, 2, 10);
+    attention_forward(dev, x, f, x + D, x + 2 * D, x + 3 * D, &s);
+    attention_backward(dev, x + 4 * D, x + 5 * D, x + 6 * D, x + 7 * D, x, f, x + D, x + 2 * D, x + 3 * D, &s);
+    swiglu_forward(dev, x, x + D, N, C);
+    swiglu_backward(dev, x + D, x, x + 3 * D, N, C);
+    cross_entropy(dev, f, f + D, ids, N, V, 1);
+    tree_sum(dev, f, f + D, 3, 500, 1);
+    squared_norm(dev, f, 1000);
+    adamw(dev, f, f + D, f + 2 * D, f + 3 * D, x, 1000, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1);
+    cast_to_floatx(dev, x, f, 1000);
+}
+
+static void test_walk(KernelTest *t) {
+    Device walk, real;
+    float *f = test_floats(t, 20000, 0.1);
+    floatX *x = test_xs(t, 20000, 0.1);
+    int32_t *ids = (int32_t *)test_alloc(t, 64 * 4);
+    for (int i = 0; i < 64; i++) ids[i] = i % 17;
+    device_open_walk(&walk, 2);
+    kernels_open(&walk, 1);
+    every_op(&walk, (float *)((uintptr_t)1 << 50), (floatX *)((uintptr_t)1 << 50), NULL); // addresses that nothing may touch
+    device_open(&real, &walk);
+    kernels_open(&real, 0);
+    every_op(&real, f, x, ids);
+    int differ = 0, unused = 0;
+    for (int op = 0; op < OP_COUNT; op++) {
+        unused += walk.ops[op].calls == 0;
+        differ += walk.ops[op].calls != real.ops[op].calls || walk.ops[op].flops != real.ops[op].flops || walk.ops[op].bytes != real.ops[op].bytes;
+    }
+    int peaks = walk.arenas[MEM_WORKSPACE].peak == real.arenas[MEM_WORKSPACE].peak && !real.arenas[MEM_WORKSPACE].used && !walk.arenas[MEM_WORKSPACE].used;
+    CHECK("a walk of every op touches nothing and counts what computing counts", !differ && !unused && peaks && device_flops(&walk) > 0,
+          "%d ops differ, %d were not walked, %.0f FLOPs, workspace %zu bytes", differ, unused, device_flops(&walk), walk.arenas[MEM_WORKSPACE].peak);
+    double pairs = 0;
+    AttentionShape s;
+    memset(&s, 0, sizeof s);
+    s.B = 1, s.NH = 1, s.NKV = 1, s.HD = 1, s.Tk = 9;
+    int wrong = 0;
+    for (s.Tq = 1; s.Tq < 15; s.Tq++)
+        for (s.q_offset = -20; s.q_offset < 20; s.q_offset++, pairs = 0) {
+            for (int q = 0; q < s.Tq; q++)
+                for (int k = 0; k < s.Tk; k++) pairs += k <= s.q_offset + q;
+            wrong += pairs != attention_pairs(&s);
+        }
+    CHECK("attention counts visible pairs exactly", !wrong, "%d of 560 shapes wrong", wrong);
+    kernels_close(&real);
+    device_close(&real);
+    device_close(&walk);
+    test_free_all(t);
+}
+
+static void test_kernels(void) {
+    KernelTest t;
+    memset(&t, 0, sizeof t);
+    t.random = 42;
+    for (int threads = 1; threads <= TEST_THREADS; threads++) {
+        Device walked;
+        device_open_walk(&walked, threads);
+        walked.arenas[MEM_WORKSPACE].peak = 64 << 20;
+        device_open(&t.dev[threads], &walked);
+        kernels_open(&t.dev[threads], 0);
+    }
+    test_exp(&t);
+    test_embedding(&t);
+    test_rmsnorm(&t);
+    test_linears(&t);
+    test_rope(&t);
+    test_attention(&t);
+    test_swiglu(&t);
+    test_cross_entropy(&t);
+    test_flat(&t);
+    test_adamw(&t);
+    test_walk(&t);
+    for (int threads = 1; threads <= TEST_THREADS; threads++) {
+        kernels_close(&t.dev[threads]);
+        device_close(&t.dev[threads]);
+    }
+}
+#endif

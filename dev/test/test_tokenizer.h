@@ -1,0 +1,321 @@
+/* test_tokenizer.h: what tokenizer.h promises, on a small tokenizer made here.
+ * Expects CHECK(name, condition, format, ...) and tokenizer.h. Offers expect_user_error to other tests of bad input. */
+#ifndef TEST_TOKENIZER_H
+#define TEST_TOKENIZER_H
+#include <sys/wait.h>
+
+/* Runs fn(arg) in a child: it must exit with code 1 after one line `error: ...` that contains `part`. */
+static void expect_user_error(const char *name, void (*fn)(const void *), const void *arg, const char *part) {
+    char text[8192];
+    size_t len = 0;
+    int ends[2], status = 0, lines = 0;
+    fflush(NULL);
+    if (pipe(ends)) { CHECK(name, 0, "no pipe: %s", strerror(errno)); return; }
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(30); // a check that hangs is a failure, not a hang of all tests
+        dup2(ends[1], 2);
+        close(ends[0]);
+        close(ends[1]);
+        process_end.abort_all = NULL; // this ends the child alone
+        process_end.quiet = 0;
+        fn(arg);
+        _exit(0);
+    }
+    close(ends[1]);
+    for (ssize_t n; len < sizeof text - 1 && (n = read(ends[0], text + len, sizeof text - 1 - len)) > 0;) len += (size_t)n;
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    text[len] = 0;
+    for (size_t i = 0; i < len; i++) lines += text[i] == '\n';
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (len && text[len - 1] == '\n') text[len - 1] = 0;
+    CHECK(name, code == 1 && lines == 1 && !strncmp(text, "error: ", 7) && strstr(text, part), "exit %d, %d line(s): %.300s", code, lines, text);
+}
+
+// ---------------------------------------------------------------------------
+// a tokenizer of the 256 bytes and a few tokens more
+
+static const char *const test_tokens[] = {"bc", "ab", "abc", "aa", "d ", " the", "xyz", "  "}; // ids 256, 257, ...
+enum { TEST_TOKENS = (int)(sizeof test_tokens / sizeof test_tokens[0]) };
+static const char *const test_special[][2] = { // the first eleven and the last, of Llama 3.1's release
+    {"<|begin_of_text|>", "0"}, {"<|end_of_text|>", "1"}, {"<|reserved_special_token_0|>", "2"}, {"<|reserved_special_token_1|>", "3"},
+    {"<|finetune_right_pad_id|>", "4"}, {"<|reserved_special_token_2|>", "5"}, {"<|start_header_id|>", "6"}, {"<|end_header_id|>", "7"},
+    {"<|eom_id|>", "8"}, {"<|eot_id|>", "9"}, {"<|python_tag|>", "10"}, {"<|reserved_special_token_3|>", "11"}, {"<|reserved_special_token_247|>", "255"}};
+
+static void test_base64(const char *bytes, size_t n, char *out) {
+    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t bits = 0;
+        for (size_t j = 0; j < 3; j++) bits = bits << 8 | (i + j < n ? (uint8_t)bytes[i + j] : 0);
+        for (size_t j = 0; j < 4; j++) *out++ = i + j > n ? '=' : alphabet[bits >> (18 - 6 * j) & 63];
+    }
+    *out = 0;
+}
+
+/* The small tokenizer's file as text; `lines` of it. */
+static char *test_tokenizer_text(int lines) {
+    char *text = (char *)checked_malloc((size_t)lines * 32 + 1), *p = text, word[64];
+    for (int i = 0; i < lines; i++) {
+        char byte = (char)i;
+        if (i < 256) test_base64(&byte, 1, word);
+        else test_base64(test_tokens[i - 256], strlen(test_tokens[i - 256]), word);
+        p += sprintf(p, "%s %d\n", word, i);
+    }
+    return text;
+}
+
+static void test_write(const char *path, const char *bytes, size_t n) {
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f)) run_failure("test file %s could not be written", path);
+}
+
+static void test_open_tokenizer(const void *path) { tokenizer_close(tokenizer_open((const char *)path)); }
+
+/* Writes the small tokenizer with line `line` (from 1; 0: none) replaced, and expects it to be refused. */
+static void expect_bad_tokenizer(const char *path, const char *name, int line, const char *instead, const char *part) {
+    char *good = test_tokenizer_text(256 + TEST_TOKENS), *bad = (char *)checked_malloc(strlen(good) + 4096), *at = good;
+    for (int i = 1; i < line; i++) at = strchr(at, '\n') + 1;
+    size_t before = (size_t)(at - good);
+    memcpy(bad, good, before);
+    sprintf(bad + before, "%s%s", instead, line ? strchr(at, '\n') + 1 : "");
+    test_write(path, bad, strlen(bad));
+    expect_user_error(name, test_open_tokenizer, path, part);
+    free(good);
+    free(bad);
+}
+
+static void test_tokenizer_malformed(const char *path) {
+    char *cut = test_tokenizer_text(200);
+    expect_user_error("tokenizer: a missing file is refused", test_open_tokenizer, "/nowhere/tokenizer.model", "/nowhere/tokenizer.model");
+    expect_user_error("tokenizer: a folder is refused", test_open_tokenizer, "/", "not a file");
+    test_write(path, "", 0);
+    expect_user_error("tokenizer: an empty file is refused", test_open_tokenizer, path, "0 bytes");
+    test_write(path, "\n\n\n", 3);
+    expect_user_error("tokenizer: empty lines alone are refused", test_open_tokenizer, path, "line 1");
+    test_write(path, cut, strlen(cut));
+    expect_user_error("tokenizer: a file cut at a line's end is refused", test_open_tokenizer, path, "0xc8");
+    test_write(path, cut, strlen(cut) - 3);
+    expect_user_error("tokenizer: a file cut inside a line is refused", test_open_tokenizer, path, "line 200");
+    expect_bad_tokenizer(path, "tokenizer: JSON is refused", 1, "{\"model\": {}}\n", "JSON");
+    expect_bad_tokenizer(path, "tokenizer: binary bytes are refused", 3, "\x12\x07\n", "line 3");
+    expect_bad_tokenizer(path, "tokenizer: line ends of Windows are refused", 9, "CA== 8\r\n", "line 9: found the byte 0x0d");
+    expect_bad_tokenizer(path, "tokenizer: a line without a rank is refused", 12, "Cw==\n", "line 12: found 'Cw=='");
+    expect_bad_tokenizer(path, "tokenizer: two blanks are refused", 12, "Cw==  11\n", "expected rank 11");
+    expect_bad_tokenizer(path, "tokenizer: a rank left out is refused", 12, "Cw== 12\n", "expected rank 11");
+    expect_bad_tokenizer(path, "tokenizer: a rank that is no number is refused", 12, "Cw== x\n", "line 12");
+    expect_bad_tokenizer(path, "tokenizer: a negative rank is refused", 12, "Cw== -1\n", "line 12");
+    expect_bad_tokenizer(path, "tokenizer: a rank beyond 64 bits is refused", 12, "Cw== 18446744073709551627\n", "line 12");
+    expect_bad_tokenizer(path, "tokenizer: base64 without padding is refused", 12, "Cw 11\n", "base64");
+    expect_bad_tokenizer(path, "tokenizer: padding inside base64 is refused", 12, "C=w= 11\n", "base64");
+    expect_bad_tokenizer(path, "tokenizer: a token without bytes is refused", 12, " 11\n", "base64");
+    expect_bad_tokenizer(path, "tokenizer: padding alone is refused", 12, "==== 11\n", "base64");
+    expect_bad_tokenizer(path, "tokenizer: a token given twice is refused", 12, "Cg== 11\n", "the token of line 11 again");
+    expect_bad_tokenizer(path, "tokenizer: a byte without a token is refused", 256, "enp6 255\n", "0xff");
+    free(cut);
+}
+
+// ---------------------------------------------------------------------------
+// splitting and ids
+
+/* Pieces, each followed by '|', must be `want`. */
+static int splits_into(const Tokenizer *t, const char *text, const char *want, char *got) {
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    size_t len = strlen(text);
+    *got = 0;
+    for (size_t at = 0, end; at < len; at = end) {
+        end = split_next(t->split, match, text, len, at);
+        sprintf(got + strlen(got), "%.*s|", (int)(end - at), text + at);
+    }
+    pcre2_match_data_free(match);
+    return !strcmp(got, want);
+}
+
+static void test_tokenizer_splits(const Tokenizer *t) {
+    static const char *const cases[][2] = { // each pair agrees with tiktoken
+        {"Hello, world!", "Hello|,| world|!|"},
+        {"I'll don'T we'REx", "I|'ll| don|'T| we|'RE|x|"},
+        {"it'\xC5\xBF" "a", "it|'\xC5\xBF|a|"}, // U+017F, the long s, folds to s
+        {"1234567 8", "123|456|7| |8|"},
+        {"a  b   c", "a| | b|  | c|"},
+        {"end   ", "end|   |"},
+        {"x\n\n  y", "x|\n\n| | y|"},
+        {" \t\r\n \n z", " \t\r\n \n| z|"},
+        {"!!\r\n?", "!!\r\n|?|"},
+        {"\xE4\xB8\xAD\xE6\x96\x87 \xD9\xA1\xD9\xA2", "\xE4\xB8\xAD\xE6\x96\x87| |\xD9\xA1\xD9\xA2|"}, // letters; Arabic digits
+        {"a\xC2\xA0\xC2\xA0" "b", "a|\xC2\xA0|\xC2\xA0" "b|"},          // U+00A0 is white space
+        {"\xE1\xA0\x8E\xE1\xA0\x8E" "b", "\xE1\xA0\x8E\xE1\xA0\x8E|b|"}, // U+180E is none
+        {" \xF0\x9F\x98\x80\xF0\x9F\x98\x80", " \xF0\x9F\x98\x80\xF0\x9F\x98\x80|"},
+        {"e\xCC\x81t\xC3\xA9", "e|\xCC\x81t\xC3\xA9|"},                 // a combining accent is no letter
+        {"a\xF0\xB1\x8D\x90", "a\xF0\xB1\x8D\x90|"},                    // U+31350, a letter since Unicode 15
+        {"<|eot_id|>", "<||eot|_id||>|"}};
+    char got[256];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int same = splits_into(t, cases[i][0], cases[i][1], got);
+        CHECK("tokenizer: text splits where tiktoken splits it", same, "case %zu: %s", i, got);
+    }
+}
+
+static void expect_ids(const Tokenizer *t, const char *name, const char *text, const char *want) {
+    int32_t *ids = NULL;
+    size_t capacity = 0, n = tokenizer_encode(t, text, strlen(text), &ids, &capacity, 0);
+    char got[512] = "";
+    for (size_t i = 0; i < n && i < 40; i++) sprintf(got + strlen(got), "%s%d", i ? " " : "", ids[i]);
+    CHECK(name, !strcmp(got, want), "ids %s, expected %s", got, want);
+    free(ids);
+}
+
+static void test_tokenizer_ids(const Tokenizer *t) {
+    expect_ids(t, "tokenizer: nothing has no ids", "", "");
+    expect_ids(t, "tokenizer: a whole piece that is a token is not merged up", "xyz", "262");
+    expect_ids(t, "tokenizer: the lowest rank merges first", "abcd", "258 100");
+    expect_ids(t, "tokenizer: a low rank beats an earlier pair", "aab", "97 257");
+    expect_ids(t, "tokenizer: of equal ranks the leftmost merges first", "aaaaa", "259 259 97");
+    expect_ids(t, "tokenizer: a token without a way to it by merges stays apart", "xyzz", "120 121 122 122");
+    expect_ids(t, "tokenizer: pieces do not merge across their borders", "d e the", "100 32 101 261");
+    expect_ids(t, "tokenizer: names of special tokens in text are text", "<|eom_id|>", "60 124 101 111 109 95 105 100 124 62");
+    expect_ids(t, "tokenizer: from the first byte that is no UTF-8, the rest is one piece (tiktoken's _encode_bytes)", "ab \xFF" "d e", "257 32 255 260 101");
+    expect_ids(t, "tokenizer: the piece before such a byte is merged with it", "ab cd\xC3", "257 32 99 100 195");
+    for (size_t i = 0; i < sizeof test_special / sizeof test_special[0]; i++) {
+        int32_t id = tokenizer_special(t, test_special[i][0]), want = t->n_base + atoi(test_special[i][1]);
+        const char *bytes;
+        size_t n = tokenizer_decode(t, want, &bytes);
+        CHECK("tokenizer: special tokens have Llama 3.1's ids and decode to their names",
+              id == want && n == strlen(test_special[i][0]) && !memcmp(bytes, test_special[i][0], n), "%s is %d, expected %d", test_special[i][0], id, want);
+    }
+    const char *bytes;
+    CHECK("tokenizer: sizes and ends follow from the file", t->n_base == 256 + TEST_TOKENS && t->vocab_size == t->n_base + 256 && t->bos == t->n_base && t->eos == t->n_base + 1,
+          "n_base %d, vocab_size %d, bos %d, eos %d", t->n_base, t->vocab_size, t->bos, t->eos);
+    CHECK("tokenizer: unknown names and ids are answered, not guessed",
+          tokenizer_special(t, "<|eot|>") == NO_TOKEN && !tokenizer_decode(t, -1, &bytes) && !tokenizer_decode(t, t->vocab_size, &bytes), "%d", tokenizer_special(t, "<|eot|>"));
+}
+
+// ---------------------------------------------------------------------------
+// there and back, speed, threads
+
+static int comes_back(const Tokenizer *t, const char *text, size_t len, size_t *count) {
+    int32_t *ids = NULL;
+    size_t capacity = 0, at = 0, same = 1;
+    *count = tokenizer_encode(t, text, len, &ids, &capacity, 0);
+    for (size_t i = 0; i < *count && same; i++) {
+        const char *bytes;
+        size_t n = tokenizer_decode(t, ids[i], &bytes);
+        same = n && at + n <= len && !memcmp(text + at, bytes, n);
+        at += n;
+    }
+    free(ids);
+    return same && at == len;
+}
+
+static uint64_t token_random(uint64_t *state) { // xorshift64 (Marsaglia 2003)
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+static void test_tokenizer_round_trip(const Tokenizer *t) {
+    static const char *const parts[] = {"a", "ab", "abc", " ", "  ", "\n", "\t", "'s", "12", "\xC3\xA9", "\xE4\xB8\xAD", "\xF0\x9F\x98\x80", " the",
+        "\xC3", "\xE4\xB8", "\xED\xA0\x80", "\xC0\xAF", "\xF5", "\x80", "\xF4\x90\x80\x80", "\xE0\x80\x80", "<|eot_id|>", "\r\n", "\xE2\x80\xA8"};
+    uint64_t state = 88172645463325252u;
+    char text[256];
+    size_t count, lost = 0, tried = 0;
+    for (int i = 0; i < 256; i++) text[i] = (char)i;
+    lost += !comes_back(t, text, 256, &count), tried++;
+    for (int i = 0; i < 3000; i++) {
+        size_t len = token_random(&state) % 256;
+        for (size_t j = 0; j < len; j++) text[j] = (char)token_random(&state);
+        lost += !comes_back(t, text, len, &count), tried++;
+        for (len = 0; len < 200;) {
+            const char *part = parts[token_random(&state) % (sizeof parts / sizeof parts[0])];
+            memcpy(text + len, part, strlen(part));
+            len += strlen(part);
+            if (token_random(&state) % 16 == 0) break;
+        }
+        lost += !comes_back(t, text, len, &count), tried++;
+    }
+    CHECK("tokenizer: any bytes come back, UTF-8 or not", lost == 0, "%zu of %zu texts differ", lost, tried);
+}
+
+static void test_tokenizer_long_pieces(const Tokenizer *t) {
+    static const char *const kinds[] = {"letters", "one letter", "blanks", "punctuation", "no UTF-8"};
+    size_t len = 1 << 20, count;
+    char *text = (char *)checked_malloc(len);
+    uint64_t state = 1;
+    for (int kind = 0; kind < 5; kind++) {
+        for (size_t i = 0; i < len; i++)
+            text[i] = kind == 0 ? (char)('a' + token_random(&state) % 4) : kind == 1 ? 'a' : kind == 2 ? ' ' : kind == 3 ? '-' : (char)(0x80 + i % 64);
+        double started = seconds_now();
+        int same = comes_back(t, text, len, &count);
+        double seconds = seconds_now() - started;
+        CHECK("tokenizer: a piece of 1 MiB without a place to split takes less than 2 s", same && seconds < 2, "%s: %.2f s < 2 s, %zu ids", kinds[kind], seconds, count);
+    }
+    free(text);
+}
+
+typedef struct { const Tokenizer *t; int32_t *ids; size_t capacity, count; } TestEncode;
+
+static void *test_encode_thread(void *arg) {
+    TestEncode *e = (TestEncode *)arg;
+    for (int i = 0; i < 2000; i++) e->count = tokenizer_encode(e->t, "the abc of the 12345 xyz, don't\n", 32, &e->ids, &e->capacity, e->count);
+    return NULL;
+}
+
+static void test_tokenizer_threads(const Tokenizer *t) {
+    enum { THREADS = 4 };
+    TestEncode e[THREADS];
+    pthread_t threads[THREADS];
+    int equal = 1;
+    for (int i = 0; i < THREADS; i++) {
+        memset(&e[i], 0, sizeof e[i]);
+        e[i].t = t;
+        if (pthread_create(&threads[i], NULL, test_encode_thread, &e[i])) run_failure("test: no thread");
+    }
+    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    for (int i = 1; i < THREADS; i++) equal &= e[i].count == e[0].count && !memcmp(e[i].ids, e[0].ids, e[0].count * sizeof *e[0].ids);
+    CHECK("tokenizer: threads that share one give equal ids", equal && e[0].count % 2000 == 0, "%d threads, %zu ids each", (int)THREADS, e[0].count);
+    for (int i = 0; i < THREADS; i++) free(e[i].ids);
+}
+
+static void test_sha256(const char *path) {
+    static const struct { const char *text, *hex; } cases[] = { // FIPS 180-2, appendix B; the empty message and one million a from the same series
+        {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+        {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+        {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
+        {NULL, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"}};
+    char *million = (char *)checked_malloc(1000000), hex[65];
+    memset(million, 'a', 1000000);
+    for (size_t i = 0; i < 4; i++) {
+        uint8_t out[32];
+        if (cases[i].text) test_write(path, cases[i].text, strlen(cases[i].text));
+        else test_write(path, million, 1000000);
+        sha256_of_file(path, out);
+        for (int j = 0; j < 32; j++) sprintf(hex + 2 * j, "%02x", out[j]);
+        CHECK("SHA-256 of a file agrees with the standard's examples", !strcmp(hex, cases[i].hex), "case %zu: %.16s", i, hex);
+    }
+    free(million);
+}
+
+static void test_tokenizer(void) {
+    const char *tmp = getenv("TMPDIR");
+    char folder[512], path[600];
+    snprintf(folder, sizeof folder, "%s/llama3-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    if (!mkdtemp(folder)) run_failure("test: no temporary folder %s: %s", folder, strerror(errno));
+    snprintf(path, sizeof path, "%s/tokenizer.model", folder);
+    test_sha256(path);
+    test_tokenizer_malformed(path);
+    char *text = test_tokenizer_text(256 + TEST_TOKENS);
+    test_write(path, text, strlen(text));
+    free(text);
+    uint8_t fingerprint[32];
+    sha256_of_file(path, fingerprint);
+    Tokenizer *t = tokenizer_open(path);
+    CHECK("tokenizer: the fingerprint is the file's SHA-256", !memcmp(fingerprint, t->fingerprint, 32), "%02x%02x...", t->fingerprint[0], t->fingerprint[1]);
+    test_tokenizer_splits(t);
+    test_tokenizer_ids(t);
+    test_tokenizer_round_trip(t);
+    test_tokenizer_long_pieces(t);
+    test_tokenizer_threads(t);
+    tokenizer_close(t);
+    unlink(path);
+    rmdir(folder);
+}
+#endif

@@ -1,0 +1,799 @@
+/* test_llama3.cu: includes the program and checks it. Each check says the property in its name and prints the
+ * measured figure next to the bound.
+ *
+ *   test_llama3 [GROUP…]              all groups, or the named ones, in this process (ranks as threads)
+ *   mpirun -np N test_llama3 mpi      the groups that need processes
+ */
+#define TESTING
+#include "train_llama3.cu"
+#include <sys/wait.h>
+
+static int checks_passed, checks_failed;
+
+static void check(int ok, const char *name, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    __atomic_fetch_add(ok ? &checks_passed : &checks_failed, 1, __ATOMIC_RELAXED);
+    printf("%s %s: ", ok ? "pass" : "FAIL", name);
+    vprintf(format, args);
+    printf("\n");
+    fflush(stdout);
+    va_end(args);
+}
+#define CHECK(name, condition, ...) check((condition) != 0, name, __VA_ARGS__)
+
+// ---------------------------------------------------------------------------
+// witnesses of our own: allocations (the linker wraps them), and MPI's profiling interface
+
+static int64_t allocations;               // of all threads
+static __thread int64_t own_allocations; // of this one
+
+static void count_allocation(void) {
+    __atomic_fetch_add(&allocations, 1, __ATOMIC_RELAXED);
+    own_allocations++;
+}
+
+#ifdef WRAP_MALLOC
+#ifdef __cplusplus
+extern "C" {
+#endif
+void *__real_malloc(size_t);
+void *__real_calloc(size_t, size_t);
+void *__real_realloc(void *, size_t);
+void *__wrap_malloc(size_t n) { count_allocation(); return __real_malloc(n); }
+void *__wrap_calloc(size_t n, size_t m) { count_allocation(); return __real_calloc(n, m); }
+void *__wrap_realloc(void *p, size_t n) { count_allocation(); return __real_realloc(p, n); }
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+#ifdef HAVE_MPI
+static Traffic profiled[COLLECTIVES];
+
+static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) {
+    int size, bytes;
+    MPI_Comm_size(comm, &size);
+    MPI_Type_size(type, &bytes);
+    profiled[op].calls++;
+    profiled[op].bytes += (int64_t)(size - 1) * count * bytes;
+}
+
+int MPI_Iallgather(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type, MPI_Comm comm, MPI_Request *request) {
+    profile(ALL_GATHER, count, type, comm);
+    return PMPI_Iallgather(send, count, type, recv, recv_count, recv_type, comm, request);
+}
+
+int MPI_Ialltoall(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type, MPI_Comm comm, MPI_Request *request) {
+    profile(REDUCE_SCATTER, count, type, comm);
+    return PMPI_Ialltoall(send, count, type, recv, recv_count, recv_type, comm, request);
+}
+#endif
+
+// ---------------------------------------------------------------------------
+// helpers
+
+static char scratch_dir[64] = "/tmp/llama3-test-XXXXXX";
+
+static const char *scratch_path(const char *name) {
+    static char paths[8][256];
+    static int next;
+    char *p = paths[next++ % 8];
+    snprintf(p, 256, "%s/%s", scratch_dir, name);
+    return p;
+}
+
+/* A token file of `count` tokens below `vocab`, some of them predictable; every `masked`-th no target (0: no mask). */
+static const char *make_token_file(const char *name, int64_t count, int vocab, int masked) {
+    const char *path = scratch_path(name);
+    TokenFileHeader h = ZERO;
+    memcpy(h.magic, TOKEN_FILE_MAGIC, 8);
+    h.version = 1, h.width = 2, h.vocab_size = (uint32_t)vocab, h.flags = masked ? TOKEN_FILE_MASKED : 0, h.count = (uint64_t)count;
+    char part[300];
+    snprintf(part, sizeof part, "%s.%d", path, (int)getpid()); // other ranks may be reading the same file of an earlier case
+    FILE *f = fopen(part, "wb");
+    fwrite(&h, sizeof h, 1, f);
+    uint16_t token = 1;
+    for (int64_t i = 0; i < count; i++) {
+        token = (uint16_t)((token * 5u + (unsigned)(mix64((uint64_t)i) % 3)) % (unsigned)vocab);
+        fwrite(&token, 2, 1, f);
+    }
+    for (int64_t i = 0; i < count && masked; i++) fputc(i % masked != 0, f);
+    fclose(f);
+    rename(part, path);
+    return path;
+}
+
+/* A job as the command line `arguments` (parted by blanks) makes it, on `world` ranks. */
+static Job *make_job(const char *arguments, int world, const Transport *transport) {
+    static char *argv[128];
+    int argc = 1;
+    Job *j = (Job *)checked_malloc(sizeof *j);
+    argv[0] = (char *)"train_llama3";
+    for (char *word = strtok(strdup(arguments), " "); word && argc < 128; word = strtok(NULL, " ")) argv[argc++] = word;
+    j->opt = options_parse(argc, argv);
+    j->transport = transport;
+    job_prepare(j, world, world);
+    if (!j->opt.threads) j->threads = world == 1 ? 2 : 1;
+    pthread_mutex_init(&j->thread_world.lock, NULL);
+    return j;
+}
+
+static void end_job(Job *j) {
+    job_close(j);
+    free(j);
+}
+
+typedef struct { Run run, walked; } Opened;
+
+static Opened *open_rank(Job *j, int rank) {
+    Opened *o = (Opened *)checked_malloc(sizeof *o);
+    rank_open(&o->run, &o->walked, j, rank);
+    return o;
+}
+
+static void close_rank(Opened *o) {
+    run_close(&o->run);
+    run_close(&o->walked);
+    free(o);
+}
+
+/* Every step trains on this one batch, in place of the loader's. */
+static void feed(Run *r, const float *ids, const float *targets) {
+    int n = r->opt->batch * r->opt->seq;
+    loader_close(&r->loader, &r->dev);
+    r->loader.produced = INT64_MAX;
+    r->loader.consumed = 0;
+    for (int i = 0; i < LOADER_DEPTH; i++) {
+        StepBatch *b = &r->loader.ring[i];
+        memcpy(b->inputs, ids, sizeof(int32_t) * (size_t)n);
+        memcpy(b->targets, targets, sizeof(int32_t) * (size_t)n);
+        b->num_targets = 0;
+        for (int t = 0; t < n; t++) b->num_targets += b->targets[t] >= 0;
+    }
+}
+
+static double norm_of(const float *x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (double)x[i] * x[i];
+    return sqrt(sum);
+}
+
+static double norm_of_difference(const float *x, const float *y, double scale, int64_t n) { // ‖scale·x − y‖
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (scale * x[i] - y[i]) * (scale * x[i] - y[i]);
+    return sqrt(sum);
+}
+
+// ---------------------------------------------------------------------------
+// against PyTorch: fixtures written by dev/pytorch/make_fixtures.py
+
+static const char *fixture_dir = "dev/test/fixtures";
+
+static float *fixture_tensor(const StFiles *s, const char *name, int64_t *count) {
+    const StTensor *t = st_find(s, name);
+    if (!t) user_error("fixture tensor %s is missing", name);
+    float *x = (float *)checked_malloc(sizeof(float) * (size_t)t->elements);
+    st_read(t, x, 0, t->elements);
+    if (count) *count = t->elements;
+    return x;
+}
+
+typedef struct { double error, ratio; char name[80]; } Worst; // error: ‖Δ‖/‖g‖; ratio: |‖g₁‖/‖g₀‖ − 1|
+
+/* Holds r's gradients (times scale) against tensors `prefix`NAME; the worst tensor of all. `limits`: errors are
+ * taken relative to 1.5 × the error of that name in the fixture. */
+static Worst compare_gradients(Run *r, const StFiles *s, const char *prefix, const char *limits, double scale) {
+    Worst worst = ZERO;
+    for (int i = 0; i < r->table->num_tensors; i++) {
+        const Tensor *t = &r->table->tensors[i];
+        char name[160];
+        int64_t n;
+        snprintf(name, sizeof name, "%s%s", prefix, t->name);
+        float *want = fixture_tensor(s, name, &n), *have = r->fsdp.units[t->unit].grad + t->offset, limit = 1;
+        double size = norm_of(want, n), error = norm_of_difference(have, want, scale, n), ratio = 0;
+        if (size > 1e-7) {
+            ratio = fabs(scale * norm_of(have, n) / size - 1);
+            error /= size;
+        } else if (limits) error = 0; // exactly zero there: judged in fp32
+        if (limits) {
+            snprintf(name, sizeof name, "%s%s", limits, t->name);
+            float *torch_error = fixture_tensor(s, name, NULL);
+            limit = 1.5f * torch_error[0];
+            free(torch_error);
+            error = error > 0 ? error / limit : 0;
+        }
+        if (error >= worst.error) snprintf(worst.name, sizeof worst.name, "%s", t->name);
+        worst.error = fmax(worst.error, error);
+        worst.ratio = fmax(worst.ratio, ratio);
+        free(want);
+    }
+    return worst;
+}
+
+static void compare_steps(Run *r, const StFiles *s, const char *fixture) {
+    double loss_error = 0, norm_error = 0;
+    float *losses = fixture_tensor(s, "step_losses", NULL), *norms = fixture_tensor(s, "step_norms", NULL);
+    for (int step = 1; step <= 10; step++) {
+        StepStats stats = train_step(r, step);
+        loss_error = fmax(loss_error, fabs(stats.loss - losses[step - 1]) / fmax(1, fabs(losses[step - 1])));
+        norm_error = fmax(norm_error, fabs(stats.grad_norm / norms[step - 1] - 1));
+    }
+    char name[128];
+    snprintf(name, sizeof name, "%s: losses of ten AdamW steps equal PyTorch's", fixture);
+    CHECK(name, loss_error <= 1e-5, "error %.2g <= 1e-5", loss_error);
+    snprintf(name, sizeof name, "%s: gradient norms of ten steps equal PyTorch's", fixture);
+    CHECK(name, norm_error <= 1e-4, "error %.2g <= 1e-4", norm_error);
+    double error = 0;
+    int compared = 0;
+    for (int i = 0; i < r->table->num_tensors; i++) {
+        const Tensor *t = &r->table->tensors[i];
+        int64_t n;
+        char tensor[160];
+        snprintf(tensor, sizeof tensor, "final.%s", t->name);
+        if (!st_find(s, tensor)) continue;
+        float *want = fixture_tensor(s, tensor, &n);
+        error = fmax(error, norm_of_difference(r->fsdp.units[t->unit].master + t->offset, want, 1, n) / norm_of(want, n));
+        compared++;
+        free(want);
+    }
+    snprintf(name, sizeof name, "%s: weights after ten steps equal PyTorch's", fixture);
+    if (compared) CHECK(name, error <= 1e-5, "worst of %d tensors %.2g <= 1e-5", compared, error);
+    free(losses);
+    free(norms);
+}
+
+static void test_fixture(const char *fixture) {
+    char path[512], arguments[1024], name[128];
+    StFiles expected = ZERO;
+    snprintf(path, sizeof path, "%s/%s/expected.safetensors", fixture_dir, fixture);
+    st_add_file(&expected, path);
+    const StTensor *shape = st_find(&expected, "input_ids");
+    float *ids = fixture_tensor(&expected, "input_ids", NULL), *targets = fixture_tensor(&expected, "targets", NULL);
+    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq %d --batch %d --lr 1e-3 --min-lr 1e-3 --warmup 0 --beta2 0.95 --weight-decay 0.1 --clip 1",
+             fixture_dir, fixture, make_token_file("small.tok", 3000, 64, 0), (int)shape->cols, (int)shape->rows);
+    Job *j = make_job(arguments, 1, &transport_threads);
+    Opened *o = open_rank(j, 0);
+    Run *r = &o->run;
+    feed(r, ids, targets);
+    StepBatch *b = &r->loader.ring[0];
+    double count = (double)b->num_targets;
+
+    blocks_forward(r, b->inputs);
+    double loss = head_loss(r, b->targets, 0, 0) / count;
+    unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
+    int64_t n;
+    float *want = fixture_tensor(&expected, "logits", &n), *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
+    double logits_error = norm_of_difference(r->model.logits, want, 1, n) / norm_of(want, n), largest = 0;
+    for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(r->model.logits[i] - want[i]));
+    micro_step(r, b->inputs, b->targets, 0);
+    reduce_finish(&r->fsdp);
+    if (sizeof(floatX) == sizeof(float)) {
+        Worst w = compare_gradients(r, &expected, "grad.", NULL, 1 / count);
+        snprintf(name, sizeof name, "%s: loss equals PyTorch's", fixture);
+        CHECK(name, fabs(loss - want_loss[0]) <= 1e-5 * fmax(1, fabs(want_loss[0])), "%.8f and %.8f, within 1e-5", loss, want_loss[0]);
+        snprintf(name, sizeof name, "%s: logits equal PyTorch's", fixture);
+        CHECK(name, largest <= 1e-4 && logits_error <= 1e-5, "largest difference %.2g <= 1e-4, relative %.2g <= 1e-5", largest, logits_error);
+        snprintf(name, sizeof name, "%s: every gradient equals PyTorch's", fixture);
+        CHECK(name, w.error <= 1e-5, "worst %.2g <= 1e-5 (%s)", w.error, w.name);
+        snprintf(name, sizeof name, "%s: every gradient has PyTorch's norm", fixture);
+        CHECK(name, w.ratio <= 1e-4, "worst ratio is off 1 by %.2g <= 1e-4", w.ratio);
+        compare_steps(r, &expected, fixture);
+    } else {
+        Worst w = compare_gradients(r, &expected, "bf16.ref_grad.", "bf16.grad_error.", 1 / count);
+        float *torch_loss = fixture_tensor(&expected, "bf16.loss", NULL);
+        double bound = fmax(1.5 * fabs(torch_loss[0] - want_loss[0]), 2e-3 * fabs(want_loss[0]));
+        snprintf(name, sizeof name, "%s: bf16 loss is near fp32's", fixture);
+        CHECK(name, fabs(loss - want_loss[0]) <= bound, "%.6f and %.6f, within %.2g", loss, want_loss[0], bound);
+        snprintf(name, sizeof name, "%s: bf16 gradients err at most 1.5 x as much as PyTorch's", fixture);
+        CHECK(name, w.error <= 1, "worst is %.2f of the bound (%s)", w.error, w.name);
+        free(torch_loss);
+    }
+    free(want);
+    free(want_loss);
+    free(ids);
+    free(targets);
+    close_rank(o);
+    end_job(j);
+    st_close(&expected);
+}
+
+static void test_pytorch(void) {
+    static const char *const fixtures[] = {"base", "tied", "llama31", "llama31_short", "llama32", "odd", "one_token", "one_head", "headdim", "eps", "longer"};
+    for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) test_fixture(fixtures[i]);
+}
+
+// ---------------------------------------------------------------------------
+// ranks: any number of them gives the gradients of one
+
+static float *collected;       // all gradients of the model, tensors one after the other, before the optimizer
+static double collected_losses[3];
+static int64_t padding_touched, state_bytes, state_expected, steady_allocations;
+
+/* Slots hold garbage before use: what forgets to wait for a gather, or to clear padding, is seen. */
+static void poison_slots(Fsdp *f) {
+    for (int s = 0; s < f->num_weight_slots + f->num_gradient_slots; s++) {
+        int weights = s < f->num_weight_slots;
+        Slot *slot = weights ? &f->weight_slots[s] : &f->gradient_slots[s - f->num_weight_slots];
+        int64_t n = 0;
+        for (int u = 0; u < f->table->num_units; u++)
+            if (f->table->units[u].kind == slot->kind) n = max_i64(n, f->units[u].padded);
+        for (int64_t i = 0; i < n; i++) {
+            if (weights) ((floatX *)slot->memory)[i] = from_float(3.0f);
+            else ((float *)slot->memory)[i] = 1e3f;
+        }
+    }
+}
+
+/* Elements of this rank's shards that belong to no tensor and are not zero. */
+static int64_t count_touched_padding(const Fsdp *f) {
+    int64_t touched = 0;
+    for (int u = 0; u < f->table->num_units; u++) {
+        const FsdpUnit *unit = &f->units[u];
+        char *owned = (char *)checked_malloc((size_t)unit->shard);
+        ShardPiece p;
+        for (int i = 0; shard_next(f, &i, &p);)
+            if (p.unit == unit) memset(owned + p.at, 1, (size_t)p.count);
+        for (int64_t e = 0; e < unit->shard; e++)
+            touched += !owned[e] && (unit->master[e] != 0 || unit->grad[e] != 0 || unit->exp_avg[e] != 0 || unit->exp_avg_sq[e] != 0);
+        free(owned);
+    }
+    return touched;
+}
+
+static void collect_gradients(Run *r) {
+    ShardPiece p;
+    for (int i = 0; shard_next(&r->fsdp, &i, &p);) {
+        int64_t at = 0;
+        for (const Tensor *t = r->table->tensors; t < p.tensor; t++) at += t->rows * t->cols;
+        memcpy(collected + at + p.first, p.unit->grad + p.at, sizeof(float) * (size_t)p.count);
+    }
+#ifdef HAVE_MPI
+    if (r->comm.transport == &transport_mpi)
+        MPI_Allreduce(MPI_IN_PLACE, collected, (int)r->table->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+#endif
+}
+
+static void ranks_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    Run *r = &o->run;
+    poison_slots(&r->fsdp);
+#ifdef HAVE_MPI
+    memset(profiled, 0, sizeof profiled);
+#endif
+    for (int step = 1; step <= 3; step++) {
+        int alone = r->mesh.world == 1 || j->transport != &transport_threads; // else other ranks' threads may be elsewhere
+        int64_t *counter = alone ? &allocations : &own_allocations, before = *counter;
+        StepStats s = train_step(r, step);
+        if (rank == 0) collected_losses[step - 1] = s.loss;
+        if (step == 3) __atomic_fetch_add(&steady_allocations, *counter - before, __ATOMIC_RELAXED);
+        if (step > 1) continue;
+#ifdef HAVE_MPI
+        for (int op = 0; op < COLLECTIVES && j->transport == &transport_mpi; op++) {
+            Traffic law[AXES][COLLECTIVES], sum = {0, 0};
+            law_full_shard(law, r->config, &r->mesh, r->opt->accum, sizeof(StepReport));
+            for (int a = 0; a < AXES; a++) sum.calls += law[a][op].calls, sum.bytes += law[a][op].bytes;
+            if (!traffic_equal(sum, profiled[op])) run_failure("MPI's profiling interface saw %" PRId64 " bytes of %s, the law says %" PRId64, profiled[op].bytes, collective_names[op], sum.bytes);
+        }
+#endif
+        product_rate(&r->dev);
+        check_first_step(r, &o->walked); // law = walk = wire, or the test ends here
+        collect_gradients(r);
+    }
+    __atomic_fetch_add(&padding_touched, count_touched_padding(&r->fsdp), __ATOMIC_RELAXED);
+    if (rank == 0) {
+        state_bytes = (int64_t)(r->dev.arenas[MEM_PARAMS].peak + r->dev.arenas[MEM_GRADS].peak + r->dev.arenas[MEM_OPTIMIZER].peak);
+        state_expected = 0;
+        for (int u = 0; u < r->table->num_units; u++) state_expected += 16 * r->fsdp.units[u].padded / r->fsdp.ranks;
+    }
+    close_rank(o);
+}
+
+/* Runs three steps; leaves gradients of the first, losses of all, and the witnesses' figures. */
+static int64_t collect(const char *arguments, int process, int world, const Transport *transport) {
+    Job *j = make_job(arguments, world, transport);
+    int64_t n = j->table.num_parameters;
+    free(collected);
+    collected = (float *)checked_malloc(sizeof(float) * (size_t)n);
+    padding_touched = steady_allocations = 0;
+    launch(j, process, ranks_body);
+    end_job(j);
+    return n;
+}
+
+/* ranks × accum × B samples of one step, against one rank that takes them one at a time. */
+static void compare_layout(const char *model, int process, int world, int accum, int B, const Transport *transport, const char *more) {
+    char arguments[1024], name[256];
+    const char *common = "--seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60";
+    const char *data = make_token_file("ranks.tok", 6000, 64, 7);
+    int total = world * accum * B;
+    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --batch 1 --accum %d", fixture_dir, model, data, common, total);
+    Job *table_of = make_job(arguments, 1, &transport_threads);
+    int64_t n = collect(arguments, 0, 1, &transport_threads);
+    float *one = collected;
+    double losses[3] = {collected_losses[0], collected_losses[1], collected_losses[2]}, error = 0, ratio = 0, loss_error = 0;
+    collected = NULL;
+    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --batch %d --accum %d %s", fixture_dir, model, data, common, B, accum, more);
+    collect(arguments, process, world, transport);
+    int64_t at = 0;
+    for (int i = 0; i < table_of->table.num_tensors; i++) {
+        int64_t m = table_of->table.tensors[i].rows * table_of->table.tensors[i].cols;
+        double size = fmax(norm_of(one + at, m), 1e-20);
+        error = fmax(error, norm_of_difference(collected + at, one + at, 1, m) / size);
+        ratio = fmax(ratio, fabs(norm_of(collected + at, m) / size - 1));
+        at += m;
+    }
+    for (int i = 0; i < 3; i++) loss_error = fmax(loss_error, fabs(collected_losses[i] / losses[i] - 1));
+    double bound = sizeof(floatX) == 4 ? 1e-5 : 1e-2;
+    if (process == 0) {
+        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradients of one rank", model, world, accum, B, transport->name, more);
+        CHECK(name, error <= bound && ratio <= bound, "worst tensor of %" PRId64 " parameters %.2g, norm ratio off by %.2g, <= %.0e", n, error, ratio, bound);
+        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: losses of three steps of one rank", model, world, accum, B, transport->name, more);
+        CHECK(name, loss_error <= (sizeof(floatX) == 4 ? 1e-5 : 3e-3), "off by %.2g", loss_error);
+        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: padding stays zero, state is 16 bytes a padded parameter over ranks, no allocation in a step", model, world, accum, B, transport->name, more);
+        CHECK(name, padding_touched == 0 && state_bytes == state_expected && steady_allocations == 0, "%" PRId64 " touched, %" PRId64 " of %" PRId64 " bytes, %" PRId64 " allocations",
+              padding_touched, state_bytes, state_expected, steady_allocations);
+    }
+    free(one);
+    end_job(table_of);
+}
+
+static void test_ranks(void) {
+    static const int worlds[] = {1, 2, 3, 4, 8};
+    for (int tied = 0; tied < 2; tied++)
+        for (int B = 1; B <= 2; B++)
+            for (int w = 0; w < 5; w++) compare_layout(tied ? "tied" : "odd", 0, worlds[w], 48 / worlds[w] / B, B, &transport_threads, "");
+    compare_layout("odd", 0, 3, 1, 1, &transport_threads, "");
+    compare_layout("odd", 0, 8, 1, 2, &transport_threads, "");
+    compare_layout("base", 0, 2, 1, 2, &transport_threads, " --slots 3");
+}
+
+#ifdef HAVE_MPI
+static double resident_bytes(void) {
+    long pages = 0, size = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f && fscanf(f, "%ld %ld", &size, &pages) != 2) pages = 0;
+    if (f) fclose(f);
+    return (double)pages * (double)sysconf(_SC_PAGESIZE);
+}
+
+/* What the operating system sees against what the arenas say, for a model whose state is large beside the libraries. */
+static void resident_body(Job *j, int rank) {
+    double before = resident_bytes();
+    Opened *o = open_rank(j, rank);
+    train_step(&o->run, 1);
+    train_step(&o->run, 2);
+    double grown = resident_bytes() - before, arenas = (double)device_peak(&o->run.dev);
+    double state = (double)(o->run.dev.arenas[MEM_PARAMS].peak + o->run.dev.arenas[MEM_GRADS].peak + o->run.dev.arenas[MEM_OPTIMIZER].peak);
+    if (rank == 0) {
+        CHECK("resident memory of a rank is what its arenas say", fabs(grown - arenas) <= 48e6, "%.1f MB resident, %.1f MB in arenas (%.1f MB of state), within 48 MB for libraries", grown / 1e6, arenas / 1e6, state / 1e6);
+    }
+    close_rank(o);
+}
+
+static void test_mpi(int process, int world) {
+    char arguments[512];
+    for (int tied = 0; tied < 2; tied++)
+        for (int B = 1; B <= 2; B++) compare_layout(tied ? "tied" : "odd", process, world, 48 / world / B, B, &transport_mpi, "");
+    snprintf(arguments, sizeof arguments, "--model bench-8m --vocab-size 40000 --data %s --seq 64 --batch 1 --timeout 60", make_token_file("resident.tok", 6000, 64, 0));
+    Job *j = make_job(arguments, world, &transport_mpi);
+    launch(j, process, resident_body);
+    end_job(j);
+}
+#endif
+
+// ---------------------------------------------------------------------------
+// the family: presets, the tensor table, initial weights
+
+static void test_family(void) {
+    static const struct { const char *name; int64_t parameters; } known[] = { // published sizes
+        {"llama3-8b", 8030261248}, {"llama3-70b", 70553706496}, {"llama3.1-405b", 405853388800}, {"llama3.2-1b", 1235814400}, {"llama3.2-3b", 3212749824}};
+    for (int i = 0; i < 5; i++) {
+        char name[96];
+        Llama3Config c = config_of_model(known[i].name);
+        TensorTable t;
+        table_open(&t, &c);
+        snprintf(name, sizeof name, "%s has the published number of parameters", known[i].name);
+        CHECK(name, t.num_parameters == known[i].parameters, "%" PRId64 ", published %" PRId64, t.num_parameters, known[i].parameters);
+        int bad = 0;
+        for (int k = 0; k < t.num_tensors; k++) bad += !t.tensors[k].row->joins && t.tensors[k].offset % TENSOR_ALIGN != 0;
+        snprintf(name, sizeof name, "%s: every product's weights start on %d elements", known[i].name, TENSOR_ALIGN);
+        CHECK(name, bad == 0, "%d do not", bad);
+        table_close(&t);
+    }
+    Llama3Config c = config_of_model("tiny");
+    TensorTable t;
+    table_open(&t, &c);
+    const Tensor *head = table_find(&t, "lm_head.weight");
+    float whole[4096], part[1000];
+    double sum = 0, square = 0;
+    tensor_init(whole, head, &c, 7, 1000, 4096, 2);
+    tensor_init(part, head, &c, 7, 2000, 1000, 1);
+    for (int i = 0; i < 4096; i++) sum += whole[i], square += (double)whole[i] * whole[i];
+    CHECK("initial weights depend on seed, tensor and element alone", !memcmp(part, whole + 1000, sizeof part), "1000 elements drawn from another place");
+    CHECK("initial weights have mean 0 and deviation 0.02", fabs(sum / 4096) < 1e-3 && fabs(sqrt(square / 4096) - 0.02) < 1e-3, "mean %.2g, deviation %.4f", sum / 4096, sqrt(square / 4096));
+    table_close(&t);
+    Options o = ZERO;
+    o.lr = 1, o.min_lr = 0.1, o.warmup = 10, o.steps = 110;
+    CHECK("learning rate: warm-up, peak, half-way, end", fabs(learning_rate(&o, 5) - 0.5) < 1e-12 && fabs(learning_rate(&o, 10) - 1) < 1e-12 &&
+          fabs(learning_rate(&o, 60) - 0.55) < 1e-12 && fabs(learning_rate(&o, 110) - 0.1) < 1e-12, "%.3f %.3f %.3f %.3f", learning_rate(&o, 5), learning_rate(&o, 10), learning_rate(&o, 60), learning_rate(&o, 110));
+}
+
+// ---------------------------------------------------------------------------
+// data: the sampler and the loader
+
+static void test_data(void) {
+    int64_t sizes[] = {1, 2, 3, 5, 64, 1000, 65537};
+    for (int s = 0; s < 7; s++) {
+        int64_t n = sizes[s], wrong = 0, moved = 0;
+        char *seen = (char *)checked_malloc((size_t)n), name[96];
+        for (int64_t i = 0; i < n; i++) {
+            int64_t p = permute(i, n, 42);
+            if (p < 0 || p >= n || seen[p]++) wrong++;
+            moved += p != i;
+        }
+        snprintf(name, sizeof name, "shuffling %" PRId64 " windows is a permutation", n);
+        CHECK(name, wrong == 0 && (n < 64 || moved > n * 9 / 10), "%" PRId64 " wrong, %" PRId64 " moved", wrong, moved);
+        free(seen);
+    }
+    // every window once an epoch, over all ranks; the tail dropped or padded; epochs differ
+    for (int pad = 0; pad < 2; pad++) {
+        enum { SAMPLES = 103, RANKS = 3, ACCUM = 2, BATCH = 2 };
+        int counts[SAMPLES] = {0}, repeated = 0, once = 0, same = 0;
+        Sampler s = {SAMPLES, 9, pad, RANKS, 1, 0, 0, ACCUM, BATCH}, reference = {SAMPLES, 9, pad, 1, 1, 0, 0, 1, 1};
+        int64_t steps = sampler_steps_per_epoch(&s);
+        for (int64_t step = 0; step < steps; step++)
+            for (s.shard = 0; s.shard < RANKS; s.shard++)
+                for (int m = 0; m < ACCUM; m++)
+                    for (int b = 0; b < BATCH; b++) {
+                        int64_t j = (int64_t)m * RANKS + s.shard; // rule: micro-batches are numbered over ranks first
+                        int64_t window = sampler_window(&s, step, m, b);
+                        if (step * 12 + j * BATCH + b < SAMPLES) same += window == sampler_window(&reference, step * 12 + j * BATCH + b, 0, 0);
+                        counts[window]++;
+                    }
+        for (int i = 0; i < SAMPLES; i++) once += counts[i] == 1, repeated += counts[i] > 1;
+        s.shard = 0;
+        int other_epoch = 0;
+        for (int64_t step = 0; step < steps; step++) other_epoch += sampler_window(&s, step, 0, 0) != sampler_window(&s, step + steps, 0, 0);
+        CHECK(pad ? "padded epoch: every window is used, the head again at the end" : "dropped tail: every window at most once an epoch",
+              pad ? once + repeated == SAMPLES && repeated == steps * 12 - SAMPLES : repeated == 0 && once == steps * 12, "%d once, %d twice, of %d in %d steps", once, repeated, SAMPLES, (int)steps);
+        CHECK("ranks take the samples of one rank's order in turn (DistributedSampler's perm[rank::world])", same == (pad ? SAMPLES : steps * 12), "%d equal", same);
+        CHECK("the next epoch has another order", other_epoch >= steps - 1, "%d of %d steps begin elsewhere", other_epoch, (int)steps);
+    }
+    // windows of real files: tokens, targets, mask, the partial last window
+    char error[256], raw[200];
+    int32_t inputs[16], targets[16];
+    Dataset d = dataset_open(make_token_file("windows.tok", 100, 64, 5), 16, 64, 1);
+    int next_token = 0, masked = 0, total = 0;
+    for (int64_t w = 0; w < d.windows; w++) {
+        int n = dataset_window(&d, w, inputs, targets, raw, error, sizeof error);
+        total += n;
+        for (int t = 0; t < 16; t++) {
+            next_token += t < 15 && targets[t] >= 0 && targets[t] != inputs[t + 1] && w * 16 + t + 1 < 99;
+            masked += targets[t] < 0 && (w * 16 + t + 1) % 5 != 0 && w * 16 + t + 1 < 100;
+        }
+    }
+    CHECK("targets are the next token, masked ones ignored, all counted once", next_token == 0 && masked == 0 && total == 99 - 19, "%d wrong, %d wrongly ignored, %d of 80 targets", next_token, masked, total);
+    dataset_close(&d);
+}
+
+// ---------------------------------------------------------------------------
+// evaluation, generation, files
+
+static double eval_loss;
+static int64_t eval_targets;
+
+static void eval_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    int64_t targets;
+    double loss = evaluate(&o->run, &j->val, 0, &targets);
+    if (rank == 0) eval_loss = loss, eval_targets = targets;
+    close_rank(o);
+}
+
+static double generation_difference;
+
+static void generation_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    Run *r = &o->run;
+    int V = r->config->V, n = (int)j->prompt_length;
+    float *whole = (float *)checked_malloc(sizeof(float) * (size_t)V);
+    memcpy(whole, next_token_logits(r, j->prompt, n, 0), sizeof(float) * (size_t)V); // all tokens at once
+    next_token_logits(r, j->prompt, n / 2, 0);                                      // then half of them, and the rest one by one
+    const float *logits = NULL;
+    for (int t = n / 2; t < n; t++) logits = next_token_logits(r, j->prompt + t, 1, t);
+    if (rank == 0) generation_difference = norm_of_difference(logits, whole, 1, V) / norm_of(whole, V);
+    free(whole);
+    close_rank(o);
+}
+
+static void export_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    model_export(&o->run.fsdp, j->opt.export_dir, ST_F32, NULL);
+    close_rank(o);
+}
+
+static int files_equal(const char *a, const char *b) {
+    FILE *x = fopen(a, "rb"), *y = fopen(b, "rb");
+    int equal = x && y, c;
+    while (equal && (c = fgetc(x)) != EOF) equal = c == fgetc(y);
+    equal = equal && fgetc(y) == EOF;
+    if (x) fclose(x);
+    if (y) fclose(y);
+    return equal;
+}
+
+static void test_use(void) {
+    char arguments[1024], name[128];
+    double one = 0;
+    for (int world = 1; world <= 3; world++) { // 2,999 targets: windows, batches and ranks all have a rest
+        snprintf(arguments, sizeof arguments, "--model %s/odd --eval %s --seq 16 --batch 3", fixture_dir, make_token_file("eval.tok", 3000, 64, 0));
+        Job *j = make_job(arguments, world, &transport_threads);
+        launch(j, 0, eval_body);
+        if (world == 1) one = eval_loss;
+        snprintf(name, sizeof name, "evaluation on %d ranks counts every token once", world);
+        CHECK(name, eval_targets == 2999 && fabs(eval_loss / one - 1) < 1e-6, "%" PRId64 " targets, loss %.9g, one rank %.9g", eval_targets, eval_loss, one);
+        end_job(j);
+    }
+    for (int world = 1; world <= 2; world++) {
+        Job *j = make_job("--plan", 1, &transport_threads);
+        snprintf(arguments, sizeof arguments, "%s/odd", fixture_dir);
+        j->opt.model = strdup(arguments);
+        j->config = config_of_model(j->opt.model);
+        table_close(&j->table);
+        table_open(&j->table, &j->config);
+        j->has_weights = model_files_open(&j->weights, j->opt.model, &j->table);
+        j->task = DO_GENERATE;
+        j->opt.batch = 1, j->opt.seq = 12, j->opt.max_tokens = 4;
+        j->prompt_length = 12;
+        j->prompt = (int32_t *)checked_malloc(sizeof(int32_t) * 12);
+        for (int t = 0; t < 12; t++) j->prompt[t] = (t * 37 + 5) % 131;
+        job_mesh(j, world);
+        launch(j, 0, generation_body);
+        snprintf(name, sizeof name, "generation with cached keys and values on %d ranks: logits of the whole text", world);
+        CHECK(name, generation_difference < (sizeof(floatX) == 4 ? 2e-6 : 2e-2), "relative difference %.2g", generation_difference);
+        end_job(j);
+    }
+    for (int world = 1; world <= 3; world++) {
+        char model[256], original[512];
+        snprintf(model, sizeof model, "%s/export%d", scratch_dir, world);
+        snprintf(arguments, sizeof arguments, "--model %s/odd --export %s", fixture_dir, model);
+        Job *j = make_job(arguments, world, &transport_threads);
+        export_check(model);
+        launch(j, 0, export_body);
+        end_job(j);
+        snprintf(original, sizeof original, "%s/export1/model.safetensors", scratch_dir);
+        strcat(model, "/model.safetensors");
+        snprintf(name, sizeof name, "export from %d ranks writes the bytes of one", world);
+        CHECK(name, files_equal(model, original), "%s", "compared byte by byte");
+    }
+    snprintf(arguments, sizeof arguments, "--model %s/export3 --eval %s --seq 16 --batch 3", scratch_dir, scratch_path("eval.tok"));
+    Job *j = make_job(arguments, 1, &transport_threads);
+    launch(j, 0, eval_body);
+    CHECK("an exported model read again has the same loss", eval_loss == one, "%.9g and %.9g", eval_loss, one);
+    end_job(j);
+    static const float logits[4] = {1, 3, 2, -5};
+    Candidate scratch[4];
+    CHECK("sampling: temperature 0 takes the likeliest, top-p cuts the rest off",
+          sample_token(logits, 4, 0, 1, 0.99, scratch) == 1 && sample_token(logits, 4, 1, 0.5, 0.99, scratch) == 1 && sample_token(logits, 4, 1, 1, 0.9999999, scratch) == 3, "%s", "three draws");
+}
+
+// ---------------------------------------------------------------------------
+// failures end the run: in a child process, whose exit code and words are checked
+
+static int child_says(void (*body)(void *), void *arg, char *said, size_t size) {
+    int ends[2], status;
+    if (pipe(ends)) return -1;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        dup2(ends[1], STDOUT_FILENO);
+        body(arg);
+        _exit(0);
+    }
+    close(ends[1]);
+    size_t used = 0;
+    ssize_t got;
+    while (used + 1 < size && (got = read(ends[0], said + used, size - 1 - used)) > 0) used += (size_t)got;
+    said[used] = 0;
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void late_rank(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    train_step(&o->run, 1);
+    if (rank == 2) sleep(20); // computes for ever
+    train_step(&o->run, 2);
+}
+
+static void run_late_rank(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, late_rank); }
+
+static void same_samples(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    if (rank == 3) { // as if its sampler had been given another rank's coordinate
+        loader_close(&o->run.loader, &o->run.dev);
+        Sampler s = o->run.loader.sampler;
+        s.shard = 1;
+        size_t mark = arena_mark(&o->run.dev, MEM_WORKSPACE);
+        o->run.dev.arenas[MEM_WORKSPACE].used = 0;
+        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0);
+        o->run.dev.arenas[MEM_WORKSPACE].used = mark;
+    }
+    train_step(&o->run, 1);
+}
+
+static void run_same_samples(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, same_samples); }
+
+static void other_order(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    if (rank == 1) o->run.comm.order++; // as if it had started two exchanges the other way round
+    train_step(&o->run, 1);
+}
+
+static void run_other_order(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, other_order); }
+
+static void bad_token(void *arguments) { launch(make_job((const char *)arguments, 1, &transport_threads), 0, ranks_body); }
+
+static void test_failures(void) {
+    char said[4096], arguments[512];
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1", fixture_dir, make_token_file("failures.tok", 3000, 64, 0));
+    double start = seconds_now();
+    int code = child_says(run_late_rank, arguments, said, sizeof said);
+    double took = seconds_now() - start;
+    said[strcspn(said, "\n")] = 0;
+    CHECK("a rank that never arrives ends the run within the time-out, by name", code == 2 && took < 8 && strstr(said, "not arrived: rank 2"), "code %d after %.1f s: %s", code, took, said);
+    code = child_says(run_same_samples, arguments, said, sizeof said);
+    said[strcspn(said, "\n")] = 0;
+    CHECK("two ranks with the same samples end the run, and are named", code == 2 && strstr(said, "ranks 1 and 3 train on the same samples"), "code %d: %s", code, said);
+    code = child_says(run_other_order, arguments, said, sizeof said);
+    said[strcspn(said, "\n")] = 0;
+    CHECK("ranks whose exchanges are in another order end the run", code == 2 && strstr(said, "same order"), "code %d: %s", code, said);
+    // a token outside the vocabulary deep in the file
+    const char *path = make_token_file("outside.tok", 3000, 64, 0);
+    FILE *f = fopen(path, "r+b");
+    uint16_t token = 4000;
+    fseek(f, 64 + 2 * 1500, SEEK_SET);
+    fwrite(&token, 2, 1, f);
+    fclose(f);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 180 --timeout 20", fixture_dir, path);
+    code = child_says(bad_token, arguments, said, sizeof said);
+    said[strcspn(said, "\n")] = 0;
+    CHECK("a token outside the vocabulary is named with its place", code == 1 && strstr(said, "token 1500 is 4000"), "code %d: %s", code, said);
+}
+
+#include "dev/test/test_kernels.h"
+#include "dev/test/test_tokenizer.h"
+
+// ---------------------------------------------------------------------------
+
+int main(int argc, char **argv) {
+    static const struct { const char *name; void (*run)(void); } groups[] = {
+        {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
+        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"use", test_use}, {"failures", test_failures}};
+    int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
+    if (mpi) comm_start_process(&argc, &argv, &process, &processes);
+    if (process == 0 && !mkdtemp(scratch_dir)) return 1;
+#ifdef HAVE_MPI
+    if (mpi) MPI_Bcast(scratch_dir, sizeof scratch_dir, MPI_CHAR, 0, MPI_COMM_WORLD);
+    if (mpi) test_mpi(process, processes);
+#endif
+    for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
+        int wanted = argc == 1;
+        for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
+        if (!wanted) continue;
+        double start = seconds_now();
+        groups[g].run();
+        printf("---- %s: %.1f s\n", groups[g].name, seconds_now() - start);
+    }
+    if (process == 0) {
+        char command[128];
+        snprintf(command, sizeof command, "rm -rf %s", scratch_dir);
+        if (system(command)) printf("could not remove %s\n", scratch_dir);
+        printf("%d passed, %d failed\n", checks_passed, checks_failed);
+    }
+    if (mpi) comm_end_process();
+    return checks_failed > 0;
+}
