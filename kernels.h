@@ -20,9 +20,12 @@
 #ifndef BACKEND
 #define BACKEND(op) cpu_##op
 #endif
+#ifdef __NVCC__
+#pragma nv_diag_suppress 1675 // nvcc hands "GCC unroll" through, but remarks on it
+#endif
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
-#if defined(__GNUC__) && !defined(__clang__)
+#ifndef __clang__
 #pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
 #endif
 
@@ -273,30 +276,25 @@ static void plain_product(Device *dev, const Product *p, void *c, const floatX *
 }
 
 #ifdef HAVE_ONEDNN
-/* oneDNN 2 passes memory descriptors by value, oneDNN 3 by pointer to something of its own. */
+/* oneDNN 2 has memory descriptors as plain structs, oneDNN 3 as objects of its own. */
+static int memory_desc(dnnl_memory_desc_t *d, int64_t rows, int64_t cols, int64_t row, int64_t col, dnnl_data_type_t type) {
+    dnnl_dims_t dims = {rows, cols}, strides = {row, col};
 #if DNNL_VERSION_MAJOR >= 3
-typedef dnnl_memory_desc_t MemoryDesc;
-static int memory_desc(MemoryDesc *d, int64_t rows, int64_t cols, int64_t row, int64_t col, dnnl_data_type_t type) {
-    dnnl_dims_t dims = {rows, cols}, strides = {row, col};
+#define DESC(d) (d)
+#define DESC_FREE(d) dnnl_memory_desc_destroy(d)
     return dnnl_memory_desc_create_with_strides(d, 2, dims, type, strides) == dnnl_success;
-}
-static void memory_desc_free(MemoryDesc *d) { dnnl_memory_desc_destroy(*d); }
-#define MEMORY_DESC_OF(d) (*(d))
 #else
-typedef dnnl_memory_desc_t MemoryDesc;
-static int memory_desc(MemoryDesc *d, int64_t rows, int64_t cols, int64_t row, int64_t col, dnnl_data_type_t type) {
-    dnnl_dims_t dims = {rows, cols}, strides = {row, col};
+#define DESC(d) (&(d))
+#define DESC_FREE(d) (void)(d)
     return dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides) == dnnl_success;
-}
-static void memory_desc_free(MemoryDesc *d) { (void)d; }
-#define MEMORY_DESC_OF(d) (d)
 #endif
+}
 
 /* The library's plan for one product; entry->primitive stays NULL where it has none that is worth using. */
 static void matmul_create(MatmulCache *cache, MatmulEntry *entry) {
     const Product *p = &entry->product;
     dnnl_data_type_t x = FLOATX == DTYPE_BF16 ? dnnl_bf16 : dnnl_f32;
-    MemoryDesc a, b, c;
+    dnnl_memory_desc_t a, b, c;
     if (!memory_desc(&a, p->M, p->K, p->a_row, p->a_col, x) || !memory_desc(&b, p->K, p->N, p->b_row, p->b_col, x) ||
         !memory_desc(&c, p->M, p->N, p->c_row, 1, p->c_float ? dnnl_f32 : x)) return;
     dnnl_primitive_attr_t attr = NULL;
@@ -326,17 +324,17 @@ static void matmul_create(MatmulCache *cache, MatmulEntry *entry) {
             if (posix_memalign(&cache->scratchpad, 4096, bytes)) run_failure("out of memory: %zu bytes for oneDNN's scratchpad could not be had", bytes);
             cache->scratchpad_bytes = bytes;
         }
-        dnnl_memory_create(&entry->a, MEMORY_DESC_OF(&a), cache->engine, NULL);
-        dnnl_memory_create(&entry->b, MEMORY_DESC_OF(&b), cache->engine, NULL);
-        dnnl_memory_create(&entry->c, MEMORY_DESC_OF(&c), cache->engine, NULL);
+        dnnl_memory_create(&entry->a, DESC(a), cache->engine, NULL);
+        dnnl_memory_create(&entry->b, DESC(b), cache->engine, NULL);
+        dnnl_memory_create(&entry->c, DESC(c), cache->engine, NULL);
         dnnl_memory_create(&entry->scratchpad, dnnl_primitive_desc_query_md(plan, dnnl_query_scratchpad_md, 0), cache->engine, NULL);
     }
     if (plan) dnnl_primitive_desc_destroy(plan);
     dnnl_post_ops_destroy(post);
     dnnl_primitive_attr_destroy(attr);
-    memory_desc_free(&a);
-    memory_desc_free(&b);
-    memory_desc_free(&c);
+    DESC_FREE(a);
+    DESC_FREE(b);
+    DESC_FREE(c);
 }
 
 static MatmulEntry *matmul_find(MatmulCache *cache, const Product *p) {
@@ -664,9 +662,12 @@ static int64_t first_key(const Attention *a, int64_t pair, int64_t r0, int64_t r
     const AttentionShape *s = a->s;
     if (!s->q_doc) return 0;
     const int32_t *q_doc = s->q_doc + pair / s->NKV * s->Tq, *k_doc = s->k_doc + pair / s->NKV * s->Tk;
-    for (int64_t key = 0; key < end; key++)
+    for (int64_t key = 0; key < end; key += NR) {
+        int any = 0, count = (int)min_i64(NR, end - key);
         for (int64_t t = r0 / a->G; t <= (r1 - 1) / a->G; t++)
-            if (k_doc[key] == q_doc[t]) return key / NR * NR;
+            for (int j = 0; j < count; j++) any |= k_doc[key + j] == q_doc[t]; // no early exit: gcc makes vectors of this
+        if (any) return key;
+    }
     return end;
 }
 

@@ -448,6 +448,12 @@ static void test_ranks(void) {
     compare_layout("base", 0, 2, 1, 2, &transport_threads, " --slots 3");
 }
 
+/* The layouts that planted faults are tried on. */
+static void test_faults(void) {
+    compare_layout("odd", 0, 3, 2, 2, &transport_threads, "");
+    compare_layout("odd", 0, 4, 1, 1, &transport_threads, "");
+}
+
 #ifdef HAVE_MPI
 static double resident_bytes(void) {
     long pages = 0, size = 0;
@@ -772,7 +778,7 @@ static void test_failures(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } groups[] = {
         {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
-        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"use", test_use}, {"failures", test_failures}};
+        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) comm_start_process(&argc, &argv, &process, &processes);
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;
@@ -781,7 +787,7 @@ int main(int argc, char **argv) {
     if (mpi) test_mpi(process, processes);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
-        int wanted = argc == 1;
+        int wanted = argc == 1 && groups[g].run != test_faults; // a part of ranks, for dev/test/faults.sh
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;
         double start = seconds_now();

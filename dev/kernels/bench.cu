@@ -1,0 +1,130 @@
+/* bench.cu: a whole training step beside its own bare matrix products, in turns, in one run.
+ *
+ *   bench MODEL [ROUNDS]    medians; the step's rate is (product time) / (step time)
+ *
+ * The products are those of the step, in its order and shapes, on the same buffers: oneDNN's matmul on plain
+ * layouts and nothing else. What is missing to 100 % is attention and everything that moves memory.
+ */
+#define TESTING
+#include "train_llama3.cu"
+
+static void forward_products(Run *r) {
+    const Llama3Config *c = r->config;
+    Model *m = &r->model;
+    int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
+    for (int l = 0; l < c->L; l++) {
+        BlockActivations *a = &m->blocks[l];
+        const FsdpUnit *u = &r->fsdp.units[table_block_unit(l)];
+        const int64_t *at = u->unit->where;
+        const floatX *w = u->copy;
+        linear_forward(&r->dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV);
+        linear_forward(&r->dev, m->branch, a->attn, w + at[W_O], N, Q, c->C);
+        linear_forward(&r->dev, a->gate_up, a->ffn_in, w + at[W_GATE], N, c->C, 2 * c->F);
+        linear_forward(&r->dev, m->branch, a->hidden, w + at[W_DOWN], N, c->F, c->C);
+    }
+}
+
+static void backward_products(Run *r) {
+    const Llama3Config *c = r->config;
+    Model *m = &r->model;
+    int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
+    for (int l = c->L - 1; l >= 0; l--) {
+        BlockActivations *a = &m->blocks[l];
+        const FsdpUnit *u = &r->fsdp.units[table_block_unit(l)];
+        const int64_t *at = u->unit->where;
+        const floatX *w = u->copy;
+        float *dw = u->grad;
+        linear_backward_input(&r->dev, m->dhidden, m->dx, c->C, w + at[W_DOWN], N, c->F, c->C);
+        linear_backward_weight(&r->dev, dw + at[W_DOWN], m->dx, c->C, a->hidden, N, c->F, c->C, 0);
+        linear_backward_input(&r->dev, m->dnorm, a->gate_up, 2 * c->F, w + at[W_GATE], N, c->C, 2 * c->F);
+        linear_backward_weight(&r->dev, dw + at[W_GATE], a->gate_up, 2 * c->F, a->ffn_in, N, c->C, 2 * c->F, 0);
+        linear_backward_input(&r->dev, m->dattn, m->dx, c->C, w + at[W_O], N, Q, c->C);
+        linear_backward_weight(&r->dev, dw + at[W_O], m->dx, c->C, a->attn, N, Q, c->C, 0);
+        linear_backward_input(&r->dev, m->dnorm, m->dqkv, QKV, w + at[W_Q], N, c->C, QKV);
+        linear_backward_weight(&r->dev, dw + at[W_Q], m->dqkv, QKV, a->attn_in, N, c->C, QKV, 0);
+    }
+}
+
+static void head_products(Run *r) {
+    const Llama3Config *c = r->config;
+    Model *m = &r->model;
+    const FsdpUnit *u = &r->fsdp.units[table_head_unit(r->table)];
+    int64_t head = u->unit->where[W_HEAD], stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX));
+    for (int row = 0; row < m->B * m->T; row += m->chunk) {
+        int n = (int)min_i64(m->chunk, m->B * m->T - row);
+        const floatX *in = m->final_in + (int64_t)row * c->C, *dlogits = (const floatX *)m->logits;
+        linear_forward_fp32(&r->dev, m->logits, in, u->copy + head, n, c->C, c->V);
+        linear_backward_input(&r->dev, m->dnorm + (int64_t)row * c->C, dlogits, stride, u->copy + head, n, c->C, c->V);
+        linear_backward_weight(&r->dev, u->grad + head, dlogits, stride, in, n, c->C, c->V, row > 0);
+    }
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, int n) {
+    qsort(x, (size_t)n, sizeof *x, by_value);
+    return x[n / 2];
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) user_error("bench MODEL [ROUNDS]");
+    enum { MOST = 64 };
+    int rounds = argc > 2 ? atoi(argv[2]) : 7;
+    if (rounds < 1 || rounds > MOST) user_error("ROUNDS is %d, expected 1 to %d", rounds, MOST);
+    char path[] = "/tmp/llama3-bench-XXXXXX";
+    int fd = mkstemp(path);
+    TokenFileHeader h = ZERO;
+    memcpy(h.magic, TOKEN_FILE_MAGIC, 8);
+    h.version = 1, h.width = 2, h.vocab_size = 4096, h.count = 200000;
+    FILE *f = fdopen(fd, "wb");
+    fwrite(&h, sizeof h, 1, f);
+    for (uint64_t i = 0; i < h.count; i++) {
+        uint16_t token = (uint16_t)(mix64(i) % 4096);
+        fwrite(&token, 2, 1, f);
+    }
+    fclose(f);
+    char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--data", path, (char *)"--warmup", (char *)"0"};
+    Job *j = (Job *)checked_malloc(sizeof *j);
+    j->opt = options_parse(7, arguments);
+    j->transport = &transport_threads;
+    job_prepare(j, 1, 1);
+    Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
+    rank_open(r, walked, j, 0);
+    unlink(path);
+    train_step(r, 1);
+    memset(r->dev.ops, 0, sizeof r->dev.ops);
+
+    double steps[MOST], products[MOST], ratios[MOST];
+    OpStat ops[OP_COUNT] = ZERO;
+    for (int i = 0; i < rounds; i++) {
+        memset(r->dev.ops, 0, sizeof r->dev.ops);
+        steps[i] = train_step(r, i + 2).seconds;
+        for (int o = 0; o < OP_COUNT; o++) {
+            ops[o].calls = r->dev.ops[o].calls, ops[o].flops = r->dev.ops[o].flops, ops[o].bytes = r->dev.ops[o].bytes;
+            ops[o].seconds += r->dev.ops[o].seconds / rounds;
+        }
+        double start = seconds_now();
+        forward_products(r);
+        head_products(r);
+        backward_products(r);
+        products[i] = seconds_now() - start;
+        ratios[i] = products[i] / steps[i];
+    }
+    double flops = ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
+    double step = median(steps, rounds), product = median(products, rounds), ratio = median(ratios, rounds);
+    printf("%s, %s, %d threads, %d rounds, medians\n", argv[1], PRECISION_NAME, r->dev.threads, rounds);
+    printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of products\n", 1e3 * step, j->opt.batch * j->opt.seq / step, flops / step / 1e9);
+    printf("  products  %9.1f ms                    %6.1f GFLOP/s\n", 1e3 * product, flops / product / 1e9);
+    printf("  the whole step runs at %.1f %% of the rate of its products\n", 100 * ratio);
+    printf("  %-24s %6s %10s %10s %10s\n", "op", "calls", "ms a step", "GFLOP/s", "GB/s");
+    for (int o = 0; o < OP_COUNT; o++)
+        if (ops[o].calls)
+            printf("  %-24s %6" PRId64 " %10.2f %10.1f %10.1f\n", op_names[o], ops[o].calls, 1e3 * ops[o].seconds, ops[o].flops / ops[o].seconds / 1e9, ops[o].bytes / ops[o].seconds / 1e9);
+    run_close(r);
+    run_close(walked);
+    job_close(j);
+    return 0;
+}

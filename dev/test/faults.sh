@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# faults.sh : plants one fault at a time into a copy of the source and expects a named test to fail.
+# A test that no fault can fail proves nothing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+flags=$(cat build/cpu-fp32/flags)  # compiler, flags and libraries of the build under test
+passed=0 failed=0
+
+# fault NAME FILE SED GROUP EXPECTED : after SED on FILE, a failing check of GROUP must match EXPECTED
+fault() {
+    local name=$1 file=$2 edit=$3 group=$4 expected=$5
+    rm -rf "$work/src"
+    mkdir -p "$work/src/dev"
+    cp ./*.h ./*.cu "$work/src/"
+    cp -r dev/test "$work/src/dev/"
+    sed -i "$edit" "$work/src/$file"
+    if cmp -s "$file" "$work/src/$file"; then
+        echo "FAIL planted: $name: the edit no longer matches $file"
+        failed=$((failed + 1))
+        return
+    fi
+    local compile=${flags%% -L*} libs=-L${flags#* -L}
+    [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
+    (cd "$work/src" && ${compile/-O3/-O1} -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter -x c test_llama3.cu -o "$work/test" -x none $libs -lcjson -lpcre2-8 -lm -pthread)
+    local said
+    said=$(cd "$work/src" && timeout 100 "$work/test" "$group" 2>&1) || true
+    local caught
+    caught=$(grep -E "^(FAIL|failure:)" <<<"$said" | grep -m1 -E "$expected" || true)
+    if [ -n "$caught" ]; then
+        echo "pass planted: $name: caught by ${caught:0:150}"
+        passed=$((passed + 1))
+    else
+        echo "FAIL planted: $name: no failing check like '$expected'; the test ended with: $(tail -n 1 <<<"$said")"
+        failed=$((failed + 1))
+    fi
+}
+
+fault "a unit is not reduced" fsdp.h \
+    's|    f->reducing = u;|    if (u->unit->kind != UNIT_HEAD) f->reducing = u; else u->dweights = NULL;|' faults "gradients of one rank|no free slot"
+fault "gradients are scaled by the world" fsdp.h \
+    's|    tree_sum(f->dev, u->grad, f->receive, f->ranks, u->shard, f->reducing_micro > 0);|&\n    for (int64_t i = 0; i < u->shard \&\& !f->dev->walk \&\& f->reducing_micro == 0; i++) u->grad[i] *= (float)f->ranks;|' faults "gradients of one rank"
+fault "two ranks take the same samples" dataloader.h \
+    's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
+fault "two ranks take the same samples, at run time" dataloader.h \
+    's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' faults "train on the same samples"
+fault "padding of the last shard is trained" fsdp.h \
+    's|    memset(u->dweights + written, 0, sizeof(float) \* (size_t)(u->padded - written));||; s|p.unit->grad + p.at, copy, p.count,|&|; s|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.count,|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.tensor == \&f->table->tensors[u->unit->first + u->unit->count - 1] ? u->shard - p.at : p.count,|' faults "padding stays zero"
+fault "a gather is not waited for" fsdp.h \
+    's|    collective_wait(f->comm, &u->gather);||' faults "gradients of one rank|wait|in flight"
+fault "a reduction is not waited for" fsdp.h \
+    's|    collective_wait(f->comm, &f->reduce);||' faults "gradients of one rank|in flight"
+fault "gradients are averaged over micro-batches twice" train_llama3.cu \
+    's|    s.grad_norm = sqrt(squared_norm) / count;|    count *= r->opt->accum;\n&|' faults "losses of three steps"
+fault "a block is gathered once too often" train_llama3.cu \
+    's|        block_forward(r, l);|&\n        if (l == 0) { unit_free(f, block); unit_gather(f, block); unit_weights(f, block); }|' faults "law, walk and wire"
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# run.sh [all] : every test, both precisions; ends with `N passed, N failed`. `make test` builds first and calls it.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
+passed=0 failed=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# suite NAME COMMAND… : shows the output, adds up its last `N passed, N failed`; a suite that does not get there has failed
+suite() {
+    local name=$1 start=$SECONDS counts
+    shift
+    printf '\n==== %s\n' "$name"
+    timeout 900 "$@" 2>&1 | tee "$log"
+    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1)
+    if [ -z "$counts" ]; then
+        echo "FAIL $name: ended before its last line"
+        failed=$((failed + 1))
+    else
+        passed=$((passed + $(cut -d' ' -f1 <<<"$counts")))
+        failed=$((failed + $(cut -d' ' -f3 <<<"$counts")))
+    fi
+    echo "---- $name: $((SECONDS - start)) s"
+}
+
+for precision in fp32 bf16; do
+    suite "unit tests, $precision" "build/cpu-$precision/test_llama3"
+done
+if command -v mpirun >/dev/null && ! grep -qv DHAVE_MPI build/cpu-fp32/flags; then
+    for ranks in 1 2 3 4 ${1:+8}; do
+        suite "processes over MPI, fp32, $ranks ranks" mpirun --oversubscribe --bind-to none -np "$ranks" build/cpu-fp32/test_llama3 mpi
+    done
+    suite "processes over MPI, bf16, 2 ranks" mpirun --oversubscribe --bind-to none -np 2 build/cpu-bf16/test_llama3 mpi
+else
+    echo "no MPI in this build: its tests are left out"
+fi
+suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3
+suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
+suite "planted faults" dev/test/faults.sh
+
+echo
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
