@@ -9,6 +9,8 @@ ARCH     ?= native
 CFLAGS   ?= -O3
 RANKS    ?= 2
 
+comma    := ,
+
 # ---------------------------------------------------------------- what is installed
 has_header = $(shell echo '\#include <$(1)>' | $(CC) $(2) -E -x c - >/dev/null 2>&1 && echo 1)
 MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null)
@@ -52,8 +54,10 @@ HEADERS := $(wildcard *.h dev/test/*.h)
 
 train_llama3: $(BUILD)/train_llama3
 	@ln -sf $< $@
-	@echo "built $< ($(PRECISION)$(if $(HAVE_MPI),, without MPI: ranks are threads)$(if $(HAVE_ONEDNN),, without oneDNN: matrix products in plain C, several times slower))"
-	@$(if $(strip $(MISSING)),echo "to have it all: $(INSTALL) $(strip $(MISSING))   (or make deps)")
+	@echo "built $< ($(PRECISION))"
+	@$(if $(HAVE_MPI),,echo "  without MPI: ranks are threads of one process")
+	@$(if $(HAVE_ONEDNN),,echo "  without oneDNN: matrix products in plain C$(comma) several times slower")
+	@$(if $(strip $(MISSING)),echo "  to have it all: $(INSTALL) $(strip $(MISSING))   (or make deps)")
 
 $(BUILD)/train_llama3: train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) $< -o $@ $(LIBS)

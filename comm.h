@@ -294,16 +294,19 @@ static int rank_of_launcher(void) {
     return 0;
 }
 
-static void start_up_too_slow(int signal_number) {
+/* Covers what cannot be polled, MPI_Init and MPI_Finalize: the process ends when `what` takes longer than the
+ * timeout. alarm(0) ends the watch. */
+static void watch_expired(int signal_number) {
     (void)signal_number;
-    static const char text[] = "failure: start-up (finding the other ranks, opening groups) took longer than --timeout\n";
-    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(3);
+    ssize_t ignored = write(STDERR_FILENO, "failure: ", 9) + write(STDERR_FILENO, process_end.watched, strlen(process_end.watched)) +
+                      write(STDERR_FILENO, " took longer than --timeout\n", 28);
+    (void)ignored;
     _exit(2);
 }
 
-/* Covers what cannot be polled: MPI_Init and the opening of groups. 0 ends the watch. */
-static void watch_start_up(double timeout) {
-    signal(SIGALRM, start_up_too_slow);
+static void watch_process(double timeout, const char *what) {
+    process_end.watched = what;
+    signal(SIGALRM, watch_expired);
     alarm((unsigned)ceil(timeout));
 }
 

@@ -255,12 +255,17 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     if (pthread_create(&l->worker, NULL, loader_worker, l)) run_failure("the loader's thread could not be started");
 }
 
-/* The next step's batch; valid until loader_release. */
-static StepBatch *loader_next(Loader *l, Device *dev) {
+/* The next step's batch; valid until loader_release. Waits for the disk no longer than `timeout` seconds. */
+static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
     if (dev->walk) return &l->ring[0];
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += (time_t)ceil(timeout);
+    int late = 0;
     pthread_mutex_lock(&l->lock);
-    while (l->produced == l->consumed && !l->error[0]) pthread_cond_wait(&l->changed, &l->lock);
+    while (l->produced == l->consumed && !l->error[0] && !late) late = pthread_cond_timedwait(&l->changed, &l->lock, &limit);
     pthread_mutex_unlock(&l->lock);
+    if (late) run_failure("the data of the next step could not be read within %.0f s; --timeout sets the limit", timeout);
     if (l->error[0]) user_error("%s", l->error);
     return &l->ring[l->consumed % LOADER_DEPTH];
 }

@@ -101,6 +101,7 @@ static inline double seconds_now(void) {
 static struct {
     int quiet;               // set on all ranks but the first while they check the same input: one line, not one a rank
     int reported;            // an error has been printed
+    const char *watched;     // what an alarm is set for
     void (*abort_all)(int);  // set by comm.h once other processes must be ended too
 } process_end;
 

@@ -511,7 +511,7 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     double start = seconds_now(), waited = r->comm.wait_seconds;
     comm_clear_ledger(&r->comm);
     StepReport mine = ZERO;
-    StepBatch *batch = loader_next(&r->loader, dev);
+    StepBatch *batch = loader_next(&r->loader, dev, r->opt->timeout);
     int64_t tokens = (int64_t)r->opt->batch * r->opt->seq;
     for (int micro = 0; micro < r->opt->accum; micro++)
         mine.loss_sum += micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro);
@@ -1098,7 +1098,7 @@ int main(int argc, char **argv) {
         if (process == 0) tokenizer_tool(&job.opt);
         return 0;
     }
-    watch_start_up(job.opt.timeout);
+    watch_process(job.opt.timeout, "start-up (finding the other ranks, opening groups)");
     comm_start_process(&argc, &argv, &process, &processes);
     job_open(&job, process, processes);
     if (job.task == DO_PLAN) {
@@ -1110,6 +1110,7 @@ int main(int argc, char **argv) {
         launch(&job, process, rank_main);
     }
     job_close(&job);
+    watch_process(job.opt.timeout, "the end of the run (the other ranks' last exchange)");
     comm_end_process();
     return 0;
 }
