@@ -8,7 +8,7 @@
  */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
-#include "device.h" // defines: user_error, run_failure, checked_malloc, min_i64
+#include "device.h" // defines: hash_bytes, user_error, run_failure, checked_malloc, min_i64
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>  // defines: pcre2_compile, pcre2_jit_compile, pcre2_match
 #include <sys/stat.h>
@@ -147,10 +147,8 @@ static inline size_t split_next(const pcre2_code *split, pcre2_match_data *match
 // ---------------------------------------------------------------------------
 // opening a tokenizer.model
 
-/* FNV-1a; the fold at the end brings the upper bits into the slot number. */
-static inline uint32_t token_hash(const char *p, size_t n) {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < n; i++) h = (h ^ (uint8_t)p[i]) * 0x100000001b3u;
+static inline uint32_t token_hash(const char *p, size_t n) { // the fold brings the upper bits into the slot number
+    uint64_t h = hash_bytes(HASH_START, p, n);
     return (uint32_t)(h ^ h >> 32);
 }
 

@@ -31,7 +31,7 @@ typedef enum { OPT_GROUP, OPT_INT, OPT_REAL, OPT_TEXT, OPT_FLAG, OPT_LATER } Opt
 
 typedef struct {
     OptionKind kind;
-    const char *name;     // without the dashes
+    const char *name;     // without the dashes; of OPT_LATER several, parted by |
     size_t offset;        // in Options
     double low, high;     // of numbers
     const char *values;   // what stands behind it: a word for --help, or the choices, parted by |
@@ -58,13 +58,8 @@ static const OptionRow option_rows[] = {
     {OPT_LATER, "accumulate", 0, 0, 0, "sharded", NULL, "reduce every micro-batch (sharded) or once a step (local)"},
     {OPT_GROUP, "mesh", 0, 0, 0, NULL, NULL, NULL},
     {OPT_INT,  "dp-shard", FIELD(dp_shard), 0, 1 << 20, "N|auto", "auto", "ranks over which parameters are sharded; auto: all"},
-    {OPT_LATER, "dp-replicate", 0, 0, 0, "1", NULL, "replicas of the sharded model"},
-    {OPT_LATER, "tp", 0, 0, 0, "1", NULL, "tensor parallelism"},
-    {OPT_LATER, "cp", 0, 0, 0, "1", NULL, "context parallelism"},
-    {OPT_LATER, "pp", 0, 0, 0, "1", NULL, "pipeline parallelism"},
-    {OPT_LATER, "pp-schedule", 0, 0, 0, NULL, NULL, "pipeline schedule"},
-    {OPT_LATER, "pp-chunks", 0, 0, 0, NULL, NULL, "model chunks a pipeline rank"},
-    {OPT_LATER, "pp-light-ends", 0, 0, 0, NULL, NULL, "first and last stage one block lighter"},
+    {OPT_LATER, "dp-replicate|tp|cp|pp", 0, 0, 0, "1", NULL, "replicas of the sharded model; tensor, context, pipeline parallelism"},
+    {OPT_LATER, "pp-schedule|pp-chunks|pp-light-ends", 0, 0, 0, NULL, NULL, "pipeline parallelism"},
     {OPT_GROUP, "sharding", 0, 0, 0, NULL, NULL, NULL},
     {OPT_LATER, "sharding", 0, 0, 0, "full_shard", NULL, "what is sharded"},
     {OPT_LATER, "wrap", 0, 0, 0, "block", NULL, "what a unit is"},
@@ -85,18 +80,10 @@ static const OptionRow option_rows[] = {
     {OPT_REAL, "clip", FIELD(clip), 0, 1e30, "X", "1", "largest global gradient norm; 0: no clipping"},
     {OPT_LATER, "max-skips", 0, 0, 0, NULL, NULL, "non-finite steps that may be skipped"},
     {OPT_GROUP, "adapters", 0, 0, 0, NULL, NULL, NULL},
-    {OPT_LATER, "lora-rank", 0, 0, 0, NULL, NULL, "LoRA"},
-    {OPT_LATER, "lora-alpha", 0, 0, 0, NULL, NULL, "LoRA"},
-    {OPT_LATER, "lora-targets", 0, 0, 0, NULL, NULL, "LoRA"},
-    {OPT_LATER, "base", 0, 0, 0, NULL, NULL, "dtype of a frozen base"},
-    {OPT_LATER, "adapters", 0, 0, 0, NULL, NULL, "LoRA adapters to start from"},
+    {OPT_LATER, "lora-rank|lora-alpha|lora-targets|base|adapters|merge", 0, 0, 0, NULL, NULL, "LoRA on a frozen base"},
     {OPT_GROUP, "run", 0, 0, 0, NULL, NULL, NULL},
     {OPT_TEXT, "out", FIELD(out), 0, 0, "DIR", NULL, "directory for config.txt, metrics.jsonl, layout.json, ledger.json"},
-    {OPT_LATER, "save-every", 0, 0, 0, NULL, NULL, "checkpoints"},
-    {OPT_LATER, "save-mode", 0, 0, 0, NULL, NULL, "checkpoints"},
-    {OPT_LATER, "keep", 0, 0, 0, NULL, NULL, "checkpoints"},
-    {OPT_LATER, "resume", 0, 0, 0, NULL, NULL, "checkpoints"},
-    {OPT_LATER, "allow-changes", 0, 0, 0, NULL, NULL, "checkpoints"},
+    {OPT_LATER, "save-every|save-mode|keep|resume|allow-changes|audit", 0, 0, 0, NULL, NULL, "checkpoints"},
     {OPT_INT,  "val-every", FIELD(val_every), 0, 1 << 30, "N", "0", "validate every N steps and after the last; 0: only after the last"},
     {OPT_INT,  "val-batches", FIELD(val_batches), 0, 1 << 30, "N", "0", "micro-batches a rank in a validation; 0: the whole file"},
     {OPT_INT,  "seed", FIELD(seed), 0, INT32_MAX, "N", "1", "of initial weights, shuffling and sampling"},
@@ -113,12 +100,10 @@ static const OptionRow option_rows[] = {
     {OPT_TEXT, "eval", FIELD(eval), 0, 0, "FILE", NULL, "print loss and perplexity of a token file as one line of JSON"},
     {OPT_TEXT, "export", FIELD(export_dir), 0, 0, "DIR", NULL, "write the model as a Hugging Face directory: with --data after training, else as it was loaded"},
     {OPT_TEXT, "dtype", FIELD(dtype), 0, 0, "fp32|bf16", "fp32", "with --export"},
-    {OPT_LATER, "merge", 0, 0, 0, NULL, NULL, "with --export: adapters merged into the base"},
     {OPT_TEXT, "generate", FIELD(generate), 0, 0, "PROMPT", NULL, "continue a text"},
     {OPT_INT,  "max-tokens", FIELD(max_tokens), 1, 1 << 20, "N", "100", "with --generate"},
     {OPT_REAL, "temperature", FIELD(temperature), 0, 100, "X", "0.8", "with --generate; 0: always the likeliest token"},
     {OPT_REAL, "top-p", FIELD(top_p), 1e-6, 1, "X", "0.95", "with --generate: the likeliest tokens that hold this much probability"},
-    {OPT_LATER, "audit", 0, 0, 0, NULL, NULL, "windows consumed, checked"},
     {OPT_TEXT, "encode", FIELD(encode), 0, 0, "FILE", NULL, "print the token ids of a text, one a line (needs --tokenizer)"},
     {OPT_TEXT, "decode", FIELD(decode), 0, 0, "FILE", NULL, "print the text of token ids, one a line (needs --tokenizer)"},
     {OPT_FLAG, "help", FIELD(help), 0, 0, NULL, NULL, "this"},
@@ -132,15 +117,15 @@ static int word_in(const char *word, const char *choices) { // choices: "a|b|c"
     return 0;
 }
 
-static void option_set(Options *o, const OptionRow *row, const char *value) {
+static void option_set(Options *o, const OptionRow *row, const char *name, const char *value) {
     char *field = (char *)o + row->offset, *end;
     if (row->kind == OPT_LATER) {
         if (!value || !row->values || strcmp(value, row->values))
-            user_error("--%s%s%s is not built yet (%s)%s%s", row->name, value ? " " : "", value ? value : "", row->help,
-                       row->values ? "; this build does --" : "", row->values ? row->name : "");
+            user_error("--%s%s%s is not built yet (%s)%s%s: leave it out", name, value ? " " : "", value ? value : "", row->help,
+                       row->values ? "; the only value is " : "", row->values ? row->values : "");
     } else if (row->kind == OPT_TEXT) {
         int choices = strchr(row->values, '|') && row->values[0] >= 'a'; // words in capitals stand for themselves
-        if (choices && !word_in(value, row->values)) user_error("--%s %s: expected one of %s", row->name, value, row->values);
+        if (choices && !word_in(value, row->values)) user_error("--%s %s: expected one of %s", name, value, row->values);
         *(const char **)field = value;
     } else if (row->kind == OPT_FLAG) {
         *(int *)field = 1;
@@ -148,7 +133,7 @@ static void option_set(Options *o, const OptionRow *row, const char *value) {
         int is_auto = row->kind == OPT_INT && strstr(row->values, "auto") && !strcmp(value, "auto");
         double x = is_auto ? 0 : strtod(value, &end);
         int bad = !is_auto && (end == value || *end || !(x >= row->low && x <= row->high) || (row->kind == OPT_INT && x != floor(x)));
-        if (bad) user_error("--%s %s: expected a %snumber from %g to %g", row->name, value, row->kind == OPT_INT ? "whole " : "", row->low, row->high);
+        if (bad) user_error("--%s %s: expected a %snumber from %g to %g", name, value, row->kind == OPT_INT ? "whole " : "", row->low, row->high);
         if (row->kind == OPT_INT) *(int *)field = (int)x;
         else *(double *)field = x;
     }
@@ -157,18 +142,19 @@ static void option_set(Options *o, const OptionRow *row, const char *value) {
 static Options options_parse(int argc, char **argv) {
     Options o = ZERO;
     for (int i = 0; i < OPTION_ROWS; i++)
-        if (option_rows[i].fallback) option_set(&o, &option_rows[i], option_rows[i].fallback);
+        if (option_rows[i].fallback) option_set(&o, &option_rows[i], option_rows[i].name, option_rows[i].fallback);
     for (int i = 1; i < argc; i++) {
         const OptionRow *row = NULL;
-        const char *name = argv[i] + 2, *equals = strchr(argv[i], '=');
-        size_t length = equals ? (size_t)(equals - name) : strlen(argv[i]) - 2;
-        for (int j = 0; j < OPTION_ROWS && !strncmp(argv[i], "--", 2); j++)
-            if (option_rows[j].kind != OPT_GROUP && strlen(option_rows[j].name) == length && !strncmp(option_rows[j].name, name, length)) row = &option_rows[j];
+        char name[64] = "";
+        const char *equals = strchr(argv[i], '=');
+        if (!strncmp(argv[i], "--", 2)) snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - argv[i]) - 2 : (int)sizeof name, argv[i] + 2);
+        for (int j = 0; j < OPTION_ROWS && name[0]; j++)
+            if (option_rows[j].kind != OPT_GROUP && word_in(name, option_rows[j].name)) row = &option_rows[j];
         if (!row) user_error("unknown option %s: ./train_llama3 --help lists them all", argv[i]);
         int takes_value = row->kind == OPT_LATER ? (equals || (i + 1 < argc && strncmp(argv[i + 1], "--", 2))) : row->kind != OPT_FLAG;
-        if (equals && !takes_value) user_error("--%s takes no value", row->name);
-        if (takes_value && !equals && i + 1 == argc) user_error("--%s needs a value: --%s %s", row->name, row->name, row->values);
-        option_set(&o, row, equals ? equals + 1 : takes_value ? argv[++i] : NULL);
+        if (equals && !takes_value) user_error("--%s takes no value", name);
+        if (takes_value && !equals && i + 1 == argc) user_error("--%s needs a value: --%s %s", name, name, row->values);
+        option_set(&o, row, name, equals ? equals + 1 : takes_value ? argv[++i] : NULL);
     }
     if (o.min_lr < 0) o.min_lr = o.lr / 10;
     return o;
