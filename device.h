@@ -213,6 +213,13 @@ static double device_flops(const Device *dev) {
     return sum;
 }
 
+/* Bytes of all arenas at their fullest. */
+static size_t device_peak(const Device *dev) {
+    size_t sum = 0;
+    for (int c = 0; c < MEM_CATEGORIES; c++) sum += dev->arenas[c].peak;
+    return sum;
+}
+
 /* A walking device hands out addresses in reservations that are never mapped. */
 static void device_open_walk(Device *dev, int threads) {
     memset(dev, 0, sizeof *dev);

@@ -136,32 +136,24 @@ static Llama3Config config_from_json(const char *path) {
     return c;
 }
 
-static void config_validate(const Llama3Config *c) {
-    if (c->NH % c->NKV)
-        user_error("%d query heads do not divide into %d key/value heads: num_attention_heads must be a multiple of num_key_value_heads", c->NH, c->NKV);
-    if (c->HD % 2) user_error("head dimension %d is odd: rotary embedding turns pairs, so it must be even", c->HD);
+static const Llama3Config *preset_find(const char *name) {
+    for (int i = 0; i < LLAMA3_PRESETS; i++)
+        if (!strcmp(name, llama3_presets[i].name)) return &llama3_presets[i];
+    return NULL;
 }
 
 /* `model` is a preset's name or a directory with a config.json. */
 static Llama3Config config_of_model(const char *model) {
-    Llama3Config c = ZERO;
+    char path[4096], known[512] = "";
     struct stat info;
-    for (int i = 0; i < LLAMA3_PRESETS; i++)
-        if (!strcmp(model, llama3_presets[i].name)) c = llama3_presets[i];
-    if (!c.name && stat(model, &info) == 0 && S_ISDIR(info.st_mode)) {
-        char path[4096];
-        snprintf(path, sizeof path, "%s/config.json", model);
-        c = config_from_json(path);
-    }
-    if (!c.name) {
-        char known[512] = "";
-        for (int i = 0; i < LLAMA3_PRESETS; i++) {
-            strcat(known, i ? ", " : "");
-            strcat(known, llama3_presets[i].name);
-        }
-        user_error("--model %s is neither a directory nor a preset (%s)", model, known);
-    }
-    config_validate(&c);
+    if (preset_find(model)) return *preset_find(model);
+    for (int i = 0; i < LLAMA3_PRESETS; i++) strcat(strcat(known, i ? ", " : ""), llama3_presets[i].name);
+    if (stat(model, &info) || !S_ISDIR(info.st_mode)) user_error("--model %s is neither a directory nor a preset (%s)", model, known);
+    snprintf(path, sizeof path, "%s/config.json", model);
+    Llama3Config c = config_from_json(path);
+    if (c.NH % c.NKV)
+        user_error("%s: %d query heads do not divide into %d key/value heads: num_attention_heads must be a multiple of num_key_value_heads", path, c.NH, c.NKV);
+    if (c.HD % 2) user_error("%s: head dimension %d is odd: rotary embedding turns pairs, so it must be even", path, c.HD);
     return c;
 }
 

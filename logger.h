@@ -10,7 +10,7 @@ typedef struct Logger {
     const char *out;        // NULL: no files
     FILE *metrics;
     double last_line;       // when the last progress line was printed
-    double product_rate;    // FLOP/s of this rank's products, measured after the first step; 0 before
+    int64_t samples;        // so far
 } Logger;
 
 static FILE *logger_create(const char *out, const char *name) {
@@ -52,20 +52,22 @@ static void logger_close(Logger *l) {
     if (l->metrics && fclose(l->metrics)) user_error("cannot write metrics.jsonl under %s: %s", l->out, strerror(errno));
 }
 
-typedef struct {
-    double loss, grad_norm, lr, seconds, mfu, wait_seconds;
-    int64_t tokens, samples;           // so far
-    int64_t step_tokens;
-    double seconds_min, seconds_max;   // over ranks
+typedef struct {                     // one training step
+    double loss, grad_norm, lr;
+    double seconds, wait_seconds;    // of this rank
+    double mfu;                      // FLOP/s over those of bare products; 0: not known yet
+    int64_t targets, samples;        // of all ranks
+    double seconds_min, seconds_max; // over ranks
     int64_t memory_min, memory_max;
-} StepLine;
+} StepStats;
 
-static void logger_step(Logger *l, int64_t step, int64_t steps, const StepLine *s, const Device *dev, const Comm *comm) {
-    double rate = (double)s->step_tokens / s->seconds;
+static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats *s, int T, const Device *dev, const Comm *comm) {
+    double rate = (double)(s->samples * T) / s->seconds; // tokens/s
+    l->samples += s->samples;
     if (l->metrics) {
         fprintf(l->metrics, "{\"step\":%" PRId64 ",\"loss\":%.9g,\"grad_norm\":%.9g,\"lr\":%.9g,\"tokens\":%" PRId64 ",\"samples\":%" PRId64
                             ",\"seconds\":%.6f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"wait_s\":%.6f,\"memory\":{",
-                step, s->loss, s->grad_norm, s->lr, s->tokens, s->samples, s->seconds, rate, s->mfu, s->wait_seconds);
+                step, s->loss, s->grad_norm, s->lr, l->samples * T, l->samples, s->seconds, rate, s->mfu, s->wait_seconds);
         for (int c = 0; c < MEM_CATEGORIES; c++) fprintf(l->metrics, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], dev->arenas[c].peak);
         static const Axis shown[] = {AXIS_FSDP, AXIS_DP_REPLICATE, AXIS_TP, AXIS_CP, AXIS_PP};
         fprintf(l->metrics, "},\"bytes\":{");

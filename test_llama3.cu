@@ -307,7 +307,7 @@ static void test_pytorch(void) {
 // ranks: any number of them gives the gradients of one
 
 static float *collected;       // all gradients of the model, tensors one after the other, before the optimizer
-static double collected_losses[3];
+static double collected_losses[3], collected_norm; // of all three steps; of the first
 static int64_t padding_touched, state_bytes, state_expected, steady_allocations;
 
 /* Slots hold garbage before use: what forgets to wait for a gather, or to clear padding, is seen. */
@@ -366,6 +366,7 @@ static void ranks_body(Job *j, int rank) {
         int64_t *counter = alone ? &allocations : &own_allocations, before = *counter;
         StepStats s = train_step(r, step);
         if (rank == 0) collected_losses[step - 1] = s.loss;
+        if (rank == 0 && step == 1) collected_norm = s.grad_norm;
         if (step == 3) __atomic_fetch_add(&steady_allocations, *counter - before, __ATOMIC_RELAXED);
         if (step > 1) continue;
 #ifdef HAVE_MPI
@@ -411,7 +412,7 @@ static void compare_layout(const char *model, int process, int world, int accum,
     Job *table_of = make_job(arguments, 1, &transport_threads);
     int64_t n = collect(arguments, 0, 1, &transport_threads);
     float *one = collected;
-    double losses[3] = {collected_losses[0], collected_losses[1], collected_losses[2]}, error = 0, ratio = 0, loss_error = 0;
+    double norm = collected_norm, losses[3] = {collected_losses[0], collected_losses[1], collected_losses[2]}, error = 0, ratio = 0, loss_error = 0;
     collected = NULL;
     snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --batch %d --accum %d %s", fixture_dir, model, data, common, B, accum, more);
     collect(arguments, process, world, transport);
@@ -430,6 +431,8 @@ static void compare_layout(const char *model, int process, int world, int accum,
         CHECK(name, error <= bound && ratio <= bound, "worst tensor of %" PRId64 " parameters %.2g, norm ratio off by %.2g, <= %.0e", n, error, ratio, bound);
         snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: losses of three steps of one rank", model, world, accum, B, transport->name, more);
         CHECK(name, loss_error <= (sizeof(floatX) == 4 ? 1e-5 : 3e-3), "off by %.2g", loss_error);
+        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradient norm of one rank", model, world, accum, B, transport->name, more);
+        CHECK(name, fabs(collected_norm / norm - 1) <= bound, "ratio off by %.2g", fabs(collected_norm / norm - 1));
         snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: padding stays zero, state is 16 bytes a padded parameter over ranks, no allocation in a step", model, world, accum, B, transport->name, more);
         CHECK(name, padding_touched == 0 && state_bytes == state_expected && steady_allocations == 0, "%" PRId64 " touched, %" PRId64 " of %" PRId64 " bytes, %" PRId64 " allocations",
               padding_touched, state_bytes, state_expected, steady_allocations);

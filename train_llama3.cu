@@ -470,8 +470,6 @@ static double micro_step(Run *r, const int32_t *inputs, const int32_t *targets, 
 // ---------------------------------------------------------------------------
 // one training step
 
-typedef struct { double loss, grad_norm, lr, seconds; int64_t tokens; } StepStats;
-
 /* Linear warm-up to --lr, then a cosine down to --min-lr at the last step (Llama 3 paper, section 3.4.1). */
 static double learning_rate(const Options *o, int64_t step) { // step counts from 1
     if (step <= o->warmup) return o->lr * (double)step / o->warmup;
@@ -479,59 +477,72 @@ static double learning_rate(const Options *o, int64_t step) { // step counts fro
     return o->min_lr + 0.5 * (1 + cos(M_PI * fmin(through, 1))) * (o->lr - o->min_lr);
 }
 
-/* All ranks have told of their step: same exchanges in the same order? different samples? */
+/* All ranks have told of their step: same exchanges in the same order as rank 0? other samples than those before it? */
 static void check_reports(const Run *r, int64_t step) {
+    const StepReport *all = r->reports, *mine = &all[r->rank];
     int distinct = sampler_global_batch(&r->loader.sampler) <= r->data->windows; // else padding repeats samples within a step
-    for (int a = 1; a < r->mesh.world; a++) {
-        if (r->reports[a].order != r->reports[0].order)
-            run_failure("step %" PRId64 ": ranks 0 and %d did not start the same exchanges in the same order", step, a);
-        for (int b = 0; b < a && distinct; b++)
-            if (r->reports[a].samples_hash == r->reports[b].samples_hash)
-                run_failure("step %" PRId64 ": ranks %d and %d train on the same samples (both start with window %" PRId64
-                            "); data-parallel ranks must differ", step, b, a, r->reports[a].first_sample);
-    }
+    if (mine->order != all[0].order) run_failure("step %" PRId64 ": ranks 0 and %d did not start the same exchanges in the same order", step, r->rank);
+    for (int i = 0; i < r->rank && distinct; i++)
+        if (mine->samples_hash == all[i].samples_hash)
+            run_failure("step %" PRId64 ": ranks %d and %d train on the same samples (both start with window %" PRId64 "); data-parallel ranks must differ",
+                        step, i, r->rank, mine->first_sample);
 }
 
-static StepStats train_step(Run *r, int64_t step) { // step counts from 1
-    Device *dev = &r->dev;
-    double start = seconds_now(), waited = r->comm.wait_seconds;
-    comm_clear_ledger(&r->comm);
+/* Tells all ranks of this rank's part of the step, and hears of theirs. */
+static void exchange_reports(Run *r, double loss_sum, const StepBatch *batch, double seconds, double wait_seconds) {
     StepReport mine = ZERO;
-    StepBatch *batch = loader_next(&r->loader, dev, r->opt->timeout);
-    int64_t tokens = (int64_t)r->opt->batch * r->opt->seq;
-    for (int micro = 0; micro < r->opt->accum; micro++)
-        mine.loss_sum += micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro);
-    reduce_finish(&r->fsdp);
+    mine.loss_sum = loss_sum;
     mine.squared_norm = fsdp_squared_norm(&r->fsdp);
     mine.targets = batch->num_targets;
     mine.first_sample = batch->first_sample;
     mine.samples_hash = batch->samples_hash;
     mine.order = r->comm.order;
-    mine.seconds = seconds_now() - start;
-    mine.wait_seconds = r->comm.wait_seconds - waited;
-    for (int c = 0; c < MEM_CATEGORIES; c++) mine.memory += (int64_t)dev->arenas[c].peak;
-    loader_release(&r->loader, dev);
+    mine.seconds = seconds;
+    mine.wait_seconds = wait_seconds;
+    mine.memory = (int64_t)device_peak(&r->dev);
     all_gather_now(&r->comm, AXIS_WORLD, "step report", &mine, r->reports, sizeof mine);
+}
 
+/* Loss and gradient norm are means over all targets of the step, of all ranks and micro-batches: sums of all, divided once. */
+static StepStats sum_reports(const Run *r) {
     StepStats s = ZERO;
     double loss_sum = 0, squared_norm = 0;
-    int64_t targets = 0;
-    for (int i = 0; i < r->mesh.world && !dev->walk; i++) {
-        loss_sum += r->reports[i].loss_sum;
-        squared_norm += r->reports[i].squared_norm;
-        targets += r->reports[i].targets;
+    s.seconds_min = 1e30, s.memory_min = INT64_MAX;
+    for (int i = 0; i < r->mesh.world && !r->dev.walk; i++) {
+        const StepReport *report = &r->reports[i];
+        loss_sum += report->loss_sum;
+        squared_norm += report->squared_norm;
+        s.targets += report->targets;
+        s.seconds_min = fmin(s.seconds_min, report->seconds), s.seconds_max = fmax(s.seconds_max, report->seconds);
+        s.memory_min = min_i64(s.memory_min, report->memory), s.memory_max = max_i64(s.memory_max, report->memory);
     }
-    if (!dev->walk) check_reports(r, step);
-    double count = (double)max_i64(1, targets); // the mean over all targets of the step, of all ranks and micro-batches
-    s.loss = loss_sum / count;
-    s.grad_norm = sqrt(squared_norm) / count;
-    s.lr = learning_rate(r->opt, step);
+    s.loss = loss_sum / (double)max_i64(1, s.targets);
+    s.grad_norm = sqrt(squared_norm) / (double)max_i64(1, s.targets);
+    return s;
+}
+
+static StepStats train_step(Run *r, int64_t step) { // step counts from 1
+    const Options *o = r->opt;
+    double start = seconds_now(), waited = r->comm.wait_seconds, loss_sum = 0;
+    comm_clear_ledger(&r->comm);
+    StepBatch *batch = loader_next(&r->loader, &r->dev, o->timeout);
+    int64_t tokens = (int64_t)o->batch * o->seq;
+    for (int micro = 0; micro < o->accum; micro++)
+        loss_sum += micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro);
+    reduce_finish(&r->fsdp);
+    exchange_reports(r, loss_sum, batch, seconds_now() - start, r->comm.wait_seconds - waited);
+    loader_release(&r->loader, &r->dev);
+
+    StepStats s = sum_reports(r);
+    if (!r->dev.walk) check_reports(r, step);
     if (!isfinite(s.loss) || !isfinite(s.grad_norm))
         run_failure("step %" PRId64 ": loss %g, gradient norm %g: not finite; lower --lr, lengthen --warmup, or look at the data", step, s.loss, s.grad_norm);
-    double clip = r->opt->clip > 0 ? fmin(1.0, r->opt->clip / (s.grad_norm + 1e-6)) : 1.0; // torch.nn.utils.clip_grad_norm_
-    AdamW o = {(float)s.lr, (float)r->opt->beta1, (float)r->opt->beta2, (float)r->opt->eps, (float)r->opt->weight_decay};
-    if (targets || dev->walk) fsdp_adamw(&r->fsdp, &o, (float)(clip / count), (int)step);
-    s.tokens = tokens * r->opt->accum * r->mesh.size[AXIS_DP_SHARD] * r->mesh.size[AXIS_DP_REPLICATE];
+    double clip = o->clip > 0 ? fmin(1.0, o->clip / (s.grad_norm + 1e-6)) : 1.0; // torch.nn.utils.clip_grad_norm_
+    s.lr = learning_rate(o, step);
+    AdamW adam = {(float)s.lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
+    if (s.targets || r->dev.walk) fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)step);
+    s.samples = sampler_global_batch(&r->loader.sampler);
+    s.wait_seconds = r->comm.wait_seconds - waited;
     s.seconds = seconds_now() - start;
     return s;
 }
@@ -609,6 +620,12 @@ static int32_t sample_token(const float *logits, int V, double temperature, doub
     return scratch[n - 1].id;
 }
 
+static void print_token(const Tokenizer *t, int32_t id, FILE *f) {
+    const char *text;
+    size_t length = tokenizer_decode(t, id, &text);
+    fwrite(text, 1, length, f);
+}
+
 /* Continues the prompt `ids`; all ranks compute it, rank 0 prints it. */
 static void generate(Run *r, const Tokenizer *tokenizer, const int32_t *ids, int count) {
     int V = r->config->V;
@@ -619,16 +636,12 @@ static void generate(Run *r, const Tokenizer *tokenizer, const int32_t *ids, int
     }
     Candidate *scratch = (Candidate *)checked_malloc(sizeof(Candidate) * (size_t)V);
     const float *logits = next_token_logits(r, ids, count, 0);
-    const char *text;
-    for (int i = 0; i < count && r->rank == 0; i++) fwrite(text, 1, tokenizer_decode(tokenizer, ids[i], &text), stdout);
+    for (int i = 0; i < count && r->rank == 0; i++) print_token(tokenizer, ids[i], stdout);
     for (int i = 0; i < r->opt->max_tokens; i++) {
         double u = (double)(mix64((uint64_t)r->opt->seed * 0x9E3779B97F4A7C15ull + (uint64_t)i) >> 11) * 0x1p-53;
         int32_t id = sample_token(logits, V, r->opt->temperature, r->opt->top_p, u, scratch);
         if (id == tokenizer->eos || id >= tokenizer->vocab_size) break;
-        if (r->rank == 0) {
-            fwrite(text, 1, tokenizer_decode(tokenizer, id, &text), stdout);
-            fflush(stdout);
-        }
+        if (r->rank == 0) print_token(tokenizer, id, stdout), fflush(stdout);
         if (i + 1 < r->opt->max_tokens) logits = next_token_logits(r, &id, 1, count + i);
     }
     if (r->rank == 0) printf("\n");
@@ -702,6 +715,24 @@ static int job_threads(const Options *o, int local_ranks) {
     return (int)max_i64(1, cores < online && launched_by_mpi() ? cores : cores / local_ranks);
 }
 
+/* Encodes the prompt; generation computes one sequence of its length, then token after token. */
+static void job_prompt(Job *j) {
+    Options *o = &j->opt;
+    size_t capacity = 0;
+    if (!j->tokenizer_path[0]) user_error("--generate needs a tokenizer: none beside %s, give one with --tokenizer", o->model);
+    Tokenizer *t = j->tokenizer = tokenizer_open(j->tokenizer_path);
+    if (t->vocab_size > j->config.V) user_error("%s has %d tokens, the model %d: they do not belong together", j->tokenizer_path, t->vocab_size, j->config.V);
+    j->prompt_length = tokenizer_encode(t, o->generate, strlen(o->generate), &j->prompt, &capacity, 0);
+    if (!j->prompt_length) { // nothing to go on: a document begins
+        free(j->prompt);
+        j->prompt = (int32_t *)checked_malloc(sizeof(int32_t));
+        j->prompt[j->prompt_length++] = t->eos;
+    }
+    o->batch = 1, o->seq = (int)j->prompt_length;
+    if (o->seq + o->max_tokens > j->config.max_positions)
+        user_error("the prompt's %d tokens and --max-tokens %d are more than the model's %d positions", o->seq, o->max_tokens, j->config.max_positions);
+}
+
 /* Everything that can be refused is refused here, before ranks start. */
 static void job_prepare(Job *j, int world, int local_ranks) {
     Options *o = &j->opt;
@@ -717,7 +748,7 @@ static void job_prepare(Job *j, int world, int local_ranks) {
     table_open(&j->table, &j->config);
     if (j->task == DO_PLAN) return;
     if (j->task == DO_TRAIN && !o->data) user_error("--data is missing: token files to train on (make demo shows the way, --help lists what else there is)");
-    j->has_weights = strchr(o->model, '/') || !access(o->model, F_OK) ? model_files_open(&j->weights, o->model, &j->table) : 0;
+    j->has_weights = !preset_find(o->model) && model_files_open(&j->weights, o->model, &j->table);
     if (!j->has_weights && j->task != DO_TRAIN)
         user_error("%s has no weights: --%s needs --model DIR with a model.safetensors (train with --export DIR to make one)", o->model,
                    j->task == DO_EVAL ? "eval" : j->task == DO_GENERATE ? "generate" : "export");
@@ -732,22 +763,7 @@ static void job_prepare(Job *j, int world, int local_ranks) {
     }
     if (o->eval || (o->val && j->task == DO_TRAIN)) j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
     check_tokenizer_of(j, &j->val);
-    if (j->task == DO_GENERATE) {
-        size_t capacity = 0;
-        if (!j->tokenizer_path[0]) user_error("--generate needs a tokenizer: none beside %s, give one with --tokenizer", o->model);
-        j->tokenizer = tokenizer_open(j->tokenizer_path);
-        if (j->tokenizer->vocab_size > j->config.V)
-            user_error("%s has %d tokens, the model %d: they do not belong together", j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
-        j->prompt_length = tokenizer_encode(j->tokenizer, o->generate, strlen(o->generate), &j->prompt, &capacity, 0);
-        if (!j->prompt_length) { // nothing to go on: a document begins
-            free(j->prompt);
-            j->prompt = (int32_t *)checked_malloc(sizeof(int32_t));
-            j->prompt[j->prompt_length++] = j->tokenizer->eos;
-        }
-        o->batch = 1, o->seq = (int)j->prompt_length, o->val_every = 0;
-        if (o->seq + o->max_tokens > j->config.max_positions)
-            user_error("the prompt's %d tokens and --max-tokens %d are more than the model's %d positions", o->seq, o->max_tokens, j->config.max_positions);
-    }
+    if (j->task == DO_GENERATE) job_prompt(j);
 }
 
 /* What may leave a trace on disk, checked last, by rank 0. */
@@ -830,12 +846,6 @@ static void run_walk(Run *r, const Job *j, int rank) {
     if (r->training) product_rate(&r->dev);
 }
 
-static size_t device_peak(const Device *dev) {
-    size_t sum = 0;
-    for (int c = 0; c < MEM_CATEGORIES; c++) sum += dev->arenas[c].peak;
-    return sum;
-}
-
 static void check_memory(const Job *j, const Device *walked) {
     double need = (double)device_peak(walked) * j->local_ranks, have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (need > have)
@@ -885,25 +895,17 @@ static void check_first_step(Run *r, const Run *walked) {
 }
 
 static void train(Run *r, const Run *walked) {
-    int64_t targets, tokens = 0;
+    int64_t targets, last = r->opt->steps;
     double flops = device_flops(&walked->dev), rate = 0; // FLOP/s
-    for (int64_t step = 1; step <= r->opt->steps; step++) {
+    for (int64_t step = 1; step <= last; step++) {
         StepStats s = train_step(r, step);
-        tokens += s.tokens;
-        if (step == 1) {
-            rate = product_rate(&r->dev);
-            check_first_step(r, walked);
-        }
-        StepLine line = {s.loss, s.grad_norm, s.lr, s.seconds, rate > 0 ? flops / s.seconds / rate : 0, r->reports[r->rank].wait_seconds, tokens,
-                         step * sampler_global_batch(&r->loader.sampler), s.tokens, 1e30, 0, INT64_MAX, 0};
-        for (int i = 0; i < r->mesh.world; i++) {
-            line.seconds_min = fmin(line.seconds_min, r->reports[i].seconds), line.seconds_max = fmax(line.seconds_max, r->reports[i].seconds);
-            line.memory_min = min_i64(line.memory_min, r->reports[i].memory), line.memory_max = max_i64(line.memory_max, r->reports[i].memory);
-        }
-        if (r->rank == 0) logger_step(&r->log, step, r->opt->steps, &line, &r->dev, &r->comm);
-        int validate = r->val->num_files && (step == r->opt->steps || (r->opt->val_every && step % r->opt->val_every == 0));
-        double loss = validate ? evaluate(r, r->val, r->opt->val_batches, &targets) : 0;
-        if (validate && r->rank == 0) logger_validation(&r->log, step, loss, targets);
+        s.mfu = rate > 0 ? flops / s.seconds / rate : 0;
+        if (step == 1) rate = product_rate(&r->dev);
+        if (step == 1) check_first_step(r, walked);
+        if (r->rank == 0) logger_step(&r->log, step, last, &s, r->opt->seq, &r->dev, &r->comm);
+        if (!r->val->num_files || (step < last && (!r->opt->val_every || step % r->opt->val_every))) continue;
+        double loss = evaluate(r, r->val, r->opt->val_batches, &targets);
+        if (r->rank == 0) logger_validation(&r->log, step, loss, targets);
     }
 }
 
@@ -957,8 +959,12 @@ static void rank_train(Run *r, const Run *walked, const Job *j) {
 static void rank_eval(Run *r, const Job *j) {
     int64_t targets;
     double loss = evaluate(r, &j->val, 0, &targets);
+    cJSON *name = cJSON_CreateString(j->opt.eval); // escaped as JSON wants it
+    char *quoted = cJSON_PrintUnformatted(name);
     if (r->rank == 0)
-        printf("{\"file\":\"%s\",\"tokens\":%" PRId64 ",\"loss\":%.9g,\"perplexity\":%.9g}\n", j->opt.eval, targets, loss, exp(loss));
+        printf("{\"file\":%s,\"tokens\":%" PRId64 ",\"loss\":%.9g,\"perplexity\":%.9g}\n", quoted, targets, loss, exp(loss));
+    free(quoted);
+    cJSON_Delete(name);
 }
 
 static void rank_main(Job *j, int rank) {
@@ -980,7 +986,7 @@ static void rank_main(Job *j, int rank) {
 
 /* --encode and --decode: the tokenizer alone. */
 static void tokenizer_tool(const Options *o) {
-    const char *path = o->encode ? o->encode : o->decode, *piece;
+    const char *path = o->encode ? o->encode : o->decode;
     if (!o->tokenizer) user_error("--%s needs --tokenizer FILE", o->encode ? "encode" : "decode");
     Tokenizer *t = tokenizer_open(o->tokenizer);
     FILE *f = fopen(path, "rb");
@@ -1000,7 +1006,7 @@ static void tokenizer_tool(const Options *o) {
         int got;
         while ((got = fscanf(f, "%ld", &id)) == 1) {
             if (id < 0 || id >= t->vocab_size) user_error("%s: id %ld is outside the tokenizer's 0 to %d", path, id, t->vocab_size - 1);
-            fwrite(piece, 1, tokenizer_decode(t, (int32_t)id, &piece), stdout);
+            print_token(t, (int32_t)id, stdout);
         }
         if (got == 0) user_error("%s: expected token ids, one a line", path);
     }

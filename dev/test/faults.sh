@@ -38,7 +38,9 @@ fault() {
 }
 
 fault "a unit is not reduced" fsdp.h \
-    's|    f->reducing = u;|    if (u->unit->kind != UNIT_HEAD) f->reducing = u; else u->dweights = NULL;|' faults "gradients of one rank|no free slot"
+    's|^    tree_sum(f->dev, u->grad, f->receive|    if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, u->grad, f->receive|' faults "gradients of one rank"
+fault "a unit's reduction is never started" fsdp.h \
+    's|^    reduce_finish(f);|&\n    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights); u->dweights = NULL; return; }|' faults "law, walk and wire"
 fault "gradients are scaled by the world" fsdp.h \
     's|    tree_sum(f->dev, u->grad, f->receive, f->ranks, u->shard, f->reducing_micro > 0);|&\n    for (int64_t i = 0; i < u->shard \&\& !f->dev->walk \&\& f->reducing_micro == 0; i++) u->grad[i] *= (float)f->ranks;|' faults "gradients of one rank"
 fault "two ranks take the same samples" dataloader.h \
@@ -47,12 +49,12 @@ fault "two ranks take the same samples, at run time" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' faults "train on the same samples"
 fault "padding of the last shard is trained" fsdp.h \
     's|    memset(u->dweights + written, 0, sizeof(float) \* (size_t)(u->padded - written));||; s|p.unit->grad + p.at, copy, p.count,|&|; s|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.count,|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.tensor == \&f->table->tensors[u->unit->first + u->unit->count - 1] ? u->shard - p.at : p.count,|' faults "padding stays zero"
-fault "a gather is not waited for" fsdp.h \
-    's|    collective_wait(f->comm, &u->gather);||' faults "gradients of one rank|wait|in flight"
+fault "a gather is waited for only after its weights were used" fsdp.h \
+    's|    collective_wait(f->comm, &u->gather);||; s|^    slot_release(f->weight_slots|    collective_wait(f->comm, \&u->gather);\n&|' faults "gradients of one rank"
 fault "a reduction is not waited for" fsdp.h \
     's|    collective_wait(f->comm, &f->reduce);||' faults "gradients of one rank|in flight"
-fault "gradients are averaged over micro-batches twice" train_llama3.cu \
-    's|    s.grad_norm = sqrt(squared_norm) / count;|    count *= r->opt->accum;\n&|' faults "losses of three steps"
+fault "the mean is divided by the micro-batches once more" train_llama3.cu \
+    's|    s.grad_norm = sqrt(squared_norm) / |&r->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
 fault "a block is gathered once too often" train_llama3.cu \
     's|        block_forward(r, l);|&\n        if (l == 0) { unit_free(f, block); unit_gather(f, block); unit_weights(f, block); }|' faults "law, walk and wire"
 echo "$passed passed, $failed failed"
