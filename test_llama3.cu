@@ -690,15 +690,24 @@ static void test_use(void) {
 // ---------------------------------------------------------------------------
 // failures end the run: in a child process, whose exit code and words are checked
 
+typedef struct { void (*body)(void *); void *arg; } Child;
+
+static void *child_thread(void *arg) { // a thread of its own: OpenMP's threads of the main one did not survive the fork
+    ((Child *)arg)->body(((Child *)arg)->arg);
+    return NULL;
+}
+
 static int child_says(void (*body)(void *), void *arg, char *said, size_t size) {
     int ends[2], status;
     if (pipe(ends)) return -1;
     fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
+    pid_t pid = fork();
+    if (pid == 0) {
         dup2(ends[1], STDERR_FILENO);
         dup2(ends[1], STDOUT_FILENO);
-        body(arg);
+        Child child = {body, arg};
+        pthread_t thread;
+        if (!pthread_create(&thread, NULL, child_thread, &child)) pthread_join(thread, NULL);
         _exit(0);
     }
     close(ends[1]);
@@ -707,7 +716,7 @@ static int child_says(void (*body)(void *), void *arg, char *said, size_t size) 
     while (used + 1 < size && (got = read(ends[0], said + used, size - 1 - used)) > 0) used += (size_t)got;
     said[used] = 0;
     close(ends[0]);
-    waitpid(child, &status, 0);
+    waitpid(pid, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
