@@ -12,12 +12,12 @@ RANKS    ?= 2
 comma    := ,
 
 # ---------------------------------------------------------------- what is installed
-has_header = $(shell echo '\#include <$(1)>' | $(CC) $(2) -E -x c - >/dev/null 2>&1 && echo 1)
-MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null)
+has_header = $(shell $(CC) $(2) -include $(1) -E -x c /dev/null >/dev/null 2>&1 && echo 1)
+MPI_CFLAGS  := $(shell mpicc --showme:compile 2>/dev/null)
 HAVE_MPI    := $(if $(shell command -v mpirun 2>/dev/null),$(call has_header,mpi.h,$(MPI_CFLAGS)))
 HAVE_ONEDNN := $(call has_header,dnnl.h)
 HAVE_CJSON  := $(call has_header,cjson/cJSON.h)
-HAVE_PCRE2  := $(shell printf '\#define PCRE2_CODE_UNIT_WIDTH 8\n\#include <pcre2.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo 1)
+HAVE_PCRE2  := $(call has_header,pcre2.h,-DPCRE2_CODE_UNIT_WIDTH=8)
 
 # which package of this system has what; names in the order mpi, oneDNN, cJSON, PCRE2
 ifneq ($(shell command -v apt-get 2>/dev/null),)

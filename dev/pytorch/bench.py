@@ -5,12 +5,15 @@
 Each step is forward + backward + clip + AdamW on random tokens. Machines drift, so the contestants take turns,
 --rounds times; the figure is the median over the steps of all rounds, after warm-up. PyTorch gets its best:
 scaled_dot_product_attention, fused AdamW, and torch.compile where asked for. `--ours CMD` (repeatable) is called as
-CMD --model M --synthetic --seq T --batch B --steps N --threads N --out DIR; its speed is read from metrics.jsonl.
+CMD --model M --data FILE --seq T --batch B --steps N --out DIR, on a file of random tokens; its speed is read from
+metrics.jsonl. It may be a whole line: 'mpirun --bind-to none -np 2 build/cpu-fp32/train_llama3'.
 """
 import argparse
 import json
+import re
 import shlex
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -104,13 +107,16 @@ class PyTorch:
 
 class Ours:
     """The C program: a process of its own each turn."""
-    def __init__(self, name, m, command, threads):
-        self.name, self.command = f"`{command}`", shlex.split(command)
-        self.options = f"--model {name} --synthetic --seq {m['T']} --batch {m['B']} --threads {threads}"
+    def __init__(self, name, m, command):
+        self.name, self.command, self.vocab = f"`{command}`", shlex.split(command), m["V"]
+        ranks = int((re.search(r"(?:-np|--ranks) (\d+)", command) or [0, 1])[1])  # the same samples a step, over all ranks
+        self.options = f"--model {name} --seq {m['T']} --batch {m['B'] // ranks}"
 
     def turn(self, steps, warmup):
         with tempfile.TemporaryDirectory() as out:
-            command = self.command + self.options.split() + ["--steps", str(steps + warmup), "--out", out]
+            data, tokens = Path(out) / "random.tok", torch.randint(self.vocab, (200_000,), dtype=torch.int32).numpy()
+            data.write_bytes(struct.pack("<8sIIIIQ32s", b"LLM3TOK1", 1, 4, self.vocab, 0, tokens.size, bytes(32)) + tokens.tobytes())
+            command = self.command + self.options.split() + ["--data", str(data), "--steps", str(steps + warmup), "--out", out]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 sys.exit(f"error: {shlex.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
@@ -136,7 +142,7 @@ def main():
         m = MODELS[name]
         contestants = [PyTorch(m, precision == "bf16", compiled)
                        for precision in args.precision for compiled in ([False, True] if args.compile else [False])]
-        contestants += [Ours(name, m, command, args.threads) for command in args.ours]
+        contestants += [Ours(name, m, command) for command in args.ours]
         speeds = {c.name: [] for c in contestants}
         for _ in range(args.rounds):
             for c in contestants:
