@@ -21,9 +21,9 @@ HAVE_PCRE2  := $(call has_header,pcre2.h,-DPCRE2_CODE_UNIT_WIDTH=8)
 
 # which package of this system has what; names in the order mpi, oneDNN, cJSON, PCRE2
 ifneq ($(shell command -v apt-get 2>/dev/null),)
-INSTALL  := $(if $(filter 0,$(shell id -u)),,sudo )apt-get install -y
+INSTALL  := $(if $(filter 0,$(shell id -u)),,sudo )apt-get install -y --no-install-recommends
 PACKAGES := libopenmpi-dev libdnnl-dev libcjson-dev libpcre2-dev
-EXTRA    := $(if $(shell command -v mpirun 2>/dev/null),,openmpi-bin) $(if $(wildcard /usr/games/bible),,bible-kjv)
+EXTRA    := $(if $(shell command -v mpirun 2>/dev/null),,openmpi-bin) $(if $(shell command -v bible /usr/games/bible 2>/dev/null),,bible-kjv)
 else ifneq ($(shell command -v dnf 2>/dev/null),)
 INSTALL  := sudo dnf install -y
 PACKAGES := openmpi-devel onednn-devel cjson-devel pcre2-devel

@@ -79,7 +79,7 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
         fprintf(l->metrics, "},\"rank_min_max\":{\"seconds\":[%.6f,%.6f],\"memory\":[%" PRId64 ",%" PRId64 "]}}\n", s->seconds_min, s->seconds_max, s->memory_min, s->memory_max);
         fflush(l->metrics);
     }
-    if (step > 1 && step < steps && seconds_now() - l->last_line < 1) return; // at most a line a second
+    if (step > 1 && step < steps && seconds_now() - l->last_line < 2) return; // at most a line every two seconds
     l->last_line = seconds_now();
     printf("step %6" PRId64 "/%" PRId64 " | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", step, steps, s->loss, s->grad_norm, s->lr, s->seconds, rate);
     if (s->mfu > 0) printf(" | %3.0f %% of the product rate", 100 * s->mfu);
