@@ -13,8 +13,9 @@ comma    := ,
 
 # ---------------------------------------------------------------- what is installed
 has_header = $(shell $(CC) $(2) -include $(1) -E -x c /dev/null >/dev/null 2>&1 && echo 1)
-MPI_CFLAGS  := $(shell mpicc --showme:compile 2>/dev/null)
-HAVE_MPI    := $(if $(shell command -v mpirun 2>/dev/null),$(call has_header,mpi.h,$(MPI_CFLAGS)))
+MPICC       := $(firstword $(shell command -v mpicc /usr/lib64/openmpi/bin/mpicc 2>/dev/null)) # Fedora's is not in the PATH
+MPI_CFLAGS  := $(if $(MPICC),$(shell $(MPICC) --showme:compile 2>/dev/null))
+HAVE_MPI    := $(if $(MPICC),$(call has_header,mpi.h,$(MPI_CFLAGS)))
 HAVE_ONEDNN := $(call has_header,dnnl.h)
 HAVE_CJSON  := $(call has_header,cjson/cJSON.h)
 HAVE_PCRE2  := $(call has_header,pcre2.h,-DPCRE2_CODE_UNIT_WIDTH=8)
@@ -48,7 +49,7 @@ BUILD := build/cpu-$(PRECISION)
 # FMA wherever the source has a*b+c, the same in every loop; no errno, so that sqrtf is one instruction
 FLAGS := -std=c11 $(CFLAGS) -march=$(ARCH) -ffp-contract=fast -fno-math-errno -fopenmp -Wall -Wextra $(if $(CI),-Werror) \
          $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
-LIBS  := $(if $(HAVE_MPI),$(shell mpicc --showme:link 2>/dev/null)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lm -pthread
+LIBS  := $(if $(HAVE_MPI),$(shell $(MPICC) --showme:link 2>/dev/null)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lm -pthread
 WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
 HEADERS := $(wildcard *.h dev/test/*.h)
 

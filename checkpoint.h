@@ -22,7 +22,7 @@ typedef struct {
     int64_t rows, cols, elements; // the last dimension is cols, all before it rows
     int64_t begin;                // first byte in the file
     int fd;
-    const char *path;
+    const char *path;             // of the file, for errors
 } StTensor;
 
 typedef struct {                  // all tensors of one or several files

@@ -310,9 +310,9 @@ static void watch_process(double timeout, const char *what) {
     alarm((unsigned)ceil(timeout));
 }
 
-/* Initialises MPI when a launcher started us. Returns this process's rank and the number of processes. */
-static void comm_start_process(int *argc, char ***argv, int *rank, int *world) {
-    *rank = 0, *world = 1;
+/* Initialises MPI when a launcher started us. Tells this process's rank, and how many there are in all and on this host. */
+static void comm_start_process(int *argc, char ***argv, int *rank, int *world, int *on_host) {
+    *rank = 0, *world = *on_host = 1;
     if (!launched_by_mpi()) return;
 #ifdef HAVE_MPI
     const char *size = getenv("OMPI_COMM_WORLD_SIZE"), *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
@@ -325,6 +325,10 @@ static void comm_start_process(int *argc, char ***argv, int *rank, int *world) {
     MPI_Comm_rank(MPI_COMM_WORLD, rank);
     MPI_Comm_size(MPI_COMM_WORLD, world);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm host;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, *rank, MPI_INFO_NULL, &host);
+    MPI_Comm_size(host, on_host);
+    MPI_Comm_free(&host);
     process_end.abort_all = mpi_abort_all;
 #else
     (void)argc, (void)argv;

@@ -791,8 +791,8 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } groups[] = {
         {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
         {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
-    int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
-    if (mpi) comm_start_process(&argc, &argv, &process, &processes);
+    int process = 0, processes = 1, on_host, mpi = argc > 1 && !strcmp(argv[1], "mpi");
+    if (mpi) comm_start_process(&argc, &argv, &process, &processes, &on_host);
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;
 #ifdef HAVE_MPI
     if (mpi) MPI_Bcast(scratch_dir, sizeof scratch_dir, MPI_CHAR, 0, MPI_COMM_WORLD);

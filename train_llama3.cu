@@ -1060,10 +1060,9 @@ static void launch(Job *j, int process, void (*body)(Job *, int)) {
     free(args);
 }
 
-static void job_open(Job *j, int process, int processes) {
+static void job_open(Job *j, int process, int processes, int on_host) {
     int world = choose_transport(j, processes);
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-    job_prepare(j, world, j->transport == &transport_threads ? world : local ? atoi(local) : processes);
+    job_prepare(j, world, j->transport == &transport_threads ? world : on_host);
     if (process == 0) job_check_outputs(j);
     pthread_mutex_init(&j->thread_world.lock, NULL);
 }
@@ -1080,7 +1079,7 @@ static void job_close(Job *j) {
 
 #ifndef TESTING
 int main(int argc, char **argv) {
-    int process = rank_of_launcher(), processes = 1;
+    int process = rank_of_launcher(), processes, on_host;
     process_end.quiet = process > 0; // all processes check the same input; the first speaks
     Job job = ZERO;
     job.opt = options_parse(argc, argv);
@@ -1091,8 +1090,8 @@ int main(int argc, char **argv) {
         return 0;
     }
     watch_process(job.opt.timeout, "start-up (finding the other ranks, opening groups)");
-    comm_start_process(&argc, &argv, &process, &processes);
-    job_open(&job, process, processes);
+    comm_start_process(&argc, &argv, &process, &processes, &on_host);
+    job_open(&job, process, processes, on_host);
     if (job.task == DO_PLAN) {
         Run walked;
         run_walk(&walked, &job, 0);

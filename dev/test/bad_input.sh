@@ -1,0 +1,446 @@
+#!/usr/bin/env bash
+# bad_input.sh [PROGRAM] : whatever a user gets wrong ends in one sentence that says what was given and what to do.
+# A refused run prints one line `error: …` in all (not one a rank), exits with 1 within 5 seconds, leaves no stack
+# trace, and no file that was there before is changed. `pass` lines show the sentence, so that people can judge it.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+top=$PWD
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 LC_ALL=C
+passed=0 failed=0
+
+# ---------------------------------------------------------------- how a run is judged
+pass() { echo "pass $1: ${2:0:200}"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: ${2:0:400}"; failed=$((failed + 1)); }
+
+state() { find . -type f ! -name .log -exec cksum {} + | sort; }
+
+# what is wrong with a refusal that left `.log` and the exit code $1; the sentence has to match $2. Nothing: it is as it should be
+complaint() {
+    local code=$1 pattern=$2 lines
+    lines=$(grep -ac '^error: ' .log)
+    if [ "$code" = 124 ]; then echo "still running after 5 s"
+    elif grep -aqE 'Sanitizer|Segmentation|core dumped|Assertion|smashing|process received signal|Failing at address' .log; then echo "a crash: $(tail -n 1 .log)"
+    elif [ "$lines" != 1 ]; then echo "$lines lines begin with 'error: ', expected 1; exit code $code; the output ends with: $(tail -n 2 .log | tr '\n' ' ')"
+    elif [ "$code" != 1 ]; then echo "exit code $code, expected 1; $(grep -am1 '^error: ' .log)"
+    elif ! grep -a '^error: ' .log | grep -aqE -- "$pattern"; then echo "the sentence does not match '$pattern': $(grep -am1 '^error: ' .log)"
+    fi
+}
+
+# judge PATTERN COMMAND… : runs it; into `wrong` what is wrong with how it was refused, into `took` its milliseconds
+judge() {
+    local pattern=$1 before code changed
+    shift
+    before=$(state)
+    took=${EPOCHREALTIME/./}
+    timeout -k 1 5 "$@" </dev/null >.log 2>&1
+    code=$?
+    took=$(((${EPOCHREALTIME/./} - took) / 1000))
+    wrong=$(complaint "$code" "$pattern")
+    changed=$(comm -23 <(echo "$before") <(state) | cut -d' ' -f3- | tr '\n' ' ')
+    [ -z "$changed" ] || wrong="changed or removed: $changed${wrong:+; $wrong}"
+}
+
+# refused NAME PATTERN COMMAND… : COMMAND as a whole is refused as the head of this file says
+refused() {
+    local name=$1 wrong took
+    shift
+    judge "$@"
+    if [ -n "$wrong" ]; then fail "$name" "$wrong"; else pass "$name" "$took ms, $(grep -am1 '^error: ' .log | cut -c8-)"; fi
+}
+
+# bad NAME PATTERN OPTIONS… : on one rank.   everywhere: also on three ranks as threads, and on two as processes
+bad() { local name=$1 pattern=$2; shift 2; refused "$name" "$pattern" "$program" "$@"; }
+everywhere() {
+    local name=$1 pattern=$2
+    shift 2
+    refused "$name" "$pattern" "$program" "$@"
+    refused "$name, 3 threads" "$pattern" "$program" "$@" --ranks 3
+    [ -z "$mpi" ] || refused "$name, 2 processes" "$pattern" "${mpi[@]}" -np 2 "$program" "$@"
+}
+
+# works NAME COMMAND… : the neighbour of a bad input that is good
+works() {
+    local name=$1 code
+    shift
+    timeout -k 1 20 "$@" </dev/null >.log 2>&1
+    code=$?
+    if [ "$code" = 0 ]; then pass "$name" "exit code 0"; else fail "$name" "exit code $code: $(tail -n 1 .log)"; fi
+}
+
+# ---------------------------------------------------------------- good input, and tools to spoil it
+# le BYTES NUMBER : little-endian
+le() {
+    local i byte text='' n=$2
+    for ((i = 0; i < $1; i++, n >>= 8)); do printf -v byte '\\x%02x' $((n & 255)); text+=$byte; done
+    printf '%b' "$text"
+}
+
+# spoil NEW OLD OFFSET BYTES NUMBER : a copy with one number of a binary file replaced
+spoil() { cp "$2" "$1" && le "$4" "$5" | dd of="$1" bs=1 seek="$3" conv=notrunc status=none; }
+
+# config DIR [SED…] : a directory with the good config.json, changed
+config() {
+    mkdir -p "$1"
+    sed -E "${2:-}" >"$1/config.json" <<'END'
+{
+  "model_type": "llama",
+  "hidden_size": 32,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+  "intermediate_size": 48,
+  "vocab_size": 600,
+  "max_position_embeddings": 256,
+  "attention_bias": false,
+  "rope_theta": 500000,
+  "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 128}
+}
+END
+}
+
+fixture=$top/dev/test/fixtures/base
+header_length=$(($(od -An -tu8 -N8 "$fixture/model.safetensors")))
+header() { tail -c +9 "$fixture/model.safetensors" | head -c "$header_length"; }
+
+# weights DIR : the fixture's directory with the header of its weights taken from stdin
+weights() {
+    mkdir -p "$1"
+    cp "$fixture/config.json" "$1/"
+    cat >"$1/.header"
+    { le 8 "$(wc -c <"$1/.header")"; cat "$1/.header"; tail -c +$((9 + header_length)) "$fixture/model.safetensors"; } >"$1/model.safetensors"
+    rm "$1/.header"
+}
+
+prepare() {
+    VOCAB_SIZE=600 "$top/dev/data/text.sh" good "$top/tokenizer.h" "$top/README.md" >.log 2>&1 || { cat .log; fail "the good input" "dev/data/text.sh refuses the repository's own text"; exit 1; }
+    config model
+    train=(--model model --data good/train.tok --seq 16 --batch 1 --steps 1 --threads 1)
+    works "the good input trains" "$program" "${train[@]}" --export trained
+    { printf LLM3TOK1; le 4 1; le 4 2; le 4 256; le 4 0; le 8 100; head -c 32 /dev/zero; for ((i = 0; i < 100; i++)); do le 2 $((i * 37 % 256)); done; } >bytes.tok
+    evaluate=(--eval bytes.tok --seq 8 --batch 1 --threads 1)
+    works "the good weights are evaluated" "$program" --model "$fixture" "${evaluate[@]}"
+    mpi=(mpirun --oversubscribe --bind-to none)
+    if ! command -v mpirun >/dev/null || ! "${mpi[@]}" -np 1 "$program" --plan >.log 2>&1; then
+        mpi=()
+        echo "no mpirun, or a build without MPI: the cases with processes are left out"
+    fi
+}
+
+# ---------------------------------------------------------------- the command line
+contract="model vocab-size tokenizer data val tail workers doc-mask seq batch accum accumulate tp cp pp dp-shard dp-replicate
+    pp-schedule pp-chunks pp-light-ends sharding wrap slots reduce-dtype offload recompute steps lr min-lr warmup weight-decay
+    beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters out save-every save-mode keep resume
+    allow-changes val-every seed threads timeout transport deterministic trace plan world cluster eval export dtype merge
+    generate max-tokens temperature top-p audit encode decode ranks help"
+
+help_text() {
+    local code missing='' option
+    "$program" --help >help 2>.log
+    code=$?
+    for option in $contract; do grep -qE -- "^  --([a-z0-9-]+\|)*$option[ |]" help || missing+=" --$option"; done
+    if [ "$code" != 0 ] || [ -s .log ]; then fail "--help" "exit code $code, on stderr: $(head -n 1 .log)"
+    elif [ -n "$missing" ]; then fail "--help lists every option" "missing:$missing"
+    else pass "--help lists every option" "$(wc -w <<<"$contract") of $(wc -w <<<"$contract")"; fi
+}
+
+# every option that --help calls not built, one by one
+options_not_built() {
+    local names name
+    names=$(sed -nE 's/^  --([a-z0-9|-]+) .*: not built yet$/\1/p' help | tr '|' ' ')
+    for name in $names; do bad "--$name is not built yet" "--$name .*not built" "${train[@]}" "--$name" 7; done
+}
+
+# bad_values NAME VALUE… : the option refuses each of the values
+bad_values() {
+    local name=$1 value wrong took
+    shift
+    for value; do
+        judge "--$name .*(expected|needs a value)" "$program" "${train[@]}" "--$name" "$value"
+        [ -z "$wrong" ] || { fail "--$name '$value'" "$wrong"; return; }
+    done
+    pass "values of --$name" "$# bad ones refused; the last: $(grep -am1 '^error: ' .log | cut -c8-)"
+}
+
+# every option with a number: letters, nothing, two numbers, a number and more, beyond its range; a fraction where it is whole
+option_values() {
+    local name kind
+    while read -r name kind; do
+        case $kind in
+        X | SECONDS) bad_values "$name" seven "" "1 2" 3x nan inf -5 1e400 ;;
+        *) bad_values "$name" seven "" "1 2" 3x nan inf -5 1e400 2.5 99999999999 ;;
+        esac
+    done < <(sed -nE 's/^  --([a-z0-9-]+) (N|T|B|K|X|SECONDS|N\|auto) .*/\1 \2/p' help)
+    for name in tail transport dtype; do
+        bad_values "$name" "" "$(sed -nE "s/^  --$name ([a-z0-9|]+) .*/\1/p" help)" nonsense
+    done
+}
+
+command_line() {
+    local option
+    everywhere "an unknown option" "--modle.*--help" "${train[@]}" --modle tiny
+    bad "a stray word" "unknown option tiny" "${train[@]}" tiny
+    bad "one dash" "unknown option -seq" "${train[@]}" -seq 16
+    bad "two options as one" 'unknown option --tp\|cp' "${train[@]}" '--tp|cp' 1
+    bad "an option of 5,000 letters" "unknown option" "${train[@]}" "--$(printf 'x%.0s' {1..5000})"
+    bad "a flag with a value" "--plan takes no value" --plan=yes
+    everywhere "a value that is no number" "--steps many: expected a whole number" "${train[@]}" --steps many
+    bad "an option without its value" "--steps needs a value" "${train[@]}" --steps
+    bad "no data at all" "--data is missing" --model tiny
+    for option in model data val tokenizer out export eval encode decode; do bad "--$option ''" "--$option.*needs a value" "${train[@]}" "--$option" ""; done
+    bad "a model that is none" "--model llama9.*(preset|directory)" "${train[@]}" --model llama9
+    help_text
+    options_not_built
+    option_values
+}
+
+# ---------------------------------------------------------------- token files
+token_files() {
+    local i count
+    local data=(--model model --seq 16 --batch 1 --steps 1 --threads 1 --data)
+    everywhere "a token file that is not there" "nowhere.tok" "${data[@]}" nowhere.tok
+    everywhere "a glob without a match" "no token file at .*text.sh" "${data[@]}" 'good/*.tokens'
+    : >empty.tok
+    bad "an empty token file" "empty.tok is not a token file" "${data[@]}" empty.tok
+    bad "a directory as token file" "good is not a token file" "${data[@]}" good
+    head -c 40 good/train.tok >header.tok
+    bad "half a header" "header.tok is not a token file" "${data[@]}" header.tok
+    head -c 1001 good/train.tok >short.tok
+    everywhere "a truncated token file" "short.tok is truncated.*1001 bytes" "${data[@]}" short.tok
+    cp "$top/README.md" text.tok
+    bad "a text as token file" "text.tok is not a token file" "${data[@]}" text.tok
+    spoil version.tok good/train.tok 8 4 7
+    bad "another version" "version 7, expected 1" "${data[@]}" version.tok
+    spoil width.tok good/train.tok 12 4 3
+    bad "tokens of 3 bytes" "width 3.*expected width 2 or 4" "${data[@]}" width.tok
+    spoil flags.tok good/train.tok 20 4 2
+    bad "a flag that is none" "flags 2.*expected" "${data[@]}" flags.tok
+    for count in $((1 << 63)) -1 $((1 << 62)) $((1 << 61)) 0; do
+        spoil count.tok good/train.tok 24 8 "$count"
+        bad "a count of $(printf %u "$count") tokens" "count.tok is truncated or damaged" "${data[@]}" count.tok
+    done
+    spoil narrow.tok good/train.tok 16 4 601
+    bad "a vocabulary larger than the model's" "vocabulary of 601 tokens, the model has 600" "${data[@]}" narrow.tok
+    cp good/train.tok large.tok
+    for ((i = 0; i < 2000; i++)); do printf '\xff\xff'; done | dd of=large.tok bs=1 seek=64 conv=notrunc status=none
+    head -c 4064 large.tok >tokens.tok
+    spoil large.tok tokens.tok 24 8 2000
+    everywhere "tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535, the vocabulary has 600" "${data[@]}" large.tok
+    everywhere "validation tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535" "${train[@]}" --val large.tok
+    everywhere "evaluated tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535" --model trained --eval large.tok --seq 16 --threads 1
+    { cat good/tokenizer.model; printf 'IHF1aXRlIG90aGVy %d\n' "$(wc -l <good/tokenizer.model)"; } >other.model
+    everywhere "a tokenizer that does not match" "another tokenizer than other.model" "${train[@]}" --tokenizer other.model
+    bad "a tokenizer that is not there" "none.model" "${train[@]}" --tokenizer none.model
+    everywhere "a sequence longer than the data" "holds 100 tokens.*--seq 128 needs 129" --model model --data bytes.tok --seq 128 --batch 1 --threads 1
+    everywhere "a sequence longer than the model's positions" "--seq 257 is longer than the 256 positions" "${train[@]}" --seq 257
+    bad "a step larger than the data" "1 ranks x batch 4 x accum 9 = 36.*--tail pad" --model model --data bytes.tok --seq 8 --batch 4 --accum 9 --steps 1 --threads 1
+    works "the same step with --tail pad" "$program" --model model --data bytes.tok --seq 8 --batch 4 --accum 9 --steps 1 --threads 1 --tail pad
+    bad "a step larger than the data, 3 threads" "3 ranks x batch 5 x accum 1 = 15" --model model --data bytes.tok --seq 8 --batch 5 --steps 1 --threads 1 --ranks 3
+}
+
+# ---------------------------------------------------------------- config.json
+# bad_config NAME PATTERN SED [DIR] : the good config.json changed by SED
+bad_config() {
+    config changed "$3"
+    bad "config.json: $1" "changed/config.json.*$2" "${train[@]}" --model changed
+}
+
+# bad_config_text NAME PATTERN TEXT : this instead of it
+bad_config_text() {
+    mkdir -p changed
+    printf '%s' "$3" >changed/config.json
+    bad "config.json: $1" "changed/config.json.*$2" "${train[@]}" --model changed
+}
+
+configs() {
+    mkdir -p bare
+    bad "a directory without config.json" "bare/config.json" "${train[@]}" --model bare
+    bad_config_text "empty" "JSON" ""
+    bad_config_text "not JSON" "JSON" "hidden_size = 32"
+    bad_config_text "an array" "JSON object" "[1, 2, 3]"
+    bad_config_text "cut off" "JSON" "$(head -c 100 model/config.json)"
+    bad_config_text "nested 100,000 deep" "JSON" "$(printf '{"a":%.0s' {1..100000})"
+    bad_config "no hidden_size" '"hidden_size" is missing' '/hidden_size/d'
+    bad_config "negative" '"num_hidden_layers" is -2, expected 1 to' 's/("num_hidden_layers": )2/\1-2/'
+    bad_config "zero heads" '"num_attention_heads" is 0, expected 1 to' 's/("num_attention_heads": )4/\10/'
+    bad_config "a fraction" '"hidden_size" is 32.5, expected a whole number' 's/("hidden_size": )32/\132.5/'
+    bad_config "a number as a string" '"hidden_size" must be a number' 's/("hidden_size": )32/\1"32"/'
+    bad_config "a number beyond all" '"vocab_size" is 1e\+30, expected' 's/("vocab_size": )600/\11e30/'
+    bad_config "heads that do not divide" '4 query heads.*3 key/value heads' 's/("num_key_value_heads": )2/\13/'
+    bad_config "more key/value heads than heads" '4 query heads.*8 key/value heads' 's/("num_key_value_heads": )2/\18/'
+    bad_config "an odd head dimension" 'head dimension 7 is odd' 's/("num_key_value_heads": 2),/\1, "head_dim": 7,/'
+    bad_config "an unknown rope_type" 'rope.*"yarn"' 's/"rope_type": "llama3"/"rope_type": "yarn"/'
+    bad_config "rope_scaling as a word" 'rope_scaling' 's/("rope_scaling": ).*/\1"llama3"/'
+    bad_config "rope_scaling without its factor" '"factor" is missing' 's/"factor": 8, //'
+    bad_config "rope frequencies the wrong way round" 'high_freq_factor' 's/("high_freq_factor": )4/\11/'
+    bad_config "another model_type" '"mistral"' 's/"model_type": "llama"/"model_type": "mistral"/'
+    bad_config "biases" 'attention_bias.*true' 's/("attention_bias": )false/\1true/'
+    bad_config "tied weights as a word" 'tie_word_embeddings' 's/("attention_bias": false)/\1, "tie_word_embeddings": "yes"/'
+    config huge 's/("hidden_size": )32/\11048576/; s/("num_hidden_layers": )2/\12000/; s/("num_attention_heads": )4/\165536/; s/("intermediate_size": )48/\116777216/'
+    everywhere "config.json: a model larger than all memory" "GB|larger|memory" "${train[@]}" --model huge
+    bad "config.json: its plan" "GB|larger|memory" --model huge --plan
+    bad "more tokens a micro-batch than can be counted" "--batch 1048576" --model llama3.1-405b --plan --batch 1048576
+}
+
+# ---------------------------------------------------------------- tokenizer.model
+# bad_tokenizer NAME PATTERN : what stands in bad.model is refused
+bad_tokenizer() {
+    bad "tokenizer: $1" "tokenizer bad.model.*$2" --encode "$top/README.md" --tokenizer bad.model
+    cp good/tokenizer.model bad.model
+}
+
+tokenizers() {
+    local lines id
+    lines=$(wc -l <good/tokenizer.model)
+    : >bad.model; bad_tokenizer "empty" "0 bytes"
+    sed -i '5s/.*/?? 4/' bad.model; bad_tokenizer "not base64" "line 5.*base64"
+    sed -i '5d' bad.model; bad_tokenizer "a gap in the ranks" "line 5.*expected rank 4"
+    sed -i '5s/ / 0/' bad.model; bad_tokenizer "a rank with a zero in front" "line 5.*expected rank 4"
+    sed -i '5s/ //' bad.model; bad_tokenizer "no rank" "line 5.*expected 'base64 rank'"
+    sed -i '300s/.*/IA== 299/' bad.model; bad_tokenizer "a token twice" "line 300.*again"
+    head -n 100 good/tokenizer.model >bad.model; bad_tokenizer "bytes that are missing" "no token for the single byte"
+    head -c 5000 "$program" >bad.model; bad_tokenizer "a program" "found the byte 0x"
+    head -c $(($(wc -c <good/tokenizer.model) - 6)) good/tokenizer.model >bad.model; bad_tokenizer "cut off" "line $lines.*expected"
+    printf '{"version": "1.0"}' >bad.model; bad_tokenizer "Hugging Face's tokenizer.json" "is JSON"
+    printf '\n\n\n' >bad.model; bad_tokenizer "blank lines" "line 1"
+    bad "tokenizer: a directory" "is not a file" --encode "$top/README.md" --tokenizer good
+    bad "--encode without a tokenizer" "--encode needs --tokenizer" --encode "$top/README.md"
+    bad "--decode without a tokenizer" "--decode needs --tokenizer" --decode "$top/README.md"
+    bad "--encode of nothing" "nothing.txt" --encode nothing.txt --tokenizer good/tokenizer.model
+    bad "--encode of a directory" "good.*directory" --encode good --tokenizer good/tokenizer.model
+    bad "--decode of a directory" "good.*directory" --decode good --tokenizer good/tokenizer.model
+    for id in 600 -1 99999999999999999999; do
+        echo "$id" >ids
+        bad "--decode of $id" "ids: id .* is outside the tokenizer's 0 to 599" --decode ids --tokenizer good/tokenizer.model
+    done
+    echo "12 and 13" >ids
+    bad "--decode of words" "ids: expected token ids" --decode ids --tokenizer good/tokenizer.model
+}
+
+# ---------------------------------------------------------------- model.safetensors
+# bad_header NAME PATTERN SED : the fixture's header changed by SED
+bad_header() {
+    header | sed -E "$3" | weights changed
+    cmp -s changed/model.safetensors "$fixture/model.safetensors" && fail "safetensors: $1" "the edit no longer matches the fixture"
+    bad "safetensors: $1" "changed.*$2" --model changed "${evaluate[@]}"
+}
+
+# bad_weights NAME PATTERN : what stands in changed/model.safetensors
+bad_weights() { bad "safetensors: $1" "changed/model.safetensors.*$2" --model changed "${evaluate[@]}"; }
+
+safetensors() {
+    local k='"model.layers.0.self_attn.k_proj.weight":\{"dtype":"F32","shape":\[32,64\],"data_offsets":\[' n
+    header | weights changed
+    head -c 100000 "$fixture/model.safetensors" >changed/model.safetensors
+    everywhere "safetensors: truncated" "changed/model.safetensors.*truncated" --model changed "${evaluate[@]}"
+    head -c 1000 "$fixture/model.safetensors" >changed/model.safetensors; bad_weights "header cut off" "not a safetensors file"
+    head -c 5 "$fixture/model.safetensors" >changed/model.safetensors; bad_weights "5 bytes" "not a safetensors file"
+    for n in -1 $((1 << 63)) 0 100000000 343385; do
+        spoil changed/model.safetensors "$fixture/model.safetensors" 0 8 "$n"
+        bad_weights "a header of $(printf %u "$n") bytes" "not a safetensors file"
+    done
+    printf 'weights, weights, weights' | weights changed; bad_weights "header not JSON" "not JSON"
+    printf '["F32", [1, 2]]' | weights changed; bad_weights "header an array" "not JSON|object"
+    printf '[%.0s' {1..100000} | weights changed; bad_weights "nested 100,000 deep" "not JSON"
+    bad_header "offsets beyond the file" "lies at bytes.*truncated" "s/$k[0-9,]+/${k//\\/}900000,908192/"
+    bad_header "offsets before the data" "lies at bytes" "s/$k[0-9,]+/${k//\\/}-8192,0/"
+    bad_header "offsets backwards" "lies at bytes" "s/$k[0-9,]+/${k//\\/}195072,186880/"
+    bad_header "offsets as words" "offsets|lies at bytes" "s/$k[0-9,]+/${k//\\/}\"a\",\"b\"/"
+    bad_header "offsets with a fraction" "offsets|lies at bytes" "s/$k[0-9,]+/${k//\\/}186880.5,195072.5/"
+    bad_header "one offset" "data_offsets" "s/$k[0-9,]+/${k//\\/}186880/"
+    bad_header "tensors that overlap" "overlap" "s/$k[0-9,]+/${k//\\/}131328,139520/"
+    bad_header "a tensor twice" "twice|again|overlap" 's/"model.layers.1.self_attn.k_proj.weight"/"model.layers.0.self_attn.k_proj.weight"/'
+    bad_header "a shape turned round" "k_proj.weight is 64 x 32 .*asks for 32 x 64" "s/($k)/\1/; s/\[32,64\]/[64,32]/"
+    bad_header "a shape beyond all" "shape" 's/\[32,64\]/[1e300,64]/'
+    bad_header "a negative shape" "shape" 's/\[32,64\]/[-32,-64]/'
+    bad_header "a shape as a word" "shape" 's/\[32,64\]/"32x64"/'
+    bad_header "a tensor missing" "tensor model.norm.weight is missing" 's/,"model.norm.weight":\{[^}]*\}//; s/"model.norm.weight":\{[^}]*\},//'
+    bad_header "a tensor too many" "tensor model.extra.weight is not part of the model" 's/\{"__metadata__"/{"model.extra.weight":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__"/'
+    bad_header "a name with a line end" "tensor " 's/\{"__metadata__"/{"a\\nerror: b":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__"/'
+    spoil changed/model.safetensors "$fixture/model.safetensors" $((8 + header_length)) 4 $((0x7fc00000)); bad "safetensors: not a number among the weights" "not finite" --model changed "${evaluate[@]}"
+    { cat "$fixture/model.safetensors"; printf 'more than there should be'; } >changed/model.safetensors; bad_weights "bytes behind the last tensor" "bytes"
+    bad_header "another dtype" "dtype F64, expected F32" '0,/"F32"/s//"F64"/'
+    bad_header "a tensor that is a number" "dtype|tensor" 's/\{"__metadata__"/{"model.extra.weight":7,"__metadata__"/'
+    header | weights changed
+    rm changed/model.safetensors
+    echo '{"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}' >changed/model.safetensors.index.json
+    bad "safetensors: a file of the index missing" "model-00001-of-00001.safetensors" --model changed "${evaluate[@]}"
+    echo '{"weight_map": {"lm_head.weight": "../trained/model.safetensors"}}' >changed/model.safetensors.index.json
+    bad "safetensors: an index that leads elsewhere" "index.json" --model changed "${evaluate[@]}"
+    echo '[]' >changed/model.safetensors.index.json
+    bad "safetensors: an index without a map" "weight_map" --model changed "${evaluate[@]}"
+    rm -r changed
+}
+
+# ---------------------------------------------------------------- doing instead of training
+tasks() {
+    everywhere "--generate without weights" "has no weights" --model model --generate hello
+    bad "--generate from a preset" "tiny has no weights" --model tiny --generate hello
+    bad "--generate without a tokenizer" "--generate needs a tokenizer" --model "$fixture" --generate hello
+    bad "--generate with a tokenizer that is too large" "600 tokens, the model 256" --model "$fixture" --generate hello --tokenizer good/tokenizer.model
+    bad "--generate beyond the model's positions" "--max-tokens 300 are more than the model's 256" --model trained --generate hello --max-tokens 300
+    everywhere "--eval without weights" "has no weights" --model model --eval good/val.tok
+    bad "--export without weights" "has no weights" --model model --export elsewhere
+    bad "--eval of nothing" "nowhere.tok" --model trained --eval nowhere.tok
+    bad "--world without --plan" "--world belongs to --plan" "${train[@]}" --world 8
+    everywhere "ranks that do not fit the mesh" "dp-shard 4 .*= 4 ranks, but [123]" "${train[@]}" --dp-shard 4
+    bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " "${train[@]}" --dp-shard 3 --ranks 2
+    bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
+    everywhere "a model larger than this host's memory" "need [0-9.]+ GB, it has [0-9.]+ GB" --model llama3-70b --data good/train.tok --seq 4096 --batch 1
+    [ -n "$mpi" ] || return
+    refused "--ranks 3 under mpirun -np 2" "--ranks 3, but mpirun started 2" "${mpi[@]}" -np 2 "$program" "${train[@]}" --ranks 3
+    refused "--transport threads under mpirun -np 2" "--transport threads .*2 were started" "${mpi[@]}" -np 2 "$program" "${train[@]}" --transport threads
+    refused "ranks started with different options" "rank 1 was started with other options" "${mpi[@]}" -np 1 "$program" "${train[@]}" : -np 1 "$program" "${train[@]}" --seed 5
+    refused "a file that only the second rank lacks" "nowhere.tok" "${mpi[@]}" -np 1 "$program" "${train[@]}" : -np 1 "$program" "${train[@]}" --data nowhere.tok
+}
+
+# ---------------------------------------------------------------- where results go
+outputs() {
+    echo "mine" >file
+    mkdir -p holds/step-00000001 half index
+    echo '{"step":1}' | tee holds/metrics.jsonl half/plan.json half/layout.json >/dev/null
+    cp model/config.json half/config.json
+    echo '{"weight_map": {}}' >index/model.safetensors.index.json
+    everywhere "--out where a file is" "--out file" "${train[@]}" --out file
+    bad "--out below a file" "--out file/below" "${train[@]}" --out file/below
+    bad "--out where nothing can be made" "--out /proc/below" "${train[@]}" --out /proc/below
+    bad "--out where nothing can be written" "/proc" "${train[@]}" --out /proc
+    everywhere "--out that holds a run" "--out holds already holds a run" "${train[@]}" --out holds
+    bad "--out that holds a plan and a layout" "half" "${train[@]}" --out half
+    bad "--plan --out that holds a plan" "half" --plan --out half
+    everywhere "--export onto a model" "model.safetensors exists" "${train[@]}" --export trained
+    bad "--export of a model onto itself" "model.safetensors exists" --model trained --export trained
+    bad "--export onto a config.json" "half" "${train[@]}" --export half
+    bad "--export onto a model in several files" "index" "${train[@]}" --export index
+    bad "--export below nothing" "--export no/where" "${train[@]}" --export no/where
+    bad "--export where a file is" "--export file" "${train[@]}" --export file
+    # what cannot be written has to be known before the steps, not after them
+    if grep -q '^step ' .log; then fail "--export where a file is, known before training" "$(grep -c '^step ' .log) step lines came first"
+    else pass "--export where a file is, known before training" "no step was made"; fi
+}
+
+# ---------------------------------------------------------------- text without text
+corpora() {
+    mkdir -p none
+    : >blank.txt
+    refused "text.sh with a folder without files" "none" "$top/dev/data/text.sh" tokens none
+    refused "text.sh with an empty text" "blank.txt|text" "$top/dev/data/text.sh" tokens blank.txt
+    refused "text.sh with a text that is not there" "nothing.txt does not exist" "$top/dev/data/text.sh" tokens nothing.txt
+    refused "text.sh without a text" "expected OUTDIR and at least one text" "$top/dev/data/text.sh" tokens
+    refused "text.sh into a file" "file" "$top/dev/data/text.sh" file "$top/README.md"
+}
+
+prepare
+command_line
+token_files
+configs
+tokenizers
+safetensors
+tasks
+outputs
+corpora
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,241 @@
+#!/usr/bin/env bash
+# processes.sh [PROGRAM] : the program as a whole. Ranks that stop or die end the run in time; however the ranks are
+# started, they compute the same; the files under --out are what they should be; text comes back from tokens; training helps.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+top=$PWD
+work=$(mktemp -d)
+started=() # processes that may be left over
+trap 'end_started; rm -rf "$work"' EXIT
+cd "$work"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 LC_ALL=C
+passed=0 failed=0
+
+pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: ${2:0:400}"; failed=$((failed + 1)); }
+now() { echo $((${EPOCHREALTIME/./} / 1000)); } # ms
+end_started() { for pid in ${started[@]+"${started[@]}"}; do kill -KILL "$pid" 2>/dev/null; done; }
+
+# runs NAME COMMAND… : stdout into .out, stderr into .err; a failing check where the exit code is not 0
+runs() {
+    local name=$1 code
+    shift
+    timeout -k 1 60 "$@" </dev/null >.out 2>.err
+    code=$?
+    [ "$code" = 0 ] || fail "$name" "exit code $code: $(cat .out .err | tail -n 1)"
+    return "$code"
+}
+
+# same NAME FILE FILE… : all hold the same bytes, and some
+same() {
+    local name=$1 first=$2 file
+    shift 2
+    for file; do cmp -s "$first" "$file" || { fail "$name" "$(cmp "$first" "$file" 2>&1)"; return; }; done
+    if [ -s "$first" ]; then pass "$name" "$(($# + 1)) times the same $(wc -c <"$first") bytes"; else fail "$name" "no output"; fi
+}
+
+prepare() {
+    VOCAB_SIZE=600 "$top/dev/data/text.sh" text "$top"/*.h >.out 2>&1 || { cat .out; fail "the data" "dev/data/text.sh refuses the repository's own text"; exit 1; }
+    mkdir model
+    cat >model/config.json <<'END'
+{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "intermediate_size": 160, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
+END
+    train=(--model model --data text/train.tok --seq 32 --threads 1)
+    mpi=(mpirun --oversubscribe --bind-to none)
+    if ! command -v mpirun >/dev/null || ! "${mpi[@]}" -np 1 "$program" --plan >.out 2>&1; then
+        mpi=()
+        echo "no mpirun, or a build without MPI: the checks with processes are left out"
+    fi
+}
+
+# ---------------------------------------------------------------- ranks that stop or die
+# wait_until SECONDS COMMAND… : until COMMAND succeeds
+wait_until() {
+    local limit=$(($(now) + $1 * 1000))
+    shift
+    until "$@"; do [ "$(now)" -lt "$limit" ] || return 1; sleep 0.05; done
+}
+gone() { ! kill -0 "$1" 2>/dev/null; }
+has_steps() { [ "$(wc -l 2>/dev/null <"$1/metrics.jsonl" || echo 0)" -ge 3 ]; }
+ranks_of() { ps -A -o pid=,ppid= | awk -v parent="$1" '$2 == parent { print $1 }'; }
+
+# lost NAME SIGNAL SECONDS CODES PATTERN : a rank of three gets SIGNAL while they train
+lost() {
+    local name=$1 signal=$2 seconds=$3 codes=$4 pattern=$5 out=lost-$2 launcher ranks victim start code left='' pid
+    "${mpi[@]}" -np 3 "$program" "${train[@]}" --batch 1 --steps 100000000 --timeout 2 --out "$out" </dev/null >.out 2>.err &
+    launcher=$!
+    started=("$launcher")
+    wait_until 20 has_steps "$out" || { fail "$name" "no steps within 20 s: $(tail -n 1 .err)"; end_started; return; }
+    ranks=$(ranks_of "$launcher")
+    victim=$(tail -n 1 <<<"$ranks")
+    started+=($ranks)
+    start=$(now)
+    kill "-$signal" "$victim"
+    wait_until "$seconds" gone "$launcher" || { fail "$name" "still running $seconds s later"; end_started; wait "$launcher" 2>/dev/null; return; }
+    wait "$launcher"
+    code=$?
+    start=$(($(now) - start))
+    for pid in $ranks; do wait_until 2 gone "$pid" || left+=" $pid"; done
+    if [ -n "$left" ]; then fail "$name" "ranks are left over:$left"
+    elif ! [[ " $codes " == *" $code "* ]]; then fail "$name" "exit code $code, expected $codes: $(tail -n 1 .err)"
+    elif ! grep -qE "$pattern" .err; then fail "$name" "no line like '$pattern': $(tail -n 3 .err | tr '\n' ' ')"
+    else pass "$name" "exit code $code after $start ms; $(grep -m1 -E "$pattern" .err)"; fi
+    end_started
+    started=()
+}
+
+# a rank that is there but never finds the others: MPI_Init itself has a deadline
+never_starts() {
+    local start code
+    start=$(now)
+    timeout -k 1 15 "${mpi[@]}" -np 1 "$program" "${train[@]}" --batch 1 --steps 1 --timeout 2 : -np 1 sleep 12 </dev/null >.out 2>.err
+    code=$?
+    start=$(($(now) - start))
+    if [ "$code" = 2 ] && [ "$start" -lt 10000 ] && grep -q '^failure: .*--timeout' .err; then pass "a rank that never starts" "exit code 2 after $start ms; $(grep -m1 '^failure: ' .err)"
+    else fail "a rank that never starts" "exit code $code after $start ms, expected 2 within 10 s and a failure: $(tail -n 1 .err)"; fi
+}
+
+# ---------------------------------------------------------------- the same, however it is started
+figures() { sed -nE "s/.*\"$2\":([^,}]*).*/\1/p" "$1/metrics.jsonl"; }
+
+# losses_equal NAME DIR DIR : losses and gradient norms of all steps within 1e-5
+losses_equal() {
+    local worst
+    worst=$(paste <(figures "$2" loss; figures "$2" grad_norm) <(figures "$3" loss; figures "$3" grad_norm) |
+        awk '{ if ($1 == "" || $2 == "") d = 1e9; else { d = $1 - $2; if (d < 0) d = -d }; if (d > worst) worst = d } END { print NR ? worst + 0 : 1e9 }')
+    if awk -v w="$worst" 'BEGIN { exit !(w <= 1e-5) }'; then pass "$1" "largest difference $worst (bound 1e-5) over $(figures "$2" loss | wc -l) steps; last loss $(figures "$2" loss | tail -n 1)"
+    else fail "$1" "largest difference $worst, bound 1e-5"; fi
+}
+
+launches() {
+    local step=(--steps 12 --lr 3e-3 --warmup 4 --seed 7)
+    runs "1 rank, 2 micro-batches" "$program" "${train[@]}" "${step[@]}" --batch 2 --accum 2 --out one &&
+        runs "2 ranks as threads" "$program" "${train[@]}" "${step[@]}" --batch 2 --ranks 2 --val text/val.tok --out threads &&
+        losses_equal "2 threads train as 1 rank with --accum 2" one threads
+    [ -n "$mpi" ] || return
+    runs "2 ranks as processes" "${mpi[@]}" -np 2 "$program" "${train[@]}" "${step[@]}" --batch 2 --out processes &&
+        losses_equal "2 processes train as 1 rank with --accum 2" one processes
+    runs "6 micro-batches" "$program" "${train[@]}" "${step[@]}" --batch 1 --accum 6 --out six &&
+        runs "3 processes, 2 micro-batches each" "${mpi[@]}" -np 3 "$program" "${train[@]}" "${step[@]}" --batch 1 --accum 2 --out three &&
+        losses_equal "3 processes with --accum 2 train as 1 rank with --accum 6" six three
+}
+
+# ---------------------------------------------------------------- the files under --out
+python=$(command -v python3 || true)
+[ -n "$python" ] && ! "$python" -c 'import json' 2>/dev/null && python=
+
+# json FILE KEY… : every line is JSON (whole, where there is python3) and has all keys
+json() {
+    local file=$1 missing='' key lines
+    shift
+    [ -s "$file" ] || { fail "$file" "is missing or empty"; return; }
+    lines=$(wc -l <"$file")
+    for key; do [ "$(grep -c "\"$key\":" "$file")" = "$lines" ] || missing+=" $key"; done
+    [ -z "$python" ] || "$python" -c 'import json, sys
+for line in open(sys.argv[1]): json.loads(line, parse_constant=lambda word: 1 / 0)' "$file" 2>/dev/null || missing+=" (a line is not JSON)"
+    [ -n "$python" ] || ! grep -qvE '^\{.*\}$' "$file" || missing+=" (a line is not an object)"
+    if [ -n "$missing" ]; then fail "$file" "missing:$missing"; else pass "$file" "$lines line$([ "$lines" = 1 ] || echo s) of JSON with $# keys"; fi
+}
+
+files() {
+    local rows unequal option
+    grep '"loss"' threads/metrics.jsonl >steps.jsonl
+    grep '"val_loss"' threads/metrics.jsonl >validations.jsonl
+    json steps.jsonl step loss grad_norm lr tokens samples seconds tokens_per_s mfu wait_s memory params grads optimizer activations comm workspace \
+        bytes fsdp dp_replicate tp cp pp rank_min_max
+    json validations.jsonl step val_loss
+    json threads/layout.json world mesh tp cp pp dp_shard dp_replicate groups fsdp
+    json threads/ledger.json traffic axis op calls bytes law walk wire memory category measured flops
+    json threads/plan.json world mesh tokens_per_step rank_classes ranks memory peak flops traffic groups estimate
+    if grep -q '"fsdp":\[\[0,1\]\]' threads/layout.json; then pass "layout.json: both ranks shard together" '"fsdp":[[0,1]]'; else fail "layout.json: both ranks shard together" "$(cat threads/layout.json)"; fi
+    rows=$(grep -oE '"law":[0-9]+,"walk":[0-9]+,"wire":[0-9]+' threads/ledger.json | wc -l)
+    unequal=$(grep -oE '"law":[0-9]+,"walk":[0-9]+,"wire":[0-9]+' threads/ledger.json | tr -c '0-9\n' ' ' | awk '$1 != $2 || $2 != $3 || $1 == 0' | wc -l)
+    if [ "$rows" -ge 6 ] && [ "$unequal" = 0 ]; then pass "ledger.json: law = walk = wire" "$rows figures"; else fail "ledger.json: law = walk = wire" "$unequal of $rows figures differ, at least 6 expected"; fi
+    rows=$(grep -oE '"walk":[0-9]+,"measured":[0-9]+' threads/ledger.json | wc -l)
+    unequal=$(grep -oE '"walk":[0-9]+,"measured":[0-9]+' threads/ledger.json | tr -c '0-9\n' ' ' | awk '$1 != $2' | wc -l)
+    if [ "$rows" = 6 ] && [ "$unequal" = 0 ]; then pass "ledger.json: memory walked = measured" "$rows categories"; else fail "ledger.json: memory walked = measured" "$unequal of $rows categories differ, 6 expected"; fi
+    for option in "--seq 32" "--steps 12" "--seed 7" "--batch 2" "--lr 0.003" "--model model" "--accum 1" "--clip 1" "--ranks 2"; do
+        grep -qxF -- "$option" threads/config.txt || { fail "config.txt holds every option" "no line '$option'"; return; }
+    done
+    pass "config.txt holds every option" "$(wc -l <threads/config.txt) lines"
+}
+
+# the plan of 64 ranks of a model of 1.1 TB is told at once, in little memory
+plan() {
+    local start code memory
+    start=$(now)
+    (ulimit -v 2000000; exec "$program" --plan --world 64 --model llama3-70b --out plan) >.out 2>.err
+    code=$?
+    start=$(($(now) - start))
+    if [ "$code" = 0 ] && [ "$start" -lt 1000 ] && grep -q '64 ranks' .out; then pass "the plan of llama3-70b on 64 ranks takes no memory" "$start ms (bound 1000), address space below 2 GB"
+    else fail "the plan of llama3-70b on 64 ranks takes no memory" "exit code $code, $start ms (bound 1000): $(cat .out .err | tail -n 1)"; fi
+    if [ -x /usr/bin/time ] && /usr/bin/time -f %M "$program" --plan --world 64 --model llama3-70b >.out 2>.err; then
+        memory=$(tail -n 1 .err) # kB
+        if [ "$memory" -lt 100000 ]; then pass "the same plan's resident memory" "$memory kB (bound 100,000)"; else fail "the same plan's resident memory" "$memory kB, bound 100,000"; fi
+    fi
+    json plan/plan.json world mesh tokens_per_step rank_classes ranks memory peak flops traffic groups estimate
+}
+
+# ---------------------------------------------------------------- training, and what is done with its model
+training() {
+    local first last exported
+    runs "training" "$program" "${train[@]}" --ranks 2 --batch 8 --steps 80 --lr 5e-3 --warmup 8 --val text/val.tok --val-every 20 --out run --export trained || return
+    first=$(figures run val_loss | head -n 1)
+    last=$(figures run val_loss | tail -n 1)
+    if awk -v a="$first" -v b="$last" 'BEGIN { exit !(b < a - 0.2 && b < 5.5) }'; then pass "training lowers the validation loss" "ln 600 = 6.40, after 20 steps $first, after 80 $last"
+    else fail "training lowers the validation loss" "after 20 steps $first, after 80 $last, expected a fall of 0.2 to below 5.5"; fi
+    runs "--eval" "$program" --model trained --eval text/val.tok --seq 32 --batch 8 --threads 1 || return
+    cp .out eval-1
+    exported=$(sed -nE 's/.*"loss":([^,}]*).*/\1/p' eval-1)
+    if awk -v a="$last" -v b="$exported" 'BEGIN { d = a - b; exit !(b > 0 && d < 1e-6 && d > -1e-6) }'; then pass "the exported model has the trained one's loss" "$last and $exported"
+    else fail "the exported model has the trained one's loss" "$last and $exported"; fi
+    json eval-1 file tokens loss perplexity
+    runs "--eval on 2 threads" "$program" --model trained --eval text/val.tok --seq 32 --batch 8 --threads 1 --ranks 2 && cp .out eval-2 && same "--eval on 1 and 2 ranks" eval-1 eval-2
+    runs "--generate" "$program" --model trained --generate "static int" --max-tokens 40 --temperature 0 --threads 1 && cp .out text-1
+    runs "--generate again" "$program" --model trained --generate "static int" --max-tokens 40 --temperature 0 --threads 1 && cp .out text-2
+    runs "--generate on 2 threads" "$program" --model trained --generate "static int" --max-tokens 40 --temperature 0 --threads 1 --ranks 2 && cp .out text-3
+    same "--generate without temperature, twice and on 2 ranks" text-1 text-2 text-3
+    [ -n "$mpi" ] || return
+    runs "--eval on 2 processes" "${mpi[@]}" -np 2 "$program" --model trained --eval text/val.tok --seq 32 --batch 8 --threads 1 && cp .out eval-3 && same "--eval on 1 rank and 2 processes" eval-1 eval-3
+    runs "--generate on 2 processes" "${mpi[@]}" -np 2 "$program" --model trained --generate "static int" --max-tokens 40 --temperature 0 --threads 1 && cp .out text-4 && same "--generate without temperature, on 2 processes" text-1 text-4
+    runs "--export on 2 processes" "${mpi[@]}" -np 2 "$program" --model trained --export copy --threads 1 && same "a model exported by 2 processes is the one they loaded" trained/model.safetensors copy/model.safetensors
+}
+
+# back_again NAME FILE : FILE's bytes come back from its tokens
+back_again() {
+    runs "$1: --encode" "$program" --encode "$2" --tokenizer text/tokenizer.model || return
+    cp .out ids
+    runs "$1: --decode" "$program" --decode ids --tokenizer text/tokenizer.model || return
+    if cmp -s "$2" .out; then pass "$1 come back from tokens" "$(wc -c <"$2") bytes, $(wc -l <ids) tokens"; else fail "$1 come back from tokens" "$(cmp "$2" .out 2>&1)"; fi
+}
+
+# any bytes: all 256, not UTF-8, cut characters, Windows' line ends, zeros, a long run, no line end at the end
+round_trip() {
+    local byte i
+    {
+        for ((i = 0; i < 256; i++)); do printf -v byte '\\x%02x' "$i"; printf '%b' "$byte"; done
+        printf 'na\xc3\xafve \xe2\x82\xac \xf0\x9f\xa6\x99\r\n\r\n\t  x \xe2\x82 \xff\xfe\x00\x00 <|end_of_text|> 12345678'
+        printf 'ab%.0s' {1..3000}
+    } >odd
+    back_again "odd bytes" odd
+    cat "$top"/*.h >plain
+    back_again "bytes of source text" plain
+    : >nothing
+    back_again "no bytes at all" nothing
+}
+
+prepare
+if [ -n "$mpi" ]; then
+    lost "a stopped rank" STOP 12 2 '^failure: rank [0-9]+ waited [0-9.]+ s for (all_gather|reduce_scatter) of '
+    lost "a killed rank" KILL 6 "137 2 1 9" '(signal 9|Killed|^failure: )'
+    never_starts
+fi
+launches
+files
+plan
+training
+round_trip
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
