@@ -51,7 +51,7 @@ static void st_add_tensor(StFiles *s, const char *path, int fd, const cJSON *ite
     }
     t.elements = t.rows * t.cols;
     double begin = cJSON_GetArrayItem(offsets, 0)->valuedouble, end = cJSON_GetArrayItem(offsets, 1)->valuedouble;
-    if (!(begin >= 0) || end - begin != (double)t.elements * st_dtype_sizes[known] || end > (double)(file_size - data))
+    if (!(begin >= 0) || begin != floor(begin) || end - begin != (double)t.elements * st_dtype_sizes[known] || end > (double)(file_size - data))
         user_error("%s: tensor %s lies at bytes %.0f to %.0f of %" PRId64 ", its shape needs %" PRId64 " bytes: the file is truncated or damaged",
                    path, item->string, begin, end, file_size - data, t.elements * st_dtype_sizes[known]);
     t.begin = data + (int64_t)begin;
@@ -63,10 +63,34 @@ static void st_add_tensor(StFiles *s, const char *path, int fd, const cJSON *ite
     s->tensors[s->count++] = t;
 }
 
+static int by_place(const void *a, const void *b) { // tensors without bytes before the one that starts there
+    const StTensor *x = (const StTensor *)a, *y = (const StTensor *)b;
+    return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin) : (x->elements > y->elements) - (x->elements < y->elements);
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(((const StTensor *)a)->name, ((const StTensor *)b)->name); }
+
+/* As the format asks: every name once, and the tensors lie one behind the other from the header to the file's end. */
+static void st_check_places(StTensor *tensors, int count, const char *path, int64_t data, int64_t file_size) {
+    int64_t end = data;
+    if (count) qsort(tensors, (size_t)count, sizeof *tensors, by_name);
+    for (int i = 1; i < count; i++)
+        if (!strcmp(tensors[i].name, tensors[i - 1].name)) user_error("%s holds tensor %s twice: the file is damaged", path, tensors[i].name);
+    if (count) qsort(tensors, (size_t)count, sizeof *tensors, by_place);
+    for (int i = 0; i < count; i++) {
+        if (tensors[i].begin != end)
+            user_error("%s: tensor %s starts at byte %" PRId64 " of the data, expected %" PRId64 ": tensors overlap or leave gaps, the file is damaged",
+                       path, tensors[i].name, tensors[i].begin - data, end - data);
+        end += tensors[i].elements * st_dtype_sizes[tensors[i].dtype];
+    }
+    if (end != file_size)
+        user_error("%s: its tensors take %" PRId64 " bytes, %" PRId64 " follow the header: the file is damaged, copy it again", path, end - data, file_size - data);
+}
+
 static void st_add_file(StFiles *s, const char *path) {
     struct stat info;
     uint64_t length = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC), first = s->count;
     if (fd < 0 || fstat(fd, &info)) user_error("cannot read weights %s: %s", path, strerror(errno));
     if (s->num_files == 1024) user_error("%s: more than 1024 files of weights", path);
     if (pread(fd, &length, 8, 0) != 8 || length < 2 || length > 100000000 || (int64_t)length + 8 > (int64_t)info.st_size)
@@ -80,6 +104,7 @@ static void st_add_file(StFiles *s, const char *path) {
     cJSON *item;
     cJSON_ArrayForEach(item, json)
         if (strcmp(item->string, "__metadata__")) st_add_tensor(s, s->paths[s->num_files], fd, item, 8 + (int64_t)length, info.st_size);
+    st_check_places(s->tensors + first, s->count - first, path, 8 + (int64_t)length, info.st_size);
     s->num_files++;
     cJSON_Delete(json);
     free(header);
@@ -223,10 +248,15 @@ static void export_agree(Comm *comm, const char *what) {
 
 /* Checked before training starts, so that nothing is lost at its end. */
 static void export_check(const char *dir) {
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.model"};
     char path[4096];
+    struct stat info;
     if (mkdir(dir, 0777) && errno != EEXIST) user_error("cannot make --export %s: %s", dir, strerror(errno));
-    snprintf(path, sizeof path, "%s/model.safetensors", dir);
-    if (!access(path, F_OK)) user_error("%s exists already: choose another --export directory, or remove it first", path);
+    if (stat(dir, &info) || !S_ISDIR(info.st_mode)) user_error("--export %s is not a directory: choose another name", dir);
+    for (int i = 0; i < 4; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        if (!access(path, F_OK)) user_error("%s exists already: choose another --export directory, or remove it first", path);
+    }
     if (access(dir, W_OK)) user_error("cannot write into --export %s: %s", dir, strerror(errno));
 }
 

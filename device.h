@@ -99,19 +99,25 @@ static inline double seconds_now(void) {
 
 /* Process-wide, and the only mutable globals: a process ends once, whoever of its ranks finds the reason. */
 static struct {
-    int quiet;               // set on all ranks but the first while they check the same input: one line, not one a rank
+    int process;             // this process among those that its launcher started
+    int quiet;               // while all processes check the same input: one line, not one a rank
     int reported;            // an error has been printed
     const char *watched;     // what an alarm is set for
     void (*abort_all)(int);  // set by comm.h once other processes must be ended too
 } process_end;
 
 static void end_process(int code, const char *prefix, const char *format, va_list args) {
-    if (process_end.quiet) { usleep(2000000); _exit(code); } // the first rank says it; its exit ends the others
+    /* Processes that found the same wait their turn to say it: the first one's exit ends the others while they wait.
+     * Where the others found nothing (a file that one host lacks), its turn comes. */
+    int turn = process_end.process < 10 ? process_end.process : 10;
+    if (turn && (code == 1 || process_end.quiet)) usleep((useconds_t)(process_end.quiet ? 1000000 : 0) + 300000 * (useconds_t)turn);
     if (__atomic_exchange_n(&process_end.reported, 1, __ATOMIC_SEQ_CST)) for (;;) pause(); // another thread is ending us
     char line[4096];
     int used = snprintf(line, sizeof line, "%s", prefix);
     used += vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
     if (used > (int)sizeof line - 2) used = (int)sizeof line - 2;
+    for (int i = 0; i < used; i++)
+        if ((unsigned char)line[i] < ' ' || line[i] == 127) line[i] = ' '; // names from files may hold anything: one line all the same
     line[used++] = '\n';
     fflush(stdout);
     fwrite(line, 1, (size_t)used, stderr);
@@ -258,6 +264,9 @@ static void device_close(Device *dev) {
 static void *arena_alloc(Device *dev, MemCategory category, const char *name, size_t bytes) {
     Arena *a = &dev->arenas[category];
     size_t size = (size_t)round_up((int64_t)bytes, 256);
+    if (dev->walk && a->used + size > a->reserved)
+        user_error("a rank needs more than %zu TB of memory for %s alone: use more ranks, a smaller --batch or --seq, or a smaller model",
+                   a->reserved >> 40, mem_category_names[category]);
     if (a->used + size > a->reserved)
         run_failure("memory: buffer '%s' of %zu bytes does not fit the %zu bytes that the walk found for %s",
                     name, bytes, a->reserved, mem_category_names[category]);

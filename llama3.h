@@ -43,8 +43,8 @@ static const Llama3Config llama3_presets[] = {
 };
 enum { LLAMA3_PRESETS = sizeof llama3_presets / sizeof llama3_presets[0] };
 
-/* The whole of a text file, NUL-terminated; the caller frees it. NULL when it cannot be opened. */
-static char *read_text_file(const char *path) {
+/* The whole of a file or pipe, with a NUL behind its `length` bytes; the caller frees it. NULL, and errno, when it cannot be read. */
+static char *read_file(const char *path, size_t *length) {
     FILE *f = fopen(path, "rb");
     if (!f) return NULL;
     size_t capacity = 1 << 16, used = 0, got;
@@ -55,9 +55,22 @@ static char *read_text_file(const char *path) {
         text = (char *)realloc(text, capacity *= 2);
         if (!text) run_failure("out of memory while reading %s", path);
     }
+    if (ferror(f)) { // a directory opens like a file
+        int reason = errno;
+        fclose(f);
+        free(text);
+        errno = reason;
+        return NULL;
+    }
     fclose(f);
     text[used] = 0;
+    *length = used;
     return text;
+}
+
+static char *read_text_file(const char *path) {
+    size_t length;
+    return read_file(path, &length);
 }
 
 static double json_number(const cJSON *json, const char *path, const char *key, double fallback, double low, double high) {
@@ -79,6 +92,20 @@ static int json_integer(const cJSON *json, const char *path, const char *key, do
     return (int)x;
 }
 
+/* NULL: absent or null. */
+static const cJSON *json_object(const cJSON *json, const char *path, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (!item || cJSON_IsNull(item)) return NULL;
+    if (!cJSON_IsObject(item)) user_error("%s: \"%s\" must be an object or null", path, key);
+    return item;
+}
+
+static int json_flag(const cJSON *json, const char *path, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (item && !cJSON_IsBool(item) && !cJSON_IsNull(item)) user_error("%s: \"%s\" must be true or false", path, key);
+    return cJSON_IsTrue(item);
+}
+
 static void json_refuse_unless(const cJSON *json, const char *path, const char *key, const char *wanted) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
     if (!item || cJSON_IsNull(item) || (cJSON_IsFalse(item) && !strcmp(wanted, "false"))) return;
@@ -89,11 +116,11 @@ static void json_refuse_unless(const cJSON *json, const char *path, const char *
 
 /* Rope settings stand in "rope_theta" + "rope_scaling", and since transformers 5 in "rope_parameters". */
 static void config_read_rope(Llama3Config *c, const cJSON *json, const char *path) {
-    const cJSON *newer = cJSON_GetObjectItemCaseSensitive(json, "rope_parameters");
-    const cJSON *scaling = cJSON_IsObject(newer) ? newer : cJSON_GetObjectItemCaseSensitive(json, "rope_scaling");
+    const cJSON *newer = json_object(json, path, "rope_parameters");
+    const cJSON *scaling = newer ? newer : json_object(json, path, "rope_scaling");
     c->rope_theta = json_number(json, path, "rope_theta", 10000, 1, 1e12);
     c->rope_factor = 1, c->rope_low = 1, c->rope_high = 4, c->rope_original = 8192;
-    if (!cJSON_IsObject(scaling)) return;
+    if (!scaling) return;
     c->rope_theta = json_number(scaling, path, "rope_theta", c->rope_theta, 1, 1e12);
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(scaling, "rope_type");
     if (!type) type = cJSON_GetObjectItemCaseSensitive(scaling, "type");
@@ -127,7 +154,7 @@ static Llama3Config config_from_json(const char *path) {
     c.V = json_integer(json, path, "vocab_size", NAN, 2, 1 << 28);
     c.max_positions = json_integer(json, path, "max_position_embeddings", 2048, 1, 1 << 30);
     c.norm_eps = (float)json_number(json, path, "rms_norm_eps", 1e-6, 0, 1);
-    c.tied = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings"));
+    c.tied = json_flag(json, path, "tie_word_embeddings");
     config_read_rope(&c, json, path);
     c.T = c.max_positions < 256 ? c.max_positions : 256;
     c.B = 1;
@@ -153,6 +180,8 @@ static Llama3Config config_of_model(const char *model) {
     Llama3Config c = config_from_json(path);
     if (c.NH % c.NKV)
         user_error("%s: %d query heads do not divide into %d key/value heads: num_attention_heads must be a multiple of num_key_value_heads", path, c.NH, c.NKV);
+    if ((int64_t)(c.NH + 2 * c.NKV) * c.HD > 1 << 24)
+        user_error("%s: %d query and 2 x %d key/value heads of dimension %d make a row of more than %d values: smaller num_attention_heads or head_dim", path, c.NH, c.NKV, c.HD, 1 << 24);
     if (c.HD % 2) user_error("%s: head dimension %d is odd: rotary embedding turns pairs, so it must be even", path, c.HD);
     return c;
 }

@@ -30,15 +30,20 @@ static int make_directories(const char *path) {
         part[i] = 0;
         if (mkdir(part, 0777) && errno != EEXIST) return errno;
     }
-    return 0;
+    struct stat info;
+    if (stat(path, &info)) return errno;
+    return S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
 }
 
 static void logger_check_out(const char *out) {
     char path[4096];
     int failed = make_directories(out);
     if (failed) user_error("cannot make --out %s: %s", out, strerror(failed));
-    snprintf(path, sizeof path, "%s/metrics.jsonl", out);
-    if (!access(path, F_OK)) user_error("--out %s already holds a run (metrics.jsonl): choose another directory, or remove that one", out);
+    static const char *const names[] = {"metrics.jsonl", "config.txt", "layout.json", "plan.json", "ledger.json"};
+    for (int i = 0; i < 5; i++) {
+        snprintf(path, sizeof path, "%s/%s", out, names[i]);
+        if (!access(path, F_OK)) user_error("--out %s already holds a run (%s): choose another directory, or remove that one", out, names[i]);
+    }
     if (access(out, W_OK)) user_error("cannot write into --out %s: %s", out, strerror(errno));
 }
 

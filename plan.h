@@ -163,7 +163,7 @@ static void plan_write(FILE *f, const Mesh *m, const Device *walked, const Traff
     traffic_json(f, law, comm->booked, NULL);
     fprintf(f, "}],");
     groups_json(f, m, colours);
-    fprintf(f, "}\n");
+    fprintf(f, ",\"estimate\":{}}\n"); // of times: needs --cluster
     free(colours);
 }
 

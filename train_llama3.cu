@@ -111,7 +111,8 @@ static const OptionRow option_rows[] = {
 enum { OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
 
 static int word_in(const char *word, const char *choices) { // choices: "a|b|c"
-    size_t n = strlen(word);
+    size_t n = strcspn(word, "|");
+    if (word[n] || !n) return 0;
     for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
         if (!strncmp(at, word, n) && (at[n] == '|' || !at[n])) return 1;
     return 0;
@@ -119,6 +120,8 @@ static int word_in(const char *word, const char *choices) { // choices: "a|b|c"
 
 static void option_set(Options *o, const OptionRow *row, const char *name, const char *value) {
     char *field = (char *)o + row->offset, *end;
+    int may_be_empty = row->kind == OPT_LATER || row->kind == OPT_FLAG || row->offset == FIELD(generate);
+    if (!may_be_empty && !value[0]) user_error("--%s needs a value: --%s %s", name, name, row->values);
     if (row->kind == OPT_LATER) {
         if (!value || !row->values || strcmp(value, row->values))
             user_error("--%s%s%s is not built yet (%s)%s%s: leave it out", name, value ? " " : "", value ? value : "", row->help,
@@ -132,8 +135,8 @@ static void option_set(Options *o, const OptionRow *row, const char *name, const
     } else {
         int is_auto = row->kind == OPT_INT && strstr(row->values, "auto") && !strcmp(value, "auto");
         double x = is_auto ? 0 : strtod(value, &end);
-        int bad = !is_auto && (end == value || *end || !(x >= row->low && x <= row->high) || (row->kind == OPT_INT && x != floor(x)));
-        if (bad) user_error("--%s %s: expected a %snumber from %g to %g", name, value, row->kind == OPT_INT ? "whole " : "", row->low, row->high);
+        int bad = !is_auto && (value[strspn(value, "+-.0123456789eE")] || end == value || *end || !(x >= row->low && x <= row->high) || (row->kind == OPT_INT && x != floor(x)));
+        if (bad) user_error("--%s %s: expected a %snumber from %.10g to %.10g%s", name, value, row->kind == OPT_INT ? "whole " : "", row->low, row->high, strstr(row->values, "auto") ? ", or auto" : "");
         if (row->kind == OPT_INT) *(int *)field = (int)x;
         else *(double *)field = x;
     }
@@ -742,6 +745,8 @@ static void job_prepare(Job *j, int world, int local_ranks) {
     if (!o->seq) o->seq = j->config.T;
     if (!o->batch) o->batch = j->config.B;
     if (o->seq > j->config.max_positions) user_error("--seq %d is longer than the %d positions that %s is made for", o->seq, j->config.max_positions, o->model);
+    if ((int64_t)o->batch * o->seq > 1 << 30)
+        user_error("--batch %d x --seq %d = %" PRId64 " tokens a micro-batch, expected at most %d: use a smaller --batch, and --accum", o->batch, o->seq, (int64_t)o->batch * o->seq, 1 << 30);
     job_mesh(j, world);
     j->local_ranks = local_ranks;
     j->threads = job_threads(o, local_ranks);
@@ -905,6 +910,7 @@ static void train(Run *r, const Run *walked) {
         if (r->rank == 0) logger_step(&r->log, step, last, &s, r->opt->seq, &r->dev, &r->comm);
         if (!r->val->num_files || (step < last && (!r->opt->val_every || step % r->opt->val_every))) continue;
         double loss = evaluate(r, r->val, r->opt->val_batches, &targets);
+        if (!isfinite(loss)) run_failure("step %" PRId64 ": validation loss %g: not finite; lower --lr, lengthen --warmup, or look at the data", step, loss);
         if (r->rank == 0) logger_validation(&r->log, step, loss, targets);
     }
 }
@@ -959,10 +965,11 @@ static void rank_train(Run *r, const Run *walked, const Job *j) {
 static void rank_eval(Run *r, const Job *j) {
     int64_t targets;
     double loss = evaluate(r, &j->val, 0, &targets);
+    if (!isfinite(loss)) user_error("the loss of %s on %s is %g, not finite: look at the weights", j->opt.model, j->opt.eval, loss);
     cJSON *name = cJSON_CreateString(j->opt.eval); // escaped as JSON wants it
     char *quoted = cJSON_PrintUnformatted(name);
     if (r->rank == 0)
-        printf("{\"file\":%s,\"tokens\":%" PRId64 ",\"loss\":%.9g,\"perplexity\":%.9g}\n", quoted, targets, loss, exp(loss));
+        printf("{\"file\":%s,\"tokens\":%" PRId64 ",\"loss\":%.9g,\"perplexity\":%.9g}\n", quoted, targets, loss, exp(fmin(loss, 709))); // JSON has no infinity
     free(quoted);
     cJSON_Delete(name);
 }
@@ -984,33 +991,34 @@ static void rank_main(Job *j, int rank) {
 // ---------------------------------------------------------------------------
 // main
 
+/* Ids are checked as a whole before the first is printed. */
+static void decode_ids(const Tokenizer *t, const char *path, const char *text, size_t length) {
+    static const char blanks[] = " \t\r\n";
+    for (int print = 0; print < 2; print++)
+        for (const char *at = text + strspn(text, blanks); at < text + length; at += strspn(at, blanks)) {
+            char *end;
+            long id = strtol(at, &end, 10);
+            if (end == at || !strchr(blanks, *end)) user_error("%s: found '%.*s', expected token ids, one a line", path, (int)min_i64(20, (int64_t)strcspn(at, blanks)), at);
+            if (id < 0 || id >= t->vocab_size) user_error("%s: id %ld is outside the tokenizer's 0 to %d", path, id, t->vocab_size - 1);
+            if (print) print_token(t, (int32_t)id, stdout);
+            at = end;
+        }
+}
+
 /* --encode and --decode: the tokenizer alone. */
 static void tokenizer_tool(const Options *o) {
     const char *path = o->encode ? o->encode : o->decode;
     if (!o->tokenizer) user_error("--%s needs --tokenizer FILE", o->encode ? "encode" : "decode");
     Tokenizer *t = tokenizer_open(o->tokenizer);
-    FILE *f = fopen(path, "rb");
-    if (!f) user_error("cannot read %s: %s", path, strerror(errno));
-    if (o->encode) {
-        struct stat info;
-        int32_t *ids = NULL;
-        size_t capacity = 0, length = fstat(fileno(f), &info) ? 0 : (size_t)info.st_size;
-        char *text = (char *)checked_malloc(length + 1);
-        length = fread(text, 1, length, f);
-        size_t count = tokenizer_encode(t, text, length, &ids, &capacity, 0);
-        for (size_t i = 0; i < count; i++) printf("%d\n", ids[i]);
-        free(ids);
-        free(text);
-    } else {
-        long id;
-        int got;
-        while ((got = fscanf(f, "%ld", &id)) == 1) {
-            if (id < 0 || id >= t->vocab_size) user_error("%s: id %ld is outside the tokenizer's 0 to %d", path, id, t->vocab_size - 1);
-            print_token(t, (int32_t)id, stdout);
-        }
-        if (got == 0) user_error("%s: expected token ids, one a line", path);
-    }
-    fclose(f);
+    size_t length, capacity = 0;
+    int32_t *ids = NULL;
+    char *text = read_file(path, &length);
+    if (!text) user_error("cannot read %s: %s", path, strerror(errno));
+    size_t count = o->encode ? tokenizer_encode(t, text, length, &ids, &capacity, 0) : 0;
+    for (size_t i = 0; i < count; i++) printf("%d\n", ids[i]);
+    if (o->decode) decode_ids(t, path, text, length);
+    free(ids);
+    free(text);
     tokenizer_close(t);
 }
 
@@ -1080,7 +1088,8 @@ static void job_close(Job *j) {
 #ifndef TESTING
 int main(int argc, char **argv) {
     int process = rank_of_launcher(), processes, on_host;
-    process_end.quiet = process > 0; // all processes check the same input; the first speaks
+    process_end.process = process;
+    process_end.quiet = 1; // all processes check the same input: until ranks have met, the first speaks
     Job job = ZERO;
     job.opt = options_parse(argc, argv);
     if (job.opt.help && process == 0) options_print(&job.opt, stdout, 0);

@@ -9,6 +9,7 @@ die() { echo "error: $*" >&2; exit 1; }
 out=$1
 shift
 for path in "$@"; do [ -e "$path" ] || die "$path does not exist; expected a text file or a folder of them"; done
+[ -n "$(find -H "$@" -type f -size +0c -print -quit)" ] || die "there is no text in $*; expected text files, or folders of them"
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tools=$here/../../build/data
 mkdir -p -- "$out" || die "folder $out cannot be made; choose another"

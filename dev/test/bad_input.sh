@@ -59,7 +59,7 @@ everywhere() {
     shift 2
     refused "$name" "$pattern" "$program" "$@"
     refused "$name, 3 threads" "$pattern" "$program" "$@" --ranks 3
-    [ -z "$mpi" ] || refused "$name, 2 processes" "$pattern" "${mpi[@]}" -np 2 "$program" "$@"
+    [ -z "$have_mpi" ] || refused "$name, 2 processes" "$pattern" "${mpi[@]}" -np 2 "$program" "$@"
 }
 
 # works NAME COMMAND… : the neighbour of a bad input that is good
@@ -123,9 +123,9 @@ prepare() {
     { printf LLM3TOK1; le 4 1; le 4 2; le 4 256; le 4 0; le 8 100; head -c 32 /dev/zero; for ((i = 0; i < 100; i++)); do le 2 $((i * 37 % 256)); done; } >bytes.tok
     evaluate=(--eval bytes.tok --seq 8 --batch 1 --threads 1)
     works "the good weights are evaluated" "$program" --model "$fixture" "${evaluate[@]}"
-    mpi=(mpirun --oversubscribe --bind-to none)
+    mpi=(mpirun --oversubscribe --bind-to none) have_mpi=1
     if ! command -v mpirun >/dev/null || ! "${mpi[@]}" -np 1 "$program" --plan >.log 2>&1; then
-        mpi=()
+        have_mpi=
         echo "no mpirun, or a build without MPI: the cases with processes are left out"
     fi
 }
@@ -317,7 +317,7 @@ tokenizers() {
         bad "--decode of $id" "ids: id .* is outside the tokenizer's 0 to 599" --decode ids --tokenizer good/tokenizer.model
     done
     echo "12 and 13" >ids
-    bad "--decode of words" "ids: expected token ids" --decode ids --tokenizer good/tokenizer.model
+    bad "--decode of words" "ids: .*expected token ids" --decode ids --tokenizer good/tokenizer.model
 }
 
 # ---------------------------------------------------------------- model.safetensors
@@ -357,7 +357,9 @@ safetensors() {
     bad_header "a shape beyond all" "shape" 's/\[32,64\]/[1e300,64]/'
     bad_header "a negative shape" "shape" 's/\[32,64\]/[-32,-64]/'
     bad_header "a shape as a word" "shape" 's/\[32,64\]/"32x64"/'
-    bad_header "a tensor missing" "tensor model.norm.weight is missing" 's/,"model.norm.weight":\{[^}]*\}//; s/"model.norm.weight":\{[^}]*\},//'
+    header | sed -E 's/,"model.norm.weight":\{[^}]*\}//' | weights changed # the last one: its bytes go too
+    truncate -s -256 changed/model.safetensors
+    bad "safetensors: a tensor missing" "changed.*tensor model.norm.weight is missing" --model changed "${evaluate[@]}"
     bad_header "a tensor too many" "tensor model.extra.weight is not part of the model" 's/\{"__metadata__"/{"model.extra.weight":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__"/'
     bad_header "a name with a line end" "tensor " 's/\{"__metadata__"/{"a\\nerror: b":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__"/'
     spoil changed/model.safetensors "$fixture/model.safetensors" $((8 + header_length)) 4 $((0x7fc00000)); bad "safetensors: not a number among the weights" "not finite" --model changed "${evaluate[@]}"
@@ -390,7 +392,7 @@ tasks() {
     bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " "${train[@]}" --dp-shard 3 --ranks 2
     bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
     everywhere "a model larger than this host's memory" "need [0-9.]+ GB, it has [0-9.]+ GB" --model llama3-70b --data good/train.tok --seq 4096 --batch 1
-    [ -n "$mpi" ] || return
+    [ -n "$have_mpi" ] || return
     refused "--ranks 3 under mpirun -np 2" "--ranks 3, but mpirun started 2" "${mpi[@]}" -np 2 "$program" "${train[@]}" --ranks 3
     refused "--transport threads under mpirun -np 2" "--transport threads .*2 were started" "${mpi[@]}" -np 2 "$program" "${train[@]}" --transport threads
     refused "ranks started with different options" "rank 1 was started with other options" "${mpi[@]}" -np 1 "$program" "${train[@]}" : -np 1 "$program" "${train[@]}" --seed 5
