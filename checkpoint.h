@@ -180,9 +180,9 @@ static int model_files_open(StFiles *s, const char *dir, const TensorTable *tabl
     for (int i = 0; i < table->num_tensors; i++) {
         const Tensor *want = &table->tensors[i];
         const StTensor *have = st_find(s, want->name);
-        if (!have) user_error("%s: tensor %s is missing; config.json asks for it", dir, want->name);
+        if (!have) user_error("%s: tensor %s is missing; the model has it", dir, want->name);
         if (have->dtype == ST_I32 || have->rows != want->rows || have->cols != want->cols)
-            user_error("%s: tensor %s is %" PRId64 " x %" PRId64 " %s, config.json asks for %" PRId64 " x %" PRId64 " floats",
+            user_error("%s: tensor %s is %" PRId64 " x %" PRId64 " %s, the model (config.json, --vocab-size) has %" PRId64 " x %" PRId64 " floats",
                        dir, want->name, have->rows, have->cols, st_dtype_names[have->dtype], want->rows, want->cols);
     }
     for (int i = 0; i < s->count; i++) {

@@ -50,7 +50,7 @@ static int traffic_equal(Traffic a, Traffic b) { return a.calls == b.calls && a.
 static int ledger_print(const Ledger *l, FILE *f) {
     int differences = 0;
     if (f) fprintf(f, "  %-13s %-15s %14s %14s %14s\n", "axis", "exchange", "law", "walk", "wire");
-    for (int i = 0; i < AXES * COLLECTIVES; i++) {
+    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
         int a = i / COLLECTIVES, o = i % COLLECTIVES;
         Traffic law = l->law[a][o], walk = l->walk[a][o], wire = l->wire[a][o];
         int equal = traffic_equal(law, walk) && traffic_equal(walk, wire);
@@ -77,7 +77,7 @@ static void ledger_check(const Ledger *l, int rank) {
 static void traffic_json(FILE *f, const Traffic law[AXES][COLLECTIVES], const Traffic walk[AXES][COLLECTIVES], const Traffic wire[AXES][COLLECTIVES]) {
     const char *comma = "";
     fprintf(f, "\"traffic\":[");
-    for (int i = 0; i < AXES * COLLECTIVES; i++) {
+    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
         int a = i / COLLECTIVES, o = i % COLLECTIVES;
         Traffic counted = wire ? wire[a][o] : walk[a][o];
         if (!law[a][o].calls && !walk[a][o].calls && !counted.calls) continue;

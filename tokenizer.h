@@ -31,10 +31,27 @@ typedef struct Tokenizer {
 } Tokenizer;
 
 // ---------------------------------------------------------------------------
-// SHA-256 (FIPS 180-4)
+// reading a file, and its SHA-256 (FIPS 180-4)
+
+/* What every message about a file of another kind ends with. */
+#define TOKENIZER_WANTED "expected Llama 3's tokenizer.model (in Meta's releases original/tokenizer.model; of your own from dev/data/train_tokenizer)"
+enum { SHA256_ROOM = 72 }; // bytes behind a text that sha256 may write to
+
+/* The whole file, with SHA256_ROOM behind it. */
+static inline char *tokenizer_read_file(const char *path, size_t *len) {
+    struct stat info;
+    FILE *f = fopen(path, "rb");
+    if (!f) user_error("tokenizer %s cannot be opened: %s; " TOKENIZER_WANTED, path, strerror(errno));
+    if (fstat(fileno(f), &info) || !S_ISREG(info.st_mode)) user_error("tokenizer %s is not a file; " TOKENIZER_WANTED, path);
+    if (info.st_size > 1 << 28) user_error("tokenizer %s has %lld bytes; " TOKENIZER_WANTED ", a few million bytes", path, (long long)info.st_size);
+    char *text = (char *)checked_malloc((size_t)info.st_size + SHA256_ROOM);
+    *len = fread(text, 1, (size_t)info.st_size, f);
+    if (*len != (size_t)info.st_size) user_error("tokenizer %s: %zu of %lld bytes could be read; copy the file again", path, *len, (long long)info.st_size);
+    fclose(f);
+    return text;
+}
 
 static inline uint32_t sha256_rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
-
 static inline void sha256_block(uint32_t h[8], const uint8_t p[64]) {
     static const uint32_t k[64] = { // section 4.2.2: fractions of the cube roots of the first 64 primes
         0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74,
@@ -42,44 +59,37 @@ static inline void sha256_block(uint32_t h[8], const uint8_t p[64]) {
         0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e,
         0x92722c85, 0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5,
         0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-    uint32_t w[64], v[8];
-    for (int t = 0; t < 16; t++)
-        w[t] = (uint32_t)p[4 * t] << 24 | (uint32_t)p[4 * t + 1] << 16 | (uint32_t)p[4 * t + 2] << 8 | p[4 * t + 3];
-    for (int t = 16; t < 64; t++) {
-        uint32_t a = sha256_rotate(w[t - 15], 7) ^ sha256_rotate(w[t - 15], 18) ^ w[t - 15] >> 3;
-        uint32_t b = sha256_rotate(w[t - 2], 17) ^ sha256_rotate(w[t - 2], 19) ^ w[t - 2] >> 10;
-        w[t] = b + w[t - 7] + a + w[t - 16];
-    }
+    uint32_t w[64], v[8]; // the message schedule; a..h of section 6.2.2
     memcpy(v, h, sizeof v);
-    for (int t = 0; t < 64; t++) { // section 6.2.2, with a..h = v[0]..v[7]
+    for (int t = 0; t < 64; t++) {
+        if (t < 16) w[t] = (uint32_t)p[4 * t] << 24 | (uint32_t)p[4 * t + 1] << 16 | (uint32_t)p[4 * t + 2] << 8 | p[4 * t + 3];
+        else w[t] = w[t - 16] + w[t - 7] + (sha256_rotate(w[t - 15], 7) ^ sha256_rotate(w[t - 15], 18) ^ w[t - 15] >> 3)
+                    + (sha256_rotate(w[t - 2], 17) ^ sha256_rotate(w[t - 2], 19) ^ w[t - 2] >> 10);
         uint32_t sum1 = sha256_rotate(v[4], 6) ^ sha256_rotate(v[4], 11) ^ sha256_rotate(v[4], 25);
         uint32_t sum0 = sha256_rotate(v[0], 2) ^ sha256_rotate(v[0], 13) ^ sha256_rotate(v[0], 22);
         uint32_t t1 = v[7] + sum1 + ((v[4] & v[5]) ^ (~v[4] & v[6])) + k[t] + w[t];
         uint32_t t2 = sum0 + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
         memmove(v + 1, v, 7 * sizeof v[0]);
-        v[4] += t1;
-        v[0] = t1 + t2;
+        v[4] += t1, v[0] = t1 + t2;
     }
     for (int i = 0; i < 8; i++) h[i] += v[i];
 }
 
-static inline void sha256_of_file(const char *path, uint8_t out[32]) {
+/* Of text and, written behind it, a one bit, zeros to a whole block, and the length in bits in 8 bytes (section 5.1.1). */
+static inline void sha256(char *text, size_t len, uint8_t out[32]) {
     uint32_t h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-    uint8_t block[64];
-    uint64_t total = 0; // bytes
-    FILE *f = fopen(path, "rb");
-    if (!f) user_error("%s cannot be opened: %s; expected a readable file", path, strerror(errno));
-    for (size_t n = 64; n == 64; sha256_block(h, block)) {
-        total += n = fread(block, 1, 64, f);
-        if (ferror(f)) user_error("%s cannot be read: %s; expected a readable file", path, strerror(errno));
-        if (n == 64) continue;
-        memset(block + n, 0, 64 - n); // the end (section 5.1.1): a one bit, zeros, the length in bits in the last 8 bytes
-        block[n] = 0x80;
-        if (n >= 56) sha256_block(h, block), memset(block, 0, 56);
-        for (int i = 0; i < 8; i++) block[56 + i] = (uint8_t)(total * 8 >> (56 - 8 * i));
-    }
-    fclose(f);
+    size_t end = (len + 8) / 64 * 64 + 64; // from len + 9 to len + SHA256_ROOM
+    memset(text + len, 0, end - len);
+    text[len] = (char)0x80;
+    for (int i = 0; i < 8; i++) text[end - 8 + i] = (char)((uint64_t)len * 8 >> (56 - 8 * i));
+    for (size_t at = 0; at < end; at += 64) sha256_block(h, (const uint8_t *)text + at);
     for (int i = 0; i < 32; i++) out[i] = (uint8_t)(h[i / 4] >> (24 - 8 * (i % 4)));
+}
+static inline void sha256_of_file(const char *path, uint8_t out[32]) {
+    size_t len;
+    char *text = tokenizer_read_file(path, &len);
+    sha256(text, len, out);
+    free(text);
 }
 
 // ---------------------------------------------------------------------------
@@ -89,16 +99,14 @@ static inline void sha256_of_file(const char *path, uint8_t out[32]) {
  * own \s takes U+180E too (a blank until Unicode 6.3). \p{L} and \p{N} are those of Unicode 16: PCRE2 before 10.45
  * knows fewer, so the letters and numbers assigned since Unicode 14 are listed. */
 #define BLANK "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-#define NEW_LETTERS \
+#define LETTER "\\p{L}" \
     "\\x{1c89}\\x{1c8a}\\x{a7cb}-\\x{a7cd}\\x{a7da}-\\x{a7dc}\\x{105c0}-\\x{105f3}\\x{10d4a}-\\x{10d65}\\x{10d6f}-\\x{10d85}\\x{10ec2}-\\x{10ec4}\\x{1123f}\\x{11240}" \
     "\\x{11380}-\\x{11389}\\x{1138b}\\x{1138e}\\x{11390}-\\x{113b5}\\x{113b7}\\x{113d1}\\x{113d3}\\x{11bc0}-\\x{11be0}\\x{11f02}\\x{11f04}-\\x{11f10}" \
     "\\x{11f12}-\\x{11f33}\\x{1342f}\\x{13441}-\\x{13446}\\x{13460}-\\x{143fa}\\x{16100}-\\x{1611d}\\x{16d40}-\\x{16d6c}\\x{18cff}\\x{1b132}\\x{1b155}" \
     "\\x{1df25}-\\x{1df2a}\\x{1e030}-\\x{1e06d}\\x{1e4d0}-\\x{1e4eb}\\x{1e5d0}-\\x{1e5ed}\\x{1e5f0}\\x{2b739}\\x{2ebf0}-\\x{2ee5d}\\x{31350}-\\x{323af}"
-#define NEW_NUMBERS \
+#define NUMBER "\\p{N}" \
     "\\x{10d40}-\\x{10d49}\\x{116d0}-\\x{116e3}\\x{11bf0}-\\x{11bf9}\\x{11f50}-\\x{11f59}\\x{16130}-\\x{16139}\\x{16d70}-\\x{16d79}\\x{1ccf0}-\\x{1ccf9}" \
     "\\x{1d2c0}-\\x{1d2d3}\\x{1e4f0}-\\x{1e4f9}\\x{1e5f1}-\\x{1e5fa}"
-#define LETTER "\\p{L}" NEW_LETTERS
-#define NUMBER "\\p{N}" NEW_NUMBERS
 
 /* Llama 3's expression (llama-models, models/llama3/tokenizer.py) alternative by alternative. Where what follows
  * cannot match what a repetition gave back, the repetition is possessive: the same pieces without the retries. */
@@ -123,14 +131,11 @@ static inline pcre2_code *split_open(void) {
 static inline size_t utf8_valid_length(const char *text, size_t len) {
     const uint8_t *p = (const uint8_t *)text;
     size_t i = 0;
-    while (i < len) {
-        uint8_t c = p[i];
-        size_t n = c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
-        uint8_t low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80, high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF; // of the second byte
-        if (n == 0 || n > len - i || (n > 1 && (p[i + 1] < low || p[i + 1] > high))) return i;
-        for (size_t j = 2; j < n; j++)
-            if ((p[i + j] & 0xC0) != 0x80) return i;
-        i += n;
+    for (size_t n; i < len; i += n) {
+        uint8_t c = p[i], low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80, high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF; // of the second byte
+        n = c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
+        if (n == 0 || n > len - i || (n > 1 && (p[i + 1] < low || p[i + 1] > high))) break;
+        if ((n > 2 && p[i + 2] >> 6 != 2) || (n > 3 && p[i + 3] >> 6 != 2)) break;
     }
     return i;
 }
@@ -151,23 +156,19 @@ static inline uint32_t token_hash(const char *p, size_t n) { // the fold brings 
     uint64_t h = hash_bytes(HASH_START, p, n);
     return (uint32_t)(h ^ h >> 32);
 }
-
 static inline size_t token_length(const Tokenizer *t, int32_t id) { return (size_t)(t->start[id + 1] - t->start[id]); }
 
 /* The slot that holds these bytes, or the empty one where they would go. */
 static inline TokenSlot *token_slot(const Tokenizer *t, const char *p, size_t n) {
-    uint32_t hash = token_hash(p, n), i = hash & t->slot_mask;
-    for (;; i = (i + 1) & t->slot_mask) {
-        TokenSlot *s = &t->slots[i];
-        if (s->id == NO_TOKEN) return s;
-        if (s->hash == hash && token_length(t, s->id) == n && !memcmp(t->bytes + t->start[s->id], p, n)) return s;
-    }
+    uint32_t hash = token_hash(p, n);
+    TokenSlot *s = &t->slots[hash & t->slot_mask];
+    while (s->id != NO_TOKEN && (s->hash != hash || token_length(t, s->id) != n || memcmp(t->bytes + t->start[s->id], p, n)))
+        s = &t->slots[(s - t->slots + 1) & t->slot_mask];
+    return s;
 }
 
 /* The id of the base token with these bytes, or NO_TOKEN. */
-static inline int32_t token_find(const Tokenizer *t, const char *p, size_t n) {
-    return n > t->longest ? NO_TOKEN : token_slot(t, p, n)->id;
-}
+static inline int32_t token_find(const Tokenizer *t, const char *p, size_t n) { return n > t->longest ? NO_TOKEN : token_slot(t, p, n)->id; }
 
 /* Decodes n characters of base64 (RFC 4648, padded) into out; the number of bytes, or 0 where it is none. */
 static inline size_t base64_decode(const char *p, size_t n, char *out) {
@@ -184,37 +185,14 @@ static inline size_t base64_decode(const char *p, size_t n, char *out) {
     return size - padding;
 }
 
-/* The whole file; anything that is plainly something else is refused here, before single lines are looked at. */
-static inline char *tokenizer_read_file(const char *path, size_t *len) {
-    static const char want[] = "expected Llama 3's tokenizer.model (in Meta's releases original/tokenizer.model; of your own from dev/data/train_tokenizer)";
-    struct stat info;
-    FILE *f = fopen(path, "rb");
-    if (!f) user_error("tokenizer %s cannot be opened: %s; %s", path, strerror(errno), want);
-    if (fstat(fileno(f), &info) || !S_ISREG(info.st_mode)) user_error("tokenizer %s is not a file; %s", path, want);
-    if (info.st_size == 0 || info.st_size > 1 << 28) user_error("tokenizer %s has %lld bytes; %s, a few million bytes", path, (long long)info.st_size, want);
-    char *text = (char *)checked_malloc((size_t)info.st_size);
-    *len = fread(text, 1, (size_t)info.st_size, f);
-    if (*len != (size_t)info.st_size) user_error("tokenizer %s: %zu of %lld bytes could be read; copy the file again", path, *len, (long long)info.st_size);
-    fclose(f);
-    if (text[0] == '{') user_error("tokenizer %s is JSON, perhaps Hugging Face's tokenizer.json; %s", path, want);
-    for (size_t i = 0, line = 1; i < *len; line += text[i++] == '\n')
-        if (text[i] != '\n' && (text[i] < ' ' || text[i] > '~'))
-            user_error("tokenizer %s, line %zu: found the byte 0x%02x (SentencePiece? line ends of Windows?); %s", path, line, (uint8_t)text[i], want);
-    while (*len && text[*len - 1] == '\n') --*len;
-    return text;
-}
-
 /* One line, `base64 SP rank`. Ranks count up from 0, so `rank` is the number of tokens so far. */
 static inline void tokenizer_read_line(Tokenizer *t, const char *path, const char *line, int len, int32_t rank) {
-    const char *blank = (const char *)memchr(line, ' ', (size_t)len);
-    int number = rank + 1, shown = len < 80 ? len : 80, width = blank ? (int)(blank - line) : 0;
-    char digits[16], *bytes = t->bytes + t->start[rank];
-    if (!blank) user_error("tokenizer %s, line %d: found '%.*s', expected 'base64 rank' with one blank; copy the file again", path, number, shown, line);
-    int num_digits = snprintf(digits, sizeof digits, "%d", rank);
-    if (len - width - 1 != num_digits || memcmp(blank + 1, digits, (size_t)num_digits))
-        user_error("tokenizer %s, line %d: found '%.*s', expected rank %d (they count up from 0); copy the file again", path, number, shown, line, rank);
-    size_t n = base64_decode(line, (size_t)width, bytes);
-    if (!n) user_error("tokenizer %s, line %d: found '%.*s', expected a token's bytes in base64; copy the file again", path, number, shown, line);
+    char tail[16], *bytes = t->bytes + t->start[rank];
+    int number = rank + 1, shown = len < 80 ? len : 80, width = len - snprintf(tail, sizeof tail, " %d", rank);
+    size_t n = width > 0 && !memcmp(line + width, tail, (size_t)(len - width)) ? base64_decode(line, (size_t)width, bytes) : 0;
+    if (!n)
+        user_error("tokenizer %s, line %d: found '%.*s', expected rank %d (they count up from 0) behind a token's bytes in base64 and one blank; copy the file again",
+                   path, number, shown, line, rank);
     if (n > t->longest) t->longest = n;
     t->start[rank + 1] = t->start[rank] + n;
     TokenSlot *slot = token_slot(t, bytes, n);
@@ -225,16 +203,15 @@ static inline void tokenizer_read_line(Tokenizer *t, const char *path, const cha
 
 /* The 256 special tokens behind the base ones, by the names and in the places of Llama 3.1's release. */
 static inline void tokenizer_add_special(Tokenizer *t) {
-    static const char *const named[] = {"begin_of_text", "end_of_text", "reserved_special_token_0", "reserved_special_token_1",
-        "finetune_right_pad_id", "reserved_special_token_2", "start_header_id", "end_header_id", "eom_id", "eot_id", "python_tag"};
+    static const char *const named[] = {"<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>",
+        "<|finetune_right_pad_id|>", "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>"};
     const int num_named = (int)(sizeof named / sizeof named[0]), reserved = 3; // the first reserved ones are named above
     t->vocab_size = t->n_base + NUM_SPECIAL_TOKENS;
     t->bos = t->n_base, t->eos = t->n_base + 1;
     for (int i = 0; i < NUM_SPECIAL_TOKENS; i++) {
         uint64_t *start = t->start + t->n_base + i;
-        int n = i < num_named ? snprintf(t->bytes + *start, SPECIAL_ROOM, "<|%s|>", named[i])
-                              : snprintf(t->bytes + *start, SPECIAL_ROOM, "<|reserved_special_token_%d|>", i - num_named + reserved);
-        start[1] = start[0] + (uint64_t)n;
+        const char *format = i < num_named ? named[i] : "<|reserved_special_token_%d|>";
+        start[1] = start[0] + (uint64_t)snprintf(t->bytes + *start, SPECIAL_ROOM, format, i - num_named + reserved);
     }
 }
 
@@ -242,8 +219,13 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     Tokenizer *t = (Tokenizer *)checked_malloc(sizeof *t);
     size_t len, lines = 1, slots = 1;
     char *text = tokenizer_read_file(path, &len);
-    sha256_of_file(path, t->fingerprint);
-    for (size_t i = 0; i < len; i++) lines += text[i] == '\n';
+    sha256(text, len, t->fingerprint);
+    if (!len) user_error("tokenizer %s has 0 bytes; " TOKENIZER_WANTED, path);
+    if (text[0] == '{') user_error("tokenizer %s is JSON, perhaps Hugging Face's tokenizer.json; " TOKENIZER_WANTED, path);
+    while (len && text[len - 1] == '\n') len--;
+    for (size_t i = 0; i < len; lines += text[i++] == '\n')
+        if (text[i] != '\n' && (text[i] < ' ' || text[i] > '~')) // before single lines are looked at
+            user_error("tokenizer %s, line %zu: found the byte 0x%02x (SentencePiece? line ends of Windows?); " TOKENIZER_WANTED, path, lines, (uint8_t)text[i]);
     while (slots < 2 * lines) slots *= 2; // at most half full
     t->slot_mask = (uint32_t)(slots - 1);
     t->slots = (TokenSlot *)checked_malloc(slots * sizeof *t->slots);
@@ -252,8 +234,7 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     t->bytes = (char *)checked_malloc(len + NUM_SPECIAL_TOKENS * SPECIAL_ROOM);
     for (size_t at = 0, end; t->n_base < (int32_t)lines; at = end + 1) {
         for (end = at; end < len && text[end] != '\n';) end++;
-        tokenizer_read_line(t, path, text + at, (int)(end - at), t->n_base);
-        t->n_base++;
+        tokenizer_read_line(t, path, text + at, (int)(end - at), t->n_base++);
     }
     free(text);
     for (int i = 0; i < 256; i++) {
@@ -267,23 +248,35 @@ static inline Tokenizer *tokenizer_open(const char *path) {
 }
 
 static inline void tokenizer_close(Tokenizer *t) {
-    if (!t) return;
     pcre2_code_free(t->split);
     free(t->slots), free(t->start), free(t->bytes), free(t);
 }
 
+/* *bytes points at the token's bytes inside the tokenizer (not ended by a zero); returns how many. A special token
+ * gives its name. An id outside 0 .. vocab_size - 1 gives 0, which no token has. */
+static inline size_t tokenizer_decode(const Tokenizer *t, int32_t id, const char **bytes) {
+    *bytes = NULL;
+    if (id < 0 || id >= t->vocab_size) return 0;
+    *bytes = t->bytes + t->start[id];
+    return token_length(t, id);
+}
+
 // ---------------------------------------------------------------------------
 // encoding
+
+typedef struct {
+    uint32_t next, prev; // first bytes of the neighbours
+    int32_t rank;        // of this part joined with the next, NO_TOKEN where that is no token
+} TokenPart;
 
 /* Where the ids go, and what merging one piece needs: grown to the longest piece, freed with the call. */
 typedef struct {
     const Tokenizer *t;
     int32_t **ids;
     size_t *capacity, used;
-    size_t room;           // the piece length that the arrays below hold; they are one allocation, from heap on
-    uint64_t *heap;        // (3 room) rank << 32 | first byte, smallest on top; entries that `rank` denies are stale
-    uint32_t *next, *prev; // (room + 1) the parts of a piece as a list, each named by its first byte
-    int32_t *rank;         // (room + 1) rank of the part here joined with the next, NO_TOKEN where no token
+    size_t room;       // the piece length that the arrays below hold
+    TokenPart *parts;  // (room + 1) of a piece, as a list; each stands at its first byte
+    uint64_t *heap;    // (3 room) rank << 32 | first byte, smallest on top; entries that `rank` denies are stale
     size_t heap_size;
 } Encoder;
 
@@ -292,7 +285,6 @@ static inline void *grown(void *p, size_t bytes) {
     if (!p) run_failure("out of memory: %zu bytes for tokens could not be had", bytes);
     return p;
 }
-
 static inline void encoder_emit(Encoder *e, int32_t id) {
     if (e->used >= *e->capacity) {
         *e->capacity = e->used + e->used / 2 + 1024;
@@ -306,33 +298,23 @@ static inline void heap_push(Encoder *e, uint64_t key) {
     for (; i && e->heap[(i - 1) / 2] > key; i = (i - 1) / 2) e->heap[i] = e->heap[(i - 1) / 2];
     e->heap[i] = key;
 }
-
 static inline uint64_t heap_pop(Encoder *e) {
     uint64_t top = e->heap[0], last = e->heap[--e->heap_size];
     size_t i = 0, child;
     while ((child = 2 * i + 1) < e->heap_size) {
         if (child + 1 < e->heap_size && e->heap[child + 1] < e->heap[child]) child++;
         if (e->heap[child] >= last) break;
-        e->heap[i] = e->heap[child];
-        i = child;
+        e->heap[i] = e->heap[child], i = child;
     }
     e->heap[i] = last;
     return top;
 }
 
-static inline void encoder_make_room(Encoder *e, size_t n) {
-    e->room = n < 256 ? 256 : n;
-    e->heap = (uint64_t *)grown(e->heap, 3 * e->room * sizeof *e->heap + 3 * (e->room + 1) * sizeof *e->next);
-    e->next = (uint32_t *)(e->heap + 3 * e->room);
-    e->prev = e->next + e->room + 1;
-    e->rank = (int32_t *)(e->prev + e->room + 1);
-}
-
 /* Notes what the part at `i` would become if joined with the next one. */
 static inline void encoder_consider(Encoder *e, const char *piece, size_t n, uint32_t i) {
-    uint32_t after = e->next[i];
-    e->rank[i] = after >= n ? NO_TOKEN : token_find(e->t, piece + i, e->next[after] - i);
-    if (e->rank[i] != NO_TOKEN) heap_push(e, (uint64_t)e->rank[i] << 32 | i);
+    TokenPart *part = &e->parts[i];
+    part->rank = part->next >= n ? NO_TOKEN : token_find(e->t, piece + i, e->parts[part->next].next - i);
+    if (part->rank != NO_TOKEN) heap_push(e, (uint64_t)part->rank << 32 | i);
 }
 
 /* Byte-pair encoding: starting from single bytes, the adjacent pair of lowest rank is joined, the leftmost where
@@ -341,21 +323,25 @@ static inline void encode_piece(Encoder *e, const char *piece, size_t n) {
     int32_t whole = token_find(e->t, piece, n);
     if (whole != NO_TOKEN) { encoder_emit(e, whole); return; }
     if (n >= UINT32_MAX) user_error("a piece of %zu bytes without a place to split was given, expected less than 4 GiB; cut the text into documents", n);
-    if (n > e->room) encoder_make_room(e, n);
+    if (n > e->room) {
+        e->room = n < 256 ? 256 : n;
+        e->parts = (TokenPart *)grown(e->parts, (e->room + 1) * sizeof *e->parts);
+        e->heap = (uint64_t *)grown(e->heap, 3 * e->room * sizeof *e->heap);
+    }
+    TokenPart *parts = e->parts;
     e->heap_size = 0;
-    for (uint32_t i = 0; i <= n; i++) e->next[i] = i + 1, e->prev[i] = i - 1;
+    for (uint32_t i = 0; i <= n; i++) parts[i].next = i + 1, parts[i].prev = i - 1;
     for (uint32_t i = 0; i < n; i++) encoder_consider(e, piece, n, i);
     while (e->heap_size) {
         uint64_t key = heap_pop(e);
-        uint32_t i = (uint32_t)key, joined = e->next[i];
-        if (e->rank[i] != (int32_t)(key >> 32)) continue;
-        e->rank[joined] = NO_TOKEN;
-        e->next[i] = e->next[joined];
-        e->prev[e->next[i]] = i;
+        uint32_t i = (uint32_t)key, joined = parts[i].next;
+        if (parts[i].rank != (int32_t)(key >> 32)) continue;
+        parts[joined].rank = NO_TOKEN; // the part here is gone
+        parts[i].next = parts[joined].next, parts[parts[i].next].prev = i;
         encoder_consider(e, piece, n, i);
-        if (i) encoder_consider(e, piece, n, e->prev[i]);
+        if (i) encoder_consider(e, piece, n, parts[i].prev);
     }
-    for (uint32_t i = 0; i < n; i = e->next[i]) encoder_emit(e, token_find(e->t, piece + i, e->next[i] - i));
+    for (uint32_t i = 0; i < n; i = parts[i].next) encoder_emit(e, token_find(e->t, piece + i, parts[i].next - i));
 }
 
 static inline int token_is_blank(const Tokenizer *t, int32_t id) {
@@ -379,9 +365,7 @@ static inline void encode_rest(Encoder *e, const char *text, size_t len, size_t 
 /* Appends the ids of `text` (any bytes; names of special tokens in it are plain text) behind the `used` ids that
  * *ids holds already, growing it with realloc; *ids may be NULL at first. Returns the new count. */
 static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int32_t **ids, size_t *capacity, size_t used) {
-    Encoder e;
-    memset(&e, 0, sizeof e);
-    e.t = t, e.ids = ids, e.capacity = capacity, e.used = used;
+    Encoder e = {t, ids, capacity, used, 0, NULL, NULL, 0};
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     if (!match) run_failure("out of memory: PCRE2's match data could not be had");
     size_t valid = utf8_valid_length(text, len), last_piece_id = used;
@@ -391,28 +375,8 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
         encode_piece(&e, text + at, end - at);
     }
     if (valid < len) encode_rest(&e, text, len, valid, used, last_piece_id);
-    pcre2_match_data_free(match), free(e.heap);
+    pcre2_match_data_free(match), free(e.parts), free(e.heap);
     return e.used;
-}
-
-// ---------------------------------------------------------------------------
-// decoding
-
-/* *bytes points at the token's bytes inside the tokenizer (not ended by a zero); returns how many. A special token
- * gives its name. An id outside 0 .. vocab_size - 1 gives 0, which no token has. */
-static inline size_t tokenizer_decode(const Tokenizer *t, int32_t id, const char **bytes) {
-    *bytes = NULL;
-    if (id < 0 || id >= t->vocab_size) return 0;
-    *bytes = t->bytes + t->start[id];
-    return token_length(t, id);
-}
-
-/* The id of a special token by its name, `<|eot_id|>`, or NO_TOKEN. */
-static inline int32_t tokenizer_special(const Tokenizer *t, const char *name) {
-    size_t n = strlen(name);
-    for (int32_t id = t->n_base; id < t->vocab_size; id++)
-        if (token_length(t, id) == n && !memcmp(t->bytes + t->start[id], name, n)) return id;
-    return NO_TOKEN;
 }
 
 #endif

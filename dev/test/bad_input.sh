@@ -353,7 +353,7 @@ safetensors() {
     bad_header "one offset" "data_offsets" "s/$k[0-9,]+/${k//\\/}186880/"
     bad_header "tensors that overlap" "overlap" "s/$k[0-9,]+/${k//\\/}131328,139520/"
     bad_header "a tensor twice" "twice|again|overlap" 's/"model.layers.1.self_attn.k_proj.weight"/"model.layers.0.self_attn.k_proj.weight"/'
-    bad_header "a shape turned round" "k_proj.weight is 64 x 32 .*asks for 32 x 64" "s/($k)/\1/; s/\[32,64\]/[64,32]/"
+    bad_header "a shape turned round" "k_proj.weight is 64 x 32 .*has 32 x 64" "s/($k)/\1/; s/\[32,64\]/[64,32]/"
     bad_header "a shape beyond all" "shape" 's/\[32,64\]/[1e300,64]/'
     bad_header "a negative shape" "shape" 's/\[32,64\]/[-32,-64]/'
     bad_header "a shape as a word" "shape" 's/\[32,64\]/"32x64"/'

@@ -321,7 +321,7 @@ static void test_cross_entropy(KernelTest *t) {
 // ---------------------------------------------------------------------------
 // attention
 
-typedef struct { int B, Tq, Tk, NH, NKV, HD, q_offset, docs, spare; double scale; } AttentionCase; // docs 2: some match nothing; spare: unused keys behind each sequence
+typedef struct { int B, Tq, Tk, NH, NKV, HD, q_offset, docs, spare; double scale; } AttentionCase; // docs 2: some match nothing; spare: unused keys behind the last sequence
 
 static int test_sees(const AttentionShape *s, int b, int t, int key) {
     return key <= s->q_offset + t && (!s->q_doc || s->q_doc[b * s->Tq + t] == s->k_doc[b * s->Tk + key]);
@@ -387,9 +387,8 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, double *w
     s.q_stride = fused ? qw + 2 * kw : qw + 3;
     s.k_stride = s.v_stride = fused ? qw + 2 * kw : kw + 5;
     s.o_stride = qw + c->spare;
-    int64_t q_batch = c->Tq * s.q_stride, kv_batch = (c->Tk + c->spare) * s.k_stride, N = (int64_t)c->B * c->Tq;
-    s.kv_batch = c->spare ? kv_batch : 0;
-    int64_t q_size = c->B * q_batch, kv_size = fused ? 0 : c->B * kv_batch, total = q_size + 2 * kv_size;
+    int64_t q_batch = c->Tq * s.q_stride, kv_batch = c->Tk * s.k_stride, N = (int64_t)c->B * c->Tq;
+    int64_t q_size = c->B * q_batch, kv_size = fused ? 0 : c->B * (c->Tk + c->spare) * s.k_stride, total = q_size + 2 * kv_size;
     floatX *qkv = test_xs(t, total, c->scale), *q = qkv, *k = fused ? q + qw : q + q_size, *v = fused ? k + kw : k + kv_size;
     floatX *dout = test_xs(t, N * s.o_stride, 1), *first_out = NULL, *first_d = NULL;
     float *first_lse = NULL;
