@@ -59,7 +59,14 @@ wait_until() {
 }
 gone() { ! kill -0 "$1" 2>/dev/null; }
 has_steps() { [ "$(wc -l 2>/dev/null <"$1/metrics.jsonl" || echo 0)" -ge 3 ]; }
-ranks_of() { ps -A -o pid=,ppid= | awk -v parent="$1" '$2 == parent { print $1 }'; }
+ranks_of() {
+    local parent=$1 stat line fields
+    for stat in /proc/[0-9]*/stat; do # not every machine has ps
+        { read -r line <"$stat"; } 2>/dev/null || continue
+        read -r -a fields <<<"${line##*) }" # state, parent, …
+        if [ "${fields[1]}" = "$parent" ]; then echo "${line%% *}"; fi
+    done
+}
 
 # lost NAME SIGNAL SECONDS CODES PATTERN : a rank of three gets SIGNAL while they train
 lost() {
