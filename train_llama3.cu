@@ -54,7 +54,7 @@ static const OptionRow option_rows[] = {
     {OPT_GROUP, "batch", 0, 0, 0, NULL, NULL, NULL},
     {OPT_INT,  "seq", FIELD(seq), 0, 1 << 24, "T", "0", "tokens a sample; 0: the model's default"},
     {OPT_INT,  "batch", FIELD(batch), 0, 1 << 20, "B", "0", "samples a micro-batch and rank; 0: the model's default"},
-    {OPT_INT,  "accum", FIELD(accum), 1, 1 << 20, "K", "1", "micro-batches a step"},
+    {OPT_INT,  "accum", FIELD(accum), 1, 1 << 16, "K", "1", "micro-batches a step"},
     {OPT_LATER, "accumulate", 0, 0, 0, "sharded", NULL, "reduce every micro-batch (sharded) or once a step (local)"},
     {OPT_GROUP, "mesh", 0, 0, 0, NULL, NULL, NULL},
     {OPT_INT,  "dp-shard", FIELD(dp_shard), 0, 1 << 20, "N|auto", "auto", "ranks over which parameters are sharded; auto: all"},
@@ -416,8 +416,8 @@ static void blocks_forward(Run *r, const int32_t *ids) {
     }
 }
 
-/* Final norm, logits and losses of N rows, a chunk of rows at a time: never all logits at once. With `dw` also
- * the gradients: logits become dlogits where they lie, m->dx leaves as the gradient of the residual stream. */
+/* Final norm, logits and losses of N rows, a chunk of rows at a time: never all logits at once. With
+ * `backward` also the gradients: logits become dlogits where they lie, m->dx leaves as the gradient of the residual stream. */
 static double head_loss(Run *r, const int32_t *targets, int micro, int backward) {
     const Llama3Config *c = r->config;
     Device *dev = &r->dev;
@@ -736,10 +736,20 @@ static void job_prompt(Job *j) {
         user_error("the prompt's %d tokens and --max-tokens %d are more than the model's %d positions", o->seq, o->max_tokens, j->config.max_positions);
 }
 
+/* What is to be done. One thing at a time: an option that would do nothing is refused. */
+static Task job_task(const Options *o) {
+    Task task = o->plan ? DO_PLAN : o->eval ? DO_EVAL : o->generate ? DO_GENERATE : o->export_dir && !o->data ? DO_EXPORT : DO_TRAIN;
+    const char *name = o->plan ? "plan" : o->eval ? "eval" : "generate";
+    int alone = task == DO_PLAN || task == DO_EVAL || task == DO_GENERATE;
+    if (alone && !!o->plan + !!o->eval + !!o->generate + !!o->export_dir > 1) user_error("--%s is done alone: leave the others of --plan, --eval, --generate, --export out", name);
+    if (o->out && task != DO_TRAIN && task != DO_PLAN) user_error("--out %s: only training and --plan write there; leave it out", o->out);
+    return task;
+}
+
 /* Everything that can be refused is refused here, before ranks start. */
 static void job_prepare(Job *j, int world, int local_ranks) {
     Options *o = &j->opt;
-    j->task = o->plan ? DO_PLAN : o->eval ? DO_EVAL : o->generate ? DO_GENERATE : o->export_dir && !o->data ? DO_EXPORT : DO_TRAIN;
+    j->task = job_task(o);
     j->config = config_of_model(o->model);
     if (o->vocab_size) j->config.V = o->vocab_size;
     if (!o->seq) o->seq = j->config.T;
