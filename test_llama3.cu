@@ -720,6 +720,13 @@ static int child_says(void (*body)(void *), void *arg, char *said, size_t size) 
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+/* The sentence it ended with, without what was said before. */
+static const char *sentence(char *said) {
+    for (char *line = strtok(said, "\n"); line; line = strtok(NULL, "\n"))
+        if (!strncmp(line, "error: ", 7) || !strncmp(line, "failure: ", 9)) return line;
+    return "";
+}
+
 static void late_rank(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     train_step(&o->run, 1);
@@ -756,18 +763,19 @@ static void run_other_order(void *arguments) { launch(make_job((const char *)arg
 static void bad_token(void *arguments) { launch(make_job((const char *)arguments, 1, &transport_threads), 0, ranks_body); }
 
 static void test_failures(void) {
-    char said[4096], arguments[512];
+    char said_all[4096], arguments[512];
+    const char *said;
     snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1", fixture_dir, make_token_file("failures.tok", 3000, 64, 0));
     double start = seconds_now();
-    int code = child_says(run_late_rank, arguments, said, sizeof said);
+    int code = child_says(run_late_rank, arguments, said_all, sizeof said_all);
     double took = seconds_now() - start;
-    said[strcspn(said, "\n")] = 0;
+    said = sentence(said_all);
     CHECK("a rank that never arrives ends the run within the time-out, by name", code == 2 && took < 8 && strstr(said, "not arrived: rank 2"), "code %d after %.1f s: %s", code, took, said);
-    code = child_says(run_same_samples, arguments, said, sizeof said);
-    said[strcspn(said, "\n")] = 0;
+    code = child_says(run_same_samples, arguments, said_all, sizeof said_all);
+    said = sentence(said_all);
     CHECK("two ranks with the same samples end the run, and are named", code == 2 && strstr(said, "ranks 1 and 3 train on the same samples"), "code %d: %s", code, said);
-    code = child_says(run_other_order, arguments, said, sizeof said);
-    said[strcspn(said, "\n")] = 0;
+    code = child_says(run_other_order, arguments, said_all, sizeof said_all);
+    said = sentence(said_all);
     CHECK("ranks whose exchanges are in another order end the run", code == 2 && strstr(said, "same order"), "code %d: %s", code, said);
     // a token outside the vocabulary deep in the file
     const char *path = make_token_file("outside.tok", 3000, 64, 0);
@@ -777,8 +785,8 @@ static void test_failures(void) {
     fwrite(&token, 2, 1, f);
     fclose(f);
     snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 180 --timeout 20", fixture_dir, path);
-    code = child_says(bad_token, arguments, said, sizeof said);
-    said[strcspn(said, "\n")] = 0;
+    code = child_says(bad_token, arguments, said_all, sizeof said_all);
+    said = sentence(said_all);
     CHECK("a token outside the vocabulary is named with its place", code == 1 && strstr(said, "token 1500 is 4000"), "code %d: %s", code, said);
 }
 

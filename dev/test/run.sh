@@ -21,7 +21,7 @@ suite() {
         passed=$((passed + $(cut -d' ' -f1 <<<"$counts")))
         failed=$((failed + $(cut -d' ' -f3 <<<"$counts")))
     fi
-    echo "---- $name: $((SECONDS - start)) s"
+    echo "---- $name: ${counts:-no result}, $((SECONDS - start)) s"
 }
 
 for precision in fp32 bf16; do
@@ -34,6 +34,23 @@ if command -v mpirun >/dev/null && ! grep -qv DHAVE_MPI build/cpu-fp32/flags; th
     suite "processes over MPI, bf16, 2 ranks" mpirun --oversubscribe --bind-to none -np 2 build/cpu-bf16/test_llama3 mpi
 else
     echo "no MPI in this build: its tests are left out"
+fi
+# other builds of the same tests: VARIANT NAME, then what make is told
+variant() {
+    local name=$1 build=build/test-$2
+    shift 2
+    if make -s BUILD="$build" "$@" "$build/test_llama3"; then suite "unit tests, $name" "$build/test_llama3"
+    else echo "FAIL $name does not build"; failed=$((failed + 1)); fi
+}
+if [ "${1:-}" = all ]; then
+    variant "AVX2, fp32" avx2-fp32 ARCH=haswell PRECISION=fp32
+    variant "AVX2, bf16" avx2-bf16 ARCH=haswell PRECISION=bf16
+    variant "no vector extensions, fp32" sse-fp32 ARCH=x86-64 PRECISION=fp32
+    variant "neither oneDNN nor MPI, fp32" plain-fp32 HAVE_ONEDNN= HAVE_MPI= PRECISION=fp32
+    variant "neither oneDNN nor MPI, bf16" plain-bf16 HAVE_ONEDNN= HAVE_MPI= PRECISION=bf16
+    export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1
+    variant "address and undefined-behaviour sanitizers, fp32" asan-fp32 HAVE_MPI= PRECISION=fp32 CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+    variant "address and undefined-behaviour sanitizers, bf16" asan-bf16 HAVE_MPI= PRECISION=bf16 CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
 fi
 suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
