@@ -260,13 +260,15 @@ static void test_fixture(const char *fixture) {
     double count = (double)b->num_targets;
 
     blocks_forward(r, b->inputs);
-    double loss = head_loss(r, b->targets, 0, 0) / count;
+    ExactSum sum = ZERO;
+    head_loss(r, b->targets, 0, 0, &sum);
+    double loss = exact_value(&sum) / count;
     unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
     int64_t n;
     float *want = fixture_tensor(&expected, "logits", &n), *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
     double logits_error = norm_of_difference(r->model.logits, want, 1, n) / norm_of(want, n), largest = 0;
     for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(r->model.logits[i] - want[i]));
-    micro_step(r, b->inputs, b->targets, 0);
+    micro_step(r, b->inputs, b->targets, 0, &sum);
     reduce_finish(&r->fsdp);
     if (sizeof(floatX) == sizeof(float)) {
         Worst w = compare_gradients(r, &expected, "grad.", NULL, 1 / count);
@@ -449,6 +451,39 @@ static void test_ranks(void) {
     compare_layout("odd", 0, 3, 1, 1, &transport_threads, "");
     compare_layout("odd", 0, 8, 1, 2, &transport_threads, "");
     compare_layout("base", 0, 2, 1, 2, &transport_threads, " --slots 3");
+}
+
+/* --deterministic: 20 steps of 8 micro-batches, whoever computes them: the same bits of loss and norm. */
+static struct { double loss, norm; } bits_of[20];
+
+static void bits_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    for (int step = 1; step <= 20; step++) {
+        StepStats s = train_step(&o->run, step);
+        if (rank == 0) bits_of[step - 1].loss = s.loss, bits_of[step - 1].norm = s.grad_norm;
+        if (step == 1) product_rate(&o->run.dev), check_first_step(&o->run, &o->walked);
+    }
+    close_rank(o);
+}
+
+static void test_bits(void) {
+    static const int worlds[] = {1, 2, 4, 8};
+    char arguments[512], name[160], first[sizeof bits_of];
+    for (int tied = 0; tied < 2; tied++)
+        for (int B = 1; B <= 2; B++)
+            for (int w = 0; w < 5; w++) { // the fifth: one rank, one thread
+                int world = w < 4 ? worlds[w] : 1;
+                snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq 16 --batch %d --accum %d --deterministic --lr 1e-3 --warmup 5 --steps 20 --timeout 60%s", fixture_dir,
+                         tied ? "tied" : "odd", make_token_file("bits.tok", 9000, 64, 7), B, 8 / world, w == 4 ? " --threads 1" : "");
+                Job *j = make_job(arguments, world, &transport_threads);
+                launch(j, 0, bits_body);
+                end_job(j);
+                int equal = 0;
+                if (w == 0) memcpy(first, bits_of, sizeof first);
+                for (int i = 0; i < 20; i++) equal += !memcmp(&bits_of[i], first + sizeof bits_of[0] * (size_t)i, sizeof bits_of[0]);
+                snprintf(name, sizeof name, "%s, B %d: 20 deterministic steps on %d ranks x accum %d have one rank's bits%s", tied ? "tied" : "odd", B, world, 8 / world, w == 4 ? " on one thread" : "");
+                CHECK(name, equal == 20, "%d of 20 steps equal, last loss %.9g, norm %.9g", equal, bits_of[19].loss, bits_of[19].norm);
+            }
 }
 
 /* The layouts that planted faults are tried on. */
@@ -790,7 +825,7 @@ static void test_failures(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } groups[] = {
         {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
-        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
+        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"bits", test_bits}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
     int process = 0, processes = 1, on_host, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) comm_start_process(&argc, &argv, &process, &processes, &on_host);
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;
