@@ -88,6 +88,35 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n) { // FNV-1a, 
 }
 #define HASH_START 0xCBF29CE484222325ull
 
+/* A sum of fp32 values that is exact, and so the same in whatever order they come: fixed point, wide enough for
+ * 2^42 of the largest. Bit i of the whole stands for 2^(i - 149). */
+typedef struct { uint64_t limb[5], not_finite; } ExactSum;
+
+static inline void exact_add_limb(ExactSum *s, int i, uint64_t x) {
+    for (; i < 5 && x; i++) x = __builtin_add_overflow(s->limb[i], x, &s->limb[i]);
+}
+
+static inline void exact_add(ExactSum *s, float x) { // x >= 0
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    int exponent = (int)(bits >> 23 & 255), shift = exponent ? exponent - 1 : 0, at = shift % 64;
+    uint64_t mantissa = (bits & 0x7FFFFF) | (exponent ? 0x800000u : 0);
+    s->not_finite += exponent == 255;
+    exact_add_limb(s, shift / 64, mantissa << at);
+    if (at > 40) exact_add_limb(s, shift / 64 + 1, mantissa >> (64 - at));
+}
+
+static inline void exact_merge(ExactSum *s, const ExactSum *other) {
+    for (int i = 0; i < 5; i++) exact_add_limb(s, i, other->limb[i]);
+    s->not_finite += other->not_finite;
+}
+
+static inline double exact_value(const ExactSum *s) {
+    double x = s->not_finite ? NAN : 0;
+    for (int i = 4; i >= 0; i--) x += ldexp((double)s->limb[i], 64 * i - 149);
+    return x;
+}
+
 static inline double seconds_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

@@ -12,12 +12,15 @@
 #include "llama3.h"
 #include "kernels.h"
 
+enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2, MAX_CASCADE = 21 };
+
 typedef struct {
     const Unit *unit;
     int64_t shard;    // elements of one rank
     int64_t padded;   // shard × ranks: the unit's size rounded up, so that every shard starts on TENSOR_ALIGN
     float *master;    // (shard) weights in fp32
     float *grad;      // (shard) sum over ranks and micro-batches of the gradient of the summed loss
+    float *partial[MAX_CASCADE]; // (shard) deterministic: sums of 1, 2, 4, … micro-batches that wait for their neighbour
     float *exp_avg, *exp_avg_sq; // (shard) AdamW's moments
     floatX *copy;     // (shard) the weights as they are gathered; in fp32 the master itself
     floatX *weights;  // (padded) while gathered, else NULL
@@ -30,8 +33,6 @@ typedef struct {
     void *memory;     // (largest padded unit of that kind)
     int taken;
 } Slot;
-
-enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2 };
 
 typedef struct {
     Comm *comm;
@@ -46,6 +47,8 @@ typedef struct {
     Request reduce;              // at most one reduction is in flight
     FsdpUnit *reducing;
     int reducing_micro;
+    int accumulation;            // micro-batches a step
+    int cascade;                 // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
 } Fsdp;
 
 // ---------------------------------------------------------------------------
@@ -128,24 +131,50 @@ static void gradients_clear(Fsdp *f, const FsdpUnit *u) {
     memset(u->dweights + written, 0, sizeof(float) * (size_t)(u->padded - written));
 }
 
+/* Where the sum of micro-batch `micro` over all ranks goes first; whether it replaces what is there. */
+static float *accumulate_into(Fsdp *f, FsdpUnit *u, int micro, int *replace) {
+    *replace = f->cascade ? micro % 2 == 0 : micro == 0;
+    return f->cascade ? u->partial[0] : u->grad;
+}
+
+/* Deterministic: micro-batches are summed as a binary tree too, by cascade (Knuth's binary counter): two sums of as many
+ * micro-batches become one, a level up. The last micro-batch gathers what is left; u->grad is the sum of all. */
+static void accumulate_finish(Fsdp *f, FsdpUnit *u, int micro) {
+    int level = 0, last = micro == f->accumulation - 1;
+    for (int bits = micro; f->cascade && level + 1 < f->cascade && (bits & 1 || last); bits >>= 1, level++) {
+        int waits = micro >> (level + 1) & 1; // a sum of the next level waits: add to it; else move up
+        if (waits) tree_sum(f->dev, u->partial[level + 1], u->partial[level], 1, u->shard, 1);
+        else {
+            float *up = u->partial[level];
+            u->partial[level] = u->partial[level + 1], u->partial[level + 1] = up;
+        }
+    }
+    if (f->cascade && last) u->grad = u->partial[level];
+}
+
 /* A reduction in flight is finished: the pieces of all ranks are summed as a binary tree into the shard. */
 static void reduce_finish(Fsdp *f) {
     FsdpUnit *u = f->reducing;
     if (!u) return;
+    int replace;
+    float *sum = accumulate_into(f, u, f->reducing_micro, &replace);
     collective_wait(f->comm, &f->reduce);
-    tree_sum(f->dev, u->grad, f->receive, f->ranks, u->shard, f->reducing_micro > 0);
+    tree_sum(f->dev, sum, f->receive, f->ranks, u->shard, !replace);
+    accumulate_finish(f, u, f->reducing_micro);
     slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights);
     u->dweights = NULL;
     f->reducing = NULL;
 }
 
 /* Where backward leaves the gradient of micro-batch `micro`, (padded), made from zero.
- * With one rank the first micro-batch writes straight into the shard. */
+ * With one rank and no sum to add to, straight into the shard. */
 static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
     if (f->reducing == u) reduce_finish(f); // tied: last to be reduced, first to be made again
     if (u->dweights) return u->dweights;
-    if (f->ranks == 1 && micro == 0) {
-        u->dweights = u->grad;
+    int replace;
+    float *sum = accumulate_into(f, u, micro, &replace);
+    if (f->ranks == 1 && replace) {
+        u->dweights = sum;
     } else {
         Slot *slot = slot_find(f->gradient_slots, f->num_gradient_slots, u->unit->kind);
         if (!slot) run_failure("rank %d: no free slot for the gradient of %s", f->comm->rank, u->unit->name);
@@ -161,7 +190,10 @@ static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
 static void unit_reduce(Fsdp *f, FsdpUnit *u, int micro) {
     reduce_finish(f);
     if (f->ranks == 1) {
-        if (u->dweights != u->grad) tree_sum(f->dev, u->grad, u->dweights, 1, u->shard, 1);
+        int replace;
+        float *sum = accumulate_into(f, u, micro, &replace);
+        if (!replace) tree_sum(f->dev, sum, u->dweights, 1, u->shard, 1);
+        accumulate_finish(f, u, micro);
         slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights);
         u->dweights = NULL;
         return;
@@ -205,11 +237,11 @@ static void fsdp_init_weights(Fsdp *f, uint64_t seed) {
     fsdp_refresh_copies(f);
 }
 
-/* Sum of squares of this rank's part of the gradient. */
-static double fsdp_squared_norm(Fsdp *f) {
-    double sum = 0;
-    ShardPiece p;
-    for (int i = 0; shard_next(f, &i, &p);) sum += squared_norm(f->dev, p.unit->grad + p.at, p.count);
+/* Sum of squares of this rank's part of the gradient: exact over blocks that no shard's cut divides, so the norm has
+ * the same bits on any number of ranks. Padding is zero. */
+static ExactSum fsdp_squared_norm(Fsdp *f) {
+    ExactSum sum = ZERO;
+    for (int u = 0; u < f->table->num_units; u++) squared_norm(f->dev, &sum, f->units[u].grad, f->units[u].shard);
     return sum;
 }
 
@@ -234,12 +266,15 @@ static float *shard_alloc(Fsdp *f, MemCategory category, const char *name, int64
 }
 
 /* `training` = 0 (evaluation, generation): master weights only, no gradients, no moments, no gradient slots. */
-static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama3Config *config, int slots, int accumulation, int training) {
+static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama3Config *config, int slots, int accumulation, int deterministic, int training) {
     memset(f, 0, sizeof *f);
     f->comm = comm;
     f->dev = comm->dev;
     f->table = table;
     f->config = config;
+    f->accumulation = accumulation;
+    f->cascade = deterministic;
+    while (deterministic && 1 << (f->cascade - 1) < accumulation) f->cascade++;
     f->ranks = comm->groups[AXIS_FSDP].size;
     f->rank = comm->groups[AXIS_FSDP].rank;
     f->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
@@ -255,7 +290,8 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
         if (sizeof(floatX) != sizeof(float))
             u->copy = (floatX *)arena_alloc(f->dev, MEM_COMM, "weights to be gathered", sizeof(floatX) * (size_t)u->shard);
         if (!training) continue;
-        u->grad = shard_alloc(f, MEM_GRADS, "gradient shards", u->shard);
+        u->grad = u->partial[0] = shard_alloc(f, MEM_GRADS, "gradient shards", u->shard);
+        for (int l = 1; l < f->cascade; l++) u->partial[l] = shard_alloc(f, MEM_WORKSPACE, "sums of micro-batches", u->shard);
         u->exp_avg = shard_alloc(f, MEM_OPTIMIZER, "exp_avg", u->shard);
         u->exp_avg_sq = shard_alloc(f, MEM_OPTIMIZER, "exp_avg_sq", u->shard);
     }

@@ -52,7 +52,7 @@ enum {
 #endif
     NR = 2 * VL,
     // Block sizes, all multiples of NR. Where a sum is cut at them they decide bits: fixed, whatever the threads.
-    NORM_BLOCK = 256,     // elements in a partial sum of squares
+    NORM_BLOCK = 128,     // elements in a partial sum of squares: shards and units start at multiples of it
     NORM_ROWS = 32,       // rows in a partial sum of an RMSNorm's dw
     LOSS_BLOCK = 512,     // logits in a partial sum of exponentials
     DX_DEPTH = 16384,     // outputs in a partial sum of an fp32 dX: oneDNN is 20 % slower on longer ones
@@ -803,7 +803,7 @@ static void cpu_tree_sum(Device *dev, float *out, const float *pieces, int n, in
 }
 
 static size_t cpu_squared_norm_scratch(int64_t count) { return (size_t)blocks_of(count, NORM_BLOCK) * sizeof(float); }
-static void cpu_squared_norm(Device *dev, double *total, const float *x, int64_t count, void *scratchpad) {
+static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count, void *scratchpad) {
     float *sums = (float *)scratchpad; // one a block
     int64_t blocks = blocks_of(count, NORM_BLOCK);
 #pragma omp parallel for num_threads(dev->threads)
@@ -815,7 +815,7 @@ static void cpu_squared_norm(Device *dev, double *total, const float *x, int64_t
         }
         sums[b] = vsum(sum);
     }
-    for (int64_t b = 0; b < blocks; b++) *total += sums[b];
+    for (int64_t b = 0; b < blocks; b++) exact_add(total, sums[b]);
 }
 
 /* PyTorch's AdamW: decay first, then p -= lr/(1-beta1^t) m / (sqrt(v)/sqrt(1-beta2^t) + eps). */
@@ -948,11 +948,9 @@ static void tree_sum(Device *dev, float *out /* (count) = sum; += where `accumul
     RUN_OP(OP_TREE_SUM, (double)(n - 1 + accumulate) * count, (double)(n + 1 + accumulate) * count * FB, tree_sum(dev, out, pieces, n, count, accumulate))
 }
 
-/* Sum of squares: fp32 within blocks of NORM_BLOCK elements from x on, fp64 over the blocks in order. 0 in a walk. */
-static double squared_norm(Device *dev, const float *x /* (count) */, int64_t count) {
-    double total = 0;
-    RUN_OP_IN("norm blocks", BACKEND(squared_norm_scratch)(count), OP_SQUARED_NORM, 2.0 * (double)count, (double)count * FB, squared_norm(dev, &total, x, count, space))
-    return total;
+/* Sum of squares: fp32 within blocks of NORM_BLOCK elements from x on, exact over the blocks. Nothing in a walk. */
+static void squared_norm(Device *dev, ExactSum *total /* += */, const float *x /* (count) */, int64_t count) {
+    RUN_OP_IN("norm blocks", BACKEND(squared_norm_scratch)(count), OP_SQUARED_NORM, 2.0 * (double)count, (double)count * FB, squared_norm(dev, total, x, count, space))
 }
 
 /* `grad_scale` folds in clipping and 1 / token count; `step` counts from 1. */

@@ -260,13 +260,15 @@ static void test_fixture(const char *fixture) {
     double count = (double)b->num_targets;
 
     blocks_forward(r, b->inputs);
-    double loss = head_loss(r, b->targets, 0, 0) / count;
+    ExactSum sum = ZERO;
+    head_loss(r, b->targets, 0, 0, &sum);
+    double loss = exact_value(&sum) / count;
     unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
     int64_t n;
     float *want = fixture_tensor(&expected, "logits", &n), *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
     double logits_error = norm_of_difference(r->model.logits, want, 1, n) / norm_of(want, n), largest = 0;
     for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(r->model.logits[i] - want[i]));
-    micro_step(r, b->inputs, b->targets, 0);
+    micro_step(r, b->inputs, b->targets, 0, &sum);
     reduce_finish(&r->fsdp);
     if (sizeof(floatX) == sizeof(float)) {
         Worst w = compare_gradients(r, &expected, "grad.", NULL, 1 / count);
@@ -451,6 +453,44 @@ static void test_ranks(void) {
     compare_layout("base", 0, 2, 1, 2, &transport_threads, " --slots 3");
 }
 
+/* --deterministic: 20 steps of 8 micro-batches, whoever computes them: the same bits of loss and norm. */
+static struct { double loss, norm; } bits_of[20];
+
+static void bits_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    for (int step = 1; step <= 20; step++) {
+        StepStats s = train_step(&o->run, step);
+        if (rank == 0) bits_of[step - 1].loss = s.loss, bits_of[step - 1].norm = s.grad_norm;
+        if (step == 1) product_rate(&o->run.dev), check_first_step(&o->run, &o->walked);
+    }
+    close_rank(o);
+}
+
+/* One rank's bits into `first` (rank 0 of a run keeps them), or compared with them. */
+static void compare_bits(const char *model, int process, int world, int B, const Transport *transport, const char *more, char *first) {
+    char arguments[512], name[200];
+    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq 16 --batch %d --accum %d --deterministic --lr 1e-3 --warmup 5 --steps 20 --timeout 60%s",
+             fixture_dir, model, make_token_file("bits.tok", 9000, 64, 7), B, 8 / world, more);
+    Job *j = make_job(arguments, world, transport);
+    launch(j, process, bits_body);
+    end_job(j);
+    int equal = 0;
+    if (!first[0]) memcpy(first, bits_of, sizeof bits_of);
+    for (int i = 0; i < 20; i++) equal += !memcmp(&bits_of[i], first + sizeof bits_of[0] * (size_t)i, sizeof bits_of[0]);
+    snprintf(name, sizeof name, "%s, B %d: 20 deterministic steps on %d ranks x accum %d over %s%s have one rank's bits", model, B, world, 8 / world, transport->name, more);
+    if (process == 0) CHECK(name, equal == 20, "%d of 20 steps equal, last loss %.9g, norm %.9g", equal, bits_of[19].loss, bits_of[19].norm);
+}
+
+static void test_bits(void) {
+    for (int tied = 0; tied < 2; tied++)
+        for (int B = 1; B <= 2; B++) {
+            char first[sizeof bits_of] = "";
+            compare_bits(tied ? "tied" : "odd", 0, 1, B, &transport_threads, "", first);
+            compare_bits(tied ? "tied" : "odd", 0, 1, B, &transport_threads, " --threads 1", first);
+            for (int world = 2; world <= 8; world *= 2) compare_bits(tied ? "tied" : "odd", 0, world, B, &transport_threads, "", first);
+        }
+}
+
 /* The layouts that planted faults are tried on. */
 static void test_faults(void) {
     compare_layout("odd", 0, 3, 2, 2, &transport_threads, "");
@@ -484,6 +524,11 @@ static void test_mpi(int process, int world) {
     char arguments[512];
     for (int tied = 0; tied < 2; tied++)
         for (int B = 1; B <= 2; B++) compare_layout(tied ? "tied" : "odd", process, world, 48 / world / B, B, &transport_mpi, "");
+    for (int tied = 0; tied < 2 && 8 % world == 0; tied++) {
+        char first[sizeof bits_of] = "";
+        if (process == 0) compare_bits(tied ? "tied" : "odd", 0, 1, 1, &transport_threads, "", first);
+        compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, "", first);
+    }
     snprintf(arguments, sizeof arguments, "--model bench-8m --vocab-size 40000 --data %s --seq 64 --batch 1 --timeout 60", make_token_file("resident.tok", 6000, 64, 0));
     Job *j = make_job(arguments, world, &transport_mpi);
     launch(j, process, resident_body);
@@ -798,7 +843,7 @@ static void test_failures(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } groups[] = {
         {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
-        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
+        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"bits", test_bits}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
     int process = 0, processes = 1, on_host, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) comm_start_process(&argc, &argv, &process, &processes, &on_host);
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;

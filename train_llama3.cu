@@ -22,7 +22,7 @@
 typedef struct {
     const char *model, *tokenizer, *data, *val, *tail, *transport, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype;
     int vocab_size, seq, batch, accum, dp_shard, slots, steps, warmup, val_every, val_batches, max_tokens;
-    int seed, threads, ranks, plan, world, help;
+    int seed, threads, ranks, plan, world, help, deterministic;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
 } Options;
 
@@ -91,7 +91,7 @@ static const OptionRow option_rows[] = {
     {OPT_REAL, "timeout", FIELD(timeout), 0.1, 1e6, "SECONDS", "600", "limit of every wait for another rank"},
     {OPT_TEXT, "transport", FIELD(transport), 0, 0, "threads|mpi", NULL, "how ranks exchange; default: mpi under mpirun or srun, else threads"},
     {OPT_INT,  "ranks", FIELD(ranks), 0, 4096, "N", "0", "ranks as threads of one process, without mpirun; 0: one"},
-    {OPT_LATER, "deterministic", 0, 0, 0, NULL, NULL, "equal bits on every layout"},
+    {OPT_FLAG, "deterministic", FIELD(deterministic), 0, 0, NULL, NULL, "equal bits on every layout of as many micro-batches, where their number and the ranks are powers of two"},
     {OPT_LATER, "trace", 0, 0, 0, NULL, NULL, "Chrome trace"},
     {OPT_GROUP, "do instead of training", 0, 0, 0, NULL, NULL, NULL},
     {OPT_FLAG, "plan", FIELD(plan), 0, 0, NULL, NULL, "print memory, FLOPs and traffic of a rank; allocates nothing"},
@@ -216,7 +216,7 @@ typedef struct {
 } Model;
 
 typedef struct {               // what each rank tells all others at the end of a step; the only exchange beside FSDP's
-    double loss_sum, squared_norm;
+    ExactSum loss, squared_norm; // of all its tokens, of its part of the gradient
     int64_t targets;           // positions that count
     int64_t first_sample;
     uint64_t samples_hash, order; // of the samples' indices; of all collectives so far
@@ -418,7 +418,7 @@ static void blocks_forward(Run *r, const int32_t *ids) {
 
 /* Final norm, logits and losses of N rows, a chunk of rows at a time: never all logits at once. With
  * `backward` also the gradients: logits become dlogits where they lie, m->dx leaves as the gradient of the residual stream. */
-static double head_loss(Run *r, const int32_t *targets, int micro, int backward) {
+static void head_loss(Run *r, const int32_t *targets, int micro, int backward, ExactSum *loss) {
     const Llama3Config *c = r->config;
     Device *dev = &r->dev;
     Model *m = &r->model;
@@ -441,19 +441,17 @@ static double head_loss(Run *r, const int32_t *targets, int micro, int backward)
         linear_backward_weight(dev, dw + head, dlogits, stride, in, n, c->C, c->V, row > 0);
     }
     if (backward) rmsnorm_backward(dev, m->dx, dw + at[W_FINAL_NORM], m->dnorm, NULL, m->final_x, m->final_rstd, w + at[W_FINAL_NORM], N, c->C);
-    double sum = 0;
-    for (int n = 0; n < N && !dev->walk; n++) sum += m->losses[n];
-    return sum;
+    for (int n = 0; n < N && !dev->walk; n++) exact_add(loss, m->losses[n]);
 }
 
 /* Forward and backward of one micro-batch; gradients of the SUM of its losses go out to their shards, unit by
- * unit, while the next unit computes. Returns that sum. */
-static double micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro) {
+ * unit, while the next unit computes. The losses are added to *loss. */
+static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro, ExactSum *loss) {
     Fsdp *f = &r->fsdp;
     FsdpUnit *embed = &f->units[0], *head = &f->units[table_head_unit(r->table)];
     blocks_forward(r, inputs);
     prefetch_backward(r, r->config->L);
-    double loss = head_loss(r, targets, micro, 1);
+    head_loss(r, targets, micro, 1, loss);
     unit_free(f, head);
     if (head != embed) unit_reduce(f, head, micro); // tied: the embedding adds to it first
     for (int l = r->config->L - 1; l >= 0; l--) {
@@ -467,7 +465,6 @@ static double micro_step(Run *r, const int32_t *inputs, const int32_t *targets, 
     float *dembed = unit_gradients(f, embed, micro) + embed->unit->where[W_EMBED];
     embedding_backward(&r->dev, dembed, r->model.dx, inputs, r->model.B * r->model.T, r->config->C);
     unit_reduce(f, embed, micro);
-    return loss;
 }
 
 // ---------------------------------------------------------------------------
@@ -492,9 +489,9 @@ static void check_reports(const Run *r, int64_t step) {
 }
 
 /* Tells all ranks of this rank's part of the step, and hears of theirs. */
-static void exchange_reports(Run *r, double loss_sum, const StepBatch *batch, double seconds, double wait_seconds) {
+static void exchange_reports(Run *r, ExactSum loss, const StepBatch *batch, double seconds, double wait_seconds) {
     StepReport mine = ZERO;
-    mine.loss_sum = loss_sum;
+    mine.loss = loss;
     mine.squared_norm = fsdp_squared_norm(&r->fsdp);
     mine.targets = batch->num_targets;
     mine.first_sample = batch->first_sample;
@@ -509,31 +506,32 @@ static void exchange_reports(Run *r, double loss_sum, const StepBatch *batch, do
 /* Loss and gradient norm are means over all targets of the step, of all ranks and micro-batches: sums of all, divided once. */
 static StepStats sum_reports(const Run *r) {
     StepStats s = ZERO;
-    double loss_sum = 0, squared_norm = 0;
+    ExactSum loss = ZERO, squared_norm = ZERO;
     s.seconds_min = 1e30, s.memory_min = INT64_MAX;
     for (int i = 0; i < r->mesh.world && !r->dev.walk; i++) {
         const StepReport *report = &r->reports[i];
-        loss_sum += report->loss_sum;
-        squared_norm += report->squared_norm;
+        exact_merge(&loss, &report->loss);
+        exact_merge(&squared_norm, &report->squared_norm);
         s.targets += report->targets;
         s.seconds_min = fmin(s.seconds_min, report->seconds), s.seconds_max = fmax(s.seconds_max, report->seconds);
         s.memory_min = min_i64(s.memory_min, report->memory), s.memory_max = max_i64(s.memory_max, report->memory);
     }
-    s.loss = loss_sum / (double)max_i64(1, s.targets);
-    s.grad_norm = sqrt(squared_norm) / (double)max_i64(1, s.targets);
+    s.loss = exact_value(&loss) / (double)max_i64(1, s.targets);
+    s.grad_norm = sqrt(exact_value(&squared_norm)) / (double)max_i64(1, s.targets);
     return s;
 }
 
 static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     const Options *o = r->opt;
-    double start = seconds_now(), waited = r->comm.wait_seconds, loss_sum = 0;
+    double start = seconds_now(), waited = r->comm.wait_seconds;
+    ExactSum loss = ZERO;
     comm_clear_ledger(&r->comm);
     StepBatch *batch = loader_next(&r->loader, &r->dev, o->timeout);
     int64_t tokens = (int64_t)o->batch * o->seq;
     for (int micro = 0; micro < o->accum; micro++)
-        loss_sum += micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro);
+        micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro, &loss);
     reduce_finish(&r->fsdp);
-    exchange_reports(r, loss_sum, batch, seconds_now() - start, r->comm.wait_seconds - waited);
+    exchange_reports(r, loss, batch, seconds_now() - start, r->comm.wait_seconds - waited);
     loader_release(&r->loader, &r->dev);
 
     StepStats s = sum_reports(r);
@@ -568,17 +566,17 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
             mine.targets += n;
         }
         blocks_forward(r, r->eval_inputs);
-        mine.loss_sum += head_loss(r, r->eval_targets, 0, 0);
+        head_loss(r, r->eval_targets, 0, 0, &mine.loss);
         unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
     }
     all_gather_now(&r->comm, AXIS_WORLD, "evaluation", &mine, r->reports, sizeof mine);
-    double loss_sum = 0;
+    ExactSum loss = ZERO;
     *num_targets = 0;
     for (int i = 0; i < world && !r->dev.walk; i++) {
-        loss_sum += r->reports[i].loss_sum;
+        exact_merge(&loss, &r->reports[i].loss);
         *num_targets += r->reports[i].targets;
     }
-    return loss_sum / (double)max_i64(1, *num_targets);
+    return exact_value(&loss) / (double)max_i64(1, *num_targets);
 }
 
 /* Logits (V) of the token after the given ones; `past` tokens came before and are in the cache. */
@@ -794,7 +792,7 @@ static void job_check_outputs(const Job *j) {
 static void run_allocate(Run *r, const Job *j) {
     size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq;
     r->reports = (StepReport *)arena_alloc(&r->dev, MEM_COMM, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
-    fsdp_open(&r->fsdp, &r->comm, r->table, r->config, j->opt.slots, j->opt.accum, r->training);
+    fsdp_open(&r->fsdp, &r->comm, r->table, r->config, j->opt.slots, j->opt.accum, j->opt.deterministic, r->training);
     if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq, j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
     r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_WORKSPACE, "token batches", tokens);
     r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_WORKSPACE, "token batches", tokens);

@@ -38,11 +38,11 @@ fault() {
 }
 
 fault "a unit is not reduced" fsdp.h \
-    's|^    tree_sum(f->dev, u->grad, f->receive|    if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, u->grad, f->receive|' faults "gradients of one rank"
+    's|^    tree_sum(f->dev, sum, f->receive|    if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, f->receive|' faults "gradients of one rank"
 fault "a unit's reduction is never started" fsdp.h \
     's|^    reduce_finish(f);|&\n    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights); u->dweights = NULL; return; }|' faults "law, walk and wire"
 fault "gradients are scaled by the world" fsdp.h \
-    's|    tree_sum(f->dev, u->grad, f->receive, f->ranks, u->shard, f->reducing_micro > 0);|&\n    for (int64_t i = 0; i < u->shard \&\& !f->dev->walk \&\& f->reducing_micro == 0; i++) u->grad[i] *= (float)f->ranks;|' faults "gradients of one rank"
+    's|^    tree_sum(f->dev, sum, f->receive.*|&\n    for (int64_t i = 0; i < u->shard \&\& !f->dev->walk \&\& replace; i++) sum[i] *= (float)f->ranks;|' faults "gradients of one rank"
 fault "two ranks take the same samples" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
 fault "two ranks take the same samples, at run time" dataloader.h \
@@ -54,7 +54,9 @@ fault "a gather is waited for only after its weights were used" fsdp.h \
 fault "a reduction is not waited for" fsdp.h \
     's|    collective_wait(f->comm, &f->reduce);||' faults "gradients of one rank|in flight"
 fault "the mean is divided by the micro-batches once more" train_llama3.cu \
-    's|    s.grad_norm = sqrt(squared_norm) / |&r->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
+    's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / r->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
+fault "--deterministic does nothing" train_llama3.cu \
+    's|j->opt.deterministic, r->training|0, r->training|' bits "have one rank's bits"
 fault "a block is gathered once too often" train_llama3.cu \
     's|        block_forward(r, l);|&\n        if (l == 0) { unit_free(f, block); unit_gather(f, block); unit_weights(f, block); }|' faults "law, walk and wire"
 echo "$passed passed, $failed failed"

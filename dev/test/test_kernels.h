@@ -525,7 +525,9 @@ static void test_flat(KernelTest *t) {
                 tree_sum(&t->dev[threads], sum, pieces, n, count, 1);
                 tree_sum(&t->dev[threads], in_place, in_place, n, count, 0);
                 cast_to_floatx(&t->dev[threads], cast, pieces, count);
-                double got = squared_norm(&t->dev[threads], pieces, count);
+                ExactSum squares = ZERO;
+                squared_norm(&t->dev[threads], &squares, pieces, count);
+                double got = exact_value(&squares);
                 if (threads == 1) first = got;
                 t->unequal += got != first;
                 worst_norm = fmax(worst_norm, fabs(got - norm) / norm);
@@ -579,7 +581,8 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     swiglu_backward(dev, x + D, x, x + 3 * D, N, C);
     cross_entropy(dev, f, f + D, ids, N, V, 1);
     tree_sum(dev, f, f + D, 3, 500, 1);
-    squared_norm(dev, f, 1000);
+    ExactSum squares = ZERO;
+    squared_norm(dev, &squares, f, 1000);
     adamw(dev, f, f + D, f + 2 * D, f + 3 * D, x, 1000, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1);
     cast_to_floatx(dev, x, f, 1000);
 }
