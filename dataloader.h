@@ -279,7 +279,7 @@ static void loader_release(Loader *l, Device *dev) {
 }
 
 static void loader_close(Loader *l, Device *dev) {
-    if (dev->walk) return;
+    if (dev->walk || l->stop) return; // a thread is joined once
     pthread_mutex_lock(&l->lock);
     l->stop = 1;
     pthread_cond_broadcast(&l->changed);
