@@ -36,9 +36,7 @@
 
 typedef struct { uint16_t bits; } bf16; // the upper half of an fp32
 
-typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_I32, DTYPE_BYTE } Dtype;
-
-static inline size_t dtype_size(Dtype t) { return t == DTYPE_BF16 ? 2 : t == DTYPE_BYTE ? 1 : 4; }
+typedef enum { DTYPE_F32, DTYPE_BF16 } Dtype;
 
 static inline float bf16_to_float(bf16 x) {
     union { uint32_t u; float f; } v;
