@@ -35,7 +35,8 @@
 
 // MR: rows of a tile, as many as leave MR x 2 vectors of sums in registers. WIDEN, NARROW: bf16's 16 bits to fp32 lanes and back.
 enum {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#define AVX512 1
     VL = 16, MR = 8, // 32 registers
 #define NATIVE(op) _mm512_##op##_ps
 #define WIDEN(h) (vuint)_mm512_cvtepu16_epi32((__m256i)(h))
@@ -59,6 +60,7 @@ enum {
     DW_TOKENS = 1024,     // tokens in a partial sum of a dW: beyond this oneDNN's bits depend on the threads
     FORWARD_ROWS = 64, FORWARD_KEYS = 256,   // attention: rows a thread takes at once, keys between two steps of the softmax
     BACKWARD_ROWS = 128, BACKWARD_KEYS = 128,
+    PAIRS_HELD = 4,       // (sequence, kv head) pairs a thread whose keys and values are packed at a time
     PLAIN_ROWS = 128, PLAIN_COLS = 256, PLAIN_DEPTH = 256, // the plain product
     PLAIN_PACK = PLAIN_ROWS * PLAIN_DEPTH + PLAIN_COLS * PLAIN_DEPTH + PLAIN_ROWS * PLAIN_COLS
 };
@@ -82,6 +84,14 @@ static inline vfloat vmax(vfloat a, vfloat b) { return vselect(a > b, a, b); }
 static inline vfloat vsqrt(vfloat a) { for (int i = 0; i < VL; i++) a[i] = sqrtf(a[i]); return a; }
 static inline vfloat vrounded(vfloat x) { __asm__("" : "+m"(x)); return x; }
 #endif
+#if defined(PRECISION_BF16) && defined(__AVX512BF16__)
+#define HAVE_PAIRS 1
+enum { PAIR = 2 }; // c + sum of the products of two bf16 in each lane of a and b
+static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+#else
+enum { PAIR = 1 };
+static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return a * b + c; }
+#endif
 static inline vfloat vload(const float *p) { vfloat x; memcpy(&x, p, sizeof x); return x; }
 static inline void vstore(float *p, vfloat x) { memcpy(p, &x, sizeof x); }
 static inline float vsum(vfloat x) { // by halves
@@ -99,30 +109,46 @@ static inline float vmax_lane(vfloat x) {
     return m;
 }
 
-/* Up to VL elements; lanes from n on hold `fill` (or 0). The ragged ends are kept out of line, so that the loops stay in registers. */
+/* Up to VL elements; lanes from n on hold `fill` (or 0). Without masks the ragged ends are kept out of line, so that the loops stay in registers. */
 #define WHOLE(n) __builtin_expect((n) >= VL, 1)
+#ifdef AVX512
+#define RAGGED static inline
+#define LANES(n) (__mmask16)((1u << (n)) - 1)
+RAGGED vfloat load_ragged(const float *p, int64_t n, float fill) { return _mm512_mask_loadu_ps(vsplat(fill), LANES(n), p); }
+RAGGED void store_ragged(float *p, vfloat x, int64_t n) { _mm512_mask_storeu_ps(p, LANES(n), x); }
+RAGGED vhalf load_ragged_half(const void *p, int64_t n) { return (vhalf)_mm256_maskz_loadu_epi16(LANES(n), p); }
+RAGGED void store_ragged_half(void *p, vhalf h, int64_t n) { _mm256_mask_storeu_epi16(p, LANES(n), (__m256i)h); }
+#else
 #define RAGGED static __attribute__((noinline, cold))
 RAGGED vfloat load_ragged(const float *p, int64_t n, float fill) { vfloat x = vsplat(fill); memcpy(&x, p, (size_t)n * 4); return x; }
 RAGGED void store_ragged(float *p, vfloat x, int64_t n) { memcpy(p, &x, (size_t)n * 4); }
+RAGGED vhalf load_ragged_half(const void *p, int64_t n) { vhalf h = ZERO; memcpy(&h, p, (size_t)n * 2); return h; }
+RAGGED void store_ragged_half(void *p, vhalf h, int64_t n) { memcpy(p, &h, (size_t)n * 2); }
+#endif
 static inline vfloat load_fill(const float *p, int64_t n, float fill) { return WHOLE(n) ? vload(p) : load_ragged(p, n, fill); }
 static inline vfloat load_float(const float *p, int64_t n) { return load_fill(p, n, 0.0f); }
 static inline void store_float(float *p, vfloat x, int64_t n) { WHOLE(n) ? vstore(p, x) : store_ragged(p, x, n); }
 #ifdef PRECISION_BF16
-RAGGED vhalf load_ragged_x(const floatX *p, int64_t n) { vhalf h = ZERO; memcpy(&h, p, (size_t)n * 2); return h; }
-RAGGED void store_ragged_x(floatX *p, vhalf h, int64_t n) { memcpy(p, &h, (size_t)n * 2); }
-static inline vfloat load_x(const floatX *p, int64_t n) { // an fp32's upper half
+static inline vuint load_bits(const floatX *p, int64_t n) { // in the lower halves
     vhalf h;
     if (WHOLE(n)) memcpy(&h, p, sizeof h);
-    else h = load_ragged_x(p, n);
-    return (vfloat)(WIDEN(h) << 16);
+    else h = load_ragged_half(p, n);
+    return WIDEN(h);
 }
-static inline void store_x(floatX *p, vfloat x, int64_t n) { // rounds as float_to_bf16 does
-    vuint u = (vuint)x;
-    vuint rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+static inline vfloat load_x(const floatX *p, int64_t n) { return (vfloat)(load_bits(p, n) << 16); } // an fp32's upper half
+static inline vhalf vround(vfloat x) { // as float_to_bf16 does; the processor's own instruction makes 0 of denormals
+#ifdef __AVX512BF16__
+    return (vhalf)_mm512_cvtneps_pbh(x);
+#else
+    vuint u = (vuint)x, rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
     vuint nan = (vuint)((vint)(u & 0x7FFFFFFFu) > 0x7F800000);
-    vhalf h = NARROW((nan & ((u >> 16) | 0x40u)) | (~nan & rounded));
+    return NARROW((nan & ((u >> 16) | 0x40u)) | (~nan & rounded));
+#endif
+}
+static inline void store_x(floatX *p, vfloat x, int64_t n) {
+    vhalf h = vround(x);
     if (WHOLE(n)) memcpy(p, &h, sizeof h);
-    else store_ragged_x(p, h, n);
+    else store_ragged_half(p, h, n);
 }
 #else
 static inline vfloat load_x(const floatX *p, int64_t n) { return load_float(p, n); }
@@ -151,28 +177,31 @@ static inline int64_t blocks_of(int64_t count, int64_t size) { return (count + s
 // ---------------------------------------------------------------------------
 // matrix products: C(M,N) = or += A(M,K) B(K,N), any strides
 
-/* The inner loop of attention and of the plain product: c(MR,N) = or += a(MR,K) b(K,N), sums over k in order. NR
- * columns of b lie next to each other; column j starts at b + j * b_col (1, or K where b is packed in panels of NR). */
-static inline __attribute__((always_inline)) void tile_product(float *c, int64_t c_row, const float *a, int64_t a_row, int64_t a_col, const float *b,
-                                                               int64_t b_row, int64_t b_col, int64_t N, int64_t K, int accumulate) {
-    for (int64_t j = 0; j < N; j += NR) {
-        vfloat sum[MR][2]; // registers, once the loops over r are unrolled
-        const float *ak = a, *bk = b + j * b_col;
+/* The inner loop of attention and of the plain product: c(MR,N) = or += a(MR,K) b(K,N), sums over k in order. N is a
+ * multiple of VL; NR columns of b lie next to each other; column j starts at b + j * b_col (1, or K where b is packed in
+ * panels of NR). With `pair` 2 an element of a or b is two bf16, (2k, 2k+1) along the sum (see PAIR below). */
+static inline __attribute__((always_inline)) void tile_columns(float *c, int64_t c_row, const float *a, int64_t a_row, int64_t a_col, const float *b, int64_t b_row,
+                                                               int64_t K, int accumulate, const int vectors, const int pair) {
+    vfloat sum[MR][2]; // registers, once the loops over r are unrolled
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++)
+        for (int i = 0; i < vectors; i++) sum[r][i] = accumulate ? vload(c + r * c_row + i * VL) : vsplat(0);
+    for (int64_t k = 0; k < K; k++, a += a_col, b += b_row) {
+        vfloat bk[2];
+        for (int i = 0; i < vectors; i++) bk[i] = vload(b + i * VL);
 #pragma GCC unroll 8
         for (int r = 0; r < MR; r++)
-            for (int i = 0; i < 2; i++) sum[r][i] = accumulate ? vload(c + r * c_row + j + i * VL) : vsplat(0);
-        for (int64_t k = 0; k < K; k++, ak += a_col, bk += b_row) {
-            vfloat b0 = vload(bk), b1 = vload(bk + VL);
-#pragma GCC unroll 8
-            for (int r = 0; r < MR; r++) {
-                vfloat ar = vsplat(ak[r * a_row]);
-                sum[r][0] += ar * b0, sum[r][1] += ar * b1;
-            }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < MR; r++)
-            for (int i = 0; i < 2; i++) vstore(c + r * c_row + j + i * VL, sum[r][i]);
+            for (int i = 0; i < vectors; i++) sum[r][i] = pair == 2 ? vdot_pairs(vsplat(a[r * a_row]), bk[i], sum[r][i]) : sum[r][i] + a[r * a_row] * bk[i];
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; r++)
+        for (int i = 0; i < vectors; i++) vstore(c + r * c_row + i * VL, sum[r][i]);
+}
+static inline __attribute__((always_inline)) void tile_product(float *c, int64_t c_row, const float *a, int64_t a_row, int64_t a_col, const float *b,
+                                                               int64_t b_row, int64_t b_col, int64_t N, int64_t K, int accumulate, const int pair) {
+    int64_t j = 0;
+    for (; j + VL < N; j += NR) tile_columns(c + j, c_row, a, a_row, a_col, b + j * b_col, b_row, K, accumulate, 2, pair);
+    if (j < N) tile_columns(c + j, c_row, a, a_row, a_col, b + j * b_col, b_row, K, accumulate, 1, pair);
 }
 
 /* Widens the vectors in(j * row), `depth` elements col apart each, into panel(depth, width); `count` of them exist, the rest are zero. */
@@ -212,7 +241,7 @@ static void plain_product_block(const Product *p, char *c, const floatX *a, cons
         for (int64_t j = 0; j < cols; j += NR) pack_panel(bs + j * PLAIN_DEPTH, NR, b + (j0 + j) * p->b_col + k0 * p->b_row, p->b_col, p->b_row, cols - j, depth);
         for (int64_t j = 0; j < cols; j += NR)
             for (int64_t i = 0; i < rows; i += MR)
-                tile_product(cs + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR, 1, NR, depth, k0 > 0);
+                tile_product(cs + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR, 1, NR, depth, k0 > 0, 1);
     }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < cols; j += VL) {
@@ -448,10 +477,9 @@ static void cpu_rope(Device *dev, floatX *x, int64_t stride, const float *cos_si
     int half = HD / 2;
 #pragma omp parallel for num_threads(dev->threads)
     for (int n = 0; n < N; n++) {
-        const float *table = cos_sin + (int64_t)positions[n % T] * half * 2; // (half, 2)
+        const float *table = cos_sin + (int64_t)positions[n % T] * HD; // cosines, then sines
         for (int i = 0; i < half; i += VL) {
-            vfloat c = vsplat(0), s = vsplat(0);
-            for (int l = 0; l < VL && i + l < half; l++) c[l] = table[2 * (i + l)], s[l] = direction * table[2 * (i + l) + 1];
+            vfloat c = load_float(table + i, half - i), s = load_float(table + half + i, half - i) * direction;
             for (int h = 0; h < heads; h++) {
                 floatX *first = x + n * stride + (int64_t)h * HD + i, *second = first + half;
                 vfloat a = load_x(first, half - i), b = load_x(second, half - i);
@@ -534,25 +562,35 @@ typedef struct {
     int64_t q_stride, k_stride, v_stride, o_stride; // elements between tokens; heads are HD apart
 } AttentionShape;
 
+/* What attention's products take is 32 bits wide: a float, or in bf16, where the processor multiplies PAIR = 2 of them at
+ * once, two neighbours along the sum. A row of queries is such a row as it lies in memory; where the sum goes over rows
+ * (keys, or queries), two rows are interleaved. */
 typedef struct { // what one call works with
     const AttentionShape *s;
     int G, backward;
-    int64_t pairs;             // B * NKV: (sequence, kv head)
+    int64_t pairs, held;       // B * NKV: (sequence, kv head); how many of them are worked on at a time, so that they stay in the cache
     int64_t rows;              // Tq * G
     int64_t keys, blocks;      // Tk, rounded up to NR: what is beyond Tk holds zeros; how many times BACKWARD_KEYS that is
-    int64_t ld;                // floats between widened rows: HD rounded up to NR, plus a vector against cache conflicts
-    float *kt, *vt;            // (pairs, keys/NR, HD, NR): transposed, the right operands of Q K^T and, in backward, of dO V^T
-    float *kv;                 // (pairs, keys, ld): V in forward, K in backward
-    float *dk, *dv;            // (pairs, keys, ld), in backward
-    int *turn;                 // (pairs, blocks), in backward: items that have added their share to dk and dv
+    int64_t depth;             // HD / PAIR, rounded up
+    int64_t width, ld;         // HD, rounded up to VL; floats between rows: a vector more, against cache conflicts
+    int64_t row;               // floats between rows that are operands as they lie
+    float scale;               // 1 / sqrt(HD)
+    float *kt, *vt;            // (held, keys/NR, depth, NR): transposed, the right operands of Q K^T and, in backward, of dO V^T
+    float *kv;                 // (held, keys/PAIR, ld): V in forward, K in backward
+    float *dk, *dv;            // (held, keys, ld), in backward
+    int *turn;                 // (held, blocks), in backward: items that have added their share to dk and dv
     float *local;              // (threads, local_floats)
     int64_t local_floats;
 } Attention;
 
 /* What a thread works on in backward: rows r0 ... r0 + rows - 1 of one pair. */
 typedef struct {
-    float p[BACKWARD_ROWS * BACKWARD_KEYS], ds[BACKWARD_ROWS * BACKWARD_KEYS], lse[BACKWARD_ROWS], D[BACKWARD_ROWS];
-    float *q, *dout, *dq; // (BACKWARD_ROWS, ld), behind this; q times 1/sqrt(HD)
+    float s[MR * BACKWARD_KEYS], dp[MR * BACKWARD_KEYS];       // of MR rows: scores; dP, then dS
+    float p[BACKWARD_ROWS / PAIR * BACKWARD_KEYS], ds[BACKWARD_ROWS / PAIR * BACKWARD_KEYS]; // of all rows, PAIR interleaved: for dV and dK
+    float lse[BACKWARD_ROWS], D[BACKWARD_ROWS];
+    float *q, *dout;               // (BACKWARD_ROWS, row), behind this
+    float *q_rows, *dout_rows;     // (BACKWARD_ROWS / PAIR, ld): the same, PAIR rows interleaved
+    float *dq;                     // (BACKWARD_ROWS, ld)
     int64_t pair, r0, rows, padded; // padded: rows, up to MR
 } __attribute__((aligned(64))) BackwardItem;
 
@@ -560,16 +598,16 @@ typedef struct {
 static size_t attention_layout(Attention *a, const AttentionShape *s, int threads, int backward, void *base) {
     memset(a, 0, sizeof *a);
     a->s = s, a->backward = backward, a->G = s->NH / s->NKV;
-    a->pairs = (int64_t)s->B * s->NKV, a->rows = (int64_t)s->Tq * a->G, a->keys = round_up(s->Tk, NR), a->blocks = blocks_of(a->keys, BACKWARD_KEYS);
-    a->ld = round_up(s->HD, NR) + VL;
-    a->local_floats = backward ? (int64_t)(sizeof(BackwardItem) / sizeof(float)) + 3 * BACKWARD_ROWS * a->ld : MR * (2 * a->ld + FORWARD_KEYS);
-    int64_t panels = a->pairs * a->keys * s->HD, wide = a->pairs * a->keys * a->ld, floats = 0; // all are whole vectors
-    const struct { float **part; int64_t floats; } parts[6] = {{&a->kt, panels}, {&a->kv, wide}, {&a->local, threads * a->local_floats},
+    a->pairs = (int64_t)s->B * s->NKV, a->held = min_i64(a->pairs, PAIRS_HELD * threads), a->rows = (int64_t)s->Tq * a->G, a->keys = round_up(s->Tk, NR), a->blocks = blocks_of(a->keys, BACKWARD_KEYS);
+    a->depth = blocks_of(s->HD, PAIR), a->width = round_up(s->HD, VL), a->ld = a->width + VL, a->row = PAIR == 1 ? a->ld : round_up(a->depth, VL), a->scale = 1.0f / sqrtf((float)s->HD);
+    a->local_floats = backward ? (int64_t)(sizeof(BackwardItem) / sizeof(float)) + 5 * BACKWARD_ROWS * a->ld : MR * (2 * a->ld + FORWARD_KEYS);
+    int64_t panels = a->held * a->keys * a->depth, wide = a->held * a->keys * a->ld, floats = 0; // all are whole vectors
+    const struct { float **part; int64_t floats; } parts[6] = {{&a->kt, panels}, {&a->kv, wide / PAIR}, {&a->local, threads * a->local_floats},
                                                                {&a->vt, backward * panels}, {&a->dk, backward * wide}, {&a->dv, backward * wide}};
     for (int i = 0; i < 6; floats += parts[i++].floats)
         if (base) *parts[i].part = (float *)base + floats;
     if (base) a->turn = (int *)(void *)((float *)base + floats);
-    return (size_t)floats * sizeof(float) + (size_t)(backward * a->pairs * a->blocks) * sizeof(int);
+    return (size_t)floats * sizeof(float) + (size_t)(backward * a->held * a->blocks) * sizeof(int);
 }
 static size_t cpu_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
     Attention a;
@@ -581,31 +619,92 @@ static inline int64_t row_at(const Attention *a, int64_t pair, int64_t r, int64_
     return (pair / a->s->NKV * a->s->Tq + r / a->G) * stride + (pair % a->s->NKV * a->G + r % a->G) * a->s->HD;
 }
 static inline int64_t lse_at(const Attention *a, int64_t pair, int64_t r) { return (pair * a->G + r % a->G) * a->s->Tq + r / a->G; }
+static inline int64_t held_at(const Attention *a, int64_t pair, int64_t key) { return pair % a->held * a->keys + key; } // where it stands in kt, kv, …
 static inline int64_t key_at(const Attention *a, int64_t pair, int64_t key, int64_t stride) {
     return (pair / a->s->NKV * a->s->Tk + key) * stride + pair % a->s->NKV * a->s->HD;
 }
 
-/* out(ld) = scale * in(HD), fp32, zeros beyond; `in` NULL: a row that does not exist, all zeros. */
-static void widen_row(float *out, const floatX *in, int HD, int64_t ld, float scale) {
-    int64_t i = 0;
-    for (; in && i < HD; i += VL) vstore(out + i, load_x(in + i, HD - i) * scale);
-    for (; i < ld; i += VL) vstore(out + i, vsplat(0));
+/* VL operands of a row of which n elements are left: as they lie in memory, or widened. */
+static inline vfloat operand_load(const floatX *in, int64_t n) {
+#ifdef HAVE_PAIRS
+    return (vfloat)_mm512_maskz_loadu_epi16(n >= 2 * VL ? ~0u : (1u << n) - 1, in);
+#else
+    return load_x(in, n);
+#endif
+}
+/* out(length) = in(HD) as operands; zeros beyond, and for a row that does not exist (NULL). */
+static void operand_row(float *out, const floatX *in, int HD, int64_t length) {
+    for (int64_t i = 0; i < length; i += VL) vstore(out + i, in && i * PAIR < HD ? operand_load(in + i * PAIR, HD - i * PAIR) : vsplat(0));
+}
+/* out(length) = PAIR rows in(HD), `stride` apart and `count` of them left, interleaved; zeros beyond. */
+static void operand_rows(float *out, const floatX *in, int64_t stride, int64_t count, int HD, int64_t length) {
+#ifdef HAVE_PAIRS
+    vuint none = ZERO;
+    for (int64_t i = 0; i < length; i += VL) {
+        vuint even = count > 0 && i < HD ? load_bits(in + i, HD - i) : none, odd = count > 1 && i < HD ? load_bits(in + stride + i, HD - i) : none;
+        vstore(out + i, (vfloat)(even | odd << 16));
+    }
+#else
+    (void)stride;
+    operand_row(out, count > 0 ? in : NULL, HD, length);
+#endif
+}
+/* Transposes VL x VL: in step h, lanes whose number has bit h change places with those of row i + h. */
+static inline __attribute__((always_inline)) void transpose(vfloat *x) {
+#pragma GCC unroll 4
+    for (int h = 1; h < VL; h *= 2) {
+        vint upper, lower;
+#pragma GCC unroll 16
+        for (int l = 0; l < VL; l++) upper[l] = l & h ? VL + l - h : l, lower[l] = l & h ? VL + l : l + h;
+#pragma GCC unroll 16
+        for (int i = 0; i < VL; i++)
+            if (!(i & h)) {
+                vfloat a = x[i], b = x[i + h];
+                x[i] = __builtin_shuffle(a, b, upper), x[i + h] = __builtin_shuffle(a, b, lower);
+            }
+    }
+}
+/* panel(depth, NR) = the transposed of `count` rows in(HD), `stride` elements apart; zeros beyond. */
+static void operand_panel(float *panel, const floatX *in, int64_t stride, int64_t count, int HD) {
+    for (int64_t j = 0; j < NR; j += VL)
+        for (int64_t d = 0; d < blocks_of(HD, PAIR); d += VL) {
+            vfloat x[VL];
+#pragma GCC unroll 16
+            for (int i = 0; i < VL; i++) x[i] = j + i < count ? operand_load(in + (j + i) * stride + d * PAIR, HD - d * PAIR) : vsplat(0);
+            transpose(x);
+            for (int i = 0; i < VL && d + i < blocks_of(HD, PAIR); i++) vstore(panel + (d + i) * NR + j, x[i]);
+        }
+}
+/* Stores x where a row of operands has its elements j ... j + VL - 1; in place of floats, too: it never overtakes what is still to be read. */
+static inline void operand_store(float *row, int64_t j, vfloat x) {
+    if (PAIR == 1) vstore(row + j, x);
+    else store_x((floatX *)(void *)row + j, x, VL);
+}
+static inline void operand_store_rows(float *out, const vfloat *x) { // (PAIR) rows, interleaved
+#ifdef HAVE_PAIRS
+    static const uint16_t order[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    vstore(out, (vfloat)_mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0])));
+#else
+    vstore(out, x[0]);
+#endif
 }
 
-static void attention_pack(Device *dev, Attention *a, const floatX *k, const floatX *v) {
+/* K and V of pairs first ... last - 1 as products take them; by all threads of a parallel region, like the two loops that follow it. */
+static void attention_pack(const Attention *a, const floatX *k, const floatX *v, int64_t first, int64_t last) {
     const AttentionShape *s = a->s;
     int64_t panels = a->keys / NR;
-#pragma omp parallel for num_threads(dev->threads)
-    for (int64_t i = 0; i < a->pairs * panels; i++) {
-        int64_t pair = i / panels, key = i % panels * NR, count = min_i64(NR, s->Tk - key), at = pair * a->keys + key;
-        const floatX *kp = k + key_at(a, pair, key, s->k_stride), *vp = v + key_at(a, pair, key, s->v_stride);
-        pack_panel(a->kt + at * s->HD, NR, kp, s->k_stride, 1, count, s->HD);
-        for (int64_t j = 0; j < NR; j++)
-            widen_row(a->kv + (at + j) * a->ld, j >= count ? NULL : a->backward ? kp + j * s->k_stride : vp + j * s->v_stride, s->HD, a->ld, 1.0f);
+#pragma omp for
+    for (int64_t i = first * panels; i < last * panels; i++) {
+        int64_t pair = i / panels, key = i % panels * NR, count = min_i64(NR, s->Tk - key), at = held_at(a, pair, key);
+        const floatX *kp = k + key_at(a, pair, key, s->k_stride), *vp = v + key_at(a, pair, key, s->v_stride), *rows = a->backward ? kp : vp;
+        int64_t stride = a->backward ? s->k_stride : s->v_stride;
+        operand_panel(a->kt + at * a->depth, kp, s->k_stride, count, s->HD);
+        for (int64_t j = 0; j < NR; j += PAIR) operand_rows(a->kv + (at + j) / PAIR * a->ld, rows + j * stride, stride, count - j, s->HD, a->ld);
         if (!a->backward) continue;
-        pack_panel(a->vt + at * s->HD, NR, vp, s->v_stride, 1, count, s->HD);
+        operand_panel(a->vt + at * a->depth, vp, s->v_stride, count, s->HD);
         memset(a->dk + at * a->ld, 0, (size_t)(NR * a->ld) * sizeof(float));
         memset(a->dv + at * a->ld, 0, (size_t)(NR * a->ld) * sizeof(float));
+        if (key == 0) memset(a->turn + pair % a->held * a->blocks, 0, (size_t)a->blocks * sizeof(int));
     }
 }
 
@@ -637,15 +736,14 @@ static inline void mask_scores(const Attention *a, int64_t pair, int64_t r, floa
     for (int64_t j = 0; j < visible; j++) scores[j] = k_doc[j] == doc ? scores[j] : -INFINITY;
 }
 
-/* One step of the online softmax of one row: scores(n) become exp(score - max so far); out(ld) and sum are brought to that maximum. */
-static inline void softmax_step(float *scores, int64_t n, float *max, float *sum, float *out, int64_t ld) {
-    vfloat m = vsplat(*max);
+/* One step of the online softmax of one row: scores(n) become exp(scale * score - max so far), as an operand; out(ld) and sum are brought to that maximum. */
+static inline void softmax_step(float *scores, int64_t n, float scale, float *max, float *sum, float *out, int64_t ld) {
+    vfloat m = vsplat(-INFINITY), total = vsplat(0);
     for (int64_t j = 0; j < n; j += VL) m = vmax(m, vload(scores + j));
-    float new_max = vmax_lane(m), base = new_max == -INFINITY ? 0.0f : new_max; // nothing seen yet: exp(-inf - 0) = 0
-    vfloat total = vsplat(0);
+    float largest = vmax_lane(m) * scale, new_max = largest > *max ? largest : *max, base = new_max == -INFINITY ? 0.0f : new_max; // nothing seen yet: exp(-inf - 0) = 0
     for (int64_t j = 0; j < n; j += VL) {
-        vfloat e = vexp(vload(scores + j) - base);
-        vstore(scores + j, e);
+        vfloat e = vexp(vfma(vload(scores + j), vsplat(scale), vsplat(-base)));
+        operand_store(scores, j, e);
         total += e;
     }
     float rescale = new_max == *max ? 1.0f : exp_float(*max - base);
@@ -654,24 +752,24 @@ static inline void softmax_step(float *scores, int64_t n, float *max, float *sum
     *max = new_max;
 }
 
-/* MR rows from r0 on. local: q, out (MR, ld), scores (MR, FORWARD_KEYS). */
+/* MR rows from r0 on. local: out (MR, ld), scores (MR, FORWARD_KEYS), q (MR, row). */
 static void attention_forward_strip(const Attention *a, floatX *out, float *lse, const floatX *q, int64_t pair, int64_t r0, float *local) {
     const AttentionShape *s = a->s;
-    float *qs = local, *os = qs + MR * a->ld, *scores = os + MR * a->ld, max[MR], sum[MR];
+    float *os = local, *scores = os + MR * a->ld, *qs = scores + MR * FORWARD_KEYS, max[MR], sum[MR];
     int64_t rows = min_i64(MR, a->rows - r0), end = visible_keys(a, r0 + rows - 1);
+    memset(os, 0, (size_t)(MR * a->ld) * sizeof *os);
     for (int r = 0; r < MR; r++) {
-        widen_row(qs + r * a->ld, r < rows ? q + row_at(a, pair, r0 + r, s->q_stride) : NULL, s->HD, a->ld, 1.0f / sqrtf((float)s->HD));
-        widen_row(os + r * a->ld, NULL, s->HD, a->ld, 0);
+        operand_row(qs + r * a->row, r < rows ? q + row_at(a, pair, r0 + r, s->q_stride) : NULL, s->HD, a->row);
         max[r] = -INFINITY, sum[r] = 0;
     }
     for (int64_t k0 = first_key(a, pair, r0, r0 + rows, end); k0 < end; k0 += FORWARD_KEYS) {
-        int64_t n = min_i64(FORWARD_KEYS, end - k0), padded = round_up(n, NR), at = pair * a->keys + k0;
-        tile_product(scores, FORWARD_KEYS, qs, a->ld, 1, a->kt + at * s->HD, NR, s->HD, padded, s->HD, 0);
+        int64_t n = round_up(min_i64(FORWARD_KEYS, end - k0), VL), at = held_at(a, pair, k0);
+        tile_product(scores, FORWARD_KEYS, qs, a->row, 1, a->kt + at * a->depth, NR, a->depth, n, a->depth, 0, PAIR);
         for (int r = 0; r < MR; r++) {
-            mask_scores(a, pair, r0 + r, scores + r * FORWARD_KEYS, k0, padded);
-            softmax_step(scores + r * FORWARD_KEYS, padded, &max[r], &sum[r], os + r * a->ld, a->ld);
+            mask_scores(a, pair, r0 + r, scores + r * FORWARD_KEYS, k0, n);
+            softmax_step(scores + r * FORWARD_KEYS, n, a->scale, &max[r], &sum[r], os + r * a->ld, a->ld);
         }
-        tile_product(os, a->ld, scores, FORWARD_KEYS, 1, a->kv + at * a->ld, a->ld, 1, s->HD, n, 1);
+        tile_product(os, a->ld, scores, FORWARD_KEYS, 1, a->kv + at / PAIR * a->ld, a->ld, 1, a->width, n / PAIR, 1, PAIR);
     }
     for (int r = 0; r < rows; r++) {
         floatX *o = out + row_at(a, pair, r0 + r, s->o_stride);
@@ -684,12 +782,16 @@ static void attention_forward_strip(const Attention *a, floatX *out, float *lse,
 static void cpu_attention_forward(Device *dev, floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v, const AttentionShape *s, void *scratchpad) {
     Attention a;
     attention_layout(&a, s, dev->threads, 0, scratchpad);
-    attention_pack(dev, &a, k, v);
-    int64_t items = blocks_of(a.rows, FORWARD_ROWS) * a.pairs;
-#pragma omp parallel for num_threads(dev->threads) schedule(dynamic)
-    for (int64_t i = items - 1; i >= 0; i--) // late rows see most keys: first
-        for (int64_t r = i / a.pairs * FORWARD_ROWS; r < min_i64(a.rows, (i / a.pairs + 1) * FORWARD_ROWS); r += MR)
-            attention_forward_strip(&a, out, lse, q, i % a.pairs, r, a.local + omp_get_thread_num() * a.local_floats);
+    int64_t strips = blocks_of(a.rows, FORWARD_ROWS);
+#pragma omp parallel num_threads(dev->threads)
+    for (int64_t first = 0; first < a.pairs; first += a.held) {
+        int64_t held = min_i64(a.held, a.pairs - first);
+        attention_pack(&a, k, v, first, first + held);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = strips * held - 1; i >= 0; i--) // late rows see most keys: first
+            for (int64_t r = i / held * FORWARD_ROWS; r < min_i64(a.rows, (i / held + 1) * FORWARD_ROWS); r += MR)
+                attention_forward_strip(&a, out, lse, q, first + i % held, r, a.local + omp_get_thread_num() * a.local_floats);
+    }
 }
 
 /* Backward (Dao et al. 2022, appendix B.2): with P = exp(S - lse) and D = rowsum(dout * out),
@@ -698,12 +800,17 @@ static void cpu_attention_forward(Device *dev, floatX *out, float *lse, const fl
  * which add to each block of keys in a fixed order: late rows first, each waiting for its turn. */
 static void backward_item_load(const Attention *a, BackwardItem *it, const floatX *q, const floatX *dout, const floatX *out, const float *lse) {
     const AttentionShape *s = a->s;
+    memset(it->dq, 0, (size_t)(it->padded * a->ld) * sizeof(float));
     for (int64_t r = 0; r < it->padded; r++) {
         int exists = r < it->rows;
-        int64_t at = row_at(a, it->pair, it->r0 + r, s->o_stride);
-        widen_row(it->q + r * a->ld, exists ? q + row_at(a, it->pair, it->r0 + r, s->q_stride) : NULL, s->HD, a->ld, 1.0f / sqrtf((float)s->HD));
-        widen_row(it->dout + r * a->ld, exists ? dout + at : NULL, s->HD, a->ld, 1.0f);
-        widen_row(it->dq + r * a->ld, NULL, s->HD, a->ld, 0);
+        int64_t q_at = row_at(a, it->pair, it->r0 + r, s->q_stride), at = row_at(a, it->pair, it->r0 + r, s->o_stride);
+        operand_row(it->q + r * a->row, exists ? q + q_at : NULL, s->HD, a->row);
+        operand_row(it->dout + r * a->row, exists ? dout + at : NULL, s->HD, a->row);
+        if (PAIR == 2 && r % 2 == 0) { // the rows' neighbour may be another head of the same token
+            int64_t count = it->rows - r, next = r + (count > 1);
+            operand_rows(it->q_rows + r / 2 * a->ld, q + q_at, row_at(a, it->pair, it->r0 + next, s->q_stride) - q_at, count, s->HD, a->ld);
+            operand_rows(it->dout_rows + r / 2 * a->ld, dout + at, row_at(a, it->pair, it->r0 + next, s->o_stride) - at, count, s->HD, a->ld);
+        }
         vfloat dot = vsplat(0);
         for (int64_t i = 0; exists && i < s->HD; i += VL) dot = vfma(load_x(out + at + i, s->HD - i), load_x(dout + at + i, s->HD - i), dot);
         it->D[r] = vsum(dot);
@@ -711,19 +818,27 @@ static void backward_item_load(const Attention *a, BackwardItem *it, const float
     }
 }
 
-/* S, dP, then P and dS of MR rows from r on, for n keys from k0 on (n a multiple of NR). */
+/* S, dP, then P and dS of MR rows from r on, for n keys from k0 on (n a multiple of VL). dS takes the scale of S along. */
 static void backward_scores(const Attention *a, BackwardItem *it, int64_t r, int64_t k0, int64_t n) {
-    int64_t HD = a->s->HD, panels = (it->pair * a->keys + k0) * HD;
-    float *p = it->p + r * BACKWARD_KEYS, *ds = it->ds + r * BACKWARD_KEYS;
-    tile_product(p, BACKWARD_KEYS, it->q + r * a->ld, a->ld, 1, a->kt + panels, NR, HD, n, HD, 0);
-    tile_product(ds, BACKWARD_KEYS, it->dout + r * a->ld, a->ld, 1, a->vt + panels, NR, HD, n, HD, 0);
-    for (int64_t i = r; i < r + MR; i++, p += BACKWARD_KEYS, ds += BACKWARD_KEYS) {
-        float lse = it->lse[i] == -INFINITY ? 0 : it->lse[i]; // sees nothing: exp(-inf - 0) = 0
-        mask_scores(a, it->pair, it->r0 + i, p, k0, n);
+    int64_t panels = held_at(a, it->pair, k0) * a->depth;
+    tile_product(it->s, BACKWARD_KEYS, it->q + r * a->row, a->row, 1, a->kt + panels, NR, a->depth, n, a->depth, 0, PAIR);
+    tile_product(it->dp, BACKWARD_KEYS, it->dout + r * a->row, a->row, 1, a->vt + panels, NR, a->depth, n, a->depth, 0, PAIR);
+    for (int64_t i = 0; i < MR; i += PAIR) {
+        float base[PAIR]; // -lse, or 0 where a row sees nothing: exp(-inf - 0) = 0
+        for (int x = 0; x < PAIR; x++) {
+            base[x] = it->lse[r + i + x] == -INFINITY ? 0 : -it->lse[r + i + x];
+            mask_scores(a, it->pair, it->r0 + r + i + x, it->s + (i + x) * BACKWARD_KEYS, k0, n);
+        }
         for (int64_t j = 0; j < n; j += VL) {
-            vfloat e = vexp(vload(p + j) - lse);
-            vstore(p + j, e);
-            vstore(ds + j, e * (vload(ds + j) - it->D[i]));
+            vfloat p[PAIR], ds[PAIR];
+            for (int x = 0; x < PAIR; x++) {
+                float *dp = it->dp + (i + x) * BACKWARD_KEYS;
+                p[x] = vexp(vfma(vload(it->s + (i + x) * BACKWARD_KEYS + j), vsplat(a->scale), vsplat(base[x])));
+                ds[x] = p[x] * ((vload(dp + j) - it->D[r + i + x]) * a->scale);
+                operand_store(dp, j, ds[x]);
+            }
+            operand_store_rows(it->p + (r + i) / PAIR * BACKWARD_KEYS + j, p);
+            operand_store_rows(it->ds + (r + i) / PAIR * BACKWARD_KEYS + j, ds);
         }
     }
 }
@@ -731,54 +846,58 @@ static void backward_scores(const Attention *a, BackwardItem *it, int64_t r, int
 static void attention_backward_item(const Attention *a, BackwardItem *it, floatX *dq, int order) {
     const AttentionShape *s = a->s;
     int64_t end = visible_keys(a, it->r0 + it->rows - 1), begin = first_key(a, it->pair, it->r0, it->r0 + it->rows, end), ld = a->ld;
-    int *turn = a->turn + it->pair * a->blocks;
+    int *turn = a->turn + it->pair % a->held * a->blocks;
     for (int64_t k0 = 0; k0 < end; k0 += BACKWARD_KEYS, turn++) {
-        int64_t keys = min_i64(BACKWARD_KEYS, end - k0), base = (it->pair * a->keys + k0) * ld, seen[BACKWARD_ROWS / MR]; // seen: keys computed for each strip of MR rows
+        int64_t keys = min_i64(BACKWARD_KEYS, end - k0), base = held_at(a, it->pair, k0), seen[BACKWARD_ROWS / MR]; // seen: keys computed for each strip of MR rows
         for (int64_t r = 0; r < it->padded && k0 + keys > begin; r += MR) {
             int64_t n = max_i64(0, min_i64(keys, visible_keys(a, it->r0 + min_i64(r + MR, it->rows) - 1) - k0));
-            seen[r / MR] = round_up(n, NR);
-            backward_scores(a, it, r, k0, seen[r / MR]);
-            tile_product(it->dq + r * ld, ld, it->ds + r * BACKWARD_KEYS, BACKWARD_KEYS, 1, a->kv + base, ld, 1, s->HD, n, 1);
+            seen[r / MR] = n = round_up(n, VL);
+            backward_scores(a, it, r, k0, n);
+            tile_product(it->dq + r * ld, ld, it->dp, BACKWARD_KEYS, 1, a->kv + base / PAIR * ld, ld, 1, a->width, n / PAIR, 1, PAIR);
         }
         for (int spins = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != order; spins++)
             if (spins > 1000) sched_yield();
         for (int64_t j = 0; j < keys && k0 + keys > begin; j += MR) {
-            int64_t r = 0, at = base + j * ld; // the first rows may not see so far
+            int64_t r = 0, at = (base + j) * ld; // the first rows may not see so far
             while (seen[r / MR] <= j) r += MR;
-            tile_product(a->dv + at, ld, it->p + r * BACKWARD_KEYS + j, 1, BACKWARD_KEYS, it->dout + r * ld, ld, 1, s->HD, it->padded - r, 1);
-            tile_product(a->dk + at, ld, it->ds + r * BACKWARD_KEYS + j, 1, BACKWARD_KEYS, it->q + r * ld, ld, 1, s->HD, it->padded - r, 1);
+            int64_t from = r / PAIR * BACKWARD_KEYS + j, rows = r / PAIR * ld, depth = (it->padded - r) / PAIR;
+            tile_product(a->dv + at, ld, it->p + from, 1, BACKWARD_KEYS, it->dout_rows + rows, ld, 1, a->width, depth, 1, PAIR);
+            tile_product(a->dk + at, ld, it->ds + from, 1, BACKWARD_KEYS, it->q_rows + rows, ld, 1, a->width, depth, 1, PAIR);
         }
         __atomic_store_n(turn, order + 1, __ATOMIC_RELEASE);
     }
     for (int64_t r = 0; r < it->rows; r++)
-        for (int64_t d = 0; d < s->HD; d += VL)
-            store_x(dq + row_at(a, it->pair, it->r0 + r, s->q_stride) + d, vload(it->dq + r * ld + d) * (1.0f / sqrtf((float)s->HD)), s->HD - d);
+        for (int64_t d = 0; d < s->HD; d += VL) store_x(dq + row_at(a, it->pair, it->r0 + r, s->q_stride) + d, vload(it->dq + r * ld + d), s->HD - d);
 }
 
 static void cpu_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out, const float *lse,
                                    const floatX *q, const floatX *k, const floatX *v, const AttentionShape *s, void *scratchpad) {
     Attention a;
     attention_layout(&a, s, dev->threads, 1, scratchpad);
-    attention_pack(dev, &a, k, v);
     int64_t orders = blocks_of(a.rows, BACKWARD_ROWS);
-    memset(a.turn, 0, (size_t)(a.pairs * a.blocks) * sizeof(int));
-    // Items start in this order, so whoever waits, waits for an item that has started: no deadlock with any number of threads.
-#pragma omp parallel for num_threads(dev->threads) schedule(monotonic : dynamic, 1)
-    for (int64_t i = 0; i < orders * a.pairs; i++) {
-        BackwardItem *it = (BackwardItem *)(void *)(a.local + omp_get_thread_num() * a.local_floats);
-        it->pair = i % a.pairs;
-        it->r0 = (orders - 1 - i / a.pairs) * BACKWARD_ROWS;
-        it->rows = min_i64(BACKWARD_ROWS, a.rows - it->r0), it->padded = round_up(it->rows, MR);
-        it->q = (float *)(it + 1), it->dout = it->q + BACKWARD_ROWS * a.ld, it->dq = it->dout + BACKWARD_ROWS * a.ld;
-        backward_item_load(&a, it, q, dout, out, lse);
-        attention_backward_item(&a, it, dq, (int)(i / a.pairs));
-    }
-#pragma omp parallel for num_threads(dev->threads)
-    for (int64_t i = 0; i < a.pairs * s->Tk; i++) {
-        int64_t pair = i / s->Tk, key = i % s->Tk, at = (pair * a.keys + key) * a.ld;
-        for (int64_t d = 0; d < s->HD; d += VL) {
-            store_x(dk + key_at(&a, pair, key, s->k_stride) + d, vload(a.dk + at + d), s->HD - d);
-            store_x(dv + key_at(&a, pair, key, s->v_stride) + d, vload(a.dv + at + d), s->HD - d);
+#pragma omp parallel num_threads(dev->threads)
+    for (int64_t first = 0; first < a.pairs; first += a.held) {
+        int64_t held = min_i64(a.held, a.pairs - first);
+        attention_pack(&a, k, v, first, first + held);
+        // Items start in this order, so whoever waits, waits for an item that has started: no deadlock with any number of threads.
+#pragma omp for schedule(monotonic : dynamic, 1)
+        for (int64_t i = 0; i < orders * held; i++) {
+            BackwardItem *it = (BackwardItem *)(void *)(a.local + omp_get_thread_num() * a.local_floats);
+            it->pair = first + i % held;
+            it->r0 = (orders - 1 - i / held) * BACKWARD_ROWS;
+            it->rows = min_i64(BACKWARD_ROWS, a.rows - it->r0), it->padded = round_up(it->rows, MR);
+            it->q = (float *)(it + 1), it->dout = it->q + BACKWARD_ROWS * a.ld, it->dq = it->dout + BACKWARD_ROWS * a.ld;
+            it->q_rows = PAIR == 1 ? it->q : it->dq + BACKWARD_ROWS * a.ld, it->dout_rows = PAIR == 1 ? it->dout : it->q_rows + BACKWARD_ROWS * a.ld;
+            backward_item_load(&a, it, q, dout, out, lse);
+            attention_backward_item(&a, it, dq, (int)(i / held));
+        }
+#pragma omp for
+        for (int64_t i = first * s->Tk; i < (first + held) * s->Tk; i++) {
+            int64_t pair = i / s->Tk, key = i % s->Tk, at = held_at(&a, pair, key) * a.ld;
+            for (int64_t d = 0; d < s->HD; d += VL) {
+                store_x(dk + key_at(&a, pair, key, s->k_stride) + d, vload(a.dk + at + d), s->HD - d);
+                store_x(dv + key_at(&a, pair, key, s->v_stride) + d, vload(a.dv + at + d), s->HD - d);
+            }
         }
     }
 }
@@ -899,7 +1018,7 @@ static void linear_backward_weight(Device *dev, float *dw /* (OC,IC) = dy^T x; +
 }
 
 /* Rotates, in place, the first `heads` heads of HD in each row; row n has position positions[n % T]. */
-static void rope_forward(Device *dev, floatX *x /* (N, stride) */, int64_t stride, const float *cos_sin /* (positions, HD/2, 2) */, const int32_t *positions /* (T) */,
+static void rope_forward(Device *dev, floatX *x /* (N, stride) */, int64_t stride, const float *cos_sin /* (positions, 2, HD/2) */, const int32_t *positions /* (T) */,
                          int N, int T, int heads, int HD) {
     RUN_OP(OP_ROPE_FORWARD, 3.0 * N * heads * HD, 2.0 * N * heads * HD * XB, rope(dev, x, stride, cos_sin, positions, N, T, heads, HD, 1))
 }

@@ -200,7 +200,7 @@ static void config_write_json(const Llama3Config *c, const char *dtype, FILE *f)
     fprintf(f, "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"\n}\n", c->tied ? "true" : "false", dtype);
 }
 
-/* cos and sin of every position and pair of dimensions, fp32, (positions, HD/2, 2).
+/* cos and sin of every position and pair of dimensions, fp32, (positions, 2, HD/2).
  * Frequencies as in transformers' _compute_llama3_parameters: long wavelengths are divided by the factor,
  * short ones kept, between them interpolated. In fp32 throughout, as there. */
 static void rope_table(float *cos_sin, const Llama3Config *c, int positions) {
@@ -215,8 +215,8 @@ static void rope_table(float *cos_sin, const Llama3Config *c, int positions) {
         }
         for (int t = 0; t < positions; t++) {
             float angle = (float)t * frequency;
-            cos_sin[((int64_t)t * (c->HD / 2) + i) * 2] = cosf(angle);
-            cos_sin[((int64_t)t * (c->HD / 2) + i) * 2 + 1] = sinf(angle);
+            cos_sin[(int64_t)t * c->HD + i] = cosf(angle);
+            cos_sin[(int64_t)t * c->HD + c->HD / 2 + i] = sinf(angle);
         }
     }
 }

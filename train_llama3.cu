@@ -209,7 +209,7 @@ typedef struct {
     int chunk;                 // rows of logits that exist at a time
     float *losses;             // (N)
     floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (N, C), a norm's output (N, C), …
-    float *cos_sin;            // (positions, HD/2, 2)
+    float *cos_sin;            // (positions, 2, HD/2)
     int32_t *positions;        // (T)
     floatX *cache;             // generation: (L, positions, 2·NKV·HD) keys and values; else NULL
     int positions_max;

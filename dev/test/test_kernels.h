@@ -230,7 +230,7 @@ static void test_rope(KernelTest *t) {
         float *table = test_floats(t, 100 * HD, 1);
         int32_t *positions = (int32_t *)test_alloc(t, T * 4);
         for (int j = 0; j < T; j++) positions[j] = (j * 37 + 5) % 100;
-        for (int p = 0; p < 100 * half; p++) table[2 * p] = (float)cos(p * 0.7), table[2 * p + 1] = (float)sin(p * 0.7);
+        for (int p = 0; p < 100 * half; p++) table[p / half * HD + p % half] = (float)cos(p * 0.7), table[p / half * HD + half + p % half] = (float)sin(p * 0.7);
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
             floatX *y = (floatX *)test_copy(t, x, N * stride * XS);
             (back ? rope_backward : rope_forward)(&t->dev[threads], y, stride, table, positions, N, T, heads, HD);
@@ -242,9 +242,9 @@ static void test_rope(KernelTest *t) {
         for (int n = 0; n < N; n++)
             for (int h = 0; h < heads; h++)
                 for (int j = 0; j < half; j++) {
-                    const float *cs = table + (positions[n % T] * half + j) * 2;
+                    const float *cs = table + positions[n % T] * HD + j;
                     int at = n * stride + h * HD + j;
-                    double c = cs[0], s = back ? -cs[1] : cs[1], a = to_float(x[at]), b = to_float(x[at + half]);
+                    double c = cs[0], s = back ? -cs[half] : cs[half], a = to_float(x[at]), b = to_float(x[at + half]);
                     ref[at] = a * c - b * s;
                     ref[at + half] = b * c + a * s;
                 }
@@ -548,9 +548,10 @@ static void test_flat(KernelTest *t) {
         floatX y;
         memcpy(&x, &u, 4);
         store_x(&y, vsplat(x), 1);
-        wrong += y.bits != float_to_bf16(x).bits;
+        int denormal = !(u & 0x7F800000u); // AVX512_BF16 makes them 0 of their sign
+        wrong += y.bits != float_to_bf16(x).bits && !(denormal && !(y.bits & 0x7FFF));
     }
-    CHECK("vector rounding to bf16 equals float_to_bf16", !wrong, "%d differ", wrong);
+    CHECK("vector rounding to bf16 equals float_to_bf16, denormals aside", !wrong, "%d differ", wrong);
 #endif
 }
 
