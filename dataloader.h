@@ -142,6 +142,7 @@ typedef struct {
     int shards, replicas; // data-parallel ranks: dp_shard × cp's share, dp_replicate
     int shard, replica;   // this rank's coordinates
     int accumulation, B;  // micro-batches a step, samples a micro-batch
+    int local;            // micro-batches are summed before ranks
 } Sampler;
 
 static inline int64_t sampler_global_batch(const Sampler *s) { return (int64_t)s->replicas * s->shards * s->accumulation * s->B; }
@@ -169,9 +170,10 @@ static int64_t permute(int64_t x, int64_t n, uint64_t key) {
 }
 
 /* Which window is sample b of micro-batch m in a step. Micro-batches are numbered in the order in which their
- * gradients are summed: first over shard ranks, then micro-steps, then replicas. */
+ * gradients are summed: first over shard ranks, then micro-steps, then replicas; local: micro-steps, shard ranks, replicas. */
 static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
     int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
+    if (s->local) j = ((int64_t)s->replica * s->shards + s->shard) * s->accumulation + m;
     int64_t within = (step % sampler_steps_per_epoch(s)) * sampler_global_batch(s) + j * s->B + b;
     int64_t epoch = step / sampler_steps_per_epoch(s);
     return permute(within % s->samples, s->samples, mix64(s->seed + (uint64_t)epoch + 1));

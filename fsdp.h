@@ -20,7 +20,8 @@ typedef struct {
     int64_t padded;   // shard × ranks: the unit's size rounded up, so that every shard starts on TENSOR_ALIGN
     float *master;    // (shard) weights in fp32
     float *grad;      // (shard) sum over ranks and micro-batches of the gradient of the summed loss
-    float *partial[MAX_CASCADE]; // (shard) deterministic: sums of 1, 2, 4, … micro-batches that wait for their neighbour
+    float *total;     // sum over micro-batches: grad itself, or, accumulated locally, (padded) of this rank alone
+    float *partial[MAX_CASCADE]; // as total; deterministic: sums of 1, 2, 4, … micro-batches that wait for their neighbour
     float *exp_avg, *exp_avg_sq; // (shard) AdamW's moments
     floatX *copy;     // (shard) the weights as they are gathered; in fp32 the master itself
     floatX *weights;  // (padded) while gathered, else NULL
@@ -48,6 +49,7 @@ typedef struct {
     FsdpUnit *reducing;
     int reducing_micro;
     int accumulation;            // micro-batches a step
+    int local;                   // micro-batches are summed unsharded on each rank, and over ranks once a step
     int cascade;                 // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
 } Fsdp;
 
@@ -131,49 +133,63 @@ static void gradients_clear(Fsdp *f, const FsdpUnit *u) {
     memset(u->dweights + written, 0, sizeof(float) * (size_t)(u->padded - written));
 }
 
-/* Where the sum of micro-batch `micro` over all ranks goes first; whether it replaces what is there. */
+/* Elements of a unit's sum over micro-batches: its shard's, or all of them. */
+static int64_t accumulated(const Fsdp *f, const FsdpUnit *u) { return f->local ? u->padded : u->shard; }
+
+/* Where the gradient of micro-batch `micro` goes first; whether it replaces what is there. */
 static float *accumulate_into(Fsdp *f, FsdpUnit *u, int micro, int *replace) {
     *replace = f->cascade ? micro % 2 == 0 : micro == 0;
-    return f->cascade ? u->partial[0] : u->grad;
+    return f->cascade ? u->partial[0] : u->total;
 }
 
 /* Deterministic: micro-batches are summed as a binary tree too, by cascade (Knuth's binary counter): two sums of as many
- * micro-batches become one, a level up. The last micro-batch gathers what is left; u->grad is the sum of all. */
+ * micro-batches become one, a level up. The last micro-batch gathers what is left; u->total is the sum of all. */
 static void accumulate_finish(Fsdp *f, FsdpUnit *u, int micro) {
     int level = 0, last = micro == f->accumulation - 1;
     for (int bits = micro; f->cascade && level + 1 < f->cascade && (bits & 1 || last); bits >>= 1, level++) {
         int waits = micro >> (level + 1) & 1; // a sum of the next level waits: add to it; else move up
-        if (waits) tree_sum(f->dev, u->partial[level + 1], u->partial[level], 1, u->shard, 1);
+        if (waits) tree_sum(f->dev, u->partial[level + 1], u->partial[level], 1, accumulated(f, u), 1);
         else {
             float *up = u->partial[level];
             u->partial[level] = u->partial[level + 1], u->partial[level + 1] = up;
         }
     }
-    if (f->cascade && last) u->grad = u->partial[level];
+    if (f->cascade && last) u->total = u->partial[level];
+    if (!f->local) u->grad = u->total;
+}
+
+/* A micro-batch's gradient is on this rank alone (there is one rank, or it is summed over ranks later): adds it up here. */
+static void accumulate_here(Fsdp *f, FsdpUnit *u, int micro) {
+    int replace;
+    float *sum = accumulate_into(f, u, micro, &replace);
+    if (!replace) tree_sum(f->dev, sum, u->dweights, 1, accumulated(f, u), 1);
+    accumulate_finish(f, u, micro);
+    slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights);
+    u->dweights = NULL;
 }
 
 /* A reduction in flight is finished: the pieces of all ranks are summed as a binary tree into the shard. */
 static void reduce_finish(Fsdp *f) {
     FsdpUnit *u = f->reducing;
     if (!u) return;
-    int replace;
-    float *sum = accumulate_into(f, u, f->reducing_micro, &replace);
+    int replace = 1;
+    float *sum = f->local ? u->grad : accumulate_into(f, u, f->reducing_micro, &replace);
     collective_wait(f->comm, &f->reduce);
     tree_sum(f->dev, sum, f->receive, f->ranks, u->shard, !replace);
-    accumulate_finish(f, u, f->reducing_micro);
+    if (!f->local) accumulate_finish(f, u, f->reducing_micro);
     slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights);
     u->dweights = NULL;
     f->reducing = NULL;
 }
 
 /* Where backward leaves the gradient of micro-batch `micro`, (padded), made from zero.
- * With one rank and no sum to add to, straight into the shard. */
+ * Where it stays on this rank and there is no sum to add to, straight into its place. */
 static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
     if (f->reducing == u) reduce_finish(f); // tied: last to be reduced, first to be made again
     if (u->dweights) return u->dweights;
     int replace;
     float *sum = accumulate_into(f, u, micro, &replace);
-    if (f->ranks == 1 && replace) {
+    if ((f->ranks == 1 || f->local) && replace) {
         u->dweights = sum;
     } else {
         Slot *slot = slot_find(f->gradient_slots, f->num_gradient_slots, u->unit->kind);
@@ -186,19 +202,14 @@ static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
 }
 
 /* Starts the sum of a unit's gradient over all ranks, each keeping its shard: a reduce-scatter made of an
- * all-to-all and a sum in a fixed order. It travels while the next block computes. */
+ * all-to-all and a sum in a fixed order. It travels while the next block computes. Accumulated locally, that is
+ * done once a step, with the sum of all micro-batches. */
 static void unit_reduce(Fsdp *f, FsdpUnit *u, int micro) {
     reduce_finish(f);
-    if (f->ranks == 1) {
-        int replace;
-        float *sum = accumulate_into(f, u, micro, &replace);
-        if (!replace) tree_sum(f->dev, sum, u->dweights, 1, u->shard, 1);
-        accumulate_finish(f, u, micro);
-        slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights);
-        u->dweights = NULL;
-        return;
-    }
-    collective_start(f->comm, &f->reduce, REDUCE_SCATTER, AXIS_FSDP, u->unit->name, u->dweights, f->receive, (size_t)u->shard * sizeof(float));
+    if (f->ranks == 1 || f->local) accumulate_here(f, u, micro);
+    if (f->ranks == 1 || (f->local && micro < f->accumulation - 1)) return;
+    const float *send = f->local ? u->total : u->dweights;
+    collective_start(f->comm, &f->reduce, REDUCE_SCATTER, AXIS_FSDP, u->unit->name, send, f->receive, (size_t)u->shard * sizeof(float));
     f->reducing = u;
     f->reducing_micro = micro;
 }
@@ -261,12 +272,12 @@ static void fsdp_adamw(Fsdp *f, const AdamW *o, float grad_scale, int step) {
 // ---------------------------------------------------------------------------
 // set-up
 
-static float *shard_alloc(Fsdp *f, MemCategory category, const char *name, int64_t shard) {
-    return (float *)arena_alloc(f->dev, category, name, sizeof(float) * (size_t)shard);
+static float *shard_alloc(Fsdp *f, MemCategory category, const char *name, int64_t elements) {
+    return (float *)arena_alloc(f->dev, category, name, sizeof(float) * (size_t)elements);
 }
 
 /* `training` = 0 (evaluation, generation): master weights only, no gradients, no moments, no gradient slots. */
-static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama3Config *config, int slots, int accumulation, int deterministic, int training) {
+static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama3Config *config, int slots, int accumulation, int local, int deterministic, int training) {
     memset(f, 0, sizeof *f);
     f->comm = comm;
     f->dev = comm->dev;
@@ -277,6 +288,7 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
     while (deterministic && 1 << (f->cascade - 1) < accumulation) f->cascade++;
     f->ranks = comm->groups[AXIS_FSDP].size;
     f->rank = comm->groups[AXIS_FSDP].rank;
+    f->local = local && accumulation > 1 && f->ranks > 1; // else the two are the same
     f->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
     int64_t largest_shard = 0;
     for (int i = 0; i < table->num_units; i++) {
@@ -290,8 +302,10 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
         if (sizeof(floatX) != sizeof(float))
             u->copy = (floatX *)arena_alloc(f->dev, MEM_COMM, "weights to be gathered", sizeof(floatX) * (size_t)u->shard);
         if (!training) continue;
-        u->grad = u->partial[0] = shard_alloc(f, MEM_GRADS, "gradient shards", u->shard);
-        for (int l = 1; l < f->cascade; l++) u->partial[l] = shard_alloc(f, MEM_WORKSPACE, "sums of micro-batches", u->shard);
+        u->grad = u->total = shard_alloc(f, MEM_GRADS, "gradient shards", u->shard);
+        if (f->local) u->total = shard_alloc(f, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
+        u->partial[0] = u->total;
+        for (int l = 1; l < f->cascade; l++) u->partial[l] = shard_alloc(f, MEM_WORKSPACE, "sums of micro-batches", accumulated(f, u));
         u->exp_avg = shard_alloc(f, MEM_OPTIMIZER, "exp_avg", u->shard);
         u->exp_avg_sq = shard_alloc(f, MEM_OPTIMIZER, "exp_avg_sq", u->shard);
     }

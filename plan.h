@@ -15,17 +15,18 @@ static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIG
 
 /* Traffic of one rank and step under full_shard: every block is gathered twice a micro-batch, embedding and head
  * once (the head stays from forward to backward, the embedding's backward needs no weights; tied they are one),
- * every unit is reduced once; a rank receives all parts but its own (Rajbhandari et al. 2020, section 7). */
-static void law_full_shard(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, const Mesh *mesh, int accumulation, int64_t report_bytes) {
+ * every unit is reduced once a micro-batch, or, accumulated locally, once a step; a rank receives all parts but its own
+ * (Rajbhandari et al. 2020, section 7). */
+static void law_full_shard(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, const Mesh *mesh, int accumulation, int local, int64_t report_bytes) {
     int64_t n = mesh_group_size(mesh, AXIS_FSDP), C = c->C, V = c->V, F = c->F, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
     int64_t block = aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(C) + aligned(2 * F * C) + aligned(C * F);
     int64_t embedding = c->tied ? aligned(V * C) + aligned(C) : aligned(V * C), head = c->tied ? 0 : aligned(C) + aligned(V * C);
     int64_t pad = TENSOR_ALIGN * n, blocks = c->L * round_up(block, pad), ends = round_up(embedding, pad) + round_up(head, pad);
-    int64_t units_at_ends = c->tied ? 1 : 2, k = accumulation;
+    int64_t units_at_ends = c->tied ? 1 : 2, k = accumulation, reductions = local ? 1 : k;
     memset(law, 0, sizeof(Traffic) * AXES * COLLECTIVES);
     if (n > 1) {
         Traffic gather = {k * (2 * c->L + units_at_ends), k * (2 * blocks + ends) / n * (n - 1) * (int64_t)sizeof(floatX)};
-        Traffic reduce = {k * (c->L + units_at_ends), k * (blocks + ends) / n * (n - 1) * (int64_t)sizeof(float)};
+        Traffic reduce = {reductions * (c->L + units_at_ends), reductions * (blocks + ends) / n * (n - 1) * (int64_t)sizeof(float)};
         law[AXIS_FSDP][ALL_GATHER] = gather;
         law[AXIS_FSDP][REDUCE_SCATTER] = reduce;
     }

@@ -374,7 +374,7 @@ static void ranks_body(Job *j, int rank) {
 #ifdef HAVE_MPI
         for (int op = 0; op < COLLECTIVES && j->transport == &transport_mpi; op++) {
             Traffic law[AXES][COLLECTIVES], sum = {0, 0};
-            law_full_shard(law, r->config, &r->mesh, r->opt->accum, sizeof(StepReport));
+            law_full_shard(law, r->config, &r->mesh, r->opt->accum, accumulates_locally(r->opt), sizeof(StepReport));
             for (int a = 0; a < AXES; a++) sum.calls += law[a][op].calls, sum.bytes += law[a][op].bytes;
             if (!traffic_equal(sum, profiled[op])) run_failure("MPI's profiling interface saw %" PRId64 " bytes of %s, the law says %" PRId64, profiled[op].bytes, collective_names[op], sum.bytes);
         }
@@ -386,8 +386,9 @@ static void ranks_body(Job *j, int rank) {
     __atomic_fetch_add(&padding_touched, count_touched_padding(&r->fsdp), __ATOMIC_RELAXED);
     if (rank == 0) {
         state_bytes = (int64_t)(r->dev.arenas[MEM_PARAMS].peak + r->dev.arenas[MEM_GRADS].peak + r->dev.arenas[MEM_OPTIMIZER].peak);
+        int local = accumulates_locally(r->opt) && r->opt->accum > 1 && r->fsdp.ranks > 1; // an unsharded gradient beside the shards
         state_expected = 0;
-        for (int u = 0; u < r->table->num_units; u++) state_expected += 16 * r->fsdp.units[u].padded / r->fsdp.ranks;
+        for (int u = 0; u < r->table->num_units; u++) state_expected += 16 * r->fsdp.units[u].padded / r->fsdp.ranks + (local ? 4 * r->fsdp.units[u].padded : 0);
     }
     close_rank(o);
 }
@@ -451,6 +452,9 @@ static void test_ranks(void) {
     compare_layout("odd", 0, 3, 1, 1, &transport_threads, "");
     compare_layout("odd", 0, 8, 1, 2, &transport_threads, "");
     compare_layout("base", 0, 2, 1, 2, &transport_threads, " --slots 3");
+    compare_layout("odd", 0, 3, 4, 1, &transport_threads, " --accumulate local");
+    compare_layout("tied", 0, 2, 3, 2, &transport_threads, " --accumulate local");
+    compare_layout("odd", 0, 2, 1, 2, &transport_threads, " --accumulate local");
 }
 
 /* --deterministic: 20 steps of 8 micro-batches, whoever computes them: the same bits of loss and norm. */
@@ -491,6 +495,7 @@ static void test_bits(void) {
             compare_bits(tied ? "tied" : "odd", 0, 1, B, &transport_threads, "", first, 1);
             compare_bits(tied ? "tied" : "odd", 0, 1, B, &transport_threads, " --threads 1", first, 0);
             for (int world = 2; world <= 8; world *= 2) compare_bits(tied ? "tied" : "odd", 0, world, B, &transport_threads, "", first, 0);
+            for (int world = 1; world <= 4; world *= 2) compare_bits(tied ? "tied" : "odd", 0, world, B, &transport_threads, " --accumulate local", first, 0);
         }
 }
 
@@ -498,6 +503,7 @@ static void test_bits(void) {
 static void test_faults(void) {
     compare_layout("odd", 0, 3, 2, 2, &transport_threads, "");
     compare_layout("odd", 0, 4, 1, 1, &transport_threads, "");
+    compare_layout("odd", 0, 2, 2, 1, &transport_threads, " --accumulate local");
 }
 
 #ifdef HAVE_MPI
@@ -526,11 +532,12 @@ static void resident_body(Job *j, int rank) {
 static void test_mpi(int process, int world) {
     char arguments[512];
     for (int tied = 0; tied < 2; tied++)
-        for (int B = 1; B <= 2; B++) compare_layout(tied ? "tied" : "odd", process, world, 48 / world / B, B, &transport_mpi, "");
+        for (int B = 1; B <= 2; B++) compare_layout(tied ? "tied" : "odd", process, world, 48 / world / B, B, &transport_mpi, B == 2 && tied ? " --accumulate local" : "");
     for (int tied = 0; tied < 2 && 8 % world == 0; tied++) {
         char first[sizeof bits_of] = "";
         if (process == 0) compare_bits(tied ? "tied" : "odd", 0, 1, 1, &transport_threads, "", first, 1);
         compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, "", first, 0);
+        compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, " --accumulate local", first, 0);
     }
     snprintf(arguments, sizeof arguments, "--model bench-8m --vocab-size 40000 --data %s --seq 64 --batch 1 --timeout 60", make_token_file("resident.tok", 6000, 64, 0));
     Job *j = make_job(arguments, world, &transport_mpi);
@@ -594,16 +601,17 @@ static void test_data(void) {
         free(seen);
     }
     // every window once an epoch, over all ranks; the tail dropped or padded; epochs differ
-    for (int pad = 0; pad < 2; pad++) {
+    for (int kind = 0; kind < 4; kind++) {
+        int pad = kind % 2, local = kind / 2;
         enum { SAMPLES = 103, RANKS = 3, ACCUM = 2, BATCH = 2 };
         int counts[SAMPLES] = {0}, repeated = 0, once = 0, same = 0;
-        Sampler s = {SAMPLES, 9, pad, RANKS, 1, 0, 0, ACCUM, BATCH}, reference = {SAMPLES, 9, pad, 1, 1, 0, 0, 1, 1};
+        Sampler s = {SAMPLES, 9, pad, RANKS, 1, 0, 0, ACCUM, BATCH, local}, reference = {SAMPLES, 9, pad, 1, 1, 0, 0, 1, 1, 0};
         int64_t steps = sampler_steps_per_epoch(&s);
         for (int64_t step = 0; step < steps; step++)
             for (s.shard = 0; s.shard < RANKS; s.shard++)
                 for (int m = 0; m < ACCUM; m++)
                     for (int b = 0; b < BATCH; b++) {
-                        int64_t j = (int64_t)m * RANKS + s.shard; // rule: micro-batches are numbered over ranks first
+                        int64_t j = local ? (int64_t)s.shard * ACCUM + m : (int64_t)m * RANKS + s.shard; // numbered as they are summed
                         int64_t window = sampler_window(&s, step, m, b);
                         if (step * 12 + j * BATCH + b < SAMPLES) same += window == sampler_window(&reference, step * 12 + j * BATCH + b, 0, 0);
                         counts[window]++;
@@ -614,7 +622,7 @@ static void test_data(void) {
         for (int64_t step = 0; step < steps; step++) other_epoch += sampler_window(&s, step, 0, 0) != sampler_window(&s, step + steps, 0, 0);
         CHECK(pad ? "padded epoch: every window is used, the head again at the end" : "dropped tail: every window at most once an epoch",
               pad ? once + repeated == SAMPLES && repeated == steps * 12 - SAMPLES : repeated == 0 && once == steps * 12, "%d once, %d twice, of %d in %d steps", once, repeated, SAMPLES, (int)steps);
-        CHECK("ranks take the samples of one rank's order in turn (DistributedSampler's perm[rank::world])", same == (pad ? SAMPLES : steps * 12), "%d equal", same);
+        CHECK(local ? "accumulating locally, ranks take consecutive micro-batches of one rank's order" : "ranks take the samples of one rank's order in turn (DistributedSampler's perm[rank::world])", same == (pad ? SAMPLES : steps * 12), "%d equal", same);
         CHECK("the next epoch has another order", other_epoch >= steps - 1, "%d of %d steps begin elsewhere", other_epoch, (int)steps);
     }
     // windows of real files: tokens, targets, mask, the partial last window

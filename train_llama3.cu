@@ -20,7 +20,7 @@
 // options: one table parses, validates, prints --help and writes config.txt
 
 typedef struct {
-    const char *model, *tokenizer, *data, *val, *tail, *transport, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype;
+    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype;
     int vocab_size, seq, batch, accum, dp_shard, slots, steps, warmup, val_every, val_batches, max_tokens;
     int seed, threads, ranks, plan, world, help, deterministic;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
@@ -55,7 +55,7 @@ static const OptionRow option_rows[] = {
     {OPT_INT,  "seq", FIELD(seq), 0, 1 << 24, "T", "0", "tokens a sample; 0: the model's default"},
     {OPT_INT,  "batch", FIELD(batch), 0, 1 << 20, "B", "0", "samples a micro-batch and rank; 0: the model's default"},
     {OPT_INT,  "accum", FIELD(accum), 1, 1 << 16, "K", "1", "micro-batches a step"},
-    {OPT_LATER, "accumulate", 0, 0, 0, "sharded", NULL, "reduce every micro-batch (sharded) or once a step (local)"},
+    {OPT_TEXT, "accumulate", FIELD(accumulate), 0, 0, "sharded|local", "sharded", "gradients are reduced every micro-batch, or once a step: fewer exchanges, 4 bytes a parameter more"},
     {OPT_GROUP, "mesh", 0, 0, 0, NULL, NULL, NULL},
     {OPT_INT,  "dp-shard", FIELD(dp_shard), 0, 1 << 20, "N|auto", "auto", "ranks over which parameters are sharded; auto: all"},
     {OPT_LATER, "dp-replicate|tp|cp|pp", 0, 0, 0, "1", NULL, "replicas of the sharded model; tensor, context, pipeline parallelism"},
@@ -162,6 +162,8 @@ static Options options_parse(int argc, char **argv) {
     if (o.min_lr < 0) o.min_lr = o.lr / 10;
     return o;
 }
+
+static int accumulates_locally(const Options *o) { return !strcmp(o->accumulate, "local"); }
 
 /* `values`: the options in force as config.txt has them; else --help. */
 static void options_print(const Options *o, FILE *f, int values) {
@@ -792,14 +794,14 @@ static void job_check_outputs(const Job *j) {
 static void run_allocate(Run *r, const Job *j) {
     size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq;
     r->reports = (StepReport *)arena_alloc(&r->dev, MEM_COMM, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
-    fsdp_open(&r->fsdp, &r->comm, r->table, r->config, j->opt.slots, j->opt.accum, j->opt.deterministic, r->training);
+    fsdp_open(&r->fsdp, &r->comm, r->table, r->config, j->opt.slots, j->opt.accum, accumulates_locally(&j->opt), j->opt.deterministic, r->training);
     if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq, j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
     r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_WORKSPACE, "token batches", tokens);
     r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_WORKSPACE, "token batches", tokens);
     r->eval_raw = (char *)arena_alloc(&r->dev, MEM_WORKSPACE, "raw window", 5 * ((size_t)j->opt.seq + 1));
     if (!r->training) return;
     Sampler s = {j->data.windows, (uint64_t)j->opt.seed, !strcmp(j->opt.tail, "pad"), r->mesh.size[AXIS_DP_SHARD], r->mesh.size[AXIS_DP_REPLICATE],
-                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch};
+                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, accumulates_locally(&j->opt)};
     loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, 0);
 }
 
@@ -895,7 +897,7 @@ static void print_banner(const Job *j, const Run *r) {
 /* Law, walk and wire, memory walked and used: after the first step, on every rank. */
 static void check_first_step(Run *r, const Run *walked) {
     Ledger l = ZERO;
-    law_full_shard(l.law, r->config, &r->mesh, r->opt->accum, sizeof(StepReport));
+    law_full_shard(l.law, r->config, &r->mesh, r->opt->accum, accumulates_locally(r->opt), sizeof(StepReport));
     memcpy(l.walk, walked->comm.booked, sizeof l.walk);
     memcpy(l.wire, r->comm.wire, sizeof l.wire);
     for (int c = 0; c < MEM_CATEGORIES; c++) l.walked[c] = walked->dev.arenas[c].peak, l.measured[c] = r->dev.arenas[c].peak;
@@ -927,7 +929,7 @@ static void train(Run *r, const Run *walked) {
 static void write_plan(const Job *j, const Run *walked, int table) {
     Traffic law[AXES][COLLECTIVES];
     int64_t tokens = (int64_t)j->opt.batch * j->opt.seq * j->opt.accum * j->mesh.world;
-    law_full_shard(law, &j->config, &j->mesh, j->opt.accum, sizeof(StepReport));
+    law_full_shard(law, &j->config, &j->mesh, j->opt.accum, accumulates_locally(&j->opt), sizeof(StepReport));
     if (table) plan_print(stdout, &j->config, &j->table, &j->mesh, &walked->dev, law, &walked->comm, tokens);
     if (!j->opt.out) return;
     FILE *f = logger_create(j->opt.out, "plan.json");

@@ -14,7 +14,7 @@ fault() {
     rm -rf "$work/src"
     mkdir -p "$work/src/dev"
     cp ./*.h ./*.cu "$work/src/"
-    cp -r dev/test "$work/src/dev/"
+    cp -r dev/test dev/data "$work/src/dev/"
     sed -i "$edit" "$work/src/$file"
     if cmp -s "$file" "$work/src/$file"; then
         echo "FAIL planted: $name: the edit no longer matches $file"
@@ -57,6 +57,10 @@ fault "the mean is divided by the micro-batches once more" train_llama3.cu \
     's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / r->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
 fault "--deterministic does nothing" train_llama3.cu \
     's|j->opt.deterministic, r->training|0, r->training|' bits "have one rank's bits"
+fault "local accumulation takes samples in the order of the other" dataloader.h \
+    's|    if (s->local) j = .*||' bits "have one rank's bits"
+fault "local accumulation reduces every micro-batch" fsdp.h \
+    's/ || (f->local && micro < f->accumulation - 1)) return/) return/' faults "law, walk and wire"
 fault "a block is gathered once too often" train_llama3.cu \
     's|        block_forward(r, l);|&\n        if (l == 0) { unit_free(f, block); unit_gather(f, block); unit_weights(f, block); }|' faults "law, walk and wire"
 echo "$passed passed, $failed failed"
