@@ -51,7 +51,7 @@ FLAGS := -std=c11 $(CFLAGS) -march=$(ARCH) -ffp-contract=fast -fno-math-errno -f
          $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
 LIBS  := $(if $(HAVE_MPI),$(shell $(MPICC) --showme:link 2>/dev/null)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lm -pthread
 WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
-HEADERS := $(wildcard *.h dev/test/*.h)
+HEADERS := $(wildcard *.h dev/test/*.h dev/data/*.h)
 
 train_llama3: $(BUILD)/train_llama3
 	@ln -sf $< $@

@@ -117,6 +117,9 @@ struct Comm {
     uint64_t order;                    // hash of all collectives so far: the same on all members of a group
     double timeout;                    // seconds
     double wait_seconds;               // spent waiting for exchanges
+    double exchange_seconds;           // in which at least one was in flight; of these …
+    double exposed_seconds;            // … spent waiting, or moving bytes between ops: what arithmetic did not hide
+    double in_flight_since;
     struct ThreadWorld *thread_world;
 };
 
@@ -347,8 +350,9 @@ static void comm_end_process(void) {
 // ---------------------------------------------------------------------------
 // the collectives
 
-static void comm_poll(void *arg) { // called between ops: non-blocking exchanges progress only when somebody looks
-    Comm *comm = (Comm *)arg;
+static void comm_poll(void *arg);
+
+static void comm_progress(Comm *comm) {
     for (int i = 0; i < comm->num_in_flight; i++) {
         Request *r = comm->in_flight[i];
         if (r->active && comm->transport->test(comm, r)) r->active = 0;
@@ -356,8 +360,16 @@ static void comm_poll(void *arg) { // called between ops: non-blocking exchanges
     int kept = 0;
     for (int i = 0; i < comm->num_in_flight; i++)
         if (comm->in_flight[i]->active) comm->in_flight[kept++] = comm->in_flight[i];
+    if (comm->num_in_flight && !kept) comm->exchange_seconds += seconds_now() - comm->in_flight_since;
     comm->num_in_flight = kept;
     comm->dev->poll = kept ? comm_poll : NULL;
+}
+
+static void comm_poll(void *arg) { // called between ops: non-blocking exchanges progress only when somebody looks
+    Comm *comm = (Comm *)arg;
+    double start = seconds_now();
+    comm_progress(comm);
+    comm->exposed_seconds += seconds_now() - start;
 }
 
 /* Starts `collective` on this rank's group of `axis`; `bytes` is one member's part. A group of one copies at once. */
@@ -385,6 +397,7 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
     r->recv = (char *)recv;
     r->bytes = bytes;
     r->sequence = g->next_sequence++;
+    if (!comm->num_in_flight) comm->in_flight_since = seconds_now();
     comm->transport->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
     comm->dev->poll = comm_poll;
@@ -394,7 +407,7 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
 static void collective_wait(Comm *comm, Request *r) {
     if (!r->active) return;
     double start = seconds_now(), now = start;
-    for (int spins = 0; comm_poll(comm), r->active; spins++) {
+    for (int spins = 0; comm_progress(comm), r->active; spins++) {
         sched_yield();
         if (spins > 2000) usleep(20);
         if (spins % 64) continue;
@@ -408,6 +421,7 @@ static void collective_wait(Comm *comm, Request *r) {
                     r->sequence, missing);
     }
     comm->wait_seconds += seconds_now() - start;
+    comm->exposed_seconds += seconds_now() - start;
 }
 
 /* Everybody's `send` (bytes) into `recv` (size, bytes), at once. */

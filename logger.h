@@ -60,6 +60,7 @@ static void logger_close(Logger *l) {
 typedef struct {                     // one training step
     double loss, grad_norm, lr;
     double seconds, wait_seconds;    // of this rank
+    double exchange_seconds, overlap; // in which an exchange was in flight; the part of them that arithmetic hid (0 to 1)
     double mfu;                      // FLOP/s over those of bare products; 0: not known yet
     int64_t targets, samples;        // of all ranks
     double seconds_min, seconds_max; // over ranks
@@ -71,8 +72,8 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
     l->samples += s->samples;
     if (l->metrics) {
         fprintf(l->metrics, "{\"step\":%" PRId64 ",\"loss\":%.9g,\"grad_norm\":%.9g,\"lr\":%.9g,\"tokens\":%" PRId64 ",\"samples\":%" PRId64
-                            ",\"seconds\":%.6f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"wait_s\":%.6f,\"memory\":{",
-                step, s->loss, s->grad_norm, s->lr, l->samples * T, l->samples, s->seconds, rate, s->mfu, s->wait_seconds);
+                            ",\"seconds\":%.6f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"wait_s\":%.6f,\"exchange_s\":%.6f,\"overlap\":%.4f,\"memory\":{",
+                step, s->loss, s->grad_norm, s->lr, l->samples * T, l->samples, s->seconds, rate, s->mfu, s->wait_seconds, s->exchange_seconds, s->overlap);
         for (int c = 0; c < MEM_CATEGORIES; c++) fprintf(l->metrics, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], dev->arenas[c].peak);
         static const Axis shown[] = {AXIS_FSDP, AXIS_DP_REPLICATE, AXIS_TP, AXIS_CP, AXIS_PP};
         fprintf(l->metrics, "},\"bytes\":{");
@@ -88,7 +89,9 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
     l->last_line = seconds_now();
     printf("step %6" PRId64 "/%" PRId64 " | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", step, steps, s->loss, s->grad_norm, s->lr, s->seconds, rate);
     if (s->mfu > 0) printf(" | %3.0f %% of the product rate", 100 * s->mfu);
-    printf(" | waiting %2.0f %%\n", 100 * s->wait_seconds / s->seconds);
+    printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
+    if (s->exchange_seconds > 0) printf(", %2.0f %% of exchange hidden", 100 * s->overlap);
+    printf("\n");
     fflush(stdout);
 }
 

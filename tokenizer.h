@@ -108,23 +108,26 @@ static inline void sha256_of_file(const char *path, uint8_t out[32]) {
     "\\x{10d40}-\\x{10d49}\\x{116d0}-\\x{116e3}\\x{11bf0}-\\x{11bf9}\\x{11f50}-\\x{11f59}\\x{16130}-\\x{16139}\\x{16d70}-\\x{16d79}\\x{1ccf0}-\\x{1ccf9}" \
     "\\x{1d2c0}-\\x{1d2d3}\\x{1e4f0}-\\x{1e4f9}\\x{1e5f1}-\\x{1e5fa}"
 
+static inline pcre2_code *expression_open(const char *pattern, uint32_t options) {
+    int error;
+    size_t at;
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | options, &error, &at, NULL);
+    if (!code) run_failure("PCRE2 refuses an expression at character %zu (error %d); expected a build with Unicode: install libpcre2-dev", at, error);
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // where there is no JIT, pcre2_match interprets
+    return code;
+}
+
 /* Llama 3's expression (llama-models, models/llama3/tokenizer.py) alternative by alternative. Where what follows
  * cannot match what a repetition gave back, the repetition is possessive: the same pieces without the retries. */
 static inline pcre2_code *split_open(void) {
-    static const char pattern[] =
+    return expression_open(
         "(?i:'s|'t|'re|'ve|'m|'ll|'d)"                       // an English ending
-        "|[^\\r\\n" LETTER NUMBER "]?+[" LETTER "]++"        // a word, with one character before it
+        "|(?:\\x{20}|[^\\r\\n" LETTER NUMBER "])?+[" LETTER "]++" // a word, with one character before it: mostly a blank, so that is tried first
         "|[" NUMBER "]{1,3}+"                                // up to three digits
         "|\\x{20}?+[^" BLANK LETTER NUMBER "]++[\\r\\n]*+"   // punctuation, with the line ends after it
         "|[" BLANK "]*[\\r\\n]+"                             // blank lines
         "|[" BLANK "]+(?![^" BLANK "])"                      // blanks, but for the one that goes with the next word
-        "|[" BLANK "]+";
-    int error;
-    size_t at;
-    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, sizeof pattern - 1, PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &error, &at, NULL);
-    if (!code) run_failure("PCRE2 refuses Llama 3's expression at character %zu (error %d); expected a build with Unicode: install libpcre2-dev", at, error);
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // where there is no JIT, pcre2_match interprets
-    return code;
+        "|[" BLANK "]+", PCRE2_ANCHORED);
 }
 
 /* How many leading bytes of text are whole, valid UTF-8 (the table of RFC 3629, section 4: neither overlong forms nor surrogates). */
@@ -132,6 +135,7 @@ static inline size_t utf8_valid_length(const char *text, size_t len) {
     const uint8_t *p = (const uint8_t *)text;
     size_t i = 0;
     for (size_t n; i < len; i += n) {
+        for (uint64_t eight; p[i] < 0x80 && len - i > 8 && (memcpy(&eight, p + i, 8), !(eight & 0x8080808080808080u));) i += 8; // ASCII, the most of most texts
         uint8_t c = p[i], low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80, high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF; // of the second byte
         n = c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
         if (n == 0 || n > len - i || (n > 1 && (p[i + 1] < low || p[i + 1] > high))) break;
@@ -140,8 +144,16 @@ static inline size_t utf8_valid_length(const char *text, size_t len) {
     return i;
 }
 
+static inline int is_ascii_letter(char c) { return (uint8_t)((c | 32) - 'a') < 26; }
+
 /* The end of the piece that starts at `at` in `len` bytes of valid UTF-8. Every character starts a piece of some kind. */
 static inline size_t split_next(const pcre2_code *split, pcre2_match_data *match, const char *text, size_t len, size_t at) {
+    uint8_t c = (uint8_t)text[at];
+    if (c < 0x80 && c != '\'' && c != '\r' && c != '\n' && (c < '0' || c > '9')) { // an ASCII word needs no PCRE2: twice the speed on English
+        size_t word = at + !is_ascii_letter(text[at]), end = word;
+        while (end < len && is_ascii_letter(text[end])) end++;
+        if (end > word && (end == len || (uint8_t)text[end] < 0x80)) return end;
+    }
     int rc = pcre2_match(split, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, match, NULL);
     if (rc <= 0 && rc != PCRE2_ERROR_NOMATCH) // the JIT's stack is small: the interpreter takes its memory from the heap
         rc = pcre2_match(split, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);

@@ -525,7 +525,7 @@ static StepStats sum_reports(const Run *r) {
 
 static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     const Options *o = r->opt;
-    double start = seconds_now(), waited = r->comm.wait_seconds;
+    double start = seconds_now(), waited = r->comm.wait_seconds, exchanged = r->comm.exchange_seconds, exposed = r->comm.exposed_seconds;
     ExactSum loss = ZERO;
     comm_clear_ledger(&r->comm);
     StepBatch *batch = loader_next(&r->loader, &r->dev, o->timeout);
@@ -546,6 +546,8 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     if (s.targets || r->dev.walk) fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)step);
     s.samples = sampler_global_batch(&r->loader.sampler);
     s.wait_seconds = r->comm.wait_seconds - waited;
+    s.exchange_seconds = r->comm.exchange_seconds - exchanged;
+    s.overlap = s.exchange_seconds > 0 ? fmax(0, 1 - (r->comm.exposed_seconds - exposed) / s.exchange_seconds) : 0;
     s.seconds = seconds_now() - start;
     return s;
 }

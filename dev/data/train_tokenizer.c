@@ -2,12 +2,14 @@
  * on bytes as in GPT-2): the pair of neighbours that occurs most often becomes a token, again and again.
  * Usage: train_tokenizer --vocab-size 4096 --out tokenizer.model FILE|DIR...
  * The size counts Llama 3's 256 special tokens, which need no line in the file. Ranks 0 to 255 are the bytes. Of
- * pairs equally frequent the one of smaller ids is taken, so the same text gives the same file.
+ * pairs equally frequent the one of smaller ids is taken, so the same text gives the same file. Of more text than
+ * MAX_TEXT the first part of each file serves, the same share of all: pieces and pairs are counted in memory.
  */
 #include "corpus.h"
 
 enum { MAX_PIECE = 4096,   // bytes; longer pieces are no language (base64, minified code) and teach nothing
-       MAX_TOKEN = 128 };  // bytes, as long as the longest of Llama 3
+       MAX_TOKEN = 128,    // bytes, as long as the longest of Llama 3
+       MAX_TEXT = 1 << 29 }; // bytes
 
 typedef struct { char *bytes; uint32_t len, hash; int64_t count; int32_t *symbols; uint32_t num_symbols; } Piece; // a distinct piece of text
 typedef struct { uint64_t key; int64_t count; uint32_t *where, num_where, room; } Pair; // key: left << 32 | right; where: pieces that have or had it
@@ -58,14 +60,19 @@ static void piece_count(Trainer *b, const char *bytes, size_t len) {
     b->piece_slots[i] = ++b->num_pieces;
 }
 
+/* Returns the bytes of text that were looked at. */
 static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
     pcre2_code *split = split_open();
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     uint64_t bytes = 0;
     for (size_t d = 0; d < corpus->count; d++) {
-        size_t len;
-        char *text = document_read(&corpus->documents[d], &len);
-        if (!text) continue;
+        const Document *document = &corpus->documents[d];
+        size_t len = (size_t)(corpus->len <= MAX_TEXT ? document->len : document->len * ((double)MAX_TEXT / (double)corpus->len));
+        char *text = (char *)checked_malloc(len);
+        FILE *f = document_open(document);
+        document_read(document, f, text, len);
+        fclose(f);
+        len = utf8_valid_length(text, len); // its last character may be cut
         for (size_t at = 0, end; at < len; at = end) {
             end = split_next(split, match, text, len, at);
             piece_count(b, text + at, end - at);
@@ -249,8 +256,8 @@ int main(int argc, char **argv) {
     if (!out || !corpus.count)
         user_error("%s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...", out ? "there is no text file in what was given" : "--out is missing");
     double started = seconds_now();
+    corpus_check(&corpus);
     uint64_t bytes = pieces_of(&b, &corpus);
-    if (!bytes) user_error("%zu files were given, none with text in it; expected UTF-8 text", corpus.count);
     int n_base = (int)vocab_size - NUM_SPECIAL_TOKENS;
     vocabulary_open(&b.t, n_base);
     learn(&b, n_base);
@@ -260,5 +267,6 @@ int main(int argc, char **argv) {
     vocabulary_write(&b.t, out);
     printf("%s: %ld tokens (%d of the text, %d special) from %.2f MB in %u distinct pieces, %.2f s\n", out, vocab_size, n_base,
            NUM_SPECIAL_TOKENS, (double)bytes / 1e6, b.num_pieces, seconds_now() - started);
+    if (bytes < corpus.len) printf("  a sample: the first %.1f %% of each file\n", 100 * (double)bytes / (double)corpus.len);
     return 0;
 }

@@ -1,33 +1,63 @@
 """bench.py: training speed of PyTorch and of the C program, side by side on one CPU.
 
-    python bench.py --compile --ours 'build/cpu-fp32/train_llama3' --ours 'build/cpu-bf16/train_llama3'
+    make PRECISION=fp32 && make PRECISION=bf16
+    python dev/pytorch/bench.py --write                          # writes dev/results/cpu-<processor>.md
+    python dev/pytorch/bench.py --models bench-8m --only fsdp2,ours --rounds 1
 
-Each step is forward + backward + clip + AdamW on random tokens. Machines drift, so the contestants take turns,
---rounds times; the figure is the median over the steps of all rounds, after warm-up. PyTorch gets its best:
-scaled_dot_product_attention, fused AdamW, and torch.compile where asked for. `--ours CMD` (repeatable) is called as
-CMD --model M --data FILE --seq T --batch B --steps N --out DIR, on a file of random tokens; its speed is read from
-metrics.jsonl. It may be a whole line: 'mpirun --bind-to none -np 2 build/cpu-fp32/train_llama3'.
+A step is forward + backward + clip + AdamW on random tokens, the same number of them for every contestant. Machines
+drift, so the contestants of a model and precision take turns, --rounds times, every other round in reverse; speeds are
+medians over the steps of all rounds, ratios medians of each round's ratio. A contestant is a process or two of its own,
+so that none sees another's compile cache or memory pool, and between turns it sleeps: the CPU time it took then is
+measured and reported. With --threads N (all cores): one rank × N threads, or two ranks × N/2.
+
+    eager, compiled         scaled_dot_product_attention, fused AdamW, autocast for bf16; torch.compile of the whole model
+    fsdp2, fsdp2-compiled   fully_shard over gloo: embedding, blocks and head (which stays gathered), as torchtitan does;
+                            bf16 by MixedPrecisionPolicy, gradients reduced in fp32; torch.compile of blocks and head
+    ours-1                  build/cpu-<precision>/train_llama3, one rank
+    ours-threads, ours-mpi  FSDP on two ranks, as threads of a process and under mpirun
+
+`--ours CMD` (repeatable) adds a line such as 'mpirun --bind-to none -np 2 build/cpu-bf16/train_llama3', run from the
+repository's root; its path names its precision. The program's speed is read from metrics.jsonl.
 """
 import argparse
 import json
+import multiprocessing
+import os
+import platform
 import re
 import shlex
+import shutil
 import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+ROOT = Path(__file__).resolve().parents[2]
 MODELS = {  # as in ../../README.md; both untied
     "bench-8m": dict(C=288, L=6, NH=6, NKV=6, FF=768, V=4096, T=256, B=8),
     "bench-125m": dict(C=768, L=12, NH=12, NKV=4, FF=2048, V=32000, T=512, B=2),
 }
+RATIOS = [  # what, of whom, to the best of whom
+    ("1 rank / PyTorch compiled", "ours-1", ["compiled"]),
+    ("1 rank / better of PyTorch eager and compiled", "ours-1", ["eager", "compiled"]),
+    ("2 ranks, threads / 1 rank", "ours-threads", ["ours-1"]),
+    ("2 ranks, mpi / 1 rank", "ours-mpi", ["ours-1"]),
+    ("2 ranks, threads / PyTorch FSDP2", "ours-threads", ["fsdp2"]),
+    ("2 ranks, mpi / PyTorch FSDP2", "ours-mpi", ["fsdp2"]),
+    ("2 ranks, threads / better of FSDP2 and FSDP2 compiled", "ours-threads", ["fsdp2", "fsdp2-compiled"]),
+    ("2 ranks, mpi / better of FSDP2 and FSDP2 compiled", "ours-mpi", ["fsdp2", "fsdp2-compiled"]),
+    ("PyTorch FSDP2 / PyTorch eager", "fsdp2", ["eager"]),
+]
 
 
 class Block(nn.Module):
@@ -56,12 +86,20 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
+class Head(nn.Module):
+    def __init__(self, C, V):
+        super().__init__()
+        self.norm, self.linear = nn.RMSNorm(C, eps=1e-5), nn.Linear(C, V, bias=False)
+
+    def forward(self, x, targets):                                       # (B, T, C), (B, T) -> mean loss
+        return F.cross_entropy(self.linear(self.norm(x)).flatten(0, 1).float(), targets.flatten())
+
+
 class Model(nn.Module):
     def __init__(self, C, L, V, T, NH, **rest):
         super().__init__()
-        self.embed, self.head = nn.Embedding(V, C), nn.Linear(C, V, bias=False)
+        self.embed, self.head = nn.Embedding(V, C), Head(C, V)
         self.blocks = nn.ModuleList(Block(C=C, NH=NH, **rest) for _ in range(L))
-        self.norm = nn.RMSNorm(C, eps=1e-5)
         HD = C // NH
         angle = torch.outer(torch.arange(T).float(), 500000.0 ** (-torch.arange(0, HD, 2).float() / HD))
         self.register_buffer("cos", angle.cos())                         # (T, HD/2)
@@ -74,81 +112,225 @@ class Model(nn.Module):
         x = self.embed(ids)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
+        return self.head(x, targets)
+
+
+def shard(model, bf16, compiled):
+    """FSDP2 over all ranks, in torchtitan's units. The embedding gives bf16, so inputs need no cast (cos, sin stay fp32)."""
+    if compiled:
+        for part in (*model.blocks, model.head):
+            part.compile(dynamic=False)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if bf16 else MixedPrecisionPolicy()
+    for part in (model.embed, *model.blocks):
+        fully_shard(part, mp_policy=policy)
+    fully_shard(model.head, mp_policy=policy, reshard_after_forward=False)  # its backward comes next
+    fully_shard(model, mp_policy=policy)
+
+
+def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting):
+    """One rank of a PyTorch contestant: for every number that arrives, trains as many steps and sends their seconds."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model, batch, compiled = Model(**m), m["B"] // ranks, kind.endswith("compiled")
+    if kind.startswith("fsdp2"):
+        dist.init_process_group("gloo", f"file://{meeting}", timedelta(minutes=5), ranks, rank)
+        shard(model, bf16, compiled)
+    elif compiled:
+        model.compile(dynamic=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
+    torch.manual_seed(rank)
+    while True:
+        seconds = []
+        for _ in range(pipe.recv()):
+            tokens = torch.randint(m["V"], (batch, m["T"] + 1))
+            start = time.perf_counter()
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16 and ranks == 1):
+                loss = model(tokens[:, :-1], tokens[:, 1:])
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+            optimizer.step()
+            seconds.append(time.perf_counter() - start)
+        optimizer.zero_grad(set_to_none=True)                            # the memory is another's now
+        pipe.send(seconds)
 
 
 class PyTorch:
-    """One contestant: keeps its model between turns."""
-    def __init__(self, m, bf16, compiled):
-        torch.manual_seed(0)
-        how = ("bf16 autocast" if bf16 else "fp32") + (", compiled" if compiled else ", eager")
-        self.name = f"PyTorch {torch.__version__.split('+')[0]} {how}"
-        self.m, self.bf16, self.model = m, bf16, Model(**m)
-        self.call = torch.compile(self.model) if compiled else self.model
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
-        self.cold = True
+    """One contestant: its processes keep their model between turns."""
+    def __init__(self, kind, m, precision, threads):
+        ranks = 2 if kind.startswith("fsdp2") else 1
+        self.key, self.tokens = kind, m["B"] * m["T"]
+        self.name = "PyTorch " + {"eager": "eager", "compiled": "compiled", "fsdp2": "FSDP2", "fsdp2-compiled": "FSDP2, compiled"}[kind]
+        self.name += f", {shape(ranks, threads)}" + (", gloo" if ranks > 1 else "")
+        self.folder = tempfile.TemporaryDirectory()
+        context, self.pipes, self.processes = multiprocessing.get_context("spawn"), [], []
+        for rank in range(ranks):
+            here, there = context.Pipe()
+            self.processes.append(context.Process(target=worker, daemon=True, args=(
+                there, rank, ranks, max(1, threads // ranks), m, precision == "bf16", kind, self.folder.name + "/meeting")))
+            self.processes[-1].start()
+            there.close()
+            self.pipes.append(here)
 
     def turn(self, steps, warmup):
-        """Tokens per second of each of `steps` steps."""
-        m, speeds = self.m, []
-        for _ in range(steps + (warmup if self.cold else 1)):
-            tokens = torch.randint(m["V"], (m["B"], m["T"] + 1))
-            start = time.perf_counter()
-            self.optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
-                loss = self.call(tokens[:, :-1], tokens[:, 1:])
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
-            self.optimizer.step()
-            speeds.append(m["B"] * m["T"] / (time.perf_counter() - start))
-        self.cold = False
-        return speeds[-steps:]
+        """Tokens per second of each of `steps` steps, over all ranks."""
+        for pipe in self.pipes:
+            pipe.send(steps + warmup)
+        answers = [pipe.recv() for pipe in self.pipes]                   # EOFError: a rank died
+        return [self.tokens / max(seconds) for seconds in zip(*answers)][-steps:]
+
+    def close(self):
+        for process in self.processes:
+            process.terminate()
+            process.join()
+        self.folder.cleanup()
 
 
 class Ours:
     """The C program: a process of its own each turn."""
-    def __init__(self, name, m, command):
-        self.name, self.command, self.vocab = f"`{command}`", shlex.split(command), m["V"]
-        ranks = int((re.search(r"(?:-np|--ranks) (\d+)", command) or [0, 1])[1])  # the same samples a step, over all ranks
-        self.options = f"--model {name} --seq {m['T']} --batch {m['B'] // ranks}"
+    processes = ()
+
+    def __init__(self, key, name, model, command):
+        m = MODELS[model]
+        ranks = int((re.search(r"(?:-np|-n|--ranks) (\d+)", command) or [0, 1])[1])  # the same samples a step, over all ranks
+        self.key, self.name, self.vocab = key, name, m["V"]
+        self.command = shlex.split(command) + f"--model {model} --seq {m['T']} --batch {m['B'] // ranks}".split()
+        self.environment = dict(os.environ)
+        if os.getuid() == 0:  # Open MPI refuses root otherwise
+            self.environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
     def turn(self, steps, warmup):
         with tempfile.TemporaryDirectory() as out:
             data, tokens = Path(out) / "random.tok", torch.randint(self.vocab, (200_000,), dtype=torch.int32).numpy()
             data.write_bytes(struct.pack("<8sIIIIQ32s", b"LLM3TOK1", 1, 4, self.vocab, 0, tokens.size, bytes(32)) + tokens.tobytes())
-            command = self.command + self.options.split() + ["--data", str(data), "--steps", str(steps + warmup), "--out", out]
-            done = subprocess.run(command, capture_output=True, text=True)
+            command = self.command + ["--data", str(data), "--steps", str(steps + warmup), "--out", out]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=self.environment)
             if done.returncode:
                 sys.exit(f"error: {shlex.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
             lines = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
         return [line["tokens_per_s"] for line in lines if "loss" in line][-steps:]
 
+    def close(self):
+        pass
+
+
+def shape(ranks, threads):
+    each = max(1, threads // ranks)
+    return f"{ranks} rank{'s' * (ranks > 1)} × {each} thread{'s' * (each > 1)}"
+
+
+def line_up(args, model, precision):
+    """The contestants of one model and precision that --only selects and this machine has."""
+    chosen = lambda key: not args.only or key.startswith(tuple(args.only.split(",")))
+    contestants = [PyTorch(kind, MODELS[model], precision, args.threads)
+                   for kind in ("eager", "compiled", "fsdp2", "fsdp2-compiled") if chosen(kind)]
+    program, half = f"build/cpu-{precision}/train_llama3", max(1, args.threads // 2)
+    if (ROOT / program).exists():
+        for key, transport, ranks, command in (
+                ("ours-1", "", 1, f"{program} --threads {args.threads}"),
+                ("ours-threads", ", threads", 2, f"{program} --ranks 2 --threads {half}"),
+                ("ours-mpi", ", mpi", 2, f"mpirun --bind-to none -np 2 {program} --threads {half}")):
+            if chosen(key) and (key != "ours-mpi" or shutil.which("mpirun")):
+                contestants.append(Ours(key, f"this program, {shape(ranks, args.threads)}{transport}", model, command))
+    else:
+        print(f"note: {program} is not there; make PRECISION={precision}", file=sys.stderr)
+    return contestants + [Ours(f"`{c}`", f"`{c}`", model, c) for c in args.ours if precision in c]
+
+
+def cpu_seconds(contestants):
+    """CPU time taken so far by the contestants' processes."""
+    stats = [Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split() for c in contestants for p in c.processes]
+    return sum(int(s[11]) + int(s[12]) for s in stats) / os.sysconf("SC_CLK_TCK")
+
+
+def compete(args, model, precision):
+    """-> {key: (name, [speeds of a round, for each round])}, and the CPU seconds that those who waited took a second."""
+    contestants, waits = line_up(args, model, precision), [0]
+    result = {c.key: (c.name, []) for c in contestants}
+    for r in range(-1, args.rounds):                                     # -1: PyTorch starts, compiles, warms up
+        for c in contestants[::-1] if r % 2 else contestants[:]:
+            if r < 0 and not c.processes:
+                continue
+            others = [o for o in contestants if o is not c]
+            before, start = cpu_seconds(others), time.perf_counter()
+            try:
+                speeds = c.turn(args.steps, 1 if c.processes else args.warmup) if r >= 0 else c.turn(args.warmup, 0)
+            except EOFError:
+                print(f"note: {c.name}, {precision}: ended with an error and is left out", file=sys.stderr)
+                contestants.remove(c)
+                del result[c.key]
+                continue
+            if r >= 0:
+                waits.append((cpu_seconds(others) - before) / (time.perf_counter() - start))
+                result[c.key][1].append(speeds)
+            print(f"{model} {precision}, round {r + 1}: {c.name}: {statistics.median(speeds):,.0f} tokens/s, "
+                  f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
+    for c in contestants:
+        c.close()
+    return result, max(waits)
+
+
+def ratio(result, mine, theirs):
+    """Median, least and greatest over rounds of mine / the best of theirs; None where one is missing."""
+    if mine not in result or not all(key in result for key in theirs):
+        return "–"
+    medians = {key: [statistics.median(s) for s in result[key][1]] for key in (mine, *theirs)}
+    ratios = [medians[mine][r] / max(medians[key][r] for key in theirs) for r in range(len(medians[mine]))]
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+
+
+def machine():
+    """The processor's name, and a line on it and the tree."""
+    info = dict(line.split(":", 1) for line in reversed(Path("/proc/cpuinfo").read_text().splitlines()) if ":" in line)
+    info = {key.strip(): value.strip() for key, value in info.items()}
+    name = " ".join(re.sub(r"\(R\)|\(TM\)|@.*|\bCPU\b|\bProcessor\b|\d+-Core", "", info.get("model name", platform.machine())).split())
+    has = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in info.get("flags", "").split()]
+    tree = subprocess.run(["git", "describe", "--always", "--dirty= with changes", "--exclude", "*"], cwd=ROOT, capture_output=True, text=True)
+    return name, (f"{name} ({', '.join(has)}), {len(os.sched_getaffinity(0))} cores; PyTorch {torch.__version__}, "
+                  f"Python {platform.python_version()}; tree of commit {tree.stdout.strip() or 'unknown'}.")
+
 
 def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    args.add_argument("--steps", type=int, default=5, help="measured steps a turn (5)")
-    args.add_argument("--warmup", type=int, default=2, help="steps before the first measured one (2)")
-    args.add_argument("--rounds", type=int, default=3, help="turns of each contestant (3)")
-    args.add_argument("--threads", type=int, default=torch.get_num_threads())
     args.add_argument("--precision", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
-    args.add_argument("--compile", action="store_true", help="also torch.compile (needs a C++ compiler)")
-    args.add_argument("--ours", action="append", default=[], metavar="CMD", help="the C program; may be repeated")
+    args.add_argument("--only", metavar="NAMES", help="contestants whose names begin so, e.g. fsdp2,ours (all)")
+    args.add_argument("--ours", action="append", default=[], metavar="CMD", help="one more of the C program; may be repeated")
+    args.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="over all ranks (all cores)")
+    args.add_argument("--rounds", type=int, default=3, help="turns of each contestant (3)")
+    args.add_argument("--steps", type=int, default=4, help="measured steps a turn (4)")
+    args.add_argument("--warmup", type=int, default=2, help="steps of a new process that are not measured (2)")
+    args.add_argument("--write", action="store_true", help="write dev/results/cpu-<processor>.md")
     args = args.parse_args()
-    torch.set_num_threads(args.threads)
+    for command in args.ours:
+        if not re.search("fp32|bf16", command):
+            sys.exit(f"error: --ours '{command}': its path must name its precision, fp32 or bf16")
 
-    print("| model | program | tokens/s, median | slowest to fastest step |\n|---|---|---|---|", flush=True)
-    for name in args.models:
-        m = MODELS[name]
-        contestants = [PyTorch(m, precision == "bf16", compiled)
-                       for precision in args.precision for compiled in ([False, True] if args.compile else [False])]
-        contestants += [Ours(name, m, command) for command in args.ours]
-        speeds = {c.name: [] for c in contestants}
-        for _ in range(args.rounds):
-            for c in contestants:
-                speeds[c.name] += c.turn(args.steps, args.warmup)
-        for label, s in speeds.items():
-            print(f"| {name} | {label} | {statistics.median(s):,.0f} | {min(s):,.0f} to {max(s):,.0f} |", flush=True)
+    name, described = machine()
+    text = [f"# Training speed on {name} beside PyTorch, in turns, one run\n",
+            f"`python dev/pytorch/bench.py {shlex.join(sys.argv[1:])}`\n".replace(" `", "`"), described + "\n",
+            "| model | precision | program | tokens/s, median | slowest to fastest step |\n|---|---|---|---|---|"]
+    print("\n".join(text), flush=True)
+    results, waits = {}, 0
+    for model in args.models:
+        for precision in args.precision:
+            results[model, precision], wait = compete(args, model, precision)
+            waits = max(waits, wait)
+            for label, rounds in results[model, precision].values():
+                s = [speed for speeds in rounds for speed in speeds]
+                text.append(f"| {model} | {precision} | {label} | {statistics.median(s):,.0f} | {min(s):,.0f} to {max(s):,.0f} |")
+                print(text[-1], flush=True)
+
+    columns = list(results)
+    text.append("\nThe program's speed over another's, medians of the rounds' ratios (least to greatest):\n\n| |"
+                + "".join(f" {model} {precision} |" for model, precision in columns) + "\n|---|" + "---|" * len(columns))
+    text += [f"| {what} | " + " | ".join(ratio(results[column], mine, theirs) for column in columns) + " |" for what, mine, theirs in RATIOS]
+    text.append(f"\nPyTorch's processes took at most {100 * waits:.1f} % of a core, all together, while another had its turn.")
+    print("\n".join(text[-len(RATIOS) - 2:]))
+    if args.write:
+        path = ROOT / "dev/results" / f"cpu-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
+        path.write_text("\n".join(text) + "\n")
+        print(f"\nwritten to {path.relative_to(ROOT)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-/* test_tokenizer.h: what tokenizer.h promises, on a small tokenizer made here.
- * Expects CHECK(name, condition, format, ...) and tokenizer.h. Offers expect_user_error to other tests of bad input. */
+/* test_tokenizer.h: what tokenizer.h promises, on a small tokenizer made here, and on texts whose ids tiktoken made of
+ * Llama 3's own (dev/pytorch/make_tokenizer_fixture.py): with the part of it that matters to them, and with all of it
+ * where LLAMA3_TOKENIZER names the file.
+ * Expects CHECK(name, condition, format, ...), fixture_dir and llama3.h. Offers expect_user_error to other tests of bad input. */
 #ifndef TEST_TOKENIZER_H
 #define TEST_TOKENIZER_H
+#include "../data/corpus.h" // defines: cut_open, cut_next
 #include <sys/wait.h>
 
 /* Runs fn(arg) in a child: it must exit with code 1 after one line `error: ...` that contains `part`. */
@@ -246,7 +249,7 @@ static void test_tokenizer_long_pieces(const Tokenizer *t) {
         double started = seconds_now();
         int same = comes_back(t, text, len, &count);
         double seconds = seconds_now() - started;
-        CHECK("tokenizer: a piece of 1 MiB without a place to split takes less than 2 s", same && seconds < 2, "%s: %.2f s < 2 s, %zu ids", kinds[kind], seconds, count);
+        CHECK("tokenizer: a piece of 1 MiB without a place to split takes less than 1 s", same && seconds < 1, "%s: %.2f s < 1 s, %zu ids", kinds[kind], seconds, count);
     }
     free(text);
 }
@@ -273,6 +276,95 @@ static void test_tokenizer_threads(const Tokenizer *t) {
     for (int i = 1; i < THREADS; i++) equal &= e[i].count == e[0].count && !memcmp(e[i].ids, e[0].ids, e[0].count * sizeof *e[0].ids);
     CHECK("tokenizer: threads that share one give equal ids", equal && e[0].count % 2000 == 0, "%d threads, %zu ids each", (int)THREADS, e[0].count);
     for (int i = 0; i < THREADS; i++) free(e[i].ids);
+}
+
+// ---------------------------------------------------------------------------
+// tiktoken's ids
+
+/* Writes a tokenizer of the fixture's tokens, counted anew, and gives their ranks in Llama 3's. */
+static int32_t *test_fixture_tokenizer(const char *path) {
+    char file[600];
+    snprintf(file, sizeof file, "%s/tokenizer/tokens.txt", fixture_dir);
+    char *text = read_text_file(file);
+    if (!text) run_failure("test: %s cannot be read: %s; run the tests at the top of the repository", file, strerror(errno));
+    int32_t *ranks = (int32_t *)checked_malloc(strlen(text) * sizeof *ranks), count = 0; // more than enough
+    FILE *f = fopen(path, "w");
+    for (char *line = strtok(text, "\n"); line && f; line = strtok(NULL, "\n")) {
+        char *blank = strchr(line, ' ');
+        fprintf(f, "%.*s %d\n", (int)(blank - line), line, count);
+        ranks[count++] = atoi(blank + 1);
+    }
+    if (!f || fclose(f)) run_failure("test file %s could not be written", path);
+    free(text);
+    return ranks;
+}
+
+/* cases.txt, a line a text: name, base64 of its bytes, ids. `ranks`: what t's ids are in Llama 3's tokenizer; NULL: the same. */
+static void test_tokenizer_cases(const char *name, const Tokenizer *t, const int32_t *ranks) {
+    char file[600], wrong[256] = "";
+    int texts = 0, differ = 0, lost = 0;
+    snprintf(file, sizeof file, "%s/tokenizer/cases.txt", fixture_dir);
+    char *all = read_text_file(file), *bytes = (char *)checked_malloc(strlen(all));
+    int32_t *ids = NULL;
+    size_t capacity = 0, count, back;
+    for (char *line = strtok(all, "\n"); line; line = strtok(NULL, "\n"), texts++) {
+        char *base64 = strchr(line, ' ') + 1, *at = strchrnul(base64, ' ');
+        size_t i = 0, len = base64_decode(base64, (size_t)(at - base64), bytes);
+        count = tokenizer_encode(t, bytes, len, &ids, &capacity, 0);
+        for (char *end; *at; at = end, i++)
+            if (strtol(at, &end, 10) != (i >= count ? -1 : ranks ? ranks[ids[i]] : ids[i])) break;
+        if (*at || i < count) {
+            if (!differ++) snprintf(wrong, sizeof wrong, "; the first is %.*s at id %zu", (int)(base64 - line), line, i);
+        }
+        lost += !comes_back(t, bytes, len, &back);
+    }
+    CHECK(name, texts > 400 && !differ && !lost, "%d of %d texts differ, %d do not come back%s", differ, texts, lost, wrong);
+    free(all), free(bytes), free(ids);
+}
+
+/* Cuts random texts at every place that cut_next names, and elsewhere, which must show. */
+static void test_tokenizer_cuts(const Tokenizer *t) {
+    static const char *const parts[] = {"'", "'s", "'l", "l", "'re", "e", " ", " ", "  ", "\n", "\r\n", "\t", "a", "the", " and", "ing", "7", "12", "3456", "!", "--", ".\n", "(", "_",
+        "\xC3\xA9", "e\xCC\x81", "\xE4\xB8\xAD", "\xE3\x80\x82", "\xE3\x80\x80", "\xC2\xA0", "\xE2\x80\xA8", "\xC2\x85", "\xF0\x9F\x98\x80", "\xE0\xA4\x95\xE0\xA4\xBF", "\xD9\xA3", "\xC5\xBF", "\xE2\x85\xA7"};
+    pcre2_code *cut = cut_open();
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    uint64_t state = 2463534242u;
+    size_t cuts = 0, wrong = 0, elsewhere = 0, shown = 0, capacity[2] = {0, 0};
+    int32_t *ids[2] = {NULL, NULL};
+    for (int i = 0; i < 4000; i++) {
+        char text[256];
+        size_t len = 0, next = 0;
+        for (size_t n = 1 + token_random(&state) % 24; n; n--) len += (size_t)sprintf(text + len, "%s", parts[token_random(&state) % (sizeof parts / sizeof parts[0])]);
+        size_t whole = tokenizer_encode(t, text, len, &ids[0], &capacity[0], 0);
+        for (size_t at = 1; at < len; at++) {
+            if ((text[at] & 0xC0) == 0x80) continue;
+            if (next < at) next = cut_next(cut, match, text, len, next);
+            if (!next) next = len;
+            size_t n = tokenizer_encode(t, text, at, &ids[1], &capacity[1], 0);
+            n = tokenizer_encode(t, text + at, len - at, &ids[1], &capacity[1], n);
+            int same = n == whole && !memcmp(ids[0], ids[1], n * sizeof **ids);
+            if (at == next) cuts++, wrong += !same;
+            else elsewhere++, shown += !same;
+        }
+    }
+    CHECK("tokenizer: text cut behind a word or number has the tokens of the whole", wrong == 0 && cuts > 10000 && shown > elsewhere / 4,
+          "%zu of %zu cuts change tokens, %zu of %zu elsewhere", wrong, cuts, shown, elsewhere);
+    pcre2_code_free(cut), pcre2_match_data_free(match), free(ids[0]), free(ids[1]);
+}
+
+static void test_tokenizer_of_llama3(const char *path) {
+    int32_t *ranks = test_fixture_tokenizer(path);
+    Tokenizer *t = tokenizer_open(path);
+    test_tokenizer_cases("tokenizer: ids equal tiktoken's, scripts, code, blanks, broken UTF-8", t, ranks);
+    test_tokenizer_cuts(t);
+    tokenizer_close(t);
+    free(ranks);
+    path = getenv("LLAMA3_TOKENIZER");
+    if (!path || !*path) return;
+    t = tokenizer_open(path);
+    test_tokenizer_cases("tokenizer: ids equal tiktoken's with the whole of Llama 3's tokenizer", t, NULL);
+    test_tokenizer_long_pieces(t);
+    tokenizer_close(t);
 }
 
 static void test_sha256(const char *path) {
@@ -315,6 +407,7 @@ static void test_tokenizer(void) {
     test_tokenizer_long_pieces(t);
     test_tokenizer_threads(t);
     tokenizer_close(t);
+    test_tokenizer_of_llama3(path);
     unlink(path);
     rmdir(folder);
 }
