@@ -653,7 +653,7 @@ static void operand_rows(float *out, const floatX *in, int64_t stride, int64_t c
 static inline __attribute__((always_inline)) void transpose(vfloat *x) {
 #pragma GCC unroll 4
     for (int h = 1; h < VL; h *= 2) {
-        vint upper, lower;
+        vint upper = ZERO, lower = ZERO;
 #pragma GCC unroll 16
         for (int l = 0; l < VL; l++) upper[l] = l & h ? VL + l - h : l, lower[l] = l & h ? VL + l : l + h;
 #pragma GCC unroll 16

@@ -958,7 +958,7 @@ static void rank_open(Run *r, Run *walked, Job *j, int rank) {
     check_agreement(r);
     r->layout = layout_read_back(&r->comm);
     alarm(0); // start-up is over: from here on every wait has its own deadline
-    process_end.quiet = 0;
+    __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // by every rank, and they may be threads
     run_allocate(r, j);
     if (j->has_weights) model_load(&r->fsdp, &j->weights);
     else fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed);

@@ -35,11 +35,13 @@ if command -v mpirun >/dev/null && ! grep -qv DHAVE_MPI build/cpu-fp32/flags; th
 else
     echo "no MPI in this build: its tests are left out"
 fi
-# other builds of the same tests: VARIANT NAME, then what make is told
+# other builds of the same tests: variant NAME FOLDER, then what make is told; TESTS=group runs that group alone
 variant() {
-    local name=$1 build=build/test-$2
+    local name=$1 build=build/test-$2 last=${!#} tests=
     shift 2
-    if make -s BUILD="$build" "$@" "$build/test_llama3"; then suite "unit tests, $name" "$build/test_llama3"
+    case $last in TESTS=*) tests=${last#TESTS=} ;; esac
+    # setarch -R: no random addresses, which the thread sanitizer cannot place its shadow beside
+    if make -s BUILD="$build" "$@" "$build/test_llama3"; then suite "unit tests, $name" $(command -v setarch >/dev/null && echo setarch -R) "$build/test_llama3" $tests
     else echo "FAIL $name does not build"; failed=$((failed + 1)); fi
 }
 if [ "${1:-}" = all ]; then
@@ -51,6 +53,9 @@ if [ "${1:-}" = all ]; then
     export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1
     variant "address and undefined-behaviour sanitizers, fp32" asan-fp32 HAVE_MPI= PRECISION=fp32 CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
     variant "address and undefined-behaviour sanitizers, bf16" asan-bf16 HAVE_MPI= PRECISION=bf16 CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+    export TSAN_OPTIONS=halt_on_error=1 OMP_THREAD_LIMIT=1 # it cannot see into OpenMP's barriers: ranks are the only threads
+    variant "thread sanitizer, 2 to 4 ranks over threads, fp32" tsan-fp32 HAVE_ONEDNN= HAVE_MPI= PRECISION=fp32 CFLAGS="-O1 -g -fsanitize=thread" TESTS=faults
+    unset TSAN_OPTIONS OMP_THREAD_LIMIT
 fi
 suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
