@@ -56,6 +56,7 @@ HEADERS := $(wildcard *.h dev/test/*.h dev/data/*.h)
 train_llama3: $(BUILD)/train_llama3
 	@ln -sf $< $@
 	@echo "built $< ($(PRECISION))"
+	@$(if $(BF16_CPU),,echo "  this processor has no AVX512_BF16: fp32 is the faster precision here")
 	@$(if $(HAVE_MPI),,echo "  without MPI: ranks are threads of one process")
 	@$(if $(HAVE_ONEDNN),,echo "  without oneDNN: matrix products in plain C$(comma) several times slower")
 	@$(if $(strip $(MISSING)),echo "  to have it all: $(INSTALL) $(strip $(MISSING))   (or make deps)")

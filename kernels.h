@@ -38,16 +38,19 @@ enum {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define AVX512 1
     VL = 16, MR = 8, // 32 registers
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 #define NATIVE(op) _mm512_##op##_ps
 #define WIDEN(h) (vuint)_mm512_cvtepu16_epi32((__m256i)(h))
 #define NARROW(u) (vhalf)_mm512_cvtepi32_epi16((__m512i)(u))
 #elif defined(__AVX2__) && defined(__FMA__)
     VL = 8, MR = 4,  // 16 registers
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
 #define NATIVE(op) _mm256_##op##_ps
 #define WIDEN(h) (vuint)_mm256_cvtepu16_epi32((__m128i)(h))
 #define NARROW(u) (vhalf)_mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)(u), (__m256i)(u)), 0x08)) // packus: within each half
 #else
     VL = 4, MR = 4,
+#define LANE_NUMBERS {0, 1, 2, 3}
 #define WIDEN(h) __builtin_convertvector(h, vuint)
 #define NARROW(u) __builtin_convertvector(u, vhalf)
 #endif
@@ -92,21 +95,19 @@ static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return _mm512_dp
 enum { PAIR = 1 };
 static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return a * b + c; }
 #endif
-static inline vfloat vload(const float *p) { vfloat x; memcpy(&x, p, sizeof x); return x; }
-static inline void vstore(float *p, vfloat x) { memcpy(p, &x, sizeof x); }
+typedef float vfloats __attribute__((vector_size(VL * 4), aligned(4))); // in memory; as floats, so that the compiler knows what a store leaves alone
+static inline vfloat vload(const float *p) { return *(const vfloats *)(const void *)p; }
+static inline void vstore(float *p, vfloat x) { *(vfloats *)(void *)p = x; }
+static inline vfloat vswap(vfloat x, int h) { const vint lane = LANE_NUMBERS; return __builtin_shuffle(x, lane ^ h); } // those whose numbers differ in bit h
 static inline float vsum(vfloat x) { // by halves
-    float s[VL];
-    vstore(s, x);
-    if (VL > 8) for (int i = 0; i < 8; i++) s[i] += s[i + VL / 2];
-    if (VL > 4) for (int i = 0; i < 4; i++) s[i] += s[i + 4];
-    return (s[0] + s[2]) + (s[1] + s[3]);
+#pragma GCC unroll 4
+    for (int h = VL / 2; h; h /= 2) x += vswap(x, h);
+    return x[0];
 }
 static inline float vmax_lane(vfloat x) {
-    float s[VL], m = -INFINITY;
-    vstore(s, x);
-    if (VL > 8) for (int i = 0; i < 8; i++) s[i] = s[i] > s[i + VL / 2] ? s[i] : s[i + VL / 2];
-    for (int i = 0; i < (VL > 8 ? 8 : VL); i++) m = s[i] > m ? s[i] : m;
-    return m;
+#pragma GCC unroll 4
+    for (int h = VL / 2; h; h /= 2) x = vmax(x, vswap(x, h));
+    return x[0];
 }
 
 /* Up to VL elements; lanes from n on hold `fill` (or 0). Without masks the ragged ends are kept out of line, so that the loops stay in registers. */
@@ -653,9 +654,7 @@ static void operand_rows(float *out, const floatX *in, int64_t stride, int64_t c
 static inline __attribute__((always_inline)) void transpose(vfloat *x) {
 #pragma GCC unroll 4
     for (int h = 1; h < VL; h *= 2) {
-        vint upper = ZERO, lower = ZERO;
-#pragma GCC unroll 16
-        for (int l = 0; l < VL; l++) upper[l] = l & h ? VL + l - h : l, lower[l] = l & h ? VL + l : l + h;
+        const vint lane = LANE_NUMBERS, upper = lane + (((lane & h) != 0) & (VL - h)), lower = upper + h;
 #pragma GCC unroll 16
         for (int i = 0; i < VL; i++)
             if (!(i & h)) {
@@ -746,7 +745,7 @@ static inline void softmax_step(float *scores, int64_t n, float scale, float *ma
         operand_store(scores, j, e);
         total += e;
     }
-    float rescale = new_max == *max ? 1.0f : exp_float(*max - base);
+    float rescale = new_max == *max || *max == -INFINITY ? 1.0f : exp_float(*max - base); // out and sum are 0 before the first
     for (int64_t i = 0; i < ld && rescale != 1.0f; i += VL) vstore(out + i, vload(out + i) * rescale);
     *sum = vfma(vsplat(*sum), vsplat(rescale), vsplat(vsum(total)))[0];
     *max = new_max;
@@ -891,13 +890,16 @@ static void cpu_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *
             backward_item_load(&a, it, q, dout, out, lse);
             attention_backward_item(&a, it, dq, (int)(i / held));
         }
+        int64_t panels = a.keys / NR;
 #pragma omp for
-        for (int64_t i = first * s->Tk; i < (first + held) * s->Tk; i++) {
-            int64_t pair = i / s->Tk, key = i % s->Tk, at = held_at(&a, pair, key) * a.ld;
-            for (int64_t d = 0; d < s->HD; d += VL) {
-                store_x(dk + key_at(&a, pair, key, s->k_stride) + d, vload(a.dk + at + d), s->HD - d);
-                store_x(dv + key_at(&a, pair, key, s->v_stride) + d, vload(a.dv + at + d), s->HD - d);
-            }
+        for (int64_t i = first * panels; i < (first + held) * panels; i++) {
+            int64_t pair = i / panels, key = i % panels * NR, at = held_at(&a, pair, key) * a.ld, count = min_i64(NR, s->Tk - key);
+            floatX *dk_at = dk + key_at(&a, pair, key, s->k_stride), *dv_at = dv + key_at(&a, pair, key, s->v_stride);
+            for (int64_t j = 0; j < count; j++, at += a.ld, dk_at += s->k_stride, dv_at += s->v_stride)
+                for (int64_t d = 0; d < s->HD; d += VL) {
+                    store_x(dk_at + d, vload(a.dk + at + d), s->HD - d);
+                    store_x(dv_at + d, vload(a.dv + at + d), s->HD - d);
+                }
         }
     }
 }

@@ -47,6 +47,8 @@ MODELS = {  # as in ../../README.md; both untied
     "bench-8m": dict(C=288, L=6, NH=6, NKV=6, FF=768, V=4096, T=256, B=8),
     "bench-125m": dict(C=768, L=12, NH=12, NKV=4, FF=2048, V=32000, T=512, B=2),
 }
+MEMORY = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
+          ":glibc.malloc.top_pad=67108864")  # freed tensors stay, on huge pages, as the program's arenas: PyTorch gains 5 to 10 %
 RATIOS = [  # what, of whom, to the best of whom
     ("1 rank / PyTorch compiled", "ours-1", ["compiled"]),
     ("1 rank / better of PyTorch eager and compiled", "ours-1", ["eager", "compiled"]),
@@ -139,9 +141,9 @@ def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting):
         model.compile(dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
     torch.manual_seed(rank)
-    while True:
+    for steps in iter(pipe.recv, 0):
         seconds = []
-        for _ in range(pipe.recv()):
+        for _ in range(steps):
             tokens = torch.randint(m["V"], (batch, m["T"] + 1))
             start = time.perf_counter()
             optimizer.zero_grad(set_to_none=True)
@@ -153,6 +155,8 @@ def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting):
             seconds.append(time.perf_counter() - start)
         optimizer.zero_grad(set_to_none=True)                            # the memory is another's now
         pipe.send(seconds)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class PyTorch:
@@ -164,6 +168,7 @@ class PyTorch:
         self.name += f", {shape(ranks, threads)}" + (", gloo" if ranks > 1 else "")
         self.folder = tempfile.TemporaryDirectory()
         context, self.pipes, self.processes = multiprocessing.get_context("spawn"), [], []
+        os.environ["GLIBC_TUNABLES"] = MEMORY                            # for the processes that start here
         for rank in range(ranks):
             here, there = context.Pipe()
             self.processes.append(context.Process(target=worker, daemon=True, args=(
@@ -171,6 +176,7 @@ class PyTorch:
             self.processes[-1].start()
             there.close()
             self.pipes.append(here)
+        del os.environ["GLIBC_TUNABLES"]
 
     def turn(self, steps, warmup):
         """Tokens per second of each of `steps` steps, over all ranks."""
@@ -180,8 +186,9 @@ class PyTorch:
         return [self.tokens / max(seconds) for seconds in zip(*answers)][-steps:]
 
     def close(self):
+        for pipe in self.pipes:
+            pipe.send(0)
         for process in self.processes:
-            process.terminate()
             process.join()
         self.folder.cleanup()
 

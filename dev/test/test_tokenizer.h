@@ -299,23 +299,43 @@ static int32_t *test_fixture_tokenizer(const char *path) {
     return ranks;
 }
 
-/* cases.txt, a line a text: name, base64 of its bytes, ids. `ranks`: what t's ids are in Llama 3's tokenizer; NULL: the same. */
-static void test_tokenizer_cases(const char *name, const Tokenizer *t, const int32_t *ranks) {
+/* A tokenizer in which any two bytes are a token: its ids tell where a text was split. */
+static void test_pairs_tokenizer(const char *path) {
+    FILE *f = fopen(path, "w");
+    for (int i = -256; i < 1 << 16 && f; i++) { // i < 0: a byte alone
+        char bytes[2] = {(char)(i < 0 ? i + 256 : i >> 8), (char)i}, word[8];
+        test_base64(bytes, i < 0 ? 1 : 2, word);
+        fprintf(f, "%s %d\n", word, i + 256);
+    }
+    if (!f || fclose(f)) run_failure("test file %s could not be written", path);
+}
+
+typedef enum { CASE_IDS, CASE_PIECES } CaseCheck;
+
+/* Is what tiktoken gave, behind a text in cases.txt, what t gives? ids, or the hash of what pairs gives.
+ * `ranks`: what t's ids are in Llama 3's tokenizer; NULL: the same. */
+static int case_agrees(CaseCheck kind, const int32_t *ids, size_t count, const int32_t *ranks, const char *wanted) {
+    char *at, *end;
+    uint64_t hash = strtoull(wanted, &at, 16);
+    if (kind == CASE_PIECES) return hash == hash_bytes(HASH_START, ids, count * sizeof *ids);
+    for (size_t i = 0; i < count; i++, at = end)
+        if (strtol(at, &end, 10) != (ranks ? ranks[ids[i]] : ids[i]) || end == at) return 0;
+    return !at[strspn(at, " ")];
+}
+
+/* cases.txt, a line a text: name, base64 of its bytes, hash, ids. */
+static void test_tokenizer_cases(const char *name, CaseCheck kind, const Tokenizer *t, const int32_t *ranks) {
     char file[600], wrong[256] = "";
     int texts = 0, differ = 0, lost = 0;
     snprintf(file, sizeof file, "%s/tokenizer/cases.txt", fixture_dir);
     char *all = read_text_file(file), *bytes = (char *)checked_malloc(strlen(all));
     int32_t *ids = NULL;
-    size_t capacity = 0, count, back;
+    size_t capacity = 0, back;
     for (char *line = strtok(all, "\n"); line; line = strtok(NULL, "\n"), texts++) {
-        char *base64 = strchr(line, ' ') + 1, *at = strchrnul(base64, ' ');
-        size_t i = 0, len = base64_decode(base64, (size_t)(at - base64), bytes);
-        count = tokenizer_encode(t, bytes, len, &ids, &capacity, 0);
-        for (char *end; *at; at = end, i++)
-            if (strtol(at, &end, 10) != (i >= count ? -1 : ranks ? ranks[ids[i]] : ids[i])) break;
-        if (*at || i < count) {
-            if (!differ++) snprintf(wrong, sizeof wrong, "; the first is %.*s at id %zu", (int)(base64 - line), line, i);
-        }
+        char *text = strchr(line, ' ') + 1, *wanted = strchr(text, ' ');
+        size_t len = base64_decode(text, (size_t)(wanted - text), bytes);
+        size_t count = tokenizer_encode(t, bytes, len, &ids, &capacity, 0);
+        if (!case_agrees(kind, ids, count, ranks, wanted) && !differ++) snprintf(wrong, sizeof wrong, "; the first is %.*s", (int)(text - line), line);
         lost += !comes_back(t, bytes, len, &back);
     }
     CHECK(name, texts > 400 && !differ && !lost, "%d of %d texts differ, %d do not come back%s", differ, texts, lost, wrong);
@@ -324,8 +344,7 @@ static void test_tokenizer_cases(const char *name, const Tokenizer *t, const int
 
 /* Cuts random texts at every place that cut_next names, and elsewhere, which must show. */
 static void test_tokenizer_cuts(const Tokenizer *t) {
-    static const char *const parts[] = {"'", "'s", "'l", "l", "'re", "e", " ", " ", "  ", "\n", "\r\n", "\t", "a", "the", " and", "ing", "7", "12", "3456", "!", "--", ".\n", "(", "_",
-        "\xC3\xA9", "e\xCC\x81", "\xE4\xB8\xAD", "\xE3\x80\x82", "\xE3\x80\x80", "\xC2\xA0", "\xE2\x80\xA8", "\xC2\x85", "\xF0\x9F\x98\x80", "\xE0\xA4\x95\xE0\xA4\xBF", "\xD9\xA3", "\xC5\xBF", "\xE2\x85\xA7"};
+    static const char *const parts[] = {"'", "'s", "'l", "l", "'re", "e", " ", " ", "  ", "\n", "\r\n", "\t", "a", "the", " and", "ing", "7", "12", "3456", "!", "--", ".\n", "(", "_", "\xC3\xA9", "e\xCC\x81", "\xE4\xB8\xAD", "\xE3\x80\x82", "\xE3\x80\x80", "\xC2\xA0", "\xE2\x80\xA8", "\xC2\x85", "\xF0\x9F\x98\x80", "\xE0\xA4\x95\xE0\xA4\xBF", "\xD9\xA3", "\xC5\xBF", "\xE2\x85\xA7"};
     pcre2_code *cut = cut_open();
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     uint64_t state = 2463534242u;
@@ -352,17 +371,21 @@ static void test_tokenizer_cuts(const Tokenizer *t) {
     pcre2_code_free(cut), pcre2_match_data_free(match), free(ids[0]), free(ids[1]);
 }
 
-static void test_tokenizer_of_llama3(const char *path) {
-    int32_t *ranks = test_fixture_tokenizer(path);
+static void test_tokenizer_tiktoken(const char *path) {
+    test_pairs_tokenizer(path);
     Tokenizer *t = tokenizer_open(path);
-    test_tokenizer_cases("tokenizer: ids equal tiktoken's, scripts, code, blanks, broken UTF-8", t, ranks);
+    test_tokenizer_cases("tokenizer: text splits where tiktoken splits it, by the ids of pairs of bytes", CASE_PIECES, t, NULL);
     test_tokenizer_cuts(t);
+    tokenizer_close(t);
+    int32_t *ranks = test_fixture_tokenizer(path);
+    t = tokenizer_open(path);
+    test_tokenizer_cases("tokenizer: ids equal tiktoken's: scripts, code, blanks, broken UTF-8", CASE_IDS, t, ranks);
     tokenizer_close(t);
     free(ranks);
     path = getenv("LLAMA3_TOKENIZER");
     if (!path || !*path) return;
     t = tokenizer_open(path);
-    test_tokenizer_cases("tokenizer: ids equal tiktoken's with the whole of Llama 3's tokenizer", t, NULL);
+    test_tokenizer_cases("tokenizer: ids equal tiktoken's, with the whole of Llama 3's tokenizer", CASE_IDS, t, NULL);
     test_tokenizer_long_pieces(t);
     tokenizer_close(t);
 }
@@ -407,7 +430,7 @@ static void test_tokenizer(void) {
     test_tokenizer_long_pieces(t);
     test_tokenizer_threads(t);
     tokenizer_close(t);
-    test_tokenizer_of_llama3(path);
+    test_tokenizer_tiktoken(path);
     unlink(path);
     rmdir(folder);
 }
