@@ -98,7 +98,16 @@ static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return a * b + c
 typedef float vfloats __attribute__((vector_size(VL * 4), aligned(4))); // in memory; as floats, so that the compiler knows what a store leaves alone
 static inline vfloat vload(const float *p) { return *(const vfloats *)(const void *)p; }
 static inline void vstore(float *p, vfloat x) { *(vfloats *)(void *)p = x; }
-static inline vfloat vswap(vfloat x, int h) { const vint lane = LANE_NUMBERS; return __builtin_shuffle(x, lane ^ h); } // those whose numbers differ in bit h
+static inline vfloat vpick(vfloat a, vfloat b, vint lane) { // lanes of a (from 0 on) and b (from VL on)
+#ifdef __clang__
+    vfloat x;
+    for (int l = 0; l < VL; l++) x[l] = lane[l] < VL ? a[lane[l]] : b[lane[l] - VL];
+    return x;
+#else
+    return __builtin_shuffle(a, b, lane);
+#endif
+}
+static inline vfloat vswap(vfloat x, int h) { const vint lane = LANE_NUMBERS; return vpick(x, x, lane ^ h); } // lanes whose numbers differ in bit h
 static inline float vsum(vfloat x) { // by halves
 #pragma GCC unroll 4
     for (int h = VL / 2; h; h /= 2) x += vswap(x, h);
@@ -405,16 +414,17 @@ static void cpu_embedding_forward(Device *dev, floatX *x, const floatX *embed, c
         else memcpy(x + (int64_t)n * C, embed + (int64_t)ids[n] * C, (size_t)C * sizeof *x);
 }
 
-/* Rows of dembed belong to threads, so each row is summed by one thread, over n in order. */
+/* Columns belong to threads, so each element is summed by one thread, over n in order, and one frequent token is everybody's work. */
 static void cpu_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int N, int C) {
 #pragma omp parallel for num_threads(dev->threads)
-    for (int owner = 0; owner < dev->threads; owner++)
+    for (int64_t part = 0; part < dev->threads; part++) {
+        int64_t vectors = blocks_of(C, VL), first = part * vectors / dev->threads * VL, last = min_i64(C, (part + 1) * vectors / dev->threads * VL);
         for (int n = 0; n < N; n++) {
-            if (ids[n] < 0 || ids[n] % dev->threads != owner) continue;
             float *row = dembed + (int64_t)ids[n] * C;
-            for (int64_t i = 0; i < C; i += VL)
+            for (int64_t i = first; i < last && ids[n] >= 0; i += VL)
                 store_float(row + i, load_float(row + i, C - i) + load_x(dx + (int64_t)n * C + i, C - i), C - i);
         }
+    }
 }
 
 /* RMSNorm (Zhang & Sennrich 2019, eq. 4): out = w x / sqrt(mean(x^2) + eps) */
@@ -659,7 +669,7 @@ static inline __attribute__((always_inline)) void transpose(vfloat *x) {
         for (int i = 0; i < VL; i++)
             if (!(i & h)) {
                 vfloat a = x[i], b = x[i + h];
-                x[i] = __builtin_shuffle(a, b, upper), x[i + h] = __builtin_shuffle(a, b, lower);
+                x[i] = vpick(a, b, upper), x[i + h] = vpick(a, b, lower);
             }
     }
 }
@@ -923,20 +933,22 @@ static void cpu_tree_sum(Device *dev, float *out, const float *pieces, int n, in
     }
 }
 
-static size_t cpu_squared_norm_scratch(int64_t count) { return (size_t)blocks_of(count, NORM_BLOCK) * sizeof(float); }
-static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count, void *scratchpad) {
-    float *sums = (float *)scratchpad; // one a block
-    int64_t blocks = blocks_of(count, NORM_BLOCK);
-#pragma omp parallel for num_threads(dev->threads)
-    for (int64_t b = 0; b < blocks; b++) {
-        vfloat sum = vsplat(0);
-        for (int64_t i = b * NORM_BLOCK; i < min_i64(count, (b + 1) * NORM_BLOCK); i += VL) {
-            vfloat v = load_float(x + i, count - i);
-            sum = vfma(v, v, sum);
+static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
+#pragma omp parallel num_threads(dev->threads)
+    {
+        ExactSum sum = ZERO; // of this thread: exact, so it does not matter whose blocks are whose
+#pragma omp for
+        for (int64_t b = 0; b < count; b += NORM_BLOCK) {
+            vfloat squares = vsplat(0);
+            for (int64_t i = b; i < min_i64(count, b + NORM_BLOCK); i += VL) {
+                vfloat v = load_float(x + i, count - i);
+                squares = vfma(v, v, squares);
+            }
+            exact_add(&sum, vsum(squares));
         }
-        sums[b] = vsum(sum);
+#pragma omp critical(squared_norm)
+        exact_merge(total, &sum);
     }
-    for (int64_t b = 0; b < blocks; b++) exact_add(total, sums[b]);
 }
 
 /* PyTorch's AdamW: decay first, then p -= lr/(1-beta1^t) m / (sqrt(v)/sqrt(1-beta2^t) + eps). */
@@ -1071,7 +1083,7 @@ static void tree_sum(Device *dev, float *out /* (count) = sum; += where `accumul
 
 /* Sum of squares: fp32 within blocks of NORM_BLOCK elements from x on, exact over the blocks. Nothing in a walk. */
 static void squared_norm(Device *dev, ExactSum *total /* += */, const float *x /* (count) */, int64_t count) {
-    RUN_OP_IN("norm blocks", BACKEND(squared_norm_scratch)(count), OP_SQUARED_NORM, 2.0 * (double)count, (double)count * FB, squared_norm(dev, total, x, count, space))
+    RUN_OP(OP_SQUARED_NORM, 2.0 * (double)count, (double)count * FB, squared_norm(dev, total, x, count))
 }
 
 /* `grad_scale` folds in clipping and 1 / token count; `step` counts from 1. */

@@ -1,0 +1,122 @@
+/* adamw.cu: one step of AdamW (Loshchilov & Hutter 2019, algorithm 2) in the order of PyTorch's torch.optim.AdamW:
+ *   p -= lr weight_decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
+ *   p -= lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps),  and the compute copy of p, rounded to floatX.
+ *
+ * A square root and a division, and four fp32 tensors read, three and the copy written: it waits for memory, so what
+ * counts is how often each tensor makes the trip.
+ */
+#include "page.h"
+
+static const float LR = 3e-4f, BETA1 = 0.9f, BETA2 = 0.95f, EPS = 1e-8f, WEIGHT_DECAY = 0.1f;
+static const float GRAD_SCALE = 0.37f; // clipping, and one over the number of tokens
+
+static void adamw_case(Case *c) { // size: count, step
+    int64_t count = c->size[0]; // a row an element: each is held to the bound
+    updates(c, "p", IN_FLOAT, count, 1, 1);
+    updates(c, "m", IN_FLOAT, count, 1, 1);
+    updates(c, "v", IN_FLOAT, count, 1, 1);
+    reads(c, "g", IN_FLOAT, count, 1, 1);
+    writes(c, "copy", IN_X, count, 1);
+    c->flops = 14.0 * (double)count;
+    c->slots = (double)(2 * DIVISION_SLOTS + 9) * (double)count; // g scaled; m: 2; v: 3; the denominator; p: 2
+}
+
+static void adamw_prepare(Case *c) {
+    for (int64_t i = 0; i < c->size[0]; i++) F("v")[i] = fabsf(F("v")[i]); // a mean of squares
+}
+
+static void adamw_definition(Case *c) {
+    const double *p0 = D("p"), *m0 = D("m"), *v0 = D("v"), *g0 = D("g");
+    double *p = R("p"), *m = R("m"), *v = R("v"), *copy = R("copy");
+    double lr = (double)LR, beta1 = (double)BETA1, beta2 = (double)BETA2, step = (double)c->size[1];
+    for (int64_t i = 0; i < c->size[0]; i++) {
+        double g = g0[i] * (double)GRAD_SCALE;
+        m[i] = beta1 * m0[i] + (1 - beta1) * g;
+        v[i] = beta2 * v0[i] + (1 - beta2) * g * g;
+        p[i] = p0[i] - lr * (double)WEIGHT_DECAY * p0[i];
+        p[i] -= lr / (1 - pow(beta1, step)) * m[i] / (sqrt(v[i]) / sqrt(1 - pow(beta2, step)) + (double)EPS);
+        copy[i] = p[i];
+    }
+}
+
+typedef struct { float keep, rate, root; } Factors; // what all elements have in common, computed in double
+static Factors factors(const Case *c) {
+    double step = (double)c->size[1];
+    Factors f = {(float)(1.0 - (double)LR * (double)WEIGHT_DECAY), (float)((double)LR / (1.0 - pow((double)BETA1, step))), (float)(1.0 / sqrt(1.0 - pow((double)BETA2, step)))};
+    return f;
+}
+
+static void copy_pass(Case *c) {
+    const float *p = F("p");
+    floatX *copy = X("copy");
+    for (int64_t i = 0; i < c->size[0]; i += VL) store_x(copy + i, load_float(p + i, c->size[0] - i), c->size[0] - i);
+}
+
+static void adamw_passes(Case *c) {
+    int64_t count = c->size[0];
+    float *p = F("p"), *m = F("m"), *v = F("v");
+    const float *g = F("g");
+    Factors f = factors(c);
+    for (int64_t i = 0; i < count; i++) p[i] *= f.keep;
+    for (int64_t i = 0; i < count; i++) m[i] = BETA1 * m[i] + (1 - BETA1) * (GRAD_SCALE * g[i]);
+    for (int64_t i = 0; i < count; i++) v[i] = BETA2 * v[i] + (1 - BETA2) * (GRAD_SCALE * g[i]) * (GRAD_SCALE * g[i]);
+    for (int64_t i = 0; i < count; i++) p[i] -= f.rate * m[i] / (sqrtf(v[i]) * f.root + EPS);
+    copy_pass(c);
+}
+
+static void adamw_one_pass(Case *c) {
+    int64_t count = c->size[0];
+    float *p = F("p"), *m = F("m"), *v = F("v");
+    const float *g = F("g");
+    Factors f = factors(c);
+    for (int64_t i = 0; i < count; i++) {
+        float grad = g[i] * GRAD_SCALE;
+        m[i] = BETA1 * m[i] + (1 - BETA1) * grad;
+        v[i] = BETA2 * v[i] + (1 - BETA2) * grad * grad;
+        p[i] = p[i] * f.keep - f.rate * m[i] / (sqrtf(v[i]) * f.root + EPS);
+    }
+    copy_pass(c);
+}
+
+/* A vector, n elements of which exist. Returns the new p. */
+static inline vfloat step_vector(const Factors *f, float *p, float *m, float *v, const float *g, int64_t n) {
+    vfloat grad = load_float(g, n) * GRAD_SCALE, m0 = load_float(m, n), m1 = vfma(grad - m0, vsplat(1 - BETA1), m0);
+    vfloat v1 = vfma(grad * (1 - BETA2), grad, load_float(v, n) * BETA2);
+    vfloat p1 = vfma(m1 / vfma(vsqrt(v1), vsplat(f->root), vsplat(EPS)), vsplat(-f->rate), load_float(p, n) * f->keep);
+    store_float(m, m1, n);
+    store_float(v, v1, n);
+    store_float(p, p1, n);
+    return p1;
+}
+
+static void adamw_vectors(Case *c) {
+    int64_t count = c->size[0];
+    float *p = F("p"), *m = F("m"), *v = F("v");
+    const float *g = F("g");
+    Factors f = factors(c);
+    for (int64_t i = 0; i < count; i += VL) step_vector(&f, p + i, m + i, v + i, g + i, count - i);
+    copy_pass(c);
+}
+
+static void adamw_with_copy(Case *c) {
+    int64_t count = c->size[0];
+    float *p = F("p"), *m = F("m"), *v = F("v");
+    const float *g = F("g");
+    floatX *copy = X("copy");
+    Factors f = factors(c);
+    for (int64_t i = 0; i < count; i += VL) store_x(copy + i, step_vector(&f, p + i, m + i, v + i, g + i, count - i), count - i);
+}
+
+static void adamw_in_use(Case *c) {
+    adamw(c->dev, F("p"), F("m"), F("v"), F("g"), X("copy"), c->size[0], LR, BETA1, BETA2, EPS, WEIGHT_DECAY, GRAD_SCALE, (int)c->size[1]);
+}
+
+static const Op op = {"adamw", adamw_case, adamw_prepare, adamw_definition,
+    {{"1 five passes", "the formula line by line: decay, m, v, update, copy; p goes to memory and back twice and is read a third time, the others more than once.", adamw_passes},
+     {"2 one pass", "an element's whole step while it is at hand: each tensor makes the trip once, p once more for the copy.", adamw_one_pass},
+     {"3 vectors", "square roots and divisions of a vector at once, without a question whether the tensors overlap; m moves by one fused (1 - beta1) (g - m).", adamw_vectors},
+     {"4 the copy too", "the compute copy is rounded from the register, not by a pass of its own: p is not read again.", adamw_with_copy},
+     {"in use: threads", "vectors over threads; no element knows another, so neither threads nor shards show in the bits.", adamw_in_use}},
+    {{"odd", {1003, 3}}, {"bench-8m tensor", {82944, 100}}, {"bench-125m block", {6292992, 100}}, {"1B layer, 1 of 2 shards", {30410752, 100}}}};
+
+PAGE(&op)

@@ -1,0 +1,77 @@
+/* cast.cu: fp32 rounded to floatX: the nearest bf16, the even one of two as near (in fp32: a copy).
+ *
+ * bf16 is the upper half of an fp32, so rounding is an addition to the lower half that may carry into the upper. Four bytes
+ * in, two out: it waits for memory as soon as it is done for more than one element at a time. Versions must give the
+ * definition's bits.
+ */
+#include "page.h"
+
+static void cast_case(Case *c) { // size: count, significant bits of PyTorch's figures (8: bf16, 24: fp32)
+    int64_t count = c->size[0]; // a row an element: each is held to the bound
+    reads(c, "in", IN_FLOAT, count, 1, 1);
+    writes(c, "out", IN_X, count, 1);
+    c->bound = c->row_bound = 1e-30; // not a bit
+}
+
+/* x to the nearest number of `bits` significant bits, infinity where it leaves fp32's range of exponents. */
+static double nearest(double x, int bits) {
+    int exponent;
+    double fraction = frexp(x, &exponent), y = ldexp(rint(ldexp(fraction, bits)), exponent - bits); // rint: halves to even
+    return fabs(y) < ldexp(1, 128) ? y : copysign(INFINITY, x);
+}
+
+static void cast_definition(Case *c) {
+    int bits = c->exactly ? (int)c->size[1] : FLOATX == DTYPE_BF16 ? 8 : 24;
+    const double *in = D("in");
+    double *out = R("out");
+    for (int64_t i = 0; i < c->size[0]; i++)
+        if (wanted(c, i, c->size[0], 30)) out[i] = nearest(in[i], bits);
+}
+
+static void cast_by_value(Case *c) {
+    const float *in = F("in");
+    floatX *out = X("out");
+    for (int64_t i = 0; i < c->size[0]; i++) out[i] = from_float((float)nearest(in[i], FLOATX == DTYPE_BF16 ? 8 : 24)); // rounded already: from_float only moves it
+}
+
+static void cast_scalar(Case *c) {
+    const float *in = F("in");
+    floatX *out = X("out");
+    for (int64_t i = 0; i < c->size[0]; i++) out[i] = from_float(in[i]);
+}
+
+static inline void store_rounded(floatX *out, vfloat x, int64_t n) {
+#ifdef PRECISION_BF16
+    vuint u = (vuint)x, rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16, nan = (vuint)((vint)(u & 0x7FFFFFFFu) > 0x7F800000);
+    vhalf half = NARROW((nan & ((u >> 16) | 0x40u)) | (~nan & rounded));
+    if (WHOLE(n)) memcpy(out, &half, sizeof half);
+    else store_ragged_half(out, half, n);
+#else
+    store_float(out, x, n);
+#endif
+}
+static void cast_integers(Case *c) {
+    int64_t count = c->size[0];
+    const float *in = F("in");
+    floatX *out = X("out");
+    for (int64_t i = 0; i < count; i += VL) store_rounded(out + i, load_float(in + i, count - i), count - i);
+}
+
+static void cast_instruction(Case *c) {
+    int64_t count = c->size[0];
+    const float *in = F("in");
+    floatX *out = X("out");
+    for (int64_t i = 0; i < count; i += VL) store_x(out + i, load_float(in + i, count - i), count - i);
+}
+
+static void cast_in_use(Case *c) { cast_to_floatx(c->dev, X("out"), F("in"), c->size[0]); }
+
+static const Op op = {"cast", cast_case, NULL, cast_definition,
+    {{"1 by value", "the number is taken apart into fraction and exponent, the fraction rounded: three calls an element.", cast_by_value},
+     {"2 by bits", "half of what is cut off is added to the bits, a little less where the number would become odd; the carry does the rest. The compiler makes vectors of it.", cast_scalar},
+     {"3 vectors", "the same integer arithmetic on the vectors of kernels.h, NaN by a mask: no faster where the compiler found its vectors, and not left to it.", cast_integers},
+     {"4 the instruction", "where the processor rounds to bf16 itself (AVX512_BF16), one instruction instead of nine; elsewhere the same as before.", cast_instruction},
+     {"in use: threads", "vectors over threads.", cast_in_use}},
+    {{"odd", {1003}}, {"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}}}};
+
+PAGE(&op)

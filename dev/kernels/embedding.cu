@@ -1,0 +1,170 @@
+/* embedding.cu: row n of x is row ids[n] of the table, and the backward: row n of dx is added to row ids[n] of the gradient.
+ *
+ * No arithmetic worth the name; rows come from anywhere in the table. The backward's question is who may add: tokens
+ * repeat, and what two threads add to one row at once is lost, or added in an order that the next run does not repeat.
+ * A row of x is zero where the id is negative, and gives no gradient: so it is where ranks split the vocabulary.
+ */
+#include "page.h"
+
+/* The ids: `often` of 100 tokens are one and the same, `absent` of 100 negative, the rest anything.
+ * Counts what one call touches: rows of the table, and tokens that are not negative. */
+static void draw_ids(Case *c, int often, int absent, int64_t *rows, int64_t *present) {
+    int64_t N = c->size[0], V = c->size[2];
+    int32_t *ids = I("ids");
+    char *seen = (char *)checked_malloc((size_t)V);
+    *rows = *present = 0;
+    for (int64_t n = 0; n < N; n++) {
+        int64_t percent = (int64_t)(mix64((uint64_t)n + 1) % 100);
+        if (percent < often) ids[n] = (int32_t)(V / 2);
+        else if (percent >= 100 - absent) ids[n] = (int32_t)(-1 - n);
+        *present += ids[n] >= 0;
+        if (ids[n] >= 0) *rows += !seen[ids[n]], seen[ids[n]] = 1;
+    }
+    free(seen);
+}
+
+// ---------------------------------------------------------------------------
+// forward
+
+static void forward_case(Case *c) { // size: N, C, V, often, absent
+    int64_t N = c->size[0], C = c->size[1], V = c->size[2];
+    reads(c, "embed", IN_X, V, C, 1);
+    reads(c, "ids", IN_INT, N, 1, (double)V);
+    writes(c, "x", IN_X, N, C);
+}
+
+static void forward_prepare(Case *c) {
+    int64_t rows, present;
+    draw_ids(c, (int)c->size[3], (int)c->size[4], &rows, &present);
+    page_find(c, "embed")->touched = rows * c->size[1] * (int64_t)sizeof(floatX);
+}
+
+static void forward_definition(Case *c) {
+    int64_t N = c->size[0], C = c->size[1];
+    const double *embed = D("embed"), *ids = D("ids");
+    double *x = R("x");
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t i = 0; i < C; i++) x[n * C + i] = ids[n] < 0 ? 0 : embed[(int64_t)ids[n] * C + i];
+}
+
+static void forward_columns(Case *c) {
+    int64_t N = c->size[0], C = c->size[1];
+    const floatX *embed = X("embed");
+    const int32_t *ids = I("ids");
+    floatX *x = X("x");
+    for (int64_t i = 0; i < C; i++)
+        for (int64_t n = 0; n < N; n++) x[n * C + i] = ids[n] < 0 ? from_float(0) : embed[ids[n] * C + i];
+}
+
+static void forward_rows(Case *c) {
+    int64_t N = c->size[0], C = c->size[1];
+    const floatX *embed = X("embed");
+    const int32_t *ids = I("ids");
+    floatX *x = X("x");
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t i = 0; i < C; i++) x[n * C + i] = ids[n] < 0 ? from_float(0) : embed[ids[n] * C + i];
+}
+
+static void forward_copies(Case *c) {
+    int64_t N = c->size[0], C = c->size[1];
+    const floatX *embed = X("embed");
+    const int32_t *ids = I("ids");
+    floatX *x = X("x");
+    for (int64_t n = 0; n < N; n++)
+        if (ids[n] < 0) memset(x + n * C, 0, (size_t)C * sizeof(floatX));
+        else memcpy(x + n * C, embed + ids[n] * C, (size_t)C * sizeof(floatX));
+}
+
+static void forward_in_use(Case *c) { embedding_forward(c->dev, X("x"), X("embed"), I("ids"), (int)c->size[0], (int)c->size[1]); }
+
+static const Op forward = {"embedding_forward", forward_case, forward_prepare, forward_definition,
+    {{"1 by columns", "an element of every token, then the next element of every token: each one is taken from another cache line.", forward_columns},
+     {"2 by rows", "a token's row at once: memory is read and written in order, but for the jump from row to row.", forward_rows},
+     {"3 copies", "one question a row, whether it is there, and then the library's copy, which takes whole vectors whatever an element is.", forward_copies},
+     {"in use: threads", "rows over threads; a copy has no order.", forward_in_use}},
+    {{"odd", {333, 301, 97, 0, 10}}, {"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
+     {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer", {1024, 2048, 128256}}}};
+
+// ---------------------------------------------------------------------------
+// backward
+
+static void backward_case(Case *c) { // size: N, C, V, often, absent
+    int64_t N = c->size[0], C = c->size[1], V = c->size[2];
+    updates(c, "dembed", IN_FLOAT, V, C, 0.7);
+    reads(c, "dx", IN_X, N, C, 0.7);
+    reads(c, "ids", IN_INT, N, 1, (double)V);
+    c->flops = c->slots = (double)(N * C);
+}
+
+static void backward_prepare(Case *c) {
+    int64_t rows, present, C = c->size[1];
+    draw_ids(c, (int)c->size[3], (int)c->size[4], &rows, &present);
+    page_find(c, "dembed")->touched = rows * C * (int64_t)sizeof(float);
+    page_find(c, "dx")->touched = present * C * (int64_t)sizeof(floatX);
+}
+
+static void backward_definition(Case *c) {
+    int64_t N = c->size[0], C = c->size[1], V = c->size[2];
+    const double *dx = D("dx"), *ids = D("ids");
+    double *dembed = R("dembed");
+    memcpy(dembed, D("dembed"), (size_t)(V * C) * sizeof(double));
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t i = 0; i < C && ids[n] >= 0; i++) dembed[(int64_t)ids[n] * C + i] += dx[n * C + i];
+}
+
+static void backward_search(Case *c) {
+    int64_t N = c->size[0], C = c->size[1], V = c->size[2];
+    const floatX *dx = X("dx");
+    const int32_t *ids = I("ids");
+    float *dembed = F("dembed");
+    for (int64_t v = 0; v < V; v++)
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t i = 0; i < C && ids[n] == v; i++) dembed[v * C + i] += to_float(dx[n * C + i]);
+}
+
+/* Elements [from, to) of every row, for the ids that belong to `owner` of `owners`. */
+static void backward_part(Case *c, int64_t from, int64_t to, int owner, int owners) {
+    int64_t N = c->size[0], C = c->size[1];
+    const floatX *dx = X("dx");
+    const int32_t *ids = I("ids");
+    float *dembed = F("dembed");
+    for (int64_t n = 0; n < N; n++) {
+        if (ids[n] < 0 || ids[n] % owners != owner) continue;
+        float *row = dembed + ids[n] * C;
+        for (int64_t i = from; i < to; i += VL) store_float(row + i, load_float(row + i, to - i) + load_x(dx + n * C + i, to - i), to - i);
+    }
+}
+static void backward_scatter(Case *c) { backward_part(c, 0, c->size[1], 0, 1); }
+
+static void backward_atomic(Case *c) {
+    int64_t N = c->size[0], C = c->size[1];
+    const floatX *dx = X("dx");
+    const int32_t *ids = I("ids");
+    float *dembed = F("dembed");
+#pragma omp parallel for num_threads(c->dev->threads)
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t i = 0; i < C && ids[n] >= 0; i++) {
+            float *to = dembed + ids[n] * C + i, d = to_float(dx[n * C + i]);
+#pragma omp atomic
+            *to += d;
+        }
+}
+
+static void backward_columns(Case *c) {
+    int64_t vectors = blocks_of(c->size[1], VL), threads = c->dev->threads;
+#pragma omp parallel for num_threads(c->dev->threads)
+    for (int64_t t = 0; t < threads; t++) backward_part(c, vectors * t / threads * VL, min_i64(vectors * (t + 1) / threads * VL, c->size[1]), 0, 1);
+}
+
+static void backward_in_use(Case *c) { embedding_backward(c->dev, F("dembed"), X("dx"), I("ids"), (int)c->size[0], (int)c->size[1]); }
+
+static const Op backward = {"embedding_backward", backward_case, backward_prepare, backward_definition,
+    {{"1 search", "each row of the table looks through all tokens for its own: nobody else adds to it, and nearly all looking is in vain.", backward_search},
+     {"2 scatter", "each token adds its row, a vector at a time, to the row that its id names: every token is looked at once.", backward_scatter},
+     {"3 atomic additions", "tokens over threads; a row may be two threads' at once, so every single element is added by an atomic exchange: slower than one thread alone, and the order, so the bits, are another in each run.", backward_atomic},
+     {"4 columns", "columns over threads instead, the scatter in each: as fast whatever the tokens are, the same bits for any number of threads, but each thread takes short pieces of all rows.", backward_columns},
+     {"in use: owners", "a thread owns the ids that leave its number as remainder, and adds their rows, whole, in the order of the tokens: the same bits again; where one token is most of the text, its owner works alone.", backward_in_use}},
+    {{"odd", {333, 301, 97, 0, 10}}, {"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
+     {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer, 1 of 4 slices", {1024, 2048, 32064, 0, 75}}}};
+
+PAGE(&forward, &backward)

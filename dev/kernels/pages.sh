@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# pages.sh check | table [ARG…] : what `make check` and `make table` run, over the programs in $PAGES.
+# check ends with `N passed, N failed`; table prints Markdown, and fails where a check does.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+what=${1:?check or table}
+shift
+
+if [ "$what" = check ]; then
+    passed=0 failed=0
+    for page in $PAGES; do
+        out=$("$page" --check 2>&1)
+        printf '%s\n' "$out" | grep -vE '^[0-9]+ passed, [0-9]+ failed$'
+        counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' <<<"$out" | tail -n 1)
+        if [ -z "$counts" ]; then
+            echo "FAIL ${page#../../}: ended before its last line"
+            failed=$((failed + 1))
+        else
+            passed=$((passed + $(cut -d' ' -f1 <<<"$counts")))
+            failed=$((failed + $(cut -d' ' -f3 <<<"$counts")))
+        fi
+    done
+    echo "$passed passed, $failed failed"
+    [ "$failed" = 0 ]
+    exit
+fi
+
+echo "# The ops, step by step"
+echo
+echo "\`make -C dev/kernels table\`; $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores, commit $(git rev-parse --short HEAD 2>/dev/null || echo none)."
+cat <<'TEXT'
+
+Each table is one op in one precision, over sizes; the versions are those of the page `dev/kernels/OP.cu`, in its order. Versions
+take turns, and so do two loops that give the roofline: fused multiply-adds from registers, and a loop that reads and writes the
+same bytes of the same buffers and computes nothing. The roofline is the slower of the two for the case, so a case that fits a
+cache is held against that cache. The error is ‖version − definition‖ / ‖definition‖, the largest over the outputs; the definition
+is in double precision and agrees with PyTorch's figures.
+TEXT
+for page in $PAGES; do
+    name=${page##*/}
+    [ "${last:-}" = "$name" ] || printf '\n## %s\n' "$name"
+    last=$name
+    "$page" --markdown "$@" || exit 1
+done

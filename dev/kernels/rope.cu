@@ -1,0 +1,149 @@
+/* rope.cu: rotary position embedding (Su et al. 2021, eq. 34), in place, forward and backward.
+ *
+ * Element i of a head turns with element i + HD/2 by the angle position x THETA^(-2i / HD): Hugging Face's pairing. The
+ * transposed of a rotation is the rotation by minus the angle: backward is the same loop with another sign of the sine.
+ * What costs is the sine, unless a table has it; then nothing costs but moving the heads.
+ */
+#include "page.h"
+
+static const double THETA = 500000; // Llama 3's
+
+static void rope_case(Case *c) { // size: N, T, heads, HD, stride, direction (1: forward, -1: backward)
+    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4];
+    updates(c, "x", IN_X, N, stride, 1)->touched = N * heads * HD * (int64_t)sizeof(floatX); // behind the heads: the values, which do not turn
+    reads(c, "cos_sin", IN_FLOAT, T, HD, 1);
+    reads(c, "positions", IN_INT, 1, T, (double)T);
+    c->flops = 3.0 * (double)(N * heads * HD);
+    c->slots = 2.0 * (double)(N * heads * HD); // a product, and a fused one
+}
+
+static double angle_of(int64_t position, int64_t i, int64_t HD) { return (double)position * pow(THETA, -2.0 * (double)i / (double)HD); }
+
+static void rope_prepare(Case *c) { // the table of THETA
+    int64_t T = c->size[1], HD = c->size[3], half = HD / 2;
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t i = 0; i < half; i++) {
+            F("cos_sin")[t * HD + i] = (float)cos(angle_of(t, i, HD));
+            F("cos_sin")[t * HD + half + i] = (float)sin(angle_of(t, i, HD));
+        }
+}
+
+static void rope_definition(Case *c) {
+    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
+    const double *x = D("x"), *cos_sin = D("cos_sin"), *positions = D("positions");
+    double *out = R("x"), direction = (double)c->size[5];
+    memcpy(out, x, (size_t)(N * stride) * sizeof(double));
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t i = 0; i < half; i++) {
+                const double *table = cos_sin + (int64_t)positions[n % T] * HD + i, *a = x + n * stride + h * HD + i, *b = a + half;
+                double cosine = table[0], sine = direction * table[half];
+                out[a - x] = *a * cosine - *b * sine;
+                out[b - x] = *b * cosine + *a * sine;
+            }
+}
+
+static inline void turn(floatX *first, floatX *second, float cosine, float sine) {
+    float a = to_float(*first), b = to_float(*second);
+    *first = from_float(a * cosine - b * sine);
+    *second = from_float(b * cosine + a * sine);
+}
+
+static void rope_functions(Case *c) {
+    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
+    const int32_t *positions = I("positions");
+    floatX *x = X("x");
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t i = 0; i < half; i++) {
+                floatX *first = x + n * stride + h * HD + i;
+                double angle = angle_of(positions[n % T], i, HD);
+                turn(first, first + half, (float)cos(angle), (float)(sin(angle) * (double)c->size[5]));
+            }
+}
+
+static void rope_once_a_token(Case *c) {
+    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
+    const int32_t *positions = I("positions");
+    floatX *x = X("x");
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t i = 0; i < half; i++) {
+            double angle = angle_of(positions[n % T], i, HD);
+            float cosine = (float)cos(angle), sine = (float)(sin(angle) * (double)c->size[5]);
+            for (int64_t h = 0; h < heads; h++) {
+                floatX *first = x + n * stride + h * HD + i;
+                turn(first, first + half, cosine, sine);
+            }
+        }
+}
+
+static void rope_table(Case *c) {
+    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
+    const int32_t *positions = I("positions");
+    const float *cos_sin = F("cos_sin");
+    floatX *x = X("x");
+    float direction = (float)c->size[5];
+    for (int64_t n = 0; n < N; n++) {
+        const float *cosines = cos_sin + positions[n % T] * HD, *sines = cosines + half;
+        for (int64_t h = 0; h < heads; h++) {
+            floatX *first = x + n * stride + h * HD, *second = first + half;
+            for (int64_t i = 0; i < half; i++) turn(first + i, second + i, cosines[i], sines[i] * direction);
+        }
+    }
+}
+
+static inline void turn_vectors(floatX *first, floatX *second, vfloat cosine, vfloat sine, int64_t n) {
+    vfloat a = load_x(first, n), b = load_x(second, n);
+    store_x(first, vfma(a, cosine, b * -sine), n);
+    store_x(second, vfma(b, cosine, a * sine), n);
+}
+
+static void rope_vectors(Case *c) {
+    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
+    const int32_t *positions = I("positions");
+    const float *cos_sin = F("cos_sin");
+    floatX *x = X("x");
+    float direction = (float)c->size[5];
+    for (int64_t n = 0; n < N; n++) {
+        const float *cosines = cos_sin + positions[n % T] * HD, *sines = cosines + half;
+        for (int64_t h = 0; h < heads; h++) {
+            floatX *first = x + n * stride + h * HD, *second = first + half;
+            for (int64_t i = 0; i < half; i += VL)
+                turn_vectors(first + i, second + i, load_float(cosines + i, half - i), load_float(sines + i, half - i) * direction, half - i);
+        }
+    }
+}
+
+static void rope_heads_inside(Case *c) {
+    int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4], half = HD / 2;
+    const int32_t *positions = I("positions");
+    const float *cos_sin = F("cos_sin");
+    floatX *x = X("x");
+    float direction = (float)c->size[5];
+    for (int64_t n = 0; n < N; n++) {
+        const float *cosines = cos_sin + positions[n % T] * HD, *sines = cosines + half;
+        for (int64_t i = 0; i < half; i += VL) {
+            vfloat cosine = load_float(cosines + i, half - i), sine = load_float(sines + i, half - i) * direction;
+            floatX *first = x + n * stride + i;
+            for (int64_t h = 0; h < heads; h++) turn_vectors(first + h * HD, first + h * HD + half, cosine, sine, half - i);
+        }
+    }
+}
+
+static void rope_in_use(Case *c) {
+    int N = (int)c->size[0], T = (int)c->size[1], heads = (int)c->size[2], HD = (int)c->size[3];
+    if (c->size[5] > 0) rope_forward(c->dev, X("x"), c->size[4], F("cos_sin"), I("positions"), N, T, heads, HD);
+    else rope_backward(c->dev, X("x"), c->size[4], F("cos_sin"), I("positions"), N, T, heads, HD);
+}
+
+static const Op rope = {"rope", rope_case, rope_prepare, rope_definition,
+    {{"1 pow, cos and sin", "the formula, for each pair of each head; in double, for at position 1000 a float's angle has lost three of its seven digits.", rope_functions},
+     {"2 once a token", "all heads of a token turn by the same angles: each is computed once for them.", rope_once_a_token},
+     {"3 a table", "positions come again in every sequence, layer and step: a table of all, made once, takes the functions out of the step.", rope_table},
+     {"4 vectors", "the table holds all cosines of a position, then all sines, as the heads hold their halves: four vectors are loaded, none is taken apart.", rope_vectors},
+     {"5 heads inside", "vectors of the table are loaded, and the sine given its sign, once for all heads of the token; and where a half ends in part of a vector (HD 48), no head's load waits any more for the masked store just before it, which its lanes overlap.", rope_heads_inside},
+     {"in use: threads", "rows over threads.", rope_in_use}},
+    {{"odd", {65, 13, 3, 38, 133, 1}}, {"bench-8m", {2048, 256, 12, 48, 18 * 48, 1}}, {"bench-125m", {1024, 512, 16, 64, 20 * 64, 1}},
+     {"1B layer", {1024, 1024, 40, 64, 48 * 64, 1}}, {"1B layer, backward", {1024, 1024, 40, 64, 48 * 64, -1}}}};
+
+PAGE(&rope)

@@ -1,0 +1,95 @@
+/* squared_norm.cu: the sum of squares of a gradient, for clipping by its norm.
+ *
+ * Each element is read once and met with one multiply-add; the loop waits for memory. What must be thought of is the sum:
+ * one fp32 accumulator stops growing at 2^24 times what is added to it, and a sum that depends on the order of its
+ * additions has other bits on other numbers of threads or ranks. So fp32 sums short blocks, and something wider the blocks.
+ */
+#include "page.h"
+
+static void norm_case(Case *c) { // size: count
+    reads(c, "x", IN_FLOAT, c->size[0], 1, 1);
+    writes(c, "total", IN_FLOAT, 1, 1);
+    c->flops = 2.0 * (double)c->size[0];
+    c->slots = (double)c->size[0];
+}
+
+static void norm_definition(Case *c) {
+    const double *x = D("x");
+    double total = 0;
+    for (int64_t i = 0; i < c->size[0]; i++) total += x[i] * x[i];
+    R("total")[0] = total;
+}
+
+static void norm_double(Case *c) {
+    const float *x = F("x");
+    double total = 0;
+    for (int64_t i = 0; i < c->size[0]; i++) total += (double)x[i] * (double)x[i];
+    F("total")[0] = (float)total;
+}
+
+static void norm_blocks(Case *c) {
+    const float *x = F("x");
+    double total = 0;
+    for (int64_t b = 0; b < c->size[0]; b += NORM_BLOCK) {
+        float sum = 0;
+        for (int64_t i = b; i < min_i64(c->size[0], b + NORM_BLOCK); i++) sum += x[i] * x[i];
+        total += sum;
+    }
+    F("total")[0] = (float)total;
+}
+
+/* One block, as in kernels.h. */
+static inline float block_sum(const float *x, int64_t n) {
+    vfloat sum = vsplat(0);
+    for (int64_t i = 0; i < min_i64(n, NORM_BLOCK); i += VL) {
+        vfloat v = load_float(x + i, n - i);
+        sum = vfma(v, v, sum);
+    }
+    return vsum(sum);
+}
+
+static void norm_vectors(Case *c) {
+    const float *x = F("x");
+    double total = 0;
+    for (int64_t b = 0; b < c->size[0]; b += NORM_BLOCK) total += block_sum(x + b, c->size[0] - b);
+    F("total")[0] = (float)total;
+}
+
+static void norm_threads(Case *c) {
+    const float *x = F("x");
+    double total = 0;
+#pragma omp parallel for num_threads(c->dev->threads) reduction(+ : total)
+    for (int64_t b = 0; b < c->size[0]; b += NORM_BLOCK) total += block_sum(x + b, c->size[0] - b);
+    F("total")[0] = (float)total;
+}
+
+static void norm_exact(Case *c) {
+    const float *x = F("x");
+    ExactSum total = ZERO;
+#pragma omp parallel num_threads(c->dev->threads)
+    {
+        ExactSum own = ZERO;
+#pragma omp for nowait
+        for (int64_t b = 0; b < c->size[0]; b += NORM_BLOCK) exact_add(&own, block_sum(x + b, c->size[0] - b));
+#pragma omp critical
+        exact_merge(&total, &own);
+    }
+    F("total")[0] = (float)exact_value(&total);
+}
+
+static void norm_in_use(Case *c) {
+    ExactSum total = ZERO;
+    squared_norm(c->dev, &total, F("x"), c->size[0]);
+    F("total")[0] = (float)exact_value(&total);
+}
+
+static const Op norm = {"squared_norm", norm_case, NULL, norm_definition,
+    {{"1 double", "the definition: each element is widened, and waits for the sum of all before it.", norm_double},
+     {"2 blocks", "128 squares in fp32, such blocks in double: no widening, but the additions still wait for each other.", norm_blocks},
+     {"3 vectors", "as many partial sums in a block as lanes: the chain of additions is that many times shorter, and blocks overlap.", norm_vectors},
+     {"4 threads", "blocks over threads, a double for each: as fast as memory, but the last bits depend on the number of threads.", norm_threads},
+     {"5 exact", "a fixed-point sum, wide enough for every float, for each thread: integers have no order, so neither have blocks, threads or ranks.", norm_exact},
+     {"in use: exact, at the end", "the sums of blocks are stored, and one thread adds them up: the same bits; simpler, and dearer by as long as that takes.", norm_in_use}},
+    {{"odd", {1003}}, {"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}}}};
+
+PAGE(&norm)

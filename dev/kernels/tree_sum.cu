@@ -1,0 +1,102 @@
+/* tree_sum.cu: the sum of n pieces, element by element, as the binary tree ((0+1)+(2+3))+...: how gradients of ranks are added.
+ *
+ * fp32 addition is not associative, so an order must be chosen. From left to right, one rank more moves every rounding; in
+ * the tree, two ranks that add their halves first give the bits of one rank that has them both. Here the definition rounds
+ * each sum to fp32, and versions must give its bits: a sum from left to right would not pass.
+ */
+#include "page.h"
+
+static void sum_case(Case *c) { // size: n, count, accumulate (1: += the sum)
+    int64_t n = c->size[0], count = c->size[1], accumulate = c->size[2];
+    if (accumulate) updates(c, "out", IN_FLOAT, count, 1, 0.7); // a row an element: each is held to the bound
+    else writes(c, "out", IN_FLOAT, count, 1);
+    reads(c, "pieces", IN_FLOAT, n, count, 0.7); // 0.7: values of all 24 bits, whose sums are rounded
+    c->flops = c->slots = (double)(n - 1 + accumulate) * (double)count;
+    c->float_bound = 1e-30; // not a bit
+}
+
+static double added(const Case *c, double a, double b) { return c->exactly ? a + b : (double)(float)(a + b); }
+
+/* The sum of element i of pieces first ... first + width - 1, width a power of two; those from n on do not exist. */
+static double tree(const Case *c, const double *pieces, int64_t i, int64_t first, int64_t width) {
+    if (width == 1) return pieces[first * c->size[1] + i];
+    int64_t middle = first + width / 2;
+    double left = tree(c, pieces, i, first, width / 2);
+    return middle < c->size[0] ? added(c, left, tree(c, pieces, i, middle, width / 2)) : left;
+}
+static int64_t tree_width(const Case *c) {
+    int64_t width = 1;
+    while (width < c->size[0]) width *= 2;
+    return width;
+}
+
+static void sum_definition(Case *c) {
+    int64_t n = c->size[0], count = c->size[1], width = tree_width(c);
+    const double *pieces = D("pieces"), *before = c->size[2] ? D("out") : NULL;
+    double *out = R("out");
+    for (int64_t i = 0; i < count; i++) {
+        if (!wanted(c, i, count, 10.0 * (double)n)) continue;
+        double sum = tree(c, pieces, i, 0, width);
+        out[i] = before ? added(c, before[i], sum) : sum;
+    }
+}
+
+static float tree_of_floats(const float *pieces, int64_t n, int64_t count, int64_t first, int64_t width) {
+    if (width == 1) return pieces[first * count];
+    int64_t middle = first + width / 2;
+    float left = tree_of_floats(pieces, n, count, first, width / 2);
+    return middle < n ? left + tree_of_floats(pieces, n, count, middle, width / 2) : left;
+}
+
+static void sum_recursive(Case *c) {
+    int64_t n = c->size[0], count = c->size[1], width = tree_width(c);
+    const float *pieces = F("pieces");
+    float *out = F("out");
+    for (int64_t i = 0; i < count; i++) {
+        float sum = tree_of_floats(pieces + i, n, count, 0, width);
+        out[i] = c->size[2] ? out[i] + sum : sum;
+    }
+}
+
+static void sum_levels(Case *c) {
+    int64_t n = c->size[0], count = c->size[1];
+    float *out = F("out");
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
+    float *sums = (float *)scratch(c->dev, "sums", (size_t)(n * count) * sizeof(float));
+    memcpy(sums, F("pieces"), (size_t)(n * count) * sizeof(float));
+    for (int64_t width = 1; width < n; width *= 2)
+        for (int64_t k = 0; k + width < n; k += 2 * width)
+            for (int64_t i = 0; i < count; i++) sums[k * count + i] += sums[(k + width) * count + i];
+    for (int64_t i = 0; i < count; i++) out[i] = c->size[2] ? out[i] + sums[i] : sums[i];
+    arena_release(c->dev, MEM_WORKSPACE, mark);
+}
+
+static void sum_one_pass(Case *c) {
+    int64_t n = c->size[0], count = c->size[1];
+    const float *pieces = F("pieces");
+    float *out = F("out");
+    for (int64_t i = 0; i < count; i += VL) {
+        vfloat waits[64]; // widest first
+        int waiting = 0;
+        for (int64_t k = 0; k < n; k++) {
+            vfloat sum = load_float(pieces + k * count + i, count - i);
+            for (int64_t bits = k; bits & 1; bits >>= 1) sum = waits[--waiting] + sum;
+            waits[waiting++] = sum;
+        }
+        vfloat total = waits[--waiting];
+        while (waiting) total = waits[--waiting] + total;
+        store_float(out + i, c->size[2] ? load_float(out + i, count - i) + total : total, count - i);
+    }
+}
+
+static void sum_in_use(Case *c) { tree_sum(c->dev, F("out"), F("pieces"), (int)c->size[0], c->size[1], (int)c->size[2]); }
+
+static const Op op = {"tree_sum", sum_case, NULL, sum_definition,
+    {{"1 recursive", "the tree as it is written, for one element after another: more calls than additions.", sum_recursive},
+     {"2 level by level", "all pairs, then all pairs of pairs, over whole pieces: plain loops that become vectors, but every level goes to memory and back, and the pieces must be copied.", sum_levels},
+     {"3 one pass", "vectors of the pieces from left to right; sums wait on a small stack for their right neighbour, as the 1s of a binary counter wait: each piece is read once, and nothing else moves. For single elements the turns of the stack would cost more than they save.", sum_one_pass},
+     {"in use: threads", "vectors over threads; an element's tree is its own.", sum_in_use}},
+    {{"odd", {7, 1003, 1}}, {"bench-8m tensor, 8 ranks", {8, 10368}}, {"bench-125m block, 2 ranks", {2, 3146496}},
+     {"bench-125m block, 8 ranks", {8, 786624}}, {"bench-125m block, += 1", {1, 6292992, 1}}, {"1B layer, 8 ranks", {8, 7602688}}}};
+
+PAGE(&op)
