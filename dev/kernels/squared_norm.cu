@@ -63,20 +63,6 @@ static void norm_threads(Case *c) {
     F("total")[0] = (float)total;
 }
 
-static void norm_exact(Case *c) {
-    const float *x = F("x");
-    ExactSum total = ZERO;
-#pragma omp parallel num_threads(c->dev->threads)
-    {
-        ExactSum own = ZERO;
-#pragma omp for nowait
-        for (int64_t b = 0; b < c->size[0]; b += NORM_BLOCK) exact_add(&own, block_sum(x + b, c->size[0] - b));
-#pragma omp critical
-        exact_merge(&total, &own);
-    }
-    F("total")[0] = (float)exact_value(&total);
-}
-
 static void norm_in_use(Case *c) {
     ExactSum total = ZERO;
     squared_norm(c->dev, &total, F("x"), c->size[0]);
@@ -88,8 +74,7 @@ static const Op norm = {"squared_norm", norm_case, NULL, norm_definition,
      {"2 blocks", "128 squares in fp32, such blocks in double: no widening, but the additions still wait for each other.", norm_blocks},
      {"3 vectors", "as many partial sums in a block as lanes: the chain of additions is that many times shorter, and blocks overlap.", norm_vectors},
      {"4 threads", "blocks over threads, a double for each: as fast as memory, but the last bits depend on the number of threads.", norm_threads},
-     {"5 exact", "a fixed-point sum, wide enough for every float, for each thread: integers have no order, so neither have blocks, threads or ranks.", norm_exact},
-     {"in use: exact, at the end", "the sums of blocks are stored, and one thread adds them up: the same bits; simpler, and dearer by as long as that takes.", norm_in_use}},
+     {"in use: exact", "a fixed-point sum, wide enough for every float, for each thread: integers have no order, so neither have blocks, threads or ranks.", norm_in_use}},
     {{"odd", {1003}}, {"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}}}};
 
 PAGE(&norm)

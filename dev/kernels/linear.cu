@@ -1,0 +1,295 @@
+/* linear.cu: a linear layer, y = x w^T with w as PyTorch's nn.Linear keeps it (a row an output), and its two backward
+ * products, dx = dy w and dw += dy^T x.
+ *
+ * N IC + OC IC + N OC elements for 2 N IC OC FLOPs: memory need not matter. All steps serve to make that true: what was
+ * fetched is used many times before it is let go, by a tile of sums in registers, then by blocks in the nearest caches.
+ * The three are one product, C(M,N) = A(M,K) B(K,N), with different strides. What differs is which way memory runs: in
+ * the forward along the sum, in the two others along the rows of B and C.
+ */
+#include "page.h"
+
+typedef struct { Product p; void *c; const floatX *a, *b; } Work;
+
+static Work work_of(Case *c) { // which of the three, its output says
+    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2], dy_stride = OC + c->size[3];
+    PageTensor *y = page_find(c, "y"), *dx = page_find(c, "dx"), *out = y ? y : dx ? dx : page_find(c, "dw");
+    Product forward = {N, OC, IC, IC, 1, 1, IC, OC, out->storage == IN_FLOAT, 0};
+    Product input = {N, IC, OC, dy_stride, 1, IC, 1, IC, 0, 0}, weight = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, out->role == UPDATED};
+    Work w = {y ? forward : dx ? input : weight, out->data, y ? X("x") : X("dy"), y || dx ? X("w") : X("x")};
+    return w;
+}
+
+/* C[i][j ...] = or += sums of the full K; floatX or fp32. */
+static inline void put(const Work *w, int64_t i, int64_t j, float sum) {
+    float *c = (float *)w->c + i * w->p.c_row + j;
+    if (w->p.c_float) *c = w->p.accumulate ? *c + sum : sum;
+    else ((floatX *)w->c)[i * w->p.c_row + j] = from_float(sum);
+}
+static inline void put_vector(const Work *w, int64_t i, int64_t j, vfloat sum) {
+    int64_t n = w->p.N - j;
+    float *c = (float *)w->c + i * w->p.c_row + j;
+    if (w->p.c_float) store_float(c, w->p.accumulate ? load_float(c, n) + sum : sum, n);
+    else store_x((floatX *)w->c + i * w->p.c_row + j, sum, n);
+}
+
+// ---------------------------------------------------------------------------
+// the steps
+
+static void triple_loop(Case *c) {
+    Work w = work_of(c);
+    for (int64_t i = 0; i < w.p.M; i++)
+        for (int64_t j = 0; j < w.p.N; j++) {
+            float sum = 0;
+            for (int64_t k = 0; k < w.p.K; k++) sum += to_float(w.a[i * w.p.a_row + k * w.p.a_col]) * to_float(w.b[k * w.p.b_row + j * w.p.b_col]);
+            put(&w, i, j, sum);
+        }
+}
+
+/* Memory runs along the sum: dot products of vectors. */
+static void dot_products(Case *c) {
+    Work w = work_of(c);
+    for (int64_t i = 0; i < w.p.M; i++)
+        for (int64_t j = 0; j < w.p.N; j++) {
+            vfloat sum = vsplat(0);
+            for (int64_t k = 0; k < w.p.K; k += VL) sum = vfma(load_x(w.a + i * w.p.a_row + k, w.p.K - k), load_x(w.b + j * w.p.b_col + k, w.p.K - k), sum);
+            put(&w, i, j, vsum(sum));
+        }
+}
+
+/* Memory runs along rows of B and C: a row of C is a sum of rows of B. */
+static void sums_of_rows(Case *c) {
+    Work w = work_of(c);
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE), bytes = (size_t)round_up(w.p.N, VL) * sizeof(float);
+    float *row = (float *)scratch(c->dev, "a row of sums", bytes);
+    for (int64_t i = 0; i < w.p.M; i++) {
+        memset(row, 0, bytes);
+        for (int64_t k = 0; k < w.p.K; k++) {
+            vfloat a = vsplat(to_float(w.a[i * w.p.a_row + k * w.p.a_col]));
+            for (int64_t j = 0; j < w.p.N; j += VL) vstore(row + j, vfma(a, load_x(w.b + k * w.p.b_row + j, w.p.N - j), vload(row + j)));
+        }
+        for (int64_t j = 0; j < w.p.N; j += VL) put_vector(&w, i, j, vload(row + j));
+    }
+    arena_release(c->dev, MEM_WORKSPACE, mark);
+}
+
+/* The same two with a tile of sums in registers. Rows beyond the last are the last once more, and not stored. */
+enum { DOTS = MR / 2 };
+static void dot_tiles(Case *c) {
+    Work w = work_of(c);
+    for (int64_t j = 0; j < w.p.N; j += DOTS)
+        for (int64_t i = 0; i < w.p.M; i += DOTS) {
+            const floatX *a[DOTS], *b[DOTS];
+            vfloat sum[DOTS][DOTS] = ZERO;
+            for (int r = 0; r < DOTS; r++) a[r] = w.a + min_i64(i + r, w.p.M - 1) * w.p.a_row, b[r] = w.b + min_i64(j + r, w.p.N - 1) * w.p.b_col;
+            for (int64_t k = 0; k < w.p.K; k += VL) {
+                vfloat bk[DOTS];
+#pragma GCC unroll 8
+                for (int s = 0; s < DOTS; s++) bk[s] = load_x(b[s] + k, w.p.K - k);
+#pragma GCC unroll 8
+                for (int r = 0; r < DOTS; r++) {
+                    vfloat ak = load_x(a[r] + k, w.p.K - k);
+#pragma GCC unroll 8
+                    for (int s = 0; s < DOTS; s++) sum[r][s] = vfma(ak, bk[s], sum[r][s]);
+                }
+            }
+            for (int r = 0; r < min_i64(DOTS, w.p.M - i); r++)
+                for (int s = 0; s < min_i64(DOTS, w.p.N - j); s++) put(&w, i + r, j + s, vsum(sum[r][s]));
+        }
+}
+static void row_tiles(Case *c) {
+    Work w = work_of(c);
+    for (int64_t j = 0; j < w.p.N; j += NR)
+        for (int64_t i = 0; i < w.p.M; i += MR) {
+            const floatX *a[MR], *b = w.b + j;
+            vfloat sum[MR][2] = ZERO;
+            int64_t left = min_i64(VL, w.p.N - j), right = max_i64(0, min_i64(VL, w.p.N - j - VL)); // columns of the tile's two vectors
+            for (int r = 0; r < MR; r++) a[r] = w.a + min_i64(i + r, w.p.M - 1) * w.p.a_row;
+            for (int64_t k = 0; k < w.p.K; k++, b += w.p.b_row) {
+                vfloat b0 = load_x(b, left), b1 = load_x(b + VL, right);
+#pragma GCC unroll 8
+                for (int r = 0; r < MR; r++) {
+                    vfloat ak = vsplat(to_float(a[r][k * w.p.a_col]));
+                    sum[r][0] = vfma(ak, b0, sum[r][0]), sum[r][1] = vfma(ak, b1, sum[r][1]);
+                }
+            }
+            for (int r = 0; r < min_i64(MR, w.p.M - i); r++) {
+                put_vector(&w, i + r, j, sum[r][0]);
+                if (right) put_vector(&w, i + r, j + VL, sum[r][1]);
+            }
+        }
+}
+
+/* panel(depth / 2, width): as pack_panel, but two neighbours along the sum in each 32 bits, not one float. */
+static void pack_pairs(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count, int64_t depth) {
+#ifdef HAVE_PAIRS
+    memset(panel, 0, (size_t)(width * blocks_of(depth, 2)) * sizeof(float));
+    for (int64_t k = 0; k < depth; k += 2)
+        for (int64_t j = 0; j < min_i64(count, width); j++) {
+            uint32_t even = in[j * row + k * col].bits, odd = k + 1 < depth ? in[j * row + (k + 1) * col].bits : 0, both = even | odd << 16;
+            memcpy(&panel[k / 2 * width + j], &both, sizeof both);
+        }
+#else
+    (void)panel, (void)width, (void)in, (void)row, (void)col, (void)count, (void)depth;
+#endif
+}
+
+/* Block number `block` of C. Pieces of A and B are copied into panels: what a tile reads lies in the order in which it is read. */
+static inline __attribute__((always_inline)) void packed_block(const Work *w, int64_t block, float *space, const int pair) {
+    void (*pack)(float *, int64_t, const floatX *, int64_t, int64_t, int64_t, int64_t) = pair == 2 ? pack_pairs : pack_panel;
+    float *as = space, *bs = as + PLAIN_ROWS * PLAIN_DEPTH, *sums = bs + PLAIN_COLS * PLAIN_DEPTH;
+    int64_t across = blocks_of(w->p.N, PLAIN_COLS), i0 = block / across * PLAIN_ROWS, j0 = block % across * PLAIN_COLS;
+    int64_t rows = min_i64(PLAIN_ROWS, w->p.M - i0), cols = min_i64(PLAIN_COLS, w->p.N - j0);
+    for (int64_t k0 = 0; k0 < w->p.K; k0 += PLAIN_DEPTH * pair) {
+        int64_t elements = min_i64(PLAIN_DEPTH * pair, w->p.K - k0), depth = blocks_of(elements, pair);
+        for (int64_t i = 0; i < rows; i += MR) pack(as + i * PLAIN_DEPTH, MR, w->a + (i0 + i) * w->p.a_row + k0 * w->p.a_col, w->p.a_row, w->p.a_col, rows - i, elements);
+        for (int64_t j = 0; j < cols; j += NR) pack(bs + j * PLAIN_DEPTH, NR, w->b + (j0 + j) * w->p.b_col + k0 * w->p.b_row, w->p.b_col, w->p.b_row, cols - j, elements);
+        for (int64_t j = 0; j < cols; j += NR) // a panel of B stays in the nearest cache, while those of A pass
+            for (int64_t i = 0; i < rows; i += MR)
+                tile_product(sums + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR, 1, NR, depth, k0 > 0, pair);
+    }
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j += VL) put_vector(w, i0 + i, j0 + j, vload(sums + i * PLAIN_COLS + j));
+}
+static int64_t blocks_in(const Work *w) { return blocks_of(w->p.M, PLAIN_ROWS) * blocks_of(w->p.N, PLAIN_COLS); }
+
+static void packed(Case *c) {
+    Work w = work_of(c);
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
+    float *space = (float *)scratch(c->dev, "panels", PLAIN_PACK * sizeof(float));
+    for (int64_t i = 0; i < blocks_in(&w); i++) packed_block(&w, i, space, 1);
+    arena_release(c->dev, MEM_WORKSPACE, mark);
+}
+static void packed_pairs(Case *c) {
+    Work w = work_of(c);
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
+    float *space = (float *)scratch(c->dev, "panels", (size_t)c->dev->threads * PLAIN_PACK * sizeof(float));
+#pragma omp parallel for num_threads(c->dev->threads) schedule(dynamic)
+    for (int64_t i = 0; i < blocks_in(&w); i++) packed_block(&w, i, space + omp_get_thread_num() * PLAIN_PACK, 2);
+    arena_release(c->dev, MEM_WORKSPACE, mark);
+}
+
+static void in_use(Case *c) {
+    int N = (int)c->size[0], IC = (int)c->size[1], OC = (int)c->size[2];
+    PageTensor *y = page_find(c, "y");
+    if (y && y->storage == IN_FLOAT) linear_forward_fp32(c->dev, F("y"), X("x"), X("w"), N, IC, OC);
+    else if (y) linear_forward(c->dev, X("y"), X("x"), X("w"), N, IC, OC);
+    else if (page_find(c, "dx")) linear_backward_input(c->dev, X("dx"), X("dy"), OC + c->size[3], X("w"), N, IC, OC);
+    else linear_backward_weight(c->dev, F("dw"), X("dy"), OC + c->size[3], X("x"), N, IC, OC, (int)c->size[4]);
+}
+static void plain(Case *c) {
+    int was = c->dev->matmuls->plain;
+    c->dev->matmuls->plain = 1;
+    in_use(c);
+    c->dev->matmuls->plain = was;
+}
+
+#define PACKED {"4 panels", "blocks of A and B are copied into panels first: the tile reads both from front to back, out of the nearest caches, and each is widened to fp32 once a block, not once a tile.", packed}
+#define PLAIN {"5 threads", "blocks over threads: the plain product of kernels.h, in use where there is no oneDNN, or, for bf16, no instruction for it.", plain}
+#ifdef HAVE_PAIRS
+#define PAIRS {"6 pairs of bf16", "panels hold bf16 as they are, two neighbours along the sum in 32 bits, which one instruction multiplies and adds: nothing is widened, and a tile takes half as many.", packed_pairs},
+#else
+#define PAIRS
+#endif
+
+// ---------------------------------------------------------------------------
+// forward
+
+static void case_of(Case *c) {
+    double work = 2.0 * (double)c->size[0] * (double)c->size[1] * (double)c->size[2];
+    c->flops = c->products = work;
+}
+static void forward_case(Case *c) { // size: N, IC, OC, 1: y is fp32, as logits are
+    reads(c, "x", IN_X, c->size[0], c->size[1], 1);
+    reads(c, "w", IN_X, c->size[2], c->size[1], 1);
+    writes(c, "y", c->size[3] ? IN_FLOAT : IN_X, c->size[0], c->size[2]);
+    case_of(c);
+}
+
+static void forward_definition(Case *c) {
+    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2];
+    const double *x = D("x"), *w = D("w");
+    double *y = R("y");
+    for (int64_t n = 0; n < N; n++) {
+        if (!wanted(c, n, N, 2.0 * (double)(IC * OC))) continue;
+        for (int64_t o = 0; o < OC; o++) {
+            double sum = 0;
+            for (int64_t i = 0; i < IC; i++) sum += x[n * IC + i] * w[o * IC + i];
+            y[n * OC + o] = sum;
+        }
+    }
+}
+
+static const Op forward = {"linear_forward", forward_case, NULL, forward_definition,
+    {{"1 triple loop", "the formula: each sum is one chain of additions, four cycles a product, and each row of w comes from memory for each row of x.", triple_loop},
+     {"2 vectors", "x and w lie along the sum, so a vector takes VL products of it: as many partial sums as lanes.", dot_products},
+     {"3 a tile in registers", "several rows of x by several of w at once: each vector that is loaded enters as many products, and as many chains run side by side.", dot_tiles},
+     PACKED, PLAIN, PAIRS
+     {"in use: oneDNN", "the same ideas with code made for the shape when it is first met, prefetches, and blocks fitted to the caches; kept from then on.", in_use}},
+    {{"odd", {131, 301, 277}}, {"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
+     {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, 1}}, {"1B layer gate_up", {1024, 2048, 16384}}}};
+
+// ---------------------------------------------------------------------------
+// backward. Rows of dy may lie further apart than they are long: those of the head are where fp32 logits were.
+
+enum { HEAD_SPARE = FLOATX == DTYPE_BF16 ? 32000 : 0 };
+
+static void input_case(Case *c) { // size: N, IC, OC, elements behind each row of dy
+    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2];
+    reads(c, "dy", IN_X, N, OC + c->size[3], 1)->touched = N * OC * (int64_t)sizeof(floatX);
+    reads(c, "w", IN_X, OC, IC, 1);
+    writes(c, "dx", IN_X, N, IC);
+    case_of(c);
+}
+
+static void input_definition(Case *c) {
+    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2], stride = OC + c->size[3];
+    const double *dy = D("dy"), *w = D("w");
+    double *dx = R("dx");
+    for (int64_t n = 0; n < N; n++) {
+        if (!wanted(c, n, N, 2.0 * (double)(IC * OC))) continue;
+        for (int64_t i = 0; i < IC; i++) dx[n * IC + i] = 0;
+        for (int64_t o = 0; o < OC; o++)
+            for (int64_t i = 0; i < IC; i++) dx[n * IC + i] += dy[n * stride + o] * w[o * IC + i];
+    }
+}
+
+static const Op input = {"linear_backward_input", input_case, NULL, input_definition,
+    {{"1 triple loop", "the formula: a sum goes down a column of w, and takes one element of each cache line it touches.", triple_loop},
+     {"2 by rows", "the loops in another order: a row of dx is a sum of rows of w, so w is read as it lies, by vectors; each product reads and writes its sum.", sums_of_rows},
+     {"3 a tile in registers", "the sums of several rows by two vectors stay in registers until they are complete; w is read once for that many rows, but down a strip, a new page every few lines.", row_tiles},
+     PACKED, PLAIN, PAIRS
+     {"in use: oneDNN", "as in the forward; in fp32, sums over more than 16,384 outputs (the head's) in two or more parts, on which it is faster.", in_use}},
+    {{"odd", {131, 277, 301, 5}}, {"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
+     {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}}}};
+
+static void weight_case(Case *c) { // size: N, IC, OC, elements behind each row of dy, 1: += into dw
+    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2];
+    reads(c, "dy", IN_X, N, OC + c->size[3], 1)->touched = N * OC * (int64_t)sizeof(floatX);
+    reads(c, "x", IN_X, N, IC, 1);
+    if (c->size[4]) updates(c, "dw", IN_FLOAT, OC, IC, 1);
+    else writes(c, "dw", IN_FLOAT, OC, IC);
+    case_of(c);
+}
+
+static void weight_definition(Case *c) {
+    int64_t N = c->size[0], IC = c->size[1], OC = c->size[2], stride = OC + c->size[3];
+    const double *dy = D("dy"), *x = D("x");
+    double *dw = R("dw");
+    for (int64_t o = 0; o < OC; o++) {
+        if (!wanted(c, o, OC, 2.0 * (double)(N * IC))) continue;
+        for (int64_t i = 0; i < IC; i++) dw[o * IC + i] = c->size[4] ? D("dw")[o * IC + i] : 0;
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t i = 0; i < IC; i++) dw[o * IC + i] += dy[n * stride + o] * x[n * IC + i];
+    }
+}
+
+static const Op weight = {"linear_backward_weight", weight_case, NULL, weight_definition,
+    {{"1 triple loop", "the formula: the sum is over tokens, so it goes down a column of dy and one of x.", triple_loop},
+     {"2 by rows", "a row of dw is a sum of rows of x; only dy is still read down its columns, one element for each row of x.", sums_of_rows},
+     {"3 a tile in registers", "several rows of dw by two vectors stay in registers over all tokens: neighbours in a row of dy serve neighbouring rows of the tile.", row_tiles},
+     PACKED, PLAIN, PAIRS
+     {"in use: oneDNN", "as in the forward; at most 1,024 tokens at a time, each part added in fp32, because a longer sum it divides among threads: then the bits depend on how many there are.", in_use}},
+    {{"odd", {1030, 77, 139, 5, 1}}, {"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
+     {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}}}};
+
+PAGE(&forward, &input, &weight)
