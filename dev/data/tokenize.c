@@ -7,9 +7,7 @@
  * any size of slice, and text may be larger than memory, which holds a few slices a thread.
  */
 #include "corpus.h"
-#ifdef _OPENMP
-#include <omp.h> // defines: omp_set_num_threads, omp_get_max_threads
-#endif
+#include <omp.h> // defines: omp_set_num_threads
 #include <sys/resource.h>
 
 enum { CHUNK_MAX = 64 << 10, CHUNK_MIN = 1 << 10, VAL_CHUNKS = 16, VAL_DOCUMENTS = 20, SLICE = 256 << 10 /* bytes */ };
@@ -176,8 +174,8 @@ static void tokenize_slices(Job *j) {
         for (size_t i = 0; i < n && w->width == 2; i++) memcpy((char *)ids + 2 * i, &ids[i], 2); // little-endian: the low bytes come first
         pthread_mutex_lock(&j->lock);
         while (j->written != turn) pthread_cond_wait(&j->turn, &j->lock);
-        fwrite(ids, w->width, n, w->file);
-        if (s.ends) fwrite(&j->t->eos, w->width, 1, w->file);
+        if (fwrite(ids, w->width, n, w->file) != n || (s.ends && fwrite(&j->t->eos, w->width, 1, w->file) != 1))
+            user_error("%s.partial cannot be written to: %s; is the disk full?", w->path, strerror(errno));
         w->count += n + (size_t)s.ends, w->bytes += s.len, j->written++;
         pthread_cond_broadcast(&j->turn);
         pthread_mutex_unlock(&j->lock);
@@ -207,14 +205,8 @@ int main(int argc, char **argv) {
             r->chooser.fraction = strtod(value, &end);
             if (end == value || *end || !(r->chooser.fraction > 0 && r->chooser.fraction <= 0.5))
                 user_error("--val-fraction %s was given, expected a number above 0 and at most 0.5", value);
-        } else if ((value = option_value(argc, argv, &i, "--threads"))) {
-            int threads = (int)number_option("--threads", value, 1, 1024);
-#ifdef _OPENMP
-            omp_set_num_threads(threads);
-#else
-            if (threads > 1) user_error("--threads %d was given to a tool built without OpenMP, expected 1; build it with -fopenmp", threads);
-#endif
-        } else if ((value = option_value(argc, argv, &i, "--slice"))) r->slice = (size_t)number_option("--slice", value, 1, 1 << 30); // for tests: bytes, about
+        } else if ((value = option_value(argc, argv, &i, "--threads"))) omp_set_num_threads((int)number_option("--threads", value, 1, 1024));
+        else if ((value = option_value(argc, argv, &i, "--slice"))) r->slice = (size_t)number_option("--slice", value, 1, 1 << 30); // for tests: bytes, about
         else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; %s", argv[i], usage);
         else corpus_add_path(&r->corpus, argv[i]);
     }

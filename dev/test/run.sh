@@ -57,6 +57,7 @@ if [ "${1:-}" = all ]; then
     variant "thread sanitizer, 2 to 4 ranks over threads, fp32" tsan-fp32 HAVE_ONEDNN= HAVE_MPI= PRECISION=fp32 CFLAGS="-O1 -g -fsanitize=thread" TESTS=faults
     unset TSAN_OPTIONS OMP_THREAD_LIMIT
 fi
+suite "ops, step by step" make --no-print-directory -s -C dev/kernels check
 suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
 suite "planted faults" dev/test/faults.sh

@@ -238,6 +238,17 @@ static void test_tokenizer_round_trip(const Tokenizer *t) {
     CHECK("tokenizer: any bytes come back, UTF-8 or not", lost == 0, "%zu of %zu texts differ", lost, tried);
 }
 
+#ifdef __SANITIZE_ADDRESS__
+#define TEST_PIECE_SECONDS 5 // checked memory is slow
+#else
+#define TEST_PIECE_SECONDS 1
+#endif
+static double thread_seconds(void) { // of computing: what else the machine does is not counted
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 static void test_tokenizer_long_pieces(const Tokenizer *t) {
     static const char *const kinds[] = {"letters", "one letter", "blanks", "punctuation", "no UTF-8"};
     size_t len = 1 << 20, count;
@@ -246,10 +257,11 @@ static void test_tokenizer_long_pieces(const Tokenizer *t) {
     for (int kind = 0; kind < 5; kind++) {
         for (size_t i = 0; i < len; i++)
             text[i] = kind == 0 ? (char)('a' + token_random(&state) % 4) : kind == 1 ? 'a' : kind == 2 ? ' ' : kind == 3 ? '-' : (char)(0x80 + i % 64);
-        double started = seconds_now();
+        double started = thread_seconds();
         int same = comes_back(t, text, len, &count);
-        double seconds = seconds_now() - started;
-        CHECK("tokenizer: a piece of 1 MiB without a place to split takes less than 1 s", same && seconds < 1, "%s: %.2f s < 1 s, %zu ids", kinds[kind], seconds, count);
+        double seconds = thread_seconds() - started;
+        CHECK("tokenizer: a piece of 1 MiB without a place to split takes less than a second", same && seconds < TEST_PIECE_SECONDS, "%s: %.2f s < %d s, %zu ids",
+              kinds[kind], seconds, TEST_PIECE_SECONDS, count);
     }
     free(text);
 }
