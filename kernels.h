@@ -128,12 +128,16 @@ RAGGED vfloat load_ragged(const float *p, int64_t n, float fill) { return _mm512
 RAGGED void store_ragged(float *p, vfloat x, int64_t n) { _mm512_mask_storeu_ps(p, LANES(n), x); }
 RAGGED vhalf load_ragged_half(const void *p, int64_t n) { return (vhalf)_mm256_maskz_loadu_epi16(LANES(n), p); }
 RAGGED void store_ragged_half(void *p, vhalf h, int64_t n) { _mm256_mask_storeu_epi16(p, LANES(n), (__m256i)h); }
+RAGGED vuint load_ragged_bits(const void *p, int64_t n) { return (vuint)_mm512_maskz_loadu_epi16((1u << n) - 1, p); }
+RAGGED void store_ragged_bits(void *p, vuint bits, int64_t n) { _mm512_mask_storeu_epi16(p, (1u << n) - 1, (__m512i)bits); }
 #else
 #define RAGGED static __attribute__((noinline, cold))
 RAGGED vfloat load_ragged(const float *p, int64_t n, float fill) { vfloat x = vsplat(fill); memcpy(&x, p, (size_t)n * 4); return x; }
 RAGGED void store_ragged(float *p, vfloat x, int64_t n) { memcpy(p, &x, (size_t)n * 4); }
 RAGGED vhalf load_ragged_half(const void *p, int64_t n) { vhalf h = ZERO; memcpy(&h, p, (size_t)n * 2); return h; }
 RAGGED void store_ragged_half(void *p, vhalf h, int64_t n) { memcpy(p, &h, (size_t)n * 2); }
+RAGGED vuint load_ragged_bits(const void *p, int64_t n) { vuint bits = ZERO; memcpy(&bits, p, (size_t)n * 2); return bits; }
+RAGGED void store_ragged_bits(void *p, vuint bits, int64_t n) { memcpy(p, &bits, (size_t)n * 2); }
 #endif
 static inline vfloat load_fill(const float *p, int64_t n, float fill) { return WHOLE(n) ? vload(p) : load_ragged(p, n, fill); }
 static inline vfloat load_float(const float *p, int64_t n) { return load_fill(p, n, 0.0f); }
@@ -165,6 +169,51 @@ static inline vfloat load_x(const floatX *p, int64_t n) { return load_float(p, n
 static inline void store_x(floatX *p, vfloat x, int64_t n) { store_float(p, x, n); }
 #endif
 
+/* 2 VL elements at once, for loops that mostly widen and round. In bf16 they are the even and the odd ones: one
+ * instruction widens each half of the 32 bits that two of them share, where neighbours in two vectors take two. */
+typedef struct { vfloat a, b; } vpair;
+static inline vfloat load_some(const float *p, int64_t n) { return n > 0 ? load_float(p, n) : vsplat(0); }
+static inline void store_some(float *p, vfloat x, int64_t n) { if (n > 0) store_float(p, x, n); }
+#ifdef PRECISION_BF16
+static inline vuint vround_pair(vfloat even, vfloat odd) { // rounded, interleaved
+#ifdef __AVX512BF16__
+    static const uint16_t order[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (vuint)_mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+#else
+    return WIDEN(vround(even)) | WIDEN(vround(odd)) << 16;
+#endif
+}
+static inline vpair widen_pair(vuint bits) { vpair x = {(vfloat)(bits << 16), (vfloat)(bits & 0xFFFF0000u)}; return x; }
+static inline vpair load_pair(const floatX *p, int64_t n) {
+    vuint bits = ZERO;
+    if (__builtin_expect(n >= 2 * VL, 1)) memcpy(&bits, p, sizeof bits);
+    else bits = load_ragged_bits(p, n);
+    return widen_pair(bits);
+}
+static inline vpair store_pair(floatX *p, vpair x, int64_t n) { // returns what is stored
+    vuint bits = vround_pair(x.a, x.b);
+    if (__builtin_expect(n >= 2 * VL, 1)) memcpy(p, &bits, sizeof bits);
+    else store_ragged_bits(p, bits, n);
+    return widen_pair(bits);
+}
+static inline vpair load_pair_float(const float *p, int64_t n) {
+    const vint lane = LANE_NUMBERS;
+    vfloat first = load_some(p, n), second = load_some(p + VL, n - VL);
+    vpair x = {vpick(first, second, lane * 2), vpick(first, second, lane * 2 + 1)};
+    return x;
+}
+static inline void store_pair_float(float *p, vpair x, int64_t n) {
+    const vint lane = LANE_NUMBERS, order = lane / 2 + (lane & 1) * VL;
+    store_some(p, vpick(x.a, x.b, order), n);
+    store_some(p + VL, vpick(x.a, x.b, order + VL / 2), n - VL);
+}
+#else
+static inline vpair load_pair_float(const float *p, int64_t n) { vpair x = {load_some(p, n), load_some(p + VL, n - VL)}; return x; }
+static inline void store_pair_float(float *p, vpair x, int64_t n) { store_some(p, x.a, n), store_some(p + VL, x.b, n - VL); }
+static inline vpair load_pair(const floatX *p, int64_t n) { return load_pair_float(p, n); }
+static inline vpair store_pair(floatX *p, vpair x, int64_t n) { store_pair_float(p, x, n); return x; }
+#endif
+
 /* e^x within 1 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the remainder is
  * below 2^-27), 2^n by adding n to the exponent. Exactly 0 below -87.33, where floats lose bits; 2.4e38 above 88.37. */
 static inline vfloat vexp(vfloat x) {
@@ -180,6 +229,14 @@ static inline vfloat vexp(vfloat x) {
     for (int i = 1; i < 8; i++) p = vfma(p, r, vsplat(taylor[i]));
     p = (vfloat)((vuint)p + ((vuint)biased << 23));
     return (vfloat)(~too_low & (vint)p);
+}
+static inline vfloat vreciprocal(vfloat x) { // within 1 ulp; a Newton step is half as dear as a division
+#ifdef AVX512
+    vfloat y = _mm512_rcp14_ps(x);
+    return vfma(y, vfma(-x, y, vsplat(1)), y);
+#else
+    return 1.0f / x;
+#endif
 }
 static inline float exp_float(float x) { return vexp(vsplat(x))[0]; }
 static inline int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
@@ -433,52 +490,66 @@ static void cpu_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *s
     for (int n = 0; n < N; n++) {
         int64_t row = (int64_t)n * C;
         const floatX *in = delta ? sum + row : x + row; // the rounded sum: recomputing it elsewhere gives these bits
-        vfloat squares = vsplat(0);
-        for (int64_t i = 0; i < C; i += VL) {
-            if (delta) store_x(sum + row + i, load_x(x + row + i, C - i) + load_x(delta + row + i, C - i), C - i);
-            vfloat v = load_x(in + i, C - i);
-            squares = vfma(v, v, squares);
+        vpair squares = {vsplat(0), vsplat(0)};
+        for (int64_t i = 0; i < C; i += 2 * VL) {
+            vpair v = load_pair(x + row + i, C - i);
+            if (delta) {
+                vpair d = load_pair(delta + row + i, C - i);
+                v.a += d.a, v.b += d.b;
+                v = store_pair(sum + row + i, v, C - i);
+            }
+            squares.a = vfma(v.a, v.a, squares.a), squares.b = vfma(v.b, v.b, squares.b);
         }
-        float scale = 1.0f / sqrtf(vsum(squares) / (float)C + eps);
+        float scale = 1.0f / sqrtf(vsum(squares.a + squares.b) / (float)C + eps);
         rstd[n] = scale;
-        for (int64_t i = 0; i < C; i += VL)
-            store_x(out + row + i, load_x(in + i, C - i) * scale * load_x(w + i, C - i), C - i);
+        for (int64_t i = 0; i < C; i += 2 * VL) {
+            vpair v = load_pair(in + i, C - i), weight = load_pair(w + i, C - i);
+            v.a *= scale * weight.a, v.b *= scale * weight.b;
+            store_pair(out + row + i, v, C - i);
+        }
     }
 }
 
-static size_t cpu_rmsnorm_backward_scratch(int N, int C) { return (size_t)blocks_of(N, NORM_ROWS) * (size_t)C * sizeof(float); }
+static size_t cpu_rmsnorm_backward_scratch(int N, int C) { return (size_t)blocks_of(N, NORM_ROWS) * (size_t)round_up(C, 2 * VL) * sizeof(float); }
 
-/* With y = x rstd and g = dout w: dx = rstd (g - y mean(g y)), dw = sum over rows of dout y. */
+/* With y = x rstd and g = dout w: dx = rstd (g - y mean(g y)), dw = sum over rows of dout y (kept in pairs). */
 static void rmsnorm_backward_row(floatX *dx, float *dw, const floatX *dout, const floatX *dresidual, const floatX *x, float rstd, const floatX *w, int C) {
-    vfloat dot = vsplat(0);
-    for (int64_t i = 0; i < C; i += VL) {
-        vfloat y = load_x(x + i, C - i) * rstd, d = load_x(dout + i, C - i), g = d * load_x(w + i, C - i);
-        dot = vfma(g, y, dot);
-        store_float(dw + i, vfma(d, y, load_float(dw + i, C - i)), C - i);
+    vpair dot = {vsplat(0), vsplat(0)};
+    for (int64_t i = 0; i < C; i += 2 * VL) {
+        vpair y = load_pair(x + i, C - i), d = load_pair(dout + i, C - i), weight = load_pair(w + i, C - i);
+        y.a *= rstd, y.b *= rstd;
+        dot.a = vfma(d.a * weight.a, y.a, dot.a), dot.b = vfma(d.b * weight.b, y.b, dot.b);
+        vstore(dw + i, vfma(d.a, y.a, vload(dw + i)));
+        vstore(dw + i + VL, vfma(d.b, y.b, vload(dw + i + VL)));
     }
-    float mean = vsum(dot) / (float)C;
-    for (int64_t i = 0; i < C; i += VL) {
-        vfloat y = load_x(x + i, C - i) * rstd, g = vrounded(load_x(dout + i, C - i) * load_x(w + i, C - i));
-        vfloat d = vrounded(vfma(y, vsplat(-mean), g) * rstd);
-        if (dresidual) d += load_x(dresidual + i, C - i);
-        store_x(dx + i, d, C - i);
+    vfloat mean = vsplat(-vsum(dot.a + dot.b) / (float)C);
+    for (int64_t i = 0; i < C; i += 2 * VL) {
+        vpair y = load_pair(x + i, C - i), g = load_pair(dout + i, C - i), weight = load_pair(w + i, C - i), r = {vsplat(0), vsplat(0)};
+        if (dresidual) r = load_pair(dresidual + i, C - i);
+        g.a = vfma(y.a * rstd, mean, vrounded(g.a * weight.a)), g.b = vfma(y.b * rstd, mean, vrounded(g.b * weight.b));
+        r.a = vfma(g.a, vsplat(rstd), r.a), r.b = vfma(g.b, vsplat(rstd), r.b);
+        store_pair(dx + i, r, C - i);
     }
 }
 static void cpu_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floatX *dout, const floatX *dresidual, const floatX *x, const float *rstd,
                                  const floatX *w, int N, int C, void *scratchpad) {
-    float *partial = (float *)scratchpad; // (blocks, C)
-    int64_t blocks = blocks_of(N, NORM_ROWS);
-#pragma omp parallel for num_threads(dev->threads)
-    for (int64_t b = 0; b < blocks; b++) {
-        memset(partial + b * C, 0, (size_t)C * sizeof(float));
-        for (int64_t n = b * NORM_ROWS; n < min_i64(N, (b + 1) * NORM_ROWS); n++)
-            rmsnorm_backward_row(dx + n * C, partial + b * C, dout + n * C, dresidual ? dresidual + n * C : NULL, x + n * C, rstd[n], w, C);
-    }
-#pragma omp parallel for num_threads(dev->threads)
-    for (int64_t i = 0; i < C; i += VL) {
-        vfloat total = vsplat(0);
-        for (int64_t b = 0; b < blocks; b++) total += load_float(partial + b * C + i, C - i);
-        store_float(dw + i, load_float(dw + i, C - i) + total, C - i);
+    float *partial = (float *)scratchpad; // (blocks, width)
+    int64_t blocks = blocks_of(N, NORM_ROWS), width = round_up(C, 2 * VL);
+#pragma omp parallel num_threads(dev->threads)
+    {
+#pragma omp for
+        for (int64_t b = 0; b < blocks; b++) {
+            memset(partial + b * width, 0, (size_t)width * sizeof(float));
+            for (int64_t n = b * NORM_ROWS; n < min_i64(N, (b + 1) * NORM_ROWS); n++)
+                rmsnorm_backward_row(dx + n * C, partial + b * width, dout + n * C, dresidual ? dresidual + n * C : NULL, x + n * C, rstd[n], w, C);
+        }
+#pragma omp for
+        for (int64_t i = 0; i < C; i += 2 * VL) {
+            vpair total = {vsplat(0), vsplat(0)}, before = load_pair_float(dw + i, C - i);
+            for (int64_t b = 0; b < blocks; b++) total.a += vload(partial + b * width + i), total.b += vload(partial + b * width + i + VL);
+            total.a += before.a, total.b += before.b;
+            store_pair_float(dw + i, total, C - i);
+        }
     }
 }
 
@@ -489,40 +560,51 @@ static void cpu_rope(Device *dev, floatX *x, int64_t stride, const float *cos_si
 #pragma omp parallel for num_threads(dev->threads)
     for (int n = 0; n < N; n++) {
         const float *table = cos_sin + (int64_t)positions[n % T] * HD; // cosines, then sines
-        for (int i = 0; i < half; i += VL) {
-            vfloat c = load_float(table + i, half - i), s = load_float(table + half + i, half - i) * direction;
+        for (int i = 0; i < half; i += 2 * VL) {
+            vpair c = load_pair_float(table + i, half - i), s = load_pair_float(table + half + i, half - i);
+            s.a *= direction, s.b *= direction;
             for (int h = 0; h < heads; h++) {
                 floatX *first = x + n * stride + (int64_t)h * HD + i, *second = first + half;
-                vfloat a = load_x(first, half - i), b = load_x(second, half - i);
-                store_x(first, vfma(a, c, vrounded(b * -s)), half - i);
-                store_x(second, vfma(b, c, vrounded(a * s)), half - i);
+                vpair x0 = load_pair(first, half - i), x1 = load_pair(second, half - i);
+                vpair y0 = {vfma(x0.a, c.a, vrounded(x1.a * -s.a)), vfma(x0.b, c.b, vrounded(x1.b * -s.b))};
+                vpair y1 = {vfma(x1.a, c.a, vrounded(x0.a * s.a)), vfma(x1.b, c.b, vrounded(x0.b * s.b))};
+                store_pair(first, y0, half - i);
+                store_pair(second, y1, half - i);
             }
         }
     }
 }
 
 /* SwiGLU (Shazeer 2020): h = gate * sigmoid(gate) * up */
+static inline vfloat sigmoid(vfloat x) { return vreciprocal(1.0f + vexp(-x)); }
+
 static void cpu_swiglu_forward(Device *dev, floatX *h, const floatX *gate_up, int N, int F) {
 #pragma omp parallel for num_threads(dev->threads)
     for (int n = 0; n < N; n++) {
         const floatX *gate = gate_up + (int64_t)n * 2 * F, *up = gate + F;
-        for (int64_t i = 0; i < F; i += VL) {
-            vfloat g = load_x(gate + i, F - i);
-            store_x(h + (int64_t)n * F + i, g / (1.0f + vexp(-g)) * load_x(up + i, F - i), F - i);
+        for (int64_t i = 0; i < F; i += 2 * VL) {
+            vpair g = load_pair(gate + i, F - i), u = load_pair(up + i, F - i);
+            g.a *= sigmoid(g.a) * u.a, g.b *= sigmoid(g.b) * u.b;
+            store_pair(h + (int64_t)n * F + i, g, F - i);
         }
     }
+}
+
+static inline void swiglu_backward_vector(vfloat *g, vfloat *u, vfloat d) { // gate and up become their gradients
+    vfloat s = sigmoid(*g), silu = vrounded(*g * s), slope = vfma(s, 1.0f - silu, silu); // d silu / d gate
+    *g = d * *u * slope, *u = d * silu;
 }
 static void cpu_swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh, const floatX *gate_up, int N, int F) {
 #pragma omp parallel for num_threads(dev->threads)
     for (int n = 0; n < N; n++) {
         const floatX *gate = gate_up + (int64_t)n * 2 * F, *up = gate + F;
         floatX *dgate = dgate_up + (int64_t)n * 2 * F, *dup = dgate + F;
-        for (int64_t i = 0; i < F; i += VL) {
-            vfloat g = load_x(gate + i, F - i), u = load_x(up + i, F - i), d = load_x(dh + (int64_t)n * F + i, F - i);
-            vfloat sigmoid = 1.0f / (1.0f + vexp(-g)), silu = vrounded(g * sigmoid);
-            vfloat slope = vfma(sigmoid, 1.0f - silu, silu); // d silu / d gate
-            store_x(dgate + i, d * u * slope, F - i);
-            store_x(dup + i, d * silu, F - i);
+        for (int64_t i = 0; i < F; i += 2 * VL) {
+            vpair g = load_pair(gate + i, F - i), u = load_pair(up + i, F - i), d = load_pair(dh + (int64_t)n * F + i, F - i);
+            swiglu_backward_vector(&g.a, &u.a, d.a);
+            swiglu_backward_vector(&g.b, &u.b, d.b);
+            store_pair(dgate + i, g, F - i);
+            store_pair(dup + i, u, F - i);
         }
     }
 }
@@ -691,8 +773,7 @@ static inline void operand_store(float *row, int64_t j, vfloat x) {
 }
 static inline void operand_store_rows(float *out, const vfloat *x) { // (PAIR) rows, interleaved
 #ifdef HAVE_PAIRS
-    static const uint16_t order[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    vstore(out, (vfloat)_mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0])));
+    vstore(out, (vfloat)vround_pair(x[0], x[1]));
 #else
     vstore(out, x[0]);
 #endif

@@ -121,16 +121,12 @@ static void row_tiles(Case *c) {
 
 /* panel(depth / 2, width): as pack_panel, but two neighbours along the sum in each 32 bits, not one float. */
 static void pack_pairs(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count, int64_t depth) {
-#ifdef HAVE_PAIRS
     memset(panel, 0, (size_t)(width * blocks_of(depth, 2)) * sizeof(float));
     for (int64_t k = 0; k < depth; k += 2)
         for (int64_t j = 0; j < min_i64(count, width); j++) {
-            uint32_t even = in[j * row + k * col].bits, odd = k + 1 < depth ? in[j * row + (k + 1) * col].bits : 0, both = even | odd << 16;
-            memcpy(&panel[k / 2 * width + j], &both, sizeof both);
+            floatX both[2] = {in[j * row + k * col], k + 1 < depth ? in[j * row + (k + 1) * col] : from_float(0)};
+            memcpy(&panel[k / 2 * width + j], both, sizeof(float));
         }
-#else
-    (void)panel, (void)width, (void)in, (void)row, (void)col, (void)count, (void)depth;
-#endif
 }
 
 /* Block number `block` of C. Pieces of A and B are copied into panels: what a tile reads lies in the order in which it is read. */
@@ -220,7 +216,7 @@ static void forward_definition(Case *c) {
 }
 
 static const Op forward = {"linear_forward", forward_case, NULL, forward_definition,
-    {{"1 triple loop", "the formula: each sum is one chain of additions, four cycles a product, and each row of w comes from memory for each row of x.", triple_loop},
+    {{"1 triple loop", "the formula: each sum is one chain of additions, each waiting for the one before, and all of w passes by for each row of x.", triple_loop},
      {"2 vectors", "x and w lie along the sum, so a vector takes VL products of it: as many partial sums as lanes.", dot_products},
      {"3 a tile in registers", "several rows of x by several of w at once: each vector that is loaded enters as many products, and as many chains run side by side.", dot_tiles},
      PACKED, PLAIN, PAIRS
@@ -256,7 +252,7 @@ static void input_definition(Case *c) {
 static const Op input = {"linear_backward_input", input_case, NULL, input_definition,
     {{"1 triple loop", "the formula: a sum goes down a column of w, and takes one element of each cache line it touches.", triple_loop},
      {"2 by rows", "the loops in another order: a row of dx is a sum of rows of w, so w is read as it lies, by vectors; each product reads and writes its sum.", sums_of_rows},
-     {"3 a tile in registers", "the sums of several rows by two vectors stay in registers until they are complete; w is read once for that many rows, but down a strip, a new page every few lines.", row_tiles},
+     {"3 a tile in registers", "the sums of several rows by two vectors stay in registers until they are complete; w is read once for that many rows, but down a narrow strip, from one row to the next, which the caches do not like.", row_tiles},
      PACKED, PLAIN, PAIRS
      {"in use: oneDNN", "as in the forward; in fp32, sums over more than 16,384 outputs (the head's) in two or more parts, on which it is faster.", in_use}},
     {{"odd", {131, 277, 301, 5}}, {"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
@@ -286,7 +282,7 @@ static void weight_definition(Case *c) {
 static const Op weight = {"linear_backward_weight", weight_case, NULL, weight_definition,
     {{"1 triple loop", "the formula: the sum is over tokens, so it goes down a column of dy and one of x.", triple_loop},
      {"2 by rows", "a row of dw is a sum of rows of x; only dy is still read down its columns, one element for each row of x.", sums_of_rows},
-     {"3 a tile in registers", "several rows of dw by two vectors stay in registers over all tokens: neighbours in a row of dy serve neighbouring rows of the tile.", row_tiles},
+     {"3 a tile in registers", "several rows of dw by two vectors stay in registers over all tokens; but columns of dy whose rows are a power of two apart crowd into a few places of the cache, and alone this can lose to 2.", row_tiles},
      PACKED, PLAIN, PAIRS
      {"in use: oneDNN", "as in the forward; at most 1,024 tokens at a time, each part added in fp32, because a longer sum it divides among threads: then the bits depend on how many there are.", in_use}},
     {{"odd", {1030, 77, 139, 5, 1}}, {"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},

@@ -6,9 +6,9 @@
 
 A step is forward + backward + clip + AdamW on random tokens, the same number of them for every contestant. Machines
 drift, so the contestants of a model and precision take turns, --rounds times, every other round in reverse; speeds are
-medians over the steps of all rounds, ratios medians of each round's ratio. A contestant is a process or two of its own,
-so that none sees another's compile cache or memory pool, and between turns it sleeps: the CPU time it took then is
-measured and reported. With --threads N (all cores): one rank × N threads, or two ranks × N/2.
+medians over the steps of all rounds, ratios medians of each round's ratio. Each contestant of PyTorch is a process or
+two of its own, so that none sees another's compile cache, and sleeps between turns: the CPU time it took then is
+measured and reported. --threads N (all cores) are one rank × N threads, or two ranks × N/2:
 
     eager, compiled         scaled_dot_product_attention, fused AdamW, autocast for bf16; torch.compile of the whole model
     fsdp2, fsdp2-compiled   fully_shard over gloo: embedding, blocks and head (which stays gathered), as torchtitan does;
@@ -16,10 +16,15 @@ measured and reported. With --threads N (all cores): one rank × N threads, or t
     ours-1                  build/cpu-<precision>/train_llama3, one rank
     ours-threads, ours-mpi  FSDP on two ranks, as threads of a process and under mpirun
 
+PyTorch gets its best. With malloc set to keep freed memory, on huge pages, it gains 5 to 10 % (MEMORY). Tried, and no
+faster (bench-8m bf16, within 2 %): embedding and head in the root's unit, inputs of blocks cast to bf16, sums in place
+of averages, torch.compile of the whole model under FSDP2, max-autotune. OMP_WAIT_POLICY=passive makes eager slower.
+
 `--ours CMD` (repeatable) adds a line such as 'mpirun --bind-to none -np 2 build/cpu-bf16/train_llama3', run from the
 repository's root; its path names its precision. The program's speed is read from metrics.jsonl.
 """
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
@@ -48,7 +53,7 @@ MODELS = {  # as in ../../README.md; both untied
     "bench-125m": dict(C=768, L=12, NH=12, NKV=4, FF=2048, V=32000, T=512, B=2),
 }
 MEMORY = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
-          ":glibc.malloc.top_pad=67108864")  # freed tensors stay, on huge pages, as the program's arenas: PyTorch gains 5 to 10 %
+          ":glibc.malloc.top_pad=67108864")  # in a turn, freed memory stays, on huge pages, as in the program's arenas
 RATIOS = [  # what, of whom, to the best of whom
     ("1 rank / PyTorch compiled", "ours-1", ["compiled"]),
     ("1 rank / better of PyTorch eager and compiled", "ours-1", ["eager", "compiled"]),
@@ -135,6 +140,7 @@ def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting):
     torch.manual_seed(0)
     model, batch, compiled = Model(**m), m["B"] // ranks, kind.endswith("compiled")
     if kind.startswith("fsdp2"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("gloo", f"file://{meeting}", timedelta(minutes=5), ranks, rank)
         shard(model, bf16, compiled)
     elif compiled:
@@ -153,7 +159,9 @@ def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
             optimizer.step()
             seconds.append(time.perf_counter() - start)
-        optimizer.zero_grad(set_to_none=True)                            # the memory is another's now
+        optimizer.zero_grad(set_to_none=True)
+        del tokens, loss
+        ctypes.CDLL(None).malloc_trim(0)                                 # the memory is another's now
         pipe.send(seconds)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -184,6 +192,10 @@ class PyTorch:
             pipe.send(steps + warmup)
         answers = [pipe.recv() for pipe in self.pipes]                   # EOFError: a rank died
         return [self.tokens / max(seconds) for seconds in zip(*answers)][-steps:]
+
+    def kill(self):
+        for process in self.processes:
+            process.terminate()
 
     def close(self):
         for pipe in self.pipes:
@@ -264,6 +276,7 @@ def compete(args, model, precision):
                 speeds = c.turn(args.steps, 1 if c.processes else args.warmup) if r >= 0 else c.turn(args.warmup, 0)
             except EOFError:
                 print(f"note: {c.name}, {precision}: ended with an error and is left out", file=sys.stderr)
+                c.kill()
                 contestants.remove(c)
                 del result[c.key]
                 continue
@@ -278,7 +291,7 @@ def compete(args, model, precision):
 
 
 def ratio(result, mine, theirs):
-    """Median, least and greatest over rounds of mine / the best of theirs; None where one is missing."""
+    """Median, least and greatest over rounds of mine / the best of theirs."""
     if mine not in result or not all(key in result for key in theirs):
         return "–"
     medians = {key: [statistics.median(s) for s in result[key][1]] for key in (mine, *theirs)}
@@ -313,9 +326,12 @@ def main():
         if not re.search("fp32|bf16", command):
             sys.exit(f"error: --ours '{command}': its path must name its precision, fp32 or bf16")
 
+    if os.getloadavg()[0] > 0.5:
+        print(f"note: a load average of {os.getloadavg()[0]:.1f}: other programs are running, and the figures suffer", file=sys.stderr)
     name, described = machine()
     text = [f"# Training speed on {name} beside PyTorch, in turns, one run\n",
-            f"`python dev/pytorch/bench.py {shlex.join(sys.argv[1:])}`\n".replace(" `", "`"), described + "\n",
+            f"`python dev/pytorch/bench.py {shlex.join(sys.argv[1:])}`\n".replace(" `", "`"), described
+            + " The docstring of `bench.py` lists the contestants and their settings.\n",
             "| model | precision | program | tokens/s, median | slowest to fastest step |\n|---|---|---|---|---|"]
     print("\n".join(text), flush=True)
     results, waits = {}, 0
@@ -329,7 +345,7 @@ def main():
                 print(text[-1], flush=True)
 
     columns = list(results)
-    text.append("\nThe program's speed over another's, medians of the rounds' ratios (least to greatest):\n\n| |"
+    text.append("\nRatios of speeds, the median of each round's ratio (least to greatest); `1 rank`, `2 ranks`: this program.\n\n| |"
                 + "".join(f" {model} {precision} |" for model, precision in columns) + "\n|---|" + "---|" * len(columns))
     text += [f"| {what} | " + " | ".join(ratio(results[column], mine, theirs) for column in columns) + " |" for what, mine, theirs in RATIOS]
     text.append(f"\nPyTorch's processes took at most {100 * waits:.1f} % of a core, all together, while another had its turn.")
