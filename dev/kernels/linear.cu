@@ -182,7 +182,7 @@ static void plain(Case *c) {
 #define PACKED {"4 panels", "blocks of A and B are copied into panels first: the tile reads both from front to back, out of the nearest caches, and each is widened to fp32 once a block, not once a tile.", packed}
 #define PLAIN {"5 threads", "blocks over threads: the plain product of kernels.h, in use where there is no oneDNN, or, for bf16, no instruction for it.", plain}
 #ifdef HAVE_PAIRS
-#define PAIRS {"6 pairs of bf16", "panels hold bf16 as they are, two neighbours along the sum in 32 bits, which one instruction multiplies and adds: nothing is widened, and a tile takes half as many.", packed_pairs},
+#define PAIRS {"6 pairs of bf16", "panels hold bf16 as they are, two neighbours along the sum in 32 bits, which one instruction multiplies and adds: nothing is widened, and a sum takes half as many steps.", packed_pairs},
 #else
 #define PAIRS
 #endif

@@ -3,6 +3,8 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
+# Llama 3's own tokenizer, where its Python package is installed
+export LLAMA3_TOKENIZER=${LLAMA3_TOKENIZER:-$(python3 -c 'import importlib.util as u; print(u.find_spec("llama_models").submodule_search_locations[0] + "/llama3/tokenizer.model")' 2>/dev/null)}
 passed=0 failed=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -58,6 +60,7 @@ if [ "${1:-}" = all ]; then
     unset TSAN_OPTIONS OMP_THREAD_LIMIT
 fi
 suite "ops, step by step" make --no-print-directory -s -C dev/kernels check
+suite "token files" dev/test/tokenize.sh ${1:+all}
 suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
 suite "planted faults" dev/test/faults.sh

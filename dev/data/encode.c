@@ -1,0 +1,32 @@
+/* encode.c: the ids of whole files, and how long encoding alone took; dev/pytorch/compare_tokenizer.py asks it.
+ * Usage: encode TOKENIZER FILE... For each file, any bytes, it writes to standard output: the seconds (a double), the
+ * number of ids (uint64), the ids (int32).
+ */
+#include "corpus.h"
+
+int main(int argc, char **argv) {
+    if (argc < 3) user_error("encode was given %d arguments, expected a tokenizer.model and at least one file", argc - 1);
+    Tokenizer *t = tokenizer_open(argv[1]);
+    int32_t *ids = NULL;
+    size_t capacity = 0;
+    for (int i = 2; i < argc; i++) {
+        Document d = {argv[i], 1, 0};
+        FILE *f = document_open(&d);
+        struct stat info;
+        if (fstat(fileno(f), &info)) user_error("%s: its size cannot be had: %s", d.path, strerror(errno));
+        char *text = (char *)checked_malloc((size_t)info.st_size);
+        document_read(&d, f, text, (size_t)info.st_size);
+        double started = seconds_now();
+        uint64_t count = tokenizer_encode(t, text, (size_t)info.st_size, &ids, &capacity, 0);
+        double seconds = seconds_now() - started;
+        fwrite(&seconds, sizeof seconds, 1, stdout);
+        fwrite(&count, sizeof count, 1, stdout);
+        fwrite(ids, sizeof *ids, count, stdout);
+        fclose(f);
+        free(text);
+    }
+    if (fflush(stdout)) run_failure("the ids could not be written: %s", strerror(errno));
+    free(ids);
+    tokenizer_close(t);
+    return 0;
+}
