@@ -1,0 +1,176 @@
+/* cross_entropy.cu: the loss of a row of logits, -log softmax(logits)[target] = log(sum of exponentials) - logits[target],
+ * and its gradient, softmax(logits) - onehot(target), where the logits were.
+ *
+ * An exponential a logit, of which a row has tens of thousands. fp32 logits come in, the gradient that goes out is floatX,
+ * so rows of bf16 fill the first half of theirs. A negative target is ignored: loss and gradient are zero.
+ * The largest logit is taken off first, so that no exponential overflows: e^(x - max) / sum of e^(x - max) is the same.
+ */
+#include "page.h"
+
+static void loss_case(Case *c) { // size: N, V
+    int64_t N = c->size[0], V = c->size[1];
+    PageTensor *logits = updates(c, "logits", IN_FLOAT, N, V, 4);
+    logits->becomes_x = 1;
+    logits->touched = N * V * (int64_t)(sizeof(float) + sizeof(floatX)) / 2; // is counted twice: floats read, floatX written
+    reads(c, "targets", IN_INT, N, 1, (double)V);
+    writes(c, "losses", IN_FLOAT, N, 1);
+    c->restore = 1; // a gradient is no logits
+    c->flops = 4.0 * (double)(N * V);
+    c->slots = (EXP_SLOTS + 3) * (double)(N * V); // less the largest, summed, divided by the sum
+}
+
+static int ignored(int64_t n) { return n % 8 == 3; }
+static void loss_prepare(Case *c) {
+    int64_t N = c->size[0], V = c->size[1], kept = 0;
+    for (int64_t n = 0; n < N; n++) {
+        if (ignored(n)) I("targets")[n] = (int32_t)(-1 - n);
+        else kept++;
+    }
+    I("targets")[0] = 0, I("targets")[N - 1] = (int32_t)(V - 1);
+    c->slots *= (double)kept / (double)N;
+}
+
+static void loss_definition(Case *c) {
+    int64_t N = c->size[0], V = c->size[1];
+    for (int64_t n = 0; n < N; n++) {
+        const double *logits = D("logits") + n * V;
+        double *gradient = R("logits") + n * V, max = -INFINITY, sum = 0;
+        int64_t target = (int64_t)D("targets")[n];
+        for (int64_t i = 0; i < V; i++) max = fmax(max, logits[i]);
+        for (int64_t i = 0; i < V; i++) sum += exp(logits[i] - max);
+        for (int64_t i = 0; i < V; i++) gradient[i] = target < 0 ? 0 : exp(logits[i] - max) / sum - (i == target);
+        R("losses")[n] = target < 0 ? 0 : max - logits[target] + log(sum);
+    }
+}
+
+/* Row n, or NULL where its target is negative: then it is done, all zero. */
+static float *row_of(Case *c, int64_t n) {
+    float *logits = F("logits") + n * c->size[1];
+    if (I("targets")[n] >= 0) return logits;
+    memset(logits, 0, (size_t)c->size[1] * sizeof(floatX));
+    F("losses")[n] = 0;
+    return NULL;
+}
+
+static void loss_double(Case *c) {
+    int64_t N = c->size[0], V = c->size[1];
+    for (int64_t n = 0; n < N; n++) {
+        float *logits = row_of(c, n);
+        if (!logits) continue;
+        floatX *gradient = (floatX *)(void *)logits; // floatX is no wider: writing does not overtake reading
+        int32_t target = I("targets")[n];
+        double max = -INFINITY, sum = 0;
+        for (int64_t i = 0; i < V; i++) max = fmax(max, (double)logits[i]);
+        for (int64_t i = 0; i < V; i++) sum += exp((double)logits[i] - max);
+        F("losses")[n] = (float)(log(sum) + max - (double)logits[target]);
+        for (int64_t i = 0; i < V; i++) gradient[i] = from_float((float)(exp((double)logits[i] - max) / sum - (i == target)));
+    }
+}
+
+static void loss_float(Case *c) {
+    int64_t N = c->size[0], V = c->size[1];
+    for (int64_t n = 0; n < N; n++) {
+        float *logits = row_of(c, n);
+        if (!logits) continue;
+        floatX *gradient = (floatX *)(void *)logits;
+        int32_t target = I("targets")[n];
+        float max = -INFINITY;
+        double sum = 0;
+        for (int64_t i = 0; i < V; i++) max = logits[i] > max ? logits[i] : max;
+        for (int64_t i = 0; i < V; i++) sum += (double)expf(logits[i] - max);
+        float inverse = (float)(1 / sum);
+        F("losses")[n] = (float)log(sum) + (max - logits[target]);
+        for (int64_t i = 0; i < V; i++) gradient[i] = from_float(expf(logits[i] - max) * inverse - (i == target));
+    }
+}
+
+static vfloat largest(const float *logits, int64_t V) {
+    vfloat max = vsplat(-INFINITY);
+    for (int64_t i = 0; i < V; i += VL) max = vmax(max, load_fill(logits + i, V - i, -INFINITY));
+    return vsplat(vmax_lane(max));
+}
+
+static void loss_vectors(Case *c) {
+    int64_t N = c->size[0], V = c->size[1];
+    for (int64_t n = 0; n < N; n++) {
+        float *logits = row_of(c, n);
+        if (!logits) continue;
+        floatX *gradient = (floatX *)(void *)logits;
+        int32_t target = I("targets")[n];
+        float at_target = logits[target];
+        vfloat max = largest(logits, V), sums = vsplat(0);
+        for (int64_t i = 0; i < V; i += VL) sums += vexp(load_fill(logits + i, V - i, -INFINITY) - max);
+        float sum = vsum(sums), inverse = 1 / sum;
+        for (int64_t i = 0; i < V; i += VL) store_x(gradient + i, vexp(load_float(logits + i, V - i) - max) * inverse, V - i);
+        gradient[target] = from_float(exp_float(at_target - max[0]) * inverse - 1);
+        F("losses")[n] = logf(sum) + (max[0] - at_target);
+    }
+}
+
+static void loss_kept(Case *c) {
+    int64_t N = c->size[0], V = c->size[1];
+    for (int64_t n = 0; n < N; n++) {
+        float *logits = row_of(c, n);
+        if (!logits) continue;
+        floatX *gradient = (floatX *)(void *)logits;
+        int32_t target = I("targets")[n];
+        float at_target = logits[target];
+        vfloat max = largest(logits, V), sums = vsplat(0);
+        for (int64_t i = 0; i < V; i += VL) {
+            vfloat e = vexp(load_fill(logits + i, V - i, -INFINITY) - max);
+            store_float(logits + i, e, V - i);
+            sums += e;
+        }
+        float sum = vsum(sums), inverse = 1 / sum, gradient_at_target = logits[target] * inverse - 1;
+        for (int64_t i = 0; i < V; i += VL) store_x(gradient + i, load_float(logits + i, V - i) * inverse, V - i);
+        gradient[target] = from_float(gradient_at_target);
+        F("losses")[n] = logf(sum) + (max[0] - at_target);
+    }
+}
+
+static void loss_blocks(Case *c) {
+    int64_t N = c->size[0], V = c->size[1], blocks = blocks_of(V, LOSS_BLOCK);
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
+    float *maxima = (float *)scratch(c->dev, "maxima", (size_t)blocks * sizeof(float));
+    for (int64_t n = 0; n < N; n++) {
+        float *logits = row_of(c, n);
+        if (!logits) continue;
+        floatX *gradient = (floatX *)(void *)logits;
+        int32_t target = I("targets")[n];
+        float at_target = logits[target], max = -INFINITY, sum = 0;
+        for (int64_t block = 0; block < blocks; block++) {
+            int64_t begin = block * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
+            vfloat own = largest(logits + begin, end - begin), sums = vsplat(0);
+            for (int64_t i = begin; i < end; i += VL) {
+                vfloat e = vexp(load_fill(logits + i, V - i, -INFINITY) - own);
+                store_float(logits + i, e, V - i);
+                sums += e;
+            }
+            float larger = fmaxf(max, own[0]);
+            sum = sum * exp_float(max - larger) + vsum(sums) * exp_float(own[0] - larger);
+            max = larger, maxima[block] = own[0];
+        }
+        float gradient_at_target = exp_float(at_target - max) / sum - 1;
+        for (int64_t block = 0; block < blocks; block++) {
+            float factor = exp_float(maxima[block] - max) / sum;
+            for (int64_t i = block * LOSS_BLOCK; i < min_i64(V, (block + 1) * LOSS_BLOCK); i += VL)
+                store_x(gradient + i, load_float(logits + i, V - i) * factor, V - i);
+        }
+        gradient[target] = from_float(gradient_at_target);
+        F("losses")[n] = logf(sum) + (max - at_target);
+    }
+    arena_release(c->dev, MEM_WORKSPACE, mark);
+}
+
+static void loss_in_use(Case *c) { cross_entropy(c->dev, F("losses"), F("logits"), I("targets"), (int)c->size[0], (int)c->size[1], 1); }
+
+static const Op op = {"cross_entropy", loss_case, loss_prepare, loss_definition,
+    {{"1 libm, double", "the formula: the largest, the sum, the gradient; two calls of exp() a logit.", loss_double},
+     {"2 libm, float", "expf() instead; only the sum stays in double, because a float's digits are used up when tens of thousands have been added.", loss_float},
+     {"3 vexp", "a vector of exponentials at once; the target is mended afterwards, so that no vector asks whether it holds it.", loss_vectors},
+     {"4 exponentials kept", "each is computed once, and waits where its logit was until the sum is known: a store costs less than an exponential.", loss_kept},
+     {"5 blocks (not in use)", "a block's largest, exponentials and sum while it is at hand: one reading of the row less, which rows beyond the nearest cache notice; each block is brought to the row's largest with the gradient.", loss_blocks},
+     {"in use: threads", "as 4, rows over threads; the sum in parts of 512 logits, because a sum of so many loses digits.", loss_in_use}},
+    {{"odd", {37, 1003}}, {"bench-8m chunk", {1024, 4096}}, {"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}}}};
+
+PAGE(&op)
