@@ -16,8 +16,8 @@ measured and reported. --threads N (all cores) are one rank × N threads, or two
     ours-1                  build/cpu-<precision>/train_llama3, one rank
     ours-threads, ours-mpi  FSDP on two ranks, as threads of a process and under mpirun
 
-PyTorch gets its best. With malloc set to keep freed memory, on huge pages, it gains 5 to 10 % (MEMORY). Tried, and no
-faster (bench-8m bf16, within 2 %): embedding and head in the root's unit, inputs of blocks cast to bf16, sums in place
+PyTorch runs as it is installed. --tune-malloc lets its processes keep freed memory, on huge pages (glibc 2.35 or newer),
+as the program's own arenas do; that gains it some percent. Tried, and no faster (bench-8m bf16, within 2 %): embedding and head in the root's unit, inputs of blocks cast to bf16, sums in place
 of averages, torch.compile of the whole model under FSDP2, max-autotune. OMP_WAIT_POLICY=passive makes eager slower.
 
 `--ours CMD` (repeatable) adds a line such as 'mpirun --bind-to none -np 2 build/cpu-bf16/train_llama3', run from the
@@ -169,14 +169,15 @@ def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting):
 
 class PyTorch:
     """One contestant: its processes keep their model between turns."""
-    def __init__(self, kind, m, precision, threads):
+    def __init__(self, kind, m, precision, threads, tune_malloc):
         ranks = 2 if kind.startswith("fsdp2") else 1
         self.key, self.tokens = kind, m["B"] * m["T"]
         self.name = "PyTorch " + {"eager": "eager", "compiled": "compiled", "fsdp2": "FSDP2", "fsdp2-compiled": "FSDP2, compiled"}[kind]
-        self.name += f", {shape(ranks, threads)}" + (", gloo" if ranks > 1 else "")
+        self.name += f", {shape(ranks, threads)}" + (", gloo" if ranks > 1 else "") + (", malloc tuned" if tune_malloc else "")
         self.folder = tempfile.TemporaryDirectory()
         context, self.pipes, self.processes = multiprocessing.get_context("spawn"), [], []
-        os.environ["GLIBC_TUNABLES"] = MEMORY                            # for the processes that start here
+        if tune_malloc:
+            os.environ["GLIBC_TUNABLES"] = MEMORY                        # for the processes that start here
         for rank in range(ranks):
             here, there = context.Pipe()
             self.processes.append(context.Process(target=worker, daemon=True, args=(
@@ -184,7 +185,7 @@ class PyTorch:
             self.processes[-1].start()
             there.close()
             self.pipes.append(here)
-        del os.environ["GLIBC_TUNABLES"]
+        os.environ.pop("GLIBC_TUNABLES", None)
 
     def turn(self, steps, warmup):
         """Tokens per second of each of `steps` steps, over all ranks."""
@@ -241,7 +242,7 @@ def shape(ranks, threads):
 def line_up(args, model, precision):
     """The contestants of one model and precision that --only selects and this machine has."""
     chosen = lambda key: not args.only or key.startswith(tuple(args.only.split(",")))
-    contestants = [PyTorch(kind, MODELS[model], precision, args.threads)
+    contestants = [PyTorch(kind, MODELS[model], precision, args.threads, args.tune_malloc)
                    for kind in ("eager", "compiled", "fsdp2", "fsdp2-compiled") if chosen(kind)]
     program, half = f"build/cpu-{precision}/train_llama3", max(1, args.threads // 2)
     if (ROOT / program).exists():
@@ -320,6 +321,7 @@ def main():
     args.add_argument("--rounds", type=int, default=3, help="turns of each contestant (3)")
     args.add_argument("--steps", type=int, default=4, help="measured steps a turn (4)")
     args.add_argument("--warmup", type=int, default=2, help="steps of a new process that are not measured (2)")
+    args.add_argument("--tune-malloc", action="store_true", help="PyTorch keeps freed memory, on huge pages")
     args.add_argument("--write", action="store_true", help="write dev/results/cpu-<processor>.md")
     args = args.parse_args()
     for command in args.ours:
