@@ -2,6 +2,7 @@
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make test       installs what is missing, builds both precisions, runs every test
 # make test-all   the same and the long tests     make bench   speed beside the bare products
+# make fuzz       a million executions of every fuzz target (RUNS=n)
 # make deps       installs what is missing        make clean
 
 CC       ?= cc
@@ -102,6 +103,10 @@ bench: deps
 	@$(MAKE) --no-print-directory PRECISION=bf16 build/cpu-bf16/bench build/cpu-bf16/train_llama3
 	@dev/kernels/bench.sh
 
+# a million executions of every target; a short run of each is part of make test
+fuzz: deps
+	@$(MAKE) --no-print-directory -C dev/fuzz $(if $(RUNS),RUNS=$(RUNS))
+
 # the source is C11 that nvcc also takes as C++20
 syntax:
 	g++ -x c++ -std=c++20 -fopenmp -Wall -Wextra -Wno-unused-function $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) -fsyntax-only train_llama3.cu
@@ -109,4 +114,4 @@ syntax:
 clean:
 	rm -rf build train_llama3
 
-.PHONY: always needed programs deps demo test test-all bench syntax clean
+.PHONY: always needed programs deps demo test test-all bench fuzz syntax clean

@@ -44,7 +44,7 @@ static void st_add_tensor(StFiles *s, const char *path, int fd, const cJSON *ite
     if (!cJSON_IsArray(shape) || cJSON_GetArraySize(offsets) != 2) user_error("%s: tensor %s has no shape or no data_offsets", path, item->string);
     cJSON_ArrayForEach(dim, shape) {
         double d = dim->valuedouble;
-        if (!cJSON_IsNumber(dim) || d < 0 || d != floor(d) || (double)t.rows * (double)t.cols * d > 1e15)
+        if (!cJSON_IsNumber(dim) || !(d >= 0 && d <= 1e15) || d != floor(d) || (double)t.rows * (double)t.cols * d > 1e15)
             user_error("%s: the shape of tensor %s is not one", path, item->string);
         t.rows *= t.cols;
         t.cols = (int64_t)d;
@@ -104,7 +104,7 @@ static void st_add_file(StFiles *s, const char *path) {
     cJSON *item;
     cJSON_ArrayForEach(item, json)
         if (strcmp(item->string, "__metadata__")) st_add_tensor(s, s->paths[s->num_files], fd, item, 8 + (int64_t)length, info.st_size);
-    st_check_places(s->tensors + first, s->count - first, path, 8 + (int64_t)length, info.st_size);
+    st_check_places(s->count > first ? s->tensors + first : NULL, s->count - first, path, 8 + (int64_t)length, info.st_size);
     s->num_files++;
     cJSON_Delete(json);
     free(header);

@@ -748,6 +748,17 @@ static Task job_task(const Options *o) {
     return task;
 }
 
+/* A plan may be of any size, but its figures are 64-bit integers: the tokens of a step, and the bytes that a rank
+ * receives, each unit gathered twice and reduced once a micro-batch. */
+static void job_check_figures(const Job *j, int world) {
+    const Options *o = &j->opt;
+    double elements = 0, tokens = (double)world * o->batch * o->seq * o->accum;
+    for (int u = 0; u < j->table.num_units; u++) elements += (double)j->table.units[u].size + (double)TENSOR_ALIGN * world;
+    double bytes = 3.0 * sizeof(float) * elements * o->accum;
+    if (tokens > 0x1p62 || bytes > 0x1p62)
+        user_error("a step of %.3g tokens, in which a rank receives up to %.3g bytes, is more than can be counted: use fewer ranks, a smaller --accum, --batch or --seq, or a smaller model", tokens, bytes);
+}
+
 /* Everything that can be refused is refused here, before ranks start. */
 static void job_prepare(Job *j, int world, int local_ranks) {
     Options *o = &j->opt;
@@ -763,6 +774,7 @@ static void job_prepare(Job *j, int world, int local_ranks) {
     j->local_ranks = local_ranks;
     j->threads = job_threads(o, local_ranks);
     table_open(&j->table, &j->config);
+    job_check_figures(j, world);
     if (j->task == DO_PLAN) return;
     if (j->task == DO_TRAIN && !o->data) user_error("--data is missing: token files to train on (make demo shows the way, --help lists what else there is)");
     j->has_weights = !preset_find(o->model) && model_files_open(&j->weights, o->model, &j->table);

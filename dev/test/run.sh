@@ -60,6 +60,7 @@ if [ "${1:-}" = all ]; then
     unset TSAN_OPTIONS OMP_THREAD_LIMIT
 fi
 suite "ops, step by step" make --no-print-directory -s -C dev/kernels check
+suite "fuzzing, a short run" make --no-print-directory -s -C dev/fuzz check
 suite "token files" dev/test/tokenize.sh ${1:+all}
 suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3

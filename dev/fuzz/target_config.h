@@ -1,0 +1,118 @@
+/* target_config.h: config.json, and the plan of a model as large as it says.
+ * Input: f FILE or d FILE, 0, options of the plan, a word a line. Behind d the file gets what it lacks of a good one.
+ * Follows target_options.h.
+ */
+#ifndef TARGET_CONFIG_H
+#define TARGET_CONFIG_H
+
+/* What --export writes beside the weights is read as the same model. */
+static void check_config_written(const Llama3Config *c) {
+    config_write_json(c, "float32", stdout);
+    held.promise = "the config.json that --export writes";
+    Llama3Config again = config_from_json(give("again.json", said_out.text, said_length(&said_out)));
+    held.promise = NULL;
+    EXPECT(again.V == c->V && again.C == c->C && again.L == c->L && again.NH == c->NH && again.NKV == c->NKV && again.HD == c->HD && again.F == c->F, "another shape was written");
+    EXPECT(again.max_positions == c->max_positions && again.tied == c->tied && again.norm_eps == c->norm_eps && again.T == c->T, "other positions, ties or norm_eps were written");
+    EXPECT(again.rope_theta == c->rope_theta && again.rope_factor == c->rope_factor, "another rope was written");
+    EXPECT(c->rope_factor == 1 || (again.rope_low == c->rope_low && again.rope_high == c->rope_high && again.rope_original == c->rope_original), "another rope scaling was written");
+    rewind(stdout);
+}
+
+static void check_table(const TensorTable *t, const Llama3Config *c) {
+    double C = c->C, Q = (double)c->NH * c->HD, KV = (double)c->NKV * c->HD, V = c->V, F = c->F;
+    double parameters = c->L * (2 * C * Q + 2 * C * KV + 3 * C * F + 2 * C) + V * C * (c->tied ? 1 : 2) + C;
+    EXPECT((double)t->num_parameters == parameters, "%" PRId64 " parameters, expected %.0f", t->num_parameters, parameters);
+    for (int u = 0; u < t->num_units; u++) {
+        int64_t end = 0;
+        for (int i = t->units[u].first; i < t->units[u].first + t->units[u].count; i++) {
+            const Tensor *tensor = &t->tensors[i];
+            EXPECT(tensor->offset >= end && tensor->rows > 0 && tensor->cols > 0, "tensor %s starts at %" PRId64 ", the one before ends at %" PRId64, tensor->name, tensor->offset, end);
+            end = tensor->offset + tensor->rows * tensor->cols;
+        }
+        EXPECT(end == t->units[u].size, "unit %s ends at %" PRId64 " of %" PRId64, t->units[u].name, end, t->units[u].size);
+    }
+}
+
+static void check_rope(const Llama3Config *c) {
+    enum { POSITIONS = 3, WIDEST = 64 };
+    float table[POSITIONS * WIDEST];
+    if (c->HD > WIDEST) return;
+    rope_table(table, c, POSITIONS);
+    for (int i = 0; i < POSITIONS * c->HD; i++) EXPECT(fabsf(table[i]) <= 1, "the rotation table has %g", table[i]);
+}
+
+/* The law against the walk, of a few micro-batches; then what --plan prints of all of them. A micro-batch whose head is
+ * made of very many chunks takes long to be walked: of such a one the memory is added up, and no more. */
+static void check_plan(Job *j, int rank) {
+    Traffic law[AXES][COLLECTIVES];
+    static Run walked;
+    int accum = j->opt.accum, long_walk = (int64_t)j->opt.batch * j->opt.seq / 16 > 512;
+    j->opt.accum = 1 + (accum - 1) % 4;
+    if (long_walk) {
+        run_bind(&walked, j, rank);
+        device_open_walk(&walked.dev, j->threads);
+        comm_open_walk(&walked.comm, &walked.dev, &j->mesh, rank);
+        run_allocate(&walked, j);
+    } else {
+        run_walk(&walked, j, rank);
+    }
+    law_full_shard(law, &j->config, &j->mesh, j->opt.accum, accumulates_locally(&j->opt), sizeof(StepReport));
+    for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_walk; i++) {
+        Traffic l = law[i / COLLECTIVES][i % COLLECTIVES], w = walked.comm.booked[i / COLLECTIVES][i % COLLECTIVES];
+        EXPECT(traffic_equal(l, w), "exchange %d: the law says %" PRId64 " calls and %" PRId64 " bytes, the walk %" PRId64 " and %" PRId64, i, l.calls, l.bytes, w.calls, w.bytes);
+    }
+    j->opt.accum = accum;
+    write_plan(j, &walked, 1);
+    EXPECT(said_length(&said_out) > 0, "--plan prints nothing");
+    if (j->mesh.world <= 8) { // plan.json lists the ranks
+        rewind(stdout);
+        plan_write(stdout, &j->mesh, &walked.dev, law, &walked.comm, 1);
+        cJSON *json = cJSON_ParseWithLength(said_out.text, said_length(&said_out));
+        EXPECT(cJSON_IsObject(json), "plan.json is no JSON: %.*s", (int)said_length(&said_out), said_out.text);
+        cJSON_Delete(json);
+    }
+    run_close(&walked);
+}
+
+/* Of a key that is there twice, the first counts. */
+static void give_completed(Bytes file) {
+    static const char good[] = "\"hidden_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"intermediate_size\":48,\"vocab_size\":600,\"max_position_embeddings\":2048}";
+    char *text = (char *)checked_malloc(file.left + sizeof good + 1);
+    while (file.left && file.at[file.left - 1] != '}') file.left--;
+    if (file.left > 1) memcpy(text, file.at, file.left - 1);
+    size_t end = strlen(text);
+    while (end && strchr(" \t\r\n", text[end - 1])) end--;
+    if (end) memcpy(text + end, text[end - 1] == '{' ? " " : ",", 1), memcpy(text + end + 1, good, sizeof good);
+    give("config.json", text, strlen(text));
+    free(text);
+}
+
+static void fuzz_config(Bytes in) {
+    static Job j;
+    int rank = in.left > 0 ? in.at[in.left - 1] : 0, kind = next_byte(&in);
+    Bytes file = up_to_zero(&in);
+    if (kind == 'd') give_completed(file);
+    else give("config.json", file.at, file.left);
+    Llama3Config c = (config_of_model)(folder);
+    held.taken = 1;
+    check_config_written(&c);
+    check_rope(&c);
+    Words w = words_open(in);
+    words_add(&w, "--plan"), words_add(&w, "--model"), words_add(&w, folder);
+    memset(&j, 0, sizeof j);
+    j.opt = options_parse(w.count, w.words);
+    j.opt.out = NULL; // no plan.json
+    job_prepare(&j, choose_transport(&j, 1), 1);
+    check_table(&j.table, &j.config);
+    check_plan(&j, rank % j.mesh.world);
+    job_close(&j);
+    words_close(&w);
+}
+
+static const char *const config_words[] = {"\"model_type\":\"llama\"", "\"hidden_act\":\"silu\"", "\"attention_bias\":false", "\"mlp_bias\":null", "\"hidden_size\":64",
+    "\"num_hidden_layers\":3", "\"num_attention_heads\":8", "\"num_key_value_heads\":4", "\"head_dim\":8", "\"intermediate_size\":100", "\"vocab_size\":1000",
+    "\"max_position_embeddings\":8192", "\"rms_norm_eps\":1e-5", "\"tie_word_embeddings\":true", "\"rope_theta\":10000", "\"rope_scaling\":{\"type\":\"default\"}",
+    "\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":128}", "\"rope_type\":null",
+    "--world=4", "--accum=3", "--seq=16", "--batch=2", "--slots=3", "--ranks=2", "--vocab-size=100", "--deterministic", "--accumulate=local", "--dp-shard=auto", NULL};
+
+#endif

@@ -1,0 +1,185 @@
+/* target_tokenizer.h: tokenizer.model, text to ids and back.
+ * Input: f FILE 0 TEXT; e N LINES 0 TEXT, where the lines of all but N of the 256 bytes come first; or v and tokens,
+ * each behind its length, 0, TEXT. The text is encoded; behind f and e it is then read as ids.
+ */
+#ifndef TARGET_TOKENIZER_H
+#define TARGET_TOKENIZER_H
+
+enum { MOST_TOKENS = 64, LONGEST_TOKEN = 32 };
+
+static size_t base64_line(const uint8_t *bytes, size_t n, int rank, char *out) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    char *p = out;
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t bits = (uint32_t)bytes[i] << 16 | (i + 1 < n ? bytes[i + 1] : 0u) << 8 | (i + 2 < n ? bytes[i + 2] : 0u);
+        for (size_t j = 0; j < 4; j++) *p++ = i + j > n ? '=' : digits[bits >> (18 - 6 * j) & 63];
+    }
+    return (size_t)(p - out) + (size_t)sprintf(p, " %d\n", rank);
+}
+
+/* The lines of the bytes, in an order that is not theirs: `count` of 256. */
+static size_t byte_lines(char *out, int count) {
+    static char lines[256][16]; // made once
+    size_t used = 0;
+    for (int i = 0; i < count; i++) {
+        uint8_t byte = (uint8_t)(i ^ 0x55);
+        if (!lines[i][0]) base64_line(&byte, 1, i, lines[i]);
+        used += (size_t)(stpcpy(out + used, lines[i]) - (out + used));
+    }
+    return used;
+}
+
+/* Byte-pair encoding as it is defined: again and again all neighbours are looked at. Returns the number of ids. */
+static size_t plain_encode(const Tokenizer *t, const char *piece, size_t n, int32_t *ids) {
+    size_t ends[LONGEST_TOKEN * 4], parts = n;
+    ids[0] = token_find(t, piece, n);
+    if (ids[0] != NO_TOKEN) return 1;
+    for (size_t i = 0; i < n; i++) ends[i] = i + 1, ids[i] = token_find(t, piece + i, 1);
+    for (;;) {
+        size_t best = parts;
+        int32_t lowest = INT32_MAX;
+        for (size_t i = 0, start = 0; i + 1 < parts; start = ends[i++]) {
+            int32_t id = token_find(t, piece + start, ends[i + 1] - start);
+            if (id != NO_TOKEN && id < lowest) lowest = id, best = i;
+        }
+        if (best == parts) return parts;
+        ids[best] = lowest, ends[best] = ends[best + 1], parts--;
+        for (size_t i = best + 1; i < parts; i++) ids[i] = ids[i + 1], ends[i] = ends[i + 1];
+    }
+}
+
+/* UTF-8 as RFC 3629 has it, by code points: how many leading bytes are whole and valid. */
+static size_t plain_valid_length(const uint8_t *p, size_t length) {
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000}; // code point of so many bytes
+    size_t at = 0;
+    for (size_t n; at < length; at += n) {
+        uint32_t code = p[at];
+        n = code < 0x80 ? 1 : code >> 5 == 6 ? 2 : code >> 4 == 14 ? 3 : code >> 3 == 30 ? 4 : 0;
+        if (!n || n > length - at) break;
+        if (n > 1) code &= 0x7Fu >> n;
+        size_t i = 1;
+        for (; i < n && p[at + i] >> 6 == 2; i++) code = code << 6 | (p[at + i] & 63);
+        if (i < n || code < least[n] || code > 0x10FFFF || code >> 11 == 27) break; // 27: surrogates
+    }
+    return at;
+}
+
+/* The pieces of valid text one by one, each as the expression alone gives it and, where plain_encode has room, with the
+ * ids of plain merging. */
+static void check_merges(const Tokenizer *t, const char *text, size_t length, const int32_t *ids, size_t count) {
+    pcre2_match_data *match = pcre2_match_data_create(1, NULL);
+    int32_t plain[LONGEST_TOKEN * 4];
+    size_t seen = 0, at = 0, end = 0;
+    for (; at < length; at = end) {
+        end = split_next(t->split, match, text, length, at);
+        int rc = pcre2_match(t->split, (PCRE2_SPTR)text, length, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);
+        EXPECT(rc > 0 && end == pcre2_get_ovector_pointer(match)[1] && end > at, "a piece from byte %zu to %zu, by the expression to %zu", at, end, pcre2_get_ovector_pointer(match)[1]);
+        if (end - at > sizeof plain / sizeof plain[0]) break;
+        size_t n = plain_encode(t, text + at, end - at, plain);
+        EXPECT(seen + n <= count && !memcmp(plain, ids + seen, n * sizeof *ids), "the piece from byte %zu to %zu has other ids than plain merging gives", at, end);
+        seen += n;
+    }
+    EXPECT(at < length || seen == count, "%zu ids, expected %zu", count, seen);
+    pcre2_match_data_free(match);
+}
+
+static void check_encoding(const Tokenizer *t, const char *text, size_t length) {
+    int32_t *ids = NULL;
+    size_t capacity = 0, at = 0, used = 0, count = tokenizer_encode(t, text, length, &ids, &capacity, 0);
+    char *lines = (char *)checked_malloc(12 * count + 1);
+    for (size_t i = 0; i < count; i++) {
+        const char *bytes;
+        size_t n = tokenizer_decode(t, ids[i], &bytes);
+        EXPECT(ids[i] >= 0 && ids[i] < t->n_base && n && n <= length - at && !memcmp(bytes, text + at, n), "id %d of %d, at byte %zu, is not the text", ids[i], t->n_base, at);
+        at += n;
+        used += (size_t)sprintf(lines + used, "%d\n", ids[i]);
+    }
+    EXPECT(at == length, "the ids give %zu bytes of %zu", at, length);
+    size_t valid = plain_valid_length((const uint8_t *)text, length);
+    EXPECT(utf8_valid_length(text, length) == valid, "%zu bytes of %zu are valid UTF-8, not %zu", valid, length, utf8_valid_length(text, length));
+    if (valid == length) check_merges(t, text, length, ids, count);
+    size_t twice = tokenizer_encode(t, text, length, &ids, &capacity, count);
+    EXPECT(twice == 2 * count && (!count || !memcmp(ids, ids + count, count * sizeof *ids)), "%zu ids behind the first %zu: not the same again", twice - count, count);
+    decode_ids(t, "ids", lines, used);
+    EXPECT(said_length(&said_out) == length && !memcmp(said_out.text, text, length), "--decode gives %zu bytes, expected the %zu that were encoded", said_length(&said_out), length);
+    free(lines), free(ids);
+}
+
+static void check_vocabulary(const Tokenizer *t) {
+    const char *bytes;
+    EXPECT(t->n_base >= 256 && t->vocab_size == t->n_base + NUM_SPECIAL_TOKENS && t->eos < t->vocab_size, "%d tokens and %d with the special ones", t->n_base, t->vocab_size);
+    for (int32_t id = 250; id < t->vocab_size; id++) { // before these are single bytes
+        size_t n = tokenizer_decode(t, id, &bytes);
+        EXPECT(n > 0 && (id >= t->n_base || token_find(t, bytes, n) == id), "token %d of %zu bytes is not found", id, n);
+    }
+    EXPECT(!tokenizer_decode(t, -1, &bytes) && !tokenizer_decode(t, t->vocab_size, &bytes), "an id outside the vocabulary has bytes");
+}
+
+enum { MOST_LINES = 256 * 16 + MOST_TOKENS * (LONGEST_TOKEN * 2 + 16) }; // bytes
+
+/* The tokenizer of a vocabulary that the input spells out; its tokens have to come back. */
+static Tokenizer *open_vocabulary(Bytes *in) {
+    struct { const uint8_t *bytes; size_t n; } tokens[MOST_TOKENS];
+    char lines[MOST_LINES];
+    size_t used = byte_lines(lines, 256);
+    int count = 0;
+    for (size_t n; (n = (size_t)next_byte(in)) >= 2 && n <= LONGEST_TOKEN && n <= in->left && count < MOST_TOKENS;) {
+        int known = 0;
+        for (int i = 0; i < count; i++) known |= tokens[i].n == n && !memcmp(tokens[i].bytes, in->at, n);
+        if (!known) used += base64_line(in->at, n, 256 + count, lines + used), tokens[count].bytes = in->at, tokens[count++].n = n;
+        in->at += n, in->left -= n;
+    }
+    held.promise = "a good tokenizer.model";
+    Tokenizer *t = tokenizer_open(give("tokenizer.model", lines, used));
+    held.promise = NULL;
+    EXPECT(t->n_base == 256 + count, "%d tokens, the file has %d", t->n_base, 256 + count);
+    for (int i = 0; i < t->n_base; i++) {
+        const char *bytes;
+        uint8_t byte = (uint8_t)(i ^ 0x55);
+        size_t n = tokenizer_decode(t, i, &bytes);
+        EXPECT(n == (i < 256 ? 1 : tokens[i - 256].n) && !memcmp(bytes, i < 256 ? &byte : tokens[i - 256].bytes, n), "token %d is another than in the file", i);
+    }
+    return t;
+}
+
+/* The file written anew from the tokens is the same file; but in the digit before a = there are bits that mean nothing. */
+static void check_lines(const Tokenizer *t, const char *lines, size_t size) {
+    const char *at = lines, *bytes;
+    char line[MOST_LINES + 16];
+    for (int32_t id = 0; id < t->n_base; id++) {
+        size_t length = tokenizer_decode(t, id, &bytes), n = base64_line((const uint8_t *)bytes, length, id, line), digits = (length + 2) / 3 * 4;
+        if (length % 3) line[digits - (length % 3 == 1 ? 3 : 2)] = at[digits - (length % 3 == 1 ? 3 : 2)];
+        if (id == t->n_base - 1 && n > (size_t)(lines + size - at)) n--; // the last may lack its end
+        EXPECT(n <= (size_t)(lines + size - at) && !memcmp(at, line, n), "line %d is '%.*s', of its token it would be '%.*s'", id + 1, (int)n, at, (int)n, line);
+        at += n;
+    }
+    EXPECT(strspn(at, "\n") == (size_t)(lines + size - at), "lines behind the last token's");
+}
+
+static Tokenizer *open_lines(Bytes *in, int kind) {
+    char lines[MOST_LINES];
+    size_t before = kind == 'e' ? byte_lines(lines, 256 - next_byte(in)) : 0;
+    Bytes file = up_to_zero(in);
+    size_t n = (size_t)min_i64((int64_t)file.left, (int64_t)(sizeof lines - before - 1));
+    if (n) memcpy(lines + before, file.at, n);
+    lines[before + n] = 0;
+    Tokenizer *t = tokenizer_open(give("tokenizer.model", lines, before + n));
+    check_lines(t, lines, before + n);
+    return t;
+}
+
+static void fuzz_tokenizer(Bytes in) {
+    int kind = next_byte(&in);
+    Tokenizer *t = kind == 'v' ? open_vocabulary(&in) : open_lines(&in, kind);
+    held.taken = 1;
+    char *text = text_of(in);
+    check_vocabulary(t);
+    check_encoding(t, text, in.left);
+    if (kind != 'v') decode_ids(t, "ids", text, in.left);
+    free(text);
+    tokenizer_close(t);
+}
+
+static const char *const tokenizer_words[] = {" 256\n", " 257\n", " 258\n", "IHRoZQ==", "YWI=", "AAAA", "'ll", "\r\n", "\xc2\x85", "\xe3\x80\x80", "\xed\xa0\x80", "\xf0\x9f\x98\x80", "2147483648", NULL};
+
+#endif
