@@ -16,9 +16,10 @@ measured and reported. --threads N (all cores) are one rank × N threads, or two
     ours-1                  build/cpu-<precision>/train_llama3, one rank
     ours-threads, ours-mpi  FSDP on two ranks, as threads of a process and under mpirun
 
-PyTorch runs as it is installed. --tune-malloc lets its processes keep freed memory, on huge pages (glibc 2.35 or newer),
-as the program's own arenas do; that gains it some percent. Tried, and no faster (bench-8m bf16, within 2 %): embedding and head in the root's unit, inputs of blocks cast to bf16, sums in place
-of averages, torch.compile of the whole model under FSDP2, max-autotune. OMP_WAIT_POLICY=passive makes eager slower.
+PyTorch runs as it is installed. --tune-malloc lets its processes keep freed memory during a turn, on huge pages (glibc
+2.35 or newer), as the program's own arenas do; bench-8m then gains about a tenth. Tried with it, and no faster (CPU time
+of a step of bench-8m bf16, within 2 %): embedding and head in the root's unit, inputs of blocks cast to bf16, sums in
+place of averages, torch.compile of the whole model under FSDP2, max-autotune (one thread).
 
 `--ours CMD` (repeatable) adds a line such as 'mpirun --bind-to none -np 2 build/cpu-bf16/train_llama3', run from the
 repository's root; its path names its precision. The program's speed is read from metrics.jsonl.
@@ -134,7 +135,7 @@ def shard(model, bf16, compiled):
     fully_shard(model, mp_policy=policy)
 
 
-def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting):
+def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting, tune_malloc):
     """One rank of a PyTorch contestant: for every number that arrives, trains as many steps and sends their seconds."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -161,7 +162,8 @@ def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting):
             seconds.append(time.perf_counter() - start)
         optimizer.zero_grad(set_to_none=True)
         del tokens, loss
-        ctypes.CDLL(None).malloc_trim(0)                                 # the memory is another's now
+        if tune_malloc:                                                  # the memory is another's now; malloc as
+            ctypes.CDLL(None).malloc_trim(0)                             # installed faults more in later steps after this
         pipe.send(seconds)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -181,7 +183,7 @@ class PyTorch:
         for rank in range(ranks):
             here, there = context.Pipe()
             self.processes.append(context.Process(target=worker, daemon=True, args=(
-                there, rank, ranks, max(1, threads // ranks), m, precision == "bf16", kind, self.folder.name + "/meeting")))
+                there, rank, ranks, max(1, threads // ranks), m, precision == "bf16", kind, self.folder.name + "/meeting", tune_malloc)))
             self.processes[-1].start()
             there.close()
             self.pipes.append(here)
