@@ -34,6 +34,7 @@ enum { // block sizes, all multiples of NR. Where a sum is cut at them they deci
     BACKWARD_ROWS = 128, BACKWARD_KEYS = 128, BACKWARD_STRIPS = BACKWARD_ROWS / (int)MR,
     STRIP_SCORES = BACKWARD_KEYS * (int)MR, ITEM_SCORES = BACKWARD_KEYS * BACKWARD_ROWS / (int)PAIR,
     PAIRS_HELD = 4,       // (sequence, kv head) pairs a thread whose keys and values are packed at a time
+    STREAM_FLOATS = 1 << 20, // a sum of so many goes past the caches
     PLAIN_ROWS = 128, PLAIN_COLS = 256, PLAIN_DEPTH = 256, // the plain product
     PLAIN_PACK = PLAIN_ROWS * PLAIN_DEPTH + PLAIN_COLS * PLAIN_DEPTH + PLAIN_ROWS * PLAIN_COLS
 };
@@ -407,37 +408,58 @@ static void cpu_swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh,
     }
 }
 
-/* Loss: -log softmax(logits)[target], and its gradient softmax(logits) - onehot(target) over the logits. */
-static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad) {
+/* Loss: -log softmax(logits)[target], and its gradient softmax(logits) - onehot(target) over the logits. The row comes from
+ * memory once: a block's exponentials are of what its logits are below its own largest, until factors[block] brings them to
+ * one scale. */
+static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad, float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
     floatX *dlogits = (floatX *)(void *)logits; // never overtakes what is still to be read: floatX is no wider
     if (target < 0) {
         if (want_grad) memset(dlogits, 0, (size_t)V * sizeof(floatX));
         return 0.0f;
     }
-    float target_logit = logits[target], total = 0;
-    vfloat m = vsplat(-INFINITY);
-    for (int64_t i = 0; i < V; i += VL) m = vmax(m, load_fill(logits + i, V - i, -INFINITY));
-    float max = vmax_lane(m);
-    for (int64_t block = 0; block < V; block += LOSS_BLOCK) {
-        vfloat sum = vsplat(0);
-        for (int64_t i = block; i < min_i64(V, block + LOSS_BLOCK); i += VL) {
-            vfloat e = vexp(load_fill(logits + i, V - i, -INFINITY) - max);
+    int64_t blocks = blocks_of(V, LOSS_BLOCK);
+    float target_logit = logits[target], max = -INFINITY;
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
+        vfloat largest = vsplat(-INFINITY), sum = vsplat(0);
+        for (int64_t i = begin; i < end; i += VL) largest = vmax(largest, load_fill(logits + i, V - i, -INFINITY));
+        factors[b] = vmax_lane(largest);
+        if (factors[b] > max) max = factors[b];
+        float base = factors[b] == -INFINITY ? 0.0f : factors[b]; // nothing but -infinity: exp(-inf - 0) = 0
+        for (int64_t i = begin; i < end; i += VL) {
+            vfloat e = vexp(load_fill(logits + i, V - i, -INFINITY) - base);
             if (want_grad) store_float(logits + i, e, V - i);
             sum += e;
         }
-        total += vsum(sum);
+        sums[b] = vsum(sum);
     }
+    vfloat totals = vsplat(0);
+    for (int64_t b = 0; b < blocks; b += VL) {
+        vfloat factor = vexp(load_fill(factors + b, blocks - b, -INFINITY) - max);
+        totals += factor * load_float(sums + b, blocks - b);
+        vstore(factors + b, factor);
+    }
+    float total = vsum(totals), inverse = 1.0f / total;
     if (want_grad) {
-        float inverse = 1.0f / total, at_target = logits[target] * inverse - 1.0f;
-        for (int64_t i = 0; i < V; i += VL) store_x(dlogits + i, load_float(logits + i, V - i) * inverse, V - i);
+        float at_target = logits[target] * (factors[target / LOSS_BLOCK] * inverse) - 1.0f;
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
+            float factor = factors[b] * inverse;
+            for (int64_t i = begin; i < end; i += VL) store_x(dlogits + i, load_float(logits + i, V - i) * factor, V - i);
+        }
         dlogits[target] = from_float(at_target);
     }
     return (max - target_logit) + logf(total);
 }
 
-static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V, int want_grad) {
+static int64_t loss_blocks(int64_t V) { return round_up(blocks_of(V, LOSS_BLOCK), VL); }
+static size_t cpu_cross_entropy_scratch(const Device *dev, int64_t V) { return (size_t)(dev->threads * 2 * loss_blocks(V)) * sizeof(float); }
+static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V, int want_grad, void *scratchpad) {
 #pragma omp parallel for num_threads(dev->threads) schedule(dynamic)
-    for (int n = 0; n < N; n++) losses[n] = cross_entropy_row(logits + (int64_t)n * V, targets[n], V, want_grad);
+    for (int n = 0; n < N; n++) {
+        float *factors = (float *)scratchpad + omp_get_thread_num() * 2 * loss_blocks(V);
+        losses[n] = cross_entropy_row(logits + (int64_t)n * V, targets[n], V, want_grad, factors, factors + loss_blocks(V));
+    }
 }
 
 // ---------------------------------------------------------------------------
@@ -577,6 +599,11 @@ static inline void operand_store_rows(float *out, const vfloat *x) { // (PAIR) r
 #endif
 }
 
+/* Asks for a row ahead of its use: a head's rows lie too far apart for the processor to guess the next. */
+static inline void prefetch_row(const floatX *row, int HD) {
+    for (int64_t d = 0; d < HD; d += 64 / (int64_t)sizeof *row) __builtin_prefetch(row + d); // bytes of a cache line
+}
+
 /* K and V of pairs first ... last - 1 as products take them; by all threads of a parallel region, like the two loops that follow it. */
 static void attention_pack(const Attention *a, const floatX *k, const floatX *v, int64_t first, int64_t last) {
     const AttentionShape *s = a->s;
@@ -586,6 +613,8 @@ static void attention_pack(const Attention *a, const floatX *k, const floatX *v,
         int64_t pair = i / panels, key = i % panels * NR, count = min_i64(NR, s->Tk - key), at = held_at(a, pair, key);
         const floatX *kp = k + key_at(a, pair, key, s->k_stride), *vp = v + key_at(a, pair, key, s->v_stride), *rows = a->backward ? kp : vp;
         int64_t stride = a->backward ? s->k_stride : s->v_stride;
+        for (int64_t j = key + NR; j < min_i64(key + 2 * NR, s->Tk); j++)
+            prefetch_row(k + key_at(a, pair, j, s->k_stride), s->HD), prefetch_row(v + key_at(a, pair, j, s->v_stride), s->HD);
         operand_panel(a->kt + at * a->depth, kp, s->k_stride, count, s->HD);
         for (int64_t j = 0; j < NR; j += PAIR) operand_rows(a->kv + (at + j) / PAIR * a->ld, rows + j * stride, stride, count - j, s->HD, a->ld);
         if (!a->backward) continue;
@@ -618,26 +647,35 @@ static int64_t first_key(const Attention *a, int64_t pair, int64_t r0, int64_t r
 static inline void mask_scores(const Attention *a, int64_t pair, int64_t r, float *scores, int64_t k0, int64_t n) {
     const AttentionShape *s = a->s;
     int64_t visible = max_i64(0, min_i64(n, visible_keys(a, r) - k0));
-    for (int64_t j = visible; j < n; j++) scores[j] = -INFINITY;
+    const vint lane = LANE_NUMBERS;
+    for (int64_t j = visible / VL * VL; j < n; j += VL) vstore(scores + j, vselect(lane < (int32_t)(visible - j), vload(scores + j), vsplat(-INFINITY)));
     if (!s->q_doc || !visible) return;
     const int32_t *k_doc = s->k_doc + pair / s->NKV * s->Tk + k0, doc = s->q_doc[pair / s->NKV * s->Tq + r / a->G];
     for (int64_t j = 0; j < visible; j++) scores[j] = k_doc[j] == doc ? scores[j] : -INFINITY;
 }
 
-/* One step of the online softmax of one row: scores(n) become exp(scale * score - max so far), as an operand; out(ld) and sum are brought to that maximum. */
+/* One step of the online softmax of MR rows: scores(MR, n) become exp(scale * score - max so far), as operands; out(MR, ld)
+ * and sum are brought to that maximum. Row after row within each part, so that no row waits for another's sum over lanes. */
 static inline void softmax_step(float *scores, int64_t n, float scale, float *max, float *sum, float *out, int64_t ld) {
-    vfloat m = vsplat(-INFINITY), total = vsplat(0);
-    for (int64_t j = 0; j < n; j += VL) m = vmax(m, vload(scores + j));
-    float largest = vmax_lane(m) * scale, new_max = largest > *max ? largest : *max, base = new_max == -INFINITY ? 0.0f : new_max; // nothing seen yet: exp(-inf - 0) = 0
-    for (int64_t j = 0; j < n; j += VL) {
-        vfloat e = vexp(vfma(vload(scores + j), vsplat(scale), vsplat(-base)));
-        operand_store(scores, j, e);
-        total += e;
+    float base[MR], rescale[MR];
+    for (int r = 0; r < MR; r++) {
+        vfloat m = vsplat(-INFINITY);
+        for (int64_t j = 0; j < n; j += VL) m = vmax(m, vload(scores + r * FORWARD_KEYS + j));
+        float largest = vmax_lane(m) * scale, new_max = largest > max[r] ? largest : max[r];
+        base[r] = new_max == -INFINITY ? 0.0f : new_max; // nothing seen yet: exp(-inf - 0) = 0
+        rescale[r] = new_max == max[r] || max[r] == -INFINITY ? 1.0f : exp_float(max[r] - base[r]); // out and sum are 0 before the first
+        max[r] = new_max;
     }
-    float rescale = new_max == *max || *max == -INFINITY ? 1.0f : exp_float(*max - base); // out and sum are 0 before the first
-    for (int64_t i = 0; i < ld && rescale != 1.0f; i += VL) vstore(out + i, vload(out + i) * rescale);
-    *sum = vfma(vsplat(*sum), vsplat(rescale), vsplat(vsum(total)))[0];
-    *max = new_max;
+    for (int r = 0; r < MR; r++) {
+        vfloat total = vsplat(0);
+        for (int64_t j = 0; j < n; j += VL) {
+            vfloat e = vexp(vfma(vload(scores + r * FORWARD_KEYS + j), vsplat(scale), vsplat(-base[r])));
+            operand_store(scores + r * FORWARD_KEYS, j, e);
+            total += e;
+        }
+        sum[r] = vfma(vsplat(sum[r]), vsplat(rescale[r]), vsplat(vsum(total)))[0];
+        for (int64_t i = 0; i < ld && rescale[r] != 1.0f; i += VL) vstore(out + r * ld + i, vload(out + r * ld + i) * rescale[r]);
+    }
 }
 
 /* MR rows from r0 on. local: out (MR, ld), scores (MR, FORWARD_KEYS), q (MR, row). */
@@ -653,10 +691,8 @@ static void attention_forward_strip(const Attention *a, floatX *out, float *lse,
     for (int64_t k0 = first_key(a, pair, r0, r0 + rows, end); k0 < end; k0 += FORWARD_KEYS) {
         int64_t n = round_up(min_i64(FORWARD_KEYS, end - k0), VL), at = held_at(a, pair, k0);
         tile_product(scores, FORWARD_KEYS, qs, a->row, 1, a->kt + at * a->depth, NR, a->depth, n, a->depth, 0, PAIR);
-        for (int r = 0; r < MR; r++) {
-            mask_scores(a, pair, r0 + r, scores + r * FORWARD_KEYS, k0, n);
-            softmax_step(scores + r * FORWARD_KEYS, n, a->scale, &max[r], &sum[r], os + r * a->ld, a->ld);
-        }
+        for (int r = 0; r < MR; r++) mask_scores(a, pair, r0 + r, scores + r * FORWARD_KEYS, k0, n);
+        softmax_step(scores, n, a->scale, max, sum, os, a->ld);
         tile_product(os, a->ld, scores, FORWARD_KEYS, 1, a->kv + at / PAIR * a->ld, a->ld, 1, a->width, n / PAIR, 1, PAIR);
     }
     for (int r = 0; r < rows; r++) {
@@ -691,6 +727,10 @@ static void backward_item_load(const Attention *a, BackwardItem *it, const float
     memset(it->dq, 0, (size_t)(it->padded * a->ld) * sizeof(float));
     for (int64_t r = 0; r < it->padded; r++) {
         int exists = r < it->rows;
+        if (r + MR < it->rows) {
+            int64_t ahead = row_at(a, it->pair, it->r0 + r + MR, s->o_stride);
+            prefetch_row(q + row_at(a, it->pair, it->r0 + r + MR, s->q_stride), s->HD), prefetch_row(dout + ahead, s->HD), prefetch_row(out + ahead, s->HD);
+        }
         int64_t q_at = row_at(a, it->pair, it->r0 + r, s->q_stride), at = row_at(a, it->pair, it->r0 + r, s->o_stride);
         operand_row(it->q + r * a->row, exists ? q + q_at : NULL, s->HD, a->row);
         operand_row(it->dout + r * a->row, exists ? dout + at : NULL, s->HD, a->row);
@@ -797,18 +837,25 @@ static void cpu_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *
 // flat tensors: sums over pieces, norm, AdamW, cast
 
 static void cpu_tree_sum(Device *dev, float *out, const float *pieces, int n, int64_t count, int accumulate) {
-#pragma omp parallel for num_threads(dev->threads)
-    for (int64_t i = 0; i < count; i += VL) {
-        vfloat level[32]; // sums that wait for their right neighbour, widest first
-        int waiting = 0;
-        for (int k = 0; k < n; k++) {
-            vfloat sum = load_float(pieces + k * count + i, count - i);
-            for (int bits = k; bits & 1; bits >>= 1) sum = level[--waiting] + sum;
-            level[waiting++] = sum;
+    int past = !accumulate && out != pieces && count >= STREAM_FLOATS && (uintptr_t)out % sizeof(vfloat) == 0;
+#pragma omp parallel num_threads(dev->threads)
+    {
+#pragma omp for nowait
+        for (int64_t i = 0; i < count; i += VL) {
+            vfloat level[32]; // sums that wait for their right neighbour, widest first
+            int waiting = 0;
+            for (int k = 0; k < n; k++) {
+                vfloat sum = load_float(pieces + k * count + i, count - i);
+                for (int bits = k; bits & 1; bits >>= 1) sum = level[--waiting] + sum;
+                level[waiting++] = sum;
+            }
+            vfloat total = level[--waiting];
+            while (waiting) total = level[--waiting] + total;
+            if (accumulate) total = load_float(out + i, count - i) + total;
+            if (past && i + VL <= count) vstream(out + i, total);
+            else store_float(out + i, total, count - i);
         }
-        vfloat total = level[--waiting];
-        while (waiting) total = level[--waiting] + total;
-        store_float(out + i, accumulate ? load_float(out + i, count - i) + total : total, count - i);
+        vstream_end();
     }
 }
 
@@ -952,7 +999,8 @@ static void swiglu_backward(Device *dev, floatX *dgate_up /* (N,2F) =; may be ga
 /* With want_grad the logits become the gradient of the sum of losses: floatX, rows V * 4 / sizeof(floatX) elements apart. */
 static void cross_entropy(Device *dev, float *losses /* (N) =, 0 where the target is negative */, float *logits /* (N,V) */, const int32_t *targets /* (N) */,
                           int N, int V, int want_grad) {
-    RUN_OP(OP_CROSS_ENTROPY, 4.0 * N * V, (double)N * V * (FB + (want_grad ? XB : 0)) + 2 * FB * N, cross_entropy(dev, losses, logits, targets, N, V, want_grad))
+    RUN_OP_IN("cross entropy", BACKEND(cross_entropy_scratch)(dev, V), OP_CROSS_ENTROPY, 4.0 * N * V, (double)N * V * (FB + (want_grad ? XB : 0)) + 2 * FB * N,
+              cross_entropy(dev, losses, logits, targets, N, V, want_grad, space))
 }
 
 /* The sum is ((0+1)+(2+3))+...; out may be pieces. */

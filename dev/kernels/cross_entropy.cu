@@ -128,7 +128,7 @@ static void loss_kept(Case *c) {
     }
 }
 
-static void loss_blocks(Case *c) {
+static void loss_by_blocks(Case *c) {
     int64_t N = c->size[0], V = c->size[1], blocks = blocks_of(V, LOSS_BLOCK);
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
     float *maxima = (float *)scratch(c->dev, "maxima", (size_t)blocks * sizeof(float));
@@ -169,8 +169,8 @@ static const Op op = {"cross_entropy", loss_case, loss_prepare, loss_definition,
      {"2 libm, float", "expf() instead; only the sum stays in double, because a float's digits are used up when tens of thousands have been added.", loss_float},
      {"3 vexp", "a vector of exponentials at once; the target is mended afterwards, so that no vector asks whether it holds it.", loss_vectors},
      {"4 exponentials kept", "each is computed once, and waits where its logit was until the sum is known: a store costs less than an exponential.", loss_kept},
-     {"5 blocks (not in use)", "a block's largest, exponentials and sum while it is at hand: one reading of the row less, which rows beyond the nearest cache notice; each block is brought to the row's largest with the gradient.", loss_blocks},
-     {"in use: threads", "as 4, rows over threads; the sum in parts of 512 logits, because a sum of so many loses digits.", loss_in_use}},
+     {"5 blocks", "a block's largest, exponentials and sum while it is at hand: the row comes from memory once, while the block before it is computed; each block is brought to the row's largest with the gradient.", loss_by_blocks},
+     {"in use: threads", "as 5, rows over threads; the blocks' factors and the sum of their sums by vectors, once all largest are known.", loss_in_use}},
     {{"odd", {37, 1003}}, {"bench-8m chunk", {1024, 4096}}, {"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}}}};
 
 PAGE(&op)

@@ -501,11 +501,11 @@ static void test_adamw(KernelTest *t) {
 }
 
 static void test_flat(KernelTest *t) {
-    const int64_t counts[] = {1, 31, 300, 40001};
+    const int64_t counts[] = {1, 31, 300, 40001, STREAM_FLOATS + 5};
     double worst_norm = 0;
-    for (int i = 0; i < 4; i++)
-        for (int n = 1; n <= 9; n++, t->cases++) {
-            int64_t count = counts[i], cut = count / 3;
+    for (int i = 0; i < 5; i++)
+        for (int n = 1; n <= (i < 4 ? 9 : 2); n++, t->cases++) {
+            int64_t count = counts[i], cut = i < 4 ? count / 3 : 1;
             float *pieces = test_floats(t, n * count, 1), *start = test_floats(t, count, 1), *level = test_floats(t, n * count, 1), *shifted = test_floats(t, n * (count - cut), 1);
             memcpy(level, pieces, (size_t)(n * count) * 4);
             for (int width = 1; width < n; width *= 2) // the tree, level by level
@@ -519,7 +519,8 @@ static void test_flat(KernelTest *t) {
             double norm = 0, first = 0;
             for (int64_t j = 0; j < count; j++) norm += (double)pieces[j] * pieces[j];
             for (int threads = 1; threads <= TEST_THREADS; threads++) {
-                float *out = test_floats(t, count, 1), *sum = (float *)test_copy(t, start, count * 4), *in_place = (float *)test_copy(t, pieces, n * count * 4);
+                float *room = test_floats(t, count + VL, 1), *out = room + (VL - (uintptr_t)room / 4 % VL) % VL; // a whole vector: long sums stream
+                float *sum = (float *)test_copy(t, start, count * 4), *in_place = (float *)test_copy(t, pieces, n * count * 4);
                 floatX *cast = test_xs(t, count, 1);
                 tree_sum(&t->dev[threads], out, pieces, n, count, 0);
                 tree_sum(&t->dev[threads], sum, pieces, n, count, 1);
