@@ -455,7 +455,7 @@ static float cross_entropy_row(float *logits, int32_t target, int64_t V, int wan
 static int64_t loss_blocks(int64_t V) { return round_up(blocks_of(V, LOSS_BLOCK), VL); }
 static size_t cpu_cross_entropy_scratch(const Device *dev, int64_t V) { return (size_t)(dev->threads * 2 * loss_blocks(V)) * sizeof(float); }
 static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V, int want_grad, void *scratchpad) {
-#pragma omp parallel for num_threads(dev->threads) schedule(dynamic)
+#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8) // rows in a row: the processor reads ahead
     for (int n = 0; n < N; n++) {
         float *factors = (float *)scratchpad + omp_get_thread_num() * 2 * loss_blocks(V);
         losses[n] = cross_entropy_row(logits + (int64_t)n * V, targets[n], V, want_grad, factors, factors + loss_blocks(V));

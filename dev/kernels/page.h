@@ -419,7 +419,7 @@ static double times_median(Times *t) {
 
 /* One turn: an untimed call, then as many as a millisecond holds, each timed alone where tensors are restored in between. */
 static void take_turn(Case *c, Times *t, void (*run)(Case *), int past_caches, double estimate) {
-    if (t->n && t->total > 2.0) return; // a slow one has said enough
+    if (t->n && t->total > 0.6) return; // a slow one has said enough
     int calls = estimate > 1e-3 ? 1 : estimate > 1e-3 / 32 ? (int)(1e-3 / estimate) : 32, warm = estimate < 0.05;
     double spent = 0, start;
     for (int i = -warm; i < calls; i++) {
@@ -524,7 +524,7 @@ static void case_check(Case *c, const Op *op, double *rate, Worst *worst, double
     for (int i = 0; i < c->num_tensors; i++) work += (double)c->tensors[i].touched;
     case_define(c, op, 1);
     for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++) {
-        if (rate[v] > 0 && work / rate[v] > 5.0) {
+        if (rate[v] > 0 && work / rate[v] > 2.0) {
             estimate[v] = -work / rate[v];
             continue;
         }

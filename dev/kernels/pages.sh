@@ -36,9 +36,28 @@ same bytes of the same buffers and computes nothing. The roofline is the slower 
 cache is held against that cache. The error is ‖version − definition‖ / ‖definition‖, the largest over the outputs; the definition
 is in double precision and agrees with PyTorch's figures.
 TEXT
+
+pages=$(mktemp)
+trap 'rm -f "$pages"' EXIT
 for page in $PAGES; do
     name=${page##*/}
     [ "${last:-}" = "$name" ] || printf '\n## %s\n' "$name"
     last=$name
     "$page" --markdown "$@" || exit 1
-done
+done >"$pages"
+
+printf '\n## The op in use, at the sizes of bench-125m\n\n'
+echo "| op, size | fp32: ms | GFLOP/s | GB/s | of the roofline | bf16: ms | GFLOP/s | GB/s | of the roofline |"
+echo "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+awk -F' *[|] *' '
+    $3 == "version" { split($2, of, ", "); next }
+    $3 ~ /^1 /      { size = $2 }
+    $3 ~ /^in use/  { row = of[1] " " size; four = $4 " | " $5 " | " $6 " | " $7 }
+    $3 == "roofline" && size ~ /^bench-125m/ {
+        if (!(row in seen)) rows[++n] = row
+        seen[row] = 1
+        in_use[row, of[2]] = four " (" $7 ")"
+    }
+    END { for (i = 1; i <= n; i++) print "| " rows[i] " | " value(rows[i], "fp32") " | " value(rows[i], "bf16") " |" }
+    function value(row, precision) { return (row, precision) in in_use ? in_use[row, precision] : " | | | " }' "$pages"
+cat "$pages"
