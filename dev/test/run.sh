@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # run.sh [all] : every test, both precisions; ends with `N passed, N failed`. `make test` builds first and calls it.
+# With `all` (make test-all) the long ones too, and the sums go into dev/results/test-all.md.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
 # Llama 3's own tokenizer, where its Python package is installed
 export LLAMA3_TOKENIZER=${LLAMA3_TOKENIZER:-$(python3 -c 'import importlib.util as u; print(u.find_spec("llama_models").submodule_search_locations[0] + "/llama3/tokenizer.model")' 2>/dev/null)}
-passed=0 failed=0
+passed=0 failed=0 table=
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
@@ -23,6 +24,7 @@ suite() {
         passed=$((passed + $(cut -d' ' -f1 <<<"$counts")))
         failed=$((failed + $(cut -d' ' -f3 <<<"$counts")))
     fi
+    table+="| $name | ${counts:-no result}, $((SECONDS - start)) s |"$'\n'
     echo "---- $name: ${counts:-no result}, $((SECONDS - start)) s"
 }
 
@@ -44,7 +46,7 @@ variant() {
     case $last in TESTS=*) tests=${last#TESTS=} ;; esac
     # setarch -R: no random addresses, which the thread sanitizer cannot place its shadow beside
     if make -s BUILD="$build" "$@" "$build/test_llama3"; then suite "unit tests, $name" $(command -v setarch >/dev/null && echo setarch -R) "$build/test_llama3" $tests
-    else echo "FAIL $name does not build"; failed=$((failed + 1)); fi
+    else echo "FAIL $name does not build"; failed=$((failed + 1)); table+="| $name | does not build |"$'\n'; fi
 }
 if [ "${1:-}" = all ]; then
     variant "AVX2, fp32" avx2-fp32 ARCH=haswell PRECISION=fp32
@@ -66,6 +68,12 @@ suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
 suite "planted faults" dev/test/faults.sh
 
+if [ "${1:-}" = all ]; then
+    {
+        printf '# make test-all\n\n%s, %s cores; commit %s.\n\n| suite | result |\n|---|---|\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" "$(git rev-parse --short HEAD 2>/dev/null || echo none)"
+        printf '%s\n%s passed, %s failed\n' "$table" "$passed" "$failed"
+    } >dev/results/test-all.md
+fi
 echo
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
