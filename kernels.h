@@ -837,7 +837,7 @@ static void cpu_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *
 // flat tensors: sums over pieces, norm, AdamW, cast
 
 static void cpu_tree_sum(Device *dev, float *out, const float *pieces, int n, int64_t count, int accumulate) {
-    int past = !accumulate && out != pieces && count >= STREAM_FLOATS && (uintptr_t)out % sizeof(vfloat) == 0;
+    int past = !accumulate && out != pieces && count >= STREAM_FLOATS && (uintptr_t)out % sizeof(vfloat) == 0; // the caches
 #pragma omp parallel num_threads(dev->threads)
     {
 #pragma omp for nowait

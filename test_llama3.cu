@@ -73,6 +73,9 @@ int MPI_Ialltoall(const void *send, int count, MPI_Datatype type, void *recv, in
 // ---------------------------------------------------------------------------
 // helpers
 
+/* The larger error; NaN is larger than all, and stays (fmax would lose it). */
+static double worst_of(double a, double b) { return a >= b || a != a ? a : b; }
+
 static char scratch_dir[64] = "/tmp/llama3-test-XXXXXX";
 
 static const char *scratch_path(const char *name) {
@@ -201,11 +204,11 @@ static Worst compare_gradients(Run *r, const StFiles *s, const char *prefix, con
             float *torch_error = fixture_tensor(s, name, NULL);
             limit = 1.5f * torch_error[0];
             free(torch_error);
-            error = error > 0 ? error / limit : 0;
+            error = error == 0 ? 0 : error / limit;
         }
-        if (error >= worst.error) snprintf(worst.name, sizeof worst.name, "%s", t->name);
-        worst.error = fmax(worst.error, error);
-        worst.ratio = fmax(worst.ratio, ratio);
+        if (!(error < worst.error)) snprintf(worst.name, sizeof worst.name, "%s", t->name);
+        worst.error = worst_of(worst.error, error);
+        worst.ratio = worst_of(worst.ratio, ratio);
         free(want);
     }
     return worst;
@@ -216,8 +219,8 @@ static void compare_steps(Run *r, const StFiles *s, const char *fixture) {
     float *losses = fixture_tensor(s, "step_losses", NULL), *norms = fixture_tensor(s, "step_norms", NULL);
     for (int step = 1; step <= 10; step++) {
         StepStats stats = train_step(r, step);
-        loss_error = fmax(loss_error, fabs(stats.loss - losses[step - 1]) / fmax(1, fabs(losses[step - 1])));
-        norm_error = fmax(norm_error, fabs(stats.grad_norm / norms[step - 1] - 1));
+        loss_error = worst_of(loss_error, fabs(stats.loss - losses[step - 1]) / fmax(1, fabs(losses[step - 1])));
+        norm_error = worst_of(norm_error, fabs(stats.grad_norm / norms[step - 1] - 1));
     }
     char name[128];
     snprintf(name, sizeof name, "%s: losses of ten AdamW steps equal PyTorch's", fixture);
@@ -233,7 +236,7 @@ static void compare_steps(Run *r, const StFiles *s, const char *fixture) {
         snprintf(tensor, sizeof tensor, "final.%s", t->name);
         if (!st_find(s, tensor)) continue;
         float *want = fixture_tensor(s, tensor, &n);
-        error = fmax(error, norm_of_difference(r->fsdp.units[t->unit].master + t->offset, want, 1, n) / norm_of(want, n));
+        error = worst_of(error, norm_of_difference(r->fsdp.units[t->unit].master + t->offset, want, 1, n) / norm_of(want, n));
         compared++;
         free(want);
     }
@@ -267,7 +270,7 @@ static void test_fixture(const char *fixture) {
     int64_t n;
     float *want = fixture_tensor(&expected, "logits", &n), *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
     double logits_error = norm_of_difference(r->model.logits, want, 1, n) / norm_of(want, n), largest = 0;
-    for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(r->model.logits[i] - want[i]));
+    for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(r->model.logits[i] - want[i]));
     micro_step(r, b->inputs, b->targets, 0, &sum);
     reduce_finish(&r->fsdp);
     if (sizeof(floatX) == sizeof(float)) {
@@ -423,11 +426,11 @@ static void compare_layout(const char *model, int process, int world, int accum,
     for (int i = 0; i < table_of->table.num_tensors && process == 0; i++) {
         int64_t m = table_of->table.tensors[i].rows * table_of->table.tensors[i].cols;
         double size = fmax(norm_of(one + at, m), 1e-20);
-        error = fmax(error, norm_of_difference(collected + at, one + at, 1, m) / size);
-        ratio = fmax(ratio, fabs(norm_of(collected + at, m) / size - 1));
+        error = worst_of(error, norm_of_difference(collected + at, one + at, 1, m) / size);
+        ratio = worst_of(ratio, fabs(norm_of(collected + at, m) / size - 1));
         at += m;
     }
-    for (int i = 0; i < 3 && process == 0; i++) loss_error = fmax(loss_error, fabs(collected_losses[i] / losses[i] - 1));
+    for (int i = 0; i < 3 && process == 0; i++) loss_error = worst_of(loss_error, fabs(collected_losses[i] / losses[i] - 1));
     double bound = sizeof(floatX) == 4 ? 1e-5 : 1e-2;
     if (process == 0) {
         snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradients of one rank", model, world, accum, B, transport->name, more);

@@ -57,8 +57,6 @@ static inline vfloat vmax(vfloat a, vfloat b) { return NATIVE(max)(a, b); } // b
 static inline vfloat vmin(vfloat a, vfloat b) { return NATIVE(min)(a, b); }
 static inline vfloat vsqrt(vfloat a) { return NATIVE(sqrt)(a); }
 static inline vfloat vrounded(vfloat x) { __asm__("" : "+v"(x)); return x; } // in a register
-static inline void vstream(float *p, vfloat x) { NATIVE(stream)(p, x); } // past the caches, for what is larger than they are; p is a multiple of a vector
-static inline void vstream_end(void) { _mm_sfence(); }                    // before other threads may read it
 #else
 static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return a * b + c; }
 static inline vfloat vmax(vfloat a, vfloat b) { return vselect(a > b, a, b); }
@@ -77,7 +75,10 @@ static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return a * b + c
 typedef float vfloats __attribute__((vector_size(VL * 4), aligned(4))); // in memory; as floats, so that the compiler knows what a store leaves alone
 static inline vfloat vload(const float *p) { return *(const vfloats *)(const void *)p; }
 static inline void vstore(float *p, vfloat x) { *(vfloats *)(void *)p = x; }
-#ifndef NATIVE
+#ifdef NATIVE // vstream: past the caches, for what is larger than they are; p is a multiple of a vector. vstream_end: before others read it
+static inline void vstream(float *p, vfloat x) { NATIVE(stream)(p, x); }
+static inline void vstream_end(void) { _mm_sfence(); }
+#else
 static inline void vstream(float *p, vfloat x) { vstore(p, x); }
 static inline void vstream_end(void) {}
 #endif

@@ -268,7 +268,7 @@ static const Op forward = {"attention_forward", forward_case, NULL, forward_defi
      {"4 a tile in registers", "K is transposed once a head, so that lanes are keys and no sum crosses them; several queries share each load of K and V.", forward_heads},
      {"5 grouped heads", "the query heads of one key/value head are rows of the same strips: K and V are widened and transposed once for all of them. (One head a group, as in bench-8m: as before.)", forward_groups},
      FORWARD_PAIRS
-     {"in use: threads", "blocks of rows over threads, those that see most keys first, and a few heads at a time, so that their K and V stay in the cache.", forward_in_use}},
+     {"in use: threads", "blocks of rows over threads, those that see most keys first, and a few heads at a time, so that their K and V stay in the cache; the softmax of a strip row after row, so that no row waits for another's sum over lanes; rows of K and V are asked for ahead.", forward_in_use}},
     SIZES};
 
 // ---------------------------------------------------------------------------
@@ -489,7 +489,7 @@ static const Op backward = {"attention_backward", backward_case, backward_prepar
      {"4 tiles in registers", "128 rows by 128 keys: P and dS of them lie in the nearest cache, and all five products are tiles, those of dK and dV over the rows.", backward_heads},
      {"5 grouped heads", "the query heads of one key/value head are rows of the same blocks: K and V are made ready once for them, and longer sums go to dK and dV.", backward_groups},
      {"6 as in use, one thread", "no products where no row of a strip sees a key; K and V transposed by vectors" THREADED ".", backward_one_thread},
-     {"in use: threads", "blocks of rows over threads; those of one head add to dK and dV in a fixed order, each waiting for its turn: the same bits for any number of threads.", backward_in_use}},
+     {"in use: threads", "blocks of rows over threads; those of one head add to dK and dV in a fixed order, each waiting for its turn: the same bits for any number of threads. Rows are asked for ahead.", backward_in_use}},
     SIZES};
 
 PAGE(&forward, &backward)

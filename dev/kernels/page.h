@@ -156,7 +156,7 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
             if (pass == 0) error += row_error, norm += row_norm, rows++;
             else {
                 double e = row_error == 0 ? 0 : sqrt(row_error / (row_norm + 1e-2 * norm / (double)rows));
-                if (!(e <= worst)) worst = e; // NaN counts as worst
+                if (!(e <= worst) && !isnan(worst)) worst = e; // NaN counts as worst, and stays
             }
         }
     double e = error == 0 ? 0 : sqrt(error / norm), bound = torch ? 1e-12 : is_x ? c->bound : c->float_bound;
@@ -173,7 +173,7 @@ static double compare_all(Case *c, Worst *w) {
     for (int i = 0; i < c->num_tensors; i++)
         if (c->tensors[i].role != READ) {
             double e = compare(c, &c->tensors[i], NULL, w);
-            if (!(e <= worst)) worst = e;
+            if (!(e <= worst) && !isnan(worst)) worst = e;
         }
     w->sizes++;
     return worst;

@@ -95,7 +95,7 @@ static const Op op = {"tree_sum", sum_case, NULL, sum_definition,
     {{"1 recursive", "the tree as it is written, for one element after another: more calls than additions.", sum_recursive},
      {"2 level by level", "all pairs, then all pairs of pairs, over whole pieces: plain loops that become vectors, but every level goes to memory and back, and the pieces must be copied.", sum_levels},
      {"3 one pass", "vectors of the pieces from left to right; sums wait on a small stack for their right neighbour, as the 1s of a binary counter wait: each piece is read once, and nothing else moves. For single elements the turns of the stack would cost more than they save.", sum_one_pass},
-     {"in use: threads", "vectors over threads; an element's tree is its own.", sum_in_use}},
+     {"in use: threads", "vectors over threads; an element's tree is its own. A long sum goes past the caches: what is overwritten need not be fetched.", sum_in_use}},
     {{"odd", {7, 1003, 1}}, {"bench-8m tensor, 8 ranks", {8, 10368}}, {"bench-125m block, 2 ranks", {2, 3146496}},
      {"bench-125m block, 8 ranks", {8, 786624}}, {"bench-125m block, += 1", {1, 6292992, 1}}, {"1B layer, 8 ranks", {8, 7602688}}}};
 
