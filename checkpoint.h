@@ -197,7 +197,7 @@ static int model_files_open(StFiles *s, const char *dir, const TensorTable *tabl
 /* Master weights from files; each rank reads its own ranges. */
 static void model_load(Fsdp *f, const StFiles *s) {
     ShardPiece p;
-    for (int i = 0; shard_next(f, &i, &p) && !f->dev->walk;)
+    for (int i = 0; held_next(f, &i, &p) && !f->dev->walk;)
         st_read(st_find(s, p.tensor->name), p.unit->master + p.at, p.first, p.count);
     fsdp_refresh_copies(f);
 }
@@ -279,7 +279,7 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
     int fd = open(temporary, O_WRONLY | O_CLOEXEC), size = st_dtype_sizes[dtype];
     if (fd < 0) user_error("rank %d cannot open %s (%s): --export needs a directory that all hosts share", f->comm->rank, temporary, strerror(errno));
     ShardPiece p;
-    for (int i = 0; shard_next(f, &i, &p);)
+    for (int i = 0; owned_next(f, &i, &p);)
         for (int64_t done = 0; done < p.count; done += 65536) {
             int64_t n = min_i64(65536, p.count - done), at = begin[p.tensor - f->table->tensors] + (p.first + done) * size;
             const float *from = p.unit->master + p.at + done;

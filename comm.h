@@ -192,7 +192,7 @@ static int threads_test(Comm *comm, Request *r) {
         int p = (me + r->next) % n; // each starts with its own part, so that not all read from one
         if (__atomic_load_n(&slots[p].posted, __ATOMIC_ACQUIRE) != r->sequence + 1) return 0;
         const char *from = slots[p].send + (r->collective == REDUCE_SCATTER ? (size_t)me * r->bytes : 0);
-        memcpy(r->recv + (size_t)p * r->bytes, from, r->bytes);
+        if (r->recv + (size_t)p * r->bytes != from) memcpy(r->recv + (size_t)p * r->bytes, from, r->bytes); // a gather in place has its own part
         if (p != me) comm->wire[r->group->axis][r->collective].bytes += (int64_t)r->bytes;
         if (++r->next == n) __atomic_store_n(&slots[me].done, r->sequence + 1, __ATOMIC_RELEASE);
     }
@@ -255,8 +255,9 @@ static void mpi_start(Comm *comm, Request *r) {
         MPI_Type_commit(&type);
         count = r->bytes / CHUNK;
     }
+    const void *send = r->send == r->recv + (size_t)r->group->rank * r->bytes ? MPI_IN_PLACE : r->send; // of a gather: it lies where it belongs
     int error = r->collective == ALL_GATHER
-        ? MPI_Iallgather(r->send, (int)count, type, r->recv, (int)count, type, r->group->mpi, &r->mpi)
+        ? MPI_Iallgather(send, (int)count, type, r->recv, (int)count, type, r->group->mpi, &r->mpi)
         : MPI_Ialltoall(r->send, (int)count, type, r->recv, (int)count, type, r->group->mpi, &r->mpi);
     if (error != MPI_SUCCESS) run_failure("rank %d: MPI refused %s of %s (code %d)", comm->rank, collective_names[r->collective], r->what, error);
     if (type != MPI_BYTE) MPI_Type_free(&type);

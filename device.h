@@ -11,6 +11,7 @@
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -187,6 +188,7 @@ typedef struct {
     char *base;       // start of the reservation
     size_t reserved;  // bytes; what the walk found to be the peak
     size_t used, peak;
+    int in_file;      // the slow tier: a file mapped into memory, which the system may write out and forget
 } Arena;
 
 typedef struct { const char *name; MemCategory category; size_t bytes; int count; } Buffer;
@@ -195,16 +197,16 @@ typedef enum {
     OP_EMBEDDING_FORWARD, OP_EMBEDDING_BACKWARD, OP_RMSNORM_FORWARD, OP_RMSNORM_BACKWARD,
     OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT,
     OP_ROPE_FORWARD, OP_ROPE_BACKWARD, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD,
-    OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD, OP_CROSS_ENTROPY, OP_TREE_SUM, OP_SQUARED_NORM, OP_ADAMW, OP_CAST,
+    OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD, OP_CROSS_ENTROPY, OP_TREE_SUM, OP_SQUARED_NORM, OP_ADAMW, OP_CAST, OP_FINGERPRINT,
     OP_COUNT
 } OpKind;
 static const char *const op_names[OP_COUNT] = {
     "embedding_forward", "embedding_backward", "rmsnorm_forward", "rmsnorm_backward",
     "linear_forward", "linear_backward_input", "linear_backward_weight",
     "rope_forward", "rope_backward", "attention_forward", "attention_backward",
-    "swiglu_forward", "swiglu_backward", "cross_entropy", "tree_sum", "squared_norm", "adamw", "cast"};
+    "swiglu_forward", "swiglu_backward", "cross_entropy", "tree_sum", "squared_norm", "adamw", "cast", "fingerprint"};
 
-typedef struct { int64_t calls; double flops, bytes, seconds; } OpStat;
+typedef struct { int64_t calls; double flops, bytes, seconds, again; } OpStat; // again: of the FLOPs, those of activations computed again
 
 enum { MAX_BUFFERS = 96 };
 
@@ -215,6 +217,11 @@ typedef struct {
     Buffer buffers[MAX_BUFFERS];
     int num_buffers;
     OpStat ops[OP_COUNT];
+    const char *phase;      // what the program is at, "backward of block", and which block; -1: none
+    int phase_block;
+    int again;              // activations are computed again: their FLOPs are no progress
+    size_t peak;            // bytes of all arenas in memory when there were most of them; …
+    char peak_when[96];     // … and when that was
     OpKind op;              // the op that runs now
     double op_started;
     void (*poll)(void *);   // lets exchanges in flight progress between ops; NULL when there are none
@@ -227,6 +234,7 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
     dev->ops[op].calls++;
     dev->ops[op].flops += flops;
     dev->ops[op].bytes += bytes;
+    if (dev->again) dev->ops[op].again += flops;
     if (dev->walk) return 0;
     dev->op = op;
     dev->op_started = seconds_now();
@@ -238,47 +246,72 @@ static inline void op_end(Device *dev) {
     if (dev->poll) dev->poll(dev->poll_arg);
 }
 
-/* FLOPs of products and attention: what utilisation is measured by. */
-static double device_flops(const Device *dev) {
+/* FLOPs of products and attention: what utilisation is measured by. `again`: only those of activations computed again, which are no part of the rest. */
+static double device_flops(const Device *dev, int again) {
     static const OpKind counted[] = {OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD};
     double sum = 0;
-    for (int i = 0; i < 5; i++) sum += dev->ops[counted[i]].flops;
+    for (int i = 0; i < 5; i++) sum += again ? dev->ops[counted[i]].again : dev->ops[counted[i]].flops - dev->ops[counted[i]].again;
     return sum;
 }
 
-/* Bytes of all arenas at their fullest. */
-static size_t device_peak(const Device *dev) {
+/* Bytes of all arenas at their fullest: those in memory, or those in files. */
+static size_t device_arenas(const Device *dev, int in_file) {
     size_t sum = 0;
-    for (int c = 0; c < MEM_CATEGORIES; c++) sum += dev->arenas[c].peak;
+    for (int c = 0; c < MEM_CATEGORIES; c++) sum += dev->arenas[c].in_file == in_file ? dev->arenas[c].peak : 0;
     return sum;
 }
+static size_t device_peak(const Device *dev) { return device_arenas(dev, 0); }
 
-/* A walking device hands out addresses in reservations that are never mapped. */
-static void device_open_walk(Device *dev, int threads) {
+/* A walking device hands out addresses in reservations that are never mapped. `in_files`: which categories are to live there, bit by bit. */
+static void device_open_walk(Device *dev, int threads, unsigned in_files) {
     memset(dev, 0, sizeof *dev);
     dev->walk = 1;
     dev->threads = threads;
     for (int c = 0; c < MEM_CATEGORIES; c++) {
+        dev->arenas[c].in_file = in_files >> c & 1;
         dev->arenas[c].base = (char *)((uintptr_t)(c + 1) << 50);
         dev->arenas[c].reserved = (size_t)1 << 50;
     }
 }
 
-/* A computing device reserves what `walked` needed, no more. Pages become resident when first touched. */
-static void device_open(Device *dev, const Device *walked) {
+/* `bytes` of DIR/offload-RANK-CATEGORY, mapped. The file has no name any more when this returns: whatever happens, nothing is left behind. */
+static void *map_file(const char *dir, int rank, const char *category, size_t bytes) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/offload-%d-%s", dir, rank, category);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) user_error("cannot make %s for --offload (%s): give an --out that can be written", path, strerror(errno));
+    unlink(path);
+    int error = posix_fallocate(fd, 0, (off_t)bytes); // a full disk is an error now, not a SIGBUS later
+    if (error) user_error("%zu bytes for %s could not be had under --out (%s): --offload needs so much room on that disk", bytes, path, strerror(error));
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return p;
+}
+
+/* A computing device reserves what `walked` needed, no more. Pages become resident when first touched. What is offloaded lies in files under `out`. */
+static void device_open(Device *dev, const Device *walked, const char *out, int rank) {
     memset(dev, 0, sizeof *dev);
     dev->threads = walked->threads;
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         Arena *a = &dev->arenas[c];
+        a->in_file = walked->arenas[c].in_file;
         a->reserved = (size_t)round_up((int64_t)walked->arenas[c].peak, 4096);
         if (!a->reserved) continue;
-        void *p = mmap(NULL, a->reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *p = a->in_file ? map_file(out, rank, mem_category_names[c], a->reserved)
+                             : mmap(NULL, a->reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED)
             user_error("%zu bytes of memory for %s could not be had (%s): use more ranks, a smaller --batch or --seq, or a smaller model",
                        a->reserved, mem_category_names[c], strerror(errno));
-        if (a->reserved >= (8u << 20)) madvise(p, a->reserved, MADV_HUGEPAGE);
+        if (!a->in_file && a->reserved >= (8u << 20)) madvise(p, a->reserved, MADV_HUGEPAGE);
         a->base = (char *)p;
     }
+}
+
+/* What lies in a file: `soon` needed, so it is read ahead; or done with, so it leaves this process's memory. */
+static void arena_stream(Device *dev, MemCategory category, const void *from, size_t bytes, int soon) {
+    if (dev->walk || !dev->arenas[category].in_file || !bytes) return;
+    uintptr_t begin = ((uintptr_t)from + (soon ? 0 : 4095)) & ~(uintptr_t)4095, end = ((uintptr_t)from + bytes + (soon ? 4095 : 0)) & ~(uintptr_t)4095;
+    if (end > begin) madvise((void *)begin, end - begin, soon ? MADV_WILLNEED : MADV_DONTNEED); // shared with the file: its contents stay
 }
 
 static void device_close(Device *dev) {
@@ -312,6 +345,14 @@ static void *arena_alloc(Device *dev, MemCategory category, const char *name, si
     void *p = a->base + a->used;
     a->used += size;
     if (a->used > a->peak) a->peak = a->used;
+    size_t now = 0;
+    for (int c = 0; c < MEM_CATEGORIES; c++) now += dev->arenas[c].in_file ? 0 : dev->arenas[c].used;
+    if (now > dev->peak) {
+        dev->peak = now;
+        if (!dev->phase) snprintf(dev->peak_when, sizeof dev->peak_when, "from the start");
+        else if (dev->phase_block < 0) snprintf(dev->peak_when, sizeof dev->peak_when, "%s, with '%s'", dev->phase, name);
+        else snprintf(dev->peak_when, sizeof dev->peak_when, "%s %d, with '%s'", dev->phase, dev->phase_block, name);
+    }
     return p;
 }
 

@@ -1,10 +1,10 @@
-/* fsdp.h: fully sharded data parallelism (ZeRO-3), written out.
+/* fsdp.h: data parallelism written out: FSDP (ZeRO-3), ZeRO-2, DDP, and hybrids of them.
  *
- * A unit (the embedding, a block, the head) is one flat buffer of its tensors. Each rank of the `fsdp` group
- * owns an equal range of it, its shard: master weights, gradient and Adam's moments, 16 bytes an element.
- * The vocabulary is three verbs: unit_gather, unit_free, unit_reduce. The model asks for unit_weights and
- * unit_gradients; a full-size buffer exists only in a slot, and there are few slots: they are the limit on
- * what is in flight.
+ * A unit (the embedding, a block or a few, the head) is one flat buffer of its tensors. The ranks of the `fsdp` group
+ * each own an equal range of it, their shard: master weights, gradient and Adam's moments, 16 bytes an element.
+ * The vocabulary is three verbs: unit_gather, unit_free, unit_reduce; a strategy is a row that says when each takes
+ * effect. The model asks for unit_weights and unit_gradients; a full-size buffer exists only in a slot, and there are
+ * few slots: they are the limit on what is in flight.
  */
 #ifndef FSDP_H
 #define FSDP_H
@@ -12,18 +12,62 @@
 #include "llama3.h"
 #include "kernels.h"
 
+// ---------------------------------------------------------------------------
+// strategies
+
+/* Who asks to free a unit. Of a strategy: from which pass on it is freed indeed. */
+typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_LAST /* nothing in this step needs it any more */, PASS_NEVER } Pass;
+
+typedef struct {
+    const char *name;
+    int sharded;   // state (master, gradient, moments): this rank's shard of each unit; else all of it on every rank
+    Pass freed;    // gathered weights; they are gathered again when they are needed next
+    int gathers_gradients; // a reduce-scatter leaves each rank its shard of the sum; with an all-gather behind it, an all-reduce
+    const char *also;      // known as
+} Strategy;
+
+static const Strategy strategies[] = {
+    //               state     weights freed   gradients
+    {"full_shard",    1,       PASS_FORWARD,   0,  "ZeRO-3"},
+    {"shard_grad_op", 1,       PASS_LAST,      0,  "ZeRO-2"},
+    {"no_shard",      0,       PASS_NEVER,     1,  "DDP"},
+};
+#define STRATEGY_NAMES "full_shard|shard_grad_op|no_shard"
+enum { STRATEGIES = sizeof strategies / sizeof strategies[0] };
+
+static const Strategy *strategy_find(const char *name) {
+    for (int i = 0; i < STRATEGIES; i++)
+        if (!strcmp(name, strategies[i].name)) return &strategies[i];
+    return NULL;
+}
+
+typedef struct {               // how a run shards: the options that fsdp.h and the law go by
+    const Strategy *strategy;
+    int slots;                 // gathered blocks in flight
+    int accumulation;          // micro-batches a step
+    int local;                 // micro-batches are summed unsharded on each rank, and over ranks once a step
+    int deterministic;         // micro-batches are summed as a binary tree
+    Dtype reduce_dtype;        // in which gradients travel; they are summed in fp32
+} Sharding;
+
+// ---------------------------------------------------------------------------
+// what a rank has of each unit
+
 enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2, MAX_CASCADE = 21 };
 
 typedef struct {
     const Unit *unit;
-    int64_t shard;    // elements of one rank
-    int64_t padded;   // shard × ranks: the unit's size rounded up, so that every shard starts on TENSOR_ALIGN
-    float *master;    // (shard) weights in fp32
-    float *grad;      // (shard) sum over ranks and micro-batches of the gradient of the summed loss
-    float *total;     // sum over micro-batches: grad itself, or, accumulated locally, (padded) of this rank alone
+    int64_t padded;   // the unit's size rounded up, so that what a rank of a replica owns is a multiple of TENSOR_ALIGN
+    int64_t part;     // padded / ranks: what a reduce-scatter leaves this rank, element rank × part on
+    int64_t begin, held; // the elements that this rank keeps state of: its part; without sharding all
+    int64_t owned_begin, owned; // the elements that nobody else answers for: its part divided among replicas
+    float *master;    // (held) weights in fp32
+    float *grad;      // (held) sum over ranks and micro-batches of the gradient of the summed loss
+    float *total;     // sum over micro-batches: within grad, or, accumulated locally, (padded) of this rank alone
     float *partial[MAX_CASCADE]; // as total; deterministic: sums of 1, 2, 4, … micro-batches that wait for their neighbour
-    float *exp_avg, *exp_avg_sq; // (shard) AdamW's moments
-    floatX *copy;     // (shard) the weights as they are gathered; in fp32 the master itself
+    float *exp_avg, *exp_avg_sq; // (held) AdamW's moments
+    floatX *copy;     // (held) the weights as they are gathered; in fp32 the master itself
+    floatX *home;     // (padded) where they are gathered to, when they stay for the step; NULL: a slot
     floatX *weights;  // (padded) while gathered, else NULL
     float *dweights;  // (padded) while this unit's gradient is made or reduced, else NULL
     Request gather;
@@ -35,23 +79,36 @@ typedef struct {
     int taken;
 } Slot;
 
+/* What a unit's gradient goes through, in this order: one unit at a stage, so that all stages travel at once. */
+typedef enum { REDUCE_SHARDS, REDUCE_REPLICAS, GATHER_REPLICAS, GATHER_SHARDS, STAGES } StageKind;
+
+typedef struct {
+    FsdpUnit *unit;   // NULL: the stage is empty
+    int micro;
+    Request request;
+    bf16 *rounded;    // what is sent, where gradients travel in bf16
+    void *receive;    // what comes: of a reduction the pieces of all members; of a gather only in bf16, else it lands in place
+} Stage;
+
 typedef struct {
     Comm *comm;
     Device *dev;
     const TensorTable *table;
     const Llama3Config *config;
+    Sharding how;
     int ranks, rank;             // of the fsdp group
+    int replicas, replica;       // of the dp_replicate group
     FsdpUnit *units;             // (table->num_units)
     Slot weight_slots[MAX_SLOTS], gradient_slots[MAX_SLOTS];
     int num_weight_slots, num_gradient_slots;
-    float *receive;              // (ranks, shard of the largest unit): the shard's gradient as each rank has it
-    Request reduce;              // at most one reduction is in flight
-    FsdpUnit *reducing;
-    int reducing_micro;
-    int accumulation;            // micro-batches a step
-    int local;                   // micro-batches are summed unsharded on each rank, and over ranks once a step
+    Stage stages[STAGES];
+    int local;                   // accumulated locally indeed: with one micro-batch, or one rank, there is no difference
+    int rounds_leaves;           // bf16: each micro-batch's gradient is rounded even where it goes nowhere, as on any other layout
     int cascade;                 // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
 } Fsdp;
+
+/* Is all of a unit's weights on this rank at all times? */
+static int weights_are_here(const Fsdp *f) { return f->ranks == 1 || !f->how.strategy->sharded; }
 
 // ---------------------------------------------------------------------------
 // slots
@@ -82,20 +139,24 @@ static void slot_release(Slot *slots, int count, const void *memory) {
 // ---------------------------------------------------------------------------
 // gather and free
 
-/* Starts gathering a unit's weights from all shards. One rank owns all of them: nothing moves. */
+static void *slot_take(Fsdp *f, Slot *slots, int count, const FsdpUnit *u, const char *what) {
+    Slot *slot = slot_find(slots, count, u->unit->kind);
+    if (!slot) run_failure("rank %d: no free slot for %s of %s", f->comm->rank, what, u->unit->name);
+    slot->taken = 1;
+    return slot->memory;
+}
+
+/* Starts gathering a unit's weights from all shards. Where this rank has all of them nothing moves. */
 static void unit_gather(Fsdp *f, FsdpUnit *u) {
     if (u->weights) return;
-    if (f->ranks == 1) { u->weights = u->copy; return; }
-    Slot *slot = slot_find(f->weight_slots, f->num_weight_slots, u->unit->kind);
-    if (!slot) run_failure("rank %d: no free slot to gather %s", f->comm->rank, u->unit->name);
-    slot->taken = 1;
-    u->weights = (floatX *)slot->memory;
-    collective_start(f->comm, &u->gather, ALL_GATHER, AXIS_FSDP, u->unit->name, u->copy, u->weights, (size_t)u->shard * sizeof(floatX));
+    if (weights_are_here(f)) { u->weights = u->copy; return; }
+    u->weights = u->home ? u->home : (floatX *)slot_take(f, f->weight_slots, f->num_weight_slots, u, "the weights");
+    collective_start(f->comm, &u->gather, ALL_GATHER, AXIS_FSDP, u->unit->name, u->copy, u->weights, (size_t)u->part * sizeof(floatX));
 }
 
 /* Gathers ahead of need, as far as free slots reach. */
 static void unit_prefetch(Fsdp *f, FsdpUnit *u) {
-    if (f->ranks == 1 || slot_find(f->weight_slots, f->num_weight_slots, u->unit->kind)) unit_gather(f, u);
+    if (weights_are_here(f) || u->home || slot_find(f->weight_slots, f->num_weight_slots, u->unit->kind)) unit_gather(f, u);
 }
 
 /* The gathered weights, (padded), valid until unit_free; waits for their arrival. */
@@ -105,7 +166,9 @@ static const floatX *unit_weights(Fsdp *f, FsdpUnit *u) {
     return u->weights;
 }
 
-static void unit_free(Fsdp *f, FsdpUnit *u) {
+/* `pass` is through with the unit: frees its weights, if the strategy frees them there. */
+static void unit_free(Fsdp *f, FsdpUnit *u, Pass pass) {
+    if (pass < f->how.strategy->freed) return;
     slot_release(f->weight_slots, f->num_weight_slots, u->weights);
     u->weights = NULL;
 }
@@ -134,7 +197,11 @@ static void gradients_clear(Fsdp *f, const FsdpUnit *u) {
 }
 
 /* Elements of a unit's sum over micro-batches: its shard's, or all of them. */
-static int64_t accumulated(const Fsdp *f, const FsdpUnit *u) { return f->local ? u->padded : u->shard; }
+static int64_t accumulated(const Fsdp *f, const FsdpUnit *u) { return f->local ? u->padded : u->part; }
+
+/* The part of the gradient that this rank's reduce-scatter yields; the piece of it that this replica answers for. */
+static float *gradient_part(const Fsdp *f, const FsdpUnit *u) { return u->grad + (f->rank * u->part - u->begin); }
+static float *gradient_owned(const FsdpUnit *u) { return u->grad + (u->owned_begin - u->begin); }
 
 /* Where the gradient of micro-batch `micro` goes first; whether it replaces what is there. */
 static float *accumulate_into(Fsdp *f, FsdpUnit *u, int micro, int *replace) {
@@ -145,181 +212,271 @@ static float *accumulate_into(Fsdp *f, FsdpUnit *u, int micro, int *replace) {
 /* Deterministic: micro-batches are summed as a binary tree too, by cascade (Knuth's binary counter): two sums of as many
  * micro-batches become one, a level up. The last micro-batch gathers what is left; u->total is the sum of all. */
 static void accumulate_finish(Fsdp *f, FsdpUnit *u, int micro) {
-    int level = 0, last = micro == f->accumulation - 1;
+    int level = 0, last = micro == f->how.accumulation - 1;
     for (int bits = micro; f->cascade && level + 1 < f->cascade && (bits & 1 || last); bits >>= 1, level++) {
         int waits = micro >> (level + 1) & 1; // a sum of the next level waits: add to it; else move up
-        if (waits) tree_sum(f->dev, u->partial[level + 1], u->partial[level], 1, accumulated(f, u), 1);
+        if (waits) tree_sum(f->dev, u->partial[level + 1], u->partial[level], DTYPE_F32, 1, accumulated(f, u), 1);
         else {
             float *up = u->partial[level];
             u->partial[level] = u->partial[level + 1], u->partial[level + 1] = up;
         }
     }
     if (f->cascade && last) u->total = u->partial[level];
-    if (!f->local) u->grad = u->total;
+    if (f->local) return;
+    if (u->held == u->part) u->grad = u->total;
+    else if (last && u->total != gradient_part(f, u)) tree_sum(f->dev, gradient_part(f, u), u->total, DTYPE_F32, 1, u->part, 0);
+}
+
+static void gradient_release(Fsdp *f, FsdpUnit *u) {
+    slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights);
+    u->dweights = NULL;
 }
 
 /* A micro-batch's gradient is on this rank alone (there is one rank, or it is summed over ranks later): adds it up here. */
 static void accumulate_here(Fsdp *f, FsdpUnit *u, int micro) {
     int replace;
     float *sum = accumulate_into(f, u, micro, &replace);
-    if (!replace) tree_sum(f->dev, sum, u->dweights, 1, accumulated(f, u), 1);
+    if (f->rounds_leaves) {
+        cast_to_bf16(f->dev, f->stages[REDUCE_SHARDS].rounded, u->dweights, u->padded);
+        tree_sum(f->dev, sum, f->stages[REDUCE_SHARDS].rounded, DTYPE_BF16, 1, u->padded, !replace);
+    } else if (u->dweights != sum) {
+        tree_sum(f->dev, sum, u->dweights, DTYPE_F32, 1, u->padded, 1);
+    }
     accumulate_finish(f, u, micro);
-    slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights);
-    u->dweights = NULL;
+    gradient_release(f, u);
 }
 
-/* A reduction in flight is finished: the pieces of all ranks are summed as a binary tree into the shard. */
-static void reduce_finish(Fsdp *f) {
-    FsdpUnit *u = f->reducing;
-    if (!u) return;
+/* Does the gradient of micro-batch `micro` go through this stage? */
+static int stage_applies(const Fsdp *f, StageKind kind, int micro) {
+    int last = micro == f->how.accumulation - 1, over_shards = f->ranks > 1 && (last || !f->local);
+    if (kind == REDUCE_SHARDS) return over_shards;
+    if (kind == GATHER_SHARDS) return over_shards && f->how.strategy->gathers_gradients;
+    return f->replicas > 1 && last; // across replicas once a step
+}
+
+static void stage_start(Fsdp *f, StageKind kind, FsdpUnit *u, int micro) {
+    Stage *s = &f->stages[kind];
+    int reduces = kind == REDUCE_SHARDS || kind == REDUCE_REPLICAS, shards = kind == REDUCE_SHARDS || kind == GATHER_SHARDS;
+    int64_t piece = shards ? u->part : u->owned, count = reduces ? piece * (shards ? f->ranks : f->replicas) : piece; // of a member; that this rank sends
+    const float *from = kind == REDUCE_SHARDS ? (f->local ? u->total : u->dweights) : kind == GATHER_REPLICAS ? gradient_owned(u) : gradient_part(f, u);
+    void *into = kind == GATHER_REPLICAS ? gradient_part(f, u) : kind == GATHER_SHARDS ? u->grad : s->receive;
+    size_t element = f->how.reduce_dtype == DTYPE_BF16 ? sizeof(bf16) : sizeof(float);
+    if (s->rounded) cast_to_bf16(f->dev, s->rounded, from, count);
+    collective_start(f->comm, &s->request, reduces ? REDUCE_SCATTER : ALL_GATHER, shards ? AXIS_FSDP : AXIS_DP_REPLICATE, u->unit->name,
+                     s->rounded ? (const void *)s->rounded : from, s->rounded ? s->receive : into, (size_t)piece * element);
+    s->unit = u;
+    s->micro = micro;
+}
+
+/* What a stage received is put where it belongs; a reduction's pieces are summed as a binary tree, in fp32. */
+static void stage_finish(Fsdp *f, StageKind kind) {
+    Stage *s = &f->stages[kind];
+    FsdpUnit *u = s->unit;
     int replace = 1;
-    float *sum = f->local ? u->grad : accumulate_into(f, u, f->reducing_micro, &replace);
-    collective_wait(f->comm, &f->reduce);
-    tree_sum(f->dev, sum, f->receive, f->ranks, u->shard, !replace);
-    if (!f->local) accumulate_finish(f, u, f->reducing_micro);
-    slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights);
-    u->dweights = NULL;
-    f->reducing = NULL;
+    collective_wait(f->comm, &s->request);
+    if (kind == REDUCE_SHARDS) {
+        float *sum = f->local ? gradient_part(f, u) : accumulate_into(f, u, s->micro, &replace);
+        tree_sum(f->dev, sum, s->receive, f->how.reduce_dtype, f->ranks, u->part, !replace);
+        if (!f->local) accumulate_finish(f, u, s->micro);
+        gradient_release(f, u);
+    }
+    if (kind == REDUCE_REPLICAS) tree_sum(f->dev, gradient_owned(u), s->receive, f->how.reduce_dtype, f->replicas, u->owned, 0);
+    if (kind == GATHER_REPLICAS && s->rounded) tree_sum(f->dev, gradient_part(f, u), s->receive, DTYPE_BF16, 1, u->part, 0);
+    if (kind == GATHER_SHARDS && s->rounded) tree_sum(f->dev, u->grad, s->receive, DTYPE_BF16, 1, u->padded, 0);
+    s->unit = NULL;
+}
+
+/* Moves every gradient in flight on by a stage. `entering`: one whose first stage begins; NULL: none. Returns how many are in flight. */
+static int reductions_advance(Fsdp *f, FsdpUnit *entering, int entering_micro) {
+    int in_flight = 0;
+    for (int from = STAGES - 1; from >= -1; from--) { // the furthest first: it makes room for the next
+        FsdpUnit *u = from < 0 ? entering : f->stages[from].unit;
+        int micro = from < 0 ? entering_micro : f->stages[from].micro, to = from + 1;
+        if (!u) continue;
+        if (from >= 0) stage_finish(f, (StageKind)from);
+        while (to < STAGES && !stage_applies(f, (StageKind)to, micro)) to++;
+        if (to < STAGES) stage_start(f, (StageKind)to, u, micro), in_flight++;
+    }
+    return in_flight;
+}
+
+static void reductions_finish(Fsdp *f) {
+    while (reductions_advance(f, NULL, 0)) {}
 }
 
 /* Where backward leaves the gradient of micro-batch `micro`, (padded), made from zero.
  * Where it stays on this rank and there is no sum to add to, straight into its place. */
 static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
-    if (f->reducing == u) reduce_finish(f); // tied: last to be reduced, first to be made again
+    for (int s = 0; s < STAGES; s++)
+        if (f->stages[s].unit == u) reductions_finish(f); // tied: last to be reduced, first to be made again
     if (u->dweights) return u->dweights;
-    int replace;
+    int replace, stays = (f->ranks == 1 || f->local) && !f->rounds_leaves;
     float *sum = accumulate_into(f, u, micro, &replace);
-    if ((f->ranks == 1 || f->local) && replace) {
-        u->dweights = sum;
-    } else {
-        Slot *slot = slot_find(f->gradient_slots, f->num_gradient_slots, u->unit->kind);
-        if (!slot) run_failure("rank %d: no free slot for the gradient of %s", f->comm->rank, u->unit->name);
-        slot->taken = 1;
-        u->dweights = (float *)slot->memory;
-    }
+    u->dweights = stays && replace ? sum : (float *)slot_take(f, f->gradient_slots, f->num_gradient_slots, u, "the gradient");
     if (!f->dev->walk) gradients_clear(f, u);
     return u->dweights;
 }
 
-/* Starts the sum of a unit's gradient over all ranks, each keeping its shard: a reduce-scatter made of an
- * all-to-all and a sum in a fixed order. It travels while the next block computes. Accumulated locally, that is
- * done once a step, with the sum of all micro-batches. */
+/* Starts the sum of a unit's gradient over all ranks: over the fsdp group by a reduce-scatter made of an all-to-all and
+ * a sum in a fixed order, then over replicas, then, without sharding, everybody gets all of it. It travels while the
+ * next blocks compute. Accumulated locally, that is done once a step, with the sum of all micro-batches. */
 static void unit_reduce(Fsdp *f, FsdpUnit *u, int micro) {
-    reduce_finish(f);
     if (f->ranks == 1 || f->local) accumulate_here(f, u, micro);
-    if (f->ranks == 1 || (f->local && micro < f->accumulation - 1)) return;
-    const float *send = f->local ? u->total : u->dweights;
-    collective_start(f->comm, &f->reduce, REDUCE_SCATTER, AXIS_FSDP, u->unit->name, send, f->receive, (size_t)u->shard * sizeof(float));
-    f->reducing = u;
-    f->reducing_micro = micro;
+    reductions_advance(f, u, micro);
 }
 
 // ---------------------------------------------------------------------------
 // loops over the shards
 
-typedef struct { FsdpUnit *unit; const Tensor *tensor; int64_t first, count, at; } ShardPiece; // tensor[first…] lies at shard[at…]
+typedef struct { FsdpUnit *unit; const Tensor *tensor; int64_t first, count, at; } ShardPiece; // tensor[first…] lies at at… of what the rank holds
 
-/* Visits what this rank owns of each tensor, in table order. Padding belongs to no tensor: nobody visits it. */
-static int shard_next(const Fsdp *f, int *i, ShardPiece *piece) {
+/* Visits each tensor's elements that this rank holds, or, with `owned`, of which every element of the model is visited by
+ * one rank alone; in table order. Padding belongs to no tensor: nobody visits it. */
+static int piece_next(const Fsdp *f, int *i, ShardPiece *piece, int owned) {
     while (*i < f->table->num_tensors) {
         const Tensor *t = &f->table->tensors[(*i)++];
         FsdpUnit *u = &f->units[t->unit];
-        int64_t begin = f->rank * u->shard;
+        int64_t begin = owned ? u->owned_begin : u->begin, count = owned ? u->owned : u->held;
         piece->unit = u;
         piece->tensor = t;
-        piece->count = tensor_overlap(t, begin, begin + u->shard, &piece->first);
-        piece->at = t->offset + piece->first - begin;
+        piece->count = tensor_overlap(t, begin, begin + count, &piece->first);
+        piece->at = t->offset + piece->first - u->begin;
         if (piece->count) return 1;
     }
     return 0;
 }
+static int held_next(const Fsdp *f, int *i, ShardPiece *piece) { return piece_next(f, i, piece, 0); }
+static int owned_next(const Fsdp *f, int *i, ShardPiece *piece) { return piece_next(f, i, piece, 1); }
 
 /* The compute copy follows the master; needed once the master was set from outside AdamW. */
 static void fsdp_refresh_copies(Fsdp *f) {
     for (int u = 0; u < f->table->num_units; u++)
         if ((void *)f->units[u].copy != (void *)f->units[u].master)
-            cast_to_floatx(f->dev, f->units[u].copy, f->units[u].master, f->units[u].shard);
+            cast_to_bf16(f->dev, (bf16 *)(void *)f->units[u].copy, f->units[u].master, f->units[u].held);
 }
 
 static void fsdp_init_weights(Fsdp *f, uint64_t seed) {
     ShardPiece p;
-    for (int i = 0; shard_next(f, &i, &p);)
+    for (int i = 0; held_next(f, &i, &p);)
         if (!f->dev->walk) tensor_init(p.unit->master + p.at, p.tensor, f->config, seed, p.first, p.count, f->dev->threads);
     fsdp_refresh_copies(f);
 }
 
-/* Sum of squares of this rank's part of the gradient: exact over blocks that no shard's cut divides, so the norm has
- * the same bits on any number of ranks. Padding is zero. */
+/* Sum of squares of what this rank owns of the gradient: exact over blocks that no cut divides, so the norm has the
+ * same bits on any number of ranks. Padding is zero. */
 static ExactSum fsdp_squared_norm(Fsdp *f) {
     ExactSum sum = ZERO;
-    for (int u = 0; u < f->table->num_units; u++) squared_norm(f->dev, &sum, f->units[u].grad, f->units[u].shard);
+    for (int u = 0; u < f->table->num_units; u++) squared_norm(f->dev, &sum, gradient_owned(&f->units[u]), f->units[u].owned);
     return sum;
 }
 
 typedef struct { float lr, beta1, beta2, eps, weight_decay; } AdamW;
 
-/* One AdamW step on this rank's shards; `grad_scale` turns the summed gradient into the clipped mean. */
+/* A unit's state streams through memory where it lies in files. */
+static void unit_stream(Fsdp *f, const FsdpUnit *u, int soon) {
+    size_t bytes = sizeof(float) * (size_t)u->held;
+    arena_stream(f->dev, MEM_PARAMS, u->master, bytes, soon);
+    arena_stream(f->dev, MEM_GRADS, u->grad, bytes, soon);
+    arena_stream(f->dev, MEM_OPTIMIZER, u->exp_avg, bytes, soon);
+    arena_stream(f->dev, MEM_OPTIMIZER, u->exp_avg_sq, bytes, soon);
+}
+
+/* One AdamW step on what this rank holds; `grad_scale` turns the summed gradient into the clipped mean. */
 static void fsdp_adamw(Fsdp *f, const AdamW *o, float grad_scale, int step) {
     ShardPiece p;
-    for (int i = 0; shard_next(f, &i, &p);) {
+    FsdpUnit *now = NULL, *end = f->units + f->table->num_units;
+    for (int i = 0; held_next(f, &i, &p);) {
         FsdpUnit *u = p.unit;
+        if (u != now) {
+            if (now) unit_stream(f, now, 0);
+            if (u + 1 < end) unit_stream(f, u + 1, 1);
+            now = u;
+        }
         floatX *copy = (void *)u->copy == (void *)u->master ? NULL : u->copy + p.at;
         adamw(f->dev, u->master + p.at, u->exp_avg + p.at, u->exp_avg_sq + p.at, u->grad + p.at, copy, p.count,
               o->lr, o->beta1, o->beta2, o->eps, p.tensor->row->decays ? o->weight_decay : 0.0f, grad_scale, step);
     }
+    if (now) unit_stream(f, now, 0);
 }
 
 // ---------------------------------------------------------------------------
 // set-up
 
-static float *shard_alloc(Fsdp *f, MemCategory category, const char *name, int64_t elements) {
+static float *state_alloc(Fsdp *f, MemCategory category, const char *name, int64_t elements) {
     return (float *)arena_alloc(f->dev, category, name, sizeof(float) * (size_t)elements);
 }
 
+static void unit_open(Fsdp *f, FsdpUnit *u, const Unit *unit, int training) {
+    int sharded = f->how.strategy->sharded;
+    u->unit = unit;
+    u->padded = round_up(unit->size, (int64_t)TENSOR_ALIGN * f->ranks * f->replicas);
+    u->part = u->padded / f->ranks;
+    u->held = sharded ? u->part : u->padded;
+    u->begin = sharded ? f->rank * u->part : 0;
+    u->owned = u->part / f->replicas;
+    u->owned_begin = f->rank * u->part + f->replica * u->owned;
+    u->master = state_alloc(f, MEM_PARAMS, "master weights", u->held);
+    u->copy = (floatX *)u->master;
+    MemCategory copies = f->dev->arenas[MEM_PARAMS].in_file ? MEM_PARAMS : MEM_COMM; // offloaded, they go where the master goes
+    if (sizeof(floatX) != sizeof(float)) u->copy = (floatX *)arena_alloc(f->dev, copies, "weights to compute with", sizeof(floatX) * (size_t)u->held);
+    if (!training) return;
+    if (!weights_are_here(f) && f->how.strategy->freed == PASS_LAST)
+        u->home = (floatX *)arena_alloc(f->dev, MEM_COMM, "gathered weights of the step", sizeof(floatX) * (size_t)u->padded);
+    u->grad = state_alloc(f, MEM_GRADS, "gradients", u->held);
+    u->total = f->local ? u->grad : gradient_part(f, u);
+    if (f->local && u->held < u->padded) u->total = state_alloc(f, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
+    u->partial[0] = u->total;
+    for (int l = 1; l < f->cascade; l++) u->partial[l] = state_alloc(f, MEM_WORKSPACE, "sums of micro-batches", accumulated(f, u));
+    u->exp_avg = state_alloc(f, MEM_OPTIMIZER, "exp_avg", u->held);
+    u->exp_avg_sq = state_alloc(f, MEM_OPTIMIZER, "exp_avg_sq", u->held);
+}
+
+/* Buffers of what gradients go through. */
+static void stages_open(Fsdp *f) {
+    static const char *const names[STAGES] = {"gradient pieces of all ranks", "gradient pieces of all replicas", "gradients gathered from replicas", "gradients gathered from ranks"};
+    int half = f->how.reduce_dtype == DTYPE_BF16, last = f->how.accumulation - 1;
+    size_t element = half ? sizeof(bf16) : sizeof(float);
+    int64_t largest = 0;
+    for (int u = 0; u < f->table->num_units; u++) largest = max_i64(largest, f->units[u].padded);
+    for (int k = 0; k < STAGES; k++) {
+        int64_t whole = k == REDUCE_SHARDS || k == GATHER_SHARDS ? largest : largest / f->ranks; // what all members have together
+        int64_t sent = k == REDUCE_SHARDS || k == REDUCE_REPLICAS ? whole : k == GATHER_SHARDS ? largest / f->ranks : largest / f->ranks / f->replicas;
+        int applies = stage_applies(f, (StageKind)k, last), lands_in_place = (k == GATHER_REPLICAS || k == GATHER_SHARDS) && !half;
+        if (half && (applies || (k == REDUCE_SHARDS && f->rounds_leaves)))
+            f->stages[k].rounded = (bf16 *)arena_alloc(f->dev, MEM_COMM, "rounded gradients", sizeof(bf16) * (size_t)sent);
+        if (applies && !lands_in_place) f->stages[k].receive = arena_alloc(f->dev, MEM_COMM, names[k], element * (size_t)whole);
+    }
+}
+
 /* `training` = 0 (evaluation, generation): master weights only, no gradients, no moments, no gradient slots. */
-static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama3Config *config, int slots, int accumulation, int local, int deterministic, int training) {
+static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama3Config *config, const Sharding *how, int training) {
     memset(f, 0, sizeof *f);
     f->comm = comm;
     f->dev = comm->dev;
     f->table = table;
     f->config = config;
-    f->accumulation = accumulation;
-    f->cascade = deterministic;
-    while (deterministic && 1 << (f->cascade - 1) < accumulation) f->cascade++;
-    f->ranks = comm->groups[AXIS_FSDP].size;
-    f->rank = comm->groups[AXIS_FSDP].rank;
-    f->local = local && accumulation > 1 && f->ranks > 1; // else the two are the same
+    f->how = *how;
+    f->cascade = how->deterministic;
+    while (how->deterministic && 1 << (f->cascade - 1) < how->accumulation) f->cascade++;
+    f->ranks = comm->groups[AXIS_FSDP].size, f->rank = comm->groups[AXIS_FSDP].rank;
+    f->replicas = comm->groups[AXIS_DP_REPLICATE].size, f->replica = comm->groups[AXIS_DP_REPLICATE].rank;
+    f->local = f->ranks > 1 && (how->accumulation > 1 ? how->local : !how->strategy->sharded);
+    f->rounds_leaves = how->reduce_dtype == DTYPE_BF16 && f->ranks == 1;
     f->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
-    int64_t largest_shard = 0;
-    for (int i = 0; i < table->num_units; i++) {
-        FsdpUnit *u = &f->units[i];
-        u->unit = &table->units[i];
-        u->padded = round_up(u->unit->size, (int64_t)TENSOR_ALIGN * f->ranks);
-        u->shard = u->padded / f->ranks;
-        largest_shard = max_i64(largest_shard, u->shard);
-        u->master = shard_alloc(f, MEM_PARAMS, "master weights", u->shard);
-        u->copy = (floatX *)u->master;
-        if (sizeof(floatX) != sizeof(float))
-            u->copy = (floatX *)arena_alloc(f->dev, MEM_COMM, "weights to be gathered", sizeof(floatX) * (size_t)u->shard);
-        if (!training) continue;
-        u->grad = u->total = shard_alloc(f, MEM_GRADS, "gradient shards", u->shard);
-        if (f->local) u->total = shard_alloc(f, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
-        u->partial[0] = u->total;
-        for (int l = 1; l < f->cascade; l++) u->partial[l] = shard_alloc(f, MEM_WORKSPACE, "sums of micro-batches", accumulated(f, u));
-        u->exp_avg = shard_alloc(f, MEM_OPTIMIZER, "exp_avg", u->shard);
-        u->exp_avg_sq = shard_alloc(f, MEM_OPTIMIZER, "exp_avg_sq", u->shard);
-    }
-    if (f->ranks > 1) {
+    for (int i = 0; i < table->num_units; i++) unit_open(f, &f->units[i], &table->units[i], training);
+    if (!weights_are_here(f) && !f->units[0].home) {
         slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_EMBED, 1, "gathered embedding", sizeof(floatX));
-        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_BLOCK, slots, "gathered blocks", sizeof(floatX));
+        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_BLOCK, how->slots, "gathered blocks", sizeof(floatX));
         slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_HEAD, 1, "gathered head", sizeof(floatX));
     }
-    if (training && (f->ranks > 1 || accumulation > 1)) {
+    if (!training) return;
+    int in_place = (f->ranks == 1 || f->local) && !f->rounds_leaves; // backward makes gradients where they belong
+    if (!in_place || how->accumulation > 1) {
         slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_EMBED, 1, "embedding gradient", sizeof(float));
-        slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_BLOCK, GRADIENT_SLOTS, "block gradients", sizeof(float));
+        slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_BLOCK, in_place ? 1 : GRADIENT_SLOTS, "block gradients", sizeof(float));
         slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_HEAD, 1, "head gradient", sizeof(float));
     }
-    if (training && f->ranks > 1) f->receive = shard_alloc(f, MEM_COMM, "gradient pieces of all ranks", largest_shard * f->ranks);
+    stages_open(f);
 }
 
 static void fsdp_close(Fsdp *f) { free(f->units); }

@@ -836,7 +836,11 @@ static void cpu_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *
 // ---------------------------------------------------------------------------
 // flat tensors: sums over pieces, norm, AdamW, cast
 
-static void cpu_tree_sum(Device *dev, float *out, const float *pieces, int n, int64_t count, int accumulate) {
+static inline vfloat load_piece(const void *pieces, Dtype dtype, int64_t at, int64_t n) {
+    return dtype == DTYPE_BF16 ? load_bf16((const bf16 *)pieces + at, n) : load_float((const float *)pieces + at, n);
+}
+
+static inline void tree_sum_of(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
     int past = !accumulate && out != pieces && count >= STREAM_FLOATS && (uintptr_t)out % sizeof(vfloat) == 0; // the caches
 #pragma omp parallel num_threads(dev->threads)
     {
@@ -845,7 +849,7 @@ static void cpu_tree_sum(Device *dev, float *out, const float *pieces, int n, in
             vfloat level[32]; // sums that wait for their right neighbour, widest first
             int waiting = 0;
             for (int k = 0; k < n; k++) {
-                vfloat sum = load_float(pieces + k * count + i, count - i);
+                vfloat sum = load_piece(pieces, dtype, k * count + i, count - i);
                 for (int bits = k; bits & 1; bits >>= 1) sum = level[--waiting] + sum;
                 level[waiting++] = sum;
             }
@@ -857,6 +861,11 @@ static void cpu_tree_sum(Device *dev, float *out, const float *pieces, int n, in
         }
         vstream_end();
     }
+}
+
+static void cpu_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
+    if (dtype == DTYPE_F32) tree_sum_of(dev, out, pieces, DTYPE_F32, n, count, accumulate);
+    else tree_sum_of(dev, out, pieces, DTYPE_BF16, n, count, accumulate);
 }
 
 static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
@@ -897,9 +906,21 @@ static void cpu_adamw(Device *dev, float *p, float *m, float *v, const float *g,
     }
 }
 
-static void cpu_cast_to_floatx(Device *dev, floatX *out, const float *in, int64_t count) {
+static void cpu_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {
 #pragma omp parallel for num_threads(dev->threads)
-    for (int64_t i = 0; i < count; i += VL) store_x(out + i, load_float(in + i, count - i), count - i);
+    for (int64_t i = 0; i < count; i += VL) store_bf16(out + i, load_float(in + i, count - i), count - i);
+}
+
+/* A sum over words, each mixed with its place: the same in whatever order, so for any number of threads. */
+static void cpu_fingerprint(Device *dev, uint64_t *total, const void *data, int64_t bytes) {
+    uint64_t sum = 0;
+#pragma omp parallel for num_threads(dev->threads) reduction(+ : sum)
+    for (int64_t i = 0; i < bytes / 8; i++) {
+        uint64_t word;
+        memcpy(&word, (const char *)data + 8 * i, 8);
+        sum += mix64(word + (uint64_t)i * 0x9E3779B97F4A7C15ull);
+    }
+    *total = sum;
 }
 
 // ---------------------------------------------------------------------------
@@ -1003,9 +1024,10 @@ static void cross_entropy(Device *dev, float *losses /* (N) =, 0 where the targe
               cross_entropy(dev, losses, logits, targets, N, V, want_grad, space))
 }
 
-/* The sum is ((0+1)+(2+3))+...; out may be pieces. */
-static void tree_sum(Device *dev, float *out /* (count) = sum; += where `accumulate` */, const float *pieces /* (n,count) */, int n, int64_t count, int accumulate) {
-    RUN_OP(OP_TREE_SUM, (double)(n - 1 + accumulate) * count, (double)(n + 1 + accumulate) * count * FB, tree_sum(dev, out, pieces, n, count, accumulate))
+/* The sum is ((0+1)+(2+3))+... in fp32; out may be pieces. Of one piece it is a copy. */
+static void tree_sum(Device *dev, float *out /* (count) = sum; += where `accumulate` */, const void *pieces /* (n,count) of dtype */, Dtype dtype, int n, int64_t count, int accumulate) {
+    double bytes = (double)count * ((1 + accumulate) * FB + n * (dtype == DTYPE_F32 ? FB : 2));
+    RUN_OP(OP_TREE_SUM, (double)(n - 1 + accumulate) * count, bytes, tree_sum(dev, out, pieces, dtype, n, count, accumulate))
 }
 
 /* Sum of squares: fp32 within blocks of NORM_BLOCK elements from x on, exact over the blocks. Nothing in a walk. */
@@ -1020,8 +1042,15 @@ static void adamw(Device *dev, float *p, float *m, float *v /* (count) updated: 
     RUN_OP(OP_ADAMW, 14.0 * (double)count, bytes, adamw(dev, p, m, v, g, copy, count, lr, beta1, beta2, eps, weight_decay, grad_scale, step))
 }
 
-static void cast_to_floatx(Device *dev, floatX *out /* (count) = */, const float *in /* (count) */, int64_t count) {
-    RUN_OP(OP_CAST, 0, (double)count * (XB + FB), cast_to_floatx(dev, out, in, count))
+static void cast_to_bf16(Device *dev, bf16 *out /* (count) = */, const float *in /* (count) */, int64_t count) {
+    RUN_OP(OP_CAST, 0, (double)count * (2 + FB), cast_to_bf16(dev, out, in, count))
+}
+
+/* Tells whether two ranks hold the same bits; nothing in a walk. */
+static uint64_t fingerprint(Device *dev, const void *data, int64_t bytes /* a multiple of 8 */) {
+    uint64_t sum = 0;
+    RUN_OP(OP_FINGERPRINT, 0, (double)bytes, fingerprint(dev, &sum, data, bytes))
+    return sum;
 }
 
 #pragma GCC diagnostic pop

@@ -2,7 +2,7 @@
  *
  * Owns: what tensors a model has, in which unit each lives, and where it starts there. Initialisation,
  * sharding, AdamW, files and tests are loops over this table; nothing knows a tensor by number.
- * A caller may rely on: a table depends on the configuration alone, never on ranks or precision.
+ * A caller may rely on: a table depends on the configuration (and how blocks are wrapped into units), never on ranks or precision.
  */
 #ifndef LLAMA3_H
 #define LLAMA3_H
@@ -268,10 +268,11 @@ typedef struct {
 
 typedef struct {
     UnitKind kind;
-    char name[32];
+    char name[40];
     int first, count;    // its tensors
+    int block, blocks;   // the first block it holds, and how many
     int64_t size;        // elements, gaps between tensors included
-    int64_t where[W_KINDS]; // offset of each kind of weight, -1 where the unit has none
+    int64_t where[W_KINDS]; // offset of each kind of weight, of the first block's; -1 where the unit has none
 } Unit;
 
 typedef struct {
@@ -279,6 +280,8 @@ typedef struct {
     int num_tensors;
     Unit *units;         // embedding, blocks, head; tied: embedding (with the final norm), blocks
     int num_units;
+    int blocks_per_unit; // 1, or what --wrap size:N makes of it; the last unit of blocks may hold fewer
+    int64_t block_size;  // elements from a block to the next of its unit
     int64_t num_parameters; // without gaps
 } TensorTable;
 
@@ -302,34 +305,50 @@ static void table_add_tensor(TensorTable *t, const Llama3Config *c, const Tensor
     tensor->rows = dim_size(c, row->rows);
     tensor->cols = dim_size(c, row->cols);
     tensor->offset = row->joins ? u->size : round_up(u->size, TENSOR_ALIGN);
-    u->where[row->kind] = tensor->offset;
+    if (u->where[row->kind] < 0) u->where[row->kind] = tensor->offset;
     u->size = tensor->offset + tensor->rows * tensor->cols;
     u->count++;
     t->num_parameters += tensor->rows * tensor->cols;
 }
 
-static void table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind, int block) {
+/* `blocks` of them from `block` on; of embedding and head one. */
+static void table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind, int block, int blocks) {
     int unit = t->num_units++;
     Unit *u = &t->units[unit];
     u->kind = kind;
     u->first = t->num_tensors;
+    u->block = block;
+    u->blocks = blocks;
     for (int k = 0; k < W_KINDS; k++) u->where[k] = -1;
-    if (kind == UNIT_BLOCK) snprintf(u->name, sizeof u->name, "model.layers.%d", block);
-    else snprintf(u->name, sizeof u->name, "%s", kind == UNIT_EMBED ? "embedding" : "head");
-    for (int k = 0; k < W_KINDS; k++) {
-        const TensorRow *row = &llama3_tensors[k];
-        int final_norm_of_tied = c->tied && kind == UNIT_EMBED && row->kind == W_FINAL_NORM;
-        if (row->unit == kind || final_norm_of_tied) table_add_tensor(t, c, row, unit, block);
-    }
+    if (kind != UNIT_BLOCK) snprintf(u->name, sizeof u->name, "%s", kind == UNIT_EMBED ? "embedding" : "head");
+    else if (blocks == 1) snprintf(u->name, sizeof u->name, "model.layers.%d", block);
+    else snprintf(u->name, sizeof u->name, "model.layers.%d-%d", block, block + blocks - 1);
+    for (int l = block; l < block + blocks; l++)
+        for (int k = 0; k < W_KINDS; k++) {
+            const TensorRow *row = &llama3_tensors[k];
+            int final_norm_of_tied = c->tied && kind == UNIT_EMBED && row->kind == W_FINAL_NORM;
+            if (row->unit == kind || final_norm_of_tied) table_add_tensor(t, c, row, unit, l);
+        }
 }
 
-static void table_open(TensorTable *t, const Llama3Config *c) {
+static int64_t block_parameters(const Llama3Config *c) {
+    int64_t sum = 0;
+    for (int k = 0; k < W_KINDS; k++)
+        if (llama3_tensors[k].unit == UNIT_BLOCK) sum += dim_size(c, llama3_tensors[k].rows) * dim_size(c, llama3_tensors[k].cols);
+    return sum;
+}
+
+/* `wrap`: as many blocks join in a unit as it takes to hold that many parameters (PyTorch's size-based policy); 0: each block is one. */
+static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap) {
     memset(t, 0, sizeof *t);
     t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * (size_t)(c->L + 1) * W_KINDS);
     t->units = (Unit *)checked_malloc(sizeof(Unit) * (size_t)(c->L + 2));
-    table_add_unit(t, c, UNIT_EMBED, 0);
-    for (int l = 0; l < c->L; l++) table_add_unit(t, c, UNIT_BLOCK, l);
-    if (!c->tied) table_add_unit(t, c, UNIT_HEAD, 0);
+    t->blocks_per_unit = (int)min_i64(c->L, max_i64(1, (wrap + block_parameters(c) - 1) / block_parameters(c)));
+    table_add_unit(t, c, UNIT_EMBED, 0, 1);
+    for (int l = 0; l < c->L; l += t->blocks_per_unit) table_add_unit(t, c, UNIT_BLOCK, l, (int)min_i64(t->blocks_per_unit, c->L - l));
+    if (!c->tied) table_add_unit(t, c, UNIT_HEAD, 0, 1);
+    const Tensor *norm = &t->tensors[t->units[1].first], *next = norm + t->units[1].count / t->units[1].blocks; // a block's first tensor, and the next one's
+    t->block_size = t->units[1].blocks > 1 ? next->offset - norm->offset : t->units[1].size;
 }
 
 static void table_close(TensorTable *t) {
@@ -337,7 +356,8 @@ static void table_close(TensorTable *t) {
     free(t->units);
 }
 
-static inline int table_block_unit(int block) { return 1 + block; }
+static inline int table_block_unit(const TensorTable *t, int block) { return 1 + block / t->blocks_per_unit; }
+static inline int64_t table_block_offset(const TensorTable *t, int block) { return block % t->blocks_per_unit * t->block_size; } // of a block within its unit
 static inline int table_head_unit(const TensorTable *t) { return t->units[t->num_units - 1].kind == UNIT_HEAD ? t->num_units - 1 : 0; }
 
 static const Tensor *table_find(const TensorTable *t, const char *name) {

@@ -62,6 +62,7 @@ typedef struct {                     // one training step
     double seconds, wait_seconds;    // of this rank
     double exchange_seconds, overlap; // in which an exchange was in flight; the part of them that arithmetic hid (0 to 1)
     double mfu;                      // FLOP/s over those of bare products; 0: not known yet
+    int skipped;                     // the weights stay as they are: loss or gradient is not finite
     int64_t targets, samples;        // of all ranks
     double seconds_min, seconds_max; // over ranks
     int64_t memory_min, memory_max;

@@ -13,22 +13,32 @@
 
 static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIGN); }
 
-/* Traffic of one rank and step under full_shard: every block is gathered twice a micro-batch, embedding and head
- * once (the head stays from forward to backward, the embedding's backward needs no weights; tied they are one),
- * every unit is reduced once a micro-batch, or, accumulated locally, once a step; a rank receives all parts but its own
- * (Rajbhandari et al. 2020, section 7). */
-static void law_full_shard(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, const Mesh *mesh, int accumulation, int local, int64_t report_bytes) {
-    int64_t n = mesh_group_size(mesh, AXIS_FSDP), C = c->C, V = c->V, F = c->F, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
-    int64_t block = aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(C) + aligned(2 * F * C) + aligned(C * F);
+/* Traffic of one rank and step, in words (Rajbhandari et al. 2020, section 7; facts on what is gathered when in fsdp.h).
+ * A rank receives all parts of a unit but its own, each time. Weights, in the compute dtype: full_shard gathers every
+ * block twice a micro-batch, embedding and head once (the head stays from forward to backward, the embedding's backward
+ * needs no weights; tied they are one); shard_grad_op every unit once a step; no_shard none. Gradients, in the reduce
+ * dtype: every unit once a micro-batch or, accumulated locally, once a step; without sharding twice, to and fro. Over
+ * replicas each rank's part goes to and fro once a step. */
+static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, const Mesh *mesh, const Sharding *how, int64_t wrap, int64_t report_bytes) {
+    int64_t n = mesh_group_size(mesh, AXIS_FSDP), R = mesh->size[AXIS_DP_REPLICATE], C = c->C, V = c->V, F = c->F, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
+    int64_t matrices = (Q + 2 * KV) * C + C * Q + 3 * F * C, block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F);
+    int64_t joined = min_i64(c->L, max_i64(1, (wrap + matrices + 2 * C - 1) / (matrices + 2 * C))), rest = c->L % joined; // blocks in a unit, in the last
     int64_t embedding = c->tied ? aligned(V * C) + aligned(C) : aligned(V * C), head = c->tied ? 0 : aligned(C) + aligned(V * C);
-    int64_t pad = TENSOR_ALIGN * n, blocks = c->L * round_up(block, pad), ends = round_up(embedding, pad) + round_up(head, pad);
-    int64_t units_at_ends = c->tied ? 1 : 2, k = accumulation, reductions = local ? 1 : k;
+    int64_t pad = TENSOR_ALIGN * n * R, blocks = c->L / joined * round_up(joined * block, pad) + round_up(rest * block, pad), ends = round_up(embedding, pad) + round_up(head, pad);
+    int64_t block_units = (c->L + joined - 1) / joined, end_units = c->tied ? 1 : 2, k = how->accumulation, reductions = how->local ? 1 : k;
+    int64_t weight = (int64_t)sizeof(floatX), gradient = how->reduce_dtype == DTYPE_BF16 ? 2 : 4;
+    int full = !strcmp(how->strategy->name, "full_shard"), ddp = !strcmp(how->strategy->name, "no_shard");
     memset(law, 0, sizeof(Traffic) * AXES * COLLECTIVES);
     if (n > 1) {
-        Traffic gather = {k * (2 * c->L + units_at_ends), k * (2 * blocks + ends) / n * (n - 1) * (int64_t)sizeof(floatX)};
-        Traffic reduce = {reductions * (c->L + units_at_ends), reductions * (blocks + ends) / n * (n - 1) * (int64_t)sizeof(float)};
-        law[AXIS_FSDP][ALL_GATHER] = gather;
+        Traffic gather_full = {k * (2 * block_units + end_units), k * (2 * blocks + ends) / n * (n - 1) * weight};
+        Traffic gather_once = {block_units + end_units, (blocks + ends) / n * (n - 1) * weight};
+        Traffic reduce = {reductions * (block_units + end_units), reductions * (blocks + ends) / n * (n - 1) * gradient};
+        law[AXIS_FSDP][ALL_GATHER] = ddp ? reduce : full ? gather_full : gather_once;
         law[AXIS_FSDP][REDUCE_SCATTER] = reduce;
+    }
+    if (R > 1) {
+        Traffic replicas = {block_units + end_units, (blocks + ends) / n / R * (R - 1) * gradient};
+        law[AXIS_DP_REPLICATE][ALL_GATHER] = law[AXIS_DP_REPLICATE][REDUCE_SCATTER] = replicas;
     }
     if (mesh->world > 1) { // the step report
         Traffic report = {1, (mesh->world - 1) * report_bytes};
@@ -94,7 +104,8 @@ static void traffic_json(FILE *f, const Traffic law[AXES][COLLECTIVES], const Tr
 }
 
 static void flops_json(FILE *f, const Device *walked) {
-    fprintf(f, "\"flops\":{\"total\":%.0f", device_flops(walked));
+    fprintf(f, "\"flops\":{\"total\":%.0f", device_flops(walked, 0));
+    if (device_flops(walked, 1) > 0) fprintf(f, ",\"again\":%.0f", device_flops(walked, 1));
     for (int i = 0; i < OP_COUNT; i++)
         if (walked->ops[i].calls) fprintf(f, ",\"%s\":%.0f", op_names[i], walked->ops[i].flops);
     fprintf(f, "}");
@@ -182,7 +193,7 @@ static void plan_print(FILE *f, const Llama3Config *c, const TensorTable *t, con
         peak += walked->arenas[i].peak;
     }
     fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "in all", peak, (double)peak / 1e9);
-    fprintf(f, "  arithmetic of a rank and step: %.6g FLOP (a product of M x N x K counts 2MNK, attention what the mask lets through)\n", device_flops(walked));
+    fprintf(f, "  arithmetic of a rank and step: %.6g FLOP (a product of M x N x K counts 2MNK, attention what the mask lets through)\n", device_flops(walked, 0));
     fprintf(f, "  exchanges of a rank and step%31s %20s\n", "law", "walk");
     for (int a = 0; a < AXES; a++)
         for (int o = 0; o < COLLECTIVES; o++)

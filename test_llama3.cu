@@ -262,17 +262,17 @@ static void test_fixture(const char *fixture) {
     StepBatch *b = &r->loader.ring[0];
     double count = (double)b->num_targets;
 
-    blocks_forward(r, b->inputs);
+    blocks_forward(r, b->inputs, PASS_LAST);
     ExactSum sum = ZERO;
     head_loss(r, b->targets, 0, 0, &sum);
     double loss = exact_value(&sum) / count;
-    unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
+    unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)], PASS_LAST);
     int64_t n;
     float *want = fixture_tensor(&expected, "logits", &n), *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
     double logits_error = norm_of_difference(r->model.logits, want, 1, n) / norm_of(want, n), largest = 0;
     for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(r->model.logits[i] - want[i]));
     micro_step(r, b->inputs, b->targets, 0, &sum);
-    reduce_finish(&r->fsdp);
+    reductions_finish(&r->fsdp);
     if (sizeof(floatX) == sizeof(float)) {
         Worst w = compare_gradients(r, &expected, "grad.", NULL, 1 / count);
         snprintf(name, sizeof name, "%s: loss equals PyTorch's", fixture);
@@ -335,11 +335,11 @@ static int64_t count_touched_padding(const Fsdp *f) {
     int64_t touched = 0;
     for (int u = 0; u < f->table->num_units; u++) {
         const FsdpUnit *unit = &f->units[u];
-        char *owned = (char *)checked_malloc((size_t)unit->shard);
+        char *owned = (char *)checked_malloc((size_t)unit->held);
         ShardPiece p;
-        for (int i = 0; shard_next(f, &i, &p);)
+        for (int i = 0; held_next(f, &i, &p);)
             if (p.unit == unit) memset(owned + p.at, 1, (size_t)p.count);
-        for (int64_t e = 0; e < unit->shard; e++)
+        for (int64_t e = 0; e < unit->held; e++)
             touched += !owned[e] && (unit->master[e] != 0 || unit->grad[e] != 0 || unit->exp_avg[e] != 0 || unit->exp_avg_sq[e] != 0);
         free(owned);
     }
@@ -348,7 +348,7 @@ static int64_t count_touched_padding(const Fsdp *f) {
 
 static void collect_gradients(Run *r) {
     ShardPiece p;
-    for (int i = 0; shard_next(&r->fsdp, &i, &p);) {
+    for (int i = 0; owned_next(&r->fsdp, &i, &p);) {
         int64_t at = 0;
         for (const Tensor *t = r->table->tensors; t < p.tensor; t++) at += t->rows * t->cols;
         memcpy(collected + at + p.first, p.unit->grad + p.at, sizeof(float) * (size_t)p.count);
@@ -377,7 +377,7 @@ static void ranks_body(Job *j, int rank) {
 #ifdef HAVE_MPI
         for (int op = 0; op < COLLECTIVES && j->transport == &transport_mpi; op++) {
             Traffic law[AXES][COLLECTIVES], sum = {0, 0};
-            law_full_shard(law, r->config, &r->mesh, r->opt->accum, accumulates_locally(r->opt), sizeof(StepReport));
+            law_of(law, r->config, &r->mesh, r->opt);
             for (int a = 0; a < AXES; a++) sum.calls += law[a][op].calls, sum.bytes += law[a][op].bytes;
             if (!traffic_equal(sum, profiled[op])) run_failure("MPI's profiling interface saw %" PRId64 " bytes of %s, the law says %" PRId64, profiled[op].bytes, collective_names[op], sum.bytes);
         }
@@ -389,9 +389,11 @@ static void ranks_body(Job *j, int rank) {
     __atomic_fetch_add(&padding_touched, count_touched_padding(&r->fsdp), __ATOMIC_RELAXED);
     if (rank == 0) {
         state_bytes = (int64_t)(r->dev.arenas[MEM_PARAMS].peak + r->dev.arenas[MEM_GRADS].peak + r->dev.arenas[MEM_OPTIMIZER].peak);
-        int local = accumulates_locally(r->opt) && r->opt->accum > 1 && r->fsdp.ranks > 1; // an unsharded gradient beside the shards
+        int sharded = strcmp(r->opt->sharding, "no_shard") != 0, ranks = r->mesh.size[AXIS_DP_SHARD];
+        int local = !strcmp(r->opt->accumulate, "local") && r->opt->accum > 1 && ranks > 1 && sharded; // an unsharded gradient beside the shards
+        int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(r->opt->offload, "all") ? 2 : 0); // offloaded, the copy in bf16 lies with the master
         state_expected = 0;
-        for (int u = 0; u < r->table->num_units; u++) state_expected += 16 * r->fsdp.units[u].padded / r->fsdp.ranks + (local ? 4 * r->fsdp.units[u].padded : 0);
+        for (int u = 0; u < r->table->num_units; u++) state_expected += bytes * r->fsdp.units[u].padded / (sharded ? ranks : 1) + (local ? 4 * r->fsdp.units[u].padded : 0);
     }
     close_rank(o);
 }
@@ -447,6 +449,8 @@ static void compare_layout(const char *model, int process, int world, int accum,
     end_job(table_of);
 }
 
+#include "dev/test/test_layouts.h"
+
 static void test_ranks(void) {
     static const int worlds[] = {1, 2, 3, 4, 8};
     for (int tied = 0; tied < 2; tied++)
@@ -494,11 +498,20 @@ static void compare_bits(const char *model, int process, int world, int B, const
 static void test_bits(void) {
     for (int tied = 0; tied < 2; tied++)
         for (int B = 1; B <= 2; B++) {
-            char first[sizeof bits_of] = "";
-            compare_bits(tied ? "tied" : "odd", 0, 1, B, &transport_threads, "", first, 1);
-            compare_bits(tied ? "tied" : "odd", 0, 1, B, &transport_threads, " --threads 1", first, 0);
-            for (int world = 2; world <= 8; world *= 2) compare_bits(tied ? "tied" : "odd", 0, world, B, &transport_threads, "", first, 0);
-            for (int world = 1; world <= 4; world *= 2) compare_bits(tied ? "tied" : "odd", 0, world, B, &transport_threads, " --accumulate local", first, 0);
+            char first[sizeof bits_of] = "", more[192];
+            const char *model = tied ? "tied" : "odd";
+            compare_bits(model, 0, 1, B, &transport_threads, "", first, 1);
+            compare_bits(model, 0, 1, B, &transport_threads, " --threads 1", first, 0);
+            compare_bits(model, 0, 1, B, &transport_threads, " --recompute full", first, 0);
+            for (int world = 2; world <= 8; world *= 2)
+                for (int replicate = 1; replicate <= world; replicate *= 2)
+                    for (int i = 0; i < 2 * STRATEGIES; i++) {
+                        if (B == 2 && (i + world + replicate) % 3) continue; // a third of them
+                        snprintf(more, sizeof more, " --dp-replicate %d --sharding %s --accumulate %s", replicate, strategies[i / 2].name, i % 2 ? "local" : "sharded");
+                        compare_bits(model, 0, world, B, &transport_threads, more, first, 0);
+                    }
+            snprintf(more, sizeof more, " --recompute %s --wrap size:99999 --slots 3 --offload all --out %s", tied ? "selective" : "every:2", scratch_dir);
+            compare_bits(model, 0, 2, B, &transport_threads, more, first, 0);
         }
 }
 
@@ -559,7 +572,7 @@ static void test_family(void) {
         char name[96];
         Llama3Config c = config_of_model(known[i].name);
         TensorTable t;
-        table_open(&t, &c);
+        table_open(&t, &c, 0);
         snprintf(name, sizeof name, "%s has the published number of parameters", known[i].name);
         CHECK(name, t.num_parameters == known[i].parameters, "%" PRId64 ", published %" PRId64, t.num_parameters, known[i].parameters);
         int bad = 0;
@@ -570,7 +583,7 @@ static void test_family(void) {
     }
     Llama3Config c = config_of_model("tiny");
     TensorTable t;
-    table_open(&t, &c);
+    table_open(&t, &c, 0);
     const Tensor *head = table_find(&t, "lm_head.weight");
     float whole[4096], part[1000];
     double sum = 0, square = 0;
@@ -709,7 +722,7 @@ static void test_use(void) {
         j->opt.model = strdup(arguments);
         j->config = config_of_model(j->opt.model);
         table_close(&j->table);
-        table_open(&j->table, &j->config);
+        table_open(&j->table, &j->config, 0);
         j->has_weights = model_files_open(&j->weights, j->opt.model, &j->table);
         j->task = DO_GENERATE;
         j->opt.batch = 1, j->opt.seq = 12, j->opt.max_tokens = 4;
@@ -857,7 +870,7 @@ static void test_failures(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } groups[] = {
         {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
-        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"bits", test_bits}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
+        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"layouts", test_layouts}, {"layouts-all", test_layouts_all}, {"reduce-dtype", test_reduce_dtype}, {"bits", test_bits}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
     int process = 0, processes = 1, on_host, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) comm_start_process(&argc, &argv, &process, &processes, &on_host);
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;
@@ -866,7 +879,7 @@ int main(int argc, char **argv) {
     if (mpi) test_mpi(process, processes);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
-        int wanted = argc == 1 && groups[g].run != test_faults; // a part of ranks, for dev/test/faults.sh
+        int wanted = argc == 1 && groups[g].run != test_faults && groups[g].run != test_layouts_all; // a part of ranks, for dev/test/faults.sh; all of layouts, for test-all
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;
         double start = seconds_now();

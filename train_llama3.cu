@@ -20,8 +20,8 @@
 // options: one table parses, validates, prints --help and writes config.txt
 
 typedef struct {
-    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype;
-    int vocab_size, seq, batch, accum, dp_shard, slots, steps, warmup, val_every, val_batches, max_tokens;
+    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype;
+    int vocab_size, seq, batch, accum, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
     int seed, threads, ranks, plan, world, help, deterministic;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
 } Options;
@@ -57,17 +57,18 @@ static const OptionRow option_rows[] = {
     {OPT_INT,  "accum", FIELD(accum), 1, 1 << 16, "K", "1", "micro-batches a step"},
     {OPT_TEXT, "accumulate", FIELD(accumulate), 0, 0, "sharded|local", "sharded", "gradients are reduced every micro-batch, or once a step: fewer exchanges, 4 bytes a parameter more"},
     {OPT_GROUP, "mesh", 0, 0, 0, NULL, NULL, NULL},
-    {OPT_INT,  "dp-shard", FIELD(dp_shard), 0, 1 << 20, "N|auto", "auto", "ranks over which parameters are sharded; auto: all"},
-    {OPT_LATER, "dp-replicate|tp|cp|pp", 0, 0, 0, "1", NULL, "replicas of the sharded model; tensor, context, pipeline parallelism"},
+    {OPT_INT,  "dp-shard", FIELD(dp_shard), 0, 1 << 20, "N|auto", "auto", "ranks over which parameters are sharded; auto: all, of each replica"},
+    {OPT_INT,  "dp-replicate", FIELD(dp_replicate), 0, 1 << 20, "N|auto", "1", "replicas of the sharded model (hybrid): gradients are summed over them once a step"},
+    {OPT_LATER, "tp|cp|pp", 0, 0, 0, "1", NULL, "tensor, context, pipeline parallelism"},
     {OPT_LATER, "pp-schedule|pp-chunks|pp-light-ends", 0, 0, 0, NULL, NULL, "pipeline parallelism"},
     {OPT_GROUP, "sharding", 0, 0, 0, NULL, NULL, NULL},
-    {OPT_LATER, "sharding", 0, 0, 0, "full_shard", NULL, "what is sharded"},
-    {OPT_LATER, "wrap", 0, 0, 0, "block", NULL, "what a unit is"},
+    {OPT_TEXT, "sharding", FIELD(sharding), 0, 0, STRATEGY_NAMES, "full_shard", "ZeRO-3; ZeRO-2: weights stay gathered from forward to backward; DDP: every rank has all state"},
+    {OPT_TEXT, "wrap", FIELD(wrap), 0, 0, "block|size:N", "block", "what is gathered at once: a block, or as many as it takes to hold N parameters"},
     {OPT_INT,  "slots", FIELD(slots), 2, MAX_SLOTS - 2, "N", "2", "gathered blocks that may be in flight"},
-    {OPT_LATER, "reduce-dtype", 0, 0, 0, "fp32", NULL, "dtype in which gradients travel"},
-    {OPT_LATER, "offload", 0, 0, 0, "none", NULL, "state kept in slower memory"},
+    {OPT_TEXT, "reduce-dtype", FIELD(reduce_dtype), 0, 0, "fp32|bf16", "fp32", "dtype in which gradients travel; they are summed in fp32"},
+    {OPT_TEXT, "offload", FIELD(offload), 0, 0, "none|optimizer|all", "none", "AdamW's moments, or all state, in files under --out, mapped into memory"},
     {OPT_GROUP, "memory", 0, 0, 0, NULL, NULL, NULL},
-    {OPT_LATER, "recompute", 0, 0, 0, "none", NULL, "activations computed again in backward"},
+    {OPT_TEXT, "recompute", FIELD(recompute), 0, 0, "none|selective|full|every:N", "none", "activations computed again in backward: norms and SwiGLU; all but a block's input; that of every Nth block"},
     {OPT_GROUP, "optimizer", 0, 0, 0, NULL, NULL, NULL},
     {OPT_INT,  "steps", FIELD(steps), 1, 1 << 30, "N", "100", "optimizer steps"},
     {OPT_REAL, "lr", FIELD(lr), 0, 1e3, "X", "0.0003", "peak learning rate"},
@@ -78,7 +79,7 @@ static const OptionRow option_rows[] = {
     {OPT_REAL, "beta2", FIELD(beta2), 0, 0.999999999, "X", "0.95", "AdamW"},
     {OPT_REAL, "eps", FIELD(eps), 0, 1, "X", "1e-8", "AdamW"},
     {OPT_REAL, "clip", FIELD(clip), 0, 1e30, "X", "1", "largest global gradient norm; 0: no clipping"},
-    {OPT_LATER, "max-skips", 0, 0, 0, NULL, NULL, "non-finite steps that may be skipped"},
+    {OPT_INT,  "max-skips", FIELD(max_skips), 0, 1 << 30, "N", "10", "steps with a gradient norm that is not finite: skipped, at most so many"},
     {OPT_GROUP, "adapters", 0, 0, 0, NULL, NULL, NULL},
     {OPT_LATER, "lora-rank|lora-alpha|lora-targets|base|adapters|merge", 0, 0, 0, NULL, NULL, "LoRA on a frozen base"},
     {OPT_GROUP, "run", 0, 0, 0, NULL, NULL, NULL},
@@ -88,6 +89,7 @@ static const OptionRow option_rows[] = {
     {OPT_INT,  "val-batches", FIELD(val_batches), 0, 1 << 30, "N", "0", "micro-batches a rank in a validation; 0: the whole file"},
     {OPT_INT,  "seed", FIELD(seed), 0, INT32_MAX, "N", "1", "of initial weights, shuffling and sampling"},
     {OPT_INT,  "threads", FIELD(threads), 0, 1024, "N", "0", "threads a rank; 0: cores divided by ranks on this host"},
+    {OPT_INT,  "check-replicas", FIELD(check_replicas), 0, 1 << 30, "N", "100", "compare hashes of what replicas have in common every N steps; 0: never"},
     {OPT_REAL, "timeout", FIELD(timeout), 0.1, 1e6, "SECONDS", "600", "limit of every wait for another rank"},
     {OPT_TEXT, "transport", FIELD(transport), 0, 0, "threads|mpi", NULL, "how ranks exchange; default: mpi under mpirun or srun, else threads"},
     {OPT_INT,  "ranks", FIELD(ranks), 0, 4096, "N", "0", "ranks as threads of one process, without mpirun; 0: one"},
@@ -118,6 +120,22 @@ static int word_in(const char *word, const char *choices) { // choices: "a|b|c"
     return 0;
 }
 
+/* N of a choice "word:N", from 1 to 10^15; 0: `value` is no such thing. */
+static int64_t number_behind(const char *value, const char *word) {
+    size_t n = strlen(word);
+    const char *digits = value + n + 1;
+    if (strncmp(value, word, n) || value[n] != ':' || !digits[0] || digits[strspn(digits, "0123456789")] || strlen(digits) > 15) return 0;
+    return strtoll(digits, NULL, 10);
+}
+
+/* Is `value` one of the choices, of which those like every:N take a number? */
+static int is_choice(const char *value, const char *choices) {
+    char word[32];
+    size_t n = strcspn(value, ":");
+    snprintf(word, sizeof word, "%.*s:N", (int)min_i64((int64_t)n, 20), value);
+    return word_in(value, choices) || (value[n] && word_in(word, choices) && number_behind(value, strtok(word, ":")));
+}
+
 static void option_set(Options *o, const OptionRow *row, const char *name, const char *value) {
     char *field = (char *)o + row->offset, *end;
     int may_be_empty = row->kind == OPT_LATER || row->kind == OPT_FLAG || row->offset == FIELD(generate);
@@ -128,7 +146,7 @@ static void option_set(Options *o, const OptionRow *row, const char *name, const
                        row->values ? "; the only value is " : "", row->values ? row->values : "");
     } else if (row->kind == OPT_TEXT) {
         int choices = strchr(row->values, '|') && row->values[0] >= 'a'; // words in capitals stand for themselves
-        if (choices && !word_in(value, row->values)) user_error("--%s %s: expected one of %s", name, value, row->values);
+        if (choices && !is_choice(value, row->values)) user_error("--%s %s: expected one of %s", name, value, row->values);
         *(const char **)field = value;
     } else if (row->kind == OPT_FLAG) {
         *(int *)field = 1;
@@ -163,7 +181,17 @@ static Options options_parse(int argc, char **argv) {
     return o;
 }
 
-static int accumulates_locally(const Options *o) { return !strcmp(o->accumulate, "local"); }
+/* How the options shard the model: what fsdp.h and the law go by. */
+static Sharding sharding_of(const Options *o) {
+    Sharding s = ZERO;
+    s.strategy = strategy_find(o->sharding);
+    s.slots = o->slots;
+    s.accumulation = o->accum;
+    s.local = !strcmp(o->accumulate, "local");
+    s.deterministic = o->deterministic;
+    s.reduce_dtype = strcmp(o->reduce_dtype, "bf16") ? DTYPE_F32 : DTYPE_BF16;
+    return s;
+}
 
 /* `values`: the options in force as config.txt has them; else --help. */
 static void options_print(const Options *o, FILE *f, int values) {
@@ -186,18 +214,22 @@ static void options_print(const Options *o, FILE *f, int values) {
 // ---------------------------------------------------------------------------
 // the model: its activations, and the run that everything hangs on
 
+/* What a block keeps from forward to backward; the rest is computed again, in buffers that such blocks share. */
+typedef enum { KEEP_INPUT, KEEP_PRODUCTS, KEEP_ALL } Keep;
+
 typedef struct {        // of one block, what backward needs; N = B·T rows, QKV = (NH + 2·NKV)·HD
-    floatX *x;          // (N, C) residual stream as the block reads it
-    floatX *attn_in;    // (N, C) normed
-    float *attn_rstd;   // (N)
-    floatX *qkv;        // (N, QKV) queries, keys, values, after the rotation
-    floatX *attn;       // (N, NH·HD) attention's output
-    float *lse;         // (B, NH, T) log of the softmax's denominator
-    floatX *mid;        // (N, C) residual stream between attention and feed-forward
-    floatX *ffn_in;     // (N, C) normed
-    float *ffn_rstd;    // (N)
-    floatX *gate_up;    // (N, 2F)
-    floatX *hidden;     // (N, F) silu(gate)·up
+    Keep keep;          //          kept by
+    floatX *x;          // (N, C)       all       residual stream as the block reads it
+    floatX *attn_in;    // (N, C)       KEEP_ALL  normed
+    float *attn_rstd;   // (N)          KEEP_ALL
+    floatX *qkv;        // (N, QKV)     PRODUCTS  queries, keys, values, after the rotation (it is done in place: to do it again saves nothing)
+    floatX *attn;       // (N, NH·HD)   PRODUCTS  attention's output
+    float *lse;         // (B, NH, T)   PRODUCTS  log of the softmax's denominator
+    floatX *mid;        // (N, C)       PRODUCTS  residual stream between attention and feed-forward
+    floatX *ffn_in;     // (N, C)       KEEP_ALL  normed
+    float *ffn_rstd;    // (N)          KEEP_ALL
+    floatX *gate_up;    // (N, 2F)      PRODUCTS
+    floatX *hidden;     // (N, F)       KEEP_ALL  silu(gate)·up
 } BlockActivations;
 
 typedef struct {
@@ -205,6 +237,7 @@ typedef struct {
     int past;                  // generation: tokens before this batch, whose keys and values are in the cache
     int saved;                 // blocks whose activations are kept: all when training, else one
     BlockActivations *blocks;  // (saved)
+    BlockActivations again;    // where what is not kept is computed, and computed again; NULL where all blocks keep it
     floatX *branch;            // (N, C) what the last half-block adds to the residual stream
     floatX *final_x, *final_in; float *final_rstd; // the final norm's input, output, 1/rms
     float *logits;             // (chunk, V)
@@ -221,6 +254,7 @@ typedef struct {               // what each rank tells all others at the end of 
     ExactSum loss, squared_norm; // of all its tokens, of its part of the gradient
     int64_t targets;           // positions that count
     int64_t first_sample;
+    int64_t bad_tensor;        // the first of this rank whose gradient is not finite; -1: none
     uint64_t samples_hash, order; // of the samples' indices; of all collectives so far
     double seconds, wait_seconds;
     int64_t memory;            // peak bytes of all arenas
@@ -242,6 +276,8 @@ typedef struct Run {           // one per rank
     int32_t *eval_inputs, *eval_targets; // (B, T)
     char *eval_raw;            // 5·(T + 1) bytes
     int *layout;               // (world, AXES) leaders of all groups, read back from the transport
+    uint64_t *fingerprints;    // (1 + replicas, units): of this rank's weights, and of all ranks' that must have the same
+    int64_t updates, skips;    // steps that changed the weights; that did not, since the gradient was not finite
     Logger log;                // rank 0
 } Run;
 
@@ -255,6 +291,32 @@ static float *activation_fp32(Run *r, const char *name, int64_t elements) {
     return (float *)arena_alloc(&r->dev, MEM_ACTIVATIONS, name, sizeof(float) * (size_t)elements);
 }
 
+static Keep block_keeps(const Run *r, int l) {
+    const char *what = r->opt->recompute;
+    if (!r->training || !strcmp(what, "none")) return KEEP_ALL;
+    if (!strcmp(what, "selective")) return KEEP_PRODUCTS;
+    return !strcmp(what, "full") || l % number_behind(what, "every") == 0 ? KEEP_INPUT : KEEP_ALL;
+}
+
+/* Allocates what is kept from level `first` to level `last`; the others point to where `shared` has them. */
+static void block_activations_open(Run *r, BlockActivations *a, int64_t N, Keep first, Keep last, const BlockActivations *shared) {
+    const Llama3Config *c = r->config;
+    int products = first <= KEEP_PRODUCTS && last >= KEEP_PRODUCTS, all = last == KEEP_ALL;
+    *a = *shared;
+    a->keep = last;
+    if (first == KEEP_INPUT) a->x = activation(r, "residual stream", N * c->C);
+    if (all) a->attn_in = activation(r, "attention norm", N * c->C);
+    if (all) a->attn_rstd = activation_fp32(r, "1/rms", N);
+    if (products) a->qkv = activation(r, "queries, keys, values", N * qkv_width(c));
+    if (products) a->attn = activation(r, "attention output", N * c->NH * c->HD);
+    if (products) a->lse = activation_fp32(r, "softmax denominators", N * c->NH);
+    if (products) a->mid = activation(r, "residual stream", N * c->C);
+    if (all) a->ffn_in = activation(r, "feed-forward norm", N * c->C);
+    if (all) a->ffn_rstd = activation_fp32(r, "1/rms", N);
+    if (products) a->gate_up = activation(r, "gate and up", 2 * N * c->F);
+    if (all) a->hidden = activation(r, "hidden", N * c->F);
+}
+
 /* Buffers for batches of up to (B, T). `cached` > 0: keys and values of that many positions are kept. */
 static void model_open(Run *r, int B, int T, int cached) {
     const Llama3Config *c = r->config;
@@ -263,20 +325,10 @@ static void model_open(Run *r, int B, int T, int cached) {
     m->B = B, m->T = T, m->past = 0;
     m->saved = r->training ? c->L : 1;
     m->blocks = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)m->saved);
-    for (int l = 0; l < m->saved; l++) {
-        BlockActivations *a = &m->blocks[l];
-        a->x = activation(r, "residual stream", N * c->C);
-        a->attn_in = activation(r, "attention norm", N * c->C);
-        a->attn_rstd = activation_fp32(r, "1/rms", N);
-        a->qkv = activation(r, "queries, keys, values", N * qkv_width(c));
-        a->attn = activation(r, "attention output", N * Q);
-        a->lse = activation_fp32(r, "softmax denominators", N * c->NH);
-        a->mid = activation(r, "residual stream", N * c->C);
-        a->ffn_in = activation(r, "feed-forward norm", N * c->C);
-        a->ffn_rstd = activation_fp32(r, "1/rms", N);
-        a->gate_up = activation(r, "gate and up", 2 * N * c->F);
-        a->hidden = activation(r, "hidden", N * c->F);
-    }
+    const BlockActivations nothing = ZERO;
+    Keep least = block_keeps(r, 0); // by any block: of every:N the first is one that is computed again
+    if (least < KEEP_ALL) block_activations_open(r, &m->again, N, (Keep)(least + 1), KEEP_ALL, &nothing);
+    for (int l = 0; l < m->saved; l++) block_activations_open(r, &m->blocks[l], N, KEEP_INPUT, block_keeps(r, l), &m->again);
     m->branch = activation(r, "branch", N * c->C);
     m->final_x = activation(r, "residual stream", N * c->C);
     m->final_in = activation(r, "final norm", N * c->C);
@@ -332,28 +384,32 @@ static void block_attention(Run *r, int l, BlockActivations *a) {
     attention_forward(&r->dev, a->attn, a->lse, a->qkv, k, v, &shape);
 }
 
-/* Block l. The residual stream comes in as a sum, x + branch, that the first norm forms on its way. */
-static void block_forward(Run *r, int l) {
+/* Block l. The residual stream comes in as a sum, x + branch, that the first norm forms on its way.
+ * `again`: in backward, from a->x on, as much as was not kept; bits are the same, since norms read the stored stream. */
+static void block_forward(Run *r, int l, int again) {
     const Llama3Config *c = r->config;
     Device *dev = &r->dev;
     Model *m = &r->model;
     BlockActivations *a = &m->blocks[l % m->saved], *before = &m->blocks[(l + m->saved - 1) % m->saved];
-    FsdpUnit *unit = &r->fsdp.units[table_block_unit(l)];
-    const floatX *w = unit_weights(&r->fsdp, unit);
+    FsdpUnit *unit = &r->fsdp.units[table_block_unit(r->table, l)];
+    const floatX *w = unit_weights(&r->fsdp, unit) + table_block_offset(r->table, l);
     const int64_t *at = unit->unit->where;
-    int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
+    int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c), products = !again || a->keep < KEEP_PRODUCTS;
 
-    if (l == 0) rmsnorm_forward(dev, a->attn_in, a->attn_rstd, NULL, a->x, NULL, w + at[W_ATTN_NORM], c->norm_eps, N, c->C);
+    if (l == 0 || again) rmsnorm_forward(dev, a->attn_in, a->attn_rstd, NULL, a->x, NULL, w + at[W_ATTN_NORM], c->norm_eps, N, c->C);
     else rmsnorm_forward(dev, a->attn_in, a->attn_rstd, a->x, before->mid, m->branch, w + at[W_ATTN_NORM], c->norm_eps, N, c->C);
-    linear_forward(dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV); // Q, K and V are one product
-    rope_forward(dev, a->qkv, QKV, m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
-    block_attention(r, l, a);
-    linear_forward(dev, m->branch, a->attn, w + at[W_O], N, Q, c->C);
+    if (products) {
+        linear_forward(dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV); // Q, K and V are one product
+        rope_forward(dev, a->qkv, QKV, m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
+        block_attention(r, l, a);
+        linear_forward(dev, m->branch, a->attn, w + at[W_O], N, Q, c->C);
+    }
 
-    rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, a->mid, a->x, m->branch, w + at[W_FFN_NORM], c->norm_eps, N, c->C);
-    linear_forward(dev, a->gate_up, a->ffn_in, w + at[W_GATE], N, c->C, 2 * c->F); // gate and up are one product
+    if (products) rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, a->mid, a->x, m->branch, w + at[W_FFN_NORM], c->norm_eps, N, c->C);
+    else rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, NULL, a->mid, NULL, w + at[W_FFN_NORM], c->norm_eps, N, c->C);
+    if (products) linear_forward(dev, a->gate_up, a->ffn_in, w + at[W_GATE], N, c->C, 2 * c->F); // gate and up are one product
     swiglu_forward(dev, a->hidden, a->gate_up, N, c->F);
-    linear_forward(dev, m->branch, a->hidden, w + at[W_DOWN], N, c->F, c->C);
+    if (!again) linear_forward(dev, m->branch, a->hidden, w + at[W_DOWN], N, c->F, c->C);
 }
 
 /* m->dx comes in as the gradient of the residual stream behind block l and leaves as that before it. */
@@ -362,12 +418,15 @@ static void block_backward(Run *r, int l, int micro) {
     Device *dev = &r->dev;
     Model *m = &r->model;
     BlockActivations *a = &m->blocks[l];
-    FsdpUnit *unit = &r->fsdp.units[table_block_unit(l)];
-    const floatX *w = unit_weights(&r->fsdp, unit);
-    float *dw = unit_gradients(&r->fsdp, unit, micro);
+    FsdpUnit *unit = &r->fsdp.units[table_block_unit(r->table, l)];
+    const floatX *w = unit_weights(&r->fsdp, unit) + table_block_offset(r->table, l);
+    float *dw = unit_gradients(&r->fsdp, unit, micro) + table_block_offset(r->table, l);
     const int64_t *at = unit->unit->where;
     int N = m->B * m->T, Q = c->NH * c->HD, KV = c->NKV * c->HD, QKV = qkv_width(c);
     AttentionShape shape = attention_shape(r, m->T);
+    dev->again = 1;
+    if (a->keep < KEEP_ALL) block_forward(r, l, 1);
+    dev->again = 0;
 
     linear_backward_input(dev, m->dhidden, m->dx, c->C, w + at[W_DOWN], N, c->F, c->C);
     linear_backward_weight(dev, dw + at[W_DOWN], m->dx, c->C, a->hidden, N, c->F, c->C, 0);
@@ -388,33 +447,37 @@ static void block_backward(Run *r, int l, int micro) {
 // ---------------------------------------------------------------------------
 // the whole model: embedding, blocks, head and loss
 
-/* Gathers what comes next while block l computes: as many blocks as slots allow, then the head. */
-static void prefetch_forward(Run *r, int l) {
-    for (int next = l + 1; next < r->config->L && next < l + r->opt->slots; next++)
-        unit_prefetch(&r->fsdp, &r->fsdp.units[table_block_unit(next)]);
-    if (l == r->config->L - 1) unit_prefetch(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
+/* Gathers what comes next while a unit computes: as many units of blocks as slots allow, then the head. */
+static void prefetch_forward(Run *r, int unit) {
+    int last = table_block_unit(r->table, r->config->L - 1);
+    for (int next = unit + 1; next <= last && next < unit + r->opt->slots; next++) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
+    if (unit == last) unit_prefetch(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
 }
 
-static void prefetch_backward(Run *r, int l) {
-    for (int next = l - 1; next >= 0 && next > l - r->opt->slots; next--)
-        unit_prefetch(&r->fsdp, &r->fsdp.units[table_block_unit(next)]);
+static void prefetch_backward(Run *r, int unit) {
+    for (int next = unit - 1; next >= table_block_unit(r->table, 0) && next > unit - r->opt->slots; next--) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
 }
+
+static void set_phase(Run *r, const char *phase, int block) { r->dev.phase = phase, r->dev.phase_block = block; }
 
 /* ids (B, T) to the residual stream behind the last block: last block's `mid` + branch. */
-static void blocks_forward(Run *r, const int32_t *ids) {
+static void blocks_forward(Run *r, const int32_t *ids, Pass pass) {
     Fsdp *f = &r->fsdp;
     FsdpUnit *embed = &f->units[0];
     int N = r->model.B * r->model.T;
+    set_phase(r, "embedding", -1);
     unit_gather(f, embed);
-    prefetch_forward(r, -1);
+    prefetch_forward(r, 0);
     embedding_forward(&r->dev, r->model.blocks[0].x, unit_weights(f, embed) + embed->unit->where[W_EMBED], ids, N, r->config->C);
-    if (table_head_unit(r->table) != 0) unit_free(f, embed); // tied: it is the head as well and stays
+    if (table_head_unit(r->table) != 0) unit_free(f, embed, pass); // tied: it is the head as well and stays
     for (int l = 0; l < r->config->L; l++) {
-        FsdpUnit *block = &f->units[table_block_unit(l)];
-        unit_gather(f, block);
-        prefetch_forward(r, l);
-        block_forward(r, l);
-        unit_free(f, block);
+        int unit = table_block_unit(r->table, l);
+        FsdpUnit *blocks = &f->units[unit];
+        set_phase(r, "forward of block", l);
+        unit_gather(f, blocks);
+        prefetch_forward(r, unit);
+        block_forward(r, l, 0);
+        if (l == blocks->unit->block + blocks->unit->blocks - 1) unit_free(f, blocks, pass);
     }
 }
 
@@ -451,21 +514,29 @@ static void head_loss(Run *r, const int32_t *targets, int micro, int backward, E
 static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro, ExactSum *loss) {
     Fsdp *f = &r->fsdp;
     FsdpUnit *embed = &f->units[0], *head = &f->units[table_head_unit(r->table)];
-    blocks_forward(r, inputs);
-    prefetch_backward(r, r->config->L);
+    int last = table_block_unit(r->table, r->config->L - 1);
+    Pass pass = micro == r->opt->accum - 1 ? PASS_LAST : PASS_BACKWARD;
+    blocks_forward(r, inputs, PASS_FORWARD);
+    set_phase(r, "head and loss", -1);
+    prefetch_backward(r, last + 1);
     head_loss(r, targets, micro, 1, loss);
-    unit_free(f, head);
+    unit_free(f, head, pass);
     if (head != embed) unit_reduce(f, head, micro); // tied: the embedding adds to it first
     for (int l = r->config->L - 1; l >= 0; l--) {
-        FsdpUnit *block = &f->units[table_block_unit(l)];
-        unit_gather(f, block);
-        prefetch_backward(r, l);
+        int unit = table_block_unit(r->table, l);
+        FsdpUnit *blocks = &f->units[unit];
+        set_phase(r, "backward of block", l);
+        unit_gather(f, blocks);
+        prefetch_backward(r, unit);
         block_backward(r, l, micro);
-        unit_free(f, block);
-        unit_reduce(f, block, micro);
+        if (l > blocks->unit->block) continue; // the unit has more blocks
+        unit_free(f, blocks, pass);
+        unit_reduce(f, blocks, micro);
     }
+    set_phase(r, "backward of the embedding", -1);
     float *dembed = unit_gradients(f, embed, micro) + embed->unit->where[W_EMBED];
     embedding_backward(&r->dev, dembed, r->model.dx, inputs, r->model.B * r->model.T, r->config->C);
+    unit_free(f, embed, pass); // ZeRO-2 kept it
     unit_reduce(f, embed, micro);
 }
 
@@ -490,11 +561,21 @@ static void check_reports(const Run *r, int64_t step) {
                         step, i, r->rank, mine->first_sample);
 }
 
+/* The first tensor with a gradient that is not finite, of what this rank owns; -1: there is none. */
+static int64_t first_bad_tensor(const Run *r) {
+    ShardPiece p;
+    for (int i = 0; owned_next(&r->fsdp, &i, &p);)
+        for (int64_t e = 0; e < p.count; e++)
+            if (!isfinite(p.unit->grad[p.at + e])) return p.tensor - r->table->tensors;
+    return -1;
+}
+
 /* Tells all ranks of this rank's part of the step, and hears of theirs. */
 static void exchange_reports(Run *r, ExactSum loss, const StepBatch *batch, double seconds, double wait_seconds) {
     StepReport mine = ZERO;
     mine.loss = loss;
     mine.squared_norm = fsdp_squared_norm(&r->fsdp);
+    mine.bad_tensor = mine.squared_norm.not_finite ? first_bad_tensor(r) : -1;
     mine.targets = batch->num_targets;
     mine.first_sample = batch->first_sample;
     mine.samples_hash = batch->samples_hash;
@@ -520,7 +601,45 @@ static StepStats sum_reports(const Run *r) {
     }
     s.loss = exact_value(&loss) / (double)max_i64(1, s.targets);
     s.grad_norm = sqrt(exact_value(&squared_norm)) / (double)max_i64(1, s.targets);
+    s.skipped = !isfinite(s.loss) || !isfinite(s.grad_norm);
     return s;
+}
+
+/* Loss or gradient is not finite: every rank has the same sums, so all skip the update alike. Too many such steps end the run. */
+static void step_skip(Run *r, int64_t step, const StepStats *s) {
+    char where[200] = "the gradients are finite, the loss is not";
+    for (int i = 0; i < r->mesh.world && s->skipped; i++) {
+        if (r->reports[i].bad_tensor < 0) continue;
+        snprintf(where, sizeof where, "first in the gradient of %s, on rank %d", r->table->tensors[r->reports[i].bad_tensor].name, i);
+        break;
+    }
+    if (++r->skips > r->opt->max_skips)
+        run_failure("step %" PRId64 ": loss %g, gradient norm %g: not finite (%s), and --max-skips %d allows no more of them: lower --lr, lengthen --warmup, or look at the data",
+                    step, s->loss, s->grad_norm, where, r->opt->max_skips);
+    if (r->rank) return;
+    printf("step %6" PRId64 " | skipped, %" PRId64 " of at most %d: loss %g, gradient norm %g: not finite (%s)\n", step, r->skips, r->opt->max_skips, s->loss, s->grad_norm, where);
+    fflush(stdout);
+}
+
+/* The weights that ranks have in common, those of replicas and without sharding those of all, are still the same on each. */
+static void check_replicas(Run *r, int64_t step) {
+    Fsdp *f = &r->fsdp;
+    int units = r->table->num_units;
+    uint64_t *mine = r->fingerprints, *all = mine + units;
+    for (int u = 0; u < units; u++) {
+        uint64_t print = fingerprint(&r->dev, f->units[u].master, f->units[u].held * (int64_t)sizeof(float));
+        if (!r->dev.walk) mine[u] = print;
+    }
+    for (int over = 0; over < 2; over++) {
+        Axis axis = over ? AXIS_FSDP : AXIS_DP_REPLICATE;
+        const Group *g = &r->comm.groups[axis];
+        if (g->size == 1 || (axis == AXIS_FSDP && f->how.strategy->sharded)) continue;
+        all_gather_now(&r->comm, axis, "replica check", mine, all, sizeof(uint64_t) * (size_t)units);
+        for (int i = 0; i < units * g->size && !r->dev.walk; i++)
+            if (all[i] != all[i % units])
+                run_failure("step %" PRId64 ": the weights of %s on the %dth and the first rank of a group over %s (this is rank %d) differ, though they are replicas: memory or an exchange went wrong",
+                            step, r->table->units[i % units].name, i / units + 1, axis_names[axis], r->rank);
+    }
 }
 
 static StepStats train_step(Run *r, int64_t step) { // step counts from 1
@@ -532,18 +651,18 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     int64_t tokens = (int64_t)o->batch * o->seq;
     for (int micro = 0; micro < o->accum; micro++)
         micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro, &loss);
-    reduce_finish(&r->fsdp);
+    reductions_finish(&r->fsdp);
     exchange_reports(r, loss, batch, seconds_now() - start, r->comm.wait_seconds - waited);
     loader_release(&r->loader, &r->dev);
 
     StepStats s = sum_reports(r);
     if (!r->dev.walk) check_reports(r, step);
-    if (!isfinite(s.loss) || !isfinite(s.grad_norm))
-        run_failure("step %" PRId64 ": loss %g, gradient norm %g: not finite; lower --lr, lengthen --warmup, or look at the data", step, s.loss, s.grad_norm);
     double clip = o->clip > 0 ? fmin(1.0, o->clip / (s.grad_norm + 1e-6)) : 1.0; // torch.nn.utils.clip_grad_norm_
     s.lr = learning_rate(o, step);
     AdamW adam = {(float)s.lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
-    if (s.targets || r->dev.walk) fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)step);
+    set_phase(r, "optimizer", -1);
+    if (s.skipped) step_skip(r, step, &s);
+    else if (s.targets || r->dev.walk) fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)++r->updates);
     s.samples = sampler_global_batch(&r->loader.sampler);
     s.wait_seconds = r->comm.wait_seconds - waited;
     s.exchange_seconds = r->comm.exchange_seconds - exchanged;
@@ -569,9 +688,9 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
             if (n < 0) user_error("%s", error);
             mine.targets += n;
         }
-        blocks_forward(r, r->eval_inputs);
+        blocks_forward(r, r->eval_inputs, PASS_LAST);
         head_loss(r, r->eval_targets, 0, 0, &mine.loss);
-        unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
+        unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)], PASS_LAST);
     }
     all_gather_now(&r->comm, AXIS_WORLD, "evaluation", &mine, r->reports, sizeof mine);
     ExactSum loss = ZERO;
@@ -589,13 +708,13 @@ static const float *next_token_logits(Run *r, const int32_t *ids, int count, int
     Model *m = &r->model;
     m->T = count, m->past = past;
     for (int t = 0; t < count && !r->dev.walk; t++) m->positions[t] = past + t;
-    blocks_forward(r, ids);
+    blocks_forward(r, ids, PASS_LAST);
     FsdpUnit *head = &r->fsdp.units[table_head_unit(r->table)];
     const int64_t *at = head->unit->where;
     const floatX *w = unit_weights(&r->fsdp, head);
     rmsnorm_forward(&r->dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch, w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
     linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)(count - 1) * c->C, w + at[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED], 1, c->C, c->V);
-    unit_free(&r->fsdp, head);
+    unit_free(&r->fsdp, head, PASS_LAST);
     return m->logits;
 }
 
@@ -702,12 +821,39 @@ static void check_tokenizer_of(const Job *j, const Dataset *d) {
                        d->files[i].path, j->tokenizer_path);
 }
 
+/* The layouts of `world` ranks that are nearest to what was asked for, as text. */
+static void layouts_that_fit(char *text, size_t size, int world, int shard, int replicate) {
+    int listed[4], count = 0;
+    while (count < 4) {
+        int best = 0;
+        double least = 1e30;
+        for (int s = 1; s <= world; s++) {
+            int taken = world % s;
+            for (int i = 0; i < count; i++) taken |= listed[i] == s;
+            double away = fabs(log((double)s / shard)) + fabs(log((double)(world / s) / replicate));
+            if (!taken && away < least) least = away, best = s;
+        }
+        if (!best) break;
+        listed[count++] = best;
+    }
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < count && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%d x %d", i ? ", " : "", listed[i], world / listed[i]);
+}
+
 static void job_mesh(Job *j, int world) {
-    int shard = j->opt.dp_shard ? j->opt.dp_shard : world;
-    if (shard != world)
-        user_error("tp 1 x cp 1 x pp 1 x dp-shard %d x dp-replicate 1 = %d ranks, but %d %s: start %d ranks, or leave --dp-shard auto",
-                   shard, shard, world, world == 1 ? "was started" : "were started", shard);
-    Mesh m = {world, {1, 1, 1, shard, 1}};
+    int shard = j->opt.dp_shard, replicate = j->opt.dp_replicate;
+    if (!shard && !replicate) user_error("--dp-shard auto and --dp-replicate auto: one of them must be a number");
+    if (!shard) shard = (int)max_i64(1, world / replicate);
+    if (!replicate) replicate = (int)max_i64(1, world / shard);
+    if ((int64_t)shard * replicate != world) {
+        char fits[256];
+        layouts_that_fit(fits, sizeof fits, world, shard, replicate);
+        user_error("tp 1 x cp 1 x pp 1 x dp-shard %d x dp-replicate %d = %" PRId64 " ranks, but %d %s: start %" PRId64 " ranks, or choose dp-shard x dp-replicate = %s",
+                   shard, replicate, (int64_t)shard * replicate, world, world == 1 ? "was started" : "were started", (int64_t)shard * replicate, fits);
+    }
+    Mesh m = {world, {1, 1, 1, shard, replicate}};
     j->mesh = m;
 }
 
@@ -773,7 +919,7 @@ static void job_prepare(Job *j, int world, int local_ranks) {
     job_mesh(j, world);
     j->local_ranks = local_ranks;
     j->threads = job_threads(o, local_ranks);
-    table_open(&j->table, &j->config);
+    table_open(&j->table, &j->config, number_behind(o->wrap, "size"));
     job_check_figures(j, world);
     if (j->task == DO_PLAN) return;
     if (j->task == DO_TRAIN && !o->data) user_error("--data is missing: token files to train on (make demo shows the way, --help lists what else there is)");
@@ -808,14 +954,18 @@ static void job_check_outputs(const Job *j) {
 static void run_allocate(Run *r, const Job *j) {
     size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq;
     r->reports = (StepReport *)arena_alloc(&r->dev, MEM_COMM, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
-    fsdp_open(&r->fsdp, &r->comm, r->table, r->config, j->opt.slots, j->opt.accum, accumulates_locally(&j->opt), j->opt.deterministic, r->training);
+    Sharding how = sharding_of(&j->opt);
+    fsdp_open(&r->fsdp, &r->comm, r->table, r->config, &how, r->training);
     if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq, j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
     r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_WORKSPACE, "token batches", tokens);
     r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_WORKSPACE, "token batches", tokens);
     r->eval_raw = (char *)arena_alloc(&r->dev, MEM_WORKSPACE, "raw window", 5 * ((size_t)j->opt.seq + 1));
     if (!r->training) return;
+    int copies = (int)max_i64(r->fsdp.replicas, how.strategy->sharded ? 1 : r->fsdp.ranks); // of the same weights
+    if (j->opt.check_replicas && copies > 1)
+        r->fingerprints = (uint64_t *)arena_alloc(&r->dev, MEM_COMM, "fingerprints of the weights", sizeof(uint64_t) * (size_t)r->table->num_units * (size_t)(1 + copies));
     Sampler s = {j->data.windows, (uint64_t)j->opt.seed, !strcmp(j->opt.tail, "pad"), r->mesh.size[AXIS_DP_SHARD], r->mesh.size[AXIS_DP_REPLICATE],
-                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, accumulates_locally(&j->opt)};
+                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, how.local};
     loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, 0);
 }
 
@@ -860,14 +1010,21 @@ static double product_rate(Device *dev) {
     return 2.0 * N * C * C / best;
 }
 
+/* Which categories of memory live in files: bits by MemCategory. */
+static unsigned offloaded(const Options *o) {
+    unsigned optimizer = 1u << MEM_OPTIMIZER, all = optimizer | 1u << MEM_PARAMS | 1u << MEM_GRADS;
+    return !strcmp(o->offload, "all") ? all : !strcmp(o->offload, "optimizer") ? optimizer : 0;
+}
+
 /* One step of the rank with the arithmetic off: its memory, FLOPs and traffic. */
 static void run_walk(Run *r, const Job *j, int rank) {
     int64_t targets;
     run_bind(r, j, rank);
-    device_open_walk(&r->dev, j->threads);
+    device_open_walk(&r->dev, j->threads, offloaded(&j->opt));
     comm_open_walk(&r->comm, &r->dev, &j->mesh, rank);
     run_allocate(r, j);
     fsdp_init_weights(&r->fsdp, 0);
+    if (r->fingerprints) check_replicas(r, 0);
     memset(r->dev.ops, 0, sizeof r->dev.ops);
     if (r->training) train_step(r, 1);
     else if (j->task == DO_EVAL) evaluate(r, &j->val, 1, &targets);
@@ -908,10 +1065,15 @@ static void print_banner(const Job *j, const Run *r) {
     fflush(stdout);
 }
 
+static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, const Mesh *mesh, const Options *o) {
+    Sharding how = sharding_of(o);
+    law_of_step(law, c, mesh, &how, number_behind(o->wrap, "size"), sizeof(StepReport));
+}
+
 /* Law, walk and wire, memory walked and used: after the first step, on every rank. */
 static void check_first_step(Run *r, const Run *walked) {
     Ledger l = ZERO;
-    law_full_shard(l.law, r->config, &r->mesh, r->opt->accum, accumulates_locally(r->opt), sizeof(StepReport));
+    law_of(l.law, r->config, &r->mesh, r->opt);
     memcpy(l.walk, walked->comm.booked, sizeof l.walk);
     memcpy(l.wire, r->comm.wire, sizeof l.wire);
     for (int c = 0; c < MEM_CATEGORIES; c++) l.walked[c] = walked->dev.arenas[c].peak, l.measured[c] = r->dev.arenas[c].peak;
@@ -925,13 +1087,14 @@ static void check_first_step(Run *r, const Run *walked) {
 
 static void train(Run *r, const Run *walked) {
     int64_t targets, last = r->opt->steps;
-    double flops = device_flops(&walked->dev), rate = 0; // FLOP/s
+    double flops = device_flops(&walked->dev, 0), rate = 0; // FLOP/s
     for (int64_t step = 1; step <= last; step++) {
         StepStats s = train_step(r, step);
         s.mfu = rate > 0 ? flops / s.seconds / rate : 0;
         if (step == 1) rate = product_rate(&r->dev);
         if (step == 1) check_first_step(r, walked);
         if (r->rank == 0) logger_step(&r->log, step, last, &s, r->opt->seq, &r->dev, &r->comm);
+        if (r->fingerprints && step % r->opt->check_replicas == 0) check_replicas(r, step);
         if (!r->val->num_files || (step < last && (!r->opt->val_every || step % r->opt->val_every))) continue;
         double loss = evaluate(r, r->val, r->opt->val_batches, &targets);
         if (!isfinite(loss)) run_failure("step %" PRId64 ": validation loss %g: not finite; lower --lr, lengthen --warmup, or look at the data", step, loss);
@@ -943,7 +1106,7 @@ static void train(Run *r, const Run *walked) {
 static void write_plan(const Job *j, const Run *walked, int table) {
     Traffic law[AXES][COLLECTIVES];
     int64_t tokens = (int64_t)j->opt.batch * j->opt.seq * j->opt.accum * j->mesh.world;
-    law_full_shard(law, &j->config, &j->mesh, j->opt.accum, accumulates_locally(&j->opt), sizeof(StepReport));
+    law_of(law, &j->config, &j->mesh, &j->opt);
     if (table) plan_print(stdout, &j->config, &j->table, &j->mesh, &walked->dev, law, &walked->comm, tokens);
     if (!j->opt.out) return;
     FILE *f = logger_create(j->opt.out, "plan.json");
@@ -964,7 +1127,7 @@ static void rank_open(Run *r, Run *walked, Job *j, int rank) {
     run_walk(walked, j, rank);
     if (rank == 0) check_memory(j, &walked->dev);
     run_bind(r, j, rank);
-    device_open(&r->dev, &walked->dev);
+    device_open(&r->dev, &walked->dev, j->opt.out, rank);
     kernels_open(&r->dev, rank == 0);
     comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, &j->thread_world, j->opt.timeout);
     check_agreement(r);

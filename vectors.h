@@ -126,14 +126,13 @@ RAGGED void store_ragged_bits(void *p, vuint bits, int64_t n) { memcpy(p, &bits,
 static inline vfloat load_fill(const float *p, int64_t n, float fill) { return WHOLE(n) ? vload(p) : load_ragged(p, n, fill); }
 static inline vfloat load_float(const float *p, int64_t n) { return load_fill(p, n, 0.0f); }
 static inline void store_float(float *p, vfloat x, int64_t n) { WHOLE(n) ? vstore(p, x) : store_ragged(p, x, n); }
-#ifdef PRECISION_BF16
-static inline vuint load_bits(const floatX *p, int64_t n) { // in the lower halves
+static inline vuint load_bits(const bf16 *p, int64_t n) { // in the lower halves
     vhalf h;
     if (WHOLE(n)) memcpy(&h, p, sizeof h);
     else h = load_ragged_half(p, n);
     return WIDEN(h);
 }
-static inline vfloat load_x(const floatX *p, int64_t n) { return (vfloat)(load_bits(p, n) << 16); } // an fp32's upper half
+static inline vfloat load_bf16(const bf16 *p, int64_t n) { return (vfloat)(load_bits(p, n) << 16); } // an fp32's upper half
 static inline vhalf vround(vfloat x) { // as float_to_bf16 does; the processor's own instruction makes 0 of denormals
 #ifdef __AVX512BF16__
     return (vhalf)_mm512_cvtneps_pbh(x);
@@ -143,11 +142,14 @@ static inline vhalf vround(vfloat x) { // as float_to_bf16 does; the processor's
     return NARROW((nan & ((u >> 16) | 0x40u)) | (~nan & rounded));
 #endif
 }
-static inline void store_x(floatX *p, vfloat x, int64_t n) {
+static inline void store_bf16(bf16 *p, vfloat x, int64_t n) {
     vhalf h = vround(x);
     if (WHOLE(n)) memcpy(p, &h, sizeof h);
     else store_ragged_half(p, h, n);
 }
+#ifdef PRECISION_BF16
+static inline vfloat load_x(const floatX *p, int64_t n) { return load_bf16(p, n); }
+static inline void store_x(floatX *p, vfloat x, int64_t n) { store_bf16(p, x, n); }
 #else
 static inline vfloat load_x(const floatX *p, int64_t n) { return load_float(p, n); }
 static inline void store_x(floatX *p, vfloat x, int64_t n) { store_float(p, x, n); }

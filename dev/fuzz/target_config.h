@@ -50,13 +50,13 @@ static void check_plan(Job *j, int rank) {
     j->opt.accum = 1 + (accum - 1) % 4;
     if (long_walk) {
         run_bind(&walked, j, rank);
-        device_open_walk(&walked.dev, j->threads);
+        device_open_walk(&walked.dev, j->threads, 0);
         comm_open_walk(&walked.comm, &walked.dev, &j->mesh, rank);
         run_allocate(&walked, j);
     } else {
         run_walk(&walked, j, rank);
     }
-    law_full_shard(law, &j->config, &j->mesh, j->opt.accum, accumulates_locally(&j->opt), sizeof(StepReport));
+    law_of(law, &j->config, &j->mesh, &j->opt);
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_walk; i++) {
         Traffic l = law[i / COLLECTIVES][i % COLLECTIVES], w = walked.comm.booked[i / COLLECTIVES][i % COLLECTIVES];
         EXPECT(traffic_equal(l, w), "exchange %d: the law says %" PRId64 " calls and %" PRId64 " bytes, the walk %" PRId64 " and %" PRId64, i, l.calls, l.bytes, w.calls, w.bytes);

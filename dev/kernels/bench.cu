@@ -14,7 +14,7 @@ static void forward_products(Run *r) {
     int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
     for (int l = 0; l < c->L; l++) {
         BlockActivations *a = &m->blocks[l];
-        const FsdpUnit *u = &r->fsdp.units[table_block_unit(l)];
+        const FsdpUnit *u = &r->fsdp.units[table_block_unit(r->table, l)];
         const int64_t *at = u->unit->where;
         const floatX *w = u->copy;
         linear_forward(&r->dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV);
@@ -30,7 +30,7 @@ static void backward_products(Run *r) {
     int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
     for (int l = c->L - 1; l >= 0; l--) {
         BlockActivations *a = &m->blocks[l];
-        const FsdpUnit *u = &r->fsdp.units[table_block_unit(l)];
+        const FsdpUnit *u = &r->fsdp.units[table_block_unit(r->table, l)];
         const int64_t *at = u->unit->where;
         const floatX *w = u->copy;
         float *dw = u->grad;

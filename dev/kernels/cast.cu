@@ -64,7 +64,13 @@ static void cast_instruction(Case *c) {
     for (int64_t i = 0; i < count; i += VL) store_x(out + i, load_float(in + i, count - i), count - i);
 }
 
-static void cast_in_use(Case *c) { cast_to_floatx(c->dev, X("out"), F("in"), c->size[0]); }
+static void cast_in_use(Case *c) {
+#ifdef PRECISION_BF16
+    cast_to_bf16(c->dev, X("out"), F("in"), c->size[0]);
+#else
+    tree_sum(c->dev, X("out"), F("in"), DTYPE_F32, 1, c->size[0], 0); // the sum of one piece
+#endif
+}
 
 static const Op op = {"cast", cast_case, NULL, cast_definition,
     {{"1 by value", "the number is taken apart into fraction and exponent, the fraction rounded: three calls an element.", cast_by_value},

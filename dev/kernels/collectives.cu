@@ -136,7 +136,7 @@ static void gather_in_use(Rank *r) { in_use(r, ALL_GATHER); }
 static void scatter_in_use(Rank *r) { in_use(r, REDUCE_SCATTER); }
 static void reduce_in_use(Rank *r) {
     in_use(r, REDUCE_SCATTER);
-    tree_sum(&r->dev, r->sum, r->recv, r->n, r->count, 0);
+    tree_sum(&r->dev, r->sum, r->recv, DTYPE_F32, r->n, r->count, 0);
 }
 
 /* The roofline: each rank copies as many bytes as it receives, its own part among them, and asks nobody. */
@@ -196,7 +196,7 @@ static void gather_mpi(Rank *r) { MPI_Allgather(r->send, (int)r->count, MPI_FLOA
 static void reduce_mpi(Rank *r) { MPI_Reduce_scatter_block(r->send, r->sum, (int)r->count, MPI_FLOAT, MPI_SUM, group_of(r)); }
 static void alltoall_and_sum(Rank *r) {
     MPI_Alltoall(r->send, (int)r->count, MPI_FLOAT, r->recv, (int)r->count, MPI_FLOAT, group_of(r));
-    tree_sum(&r->dev, r->sum, r->recv, r->n, r->count, 0);
+    tree_sum(&r->dev, r->sum, r->recv, DTYPE_F32, r->n, r->count, 0);
 }
 #endif
 
@@ -329,9 +329,9 @@ static void rank_open(Rank *r, const Transport *transport, ThreadWorld *threads)
     Mesh mesh = {r->n, {1, 1, 1, r->n, 1}};
     r->mesh = mesh;
     r->most = round_up(out->part[out->num_sizes - 1], 256) / (int64_t)sizeof(float);
-    device_open_walk(&walked, (int)max_i64(1, host_cores() / r->on_host));
+    device_open_walk(&walked, (int)max_i64(1, host_cores() / r->on_host), 0);
     walked.arenas[MEM_COMM].peak = (size_t)(r->most * (2 * r->n + 1)) * sizeof(float);
-    device_open(&r->dev, &walked);
+    device_open(&r->dev, &walked, NULL, 0);
     comm_open(&r->comm, &r->dev, &r->mesh, r->rank, transport, threads, 60);
     r->send = (float *)arena_alloc(&r->dev, MEM_COMM, "sent", (size_t)(r->most * r->n) * sizeof(float));
     r->recv = (float *)arena_alloc(&r->dev, MEM_COMM, "received", (size_t)(r->most * r->n) * sizeof(float));
@@ -711,7 +711,7 @@ static void attend_backward(Rates *r) { // of its own output: any gradient will 
     attention_backward(r->dev, r->w, r->w + k, r->w + v, r->y, r->y, r->dw, r->x, r->x + k, r->x + v, s);
 }
 
-static void move_memory(Rates *r) { tree_sum(r->dev, r->dw, (float *)(void *)r->x, 1, r->count, 1); }
+static void move_memory(Rates *r) { tree_sum(r->dev, r->dw, r->x, DTYPE_F32, 1, r->count, 1); }
 static void copy_memory(Rates *r) {
     enum { PIECE = 1 << 16 };
 #pragma omp parallel for num_threads(r->dev->threads)
@@ -822,9 +822,9 @@ static void drop_dtype(cJSON *list) {
 
 static void run_rates(void) {
     Device walked, dev;
-    device_open_walk(&walked, host_cores());
+    device_open_walk(&walked, host_cores(), 0);
     walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak = (size_t)16 << 30; // addresses: pages come when touched
-    device_open(&dev, &walked);
+    device_open(&dev, &walked, NULL, 0);
     kernels_open(&dev, 1);
     cJSON *root = page.into ? cluster_open(page.into) : cJSON_CreateObject();
     printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.threads, "op", "of", "ms", "GFLOP/s");

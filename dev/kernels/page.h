@@ -587,9 +587,9 @@ static void op_run(const Op *op, Device *dev, const PageOptions *o) {
 static int page_main(int argc, char **argv, const Op *const *ops, int count) {
     PageOptions o = page_options(argc, argv);
     Device walked, dev;
-    device_open_walk(&walked, o.threads);
+    device_open_walk(&walked, o.threads, 0);
     walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak = (size_t)16 << 30; // addresses: pages come when touched
-    device_open(&dev, &walked);
+    device_open(&dev, &walked, NULL, 0);
     kernels_open(&dev, 1);
     if (!o.check)
         printf(page_checks.markdown ? "\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused multiply-adds, %.0f GFLOP/s in products of %s.\n"

@@ -89,7 +89,7 @@ static void sum_one_pass(Case *c) {
     }
 }
 
-static void sum_in_use(Case *c) { tree_sum(c->dev, F("out"), F("pieces"), (int)c->size[0], c->size[1], (int)c->size[2]); }
+static void sum_in_use(Case *c) { tree_sum(c->dev, F("out"), F("pieces"), DTYPE_F32, (int)c->size[0], c->size[1], (int)c->size[2]); }
 
 static const Op op = {"tree_sum", sum_case, NULL, sum_definition,
     {{"1 recursive", "the tree as it is written, for one element after another: more calls than additions.", sum_recursive},

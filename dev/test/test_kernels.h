@@ -515,18 +515,18 @@ static void test_flat(KernelTest *t) {
             for (int k = 0; k < n; k++) memcpy(shifted + k * (count - cut), pieces + k * count + cut, (size_t)(count - cut) * 4);
             float *tail = test_floats(t, count - cut, 1), *with_start = test_floats(t, count, 1);
             for (int64_t j = 0; j < count; j++) with_start[j] = start[j] + level[j];
-            tree_sum(&t->dev[1], tail, shifted, n, count - cut, 0);
+            tree_sum(&t->dev[1], tail, shifted, DTYPE_F32, n, count - cut, 0);
             test_same(t, tail, level + cut, (count - cut) * 4);
             double norm = 0, first = 0;
             for (int64_t j = 0; j < count; j++) norm += (double)pieces[j] * pieces[j];
             for (int threads = 1; threads <= TEST_THREADS; threads++) {
                 float *room = test_floats(t, count + VL, 1), *out = room + (VL - (uintptr_t)room / 4 % VL) % VL; // a whole vector: long sums stream
                 float *sum = (float *)test_copy(t, start, count * 4), *in_place = (float *)test_copy(t, pieces, n * count * 4);
-                floatX *cast = test_xs(t, count, 1);
-                tree_sum(&t->dev[threads], out, pieces, n, count, 0);
-                tree_sum(&t->dev[threads], sum, pieces, n, count, 1);
-                tree_sum(&t->dev[threads], in_place, in_place, n, count, 0);
-                cast_to_floatx(&t->dev[threads], cast, pieces, count);
+                bf16 *cast = (bf16 *)test_alloc(t, count * 2);
+                tree_sum(&t->dev[threads], out, pieces, DTYPE_F32, n, count, 0);
+                tree_sum(&t->dev[threads], sum, pieces, DTYPE_F32, n, count, 1);
+                tree_sum(&t->dev[threads], in_place, in_place, DTYPE_F32, n, count, 0);
+                cast_to_bf16(&t->dev[threads], cast, pieces, count);
                 ExactSum squares = ZERO;
                 squared_norm(&t->dev[threads], &squares, pieces, count);
                 double got = exact_value(&squares);
@@ -536,7 +536,7 @@ static void test_flat(KernelTest *t) {
                 test_same(t, out, level, count * 4);
                 test_same(t, in_place, level, count * 4);
                 test_same(t, sum, with_start, count * 4);
-                for (int64_t j = 0; j < count; j++) t->unequal += to_float(cast[j]) != to_float(from_float(pieces[j]));
+                for (int64_t j = 0; j < count; j++) t->unequal += cast[j].bits != float_to_bf16(pieces[j]).bits;
             }
             test_free_all(t);
         }
@@ -583,11 +583,12 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     swiglu_forward(dev, x, x + D, N, C);
     swiglu_backward(dev, x + D, x, x + 3 * D, N, C);
     cross_entropy(dev, f, f + D, ids, N, V, 1);
-    tree_sum(dev, f, f + D, 3, 500, 1);
+    tree_sum(dev, f, f + D, DTYPE_F32, 3, 500, 1);
     ExactSum squares = ZERO;
     squared_norm(dev, &squares, f, 1000);
     adamw(dev, f, f + D, f + 2 * D, f + 3 * D, x, 1000, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1);
-    cast_to_floatx(dev, x, f, 1000);
+    cast_to_bf16(dev, (bf16 *)(void *)x, f, 1000);
+    fingerprint(dev, f, 4000);
 }
 
 static void test_walk(KernelTest *t) {
@@ -596,10 +597,10 @@ static void test_walk(KernelTest *t) {
     floatX *x = test_xs(t, 20000, 0.1);
     int32_t *ids = (int32_t *)test_alloc(t, 64 * 4);
     for (int i = 0; i < 64; i++) ids[i] = i % 17;
-    device_open_walk(&walk, 2);
+    device_open_walk(&walk, 2, 0);
     kernels_open(&walk, 1);
     every_op(&walk, (float *)((uintptr_t)1 << 50), (floatX *)((uintptr_t)1 << 50), NULL); // addresses that nothing may touch
-    device_open(&real, &walk);
+    device_open(&real, &walk, NULL, 0);
     kernels_open(&real, 0);
     every_op(&real, f, x, ids);
     int differ = 0, unused = 0;
@@ -608,8 +609,8 @@ static void test_walk(KernelTest *t) {
         differ += walk.ops[op].calls != real.ops[op].calls || walk.ops[op].flops != real.ops[op].flops || walk.ops[op].bytes != real.ops[op].bytes;
     }
     int peaks = walk.arenas[MEM_WORKSPACE].peak == real.arenas[MEM_WORKSPACE].peak && !real.arenas[MEM_WORKSPACE].used && !walk.arenas[MEM_WORKSPACE].used;
-    CHECK("a walk of every op touches nothing and counts what computing counts", !differ && !unused && peaks && device_flops(&walk) > 0,
-          "%d ops differ, %d were not walked, %.0f FLOPs, workspace %zu bytes", differ, unused, device_flops(&walk), walk.arenas[MEM_WORKSPACE].peak);
+    CHECK("a walk of every op touches nothing and counts what computing counts", !differ && !unused && peaks && device_flops(&walk, 0) > 0,
+          "%d ops differ, %d were not walked, %.0f FLOPs, workspace %zu bytes", differ, unused, device_flops(&walk, 0), walk.arenas[MEM_WORKSPACE].peak);
     double pairs = 0;
     AttentionShape s;
     memset(&s, 0, sizeof s);
@@ -634,9 +635,9 @@ static void test_kernels(void) {
     t.random = 42;
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         Device walked;
-        device_open_walk(&walked, threads);
+        device_open_walk(&walked, threads, 0);
         walked.arenas[MEM_WORKSPACE].peak = 64 << 20;
-        device_open(&t.dev[threads], &walked);
+        device_open(&t.dev[threads], &walked, NULL, 0);
         kernels_open(&t.dev[threads], 0);
     }
     test_exp(&t);
