@@ -147,6 +147,12 @@ typedef struct {
 
 static inline int64_t sampler_global_batch(const Sampler *s) { return (int64_t)s->replicas * s->shards * s->accumulation * s->B; }
 
+/* Of what all ranks' samplers have in common: with another shuffle a rank would train on samples that belong to others. */
+static uint64_t sampler_fingerprint(const Sampler *s) {
+    const int64_t common[] = {s->samples, (int64_t)s->seed, s->pad, s->shards, s->replicas, s->accumulation, s->B, s->local};
+    return hash_bytes(HASH_START, common, sizeof common);
+}
+
 static inline int64_t sampler_steps_per_epoch(const Sampler *s) {
     int64_t gb = sampler_global_batch(s);
     return s->pad ? (s->samples + gb - 1) / gb : s->samples / gb;

@@ -104,6 +104,7 @@ typedef struct {
     Stage stages[STAGES];
     int local;                   // accumulated locally indeed: with one micro-batch, or one rank, there is no difference
     int rounds_leaves;           // bf16: each micro-batch's gradient is rounded even where it goes nowhere, as on any other layout
+    uint64_t seed;               // of the initial weights
     int cascade;                 // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
 } Fsdp;
 
@@ -357,6 +358,7 @@ static void fsdp_refresh_copies(Fsdp *f) {
 
 static void fsdp_init_weights(Fsdp *f, uint64_t seed) {
     ShardPiece p;
+    f->seed = seed;
     for (int i = 0; held_next(f, &i, &p);)
         if (!f->dev->walk) tensor_init(p.unit->master + p.at, p.tensor, f->config, seed, p.first, p.count, f->dev->threads);
     fsdp_refresh_copies(f);

@@ -6,12 +6,33 @@
 #define LOGGER_H
 #include "plan.h"
 
+typedef struct {            // of one rank and step, or of all its steps
+    double seconds, wait_seconds; // to the step report, which comes before the optimizer; of these, waiting for other ranks
+    int64_t tokens;
+    int64_t memory;         // peak bytes of all arenas in memory
+} RankFigures;
+
 typedef struct Logger {
     const char *out;        // NULL: no files
     FILE *metrics;
     double last_line;       // when the last progress line was printed
-    int64_t samples;        // so far
+    int64_t samples, steps; // so far
+    RankFigures *ranks;     // (world) sums over the steps so far
+    int world;
 } Logger;
+
+static double computing(const RankFigures *r) { return fmax(0, r->seconds - r->wait_seconds); }
+
+static int slowest_rank(const RankFigures *ranks, int world, double *over_mean) {
+    int slowest = 0;
+    double sum = 0;
+    for (int i = 0; i < world; i++) {
+        sum += computing(&ranks[i]);
+        if (computing(&ranks[i]) > computing(&ranks[slowest])) slowest = i;
+    }
+    *over_mean = sum > 0 ? computing(&ranks[slowest]) * world / sum : 1;
+    return slowest;
+}
 
 static FILE *logger_create(const char *out, const char *name) {
     char path[4096];
@@ -47,13 +68,36 @@ static void logger_check_out(const char *out) {
     if (access(out, W_OK)) user_error("cannot write into --out %s: %s", out, strerror(errno));
 }
 
-static void logger_open(Logger *l, const char *out) {
+static void logger_open(Logger *l, const char *out, int world) {
     memset(l, 0, sizeof *l);
     l->out = out;
+    l->world = world;
+    l->ranks = (RankFigures *)checked_malloc(sizeof(RankFigures) * (size_t)world);
     if (out) l->metrics = logger_create(out, "metrics.jsonl");
 }
 
+/* What each rank did, least, mean and most, and which was slowest: the one that the others waited for. */
+static void logger_ranks(const Logger *l) {
+    enum { SHOWN = 64 };
+    double over_mean, low[4] = ZERO, mean[4] = ZERO, high[4] = ZERO;
+    int slowest = slowest_rank(l->ranks, l->world, &over_mean);
+    printf("ranks, over %" PRId64 " step%s %10s %14s %14s %14s\n", l->steps, l->steps == 1 ? "" : "s", "tokens/s", "computing s", "waiting s", "memory MB");
+    for (int i = 0; i < l->world; i++) {
+        const RankFigures *r = &l->ranks[i];
+        double of[4] = {(double)r->tokens / r->seconds, computing(r), r->wait_seconds, (double)r->memory / 1e6};
+        for (int k = 0; k < 4; k++) low[k] = i ? fmin(low[k], of[k]) : of[k], high[k] = i ? fmax(high[k], of[k]) : of[k], mean[k] += of[k] / l->world;
+        if (i < SHOWN) printf("  rank %-12d %12.0f %14.3f %14.3f %14.1f\n", i, of[0], of[1], of[2], of[3]);
+    }
+    if (l->world > SHOWN) printf("  and %d more; all of them in the last line of metrics.jsonl\n", l->world - SHOWN);
+    printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "least", low[0], low[1], low[2], low[3]);
+    printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "mean", mean[0], mean[1], mean[2], mean[3]);
+    printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "most", high[0], high[1], high[2], high[3]);
+    printf("  slowest: rank %d, computing %.1f %% longer than the mean\n", slowest, 100 * (over_mean - 1));
+}
+
 static void logger_close(Logger *l) {
+    if (l->world > 1) logger_ranks(l);
+    free(l->ranks);
     if (l->metrics && fclose(l->metrics)) user_error("cannot write metrics.jsonl under %s: %s", l->out, strerror(errno));
 }
 
@@ -68,13 +112,47 @@ typedef struct {                     // one training step
     int64_t memory_min, memory_max;
 } StepStats;
 
-static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats *s, int T, const Device *dev, const Comm *comm) {
-    double rate = (double)(s->samples * T) / s->seconds; // tokens/s
+/* "name": value, as JSON has it: no infinity, no NaN. */
+static void json_real(FILE *f, const char *name, double value) {
+    if (isfinite(value)) fprintf(f, ",\"%s\":%.9g", name, value);
+    else fprintf(f, ",\"%s\":null", name);
+}
+
+/* Each rank's figures, as arrays in rank order. */
+static void ranks_json(FILE *f, const RankFigures *ranks, int world) {
+    static const char *const names[] = {"tokens_per_s", "compute_s", "wait_s", "memory"};
+    for (int k = 0; k < 4; k++) {
+        fprintf(f, "%s\"%s\":[", k ? "," : ",\"ranks\":{", names[k]);
+        for (int i = 0; i < world; i++) {
+            const RankFigures *r = &ranks[i];
+            if (i) fputc(',', f);
+            if (k == 3) fprintf(f, "%" PRId64, r->memory);
+            else fprintf(f, k ? "%.6f" : "%.1f", k == 0 ? (double)r->tokens / r->seconds : k == 1 ? computing(r) : r->wait_seconds);
+        }
+        fprintf(f, "]");
+    }
+    fprintf(f, "}");
+}
+
+/* `ranks`: what each rank told of this step. */
+static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats *s, const RankFigures *ranks, int T, const Device *dev, const Comm *comm) {
+    double rate = (double)(s->samples * T) / s->seconds, over_mean; // tokens/s
+    int slowest = slowest_rank(ranks, l->world, &over_mean);
     l->samples += s->samples;
+    l->steps++;
+    for (int i = 0; i < l->world; i++) {
+        RankFigures *sum = &l->ranks[i];
+        sum->seconds += ranks[i].seconds, sum->wait_seconds += ranks[i].wait_seconds, sum->tokens += ranks[i].tokens;
+        sum->memory = max_i64(sum->memory, ranks[i].memory);
+    }
     if (l->metrics) {
-        fprintf(l->metrics, "{\"step\":%" PRId64 ",\"loss\":%.9g,\"grad_norm\":%.9g,\"lr\":%.9g,\"tokens\":%" PRId64 ",\"samples\":%" PRId64
+        fprintf(l->metrics, "{\"step\":%" PRId64, step);
+        json_real(l->metrics, "loss", s->loss);
+        json_real(l->metrics, "grad_norm", s->grad_norm);
+        if (s->skipped) fprintf(l->metrics, ",\"skipped\":true");
+        fprintf(l->metrics, ",\"lr\":%.9g,\"tokens\":%" PRId64 ",\"samples\":%" PRId64
                             ",\"seconds\":%.6f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"wait_s\":%.6f,\"exchange_s\":%.6f,\"overlap\":%.4f,\"memory\":{",
-                step, s->loss, s->grad_norm, s->lr, l->samples * T, l->samples, s->seconds, rate, s->mfu, s->wait_seconds, s->exchange_seconds, s->overlap);
+                s->lr, l->samples * T, l->samples, s->seconds, rate, s->mfu, s->wait_seconds, s->exchange_seconds, s->overlap);
         for (int c = 0; c < MEM_CATEGORIES; c++) fprintf(l->metrics, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], dev->arenas[c].peak);
         static const Axis shown[] = {AXIS_FSDP, AXIS_DP_REPLICATE, AXIS_TP, AXIS_CP, AXIS_PP};
         fprintf(l->metrics, "},\"bytes\":{");
@@ -83,7 +161,9 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
             for (int o = 0; o < COLLECTIVES; o++) bytes += comm->wire[shown[i]][o].bytes;
             fprintf(l->metrics, "%s\"%s\":%" PRId64, i ? "," : "", axis_names[shown[i]], bytes);
         }
-        fprintf(l->metrics, "},\"rank_min_max\":{\"seconds\":[%.6f,%.6f],\"memory\":[%" PRId64 ",%" PRId64 "]}}\n", s->seconds_min, s->seconds_max, s->memory_min, s->memory_max);
+        fprintf(l->metrics, "},\"rank_min_max\":{\"seconds\":[%.6f,%.6f],\"memory\":[%" PRId64 ",%" PRId64 "]},\"slowest_rank\":%d", s->seconds_min, s->seconds_max, s->memory_min, s->memory_max, slowest);
+        if (l->world <= 64 || step == steps) ranks_json(l->metrics, ranks, l->world);
+        fprintf(l->metrics, "}\n");
         fflush(l->metrics);
     }
     if (step > 1 && step < steps && seconds_now() - l->last_line < 2) return; // at most a line every two seconds
@@ -92,6 +172,7 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
     if (s->mfu > 0) printf(" | %3.0f %% of the product rate", 100 * s->mfu);
     printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
     if (s->exchange_seconds > 0) printf(", %2.0f %% of exchange hidden", 100 * s->overlap);
+    if (over_mean > 1.1) printf(" | rank %d computes %.0f %% longer than the mean", slowest, 100 * (over_mean - 1));
     printf("\n");
     fflush(stdout);
 }
@@ -112,6 +193,33 @@ static int *layout_read_back(Comm *comm) {
     for (int a = 0; a < AXES; a++) mine[a] = comm->transport->group_member(comm, &comm->groups[a], 0);
     all_gather_now(comm, AXIS_WORLD, "layout", mine, all, sizeof mine);
     return all;
+}
+
+/* "fsdp 0-3, 4-7": the members of every group with more than one, as they were read back. */
+static void layout_print(const Mesh *m, const int *colours, FILE *f) {
+    enum { SHOWN = 32 };
+    for (int a = 0; a < AXES; a++) {
+        int size = mesh_group_size(m, (Axis)a), groups = 0;
+        if (size == 1 || a == AXIS_WORLD) continue;
+        fprintf(f, "%s: %d group%s of %d:", axis_names[a], m->world / size, m->world > size ? "s" : "", size);
+        char *listed = (char *)checked_malloc((size_t)m->world);
+        for (int first = 0; first < m->world && groups < SHOWN; first++) {
+            int members = 0, last = first, step = 0, even = 1;
+            if (listed[first]) continue;
+            for (int r = first; r < m->world; r++) {
+                if (colours[r * AXES + a] != colours[first * AXES + a]) continue;
+                if (members == 1) step = r - first;
+                even &= members < 2 || r - last == step;
+                last = r, listed[r] = 1, members++;
+            }
+            fprintf(f, groups++ ? ", " : " ");
+            if (even && members > 2) fprintf(f, step > 1 ? "%d-%d by %d" : "%d-%d", first, last, step);
+            else for (int r = first; r < m->world; r++) if (colours[r * AXES + a] == colours[first * AXES + a]) fprintf(f, r > first ? "+%d" : "%d", r);
+            if (members != size) fprintf(f, " (%d members)", members);
+        }
+        free(listed);
+        fprintf(f, groups < m->world / size ? " … (all of them in layout.json)\n" : "\n");
+    }
 }
 
 static void layout_write(const char *out, const Mesh *mesh, const int *colours) {

@@ -164,10 +164,10 @@ static void plan_write(FILE *f, const Mesh *m, const Device *walked, const Traff
     mesh_json(f, m);
     fprintf(f, ",\"tokens_per_step\":%" PRId64 ",\"rank_classes\":[{\"ranks\":[", tokens_per_step);
     for (int r = 0; r < m->world; r++) fprintf(f, "%s%d", r ? "," : "", r);
-    fprintf(f, "],\"memory\":{");
+    fprintf(f, "],\"peak_when\":\"%s\",\"in_files\":%zu,\"memory\":{", walked->peak_when, device_arenas(walked, 1));
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         fprintf(f, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], walked->arenas[c].peak);
-        peak += walked->arenas[c].peak;
+        peak += walked->arenas[c].in_file ? 0 : walked->arenas[c].peak;
     }
     fprintf(f, "},\"peak\":%zu,", peak);
     flops_json(f, walked);
@@ -179,26 +179,25 @@ static void plan_write(FILE *f, const Mesh *m, const Device *walked, const Traff
     free(colours);
 }
 
-static void plan_print(FILE *f, const Llama3Config *c, const TensorTable *t, const Mesh *m, const Device *walked, const Traffic law[AXES][COLLECTIVES],
+static void plan_print(FILE *f, const Llama3Config *c, const TensorTable *t, const Mesh *m, const char *strategy, const Device *walked, const Traffic law[AXES][COLLECTIVES],
                        const Comm *comm, int64_t tokens_per_step) {
-    size_t peak = 0;
-    fprintf(f, "%s: %.1f M parameters, %s, %d rank%s: full_shard over %d, %" PRId64 " tokens a step\n", c->name, (double)t->num_parameters / 1e6, PRECISION_NAME,
-            m->world, m->world > 1 ? "s" : "", mesh_group_size(m, AXIS_FSDP), tokens_per_step);
+    fprintf(f, "%s: %.1f M parameters, %s, %d rank%s: %s over %d, %d replica%s, %" PRId64 " tokens a step; all ranks are alike\n", c->name, (double)t->num_parameters / 1e6, PRECISION_NAME,
+            m->world, m->world > 1 ? "s" : "", strategy, mesh_group_size(m, AXIS_FSDP), m->size[AXIS_DP_REPLICATE], m->size[AXIS_DP_REPLICATE] > 1 ? "s" : "", tokens_per_step);
     fprintf(f, "  memory of a rank by buffer (bytes; of buffers that share a name, the largest)\n");
     for (int i = 0; i < walked->num_buffers; i++)
         fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[walked->buffers[i].category], walked->buffers[i].name, walked->buffers[i].count, walked->buffers[i].bytes);
     fprintf(f, "  memory of a rank by category\n");
-    for (int i = 0; i < MEM_CATEGORIES; i++) {
-        fprintf(f, "    %-45s %22zu\n", mem_category_names[i], walked->arenas[i].peak);
-        peak += walked->arenas[i].peak;
-    }
-    fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "in all", peak, (double)peak / 1e9);
+    for (int i = 0; i < MEM_CATEGORIES; i++)
+        fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], walked->arenas[i].peak, walked->arenas[i].in_file ? "  in a file" : "");
+    fprintf(f, "    %-45s %22zu  (%.2f GB): first so much in the %s\n", "in all", device_peak(walked), (double)device_peak(walked) / 1e9, walked->peak_when);
+    if (device_arenas(walked, 1)) fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "in files", device_arenas(walked, 1), (double)device_arenas(walked, 1) / 1e9);
     fprintf(f, "  arithmetic of a rank and step: %.6g FLOP (a product of M x N x K counts 2MNK, attention what the mask lets through)\n", device_flops(walked, 0));
+    if (device_flops(walked, 1) > 0) fprintf(f, "  and of activations computed again: %.6g FLOP\n", device_flops(walked, 1));
     fprintf(f, "  exchanges of a rank and step%31s %20s\n", "law", "walk");
     for (int a = 0; a < AXES; a++)
         for (int o = 0; o < COLLECTIVES; o++)
             if (law[a][o].calls || comm->booked[a][o].calls)
-                fprintf(f, "    %-10s %-18s %4" PRId64 " calls %14" PRId64 " %20" PRId64 " bytes\n", axis_names[a], collective_names[o], comm->booked[a][o].calls,
+                fprintf(f, "    %-13s %-15s %4" PRId64 " calls %14" PRId64 " %20" PRId64 " bytes\n", axis_names[a], collective_names[o], comm->booked[a][o].calls,
                         law[a][o].bytes, comm->booked[a][o].bytes);
 }
 

@@ -255,9 +255,9 @@ typedef struct {               // what each rank tells all others at the end of 
     int64_t targets;           // positions that count
     int64_t first_sample;
     int64_t bad_tensor;        // the first of this rank whose gradient is not finite; -1: none
+    uint64_t setup;            // of what all ranks began with: the shuffle, the seed of the weights
     uint64_t samples_hash, order; // of the samples' indices; of all collectives so far
-    double seconds, wait_seconds;
-    int64_t memory;            // peak bytes of all arenas
+    RankFigures figures;
 } StepReport;
 
 typedef struct Run {           // one per rank
@@ -273,6 +273,7 @@ typedef struct Run {           // one per rank
     Model model;
     Loader loader;
     StepReport *reports;       // (world)
+    RankFigures *figures;      // (world) the same ranks' figures, side by side
     int32_t *eval_inputs, *eval_targets; // (B, T)
     char *eval_raw;            // 5·(T + 1) bytes
     int *layout;               // (world, AXES) leaders of all groups, read back from the transport
@@ -555,6 +556,7 @@ static void check_reports(const Run *r, int64_t step) {
     const StepReport *all = r->reports, *mine = &all[r->rank];
     int distinct = sampler_global_batch(&r->loader.sampler) <= r->data->windows; // else padding repeats samples within a step
     if (mine->order != all[0].order) run_failure("step %" PRId64 ": ranks 0 and %d did not start the same exchanges in the same order", step, r->rank);
+    if (mine->setup != all[0].setup) run_failure("step %" PRId64 ": rank %d shuffles samples or draws weights from another seed than rank 0", step, r->rank);
     for (int i = 0; i < r->rank && distinct; i++)
         if (mine->samples_hash == all[i].samples_hash)
             run_failure("step %" PRId64 ": ranks %d and %d train on the same samples (both start with window %" PRId64 "); data-parallel ranks must differ",
@@ -579,10 +581,12 @@ static void exchange_reports(Run *r, ExactSum loss, const StepBatch *batch, doub
     mine.targets = batch->num_targets;
     mine.first_sample = batch->first_sample;
     mine.samples_hash = batch->samples_hash;
+    mine.setup = sampler_fingerprint(&r->loader.sampler) ^ mix64(r->fsdp.seed);
     mine.order = r->comm.order;
-    mine.seconds = seconds;
-    mine.wait_seconds = wait_seconds;
-    mine.memory = (int64_t)device_peak(&r->dev);
+    mine.figures.seconds = seconds;
+    mine.figures.wait_seconds = wait_seconds;
+    mine.figures.tokens = (int64_t)r->opt->batch * r->opt->seq * r->opt->accum;
+    mine.figures.memory = (int64_t)device_peak(&r->dev);
     all_gather_now(&r->comm, AXIS_WORLD, "step report", &mine, r->reports, sizeof mine);
 }
 
@@ -596,8 +600,9 @@ static StepStats sum_reports(const Run *r) {
         exact_merge(&loss, &report->loss);
         exact_merge(&squared_norm, &report->squared_norm);
         s.targets += report->targets;
-        s.seconds_min = fmin(s.seconds_min, report->seconds), s.seconds_max = fmax(s.seconds_max, report->seconds);
-        s.memory_min = min_i64(s.memory_min, report->memory), s.memory_max = max_i64(s.memory_max, report->memory);
+        r->figures[i] = report->figures;
+        s.seconds_min = fmin(s.seconds_min, report->figures.seconds), s.seconds_max = fmax(s.seconds_max, report->figures.seconds);
+        s.memory_min = min_i64(s.memory_min, report->figures.memory), s.memory_max = max_i64(s.memory_max, report->figures.memory);
     }
     s.loss = exact_value(&loss) / (double)max_i64(1, s.targets);
     s.grad_norm = sqrt(exact_value(&squared_norm)) / (double)max_i64(1, s.targets);
@@ -632,13 +637,14 @@ static void check_replicas(Run *r, int64_t step) {
     }
     for (int over = 0; over < 2; over++) {
         Axis axis = over ? AXIS_FSDP : AXIS_DP_REPLICATE;
-        const Group *g = &r->comm.groups[axis];
+        Group *g = &r->comm.groups[axis];
         if (g->size == 1 || (axis == AXIS_FSDP && f->how.strategy->sharded)) continue;
         all_gather_now(&r->comm, axis, "replica check", mine, all, sizeof(uint64_t) * (size_t)units);
         for (int i = 0; i < units * g->size && !r->dev.walk; i++)
             if (all[i] != all[i % units])
-                run_failure("step %" PRId64 ": the weights of %s on the %dth and the first rank of a group over %s (this is rank %d) differ, though they are replicas: memory or an exchange went wrong",
-                            step, r->table->units[i % units].name, i / units + 1, axis_names[axis], r->rank);
+                run_failure("step %" PRId64 ": ranks %d and %d are replicas (of %s), but their weights of %s differ: memory or an exchange went wrong", step,
+                            r->comm.transport->group_member(&r->comm, g, 0), r->comm.transport->group_member(&r->comm, g, i / units),
+                            axis_names[axis], r->table->units[i % units].name);
     }
 }
 
@@ -909,6 +915,9 @@ static void job_check_figures(const Job *j, int world) {
 static void job_prepare(Job *j, int world, int local_ranks) {
     Options *o = &j->opt;
     j->task = job_task(o);
+    if (strcmp(o->offload, "none") && j->task == DO_TRAIN && !o->out) user_error("--offload %s keeps state in files under --out: give --out DIR, on a disk with room for it", o->offload);
+    if ((strcmp(o->offload, "none") || strcmp(o->recompute, "none")) && j->task != DO_TRAIN && j->task != DO_PLAN)
+        user_error("--%s is about training, and this is none: leave it out", strcmp(o->offload, "none") ? "offload" : "recompute");
     j->config = config_of_model(o->model);
     if (o->vocab_size) j->config.V = o->vocab_size;
     if (!o->seq) o->seq = j->config.T;
@@ -954,6 +963,7 @@ static void job_check_outputs(const Job *j) {
 static void run_allocate(Run *r, const Job *j) {
     size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq;
     r->reports = (StepReport *)arena_alloc(&r->dev, MEM_COMM, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
+    r->figures = (RankFigures *)arena_alloc(&r->dev, MEM_COMM, "figures of all ranks", sizeof(RankFigures) * (size_t)j->mesh.world);
     Sharding how = sharding_of(&j->opt);
     fsdp_open(&r->fsdp, &r->comm, r->table, r->config, &how, r->training);
     if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq, j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
@@ -995,6 +1005,7 @@ static double product_rate(Device *dev) {
     const int N = 512, C = 768, times = 4;
     OpStat ops[OP_COUNT];
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
+    dev->phase = "measuring of the product rate", dev->phase_block = -1;
     memcpy(ops, dev->ops, sizeof ops);
     floatX *x = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C)), *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
     floatX *y = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C));
@@ -1056,9 +1067,15 @@ static void check_agreement(Run *r) {
     free(text);
 }
 
-static void print_banner(const Job *j, const Run *r) {
-    printf("%s: %.1f M parameters, %s, %d rank%s x %d thread%s over %s, full_shard over %d: %.1f MB a rank\n", j->opt.model, (double)j->table.num_parameters / 1e6,
-           PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "", j->threads, j->threads > 1 ? "s" : "", j->transport->name, r->fsdp.ranks, (double)device_peak(&r->dev) / 1e6);
+static void print_banner(const Job *j, const Run *r, const Run *walked) {
+    size_t in_files = device_arenas(&walked->dev, 1);
+    printf("%s: %.1f M parameters, %s, %d rank%s x %d thread%s over %s, %s over %d", j->opt.model, (double)j->table.num_parameters / 1e6,
+           PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "", j->threads, j->threads > 1 ? "s" : "", j->transport->name, j->opt.sharding, r->fsdp.ranks);
+    if (r->fsdp.replicas > 1) printf(", %d replicas", r->fsdp.replicas);
+    printf(": %.1f MB a rank", (double)device_peak(&walked->dev) / 1e6);
+    if (in_files) printf(" and %.1f MB in files", (double)in_files / 1e6);
+    printf("\n");
+    layout_print(&j->mesh, r->layout, stdout);
     if (j->task == DO_TRAIN)
         printf("%" PRId64 " samples of %d tokens; a step takes %d x %d x %d = %" PRId64 " of them; weights %s\n", j->data.windows, j->opt.seq, j->mesh.world, j->opt.accum,
                j->opt.batch, sampler_global_batch(&r->loader.sampler), j->has_weights ? "read from the model's directory" : "drawn at random");
@@ -1093,7 +1110,7 @@ static void train(Run *r, const Run *walked) {
         s.mfu = rate > 0 ? flops / s.seconds / rate : 0;
         if (step == 1) rate = product_rate(&r->dev);
         if (step == 1) check_first_step(r, walked);
-        if (r->rank == 0) logger_step(&r->log, step, last, &s, r->opt->seq, &r->dev, &r->comm);
+        if (r->rank == 0) logger_step(&r->log, step, last, &s, r->figures, r->opt->seq, &r->dev, &r->comm);
         if (r->fingerprints && step % r->opt->check_replicas == 0) check_replicas(r, step);
         if (!r->val->num_files || (step < last && (!r->opt->val_every || step % r->opt->val_every))) continue;
         double loss = evaluate(r, r->val, r->opt->val_batches, &targets);
@@ -1107,7 +1124,7 @@ static void write_plan(const Job *j, const Run *walked, int table) {
     Traffic law[AXES][COLLECTIVES];
     int64_t tokens = (int64_t)j->opt.batch * j->opt.seq * j->opt.accum * j->mesh.world;
     law_of(law, &j->config, &j->mesh, &j->opt);
-    if (table) plan_print(stdout, &j->config, &j->table, &j->mesh, &walked->dev, law, &walked->comm, tokens);
+    if (table) plan_print(stdout, &j->config, &j->table, &j->mesh, j->opt.sharding, &walked->dev, law, &walked->comm, tokens);
     if (!j->opt.out) return;
     FILE *f = logger_create(j->opt.out, "plan.json");
     plan_write(f, &j->mesh, &walked->dev, law, &walked->comm, tokens);
@@ -1141,8 +1158,8 @@ static void rank_open(Run *r, Run *walked, Job *j, int rank) {
 
 static void rank_train(Run *r, const Run *walked, const Job *j) {
     if (r->rank == 0) {
-        print_banner(j, r);
-        logger_open(&r->log, j->opt.out);
+        print_banner(j, r, walked);
+        logger_open(&r->log, j->opt.out, j->mesh.world);
         if (j->opt.out) write_run_files(j, r, walked);
     }
     train(r, walked);

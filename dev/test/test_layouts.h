@@ -5,13 +5,15 @@
 static const char *small_model(int tied) {
     static char *dirs[2];
     if (dirs[tied]) return dirs[tied];
-    char path[300], *dir = dirs[tied] = strdup(scratch_path(tied ? "tied5" : "odd5"));
+    char path[300], part[320], *dir = dirs[tied] = strdup(scratch_path(tied ? "tied5" : "odd5"));
     mkdir(dir, 0777);
     snprintf(path, sizeof path, "%s/config.json", dir);
-    FILE *f = fopen(path, "w");
+    snprintf(part, sizeof part, "%s.%d", path, (int)getpid()); // several processes may make it at once
+    FILE *f = fopen(part, "w");
     fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":42,\"num_hidden_layers\":5,\"num_attention_heads\":3,\"num_key_value_heads\":1,\"head_dim\":14,"
                "\"intermediate_size\":77,\"vocab_size\":131,\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_word_embeddings\":%s}\n", tied ? "true" : "false");
     fclose(f);
+    rename(part, path);
     return dir;
 }
 
@@ -71,20 +73,21 @@ static const char *const factor_sharding[] = {"full_shard", "shard_grad_op", "no
 enum { FACTORS = 8 };
 static const int factor_counts[FACTORS] = {16, 3, 2, 4, 3, 2, 3, 2};
 
-/* Runs layout number i of all; what differs from one rank. */
-static Difference try_layout(const int *v, char *name, size_t size) {
+/* Runs a layout; what differs from one rank (known to process 0). */
+static Difference try_layout(const int *v, char *name, size_t size, int process, const Transport *transport) {
     char arguments[1024];
     RankSplit s = splits[v[0]];
     const char *data = strdup(make_token_file("ranks.tok", 6000, 64, 7));
     int world = s.shard * s.replicate, tied = v[7];
     snprintf(name, size, "dp-shard %d x dp-replicate %d, %s, accumulate %s, recompute %s, wrap %s, slots %s, offload %s, %s", s.shard, s.replicate, factor_sharding[v[1]],
              factor_accumulate[v[2]], factor_recompute[v[3]], factor_wrap[v[4]], factor_slots[v[5]], factor_offload[v[6]], factor_model[tied]);
-    const OneRank *one = one_rank(tied, data, SAMPLES_A_STEP, "fp32");
+    const OneRank *one = process == 0 ? one_rank(tied, data, SAMPLES_A_STEP, "fp32") : NULL;
+    Difference nothing = ZERO;
     snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --batch 1 --accum %d --out %s --dp-shard %d --dp-replicate %d"
              " --sharding %s --accumulate %s --recompute %s --wrap %s --slots %s --offload %s", small_model(tied), data, SAMPLES_A_STEP / world, scratch_dir, s.shard, s.replicate,
              factor_sharding[v[1]], factor_accumulate[v[2]], factor_recompute[v[3]], factor_wrap[v[4]], factor_slots[v[5]], factor_offload[v[6]]);
-    collect(arguments, 0, world, &transport_threads);
-    return difference_of(one, tied);
+    collect(arguments, process, world, transport);
+    return one ? difference_of(one, tied) : nothing;
 }
 
 static void layout_values(int64_t i, int *v) {
@@ -113,7 +116,7 @@ static void test_layouts(void) {
             if (fresh < wanted) continue;
             for (int a = 0; a < FACTORS; a++)
                 for (int b = a + 1; b < FACTORS; b++) met[a][v[a]][b][v[b]] = 1;
-            Difference d = try_layout(v, name, sizeof name);
+            Difference d = try_layout(v, name, sizeof name, 0, &transport_threads);
             taken++;
             CHECK(name, difference_allowed(&d, bound), "worst gradient %.1g, ratio off by %.1g, norm %.1g, <= %.0e; losses %.1g; %" PRId64 " of padding touched, %" PRId64 " allocations in a step, %" PRId64 " bytes of state too many",
                   d.error, d.ratio, d.norm, bound, d.loss, d.padding, d.allocations, d.bytes);
@@ -132,7 +135,7 @@ static void test_layouts_all(void) {
         char first[300] = "none";
         for (int64_t i = o; i < layouts_in_all(); i += outer, tried++) {
             layout_values(i, v);
-            Difference d = try_layout(v, name, sizeof name);
+            Difference d = try_layout(v, name, sizeof name, 0, &transport_threads);
             if (!difference_allowed(&d, bound) && !failed++) snprintf(first, sizeof first, "%s", name);
             worst.error = worst_of(worst.error, d.error), worst.ratio = worst_of(worst.ratio, d.ratio), worst.norm = worst_of(worst.norm, d.norm);
         }
@@ -140,6 +143,23 @@ static void test_layouts_all(void) {
         CHECK(name, !failed, "%d layouts, worst gradient %.1g, ratio off by %.1g, norm %.1g, <= %.0e; the first that fails: %s", tried, worst.error, worst.ratio, worst.norm, bound, first);
     }
 }
+
+#ifdef HAVE_MPI
+/* A few of them, on as many processes as there are. */
+static void test_layouts_mpi(int process, int world) {
+    int v[FACTORS], taken = 0;
+    char name[300];
+    for (int64_t n = 0; n < layouts_in_all() && taken < 8; n++) {
+        layout_values(permute(n, layouts_in_all(), 11), v);
+        if (splits[v[0]].shard * splits[v[0]].replicate != world || v[1] != taken % 3 || (world > 3 && v[1] == 0 && splits[v[0]].replicate == 1)) continue;
+        taken++;
+        Difference d = try_layout(v, name, sizeof name, process, &transport_mpi);
+        double bound = sizeof(floatX) == 4 ? 1e-5 : 1e-2;
+        if (process == 0) CHECK(name, difference_allowed(&d, bound), "over mpi: worst gradient %.1g, ratio off by %.1g, norm %.1g, <= %.0e; losses %.1g; %" PRId64 " of padding touched, %" PRId64 " allocations in a step, %" PRId64 " bytes of state too many",
+                                d.error, d.ratio, d.norm, bound, d.loss, d.padding, d.allocations, d.bytes);
+    }
+}
+#endif
 
 /* Gradients that travel in bf16: near those of fp32, and the same on every layout that rounds the same sums. */
 static void test_reduce_dtype(void) {
