@@ -19,8 +19,9 @@ static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIG
  * needs no weights; tied they are one); shard_grad_op every unit once a step; no_shard none. Gradients, in the reduce
  * dtype: every unit once a micro-batch or, accumulated locally, once a step; without sharding twice, to and fro. Over
  * replicas each rank's part goes to and fro once a step. */
-static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, const Mesh *mesh, const Sharding *how, int64_t wrap, int64_t report_bytes) {
-    int64_t n = mesh_group_size(mesh, AXIS_FSDP), R = mesh->size[AXIS_DP_REPLICATE], C = c->C, V = c->V, F = c->F, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
+static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int64_t n /* ranks that shard */, int64_t R /* replicas */, const Sharding *how, int64_t wrap,
+                        int64_t report_bytes) {
+    int64_t C = c->C, V = c->V, F = c->F, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
     int64_t matrices = (Q + 2 * KV) * C + C * Q + 3 * F * C, block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F);
     int64_t joined = min_i64(c->L, max_i64(1, (wrap + matrices + 2 * C - 1) / (matrices + 2 * C))), rest = c->L % joined; // blocks in a unit, in the last
     int64_t embedding = c->tied ? aligned(V * C) + aligned(C) : aligned(V * C), head = c->tied ? 0 : aligned(C) + aligned(V * C);
@@ -40,8 +41,8 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, c
         Traffic replicas = {block_units + end_units, (blocks + ends) / n / R * (R - 1) * gradient};
         law[AXIS_DP_REPLICATE][ALL_GATHER] = law[AXIS_DP_REPLICATE][REDUCE_SCATTER] = replicas;
     }
-    if (mesh->world > 1) { // the step report
-        Traffic report = {1, (mesh->world - 1) * report_bytes};
+    if (world > 1) { // the step report
+        Traffic report = {1, (world - 1) * report_bytes};
         law[AXIS_WORLD][ALL_GATHER] = report;
     }
 }

@@ -377,7 +377,7 @@ static void ranks_body(Job *j, int rank) {
 #ifdef HAVE_MPI
         for (int op = 0; op < COLLECTIVES && j->transport == &transport_mpi; op++) {
             Traffic law[AXES][COLLECTIVES], sum = {0, 0};
-            law_of(law, r->config, &r->mesh, r->opt);
+            law_of(law, r->config, r->mesh.world, r->opt);
             for (int a = 0; a < AXES; a++) sum.calls += law[a][op].calls, sum.bytes += law[a][op].bytes;
             if (!traffic_equal(sum, profiled[op])) run_failure("MPI's profiling interface saw %" PRId64 " bytes of %s, the law says %" PRId64, profiled[op].bytes, collective_names[op], sum.bytes);
         }
@@ -515,11 +515,30 @@ static void test_bits(void) {
         }
 }
 
+/* A few steps of two replicas, compared after each. */
+static void replicas_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    for (int step = 1; step <= 3; step++) train_step(&o->run, step), check_replicas(&o->run, step);
+    close_rank(o);
+}
+
+static void test_replicas(void) {
+    char arguments[512];
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 60 --dp-replicate 2", fixture_dir, make_token_file("replicas.tok", 3000, 64, 0));
+    Job *j = make_job(arguments, 4, &transport_threads);
+    launch(j, 0, replicas_body);
+    end_job(j);
+    CHECK("replicas stay equal to the bit", 1, "%s", "compared after each of three steps");
+}
+
 /* The layouts that planted faults are tried on. */
 static void test_faults(void) {
     compare_layout("odd", 0, 3, 2, 2, &transport_threads, "");
     compare_layout("odd", 0, 4, 1, 1, &transport_threads, "");
     compare_layout("odd", 0, 2, 2, 1, &transport_threads, " --accumulate local");
+    compare_layout("odd", 0, 4, 2, 1, &transport_threads, " --dp-replicate 2 --recompute full");
+    compare_layout("odd", 0, 3, 2, 1, &transport_threads, " --sharding no_shard");
+    compare_layout("odd", 0, 2, 2, 1, &transport_threads, " --sharding shard_grad_op --recompute selective");
 }
 
 #ifdef HAVE_MPI
@@ -948,7 +967,7 @@ static void test_failures(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } groups[] = {
         {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
-        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"layouts", test_layouts}, {"layouts-all", test_layouts_all}, {"reduce-dtype", test_reduce_dtype}, {"bits", test_bits}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
+        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"layouts", test_layouts}, {"layouts-all", test_layouts_all}, {"reduce-dtype", test_reduce_dtype}, {"bits", test_bits}, {"replicas", test_replicas}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
     int process = 0, processes = 1, on_host, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) comm_start_process(&argc, &argv, &process, &processes, &on_host);
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;

@@ -1082,15 +1082,17 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
     fflush(stdout);
 }
 
-static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, const Mesh *mesh, const Options *o) {
+/* From the options alone: a mesh that was made of them wrongly (replicas flattened into one group, as it happened to others) must not make the law. */
+static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, const Options *o) {
     Sharding how = sharding_of(o);
-    law_of_step(law, c, mesh, &how, number_behind(o->wrap, "size"), sizeof(StepReport));
+    int shard = o->dp_shard ? o->dp_shard : world / o->dp_replicate;
+    law_of_step(law, c, world, shard, world / shard, &how, number_behind(o->wrap, "size"), sizeof(StepReport));
 }
 
 /* Law, walk and wire, memory walked and used: after the first step, on every rank. */
 static void check_first_step(Run *r, const Run *walked) {
     Ledger l = ZERO;
-    law_of(l.law, r->config, &r->mesh, r->opt);
+    law_of(l.law, r->config, r->mesh.world, r->opt);
     memcpy(l.walk, walked->comm.booked, sizeof l.walk);
     memcpy(l.wire, r->comm.wire, sizeof l.wire);
     for (int c = 0; c < MEM_CATEGORIES; c++) l.walked[c] = walked->dev.arenas[c].peak, l.measured[c] = r->dev.arenas[c].peak;
@@ -1123,7 +1125,7 @@ static void train(Run *r, const Run *walked) {
 static void write_plan(const Job *j, const Run *walked, int table) {
     Traffic law[AXES][COLLECTIVES];
     int64_t tokens = (int64_t)j->opt.batch * j->opt.seq * j->opt.accum * j->mesh.world;
-    law_of(law, &j->config, &j->mesh, &j->opt);
+    law_of(law, &j->config, j->mesh.world, &j->opt);
     if (table) plan_print(stdout, &j->config, &j->table, &j->mesh, j->opt.sharding, &walked->dev, law, &walked->comm, tokens);
     if (!j->opt.out) return;
     FILE *f = logger_create(j->opt.out, "plan.json");

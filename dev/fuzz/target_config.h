@@ -56,7 +56,7 @@ static void check_plan(Job *j, int rank) {
     } else {
         run_walk(&walked, j, rank);
     }
-    law_of(law, &j->config, &j->mesh, &j->opt);
+    law_of(law, &j->config, j->mesh.world, &j->opt);
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_walk; i++) {
         Traffic l = law[i / COLLECTIVES][i % COLLECTIVES], w = walked.comm.booked[i / COLLECTIVES][i % COLLECTIVES];
         EXPECT(traffic_equal(l, w), "exchange %d: the law says %" PRId64 " calls and %" PRId64 " bytes, the walk %" PRId64 " and %" PRId64, i, l.calls, l.bytes, w.calls, w.bytes);

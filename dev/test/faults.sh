@@ -38,30 +38,52 @@ fault() {
 }
 
 fault "a unit is not reduced" fsdp.h \
-    's|^    tree_sum(f->dev, sum, f->receive|    if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, f->receive|' faults "gradients of one rank"
+    's|^        tree_sum(f->dev, sum, s->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, s->receive|' faults "gradients of one rank"
 fault "a unit's reduction is never started" fsdp.h \
-    's|^    reduce_finish(f);|&\n    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights); u->dweights = NULL; return; }|' faults "law, walk and wire"
+    's|^    reductions_advance(f, u, micro);|    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { gradient_release(f, u); return; }\n&|' faults "law, walk and wire"
 fault "gradients are scaled by the world" fsdp.h \
-    's|^    tree_sum(f->dev, sum, f->receive.*|&\n    for (int64_t i = 0; i < u->shard \&\& !f->dev->walk \&\& replace; i++) sum[i] *= (float)f->ranks;|' faults "gradients of one rank"
+    's|^        tree_sum(f->dev, sum, s->receive.*|&\n    for (int64_t i = 0; i < u->part \&\& !f->dev->walk \&\& replace; i++) sum[i] *= (float)f->ranks;|' faults "gradients of one rank"
 fault "two ranks take the same samples" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
 fault "two ranks take the same samples, at run time" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' faults "train on the same samples"
 fault "padding of the last shard is trained" fsdp.h \
-    's|    memset(u->dweights + written, 0, sizeof(float) \* (size_t)(u->padded - written));||; s|p.unit->grad + p.at, copy, p.count,|&|; s|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.count,|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.tensor == \&f->table->tensors[u->unit->first + u->unit->count - 1] ? u->shard - p.at : p.count,|' faults "padding stays zero"
+    's|    memset(u->dweights + written, 0, sizeof(float) \* (size_t)(u->padded - written));||; s|p.unit->grad + p.at, copy, p.count,|&|; s|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.count,|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.tensor == \&f->table->tensors[u->unit->first + u->unit->count - 1] ? u->held - p.at : p.count,|' faults "padding stays zero"
 fault "a gather is waited for only after its weights were used" fsdp.h \
     's|    collective_wait(f->comm, &u->gather);||; s|^    slot_release(f->weight_slots|    collective_wait(f->comm, \&u->gather);\n&|' faults "gradients of one rank"
 fault "a reduction is not waited for" fsdp.h \
-    's|    collective_wait(f->comm, &f->reduce);||' faults "gradients of one rank|in flight"
+    's|    collective_wait(f->comm, &s->request);||' faults "gradients of one rank|in flight"
 fault "the mean is divided by the micro-batches once more" train_llama3.cu \
     's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / r->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
 fault "--deterministic does nothing" train_llama3.cu \
-    's|j->opt.deterministic, r->training|0, r->training|' bits "have one rank's bits"
+    's|    s.deterministic = o->deterministic;||' bits "have one rank's bits"
 fault "local accumulation takes samples in the order of the other" dataloader.h \
     's|    if (s->local) j = .*||' bits "have one rank's bits"
 fault "local accumulation reduces every micro-batch" fsdp.h \
-    's/ || (f->local && micro < f->accumulation - 1)) return/) return/' faults "law, walk and wire"
+    's/(last || !f->local);/1;/' faults "law, walk and wire"
 fault "a block is gathered once too often" train_llama3.cu \
-    's|        block_forward(r, l);|&\n        if (l == 0) { unit_free(f, block); unit_gather(f, block); unit_weights(f, block); }|' faults "law, walk and wire"
+    's|        block_forward(r, l, 0);|&\n        if (l == 0) { unit_free(f, blocks, PASS_LAST); unit_gather(f, blocks); unit_weights(f, blocks); }|' faults "law, walk and wire"
+fault "replicas are not exchanged" fsdp.h \
+    's|    return f->replicas > 1 && last; // across.*|    return 0 * last;|' faults "law, walk and wire"
+fault "replicas are exchanged and not summed" fsdp.h \
+    's|    if (kind == REDUCE_REPLICAS) tree_sum|    if (0) tree_sum|' faults "gradients of one rank"
+fault "replicas are flattened into one group that shards" train_llama3.cu \
+    's|{1, 1, 1, shard, replicate}|{1, 1, 1, shard * replicate, 1}|' faults "law, walk and wire"
+fault "a unit is reduced twice" train_llama3.cu \
+    's|        unit_reduce(f, blocks, micro);|&\n        if (l == 0) { unit_gradients(f, blocks, micro); unit_reduce(f, blocks, micro); }|' faults "law, walk and wire"
+fault "a rank shuffles from another seed" train_llama3.cu \
+    's|(uint64_t)j->opt.seed, !strcmp|(uint64_t)j->opt.seed + (uint64_t)(r->rank == 2), !strcmp|' faults "rank 2 shuffles samples"
+fault "a rank draws its weights from another seed" train_llama3.cu \
+    's|fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed)|fsdp_init_weights(\&r->fsdp, (uint64_t)(j->opt.seed + (rank == 1)))|' layouts "draws weights from another seed"
+fault "a clipped step of one replica is scaled differently" fsdp.h \
+    's|decays ? o->weight_decay : 0.0f, grad_scale, step);|decays ? o->weight_decay : 0.0f, grad_scale * (f->replica ? 1.001f : 1), step);|' replicas "are replicas"
+fault "the rotation is forgotten when activations are computed again" train_llama3.cu \
+    's|        rope_forward(dev, a->qkv|        if (!again) rope_forward(dev, a->qkv|' faults "recompute full: gradients of one rank"
+fault "without sharding, only the own part of the gradient is summed" fsdp.h \
+    's|    if (kind == GATHER_SHARDS) return over_shards.*|    if (kind == GATHER_SHARDS) return 0;|' faults "law, walk and wire"
+fault "ZeRO-2 frees what it should keep" fsdp.h \
+    's|{"shard_grad_op", 1,       PASS_LAST|{"shard_grad_op", 1,       PASS_FORWARD|' faults "law, walk and wire"
+fault "a micro-batch's gradient is not rounded where it goes nowhere" fsdp.h \
+    's|    f->rounds_leaves = .*|    f->rounds_leaves = 0;|' reduce-dtype "gradients reduced in bf16"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -130,6 +130,55 @@ launches() {
         losses_equal "3 processes with --accum 2 train as 1 rank with --accum 6" six three
 }
 
+# ---------------------------------------------------------------- hybrids: the groups that were asked for, and their traffic
+# received DIR AXIS : bytes that a rank received over AXIS in a step, as the wire counted them
+received() { grep -oE "\"axis\":\"$2\"[^}]*\}[^}]*\}" "$1/ledger.json" | sed -E 's/.*"wire":([0-9]+)\}$/\1/' | awk '{ sum += $1 } END { print sum + 0 }'; }
+
+hybrid() {
+    local name="2 replicas of 4 shards on 8 ranks" groups='"dp_shard":[[0,1,2,3],[4,5,6,7]],"dp_replicate":[[0,4],[1,5],[2,6],[3,7]],"fsdp":[[0,1,2,3],[4,5,6,7]]' layout start
+    [ -n "$have_mpi" ] && start=("${mpi[@]}" -np 8 "$program") || start=("$program" --ranks 8)
+    for layout in hybrid8 fsdp8 ddp8; do
+        runs "$name: $layout" "${start[@]}" "${train[@]}" --batch 1 --steps 2 --out "$layout" $([ "$layout" = hybrid8 ] && echo --dp-replicate 2 || echo --dp-shard 8) $([ "$layout" = ddp8 ] && echo --sharding no_shard) || return
+        cp .out "$layout.txt"
+    done
+    if grep -qF "$groups" hybrid8/layout.json; then pass "$name: the groups, read back" "$groups"; else fail "$name: the groups, read back" "$(cat hybrid8/layout.json)"; fi
+    if grep -qx 'fsdp: 2 groups of 4: 0-3, 4-7' hybrid8.txt && grep -qx 'dp_replicate: 4 groups of 2: 0+4, 1+5, 2+6, 3+7' hybrid8.txt; then pass "$name: the banner tells every group" "$(grep -c 'groups of' hybrid8.txt) lines"
+    else fail "$name: the banner tells every group" "$(head -n 5 hybrid8.txt)"; fi
+    local shards replicas whole ddp
+    shards=$(received hybrid8 fsdp) replicas=$(received hybrid8 dp_replicate) whole=$(received fsdp8 fsdp) ddp=$(received ddp8 fsdp)
+    # of a unit's P bytes, fp32: hybrid 3 P 3/4 less the ends' one gather, and 2 P/4 1/2; FSDP-8 the same 7/8; DDP-8 2 P 7/8
+    if awk -v s="$shards" -v r="$replicas" -v w="$whole" -v d="$ddp" 'BEGIN { exit !(r > 0 && s / w > 0.99 * 6 / 7 && s / w < 1.01 * 6 / 7 && r / d > 0.99 / 7 && r / d < 1.01 / 7) }'; then
+        pass "$name: the traffic of neither FSDP-8 nor DDP-8" "$shards bytes over shards and $replicas over replicas; FSDP-8 $whole, DDP-8 $ddp"
+    else fail "$name: the traffic of neither FSDP-8 nor DDP-8" "$shards bytes over shards (6/7 of FSDP-8's $whole expected) and $replicas over replicas (1/7 of DDP-8's $ddp)"; fi
+    losses_equal "$name: the losses of FSDP-8" hybrid8 fsdp8
+    losses_equal "$name: the losses of DDP-8" hybrid8 ddp8
+}
+
+# ---------------------------------------------------------------- a model whose state is larger than what may be in memory
+offload() {
+    local name="--offload all" big=(--model big --data text/train.tok --seq 32 --threads 1 --batch 1 --steps 4) limit=110000 most=0 now pid
+    mkdir big
+    sed 's/"vocab_size": 600/"vocab_size": 60000/' model/config.json >big/config.json # 124 MB of state
+    runs "$name: without it, no limit" "$program" "${big[@]}" --out in-memory || return
+    if (ulimit -d "$limit"; exec "$program" "${big[@]}" --out too-large) >.out 2>.err; then fail "$name: without it the model does not fit $limit kB" "it trains"
+    elif grep -q '^error: ' .err; then pass "$name: without it the model does not fit $limit kB" "$(tail -n 1 .err)"
+    else fail "$name: without it the model does not fit $limit kB" "$(tail -n 1 .err)"; fi
+    (ulimit -d "$limit"; exec "$program" "${big[@]}" --offload all --out in-files) >.out 2>.err &
+    pid=$!
+    started=("$pid")
+    while now=$(sed -nE 's/^RssAnon:[^0-9]*([0-9]+).*/\1/p' "/proc/$pid/status" 2>/dev/null); [ -n "$now" ]; do
+        [ "$now" -gt "$most" ] && most=$now
+        sleep 0.02
+    done
+    started=()
+    if ! wait "$pid"; then fail "$name: trains within $limit kB" "$(cat .out .err | tail -n 1)"
+    elif [ "$most" -gt 0 ] && [ "$most" -lt "$limit" ]; then pass "$name: trains within $limit kB" "anonymous memory at most $most kB; $(sed -nE 's/.*: ([0-9.]+ MB a rank and [0-9.]+ MB in files).*/\1/p' .out)"
+    else fail "$name: trains within $limit kB" "anonymous memory up to $most kB"; fi
+    if diff <(figures in-memory loss) <(figures in-files loss) >/dev/null && diff <(figures in-memory grad_norm) <(figures in-files grad_norm) >/dev/null; then pass "$name: the same bits" "$(figures in-files loss | tail -n 1)"
+    else fail "$name: the same bits" "$(figures in-memory loss | tail -n 1) in memory, $(figures in-files loss | tail -n 1) in files"; fi
+    if [ -z "$(find in-files -name 'offload*')" ]; then pass "$name: nothing is left behind" "$(ls in-files | tr '\n' ' ')"; else fail "$name: nothing is left behind" "$(ls in-files)"; fi
+}
+
 # ---------------------------------------------------------------- the files under --out
 python=$(command -v python3 || true)
 [ -n "$python" ] && ! "$python" -c 'import json' 2>/dev/null && python=
@@ -241,6 +290,8 @@ if [ -n "$have_mpi" ]; then
     never_starts
 fi
 launches
+hybrid
+offload
 files
 plan
 training
