@@ -132,8 +132,9 @@ static int64_t number_behind(const char *value, const char *word) {
 static int is_choice(const char *value, const char *choices) {
     char word[32];
     size_t n = strcspn(value, ":");
+    if (!value[n]) return word_in(value, choices);
     snprintf(word, sizeof word, "%.*s:N", (int)min_i64((int64_t)n, 20), value);
-    return word_in(value, choices) || (value[n] && word_in(word, choices) && number_behind(value, strtok(word, ":")));
+    return word_in(word, choices) && number_behind(value, strtok(word, ":"));
 }
 
 static void option_set(Options *o, const OptionRow *row, const char *name, const char *value) {

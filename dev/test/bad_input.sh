@@ -174,9 +174,11 @@ option_values() {
         *) bad_values "$name" seven "" "1 2" 3x nan inf -5 1e400 2.5 99999999999 ;;
         esac
     done < <(sed -nE 's/^  --([a-z0-9-]+) (N|T|B|K|X|SECONDS|N\|auto) .*/\1 \2/p' help)
-    for name in tail transport dtype; do
-        bad_values "$name" "" "$(sed -nE "s/^  --$name ([a-z0-9|]+) .*/\1/p" help)" nonsense
+    for name in tail transport dtype accumulate sharding wrap reduce-dtype recompute offload; do
+        bad_values "$name" "" "$(sed -nE "s/^  --$name ([a-z0-9_:N|]+) .*/\1/p" help)" nonsense
     done
+    bad_values wrap size size: size:0 size:-5 size:3x size:N size:99999999999999999999 block:3 :3
+    bad_values recompute every every: every:0 every:-1 every:2.5 every:N full:2 none:
 }
 
 command_line() {
@@ -390,6 +392,11 @@ tasks() {
     bad "--world without --plan" "--world belongs to --plan" "${train[@]}" --world 8
     everywhere "ranks that do not fit the mesh" "dp-shard 4 .*= 4 ranks, but [123]" "${train[@]}" --dp-shard 4
     bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " "${train[@]}" --dp-shard 3 --ranks 2
+    bad "--dp-replicate 4 with 6 ranks" "dp-shard 1 x dp-replicate 4 = 4 ranks, but 6 .*dp-shard x dp-replicate = .*2 x 3" "${train[@]}" --dp-replicate 4 --ranks 6
+    bad "two sizes left open" "--dp-shard auto and --dp-replicate auto: one of them" "${train[@]}" --dp-shard auto --dp-replicate auto --ranks 2
+    bad "--offload without --out" "--offload all keeps state in files under --out: give --out" "${train[@]}" --offload all
+    bad "--offload in an evaluation" "--offload is about training" --model trained --eval good/val.tok --offload all
+    bad "--recompute in an evaluation" "--recompute is about training" --model trained --eval good/val.tok --recompute full
     bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
     everywhere "a model larger than this host's memory" "need [0-9.]+ GB, it has [0-9.]+ GB" --model llama3-70b --data good/train.tok --seq 4096 --batch 1
     [ -n "$have_mpi" ] || return
