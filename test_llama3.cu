@@ -803,7 +803,7 @@ static void same_samples(Job *j, int rank) {
         s.shard = 1;
         size_t mark = arena_mark(&o->run.dev, MEM_WORKSPACE);
         o->run.dev.arenas[MEM_WORKSPACE].used = 0;
-        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0);
+        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, j->opt.steps, 0, j->cores);
         o->run.dev.arenas[MEM_WORKSPACE].used = mark;
     }
     train_step(&o->run, 1);
