@@ -1,9 +1,10 @@
-/* dataloader.h: token files, the sampler, and the worker that reads ahead.
+/* dataloader.h: token files, the sampler, and the workers that read ahead.
  *
  * Owns: the token file format, which rank trains on which sample when, and the reading of samples.
  * A sample is a fixed window of T + 1 tokens; windows are shuffled each epoch by a permutation computed on the
  * fly, so any step of any run can be found at once. A step consumes samples [s·GB, (s+1)·GB) whatever the layout.
- * A caller may rely on: every token handed out is below the vocabulary; errors come as sentences.
+ * A caller may rely on: every token handed out is below the vocabulary; errors come as sentences; what a step
+ * holds, and which sentence a bad one ends with, does not depend on the number of workers or on who read what.
  */
 #ifndef DATALOADER_H
 #define DATALOADER_H
@@ -112,7 +113,8 @@ static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int3
     int64_t mask_at = (int64_t)sizeof(TokenFileHeader) + (int64_t)f->header.count * width + first;
     if (pread(f->fd, raw, (size_t)(n * width), (int64_t)sizeof(TokenFileHeader) + first * width) != n * width ||
         (masked && pread(f->fd, mask, (size_t)n, mask_at) != n)) {
-        snprintf(error, error_size, "%s: tokens %" PRId64 " to %" PRId64 " cannot be read; has the file changed?", f->path, first, first + n);
+        snprintf(error, error_size, "%s: tokens %" PRId64 " to %" PRId64 " cannot be read: the file has changed since it was opened, or its disk fails; restore it and start again",
+                 f->path, first, first + n - 1);
         return -1;
     }
     int count = 0;
@@ -186,113 +188,155 @@ static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
 }
 
 // ---------------------------------------------------------------------------
-// the loader: one worker reads whole steps ahead
+// the loader: workers read whole steps ahead, each the next sample that nobody has claimed
 
-enum { LOADER_DEPTH = 2 };
+enum { LOADER_DEPTH = 2, LOADER_WORKERS = 4, LOADER_MAX_WORKERS = 64 };
 
 typedef struct {
     int32_t *inputs, *targets; // (accumulation, B, T)
     int64_t num_targets;       // positions that count, of this rank
-    uint64_t samples_hash;     // of the windows, in order
+    uint64_t samples_hash;     // of the windows and their places: a sum, the same in whatever order they are read
     int64_t first_sample;
+    int64_t unread;            // samples that are not there yet
+    int64_t bad;               // where `error` says something: of the samples that cannot be trained on, the first
+    char error[1024];
 } StepBatch;
 
-typedef struct {
+typedef struct { struct Loader *loader; char *raw; pthread_t thread; } LoaderWorker; // raw: 5·(T + 1) bytes
+
+typedef struct Loader {
     const Dataset *data;
     Sampler sampler;
     StepBatch ring[LOADER_DEPTH];
-    char *raw;                   // 5·(T + 1) bytes
-    int64_t produced, consumed;  // steps, relative to the first
-    int64_t first_step;
-    int stop;
-    char error[1024];
-    pthread_t worker;
+    int64_t samples;             // of this rank in a step: accumulation × B
+    int64_t first_step, steps;   // steps are relative to the first; how many will be read
+    int64_t claimed;             // samples, in order from the first step's first
+    int64_t produced, consumed;  // whole steps
+    int num_workers, stop;
+    LoaderWorker workers[LOADER_MAX_WORKERS];
     pthread_mutex_t lock;
-    pthread_cond_t changed;
+    pthread_cond_t room, ready;  // for a worker: a buffer is free; for the training step: its batch is whole
+    double opened, first_after;  // when; seconds from then until the first batch was whole
+    double wait_seconds, later_wait_seconds; // of the last loader_next; of all but the first
+    double read_seconds;         // of all workers together
 } Loader;
 
-static void loader_read_step(Loader *l, int64_t step, StepBatch *batch) {
-    int T = l->data->T;
-    batch->num_targets = 0;
-    batch->samples_hash = HASH_START;
-    for (int m = 0; m < l->sampler.accumulation; m++)
-        for (int b = 0; b < l->sampler.B; b++) {
-            int64_t at = ((int64_t)m * l->sampler.B + b) * T, window = sampler_window(&l->sampler, step, m, b);
-            int targets = dataset_window(l->data, window, batch->inputs + at, batch->targets + at, l->raw, l->error, sizeof l->error);
-            if (targets < 0) return;
-            if (!m && !b) batch->first_sample = window;
-            batch->num_targets += targets;
-            batch->samples_hash = hash_bytes(batch->samples_hash, &window, sizeof window);
-        }
+/* The next sample; waits until its step has a buffer. -1: the loader closes, or all are claimed. */
+static int64_t loader_claim(Loader *l) {
+    pthread_mutex_lock(&l->lock);
+    while (!l->stop && l->claimed / l->samples < l->steps && l->claimed / l->samples >= l->consumed + LOADER_DEPTH) pthread_cond_wait(&l->room, &l->lock);
+    int64_t sample = l->stop || l->claimed / l->samples >= l->steps ? -1 : l->claimed++;
+    if (sample >= 0 && sample % l->samples == 0) {
+        StepBatch *batch = &l->ring[sample / l->samples % LOADER_DEPTH];
+        batch->num_targets = 0, batch->samples_hash = 0, batch->unread = l->samples, batch->error[0] = 0;
+    }
+    pthread_mutex_unlock(&l->lock);
+    return sample;
+}
+
+/* Reads a claimed sample to its place. Steps become whole in any order and are handed out in theirs. A bad sample
+ * is read like any other: its step is whole before it is judged, and by then the first of its bad ones is known. */
+static void loader_read(Loader *l, int64_t sample, char *raw) {
+    int64_t step = sample / l->samples, i = sample % l->samples, before;
+    int B = l->sampler.B, T = l->data->T;
+    StepBatch *batch = &l->ring[step % LOADER_DEPTH];
+    char error[sizeof batch->error] = "";
+    double start = seconds_now();
+    int64_t window = sampler_window(&l->sampler, l->first_step + step, (int)(i / B), (int)(i % B));
+    int targets = dataset_window(l->data, window, batch->inputs + i * T, batch->targets + i * T, raw, error, sizeof error);
+    double seconds = seconds_now() - start;
+    pthread_mutex_lock(&l->lock);
+    l->read_seconds += seconds;
+    if (targets < 0 && (!batch->error[0] || i < batch->bad)) batch->bad = i, memcpy(batch->error, error, sizeof error);
+    if (i == 0) batch->first_sample = window;
+    batch->num_targets += targets;
+    batch->samples_hash += mix64(mix64((uint64_t)i + 1) ^ (uint64_t)window);
+    batch->unread--;
+    before = l->produced;
+    while (l->produced * l->samples < l->claimed && !l->ring[l->produced % LOADER_DEPTH].unread) l->produced++;
+    if (!before && l->produced) l->first_after = seconds_now() - l->opened;
+    if (l->produced > before) pthread_cond_signal(&l->ready);
+    pthread_mutex_unlock(&l->lock);
 }
 
 static void *loader_worker(void *arg) {
-    Loader *l = (Loader *)arg;
-    pthread_mutex_lock(&l->lock);
-    while (!l->stop && !l->error[0]) {
-        if (l->produced - l->consumed >= LOADER_DEPTH) {
-            pthread_cond_wait(&l->changed, &l->lock);
-            continue;
-        }
-        int64_t step = l->produced;
-        pthread_mutex_unlock(&l->lock);
-        loader_read_step(l, l->first_step + step, &l->ring[step % LOADER_DEPTH]);
-        pthread_mutex_lock(&l->lock);
-        l->produced++;
-        pthread_cond_broadcast(&l->changed);
-    }
-    pthread_mutex_unlock(&l->lock);
+    LoaderWorker *w = (LoaderWorker *)arg;
+    for (int64_t sample; (sample = loader_claim(w->loader)) >= 0;) loader_read(w->loader, sample, w->raw);
     return NULL;
 }
 
-/* On a walking device the buffers are booked and nothing is read. */
-static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int64_t first_step) {
+/* Reads steps `first_step` to `end` - 1. `workers` 0: as many as this rank has cores, up to LOADER_WORKERS; the memory of
+ * that many is booked on every machine, so that a plan does not depend on the cores of the machine that makes it.
+ * On a walking device the buffers are booked and nothing is read. */
+static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int64_t first_step, int64_t end, int workers, int cores) {
     memset(l, 0, sizeof *l);
     l->data = data;
     l->sampler = *sampler;
-    l->first_step = first_step;
-    size_t bytes = sizeof(int32_t) * (size_t)sampler->accumulation * (size_t)sampler->B * (size_t)T;
+    l->samples = (int64_t)sampler->accumulation * sampler->B;
+    l->first_step = first_step, l->steps = end - first_step;
+    l->num_workers = workers ? workers : (int)max_i64(1, min_i64(LOADER_WORKERS, cores));
+    l->opened = seconds_now();
+    size_t bytes = sizeof(int32_t) * (size_t)l->samples * (size_t)T;
     for (int i = 0; i < LOADER_DEPTH; i++) {
         l->ring[i].inputs = (int32_t *)arena_alloc(dev, MEM_WORKSPACE, "token batches", bytes);
         l->ring[i].targets = (int32_t *)arena_alloc(dev, MEM_WORKSPACE, "token batches", bytes);
     }
-    l->raw = (char *)arena_alloc(dev, MEM_WORKSPACE, "raw window", 5 * ((size_t)T + 1));
+    for (int i = 0; i < (workers ? workers : LOADER_WORKERS); i++) {
+        l->workers[i].loader = l;
+        l->workers[i].raw = (char *)arena_alloc(dev, MEM_WORKSPACE, "raw window", 5 * ((size_t)T + 1));
+    }
     if (dev->walk) return;
+    pthread_condattr_t steady;
+    pthread_condattr_init(&steady);
+    pthread_condattr_setclock(&steady, CLOCK_MONOTONIC); // a deadline that no change of the wall clock moves
     pthread_mutex_init(&l->lock, NULL);
-    pthread_cond_init(&l->changed, NULL);
-    if (pthread_create(&l->worker, NULL, loader_worker, l)) run_failure("the loader's thread could not be started");
+    pthread_cond_init(&l->room, NULL);
+    pthread_cond_init(&l->ready, &steady);
+    pthread_condattr_destroy(&steady);
+    for (int i = 0; i < l->num_workers; i++)
+        if (pthread_create(&l->workers[i].thread, NULL, loader_worker, &l->workers[i]))
+            user_error("loader worker %d of %d could not be started as a thread: use fewer --workers, or raise this account's limit of threads (ulimit -u)", i + 1, l->num_workers);
 }
 
 /* The next step's batch; valid until loader_release. Waits for the disk no longer than `timeout` seconds. */
 static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
     if (dev->walk) return &l->ring[0];
+    StepBatch *batch = &l->ring[l->consumed % LOADER_DEPTH];
+    double start = seconds_now();
     struct timespec limit;
-    clock_gettime(CLOCK_REALTIME, &limit);
+    clock_gettime(CLOCK_MONOTONIC, &limit);
     limit.tv_sec += (time_t)ceil(timeout);
     int late = 0;
     pthread_mutex_lock(&l->lock);
-    while (l->produced == l->consumed && !l->error[0] && !late) late = pthread_cond_timedwait(&l->changed, &l->lock, &limit);
+    while (l->produced <= l->consumed && !late) late = pthread_cond_timedwait(&l->ready, &l->lock, &limit);
+    int whole = l->produced > l->consumed;
+    int64_t read = l->claimed > l->consumed * l->samples ? l->samples - batch->unread : 0;
     pthread_mutex_unlock(&l->lock);
-    if (late) run_failure("the data of the next step could not be read within %.0f s; --timeout sets the limit", timeout);
-    if (l->error[0]) user_error("%s", l->error);
-    return &l->ring[l->consumed % LOADER_DEPTH];
+    if (!whole)
+        run_failure("step %" PRId64 ": %" PRId64 " of its %" PRId64 " samples could be read within %.0f s: look at the disk that holds %s; --timeout sets the limit",
+                    l->first_step + l->consumed + 1, read, l->samples, timeout, l->data->files[0].path);
+    if (batch->error[0]) user_error("%s", batch->error);
+    l->wait_seconds = seconds_now() - start;
+    if (l->consumed) l->later_wait_seconds += l->wait_seconds;
+    return batch;
 }
 
+/* Wakes as many workers as there are samples to read: each once a step, and none that would find nothing. */
 static void loader_release(Loader *l, Device *dev) {
     if (dev->walk) return;
     pthread_mutex_lock(&l->lock);
     l->consumed++;
-    pthread_cond_broadcast(&l->changed);
     pthread_mutex_unlock(&l->lock);
+    for (int i = 0; i < l->num_workers && i < l->samples; i++) pthread_cond_signal(&l->room);
 }
 
 static void loader_close(Loader *l, Device *dev) {
     if (dev->walk || l->stop) return; // a thread is joined once
     pthread_mutex_lock(&l->lock);
     l->stop = 1;
-    pthread_cond_broadcast(&l->changed);
+    pthread_cond_broadcast(&l->room);
     pthread_mutex_unlock(&l->lock);
-    pthread_join(l->worker, NULL);
+    for (int i = 0; i < l->num_workers; i++) pthread_join(l->workers[i].thread, NULL);
 }
 
 #endif

@@ -5,6 +5,7 @@
 #ifndef LOGGER_H
 #define LOGGER_H
 #include "plan.h"
+#include "dataloader.h"
 
 typedef struct {            // of one rank and step, or of all its steps
     double seconds, wait_seconds; // to the step report, which comes before the optimizer; of these, waiting for other ranks
@@ -103,7 +104,8 @@ static void logger_close(Logger *l) {
 
 typedef struct {                     // one training step
     double loss, grad_norm, lr;
-    double seconds, wait_seconds;    // of this rank
+    double seconds, wait_seconds;    // of this rank; in which it waited for other ranks
+    double data_wait_seconds;        // in which it waited for its samples
     double exchange_seconds, overlap; // in which an exchange was in flight; the part of them that arithmetic hid (0 to 1)
     double mfu;                      // FLOP/s over those of bare products; 0: not known yet
     int skipped;                     // the weights stay as they are: loss or gradient is not finite
@@ -151,8 +153,8 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
         json_real(l->metrics, "grad_norm", s->grad_norm);
         if (s->skipped) fprintf(l->metrics, ",\"skipped\":true");
         fprintf(l->metrics, ",\"lr\":%.9g,\"tokens\":%" PRId64 ",\"samples\":%" PRId64
-                            ",\"seconds\":%.6f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"wait_s\":%.6f,\"exchange_s\":%.6f,\"overlap\":%.4f,\"memory\":{",
-                s->lr, l->samples * T, l->samples, s->seconds, rate, s->mfu, s->wait_seconds, s->exchange_seconds, s->overlap);
+                            ",\"seconds\":%.6f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"wait_s\":%.6f,\"data_wait_s\":%.6f,\"exchange_s\":%.6f,\"overlap\":%.4f,\"memory\":{",
+                s->lr, l->samples * T, l->samples, s->seconds, rate, s->mfu, s->wait_seconds, s->data_wait_seconds, s->exchange_seconds, s->overlap);
         for (int c = 0; c < MEM_CATEGORIES; c++) fprintf(l->metrics, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], dev->arenas[c].peak);
         static const Axis shown[] = {AXIS_FSDP, AXIS_DP_REPLICATE, AXIS_TP, AXIS_CP, AXIS_PP};
         fprintf(l->metrics, "},\"bytes\":{");
@@ -183,6 +185,14 @@ static void logger_validation(Logger *l, int64_t step, double loss, int64_t targ
         fflush(l->metrics);
     }
     printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f) on %" PRId64 " tokens\n", step, loss, exp(loss), targets);
+    fflush(stdout);
+}
+
+/* What this rank's samples cost, once its loader is closed: of the reading, what steps waited for is what arithmetic did not hide. */
+static void logger_loader(const Loader *l) {
+    printf("loader: %d worker%s, first batch after %.2f ms", l->num_workers, l->num_workers > 1 ? "s" : "", 1e3 * l->first_after);
+    if (l->consumed > 1) printf(", then %.3f ms a step waiting", 1e3 * l->later_wait_seconds / (double)(l->consumed - 1));
+    printf(", %.3f ms a step reading\n", 1e3 * l->read_seconds * (double)l->samples / (double)l->claimed);
     fflush(stdout);
 }
 

@@ -6,6 +6,7 @@
  */
 #define TESTING
 #include "train_llama3.cu"
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 static int checks_passed, checks_failed;
@@ -624,6 +625,177 @@ static void test_family(void) {
 // ---------------------------------------------------------------------------
 // data: the sampler and the loader
 
+/* Layouts of ranks against the rules of their numbers, over three epochs: what one rank would take sample by sample,
+ * dealt out first over shard ranks, then micro-steps, then replicas; accumulated locally: micro-steps, shard ranks, replicas. */
+static void test_sampler(void) {
+    static const Sampler layouts[] = { // samples, seed, pad, shards, replicas, shard, replica, accumulation, B, local
+        {103, 9, 0, 3, 1, 0, 0, 2, 2, 0}, {103, 9, 0, 2, 2, 0, 0, 2, 2, 0}, {103, 9, 0, 3, 2, 0, 0, 3, 1, 0}, {96, 9, 0, 1, 4, 0, 0, 2, 3, 0}, {96, 9, 0, 2, 2, 0, 0, 3, 1, 0}, {5, 9, 0, 2, 2, 0, 0, 2, 2, 0}};
+    for (size_t i = 0; i < 4 * sizeof layouts / sizeof *layouts; i++) {
+        Sampler s = layouts[i / 4], one = {s.samples, s.seed, 0, 1, 1, 0, 0, 1, 1, 0};
+        s.pad = i % 2, s.local = i / 2 % 2;
+        int64_t gb = sampler_global_batch(&s), steps = s.pad ? (s.samples + gb - 1) / gb : s.samples / gb, wrong = 0, uneven = 0;
+        int64_t least = steps * gb / s.samples, most = (steps * gb + s.samples - 1) / s.samples;
+        char name[200];
+        if (!steps) continue; // a step larger than the data, and nothing to pad it with: the program refuses it
+        for (int64_t epoch = 0; epoch < 3; epoch++) {
+            int counts[128] = {0};
+            for (int64_t step = 0; step < steps; step++) {
+                int64_t at = step * gb;
+                for (s.replica = 0; s.replica < s.replicas; s.replica++)
+                    for (int outer = 0; outer < (s.local ? s.shards : s.accumulation); outer++)
+                        for (int inner = 0; inner < (s.local ? s.accumulation : s.shards); inner++)
+                            for (int b = 0; b < s.B; b++, at++) {
+                                s.shard = s.local ? outer : inner;
+                                int64_t window = sampler_window(&s, epoch * steps + step, s.local ? inner : outer, b);
+                                wrong += window != sampler_window(&one, epoch * s.samples + at % s.samples, 0, 0); // beyond the end: the head of this epoch
+                                if (window >= 0 && window < s.samples) counts[window]++;
+                            }
+            }
+            for (int w = 0; w < s.samples; w++) uneven += counts[w] < least || counts[w] > most;
+        }
+        snprintf(name, sizeof name, "%d shards x %d replicas x accum %d x B %d of %d samples, %s, tail %s: one rank's order over three epochs", s.shards, s.replicas,
+                 s.accumulation, s.B, (int)s.samples, s.local ? "local" : "sharded", s.pad ? "padded" : "dropped");
+        CHECK(name, wrong == 0 && uneven == 0, "%d of %d elsewhere; %d windows not %d to %d times an epoch", (int)wrong, (int)(3 * steps * gb), (int)uneven, (int)least, (int)most);
+    }
+}
+
+static void open_loader(Loader *l, Device *dev, const Dataset *d, const Sampler *s, int64_t end, int workers) {
+    Device walked;
+    device_open_walk(&walked, 1, 0);
+    loader_open(l, &walked, d, s, d->T, 0, end, workers, 2);
+    device_open(dev, &walked, NULL, 0);
+    loader_open(l, dev, d, s, d->T, 0, end, workers, 2);
+}
+
+/* The same without threads: the caller claims and reads, in the order that it wants to try. */
+static void open_loader_by_hand(Loader *l, Device *dev, const Dataset *d, const Sampler *s, int64_t end) {
+    open_loader(l, dev, d, s, end, 1);
+    loader_close(l, dev);
+    l->claimed = l->produced = l->consumed = l->stop = 0;
+}
+
+/* Elements of a batch that are not what one thread reads, sample by sample. */
+static int64_t count_different(const StepBatch *batch, const Dataset *d, const Sampler *s, int64_t step) {
+    int32_t inputs[64], targets[64];
+    char raw[5 * 65], error[256];
+    int64_t different = 0, count = 0;
+    for (int i = 0; i < s->accumulation * s->B; i++) {
+        count += dataset_window(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, raw, error, sizeof error);
+        for (int t = 0; t < d->T; t++) different += inputs[t] != batch->inputs[i * d->T + t] || targets[t] != batch->targets[i * d->T + t];
+    }
+    return different + (batch->num_targets != count) + (batch->first_sample != sampler_window(s, step, 0, 0));
+}
+
+static void test_loader(void) {
+    static const Sampler samplers[] = {{211, 9, 0, 1, 1, 0, 0, 3, 2, 0}, {211, 9, 1, 3, 1, 2, 0, 2, 1, 0}, {211, 9, 1, 2, 2, 1, 1, 2, 2, 1}, {211, 9, 0, 1, 1, 0, 0, 1, 1, 0}};
+    static const int workers[] = {1, 2, 3, 7};
+    Dataset d = dataset_open(make_token_file("loader.tok", 211 * 16 + 1, 64, 5), 16, 64, 0);
+    char name[200];
+    Device dev;
+    Loader l;
+    for (int i = 0; i < 4; i++)
+        for (int w = 0; w < 4; w++) {
+            const Sampler *s = &samplers[i];
+            static uint64_t hashes[4][422]; // of one worker
+            int64_t steps = 2 * sampler_steps_per_epoch(s), different = 0, ahead = 0, other_hashes = 0;
+            open_loader(&l, &dev, &d, s, steps, workers[w]);
+            for (int64_t step = 0; step < steps; step++) {
+                StepBatch *batch = loader_next(&l, &dev, 60);
+                if (step % 16 == 0) usleep(2000); // the others read on, and leave this batch alone
+                different += count_different(batch, &d, s, step);
+                if (!w) hashes[i][step] = batch->samples_hash;
+                other_hashes += batch->samples_hash != hashes[i][step];
+                pthread_mutex_lock(&l.lock);
+                ahead = max_i64(ahead, (l.claimed + l.samples - 1) / l.samples - step);
+                pthread_mutex_unlock(&l.lock);
+                loader_release(&l, &dev);
+            }
+            loader_close(&l, &dev);
+            device_close(&dev);
+            snprintf(name, sizeof name, "%d worker%s, %d shards x %d replicas x accum %d x B %d, tail %s: the batches of one thread, bit for bit, over two epochs", workers[w],
+                     w ? "s" : "", s->shards, s->replicas, s->accumulation, s->B, s->pad ? "padded" : "dropped");
+            CHECK(name, different == 0 && other_hashes == 0 && ahead <= LOADER_DEPTH && l.claimed == steps * l.samples, "%d elements and %d hashes of %d steps differ; at most %d steps ahead (bound %d), %d samples read",
+                  (int)different, (int)other_hashes, (int)steps, (int)ahead, LOADER_DEPTH, (int)l.claimed);
+        }
+    // by hand: samples that come in another order
+    open_loader_by_hand(&l, &dev, &d, &samplers[0], 10);
+    int64_t whole[4] = {0}, n = l.samples;
+    for (int64_t i = 0; i < 2 * n; i++) loader_claim(&l);
+    for (int64_t i = 2 * n - 1; i >= n; i--) loader_read(&l, i, l.workers[0].raw);
+    whole[0] = l.produced; // the second step is there, the first is not
+    for (int64_t i = n - 1; i >= 1; i--) loader_read(&l, i, l.workers[0].raw);
+    whole[1] = l.produced; // all but one sample
+    loader_read(&l, 0, l.workers[0].raw);
+    whole[2] = l.produced;
+    CHECK("a step is handed out when all of its samples are there, and not before the step ahead of it", !whole[0] && !whole[1] && whole[2] == 2 && !count_different(&l.ring[0], &d, &samplers[0], 0) && !count_different(&l.ring[1], &d, &samplers[0], 1),
+          "%d whole without the first step's samples, %d without one of them, %d with all", (int)whole[0], (int)whole[1], (int)whole[2]);
+    device_close(&dev);
+    // at rest: nobody looks again and again
+    struct timespec before, after;
+    open_loader(&l, &dev, &d, &samplers[0], 10, 7);
+    loader_next(&l, &dev, 60);
+    usleep(50000);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    usleep(300000);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    double busy = (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec);
+    loader_close(&l, &dev);
+    device_close(&dev);
+    // at work: the training step sleeps once a step itself, each worker once where there is a sample for it
+    static const int sharers[][3] = {{7, 0, 6}, {2, 0, 2}, {7, 3, 1}}; // workers, sampler, workers that find a sample
+    for (int i = 0; i < 3; i++) {
+        struct rusage start, end;
+        open_loader(&l, &dev, &d, &samplers[sharers[i][1]], 300, sharers[i][0]);
+        getrusage(RUSAGE_SELF, &start);
+        for (int step = 0; step < 200; step++) loader_next(&l, &dev, 60), usleep(300), loader_release(&l, &dev);
+        getrusage(RUSAGE_SELF, &end);
+        loader_close(&l, &dev);
+        device_close(&dev);
+        double sleeps = (double)(end.ru_nvcsw - start.ru_nvcsw) / 200;
+        snprintf(name, sizeof name, "%d workers, %d samples a step: a worker wakes once a step, and only where there is one for it", sharers[i][0], (int)l.samples);
+        CHECK(name, sleeps <= 1 + 2 * sharers[i][2], "%.2f times a step a thread goes to sleep, this one's own 1 with them (bound %d: each may meet the lock taken)", sleeps, 1 + 2 * sharers[i][2]);
+    }
+    CHECK("workers that have read ahead sleep", busy < 0.015, "7 of them: %.2f ms of processor time in 300 ms (bound 15)", 1e3 * busy);
+    dataset_close(&d);
+}
+
+/* Memory: the walk books what the run takes, whatever --workers and whatever machine. */
+static size_t walked_loader(const Sampler *s, int workers, int cores, int *started) {
+    Device walked;
+    Loader l;
+    device_open_walk(&walked, 1, 0);
+    loader_open(&l, &walked, NULL, s, 256, 0, 1, workers, cores);
+    *started = l.num_workers;
+    return device_peak(&walked);
+}
+
+static void workers_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    for (int step = 1; step <= 2; step++) train_step(&o->run, step);
+    product_rate(&o->run.dev);
+    size_t walked = o->walked.dev.arenas[MEM_WORKSPACE].peak, measured = o->run.dev.arenas[MEM_WORKSPACE].peak;
+    char name[96];
+    snprintf(name, sizeof name, "--workers %d: memory walked = measured", j->opt.workers);
+    CHECK(name, walked == measured && device_peak(&o->walked.dev) == device_peak(&o->run.dev), "workspace of %zu and %zu bytes; %d started", walked, measured, o->run.loader.num_workers);
+    close_rank(o);
+}
+
+static void test_loader_memory(void) {
+    static const int workers[] = {0, 1, 2, 3, 7, LOADER_MAX_WORKERS};
+    char arguments[512];
+    for (int w = 0; w < 6; w++) {
+        snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 2 --accum 3 --threads 1 --workers %d", fixture_dir, make_token_file("ranks.tok", 6000, 64, 7), workers[w]);
+        Job *j = make_job(arguments, 1, &transport_threads);
+        launch(j, 0, workers_body);
+        end_job(j);
+    }
+    static const Sampler s = {100, 1, 0, 1, 1, 0, 0, 1, 1, 0};
+    int few, four, given;
+    size_t small = walked_loader(&s, 0, 1, &few), large = walked_loader(&s, 0, 64, &four), seven = walked_loader(&s, 7, 1, &given);
+    CHECK("4 workers by default where there are cores, as much memory where there are not", few == 1 && four == 4 && given == 7 && small == large && seven > large,
+          "%d on 1 core, %d on 64, %zu and %zu bytes; --workers 7: %d, %zu bytes", few, four, small, large, given, seven);
+}
+
 static void test_data(void) {
     int64_t sizes[] = {1, 2, 3, 5, 64, 1000, 65537};
     for (int s = 0; s < 7; s++) {
@@ -678,6 +850,9 @@ static void test_data(void) {
     }
     CHECK("targets are the next token, masked ones ignored, all counted once", next_token == 0 && masked == 0 && total == 99 - 19, "%d wrong, %d wrongly ignored, %d of 80 targets", next_token, masked, total);
     dataset_close(&d);
+    test_sampler();
+    test_loader();
+    test_loader_memory();
 }
 
 // ---------------------------------------------------------------------------
@@ -838,7 +1013,7 @@ static void same_samples(Job *j, int rank) {
         s.shard = 1;
         size_t mark = arena_mark(&o->run.dev, MEM_WORKSPACE);
         o->run.dev.arenas[MEM_WORKSPACE].used = 0;
-        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0);
+        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, j->opt.steps, 0, j->cores);
         o->run.dev.arenas[MEM_WORKSPACE].used = mark;
     }
     train_step(&o->run, 1);
@@ -911,6 +1086,42 @@ static void skipping(Job *j, int rank) {
 
 static void bad_token(void *arguments) { launch(make_job((const char *)arguments, 1, &transport_threads), 0, ranks_body); }
 
+/* Tokens of 4 of 6 samples of the first step, and all of the second, are outside the vocabulary: 4000 + sample. */
+static const Sampler spoiled_sampler = {211, 9, 0, 1, 1, 0, 0, 3, 2, 0};
+
+static int64_t spoiled_token(int sample) { return sampler_window(&spoiled_sampler, sample / 6, sample % 6 / 2, sample % 2) * 16 + 7; }
+
+static void run_spoiled(void *workers) { // 0: by hand, the last sample first
+    Device dev;
+    Loader l;
+    Dataset d = dataset_open(scratch_path("spoiled.tok"), 16, 64, 0);
+    if (*(int *)workers) open_loader(&l, &dev, &d, &spoiled_sampler, 10, *(int *)workers);
+    else open_loader_by_hand(&l, &dev, &d, &spoiled_sampler, 10);
+    for (int i = 0; i < 12 && !*(int *)workers; i++) loader_claim(&l);
+    for (int i = 11; i >= 0 && !*(int *)workers; i--) loader_read(&l, i, l.workers[0].raw);
+    loader_next(&l, &dev, 60);
+}
+
+static void run_dead_worker(void *path) {
+    Device dev;
+    Loader l;
+    Dataset d = dataset_open((const char *)path, 16, 64, 0);
+    open_loader_by_hand(&l, &dev, &d, &spoiled_sampler, 10);
+    for (int i = 0; i < 6; i++) loader_claim(&l);
+    for (int i = 1; i < 6; i++) loader_read(&l, i, l.workers[0].raw); // who claimed the first sample is never heard of again
+    alarm(20); // were it endless, it would end as neither
+    loader_next(&l, &dev, 1);
+}
+
+static void truncated_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    train_step(&o->run, 1);
+    if (rank == 0 && truncate(j->opt.data, 64 + 2 * 17)) run_failure("the file could not be truncated"); // one window is left
+    for (int step = 2; step <= 100; step++) train_step(&o->run, step);
+}
+
+static void run_truncated(void *arguments) { launch(make_job((const char *)arguments, 3, &transport_threads), 0, truncated_body); }
+
 static void test_failures(void) {
     char said_all[4096], arguments[512];
     const char *said;
@@ -957,6 +1168,37 @@ static void test_failures(void) {
     code = child_says(bad_token, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("a token outside the vocabulary is named with its place", code == 1 && strstr(said, "token 1500 is 4000"), "code %d: %s", code, said);
+    // several of them: always the first in order, whoever of the workers meets it
+    f = fopen(make_token_file("spoiled.tok", 211 * 16 + 1, 64, 0), "r+b");
+    for (int i = 2; i < 12; i++) {
+        token = (uint16_t)(4000 + i);
+        fseek(f, 64 + 2 * (long)spoiled_token(i), SEEK_SET);
+        fwrite(&token, 2, 1, f);
+    }
+    fclose(f);
+    static const int workers[] = {0, 1, 2, 3, 7};
+    char expected[64];
+    int runs = 0, right = 0;
+    snprintf(expected, sizeof expected, "token %" PRId64 " is 4002", spoiled_token(2));
+    for (int i = 0; i < 50; i++, runs++) {
+        code = child_says(run_spoiled, (void *)&workers[i % 5], said_all, sizeof said_all);
+        said = sentence(said_all);
+        right += code == 1 && strstr(said, expected);
+    }
+    CHECK("of several tokens outside the vocabulary the first in order is named, whichever worker meets it", right == runs, "%d of %d runs name %s; the last: %s", right, runs, expected, said);
+    start = seconds_now();
+    code = child_says(run_dead_worker, (void *)make_token_file("dead.tok", 211 * 16 + 1, 64, 0), said_all, sizeof said_all);
+    took = seconds_now() - start;
+    said = sentence(said_all);
+    CHECK("a sample that never comes ends the run within the time-out", code == 2 && took < 3 && strstr(said, "step 1: 5 of its 6 samples") && strstr(said, "dead.tok"), "code %d after %.1f s: %s", code, took, said);
+    path = make_token_file("shrinks.tok", 3000, 64, 0);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 20 --workers 2", fixture_dir, path);
+    code = child_says(run_truncated, arguments, said_all, sizeof said_all);
+    said = sentence(said_all);
+    int64_t first = -1, last = -1;
+    const char *at = strstr(said, ": tokens ");
+    if (at && sscanf(at, ": tokens %" SCNd64 " to %" SCNd64, &first, &last) != 2) last = -1;
+    CHECK("a file that is truncated while it is read is named, with its tokens", code == 1 && strstr(said, path) && last == first + 16 && last >= 17, "code %d: %s", code, said);
 }
 
 #include "dev/test/test_kernels.h"

@@ -22,7 +22,7 @@
 typedef struct {
     const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype;
     int vocab_size, seq, batch, accum, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
-    int seed, threads, ranks, plan, world, help, deterministic;
+    int seed, threads, ranks, plan, world, help, deterministic, workers;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
 } Options;
 
@@ -49,7 +49,7 @@ static const OptionRow option_rows[] = {
     {OPT_TEXT, "data", FIELD(data), 0, 0, "FILE|GLOB", NULL, "token files to train on"},
     {OPT_TEXT, "val", FIELD(val), 0, 0, "FILE|GLOB", NULL, "token files to validate on"},
     {OPT_TEXT, "tail", FIELD(tail), 0, 0, "drop|pad", "drop", "the last, incomplete step of an epoch: dropped, or padded with the epoch's head"},
-    {OPT_LATER, "workers", 0, 0, 0, "1", NULL, "reading threads of a rank"},
+    {OPT_INT,  "workers", FIELD(workers), 0, LOADER_MAX_WORKERS, "N", "0", "threads of a rank that read ahead; 0: its cores, up to 4"},
     {OPT_LATER, "doc-mask", 0, 0, 0, NULL, NULL, "attention stays inside documents"},
     {OPT_GROUP, "batch", 0, 0, 0, NULL, NULL, NULL},
     {OPT_INT,  "seq", FIELD(seq), 0, 1 << 24, "T", "0", "tokens a sample; 0: the model's default"},
@@ -671,6 +671,7 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     if (s.skipped) step_skip(r, step, &s);
     else if (s.targets || r->dev.walk) fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)++r->updates);
     s.samples = sampler_global_batch(&r->loader.sampler);
+    s.data_wait_seconds = r->loader.wait_seconds;
     s.wait_seconds = r->comm.wait_seconds - waited;
     s.exchange_seconds = r->comm.exchange_seconds - exchanged;
     s.overlap = s.exchange_seconds > 0 ? fmax(0, 1 - (r->comm.exposed_seconds - exposed) / s.exchange_seconds) : 0;
@@ -792,7 +793,7 @@ typedef struct {
     Mesh mesh;
     Dataset data, val;         // num_files 0: none
     StFiles weights;
-    int has_weights, threads, local_ranks;
+    int has_weights, threads, cores, local_ranks; // threads and cores of a rank
     char tokenizer_path[4096]; // "": none found
     Tokenizer *tokenizer;
     int32_t *prompt;           // ids
@@ -864,12 +865,11 @@ static void job_mesh(Job *j, int world) {
     j->mesh = m;
 }
 
-/* Threads a rank: --threads, else this host's cores divided by its ranks. A launcher that binds has divided already. */
-static int job_threads(const Options *o, int local_ranks) {
+/* Cores a rank: this host's divided by its ranks. A launcher that binds has divided already. */
+static int job_cores(int local_ranks) {
     cpu_set_t bound;
     int online = (int)sysconf(_SC_NPROCESSORS_ONLN), cores = online;
     if (sched_getaffinity(0, sizeof bound, &bound) == 0) cores = CPU_COUNT(&bound);
-    if (o->threads) return o->threads;
     return (int)max_i64(1, cores < online && launched_by_mpi() ? cores : cores / local_ranks);
 }
 
@@ -928,7 +928,8 @@ static void job_prepare(Job *j, int world, int local_ranks) {
         user_error("--batch %d x --seq %d = %" PRId64 " tokens a micro-batch, expected at most %d: use a smaller --batch, and --accum", o->batch, o->seq, (int64_t)o->batch * o->seq, 1 << 30);
     job_mesh(j, world);
     j->local_ranks = local_ranks;
-    j->threads = job_threads(o, local_ranks);
+    j->cores = job_cores(local_ranks);
+    j->threads = o->threads ? o->threads : j->cores;
     table_open(&j->table, &j->config, number_behind(o->wrap, "size"));
     job_check_figures(j, world);
     if (j->task == DO_PLAN) return;
@@ -977,7 +978,7 @@ static void run_allocate(Run *r, const Job *j) {
         r->fingerprints = (uint64_t *)arena_alloc(&r->dev, MEM_COMM, "fingerprints of the weights", sizeof(uint64_t) * (size_t)r->table->num_units * (size_t)(1 + copies));
     Sampler s = {j->data.windows, (uint64_t)j->opt.seed, !strcmp(j->opt.tail, "pad"), r->mesh.size[AXIS_DP_SHARD], r->mesh.size[AXIS_DP_REPLICATE],
                  mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, how.local};
-    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, 0);
+    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, 0, j->opt.steps, j->opt.workers, j->cores);
 }
 
 static void run_close(Run *r) {
@@ -1078,8 +1079,9 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
     printf("\n");
     layout_print(&j->mesh, r->layout, stdout);
     if (j->task == DO_TRAIN)
-        printf("%" PRId64 " samples of %d tokens; a step takes %d x %d x %d = %" PRId64 " of them; weights %s\n", j->data.windows, j->opt.seq, j->mesh.world, j->opt.accum,
-               j->opt.batch, sampler_global_batch(&r->loader.sampler), j->has_weights ? "read from the model's directory" : "drawn at random");
+        printf("%" PRId64 " samples of %d tokens, read by %d worker%s a rank; a step takes %d x %d x %d = %" PRId64 " of them; weights %s\n", j->data.windows, j->opt.seq,
+               r->loader.num_workers, r->loader.num_workers > 1 ? "s" : "", j->mesh.world, j->opt.accum, j->opt.batch,
+               sampler_global_batch(&r->loader.sampler), j->has_weights ? "read from the model's directory" : "drawn at random");
     fflush(stdout);
 }
 
@@ -1166,7 +1168,8 @@ static void rank_train(Run *r, const Run *walked, const Job *j) {
         if (j->opt.out) write_run_files(j, r, walked);
     }
     train(r, walked);
-    if (r->rank == 0) logger_close(&r->log);
+    loader_close(&r->loader, &r->dev);
+    if (r->rank == 0) logger_loader(&r->loader), logger_close(&r->log);
 }
 
 static void rank_eval(Run *r, const Job *j) {

@@ -83,11 +83,14 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     size_t elements = (size_t)s.accumulation * (size_t)s.B * (size_t)d->T;
     static Loader l;
     memset(&l, 0, sizeof l);
-    l.data = d, l.sampler = s, l.sampler.shard = 0, l.raw = (char *)malloc(5 * ((size_t)d->T + 1));
+    l.data = d, l.sampler = s, l.sampler.shard = 0, l.samples = s.accumulation * s.B, l.first_step = steps, l.steps = 1; // the first of the second epoch
+    pthread_mutex_init(&l.lock, NULL);
+    pthread_cond_init(&l.ready, NULL);
+    char *raw = (char *)malloc(5 * ((size_t)d->T + 1));
     StepBatch *batch = &l.ring[0];
     batch->inputs = (int32_t *)malloc(sizeof(int32_t) * elements), batch->targets = (int32_t *)malloc(sizeof(int32_t) * elements);
-    loader_read_step(&l, steps, batch); // of the second epoch
-    if (l.error[0]) user_error("%s", l.error);
+    for (int64_t sample; (sample = loader_claim(&l)) >= 0;) loader_read(&l, sample, raw);
+    if (batch->error[0]) user_error("%s", batch->error);
     int64_t targets = 0;
     for (size_t i = 0; i < elements; i++) {
         EXPECT(batch->inputs[i] >= 0 && batch->inputs[i] < d->vocab_size, "a step has the token %d", batch->inputs[i]);
@@ -95,7 +98,7 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
         targets += batch->targets[i] != IGNORED_TARGET;
     }
     EXPECT(batch->num_targets == targets, "a step has %" PRId64 " targets, counted %" PRId64, targets, batch->num_targets);
-    free(batch->inputs), free(batch->targets), free(l.raw);
+    free(batch->inputs), free(batch->targets), free(raw);
 }
 
 /* A header that belongs to the bytes, which FITTING makes tokens below V. Returns the file's size. */

@@ -190,6 +190,8 @@ command_line() {
     bad "an option of 5,000 letters" "unknown option" "${train[@]}" "--$(printf 'x%.0s' {1..5000})"
     bad "a flag with a value" "--plan takes no value" --plan=yes
     everywhere "a value that is no number" "--steps many: expected a whole number" "${train[@]}" --steps many
+    bad "more loader workers than there may be" "--workers 65: expected a whole number from 0 to 64" "${train[@]}" --workers 65
+    works "more loader workers than samples" "$program" "${train[@]}" --workers 64
     bad "an option without its value" "--steps needs a value" "${train[@]}" --steps
     bad "no data at all" "--data is missing" --model tiny
     for option in model data val tokenizer out export eval encode decode; do bad "--$option ''" "--$option.*needs a value" "${train[@]}" "--$option" ""; done

@@ -61,6 +61,10 @@ fault "local accumulation takes samples in the order of the other" dataloader.h 
     's|    if (s->local) j = .*||' bits "have one rank's bits"
 fault "local accumulation reduces every micro-batch" fsdp.h \
     's/(last || !f->local);/1;/' faults "law, walk and wire"
+fault "a step is handed out before its last sample" dataloader.h \
+    's|!l->ring\[l->produced % LOADER_DEPTH\].unread|l->ring[l->produced % LOADER_DEPTH].unread <= 1|' data "handed out when all"
+fault "the bad sample that is found first is named, not the first in order" dataloader.h \
+    's/ || i < batch->bad))/))/' failures "first in order"
 fault "a block is gathered once too often" train_llama3.cu \
     's|        block_forward(r, l, 0);|&\n        if (l == 0) { unit_free(f, blocks, PASS_LAST); unit_gather(f, blocks); unit_weights(f, blocks); }|' faults "law, walk and wire"
 fault "replicas are not exchanged" fsdp.h \

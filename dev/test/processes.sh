@@ -200,7 +200,7 @@ files() {
     local rows unequal option
     grep '"loss"' threads/metrics.jsonl >steps.jsonl
     grep '"val_loss"' threads/metrics.jsonl >validations.jsonl
-    json steps.jsonl step loss grad_norm lr tokens samples seconds tokens_per_s mfu wait_s memory params grads optimizer activations comm workspace \
+    json steps.jsonl step loss grad_norm lr tokens samples seconds tokens_per_s mfu wait_s data_wait_s memory params grads optimizer activations comm workspace \
         bytes fsdp dp_replicate tp cp pp rank_min_max
     json validations.jsonl step val_loss
     json threads/layout.json world mesh tp cp pp dp_shard dp_replicate groups fsdp
@@ -239,6 +239,8 @@ plan() {
 training() {
     local first last exported
     runs "training" "$program" "${train[@]}" --ranks 2 --batch 8 --steps 80 --lr 5e-3 --warmup 8 --val text/val.tok --val-every 20 --out run --export trained || return
+    if grep -qE '^loader: [0-9]+ workers?, first batch after [0-9.]+ ms, then [0-9.]+ ms a step waiting, [0-9.]+ ms a step reading$' .out; then pass "the log ends with what the loader cost" "$(grep '^loader: ' .out)"
+    else fail "the log ends with what the loader cost" "the last line: $(tail -n 1 .out)"; fi
     first=$(figures run val_loss | head -n 1)
     last=$(figures run val_loss | tail -n 1)
     if awk -v a="$first" -v b="$last" 'BEGIN { exit !(b < a - 0.2 && b < 5.5) }'; then pass "training lowers the validation loss" "ln 600 = 6.40, after 20 steps $first, after 80 $last"

@@ -39,7 +39,7 @@ if command -v mpirun >/dev/null && ! grep -qv DHAVE_MPI build/cpu-fp32/flags; th
 else
     echo "no MPI in this build: its tests are left out"
 fi
-# other builds of the same tests: variant NAME FOLDER, then what make is told; TESTS=group runs that group alone
+# other builds of the same tests: variant NAME FOLDER, then what make is told; TESTS=group runs those groups alone
 variant() {
     local name=$1 build=build/test-$2 last=${!#} tests=
     shift 2
@@ -57,8 +57,8 @@ if [ "${1:-}" = all ]; then
     export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1
     variant "address and undefined-behaviour sanitizers, fp32" asan-fp32 HAVE_MPI= PRECISION=fp32 CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
     variant "address and undefined-behaviour sanitizers, bf16" asan-bf16 HAVE_MPI= PRECISION=bf16 CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
-    export TSAN_OPTIONS=halt_on_error=1 OMP_THREAD_LIMIT=1 # it cannot see into OpenMP's barriers: ranks are the only threads
-    variant "thread sanitizer, 2 to 4 ranks over threads, fp32" tsan-fp32 HAVE_ONEDNN= HAVE_MPI= PRECISION=fp32 CFLAGS="-O1 -g -fsanitize=thread" TESTS=faults
+    export TSAN_OPTIONS=halt_on_error=1 OMP_THREAD_LIMIT=1 # it cannot see into OpenMP's barriers: ranks and workers are the only threads
+    variant "thread sanitizer, 2 to 4 ranks over threads, 1 to 64 loader workers, fp32" tsan-fp32 HAVE_ONEDNN= HAVE_MPI= PRECISION=fp32 CFLAGS="-O1 -g -fsanitize=thread" TESTS="faults data"
     unset TSAN_OPTIONS OMP_THREAD_LIMIT
 fi
 suite "ops, step by step" make --no-print-directory -s -C dev/kernels check
