@@ -251,14 +251,14 @@ static inline void event_add(Device *dev, EventKind kind, int lane, const char *
     dev->num_events++;
 }
 
-static inline void event_end(Device *dev, int64_t event) {
-    if (dev->events && event < dev->max_events) dev->events[event].end = device_now(dev);
+static inline void event_end(Device *dev, int64_t event, double end) {
+    if (dev->events && event < dev->max_events) dev->events[event].end = end;
 }
 
 /* A phase (forward, backward, … of a unit) lasts until the next one begins; name NULL: none does. */
 static inline void device_phase(Device *dev, const char *name, const char *of) {
     double now = device_now(dev);
-    if (dev->phase) event_end(dev, dev->phase - 1);
+    if (dev->phase) event_end(dev, dev->phase - 1, now);
     if (name) event_add(dev, EVENT_PHASE, 0, name, of, now, now, 0); // stands before what it holds
     dev->phase = name ? dev->num_events : 0;
 }

@@ -167,7 +167,8 @@ static void trace_events(FILE *f, const Device *dev, int rank, double zero, doub
 /* All ranks write into one file, each its part at its place. Their clocks are aligned now, by exchanges. */
 static void trace_write(Comm *comm, const char *path) {
     typedef struct { double first; int64_t bytes; } Part; // when it begins, by rank 0's clock
-    const Device *dev = comm->dev;
+    Device *dev = comm->dev;
+    dev->max_events = min_i64(dev->max_events, dev->num_events); // it ends here: what follows is of the writing
     Part mine = ZERO, *all = (Part *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
     double error, offset = comm_clock_offset(comm, &error), zero = INFINITY;
     char *text, temporary[4096 + 16];

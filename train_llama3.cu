@@ -553,7 +553,7 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     AdamW adam = {(float)s.lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
     if (s.targets || r->dev.walk) fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)step);
     device_phase(&r->dev, NULL, NULL);
-    event_end(&r->dev, event);
+    event_end(&r->dev, event, device_now(&r->dev));
     s.samples = sampler_global_batch(&r->loader.sampler);
     s.wait_seconds = r->comm.wait_seconds - waited;
     s.exchange_seconds = r->comm.exchange_seconds - exchanged;
