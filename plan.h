@@ -251,7 +251,7 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
     if (!text) user_error("cannot read --cluster %s: %s", path, strerror(errno));
     cJSON *root = cJSON_Parse(text);
     const char *name, *of;
-    if (!cJSON_IsObject(root)) user_error("--cluster %s is not JSON: expected an object, as make -C dev/kernels collectives writes it", path);
+    if (!cJSON_IsObject(root)) user_error("--cluster %s is no JSON object: expected one as make -C dev/kernels collectives writes it", path);
     cluster_word(root, path, "name", NULL, &name);
     snprintf(c->name, sizeof c->name, "%s", name);
     int device = cluster_word(root, path, "rates_of", "host|device", &of);
