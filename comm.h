@@ -71,6 +71,7 @@ typedef struct {
     Axis axis;
     int size, rank;         // members, and which of them this rank is
     int64_t next_sequence;  // collectives started so far
+    double free_at, seconds; // in a walk with a clock: when its lane is free again, and how long it was taken
     struct ThreadGroup *threads;
 #ifdef HAVE_MPI
     MPI_Comm mpi;
@@ -86,6 +87,9 @@ typedef struct Request {
     char *recv;         // (size, bytes), part p came from member p
     size_t bytes;
     int64_t sequence;   // the how manieth of its group
+    double started;     // seconds; of a walk's clock: when its lane came free
+    double arrives;     // in a walk: when it is complete
+    int row;            // its group's other exchanges in flight have other rows
     int next;           // threads: parts copied so far
 #ifdef HAVE_MPI
     MPI_Request mpi;
@@ -104,9 +108,29 @@ typedef struct {
     void (*missing)(Comm *, Request *, char *text, size_t size); // who did not arrive, as far as it can know
 } Transport;
 
+enum { MAX_POINTS = 32 };
+
+typedef struct {               // what an exchange takes, by a cluster file
+    double latency, bandwidth; // seconds; bytes a second that a rank receives from others
+    int points;                // where it was measured: between the points, not by the line
+    double bytes[MAX_POINTS], seconds[MAX_POINTS];
+    char of[160];              // of which transport, ranks and hosts, for people
+} ExchangeRate;
+
+static double exchange_seconds(const ExchangeRate *e, double bytes) {
+    if (!e->points) return e->latency + bytes / e->bandwidth;
+    int last = e->points - 1, i = 1;
+    if (bytes <= e->bytes[0]) return e->seconds[0];
+    if (bytes >= e->bytes[last]) return e->seconds[last] * bytes / e->bytes[last];
+    while (bytes > e->bytes[i]) i++;
+    double part = log(bytes / e->bytes[i - 1]) / log(e->bytes[i] / e->bytes[i - 1]);
+    return e->seconds[i - 1] * pow(e->seconds[i] / e->seconds[i - 1], part);
+}
+
 struct Comm {
     Device *dev;
     const Transport *transport;
+    const ExchangeRate (*rates)[COLLECTIVES]; // (AXES, COLLECTIVES) in a walk with a clock; else NULL
     Mesh mesh;
     int rank;                          // in the world
     Group groups[AXES];
@@ -353,10 +377,19 @@ static void comm_end_process(void) {
 
 static void comm_poll(void *arg);
 
+/* The timeline's lane of an exchange: one for each axis, and one more for each that is in flight beside it. */
+static inline int comm_lane(const Request *r) { return 1 + (int)r->group->axis + r->row * (int)AXES; }
+
+static void exchange_event(Comm *comm, const Request *r, double start, double end) {
+    event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, start, end, (double)(r->group->size - 1) * (double)r->bytes);
+}
+
 static void comm_progress(Comm *comm) {
     for (int i = 0; i < comm->num_in_flight; i++) {
         Request *r = comm->in_flight[i];
-        if (r->active && comm->transport->test(comm, r)) r->active = 0;
+        if (!r->active || !comm->transport->test(comm, r)) continue;
+        r->active = 0;
+        exchange_event(comm, r, r->started, seconds_now());
     }
     int kept = 0;
     for (int i = 0; i < comm->num_in_flight; i++)
@@ -384,9 +417,8 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
         const int64_t signature[3] = {(int64_t)axis, (int64_t)collective, (int64_t)bytes};
         comm->order = hash_bytes(hash_bytes(comm->order, signature, sizeof signature), what, strlen(what));
     }
-    if (comm->dev->walk) return;
     if (g->size == 1) {
-        if (send != recv) memcpy(recv, send, bytes);
+        if (send != recv && !comm->dev->walk) memcpy(recv, send, bytes);
         return;
     }
     if (comm->num_in_flight == MAX_IN_FLIGHT) run_failure("rank %d: more than %d exchanges in flight", comm->rank, MAX_IN_FLIGHT);
@@ -398,7 +430,18 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
     r->recv = (char *)recv;
     r->bytes = bytes;
     r->sequence = g->next_sequence++;
-    if (!comm->num_in_flight) comm->in_flight_since = seconds_now();
+    r->started = device_now(comm->dev);
+    r->row = 0;
+    if (comm->dev->walk) { // a lane carries one exchange after the other
+        r->started = fmax(r->started, g->free_at);
+        r->arrives = g->free_at = r->started + (comm->rates ? exchange_seconds(&comm->rates[axis][collective], (double)(g->size - 1) * (double)bytes) : 0);
+        g->seconds += r->arrives - r->started;
+        exchange_event(comm, r, r->started, r->arrives);
+        return;
+    }
+    for (int i = 0; i < comm->num_in_flight; i++) // the lowest row that none of the group has
+        if (comm->in_flight[i]->group == g && comm->in_flight[i]->row == r->row) r->row++, i = -1;
+    if (!comm->num_in_flight) comm->in_flight_since = r->started;
     comm->transport->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
     comm->dev->poll = comm_poll;
@@ -407,7 +450,14 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
 
 static void collective_wait(Comm *comm, Request *r) {
     if (!r->active) return;
-    double start = seconds_now(), now = start;
+    double start = device_now(comm->dev), now = start;
+    if (comm->dev->walk) {
+        r->active = 0;
+        comm->dev->clock = now = fmax(start, r->arrives);
+        comm->exposed_seconds += now - start;
+        event_add(comm->dev, EVENT_WAIT, 0, "wait", r->what, start, now, 0);
+        return;
+    }
     for (int spins = 0; comm_progress(comm), r->active; spins++) {
         sched_yield();
         if (spins > 2000) usleep(20);
@@ -421,8 +471,10 @@ static void collective_wait(Comm *comm, Request *r) {
                     comm->rank, now - start, collective_names[r->collective], r->what, axis_names[r->group->axis], r->group->size,
                     r->sequence, missing);
     }
-    comm->wait_seconds += seconds_now() - start;
-    comm->exposed_seconds += seconds_now() - start;
+    now = seconds_now();
+    comm->wait_seconds += now - start;
+    comm->exposed_seconds += now - start;
+    event_add(comm->dev, EVENT_WAIT, 0, "wait", r->what, start, now, 0);
 }
 
 /* Everybody's `send` (bytes) into `recv` (size, bytes), at once. */
@@ -430,6 +482,25 @@ static void all_gather_now(Comm *comm, Axis axis, const char *what, const void *
     Request r = ZERO;
     collective_start(comm, &r, ALL_GATHER, axis, what, send, recv, bytes);
     collective_wait(comm, &r);
+}
+
+/* This rank's clock minus rank 0's, in seconds, and the largest error of that: whatever rank 0 sent was sent before it
+ * came here, and whatever it saw of ours was seen after it left. Each round says when the one before was seen. */
+static double comm_clock_offset(Comm *comm, double *error) {
+    typedef struct { double sent, seen; } Beat; // by the sender's clock
+    Beat mine = ZERO, *all = (Beat *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
+    double low = -INFINITY, high = INFINITY;
+    for (int round = 0; round < 16; round++) {
+        double before = mine.sent;
+        mine.sent = seconds_now();
+        all_gather_now(comm, AXIS_WORLD, "clocks", &mine, all, sizeof mine);
+        mine.seen = seconds_now();
+        if (round) low = fmax(low, before - all[0].seen);
+        high = fmin(high, mine.seen - all[0].sent);
+    }
+    *error = comm->rank ? (high - low) / 2 : 0;
+    free(all);
+    return comm->rank ? (low + high) / 2 : 0;
 }
 
 /* For a walk: groups are known by their sizes alone. */

@@ -1,7 +1,7 @@
 /* device.h: what every op, buffer and exchange stands on.
  *
  * Owns: the storage dtype `floatX`, the two error exits, the arenas (every buffer of a rank is named and
- * belongs to a category), and the op ledger (every op says its FLOPs and bytes before it computes).
+ * belongs to a category), the op ledger (every op says its FLOPs and bytes before it computes), and the timeline.
  * A caller may rely on: a `Device` with `walk` set runs the same code, counts the same things and touches
  * no memory; so memory, FLOPs and traffic of any rank are known before anything is allocated.
  */
@@ -206,9 +206,23 @@ static const char *const op_names[OP_COUNT] = {
     "rope_forward", "rope_backward", "attention_forward", "attention_backward",
     "swiglu_forward", "swiglu_backward", "cross_entropy", "tree_sum", "squared_norm", "adamw", "cast", "fingerprint"};
 
-typedef struct { int64_t calls; double flops, bytes, seconds, again; } OpStat; // again: of the FLOPs, those of activations computed again
+typedef struct { int64_t calls; double flops, bytes, seconds, again; } OpStat; // seconds: measured, or by a walk's clock; again: of the FLOPs, those of activations computed again
 
-enum { MAX_BUFFERS = 96 };
+// what happened when: in a run with --trace, or in a walk by its own clock
+typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_EXCHANGE } EventKind;
+
+typedef struct {
+    const char *name, *of; // what happened, and to what (or NULL)
+    double start, end;     // seconds
+    double amount;         // an op's FLOPs, an exchange's bytes from others, a step's number
+    int kind, lane;        // lane 0 computes; the lanes of exchanges are comm.h's
+} Event;
+
+// what a machine does in a second, for a walk with a clock; rates of one rank
+typedef struct { OpKind op; double flops, intensity, rate; } OpRate; // of an op of so many FLOPs, and FLOPs a byte: FLOP/s
+typedef struct { const OpRate *ops; int count; double memory; } Rates; // (count); bytes/s, read + written
+
+enum { MAX_BUFFERS = 96, MAX_EVENTS = 1 << 18 };
 
 typedef struct {
     int walk;     // 1: count, compute nothing, touch nothing
@@ -217,17 +231,56 @@ typedef struct {
     Buffer buffers[MAX_BUFFERS];
     int num_buffers;
     OpStat ops[OP_COUNT];
-    const char *phase;      // what the program is at, "backward of block", and which block; -1: none
-    int phase_block;
     int again;              // activations are computed again: their FLOPs are no progress
     size_t peak;            // bytes of all arenas in memory when there were most of them; …
     char peak_when[96];     // … and when that was
     OpKind op;              // the op that runs now
-    double op_started;
+    double op_started, op_flops;
+    const Rates *rates;     // in a walk: it has a clock. NULL: none
+    double clock;           // seconds since the walk's step began
+    Event *events;          // (max_events) the timeline; NULL: none is kept
+    int64_t num_events, max_events; // also counted where none are kept, or no more fit
+    int64_t phase;          // the event of the phase that runs now, 1 the first; 0: none
+    const char *phase_name, *phase_of; // what the program is at: forward, backward, …, and of which unit; NULL: none
     void (*poll)(void *);   // lets exchanges in flight progress between ops; NULL when there are none
     void *poll_arg;
     struct MatmulCache *matmuls; // kernels.h: oneDNN's primitives, by shape
 } Device;
+
+static inline double device_now(const Device *dev) { return dev->walk ? dev->clock : seconds_now(); }
+
+static inline void event_add(Device *dev, EventKind kind, int lane, const char *name, const char *of, double start, double end, double amount) {
+    if (dev->events && dev->num_events < dev->max_events) {
+        Event *e = &dev->events[dev->num_events];
+        e->name = name, e->of = of, e->start = start, e->end = end, e->amount = amount, e->kind = kind, e->lane = lane;
+    }
+    dev->num_events++;
+}
+
+static inline void event_end(Device *dev, int64_t event, double end) {
+    if (dev->events && event < dev->max_events) dev->events[event].end = end;
+}
+
+/* A phase (forward, backward, … of a unit) lasts until the next one begins; name NULL: none does. */
+static inline void device_phase(Device *dev, const char *name, const char *of) {
+    double now = device_now(dev);
+    if (dev->phase) event_end(dev, dev->phase - 1, now);
+    if (name) event_add(dev, EVENT_PHASE, 0, name, of, now, now, 0); // stands before what it holds
+    dev->phase = name ? dev->num_events : 0;
+    dev->phase_name = name, dev->phase_of = of;
+}
+
+/* Seconds of an op: FLOPs at the rate of that op's nearest listed shape (in FLOPs and FLOPs a byte, both by ratio), but
+ * no less than its bytes take; an op that is not listed moves bytes alone. */
+static double op_seconds(const Rates *r, OpKind op, double flops, double bytes) {
+    double nearest = INFINITY, rate = INFINITY;
+    for (int i = 0; i < r->count; i++) {
+        if (r->ops[i].op != op) continue;
+        double distance = hypot(log(flops / r->ops[i].flops), log(flops / bytes / r->ops[i].intensity));
+        if (distance < nearest) nearest = distance, rate = r->ops[i].rate;
+    }
+    return fmax(flops / rate, bytes / r->memory);
+}
 
 /* Every op starts with this: books FLOPs and bytes (read + written), and says whether to compute. */
 static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
@@ -235,14 +288,23 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
     dev->ops[op].flops += flops;
     dev->ops[op].bytes += bytes;
     if (dev->again) dev->ops[op].again += flops;
-    if (dev->walk) return 0;
+    if (dev->walk) {
+        double start = dev->clock, took = dev->rates ? op_seconds(dev->rates, op, flops, bytes) : 0;
+        dev->clock += took;
+        dev->ops[op].seconds += took;
+        event_add(dev, EVENT_OP, 0, op_names[op], NULL, start, dev->clock, flops);
+        return 0;
+    }
     dev->op = op;
+    dev->op_flops = flops;
     dev->op_started = seconds_now();
     return 1;
 }
 
 static inline void op_end(Device *dev) {
-    dev->ops[dev->op].seconds += seconds_now() - dev->op_started;
+    double now = seconds_now();
+    dev->ops[dev->op].seconds += now - dev->op_started;
+    event_add(dev, EVENT_OP, 0, op_names[dev->op], NULL, dev->op_started, now, dev->op_flops);
     if (dev->poll) dev->poll(dev->poll_arg);
 }
 
@@ -292,6 +354,7 @@ static void *map_file(const char *dir, int rank, const char *category, size_t by
 static void device_open(Device *dev, const Device *walked, const char *out, int rank) {
     memset(dev, 0, sizeof *dev);
     dev->threads = walked->threads;
+    dev->max_events = walked->max_events;
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         Arena *a = &dev->arenas[c];
         a->in_file = walked->arenas[c].in_file;
@@ -349,9 +412,7 @@ static void *arena_alloc(Device *dev, MemCategory category, const char *name, si
     for (int c = 0; c < MEM_CATEGORIES; c++) now += dev->arenas[c].in_file ? 0 : dev->arenas[c].used;
     if (now > dev->peak) {
         dev->peak = now;
-        if (!dev->phase) snprintf(dev->peak_when, sizeof dev->peak_when, "from the start");
-        else if (dev->phase_block < 0) snprintf(dev->peak_when, sizeof dev->peak_when, "%s, with '%s'", dev->phase, name);
-        else snprintf(dev->peak_when, sizeof dev->peak_when, "%s %d, with '%s'", dev->phase, dev->phase_block, name);
+        snprintf(dev->peak_when, sizeof dev->peak_when, "%s%s%s: %s", dev->phase_name ? dev->phase_name : "start-up", dev->phase_of ? " of " : "", dev->phase_of ? dev->phase_of : "", name);
     }
     return p;
 }

@@ -1,4 +1,5 @@
-/* logger.h: what a run says while it runs. The progress line, and under --out metrics.jsonl and layout.json.
+/* logger.h: what a run says while it runs. The progress line, under --out metrics.jsonl and layout.json, and the
+ * timeline (--trace).
  *
  * Owns: the files it writes. Only rank 0 has a logger that writes. A file of an earlier run is never written over.
  */
@@ -6,6 +7,7 @@
 #define LOGGER_H
 #include "plan.h"
 #include "dataloader.h"
+#include "checkpoint.h" // defines: write_all, export_agree
 
 typedef struct {            // of one rank and step, or of all its steps
     double seconds, wait_seconds; // to the step report, which comes before the optimizer; of these, waiting for other ranks
@@ -240,6 +242,82 @@ static void layout_write(const char *out, const Mesh *mesh, const int *colours) 
     groups_json(f, mesh, colours);
     fprintf(f, "}\n");
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", out, strerror(errno));
+}
+
+// ---------------------------------------------------------------------------
+// the timeline as a Chrome trace, which chrome://tracing and ui.perfetto.dev open: a process is a rank, a thread a lane
+
+/* A file that is there already, or cannot be made, is refused before the run. */
+static void trace_check(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == EEXIST) user_error("--trace %s exists already: choose another name, or remove it first", path);
+    if (fd < 0) user_error("cannot write --trace %s: %s", path, strerror(errno));
+    close(fd);
+    unlink(path);
+}
+
+static const char trace_head[] = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", trace_tail[] = "\n]}\n";
+
+/* One rank's events. Times count from `zero`, by the clock that the events have; whole nanoseconds, so that what follows or
+ * lies within does so in the file too. */
+static void trace_events(FILE *f, const Device *dev, int rank, double zero, double clock_error) {
+    static const char *const kinds[] = {"op", "wait", "phase", "step", "exchange"}, *const amounts[] = {"flops", NULL, NULL, "step", "bytes"};
+    enum { LANES = 1 + AXES * (MAX_IN_FLIGHT + 1) };
+    char named[LANES] = "";
+    fprintf(f, "%s{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}", rank ? ",\n" : "", rank, rank);
+    fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_labels\",\"args\":{\"labels\":\"clock within %.0f us of rank 0's\"}}", rank, 1e6 * clock_error);
+    for (int64_t i = 0; i < min_i64(dev->num_events, dev->max_events); i++) {
+        const Event *e = &dev->events[i];
+        int row = e->lane ? (e->lane - 1) / AXES + 1 : 1;
+        const char *lane = e->lane ? axis_names[(e->lane - 1) % AXES] : "compute";
+        if (!named[e->lane]) {
+            fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s", rank, e->lane, lane);
+            fprintf(f, row > 1 ? " %d\"}}" : "\"}}", row);
+        }
+        named[e->lane] = 1;
+        int64_t start = llround(1e9 * (e->start - zero)), took = llround(1e9 * (e->end - zero)) - start; // ns
+        fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%" PRId64 ".%03d,\"dur\":%" PRId64 ".%03d,\"cat\":\"%s\",\"name\":\"%s%s%s\"", rank, e->lane,
+                start / 1000, (int)(start % 1000), took / 1000, (int)(took % 1000), kinds[e->kind], e->name, e->of ? ": " : "", e->of ? e->of : "");
+        if (amounts[e->kind]) fprintf(f, ",\"args\":{\"%s\":%.0f}", amounts[e->kind], e->amount);
+        fprintf(f, "}");
+    }
+}
+
+/* All ranks write into one file, each its part at its place. Their clocks are aligned now, by exchanges. */
+static void trace_write(Comm *comm, const char *path) {
+    typedef struct { double first; int64_t bytes; } Part; // when it begins, by rank 0's clock
+    Device *dev = comm->dev;
+    dev->max_events = min_i64(dev->max_events, dev->num_events); // it ends here: what follows is of the writing
+    Part mine = ZERO, *all = (Part *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
+    double error, offset = comm_clock_offset(comm, &error), zero = INFINITY;
+    char *text, temporary[4096 + 16];
+    size_t length;
+    mine.first = dev->num_events ? dev->events[0].start - offset : INFINITY;
+    all_gather_now(comm, AXIS_WORLD, "trace: first events", &mine, all, sizeof mine);
+    for (int i = 0; i < comm->mesh.world; i++) zero = fmin(zero, all[i].first);
+    FILE *f = open_memstream(&text, &length);
+    if (!f) run_failure("out of memory");
+    if (comm->rank == 0) fputs(trace_head, f);
+    trace_events(f, dev, comm->rank, zero + offset, error);
+    if (comm->rank == comm->mesh.world - 1) fputs(trace_tail, f);
+    if (fclose(f)) run_failure("out of memory");
+    mine.bytes = (int64_t)length;
+    all_gather_now(comm, AXIS_WORLD, "trace: sizes", &mine, all, sizeof mine);
+    int64_t at = 0;
+    for (int i = 0; i < comm->rank; i++) at += all[i].bytes;
+    snprintf(temporary, sizeof temporary, "%s.part", path);
+    int fd = comm->rank == 0 ? open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    if (comm->rank == 0 && fd < 0) user_error("cannot write %s: %s", temporary, strerror(errno));
+    export_agree(comm, "trace: file made");
+    if (comm->rank) fd = open(temporary, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) user_error("rank %d cannot open %s (%s): --trace needs a directory that all hosts share", comm->rank, temporary, strerror(errno));
+    write_all(fd, temporary, text, length, at);
+    if (close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
+    export_agree(comm, "trace: parts written");
+    if (comm->rank == 0 && rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
+    export_agree(comm, "trace: done");
+    free(text);
+    free(all);
 }
 
 #endif

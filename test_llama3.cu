@@ -5,6 +5,17 @@
  *   mpirun -np N test_llama3 mpi      the groups that need processes
  */
 #define TESTING
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <time.h>
+static __thread double clock_ahead; // seconds: hosts' monotonic clocks have nothing in common, and neither have ranks' here
+static int clock_of_rank(clockid_t id, struct timespec *t) {
+    int failed = clock_gettime(id, t);
+    if (id == CLOCK_MONOTONIC) t->tv_sec += (time_t)clock_ahead;
+    return failed;
+}
+#define clock_gettime clock_of_rank
 #include "train_llama3.cu"
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -1203,19 +1214,22 @@ static void test_failures(void) {
 
 #include "dev/test/test_kernels.h"
 #include "dev/test/test_tokenizer.h"
+#include "dev/test/test_plan.h"
 
 // ---------------------------------------------------------------------------
 
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } groups[] = {
         {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
-        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"layouts", test_layouts}, {"layouts-all", test_layouts_all}, {"reduce-dtype", test_reduce_dtype}, {"bits", test_bits}, {"replicas", test_replicas}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
+        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"layouts", test_layouts}, {"layouts-all", test_layouts_all}, {"reduce-dtype", test_reduce_dtype}, {"bits", test_bits}, {"replicas", test_replicas},
+        {"use", test_use}, {"plan", test_plan}, {"failures", test_failures}, {"faults", test_faults}};
     int process = 0, processes = 1, on_host, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) comm_start_process(&argc, &argv, &process, &processes, &on_host);
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;
 #ifdef HAVE_MPI
     if (mpi) MPI_Bcast(scratch_dir, sizeof scratch_dir, MPI_CHAR, 0, MPI_COMM_WORLD);
     if (mpi) test_mpi(process, processes);
+    if (mpi) test_trace(process, processes, &transport_mpi);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
         int wanted = argc == 1 && groups[g].run != test_faults && groups[g].run != test_layouts_all; // a part of ranks, for dev/test/faults.sh; all of layouts, for test-all

@@ -13,14 +13,14 @@
 #include "dataloader.h" // defines: Dataset, Sampler, Loader
 #include "tokenizer.h"  // defines: Tokenizer, tokenizer_encode, tokenizer_decode
 #include "checkpoint.h" // defines: model_load, model_export
-#include "plan.h"       // defines: law_full_shard, Ledger, ledger_check, plan_print
-#include "logger.h"     // defines: Logger, logger_step, layout_write
+#include "plan.h"       // defines: law_full_shard, Ledger, ledger_check, Cluster, plan_print
+#include "logger.h"     // defines: Logger, logger_step, layout_write, trace_write
 
 // ---------------------------------------------------------------------------
 // options: one table parses, validates, prints --help and writes config.txt
 
 typedef struct {
-    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype;
+    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster;
     int vocab_size, seq, batch, accum, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
     int seed, threads, ranks, plan, world, help, deterministic, workers;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
@@ -94,11 +94,11 @@ static const OptionRow option_rows[] = {
     {OPT_TEXT, "transport", FIELD(transport), 0, 0, "threads|mpi", NULL, "how ranks exchange; default: mpi under mpirun or srun, else threads"},
     {OPT_INT,  "ranks", FIELD(ranks), 0, 4096, "N", "0", "ranks as threads of one process, without mpirun; 0: one"},
     {OPT_FLAG, "deterministic", FIELD(deterministic), 0, 0, NULL, NULL, "equal bits on every layout of as many micro-batches, where their number and the ranks are powers of two"},
-    {OPT_LATER, "trace", 0, 0, 0, NULL, NULL, "Chrome trace"},
+    {OPT_TEXT, "trace", FIELD(trace), 0, 0, "FILE", NULL, "timeline of every op and exchange, for chrome://tracing or Perfetto; with --plan --cluster, the estimated one"},
     {OPT_GROUP, "do instead of training", 0, 0, 0, NULL, NULL, NULL},
     {OPT_FLAG, "plan", FIELD(plan), 0, 0, NULL, NULL, "print memory, FLOPs and traffic of a rank; allocates nothing"},
     {OPT_INT,  "world", FIELD(world), 0, 1 << 20, "N", "0", "with --plan: for N ranks"},
-    {OPT_LATER, "cluster", 0, 0, 0, NULL, NULL, "with --plan: estimate times"},
+    {OPT_TEXT, "cluster", FIELD(cluster), 0, 0, "FILE", NULL, "with --plan: estimate the time of a step on such machines (dev/clusters, dev/results)"},
     {OPT_TEXT, "eval", FIELD(eval), 0, 0, "FILE", NULL, "print loss and perplexity of a token file as one line of JSON"},
     {OPT_TEXT, "export", FIELD(export_dir), 0, 0, "DIR", NULL, "write the model as a Hugging Face directory: with --data after training, else as it was loaded"},
     {OPT_TEXT, "dtype", FIELD(dtype), 0, 0, "fp32|bf16", "fp32", "with --export"},
@@ -394,6 +394,7 @@ static void block_forward(Run *r, int l, int again) {
     Model *m = &r->model;
     BlockActivations *a = &m->blocks[l % m->saved], *before = &m->blocks[(l + m->saved - 1) % m->saved];
     FsdpUnit *unit = &r->fsdp.units[table_block_unit(r->table, l)];
+    if (!again) device_phase(dev, "forward", unit->unit->name);
     const floatX *w = unit_weights(&r->fsdp, unit) + table_block_offset(r->table, l);
     const int64_t *at = unit->unit->where;
     int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c), products = !again || a->keep < KEEP_PRODUCTS;
@@ -421,6 +422,7 @@ static void block_backward(Run *r, int l, int micro) {
     Model *m = &r->model;
     BlockActivations *a = &m->blocks[l];
     FsdpUnit *unit = &r->fsdp.units[table_block_unit(r->table, l)];
+    device_phase(dev, "backward", unit->unit->name);
     const floatX *w = unit_weights(&r->fsdp, unit) + table_block_offset(r->table, l);
     float *dw = unit_gradients(&r->fsdp, unit, micro) + table_block_offset(r->table, l);
     const int64_t *at = unit->unit->where;
@@ -460,14 +462,12 @@ static void prefetch_backward(Run *r, int unit) {
     for (int next = unit - 1; next >= table_block_unit(r->table, 0) && next > unit - r->opt->slots; next--) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
 }
 
-static void set_phase(Run *r, const char *phase, int block) { r->dev.phase = phase, r->dev.phase_block = block; }
-
 /* ids (B, T) to the residual stream behind the last block: last block's `mid` + branch. */
 static void blocks_forward(Run *r, const int32_t *ids, Pass pass) {
     Fsdp *f = &r->fsdp;
     FsdpUnit *embed = &f->units[0];
     int N = r->model.B * r->model.T;
-    set_phase(r, "embedding", -1);
+    device_phase(&r->dev, "forward", embed->unit->name);
     unit_gather(f, embed);
     prefetch_forward(r, 0);
     embedding_forward(&r->dev, r->model.blocks[0].x, unit_weights(f, embed) + embed->unit->where[W_EMBED], ids, N, r->config->C);
@@ -475,7 +475,6 @@ static void blocks_forward(Run *r, const int32_t *ids, Pass pass) {
     for (int l = 0; l < r->config->L; l++) {
         int unit = table_block_unit(r->table, l);
         FsdpUnit *blocks = &f->units[unit];
-        set_phase(r, "forward of block", l);
         unit_gather(f, blocks);
         prefetch_forward(r, unit);
         block_forward(r, l, 0);
@@ -492,6 +491,7 @@ static void head_loss(Run *r, const int32_t *targets, int micro, int backward, E
     FsdpUnit *unit = &r->fsdp.units[table_head_unit(r->table)];
     const int64_t *at = unit->unit->where;
     int64_t head = at[table_head_unit(r->table) == 0 ? W_EMBED : W_HEAD];
+    device_phase(dev, "loss", unit->unit->name);
     const floatX *w = unit_weights(&r->fsdp, unit);
     float *dw = backward ? unit_gradients(&r->fsdp, unit, micro) : NULL;
     int N = m->B * m->T;
@@ -519,7 +519,6 @@ static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, in
     int last = table_block_unit(r->table, r->config->L - 1);
     Pass pass = micro == r->opt->accum - 1 ? PASS_LAST : PASS_BACKWARD;
     blocks_forward(r, inputs, PASS_FORWARD);
-    set_phase(r, "head and loss", -1);
     prefetch_backward(r, last + 1);
     head_loss(r, targets, micro, 1, loss);
     unit_free(f, head, pass);
@@ -527,7 +526,6 @@ static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, in
     for (int l = r->config->L - 1; l >= 0; l--) {
         int unit = table_block_unit(r->table, l);
         FsdpUnit *blocks = &f->units[unit];
-        set_phase(r, "backward of block", l);
         unit_gather(f, blocks);
         prefetch_backward(r, unit);
         block_backward(r, l, micro);
@@ -535,7 +533,7 @@ static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, in
         unit_free(f, blocks, pass);
         unit_reduce(f, blocks, micro);
     }
-    set_phase(r, "backward of the embedding", -1);
+    device_phase(&r->dev, "backward", embed->unit->name);
     float *dembed = unit_gradients(f, embed, micro) + embed->unit->where[W_EMBED];
     embedding_backward(&r->dev, dembed, r->model.dx, inputs, r->model.B * r->model.T, r->config->C);
     unit_free(f, embed, pass); // ZeRO-2 kept it
@@ -654,11 +652,14 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     double start = seconds_now(), waited = r->comm.wait_seconds, exchanged = r->comm.exchange_seconds, exposed = r->comm.exposed_seconds;
     ExactSum loss = ZERO;
     comm_clear_ledger(&r->comm);
+    int64_t event = r->dev.num_events; // stands before what it holds
+    event_add(&r->dev, EVENT_STEP, 0, "step", NULL, device_now(&r->dev), 0, (double)step);
     StepBatch *batch = loader_next(&r->loader, &r->dev, o->timeout);
     int64_t tokens = (int64_t)o->batch * o->seq;
     for (int micro = 0; micro < o->accum; micro++)
         micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro, &loss);
     reductions_finish(&r->fsdp);
+    device_phase(&r->dev, "optimizer", NULL);
     exchange_reports(r, loss, batch, seconds_now() - start, r->comm.wait_seconds - waited);
     loader_release(&r->loader, &r->dev);
 
@@ -667,9 +668,10 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     double clip = o->clip > 0 ? fmin(1.0, o->clip / (s.grad_norm + 1e-6)) : 1.0; // torch.nn.utils.clip_grad_norm_
     s.lr = learning_rate(o, step);
     AdamW adam = {(float)s.lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
-    set_phase(r, "optimizer", -1);
     if (s.skipped) step_skip(r, step, &s);
     else if (s.targets || r->dev.walk) fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)++r->updates);
+    device_phase(&r->dev, NULL, NULL);
+    event_end(&r->dev, event, device_now(&r->dev));
     s.samples = sampler_global_batch(&r->loader.sampler);
     s.data_wait_seconds = r->loader.wait_seconds;
     s.wait_seconds = r->comm.wait_seconds - waited;
@@ -700,6 +702,7 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
         head_loss(r, r->eval_targets, 0, 0, &mine.loss);
         unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)], PASS_LAST);
     }
+    device_phase(&r->dev, NULL, NULL);
     all_gather_now(&r->comm, AXIS_WORLD, "evaluation", &mine, r->reports, sizeof mine);
     ExactSum loss = ZERO;
     *num_targets = 0;
@@ -800,6 +803,7 @@ typedef struct {
     size_t prompt_length;
     const Transport *transport;
     ThreadWorld thread_world;
+    Cluster cluster;           // --plan --cluster
 } Job;
 
 /* --tokenizer, else tokenizer.model beside the data, else beside the model; "" when there is none. */
@@ -898,6 +902,8 @@ static Task job_task(const Options *o) {
     int alone = task == DO_PLAN || task == DO_EVAL || task == DO_GENERATE;
     if (alone && !!o->plan + !!o->eval + !!o->generate + !!o->export_dir > 1) user_error("--%s is done alone: leave the others of --plan, --eval, --generate, --export out", name);
     if (o->out && task != DO_TRAIN && task != DO_PLAN) user_error("--out %s: only training and --plan write there; leave it out", o->out);
+    if (o->cluster && !o->plan) user_error("--cluster %s belongs to --plan, which estimates a step's time by it: add --plan, or leave it out", o->cluster);
+    if (o->trace && task != DO_TRAIN && !o->cluster) user_error("--trace %s: training has a timeline, and --plan with --cluster; leave it out", o->trace);
     return task;
 }
 
@@ -932,6 +938,7 @@ static void job_prepare(Job *j, int world, int local_ranks) {
     j->threads = o->threads ? o->threads : j->cores;
     table_open(&j->table, &j->config, number_behind(o->wrap, "size"));
     job_check_figures(j, world);
+    if (o->cluster) cluster_open(&j->cluster, o->cluster, &j->mesh, o->threads, o->transport);
     if (j->task == DO_PLAN) return;
     if (j->task == DO_TRAIN && !o->data) user_error("--data is missing: token files to train on (make demo shows the way, --help lists what else there is)");
     j->has_weights = !preset_find(o->model) && model_files_open(&j->weights, o->model, &j->table);
@@ -955,6 +962,7 @@ static void job_prepare(Job *j, int world, int local_ranks) {
 /* What may leave a trace on disk, checked last, by rank 0. */
 static void job_check_outputs(const Job *j) {
     if (j->opt.out) logger_check_out(j->opt.out);
+    if (j->opt.trace) trace_check(j->opt.trace);
     if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir);
 }
 
@@ -963,7 +971,10 @@ static void job_check_outputs(const Job *j) {
 
 /* Allocates everything a rank needs, on a walking device or a real one. */
 static void run_allocate(Run *r, const Job *j) {
-    size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq;
+    size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq, timeline = sizeof(Event) * (size_t)r->dev.max_events;
+    if (j->task == DO_PLAN && timeline) r->dev.events = (Event *)checked_malloc(timeline); // of the walk itself; the plan is of a run without
+    else if (timeline && r->dev.walk) arena_alloc(&r->dev, MEM_WORKSPACE, "timeline", timeline);
+    else if (timeline) r->dev.events = (Event *)arena_alloc(&r->dev, MEM_WORKSPACE, "timeline", timeline);
     r->reports = (StepReport *)arena_alloc(&r->dev, MEM_COMM, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
     r->figures = (RankFigures *)arena_alloc(&r->dev, MEM_COMM, "figures of all ranks", sizeof(RankFigures) * (size_t)j->mesh.world);
     Sharding how = sharding_of(&j->opt);
@@ -984,6 +995,7 @@ static void run_allocate(Run *r, const Job *j) {
 static void run_close(Run *r) {
     if (r->training) loader_close(&r->loader, &r->dev);
     if (!r->dev.walk) kernels_close(&r->dev);
+    if (r->dev.walk) free(r->dev.events);
     free(r->layout);
     free(r->model.blocks);
     fsdp_close(&r->fsdp);
@@ -1006,8 +1018,10 @@ static void run_bind(Run *r, const Job *j, int rank) {
 static double product_rate(Device *dev) {
     const int N = 512, C = 768, times = 4;
     OpStat ops[OP_COUNT];
+    double clock = dev->clock;
+    int64_t events = dev->num_events;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
-    dev->phase = "measuring of the product rate", dev->phase_block = -1;
+    device_phase(dev, "measuring the product rate", NULL);
     memcpy(ops, dev->ops, sizeof ops);
     floatX *x = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C)), *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
     floatX *y = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C));
@@ -1019,6 +1033,8 @@ static double product_rate(Device *dev) {
         best = fmin(best, seconds_now() - start);
     }
     memcpy(dev->ops, ops, sizeof ops); // no op of the step
+    device_phase(dev, NULL, NULL);
+    dev->clock = clock, dev->num_events = events;
     arena_release(dev, MEM_WORKSPACE, mark);
     return 2.0 * N * C * C / best;
 }
@@ -1029,20 +1045,32 @@ static unsigned offloaded(const Options *o) {
     return !strcmp(o->offload, "all") ? all : !strcmp(o->offload, "optimizer") ? optimizer : 0;
 }
 
-/* One step of the rank with the arithmetic off: its memory, FLOPs and traffic. */
-static void run_walk(Run *r, const Job *j, int rank) {
+/* One step of the rank with the arithmetic off: its memory, FLOPs and traffic; by a cluster's clock its time. */
+static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events) {
     int64_t targets;
     run_bind(r, j, rank);
     device_open_walk(&r->dev, j->threads, offloaded(&j->opt));
+    r->dev.max_events = max_events;
     comm_open_walk(&r->comm, &r->dev, &j->mesh, rank);
     run_allocate(r, j);
     fsdp_init_weights(&r->fsdp, 0);
     if (r->fingerprints) check_replicas(r, 0);
     memset(r->dev.ops, 0, sizeof r->dev.ops);
+    r->dev.num_events = 0;
+    if (j->opt.cluster) r->dev.rates = &j->cluster.rates, r->comm.rates = j->cluster.exchange; // from here on the clock runs
     if (r->training) train_step(r, 1);
     else if (j->task == DO_EVAL) evaluate(r, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (r->training) product_rate(&r->dev);
+}
+
+/* With --trace twice: the first walk counts the events of a step, which tells how large the timeline is. */
+static void run_walk(Run *r, const Job *j, int rank) {
+    run_walk_events(r, j, rank, 0);
+    if (!j->opt.trace) return;
+    int64_t of_step = r->dev.num_events + 1; // and a validation's
+    run_close(r);
+    run_walk_events(r, j, rank, j->task == DO_PLAN ? of_step : min_i64(MAX_EVENTS, of_step * j->opt.steps));
 }
 
 static void check_memory(const Job *j, const Device *walked) {
@@ -1108,20 +1136,29 @@ static void check_first_step(Run *r, const Run *walked) {
 }
 
 static void train(Run *r, const Run *walked) {
-    int64_t targets, last = r->opt->steps;
+    int64_t targets, last = r->opt->steps, traced = 0;
     double flops = device_flops(&walked->dev, 0), rate = 0; // FLOP/s
+    r->dev.num_events = 0; // the timeline begins here
     for (int64_t step = 1; step <= last; step++) {
         StepStats s = train_step(r, step);
         s.mfu = rate > 0 ? flops / s.seconds / rate : 0;
+        if (r->dev.num_events <= r->dev.max_events) traced = step;
         if (step == 1) rate = product_rate(&r->dev);
         if (step == 1) check_first_step(r, walked);
         if (r->rank == 0) logger_step(&r->log, step, last, &s, r->figures, r->opt->seq, &r->dev, &r->comm);
         if (r->fingerprints && step % r->opt->check_replicas == 0) check_replicas(r, step);
         if (!r->val->num_files || (step < last && (!r->opt->val_every || step % r->opt->val_every))) continue;
-        double loss = evaluate(r, r->val, r->opt->val_batches, &targets);
+        int64_t events = r->dev.num_events;
+        double start = seconds_now(), loss = evaluate(r, r->val, r->opt->val_batches, &targets);
+        r->dev.num_events = events; // as one event
+        event_add(&r->dev, EVENT_PHASE, 0, "validation", NULL, start, seconds_now(), 0);
         if (!isfinite(loss)) run_failure("step %" PRId64 ": validation loss %g: not finite; lower --lr, lengthen --warmup, or look at the data", step, loss);
         if (r->rank == 0) logger_validation(&r->log, step, loss, targets);
     }
+    if (!r->opt->trace) return;
+    trace_write(&r->comm, r->opt->trace);
+    if (r->rank == 0 && traced == last) printf("timeline of all steps: %s\n", r->opt->trace);
+    if (r->rank == 0 && traced < last) printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64 " events a rank)\n", traced, last, r->opt->trace, r->dev.max_events);
 }
 
 /* Tells the plan as a table, and under --out as plan.json. */
@@ -1129,11 +1166,22 @@ static void write_plan(const Job *j, const Run *walked, int table) {
     Traffic law[AXES][COLLECTIVES];
     int64_t tokens = (int64_t)j->opt.batch * j->opt.seq * j->opt.accum * j->mesh.world;
     law_of(law, &j->config, j->mesh.world, &j->opt);
-    if (table) plan_print(stdout, &j->config, &j->table, &j->mesh, j->opt.sharding, &walked->dev, law, &walked->comm, tokens);
+    const Cluster *cluster = j->opt.cluster ? &j->cluster : NULL;
+    if (table) plan_print(stdout, &j->config, &j->table, &j->mesh, j->opt.sharding, &walked->dev, law, &walked->comm, tokens, cluster);
     if (!j->opt.out) return;
     FILE *f = logger_create(j->opt.out, "plan.json");
-    plan_write(f, &j->mesh, &walked->dev, law, &walked->comm, tokens);
+    plan_write(f, &j->mesh, &walked->dev, law, &walked->comm, tokens, cluster);
     if (fclose(f)) user_error("cannot write plan.json under %s: %s", j->opt.out, strerror(errno));
+}
+
+/* The timeline that the plan estimates, of the rank that was walked. */
+static void write_planned_trace(const Job *j, const Run *walked) {
+    FILE *f = fopen(j->opt.trace, "w");
+    if (!f) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
+    fputs(trace_head, f);
+    trace_events(f, &walked->dev, walked->rank, 0, 0);
+    fputs(trace_tail, f);
+    if (fclose(f)) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
 }
 
 static void write_run_files(const Job *j, const Run *r, const Run *walked) {
@@ -1293,6 +1341,7 @@ static void job_close(Job *j) {
     thread_world_close(&j->thread_world);
     table_close(&j->table);
     free(j->prompt);
+    free(j->cluster.ops);
 }
 
 #ifndef TESTING
@@ -1315,6 +1364,7 @@ int main(int argc, char **argv) {
         Run walked;
         run_walk(&walked, &job, 0);
         if (process == 0) write_plan(&job, &walked, 1);
+        if (process == 0 && job.opt.trace) write_planned_trace(&job, &walked);
         run_close(&walked);
     } else {
         launch(&job, process, rank_main);

@@ -24,6 +24,17 @@
  * pairs by least squares on the relative error; fit_error is the largest one left. Parts that fit a cache travel faster than
  * one line can say: who needs more than the line interpolates between the pairs. `oversubscribed`: more ranks than cores.
  * op: "all_gather", "reduce_scatter" (the exchange alone, which can hide behind arithmetic) and "reduce_scatter+sum".
+ *
+ * train_llama3 --plan --cluster FILE reads it (plan.h), also where it was written by hand, as dev/clusters/h100-8.json. Beside
+ * the above such a file may have, and needs where it has rates of a device:
+ *   ranks_per_host        ranks stand on hosts in the order of their numbers; where it is absent, as many as a host has cores
+ *   peak_flops_per_s      {fp32, bf16}: what utilisation is measured by; absent: the fastest product listed
+ *   links                 {within_host: {latency_s, bytes_per_s}, between_hosts: {…}}, of one rank and direction, for groups that
+ *                         "exchange" does not list; latency_s once for each doubling of the group. Without links the nearest row
+ *                         is taken. An all-gather comes to a host once, over the links of all members there; of an all-to-all
+ *                         (a reduce-scatter here) what comes from other hosts comes over a rank's own link.
+ * Keys that nobody reads (source, note, of) say where a figure comes from. Of products and attention each op needs a row in the
+ * dtype of the build; an op takes the rate of the row nearest in FLOPs and FLOPs a byte. Other ops move bytes at memory_bytes_per_s.
  */
 #include "../../comm.h"    // defines: Comm, collective_start, collective_wait, all_gather_now, the transports
 #include "../../kernels.h" // defines: tree_sum, linear_forward, attention_forward, …

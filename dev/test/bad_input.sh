@@ -433,6 +433,55 @@ outputs() {
     else pass "--export where a file is, known before training" "no step was made"; fi
 }
 
+# ---------------------------------------------------------------- cluster files, and timelines
+# bad_cluster NAME PATTERN SED [OPTIONS…] : a good cluster file changed by SED
+bad_cluster() {
+    local name=$1 pattern=$2 edit=$3
+    shift 3
+    sed -E "$edit" "$top/dev/results/cluster-cpu-amd-epyc.json" >cluster.json
+    cmp -s cluster.json "$top/dev/results/cluster-cpu-amd-epyc.json" && fail "cluster file: $name" "the edit no longer matches the file"
+    bad "cluster file: $name" "cluster.json.*$pattern" --plan --cluster cluster.json --world 2 "$@"
+}
+
+clusters() {
+    local good=$top/dev/results/cluster-cpu-amd-epyc.json
+    works "the good cluster file" "$program" --plan --cluster "$good" --world 2
+    works "a cluster of devices" "$program" --plan --cluster "$top/dev/clusters/h100-8.json" --world 64
+    everywhere "--cluster without --plan" "--cluster .* belongs to --plan" "${train[@]}" --cluster "$good"
+    bad "--cluster of nothing" "nowhere.json" --plan --cluster nowhere.json
+    bad "--cluster of a directory" "good" --plan --cluster good
+    echo '[1, 2]' >list.json
+    bad "--cluster of a list" "list.json is no JSON object" --plan --cluster list.json
+    head -c 3000 "$good" >half.json
+    bad "--cluster cut off" "half.json is no JSON object" --plan --cluster half.json
+    bad "--cluster that is a config.json" '"name" must be a text' --plan --cluster model/config.json
+    bad_cluster "no memory rate" '"memory_bytes_per_s" is missing' '/"memory_bytes_per_s"/d'
+    bad_cluster "a negative memory rate" '"memory_bytes_per_s" is -1' 's/("memory_bytes_per_s": )[0-9]+/\1-1/'
+    bad_cluster "rates of a rack" '"rates_of" is "rack", expected one of host' 's/("rates_of": )"host"/\1"rack"/'
+    bad_cluster "rates of a device, and no word of how many" '"ranks_per_host" is missing' 's/("rates_of": )"host"/\1"device"/'
+    bad_cluster "no cores" '"cores_per_host" is missing' '/"cores_per_host"/d'
+    bad_cluster "products that are none" '"products" must be a list' 's/"products": \[/"products": 7, "was": [/'
+    bad_cluster "no products of this dtype" '"products" has no row of linear_forward in fp32' '/"fp32","op":"linear_forward"/d'
+    bad_cluster "no attention" '"attention" has no row of attention_forward' 's/"attention": \[/"was": [/'
+    bad_cluster "a product without its K" 'row 1 of "products": "K" is missing' 's/,"K":256//'
+    bad_cluster "a rate as a word" 'row [0-9]+ of "products": "flops_per_s" must be a number' 's/("M":2048.*"flops_per_s":)[0-9]+/\1"fast"/'
+    bad_cluster "an op that is none" 'row 1 of "products": "op" is "linear"' 's/"linear_forward"/"linear"/'
+    bad_cluster "a dtype that is none" '"dtype" is "fp8", expected one of fp32' 's/"fp32"/"fp8"/'
+    bad_cluster "no exchanges" '"exchange" has no row of all_gather, and there are no "links"' 's/"exchange": \[/"was": [/'
+    bad_cluster "an exchange without its latency" 'row 1 of "exchange": "latency_s" is missing' 's/"latency_s":6.472e-07,//'
+    bad_cluster "more bytes than times" 'row 1 of "exchange": "measured_bytes" has 11 and "measured_s" 10' 's/"measured_bytes":\[256/"measured_bytes":[128,256/'
+    bad_cluster "bytes that fall" 'row 1 of "exchange": number 2 of "measured_bytes"' 's/"measured_bytes":\[256,1024/"measured_bytes":[256,128/'
+    bad_cluster "links without those between hosts" '"links": "between_hosts" is missing; a group of 4 ranks on 2 hosts' 's/"exchange": \[/"links":{"within_host":{"latency_s":0,"bytes_per_s":1e9}},"was": [/' --world 4
+    bad "--transport that the cluster file lacks" '"exchange" has no row of all_gather over mpi' --plan --world 2 --transport mpi --cluster <(sed '/"mpi"/d; s/.*"threads","ranks":8.*sum.*/  {"transport":"threads","ranks":9,"hosts":1,"op":"all_gather","latency_s":1,"bytes_per_s":1}]}/' "$good")
+    echo "{}" >timeline.json
+    everywhere "--trace onto a file" "--trace timeline.json exists already" "${train[@]}" --trace timeline.json
+    everywhere "--trace below nothing" "cannot write --trace no/where.json" "${train[@]}" --trace no/where.json
+    bad "--trace of a plan without a clock" "--trace new.json: training has a timeline" --plan --trace new.json
+    bad "--trace of an evaluation" "--trace new.json: training has a timeline" --model trained --eval good/val.tok --seq 16 --trace new.json
+    bad "--trace of a plan onto a file" "--trace timeline.json exists already" --plan --cluster "$good" --trace timeline.json
+    if [ -e new.json ] || [ -e no ]; then fail "a refused --trace leaves nothing" "$(ls -d new.json no 2>&1)"; else pass "a refused --trace leaves nothing" "no file was made"; fi
+}
+
 # ---------------------------------------------------------------- text without text
 corpora() {
     mkdir -p none
@@ -452,6 +501,7 @@ tokenizers
 safetensors
 tasks
 outputs
+clusters
 corpora
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

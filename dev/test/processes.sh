@@ -235,6 +235,25 @@ plan() {
     json plan/plan.json world mesh tokens_per_step rank_classes ranks memory peak flops traffic groups estimate
 }
 
+# timeline FILE RANKS : Chrome's trace format, whole (where there is python3), with every rank's process and lanes
+timeline() {
+    local file=$1 ranks=$2 pids lanes
+    pids=$(grep -oE '^\{"ph":"X","pid":[0-9]+' "$file" | sort -u | wc -l)
+    lanes=$(grep -E '"name":"thread_name","args":\{"name":"(compute|fsdp|world)"' "$file" | wc -l)
+    if [ -n "$python" ] && ! "$python" -c 'import json, sys; json.load(open(sys.argv[1]))["traceEvents"]' "$file" 2>.err; then fail "$file" "not JSON: $(tail -n 1 .err)"
+    elif [ "$pids" = "$ranks" ] && [ "$lanes" = $((3 * ranks)) ]; then pass "$file" "$pids processes, their lanes of compute, fsdp and world, $(grep -c '"ph":"X"' "$file") events"
+    else fail "$file" "$pids processes of $ranks, $lanes lanes of $((3 * ranks))"; fi
+}
+
+timelines() {
+    local step=(--steps 3 --batch 2)
+    runs "--trace on 2 threads" "$program" "${train[@]}" "${step[@]}" --ranks 2 --trace threads.json && timeline threads.json 2
+    runs "the planned timeline" "$program" --plan --world 4 --cluster "$top/dev/clusters/h100-8.json" --out estimate --trace planned.json && timeline planned.json 1
+    json estimate/plan.json step_s tokens_per_s mfu compute_s exchange_s exposed_s ops linear_forward
+    [ -n "$have_mpi" ] || return
+    runs "--trace on 2 processes" "${mpi[@]}" -np 2 "$program" "${train[@]}" "${step[@]}" --trace processes.json && timeline processes.json 2
+}
+
 # ---------------------------------------------------------------- training, and what is done with its model
 training() {
     local first last exported
@@ -296,6 +315,7 @@ hybrid
 offload
 files
 plan
+timelines
 training
 round_trip
 echo "$passed passed, $failed failed"

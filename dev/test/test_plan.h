@@ -1,0 +1,231 @@
+/* test_plan.h: the estimate of a step's time against arithmetic done by hand, and the timeline that a run leaves. */
+
+/* A machine with one rate for all products and attention (FLOP/s), one for memory (bytes/s), and one line for every
+ * exchange. `more`: keys to stand beside them. */
+static const char *make_cluster_file(const char *name, double rate, double memory, double latency, double bandwidth, const char *more) {
+    static const char *const products[] = {"linear_forward", "linear_backward_weight", "linear_backward_input"}, *const attention[] = {"attention_forward", "attention_backward"};
+    static const char *const dtypes[] = {"fp32", "bf16"}, *const exchanges[] = {"all_gather", "reduce_scatter"};
+    const char *path = scratch_path(name);
+    FILE *f = fopen(path, "w");
+    fprintf(f, "{\"name\":\"by hand\",\"rates_of\":\"device\",\"ranks_per_host\":2,\"memory_bytes_per_s\":%.17g,%s\n\"products\":[", memory, more);
+    for (int i = 0; i < 6; i++) fprintf(f, "%s{\"dtype\":\"%s\",\"op\":\"%s\",\"M\":64,\"N\":64,\"K\":64,\"flops_per_s\":%.17g}", i ? ",\n" : "", dtypes[i / 3], products[i % 3], rate);
+    fprintf(f, "],\n\"attention\":[");
+    for (int i = 0; i < 4; i++)
+        fprintf(f, "%s{\"dtype\":\"%s\",\"op\":\"%s\",\"B\":1,\"T\":64,\"NH\":4,\"NKV\":2,\"HD\":64,\"flops_per_s\":%.17g}", i ? ",\n" : "", dtypes[i / 2], attention[i % 2], rate);
+    fprintf(f, "],\n\"exchange\":[");
+    for (int i = 0; i < 2; i++)
+        fprintf(f, "%s{\"transport\":\"threads\",\"ranks\":2,\"hosts\":1,\"op\":\"%s\",\"latency_s\":%.17g,\"bytes_per_s\":%.17g}", i ? ",\n" : "", exchanges[i], latency, bandwidth);
+    fprintf(f, "]}\n");
+    fclose(f);
+    return path;
+}
+
+/* The walk of rank 0 of `world` ranks by the cluster file at `path`. */
+static Estimate estimate_with(const char *path, const char *options, int world, Run *walked) {
+    char arguments[1024];
+    snprintf(arguments, sizeof arguments, "--plan --cluster %s %s", path, options);
+    Job *j = make_job(arguments, world, &transport_threads);
+    run_walk(walked, j, 0);
+    Estimate e = estimate_of(&j->cluster, &walked->dev, &walked->comm, 1000);
+    return e; // the job stays: the walk points into it
+}
+
+static double off_by(double have, double want) { return fabs(have / want - 1); }
+
+static void test_estimate(void) {
+    Run w;
+    const double R = 3e9, free_of_cost = 1e30, latency = 1e-5, bandwidth = 2e9;
+    Estimate e = estimate_with(make_cluster_file("rate.json", R, free_of_cost, 0, free_of_cost, ""), "--model tiny --accum 2", 1, &w);
+    double want = device_flops(&w.dev, 0) / R;
+    CHECK("with one rate of products and no other cost a step takes FLOPs / rate", off_by(e.step, want) < 1e-9 && e.exposed == 0 && off_by(e.mfu, 1) < 1e-9 && off_by(e.tokens, 1000 / want) < 1e-9,
+          "%.9g s and %.9g s, %g s of waits, %.9g of the peak", e.step, want, e.exposed, e.mfu);
+
+    e = estimate_with(make_cluster_file("memory.json", free_of_cost, 5e9, 0, free_of_cost, ""), "--model tiny", 1, &w);
+    want = 0;
+    for (int i = 0; i < OP_COUNT; i++) want += w.dev.ops[i].bytes / 5e9;
+    CHECK("with one rate of memory and no other cost a step takes bytes / rate", off_by(e.step, want) < 1e-9 && off_by(e.compute, want) < 1e-9, "%.9g s and %.9g s", e.step, want);
+
+    // nothing to hide behind: the lane of fsdp carries all exchanges one after the other, then the reports are exchanged
+    const char *line = make_cluster_file("line.json", free_of_cost, free_of_cost, latency, bandwidth, "");
+    Traffic law[AXES][COLLECTIVES], all = {0, 0};
+    e = estimate_with(line, "--model tiny --accum 3 --slots 4", 2, &w);
+    law_of(law, w.config, w.mesh.world, w.opt);
+    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) all.calls += law[i / COLLECTIVES][i % COLLECTIVES].calls, all.bytes += law[i / COLLECTIVES][i % COLLECTIVES].bytes;
+    want = (double)all.calls * latency + (double)all.bytes / bandwidth;
+    CHECK("exchanges with nothing to hide behind take calls x latency + bytes / bandwidth, all of it exposed", off_by(e.step, want) < 1e-9 && off_by(e.exposed, want) < 1e-9,
+          "%.9g s and %.9g s, of which %.9g s of waits", e.step, want, e.exposed);
+
+    // short beside every block: what is exposed is what no block's arithmetic lies beside, the first gathers and the last sums
+    e = estimate_with(make_cluster_file("hidden.json", 1e9, free_of_cost, latency, bandwidth, ""), "--model tiny", 2, &w);
+    double embed = (double)w.fsdp.units[0].part, block = (double)w.fsdp.units[1].part, bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
+    want = 5 * latency + bytes / bandwidth;
+    double arithmetic = device_flops(&w.dev, 0) / 1e9, fsdp = w.comm.groups[AXIS_FSDP].seconds;
+    CHECK("exchanges beside arithmetic are hidden but for the first two gathers, the last two sums and the report", off_by(e.exposed, want) < 1e-6 && off_by(e.step, arithmetic + want) < 1e-9 && fsdp > 2 * want,
+          "%.9g s and %.9g s of waits, of %.4g s of exchange; step %.9g s and %.9g s", e.exposed, want, fsdp, e.step, arithmetic + want);
+
+    e = estimate_with(make_cluster_file("slow.json", 1e9, free_of_cost, latency, 1e5, ""), "--model tiny", 2, &w);
+    double lane = w.comm.groups[AXIS_FSDP].seconds;
+    CHECK("exchanges longer than the arithmetic beside them: the step is at least their lane, and arithmetic + waits", e.step >= lane && e.step < lane + arithmetic && off_by(e.step, e.compute + e.exposed) < 1e-9,
+          "step %.6g s, lane %.6g s, arithmetic %.6g s, waits %.6g s", e.step, lane, e.compute, e.exposed);
+
+    ExchangeRate curve = ZERO;
+    curve.points = 2, curve.bytes[0] = 100, curve.bytes[1] = 10000, curve.seconds[0] = 1, curve.seconds[1] = 4;
+    CHECK("between measured points an exchange is interpolated in logarithms, beyond them at the last one's bytes a second", off_by(exchange_seconds(&curve, 1000), 2) < 1e-12 &&
+          exchange_seconds(&curve, 10) == 1 && off_by(exchange_seconds(&curve, 20000), 8) < 1e-12, "%g, %g, %g s", exchange_seconds(&curve, 1000), exchange_seconds(&curve, 10), exchange_seconds(&curve, 20000));
+    const OpRate shapes[] = {{OP_LINEAR_FORWARD, 1e6, 10, 1e9}, {OP_LINEAR_FORWARD, 1e9, 10, 2e9}, {OP_LINEAR_FORWARD, 1e9, 1000, 4e9}};
+    const Rates rates = {shapes, 3, 1e30};
+    CHECK("an op has the rate of the shape nearest in FLOPs and FLOPs a byte", off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e6, 2e5), 2e6 / 1e9) < 1e-12 && off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 2e7), 2e8 / 2e9) < 1e-12 &&
+          off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 3e5), 2e8 / 4e9) < 1e-12, "%s", "three shapes");
+
+    // 16 ranks, 2 a host: gathered parts come to a host over both links; of an all-to-all 14 of 15 parts over one's own
+    estimate_with(make_cluster_file("links.json", 1e9, free_of_cost, latency, bandwidth,
+                  "\"links\":{\"within_host\":{\"latency_s\":1e-6,\"bytes_per_s\":8e10},\"between_hosts\":{\"latency_s\":1e-5,\"bytes_per_s\":1e10}},"), "--model tiny", 16, &w);
+    const ExchangeRate *gather = &w.comm.rates[AXIS_FSDP][ALL_GATHER], *scatter = &w.comm.rates[AXIS_FSDP][REDUCE_SCATTER];
+    CHECK("links: a gather shares the links of a host, an all-to-all has one a rank", off_by(gather->bandwidth, 2e10) < 1e-12 && off_by(scatter->bandwidth, 15.0 / 14 * 1e10) < 1e-12 && off_by(gather->latency, 1e-6 + 3e-5) < 1e-12,
+          "%.4g and %.4g bytes/s, latency %.3g s", gather->bandwidth, scatter->bandwidth, gather->latency);
+}
+
+// ---------------------------------------------------------------------------
+// the timeline
+
+typedef struct { int pid, tid; int64_t start, end; } Slice; // ns
+
+static int by_start(const void *a, const void *b) { // of two that start together the longer one first
+    const Slice *x = (const Slice *)a, *y = (const Slice *)b;
+    if (x->pid != y->pid) return x->pid - y->pid;
+    if (x->tid != y->tid) return x->tid - y->tid;
+    return x->start != y->start ? (x->start > y->start ? 1 : -1) : (x->end < y->end) - (x->end > y->end);
+}
+
+/* Slices that begin within another of their lane and end behind it; in lanes of exchanges also those that nest. */
+static int count_overlaps(Slice *s, int n) {
+    int overlaps = 0, depth = 0;
+    int64_t ends[64]; // of the slices that are open
+    qsort(s, (size_t)n, sizeof *s, by_start);
+    for (int i = 0; i < n; i++) {
+        if (i == 0 || s[i].pid != s[i - 1].pid || s[i].tid != s[i - 1].tid) depth = 0;
+        while (depth && ends[depth - 1] <= s[i].start) depth--;
+        if (depth) overlaps += s[i].end > ends[depth - 1] || s[i].tid > 0;
+        if (depth < 64) ends[depth++] = s[i].end;
+    }
+    return overlaps;
+}
+
+typedef struct { int valid, ranks, lanes, ops, phases, steps, waits, fsdp, world, overlaps, events; double apart; } TraceFound; // of all ranks; ops of rank 0; s
+
+static int64_t json_ns(const cJSON *event, const char *key) { return llround(1000 * cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(event, key))); }
+
+static TraceFound read_trace(const char *path) {
+    TraceFound t = ZERO;
+    char *text = read_text_file(path);
+    cJSON *root = text ? cJSON_Parse(text) : NULL, *list = cJSON_GetObjectItemCaseSensitive(root, "traceEvents"), *e;
+    Slice *slices = (Slice *)checked_malloc(sizeof(Slice) * (size_t)(cJSON_GetArraySize(list) + 1));
+    enum { REPORTS = 8, RANKS = 16 };
+    int64_t begun[REPORTS], ended[REPORTS]; // the last rank's start and the first one's end of a step's reports
+    int reports[RANKS] = {0};
+    t.valid = cJSON_IsArray(list);
+    for (int i = 0; i < REPORTS; i++) begun[i] = 0, ended[i] = INT64_MAX;
+    cJSON_ArrayForEach(e, list) {
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "name")), *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "cat"));
+        t.ranks += !strcmp(name, "process_name"), t.lanes += !strcmp(name, "thread_name");
+        if (!kind) continue;
+        Slice *s = &slices[t.events++];
+        s->pid = (int)json_ns(e, "pid") / 1000, s->tid = (int)json_ns(e, "tid") / 1000, s->start = json_ns(e, "ts"), s->end = s->start + json_ns(e, "dur");
+        t.valid &= s->start >= 0 && s->end >= s->start;
+        t.ops += !strcmp(kind, "op") && s->pid == 0, t.phases += !strcmp(kind, "phase"), t.steps += !strcmp(kind, "step"), t.waits += !strcmp(kind, "wait");
+        int axis = (s->tid - 1) % AXES;
+        if (strcmp(kind, "exchange")) continue;
+        t.fsdp += axis == AXIS_FSDP, t.world += axis == AXIS_WORLD;
+        if (axis != AXIS_WORLD || s->pid >= RANKS || reports[s->pid] == REPORTS) continue;
+        int64_t *first = &begun[reports[s->pid]], *last = &ended[reports[s->pid]++];
+        *first = max_i64(*first, s->start), *last = min_i64(*last, s->end);
+    }
+    for (int i = 0; i < REPORTS && ended[i] < INT64_MAX; i++) t.apart = fmax(t.apart, 1e-9 * (double)(begun[i] - ended[i]));
+    t.overlaps = count_overlaps(slices, t.events);
+    free(slices);
+    cJSON_Delete(root);
+    free(text);
+    return t;
+}
+
+static int64_t traced_allocations, traced_calls[2], traced_ops; // of the third step; of fsdp and world in a step; ops of a step, of rank 0
+static int traced_memory_equal, traced_room;                     // room: 0, all that is needed
+
+static void trace_body(Job *j, int rank) {
+    clock_ahead = 1000 * rank;
+    Opened *o = open_rank(j, rank);
+    Run *r = &o->run;
+    if (traced_room) r->dev.max_events = traced_room;
+    pthread_mutex_lock(&r->loader.lock);
+    r->loader.steps++; // one more below
+    pthread_mutex_unlock(&r->loader.lock);
+    train(r, &o->walked);
+    int equal = o->walked.dev.arenas[MEM_WORKSPACE].peak == r->dev.arenas[MEM_WORKSPACE].peak && r->dev.arenas[MEM_WORKSPACE].peak > sizeof(Event) * (size_t)r->dev.max_events;
+    int64_t before = own_allocations;
+    train_step(r, r->opt->steps + 1);
+    __atomic_fetch_add(&traced_allocations, own_allocations - before, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&traced_memory_equal, equal, __ATOMIC_RELAXED);
+    if (rank == 0) {
+        for (int op = 0; op < COLLECTIVES; op++) traced_calls[0] += o->walked.comm.booked[AXIS_FSDP][op].calls, traced_calls[1] += o->walked.comm.booked[AXIS_WORLD][op].calls;
+        for (int i = 0; i < OP_COUNT; i++) traced_ops += o->walked.dev.ops[i].calls;
+    }
+    close_rank(o);
+    clock_ahead = 0;
+}
+
+/* Ranks train `steps` steps with --trace into a file of its own; the figures above are of this run. */
+static TraceFound trace_run(const char *name, int process, int world, int steps, int room, const Transport *transport) {
+    char arguments[1024], path[256];
+    snprintf(path, sizeof path, "%s/%s", scratch_dir, name);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 2 --accum 2 --slots 3 --steps %d --timeout 60 --trace %s", fixture_dir, make_token_file("trace.tok", 6000, 64, 0), steps, path);
+    traced_allocations = traced_calls[0] = traced_calls[1] = traced_ops = traced_memory_equal = 0;
+    traced_room = room;
+    Job *j = make_job(arguments, world, transport);
+    launch(j, process, trace_body);
+    end_job(j);
+    return read_trace(path);
+}
+
+static void check_trace(const char *name, TraceFound t, int world, int steps, const Transport *transport) {
+    char what[160];
+    int of_threads = transport == &transport_threads ? world : 1; // whose figures this process has
+    snprintf(what, sizeof what, "%s: a timeline of %d ranks over %s has every rank, op, step and exchange", name, world, transport->name);
+    CHECK(what, t.valid && t.ranks == world && t.lanes >= world * (world > 1 ? 3 : 1) && t.ops == steps * (int)traced_ops && t.steps == world * steps && t.phases > t.steps &&
+          t.fsdp == world * steps * (int)traced_calls[0] && t.world == world * steps * (int)traced_calls[1],
+          "%d ranks, %d lanes, %d ops of %d, %d exchanges over fsdp of %d, %d over world of %d, %d waits", t.ranks, t.lanes, t.ops, steps * (int)traced_ops, t.fsdp, world * steps * (int)traced_calls[0],
+          t.world, world * steps * (int)traced_calls[1], t.waits);
+    snprintf(what, sizeof what, "%s: events of a lane follow or nest, over %s", name, transport->name);
+    CHECK(what, t.events > 0 && t.overlaps == 0, "%d of %d overlap", t.overlaps, t.events);
+    snprintf(what, sizeof what, "%s: ranks whose clocks are 1000 s apart are aligned, over %s", name, transport->name);
+    CHECK(what, t.apart < 0.02, "the last rank began to exchange a step's report at most %.2g s after the first had ended, < 0.02", t.apart);
+    snprintf(what, sizeof what, "%s: the timeline's memory is walked, and no step allocates, over %s", name, transport->name);
+    CHECK(what, traced_memory_equal == of_threads && traced_allocations == 0, "%d of %d ranks, %" PRId64 " allocations", traced_memory_equal, of_threads, traced_allocations);
+}
+
+static void test_trace(int process, int world, const Transport *transport) {
+    TraceFound t = trace_run("timeline.json", process, world, 3, 0, transport);
+    if (process == 0) check_trace("--trace", t, world, 3, transport);
+}
+
+static void test_plan(void) {
+    test_estimate();
+    test_trace(0, 1, &transport_threads);
+    test_trace(0, 2, &transport_threads);
+    test_trace(0, 3, &transport_threads);
+    TraceFound full = trace_run("full.json", 0, 2, 3, 400, &transport_threads);
+    CHECK("a timeline that is full stops and is whole all the same", full.valid && full.events == 2 * 400 && full.overlaps == 0, "%d events of 2 x 400, %d overlap", full.events, full.overlaps);
+    char arguments[1024], path[256];
+    snprintf(path, sizeof path, "%s/planned.json", scratch_dir);
+    snprintf(arguments, sizeof arguments, "--model tiny --accum 2 --trace %s", path);
+    Run w;
+    Estimate e = estimate_with(make_cluster_file("trace.json", 1e9, 1e9, 1e-5, 1e7, ""), arguments, 2, &w);
+    Job j = ZERO;
+    j.opt.trace = path;
+    write_planned_trace(&j, &w);
+    TraceFound t = read_trace(path);
+    int ops = 0;
+    for (int i = 0; i < OP_COUNT; i++) ops += (int)w.dev.ops[i].calls;
+    CHECK("the planned timeline has every op and exchange of rank 0, none of a lane beside another", t.valid && t.ranks == 1 && t.ops == ops && t.overlaps == 0 && t.steps == 1 && t.waits > 0 && e.exposed > 0 &&
+          t.fsdp == (int)(w.comm.booked[AXIS_FSDP][ALL_GATHER].calls + w.comm.booked[AXIS_FSDP][REDUCE_SCATTER].calls), "%d ops of %d, %d exchanges, %d overlap", t.ops, ops, t.fsdp, t.overlaps);
+    run_close(&w);
+}
