@@ -265,6 +265,7 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
     char path[4096], temporary[4096 + 16];
     int64_t *begin = (int64_t *)checked_malloc(sizeof(int64_t) * (size_t)f->table->num_tensors), file_size;
     char *header = export_header(f->table, dtype, begin, &file_size);
+    Phase before = comm_phase(f->comm, PHASE_SAVING);
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
     snprintf(temporary, sizeof temporary, "%s.part", path);
     if (f->comm->rank == 0) {
@@ -286,6 +287,7 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
             bf16 narrow[65536];
             for (int64_t j = 0; j < n && dtype == ST_BF16; j++) narrow[j] = float_to_bf16(from[j]);
             write_all(fd, temporary, dtype == ST_BF16 ? (const void *)narrow : (const void *)from, (size_t)(n * size), at);
+            comm_alive(f->comm);
         }
     if (fsync(fd) || close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
     export_agree(f->comm, "export: shards written");
@@ -304,6 +306,7 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
         free(text);
     }
     export_agree(f->comm, "export: done");
+    comm_phase(f->comm, before);
     free(header);
     free(begin);
 }

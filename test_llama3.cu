@@ -813,7 +813,7 @@ static void run_same_samples(void *arguments) { launch(make_job((const char *)ar
 
 static void other_order(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    if (rank == 1) o->run.comm.order++; // as if it had started two exchanges the other way round
+    if (rank == 1) o->run.comm.groups[AXIS_FSDP].order++; // as if it had started two exchanges the other way round
     train_step(&o->run, 1);
 }
 
@@ -859,7 +859,7 @@ int main(int argc, char **argv) {
         {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
         {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"bits", test_bits}, {"use", test_use}, {"failures", test_failures}, {"faults", test_faults}};
     int process = 0, processes = 1, on_host, mpi = argc > 1 && !strcmp(argv[1], "mpi");
-    if (mpi) comm_start_process(&argc, &argv, &process, &processes, &on_host);
+    if (mpi) comm_start_process(&argc, &argv, 60, &process, &processes, &on_host);
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;
 #ifdef HAVE_MPI
     if (mpi) MPI_Bcast(scratch_dir, sizeof scratch_dir, MPI_CHAR, 0, MPI_COMM_WORLD);

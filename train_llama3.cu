@@ -88,7 +88,7 @@ static const OptionRow option_rows[] = {
     {OPT_INT,  "val-batches", FIELD(val_batches), 0, 1 << 30, "N", "0", "micro-batches a rank in a validation; 0: the whole file"},
     {OPT_INT,  "seed", FIELD(seed), 0, INT32_MAX, "N", "1", "of initial weights, shuffling and sampling"},
     {OPT_INT,  "threads", FIELD(threads), 0, 1024, "N", "0", "threads a rank; 0: cores divided by ranks on this host"},
-    {OPT_REAL, "timeout", FIELD(timeout), 0.1, 1e6, "SECONDS", "600", "limit of every wait for another rank"},
+    {OPT_REAL, "timeout", FIELD(timeout), 0.1, 1e6, "SECONDS", "600", "limit of every wait for another rank; 4 x as long in start-up, validation and saving"},
     {OPT_TEXT, "transport", FIELD(transport), 0, 0, "threads|mpi", NULL, "how ranks exchange; default: mpi under mpirun or srun, else threads"},
     {OPT_INT,  "ranks", FIELD(ranks), 0, 4096, "N", "0", "ranks as threads of one process, without mpirun; 0: one"},
     {OPT_FLAG, "deterministic", FIELD(deterministic), 0, 0, NULL, NULL, "equal bits on every layout of as many micro-batches, where their number and the ranks are powers of two"},
@@ -221,7 +221,8 @@ typedef struct {               // what each rank tells all others at the end of 
     ExactSum loss, squared_norm; // of all its tokens, of its part of the gradient
     int64_t targets;           // positions that count
     int64_t first_sample;
-    uint64_t samples_hash, order; // of the samples' indices; of all collectives so far
+    uint64_t samples_hash;     // of the samples' indices
+    uint32_t order[AXES];      // of each group's collectives so far
     double seconds, wait_seconds;
     int64_t memory;            // peak bytes of all arenas
 } StepReport;
@@ -483,7 +484,10 @@ static double learning_rate(const Options *o, int64_t step) { // step counts fro
 static void check_reports(const Run *r, int64_t step) {
     const StepReport *all = r->reports, *mine = &all[r->rank];
     int distinct = sampler_global_batch(&r->loader.sampler) <= r->data->windows; // else padding repeats samples within a step
-    if (mine->order != all[0].order) run_failure("step %" PRId64 ": ranks 0 and %d did not start the same exchanges in the same order", step, r->rank);
+    for (int a = 0; a < AXES; a++)
+        for (int i = 0; i < r->rank; i++) // on one host exchanges were compared as they started; this also compares hosts
+            if (mine->order[a] != all[i].order[a] && mesh_together(&r->mesh, r->rank, i, (Axis)a))
+                run_failure("step %" PRId64 ": ranks %d and %d did not start the same exchanges over %s in the same order", step, i, r->rank, axis_names[a]);
     for (int i = 0; i < r->rank && distinct; i++)
         if (mine->samples_hash == all[i].samples_hash)
             run_failure("step %" PRId64 ": ranks %d and %d train on the same samples (both start with window %" PRId64 "); data-parallel ranks must differ",
@@ -498,7 +502,7 @@ static void exchange_reports(Run *r, ExactSum loss, const StepBatch *batch, doub
     mine.targets = batch->num_targets;
     mine.first_sample = batch->first_sample;
     mine.samples_hash = batch->samples_hash;
-    mine.order = r->comm.order;
+    for (int a = 0; a < AXES; a++) mine.order[a] = (uint32_t)(r->comm.groups[a].order >> 32);
     mine.seconds = seconds;
     mine.wait_seconds = wait_seconds;
     mine.memory = (int64_t)device_peak(&r->dev);
@@ -528,7 +532,9 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     double start = seconds_now(), waited = r->comm.wait_seconds, exchanged = r->comm.exchange_seconds, exposed = r->comm.exposed_seconds;
     ExactSum loss = ZERO;
     comm_clear_ledger(&r->comm);
+    rank_state(r->comm.self, RANK_READING, start);
     StepBatch *batch = loader_next(&r->loader, &r->dev, o->timeout);
+    rank_state(r->comm.self, RANK_COMPUTING, seconds_now());
     int64_t tokens = (int64_t)o->batch * o->seq;
     for (int micro = 0; micro < o->accum; micro++)
         micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro, &loss);
@@ -560,6 +566,7 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
 static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t *num_targets) {
     StepReport mine = ZERO; // its sums are all that is told here
     int B = r->opt->batch, T = r->opt->seq, world = r->mesh.world;
+    Phase before = comm_phase(&r->comm, PHASE_VALIDATION);
     int64_t batches = r->dev.walk ? 1 : (data->windows + (int64_t)B * world - 1) / ((int64_t)B * world);
     if (max_batches) batches = min_i64(batches, max_batches);
     for (int64_t i = 0; i < batches; i++) {
@@ -574,6 +581,7 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
         unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
     }
     all_gather_now(&r->comm, AXIS_WORLD, "evaluation", &mine, r->reports, sizeof mine);
+    comm_phase(&r->comm, before);
     ExactSum loss = ZERO;
     *num_targets = 0;
     for (int i = 0; i < world && !r->dev.walk; i++) {
@@ -969,11 +977,12 @@ static void rank_open(Run *r, Run *walked, Job *j, int rank) {
     comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, &j->thread_world, j->opt.timeout);
     check_agreement(r);
     r->layout = layout_read_back(&r->comm);
-    alarm(0); // start-up is over: from here on every wait has its own deadline
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // by every rank, and they may be threads
     run_allocate(r, j);
     if (j->has_weights) model_load(&r->fsdp, &j->weights);
     else fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed);
+    if (r->comm.self == board_rank(r->comm.board, 0) && j->opt.out) snprintf(r->comm.board->out, sizeof r->comm.board->out, "%s", j->opt.out);
+    comm_phase(&r->comm, PHASE_STEP);
 }
 
 static void rank_train(Run *r, const Run *walked, const Job *j) {
@@ -1122,8 +1131,7 @@ int main(int argc, char **argv) {
         if (process == 0) tokenizer_tool(&job.opt);
         return 0;
     }
-    watch_process(job.opt.timeout, "start-up (finding the other ranks, opening groups)");
-    comm_start_process(&argc, &argv, &process, &processes, &on_host);
+    comm_start_process(&argc, &argv, job.opt.timeout, &process, &processes, &on_host);
     job_open(&job, process, processes, on_host);
     if (job.task == DO_PLAN) {
         Run walked;
@@ -1134,7 +1142,6 @@ int main(int argc, char **argv) {
         launch(&job, process, rank_main);
     }
     job_close(&job);
-    watch_process(job.opt.timeout, "the end of the run (the other ranks' last exchange)");
     comm_end_process();
     return 0;
 }
