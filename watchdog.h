@@ -352,7 +352,8 @@ static int monitor_look(Board *b) {
             say_rank(&t, b, k, process, now);
             if (k->started[AXIS_FSDP]) say_last_exchange(&t, k, AXIS_FSDP);
         }
-        if (process != PROCESS_GONE && now - last_sign(k) > phase_limit(b, k->phase) + 0.5 && !late) late = k; // who waits has its own deadline, a little earlier
+        double grace = process == PROCESS_RUNS && k->state == RANK_WAITING ? 1.5 : 0.5; // who waits watches its own deadline
+        if (process != PROCESS_GONE && now - last_sign(k) > phase_limit(b, k->phase) + grace && !late) late = k;
     }
     if (__atomic_load_n(&b->said, __ATOMIC_SEQ_CST) || (!lost && !late)) return alive;
     if (lost > 4) say(&t, ", and %d more", lost - 4);
@@ -362,12 +363,13 @@ static int monitor_look(Board *b) {
         say_rank(&t, b, late, process_state(late), now);
         if (stopped && stopped != late) say(&t, "; "), say_rank(&t, b, stopped, PROCESS_STOPPED, now);
         else if (late->phase == PHASE_START && b->expected > present) say(&t, "; %d of this host's %d ranks never started this program", b->expected - present, b->expected);
-        else if (late->state == RANK_WAITING) say(&t, "; "), say_culprits(&t, b, late, late->wait_axis, late->wait_number, limit);
+        else if (late->state == RANK_WAITING && late != stopped) say(&t, "; "), say_culprits(&t, b, late, late->wait_axis, late->wait_number, limit);
         say(&t, ". The limit here is %.6g s (%d x --timeout)", limit, phases[late->phase].limit);
     }
     if (monitor_says(b, text)) {
         board_write_flights(b);
         monitor_signals(b, SIGTERM); // they end with 2, and their launcher ends the others
+        monitor_signals(b, SIGCONT);
     }
     return alive;
 }
