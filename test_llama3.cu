@@ -866,7 +866,7 @@ static void test_failures(void) {
           strstr(said, "; rank 2 has been computing (attention_backward) for 1.") && strstr(said, "its last exchange over fsdp was 10: reduce_scatter of 'embedding'"), "code %d after %.1f s (bound 3): %s", code, took, said);
     int flights = count_flights(out, 4, "rank 2 has been computing (attention_backward)");
     CHECK("every rank's last exchanges are under OUT/flight", flights == 4, "%d of 4 files", flights);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 30", fixture_dir, data);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 6", fixture_dir, data);
     code = child_says(run_same_samples, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("two ranks with the same samples end the run, and are named", code == 2 && strstr(said, "ranks 1 and 3 train on the same samples"), "code %d: %s", code, said);
@@ -875,13 +875,13 @@ static void test_failures(void) {
     took = seconds_now() - start;
     said = sentence(said_all);
     CHECK("a rank that skips an exchange is told as soon as it starts the next", code == 2 && took < 3 && strstr(said, "exchange 11 of fsdp: ranks 0, 2, 3 started all_gather of 'first' (4 bytes); rank 1 started all_gather of 'second' (4 bytes); rank 1 is the odd one"),
-          "code %d after %.1f s (bound 3, --timeout 30): %s", code, took, said);
+          "code %d after %.1f s (bound 3, --timeout 6): %s", code, took, said);
     start = seconds_now();
     code = child_says(run_turns, arguments, said_all, sizeof said_all);
     took = seconds_now() - start;
     said = sentence(said_all);
     CHECK("of two ranks that start two exchanges in another order both are told", code == 2 && took < 3 && strstr(said, "exchange 11 of fsdp: rank 0 started all_gather of 'first' (4 bytes); rank 1 started all_gather of 'second' (4 bytes). All"),
-          "code %d after %.1f s (bound 3, --timeout 30): %s", code, took, said);
+          "code %d after %.1f s (bound 3, --timeout 6): %s", code, took, said);
     code = child_says(run_other_report, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("another order on another host is told by the step's reports", code == 2 && strstr(said, "step 1: ranks 0 and 1 did not start the same exchanges over fsdp in the same order"), "code %d: %s", code, said);

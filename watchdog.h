@@ -155,9 +155,9 @@ static void say_last_exchange(Text *t, BoardRank *k, int axis) {
 
 /* Who of this host keeps `me` from finishing an exchange. Suspected in this order: who is gone or stopped; who does not
  * wait, though it has not started this exchange or has not stirred for half the limit; who waits elsewhere and has not
- * started it. Returns how many were named. */
+ * started it, and may in turn wait for another host. Returns whether the blame is certain. */
 static int say_culprits(Text *t, Board *b, BoardRank *me, int axis, int64_t number, double limit) {
-    int named = 0, n = __atomic_load_n(&b->attached, __ATOMIC_ACQUIRE);
+    int named = 0, certain = 0, n = __atomic_load_n(&b->attached, __ATOMIC_ACQUIRE);
     double now = seconds_now();
     for (int suspicion = 0; suspicion < 3 && !named; suspicion++)
         for (int i = 0; i < n; i++) {
@@ -167,13 +167,14 @@ static int say_culprits(Text *t, Board *b, BoardRank *me, int axis, int64_t numb
             int behind = k->colour[axis] == me->colour[axis] && __atomic_load_n(&k->started[axis], __ATOMIC_RELAXED) < number;
             int busy = k->state != RANK_WAITING && (behind || now - last_sign(k) > limit / 2);
             if ((process != PROCESS_RUNS ? 0 : busy ? 1 : behind ? 2 : 3) != suspicion || named++ >= 4) continue;
+            certain = suspicion < 2;
             say(t, "%s", named > 1 ? ", " : "");
             say_rank(t, b, k, process, now);
             if (behind) say_last_exchange(t, k, axis);
         }
     if (named > 4) say(t, ", and %d more", named - 4);
     if (!named) say(t, n == b->world ? "all %d ranks are waiting" : "all %d ranks of host %s are waiting: look at the other hosts", n, b->host);
-    return named;
+    return certain;
 }
 
 /* One file a rank of this host. */
@@ -352,7 +353,7 @@ static int monitor_look(Board *b) {
             say_rank(&t, b, k, process, now);
             if (k->started[AXIS_FSDP]) say_last_exchange(&t, k, AXIS_FSDP);
         }
-        double grace = process == PROCESS_RUNS && k->state == RANK_WAITING ? 1.5 : 0.5; // who waits watches its own deadline
+        double grace = process == PROCESS_RUNS && k->state == RANK_WAITING ? 2.5 : 0.5; // who waits watches its own deadline
         if (process != PROCESS_GONE && now - last_sign(k) > phase_limit(b, k->phase) + grace && !late) late = k;
     }
     if (__atomic_load_n(&b->said, __ATOMIC_SEQ_CST) || (!lost && !late)) return alive;

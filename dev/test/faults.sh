@@ -63,5 +63,13 @@ fault "local accumulation reduces every micro-batch" fsdp.h \
     's/ || (f->local && micro < f->accumulation - 1)) return/) return/' faults "law, walk and wire"
 fault "a block is gathered once too often" train_llama3.cu \
     's|        block_forward(r, l);|&\n        if (l == 0) { unit_free(f, block); unit_gather(f, block); unit_weights(f, block); }|' faults "law, walk and wire"
+fault "a rank skips a reduction" fsdp.h \
+    's|^static void unit_reduce.*|&\n    if (f->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights); u->dweights = NULL; return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
+fault "a rank gathers in another order" fsdp.h \
+    's|^static void unit_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
+fault "exchanges are not compared as they start" watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
+fault "a rank does not show which op it is in" device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
+fault "the last exchanges are not written" watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
+fault "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
