@@ -240,7 +240,7 @@ static char *export_header(const TensorTable *table, StDtype dtype, int64_t *beg
 }
 
 /* All ranks have come here, and each did its part. */
-static void export_agree(Comm *comm, const char *what) {
+static void ranks_meet(Comm *comm, const char *what) {
     int *all = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, what, &comm->rank, all, sizeof(int));
     free(all);
@@ -276,7 +276,7 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
         write_all(fd, temporary, header, 8 + length, 0);
         close(fd);
     }
-    export_agree(f->comm, "export: file made");
+    ranks_meet(f->comm, "export: file made");
     int fd = open(temporary, O_WRONLY | O_CLOEXEC), size = st_dtype_sizes[dtype];
     if (fd < 0) user_error("rank %d cannot open %s (%s): --export needs a directory that all hosts share", f->comm->rank, temporary, strerror(errno));
     ShardPiece p;
@@ -290,7 +290,7 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
             comm_alive(f->comm);
         }
     if (fsync(fd) || close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
-    export_agree(f->comm, "export: shards written");
+    ranks_meet(f->comm, "export: shards written");
     if (f->comm->rank == 0) {
         if (rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
         snprintf(path, sizeof path, "%s/config.json", dir);
@@ -305,7 +305,7 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
         }
         free(text);
     }
-    export_agree(f->comm, "export: done");
+    ranks_meet(f->comm, "export: done");
     comm_phase(f->comm, before);
     free(header);
     free(begin);

@@ -477,6 +477,11 @@ static Phase comm_phase(Comm *comm, Phase phase) {
     return before;
 }
 
+/* Where ranks' last exchanges are left when the run fails. */
+static void comm_leave_flights(Comm *comm, const char *out) {
+    if (comm->self == board_rank(comm->board, 0)) snprintf(comm->board->out, sizeof comm->board->out, "%s", out);
+}
+
 /* Long work outside of ops goes on; between two of these calls the limit counts. */
 static void comm_alive(Comm *comm) {
     if (comm->self) rank_state(comm->self, (RankState)comm->self->state, seconds_now());

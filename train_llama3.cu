@@ -975,13 +975,14 @@ static void rank_open(Run *r, Run *walked, Job *j, int rank) {
     device_open(&r->dev, &walked->dev);
     kernels_open(&r->dev, rank == 0);
     comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, &j->thread_world, j->opt.timeout);
+    if (j->opt.out) comm_leave_flights(&r->comm, j->opt.out);
     check_agreement(r);
     r->layout = layout_read_back(&r->comm);
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // by every rank, and they may be threads
     run_allocate(r, j);
     if (j->has_weights) model_load(&r->fsdp, &j->weights);
     else fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed);
-    if (r->comm.self == board_rank(r->comm.board, 0) && j->opt.out) snprintf(r->comm.board->out, sizeof r->comm.board->out, "%s", j->opt.out);
+    ranks_meet(&r->comm, "start-up: weights are in place"); // a slow disk is start-up's, not the first step's
     comm_phase(&r->comm, PHASE_STEP);
 }
 

@@ -127,10 +127,11 @@ static double last_sign(const BoardRank *k) { return fmax(k->since, k->now.since
 
 static void say_doing(Text *t, BoardRank *k) {
     static const char *const names[] = {"starting", "computing", "waiting", "reading data", "ending", "done"};
-    say(t, "%s", k->state == RANK_COMPUTING && k->phase == PHASE_SAVING ? "writing" : names[k->state]);
+    const char *instead = k->phase == PHASE_SAVING ? "writing" : k->phase == PHASE_START ? "reading or drawing weights" : NULL;
+    say(t, "%s", k->state == RANK_COMPUTING && instead ? instead : names[k->state]);
     if (k->state == RANK_STARTING) say(t, " (finding the other ranks, reading the data's heads, opening groups)");
     if (k->state == RANK_WAITING) say(t, " for "), say_exchange(t, k, k->wait_axis, k->wait_number);
-    if (k->state == RANK_COMPUTING && k->phase != PHASE_SAVING && k->now.op < OP_COUNT)
+    if (k->state == RANK_COMPUTING && !instead && k->now.op < OP_COUNT)
         say(t, k->now.runs ? " (%s)" : " (between ops, after %s)", op_names[k->now.op]);
 }
 

@@ -71,6 +71,8 @@ ranks_of() {
 # those of this script's runs: ranks, and what watches over them
 left_over() { local file; for file in /proc/[0-9]*/cmdline; do { tr '\0' '\n' <"$file" | grep -qxF -- "$mark" && basename "${file%/cmdline}"; } 2>/dev/null; done; }
 none_left() { [ -z "$(left_over)" ]; }
+shared_memory() { ls /dev/shm 2>/dev/null | grep '^llama3-' | sort; }
+no_shared_memory() { [ -z "$(comm -13 <(echo "$shared_before") <(shared_memory))" ]; } # that of other runs may come and go
 
 # ended NAME START SECONDS CODES PATTERN FLIGHTS : how a run that lost a rank ended: in time, with a line that names the cause, no process
 # and no shared memory left behind, the last exchanges of as many ranks under --out
@@ -82,7 +84,7 @@ ended() {
     code=$?
     found=$(ls "$out/flight" 2>/dev/null | wc -l)
     if ! wait_until 2 none_left; then fail "$name" "processes are left over: $(left_over | tr '\n' ' ')"; kill -KILL $(left_over)
-    elif ls /dev/shm/llama3-* >/dev/null 2>&1; then fail "$name" "shared memory is left over: $(ls /dev/shm/llama3-*)"
+    elif ! wait_until 5 no_shared_memory; then fail "$name" "shared memory is left over: $(comm -13 <(echo "$shared_before") <(shared_memory) | tr '\n' ' ')"
     elif ! [[ " $codes " == *" $code "* ]]; then fail "$name" "exit code $code, expected $codes: $(tail -n 1 .err)"
     elif [ "$(grep -cE '^(failure|error): ' .err)" != 1 ] || ! grep -qE "$pattern" .err; then fail "$name" "expected one line, like '$pattern': $(grep -E '^(failure|error): ' .err || tail -n 1 .err)"
     elif [ "$found" != "$flights" ]; then fail "$name" "$found files under $out/flight, expected $flights"
@@ -135,7 +137,8 @@ alone() {
 ranks_lost() {
     local waited='^failure: rank [0-9]+ waited 2\.[0-9] s for (all_gather|reduce_scatter) of .* over fsdp \(3 ranks, exchange [0-9]+ of this group\); '
     local last='its last exchange over fsdp was [0-9]+: (all_gather|reduce_scatter) of '
-    runs_lost=0
+    local runs_lost=0 shared_before
+    shared_before=$(shared_memory)
     lost "a stopped rank" 3 1 STOP 4 2 "${waited}rank 1 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
     lost "a stopped rank of another host" "1 2" 2 STOP 4 2 "${waited}rank 2 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
     lost "a stopped rank, alone on its host" "2 1" 2 STOP 5 2 "^failure: no sign of life for 2\.[0-9] s in a step: rank 2 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
