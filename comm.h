@@ -438,7 +438,7 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
 /* A wait is past its limit: says who is to blame, and ends the run. Where that is not certain, the other hosts may say so first. */
 static void wait_expired(Comm *comm, const Request *r, double waited) {
     char culprits[2048];
-    Text t = {culprits, sizeof culprits, 0};
+    Sentence t = {culprits, sizeof culprits, 0};
     int phase = comm->self->phase, times = phases[phase].limit, axis = r->group->axis, local = comm->board->attached == comm->mesh.world;
     double limit = comm->timeout * times;
     int certain = say_culprits(&t, comm->board, comm->self, axis, r->sequence + 1, limit);

@@ -78,9 +78,9 @@ static inline Flight *flight_of(BoardRank *k, int axis, int64_t number) {
 // ---------------------------------------------------------------------------
 // what a rank does, in words
 
-typedef struct { char *at; size_t size, used; } Text;
+typedef struct { char *at; size_t size, used; } Sentence;
 
-__attribute__((format(printf, 2, 3))) static void say(Text *t, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static void say(Sentence *t, const char *format, ...) {
     va_list args;
     va_start(args, format);
     int n = vsnprintf(t->at + t->used, t->size - t->used, format, args);
@@ -117,7 +117,7 @@ static ProcessState process_state(const BoardRank *k) {
     return state == 'T' || state == 't' ? PROCESS_STOPPED : PROCESS_RUNS;
 }
 
-static void say_exchange(Text *t, BoardRank *k, int axis, int64_t number) {
+static void say_exchange(Sentence *t, BoardRank *k, int axis, int64_t number) {
     const Flight *e = flight_of(k, axis, number);
     if (e) say(t, "%s of '%s' over %s", collective_names[e->collective], e->unit, axis_names[axis]);
     else say(t, "exchange %" PRId64 " over %s", number, axis_names[axis]);
@@ -125,7 +125,7 @@ static void say_exchange(Text *t, BoardRank *k, int axis, int64_t number) {
 
 static double last_sign(const BoardRank *k) { return fmax(k->since, k->now.since); }
 
-static void say_doing(Text *t, BoardRank *k) {
+static void say_doing(Sentence *t, BoardRank *k) {
     static const char *const names[] = {"starting", "computing", "waiting", "reading data", "ending", "done"};
     const char *instead = k->phase == PHASE_SAVING ? "writing" : k->phase == PHASE_START ? "reading or drawing weights" : NULL;
     say(t, "%s", k->state == RANK_COMPUTING && instead ? instead : names[k->state]);
@@ -136,7 +136,7 @@ static void say_doing(Text *t, BoardRank *k) {
 }
 
 /* "rank 2 (process 77) is stopped; it was computing (adamw)", "… has been computing for 61.2 s (attention_backward)" */
-static void say_rank(Text *t, Board *b, BoardRank *k, ProcessState process, double now) {
+static void say_rank(Sentence *t, Board *b, BoardRank *k, ProcessState process, double now) {
     say(t, "rank %d", k->rank);
     if (!b->threads) say(t, " (process %d)", k->process);
     if (k->state == RANK_ENDED) say(t, " has ended");
@@ -147,7 +147,7 @@ static void say_rank(Text *t, Board *b, BoardRank *k, ProcessState process, doub
     }
 }
 
-static void say_last_exchange(Text *t, BoardRank *k, int axis) {
+static void say_last_exchange(Sentence *t, BoardRank *k, int axis) {
     int64_t last = k->started[axis];
     const Flight *e = flight_of(k, axis, last);
     if (e) say(t, "; its last exchange over %s was %" PRId64 ": %s of '%s'", axis_names[axis], last, collective_names[e->collective], e->unit);
@@ -157,7 +157,7 @@ static void say_last_exchange(Text *t, BoardRank *k, int axis) {
 /* Who of this host keeps `me` from finishing an exchange. Suspected in this order: who is gone or stopped; who does not
  * wait, though it has not started this exchange or has not stirred for half the limit; who waits elsewhere and has not
  * started it, and may in turn wait for another host. Returns whether the blame is certain. */
-static int say_culprits(Text *t, Board *b, BoardRank *me, int axis, int64_t number, double limit) {
+static int say_culprits(Sentence *t, Board *b, BoardRank *me, int axis, int64_t number, double limit) {
     int named = 0, certain = 0, n = __atomic_load_n(&b->attached, __ATOMIC_ACQUIRE);
     double now = seconds_now();
     for (int suspicion = 0; suspicion < 3 && !named; suspicion++)
@@ -186,7 +186,7 @@ static void board_write_flights(Board *b) {
     mkdir(path, 0777);
     for (int i = 0; i < __atomic_load_n(&b->attached, __ATOMIC_ACQUIRE); i++) {
         BoardRank *k = board_rank(b, i);
-        Text t = {doing, sizeof doing, 0};
+        Sentence t = {doing, sizeof doing, 0};
         double now = seconds_now();
         snprintf(path, sizeof path, "%s/flight/rank-%d.txt", b->out, k->rank);
         FILE *f = fopen(path, "w");
@@ -240,7 +240,7 @@ static int flights_part(Board *b, BoardRank *me, int axis, int64_t number) {
 /* Ranks of `me`'s group part at exchange `number`, or before: names the first one, what each started, and who is alone with it. */
 __attribute__((noreturn)) static void flights_differ(Board *b, BoardRank *me, int axis, int64_t number) {
     char text[2048];
-    Text t = {text, sizeof text, 0};
+    Sentence t = {text, sizeof text, 0};
     int kinds = 0, odd = -1, most = 0, second = 0, missing = 1;
     for (int tries = 0; tries < 20 && missing; tries++) { // the others may be on their way: more of them make clear who is odd
         usleep(10000);
@@ -337,7 +337,7 @@ static void monitor_signals(Board *b, int signal_number) {
 /* Looks at all ranks of this host; says who is lost, or late. Returns how many may still go on. */
 static int monitor_look(Board *b) {
     char text[3072];
-    Text t = {text, sizeof text, 0};
+    Sentence t = {text, sizeof text, 0};
     double now = seconds_now();
     int n = __atomic_load_n(&b->attached, __ATOMIC_ACQUIRE), alive = 0, lost = 0, present = 0;
     BoardRank *late = NULL, *stopped = NULL;
