@@ -240,7 +240,7 @@ static char *export_header(const TensorTable *table, StDtype dtype, int64_t *beg
 }
 
 /* All ranks have come here, and each did its part. */
-static void export_agree(Comm *comm, const char *what) {
+static void ranks_meet(Comm *comm, const char *what) {
     int *all = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, what, &comm->rank, all, sizeof(int));
     free(all);
@@ -265,6 +265,7 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
     char path[4096], temporary[4096 + 16];
     int64_t *begin = (int64_t *)checked_malloc(sizeof(int64_t) * (size_t)f->table->num_tensors), file_size;
     char *header = export_header(f->table, dtype, begin, &file_size);
+    Phase before = comm_phase(f->comm, PHASE_SAVING);
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
     snprintf(temporary, sizeof temporary, "%s.part", path);
     if (f->comm->rank == 0) {
@@ -275,7 +276,7 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
         write_all(fd, temporary, header, 8 + length, 0);
         close(fd);
     }
-    export_agree(f->comm, "export: file made");
+    ranks_meet(f->comm, "export: file made");
     int fd = open(temporary, O_WRONLY | O_CLOEXEC), size = st_dtype_sizes[dtype];
     if (fd < 0) user_error("rank %d cannot open %s (%s): --export needs a directory that all hosts share", f->comm->rank, temporary, strerror(errno));
     ShardPiece p;
@@ -286,9 +287,10 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
             bf16 narrow[65536];
             for (int64_t j = 0; j < n && dtype == ST_BF16; j++) narrow[j] = float_to_bf16(from[j]);
             write_all(fd, temporary, dtype == ST_BF16 ? (const void *)narrow : (const void *)from, (size_t)(n * size), at);
+            comm_alive(f->comm);
         }
     if (fsync(fd) || close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
-    export_agree(f->comm, "export: shards written");
+    ranks_meet(f->comm, "export: shards written");
     if (f->comm->rank == 0) {
         if (rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
         snprintf(path, sizeof path, "%s/config.json", dir);
@@ -303,7 +305,8 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
         }
         free(text);
     }
-    export_agree(f->comm, "export: done");
+    ranks_meet(f->comm, "export: done");
+    comm_phase(f->comm, before);
     free(header);
     free(begin);
 }

@@ -1,7 +1,7 @@
 /* comm.h: ranks and what they exchange. The mesh of named axes, its groups, the collectives.
  *
- * Owns: who is in which group, every exchange between ranks (named, counted, with a deadline), and the two
- * transports: `threads` (ranks are threads of this process) and `mpi` (ranks are processes).
+ * Owns: who is in which group, every exchange between ranks (named, counted, with a deadline; watchdog.h says who is
+ * to blame when it passes), and the two transports: `threads` (ranks are threads of this process) and `mpi` (ranks are processes).
  * A caller may rely on: collectives complete in the order they were started on each group; a finished
  * request's buffers are free again; no wait is longer than the timeout; on a walking device a collective
  * is booked and nothing else happens.
@@ -10,7 +10,6 @@
 #define COMM_H
 #include "device.h"
 #include <sched.h>
-#include <signal.h>
 #ifdef HAVE_MPI
 #define OMPI_SKIP_MPICXX
 #include <mpi.h> // defines: MPI_Iallgather, MPI_Ialltoall, MPI_Test, …
@@ -59,11 +58,20 @@ static void mesh_group(const Mesh *m, int rank, Axis axis, int *colour, int *key
     }
 }
 
+/* Are two ranks in one group of the axis? */
+static int mesh_together(const Mesh *m, int a, int b, Axis axis) {
+    int colour[2], key;
+    mesh_group(m, a, axis, &colour[0], &key);
+    mesh_group(m, b, axis, &colour[1], &key);
+    return colour[0] == colour[1];
+}
+
 // ---------------------------------------------------------------------------
 // groups, requests, the ledger
 
 typedef enum { ALL_GATHER, REDUCE_SCATTER, COLLECTIVES } Collective; // a reduce-scatter travels as an all-to-all; fsdp.h sums
 static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_scatter"};
+#include "watchdog.h" // defines: Board, BoardRank, flight_start, say_culprits, board_join
 
 typedef struct { int64_t calls, bytes; } Traffic; // bytes that one rank receives from others
 
@@ -72,6 +80,8 @@ typedef struct {
     int size, rank;         // members, and which of them this rank is
     int64_t next_sequence;  // collectives started so far
     double free_at, seconds; // in a walk with a clock: when its lane is free again, and how long it was taken
+    uint64_t order;         // hash of all of them: the same on all members
+    BoardRank *beside[2];   // members on this host that this rank's exchanges are held against; NULL: none
     struct ThreadGroup *threads;
 #ifdef HAVE_MPI
     MPI_Comm mpi;
@@ -86,10 +96,11 @@ typedef struct Request {
     const char *send;   // all_gather: (bytes); reduce_scatter: (size, bytes), part p goes to member p
     char *recv;         // (size, bytes), part p came from member p
     size_t bytes;
-    int64_t sequence;   // the how manieth of its group
     double started;     // seconds; of a walk's clock: when its lane came free
     double arrives;     // in a walk: when it is complete
     int row;            // its group's other exchanges in flight have other rows
+    int64_t sequence;   // the how manieth of its group, from 0
+    Flight *flight;     // what the board remembers of it
     int next;           // threads: parts copied so far
 #ifdef HAVE_MPI
     MPI_Request mpi;
@@ -105,7 +116,7 @@ typedef struct {
     int (*group_member)(Comm *, Group *, int i); // world rank of member i, read back from the transport
     void (*start)(Comm *, Request *);
     int (*test)(Comm *, Request *);              // 1: complete
-    void (*missing)(Comm *, Request *, char *text, size_t size); // who did not arrive, as far as it can know
+    BoardRank *(*record)(Comm *);                // where this rank writes what it does
 } Transport;
 
 enum { MAX_POINTS = 32 };
@@ -138,7 +149,8 @@ struct Comm {
     Traffic wire[AXES][COLLECTIVES];   // where the transport moves bytes, by the transport's own group size
     Request *in_flight[MAX_IN_FLIGHT];
     int num_in_flight;
-    uint64_t order;                    // hash of all collectives so far: the same on all members of a group
+    Board *board;                      // of this host
+    BoardRank *self;                   // this rank's record there; NULL: a walk
     double timeout;                    // seconds
     double wait_seconds;               // spent waiting for exchanges
     double exchange_seconds;           // in which at least one was in flight; of these …
@@ -171,6 +183,7 @@ typedef struct ThreadGroup {
 typedef struct ThreadWorld {
     pthread_mutex_t lock;
     ThreadGroup *groups;
+    Board *board;
 } ThreadWorld;
 
 static void threads_group_open(Comm *comm, Group *g, int colour, int key) {
@@ -225,12 +238,26 @@ static int threads_test(Comm *comm, Request *r) {
     return 1;
 }
 
-static void threads_missing(Comm *comm, Request *r, char *text, size_t size) {
-    size_t used = 0;
-    text[0] = 0;
-    for (int p = 0; p < r->group->size && used + 16 < size; p++)
-        if (__atomic_load_n(&thread_slots(r)[p].posted, __ATOMIC_ACQUIRE) < r->sequence + 1)
-            used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "not arrived: rank ", threads_group_member(comm, r->group, p));
+static void record_groups(BoardRank *k, const Mesh *mesh, int rank) {
+    for (int a = 0; a < AXES; a++) {
+        int key;
+        mesh_group(mesh, rank, (Axis)a, &k->colour[a], &key);
+        k->colour[a]++;
+    }
+}
+
+static BoardRank *threads_record(Comm *comm) {
+    ThreadWorld *w = comm->thread_world;
+    rank_state(process_end.self, RANK_ENDED, seconds_now()); // a process that a launcher started: from here on its threads watch each other
+    pthread_mutex_lock(&w->lock);
+    if (!w->board) {
+        w->board = board_open_threads(comm->mesh.world, comm->timeout);
+        for (int i = 0; i < comm->mesh.world; i++) record_groups(board_rank(w->board, i), &comm->mesh, i);
+        if (!process_end.board) process_end.board = w->board, process_end.last_words = board_last_words;
+    }
+    pthread_mutex_unlock(&w->lock);
+    comm->board = w->board;
+    return board_rank(w->board, comm->rank);
 }
 
 static void thread_world_close(ThreadWorld *w) {
@@ -241,9 +268,13 @@ static void thread_world_close(ThreadWorld *w) {
         free(g->slots);
         free(g);
     }
+    if (!w->board) return;
+    if (process_end.board == w->board) process_end.board = NULL;
+    munmap(w->board, board_bytes(w->board->capacity));
+    w->board = NULL;
 }
 
-static const Transport transport_threads = {"threads", threads_group_open, threads_group_member, threads_start, threads_test, threads_missing};
+static const Transport transport_threads = {"threads", threads_group_open, threads_group_member, threads_start, threads_test, threads_record};
 
 // ---------------------------------------------------------------------------
 // transport: mpi
@@ -299,12 +330,18 @@ static int mpi_test(Comm *comm, Request *r) {
     return complete;
 }
 
-static void mpi_missing(Comm *comm, Request *r, char *text, size_t size) {
-    (void)comm, (void)r;
-    snprintf(text, size, "a member has not arrived");
+/* On the board since before MPI started. What an earlier mesh left there is forgotten; nobody reads it before all have opened the new one. */
+static BoardRank *mpi_record(Comm *comm) {
+    BoardRank *me = process_end.self;
+    memset(me->started, 0, sizeof me->started);
+    memset(me->flights, 0, sizeof me->flights);
+    rank_state(me, RANK_COMPUTING, seconds_now());
+    record_groups(me, &comm->mesh, comm->rank);
+    comm->board = process_end.board;
+    return me;
 }
 
-static const Transport transport_mpi = {"mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_missing};
+static const Transport transport_mpi = {"mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_record};
 
 static void mpi_abort_all(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
 #endif
@@ -322,24 +359,9 @@ static int rank_of_launcher(void) {
     return 0;
 }
 
-/* Covers what cannot be polled, MPI_Init and MPI_Finalize: the process ends when `what` takes longer than the
- * timeout. alarm(0) ends the watch. */
-static void watch_expired(int signal_number) {
-    (void)signal_number;
-    ssize_t ignored = write(STDERR_FILENO, "failure: ", 9) + write(STDERR_FILENO, process_end.watched, strlen(process_end.watched)) +
-                      write(STDERR_FILENO, " took longer than --timeout\n", 28);
-    (void)ignored;
-    _exit(2);
-}
-
-static void watch_process(double timeout, const char *what) {
-    process_end.watched = what;
-    signal(SIGALRM, watch_expired);
-    alarm((unsigned)ceil(timeout));
-}
-
-/* Initialises MPI when a launcher started us. Tells this process's rank, and how many there are in all and on this host. */
-static void comm_start_process(int *argc, char ***argv, int *rank, int *world, int *on_host) {
+/* Initialises MPI when a launcher started us; from before that on the monitor watches. `timeout`: seconds a wait may last in a step.
+ * Tells this process's rank, and how many there are in all and on this host. */
+static void comm_start_process(int *argc, char ***argv, double timeout, int *rank, int *world, int *on_host) {
     *rank = 0, *world = *on_host = 1;
     if (!launched_by_mpi()) return;
 #ifdef HAVE_MPI
@@ -348,6 +370,7 @@ static void comm_start_process(int *argc, char ***argv, int *rank, int *world, i
         setenv("OMPI_MCA_pml", "ob1", 0);
         setenv("OMPI_MCA_btl", "self,vader", 0);
     }
+    board_join(timeout, rank_of_launcher(), size ? atoi(size) : 0);
     int provided;
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, rank);
@@ -357,9 +380,12 @@ static void comm_start_process(int *argc, char ***argv, int *rank, int *world, i
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, *rank, MPI_INFO_NULL, &host);
     MPI_Comm_size(host, on_host);
     MPI_Comm_free(&host);
+    unlink(process_end.board->name); // all of this host have it: nothing stays behind, however the run ends
+    process_end.self->rank = *rank;
+    process_end.board->world = *world;
     process_end.abort_all = mpi_abort_all;
 #else
-    (void)argc, (void)argv;
+    (void)argc, (void)argv, (void)timeout;
     user_error("started by mpirun or srun, but this build has no MPI: install Open MPI (make deps) and build again, or use --ranks N without mpirun");
 #endif
 }
@@ -368,7 +394,11 @@ static void comm_end_process(void) {
 #ifdef HAVE_MPI
     int initialized;
     MPI_Initialized(&initialized);
-    if (initialized) MPI_Finalize();
+    if (!initialized) return;
+    rank_state(process_end.self, RANK_ENDING, seconds_now());
+    process_end.self->phase = PHASE_END;
+    MPI_Finalize();
+    rank_state(process_end.self, RANK_ENDED, seconds_now());
 #endif
 }
 
@@ -385,16 +415,17 @@ static void exchange_event(Comm *comm, const Request *r, double start, double en
 }
 
 static void comm_progress(Comm *comm) {
+    int kept = 0;
+    double now = 0;
     for (int i = 0; i < comm->num_in_flight; i++) {
         Request *r = comm->in_flight[i];
         if (!r->active || !comm->transport->test(comm, r)) continue;
-        r->active = 0;
-        exchange_event(comm, r, r->started, seconds_now());
+        r->active = 0, r->flight->finished = now = seconds_now();
+        exchange_event(comm, r, r->started, now);
     }
-    int kept = 0;
     for (int i = 0; i < comm->num_in_flight; i++)
         if (comm->in_flight[i]->active) comm->in_flight[kept++] = comm->in_flight[i];
-    if (comm->num_in_flight && !kept) comm->exchange_seconds += seconds_now() - comm->in_flight_since;
+    if (comm->num_in_flight && !kept) comm->exchange_seconds += now - comm->in_flight_since;
     comm->num_in_flight = kept;
     comm->dev->poll = kept ? comm_poll : NULL;
 }
@@ -414,8 +445,6 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
     if (g->size > 1) {
         comm->booked[axis][collective].calls++;
         comm->booked[axis][collective].bytes += (int64_t)(g->size - 1) * (int64_t)bytes;
-        const int64_t signature[3] = {(int64_t)axis, (int64_t)collective, (int64_t)bytes};
-        comm->order = hash_bytes(hash_bytes(comm->order, signature, sizeof signature), what, strlen(what));
     }
     if (g->size == 1) {
         if (send != recv && !comm->dev->walk) memcpy(recv, send, bytes);
@@ -442,10 +471,25 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
     for (int i = 0; i < comm->num_in_flight; i++) // the lowest row that none of the group has
         if (comm->in_flight[i]->group == g && comm->in_flight[i]->row == r->row) r->row++, i = -1;
     if (!comm->num_in_flight) comm->in_flight_since = r->started;
+    r->flight = flight_start(comm->board, comm->self, g->beside, axis, collective, what, bytes, &g->order, r->started);
     comm->transport->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
     comm->dev->poll = comm_poll;
     comm->dev->poll_arg = comm;
+}
+
+/* A wait is past its limit: says who is to blame, and ends the run. Where that is not certain, the other hosts may say so first. */
+static void wait_expired(Comm *comm, const Request *r, double waited) {
+    char culprits[2048];
+    Sentence t = {culprits, sizeof culprits, 0};
+    int phase = comm->self->phase, times = phases[phase].limit, axis = r->group->axis, local = comm->board->attached == comm->mesh.world;
+    double limit = comm->timeout * times;
+    int certain = say_culprits(&t, comm->board, comm->self, axis, r->sequence + 1, limit);
+    if (!certain && !local && waited < limit + 1.8) return; // a monitor speaks half a second late, and a launcher may take a second to end a run
+    if (times > 1) say(&t, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
+    run_failure("rank %d waited %.1f s for %s of '%s' over %s (%d ranks, exchange %" PRId64 " of this group); %s. "
+                "Look there first; --timeout sets the limit",
+                comm->rank, waited, collective_names[r->collective], r->what, axis_names[axis], r->group->size, r->sequence + 1, culprits);
 }
 
 static void collective_wait(Comm *comm, Request *r) {
@@ -458,23 +502,41 @@ static void collective_wait(Comm *comm, Request *r) {
         event_add(comm->dev, EVENT_WAIT, 0, "wait", r->what, start, now, 0);
         return;
     }
+    double limit = comm->timeout * phases[comm->self->phase].limit;
+    comm->self->wait_axis = r->group->axis, comm->self->wait_number = r->sequence + 1;
+    rank_state(comm->self, RANK_WAITING, start);
     for (int spins = 0; comm_progress(comm), r->active; spins++) {
         sched_yield();
         if (spins > 2000) usleep(20);
         if (spins % 64) continue;
         now = seconds_now();
-        if (now - start <= comm->timeout) continue;
-        char missing[512];
-        comm->transport->missing(comm, r, missing, sizeof missing);
-        run_failure("rank %d waited %.1f s for %s of '%s' over %s (%d ranks, exchange %" PRId64 " of this group); %s. "
-                    "Look at that rank first; --timeout sets the limit",
-                    comm->rank, now - start, collective_names[r->collective], r->what, axis_names[r->group->axis], r->group->size,
-                    r->sequence, missing);
+        if (now - start > limit) wait_expired(comm, r, now - start);
     }
     now = seconds_now();
+    rank_state(comm->self, RANK_COMPUTING, now);
     comm->wait_seconds += now - start;
     comm->exposed_seconds += now - start;
     event_add(comm->dev, EVENT_WAIT, 0, "wait", r->what, start, now, 0);
+}
+
+/* What the run does now sets the limit of its waits. Returns what it did before. */
+static Phase comm_phase(Comm *comm, Phase phase) {
+    Phase before = PHASE_START;
+    if (!comm->self) return before; // a walk
+    before = (Phase)comm->self->phase;
+    comm->self->phase = phase;
+    rank_state(comm->self, (RankState)comm->self->state, seconds_now());
+    return before;
+}
+
+/* Where ranks' last exchanges are left when the run fails. */
+static void comm_leave_flights(Comm *comm, const char *out) {
+    if (comm->self == board_rank(comm->board, 0)) snprintf(comm->board->out, sizeof comm->board->out, "%s", out);
+}
+
+/* Long work outside of ops goes on; between two of these calls the limit counts. */
+static void comm_alive(Comm *comm) {
+    if (comm->self) rank_state(comm->self, (RankState)comm->self->state, seconds_now());
 }
 
 /* Everybody's `send` (bytes) into `recv` (size, bytes), at once. */
@@ -509,10 +571,10 @@ static void comm_open_walk(Comm *comm, Device *dev, const Mesh *mesh, int rank) 
     comm->dev = dev;
     comm->mesh = *mesh;
     comm->rank = rank;
-    comm->order = HASH_START;
     for (int a = 0; a < AXES; a++) {
         int colour;
         comm->groups[a].axis = (Axis)a;
+        comm->groups[a].order = HASH_START;
         comm->groups[a].size = mesh_group_size(mesh, (Axis)a);
         mesh_group(mesh, rank, (Axis)a, &colour, &comm->groups[a].rank);
     }
@@ -523,6 +585,9 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
     comm->transport = transport;
     comm->thread_world = threads;
     comm->timeout = timeout;
+    comm->self = transport->record(comm);
+    comm->self->now.op = OP_COUNT; // none yet
+    dev->shown = &comm->self->now;
     for (int a = 0; a < AXES; a++) {
         int colour, key;
         Group *g = &comm->groups[a];
@@ -532,6 +597,8 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
             run_failure("rank %d: group %s has %d members and this rank is its %d, expected %d and %d",
                         rank, axis_names[a], g->size, g->rank, mesh_group_size(mesh, (Axis)a), key);
     }
+    for (int a = 0; a < AXES; a++)
+        if (comm->groups[a].size > 1) board_beside(comm->board, comm->self, a, comm->groups[a].beside);
 }
 
 static void comm_clear_ledger(Comm *comm) {

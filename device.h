@@ -130,7 +130,10 @@ static struct {
     int process;             // this process among those that its launcher started
     int quiet;               // while all processes check the same input: one line, not one a rank
     int reported;            // an error has been printed
-    const char *watched;     // what an alarm is set for
+    int *said;               // the same for this host's processes: exit code of the one that speaks (watchdog.h); NULL: no others
+    void (*last_words)(int); // what is left behind for people to read, after the sentence
+    struct Board *board;     // where this host's ranks write what they do, and this process's record there (watchdog.h)
+    struct BoardRank *self;
     void (*abort_all)(int);  // set by comm.h once other processes must be ended too
 } process_end;
 
@@ -140,6 +143,8 @@ static void end_process(int code, const char *prefix, const char *format, va_lis
     int turn = process_end.process < 10 ? process_end.process : 10;
     if (turn && (code == 1 || process_end.quiet)) usleep((useconds_t)(process_end.quiet ? 1000000 : 0) + 300000 * (useconds_t)turn);
     if (__atomic_exchange_n(&process_end.reported, 1, __ATOMIC_SEQ_CST)) for (;;) pause(); // another thread is ending us
+    int none = 0;
+    if (process_end.said && !__atomic_compare_exchange_n(process_end.said, &none, code, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) sleep(1), _exit(none); // another process is
     char line[4096];
     int used = snprintf(line, sizeof line, "%s", prefix);
     used += vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
@@ -150,6 +155,7 @@ static void end_process(int code, const char *prefix, const char *format, va_lis
     fflush(stdout);
     fwrite(line, 1, (size_t)used, stderr);
     fflush(stderr);
+    if (process_end.last_words) process_end.last_words(code);
     if (process_end.abort_all) process_end.abort_all(code);
     _exit(code);
 }
@@ -224,6 +230,8 @@ typedef struct { const OpRate *ops; int count; double memory; } Rates; // (count
 
 enum { MAX_BUFFERS = 96, MAX_EVENTS = 1 << 18 };
 
+typedef struct { int op, runs; double since; } Activity; // the op that runs (or, runs = 0, that ran last), and since when
+
 typedef struct {
     int walk;     // 1: count, compute nothing, touch nothing
     int threads;  // OpenMP threads of this rank
@@ -242,6 +250,7 @@ typedef struct {
     int64_t num_events, max_events; // also counted where none are kept, or no more fit
     int64_t phase;          // the event of the phase that runs now, 1 the first; 0: none
     const char *phase_name, *phase_of; // what the program is at: forward, backward, …, and of which unit; NULL: none
+    Activity *shown;        // the same, where others can see it (watchdog.h); NULL: nobody looks
     void (*poll)(void *);   // lets exchanges in flight progress between ops; NULL when there are none
     void *poll_arg;
     struct MatmulCache *matmuls; // kernels.h: oneDNN's primitives, by shape
@@ -298,6 +307,7 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
     dev->op = op;
     dev->op_flops = flops;
     dev->op_started = seconds_now();
+    if (dev->shown) dev->shown->op = op, dev->shown->since = dev->op_started, dev->shown->runs = 1;
     return 1;
 }
 
@@ -305,6 +315,7 @@ static inline void op_end(Device *dev) {
     double now = seconds_now();
     dev->ops[dev->op].seconds += now - dev->op_started;
     event_add(dev, EVENT_OP, 0, op_names[dev->op], NULL, dev->op_started, now, dev->op_flops);
+    if (dev->shown) dev->shown->runs = 0, dev->shown->since = now;
     if (dev->poll) dev->poll(dev->poll_arg);
 }
 

@@ -7,7 +7,7 @@
 #define LOGGER_H
 #include "plan.h"
 #include "dataloader.h"
-#include "checkpoint.h" // defines: write_all, export_agree
+#include "checkpoint.h" // defines: write_all, ranks_meet
 
 typedef struct {            // of one rank and step, or of all its steps
     double seconds, wait_seconds; // to the step report, which comes before the optimizer; of these, waiting for other ranks
@@ -308,14 +308,14 @@ static void trace_write(Comm *comm, const char *path) {
     snprintf(temporary, sizeof temporary, "%s.part", path);
     int fd = comm->rank == 0 ? open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
     if (comm->rank == 0 && fd < 0) user_error("cannot write %s: %s", temporary, strerror(errno));
-    export_agree(comm, "trace: file made");
+    ranks_meet(comm, "trace: file made");
     if (comm->rank) fd = open(temporary, O_WRONLY | O_CLOEXEC);
     if (fd < 0) user_error("rank %d cannot open %s (%s): --trace needs a directory that all hosts share", comm->rank, temporary, strerror(errno));
     write_all(fd, temporary, text, length, at);
     if (close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
-    export_agree(comm, "trace: parts written");
+    ranks_meet(comm, "trace: parts written");
     if (comm->rank == 0 && rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
-    export_agree(comm, "trace: done");
+    ranks_meet(comm, "trace: done");
     free(text);
     free(all);
 }

@@ -1010,7 +1010,7 @@ static const char *sentence(char *said) {
 static void late_rank(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     train_step(&o->run, 1);
-    if (rank == 2) sleep(20); // computes for ever
+    if (rank == 2) op_begin(&o->run.dev, OP_ATTENTION_BACKWARD, 0, 0), sleep(20); // computes for ever
     train_step(&o->run, 2);
 }
 
@@ -1032,13 +1032,44 @@ static void same_samples(Job *j, int rank) {
 
 static void run_same_samples(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, same_samples); }
 
-static void other_order(Job *j, int rank) {
+/* Two exchanges that one of the ranks skips, or starts the other way round. */
+static void exchange_pair(Job *j, int rank, int skip, int turn) {
     Opened *o = open_rank(j, rank);
-    if (rank == 1) o->run.comm.order++; // as if it had started two exchanges the other way round
+    float send = 0, recv[8];
     train_step(&o->run, 1);
+    if (rank != skip) all_gather_now(&o->run.comm, AXIS_FSDP, rank == turn ? "second" : "first", &send, recv, sizeof send);
+    all_gather_now(&o->run.comm, AXIS_FSDP, rank == turn ? "first" : "second", &send, recv, sizeof send);
+    sleep(20);
 }
 
-static void run_other_order(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, other_order); }
+static void skips(Job *j, int rank) { exchange_pair(j, rank, 1, -1); }
+static void turns(Job *j, int rank) { exchange_pair(j, rank, -1, 1); }
+static void run_skips(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, skips); }
+static void run_turns(void *arguments) { launch(make_job((const char *)arguments, 2, &transport_threads), 0, turns); }
+
+/* As if a rank of another host, whose exchanges no board compares, had reported another order. */
+static void other_report(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    train_step(&o->run, 1);
+    if (rank == 1) o->run.reports[0].order[AXIS_FSDP]++;
+    check_reports(&o->run, 1);
+}
+
+static void run_other_report(void *arguments) { launch(make_job((const char *)arguments, 2, &transport_threads), 0, other_report); }
+
+/* Flight files under `out` whose first line is `first`, which hold the exchanges of fsdp. */
+static int count_flights(const char *out, int ranks, const char *first) {
+    int found = 0;
+    for (int i = 0; i < ranks; i++) {
+        char path[512];
+        size_t length;
+        snprintf(path, sizeof path, "%s/flight/rank-%d.txt", out, i);
+        char *text = read_file(path, &length);
+        found += text && strstr(text, "fsdp: ") && strstr(text, "all_gather") && (i != 2 || !strncmp(text, first, strlen(first)));
+        free(text);
+    }
+    return found;
+}
 
 static void other_seed(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
@@ -1136,18 +1167,44 @@ static void run_truncated(void *arguments) { launch(make_job((const char *)argum
 static void test_failures(void) {
     char said_all[4096], arguments[512];
     const char *said;
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 3", fixture_dir, make_token_file("failures.tok", 3000, 64, 0));
+    const char *out = scratch_path("late"), *data = make_token_file("failures.tok", 3000, 64, 0);
+    mkdir(out, 0777);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --out %s", fixture_dir, data, out);
     double start = seconds_now();
     int code = child_says(run_late_rank, arguments, said_all, sizeof said_all);
     double took = seconds_now() - start;
     said = sentence(said_all);
-    CHECK("a rank that never arrives ends the run within the time-out, by name", code == 2 && took < 12 && strstr(said, "not arrived: rank 2"), "code %d after %.1f s: %s", code, took, said);
+    CHECK("a rank that computes for ever ends the run at the deadline, by name and op", code == 2 && took < 3 && strstr(said, "for all_gather of 'embedding' over fsdp (4 ranks") &&
+          strstr(said, "; rank 2 has been computing (attention_backward) for 1.") && strstr(said, "its last exchange over fsdp was 10: reduce_scatter of 'embedding'"), "code %d after %.1f s (bound 3): %s", code, took, said);
+    int flights = count_flights(out, 4, "rank 2 has been computing (attention_backward)");
+    CHECK("every rank's last exchanges are under OUT/flight", flights == 4, "%d of 4 files", flights);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 6", fixture_dir, data);
     code = child_says(run_same_samples, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("two ranks with the same samples end the run, and are named", code == 2 && strstr(said, "ranks 1 and 3 train on the same samples"), "code %d: %s", code, said);
-    code = child_says(run_other_order, arguments, said_all, sizeof said_all);
+    start = seconds_now();
+    code = child_says(run_skips, arguments, said_all, sizeof said_all);
+    took = seconds_now() - start;
     said = sentence(said_all);
-    CHECK("ranks whose exchanges are in another order end the run", code == 2 && strstr(said, "same order"), "code %d: %s", code, said);
+    CHECK("a rank that skips an exchange is told as soon as it starts the next", code == 2 && took < 3 && strstr(said, "exchange 11 of fsdp: ranks 0, 2, 3 started all_gather of 'first' (4 bytes); rank 1 started all_gather of 'second' (4 bytes); rank 1 is the odd one"),
+          "code %d after %.1f s (bound 3, --timeout 6): %s", code, took, said);
+    start = seconds_now();
+    code = child_says(run_turns, arguments, said_all, sizeof said_all);
+    took = seconds_now() - start;
+    said = sentence(said_all);
+    CHECK("of two ranks that start two exchanges in another order both are told", code == 2 && took < 3 && strstr(said, "exchange 11 of fsdp: rank 0 started all_gather of 'first' (4 bytes); rank 1 started all_gather of 'second' (4 bytes). All"),
+          "code %d after %.1f s (bound 3, --timeout 6): %s", code, took, said);
+    code = child_says(run_other_report, arguments, said_all, sizeof said_all);
+    said = sentence(said_all);
+    CHECK("another order on another host is told by the step's reports", code == 2 && strstr(said, "step 1: ranks 0 and 1 did not start the same exchanges over fsdp in the same order"), "code %d: %s", code, said);
+    Board *b = board_open_threads(2, 1);
+    BoardRank *const beside[2] = {board_rank(b, 1), board_rank(b, 1)};
+    uint64_t order = HASH_START;
+    start = seconds_now();
+    for (int i = 0; i < 1000000; i++) flight_start(b, board_rank(b, 0), beside, AXIS_FSDP, ALL_GATHER, "model.layers.12", 256, &order, start);
+    took = (seconds_now() - start) * 1e3;
+    CHECK("an exchange is noted and compared in less than a microsecond", took < 1000, "%.0f ns (bound 1000)", took);
+    munmap(b, board_bytes(2));
     code = child_says(run_other_seed, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("a rank with another seed ends the run, and is named", code == 2 && strstr(said, "rank 2 shuffles samples or draws weights from another seed"), "code %d: %s", code, said);
@@ -1224,7 +1281,7 @@ int main(int argc, char **argv) {
         {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"layouts", test_layouts}, {"layouts-all", test_layouts_all}, {"reduce-dtype", test_reduce_dtype}, {"bits", test_bits}, {"replicas", test_replicas},
         {"use", test_use}, {"plan", test_plan}, {"failures", test_failures}, {"faults", test_faults}};
     int process = 0, processes = 1, on_host, mpi = argc > 1 && !strcmp(argv[1], "mpi");
-    if (mpi) comm_start_process(&argc, &argv, &process, &processes, &on_host);
+    if (mpi) comm_start_process(&argc, &argv, 60, &process, &processes, &on_host);
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;
 #ifdef HAVE_MPI
     if (mpi) MPI_Bcast(scratch_dir, sizeof scratch_dir, MPI_CHAR, 0, MPI_COMM_WORLD);

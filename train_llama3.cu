@@ -90,7 +90,7 @@ static const OptionRow option_rows[] = {
     {OPT_INT,  "seed", FIELD(seed), 0, INT32_MAX, "N", "1", "of initial weights, shuffling and sampling"},
     {OPT_INT,  "threads", FIELD(threads), 0, 1024, "N", "0", "threads a rank; 0: cores divided by ranks on this host"},
     {OPT_INT,  "check-replicas", FIELD(check_replicas), 0, 1 << 30, "N", "100", "compare hashes of what replicas have in common every N steps; 0: never"},
-    {OPT_REAL, "timeout", FIELD(timeout), 0.1, 1e6, "SECONDS", "600", "limit of every wait for another rank"},
+    {OPT_REAL, "timeout", FIELD(timeout), 0.1, 1e6, "SECONDS", "600", "limit of every wait for another rank; 4 x as long in start-up, validation and saving"},
     {OPT_TEXT, "transport", FIELD(transport), 0, 0, "threads|mpi", NULL, "how ranks exchange; default: mpi under mpirun or srun, else threads"},
     {OPT_INT,  "ranks", FIELD(ranks), 0, 4096, "N", "0", "ranks as threads of one process, without mpirun; 0: one"},
     {OPT_FLAG, "deterministic", FIELD(deterministic), 0, 0, NULL, NULL, "equal bits on every layout of as many micro-batches, where their number and the ranks are powers of two"},
@@ -257,7 +257,8 @@ typedef struct {               // what each rank tells all others at the end of 
     int64_t first_sample;
     int64_t bad_tensor;        // the first of this rank whose gradient is not finite; -1: none
     uint64_t setup;            // of what all ranks began with: the shuffle, the seed of the weights
-    uint64_t samples_hash, order; // of the samples' indices; of all collectives so far
+    uint64_t samples_hash;     // of the samples' indices
+    uint32_t order[AXES];      // of each group's collectives so far
     RankFigures figures;
 } StepReport;
 
@@ -554,7 +555,10 @@ static double learning_rate(const Options *o, int64_t step) { // step counts fro
 static void check_reports(const Run *r, int64_t step) {
     const StepReport *all = r->reports, *mine = &all[r->rank];
     int distinct = sampler_global_batch(&r->loader.sampler) <= r->data->windows; // else padding repeats samples within a step
-    if (mine->order != all[0].order) run_failure("step %" PRId64 ": ranks 0 and %d did not start the same exchanges in the same order", step, r->rank);
+    for (int a = 0; a < AXES; a++)
+        for (int i = 0; i < r->rank; i++) // on one host exchanges were compared as they started; this also compares hosts
+            if (mine->order[a] != all[i].order[a] && mesh_together(&r->mesh, r->rank, i, (Axis)a))
+                run_failure("step %" PRId64 ": ranks %d and %d did not start the same exchanges over %s in the same order", step, i, r->rank, axis_names[a]);
     if (mine->setup != all[0].setup) run_failure("step %" PRId64 ": rank %d shuffles samples or draws weights from another seed than rank 0", step, r->rank);
     for (int i = 0; i < r->rank && distinct; i++)
         if (mine->samples_hash == all[i].samples_hash)
@@ -581,7 +585,7 @@ static void exchange_reports(Run *r, ExactSum loss, const StepBatch *batch, doub
     mine.first_sample = batch->first_sample;
     mine.samples_hash = batch->samples_hash;
     mine.setup = sampler_fingerprint(&r->loader.sampler) ^ mix64(r->fsdp.seed);
-    mine.order = r->comm.order;
+    for (int a = 0; a < AXES; a++) mine.order[a] = (uint32_t)(r->comm.groups[a].order >> 32);
     mine.figures.seconds = seconds;
     mine.figures.wait_seconds = wait_seconds;
     mine.figures.tokens = (int64_t)r->opt->batch * r->opt->seq * r->opt->accum;
@@ -654,7 +658,9 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     comm_clear_ledger(&r->comm);
     int64_t event = r->dev.num_events; // stands before what it holds
     event_add(&r->dev, EVENT_STEP, 0, "step", NULL, device_now(&r->dev), 0, (double)step);
+    rank_state(r->comm.self, RANK_READING, start);
     StepBatch *batch = loader_next(&r->loader, &r->dev, o->timeout);
+    rank_state(r->comm.self, RANK_COMPUTING, seconds_now());
     int64_t tokens = (int64_t)o->batch * o->seq;
     for (int micro = 0; micro < o->accum; micro++)
         micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro, &loss);
@@ -689,6 +695,7 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
 static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t *num_targets) {
     StepReport mine = ZERO; // its sums are all that is told here
     int B = r->opt->batch, T = r->opt->seq, world = r->mesh.world;
+    Phase before = comm_phase(&r->comm, PHASE_VALIDATION);
     int64_t batches = r->dev.walk ? 1 : (data->windows + (int64_t)B * world - 1) / ((int64_t)B * world);
     if (max_batches) batches = min_i64(batches, max_batches);
     for (int64_t i = 0; i < batches; i++) {
@@ -704,6 +711,7 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
     }
     device_phase(&r->dev, NULL, NULL);
     all_gather_now(&r->comm, AXIS_WORLD, "evaluation", &mine, r->reports, sizeof mine);
+    comm_phase(&r->comm, before);
     ExactSum loss = ZERO;
     *num_targets = 0;
     for (int i = 0; i < world && !r->dev.walk; i++) {
@@ -1200,13 +1208,15 @@ static void rank_open(Run *r, Run *walked, Job *j, int rank) {
     device_open(&r->dev, &walked->dev, j->opt.out, rank);
     kernels_open(&r->dev, rank == 0);
     comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, &j->thread_world, j->opt.timeout);
+    if (j->opt.out) comm_leave_flights(&r->comm, j->opt.out);
     check_agreement(r);
     r->layout = layout_read_back(&r->comm);
-    alarm(0); // start-up is over: from here on every wait has its own deadline
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // by every rank, and they may be threads
     run_allocate(r, j);
     if (j->has_weights) model_load(&r->fsdp, &j->weights);
     else fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed);
+    ranks_meet(&r->comm, "start-up: weights are in place"); // a slow disk is start-up's, not the first step's
+    comm_phase(&r->comm, PHASE_STEP);
 }
 
 static void rank_train(Run *r, const Run *walked, const Job *j) {
@@ -1357,8 +1367,7 @@ int main(int argc, char **argv) {
         if (process == 0) tokenizer_tool(&job.opt);
         return 0;
     }
-    watch_process(job.opt.timeout, "start-up (finding the other ranks, opening groups)");
-    comm_start_process(&argc, &argv, &process, &processes, &on_host);
+    comm_start_process(&argc, &argv, job.opt.timeout, &process, &processes, &on_host);
     job_open(&job, process, processes, on_host);
     if (job.task == DO_PLAN) {
         Run walked;
@@ -1370,7 +1379,6 @@ int main(int argc, char **argv) {
         launch(&job, process, rank_main);
     }
     job_close(&job);
-    watch_process(job.opt.timeout, "the end of the run (the other ranks' last exchange)");
     comm_end_process();
     return 0;
 }

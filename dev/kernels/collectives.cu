@@ -876,7 +876,7 @@ int main(int argc, char **argv) {
 #ifdef HAVE_MPI
     else if (!strcmp(what, "mpi")) {
         int processes, on_host;
-        comm_start_process(&argc, &argv, &process, &processes, &on_host);
+        comm_start_process(&argc, &argv, 60, &process, &processes, &on_host);
         if (processes < 2) user_error("mpi: %d process: start with mpirun -np N, N at least 2", processes);
         run_mpi(process, processes, on_host);
         comm_end_process();

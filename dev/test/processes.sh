@@ -68,40 +68,88 @@ ranks_of() {
     done
 }
 
-# lost NAME SIGNAL SECONDS CODES PATTERN : a rank of three gets SIGNAL while they train
-lost() {
-    local name=$1 signal=$2 seconds=$3 codes=$4 pattern=$5 out=lost-$2 launcher ranks victim start code left='' pid
-    "${mpi[@]}" -np 3 "$program" "${train[@]}" --batch 1 --steps 100000000 --timeout 2 --out "$out" </dev/null >.out 2>.err &
-    launcher=$!
-    started=("$launcher")
-    wait_until 20 has_steps "$out" || { fail "$name" "no steps within 20 s: $(tail -n 1 .err)"; end_started; return; }
-    ranks=$(ranks_of "$launcher")
-    victim=$(tail -n 1 <<<"$ranks")
-    started+=($ranks)
-    start=$(now)
-    kill "-$signal" "$victim"
-    wait_until "$seconds" gone "$launcher" || { fail "$name" "still running $seconds s later"; end_started; wait "$launcher" 2>/dev/null; return; }
+# those of this script's runs: ranks, and what watches over them
+left_over() { local file; for file in /proc/[0-9]*/cmdline; do { tr '\0' '\n' <"$file" | grep -qxF -- "$mark" && basename "${file%/cmdline}"; } 2>/dev/null; done; }
+none_left() { [ -z "$(left_over)" ]; }
+shared_memory() { ls /dev/shm 2>/dev/null | grep '^llama3-' | sort; }
+no_shared_memory() { [ -z "$(comm -13 <(echo "$shared_before") <(shared_memory))" ]; } # that of other runs may come and go
+
+# ended NAME START SECONDS CODES PATTERN FLIGHTS : how a run that lost a rank ended: in time, with a line that names the cause, no process
+# and no shared memory left behind, the last exchanges of as many ranks under --out
+ended() {
+    local name=$1 start=$2 seconds=$3 codes=$4 pattern=$5 flights=$6 code found
+    if ! wait_until "$seconds" gone "$launcher"; then fail "$name" "still running $seconds s later: $(tail -n 1 .err)"; end_started; wait "$launcher" 2>/dev/null; return; fi
+    start=$(($(now) - start))
     wait "$launcher"
     code=$?
-    start=$(($(now) - start))
-    for pid in $ranks; do wait_until 2 gone "$pid" || left+=" $pid"; done
-    if [ -n "$left" ]; then fail "$name" "ranks are left over:$left"
+    found=$(ls "$out/flight" 2>/dev/null | wc -l)
+    if ! wait_until 2 none_left; then fail "$name" "processes are left over: $(left_over | tr '\n' ' ')"; kill -KILL $(left_over)
+    elif ! wait_until 5 no_shared_memory; then fail "$name" "shared memory is left over: $(comm -13 <(echo "$shared_before") <(shared_memory) | tr '\n' ' ')"
     elif ! [[ " $codes " == *" $code "* ]]; then fail "$name" "exit code $code, expected $codes: $(tail -n 1 .err)"
-    elif ! grep -qE "$pattern" .err; then fail "$name" "no line like '$pattern': $(tail -n 3 .err | tr '\n' ' ')"
-    else pass "$name" "exit code $code after $start ms; $(grep -m1 -E "$pattern" .err)"; fi
-    end_started
+    elif [ "$(grep -cE '^(failure|error): ' .err)" != 1 ] || ! grep -qE "$pattern" .err; then fail "$name" "expected one line, like '$pattern': $(grep -E '^(failure|error): ' .err || tail -n 1 .err)"
+    elif [ "$found" != "$flights" ]; then fail "$name" "$found files under $out/flight, expected $flights"
+    else pass "$name" "exit code $code after $start ms (bound $((seconds * 1000))), $found flight files; $(grep -m1 -E "$pattern" .err)"; fi
     started=()
 }
 
-# a rank that is there but never finds the others: MPI_Init itself has a deadline
-never_starts() {
-    local start code
+# lost NAME HOSTS VICTIM SIGNAL SECONDS CODES PATTERN : a rank of three gets SIGNAL while they train, --timeout 2. HOSTS: the ranks of each host;
+# to the program, ranks whose launcher's step differs are on different hosts
+lost() {
+    local name=$1 hosts=$2 victim=$3 signal=$4 seconds=$5 codes=$6 pattern=$7 out=$((++runs_lost)).lost launcher ranks start host=0 n command=()
+    mark=$out
+    for n in $hosts; do command+=(${command[@]+:} -np "$n" -x SLURM_STEP_ID=$((host++)) "$program" "${train[@]}" --batch 1 --steps 100000000 --timeout 2 --out "$out"); done
+    "${mpi[@]}" "${command[@]}" </dev/null >.out 2>.err &
+    launcher=$!
+    started=("$launcher")
+    wait_until 20 has_steps "$out" || { fail "$name" "no steps within 20 s: $(tail -n 1 .err)"; end_started; return; }
+    ranks=$(ranks_of "$launcher" | sort -n)
+    started+=($ranks)
     start=$(now)
-    timeout -k 1 15 "${mpi[@]}" -np 1 "$program" "${train[@]}" --batch 1 --steps 1 --timeout 2 : -np 1 sleep 12 </dev/null >.out 2>.err
-    code=$?
-    start=$(($(now) - start))
-    if [ "$code" = 2 ] && [ "$start" -lt 10000 ] && grep -q '^failure: .*--timeout' .err; then pass "a rank that never starts" "exit code 2 after $start ms; $(grep -m1 '^failure: ' .err)"
-    else fail "a rank that never starts" "exit code $code after $start ms, expected 2 within 10 s and a failure: $(tail -n 1 .err)"; fi
+    kill "-$signal" "$(sed -n "$((victim + 1))p" <<<"$ranks")"
+    ended "$name" "$start" "$seconds" "$codes" "$pattern" 3
+}
+
+# not_started NAME SECONDS PATTERN COMMAND… : two processes, the second of them COMMAND, which never comes to the others; start-up has four times --timeout
+not_started() {
+    local name=$1 seconds=$2 pattern=$3 out=never start launcher
+    shift 3
+    mark=$out
+    start=$(now)
+    "${mpi[@]}" -np 1 "$program" "${train[@]}" --batch 1 --steps 1 --timeout 0.5 --out "$out" : -np 1 "$@" </dev/null >.out 2>.err &
+    launcher=$!
+    started=("$launcher")
+    ended "$name" "$start" "$seconds" 2 "$pattern" 0
+}
+
+# alone NAME PATTERN OPTION… : one rank of three has these options, and all end
+alone() {
+    local name=$1 pattern=$2 out=alone start launcher
+    shift 2
+    mark=$out
+    start=$(now)
+    "${mpi[@]}" -np 2 "$program" "${train[@]}" --batch 1 --steps 1 --out "$out" : -np 1 "$program" "${train[@]}" --batch 1 --steps 1 --out "$out" "$@" </dev/null >.out 2>.err &
+    launcher=$!
+    started=("$launcher")
+    ended "$name" "$start" 6 1 "$pattern" 0
+    rm -rf "$out"
+}
+
+ranks_lost() {
+    local waited='^failure: rank [0-9]+ waited 2\.[0-9] s for (all_gather|reduce_scatter) of .* over fsdp \(3 ranks, exchange [0-9]+ of this group\); '
+    local last='its last exchange over fsdp was [0-9]+: (all_gather|reduce_scatter) of '
+    local runs_lost=0 shared_before
+    shared_before=$(shared_memory)
+    lost "a stopped rank" 3 1 STOP 4 2 "${waited}rank 1 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
+    lost "a stopped rank of another host" "1 2" 2 STOP 4 2 "${waited}rank 2 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
+    lost "a stopped rank, alone on its host" "2 1" 2 STOP 5 2 "^failure: no sign of life for 2\.[0-9] s in a step: rank 2 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
+    lost "a killed rank" 3 1 KILL 2 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; it was (computing|waiting|reading).*; $last"
+    lost "a killed rank of another host" "1 2" 1 KILL 2 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; $last"
+    not_started "a process that never starts this program" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: rank 0 .*; 1 of this host's 2 ranks never started this program.*--timeout" sleep 8
+    not_started "a rank stopped in start-up" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: .*rank 1 \(process [0-9]+\) is stopped; it was starting.*--timeout" \
+        bash -c '"$0" "$@" & pid=$!; until ls /proc/$pid/task | grep -qv "^$pid\$"; do :; done; kill -STOP $pid; wait $pid' "$program" "${train[@]}" --batch 1 --steps 1 --timeout 0.5 --out never
+    alone "an error of one rank alone, before it finds the others" "^error: unknown option --nonsense" --nonsense
+    alone "an error of one rank alone, when ranks compare" "^error: rank 2 was started with other options" --lr 7
+    alone "an error of one rank alone, after it found the others" "^error: no token file at nowhere" --data nowhere
 }
 
 # ---------------------------------------------------------------- the same, however it is started
@@ -305,11 +353,7 @@ round_trip() {
 }
 
 prepare
-if [ -n "$have_mpi" ]; then
-    lost "a stopped rank" STOP 12 2 '^failure: rank [0-9]+ waited [0-9.]+ s for (all_gather|reduce_scatter) of '
-    lost "a killed rank" KILL 6 "137 2 1 9" '(signal 9|Killed|^failure: )'
-    never_starts
-fi
+[ -z "$have_mpi" ] || ranks_lost
 launches
 hybrid
 offload
