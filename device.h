@@ -226,7 +226,7 @@ typedef struct {
 
 // what a machine does in a second, for a walk with a clock; rates of one rank
 typedef struct { OpKind op; double flops, intensity, rate; } OpRate; // of an op of so many FLOPs, and FLOPs a byte: FLOP/s
-typedef struct { const OpRate *ops; int count; double memory; } Rates; // (count); bytes/s, read + written
+typedef struct { const OpRate *ops; int count; double memory; } OpRates; // (count); bytes/s, read + written
 
 enum { MAX_BUFFERS = 96, MAX_EVENTS = 1 << 18 };
 
@@ -244,7 +244,7 @@ typedef struct {
     char peak_when[96];     // … and when that was
     OpKind op;              // the op that runs now
     double op_started, op_flops;
-    const Rates *rates;     // in a walk: it has a clock. NULL: none
+    const OpRates *rates;   // in a walk: it has a clock. NULL: none
     double clock;           // seconds since the walk's step began
     Event *events;          // (max_events) the timeline; NULL: none is kept
     int64_t num_events, max_events; // also counted where none are kept, or no more fit
@@ -281,7 +281,7 @@ static inline void device_phase(Device *dev, const char *name, const char *of) {
 
 /* Seconds of an op: FLOPs at the rate of that op's nearest listed shape (in FLOPs and FLOPs a byte, both by ratio), but
  * no less than its bytes take; an op that is not listed moves bytes alone. */
-static double op_seconds(const Rates *r, OpKind op, double flops, double bytes) {
+static double op_seconds(const OpRates *r, OpKind op, double flops, double bytes) {
     double nearest = INFINITY, rate = INFINITY;
     for (int i = 0; i < r->count; i++) {
         if (r->ops[i].op != op) continue;

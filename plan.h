@@ -129,7 +129,7 @@ static void ledger_write(const Ledger *l, const Device *walked, FILE *f) {
 
 typedef struct {
     char name[128];
-    Rates rates;                // of one rank
+    OpRates rates;              // of one rank
     OpRate *ops;                // what rates.ops points to
     double peak;                // FLOP/s of a rank's products at best
     double memory;              // bytes of a rank; 0: the file does not say

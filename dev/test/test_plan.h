@@ -73,7 +73,7 @@ static void test_estimate(void) {
     CHECK("between measured points an exchange is interpolated in logarithms, beyond them at the last one's bytes a second", off_by(exchange_seconds(&curve, 1000), 2) < 1e-12 &&
           exchange_seconds(&curve, 10) == 1 && off_by(exchange_seconds(&curve, 20000), 8) < 1e-12, "%g, %g, %g s", exchange_seconds(&curve, 1000), exchange_seconds(&curve, 10), exchange_seconds(&curve, 20000));
     const OpRate shapes[] = {{OP_LINEAR_FORWARD, 1e6, 10, 1e9}, {OP_LINEAR_FORWARD, 1e9, 10, 2e9}, {OP_LINEAR_FORWARD, 1e9, 1000, 4e9}};
-    const Rates rates = {shapes, 3, 1e30};
+    const OpRates rates = {shapes, 3, 1e30};
     CHECK("an op has the rate of the shape nearest in FLOPs and FLOPs a byte", off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e6, 2e5), 2e6 / 1e9) < 1e-12 && off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 2e7), 2e8 / 2e9) < 1e-12 &&
           off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 3e5), 2e8 / 4e9) < 1e-12, "%s", "three shapes");
 
