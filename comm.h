@@ -66,6 +66,42 @@ static int mesh_together(const Mesh *m, int a, int b, Axis axis) {
     return colour[0] == colour[1];
 }
 
+/* The layouts of `world` ranks that are nearest to what was asked for, as text. */
+static void layouts_that_fit(char *text, size_t size, int world, int shard, int replicate) {
+    int listed[4], count = 0;
+    while (count < 4) {
+        int best = 0;
+        double least = 1e30;
+        for (int s = 1; s <= world; s++) {
+            int taken = world % s;
+            for (int i = 0; i < count; i++) taken |= listed[i] == s;
+            double away = fabs(log((double)s / shard)) + fabs(log((double)(world / s) / replicate));
+            if (!taken && away < least) least = away, best = s;
+        }
+        if (!best) break;
+        listed[count++] = best;
+    }
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < count && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%d x %d", i ? ", " : "", listed[i], world / listed[i]);
+}
+
+/* Ranks of each axis; 0: as many as the others leave. Refused where they do not make up the world. */
+static Mesh mesh_open(int world, int shard, int replicate) {
+    if (!shard && !replicate) user_error("--dp-shard auto and --dp-replicate auto: one of them must be a number");
+    if (!shard) shard = (int)max_i64(1, world / replicate);
+    if (!replicate) replicate = (int)max_i64(1, world / shard);
+    if ((int64_t)shard * replicate != world) {
+        char fits[256];
+        layouts_that_fit(fits, sizeof fits, world, shard, replicate);
+        user_error("tp 1 x cp 1 x pp 1 x dp-shard %d x dp-replicate %d = %" PRId64 " ranks, but %d %s: start %" PRId64 " ranks, or choose dp-shard x dp-replicate = %s",
+                   shard, replicate, (int64_t)shard * replicate, world, world == 1 ? "was started" : "were started", (int64_t)shard * replicate, fits);
+    }
+    Mesh m = {world, {1, 1, 1, shard, replicate}};
+    return m;
+}
+
 // ---------------------------------------------------------------------------
 // groups, requests, the ledger
 

@@ -48,6 +48,7 @@ typedef struct {               // how a run shards: the options that fsdp.h and 
     int local;                 // micro-batches are summed unsharded on each rank, and over ranks once a step
     int deterministic;         // micro-batches are summed as a binary tree
     Dtype reduce_dtype;        // in which gradients travel; they are summed in fp32
+    int check_replicas;        // what replicas have in common will be compared
 } Sharding;
 
 // ---------------------------------------------------------------------------
@@ -105,6 +106,7 @@ typedef struct {
     int local;                   // accumulated locally indeed: with one micro-batch, or one rank, there is no difference
     int rounds_leaves;           // bf16: each micro-batch's gradient is rounded even where it goes nowhere, as on any other layout
     uint64_t seed;               // of the initial weights
+    uint64_t *fingerprints;      // (1 + replicas, units) of this rank's weights, and of all ranks' that must have the same; NULL: nobody has, or it is not checked
     int cascade;                 // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
 } Fsdp;
 
@@ -401,6 +403,30 @@ static void fsdp_adamw(Fsdp *f, const AdamW *o, float grad_scale, int step) {
     if (now) unit_stream(f, now, 0);
 }
 
+/* Which ranks hold the same weights as this one: its replicas, and without sharding all ranks of its fsdp group. */
+static int holds_the_same(const Fsdp *f, Axis axis) {
+    return f->comm->groups[axis].size > 1 && (axis == AXIS_DP_REPLICATE || (axis == AXIS_FSDP && !f->how.strategy->sharded));
+}
+
+/* What ranks have in common is still the same on each: silent corruption of memory shows nowhere else. */
+static void fsdp_check_replicas(Fsdp *f, int64_t step) {
+    int units = f->table->num_units;
+    uint64_t *mine = f->fingerprints, *all = mine + units;
+    for (int u = 0; u < units; u++) {
+        uint64_t print = fingerprint(f->dev, f->units[u].master, f->units[u].held * (int64_t)sizeof(float));
+        if (!f->dev->walk) mine[u] = print;
+    }
+    for (Axis axis = AXIS_TP; axis < AXES; axis = (Axis)(axis + 1)) {
+        Group *g = &f->comm->groups[axis];
+        if (!holds_the_same(f, axis)) continue;
+        all_gather_now(f->comm, axis, "replica check", mine, all, sizeof(uint64_t) * (size_t)units);
+        for (int i = 0; i < units * g->size && !f->dev->walk; i++)
+            if (all[i] != all[i % units])
+                run_failure("step %" PRId64 ": ranks %d and %d are replicas (of %s), but their weights of %s differ: memory or an exchange went wrong", step,
+                            f->comm->transport->group_member(f->comm, g, 0), f->comm->transport->group_member(f->comm, g, i / units), axis_names[axis], f->table->units[i % units].name);
+    }
+}
+
 // ---------------------------------------------------------------------------
 // set-up
 
@@ -479,6 +505,9 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
         slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_HEAD, 1, "head gradient", sizeof(float));
     }
     stages_open(f);
+    int copies = (holds_the_same(f, AXIS_DP_REPLICATE) ? f->replicas : 0) + (holds_the_same(f, AXIS_FSDP) ? f->ranks : 0);
+    if (how->check_replicas && copies)
+        f->fingerprints = (uint64_t *)arena_alloc(f->dev, MEM_COMM, "fingerprints of the weights", sizeof(uint64_t) * (size_t)table->num_units * (size_t)(1 + copies));
 }
 
 static void fsdp_close(Fsdp *f) { free(f->units); }

@@ -287,6 +287,7 @@ static void trace_events(FILE *f, const Device *dev, int rank, double zero, doub
 static void trace_write(Comm *comm, const char *path) {
     typedef struct { double first; int64_t bytes; } Part; // when it begins, by rank 0's clock
     Device *dev = comm->dev;
+    Phase before = comm_phase(comm, PHASE_SAVING);
     dev->max_events = min_i64(dev->max_events, dev->num_events); // it ends here: what follows is of the writing
     Part mine = ZERO, *all = (Part *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
     double error, offset = comm_clock_offset(comm, &error), zero = INFINITY;
@@ -316,6 +317,7 @@ static void trace_write(Comm *comm, const char *path) {
     ranks_meet(comm, "trace: parts written");
     if (comm->rank == 0 && rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
     ranks_meet(comm, "trace: done");
+    comm_phase(comm, before);
     free(text);
     free(all);
 }

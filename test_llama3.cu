@@ -530,7 +530,7 @@ static void test_bits(void) {
 /* A few steps of two replicas, compared after each. */
 static void replicas_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    for (int step = 1; step <= 3; step++) train_step(&o->run, step), check_replicas(&o->run, step);
+    for (int step = 1; step <= 3; step++) train_step(&o->run, step), fsdp_check_replicas(&o->run.fsdp, step);
     close_rank(o);
 }
 
@@ -937,7 +937,7 @@ static void test_use(void) {
         j->prompt_length = 12;
         j->prompt = (int32_t *)checked_malloc(sizeof(int32_t) * 12);
         for (int t = 0; t < 12; t++) j->prompt[t] = (t * 37 + 5) % 131;
-        job_mesh(j, world);
+        j->mesh = mesh_open(world, 0, 1);
         launch(j, 0, generation_body);
         snprintf(name, sizeof name, "generation with cached keys and values on %d ranks: logits of the whole text", world);
         CHECK(name, generation_difference < (sizeof(floatX) == 4 ? 2e-6 : 2e-2), "relative difference %.2g", generation_difference);
@@ -1098,9 +1098,9 @@ static void run_bad_gradient(void *arguments) { launch(make_job((const char *)ar
 static void bad_replica(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     train_step(&o->run, 1);
-    check_replicas(&o->run, 1);
+    fsdp_check_replicas(&o->run.fsdp, 1);
     if (rank == 2) ((uint32_t *)(void *)o->run.fsdp.units[2].master)[17] ^= 1;
-    check_replicas(&o->run, 2);
+    fsdp_check_replicas(&o->run.fsdp, 2);
 }
 
 static void run_bad_replica(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, bad_replica); }

@@ -6,35 +6,33 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 flags=$(cat build/cpu-fp32/flags)  # compiler, flags and libraries of the build under test
-passed=0 failed=0
+count=0
 
-# fault NAME FILE SED GROUP EXPECTED : after SED on FILE, a failing check of GROUP must match EXPECTED
+# fault NAME FILE SED GROUP EXPECTED : after SED on FILE, a failing check of GROUP must match EXPECTED. As many at a time as there are cores.
 fault() {
-    local name=$1 file=$2 edit=$3 group=$4 expected=$5
-    rm -rf "$work/src"
-    mkdir -p "$work/src/dev"
-    cp ./*.h ./*.cu "$work/src/"
-    cp -r dev/test dev/data "$work/src/dev/"
-    sed -i "$edit" "$work/src/$file"
-    if cmp -s "$file" "$work/src/$file"; then
+    count=$((count + 1))
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
+    plant "$work/$count" "$@" >"$work/$count.said" &
+}
+
+plant() {
+    local src=$1 name=$2 file=$3 edit=$4 group=$5 expected=$6 compile=${flags%% -L*} libs=-L${flags#* -L} said caught
+    [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
+    mkdir -p "$src/dev"
+    cp ./*.h ./*.cu "$src/"
+    cp -r dev/test dev/data dev/results dev/clusters "$src/dev/"
+    sed -i "$edit" "$src/$file"
+    if cmp -s "$file" "$src/$file"; then
         echo "FAIL planted: $name: the edit no longer matches $file"
-        failed=$((failed + 1))
         return
     fi
-    local compile=${flags%% -L*} libs=-L${flags#* -L}
-    [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
-    (cd "$work/src" && ${compile/-O3/-O1} -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter -x c test_llama3.cu -o "$work/test" -x none $libs -lcjson -lpcre2-8 -lm -pthread)
-    local said
-    said=$(cd "$work/src" && timeout 100 "$work/test" "$group" 2>&1) || true
-    local caught
+    cd "$src"
+    ${compile/-O3/-O1} -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter -x c test_llama3.cu -o test -x none $libs -lcjson -lpcre2-8 -lm -pthread 2>&1 || true
+    said=$(timeout 100 ./test "$group" 2>&1) || true
     caught=$(grep -E "^(FAIL|failure:)" <<<"$said" | grep -m1 -E "$expected" || true)
-    if [ -n "$caught" ]; then
-        echo "pass planted: $name: caught by ${caught:0:150}"
-        passed=$((passed + 1))
-    else
-        echo "FAIL planted: $name: no failing check like '$expected'; the test ended with: $(tail -n 1 <<<"$said")"
-        failed=$((failed + 1))
-    fi
+    if [ -n "$caught" ]; then echo "pass planted: $name: caught by ${caught:0:150}"
+    else echo "FAIL planted: $name: no failing check like '$expected'; the test ended with: $(tail -n 1 <<<"$said")"; fi
+    rm -rf "$src"
 }
 
 fault "a unit is not reduced" fsdp.h \
@@ -71,7 +69,7 @@ fault "replicas are not exchanged" fsdp.h \
     's|    return f->replicas > 1 && last; // across.*|    return 0 * last;|' faults "law, walk and wire"
 fault "replicas are exchanged and not summed" fsdp.h \
     's|    if (kind == REDUCE_REPLICAS) tree_sum|    if (0) tree_sum|' faults "gradients of one rank"
-fault "replicas are flattened into one group that shards" train_llama3.cu \
+fault "replicas are flattened into one group that shards" comm.h \
     's|{1, 1, 1, shard, replicate}|{1, 1, 1, shard * replicate, 1}|' faults "law, walk and wire"
 fault "a unit is reduced twice" train_llama3.cu \
     's|        unit_reduce(f, blocks, micro);|&\n        if (l == 0) { unit_gradients(f, blocks, micro); unit_reduce(f, blocks, micro); }|' faults "law, walk and wire"
@@ -97,5 +95,8 @@ fault "exchanges are not compared as they start" watchdog.h 's/other->order != h
 fault "a rank does not show which op it is in" device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
 fault "the last exchanges are not written" watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
 fault "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
-echo "$passed passed, $failed failed"
-[ "$failed" = 0 ]
+wait
+for ((i = 1; i <= count; i++)); do cat "$work/$i.said"; done
+passed=$(cat "$work"/*.said | grep -c '^pass ' || true)
+echo "$passed passed, $((count - passed)) failed"
+[ "$passed" = "$count" ]

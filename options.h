@@ -1,0 +1,193 @@
+/* options.h: the command line. One table parses, validates, prints --help and writes config.txt.
+ *
+ * Owns: every option's name, values, default and the field that holds it. A new option is a row and a field.
+ * A caller may rely on: what options_parse returns is within each row's bounds; an option that is not built yet is
+ * refused by name. What options mean together is checked where it is known: job_prepare in train_llama3.cu.
+ */
+#ifndef OPTIONS_H
+#define OPTIONS_H
+#include "fsdp.h"       // defines: STRATEGY_NAMES, MAX_SLOTS
+#include "dataloader.h" // defines: LOADER_MAX_WORKERS
+
+typedef struct {
+    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster;
+    int vocab_size, seq, batch, accum, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
+    int seed, threads, ranks, plan, world, help, deterministic, workers;
+    double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
+} Options;
+
+/* OPT_LATER: not built yet; accepted only with the value in `values`, which is what the program does anyway. */
+typedef enum { OPT_GROUP, OPT_INT, OPT_REAL, OPT_TEXT, OPT_FLAG, OPT_LATER } OptionKind;
+
+typedef struct {
+    OptionKind kind;
+    const char *name;     // without the dashes; of OPT_LATER several, parted by |
+    size_t offset;        // in Options
+    double low, high;     // of numbers
+    const char *values;   // what stands behind it: a word for --help, or the choices, parted by |
+    const char *fallback; // as it would be typed; NULL: none
+    const char *help;
+} OptionRow;
+
+#define FIELD(f) offsetof(Options, f)
+static const OptionRow option_rows[] = {
+    {OPT_GROUP, "model", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_TEXT, "model", FIELD(model), 0, 0, "NAME|DIR", "tiny", "a preset, or a Hugging Face directory (config.json, with weights if there are any)"},
+    {OPT_INT,  "vocab-size", FIELD(vocab_size), 0, 1 << 28, "N", "0", "overrides the model's vocabulary size; 0 keeps it"},
+    {OPT_TEXT, "tokenizer", FIELD(tokenizer), 0, 0, "FILE", NULL, "tokenizer.model; default: beside the data, else beside the model"},
+    {OPT_GROUP, "data", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_TEXT, "data", FIELD(data), 0, 0, "FILE|GLOB", NULL, "token files to train on"},
+    {OPT_TEXT, "val", FIELD(val), 0, 0, "FILE|GLOB", NULL, "token files to validate on"},
+    {OPT_TEXT, "tail", FIELD(tail), 0, 0, "drop|pad", "drop", "the last, incomplete step of an epoch: dropped, or padded with the epoch's head"},
+    {OPT_INT,  "workers", FIELD(workers), 0, LOADER_MAX_WORKERS, "N", "0", "threads of a rank that read ahead; 0: its cores, up to 4"},
+    {OPT_LATER, "doc-mask", 0, 0, 0, NULL, NULL, "attention stays inside documents"},
+    {OPT_GROUP, "batch", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_INT,  "seq", FIELD(seq), 0, 1 << 24, "T", "0", "tokens a sample; 0: the model's default"},
+    {OPT_INT,  "batch", FIELD(batch), 0, 1 << 20, "B", "0", "samples a micro-batch and rank; 0: the model's default"},
+    {OPT_INT,  "accum", FIELD(accum), 1, 1 << 16, "K", "1", "micro-batches a step"},
+    {OPT_TEXT, "accumulate", FIELD(accumulate), 0, 0, "sharded|local", "sharded", "gradients are reduced every micro-batch, or once a step: fewer exchanges, 4 bytes a parameter more"},
+    {OPT_GROUP, "mesh", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_INT,  "dp-shard", FIELD(dp_shard), 0, 1 << 20, "N|auto", "auto", "ranks over which parameters are sharded; auto: all, of each replica"},
+    {OPT_INT,  "dp-replicate", FIELD(dp_replicate), 0, 1 << 20, "N|auto", "1", "replicas of the sharded model (hybrid): gradients are summed over them once a step"},
+    {OPT_LATER, "tp|cp|pp", 0, 0, 0, "1", NULL, "tensor, context, pipeline parallelism"},
+    {OPT_LATER, "pp-schedule|pp-chunks|pp-light-ends", 0, 0, 0, NULL, NULL, "pipeline parallelism"},
+    {OPT_GROUP, "sharding", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_TEXT, "sharding", FIELD(sharding), 0, 0, STRATEGY_NAMES, "full_shard", "ZeRO-3; ZeRO-2: weights stay gathered from forward to backward; DDP: every rank has all state"},
+    {OPT_TEXT, "wrap", FIELD(wrap), 0, 0, "block|size:N", "block", "what is gathered at once: a block, or as many as it takes to hold N parameters"},
+    {OPT_INT,  "slots", FIELD(slots), 2, MAX_SLOTS - 2, "N", "2", "gathered blocks that may be in flight"},
+    {OPT_TEXT, "reduce-dtype", FIELD(reduce_dtype), 0, 0, "fp32|bf16", "fp32", "dtype in which gradients travel; they are summed in fp32"},
+    {OPT_TEXT, "offload", FIELD(offload), 0, 0, "none|optimizer|all", "none", "AdamW's moments, or all state, in files under --out, mapped into memory"},
+    {OPT_GROUP, "memory", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_TEXT, "recompute", FIELD(recompute), 0, 0, "none|selective|full|every:N", "none", "activations computed again in backward: norms and SwiGLU; all but a block's input; that of every Nth block"},
+    {OPT_GROUP, "optimizer", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_INT,  "steps", FIELD(steps), 1, 1 << 30, "N", "100", "optimizer steps"},
+    {OPT_REAL, "lr", FIELD(lr), 0, 1e3, "X", "0.0003", "peak learning rate"},
+    {OPT_REAL, "min-lr", FIELD(min_lr), -1, 1e3, "X", "-1", "learning rate after the last step; -1: a tenth of --lr"},
+    {OPT_INT,  "warmup", FIELD(warmup), 0, 1 << 30, "N", "10", "steps of linear warm-up; a cosine follows"},
+    {OPT_REAL, "weight-decay", FIELD(weight_decay), 0, 1e3, "X", "0.1", "AdamW's decay; norms have none"},
+    {OPT_REAL, "beta1", FIELD(beta1), 0, 0.999999999, "X", "0.9", "AdamW"},
+    {OPT_REAL, "beta2", FIELD(beta2), 0, 0.999999999, "X", "0.95", "AdamW"},
+    {OPT_REAL, "eps", FIELD(eps), 0, 1, "X", "1e-8", "AdamW"},
+    {OPT_REAL, "clip", FIELD(clip), 0, 1e30, "X", "1", "largest global gradient norm; 0: no clipping"},
+    {OPT_INT,  "max-skips", FIELD(max_skips), 0, 1 << 30, "N", "10", "steps with a gradient norm that is not finite: skipped, at most so many"},
+    {OPT_GROUP, "adapters", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_LATER, "lora-rank|lora-alpha|lora-targets|base|adapters|merge", 0, 0, 0, NULL, NULL, "LoRA on a frozen base"},
+    {OPT_GROUP, "run", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_TEXT, "out", FIELD(out), 0, 0, "DIR", NULL, "directory for config.txt, metrics.jsonl, layout.json, ledger.json"},
+    {OPT_LATER, "save-every|save-mode|keep|resume|allow-changes|audit", 0, 0, 0, NULL, NULL, "checkpoints"},
+    {OPT_INT,  "val-every", FIELD(val_every), 0, 1 << 30, "N", "0", "validate every N steps and after the last; 0: only after the last"},
+    {OPT_INT,  "val-batches", FIELD(val_batches), 0, 1 << 30, "N", "0", "micro-batches a rank in a validation; 0: the whole file"},
+    {OPT_INT,  "seed", FIELD(seed), 0, INT32_MAX, "N", "1", "of initial weights, shuffling and sampling"},
+    {OPT_INT,  "threads", FIELD(threads), 0, 1024, "N", "0", "threads a rank; 0: cores divided by ranks on this host"},
+    {OPT_INT,  "check-replicas", FIELD(check_replicas), 0, 1 << 30, "N", "100", "compare hashes of what replicas have in common every N steps; 0: never"},
+    {OPT_REAL, "timeout", FIELD(timeout), 0.1, 1e6, "SECONDS", "600", "limit of every wait for another rank; 4 x as long in start-up, validation and saving"},
+    {OPT_TEXT, "transport", FIELD(transport), 0, 0, "threads|mpi", NULL, "how ranks exchange; default: mpi under mpirun or srun, else threads"},
+    {OPT_INT,  "ranks", FIELD(ranks), 0, 4096, "N", "0", "ranks as threads of one process, without mpirun; 0: one"},
+    {OPT_FLAG, "deterministic", FIELD(deterministic), 0, 0, NULL, NULL, "equal bits on every layout of as many micro-batches, where their number and the ranks are powers of two"},
+    {OPT_TEXT, "trace", FIELD(trace), 0, 0, "FILE", NULL, "timeline of every op and exchange, for chrome://tracing or Perfetto; with --plan --cluster, the estimated one"},
+    {OPT_GROUP, "do instead of training", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_FLAG, "plan", FIELD(plan), 0, 0, NULL, NULL, "print memory, FLOPs and traffic of a rank; allocates nothing"},
+    {OPT_INT,  "world", FIELD(world), 0, 1 << 20, "N", "0", "with --plan: for N ranks"},
+    {OPT_TEXT, "cluster", FIELD(cluster), 0, 0, "FILE", NULL, "with --plan: estimate the time of a step on such machines (dev/clusters, dev/results)"},
+    {OPT_TEXT, "eval", FIELD(eval), 0, 0, "FILE", NULL, "print loss and perplexity of a token file as one line of JSON"},
+    {OPT_TEXT, "export", FIELD(export_dir), 0, 0, "DIR", NULL, "write the model as a Hugging Face directory: with --data after training, else as it was loaded"},
+    {OPT_TEXT, "dtype", FIELD(dtype), 0, 0, "fp32|bf16", "fp32", "with --export"},
+    {OPT_TEXT, "generate", FIELD(generate), 0, 0, "PROMPT", NULL, "continue a text"},
+    {OPT_INT,  "max-tokens", FIELD(max_tokens), 1, 1 << 20, "N", "100", "with --generate"},
+    {OPT_REAL, "temperature", FIELD(temperature), 0, 100, "X", "0.8", "with --generate; 0: always the likeliest token"},
+    {OPT_REAL, "top-p", FIELD(top_p), 1e-6, 1, "X", "0.95", "with --generate: the likeliest tokens that hold this much probability"},
+    {OPT_TEXT, "encode", FIELD(encode), 0, 0, "FILE", NULL, "print the token ids of a text, one a line (needs --tokenizer)"},
+    {OPT_TEXT, "decode", FIELD(decode), 0, 0, "FILE", NULL, "print the text of token ids, one a line (needs --tokenizer)"},
+    {OPT_FLAG, "help", FIELD(help), 0, 0, NULL, NULL, "this"},
+};
+enum { OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
+
+static int word_in(const char *word, const char *choices) { // choices: "a|b|c"
+    size_t n = strcspn(word, "|");
+    if (word[n] || !n) return 0;
+    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
+        if (!strncmp(at, word, n) && (at[n] == '|' || !at[n])) return 1;
+    return 0;
+}
+
+/* N of a choice "word:N", from 1 to 10^15; 0: `value` is no such thing. */
+static int64_t number_behind(const char *value, const char *word) {
+    size_t n = strlen(word);
+    const char *digits = value + n + 1;
+    if (strncmp(value, word, n) || value[n] != ':' || !digits[0] || digits[strspn(digits, "0123456789")] || strlen(digits) > 15) return 0;
+    return strtoll(digits, NULL, 10);
+}
+
+/* Is `value` one of the choices, of which those like every:N take a number? */
+static int is_choice(const char *value, const char *choices) {
+    char word[32];
+    size_t n = strcspn(value, ":");
+    if (!value[n]) return word_in(value, choices);
+    snprintf(word, sizeof word, "%.*s:N", (int)min_i64((int64_t)n, 20), value);
+    return word_in(word, choices) && number_behind(value, strtok(word, ":"));
+}
+
+static void option_set(Options *o, const OptionRow *row, const char *name, const char *value) {
+    char *field = (char *)o + row->offset, *end;
+    int may_be_empty = row->kind == OPT_LATER || row->kind == OPT_FLAG || row->offset == FIELD(generate);
+    if (!may_be_empty && !value[0]) user_error("--%s needs a value: --%s %s", name, name, row->values);
+    if (row->kind == OPT_LATER) {
+        if (!value || !row->values || strcmp(value, row->values))
+            user_error("--%s%s%s is not built yet (%s)%s%s: leave it out", name, value ? " " : "", value ? value : "", row->help,
+                       row->values ? "; the only value is " : "", row->values ? row->values : "");
+    } else if (row->kind == OPT_TEXT) {
+        int choices = strchr(row->values, '|') && row->values[0] >= 'a'; // words in capitals stand for themselves
+        if (choices && !is_choice(value, row->values)) user_error("--%s %s: expected one of %s", name, value, row->values);
+        *(const char **)field = value;
+    } else if (row->kind == OPT_FLAG) {
+        *(int *)field = 1;
+    } else {
+        int is_auto = row->kind == OPT_INT && strstr(row->values, "auto") && !strcmp(value, "auto");
+        double x = is_auto ? 0 : strtod(value, &end);
+        int bad = !is_auto && (value[strspn(value, "+-.0123456789eE")] || end == value || *end || !(x >= row->low && x <= row->high) || (row->kind == OPT_INT && x != floor(x)));
+        if (bad) user_error("--%s %s: expected a %snumber from %.10g to %.10g%s", name, value, row->kind == OPT_INT ? "whole " : "", row->low, row->high, strstr(row->values, "auto") ? ", or auto" : "");
+        if (row->kind == OPT_INT) *(int *)field = (int)x;
+        else *(double *)field = x;
+    }
+}
+
+static Options options_parse(int argc, char **argv) {
+    Options o = ZERO;
+    for (int i = 0; i < OPTION_ROWS; i++)
+        if (option_rows[i].fallback) option_set(&o, &option_rows[i], option_rows[i].name, option_rows[i].fallback);
+    for (int i = 1; i < argc; i++) {
+        const OptionRow *row = NULL;
+        char name[64] = "";
+        const char *equals = strchr(argv[i], '=');
+        if (!strncmp(argv[i], "--", 2)) snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - argv[i]) - 2 : (int)sizeof name, argv[i] + 2);
+        for (int j = 0; j < OPTION_ROWS && name[0]; j++)
+            if (option_rows[j].kind != OPT_GROUP && word_in(name, option_rows[j].name)) row = &option_rows[j];
+        if (!row) user_error("unknown option %s: ./train_llama3 --help lists them all", argv[i]);
+        int takes_value = row->kind == OPT_LATER ? (equals || (i + 1 < argc && strncmp(argv[i + 1], "--", 2))) : row->kind != OPT_FLAG;
+        if (equals && !takes_value) user_error("--%s takes no value", name);
+        if (takes_value && !equals && i + 1 == argc) user_error("--%s needs a value: --%s %s", name, name, row->values);
+        option_set(&o, row, name, equals ? equals + 1 : takes_value ? argv[++i] : NULL);
+    }
+    if (o.min_lr < 0) o.min_lr = o.lr / 10;
+    return o;
+}
+
+/* `values`: the options in force as config.txt has them; else --help. */
+static void options_print(const Options *o, FILE *f, int values) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        const char *field = (const char *)o + row->offset;
+        char left[64];
+        snprintf(left, sizeof left, "--%s %s", row->name, row->values ? row->values : "");
+        if (values && row->kind == OPT_INT) fprintf(f, "--%s %d\n", row->name, *(const int *)field);
+        if (values && row->kind == OPT_REAL) fprintf(f, "--%s %.9g\n", row->name, *(const double *)field);
+        if (values && row->kind == OPT_TEXT && *(const char *const *)field) fprintf(f, "--%s %s\n", row->name, *(const char *const *)field);
+        if (values && row->kind == OPT_FLAG && *(const int *)field) fprintf(f, "--%s\n", row->name);
+        if (values) continue;
+        if (row->kind == OPT_GROUP) fprintf(f, "%s\n", row->name);
+        else if (row->kind == OPT_LATER) fprintf(f, "  %-26s %s: not built yet\n", left, row->help);
+        else fprintf(f, "  %-26s %s%s%s%s\n", left, row->help, row->fallback ? " (" : "", row->fallback ? row->fallback : "", row->fallback ? ")" : "");
+    }
+}
+
+#endif
