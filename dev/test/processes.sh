@@ -118,7 +118,7 @@ not_started() {
     "${mpi[@]}" -np 1 "$program" "${train[@]}" --batch 1 --steps 1 --timeout 0.5 --out "$out" : -np 1 "$@" </dev/null >.out 2>.err &
     launcher=$!
     started=("$launcher")
-    ended "$name" "$start" "$seconds" 2 "$pattern" 0
+    ended "$name" "$start" "$seconds" "2 139" "$pattern" 0 # 139: Open MPI 4.1's mpirun itself sometimes crashes when a process goes before MPI_Init
 }
 
 # alone NAME PATTERN OPTION… : one rank of three has these options, and all end
