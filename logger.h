@@ -225,7 +225,7 @@ static void layout_print(const Mesh *m, const int *colours, FILE *f) {
                 last = r, listed[r] = 1, members++;
             }
             fprintf(f, groups++ ? ", " : " ");
-            if (even && members > 2) fprintf(f, step > 1 ? "%d-%d by %d" : "%d-%d", first, last, step);
+            if (even && (members > 2 || step == 1)) fprintf(f, step > 1 ? "%d-%d by %d" : "%d-%d", first, last, step);
             else for (int r = first; r < m->world; r++) if (colours[r * AXES + a] == colours[first * AXES + a]) fprintf(f, r > first ? "+%d" : "%d", r);
             if (members != size) fprintf(f, " (%d members)", members);
         }

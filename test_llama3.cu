@@ -943,17 +943,18 @@ static void test_use(void) {
         CHECK(name, generation_difference < (sizeof(floatX) == 4 ? 2e-6 : 2e-2), "relative difference %.2g", generation_difference);
         end_job(j);
     }
-    for (int world = 1; world <= 3; world++) {
+    for (int layout = 1; layout <= 5; layout++) { // on 1, 2, 3 ranks; on 4 as 2 replicas; on 3 without sharding
         char model[256], original[512];
-        snprintf(model, sizeof model, "%s/export%d", scratch_dir, world);
-        snprintf(arguments, sizeof arguments, "--model %s/odd --export %s", fixture_dir, model);
+        int world = layout == 5 ? 3 : layout;
+        snprintf(model, sizeof model, "%s/export%d", scratch_dir, layout);
+        snprintf(arguments, sizeof arguments, "--model %s/odd --export %s%s", fixture_dir, model, layout == 4 ? " --dp-replicate 2" : layout == 5 ? " --sharding no_shard" : "");
         Job *j = make_job(arguments, world, &transport_threads);
         export_check(model);
         launch(j, 0, export_body);
         end_job(j);
         snprintf(original, sizeof original, "%s/export1/model.safetensors", scratch_dir);
         strcat(model, "/model.safetensors");
-        snprintf(name, sizeof name, "export from %d ranks writes the bytes of one", world);
+        snprintf(name, sizeof name, "export from %d ranks%s writes the bytes of one", world, layout == 4 ? ", 2 replicas," : layout == 5 ? " without sharding" : "");
         CHECK(name, files_equal(model, original), "%s", "compared byte by byte");
     }
     snprintf(arguments, sizeof arguments, "--model %s/export3 --eval %s --seq 16 --batch 3", scratch_dir, scratch_path("eval.tok"));

@@ -432,7 +432,8 @@ static StepStats sum_reports(const Run *r) {
 
 /* Loss or gradient is not finite: every rank has the same sums, so all skip the update alike. Too many such steps end the run. */
 static void step_skip(Run *r, int64_t step, const StepStats *s) {
-    char where[200] = "the gradients are finite, the loss is not";
+    char where[200];
+    snprintf(where, sizeof where, "%s", isfinite(s->loss) ? "each gradient is finite, but the squares of some are not" : "each gradient is finite, the loss is not");
     for (int i = 0; i < r->mesh.world && s->skipped; i++) {
         if (r->reports[i].bad_tensor < 0) continue;
         snprintf(where, sizeof where, "first in the gradient of %s, on rank %d", r->table->tensors[r->reports[i].bad_tensor].name, i);

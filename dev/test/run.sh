@@ -15,7 +15,7 @@ suite() {
     local name=$1 start=$SECONDS counts
     shift
     printf '\n==== %s\n' "$name"
-    timeout 900 "$@" 2>&1 | tee "$log"
+    timeout "${LIMIT:-900}" "$@" 2>&1 | tee "$log"
     counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1)
     if [ -z "$counts" ]; then
         echo "FAIL $name: ended before its last line"
@@ -61,6 +61,7 @@ if [ "${1:-}" = all ]; then
     variant "thread sanitizer, 2 to 4 ranks over threads, 1 to 64 loader workers, fp32" tsan-fp32 HAVE_ONEDNN= HAVE_MPI= PRECISION=fp32 CFLAGS="-O1 -g -fsanitize=thread" TESTS="faults data"
     unset TSAN_OPTIONS OMP_THREAD_LIMIT
 fi
+if [ "${1:-}" = all ]; then LIMIT=3600 suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all; fi
 suite "ops, step by step" make --no-print-directory -s -C dev/kernels check
 suite "fuzzing, a short run" make --no-print-directory -s -C dev/fuzz check
 suite "token files" dev/test/tokenize.sh ${1:+all}
