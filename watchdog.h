@@ -415,16 +415,16 @@ static void board_join(double timeout, int rank, int world) {
     for (int i = 0; i < 6; i++)
         if (getenv(job[i])) h = hash_bytes(h, getenv(job[i]), strlen(getenv(job[i])) + 1), known = 1;
     if (!known) h = (uint64_t)getppid(); // the launcher
-    snprintf(name, sizeof name, "/dev/shm/llama3-%d-%016" PRIx64, (int)getuid(), mix64(h));
+    snprintf(name, sizeof name, "%s/llama3-%d-%016" PRIx64, access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm", (int)getuid(), mix64(h));
     int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     int failed = fd < 0 || ftruncate(fd, (off_t)board_bytes(BOARD_RANKS)) ? errno : posix_fallocate(fd, 0, sizeof(Board)); // pages that are there: no SIGBUS where memory is short
     void *p = failed ? MAP_FAILED : mmap(NULL, board_bytes(BOARD_RANKS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED) user_error("cannot share %s between the ranks of this host (%s): make room in /dev/shm", name, strerror(failed ? failed : errno));
+    if (p == MAP_FAILED) user_error("cannot share %s between the ranks of this host (%s): make room there", name, strerror(failed ? failed : errno));
     Board *b = (Board *)p;
     int i = __atomic_fetch_add(&b->attached, 1, __ATOMIC_SEQ_CST);
     if (i >= BOARD_RANKS) __atomic_fetch_sub(&b->attached, 1, __ATOMIC_SEQ_CST), user_error("more than %d ranks were started on this host: start at most %d", BOARD_RANKS, BOARD_RANKS);
     failed = posix_fallocate(fd, (off_t)board_bytes(i), sizeof(BoardRank));
-    if (failed) user_error("cannot share %s between the ranks of this host (%s): make room in /dev/shm", name, strerror(failed));
+    if (failed) user_error("cannot share %s between the ranks of this host (%s): make room there", name, strerror(failed));
     close(fd);
     BoardRank *me = board_rank(b, i);
     me->rank = rank;
