@@ -207,7 +207,54 @@ static void test_trace(int process, int world, const Transport *transport) {
     if (process == 0) check_trace("--trace", t, world, 3, transport);
 }
 
+/* What the plan says once holds for every rank: memory, FLOPs and traffic do not depend on who one is. */
+static void test_ranks_alike(void) {
+    static const char *const layouts[] = {"--accum 3", "--dp-replicate 2 --accumulate local --accum 2 --recompute full", "--dp-replicate 3 --sharding no_shard --wrap size:2000000", "--sharding shard_grad_op --reduce-dtype bf16"};
+    for (int i = 0; i < 4; i++) {
+        char arguments[256], name[300];
+        static Run first, other;
+        int world = i % 2 ? 8 : 6, differ = 0;
+        snprintf(arguments, sizeof arguments, "--plan --model tiny --vocab-size 4099 %s", layouts[i]);
+        Job *j = make_job(arguments, world, &transport_threads);
+        run_walk(&first, j, 0);
+        for (int rank = 1; rank < world; rank++) {
+            run_walk(&other, j, rank);
+            for (int c = 0; c < MEM_CATEGORIES; c++) differ += first.dev.arenas[c].peak != other.dev.arenas[c].peak;
+            differ += memcmp(first.comm.booked, other.comm.booked, sizeof first.comm.booked) != 0 || device_flops(&first.dev, 0) != device_flops(&other.dev, 0) || device_flops(&first.dev, 1) != device_flops(&other.dev, 1);
+            run_close(&other);
+        }
+        snprintf(name, sizeof name, "%d ranks, %s: all are planned alike", world, layouts[i]);
+        CHECK(name, !differ && first.dev.peak == device_peak(&first.dev), "%d differences; %zu bytes at the fullest moment, %zu in arenas", differ, first.dev.peak, device_peak(&first.dev));
+        run_close(&first);
+        end_job(j);
+    }
+}
+
+/* Activations of tiny by hand: what each way to recompute keeps of a block, and one set of what it shares. */
+static void test_recompute_memory(void) {
+    static const char *const ways[] = {"none", "selective", "full", "every:2", "every:1"};
+    enum { N = 8 * 256, C = 256, F = 768, NH = 4, QKV = 8 * 64, L = 6, X = sizeof(floatX) };
+    const int64_t input = N * C * X, products = N * (QKV + C + C + 2 * F) * X + 4 * N * NH, rest = N * (2 * C + F) * X + 8 * N;
+    const int64_t want[] = {L * (input + products + rest), L * (input + products) + rest, L * input + products + rest, L * input + (L / 2 + 1) * (products + rest), L * input + products + rest};
+    int64_t none = 0;
+    for (int i = 0; i < 5; i++) {
+        char arguments[128], name[200];
+        static Run w;
+        snprintf(arguments, sizeof arguments, "--plan --model tiny --recompute %s", ways[i]);
+        Job *j = make_job(arguments, 1, &transport_threads);
+        run_walk(&w, j, 0);
+        int64_t have = (int64_t)w.dev.arenas[MEM_ACTIVATIONS].peak;
+        if (i == 0) none = have;
+        snprintf(name, sizeof name, "--recompute %s: activations as counted by hand", ways[i]);
+        CHECK(name, none - have == want[0] - want[i], "%" PRId64 " bytes in all, %" PRId64 " less than without; by hand %" PRId64 " less", have, none - have, want[0] - want[i]);
+        run_close(&w);
+        end_job(j);
+    }
+}
+
 static void test_plan(void) {
+    test_ranks_alike();
+    test_recompute_memory();
     test_estimate();
     test_trace(0, 1, &transport_threads);
     test_trace(0, 2, &transport_threads);
