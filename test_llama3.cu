@@ -1279,7 +1279,7 @@ static void test_failures(void) {
 int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); } groups[] = {
         {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
-        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"layouts", test_layouts}, {"layouts-all", test_layouts_all}, {"reduce-dtype", test_reduce_dtype}, {"bits", test_bits}, {"replicas", test_replicas},
+        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"layouts", test_layouts}, {"layouts-all", test_layouts_all}, {"reduce-dtype", test_reduce_dtype}, {"validation", test_validation_between}, {"bits", test_bits}, {"replicas", test_replicas},
         {"use", test_use}, {"plan", test_plan}, {"failures", test_failures}, {"faults", test_faults}};
     int process = 0, processes = 1, on_host, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) comm_start_process(&argc, &argv, 60, &process, &processes, &on_host);

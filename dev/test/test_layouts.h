@@ -161,6 +161,51 @@ static void test_layouts_mpi(int process, int world) {
 }
 #endif
 
+/* Validation between two steps gathers and frees as it needs, and leaves the steps what they are: the same losses, the law's traffic. */
+static struct { double loss[3], validation[2]; int lawful; } between;
+
+static void between_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    Run *r = &o->run;
+    int validates = r->val->num_files > 0;
+    int64_t targets;
+    Traffic law[AXES][COLLECTIVES];
+    law_of(law, r->config, r->mesh.world, r->opt);
+    for (int step = 1; step <= 3; step++) {
+        StepStats s = train_step(r, step);
+        __atomic_fetch_add(&between.lawful, !memcmp(law, r->comm.wire, sizeof law), __ATOMIC_RELAXED);
+        double loss = validates && step < 3 ? evaluate(r, r->val, 0, &targets) : 0;
+        if (rank == 0) between.loss[step - 1] = s.loss;
+        if (rank == 0 && step < 3) between.validation[step - 1] = loss;
+    }
+    close_rank(o);
+}
+
+static void test_validation_between(void) {
+    double one[2] = {0, 0};
+    for (int i = -1; i < 2 * STRATEGIES; i++) { // one rank, then each strategy, tied and not
+        char arguments[1024], name[200], *data = strdup(make_token_file("ranks.tok", 6000, 64, 7)), *val = strdup(make_token_file("between.tok", 700, 64, 0));
+        double without[3];
+        int world = i < 0 ? 1 : 4, tied = i >= STRATEGIES;
+        for (int validates = 0; validates < 2; validates++) {
+            snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 16 --warmup 0 --lr 1e-3 --batch 1 --accum %d --timeout 60 --steps 3 --sharding %s --dp-replicate %d%s%s", small_model(tied), data, 8 / world,
+                     strategies[i < 0 ? 0 : i % STRATEGIES].name, i < 0 ? 1 : 2, validates ? " --val " : "", validates ? val : "");
+            Job *j = make_job(arguments, world, &transport_threads);
+            memset(&between, 0, sizeof between);
+            launch(j, 0, between_body);
+            end_job(j);
+            if (!validates) memcpy(without, between.loss, sizeof without);
+        }
+        if (i < 0) memcpy(one, between.validation, sizeof one);
+        double off = tied || i < 0 ? 0 : fmax(fabs(between.validation[0] / one[0] - 1), fabs(between.validation[1] / one[1] - 1));
+        snprintf(name, sizeof name, "%d ranks, %s, %s: validation between steps changes nothing, and has one rank's loss", world, strategies[i < 0 ? 0 : i % STRATEGIES].name, tied ? "tied" : "untied");
+        CHECK(name, !memcmp(without, between.loss, sizeof without) && between.lawful == 3 * world && off <= (sizeof(floatX) == 4 ? 1e-5 : 3e-3), "last loss %.9g and %.9g; %d of %d steps move what the law says; validation off by %.1g",
+              between.loss[2], without[2], between.lawful, 3 * world, off);
+        free(data);
+        free(val);
+    }
+}
+
 /* Gradients that travel in bf16: near those of fp32, and the same on every layout that rounds the same sums. */
 static void test_reduce_dtype(void) {
     static const struct { int shard, replicate; const char *more; } cases[] = {
