@@ -326,7 +326,7 @@ static void estimate_print(FILE *f, const Cluster *c, const Device *walked, cons
     for (int i = 0; i < OP_COUNT; i++)
         if (walked->ops[i].seconds > 0.005 * e.step) fprintf(f, "    %-24s %10.4g s  %5.1f %%\n", op_names[i], walked->ops[i].seconds, 100 * walked->ops[i].seconds / e.step);
     for (int a = 0; a < AXES; a++)
-        if (comm->groups[a].seconds > 0) fprintf(f, "    exchange over %-10s %10.4g s  (as %s)\n", axis_names[a], comm->groups[a].seconds, c->exchange[a][ALL_GATHER].of);
+        if (comm->groups[a].seconds > 0) fprintf(f, "    exchange over %-13s %10.4g s  (as %s)\n", axis_names[a], comm->groups[a].seconds, c->exchange[a][ALL_GATHER].of);
 }
 
 // ---------------------------------------------------------------------------
