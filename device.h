@@ -383,7 +383,8 @@ static void device_open(Device *dev, const Device *walked, const char *out, int 
 
 /* What lies in a file: `soon` needed, so it is read ahead; or done with, so it leaves this process's memory. */
 static void arena_stream(Device *dev, MemCategory category, const void *from, size_t bytes, int soon) {
-    if (dev->walk || !dev->arenas[category].in_file || !bytes) return;
+    const Arena *a = &dev->arenas[category];
+    if (dev->walk || !a->in_file || (const char *)from < a->base || (const char *)from >= a->base + a->reserved) return; // not of the file: its contents would be lost
     uintptr_t begin = ((uintptr_t)from + (soon ? 0 : 4095)) & ~(uintptr_t)4095, end = ((uintptr_t)from + bytes + (soon ? 4095 : 0)) & ~(uintptr_t)4095;
     if (end > begin) madvise((void *)begin, end - begin, soon ? MADV_WILLNEED : MADV_DONTNEED); // shared with the file: its contents stay
 }
