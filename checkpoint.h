@@ -198,7 +198,7 @@ static int model_files_open(StFiles *s, const char *dir, const TensorTable *tabl
 static void model_load(Fsdp *f, const StFiles *s) {
     ShardPiece p;
     for (int i = 0; held_next(f, &i, &p) && !f->dev->walk;)
-        st_read(st_find(s, p.tensor->name), p.unit->master + p.at, p.first, p.count);
+        st_read(st_find(s, p.tensor->name), p.unit->master + p.at, p.first, p.count), comm_alive(f->comm);
     fsdp_refresh_copies(f);
 }
 
@@ -246,12 +246,27 @@ static void ranks_meet(Comm *comm, const char *what) {
     free(all);
 }
 
+/* Makes every folder of `path`, as mkdir -p does. 0 or errno. */
+static int make_directories(const char *path) {
+    char part[4096];
+    for (size_t i = 1; i <= strlen(path) && i < sizeof part; i++) {
+        if (path[i] != '/' && path[i]) continue;
+        memcpy(part, path, i);
+        part[i] = 0;
+        if (mkdir(part, 0777) && errno != EEXIST) return errno;
+    }
+    struct stat info;
+    if (stat(path, &info)) return errno;
+    return S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
+}
+
 /* Checked before training starts, so that nothing is lost at its end. */
 static void export_check(const char *dir) {
     static const char *const names[] = {"model.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.model"};
     char path[4096];
     struct stat info;
-    if (mkdir(dir, 0777) && errno != EEXIST) user_error("cannot make --export %s: %s", dir, strerror(errno));
+    int failed = make_directories(dir);
+    if (failed) user_error("cannot make --export %s: %s", dir, strerror(failed));
     if (stat(dir, &info) || !S_ISDIR(info.st_mode)) user_error("--export %s is not a directory: choose another name", dir);
     for (int i = 0; i < 4; i++) {
         snprintf(path, sizeof path, "%s/%s", dir, names[i]);

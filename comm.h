@@ -2,7 +2,7 @@
  *
  * Owns: who is in which group, every exchange between ranks (named, counted, with a deadline; watchdog.h says who is
  * to blame when it passes), and the two transports: `threads` (ranks are threads of this process) and `mpi` (ranks are processes).
- * A caller may rely on: collectives complete in the order they were started on each group; a finished
+ * A caller may rely on: the members of a group start its collectives in one order, or the run ends; a finished
  * request's buffers are free again; no wait is longer than the timeout; on a walking device a collective
  * is booked and nothing else happens.
  */
@@ -87,16 +87,16 @@ static void layouts_that_fit(char *text, size_t size, int world, int shard, int 
         used += (size_t)snprintf(text + used, size - used, "%s%d x %d", i ? ", " : "", listed[i], world / listed[i]);
 }
 
-/* Ranks of each axis; 0: as many as the others leave. Refused where they do not make up the world. */
-static Mesh mesh_open(int world, int shard, int replicate) {
+/* Ranks of each axis; 0: as many as the others leave. Refused where they do not make up the world. `planned`: of which nobody was started. */
+static Mesh mesh_open(int world, int shard, int replicate, int planned) {
     if (!shard && !replicate) user_error("--dp-shard auto and --dp-replicate auto: one of them must be a number");
     if (!shard) shard = (int)max_i64(1, world / replicate);
     if (!replicate) replicate = (int)max_i64(1, world / shard);
     if ((int64_t)shard * replicate != world) {
         char fits[256];
         layouts_that_fit(fits, sizeof fits, world, shard, replicate);
-        user_error("tp 1 x cp 1 x pp 1 x dp-shard %d x dp-replicate %d = %" PRId64 " ranks, but %d %s: start %" PRId64 " ranks, or choose dp-shard x dp-replicate = %s",
-                   shard, replicate, (int64_t)shard * replicate, world, world == 1 ? "was started" : "were started", (int64_t)shard * replicate, fits);
+        user_error("tp 1 x cp 1 x pp 1 x dp-shard %d x dp-replicate %d = %" PRId64 " ranks, but %d %s: %s %" PRId64 " ranks, or choose dp-shard x dp-replicate = %s",
+                   shard, replicate, (int64_t)shard * replicate, world, planned ? "are planned" : world == 1 ? "was started" : "were started", planned ? "plan" : "start", (int64_t)shard * replicate, fits);
     }
     Mesh m = {world, {1, 1, 1, shard, replicate}};
     return m;
@@ -395,10 +395,10 @@ static int rank_of_launcher(void) {
     return 0;
 }
 
-/* Initialises MPI when a launcher started us; from before that on the monitor watches. `timeout`: seconds a wait may last in a step.
- * Tells this process's rank, and how many there are in all and on this host. */
-static void comm_start_process(int *argc, char ***argv, double timeout, int *rank, int *world, int *on_host) {
-    *rank = 0, *world = *on_host = 1;
+/* Initialises MPI when a launcher started us. Tells this process's rank, how many there are in all and on this host, and how many
+ * of those share its cores: all of them, or, where the launcher binds each to its own, itself alone. */
+static void comm_start_process(int *argc, char ***argv, double timeout, int *rank, int *world, int *on_host, int *on_cores) {
+    *rank = 0, *world = *on_host = *on_cores = 1;
     if (!launched_by_mpi()) return;
 #ifdef HAVE_MPI
     const char *size = getenv("OMPI_COMM_WORLD_SIZE"), *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
@@ -415,6 +415,11 @@ static void comm_start_process(int *argc, char ***argv, double timeout, int *ran
     MPI_Comm host;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, *rank, MPI_INFO_NULL, &host);
     MPI_Comm_size(host, on_host);
+    cpu_set_t mine = ZERO, *all = (cpu_set_t *)checked_malloc(sizeof mine * (size_t)*on_host);
+    sched_getaffinity(0, sizeof mine, &mine);
+    MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, host);
+    for (int i = *on_cores = 0; i < *on_host; i++) *on_cores += CPU_EQUAL(&mine, &all[i]);
+    free(all);
     MPI_Comm_free(&host);
     unlink(process_end.board->name); // all of this host have it: nothing stays behind, however the run ends
     process_end.self->rank = *rank;

@@ -3,8 +3,8 @@
  * A unit (the embedding, a block or a few, the head) is one flat buffer of its tensors. The ranks of the `fsdp` group
  * each own an equal range of it, their shard: master weights, gradient and Adam's moments, 16 bytes an element.
  * The vocabulary is three verbs: unit_gather, unit_free, unit_reduce; a strategy is a row that says when each takes
- * effect. The model asks for unit_weights and unit_gradients; a full-size buffer exists only in a slot, and there are
- * few slots: they are the limit on what is in flight.
+ * effect. The model asks for unit_weights and unit_gradients. Under full_shard a full-size buffer exists only in a slot,
+ * and there are few slots: they are the limit on what is in flight.
  */
 #ifndef FSDP_H
 #define FSDP_H
@@ -103,7 +103,7 @@ typedef struct {
     Slot weight_slots[MAX_SLOTS], gradient_slots[MAX_SLOTS];
     int num_weight_slots, num_gradient_slots;
     Stage stages[STAGES];
-    int local;                   // accumulated locally indeed: with one micro-batch, or one rank, there is no difference
+    int sums_here;               // micro-batches are summed on this rank first: --accumulate local, or DDP's only one, straight in its place
     int rounds_leaves;           // bf16: each micro-batch's gradient is rounded even where it goes nowhere, as on any other layout
     uint64_t seed;               // of the initial weights
     uint64_t *fingerprints;      // (1 + replicas, units) of this rank's weights, and of all ranks' that must have the same; NULL: nobody has, or it is not checked
@@ -200,7 +200,7 @@ static void gradients_clear(Fsdp *f, const FsdpUnit *u) {
 }
 
 /* Elements of a unit's sum over micro-batches: its shard's, or all of them. */
-static int64_t accumulated(const Fsdp *f, const FsdpUnit *u) { return f->local ? u->padded : u->part; }
+static int64_t accumulated(const Fsdp *f, const FsdpUnit *u) { return f->sums_here ? u->padded : u->part; }
 
 /* The part of the gradient that this rank's reduce-scatter yields; the piece of it that this replica answers for. */
 static float *gradient_part(const Fsdp *f, const FsdpUnit *u) { return u->grad + (f->rank * u->part - u->begin); }
@@ -225,7 +225,7 @@ static void accumulate_finish(Fsdp *f, FsdpUnit *u, int micro) {
         }
     }
     if (f->cascade && last) u->total = u->partial[level];
-    if (f->local) return;
+    if (f->sums_here) return;
     if (u->held == u->part) u->grad = u->total;
     else if (last && u->total != gradient_part(f, u)) tree_sum(f->dev, gradient_part(f, u), u->total, DTYPE_F32, 1, u->part, 0);
 }
@@ -251,7 +251,7 @@ static void accumulate_here(Fsdp *f, FsdpUnit *u, int micro) {
 
 /* Does the gradient of micro-batch `micro` go through this stage? */
 static int stage_applies(const Fsdp *f, StageKind kind, int micro) {
-    int last = micro == f->how.accumulation - 1, over_shards = f->ranks > 1 && (last || !f->local);
+    int last = micro == f->how.accumulation - 1, over_shards = f->ranks > 1 && (last || !f->sums_here);
     if (kind == REDUCE_SHARDS) return over_shards;
     if (kind == GATHER_SHARDS) return over_shards && f->how.strategy->gathers_gradients;
     return f->replicas > 1 && last; // across replicas once a step
@@ -261,7 +261,7 @@ static void stage_start(Fsdp *f, StageKind kind, FsdpUnit *u, int micro) {
     Stage *s = &f->stages[kind];
     int reduces = kind == REDUCE_SHARDS || kind == REDUCE_REPLICAS, shards = kind == REDUCE_SHARDS || kind == GATHER_SHARDS;
     int64_t piece = shards ? u->part : u->owned, count = reduces ? piece * (shards ? f->ranks : f->replicas) : piece; // of a member; that this rank sends
-    const float *from = kind == REDUCE_SHARDS ? (f->local ? u->total : u->dweights) : kind == GATHER_REPLICAS ? gradient_owned(u) : gradient_part(f, u);
+    const float *from = kind == REDUCE_SHARDS ? (f->sums_here ? u->total : u->dweights) : kind == GATHER_REPLICAS ? gradient_owned(u) : gradient_part(f, u);
     void *into = kind == GATHER_REPLICAS ? gradient_part(f, u) : kind == GATHER_SHARDS ? u->grad : s->receive;
     size_t element = f->how.reduce_dtype == DTYPE_BF16 ? sizeof(bf16) : sizeof(float);
     if (s->rounded) cast_to_bf16(f->dev, s->rounded, from, count);
@@ -278,14 +278,15 @@ static void stage_finish(Fsdp *f, StageKind kind) {
     int replace = 1;
     collective_wait(f->comm, &s->request);
     if (kind == REDUCE_SHARDS) {
-        float *sum = f->local ? gradient_part(f, u) : accumulate_into(f, u, s->micro, &replace);
+        float *sum = f->sums_here ? gradient_part(f, u) : accumulate_into(f, u, s->micro, &replace);
         tree_sum(f->dev, sum, s->receive, f->how.reduce_dtype, f->ranks, u->part, !replace);
-        if (!f->local) accumulate_finish(f, u, s->micro);
+        if (!f->sums_here) accumulate_finish(f, u, s->micro);
         gradient_release(f, u);
     }
     if (kind == REDUCE_REPLICAS) tree_sum(f->dev, gradient_owned(u), s->receive, f->how.reduce_dtype, f->replicas, u->owned, 0);
     if (kind == GATHER_REPLICAS && s->rounded) tree_sum(f->dev, gradient_part(f, u), s->receive, DTYPE_BF16, 1, u->part, 0);
-    if (kind == GATHER_SHARDS && s->rounded) tree_sum(f->dev, u->grad, s->receive, DTYPE_BF16, 1, u->padded, 0);
+    int last = s->micro == f->how.accumulation - 1; // what an all-reduce brings before that nobody uses, and it would round this rank's sum so far
+    if (kind == GATHER_SHARDS && s->rounded && last) tree_sum(f->dev, u->grad, s->receive, DTYPE_BF16, 1, u->padded, 0);
     s->unit = NULL;
 }
 
@@ -313,7 +314,7 @@ static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
     for (int s = 0; s < STAGES; s++)
         if (f->stages[s].unit == u) reductions_finish(f); // tied: last to be reduced, first to be made again
     if (u->dweights) return u->dweights;
-    int replace, stays = (f->ranks == 1 || f->local) && !f->rounds_leaves;
+    int replace, stays = (f->ranks == 1 || f->sums_here) && !f->rounds_leaves;
     float *sum = accumulate_into(f, u, micro, &replace);
     u->dweights = stays && replace ? sum : (float *)slot_take(f, f->gradient_slots, f->num_gradient_slots, u, "the gradient");
     if (!f->dev->walk) gradients_clear(f, u);
@@ -324,7 +325,7 @@ static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
  * a sum in a fixed order, then over replicas, then, without sharding, everybody gets all of it. It travels while the
  * next blocks compute. Accumulated locally, that is done once a step, with the sum of all micro-batches. */
 static void unit_reduce(Fsdp *f, FsdpUnit *u, int micro) {
-    if (f->ranks == 1 || f->local) accumulate_here(f, u, micro);
+    if (f->ranks == 1 || f->sums_here) accumulate_here(f, u, micro);
     reductions_advance(f, u, micro);
 }
 
@@ -361,8 +362,8 @@ static void fsdp_refresh_copies(Fsdp *f) {
 static void fsdp_init_weights(Fsdp *f, uint64_t seed) {
     ShardPiece p;
     f->seed = seed;
-    for (int i = 0; held_next(f, &i, &p);)
-        if (!f->dev->walk) tensor_init(p.unit->master + p.at, p.tensor, f->config, seed, p.first, p.count, f->dev->threads);
+    for (int i = 0; held_next(f, &i, &p) && !f->dev->walk;)
+        tensor_init(p.unit->master + p.at, p.tensor, f->config, seed, p.first, p.count, f->dev->threads), comm_alive(f->comm);
     fsdp_refresh_copies(f);
 }
 
@@ -451,8 +452,8 @@ static void unit_open(Fsdp *f, FsdpUnit *u, const Unit *unit, int training) {
     if (!weights_are_here(f) && f->how.strategy->freed == PASS_LAST)
         u->home = (floatX *)arena_alloc(f->dev, MEM_COMM, "gathered weights of the step", sizeof(floatX) * (size_t)u->padded);
     u->grad = state_alloc(f, MEM_GRADS, "gradients", u->held);
-    u->total = f->local ? u->grad : gradient_part(f, u);
-    if (f->local && u->held < u->padded) u->total = state_alloc(f, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
+    u->total = f->sums_here ? u->grad : gradient_part(f, u);
+    if (f->sums_here && u->held < u->padded) u->total = state_alloc(f, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
     u->partial[0] = u->total;
     for (int l = 1; l < f->cascade; l++) u->partial[l] = state_alloc(f, MEM_WORKSPACE, "sums of micro-batches", accumulated(f, u));
     u->exp_avg = state_alloc(f, MEM_OPTIMIZER, "exp_avg", u->held);
@@ -488,7 +489,7 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
     while (how->deterministic && 1 << (f->cascade - 1) < how->accumulation) f->cascade++;
     f->ranks = comm->groups[AXIS_FSDP].size, f->rank = comm->groups[AXIS_FSDP].rank;
     f->replicas = comm->groups[AXIS_DP_REPLICATE].size, f->replica = comm->groups[AXIS_DP_REPLICATE].rank;
-    f->local = f->ranks > 1 && (how->accumulation > 1 ? how->local : !how->strategy->sharded);
+    f->sums_here = f->ranks > 1 && (how->accumulation > 1 ? how->local : !how->strategy->sharded);
     f->rounds_leaves = how->reduce_dtype == DTYPE_BF16 && f->ranks == 1;
     f->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
     for (int i = 0; i < table->num_units; i++) unit_open(f, &f->units[i], &table->units[i], training);
@@ -498,7 +499,7 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
         slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_HEAD, 1, "gathered head", sizeof(floatX));
     }
     if (!training) return;
-    int in_place = (f->ranks == 1 || f->local) && !f->rounds_leaves; // backward makes gradients where they belong
+    int in_place = (f->ranks == 1 || f->sums_here) && !f->rounds_leaves; // backward makes gradients where they belong
     if (!in_place || how->accumulation > 1) {
         slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_EMBED, 1, "embedding gradient", sizeof(float));
         slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_BLOCK, in_place ? 1 : GRADIENT_SLOTS, "block gradients", sizeof(float));

@@ -45,20 +45,6 @@ static FILE *logger_create(const char *out, const char *name) {
     return f;
 }
 
-/* Makes every folder of `path`, as mkdir -p does. 0 or errno. */
-static int make_directories(const char *path) {
-    char part[4096];
-    for (size_t i = 1; i <= strlen(path) && i < sizeof part; i++) {
-        if (path[i] != '/' && path[i]) continue;
-        memcpy(part, path, i);
-        part[i] = 0;
-        if (mkdir(part, 0777) && errno != EEXIST) return errno;
-    }
-    struct stat info;
-    if (stat(path, &info)) return errno;
-    return S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
-}
-
 static void logger_check_out(const char *out) {
     char path[4096];
     int failed = make_directories(out);
@@ -242,6 +228,12 @@ static void layout_write(const char *out, const Mesh *mesh, const int *colours) 
     groups_json(f, mesh, colours);
     fprintf(f, "}\n");
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", out, strerror(errno));
+}
+
+/* What happened since `events` that is no part of a step is one event of the timeline. */
+static void logger_aside(Device *dev, int64_t events, const char *name, double start) {
+    dev->num_events = events;
+    event_add(dev, EVENT_PHASE, 0, name, NULL, start, seconds_now(), 0);
 }
 
 // ---------------------------------------------------------------------------

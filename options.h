@@ -13,6 +13,7 @@ typedef struct {
     const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster;
     int vocab_size, seq, batch, accum, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
     int seed, threads, ranks, plan, world, help, deterministic, workers;
+    uint64_t given[2];  // bit i: row i of the table was on the command line
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
 } Options;
 
@@ -151,6 +152,12 @@ static void option_set(Options *o, const OptionRow *row, const char *name, const
     }
 }
 
+static int option_given(const Options *o, const char *name) {
+    for (int i = 0; i < OPTION_ROWS; i++)
+        if (option_rows[i].kind != OPT_GROUP && !strcmp(option_rows[i].name, name)) return (int)(o->given[i / 64] >> i % 64 & 1);
+    return 0;
+}
+
 static Options options_parse(int argc, char **argv) {
     Options o = ZERO;
     for (int i = 0; i < OPTION_ROWS; i++)
@@ -166,8 +173,10 @@ static Options options_parse(int argc, char **argv) {
         int takes_value = row->kind == OPT_LATER ? (equals || (i + 1 < argc && strncmp(argv[i + 1], "--", 2))) : row->kind != OPT_FLAG;
         if (equals && !takes_value) user_error("--%s takes no value", name);
         if (takes_value && !equals && i + 1 == argc) user_error("--%s needs a value: --%s %s", name, name, row->values);
+        o.given[(row - option_rows) / 64] |= 1ull << (row - option_rows) % 64;
         option_set(&o, row, name, equals ? equals + 1 : takes_value ? argv[++i] : NULL);
     }
+    if (o.min_lr < 0 && o.min_lr != -1) user_error("--min-lr %g: expected 0 or more, or -1 for a tenth of --lr", o.min_lr);
     if (o.min_lr < 0) o.min_lr = o.lr / 10;
     return o;
 }

@@ -389,10 +389,10 @@ static void plan_write(FILE *f, const Mesh *m, const Device *walked, const Traff
     free(colours);
 }
 
-static void plan_print(FILE *f, const Llama3Config *c, const TensorTable *t, const Mesh *m, const char *strategy, const Device *walked, const Traffic law[AXES][COLLECTIVES],
+static void plan_print(FILE *f, const char *model, int threads, const TensorTable *t, const Mesh *m, const char *strategy, const Device *walked, const Traffic law[AXES][COLLECTIVES],
                        const Comm *comm, int64_t tokens_per_step, const Cluster *cluster) {
-    fprintf(f, "%s: %.1f M parameters, %s, %d rank%s: %s over %d, %d replica%s, %" PRId64 " tokens a step; all ranks are alike\n", c->name, (double)t->num_parameters / 1e6, PRECISION_NAME,
-            m->world, m->world > 1 ? "s" : "", strategy, mesh_group_size(m, AXIS_FSDP), m->size[AXIS_DP_REPLICATE], m->size[AXIS_DP_REPLICATE] > 1 ? "s" : "", tokens_per_step);
+    fprintf(f, "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64 " tokens a step; all ranks are alike\n", model, (double)t->num_parameters / 1e6, PRECISION_NAME,
+            m->world, m->world > 1 ? "s" : "", threads, threads > 1 ? "s" : "", strategy, mesh_group_size(m, AXIS_FSDP), m->size[AXIS_DP_REPLICATE], m->size[AXIS_DP_REPLICATE] > 1 ? "s" : "", tokens_per_step);
     fprintf(f, "  memory of a rank by buffer (bytes; of buffers that share a name, the largest)\n");
     for (int i = 0; i < walked->num_buffers; i++)
         fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[walked->buffers[i].category], walked->buffers[i].name, walked->buffers[i].count, walked->buffers[i].bytes);

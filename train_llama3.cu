@@ -432,13 +432,16 @@ static StepStats sum_reports(const Run *r) {
 
 /* Loss or gradient is not finite: every rank has the same sums, so all skip the update alike. Too many such steps end the run. */
 static void step_skip(Run *r, int64_t step, const StepStats *s) {
-    char where[200];
-    snprintf(where, sizeof where, "%s", isfinite(s->loss) ? "each gradient is finite, but the squares of some are not" : "each gradient is finite, the loss is not");
-    for (int i = 0; i < r->mesh.world && s->skipped; i++) {
-        if (r->reports[i].bad_tensor < 0) continue;
-        snprintf(where, sizeof where, "first in the gradient of %s, on rank %d", r->table->tensors[r->reports[i].bad_tensor].name, i);
-        break;
+    char where[300];
+    int owner = -1, source = -1, used = 0;
+    for (int i = r->mesh.world - 1; i >= 0; i--) {
+        int64_t bad = r->reports[i].bad_tensor;
+        if (bad >= 0 && (owner < 0 || bad <= r->reports[owner].bad_tensor)) owner = i;
+        if (r->reports[i].loss.not_finite) source = i;
     }
+    if (owner >= 0) used = snprintf(where, sizeof where, "first in the gradient of %s, in the part of the sum that rank %d owns", r->table->tensors[r->reports[owner].bad_tensor].name, owner);
+    else used = snprintf(where, sizeof where, "each gradient is finite, %s not", isfinite(s->loss) ? "but the squares of some are" : "the loss is");
+    if (source >= 0) snprintf(where + used, sizeof where - (size_t)used, "; the loss of rank %d itself is not", source);
     if (++r->skips > r->opt->max_skips)
         run_failure("step %" PRId64 ": loss %g, gradient norm %g: not finite (%s), and --max-skips %d allows no more of them: lower --lr, lengthen --warmup, or look at the data",
                     step, s->loss, s->grad_norm, where, r->opt->max_skips);
@@ -638,11 +641,10 @@ static void check_tokenizer_of(const Job *j, const Dataset *d) {
 }
 
 /* Cores a rank: this host's divided by its ranks. A launcher that binds has divided already. */
-static int job_cores(int local_ranks) {
-    cpu_set_t bound;
-    int online = (int)sysconf(_SC_NPROCESSORS_ONLN), cores = online;
-    if (sched_getaffinity(0, sizeof bound, &bound) == 0) cores = CPU_COUNT(&bound);
-    return (int)max_i64(1, cores < online && launched_by_mpi() ? cores : cores / local_ranks);
+static int job_cores(int sharing) {
+    cpu_set_t allowed;
+    int cores = sched_getaffinity(0, sizeof allowed, &allowed) ? (int)sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&allowed);
+    return (int)max_i64(1, cores / sharing);
 }
 
 /* Encodes the prompt; generation computes one sequence of its length, then token after token. */
@@ -687,12 +689,15 @@ static void job_check_figures(const Job *j, int world) {
 }
 
 /* Everything that can be refused is refused here, before ranks start. */
-static void job_prepare(Job *j, int world, int local_ranks) {
+static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
+    static const struct { const char *option, *other; } needs[] = {{"val-every", "val"}, {"val-batches", "val"}, {"dtype", "export"}, {"temperature", "generate"}, {"top-p", "generate"}, {"max-tokens", "generate"}};
     Options *o = &j->opt;
     j->task = job_task(o);
     if (strcmp(o->offload, "none") && j->task == DO_TRAIN && !o->out) user_error("--offload %s keeps state in files under --out: give --out DIR, on a disk with room for it", o->offload);
     if ((strcmp(o->offload, "none") || strcmp(o->recompute, "none")) && j->task != DO_TRAIN && j->task != DO_PLAN)
         user_error("--%s is about training, and this is none: leave it out", strcmp(o->offload, "none") ? "offload" : "recompute");
+    for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++)
+        if (option_given(o, needs[i].option) && !option_given(o, needs[i].other)) user_error("--%s does nothing without --%s: add that, or leave it out", needs[i].option, needs[i].other);
     j->config = config_of_model(o->model);
     if (o->vocab_size) j->config.V = o->vocab_size;
     if (!o->seq) o->seq = j->config.T;
@@ -700,9 +705,9 @@ static void job_prepare(Job *j, int world, int local_ranks) {
     if (o->seq > j->config.max_positions) user_error("--seq %d is longer than the %d positions that %s is made for", o->seq, j->config.max_positions, o->model);
     if ((int64_t)o->batch * o->seq > 1 << 30)
         user_error("--batch %d x --seq %d = %" PRId64 " tokens a micro-batch, expected at most %d: use a smaller --batch, and --accum", o->batch, o->seq, (int64_t)o->batch * o->seq, 1 << 30);
-    j->mesh = mesh_open(world, o->dp_shard, o->dp_replicate);
+    j->mesh = mesh_open(world, o->dp_shard, o->dp_replicate, j->task == DO_PLAN);
     j->local_ranks = local_ranks;
-    j->cores = job_cores(local_ranks);
+    j->cores = job_cores(sharing);
     j->threads = o->threads ? o->threads : j->cores;
     table_open(&j->table, &j->config, number_behind(o->wrap, "size"));
     job_check_figures(j, world);
@@ -833,7 +838,7 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events) 
 static void run_walk(Run *r, const Job *j, int rank) {
     run_walk_events(r, j, rank, 0);
     if (!j->opt.trace) return;
-    int64_t of_step = r->dev.num_events + 1; // and a validation's
+    int64_t of_step = r->dev.num_events + 2; // and a validation's, and a replica check's
     run_close(r);
     run_walk_events(r, j, rank, j->task == DO_PLAN ? of_step : min_i64(MAX_EVENTS, of_step * j->opt.steps));
 }
@@ -911,12 +916,13 @@ static void train(Run *r, const Run *walked) {
         if (step == 1) rate = product_rate(&r->dev);
         if (step == 1) check_first_step(r, walked);
         if (r->rank == 0) logger_step(&r->log, step, last, &s, r->figures, r->opt->seq, &r->dev, &r->comm);
-        if (r->fsdp.fingerprints && step % r->opt->check_replicas == 0) fsdp_check_replicas(&r->fsdp, step);
-        if (!r->val->num_files || (step < last && (!r->opt->val_every || step % r->opt->val_every))) continue;
         int64_t events = r->dev.num_events;
-        double start = seconds_now(), loss = evaluate(r, r->val, r->opt->val_batches, &targets);
-        r->dev.num_events = events; // as one event
-        event_add(&r->dev, EVENT_PHASE, 0, "validation", NULL, start, seconds_now(), 0);
+        double start = seconds_now();
+        if (r->fsdp.fingerprints && step % r->opt->check_replicas == 0) fsdp_check_replicas(&r->fsdp, step), logger_aside(&r->dev, events, "replica check", start);
+        if (!r->val->num_files || (step < last && (!r->opt->val_every || step % r->opt->val_every))) continue;
+        events = r->dev.num_events, start = seconds_now();
+        double loss = evaluate(r, r->val, r->opt->val_batches, &targets);
+        logger_aside(&r->dev, events, "validation", start);
         if (!isfinite(loss)) run_failure("step %" PRId64 ": validation loss %g: not finite; lower --lr, lengthen --warmup, or look at the data", step, loss);
         if (r->rank == 0) logger_validation(&r->log, step, loss, targets);
     }
@@ -932,7 +938,7 @@ static void write_plan(const Job *j, const Run *walked, int table) {
     int64_t tokens = (int64_t)j->opt.batch * j->opt.seq * j->opt.accum * j->mesh.world;
     law_of(law, &j->config, j->mesh.world, &j->opt);
     const Cluster *cluster = j->opt.cluster ? &j->cluster : NULL;
-    if (table) plan_print(stdout, &j->config, &j->table, &j->mesh, j->opt.sharding, &walked->dev, law, &walked->comm, tokens, cluster);
+    if (table) plan_print(stdout, j->opt.model, j->threads, &j->table, &j->mesh, j->opt.sharding, &walked->dev, law, &walked->comm, tokens, cluster);
     if (!j->opt.out) return;
     FILE *f = logger_create(j->opt.out, "plan.json");
     plan_write(f, &j->mesh, &walked->dev, law, &walked->comm, tokens, cluster);
@@ -957,11 +963,10 @@ static void write_run_files(const Job *j, const Run *r, const Run *walked) {
     write_plan(j, walked, 0);
 }
 
-/* Walks the rank, then opens it for real: device, groups, shards, weights. */
-static void rank_open(Run *r, Run *walked, Job *j, int rank) {
-    run_walk(walked, j, rank);
-    if (rank == 0) check_memory(j, &walked->dev);
+/* Opens for real what was walked: device, groups, shards, weights. */
+static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
     run_bind(r, j, rank);
+    if (offloaded(&j->opt)) make_directories(j->opt.out); // by each rank: they may be on different hosts
     device_open(&r->dev, &walked->dev, j->opt.out, rank);
     kernels_open(&r->dev, rank == 0);
     comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, &j->thread_world, j->opt.timeout);
@@ -1001,6 +1006,9 @@ static void rank_eval(Run *r, const Job *j) {
 
 static void rank_main(Job *j, int rank) {
     Run *walked = (Run *)checked_malloc(sizeof *walked), *r = (Run *)checked_malloc(sizeof *r);
+    run_walk(walked, j, rank);
+    if (rank == 0) check_memory(j, &walked->dev);
+    if (rank == 0) job_check_outputs(j); // the last thing that can refuse, since it may leave a directory behind
     rank_open(r, walked, j, rank);
     if (j->task == DO_TRAIN) rank_train(r, walked, j);
     if (j->task == DO_EVAL) rank_eval(r, j);
@@ -1033,6 +1041,7 @@ static void decode_ids(const Tokenizer *t, const char *path, const char *text, s
 /* --encode and --decode: the tokenizer alone. */
 static void tokenizer_tool(const Options *o) {
     const char *path = o->encode ? o->encode : o->decode;
+    if (o->encode && o->decode) user_error("--encode and --decode are done one at a time: leave one out");
     if (!o->tokenizer) user_error("--%s needs --tokenizer FILE", o->encode ? "encode" : "decode");
     Tokenizer *t = tokenizer_open(o->tokenizer);
     size_t length, capacity = 0;
@@ -1056,7 +1065,7 @@ static int choose_transport(Job *j, int processes) {
     if (o->transport && !strcmp(o->transport, "mpi") && !mpi) user_error("--transport mpi: start with mpirun -np N ./train_llama3 …, or srun");
     if (o->transport && !strcmp(o->transport, "threads")) mpi = 0;
     if (!mpi && processes > 1) user_error("--transport threads runs all ranks in one process, but %d were started: use --ranks N without mpirun", processes);
-    if (mpi && o->ranks && o->ranks != processes) user_error("--ranks %d, but mpirun started %d: leave --ranks out", o->ranks, processes);
+    if (mpi && o->ranks && o->ranks != processes) user_error("--ranks %d, but mpirun started %d: leave --ranks out%s", o->ranks, processes, processes == 1 ? ", or add --transport threads to have them in this process" : "");
 #ifdef HAVE_MPI
     if (mpi) {
         j->transport = &transport_mpi;
@@ -1093,10 +1102,9 @@ static void launch(Job *j, int process, void (*body)(Job *, int)) {
     free(args);
 }
 
-static void job_open(Job *j, int process, int processes, int on_host) {
-    int world = choose_transport(j, processes);
-    job_prepare(j, world, j->transport == &transport_threads ? world : on_host);
-    if (process == 0) job_check_outputs(j);
+static void job_open(Job *j, int processes, int on_host, int on_cores) {
+    int world = choose_transport(j, processes), threads = j->transport == &transport_threads ? world : j->opt.plan && j->opt.ranks ? j->opt.ranks : 0;
+    job_prepare(j, world, threads ? threads : on_host, threads ? threads : on_cores);
     pthread_mutex_init(&j->thread_world.lock, NULL);
 }
 
@@ -1113,7 +1121,7 @@ static void job_close(Job *j) {
 
 #ifndef TESTING
 int main(int argc, char **argv) {
-    int process = rank_of_launcher(), processes, on_host;
+    int process = rank_of_launcher(), processes, on_host, on_cores; // ranks in all, on this host, on the cores of this rank
     process_end.process = process;
     process_end.quiet = 1; // all processes check the same input: until ranks have met, the first speaks
     Job job = ZERO;
@@ -1124,10 +1132,11 @@ int main(int argc, char **argv) {
         if (process == 0) tokenizer_tool(&job.opt);
         return 0;
     }
-    comm_start_process(&argc, &argv, job.opt.timeout, &process, &processes, &on_host);
-    job_open(&job, process, processes, on_host);
+    comm_start_process(&argc, &argv, job.opt.timeout, &process, &processes, &on_host, &on_cores);
+    job_open(&job, processes, on_host, on_cores);
     if (job.task == DO_PLAN) {
         Run walked;
+        if (process == 0) job_check_outputs(&job);
         run_walk(&walked, &job, 0);
         if (process == 0) write_plan(&job, &walked, 1);
         if (process == 0 && job.opt.trace) write_planned_trace(&job, &walked);

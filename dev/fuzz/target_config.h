@@ -102,7 +102,7 @@ static void fuzz_config(Bytes in) {
     memset(&j, 0, sizeof j);
     j.opt = options_parse(w.count, w.words);
     j.opt.out = NULL; // no plan.json
-    job_prepare(&j, choose_transport(&j, 1), 1);
+    job_prepare(&j, choose_transport(&j, 1), 1, 1);
     check_table(&j.table, &j.config);
     check_plan(&j, rank % j.mesh.world);
     job_close(&j);

@@ -95,7 +95,7 @@ static void fuzz_options(Bytes in) {
     if (preset_find(o.model) && (o.plan || !o.data)) { // else files that are not ours would be looked for
         memset(&j, 0, sizeof j);
         j.opt = o;
-        job_prepare(&j, choose_transport(&j, 1), 1);
+        job_prepare(&j, choose_transport(&j, 1), 1, 1);
         EXPECT(j.task == DO_PLAN && j.mesh.size[AXIS_DP_SHARD] == j.mesh.world && j.threads > 0, "task %d, world %d, %d threads", j.task, j.mesh.world, j.threads);
         job_close(&j);
     }

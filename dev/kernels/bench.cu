@@ -90,7 +90,7 @@ int main(int argc, char **argv) {
     Job *j = (Job *)checked_malloc(sizeof *j);
     j->opt = options_parse(7, arguments);
     j->transport = &transport_threads;
-    job_prepare(j, 1, 1);
+    job_prepare(j, 1, 1, 1);
     Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
     rank_open(r, walked, j, 0);
     unlink(path);

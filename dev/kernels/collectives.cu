@@ -875,8 +875,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(what, "threads")) check_fit(), run_threads();
 #ifdef HAVE_MPI
     else if (!strcmp(what, "mpi")) {
-        int processes, on_host;
-        comm_start_process(&argc, &argv, 60, &process, &processes, &on_host);
+        int processes, on_host, on_cores;
+        comm_start_process(&argc, &argv, 60, &process, &processes, &on_host, &on_cores);
         if (processes < 2) user_error("mpi: %d process: start with mpirun -np N, N at least 2", processes);
         run_mpi(process, processes, on_host);
         comm_end_process();

@@ -396,6 +396,10 @@ tasks() {
     bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " "${train[@]}" --dp-shard 3 --ranks 2
     bad "--dp-replicate 4 with 6 ranks" "dp-shard 1 x dp-replicate 4 = 4 ranks, but 6 .*dp-shard x dp-replicate = .*2 x 3" "${train[@]}" --dp-replicate 4 --ranks 6
     bad "two sizes left open" "--dp-shard auto and --dp-replicate auto: one of them" "${train[@]}" --dp-shard auto --dp-replicate auto --ranks 2
+    bad "--val-every without --val" "--val-every does nothing without --val" "${train[@]}" --val-every 5
+    bad "--dtype without --export" "--dtype does nothing without --export" "${train[@]}" --dtype bf16
+    bad "--encode and --decode at once" "one at a time" --encode good/val.tok --decode good/val.tok --tokenizer good/tokenizer.model
+    bad "--min-lr below 0" "--min-lr -0.5: expected 0 or more, or -1" "${train[@]}" --min-lr -0.5
     bad "--offload without --out" "--offload all keeps state in files under --out: give --out" "${train[@]}" --offload all
     bad "--offload in an evaluation" "--offload is about training" --model trained --eval good/val.tok --offload all
     bad "--recompute in an evaluation" "--recompute is about training" --model trained --eval good/val.tok --recompute full

@@ -28,7 +28,7 @@ plant() {
     fi
     cd "$src"
     ${compile/-O3/-O1} -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter -x c test_llama3.cu -o test -x none $libs -lcjson -lpcre2-8 -lm -pthread 2>&1 || true
-    said=$(timeout 100 ./test "$group" 2>&1) || true
+    said=$(TMPDIR=$src timeout 100 ./test "$group" 2>&1) || true
     caught=$(grep -E "^(FAIL|failure:)" <<<"$said" | grep -m1 -E "$expected" || true)
     if [ -n "$caught" ]; then echo "pass planted: $name: caught by ${caught:0:150}"
     else echo "FAIL planted: $name: no failing check like '$expected'; the test ended with: $(tail -n 1 <<<"$said")"; fi
@@ -87,6 +87,8 @@ fault "ZeRO-2 frees what it should keep" fsdp.h \
     's|{"shard_grad_op", 1,       PASS_LAST|{"shard_grad_op", 1,       PASS_FORWARD|' faults "law, walk and wire"
 fault "a micro-batch's gradient is not rounded where it goes nowhere" fsdp.h \
     's|    f->rounds_leaves = .*|    f->rounds_leaves = 0;|' reduce-dtype "gradients reduced in bf16"
+fault "an all-reduce rounds the sum so far" fsdp.h \
+    's/ && s->rounded && last) tree_sum/ \&\& s->rounded) tree_sum/' reduce-dtype "summed in fp32 without sharding"
 fault "a rank skips a reduction" fsdp.h \
     's|^static void unit_reduce.*|&\n    if (f->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(f, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
 fault "a rank gathers in another order" fsdp.h \

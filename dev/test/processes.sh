@@ -205,7 +205,7 @@ hybrid() {
 # ---------------------------------------------------------------- a model whose state is larger than what may be in memory
 offload() {
     local name="--offload all" big=(--model big --data text/train.tok --seq 32 --threads 1 --batch 1 --steps 4) limit=110000 most=0 now pid
-    mkdir big
+    mkdir big new
     sed 's/"vocab_size": 600/"vocab_size": 60000/' model/config.json >big/config.json # 124 MB of state
     runs "$name: without it, no limit" "$program" "${big[@]}" --out in-memory || return
     if (ulimit -d "$limit"; exec "$program" "${big[@]}" --out too-large) >.out 2>.err; then fail "$name: without it the model does not fit $limit kB" "it trains"
@@ -224,7 +224,9 @@ offload() {
     else fail "$name: trains within $limit kB" "anonymous memory up to $most kB"; fi
     if diff <(figures in-memory loss) <(figures in-files loss) >/dev/null && diff <(figures in-memory grad_norm) <(figures in-files grad_norm) >/dev/null; then pass "$name: the same bits" "$(figures in-files loss | tail -n 1)"
     else fail "$name: the same bits" "$(figures in-memory loss | tail -n 1) in memory, $(figures in-files loss | tail -n 1) in files"; fi
-    if [ -z "$(find in-files -name 'offload*')" ]; then pass "$name: nothing is left behind" "$(ls in-files | tr '\n' ' ')"; else fail "$name: nothing is left behind" "$(ls in-files)"; fi
+    [ -z "$have_mpi" ] || runs "$name: 2 processes, into a directory that nobody has made" "${mpi[@]}" -np 2 "$program" "${big[@]}" --offload all --out new/in-files &&
+        pass "$name: 2 processes, into a directory that nobody has made" "$(sed -nE 's/.*: ([0-9.]+ MB a rank and [0-9.]+ MB in files).*/\1/p' .out)"
+    if [ -z "$(find in-files new -name 'offload*')" ]; then pass "$name: nothing is left behind" "$(ls in-files | tr '\n' ' ')"; else fail "$name: nothing is left behind" "$(ls in-files)"; fi
 }
 
 # ---------------------------------------------------------------- the files under --out

@@ -223,4 +223,13 @@ static void test_reduce_dtype(void) {
         snprintf(name, sizeof name, "gradients reduced in bf16, dp-shard %d x dp-replicate %d%s: those of one rank that %s", cases[i].shard, cases[i].replicate, cases[i].more, same ? "rounds each micro-batch's too" : "does not round");
         CHECK(name, difference_allowed(&d, bound) && (same || d.error > 1e-5), "worst gradient %.1g, norm %.1g <= %.0e", d.error, d.norm, bound);
     }
+    // many micro-batches: a sum kept in bf16 would lose the small ones
+    double norms[2];
+    for (int ddp = 0; ddp < 2; ddp++) {
+        char arguments[1024];
+        snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 16 --steps 3 --lr 0 --timeout 60 --batch 1 --accum 1024 --tail pad --reduce-dtype bf16%s", small_model(0), data, ddp ? " --sharding no_shard" : "");
+        collect(arguments, 0, 2, &transport_threads);
+        norms[ddp] = collected_norm;
+    }
+    CHECK("1,024 micro-batches reduced in bf16 are summed in fp32 without sharding too", fabs(norms[1] / norms[0] - 1) < 3e-3, "gradient norm %.6f, full_shard's %.6f", norms[1], norms[0]);
 }
