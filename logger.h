@@ -158,6 +158,7 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
     }
     if (step > 1 && step < steps && seconds_now() - l->last_line < 2) return; // at most a line every two seconds
     l->last_line = seconds_now();
+    flockfile(stdout); // a whole line, whatever other ranks have to say
     printf("step %6" PRId64 "/%" PRId64 " | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", step, steps, s->loss, s->grad_norm, s->lr, s->seconds, rate);
     if (s->mfu > 0) printf(" | %3.0f %% of the product rate", 100 * s->mfu);
     printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
@@ -165,6 +166,7 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
     if (over_mean > 1.1) printf(" | rank %d computes %.0f %% longer than the mean", slowest, 100 * (over_mean - 1));
     printf("\n");
     fflush(stdout);
+    funlockfile(stdout);
 }
 
 static void logger_validation(Logger *l, int64_t step, double loss, int64_t targets) {

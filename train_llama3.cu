@@ -869,6 +869,7 @@ static void check_agreement(Run *r) {
 
 static void print_banner(const Job *j, const Run *r, const Run *walked) {
     size_t in_files = device_arenas(&walked->dev, 1);
+    flockfile(stdout); // whole lines: another rank may be about to end the run with a sentence of its own
     printf("%s: %.1f M parameters, %s, %d rank%s x %d thread%s over %s, %s over %d", j->opt.model, (double)j->table.num_parameters / 1e6,
            PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "", j->threads, j->threads > 1 ? "s" : "", j->transport->name, j->opt.sharding, r->fsdp.ranks);
     if (r->fsdp.replicas > 1) printf(", %d replicas", r->fsdp.replicas);
@@ -881,6 +882,7 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
                r->loader.num_workers, r->loader.num_workers > 1 ? "s" : "", j->mesh.world, j->opt.accum, j->opt.batch,
                sampler_global_batch(&r->loader.sampler), j->has_weights ? "read from the model's directory" : "drawn at random");
     fflush(stdout);
+    funlockfile(stdout);
 }
 
 /* From the options alone: a mesh that was made of them wrongly (replicas flattened into one group, as it happened to others) must not make the law. */

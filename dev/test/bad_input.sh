@@ -430,7 +430,7 @@ outputs() {
     bad "--export of a model onto itself" "model.safetensors exists" --model trained --export trained
     bad "--export onto a config.json" "half" "${train[@]}" --export half
     bad "--export onto a model in several files" "index" "${train[@]}" --export index
-    bad "--export below nothing" "--export no/where" "${train[@]}" --export no/where
+    bad "--export below a file" "cannot make --export good/train.tok/where" "${train[@]}" --export good/train.tok/where
     bad "--export where a file is" "--export file" "${train[@]}" --export file
     # what cannot be written has to be known before the steps, not after them
     if grep -q '^step ' .log; then fail "--export where a file is, known before training" "$(grep -c '^step ' .log) step lines came first"
