@@ -58,7 +58,7 @@ fault "--deterministic does nothing" train_llama3.cu \
 fault "local accumulation takes samples in the order of the other" dataloader.h \
     's|    if (s->local) j = .*||' bits "have one rank's bits"
 fault "local accumulation reduces every micro-batch" fsdp.h \
-    's/(last || !f->local);/1;/' faults "law, walk and wire"
+    's/(last || !f->sums_here);/1;/' faults "law, walk and wire"
 fault "a step is handed out before its last sample" dataloader.h \
     's|!l->ring\[l->produced % LOADER_DEPTH\].unread|l->ring[l->produced % LOADER_DEPTH].unread <= 1|' data "handed out when all"
 fault "the bad sample that is found first is named, not the first in order" dataloader.h \
