@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -359,6 +360,13 @@ static void *map_file(const char *dir, int rank, const char *category, size_t by
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     return p;
+}
+
+/* Files there take memory: to offload to it saves none. */
+static int is_in_memory(const char *dir) {
+    const uint32_t tmpfs = 0x01021994u, ramfs = 0x858458F6u; // as the kernel's magic.h has them
+    struct statfs info;
+    return !statfs(dir, &info) && ((uint32_t)info.f_type == tmpfs || (uint32_t)info.f_type == ramfs);
 }
 
 /* A computing device reserves what `walked` needed, no more. Pages become resident when first touched. What is offloaded lies in files under `out`. */

@@ -20,17 +20,16 @@ typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_LAST /* nothing in this step ne
 
 typedef struct {
     const char *name;
-    int sharded;   // state (master, gradient, moments): this rank's shard of each unit; else all of it on every rank
+    int sharded;   // state (master, gradient, moments): this rank's shard of each unit, and gradients are reduce-scattered; else
+                   // all of it is on every rank, weights need no gathering, and gradients are all-reduced
     Pass freed;    // gathered weights; they are gathered again when they are needed next
-    int gathers_gradients; // a reduce-scatter leaves each rank its shard of the sum; with an all-gather behind it, an all-reduce
-    const char *also;      // known as
 } Strategy;
 
 static const Strategy strategies[] = {
-    //               state     weights freed   gradients
-    {"full_shard",    1,       PASS_FORWARD,   0,  "ZeRO-3"},
-    {"shard_grad_op", 1,       PASS_LAST,      0,  "ZeRO-2"},
-    {"no_shard",      0,       PASS_NEVER,     1,  "DDP"},
+    //               sharded   weights freed
+    {"full_shard",    1,       PASS_FORWARD}, // FSDP, ZeRO-3
+    {"shard_grad_op", 1,       PASS_LAST},    // ZeRO-2
+    {"no_shard",      0,       PASS_NEVER},   // DDP
 };
 #define STRATEGY_NAMES "full_shard|shard_grad_op|no_shard"
 enum { STRATEGIES = sizeof strategies / sizeof strategies[0] };
@@ -253,7 +252,7 @@ static void accumulate_here(Fsdp *f, FsdpUnit *u, int micro) {
 static int stage_applies(const Fsdp *f, StageKind kind, int micro) {
     int last = micro == f->how.accumulation - 1, over_shards = f->ranks > 1 && (last || !f->sums_here);
     if (kind == REDUCE_SHARDS) return over_shards;
-    if (kind == GATHER_SHARDS) return over_shards && f->how.strategy->gathers_gradients;
+    if (kind == GATHER_SHARDS) return over_shards && !f->how.strategy->sharded; // an all-reduce
     return f->replicas > 1 && last; // across replicas once a step
 }
 

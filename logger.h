@@ -77,7 +77,7 @@ static void logger_ranks(const Logger *l) {
         for (int k = 0; k < 4; k++) low[k] = i ? fmin(low[k], of[k]) : of[k], high[k] = i ? fmax(high[k], of[k]) : of[k], mean[k] += of[k] / l->world;
         if (i < SHOWN) printf("  rank %-12d %12.0f %14.3f %14.3f %14.1f\n", i, of[0], of[1], of[2], of[3]);
     }
-    if (l->world > SHOWN) printf("  and %d more; all of them in the last line of metrics.jsonl\n", l->world - SHOWN);
+    if (l->world > SHOWN) printf("  and %d more; with --out metrics.jsonl has all of them for the last step\n", l->world - SHOWN);
     printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "least", low[0], low[1], low[2], low[3]);
     printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "mean", mean[0], mean[1], mean[2], mean[3]);
     printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "most", high[0], high[1], high[2], high[3]);
@@ -98,8 +98,6 @@ typedef struct {                     // one training step
     double mfu;                      // FLOP/s over those of bare products; 0: not known yet
     int skipped;                     // the weights stay as they are: loss or gradient is not finite
     int64_t targets, samples;        // of all ranks
-    double seconds_min, seconds_max; // over ranks
-    int64_t memory_min, memory_max;
 } StepStats;
 
 /* "name": value, as JSON has it: no infinity, no NaN. */
@@ -128,10 +126,13 @@ static void ranks_json(FILE *f, const RankFigures *ranks, int world) {
 static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats *s, const RankFigures *ranks, int T, const Device *dev, const Comm *comm) {
     double rate = (double)(s->samples * T) / s->seconds, over_mean; // tokens/s
     int slowest = slowest_rank(ranks, l->world, &over_mean);
+    RankFigures least = ranks[0], most = ranks[0];
     l->samples += s->samples;
     l->steps++;
     for (int i = 0; i < l->world; i++) {
         RankFigures *sum = &l->ranks[i];
+        least.seconds = fmin(least.seconds, ranks[i].seconds), most.seconds = fmax(most.seconds, ranks[i].seconds);
+        least.memory = min_i64(least.memory, ranks[i].memory), most.memory = max_i64(most.memory, ranks[i].memory);
         sum->seconds += ranks[i].seconds, sum->wait_seconds += ranks[i].wait_seconds, sum->tokens += ranks[i].tokens;
         sum->memory = max_i64(sum->memory, ranks[i].memory);
     }
@@ -151,7 +152,7 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
             for (int o = 0; o < COLLECTIVES; o++) bytes += comm->wire[shown[i]][o].bytes;
             fprintf(l->metrics, "%s\"%s\":%" PRId64, i ? "," : "", axis_names[shown[i]], bytes);
         }
-        fprintf(l->metrics, "},\"rank_min_max\":{\"seconds\":[%.6f,%.6f],\"memory\":[%" PRId64 ",%" PRId64 "]},\"slowest_rank\":%d", s->seconds_min, s->seconds_max, s->memory_min, s->memory_max, slowest);
+        fprintf(l->metrics, "},\"rank_min_max\":{\"seconds\":[%.6f,%.6f],\"memory\":[%" PRId64 ",%" PRId64 "]},\"slowest_rank\":%d", least.seconds, most.seconds, least.memory, most.memory, slowest);
         if (l->world <= 64 || step == steps) ranks_json(l->metrics, ranks, l->world);
         fprintf(l->metrics, "}\n");
         fflush(l->metrics);

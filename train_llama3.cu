@@ -1,5 +1,5 @@
 /* train_llama3.cu: trains Llama 3 with fully sharded data parallelism. Reads from top to bottom:
- * options, the model (block forward, block backward), one training step, evaluation, generation, main.
+ * the model (block forward, block backward), one training step, evaluation, generation, main. Options: options.h.
  *
  * Every piece of arithmetic is an op (kernels.h), every exchange a collective (comm.h, through fsdp.h), every
  * buffer comes from an arena (device.h). So the same code trains, and, on a walking device, tells the memory,
@@ -414,15 +414,12 @@ static void exchange_reports(Run *r, ExactSum loss, const StepBatch *batch, doub
 static StepStats sum_reports(const Run *r) {
     StepStats s = ZERO;
     ExactSum loss = ZERO, squared_norm = ZERO;
-    s.seconds_min = 1e30, s.memory_min = INT64_MAX;
     for (int i = 0; i < r->mesh.world && !r->dev.walk; i++) {
         const StepReport *report = &r->reports[i];
         exact_merge(&loss, &report->loss);
         exact_merge(&squared_norm, &report->squared_norm);
         s.targets += report->targets;
         r->figures[i] = report->figures;
-        s.seconds_min = fmin(s.seconds_min, report->figures.seconds), s.seconds_max = fmax(s.seconds_max, report->figures.seconds);
-        s.memory_min = min_i64(s.memory_min, report->figures.memory), s.memory_max = max_i64(s.memory_max, report->figures.memory);
     }
     s.loss = exact_value(&loss) / (double)max_i64(1, s.targets);
     s.grad_norm = sqrt(exact_value(&squared_norm)) / (double)max_i64(1, s.targets);
@@ -874,7 +871,7 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
            PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "", j->threads, j->threads > 1 ? "s" : "", j->transport->name, j->opt.sharding, r->fsdp.ranks);
     if (r->fsdp.replicas > 1) printf(", %d replicas", r->fsdp.replicas);
     printf(": %.1f MB a rank", (double)device_peak(&walked->dev) / 1e6);
-    if (in_files) printf(" and %.1f MB in files", (double)in_files / 1e6);
+    if (in_files) printf(" and %.1f MB in files%s", (double)in_files / 1e6, is_in_memory(j->opt.out) ? ", but those lie in memory: --out is a tmpfs" : "");
     printf("\n");
     layout_print(&j->mesh, r->layout, stdout);
     if (j->task == DO_TRAIN)

@@ -224,6 +224,12 @@ offload() {
     else fail "$name: trains within $limit kB" "anonymous memory up to $most kB"; fi
     if diff <(figures in-memory loss) <(figures in-files loss) >/dev/null && diff <(figures in-memory grad_norm) <(figures in-files grad_norm) >/dev/null; then pass "$name: the same bits" "$(figures in-files loss | tail -n 1)"
     else fail "$name: the same bits" "$(figures in-memory loss | tail -n 1) in memory, $(figures in-files loss | tail -n 1) in files"; fi
+    local memory
+    if memory=$(mktemp -d -p /dev/shm 2>/dev/null) && [ "$(stat -f -c %T "$memory")" = tmpfs ]; then
+        runs "$name: into files that lie in memory" "$program" "${big[@]}" --steps 1 --offload all --out "$memory/out" &&
+            if grep -q 'MB in files, but those lie in memory' .out; then pass "$name: files that lie in memory are told" "$(grep -m1 -o 'and [0-9.]* MB in files.*' .out)"; else fail "$name: files that lie in memory are told" "$(head -n 1 .out)"; fi
+    fi
+    rm -rf "${memory:-}"
     [ -z "$have_mpi" ] || runs "$name: 2 processes, into a directory that nobody has made" "${mpi[@]}" -np 2 "$program" "${big[@]}" --offload all --out new/in-files &&
         pass "$name: 2 processes, into a directory that nobody has made" "$(sed -nE 's/.*: ([0-9.]+ MB a rank and [0-9.]+ MB in files).*/\1/p' .out)"
     if [ -z "$(find in-files new -name 'offload*')" ]; then pass "$name: nothing is left behind" "$(ls in-files | tr '\n' ' ')"; else fail "$name: nothing is left behind" "$(ls in-files)"; fi
