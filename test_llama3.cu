@@ -693,7 +693,7 @@ static void open_loader(Loader *l, Device *dev, const Dataset *d, const Sampler 
     Device walked;
     device_open_walk(&walked, 1, 0);
     loader_open(l, &walked, d, s, d->T, 0, end, workers, 2);
-    device_open(dev, &walked, NULL, 0);
+    device_open(dev, &walked, ".", 0);
     loader_open(l, dev, d, s, d->T, 0, end, workers, 2);
 }
 

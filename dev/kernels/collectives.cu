@@ -342,7 +342,7 @@ static void rank_open(Rank *r, const Transport *transport, ThreadWorld *threads)
     r->most = round_up(out->part[out->num_sizes - 1], 256) / (int64_t)sizeof(float);
     device_open_walk(&walked, (int)max_i64(1, host_cores() / r->on_host), 0);
     walked.arenas[MEM_COMM].peak = (size_t)(r->most * (2 * r->n + 1)) * sizeof(float);
-    device_open(&r->dev, &walked, NULL, 0);
+    device_open(&r->dev, &walked, ".", 0);
     comm_open(&r->comm, &r->dev, &r->mesh, r->rank, transport, threads, 60);
     r->send = (float *)arena_alloc(&r->dev, MEM_COMM, "sent", (size_t)(r->most * r->n) * sizeof(float));
     r->recv = (float *)arena_alloc(&r->dev, MEM_COMM, "received", (size_t)(r->most * r->n) * sizeof(float));
@@ -835,7 +835,7 @@ static void run_rates(void) {
     Device walked, dev;
     device_open_walk(&walked, host_cores(), 0);
     walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak = (size_t)16 << 30; // addresses: pages come when touched
-    device_open(&dev, &walked, NULL, 0);
+    device_open(&dev, &walked, ".", 0);
     kernels_open(&dev, 1);
     cJSON *root = page.into ? cluster_open(page.into) : cJSON_CreateObject();
     printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.threads, "op", "of", "ms", "GFLOP/s");

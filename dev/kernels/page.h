@@ -589,7 +589,7 @@ static int page_main(int argc, char **argv, const Op *const *ops, int count) {
     Device walked, dev;
     device_open_walk(&walked, o.threads, 0);
     walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak = (size_t)16 << 30; // addresses: pages come when touched
-    device_open(&dev, &walked, NULL, 0);
+    device_open(&dev, &walked, ".", 0);
     kernels_open(&dev, 1);
     if (!o.check)
         printf(page_checks.markdown ? "\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused multiply-adds, %.0f GFLOP/s in products of %s.\n"

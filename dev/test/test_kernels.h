@@ -600,7 +600,7 @@ static void test_walk(KernelTest *t) {
     device_open_walk(&walk, 2, 0);
     kernels_open(&walk, 1);
     every_op(&walk, (float *)((uintptr_t)1 << 50), (floatX *)((uintptr_t)1 << 50), NULL); // addresses that nothing may touch
-    device_open(&real, &walk, NULL, 0);
+    device_open(&real, &walk, ".", 0);
     kernels_open(&real, 0);
     every_op(&real, f, x, ids);
     int differ = 0, unused = 0;
@@ -637,7 +637,7 @@ static void test_kernels(void) {
         Device walked;
         device_open_walk(&walked, threads, 0);
         walked.arenas[MEM_WORKSPACE].peak = 64 << 20;
-        device_open(&t.dev[threads], &walked, NULL, 0);
+        device_open(&t.dev[threads], &walked, ".", 0);
         kernels_open(&t.dev[threads], 0);
     }
     test_exp(&t);
