@@ -194,13 +194,12 @@ static int model_files_open(StFiles *s, const char *dir, const TensorTable *tabl
     return 1;
 }
 
-/* Master weights from files; each rank reads its own ranges. */
-static void model_load(Fsdp *f, const StFiles *s) {
-    ShardPiece p;
-    for (int i = 0; held_next(f, &i, &p) && !f->dev->walk;)
-        st_read(st_find(s, p.tensor->name), p.unit->master + p.at, p.first, p.count), comm_alive(f->comm);
-    fsdp_refresh_copies(f);
+static void fill_from_files(const Fsdp *f, const void *files, float *out, const Tensor *tensor, int64_t first, int64_t count) {
+    (void)f;
+    st_read(st_find((const StFiles *)files, tensor->name), out, first, count);
 }
+/* Master weights from files; each rank reads its own ranges. */
+static void model_load(Fsdp *f, const StFiles *s) { fsdp_set_weights(f, fill_from_files, s); }
 
 // ---------------------------------------------------------------------------
 // export
@@ -298,8 +297,9 @@ static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *to
     for (int i = 0; owned_next(f, &i, &p);)
         for (int64_t done = 0; done < p.count; done += 65536) {
             int64_t n = min_i64(65536, p.count - done), at = begin[p.tensor - f->table->tensors] + (p.first + done) * size;
-            const float *from = p.unit->master + p.at + done;
+            float from[65536];
             bf16 narrow[65536];
+            device_read(f->dev, from, p.unit->master + p.at + done, sizeof(float) * (size_t)n);
             for (int64_t j = 0; j < n && dtype == ST_BF16; j++) narrow[j] = float_to_bf16(from[j]);
             write_all(fd, temporary, dtype == ST_BF16 ? (const void *)narrow : (const void *)from, (size_t)(n * size), at);
             comm_alive(f->comm);

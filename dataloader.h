@@ -278,12 +278,12 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     l->opened = seconds_now();
     size_t bytes = sizeof(int32_t) * (size_t)l->samples * (size_t)T;
     for (int i = 0; i < LOADER_DEPTH; i++) {
-        l->ring[i].inputs = (int32_t *)arena_alloc(dev, MEM_WORKSPACE, "token batches", bytes);
-        l->ring[i].targets = (int32_t *)arena_alloc(dev, MEM_WORKSPACE, "token batches", bytes);
+        l->ring[i].inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
+        l->ring[i].targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
     }
     for (int i = 0; i < (workers ? workers : LOADER_WORKERS); i++) {
         l->workers[i].loader = l;
-        l->workers[i].raw = (char *)arena_alloc(dev, MEM_WORKSPACE, "raw window", 5 * ((size_t)T + 1));
+        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", 5 * ((size_t)T + 1));
     }
     if (dev->walk) return;
     pthread_condattr_t steady;

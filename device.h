@@ -3,7 +3,8 @@
  * Owns: the storage dtype `floatX`, the two error exits, the arenas (every buffer of a rank is named and
  * belongs to a category), the op ledger (every op says its FLOPs and bytes before it computes), and the timeline.
  * A caller may rely on: a `Device` with `walk` set runs the same code, counts the same things and touches
- * no memory; so memory, FLOPs and traffic of any rank are known before anything is allocated.
+ * no memory; so memory, FLOPs and traffic of any rank are known before anything is allocated. Arenas but MEM_HOST may be
+ * a GPU's: the host reads and writes them through device_read, device_write, device_copy and device_zero alone.
  */
 #ifndef DEVICE_H
 #define DEVICE_H
@@ -26,6 +27,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifdef USE_CUDA // NVIDIA's toolkit, or dev/cuda_on_cpu, which has headers of the same names
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#define BOTH __host__ __device__
+#else
+#define BOTH // on the processor and on the GPU
+#endif
 #ifdef __cplusplus
 #define ZERO {}
 #else
@@ -40,13 +48,13 @@ typedef struct { uint16_t bits; } bf16; // the upper half of an fp32
 
 typedef enum { DTYPE_F32, DTYPE_BF16 } Dtype;
 
-static inline float bf16_to_float(bf16 x) {
+static inline BOTH float bf16_to_float(bf16 x) {
     union { uint32_t u; float f; } v;
     v.u = (uint32_t)x.bits << 16;
     return v.f;
 }
 
-static inline bf16 float_to_bf16(float x) { // round to nearest even, NaN stays NaN
+static inline BOTH bf16 float_to_bf16(float x) { // round to nearest even, NaN stays NaN
     union { float f; uint32_t u; } v;
     v.f = x;
     uint32_t rounded = (v.u + 0x7FFFu + ((v.u >> 16) & 1u)) >> 16;
@@ -60,22 +68,22 @@ static inline bf16 float_to_bf16(float x) { // round to nearest even, NaN stays 
 typedef bf16 floatX;
 #define FLOATX DTYPE_BF16
 #define PRECISION_NAME "bf16"
-static inline float to_float(floatX x) { return bf16_to_float(x); }
-static inline floatX from_float(float x) { return float_to_bf16(x); }
+static inline BOTH float to_float(floatX x) { return bf16_to_float(x); }
+static inline BOTH floatX from_float(float x) { return float_to_bf16(x); }
 #else
 typedef float floatX;
 #define FLOATX DTYPE_F32
 #define PRECISION_NAME "fp32"
-static inline float to_float(floatX x) { return x; }
-static inline floatX from_float(float x) { return x; }
+static inline BOTH float to_float(floatX x) { return x; }
+static inline BOTH floatX from_float(float x) { return x; }
 #endif
 
-static inline int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline BOTH int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+static inline BOTH int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline BOTH int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // two small hashes: random bits from a counter, and a fingerprint of bytes
-static inline uint64_t mix64(uint64_t x) { // splitmix64's output function
+static inline BOTH uint64_t mix64(uint64_t x) { // splitmix64's output function
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
     return x ^ (x >> 31);
@@ -88,32 +96,41 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n) { // FNV-1a, 
 }
 #define HASH_START 0xCBF29CE484222325ull
 
-/* A sum of fp32 values that is exact, and so the same in whatever order they come: fixed point, wide enough for
- * 2^42 of the largest. Bit i of the whole stands for 2^(i - 149). */
-typedef struct { uint64_t limb[5], not_finite; } ExactSum;
+/* A sum of fp32 values that is exact, and so the same in whatever order they come: fixed point, wide enough for 2^42 of
+ * the largest. Digit i counts 2^(32 i - 149); a digit may take 2^31 additions before its carry is passed on (exact_merge). */
+enum { EXACT_DIGITS = 10 };
+typedef struct { uint64_t digit[EXACT_DIGITS], not_finite; } ExactSum;
 
-static inline void exact_add_limb(ExactSum *s, int i, uint64_t x) {
-    for (; i < 5 && x; i++) x = __builtin_add_overflow(s->limb[i], x, &s->limb[i]);
+/* x >= 0 is low in digit[returned] + high in the next. */
+static inline BOTH int exact_digits(float x, uint64_t *low, uint64_t *high) {
+    union { float f; uint32_t u; } v;
+    v.f = x;
+    int exponent = (int)(v.u >> 23 & 255), shift = exponent ? exponent - 1 : 0;
+    uint64_t mantissa = (uint64_t)((v.u & 0x7FFFFF) | (exponent ? 0x800000u : 0)) << (shift % 32);
+    *low = exponent == 255 ? 0 : (uint32_t)mantissa, *high = exponent == 255 ? 0 : mantissa >> 32;
+    return exponent == 255 ? -1 : shift / 32; // -1: not finite
 }
 
-static inline void exact_add(ExactSum *s, float x) { // x >= 0
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    int exponent = (int)(bits >> 23 & 255), shift = exponent ? exponent - 1 : 0, at = shift % 64;
-    uint64_t mantissa = (bits & 0x7FFFFF) | (exponent ? 0x800000u : 0);
-    s->not_finite += exponent == 255;
-    exact_add_limb(s, shift / 64, mantissa << at);
-    if (at > 40) exact_add_limb(s, shift / 64 + 1, mantissa >> (64 - at));
+static inline void exact_add(ExactSum *s, float x) {
+    uint64_t low, high;
+    int i = exact_digits(x, &low, &high);
+    if (i < 0) s->not_finite++;
+    else s->digit[i] += low, s->digit[i + 1] += high;
 }
 
 static inline void exact_merge(ExactSum *s, const ExactSum *other) {
-    for (int i = 0; i < 5; i++) exact_add_limb(s, i, other->limb[i]);
+    uint64_t carry = 0;
+    for (int i = 0; i < EXACT_DIGITS; i++) {
+        s->digit[i] += other->digit[i] + carry;
+        carry = i + 1 < EXACT_DIGITS ? s->digit[i] >> 32 : 0;
+        s->digit[i] -= carry << 32;
+    }
     s->not_finite += other->not_finite;
 }
 
 static inline double exact_value(const ExactSum *s) {
     double x = s->not_finite ? NAN : 0;
-    for (int i = 4; i >= 0; i--) x += ldexp((double)s->limb[i], 64 * i - 149);
+    for (int i = EXACT_DIGITS - 1; i >= 0; i--) x += ldexp((double)s->digit[i], 32 * i - 149);
     return x;
 }
 
@@ -188,8 +205,8 @@ static void *checked_malloc(size_t bytes) {
 // ---------------------------------------------------------------------------
 // the device of one rank: arenas and the op ledger
 
-typedef enum { MEM_PARAMS, MEM_GRADS, MEM_OPTIMIZER, MEM_ACTIVATIONS, MEM_COMM, MEM_WORKSPACE, MEM_CATEGORIES } MemCategory;
-static const char *const mem_category_names[MEM_CATEGORIES] = {"params", "grads", "optimizer", "activations", "comm", "workspace"};
+typedef enum { MEM_PARAMS, MEM_GRADS, MEM_OPTIMIZER, MEM_ACTIVATIONS, MEM_COMM, MEM_WORKSPACE, MEM_HOST /* what only the host computes with */, MEM_CATEGORIES } MemCategory;
+static const char *const mem_category_names[MEM_CATEGORIES] = {"params", "grads", "optimizer", "activations", "comm", "workspace", "host"};
 
 typedef struct {
     char *base;       // start of the reservation
@@ -204,14 +221,14 @@ typedef enum {
     OP_EMBEDDING_FORWARD, OP_EMBEDDING_BACKWARD, OP_RMSNORM_FORWARD, OP_RMSNORM_BACKWARD,
     OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT,
     OP_ROPE_FORWARD, OP_ROPE_BACKWARD, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD,
-    OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD, OP_CROSS_ENTROPY, OP_TREE_SUM, OP_SQUARED_NORM, OP_ADAMW, OP_CAST, OP_FINGERPRINT,
+    OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD, OP_CROSS_ENTROPY, OP_EXACT_TOTAL, OP_TREE_SUM, OP_SQUARED_NORM, OP_ADAMW, OP_CAST, OP_FINGERPRINT,
     OP_COUNT
 } OpKind;
 static const char *const op_names[OP_COUNT] = {
     "embedding_forward", "embedding_backward", "rmsnorm_forward", "rmsnorm_backward",
     "linear_forward", "linear_backward_input", "linear_backward_weight",
     "rope_forward", "rope_backward", "attention_forward", "attention_backward",
-    "swiglu_forward", "swiglu_backward", "cross_entropy", "tree_sum", "squared_norm", "adamw", "cast", "fingerprint"};
+    "swiglu_forward", "swiglu_backward", "cross_entropy", "exact_total", "tree_sum", "squared_norm", "adamw", "cast", "fingerprint"};
 
 typedef struct { int64_t calls; double flops, bytes, seconds, again; } OpStat; // seconds: measured, or by a walk's clock; again: of the FLOPs, those of activations computed again
 
@@ -236,6 +253,8 @@ typedef struct { int op, runs; double since; } Activity; // the op that runs (or
 typedef struct {
     int walk;     // 1: count, compute nothing, touch nothing
     int threads;  // OpenMP threads of this rank
+    int deterministic; // the same bits in each run, where that costs time
+    int blocking; // wait for each op's end before the next: faults and times are then the op's own
     Arena arenas[MEM_CATEGORIES];
     Buffer buffers[MAX_BUFFERS];
     int num_buffers;
@@ -255,6 +274,11 @@ typedef struct {
     void (*poll)(void *);   // lets exchanges in flight progress between ops; NULL when there are none
     void *poll_arg;
     struct MatmulCache *matmuls; // kernels.h: oneDNN's primitives, by shape
+#ifdef USE_CUDA
+    cudaStream_t stream;         // all ops and copies of this rank, in their order
+    struct CudaMatmuls *products; // kernels.cuh: cuBLASLt's choices, by shape
+    int multiprocessors, shared_limit; // of this GPU; bytes of shared memory a block may have
+#endif
 } Device;
 
 static inline double device_now(const Device *dev) { return dev->walk ? dev->clock : seconds_now(); }
@@ -312,7 +336,10 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
     return 1;
 }
 
+static inline void device_wait(Device *dev);
+
 static inline void op_end(Device *dev) {
+    if (dev->blocking) device_wait(dev);
     double now = seconds_now();
     dev->ops[dev->op].seconds += now - dev->op_started;
     event_add(dev, EVENT_OP, 0, op_names[dev->op], NULL, dev->op_started, now, dev->op_flops);
@@ -359,6 +386,7 @@ static void *map_file(const char *dir, int rank, const char *category, size_t by
     if (error) user_error("%zu bytes for %s could not be had under --out (%s): --offload needs so much room on that disk", bytes, path, strerror(error));
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
+    if (p == MAP_FAILED) user_error("%zu bytes of %s could not be mapped (%s): use more ranks, or a smaller model", bytes, path, strerror(errno));
     return p;
 }
 
@@ -369,23 +397,164 @@ static int is_in_memory(const char *dir) {
     return !statfs(dir, &info) && ((uint32_t)info.f_type == tmpfs || (uint32_t)info.f_type == ramfs);
 }
 
-/* A computing device reserves what `walked` needed, no more. Pages become resident when first touched. What is offloaded lies in files under `out`. */
+#ifdef USE_CUDA
+// ---------------------------------------------------------------------------
+// CUDA: errors, launches, memory of a GPU
+
+static void cuda_failed(cudaError_t error, const char *what) {
+    if (error == cudaErrorMemoryAllocation) user_error("CUDA: %s: out of memory on the GPU: use more ranks, a smaller --batch or --seq, --recompute full, or a smaller model", what);
+    run_failure("CUDA: %s failed, or something enqueued before it: %s (%s). Most faults of a kernel end all later calls: run again with "
+                "CUDA_LAUNCH_BLOCKING=1 to see whose it is, or the same options with the build of make cuda-on-cpu, which names the place",
+                what, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+static inline void cuda_check(cudaError_t error, const char *what) {
+    if (error != cudaSuccess) cuda_failed(error, what);
+}
+
+#ifndef CUDA_ON_CPU // which has these as functions of its own
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) (kernel)<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
+#define SHARED(type, name, count) __shared__ __align__(16) type name[count] // fixed size; count elements
+#define DYN_SHARED(type, name) extern __shared__ __align__(128) char dynamic_shared_memory[]; type *name = (type *)dynamic_shared_memory // as many bytes as the launch says
+#endif
+/* Launches on this rank's stream, or ends the run with the kernel's name. A kernel with commas in its name goes in parentheses. */
+#define KERNEL(dev, kernel, grid, block, shared_bytes, ...) do { \
+    LAUNCH(kernel, grid, block, shared_bytes, (dev)->stream, __VA_ARGS__); \
+    cuda_check(cudaGetLastError(), "the launch of " #kernel); \
+} while (0)
+
+/* A GPU and a driver for it, or a sentence that says what is missing. All ranks of a process share the first GPU that CUDA_VISIBLE_DEVICES shows. */
+static void cuda_require_gpu(void) {
+    int count = 0, driver = 0, runtime = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+    if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = 0;
+    if (error == cudaErrorInsufficientDriver || (driver && driver / 1000 < runtime / 1000))
+        user_error("the NVIDIA driver is for CUDA %d.%d, this program was built with CUDA %d.%d: install a newer driver, or build with an older toolkit",
+                   driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (error == cudaErrorNoDevice || (error == cudaSuccess && !count)) user_error("no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES hides some): use ./train_llama3, which runs on the processor");
+    cuda_check(error, "looking for a GPU");
+    cudaDeviceProp gpu;
+    cuda_check(cudaSetDevice(0), "choosing the first GPU");
+    cuda_check(cudaGetDeviceProperties(&gpu, 0), "asking what GPU this is");
+    if (gpu.major < 8) user_error("%s has compute capability %d.%d, 8.0 (Ampere) or newer is expected: use ./train_llama3, which runs on the processor", gpu.name, gpu.major, gpu.minor);
+}
+
+#define DEVICE_NAME "this GPU"
+/* Bytes of its memory that are free; those that a rank needs of it. */
+static double device_memory(void) {
+    size_t have = 0, of = 0;
+    cuda_check(cudaMemGetInfo(&have, &of), "asking for the GPU's memory");
+    return (double)have;
+}
+static size_t device_need(const Device *walked) { return device_peak(walked) - walked->arenas[MEM_HOST].peak; }
+
+/* The rank's thread, stream and limits. */
+static void device_attach(Device *dev) {
+    cuda_check(cudaSetDevice(0), "choosing the first GPU");
+    cuda_check(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "making a stream");
+    cuda_check(cudaDeviceGetAttribute(&dev->multiprocessors, cudaDevAttrMultiProcessorCount, 0), "asking for the multiprocessors");
+    cuda_check(cudaDeviceGetAttribute(&dev->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), "asking for the shared memory");
+}
+static void device_detach(Device *dev) {
+    if (dev->stream) cudaStreamDestroy(dev->stream);
+    dev->stream = NULL;
+}
+
+static void *memory_open(Device *dev, MemCategory category, size_t bytes, size_t in_all) {
+    void *p = NULL;
+    size_t have = 0, of = 0;
+    cudaError_t error = category == MEM_HOST ? cudaHostAlloc(&p, bytes, cudaHostAllocDefault) : cudaMalloc(&p, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); // it is told here
+        cudaMemGetInfo(&have, &of);
+        user_error("%.2f GB for %s could not be had: by the plan a rank needs %.2f GB of the GPU, of whose %.2f GB %.2f GB are free now: use a smaller --batch or --seq, "
+                   "--recompute full, more GPUs, or a smaller model (--plan shows what takes how much)",
+                   (double)bytes / 1e9, mem_category_names[category], (double)in_all / 1e9, (double)of / 1e9, (double)have / 1e9);
+    }
+    cuda_check(error, "getting memory");
+    if (category == MEM_HOST) memset(p, 0, bytes);
+    else cuda_check(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
+    return p;
+}
+static void memory_close(MemCategory category, Arena *a) {
+    if (category == MEM_HOST) cudaFreeHost(a->base);
+    else cudaFree(a->base);
+}
+
+static inline void device_wait(Device *dev) {
+    if (!dev->walk) cuda_check(cudaStreamSynchronize(dev->stream), "waiting for the GPU");
+}
+static void device_send(Device *dev, void *to, const void *from, size_t bytes, cudaMemcpyKind kind, int wait) {
+    if (dev->walk || !bytes) return;
+    cuda_check(cudaMemcpyAsync(to, from, bytes, kind, dev->stream), "a copy");
+    if (wait) device_wait(dev);
+}
+static void device_read(Device *dev, void *to, const void *from, size_t bytes) { device_send(dev, to, from, bytes, cudaMemcpyDeviceToHost, 1); }
+static void device_write(Device *dev, void *to, const void *from, size_t bytes) { device_send(dev, to, from, bytes, cudaMemcpyHostToDevice, 1); }
+static void device_feed(Device *dev, void *to, const void *from, size_t bytes) { device_send(dev, to, from, bytes, cudaMemcpyHostToDevice, 0); }
+static void device_copy(Device *dev, void *to, const void *from, size_t bytes) { device_send(dev, to, from, bytes, cudaMemcpyDeviceToDevice, 0); }
+static void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride, size_t bytes, int rows) {
+    if (!dev->walk) cuda_check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows, cudaMemcpyDeviceToDevice, dev->stream), "a copy of rows");
+}
+static void device_zero(Device *dev, void *p, size_t bytes) {
+    if (!dev->walk && bytes) cuda_check(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
+}
+#else
+// ---------------------------------------------------------------------------
+// the processor's own memory
+
+#define DEVICE_NAME "this host"
+static double device_memory(void) { return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE); }
+static size_t device_need(const Device *walked) { return device_peak(walked); }
+static void device_attach(Device *dev) { (void)dev; }
+static void device_detach(Device *dev) { (void)dev; }
+
+static void *memory_open(Device *dev, MemCategory category, size_t bytes, size_t in_all) {
+    (void)dev, (void)in_all;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        user_error("%zu bytes of memory for %s could not be had (%s): use more ranks, a smaller --batch or --seq, or a smaller model", bytes, mem_category_names[category], strerror(errno));
+    if (bytes >= (8u << 20)) madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+static void memory_close(MemCategory category, Arena *a) { (void)category, munmap(a->base, a->reserved); }
+
+/* Between the host's memory and the device's; each comes after the ops before it. Nothing in a walk. */
+static inline void device_wait(Device *dev) { (void)dev; } // until all of them are done
+static void device_copy(Device *dev, void *to, const void *from, size_t bytes) { // within the device
+    if (!dev->walk && bytes) memcpy(to, from, bytes);
+}
+static void device_read(Device *dev, void *to, const void *from, size_t bytes) { device_copy(dev, to, from, bytes); }  // to the host; waits for it
+static void device_write(Device *dev, void *to, const void *from, size_t bytes) { device_copy(dev, to, from, bytes); } // from the host, whose memory is free again at once
+static void device_feed(Device *dev, void *to, const void *from, size_t bytes) { device_copy(dev, to, from, bytes); }  // from MEM_HOST, which must stay until the next device_read or device_wait
+static void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride, size_t bytes, int rows) { // strides in bytes
+    for (int i = 0; i < rows && !dev->walk; i++) memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
+}
+static void device_zero(Device *dev, void *p, size_t bytes) {
+    if (!dev->walk && bytes) memset(p, 0, bytes);
+}
+#endif
+
+/* Does the device's arithmetic reach this address? Where the host computes, everything is its memory. */
+static inline int is_of_device(const Device *dev, const void *p) {
+    for (int c = 0; c < MEM_HOST; c++)
+        if ((const char *)p >= dev->arenas[c].base && (const char *)p < dev->arenas[c].base + dev->arenas[c].reserved) return 1;
+    return 0;
+}
+
+/* A computing device reserves what `walked` needed, no more. On a processor pages become resident when first touched. What is offloaded lies in files under `out`. */
 static void device_open(Device *dev, const Device *walked, const char *out, int rank) {
     memset(dev, 0, sizeof *dev);
     dev->threads = walked->threads;
+    dev->deterministic = walked->deterministic;
     dev->max_events = walked->max_events;
+    device_attach(dev);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         Arena *a = &dev->arenas[c];
         a->in_file = walked->arenas[c].in_file;
         a->reserved = (size_t)round_up((int64_t)walked->arenas[c].peak, 4096);
         if (!a->reserved) continue;
-        void *p = a->in_file ? map_file(out, rank, mem_category_names[c], a->reserved)
-                             : mmap(NULL, a->reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED)
-            user_error("%zu bytes of memory for %s could not be had (%s): use more ranks, a smaller --batch or --seq, or a smaller model",
-                       a->reserved, mem_category_names[c], strerror(errno));
-        if (!a->in_file && a->reserved >= (8u << 20)) madvise(p, a->reserved, MADV_HUGEPAGE);
-        a->base = (char *)p;
+        a->base = (char *)(a->in_file ? map_file(out, rank, mem_category_names[c], a->reserved) : memory_open(dev, (MemCategory)c, a->reserved, device_need(walked)));
     }
 }
 
@@ -398,9 +567,15 @@ static void arena_stream(Device *dev, MemCategory category, const void *from, si
 }
 
 static void device_close(Device *dev) {
-    for (int c = 0; c < MEM_CATEGORIES; c++)
-        if (!dev->walk && dev->arenas[c].base) munmap(dev->arenas[c].base, dev->arenas[c].reserved);
+    if (!dev->walk) device_wait(dev);
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        Arena *a = &dev->arenas[c];
+        if (dev->walk || !a->base) continue;
+        if (a->in_file) munmap(a->base, a->reserved);
+        else memory_close((MemCategory)c, a);
+    }
     memset(dev->arenas, 0, sizeof dev->arenas);
+    if (!dev->walk) device_detach(dev);
 }
 
 /* A named buffer of `bytes`, aligned to 256 bytes, zero when first handed out. Lives until arena_release. */

@@ -105,7 +105,8 @@ typedef struct {
     int sums_here;               // micro-batches are summed on this rank first: --accumulate local, or DDP's only one, straight in its place
     int rounds_leaves;           // bf16: each micro-batch's gradient is rounded even where it goes nowhere, as on any other layout
     uint64_t seed;               // of the initial weights
-    uint64_t *fingerprints;      // (1 + replicas, units) of this rank's weights, and of all ranks' that must have the same; NULL: nobody has, or it is not checked
+    uint64_t *prints;            // (units) fingerprints of this rank's weights, where they are made; NULL: no rank has the same weights, or it is not checked
+    uint64_t *fingerprints;      // (1 + replicas, units) the same where the host reads them, and those of all ranks that must have the same
     int cascade;                 // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
 } Fsdp;
 
@@ -191,11 +192,11 @@ static void gradients_clear(Fsdp *f, const FsdpUnit *u) {
     for (int i = u->unit->first; i < u->unit->first + u->unit->count; i++) {
         const Tensor *t = &f->table->tensors[i];
         int64_t end = t->offset + t->rows * t->cols;
-        if (gradient_is_assigned(f->table, t)) memset(u->dweights + written, 0, sizeof(float) * (size_t)(t->offset - written));
-        else memset(u->dweights + written, 0, sizeof(float) * (size_t)(end - written));
+        int64_t zeros = (gradient_is_assigned(f->table, t) ? t->offset : end) - written;
+        device_zero(f->dev, u->dweights + written, sizeof(float) * (size_t)zeros);
         written = end;
     }
-    memset(u->dweights + written, 0, sizeof(float) * (size_t)(u->padded - written));
+    device_zero(f->dev, u->dweights + written, sizeof(float) * (size_t)(u->padded - written));
 }
 
 /* Elements of a unit's sum over micro-batches: its shard's, or all of them. */
@@ -316,7 +317,7 @@ static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
     int replace, stays = (f->ranks == 1 || f->sums_here) && !f->rounds_leaves;
     float *sum = accumulate_into(f, u, micro, &replace);
     u->dweights = stays && replace ? sum : (float *)slot_take(f, f->gradient_slots, f->num_gradient_slots, u, "the gradient");
-    if (!f->dev->walk) gradients_clear(f, u);
+    gradients_clear(f, u);
     return u->dweights;
 }
 
@@ -358,20 +359,34 @@ static void fsdp_refresh_copies(Fsdp *f) {
             cast_to_bf16(f->dev, (bf16 *)(void *)f->units[u].copy, f->units[u].master, f->units[u].held);
 }
 
-static void fsdp_init_weights(Fsdp *f, uint64_t seed) {
+/* Sets the master from what `fill` makes on the host, a chunk at a time: elements [first, first + count) of a tensor. */
+static void fsdp_set_weights(Fsdp *f, void (*fill)(const Fsdp *f, const void *from, float *out, const Tensor *tensor, int64_t first, int64_t count), const void *from) {
+    enum { CHUNK = 1 << 20 };
+    float *chunk = (float *)checked_malloc(sizeof(float) * CHUNK);
     ShardPiece p;
-    f->seed = seed;
     for (int i = 0; held_next(f, &i, &p) && !f->dev->walk;)
-        tensor_init(p.unit->master + p.at, p.tensor, f->config, seed, p.first, p.count, f->dev->threads), comm_alive(f->comm);
+        for (int64_t done = 0, n; done < p.count; done += n) {
+            n = min_i64(CHUNK, p.count - done);
+            fill(f, from, chunk, p.tensor, p.first + done, n);
+            device_write(f->dev, p.unit->master + p.at + done, chunk, sizeof(float) * (size_t)n);
+            comm_alive(f->comm);
+        }
+    free(chunk);
     fsdp_refresh_copies(f);
 }
 
-/* Sum of squares of what this rank owns of the gradient: exact over blocks that no cut divides, so the norm has the
+static void fill_at_random(const Fsdp *f, const void *seed, float *out, const Tensor *tensor, int64_t first, int64_t count) {
+    tensor_init(out, tensor, f->config, *(const uint64_t *)seed, first, count, f->dev->threads);
+}
+static void fsdp_init_weights(Fsdp *f, uint64_t seed) {
+    f->seed = seed;
+    fsdp_set_weights(f, fill_at_random, &seed);
+}
+
+/* Adds the squares of what this rank owns of the gradient: exact over blocks that no cut divides, so the norm has the
  * same bits on any number of ranks. Padding is zero. */
-static ExactSum fsdp_squared_norm(Fsdp *f) {
-    ExactSum sum = ZERO;
-    for (int u = 0; u < f->table->num_units; u++) squared_norm(f->dev, &sum, gradient_owned(&f->units[u]), f->units[u].owned);
-    return sum;
+static void fsdp_squared_norm(Fsdp *f, ExactSum *sum) {
+    for (int u = 0; u < f->table->num_units; u++) squared_norm(f->dev, sum, gradient_owned(&f->units[u]), f->units[u].owned);
 }
 
 typedef struct { float lr, beta1, beta2, eps, weight_decay; } AdamW;
@@ -412,10 +427,8 @@ static int holds_the_same(const Fsdp *f, Axis axis) {
 static void fsdp_check_replicas(Fsdp *f, int64_t step) {
     int units = f->table->num_units;
     uint64_t *mine = f->fingerprints, *all = mine + units;
-    for (int u = 0; u < units; u++) {
-        uint64_t print = fingerprint(f->dev, f->units[u].master, f->units[u].held * (int64_t)sizeof(float));
-        if (!f->dev->walk) mine[u] = print;
-    }
+    for (int u = 0; u < units; u++) fingerprint(f->dev, f->prints + u, f->units[u].master, f->units[u].held * (int64_t)sizeof(float));
+    device_read(f->dev, mine, f->prints, sizeof(uint64_t) * (size_t)units);
     for (Axis axis = AXIS_TP; axis < AXES; axis = (Axis)(axis + 1)) {
         Group *g = &f->comm->groups[axis];
         if (!holds_the_same(f, axis)) continue;
@@ -506,8 +519,9 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
     }
     stages_open(f);
     int copies = (holds_the_same(f, AXIS_DP_REPLICATE) ? f->replicas : 0) + (holds_the_same(f, AXIS_FSDP) ? f->ranks : 0);
-    if (how->check_replicas && copies)
-        f->fingerprints = (uint64_t *)arena_alloc(f->dev, MEM_COMM, "fingerprints of the weights", sizeof(uint64_t) * (size_t)table->num_units * (size_t)(1 + copies));
+    if (!how->check_replicas || !copies) return;
+    f->prints = (uint64_t *)arena_alloc(f->dev, MEM_WORKSPACE, "fingerprints of the weights", sizeof(uint64_t) * (size_t)table->num_units);
+    f->fingerprints = (uint64_t *)arena_alloc(f->dev, MEM_HOST, "fingerprints of all ranks", sizeof(uint64_t) * (size_t)table->num_units * (size_t)(1 + copies));
 }
 
 static void fsdp_close(Fsdp *f) { free(f->units); }

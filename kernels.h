@@ -2,7 +2,8 @@
  *
  * Owns: the arithmetic of the CPU backend and its cache of matrix products (kernels_open, kernels_close).
  * The model calls the ops at the end of this file; each books its FLOPs and bytes, takes its scratch, and calls
- * BACKEND(op). So the cpu_* functions are the definition of each op, and a backend is a set of such functions.
+ * BACKEND(op). So the cpu_* functions are the definition of each op, and a backend is a set of such functions: kernels.cuh
+ * has those of NVIDIA GPUs.
  * A caller may rely on: all tensors are row-major; arithmetic is fp32 whatever floatX is; results have the same
  * bits for any number of threads, and wherever a flat tensor is cut; a walking device reads and writes nothing.
  */
@@ -15,7 +16,9 @@
 #ifdef HAVE_ONEDNN
 #include <dnnl.h>
 #endif
-#ifndef BACKEND
+#ifdef USE_CUDA
+#define BACKEND(op) cuda_##op
+#else
 #define BACKEND(op) cpu_##op
 #endif
 #pragma GCC diagnostic push
@@ -204,8 +207,7 @@ static void product(Device *dev, const Product *p, void *c, const floatX *a, con
 }
 
 /* Once per rank, on the rank's own thread: the library's threads are a property of the thread that calls it. */
-static void kernels_open(Device *dev, int say) {
-    if (dev->walk) return;
+static void cpu_kernels_open(Device *dev, int say) {
     omp_set_num_threads(dev->threads);
     MatmulCache *cache = dev->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
 #ifdef HAVE_ONEDNN
@@ -224,7 +226,7 @@ static void kernels_open(Device *dev, int say) {
     if (why && say) fprintf(stderr, "matrix products: plain C, %s\n", why);
 }
 
-static void kernels_close(Device *dev) {
+static void cpu_kernels_close(Device *dev) {
     MatmulCache *cache = dev->matmuls;
     if (!cache) return;
 #ifdef HAVE_ONEDNN
@@ -868,6 +870,13 @@ static void cpu_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtyp
     else tree_sum_of(dev, out, pieces, DTYPE_BF16, n, count, accumulate);
 }
 
+static void cpu_exact_total(Device *dev, ExactSum *total, const float *x, int64_t count) {
+    ExactSum sum = ZERO;
+    (void)dev;
+    for (int64_t i = 0; i < count; i++) exact_add(&sum, x[i]);
+    exact_merge(total, &sum);
+}
+
 static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
 #pragma omp parallel num_threads(dev->threads)
     {
@@ -923,8 +932,25 @@ static void cpu_fingerprint(Device *dev, uint64_t *total, const void *data, int6
     *total = sum;
 }
 
+#ifdef USE_CUDA
+#include "kernels.cuh" // defines: the same functions as cuda_*
+#endif
+
+#ifndef USE_CUDA
+enum { LOGIT_ROWS = 1024, LOGITS = 1 << 25 }; // at a time: at most so many rows, and 128 MiB of them
+#endif
+
 // ---------------------------------------------------------------------------
-// the ops: what the model calls. N = B*T rows. "=" and "+=" say what happens to an output; the rest is only read.
+// the ops: what the model calls. N = B*T rows. "=" and "+=" say what happens to an output; the rest is only read. All
+// pointers are to the device's memory.
+
+/* Once per rank, on the rank's own thread. */
+static void kernels_open(Device *dev, int say) {
+    if (!dev->walk) BACKEND(kernels_open)(dev, say);
+}
+static void kernels_close(Device *dev) {
+    if (!dev->walk) BACKEND(kernels_close)(dev);
+}
 
 static const double XB = sizeof(floatX), FB = sizeof(float); // bytes an element
 #define RUN_OP(kind, flops, bytes, call) if (op_begin(dev, kind, flops, bytes)) { BACKEND(call); op_end(dev); } // `call`: a call of the backend's function
@@ -1030,7 +1056,11 @@ static void tree_sum(Device *dev, float *out /* (count) = sum; += where `accumul
     RUN_OP(OP_TREE_SUM, (double)(n - 1 + accumulate) * count, bytes, tree_sum(dev, out, pieces, dtype, n, count, accumulate))
 }
 
-/* Sum of squares: fp32 within blocks of NORM_BLOCK elements from x on, exact over the blocks. Nothing in a walk. */
+static void exact_total(Device *dev, ExactSum *total /* += */, const float *x /* (count), none negative */, int64_t count) {
+    RUN_OP(OP_EXACT_TOTAL, (double)count, (double)count * FB, exact_total(dev, total, x, count))
+}
+
+/* Sum of squares: fp32 within blocks of NORM_BLOCK elements from x on, exact over the blocks. */
 static void squared_norm(Device *dev, ExactSum *total /* += */, const float *x /* (count) */, int64_t count) {
     RUN_OP(OP_SQUARED_NORM, 2.0 * (double)count, (double)count * FB, squared_norm(dev, total, x, count))
 }
@@ -1046,11 +1076,9 @@ static void cast_to_bf16(Device *dev, bf16 *out /* (count) = */, const float *in
     RUN_OP(OP_CAST, 0, (double)count * (2 + FB), cast_to_bf16(dev, out, in, count))
 }
 
-/* Tells whether two ranks hold the same bits; nothing in a walk. */
-static uint64_t fingerprint(Device *dev, const void *data, int64_t bytes /* a multiple of 8 */) {
-    uint64_t sum = 0;
-    RUN_OP(OP_FINGERPRINT, 0, (double)bytes, fingerprint(dev, &sum, data, bytes))
-    return sum;
+/* Tells whether two ranks hold the same bits. */
+static void fingerprint(Device *dev, uint64_t *print /* = */, const void *data, int64_t bytes /* a multiple of 8 */) {
+    RUN_OP(OP_FINGERPRINT, 0, (double)bytes, fingerprint(dev, print, data, bytes))
 }
 
 #pragma GCC diagnostic pop

@@ -62,10 +62,12 @@ typedef struct {
     float *logits;             // (chunk, V)
     int chunk;                 // rows of logits that exist at a time
     float *losses;             // (N)
+    int32_t *ids, *targets;    // (N) of the batch that is computed now
     floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (N, C), a norm's output (N, C), …
     float *cos_sin;            // (positions, 2, HD/2)
     int32_t *positions;        // (T)
     floatX *cache;             // generation: (L, positions, 2·NKV·HD) keys and values; else NULL
+    float *next_logits;        // generation: (V) where the host reads them
     int positions_max;
 } Model;
 
@@ -80,6 +82,8 @@ typedef struct {               // what each rank tells all others at the end of 
     RankFigures figures;
 } StepReport;
 
+enum { SUM_LOSS, SUM_SQUARED_NORM, SUMS };
+
 typedef struct Run {           // one per rank
     const Options *opt;
     const Llama3Config *config;
@@ -92,6 +96,7 @@ typedef struct Run {           // one per rank
     Fsdp fsdp;
     Model model;
     Loader loader;
+    ExactSum *sums;            // (SUMS) of the step so far, where ops add to them
     StepReport *reports;       // (world)
     RankFigures *figures;      // (world) the same ranks' figures, side by side
     int32_t *eval_inputs, *eval_targets; // (B, T)
@@ -137,6 +142,14 @@ static void block_activations_open(Run *r, BlockActivations *a, int64_t N, Keep 
     if (all) a->hidden = activation(r, "hidden", N * c->F);
 }
 
+/* The batch's rows stand at positions `past` and on. */
+static void set_positions(Run *r, int past, int count) {
+    int32_t *positions = (int32_t *)checked_malloc(sizeof(int32_t) * (size_t)count);
+    for (int t = 0; t < count; t++) positions[t] = past + t;
+    device_write(&r->dev, r->model.positions, positions, sizeof(int32_t) * (size_t)count);
+    free(positions);
+}
+
 /* Buffers for batches of up to (B, T). `cached` > 0: keys and values of that many positions are kept. */
 static void model_open(Run *r, int B, int T, int cached) {
     const Llama3Config *c = r->config;
@@ -154,7 +167,9 @@ static void model_open(Run *r, int B, int T, int cached) {
     m->final_in = activation(r, "final norm", N * c->C);
     m->final_rstd = activation_fp32(r, "1/rms", N);
     m->losses = activation_fp32(r, "losses", N);
-    m->chunk = (int)min_i64(N, max_i64(16, min_i64(1024, ((1 << 25) / c->V) & ~15))); // at most 128 MiB of logits
+    m->ids = (int32_t *)activation_fp32(r, "token ids", N);
+    m->targets = (int32_t *)activation_fp32(r, "targets", N);
+    m->chunk = (int)min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / c->V) & ~15)));
     m->logits = activation_fp32(r, "logits", (int64_t)m->chunk * c->V);
     if (r->training) {
         m->dx = activation(r, "d residual stream", N * c->C);
@@ -167,9 +182,14 @@ static void model_open(Run *r, int B, int T, int cached) {
     m->cos_sin = activation_fp32(r, "rotation table", (int64_t)m->positions_max * c->HD);
     m->positions = (int32_t *)activation_fp32(r, "positions", T);
     if (cached) m->cache = activation(r, "keys and values", (int64_t)c->L * cached * 2 * c->NKV * c->HD);
+    if (cached) m->next_logits = (float *)arena_alloc(&r->dev, MEM_HOST, "next token's logits", sizeof(float) * (size_t)c->V);
     if (r->dev.walk) return;
-    rope_table(m->cos_sin, c, m->positions_max);
-    for (int t = 0; t < T; t++) m->positions[t] = t;
+    size_t table = sizeof(float) * (size_t)m->positions_max * (size_t)c->HD;
+    float *cos_sin = (float *)checked_malloc(table);
+    rope_table(cos_sin, c, m->positions_max);
+    device_write(&r->dev, m->cos_sin, cos_sin, table);
+    free(cos_sin);
+    set_positions(r, 0, T);
 }
 
 // ---------------------------------------------------------------------------
@@ -196,8 +216,8 @@ static void block_attention(Run *r, int l, BlockActivations *a) {
     const floatX *k = a->qkv + Q, *v = k + KV;
     if (m->cache) {
         floatX *cached = m->cache + (int64_t)l * m->positions_max * 2 * KV;
-        for (int t = 0; t < m->T && !r->dev.walk; t++)
-            memcpy(cached + (m->past + t) * 2 * KV, a->qkv + t * (Q + 2 * KV) + Q, sizeof(floatX) * (size_t)(2 * KV));
+        size_t bytes = sizeof(floatX) * (size_t)(2 * KV);
+        device_copy_rows(&r->dev, cached + m->past * 2 * KV, bytes, a->qkv + Q, sizeof(floatX) * (size_t)(Q + 2 * KV), bytes, m->T);
         k = cached, v = cached + KV;
     }
     AttentionShape shape = attention_shape(r, m->past + m->T);
@@ -280,15 +300,15 @@ static void prefetch_backward(Run *r, int unit) {
     for (int next = unit - 1; next >= table_block_unit(r->table, 0) && next > unit - r->opt->slots; next--) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
 }
 
-/* ids (B, T) to the residual stream behind the last block: last block's `mid` + branch. */
-static void blocks_forward(Run *r, const int32_t *ids, Pass pass) {
+/* The batch's ids (B, T) to the residual stream behind the last block: last block's `mid` + branch. */
+static void blocks_forward(Run *r, Pass pass) {
     Fsdp *f = &r->fsdp;
     FsdpUnit *embed = &f->units[0];
     int N = r->model.B * r->model.T;
     device_phase(&r->dev, "forward", embed->unit->name);
     unit_gather(f, embed);
     prefetch_forward(r, 0);
-    embedding_forward(&r->dev, r->model.blocks[0].x, unit_weights(f, embed) + embed->unit->where[W_EMBED], ids, N, r->config->C);
+    embedding_forward(&r->dev, r->model.blocks[0].x, unit_weights(f, embed) + embed->unit->where[W_EMBED], r->model.ids, N, r->config->C);
     if (table_head_unit(r->table) != 0) unit_free(f, embed, pass); // tied: it is the head as well and stays
     for (int l = 0; l < r->config->L; l++) {
         int unit = table_block_unit(r->table, l);
@@ -302,7 +322,7 @@ static void blocks_forward(Run *r, const int32_t *ids, Pass pass) {
 
 /* Final norm, logits and losses of N rows, a chunk of rows at a time: never all logits at once. With
  * `backward` also the gradients: logits become dlogits where they lie, m->dx leaves as the gradient of the residual stream. */
-static void head_loss(Run *r, const int32_t *targets, int micro, int backward, ExactSum *loss) {
+static void head_loss(Run *r, int micro, int backward) {
     const Llama3Config *c = r->config;
     Device *dev = &r->dev;
     Model *m = &r->model;
@@ -320,25 +340,28 @@ static void head_loss(Run *r, const int32_t *targets, int micro, int backward, E
         floatX *in = m->final_in + (int64_t)row * c->C, *dlogits = (floatX *)m->logits;
         int64_t stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX)); // dlogits lie at the start of their row of logits
         linear_forward_fp32(dev, m->logits, in, w + head, n, c->C, c->V);
-        cross_entropy(dev, m->losses + row, m->logits, targets + row, n, c->V, backward);
+        cross_entropy(dev, m->losses + row, m->logits, m->targets + row, n, c->V, backward);
         if (!backward) continue;
         linear_backward_input(dev, m->dnorm + (int64_t)row * c->C, dlogits, stride, w + head, n, c->C, c->V);
         linear_backward_weight(dev, dw + head, dlogits, stride, in, n, c->C, c->V, row > 0);
     }
     if (backward) rmsnorm_backward(dev, m->dx, dw + at[W_FINAL_NORM], m->dnorm, NULL, m->final_x, m->final_rstd, w + at[W_FINAL_NORM], N, c->C);
-    for (int n = 0; n < N && !dev->walk; n++) exact_add(loss, m->losses[n]);
+    exact_total(dev, &r->sums[SUM_LOSS], m->losses, N);
 }
 
 /* Forward and backward of one micro-batch; gradients of the SUM of its losses go out to their shards, unit by
- * unit, while the next unit computes. The losses are added to *loss. */
-static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro, ExactSum *loss) {
+ * unit, while the next unit computes. The losses are added to the step's sum. */
+static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro) {
     Fsdp *f = &r->fsdp;
     FsdpUnit *embed = &f->units[0], *head = &f->units[table_head_unit(r->table)];
     int last = table_block_unit(r->table, r->config->L - 1);
     Pass pass = micro == r->opt->accum - 1 ? PASS_LAST : PASS_BACKWARD;
-    blocks_forward(r, inputs, PASS_FORWARD);
+    size_t bytes = sizeof(int32_t) * (size_t)r->model.B * (size_t)r->model.T;
+    device_feed(&r->dev, r->model.ids, inputs, bytes);
+    device_feed(&r->dev, r->model.targets, targets, bytes);
+    blocks_forward(r, PASS_FORWARD);
     prefetch_backward(r, last + 1);
-    head_loss(r, targets, micro, 1, loss);
+    head_loss(r, micro, 1);
     unit_free(f, head, pass);
     if (head != embed) unit_reduce(f, head, micro); // tied: the embedding adds to it first
     for (int l = r->config->L - 1; l >= 0; l--) {
@@ -353,7 +376,7 @@ static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, in
     }
     device_phase(&r->dev, "backward", embed->unit->name);
     float *dembed = unit_gradients(f, embed, micro) + embed->unit->where[W_EMBED];
-    embedding_backward(&r->dev, dembed, r->model.dx, inputs, r->model.B * r->model.T, r->config->C);
+    embedding_backward(&r->dev, dembed, r->model.dx, r->model.ids, r->model.B * r->model.T, r->config->C);
     unit_free(f, embed, pass); // ZeRO-2 kept it
     unit_reduce(f, embed, micro);
 }
@@ -384,26 +407,35 @@ static void check_reports(const Run *r, int64_t step) {
 }
 
 /* The first tensor with a gradient that is not finite, of what this rank owns; -1: there is none. */
-static int64_t first_bad_tensor(const Run *r) {
+static int64_t first_bad_tensor(Run *r) {
+    enum { CHUNK = 1 << 14 };
+    float chunk[CHUNK];
     ShardPiece p;
     for (int i = 0; owned_next(&r->fsdp, &i, &p);)
-        for (int64_t e = 0; e < p.count; e++)
-            if (!isfinite(p.unit->grad[p.at + e])) return p.tensor - r->table->tensors;
+        for (int64_t done = 0; done < p.count; done += CHUNK) {
+            int64_t n = min_i64(CHUNK, p.count - done);
+            device_read(&r->dev, chunk, p.unit->grad + p.at + done, sizeof(float) * (size_t)n);
+            for (int64_t e = 0; e < n; e++)
+                if (!isfinite(chunk[e])) return p.tensor - r->table->tensors;
+        }
     return -1;
 }
 
-/* Tells all ranks of this rank's part of the step, and hears of theirs. */
-static void exchange_reports(Run *r, ExactSum loss, const StepBatch *batch, double seconds, double wait_seconds) {
+/* Tells all ranks of this rank's part of the step, and hears of theirs. Here the host waits for the device: the only time in a step. */
+static void exchange_reports(Run *r, const StepBatch *batch, double start, double wait_seconds) {
     StepReport mine = ZERO;
-    mine.loss = loss;
-    mine.squared_norm = fsdp_squared_norm(&r->fsdp);
+    ExactSum sums[SUMS] = ZERO;
+    fsdp_squared_norm(&r->fsdp, &r->sums[SUM_SQUARED_NORM]);
+    device_read(&r->dev, sums, r->sums, sizeof sums);
+    exact_merge(&mine.loss, &sums[SUM_LOSS]);
+    exact_merge(&mine.squared_norm, &sums[SUM_SQUARED_NORM]);
     mine.bad_tensor = mine.squared_norm.not_finite ? first_bad_tensor(r) : -1;
     mine.targets = batch->num_targets;
     mine.first_sample = batch->first_sample;
     mine.samples_hash = batch->samples_hash;
     mine.setup = sampler_fingerprint(&r->loader.sampler) ^ mix64(r->fsdp.seed);
     for (int a = 0; a < AXES; a++) mine.order[a] = (uint32_t)(r->comm.groups[a].order >> 32);
-    mine.figures.seconds = seconds;
+    mine.figures.seconds = seconds_now() - start;
     mine.figures.wait_seconds = wait_seconds;
     mine.figures.tokens = (int64_t)r->opt->batch * r->opt->seq * r->opt->accum;
     mine.figures.memory = (int64_t)device_peak(&r->dev);
@@ -450,19 +482,19 @@ static void step_skip(Run *r, int64_t step, const StepStats *s) {
 static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     const Options *o = r->opt;
     double start = seconds_now(), waited = r->comm.wait_seconds, exchanged = r->comm.exchange_seconds, exposed = r->comm.exposed_seconds;
-    ExactSum loss = ZERO;
     comm_clear_ledger(&r->comm);
     int64_t event = r->dev.num_events; // stands before what it holds
     event_add(&r->dev, EVENT_STEP, 0, "step", NULL, device_now(&r->dev), 0, (double)step);
     rank_state(r->comm.self, RANK_READING, start);
     StepBatch *batch = loader_next(&r->loader, &r->dev, o->timeout);
     rank_state(r->comm.self, RANK_COMPUTING, seconds_now());
+    device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
     int64_t tokens = (int64_t)o->batch * o->seq;
     for (int micro = 0; micro < o->accum; micro++)
-        micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro, &loss);
+        micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro);
     reductions_finish(&r->fsdp);
     device_phase(&r->dev, "optimizer", NULL);
-    exchange_reports(r, loss, batch, seconds_now() - start, r->comm.wait_seconds - waited);
+    exchange_reports(r, batch, start, r->comm.wait_seconds - waited);
     loader_release(&r->loader, &r->dev);
 
     StepStats s = sum_reports(r);
@@ -491,7 +523,10 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
 static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t *num_targets) {
     StepReport mine = ZERO; // its sums are all that is told here
     int B = r->opt->batch, T = r->opt->seq, world = r->mesh.world;
+    size_t bytes = sizeof(int32_t) * (size_t)B * (size_t)T;
+    ExactSum sum = ZERO;
     Phase before = comm_phase(&r->comm, PHASE_VALIDATION);
+    device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
     int64_t batches = r->dev.walk ? 1 : (data->windows + (int64_t)B * world - 1) / ((int64_t)B * world);
     if (max_batches) batches = min_i64(batches, max_batches);
     for (int64_t i = 0; i < batches; i++) {
@@ -501,11 +536,15 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
             if (n < 0) user_error("%s", error);
             mine.targets += n;
         }
-        blocks_forward(r, r->eval_inputs, PASS_LAST);
-        head_loss(r, r->eval_targets, 0, 0, &mine.loss);
+        device_write(&r->dev, r->model.ids, r->eval_inputs, bytes);
+        device_write(&r->dev, r->model.targets, r->eval_targets, bytes);
+        blocks_forward(r, PASS_LAST);
+        head_loss(r, 0, 0);
         unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)], PASS_LAST);
     }
     device_phase(&r->dev, NULL, NULL);
+    device_read(&r->dev, &sum, &r->sums[SUM_LOSS], sizeof sum);
+    exact_merge(&mine.loss, &sum);
     all_gather_now(&r->comm, AXIS_WORLD, "evaluation", &mine, r->reports, sizeof mine);
     comm_phase(&r->comm, before);
     ExactSum loss = ZERO;
@@ -517,20 +556,22 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
     return exact_value(&loss) / (double)max_i64(1, *num_targets);
 }
 
-/* Logits (V) of the token after the given ones; `past` tokens came before and are in the cache. */
+/* Logits (V), on the host, of the token after the given ones; `past` tokens came before and are in the cache. */
 static const float *next_token_logits(Run *r, const int32_t *ids, int count, int past) {
     const Llama3Config *c = r->config;
     Model *m = &r->model;
     m->T = count, m->past = past;
-    for (int t = 0; t < count && !r->dev.walk; t++) m->positions[t] = past + t;
-    blocks_forward(r, ids, PASS_LAST);
+    device_write(&r->dev, m->ids, ids, sizeof(int32_t) * (size_t)count);
+    set_positions(r, past, count);
+    blocks_forward(r, PASS_LAST);
     FsdpUnit *head = &r->fsdp.units[table_head_unit(r->table)];
     const int64_t *at = head->unit->where;
     const floatX *w = unit_weights(&r->fsdp, head);
     rmsnorm_forward(&r->dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch, w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
     linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)(count - 1) * c->C, w + at[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED], 1, c->C, c->V);
     unit_free(&r->fsdp, head, PASS_LAST);
-    return m->logits;
+    device_read(&r->dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
+    return m->next_logits;
 }
 
 typedef struct { float p; int32_t id; } Candidate;
@@ -743,16 +784,17 @@ static void job_check_outputs(const Job *j) {
 static void run_allocate(Run *r, const Job *j) {
     size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq, timeline = sizeof(Event) * (size_t)r->dev.max_events;
     if (j->task == DO_PLAN && timeline) r->dev.events = (Event *)checked_malloc(timeline); // of the walk itself; the plan is of a run without
-    else if (timeline && r->dev.walk) arena_alloc(&r->dev, MEM_WORKSPACE, "timeline", timeline);
-    else if (timeline) r->dev.events = (Event *)arena_alloc(&r->dev, MEM_WORKSPACE, "timeline", timeline);
-    r->reports = (StepReport *)arena_alloc(&r->dev, MEM_COMM, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
-    r->figures = (RankFigures *)arena_alloc(&r->dev, MEM_COMM, "figures of all ranks", sizeof(RankFigures) * (size_t)j->mesh.world);
+    else if (timeline && r->dev.walk) arena_alloc(&r->dev, MEM_HOST, "timeline", timeline);
+    else if (timeline) r->dev.events = (Event *)arena_alloc(&r->dev, MEM_HOST, "timeline", timeline);
+    r->sums = (ExactSum *)arena_alloc(&r->dev, MEM_WORKSPACE, "sums of the step", sizeof(ExactSum) * SUMS);
+    r->reports = (StepReport *)arena_alloc(&r->dev, MEM_HOST, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
+    r->figures = (RankFigures *)arena_alloc(&r->dev, MEM_HOST, "figures of all ranks", sizeof(RankFigures) * (size_t)j->mesh.world);
     Sharding how = sharding_of(&j->opt);
     fsdp_open(&r->fsdp, &r->comm, r->table, r->config, &how, r->training);
     if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq, j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
-    r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_WORKSPACE, "token batches", tokens);
-    r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_WORKSPACE, "token batches", tokens);
-    r->eval_raw = (char *)arena_alloc(&r->dev, MEM_WORKSPACE, "raw window", 5 * ((size_t)j->opt.seq + 1));
+    r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
+    r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
+    r->eval_raw = (char *)arena_alloc(&r->dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
     if (!r->training) return;
     Sampler s = {j->data.windows, (uint64_t)j->opt.seed, !strcmp(j->opt.tail, "pad"), r->mesh.size[AXIS_DP_SHARD], r->mesh.size[AXIS_DP_REPLICATE],
                  mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, how.local};
@@ -793,10 +835,16 @@ static double product_rate(Device *dev) {
     floatX *x = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C)), *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
     floatX *y = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C));
     double best = 1e30;
-    for (int i = 0; i < C * C && !dev->walk; i++) w[i] = x[i % (N * C)] = from_float((float)(i % 17) - 8);
+    floatX *numbers = (floatX *)checked_malloc(sizeof(floatX) * (size_t)(C * C));
+    for (int i = 0; i < C * C; i++) numbers[i] = from_float((float)(i % 17) - 8);
+    device_write(dev, x, numbers, sizeof(floatX) * (size_t)(N * C));
+    device_write(dev, w, numbers, sizeof(floatX) * (size_t)(C * C));
+    free(numbers);
     for (int i = 0; i < times; i++) {
+        device_wait(dev);
         double start = seconds_now();
         linear_forward(dev, y, x, w, N, C, C);
+        device_wait(dev);
         best = fmin(best, seconds_now() - start);
     }
     memcpy(dev->ops, ops, sizeof ops); // no op of the step
@@ -817,6 +865,7 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events) 
     int64_t targets;
     run_bind(r, j, rank);
     device_open_walk(&r->dev, j->threads, offloaded(&j->opt));
+    r->dev.deterministic = j->opt.deterministic;
     r->dev.max_events = max_events;
     comm_open_walk(&r->comm, &r->dev, &j->mesh, rank);
     run_allocate(r, j);
@@ -841,9 +890,9 @@ static void run_walk(Run *r, const Job *j, int rank) {
 }
 
 static void check_memory(const Job *j, const Device *walked) {
-    double need = (double)device_peak(walked) * j->local_ranks, have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double need = (double)device_need(walked) * j->local_ranks, have = device_memory();
     if (need > have)
-        user_error("%d rank%s of this host need %.2f GB, it has %.2f GB: use more hosts, a smaller --batch or --seq, or a smaller model (--plan shows what takes how much)",
+        user_error("%d rank%s of " DEVICE_NAME " need %.2f GB, it has %.2f GB: use more of them, a smaller --batch or --seq, --recompute full, or a smaller model (--plan shows what takes how much)",
                    j->local_ranks, j->local_ranks > 1 ? "s" : "", need / 1e9, have / 1e9);
 }
 

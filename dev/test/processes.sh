@@ -135,7 +135,7 @@ alone() {
 }
 
 ranks_lost() {
-    local waited='^failure: rank [0-9]+ waited 2\.[0-9] s for (all_gather|reduce_scatter) of .* over fsdp \(3 ranks, exchange [0-9]+ of this group\); '
+    local waited='^failure: rank [0-9]+ waited 2\.[0-9] s for (all_gather|reduce_scatter) of .* over (fsdp|world) \(3 ranks, exchange [0-9]+ of this group\); '
     local last='its last exchange over fsdp was [0-9]+: (all_gather|reduce_scatter) of '
     local runs_lost=0 shared_before
     shared_before=$(shared_memory)
