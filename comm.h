@@ -137,6 +137,7 @@ typedef struct Request {
     int row;            // its group's other exchanges in flight have other rows
     int64_t sequence;   // the how manieth of its group, from 0
     Flight *flight;     // what the board remembers of it
+    int of_device;      // what is exchanged lies in the device's memory
     int next;           // threads: parts copied so far
 #ifdef HAVE_MPI
     MPI_Request mpi;
@@ -205,7 +206,8 @@ typedef struct {
     int64_t posted;    // sequence + 1 of the collective whose data is at `send`
     const char *send;
     int64_t done;      // sequence + 1 of the collective that this member has read from everybody
-    char pad[40];      // a cache line each
+    DeviceEvent ready, copied; // on this member's stream: what it sends is there; it has read from everybody
+    char pad[24];      // a cache line each
 } ThreadSlot;
 
 typedef struct ThreadGroup {
@@ -254,6 +256,7 @@ static void threads_start(Comm *comm, Request *r) {
     ThreadSlot *mine = &thread_slots(r)[r->group->rank];
     r->next = 0;
     mine->send = r->send;
+    if (r->of_device) device_record(comm->dev, &mine->ready);
     __atomic_store_n(&mine->posted, r->sequence + 1, __ATOMIC_RELEASE);
     comm->wire[r->group->axis][r->collective].calls++;
 }
@@ -265,12 +268,19 @@ static int threads_test(Comm *comm, Request *r) {
         int p = (me + r->next) % n; // each starts with its own part, so that not all read from one
         if (__atomic_load_n(&slots[p].posted, __ATOMIC_ACQUIRE) != r->sequence + 1) return 0;
         const char *from = slots[p].send + (r->collective == REDUCE_SCATTER ? (size_t)me * r->bytes : 0);
-        if (r->recv + (size_t)p * r->bytes != from) memcpy(r->recv + (size_t)p * r->bytes, from, r->bytes); // a gather in place has its own part
+        char *to = r->recv + (size_t)p * r->bytes;
+        if (r->of_device) device_await(comm->dev, slots[p].ready);
+        if (to == from) {} // a gather in place has its own part
+        else if (r->of_device) device_copy(comm->dev, to, from, r->bytes);
+        else memcpy(to, from, r->bytes);
         if (p != me) comm->wire[r->group->axis][r->collective].bytes += (int64_t)r->bytes;
-        if (++r->next == n) __atomic_store_n(&slots[me].done, r->sequence + 1, __ATOMIC_RELEASE);
+        if (++r->next < n) continue;
+        if (r->of_device) device_record(comm->dev, &slots[me].copied);
+        __atomic_store_n(&slots[me].done, r->sequence + 1, __ATOMIC_RELEASE);
     }
     for (int p = 0; p < n; p++) // the others may still read what we sent
         if (__atomic_load_n(&slots[p].done, __ATOMIC_ACQUIRE) < r->sequence + 1) return 0;
+    for (int p = 0; p < n && r->of_device; p++) device_await(comm->dev, slots[p].copied); // and on the GPU they may for longer
     return 1;
 }
 
@@ -300,6 +310,7 @@ static void thread_world_close(ThreadWorld *w) {
     while (w->groups) {
         ThreadGroup *g = w->groups;
         w->groups = g->next;
+        for (int i = 0; i < THREAD_SLOTS * g->size; i++) device_forget_event(g->slots[i].ready), device_forget_event(g->slots[i].copied);
         free(g->members);
         free(g->slots);
         free(g);
@@ -488,7 +499,8 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
         comm->booked[axis][collective].bytes += (int64_t)(g->size - 1) * (int64_t)bytes;
     }
     if (g->size == 1) {
-        if (send != recv && !comm->dev->walk) memcpy(recv, send, bytes);
+        if (send != recv && is_of_device(comm->dev, send)) device_copy(comm->dev, recv, send, bytes);
+        else if (send != recv && !comm->dev->walk) memcpy(recv, send, bytes);
         return;
     }
     if (comm->num_in_flight == MAX_IN_FLIGHT) run_failure("rank %d: more than %d exchanges in flight", comm->rank, MAX_IN_FLIGHT);
@@ -499,6 +511,7 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
     r->send = (const char *)send;
     r->recv = (char *)recv;
     r->bytes = bytes;
+    r->of_device = is_of_device(comm->dev, send);
     r->sequence = g->next_sequence++;
     r->started = device_now(comm->dev);
     r->row = 0;

@@ -281,6 +281,8 @@ typedef struct {
 #endif
 } Device;
 
+typedef struct CUevent_st *DeviceEvent; // CUDA's, and never made elsewhere
+
 static inline double device_now(const Device *dev) { return dev->walk ? dev->clock : seconds_now(); }
 
 static inline void event_add(Device *dev, EventKind kind, int lane, const char *name, const char *of, double start, double end, double amount) {
@@ -499,6 +501,16 @@ static void device_copy_rows(Device *dev, void *to, size_t to_stride, const void
 static void device_zero(Device *dev, void *p, size_t bytes) {
     if (!dev->walk && bytes) cuda_check(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
 }
+
+/* A place in a stream, for other ranks' streams on this GPU to wait for. */
+static void device_record(Device *dev, DeviceEvent *event) {
+    if (!*event) cuda_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
+    cuda_check(cudaEventRecord(*event, dev->stream), "recording an event");
+}
+static void device_await(Device *dev, DeviceEvent event) { cuda_check(cudaStreamWaitEvent(dev->stream, event, 0), "waiting for an event"); }
+static void device_forget_event(DeviceEvent event) {
+    if (event) cudaEventDestroy(event);
+}
 #else
 // ---------------------------------------------------------------------------
 // the processor's own memory
@@ -533,6 +545,10 @@ static void device_copy_rows(Device *dev, void *to, size_t to_stride, const void
 static void device_zero(Device *dev, void *p, size_t bytes) {
     if (!dev->walk && bytes) memset(p, 0, bytes);
 }
+/* What one rank's ops have come to, for another's to wait for: here an op is done when its function returns. */
+static void device_record(Device *dev, DeviceEvent *event) { (void)dev, (void)event; }
+static void device_await(Device *dev, DeviceEvent event) { (void)dev, (void)event; }
+static void device_forget_event(DeviceEvent event) { (void)event; }
 #endif
 
 /* Does the device's arithmetic reach this address? Where the host computes, everything is its memory. */

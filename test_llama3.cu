@@ -173,6 +173,15 @@ static void feed(Run *r, const float *ids, const float *targets) {
     }
 }
 
+/* A copy of what lies in the device's memory, for the host to read; and one value there set by the host. */
+static void *on_host(Device *dev, const void *from, size_t bytes) {
+    void *copy = checked_malloc(bytes);
+    device_read(dev, copy, from, bytes);
+    return copy;
+}
+static float *floats_on_host(Device *dev, const float *from, int64_t count) { return (float *)on_host(dev, from, sizeof(float) * (size_t)count); }
+static void set_float(Device *dev, float *at, float x) { device_write(dev, at, &x, sizeof x); }
+
 static double norm_of(const float *x, int64_t n) {
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += (double)x[i] * x[i];
@@ -210,7 +219,7 @@ static Worst compare_gradients(Run *r, const StFiles *s, const char *prefix, con
         char name[160];
         int64_t n;
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
-        float *want = fixture_tensor(s, name, &n), *have = r->fsdp.units[t->unit].grad + t->offset, limit = 1;
+        float *want = fixture_tensor(s, name, &n), *have = floats_on_host(&r->dev, r->fsdp.units[t->unit].grad + t->offset, n), limit = 1;
         double size = norm_of(want, n), error = norm_of_difference(have, want, scale, n), ratio = 0;
         if (size > 1e-7) {
             ratio = fabs(scale * norm_of(have, n) / size - 1);
@@ -227,6 +236,7 @@ static Worst compare_gradients(Run *r, const StFiles *s, const char *prefix, con
         worst.error = worst_of(worst.error, error);
         worst.ratio = worst_of(worst.ratio, ratio);
         free(want);
+        free(have);
     }
     return worst;
 }
@@ -252,10 +262,11 @@ static void compare_steps(Run *r, const StFiles *s, const char *fixture) {
         char tensor[160];
         snprintf(tensor, sizeof tensor, "final.%s", t->name);
         if (!st_find(s, tensor)) continue;
-        float *want = fixture_tensor(s, tensor, &n);
-        error = worst_of(error, norm_of_difference(r->fsdp.units[t->unit].master + t->offset, want, 1, n) / norm_of(want, n));
+        float *want = fixture_tensor(s, tensor, &n), *have = floats_on_host(&r->dev, r->fsdp.units[t->unit].master + t->offset, n);
+        error = worst_of(error, norm_of_difference(have, want, 1, n) / norm_of(want, n));
         compared++;
         free(want);
+        free(have);
     }
     snprintf(name, sizeof name, "%s: weights after ten steps equal PyTorch's", fixture);
     if (compared) CHECK(name, error <= 1e-5, "worst of %d tensors %.2g <= 1e-5", compared, error);
@@ -279,16 +290,24 @@ static void test_fixture(const char *fixture) {
     StepBatch *b = &r->loader.ring[0];
     double count = (double)b->num_targets;
 
-    blocks_forward(r, b->inputs, PASS_LAST);
-    ExactSum sum = ZERO;
-    head_loss(r, b->targets, 0, 0, &sum);
+    size_t bytes = sizeof(int32_t) * (size_t)(r->model.B * r->model.T);
+    device_write(&r->dev, r->model.ids, b->inputs, bytes);
+    device_write(&r->dev, r->model.targets, b->targets, bytes);
+    device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
+    blocks_forward(r, PASS_LAST);
+    head_loss(r, 0, 0);
+    ExactSum sum = ZERO, unsettled;
+    device_read(&r->dev, &unsettled, &r->sums[SUM_LOSS], sizeof unsettled);
+    exact_merge(&sum, &unsettled);
     double loss = exact_value(&sum) / count;
     unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)], PASS_LAST);
     int64_t n;
     float *want = fixture_tensor(&expected, "logits", &n), *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
-    double logits_error = norm_of_difference(r->model.logits, want, 1, n) / norm_of(want, n), largest = 0;
-    for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(r->model.logits[i] - want[i]));
-    micro_step(r, b->inputs, b->targets, 0, &sum);
+    float *logits = floats_on_host(&r->dev, r->model.logits, n);
+    double logits_error = norm_of_difference(logits, want, 1, n) / norm_of(want, n), largest = 0;
+    for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(logits[i] - want[i]));
+    free(logits);
+    micro_step(r, b->inputs, b->targets, 0);
     reductions_finish(&r->fsdp);
     if (sizeof(floatX) == sizeof(float)) {
         Worst w = compare_gradients(r, &expected, "grad.", NULL, 1 / count);
@@ -340,10 +359,14 @@ static void poison_slots(Fsdp *f) {
         int64_t n = 0;
         for (int u = 0; u < f->table->num_units; u++)
             if (f->table->units[u].kind == slot->kind) n = max_i64(n, f->units[u].padded);
+        size_t element = weights ? sizeof(floatX) : sizeof(float);
+        char *garbage = (char *)checked_malloc((size_t)n * element);
         for (int64_t i = 0; i < n; i++) {
-            if (weights) ((floatX *)slot->memory)[i] = from_float(3.0f);
-            else ((float *)slot->memory)[i] = 1e3f;
+            if (weights) ((floatX *)(void *)garbage)[i] = from_float(3.0f);
+            else ((float *)(void *)garbage)[i] = 1e3f;
         }
+        device_write(f->dev, slot->memory, garbage, (size_t)n * element);
+        free(garbage);
     }
 }
 
@@ -356,8 +379,12 @@ static int64_t count_touched_padding(const Fsdp *f) {
         ShardPiece p;
         for (int i = 0; held_next(f, &i, &p);)
             if (p.unit == unit) memset(owned + p.at, 1, (size_t)p.count);
-        for (int64_t e = 0; e < unit->held; e++)
-            touched += !owned[e] && (unit->master[e] != 0 || unit->grad[e] != 0 || unit->exp_avg[e] != 0 || unit->exp_avg_sq[e] != 0);
+        const float *state[4] = {unit->master, unit->grad, unit->exp_avg, unit->exp_avg_sq};
+        for (int k = 0; k < 4; k++) {
+            float *have = floats_on_host(f->dev, state[k], unit->held);
+            for (int64_t e = 0; e < unit->held; e++) touched += !owned[e] && have[e] != 0;
+            free(have);
+        }
         free(owned);
     }
     return touched;
@@ -368,7 +395,7 @@ static void collect_gradients(Run *r) {
     for (int i = 0; owned_next(&r->fsdp, &i, &p);) {
         int64_t at = 0;
         for (const Tensor *t = r->table->tensors; t < p.tensor; t++) at += t->rows * t->cols;
-        memcpy(collected + at + p.first, p.unit->grad + p.at, sizeof(float) * (size_t)p.count);
+        device_read(&r->dev, collected + at + p.first, p.unit->grad + p.at, sizeof(float) * (size_t)p.count);
     }
 #ifdef HAVE_MPI
     if (r->comm.transport == &transport_mpi)
@@ -544,7 +571,12 @@ static void replicas_body(Job *j, int rank) {
     Fsdp *f = &o->run.fsdp;
     for (int step = 1; step <= 3; step++) train_step(&o->run, step), fsdp_check_replicas(f, step);
     uint64_t h = HASH_START;
-    for (int u = 0; u < f->table->num_units; u++) h = hash_bytes(h, f->units[u].master, sizeof(float) * (size_t)f->units[u].held);
+    for (int u = 0; u < f->table->num_units; u++) {
+        size_t bytes = sizeof(float) * (size_t)f->units[u].held;
+        void *weights = on_host(f->dev, f->units[u].master, bytes);
+        h = hash_bytes(h, weights, bytes);
+        free(weights);
+    }
     weights_of[rank] = h;
     close_rank(o);
 }
@@ -803,10 +835,10 @@ static void workers_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     for (int step = 1; step <= 2; step++) train_step(&o->run, step);
     product_rate(&o->run.dev);
-    size_t walked = o->walked.dev.arenas[MEM_WORKSPACE].peak, measured = o->run.dev.arenas[MEM_WORKSPACE].peak;
+    size_t walked = o->walked.dev.arenas[MEM_HOST].peak, measured = o->run.dev.arenas[MEM_HOST].peak;
     char name[96];
     snprintf(name, sizeof name, "--workers %d: memory walked = measured", j->opt.workers);
-    CHECK(name, walked == measured && device_peak(&o->walked.dev) == device_peak(&o->run.dev), "workspace of %zu and %zu bytes; %d started", walked, measured, o->run.loader.num_workers);
+    CHECK(name, walked == measured && device_peak(&o->walked.dev) == device_peak(&o->run.dev), "host memory of %zu and %zu bytes; %d started", walked, measured, o->run.loader.num_workers);
     close_rank(o);
 }
 
@@ -1042,10 +1074,10 @@ static void same_samples(Job *j, int rank) {
         loader_close(&o->run.loader, &o->run.dev);
         Sampler s = o->run.loader.sampler;
         s.shard = 1;
-        size_t mark = arena_mark(&o->run.dev, MEM_WORKSPACE);
-        o->run.dev.arenas[MEM_WORKSPACE].used = 0;
+        size_t mark = arena_mark(&o->run.dev, MEM_HOST);
+        arena_release(&o->run.dev, MEM_HOST, (size_t)((char *)o->run.loader.ring[0].inputs - o->run.dev.arenas[MEM_HOST].base));
         loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, j->opt.steps, 0, j->cores);
-        o->run.dev.arenas[MEM_WORKSPACE].used = mark;
+        o->run.dev.arenas[MEM_HOST].used = mark;
     }
     train_step(&o->run, 1);
 }
@@ -1106,8 +1138,9 @@ static void bad_gradient(Job *j, int rank) {
     ShardPiece p;
     train_step(r, 1);
     for (int i = 0; owned_next(&r->fsdp, &i, &p);)
-        if (rank == 1 && strstr(p.tensor->name, "layers.1.mlp.up_proj")) p.unit->grad[p.at + p.count / 2] = INFINITY;
-    exchange_reports(r, (ExactSum)ZERO, &r->loader.ring[0], 1, 0);
+        if (rank == 1 && strstr(p.tensor->name, "layers.1.mlp.up_proj")) set_float(&r->dev, p.unit->grad + p.at + p.count / 2, INFINITY);
+    device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
+    exchange_reports(r, &r->loader.ring[0], 0, 0);
     StepStats s = sum_reports(r);
     if (s.skipped) step_skip(r, 2, &s);
 }
@@ -1119,7 +1152,12 @@ static void bad_replica(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     train_step(&o->run, 1);
     fsdp_check_replicas(&o->run.fsdp, 1);
-    if (rank == 2) ((uint32_t *)(void *)o->run.fsdp.units[2].master)[17] ^= 1;
+    if (rank == 2) {
+        uint32_t *at = (uint32_t *)(void *)o->run.fsdp.units[2].master + 17, bits;
+        device_read(&o->run.dev, &bits, at, sizeof bits);
+        bits ^= 1;
+        device_write(&o->run.dev, at, &bits, sizeof bits);
+    }
     fsdp_check_replicas(&o->run.fsdp, 2);
 }
 
@@ -1134,14 +1172,17 @@ static void skipping(Job *j, int rank) {
     FsdpUnit *u = &r->fsdp.units[1];
     for (int step = 1; step <= 3; step++) {
         size_t bytes = sizeof(float) * (size_t)u->held;
-        float *before = (float *)checked_malloc(bytes), well = u->master[0];
-        if (step == 2 && rank == 1) u->master[0] = NAN, fsdp_refresh_copies(&r->fsdp);
-        memcpy(before, u->master, bytes);
+        float *start = floats_on_host(&r->dev, u->master, u->held);
+        if (step == 2 && rank == 1) set_float(&r->dev, u->master, NAN), fsdp_refresh_copies(&r->fsdp);
+        float *before = floats_on_host(&r->dev, u->master, u->held);
         StepStats s = train_step(r, step);
         __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && r->updates == (step == 3 ? 2 : 1), __ATOMIC_RELAXED);
-        __atomic_fetch_add(step == 2 ? &changed_by_skip : &trained_after, memcmp(before, u->master, bytes) != 0, __ATOMIC_RELAXED);
-        if (step == 2 && rank == 1) u->master[0] = well, fsdp_refresh_copies(&r->fsdp);
+        float *after = floats_on_host(&r->dev, u->master, u->held);
+        __atomic_fetch_add(step == 2 ? &changed_by_skip : &trained_after, memcmp(before, after, bytes) != 0, __ATOMIC_RELAXED);
+        if (step == 2 && rank == 1) set_float(&r->dev, u->master, start[0]), fsdp_refresh_copies(&r->fsdp);
+        free(start);
         free(before);
+        free(after);
     }
     close_rank(o);
 }

@@ -584,11 +584,11 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     swiglu_backward(dev, x + D, x, x + 3 * D, N, C);
     cross_entropy(dev, f, f + D, ids, N, V, 1);
     tree_sum(dev, f, f + D, DTYPE_F32, 3, 500, 1);
-    ExactSum squares = ZERO;
-    squared_norm(dev, &squares, f, 1000);
+    squared_norm(dev, (ExactSum *)(void *)f, f + 1000, 1000);
     adamw(dev, f, f + D, f + 2 * D, f + 3 * D, x, 1000, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1);
     cast_to_bf16(dev, (bf16 *)(void *)x, f, 1000);
-    fingerprint(dev, f, 4000);
+    exact_total(dev, (ExactSum *)(void *)f, f + 1000, 1000);
+    fingerprint(dev, (uint64_t *)(void *)f, f + 1000, 4000);
 }
 
 static void test_walk(KernelTest *t) {

@@ -160,7 +160,7 @@ static void trace_body(Job *j, int rank) {
     r->loader.steps++; // one more below
     pthread_mutex_unlock(&r->loader.lock);
     train(r, &o->walked);
-    int equal = o->walked.dev.arenas[MEM_WORKSPACE].peak == r->dev.arenas[MEM_WORKSPACE].peak && r->dev.arenas[MEM_WORKSPACE].peak > sizeof(Event) * (size_t)r->dev.max_events;
+    int equal = o->walked.dev.arenas[MEM_HOST].peak == r->dev.arenas[MEM_HOST].peak && r->dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)r->dev.max_events;
     int64_t before = own_allocations;
     train_step(r, r->opt->steps + 1);
     __atomic_fetch_add(&traced_allocations, own_allocations - before, __ATOMIC_RELAXED);
