@@ -1,4 +1,6 @@
-# make            the program, in the best precision of this machine (or PRECISION=fp32|bf16)
+# make            the program, in the best precision of this machine (or PRECISION=fp32|bf16); where nvcc is, or with
+#                 CUDA=1, train_llama3_cuda too (CUDA= leaves it out)
+# make cuda-on-cpu  train_llama3_cuda and its test, whose kernels run on the processor (dev/cuda_on_cpu), both precisions
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make test       installs what is missing, builds both precisions, runs every test
 # make test-all   the same and the long tests     make bench   speed beside the bare products
@@ -52,7 +54,23 @@ FLAGS := -std=c11 $(CFLAGS) -march=$(ARCH) -ffp-contract=fast -fno-math-errno -f
          $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
 LIBS  := $(if $(HAVE_MPI),$(shell $(MPICC) --showme:link 2>/dev/null)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lm -pthread
 WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
-HEADERS := $(wildcard *.h dev/test/*.h dev/data/*.h)
+HEADERS := $(wildcard *.h *.cuh dev/test/*.h dev/data/*.h)
+
+# CUDA: code for Ampere and Hopper, and PTX for what comes; the same source, kernels for registers or not at all
+NVCC  := $(firstword $(shell command -v nvcc /usr/local/cuda/bin/nvcc 2>/dev/null))
+CUDA  ?= $(if $(NVCC),1)
+CUDA_PRECISION := $(if $(filter command line environment,$(origin PRECISION)),$(PRECISION),bf16)
+CUDA_BUILD := build/cuda-$(CUDA_PRECISION)
+CUDA_CODE  := $(foreach a,80 90,-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -gencode arch=compute_90,code=compute_90 -t 2
+CUDA_FLAGS := -x cu -std=c++20 -O3 -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spills,-warn-lmem-usage,-Werror \
+              -Xcompiler -fopenmp,-march=$(ARCH),-ffp-contract=fast,-fno-math-errno $(if $(filter bf16,$(CUDA_PRECISION)),-DPRECISION_BF16)
+CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lm
+# the same kernels as functions of this processor
+CPU_CUDA_BUILD := build/cuda-on-cpu-$(PRECISION)
+CPU_CUDA_FLAGS := -x c++ -std=c++20 -DUSE_CUDA -Idev/cuda_on_cpu -O2 $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) $(filter -g -O% -fsanitize%,$(CFLAGS))
+CUDA_ON_CPU := $(wildcard dev/cuda_on_cpu/*.h)
+
+all: train_llama3 $(if $(CUDA),train_llama3_cuda)
 
 train_llama3: $(BUILD)/train_llama3
 	@ln -sf $< $@
@@ -71,10 +89,31 @@ $(BUILD)/test_llama3: test_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags |
 $(BUILD)/bench: dev/kernels/bench.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
 
+train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
+	@ln -sf $< $@
+	@echo "built $< ($(CUDA_PRECISION))"
+
+# what ptxas says of each kernel stays beside the program: registers, shared memory
+$(CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_BUILD)/flags | needed
+	@$(if $(NVCC),,echo "error: CUDA=1 needs nvcc, of NVIDIA's CUDA toolkit, which is neither in the PATH nor in /usr/local/cuda/bin" >&2; exit 1)
+	$(NVCC) $(CUDA_FLAGS) $< -o $@ $(CUDA_LIBS) 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
+
+$(CPU_CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
+	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function $< -o $@ -lcjson -lpcre2-8 -lm -pthread
+
+cuda-programs: $(CUDA_BUILD)/train_llama3_cuda $(CUDA_BUILD)/test_llama3_cuda
+cuda-on-cpu-programs: $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda
+cuda-on-cpu:
+	@$(MAKE) --no-print-directory PRECISION=fp32 cuda-on-cpu-programs
+	@$(MAKE) --no-print-directory PRECISION=bf16 cuda-on-cpu-programs
+
 # rebuilt when the flags or the installed libraries change
-$(BUILD)/flags: always
-	@mkdir -p $(BUILD)
-	@echo '$(CC) $(FLAGS) $(LIBS)' | cmp -s - $@ || echo '$(CC) $(FLAGS) $(LIBS)' > $@
+$(BUILD)/flags: HOW = $(CC) $(FLAGS) $(LIBS)
+$(CUDA_BUILD)/flags: HOW = $(NVCC) $(CUDA_FLAGS) $(CUDA_LIBS)
+$(CPU_CUDA_BUILD)/flags: HOW = $(CXX) $(CPU_CUDA_FLAGS)
+build/%/flags: always
+	@mkdir -p $(@D)
+	@echo '$(HOW)' | cmp -s - $@ || echo '$(HOW)' > $@
 
 needed:
 	@$(if $(NEEDED),echo "error: missing: $(NEEDED). Install with: $(INSTALL) $(strip $(MISSING))   (or make deps)" >&2; exit 1)
@@ -112,6 +151,6 @@ syntax:
 	g++ -x c++ -std=c++20 -fopenmp -Wall -Wextra -Wno-unused-function $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) -fsyntax-only train_llama3.cu
 
 clean:
-	rm -rf build train_llama3
+	rm -rf build train_llama3 train_llama3_cuda
 
-.PHONY: always needed programs deps demo test test-all bench fuzz syntax clean
+.PHONY: all always needed programs cuda-programs cuda-on-cpu cuda-on-cpu-programs deps demo test test-all bench fuzz syntax clean
