@@ -31,7 +31,9 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #define BOTH __host__ __device__
+enum { CUDA_BUILD = 1 };
 #else
+enum { CUDA_BUILD = 0 };
 #define BOTH // on the processor and on the GPU
 #endif
 #ifdef __cplusplus
@@ -564,7 +566,6 @@ static void zone_begin(void *p) { cuda_on_cpu_red_zone(p, RED_ZONE); }
 static void range_end(void *p) {
     Range *r = (Range *)p;
     cuda_on_cpu_forget_zones(r->from, r->bytes);
-    memset(r->from, 0xFF, r->bytes);
     free(r);
 }
 static void mark_buffer(Device *dev, MemCategory category, char *end) {
@@ -575,6 +576,7 @@ static void mark_free(Device *dev, MemCategory category, char *from, size_t byte
     Range *r = (Range *)checked_malloc(sizeof *r);
     r->from = from, r->bytes = bytes;
     cudaLaunchHostFunc(dev->stream, range_end, r);
+    cudaMemsetAsync(from, 0xFF, bytes, dev->stream);
 }
 #else
 enum { RED_ZONE = 0 };
