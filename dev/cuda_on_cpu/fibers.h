@@ -101,10 +101,11 @@ struct Launch {
     dim3 grid, block;
     size_t shared; // bytes of dynamic shared memory
     int device;
+    bool opted_in; // to more shared memory than 48 KB
     std::function<void()> body; // the kernel with its arguments
 };
 
-struct Copy { void *to; const void *from; bool valid; }; // 16 bytes, by cp.async
+struct Copy { void *to; const void *from; bool valid; unsigned group; }; // 16 bytes, by cp.async
 
 struct Thread {
     uint3 index;
@@ -113,7 +114,8 @@ struct Thread {
     const char *waits;   // in what; NULL: does not wait
     Place at;            // … and where
     uint32_t mask;       // for which lanes; 0: for the block
-    std::vector<std::vector<Copy>> copies; // cp.async under way, by group; the last one is still open
+    std::vector<Copy> copies; // cp.async under way, the oldest first
+    unsigned group;      // of copies, that is open
 };
 
 struct Meeting { // a warp operation that some of its lanes have reached
@@ -145,6 +147,7 @@ struct Block {
     std::vector<SharedRegion> regions;
 };
 
+inline thread_local bool on_device; // this CPU thread runs the kernel
 inline const Launch *running; // NULL: no kernel runs
 inline Thread *current;       // NULL: no thread runs
 inline Thread threads[MAX_THREADS];
@@ -153,16 +156,27 @@ inline Block block;
 inline std::vector<Fiber *> spare; // stopped at the end of fiber_main's loop
 
 inline std::string where(const Place *at) {
-    char text[768] = "";
-    int used = 0;
-    if (running) used = snprintf(text, sizeof text, "kernel %.400s, ", running->name.c_str());
-    if (running && !at) at = current && current->at.file ? &current->at : &running->at;
-    if (at) used += snprintf(text + used, sizeof text - (size_t)used, "%.200s:%d%s", at->file, at->line, running ? ", " : ": ");
-    if (running && current)
-        snprintf(text + used, sizeof text - (size_t)used, "block (%u, %u, %u), thread (%u, %u, %u): ", blockIdx.x, blockIdx.y, blockIdx.z,
-                 threadIdx.x, threadIdx.y, threadIdx.z);
-    else if (running) snprintf(text + used, sizeof text - (size_t)used, "launched here: ");
+    char text[1024] = "";
+    if (!on_device || !running) {
+        if (at) snprintf(text, sizeof text, "%.300s:%d: ", at->file, at->line);
+        return text;
+    }
+    int used = snprintf(text, sizeof text, "kernel %.300s, ", running->name.c_str());
+    if (at) used += snprintf(text + used, sizeof text - (size_t)used, "%.200s:%d", at->file, at->line);
+    else used += snprintf(text + used, sizeof text - (size_t)used, "launched at %.200s:%d", running->at.file, running->at.line);
+    if (!at && current && current->at.file)
+        used += snprintf(text + used, sizeof text - (size_t)used, ", last seen at %.200s:%d", current->at.file, current->at.line);
+    if (current)
+        used += snprintf(text + used, sizeof text - (size_t)used, ", block (%u, %u, %u), thread (%u, %u, %u)", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x,
+                         threadIdx.y, threadIdx.z);
+    snprintf(text + used, sizeof text - (size_t)used, ": ");
     return text;
+}
+
+inline bool undefined_behavior; // of the current thread, as a sanitizer says (streams.h)
+
+inline void check_behavior() {
+    if (undefined_behavior) fail(nullptr, "UndefinedBehaviorSanitizer's report stands above");
 }
 
 inline void set_current(Thread *t) {
@@ -212,6 +226,7 @@ __attribute__((noreturn)) inline void deadlock() {
 /* Stops the current thread until whoever comes last makes it ready. */
 inline void wait(Place at, const char *what, uint32_t mask) {
     Thread *me = current;
+    check_behavior();
     me->at = at, me->waits = what, me->mask = mask;
     Thread *next = pick();
     if (!next) deadlock();
@@ -227,6 +242,7 @@ inline void wait(Place at, const char *what, uint32_t mask) {
 
 inline void end_thread() {
     Thread *t = current;
+    check_behavior();
     Warp *w = &warps[t->warp];
     if (block.waiting)
         fail(&block.barrier, "ends while %s waits in %s: let every thread of the block reach it, and return after it",
@@ -237,7 +253,7 @@ inline void end_thread() {
                  w->meetings[i].arrived, w->meetings[i].what, w->meetings[i].mask);
     w->ended |= 1u << t->lane;
     block.ended++;
-    if (!t->copies.empty()) t->copies.clear(); // nobody may have relied on them
+    t->copies.clear(); // nobody may have relied on them
 }
 
 /* What a stack runs: threads that have not begun, one after the other. It never returns: it stops until there are more. */
@@ -357,6 +373,9 @@ inline void *static_shared(SharedSite *site, size_t bytes, size_t alignment, con
         block.static_bytes += (bytes + 15) / 16 * 16;
         if (block.static_bytes > STATIC_SHARED_LIMIT)
             fail(&at, "with shared array %s the kernel has %zu bytes of static shared memory, the limit is 49152: use DYN_SHARED", name, block.static_bytes);
+        if (!running->opted_in && block.static_bytes + running->shared > STATIC_SHARED_LIMIT)
+            fail(&at, "with shared array %s a block needs %zu bytes of shared memory, %zu of them dynamic: over 49152 wants cudaFuncSetAttribute", name,
+                 block.static_bytes + running->shared, running->shared);
         if (block.static_bytes + running->shared > chip_limits().shared)
             fail(&at, "with shared array %s a block needs %zu bytes of shared memory, %zu of them dynamic; sm_%d has %zu", name,
                  block.static_bytes + running->shared, running->shared, cuda_on_cpu.chip, chip_limits().shared);
@@ -377,7 +396,7 @@ __attribute__((no_sanitize("address"))) inline void check_shared_guards() {
     for (const SharedRegion &r : block.regions)
         for (size_t i = 0; i < SHARED_GUARD; i++)
             if ((unsigned char)r.at[r.bytes + i] != GUARD_BYTE)
-                fail(&running->at, "block (%u, %u, %u) wrote behind shared array %s of %zu bytes, at byte %zu", blockIdx.x, blockIdx.y, blockIdx.z, r.name,
+                fail(nullptr, "block (%u, %u, %u) wrote behind shared array %s of %zu bytes, at byte %zu", blockIdx.x, blockIdx.y, blockIdx.z, r.name,
                      r.bytes, r.bytes + i);
 }
 
@@ -397,7 +416,7 @@ inline void run_block() {
         warps[w].num_meetings = 0;
         block.ready[w] = warps[w].exist;
     }
-    for (int i = 0; i < block.threads; i++) threads[i].fiber = nullptr, threads[i].waits = nullptr, threads[i].at.file = nullptr;
+    for (int i = 0; i < block.threads; i++) threads[i].fiber = nullptr, threads[i].waits = nullptr, threads[i].at.file = nullptr, threads[i].group = 0;
     if (spare.empty()) spare.push_back(new_fiber());
     Fiber *first = spare.back();
     spare.pop_back();
@@ -410,6 +429,7 @@ inline void run_block() {
 
 inline void run_grid(const Launch *launch) {
     running = launch;
+    on_device = true;
     gridDim = launch->grid, blockDim = launch->block;
     block.threads = (int)(blockDim.x * blockDim.y * blockDim.z);
     block.warps = (block.threads + WARP - 1) / WARP;
@@ -433,6 +453,7 @@ inline void run_grid(const Launch *launch) {
         run_block();
     }
     running = nullptr;
+    on_device = false;
 }
 
 } // namespace emu
