@@ -17,7 +17,7 @@
 
 namespace emu {
 
-enum { WARP = 32, MAX_WARPS = 32, MAX_THREADS = WARP * MAX_WARPS };
+enum { WARP = 32, MAX_WARPS = 32, MAX_THREADS = WARP * MAX_WARPS, MAX_REGIONS = 64 };
 enum : size_t { STACK_BYTES = CUDA_ON_CPU_ASAN ? 512 << 10 : 128 << 10, PAGE = 4096 };
 
 // ---------------------------------------------------------------------------
@@ -68,15 +68,19 @@ inline void switch_fiber(Fiber *from, Fiber *to) {
 
 inline void fiber_main();
 
-inline Fiber *new_fiber() {
-    static int made;
+inline Fiber fibers[MAX_THREADS];  // stacks are made when they are needed first, and kept
+inline Fiber *spare[MAX_THREADS];  // those stopped at the end of fiber_main's loop
+inline int num_fibers, num_spare;
+
+inline Fiber *free_fiber() {
+    if (num_spare) return spare[--num_spare];
     char *p = (char *)mmap(nullptr, PAGE + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) fail(nullptr, "no memory for the stack of a thread");
     mprotect(p, PAGE, PROT_NONE);
-    Fiber *f = new Fiber;
+    Fiber *f = &fibers[num_fibers++];
     f->stack = p + PAGE;
     f->bytes = STACK_BYTES;
-    size_t used = STACK_BYTES - (size_t)(made++ % 16) * 320; // else all stacks' ends fall into the same lines of the cache
+    size_t used = STACK_BYTES - (size_t)(num_fibers % 16) * 320; // else all stacks' ends fall into the same lines of the cache
 #ifdef CUDA_ON_CPU_UCONTEXT
     getcontext(&f->context);
     f->context.uc_stack.ss_sp = p + PAGE;
@@ -144,16 +148,16 @@ struct Block {
     uint64_t serial;             // of all blocks ever run: static shared memory is handed out anew in each
     char *shared_end;            // of what is handed out
     size_t static_bytes;
-    std::vector<SharedRegion> regions;
+    int num_regions;
+    SharedRegion regions[MAX_REGIONS]; // the dynamic part, then static arrays
 };
 
 inline thread_local bool on_device; // this CPU thread runs the kernel
 inline const Launch *running; // NULL: no kernel runs
 inline Thread *current;       // NULL: no thread runs
-inline Thread threads[MAX_THREADS];
+inline Thread *const threads = new Thread[MAX_THREADS]; // never destroyed: other CPU threads may run when the process ends
 inline Warp warps[MAX_WARPS];
 inline Block block;
-inline std::vector<Fiber *> spare; // stopped at the end of fiber_main's loop
 
 inline std::string where(const Place *at) {
     char text[1024] = "";
@@ -231,10 +235,7 @@ inline void wait(Place at, const char *what, uint32_t mask) {
     Thread *next = pick();
     if (!next) deadlock();
     Fiber *to = next->fiber;
-    if (!to) { // has not begun: on a stack of its own
-        if (spare.empty()) to = new_fiber();
-        else to = spare.back(), spare.pop_back();
-    }
+    if (!to) to = free_fiber(); // has not begun: on a stack of its own
     set_current(next);
     switch_fiber(me->fiber, to);
     me->waits = nullptr;
@@ -269,7 +270,7 @@ inline void fiber_main() {
             end_thread();
             t = pick();
         }
-        spare.push_back(me);
+        spare[num_spare++] = me;
         if (t) set_current(t);
         switch_fiber(me, t ? t->fiber : &outside);
     }
@@ -348,18 +349,15 @@ inline void unpoison(const void *p, size_t bytes) {
 #endif
 }
 
-__attribute__((no_sanitize("address"))) inline void fill_bytes(char *p, unsigned char value, size_t bytes) { // also where it is poisoned
-    for (volatile char *q = p; q < p + bytes; q = q + 1) *q = (char)value;
-}
-
 inline char *hand_out_shared(size_t bytes, size_t alignment, const char *name) {
     char *p = (char *)(((uintptr_t)block.shared_end + alignment - 1) & ~(uintptr_t)(alignment - 1));
-    if (p + bytes + SHARED_GUARD > shared_arena + SHARED_ARENA) fail(nullptr, "shared array %s of %zu bytes is more than any chip has", name, bytes);
+    if (p + bytes + SHARED_GUARD > shared_arena + SHARED_ARENA || block.num_regions == MAX_REGIONS)
+        fail(nullptr, "shared array %s of %zu bytes does not fit: there are %d already", name, bytes, block.num_regions);
     unpoison(p, bytes + SHARED_GUARD);
     memset(p, SHARED_POISON, bytes);
     memset(p + bytes, GUARD_BYTE, SHARED_GUARD);
     poison(p + bytes, SHARED_GUARD);
-    block.regions.push_back(SharedRegion{p, bytes, name});
+    block.regions[block.num_regions++] = SharedRegion{p, bytes, name};
     block.shared_end = p + bytes + SHARED_GUARD;
     return p;
 }
@@ -393,11 +391,13 @@ inline void *dynamic_shared(Place at) {
 inline bool in_shared(const void *p, size_t bytes) { return (const char *)p >= shared_arena && (const char *)p + bytes <= block.shared_end; }
 
 __attribute__((no_sanitize("address"))) inline void check_shared_guards() {
-    for (const SharedRegion &r : block.regions)
+    for (int n = 0; n < block.num_regions; n++) {
+        const SharedRegion &r = block.regions[n];
         for (size_t i = 0; i < SHARED_GUARD; i++)
             if ((unsigned char)r.at[r.bytes + i] != GUARD_BYTE)
                 fail(nullptr, "block (%u, %u, %u) wrote behind shared array %s of %zu bytes, at byte %zu", blockIdx.x, blockIdx.y, blockIdx.z, r.name,
                      r.bytes, r.bytes + i);
+    }
 }
 
 // ---------------------------------------------------------------------------
@@ -407,7 +407,7 @@ inline void run_block() {
     block.ended = block.waiting = block.sum = block.warp_now = 0;
     block.serial++;
     block.static_bytes = 0;
-    block.regions.clear();
+    block.num_regions = 0;
     poison(shared_arena, SHARED_ARENA);
     block.shared_end = shared_arena;
     hand_out_shared(running->shared, 128, "DYN_SHARED");
@@ -417,11 +417,8 @@ inline void run_block() {
         block.ready[w] = warps[w].exist;
     }
     for (int i = 0; i < block.threads; i++) threads[i].fiber = nullptr, threads[i].waits = nullptr, threads[i].at.file = nullptr, threads[i].group = 0;
-    if (spare.empty()) spare.push_back(new_fiber());
-    Fiber *first = spare.back();
-    spare.pop_back();
     set_current(pick());
-    switch_fiber(&outside, first);
+    switch_fiber(&outside, free_fiber());
     if (block.ended < block.threads) deadlock();
     current = nullptr;
     check_shared_guards();
@@ -446,9 +443,9 @@ inline void run_grid(const Launch *launch) {
     uint64_t blocks = (uint64_t)gridDim.x * gridDim.y * gridDim.z, at = 0, step = 1;
     if (cuda_on_cpu.seed && blocks > 1) {
         at = random_bits() % blocks;
-        do step = 1 + random_bits() % (blocks - 1); while (std::__gcd(step, blocks) != 1);
+        do step = 1 + random_bits() % (blocks - 1); while (std::gcd(step, blocks) != 1);
     }
-    for (uint64_t i = 0; i < blocks; i++, at = (uint64_t)(((unsigned __int128)at + step) % blocks)) {
+    for (uint64_t i = 0; i < blocks; i++, at = at + step < blocks ? at + step : at + step - blocks) {
         blockIdx = make_uint3((unsigned)(at % gridDim.x), (unsigned)(at / gridDim.x % gridDim.y), (unsigned)(at / gridDim.x / gridDim.y));
         run_block();
     }

@@ -147,12 +147,14 @@ inline unsigned char zone_byte(const char *p) { return (unsigned char)(ZONE_PATT
 
 __attribute__((no_sanitize("address"))) inline void check_zones(const char *after, const Place *at) {
     for (auto &z : machine().zones)
-        for (const char *p = z.first; p < z.first + z.second; p++)
-            if ((unsigned char)*p != zone_byte(p)) {
+        for (const char *p = z.first, *end = p + z.second; p < end; p++) {
+            while ((uintptr_t)p % 8 == 0 && p + 8 <= end && *(const uint64_t *)p == ZONE_PATTERN * 0x100000001ull) p += 8;
+            if (p < end && (unsigned char)*p != zone_byte(p)) {
                 auto owner = mapping_of(p);
                 fail(at, "%s wrote over a red zone: byte %zu of the zone's %zu, which is byte %lld of an allocation of %zu bytes. Build with -fsanitize=address "
                      "to be told the line", after, (size_t)(p - z.first), z.second, (long long)(p - owner->first), owner->second.bytes);
             }
+        }
 }
 
 __attribute__((no_sanitize("address"))) inline void add_zone(char *p, size_t bytes) { // under the lock
@@ -332,7 +334,7 @@ inline cudaStream_t new_stream(int device, bool blocking) {
 /* The stream behind a handle; NULL where there is none. */
 inline cudaStream_t stream_of(cudaStream_t s) {
     Machine &m = machine();
-    if (s && s != (cudaStream_t)1 && s != (cudaStream_t)2) return m.streams.count(s) ? s : nullptr;
+    if (s) return m.streams.count(s) ? s : nullptr;
     if (!m.default_stream[device_now]) m.default_stream[device_now] = new_stream(device_now, true);
     return m.default_stream[device_now];
 }
