@@ -43,6 +43,19 @@
 #define CUDA_ON_CPU_ASAN 1
 #endif
 #endif
+#if defined(__SANITIZE_THREAD__)
+#define CUDA_ON_CPU_RACES 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define CUDA_ON_CPU_RACES 1
+#endif
+#endif
+#ifdef CUDA_ON_CPU_RACES
+#define CUDA_ON_CPU_UNSEEN __attribute__((noinline, no_sanitize("thread"))) // what it touches is no race (races.h)
+#else
+#define CUDA_ON_CPU_RACES 0
+#define CUDA_ON_CPU_UNSEEN
+#endif
 #ifdef CUDA_ON_CPU_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -225,6 +238,7 @@ inline uint32_t choose(uint32_t n) { return cuda_on_cpu.seed ? (uint32_t)((rando
 } // namespace emu
 
 #include "fibers.h"
+#include "races.h"
 #include "streams.h"
 #include "intrinsics.h"
 #include "ptx.h"

@@ -276,6 +276,16 @@ inline void fiber_main() {
     }
 }
 
+#if CUDA_ON_CPU_RACES // races.h
+inline void races_after_barrier();
+inline void races_after_syncwarp(uint32_t mask);
+inline void races_touch(const void *p, size_t bytes, bool write, const void *code);
+#else
+inline void races_after_barrier() {}
+inline void races_after_syncwarp(uint32_t) {}
+inline void races_touch(const void *, size_t, bool, const void *) {}
+#endif
+
 /* All threads of the block come here; `predicate` of all is counted. */
 inline int block_barrier(int predicate, Place at, const char *what) {
     Thread *me = current;
@@ -290,6 +300,7 @@ inline int block_barrier(int predicate, Place at, const char *what) {
     else {
         block.result = block.sum;
         block.sum = block.waiting = 0;
+        races_after_barrier();
         for (int w = 0; w < block.warps; w++) block.ready[w] = warps[w].exist;
         block.ready[me->warp] &= ~(1u << me->lane);
     }
@@ -320,6 +331,7 @@ inline void warp_meet(uint32_t mask, Place at, const char *what, void *mine, voi
     }
     me->at = at;
     if (work) work(m->lane, mask);
+    else races_after_syncwarp(mask);
     if (m != end - 1 && w->num_meetings > 1) *m = w->meetings[w->num_meetings - 1];
     w->num_meetings--;
     block.ready[me->warp] |= mask & ~(1u << me->lane);
@@ -406,6 +418,7 @@ __attribute__((no_sanitize("address"))) inline void check_shared_guards() {
 inline void run_block() {
     block.ended = block.waiting = block.sum = block.warp_now = 0;
     block.serial++;
+    races_after_barrier();
     block.static_bytes = 0;
     block.num_regions = 0;
     poison(shared_arena, SHARED_ARENA);

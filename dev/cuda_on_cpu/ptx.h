@@ -14,7 +14,7 @@ inline float bf16_value(uint32_t bits) { return __uint_as_float(bits << 16); } /
 
 struct LoadMatrix { const uint16_t *row; uint32_t *registers; int count; bool transposed; };
 
-inline void load_matrices(void *const *lane, uint32_t) {
+CUDA_ON_CPU_UNSEEN inline void load_matrices(void *const *lane, uint32_t) {
     const LoadMatrix *l = (const LoadMatrix *)lane[0];
     for (int i = 0; i < l->count; i++)
         for (int t = 0; t < WARP; t++) {
@@ -30,6 +30,7 @@ inline void load_matrix(uint32_t *registers, const void *row, int count, bool tr
     if (current && current->lane < 8 * count) {
         if ((uintptr_t)row % 16) fail(&at, "%s: row address %p is not aligned to 16 bytes", what, row);
         if (!in_shared(row, 16)) fail(&at, "%s: row address %p is not in the block's shared memory", what, row);
+        races_touch(row, 16, false, __builtin_return_address(0));
     }
     LoadMatrix mine = {(const uint16_t *)row, registers, count, transposed};
     warp_meet(0xFFFFFFFFu, at, what, &mine, load_matrices);
@@ -68,7 +69,7 @@ inline void multiply(void *const *lane, uint32_t) {
 enum { LANDS_AT_ISSUE, LANDS_AT_WAIT, LANDS_ANY_TIME };
 inline int landing() { return (int)(cuda_on_cpu.seed % 3); }
 
-inline void land(const Copy &c) {
+CUDA_ON_CPU_UNSEEN inline void land(const Copy &c) {
     if (c.valid) memcpy(c.to, c.from, 16);
     else memset(c.to, 0, 16);
 }
@@ -96,6 +97,7 @@ inline void ptx_cp_async(void *shared, const void *global, bool valid, emu::Plac
     if (!t) emu::fail(&at, "cp.async in host code");
     if ((uintptr_t)shared % 16 || (valid && (uintptr_t)global % 16)) emu::fail(&at, "cp.async from %p to %p: both must be aligned to 16 bytes", global, shared);
     if (!emu::in_shared(shared, 16)) emu::fail(&at, "cp.async to %p, which is not in the block's shared memory", shared);
+    emu::races_touch(shared, 16, true, __builtin_return_address(0));
     emu::Copy c = {shared, global, valid, t->group};
     if (emu::landing() == emu::LANDS_AT_ISSUE || (emu::landing() == emu::LANDS_ANY_TIME && emu::choose(2))) {
         emu::land(c);
