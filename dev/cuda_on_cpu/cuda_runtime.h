@@ -223,17 +223,15 @@ inline const Limits &chip_limits() {
     fail(nullptr, "CUDA_ON_CPU_CHIP is %d: expected 80, 86, 89 or 90", cuda_on_cpu.chip);
 }
 
-inline uint64_t random_bits() { // xorshift; the seed's stream begins anew whenever the seed is set to another
-    static uint64_t state, begun_with = ~0ull;
-    if (begun_with != cuda_on_cpu.seed) {
-        begun_with = cuda_on_cpu.seed;
-        state = (begun_with + 1) * 0x9E3779B97F4A7C15ull | 1;
-    }
-    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-    return state >> 16;
+inline uint64_t random_state, random_seed = ~0ull;
+
+__forceinline__ uint64_t random_bits() { // 48 of them, by xorshift; the sequence begins anew when the seed is set to another
+    if (random_seed != cuda_on_cpu.seed) random_seed = cuda_on_cpu.seed, random_state = (random_seed + 1) * 0x9E3779B97F4A7C15ull | 1;
+    random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
+    return random_state >> 16;
 }
 
-inline uint32_t choose(uint32_t n) { return cuda_on_cpu.seed ? (uint32_t)((random_bits() & 0xFFFFFFFF) * n >> 32) : 0; } // 0 .. n - 1
+__forceinline__ uint32_t choose(uint32_t n) { return cuda_on_cpu.seed ? (uint32_t)((random_bits() & 0xFFFFFFFF) * n >> 32) : 0; } // 0 .. n - 1
 
 } // namespace emu
 

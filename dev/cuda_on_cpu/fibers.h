@@ -45,7 +45,7 @@ __attribute__((naked, noinline)) inline void switch_stacks(void **, void *) { //
 inline Fiber outside;        // the CPU thread's own stack, while a block runs
 inline Fiber *left, *entered; // of the switch under way
 
-inline void arrived(Fiber *me) {
+__forceinline__ void arrived(Fiber *me) {
 #if CUDA_ON_CPU_ASAN
     __sanitizer_finish_switch_fiber(me->fake, &left->stack, &left->bytes);
 #else
@@ -53,7 +53,7 @@ inline void arrived(Fiber *me) {
 #endif
 }
 
-inline void switch_fiber(Fiber *from, Fiber *to) {
+__forceinline__ void switch_fiber(Fiber *from, Fiber *to) {
     left = from, entered = to;
 #if CUDA_ON_CPU_ASAN
     __sanitizer_start_switch_fiber(&from->fake, to->stack, to->bytes);
@@ -179,18 +179,18 @@ inline std::string where(const Place *at) {
 
 inline bool undefined_behavior; // of the current thread, as a sanitizer says (streams.h)
 
-inline void check_behavior() {
+__forceinline__ void check_behavior() {
     if (undefined_behavior) fail(nullptr, "UndefinedBehaviorSanitizer's report stands above");
 }
 
-inline void set_current(Thread *t) {
+__forceinline__ void set_current(Thread *t) {
     current = t;
     threadIdx = t->index;
 }
 
 /* One of those that may run; it no longer counts as ready. Odd seeds stay with a warp as long as one of its lanes may
  * run, even ones jump; seed 0 takes the first. */
-inline Thread *pick() {
+__forceinline__ Thread *pick() {
     int w = block.warp_now;
     if (!(cuda_on_cpu.seed & 1) || !block.ready[w]) {
         w = (int)choose((uint32_t)block.warps);
