@@ -98,6 +98,11 @@ inline Fiber *free_fiber() {
 // ---------------------------------------------------------------------------
 // the grid that runs, its block, its warps, its threads
 
+struct Body { // the kernel with its arguments
+    virtual void run() const = 0;
+    virtual ~Body() {}
+};
+
 struct Launch {
     std::string name;
     Place at;
@@ -106,7 +111,7 @@ struct Launch {
     size_t shared; // bytes of dynamic shared memory
     int device;
     bool opted_in; // to more shared memory than 48 KB
-    std::function<void()> body; // the kernel with its arguments
+    std::shared_ptr<Body> body;
 };
 
 struct Copy { void *to; const void *from; bool valid; unsigned group; }; // 16 bytes, by cp.async
@@ -266,7 +271,7 @@ inline void fiber_main() {
         while (t && !t->fiber) {
             t->fiber = me;
             set_current(t);
-            running->body();
+            running->body->run();
             end_thread();
             t = pick();
         }
