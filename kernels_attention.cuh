@@ -354,8 +354,8 @@ DEVICE void dq_get(const float *from, float (&x)[4]) {
 enum { DQ_WARP = 32 * 32, DQ_BLOCK = 16 * 8 }; // elements of dQ that a warp has of a tile, as [2][4] blocks
 
 template <int HD, int KEYS> struct Backward { // sizes
-    enum { THREADS = 2 * KEYS, QUERIES = 64 * KEYS / HD, TILE = QUERIES * HD, QUERY_WARPS = QUERIES / 32,
-           SHARED_BYTES = (2 * KEYS * HD + 4 * TILE + KEYS * QUERIES) * (int)sizeof(bf16) + 4 * QUERIES * (int)sizeof(float) };
+    static constexpr int THREADS = 2 * KEYS, QUERIES = 64 * KEYS / HD, TILE = QUERIES * HD, QUERY_WARPS = QUERIES / 32;
+    static constexpr int SHARED_BYTES = (2 * KEYS * HD + 4 * TILE + KEYS * QUERIES) * (int)sizeof(bf16) + 4 * QUERIES * (int)sizeof(float);
 };
 
 template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds__(2 * KEYS, 1) attention_backward_mma(const AttentionCall a) {
@@ -421,13 +421,13 @@ template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds_
             UNROLL for (int n = 0; n < N; n++) {
                 float2 D = *(const float2 *)(const void *)(Ds + slot * QUERIES + n * 8 + left);
                 UNROLL for (int i = 0; i < 4; i++) {
-                    uint32_t two = *mma_word<QUERIES>(ps + slice * QUERIES, i / 2, n, i % 2);
-                    float *dp = &c[i / 2][n][i % 2 * 2];
-                    dp[0] = __uint_as_float(two << 16) * (dp[0] - D.x), dp[1] = __uint_as_float(two & 0xFFFF0000u) * (dp[1] - D.y);
+                    uint32_t *word = mma_word<QUERIES>(ps + slice * QUERIES, i / 2, n, i % 2), p = *word;
+                    const float *dp = &c[i / 2][n][i % 2 * 2];
+                    p = pack_bf16(__uint_as_float(p << 16) * (dp[0] - D.x), __uint_as_float(p & 0xFFFF0000u) * (dp[1] - D.y));
+                    w[i / 2][n / 2][n % 2 * 2 + i % 2] = p;
+                    if (WITH_DQ) *word = p; // dS where this lane has read P
                 }
             }
-            mma_pack(w, c, 1);
-            if (WITH_DQ) mma_store<QUERIES>(ps + slice * QUERIES, w); // each word where this lane has read it
         }
         if (!WITH_DQ) continue;
         __syncthreads(); // dS is there
@@ -527,8 +527,8 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
 
 enum { PLAIN_THREADS = 256 };
 template <int DIM> struct PlainSizes { // bytes fit the 99 KB that each GPU has
-    enum { LD = DIM + 4, FORWARD = DIM == 256 ? 32 : 64 /* TILE */, BACKWARD = 4096 / DIM,
-           FORWARD_BYTES = (2 * FORWARD * LD + FORWARD * (FORWARD + 4)) * 4, BACKWARD_BYTES = (4 * BACKWARD * LD + BACKWARD * (BACKWARD + 4)) * 4 };
+    static constexpr int LD = DIM + 4, FORWARD = DIM == 256 ? 32 : 64 /* TILE */, BACKWARD = 4096 / DIM;
+    static constexpr int FORWARD_BYTES = (2 * FORWARD * LD + FORWARD * (FORWARD + 4)) * 4, BACKWARD_BYTES = (4 * BACKWARD * LD + BACKWARD * (BACKWARD + 4)) * 4;
 };
 
 DEVICE float4 plain_get(const floatX *x, int n) { // four elements, of which n are left
