@@ -255,6 +255,7 @@ static void cpu_linear_backward_input(Device *dev, floatX *dx, const floatX *dy,
         product(dev, &p, dx, dy + o, w + o * IC);
     }
 }
+/* Summed in chunks of DW_TOKENS tokens, each rounded to fp32 and then added. */
 static void cpu_linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x, int N, int IC, int OC, int accumulate) {
     for (int n = 0; n < N; n += DW_TOKENS) {
         Product p = {OC, IC, min_i64(DW_TOKENS, N - n), 1, dy_stride, IC, 1, IC, 1, accumulate || n > 0};
@@ -273,7 +274,9 @@ static void cpu_embedding_forward(Device *dev, floatX *x, const floatX *embed, c
 }
 
 /* Columns belong to threads, so each element is summed by one thread, over n in order, and one frequent token is everybody's work. */
-static void cpu_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int N, int C) {
+static size_t cpu_embedding_backward_scratch(int N, int C) { return (void)N, (void)C, 0; }
+static void cpu_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int N, int C, void *scratchpad) {
+    (void)scratchpad;
 #pragma omp parallel for num_threads(dev->threads)
     for (int64_t part = 0; part < dev->threads; part++) {
         int64_t vectors = blocks_of(C, VL), first = part * vectors / dev->threads * VL, last = min_i64(C, (part + 1) * vectors / dev->threads * VL);
@@ -955,8 +958,8 @@ static void kernels_close(Device *dev) {
 static const double XB = sizeof(floatX), FB = sizeof(float); // bytes an element
 #define RUN_OP(kind, flops, bytes, call) if (op_begin(dev, kind, flops, bytes)) { BACKEND(call); op_end(dev); } // `call`: a call of the backend's function
 #define RUN_OP_IN(space_name, space_bytes, kind, flops, bytes, call) { /* the same with scratch, which `call` names `space` */ \
-    size_t mark = arena_mark(dev, MEM_WORKSPACE); \
-    void *space = scratch(dev, space_name, space_bytes); \
+    size_t mark = arena_mark(dev, MEM_WORKSPACE), need = space_bytes; \
+    void *space = need ? scratch(dev, space_name, need) : NULL; \
     RUN_OP(kind, flops, bytes, call) \
     arena_release(dev, MEM_WORKSPACE, mark); \
 }
@@ -966,7 +969,8 @@ static void embedding_forward(Device *dev, floatX *x /* (N,C) = */, const floatX
     RUN_OP(OP_EMBEDDING_FORWARD, 0, 2.0 * N * C * XB + FB * N, embedding_forward(dev, x, embed, ids, N, C))
 }
 static void embedding_backward(Device *dev, float *dembed /* (V,C) += */, const floatX *dx /* (N,C) */, const int32_t *ids /* (N) */, int N, int C) {
-    RUN_OP(OP_EMBEDDING_BACKWARD, (double)N * C, (double)N * C * (XB + 2 * FB) + FB * N, embedding_backward(dev, dembed, dx, ids, N, C))
+    RUN_OP_IN("embedding backward", BACKEND(embedding_backward_scratch)(N, C), OP_EMBEDDING_BACKWARD, (double)N * C, (double)N * C * (XB + 2 * FB) + FB * N,
+              embedding_backward(dev, dembed, dx, ids, N, C, space))
 }
 
 /* Normalises x, or x + delta, which it stores rounded in sum and reads back from there. sum may be x or delta. */
@@ -997,7 +1001,6 @@ static void linear_backward_input(Device *dev, floatX *dx /* (N,IC) = dy w */, c
     RUN_OP(OP_LINEAR_BACKWARD_INPUT, 2.0 * N * IC * OC, bytes, linear_backward_input(dev, dx, dy, dy_stride, w, N, IC, OC))
 }
 
-/* Summed in chunks of DW_TOKENS tokens, each rounded to fp32 and then added. */
 static void linear_backward_weight(Device *dev, float *dw /* (OC,IC) = dy^T x; += where `accumulate` */, const floatX *dy /* (N,OC), rows dy_stride elements apart */,
                                    int64_t dy_stride, const floatX *x /* (N,IC) */, int N, int IC, int OC, int accumulate) {
     double bytes = (double)N * (IC + OC) * XB + (double)OC * IC * FB * (accumulate ? 2 : 1);

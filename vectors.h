@@ -189,7 +189,7 @@ static inline vpair load_pair_float(const float *p, int64_t n) {
     return x;
 }
 static inline void store_pair_float(float *p, vpair x, int64_t n) {
-    const vint lane = LANE_NUMBERS, order = lane / 2 + (lane & 1) * VL;
+    const vint lane = LANE_NUMBERS, order = lane / 2 + (lane & 1) * (int)VL; // cuda_bf16.h has operators of its own for what is no int
     store_some(p, vpick(x.a, x.b, order), n);
     store_some(p + VL, vpick(x.a, x.b, order + VL / 2), n - VL);
 }

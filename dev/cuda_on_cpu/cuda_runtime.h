@@ -1,0 +1,230 @@
+/* cuda_runtime.h: stands in for the CUDA runtime, so that kernels run on a CPU: for tests, sanitizers and gdb.
+ *
+ * Here: the words of the language, vector types, error codes, the settings and the one way to fail. Then fibers.h (a
+ * block of threads), streams.h (memory, streams, launches), intrinsics.h and ptx.h (what device code calls).
+ * A caller may rely on: a kernel that is right gives the same bits under every seed; one that is not, in a way that
+ * README.md lists, ends the process with exit code 3 and one line that names the kernel, its block and its thread.
+ * Compile with g++ or clang as C++20, -Idev/cuda_on_cpu -Wno-unknown-pragmas (unroll).
+ */
+#ifndef CUDA_ON_CPU
+#define CUDA_ON_CPU
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define CUDA_ON_CPU_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CUDA_ON_CPU_ASAN 1
+#endif
+#endif
+#ifdef CUDA_ON_CPU_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#else
+#define CUDA_ON_CPU_ASAN 0
+#endif
+
+// ---------------------------------------------------------------------------
+// words of the language; __shared__ is not among them: SHARED and DYN_SHARED declare such memory (fibers.h)
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __grid_constant__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define CUDART_VERSION 13000
+#define CUDART_CB
+
+#define CUDA_ON_CPU_VECTORS(T, name, a2, a4) \
+    struct name##1 { T x; }; \
+    struct __attribute__((aligned(a2))) name##2 { T x, y; }; \
+    struct name##3 { T x, y, z; }; \
+    struct __attribute__((aligned(a4))) name##4 { T x, y, z, w; }; \
+    static inline name##1 make_##name##1(T x) { return name##1{x}; } \
+    static inline name##2 make_##name##2(T x, T y) { return name##2{x, y}; } \
+    static inline name##3 make_##name##3(T x, T y, T z) { return name##3{x, y, z}; } \
+    static inline name##4 make_##name##4(T x, T y, T z, T w) { return name##4{x, y, z, w}; }
+CUDA_ON_CPU_VECTORS(signed char, char, 2, 4)
+CUDA_ON_CPU_VECTORS(unsigned char, uchar, 2, 4)
+CUDA_ON_CPU_VECTORS(short, short, 4, 8)
+CUDA_ON_CPU_VECTORS(unsigned short, ushort, 4, 8)
+CUDA_ON_CPU_VECTORS(int, int, 8, 16)
+CUDA_ON_CPU_VECTORS(unsigned, uint, 8, 16)
+CUDA_ON_CPU_VECTORS(long long, longlong, 16, 16)
+CUDA_ON_CPU_VECTORS(unsigned long long, ulonglong, 16, 16)
+CUDA_ON_CPU_VECTORS(float, float, 8, 16)
+CUDA_ON_CPU_VECTORS(double, double, 16, 16)
+#undef CUDA_ON_CPU_VECTORS
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+};
+
+// what device code sees of itself; real variables, so that gdb prints them
+inline uint3 threadIdx, blockIdx;
+inline dim3 blockDim, gridDim;
+enum { warpSize = 32 };
+
+// ---------------------------------------------------------------------------
+// error codes, CUDA's numbers and names; those below that persist end the device's life (streams.h)
+
+#define CUDA_ON_CPU_ERRORS(E) \
+    E(cudaSuccess, 0, "no error") E(cudaErrorInvalidValue, 1, "invalid argument") E(cudaErrorMemoryAllocation, 2, "out of memory") \
+    E(cudaErrorInitializationError, 3, "initialization error") E(cudaErrorInvalidConfiguration, 9, "invalid configuration argument") \
+    E(cudaErrorInvalidPitchValue, 12, "invalid pitch argument") E(cudaErrorInvalidDevicePointer, 17, "invalid device pointer") \
+    E(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy") \
+    E(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version") \
+    E(cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable") \
+    E(cudaErrorInvalidDeviceFunction, 98, "invalid device function") E(cudaErrorNoDevice, 100, "no CUDA-capable device is detected") \
+    E(cudaErrorInvalidDevice, 101, "invalid device ordinal") E(cudaErrorInvalidKernelImage, 200, "device kernel image is invalid") \
+    E(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device") \
+    E(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered") \
+    E(cudaErrorUnsupportedPtxVersion, 222, "the provided PTX was compiled with an unsupported toolchain.") \
+    E(cudaErrorOperatingSystem, 304, "OS call failed or operation not supported on this OS") \
+    E(cudaErrorInvalidResourceHandle, 400, "invalid resource handle") E(cudaErrorNotReady, 600, "device not ready") \
+    E(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered") \
+    E(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch") \
+    E(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated") E(cudaErrorAssert, 710, "device-side assert triggered") \
+    E(cudaErrorHostMemoryAlreadyRegistered, 712, "part or all of the requested memory range is already mapped") \
+    E(cudaErrorHostMemoryNotRegistered, 713, "pointer does not correspond to a registered memory region") \
+    E(cudaErrorHardwareStackError, 714, "hardware stack error") E(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered") \
+    E(cudaErrorMisalignedAddress, 716, "misaligned address") E(cudaErrorLaunchFailure, 719, "unspecified launch failure") \
+    E(cudaErrorNotPermitted, 800, "operation not permitted") E(cudaErrorNotSupported, 801, "operation not supported") \
+    E(cudaErrorSystemNotReady, 802, "system not yet initialized") \
+    E(cudaErrorSystemDriverMismatch, 803, "system has unsupported display driver / cuda driver combination") \
+    E(cudaErrorTimeout, 909, "wait operation timed out") E(cudaErrorUnknown, 999, "unknown error")
+
+enum cudaError {
+#define E(name, number, text) name = number,
+    CUDA_ON_CPU_ERRORS(E)
+#undef E
+};
+typedef cudaError cudaError_t;
+
+inline const char *cudaGetErrorName(cudaError_t e) {
+    switch ((int)e) {
+#define E(name, number, text) case number: return #name;
+        CUDA_ON_CPU_ERRORS(E)
+#undef E
+    }
+    return "unrecognized error code";
+}
+
+inline const char *cudaGetErrorString(cudaError_t e) {
+    switch ((int)e) {
+#define E(name, number, text) case number: return text;
+        CUDA_ON_CPU_ERRORS(E)
+#undef E
+    }
+    return "unrecognized error code";
+}
+#undef CUDA_ON_CPU_ERRORS
+
+// ---------------------------------------------------------------------------
+// settings: read at start from the environment, then whatever a test sets between operations
+
+struct CudaOnCpu {
+    uint64_t seed = 1;          // CUDA_ON_CPU_SEED: order of streams, blocks, warps, lanes, and when copies land; 0: as written
+    int chip = 90;              // CUDA_ON_CPU_CHIP: 80, 86, 89 or 90, with or without sm_: compute capability and limits
+    size_t memory = 80ull << 30; // bytes of one device
+    int devices = 1;
+    int multiprocessors = 8;
+    int driver = 13000, runtime = CUDART_VERSION; // versions, as the two queries say them
+    int protect = !CUDA_ON_CPU_ASAN; // the host that touches device memory is caught
+    const char *registers = nullptr; // CUDA_ON_CPU_REGISTERS: a file with lines `kernel registers-per-thread`
+    void (*on_failure)(const char *line) = nullptr; // told before the process ends; may end it otherwise
+
+    CudaOnCpu() {
+        if (const char *s = getenv("CUDA_ON_CPU_SEED")) seed = strtoull(s, nullptr, 10);
+        if (const char *s = getenv("CUDA_ON_CPU_CHIP")) chip = atoi(strncmp(s, "sm_", 3) ? s : s + 3);
+        registers = getenv("CUDA_ON_CPU_REGISTERS");
+    }
+};
+inline CudaOnCpu cuda_on_cpu;
+
+namespace emu { // everything of ours that device code need not name
+
+struct Place { // in the source, for messages and to compare barriers by
+    const char *file;
+    int line;
+    static constexpr Place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) { return Place{file, line}; }
+    bool operator==(const Place &o) const { return line == o.line && (file == o.file || !strcmp(file, o.file)); }
+};
+
+struct Limits { int chip; size_t shared, shared_of_sm; int threads_of_sm, blocks_of_sm; }; // bytes a block may opt in to, bytes of an SM
+inline const Limits &chip_limits();
+
+std::string where(const Place *at); // "kernel k, file:line, block (x, y, z), thread (x, y, z): "; defined in fibers.h
+
+/* The end: one line on stderr, exit code 3. */
+__attribute__((noreturn, format(printf, 2, 3))) inline void fail(const Place *at, const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    std::string line = "CUDA on a CPU: " + where(at) + text;
+    if (cuda_on_cpu.on_failure) cuda_on_cpu.on_failure(line.c_str());
+    line += '\n';
+    fflush(stdout);
+    fwrite(line.data(), 1, line.size(), stderr);
+    fflush(stderr);
+    _exit(3);
+}
+
+inline const Limits &chip_limits() {
+    static const Limits known[] = {{80, 166912, 167936, 2048, 32}, {86, 101376, 102400, 1536, 16}, {89, 101376, 102400, 1536, 24}, {90, 232448, 233472, 2048, 32}};
+    for (const Limits &l : known)
+        if (l.chip == cuda_on_cpu.chip) return l;
+    fail(nullptr, "CUDA_ON_CPU_CHIP is %d: expected 80, 86, 89 or 90", cuda_on_cpu.chip);
+}
+
+inline uint64_t random_bits() { // xorshift; the seed's stream begins anew whenever the seed is set to another
+    static uint64_t state, begun_with = ~0ull;
+    if (begun_with != cuda_on_cpu.seed) {
+        begun_with = cuda_on_cpu.seed;
+        state = (begun_with + 1) * 0x9E3779B97F4A7C15ull | 1;
+    }
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state >> 16;
+}
+
+inline uint32_t choose(uint32_t n) { return cuda_on_cpu.seed ? (uint32_t)((random_bits() & 0xFFFFFFFF) * n >> 32) : 0; } // 0 .. n - 1
+
+} // namespace emu
+
+#include "fibers.h"
+#include "streams.h"
+#include "intrinsics.h"
+#include "ptx.h"
+#endif

@@ -1,0 +1,928 @@
+/* streams.h: the runtime API: device memory, streams, events, launches, and their checks.
+ *
+ * Every asynchronous operation is queued, and runs only when something is waited for; which of the streams' heads runs
+ * next is chosen by the seed. So what was not ordered by an event happens in another order under another seed.
+ * Owns: the one Machine of the process, with its lock. Ranks that are threads enqueue side by side; operations run one
+ * at a time, on the thread that waits. Device memory cannot be touched while no operation runs (CudaOnCpu.protect).
+ */
+#ifndef CUDA_ON_CPU_STREAMS_H
+#define CUDA_ON_CPU_STREAMS_H
+
+typedef struct CUstream_st *cudaStream_t;
+typedef struct CUevent_st *cudaEvent_t;
+typedef void (*cudaHostFn_t)(void *);
+enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaMemAttachGlobal = 1 };
+
+namespace emu {
+
+struct Mark { bool done; double seconds; }; // one record of an event
+
+struct Op {
+    uint64_t order;                 // of all operations ever queued
+    std::function<void()> run;      // nothing: an event to record or to wait for
+    std::shared_ptr<Mark> record, awaits;
+    bool on_host;                   // a function of the host: runs without the lock
+};
+
+struct Memory { // what one cudaMalloc, cudaMallocHost or cudaMallocManaged gave
+    size_t bytes;
+    cudaMemoryType type;
+    int device;
+    char *mapping; // with pages and guards around it
+    size_t mapped;
+    size_t counted; // bytes of the device's memory
+};
+
+struct Failure { std::string api; int code; int after; };
+
+struct Call;
+} // namespace emu
+
+struct CUstream_st {
+    int device;
+    bool blocking; // waits for the default stream, and that one for it
+    bool busy;     // its head runs on the host
+    uint32_t priority;
+    std::deque<emu::Op> queue;
+};
+
+struct CUevent_st {
+    bool timing;
+    std::shared_ptr<emu::Mark> last; // the newest record; NULL: none yet
+};
+
+namespace emu {
+
+enum { MAX_DEVICES = 64 };
+enum : size_t { GUARD_BYTES = 256, FILL_AT_MOST = 1ull << 30 };
+enum : uint32_t { ZONE_PATTERN = 0xFFA5FFA5u }; // a NaN in fp32 and in bf16
+
+struct Machine {
+    std::mutex lock;
+    std::condition_variable changed; // a host function has ended
+    std::map<char *, Memory> memory;
+    std::map<char *, size_t> zones;  // red zones by address
+    std::set<cudaStream_t> streams;
+    std::set<cudaEvent_t> events;
+    CUstream_st *default_stream[MAX_DEVICES];
+    size_t used[MAX_DEVICES];        // bytes of each device
+    uint64_t orders;
+    int open;                        // device memory may be touched: so many want it
+    std::map<std::pair<int, const void *>, int> dynamic_shared; // what cudaFuncSetAttribute allowed, by device and kernel
+    std::map<const void *, size_t> static_shared; // bytes that a kernel was seen to have
+    std::vector<Failure> failures;   // to be injected
+    cudaError_t sticky;
+};
+
+inline Machine &machine() {
+    static Machine *m = new Machine(); // never destroyed: operations may be queued when the process ends
+    return *m;
+}
+
+inline thread_local int device_now;
+inline thread_local cudaError_t last_error;
+inline thread_local std::string launch_error; // of a launch that was refused, until somebody asks
+inline thread_local bool in_host_function;
+
+inline double now() {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// ---------------------------------------------------------------------------
+// memory: who owns an address; who may touch it now; zones that nobody may
+
+inline std::map<char *, Memory>::iterator find_memory(const void *p) { // one byte behind the end counts as inside
+    Machine &m = machine();
+    auto it = m.memory.upper_bound((char *)p);
+    if (it == m.memory.begin()) return m.memory.end();
+    --it;
+    return (char *)p <= it->first + it->second.bytes ? it : m.memory.end();
+}
+
+inline cudaMemoryType memory_type(const void *p) {
+    auto it = find_memory(p);
+    return it == machine().memory.end() ? cudaMemoryTypeUnregistered : it->second.type;
+}
+
+inline const char *memory_name(cudaMemoryType t) {
+    static const char *const names[] = {"pageable host memory", "pinned host memory", "device memory", "managed memory"};
+    return names[t];
+}
+
+inline bool is_device(cudaMemoryType t) { return t == cudaMemoryTypeDevice || t == cudaMemoryTypeManaged; }
+
+inline void protect(const Memory &m, int access) {
+    if (m.type == cudaMemoryTypeDevice && mprotect(m.mapping + PAGE, m.mapped - 2 * PAGE, access)) fail(nullptr, "mprotect of device memory failed");
+}
+
+inline void open_memory() { // for operations, under the lock
+    Machine &m = machine();
+    if (!m.open++ && cuda_on_cpu.protect)
+        for (auto &it : m.memory) protect(it.second, PROT_READ | PROT_WRITE);
+}
+
+inline void close_memory() {
+    Machine &m = machine();
+    if (!--m.open && cuda_on_cpu.protect)
+        for (auto &it : m.memory) protect(it.second, PROT_NONE);
+}
+
+inline unsigned char zone_byte(const char *p) { return (unsigned char)(ZONE_PATTERN >> ((uintptr_t)p & 3) * 8); }
+
+__attribute__((no_sanitize("address"))) inline void check_zones(const char *after, const Place *at) {
+    for (auto &z : machine().zones)
+        for (const char *p = z.first; p < z.first + z.second; p++)
+            if ((unsigned char)*p != zone_byte(p)) {
+                auto owner = find_memory(z.first);
+                fail(at, "%s wrote over a red zone: byte %zu of the zone's %zu, which is byte %lld of an allocation of %zu bytes. Build with -fsanitize=address "
+                     "to be told the line", after, (size_t)(p - z.first), z.second, (long long)(p - owner->first), owner->second.bytes);
+            }
+}
+
+__attribute__((no_sanitize("address"))) inline void add_zone(char *p, size_t bytes) { // under the lock
+    open_memory();
+    unpoison(p, bytes);
+    for (size_t i = 0; i < bytes; i++) p[i] = (char)zone_byte(p + i);
+    poison(p, bytes);
+    close_memory();
+    machine().zones[p] = bytes;
+}
+
+inline void forget_zones(char *from, size_t bytes) { // under the lock
+    Machine &m = machine();
+    for (auto it = m.zones.lower_bound(from); it != m.zones.end() && it->first < from + bytes; it = m.zones.erase(it)) unpoison(it->first, it->second);
+}
+
+/* A mapping: a page that nobody may touch, a guard, the memory, a guard up to the page's end, a page that nobody may touch. */
+inline cudaError_t allocate(void **out, size_t bytes, cudaMemoryType type, size_t counted) {
+    Machine &m = machine();
+    *out = nullptr;
+    if (m.used[device_now] + counted > cuda_on_cpu.memory) return cudaErrorMemoryAllocation;
+    size_t inner = (GUARD_BYTES + bytes + GUARD_BYTES + PAGE - 1) / PAGE * PAGE, mapped = inner + 2 * PAGE;
+    char *p = (char *)mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return cudaErrorMemoryAllocation;
+    if (mprotect(p + PAGE, inner, PROT_READ | PROT_WRITE)) return cudaErrorMemoryAllocation;
+    char *memory = p + PAGE + GUARD_BYTES;
+    if (type != cudaMemoryTypeHost && counted) memset(memory, 0xFF, bytes < FILL_AT_MOST ? bytes : FILL_AT_MOST); // a NaN: nobody may rely on zeros
+    m.memory[memory] = Memory{bytes, type, device_now, p, mapped, counted};
+    m.used[device_now] += counted;
+    add_zone(p + PAGE, GUARD_BYTES);
+    add_zone(memory + bytes, (size_t)(p + PAGE + inner - (memory + bytes)));
+    if (cuda_on_cpu.protect && !m.open) protect(m.memory[memory], PROT_NONE);
+    *out = memory;
+    return cudaSuccess;
+}
+
+inline cudaError_t release(void *p, bool host) {
+    Machine &m = machine();
+    auto it = m.memory.find((char *)p);
+    if (it == m.memory.end() || (it->second.type == cudaMemoryTypeHost) != host) return cudaErrorInvalidValue;
+    open_memory();
+    check_zones("an operation", nullptr);
+    close_memory();
+    forget_zones(it->second.mapping, it->second.mapped);
+    m.used[it->second.device] -= it->second.counted;
+    munmap(it->second.mapping, it->second.mapped);
+    m.memory.erase(it);
+    return cudaSuccess;
+}
+
+/* An operation touches bytes from p on: they must lie in one allocation, or (host) in none. */
+inline void check_range(const char *what, const void *p, size_t bytes, bool device, Place at) {
+    auto it = find_memory(p);
+    cudaMemoryType type = it == machine().memory.end() ? cudaMemoryTypeUnregistered : it->second.type;
+    if (device ? !is_device(type) : type == cudaMemoryTypeDevice)
+        fail(&at, "%s should be %s memory, but %p is %s", what, device ? "device" : "host", p, memory_name(type));
+    if (type == cudaMemoryTypeUnregistered) return;
+    size_t offset = (size_t)((const char *)p - it->first);
+    if (offset + bytes > it->second.bytes)
+        fail(&at, "%s of %zu bytes begins at byte %zu of an allocation of %zu bytes", what, bytes, offset, it->second.bytes);
+}
+
+/* … and, when the operation runs, no red zone may lie there. */
+inline void check_no_zone(const char *what, const void *p, size_t bytes, Place at) {
+    auto &zones = machine().zones;
+    auto z = zones.upper_bound((char *)p);
+    if (z != zones.begin() && std::prev(z)->first + std::prev(z)->second > (const char *)p) --z;
+    if (z != zones.end() && z->first < (const char *)p + bytes)
+        fail(&at, "%s of %zu bytes runs over the red zone at its byte %lld", what, bytes, (long long)(z->first - (const char *)p));
+}
+
+// ---------------------------------------------------------------------------
+// faults of the processor are told with the kernel, or with the memory that the host touched
+
+inline struct sigaction fault_before[2]; // SIGSEGV, SIGBUS
+
+inline void on_fault(int signal, siginfo_t *info, void *context) {
+    char *p = (char *)info->si_addr;
+    for (auto &it : machine().memory) { // read without the lock: this is the end
+        const Memory &m = it.second;
+        if (p < m.mapping || p >= m.mapping + m.mapped) continue;
+        if (!running)
+            fail(nullptr, "host code touched byte %lld of an allocation of %zu bytes of device memory (%p): copy it with cudaMemcpyAsync first",
+                 (long long)(p - it.first), m.bytes, (void *)p);
+        fail(nullptr, "touched byte %lld of an allocation of %zu bytes", (long long)(p - it.first), m.bytes);
+    }
+    if (running && current) {
+        const Fiber *f = current->fiber;
+        if (f && p < (const char *)f->stack && p >= (const char *)f->stack - PAGE) fail(nullptr, "its stack of %zu bytes is full", STACK_BYTES);
+        if (info->si_code == SI_KERNEL) fail(nullptr, "used a misaligned vector, or an address that cannot be");
+        fail(nullptr, "illegal address %p", (void *)p);
+    }
+    sigaction(signal, &fault_before[signal == SIGBUS], nullptr); // not ours: again, for whom it concerns
+    (void)context;
+}
+
+inline void catch_faults() {
+    static bool done;
+    if (CUDA_ON_CPU_ASAN) return; // it has its own report
+    static thread_local char *stack;
+    if (!stack) { // a kernel's stack may be full
+        stack_t s = {};
+        s.ss_size = 64 << 10;
+        s.ss_sp = stack = (char *)malloc(s.ss_size);
+        sigaltstack(&s, nullptr);
+    }
+    if (done) return;
+    done = true;
+    struct sigaction a = {};
+    a.sa_sigaction = on_fault;
+    a.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &a, &fault_before[0]);
+    sigaction(SIGBUS, &a, &fault_before[1]);
+}
+
+// ---------------------------------------------------------------------------
+// every call of the API: the lock, errors that persist, errors that a test injects
+
+inline bool persists(int e) { return e == cudaErrorECCUncorrectable || e == cudaErrorIllegalAddress || e == cudaErrorLaunchTimeout || (e >= 710 && e <= 719 && e != 712 && e != 713); }
+
+struct Call {
+    std::unique_lock<std::mutex> lock;
+    cudaError_t error; // what to return at once; cudaSuccess: go on
+
+    explicit Call(const char *api) : error(cudaSuccess) {
+        if (running && current) fail(nullptr, "%s called from a kernel", api);
+        if (in_host_function) { error = cudaErrorNotPermitted; return; }
+        lock = std::unique_lock<std::mutex>(machine().lock);
+        catch_faults();
+        error = (cudaError_t)injected(api);
+        if (persists(error)) machine().sticky = error;
+        if (machine().sticky) error = machine().sticky;
+        if (error) last_error = error;
+    }
+    cudaError_t give(cudaError_t e) {
+        if (e) last_error = e;
+        return e;
+    }
+    static int injected(const char *api) {
+        Machine &m = machine();
+        for (size_t i = 0; i < m.failures.size(); i++) {
+            Failure &f = m.failures[i];
+            if (f.api != api || --f.after > 0) continue;
+            int code = f.code;
+            m.failures.erase(m.failures.begin() + (long)i);
+            return code;
+        }
+        return 0;
+    }
+};
+
+// ---------------------------------------------------------------------------
+// queues
+
+inline cudaStream_t new_stream(int device, bool blocking) {
+    cudaStream_t s = new CUstream_st{device, blocking, false, (uint32_t)random_bits(), {}};
+    machine().streams.insert(s);
+    return s;
+}
+
+/* The stream behind a handle; NULL where there is none. */
+inline cudaStream_t stream_of(cudaStream_t s) {
+    Machine &m = machine();
+    if (s && s != (cudaStream_t)1 && s != (cudaStream_t)2) return m.streams.count(s) ? s : nullptr;
+    if (!m.default_stream[device_now]) m.default_stream[device_now] = new_stream(device_now, true);
+    return m.default_stream[device_now];
+}
+
+inline Op &enqueue(cudaStream_t s, std::function<void()> run) {
+    if (s->queue.empty()) s->priority = (uint32_t)random_bits();
+    s->queue.push_back(Op{machine().orders++, std::move(run), nullptr, nullptr, false});
+    return s->queue.back();
+}
+
+inline bool is_ready(cudaStream_t s) {
+    Machine &m = machine();
+    if (s->busy || s->queue.empty()) return false;
+    const Op &op = s->queue.front();
+    if (op.awaits && !op.awaits->done) return false;
+    if (!s->blocking) return true;
+    cudaStream_t first = m.default_stream[s->device]; // and the default stream waits for all that are no younger
+    for (cudaStream_t other : m.streams)
+        if (other != s && other->device == s->device && other->blocking && (s == first || other == first) && !other->queue.empty() &&
+            other->queue.front().order < op.order)
+            return false;
+    return true;
+}
+
+/* Runs one operation, chosen among the heads of streams; false: none can run now. Streams keep their rank for a while,
+ * so that one gets far ahead of another; seed 0 runs operations in the order in which they were queued. */
+inline bool run_one(std::unique_lock<std::mutex> &lock) {
+    Machine &m = machine();
+    cudaStream_t best = nullptr;
+    for (cudaStream_t s : m.streams) {
+        if (!is_ready(s)) continue;
+        if (cuda_on_cpu.seed && choose(16) == 0) s->priority = (uint32_t)random_bits();
+        if (!best || (cuda_on_cpu.seed ? s->priority > best->priority : s->queue.front().order < best->queue.front().order)) best = s;
+    }
+    if (!best) return false;
+    Op &op = best->queue.front();
+    if (op.on_host) {
+        best->busy = true;
+        close_memory();
+        lock.unlock();
+        in_host_function = true;
+        op.run();
+        in_host_function = false;
+        lock.lock();
+        open_memory();
+        best->busy = false;
+        m.changed.notify_all();
+    } else if (op.run && !m.sticky) op.run();
+    if (op.record) op.record->done = true, op.record->seconds = now();
+    best->queue.pop_front();
+    return true;
+}
+
+inline void run_until(std::unique_lock<std::mutex> &lock, const std::function<bool()> &done) {
+    open_memory();
+    while (!done())
+        if (!run_one(lock)) {
+            bool busy = false;
+            for (cudaStream_t s : machine().streams) busy |= s->busy;
+            if (!busy) fail(nullptr, "every stream waits for another");
+            machine().changed.wait(lock);
+        }
+    close_memory();
+}
+
+inline void finish(std::unique_lock<std::mutex> &lock, cudaStream_t s) {
+    run_until(lock, [s] { return s->queue.empty(); });
+}
+
+inline void finish_all(std::unique_lock<std::mutex> &lock) {
+    run_until(lock, [] {
+        for (cudaStream_t s : machine().streams)
+            if (!s->queue.empty()) return false;
+        return true;
+    });
+}
+
+// ---------------------------------------------------------------------------
+// launches
+
+inline std::string plain_name(const char *text) { // without the parentheses around it, nor spaces
+    std::string s;
+    for (; *text; text++)
+        if (*text != ' ') s += *text;
+    if (s.size() > 2 && s[0] == '(' && s[s.size() - 1] == ')') s = s.substr(1, s.size() - 2);
+    return s;
+}
+
+inline int registers_of(const std::string &kernel) { // 0: not known
+    static std::string read;
+    static std::map<std::string, int> table;
+    if (!cuda_on_cpu.registers) return 0;
+    if (read != cuda_on_cpu.registers) {
+        read = cuda_on_cpu.registers;
+        table.clear();
+        FILE *f = fopen(read.c_str(), "r");
+        if (!f) fail(nullptr, "table of registers %s cannot be read", read.c_str());
+        char line[1024];
+        while (fgets(line, sizeof line, f)) {
+            char *end = line + strcspn(line, "#\n");
+            *end = 0;
+            while (end > line && (end[-1] == ' ' || end[-1] == '\t')) *--end = 0;
+            char *number = strrchr(line, ' ');
+            if (!number) continue;
+            *number = 0;
+            table[plain_name(line)] = atoi(number + 1);
+        }
+        fclose(f);
+    }
+    auto it = table.find(kernel);
+    return it == table.end() ? 0 : it->second;
+}
+
+/* As a GPU refuses it: the code, and the reason for people. */
+inline cudaError_t check_launch(const Launch &l, std::string *why) {
+    const Limits &chip = chip_limits();
+    char text[256] = "";
+    cudaError_t e = cudaErrorInvalidConfiguration;
+    uint64_t count = (uint64_t)l.block.x * l.block.y * l.block.z;
+    auto allowed = machine().dynamic_shared.find({l.device, l.function});
+    size_t most = allowed == machine().dynamic_shared.end() ? STATIC_SHARED_LIMIT : (size_t)allowed->second;
+    int registers = registers_of(l.name);
+    uint64_t taken = (uint64_t)((registers * WARP + 255) / 256 * 256) * ((count + WARP - 1) / WARP);
+    if (!l.grid.x || !l.grid.y || !l.grid.z || !count)
+        snprintf(text, sizeof text, "grid (%u, %u, %u) of blocks (%u, %u, %u) is empty", l.grid.x, l.grid.y, l.grid.z, l.block.x, l.block.y, l.block.z);
+    else if (l.grid.x > 0x7FFFFFFFu || l.grid.y > 65535 || l.grid.z > 65535)
+        snprintf(text, sizeof text, "grid (%u, %u, %u) is over (2147483647, 65535, 65535)", l.grid.x, l.grid.y, l.grid.z);
+    else if (count > MAX_THREADS || l.block.x > 1024 || l.block.y > 1024 || l.block.z > 64)
+        snprintf(text, sizeof text, "block (%u, %u, %u) is over 1024 threads, or 64 in z", l.block.x, l.block.y, l.block.z);
+    else if (l.shared > most || l.shared > chip.shared)
+        e = cudaErrorInvalidValue, snprintf(text, sizeof text, "%zu bytes of dynamic shared memory: %zu are allowed on this device; cudaFuncSetAttribute raises that up to %zu on sm_%d",
+                                            l.shared, most, chip.shared, chip.chip);
+    else if (taken > 65536)
+        e = cudaErrorLaunchOutOfResources, snprintf(text, sizeof text, "%llu threads of %d registers take %llu of 65536 registers", (unsigned long long)count, registers, (unsigned long long)taken);
+    else return cudaSuccess;
+    *why = text;
+    return e;
+}
+
+template <typename P> inline void check_argument(const Launch &l, const P &argument, int number) {
+    if constexpr (std::is_pointer_v<P>) {
+        if (!argument || memory_type((const void *)argument) != cudaMemoryTypeUnregistered) return;
+        fail(&l.at, "kernel %s, argument %d: %p is neither device nor pinned memory", l.name.c_str(), number, (const void *)argument);
+    } else (void)l, (void)argument, (void)number;
+}
+
+inline void run_launch(const Launch &l) {
+    run_grid(&l);
+    size_t &seen = machine().static_shared[l.function];
+    if (seen < block.static_bytes) seen = block.static_bytes;
+    check_zones(("kernel " + l.name).c_str(), &l.at);
+}
+
+inline void unasked_error(const char *before, const Place *at) {
+    if (!launch_error.empty()) fail(at, "%s, but nobody has asked cudaGetLastError why this launch was refused: %s", before, launch_error.c_str());
+}
+
+/* Arguments are copied when the kernel is enqueued, converted as in a call of it. */
+template <typename... P>
+inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared, cudaStream_t stream, std::type_identity_t<P>... arguments) {
+    unasked_error("launches again", &at);
+    Call call("LAUNCH");
+    if (call.error) return;
+    cudaStream_t s = stream_of(stream);
+    if (!s) { call.give(cudaErrorInvalidResourceHandle); return; }
+    auto l = std::make_shared<Launch>(Launch{plain_name(name), at, (const void *)kernel, grid, threads_of_block, shared, s->device, nullptr});
+    std::string why;
+    if (cudaError_t e = check_launch(*l, &why)) {
+        call.give(e);
+        launch_error = "kernel " + l->name + ", " + at.file + ":" + std::to_string(at.line) + ": " + why;
+        fprintf(stderr, "CUDA on a CPU: %s\n", launch_error.c_str());
+        return;
+    }
+    int number = 0;
+    (check_argument<P>(*l, arguments, ++number), ...);
+    l->body = [kernel, copied = std::tuple<P...>(arguments...)] { std::apply(kernel, copied); };
+    enqueue(s, [l] { run_launch(*l); });
+}
+
+} // namespace emu
+
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+    emu::launch(#kernel, emu::Place{__FILE__, __LINE__}, kernel, grid, block, shared_bytes, stream __VA_OPT__(, ) __VA_ARGS__)
+
+// ---------------------------------------------------------------------------
+// for tests
+
+/* The after-th call of `api` (its name; LAUNCH for launches) from now on returns `code`. Codes that persist on a GPU
+ * (cudaErrorIllegalAddress and its kin) then come out of every later call. cuBLASLt's status codes go the same way. */
+inline void cuda_on_cpu_fail(const char *api, cudaError_t code, int after) {
+    std::unique_lock<std::mutex> lock(emu::machine().lock);
+    emu::machine().failures.push_back(emu::Failure{api, (int)code, after});
+}
+
+/* Nobody may write `bytes` from p on, inside device memory: NaNs, looked at after every kernel. At once; or, given a
+ * stream, from here on in its order. */
+inline void cuda_on_cpu_red_zone(void *p, size_t bytes) {
+    std::unique_lock<std::mutex> lock(emu::machine().lock);
+    emu::add_zone((char *)p, bytes);
+}
+inline void cuda_on_cpu_red_zone(void *p, size_t bytes, cudaStream_t stream) {
+    std::unique_lock<std::mutex> lock(emu::machine().lock);
+    emu::enqueue(emu::stream_of(stream), [p, bytes] { emu::add_zone((char *)p, bytes); });
+}
+inline void cuda_on_cpu_forget_zones(void *from, size_t bytes) {
+    std::unique_lock<std::mutex> lock(emu::machine().lock);
+    emu::forget_zones((char *)from, bytes);
+}
+inline void cuda_on_cpu_forget_zones(void *from, size_t bytes, cudaStream_t stream) {
+    std::unique_lock<std::mutex> lock(emu::machine().lock);
+    emu::enqueue(emu::stream_of(stream), [from, bytes] { emu::forget_zones((char *)from, bytes); });
+}
+
+/* Device memory of any size that takes no more than what is touched of it: for offsets beyond 2^31. cudaFree ends it. */
+inline void *cuda_on_cpu_sparse(size_t bytes) {
+    std::unique_lock<std::mutex> lock(emu::machine().lock);
+    void *p;
+    emu::allocate(&p, bytes, cudaMemoryTypeDevice, 0);
+    return p;
+}
+
+// ---------------------------------------------------------------------------
+// the API: errors, devices
+
+inline cudaError_t cudaGetLastError() {
+    emu::launch_error.clear();
+    cudaError_t e = emu::machine().sticky ? emu::machine().sticky : emu::last_error;
+    emu::last_error = cudaSuccess;
+    return e;
+}
+
+inline cudaError_t cudaPeekAtLastError() {
+    emu::launch_error.clear();
+    return emu::machine().sticky ? emu::machine().sticky : emu::last_error;
+}
+
+inline cudaError_t cudaGetDeviceCount(int *count) {
+    emu::Call call("cudaGetDeviceCount");
+    *count = 0;
+    if (call.error) return call.error;
+    if (!cuda_on_cpu.devices) return call.give(cudaErrorNoDevice);
+    *count = cuda_on_cpu.devices;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaSetDevice(int device) {
+    emu::Call call("cudaSetDevice");
+    if (call.error) return call.error;
+    if (device < 0 || device >= cuda_on_cpu.devices || device >= emu::MAX_DEVICES) return call.give(cudaErrorInvalidDevice);
+    emu::device_now = device;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int *device) {
+    emu::Call call("cudaGetDevice");
+    *device = emu::device_now;
+    return call.error;
+}
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerMultiprocessor, sharedMemPerBlockOptin, reservedSharedMemPerBlock;
+    int regsPerBlock, regsPerMultiprocessor, warpSize, maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3];
+    int major, minor, multiProcessorCount, maxThreadsPerMultiProcessor, maxBlocksPerMultiProcessor, l2CacheSize;
+    int integrated, unifiedAddressing, managedMemory, concurrentManagedAccess, concurrentKernels, asyncEngineCount, ECCEnabled;
+    int pciDomainID, pciBusID, pciDeviceID;
+};
+
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
+    *p = cudaDeviceProp();
+    emu::Call call("cudaGetDeviceProperties");
+    if (call.error) return call.error;
+    if (device < 0 || device >= cuda_on_cpu.devices) return call.give(cudaErrorInvalidDevice);
+    const emu::Limits &chip = emu::chip_limits();
+    snprintf(p->name, sizeof p->name, "CUDA on a CPU (sm_%d)", chip.chip);
+    p->totalGlobalMem = cuda_on_cpu.memory;
+    p->sharedMemPerBlock = emu::STATIC_SHARED_LIMIT, p->sharedMemPerBlockOptin = chip.shared;
+    p->sharedMemPerMultiprocessor = chip.shared_of_sm, p->reservedSharedMemPerBlock = 1024;
+    p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+    p->warpSize = emu::WARP, p->maxThreadsPerBlock = 1024;
+    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
+    p->maxGridSize[0] = 0x7FFFFFFF, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+    p->major = chip.chip / 10, p->minor = chip.chip % 10;
+    p->multiProcessorCount = cuda_on_cpu.multiprocessors;
+    p->maxThreadsPerMultiProcessor = chip.threads_of_sm, p->maxBlocksPerMultiProcessor = chip.blocks_of_sm;
+    p->l2CacheSize = 50 << 20;
+    p->unifiedAddressing = p->managedMemory = p->concurrentManagedAccess = p->concurrentKernels = 1, p->asyncEngineCount = 2;
+    p->pciBusID = device;
+    return cudaSuccess;
+}
+
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxSharedMemoryPerBlock = 8, cudaDevAttrWarpSize = 10, cudaDevAttrMaxRegistersPerBlock = 12,
+    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrL2CacheSize = 38, cudaDevAttrMaxThreadsPerMultiProcessor = 39, cudaDevAttrUnifiedAddressing = 41,
+    cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76, cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxRegistersPerMultiprocessor = 82, cudaDevAttrManagedMemory = 83, cudaDevAttrConcurrentManagedAccess = 89,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97, cudaDevAttrMaxBlocksPerMultiprocessor = 106
+};
+
+inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    *value = 0;
+    cudaDeviceProp p;
+    if (cudaError_t e = cudaGetDeviceProperties(&p, device)) return e;
+    switch (attribute) {
+        case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
+        case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
+        case cudaDevAttrWarpSize: *value = p.warpSize; break;
+        case cudaDevAttrMaxRegistersPerBlock: case cudaDevAttrMaxRegistersPerMultiprocessor: *value = p.regsPerBlock; break;
+        case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
+        case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
+        case cudaDevAttrUnifiedAddressing: case cudaDevAttrManagedMemory: case cudaDevAttrConcurrentManagedAccess: *value = 1; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)p.sharedMemPerMultiprocessor; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
+        case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; break;
+        default: return emu::last_error = cudaErrorInvalidValue;
+    }
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaDriverGetVersion(int *version) {
+    emu::Call call("cudaDriverGetVersion");
+    *version = cuda_on_cpu.driver;
+    return call.error;
+}
+
+inline cudaError_t cudaRuntimeGetVersion(int *version) {
+    emu::Call call("cudaRuntimeGetVersion");
+    *version = cuda_on_cpu.runtime;
+    return call.error;
+}
+
+inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    *total = *free_bytes = 0;
+    emu::Call call("cudaMemGetInfo");
+    if (call.error) return call.error;
+    *total = cuda_on_cpu.memory;
+    *free_bytes = cuda_on_cpu.memory - emu::machine().used[emu::device_now];
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------
+// the API: streams and events
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
+    *s = nullptr;
+    emu::Call call("cudaStreamCreateWithFlags");
+    if (call.error) return call.error;
+    if (flags > cudaStreamNonBlocking) return call.give(cudaErrorInvalidValue);
+    *s = emu::new_stream(emu::device_now, flags == cudaStreamDefault);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) { return cudaStreamCreateWithFlags(s, flags); }
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
+
+inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    emu::Call call("cudaStreamSynchronize");
+    if (call.error) return call.error;
+    if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    emu::finish(call.lock, s);
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceSynchronize() {
+    emu::Call call("cudaDeviceSynchronize");
+    if (call.error) return call.error;
+    emu::finish_all(call.lock);
+    return cudaSuccess;
+}
+
+/* A query lets one operation run, so that who polls gets there. */
+inline cudaError_t cudaStreamQuery(cudaStream_t s) {
+    emu::Call call("cudaStreamQuery");
+    if (call.error) return call.error;
+    if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    if (s->queue.empty()) return cudaSuccess;
+    emu::open_memory();
+    emu::run_one(call.lock);
+    emu::close_memory();
+    return s->queue.empty() ? cudaSuccess : call.give(cudaErrorNotReady);
+}
+
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    emu::Call call("cudaStreamDestroy");
+    if (call.error) return call.error;
+    if (!emu::machine().streams.count(s)) return call.give(cudaErrorInvalidResourceHandle);
+    emu::finish(call.lock, s);
+    emu::machine().streams.erase(s);
+    delete s;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
+    *e = nullptr;
+    emu::Call call("cudaEventCreateWithFlags");
+    if (call.error) return call.error;
+    *e = new CUevent_st{!(flags & cudaEventDisableTiming), nullptr};
+    emu::machine().events.insert(*e);
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
+
+inline cudaError_t cudaEventDestroy(cudaEvent_t e) { // queued records and waits of it stay
+    emu::Call call("cudaEventDestroy");
+    if (call.error) return call.error;
+    if (!emu::machine().events.erase(e)) return call.give(cudaErrorInvalidResourceHandle);
+    delete e;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
+    emu::Call call("cudaEventRecord");
+    if (call.error) return call.error;
+    if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    e->last = std::make_shared<emu::Mark>();
+    emu::enqueue(s, nullptr).record = e->last;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) { // what is recorded later is not waited for
+    emu::Call call("cudaStreamWaitEvent");
+    if (call.error) return call.error;
+    if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    if (e->last) emu::enqueue(s, nullptr).awaits = e->last;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    emu::Call call("cudaEventSynchronize");
+    if (call.error) return call.error;
+    if (!emu::machine().events.count(e)) return call.give(cudaErrorInvalidResourceHandle);
+    std::shared_ptr<emu::Mark> mark = e->last;
+    if (mark) emu::run_until(call.lock, [mark] { return mark->done; });
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventQuery(cudaEvent_t e) {
+    emu::Call call("cudaEventQuery");
+    if (call.error) return call.error;
+    if (!emu::machine().events.count(e)) return call.give(cudaErrorInvalidResourceHandle);
+    std::shared_ptr<emu::Mark> mark = e->last;
+    if (!mark || mark->done) return cudaSuccess;
+    emu::open_memory();
+    emu::run_one(call.lock);
+    emu::close_memory();
+    return mark->done ? cudaSuccess : call.give(cudaErrorNotReady);
+}
+
+inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
+    *milliseconds = 0;
+    emu::Call call("cudaEventElapsedTime");
+    if (call.error) return call.error;
+    for (cudaEvent_t e : {from, to})
+        if (!emu::machine().events.count(e) || !e->timing || !e->last) return call.give(cudaErrorInvalidResourceHandle);
+    if (!from->last->done || !to->last->done) return call.give(cudaErrorNotReady);
+    *milliseconds = (float)(1e3 * (to->last->seconds - from->last->seconds));
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t function, void *argument) {
+    emu::Call call("cudaLaunchHostFunc");
+    if (call.error) return call.error;
+    if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    emu::enqueue(s, [function, argument] { function(argument); }).on_host = true;
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------
+// the API: memory
+
+inline cudaError_t cuda_on_cpu_allocate(const char *api, void **p, size_t bytes, cudaMemoryType type) {
+    emu::Call call(api);
+    *p = nullptr;
+    if (call.error || !bytes) return call.error;
+    return call.give(emu::allocate(p, bytes, type, type == cudaMemoryTypeHost ? 0 : bytes));
+}
+
+template <typename T> inline cudaError_t cudaMalloc(T **p, size_t bytes) { return cuda_on_cpu_allocate("cudaMalloc", (void **)p, bytes, cudaMemoryTypeDevice); }
+template <typename T> inline cudaError_t cudaMallocHost(T **p, size_t bytes, unsigned = 0) { return cuda_on_cpu_allocate("cudaMallocHost", (void **)p, bytes, cudaMemoryTypeHost); }
+template <typename T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned) { return cuda_on_cpu_allocate("cudaHostAlloc", (void **)p, bytes, cudaMemoryTypeHost); }
+template <typename T> inline cudaError_t cudaMallocManaged(T **p, size_t bytes, unsigned = cudaMemAttachGlobal) {
+    return cuda_on_cpu_allocate("cudaMallocManaged", (void **)p, bytes, cudaMemoryTypeManaged);
+}
+
+inline cudaError_t cuda_on_cpu_release(const char *api, void *p, bool host) { // waits for all that is queued
+    emu::Call call(api);
+    if (call.error || !p) return call.error;
+    emu::finish_all(call.lock);
+    return call.give(emu::release(p, host));
+}
+inline cudaError_t cudaFree(void *p) { return cuda_on_cpu_release("cudaFree", p, false); }
+inline cudaError_t cudaFreeHost(void *p) { return cuda_on_cpu_release("cudaFreeHost", p, true); }
+
+namespace emu {
+
+/* A copy of `height` rows of `width` bytes. Its pageable source is read now, its pinned or device source when it runs. */
+inline cudaError_t copy(const char *api, Place at, void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind,
+                        cudaStream_t stream, bool blocking) {
+    Call call(api);
+    if (call.error) return call.error;
+    cudaStream_t s = stream_of(stream);
+    if (!s) return call.give(cudaErrorInvalidResourceHandle);
+    if ((unsigned)kind > cudaMemcpyDefault) return call.give(cudaErrorInvalidMemcpyDirection);
+    if (height > 1 && (width > to_pitch || width > from_pitch)) return call.give(cudaErrorInvalidPitchValue);
+    if (!width || !height) return cudaSuccess;
+    if (!to || !from) return call.give(cudaErrorInvalidValue);
+    bool to_device = is_device(memory_type(to)), from_device = is_device(memory_type(from));
+    if (kind != cudaMemcpyDefault) {
+        to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+        from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    }
+    std::string to_what = std::string("the destination of ") + api, from_what = std::string("the source of ") + api;
+    check_range(to_what.c_str(), to, (height - 1) * to_pitch + width, to_device, at);
+    check_range(from_what.c_str(), from, (height - 1) * from_pitch + width, from_device, at);
+    std::shared_ptr<std::vector<char>> staged;
+    if (memory_type(from) == cudaMemoryTypeUnregistered) {
+        staged = std::make_shared<std::vector<char>>(width * height);
+        for (size_t i = 0; i < height; i++) memcpy(staged->data() + i * width, (const char *)from + i * from_pitch, width);
+        from = staged->data(), from_pitch = width;
+    }
+    enqueue(s, [=] {
+        check_no_zone(to_what.c_str(), to, (height - 1) * to_pitch + width, at);
+        if (!staged) check_no_zone(from_what.c_str(), from, (height - 1) * from_pitch + width, at);
+        if (width == to_pitch && width == from_pitch) memmove(to, from, width * height);
+        else for (size_t i = 0; i < height; i++) memmove((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+    });
+    if (blocking || memory_type(to) == cudaMemoryTypeUnregistered) finish(call.lock, s); // pageable: the call returns when it is done
+    return cudaSuccess;
+}
+
+inline cudaError_t set(const char *api, Place at, void *p, int value, size_t bytes, cudaStream_t stream) {
+    Call call(api);
+    if (call.error) return call.error;
+    cudaStream_t s = stream_of(stream);
+    if (!s) return call.give(cudaErrorInvalidResourceHandle);
+    if (!bytes) return cudaSuccess;
+    std::string what = std::string("the memory of ") + api;
+    check_range(what.c_str(), p, bytes, true, at);
+    enqueue(s, [=] {
+        check_no_zone(what.c_str(), p, bytes, at);
+        memset(p, value, bytes);
+    });
+    return cudaSuccess;
+}
+
+} // namespace emu
+
+inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, emu::Place at = emu::Place::here()) {
+    return emu::copy("cudaMemcpy", at, to, bytes, from, bytes, bytes, 1, kind, nullptr, true);
+}
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
+    return emu::copy("cudaMemcpyAsync", at, to, bytes, from, bytes, bytes, 1, kind, s, false);
+}
+inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind,
+                                     cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
+    return emu::copy("cudaMemcpy2DAsync", at, to, to_pitch, from, from_pitch, width, height, kind, s, false);
+}
+inline cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind, emu::Place at = emu::Place::here()) {
+    return emu::copy("cudaMemcpy2D", at, to, to_pitch, from, from_pitch, width, height, kind, nullptr, true);
+}
+inline cudaError_t cudaMemset(void *p, int value, size_t bytes, emu::Place at = emu::Place::here()) { return emu::set("cudaMemset", at, p, value, bytes, nullptr); }
+inline cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
+    return emu::set("cudaMemsetAsync", at, p, value, bytes, s);
+}
+
+struct cudaPointerAttributes { cudaMemoryType type; int device; void *devicePointer, *hostPointer; };
+
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p) {
+    *a = cudaPointerAttributes{cudaMemoryTypeUnregistered, -1, nullptr, (void *)p};
+    emu::Call call("cudaPointerGetAttributes");
+    if (call.error) return call.error;
+    auto it = emu::find_memory(p);
+    if (it == emu::machine().memory.end()) return cudaSuccess;
+    *a = cudaPointerAttributes{it->second.type, it->second.device, (void *)p, it->second.type == cudaMemoryTypeDevice ? nullptr : (void *)p};
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------
+// the API: kernels
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
+struct cudaFuncAttributes { size_t sharedSizeBytes, constSizeBytes, localSizeBytes; int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, maxDynamicSharedSizeBytes; };
+
+template <typename F> inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attribute, int value) {
+    emu::Call call("cudaFuncSetAttribute");
+    if (call.error) return call.error;
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0) return call.give(cudaErrorInvalidValue);
+    if ((size_t)value + emu::machine().static_shared[(const void *)kernel] > emu::chip_limits().shared) return call.give(cudaErrorInvalidValue);
+    emu::machine().dynamic_shared[{emu::device_now, (const void *)kernel}] = value;
+    return cudaSuccess;
+}
+
+template <typename F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel) { // static shared memory: what was seen so far
+    *a = cudaFuncAttributes();
+    emu::Call call("cudaFuncGetAttributes");
+    if (call.error) return call.error;
+    auto allowed = emu::machine().dynamic_shared.find({emu::device_now, (const void *)kernel});
+    a->sharedSizeBytes = emu::machine().static_shared[(const void *)kernel];
+    a->maxThreadsPerBlock = 1024;
+    a->ptxVersion = a->binaryVersion = emu::chip_limits().chip;
+    a->maxDynamicSharedSizeBytes = allowed == emu::machine().dynamic_shared.end() ? (int)emu::STATIC_SHARED_LIMIT : allowed->second;
+    return cudaSuccess;
+}
+
+template <typename F> inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *kernel, int threads, size_t shared) { // registers are not known
+    *blocks = 0;
+    emu::Call call("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    if (call.error) return call.error;
+    const emu::Limits &chip = emu::chip_limits();
+    if (threads < 1 || threads > emu::MAX_THREADS) return call.give(cudaErrorInvalidValue);
+    size_t bytes = shared + emu::machine().static_shared[(const void *)kernel] + 1024; // each block reserves 1 KB
+    *blocks = std::min(std::min(chip.blocks_of_sm, chip.threads_of_sm / ((threads + 31) / 32 * 32)), (int)(chip.shared_of_sm / bytes));
+    return cudaSuccess;
+}
+#endif
