@@ -88,6 +88,6 @@ static const Version op_versions[] = {
 
 static const Op op = {"cast", cast_case, NULL, cast_definition, op_versions,
     {{"odd", {1003}}, FOR_CPU({"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}})
-     FOR_GPU({"1B layer", {60821504}}, {"8B layer", {218112000}})}};
+     FOR_GPU({"even", {4096}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
 
 PAGE(&op)

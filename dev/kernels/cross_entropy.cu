@@ -181,6 +181,6 @@ static const Version op_versions[] = {
 
 static const Op op = {"cross_entropy", loss_case, loss_prepare, loss_definition, op_versions,
     {{"odd", {37, 1003}}, FOR_CPU({"bench-8m chunk", {1024, 4096}}, {"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}})
-     FOR_GPU({"chunk, small vocabulary", {2048, 32000}}, {"1B chunk", {2048, 128256}})}};
+     FOR_GPU({"even", {24, 2048}}, {"chunk, small vocabulary", {2048, 32000}}, {"1B chunk", {2048, 128256}})}};
 
 PAGE(&op)

@@ -180,12 +180,12 @@ static const Op forward = {"embedding_forward", forward_case, forward_prepare, f
     {{"odd", {333, 301, 97, 0, 10}},
      FOR_CPU({"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
              {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer", {1024, 2048, 128256}})
-     FOR_GPU({"1B", {8192, 2048, 128256}}, {"8B", {8192, 4096, 128256}})}};
+     FOR_GPU({"even", {128, 256, 61, 30}}, {"1B", {8192, 2048, 128256}}, {"8B", {8192, 4096, 128256}})}};
 
 static const Op backward = {"embedding_backward", backward_case, backward_prepare, backward_definition, backward_versions,
     {{"odd", {333, 301, 97, 0, 10}},
      FOR_CPU({"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
              {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer, 1 of 4 slices", {1024, 2048, 32064, 0, 75}})
-     FOR_GPU({"1B", {8192, 2048, 128256}}, {"1B, 90 % one token", {8192, 2048, 128256, 90}})}};
+     FOR_GPU({"even", {128, 256, 61, 30}}, {"1B", {8192, 2048, 128256}}, {"1B, 90 % one token", {8192, 2048, 128256, 90}})}};
 
 PAGE(&forward, &backward)

@@ -305,18 +305,18 @@ static const Op forward = {"linear_forward", forward_case, NULL, forward_definit
     {{"odd", {131, 301, 277}},
      FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
              {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, 1}}, {"1B layer gate_up", {1024, 2048, 16384}})
-     FOR_GPU({"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, 1}})}};
+     FOR_GPU({"even", {192, 160, 136, 1}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, 1}})}};
 
 static const Op input = {"linear_backward_input", input_case, NULL, input_definition, input_versions,
     {{"odd", {131, 277, 301, 5}},
      FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
              {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}})
-     FOR_GPU({"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0}})}};
+     FOR_GPU({"even", {192, 136, 160, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0}})}};
 
 static const Op weight = {"linear_backward_weight", weight_case, NULL, weight_definition, weight_versions,
     {{"odd", {1030, 77, 139, 5, 1}},
      FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
              {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}})
-     FOR_GPU({"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0, 1}})}};
+     FOR_GPU({"even", {192, 160, 136, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0, 1}})}};
 
 PAGE(&forward, &input, &weight)

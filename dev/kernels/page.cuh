@@ -12,36 +12,13 @@ static const double FLOPS_UNIT = 1e12;
 static const char *const COLUMNS[3] = {"TFLOP/s", "of measured", "measured rates"};
 
 #ifdef CUDA_ON_CPU
-static size_t page_memory(void) { return (size_t)192 << 20; } // bytes of an arena; these are cleared at once
+static size_t page_memory(void) { return (size_t)32 << 20; } // bytes of an arena; these are cleared at once
 #else
 static size_t page_memory(void) { return (size_t)20 << 30; }
 #endif
 
 // ---------------------------------------------------------------------------
-// what kernels share
-
-enum { WARP = 32, VEC = 16 / (int)sizeof(floatX) }; // VEC: elements in 16 bytes, the widest load
-
-static __device__ __forceinline__ void load_vec(float (&x)[VEC], const floatX *p) { // p: a multiple of 16 bytes
-    union { uint4 bytes; floatX elements[VEC]; } v;
-    v.bytes = *(const uint4 *)p;
-    for (int i = 0; i < VEC; i++) x[i] = to_float(v.elements[i]);
-}
-static __device__ __forceinline__ void store_vec(floatX *p, const float (&x)[VEC]) {
-    union { uint4 bytes; floatX elements[VEC]; } v;
-    for (int i = 0; i < VEC; i++) v.elements[i] = from_float(x[i]);
-    *(uint4 *)p = v.bytes;
-}
-
-/* Sum, or largest, over the lanes of a warp; all of them get it. Halves, then quarters, …: a fixed order. */
-static __device__ __forceinline__ float warp_total(float x) {
-    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, lanes);
-    return x;
-}
-static __device__ __forceinline__ float warp_largest(float x) {
-    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, lanes));
-    return x;
-}
+// what kernels share; kernels.cuh has load<W>, store<W>, warp_sum and the choice of W
 
 static __device__ __forceinline__ int64_t thread_number(void) { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 static unsigned blocks_for(int64_t threads, int block) { return (unsigned)blocks_of(threads, block); } // grid.x goes to 2^31 - 1
@@ -106,7 +83,7 @@ static void rates_open(Device *dev, const PageOptions *o) {
             rate.tensors[k].data = arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page", (size_t)counts[k] * sizeof(floatX));
             KERNEL(dev, random_kernel, blocks_for(counts[k], 256), 256, 0, (floatX *)rate.tensors[k].data, counts[k]);
         }
-        page_gpu.product = fmax(page_gpu.product, 2.0 * RATE_TOKENS * (double)(IC * OC) / timed_median(&rate, rate_product));
+        page_gpu.product = fmax(page_gpu.product, 2 * (double)(RATE_TOKENS * IC * OC) / timed_median(&rate, rate_product));
         arena_release(dev, MEM_ACTIVATIONS, 0);
     }
     printf(page_checks.markdown ? "\n%s, %d rounds, medians; measured: %.0f GB/s copied (read and written), %.1f TFLOP/s in the fastest product of %s.\n"

@@ -70,13 +70,15 @@ typedef struct {
     void (*prepare)(Case *c);  // or NULL: makes random inputs fit together (an rstd that belongs to its x)
     void (*define)(Case *c);   // from D() to R()
     const Version *versions;   // (at most PAGE_VERSIONS), END_OF_VERSIONS behind the last; in CUDA: those of OP.cuh
-    Size sizes[8];             // the first, small and odd, is the one that --check runs too
+    Size sizes[8];             // the first CHECKED, small, are those that --check runs too: one that divides nothing; in CUDA, one of whole vectors and tiles
 } Op;
 #define END_OF_VERSIONS {NULL, NULL, NULL}
 #ifdef USE_CUDA // sizes that are worth a processor's time, or a GPU's
+enum { CHECKED = 2 };
 #define FOR_CPU(...)
 #define FOR_GPU(...) __VA_ARGS__
 #else
+enum { CHECKED = 1 };
 #define FOR_CPU(...) __VA_ARGS__
 #define FOR_GPU(...)
 #endif
@@ -633,7 +635,7 @@ static void op_run(const Op *op, Device *dev, const PageOptions *o) {
     }
     for (int i = 0; i < 8 && op->sizes[i].label; i++) {
         const Size *s = &op->sizes[i];
-        if ((o->check && i > 0) || (o->size && !strstr(s->label, o->size))) continue;
+        if ((o->check && i >= CHECKED) || (o->size && !strstr(s->label, o->size))) continue;
         case_open(c, op, dev, s->label, s->size);
         case_random(c);
         if (op->prepare) op->prepare(c);

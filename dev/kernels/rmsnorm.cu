@@ -241,10 +241,10 @@ static const Version backward_versions[] = {
 
 static const Op forward = {"rmsnorm_forward", forward_case, NULL, forward_definition, forward_versions,
     {{"odd", {333, 301}}, FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
-     FOR_GPU({"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
+     FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
 
 static const Op backward = {"rmsnorm_backward", backward_case, backward_prepare, backward_definition, backward_versions,
     {{"odd", {333, 301}}, FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
-     FOR_GPU({"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
+     FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
 
 PAGE(&forward, &backward)

@@ -35,7 +35,7 @@ static __global__ void __launch_bounds__(128) forward_kernel2(floatX *out, float
         sum[row + i] = s;
         squares += to_float(s) * to_float(s);
     }
-    float scale = 1.0f / sqrtf(warp_total(squares) / (float)C + EPS);
+    float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + EPS);
     if (lane == 0) rstd[n] = scale;
     for (int64_t i = lane; i < C; i += WARP) out[row + i] = from_float(to_float(sum[row + i]) * scale * to_float(w[i]));
 }
@@ -43,43 +43,38 @@ static void forward_row_a_warp(Case *c) {
     KERNEL(c->dev, forward_kernel2, blocks_for(c->size[0], 4), 128, 0, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
-// The same by vectors; the row waits in shared memory, so its second reading asks neither L2 nor memory. Rows of odd length: as 2.
-static __global__ void __launch_bounds__(128) forward_kernel3(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w, int64_t N, int64_t C) {
+// The same, W elements a lane; the row waits in shared memory for its scale, and is not read again.
+template <int W> static __global__ void __launch_bounds__(128) forward_kernel3(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w, int64_t N, int64_t C) {
     DYN_SHARED(floatX, rows); // (4, C)
     int64_t n = thread_number() / WARP, row = n * C;
     int lane = threadIdx.x % WARP;
     floatX *kept = rows + threadIdx.x / WARP * C;
+    float v[W], other[W], squares = 0;
     if (n >= N) return;
-    float squares = 0;
-    for (int64_t i = lane * VEC; i < C; i += WARP * VEC) {
-        float v[VEC], d[VEC];
-        load_vec(v, x + row + i);
-        load_vec(d, delta + row + i);
-        for (int j = 0; j < VEC; j++) {
-            v[j] = to_float(from_float(v[j] + d[j]));
+    for (int64_t i = lane * W; i < C; i += WARP * W) {
+        load(v, x + row + i);
+        load(other, delta + row + i);
+        for (int j = 0; j < W; j++) {
+            v[j] = to_float(from_float(v[j] + other[j]));
             squares += v[j] * v[j];
         }
-        store_vec(sum + row + i, v);
-        store_vec(kept + i, v); // read again by this lane alone: no barrier
+        store(sum + row + i, v);
+        store(kept + i, v); // for this lane alone: no barrier
     }
-    float scale = 1.0f / sqrtf(warp_total(squares) / (float)C + EPS);
+    float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + EPS);
     if (lane == 0) rstd[n] = scale;
-    for (int64_t i = lane * VEC; i < C; i += WARP * VEC) {
-        float v[VEC], weight[VEC];
-        load_vec(v, kept + i);
-        load_vec(weight, w + i);
-        for (int j = 0; j < VEC; j++) v[j] *= scale * weight[j];
-        store_vec(out + row + i, v);
+    for (int64_t i = lane * W; i < C; i += WARP * W) {
+        load(v, kept + i);
+        load(other, w + i);
+        for (int j = 0; j < W; j++) v[j] *= scale * other[j];
+        store(out + row + i, v);
     }
 }
 static void forward_vectors(Case *c) {
-    size_t bytes = 4 * (size_t)c->size[1] * sizeof(floatX);
-    if (c->size[1] % VEC || bytes > (size_t)c->dev->shared_limit) {
-        forward_row_a_warp(c);
-        return;
-    }
-    cuda_check(cudaFuncSetAttribute(forward_kernel3, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "asking for shared memory");
-    KERNEL(c->dev, forward_kernel3, blocks_for(c->size[0], 4), 128, bytes, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
+    int bytes = 4 * (int)c->size[1] * (int)sizeof(floatX), vectors = c->size[1] % WIDE == 0;
+    cuda_check(cudaFuncSetAttribute(vectors ? forward_kernel3<WIDE> : forward_kernel3<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "asking for shared memory");
+    KERNEL_BY_WIDTH(c->dev, vectors, WIDE, forward_kernel3, blocks_for(c->size[0], 4), 128, (size_t)bytes,
+                    X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
 static const Version forward_versions[] = {
@@ -105,7 +100,7 @@ template <bool ATOMIC> static __global__ void __launch_bounds__(128) dx_kernel(f
         dot += d * to_float(w[i]) * y;
         if (ATOMIC) atomicAdd(dw + i, d * y);
     }
-    float mean = warp_total(dot) / (float)C;
+    float mean = warp_sum(dot) / (float)C;
     for (int64_t i = lane; i < C; i += WARP) {
         float y = to_float(x[row + i]) * scale, g = to_float(dout[row + i]) * to_float(w[i]);
         dx[row + i] = from_float(scale * (g - y * mean) + to_float(dx[row + i])); // the residual's gradient lies in dx

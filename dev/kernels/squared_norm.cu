@@ -20,12 +20,6 @@ static void norm_definition(Case *c) {
     R("total")[0] = total;
 }
 
-static void norm_in_use(Case *c) {
-    ExactSum total = ZERO;
-    squared_norm(c->dev, &total, F("x"), c->size[0]);
-    F("total")[0] = (float)exact_value(&total);
-}
-
 #ifndef USE_CUDA
 static void norm_double(Case *c) {
     const float *x = F("x");
@@ -70,6 +64,12 @@ static void norm_threads(Case *c) {
     F("total")[0] = (float)total;
 }
 
+static void norm_in_use(Case *c) {
+    ExactSum total = ZERO;
+    squared_norm(c->dev, &total, F("x"), c->size[0]);
+    F("total")[0] = (float)exact_value(&total);
+}
+
 static const Version norm_versions[] = {
     {"1 double", "the definition: each element is widened, and waits for the sum of all before it.", norm_double},
     {"2 blocks", "128 squares in fp32, such blocks in double: no widening, but the additions still wait for each other.", norm_blocks},
@@ -85,6 +85,6 @@ static const Version norm_versions[] = {
 
 static const Op norm = {"squared_norm", norm_case, NULL, norm_definition, norm_versions,
     {{"odd", {1003}}, FOR_CPU({"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}})
-     FOR_GPU({"1B layer", {60821504}}, {"8B layer", {218112000}})}};
+     FOR_GPU({"even", {12800}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
 
 PAGE(&norm)

@@ -165,10 +165,10 @@ static const Version backward_versions[] = {
 
 static const Op forward = {"swiglu_forward", forward_case, NULL, forward_definition, forward_versions,
     {{"odd", {77, 1003}}, FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})
-     FOR_GPU({"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
+     FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
 
 static const Op backward = {"swiglu_backward", backward_case, NULL, backward_definition, backward_versions,
     {{"odd", {77, 1003}}, FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})
-     FOR_GPU({"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
+     FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
 
 PAGE(&forward, &backward)

@@ -22,26 +22,19 @@ static void forward_elements(Case *c) {
     KERNEL(c->dev, forward_kernel1, (unsigned)(N * blocks_of(F, 256)), 256, 0, X("h"), X("gate_up"), F);
 }
 
-// The same with 16 bytes a thread and load. Rows of odd length begin anywhere, where such loads are not allowed: VEC is then
-// the width of the tail alone.
-template <bool ALIGNED> static __global__ void __launch_bounds__(256) forward_kernel2(floatX *h, const floatX *gate_up, int64_t F) {
-    int64_t across = blocks_of(F, 256 * VEC), n = blockIdx.x / across, f = (blockIdx.x % across * 256 + threadIdx.x) * VEC;
-    const floatX *gate = gate_up + n * 2 * F + f, *up = gate + F;
-    floatX *out = h + n * F + f;
-    if (ALIGNED && f < F) {
-        float g[VEC], u[VEC];
-        load_vec(g, gate);
-        load_vec(u, up);
-        for (int i = 0; i < VEC; i++) g[i] = silu_of(g[i]) * u[i];
-        store_vec(out, g);
-    }
-    for (int i = 0; !ALIGNED && i < min_i64(VEC, F - f); i++) out[i] = from_float(silu_of(to_float(gate[i])) * to_float(up[i]));
+// The same with W elements a thread: 16 bytes of them a load, or 1 where rows of odd length begin at odd places.
+template <int W> static __global__ void __launch_bounds__(256) forward_kernel2(floatX *h, const floatX *gate_up, int64_t F) {
+    int64_t across = blocks_of(F, 256 * W), n = blockIdx.x / across, f = (blockIdx.x % across * 256 + threadIdx.x) * W;
+    float g[W], up[W];
+    if (f >= F) return;
+    load(g, gate_up + n * 2 * F + f);
+    load(up, gate_up + n * 2 * F + F + f);
+    for (int i = 0; i < W; i++) g[i] = silu_of(g[i]) * up[i];
+    store(h + n * F + f, g);
 }
 static void forward_vectors(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
-    unsigned blocks = (unsigned)(N * blocks_of(F, 256 * VEC));
-    if (F % VEC == 0) KERNEL(c->dev, forward_kernel2<true>, blocks, 256, 0, X("h"), X("gate_up"), F);
-    else KERNEL(c->dev, forward_kernel2<false>, blocks, 256, 0, X("h"), X("gate_up"), F);
+    KERNEL_BY_WIDTH(c->dev, F % WIDE == 0, WIDE, forward_kernel2, (unsigned)(N * blocks_of(F, 256 * W)), 256, 0, X("h"), X("gate_up"), F);
 }
 
 static const Version forward_versions[] = {
@@ -96,30 +89,21 @@ static void backward_one_pass(Case *c) {
     KERNEL(c->dev, backward_kernel, blocks_for(count, 256), 256, 0, X("gate_up"), X("dh"), c->size[1], count);
 }
 
-template <bool ALIGNED> static __global__ void __launch_bounds__(256) backward_vectors_kernel(floatX *gate_up, const floatX *dh, int64_t F) {
-    int64_t across = blocks_of(F, 256 * VEC), n = blockIdx.x / across, f = (blockIdx.x % across * 256 + threadIdx.x) * VEC;
+template <int W> static __global__ void __launch_bounds__(256) backward_vectors_kernel(floatX *gate_up, const floatX *dh, int64_t F) {
+    int64_t across = blocks_of(F, 256 * W), n = blockIdx.x / across, f = (blockIdx.x % across * 256 + threadIdx.x) * W;
     floatX *gate = gate_up + n * 2 * F + f, *up = gate + F;
-    const floatX *in = dh + n * F + f;
-    if (ALIGNED && f < F) {
-        float g[VEC], u[VEC], d[VEC];
-        load_vec(g, gate);
-        load_vec(u, up);
-        load_vec(d, in);
-        for (int i = 0; i < VEC; i++) both_gradients(&g[i], &u[i], d[i]);
-        store_vec(gate, g);
-        store_vec(up, u);
-    }
-    for (int i = 0; !ALIGNED && i < min_i64(VEC, F - f); i++) {
-        float g = to_float(gate[i]), u = to_float(up[i]);
-        both_gradients(&g, &u, to_float(in[i]));
-        gate[i] = from_float(g), up[i] = from_float(u);
-    }
+    float g[W], u[W], d[W];
+    if (f >= F) return;
+    load(g, gate);
+    load(u, up);
+    load(d, dh + n * F + f);
+    for (int i = 0; i < W; i++) both_gradients(&g[i], &u[i], d[i]);
+    store(gate, g);
+    store(up, u);
 }
 static void backward_vectors(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
-    unsigned blocks = (unsigned)(N * blocks_of(F, 256 * VEC));
-    if (F % VEC == 0) KERNEL(c->dev, backward_vectors_kernel<true>, blocks, 256, 0, X("gate_up"), X("dh"), F);
-    else KERNEL(c->dev, backward_vectors_kernel<false>, blocks, 256, 0, X("gate_up"), X("dh"), F);
+    KERNEL_BY_WIDTH(c->dev, F % WIDE == 0, WIDE, backward_vectors_kernel, (unsigned)(N * blocks_of(F, 256 * W)), 256, 0, X("gate_up"), X("dh"), F);
 }
 
 static const Version backward_versions[] = {

@@ -108,6 +108,6 @@ static const Op op = {"tree_sum", sum_case, NULL, sum_definition, op_versions,
     {{"odd", {7, 1003, 1}},
      FOR_CPU({"bench-8m tensor, 8 ranks", {8, 10368}}, {"bench-125m block, 2 ranks", {2, 3146496}},
              {"bench-125m block, 8 ranks", {8, 786624}}, {"bench-125m block, += 1", {1, 6292992, 1}}, {"1B layer, 8 ranks", {8, 7602688}})
-     FOR_GPU({"1B layer, 2 ranks", {2, 30410752}}, {"1B layer, 8 ranks", {8, 7602688}}, {"8B layer, 8 ranks, +=", {8, 27264000, 1}})}};
+     FOR_GPU({"even", {5, 2048}}, {"1B layer, 2 ranks", {2, 30410752}}, {"1B layer, 8 ranks", {8, 7602688}}, {"8B layer, 8 ranks, +=", {8, 27264000, 1}})}};
 
 PAGE(&op)
