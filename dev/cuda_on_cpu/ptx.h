@@ -73,11 +73,10 @@ inline void land(const Copy &c) {
     else memset(c.to, 0, 16);
 }
 
-inline void land_groups(Thread *t, size_t keep) { // all but the newest `keep` groups that are closed
-    while (t->copies.size() > keep + 1) {
-        for (const Copy &c : t->copies[0]) land(c);
-        t->copies.erase(t->copies.begin());
-    }
+inline void land_groups(Thread *t, unsigned keep) { // all groups but the newest `keep` that are closed, and the open one
+    size_t n = 0;
+    while (n < t->copies.size() && t->copies[n].group + keep < t->group) land(t->copies[n++]);
+    t->copies.erase(t->copies.begin(), t->copies.begin() + (long)n);
 }
 
 } // namespace emu
@@ -97,24 +96,17 @@ inline void ptx_cp_async(void *shared, const void *global, bool valid, emu::Plac
     if (!t) emu::fail(&at, "cp.async in host code");
     if ((uintptr_t)shared % 16 || (valid && (uintptr_t)global % 16)) emu::fail(&at, "cp.async from %p to %p: both must be aligned to 16 bytes", global, shared);
     if (!emu::in_shared(shared, 16)) emu::fail(&at, "cp.async to %p, which is not in the block's shared memory", shared);
-    emu::Copy c = {shared, global, valid};
+    emu::Copy c = {shared, global, valid, t->group};
     if (emu::landing() == emu::LANDS_AT_ISSUE || (emu::landing() == emu::LANDS_ANY_TIME && emu::choose(2))) {
         emu::land(c);
         return;
     }
     memset(shared, emu::SHARED_POISON, 16);
-    if (t->copies.empty()) t->copies.emplace_back();
-    t->copies.back().push_back(c);
+    t->copies.push_back(c);
 }
 
-inline void ptx_cp_async_commit() {
-    if (!emu::current->copies.empty()) emu::current->copies.emplace_back();
-    else emu::current->copies.resize(2);
-}
-
-template <int N> inline void ptx_cp_async_wait() {
-    emu::land_groups(emu::current, N);
-}
+inline void ptx_cp_async_commit() { emu::current->group++; }
+template <int N> inline void ptx_cp_async_wait() { emu::land_groups(emu::current, N); }
 
 inline float ptx_exp2(float x) { return exp2f(x); }
 #endif

@@ -32,8 +32,8 @@ struct Memory { // what one cudaMalloc, cudaMallocHost or cudaMallocManaged gave
     size_t bytes;
     cudaMemoryType type;
     int device;
-    char *mapping; // with pages and guards around it
-    size_t mapped;
+    char *mapping; // with guards around it, and around them what nobody may touch
+    size_t mapped, before; // bytes of all; of what nobody may touch before it
     size_t counted; // bytes of the device's memory
 };
 
@@ -72,6 +72,7 @@ struct Machine {
     size_t used[MAX_DEVICES];        // bytes of each device
     uint64_t orders;
     int open;                        // device memory may be touched: so many want it
+    bool closed;                     // it is out of reach
     std::map<std::pair<int, const void *>, int> dynamic_shared; // what cudaFuncSetAttribute allowed, by device and kernel
     std::map<const void *, size_t> static_shared; // bytes that a kernel was seen to have
     std::vector<Failure> failures;   // to be injected
@@ -105,6 +106,13 @@ inline std::map<char *, Memory>::iterator find_memory(const void *p) { // one by
     return (char *)p <= it->first + it->second.bytes ? it : m.memory.end();
 }
 
+inline std::map<char *, Memory>::iterator mapping_of(const void *p) { // the same, guards and pages around it included
+    Machine &m = machine();
+    auto it = m.memory.begin();
+    while (it != m.memory.end() && ((char *)p < it->second.mapping || (char *)p >= it->second.mapping + it->second.mapped)) ++it;
+    return it;
+}
+
 inline cudaMemoryType memory_type(const void *p) {
     auto it = find_memory(p);
     return it == machine().memory.end() ? cudaMemoryTypeUnregistered : it->second.type;
@@ -118,18 +126,20 @@ inline const char *memory_name(cudaMemoryType t) {
 inline bool is_device(cudaMemoryType t) { return t == cudaMemoryTypeDevice || t == cudaMemoryTypeManaged; }
 
 inline void protect(const Memory &m, int access) {
-    if (m.type == cudaMemoryTypeDevice && mprotect(m.mapping + PAGE, m.mapped - 2 * PAGE, access)) fail(nullptr, "mprotect of device memory failed");
+    if (m.type == cudaMemoryTypeDevice && mprotect(m.mapping + m.before, m.mapped - m.before - PAGE, access)) fail(nullptr, "mprotect of device memory failed");
 }
 
 inline void open_memory() { // for operations, under the lock
     Machine &m = machine();
-    if (!m.open++ && cuda_on_cpu.protect)
+    if (!m.open++ && m.closed)
         for (auto &it : m.memory) protect(it.second, PROT_READ | PROT_WRITE);
 }
 
 inline void close_memory() {
     Machine &m = machine();
-    if (!--m.open && cuda_on_cpu.protect)
+    if (--m.open) return;
+    m.closed = cuda_on_cpu.protect;
+    if (m.closed)
         for (auto &it : m.memory) protect(it.second, PROT_NONE);
 }
 
@@ -137,12 +147,14 @@ inline unsigned char zone_byte(const char *p) { return (unsigned char)(ZONE_PATT
 
 __attribute__((no_sanitize("address"))) inline void check_zones(const char *after, const Place *at) {
     for (auto &z : machine().zones)
-        for (const char *p = z.first; p < z.first + z.second; p++)
-            if ((unsigned char)*p != zone_byte(p)) {
-                auto owner = find_memory(z.first);
+        for (const char *p = z.first, *end = p + z.second; p < end; p++) {
+            while ((uintptr_t)p % 8 == 0 && p + 8 <= end && *(const uint64_t *)p == ZONE_PATTERN * 0x100000001ull) p += 8;
+            if (p < end && (unsigned char)*p != zone_byte(p)) {
+                auto owner = mapping_of(p);
                 fail(at, "%s wrote over a red zone: byte %zu of the zone's %zu, which is byte %lld of an allocation of %zu bytes. Build with -fsanitize=address "
                      "to be told the line", after, (size_t)(p - z.first), z.second, (long long)(p - owner->first), owner->second.bytes);
             }
+        }
 }
 
 __attribute__((no_sanitize("address"))) inline void add_zone(char *p, size_t bytes) { // under the lock
@@ -159,22 +171,23 @@ inline void forget_zones(char *from, size_t bytes) { // under the lock
     for (auto it = m.zones.lower_bound(from); it != m.zones.end() && it->first < from + bytes; it = m.zones.erase(it)) unpoison(it->first, it->second);
 }
 
-/* A mapping: a page that nobody may touch, a guard, the memory, a guard up to the page's end, a page that nobody may touch. */
-inline cudaError_t allocate(void **out, size_t bytes, cudaMemoryType type, size_t counted) {
+/* A mapping: pages that nobody may touch, a guard, the memory, a guard up to the page's end, a page that nobody may touch. */
+inline cudaError_t allocate(void **out, size_t bytes, cudaMemoryType type, size_t counted, size_t before = PAGE) {
     Machine &m = machine();
     *out = nullptr;
     if (m.used[device_now] + counted > cuda_on_cpu.memory) return cudaErrorMemoryAllocation;
-    size_t inner = (GUARD_BYTES + bytes + GUARD_BYTES + PAGE - 1) / PAGE * PAGE, mapped = inner + 2 * PAGE;
+    size_t inner = (GUARD_BYTES + bytes + GUARD_BYTES + PAGE - 1) / PAGE * PAGE, mapped = before + inner + PAGE;
     char *p = (char *)mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return cudaErrorMemoryAllocation;
-    if (mprotect(p + PAGE, inner, PROT_READ | PROT_WRITE)) return cudaErrorMemoryAllocation;
-    char *memory = p + PAGE + GUARD_BYTES;
+    if (mprotect(p + before, inner, PROT_READ | PROT_WRITE)) fail(nullptr, "mprotect of %zu bytes failed", inner);
+    char *memory = p + before + GUARD_BYTES;
     if (type != cudaMemoryTypeHost && counted) memset(memory, 0xFF, bytes < FILL_AT_MOST ? bytes : FILL_AT_MOST); // a NaN: nobody may rely on zeros
-    m.memory[memory] = Memory{bytes, type, device_now, p, mapped, counted};
+    open_memory();
+    m.memory[memory] = Memory{bytes, type, device_now, p, mapped, before, counted};
     m.used[device_now] += counted;
-    add_zone(p + PAGE, GUARD_BYTES);
-    add_zone(memory + bytes, (size_t)(p + PAGE + inner - (memory + bytes)));
-    if (cuda_on_cpu.protect && !m.open) protect(m.memory[memory], PROT_NONE);
+    add_zone(p + before, GUARD_BYTES);
+    add_zone(memory + bytes, (size_t)(p + before + inner - (memory + bytes)));
+    close_memory();
     *out = memory;
     return cudaSuccess;
 }
@@ -221,15 +234,13 @@ inline struct sigaction fault_before[2]; // SIGSEGV, SIGBUS
 
 inline void on_fault(int signal, siginfo_t *info, void *context) {
     char *p = (char *)info->si_addr;
-    for (auto &it : machine().memory) { // read without the lock: this is the end
-        const Memory &m = it.second;
-        if (p < m.mapping || p >= m.mapping + m.mapped) continue;
-        if (!running)
-            fail(nullptr, "host code touched byte %lld of an allocation of %zu bytes of device memory (%p): copy it with cudaMemcpyAsync first",
-                 (long long)(p - it.first), m.bytes, (void *)p);
-        fail(nullptr, "touched byte %lld of an allocation of %zu bytes", (long long)(p - it.first), m.bytes);
+    auto it = mapping_of(p); // without the lock: this is the end
+    if (it != machine().memory.end()) {
+        long long byte = p - it->first;
+        if (on_device) fail(nullptr, "touched byte %lld of an allocation of %zu bytes", byte, it->second.bytes);
+        fail(nullptr, "host code touched byte %lld of an allocation of %zu bytes of device memory: copy it with cudaMemcpyAsync first", byte, it->second.bytes);
     }
-    if (running && current) {
+    if (on_device && current) {
         const Fiber *f = current->fiber;
         if (f && p < (const char *)f->stack && p >= (const char *)f->stack - PAGE) fail(nullptr, "its stack of %zu bytes is full", STACK_BYTES);
         if (info->si_code == SI_KERNEL) fail(nullptr, "used a misaligned vector, or an address that cannot be");
@@ -241,7 +252,13 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
 
 inline void catch_faults() {
     static bool done;
-    if (CUDA_ON_CPU_ASAN) return; // it has its own report
+#if CUDA_ON_CPU_ASAN
+    if (!done) __asan_set_error_report_callback([](const char *) {
+        fprintf(stderr, "CUDA on a CPU: %sAddressSanitizer's report stands above\n", where(nullptr).c_str());
+    });
+    done = true;
+    return; // its report has the address
+#endif
     static thread_local char *stack;
     if (!stack) { // a kernel's stack may be full
         stack_t s = {};
@@ -258,6 +275,16 @@ inline void catch_faults() {
     sigaction(SIGBUS, &a, &fault_before[1]);
 }
 
+} // namespace emu
+
+/* UndefinedBehaviorSanitizer calls this, and then prints its report: in a kernel, that is the end (fibers.h). */
+extern "C" __attribute__((weak, used, visibility("default"))) void __ubsan_on_report(void);
+extern "C" __attribute__((weak, used, visibility("default"))) void __ubsan_on_report(void) {
+    emu::undefined_behavior = emu::on_device;
+}
+
+namespace emu {
+
 // ---------------------------------------------------------------------------
 // every call of the API: the lock, errors that persist, errors that a test injects
 
@@ -268,7 +295,8 @@ struct Call {
     cudaError_t error; // what to return at once; cudaSuccess: go on
 
     explicit Call(const char *api) : error(cudaSuccess) {
-        if (running && current) fail(nullptr, "%s called from a kernel", api);
+        if (on_device) fail(nullptr, "%s called from a kernel", api);
+        if (!launch_error.empty()) fail(nullptr, "%s is called, but nobody has asked cudaGetLastError about a launch that was refused: %s", api, launch_error.c_str());
         if (in_host_function) { error = cudaErrorNotPermitted; return; }
         lock = std::unique_lock<std::mutex>(machine().lock);
         catch_faults();
@@ -306,7 +334,7 @@ inline cudaStream_t new_stream(int device, bool blocking) {
 /* The stream behind a handle; NULL where there is none. */
 inline cudaStream_t stream_of(cudaStream_t s) {
     Machine &m = machine();
-    if (s && s != (cudaStream_t)1 && s != (cudaStream_t)2) return m.streams.count(s) ? s : nullptr;
+    if (s) return m.streams.count(s) ? s : nullptr;
     if (!m.default_stream[device_now]) m.default_stream[device_now] = new_stream(device_now, true);
     return m.default_stream[device_now];
 }
@@ -421,13 +449,14 @@ inline int registers_of(const std::string &kernel) { // 0: not known
 }
 
 /* As a GPU refuses it: the code, and the reason for people. */
-inline cudaError_t check_launch(const Launch &l, std::string *why) {
+inline cudaError_t check_launch(Launch &l, std::string *why) {
     const Limits &chip = chip_limits();
     char text[256] = "";
     cudaError_t e = cudaErrorInvalidConfiguration;
     uint64_t count = (uint64_t)l.block.x * l.block.y * l.block.z;
     auto allowed = machine().dynamic_shared.find({l.device, l.function});
     size_t most = allowed == machine().dynamic_shared.end() ? STATIC_SHARED_LIMIT : (size_t)allowed->second;
+    l.opted_in = allowed != machine().dynamic_shared.end();
     int registers = registers_of(l.name);
     uint64_t taken = (uint64_t)((registers * WARP + 255) / 256 * 256) * ((count + WARP - 1) / WARP);
     if (!l.grid.x || !l.grid.y || !l.grid.z || !count)
@@ -460,23 +489,17 @@ inline void run_launch(const Launch &l) {
     check_zones(("kernel " + l.name).c_str(), &l.at);
 }
 
-inline void unasked_error(const char *before, const Place *at) {
-    if (!launch_error.empty()) fail(at, "%s, but nobody has asked cudaGetLastError why this launch was refused: %s", before, launch_error.c_str());
-}
-
 /* Arguments are copied when the kernel is enqueued, converted as in a call of it. */
 template <typename... P>
 inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared, cudaStream_t stream, std::type_identity_t<P>... arguments) {
-    unasked_error("launches again", &at);
     Call call("LAUNCH");
-    if (call.error) return;
-    cudaStream_t s = stream_of(stream);
-    if (!s) { call.give(cudaErrorInvalidResourceHandle); return; }
-    auto l = std::make_shared<Launch>(Launch{plain_name(name), at, (const void *)kernel, grid, threads_of_block, shared, s->device, nullptr});
-    std::string why;
-    if (cudaError_t e = check_launch(*l, &why)) {
+    cudaStream_t s = call.error ? nullptr : stream_of(stream);
+    auto l = std::make_shared<Launch>(Launch{plain_name(name), at, (const void *)kernel, grid, threads_of_block, shared, device_now, false, nullptr});
+    std::string why = "the error is injected, or persists";
+    cudaError_t e = call.error ? call.error : s ? check_launch(*l, &why) : cudaErrorInvalidResourceHandle;
+    if (e) {
         call.give(e);
-        launch_error = "kernel " + l->name + ", " + at.file + ":" + std::to_string(at.line) + ": " + why;
+        launch_error = "kernel " + l->name + ", " + at.file + ":" + std::to_string(at.line) + ": " + (s || call.error ? why : "no such stream");
         fprintf(stderr, "CUDA on a CPU: %s\n", launch_error.c_str());
         return;
     }
@@ -524,7 +547,7 @@ inline void cuda_on_cpu_forget_zones(void *from, size_t bytes, cudaStream_t stre
 inline void *cuda_on_cpu_sparse(size_t bytes) {
     std::unique_lock<std::mutex> lock(emu::machine().lock);
     void *p;
-    emu::allocate(&p, bytes, cudaMemoryTypeDevice, 0);
+    emu::allocate(&p, bytes, cudaMemoryTypeDevice, 0, 16ull << 30); // negative offsets fall into what nobody may touch
     return p;
 }
 
