@@ -631,7 +631,7 @@ static void attention_pack(const Attention *a, const floatX *k, const floatX *v,
 }
 
 /* How many keys query t sees by position alone, and row r, where rows beyond the last one see none. Never falls with t or r. */
-static inline int64_t keys_seen(const AttentionShape *s, int64_t t) { return max_i64(0, min_i64(s->Tk, s->q_offset + t + 1)); }
+static inline BOTH int64_t keys_seen(const AttentionShape *s, int64_t t) { return max_i64(0, min_i64(s->Tk, s->q_offset + t + 1)); }
 static inline int64_t visible_keys(const Attention *a, int64_t r) { return r >= a->rows ? 0 : keys_seen(a->s, r / a->G); }
 
 /* The first key that any of rows [r0, r1) shares a document with, down to a multiple of NR: earlier blocks are skipped. */

@@ -13,9 +13,9 @@ static AttentionShape shape_of(const Case *c) { // size: B, Tq, Tk, NH, NKV, HD,
     AttentionShape s = {(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], NULL, NULL, n[3] * n[5], n[4] * n[5], n[4] * n[5], n[3] * n[5]};
     return s;
 }
-static int64_t q_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return ((b * s->Tq + t) * s->NH + h) * s->HD; } // in q, out, dout, dq
-static int64_t k_at(const AttentionShape *s, int64_t b, int64_t key, int64_t h) { return ((b * s->Tk + key) * s->NKV + h / (s->NH / s->NKV)) * s->HD; } // of query head h
-static int64_t l_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return (b * s->NH + h) * s->Tq + t; } // in lse
+static BOTH int64_t q_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return ((b * s->Tq + t) * s->NH + h) * s->HD; } // in q, out, dout, dq
+static BOTH int64_t k_at(const AttentionShape *s, int64_t b, int64_t key, int64_t h) { return ((b * s->Tk + key) * s->NKV + h / (s->NH / s->NKV)) * s->HD; } // of query head h
+static BOTH int64_t l_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return (b * s->NH + h) * s->Tq + t; } // in lse
 
 #ifndef USE_CUDA
 /* Where versions 2 and 3 are: one query of one head. */
