@@ -41,7 +41,7 @@ enum { // block sizes, all multiples of NR. Where a sum is cut at them they deci
     PLAIN_ROWS = 128, PLAIN_COLS = 256, PLAIN_DEPTH = 256, // the plain product
     PLAIN_PACK = PLAIN_ROWS * PLAIN_DEPTH + PLAIN_COLS * PLAIN_DEPTH + PLAIN_ROWS * PLAIN_COLS
 };
-static inline int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+static inline BOTH int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 // ---------------------------------------------------------------------------
 // matrix products: C(M,N) = or += A(M,K) B(K,N), any strides

@@ -12,7 +12,7 @@ static const double FLOPS_UNIT = 1e12;
 static const char *const COLUMNS[3] = {"TFLOP/s", "of measured", "measured rates"};
 
 #ifdef CUDA_ON_CPU
-static size_t page_memory(void) { return (size_t)32 << 20; } // bytes of an arena; these are cleared at once
+static size_t page_memory(void) { return (size_t)12 << 20; } // bytes of an arena; these are cleared at once
 #else
 static size_t page_memory(void) { return (size_t)20 << 30; }
 #endif

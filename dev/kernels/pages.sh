@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# pages.sh check | table [ARG…] : what `make check` and `make table` run, over the programs in $PAGES.
+# pages.sh check | table | table-cuda [ARG…] : what `make check` and `make table` run, over the programs in $PAGES.
 # check ends with `N passed, N failed`; table prints Markdown, and fails where a check does.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-what=${1:?check or table}
+what=${1:?check, table or table-cuda}
 shift
 
 if [ "$what" = check ]; then
@@ -25,6 +25,21 @@ if [ "$what" = check ]; then
     exit
 fi
 
+if [ "$what" = table-cuda ]; then
+echo "# The ops, step by step, on a GPU"
+echo
+echo "\`make -C dev/kernels table-cuda\`; $(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm --format=csv,noheader | head -n 1), $(date +%Y-%m-%d), commit $(git rev-parse --short HEAD 2>/dev/null || echo none)."
+cat <<'TEXT'
+
+Each table is one op in one precision, over sizes (8,192 tokens of a layer of Llama 3 1B or 8B, where the label does not say
+otherwise); the versions are those of the page `dev/kernels/OP.cuh`, in its order. Versions take turns; before each call the L2
+cache is flushed by reading, and the time is the GPU's own, between two events. The measured rates below each size are those
+of this GPU in the same run: what its bytes take at the rate of a large copy, or its products at the rate of the fastest of
+cuBLASLt's products with such shapes, whichever is longer; shares are of that. The error is ‖version − definition‖ / ‖definition‖,
+the largest over the outputs; the definition is in double precision and agrees with PyTorch's figures.
+TEXT
+
+else
 echo "# The ops, step by step"
 echo
 echo "\`make -C dev/kernels table\`; $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores, commit $(git rev-parse --short HEAD 2>/dev/null || echo none)."
@@ -37,6 +52,8 @@ cache is held against that cache. The error is ‖version − definition‖ / �
 is in double precision and agrees with PyTorch's figures.
 TEXT
 
+fi
+
 pages=$(mktemp)
 trap 'rm -f "$pages"' EXIT
 for page in $PAGES; do
@@ -46,6 +63,10 @@ for page in $PAGES; do
     "$page" --markdown "$@" || exit 1
 done >"$pages"
 
+if [ "$what" = table-cuda ]; then
+    cat "$pages"
+    exit
+fi
 printf '\n## The op in use, at the sizes of bench-125m\n\n'
 echo "| op, size | fp32: ms | GFLOP/s | GB/s | of the roofline | bf16: ms | GFLOP/s | GB/s | of the roofline |"
 echo "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
