@@ -93,9 +93,9 @@ struct LtCall {
 };
 
 // ---------------------------------------------------------------------------
-// the product: 8 rows by 6 columns at a time, operands widened to fp32 and laid side by side
+// the product: two vectors of rows by 6 columns at a time, operands widened to fp32 and laid side by side
 
-enum { TILE_ROWS = 8, TILE_COLUMNS = 6, COLUMNS_AT_ONCE = 42 * TILE_COLUMNS };
+enum { TILE_ROWS = 2 * LANES, TILE_COLUMNS = 6, COLUMNS_AT_ONCE = 42 * TILE_COLUMNS };
 
 struct Matrix { // op(X): element (i, j) lies at i · row + j · column
     char *data;
@@ -129,11 +129,10 @@ inline void pack(float *packed, const Matrix &m, int64_t first, int64_t rows, in
 }
 
 __attribute__((no_sanitize("address", "undefined"))) inline void multiply_tile(float (&sums)[TILE_COLUMNS][TILE_ROWS], const float *a, const float *b, int64_t depth) {
-    Float8 sum[TILE_COLUMNS] = {};
+    FloatV sum[TILE_COLUMNS][2] = {}, rows[2];
     for (int64_t k = 0; k < depth; k++) {
-        Float8 column;
-        memcpy(&column, a + k * TILE_ROWS, sizeof column);
-        for (int j = 0; j < TILE_COLUMNS; j++) sum[j] += column * b[k * TILE_COLUMNS + j];
+        memcpy(rows, a + k * TILE_ROWS, sizeof rows);
+        for (int j = 0; j < TILE_COLUMNS; j++) sum[j][0] += rows[0] * b[k * TILE_COLUMNS + j], sum[j][1] += rows[1] * b[k * TILE_COLUMNS + j];
     }
     memcpy(sums, sum, sizeof sums);
 }

@@ -45,7 +45,7 @@ __attribute__((naked, noinline)) inline void switch_stacks(void **, void *) { //
 inline Fiber outside;        // the CPU thread's own stack, while a block runs
 inline Fiber *left, *entered; // of the switch under way
 
-inline void arrived(Fiber *me) {
+__forceinline__ void arrived(Fiber *me) {
 #if CUDA_ON_CPU_ASAN
     __sanitizer_finish_switch_fiber(me->fake, &left->stack, &left->bytes);
 #else
@@ -53,7 +53,7 @@ inline void arrived(Fiber *me) {
 #endif
 }
 
-inline void switch_fiber(Fiber *from, Fiber *to) {
+__forceinline__ void switch_fiber(Fiber *from, Fiber *to) {
     left = from, entered = to;
 #if CUDA_ON_CPU_ASAN
     __sanitizer_start_switch_fiber(&from->fake, to->stack, to->bytes);
@@ -98,6 +98,11 @@ inline Fiber *free_fiber() {
 // ---------------------------------------------------------------------------
 // the grid that runs, its block, its warps, its threads
 
+struct Body { // the kernel with its arguments
+    virtual void run() const = 0;
+    virtual ~Body() {}
+};
+
 struct Launch {
     std::string name;
     Place at;
@@ -106,7 +111,7 @@ struct Launch {
     size_t shared; // bytes of dynamic shared memory
     int device;
     bool opted_in; // to more shared memory than 48 KB
-    std::function<void()> body; // the kernel with its arguments
+    std::shared_ptr<Body> body;
 };
 
 struct Copy { void *to; const void *from; bool valid; unsigned group; }; // 16 bytes, by cp.async
@@ -179,18 +184,18 @@ inline std::string where(const Place *at) {
 
 inline bool undefined_behavior; // of the current thread, as a sanitizer says (streams.h)
 
-inline void check_behavior() {
+__forceinline__ void check_behavior() {
     if (undefined_behavior) fail(nullptr, "UndefinedBehaviorSanitizer's report stands above");
 }
 
-inline void set_current(Thread *t) {
+__forceinline__ void set_current(Thread *t) {
     current = t;
     threadIdx = t->index;
 }
 
 /* One of those that may run; it no longer counts as ready. Odd seeds stay with a warp as long as one of its lanes may
  * run, even ones jump; seed 0 takes the first. */
-inline Thread *pick() {
+__forceinline__ Thread *pick() {
     int w = block.warp_now;
     if (!(cuda_on_cpu.seed & 1) || !block.ready[w]) {
         w = (int)choose((uint32_t)block.warps);
@@ -266,7 +271,7 @@ inline void fiber_main() {
         while (t && !t->fiber) {
             t->fiber = me;
             set_current(t);
-            running->body();
+            running->body->run();
             end_thread();
             t = pick();
         }
@@ -275,6 +280,16 @@ inline void fiber_main() {
         switch_fiber(me, t ? t->fiber : &outside);
     }
 }
+
+#if CUDA_ON_CPU_RACES // races.h
+inline void races_after_barrier();
+inline void races_after_syncwarp(uint32_t mask);
+inline void races_touch(const void *p, size_t bytes, bool write, const void *code);
+#else
+inline void races_after_barrier() {}
+inline void races_after_syncwarp(uint32_t) {}
+inline void races_touch(const void *, size_t, bool, const void *) {}
+#endif
 
 /* All threads of the block come here; `predicate` of all is counted. */
 inline int block_barrier(int predicate, Place at, const char *what) {
@@ -290,6 +305,7 @@ inline int block_barrier(int predicate, Place at, const char *what) {
     else {
         block.result = block.sum;
         block.sum = block.waiting = 0;
+        races_after_barrier();
         for (int w = 0; w < block.warps; w++) block.ready[w] = warps[w].exist;
         block.ready[me->warp] &= ~(1u << me->lane);
     }
@@ -320,6 +336,7 @@ inline void warp_meet(uint32_t mask, Place at, const char *what, void *mine, voi
     }
     me->at = at;
     if (work) work(m->lane, mask);
+    else races_after_syncwarp(mask);
     if (m != end - 1 && w->num_meetings > 1) *m = w->meetings[w->num_meetings - 1];
     w->num_meetings--;
     block.ready[me->warp] |= mask & ~(1u << me->lane);
@@ -406,6 +423,7 @@ __attribute__((no_sanitize("address"))) inline void check_shared_guards() {
 inline void run_block() {
     block.ended = block.waiting = block.sum = block.warp_now = 0;
     block.serial++;
+    races_after_barrier();
     block.static_bytes = 0;
     block.num_regions = 0;
     poison(shared_arena, SHARED_ARENA);

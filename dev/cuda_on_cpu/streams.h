@@ -489,6 +489,14 @@ inline void run_launch(const Launch &l) {
     check_zones(("kernel " + l.name).c_str(), &l.at);
 }
 
+template <typename... P> struct KernelCall : Body {
+    void (*kernel)(P...);
+    std::tuple<P...> arguments;
+    KernelCall(void (*k)(P...), const P &...a) : kernel(k), arguments(a...) {}
+    template <size_t... I> __forceinline__ void call(std::index_sequence<I...>) const { kernel(std::get<I>(arguments)...); }
+    void run() const override { call(std::index_sequence_for<P...>()); }
+};
+
 /* Arguments are copied when the kernel is enqueued, converted as in a call of it. */
 template <typename... P>
 inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared, cudaStream_t stream, std::type_identity_t<P>... arguments) {
@@ -505,7 +513,7 @@ inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, 
     }
     int number = 0;
     (check_argument<P>(*l, arguments, ++number), ...);
-    l->body = [kernel, copied = std::tuple<P...>(arguments...)] { std::apply(kernel, copied); };
+    l->body = std::make_shared<KernelCall<P...>>(kernel, arguments...);
     enqueue(s, [l] { run_launch(*l); });
 }
 
@@ -551,6 +559,10 @@ inline void *cuda_on_cpu_sparse(size_t bytes) {
     return p;
 }
 
+#define CUDA_ON_CPU_CALL(name) \
+    emu::Call call(name); \
+    if (call.error) return call.error
+
 // ---------------------------------------------------------------------------
 // the API: errors, devices
 
@@ -576,8 +588,7 @@ inline cudaError_t cudaGetDeviceCount(int *count) {
 }
 
 inline cudaError_t cudaSetDevice(int device) {
-    emu::Call call("cudaSetDevice");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaSetDevice");
     if (device < 0 || device >= cuda_on_cpu.devices || device >= emu::MAX_DEVICES) return call.give(cudaErrorInvalidDevice);
     emu::device_now = device;
     return cudaSuccess;
@@ -600,8 +611,7 @@ struct cudaDeviceProp {
 
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     *p = cudaDeviceProp();
-    emu::Call call("cudaGetDeviceProperties");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaGetDeviceProperties");
     if (device < 0 || device >= cuda_on_cpu.devices) return call.give(cudaErrorInvalidDevice);
     const emu::Limits &chip = emu::chip_limits();
     snprintf(p->name, sizeof p->name, "CUDA on a CPU (sm_%d)", chip.chip);
@@ -666,8 +676,7 @@ inline cudaError_t cudaRuntimeGetVersion(int *version) {
 
 inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     *total = *free_bytes = 0;
-    emu::Call call("cudaMemGetInfo");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaMemGetInfo");
     *total = cuda_on_cpu.memory;
     *free_bytes = cuda_on_cpu.memory - emu::machine().used[emu::device_now];
     return cudaSuccess;
@@ -678,35 +687,29 @@ inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
     *s = nullptr;
-    emu::Call call("cudaStreamCreateWithFlags");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaStreamCreateWithFlags");
     if (flags > cudaStreamNonBlocking) return call.give(cudaErrorInvalidValue);
     *s = emu::new_stream(emu::device_now, flags == cudaStreamDefault);
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) { return cudaStreamCreateWithFlags(s, flags); }
-inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
 
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-    emu::Call call("cudaStreamSynchronize");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaStreamSynchronize");
     if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     emu::finish(call.lock, s);
     return cudaSuccess;
 }
 
 inline cudaError_t cudaDeviceSynchronize() {
-    emu::Call call("cudaDeviceSynchronize");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaDeviceSynchronize");
     emu::finish_all(call.lock);
     return cudaSuccess;
 }
 
 /* A query lets one operation run, so that who polls gets there. */
 inline cudaError_t cudaStreamQuery(cudaStream_t s) {
-    emu::Call call("cudaStreamQuery");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaStreamQuery");
     if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     if (s->queue.empty()) return cudaSuccess;
     emu::open_memory();
@@ -716,8 +719,7 @@ inline cudaError_t cudaStreamQuery(cudaStream_t s) {
 }
 
 inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
-    emu::Call call("cudaStreamDestroy");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaStreamDestroy");
     if (!emu::machine().streams.count(s)) return call.give(cudaErrorInvalidResourceHandle);
     emu::finish(call.lock, s);
     emu::machine().streams.erase(s);
@@ -727,8 +729,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
 
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
     *e = nullptr;
-    emu::Call call("cudaEventCreateWithFlags");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventCreateWithFlags");
     *e = new CUevent_st{!(flags & cudaEventDisableTiming), nullptr};
     emu::machine().events.insert(*e);
     return cudaSuccess;
@@ -736,16 +737,14 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
 inline cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
 
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) { // queued records and waits of it stay
-    emu::Call call("cudaEventDestroy");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventDestroy");
     if (!emu::machine().events.erase(e)) return call.give(cudaErrorInvalidResourceHandle);
     delete e;
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
-    emu::Call call("cudaEventRecord");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventRecord");
     if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     e->last = std::make_shared<emu::Mark>();
     emu::enqueue(s, nullptr).record = e->last;
@@ -753,16 +752,14 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
 }
 
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) { // what is recorded later is not waited for
-    emu::Call call("cudaStreamWaitEvent");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaStreamWaitEvent");
     if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     if (e->last) emu::enqueue(s, nullptr).awaits = e->last;
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-    emu::Call call("cudaEventSynchronize");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventSynchronize");
     if (!emu::machine().events.count(e)) return call.give(cudaErrorInvalidResourceHandle);
     std::shared_ptr<emu::Mark> mark = e->last;
     if (mark) emu::run_until(call.lock, [mark] { return mark->done; });
@@ -770,8 +767,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
 }
 
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
-    emu::Call call("cudaEventQuery");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventQuery");
     if (!emu::machine().events.count(e)) return call.give(cudaErrorInvalidResourceHandle);
     std::shared_ptr<emu::Mark> mark = e->last;
     if (!mark || mark->done) return cudaSuccess;
@@ -783,8 +779,7 @@ inline cudaError_t cudaEventQuery(cudaEvent_t e) {
 
 inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
     *milliseconds = 0;
-    emu::Call call("cudaEventElapsedTime");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventElapsedTime");
     for (cudaEvent_t e : {from, to})
         if (!emu::machine().events.count(e) || !e->timing || !e->last) return call.give(cudaErrorInvalidResourceHandle);
     if (!from->last->done || !to->last->done) return call.give(cudaErrorNotReady);
@@ -793,8 +788,7 @@ inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, c
 }
 
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t function, void *argument) {
-    emu::Call call("cudaLaunchHostFunc");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaLaunchHostFunc");
     if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     emu::enqueue(s, [function, argument] { function(argument); }).on_host = true;
     return cudaSuccess;
@@ -890,9 +884,6 @@ inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from
                                      cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
     return emu::copy("cudaMemcpy2DAsync", at, to, to_pitch, from, from_pitch, width, height, kind, s, false);
 }
-inline cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind, emu::Place at = emu::Place::here()) {
-    return emu::copy("cudaMemcpy2D", at, to, to_pitch, from, from_pitch, width, height, kind, nullptr, true);
-}
 inline cudaError_t cudaMemset(void *p, int value, size_t bytes, emu::Place at = emu::Place::here()) { return emu::set("cudaMemset", at, p, value, bytes, nullptr); }
 inline cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
     return emu::set("cudaMemsetAsync", at, p, value, bytes, s);
@@ -902,8 +893,7 @@ struct cudaPointerAttributes { cudaMemoryType type; int device; void *devicePoin
 
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p) {
     *a = cudaPointerAttributes{cudaMemoryTypeUnregistered, -1, nullptr, (void *)p};
-    emu::Call call("cudaPointerGetAttributes");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaPointerGetAttributes");
     auto it = emu::find_memory(p);
     if (it == emu::machine().memory.end()) return cudaSuccess;
     *a = cudaPointerAttributes{it->second.type, it->second.device, (void *)p, it->second.type == cudaMemoryTypeDevice ? nullptr : (void *)p};
@@ -917,8 +907,7 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFu
 struct cudaFuncAttributes { size_t sharedSizeBytes, constSizeBytes, localSizeBytes; int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, maxDynamicSharedSizeBytes; };
 
 template <typename F> inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attribute, int value) {
-    emu::Call call("cudaFuncSetAttribute");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaFuncSetAttribute");
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0) return call.give(cudaErrorInvalidValue);
     if ((size_t)value + emu::machine().static_shared[(const void *)kernel] > emu::chip_limits().shared) return call.give(cudaErrorInvalidValue);
@@ -928,8 +917,7 @@ template <typename F> inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFun
 
 template <typename F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel) { // static shared memory: what was seen so far
     *a = cudaFuncAttributes();
-    emu::Call call("cudaFuncGetAttributes");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaFuncGetAttributes");
     auto allowed = emu::machine().dynamic_shared.find({emu::device_now, (const void *)kernel});
     a->sharedSizeBytes = emu::machine().static_shared[(const void *)kernel];
     a->maxThreadsPerBlock = 1024;
@@ -940,12 +928,12 @@ template <typename F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttribute
 
 template <typename F> inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *kernel, int threads, size_t shared) { // registers are not known
     *blocks = 0;
-    emu::Call call("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     const emu::Limits &chip = emu::chip_limits();
     if (threads < 1 || threads > emu::MAX_THREADS) return call.give(cudaErrorInvalidValue);
     size_t bytes = shared + emu::machine().static_shared[(const void *)kernel] + 1024; // each block reserves 1 KB
     *blocks = std::min(std::min(chip.blocks_of_sm, chip.threads_of_sm / ((threads + 31) / 32 * 32)), (int)(chip.shared_of_sm / bytes));
     return cudaSuccess;
 }
+#undef CUDA_ON_CPU_CALL
 #endif

@@ -738,6 +738,12 @@ __global__ void no_syncwarp(int *out) {
         out[i * 32 + (int)threadIdx.x] = x[threadIdx.x ^ 1];
     }
 }
+__global__ void only_shuffled(int *out) {
+    SHARED(int, x, 32);
+    x[threadIdx.x] = 1;
+    int sum = __shfl_xor_sync(0xFFFFFFFFu, 1, 1);
+    out[threadIdx.x] = sum + x[threadIdx.x ^ 1];
+}
 __global__ void divergent(int *out) {
     if (threadIdx.x < 32) __syncthreads();
     else __syncthreads();
@@ -772,6 +778,7 @@ __global__ void overrun(float *p, int n) { p[n] = 1; }
 __global__ void static_overrun(float *p, int n) {
     SHARED(float, s, 33);
     s[threadIdx.x + n] = 1;
+    __syncwarp();
     p[threadIdx.x] = s[threadIdx.x];
 }
 __global__ void dynamic_overrun(float *p, int n) {
@@ -896,6 +903,20 @@ static void test_planted() {
         RUN(misaligned_row, 1, 32, 1024, 0, (uint32_t *)device_ints(64));
         cudaDeviceSynchronize();
     });
+    if (CUDA_ON_CPU_RACES) {
+        planted("4: a missing __syncthreads, as a race", "kernel no_barrier, |byte |of shared array x|no barrier between", [] {
+            RUN(no_barrier, 1, 64, 0, 0, device_ints(64));
+            cudaDeviceSynchronize();
+        });
+        planted("4: a missing __syncwarp, as a race", "kernel no_syncwarp, |of shared array x|no barrier between", [] {
+            RUN(no_syncwarp, 1, 32, 0, 0, device_ints(128));
+            cudaDeviceSynchronize();
+        });
+        planted("4: a shuffle in place of a __syncwarp, as a race", "kernel only_shuffled, |of shared array x|no barrier between", [] {
+            RUN(only_shuffled, 1, 32, 0, 0, device_ints(32));
+            cudaDeviceSynchronize();
+        });
+    }
 #ifdef TEST_UBSAN
     planted("6: a misaligned vector, plainly", "kernel misaligned_plain, |UndefinedBehaviorSanitizer", [] {
         RUN(misaligned_plain, 1, 1, 0, 0, device_floats(64, small));
