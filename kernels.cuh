@@ -153,10 +153,10 @@ static int in_vectors(int64_t length, int width, const void *a, const void *b = 
 /* Launches kernel<W>, W = `wide` or 1. `grid` and `block` are expressions of W. */
 #define KERNEL_BY_WIDTH(dev, vectors, wide, kernel, grid, block, shared_bytes, ...) do { \
     if (vectors) { \
-        enum { W = wide }; \
+        const int W = wide; (void)W; \
         KERNEL(dev, (kernel<wide>), grid, block, shared_bytes, __VA_ARGS__); \
     } else { \
-        enum { W = 1 }; \
+        const int W = 1; (void)W; \
         KERNEL(dev, (kernel<1>), grid, block, shared_bytes, __VA_ARGS__); \
     } \
 } while (0)
@@ -663,7 +663,7 @@ static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const 
  * the loops are unrolled, so they stay in registers. n < 2^LEVELS. */
 template <int W, int LEVELS, class T> static __device__ __forceinline__ void tree_sum_of(float *out, const T *pieces, int n, int64_t count, int accumulate) {
     int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
-    float level[LEVELS][W], sum[W];
+    float level[LEVELS][W], sum[W] = {};
     if (left <= 0) return;
     for (int k = 0; k < n; k++) {
         int waits = 0;
@@ -763,7 +763,7 @@ template <int W> __global__ void __launch_bounds__(BLOCK) squared_norm_kernel(Ex
     exact_add_all(total, &s);
 }
 static void cuda_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
-    if (count) KERNEL_BY_WIDTH(dev, in_vectors(0, FLAT, x), FLAT, squared_norm_kernel, filling_grid(dev, blocks_of(count, BLOCK * NORM_BLOCK)), BLOCK, 0, total, x, count);
+    if (count) KERNEL_BY_WIDTH(dev, in_vectors(0, FLAT, x), FLAT, squared_norm_kernel, filling_grid(dev, blocks_of(count, (int)BLOCK * NORM_BLOCK)), BLOCK, 0, total, x, count);
 }
 
 typedef struct { float keep, rate, root, new1, new2, beta2, eps, grad_scale; } AdamScalars;
