@@ -104,22 +104,17 @@ DEVICE Sight sight_of(const AttentionShape &s, int b) {
 DEVICE int seen_by(const Sight &x, int t) { return t < x.Tq ? max(0, min(x.Tk, x.offset + t + 1)) : 0; } // keys, by position
 DEVICE bool sees(const Sight &x, int t, int key) { return key < seen_by(x, t) && (!x.q_doc || x.q_doc[t] == x.k_doc[key]); }
 
-/* Documents of [first, end), the least and the largest number; by all lanes of a warp. */
-DEVICE void doc_range(const int32_t *doc, int first, int end, int *low, int *high) {
-    *low = INT32_MAX, *high = INT32_MIN;
-    ROLLED for (int i = first + (int)threadIdx.x % 32; doc && i < end; i += 32) *low = min(*low, doc[i]), *high = max(*high, doc[i]);
-    for (int d = 16; d; d /= 2) *low = min(*low, __shfl_xor_sync(~0u, *low, d)), *high = max(*high, __shfl_xor_sync(~0u, *high, d));
-}
-/* The first tile from `at` on in which a document of [low, high] may occur; mixed: others may occur, too. By all lanes. */
-DEVICE int next_tile(const int32_t *doc, int low, int high, int at, int end, int size, bool *mixed) {
-    *mixed = false;
-    ROLLED for (; doc && at < end; at += size) {
-        bool any = false, one = low == high;
-        ROLLED for (int i = at + (int)threadIdx.x % 32; i < min(end, at + size); i += 32) any |= low <= doc[i] && doc[i] <= high, one &= doc[i] == low;
-        *mixed = !__all_sync(~0u, one);
-        if (__any_sync(~0u, any)) break;
-    }
-    return at;
+/* Queries or keys `mine` ... mine_end - 1 have some documents. Going through the others' documents from `from` towards `to`
+ * (which is not among them), up or down: where may one of these be met first? To within 32; `to`: nowhere. By all lanes of
+ * a warp. What is skipped so would all be masked. */
+DEVICE int documents_meet(const int32_t *mine_doc, int mine, int mine_end, const int32_t *doc, int from, int to) {
+    int lane = (int)(threadIdx.x % 32), low = INT32_MAX, high = INT32_MIN, step = from < to ? 1 : -1;
+    if (!mine_doc) return from;
+    ROLLED for (int i = mine + lane; i < mine_end; i += 32) low = min(low, mine_doc[i]), high = max(high, mine_doc[i]);
+    ROLLED for (int d = 16; d; d /= 2) low = min(low, __shfl_xor_sync(~0u, low, d)), high = max(high, __shfl_xor_sync(~0u, high, d));
+    ROLLED for (int left = (to - from) * step; left > 0; left -= 32, from += 32 * step)
+        if (__any_sync(~0u, lane < left && low <= doc[from + lane * step] && doc[from + lane * step] <= high)) return from;
+    return to;
 }
 
 #ifdef PRECISION_BF16
@@ -133,7 +128,7 @@ DEVICE int next_tile(const int32_t *doc, int low, int high, int at, int end, int
 // as mma takes its left operand: so what one product gives can enter the next without leaving the registers.
 
 /* The compiler would compute the addresses of a loop ahead of it, and have no registers left for them. */
-DEVICE int in_loop(int x) {
+template <typename T> DEVICE T in_loop(T x) {
 #ifdef __CUDA_ARCH__
     asm volatile("" : "+r"(x));
 #endif
@@ -145,7 +140,8 @@ DEVICE const uint32_t (&half_of(const uint32_t (&r)[4], int i))[2] { return *(co
 /* `rows` rows of HD from global memory, `stride` apart, on their way into a tile; zeros beyond `count` rows. */
 template <int HD> DEVICE void tile_load(bf16 *tile, const bf16 *from, int64_t stride, int rows, int count, int threads) {
     enum { PIECES = HD / 8 };
-    int thread = in_loop((int)threadIdx.x), row = thread / PIECES, piece = thread % PIECES;
+    unsigned thread = in_loop(threadIdx.x);
+    int row = (int)(thread / PIECES), piece = (int)(thread % PIECES);
     const bf16 *at = from + row * stride + piece * 8;
     bf16 *to = tile + swizzled<HD>(row, piece); // the swizzle is the same every eighth row
     UNROLL for (int i = 0; i < rows; i += threads / PIECES) ptx_cp_async(to + i * HD, at + i * stride, row + i < count);
@@ -194,7 +190,7 @@ template <int M, int N> DEVICE void mma_pack(uint32_t (&w)[M][N / 2][4], const f
 }
 /* Where this lane's word w[m][n / 2][n % 2 * 2 + half] is in a tile's rows from 0 on. */
 template <int W> DEVICE uint32_t *mma_word(bf16 *tile, int m, int n, int half) {
-    int lane = (int)threadIdx.x % 32, at = swizzled<W>(lane / 4, 0) + lane % 4 * 2;
+    int lane = in_loop((int)threadIdx.x % 32), at = swizzled<W>(lane / 4, 0) + lane % 4 * 2;
     return (uint32_t *)(void *)(tile + (m * 16 + half * 8) * W + (at ^ n * 8));
 }
 template <int W, int M, int K> DEVICE void mma_store(bf16 *tile, const uint32_t (&w)[M][K][4], int column = 0 /* blocks of 8 */) {
@@ -203,7 +199,7 @@ template <int W, int M, int K> DEVICE void mma_store(bf16 *tile, const uint32_t 
 }
 /* Scores of queries from t on (the rows, or the columns) and keys from j on that are not to be seen become -infinity. */
 template <int KEYS_ARE_ROWS, int M, int N> DEVICE void mma_mask(float (&c)[M][N][4], const Sight &x, int t, int j) {
-    int lane = in_loop((int)threadIdx.x % 32), left = lane % 4 * 2; // this lane's first column
+    int lane = (int)(in_loop(threadIdx.x) % 32), left = lane % 4 * 2; // this lane's first column
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int half = 0; half < 2; half++) {
             int row = m * 16 + half * 8 + lane / 4;
@@ -267,20 +263,17 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_for
     const int end = seen_by(x, min(t0 + QUERIES, s.Tq) - 1), warp_end = tw < s.Tq ? seen_by(x, min(tw + 32, s.Tq) - 1) : 0;
     const bf16 *q = a.q + ((int64_t)p.b * s.Tq + t0) * s.q_stride + p.h * HD;
     const bf16 *k = a.k + (int64_t)p.b * s.Tk * s.k_stride + p.kv * HD, *v = a.v + (int64_t)p.b * s.Tk * s.v_stride + p.kv * HD;
-    int low, high;
-    bool mixed;
-    doc_range(x.q_doc, t0, min(t0 + QUERIES, s.Tq), &low, &high);
+    int j = documents_meet(x.q_doc, t0, min(t0 + QUERIES, s.Tq), x.k_doc, 0, end) / KEYS * KEYS;
 
     float o[2][HD / 8][4], base[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}, sum[2][2] = {{0, 0}, {0, 0}};
     fill(o, 0);
-    int j = next_tile(x.k_doc, low, high, 0, end, KEYS, &mixed);
     if (j < end) {
         tile_load<HD>(qs, q, s.q_stride, QUERIES, s.Tq - t0, THREADS);
         tile_load<HD>(ks, k + j * s.k_stride, s.k_stride, KEYS, s.Tk - j, THREADS);
         ptx_cp_async_commit();
     }
-    while (j < end) {
-        const bool works = j < warp_end, masked = mixed || j + KEYS > seen_by(x, tw);
+    for (; j < end; j += KEYS) {
+        const bool works = j < warp_end, masked = s.q_doc || j + KEYS > seen_by(x, tw);
         float c[2][N][4];
         ptx_cp_async_wait<0>();
         __syncthreads(); // K is there, and V no longer read
@@ -289,9 +282,8 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_for
         if (works) mma_scores<HD>(c, qs + warp * 32 * HD, ks);
         ptx_cp_async_wait<0>();
         __syncthreads(); // V is there, and K no longer read
-        const int next = next_tile(x.k_doc, low, high, j + KEYS, end, KEYS, &mixed);
-        if (next < end) {
-            tile_load<HD>(ks, k + next * s.k_stride, s.k_stride, KEYS, s.Tk - next, THREADS);
+        if (j + KEYS < end) {
+            tile_load<HD>(ks, k + (j + KEYS) * s.k_stride, s.k_stride, KEYS, s.Tk - j - KEYS, THREADS);
             ptx_cp_async_commit();
         }
         if (works) {
@@ -301,7 +293,6 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_for
             mma_pack(w, c, 1);
             mma_weighted<HD>(o, w, vs);
         }
-        j = next;
     }
     UNROLL for (int m = 0; m < 2; m++)
         UNROLL for (int half = 0; half < 2; half++) {
@@ -358,7 +349,8 @@ template <int HD, int KEYS> struct Backward { // sizes
     static constexpr int SHARED_BYTES = (2 * KEYS * HD + 4 * TILE + KEYS * QUERIES) * (int)sizeof(bf16) + 4 * QUERIES * (int)sizeof(float);
 };
 
-template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds__(2 * KEYS, 1) attention_backward_mma(const AttentionCall a) {
+/* What a warp does, by its half: one function for each, for what one keeps needs no registers in the other. */
+template <int HD, int KEYS, int WITH_DQ, int OWNS_DK> DEVICE void attention_backward_half(const AttentionCall &a) {
     typedef Backward<HD, KEYS> Z;
     enum { QUERIES = Z::QUERIES, TILE = Z::TILE, N = QUERIES / 8 };
     DYN_SHARED(bf16, ks);                               // (KEYS, HD)
@@ -369,16 +361,12 @@ template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds_
     const AttentionPlace p = attention_place(a, (s.Tk + KEYS - 1) / KEYS, 1);
     const Sight x = sight_of(s, p.b);
     const int G = s.NH / s.NKV, warp = warp_of_block(), lane = (int)threadIdx.x % 32, left = lane % 4 * 2;
-    const int j0 = p.rank * KEYS, owns_dk = warp >= KEYS / 32, slice = warp % (KEYS / 32) * 32; // the first of this warp's keys
-    int low, high;
-    bool mixed, first_mixed;
-    doc_range(x.k_doc, j0, min(j0 + KEYS, s.Tk), &low, &high);
-    const int first = next_tile(x.q_doc, low, high, max(0, j0 - s.q_offset) / QUERIES * QUERIES, s.Tq, QUERIES, &first_mixed);
-    int g = first < s.Tq ? 0 : G, t0 = first; // a step: query head, first query; g == G: no more
-    mixed = first_mixed;
+    const int j0 = p.rank * KEYS, slice = warp % (KEYS / 32) * 32; // the first of this warp's keys
+    const int first = max(0, j0 - s.q_offset) / QUERIES * QUERIES, end = documents_meet(x.k_doc, j0, min(j0 + KEYS, s.Tk), x.q_doc, s.Tq - 1, first - 1) + 1;
+    int g = first < end ? 0 : G, t0 = first; // a step: query head, first query; g == G: no more
 
     auto load_step = [&](int slot) {
-        const int thread = in_loop((int)threadIdx.x), h = p.kv * G + g;
+        const int thread = (int)in_loop(threadIdx.x), h = p.kv * G + g;
         const int64_t token = (int64_t)p.b * s.Tq + t0, row = ((int64_t)p.b * s.NH + h) * a.padded + t0;
         tile_load<HD>(qs + slot * TILE, a.q + token * s.q_stride + h * HD, s.q_stride, QUERIES, s.Tq - t0, Z::THREADS);
         tile_load<HD>(dos + slot * TILE, a.dout + token * s.o_stride + h * HD, s.o_stride, QUERIES, s.Tq - t0, Z::THREADS);
@@ -397,26 +385,29 @@ template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds_
         const int slot = step % 2;
         ptx_cp_async_wait<0>();
         __syncthreads(); // this step's rows are there, dS of the last is no longer read
-        if (owns_dk && step) mma_weighted<HD>(sums, w, qs + (slot ^ 1) * TILE);
+        if (OWNS_DK && step) mma_weighted<HD>(sums, w, qs + (slot ^ 1) * TILE);
         if (g == G) break;
         float c[2][N][4];
-        mma_scores<HD>(c, (owns_dk ? vs : ks) + slice * HD, (owns_dk ? dos : qs) + slot * TILE);
-        if (!owns_dk) {
-            if (mixed || j0 + slice + 32 > seen_by(x, t0)) mma_mask<1>(c, x, t0, j0 + slice);
+        mma_scores<HD>(c, (OWNS_DK ? vs : ks) + slice * HD, (OWNS_DK ? dos : qs) + slot * TILE);
+        if (!OWNS_DK) {
+            if (s.q_doc || j0 + slice + 32 > seen_by(x, t0)) mma_mask<1>(c, x, t0, j0 + slice);
             UNROLL for (int n = 0; n < N; n++) {
                 float2 lse = *(const float2 *)(const void *)(lses + slot * QUERIES + n * 8 + left);
-                UNROLL for (int i = 0; i < 8; i++) c[i / 4][n][i % 4] = ptx_exp2(fmaf(c[i / 4][n][i % 4], a.scale2, i % 2 ? -lse.y : -lse.x));
+                UNROLL for (int i = 0; i < 4; i++) {
+                    const float *score = &c[i / 2][n][i % 2 * 2];
+                    uint32_t two = pack_bf16(ptx_exp2(fmaf(score[0], a.scale2, -lse.x)), ptx_exp2(fmaf(score[1], a.scale2, -lse.y)));
+                    w[i / 2][n / 2][n % 2 * 2 + i % 2] = two;
+                    *mma_word<QUERIES>(ps + slice * QUERIES, i / 2, n, i % 2) = two;
+                }
             }
-            mma_pack(w, c, 1);
-            mma_store<QUERIES>(ps + slice * QUERIES, w);
         }
         __syncthreads(); // P is there, rows of the last step are no longer read
-        float *dq = a.dq_sums + (((int64_t)p.b * s.NH + p.kv * G + g) * a.padded + t0) * HD + warp * DQ_WARP;
-        t0 = next_tile(x.q_doc, low, high, t0 + QUERIES, s.Tq, QUERIES, &mixed);
-        if (t0 >= s.Tq) g++, t0 = first, mixed = first_mixed;
+        const int row = (p.b * s.NH + p.kv * G + g) * a.padded + t0;
+        t0 += QUERIES;
+        if (t0 >= end) g++, t0 = first;
         if (g < G) load_step(slot ^ 1);
         ptx_cp_async_commit();
-        if (!owns_dk) mma_weighted<HD>(sums, w, dos + slot * TILE);
+        if (!OWNS_DK) mma_weighted<HD>(sums, w, dos + slot * TILE);
         else {
             UNROLL for (int n = 0; n < N; n++) {
                 float2 D = *(const float2 *)(const void *)(Ds + slot * QUERIES + n * 8 + left);
@@ -443,14 +434,19 @@ template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds_
                 UNROLL for (int m = 0; m < 2; m++) ptx_mma_bf16(d[m][n], y[m], half_of(z, 0)), ptx_mma_bf16(d[m][n + 1], y[m], half_of(z, 1));
             }
         }
+        float *dq = a.dq_sums + (int64_t)row * HD + warp * DQ_WARP;
         UNROLL for (int i = 0; i < 8; i++) dq_add(dq + i * DQ_BLOCK, d[i / 4][i % 4]);
     }
     uint32_t packed[2][HD / 16][4];
-    mma_pack(packed, sums, owns_dk ? a.scale : 1);
-    mma_store<HD>((owns_dk ? ks : vs) + slice * HD, packed);
+    mma_pack(packed, sums, OWNS_DK ? a.scale : 1);
+    mma_store<HD>((OWNS_DK ? ks : vs) + slice * HD, packed);
     __syncthreads();
     tile_store<HD>(a.dk + ((int64_t)p.b * s.Tk + j0) * s.k_stride + p.kv * HD, s.k_stride, ks, KEYS, s.Tk - j0, (int)threadIdx.x, Z::THREADS);
     tile_store<HD>(a.dv + ((int64_t)p.b * s.Tk + j0) * s.v_stride + p.kv * HD, s.v_stride, vs, KEYS, s.Tk - j0, (int)threadIdx.x, Z::THREADS);
+}
+template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds__(2 * KEYS, 1) attention_backward_mma(const AttentionCall a) {
+    if (warp_of_block() < KEYS / 32) attention_backward_half<HD, KEYS, WITH_DQ, 0>(a);
+    else attention_backward_half<HD, KEYS, WITH_DQ, 1>(a);
 }
 
 /* dq = its sums, scaled and rounded: a tile a block, by as many warps as made it. */
@@ -481,15 +477,12 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
     const Sight x = sight_of(s, p.b);
     const int t0 = (tiles - 1 - p.rank) * QUERIES, tw = t0 + warp * 32, end = seen_by(x, min(t0 + QUERIES, s.Tq) - 1);
     const int64_t token = (int64_t)p.b * s.Tq + t0, row = ((int64_t)p.b * s.NH + p.h) * a.padded + tw + lane / 4;
-    int low, high;
-    bool mixed;
-    doc_range(x.q_doc, t0, min(t0 + QUERIES, s.Tq), &low, &high);
     tile_load<HD>(qs, a.q + token * s.q_stride + p.h * HD, s.q_stride, QUERIES, s.Tq - t0, THREADS);
     tile_load<HD>(dos, a.dout + token * s.o_stride + p.h * HD, s.o_stride, QUERIES, s.Tq - t0, THREADS);
     float sums[2][HD / 8][4], lse[2][2], D[2][2];
     UNROLL for (int i = 0; i < 4; i++) lse[i / 2][i % 2] = a.lse2[row + i * 8], D[i / 2][i % 2] = a.D[row + i * 8];
     fill(sums, 0);
-    for (int j = next_tile(x.k_doc, low, high, 0, end, KEYS, &mixed); j < end; j = next_tile(x.k_doc, low, high, j + KEYS, end, KEYS, &mixed)) {
+    for (int j = documents_meet(x.q_doc, t0, min(t0 + QUERIES, s.Tq), x.k_doc, 0, end) / KEYS * KEYS; j < end; j += KEYS) {
         float c[2][N][4], dp[2][N][4];
         uint32_t w[2][N / 2][4];
         __syncthreads(); // the last K and V are no longer read
@@ -500,7 +493,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
         __syncthreads();
         mma_scores<HD>(c, qs + warp * 32 * HD, ks);
         mma_scores<HD>(dp, dos + warp * 32 * HD, vs);
-        if (mixed || j + KEYS > seen_by(x, tw)) mma_mask<0>(c, x, tw, j);
+        if (s.q_doc || j + KEYS > seen_by(x, tw)) mma_mask<0>(c, x, tw, j);
         UNROLL for (int m = 0; m < 2; m++)
             UNROLL for (int n = 0; n < N; n++)
                 UNROLL for (int e = 0; e < 4; e++) c[m][n][e] = ptx_exp2(fmaf(c[m][n][e], a.scale2, -lse[m][e / 2])) * (dp[m][n][e] - D[m][e / 2]);
