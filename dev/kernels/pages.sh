@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# pages.sh check | table | table-cuda [ARG…] : what `make check` and `make table` run, over the programs in $PAGES.
-# check ends with `N passed, N failed`; table prints Markdown, and fails where a check does.
+# pages.sh check | table | check-cuda | table-cuda [ARG…] : what make of that name runs, over the programs in $PAGES. In CUDA
+# they have all pages in one, named in $NAMES. check ends with `N passed, N failed`; table prints Markdown, and fails where a check does.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-what=${1:?check, table or table-cuda}
+what=${1:?check, table, check-cuda or table-cuda}
 shift
 
-if [ "$what" = check ]; then
+if [ "$what" = check ] || [ "$what" = check-cuda ]; then
     passed=0 failed=0
+    [ "$what" = check-cuda ] && all=all
     for page in $PAGES; do
-        out=$("$page" --check 2>&1)
+        out=$("$page" ${all:-} --check 2>&1)
         printf '%s\n' "$out" | grep -vE '^[0-9]+ passed, [0-9]+ failed$'
         counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' <<<"$out" | tail -n 1)
         if [ -z "$counts" ]; then
@@ -56,6 +57,16 @@ fi
 
 pages=$(mktemp)
 trap 'rm -f "$pages"' EXIT
+if [ "$what" = table-cuda ]; then
+    for name in $NAMES; do
+        printf '\n## %s\n' "$name"
+        for page in $PAGES; do
+            "$page" "$name" --markdown "$@" || exit 1
+        done
+    done >"$pages"
+    cat "$pages"
+    exit
+fi
 for page in $PAGES; do
     name=${page##*/}
     [ "${last:-}" = "$name" ] || printf '\n## %s\n' "$name"
@@ -63,10 +74,6 @@ for page in $PAGES; do
     "$page" --markdown "$@" || exit 1
 done >"$pages"
 
-if [ "$what" = table-cuda ]; then
-    cat "$pages"
-    exit
-fi
 printf '\n## The op in use, at the sizes of bench-125m\n\n'
 echo "| op, size | fp32: ms | GFLOP/s | GB/s | of the roofline | bf16: ms | GFLOP/s | GB/s | of the roofline |"
 echo "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
