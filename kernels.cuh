@@ -679,7 +679,7 @@ static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const 
 
 // ---------------------------------------------------------------------------
 // attention
-// <- kernels_attention.cuh goes here
+#include "kernels_attention.cuh" // defines: cuda_attention_forward, cuda_attention_backward, cuda_attention_scratch, and the ptx_* functions
 
 // ---------------------------------------------------------------------------
 // flat tensors: sums over pieces, norm, AdamW, cast

@@ -41,7 +41,7 @@ enum { // block sizes, all multiples of NR. Where a sum is cut at them they deci
     PLAIN_ROWS = 128, PLAIN_COLS = 256, PLAIN_DEPTH = 256, // the plain product
     PLAIN_PACK = PLAIN_ROWS * PLAIN_DEPTH + PLAIN_COLS * PLAIN_DEPTH + PLAIN_ROWS * PLAIN_COLS
 };
-static inline int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+static inline BOTH int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 // ---------------------------------------------------------------------------
 // matrix products: C(M,N) = or += A(M,K) B(K,N), any strides
@@ -633,7 +633,7 @@ static void attention_pack(const Attention *a, const floatX *k, const floatX *v,
 }
 
 /* How many keys query t sees by position alone, and row r, where rows beyond the last one see none. Never falls with t or r. */
-static inline int64_t keys_seen(const AttentionShape *s, int64_t t) { return max_i64(0, min_i64(s->Tk, s->q_offset + t + 1)); }
+static inline BOTH int64_t keys_seen(const AttentionShape *s, int64_t t) { return max_i64(0, min_i64(s->Tk, s->q_offset + t + 1)); }
 static inline int64_t visible_keys(const Attention *a, int64_t r) { return r >= a->rows ? 0 : keys_seen(a->s, r / a->G); }
 
 /* The first key that any of rows [r0, r1) shares a document with, down to a multiple of NR: earlier blocks are skipped. */

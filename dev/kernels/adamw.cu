@@ -39,6 +39,11 @@ static void adamw_definition(Case *c) {
     }
 }
 
+static void adamw_in_use(Case *c) {
+    adamw(c->dev, F("p"), F("m"), F("v"), F("g"), X("copy"), c->size[0], LR, BETA1, BETA2, EPS, WEIGHT_DECAY, GRAD_SCALE, (int)c->size[1]);
+}
+
+#ifndef USE_CUDA
 typedef struct { float keep, rate, root; } Factors; // what all elements have in common, computed in double
 static Factors factors(const Case *c) {
     double step = (double)c->size[1];
@@ -107,16 +112,21 @@ static void adamw_with_copy(Case *c) {
     for (int64_t i = 0; i < count; i += VL) store_x(copy + i, step_vector(&f, p + i, m + i, v + i, g + i, count - i), count - i);
 }
 
-static void adamw_in_use(Case *c) {
-    adamw(c->dev, F("p"), F("m"), F("v"), F("g"), X("copy"), c->size[0], LR, BETA1, BETA2, EPS, WEIGHT_DECAY, GRAD_SCALE, (int)c->size[1]);
-}
+static const Version op_versions[] = {
+    {"1 five passes", "the formula line by line: decay, m, v, update, copy; p goes to memory and back twice and is read a third time, the others more than once.", adamw_passes},
+    {"2 one pass", "an element's whole step while it is at hand: each tensor makes the trip once, p once more for the copy.", adamw_one_pass},
+    {"3 vectors", "square roots and divisions of a vector at once, without a question whether the tensors overlap; m moves by one fused (1 - beta1) (g - m).", adamw_vectors},
+    {"4 the copy too", "the compute copy is rounded from the register, not by a pass of its own: p is not read again.", adamw_with_copy},
+    {"in use: threads", "vectors over threads; no element knows another, so neither threads nor shards show in the bits.", adamw_in_use},
+    END_OF_VERSIONS};
+#endif
 
-static const Op op = {"adamw", adamw_case, adamw_prepare, adamw_definition,
-    {{"1 five passes", "the formula line by line: decay, m, v, update, copy; p goes to memory and back twice and is read a third time, the others more than once.", adamw_passes},
-     {"2 one pass", "an element's whole step while it is at hand: each tensor makes the trip once, p once more for the copy.", adamw_one_pass},
-     {"3 vectors", "square roots and divisions of a vector at once, without a question whether the tensors overlap; m moves by one fused (1 - beta1) (g - m).", adamw_vectors},
-     {"4 the copy too", "the compute copy is rounded from the register, not by a pass of its own: p is not read again.", adamw_with_copy},
-     {"in use: threads", "vectors over threads; no element knows another, so neither threads nor shards show in the bits.", adamw_in_use}},
-    {{"odd", {1003, 3}}, {"bench-8m tensor", {82944, 100}}, {"bench-125m block", {6292992, 100}}, {"1B layer, 1 of 2 shards", {30410752, 100}}}};
+#ifdef USE_CUDA
+#include "adamw.cuh" // defines: op_versions
+#endif
+
+static const Op op = {"adamw", adamw_case, adamw_prepare, adamw_definition, op_versions,
+    {{"odd", {1003, 3}}, FOR_CPU({"bench-8m tensor", {82944, 100}}, {"bench-125m block", {6292992, 100}}, {"1B layer, 1 of 2 shards", {30410752, 100}})
+     FOR_GPU({"even", {4096, 100}}, {"1B layer", {60821504, 100}}, {"8B layer, 1 of 2 shards", {109056000, 100}})}};
 
 PAGE(&op)

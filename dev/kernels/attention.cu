@@ -13,10 +13,11 @@ static AttentionShape shape_of(const Case *c) { // size: B, Tq, Tk, NH, NKV, HD,
     AttentionShape s = {(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], NULL, NULL, n[3] * n[5], n[4] * n[5], n[4] * n[5], n[3] * n[5]};
     return s;
 }
-static int64_t q_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return ((b * s->Tq + t) * s->NH + h) * s->HD; } // in q, out, dout, dq
-static int64_t k_at(const AttentionShape *s, int64_t b, int64_t key, int64_t h) { return ((b * s->Tk + key) * s->NKV + h / (s->NH / s->NKV)) * s->HD; } // of query head h
-static int64_t l_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return (b * s->NH + h) * s->Tq + t; } // in lse
+static BOTH int64_t q_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return ((b * s->Tq + t) * s->NH + h) * s->HD; } // in q, out, dout, dq
+static BOTH int64_t k_at(const AttentionShape *s, int64_t b, int64_t key, int64_t h) { return ((b * s->Tk + key) * s->NKV + h / (s->NH / s->NKV)) * s->HD; } // of query head h
+static BOTH int64_t l_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return (b * s->NH + h) * s->Tq + t; } // in lse
 
+#ifndef USE_CUDA
 /* Where versions 2 and 3 are: one query of one head. */
 typedef struct {
     AttentionShape s;
@@ -63,6 +64,7 @@ static inline float dot_vectors(const floatX *a, const floatX *b, int n) {
 static inline void axpy_vectors(float *a, float x, const floatX *b, int n) {
     for (int i = 0; i < n; i += VL) store_float(a + i, vfma(load_x(b + i, n - i), vsplat(x), load_float(a + i, n - i)), n - i);
 }
+#endif
 
 // ---------------------------------------------------------------------------
 // forward
@@ -103,6 +105,12 @@ static void forward_definition(Case *c) {
     free(p);
 }
 
+static void forward_in_use(Case *c) {
+    AttentionShape s = shape_of(c);
+    attention_forward(c->dev, X("out"), F("lse"), X("q"), X("k"), X("v"), &s);
+}
+
+#ifndef USE_CUDA
 static void forward_three_ops(Case *c) {
     AttentionShape s = shape_of(c);
     const floatX *q = X("q"), *k = X("k"), *v = X("v");
@@ -244,10 +252,6 @@ static inline __attribute__((always_inline)) void forward_tiles(Case *c, int hea
 static void forward_heads(Case *c) { forward_tiles(c, 1, 1); }
 static void forward_groups(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size[4]), 1); }
 
-static void forward_in_use(Case *c) {
-    AttentionShape s = shape_of(c);
-    attention_forward(c->dev, X("out"), F("lse"), X("q"), X("k"), X("v"), &s);
-}
 #ifdef HAVE_PAIRS
 static void forward_pairs(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size[4]), 2); }
 #define FORWARD_PAIRS {"6 pairs of bf16", "q and K stay bf16, probabilities become it: one instruction multiplies two of them; along the keys, two rows of V are interleaved.", forward_pairs},
@@ -257,19 +261,16 @@ static void forward_pairs(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size
 #define THREADED ""
 #endif
 
-// B, Tq, Tk, NH, NKV, HD, q_offset
-#define SIZES {{"odd", {2, 133, 301, 6, 2, 50, 168}}, {"bench-8m", {8, 256, 256, 6, 6, 48}}, {"bench-125m", {2, 512, 512, 12, 4, 64}}, \
-               {"1B layer", {1, 1024, 1024, 32, 8, 64}}, {"long", {1, 4096, 4096, 4, 1, 64}}}
-
-static const Op forward = {"attention_forward", forward_case, NULL, forward_definition,
-    {{"1 three ops", "scores, softmax, product, a head's whole (T,T) each time, of which almost half is masked away again.", forward_three_ops},
-     {"2 online softmax", "key by key, with the largest score so far; what was added is scaled when it grows: no (T,T), and nothing is computed for keys that are not seen.", forward_online},
-     {"3 vectors", "a block of keys at a time: one scaling a block, exponentials and products by vectors; but a score is the sum over a vector's lanes, which costs more than its products.", forward_vectors},
-     {"4 a tile in registers", "K is transposed once a head, so that lanes are keys and no sum crosses them; several queries share each load of K and V.", forward_heads},
-     {"5 grouped heads", "the query heads of one key/value head are rows of the same strips: K and V are widened and transposed once for all of them. (One head a group, as in bench-8m: as before.)", forward_groups},
-     FORWARD_PAIRS
-     {"in use: threads", "blocks of rows over threads, those that see most keys first, and a few heads at a time, so that their K and V stay in the cache; the softmax of a strip row after row, so that no row waits for another's sum over lanes; rows of K and V are asked for ahead.", forward_in_use}},
-    SIZES};
+static const Version forward_versions[] = {
+    {"1 three ops", "scores, softmax, product, a head's whole (T,T) each time, of which almost half is masked away again.", forward_three_ops},
+    {"2 online softmax", "key by key, with the largest score so far; what was added is scaled when it grows: no (T,T), and nothing is computed for keys that are not seen.", forward_online},
+    {"3 vectors", "a block of keys at a time: one scaling a block, exponentials and products by vectors; but a score is the sum over a vector's lanes, which costs more than its products.", forward_vectors},
+    {"4 a tile in registers", "K is transposed once a head, so that lanes are keys and no sum crosses them; several queries share each load of K and V.", forward_heads},
+    {"5 grouped heads", "the query heads of one key/value head are rows of the same strips: K and V are widened and transposed once for all of them. (One head a group, as in bench-8m: as before.)", forward_groups},
+    FORWARD_PAIRS
+    {"in use: threads", "blocks of rows over threads, those that see most keys first, and a few heads at a time, so that their K and V stay in the cache; the softmax of a strip row after row, so that no row waits for another's sum over lanes; rows of K and V are asked for ahead.", forward_in_use},
+    END_OF_VERSIONS};
+#endif
 
 // ---------------------------------------------------------------------------
 // backward (Dao et al. 2022, appendix B.2). With P = exp(S - lse) and D = rowsum(dout out), which is rowsum(P dP):
@@ -289,7 +290,9 @@ static void backward_case(Case *c) {
 
 static void backward_prepare(Case *c) { // out and lse that belong to q, k and v
     AttentionShape s = shape_of(c);
+    case_to_device(c);
     attention_forward(c->dev, X("out"), F("lse"), X("q"), X("k"), X("v"), &s);
+    case_to_host(c);
 }
 
 /* p and dS of a query and a key, by the formula. */
@@ -331,6 +334,12 @@ static void backward_definition(Case *c) {
     }
 }
 
+static void backward_in_use(Case *c) {
+    AttentionShape s = shape_of(c);
+    attention_backward(c->dev, X("dq"), X("dk"), X("dv"), X("dout"), X("out"), F("lse"), X("q"), X("k"), X("v"), &s);
+}
+
+#ifndef USE_CUDA
 static void backward_five_products(Case *c) {
     AttentionShape s = shape_of(c);
     const floatX *q = X("q"), *k = X("k"), *v = X("v"), *dout = X("dout");
@@ -471,10 +480,6 @@ static void backward_tiles(Case *c, int heads) {
 static void backward_heads(Case *c) { backward_tiles(c, 1); }
 static void backward_groups(Case *c) { backward_tiles(c, (int)(c->size[3] / c->size[4])); }
 
-static void backward_in_use(Case *c) {
-    AttentionShape s = shape_of(c);
-    attention_backward(c->dev, X("dq"), X("dk"), X("dv"), X("dout"), X("out"), F("lse"), X("q"), X("k"), X("v"), &s);
-}
 static void backward_one_thread(Case *c) {
     int threads = c->dev->threads;
     c->dev->threads = 1;
@@ -482,14 +487,32 @@ static void backward_one_thread(Case *c) {
     c->dev->threads = threads;
 }
 
-static const Op backward = {"attention_backward", backward_case, backward_prepare, backward_definition,
-    {{"1 five products", "P and dS of a head, (T,T) each, then the products with them, masked or not: each element of both is fetched twice more.", backward_five_products},
-     {"2 by rows", "P from the scores and lse, which the forward kept; D from dout and out, so that dS needs no second look at its row: pair by pair, and only pairs that are seen.", backward_by_rows},
-     {"3 vectors", "a block of keys of one row at a time, exponentials and products by vectors; dK and dV go to the cache and back for each query.", backward_vectors},
-     {"4 tiles in registers", "128 rows by 128 keys: P and dS of them lie in the nearest cache, and all five products are tiles, those of dK and dV over the rows.", backward_heads},
-     {"5 grouped heads", "the query heads of one key/value head are rows of the same blocks: K and V are made ready once for them, and longer sums go to dK and dV.", backward_groups},
-     {"6 as in use, one thread", "no products where no row of a strip sees a key; K and V transposed by vectors" THREADED ".", backward_one_thread},
-     {"in use: threads", "blocks of rows over threads; those of one head add to dK and dV in a fixed order, each waiting for its turn: the same bits for any number of threads. Rows are asked for ahead.", backward_in_use}},
-    SIZES};
+static const Version backward_versions[] = {
+    {"1 five products", "P and dS of a head, (T,T) each, then the products with them, masked or not: each element of both is fetched twice more.", backward_five_products},
+    {"2 by rows", "P from the scores and lse, which the forward kept; D from dout and out, so that dS needs no second look at its row: pair by pair, and only pairs that are seen.", backward_by_rows},
+    {"3 vectors", "a block of keys of one row at a time, exponentials and products by vectors; dK and dV go to the cache and back for each query.", backward_vectors},
+    {"4 tiles in registers", "128 rows by 128 keys: P and dS of them lie in the nearest cache, and all five products are tiles, those of dK and dV over the rows.", backward_heads},
+    {"5 grouped heads", "the query heads of one key/value head are rows of the same blocks: K and V are made ready once for them, and longer sums go to dK and dV.", backward_groups},
+    {"6 as in use, one thread", "no products where no row of a strip sees a key; K and V transposed by vectors" THREADED ".", backward_one_thread},
+    {"in use: threads", "blocks of rows over threads; those of one head add to dK and dV in a fixed order, each waiting for its turn: the same bits for any number of threads. Rows are asked for ahead.", backward_in_use},
+    END_OF_VERSIONS};
+#endif
+
+// ---------------------------------------------------------------------------
+// the page
+
+#ifdef USE_CUDA
+#include "attention.cuh" // defines: forward_versions, backward_versions
+#endif
+
+// B, Tq, Tk, NH, NKV, HD, q_offset
+#define SIZES {{"odd", {2, 133, 301, 6, 2, 50, 168}}, \
+               FOR_CPU({"bench-8m", {8, 256, 256, 6, 6, 48}}, {"bench-125m", {2, 512, 512, 12, 4, 64}}, \
+                       {"1B layer", {1, 1024, 1024, 32, 8, 64}}, {"long", {1, 4096, 4096, 4, 1, 64}}) \
+               FOR_GPU({"tiles", {1, 200, 200, 4, 1, 128}}, {"1B layer", {1, 8192, 8192, 32, 8, 64}}, {"8B layer", {1, 8192, 8192, 32, 8, 128}})}
+
+static const Op forward = {"attention_forward", forward_case, NULL, forward_definition, forward_versions, SIZES};
+
+static const Op backward = {"attention_backward", backward_case, backward_prepare, backward_definition, backward_versions, SIZES};
 
 PAGE(&forward, &backward)

@@ -28,6 +28,15 @@ static void cast_definition(Case *c) {
         if (wanted(c, i, c->size[0], 30)) out[i] = nearest(in[i], bits);
 }
 
+static void cast_in_use(Case *c) {
+#ifdef PRECISION_BF16
+    cast_to_bf16(c->dev, X("out"), F("in"), c->size[0]);
+#else
+    tree_sum(c->dev, X("out"), F("in"), DTYPE_F32, 1, c->size[0], 0); // the sum of one piece
+#endif
+}
+
+#ifndef USE_CUDA
 static void cast_by_value(Case *c) {
     const float *in = F("in");
     floatX *out = X("out");
@@ -64,20 +73,21 @@ static void cast_instruction(Case *c) {
     for (int64_t i = 0; i < count; i += VL) store_x(out + i, load_float(in + i, count - i), count - i);
 }
 
-static void cast_in_use(Case *c) {
-#ifdef PRECISION_BF16
-    cast_to_bf16(c->dev, X("out"), F("in"), c->size[0]);
-#else
-    tree_sum(c->dev, X("out"), F("in"), DTYPE_F32, 1, c->size[0], 0); // the sum of one piece
+static const Version op_versions[] = {
+    {"1 by value", "the number is taken apart into fraction and exponent, the fraction rounded: three calls an element.", cast_by_value},
+    {"2 by bits", "half of what is cut off is added to the bits, a little less where the number would become odd; the carry does the rest. The compiler makes vectors of it.", cast_scalar},
+    {"3 vectors", "the same integer arithmetic on the vectors of kernels.h, NaN by a mask: no faster where the compiler found its vectors, and not left to it.", cast_integers},
+    {"4 the instruction", "where the processor rounds to bf16 itself (AVX512_BF16), one instruction instead of nine; elsewhere the same as before.", cast_instruction},
+    {"in use: threads", "vectors over threads.", cast_in_use},
+    END_OF_VERSIONS};
 #endif
-}
 
-static const Op op = {"cast", cast_case, NULL, cast_definition,
-    {{"1 by value", "the number is taken apart into fraction and exponent, the fraction rounded: three calls an element.", cast_by_value},
-     {"2 by bits", "half of what is cut off is added to the bits, a little less where the number would become odd; the carry does the rest. The compiler makes vectors of it.", cast_scalar},
-     {"3 vectors", "the same integer arithmetic on the vectors of kernels.h, NaN by a mask: no faster where the compiler found its vectors, and not left to it.", cast_integers},
-     {"4 the instruction", "where the processor rounds to bf16 itself (AVX512_BF16), one instruction instead of nine; elsewhere the same as before.", cast_instruction},
-     {"in use: threads", "vectors over threads.", cast_in_use}},
-    {{"odd", {1003}}, {"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}}}};
+#ifdef USE_CUDA
+#include "cast.cuh" // defines: op_versions
+#endif
+
+static const Op op = {"cast", cast_case, NULL, cast_definition, op_versions,
+    {{"odd", {1003}}, FOR_CPU({"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}})
+     FOR_GPU({"even", {4096}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
 
 PAGE(&op)

@@ -43,6 +43,9 @@ static void loss_definition(Case *c) {
     }
 }
 
+static void loss_in_use(Case *c) { cross_entropy(c->dev, F("losses"), F("logits"), I("targets"), (int)c->size[0], (int)c->size[1], 1); }
+
+#ifndef USE_CUDA
 /* Row n, or NULL where its target is negative: then it is done, all zero. */
 static float *row_of(Case *c, int64_t n) {
     float *logits = F("logits") + n * c->size[1];
@@ -162,15 +165,22 @@ static void loss_by_blocks(Case *c) {
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
-static void loss_in_use(Case *c) { cross_entropy(c->dev, F("losses"), F("logits"), I("targets"), (int)c->size[0], (int)c->size[1], 1); }
+static const Version op_versions[] = {
+    {"1 libm, double", "the formula: the largest, the sum, the gradient; two calls of exp() a logit.", loss_double},
+    {"2 libm, float", "expf() instead; only the sum stays in double, because a float's digits are used up when tens of thousands have been added.", loss_float},
+    {"3 vexp", "a vector of exponentials at once; the target is mended afterwards, so that no vector asks whether it holds it.", loss_vectors},
+    {"4 exponentials kept", "each is computed once, and waits where its logit was until the sum is known: a store costs less than an exponential.", loss_kept},
+    {"5 blocks", "a block's largest, exponentials and sum while it is at hand: the row comes from memory once, while the block before it is computed; each block is brought to the row's largest with the gradient.", loss_by_blocks},
+    {"in use: threads", "as 5, rows over threads; the blocks' factors and the sum of their sums by vectors, once all largest are known.", loss_in_use},
+    END_OF_VERSIONS};
+#endif
 
-static const Op op = {"cross_entropy", loss_case, loss_prepare, loss_definition,
-    {{"1 libm, double", "the formula: the largest, the sum, the gradient; two calls of exp() a logit.", loss_double},
-     {"2 libm, float", "expf() instead; only the sum stays in double, because a float's digits are used up when tens of thousands have been added.", loss_float},
-     {"3 vexp", "a vector of exponentials at once; the target is mended afterwards, so that no vector asks whether it holds it.", loss_vectors},
-     {"4 exponentials kept", "each is computed once, and waits where its logit was until the sum is known: a store costs less than an exponential.", loss_kept},
-     {"5 blocks", "a block's largest, exponentials and sum while it is at hand: the row comes from memory once, while the block before it is computed; each block is brought to the row's largest with the gradient.", loss_by_blocks},
-     {"in use: threads", "as 5, rows over threads; the blocks' factors and the sum of their sums by vectors, once all largest are known.", loss_in_use}},
-    {{"odd", {37, 1003}}, {"bench-8m chunk", {1024, 4096}}, {"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}}}};
+#ifdef USE_CUDA
+#include "cross_entropy.cuh" // defines: op_versions
+#endif
+
+static const Op op = {"cross_entropy", loss_case, loss_prepare, loss_definition, op_versions,
+    {{"odd", {37, 1003}}, FOR_CPU({"bench-8m chunk", {1024, 4096}}, {"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}})
+     FOR_GPU({"even", {24, 2048}}, {"chunk, small vocabulary", {2048, 32000}}, {"1B chunk", {2048, 128256}})}};
 
 PAGE(&op)

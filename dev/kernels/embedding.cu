@@ -47,6 +47,9 @@ static void forward_definition(Case *c) {
         for (int64_t i = 0; i < C; i++) x[n * C + i] = ids[n] < 0 ? 0 : embed[(int64_t)ids[n] * C + i];
 }
 
+static void forward_in_use(Case *c) { embedding_forward(c->dev, X("x"), X("embed"), I("ids"), (int)c->size[0], (int)c->size[1]); }
+
+#ifndef USE_CUDA
 static void forward_columns(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
     const floatX *embed = X("embed");
@@ -75,15 +78,13 @@ static void forward_copies(Case *c) {
         else memcpy(x + n * C, embed + ids[n] * C, (size_t)C * sizeof(floatX));
 }
 
-static void forward_in_use(Case *c) { embedding_forward(c->dev, X("x"), X("embed"), I("ids"), (int)c->size[0], (int)c->size[1]); }
-
-static const Op forward = {"embedding_forward", forward_case, forward_prepare, forward_definition,
-    {{"1 by columns", "an element of every token, then the next element of every token: each one is taken from another cache line.", forward_columns},
-     {"2 by rows", "a token's row at once: memory is read and written in order, but for the jump from row to row.", forward_rows},
-     {"3 copies", "one question a row, whether it is there, and then the library's copy, which takes whole vectors whatever an element is.", forward_copies},
-     {"in use: threads", "rows over threads; a copy has no order.", forward_in_use}},
-    {{"odd", {333, 301, 97, 0, 10}}, {"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
-     {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer", {1024, 2048, 128256}}}};
+static const Version forward_versions[] = {
+    {"1 by columns", "an element of every token, then the next element of every token: each one is taken from another cache line.", forward_columns},
+    {"2 by rows", "a token's row at once: memory is read and written in order, but for the jump from row to row.", forward_rows},
+    {"3 copies", "one question a row, whether it is there, and then the library's copy, which takes whole vectors whatever an element is.", forward_copies},
+    {"in use: threads", "rows over threads; a copy has no order.", forward_in_use},
+    END_OF_VERSIONS};
+#endif
 
 // ---------------------------------------------------------------------------
 // backward
@@ -112,6 +113,9 @@ static void backward_definition(Case *c) {
         for (int64_t i = 0; i < C && ids[n] >= 0; i++) dembed[(int64_t)ids[n] * C + i] += dx[n * C + i];
 }
 
+static void backward_in_use(Case *c) { embedding_backward(c->dev, F("dembed"), X("dx"), I("ids"), (int)c->size[0], (int)c->size[1]); }
+
+#ifndef USE_CUDA
 static void backward_search(Case *c) {
     int64_t N = c->size[0], C = c->size[1], V = c->size[2];
     const floatX *dx = X("dx");
@@ -156,15 +160,32 @@ static void backward_columns(Case *c) {
     for (int64_t t = 0; t < threads; t++) backward_part(c, vectors * t / threads * VL, min_i64(vectors * (t + 1) / threads * VL, c->size[1]), 0, 1);
 }
 
-static void backward_in_use(Case *c) { embedding_backward(c->dev, F("dembed"), X("dx"), I("ids"), (int)c->size[0], (int)c->size[1]); }
+static const Version backward_versions[] = {
+    {"1 search", "each row of the table looks through all tokens for its own: nobody else adds to it, and nearly all looking is in vain.", backward_search},
+    {"2 scatter", "each token adds its row, a vector at a time, to the row that its id names: every token is looked at once.", backward_scatter},
+    {"3 atomic additions", "tokens over threads; a row may be two threads' at once, so every single element is added by an atomic exchange: slower than one thread alone, and the order, so the bits, are another in each run.", backward_atomic},
+    {"4 columns", "columns over threads instead, the scatter in each: as fast whatever the tokens are, the same bits for any number of threads, but each thread takes short pieces of all rows.", backward_columns},
+    {"in use: owners", "a thread owns the ids that leave its number as remainder, and adds their rows, whole, in the order of the tokens: the same bits again; where one token is most of the text, its owner works alone.", backward_in_use},
+    END_OF_VERSIONS};
+#endif
 
-static const Op backward = {"embedding_backward", backward_case, backward_prepare, backward_definition,
-    {{"1 search", "each row of the table looks through all tokens for its own: nobody else adds to it, and nearly all looking is in vain.", backward_search},
-     {"2 scatter", "each token adds its row, a vector at a time, to the row that its id names: every token is looked at once.", backward_scatter},
-     {"3 atomic additions", "tokens over threads; a row may be two threads' at once, so every single element is added by an atomic exchange: slower than one thread alone, and the order, so the bits, are another in each run.", backward_atomic},
-     {"4 columns", "columns over threads instead, the scatter in each: as fast whatever the tokens are, the same bits for any number of threads, but each thread takes short pieces of all rows.", backward_columns},
-     {"in use: owners", "a thread owns the ids that leave its number as remainder, and adds their rows, whole, in the order of the tokens: the same bits again; where one token is most of the text, its owner works alone.", backward_in_use}},
-    {{"odd", {333, 301, 97, 0, 10}}, {"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
-     {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer, 1 of 4 slices", {1024, 2048, 32064, 0, 75}}}};
+// ---------------------------------------------------------------------------
+// the page
+
+#ifdef USE_CUDA
+#include "embedding.cuh" // defines: forward_versions, backward_versions
+#endif
+
+static const Op forward = {"embedding_forward", forward_case, forward_prepare, forward_definition, forward_versions,
+    {{"odd", {333, 301, 97, 0, 10}},
+     FOR_CPU({"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
+             {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer", {1024, 2048, 128256}})
+     FOR_GPU({"even", {128, 256, 61, 30}}, {"1B", {8192, 2048, 128256}}, {"8B", {8192, 4096, 128256}})}};
+
+static const Op backward = {"embedding_backward", backward_case, backward_prepare, backward_definition, backward_versions,
+    {{"odd", {333, 301, 97, 0, 10}},
+     FOR_CPU({"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
+             {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer, 1 of 4 slices", {1024, 2048, 32064, 0, 75}})
+     FOR_GPU({"even", {128, 256, 61, 30}}, {"1B", {8192, 2048, 128256}}, {"1B, 90 % one token", {8192, 2048, 128256, 90}})}};
 
 PAGE(&forward, &backward)

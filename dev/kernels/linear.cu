@@ -19,6 +19,16 @@ static Work work_of(Case *c) { // which of the three, its output says
     return w;
 }
 
+static void in_use(Case *c) {
+    int N = (int)c->size[0], IC = (int)c->size[1], OC = (int)c->size[2];
+    PageTensor *y = page_find(c, "y");
+    if (y && y->storage == IN_FLOAT) linear_forward_fp32(c->dev, F("y"), X("x"), X("w"), N, IC, OC);
+    else if (y) linear_forward(c->dev, X("y"), X("x"), X("w"), N, IC, OC);
+    else if (page_find(c, "dx")) linear_backward_input(c->dev, X("dx"), X("dy"), OC + c->size[3], X("w"), N, IC, OC);
+    else linear_backward_weight(c->dev, F("dw"), X("dy"), OC + c->size[3], X("x"), N, IC, OC, (int)c->size[4]);
+}
+
+#ifndef USE_CUDA
 /* C[i][j ...] = or += sums of the full K; floatX or fp32. */
 static inline void put(const Work *w, int64_t i, int64_t j, float sum) {
     float *c = (float *)w->c + i * w->p.c_row + j;
@@ -164,14 +174,6 @@ static void packed_pairs(Case *c) {
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
-static void in_use(Case *c) {
-    int N = (int)c->size[0], IC = (int)c->size[1], OC = (int)c->size[2];
-    PageTensor *y = page_find(c, "y");
-    if (y && y->storage == IN_FLOAT) linear_forward_fp32(c->dev, F("y"), X("x"), X("w"), N, IC, OC);
-    else if (y) linear_forward(c->dev, X("y"), X("x"), X("w"), N, IC, OC);
-    else if (page_find(c, "dx")) linear_backward_input(c->dev, X("dx"), X("dy"), OC + c->size[3], X("w"), N, IC, OC);
-    else linear_backward_weight(c->dev, F("dw"), X("dy"), OC + c->size[3], X("x"), N, IC, OC, (int)c->size[4]);
-}
 static void plain(Case *c) {
     int was = c->dev->matmuls->plain;
     c->dev->matmuls->plain = 1;
@@ -186,6 +188,7 @@ static void plain(Case *c) {
 #else
 #define PAIRS
 #endif
+#endif // USE_CUDA
 
 // ---------------------------------------------------------------------------
 // forward
@@ -215,14 +218,15 @@ static void forward_definition(Case *c) {
     }
 }
 
-static const Op forward = {"linear_forward", forward_case, NULL, forward_definition,
-    {{"1 triple loop", "the formula: each sum is one chain of additions, each waiting for the one before, and all of w passes by for each row of x.", triple_loop},
-     {"2 vectors", "x and w lie along the sum, so a vector takes VL products of it: as many partial sums as lanes.", dot_products},
-     {"3 a tile in registers", "several rows of x by several of w at once: each vector that is loaded enters as many products, and as many chains run side by side.", dot_tiles},
-     PACKED, PLAIN, PAIRS
-     {"in use: oneDNN", "the same ideas with code made for the shape when it is first met, prefetches, and blocks fitted to the caches; kept from then on.", in_use}},
-    {{"odd", {131, 301, 277}}, {"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
-     {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, 1}}, {"1B layer gate_up", {1024, 2048, 16384}}}};
+#ifndef USE_CUDA
+static const Version forward_versions[] = {
+    {"1 triple loop", "the formula: each sum is one chain of additions, each waiting for the one before, and all of w passes by for each row of x.", triple_loop},
+    {"2 vectors", "x and w lie along the sum, so a vector takes VL products of it: as many partial sums as lanes.", dot_products},
+    {"3 a tile in registers", "several rows of x by several of w at once: each vector that is loaded enters as many products, and as many chains run side by side.", dot_tiles},
+    PACKED, PLAIN, PAIRS
+    {"in use: oneDNN", "the same ideas with code made for the shape when it is first met, prefetches, and blocks fitted to the caches; kept from then on.", in_use},
+    END_OF_VERSIONS};
+#endif
 
 // ---------------------------------------------------------------------------
 // backward. Rows of dy may lie further apart than they are long: those of the head are where fp32 logits were.
@@ -249,14 +253,15 @@ static void input_definition(Case *c) {
     }
 }
 
-static const Op input = {"linear_backward_input", input_case, NULL, input_definition,
-    {{"1 triple loop", "the formula: a sum goes down a column of w, and takes one element of each cache line it touches.", triple_loop},
-     {"2 by rows", "the loops in another order: a row of dx is a sum of rows of w, so w is read as it lies, by vectors; each product reads and writes its sum.", sums_of_rows},
-     {"3 a tile in registers", "the sums of several rows by two vectors stay in registers until they are complete; w is read once for that many rows, but down a narrow strip, from one row to the next, which the caches do not like.", row_tiles},
-     PACKED, PLAIN, PAIRS
-     {"in use: oneDNN", "as in the forward; in fp32, sums over more than 16,384 outputs (the head's) in two or more parts, on which it is faster.", in_use}},
-    {{"odd", {131, 277, 301, 5}}, {"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
-     {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}}}};
+#ifndef USE_CUDA
+static const Version input_versions[] = {
+    {"1 triple loop", "the formula: a sum goes down a column of w, and takes one element of each cache line it touches.", triple_loop},
+    {"2 by rows", "the loops in another order: a row of dx is a sum of rows of w, so w is read as it lies, by vectors; each product reads and writes its sum.", sums_of_rows},
+    {"3 a tile in registers", "the sums of several rows by two vectors stay in registers until they are complete; w is read once for that many rows, but down a narrow strip, from one row to the next, which the caches do not like.", row_tiles},
+    PACKED, PLAIN, PAIRS
+    {"in use: oneDNN", "as in the forward; in fp32, sums over more than 16,384 outputs (the head's) in two or more parts, on which it is faster.", in_use},
+    END_OF_VERSIONS};
+#endif
 
 static void weight_case(Case *c) { // size: N, IC, OC, elements behind each row of dy, 1: += into dw
     int64_t N = c->size[0], IC = c->size[1], OC = c->size[2];
@@ -279,13 +284,39 @@ static void weight_definition(Case *c) {
     }
 }
 
-static const Op weight = {"linear_backward_weight", weight_case, NULL, weight_definition,
-    {{"1 triple loop", "the formula: the sum is over tokens, so it goes down a column of dy and one of x.", triple_loop},
-     {"2 by rows", "a row of dw is a sum of rows of x; only dy is still read down its columns, one element for each row of x.", sums_of_rows},
-     {"3 a tile in registers", "several rows of dw by two vectors stay in registers over all tokens; but columns of dy whose rows are a power of two apart crowd into a few places of the cache, and alone this can lose to 2.", row_tiles},
-     PACKED, PLAIN, PAIRS
-     {"in use: oneDNN", "as in the forward; at most 1,024 tokens at a time, each part added in fp32, because a longer sum it divides among threads: then the bits depend on how many there are.", in_use}},
-    {{"odd", {1030, 77, 139, 5, 1}}, {"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
-     {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}}}};
+#ifndef USE_CUDA
+static const Version weight_versions[] = {
+    {"1 triple loop", "the formula: the sum is over tokens, so it goes down a column of dy and one of x.", triple_loop},
+    {"2 by rows", "a row of dw is a sum of rows of x; only dy is still read down its columns, one element for each row of x.", sums_of_rows},
+    {"3 a tile in registers", "several rows of dw by two vectors stay in registers over all tokens; but columns of dy whose rows are a power of two apart crowd into a few places of the cache, and alone this can lose to 2.", row_tiles},
+    PACKED, PLAIN, PAIRS
+    {"in use: oneDNN", "as in the forward; at most 1,024 tokens at a time, each part added in fp32, because a longer sum it divides among threads: then the bits depend on how many there are.", in_use},
+    END_OF_VERSIONS};
+#endif
+
+// ---------------------------------------------------------------------------
+// the page
+
+#ifdef USE_CUDA
+#include "linear.cuh" // defines: forward_versions, input_versions, weight_versions
+#endif
+
+static const Op forward = {"linear_forward", forward_case, NULL, forward_definition, forward_versions,
+    {{"odd", {131, 301, 277}},
+     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
+             {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, 1}}, {"1B layer gate_up", {1024, 2048, 16384}})
+     FOR_GPU({"even", {192, 160, 136, 1}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, 1}})}};
+
+static const Op input = {"linear_backward_input", input_case, NULL, input_definition, input_versions,
+    {{"odd", {131, 277, 301, 5}},
+     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
+             {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}})
+     FOR_GPU({"even", {192, 136, 160, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0}})}};
+
+static const Op weight = {"linear_backward_weight", weight_case, NULL, weight_definition, weight_versions,
+    {{"odd", {1030, 77, 139, 5, 1}},
+     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
+             {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}})
+     FOR_GPU({"even", {192, 160, 136, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0, 1}})}};
 
 PAGE(&forward, &input, &weight)

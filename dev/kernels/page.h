@@ -1,7 +1,7 @@
 /* page.h: what every page of this folder stands on: the cases, the checks, the measured roofline, the table.
  *
  * A page holds one op, or an op and its backward: the plain definition in double precision, the steps on the way, the one
- * in use. This file fills the buffers, holds the definition against PyTorch's figures (fixtures/OP.N.bin, written by
+ * in use; OP.cuh beside it has the steps in CUDA. This file fills the buffers, holds the definition against PyTorch's figures (fixtures/OP.N.bin, written by
  * ../pytorch/make_kernel_fixtures.py) and every version against the definition, times the versions in turns, and prints.
  *
  *   OP [--check] [--rounds N] [--threads N] [--size WORD] [--markdown] [--fixtures DIR]
@@ -32,6 +32,7 @@ typedef struct {
     int64_t touched;  // bytes of it that one call reads or writes: all, unless the page says otherwise
     int becomes_x;    // the op leaves floatX rows where fp32 rows of the same bytes were
     void *data;       // (rows, cols), in the device's arena
+    void *host;       // the same where the host writes and reads it: data, where that is the host's memory
     void *before;     // a copy of data, UPDATED only
     double *exact;    // (rows, cols): data in double precision; not WRITTEN
     double *result;   // (rows, cols): what the definition makes of it; not READ
@@ -43,6 +44,7 @@ typedef struct { // one size of one op; `declare` fills the second half
     const char *label;
     int64_t size[PAGE_DIMS];
     Device *dev;
+    int on_host;      // X(), F() and I() are what the host reads and writes: `prepare` runs
     int exactly;      // the definition runs on PyTorch's own inputs: nothing is rounded
     PageTensor tensors[PAGE_TENSORS];
     int num_tensors;
@@ -67,9 +69,19 @@ typedef struct {
     void (*declare)(Case *c);  // from c->size: tensors, flops, slots
     void (*prepare)(Case *c);  // or NULL: makes random inputs fit together (an rstd that belongs to its x)
     void (*define)(Case *c);   // from D() to R()
-    Version versions[PAGE_VERSIONS];
-    Size sizes[8];             // the first, small and odd, is the one that --check runs too
+    const Version *versions;   // (at most PAGE_VERSIONS), END_OF_VERSIONS behind the last; in CUDA: those of OP.cuh
+    Size sizes[8];             // the first CHECKED, small, are those that --check runs too: one that divides nothing; in CUDA, one of whole vectors and tiles
 } Op;
+#define END_OF_VERSIONS {NULL, NULL, NULL}
+#ifdef USE_CUDA // sizes that are worth a processor's time, or a GPU's
+enum { CHECKED = 2 };
+#define FOR_CPU(...)
+#define FOR_GPU(...) __VA_ARGS__
+#else
+enum { CHECKED = 1 };
+#define FOR_CPU(...) __VA_ARGS__
+#define FOR_GPU(...)
+#endif
 
 static PageTensor *page_tensor(Case *c, const char *name, Role role, Storage storage, int64_t rows, int64_t cols, double scale) {
     if (c->num_tensors == PAGE_TENSORS) run_failure("page.h: more than %d tensors", PAGE_TENSORS);
@@ -93,7 +105,7 @@ static PageTensor *page_find(Case *c, const char *name) {
 static void *page_data(Case *c, const char *name, Storage storage) {
     PageTensor *t = page_find(c, name);
     if (!t || t->storage != storage) run_failure("page: a version asks for tensor %s, which is not declared, or as another type", name);
-    return t->data;
+    return c->on_host ? t->host : t->data;
 }
 static double *page_doubles(Case *c, const char *name, int result) {
     PageTensor *t = page_find(c, name);
@@ -118,6 +130,8 @@ static int wanted(const Case *c, int64_t i, int64_t n, double flops) {
 }
 static const uint64_t UNWRITTEN = 0x7FF8DEAD0000BEEFull; // a NaN that no arithmetic makes by itself
 static int is_unwritten(double x) { uint64_t bits; memcpy(&bits, &x, 8); return bits == UNWRITTEN; }
+
+typedef struct { int check, rounds, threads; const char *size, *fixtures; } PageOptions;
 
 // ---------------------------------------------------------------------------
 // checks
@@ -149,7 +163,7 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
             const double *ref = (torch ? torch : t->result) + r * t->cols;
             if (is_unwritten(ref[0])) continue;
             for (int64_t i = 0; i < t->cols; i++) {
-                double y = torch ? t->result[r * t->cols + i] : is_x ? to_float(((floatX *)t->data)[r * stride + i]) : ((float *)t->data)[r * stride + i];
+                double y = torch ? t->result[r * t->cols + i] : is_x ? to_float(((floatX *)t->host)[r * stride + i]) : ((float *)t->host)[r * stride + i];
                 if (y == ref[i]) row_norm += isinf(y) ? 0 : y * y; // infinities may agree
                 else row_error += (y - ref[i]) * (y - ref[i]), row_norm += ref[i] * ref[i];
             }
@@ -167,12 +181,16 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
     return e;
 }
 
+static size_t page_bytes(const PageTensor *t) { return (size_t)(t->rows * t->cols) * (t->storage == IN_X ? sizeof(floatX) : 4); }
+
 /* Every output of a version, which has just run, against the definition. Returns the largest error. */
 static double compare_all(Case *c, Worst *w) {
     double worst = 0;
     for (int i = 0; i < c->num_tensors; i++)
         if (c->tensors[i].role != READ) {
-            double e = compare(c, &c->tensors[i], NULL, w);
+            const PageTensor *t = &c->tensors[i];
+            if (t->host != t->data) device_read(c->dev, t->host, t->data, page_bytes(t));
+            double e = compare(c, t, NULL, w);
             if (!(e <= worst) && !isnan(worst)) worst = e;
         }
     w->sizes++;
@@ -181,8 +199,6 @@ static double compare_all(Case *c, Worst *w) {
 
 // ---------------------------------------------------------------------------
 // buffers of a case
-
-static size_t page_bytes(const PageTensor *t) { return (size_t)(t->rows * t->cols) * (t->storage == IN_X ? sizeof(floatX) : 4); }
 
 static void case_open(Case *c, const Op *op, Device *dev, const char *label, const int64_t *size) {
     memset(c, 0, sizeof *c);
@@ -194,7 +210,14 @@ static void case_open(Case *c, const Op *op, Device *dev, const char *label, con
         PageTensor *t = &c->tensors[i];
         size_t doubles = (size_t)(t->rows * t->cols) * sizeof(double);
         t->data = arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page", page_bytes(t)); // as in the training step: same pages, same alignment
+#ifdef USE_CUDA
+        c->on_host = 1;
+        t->host = checked_malloc(page_bytes(t));
+        t->before = t->role == UPDATED ? arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page", page_bytes(t)) : NULL;
+#else
+        t->host = t->data;
         t->before = t->role == UPDATED ? checked_malloc(page_bytes(t)) : NULL;
+#endif
         t->exact = t->role != WRITTEN ? (double *)checked_malloc(doubles) : NULL;
         t->result = t->role != READ ? (double *)checked_malloc(doubles) : NULL;
     }
@@ -208,18 +231,39 @@ static void case_free_doubles(Case *c) {
 }
 static void case_close(Case *c) {
     case_free_doubles(c);
-    for (int i = 0; i < c->num_tensors; i++) free(c->tensors[i].before);
+    for (int i = 0; i < c->num_tensors; i++) free(c->tensors[i].host != c->tensors[i].data ? c->tensors[i].host : c->tensors[i].before);
     arena_release(c->dev, MEM_ACTIVATIONS, 0);
 }
 
+/* Bytes that one call reads and writes. */
+static double case_bytes(const Case *c) {
+    double bytes = 0;
+    for (int i = 0; i < c->num_tensors; i++) bytes += (double)c->tensors[i].touched * (c->tensors[i].role == UPDATED ? 2 : 1);
+    return bytes;
+}
+
 static void set_element(PageTensor *t, int64_t i, double x) {
-    if (t->storage == IN_X) ((floatX *)t->data)[i] = from_float((float)x);
-    else if (t->storage == IN_FLOAT) ((float *)t->data)[i] = (float)x;
-    else ((int32_t *)t->data)[i] = (int32_t)x;
+    if (t->storage == IN_X) ((floatX *)t->host)[i] = from_float((float)x);
+    else if (t->storage == IN_FLOAT) ((float *)t->host)[i] = (float)x;
+    else ((int32_t *)t->host)[i] = (int32_t)x;
 }
 static double get_element(const PageTensor *t, int64_t i) {
-    return t->storage == IN_X ? to_float(((floatX *)t->data)[i]) : t->storage == IN_FLOAT ? ((float *)t->data)[i] : ((int32_t *)t->data)[i];
+    return t->storage == IN_X ? to_float(((floatX *)t->host)[i]) : t->storage == IN_FLOAT ? ((float *)t->host)[i] : ((int32_t *)t->host)[i];
 }
+/* What the host has in its copies goes to the device, and back. Nothing where they are the same memory. */
+static void case_to_device(Case *c) {
+    for (int i = 0; i < c->num_tensors; i++)
+        if (c->tensors[i].host != c->tensors[i].data) device_write(c->dev, c->tensors[i].data, c->tensors[i].host, page_bytes(&c->tensors[i]));
+    c->on_host = 0;
+}
+static void case_to_host(Case *c) {
+    for (int i = 0; i < c->num_tensors; i++)
+        if (c->tensors[i].host != c->tensors[i].data) {
+            device_read(c->dev, c->tensors[i].host, c->tensors[i].data, page_bytes(&c->tensors[i]));
+            c->on_host = 1;
+        }
+}
+
 static void case_random(Case *c) {
     uint64_t state = 42;
     for (int k = 0; k < c->num_tensors; k++) {
@@ -240,17 +284,21 @@ static void case_define(Case *c, const Op *op, int from_data) {
         int64_t n = t->rows * t->cols;
         for (int64_t i = 0; i < n && t->exact && from_data; i++) t->exact[i] = get_element(t, i);
         for (int64_t i = 0; i < n && t->result; i++) memcpy(&t->result[i], &UNWRITTEN, 8);
-        if (t->before) memcpy(t->before, t->data, page_bytes(t));
+        if (t->before && from_data) device_copy(c->dev, t->before, t->data, page_bytes(t));
     }
     op->define(c);
 }
 static void case_restore(Case *c) {
     for (int i = 0; i < c->num_tensors; i++)
-        if (c->tensors[i].before) memcpy(c->tensors[i].data, c->tensors[i].before, page_bytes(&c->tensors[i]));
+        if (c->tensors[i].before) device_copy(c->dev, c->tensors[i].data, c->tensors[i].before, page_bytes(&c->tensors[i]));
 }
 static void case_poison(Case *c) { // what a version leaves unwritten shows
-    for (int i = 0; i < c->num_tensors; i++)
-        if (c->tensors[i].role == WRITTEN) memset(c->tensors[i].data, 0xFF, page_bytes(&c->tensors[i]));
+    for (int i = 0; i < c->num_tensors; i++) {
+        PageTensor *t = &c->tensors[i];
+        if (t->role != WRITTEN) continue;
+        memset(t->host, 0xFF, page_bytes(t));
+        if (t->host != t->data) device_write(c->dev, t->data, t->host, page_bytes(t));
+    }
 }
 
 // ---------------------------------------------------------------------------
@@ -313,6 +361,26 @@ static void case_fixture(Case *c, const Op *op, const Fixture *f, const char *pa
     }
     w->sizes++;
 }
+
+// ---------------------------------------------------------------------------
+// times
+
+static int page_by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+typedef struct { double at[PAGE_ROUNDS], total; int n; } Times;
+static double times_median(Times *t) {
+    if (!t->n) return 0;
+    qsort(t->at, (size_t)t->n, sizeof *t->at, page_by_value);
+    return t->at[t->n / 2];
+}
+
+typedef struct { double seconds, memory, arithmetic, unrest; } Roofline; // seconds: the larger of the two; unrest: times a second that a thread lost its core
+
+#ifdef USE_CUDA
+#include "page.cuh" // defines: the same for a GPU: rates_open, case_times, the units
+#else
 
 // ---------------------------------------------------------------------------
 // the roofline, measured beside the versions: no call is faster than its arithmetic at the processor's peak, nor than a loop
@@ -406,17 +474,6 @@ static void stream(Case *c, int past_caches) {
 // ---------------------------------------------------------------------------
 // times: versions, streams and peaks take turns, so that whatever slows one slows all; medians over rounds
 
-static int page_by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-typedef struct { double at[PAGE_ROUNDS], total; int n; } Times;
-static double times_median(Times *t) {
-    if (!t->n) return 0;
-    qsort(t->at, (size_t)t->n, sizeof *t->at, page_by_value);
-    return t->at[t->n / 2];
-}
-
 /* One turn: an untimed call, then as many as a millisecond holds, each timed alone where tensors are restored in between. */
 static void take_turn(Case *c, Times *t, void (*run)(Case *), int past_caches, double estimate) {
     if (t->n && t->total > 0.6) return; // a slow one has said enough
@@ -432,8 +489,6 @@ static void take_turn(Case *c, Times *t, void (*run)(Case *), int past_caches, d
     t->at[t->n++] = spent / calls;
     t->total += spent;
 }
-
-typedef struct { double seconds, memory, arithmetic, unrest; } Roofline; // seconds: the larger of the two; unrest: times a second that a thread lost its core
 
 static Roofline case_times(Case *c, const Op *op, const double *estimate, int rounds, double *seconds) {
     const int STREAMS = 2, PEAKS = 2;
@@ -459,19 +514,31 @@ static Roofline case_times(Case *c, const Op *op, const double *estimate, int ro
     return roof;
 }
 
+static const double FLOPS_UNIT = 1e9;
+static const char *const COLUMNS[3] = {"GFLOP/s", "of the roofline", "roofline"};
+static size_t page_memory(void) { return (size_t)16 << 30; } // bytes of an arena: addresses, whose pages come when touched
+
+static void rates_open(Device *dev, const PageOptions *o) {
+    (void)dev;
+    printf(page_checks.markdown ? "\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused multiply-adds, %.0f GFLOP/s in products of %s.\n"
+                                : "%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused multiply-adds, %.0f GFLOP/s in products of %s\n",
+           o->threads, o->rounds, best_peak(o->threads, fma_turns) / 1e9, best_peak(o->threads, product_turns) / 1e9, PRECISION_NAME);
+}
+#endif
+
 // ---------------------------------------------------------------------------
 // the table
 
 static void table_head(const Op *op) {
     if (page_checks.markdown) {
-        printf("\n| %s, %s | version | ms | GFLOP/s | GB/s | of the roofline | error |\n|---|---|---:|---:|---:|---:|---:|\n", op->name, PRECISION_NAME);
+        printf("\n| %s, %s | version | ms | %s | GB/s | %s | error |\n|---|---|---:|---:|---:|---:|---:|\n", op->name, PRECISION_NAME, COLUMNS[0], COLUMNS[1]);
         return;
     }
-    printf("\n%-34s %-26s %10s %9s %8s %16s %9s\n", op->name, "version", "ms", "GFLOP/s", "GB/s", "of the roofline", "error");
+    printf("\n%-34s %-26s %10s %9s %8s %16s %9s\n", op->name, "version", "ms", COLUMNS[0], "GB/s", COLUMNS[1], "error");
 }
 static void table_row(const char *label, const char *version, double seconds, double flops, double bytes, const char *share, const char *error) {
     const char *format = page_checks.markdown ? "| %s | %s | %.*f | %.1f | %.1f | %s | %s |\n" : "%-34s %-26s %10.*f %9.1f %8.1f %16s %9s\n";
-    printf(format, label, version, seconds < 1e-3 ? 4 : seconds < 0.1 ? 3 : 1, 1e3 * seconds, flops / seconds / 1e9, bytes / seconds / 1e9, share, error);
+    printf(format, label, version, seconds < 1e-3 ? 4 : seconds < 0.1 ? 3 : 1, 1e3 * seconds, flops / seconds / FLOPS_UNIT, bytes / seconds / 1e9, share, error);
 }
 
 static void case_print(const Case *c, const Op *op, const Roofline *roof, const double *seconds, const double *estimate, const double *errors) {
@@ -479,8 +546,7 @@ static void case_print(const Case *c, const Op *op, const Roofline *roof, const 
     int used = snprintf(label, sizeof label, "%s:", c->label), dims = PAGE_DIMS;
     while (dims > 1 && !c->size[dims - 1]) dims--;
     for (int i = 0; i < dims; i++) used += snprintf(label + used, sizeof label - (size_t)used, " %" PRId64, c->size[i]);
-    double bytes = 0;
-    for (int i = 0; i < c->num_tensors; i++) bytes += (double)c->tensors[i].touched * (c->tensors[i].role == UPDATED ? 2 : 1);
+    double bytes = case_bytes(c);
     for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++) {
         if (estimate[v] < 0) {
             printf(page_checks.markdown ? "| %s | %s | about %.0f s: left out | | | | |\n" : "%-34s %-26s about %.0f s: left out\n", v ? "" : label, op->versions[v].name, -estimate[v]);
@@ -490,15 +556,13 @@ static void case_print(const Case *c, const Op *op, const Roofline *roof, const 
         snprintf(error, sizeof error, "%.1e", errors[v]);
         table_row(v ? "" : label, op->versions[v].name, seconds[v], c->flops, bytes, share, error);
     }
-    table_row("", "roofline", roof->seconds, c->flops, bytes, roof->memory > roof->arithmetic ? "memory" : "arithmetic", "");
+    table_row("", COLUMNS[2], roof->seconds, c->flops, bytes, roof->memory > roof->arithmetic ? "memory" : "arithmetic", "");
     if (roof->unrest > 25) fprintf(stderr, "note: %s, %s: each thread lost its core %.0f times a second: other programs run, these times are not to be quoted\n", op->name, c->label, roof->unrest);
     fflush(stdout);
 }
 
 // ---------------------------------------------------------------------------
 // a run
-
-typedef struct { int check, rounds, threads; const char *size, *fixtures; } PageOptions;
 
 static PageOptions page_options(int argc, char **argv) {
     PageOptions o = {0, 15, omp_get_max_threads(), NULL, access("fixtures", F_OK) ? "dev/kernels/fixtures" : "fixtures"};
@@ -514,6 +578,10 @@ static PageOptions page_options(int argc, char **argv) {
     }
     if (o.rounds < 1 || o.rounds > PAGE_ROUNDS) user_error("--rounds is %d, expected 1 to %d", o.rounds, PAGE_ROUNDS);
     if (o.threads < 1) user_error("--threads is %d, expected at least 1", o.threads);
+#ifdef CUDA_ON_CPU
+    if (!o.check) fprintf(stderr, "not timed: kernels run on a processor; the checks alone\n");
+    o.check = 1;
+#endif
     return o;
 }
 
@@ -530,8 +598,10 @@ static void case_check(Case *c, const Op *op, double *rate, Worst *worst, double
         }
         case_restore(c);
         case_poison(c);
+        device_wait(c->dev);
         double start = seconds_now();
         op->versions[v].run(c);
+        device_wait(c->dev);
         estimate[v] = fmax(seconds_now() - start, 1e-9);
         if (work > 1e6) rate[v] = work / estimate[v];
         errors[v] = compare_all(c, &worst[v]);
@@ -549,6 +619,7 @@ static void op_run(const Op *op, Device *dev, const PageOptions *o) {
     for (int i = 1; snprintf(path, sizeof path, "%s/%s.%d.bin", o->fixtures, op->name, i), fixture_open(f, path); i++) {
         case_open(c, op, dev, "PyTorch's", f->size);
         case_fixture(c, op, f, path, &torch);
+        case_to_device(c);
         case_check(c, op, rate, worst, estimate, errors);
         case_close(c);
         fixture_close(f);
@@ -564,10 +635,11 @@ static void op_run(const Op *op, Device *dev, const PageOptions *o) {
     }
     for (int i = 0; i < 8 && op->sizes[i].label; i++) {
         const Size *s = &op->sizes[i];
-        if ((o->check && i > 0) || (o->size && !strstr(s->label, o->size))) continue;
+        if ((o->check && i >= CHECKED) || (o->size && !strstr(s->label, o->size))) continue;
         case_open(c, op, dev, s->label, s->size);
         case_random(c);
         if (op->prepare) op->prepare(c);
+        case_to_device(c);
         case_check(c, op, rate, worst, estimate, errors);
         if (!o->check) {
             Roofline roof = case_times(c, op, estimate, o->rounds, seconds);
@@ -588,13 +660,14 @@ static int page_main(int argc, char **argv, const Op *const *ops, int count) {
     PageOptions o = page_options(argc, argv);
     Device walked, dev;
     device_open_walk(&walked, o.threads, 0);
-    walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak = (size_t)16 << 30; // addresses: pages come when touched
+    walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak = page_memory();
+#ifdef USE_CUDA
+    cuda_require_gpu();
+    walked.arenas[MEM_COMM].peak = o.check ? 0 : FLUSH_BYTES;
+#endif
     device_open(&dev, &walked, ".", 0);
     kernels_open(&dev, 1);
-    if (!o.check)
-        printf(page_checks.markdown ? "\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused multiply-adds, %.0f GFLOP/s in products of %s.\n"
-                                    : "%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused multiply-adds, %.0f GFLOP/s in products of %s\n",
-               o.threads, o.rounds, best_peak(o.threads, fma_turns) / 1e9, best_peak(o.threads, product_turns) / 1e9, PRECISION_NAME);
+    if (!o.check) rates_open(&dev, &o);
     for (int i = 0; i < count; i++) op_run(ops[i], &dev, &o);
     kernels_close(&dev);
     device_close(&dev);

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# pages.sh check | table [ARG…] : what `make check` and `make table` run, over the programs in $PAGES.
-# check ends with `N passed, N failed`; table prints Markdown, and fails where a check does.
+# pages.sh check | table | check-cuda | table-cuda [ARG…] : what make of that name runs, over the programs in $PAGES. In CUDA
+# they have all pages in one, named in $NAMES. check ends with `N passed, N failed`; table prints Markdown, and fails where a check does.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-what=${1:?check or table}
+what=${1:?check, table, check-cuda or table-cuda}
 shift
 
-if [ "$what" = check ]; then
+if [ "$what" = check ] || [ "$what" = check-cuda ]; then
     passed=0 failed=0
+    [ "$what" = check-cuda ] && all=all
     for page in $PAGES; do
-        out=$("$page" --check 2>&1)
+        out=$("$page" ${all:-} --check 2>&1)
         printf '%s\n' "$out" | grep -vE '^[0-9]+ passed, [0-9]+ failed$'
         counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' <<<"$out" | tail -n 1)
         if [ -z "$counts" ]; then
@@ -25,6 +26,21 @@ if [ "$what" = check ]; then
     exit
 fi
 
+if [ "$what" = table-cuda ]; then
+echo "# The ops, step by step, on a GPU"
+echo
+echo "\`make -C dev/kernels table-cuda\`; $(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm --format=csv,noheader | head -n 1), $(date +%Y-%m-%d), commit $(git rev-parse --short HEAD 2>/dev/null || echo none)."
+cat <<'TEXT'
+
+Each table is one op in one precision, over sizes (8,192 tokens of a layer of Llama 3 1B or 8B, where the label does not say
+otherwise); the versions are those of the page `dev/kernels/OP.cuh`, in its order. Versions take turns; before each call the L2
+cache is flushed by reading, and the time is the GPU's own, between two events. The measured rates below each size are those
+of this GPU in the same run: what its bytes take at the rate of a large copy, or its products at the rate of the fastest of
+cuBLASLt's products with such shapes, whichever is longer; shares are of that. The error is ‖version − definition‖ / ‖definition‖,
+the largest over the outputs; the definition is in double precision and agrees with PyTorch's figures.
+TEXT
+
+else
 echo "# The ops, step by step"
 echo
 echo "\`make -C dev/kernels table\`; $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores, commit $(git rev-parse --short HEAD 2>/dev/null || echo none)."
@@ -37,8 +53,20 @@ cache is held against that cache. The error is ‖version − definition‖ / �
 is in double precision and agrees with PyTorch's figures.
 TEXT
 
+fi
+
 pages=$(mktemp)
 trap 'rm -f "$pages"' EXIT
+if [ "$what" = table-cuda ]; then
+    for name in $NAMES; do
+        printf '\n## %s\n' "$name"
+        for page in $PAGES; do
+            "$page" "$name" --markdown "$@" || exit 1
+        done
+    done >"$pages"
+    cat "$pages"
+    exit
+fi
 for page in $PAGES; do
     name=${page##*/}
     [ "${last:-}" = "$name" ] || printf '\n## %s\n' "$name"

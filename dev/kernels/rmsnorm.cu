@@ -37,6 +37,11 @@ static void forward_definition(Case *c) {
     }
 }
 
+static void forward_in_use(Case *c) {
+    rmsnorm_forward(c->dev, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), EPS, (int)c->size[0], (int)c->size[1]);
+}
+
+#ifndef USE_CUDA
 static void forward_scalar(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
     const floatX *x = X("x"), *delta = X("delta"), *w = X("w");
@@ -84,16 +89,13 @@ static void forward_fused(Case *c) {
     }
 }
 
-static void forward_in_use(Case *c) {
-    rmsnorm_forward(c->dev, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), EPS, (int)c->size[0], (int)c->size[1]);
-}
-
-static const Op forward = {"rmsnorm_forward", forward_case, NULL, forward_definition,
-    {{"1 scalar", "two ops, one element at a time; each sum of squares is one chain of additions, four cycles an element.", forward_scalar},
-     {"2 vectors", "a vector at a time: as many partial sums as lanes, so the chain is that many times shorter.", forward_vectors},
-     {"3 fused addition", "a row's addition, norm and scaling follow each other: the sum is read back from the nearest cache, not from memory.", forward_fused},
-     {"in use: threads", "rows over threads; no sum crosses a row, so the bits do not depend on the threads.", forward_in_use}},
-    {{"odd", {333, 301}}, {"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}}}};
+static const Version forward_versions[] = {
+    {"1 scalar", "two ops, one element at a time; each sum of squares is one chain of additions, four cycles an element.", forward_scalar},
+    {"2 vectors", "a vector at a time: as many partial sums as lanes, so the chain is that many times shorter.", forward_vectors},
+    {"3 fused addition", "a row's addition, norm and scaling follow each other: the sum is read back from the nearest cache, not from memory.", forward_fused},
+    {"in use: threads", "rows over threads; no sum crosses a row, so the bits do not depend on the threads.", forward_in_use},
+    END_OF_VERSIONS};
+#endif
 
 // ---------------------------------------------------------------------------
 // backward. With y = x rstd and g = dout w: dx = rstd (g - y mean(g y)) + the residual's gradient, dw += sum over rows of dout y.
@@ -140,6 +142,11 @@ static void backward_definition(Case *c) {
     }
 }
 
+static void backward_in_use(Case *c) {
+    rmsnorm_backward(c->dev, X("dx"), F("dw"), X("dout"), X("dx"), X("x"), F("rstd"), X("w"), (int)c->size[0], (int)c->size[1]);
+}
+
+#ifndef USE_CUDA
 static void backward_scalar(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
     const floatX *dout = X("dout"), *x = X("x"), *w = X("w");
@@ -216,16 +223,28 @@ static void backward_threads(Case *c) {
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
-static void backward_in_use(Case *c) {
-    rmsnorm_backward(c->dev, X("dx"), F("dw"), X("dout"), X("dx"), X("x"), F("rstd"), X("w"), (int)c->size[0], (int)c->size[1]);
-}
+static const Version backward_versions[] = {
+    {"1 scalar", "the two formulas, one after the other: dw goes down columns, and takes one element of each cache line it touches.", backward_scalar},
+    {"2 by rows", "dw is added to row by row, while the row is at hand: memory is read in order, once.", backward_by_rows},
+    {"3 vectors", "a vector at a time: the dot product is no longer one chain of additions.", backward_vectors},
+    {"4 threads", "rows over threads, a dw for each, added up at the end; fast, but the bits of dw depend on the number of threads.", backward_threads},
+    {"in use: blocks of rows", "a dw for every 32 rows instead, added up in their order: the same bits for any number of threads.", backward_in_use},
+    END_OF_VERSIONS};
+#endif
 
-static const Op backward = {"rmsnorm_backward", backward_case, backward_prepare, backward_definition,
-    {{"1 scalar", "the two formulas, one after the other: dw goes down columns, and takes one element of each cache line it touches.", backward_scalar},
-     {"2 by rows", "dw is added to row by row, while the row is at hand: memory is read in order, once.", backward_by_rows},
-     {"3 vectors", "a vector at a time: the dot product is no longer one chain of additions.", backward_vectors},
-     {"4 threads", "rows over threads, a dw for each, added up at the end; fast, but the bits of dw depend on the number of threads.", backward_threads},
-     {"in use: blocks of rows", "a dw for every 32 rows instead, added up in their order: the same bits for any number of threads.", backward_in_use}},
-    {{"odd", {333, 301}}, {"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}}}};
+// ---------------------------------------------------------------------------
+// the page
+
+#ifdef USE_CUDA
+#include "rmsnorm.cuh" // defines: forward_versions, backward_versions
+#endif
+
+static const Op forward = {"rmsnorm_forward", forward_case, NULL, forward_definition, forward_versions,
+    {{"odd", {333, 301}}, FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
+     FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
+
+static const Op backward = {"rmsnorm_backward", backward_case, backward_prepare, backward_definition, backward_versions,
+    {{"odd", {333, 301}}, FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
+     FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
 
 PAGE(&forward, &backward)

@@ -43,6 +43,13 @@ static void rope_definition(Case *c) {
             }
 }
 
+static void rope_in_use(Case *c) {
+    int N = (int)c->size[0], T = (int)c->size[1], heads = (int)c->size[2], HD = (int)c->size[3];
+    if (c->size[5] > 0) rope_forward(c->dev, X("x"), c->size[4], F("cos_sin"), I("positions"), N, T, heads, HD);
+    else rope_backward(c->dev, X("x"), c->size[4], F("cos_sin"), I("positions"), N, T, heads, HD);
+}
+
+#ifndef USE_CUDA
 static inline void turn(floatX *first, floatX *second, float cosine, float sine) {
     float a = to_float(*first), b = to_float(*second);
     *first = from_float(a * cosine - b * sine);
@@ -130,20 +137,24 @@ static void rope_heads_inside(Case *c) {
     }
 }
 
-static void rope_in_use(Case *c) {
-    int N = (int)c->size[0], T = (int)c->size[1], heads = (int)c->size[2], HD = (int)c->size[3];
-    if (c->size[5] > 0) rope_forward(c->dev, X("x"), c->size[4], F("cos_sin"), I("positions"), N, T, heads, HD);
-    else rope_backward(c->dev, X("x"), c->size[4], F("cos_sin"), I("positions"), N, T, heads, HD);
-}
+static const Version rope_versions[] = {
+    {"1 pow, cos and sin", "the formula, for each pair of each head; in double, for at position 1000 a float's angle has lost three of its seven digits.", rope_functions},
+    {"2 once a token", "all heads of a token turn by the same angles: each is computed once for them.", rope_once_a_token},
+    {"3 a table", "positions come again in every sequence, layer and step: a table of all, made once, takes the functions out of the step.", rope_table},
+    {"4 vectors", "the table holds all cosines of a position, then all sines, as the heads hold their halves: four vectors are loaded, none is taken apart.", rope_vectors},
+    {"5 heads inside", "vectors of the table are loaded, and the sine given its sign, once for all heads of the token; and where a half ends in part of a vector (HD 48), no head's load waits any more for the masked store just before it, which its lanes overlap.", rope_heads_inside},
+    {"in use: threads", "rows over threads.", rope_in_use},
+    END_OF_VERSIONS};
+#endif
 
-static const Op rope = {"rope", rope_case, rope_prepare, rope_definition,
-    {{"1 pow, cos and sin", "the formula, for each pair of each head; in double, for at position 1000 a float's angle has lost three of its seven digits.", rope_functions},
-     {"2 once a token", "all heads of a token turn by the same angles: each is computed once for them.", rope_once_a_token},
-     {"3 a table", "positions come again in every sequence, layer and step: a table of all, made once, takes the functions out of the step.", rope_table},
-     {"4 vectors", "the table holds all cosines of a position, then all sines, as the heads hold their halves: four vectors are loaded, none is taken apart.", rope_vectors},
-     {"5 heads inside", "vectors of the table are loaded, and the sine given its sign, once for all heads of the token; and where a half ends in part of a vector (HD 48), no head's load waits any more for the masked store just before it, which its lanes overlap.", rope_heads_inside},
-     {"in use: threads", "rows over threads.", rope_in_use}},
-    {{"odd", {65, 13, 3, 38, 133, 1}}, {"bench-8m", {2048, 256, 12, 48, 18 * 48, 1}}, {"bench-125m", {1024, 512, 16, 64, 20 * 64, 1}},
-     {"1B layer", {1024, 1024, 40, 64, 48 * 64, 1}}, {"1B layer, backward", {1024, 1024, 40, 64, 48 * 64, -1}}}};
+#ifdef USE_CUDA
+#include "rope.cuh" // defines: rope_versions
+#endif
+
+static const Op rope = {"rope", rope_case, rope_prepare, rope_definition, rope_versions,
+    {{"odd", {65, 13, 3, 38, 133, 1}},
+     FOR_CPU({"bench-8m", {2048, 256, 12, 48, 18 * 48, 1}}, {"bench-125m", {1024, 512, 16, 64, 20 * 64, 1}},
+             {"1B layer", {1024, 1024, 40, 64, 48 * 64, 1}}, {"1B layer, backward", {1024, 1024, 40, 64, 48 * 64, -1}})
+     FOR_GPU({"even", {66, 33, 5, 64, 7 * 64, -1}}, {"1B layer", {8192, 8192, 40, 64, 48 * 64, 1}}, {"8B layer", {8192, 8192, 40, 128, 48 * 128, 1}}, {"8B layer, backward", {8192, 8192, 40, 128, 48 * 128, -1}})}};
 
 PAGE(&rope)

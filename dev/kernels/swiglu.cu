@@ -27,6 +27,9 @@ static void forward_definition(Case *c) {
         }
 }
 
+static void forward_in_use(Case *c) { swiglu_forward(c->dev, X("h"), X("gate_up"), (int)c->size[0], (int)c->size[1]); }
+
+#ifndef USE_CUDA
 static void forward_libm_double(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
     const floatX *gate_up = X("gate_up");
@@ -60,14 +63,13 @@ static void forward_vectors(Case *c) {
         }
 }
 
-static void forward_in_use(Case *c) { swiglu_forward(c->dev, X("h"), X("gate_up"), (int)c->size[0], (int)c->size[1]); }
-
-static const Op forward = {"swiglu_forward", forward_case, NULL, forward_definition,
-    {{"1 libm, double", "the formula with exp(): every element goes through double precision and a function call.", forward_libm_double},
-     {"2 libm, float", "expf() instead: half the digits, which is all that storage keeps, in less than half the time.", forward_libm_float},
-     {"3 vexp", "a polynomial for a whole vector at once: no call, no table, and the division is a vector's too.", forward_vectors},
-     {"in use: threads", "rows over threads; each row is computed by the same instructions, so the bits do not depend on the threads.", forward_in_use}},
-    {{"odd", {77, 1003}}, {"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}}}};
+static const Version forward_versions[] = {
+    {"1 libm, double", "the formula with exp(): every element goes through double precision and a function call.", forward_libm_double},
+    {"2 libm, float", "expf() instead: half the digits, which is all that storage keeps, in less than half the time.", forward_libm_float},
+    {"3 vexp", "a polynomial for a whole vector at once: no call, no table, and the division is a vector's too.", forward_vectors},
+    {"in use: threads", "rows over threads; each row is computed by the same instructions, so the bits do not depend on the threads.", forward_in_use},
+    END_OF_VERSIONS};
+#endif
 
 // ---------------------------------------------------------------------------
 // backward. In place, as the training step does it: the gradient replaces gate and up.
@@ -94,6 +96,11 @@ static void backward_definition(Case *c) {
         }
 }
 
+static void backward_in_use(Case *c) {
+    swiglu_backward(c->dev, X("gate_up"), X("dh"), X("gate_up"), (int)c->size[0], (int)c->size[1]);
+}
+
+#ifndef USE_CUDA
 static void backward_two_ops(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
     floatX *gate_up = X("gate_up");
@@ -141,15 +148,27 @@ static void backward_vectors(Case *c) {
         }
 }
 
-static void backward_in_use(Case *c) {
-    swiglu_backward(c->dev, X("gate_up"), X("dh"), X("gate_up"), (int)c->size[0], (int)c->size[1]);
-}
+static const Version backward_versions[] = {
+    {"1 two ops", "the product's backward, then silu's, as automatic differentiation would: two exponentials an element, and a tensor between.", backward_two_ops},
+    {"2 one pass", "both gradients from one sigmoid: half the exponentials, and nothing in between goes to memory.", backward_one_pass},
+    {"3 vexp", "vectors; with silu at hand, its slope sigmoid (1 + g (1 - sigmoid)) is one fused instruction: sigmoid (1 - silu) + silu.", backward_vectors},
+    {"in use: threads", "rows over threads.", backward_in_use},
+    END_OF_VERSIONS};
+#endif
 
-static const Op backward = {"swiglu_backward", backward_case, NULL, backward_definition,
-    {{"1 two ops", "the product's backward, then silu's, as automatic differentiation would: two exponentials an element, and a tensor between.", backward_two_ops},
-     {"2 one pass", "both gradients from one sigmoid: half the exponentials, and nothing in between goes to memory.", backward_one_pass},
-     {"3 vexp", "vectors; with silu at hand, its slope sigmoid (1 + g (1 - sigmoid)) is one fused instruction: sigmoid (1 - silu) + silu.", backward_vectors},
-     {"in use: threads", "rows over threads.", backward_in_use}},
-    {{"odd", {77, 1003}}, {"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}}}};
+// ---------------------------------------------------------------------------
+// the page
+
+#ifdef USE_CUDA
+#include "swiglu.cuh" // defines: forward_versions, backward_versions
+#endif
+
+static const Op forward = {"swiglu_forward", forward_case, NULL, forward_definition, forward_versions,
+    {{"odd", {77, 1003}}, FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})
+     FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
+
+static const Op backward = {"swiglu_backward", backward_case, NULL, backward_definition, backward_versions,
+    {{"odd", {77, 1003}}, FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})
+     FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
 
 PAGE(&forward, &backward)

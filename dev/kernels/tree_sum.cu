@@ -41,6 +41,9 @@ static void sum_definition(Case *c) {
     }
 }
 
+static void sum_in_use(Case *c) { tree_sum(c->dev, F("out"), F("pieces"), DTYPE_F32, (int)c->size[0], c->size[1], (int)c->size[2]); }
+
+#ifndef USE_CUDA
 static float tree_of_floats(const float *pieces, int64_t n, int64_t count, int64_t first, int64_t width) {
     if (width == 1) return pieces[first * count];
     int64_t middle = first + width / 2;
@@ -89,14 +92,22 @@ static void sum_one_pass(Case *c) {
     }
 }
 
-static void sum_in_use(Case *c) { tree_sum(c->dev, F("out"), F("pieces"), DTYPE_F32, (int)c->size[0], c->size[1], (int)c->size[2]); }
+static const Version op_versions[] = {
+    {"1 recursive", "the tree as it is written, for one element after another: more calls than additions.", sum_recursive},
+    {"2 level by level", "all pairs, then all pairs of pairs, over whole pieces: plain loops that become vectors, but every level goes to memory and back, and the pieces must be copied.", sum_levels},
+    {"3 one pass", "vectors of the pieces from left to right; sums wait on a small stack for their right neighbour, as the 1s of a binary counter wait: each piece is read once, and nothing else moves. For single elements the turns of the stack would cost more than they save.", sum_one_pass},
+    {"in use: threads", "vectors over threads; an element's tree is its own. A long sum goes past the caches: what is overwritten need not be fetched.", sum_in_use},
+    END_OF_VERSIONS};
+#endif
 
-static const Op op = {"tree_sum", sum_case, NULL, sum_definition,
-    {{"1 recursive", "the tree as it is written, for one element after another: more calls than additions.", sum_recursive},
-     {"2 level by level", "all pairs, then all pairs of pairs, over whole pieces: plain loops that become vectors, but every level goes to memory and back, and the pieces must be copied.", sum_levels},
-     {"3 one pass", "vectors of the pieces from left to right; sums wait on a small stack for their right neighbour, as the 1s of a binary counter wait: each piece is read once, and nothing else moves. For single elements the turns of the stack would cost more than they save.", sum_one_pass},
-     {"in use: threads", "vectors over threads; an element's tree is its own. A long sum goes past the caches: what is overwritten need not be fetched.", sum_in_use}},
-    {{"odd", {7, 1003, 1}}, {"bench-8m tensor, 8 ranks", {8, 10368}}, {"bench-125m block, 2 ranks", {2, 3146496}},
-     {"bench-125m block, 8 ranks", {8, 786624}}, {"bench-125m block, += 1", {1, 6292992, 1}}, {"1B layer, 8 ranks", {8, 7602688}}}};
+#ifdef USE_CUDA
+#include "tree_sum.cuh" // defines: op_versions
+#endif
+
+static const Op op = {"tree_sum", sum_case, NULL, sum_definition, op_versions,
+    {{"odd", {7, 1003, 1}},
+     FOR_CPU({"bench-8m tensor, 8 ranks", {8, 10368}}, {"bench-125m block, 2 ranks", {2, 3146496}},
+             {"bench-125m block, 8 ranks", {8, 786624}}, {"bench-125m block, += 1", {1, 6292992, 1}}, {"1B layer, 8 ranks", {8, 7602688}})
+     FOR_GPU({"even", {5, 2048}}, {"1B layer, 2 ranks", {2, 30410752}}, {"1B layer, 8 ranks", {8, 7602688}}, {"8B layer, 8 ranks, +=", {8, 27264000, 1}})}};
 
 PAGE(&op)

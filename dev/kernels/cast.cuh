@@ -1,0 +1,24 @@
+/* cast.cuh: the steps of rounding fp32 to floatX on a GPU.
+ *
+ * Four bytes in, two out. The rounding is one instruction for two elements; how many bytes an instruction moves is all
+ * there is to gain.
+ */
+
+// Thread i: W elements from i W on; a tail that is shorter is taken one by one.
+template <int W> static __global__ void __launch_bounds__(256) cast_kernel(floatX *out, const float *in, int64_t count) {
+    int64_t i = thread_number() * W;
+    float x[W];
+    if (i >= count) return;
+    load_some<W, false>(x, in + i, count - i);
+    store_some<W, false>(out + i, x, count - i);
+}
+template <int W> static void cast_by(Case *c) {
+    KERNEL(c->dev, cast_kernel<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("out"), F("in"), c->size[0]);
+}
+
+static const Version op_versions[] = {
+    {"1 an element a thread", "a load of four bytes, a store of two: a warp stores 64 bytes at a time, half a cache line.", cast_by<1>},
+    {"2 four", "one load of 16 bytes, and a store of 8.", cast_by<4>},
+    {"3 sixteen bytes out", "as many elements as fill a store of 16 bytes: in bf16 eight, two loads under way at once.", cast_by<WIDE>},
+    {"in use", "the op of kernels.cuh (in fp32 a tree_sum of one piece, which is a copy).", cast_in_use},
+    END_OF_VERSIONS};

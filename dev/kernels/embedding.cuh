@@ -1,0 +1,78 @@
+/* embedding.cuh: the steps of the embedding on a GPU.
+ *
+ * Forward: rows are copied. Backward: rows are added to rows, several to the same one; who adds, and in which order? With
+ * atomics everyone, in an order that the next run does not repeat; without, somebody must know all tokens of a row.
+ */
+
+// ---------------------------------------------------------------------------
+// forward
+
+// Thread i: W elements of token n's row.
+template <int W> static __global__ void __launch_bounds__(256) forward_kernel1(floatX *x, const floatX *embed, const int32_t *ids, int64_t N, int64_t C) {
+    int64_t i = thread_number(), n = i / (C / W), at = i % (C / W) * W;
+    float v[W] = {};
+    if (n >= N) return;
+    if (ids[n] >= 0) load(v, embed + (int64_t)ids[n] * C + at);
+    store(x + n * C + at, v);
+}
+static void forward_elements(Case *c) {
+    int64_t N = c->size[0], C = c->size[1];
+    KERNEL(c->dev, forward_kernel1<1>, blocks_for(N * C, 256), 256, 0, X("x"), X("embed"), I("ids"), N, C);
+}
+static void forward_vectors(Case *c) {
+    int64_t N = c->size[0], C = c->size[1];
+    KERNEL_BY_WIDTH(c->dev, C % WIDE == 0, WIDE, forward_kernel1, blocks_for(N * (C / W), 256), 256, 0, X("x"), X("embed"), I("ids"), N, C);
+}
+
+static const Version forward_versions[] = {
+    {"1 an element a thread", "neighbouring threads copy neighbouring elements of a row.", forward_elements},
+    {"2 vectors", "16 bytes a thread.", forward_vectors},
+    {"in use", "the op of kernels.cuh.", forward_in_use},
+    END_OF_VERSIONS};
+
+// ---------------------------------------------------------------------------
+// backward
+
+static __global__ void __launch_bounds__(256) backward_kernel1(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C) {
+    int64_t i = thread_number(), n = i / C;
+    if (n < N && ids[n] >= 0) atomicAdd(dembed + (int64_t)ids[n] * C + i % C, to_float(dx[i]));
+}
+static void backward_atomic(Case *c) {
+    int64_t N = c->size[0], C = c->size[1];
+    KERNEL(c->dev, backward_kernel1, blocks_for(N * C, 256), 256, 0, F("dembed"), X("dx"), I("ids"), N, C);
+}
+
+// Thread i owns column i of the whole table, and takes all tokens in their order.
+static __global__ void __launch_bounds__(WARP) backward_kernel2(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C) {
+    int64_t i = thread_number();
+    for (int64_t n = 0; n < N && i < C; n++)
+        if (ids[n] >= 0) dembed[(int64_t)ids[n] * C + i] += to_float(dx[n * C + i]);
+}
+static void backward_columns(Case *c) {
+    int64_t N = c->size[0], C = c->size[1];
+    KERNEL(c->dev, backward_kernel2, blocks_for(C, WARP), WARP, 0, F("dembed"), X("dx"), I("ids"), N, C);
+}
+
+// Block (x, n): if token n is the first with its id, it adds up all tokens that have it, 256 columns at a time.
+static __global__ void __launch_bounds__(256) backward_kernel3(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C) {
+    int64_t first = blockIdx.x, i = (int64_t)blockIdx.y * 256 + threadIdx.x;
+    int32_t id = ids[first];
+    int before = 0;
+    for (int64_t n = threadIdx.x; n < first; n += 256) before |= ids[n] == id;
+    if (id < 0 || __syncthreads_or(before)) return;
+    float sum = 0;
+    for (int64_t n = first; n < N; n++)
+        if (ids[n] == id && i < C) sum += to_float(dx[n * C + i]);
+    if (i < C) dembed[(int64_t)id * C + i] += sum;
+}
+static void backward_first_owns(Case *c) {
+    int64_t N = c->size[0], C = c->size[1];
+    KERNEL(c->dev, backward_kernel3, dim3((unsigned)N, blocks_for(C, 256)), 256, 0, F("dembed"), X("dx"), I("ids"), N, C);
+}
+
+static const Version backward_versions[] = {
+    {"1 atomic additions", "an element a thread, added to its row atomically: fast where tokens differ, a queue where one token is most of the text; other bits in each run.", backward_atomic},
+    {"2 columns", "a thread has a column and takes all tokens, one after the other: the same bits in each run, but a warp a multiprocessor waits for memory N times.", backward_columns},
+    {"3 the first owns", "the block of the first token of an id looks for the others and adds their rows: blocks enough, but each reads all ids, and the owner of a frequent token works alone.", backward_first_owns},
+    {"in use: sorted", "the op of kernels.cuh: tokens are sorted by id, stretches of 64 of them added up by blocks of their own, then the parts of a row in their order.", backward_in_use},
+    END_OF_VERSIONS};

@@ -1,0 +1,67 @@
+/* squared_norm.cuh: the steps of the sum of squares on a GPU.
+ *
+ * Thousands of threads have a sum each, and one number must come of them. Atomic additions of floats do it in an order that
+ * the next run does not repeat; a second kernel does it in a fixed order, but cut differently, as ranks cut it, the order is
+ * another. Integers have no order.
+ */
+
+enum { NORM_GRID = 1024 }; // blocks: several for each multiprocessor of any GPU
+
+// Thread i: every vector whose number leaves i as remainder. Then warps, then the block.
+template <int W> static __device__ float squares_of(const float *x, int64_t count, float *sums) {
+    float sum = 0, v[W];
+    for (int64_t i = thread_number() * W; i < count; i += (int64_t)gridDim.x * blockDim.x * W) {
+        load_some<W, true>(v, x + i, count - i);
+        for (int j = 0; j < W; j++) sum += v[j] * v[j];
+    }
+    return block_sum(sum, sums);
+}
+template <int W> static __global__ void __launch_bounds__(256) norm_kernel1(float *total, const float *x, int64_t count) {
+    SHARED(float, sums, WARP);
+    float sum = squares_of<W>(x, count, sums);
+    if (threadIdx.x == 0) atomicAdd(total, sum);
+}
+template <int W> static void norm_atomic(Case *c) {
+    device_zero(c->dev, F("total"), sizeof(float));
+    KERNEL(c->dev, norm_kernel1<W>, NORM_GRID, 256, 0, F("total"), F("x"), c->size[0]);
+}
+
+static __global__ void __launch_bounds__(256) norm_kernel2(float *partial, const float *x, int64_t count) {
+    SHARED(float, sums, WARP);
+    float sum = squares_of<FLAT>(x, count, sums);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+static __global__ void __launch_bounds__(NORM_GRID) norm_kernel3(float *total, const float *partial) { // one block
+    SHARED(float, sums, WARP);
+    float sum = block_sum(partial[threadIdx.x], sums);
+    if (threadIdx.x == 0) *total = sum;
+}
+static void norm_two_stages(Case *c) {
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
+    float *partial = (float *)scratch(c->dev, "sums of blocks", NORM_GRID * sizeof(float));
+    KERNEL(c->dev, norm_kernel2, NORM_GRID, 256, 0, partial, F("x"), c->size[0]);
+    KERNEL(c->dev, norm_kernel3, 1, NORM_GRID, 0, F("total"), partial);
+    arena_release(c->dev, MEM_WORKSPACE, mark);
+}
+
+// What exact_value does on the host once a step, so that the page has a float to compare.
+static __global__ void value_kernel(float *total, const ExactSum *sum) {
+    double x = 0;
+    for (int i = EXACT_DIGITS - 1; i >= 0; i--) x += ldexp((double)sum->digit[i], 32 * i - 149);
+    *total = (float)x;
+}
+static void norm_in_use(Case *c) {
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
+    ExactSum *sum = (ExactSum *)scratch(c->dev, "an exact sum", sizeof(ExactSum));
+    device_zero(c->dev, sum, sizeof(ExactSum));
+    squared_norm(c->dev, sum, F("x"), c->size[0]);
+    KERNEL(c->dev, value_kernel, 1, 1, 0, F("total"), sum);
+    arena_release(c->dev, MEM_WORKSPACE, mark);
+}
+
+static const Version norm_versions[] = {
+    {"1 atomic additions", "a sum a thread, a block, then one float addition a block to the total: other bits in each run.", norm_atomic<1>},
+    {"2 vectors", "16 bytes a load.", norm_atomic<FLAT>},
+    {"3 two stages", "the sums of 1,024 blocks go to memory, a second kernel adds them up: the same bits in each run of the same tensor on the same number of ranks.", norm_two_stages},
+    {"in use: exact", "fp32 sums of 128 elements, added as integers to a fixed-point number wide enough for every float: atomics again, and yet the same bits in each run and for any number of ranks.", norm_in_use},
+    END_OF_VERSIONS};
