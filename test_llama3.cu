@@ -901,7 +901,7 @@ static void test_data(void) {
         for (int64_t step = 0; step < steps; step++) other_epoch += sampler_window(&s, step, 0, 0) != sampler_window(&s, step + steps, 0, 0);
         CHECK(pad ? "padded epoch: every window is used, the head again at the end" : "dropped tail: every window at most once an epoch",
               pad ? once + repeated == SAMPLES && repeated == steps * 12 - SAMPLES : repeated == 0 && once == steps * 12, "%d once, %d twice, of %d in %d steps", once, repeated, SAMPLES, (int)steps);
-        CHECK(local ? "accumulating locally, ranks take consecutive micro-batches of one rank's order" : "ranks take the samples of one rank's order in turn (DistributedSampler's perm[rank::world])", same == (pad ? SAMPLES : steps * 12), "%d equal", same);
+        CHECK(local ? "accumulating locally, ranks take consecutive micro-batches of one rank's order" : "ranks take the samples of one rank's order in turn (DistributedSampler's perm[rank::world])", same == (pad ? (int)SAMPLES : steps * 12), "%d equal", same);
         CHECK("the next epoch has another order", other_epoch >= steps - 1, "%d of %d steps begin elsewhere", other_epoch, (int)steps);
     }
     // windows of real files: tokens, targets, mask, the partial last window
