@@ -9,11 +9,16 @@
 #define KERNELS_CUH
 #include <cublasLt.h> // defines: cublasLtMatmul and its descriptors
 
+// elements that a thread loads at once, of floatX and of floats; macros, so that messages name a kernel with its width
+#ifdef PRECISION_BF16
+#define WIDE 8
+#else
+#define WIDE 4
+#endif
+#define FLAT 4
 enum { LOGIT_ROWS = 2048, LOGITS = 1 << 28 }; // at a time: at most so many rows, and 1 GiB of them
 enum {
     WARP = 32, BLOCK = 256, MAX_BLOCK = 1024, // threads
-    WIDE = 16 / (int)sizeof(floatX),          // elements of floatX that a thread loads at once
-    FLAT = 4,                                 // elements of a flat tensor of floats
     SUM_LANES = 8,                            // threads that share the rows of a sum over rows
     TOKEN_BLOCK = 64,                         // occurrences of tokens in a partial sum of the embedding's gradient
     SORT_TOKENS = 4, SORT_BLOCK = 512,        // tokens that a thread, and threads that a block of the sort has
@@ -239,7 +244,7 @@ static void matmul_choose(CudaMatmuls *cache, CudaMatmul *m) {
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &aligned[2], 4}, {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &aligned[2], 4}};
     for (int i = 0; i < 6; i++) cublas_check(cublasLtMatmulPreferenceSetAttribute(wanted, settings[i].what, settings[i].value, settings[i].size), "describing a choice");
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cache->handle, m->how, m->layout[0], m->layout[1], m->layout[2], m->layout[2], wanted, 1, &result, &results);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) cublas_check(status, "choosing an algorithm");
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) cublas_check(status, "choosing an algorithm");
     m->found = status == CUBLAS_STATUS_SUCCESS && results == 1 && result.state == CUBLAS_STATUS_SUCCESS;
     if (m->found) m->algo = result.algo;
     cublasLtMatmulPreferenceDestroy(wanted);
@@ -556,7 +561,7 @@ template <int W> __global__ void __launch_bounds__(BLOCK) rope_kernel(floatX *x,
 }
 static void cuda_rope(Device *dev, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N, int T, int heads, int HD, float direction) {
     int vectors = in_vectors(HD / 2, WIDE, x, cos_sin) && stride % WIDE == 0;
-    if (N && heads * (HD / 2)) KERNEL_BY_WIDTH(dev, vectors, WIDE, rope_kernel, (unsigned)N, threads_for((int64_t)heads * (HD / 2) / W, BLOCK), 0, x, stride, cos_sin, positions, T, heads, HD, direction);
+    if (N && heads && HD > 1) KERNEL_BY_WIDTH(dev, vectors, WIDE, rope_kernel, (unsigned)N, threads_for((int64_t)heads * (HD / 2) / W, BLOCK), 0, x, stride, cos_sin, positions, T, heads, HD, direction);
 }
 
 static __device__ __forceinline__ float gpu_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); } // exp = infinity: 0
