@@ -17,6 +17,11 @@
 #endif
 #define FLAT 4
 enum { LOGIT_ROWS = 2048, LOGITS = 1 << 28 }; // at a time: at most so many rows, and 1 GiB of them
+#ifdef CUDA_ON_CPU
+enum { RATE_ROWS = 64, RATE_COLS = 64 };
+#else
+enum { RATE_ROWS = 8192, RATE_COLS = 4096 }; // of the product that measures what this device can do
+#endif
 enum {
     WARP = 32, BLOCK = 256, MAX_BLOCK = 1024, // threads
     SUM_LANES = 8,                            // threads that share the rows of a sum over rows
