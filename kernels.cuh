@@ -9,6 +9,13 @@
 #define KERNELS_CUH
 #include <cublasLt.h> // defines: cublasLtMatmul and its descriptors
 
+// elements that a thread loads at once, of floatX and of floats; macros, so that messages name a kernel with its width
+#ifdef PRECISION_BF16
+#define WIDE 8
+#else
+#define WIDE 4
+#endif
+#define FLAT 4
 enum { LOGIT_ROWS = 2048, LOGITS = 1 << 28 }; // at a time: at most so many rows, and 1 GiB of them
 #ifdef CUDA_ON_CPU
 enum { RATE_ROWS = 64, RATE_COLS = 64 };
@@ -17,8 +24,6 @@ enum { RATE_ROWS = 8192, RATE_COLS = 4096 }; // of the product that measures wha
 #endif
 enum {
     WARP = 32, BLOCK = 256, MAX_BLOCK = 1024, // threads
-    WIDE = 16 / (int)sizeof(floatX),          // elements of floatX that a thread loads at once
-    FLAT = 4,                                 // elements of a flat tensor of floats
     SUM_LANES = 8,                            // threads that share the rows of a sum over rows
     TOKEN_BLOCK = 64,                         // occurrences of tokens in a partial sum of the embedding's gradient
     SORT_TOKENS = 4, SORT_BLOCK = 512,        // tokens that a thread, and threads that a block of the sort has
@@ -244,7 +249,7 @@ static void matmul_choose(CudaMatmuls *cache, CudaMatmul *m) {
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &aligned[2], 4}, {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &aligned[2], 4}};
     for (int i = 0; i < 6; i++) cublas_check(cublasLtMatmulPreferenceSetAttribute(wanted, settings[i].what, settings[i].value, settings[i].size), "describing a choice");
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cache->handle, m->how, m->layout[0], m->layout[1], m->layout[2], m->layout[2], wanted, 1, &result, &results);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) cublas_check(status, "choosing an algorithm");
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) cublas_check(status, "choosing an algorithm");
     m->found = status == CUBLAS_STATUS_SUCCESS && results == 1 && result.state == CUBLAS_STATUS_SUCCESS;
     if (m->found) m->algo = result.algo;
     cublasLtMatmulPreferenceDestroy(wanted);
