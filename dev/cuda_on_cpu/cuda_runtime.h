@@ -21,6 +21,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -50,8 +51,13 @@
 #define CUDA_ON_CPU_RACES 1
 #endif
 #endif
-#ifdef CUDA_ON_CPU_RACES
-#define CUDA_ON_CPU_UNSEEN __attribute__((noinline, no_sanitize("thread"))) // what it touches is no race (races.h)
+#ifdef CUDA_ON_CPU_RACES // races.h
+#ifdef __clang__
+#define CUDA_ON_CPU_PLAIN __attribute__((disable_sanitizer_instrumentation))
+#else
+#define CUDA_ON_CPU_PLAIN __attribute__((no_sanitize("thread")))
+#endif
+#define CUDA_ON_CPU_UNSEEN __attribute__((noinline)) CUDA_ON_CPU_PLAIN // what it touches is no race
 #else
 #define CUDA_ON_CPU_RACES 0
 #define CUDA_ON_CPU_UNSEEN

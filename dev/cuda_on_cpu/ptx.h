@@ -101,10 +101,18 @@ inline void land_groups(Thread *t, unsigned keep) { // all groups but the newest
 
 } // namespace emu
 
-inline void ptx_ldmatrix_x4(uint32_t (&r)[4], const void *shared_row, emu::Place at = emu::Place::here()) { emu::load_matrix(r, shared_row, 4, false, at, "ldmatrix.x4"); }
-inline void ptx_ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row, emu::Place at = emu::Place::here()) { emu::load_matrix(r, shared_row, 4, true, at, "ldmatrix.x4.trans"); }
-inline void ptx_ldmatrix_x2(uint32_t (&r)[2], const void *shared_row, emu::Place at = emu::Place::here()) { emu::load_matrix(r, shared_row, 2, false, at, "ldmatrix.x2"); }
-inline void ptx_ldmatrix_x2_trans(uint32_t (&r)[2], const void *shared_row, emu::Place at = emu::Place::here()) { emu::load_matrix(r, shared_row, 2, true, at, "ldmatrix.x2.trans"); }
+inline void ptx_ldmatrix_x4(uint32_t (&r)[4], const void *shared_row, emu::Place at = emu::Place::here()) {
+    emu::load_matrix(r, shared_row, 4, false, at, "ldmatrix.x4");
+}
+inline void ptx_ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row, emu::Place at = emu::Place::here()) {
+    emu::load_matrix(r, shared_row, 4, true, at, "ldmatrix.x4.trans");
+}
+inline void ptx_ldmatrix_x2(uint32_t (&r)[2], const void *shared_row, emu::Place at = emu::Place::here()) {
+    emu::load_matrix(r, shared_row, 2, false, at, "ldmatrix.x2");
+}
+inline void ptx_ldmatrix_x2_trans(uint32_t (&r)[2], const void *shared_row, emu::Place at = emu::Place::here()) {
+    emu::load_matrix(r, shared_row, 2, true, at, "ldmatrix.x2.trans");
+}
 
 inline void ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], emu::Place at = emu::Place::here()) {
     emu::Mma mine = {d, a, b};

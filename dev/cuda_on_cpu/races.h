@@ -9,7 +9,7 @@
 #define CUDA_ON_CPU_RACES_H
 #if CUDA_ON_CPU_RACES
 #include <dlfcn.h>
-#define CUDA_ON_CPU_HOOK extern "C" __attribute__((weak, used, no_sanitize("thread")))
+#define CUDA_ON_CPU_HOOK extern "C" __attribute__((weak, used)) CUDA_ON_CPU_PLAIN
 
 namespace emu {
 
@@ -20,9 +20,9 @@ inline Byte shared_bytes[SHARED_ARENA];
 inline uint64_t race_phase;                       // counts barriers, and blocks
 inline uint32_t race_known[MAX_THREADS][WARP];    // up to which time of each lane of its warp a thread has seen; its own: its clock
 
-__attribute__((no_sanitize("thread"))) inline void races_after_barrier() { race_phase++; }
+CUDA_ON_CPU_PLAIN inline void races_after_barrier() { race_phase++; }
 
-__attribute__((no_sanitize("thread"))) inline void races_after_syncwarp(uint32_t mask) {
+CUDA_ON_CPU_PLAIN inline void races_after_syncwarp(uint32_t mask) {
     uint32_t(*known)[WARP] = race_known + current->warp * WARP, all[WARP] = {0};
     for (int i = 0; i < WARP; i++) {
         if (!(mask >> i & 1)) continue;
@@ -54,7 +54,7 @@ inline void race(const void *p, bool write, const void *code, const Access &othe
          code_line(other.code).c_str());
 }
 
-__attribute__((no_sanitize("thread"))) inline void races_touch(const void *p, size_t bytes, bool write, const void *code) {
+CUDA_ON_CPU_PLAIN inline void races_touch(const void *p, size_t bytes, bool write, const void *code) {
     if ((const char *)p < shared_arena || (const char *)p >= shared_arena + SHARED_ARENA || !on_device || !current) return;
     Thread *me = current;
     uint32_t *known = race_known[me->number];

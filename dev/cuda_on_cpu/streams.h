@@ -25,7 +25,7 @@ struct Op {
     uint64_t order;                 // of all operations ever queued
     std::function<void()> run;      // nothing: an event to record or to wait for
     std::shared_ptr<Mark> record, awaits;
-    bool on_host;                   // a function of the host: runs without the lock
+    bool on_host;                   // a function of the host
 };
 
 struct Memory { // what one cudaMalloc, cudaMallocHost or cudaMallocManaged gave
@@ -45,7 +45,7 @@ struct Call;
 struct CUstream_st {
     int device;
     bool blocking; // waits for the default stream, and that one for it
-    bool busy;     // its head runs on the host
+    bool busy;     // its head is a host function, and runs
     uint32_t priority;
     std::deque<emu::Op> queue;
 };
@@ -63,7 +63,7 @@ enum : uint32_t { ZONE_PATTERN = 0xFFA5FFA5u }; // a NaN in fp32 and in bf16
 
 struct Machine {
     std::mutex lock;
-    std::condition_variable changed; // a host function has ended
+    std::condition_variable changed; // a host function has ended, or there is more to do
     std::map<char *, Memory> memory;
     std::map<char *, size_t> zones;  // red zones by address
     std::set<cudaStream_t> streams;
@@ -288,7 +288,10 @@ namespace emu {
 // ---------------------------------------------------------------------------
 // every call of the API: the lock, errors that persist, errors that a test injects
 
-inline bool persists(int e) { return e == cudaErrorECCUncorrectable || e == cudaErrorIllegalAddress || e == cudaErrorLaunchTimeout || (e >= 710 && e <= 719 && e != 712 && e != 713); }
+inline bool persists(int e) {
+    return e == cudaErrorECCUncorrectable || e == cudaErrorIllegalAddress || e == cudaErrorLaunchTimeout || e == cudaErrorAssert ||
+           (e >= cudaErrorHardwareStackError && e <= cudaErrorLaunchFailure);
+}
 
 struct Call {
     std::unique_lock<std::mutex> lock;
@@ -342,6 +345,7 @@ inline cudaStream_t stream_of(cudaStream_t s) {
 inline Op &enqueue(cudaStream_t s, std::function<void()> run) {
     if (s->queue.empty()) s->priority = (uint32_t)random_bits();
     s->queue.push_back(Op{machine().orders++, std::move(run), nullptr, nullptr, false});
+    machine().changed.notify_all();
     return s->queue.back();
 }
 
@@ -361,7 +365,7 @@ inline bool is_ready(cudaStream_t s) {
 
 /* Runs one operation, chosen among the heads of streams; false: none can run now. Streams keep their rank for a while,
  * so that one gets far ahead of another; seed 0 runs operations in the order in which they were queued. */
-inline bool run_one(std::unique_lock<std::mutex> &lock) {
+inline bool run_one() {
     Machine &m = machine();
     cudaStream_t best = nullptr;
     for (cudaStream_t s : m.streams) {
@@ -371,18 +375,19 @@ inline bool run_one(std::unique_lock<std::mutex> &lock) {
     }
     if (!best) return false;
     Op &op = best->queue.front();
-    if (op.on_host) {
+    if (op.on_host) { // on a thread of its own, as it may wait for what other ranks have yet to enqueue
         best->busy = true;
-        close_memory();
-        lock.unlock();
-        in_host_function = true;
-        op.run();
-        in_host_function = false;
-        lock.lock();
-        open_memory();
-        best->busy = false;
-        m.changed.notify_all();
-    } else if (op.run && !m.sticky) op.run();
+        std::thread([best, run = op.run] {
+            in_host_function = true;
+            run();
+            std::unique_lock<std::mutex> guard(machine().lock);
+            best->busy = false;
+            best->queue.pop_front();
+            machine().changed.notify_all();
+        }).detach();
+        return true;
+    }
+    if (op.run && !m.sticky) op.run();
     if (op.record) op.record->done = true, op.record->seconds = now();
     best->queue.pop_front();
     return true;
@@ -391,11 +396,13 @@ inline bool run_one(std::unique_lock<std::mutex> &lock) {
 inline void run_until(std::unique_lock<std::mutex> &lock, const std::function<bool()> &done) {
     open_memory();
     while (!done())
-        if (!run_one(lock)) {
+        if (!run_one()) {
             bool busy = false;
             for (cudaStream_t s : machine().streams) busy |= s->busy;
             if (!busy) fail(nullptr, "every stream waits for another");
+            close_memory(); // host code runs meanwhile
             machine().changed.wait(lock);
+            open_memory();
         }
     close_memory();
 }
@@ -466,10 +473,12 @@ inline cudaError_t check_launch(Launch &l, std::string *why) {
     else if (count > MAX_THREADS || l.block.x > 1024 || l.block.y > 1024 || l.block.z > 64)
         snprintf(text, sizeof text, "block (%u, %u, %u) is over 1024 threads, or 64 in z", l.block.x, l.block.y, l.block.z);
     else if (l.shared > most || l.shared > chip.shared)
-        e = cudaErrorInvalidValue, snprintf(text, sizeof text, "%zu bytes of dynamic shared memory: %zu are allowed on this device; cudaFuncSetAttribute raises that up to %zu on sm_%d",
+        e = cudaErrorInvalidValue, snprintf(text, sizeof text,
+            "%zu bytes of dynamic shared memory: %zu are allowed on this device; cudaFuncSetAttribute raises that up to %zu on sm_%d",
                                             l.shared, most, chip.shared, chip.chip);
     else if (taken > 65536)
-        e = cudaErrorLaunchOutOfResources, snprintf(text, sizeof text, "%llu threads of %d registers take %llu of 65536 registers", (unsigned long long)count, registers, (unsigned long long)taken);
+        e = cudaErrorLaunchOutOfResources, snprintf(text, sizeof text, "%llu threads of %d registers take %llu of 65536 registers", (unsigned long long)count,
+            registers, (unsigned long long)taken);
     else return cudaSuccess;
     *why = text;
     return e;
@@ -499,7 +508,8 @@ template <typename... P> struct KernelCall : Body {
 
 /* Arguments are copied when the kernel is enqueued, converted as in a call of it. */
 template <typename... P>
-inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared, cudaStream_t stream, std::type_identity_t<P>... arguments) {
+inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared, cudaStream_t stream,
+    std::type_identity_t<P>... arguments) {
     Call call("LAUNCH");
     cudaStream_t s = call.error ? nullptr : stream_of(stream);
     auto l = std::make_shared<Launch>(Launch{plain_name(name), at, (const void *)kernel, grid, threads_of_block, shared, device_now, false, nullptr});
@@ -713,7 +723,7 @@ inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     if (s->queue.empty()) return cudaSuccess;
     emu::open_memory();
-    emu::run_one(call.lock);
+    emu::run_one();
     emu::close_memory();
     return s->queue.empty() ? cudaSuccess : call.give(cudaErrorNotReady);
 }
@@ -772,7 +782,7 @@ inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     std::shared_ptr<emu::Mark> mark = e->last;
     if (!mark || mark->done) return cudaSuccess;
     emu::open_memory();
-    emu::run_one(call.lock);
+    emu::run_one();
     emu::close_memory();
     return mark->done ? cudaSuccess : call.give(cudaErrorNotReady);
 }
@@ -805,8 +815,12 @@ inline cudaError_t cuda_on_cpu_allocate(const char *api, void **p, size_t bytes,
 }
 
 template <typename T> inline cudaError_t cudaMalloc(T **p, size_t bytes) { return cuda_on_cpu_allocate("cudaMalloc", (void **)p, bytes, cudaMemoryTypeDevice); }
-template <typename T> inline cudaError_t cudaMallocHost(T **p, size_t bytes, unsigned = 0) { return cuda_on_cpu_allocate("cudaMallocHost", (void **)p, bytes, cudaMemoryTypeHost); }
-template <typename T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned) { return cuda_on_cpu_allocate("cudaHostAlloc", (void **)p, bytes, cudaMemoryTypeHost); }
+template <typename T> inline cudaError_t cudaMallocHost(T **p, size_t bytes, unsigned = 0) {
+    return cuda_on_cpu_allocate("cudaMallocHost", (void **)p, bytes, cudaMemoryTypeHost);
+}
+template <typename T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned) {
+    return cuda_on_cpu_allocate("cudaHostAlloc", (void **)p, bytes, cudaMemoryTypeHost);
+}
 template <typename T> inline cudaError_t cudaMallocManaged(T **p, size_t bytes, unsigned = cudaMemAttachGlobal) {
     return cuda_on_cpu_allocate("cudaMallocManaged", (void **)p, bytes, cudaMemoryTypeManaged);
 }
@@ -904,7 +918,10 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void
 // the API: kernels
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
-struct cudaFuncAttributes { size_t sharedSizeBytes, constSizeBytes, localSizeBytes; int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, maxDynamicSharedSizeBytes; };
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+    int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, maxDynamicSharedSizeBytes;
+};
 
 template <typename F> inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attribute, int value) {
     CUDA_ON_CPU_CALL("cudaFuncSetAttribute");
