@@ -58,7 +58,7 @@ HEADERS := $(wildcard *.h *.cuh dev/test/*.h dev/data/*.h)
 
 # CUDA: code for Ampere and Hopper, and PTX for what comes; the same source, kernels for registers or not at all
 NVCC  := $(firstword $(shell command -v nvcc /usr/local/cuda/bin/nvcc 2>/dev/null))
-CUDA  ?= $(if $(NVCC),1)
+CUDA  ?=
 CUDA_PRECISION := $(if $(filter command line environment,$(origin PRECISION)),$(PRECISION),bf16)
 CUDA_BUILD := build/cuda-$(CUDA_PRECISION)
 CUDA_CODE  := $(foreach a,80 90,-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -gencode arch=compute_90,code=compute_90 -t 2

@@ -442,6 +442,7 @@ static void cuda_require_gpu(void) {
 }
 
 #define DEVICE_NAME "this GPU"
+#define DEVICE_KIND "CUDA"
 /* Bytes of its memory that are free; those that a rank needs of it. */
 static double device_memory(void) {
     size_t have = 0, of = 0;
@@ -511,11 +512,16 @@ static void device_await(Device *dev, DeviceEvent event) { cuda_check(cudaStream
 static void device_forget_event(DeviceEvent event) {
     if (event) cudaEventDestroy(event);
 }
+
+static const char *const not_on_device[] = {"offload", "trace", NULL}; // options that this backend does not have yet
 #else
 // ---------------------------------------------------------------------------
 // the processor's own memory
 
+static const char *const not_on_device[] = {NULL};
+
 #define DEVICE_NAME "this host"
+#define DEVICE_KIND "processors"
 static double device_memory(void) { return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE); }
 static size_t device_need(const Device *walked) { return device_peak(walked); }
 static void device_attach(Device *dev) { (void)dev; }
@@ -549,6 +555,31 @@ static void device_zero(Device *dev, void *p, size_t bytes) {
 static void device_record(Device *dev, DeviceEvent *event) { (void)dev, (void)event; }
 static void device_await(Device *dev, DeviceEvent event) { (void)dev, (void)event; }
 static void device_forget_event(DeviceEvent event) { (void)event; }
+#endif
+
+#ifdef CUDA_ON_CPU // what lies behind each buffer nobody may touch; what is given back is no number. In the order of the ops, as all of it
+enum { RED_ZONE = 256 };
+typedef struct { char *from; size_t bytes; } Range;
+static void zone_begin(void *p) { cuda_on_cpu_red_zone(p, RED_ZONE); }
+static void range_end(void *p) {
+    Range *r = (Range *)p;
+    cuda_on_cpu_forget_zones(r->from, r->bytes);
+    memset(r->from, 0xFF, r->bytes);
+    free(r);
+}
+static void mark_buffer(Device *dev, MemCategory category, char *end) {
+    if (!dev->walk && category != MEM_HOST) cudaLaunchHostFunc(dev->stream, zone_begin, end);
+}
+static void mark_free(Device *dev, MemCategory category, char *from, size_t bytes) {
+    if (dev->walk || category == MEM_HOST || !bytes) return;
+    Range *r = (Range *)checked_malloc(sizeof *r);
+    r->from = from, r->bytes = bytes;
+    cudaLaunchHostFunc(dev->stream, range_end, r);
+}
+#else
+enum { RED_ZONE = 0 };
+static inline void mark_buffer(Device *dev, MemCategory category, char *end) { (void)dev, (void)category, (void)end; }
+static inline void mark_free(Device *dev, MemCategory category, char *from, size_t bytes) { (void)dev, (void)category, (void)from, (void)bytes; }
 #endif
 
 /* Does the device's arithmetic reach this address? Where the host computes, everything is its memory. */
@@ -597,7 +628,7 @@ static void device_close(Device *dev) {
 /* A named buffer of `bytes`, aligned to 256 bytes, zero when first handed out. Lives until arena_release. */
 static void *arena_alloc(Device *dev, MemCategory category, const char *name, size_t bytes) {
     Arena *a = &dev->arenas[category];
-    size_t size = (size_t)round_up((int64_t)bytes, 256);
+    size_t size = (size_t)round_up((int64_t)bytes, 256) + RED_ZONE;
     if (dev->walk && a->used + size > a->reserved)
         user_error("a rank needs more than %zu TB of memory for %s alone: use more ranks, a smaller --batch or --seq, or a smaller model",
                    a->reserved >> 40, mem_category_names[category]);
@@ -618,6 +649,7 @@ static void *arena_alloc(Device *dev, MemCategory category, const char *name, si
     dev->buffers[i].count++;
     void *p = a->base + a->used;
     a->used += size;
+    mark_buffer(dev, category, a->base + a->used - RED_ZONE);
     if (a->used > a->peak) a->peak = a->used;
     size_t now = 0;
     for (int c = 0; c < MEM_CATEGORIES; c++) now += dev->arenas[c].in_file ? 0 : dev->arenas[c].used;
@@ -629,7 +661,10 @@ static void *arena_alloc(Device *dev, MemCategory category, const char *name, si
 }
 
 static inline size_t arena_mark(const Device *dev, MemCategory category) { return dev->arenas[category].used; }
-static inline void arena_release(Device *dev, MemCategory category, size_t mark) { dev->arenas[category].used = mark; }
+static inline void arena_release(Device *dev, MemCategory category, size_t mark) {
+    mark_free(dev, category, dev->arenas[category].base + mark, dev->arenas[category].used - mark);
+    dev->arenas[category].used = mark;
+}
 
 /* Memory an op needs while it runs; the op releases it with arena_release(dev, MEM_WORKSPACE, mark). */
 static inline void *scratch(Device *dev, const char *name, size_t bytes) { return arena_alloc(dev, MEM_WORKSPACE, name, bytes); }

@@ -9,11 +9,21 @@
 #define KERNELS_CUH
 #include <cublasLt.h> // defines: cublasLtMatmul and its descriptors
 
+// elements that a thread loads at once, of floatX and of floats; macros, so that messages name a kernel with its width
+#ifdef PRECISION_BF16
+#define WIDE 8
+#else
+#define WIDE 4
+#endif
+#define FLAT 4
 enum { LOGIT_ROWS = 2048, LOGITS = 1 << 28 }; // at a time: at most so many rows, and 1 GiB of them
+#ifdef CUDA_ON_CPU
+enum { RATE_ROWS = 64, RATE_COLS = 64 };
+#else
+enum { RATE_ROWS = 8192, RATE_COLS = 4096 }; // of the product that measures what this device can do
+#endif
 enum {
     WARP = 32, BLOCK = 256, MAX_BLOCK = 1024, // threads
-    WIDE = 16 / (int)sizeof(floatX),          // elements of floatX that a thread loads at once
-    FLAT = 4,                                 // elements of a flat tensor of floats
     SUM_LANES = 8,                            // threads that share the rows of a sum over rows
     TOKEN_BLOCK = 64,                         // occurrences of tokens in a partial sum of the embedding's gradient
     SORT_TOKENS = 4, SORT_BLOCK = 512,        // tokens that a thread, and threads that a block of the sort has
@@ -66,6 +76,17 @@ template <int W, bool ONCE = false> static __device__ __forceinline__ void load(
             for (int j = 0; j < (W % 8 ? 2 : 4); j++) v[i + 2 * j] = __uint_as_float(u[j] << 16), v[i + 2 * j + 1] = __uint_as_float(u[j] & 0xFFFF0000u);
         }
 }
+#ifdef CUDA_ON_CPU
+template <class T> static inline void store_vector(T *p, T x) { __stwb(p, x); }
+#else // left to the compiler, a vector may become four stores
+static __device__ __forceinline__ void store_vector(uint2 *p, uint2 x) { asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(x.x), "r"(x.y) : "memory"); }
+static __device__ __forceinline__ void store_vector(uint4 *p, uint4 x) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+static __device__ __forceinline__ void store_vector(float4 *p, float4 x) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+#endif
 template <int W, bool ONCE = false> static __device__ __forceinline__ void store(float *p, const float (&v)[W]) {
     if constexpr (W == 1) *p = v[0];
     else
@@ -73,7 +94,7 @@ template <int W, bool ONCE = false> static __device__ __forceinline__ void store
         for (int i = 0; i < W; i += 4) {
             float4 x = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
             if (ONCE) __stcs((float4 *)(p + i), x);
-            else *(float4 *)(p + i) = x;
+            else store_vector((float4 *)(p + i), x);
         }
 }
 template <int W, bool ONCE = false> static __device__ __forceinline__ void store(bf16 *p, const float (&v)[W]) {
@@ -81,13 +102,17 @@ template <int W, bool ONCE = false> static __device__ __forceinline__ void store
     else if constexpr (W == 4) {
         uint2 x = make_uint2(round_pair(v[0], v[1]), round_pair(v[2], v[3]));
         if (ONCE) __stcs((uint2 *)p, x);
-        else *(uint2 *)p = x;
+        else store_vector((uint2 *)p, x);
     } else {
         static_assert(W == 8, "1, 4 or 8 elements");
         uint4 x = make_uint4(round_pair(v[0], v[1]), round_pair(v[2], v[3]), round_pair(v[4], v[5]), round_pair(v[6], v[7]));
         if (ONCE) __stcs((uint4 *)p, x);
-        else *(uint4 *)p = x;
+        else store_vector((uint4 *)p, x);
     }
+}
+template <int W> static __device__ __forceinline__ void store_shared(float *p, const float (&v)[W]) {
+    if constexpr (W == 1) *p = v[0];
+    else *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
 }
 /* The same where only n of the elements may exist; those beyond are 0. */
 template <int W, bool ONCE, class T> static __device__ __forceinline__ void load_some(float (&v)[W], const T *p, int64_t n) {
@@ -134,7 +159,7 @@ template <int W> static __device__ __forceinline__ void add_rows(float *out, con
             load(v, in + k * width + column);
             for (int j = 0; j < W; j++) sum[j] += v[j];
         }
-    store(sums + ((int)threadIdx.y * WARP + (int)threadIdx.x) * W, sum);
+    store_shared(sums + ((int)threadIdx.y * WARP + (int)threadIdx.x) * W, sum);
     __syncthreads();
     if (threadIdx.y || column >= width) return;
     for (int lane = 1; lane < SUM_LANES; lane++) {
@@ -224,7 +249,7 @@ static void matmul_choose(CudaMatmuls *cache, CudaMatmul *m) {
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &aligned[2], 4}, {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &aligned[2], 4}};
     for (int i = 0; i < 6; i++) cublas_check(cublasLtMatmulPreferenceSetAttribute(wanted, settings[i].what, settings[i].value, settings[i].size), "describing a choice");
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cache->handle, m->how, m->layout[0], m->layout[1], m->layout[2], m->layout[2], wanted, 1, &result, &results);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) cublas_check(status, "choosing an algorithm");
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) cublas_check(status, "choosing an algorithm");
     m->found = status == CUBLAS_STATUS_SUCCESS && results == 1 && result.state == CUBLAS_STATUS_SUCCESS;
     if (m->found) m->algo = result.algo;
     cublasLtMatmulPreferenceDestroy(wanted);
@@ -246,10 +271,10 @@ static CudaMatmul *cuda_matmul_find(CudaMatmuls *cache, const Product *p, const 
 
 /* What the library refuses: a block has PRODUCT_TILE x PRODUCT_TILE of C, a thread every 16th row and column of it, 4 x 4 in
  * all; sums go over k in order. A tile's edges of A and B are read once a block, widened. */
-static __global__ void __launch_bounds__(BLOCK) plain_product_kernel(void *c, const floatX *a, const floatX *b, Product p, int64_t across) {
+static __global__ void __launch_bounds__(BLOCK) plain_product_kernel(void *c, const floatX *a, const floatX *b, Product p, int across) {
     SHARED(float, as, PRODUCT_DEPTH * (PRODUCT_TILE + 1));
     SHARED(float, bs, PRODUCT_DEPTH * (PRODUCT_TILE + 1));
-    int64_t i0 = blockIdx.x / across * PRODUCT_TILE, j0 = blockIdx.x % across * PRODUCT_TILE;
+    int64_t i0 = (int64_t)(blockIdx.x / (unsigned)across) * PRODUCT_TILE, j0 = (int64_t)(blockIdx.x % (unsigned)across) * PRODUCT_TILE;
     int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
     float sum[4][4] = {};
     for (int64_t k0 = 0; k0 < p.K; k0 += PRODUCT_DEPTH) {
@@ -293,7 +318,7 @@ static void cuda_product(Device *dev, const Product *p, void *c, const floatX *a
     }
     if (m && cache->say) fprintf(stderr, "matrix products: cuBLASLt has none for (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64 "): such take a plain kernel, many times slower\n", p->M, p->K, p->K, p->N);
     if (m) cache->say = 0;
-    int64_t across = blocks_of(p->N, PRODUCT_TILE);
+    int across = (int)blocks_of(p->N, PRODUCT_TILE);
     KERNEL(dev, plain_product_kernel, grid_of(across * blocks_of(p->M, PRODUCT_TILE)), BLOCK, 0, c, a, b, *p, across);
 }
 
@@ -431,6 +456,7 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) rmsnorm_forward_ke
     int first = (int)threadIdx.x * W, step = (int)blockDim.x * W;
     const floatX *in = delta ? sum : x;
     float kept[W] = {}, squares = 0;
+#pragma unroll 1
     for (int i = first; i < C; i += step) {
         float v[W], d[W];
         load(v, x + row + i);
@@ -443,8 +469,9 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) rmsnorm_forward_ke
 #pragma unroll
         for (int j = 0; j < W; j++) squares = fmaf(v[j], v[j], squares), kept[j] = i == first ? v[j] : kept[j];
     }
-    float scale = 1.0f / sqrtf(block_sum(squares, sums) / (float)C + eps);
+    float scale = rsqrtf(__fdividef(block_sum(squares, sums), (float)C) + eps);
     if (threadIdx.x == 0) rstd[blockIdx.x] = scale;
+#pragma unroll 1
     for (int i = first; i < C; i += step) {
         float weight[W];
         if (i != first) load(kept, in + row + i);
@@ -484,14 +511,16 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) rmsnorm_backward_k
         float y[W] = {}, d[W] = {}, other_y[W], other_d[W], other_w[W], other_dw[W];
         scale = rstd[n], dot = 0;
         if (first < C) gather(x + n * C + first, dout + n * C + first, y, d, first_w, first_dw);
+#pragma unroll 1
         for (int i = first + step; i < C; i += step) {
             load_some<W, false>(other_dw, dw + i, n > begin ? W : 0);
             load(other_w, w + i);
             gather(x + n * C + i, dout + n * C + i, other_y, other_d, other_w, other_dw);
             store(dw + i, other_dw);
         }
-        mean = -block_sum(dot, sums + n % 2 * WARP) / (float)C;
+        mean = -__fdividef(block_sum(dot, sums + n % 2 * WARP), (float)C);
         if (first < C) spread(dx + n * C + first, dresidual ? dresidual + n * C + first : NULL, y, d, first_w);
+#pragma unroll 1
         for (int i = first + step; i < C; i += step) {
             load(other_y, x + n * C + i);
             load(other_d, dout + n * C + i);
@@ -537,7 +566,7 @@ template <int W> __global__ void __launch_bounds__(BLOCK) rope_kernel(floatX *x,
 }
 static void cuda_rope(Device *dev, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N, int T, int heads, int HD, float direction) {
     int vectors = in_vectors(HD / 2, WIDE, x, cos_sin) && stride % WIDE == 0;
-    if (N) KERNEL_BY_WIDTH(dev, vectors, WIDE, rope_kernel, (unsigned)N, threads_for((int64_t)heads * (HD / 2) / W, BLOCK), 0, x, stride, cos_sin, positions, T, heads, HD, direction);
+    if (N && heads && HD > 1) KERNEL_BY_WIDTH(dev, vectors, WIDE, rope_kernel, (unsigned)N, threads_for((int64_t)heads * (HD / 2) / W, BLOCK), 0, x, stride, cos_sin, positions, T, heads, HD, direction);
 }
 
 static __device__ __forceinline__ float gpu_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); } // exp = infinity: 0
@@ -608,7 +637,7 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kern
 #pragma unroll
         for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
-            if (i >= near && i < V) store(tail + i - near, v[u]);
+            if (i >= near && i < V) store_shared(tail + i - near, v[u]);
 #pragma unroll
             for (int j = 0; j < W; j++) largest = fmaxf(largest, v[u][j]);
         }
@@ -632,7 +661,8 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kern
 #pragma unroll
         for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
-            if (i < V) load(v[u], i < near ? row + i : tail + i - near);
+            if (i < near) load(v[u], row + i);
+            else if (i < V) load(v[u], tail + i - near);
         }
         __syncthreads();
 #pragma unroll
@@ -808,7 +838,6 @@ static void cuda_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t c
 
 static __global__ void __launch_bounds__(BLOCK) fingerprint_kernel(unsigned long long *total, const uint64_t *words, int64_t count) {
     uint64_t sum = 0;
-#pragma unroll 4
     for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < count; i += (int64_t)gridDim.x * BLOCK) sum += mix64(words[i] + (uint64_t)i * 0x9E3779B97F4A7C15ull);
     sum = warp_sum(sum);
     if (threadIdx.x % WARP == 0) atomicAdd(total, (unsigned long long)sum);

@@ -206,6 +206,8 @@ static void product(Device *dev, const Product *p, void *c, const floatX *a, con
         plain_product_block(p, (char *)c, a, b, i / across * PLAIN_ROWS, i % across * PLAIN_COLS, cache->pack + (int64_t)omp_get_thread_num() * PLAIN_PACK);
 }
 
+static void cpu_require(int HD) { (void)HD; } // any
+
 /* Once per rank, on the rank's own thread: the library's threads are a property of the thread that calls it. */
 static void cpu_kernels_open(Device *dev, int say) {
     omp_set_num_threads(dev->threads);
@@ -941,11 +943,15 @@ static void cpu_fingerprint(Device *dev, uint64_t *total, const void *data, int6
 
 #ifndef USE_CUDA
 enum { LOGIT_ROWS = 1024, LOGITS = 1 << 25 }; // at a time: at most so many rows, and 128 MiB of them
+enum { RATE_ROWS = 512, RATE_COLS = 768 };    // of the product that measures what this device can do
 #endif
 
 // ---------------------------------------------------------------------------
 // the ops: what the model calls. N = B*T rows. "=" and "+=" say what happens to an output; the rest is only read. All
 // pointers are to the device's memory.
+
+/* Ends the program where this machine, or no kernel, can compute a model with heads of HD elements. */
+static void kernels_require(int HD) { BACKEND(require)(HD); }
 
 /* Once per rank, on the rank's own thread. */
 static void kernels_open(Device *dev, int say) {

@@ -158,6 +158,16 @@ static int option_given(const Options *o, const char *name) {
     return 0;
 }
 
+/* Of a text: is it another than the default? */
+static int option_changed(const Options *o, const char *name) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow *row = &option_rows[i];
+        const char *value = row->kind == OPT_TEXT && !strcmp(row->name, name) ? *(const char *const *)((const char *)o + row->offset) : NULL;
+        if (value) return !row->fallback || strcmp(value, row->fallback);
+    }
+    return 0;
+}
+
 static Options options_parse(int argc, char **argv) {
     Options o = ZERO;
     for (int i = 0; i < OPTION_ROWS; i++)

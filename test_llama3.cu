@@ -340,7 +340,7 @@ static void test_fixture(const char *fixture) {
 }
 
 static void test_pytorch(void) {
-    static const char *const fixtures[] = {"base", "tied", "llama31", "llama31_short", "llama32", "odd", "one_token", "one_head", "headdim", "eps", "longer"};
+    static const char *const fixtures[] = {"base", "tied", "llama31", "llama31_short", "llama32", "odd", "one_token", "one_head", "headdim", "eps", "longer", "headdim128"};
     for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) test_fixture(fixtures[i]);
 }
 

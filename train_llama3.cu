@@ -736,7 +736,10 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
         user_error("--%s is about training, and this is none: leave it out", strcmp(o->offload, "none") ? "offload" : "recompute");
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++)
         if (option_given(o, needs[i].option) && !option_given(o, needs[i].other)) user_error("--%s does nothing without --%s: add that, or leave it out", needs[i].option, needs[i].other);
+    for (int i = 0; not_on_device[i] && j->task != DO_PLAN; i++)
+        if (option_changed(o, not_on_device[i])) user_error("--%s is not built for " DEVICE_KIND " yet: leave it out, or use ./train_llama3", not_on_device[i]);
     j->config = config_of_model(o->model);
+    if (j->task != DO_PLAN) kernels_require(j->config.HD);
     if (o->vocab_size) j->config.V = o->vocab_size;
     if (!o->seq) o->seq = j->config.T;
     if (!o->batch) o->batch = j->config.B;
@@ -825,7 +828,7 @@ static void run_bind(Run *r, const Job *j, int rank) {
 
 /* FLOP/s of this rank at a plain product of the model's kind, beside which a step's speed is shown. */
 static double product_rate(Device *dev) {
-    const int N = 512, C = 768, times = 4;
+    const int N = RATE_ROWS, C = RATE_COLS, times = 4;
     OpStat ops[OP_COUNT];
     double clock = dev->clock;
     int64_t events = dev->num_events;

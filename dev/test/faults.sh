@@ -46,7 +46,7 @@ fault "two ranks take the same samples" dataloader.h \
 fault "two ranks take the same samples, at run time" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' faults "train on the same samples"
 fault "padding of the last shard is trained" fsdp.h \
-    's|    memset(u->dweights + written, 0, sizeof(float) \* (size_t)(u->padded - written));||; s|p.unit->grad + p.at, copy, p.count,|&|; s|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.count,|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.tensor == \&f->table->tensors[u->unit->first + u->unit->count - 1] ? u->held - p.at : p.count,|' faults "padding stays zero"
+    's|    device_zero(f->dev, u->dweights + written, sizeof(float) \* (size_t)(u->padded - written));||; s|p.unit->grad + p.at, copy, p.count,|&|; s|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.count,|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.tensor == \&f->table->tensors[u->unit->first + u->unit->count - 1] ? u->held - p.at : p.count,|' faults "padding stays zero"
 fault "a gather is waited for only after its weights were used" fsdp.h \
     's|    collective_wait(f->comm, &u->gather);||; s|^    slot_release(f->weight_slots|    collective_wait(f->comm, \&u->gather);\n&|' faults "gradients of one rank"
 fault "a reduction is not waited for" fsdp.h \

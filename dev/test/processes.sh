@@ -268,7 +268,7 @@ files() {
     if [ "$rows" -ge 6 ] && [ "$unequal" = 0 ]; then pass "ledger.json: law = walk = wire" "$rows figures"; else fail "ledger.json: law = walk = wire" "$unequal of $rows figures differ, at least 6 expected"; fi
     rows=$(grep -oE '"walk":[0-9]+,"measured":[0-9]+' threads/ledger.json | wc -l)
     unequal=$(grep -oE '"walk":[0-9]+,"measured":[0-9]+' threads/ledger.json | tr -c '0-9\n' ' ' | awk '$1 != $2' | wc -l)
-    if [ "$rows" = 6 ] && [ "$unequal" = 0 ]; then pass "ledger.json: memory walked = measured" "$rows categories"; else fail "ledger.json: memory walked = measured" "$unequal of $rows categories differ, 6 expected"; fi
+    if [ "$rows" = 7 ] && [ "$unequal" = 0 ]; then pass "ledger.json: memory walked = measured" "$rows categories"; else fail "ledger.json: memory walked = measured" "$unequal of $rows categories differ, 7 expected"; fi
     for option in "--seq 32" "--steps 12" "--seed 7" "--batch 2" "--lr 0.002" "--model model" "--accum 1" "--clip 1" "--ranks 2"; do
         grep -qxF -- "$option" threads/config.txt || { fail "config.txt holds every option" "no line '$option'"; return; }
     done

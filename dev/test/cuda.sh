@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# cuda.sh : the CUDA build as a whole, its kernels run on this processor (dev/cuda_on_cpu); beside the C build. Where nvcc is
+# installed: it compiles for GPUs without a spill, and attention is made of the instructions it should be made of.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+top=$PWD
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+passed=0 failed=0
+pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: ${2:0:600}"; failed=$((failed + 1)); }
+
+cuda() { echo "$top/build/cuda-on-cpu-$1/train_llama3_cuda"; }
+
+prepare() {
+    VOCAB_SIZE=600 "$top/dev/data/text.sh" text "$top"/*.h >.out 2>&1 || { cat .out; fail "the data" "dev/data/text.sh refuses the repository's own text"; exit 1; }
+    mkdir model wide
+    cat >model/config.json <<'END'
+{"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+ "intermediate_size": 176, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
+END
+    sed 's/"head_dim": 64/"head_dim": 320/' model/config.json >wide/config.json
+    train=(--model model --data text/train.tok --seq 75 --batch 2 --threads 2 --warmup 2 --lr 3e-3)
+}
+
+losses() { sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"; }
+
+# run OUT PROGRAM ARGUMENT… : its losses and norms into OUT.txt
+run() {
+    local out=$1
+    shift
+    timeout 300 "$@" --out "$out" </dev/null >.out 2>.err || { fail "$out" "exit code $?: $(cat .out .err | tail -n 1)"; return 1; }
+    losses "$out" >"$out.txt"
+}
+
+# ---------------------------------------------------------------- training, beside C
+training() {
+    local precision limit
+    for precision in fp32 bf16; do
+        [ $precision = fp32 ] && limit=1e-4 || limit=2e-2
+        run "c-$precision" "$top/build/cpu-$precision/train_llama3" "${train[@]}" --steps 20 || continue
+        run "cuda-$precision" "$(cuda $precision)" "${train[@]}" --steps 20 || continue
+        local worst
+        worst=$(paste -d' ' "c-$precision.txt" "cuda-$precision.txt" | awk '{d = $2 - $5; if (d < 0) d = -d; if (!(d <= w)) w = d} END {printf "%d %.3g", NR, w}')
+        if [ "${worst%% *}" = 20 ] && awk "BEGIN {exit !(${worst#* } <= $limit)}"; then pass "$precision: 20 steps on CUDA have the C build's losses" "largest difference ${worst#* } <= $limit"
+        else fail "$precision: 20 steps on CUDA have the C build's losses" "steps and largest difference $worst, expected 20 and $limit"; fi
+    done
+}
+
+# the same bits: however the streams, warps and lanes take turns; on one rank, two ranks, four as two replicas
+same_bits() {
+    local precision seed
+    local -a common=(--model model --data text/train.tok --seq 75 --batch 1 --threads 1 --steps 3 --warmup 2 --lr 3e-3 --deterministic)
+    for precision in fp32 bf16; do
+        run "one-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
+        run "two-$precision" "$(cuda $precision)" "${common[@]}" --accum 2 --ranks 2 || continue
+        run "four-$precision" "$(cuda $precision)" "${common[@]}" --accum 1 --ranks 4 --dp-replicate 2 --recompute selective || continue
+        if [ -s "one-$precision.txt" ] && cmp -s "one-$precision.txt" "two-$precision.txt" && cmp -s "one-$precision.txt" "four-$precision.txt"; then
+            pass "$precision: deterministic, 2 ranks and 2 x 2 have one rank's bits on CUDA" "$(tail -n 1 "one-$precision.txt")"
+        else fail "$precision: deterministic, 2 ranks and 2 x 2 have one rank's bits on CUDA" "$(tail -qn 1 one-$precision.txt two-$precision.txt four-$precision.txt | tr '\n' ';')"; fi
+    done
+    local equal=0
+    for seed in 1 2 3 4 5 6 7 8; do
+        CUDA_ON_CPU_SEED=$seed run "seed-$seed" "$(cuda bf16)" "${common[@]}" --accum 2 --ranks 2 && cmp -s two-bf16.txt "seed-$seed.txt" && equal=$((equal + 1))
+    done
+    if [ $equal = 8 ]; then pass "8 random orders of streams, warps and lanes give equal bits" "$equal of 8"; else fail "8 random orders of streams, warps and lanes give equal bits" "$equal of 8"; fi
+}
+
+# ---------------------------------------------------------------- what is refused
+# bad NAME PATTERN CODE ARGUMENT… : one line that matches, exit code CODE
+bad() {
+    local name=$1 pattern=$2 code=$3 got
+    shift 3
+    timeout 60 "$(cuda bf16)" "$@" </dev/null >.out 2>.err
+    got=$?
+    if [ "$got" = "$code" ] && [ "$(grep -cE '^(error|failure): ' .err)" = 1 ] && grep -qE "$pattern" .err; then pass "$name" "$(head -n 1 .err)"
+    else fail "$name" "exit code $got, expected $code and one line like '$pattern': $(cat .err | head -n 3 | tr '\n' ' ')"; fi
+}
+
+refusals() {
+    bad "heads that no kernel has" "head.* 320.*256" 1 "${train[@]}" --model wide --steps 1
+    bad "an option that CUDA does not have yet" "^error: --offload is not built for CUDA yet" 1 "${train[@]}" --steps 1 --offload optimizer --out never
+    bad "a timeline on CUDA" "^error: --trace is not built for CUDA yet" 1 "${train[@]}" --steps 1 --trace never.json
+    CUDA_ON_CPU_DEVICES=0 bad "no GPU" "^error: no NVIDIA GPU is visible.*\./train_llama3" 1 "${train[@]}" --steps 1
+    CUDA_ON_CPU_DRIVER=12040 bad "a driver that is too old" "^error: the NVIDIA driver is for CUDA 12\.4, this program was built with CUDA 13\.[0-9]: install a newer driver" 1 "${train[@]}" --steps 1
+    CUDA_ON_CPU_CHIP=sm_70 bad "a GPU that is too old" "^error: .*compute capability 7\.0, 8\.0.*expected" 1 "${train[@]}" --steps 1
+    CUDA_ON_CPU_MEMORY=4000000 bad "a GPU that is too small, by the plan" "^error: 2 ranks of this GPU need 0\.[0-9]+ GB, it has 0\.00 GB: .*--recompute" 1 "${train[@]}" --steps 1 --ranks 2
+    CUDA_ON_CPU_FAIL=cudaMalloc:2:3 bad "memory that is gone meanwhile" "^error: .* GB for [a-z]+ could not be had: by the plan a rank needs .* GB" 1 "${train[@]}" --steps 1 --ranks 2
+    CUDA_ON_CPU_FAIL=cudaStreamSynchronize:700:3 bad "a kernel that went wrong" "^failure: CUDA: .*an illegal memory access.*CUDA_LAUNCH_BLOCKING=1.*cuda-on-cpu" 2 "${train[@]}" --steps 1 --ranks 2
+    CUDA_ON_CPU_FAIL=cudaLaunchKernel:700:40 bad "a fault of one launch" "^failure: CUDA: the launch of [a-z_0-9<>, ()]+ failed.*an illegal memory access" 2 "${train[@]}" --steps 1 --ranks 3
+    CUDA_ON_CPU_FAIL=cudaLaunchKernel:209:1 bad "a build without code for this GPU" "^error: .*no kernel .*this GPU.*make CUDA=1" 1 "${train[@]}" --steps 1
+}
+
+prepare
+training
+same_bits
+refusals
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
