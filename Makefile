@@ -67,7 +67,7 @@ CUDA_FLAGS := -x cu -std=c++20 -O3 -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spil
 CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lm
 # the same kernels as functions of this processor
 CPU_CUDA_BUILD := build/cuda-on-cpu-$(PRECISION)
-CPU_CUDA_FLAGS := -x c++ -std=c++20 -DUSE_CUDA -Idev/cuda_on_cpu -Wno-unknown-pragmas -O2 $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) $(filter -g -O% -fsanitize%,$(CFLAGS))
+CPU_CUDA_FLAGS := -x c++ -Wno-uninitialized -Wno-maybe-uninitialized -std=c++20 -DUSE_CUDA -Idev/cuda_on_cpu -Wno-unknown-pragmas -O2 $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) $(filter -g -O% -fsanitize%,$(CFLAGS))
 CUDA_ON_CPU := $(wildcard dev/cuda_on_cpu/*.h)
 
 all: train_llama3 $(if $(CUDA),train_llama3_cuda)

@@ -31,7 +31,9 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #define BOTH __host__ __device__
+enum { CUDA_BUILD = 1 };
 #else
+enum { CUDA_BUILD = 0 };
 #define BOTH // on the processor and on the GPU
 #endif
 #ifdef __cplusplus
@@ -404,6 +406,7 @@ static int is_in_memory(const char *dir) {
 // CUDA: errors, launches, memory of a GPU
 
 static void cuda_failed(cudaError_t error, const char *what) {
+    if (error == cudaErrorNoKernelImageForDevice) user_error("CUDA: %s: this program holds no kernel for this GPU: build it on this machine with make CUDA=1", what);
     if (error == cudaErrorMemoryAllocation) user_error("CUDA: %s: out of memory on the GPU: use more ranks, a smaller --batch or --seq, --recompute full, or a smaller model", what);
     run_failure("CUDA: %s failed, or something enqueued before it: %s (%s). Most faults of a kernel end all later calls: run again with "
                 "CUDA_LAUNCH_BLOCKING=1 to see whose it is, or the same options with the build of make cuda-on-cpu, which names the place",
@@ -559,22 +562,13 @@ static void device_forget_event(DeviceEvent event) { (void)event; }
 
 #ifdef CUDA_ON_CPU // what lies behind each buffer nobody may touch; what is given back is no number. In the order of the ops, as all of it
 enum { RED_ZONE = 256 };
-typedef struct { char *from; size_t bytes; } Range;
-static void zone_begin(void *p) { cuda_on_cpu_red_zone(p, RED_ZONE); }
-static void range_end(void *p) {
-    Range *r = (Range *)p;
-    cuda_on_cpu_forget_zones(r->from, r->bytes);
-    memset(r->from, 0xFF, r->bytes);
-    free(r);
-}
 static void mark_buffer(Device *dev, MemCategory category, char *end) {
-    if (!dev->walk && category != MEM_HOST) cudaLaunchHostFunc(dev->stream, zone_begin, end);
+    if (!dev->walk && category != MEM_HOST) cuda_on_cpu_red_zone(end, RED_ZONE, dev->stream);
 }
 static void mark_free(Device *dev, MemCategory category, char *from, size_t bytes) {
     if (dev->walk || category == MEM_HOST || !bytes) return;
-    Range *r = (Range *)checked_malloc(sizeof *r);
-    r->from = from, r->bytes = bytes;
-    cudaLaunchHostFunc(dev->stream, range_end, r);
+    cuda_on_cpu_forget_zones(from, bytes, dev->stream);
+    cudaMemsetAsync(from, 0xFF, bytes, dev->stream);
 }
 #else
 enum { RED_ZONE = 0 };

@@ -1,7 +1,7 @@
 /* kernels.cuh: every op of kernels.h on an NVIDIA GPU: functions cuda_<op> that take what cpu_<op> takes.
  *
  * Owns: the kernels, each with a launcher that alone knows its grid, block and shared memory; cuBLASLt's handle, its
- * workspace (CUDA_WORKSPACE_BYTES beyond the arenas) and its choices by shape (kernels_open, kernels_close).
+ * workspace and its choices by shape (kernels_open, kernels_close).
  * A caller may rely on: nothing here waits for the GPU; every kernel gives the same bits on each run; a row's depend on that
  * row alone, sums over rows are cut at fixed places, and only integers are added by atomics.
  */
@@ -851,11 +851,20 @@ static void cuda_fingerprint(Device *dev, uint64_t *total, const void *data, int
 // start and end
 
 /* Once per rank, on the rank's own thread. `say`: whether this rank tells of what is slower than it should be. */
+/* A GPU, and kernels for heads of HD elements. */
+static void cuda_require(int HD) {
+    cuda_require_gpu();
+    if (!cuda_attention_has(HD)) user_error("heads of %d elements: the CUDA kernels take 1 to 256; use another model, or ./train_llama3", HD);
+    if (cuda_attention_has(HD) == 1 && FLOATX == DTYPE_BF16) fprintf(stderr, "attention: tensor cores serve heads of 64 and 128 elements; those of %d go through a plain kernel, many times slower\n", HD);
+}
+
 static void cuda_kernels_open(Device *dev, int say) {
+    void *workspace = arena_alloc(dev, MEM_WORKSPACE, "cuBLASLt", CUDA_WORKSPACE_BYTES);
+    if (dev->walk) return;
     CudaMatmuls *cache = dev->products = (CudaMatmuls *)checked_malloc(sizeof *cache);
     cache->say = say;
     cublas_check(cublasLtCreate(&cache->handle), "its start");
-    cuda_check(cudaMalloc(&cache->workspace, CUDA_WORKSPACE_BYTES), "getting the workspace of matrix products");
+    cache->workspace = workspace;
     cuda_check(cudaFuncSetAttribute((const void *)cross_entropy_kernel<FLAT>, cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(dev)), "asking for shared memory");
     cuda_check(cudaFuncSetAttribute((const void *)cross_entropy_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(dev)), "asking for shared memory");
 }
@@ -869,7 +878,6 @@ static void cuda_kernels_close(Device *dev) {
         cublasLtMatmulDescDestroy(m->how);
         free(m);
     }
-    cudaFree(cache->workspace);
     cublasLtDestroy(cache->handle);
     free(cache);
     dev->products = NULL;

@@ -210,6 +210,7 @@ static void cpu_require(int HD) { (void)HD; } // any
 
 /* Once per rank, on the rank's own thread: the library's threads are a property of the thread that calls it. */
 static void cpu_kernels_open(Device *dev, int say) {
+    if (dev->walk) return;
     omp_set_num_threads(dev->threads);
     MatmulCache *cache = dev->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
 #ifdef HAVE_ONEDNN
@@ -954,9 +955,7 @@ enum { RATE_ROWS = 512, RATE_COLS = 768 };    // of the product that measures wh
 static void kernels_require(int HD) { BACKEND(require)(HD); }
 
 /* Once per rank, on the rank's own thread. */
-static void kernels_open(Device *dev, int say) {
-    if (!dev->walk) BACKEND(kernels_open)(dev, say);
-}
+static void kernels_open(Device *dev, int say) { BACKEND(kernels_open)(dev, say); }
 static void kernels_close(Device *dev) {
     if (!dev->walk) BACKEND(kernels_close)(dev);
 }

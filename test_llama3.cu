@@ -441,6 +441,7 @@ static void ranks_body(Job *j, int rank) {
         int local = !strcmp(r->opt->accumulate, "local") && r->opt->accum > 1 && ranks > 1 && sharded; // an unsharded gradient beside the shards
         int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(r->opt->offload, "all") ? 2 : 0); // offloaded, the copy in bf16 lies with the master
         state_expected = 0;
+        for (int i = 0; i < r->dev.num_buffers; i++) state_expected += r->dev.buffers[i].category <= MEM_OPTIMIZER ? r->dev.buffers[i].count * RED_ZONE : 0;
         for (int u = 0; u < r->table->num_units; u++) state_expected += bytes * r->fsdp.units[u].padded / (sharded ? ranks : 1) + (local ? 4 * r->fsdp.units[u].padded : 0);
     }
     close_rank(o);
@@ -513,6 +514,12 @@ static void test_ranks(void) {
 }
 
 /* --deterministic: 20 steps of 8 micro-batches, whoever computes them: the same bits of loss and norm. */
+static int has_offload(void) {
+    int lacks = 0;
+    for (int i = 0; not_on_device[i]; i++) lacks |= !strcmp(not_on_device[i], "offload");
+    return !lacks;
+}
+
 static struct { double loss, norm; } bits_of[20];
 
 static void bits_body(Job *j, int rank) {
@@ -545,20 +552,20 @@ static void compare_bits(const char *model, int process, int world, int B, const
 
 static void test_bits(void) {
     for (int tied = 0; tied < 2; tied++)
-        for (int B = 1; B <= 2; B++) {
+        for (int B = 1; B <= (CUDA_BUILD ? 1 : 2); B++) {
             char first[sizeof bits_of] = "", more[192];
             const char *model = tied ? "tied" : "odd";
             compare_bits(model, 0, 1, B, &transport_threads, "", first, 1);
             compare_bits(model, 0, 1, B, &transport_threads, " --threads 1", first, 0);
             compare_bits(model, 0, 1, B, &transport_threads, " --recompute full", first, 0);
-            for (int world = 2; world <= 8; world *= 2)
+            for (int world = 2; world <= (CUDA_BUILD ? 4 : 8); world *= 2)
                 for (int replicate = 1; replicate <= world; replicate *= 2)
                     for (int i = 0; i < 2 * STRATEGIES; i++) {
-                        if (B == 2 && (i + world + replicate) % 3) continue; // a third of them
+                        if ((CUDA_BUILD || B == 2) && (i + world + replicate) % 3) continue; // a third of them
                         snprintf(more, sizeof more, " --dp-replicate %d --sharding %s --accumulate %s", replicate, strategies[i / 2].name, i % 2 ? "local" : "sharded");
                         compare_bits(model, 0, world, B, &transport_threads, more, first, 0);
                     }
-            snprintf(more, sizeof more, " --recompute %s --wrap size:99999 --slots 3 --offload all --out %s", tied ? "selective" : "every:2", scratch_dir);
+            snprintf(more, sizeof more, " --recompute %s --wrap size:99999 --slots 3 --offload %s --out %s", tied ? "selective" : "every:2", has_offload() ? "all" : "none", scratch_dir);
             compare_bits(model, 0, 2, B, &transport_threads, more, first, 0);
         }
 }
@@ -894,7 +901,7 @@ static void test_data(void) {
         for (int64_t step = 0; step < steps; step++) other_epoch += sampler_window(&s, step, 0, 0) != sampler_window(&s, step + steps, 0, 0);
         CHECK(pad ? "padded epoch: every window is used, the head again at the end" : "dropped tail: every window at most once an epoch",
               pad ? once + repeated == SAMPLES && repeated == steps * 12 - SAMPLES : repeated == 0 && once == steps * 12, "%d once, %d twice, of %d in %d steps", once, repeated, SAMPLES, (int)steps);
-        CHECK(local ? "accumulating locally, ranks take consecutive micro-batches of one rank's order" : "ranks take the samples of one rank's order in turn (DistributedSampler's perm[rank::world])", same == (pad ? SAMPLES : steps * 12), "%d equal", same);
+        CHECK(local ? "accumulating locally, ranks take consecutive micro-batches of one rank's order" : "ranks take the samples of one rank's order in turn (DistributedSampler's perm[rank::world])", same == (pad ? (int)SAMPLES : steps * 12), "%d equal", same);
         CHECK("the next epoch has another order", other_epoch >= steps - 1, "%d of %d steps begin elsewhere", other_epoch, (int)steps);
     }
     // windows of real files: tokens, targets, mask, the partial last window
@@ -1337,10 +1344,12 @@ static void test_failures(void) {
 // ---------------------------------------------------------------------------
 
 int main(int argc, char **argv) {
-    static const struct { const char *name; void (*run)(void); } groups[] = {
-        {"kernels", test_kernels}, {"tokenizer", test_tokenizer}, {"family", test_family}, {"data", test_data},
-        {"pytorch", test_pytorch}, {"ranks", test_ranks}, {"layouts", test_layouts}, {"layouts-all", test_layouts_all}, {"reduce-dtype", test_reduce_dtype}, {"validation", test_validation_between}, {"bits", test_bits}, {"replicas", test_replicas},
-        {"use", test_use}, {"plan", test_plan}, {"failures", test_failures}, {"faults", test_faults}};
+    enum { IF_NAMED, C_BUILD = 1, CUDA = 2, BOTH_BUILDS = C_BUILD | CUDA }; // where it runs unless groups are named
+    static const struct { const char *name; void (*run)(void); int where; } groups[] = {
+        {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
+        {"pytorch", test_pytorch, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
+        {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
+        {"use", test_use, BOTH_BUILDS}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"faults", test_faults, CUDA}}; // faults: a part of ranks
     int process = 0, processes = 1, on_host, on_cores, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) comm_start_process(&argc, &argv, 60, &process, &processes, &on_host, &on_cores);
     const char *place = getenv("TMPDIR") && strlen(getenv("TMPDIR")) < 40 ? getenv("TMPDIR") : "/tmp";
@@ -1352,7 +1361,7 @@ int main(int argc, char **argv) {
     if (mpi) test_trace(process, processes, &transport_mpi);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
-        int wanted = argc == 1 && groups[g].run != test_faults && groups[g].run != test_layouts_all; // a part of ranks, for dev/test/faults.sh; all of layouts, for test-all
+        int wanted = argc == 1 && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD);
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;
         double start = seconds_now();

@@ -869,6 +869,7 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events) 
     run_bind(r, j, rank);
     device_open_walk(&r->dev, j->threads, offloaded(&j->opt));
     r->dev.deterministic = j->opt.deterministic;
+    kernels_open(&r->dev, 0);
     r->dev.max_events = max_events;
     comm_open_walk(&r->comm, &r->dev, &j->mesh, rank);
     run_allocate(r, j);

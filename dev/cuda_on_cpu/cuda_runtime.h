@@ -175,11 +175,12 @@ inline const char *cudaGetErrorString(cudaError_t e) {
 
 struct CudaOnCpu {
     uint64_t seed = 1;          // CUDA_ON_CPU_SEED: order of streams, blocks, warps, lanes, and when copies land; 0: as written
-    int chip = 90;              // CUDA_ON_CPU_CHIP: 80, 86, 89 or 90, with or without sm_: compute capability and limits
-    size_t memory = 80ull << 30; // bytes of one device
-    int devices = 1;
+    int chip = 90;              // CUDA_ON_CPU_CHIP: 70, 80, 86, 89 or 90, with or without sm_: compute capability and limits
+    size_t memory = 80ull << 30; // CUDA_ON_CPU_MEMORY: bytes of one device
+    int devices = 1;            // CUDA_ON_CPU_DEVICES
     int multiprocessors = 8;
-    int driver = 13000, runtime = CUDART_VERSION; // versions, as the two queries say them
+    int driver = 13000, runtime = CUDART_VERSION; // CUDA_ON_CPU_DRIVER: versions, as the two queries say them
+    const char *failures = nullptr; // CUDA_ON_CPU_FAIL: call:code:nth,… : that call of the API returns that code, as cuda_on_cpu_fail says
     int protect = !CUDA_ON_CPU_ASAN; // the host that touches device memory is caught
     const char *registers = nullptr; // CUDA_ON_CPU_REGISTERS: a file with lines `kernel registers-per-thread`
     void (*on_failure)(const char *line) = nullptr; // told before the process ends; may end it otherwise
@@ -187,6 +188,10 @@ struct CudaOnCpu {
     CudaOnCpu() {
         if (const char *s = getenv("CUDA_ON_CPU_SEED")) seed = strtoull(s, nullptr, 10);
         if (const char *s = getenv("CUDA_ON_CPU_CHIP")) chip = atoi(strncmp(s, "sm_", 3) ? s : s + 3);
+        if (const char *s = getenv("CUDA_ON_CPU_MEMORY")) memory = strtoull(s, nullptr, 10);
+        if (const char *s = getenv("CUDA_ON_CPU_DEVICES")) devices = atoi(s);
+        if (const char *s = getenv("CUDA_ON_CPU_DRIVER")) driver = atoi(s);
+        failures = getenv("CUDA_ON_CPU_FAIL");
         registers = getenv("CUDA_ON_CPU_REGISTERS");
     }
 };
@@ -223,10 +228,10 @@ __attribute__((noreturn, format(printf, 2, 3))) inline void fail(const Place *at
 }
 
 inline const Limits &chip_limits() {
-    static const Limits known[] = {{80, 166912, 167936, 2048, 32}, {86, 101376, 102400, 1536, 16}, {89, 101376, 102400, 1536, 24}, {90, 232448, 233472, 2048, 32}};
+    static const Limits known[] = {{70, 98304, 98304, 2048, 32}, {80, 166912, 167936, 2048, 32}, {86, 101376, 102400, 1536, 16}, {89, 101376, 102400, 1536, 24}, {90, 232448, 233472, 2048, 32}};
     for (const Limits &l : known)
         if (l.chip == cuda_on_cpu.chip) return l;
-    fail(nullptr, "CUDA_ON_CPU_CHIP is %d: expected 80, 86, 89 or 90", cuda_on_cpu.chip);
+    fail(nullptr, "CUDA_ON_CPU_CHIP is %d: expected 70, 80, 86, 89 or 90", cuda_on_cpu.chip);
 }
 
 inline uint64_t random_state, random_seed = ~0ull;

@@ -79,8 +79,18 @@ struct Machine {
     cudaError_t sticky;
 };
 
+inline Machine *new_machine() {
+    Machine *m = new Machine(); // never destroyed: operations may be queued when the process ends
+    char api[64];
+    int code, after, length;
+    for (const char *at = cuda_on_cpu.failures; at && *at; at += length + (at[length] == ',')) {
+        if (sscanf(at, "%63[A-Za-z]:%d:%d%n", api, &code, &after, &length) != 3) fail(nullptr, "CUDA_ON_CPU_FAIL: found '%s', expected call:code:nth", at);
+        m->failures.push_back(Failure{api, code, after});
+    }
+    return m;
+}
 inline Machine &machine() {
-    static Machine *m = new Machine(); // never destroyed: operations may be queued when the process ends
+    static Machine *m = new_machine();
     return *m;
 }
 

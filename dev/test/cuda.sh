@@ -88,8 +88,8 @@ refusals() {
     CUDA_ON_CPU_MEMORY=4000000 bad "a GPU that is too small, by the plan" "^error: 2 ranks of this GPU need 0\.[0-9]+ GB, it has 0\.00 GB: .*--recompute" 1 "${train[@]}" --steps 1 --ranks 2
     CUDA_ON_CPU_FAIL=cudaMalloc:2:3 bad "memory that is gone meanwhile" "^error: .* GB for [a-z]+ could not be had: by the plan a rank needs .* GB" 1 "${train[@]}" --steps 1 --ranks 2
     CUDA_ON_CPU_FAIL=cudaStreamSynchronize:700:3 bad "a kernel that went wrong" "^failure: CUDA: .*an illegal memory access.*CUDA_LAUNCH_BLOCKING=1.*cuda-on-cpu" 2 "${train[@]}" --steps 1 --ranks 2
-    CUDA_ON_CPU_FAIL=cudaLaunchKernel:700:40 bad "a fault of one launch" "^failure: CUDA: the launch of [a-z_0-9<>, ()]+ failed.*an illegal memory access" 2 "${train[@]}" --steps 1 --ranks 3
-    CUDA_ON_CPU_FAIL=cudaLaunchKernel:209:1 bad "a build without code for this GPU" "^error: .*no kernel .*this GPU.*make CUDA=1" 1 "${train[@]}" --steps 1
+    CUDA_ON_CPU_FAIL=LAUNCH:700:40 bad "a fault of one launch" "^failure: CUDA: the launch of [a-z_0-9<>, ()]+ failed.*an illegal memory access" 2 "${train[@]}" --steps 1 --ranks 3
+    CUDA_ON_CPU_FAIL=LAUNCH:209:1 bad "a build without code for this GPU" "^error: CUDA: the launch of .*no kernel for this GPU.*make CUDA=1" 1 "${train[@]}" --steps 1
 }
 
 prepare
