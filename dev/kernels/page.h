@@ -664,6 +664,7 @@ static int page_main(int argc, char **argv, const Op *const *ops, int count) {
 #ifdef USE_CUDA
     cuda_require_gpu();
     walked.arenas[MEM_COMM].peak = o.check ? 0 : FLUSH_BYTES;
+    walked.arenas[MEM_WORKSPACE].peak += CUDA_WORKSPACE_BYTES;
 #endif
     device_open(&dev, &walked, ".", 0);
     kernels_open(&dev, 1);

@@ -4,6 +4,8 @@
  * heads of a token share, so it is read from the caches; what remains is to move the heads at full width.
  */
 
+static const double TURN = 6.283185307179586;
+
 static __device__ __forceinline__ void turn(float *first, float *second, float cosine, float sine) {
     float a = *first, b = *second;
     *first = a * cosine - b * sine;
@@ -17,9 +19,10 @@ template <bool TABLE> static __global__ void __launch_bounds__(256) rope_kernel1
     floatX *first = x + n * stride + head * HD + pair, *second = first + half;
     float a = to_float(*first), b = to_float(*second), cosine, sine;
     if (TABLE) cosine = cos_sin[(int64_t)positions[n % T] * HD + pair], sine = cos_sin[(int64_t)positions[n % T] * HD + half + pair];
-    else { // in double: at position 8,000 a float's angle has lost four of its seven digits
-        double angle = (double)positions[n % T] * pow(500000.0, -2.0 * (double)pair / (double)HD);
-        cosine = (float)cos(angle), sine = (float)sin(angle);
+    else { // in double, and less whole turns: at position 8,000 a float's angle has lost four of its seven digits
+        double turns = (double)positions[n % T] * pow(THETA, -2.0 * (double)pair / (double)HD) / TURN;
+        float angle = (float)((turns - rint(turns)) * TURN);
+        cosine = __cosf(angle), sine = __sinf(angle);
     }
     turn(&a, &b, cosine, sine * direction);
     *first = from_float(a), *second = from_float(b);
@@ -52,7 +55,7 @@ static void rope_vectors(Case *c) {
 }
 
 static const Version rope_versions[] = {
-    {"1 pow, cos and sin", "the formula, a pair a thread, in double: hundreds of instructions for 8 bytes moved (bf16).", rope_pairs<false>},
+    {"1 pow, cos and sin", "the formula, a pair a thread: a power in double, then sine and cosine by the hardware's estimates; hundreds of instructions for 8 bytes moved (bf16).", rope_pairs<false>},
     {"2 a table", "cosines and sines of all positions, made once: 8 bytes more a pair, but from the caches, for all heads of a token read the same.", rope_pairs<true>},
     {"3 vectors", "16 bytes a load: an eighth of the instructions (bf16), and the divisions that say who is who are paid once for eight pairs.", rope_vectors},
     {"in use", "the op of kernels.cuh.", rope_in_use},
