@@ -190,6 +190,7 @@ inline cudaError_t allocate(void **out, size_t bytes, cudaMemoryType type, size_
     char *p = (char *)mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return cudaErrorMemoryAllocation;
     if (mprotect(p + before, inner, PROT_READ | PROT_WRITE)) fail(nullptr, "mprotect of %zu bytes failed", inner);
+    madvise(p + before, inner, MADV_HUGEPAGE); // mprotect takes its time by the number of pages
     char *memory = p + before + GUARD_BYTES;
     if (type != cudaMemoryTypeHost && counted) memset(memory, 0xFF, bytes < FILL_AT_MOST ? bytes : FILL_AT_MOST); // a NaN: nobody may rely on zeros
     open_memory();
