@@ -850,6 +850,11 @@ static void cuda_fingerprint(Device *dev, uint64_t *total, const void *data, int
 // ---------------------------------------------------------------------------
 // start and end
 
+static void cuda_require(int HD) {
+    cuda_require_gpu();
+    if (!cuda_attention_has(HD)) user_error("attention heads of %d elements have no CUDA kernel, 1 to 256 are expected: use ./train_llama3, which runs on the processor", HD);
+}
+
 /* Once per rank, on the rank's own thread. `say`: whether this rank tells of what is slower than it should be. */
 static void cuda_kernels_open(Device *dev, int say) {
     CudaMatmuls *cache = dev->products = (CudaMatmuls *)checked_malloc(sizeof *cache);
