@@ -67,7 +67,11 @@ if [ "${1:-}" = --update ]; then
     echo "$(grep -vc '^#' $table) kernels in $table"
     exit
 fi
-grew=$(awk '/^#/ {next} FILENAME != last {last = FILENAME; file++} file == 1 {was[$1] = $2; next} !($1 in was) {print $1 " is not in the table"} ($1 in was) && $2 > was[$1] {print $1 " takes " $2 " registers, " was[$1] " in the table"}
-            {now[$1] = 1} END {for (name in was) if (!(name in now)) print name " is no longer there"}' $table "$work/table")
+grew=$(awk '/^#/ {next} FILENAME != last {last = FILENAME; file++}
+            file == 1 {was[$1] = $2; next}
+            {now[$1] = 1}
+            !($1 in was) {print $1 " is not in the table"}
+            ($1 in was) && $2 > was[$1] {print $1 " takes " $2 " registers, " was[$1] " in the table"}
+            END {for (name in was) if (!(name in now)) print name " is no longer there"}' $table "$work/table")
 [ -z "$grew" ] || { echo "$grew"; echo "error: the kernels are not those of $table; where it is right, run $0 --update"; exit 1; }
 echo "$(wc -l <"$work/rows") kernels, no spills, no local memory, no register more than in $table"
