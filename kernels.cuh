@@ -79,7 +79,9 @@ template <int W, bool ONCE = false> static __device__ __forceinline__ void load(
 #ifdef CUDA_ON_CPU
 template <class T> static inline void store_vector(T *p, T x) { __stwb(p, x); }
 #else // left to the compiler, a vector may become four stores
-static __device__ __forceinline__ void store_vector(uint2 *p, uint2 x) { asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(x.x), "r"(x.y) : "memory"); }
+static __device__ __forceinline__ void store_vector(uint2 *p, uint2 x) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(x.x), "r"(x.y) : "memory");
+}
 static __device__ __forceinline__ void store_vector(uint4 *p, uint4 x) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
@@ -233,7 +235,8 @@ static cublasLtMatrixLayout_t matmul_operand(CudaMatmul *m, cublasLtMatmulDescAt
 /* Sums are kept in fp32 until the end: no split along K whose parts are added in the output's dtype. */
 static void matmul_choose(CudaMatmuls *cache, CudaMatmul *m) {
     const Product *p = &m->product;
-    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, aligned[3] = {(uint32_t)m->aligned[0], (uint32_t)m->aligned[1], (uint32_t)m->aligned[2]};
+    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint32_t aligned[3] = {(uint32_t)m->aligned[0], (uint32_t)m->aligned[1], (uint32_t)m->aligned[2]};
     const uint64_t bytes = CUDA_WORKSPACE_BYTES;
     cublasLtMatmulPreference_t wanted;
     cublasLtMatmulHeuristicResult_t result;
@@ -316,7 +319,9 @@ static void cuda_product(Device *dev, const Product *p, void *c, const floatX *a
             run_failure("cuBLASLt: a product of (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64 ") failed with status %d", p->M, p->K, p->K, p->N, (int)status);
         return;
     }
-    if (m && cache->say) fprintf(stderr, "matrix products: cuBLASLt has none for (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64 "): such take a plain kernel, many times slower\n", p->M, p->K, p->K, p->N);
+    if (m && cache->say)
+        fprintf(stderr, "matrix products: cuBLASLt has none for (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64 "): such take a plain kernel, many times slower\n",
+                p->M, p->K, p->K, p->N);
     if (m) cache->say = 0;
     int across = (int)blocks_of(p->N, PRODUCT_TILE);
     KERNEL(dev, plain_product_kernel, grid_of(across * blocks_of(p->M, PRODUCT_TILE)), BLOCK, 0, c, a, b, *p, across);
@@ -346,8 +351,9 @@ template <class T> __global__ void __launch_bounds__(BLOCK) embedding_forward_ke
 static void cuda_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int N, int C) {
     int vectors = in_vectors(C, WIDE, x, embed), length = vectors ? C / WIDE : C, chunks = (int)blocks_of(length, BLOCK);
     if (!N) return;
-    if (vectors) KERNEL(dev, (embedding_forward_kernel<uint4>), grid_of((int64_t)N * chunks), threads_for(length, BLOCK), 0, (uint4 *)x, (const uint4 *)embed, ids, length, chunks);
-    else KERNEL(dev, (embedding_forward_kernel<floatX>), grid_of((int64_t)N * chunks), threads_for(length, BLOCK), 0, x, embed, ids, length, chunks);
+    unsigned grid = grid_of((int64_t)N * chunks), threads = threads_for(length, BLOCK);
+    if (vectors) KERNEL(dev, (embedding_forward_kernel<uint4>), grid, threads, 0, (uint4 *)x, (const uint4 *)embed, ids, length, chunks);
+    else KERNEL(dev, (embedding_forward_kernel<floatX>), grid, threads, 0, x, embed, ids, length, chunks);
 }
 
 /* The embedding's gradient: a token may occur once or be nine tenths of a batch, and its sum must not be one thread's work.
@@ -420,7 +426,8 @@ template <int W> __global__ void __launch_bounds__(BLOCK) embedding_backward_ker
 }
 
 /* A block: the run that goes on into block b of the sorted tokens, and did not already into block b - 1, if there is one. */
-template <int W> __global__ void __launch_bounds__(WARP *SUM_LANES) embedding_runs_kernel(float *dembed, const float *partial, const int32_t *ids, const int32_t *order, int N, int C) {
+template <int W> __global__ void __launch_bounds__(WARP *SUM_LANES) embedding_runs_kernel(float *dembed, const float *partial, const int32_t *ids, const int32_t *order,
+                                                                                          int N, int C) {
     SHARED(float, sums, SUM_LANES * WARP * W);
     int b = (int)blockIdx.x + 1, last = (int)((N - 1) / TOKEN_BLOCK);
     const int32_t *first = order + (int64_t)b * TOKEN_BLOCK; // of block b
@@ -443,14 +450,17 @@ static void cuda_embedding_backward(Device *dev, float *dembed, const floatX *dx
     unsigned blocks = (unsigned)blocks_of(N, TOKEN_BLOCK);
     if (!N) return;
     KERNEL(dev, sort_tokens_kernel, (unsigned)blocks_of(N, WARP * SORT_TOKENS), SORT_BLOCK, 0, order, ids, N);
-    KERNEL_BY_WIDTH(dev, in_vectors(C, WIDE, dx, dembed), WIDE, embedding_backward_kernel, dim3(blocks, (unsigned)blocks_of(C, BLOCK * W)), BLOCK, 0, dembed, partial, dx, ids, order, N, C);
+    KERNEL_BY_WIDTH(dev, in_vectors(C, WIDE, dx, dembed), WIDE, embedding_backward_kernel, dim3(blocks, (unsigned)blocks_of(C, BLOCK * W)), BLOCK, 0,
+                    dembed, partial, dx, ids, order, N, C);
     if (blocks > 1)
-        KERNEL_BY_WIDTH(dev, in_vectors(C, FLAT, dembed), FLAT, embedding_runs_kernel, dim3(blocks - 1, (unsigned)blocks_of(C, WARP * W)), dim3(WARP, SUM_LANES), 0, dembed, partial, ids, order, N, C);
+        KERNEL_BY_WIDTH(dev, in_vectors(C, FLAT, dembed), FLAT, embedding_runs_kernel, dim3(blocks - 1, (unsigned)blocks_of(C, WARP * W)), dim3(WARP, SUM_LANES), 0,
+                        dembed, partial, ids, order, N, C);
 }
 
 /* A block a row, a thread a vector of it, or several where the row has more than MAX_BLOCK: all but the first are read twice,
  * the second time from a cache. */
-template <int W> __global__ void __launch_bounds__(MAX_BLOCK) rmsnorm_forward_kernel(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w, float eps, int C) {
+template <int W> __global__ void __launch_bounds__(MAX_BLOCK) rmsnorm_forward_kernel(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
+                                                                                     const floatX *w, float eps, int C) {
     SHARED(float, sums, WARP);
     int64_t row = (int64_t)blockIdx.x * C;
     int first = (int)threadIdx.x * W, step = (int)blockDim.x * W;
@@ -482,13 +492,14 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) rmsnorm_forward_ke
     }
 }
 static void cuda_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w, float eps, int N, int C) {
-    if (N) KERNEL_BY_WIDTH(dev, in_vectors(C, WIDE, out, sum, x, delta, w), WIDE, rmsnorm_forward_kernel, (unsigned)N, threads_for(blocks_of(C, W), MAX_BLOCK), 0, out, rstd, sum, x, delta, w, eps, C);
+    if (N) KERNEL_BY_WIDTH(dev, in_vectors(C, WIDE, out, sum, x, delta, w), WIDE, rmsnorm_forward_kernel, (unsigned)N, threads_for(blocks_of(C, W), MAX_BLOCK), 0,
+                           out, rstd, sum, x, delta, w, eps, C);
 }
 
 /* A block NORM_ROWS rows, one after the other; a thread the same columns of each, and so their dw: that of its first vector
  * in registers, that of others (C > MAX_BLOCK * W) in `partial`. Reads x, dout and dresidual and writes dx, once. */
-template <int W> __global__ void __launch_bounds__(MAX_BLOCK) rmsnorm_backward_kernel(floatX *dx, float *partial /* (blocks, C) = */, const floatX *dout, const floatX *dresidual, const floatX *x,
-                                                                                      const float *rstd, const floatX *w, int N, int C) {
+template <int W> __global__ void __launch_bounds__(MAX_BLOCK) rmsnorm_backward_kernel(floatX *dx, float *partial /* (blocks, C) = */, const floatX *dout,
+                                                                                      const floatX *dresidual, const floatX *x, const float *rstd, const floatX *w, int N, int C) {
     SHARED(float, sums, 2 * WARP); // in turns: a row's are read while the next row's are written
     int64_t begin = (int64_t)blockIdx.x * NORM_ROWS, end = min_i64(N, begin + NORM_ROWS);
     int first = (int)threadIdx.x * W, step = (int)blockDim.x * W;
@@ -547,7 +558,8 @@ static void cuda_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floa
 }
 
 /* A block a token: its angles are read once. A thread turns W pairs of one head, then of another. */
-template <int W> __global__ void __launch_bounds__(BLOCK) rope_kernel(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int T, int heads, int HD, float direction) {
+template <int W> __global__ void __launch_bounds__(BLOCK) rope_kernel(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int T, int heads, int HD,
+                                                                      float direction) {
     int half = HD / 2, parts = half / W;
     const float *table = cos_sin + (int64_t)positions[blockIdx.x % (unsigned)T] * HD; // cosines, then sines
     for (int u = (int)threadIdx.x; u < heads * parts; u += (int)blockDim.x) {
@@ -559,14 +571,20 @@ template <int W> __global__ void __launch_bounds__(BLOCK) rope_kernel(floatX *x,
         load(x0, first);
         load(x1, second);
 #pragma unroll
-        for (int j = 0; j < W; j++) s[j] *= direction, y0[j] = fmaf(x0[j], c[j], -__fmul_rn(x1[j], s[j])), y1[j] = fmaf(x1[j], c[j], __fmul_rn(x0[j], s[j]));
+        for (int j = 0; j < W; j++) {
+            s[j] *= direction;
+            y0[j] = fmaf(x0[j], c[j], -__fmul_rn(x1[j], s[j]));
+            y1[j] = fmaf(x1[j], c[j], __fmul_rn(x0[j], s[j]));
+        }
         store(first, y0);
         store(second, y1);
     }
 }
 static void cuda_rope(Device *dev, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N, int T, int heads, int HD, float direction) {
     int vectors = in_vectors(HD / 2, WIDE, x, cos_sin) && stride % WIDE == 0;
-    if (N && heads && HD > 1) KERNEL_BY_WIDTH(dev, vectors, WIDE, rope_kernel, (unsigned)N, threads_for((int64_t)heads * (HD / 2) / W, BLOCK), 0, x, stride, cos_sin, positions, T, heads, HD, direction);
+    if (N && heads && HD > 1)
+        KERNEL_BY_WIDTH(dev, vectors, WIDE, rope_kernel, (unsigned)N, threads_for((int64_t)heads * (HD / 2) / W, BLOCK), 0,
+                        x, stride, cos_sin, positions, T, heads, HD, direction);
 }
 
 static __device__ __forceinline__ float gpu_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); } // exp = infinity: 0
@@ -583,7 +601,8 @@ template <int W> __global__ void __launch_bounds__(BLOCK) swiglu_forward_kernel(
     store(h + n * F + i, g);
 }
 static void cuda_swiglu_forward(Device *dev, floatX *h, const floatX *gate_up, int N, int F) {
-    if (N) KERNEL_BY_WIDTH(dev, in_vectors(F, WIDE, h, gate_up), WIDE, swiglu_forward_kernel, grid_of(N * blocks_of(F, BLOCK * W)), BLOCK, 0, h, gate_up, F, (int)blocks_of(F, BLOCK * W));
+    if (N) KERNEL_BY_WIDTH(dev, in_vectors(F, WIDE, h, gate_up), WIDE, swiglu_forward_kernel, grid_of(N * blocks_of(F, BLOCK * W)), BLOCK, 0,
+                           h, gate_up, F, (int)blocks_of(F, BLOCK * W));
 }
 template <int W> __global__ void __launch_bounds__(BLOCK) swiglu_backward_kernel(floatX *dgate_up, const floatX *dh, const floatX *gate_up, int F, int chunks) {
     int64_t n = blockIdx.x / (unsigned)chunks, i = ((int64_t)(blockIdx.x % (unsigned)chunks) * BLOCK + threadIdx.x) * W;
@@ -601,7 +620,8 @@ template <int W> __global__ void __launch_bounds__(BLOCK) swiglu_backward_kernel
     store(dgate_up + n * 2 * F + F + i, u);
 }
 static void cuda_swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh, const floatX *gate_up, int N, int F) {
-    if (N) KERNEL_BY_WIDTH(dev, in_vectors(F, WIDE, dgate_up, dh, gate_up), WIDE, swiglu_backward_kernel, grid_of(N * blocks_of(F, BLOCK * W)), BLOCK, 0, dgate_up, dh, gate_up, F, (int)blocks_of(F, BLOCK * W));
+    if (N) KERNEL_BY_WIDTH(dev, in_vectors(F, WIDE, dgate_up, dh, gate_up), WIDE, swiglu_backward_kernel, grid_of(N * blocks_of(F, BLOCK * W)), BLOCK, 0,
+                           dgate_up, dh, gate_up, F, (int)blocks_of(F, BLOCK * W));
 }
 
 /* Loss and gradient of a row, by one block. The first pass keeps each thread's maximum and sum of exponentials; it goes from the
@@ -679,7 +699,8 @@ static int loss_shared_bytes(const Device *dev) { return dev->shared_limit - 102
 static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V, int want_grad, void *scratchpad) {
     (void)scratchpad;
     int held = want_grad ? (int)min_i64(V, loss_shared_bytes(dev) / 16 * 4) : 0; // whole vectors
-    if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_kernel, (unsigned)N, threads_for(blocks_of(V, W), MAX_BLOCK), held * sizeof(float), losses, logits, targets, V, want_grad, held);
+    if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_kernel, (unsigned)N, threads_for(blocks_of(V, W), MAX_BLOCK), held * sizeof(float),
+                           losses, logits, targets, V, want_grad, held);
 }
 
 // ---------------------------------------------------------------------------
@@ -749,7 +770,7 @@ static __device__ __forceinline__ void exact_add_to(ExactPart *s, float x) {
     int i = exact_digits(x, &low, &high);
     s->not_finite += i < 0;
 #pragma unroll
-    for (int d = 0; d < EXACT_DIGITS; d++) s->digit[d] += d == i ? low : d == i + 1 && d ? high : 0;
+    for (int d = 0; d < EXACT_DIGITS; d++) s->digit[d] += d == i ? low : d == i + 1 ? high : 0;
 }
 static __device__ __forceinline__ void exact_add_all(ExactSum *total, ExactPart *s) {
 #pragma unroll
@@ -793,11 +814,12 @@ template <int W> __global__ void __launch_bounds__(BLOCK) squared_norm_kernel(Ex
     exact_add_all(total, &s);
 }
 static void cuda_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
-    if (count) KERNEL_BY_WIDTH(dev, in_vectors(0, FLAT, x), FLAT, squared_norm_kernel, filling_grid(dev, blocks_of(count, (int)BLOCK * NORM_BLOCK)), BLOCK, 0, total, x, count);
+    if (count) KERNEL_BY_WIDTH(dev, in_vectors(0, FLAT, x), FLAT, squared_norm_kernel, filling_grid(dev, blocks_of(count, (int)BLOCK * NORM_BLOCK)), BLOCK, 0,
+                               total, x, count);
 }
 
 typedef struct { float keep, rate, root, new1, new2, beta2, eps, grad_scale; } AdamScalars;
-/* A thread W elements, 28 bytes each and the copy. What is rounded and what is fused is said, so that it is the same for every W, and as in C. */
+/* A thread W elements, 28 bytes each and the copy. What is rounded and what is fused is said: so it is the same for every W, and as in C. */
 template <int W> __global__ void __launch_bounds__(BLOCK) adamw_kernel(float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, AdamScalars a) {
     int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
     float pi[W], mi[W], vi[W], gi[W];
@@ -820,7 +842,8 @@ template <int W> __global__ void __launch_bounds__(BLOCK) adamw_kernel(float *p,
 }
 static void cuda_adamw(Device *dev, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr, float beta1, float beta2,
                        float eps, float weight_decay, float grad_scale, int step) {
-    AdamScalars a = {(float)(1.0 - (double)lr * weight_decay), (float)(lr / (1.0 - pow(beta1, step))), (float)(1.0 / sqrt(1.0 - pow(beta2, step))), (float)(1.0 - beta1), (float)(1.0 - beta2), beta2, eps, grad_scale};
+    AdamScalars a = {(float)(1.0 - (double)lr * weight_decay), (float)(lr / (1.0 - pow(beta1, step))), (float)(1.0 / sqrt(1.0 - pow(beta2, step))),
+                     (float)(1.0 - beta1), (float)(1.0 - beta2), beta2, eps, grad_scale};
     int vectors = in_vectors(0, FLAT, p, m, v, g) && (uintptr_t)copy % (FLAT * sizeof(floatX)) == 0;
     if (count) KERNEL_BY_WIDTH(dev, vectors, FLAT, adamw_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, p, m, v, g, copy, count, a);
 }
@@ -850,14 +873,16 @@ static void cuda_fingerprint(Device *dev, uint64_t *total, const void *data, int
 // ---------------------------------------------------------------------------
 // start and end
 
-/* Once per rank, on the rank's own thread. `say`: whether this rank tells of what is slower than it should be. */
 /* A GPU, and kernels for heads of HD elements. */
 static void cuda_require(int HD) {
     cuda_require_gpu();
-    if (!cuda_attention_has(HD)) user_error("heads of %d elements: the CUDA kernels take 1 to 256; use another model, or ./train_llama3", HD);
-    if (cuda_attention_has(HD) == 1 && FLOATX == DTYPE_BF16) fprintf(stderr, "attention: tensor cores serve heads of 64 and 128 elements; those of %d go through a plain kernel, many times slower\n", HD);
+    if (!cuda_attention_has(HD))
+        user_error("attention heads of %d elements have no CUDA kernel, 1 to 256 are expected: use ./train_llama3, which runs on the processor", HD);
+    if (cuda_attention_has(HD) == 1 && FLOATX == DTYPE_BF16)
+        fprintf(stderr, "attention: tensor cores serve heads of 64 and 128 elements; those of %d go through a plain kernel, many times slower\n", HD);
 }
 
+/* Once per rank, on the rank's own thread. `say`: whether this rank tells of what is slower than it should be. */
 static void cuda_kernels_open(Device *dev, int say) {
     void *workspace = arena_alloc(dev, MEM_WORKSPACE, "cuBLASLt", CUDA_WORKSPACE_BYTES);
     if (dev->walk) return;
@@ -865,8 +890,9 @@ static void cuda_kernels_open(Device *dev, int say) {
     cache->say = say;
     cublas_check(cublasLtCreate(&cache->handle), "its start");
     cache->workspace = workspace;
-    cuda_check(cudaFuncSetAttribute((const void *)cross_entropy_kernel<FLAT>, cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(dev)), "asking for shared memory");
-    cuda_check(cudaFuncSetAttribute((const void *)cross_entropy_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(dev)), "asking for shared memory");
+    const void *with_shared[2] = {(const void *)cross_entropy_kernel<FLAT>, (const void *)cross_entropy_kernel<1>};
+    for (int i = 0; i < 2; i++)
+        cuda_check(cudaFuncSetAttribute(with_shared[i], cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(dev)), "asking for shared memory");
 }
 static void cuda_kernels_close(Device *dev) {
     CudaMatmuls *cache = dev->products;
