@@ -93,9 +93,9 @@ struct LtCall {
 };
 
 // ---------------------------------------------------------------------------
-// the product: 8 rows by 6 columns at a time, operands widened to fp32 and laid side by side
+// the product: two vectors of rows by 6 columns at a time, operands widened to fp32 and laid side by side
 
-enum { TILE_ROWS = 8, TILE_COLUMNS = 6, COLUMNS_AT_ONCE = 42 * TILE_COLUMNS };
+enum { TILE_ROWS = 2 * LANES, TILE_COLUMNS = 6, COLUMNS_AT_ONCE = 42 * TILE_COLUMNS };
 
 struct Matrix { // op(X): element (i, j) lies at i · row + j · column
     char *data;
@@ -129,11 +129,10 @@ inline void pack(float *packed, const Matrix &m, int64_t first, int64_t rows, in
 }
 
 __attribute__((no_sanitize("address", "undefined"))) inline void multiply_tile(float (&sums)[TILE_COLUMNS][TILE_ROWS], const float *a, const float *b, int64_t depth) {
-    Float8 sum[TILE_COLUMNS] = {};
+    FloatV sum[TILE_COLUMNS][2] = {}, rows[2];
     for (int64_t k = 0; k < depth; k++) {
-        Float8 column;
-        memcpy(&column, a + k * TILE_ROWS, sizeof column);
-        for (int j = 0; j < TILE_COLUMNS; j++) sum[j] += column * b[k * TILE_COLUMNS + j];
+        memcpy(rows, a + k * TILE_ROWS, sizeof rows);
+        for (int j = 0; j < TILE_COLUMNS; j++) sum[j][0] += rows[0] * b[k * TILE_COLUMNS + j], sum[j][1] += rows[1] * b[k * TILE_COLUMNS + j];
     }
     memcpy(sums, sum, sizeof sums);
 }
@@ -168,14 +167,17 @@ struct Problem { uint64_t M, N, K; };
 inline cublasStatus_t check_problem(Place at, const CublasLtDesc *op, CublasLtLayout *const (&x)[4], Problem *p) { // layouts of A, B, C, D
     if (!op || !x[0] || !x[1] || !x[2] || !x[3]) return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "a descriptor is NULL");
     for (int i = 0; i < 4; i++) {
-        if (!x[i]->rows || !x[i]->columns) return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c is %llu by %llu", "ABCD"[i], (unsigned long long)x[i]->rows, (unsigned long long)x[i]->columns);
+        if (!x[i]->rows || !x[i]->columns) return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c is %llu by %llu", "ABCD"[i], (unsigned long long)x[i]->rows,
+            (unsigned long long)x[i]->columns);
         if (x[i]->ld < (int64_t)x[i]->rows)
-            return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c has %llu rows, its leading dimension is %lld", "ABCD"[i], (unsigned long long)x[i]->rows, (long long)x[i]->ld);
+            return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c has %llu rows, its leading dimension is %lld", "ABCD"[i], (unsigned long long)x[i]->rows,
+                (long long)x[i]->ld);
     }
     int ta = op->transposed[0], tb = op->transposed[1];
     *p = Problem{ta ? x[0]->columns : x[0]->rows, tb ? x[1]->rows : x[1]->columns, ta ? x[0]->rows : x[0]->columns};
     if ((tb ? x[1]->columns : x[1]->rows) != p->K)
-        return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "op(A) has %llu columns, op(B) %llu rows", (unsigned long long)p->K, (unsigned long long)(tb ? x[1]->columns : x[1]->rows));
+        return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "op(A) has %llu columns, op(B) %llu rows", (unsigned long long)p->K,
+            (unsigned long long)(tb ? x[1]->columns : x[1]->rows));
     for (int i = 2; i < 4; i++)
         if (x[i]->rows != p->M || x[i]->columns != p->N)
             return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c is %llu by %llu, the product is %llu by %llu", "ABCD"[i], (unsigned long long)x[i]->rows,
@@ -185,7 +187,8 @@ inline cublasStatus_t check_problem(Place at, const CublasLtDesc *op, CublasLtLa
                    (!bf16 && (op->compute == CUBLAS_COMPUTE_32F_FAST_TF32 || op->compute == CUBLAS_COMPUTE_32F_FAST_16BF || op->compute == CUBLAS_COMPUTE_32F_FAST_16F));
     if (x[1]->type != x[0]->type || x[3]->type != x[2]->type || (x[2]->type != CUDA_R_32F && x[2]->type != CUDA_R_16BF) || (x[0]->type != CUDA_R_32F && !bf16) ||
         (!bf16 && x[2]->type != CUDA_R_32F) || !compute || op->scale != CUDA_R_32F)
-        return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "types A %d, B %d, C %d, D %d, compute %d, scale %d: A and B alike, fp32 or bf16; C and D alike, fp32, or bf16 as A; sums in fp32",
+        return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "types A %d, B %d, C %d, D %d, compute %d, scale %d: A and B alike, fp32 or bf16; C and D alike, "
+                      "fp32, or bf16 as A; sums in fp32",
                       x[0]->type, x[1]->type, x[2]->type, x[3]->type, op->compute, op->scale);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -240,7 +243,8 @@ inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t 
 }
 inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return delete p, CUBLAS_STATUS_SUCCESS; }
 
-inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes, emu::Place at = emu::Place::here()) {
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes,
+    emu::Place at = emu::Place::here()) {
     int32_t v;
     if (!d || !value || bytes != sizeof v) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a product has 4 bytes, given are %zu", attribute, bytes);
     memcpy(&v, value, sizeof v);
@@ -264,12 +268,14 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cub
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t attribute, const void *value, size_t bytes, emu::Place at = emu::Place::here()) {
+inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t attribute, const void *value, size_t bytes,
+    emu::Place at = emu::Place::here()) {
     bool wide = attribute == CUBLASLT_MATRIX_LAYOUT_ROWS || attribute == CUBLASLT_MATRIX_LAYOUT_COLS || attribute == CUBLASLT_MATRIX_LAYOUT_LD ||
                 attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
     int32_t narrow;
     int64_t v;
-    if (!l || !value || bytes != (wide ? 8 : 4)) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a matrix has %d bytes, given are %zu", attribute, wide ? 8 : 4, bytes);
+    if (!l || !value || bytes != (wide ? 8 : 4)) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a matrix has %d bytes, given are %zu", attribute,
+        wide ? 8 : 4, bytes);
     if (wide) memcpy(&v, value, sizeof v);
     else memcpy(&narrow, value, sizeof narrow), v = narrow;
     switch (attribute) {
@@ -292,11 +298,13 @@ inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
 inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t bytes,
                                                            emu::Place at = emu::Place::here()) {
     bool wide = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    if (!p || !value || bytes != (wide ? 8 : 4)) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a preference has %d bytes, given are %zu", attribute, wide ? 8 : 4, bytes);
+    if (!p || !value || bytes != (wide ? 8 : 4)) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a preference has %d bytes, given are %zu",
+        attribute, wide ? 8 : 4, bytes);
     if (wide) memcpy(&p->workspace, value, bytes);
     else if (attribute >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES && attribute <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)
         memcpy(&p->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
-    else if (attribute != CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the stand-in knows no attribute %d of a preference", attribute);
+    else if (attribute != CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED,
+        "the stand-in knows no attribute %d of a preference", attribute);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -304,9 +312,9 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
 // choosing and running
 
 /* Up to three: the first wants some workspace, the next half of it, the last none. */
-inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C,
-                                                     cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t *results, int *found,
-                                                     emu::Place at = emu::Place::here()) {
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
+                                                     cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t preference, int wanted,
+                                                     cublasLtMatmulHeuristicResult_t *results, int *found, emu::Place at = emu::Place::here()) {
     emu::LtCall call("cublasLtMatmulAlgoGetHeuristic");
     if (found) *found = 0;
     if (call.error) return call.error;
@@ -318,7 +326,8 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasL
     for (int i = 0; i < wanted && i < 3; i++) {
         size_t bytes = i == 2 ? 0 : workspace >> i;
         results[i] = cublasLtMatmulHeuristicResult_t();
-        results[i].algo = cublasLtMatmulAlgo_t{{emu::problem_hash(op, x), preference->alignment[0], preference->alignment[1], preference->alignment[2], preference->alignment[3], bytes, 0, 0}};
+        results[i].algo = cublasLtMatmulAlgo_t{{emu::problem_hash(op, x), preference->alignment[0], preference->alignment[1], preference->alignment[2],
+            preference->alignment[3], bytes, 0, 0}};
         results[i].workspaceSize = bytes;
         results[i].wavesCount = 1;
         *found = i + 1;
@@ -326,9 +335,10 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasL
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc, const void *B, cublasLtMatrixLayout_t Bdesc,
-                                     const void *beta, const void *C, cublasLtMatrixLayout_t Cdesc, void *D, cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo,
-                                     void *workspace, size_t workspace_bytes, cudaStream_t stream, emu::Place at = emu::Place::here()) {
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc, const void *B,
+                                     cublasLtMatrixLayout_t Bdesc, const void *beta, const void *C, cublasLtMatrixLayout_t Cdesc, void *D,
+                                     cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
+                                     cudaStream_t stream, emu::Place at = emu::Place::here()) {
     emu::LtCall call("cublasLtMatmul");
     if (call.error) return call.error;
     CublasLtLayout *const x[4] = {Adesc, Bdesc, Cdesc, Ddesc};
@@ -348,7 +358,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op
         uint64_t need = algo ? algo->data[1 + i] : x[i]->type == CUDA_R_32F ? 4 : 2;
         emu::check_range(what.c_str(), pointers[i], emu::extent(*x[i]), true, at);
         if (need && (uintptr_t)pointers[i] % need)
-            emu::fail(&at, "cublasLtMatmul: %c at %p is not aligned to %llu bytes, which the preference promised (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_%c_BYTES, 256 unless set)", "ABCD"[i],
+            emu::fail(&at, "cublasLtMatmul: %c at %p is not aligned to %llu bytes, which the preference promised "
+                      "(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_%c_BYTES, 256 unless set)", "ABCD"[i],
                       pointers[i], (unsigned long long)need, "ABCD"[i]);
     }
     size_t wanted = algo ? algo->data[5] : 0;
@@ -370,7 +381,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op
     emu::enqueue(s, [=] {
         emu::check_no_zone("cublasLt: matrix D", D, extent_d, at);
         if (wanted) memset(workspace, 0xFF, wanted); // nobody else may use it meanwhile
-        emu::multiply_matrices(a, b, c, d, (int64_t)p.M, (int64_t)p.N, (int64_t)p.K, on_device ? *(const float *)alpha : alpha_now, on_device ? *(const float *)beta : beta_now);
+        emu::multiply_matrices(a, b, c, d, (int64_t)p.M, (int64_t)p.N, (int64_t)p.K, on_device ? *(const float *)alpha : alpha_now,
+            on_device ? *(const float *)beta : beta_now);
     });
     return CUBLAS_STATUS_SUCCESS;
 }

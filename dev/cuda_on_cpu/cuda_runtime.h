@@ -18,8 +18,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -41,6 +43,24 @@
 #if __has_feature(address_sanitizer)
 #define CUDA_ON_CPU_ASAN 1
 #endif
+#endif
+#if defined(__SANITIZE_THREAD__)
+#define CUDA_ON_CPU_RACES 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define CUDA_ON_CPU_RACES 1
+#endif
+#endif
+#ifdef CUDA_ON_CPU_RACES // races.h
+#ifdef __clang__
+#define CUDA_ON_CPU_PLAIN __attribute__((disable_sanitizer_instrumentation))
+#else
+#define CUDA_ON_CPU_PLAIN __attribute__((no_sanitize("thread")))
+#endif
+#define CUDA_ON_CPU_UNSEEN __attribute__((noinline)) CUDA_ON_CPU_PLAIN // what it touches is no race
+#else
+#define CUDA_ON_CPU_RACES 0
+#define CUDA_ON_CPU_UNSEEN
 #endif
 #ifdef CUDA_ON_CPU_ASAN
 #include <sanitizer/asan_interface.h>
@@ -209,21 +229,20 @@ inline const Limits &chip_limits() {
     fail(nullptr, "CUDA_ON_CPU_CHIP is %d: expected 80, 86, 89 or 90", cuda_on_cpu.chip);
 }
 
-inline uint64_t random_bits() { // xorshift; the seed's stream begins anew whenever the seed is set to another
-    static uint64_t state, begun_with = ~0ull;
-    if (begun_with != cuda_on_cpu.seed) {
-        begun_with = cuda_on_cpu.seed;
-        state = (begun_with + 1) * 0x9E3779B97F4A7C15ull | 1;
-    }
-    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-    return state >> 16;
+inline uint64_t random_state, random_seed = ~0ull;
+
+__forceinline__ uint64_t random_bits() { // 48 of them, by xorshift; the sequence begins anew when the seed is set to another
+    if (random_seed != cuda_on_cpu.seed) random_seed = cuda_on_cpu.seed, random_state = (random_seed + 1) * 0x9E3779B97F4A7C15ull | 1;
+    random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
+    return random_state >> 16;
 }
 
-inline uint32_t choose(uint32_t n) { return cuda_on_cpu.seed ? (uint32_t)((random_bits() & 0xFFFFFFFF) * n >> 32) : 0; } // 0 .. n - 1
+__forceinline__ uint32_t choose(uint32_t n) { return cuda_on_cpu.seed ? (uint32_t)((random_bits() & 0xFFFFFFFF) * n >> 32) : 0; } // 0 .. n - 1
 
 } // namespace emu
 
 #include "fibers.h"
+#include "races.h"
 #include "streams.h"
 #include "intrinsics.h"
 #include "ptx.h"

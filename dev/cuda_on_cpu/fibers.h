@@ -17,7 +17,7 @@
 
 namespace emu {
 
-enum { WARP = 32, MAX_WARPS = 32, MAX_THREADS = WARP * MAX_WARPS };
+enum { WARP = 32, MAX_WARPS = 32, MAX_THREADS = WARP * MAX_WARPS, MAX_REGIONS = 64 };
 enum : size_t { STACK_BYTES = CUDA_ON_CPU_ASAN ? 512 << 10 : 128 << 10, PAGE = 4096 };
 
 // ---------------------------------------------------------------------------
@@ -45,7 +45,7 @@ __attribute__((naked, noinline)) inline void switch_stacks(void **, void *) { //
 inline Fiber outside;        // the CPU thread's own stack, while a block runs
 inline Fiber *left, *entered; // of the switch under way
 
-inline void arrived(Fiber *me) {
+__forceinline__ void arrived(Fiber *me) {
 #if CUDA_ON_CPU_ASAN
     __sanitizer_finish_switch_fiber(me->fake, &left->stack, &left->bytes);
 #else
@@ -53,7 +53,7 @@ inline void arrived(Fiber *me) {
 #endif
 }
 
-inline void switch_fiber(Fiber *from, Fiber *to) {
+__forceinline__ void switch_fiber(Fiber *from, Fiber *to) {
     left = from, entered = to;
 #if CUDA_ON_CPU_ASAN
     __sanitizer_start_switch_fiber(&from->fake, to->stack, to->bytes);
@@ -68,15 +68,19 @@ inline void switch_fiber(Fiber *from, Fiber *to) {
 
 inline void fiber_main();
 
-inline Fiber *new_fiber() {
-    static int made;
+inline Fiber fibers[MAX_THREADS];  // stacks are made when they are needed first, and kept
+inline Fiber *spare[MAX_THREADS];  // those stopped at the end of fiber_main's loop
+inline int num_fibers, num_spare;
+
+inline Fiber *free_fiber() {
+    if (num_spare) return spare[--num_spare];
     char *p = (char *)mmap(nullptr, PAGE + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) fail(nullptr, "no memory for the stack of a thread");
     mprotect(p, PAGE, PROT_NONE);
-    Fiber *f = new Fiber;
+    Fiber *f = &fibers[num_fibers++];
     f->stack = p + PAGE;
     f->bytes = STACK_BYTES;
-    size_t used = STACK_BYTES - (size_t)(made++ % 16) * 320; // else all stacks' ends fall into the same lines of the cache
+    size_t used = STACK_BYTES - (size_t)(num_fibers % 16) * 320; // else all stacks' ends fall into the same lines of the cache
 #ifdef CUDA_ON_CPU_UCONTEXT
     getcontext(&f->context);
     f->context.uc_stack.ss_sp = p + PAGE;
@@ -94,6 +98,11 @@ inline Fiber *new_fiber() {
 // ---------------------------------------------------------------------------
 // the grid that runs, its block, its warps, its threads
 
+struct Body { // the kernel with its arguments
+    virtual void run() const = 0;
+    virtual ~Body() {}
+};
+
 struct Launch {
     std::string name;
     Place at;
@@ -101,10 +110,11 @@ struct Launch {
     dim3 grid, block;
     size_t shared; // bytes of dynamic shared memory
     int device;
-    std::function<void()> body; // the kernel with its arguments
+    bool opted_in; // to more shared memory than 48 KB
+    std::shared_ptr<Body> body;
 };
 
-struct Copy { void *to; const void *from; bool valid; }; // 16 bytes, by cp.async
+struct Copy { void *to; const void *from; bool valid; unsigned group; }; // 16 bytes, by cp.async
 
 struct Thread {
     uint3 index;
@@ -113,7 +123,8 @@ struct Thread {
     const char *waits;   // in what; NULL: does not wait
     Place at;            // … and where
     uint32_t mask;       // for which lanes; 0: for the block
-    std::vector<std::vector<Copy>> copies; // cp.async under way, by group; the last one is still open
+    std::vector<Copy> copies; // cp.async under way, the oldest first
+    unsigned group;      // of copies, that is open
 };
 
 struct Meeting { // a warp operation that some of its lanes have reached
@@ -142,37 +153,49 @@ struct Block {
     uint64_t serial;             // of all blocks ever run: static shared memory is handed out anew in each
     char *shared_end;            // of what is handed out
     size_t static_bytes;
-    std::vector<SharedRegion> regions;
+    int num_regions;
+    SharedRegion regions[MAX_REGIONS]; // the dynamic part, then static arrays
 };
 
+inline thread_local bool on_device; // this CPU thread runs the kernel
 inline const Launch *running; // NULL: no kernel runs
 inline Thread *current;       // NULL: no thread runs
-inline Thread threads[MAX_THREADS];
+inline Thread *const threads = new Thread[MAX_THREADS]; // never destroyed: other CPU threads may run when the process ends
 inline Warp warps[MAX_WARPS];
 inline Block block;
-inline std::vector<Fiber *> spare; // stopped at the end of fiber_main's loop
 
 inline std::string where(const Place *at) {
-    char text[768] = "";
-    int used = 0;
-    if (running) used = snprintf(text, sizeof text, "kernel %.400s, ", running->name.c_str());
-    if (running && !at) at = current && current->at.file ? &current->at : &running->at;
-    if (at) used += snprintf(text + used, sizeof text - (size_t)used, "%.200s:%d%s", at->file, at->line, running ? ", " : ": ");
-    if (running && current)
-        snprintf(text + used, sizeof text - (size_t)used, "block (%u, %u, %u), thread (%u, %u, %u): ", blockIdx.x, blockIdx.y, blockIdx.z,
-                 threadIdx.x, threadIdx.y, threadIdx.z);
-    else if (running) snprintf(text + used, sizeof text - (size_t)used, "launched here: ");
+    char text[1024] = "";
+    if (!on_device || !running) {
+        if (at) snprintf(text, sizeof text, "%.300s:%d: ", at->file, at->line);
+        return text;
+    }
+    int used = snprintf(text, sizeof text, "kernel %.300s, ", running->name.c_str());
+    if (at) used += snprintf(text + used, sizeof text - (size_t)used, "%.200s:%d", at->file, at->line);
+    else used += snprintf(text + used, sizeof text - (size_t)used, "launched at %.200s:%d", running->at.file, running->at.line);
+    if (!at && current && current->at.file)
+        used += snprintf(text + used, sizeof text - (size_t)used, ", last seen at %.200s:%d", current->at.file, current->at.line);
+    if (current)
+        used += snprintf(text + used, sizeof text - (size_t)used, ", block (%u, %u, %u), thread (%u, %u, %u)", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x,
+                         threadIdx.y, threadIdx.z);
+    snprintf(text + used, sizeof text - (size_t)used, ": ");
     return text;
 }
 
-inline void set_current(Thread *t) {
+inline bool undefined_behavior; // of the current thread, as a sanitizer says (streams.h)
+
+__forceinline__ void check_behavior() {
+    if (undefined_behavior) fail(nullptr, "UndefinedBehaviorSanitizer's report stands above");
+}
+
+__forceinline__ void set_current(Thread *t) {
     current = t;
     threadIdx = t->index;
 }
 
 /* One of those that may run; it no longer counts as ready. Odd seeds stay with a warp as long as one of its lanes may
  * run, even ones jump; seed 0 takes the first. */
-inline Thread *pick() {
+__forceinline__ Thread *pick() {
     int w = block.warp_now;
     if (!(cuda_on_cpu.seed & 1) || !block.ready[w]) {
         w = (int)choose((uint32_t)block.warps);
@@ -212,14 +235,12 @@ __attribute__((noreturn)) inline void deadlock() {
 /* Stops the current thread until whoever comes last makes it ready. */
 inline void wait(Place at, const char *what, uint32_t mask) {
     Thread *me = current;
+    check_behavior();
     me->at = at, me->waits = what, me->mask = mask;
     Thread *next = pick();
     if (!next) deadlock();
     Fiber *to = next->fiber;
-    if (!to) { // has not begun: on a stack of its own
-        if (spare.empty()) to = new_fiber();
-        else to = spare.back(), spare.pop_back();
-    }
+    if (!to) to = free_fiber(); // has not begun: on a stack of its own
     set_current(next);
     switch_fiber(me->fiber, to);
     me->waits = nullptr;
@@ -227,6 +248,7 @@ inline void wait(Place at, const char *what, uint32_t mask) {
 
 inline void end_thread() {
     Thread *t = current;
+    check_behavior();
     Warp *w = &warps[t->warp];
     if (block.waiting)
         fail(&block.barrier, "ends while %s waits in %s: let every thread of the block reach it, and return after it",
@@ -237,7 +259,7 @@ inline void end_thread() {
                  w->meetings[i].arrived, w->meetings[i].what, w->meetings[i].mask);
     w->ended |= 1u << t->lane;
     block.ended++;
-    if (!t->copies.empty()) t->copies.clear(); // nobody may have relied on them
+    t->copies.clear(); // nobody may have relied on them
 }
 
 /* What a stack runs: threads that have not begun, one after the other. It never returns: it stops until there are more. */
@@ -249,15 +271,25 @@ inline void fiber_main() {
         while (t && !t->fiber) {
             t->fiber = me;
             set_current(t);
-            running->body();
+            running->body->run();
             end_thread();
             t = pick();
         }
-        spare.push_back(me);
+        spare[num_spare++] = me;
         if (t) set_current(t);
         switch_fiber(me, t ? t->fiber : &outside);
     }
 }
+
+#if CUDA_ON_CPU_RACES // races.h
+inline void races_after_barrier();
+inline void races_after_syncwarp(uint32_t mask);
+inline void races_touch(const void *p, size_t bytes, bool write, const void *code);
+#else
+inline void races_after_barrier() {}
+inline void races_after_syncwarp(uint32_t) {}
+inline void races_touch(const void *, size_t, bool, const void *) {}
+#endif
 
 /* All threads of the block come here; `predicate` of all is counted. */
 inline int block_barrier(int predicate, Place at, const char *what) {
@@ -273,6 +305,7 @@ inline int block_barrier(int predicate, Place at, const char *what) {
     else {
         block.result = block.sum;
         block.sum = block.waiting = 0;
+        races_after_barrier();
         for (int w = 0; w < block.warps; w++) block.ready[w] = warps[w].exist;
         block.ready[me->warp] &= ~(1u << me->lane);
     }
@@ -303,6 +336,7 @@ inline void warp_meet(uint32_t mask, Place at, const char *what, void *mine, voi
     }
     me->at = at;
     if (work) work(m->lane, mask);
+    else races_after_syncwarp(mask);
     if (m != end - 1 && w->num_meetings > 1) *m = w->meetings[w->num_meetings - 1];
     w->num_meetings--;
     block.ready[me->warp] |= mask & ~(1u << me->lane);
@@ -332,18 +366,15 @@ inline void unpoison(const void *p, size_t bytes) {
 #endif
 }
 
-__attribute__((no_sanitize("address"))) inline void fill_bytes(char *p, unsigned char value, size_t bytes) { // also where it is poisoned
-    for (volatile char *q = p; q < p + bytes; q = q + 1) *q = (char)value;
-}
-
 inline char *hand_out_shared(size_t bytes, size_t alignment, const char *name) {
     char *p = (char *)(((uintptr_t)block.shared_end + alignment - 1) & ~(uintptr_t)(alignment - 1));
-    if (p + bytes + SHARED_GUARD > shared_arena + SHARED_ARENA) fail(nullptr, "shared array %s of %zu bytes is more than any chip has", name, bytes);
+    if (p + bytes + SHARED_GUARD > shared_arena + SHARED_ARENA || block.num_regions == MAX_REGIONS)
+        fail(nullptr, "shared array %s of %zu bytes does not fit: there are %d already", name, bytes, block.num_regions);
     unpoison(p, bytes + SHARED_GUARD);
     memset(p, SHARED_POISON, bytes);
     memset(p + bytes, GUARD_BYTE, SHARED_GUARD);
     poison(p + bytes, SHARED_GUARD);
-    block.regions.push_back(SharedRegion{p, bytes, name});
+    block.regions[block.num_regions++] = SharedRegion{p, bytes, name};
     block.shared_end = p + bytes + SHARED_GUARD;
     return p;
 }
@@ -357,6 +388,9 @@ inline void *static_shared(SharedSite *site, size_t bytes, size_t alignment, con
         block.static_bytes += (bytes + 15) / 16 * 16;
         if (block.static_bytes > STATIC_SHARED_LIMIT)
             fail(&at, "with shared array %s the kernel has %zu bytes of static shared memory, the limit is 49152: use DYN_SHARED", name, block.static_bytes);
+        if (!running->opted_in && block.static_bytes + running->shared > STATIC_SHARED_LIMIT)
+            fail(&at, "with shared array %s a block needs %zu bytes of shared memory, %zu of them dynamic: over 49152 wants cudaFuncSetAttribute", name,
+                 block.static_bytes + running->shared, running->shared);
         if (block.static_bytes + running->shared > chip_limits().shared)
             fail(&at, "with shared array %s a block needs %zu bytes of shared memory, %zu of them dynamic; sm_%d has %zu", name,
                  block.static_bytes + running->shared, running->shared, cuda_on_cpu.chip, chip_limits().shared);
@@ -374,11 +408,13 @@ inline void *dynamic_shared(Place at) {
 inline bool in_shared(const void *p, size_t bytes) { return (const char *)p >= shared_arena && (const char *)p + bytes <= block.shared_end; }
 
 __attribute__((no_sanitize("address"))) inline void check_shared_guards() {
-    for (const SharedRegion &r : block.regions)
+    for (int n = 0; n < block.num_regions; n++) {
+        const SharedRegion &r = block.regions[n];
         for (size_t i = 0; i < SHARED_GUARD; i++)
             if ((unsigned char)r.at[r.bytes + i] != GUARD_BYTE)
-                fail(&running->at, "block (%u, %u, %u) wrote behind shared array %s of %zu bytes, at byte %zu", blockIdx.x, blockIdx.y, blockIdx.z, r.name,
+                fail(nullptr, "block (%u, %u, %u) wrote behind shared array %s of %zu bytes, at byte %zu", blockIdx.x, blockIdx.y, blockIdx.z, r.name,
                      r.bytes, r.bytes + i);
+    }
 }
 
 // ---------------------------------------------------------------------------
@@ -387,8 +423,9 @@ __attribute__((no_sanitize("address"))) inline void check_shared_guards() {
 inline void run_block() {
     block.ended = block.waiting = block.sum = block.warp_now = 0;
     block.serial++;
+    races_after_barrier();
     block.static_bytes = 0;
-    block.regions.clear();
+    block.num_regions = 0;
     poison(shared_arena, SHARED_ARENA);
     block.shared_end = shared_arena;
     hand_out_shared(running->shared, 128, "DYN_SHARED");
@@ -397,12 +434,9 @@ inline void run_block() {
         warps[w].num_meetings = 0;
         block.ready[w] = warps[w].exist;
     }
-    for (int i = 0; i < block.threads; i++) threads[i].fiber = nullptr, threads[i].waits = nullptr, threads[i].at.file = nullptr;
-    if (spare.empty()) spare.push_back(new_fiber());
-    Fiber *first = spare.back();
-    spare.pop_back();
+    for (int i = 0; i < block.threads; i++) threads[i].fiber = nullptr, threads[i].waits = nullptr, threads[i].at.file = nullptr, threads[i].group = 0;
     set_current(pick());
-    switch_fiber(&outside, first);
+    switch_fiber(&outside, free_fiber());
     if (block.ended < block.threads) deadlock();
     current = nullptr;
     check_shared_guards();
@@ -410,6 +444,7 @@ inline void run_block() {
 
 inline void run_grid(const Launch *launch) {
     running = launch;
+    on_device = true;
     gridDim = launch->grid, blockDim = launch->block;
     block.threads = (int)(blockDim.x * blockDim.y * blockDim.z);
     block.warps = (block.threads + WARP - 1) / WARP;
@@ -426,13 +461,14 @@ inline void run_grid(const Launch *launch) {
     uint64_t blocks = (uint64_t)gridDim.x * gridDim.y * gridDim.z, at = 0, step = 1;
     if (cuda_on_cpu.seed && blocks > 1) {
         at = random_bits() % blocks;
-        do step = 1 + random_bits() % (blocks - 1); while (std::__gcd(step, blocks) != 1);
+        do step = 1 + random_bits() % (blocks - 1); while (std::gcd(step, blocks) != 1);
     }
-    for (uint64_t i = 0; i < blocks; i++, at = (uint64_t)(((unsigned __int128)at + step) % blocks)) {
+    for (uint64_t i = 0; i < blocks; i++, at = at + step < blocks ? at + step : at + step - blocks) {
         blockIdx = make_uint3((unsigned)(at % gridDim.x), (unsigned)(at / gridDim.x % gridDim.y), (unsigned)(at / gridDim.x / gridDim.y));
         run_block();
     }
     running = nullptr;
+    on_device = false;
 }
 
 } // namespace emu

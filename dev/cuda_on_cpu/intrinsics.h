@@ -84,12 +84,12 @@ inline int __all_sync(unsigned mask, int predicate, emu::Place at = emu::Place::
 // atomics: threads of a grid run one at a time, so these are plain
 
 #define CUDA_ON_CPU_ATOMIC(T, name, result) \
-    inline T name(T *p, T x) { T old = *p; *p = (result); return old; }
+    CUDA_ON_CPU_UNSEEN inline T name(T *p, T x) { T old = *p; *p = (result); return old; }
 #define CUDA_ON_CPU_ATOMICS(T) \
     CUDA_ON_CPU_ATOMIC(T, atomicAdd, old + x) CUDA_ON_CPU_ATOMIC(T, atomicExch, x) \
     CUDA_ON_CPU_ATOMIC(T, atomicMax, old > x ? old : x) CUDA_ON_CPU_ATOMIC(T, atomicMin, old < x ? old : x) \
     CUDA_ON_CPU_ATOMIC(T, atomicOr, old | x) CUDA_ON_CPU_ATOMIC(T, atomicAnd, old & x) CUDA_ON_CPU_ATOMIC(T, atomicXor, old ^ x) \
-    inline T atomicCAS(T *p, T expected, T x) { T old = *p; if (old == expected) *p = x; return old; }
+    CUDA_ON_CPU_UNSEEN inline T atomicCAS(T *p, T expected, T x) { T old = *p; if (old == expected) *p = x; return old; }
 CUDA_ON_CPU_ATOMICS(unsigned)
 CUDA_ON_CPU_ATOMICS(unsigned long long)
 CUDA_ON_CPU_ATOMICS(int)

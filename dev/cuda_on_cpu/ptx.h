@@ -7,14 +7,12 @@
 
 namespace emu {
 
-inline float bf16_value(uint32_t bits) { return __uint_as_float(bits << 16); } // of the lower 16 bits
-
 // ---------------------------------------------------------------------------
 // ldmatrix: `count` 8x8 matrices of 16-bit elements; lane 8 i + j gives the address of row j of matrix i
 
 struct LoadMatrix { const uint16_t *row; uint32_t *registers; int count; bool transposed; };
 
-inline void load_matrices(void *const *lane, uint32_t) {
+CUDA_ON_CPU_UNSEEN inline void load_matrices(void *const *lane, uint32_t) {
     const LoadMatrix *l = (const LoadMatrix *)lane[0];
     for (int i = 0; i < l->count; i++)
         for (int t = 0; t < WARP; t++) {
@@ -30,6 +28,7 @@ inline void load_matrix(uint32_t *registers, const void *row, int count, bool tr
     if (current && current->lane < 8 * count) {
         if ((uintptr_t)row % 16) fail(&at, "%s: row address %p is not aligned to 16 bytes", what, row);
         if (!in_shared(row, 16)) fail(&at, "%s: row address %p is not in the block's shared memory", what, row);
+        races_touch(row, 16, false, __builtin_return_address(0));
     }
     LoadMatrix mine = {(const uint16_t *)row, registers, count, transposed};
     warp_meet(0xFFFFFFFFu, at, what, &mine, load_matrices);
@@ -39,27 +38,48 @@ inline void load_matrix(uint32_t *registers, const void *row, int count, bool tr
 // mma.m16n8k16: D (16, 8) += A (16, 16) · B (16, 8)
 
 struct Mma { float *d; const uint32_t *a, *b; };
-typedef float Float8 __attribute__((vector_size(32)));
+#ifdef __AVX__ // as wide as a register: wider ones would live in memory
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+typedef float FloatV __attribute__((vector_size(LANES * 4)));
+
+__forceinline__ void put_pair(float *first, float *second, uint32_t pair) {
+    *first = __uint_as_float(pair << 16), *second = __uint_as_float(pair & 0xFFFF0000u);
+}
 
 inline void multiply(void *const *lane, uint32_t) {
-    float a[16][16];
-    Float8 b[16], d[16];
+    float a[16][16], b[16][8], d[16][8];
     for (int t = 0; t < WARP; t++) {
         const Mma *m = (const Mma *)lane[t];
         const int row = t / 4, column = t % 4 * 2;
-        for (int i = 0; i < 4; i++) // registers: rows 0-7, rows 8-15, then the same for columns 8-15
-            for (int high = 0; high < 2; high++) a[row + i % 2 * 8][column + i / 2 * 8 + high] = bf16_value(m->a[i] >> 16 * high);
-        for (int i = 0; i < 2; i++)
-            for (int high = 0; high < 2; high++) b[column + 8 * i + high][row] = bf16_value(m->b[i] >> 16 * high);
-        for (int i = 0; i < 4; i++) d[row + i / 2 * 8][column + i % 2] = m->d[i];
+        put_pair(&a[row][column], &a[row][column + 1], m->a[0]);
+        put_pair(&a[row + 8][column], &a[row + 8][column + 1], m->a[1]);
+        put_pair(&a[row][column + 8], &a[row][column + 9], m->a[2]);
+        put_pair(&a[row + 8][column + 8], &a[row + 8][column + 9], m->a[3]);
+        put_pair(&b[column][row], &b[column + 1][row], m->b[0]);
+        put_pair(&b[column + 8][row], &b[column + 9][row], m->b[1]);
+        memcpy(&d[row][column], m->d, 8);
+        memcpy(&d[row + 8][column], m->d + 2, 8);
     }
-    for (int i = 0; i < 16; i++) {
-        Float8 sum = d[i];
-        for (int k = 0; k < 16; k++) sum += a[i][k] * b[k];
-        d[i] = sum;
+    for (int j = 0; j < 8; j += LANES)
+        for (int i = 0; i < 16; i += 4) {
+            FloatV sum[4], row;
+            memcpy(&sum[0], &d[i][j], sizeof row), memcpy(&sum[1], &d[i + 1][j], sizeof row);
+            memcpy(&sum[2], &d[i + 2][j], sizeof row), memcpy(&sum[3], &d[i + 3][j], sizeof row);
+            for (int k = 0; k < 16; k++) {
+                memcpy(&row, &b[k][j], sizeof row);
+                sum[0] += a[i][k] * row, sum[1] += a[i + 1][k] * row, sum[2] += a[i + 2][k] * row, sum[3] += a[i + 3][k] * row;
+            }
+            memcpy(&d[i][j], &sum[0], sizeof row), memcpy(&d[i + 1][j], &sum[1], sizeof row);
+            memcpy(&d[i + 2][j], &sum[2], sizeof row), memcpy(&d[i + 3][j], &sum[3], sizeof row);
+        }
+    for (int t = 0; t < WARP; t++) {
+        const Mma *m = (const Mma *)lane[t];
+        memcpy(m->d, &d[t / 4][t % 4 * 2], 8);
+        memcpy(m->d + 2, &d[t / 4 + 8][t % 4 * 2], 8);
     }
-    for (int t = 0; t < WARP; t++)
-        for (int i = 0; i < 4; i++) ((const Mma *)lane[t])->d[i] = d[t / 4 + i / 2 * 8][t % 4 * 2 + i % 2];
 }
 
 // ---------------------------------------------------------------------------
@@ -68,24 +88,31 @@ inline void multiply(void *const *lane, uint32_t) {
 enum { LANDS_AT_ISSUE, LANDS_AT_WAIT, LANDS_ANY_TIME };
 inline int landing() { return (int)(cuda_on_cpu.seed % 3); }
 
-inline void land(const Copy &c) {
+CUDA_ON_CPU_UNSEEN inline void land(const Copy &c) {
     if (c.valid) memcpy(c.to, c.from, 16);
     else memset(c.to, 0, 16);
 }
 
-inline void land_groups(Thread *t, size_t keep) { // all but the newest `keep` groups that are closed
-    while (t->copies.size() > keep + 1) {
-        for (const Copy &c : t->copies[0]) land(c);
-        t->copies.erase(t->copies.begin());
-    }
+inline void land_groups(Thread *t, unsigned keep) { // all groups but the newest `keep` that are closed, and the open one
+    size_t n = 0;
+    while (n < t->copies.size() && t->copies[n].group + keep < t->group) land(t->copies[n++]);
+    t->copies.erase(t->copies.begin(), t->copies.begin() + (long)n);
 }
 
 } // namespace emu
 
-inline void ptx_ldmatrix_x4(uint32_t (&r)[4], const void *shared_row, emu::Place at = emu::Place::here()) { emu::load_matrix(r, shared_row, 4, false, at, "ldmatrix.x4"); }
-inline void ptx_ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row, emu::Place at = emu::Place::here()) { emu::load_matrix(r, shared_row, 4, true, at, "ldmatrix.x4.trans"); }
-inline void ptx_ldmatrix_x2(uint32_t (&r)[2], const void *shared_row, emu::Place at = emu::Place::here()) { emu::load_matrix(r, shared_row, 2, false, at, "ldmatrix.x2"); }
-inline void ptx_ldmatrix_x2_trans(uint32_t (&r)[2], const void *shared_row, emu::Place at = emu::Place::here()) { emu::load_matrix(r, shared_row, 2, true, at, "ldmatrix.x2.trans"); }
+inline void ptx_ldmatrix_x4(uint32_t (&r)[4], const void *shared_row, emu::Place at = emu::Place::here()) {
+    emu::load_matrix(r, shared_row, 4, false, at, "ldmatrix.x4");
+}
+inline void ptx_ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row, emu::Place at = emu::Place::here()) {
+    emu::load_matrix(r, shared_row, 4, true, at, "ldmatrix.x4.trans");
+}
+inline void ptx_ldmatrix_x2(uint32_t (&r)[2], const void *shared_row, emu::Place at = emu::Place::here()) {
+    emu::load_matrix(r, shared_row, 2, false, at, "ldmatrix.x2");
+}
+inline void ptx_ldmatrix_x2_trans(uint32_t (&r)[2], const void *shared_row, emu::Place at = emu::Place::here()) {
+    emu::load_matrix(r, shared_row, 2, true, at, "ldmatrix.x2.trans");
+}
 
 inline void ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], emu::Place at = emu::Place::here()) {
     emu::Mma mine = {d, a, b};
@@ -97,24 +124,18 @@ inline void ptx_cp_async(void *shared, const void *global, bool valid, emu::Plac
     if (!t) emu::fail(&at, "cp.async in host code");
     if ((uintptr_t)shared % 16 || (valid && (uintptr_t)global % 16)) emu::fail(&at, "cp.async from %p to %p: both must be aligned to 16 bytes", global, shared);
     if (!emu::in_shared(shared, 16)) emu::fail(&at, "cp.async to %p, which is not in the block's shared memory", shared);
-    emu::Copy c = {shared, global, valid};
+    emu::races_touch(shared, 16, true, __builtin_return_address(0));
+    emu::Copy c = {shared, global, valid, t->group};
     if (emu::landing() == emu::LANDS_AT_ISSUE || (emu::landing() == emu::LANDS_ANY_TIME && emu::choose(2))) {
         emu::land(c);
         return;
     }
     memset(shared, emu::SHARED_POISON, 16);
-    if (t->copies.empty()) t->copies.emplace_back();
-    t->copies.back().push_back(c);
+    t->copies.push_back(c);
 }
 
-inline void ptx_cp_async_commit() {
-    if (!emu::current->copies.empty()) emu::current->copies.emplace_back();
-    else emu::current->copies.resize(2);
-}
-
-template <int N> inline void ptx_cp_async_wait() {
-    emu::land_groups(emu::current, N);
-}
+inline void ptx_cp_async_commit() { emu::current->group++; }
+template <int N> inline void ptx_cp_async_wait() { emu::land_groups(emu::current, N); }
 
 inline float ptx_exp2(float x) { return exp2f(x); }
 #endif

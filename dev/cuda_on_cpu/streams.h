@@ -25,15 +25,15 @@ struct Op {
     uint64_t order;                 // of all operations ever queued
     std::function<void()> run;      // nothing: an event to record or to wait for
     std::shared_ptr<Mark> record, awaits;
-    bool on_host;                   // a function of the host: runs without the lock
+    bool on_host;                   // a function of the host
 };
 
 struct Memory { // what one cudaMalloc, cudaMallocHost or cudaMallocManaged gave
     size_t bytes;
     cudaMemoryType type;
     int device;
-    char *mapping; // with pages and guards around it
-    size_t mapped;
+    char *mapping; // with guards around it, and around them what nobody may touch
+    size_t mapped, before; // bytes of all; of what nobody may touch before it
     size_t counted; // bytes of the device's memory
 };
 
@@ -45,7 +45,7 @@ struct Call;
 struct CUstream_st {
     int device;
     bool blocking; // waits for the default stream, and that one for it
-    bool busy;     // its head runs on the host
+    bool busy;     // its head is a host function, and runs
     uint32_t priority;
     std::deque<emu::Op> queue;
 };
@@ -63,7 +63,7 @@ enum : uint32_t { ZONE_PATTERN = 0xFFA5FFA5u }; // a NaN in fp32 and in bf16
 
 struct Machine {
     std::mutex lock;
-    std::condition_variable changed; // a host function has ended
+    std::condition_variable changed; // a host function has ended, or there is more to do
     std::map<char *, Memory> memory;
     std::map<char *, size_t> zones;  // red zones by address
     std::set<cudaStream_t> streams;
@@ -72,6 +72,7 @@ struct Machine {
     size_t used[MAX_DEVICES];        // bytes of each device
     uint64_t orders;
     int open;                        // device memory may be touched: so many want it
+    bool closed;                     // it is out of reach
     std::map<std::pair<int, const void *>, int> dynamic_shared; // what cudaFuncSetAttribute allowed, by device and kernel
     std::map<const void *, size_t> static_shared; // bytes that a kernel was seen to have
     std::vector<Failure> failures;   // to be injected
@@ -105,6 +106,13 @@ inline std::map<char *, Memory>::iterator find_memory(const void *p) { // one by
     return (char *)p <= it->first + it->second.bytes ? it : m.memory.end();
 }
 
+inline std::map<char *, Memory>::iterator mapping_of(const void *p) { // the same, guards and pages around it included
+    Machine &m = machine();
+    auto it = m.memory.begin();
+    while (it != m.memory.end() && ((char *)p < it->second.mapping || (char *)p >= it->second.mapping + it->second.mapped)) ++it;
+    return it;
+}
+
 inline cudaMemoryType memory_type(const void *p) {
     auto it = find_memory(p);
     return it == machine().memory.end() ? cudaMemoryTypeUnregistered : it->second.type;
@@ -118,18 +126,20 @@ inline const char *memory_name(cudaMemoryType t) {
 inline bool is_device(cudaMemoryType t) { return t == cudaMemoryTypeDevice || t == cudaMemoryTypeManaged; }
 
 inline void protect(const Memory &m, int access) {
-    if (m.type == cudaMemoryTypeDevice && mprotect(m.mapping + PAGE, m.mapped - 2 * PAGE, access)) fail(nullptr, "mprotect of device memory failed");
+    if (m.type == cudaMemoryTypeDevice && mprotect(m.mapping + m.before, m.mapped - m.before - PAGE, access)) fail(nullptr, "mprotect of device memory failed");
 }
 
 inline void open_memory() { // for operations, under the lock
     Machine &m = machine();
-    if (!m.open++ && cuda_on_cpu.protect)
+    if (!m.open++ && m.closed)
         for (auto &it : m.memory) protect(it.second, PROT_READ | PROT_WRITE);
 }
 
 inline void close_memory() {
     Machine &m = machine();
-    if (!--m.open && cuda_on_cpu.protect)
+    if (--m.open) return;
+    m.closed = cuda_on_cpu.protect;
+    if (m.closed)
         for (auto &it : m.memory) protect(it.second, PROT_NONE);
 }
 
@@ -137,12 +147,14 @@ inline unsigned char zone_byte(const char *p) { return (unsigned char)(ZONE_PATT
 
 __attribute__((no_sanitize("address"))) inline void check_zones(const char *after, const Place *at) {
     for (auto &z : machine().zones)
-        for (const char *p = z.first; p < z.first + z.second; p++)
-            if ((unsigned char)*p != zone_byte(p)) {
-                auto owner = find_memory(z.first);
+        for (const char *p = z.first, *end = p + z.second; p < end; p++) {
+            while ((uintptr_t)p % 8 == 0 && p + 8 <= end && *(const uint64_t *)p == ZONE_PATTERN * 0x100000001ull) p += 8;
+            if (p < end && (unsigned char)*p != zone_byte(p)) {
+                auto owner = mapping_of(p);
                 fail(at, "%s wrote over a red zone: byte %zu of the zone's %zu, which is byte %lld of an allocation of %zu bytes. Build with -fsanitize=address "
                      "to be told the line", after, (size_t)(p - z.first), z.second, (long long)(p - owner->first), owner->second.bytes);
             }
+        }
 }
 
 __attribute__((no_sanitize("address"))) inline void add_zone(char *p, size_t bytes) { // under the lock
@@ -159,22 +171,23 @@ inline void forget_zones(char *from, size_t bytes) { // under the lock
     for (auto it = m.zones.lower_bound(from); it != m.zones.end() && it->first < from + bytes; it = m.zones.erase(it)) unpoison(it->first, it->second);
 }
 
-/* A mapping: a page that nobody may touch, a guard, the memory, a guard up to the page's end, a page that nobody may touch. */
-inline cudaError_t allocate(void **out, size_t bytes, cudaMemoryType type, size_t counted) {
+/* A mapping: pages that nobody may touch, a guard, the memory, a guard up to the page's end, a page that nobody may touch. */
+inline cudaError_t allocate(void **out, size_t bytes, cudaMemoryType type, size_t counted, size_t before = PAGE) {
     Machine &m = machine();
     *out = nullptr;
     if (m.used[device_now] + counted > cuda_on_cpu.memory) return cudaErrorMemoryAllocation;
-    size_t inner = (GUARD_BYTES + bytes + GUARD_BYTES + PAGE - 1) / PAGE * PAGE, mapped = inner + 2 * PAGE;
+    size_t inner = (GUARD_BYTES + bytes + GUARD_BYTES + PAGE - 1) / PAGE * PAGE, mapped = before + inner + PAGE;
     char *p = (char *)mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return cudaErrorMemoryAllocation;
-    if (mprotect(p + PAGE, inner, PROT_READ | PROT_WRITE)) return cudaErrorMemoryAllocation;
-    char *memory = p + PAGE + GUARD_BYTES;
+    if (mprotect(p + before, inner, PROT_READ | PROT_WRITE)) fail(nullptr, "mprotect of %zu bytes failed", inner);
+    char *memory = p + before + GUARD_BYTES;
     if (type != cudaMemoryTypeHost && counted) memset(memory, 0xFF, bytes < FILL_AT_MOST ? bytes : FILL_AT_MOST); // a NaN: nobody may rely on zeros
-    m.memory[memory] = Memory{bytes, type, device_now, p, mapped, counted};
+    open_memory();
+    m.memory[memory] = Memory{bytes, type, device_now, p, mapped, before, counted};
     m.used[device_now] += counted;
-    add_zone(p + PAGE, GUARD_BYTES);
-    add_zone(memory + bytes, (size_t)(p + PAGE + inner - (memory + bytes)));
-    if (cuda_on_cpu.protect && !m.open) protect(m.memory[memory], PROT_NONE);
+    add_zone(p + before, GUARD_BYTES);
+    add_zone(memory + bytes, (size_t)(p + before + inner - (memory + bytes)));
+    close_memory();
     *out = memory;
     return cudaSuccess;
 }
@@ -221,15 +234,13 @@ inline struct sigaction fault_before[2]; // SIGSEGV, SIGBUS
 
 inline void on_fault(int signal, siginfo_t *info, void *context) {
     char *p = (char *)info->si_addr;
-    for (auto &it : machine().memory) { // read without the lock: this is the end
-        const Memory &m = it.second;
-        if (p < m.mapping || p >= m.mapping + m.mapped) continue;
-        if (!running)
-            fail(nullptr, "host code touched byte %lld of an allocation of %zu bytes of device memory (%p): copy it with cudaMemcpyAsync first",
-                 (long long)(p - it.first), m.bytes, (void *)p);
-        fail(nullptr, "touched byte %lld of an allocation of %zu bytes", (long long)(p - it.first), m.bytes);
+    auto it = mapping_of(p); // without the lock: this is the end
+    if (it != machine().memory.end()) {
+        long long byte = p - it->first;
+        if (on_device) fail(nullptr, "touched byte %lld of an allocation of %zu bytes", byte, it->second.bytes);
+        fail(nullptr, "host code touched byte %lld of an allocation of %zu bytes of device memory: copy it with cudaMemcpyAsync first", byte, it->second.bytes);
     }
-    if (running && current) {
+    if (on_device && current) {
         const Fiber *f = current->fiber;
         if (f && p < (const char *)f->stack && p >= (const char *)f->stack - PAGE) fail(nullptr, "its stack of %zu bytes is full", STACK_BYTES);
         if (info->si_code == SI_KERNEL) fail(nullptr, "used a misaligned vector, or an address that cannot be");
@@ -241,7 +252,13 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
 
 inline void catch_faults() {
     static bool done;
-    if (CUDA_ON_CPU_ASAN) return; // it has its own report
+#if CUDA_ON_CPU_ASAN
+    if (!done) __asan_set_error_report_callback([](const char *) {
+        fprintf(stderr, "CUDA on a CPU: %sAddressSanitizer's report stands above\n", where(nullptr).c_str());
+    });
+    done = true;
+    return; // its report has the address
+#endif
     static thread_local char *stack;
     if (!stack) { // a kernel's stack may be full
         stack_t s = {};
@@ -258,17 +275,31 @@ inline void catch_faults() {
     sigaction(SIGBUS, &a, &fault_before[1]);
 }
 
+} // namespace emu
+
+/* UndefinedBehaviorSanitizer calls this, and then prints its report: in a kernel, that is the end (fibers.h). */
+extern "C" __attribute__((weak, used, visibility("default"))) void __ubsan_on_report(void);
+extern "C" __attribute__((weak, used, visibility("default"))) void __ubsan_on_report(void) {
+    emu::undefined_behavior = emu::on_device;
+}
+
+namespace emu {
+
 // ---------------------------------------------------------------------------
 // every call of the API: the lock, errors that persist, errors that a test injects
 
-inline bool persists(int e) { return e == cudaErrorECCUncorrectable || e == cudaErrorIllegalAddress || e == cudaErrorLaunchTimeout || (e >= 710 && e <= 719 && e != 712 && e != 713); }
+inline bool persists(int e) {
+    return e == cudaErrorECCUncorrectable || e == cudaErrorIllegalAddress || e == cudaErrorLaunchTimeout || e == cudaErrorAssert ||
+           (e >= cudaErrorHardwareStackError && e <= cudaErrorLaunchFailure);
+}
 
 struct Call {
     std::unique_lock<std::mutex> lock;
     cudaError_t error; // what to return at once; cudaSuccess: go on
 
     explicit Call(const char *api) : error(cudaSuccess) {
-        if (running && current) fail(nullptr, "%s called from a kernel", api);
+        if (on_device) fail(nullptr, "%s called from a kernel", api);
+        if (!launch_error.empty()) fail(nullptr, "%s is called, but nobody has asked cudaGetLastError about a launch that was refused: %s", api, launch_error.c_str());
         if (in_host_function) { error = cudaErrorNotPermitted; return; }
         lock = std::unique_lock<std::mutex>(machine().lock);
         catch_faults();
@@ -306,7 +337,7 @@ inline cudaStream_t new_stream(int device, bool blocking) {
 /* The stream behind a handle; NULL where there is none. */
 inline cudaStream_t stream_of(cudaStream_t s) {
     Machine &m = machine();
-    if (s && s != (cudaStream_t)1 && s != (cudaStream_t)2) return m.streams.count(s) ? s : nullptr;
+    if (s) return m.streams.count(s) ? s : nullptr;
     if (!m.default_stream[device_now]) m.default_stream[device_now] = new_stream(device_now, true);
     return m.default_stream[device_now];
 }
@@ -314,6 +345,7 @@ inline cudaStream_t stream_of(cudaStream_t s) {
 inline Op &enqueue(cudaStream_t s, std::function<void()> run) {
     if (s->queue.empty()) s->priority = (uint32_t)random_bits();
     s->queue.push_back(Op{machine().orders++, std::move(run), nullptr, nullptr, false});
+    machine().changed.notify_all();
     return s->queue.back();
 }
 
@@ -333,7 +365,7 @@ inline bool is_ready(cudaStream_t s) {
 
 /* Runs one operation, chosen among the heads of streams; false: none can run now. Streams keep their rank for a while,
  * so that one gets far ahead of another; seed 0 runs operations in the order in which they were queued. */
-inline bool run_one(std::unique_lock<std::mutex> &lock) {
+inline bool run_one() {
     Machine &m = machine();
     cudaStream_t best = nullptr;
     for (cudaStream_t s : m.streams) {
@@ -343,18 +375,19 @@ inline bool run_one(std::unique_lock<std::mutex> &lock) {
     }
     if (!best) return false;
     Op &op = best->queue.front();
-    if (op.on_host) {
+    if (op.on_host) { // on a thread of its own, as it may wait for what other ranks have yet to enqueue
         best->busy = true;
-        close_memory();
-        lock.unlock();
-        in_host_function = true;
-        op.run();
-        in_host_function = false;
-        lock.lock();
-        open_memory();
-        best->busy = false;
-        m.changed.notify_all();
-    } else if (op.run && !m.sticky) op.run();
+        std::thread([best, run = op.run] {
+            in_host_function = true;
+            run();
+            std::unique_lock<std::mutex> guard(machine().lock);
+            best->busy = false;
+            best->queue.pop_front();
+            machine().changed.notify_all();
+        }).detach();
+        return true;
+    }
+    if (op.run && !m.sticky) op.run();
     if (op.record) op.record->done = true, op.record->seconds = now();
     best->queue.pop_front();
     return true;
@@ -363,11 +396,13 @@ inline bool run_one(std::unique_lock<std::mutex> &lock) {
 inline void run_until(std::unique_lock<std::mutex> &lock, const std::function<bool()> &done) {
     open_memory();
     while (!done())
-        if (!run_one(lock)) {
+        if (!run_one()) {
             bool busy = false;
             for (cudaStream_t s : machine().streams) busy |= s->busy;
             if (!busy) fail(nullptr, "every stream waits for another");
+            close_memory(); // host code runs meanwhile
             machine().changed.wait(lock);
+            open_memory();
         }
     close_memory();
 }
@@ -421,13 +456,14 @@ inline int registers_of(const std::string &kernel) { // 0: not known
 }
 
 /* As a GPU refuses it: the code, and the reason for people. */
-inline cudaError_t check_launch(const Launch &l, std::string *why) {
+inline cudaError_t check_launch(Launch &l, std::string *why) {
     const Limits &chip = chip_limits();
     char text[256] = "";
     cudaError_t e = cudaErrorInvalidConfiguration;
     uint64_t count = (uint64_t)l.block.x * l.block.y * l.block.z;
     auto allowed = machine().dynamic_shared.find({l.device, l.function});
     size_t most = allowed == machine().dynamic_shared.end() ? STATIC_SHARED_LIMIT : (size_t)allowed->second;
+    l.opted_in = allowed != machine().dynamic_shared.end();
     int registers = registers_of(l.name);
     uint64_t taken = (uint64_t)((registers * WARP + 255) / 256 * 256) * ((count + WARP - 1) / WARP);
     if (!l.grid.x || !l.grid.y || !l.grid.z || !count)
@@ -437,10 +473,12 @@ inline cudaError_t check_launch(const Launch &l, std::string *why) {
     else if (count > MAX_THREADS || l.block.x > 1024 || l.block.y > 1024 || l.block.z > 64)
         snprintf(text, sizeof text, "block (%u, %u, %u) is over 1024 threads, or 64 in z", l.block.x, l.block.y, l.block.z);
     else if (l.shared > most || l.shared > chip.shared)
-        e = cudaErrorInvalidValue, snprintf(text, sizeof text, "%zu bytes of dynamic shared memory: %zu are allowed on this device; cudaFuncSetAttribute raises that up to %zu on sm_%d",
+        e = cudaErrorInvalidValue, snprintf(text, sizeof text,
+            "%zu bytes of dynamic shared memory: %zu are allowed on this device; cudaFuncSetAttribute raises that up to %zu on sm_%d",
                                             l.shared, most, chip.shared, chip.chip);
     else if (taken > 65536)
-        e = cudaErrorLaunchOutOfResources, snprintf(text, sizeof text, "%llu threads of %d registers take %llu of 65536 registers", (unsigned long long)count, registers, (unsigned long long)taken);
+        e = cudaErrorLaunchOutOfResources, snprintf(text, sizeof text, "%llu threads of %d registers take %llu of 65536 registers", (unsigned long long)count,
+            registers, (unsigned long long)taken);
     else return cudaSuccess;
     *why = text;
     return e;
@@ -460,29 +498,32 @@ inline void run_launch(const Launch &l) {
     check_zones(("kernel " + l.name).c_str(), &l.at);
 }
 
-inline void unasked_error(const char *before, const Place *at) {
-    if (!launch_error.empty()) fail(at, "%s, but nobody has asked cudaGetLastError why this launch was refused: %s", before, launch_error.c_str());
-}
+template <typename... P> struct KernelCall : Body {
+    void (*kernel)(P...);
+    std::tuple<P...> arguments;
+    KernelCall(void (*k)(P...), const P &...a) : kernel(k), arguments(a...) {}
+    template <size_t... I> __forceinline__ void call(std::index_sequence<I...>) const { kernel(std::get<I>(arguments)...); }
+    void run() const override { call(std::index_sequence_for<P...>()); }
+};
 
 /* Arguments are copied when the kernel is enqueued, converted as in a call of it. */
 template <typename... P>
-inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared, cudaStream_t stream, std::type_identity_t<P>... arguments) {
-    unasked_error("launches again", &at);
+inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared, cudaStream_t stream,
+    std::type_identity_t<P>... arguments) {
     Call call("LAUNCH");
-    if (call.error) return;
-    cudaStream_t s = stream_of(stream);
-    if (!s) { call.give(cudaErrorInvalidResourceHandle); return; }
-    auto l = std::make_shared<Launch>(Launch{plain_name(name), at, (const void *)kernel, grid, threads_of_block, shared, s->device, nullptr});
-    std::string why;
-    if (cudaError_t e = check_launch(*l, &why)) {
+    cudaStream_t s = call.error ? nullptr : stream_of(stream);
+    auto l = std::make_shared<Launch>(Launch{plain_name(name), at, (const void *)kernel, grid, threads_of_block, shared, device_now, false, nullptr});
+    std::string why = "the error is injected, or persists";
+    cudaError_t e = call.error ? call.error : s ? check_launch(*l, &why) : cudaErrorInvalidResourceHandle;
+    if (e) {
         call.give(e);
-        launch_error = "kernel " + l->name + ", " + at.file + ":" + std::to_string(at.line) + ": " + why;
+        launch_error = "kernel " + l->name + ", " + at.file + ":" + std::to_string(at.line) + ": " + (s || call.error ? why : "no such stream");
         fprintf(stderr, "CUDA on a CPU: %s\n", launch_error.c_str());
         return;
     }
     int number = 0;
     (check_argument<P>(*l, arguments, ++number), ...);
-    l->body = [kernel, copied = std::tuple<P...>(arguments...)] { std::apply(kernel, copied); };
+    l->body = std::make_shared<KernelCall<P...>>(kernel, arguments...);
     enqueue(s, [l] { run_launch(*l); });
 }
 
@@ -524,9 +565,13 @@ inline void cuda_on_cpu_forget_zones(void *from, size_t bytes, cudaStream_t stre
 inline void *cuda_on_cpu_sparse(size_t bytes) {
     std::unique_lock<std::mutex> lock(emu::machine().lock);
     void *p;
-    emu::allocate(&p, bytes, cudaMemoryTypeDevice, 0);
+    emu::allocate(&p, bytes, cudaMemoryTypeDevice, 0, 16ull << 30); // negative offsets fall into what nobody may touch
     return p;
 }
+
+#define CUDA_ON_CPU_CALL(name) \
+    emu::Call call(name); \
+    if (call.error) return call.error
 
 // ---------------------------------------------------------------------------
 // the API: errors, devices
@@ -553,8 +598,7 @@ inline cudaError_t cudaGetDeviceCount(int *count) {
 }
 
 inline cudaError_t cudaSetDevice(int device) {
-    emu::Call call("cudaSetDevice");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaSetDevice");
     if (device < 0 || device >= cuda_on_cpu.devices || device >= emu::MAX_DEVICES) return call.give(cudaErrorInvalidDevice);
     emu::device_now = device;
     return cudaSuccess;
@@ -577,8 +621,7 @@ struct cudaDeviceProp {
 
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     *p = cudaDeviceProp();
-    emu::Call call("cudaGetDeviceProperties");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaGetDeviceProperties");
     if (device < 0 || device >= cuda_on_cpu.devices) return call.give(cudaErrorInvalidDevice);
     const emu::Limits &chip = emu::chip_limits();
     snprintf(p->name, sizeof p->name, "CUDA on a CPU (sm_%d)", chip.chip);
@@ -643,8 +686,7 @@ inline cudaError_t cudaRuntimeGetVersion(int *version) {
 
 inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     *total = *free_bytes = 0;
-    emu::Call call("cudaMemGetInfo");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaMemGetInfo");
     *total = cuda_on_cpu.memory;
     *free_bytes = cuda_on_cpu.memory - emu::machine().used[emu::device_now];
     return cudaSuccess;
@@ -655,46 +697,39 @@ inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
     *s = nullptr;
-    emu::Call call("cudaStreamCreateWithFlags");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaStreamCreateWithFlags");
     if (flags > cudaStreamNonBlocking) return call.give(cudaErrorInvalidValue);
     *s = emu::new_stream(emu::device_now, flags == cudaStreamDefault);
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) { return cudaStreamCreateWithFlags(s, flags); }
-inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, cudaSuccess; }
 
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-    emu::Call call("cudaStreamSynchronize");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaStreamSynchronize");
     if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     emu::finish(call.lock, s);
     return cudaSuccess;
 }
 
 inline cudaError_t cudaDeviceSynchronize() {
-    emu::Call call("cudaDeviceSynchronize");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaDeviceSynchronize");
     emu::finish_all(call.lock);
     return cudaSuccess;
 }
 
 /* A query lets one operation run, so that who polls gets there. */
 inline cudaError_t cudaStreamQuery(cudaStream_t s) {
-    emu::Call call("cudaStreamQuery");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaStreamQuery");
     if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     if (s->queue.empty()) return cudaSuccess;
     emu::open_memory();
-    emu::run_one(call.lock);
+    emu::run_one();
     emu::close_memory();
     return s->queue.empty() ? cudaSuccess : call.give(cudaErrorNotReady);
 }
 
 inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
-    emu::Call call("cudaStreamDestroy");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaStreamDestroy");
     if (!emu::machine().streams.count(s)) return call.give(cudaErrorInvalidResourceHandle);
     emu::finish(call.lock, s);
     emu::machine().streams.erase(s);
@@ -704,8 +739,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
 
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
     *e = nullptr;
-    emu::Call call("cudaEventCreateWithFlags");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventCreateWithFlags");
     *e = new CUevent_st{!(flags & cudaEventDisableTiming), nullptr};
     emu::machine().events.insert(*e);
     return cudaSuccess;
@@ -713,16 +747,14 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
 inline cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
 
 inline cudaError_t cudaEventDestroy(cudaEvent_t e) { // queued records and waits of it stay
-    emu::Call call("cudaEventDestroy");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventDestroy");
     if (!emu::machine().events.erase(e)) return call.give(cudaErrorInvalidResourceHandle);
     delete e;
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
-    emu::Call call("cudaEventRecord");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventRecord");
     if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     e->last = std::make_shared<emu::Mark>();
     emu::enqueue(s, nullptr).record = e->last;
@@ -730,16 +762,14 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
 }
 
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) { // what is recorded later is not waited for
-    emu::Call call("cudaStreamWaitEvent");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaStreamWaitEvent");
     if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     if (e->last) emu::enqueue(s, nullptr).awaits = e->last;
     return cudaSuccess;
 }
 
 inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-    emu::Call call("cudaEventSynchronize");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventSynchronize");
     if (!emu::machine().events.count(e)) return call.give(cudaErrorInvalidResourceHandle);
     std::shared_ptr<emu::Mark> mark = e->last;
     if (mark) emu::run_until(call.lock, [mark] { return mark->done; });
@@ -747,21 +777,19 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
 }
 
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
-    emu::Call call("cudaEventQuery");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventQuery");
     if (!emu::machine().events.count(e)) return call.give(cudaErrorInvalidResourceHandle);
     std::shared_ptr<emu::Mark> mark = e->last;
     if (!mark || mark->done) return cudaSuccess;
     emu::open_memory();
-    emu::run_one(call.lock);
+    emu::run_one();
     emu::close_memory();
     return mark->done ? cudaSuccess : call.give(cudaErrorNotReady);
 }
 
 inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
     *milliseconds = 0;
-    emu::Call call("cudaEventElapsedTime");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaEventElapsedTime");
     for (cudaEvent_t e : {from, to})
         if (!emu::machine().events.count(e) || !e->timing || !e->last) return call.give(cudaErrorInvalidResourceHandle);
     if (!from->last->done || !to->last->done) return call.give(cudaErrorNotReady);
@@ -770,8 +798,7 @@ inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, c
 }
 
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t function, void *argument) {
-    emu::Call call("cudaLaunchHostFunc");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaLaunchHostFunc");
     if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     emu::enqueue(s, [function, argument] { function(argument); }).on_host = true;
     return cudaSuccess;
@@ -788,8 +815,12 @@ inline cudaError_t cuda_on_cpu_allocate(const char *api, void **p, size_t bytes,
 }
 
 template <typename T> inline cudaError_t cudaMalloc(T **p, size_t bytes) { return cuda_on_cpu_allocate("cudaMalloc", (void **)p, bytes, cudaMemoryTypeDevice); }
-template <typename T> inline cudaError_t cudaMallocHost(T **p, size_t bytes, unsigned = 0) { return cuda_on_cpu_allocate("cudaMallocHost", (void **)p, bytes, cudaMemoryTypeHost); }
-template <typename T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned) { return cuda_on_cpu_allocate("cudaHostAlloc", (void **)p, bytes, cudaMemoryTypeHost); }
+template <typename T> inline cudaError_t cudaMallocHost(T **p, size_t bytes, unsigned = 0) {
+    return cuda_on_cpu_allocate("cudaMallocHost", (void **)p, bytes, cudaMemoryTypeHost);
+}
+template <typename T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned) {
+    return cuda_on_cpu_allocate("cudaHostAlloc", (void **)p, bytes, cudaMemoryTypeHost);
+}
 template <typename T> inline cudaError_t cudaMallocManaged(T **p, size_t bytes, unsigned = cudaMemAttachGlobal) {
     return cuda_on_cpu_allocate("cudaMallocManaged", (void **)p, bytes, cudaMemoryTypeManaged);
 }
@@ -867,9 +898,6 @@ inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from
                                      cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
     return emu::copy("cudaMemcpy2DAsync", at, to, to_pitch, from, from_pitch, width, height, kind, s, false);
 }
-inline cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind, emu::Place at = emu::Place::here()) {
-    return emu::copy("cudaMemcpy2D", at, to, to_pitch, from, from_pitch, width, height, kind, nullptr, true);
-}
 inline cudaError_t cudaMemset(void *p, int value, size_t bytes, emu::Place at = emu::Place::here()) { return emu::set("cudaMemset", at, p, value, bytes, nullptr); }
 inline cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
     return emu::set("cudaMemsetAsync", at, p, value, bytes, s);
@@ -879,8 +907,7 @@ struct cudaPointerAttributes { cudaMemoryType type; int device; void *devicePoin
 
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p) {
     *a = cudaPointerAttributes{cudaMemoryTypeUnregistered, -1, nullptr, (void *)p};
-    emu::Call call("cudaPointerGetAttributes");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaPointerGetAttributes");
     auto it = emu::find_memory(p);
     if (it == emu::machine().memory.end()) return cudaSuccess;
     *a = cudaPointerAttributes{it->second.type, it->second.device, (void *)p, it->second.type == cudaMemoryTypeDevice ? nullptr : (void *)p};
@@ -891,11 +918,13 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void
 // the API: kernels
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
-struct cudaFuncAttributes { size_t sharedSizeBytes, constSizeBytes, localSizeBytes; int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, maxDynamicSharedSizeBytes; };
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+    int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, maxDynamicSharedSizeBytes;
+};
 
 template <typename F> inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attribute, int value) {
-    emu::Call call("cudaFuncSetAttribute");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaFuncSetAttribute");
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0) return call.give(cudaErrorInvalidValue);
     if ((size_t)value + emu::machine().static_shared[(const void *)kernel] > emu::chip_limits().shared) return call.give(cudaErrorInvalidValue);
@@ -905,8 +934,7 @@ template <typename F> inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFun
 
 template <typename F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel) { // static shared memory: what was seen so far
     *a = cudaFuncAttributes();
-    emu::Call call("cudaFuncGetAttributes");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaFuncGetAttributes");
     auto allowed = emu::machine().dynamic_shared.find({emu::device_now, (const void *)kernel});
     a->sharedSizeBytes = emu::machine().static_shared[(const void *)kernel];
     a->maxThreadsPerBlock = 1024;
@@ -917,12 +945,12 @@ template <typename F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttribute
 
 template <typename F> inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *kernel, int threads, size_t shared) { // registers are not known
     *blocks = 0;
-    emu::Call call("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    if (call.error) return call.error;
+    CUDA_ON_CPU_CALL("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     const emu::Limits &chip = emu::chip_limits();
     if (threads < 1 || threads > emu::MAX_THREADS) return call.give(cudaErrorInvalidValue);
     size_t bytes = shared + emu::machine().static_shared[(const void *)kernel] + 1024; // each block reserves 1 KB
     *blocks = std::min(std::min(chip.blocks_of_sm, chip.threads_of_sm / ((threads + 31) / 32 * 32)), (int)(chip.shared_of_sm / bytes));
     return cudaSuccess;
 }
+#undef CUDA_ON_CPU_CALL
 #endif
