@@ -1038,7 +1038,7 @@ static void attention_forward(Device *dev, floatX *out /* (B,Tq,NH,HD) = */, flo
     RUN_OP_IN("attention", BACKEND(attention_scratch)(dev, s, 0), OP_ATTENTION_FORWARD, 4.0 * s->HD * attention_pairs(s), attention_bytes(s, 1),
               attention_forward(dev, out, lse, q, k, v, s, space))
 }
-static void attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv /* =, laid out as q, k, v */, const floatX *dout /* as out */,
+static void attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv /* =, laid out as q, k, v, and apart from them */, const floatX *dout /* as out */,
                                const floatX *out, const float *lse, const floatX *q, const floatX *k, const floatX *v, const AttentionShape *s) {
     RUN_OP_IN("attention", BACKEND(attention_scratch)(dev, s, 1), OP_ATTENTION_BACKWARD, 10.0 * s->HD * attention_pairs(s), attention_bytes(s, 2),
               attention_backward(dev, dq, dk, dv, dout, out, lse, q, k, v, s, space))

@@ -440,7 +440,7 @@ template <int HD, int KEYS, int WITH_DQ, int OWNS_DK> DEVICE void backward_half(
                 UNROLL for (int m = 0; m < 2; m++) ptx_mma_bf16(d[m][n], y[m], half_of(z, 0)), ptx_mma_bf16(d[m][n + 1], y[m], half_of(z, 1));
             }
         }
-        float *dq = a.dq_sums + (int64_t)row * HD + warp * DQ_WARP;
+        float *dq = a.dq_sums + (int64_t)anew(row) * HD + anew(warp) * DQ_WARP;
         UNROLL for (int i = 0; i < 8; i++) dq_add(dq + i * DQ_BLOCK, d[i / 4][i % 4]);
     }
     uint32_t packed[2][HD / 16][4];
@@ -502,11 +502,10 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
     const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
     const Sight x = sight_of(s, p.b);
     const int t0 = (tiles - 1 - p.rank) * QUERIES, tw = t0 + warp * 32, end = seen_by(x, min(t0 + QUERIES, s.Tq) - 1);
-    const int64_t token = (int64_t)p.b * s.Tq + t0, row = ((int64_t)p.b * s.NH + p.h) * a.padded + tw + lane / 4;
+    const int64_t token = (int64_t)p.b * s.Tq + t0;
     tile_load<HD>(qs, a.q + token * s.q_stride + p.h * HD, s.q_stride, QUERIES, s.Tq - t0, THREADS);
     tile_load<HD>(dos, a.dout + token * s.o_stride + p.h * HD, s.o_stride, QUERIES, s.Tq - t0, THREADS);
-    float sums[2][HD / 8][4], lse[2][2], D[2][2];
-    UNROLL for (int i = 0; i < 4; i++) lse[i / 2][i % 2] = a.lse2[row + i * 8], D[i / 2][i % 2] = a.D[row + i * 8];
+    float sums[2][HD / 8][4];
     fill(sums, 0);
     for (int j = documents_meet(x.q_doc, t0, min(t0 + QUERIES, s.Tq), x.k_doc, 0, end) / KEYS * KEYS; j < end; j += KEYS) {
         float c[2][N][4], dp[2][N][4];
@@ -520,9 +519,12 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
         mma_scores<HD>(c, qs + warp * 32 * HD, ks);
         mma_scores<HD>(dp, dos + warp * 32 * HD, vs);
         if (s.q_doc || j + KEYS > seen_by(x, tw)) mma_mask<0>(c, x, tw, j);
-        UNROLL for (int m = 0; m < 2; m++)
+        const int row = (anew(p.b) * s.NH + p.h) * a.padded + tw + lane_anew() / 4;
+        UNROLL for (int i = 0; i < 4; i++) {
+            float lse = a.lse2[row + i * 8], D = a.D[row + i * 8];
             UNROLL for (int n = 0; n < N; n++)
-                UNROLL for (int e = 0; e < 4; e++) c[m][n][e] = ptx_exp2(fmaf(c[m][n][e], a.scale2, -lse[m][e / 2])) * (dp[m][n][e] - D[m][e / 2]);
+                UNROLL for (int e = i % 2 * 2; e < i % 2 * 2 + 2; e++) c[i / 2][n][e] = ptx_exp2(fmaf(c[i / 2][n][e], a.scale2, -lse)) * (dp[i / 2][n][e] - D);
+        }
         mma_pack(w, c, 1);
         mma_weighted<HD>(sums, w, ks);
     }
@@ -533,7 +535,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
     __syncthreads();
     mma_store<HD>(mine, w);
     __syncwarp();
-    tile_store<HD>(a.dq + ((int64_t)anew(p.b) * s.Tq + tw) * s.q_stride + p.h * HD, s.q_stride, mine, 32, s.Tq - tw, lane, 32);
+    tile_store<HD>(a.dq + ((int64_t)anew(p.b) * s.Tq + tw) * s.q_stride + anew(p.h) * HD, s.q_stride, mine, 32, s.Tq - tw, lane, 32);
 }
 #endif
 

@@ -428,6 +428,10 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, double *w
         test_same(t, lse, first_lse, N * c->NH * 4);
         test_same(t, d, first_d, total * XS); // unused keys and gaps hold what they held
     }
+    floatX *quick = (floatX *)test_copy(t, qkv, total * XS); // where the order of a sum may differ from run to run
+    t->dev[1].deterministic = 0;
+    attention_backward(&t->dev[1], quick, quick + (k - q), quick + (v - q), dout, first_out, first_lse, q, k, v, &s);
+    t->dev[1].deterministic = 1;
     double *qd = test_widen(t, q, c->B, c->Tq, q_batch, s.q_stride, qw), *kd = test_widen(t, k, c->B, c->Tk, fused ? q_batch : kv_batch, s.k_stride, kw);
     double *vd = test_widen(t, v, c->B, c->Tk, fused ? q_batch : kv_batch, s.v_stride, kw), *dd = test_widen(t, dout, c->B, c->Tq, c->Tq * s.o_stride, s.o_stride, qw);
     double *out = test_doubles(t, N * qw), *lse = test_doubles(t, N * c->NH), *p = test_doubles(t, c->Tk);
@@ -435,6 +439,9 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, double *w
     attention_reference(&s, qd, kd, vd, dd, out, lse, dq, dk, dv, p);
     test_compare(t, first_out, 1, s.o_stride, out, N, qw);
     for (int b = 0; b < c->B; b++) {
+        test_compare(t, quick + b * q_batch, 1, s.q_stride, dq + (int64_t)b * c->Tq * qw, c->Tq, qw);
+        test_compare(t, quick + (k - q) + b * (fused ? q_batch : kv_batch), 1, s.k_stride, dk + (int64_t)b * c->Tk * kw, c->Tk, kw);
+        test_compare(t, quick + (v - q) + b * (fused ? q_batch : kv_batch), 1, s.v_stride, dv + (int64_t)b * c->Tk * kw, c->Tk, kw);
         test_compare(t, first_d + b * q_batch, 1, s.q_stride, dq + (int64_t)b * c->Tq * qw, c->Tq, qw);
         test_compare(t, first_d + (k - q) + b * (fused ? q_batch : kv_batch), 1, s.k_stride, dk + (int64_t)b * c->Tk * kw, c->Tk, kw);
         test_compare(t, first_d + (v - q) + b * (fused ? q_batch : kv_batch), 1, s.v_stride, dv + (int64_t)b * c->Tk * kw, c->Tk, kw);
