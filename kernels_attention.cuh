@@ -127,20 +127,24 @@ DEVICE int documents_meet(const int32_t *mine_doc, int mine, int mine_end, const
 // Accumulators c[m][n] are 16 x 8 blocks of a matrix, see ptx_mma_bf16; packed to bf16 they are w[m][n / 2], 16 x 16 blocks
 // as mma takes its left operand: so what one product gives can enter the next without leaving the registers.
 
-/* The compiler would compute the addresses of a loop ahead of it, and have no registers left for them. */
-template <typename T> DEVICE T in_loop(T x) {
+/* The compiler would compute addresses of a loop ahead of it, and keep addresses from before a loop for after it: too many
+ * registers. So these give what they say in a way that it cannot see through, and what depends on them is computed anew. */
+DEVICE unsigned thread_anew() {
+    unsigned x = threadIdx.x;
 #ifdef __CUDA_ARCH__
     asm volatile("" : "+r"(x));
 #endif
     return x;
 }
+DEVICE int lane_anew() { return (int)(thread_anew() % 32); }
+DEVICE int anew(int x) { return __shfl_sync(~0u, x, 0); } // x, which all lanes have
 template <int W> DEVICE int swizzled(int row, int piece) { return row * W + (piece ^ (W == 32 ? row / 2 % 4 : row % 8)) * 8; }
 DEVICE const uint32_t (&half_of(const uint32_t (&r)[4], int i))[2] { return *(const uint32_t (*)[2])(r + 2 * i); }
 
 /* `rows` rows of HD from global memory, `stride` apart, on their way into a tile; zeros beyond `count` rows. */
 template <int HD> DEVICE void tile_load(bf16 *tile, const bf16 *from, int64_t stride, int rows, int count, int threads) {
     enum { PIECES = HD / 8 };
-    unsigned thread = in_loop(threadIdx.x);
+    unsigned thread = thread_anew();
     int row = (int)(thread / PIECES), piece = (int)(thread % PIECES);
     const bf16 *at = from + row * stride + piece * 8;
     bf16 *to = tile + swizzled<HD>(row, piece); // the swizzle is the same every eighth row
@@ -161,7 +165,7 @@ template <int M, int N> DEVICE void fill(float (&c)[M][N][4], float x) {
 }
 /* c(16 M, 8 N) = a(16 M, HD) b(8 N, HD)^T, rows of two tiles */
 template <int HD, int M, int N> DEVICE void mma_scores(float (&c)[M][N][4], const bf16 *a, const bf16 *b) {
-    int lane = (int)threadIdx.x % 32, a_at = in_loop(swizzled<HD>(lane % 16, lane / 16)), b_at = in_loop(swizzled<HD>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    int lane = lane_anew(), a_at = swizzled<HD>(lane % 16, lane / 16), b_at = swizzled<HD>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     fill(c, 0);
     UNROLL for (int k = 0; k < HD; k += 16) {
         uint32_t x[M][4], y[4];
@@ -174,7 +178,7 @@ template <int HD, int M, int N> DEVICE void mma_scores(float (&c)[M][N][4], cons
 }
 /* c(16 M, HD) += w(16 M, 16 K) b(16 K, HD): rows of a tile, weighted */
 template <int HD, int M, int K> DEVICE void mma_weighted(float (&c)[M][HD / 8][4], const uint32_t (&w)[M][K][4], const bf16 *b) {
-    int lane = (int)threadIdx.x % 32, at = in_loop(swizzled<HD>(lane % 16, lane / 16));
+    int lane = lane_anew(), at = swizzled<HD>(lane % 16, lane / 16);
     UNROLL for (int k = 0; k < K; k++)
         UNROLL for (int n = 0; n < HD / 8; n += 2) {
             uint32_t y[4];
@@ -188,18 +192,20 @@ template <int M, int N> DEVICE void mma_pack(uint32_t (&w)[M][N / 2][4], const f
             UNROLL for (int half = 0; half < 2; half++)
                 w[m][n / 2][n % 2 * 2 + half] = pack_bf16(c[m][n][2 * half] * scale, c[m][n][2 * half + 1] * scale);
 }
-/* Where this lane's word w[m][n / 2][n % 2 * 2 + half] is in a tile's rows from 0 on. */
-template <int W> DEVICE uint32_t *mma_word(bf16 *tile, int m, int n, int half) {
-    int lane = in_loop((int)threadIdx.x % 32), at = swizzled<W>(lane / 4, 0) + lane % 4 * 2;
-    return (uint32_t *)(void *)(tile + (m * 16 + half * 8) * W + (at ^ n * 8));
+/* Where this lane's word w[m][n / 2][n % 2 * 2 + half] is in a tile's rows from 0 on; at = mma_lane<W>(). */
+template <int W> DEVICE int mma_lane() {
+    int lane = lane_anew();
+    return swizzled<W>(lane / 4, 0) + lane % 4 * 2;
 }
+template <int W> DEVICE uint32_t *mma_word(bf16 *tile, int at, int m, int n, int half) { return (uint32_t *)(void *)(tile + (m * 16 + half * 8) * W + (at ^ n * 8)); }
 template <int W, int M, int K> DEVICE void mma_store(bf16 *tile, const uint32_t (&w)[M][K][4], int column = 0 /* blocks of 8 */) {
+    int at = mma_lane<W>() ^ column * 8;
     UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int i = 0; i < K * 4; i++) *mma_word<W>(tile, m, column + i / 2, i % 2) = w[m][i / 4][i % 4];
+        UNROLL for (int i = 0; i < K * 4; i++) *mma_word<W>(tile, at, m, i / 2, i % 2) = w[m][i / 4][i % 4];
 }
 /* Scores of queries from t on (the rows, or the columns) and keys from j on that are not to be seen become -infinity. */
 template <int KEYS_ARE_ROWS, int M, int N> DEVICE void mma_mask(float (&c)[M][N][4], const Sight &x, int t, int j) {
-    int lane = (int)(in_loop(threadIdx.x) % 32), left = lane % 4 * 2; // this lane's first column
+    int lane = lane_anew(), left = lane % 4 * 2; // this lane's first column
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int half = 0; half < 2; half++) {
             int row = m * 16 + half * 8 + lane / 4;
@@ -310,7 +316,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_for
     __syncwarp();
     mma_store<HD>(mine, w);
     __syncwarp();
-    tile_store<HD>(a.out + ((int64_t)in_loop(p.b) * s.Tq + tw) * s.o_stride + p.h * HD, s.o_stride, mine, 32, s.Tq - tw, lane, 32);
+    tile_store<HD>(a.out + ((int64_t)anew(p.b) * s.Tq + tw) * s.o_stride + p.h * HD, s.o_stride, mine, 32, s.Tq - tw, lane, 32);
 }
 
 // ---------------------------------------------------------------------------
@@ -344,93 +350,93 @@ DEVICE void dq_get(const float *from, float (&x)[4]) {
 }
 enum { DQ_WARP = 32 * 32, DQ_BLOCK = 16 * 8 }; // elements of dQ that a warp has of a tile, as [2][4] blocks
 
-template <int HD, int KEYS> struct Backward { // sizes
+template <int HD, int KEYS> struct Backward { // sizes, and where tiles are in a block's shared memory: elements of bf16
     static constexpr int THREADS = 2 * KEYS, QUERIES = 64 * KEYS / HD, TILE = QUERIES * HD, QUERY_WARPS = QUERIES / 32;
-    static constexpr int SHARED_BYTES = (2 * KEYS * HD + 4 * TILE + KEYS * QUERIES) * (int)sizeof(bf16) + 4 * QUERIES * (int)sizeof(float);
+    static constexpr int K = 0, V = KEYS * HD;            // (KEYS, HD)
+    static constexpr int Q = 2 * V, DO = Q + 2 * TILE;    // (2, QUERIES, HD): of a step, and of the one before or after it
+    static constexpr int P = DO + 2 * TILE;               // (KEYS, QUERIES): P^T, then dS^T
+    static constexpr int LSE = P + KEYS * QUERIES;        // (2, QUERIES) floats, and as many for D
+    static constexpr int BYTES = LSE * (int)sizeof(bf16) + 4 * QUERIES * (int)sizeof(float);
 };
+/* What a block works on. It lies in shared memory: what is needed once a step should not take registers. */
+typedef struct { int b, kv, key, first, end, last_head; } BackwardPlace; // first key; queries that may see it; the last query head of kv
 
-/* What a warp does, by its half: one function for each, for what one keeps needs no registers in the other. */
-template <int HD, int KEYS, int WITH_DQ, int OWNS_DK> DEVICE void attention_backward_half(const AttentionCall &a) {
+/* Of the queries from t on of head h: Q, dO, lse2 and D. */
+template <int HD, int KEYS> DEVICE void backward_load(const AttentionCall &a, bf16 *tiles, const BackwardPlace *p, int h, int t, int slot) {
     typedef Backward<HD, KEYS> Z;
-    enum { QUERIES = Z::QUERIES, TILE = Z::TILE, N = QUERIES / 8 };
-    DYN_SHARED(bf16, ks);                               // (KEYS, HD)
-    bf16 *vs = ks + KEYS * HD, *qs = vs + KEYS * HD;    // (KEYS, HD); (2, QUERIES, HD): a step's, and the one's before or after
-    bf16 *dos = qs + 2 * TILE, *ps = dos + 2 * TILE;    // (2, QUERIES, HD); (KEYS, QUERIES): P^T, then dS^T
-    float *lses = (float *)(void *)(ps + KEYS * QUERIES), *Ds = lses + 2 * QUERIES; // (2, QUERIES)
     const AttentionShape &s = a.s;
-    const AttentionPlace p = attention_place(a, (s.Tk + KEYS - 1) / KEYS, 1);
-    const Sight x = sight_of(s, p.b);
-    const int G = s.NH / s.NKV, warp = warp_of_block(), lane = (int)threadIdx.x % 32, left = lane % 4 * 2;
-    const int j0 = p.rank * KEYS, slice = warp % (KEYS / 32) * 32; // the first of this warp's keys
-    const int first = max(0, j0 - s.q_offset) / QUERIES * QUERIES, end = documents_meet(x.k_doc, j0, min(j0 + KEYS, s.Tk), x.q_doc, s.Tq - 1, first - 1) + 1;
-    int g = first < end ? 0 : G, t0 = first; // a step: query head, first query; g == G: no more
+    const int64_t token = (int64_t)p->b * s.Tq + t, row = ((int64_t)p->b * s.NH + h) * a.padded + t;
+    tile_load<HD>(tiles + Z::Q + slot * Z::TILE, a.q + token * s.q_stride + h * HD, s.q_stride, Z::QUERIES, s.Tq - t, Z::THREADS);
+    tile_load<HD>(tiles + Z::DO + slot * Z::TILE, a.dout + token * s.o_stride + h * HD, s.o_stride, Z::QUERIES, s.Tq - t, Z::THREADS);
+    float *rows = (float *)(void *)(tiles + Z::LSE) + slot * Z::QUERIES;
+    int i = (int)thread_anew() * 4;
+    if (i < Z::QUERIES) ptx_cp_async(rows + i, a.lse2 + row + i, true);
+    else if (i < 2 * Z::QUERIES) ptx_cp_async(rows + Z::QUERIES + i, a.D + row + i - Z::QUERIES, true);
+}
 
-    auto load_step = [&](int slot) {
-        const int thread = (int)in_loop(threadIdx.x), h = p.kv * G + g;
-        const int64_t token = (int64_t)p.b * s.Tq + t0, row = ((int64_t)p.b * s.NH + h) * a.padded + t0;
-        tile_load<HD>(qs + slot * TILE, a.q + token * s.q_stride + h * HD, s.q_stride, QUERIES, s.Tq - t0, Z::THREADS);
-        tile_load<HD>(dos + slot * TILE, a.dout + token * s.o_stride + h * HD, s.o_stride, QUERIES, s.Tq - t0, Z::THREADS);
-        if (thread < QUERIES / 4) ptx_cp_async(lses + slot * QUERIES + thread * 4, a.lse2 + row + thread * 4, true);
-        else if (thread < QUERIES / 2) ptx_cp_async(Ds + slot * QUERIES + thread * 4 - QUERIES, a.D + row + thread * 4 - QUERIES, true);
-    };
-    tile_load<HD>(ks, a.k + ((int64_t)p.b * s.Tk + j0) * s.k_stride + p.kv * HD, s.k_stride, KEYS, s.Tk - j0, Z::THREADS);
-    tile_load<HD>(vs, a.v + ((int64_t)p.b * s.Tk + j0) * s.v_stride + p.kv * HD, s.v_stride, KEYS, s.Tk - j0, Z::THREADS);
-    if (g < G) load_step(0);
-    ptx_cp_async_commit();
-
+/* What the warps of one half do; each half has its own function, so that what the other one keeps takes no registers here. */
+template <int HD, int KEYS, int WITH_DQ, int OWNS_DK> DEVICE void backward_half(const AttentionCall &a, bf16 *tiles, const BackwardPlace *p, int warp) {
+    typedef Backward<HD, KEYS> Z;
+    enum { QUERIES = Z::QUERIES, N = QUERIES / 8 };
+    const AttentionShape &s = a.s;
+    const int slice = warp % (KEYS / 32) * 32; // the first of this warp's keys
+    bf16 *mine = tiles + (OWNS_DK ? Z::V : Z::K) + slice * HD, *ps = tiles + Z::P, *my_ps = ps + slice * QUERIES;
+    int h = p->first < p->end ? p->last_head - s.NH / s.NKV + 1 : p->last_head + 1, t = p->first; // a step: query head, first query
     float sums[2][HD / 8][4]; // dV or dK of 32 keys
     uint32_t w[2][N / 2][4];  // P^T or dS^T of 32 keys
     fill(sums, 0);
     for (int step = 0;; step++) {
-        const int slot = step % 2;
+        const int slot = step % 2, row = (p->b * s.NH + h) * a.padded + t;
+        const float *rows = (const float *)(const void *)(tiles + Z::LSE) + (OWNS_DK * 2 + slot) * QUERIES; // lse2 or D
+        float c[2][N][4];
         ptx_cp_async_wait<0>();
         __syncthreads(); // this step's rows are there, dS of the last is no longer read
-        if (OWNS_DK && step) mma_weighted<HD>(sums, w, qs + (slot ^ 1) * TILE);
-        if (g == G) break;
-        float c[2][N][4];
-        mma_scores<HD>(c, (OWNS_DK ? vs : ks) + slice * HD, (OWNS_DK ? dos : qs) + slot * TILE);
+        if (OWNS_DK && step) mma_weighted<HD>(sums, w, tiles + Z::Q + (slot ^ 1) * Z::TILE);
+        if (h > p->last_head) break;
+        mma_scores<HD>(c, mine, tiles + (OWNS_DK ? Z::DO : Z::Q) + slot * Z::TILE);
         if (!OWNS_DK) {
-            if (s.q_doc || j0 + slice + 32 > seen_by(x, t0)) mma_mask<1>(c, x, t0, j0 + slice);
+            if (s.q_doc || p->key + slice + 32 > s.q_offset + t + 1 || p->key + KEYS > s.Tk) mma_mask<1>(c, sight_of(s, p->b), t, p->key + slice);
+            const int at = mma_lane<QUERIES>(), left = lane_anew() % 4 * 2;
             UNROLL for (int n = 0; n < N; n++) {
-                float2 lse = *(const float2 *)(const void *)(lses + slot * QUERIES + n * 8 + left);
+                float2 lse = *(const float2 *)(const void *)(rows + n * 8 + left);
                 UNROLL for (int i = 0; i < 4; i++) {
                     const float *score = &c[i / 2][n][i % 2 * 2];
                     uint32_t two = pack_bf16(ptx_exp2(fmaf(score[0], a.scale2, -lse.x)), ptx_exp2(fmaf(score[1], a.scale2, -lse.y)));
-                    w[i / 2][n / 2][n % 2 * 2 + i % 2] = two;
-                    *mma_word<QUERIES>(ps + slice * QUERIES, i / 2, n, i % 2) = two;
+                    *mma_word<QUERIES>(my_ps, at, i / 2, n, i % 2) = w[i / 2][n / 2][n % 2 * 2 + i % 2] = two;
                 }
             }
         }
         __syncthreads(); // P is there, rows of the last step are no longer read
-        const int row = (p.b * s.NH + p.kv * G + g) * a.padded + t0;
-        t0 += QUERIES;
-        if (t0 >= end) g++, t0 = first;
-        if (g < G) load_step(slot ^ 1);
+        t += QUERIES;
+        if (t >= p->end) h++, t = p->first;
+        if (h <= p->last_head) backward_load<HD, KEYS>(a, tiles, p, h, t, slot ^ 1);
         ptx_cp_async_commit();
-        if (!OWNS_DK) mma_weighted<HD>(sums, w, dos + slot * TILE);
+        if (!OWNS_DK) mma_weighted<HD>(sums, w, tiles + Z::DO + slot * Z::TILE);
         else {
+            const int at = mma_lane<QUERIES>(), left = lane_anew() % 4 * 2;
             UNROLL for (int n = 0; n < N; n++) {
-                float2 D = *(const float2 *)(const void *)(Ds + slot * QUERIES + n * 8 + left);
+                float2 D = *(const float2 *)(const void *)(rows + n * 8 + left);
                 UNROLL for (int i = 0; i < 4; i++) {
-                    uint32_t *word = mma_word<QUERIES>(ps + slice * QUERIES, i / 2, n, i % 2), p = *word;
                     const float *dp = &c[i / 2][n][i % 2 * 2];
-                    p = pack_bf16(__uint_as_float(p << 16) * (dp[0] - D.x), __uint_as_float(p & 0xFFFF0000u) * (dp[1] - D.y));
-                    w[i / 2][n / 2][n % 2 * 2 + i % 2] = p;
-                    if (WITH_DQ) *word = p; // dS where this lane has read P
+                    uint32_t *word = mma_word<QUERIES>(my_ps, at, i / 2, n, i % 2), two = *word;
+                    two = pack_bf16(__uint_as_float(two << 16) * (dp[0] - D.x), __uint_as_float(two & 0xFFFF0000u) * (dp[1] - D.y));
+                    w[i / 2][n / 2][n % 2 * 2 + i % 2] = two;
+                    if (WITH_DQ) *word = two; // dS where this lane has read P
                 }
             }
         }
         if (!WITH_DQ) continue;
         __syncthreads(); // dS is there
         float d[2][4][4]; // 32 queries, 32 elements of the head
-        int p_at = in_loop(swizzled<QUERIES>(lane % 8 + lane / 16 * 8, lane / 8 % 2)) ^ warp % Z::QUERY_WARPS * 32;
-        int k_at = in_loop(swizzled<HD>(lane % 16, lane / 16)) ^ warp / Z::QUERY_WARPS * 32;
+        const int lane = lane_anew();
+        const int p_at = swizzled<QUERIES>(lane % 8 + lane / 16 * 8, lane / 8 % 2) ^ warp % Z::QUERY_WARPS * 32;
+        const int k_at = swizzled<HD>(lane % 16, lane / 16) ^ warp / Z::QUERY_WARPS * 32;
         fill(d, 0);
         UNROLL for (int k = 0; k < KEYS; k += 16) {
             uint32_t y[2][4], z[4];
             UNROLL for (int m = 0; m < 2; m++) ptx_ldmatrix_x4_trans(y[m], ps + k * QUERIES + (p_at ^ m * 16));
             UNROLL for (int n = 0; n < 4; n += 2) {
-                ptx_ldmatrix_x4_trans(z, ks + k * HD + (k_at ^ n * 8));
+                ptx_ldmatrix_x4_trans(z, tiles + Z::K + k * HD + (k_at ^ n * 8));
                 UNROLL for (int m = 0; m < 2; m++) ptx_mma_bf16(d[m][n], y[m], half_of(z, 0)), ptx_mma_bf16(d[m][n + 1], y[m], half_of(z, 1));
             }
         }
@@ -439,14 +445,34 @@ template <int HD, int KEYS, int WITH_DQ, int OWNS_DK> DEVICE void attention_back
     }
     uint32_t packed[2][HD / 16][4];
     mma_pack(packed, sums, OWNS_DK ? a.scale : 1);
-    mma_store<HD>((OWNS_DK ? ks : vs) + slice * HD, packed);
-    __syncthreads();
-    tile_store<HD>(a.dk + ((int64_t)p.b * s.Tk + j0) * s.k_stride + p.kv * HD, s.k_stride, ks, KEYS, s.Tk - j0, (int)threadIdx.x, Z::THREADS);
-    tile_store<HD>(a.dv + ((int64_t)p.b * s.Tk + j0) * s.v_stride + p.kv * HD, s.v_stride, vs, KEYS, s.Tk - j0, (int)threadIdx.x, Z::THREADS);
+    mma_store<HD>(tiles + (OWNS_DK ? Z::K : Z::V) + slice * HD, packed); // which are no longer read
 }
+
 template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds__(2 * KEYS, 1) attention_backward_mma(const AttentionCall a) {
-    if (warp_of_block() < KEYS / 32) attention_backward_half<HD, KEYS, WITH_DQ, 0>(a);
-    else attention_backward_half<HD, KEYS, WITH_DQ, 1>(a);
+    typedef Backward<HD, KEYS> Z;
+    DYN_SHARED(bf16, tiles);
+    SHARED(BackwardPlace, p, 1);
+    const AttentionShape &s = a.s;
+    const int warp = warp_of_block();
+    {
+        const AttentionPlace place = attention_place(a, (s.Tk + KEYS - 1) / KEYS, 1);
+        const Sight x = sight_of(s, place.b);
+        const int key = place.rank * KEYS, first = max(0, key - s.q_offset) / Z::QUERIES * Z::QUERIES, G = s.NH / s.NKV;
+        const int end = documents_meet(x.k_doc, key, min(key + KEYS, s.Tk), x.q_doc, s.Tq - 1, first - 1) + 1;
+        if (threadIdx.x == 0) p->b = place.b, p->kv = place.kv, p->key = key, p->first = first, p->end = end, p->last_head = place.kv * G + G - 1;
+    }
+    __syncthreads();
+    const int64_t token = (int64_t)p->b * s.Tk + p->key;
+    tile_load<HD>(tiles + Z::K, a.k + token * s.k_stride + p->kv * HD, s.k_stride, KEYS, s.Tk - p->key, Z::THREADS);
+    tile_load<HD>(tiles + Z::V, a.v + token * s.v_stride + p->kv * HD, s.v_stride, KEYS, s.Tk - p->key, Z::THREADS);
+    if (p->first < p->end) backward_load<HD, KEYS>(a, tiles, p, p->last_head - s.NH / s.NKV + 1, p->first, 0);
+    ptx_cp_async_commit();
+    if (warp < KEYS / 32) backward_half<HD, KEYS, WITH_DQ, 0>(a, tiles, p, warp);
+    else backward_half<HD, KEYS, WITH_DQ, 1>(a, tiles, p, warp);
+    __syncthreads();
+    const int64_t to = (int64_t)p->b * s.Tk + p->key;
+    tile_store<HD>(a.dk + to * s.k_stride + p->kv * HD, s.k_stride, tiles + Z::K, KEYS, s.Tk - p->key, (int)threadIdx.x, Z::THREADS);
+    tile_store<HD>(a.dv + to * s.v_stride + p->kv * HD, s.v_stride, tiles + Z::V, KEYS, s.Tk - p->key, (int)threadIdx.x, Z::THREADS);
 }
 
 /* dq = its sums, scaled and rounded: a tile a block, by as many warps as made it. */
@@ -507,7 +533,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
     __syncthreads();
     mma_store<HD>(mine, w);
     __syncwarp();
-    tile_store<HD>(a.dq + ((int64_t)in_loop(p.b) * s.Tq + tw) * s.q_stride + p.h * HD, s.q_stride, mine, 32, s.Tq - tw, lane, 32);
+    tile_store<HD>(a.dq + ((int64_t)anew(p.b) * s.Tq + tw) * s.q_stride + p.h * HD, s.q_stride, mine, 32, s.Tq - tw, lane, 32);
 }
 #endif
 
@@ -798,16 +824,16 @@ template <int HD, int KEYS> static void attention_backward_launch(Device *dev, c
     int64_t blocks = attention_blocks(s, s->NKV, s->Tk, KEYS);
     ATTENTION_KERNEL(attention_backward_prepare<HD / 8>, attention_rows(s) / ATTENTION_PAD, 256, 0, *a);
     if (a->dq_sums) {
-        ATTENTION_KERNEL((attention_backward_mma<HD, KEYS, 1>), blocks, Z::THREADS, Z::SHARED_BYTES, *a);
+        ATTENTION_KERNEL((attention_backward_mma<HD, KEYS, 1>), blocks, Z::THREADS, Z::BYTES, *a);
         ATTENTION_KERNEL((attention_backward_round_dq<HD, KEYS>), attention_blocks(s, s->NH, s->Tq, Z::QUERIES), Z::THREADS, 0, *a);
     } else {
-        ATTENTION_KERNEL((attention_backward_mma<HD, KEYS, 0>), blocks, Z::THREADS, Z::SHARED_BYTES, *a);
+        ATTENTION_KERNEL((attention_backward_mma<HD, KEYS, 0>), blocks, Z::THREADS, Z::BYTES, *a);
         ATTENTION_KERNEL(attention_backward_queries_mma<HD>, attention_blocks(s, s->NH, s->Tq, 128), 128, (2 * 128 * HD + 2 * 4096) * sizeof(bf16), *a);
     }
 }
 /* GPUs with 99 KB of shared memory a block get smaller tiles. */
 template <int HD> static void attention_backward_launch(Device *dev, const AttentionCall *a) {
-    if (dev->shared_limit >= Backward<HD, 128>::SHARED_BYTES) attention_backward_launch<HD, 128>(dev, a);
+    if (dev->shared_limit >= Backward<HD, 128>::BYTES) attention_backward_launch<HD, 128>(dev, a);
     else attention_backward_launch<HD, 64>(dev, a);
 }
 #endif
