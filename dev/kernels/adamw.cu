@@ -127,6 +127,6 @@ static const Version op_versions[] = {
 
 static const Op op = {"adamw", adamw_case, adamw_prepare, adamw_definition, op_versions,
     {{"odd", {1003, 3}}, FOR_CPU({"bench-8m tensor", {82944, 100}}, {"bench-125m block", {6292992, 100}}, {"1B layer, 1 of 2 shards", {30410752, 100}})
-     FOR_GPU({"even", {4096, 100}}, {"1B layer", {60821504, 100}}, {"8B layer, 1 of 2 shards", {109056000, 100}})}};
+     FOR_GPU({"even", {4096, 100}}, {"1B layer", {60821504, 100}})}};
 
 PAGE(&op)

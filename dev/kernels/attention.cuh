@@ -155,11 +155,10 @@ static __global__ void __launch_bounds__(256) dk_dv_kernel(floatX *dk, floatX *d
     int64_t i = thread_number(), d = i % s.HD, kv = i / s.HD % s.NKV, j = i / s.HD / s.NKV % s.Tk, b = i / s.HD / s.NKV / s.Tk, G = s.NH / s.NKV;
     if (b >= s.B) return;
     float to_k = 0, to_v = 0;
-    for (int64_t h = kv * G; h < (kv + 1) * G; h++)
-        for (int64_t t = max_i64(0, j - s.q_offset); t < s.Tq; t++) {
-            int64_t at = l_at(&s, b, t, h) * s.Tk + j, row = q_at(&s, b, t, h) + d;
-            to_k += dS[at] * to_float(q[row]), to_v += P[at] * to_float(dout[row]);
-        }
+    for (int64_t h = kv * G; h < (kv + 1) * G; h++) {
+        int64_t t = max_i64(0, j - s.q_offset), at = l_at(&s, b, t, h) * s.Tk + j, row = q_at(&s, b, t, h) + d;
+        for (; t < s.Tq; t++, at += s.Tk, row += s.NH * s.HD) to_k += dS[at] * to_float(q[row]), to_v += P[at] * to_float(dout[row]);
+    }
     dk[i] = from_float(to_k), dv[i] = from_float(to_v);
 }
 static void backward_naive(Case *c) {

@@ -94,11 +94,11 @@ template <bool ALONG_K, bool ROWS_FIRST> static __device__ __forceinline__ void 
 // A block of 8 warps: a tile of 128 x 128, of which warp (y, x) of 2 x 4 has 64 x 32. While a step is multiplied, two more are under way.
 template <bool A_ALONG_K, bool B_ALONG_K> static __global__ void __launch_bounds__(256, 2) mma_kernel(Product p, void *c, const bf16 *a, const bf16 *b) {
     DYN_SHARED(bf16, stages); // (STAGES, STAGE)
-    int64_t across = blocks_of(p.N, SIDE), i0 = blockIdx.x / across * SIDE, j0 = blockIdx.x % across * SIDE, steps = blocks_of(p.K, DEPTH);
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = warp / 4 * 64, col = warp % 4 * 32;
+    int across = (int)blocks_of(p.N, SIDE), i0 = blockIdx.x / across * SIDE, j0 = blockIdx.x % across * SIDE; // M, N and K pass no int; offsets do
+    int steps = (int)blocks_of(p.K, DEPTH), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = warp / 4 * 64, col = warp % 4 * 32;
     float sum[4][4][4] = {};
-    for (int64_t step = -(STAGES - 1); step < steps; step++) {
-        int64_t ahead = step + STAGES - 1;
+    for (int step = -(STAGES - 1); step < steps; step++) {
+        int ahead = step + STAGES - 1;
         bf16 *to = stages + ahead % STAGES * STAGE, *as = stages + (step + STAGES) % STAGES * STAGE, *bs = as + SIDE * DEPTH;
         if (step >= 0) {
             ptx_cp_async_wait<STAGES - 2>(); // this thread's part of the step has come …
@@ -112,23 +112,27 @@ template <bool A_ALONG_K, bool B_ALONG_K> static __global__ void __launch_bounds
         if (step < 0) continue;
 #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
-            uint32_t left[4][4], right[2][4];
-#pragma unroll
-            for (int m = 0; m < 4; m++) fragment<A_ALONG_K, true>(left[m], as, row + 16 * m, k);
+            uint32_t left[4], right[2][4];
 #pragma unroll
             for (int n = 0; n < 2; n++) fragment<B_ALONG_K, false>(right[n], bs, col + 16 * n, k);
 #pragma unroll
-            for (int m = 0; m < 4; m++)
+            for (int m = 0; m < 4; m++) {
+                fragment<A_ALONG_K, true>(left, as, row + 16 * m, k);
 #pragma unroll
                 for (int n = 0; n < 4; n++) {
                     uint32_t half[2] = {right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]};
-                    ptx_mma_bf16(sum[m][n], left[m], half);
+                    ptx_mma_bf16(sum[m][n], left, half);
                 }
+            }
         }
     }
 #pragma unroll
-    for (int e = 0; e < 64; e++) // element e % 4 of tile (e / 16, e / 4 % 4): rows lane / 4 and 8 below, columns 2 (lane % 4) and the next
-        put_sum(p, c, i0 + row + e / 16 * 16 + lane / 4 + e % 4 / 2 * 8, j0 + col + e / 4 % 4 * 8 + lane % 4 * 2 + e % 2, sum[e / 16][e / 4 % 4][e % 4]);
+    for (int m = 0; m < 4; m++) {
+#pragma unroll
+        for (int e = 0; e < 16; e++) // element e % 4 of product (m, e / 4): rows lane / 4 and 8 below, columns 2 (lane % 4) and the next
+            put_sum(p, c, i0 + row + 16 * m + lane / 4 + e % 4 / 2 * 8, j0 + col + e / 4 * 8 + lane % 4 * 2 + e % 2, sum[m][e / 4][e % 4]);
+        __syncwarp(); // what is added to comes for a quarter at a time: there are no registers for all
+    }
 }
 static void tensor_cores(Case *c) {
     Work w = work_of(c);

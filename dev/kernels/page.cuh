@@ -8,13 +8,15 @@
 #ifndef PAGE_CUH
 #define PAGE_CUH
 
+enum { RATE_TOKENS = 8192, RATE_CALLS = 9, FLUSH_BYTES = 256 << 20 }; // more than twice any L2
 static const double FLOPS_UNIT = 1e12;
 static const char *const COLUMNS[3] = {"TFLOP/s", "of measured", "measured rates"};
 
+/* Bytes of an arena, which is cleared at once. The largest tensors: what is copied for the rate; P and dS of naive attention. */
 #ifdef CUDA_ON_CPU
-static size_t page_memory(void) { return (size_t)12 << 20; } // bytes of an arena; these are cleared at once
+static size_t page_memory(MemCategory category) { return category == MEM_COMM ? 0 : (size_t)12 << 20; }
 #else
-static size_t page_memory(void) { return (size_t)20 << 30; }
+static size_t page_memory(MemCategory category) { return category == MEM_COMM ? (size_t)FLUSH_BYTES : category == MEM_WORKSPACE ? (size_t)17 << 30 : (size_t)5 << 30; }
 #endif
 
 // ---------------------------------------------------------------------------
@@ -26,7 +28,6 @@ static unsigned blocks_for(int64_t threads, int block) { return (unsigned)blocks
 // ---------------------------------------------------------------------------
 // rates and times
 
-enum { RATE_TOKENS = 8192, RATE_CALLS = 9, FLUSH_BYTES = 256 << 20 }; // more than twice any L2
 static const size_t COPY_BYTES = (size_t)2 << 30;
 static struct { double copy, product; uint4 *flush; cudaEvent_t start, end; } page_gpu; // bytes/s, read + written; FLOP/s
 

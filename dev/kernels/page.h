@@ -516,7 +516,7 @@ static Roofline case_times(Case *c, const Op *op, const double *estimate, int ro
 
 static const double FLOPS_UNIT = 1e9;
 static const char *const COLUMNS[3] = {"GFLOP/s", "of the roofline", "roofline"};
-static size_t page_memory(void) { return (size_t)16 << 30; } // bytes of an arena: addresses, whose pages come when touched
+static size_t page_memory(MemCategory category) { return category == MEM_COMM ? 0 : (size_t)16 << 30; } // bytes of an arena: addresses, whose pages come when touched
 
 static void rates_open(Device *dev, const PageOptions *o) {
     (void)dev;
@@ -660,11 +660,11 @@ static int page_main(int argc, char **argv, const Op *const *ops, int count) {
     PageOptions o = page_options(argc, argv);
     Device walked, dev;
     device_open_walk(&walked, o.threads, 0);
-    walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak = page_memory();
+    kernels_open(&walked, 0); // what the library wants
+    static const MemCategory used[] = {MEM_WORKSPACE, MEM_ACTIVATIONS, MEM_COMM};
+    for (int i = 0; i < 3; i++) walked.arenas[used[i]].peak += page_memory(used[i]);
 #ifdef USE_CUDA
     cuda_require_gpu();
-    walked.arenas[MEM_COMM].peak = o.check ? 0 : FLUSH_BYTES;
-    walked.arenas[MEM_WORKSPACE].peak += CUDA_WORKSPACE_BYTES;
 #endif
     device_open(&dev, &walked, ".", 0);
     kernels_open(&dev, 1);
