@@ -40,12 +40,12 @@ static void check(int ok, const char *name, const char *format, ...) {
 static int64_t allocations;               // of all threads
 static __thread int64_t own_allocations; // of this one
 
+#ifdef WRAP_MALLOC
 static void count_allocation(void) {
     __atomic_fetch_add(&allocations, 1, __ATOMIC_RELAXED);
     own_allocations++;
 }
 
-#ifdef WRAP_MALLOC
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -520,7 +520,8 @@ static int has_offload(void) {
     return !lacks;
 }
 
-static struct { double loss, norm; } bits_of[20];
+typedef struct { double loss, norm; } StepBits;
+static StepBits bits_of[20];
 
 static void bits_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
@@ -533,7 +534,7 @@ static void bits_body(Job *j, int rank) {
 }
 
 /* One rank's bits into `first` (rank 0 of a run keeps them), or compared with them. */
-static void compare_bits(const char *model, int process, int world, int B, const Transport *transport, const char *more, char *first, int reference) {
+static void compare_bits(const char *model, int process, int world, int B, const Transport *transport, const char *more, StepBits *first, int reference) {
     char arguments[512], name[200];
     snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq 16 --batch %d --accum %d --deterministic --lr 1e-3 --warmup 5 --steps 20 --timeout 60%s",
              fixture_dir, model, make_token_file("bits.tok", 9000, 64, 7), B, 8 / world, more);
@@ -545,7 +546,7 @@ static void compare_bits(const char *model, int process, int world, int B, const
         memcpy(first, bits_of, sizeof bits_of);
         return;
     }
-    for (int i = 0; i < 20; i++) equal += !memcmp(&bits_of[i], first + sizeof bits_of[0] * (size_t)i, sizeof bits_of[0]);
+    for (int i = 0; i < 20; i++) equal += !memcmp(&bits_of[i], &first[i], sizeof bits_of[i]);
     snprintf(name, sizeof name, "%s, B %d: 20 deterministic steps on %d ranks x accum %d over %s%s have one rank's bits", model, B, world, 8 / world, transport->name, more);
     if (process == 0) CHECK(name, equal == 20, "%d of 20 steps equal, last loss %.9g, norm %.9g", equal, bits_of[19].loss, bits_of[19].norm);
 }
@@ -553,7 +554,8 @@ static void compare_bits(const char *model, int process, int world, int B, const
 static void test_bits(void) {
     for (int tied = 0; tied < 2; tied++)
         for (int B = 1; B <= (CUDA_BUILD ? 1 : 2); B++) {
-            char first[sizeof bits_of] = "", more[192];
+            StepBits first[20] = ZERO;
+            char more[192];
             const char *model = tied ? "tied" : "odd";
             compare_bits(model, 0, 1, B, &transport_threads, "", first, 1);
             compare_bits(model, 0, 1, B, &transport_threads, " --threads 1", first, 0);
@@ -636,7 +638,7 @@ static void test_mpi(int process, int world) {
     for (int tied = 0; tied < 2; tied++)
         for (int B = 1; B <= 2; B++) compare_layout(tied ? "tied" : "odd", process, world, 48 / world / B, B, &transport_mpi, B == 2 && tied ? " --accumulate local" : "");
     for (int tied = 0; tied < 2 && 8 % world == 0; tied++) {
-        char first[sizeof bits_of] = "";
+        StepBits first[20] = ZERO;
         if (process == 0) compare_bits(tied ? "tied" : "odd", 0, 1, 1, &transport_threads, "", first, 1);
         compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, "", first, 0);
         compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, " --accumulate local", first, 0);

@@ -92,9 +92,39 @@ refusals() {
     CUDA_ON_CPU_FAIL=LAUNCH:209:1 bad "a build without code for this GPU" "^error: CUDA: the launch of .*no kernel for this GPU.*make CUDA=1" 1 "${train[@]}" --steps 1
 }
 
+# ---------------------------------------------------------------- compiled for GPUs, where nvcc is
+# instructions of each attention kernel of tensor cores: name, mma, ldmatrix, accesses to local memory; of the machine's code where it
+# can be read, else of PTX
+instructions() {
+    if command -v cuobjdump >/dev/null && command -v nvdisasm >/dev/null; then
+        cuobjdump -sass "$top/build/cuda-bf16/train_llama3_cuda" | awk '/Function :/ {name = $3} /HMMA/ {mma[name]++} /LDSM/ {load[name]++} /LDL|STL/ {spill[name]++}
+            END {for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0}'
+    else
+        (cd "$top" && $(sed -E 's/-gencode [^ ]+//g; s/ -t [0-9]+//; s/-Xptxas [^ ]+//; s/ -l[^ ]+//g' build/cuda-bf16/flags) -arch=compute_90 -ptx train_llama3.cu -o "$work/ptx") >.out 2>&1
+        awk '/\.entry / {match($0, /_Z[A-Za-z0-9_]+/); name = substr($0, RSTART, RLENGTH)} /mma\.sync/ {mma[name]++} /ldmatrix/ {load[name]++} /ld\.local|st\.local/ {spill[name]++}
+            END {for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0}' ptx
+    fi
+}
+
+compiled() {
+    if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then echo "no nvcc: whether the kernels compile for GPUs is left out"; return; fi
+    local precision count
+    for precision in bf16 fp32; do
+        if make --no-print-directory -C "$top" CUDA=1 PRECISION=$precision cuda-programs >.out 2>&1; then pass "$precision: program and test compile for sm_80, sm_90 and PTX" "no warning of ptxas"
+        else fail "$precision: program and test compile for sm_80, sm_90 and PTX" "$(grep -iE 'error|warning' .out | head -n 3)"; fi
+    done
+    if "$top/dev/test/cuda_table.sh" >.out 2>&1; then pass "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 1 .out)"
+    else fail "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 3 .out)"; fi
+    instructions >.sass
+    count=$(grep -c attention .sass)
+    if [ "$count" -ge 8 ] && ! grep attention .sass | awk '$2 < 16 || $3 < 8 || $4 > 0' | grep -q .; then pass "attention is mma and ldmatrix, without local memory" "$count kernels: $(grep attention .sass | awk '{m += $2; l += $3} END {print m " mma, " l " ldmatrix"}')"
+    else fail "attention is mma and ldmatrix, without local memory" "$(cat .sass)"; fi
+}
+
 prepare
 training
 same_bits
 refusals
+compiled
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
