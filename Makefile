@@ -58,14 +58,14 @@ HEADERS := $(wildcard *.h *.cuh dev/test/*.h dev/data/*.h)
 
 # CUDA: code for Ampere and Hopper, and PTX for what comes; the same source, kernels for registers or not at all
 NVCC  := $(firstword $(shell command -v nvcc /usr/local/cuda/bin/nvcc 2>/dev/null))
-CUDA  ?=
+CUDA  ?= $(if $(NVCC),1)
 CUDA_PRECISION := $(if $(filter command line environment,$(origin PRECISION)),$(PRECISION),bf16)
 CUDA_BUILD := build/cuda-$(CUDA_PRECISION)
 CUDA_CODE  := $(foreach a,80 90,-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -gencode arch=compute_90,code=compute_90 -t 2
 CUDA_FLAGS := -x cu -std=c++20 -O3 -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spills,-warn-lmem-usage,-Werror \
               -Xcompiler -fopenmp,-march=$(ARCH),-ffp-contract=fast,-fno-math-errno $(if $(filter bf16,$(CUDA_PRECISION)),-DPRECISION_BF16)
 CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lm
-# the same kernels as functions of this processor
+# the same kernels as functions of this processor; -fsanitize=thread is for compiling alone: its hooks are in dev/cuda_on_cpu
 CPU_CUDA_BUILD := build/cuda-on-cpu-$(PRECISION)
 CPU_CUDA_FLAGS := -x c++ -Wno-uninitialized -Wno-maybe-uninitialized -std=c++20 -DUSE_CUDA -Idev/cuda_on_cpu -Wno-unknown-pragmas -O2 $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) $(filter -g -O% -fsanitize%,$(CFLAGS))
 CUDA_ON_CPU := $(wildcard dev/cuda_on_cpu/*.h)
@@ -99,7 +99,8 @@ $(CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_BUILD)/flags | need
 	$(NVCC) $(CUDA_FLAGS) $< -o $@ $(CUDA_LIBS) 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 
 $(CPU_CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
-	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function $< -o $@ -lcjson -lpcre2-8 -lm -pthread
+	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -c $< -o $@.o
+	$(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $@.o -o $@ -lcjson -lpcre2-8 -lm -pthread
 
 cuda-programs: $(CUDA_BUILD)/train_llama3_cuda $(CUDA_BUILD)/test_llama3_cuda
 cuda-on-cpu-programs: $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda
@@ -135,6 +136,7 @@ demo: deps
 test test-all: deps
 	@$(MAKE) --no-print-directory PRECISION=fp32 programs
 	@$(MAKE) --no-print-directory PRECISION=bf16 programs
+	@$(MAKE) --no-print-directory cuda-on-cpu
 	@dev/test/run.sh $(if $(filter test-all,$@),all)
 
 bench: deps

@@ -39,6 +39,12 @@ if command -v mpirun >/dev/null && ! grep -qv DHAVE_MPI build/cpu-fp32/flags; th
 else
     echo "no MPI in this build: its tests are left out"
 fi
+suite "CUDA on a CPU, the runtime itself" make --no-print-directory -s -C dev/cuda_on_cpu
+export CUDA_ON_CPU_REGISTERS=$PWD/dev/results/cuda-kernels.txt
+for precision in fp32 bf16; do
+    suite "CUDA on a CPU, unit tests, $precision" "build/cuda-on-cpu-$precision/test_llama3_cuda"
+done
+suite "CUDA on a CPU, the program; CUDA compiled" dev/test/cuda.sh
 # other builds of the same tests: variant NAME FOLDER, then what make is told; TESTS=group runs those groups alone
 variant() {
     local name=$1 build=build/test-$2 last=${!#} tests=
@@ -61,8 +67,20 @@ if [ "${1:-}" = all ]; then
     variant "thread sanitizer, 2 to 4 ranks over threads, 1 to 64 loader workers, fp32" tsan-fp32 HAVE_ONEDNN= HAVE_MPI= PRECISION=fp32 CFLAGS="-O1 -g -fsanitize=thread" TESTS="faults data"
     unset TSAN_OPTIONS OMP_THREAD_LIMIT
 fi
+# cuda_variant NAME FOLDER PRECISION CFLAGS : the unit tests of the kernels on this processor, built otherwise
+cuda_variant() {
+    if make -s CPU_CUDA_BUILD="build/test-$2" PRECISION="$3" CFLAGS="$4" "build/test-$2/test_llama3_cuda"; then suite "CUDA on a CPU, $1, $3" "build/test-$2/test_llama3_cuda" kernels pytorch faults replicas
+    else echo "FAIL CUDA on a CPU, $1, does not build"; failed=$((failed + 1)); fi
+}
+if [ "${1:-}" = all ]; then
+    for precision in fp32 bf16; do
+        cuda_variant "address and undefined-behaviour sanitizers" "cuda-asan-$precision" $precision "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+        cuda_variant "races in shared memory" "cuda-races-$precision" $precision "-O1 -g -fsanitize=thread"
+    done
+fi
 if [ "${1:-}" = all ]; then LIMIT=3600 suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all; fi
 suite "ops, step by step" make --no-print-directory -s -C dev/kernels check
+suite "ops, step by step, CUDA on a CPU" make --no-print-directory -s -j2 -C dev/kernels check-cuda
 suite "fuzzing, a short run" make --no-print-directory -s -C dev/fuzz check
 suite "token files" dev/test/tokenize.sh ${1:+all}
 suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3
