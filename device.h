@@ -433,6 +433,7 @@ static void cuda_require_gpu(void) {
     cudaError_t error = cudaGetDeviceCount(&count);
     if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
     if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = 0;
+    if (error == cudaErrorInsufficientDriver && !driver) user_error("no NVIDIA driver was found: install one, or use ./train_llama3, which runs on the processor");
     if (error == cudaErrorInsufficientDriver || (driver && driver / 1000 < runtime / 1000))
         user_error("the NVIDIA driver is for CUDA %d.%d, this program was built with CUDA %d.%d: install a newer driver, or build with an older toolkit",
                    driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);

@@ -642,6 +642,7 @@ typedef struct {
     Dataset data, val;         // num_files 0: none
     StFiles weights;
     int has_weights, threads, cores, local_ranks; // threads and cores of a rank
+    double memory;             // bytes that ranks find, before the first takes any
     char tokenizer_path[4096]; // "": none found
     Tokenizer *tokenizer;
     int32_t *prompt;           // ids
@@ -739,7 +740,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     for (int i = 0; not_on_device[i] && j->task != DO_PLAN; i++)
         if (option_changed(o, not_on_device[i])) user_error("--%s is not built for " DEVICE_KIND " yet: leave it out, or use ./train_llama3", not_on_device[i]);
     j->config = config_of_model(o->model);
-    if (j->task != DO_PLAN) kernels_require(j->config.HD);
+    if (j->task != DO_PLAN) kernels_require(j->config.HD), j->memory = device_memory();
     if (o->vocab_size) j->config.V = o->vocab_size;
     if (!o->seq) o->seq = j->config.T;
     if (!o->batch) o->batch = j->config.B;
@@ -838,8 +839,9 @@ static double product_rate(Device *dev) {
     floatX *x = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C)), *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
     floatX *y = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C));
     double best = 1e30;
-    floatX *numbers = (floatX *)checked_malloc(sizeof(floatX) * (size_t)(C * C));
-    for (int i = 0; i < C * C; i++) numbers[i] = from_float((float)(i % 17) - 8);
+    int most = (N > C ? N : C) * C;
+    floatX *numbers = (floatX *)checked_malloc(sizeof(floatX) * (size_t)most);
+    for (int i = 0; i < most; i++) numbers[i] = from_float((float)(i % 17) - 8);
     device_write(dev, x, numbers, sizeof(floatX) * (size_t)(N * C));
     device_write(dev, w, numbers, sizeof(floatX) * (size_t)(C * C));
     free(numbers);
@@ -894,10 +896,10 @@ static void run_walk(Run *r, const Job *j, int rank) {
 }
 
 static void check_memory(const Job *j, const Device *walked) {
-    double need = (double)device_need(walked) * j->local_ranks, have = device_memory();
-    if (need > have)
+    double need = (double)device_need(walked) * j->local_ranks;
+    if (need > j->memory)
         user_error("%d rank%s of " DEVICE_NAME " need %.2f GB, it has %.2f GB: use more of them, a smaller --batch or --seq, --recompute full, or a smaller model (--plan shows what takes how much)",
-                   j->local_ranks, j->local_ranks > 1 ? "s" : "", need / 1e9, have / 1e9);
+                   j->local_ranks, j->local_ranks > 1 ? "s" : "", need / 1e9, j->memory / 1e9);
 }
 
 /* All ranks were started alike, with the same data; tells which is not. */
@@ -1059,7 +1061,7 @@ static void rank_eval(Run *r, const Job *j) {
 static void rank_main(Job *j, int rank) {
     Run *walked = (Run *)checked_malloc(sizeof *walked), *r = (Run *)checked_malloc(sizeof *r);
     run_walk(walked, j, rank);
-    if (rank == 0) check_memory(j, &walked->dev);
+    if (rank == 0 || j->transport == &transport_threads) check_memory(j, &walked->dev); // before any rank takes memory that others are to have
     if (rank == 0) job_check_outputs(j); // the last thing that can refuse, since it may leave a directory behind
     rank_open(r, walked, j, rank);
     if (j->task == DO_TRAIN) rank_train(r, walked, j);
