@@ -31,6 +31,7 @@ stage() {
     [ $code = 0 ] || failed=1
     printf '| %s | %s | %s s |\n' "$name" "${said:-exit code $code}" $((SECONDS - start)) | tee -a "$report"
     [ $code = 0 ] || grep -E '^(FAIL|failure:|error:)' "$log" | head -n 20
+    return $code
 }
 wanted() { [[ " $stages " == *" $1 "* ]]; }
 
@@ -54,5 +55,10 @@ for p in bf16 fp32; do
         stage "races-$p" 240 compute-sanitizer --tool racecheck --error-exitcode 1 "build/cuda-$p/test_llama3_cuda" kernels
     fi
 done
-if wanted kernels; then stage kernels 500 make --no-print-directory -C dev/kernels table-cuda; fi
+if wanted kernels; then
+    rm -f build/kernels-gpu.md
+    table=build/kernels-gpu.md # as far as it comes
+    stage kernels 500 make --no-print-directory -C dev/kernels table-cuda && table=dev/results/kernels-gpu.md
+    [ ! -f $table ] || [ $table -ef "$out/kernels-gpu.md" ] || cp $table "$out/kernels-gpu.md"
+fi
 exit $failed

@@ -55,18 +55,17 @@ TEXT
 
 fi
 
-pages=$(mktemp)
-trap 'rm -f "$pages"' EXIT
-if [ "$what" = table-cuda ]; then
+if [ "$what" = table-cuda ]; then # page after page: time on a GPU may end before the last
     for name in $NAMES; do
         printf '\n## %s\n' "$name"
         for page in $PAGES; do
             "$page" "$name" --markdown "$@" || exit 1
         done
-    done >"$pages"
-    cat "$pages"
+    done
     exit
 fi
+pages=$(mktemp)
+trap 'rm -f "$pages"' EXIT
 for page in $PAGES; do
     name=${page##*/}
     [ "${last:-}" = "$name" ] || printf '\n## %s\n' "$name"
