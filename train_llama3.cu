@@ -65,7 +65,7 @@ typedef struct {
     int32_t *ids, *targets;    // (N) of the batch that is computed now
     floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (N, C), a norm's output (N, C), …
     float *cos_sin;            // (positions, 2, HD/2)
-    int32_t *positions;        // (T)
+    int32_t *positions;        // (positions) 0, 1, 2, …
     floatX *cache;             // generation: (L, positions, 2·NKV·HD) keys and values; else NULL
     float *next_logits;        // generation: (V) where the host reads them
     int positions_max;
@@ -142,14 +142,6 @@ static void block_activations_open(Run *r, BlockActivations *a, int64_t N, Keep 
     if (all) a->hidden = activation(r, "hidden", N * c->F);
 }
 
-/* The batch's rows stand at positions `past` and on. */
-static void set_positions(Run *r, int past, int count) {
-    int32_t *positions = (int32_t *)checked_malloc(sizeof(int32_t) * (size_t)count);
-    for (int t = 0; t < count; t++) positions[t] = past + t;
-    device_write(&r->dev, r->model.positions, positions, sizeof(int32_t) * (size_t)count);
-    free(positions);
-}
-
 /* Buffers for batches of up to (B, T). `cached` > 0: keys and values of that many positions are kept. */
 static void model_open(Run *r, int B, int T, int cached) {
     const Llama3Config *c = r->config;
@@ -180,16 +172,19 @@ static void model_open(Run *r, int B, int T, int cached) {
     }
     m->positions_max = cached ? cached : T;
     m->cos_sin = activation_fp32(r, "rotation table", (int64_t)m->positions_max * c->HD);
-    m->positions = (int32_t *)activation_fp32(r, "positions", T);
+    m->positions = (int32_t *)activation_fp32(r, "positions", m->positions_max);
     if (cached) m->cache = activation(r, "keys and values", (int64_t)c->L * cached * 2 * c->NKV * c->HD);
     if (cached) m->next_logits = (float *)arena_alloc(&r->dev, MEM_HOST, "next token's logits", sizeof(float) * (size_t)c->V);
     if (r->dev.walk) return;
-    size_t table = sizeof(float) * (size_t)m->positions_max * (size_t)c->HD;
+    size_t count = (size_t)m->positions_max, table = sizeof(float) * count * (size_t)c->HD;
     float *cos_sin = (float *)checked_malloc(table);
+    int32_t *positions = (int32_t *)checked_malloc(sizeof(int32_t) * count);
     rope_table(cos_sin, c, m->positions_max);
+    for (int t = 0; t < m->positions_max; t++) positions[t] = t;
     device_write(&r->dev, m->cos_sin, cos_sin, table);
+    device_write(&r->dev, m->positions, positions, sizeof(int32_t) * count);
     free(cos_sin);
-    set_positions(r, 0, T);
+    free(positions);
 }
 
 // ---------------------------------------------------------------------------
@@ -241,7 +236,7 @@ static void block_forward(Run *r, int l, int again) {
     else rmsnorm_forward(dev, a->attn_in, a->attn_rstd, a->x, before->mid, m->branch, w + at[W_ATTN_NORM], c->norm_eps, N, c->C);
     if (products) {
         linear_forward(dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV); // Q, K and V are one product
-        rope_forward(dev, a->qkv, QKV, m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
+        rope_forward(dev, a->qkv, QKV, m->cos_sin, m->positions + m->past, N, m->T, c->NH + c->NKV, c->HD);
         block_attention(r, l, a);
         linear_forward(dev, m->branch, a->attn, w + at[W_O], N, Q, c->C);
     }
@@ -562,7 +557,6 @@ static const float *next_token_logits(Run *r, const int32_t *ids, int count, int
     Model *m = &r->model;
     m->T = count, m->past = past;
     device_write(&r->dev, m->ids, ids, sizeof(int32_t) * (size_t)count);
-    set_positions(r, past, count);
     blocks_forward(r, PASS_LAST);
     FsdpUnit *head = &r->fsdp.units[table_head_unit(r->table)];
     const int64_t *at = head->unit->where;
