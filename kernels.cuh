@@ -1205,6 +1205,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
     const int64_t token = (int64_t)p.b * s.Tq + t0;
     tile_load<HD>(qs, a.q + token * s.q_stride + p.h * HD, s.q_stride, QUERIES, s.Tq - t0, THREADS);
     tile_load<HD>(dos, a.dout + token * s.o_stride + p.h * HD, s.o_stride, QUERIES, s.Tq - t0, THREADS);
+    ptx_cp_async_commit(); // here, since the loop may have no steps: only what is committed is waited for
     float sums[2][HD / 8][4];
     fill(sums, 0);
     for (int j = documents_meet(x.q_doc, t0, min(t0 + QUERIES, s.Tq), x.k_doc, 0, end) / KEYS * KEYS; j < end; j += KEYS) {
