@@ -1158,7 +1158,7 @@ template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds_
         const AttentionPlace place = attention_place(a, (s.Tk + KEYS - 1) / KEYS, 1);
         const Sight x = sight_of(s, place.b);
         const int key = place.rank * KEYS, first = max(0, key - s.q_offset) / Z::QUERIES * Z::QUERIES, G = s.NH / s.NKV;
-        const int end = documents_meet(x.k_doc, key, min(key + KEYS, s.Tk), x.q_doc, s.Tq - 1, first - 1) + 1;
+        const int end = documents_meet(x.k_doc, key, min(key + KEYS, s.Tk), x.q_doc, s.Tq - 1, min(first, s.Tq) - 1) + 1;
         if (threadIdx.x == 0) p->b = place.b, p->kv = place.kv, p->key = key, p->first = first, p->end = end, p->last_head = place.kv * G + G - 1;
     }
     __syncthreads();
