@@ -749,16 +749,6 @@ DEVICE float ptx_exp2(float x) {
 }
 #endif
 
-DEVICE uint32_t pack_bf16(float low, float high) { // two in a register, round to nearest even
-#ifdef __CUDA_ARCH__
-    uint32_t r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-#else
-    return (uint32_t)float_to_bf16(low).bits | (uint32_t)float_to_bf16(high).bits << 16;
-#endif
-}
-
 // ---------------------------------------------------------------------------
 // what all attention kernels share
 
@@ -891,7 +881,7 @@ template <int M, int N> DEVICE void mma_pack(uint32_t (&w)[M][N / 2][4], const f
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int n = 0; n < N; n++)
             UNROLL for (int half = 0; half < 2; half++)
-                w[m][n / 2][n % 2 * 2 + half] = pack_bf16(c[m][n][2 * half] * scale, c[m][n][2 * half + 1] * scale);
+                w[m][n / 2][n % 2 * 2 + half] = round_pair(c[m][n][2 * half] * scale, c[m][n][2 * half + 1] * scale);
 }
 /* Where this lane's word w[m][n / 2][n % 2 * 2 + half] is in a tile's rows from 0 on; at = mma_lane<W>(). */
 template <int W> DEVICE int mma_lane() {
@@ -1102,7 +1092,7 @@ template <int HD, int KEYS, int WITH_DQ, int OWNS_DK> DEVICE void backward_half(
                 float2 lse = *(const float2 *)(const void *)(rows + n * 8 + left);
                 UNROLL for (int i = 0; i < 4; i++) {
                     const float *score = &c[i / 2][n][i % 2 * 2];
-                    uint32_t two = pack_bf16(ptx_exp2(fmaf(score[0], a.scale2, -lse.x)), ptx_exp2(fmaf(score[1], a.scale2, -lse.y)));
+                    uint32_t two = round_pair(ptx_exp2(fmaf(score[0], a.scale2, -lse.x)), ptx_exp2(fmaf(score[1], a.scale2, -lse.y)));
                     *mma_word<QUERIES>(my_ps, at, i / 2, n, i % 2) = w[i / 2][n / 2][n % 2 * 2 + i % 2] = two;
                 }
             }
@@ -1120,7 +1110,7 @@ template <int HD, int KEYS, int WITH_DQ, int OWNS_DK> DEVICE void backward_half(
                 UNROLL for (int i = 0; i < 4; i++) {
                     const float *dp = &c[i / 2][n][i % 2 * 2];
                     uint32_t *word = mma_word<QUERIES>(my_ps, at, i / 2, n, i % 2), two = *word;
-                    two = pack_bf16(__uint_as_float(two << 16) * (dp[0] - D.x), __uint_as_float(two & 0xFFFF0000u) * (dp[1] - D.y));
+                    two = round_pair(__uint_as_float(two << 16) * (dp[0] - D.x), __uint_as_float(two & 0xFFFF0000u) * (dp[1] - D.y));
                     w[i / 2][n / 2][n % 2 * 2 + i % 2] = two;
                     if (WITH_DQ) *word = two; // dS where this lane has read P
                 }
@@ -1159,7 +1149,7 @@ template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds_
         const AttentionPlace place = attention_place(a, (s.Tk + KEYS - 1) / KEYS, 1);
         const Sight x = sight_of(s, place.b);
         const int key = place.rank * KEYS, first = max(0, key - s.q_offset) / Z::QUERIES * Z::QUERIES, G = s.NH / s.NKV;
-        const int end = documents_meet(x.k_doc, key, min(key + KEYS, s.Tk), x.q_doc, s.Tq - 1, first - 1) + 1;
+        const int end = documents_meet(x.k_doc, key, min(key + KEYS, s.Tk), x.q_doc, s.Tq - 1, min(first, s.Tq) - 1) + 1;
         if (threadIdx.x == 0) p->b = place.b, p->kv = place.kv, p->key = key, p->first = first, p->end = end, p->last_head = place.kv * G + G - 1;
     }
     __syncthreads();
@@ -1206,6 +1196,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
     const int64_t token = (int64_t)p.b * s.Tq + t0;
     tile_load<HD>(qs, a.q + token * s.q_stride + p.h * HD, s.q_stride, QUERIES, s.Tq - t0, THREADS);
     tile_load<HD>(dos, a.dout + token * s.o_stride + p.h * HD, s.o_stride, QUERIES, s.Tq - t0, THREADS);
+    ptx_cp_async_commit(); // here, since the loop may have no steps: only what is committed is waited for
     float sums[2][HD / 8][4];
     fill(sums, 0);
     for (int j = documents_meet(x.q_doc, t0, min(t0 + QUERIES, s.Tq), x.k_doc, 0, end) / KEYS * KEYS; j < end; j += KEYS) {

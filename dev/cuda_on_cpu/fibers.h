@@ -259,7 +259,7 @@ inline void end_thread() {
                  w->meetings[i].arrived, w->meetings[i].what, w->meetings[i].mask);
     w->ended |= 1u << t->lane;
     block.ended++;
-    t->copies.clear(); // nobody may have relied on them
+    if (!t->copies.empty()) fail(nullptr, "ends while a cp.async of it is on its way, which may yet write over what has come to its place: commit it, and wait for it");
 }
 
 /* What a stack runs: threads that have not begun, one after the other. It never returns: it stops until there are more. */

@@ -276,6 +276,7 @@ template <bool WAITS> __global__ void __launch_bounds__(128) product(float *__re
         }
         __syncthreads();
     }
+    if (!WAITS) ptx_cp_async_wait<0>(); // too late
     for (int n = 0; n < 8; n++)
         for (int i = 0; i < 4; i++) {
             int row = m0 + warp * 16 + lane / 4 + i / 2 * 8, column = n0 + n * 8 + lane % 4 * 2 + i % 2;
@@ -807,6 +808,11 @@ __global__ void misaligned_copy(const float *p) {
     DYN_SHARED(float, s);
     ptx_cp_async(s, p + 1, true);
 }
+__global__ void uncommitted_copy(const float *p) { // so the wait is for nothing
+    DYN_SHARED(float, s);
+    ptx_cp_async(s, p, true);
+    ptx_cp_async_wait<0>();
+}
 __global__ void misaligned_row(uint32_t *out) {
     DYN_SHARED(uint16_t, s);
     uint32_t r[4];
@@ -924,11 +930,15 @@ static void test_planted() {
         RUN(crossed, 1, 32, 0, 0, device_floats(32, nullptr));
         cudaDeviceSynchronize();
     });
-    planted("5: cp.async is not waited for", "product<false>", [] {
+    planted("5: cp.async is waited for too late", "product<false>", [] {
         disagree("product<false>", [] {
             std::vector<float> c = run_product<false>(64, 64, 64);
             return fingerprint(1, c.data(), c.size() * 4);
         });
+    });
+    planted("5: cp.async is not committed", "kernel uncommitted_copy, |ends while a cp.async", [] {
+        RUN(uncommitted_copy, 1, 1, 64, 0, device_floats(64, small));
+        cudaDeviceSynchronize();
     });
     planted("6: a misaligned vector", "kernel misaligned_vector, |not aligned", [] {
         RUN(misaligned_vector, 1, 1, 0, 0, device_floats(64, small));

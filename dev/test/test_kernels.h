@@ -346,7 +346,7 @@ static void test_cross_entropy(KernelTest *t) {
 // ---------------------------------------------------------------------------
 // attention
 
-typedef struct { int B, Tq, Tk, NH, NKV, HD, q_offset, docs, spare; double scale; } AttentionCase; // docs 2: some match nothing; spare: unused keys behind the last sequence
+typedef struct { int B, Tq, Tk, NH, NKV, HD, q_offset, docs, spare; double scale; } AttentionCase; // docs 2: some match nothing; spare: unused keys behind the last sequence; 8: gaps between rows that tensor cores take
 
 static int test_sees(const AttentionShape *s, int b, int t, int key) {
     return key <= s->q_offset + t && (!s->q_doc || s->q_doc[b * s->Tq + t] == s->k_doc[b * s->Tk + key]);
@@ -409,8 +409,8 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, double *w
     memset(&s, 0, sizeof s);
     s.B = c->B, s.Tq = c->Tq, s.Tk = c->Tk, s.NH = c->NH, s.NKV = c->NKV, s.HD = c->HD, s.q_offset = c->q_offset;
     if (c->docs) s.k_doc = test_documents(t, c->B, c->Tk, 0), s.q_doc = c->Tq == c->Tk && c->docs == 1 ? s.k_doc : test_documents(t, c->B, c->Tq, c->docs == 2);
-    s.q_stride = fused ? qw + 2 * kw : qw + 3;
-    s.k_stride = s.v_stride = fused ? qw + 2 * kw : kw + 5;
+    s.q_stride = fused ? qw + 2 * kw : qw + (c->spare == 8 ? 8 : 3);
+    s.k_stride = s.v_stride = fused ? qw + 2 * kw : kw + (c->spare == 8 ? 8 : 5);
     s.o_stride = qw + c->spare;
     int64_t q_batch = c->Tq * s.q_stride, kv_batch = c->Tk * s.k_stride, N = (int64_t)c->B * c->Tq;
     int64_t q_size = c->B * q_batch, kv_size = fused ? 0 : c->B * (c->Tk + c->spare) * s.k_stride, total = q_size + 2 * kv_size;
@@ -465,8 +465,13 @@ static void test_attention(KernelTest *t) {
     // Scores of some hundreds (the softmax picks one key), and a head of one element: gradients are differences of near
     // equals, and what is left of them is the rounding of out.
     const AttentionCase hard[] = {{1, 130, 130, 2, 1, 64, 0, 0, 0, 12}, {1, 65, 300, 2, 1, 1, 100, 2, 0, 1}};
+    // More queries than keys and the reverse, whole tiles of queries that see nothing and of keys that nobody sees, documents, groups.
+    const AttentionCase tiles[] = {{1, 300, 65, 4, 2, 64, -140, 0, 8, 1}, {1, 300, 300, 2, 1, 128, -170, 1, 8, 1}, {2, 70, 700, 2, 1, 64, 5, 1, 8, 1},
+                                   {2, 300, 300, 4, 1, 64, 0, 1, 8, 1},   {1, 200, 333, 2, 2, 128, 133, 2, 8, 1},  {1, 3, 500, 4, 2, 128, 497, 0, 8, 1}};
     double worst_lse = 0;
     int bad_empty = 0;
+    for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++, t->cases++) test_attention_case(t, &tiles[i], &worst_lse, &bad_empty);
+    test_report(t, "attention over tiles of all kinds follows its definition", sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 3e-2 : 2e-4);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++, t->cases++) test_attention_case(t, &cases[i], &worst_lse, &bad_empty);
     CHECK("attention: log-sum-exp follows its definition, -infinity for rows that see nothing", worst_lse <= 1e-6 && !bad_empty, "error %.2g <= 1e-6, %d wrong rows", worst_lse, bad_empty);
     test_report(t, "attention forward and backward follow their definition", sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 1.2e-2 : 2e-4); // worst: first rows' dq, a difference of what was rounded
