@@ -473,6 +473,7 @@ static void *memory_open(Device *dev, MemCategory category, size_t bytes, size_t
     cudaError_t error = category == MEM_HOST ? cudaHostAlloc(&p, bytes, cudaHostAllocDefault) : cudaMalloc(&p, bytes);
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError(); // it is told here
+        if (category == MEM_HOST) user_error("%.2f GB of the host's memory could not be had pinned: use fewer ranks a host, or a smaller --batch or --seq", (double)bytes / 1e9);
         cudaMemGetInfo(&have, &of);
         user_error("%.2f GB for %s could not be had: by the plan a rank needs %.2f GB of the GPU, of whose %.2f GB %.2f GB are free now: use a smaller --batch or --seq, "
                    "--recompute full, more GPUs, or a smaller model (--plan shows what takes how much)",

@@ -3,7 +3,7 @@
  * Owns: the kernels, each with a launcher that alone knows its grid, block and shared memory; cuBLASLt's handle, its
  * workspace and its choices by shape (kernels_open, kernels_close).
  * A caller may rely on: nothing here waits for the GPU; every kernel gives the same bits on each run (attention's dq under
- * dev->deterministic); a row's depend on that row alone, and sums over rows are cut at fixed places.
+ * dev->deterministic); but for cuBLASLt, which chooses by shape, a row's depend on that row alone; sums over rows are cut at fixed places.
  */
 #ifndef KERNELS_CUH
 #define KERNELS_CUH

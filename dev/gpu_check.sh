@@ -3,29 +3,33 @@
 #
 #   dev/gpu_check.sh                        all: build machine tests sanitizer kernels
 #   STAGES="tests kernels" dev/gpu_check.sh some
-#   OUT=folder                              where results go (default dev/results): gpu-check.md, kernels-gpu.md, and the logs under OUT/gpu
+#   OUT=folder                              where results go (default dev/results): gpu-check.md, its log, kernels-gpu.md
 #
-# Binaries of `make CUDA=1 cuda-programs` that were built elsewhere are used as they are; `build` makes what is missing.
+# Binaries that were built elsewhere (make CUDA=1 ARCH=x86-64-v3 cuda-programs) are used as they are, with libraries that this
+# machine lacks (cJSON, PCRE2) in build/lib; `build` makes what is missing.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 stages=${STAGES:-build machine tests sanitizer kernels}
 out=$(realpath -m "${OUT:-dev/results}")
-mkdir -p "$out/gpu"
-report=$out/gpu-check.md failed=0
+mkdir -p "$out"
+report=$out/gpu-check.md all=$out/gpu-check.log log=$(mktemp) failed=0
+trap 'rm -f "$log"' EXIT
+: >"$all"
+[ -d build/lib ] && export LD_LIBRARY_PATH="$PWD/build/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
 # CUDA's libraries: the toolkit's, else those of Python packages
 for dir in /usr/local/cuda/lib64 $(python3 -c 'import glob, sysconfig; print(*glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/lib"))' 2>/dev/null); do
     [ -d "$dir" ] && export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$dir"
 done
 
-# stage NAME SECONDS COMMAND… : its output into a log, its last `N passed, N failed` (or its exit code) into the report
+# stage NAME SECONDS COMMAND… : its output into the log, its last `N passed, N failed` (or its exit code) into the report
 stage() {
-    local name=$1 limit=$2 start=$SECONDS log said code
+    local name=$1 limit=$2 start=$SECONDS said code
     shift 2
-    log=$out/gpu/$name.log
     echo "== $name"
     timeout -k 5 "$limit" "$@" >"$log" 2>&1
     code=$?
+    { echo "== $name"; cat "$log"; } >>"$all"
     said=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1)
     [ $code = 124 ] && said="ran past its $limit s; ${said:-$(tail -n 1 "$log")}"
     [ $code = 0 ] || failed=1
@@ -47,7 +51,7 @@ printf '# gpu_check.sh\n\n%s, %s; commit %s.\n\n| stage | result | |\n|---|---|-
 if wanted build; then
     for p in bf16 fp32; do stage "build-$p" 400 make --no-print-directory CUDA=1 PRECISION=$p cuda-programs; done
 fi
-if wanted machine; then stage machine 60 bash -c machine; cat "$out/gpu/machine.log"; fi
+if wanted machine; then stage machine 60 bash -c machine; cat "$log"; fi
 for p in bf16 fp32; do
     if wanted tests; then stage "tests-$p" 240 "build/cuda-$p/test_llama3_cuda"; fi
     if wanted sanitizer && command -v compute-sanitizer >/dev/null; then
