@@ -11,6 +11,7 @@ CC       ?= cc
 ARCH     ?= native
 CFLAGS   ?= -O3
 RANKS    ?= 2
+JOBS     ?= $(shell nproc 2>/dev/null || echo 2)
 
 comma    := ,
 
@@ -105,8 +106,8 @@ $(CPU_CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_C
 cuda-programs: $(CUDA_BUILD)/train_llama3_cuda $(CUDA_BUILD)/test_llama3_cuda
 cuda-on-cpu-programs: $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda
 cuda-on-cpu:
-	@$(MAKE) --no-print-directory PRECISION=fp32 cuda-on-cpu-programs
-	@$(MAKE) --no-print-directory PRECISION=bf16 cuda-on-cpu-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=fp32 cuda-on-cpu-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=bf16 cuda-on-cpu-programs
 
 # rebuilt when the flags or the installed libraries change
 $(BUILD)/flags: HOW = $(CC) $(FLAGS) $(LIBS)
@@ -134,9 +135,8 @@ demo: deps
 	@RANKS=$(RANKS) dev/demo.sh
 
 test test-all: deps
-	@$(MAKE) --no-print-directory PRECISION=fp32 programs
-	@$(MAKE) --no-print-directory PRECISION=bf16 programs
-	@$(MAKE) --no-print-directory cuda-on-cpu
+	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=fp32 programs cuda-on-cpu-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=bf16 programs cuda-on-cpu-programs
 	@dev/test/run.sh $(if $(filter test-all,$@),all)
 
 bench: deps

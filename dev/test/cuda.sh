@@ -97,7 +97,7 @@ refusals() {
 # can be read, else of PTX
 instructions() {
     if command -v cuobjdump >/dev/null && command -v nvdisasm >/dev/null; then
-        cuobjdump -sass "$top/build/cuda-bf16/train_llama3_cuda" | awk '/Function :/ {name = $3} /HMMA/ {mma[name]++} /LDSM/ {load[name]++} /LDL|STL/ {spill[name]++}
+        cuobjdump -sass "$top/build/cuda-bf16/test_llama3_cuda" | awk '/Function :/ {name = $3} /HMMA/ {mma[name]++} /LDSM/ {load[name]++} /LDL|STL/ {spill[name]++}
             END {for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0}'
     else
         (cd "$top" && $(sed -E 's/-gencode [^ ]+//g; s/ -t [0-9]+//; s/-Xptxas [^ ]+//; s/ -l[^ ]+//g' build/cuda-bf16/flags) -arch=compute_90 -ptx train_llama3.cu -o "$work/ptx") >.out 2>&1
@@ -110,8 +110,8 @@ compiled() {
     if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then echo "no nvcc: whether the kernels compile for GPUs is left out"; return; fi
     local precision count
     for precision in bf16 fp32; do
-        if make --no-print-directory -C "$top" CUDA=1 PRECISION=$precision cuda-programs >.out 2>&1; then pass "$precision: program and test compile for sm_80, sm_90 and PTX" "no warning of ptxas"
-        else fail "$precision: program and test compile for sm_80, sm_90 and PTX" "$(grep -iE 'error|warning' .out | head -n 3)"; fi
+        if make --no-print-directory -C "$top" CUDA=1 PRECISION=$precision build/cuda-$precision/test_llama3_cuda >.out 2>&1; then pass "$precision: the program, in its test, compiles for sm_80, sm_90 and PTX" "no warning of ptxas"
+        else fail "$precision: the program, in its test, compiles for sm_80, sm_90 and PTX" "$(grep -iE 'error|warning' .out | head -n 3)"; fi
     done
     if "$top/dev/test/cuda_table.sh" >.out 2>&1; then pass "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 1 .out)"
     else fail "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 3 .out)"; fi

@@ -27,8 +27,8 @@ bounds() {
 }
 
 for precision in fp32 bf16; do
-    make --no-print-directory PRECISION=$precision build/cuda-$precision/train_llama3_cuda >"$work/make" 2>&1 || { grep -i error "$work/make"; exit 1; }
-    kernels build/cuda-$precision/train_llama3_cuda.ptxas | sed "s/^/$precision /" >>"$work/kernels"
+    make --no-print-directory PRECISION=$precision build/cuda-$precision/test_llama3_cuda >"$work/make" 2>&1 || { grep -i error "$work/make"; exit 1; }
+    kernels build/cuda-$precision/test_llama3_cuda.ptxas | sed "s/^/$precision /" >>"$work/kernels"
     front=$(sed -E "s/-gencode [^ ]+//g; s/ -t [0-9]+//; s/-Xptxas [^ ]+//; s/ -l[^ ]+//g" build/cuda-$precision/flags)
     $front -arch=compute_90 -ptx train_llama3.cu -o "$work/ptx" 2>"$work/make" || { cat "$work/make"; exit 1; }
     bounds "$work/ptx" >>"$work/bounds"
