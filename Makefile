@@ -28,10 +28,12 @@ HAVE_PCRE2  := $(call has_header,pcre2.h,-DPCRE2_CODE_UNIT_WIDTH=8)
 ifneq ($(shell command -v apt-get 2>/dev/null),)
 INSTALL  := $(if $(filter 0,$(shell id -u)),,sudo )apt-get install -y --no-install-recommends
 PACKAGES := libopenmpi-dev libdnnl-dev libcjson-dev libpcre2-dev
-EXTRA    := $(if $(shell command -v mpirun 2>/dev/null),,openmpi-bin) $(if $(shell command -v bible /usr/games/bible 2>/dev/null),,bible-kjv)
+EXTRA    := $(if $(shell command -v mpirun 2>/dev/null),,openmpi-bin) $(if $(shell command -v bible /usr/games/bible 2>/dev/null),,bible-kjv) \
+            $(if $(shell command -v $(CXX) 2>/dev/null),,g++)
 else ifneq ($(shell command -v dnf 2>/dev/null),)
 INSTALL  := sudo dnf install -y
 PACKAGES := openmpi-devel onednn-devel cjson-devel pcre2-devel
+EXTRA    := $(if $(shell command -v $(CXX) 2>/dev/null),,gcc-c++)
 else ifneq ($(shell command -v pacman 2>/dev/null),)
 INSTALL  := sudo pacman -S --needed
 PACKAGES := openmpi onednn cjson pcre2
