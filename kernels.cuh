@@ -18,9 +18,9 @@
 #define FLAT 4
 enum { LOGIT_ROWS = 2048, LOGITS = 1 << 28 }; // at a time: at most so many rows, and 1 GiB of them
 #ifdef CUDA_ON_CPU
-enum { RATE_ROWS = 64, RATE_COLS = 32 };
+enum { RATE_ROWS = 64, RATE_COLS = 32, RATE_COUNTS = 0 }; // its times tell nothing
 #else
-enum { RATE_ROWS = 8192, RATE_COLS = 4096 }; // of the product that measures what this device can do
+enum { RATE_ROWS = 8192, RATE_COLS = 4096, RATE_COUNTS = 1 }; // of the product that measures what this device can do
 #endif
 enum {
     WARP = 32, BLOCK = 256, MAX_BLOCK = 1024, // threads

@@ -944,7 +944,7 @@ static void cpu_fingerprint(Device *dev, uint64_t *total, const void *data, int6
 
 #ifndef USE_CUDA
 enum { LOGIT_ROWS = 1024, LOGITS = 1 << 25 }; // at a time: at most so many rows, and 128 MiB of them
-enum { RATE_ROWS = 512, RATE_COLS = 768 };    // of the product that measures what this device can do
+enum { RATE_ROWS = 512, RATE_COLS = 768, RATE_COUNTS = 1 }; // of the product that measures what this device can do
 #endif
 
 // ---------------------------------------------------------------------------

@@ -850,7 +850,7 @@ static double product_rate(Device *dev) {
     device_phase(dev, NULL, NULL);
     dev->clock = clock, dev->num_events = events;
     arena_release(dev, MEM_WORKSPACE, mark);
-    return 2.0 * N * C * C / best;
+    return RATE_COUNTS ? 2.0 * N * C * C / best : 0;
 }
 
 /* Which categories of memory live in files: bits by MemCategory. */
