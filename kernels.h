@@ -276,8 +276,8 @@ static void cpu_embedding_forward(Device *dev, floatX *x, const floatX *embed, c
         else memcpy(x + (int64_t)n * C, embed + (int64_t)ids[n] * C, (size_t)C * sizeof *x);
 }
 
-/* Columns belong to threads, so each element is summed by one thread, over n in order, and one frequent token is everybody's work. */
 static size_t cpu_embedding_backward_scratch(int N, int C) { return (void)N, (void)C, 0; }
+/* Columns belong to threads, so each element is summed by one thread, over n in order, and one frequent token is everybody's work. */
 static void cpu_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int N, int C, void *scratchpad) {
     (void)scratchpad;
 #pragma omp parallel for num_threads(dev->threads)
