@@ -519,6 +519,15 @@ inline void join(std::shared_ptr<Team> team, ncclComm_t comm) {
         else if (m && m->error) comm->error = m->error;
 }
 
+inline void drop_job(ncclComm_t comm) { // what it has yet to queue never will be
+    if (!comm->job) return;
+    std::erase_if(comm->job->calls, [comm](const NcclCall &c) {
+        if (c.comm == comm) c.stream->unlaunched = nullptr;
+        return c.comm == comm;
+    });
+    comm->job = nullptr;
+}
+
 /* The handle is no more; what this rank has queued of it ends without effect. */
 inline void leave(ncclComm_t comm) {
     for (cudaStream_t s : machine().streams)
@@ -528,10 +537,7 @@ inline void leave(ncclComm_t comm) {
             l->aborted = true;
             for (auto &x : l->exchanges) x->dead |= !x->moved;
         }
-    if (comm->job) {
-        for (NcclCall &c : comm->job->calls) c.stream->unlaunched = c.comm == comm ? nullptr : c.stream->unlaunched;
-        std::erase_if(comm->job->calls, [comm](const NcclCall &c) { return c.comm == comm; });
-    }
+    drop_job(comm);
     for (auto &list : nccl().issued)
         if (list.first.first == comm->device || list.first.second == comm->device) std::erase_if(list.second, [comm](const Issued &i) { return i.exchange->team == comm->team; });
     if (comm->team) comm->team->members[(size_t)comm->rank] = nullptr;
@@ -640,6 +646,7 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state, 
         *state = ncclInProgress;
         return ncclSuccess;
     }
+    if (comm->error) emu::drop_job(comm);
     comm->job = nullptr;
     if (job && job->then && !comm->error) {
         auto then = std::move(job->then);

@@ -41,7 +41,7 @@ static float *device_floats(size_t count, float (*value)(size_t i)) {
     return d;
 }
 
-static std::vector<float> host_floats(const float *d, size_t count) {
+[[maybe_unused]] static std::vector<float> host_floats(const float *d, size_t count) {
     std::vector<float> h(count);
     MUST(cudaMemcpy(h.data(), d, count * sizeof *d, cudaMemcpyDeviceToHost));
     return h;
