@@ -63,7 +63,7 @@ struct CUstream_st {
     uint32_t rank; // the highest runs next
     std::deque<emu::Op> queue;
     double clock;  // us: when its last operation ended
-    const char *unlaunched; // an NCCL call that has yet to queue its operation; NULL: none
+    std::string unlaunched; // an NCCL call that has yet to queue its operation; empty: none
 };
 
 struct CUevent_st {
@@ -370,7 +370,7 @@ inline uint32_t draw_rank(int priority) { // the more urgent a stream, the often
 }
 
 inline cudaStream_t new_stream(int device, bool blocking, int priority = LEAST_PRIORITY) {
-    cudaStream_t s = new CUstream_st{device, blocking, false, priority, draw_rank(priority), {}, host_clock, nullptr};
+    cudaStream_t s = new CUstream_st{device, blocking, false, priority, draw_rank(priority), {}, host_clock, ""};
     machine().streams.insert(s);
     return s;
 }
@@ -384,8 +384,8 @@ inline cudaStream_t stream_of(cudaStream_t s) {
 }
 
 inline void check_launched(cudaStream_t s) { // NCCL's own thread may queue it before what comes now, or after
-    if (s->unlaunched)
-        fail(nullptr, "a stream is used again while %s is still in progress there: ask ncclCommGetAsyncError until it says ncclSuccess", s->unlaunched);
+    if (!s->unlaunched.empty())
+        fail(nullptr, "a stream is used again while %s is still in progress there: ask ncclCommGetAsyncError until it says ncclSuccess", s->unlaunched.c_str());
 }
 
 constexpr double NO_OPERATION = -1; // lasts so long: the emulator's own

@@ -647,11 +647,11 @@ static void test_planted() {
     MISUSE("a communicator is used before it is ready", "ncclAllReduce on communicator 'hasty'|ncclCommInitRankConfig is still in progress", impatient, 0, 0);
     MISUSE("a parent is used before its split is over", "ncclAllReduce on communicator 'world'|ncclCommSplit is still in progress", impatient, 1, 0);
     MISUSE("a second collective while the first is in progress", "ncclAllReduce on communicator 'world'|while ncclAllReduce is still in progress", impatient, 2, 0);
-    MISUSE("a kernel behind a collective that is in progress", "a stream is used again while ncclAllReduce is still in progress", impatient, 3, 0);
-    MISUSE("a stream is waited for while a collective is in progress", "a stream is used again while ncclAllReduce is still in progress", impatient, 4, 0);
+    MISUSE("a kernel behind a collective that is in progress", "a stream is used again while ncclAllReduce (8 of float, sum) on communicator 'world', rank |still in progress", impatient, 3, 0);
+    MISUSE("a stream is waited for while a collective is in progress", "a stream is used again while ncclAllReduce (8 of float, sum) on communicator 'world', rank |still in progress", impatient, 4, 0);
     static const char *const orders[] = {"two collectives in two orders", "a send and a collective in two orders", "two orders, of which one rank is late"};
     static void (*const bodies[])() = {[] { which = 0, on_ranks(2, 1, two_orders); }, [] { which = 1, on_ranks(2, 1, two_orders); }, [] { which = 2, on_ranks(2, 1, two_orders); }};
-    for (int i = 0; i < 3; i++) planted(orders[i], "two ranks issue in two orders|'world', rank 0|'other', rank 0|But |rank 1", bodies[i]);
+    for (int i = 0; i < 3; i++) planted(orders[i], "two ranks issue in two orders|'world', rank |'other', rank |But |what meets", bodies[i]);
     which = 3;
     on_ranks(2, 1, two_orders);
     check(1, "two orders within a group are none");
