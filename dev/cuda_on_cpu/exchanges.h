@@ -92,6 +92,7 @@ inline Nccl &nccl() {
 }
 
 inline thread_local std::vector<NcclCall> group_calls; // since ncclGroupStart
+inline thread_local ncclResult_t group_error;          // of one of them: none is issued
 } // namespace emu
 
 struct ncclComm {
@@ -208,7 +209,7 @@ inline void move_data(Exchange &x) {
         for (const Part &p : x.parts) memmove(p.call.recv, x.parts[(size_t)first.peer].call.send, piece);
     if (first.kind == NCCL_GATHER)
         for (const Part &p : x.parts)
-            for (size_t r = 0; r < ranks; r++) memmove((char *)p.call.recv + r * piece, x.parts[r].call.send, piece);
+            for (size_t r = 0; r < ranks; r++) memmove((char *)p.call.recv + r * piece, x.parts[r].call.send, piece); // in place: the same
     if (first.kind != NCCL_SCATTER && first.kind != NCCL_REDUCE) return;
     size_t all = first.kind == NCCL_SCATTER ? first.count * ranks : first.count, share = (all + ranks - 1) / ranks;
     std::vector<char> sum(all * element);
@@ -235,7 +236,7 @@ inline void check_alone(const Part &p) {
     for (cudaStream_t s : machine().streams) {
         if (nccl().ordered || s->device != p.device || s == p.launch->stream || !is_free(s)) continue;
         NcclLaunch *other = (NcclLaunch *)s->queue.front().meets.get();
-        if (!other || other->team == p.launch->team || other->lost || other->aborted || other->exchanges.empty()) continue;
+        if (!other || other->team == p.launch->team || other->group == p.launch->group || other->lost || other->aborted || other->exchanges.empty()) continue;
         fail(nullptr, "%s and %s are in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1 before the first communicator, or order them by an event", p.text.c_str(),
             other->exchanges[0]->of_device(p.device)->text.c_str());
     }
@@ -383,7 +384,7 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
         c.stream->unlaunched.clear();
         World &w = nccl().worlds[c.comm->device];
         w.calls++;
-        bool broken = is_reached(cuda_on_cpu.nccl_error, w);
+        bool broken = is_reached(cuda_on_cpu.nccl_error, w); // the other ranks of its communicators are told
         for (ncclComm_t other : nccl().comms)
             for (size_t r = 0; broken && other->team && r < other->team->members.size(); r++)
                 if ((int)r != other->rank && other->team->members[r] && other->team->devices[r] == c.comm->device) other->error = ncclRemoteError;
@@ -397,6 +398,7 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
         }
         if (launch->stream != c.stream) fail(nullptr, "%s: its group has another stream for this communicator: the stand-in takes one", describe(c).c_str());
         launch->lost |= broken || is_reached(cuda_on_cpu.nccl_lose, w); // never arrives
+        if (broken) machine().changed.notify_all();
     }
     for (const NcclCall &c : calls)
         for (auto &l : launches)
@@ -426,9 +428,10 @@ inline ncclResult_t issue(const std::vector<NcclCall> &calls) { // now, or when 
 inline ncclResult_t nccl_call(NcclCall c) {
     NcclApi api(c.api, c.comm, c.at);
     ncclResult_t e = api.error ? api.error : check_call(c);
-    if (e || !group_depth) return e ? e : issue({c});
-    group_calls.push_back(c);
-    return ncclSuccess;
+    if (!group_depth) return e ? e : issue({c});
+    if (e) group_error = e;
+    else group_calls.push_back(c);
+    return e;
 }
 
 /* A call on a communicator that others must make too: waits for them, or leaves that to ncclCommGetAsyncError. */
@@ -436,8 +439,8 @@ inline ncclResult_t begin(NcclApi &api, ncclComm_t comm, const char *name, Place
     if (group_depth) fail(&at, "%s inside a group: the stand-in takes communication alone", name);
     machine().changed.notify_all();
     if (comm->blocking) {
-        run_until(api.lock, over, true);
-        then();
+        run_until(api.lock, [&] { return comm->error || over(); }, true);
+        if (!comm->error) then();
         return comm->error;
     }
     comm->job = std::make_shared<NcclJob>(NcclJob{name, 1 + (int)choose(3), std::move(over), std::move(then), {}});

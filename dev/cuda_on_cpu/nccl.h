@@ -91,7 +91,7 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniq
     }
     ncclComm_t made = emu::new_comm(own, rank, emu::device_now);
     emu::join(team, made);
-    ncclResult_t e = emu::begin(api, made, "ncclCommInitRankConfig", at, [team, made] { return made->error || team->joined == team->members.size(); },
+    ncclResult_t e = emu::begin(api, made, "ncclCommInitRankConfig", at, [team] { return team->joined == team->members.size(); },
         [team] { emu::host_reaches(team->clock); });
     if (e == ncclSuccess || e == ncclInProgress) *comm = made;
     else emu::leave(made);
@@ -112,7 +112,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclCom
     std::vector<emu::Team::Split> &all = team->splits[number];
     all.push_back(emu::Team::Split{made, parent->rank, color, key});
     if (made && !made->blocking) {
-        auto over = [made] { return made->error || (made->team && made->team->joined == made->team->members.size()); };
+        auto over = [made] { return made->team && made->team->joined == made->team->members.size(); };
         made->job = std::make_shared<emu::NcclJob>(emu::NcclJob{"ncclCommSplit", (int)emu::choose(3), over, nullptr, {}});
     }
     team->clock = std::max(team->clock, emu::host_clock);
@@ -276,8 +276,9 @@ inline ncclResult_t ncclGroupEnd(emu::Place at = emu::Place::here()) {
     if (!emu::group_depth) emu::fail(&at, "ncclGroupEnd without ncclGroupStart");
     if (--emu::group_depth) return api.error;
     std::vector<emu::NcclCall> calls = std::move(emu::group_calls);
-    emu::group_calls.clear();
-    return api.error ? api.error : emu::issue(calls);
+    ncclResult_t e = api.error ? api.error : emu::group_error;
+    emu::group_calls.clear(), emu::group_error = ncclSuccess;
+    return e ? e : emu::issue(calls);
 }
 
 // ---------------------------------------------------------------------------

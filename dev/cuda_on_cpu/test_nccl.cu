@@ -336,6 +336,10 @@ static void refusals(Rank *r) {
     wrong += ncclSend(x, 8, ncclFloat, -1, r->world, r->stream) != ncclInvalidArgument;
     wrong += ncclAllReduce(NULL, x, 8, ncclFloat, ncclSum, r->world, r->stream) != ncclInvalidArgument;
     wrong += ncclAllReduce(x, x, 8, ncclFloat, ncclSum, NULL, r->stream) != ncclInvalidArgument;
+    NC(ncclGroupStart()); // one that is refused, and the group with it
+    wrong += ncclBroadcast(x, x, 8, ncclFloat, 7, r->world, r->stream) != ncclInvalidArgument;
+    NC(ncclAllReduce(x, x, r->rank ? 8 : 7, ncclFloat, ncclSum, r->world, r->stream));
+    wrong += ncclGroupEnd() != ncclInvalidArgument || cudaStreamQuery(r->stream) != cudaSuccess;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t comm;
     config.minCTAs = 4, config.maxCTAs = 2;
