@@ -46,11 +46,11 @@ struct NcclLaunch : Rendezvous { // calls of one communicator that one rank issu
     ncclComm_t comm;
     Team *team;
     cudaStream_t stream;
-    uint64_t group; // the same for all communicators of an ncclGroupEnd
     bool lost = false, aborted = false;
     std::vector<std::shared_ptr<Exchange>> exchanges;
     bool can_go_on() override;
     bool go_on() override;
+    std::string waits() const override;
 };
 
 struct NcclJob { // what a communicator is in the middle of
@@ -74,14 +74,13 @@ struct Team { // the ranks of one communicator
 };
 
 struct World { int rank, communicators; uint64_t calls; }; // of a device: its rank in its first communicator, all its calls
-struct Issued { std::shared_ptr<Exchange> exchange; uint64_t group; };
 
 struct Nccl { // under the machine's lock
     std::set<ncclComm_t> comms;
     std::map<std::string, std::shared_ptr<Team>> teams; // by unique id
-    uint64_t ids, groups;
+    uint64_t ids;
     std::map<int, World> worlds; // by device
-    std::map<std::pair<int, int>, std::vector<Issued>> issued; // by devices: what the first has issued, and the second has yet to
+    std::map<std::pair<int, int>, std::vector<std::shared_ptr<Exchange>>> issued; // by devices: what the first has issued, and the second has yet to
     std::map<std::pair<std::string, int>, uint64_t> received;  // bytes, by name and rank
     bool ordered; // NCCL_LAUNCH_ORDER_IMPLICIT
     char error[1024];
@@ -236,7 +235,7 @@ inline void check_alone(const Part &p) {
     for (cudaStream_t s : machine().streams) {
         if (nccl().ordered || s->device != p.device || s == p.launch->stream || !is_free(s)) continue;
         NcclLaunch *other = (NcclLaunch *)s->queue.front().meets.get();
-        if (!other || other->team == p.launch->team || other->group == p.launch->group || other->lost || other->aborted || other->exchanges.empty()) continue;
+        if (!other || other->team == p.launch->team || other->lost || other->aborted || other->exchanges.empty()) continue;
         fail(nullptr, "%s and %s are in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1 before the first communicator, or order them by an event", p.text.c_str(),
             other->exchanges[0]->of_device(p.device)->text.c_str());
     }
@@ -272,6 +271,15 @@ inline bool NcclLaunch::go_on() {
         if (x->moved) end = std::max(end, x->end);
     }
     return all || aborted;
+}
+
+inline std::string NcclLaunch::waits() const {
+    if (lost) return "a call that is lost, as CUDA_ON_CPU_NCCL_LOSE or _ERROR says";
+    for (auto &x : exchanges)
+        if (!x->moved)
+            return x->of_device(stream->device)->text + " waits: of " + std::to_string(x->wanted) + " ranks " + std::to_string(x->parts.size()) +
+                   " have made their call" + (x->parts.size() < x->wanted ? "" : ", but other operations stand before it");
+    return "a call that was aborted";
 }
 
 // ---------------------------------------------------------------------------
@@ -337,8 +345,8 @@ inline std::shared_ptr<Exchange> exchange_of(const NcclCall &c, NcclLaunch *laun
 }
 
 /* Two ranks issue what both take part in in one order: else each waits for the other, on a GPU. Looked at between
- * communicators; the calls of one group have no order. */
-inline void check_order(const std::vector<std::shared_ptr<NcclLaunch>> &launches) {
+ * communicators, as those of a group are launched one after the other. */
+inline void check_order(const NcclLaunch &launch) {
     auto text = [](const Exchange &x, int device, int other) {
         return x.of_device(device) ? x.of_device(device)->text : "what meets " + x.of_device(other)->text;
     };
@@ -346,26 +354,24 @@ inline void check_order(const std::vector<std::shared_ptr<NcclLaunch>> &launches
         fail(nullptr, "two ranks issue in two orders, on GPUs a deadlock: %s; then %s. But %s; then %s", text(x, me, other).c_str(), text(y, me, other).c_str(),
             text(y, other, me).c_str(), text(x, other, me).c_str());
     };
-    for (int erase = 0; erase < 2; erase++) // first looks at all of the group
-        for (auto &launch : launches)
-            for (auto &x : launch->exchanges)
-                for (int other : x->team->devices) {
-                    int me = launch->stream->device;
-                    const Part &p = x->parts[0];
-                    bool takes_part = p.call.kind < NCCL_SEND || x->team->devices[(size_t)p.call.peer] == other || p.device == other;
-                    if (other == me || !takes_part) continue;
-                    std::vector<Issued> &mine = nccl().issued[{me, other}], &theirs = nccl().issued[{other, me}];
-                    auto it = std::find_if(theirs.begin(), theirs.end(), [&](const Issued &i) { return i.exchange == x; });
-                    if (it == theirs.end()) {
-                        if (erase) mine.push_back(Issued{x, launch->group});
-                        continue;
-                    }
-                    for (auto y = theirs.begin(); !erase && y != it; ++y)
-                        if (y->group != it->group && y->exchange->team != x->team && !y->exchange->of_device(me)) wrong(*x, *y->exchange, me, other);
-                    for (const Issued &z : mine)
-                        if (!erase && z.exchange->team != x->team) wrong(*z.exchange, *x, me, other);
-                    if (erase) theirs.erase(it);
-                }
+    int me = launch.stream->device;
+    for (auto &x : launch.exchanges)
+        for (int other : x->team->devices) {
+            const Part &p = x->parts[0];
+            bool takes_part = p.call.kind < NCCL_SEND || x->team->devices[(size_t)p.call.peer] == other || p.device == other;
+            if (other == me || !takes_part) continue;
+            auto &mine = nccl().issued[{me, other}], &theirs = nccl().issued[{other, me}];
+            auto it = std::find(theirs.begin(), theirs.end(), x);
+            if (it == theirs.end()) {
+                mine.push_back(x);
+                continue;
+            }
+            for (auto y = theirs.begin(); y != it; ++y)
+                if ((*y)->team != x->team) wrong(*x, **y, me, other);
+            for (auto &z : mine)
+                if (z->team != x->team) wrong(*z, *x, me, other);
+            theirs.erase(it);
+        }
 }
 
 /* "RANK:N" of the two settings: has this rank of the world come to its N-th call? */
@@ -379,7 +385,6 @@ inline bool is_reached(const char *setting, const World &w) {
 
 inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were issued together
     std::vector<std::shared_ptr<NcclLaunch>> launches;
-    uint64_t group = nccl().groups++;
     for (const NcclCall &c : calls) {
         c.stream->unlaunched.clear();
         World &w = nccl().worlds[c.comm->device];
@@ -393,24 +398,24 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
             if (l->comm == c.comm) launch = l;
         if (!launch) {
             launch = std::make_shared<NcclLaunch>();
-            launch->comm = c.comm, launch->team = c.comm->team.get(), launch->stream = c.stream, launch->group = group;
+            launch->comm = c.comm, launch->team = c.comm->team.get(), launch->stream = c.stream;
             launches.push_back(launch);
         }
         if (launch->stream != c.stream) fail(nullptr, "%s: its group has another stream for this communicator: the stand-in takes one", describe(c).c_str());
         launch->lost |= broken || is_reached(cuda_on_cpu.nccl_lose, w); // never arrives
         if (broken) machine().changed.notify_all();
     }
-    for (const NcclCall &c : calls)
-        for (auto &l : launches)
+    for (auto &l : launches) {
+        for (const NcclCall &c : calls)
             if (l->comm == c.comm && !l->lost) l->exchanges.push_back(exchange_of(c, l.get()));
-    for (auto &l : launches)
         for (auto &x : l->exchanges) {
             const Part &p = x->parts[0];
             if (p.call.kind >= NCCL_SEND && p.call.peer == p.rank && x->parts.size() < 2)
                 fail(nullptr, "%s: to itself, without the other half in the same group: it would wait for good", p.text.c_str());
         }
-    check_order(launches);
-    for (auto &l : launches) enqueue(l->stream, 0, nullptr).meets = l;
+        check_order(*l);
+        enqueue(l->stream, 0, nullptr).meets = l;
+    }
 }
 
 inline ncclResult_t issue(const std::vector<NcclCall> &calls) { // now, or when ncclCommGetAsyncError has said so
@@ -502,7 +507,7 @@ inline void leave(ncclComm_t comm) {
         }
     drop_job(comm);
     for (auto &list : nccl().issued)
-        if (list.first.first == comm->device || list.first.second == comm->device) std::erase_if(list.second, [comm](const Issued &i) { return i.exchange->team == comm->team; });
+        if (list.first.first == comm->device || list.first.second == comm->device) std::erase_if(list.second, [comm](auto &x) { return x->team == comm->team; });
     if (comm->team) comm->team->members[(size_t)comm->rank] = nullptr;
     if (!--nccl().worlds[comm->device].communicators) nccl().worlds.erase(comm->device);
     nccl().comms.erase(comm);

@@ -27,6 +27,7 @@ struct Rendezvous { // an operation that takes part in others' of other streams 
     virtual ~Rendezvous() = default;
     virtual bool can_go_on() = 0; // asked while it is the head of its stream
     virtual bool go_on() = 0;     // does what it can; true: it is over
+    virtual std::string waits() const = 0; // who waits, and for how much
 };
 
 struct Op {
@@ -490,6 +491,11 @@ inline void poll_one(std::unique_lock<std::mutex> &lock) {
     lock.lock();
 }
 
+inline void tell_of_waiting() { // nothing is wrong yet: others may be slow
+    for (cudaStream_t s : machine().streams)
+        if (!s->queue.empty() && s->queue.front().meets) fprintf(stderr, "CUDA on a CPU: for 30 seconds nothing could run: %s\n", s->queue.front().meets->waits().c_str());
+}
+
 /* `others`: it is for other threads of the host to make it true, by calls that have yet to come. */
 inline void run_until(std::unique_lock<std::mutex> &lock, const std::function<bool()> &done, bool others = false) {
     before_waiting();
@@ -500,7 +506,7 @@ inline void run_until(std::unique_lock<std::mutex> &lock, const std::function<bo
             for (cudaStream_t s : machine().streams) may_change |= s->busy || (!s->queue.empty() && s->queue.front().meets);
             if (!may_change) fail(nullptr, "every stream waits for another");
             close_memory(); // host code runs meanwhile
-            machine().changed.wait(lock);
+            if (machine().changed.wait_for(lock, std::chrono::seconds(30)) == std::cv_status::timeout) tell_of_waiting();
             open_memory();
         }
     close_memory();

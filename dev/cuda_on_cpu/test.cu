@@ -435,9 +435,10 @@ static uint64_t places() {
             MUST(cudaMemcpy(p[3], back, 64, cudaMemcpyDefault));
         }
     RUN(add, 1, 16, 0, 0, p[2], p[2], 1.0f, 16); // a kernel, in mapped memory
+    MUST(cudaMemsetAsync(p[2] + 8, 0, 32, 0));
     MUST(cudaDeviceSynchronize());
     void *mapped = nullptr, *none = nullptr;
-    bad += p[2][3] != 6 || cudaHostGetDevicePointer(&mapped, p[2], 0) || mapped != p[2] || cudaHostGetDevicePointer(&none, p[3], 0) != cudaErrorInvalidValue || none;
+    bad += p[2][3] != 6 || p[2][9] != 0 || cudaHostGetDevicePointer(&mapped, p[2], 0) || mapped != p[2] || cudaHostGetDevicePointer(&none, p[3], 0) != cudaErrorInvalidValue || none;
     cudaGetLastError();
     for (int i = 0; i < 2; i++) MUST(cudaFree(p[i])), MUST(cudaFreeHost(p[2 + i]));
     cuda_on_cpu.devices = 1;
@@ -898,6 +899,17 @@ static void test_planted() {
         float *h, *d = device_floats(64, nullptr);
         MUST(cudaMallocHost(&h, 256));
         RUN(add, 1, 64, 0, 0, d, h, 1.0f, 64);
+    });
+    planted("3: a memset of pinned memory that is not mapped", "the memory of cudaMemsetAsync should be device memory|pinned host memory", [] {
+        float *h;
+        MUST(cudaMallocHost(&h, 256));
+        cudaMemsetAsync(h, 0, 256, 0);
+    });
+    planted("3: a memset of another device's memory", "the memory of cudaMemsetAsync at|memory of device 0, used by device 1", [] {
+        cuda_on_cpu.devices = 2;
+        float *there = device_floats(64, small);
+        MUST(cudaSetDevice(1));
+        cudaMemsetAsync(there, 0, 256, 0);
     });
     planted("3: a kernel is given another device's memory", "kernel add, argument 2 at|memory of device 0, used by device 1", [] {
         cuda_on_cpu.devices = 2;

@@ -165,6 +165,26 @@ static void groups(Rank *r) {
                       i < 60 ? (float)(r->ranks * (r->ranks - 1) / 2) : 0;
         count_bad(r, x, 256, want);
     }
+    ncclComm_t other = NULL;
+    ncclConfig_t config = config_of("other");
+    DO(ncclCommSplit(r->world, 0, -r->rank, &other, &config), r->world);
+    ncclResult_t state = settled(other);
+    for (int i = 0; i < 4 && state == ncclSuccess; i++) { // a group of two communicators
+        bool first = i % 2;
+        NC(ncclGroupStart());
+        if (first) NC(ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclMax, other, r->stream));
+        NC(ncclAllReduce(x, x, 8, ncclFloat, ncclMax, r->world, r->stream));
+        if (!first) NC(ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclMax, other, r->stream));
+        ncclResult_t e = ncclGroupEnd();
+        if (e == ncclInProgress) e = settled(i % 2 ? other : r->world) ? ncclInternalError : settled(i % 2 ? r->world : other);
+        NC(e);
+    }
+    for (int i = 0; i < 16; i++) want[i] = 10.0f * (float)(r->ranks - 1) + 1;
+    count_bad(r, x, 64, want);
+    for (size_t i = 0; i < 16; i++) h[i] = 1;
+    MUST(cudaMemcpyAsync(x, h.data(), 64, cudaMemcpyHostToDevice, r->stream));
+    DO(ncclCommFinalize(other), other);
+    NC(ncclCommDestroy(other));
     if (r->rank) DO(ncclRecv(x, 4, ncclFloat, r->rank - 1, r->world, r->stream), r->world); // a chain, not in groups
     if (r->rank + 1 < r->ranks) DO(ncclSend(x, 4, ncclFloat, r->rank + 1, r->world, r->stream), r->world);
     float first[4] = {1, 1, 1, 1};
@@ -561,6 +581,14 @@ static void impatient(Rank *r) { // not blocking
         ncclAllReduce(x, x, 8, ncclFloat, ncclSum, comm, r->stream);
     }
     if (which == 1) ncclCommSplit(r->world, 0, 0, &comm, &config), ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+    if (which == 5) {
+        DO(ncclCommSplit(r->world, 0, 0, &comm, &config), r->world);
+        settled(comm);
+    }
+    for (int i = 0; i < 20 && which == 5; i++) {
+        ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream), ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclSum, comm, r->second);
+        settled(r->world), settled(comm);
+    }
     for (int i = 0; i < 20 && which == 2; i++) ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
     for (int i = 0; i < 20 && which == 3; i++)
         if (ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream) == ncclInProgress) RUN(scale, 1, 8, 0, r->stream, x, 1.0f, 8);
@@ -569,12 +597,12 @@ static void impatient(Rank *r) { // not blocking
     MUST(cudaStreamSynchronize(r->stream));
 }
 
-static void two_orders(Rank *r) { // 0: two collectives; 1: a send and a collective; 2: the second rank is late; 3: in one order, as groups: right
+static void two_orders(Rank *r) { // 0: two collectives; 1: a send and a collective; 2: the second rank is late; 3: in a group
     float *x = device_floats(64, small);
     ncclComm_t other;
     ncclConfig_t config = config_of("other");
     NC(ncclCommSplit(r->world, 0, 0, &other, &config));
-    if (which == 3) NC(ncclGroupStart());
+    if (which == 3) NC(ncclGroupStart()); // communicators are launched one after the other
     for (int i = 0; i < 2; i++) {
         bool on_other = i == (r->rank == 1);
         if (on_other && which == 1 && r->rank) NC(ncclSend(x, 8, ncclFloat, 0, other, r->second));
@@ -653,12 +681,11 @@ static void test_planted() {
     MISUSE("a second collective while the first is in progress", "ncclAllReduce on communicator 'world'|while ncclAllReduce is still in progress", impatient, 2, 0);
     MISUSE("a kernel behind a collective that is in progress", "a stream is used again while ncclAllReduce (8 of float, sum) on communicator 'world', rank |still in progress", impatient, 3, 0);
     MISUSE("a stream is waited for while a collective is in progress", "a stream is used again while ncclAllReduce (8 of float, sum) on communicator 'world', rank |still in progress", impatient, 4, 0);
-    static const char *const orders[] = {"two collectives in two orders", "a send and a collective in two orders", "two orders, of which one rank is late"};
-    static void (*const bodies[])() = {[] { which = 0, on_ranks(2, 1, two_orders); }, [] { which = 1, on_ranks(2, 1, two_orders); }, [] { which = 2, on_ranks(2, 1, two_orders); }};
-    for (int i = 0; i < 3; i++) planted(orders[i], "two ranks issue in two orders|'world', rank |'other', rank |But |what meets", bodies[i]);
-    which = 3;
-    on_ranks(2, 1, two_orders);
-    check(1, "two orders within a group are none");
+    MISUSE("another communicator's call while the first is in progress", "two ranks issue in two orders|'world'|'hasty'", impatient, 5, 0);
+    static const char *const orders[] = {"two collectives in two orders", "a send and a collective in two orders", "two orders, of which one rank is late", "two orders in a group"};
+    static int order;
+    for (order = 0; order < 4; order++)
+        planted(orders[order], "two ranks issue in two orders|'world', rank |'other', rank |But |what meets", [] { which = order, on_ranks(2, 1, two_orders); });
     MISUSE("two communicators in flight without NCCL_LAUNCH_ORDER_IMPLICIT", "ncclAllReduce|ncclAllReduce|in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1",
            [](Rank *r) { unordered(r); }, (unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT"), 0), 1);
     unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
