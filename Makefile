@@ -68,9 +68,16 @@ CUDA_CODE  := $(foreach a,80 90,-gencode arch=compute_$(a)$(comma)code=sm_$(a)) 
 CUDA_FLAGS := -x cu -std=c++20 -O3 -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spills,-warn-lmem-usage,-Werror \
               -Xcompiler -fopenmp,-march=$(ARCH),-ffp-contract=fast,-fno-math-errno $(if $(filter bf16,$(CUDA_PRECISION)),-DPRECISION_BF16)
 CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lm
+# several GPUs: NCCL, and MPI to start on several hosts; tests of the CUDA build need neither
+HAVE_NCCL  := $(if $(NVCC),$(if $(wildcard $(dir $(NVCC))../include/nccl.h /usr/include/nccl.h),1))
+ifneq ($(HAVE_NCCL),)
+CUDA_FLAGS += -DHAVE_NCCL
+CUDA_LIBS  += -lnccl
+endif
+CUDA_MPI   := $(if $(HAVE_MPI),-DHAVE_MPI $(filter-out -pthread,$(MPI_CFLAGS)) $(filter -L% -l%,$(shell $(MPICC) --showme:link 2>/dev/null)))
 # the same kernels as functions of this processor; -fsanitize=thread is for compiling alone: its hooks are in dev/cuda_on_cpu
 CPU_CUDA_BUILD := build/cuda-on-cpu-$(PRECISION)
-CPU_CUDA_FLAGS := -x c++ -Wno-uninitialized -Wno-maybe-uninitialized -std=c++20 -DUSE_CUDA -Idev/cuda_on_cpu -Wno-unknown-pragmas -O2 $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) $(filter -g -O% -fsanitize%,$(CFLAGS))
+CPU_CUDA_FLAGS := -x c++ -Wno-uninitialized -Wno-maybe-uninitialized -std=c++20 -DUSE_CUDA -DHAVE_NCCL -Idev/cuda_on_cpu -Wno-unknown-pragmas -O2 $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) $(filter -g -O% -fsanitize%,$(CFLAGS))
 CUDA_ON_CPU := $(wildcard dev/cuda_on_cpu/*.h)
 
 all: train_llama3 $(if $(CUDA),train_llama3_cuda)
@@ -95,11 +102,13 @@ $(BUILD)/bench: dev/kernels/bench.cu train_llama3.cu $(HEADERS) $(BUILD)/flags |
 train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
 	@ln -sf $< $@
 	@echo "built $< ($(CUDA_PRECISION))"
+	@$(if $(HAVE_NCCL),,echo "  without NCCL: one GPU")
+	@$(if $(HAVE_NCCL),$(if $(HAVE_MPI),,echo "  without MPI: the GPUs of one host$(comma) with --ranks N --transport nccl"))
 
 # what ptxas says of each kernel stays beside the program: registers, shared memory
 $(CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_BUILD)/flags | needed
 	@$(if $(NVCC),,echo "error: CUDA=1 needs nvcc, of NVIDIA's CUDA toolkit, which is neither in the PATH nor in /usr/local/cuda/bin" >&2; exit 1)
-	$(NVCC) $(CUDA_FLAGS) $< -o $@ $(CUDA_LIBS) 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
+	$(NVCC) $(CUDA_FLAGS) $(if $(findstring train,$@),$(CUDA_MPI)) $< -o $@ $(CUDA_LIBS) 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
 
 $(CPU_CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
 	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -c $< -o $@.o
@@ -113,7 +122,7 @@ cuda-on-cpu:
 
 # rebuilt when the flags or the installed libraries change
 $(BUILD)/flags: HOW = $(CC) $(FLAGS) $(LIBS)
-$(CUDA_BUILD)/flags: HOW = $(NVCC) $(CUDA_FLAGS) $(CUDA_LIBS)
+$(CUDA_BUILD)/flags: HOW = $(NVCC) $(CUDA_FLAGS) $(CUDA_MPI) $(CUDA_LIBS)
 $(CPU_CUDA_BUILD)/flags: HOW = $(CXX) $(CPU_CUDA_FLAGS)
 build/%/flags: always
 	@mkdir -p $(@D)

@@ -1,7 +1,8 @@
 /* comm.h: ranks and what they exchange. The mesh of named axes, its groups, the collectives.
  *
  * Owns: who is in which group, every exchange between ranks (named, counted, with a deadline; watchdog.h says who is
- * to blame when it passes), and the two transports: `threads` (ranks are threads of this process) and `mpi` (ranks are processes).
+ * to blame when it passes), and the transports: `threads` (ranks are threads of this process), `mpi` (ranks are processes),
+ * and `nccl` for what lies in GPUs' memory, beside one of these two for what the host holds.
  * A caller may rely on: the members of a group start its collectives in one order, or the run ends; a finished
  * request's buffers are free again; no wait is longer than the timeout; on a walking device a collective
  * is booked and nothing else happens.
@@ -122,6 +123,10 @@ typedef struct {
 #ifdef HAVE_MPI
     MPI_Comm mpi;
 #endif
+#ifdef HAVE_NCCL
+    ncclComm_t nccl;        // NULL: nothing of GPUs travels over this axis
+    void *registered;       // its handle of the memory that is exchanged
+#endif
 } Group;
 
 typedef struct Request {
@@ -134,10 +139,16 @@ typedef struct Request {
     size_t bytes;
     double started;     // seconds; of a walk's clock: when its lane came free
     double arrives;     // in a walk: when it is complete
+    Span span;
     int row;            // its group's other exchanges in flight have other rows
     int64_t sequence;   // the how manieth of its group, from 0
     Flight *flight;     // what the board remembers of it
     int of_device;      // what is exchanged lies in the device's memory
+    int summed;         // nccl: of a reduce-scatter comes the sum, by NCCL's own order; (bytes) into recv
+    Dtype dtype;        // … of such elements
+    StreamKind on;      // … and travels on this stream
+    int enqueued;       // the stream has all of it: `arrived` tells others when it has come
+    DeviceEvent arrived;
     int next;           // threads: parts copied so far
 #ifdef HAVE_MPI
     MPI_Request mpi;
@@ -147,13 +158,14 @@ typedef struct Request {
 enum { MAX_IN_FLIGHT = 32 };
 
 typedef struct Comm Comm;
-typedef struct {
+typedef struct Transport {
     const char *name;
     void (*group_open)(Comm *, Group *, int colour, int key);
     int (*group_member)(Comm *, Group *, int i); // world rank of member i, read back from the transport
     void (*start)(Comm *, Request *);
     int (*test)(Comm *, Request *);              // 1: complete
     BoardRank *(*record)(Comm *);                // where this rank writes what it does
+    void (*open)(Comm *), (*close)(Comm *);      // when all groups are there, and before they go; NULL: nothing to do
 } Transport;
 
 enum { MAX_POINTS = 32 };
@@ -177,7 +189,8 @@ static double exchange_seconds(const ExchangeRate *e, double bytes) {
 
 struct Comm {
     Device *dev;
-    const Transport *transport;
+    const Transport *transport;        // of what lies in the device's memory
+    const Transport *hosts;            // of what the host holds, and of the ranks themselves; the same, but with nccl
     const ExchangeRate (*rates)[COLLECTIVES]; // (AXES, COLLECTIVES) in a walk with a clock; else NULL
     Mesh mesh;
     int rank;                          // in the world
@@ -189,12 +202,26 @@ struct Comm {
     Board *board;                      // of this host
     BoardRank *self;                   // this rank's record there; NULL: a walk
     double timeout;                    // seconds
-    double wait_seconds;               // spent waiting for exchanges
-    double exchange_seconds;           // in which at least one was in flight; of these …
-    double exposed_seconds;            // … spent waiting, or moving bytes between ops: what arithmetic did not hide
+    int64_t settled;                   // while the host waits for the GPU: how much that had done, …
+    double stirred;                    // … and since when there was no more
+    double exchange_seconds;           // in which an exchange was in flight (of a GPU: of all its exchanges together); of these arithmetic did not hide …
+    double wait_seconds;               // … those spent waiting for exchanges, of a GPU by its compute stream, …
+    double poll_seconds;               // … and those spent moving bytes between ops
     double in_flight_since;
     struct ThreadWorld *thread_world;
+#ifdef HAVE_NCCL
+    ncclComm_t nccl;                   // of all ranks: the groups' are split from it
+    struct Comm *next_open;            // another one of this process
+#endif
 };
+
+/* The timeline's lane of an exchange: one for each axis, and one more for each that is in flight beside it. */
+static inline int comm_lane(const Request *r) { return (int)STREAMS + (int)r->group->axis + r->row * (int)AXES; }
+
+/* From here on it is in flight, as the timeline has it. */
+static void request_begin(Comm *comm, Request *r) {
+    r->span = span_begin(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, (double)(r->group->size - 1) * (double)r->bytes, !r->of_device);
+}
 
 // ---------------------------------------------------------------------------
 // transport: threads. A member posts where its data lies; the others copy it out when they test or wait.
@@ -257,6 +284,7 @@ static void threads_start(Comm *comm, Request *r) {
     r->next = 0;
     mine->send = r->send;
     if (r->of_device) device_record(comm->dev, &mine->ready);
+    else request_begin(comm, r);
     __atomic_store_n(&mine->posted, r->sequence + 1, __ATOMIC_RELEASE);
     comm->wire[r->group->axis][r->collective].calls++;
 }
@@ -269,6 +297,7 @@ static int threads_test(Comm *comm, Request *r) {
         if (__atomic_load_n(&slots[p].posted, __ATOMIC_ACQUIRE) != r->sequence + 1) return 0;
         const char *from = slots[p].send + (r->collective == REDUCE_SCATTER ? (size_t)me * r->bytes : 0);
         char *to = r->recv + (size_t)p * r->bytes;
+        if (r->of_device && !r->next) request_begin(comm, r);
         if (r->of_device) device_await(comm->dev, slots[p].ready);
         if (to == from) {} // a gather in place has its own part
         else if (r->of_device) device_copy(comm->dev, to, from, r->bytes);
@@ -321,7 +350,7 @@ static void thread_world_close(ThreadWorld *w) {
     w->board = NULL;
 }
 
-static const Transport transport_threads = {"threads", threads_group_open, threads_group_member, threads_start, threads_test, threads_record};
+static const Transport transport_threads = {"threads", threads_group_open, threads_group_member, threads_start, threads_test, threads_record, NULL, NULL};
 
 // ---------------------------------------------------------------------------
 // transport: mpi
@@ -361,6 +390,7 @@ static void mpi_start(Comm *comm, Request *r) {
     int error = r->collective == ALL_GATHER
         ? MPI_Iallgather(send, (int)count, type, r->recv, (int)count, type, r->group->mpi, &r->mpi)
         : MPI_Ialltoall(r->send, (int)count, type, r->recv, (int)count, type, r->group->mpi, &r->mpi);
+    request_begin(comm, r);
     if (error != MPI_SUCCESS) run_failure("rank %d: MPI refused %s of %s (code %d)", comm->rank, collective_names[r->collective], r->what, error);
     if (type != MPI_BYTE) MPI_Type_free(&type);
     int size;
@@ -388,7 +418,7 @@ static BoardRank *mpi_record(Comm *comm) {
     return me;
 }
 
-static const Transport transport_mpi = {"mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_record};
+static const Transport transport_mpi = {"mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_record, NULL, NULL};
 
 static void mpi_abort_all(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
 #endif
@@ -406,11 +436,16 @@ static int rank_of_launcher(void) {
     return 0;
 }
 
-/* Initialises MPI when a launcher started us. Tells this process's rank, how many there are in all and on this host, and how many
- * of those share its cores: all of them, or, where the launcher binds each to its own, itself alone. */
-static void comm_start_process(int *argc, char ***argv, double timeout, int *rank, int *world, int *on_host, int *on_cores) {
-    *rank = 0, *world = *on_host = *on_cores = 1;
-    if (!launched_by_mpi()) return;
+typedef struct {
+    int rank, world;     // of the process; how many were started
+    int local, on_host;  // which one of this host; how many are there
+    int on_cores;        // that share its cores: all of these, or, where the launcher binds each to its own, itself alone
+} Started;
+
+/* Initialises MPI when a launcher started us. */
+static Started comm_start_process(int *argc, char ***argv, double timeout) {
+    Started s = {0, 1, 0, 1, 1};
+    if (!launched_by_mpi()) return s;
 #ifdef HAVE_MPI
     const char *size = getenv("OMPI_COMM_WORLD_SIZE"), *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     if (size && local && !strcmp(size, local)) { // one host: skip the search for network hardware, 0.2 s
@@ -420,26 +455,28 @@ static void comm_start_process(int *argc, char ***argv, double timeout, int *ran
     board_join(timeout, rank_of_launcher(), size ? atoi(size) : 0);
     int provided;
     MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
-    MPI_Comm_rank(MPI_COMM_WORLD, rank);
-    MPI_Comm_size(MPI_COMM_WORLD, world);
+    MPI_Comm_rank(MPI_COMM_WORLD, &s.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &s.world);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm host;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, *rank, MPI_INFO_NULL, &host);
-    MPI_Comm_size(host, on_host);
-    cpu_set_t mine = ZERO, *all = (cpu_set_t *)checked_malloc(sizeof mine * (size_t)*on_host);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, s.rank, MPI_INFO_NULL, &host);
+    MPI_Comm_rank(host, &s.local);
+    MPI_Comm_size(host, &s.on_host);
+    cpu_set_t mine = ZERO, *all = (cpu_set_t *)checked_malloc(sizeof mine * (size_t)s.on_host);
     sched_getaffinity(0, sizeof mine, &mine);
     MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, host);
-    for (int i = *on_cores = 0; i < *on_host; i++) *on_cores += CPU_EQUAL(&mine, &all[i]);
+    for (int i = s.on_cores = 0; i < s.on_host; i++) s.on_cores += CPU_EQUAL(&mine, &all[i]);
     free(all);
     MPI_Comm_free(&host);
     unlink(process_end.board->name); // all of this host have it: nothing stays behind, however the run ends
-    process_end.self->rank = *rank;
-    process_end.board->world = *world;
+    process_end.self->rank = s.rank;
+    process_end.board->world = s.world;
     process_end.abort_all = mpi_abort_all;
 #else
     (void)argc, (void)argv, (void)timeout;
     user_error("started by mpirun or srun, but this build has no MPI: install Open MPI (make deps) and build again, or use --ranks N without mpirun");
 #endif
+    return s;
 }
 
 static void comm_end_process(void) {
@@ -459,25 +496,33 @@ static void comm_end_process(void) {
 
 static void comm_poll(void *arg);
 
-/* The timeline's lane of an exchange: one for each axis, and one more for each that is in flight beside it. */
-static inline int comm_lane(const Request *r) { return 1 + (int)r->group->axis + r->row * (int)AXES; }
-
-static void exchange_event(Comm *comm, const Request *r, double start, double end) {
-    event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, start, end, (double)(r->group->size - 1) * (double)r->bytes);
+/* All of it is in the stream that is chosen, or, where the host moves bytes, done. */
+static void request_end(Comm *comm, Request *r) {
+    double *seconds = r->span.begun ? &comm->exchange_seconds : NULL; // the host's: comm_progress
+    r->active = 0;
+    if (!r->span.begun) r->flight->finished = seconds_now();
+    span_end(comm->dev, r->span, seconds, r->group->axis, r->sequence + 1);
+    if (!r->of_device) return;
+    device_record(comm->dev, &r->arrived);
+    r->enqueued = 1;
 }
 
+static const Transport *transport_of(const Comm *comm, const Request *r) { return r->of_device ? comm->transport : comm->hosts; }
+
+/* What travels on one stream goes in the order in which it was started. */
 static void comm_progress(Comm *comm) {
-    int kept = 0;
-    double now = 0;
+    int kept = 0, busy[STREAMS] = ZERO;
     for (int i = 0; i < comm->num_in_flight; i++) {
         Request *r = comm->in_flight[i];
-        if (!r->active || !comm->transport->test(comm, r)) continue;
-        r->active = 0, r->flight->finished = now = seconds_now();
-        exchange_event(comm, r, r->started, now);
+        if (!r->active || (CUDA_BUILD && r->of_device && busy[r->on])) continue;
+        StreamKind before = device_stream(comm->dev, r->on);
+        if (transport_of(comm, r)->test(comm, r)) request_end(comm, r);
+        else busy[r->on] = 1;
+        device_stream(comm->dev, before);
     }
     for (int i = 0; i < comm->num_in_flight; i++)
         if (comm->in_flight[i]->active) comm->in_flight[kept++] = comm->in_flight[i];
-    if (comm->num_in_flight && !kept) comm->exchange_seconds += now - comm->in_flight_since;
+    if (comm->num_in_flight && !kept && !CUDA_BUILD) comm->exchange_seconds += seconds_now() - comm->in_flight_since;
     comm->num_in_flight = kept;
     comm->dev->poll = kept ? comm_poll : NULL;
 }
@@ -486,10 +531,24 @@ static void comm_poll(void *arg) { // called between ops: non-blocking exchanges
     Comm *comm = (Comm *)arg;
     double start = seconds_now();
     comm_progress(comm);
-    comm->exposed_seconds += seconds_now() - start;
+    if (!CUDA_BUILD) comm->poll_seconds += seconds_now() - start; // a GPU computes meanwhile
 }
 
-/* Starts `collective` on this rank's group of `axis`; `bytes` is one member's part. A group of one copies at once. */
+/* The GPU has come to the end of an exchange. */
+static void comm_arrived(void *arg, int axis, int64_t number, double when) {
+    Flight *flight = flight_of(((Comm *)arg)->self, axis, number);
+    if (flight) flight->finished = when;
+}
+
+/* What this rank waits for with `r` is no exchange: what the chosen stream has been given so far. */
+static void request_enqueued(Comm *comm, Request *r, const char *what) {
+    r->what = what;
+    r->of_device = r->enqueued = !comm->dev->walk;
+    device_record(comm->dev, &r->arrived);
+}
+
+/* Starts `collective` on this rank's group of `axis`; `bytes` is one member's part. A group of one copies at once. On a GPU
+ * it travels on the chosen stream; the stream that is chosen when it is waited for waits. */
 static void collective_start(Comm *comm, Request *r, Collective collective, Axis axis, const char *what,
                              const void *send, void *recv, size_t bytes) {
     Group *g = &comm->groups[axis];
@@ -498,13 +557,6 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
         comm->booked[axis][collective].calls++;
         comm->booked[axis][collective].bytes += (int64_t)(g->size - 1) * (int64_t)bytes;
     }
-    if (g->size == 1) {
-        if (send != recv && is_of_device(comm->dev, send)) device_copy(comm->dev, recv, send, bytes);
-        else if (send != recv && !comm->dev->walk) memcpy(recv, send, bytes);
-        return;
-    }
-    if (comm->num_in_flight == MAX_IN_FLIGHT) run_failure("rank %d: more than %d exchanges in flight", comm->rank, MAX_IN_FLIGHT);
-    r->active = 1;
     r->collective = collective;
     r->group = g;
     r->what = what;
@@ -512,6 +564,15 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
     r->recv = (char *)recv;
     r->bytes = bytes;
     r->of_device = is_of_device(comm->dev, send);
+    r->on = comm->dev->on;
+    if (g->size == 1) {
+        if (send != recv && r->of_device) device_copy(comm->dev, recv, send, bytes);
+        else if (send != recv && !comm->dev->walk) memcpy(recv, send, bytes);
+        if (r->of_device) request_enqueued(comm, r, what);
+        return;
+    }
+    if (comm->num_in_flight == MAX_IN_FLIGHT) run_failure("rank %d: more than %d exchanges in flight", comm->rank, MAX_IN_FLIGHT);
+    r->active = 1;
     r->sequence = g->next_sequence++;
     r->started = device_now(comm->dev);
     r->row = 0;
@@ -519,43 +580,38 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
         r->started = fmax(r->started, g->free_at);
         r->arrives = g->free_at = r->started + (comm->rates ? exchange_seconds(&comm->rates[axis][collective], (double)(g->size - 1) * (double)bytes) : 0);
         g->seconds += r->arrives - r->started;
-        exchange_event(comm, r, r->started, r->arrives);
+        event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[collective], what, r->started, r->arrives, (double)(g->size - 1) * (double)bytes);
         return;
     }
-    for (int i = 0; i < comm->num_in_flight; i++) // the lowest row that none of the group has
-        if (comm->in_flight[i]->group == g && comm->in_flight[i]->row == r->row) r->row++, i = -1;
+    if (CUDA_BUILD && r->of_device) r->row = r->on == STREAM_REDUCE; // one after the other on each stream
+    for (int i = 0; i < comm->num_in_flight; i++) // else the lowest row that none of the group has
+        if (!(CUDA_BUILD && r->of_device) && comm->in_flight[i]->group == g && comm->in_flight[i]->row == r->row) r->row++, i = -1;
     if (!comm->num_in_flight) comm->in_flight_since = r->started;
     r->flight = flight_start(comm->board, comm->self, g->beside, axis, collective, what, bytes, &g->order, r->started);
-    comm->transport->start(comm, r);
+    r->span.begun = NULL, r->span.event = -1;
+    transport_of(comm, r)->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
     comm->dev->poll = comm_poll;
-    comm->dev->poll_arg = comm;
+    if (CUDA_BUILD && r->of_device) comm_progress(comm); // into its stream, before what comes next there
 }
 
 /* A wait is past its limit: says who is to blame, and ends the run. Where that is not certain, the other hosts may say so first. */
-static void wait_expired(Comm *comm, const Request *r, double waited) {
-    char culprits[2048];
-    Sentence t = {culprits, sizeof culprits, 0};
-    int phase = comm->self->phase, times = phases[phase].limit, axis = r->group->axis, local = comm->board->attached == comm->mesh.world;
+static void wait_expired(Comm *comm, int axis, int64_t number, double waited) {
+    char culprits[2048], name[160];
+    Sentence t = {culprits, sizeof culprits, 0}, exchange = {name, sizeof name, 0};
+    int phase = comm->self->phase, times = phases[phase].limit, local = comm->board->attached == comm->mesh.world;
     double limit = comm->timeout * times;
-    int certain = say_culprits(&t, comm->board, comm->self, axis, r->sequence + 1, limit);
+    int certain = say_culprits(&t, comm->board, comm->self, axis, number, limit);
     if (!certain && !local && waited < limit + 1.8) return; // a monitor speaks half a second late, and a launcher may take a second to end a run
     if (times > 1) say(&t, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
-    run_failure("rank %d waited %.1f s for %s of '%s' over %s (%d ranks, exchange %" PRId64 " of this group); %s. "
-                "Look there first; --timeout sets the limit",
-                comm->rank, waited, collective_names[r->collective], r->what, axis_names[axis], r->group->size, r->sequence + 1, culprits);
+    say_exchange(&exchange, comm->self, axis, number);
+    run_failure("rank %d waited %.1f s for %s (%d ranks, exchange %" PRId64 " of this group); %s. "
+                "Look there first; --timeout sets the limit", comm->rank, waited, name, comm->groups[axis].size, number, culprits);
 }
 
-static void collective_wait(Comm *comm, Request *r) {
-    if (!r->active) return;
-    double start = device_now(comm->dev), now = start;
-    if (comm->dev->walk) {
-        r->active = 0;
-        comm->dev->clock = now = fmax(start, r->arrives);
-        comm->exposed_seconds += now - start;
-        event_add(comm->dev, EVENT_WAIT, 0, "wait", r->what, start, now, 0);
-        return;
-    }
+/* The host lets exchanges progress until all of this one is done, or with its stream. */
+static void collective_finish(Comm *comm, Request *r) {
+    double start = seconds_now(), now = start;
     double limit = comm->timeout * phases[comm->self->phase].limit;
     comm->self->wait_axis = r->group->axis, comm->self->wait_number = r->sequence + 1;
     rank_state(comm->self, RANK_WAITING, start);
@@ -564,13 +620,40 @@ static void collective_wait(Comm *comm, Request *r) {
         if (spins > 2000) usleep(20);
         if (spins % 64) continue;
         now = seconds_now();
-        if (now - start > limit) wait_expired(comm, r, now - start);
+        if (now - start > limit) wait_expired(comm, r->group->axis, r->sequence + 1, now - start);
     }
-    now = seconds_now();
-    rank_state(comm->self, RANK_COMPUTING, now);
-    comm->wait_seconds += now - start;
-    comm->exposed_seconds += now - start;
-    event_add(comm->dev, EVENT_WAIT, 0, "wait", r->what, start, now, 0);
+    rank_state(comm->self, RANK_COMPUTING, seconds_now());
+}
+
+/* Until the exchange is complete; on a GPU the chosen stream waits, and the host only until its stream has all of it.
+ * What the compute stream waits for is what arithmetic does not hide. */
+static void collective_wait(Comm *comm, Request *r) {
+    Device *dev = comm->dev;
+    if (!r->active && !r->enqueued) return;
+    if (dev->walk) {
+        double start = dev->clock;
+        r->active = 0;
+        dev->clock = fmax(start, r->arrives);
+        comm->wait_seconds += dev->clock - start;
+        event_add(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, start, dev->clock, 0);
+        return;
+    }
+    int counts = dev->on == STREAM_COMPUTE && (r->active || CUDA_BUILD);
+    Span span = ZERO;
+    if (counts) span = span_begin(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, 0, !r->of_device);
+    if (r->active) collective_finish(comm, r);
+    if (r->of_device) device_await(dev, r->arrived);
+    r->enqueued = 0;
+    if (counts) span_end(dev, span, &comm->wait_seconds, -1, 0);
+}
+
+/* The chosen stream waits for an event of another one; `what` it is for. */
+static void comm_await(Comm *comm, DeviceEvent event, const char *what) {
+    int counts = CUDA_BUILD && (event || comm->dev->walk) && comm->dev->on == STREAM_COMPUTE;
+    Span span = ZERO;
+    if (counts) span = span_begin(comm->dev, EVENT_WAIT, STREAM_COMPUTE, "wait", what, 0, 0);
+    device_await(comm->dev, event);
+    if (counts) span_end(comm->dev, span, &comm->wait_seconds, -1, 0);
 }
 
 /* What the run does now sets the limit of its waits. Returns what it did before. */
@@ -619,6 +702,205 @@ static double comm_clock_offset(Comm *comm, double *error) {
     return comm->rank ? (low + high) / 2 : 0;
 }
 
+// ---------------------------------------------------------------------------
+// transport: nccl. Exchanges are enqueued; the host waits for none of them, but watches (comm_watch).
+
+#ifdef HAVE_NCCL
+/* The axes over which GPUs exchange. A communicator of NCCL's takes memory, so there are no others. */
+static const Axis nccl_axes[] = {AXIS_FSDP, AXIS_DP_REPLICATE};
+enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
+
+/* Of this process: whoever ends it stops them all, since a GPU that waits for a lost rank waits for good. */
+static Comm *nccl_open_comms;
+static pthread_mutex_t nccl_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void nccl_is_stuck(int signal_number) { (void)signal_number, _exit(2); }
+
+static void nccl_let_go(int code) {
+    (void)code;
+    signal(SIGALRM, nccl_is_stuck);
+    alarm(5);
+    for (Comm *comm = nccl_open_comms; comm; comm = comm->next_open) {
+        for (int i = 0; i < NCCL_AXES; i++)
+            if (comm->groups[nccl_axes[i]].nccl) ncclCommAbort(comm->groups[nccl_axes[i]].nccl);
+        if (comm->nccl) ncclCommAbort(comm->nccl);
+    }
+}
+
+/* A call on communicator `c` has come to its end: those here do not block, and are at work until they say otherwise. */
+static void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, const char *what, const char *of) {
+    double start = seconds_now();
+    for (int spins = 0; result == ncclInProgress; spins++) {
+        if (ncclCommGetAsyncError(c, &result) != ncclSuccess) result = ncclSystemError;
+        if (result != ncclInProgress) break;
+        if (spins > 1000) usleep(100);
+        double waited = seconds_now() - start;
+        if (waited > comm->timeout * phases[comm->self->phase].limit)
+            run_failure("rank %d: NCCL was at work for %.1f s to %s %s: look at the other ranks; NCCL_DEBUG=INFO says more, --timeout sets the limit", comm->rank, waited, what, of);
+    }
+    if (result != ncclSuccess)
+        run_failure("rank %d: NCCL could not %s %s: %s (%s). NCCL_DEBUG=INFO says more", comm->rank, what, of, ncclGetErrorString(result), c ? ncclGetLastError(c) : "no communicator");
+}
+
+/* Every rank has a GPU of its own: NCCL would hang, or refuse in words that name no rank. */
+static void nccl_check_gpus(Comm *comm) {
+    cudaDeviceProp mine;
+    cuda_check(cudaGetDeviceProperties(&mine, comm->dev->gpu), "asking what GPU this is");
+    cudaUUID_t *all = (cudaUUID_t *)checked_malloc(sizeof mine.uuid * (size_t)comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, "GPUs", &mine.uuid, all, sizeof mine.uuid);
+    for (int i = 0; i < comm->rank; i++)
+        if (!memcmp(&all[i], &mine.uuid, sizeof mine.uuid))
+            user_error("ranks %d and %d share one GPU (%s, number %d of its host), and NCCL wants a GPU for each: start as many ranks on a host as it has GPUs, or share one with --ranks N --transport threads",
+                       i, comm->rank, mine.name, comm->dev->gpu);
+    free(all);
+}
+
+/* The members of a group, as its communicator has them: they tell each other who they are. */
+static void nccl_check_members(Comm *comm, Group *g) {
+    int size = 0, rank = -1, mine = comm->rank;
+    ncclCommCount(g->nccl, &size);
+    ncclCommUserRank(g->nccl, &rank);
+    if (size != g->size || rank != g->rank)
+        run_failure("rank %d: NCCL's group of %s has %d members and this rank is its %d, expected %d and %d", comm->rank, axis_names[g->axis], size, rank, g->size, g->rank);
+    size_t mark = arena_mark(comm->dev, MEM_COMM), bytes = sizeof(int) * (size_t)size;
+    int *near = (int *)checked_malloc(bytes), *all = (int *)arena_alloc(comm->dev, MEM_COMM, "members of a group", bytes);
+    device_write(comm->dev, all + rank, &mine, sizeof mine);
+    nccl_check(comm, g->nccl, ncclAllGather(all + rank, all, 1, ncclInt32, g->nccl, comm->dev->stream), "meet the members of", axis_names[g->axis]);
+    device_read(comm->dev, near, all, bytes);
+    for (int i = 0; i < size; i++)
+        if (near[i] != comm->hosts->group_member(comm, g, i))
+            run_failure("rank %d: member %d of %s is rank %d to NCCL, and rank %d to %s", comm->rank, i, axis_names[g->axis], near[i], comm->hosts->group_member(comm, g, i), comm->hosts->name);
+    free(near);
+    arena_release(comm->dev, MEM_COMM, mark);
+}
+
+/* One communicator of all ranks, and from it one for each axis; all ranks split in the same order. */
+static void nccl_open(Comm *comm) {
+    ncclUniqueId mine = ZERO, *all = (ncclUniqueId *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    Arena *exchanged = &comm->dev->arenas[MEM_COMM];
+    config.blocking = 0;
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // several communicators a GPU, whose kernels would else wait for each other crosswise
+    nccl_check_gpus(comm);
+    if (comm->rank == 0 && ncclGetUniqueId(&mine) != ncclSuccess) run_failure("rank 0: NCCL has no network interface to meet the other ranks on: NCCL_SOCKET_IFNAME names one, NCCL_DEBUG=INFO says more");
+    all_gather_now(comm, AXIS_WORLD, "NCCL's identity", &mine, all, sizeof mine);
+    pthread_mutex_lock(&nccl_lock);
+    comm->next_open = nccl_open_comms, nccl_open_comms = comm;
+    pthread_mutex_unlock(&nccl_lock);
+    process_end.let_go = nccl_let_go;
+    nccl_check(comm, comm->nccl, ncclCommInitRankConfig(&comm->nccl, comm->mesh.world, all[0], comm->rank, &config), "open the group of", "all ranks");
+    free(all);
+    for (int i = 0; i < NCCL_AXES; i++) {
+        int colour, key;
+        Group *g = &comm->groups[nccl_axes[i]];
+        if (g->size == 1) continue;
+        mesh_group(&comm->mesh, comm->rank, g->axis, &colour, &key);
+        config.commName = axis_names[g->axis];
+        nccl_check(comm, comm->nccl, ncclCommSplit(comm->nccl, colour, key, &g->nccl, &config), "split off", axis_names[g->axis]);
+        nccl_check(comm, g->nccl, ncclInProgress, "open the group of", axis_names[g->axis]);
+        nccl_check_members(comm, g);
+        nccl_check(comm, g->nccl, ncclCommRegister(g->nccl, exchanged->base, exchanged->reserved, &g->registered), "register the memory of", axis_names[g->axis]);
+    }
+}
+
+static void nccl_close(Comm *comm) {
+    for (int i = NCCL_AXES; i >= 0; i--) {
+        Group *g = i < NCCL_AXES ? &comm->groups[nccl_axes[i]] : NULL;
+        ncclComm_t *c = g ? &g->nccl : &comm->nccl;
+        if (g && g->nccl) ncclCommDeregister(g->nccl, g->registered);
+        if (g && *c) nccl_check(comm, *c, ncclCommFinalize(*c), "close the group of", axis_names[g->axis]), ncclCommDestroy(*c), *c = NULL;
+    }
+    nccl_check(comm, comm->nccl, ncclCommFinalize(comm->nccl), "close the group of", "all ranks"), ncclCommDestroy(comm->nccl), comm->nccl = NULL;
+    pthread_mutex_lock(&nccl_lock);
+    Comm **at = &nccl_open_comms;
+    while (*at != comm) at = &(*at)->next_open;
+    *at = comm->next_open;
+    pthread_mutex_unlock(&nccl_lock);
+}
+
+static void nccl_group_open(Comm *comm, Group *g, int colour, int key) { comm->hosts->group_open(comm, g, colour, key); }
+static int nccl_group_member(Comm *comm, Group *g, int i) { return comm->hosts->group_member(comm, g, i); }
+static BoardRank *nccl_record(Comm *comm) { return comm->hosts->record(comm); }
+
+/* Everybody's parts come apart, as from an all-to-all, and fsdp.h sums them in its order; or NCCL sums them on the way. */
+static void nccl_start(Comm *comm, Request *r) {
+    Group *g = r->group;
+    cudaStream_t stream = comm->dev->stream;
+    ncclResult_t result;
+    int size;
+    ncclCommCount(g->nccl, &size);
+    request_begin(comm, r);
+    if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, g->nccl, stream);
+    else if (r->summed) {
+        int half = r->dtype == DTYPE_BF16;
+        result = ncclReduceScatter(r->send, r->recv, r->bytes / (half ? sizeof(bf16) : sizeof(float)), half ? ncclBfloat16 : ncclFloat32, ncclSum, g->nccl, stream);
+    } else {
+        ncclGroupStart();
+        for (int p = 0; p < size; p++) {
+            ncclSend(r->send + (size_t)p * r->bytes, r->bytes, ncclUint8, p, g->nccl, stream);
+            ncclRecv(r->recv + (size_t)p * r->bytes, r->bytes, ncclUint8, p, g->nccl, stream);
+        }
+        result = ncclGroupEnd();
+    }
+    nccl_check(comm, g->nccl, result, r->collective == ALL_GATHER ? "start the all_gather of" : "start the reduce_scatter of", r->what);
+    comm->wire[g->axis][r->collective].calls++;
+    comm->wire[g->axis][r->collective].bytes += (int64_t)(size - 1) * (int64_t)r->bytes;
+}
+
+static int nccl_test(Comm *comm, Request *r) { return (void)comm, (void)r, 1; } // the stream has all of it
+
+static const Transport transport_nccl = {"nccl", nccl_group_open, nccl_group_member, nccl_start, nccl_test, nccl_record, nccl_open, nccl_close};
+
+/* Has a communicator failed? A rank that is lost need not show there. */
+static void nccl_look(Comm *comm) {
+    for (int i = 0; i < NCCL_AXES; i++) {
+        Group *g = &comm->groups[nccl_axes[i]];
+        ncclResult_t state = ncclSuccess;
+        if (g->nccl) ncclCommGetAsyncError(g->nccl, &state);
+        if (state != ncclSuccess && state != ncclInProgress)
+            run_failure("rank %d: NCCL lost the group of %s: %s (%s). Look at the other ranks; NCCL_DEBUG=INFO says more", comm->rank, axis_names[g->axis], ncclGetErrorString(state), ncclGetLastError(g->nccl));
+    }
+}
+#endif
+
+/* The host waits for the GPU. A span that ends now and then is a sign that it goes on; else an exchange keeps it, or a kernel. */
+static void comm_watch(void *arg, double waited) {
+    Comm *comm = (Comm *)arg;
+    double now = seconds_now(), limit = comm->timeout * phases[comm->self->phase].limit;
+    const OpenSpan *open = NULL;
+    int64_t settled = waited > 0 ? device_settled(comm->dev, &open) : -1;
+#ifdef HAVE_NCCL
+    nccl_look(comm);
+#endif
+    if (settled != comm->settled) {
+        rank_state(comm->self, RANK_COMPUTING, comm->stirred = now);
+        comm->settled = settled;
+    }
+    if (open && now - comm->stirred > 0.5 && comm->self->state != RANK_WAITING) {
+        comm->self->wait_axis = open->axis, comm->self->wait_number = open->number;
+        rank_state(comm->self, RANK_WAITING, comm->stirred);
+    }
+    if (settled < 0 || now - comm->stirred < limit) return;
+    if (open) wait_expired(comm, open->axis, open->number, now - comm->stirred);
+    else run_failure("rank %d waited %.1f s for its GPU, which is in no exchange: a kernel does not end; --timeout sets the limit", comm->rank, now - comm->stirred);
+}
+
+/* NULL: this build does not have it. */
+static const Transport *transport_find(const char *name) {
+    static const Transport *const built[] = {
+        &transport_threads,
+#ifdef HAVE_MPI
+        &transport_mpi,
+#endif
+#ifdef HAVE_NCCL
+        &transport_nccl,
+#endif
+    };
+    for (int i = 0; i < (int)(sizeof built / sizeof *built); i++)
+        if (!strcmp(built[i]->name, name)) return built[i];
+    return NULL;
+}
+
 /* For a walk: groups are known by their sizes alone. */
 static void comm_open_walk(Comm *comm, Device *dev, const Mesh *mesh, int rank) {
     memset(comm, 0, sizeof *comm);
@@ -634,14 +916,19 @@ static void comm_open_walk(Comm *comm, Device *dev, const Mesh *mesh, int rank) 
     }
 }
 
-static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const Transport *transport, ThreadWorld *threads, double timeout) {
+static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const Transport *transport, const Transport *hosts, ThreadWorld *threads, double timeout) {
     comm_open_walk(comm, dev, mesh, rank);
     comm->transport = transport;
+    comm->hosts = hosts;
     comm->thread_world = threads;
     comm->timeout = timeout;
+    comm->settled = -1;
     comm->self = transport->record(comm);
     comm->self->now.op = OP_COUNT; // none yet
     dev->shown = &comm->self->now;
+    dev->arrived = comm_arrived;
+    dev->watch = mesh->world > 1 ? comm_watch : NULL;
+    dev->poll_arg = comm;
     for (int a = 0; a < AXES; a++) {
         int colour, key;
         Group *g = &comm->groups[a];
@@ -653,6 +940,11 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
     }
     for (int a = 0; a < AXES; a++)
         if (comm->groups[a].size > 1) board_beside(comm->board, comm->self, a, comm->groups[a].beside);
+    if (transport->open && mesh->world > 1) transport->open(comm);
+}
+
+static void comm_close(Comm *comm) {
+    if (comm->transport && comm->transport->close && comm->mesh.world > 1) comm->transport->close(comm);
 }
 
 static void comm_clear_ledger(Comm *comm) {

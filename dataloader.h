@@ -200,6 +200,7 @@ typedef struct {
     int64_t unread;            // samples that are not there yet
     int64_t bad;               // where `error` says something: of the samples that cannot be trained on, the first
     char error[1024];
+    DeviceEvent fed;           // the device has copied all it needs of it
 } StepBatch;
 
 typedef struct { struct Loader *loader; char *raw; pthread_t thread; } LoaderWorker; // raw: 5·(T + 1) bytes
@@ -324,6 +325,7 @@ static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
 /* Wakes as many workers as there are samples to read: each once a step, and none that would find nothing. */
 static void loader_release(Loader *l, Device *dev) {
     if (dev->walk) return;
+    device_await_on_host(l->ring[l->consumed % LOADER_DEPTH].fed);
     pthread_mutex_lock(&l->lock);
     l->consumed++;
     pthread_mutex_unlock(&l->lock);
@@ -337,6 +339,7 @@ static void loader_close(Loader *l, Device *dev) {
     pthread_cond_broadcast(&l->room);
     pthread_mutex_unlock(&l->lock);
     for (int i = 0; i < l->num_workers; i++) pthread_join(l->workers[i].thread, NULL);
+    for (int i = 0; i < LOADER_DEPTH; i++) device_forget_event(l->ring[i].fed);
 }
 
 #endif

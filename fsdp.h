@@ -47,6 +47,7 @@ typedef struct {               // how a run shards: the options that fsdp.h and 
     int local;                 // micro-batches are summed unsharded on each rank, and over ranks once a step
     int deterministic;         // micro-batches are summed as a binary tree
     Dtype reduce_dtype;        // in which gradients travel; they are summed in fp32
+    int summed;                // the transport sums them on their way, in an order of its own, and in that dtype
     int check_replicas;        // what replicas have in common will be compared
 } Sharding;
 
@@ -77,7 +78,15 @@ typedef struct {
     UnitKind kind;    // blocks share slots; embedding and head have their own
     void *memory;     // (largest padded unit of that kind)
     int taken;
+    DeviceEvent freed; // on a GPU: who had it last is through with it
 } Slot;
+
+typedef struct {      // a unit's state where AdamW computes with it, which is not where offloaded state lies
+    float *master, *grad, *exp_avg, *exp_avg_sq; // (held)
+    floatX *copy;     // (held); NULL: the master itself
+    void *near[5];    // for each of these, where it comes to; NULL: it is there
+    DeviceEvent fetched, stored;
+} Staged;
 
 /* What a unit's gradient goes through, in this order: one unit at a stage, so that all stages travel at once. */
 typedef enum { REDUCE_SHARDS, REDUCE_REPLICAS, GATHER_REPLICAS, GATHER_SHARDS, STAGES } StageKind;
@@ -101,6 +110,8 @@ typedef struct {
     FsdpUnit *units;             // (table->num_units)
     Slot weight_slots[MAX_SLOTS], gradient_slots[MAX_SLOTS];
     int num_weight_slots, num_gradient_slots;
+    Staged staged[2];            // one is computed with while the other comes and goes
+    int fetches_weights;         // they lie in the slow tier, where nothing computes
     Stage stages[STAGES];
     int sums_here;               // micro-batches are summed on this rank first: --accumulate local, or DDP's only one, straight in its place
     int rounds_leaves;           // bf16: each micro-batch's gradient is rounded even where it goes nowhere, as on any other layout
@@ -110,8 +121,8 @@ typedef struct {
     int cascade;                 // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
 } Fsdp;
 
-/* Is all of a unit's weights on this rank at all times? */
-static int weights_are_here(const Fsdp *f) { return f->ranks == 1 || !f->how.strategy->sharded; }
+/* Is all of a unit's weights on this rank at all times, where it can compute with them? */
+static int weights_are_here(const Fsdp *f) { return (f->ranks == 1 || !f->how.strategy->sharded) && !f->fetches_weights; }
 
 // ---------------------------------------------------------------------------
 // slots
@@ -134,9 +145,9 @@ static Slot *slot_find(Slot *slots, int count, UnitKind kind) {
     return NULL;
 }
 
-static void slot_release(Slot *slots, int count, const void *memory) {
+static void slot_release(Device *dev, Slot *slots, int count, const void *memory) {
     for (int i = 0; i < count; i++)
-        if (slots[i].memory == memory) slots[i].taken = 0;
+        if (slots[i].memory == memory) slots[i].taken = 0, device_record(dev, &slots[i].freed);
 }
 
 // ---------------------------------------------------------------------------
@@ -146,15 +157,21 @@ static void *slot_take(Fsdp *f, Slot *slots, int count, const FsdpUnit *u, const
     Slot *slot = slot_find(slots, count, u->unit->kind);
     if (!slot) run_failure("rank %d: no free slot for %s of %s", f->comm->rank, what, u->unit->name);
     slot->taken = 1;
+    comm_await(f->comm, slot->freed, u->unit->name);
     return slot->memory;
 }
 
-/* Starts gathering a unit's weights from all shards. Where this rank has all of them nothing moves. */
+/* Starts gathering a unit's weights from all shards. Where this rank has all of them nothing moves, unless they are offloaded. */
 static void unit_gather(Fsdp *f, FsdpUnit *u) {
     if (u->weights) return;
     if (weights_are_here(f)) { u->weights = u->copy; return; }
+    StreamKind before = device_stream(f->dev, STREAM_GATHER);
     u->weights = u->home ? u->home : (floatX *)slot_take(f, f->weight_slots, f->num_weight_slots, u, "the weights");
-    collective_start(f->comm, &u->gather, ALL_GATHER, AXIS_FSDP, u->unit->name, u->copy, u->weights, (size_t)u->part * sizeof(floatX));
+    floatX *mine = u->copy;
+    if (f->fetches_weights) device_copy(f->dev, mine = u->weights + u->begin, u->copy, (size_t)u->held * sizeof(floatX));
+    if (u->held < u->padded) collective_start(f->comm, &u->gather, ALL_GATHER, AXIS_FSDP, u->unit->name, mine, u->weights, (size_t)u->part * sizeof(floatX));
+    else request_enqueued(f->comm, &u->gather, u->unit->name);
+    device_stream(f->dev, before);
 }
 
 /* Gathers ahead of need, as far as free slots reach. */
@@ -171,8 +188,8 @@ static const floatX *unit_weights(Fsdp *f, FsdpUnit *u) {
 
 /* `pass` is through with the unit: frees its weights, if the strategy frees them there. */
 static void unit_free(Fsdp *f, FsdpUnit *u, Pass pass) {
-    if (pass < f->how.strategy->freed) return;
-    slot_release(f->weight_slots, f->num_weight_slots, u->weights);
+    if (pass < (f->fetches_weights && f->how.strategy->freed == PASS_NEVER ? PASS_FORWARD : f->how.strategy->freed)) return; // what was fetched does not stay
+    slot_release(f->dev, f->weight_slots, f->num_weight_slots, u->weights);
     u->weights = NULL;
 }
 
@@ -231,7 +248,7 @@ static void accumulate_finish(Fsdp *f, FsdpUnit *u, int micro) {
 }
 
 static void gradient_release(Fsdp *f, FsdpUnit *u) {
-    slot_release(f->gradient_slots, f->num_gradient_slots, u->dweights);
+    slot_release(f->dev, f->gradient_slots, f->num_gradient_slots, u->dweights);
     u->dweights = NULL;
 }
 
@@ -265,6 +282,7 @@ static void stage_start(Fsdp *f, StageKind kind, FsdpUnit *u, int micro) {
     void *into = kind == GATHER_REPLICAS ? gradient_part(f, u) : kind == GATHER_SHARDS ? u->grad : s->receive;
     size_t element = f->how.reduce_dtype == DTYPE_BF16 ? sizeof(bf16) : sizeof(float);
     if (s->rounded) cast_to_bf16(f->dev, s->rounded, from, count);
+    s->request.summed = f->how.summed, s->request.dtype = f->how.reduce_dtype;
     collective_start(f->comm, &s->request, reduces ? REDUCE_SCATTER : ALL_GATHER, shards ? AXIS_FSDP : AXIS_DP_REPLICATE, u->unit->name,
                      s->rounded ? (const void *)s->rounded : from, s->rounded ? s->receive : into, (size_t)piece * element);
     s->unit = u;
@@ -279,20 +297,23 @@ static void stage_finish(Fsdp *f, StageKind kind) {
     collective_wait(f->comm, &s->request);
     if (kind == REDUCE_SHARDS) {
         float *sum = f->sums_here ? gradient_part(f, u) : accumulate_into(f, u, s->micro, &replace);
-        tree_sum(f->dev, sum, s->receive, f->how.reduce_dtype, f->ranks, u->part, !replace);
+        tree_sum(f->dev, sum, s->receive, f->how.reduce_dtype, f->how.summed ? 1 : f->ranks, u->part, !replace);
         if (!f->sums_here) accumulate_finish(f, u, s->micro);
         gradient_release(f, u);
     }
-    if (kind == REDUCE_REPLICAS) tree_sum(f->dev, gradient_owned(u), s->receive, f->how.reduce_dtype, f->replicas, u->owned, 0);
+    if (kind == REDUCE_REPLICAS) tree_sum(f->dev, gradient_owned(u), s->receive, f->how.reduce_dtype, f->how.summed ? 1 : f->replicas, u->owned, 0);
     if (kind == GATHER_REPLICAS && s->rounded) tree_sum(f->dev, gradient_part(f, u), s->receive, DTYPE_BF16, 1, u->part, 0);
     int last = s->micro == f->how.accumulation - 1; // what an all-reduce brings before that nobody uses, and it would round this rank's sum so far
     if (kind == GATHER_SHARDS && s->rounded && last) tree_sum(f->dev, u->grad, s->receive, DTYPE_BF16, 1, u->padded, 0);
     s->unit = NULL;
 }
 
-/* Moves every gradient in flight on by a stage. `entering`: one whose first stage begins; NULL: none. Returns how many are in flight. */
+/* Moves every gradient in flight on by a stage. `entering`: one whose first stage begins; NULL: none. Returns how many are in
+ * flight. On a GPU all of that is one stream's, which the compute stream waits for only where it needs a slot, or the sums. */
 static int reductions_advance(Fsdp *f, FsdpUnit *entering, int entering_micro) {
     int in_flight = 0;
+    if (entering) device_order(f->dev, STREAM_REDUCE, STREAM_COMPUTE); // its gradient is made there
+    StreamKind before = device_stream(f->dev, STREAM_REDUCE);
     for (int from = STAGES - 1; from >= -1; from--) { // the furthest first: it makes room for the next
         FsdpUnit *u = from < 0 ? entering : f->stages[from].unit;
         int micro = from < 0 ? entering_micro : f->stages[from].micro, to = from + 1;
@@ -301,11 +322,13 @@ static int reductions_advance(Fsdp *f, FsdpUnit *entering, int entering_micro) {
         while (to < STAGES && !stage_applies(f, (StageKind)to, micro)) to++;
         if (to < STAGES) stage_start(f, (StageKind)to, u, micro), in_flight++;
     }
+    device_stream(f->dev, before);
     return in_flight;
 }
 
 static void reductions_finish(Fsdp *f) {
     while (reductions_advance(f, NULL, 0)) {}
+    comm_await(f->comm, device_mark(f->dev, STREAM_REDUCE), "reductions");
 }
 
 /* Where backward leaves the gradient of micro-batch `micro`, (padded), made from zero.
@@ -357,6 +380,7 @@ static void fsdp_refresh_copies(Fsdp *f) {
     for (int u = 0; u < f->table->num_units; u++)
         if ((void *)f->units[u].copy != (void *)f->units[u].master)
             cast_to_bf16(f->dev, (bf16 *)(void *)f->units[u].copy, f->units[u].master, f->units[u].held);
+    device_order(f->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
 /* Sets the master from what `fill` makes on the host, a chunk at a time: elements [first, first + count) of a tensor. */
@@ -391,31 +415,56 @@ static void fsdp_squared_norm(Fsdp *f, ExactSum *sum) {
 
 typedef struct { float lr, beta1, beta2, eps, weight_decay; } AdamW;
 
-/* A unit's state streams through memory where it lies in files. */
-static void unit_stream(Fsdp *f, const FsdpUnit *u, int soon) {
+/* Brings a unit's state to where AdamW computes with it, beside the unit before; what was there before is put back first. */
+static Staged *state_fetch(Fsdp *f, FsdpUnit *u) {
+    Staged *s = &f->staged[(u - f->units) % 2];
     size_t bytes = sizeof(float) * (size_t)u->held;
-    arena_stream(f->dev, MEM_PARAMS, u->master, bytes, soon);
-    arena_stream(f->dev, MEM_GRADS, u->grad, bytes, soon);
-    arena_stream(f->dev, MEM_OPTIMIZER, u->exp_avg, bytes, soon);
-    arena_stream(f->dev, MEM_OPTIMIZER, u->exp_avg_sq, bytes, soon);
+    StreamKind before = device_stream(f->dev, STREAM_FETCH);
+    device_await(f->dev, s->stored);
+    s->master = (float *)slow_fetch(f->dev, MEM_PARAMS, u->master, s->near[0], bytes);
+    s->grad = (float *)slow_fetch(f->dev, MEM_GRADS, u->grad, s->near[1], bytes);
+    s->exp_avg = (float *)slow_fetch(f->dev, MEM_OPTIMIZER, u->exp_avg, s->near[2], bytes);
+    s->exp_avg_sq = (float *)slow_fetch(f->dev, MEM_OPTIMIZER, u->exp_avg_sq, s->near[3], bytes);
+    s->copy = (void *)u->copy == (void *)u->master ? NULL : s->near[4] ? (floatX *)s->near[4] : u->copy;
+    device_record(f->dev, &s->fetched);
+    device_stream(f->dev, before);
+    return s;
 }
 
-/* One AdamW step on what this rank holds; `grad_scale` turns the summed gradient into the clipped mean. */
+/* The compute stream is through with it: puts what AdamW wrote where it belongs. */
+static void state_store(Fsdp *f, FsdpUnit *u, Staged *s) {
+    size_t bytes = sizeof(float) * (size_t)u->held;
+    device_order(f->dev, STREAM_STORE, STREAM_COMPUTE);
+    StreamKind before = device_stream(f->dev, STREAM_STORE);
+    slow_store(f->dev, MEM_PARAMS, u->master, s->master, bytes);
+    slow_store(f->dev, MEM_OPTIMIZER, u->exp_avg, s->exp_avg, bytes);
+    slow_store(f->dev, MEM_OPTIMIZER, u->exp_avg_sq, s->exp_avg_sq, bytes);
+    if (s->copy && s->near[4]) slow_store(f->dev, MEM_PARAMS, u->copy, s->copy, sizeof(floatX) * (size_t)u->held);
+    device_record(f->dev, &s->stored);
+    device_stream(f->dev, before);
+}
+
+/* One AdamW step on what this rank holds; `grad_scale` turns the summed gradient into the clipped mean. Offloaded state
+ * streams through: while a unit is updated the next one comes and the one before goes. */
 static void fsdp_adamw(Fsdp *f, const AdamW *o, float grad_scale, int step) {
     ShardPiece p;
-    FsdpUnit *now = NULL, *end = f->units + f->table->num_units;
+    FsdpUnit *now = NULL, *ahead = NULL, *end = f->units + f->table->num_units;
+    Staged *s = NULL;
+    device_order(f->dev, STREAM_FETCH, STREAM_COMPUTE);
     for (int i = 0; held_next(f, &i, &p);) {
-        FsdpUnit *u = p.unit;
-        if (u != now) {
-            if (now) unit_stream(f, now, 0);
-            if (u + 1 < end) unit_stream(f, u + 1, 1);
-            now = u;
+        if (p.unit != now) {
+            if (now) state_store(f, now, s);
+            now = p.unit;
+            s = now == ahead ? &f->staged[(now - f->units) % 2] : state_fetch(f, now); // there may be units of which this rank holds padding alone
+            if (now + 1 < end) state_fetch(f, ahead = now + 1);
+            comm_await(f->comm, s->fetched, "offloaded state");
         }
-        floatX *copy = (void *)u->copy == (void *)u->master ? NULL : u->copy + p.at;
-        adamw(f->dev, u->master + p.at, u->exp_avg + p.at, u->exp_avg_sq + p.at, u->grad + p.at, copy, p.count,
+        adamw(f->dev, s->master + p.at, s->exp_avg + p.at, s->exp_avg_sq + p.at, s->grad + p.at, s->copy ? s->copy + p.at : NULL, p.count,
               o->lr, o->beta1, o->beta2, o->eps, p.tensor->row->decays ? o->weight_decay : 0.0f, grad_scale, step);
     }
-    if (now) unit_stream(f, now, 0);
+    if (now) state_store(f, now, s);
+    device_order(f->dev, STREAM_COMPUTE, STREAM_STORE);
+    device_order(f->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
 /* Which ranks hold the same weights as this one: its replicas, and without sharding all ranks of its fsdp group. */
@@ -458,7 +507,7 @@ static void unit_open(Fsdp *f, FsdpUnit *u, const Unit *unit, int training) {
     u->owned_begin = f->rank * u->part + f->replica * u->owned;
     u->master = state_alloc(f, MEM_PARAMS, "master weights", u->held);
     u->copy = (floatX *)u->master;
-    MemCategory copies = f->dev->arenas[MEM_PARAMS].in_file ? MEM_PARAMS : MEM_COMM; // offloaded, they go where the master goes
+    MemCategory copies = f->dev->arenas[MEM_PARAMS].slow ? MEM_PARAMS : MEM_COMM; // offloaded, they go where the master goes
     if (sizeof(floatX) != sizeof(float)) u->copy = (floatX *)arena_alloc(f->dev, copies, "weights to compute with", sizeof(floatX) * (size_t)u->held);
     if (!training) return;
     if (!weights_are_here(f) && f->how.strategy->freed == PASS_LAST)
@@ -485,7 +534,20 @@ static void stages_open(Fsdp *f) {
         int applies = stage_applies(f, (StageKind)k, last), lands_in_place = (k == GATHER_REPLICAS || k == GATHER_SHARDS) && !half;
         if (half && (applies || (k == REDUCE_SHARDS && f->rounds_leaves)))
             f->stages[k].rounded = (bf16 *)arena_alloc(f->dev, MEM_COMM, "rounded gradients", sizeof(bf16) * (size_t)sent);
-        if (applies && !lands_in_place) f->stages[k].receive = arena_alloc(f->dev, MEM_COMM, names[k], element * (size_t)whole);
+        int summed = f->how.summed && (k == REDUCE_SHARDS || k == REDUCE_REPLICAS), members = k == REDUCE_SHARDS ? f->ranks : f->replicas;
+        if (applies && !lands_in_place) f->stages[k].receive = arena_alloc(f->dev, MEM_COMM, names[k], element * (size_t)(summed ? whole / members : whole));
+    }
+}
+
+/* Where state that was offloaded comes to, to be computed with. */
+static void staged_open(Fsdp *f) {
+    static const MemCategory of[] = {MEM_PARAMS, MEM_GRADS, MEM_OPTIMIZER, MEM_OPTIMIZER, MEM_PARAMS};
+    int64_t largest = 0;
+    for (int u = 0; u < f->table->num_units; u++) largest = max_i64(largest, f->units[u].held);
+    for (int i = 0; i < 10 && !SLOW_TIER_COMPUTES; i++) {
+        size_t element = i % 5 < 4 ? sizeof(float) : sizeof(floatX);
+        if (f->dev->arenas[of[i % 5]].slow && (i % 5 < 4 || sizeof(floatX) < sizeof(float)))
+            f->staged[i / 5].near[i % 5] = arena_alloc(f->dev, MEM_COMM, "offloaded state that is here", (size_t)largest * element);
     }
 }
 
@@ -503,6 +565,7 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
     f->replicas = comm->groups[AXIS_DP_REPLICATE].size, f->replica = comm->groups[AXIS_DP_REPLICATE].rank;
     f->sums_here = f->ranks > 1 && (how->accumulation > 1 ? how->local : !how->strategy->sharded);
     f->rounds_leaves = how->reduce_dtype == DTYPE_BF16 && f->ranks == 1;
+    f->fetches_weights = f->dev->arenas[MEM_PARAMS].slow && !SLOW_TIER_COMPUTES;
     f->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
     for (int i = 0; i < table->num_units; i++) unit_open(f, &f->units[i], &table->units[i], training);
     if (!weights_are_here(f) && !f->units[0].home) {
@@ -518,12 +581,19 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
         slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_HEAD, 1, "head gradient", sizeof(float));
     }
     stages_open(f);
+    staged_open(f);
     int copies = (holds_the_same(f, AXIS_DP_REPLICATE) ? f->replicas : 0) + (holds_the_same(f, AXIS_FSDP) ? f->ranks : 0);
     if (!how->check_replicas || !copies) return;
     f->prints = (uint64_t *)arena_alloc(f->dev, MEM_WORKSPACE, "fingerprints of the weights", sizeof(uint64_t) * (size_t)table->num_units);
     f->fingerprints = (uint64_t *)arena_alloc(f->dev, MEM_HOST, "fingerprints of all ranks", sizeof(uint64_t) * (size_t)table->num_units * (size_t)(1 + copies));
 }
 
-static void fsdp_close(Fsdp *f) { free(f->units); }
+static void fsdp_close(Fsdp *f) {
+    for (int u = 0; f->units && u < f->table->num_units; u++) device_forget_event(f->units[u].gather.arrived);
+    for (int i = 0; i < STAGES; i++) device_forget_event(f->stages[i].request.arrived);
+    for (int i = 0; i < MAX_SLOTS; i++) device_forget_event(f->weight_slots[i].freed), device_forget_event(f->gradient_slots[i].freed);
+    for (int i = 0; i < 2; i++) device_forget_event(f->staged[i].fetched), device_forget_event(f->staged[i].stored);
+    free(f->units);
+}
 
 #endif

@@ -235,8 +235,8 @@ static void layout_write(const char *out, const Mesh *mesh, const int *colours) 
 
 /* What happened since `events` that is no part of a step is one event of the timeline. */
 static void logger_aside(Device *dev, int64_t events, const char *name, double start) {
-    dev->num_events = events;
-    event_add(dev, EVENT_PHASE, 0, name, NULL, start, seconds_now(), 0);
+    events_drop(dev, events);
+    event_add(dev, EVENT_PHASE, STREAM_COMPUTE, name, NULL, start, seconds_now(), 0);
 }
 
 // ---------------------------------------------------------------------------
@@ -257,14 +257,14 @@ static const char trace_head[] = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\
  * lies within does so in the file too. */
 static void trace_events(FILE *f, const Device *dev, int rank, double zero, double clock_error) {
     static const char *const kinds[] = {"op", "wait", "phase", "step", "exchange"}, *const amounts[] = {"flops", NULL, NULL, "step", "bytes"};
-    enum { LANES = 1 + AXES * (MAX_IN_FLIGHT + 1) };
+    enum { LANES = (int)STREAMS + (int)AXES * (MAX_IN_FLIGHT + 1) };
     char named[LANES] = "";
     fprintf(f, "%s{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}", rank ? ",\n" : "", rank, rank);
     fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_labels\",\"args\":{\"labels\":\"clock within %.0f us of rank 0's\"}}", rank, 1e6 * clock_error);
     for (int64_t i = 0; i < min_i64(dev->num_events, dev->max_events); i++) {
         const Event *e = &dev->events[i];
-        int row = e->lane ? (e->lane - 1) / AXES + 1 : 1;
-        const char *lane = e->lane ? axis_names[(e->lane - 1) % AXES] : "compute";
+        int exchanges = e->lane - STREAMS, row = exchanges < 0 ? 1 : exchanges / AXES + 1; // lanes of streams come first
+        const char *lane = exchanges < 0 ? stream_names[e->lane] : axis_names[exchanges % AXES];
         if (!named[e->lane]) {
             fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s", rank, e->lane, lane);
             fprintf(f, row > 1 ? " %d\"}}" : "\"}}", row);
@@ -283,6 +283,7 @@ static void trace_write(Comm *comm, const char *path) {
     typedef struct { double first; int64_t bytes; } Part; // when it begins, by rank 0's clock
     Device *dev = comm->dev;
     Phase before = comm_phase(comm, PHASE_SAVING);
+    device_finish(dev); // the last ops have their times
     dev->max_events = min_i64(dev->max_events, dev->num_events); // it ends here: what follows is of the writing
     Part mine = ZERO, *all = (Part *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
     double error, offset = comm_clock_offset(comm, &error), zero = INFINITY;

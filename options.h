@@ -82,7 +82,7 @@ static const OptionRow option_rows[] = {
     {OPT_INT,  "threads", FIELD(threads), 0, 1024, "N", "0", "threads a rank; 0: cores divided by ranks on this host"},
     {OPT_INT,  "check-replicas", FIELD(check_replicas), 0, 1 << 30, "N", "100", "compare hashes of what replicas have in common every N steps; 0: never"},
     {OPT_REAL, "timeout", FIELD(timeout), 0.1, 1e6, "SECONDS", "600", "limit of every wait for another rank; 4 x as long in start-up, validation and saving"},
-    {OPT_TEXT, "transport", FIELD(transport), 0, 0, "threads|mpi", NULL, "how ranks exchange; default: mpi under mpirun or srun, else threads"},
+    {OPT_TEXT, "transport", FIELD(transport), 0, 0, "threads|mpi|nccl", NULL, "how ranks exchange; default: under mpirun or srun mpi, of GPUs nccl, else threads"},
     {OPT_INT,  "ranks", FIELD(ranks), 0, 4096, "N", "0", "ranks as threads of one process, without mpirun; 0: one"},
     {OPT_FLAG, "deterministic", FIELD(deterministic), 0, 0, NULL, NULL, "equal bits on every layout of as many micro-batches, where their number and the ranks are powers of two"},
     {OPT_TEXT, "trace", FIELD(trace), 0, 0, "FILE", NULL, "timeline of every op and exchange, for chrome://tracing or Perfetto; with --plan --cluster, the estimated one"},
@@ -155,16 +155,6 @@ static void option_set(Options *o, const OptionRow *row, const char *name, const
 static int option_given(const Options *o, const char *name) {
     for (int i = 0; i < OPTION_ROWS; i++)
         if (option_rows[i].kind != OPT_GROUP && !strcmp(option_rows[i].name, name)) return (int)(o->given[i / 64] >> i % 64 & 1);
-    return 0;
-}
-
-/* Of a text: is it another than the default? */
-static int option_changed(const Options *o, const char *name) {
-    for (int i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow *row = &option_rows[i];
-        const char *value = row->kind == OPT_TEXT && !strcmp(row->name, name) ? *(const char *const *)((const char *)o + row->offset) : NULL;
-        if (value) return !row->fallback || strcmp(value, row->fallback);
-    }
     return 0;
 }
 

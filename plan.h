@@ -297,7 +297,7 @@ typedef struct { double step, compute, exposed, tokens, mfu; } Estimate; // seco
 
 static Estimate estimate_of(const Cluster *c, const Device *walked, const Comm *comm, int64_t tokens_per_step) {
     Estimate e = ZERO;
-    e.step = walked->clock, e.exposed = comm->exposed_seconds;
+    e.step = walked->clock, e.exposed = comm->wait_seconds;
     for (int i = 0; i < OP_COUNT; i++) e.compute += walked->ops[i].seconds;
     e.tokens = (double)tokens_per_step / e.step;
     e.mfu = device_flops(walked, 0) / e.step / c->peak;
@@ -375,7 +375,7 @@ static void plan_write(FILE *f, const Mesh *m, const Device *walked, const Traff
     fprintf(f, "],\"peak_when\":\"%s\",\"in_files\":%zu,\"memory\":{", walked->peak_when, device_arenas(walked, 1));
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         fprintf(f, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], walked->arenas[c].peak);
-        peak += walked->arenas[c].in_file ? 0 : walked->arenas[c].peak;
+        peak += walked->arenas[c].slow ? 0 : walked->arenas[c].peak;
     }
     fprintf(f, "},\"peak\":%zu,", peak);
     flops_json(f, walked);
@@ -398,7 +398,7 @@ static void plan_print(FILE *f, const char *model, int threads, const TensorTabl
         fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[walked->buffers[i].category], walked->buffers[i].name, walked->buffers[i].count, walked->buffers[i].bytes);
     fprintf(f, "  memory of a rank by category\n");
     for (int i = 0; i < MEM_CATEGORIES; i++)
-        fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], walked->arenas[i].peak, walked->arenas[i].in_file ? "  in a file" : "");
+        fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], walked->arenas[i].peak, walked->arenas[i].slow ? "  " SLOW_TIER : "");
     fprintf(f, "    %-45s %22zu  (%.2f GB), first in %s\n", "in all", device_peak(walked), (double)device_peak(walked) / 1e9, walked->peak_when);
     if (device_arenas(walked, 1)) fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "in files", device_arenas(walked, 1), (double)device_arenas(walked, 1) / 1e9);
     fprintf(f, "  arithmetic of a rank and step: %.6g FLOP (a product of M x N x K counts 2MNK, attention what the mask lets through)\n", device_flops(walked, 0));

@@ -132,6 +132,7 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     for (char *word = strtok(strdup(arguments), " "); word && argc < 128; word = strtok(NULL, " ")) argv[argc++] = word;
     j->opt = options_parse(argc, argv);
     j->transport = transport;
+    j->hosts = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
     job_prepare(j, world, world, world);
     if (!j->opt.threads) j->threads = world == 1 && transport == &transport_threads ? 2 : 1;
     pthread_mutex_init(&j->thread_world.lock, NULL);
@@ -514,12 +515,6 @@ static void test_ranks(void) {
 }
 
 /* --deterministic: 20 steps of 8 micro-batches, whoever computes them: the same bits of loss and norm. */
-static int has_offload(void) {
-    int lacks = 0;
-    for (int i = 0; not_on_device[i]; i++) lacks |= !strcmp(not_on_device[i], "offload");
-    return !lacks;
-}
-
 typedef struct { double loss, norm; } StepBits;
 static StepBits bits_of[20];
 
@@ -567,7 +562,7 @@ static void test_bits(void) {
                         snprintf(more, sizeof more, " --dp-replicate %d --sharding %s --accumulate %s", replicate, strategies[i / 2].name, i % 2 ? "local" : "sharded");
                         compare_bits(model, 0, world, B, &transport_threads, more, first, 0);
                     }
-            snprintf(more, sizeof more, " --recompute %s --wrap size:99999 --slots 3 --offload %s --out %s", tied ? "selective" : "every:2", has_offload() ? "all" : "none", scratch_dir);
+            snprintf(more, sizeof more, " --recompute %s --wrap size:99999 --slots 3 --offload all%s%s", tied ? "selective" : "every:2", SLOW_TIER_COMPUTES ? " --out " : "", SLOW_TIER_COMPUTES ? scratch_dir : "");
             compare_bits(model, 0, 2, B, &transport_threads, more, first, 0);
         }
 }
@@ -1342,6 +1337,11 @@ static void test_failures(void) {
 #include "dev/test/test_kernels.h"
 #include "dev/test/test_tokenizer.h"
 #include "dev/test/test_plan.h"
+#ifdef CUDA_ON_CPU
+#include "dev/test/test_streams.h"
+#else
+static void test_streams(void) {} // needs several GPUs, or dev/cuda_on_cpu
+#endif
 
 // ---------------------------------------------------------------------------
 
@@ -1351,10 +1351,13 @@ int main(int argc, char **argv) {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
-        {"use", test_use, BOTH_BUILDS}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"faults", test_faults, CUDA}}; // faults: a part of ranks
+        {"use", test_use, BOTH_BUILDS}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}}; // faults: a part of ranks
     int bits_too = !CUDA_BUILD || FLOATX == DTYPE_BF16; // in fp32 dev/test/cuda.sh compares some
-    int process = 0, processes = 1, on_host, on_cores, mpi = argc > 1 && !strcmp(argv[1], "mpi");
-    if (mpi) comm_start_process(&argc, &argv, 60, &process, &processes, &on_host, &on_cores);
+    int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
+    if (mpi) {
+        Started started = comm_start_process(&argc, &argv, 60);
+        process = started.rank, processes = started.world, (void)processes;
+    }
     const char *place = getenv("TMPDIR") && strlen(getenv("TMPDIR")) < 40 ? getenv("TMPDIR") : "/tmp";
     snprintf(scratch_dir, sizeof scratch_dir, "%.40s/llama3-test-XXXXXX", place);
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;

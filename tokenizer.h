@@ -391,4 +391,45 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
     return e.used;
 }
 
+// ---------------------------------------------------------------------------
+// --encode and --decode
+
+static void print_token(const Tokenizer *t, int32_t id, FILE *f) {
+    const char *text;
+    size_t length = tokenizer_decode(t, id, &text);
+    fwrite(text, 1, length, f);
+}
+
+/* Ids are checked as a whole before the first is printed. */
+static void decode_ids(const Tokenizer *t, const char *path, const char *text, size_t length) {
+    static const char blanks[] = " \t\r\n";
+    for (int print = 0; print < 2; print++)
+        for (const char *at = text + strspn(text, blanks); at < text + length; at += strspn(at, blanks)) {
+            char *end;
+            long id = strtol(at, &end, 10);
+            if (end == at || !strchr(blanks, *end)) user_error("%s: found '%.*s', expected token ids, one a line", path, (int)min_i64(20, (int64_t)strcspn(at, blanks)), at);
+            if (id < 0 || id >= t->vocab_size) user_error("%s: id %ld is outside the tokenizer's 0 to %d", path, id, t->vocab_size - 1);
+            if (print) print_token(t, (int32_t)id, stdout);
+            at = end;
+        }
+}
+
+/* --encode and --decode: the tokenizer alone. */
+static void tokenizer_tool(const char *file, const char *encode, const char *decode) {
+    const char *path = encode ? encode : decode;
+    if (encode && decode) user_error("--encode and --decode are done one at a time: leave one out");
+    if (!file) user_error("--%s needs --tokenizer FILE", encode ? "encode" : "decode");
+    Tokenizer *t = tokenizer_open(file);
+    size_t length, capacity = 0;
+    int32_t *ids = NULL;
+    char *text = read_file(path, &length);
+    if (!text) user_error("cannot read %s: %s", path, strerror(errno));
+    size_t count = encode ? tokenizer_encode(t, text, length, &ids, &capacity, 0) : 0;
+    for (size_t i = 0; i < count; i++) printf("%d\n", ids[i]);
+    if (decode) decode_ids(t, path, text, length);
+    free(ids);
+    free(text);
+    tokenizer_close(t);
+}
+
 #endif

@@ -27,6 +27,7 @@ static Sharding sharding_of(const Options *o) {
     s.deterministic = o->deterministic;
     s.check_replicas = o->check_replicas;
     s.reduce_dtype = strcmp(o->reduce_dtype, "bf16") ? DTYPE_F32 : DTYPE_BF16;
+    s.summed = o->transport && !strcmp(o->transport, "nccl") && !o->deterministic;
     return s;
 }
 
@@ -417,7 +418,7 @@ static int64_t first_bad_tensor(Run *r) {
 }
 
 /* Tells all ranks of this rank's part of the step, and hears of theirs. Here the host waits for the device: the only time in a step. */
-static void exchange_reports(Run *r, const StepBatch *batch, double start, double wait_seconds) {
+static void exchange_reports(Run *r, const StepBatch *batch, double start, double waited_before) {
     StepReport mine = ZERO;
     ExactSum sums[SUMS] = ZERO;
     fsdp_squared_norm(&r->fsdp, &r->sums[SUM_SQUARED_NORM]);
@@ -431,7 +432,7 @@ static void exchange_reports(Run *r, const StepBatch *batch, double start, doubl
     mine.setup = sampler_fingerprint(&r->loader.sampler) ^ mix64(r->fsdp.seed);
     for (int a = 0; a < AXES; a++) mine.order[a] = (uint32_t)(r->comm.groups[a].order >> 32);
     mine.figures.seconds = seconds_now() - start;
-    mine.figures.wait_seconds = wait_seconds;
+    mine.figures.wait_seconds = r->comm.wait_seconds - waited_before;
     mine.figures.tokens = (int64_t)r->opt->batch * r->opt->seq * r->opt->accum;
     mine.figures.memory = (int64_t)device_peak(&r->dev);
     all_gather_now(&r->comm, AXIS_WORLD, "step report", &mine, r->reports, sizeof mine);
@@ -476,10 +477,9 @@ static void step_skip(Run *r, int64_t step, const StepStats *s) {
 
 static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     const Options *o = r->opt;
-    double start = seconds_now(), waited = r->comm.wait_seconds, exchanged = r->comm.exchange_seconds, exposed = r->comm.exposed_seconds;
+    double start = seconds_now(), waited = r->comm.wait_seconds, exchanged = r->comm.exchange_seconds, polled = r->comm.poll_seconds;
     comm_clear_ledger(&r->comm);
-    int64_t event = r->dev.num_events; // stands before what it holds
-    event_add(&r->dev, EVENT_STEP, 0, "step", NULL, device_now(&r->dev), 0, (double)step);
+    Span whole = span_begin(&r->dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, !is_timed(&r->dev));
     rank_state(r->comm.self, RANK_READING, start);
     StepBatch *batch = loader_next(&r->loader, &r->dev, o->timeout);
     rank_state(r->comm.self, RANK_COMPUTING, seconds_now());
@@ -487,9 +487,10 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     int64_t tokens = (int64_t)o->batch * o->seq;
     for (int micro = 0; micro < o->accum; micro++)
         micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro);
+    device_record(&r->dev, &batch->fed);
     reductions_finish(&r->fsdp);
     device_phase(&r->dev, "optimizer", NULL);
-    exchange_reports(r, batch, start, r->comm.wait_seconds - waited);
+    exchange_reports(r, batch, start, waited);
     loader_release(&r->loader, &r->dev);
 
     StepStats s = sum_reports(r);
@@ -500,12 +501,12 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     if (s.skipped) step_skip(r, step, &s);
     else if (s.targets || r->dev.walk) fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)++r->updates);
     device_phase(&r->dev, NULL, NULL);
-    event_end(&r->dev, event, device_now(&r->dev));
+    span_end(&r->dev, whole, NULL, -1, 0);
     s.samples = sampler_global_batch(&r->loader.sampler);
     s.data_wait_seconds = r->loader.wait_seconds;
     s.wait_seconds = r->comm.wait_seconds - waited;
     s.exchange_seconds = r->comm.exchange_seconds - exchanged;
-    s.overlap = s.exchange_seconds > 0 ? fmax(0, 1 - (r->comm.exposed_seconds - exposed) / s.exchange_seconds) : 0;
+    s.overlap = s.exchange_seconds > 0 ? fmax(0, 1 - (s.wait_seconds + r->comm.poll_seconds - polled) / s.exchange_seconds) : 0;
     s.seconds = seconds_now() - start;
     return s;
 }
@@ -594,12 +595,6 @@ static int32_t sample_token(const float *logits, int V, double temperature, doub
     return scratch[n - 1].id;
 }
 
-static void print_token(const Tokenizer *t, int32_t id, FILE *f) {
-    const char *text;
-    size_t length = tokenizer_decode(t, id, &text);
-    fwrite(text, 1, length, f);
-}
-
 /* Continues the prompt `ids`; all ranks compute it, rank 0 prints it. */
 static void generate(Run *r, const Tokenizer *tokenizer, const int32_t *ids, int count) {
     int V = r->config->V;
@@ -635,13 +630,14 @@ typedef struct {
     Mesh mesh;
     Dataset data, val;         // num_files 0: none
     StFiles weights;
-    int has_weights, threads, cores, local_ranks; // threads and cores of a rank
+    int has_weights, threads, cores; // threads and cores of a rank
+    int local, sharing;        // of this process among those of its host; ranks that share a device's memory
     double memory;             // bytes that ranks find, before the first takes any
     char tokenizer_path[4096]; // "": none found
     Tokenizer *tokenizer;
     int32_t *prompt;           // ids
     size_t prompt_length;
-    const Transport *transport;
+    const Transport *transport, *hosts; // of what devices exchange, of what hosts do; another one with nccl alone
     ThreadWorld thread_world;
     Cluster cluster;           // --plan --cluster
 } Job;
@@ -721,20 +717,23 @@ static void job_check_figures(const Job *j, int world) {
         user_error("a step of %.3g tokens, in which a rank receives up to %.3g bytes, is more than can be counted: use fewer ranks, a smaller --accum, --batch or --seq, or a smaller model", tokens, bytes);
 }
 
+/* Which of this host's GPUs a rank has: with nccl each its own, else all share the first. */
+static int job_gpu(const Job *j, int rank) { return j->transport == j->hosts ? 0 : device_of(j->hosts == &transport_threads ? rank : j->local); }
+
 /* Everything that can be refused is refused here, before ranks start. */
 static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     static const struct { const char *option, *other; } needs[] = {{"val-every", "val"}, {"val-batches", "val"}, {"dtype", "export"}, {"temperature", "generate"}, {"top-p", "generate"}, {"max-tokens", "generate"}};
     Options *o = &j->opt;
     j->task = job_task(o);
-    if (strcmp(o->offload, "none") && j->task == DO_TRAIN && !o->out) user_error("--offload %s keeps state in files under --out: give --out DIR, on a disk with room for it", o->offload);
+    if (SLOW_TIER_COMPUTES && strcmp(o->offload, "none") && j->task == DO_TRAIN && !o->out) user_error("--offload %s keeps state in files under --out: give --out DIR, on a disk with room for it", o->offload);
     if ((strcmp(o->offload, "none") || strcmp(o->recompute, "none")) && j->task != DO_TRAIN && j->task != DO_PLAN)
         user_error("--%s is about training, and this is none: leave it out", strcmp(o->offload, "none") ? "offload" : "recompute");
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++)
         if (option_given(o, needs[i].option) && !option_given(o, needs[i].other)) user_error("--%s does nothing without --%s: add that, or leave it out", needs[i].option, needs[i].other);
-    for (int i = 0; not_on_device[i] && j->task != DO_PLAN; i++)
-        if (option_changed(o, not_on_device[i])) user_error("--%s is not built for " DEVICE_KIND " yet: leave it out, or use ./train_llama3", not_on_device[i]);
+    if (j->transport != j->hosts && !strcmp(o->offload, "all") && (o->dp_replicate != 1 || !strcmp(o->sharding, "no_shard")))
+        user_error("--offload all keeps gradients in the host's memory, where NCCL cannot sum them over replicas or for no_shard: use --offload optimizer, or full_shard or shard_grad_op without --dp-replicate");
     j->config = config_of_model(o->model);
-    if (j->task != DO_PLAN) kernels_require(j->config.HD), j->memory = device_memory();
+    if (j->task != DO_PLAN) kernels_require(j->config.HD), j->memory = device_memory(job_gpu(j, 0));
     if (o->vocab_size) j->config.V = o->vocab_size;
     if (!o->seq) o->seq = j->config.T;
     if (!o->batch) o->batch = j->config.B;
@@ -742,7 +741,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     if ((int64_t)o->batch * o->seq > 1 << 30)
         user_error("--batch %d x --seq %d = %" PRId64 " tokens a micro-batch, expected at most %d: use a smaller --batch, and --accum", o->batch, o->seq, (int64_t)o->batch * o->seq, 1 << 30);
     j->mesh = mesh_open(world, o->dp_shard, o->dp_replicate, j->task == DO_PLAN);
-    j->local_ranks = local_ranks;
+    j->sharing = j->transport == j->hosts ? local_ranks : 1;
     j->cores = job_cores(sharing);
     j->threads = o->threads ? o->threads : j->cores;
     table_open(&j->table, &j->config, number_behind(o->wrap, "size"));
@@ -806,6 +805,7 @@ static void run_close(Run *r) {
     free(r->layout);
     free(r->model.blocks);
     fsdp_close(&r->fsdp);
+    comm_close(&r->comm);
     device_close(&r->dev);
 }
 
@@ -848,7 +848,7 @@ static double product_rate(Device *dev) {
     }
     memcpy(dev->ops, ops, sizeof ops); // no op of the step
     device_phase(dev, NULL, NULL);
-    dev->clock = clock, dev->num_events = events;
+    dev->clock = clock, events_drop(dev, events);
     arena_release(dev, MEM_WORKSPACE, mark);
     return RATE_COUNTS ? 2.0 * N * C * C / best : 0;
 }
@@ -865,6 +865,7 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events) 
     run_bind(r, j, rank);
     device_open_walk(&r->dev, j->threads, offloaded(&j->opt));
     r->dev.deterministic = j->opt.deterministic;
+    r->dev.gpu = job_gpu(j, rank), r->dev.by_nccl = j->transport != j->hosts;
     kernels_open(&r->dev, 0);
     r->dev.max_events = max_events;
     comm_open_walk(&r->comm, &r->dev, &j->mesh, rank);
@@ -890,10 +891,10 @@ static void run_walk(Run *r, const Job *j, int rank) {
 }
 
 static void check_memory(const Job *j, const Device *walked) {
-    double need = (double)device_need(walked) * j->local_ranks;
+    double need = (double)device_need(walked) * j->sharing;
     if (need > j->memory)
         user_error("%d rank%s of " DEVICE_NAME " need %.2f GB, it has %.2f GB: use more of them, a smaller --batch or --seq, --recompute full, or a smaller model (--plan shows what takes how much)",
-                   j->local_ranks, j->local_ranks > 1 ? "s" : "", need / 1e9, j->memory / 1e9);
+                   j->sharing, j->sharing > 1 ? "s" : "", need / 1e9, j->memory / 1e9);
 }
 
 /* All ranks were started alike, with the same data; tells which is not. */
@@ -914,13 +915,13 @@ static void check_agreement(Run *r) {
 }
 
 static void print_banner(const Job *j, const Run *r, const Run *walked) {
-    size_t in_files = device_arenas(&walked->dev, 1);
+    size_t offloaded = device_arenas(&walked->dev, 1);
     flockfile(stdout); // whole lines: another rank may be about to end the run with a sentence of its own
     printf("%s: %.1f M parameters, %s, %d rank%s x %d thread%s over %s, %s over %d", j->opt.model, (double)j->table.num_parameters / 1e6,
            PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "", j->threads, j->threads > 1 ? "s" : "", j->transport->name, j->opt.sharding, r->fsdp.ranks);
     if (r->fsdp.replicas > 1) printf(", %d replicas", r->fsdp.replicas);
     printf(": %.1f MB a rank", (double)device_peak(&walked->dev) / 1e6);
-    if (in_files) printf(" and %.1f MB in files%s", (double)in_files / 1e6, is_in_memory(j->opt.out) ? ", but those lie in memory: --out is a tmpfs" : "");
+    if (offloaded) printf(" and %.1f MB " SLOW_TIER "%s", (double)offloaded / 1e6, SLOW_TIER_COMPUTES && is_in_memory(j->opt.out) ? ", but those lie in memory: --out is a tmpfs" : "");
     printf("\n");
     layout_print(&j->mesh, r->layout, stdout);
     if (j->task == DO_TRAIN)
@@ -956,7 +957,7 @@ static void check_first_step(Run *r, const Run *walked) {
 static void train(Run *r, const Run *walked) {
     int64_t targets, last = r->opt->steps, traced = 0;
     double flops = device_flops(&walked->dev, 0), rate = 0; // FLOP/s
-    r->dev.num_events = 0; // the timeline begins here
+    events_drop(&r->dev, 0); // the timeline begins here
     for (int64_t step = 1; step <= last; step++) {
         StepStats s = train_step(r, step);
         s.mfu = rate > 0 ? flops / s.seconds / rate : 0;
@@ -1014,10 +1015,10 @@ static void write_run_files(const Job *j, const Run *r, const Run *walked) {
 /* Opens for real what was walked: device, groups, shards, weights. */
 static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
     run_bind(r, j, rank);
-    if (offloaded(&j->opt)) make_directories(j->opt.out); // by each rank: they may be on different hosts
+    if (SLOW_TIER_COMPUTES && offloaded(&j->opt)) make_directories(j->opt.out); // by each rank: they may be on different hosts
     device_open(&r->dev, &walked->dev, j->opt.out, rank);
     kernels_open(&r->dev, rank == 0);
-    comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, &j->thread_world, j->opt.timeout);
+    comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, j->hosts, &j->thread_world, j->opt.timeout);
     if (j->opt.out) comm_leave_flights(&r->comm, j->opt.out);
     check_agreement(r);
     r->layout = layout_read_back(&r->comm);
@@ -1055,7 +1056,7 @@ static void rank_eval(Run *r, const Job *j) {
 static void rank_main(Job *j, int rank) {
     Run *walked = (Run *)checked_malloc(sizeof *walked), *r = (Run *)checked_malloc(sizeof *r);
     run_walk(walked, j, rank);
-    if (rank == 0 || j->transport == &transport_threads) check_memory(j, &walked->dev); // before any rank takes memory that others are to have
+    if (rank == 0 || j->hosts == &transport_threads) check_memory(j, &walked->dev); // before any rank takes memory that others are to have
     if (rank == 0) job_check_outputs(j); // the last thing that can refuse, since it may leave a directory behind
     rank_open(r, walked, j, rank);
     if (j->task == DO_TRAIN) rank_train(r, walked, j);
@@ -1072,56 +1073,23 @@ static void rank_main(Job *j, int rank) {
 // ---------------------------------------------------------------------------
 // main
 
-/* Ids are checked as a whole before the first is printed. */
-static void decode_ids(const Tokenizer *t, const char *path, const char *text, size_t length) {
-    static const char blanks[] = " \t\r\n";
-    for (int print = 0; print < 2; print++)
-        for (const char *at = text + strspn(text, blanks); at < text + length; at += strspn(at, blanks)) {
-            char *end;
-            long id = strtol(at, &end, 10);
-            if (end == at || !strchr(blanks, *end)) user_error("%s: found '%.*s', expected token ids, one a line", path, (int)min_i64(20, (int64_t)strcspn(at, blanks)), at);
-            if (id < 0 || id >= t->vocab_size) user_error("%s: id %ld is outside the tokenizer's 0 to %d", path, id, t->vocab_size - 1);
-            if (print) print_token(t, (int32_t)id, stdout);
-            at = end;
-        }
-}
-
-/* --encode and --decode: the tokenizer alone. */
-static void tokenizer_tool(const Options *o) {
-    const char *path = o->encode ? o->encode : o->decode;
-    if (o->encode && o->decode) user_error("--encode and --decode are done one at a time: leave one out");
-    if (!o->tokenizer) user_error("--%s needs --tokenizer FILE", o->encode ? "encode" : "decode");
-    Tokenizer *t = tokenizer_open(o->tokenizer);
-    size_t length, capacity = 0;
-    int32_t *ids = NULL;
-    char *text = read_file(path, &length);
-    if (!text) user_error("cannot read %s: %s", path, strerror(errno));
-    size_t count = o->encode ? tokenizer_encode(t, text, length, &ids, &capacity, 0) : 0;
-    for (size_t i = 0; i < count; i++) printf("%d\n", ids[i]);
-    if (o->decode) decode_ids(t, path, text, length);
-    free(ids);
-    free(text);
-    tokenizer_close(t);
-}
-
-/* The transport and the number of ranks, from how the program was started. Returns the world's size. */
+/* The transports and the number of ranks, from how the program was started. Returns the world's size. */
 static int choose_transport(Job *j, int processes) {
-    const Options *o = &j->opt;
-    int mpi = launched_by_mpi();
+    Options *o = &j->opt;
+    const char *asked = o->transport;
+    int mpi = launched_by_mpi() && !(asked && !strcmp(asked, "threads"));
     if (o->plan) return o->world ? o->world : o->ranks ? o->ranks : processes;
     if (o->world) user_error("--world belongs to --plan; ranks are started with mpirun -np N, or with --ranks N");
-    if (o->transport && !strcmp(o->transport, "mpi") && !mpi) user_error("--transport mpi: start with mpirun -np N ./train_llama3 …, or srun");
-    if (o->transport && !strcmp(o->transport, "threads")) mpi = 0;
+    if (asked && !strcmp(asked, "mpi") && !mpi) user_error("--transport mpi: start with mpirun -np N ./train_llama3 …, or srun");
     if (!mpi && processes > 1) user_error("--transport threads runs all ranks in one process, but %d were started: use --ranks N without mpirun", processes);
     if (mpi && o->ranks && o->ranks != processes) user_error("--ranks %d, but mpirun started %d: leave --ranks out%s", o->ranks, processes, processes == 1 ? ", or add --transport threads to have them in this process" : "");
-#ifdef HAVE_MPI
-    if (mpi) {
-        j->transport = &transport_mpi;
-        return processes;
-    }
-#endif
-    j->transport = &transport_threads;
-    return o->ranks ? o->ranks : 1;
+    if (CUDA_BUILD && asked && !strcmp(asked, "mpi")) user_error("--transport mpi moves what hosts hold, and these ranks compute on GPUs: leave it out, or use ./train_llama3");
+    if (!CUDA_BUILD && asked && !strcmp(asked, "nccl")) user_error("--transport nccl moves what GPUs hold, and these ranks compute on processors: leave it out, or use ./train_llama3_cuda");
+    if (CUDA_BUILD && mpi && !asked) o->transport = "nccl";
+    j->hosts = mpi ? transport_find("mpi") : &transport_threads;
+    j->transport = o->transport ? transport_find(o->transport) : j->hosts;
+    if (!j->transport) user_error("--transport %s: this build has no NCCL: install it beside the CUDA toolkit and build again, or share one GPU with --ranks N --transport threads", o->transport);
+    return mpi ? processes : o->ranks ? o->ranks : 1;
 }
 
 typedef struct { Job *job; int rank; void (*body)(Job *, int); } RankThread;
@@ -1135,7 +1103,7 @@ static void *rank_thread(void *arg) {
 /* Runs `body` (rank_main) for the job's ranks: this process's one, or all of them as threads. */
 static void launch(Job *j, int process, void (*body)(Job *, int)) {
     int world = j->mesh.world;
-    if (j->transport != &transport_threads || world == 1) {
+    if (j->hosts != &transport_threads || world == 1) {
         body(j, process);
         return;
     }
@@ -1150,9 +1118,10 @@ static void launch(Job *j, int process, void (*body)(Job *, int)) {
     free(args);
 }
 
-static void job_open(Job *j, int processes, int on_host, int on_cores) {
-    int world = choose_transport(j, processes), threads = j->transport == &transport_threads ? world : j->opt.plan && j->opt.ranks ? j->opt.ranks : 0;
-    job_prepare(j, world, threads ? threads : on_host, threads ? threads : on_cores);
+static void job_open(Job *j, const Started *s) {
+    int world = choose_transport(j, s->world), threads = j->hosts == &transport_threads ? world : j->opt.plan && j->opt.ranks ? j->opt.ranks : 0;
+    j->local = s->local;
+    job_prepare(j, world, threads ? threads : s->on_host, threads ? threads : s->on_cores);
     pthread_mutex_init(&j->thread_world.lock, NULL);
 }
 
@@ -1169,7 +1138,7 @@ static void job_close(Job *j) {
 
 #ifndef TESTING
 int main(int argc, char **argv) {
-    int process = rank_of_launcher(), processes, on_host, on_cores; // ranks in all, on this host, on the cores of this rank
+    int process = rank_of_launcher();
     process_end.process = process;
     process_end.quiet = 1; // all processes check the same input: until ranks have met, the first speaks
     Job job = ZERO;
@@ -1177,11 +1146,11 @@ int main(int argc, char **argv) {
     if (job.opt.help && process == 0) options_print(&job.opt, stdout, 0);
     if (job.opt.help) return 0;
     if (job.opt.encode || job.opt.decode) {
-        if (process == 0) tokenizer_tool(&job.opt);
+        if (process == 0) tokenizer_tool(job.opt.tokenizer, job.opt.encode, job.opt.decode);
         return 0;
     }
-    comm_start_process(&argc, &argv, job.opt.timeout, &process, &processes, &on_host, &on_cores);
-    job_open(&job, processes, on_host, on_cores);
+    Started started = comm_start_process(&argc, &argv, job.opt.timeout);
+    job_open(&job, &started);
     if (job.task == DO_PLAN) {
         Run walked;
         if (process == 0) job_check_outputs(&job);
@@ -1190,7 +1159,7 @@ int main(int argc, char **argv) {
         if (process == 0 && job.opt.trace) write_planned_trace(&job, &walked);
         run_close(&walked);
     } else {
-        launch(&job, process, rank_main);
+        launch(&job, started.rank, rank_main);
     }
     job_close(&job);
     comm_end_process();

@@ -733,8 +733,10 @@ inline cudaError_t cudaGetDevice(int *device) {
     return call.error;
 }
 
+struct cudaUUID_t { char bytes[16]; };
 struct cudaDeviceProp {
     char name[256];
+    cudaUUID_t uuid; // process and device
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerMultiprocessor, sharedMemPerBlockOptin, reservedSharedMemPerBlock;
     int regsPerBlock, regsPerMultiprocessor, warpSize, maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3];
     int major, minor, multiProcessorCount, maxThreadsPerMultiProcessor, maxBlocksPerMultiProcessor, l2CacheSize;
@@ -748,6 +750,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (device < 0 || device >= cuda_on_cpu.devices) return call.give(cudaErrorInvalidDevice);
     const emu::Limits &chip = emu::chip_limits();
     snprintf(p->name, sizeof p->name, "CUDA on a CPU (sm_%d)", chip.chip);
+    snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "%d %d", (int)getpid(), device);
     p->totalGlobalMem = cuda_on_cpu.memory;
     p->sharedMemPerBlock = emu::STATIC_SHARED_LIMIT, p->sharedMemPerBlockOptin = chip.shared;
     p->sharedMemPerMultiprocessor = chip.shared_of_sm, p->reservedSharedMemPerBlock = 1024;

@@ -343,7 +343,7 @@ static void rank_open(Rank *r, const Transport *transport, ThreadWorld *threads)
     device_open_walk(&walked, (int)max_i64(1, host_cores() / r->on_host), 0);
     walked.arenas[MEM_COMM].peak = (size_t)(r->most * (2 * r->n + 1)) * sizeof(float);
     device_open(&r->dev, &walked, ".", 0);
-    comm_open(&r->comm, &r->dev, &r->mesh, r->rank, transport, threads, 60);
+    comm_open(&r->comm, &r->dev, &r->mesh, r->rank, transport, transport, threads, 60);
     r->send = (float *)arena_alloc(&r->dev, MEM_COMM, "sent", (size_t)(r->most * r->n) * sizeof(float));
     r->recv = (float *)arena_alloc(&r->dev, MEM_COMM, "received", (size_t)(r->most * r->n) * sizeof(float));
     r->sum = (float *)arena_alloc(&r->dev, MEM_COMM, "sum", (size_t)r->most * sizeof(float));
@@ -869,16 +869,14 @@ static void options(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "nothing";
-    int process = 0;
     options(argc, argv);
     if (!strcmp(what, "rates")) run_rates();
     else if (!strcmp(what, "threads")) check_fit(), run_threads();
 #ifdef HAVE_MPI
     else if (!strcmp(what, "mpi")) {
-        int processes, on_host, on_cores;
-        comm_start_process(&argc, &argv, 60, &process, &processes, &on_host, &on_cores);
-        if (processes < 2) user_error("mpi: %d process: start with mpirun -np N, N at least 2", processes);
-        run_mpi(process, processes, on_host);
+        Started started = comm_start_process(&argc, &argv, 60);
+        if (started.world < 2) user_error("mpi: %d process: start with mpirun -np N, N at least 2", started.world);
+        run_mpi(started.rank, started.world, started.on_host);
         comm_end_process();
     }
 #endif

@@ -105,7 +105,7 @@ static int count_overlaps(Slice *s, int n) {
     for (int i = 0; i < n; i++) {
         if (i == 0 || s[i].pid != s[i - 1].pid || s[i].tid != s[i - 1].tid) depth = 0;
         while (depth && ends[depth - 1] <= s[i].start) depth--;
-        if (depth) overlaps += s[i].end > ends[depth - 1] || s[i].tid > 0;
+        if (depth) overlaps += s[i].end > ends[depth - 1] || s[i].tid >= STREAMS;
         if (depth < 64) ends[depth++] = s[i].end;
     }
     return overlaps;
@@ -133,7 +133,7 @@ static TraceFound read_trace(const char *path) {
         s->pid = (int)json_ns(e, "pid") / 1000, s->tid = (int)json_ns(e, "tid") / 1000, s->start = json_ns(e, "ts"), s->end = s->start + json_ns(e, "dur");
         t.valid &= s->start >= 0 && s->end >= s->start;
         t.ops += !strcmp(kind, "op") && s->pid == 0, t.phases += !strcmp(kind, "phase"), t.steps += !strcmp(kind, "step"), t.waits += !strcmp(kind, "wait");
-        int axis = (s->tid - 1) % AXES;
+        int axis = (s->tid - (int)STREAMS) % (int)AXES; // exchanges have their lanes behind the streams'
         if (strcmp(kind, "exchange")) continue;
         t.fsdp += axis == AXIS_FSDP, t.world += axis == AXIS_WORLD;
         if (axis != AXIS_WORLD || s->pid >= RANKS || reports[s->pid] == REPORTS) continue;

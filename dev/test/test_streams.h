@@ -1,0 +1,135 @@
+/* test_streams.h: GPUs beside each other, as CUDA on a CPU has them: both transports, streams that run in random order,
+ * offload, the timeline, ranks that are lost. Part of test_llama3.cu.
+ */
+static void test_strategies_of_gpus(const Transport *nccl) {
+    static const struct { const char *model; int world, accum; const char *more; } layouts[] = {
+        {"odd", 3, 2, ""}, {"odd", 2, 2, " --sharding shard_grad_op"}, {"tied", 2, 2, " --sharding no_shard"}, {"odd", 4, 1, " --dp-replicate 2 --slots 3"},
+        {"tied", 4, 2, " --dp-replicate 2 --sharding no_shard --accumulate local"}, {"odd", 2, 3, " --accumulate local --recompute full"}, {"odd", 2, 2, " --offload all --recompute selective"},
+        {"tied", 2, 2, " --offload optimizer --sharding no_shard"}, {"odd", 3, 1, " --deterministic --wrap size:9999"}};
+    for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++) {
+        char more[128];
+        if (i % 2 == 0 || strstr(layouts[i].more, "offload")) compare_layout(layouts[i].model, 0, layouts[i].world, layouts[i].accum, 1, &transport_threads, layouts[i].more);
+        snprintf(more, sizeof more, " --transport nccl%s", layouts[i].more);
+        compare_layout(layouts[i].model, 0, layouts[i].world, layouts[i].accum, 1, nccl, more);
+    }
+    compare_layout("odd", 0, 1, 2, 1, &transport_threads, " --offload all");
+    compare_layout("tied", 0, 3, 1, 1, &transport_threads, " --offload all --sharding no_shard");
+}
+
+/* Streams go on in another order under each seed, and odd seeds land copies early, even ones late. */
+static void test_orders(const Transport *nccl) {
+    static const char *const ways[] = {"", " --transport nccl", " --transport nccl --dp-replicate 2 --offload all --sharding shard_grad_op", " --offload all --sharding no_shard"};
+    StepBits first[20] = ZERO;
+    uint64_t before = cuda_on_cpu.seed;
+    compare_bits("odd", 0, 1, 1, &transport_threads, "", first, 1);
+    for (int seed = 0; seed < 8; seed++) {
+        char more[160];
+        cuda_on_cpu.seed = (uint64_t)seed;
+        snprintf(more, sizeof more, "%s --check-replicas %d", ways[seed % 4 == 2 ? 0 : seed % 4], 10 + seed); // the number tells the seeds apart
+        compare_bits("odd", 0, 2, 1, seed % 4 % 3 ? nccl : &transport_threads, more, first, 0);
+    }
+    cuda_on_cpu.seed = before;
+}
+
+typedef struct { int gathers, hidden, reductions, reduced_beside; } Beside; // exchanges of rank 0 over fsdp, and those that ran while an op of the compute stream did
+
+static Beside read_beside(const char *path) {
+    Beside b = ZERO;
+    char *text = read_text_file(path);
+    cJSON *root = cJSON_Parse(text), *list = cJSON_GetObjectItemCaseSensitive(root, "traceEvents"), *e, *o;
+    cJSON_ArrayForEach(e, list) {
+        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "cat")), *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "name"));
+        int64_t lane = json_ns(e, "tid") / 1000 - STREAMS, start = json_ns(e, "ts"), end = start + json_ns(e, "dur"), beside = 0;
+        if (!kind || strcmp(kind, "exchange") || json_ns(e, "pid") || lane % AXES != AXIS_FSDP) continue;
+        cJSON_ArrayForEach(o, list) {
+            const char *of = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, "cat"));
+            if (!of || strcmp(of, "op") || json_ns(o, "pid") || json_ns(o, "tid")) continue;
+            int64_t from = json_ns(o, "ts"), to = from + json_ns(o, "dur");
+            beside |= from < end && to > start;
+        }
+        int gather = !strncmp(name, "all_gather", 10);
+        b.gathers += gather, b.hidden += gather && beside, b.reductions += !gather, b.reduced_beside += !gather && beside;
+    }
+    cJSON_Delete(root);
+    free(text);
+    return b;
+}
+
+/* The emulation's clock gives every op and copy a length, and lets streams go on beside each other. */
+static void test_timeline_of_gpus(const Transport *transport) {
+    char name[160], path[256], file[32];
+    snprintf(file, sizeof file, "gpus-%s.json", transport->name);
+    snprintf(path, sizeof path, "%s/%s", scratch_dir, file);
+    Costs before = cuda_on_cpu.costs;
+    cuda_on_cpu.costs.enqueue = 0.01, cuda_on_cpu.costs.launch = cuda_on_cpu.costs.product = 20; // a host that is ahead of its GPU
+    TraceFound t = trace_run(file, 0, 2, 3, 0, transport);
+    cuda_on_cpu.costs = before;
+    snprintf(name, sizeof name, "--trace on GPUs over %s: every rank, op, step and exchange, and what lasts on a lane follows or nests", transport->name);
+    CHECK(name, t.valid && t.ranks == 2 && t.ops == 3 * (int)traced_ops && t.steps == 6 && t.fsdp == 6 * (int)traced_calls[0] && t.overlaps == 0,
+          "%d ranks, %d ops of %d, %d exchanges of %d, %d of %d events overlap", t.ranks, t.ops, 3 * (int)traced_ops, t.fsdp, 6 * (int)traced_calls[0], t.overlaps, t.events);
+    Beside b = read_beside(path);
+    snprintf(name, sizeof name, "--trace on GPUs over %s: weights are gathered and gradients reduced while the compute stream computes", transport->name);
+    CHECK(name, b.hidden * 3 >= b.gathers * 2 && b.reduced_beside * 3 >= b.reductions * 2 && b.gathers && b.reductions, "%d of %d gathers, %d of %d reductions", b.hidden, b.gathers, b.reduced_beside, b.reductions);
+}
+
+// ---------------------------------------------------------------------------
+// what can go wrong among GPUs
+
+static void run_late_gpu(void *arguments) { launch(make_job((const char *)arguments, 4, transport_find("nccl")), 0, late_rank); }
+
+static void three_steps(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    for (int step = 1; step <= 3; step++) train_step(&o->run, step);
+    close_rank(o);
+}
+static void run_lost_gpu(void *arguments) {
+    cuda_on_cpu.nccl_lose = "1:12";
+    launch(make_job((const char *)arguments, 3, transport_find("nccl")), 0, three_steps);
+}
+static void run_broken_gpu(void *arguments) {
+    cuda_on_cpu.nccl_error = "1:12";
+    launch(make_job((const char *)arguments, 3, transport_find("nccl")), 0, three_steps);
+}
+static void run_shared_gpu(void *arguments) {
+    cuda_on_cpu.devices = 2;
+    launch(make_job((const char *)arguments, 3, transport_find("nccl")), 0, three_steps);
+}
+static void run_unsplit(void *arguments) {
+    cuda_on_cpu_fail("ncclCommSplit", (cudaError_t)ncclSystemError, 2);
+    launch(make_job((const char *)arguments, 2, transport_find("nccl")), 0, three_steps);
+}
+static void run_no_pinned(void *arguments) {
+    cuda_on_cpu_fail("cudaHostAlloc", cudaErrorMemoryAllocation, 1);
+    launch(make_job((const char *)arguments, 2, &transport_threads), 0, three_steps);
+}
+
+static void test_lost_gpus(void) {
+    static const struct { const char *name; void (*run)(void *); const char *more; int code; const char *says[2]; } cases[] = {
+        {"a rank that computes for ever ends all, with exchanges of the others in their GPUs' queues", run_late_gpu, "", 2, {" over fsdp (4 ranks, exchange ", "rank 2 has been computing (attention_backward)"}},
+        {"a rank whose exchanges never arrive ends all, though NCCL says nothing", run_lost_gpu, "", 2, {" waited 1.", "over fsdp (3 ranks, exchange "}},
+        {"what NCCL finds broken ends all", run_broken_gpu, "", 2, {": NCCL ", "remote process exited"}},
+        {"more ranks than GPUs are refused over nccl", run_shared_gpu, "", 1, {"ranks 0 and 2 share one GPU", "--transport threads"}},
+        {"a group that NCCL cannot open is named", run_unsplit, "", 2, {"NCCL could not split off fsdp", "NCCL_DEBUG=INFO"}},
+        {"--offload without room in the host's memory", run_no_pinned, " --offload optimizer", 1, {"GB of the host's memory for", "use more hosts"}}};
+    for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
+        char arguments[512], said[4096];
+        snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --transport %s%s", fixture_dir, make_token_file("lost.tok", 3000, 64, 0), i == 5 ? "threads" : "nccl", cases[i].more);
+        double start = seconds_now();
+        int code = child_says(cases[i].run, arguments, said, sizeof said);
+        double took = seconds_now() - start;
+        const char *line = sentence(said);
+        CHECK(cases[i].name, code == cases[i].code && strstr(line, cases[i].says[0]) && strstr(line, cases[i].says[1]) && took < 12, "code %d after %.1f s: %s", code, took, line);
+    }
+}
+
+static void test_streams(void) {
+    const Transport *nccl = transport_find("nccl");
+    int devices = cuda_on_cpu.devices;
+    cuda_on_cpu.devices = 8;
+    test_timeline_of_gpus(&transport_threads);
+    test_timeline_of_gpus(nccl);
+    test_lost_gpus();
+    test_orders(nccl);
+    test_strategies_of_gpus(nccl);
+    cuda_on_cpu.devices = devices;
+}
