@@ -1,6 +1,5 @@
 """bench_gpu.py: a training step and attention of the CUDA build beside PyTorch's, in turns, on one GPU.
 
-
     make CUDA=1 cuda-programs
     python dev/pytorch/bench_gpu.py --out training-gpu.md      # what dev/gpu_check.sh does in its stages attention and training
 
@@ -8,9 +7,9 @@ A step is forward + backward of --accum micro-batches, clipping and AdamW on ran
 C program is a child process that keeps its model on the GPU and takes steps when asked (build/cuda-bf16/bench_gpu); PyTorch's
 model stays in this process; they take turns of a few steps, so that clocks and temperature are the same for both. Where both
 do not fit, one after the other has the GPU, twice. PyTorch: parameters, gradients and AdamW in fp32, bf16 autocast, a residual
-stream in bf16, fused norms, fused QKV and gate + up, GQA in scaled_dot_product_attention, fused AdamW, foreach clipping;
-`compiled` is torch.compile of the whole model. `default`: the attention that PyTorch chooses, `flash`: its flash backend. What
-ran is read from the profiler. `pure bf16` has parameters and AdamW in bf16 as well, which trains differently.
+stream in bf16 (fast_llama.py), fused AdamW, foreach clipping; `compiled` is torch.compile of the whole model. `default`: the
+attention that PyTorch chooses, `flash`: its flash backend. What ran is read from the profiler. `pure bf16` has parameters and
+AdamW in bf16 as well, which trains differently.
 --device cpu --tiny executes every line without a GPU; its times mean nothing. Without PyTorch the C program is measured alone.
 """
 import argparse
@@ -27,12 +26,13 @@ from pathlib import Path
 
 try:
     import torch
-    import torch.nn as nn
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    Module = nn.Module
-except ImportError:
-    torch, Module = None, object
+    from fast_llama import Llama
+except ImportError as missing:
+    if missing.name != "torch":
+        raise
+    torch = None
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {"compiled": ("flash", "default"), "eager": ("default", "flash"), "compiled, pure bf16": ("default",)}  # in order of weight: time may end
@@ -47,61 +47,7 @@ BOUNDS = {("compiled", "flash"): 1.0, ("compiled", "default"): 0.9}
 started = time.monotonic()
 
 
-# ---------------------------------------------------------------- PyTorch's model
-
-class Norm(Module):
-    def __init__(self, C):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(C))
-
-    def forward(self, x):                                                # (B, T, C), outside of autocast: bf16 in, bf16 out
-        with torch.autocast(x.device.type, enabled=False):
-            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), 1e-5)
-
-
-class Block(Module):
-    def __init__(self, C, NH, NKV, HD, FF, **_):
-        super().__init__()
-        self.NH, self.NKV, self.HD = NH, NKV, HD
-        self.norm1, self.norm2 = Norm(C), Norm(C)
-        self.qkv, self.o = nn.Linear(C, (NH + 2 * NKV) * HD, bias=False), nn.Linear(NH * HD, C, bias=False)
-        self.gate_up, self.down = nn.Linear(C, 2 * FF, bias=False), nn.Linear(FF, C, bias=False)
-
-    def rotate(self, x, cos, sin):                                       # (B, T, N, HD), in fp32
-        a, b = x.float().chunk(2, dim=-1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
-
-    def forward(self, x, cos, sin):                                      # (B, T, C)
-        B, T, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(B, T, -1, self.HD).split((self.NH, self.NKV, self.NKV), dim=2)
-        q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True)
-        x = x + self.o(y.transpose(1, 2).reshape(B, T, self.NH * self.HD))
-        gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
-
-
-class Llama(Module):
-    def __init__(self, m):
-        super().__init__()
-        self.embed, self.norm = nn.Embedding(m["V"], m["C"]), Norm(m["C"])
-        self.blocks = nn.ModuleList(Block(**m) for _ in range(m["L"]))
-        self.head = nn.Linear(m["C"], m["V"], bias=False)
-        if m["tied"]:
-            self.head.weight = self.embed.weight
-        angle = torch.outer(torch.arange(m["T"]).float(), 500000.0 ** (-torch.arange(0, m["HD"], 2).float() / m["HD"]))
-        self.register_buffer("cos", angle.cos()[:, None])                # (T, 1, HD/2), fp32
-        self.register_buffer("sin", angle.sin()[:, None])
-        for p in self.parameters():
-            if p.dim() > 1:
-                nn.init.normal_(p, std=0.02)
-
-    def forward(self, ids, targets):                                     # (B, T) each -> mean loss
-        x = self.embed(ids).to(torch.bfloat16)
-        for block in self.blocks:
-            x = block(x, self.cos, self.sin)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
-
+# ---------------------------------------------------------------- PyTorch
 
 def backend(name):
     return sdpa_kernel(SDPBackend.FLASH_ATTENTION) if name == "flash" else nullcontext()
@@ -142,7 +88,7 @@ class Theirs:
             with backend(self.attention), torch.autocast(self.device, torch.bfloat16, enabled=not self.pure):
                 loss = self.forward(tokens[:, :-1], tokens[:, 1:])
             (loss / self.m["accum"]).backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
         self.optimizer.step()
         return loss
 
@@ -262,6 +208,8 @@ def measure(report, args, theirs, kind, attention, ours, mine):
     """Milliseconds of PyTorch run in one way, and of ours in turns with it; where ours is not resident, those of its last turn."""
     begun = time.monotonic()
     theirs.choose(kind, attention)
+    if theirs.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     loss = theirs.steps(2)[1]
     kernels, begun, ms, own = theirs.attention_kernels(), time.monotonic() - begun, [], [] if ours else mine
     for r in range(args.rounds):
