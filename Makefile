@@ -1,6 +1,6 @@
 # make            the program, in the best precision of this machine (or PRECISION=fp32|bf16); where nvcc is, or with
 #                 CUDA=1, train_llama3_cuda too (CUDA= leaves it out)
-# make gpu-programs all that dev/gpu_check.sh runs on a machine with a GPU, built here (make carries nothing: build/ is to be copied)
+# make gpu-programs  all that dev/gpu_check.sh runs on a machine with a GPU; build/ may be copied there
 # make cuda-on-cpu  train_llama3_cuda and its test, whose kernels run on the processor (dev/cuda_on_cpu), both precisions
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make test       installs what is missing, builds both precisions, runs every test

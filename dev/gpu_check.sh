@@ -2,16 +2,17 @@
 # gpu_check.sh : what only an NVIDIA GPU can tell. Stages, each under its own time limit; what is known is on disk after each.
 #
 #   make gpu-programs              builds all that it runs; on another machine too: then copy build/ here
-#   dev/gpu_check.sh               all: build machine kernels tests sanitizer ranks roofline attention training pages
+#   dev/gpu_check.sh               all: build machine kernels tests ranks roofline attention sanitizer training training-8b pages
 #   STAGES="kernels ranks" dev/gpu_check.sh
 #   OUT=folder       results (dev/results): gpu-check.md, .json, .log, roofline-gpu.md, training-gpu.md, kernels-gpu.md; what is
 #                    there of other stages stays
 #   LIMIT=seconds    for the whole call (540): a stage gets no more than is left
 #   PYTHON=python3   with PyTorch, which attention and training are compared with; without it they are measured alone
+#   TESTS=groups     of the test program, in place of those that kernels and tests run
 #   DRY=1            on CUDA on a CPU (make cuda-on-cpu), with small shapes: every line runs, and no figure means anything
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-stages=${STAGES:-build machine kernels tests sanitizer ranks roofline attention training pages}
+stages=${STAGES:-build machine kernels tests ranks roofline attention sanitizer training training-8b pages}
 out=$(realpath -m "${OUT:-dev/results}") whole=${LIMIT:-540} python=${PYTHON:-python3} dry=${DRY:+1} failed=0
 on=${dry:+-on-cpu} # build/cuda-bf16 or build/cuda-on-cpu-bf16
 bench=build/cuda$on-bf16/bench_gpu
@@ -43,7 +44,7 @@ clocks() {
 # the row of a stage: into the JSON in place of an earlier one, and all rows into the table
 row() { # NAME RESULT CODE SECONDS CLOCKS, its log in $log
     local line bounds figures
-    bounds=$(sed -n 's/^bound: //p' "$log" | tr -d '"[]\\' | sed 's/.*/"&"/' | paste -sd,)
+    bounds=$(sed -n 's/^bound: //p' "$log" | tac | awk -F' [|] ' '!seen[$1]++' | tac | tr -d '"[]\\' | sed 's/.*/"&"/' | paste -sd,) # the last of a name
     figures=$(grep '^{"section"' "$log" | paste -sd,)
     line="$(quoted "$1"): {\"result\":$(quoted "$2"),\"code\":$3,\"seconds\":$4,\"clocks\":$(quoted "$5"),\"where\":$(quoted "${gpu:-}, $(date -u +%F), commit $commit"),\"bounds\":[$bounds],\"figures\":[$figures]}"
     { [ -f "$json" ] && grep '^"' "$json" | sed 's/,$//'; } >"$work/rows"
@@ -75,7 +76,7 @@ stage() {
     [ -n "$sampler" ] && { kill $sampler; wait $sampler; } 2>/dev/null
     { echo "== $name, $(date -u +%FT%TZ), commit $commit, exit code $code"; cat "$log"; } >>"$all"
     said=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1)
-    [ -z "$said" ] && grep -q '^bound: ' "$log" && said="$(grep -c '^bound: .*| met$' "$log") bounds met, $(grep -c '^bound: .*| MISSED$' "$log") missed"
+    [ -z "$said" ] && grep -q '^bound: ' "$log" && said="bounds: $(grep -c '^bound: .*| met$' "$log") met, $(grep -c '^bound: .*| MISSED$' "$log") missed"
     [ -z "$said" ] && said=$(grep -vE '^$|^[|{]' "$log" | tail -n 1 | cut -c1-200)
     [ $code = 124 ] && said="ran past its $limit s; $said"
     if [ $code != 0 ] && [[ $name != memcheck* && $name != racecheck* || $code != 124 ]]; then
@@ -140,7 +141,9 @@ build() { # what is missing, whatever its age
 pages() { # as far as time lets it come
     local p names="" programs=""
     for p in dev/kernels/*.cuh; do p=$(basename "$p" .cuh); [ "$p" = page ] || names+=" $p"; done
+    [ -n "$dry" ] && names=cast
     for p in bf16 fp32; do
+        [ -n "$dry" ] && [ ! -x build/kernels-cuda$on-$p/pages ] && continue
         [ -x build/kernels-cuda$on-$p/pages ] || make --no-print-directory -C dev/kernels CUDA=1 ../../build/kernels-cuda-$p/pages >&2 || return
         programs+=" $PWD/build/kernels-cuda$on-$p/pages"
     done
@@ -154,10 +157,10 @@ if ! gpu=$("${ours[@]}" "$bench" probe 2>"$log") && ! wanted build; then
     echo "error: $bench probe: $(tail -n 1 "$log" | sed 's/^error: //'). Without a GPU, DRY=1 runs all of this on CUDA on a CPU" >&2
     exit 1
 fi
-if wanted build && [ -z "$dry" ]; then stage build 500 "$0" build && gpu=$("${ours[@]}" "$bench" probe 2>&1 | tail -n 1); fi
+if wanted build && [ -z "$dry" ]; then stage build 500 bash dev/gpu_check.sh build && gpu=$("${ours[@]}" "$bench" probe 2>&1 | tail -n 1); fi
 gpu=${gpu%%,*}$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | sed 's/^/, driver /')
 test=("${ours[@]}" build/cuda$on-bf16/test_llama3_cuda) test32=("${ours[@]}" build/cuda$on-fp32/test_llama3_cuda)
-if wanted machine; then stage machine 60 "$0" machine; cat "$log"; fi
+if wanted machine; then stage machine 60 bash dev/gpu_check.sh machine; cat "$log"; fi
 if wanted kernels; then
     stage kernels-bf16 80 "${test[@]}" ${TESTS:-kernels}
     stage kernels-fp32 80 "${test32[@]}" ${TESTS:-kernels}
@@ -166,20 +169,21 @@ if wanted tests; then
     stage tests-bf16 100 "${test[@]}" ${TESTS:-pytorch bits replicas use faults}
     stage tests-fp32 80 "${test32[@]}" ${TESTS:-pytorch replicas use faults}
 fi
-if wanted ranks; then stage ranks 60 "$0" ranks; fi
-if wanted sanitizer; then
-    stage sanitizer 40 "$0" sanitizer
-    if grep -q '^works' "$log"; then
-        stage memcheck-bf16 60 "${ours[@]}" compute-sanitizer --error-exitcode 1 "${test[@]:2}" kernels
-        stage racecheck-bf16 60 "${ours[@]}" compute-sanitizer --tool racecheck --error-exitcode 1 "${test[@]:2}" kernels
-    fi
-fi
+if wanted ranks; then stage ranks 60 bash dev/gpu_check.sh ranks; fi
 if wanted roofline; then
     stage roofline 100 "${ours[@]}" $bench roofline ${dry:+tiny}
     { echo "# The ops of the CUDA build beside what the GPU can do"; printf '\n%s, %s, commit %s: `bench_gpu roofline`, medians.\n' "$gpu" "$(date -u +%F)" "$commit"; grep -vE '^(\{|bound:)' "$log"; } >"$out/roofline-gpu.md"
 fi
 beside=("$python" dev/pytorch/bench_gpu.py --program $bench --library-path "$libraries" --out "$out/training-gpu.md" ${dry:+--device cpu --tiny --rounds 2 --steps 1})
 if wanted attention; then stage attention 60 "${beside[@]}" attention; fi
-if wanted training; then stage training 520 "${beside[@]}" --limit $((whole - SECONDS < 520 ? whole - SECONDS - 20 : 500)) 1B 8B; fi
-if wanted pages && [ -z "$dry" ]; then stage pages 500 "$0" pages; fi
+if wanted sanitizer; then
+    stage sanitizer 40 bash dev/gpu_check.sh sanitizer
+    if grep -q '^works' "$log"; then
+        stage memcheck-bf16 60 "${ours[@]}" compute-sanitizer --error-exitcode 1 "${test[@]:2}" kernels
+        stage racecheck-bf16 60 "${ours[@]}" compute-sanitizer --tool racecheck --error-exitcode 1 "${test[@]:2}" kernels
+    fi
+fi
+if wanted training; then stage training 310 "${beside[@]}" --limit $((whole - SECONDS < 310 ? whole - SECONDS - 15 : 295)) 1B; fi
+if wanted training-8b; then stage training-8b 520 "${beside[@]}" --rounds 2 --limit $((whole - SECONDS < 520 ? whole - SECONDS - 15 : 505)) 8B; fi
+if wanted pages; then stage pages 500 bash dev/gpu_check.sh pages; fi
 exit $failed

@@ -255,15 +255,14 @@ def train(args, name):
                         ms, own = measure(report, args, theirs, kind, attention, None if apart else ours, mine)
                         both = times.setdefault((kind, attention), ([], []))
                         both[0].extend(ms), both[1].extend(own)
+                        if (kind, attention) in BOUNDS:                  # told at once, and again after a second turn
+                            report.bound(f"{report.heading}: speed / PyTorch {kind}, {attention}", BOUNDS[kind, attention], statistics.median(both[0]) / statistics.median(both[1]))
                     except torch.OutOfMemoryError as error:
                         report.say(f"\nPyTorch {kind}, {attention}: out of memory ({str(error).splitlines()[0][:100]})\n")
                 if theirs:
                     theirs.close()
             if not apart:
                 ours.close()
-    for key in BOUNDS.keys() & times.keys():
-        theirs, own = times[key]
-        report.bound(f"{report.heading}: speed / PyTorch {', '.join(key)}", BOUNDS[key], statistics.median(theirs) / statistics.median(own))
 
 
 # ---------------------------------------------------------------- attention alone
