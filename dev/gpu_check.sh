@@ -36,9 +36,11 @@ wanted() { [[ " $stages " == *" $1 "* ]]; }
 # while a stage ran, once a second: least, median and most of the multiprocessors' MHz, median of W, most of °C
 middle() { sort -n | awk '{x[NR] = $1} END {print x[int((NR + 1) / 2)]}'; }
 clocks() {
-    local at=$work/clocks
-    [ -s "$at" ] || return
-    echo "$(cut -d, -f1 "$at" | sort -n | head -n 1) to $(cut -d, -f1 "$at" | sort -n | tail -n 1) MHz, median $(cut -d, -f1 "$at" | middle), $(cut -d, -f2 "$at" | middle) W, $(cut -d, -f3 "$at" | sort -n | tail -n 1) °C"
+    local mhz watt hot
+    [ -s "$work/clocks" ] || return
+    tr -d ' ' <"$work/clocks" >"$work/samples"
+    mhz=$(cut -d, -f1 "$work/samples" | sort -n) watt=$(cut -d, -f2 "$work/samples") hot=$(cut -d, -f3 "$work/samples" | sort -n)
+    echo "$(head -n 1 <<<"$mhz") to $(tail -n 1 <<<"$mhz") MHz, median $(middle <<<"$mhz"), $(middle <<<"$watt") W, $(tail -n 1 <<<"$hot") °C"
 }
 
 # the row of a stage: into the JSON in place of an earlier one, and all rows into the table
@@ -67,7 +69,7 @@ stage() {
     echo "== $name"
     if [ "$limit" -lt 5 ]; then echo "left out: $left s are left"; return 0; fi
     : >"$work/clocks"
-    if command -v nvidia-smi >/dev/null && [ -z "$dry" ]; then
+    if command -v nvidia-smi >/dev/null; then
         nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader,nounits -l 1 >"$work/clocks" 2>/dev/null &
         sampler=$!
     fi

@@ -191,9 +191,9 @@ template <class Run> static void memory_op(Bench *b, Worst *worst, OpKind op, co
 static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     Device *dev = &b->dev;
     int N = b->tiny ? 48 : 32768, T = b->tiny ? 24 : 8192, rows = b->tiny ? 16 : LOGIT_ROWS, QKV = width(s);
-    int64_t C = s->C, F = s->F, V = s->V;
+    int64_t C = s->C, F = s->F, V = s->V, halves = rows * V * (int64_t)(sizeof(float) / sizeof(floatX)); // of the logits, as random_kernel counts
     floatX *x[SETS], *y[SETS], *z[SETS], *sum[SETS];
-    float *grads[SETS], *logits[SETS];
+    float *logits[SETS];
     b->used = 0;
     for (int i = 0; i < SETS; i++) x[i] = take_x(b, N * C), y[i] = take_x(b, N * C), z[i] = take_x(b, N * C), sum[i] = take_x(b, N * C);
     floatX *w = take_x(b, C), *embed = take_x(b, V * C);
@@ -213,9 +213,9 @@ static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     memory_op(b, worst, OP_SWIGLU_FORWARD, s->name, [&](int i) { swiglu_forward(dev, x[i], y[i], N, s->F); });
     memory_op(b, worst, OP_SWIGLU_BACKWARD, s->name, [&](int i) { swiglu_backward(dev, y[i], x[i], y[i], N, s->F); });
     b->used = mark;
-    for (int i = 0; i < SETS; i++) grads[i] = logits[i] = take_floats(b, rows * V, -1, 1);
-    memory_op(b, worst, OP_CROSS_ENTROPY, s->name, [&](int i) { cross_entropy(dev, losses, grads[i], ids, rows, s->V, 1); }, // logits are gone afterwards
-              [&](int i) { KERNEL(dev, random_kernel, grid_of(blocks_of(2 * rows * V, 256)), 256, 0, (floatX *)logits[i], 2 * rows * V, (uint64_t)i << 40, -1.0f, 1.0f); });
+    for (int i = 0; i < SETS; i++) logits[i] = take_floats(b, rows * V, -1, 1);
+    memory_op(b, worst, OP_CROSS_ENTROPY, s->name, [&](int i) { cross_entropy(dev, losses, logits[i], ids, rows, s->V, 1); }, // logits are gone afterwards
+              [&](int i) { KERNEL(dev, random_kernel, grid_of(blocks_of(halves, 256)), 256, 0, (floatX *)logits[i], halves, (uint64_t)i << 40, -1.0f, 1.0f); });
 }
 
 static void memory_ops_flat(Bench *b, Worst *worst) {
@@ -336,8 +336,12 @@ template <class Run> static void product_row(Bench *b, Worst *worst, double *sum
     for (int i = 0; i < found; i++) {
         if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
         m->algo = results[i].algo;
+        run(0);
+        if (!m->found) { // listed, and refused before anything ran: a plain kernel has stepped in
+            m->found = 1;
+            continue;
+        }
         double took = median_time(&b->dev, calls, run);
-        if (!m->found) run_failure("bench_gpu.cu: cuBLASLt listed an algorithm for %s and refused it", what);
         if (took < least) least = took, fastest = i;
     }
     for (int r = 0; r < ROUNDS; r++)

@@ -190,7 +190,7 @@ def describe_ours(report, ours, budget):
     report.say(f"\nMemory: planned {memory['planned'] / 1e9:.2f} GB (all arenas; cuBLASLt's workspace is one), taken {memory['taken'] / 1e9:.2f} GB.")
     report.bound(f"{report.heading}: device memory beyond the plan, MiB", 64, (memory["taken"] - memory["planned"]) / 2**20, most=True)
     parts["attention"] = parts["attention forward"] + parts["attention backward"]
-    report.say("\n| part of a step | ms | budget, ms |\n|---|---:|---:|")
+    report.say("\n| part of a step | ms | budget of an H200, estimated, ms |\n|---|---:|---:|")
     for name in (*list(BUDGET), "attention forward", "attention backward"):
         report.say(f"| {name} | {parts[name]:.1f} | {budget.get(name, '')} |")
     report.say(f"| all; the step by the host's clock | {answer['sum']:.1f}; {answer['step']:.1f} | {sum(budget.values()) or ''} |")

@@ -15,6 +15,18 @@ check() { STAGES="$*" OUT="$work/out" timeout 600 dev/gpu_check.sh >"$work/said"
 rows() { grep -c "^| $1 | .*$2" "$work/out/gpu-check.md"; }
 row() { grep "^| $1 | " "$work/out/gpu-check.md" | head -n 1; }
 
+# what samples the clocks, and is a program of its own that has to be ended
+mkdir "$work/bin"
+cat >"$work/bin/nvidia-smi" <<'END'
+#!/bin/sh
+case "$*" in
+*clocks.sm,power*) while :; do printf '1755, 300.5, 51\n1980, 612.3, 55\n1980, 600.1, 54\n'; sleep 0.2; done ;;
+*) echo 580.1 ;;
+esac
+END
+chmod +x "$work/bin/nvidia-smi"
+export PATH=$work/bin:$PATH
+
 measured="attention training training-8b"
 command -v python3 >/dev/null || measured=
 check machine kernels tests ranks roofline sanitizer pages $measured
@@ -22,6 +34,8 @@ if [ $code = 0 ] && ! grep -q FAILED "$work/out/gpu-check.md"; then pass "every 
 missing=
 for stage in machine kernels-bf16 kernels-fp32 tests-bf16 tests-fp32 ranks roofline sanitizer $measured; do [ "$(rows $stage 'CUDA on a CPU')" = 1 ] || missing+=" $stage"; done
 if [ -z "$missing" ]; then pass "the table has a row of each stage" "$(row ranks)"; else fail "the table has a row of each stage" "missing:$missing"; fi
+if row ranks | grep -qF '| 1755 to 1980 MHz, median 1980, 600.1 W, 55 °C | CUDA on a CPU (sm_90), driver 580.1, ' && ! pgrep -f "$work/bin/nvidia-smi" >/dev/null; then pass "clocks are those of the stage, and nothing goes on sampling" "$(row ranks | cut -d'|' -f5)"
+else fail "clocks are those of the stage, and nothing goes on sampling" "$(row ranks)"; fi
 if [ "$(rows ranks '= 6 | 6 | met')" = 1 ]; then pass "ranks on one GPU have one rank's bits" "6 of 6"; else fail "ranks on one GPU have one rank's bits" "$(row ranks)"; fi
 count=$(grep -cE '^\| .* \| [0-9.e+-]+ \| [0-9.e+-]+ \| [0-9.]+ \|$' "$work/out/roofline-gpu.md")
 if [ "$count" = 62 ] && [ "$(rows roofline '>= 0')" = 2 ]; then pass "the roofline has every figure and two bounds" "$count figures"; else fail "the roofline has every figure and two bounds" "$count figures, expected 62; $(row roofline)"; fi
