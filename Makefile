@@ -127,7 +127,7 @@ gpu-programs:
 	@$(MAKE) --no-print-directory -j$(JOBS) CUDA=1 ARCH=x86-64-v3 PRECISION=fp32 cuda-programs
 	@$(MAKE) --no-print-directory -j$(JOBS) -C dev/kernels CUDA=1 ARCH=x86-64-v3 CUDA_ARCH=sm_90 cuda-pages
 	@mkdir -p build/lib
-	@ldd build/cuda-bf16/train_llama3_cuda | awk '/libcjson|libpcre2/ {print $$3}' | xargs -I{} cp -L {} build/lib/
+	@ldd build/cuda-bf16/train_llama3_cuda | awk '/libcjson|libpcre2/ {print $$3}' | xargs -I{} install -m 644 {} build/lib/ # not in place: a program may have them open
 	@git rev-parse --short HEAD > build/commit
 
 # rebuilt when the flags or the installed libraries change

@@ -65,6 +65,7 @@ row() { # NAME RESULT CODE SECONDS CLOCKS, its log in $log
 stage() {
     local name=$1 limit=$2 start=$SECONDS said code sampler= left=$((whole - SECONDS))
     shift 2
+    [ -n "$dry" ] && limit=$((4 * limit))
     [ $left -lt "$limit" ] && limit=$left
     echo "== $name"
     if [ "$limit" -lt 5 ]; then echo "left out: $left s are left"; return 0; fi

@@ -13,6 +13,7 @@ AdamW in bf16 as well, which trains differently.
 --device cpu --tiny executes every line without a GPU; its times mean nothing. Without PyTorch the C program is measured alone.
 """
 import argparse
+import gc
 import json
 import os
 import re
@@ -78,6 +79,7 @@ class Theirs:
     def close(self):
         del self.model, self.optimizer, self.forward
         torch._dynamo.reset()
+        gc.collect()                                                     # what was compiled refers to itself
         if self.device == "cuda":
             torch.cuda.empty_cache()
 

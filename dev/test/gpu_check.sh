@@ -9,7 +9,7 @@ passed=0 failed=0
 pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: ${2:0:600}"; failed=$((failed + 1)); }
 
-export DRY=1 TESTS=replicas LIMIT=600
+export DRY=1 TESTS=replicas LIMIT=900
 # check STAGES… : its exit code in $code, what it said in $work/said, its results in $work/out
 check() { STAGES="$*" OUT="$work/out" timeout 600 dev/gpu_check.sh >"$work/said" 2>&1; code=$?; }
 rows() { grep -c "^| $1 | .*$2" "$work/out/gpu-check.md"; }
