@@ -354,13 +354,14 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op
     if (!C && (on_device || *(const float *)beta != 0)) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "C is NULL, beta is not 0");
     cudaStream_t s = emu::stream_of(stream);
     if (!s) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "no such stream");
+    if (s->device != h->device) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the handle is of device %d, the stream of device %d", h->device, s->device);
     if (algo && algo->data[0] != emu::problem_hash(op, x))
         return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the algorithm was chosen for other shapes, leading dimensions, types or transposes");
     for (int i = 0; i < 4; i++) {
         if (i == 2 && !C) continue;
         std::string what = std::string("cublasLt: matrix ") + "ABCD"[i];
         uint64_t need = algo ? algo->data[1 + i] : x[i]->type == CUDA_R_32F ? 4 : 2;
-        emu::check_range(what.c_str(), pointers[i], emu::extent(*x[i]), true, at);
+        emu::check_range(what.c_str(), pointers[i], emu::extent(*x[i]), s->device, at);
         if (need && (uintptr_t)pointers[i] % need)
             emu::fail(&at, "cublasLtMatmul: %c at %p is not aligned to %llu bytes, which the preference promised "
                       "(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_%c_BYTES, 256 unless set)", "ABCD"[i],
@@ -369,7 +370,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op
     size_t wanted = algo ? algo->data[5] : 0;
     if (wanted > workspace_bytes) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the algorithm wants %zu bytes of workspace, given are %zu", wanted, workspace_bytes);
     if (workspace_bytes) {
-        emu::check_range("cublasLt: the workspace", workspace, workspace_bytes, true, at);
+        emu::check_range("cublasLt: the workspace", workspace, workspace_bytes, s->device, at);
         if ((uintptr_t)workspace % 16) emu::fail(&at, "cublasLtMatmul: the workspace at %p is not aligned to 16 bytes", workspace);
     }
     auto overlap = [](const void *a, size_t n, const void *b, size_t m) { return (const char *)a < (const char *)b + m && (const char *)b < (const char *)a + n; };
@@ -382,7 +383,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op
         if (wanted && pointers[i] && overlap(workspace, wanted, pointers[i], emu::extent(*x[i]))) emu::fail(&at, "cublasLtMatmul: the workspace overlaps %c", "ABCD"[i]);
     emu::Matrix a = emu::matrix(A, *Adesc, op->transposed[0]), b = emu::matrix(B, *Bdesc, op->transposed[1]), c = emu::matrix(C, *Cdesc, 0), d = emu::matrix(D, *Ddesc, 0);
     float alpha_now = on_device ? 0 : *(const float *)alpha, beta_now = on_device ? 0 : *(const float *)beta;
-    emu::enqueue(s, [=] {
+    double flops = 2.0 * (double)p.M * (double)p.N * (double)p.K;
+    emu::enqueue(s, cuda_on_cpu.costs.product + cuda_on_cpu.costs.flop * flops, [=] {
         emu::check_no_zone("cublasLt: matrix D", D, extent_d, at);
         if (wanted) memset(workspace, 0xFF, wanted); // nobody else may use it meanwhile
         emu::multiply_matrices(a, b, c, d, (int64_t)p.M, (int64_t)p.N, (int64_t)p.K, on_device ? *(const float *)alpha : alpha_now,

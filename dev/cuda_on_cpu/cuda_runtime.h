@@ -1,7 +1,8 @@
 /* cuda_runtime.h: stands in for the CUDA runtime, so that kernels run on a CPU: for tests, sanitizers and gdb.
  *
  * Here: the words of the language, vector types, error codes, the settings and the one way to fail. Then fibers.h (a
- * block of threads), streams.h (memory, streams, launches), intrinsics.h and ptx.h (what device code calls).
+ * block of threads), streams.h (memory, queues, launches), events.h (streams, events), intrinsics.h and ptx.h (what
+ * device code calls).
  * A caller may rely on: a kernel that is right gives the same bits under every seed; one that is not, in a way that
  * README.md lists, ends the process with exit code 3 and one line that names the kernel, its block and its thread.
  * Compile with g++ or clang as C++20, -Idev/cuda_on_cpu -Wno-unknown-pragmas (unroll).
@@ -12,6 +13,7 @@
 #define _GNU_SOURCE
 #endif
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -27,6 +29,7 @@
 #include <vector>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -173,6 +176,14 @@ inline const char *cudaGetErrorString(cudaError_t e) {
 // ---------------------------------------------------------------------------
 // settings: read at start from the environment, then whatever a test sets between operations
 
+struct Costs { // of the logical clock (events.h), in microseconds
+    double enqueue = 1;                               // of the host, for each operation that it queues
+    double launch = 2, thread = 1e-3;                 // a kernel; each thread of its grid
+    double copy = 2, byte = 1e-4;                     // a copy or memset; each byte
+    double product = 2, flop = 1e-6;                  // a cuBLASLt product; each operation of it
+    double collective = 5, exchanged_byte = 2e-4;     // an NCCL operation; each byte that a member receives
+};
+
 struct CudaOnCpu {
     uint64_t seed = 1;          // CUDA_ON_CPU_SEED: order of streams, blocks, warps, lanes, and when copies land; 0: as written
     int chip = 90;              // CUDA_ON_CPU_CHIP: 70, 80, 86, 89 or 90, with or without sm_: compute capability and limits
@@ -182,6 +193,8 @@ struct CudaOnCpu {
     int driver = 13000, runtime = CUDART_VERSION; // CUDA_ON_CPU_DRIVER: versions, as the two queries say them
     const char *failures = nullptr; // CUDA_ON_CPU_FAIL: call:code:nth,… : that call of the API returns that code, as cuda_on_cpu_fail says
     int protect = !CUDA_ON_CPU_ASAN; // the host that touches device memory is caught
+    const char *nccl_lose = nullptr, *nccl_error = nullptr; // CUDA_ON_CPU_NCCL_LOSE, _ERROR: RANK:N, as nccl.h says
+    Costs costs;
     const char *registers = nullptr; // CUDA_ON_CPU_REGISTERS: a file with lines `kernel registers-per-thread`
     void (*on_failure)(const char *line) = nullptr; // told before the process ends; may end it otherwise
 
@@ -193,6 +206,8 @@ struct CudaOnCpu {
         if (const char *s = getenv("CUDA_ON_CPU_DRIVER")) driver = atoi(s);
         failures = getenv("CUDA_ON_CPU_FAIL");
         registers = getenv("CUDA_ON_CPU_REGISTERS");
+        nccl_lose = getenv("CUDA_ON_CPU_NCCL_LOSE");
+        nccl_error = getenv("CUDA_ON_CPU_NCCL_ERROR");
     }
 };
 inline CudaOnCpu cuda_on_cpu;
@@ -213,7 +228,7 @@ std::string where(const Place *at); // "kernel k, file:line, block (x, y, z), th
 
 /* The end: one line on stderr, exit code 3. */
 __attribute__((noreturn, format(printf, 2, 3))) inline void fail(const Place *at, const char *format, ...) {
-    char text[1024];
+    char text[2048];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -249,6 +264,7 @@ __forceinline__ uint32_t choose(uint32_t n) { return cuda_on_cpu.seed ? (uint32_
 #include "fibers.h"
 #include "races.h"
 #include "streams.h"
+#include "events.h"
 #include "intrinsics.h"
 #include "ptx.h"
 #endif

@@ -1,9 +1,9 @@
-/* streams.h: the runtime API: device memory, streams, events, launches, and their checks.
+/* streams.h: the runtime API: device memory, queues, launches, and their checks.
  *
  * Every asynchronous operation is queued, and runs only when something is waited for; which of the streams' heads runs
  * next is chosen by the seed. So what was not ordered by an event happens in another order under another seed.
  * Owns: the one Machine of the process, with its lock. Ranks that are threads enqueue side by side; operations run one
- * at a time, on the thread that waits. Device memory cannot be touched while no operation runs (CudaOnCpu.protect).
+ * at a time, on a thread that waits. Device memory cannot be touched while no operation runs (CudaOnCpu.protect).
  */
 #ifndef CUDA_ON_CPU_STREAMS_H
 #define CUDA_ON_CPU_STREAMS_H
@@ -16,15 +16,26 @@ enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemory
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 enum { cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2, cudaMemAttachGlobal = 1 };
+enum { LEAST_PRIORITY = 0, GREATEST_PRIORITY = -5 }; // of streams
 
 namespace emu {
 
-struct Mark { bool done; double seconds; }; // one record of an event
+struct Mark { bool done; double time; }; // one record of an event; by the logical clock, in us
+
+struct Rendezvous { // an operation that takes part in others' of other streams (nccl.h)
+    double end = 0; // by the logical clock, in us
+    virtual ~Rendezvous() = default;
+    virtual bool can_go_on() = 0; // asked while it is the head of its stream
+    virtual bool go_on() = 0;     // does what it can; true: it is over
+    virtual std::string waits() const = 0; // who waits, and for how much
+};
 
 struct Op {
     uint64_t order;                 // of all operations ever queued
+    double queued, lasts;           // by the logical clock, in us: when the host had queued it; its duration
     std::function<void()> run;      // nothing: an event to record or to wait for
     std::shared_ptr<Mark> record, awaits;
+    std::shared_ptr<Rendezvous> meets;
     bool on_host;                   // a function of the host
 };
 
@@ -35,6 +46,9 @@ struct Memory { // what one cudaMalloc, cudaMallocHost or cudaMallocManaged gave
     char *mapping; // with guards around it, and around them what nobody may touch
     size_t mapped, before; // bytes of all; of what nobody may touch before it
     size_t counted; // bytes of the device's memory
+    const char *name; // for messages
+    bool reachable; // pinned and mapped: kernels may be given it
+    bool nccl;      // by ncclMemAlloc
 };
 
 struct Failure { std::string api; int code; int after; };
@@ -46,11 +60,15 @@ struct CUstream_st {
     int device;
     bool blocking; // waits for the default stream, and that one for it
     bool busy;     // its head is a host function, and runs
-    uint32_t priority;
+    int priority;  // LEAST_PRIORITY … GREATEST_PRIORITY, which is likelier to run first
+    uint32_t rank; // the highest runs next
     std::deque<emu::Op> queue;
+    double clock;  // us: when its last operation ended
+    std::string unlaunched; // an NCCL call that has yet to queue its operation; empty: none
 };
 
 struct CUevent_st {
+    int device;
     bool timing;
     std::shared_ptr<emu::Mark> last; // the newest record; NULL: none yet
 };
@@ -98,6 +116,8 @@ inline thread_local int device_now;
 inline thread_local cudaError_t last_error;
 inline thread_local std::string launch_error; // of a launch that was refused, until somebody asks
 inline thread_local bool in_host_function;
+inline thread_local double host_clock;       // us: the logical clock of this thread
+inline thread_local int group_depth;         // of ncclGroupStart
 
 inline double now() {
     struct timespec t;
@@ -128,9 +148,9 @@ inline cudaMemoryType memory_type(const void *p) {
     return it == machine().memory.end() ? cudaMemoryTypeUnregistered : it->second.type;
 }
 
-inline const char *memory_name(cudaMemoryType t) {
-    static const char *const names[] = {"pageable host memory", "pinned host memory", "device memory", "managed memory"};
-    return names[t];
+inline const char *memory_name(const void *p) {
+    auto it = find_memory(p);
+    return it == machine().memory.end() ? "pageable host memory" : it->second.name;
 }
 
 inline bool is_device(cudaMemoryType t) { return t == cudaMemoryTypeDevice || t == cudaMemoryTypeManaged; }
@@ -182,7 +202,7 @@ inline void forget_zones(char *from, size_t bytes) { // under the lock
 }
 
 /* A mapping: pages that nobody may touch, a guard, the memory, a guard up to the page's end, a page that nobody may touch. */
-inline cudaError_t allocate(void **out, size_t bytes, cudaMemoryType type, size_t counted, size_t before = PAGE) {
+inline cudaError_t allocate(void **out, size_t bytes, const char *name, cudaMemoryType type, size_t counted, size_t before = PAGE) {
     Machine &m = machine();
     *out = nullptr;
     if (m.used[device_now] + counted > cuda_on_cpu.memory) return cudaErrorMemoryAllocation;
@@ -194,7 +214,7 @@ inline cudaError_t allocate(void **out, size_t bytes, cudaMemoryType type, size_
     char *memory = p + before + GUARD_BYTES;
     if (type != cudaMemoryTypeHost && counted) memset(memory, 0xFF, bytes < FILL_AT_MOST ? bytes : FILL_AT_MOST); // a NaN: nobody may rely on zeros
     open_memory();
-    m.memory[memory] = Memory{bytes, type, device_now, p, mapped, before, counted};
+    m.memory[memory] = Memory{bytes, type, device_now, p, mapped, before, counted, name, false, false};
     m.used[device_now] += counted;
     add_zone(p + before, GUARD_BYTES);
     add_zone(memory + bytes, (size_t)(p + before + inner - (memory + bytes)));
@@ -203,10 +223,10 @@ inline cudaError_t allocate(void **out, size_t bytes, cudaMemoryType type, size_
     return cudaSuccess;
 }
 
-inline cudaError_t release(void *p, bool host) {
+inline cudaError_t release(void *p, bool host, bool nccl = false) {
     Machine &m = machine();
     auto it = m.memory.find((char *)p);
-    if (it == m.memory.end() || (it->second.type == cudaMemoryTypeHost) != host) return cudaErrorInvalidValue;
+    if (it == m.memory.end() || (it->second.type == cudaMemoryTypeHost) != host || it->second.nccl != nccl) return cudaErrorInvalidValue;
     open_memory();
     check_zones("an operation", nullptr);
     close_memory();
@@ -217,13 +237,18 @@ inline cudaError_t release(void *p, bool host) {
     return cudaSuccess;
 }
 
-/* An operation touches bytes from p on: they must lie in one allocation, or (host) in none. */
-inline void check_range(const char *what, const void *p, size_t bytes, bool device, Place at) {
+/* An operation touches bytes from p on: they must lie in one allocation, or (host) in none. What a device works on lies
+ * on that device, or is mapped; copies reach any device. */
+enum { ON_HOST = -2, ON_ANY_DEVICE = -1 };
+inline void check_range(const char *what, const void *p, size_t bytes, int device, Place at, bool mapped = true) {
     auto it = find_memory(p);
     cudaMemoryType type = it == machine().memory.end() ? cudaMemoryTypeUnregistered : it->second.type;
-    if (device ? !is_device(type) : type == cudaMemoryTypeDevice)
-        fail(&at, "%s should be %s memory, but %p is %s", what, device ? "device" : "host", p, memory_name(type));
+    mapped = mapped && device >= 0 && type == cudaMemoryTypeHost && it->second.reachable;
+    if (device == ON_HOST ? type == cudaMemoryTypeDevice : !is_device(type) && !mapped)
+        fail(&at, "%s should be %s memory, but %p is %s", what, device == ON_HOST ? "host" : "device", p, memory_name(p));
     if (type == cudaMemoryTypeUnregistered) return;
+    if (device >= 0 && type == cudaMemoryTypeDevice && it->second.device != device)
+        fail(&at, "%s at %p is memory of device %d, used by device %d: copy it there first", what, p, it->second.device, device);
     size_t offset = (size_t)((const char *)p - it->first);
     if (offset + bytes > it->second.bytes)
         fail(&at, "%s of %zu bytes begins at byte %zu of an allocation of %zu bytes", what, bytes, offset, it->second.bytes);
@@ -339,8 +364,14 @@ struct Call {
 // ---------------------------------------------------------------------------
 // queues
 
-inline cudaStream_t new_stream(int device, bool blocking) {
-    cudaStream_t s = new CUstream_st{device, blocking, false, (uint32_t)random_bits(), {}};
+inline uint32_t draw_rank(int priority) { // the more urgent a stream, the oftener it draws
+    uint32_t rank = (uint32_t)random_bits();
+    for (; priority < LEAST_PRIORITY; priority++) rank = std::max(rank, (uint32_t)random_bits());
+    return rank;
+}
+
+inline cudaStream_t new_stream(int device, bool blocking, int priority = LEAST_PRIORITY) {
+    cudaStream_t s = new CUstream_st{device, blocking, false, priority, draw_rank(priority), {}, host_clock, ""};
     machine().streams.insert(s);
     return s;
 }
@@ -353,25 +384,53 @@ inline cudaStream_t stream_of(cudaStream_t s) {
     return m.default_stream[device_now];
 }
 
-inline Op &enqueue(cudaStream_t s, std::function<void()> run) {
-    if (s->queue.empty()) s->priority = (uint32_t)random_bits();
-    s->queue.push_back(Op{machine().orders++, std::move(run), nullptr, nullptr, false});
+inline void check_launched(cudaStream_t s) { // NCCL's own thread may queue it before what comes now, or after
+    if (!s->unlaunched.empty())
+        fail(nullptr, "a stream is used again while %s is still in progress there: ask ncclCommGetAsyncError until it says ncclSuccess", s->unlaunched.c_str());
+}
+
+constexpr double NO_OPERATION = -1; // lasts so long: the emulator's own
+
+/* `lasts`: us by the logical clock. */
+inline Op &enqueue(cudaStream_t s, double lasts, std::function<void()> run) {
+    check_launched(s);
+    if (lasts != NO_OPERATION) host_clock += cuda_on_cpu.costs.enqueue;
+    if (s->queue.empty()) s->rank = draw_rank(s->priority);
+    s->queue.push_back(Op{machine().orders++, host_clock, std::max(lasts, 0.0), std::move(run), nullptr, nullptr, nullptr, false});
     machine().changed.notify_all();
     return s->queue.back();
 }
 
-inline bool is_ready(cudaStream_t s) {
-    Machine &m = machine();
+inline bool wait_for_each_other(cudaStream_t a, cudaStream_t b) { // the default stream, and another that is not non-blocking
+    cudaStream_t first = machine().default_stream[a->device];
+    return a != b && a->blocking && b->blocking && a->device == b->device && (a == first || b == first);
+}
+
+/* Nothing before it keeps a stream's head from running; a head that meets others may still have to wait for them. */
+inline bool is_free(cudaStream_t s) {
     if (s->busy || s->queue.empty()) return false;
     const Op &op = s->queue.front();
     if (op.awaits && !op.awaits->done) return false;
     if (!s->blocking) return true;
-    cudaStream_t first = m.default_stream[s->device]; // and the default stream waits for all that are no younger
-    for (cudaStream_t other : m.streams)
-        if (other != s && other->device == s->device && other->blocking && (s == first || other == first) && !other->queue.empty() &&
-            other->queue.front().order < op.order)
-            return false;
+    for (cudaStream_t other : machine().streams) // the default stream waits for all that are no younger
+        if (wait_for_each_other(s, other) && !other->queue.empty() && other->queue.front().order < op.order) return false;
     return true;
+}
+
+inline bool is_ready(cudaStream_t s) {
+    if (!is_free(s)) return false;
+    Rendezvous *meets = s->queue.front().meets.get();
+    return !meets || machine().sticky || meets->can_go_on();
+}
+
+/* When the head of a free stream starts, by the logical clock. */
+inline double start_of(cudaStream_t s) {
+    const Op &op = s->queue.front();
+    double start = std::max(s->clock, op.queued);
+    if (op.awaits) start = std::max(start, op.awaits->time);
+    for (cudaStream_t other : machine().streams)
+        if (wait_for_each_other(s, other)) start = std::max(start, other->clock);
+    return start;
 }
 
 /* Runs one operation, chosen among the heads of streams; false: none can run now. Streams keep their rank for a while,
@@ -381,13 +440,15 @@ inline bool run_one() {
     cudaStream_t best = nullptr;
     for (cudaStream_t s : m.streams) {
         if (!is_ready(s)) continue;
-        if (cuda_on_cpu.seed && choose(16) == 0) s->priority = (uint32_t)random_bits();
-        if (!best || (cuda_on_cpu.seed ? s->priority > best->priority : s->queue.front().order < best->queue.front().order)) best = s;
+        if (cuda_on_cpu.seed && choose(16) == 0) s->rank = draw_rank(s->priority);
+        if (!best || (cuda_on_cpu.seed ? s->rank > best->rank : s->queue.front().order < best->queue.front().order)) best = s;
     }
     if (!best) return false;
     Op &op = best->queue.front();
+    double start = start_of(best);
     if (op.on_host) { // on a thread of its own, as it may wait for what other ranks have yet to enqueue
         best->busy = true;
+        best->clock = start + op.lasts;
         std::thread([best, run = op.run] {
             in_host_function = true;
             run();
@@ -398,36 +459,77 @@ inline bool run_one() {
         }).detach();
         return true;
     }
-    if (op.run && !m.sticky) op.run();
-    if (op.record) op.record->done = true, op.record->seconds = now();
+    if (op.meets && !m.sticky) {
+        if (!op.meets->go_on()) return true;
+        best->clock = std::max(start, op.meets->end);
+    } else {
+        if (op.run && !m.sticky) op.run();
+        best->clock = start + op.lasts;
+    }
+    if (op.record) op.record->done = true, op.record->time = best->clock;
     best->queue.pop_front();
     return true;
 }
 
-inline void run_until(std::unique_lock<std::mutex> &lock, const std::function<bool()> &done) {
+inline void before_waiting() {
+    if (group_depth) fail(nullptr, "the host waits inside a group of NCCL calls: ncclGroupEnd is missing");
+}
+
+/* Who asks lets one operation run, so that who polls gets there; and lets others, when nothing can run. */
+inline void poll_one(std::unique_lock<std::mutex> &lock) {
+    before_waiting();
+    bool ready = false;
+    for (cudaStream_t s : machine().streams) ready |= is_ready(s);
+    if (ready) {
+        open_memory();
+        run_one();
+        close_memory();
+        return;
+    }
+    lock.unlock();
+    sched_yield();
+    lock.lock();
+}
+
+inline void tell_of_waiting() { // nothing is wrong yet: others may be slow
+    for (cudaStream_t s : machine().streams)
+        if (!s->queue.empty() && s->queue.front().meets) fprintf(stderr, "CUDA on a CPU: for 30 seconds nothing could run: %s\n", s->queue.front().meets->waits().c_str());
+}
+
+/* `others`: it is for other threads of the host to make it true, by calls that have yet to come. */
+inline void run_until(std::unique_lock<std::mutex> &lock, const std::function<bool()> &done, bool others = false) {
+    before_waiting();
     open_memory();
     while (!done())
         if (!run_one()) {
-            bool busy = false;
-            for (cudaStream_t s : machine().streams) busy |= s->busy;
-            if (!busy) fail(nullptr, "every stream waits for another");
+            bool may_change = others;
+            for (cudaStream_t s : machine().streams) may_change |= s->busy || (!s->queue.empty() && s->queue.front().meets);
+            if (!may_change) fail(nullptr, "every stream waits for another");
             close_memory(); // host code runs meanwhile
-            machine().changed.wait(lock);
+            if (machine().changed.wait_for(lock, std::chrono::seconds(30)) == std::cv_status::timeout) tell_of_waiting();
             open_memory();
         }
     close_memory();
 }
 
+inline void host_reaches(double time) { host_clock = std::max(host_clock, time); }
+
 inline void finish(std::unique_lock<std::mutex> &lock, cudaStream_t s) {
+    check_launched(s);
     run_until(lock, [s] { return s->queue.empty(); });
+    host_reaches(s->clock);
 }
 
-inline void finish_all(std::unique_lock<std::mutex> &lock) {
-    run_until(lock, [] {
+inline void finish_all(std::unique_lock<std::mutex> &lock, int device) {
+    for (cudaStream_t s : machine().streams)
+        if (s->device == device) check_launched(s);
+    run_until(lock, [device] {
         for (cudaStream_t s : machine().streams)
-            if (!s->queue.empty()) return false;
+            if (s->device == device && !s->queue.empty()) return false;
         return true;
     });
+    for (cudaStream_t s : machine().streams)
+        if (s->device == device) host_reaches(s->clock);
 }
 
 // ---------------------------------------------------------------------------
@@ -497,8 +599,7 @@ inline cudaError_t check_launch(Launch &l, std::string *why) {
 
 template <typename P> inline void check_argument(const Launch &l, const P &argument, int number) {
     if constexpr (std::is_pointer_v<P>) {
-        if (!argument || memory_type((const void *)argument) != cudaMemoryTypeUnregistered) return;
-        fail(&l.at, "kernel %s, argument %d: %p is neither device nor pinned memory", l.name.c_str(), number, (const void *)argument);
+        if (argument) check_range(("kernel " + l.name + ", argument " + std::to_string(number)).c_str(), (const void *)argument, 0, l.device, l.at);
     } else (void)l, (void)argument, (void)number;
 }
 
@@ -523,19 +624,21 @@ inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, 
     std::type_identity_t<P>... arguments) {
     Call call("LAUNCH");
     cudaStream_t s = call.error ? nullptr : stream_of(stream);
+    if (s && s->device != device_now) s = nullptr;
     auto l = std::make_shared<Launch>(Launch{plain_name(name), at, (const void *)kernel, grid, threads_of_block, shared, device_now, false, nullptr});
     std::string why = "the error is injected, or persists";
     cudaError_t e = call.error ? call.error : s ? check_launch(*l, &why) : cudaErrorInvalidResourceHandle;
     if (e) {
         call.give(e);
-        launch_error = "kernel " + l->name + ", " + at.file + ":" + std::to_string(at.line) + ": " + (s || call.error ? why : "no such stream");
+        launch_error = "kernel " + l->name + ", " + at.file + ":" + std::to_string(at.line) + ": " + (s || call.error ? why : "no such stream on this device");
         fprintf(stderr, "CUDA on a CPU: %s\n", launch_error.c_str());
         return;
     }
     int number = 0;
     (check_argument<P>(*l, arguments, ++number), ...);
     l->body = std::make_shared<KernelCall<P...>>(kernel, arguments...);
-    enqueue(s, [l] { run_launch(*l); });
+    double count = (double)grid.x * grid.y * grid.z * threads_of_block.x * threads_of_block.y * threads_of_block.z;
+    enqueue(s, cuda_on_cpu.costs.launch + count * cuda_on_cpu.costs.thread, [l] { run_launch(*l); });
 }
 
 } // namespace emu
@@ -561,7 +664,7 @@ inline void cuda_on_cpu_red_zone(void *p, size_t bytes) {
 }
 inline void cuda_on_cpu_red_zone(void *p, size_t bytes, cudaStream_t stream) {
     std::unique_lock<std::mutex> lock(emu::machine().lock);
-    emu::enqueue(emu::stream_of(stream), [p, bytes] { emu::add_zone((char *)p, bytes); });
+    emu::enqueue(emu::stream_of(stream), emu::NO_OPERATION, [p, bytes] { emu::add_zone((char *)p, bytes); });
 }
 inline void cuda_on_cpu_forget_zones(void *from, size_t bytes) {
     std::unique_lock<std::mutex> lock(emu::machine().lock);
@@ -569,14 +672,23 @@ inline void cuda_on_cpu_forget_zones(void *from, size_t bytes) {
 }
 inline void cuda_on_cpu_forget_zones(void *from, size_t bytes, cudaStream_t stream) {
     std::unique_lock<std::mutex> lock(emu::machine().lock);
-    emu::enqueue(emu::stream_of(stream), [from, bytes] { emu::forget_zones((char *)from, bytes); });
+    emu::enqueue(emu::stream_of(stream), emu::NO_OPERATION, [from, bytes] { emu::forget_zones((char *)from, bytes); });
+}
+
+/* From here on in the stream's order the bytes are no numbers. */
+inline void cuda_on_cpu_poison(void *from, size_t bytes, cudaStream_t stream, emu::Place at = emu::Place::here()) {
+    std::unique_lock<std::mutex> lock(emu::machine().lock);
+    emu::enqueue(emu::stream_of(stream), emu::NO_OPERATION, [from, bytes, at] {
+        emu::check_no_zone("the memory of cuda_on_cpu_poison", from, bytes, at);
+        memset(from, 0xFF, bytes);
+    });
 }
 
 /* Device memory of any size that takes no more than what is touched of it: for offsets beyond 2^31. cudaFree ends it. */
 inline void *cuda_on_cpu_sparse(size_t bytes) {
     std::unique_lock<std::mutex> lock(emu::machine().lock);
     void *p;
-    emu::allocate(&p, bytes, cudaMemoryTypeDevice, 0, 16ull << 30); // negative offsets fall into what nobody may touch
+    emu::allocate(&p, bytes, "device memory", cudaMemoryTypeDevice, 0, 16ull << 30); // negative offsets fall into what nobody may touch
     return p;
 }
 
@@ -704,142 +816,43 @@ inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
 }
 
 // ---------------------------------------------------------------------------
-// the API: streams and events
-
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
-    *s = nullptr;
-    CUDA_ON_CPU_CALL("cudaStreamCreateWithFlags");
-    if (flags > cudaStreamNonBlocking) return call.give(cudaErrorInvalidValue);
-    *s = emu::new_stream(emu::device_now, flags == cudaStreamDefault);
-    return cudaSuccess;
-}
-inline cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
-
-inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-    CUDA_ON_CPU_CALL("cudaStreamSynchronize");
-    if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
-    emu::finish(call.lock, s);
-    return cudaSuccess;
-}
-
-inline cudaError_t cudaDeviceSynchronize() {
-    CUDA_ON_CPU_CALL("cudaDeviceSynchronize");
-    emu::finish_all(call.lock);
-    return cudaSuccess;
-}
-
-/* A query lets one operation run, so that who polls gets there. */
-inline cudaError_t cudaStreamQuery(cudaStream_t s) {
-    CUDA_ON_CPU_CALL("cudaStreamQuery");
-    if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
-    if (s->queue.empty()) return cudaSuccess;
-    emu::open_memory();
-    emu::run_one();
-    emu::close_memory();
-    return s->queue.empty() ? cudaSuccess : call.give(cudaErrorNotReady);
-}
-
-inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
-    CUDA_ON_CPU_CALL("cudaStreamDestroy");
-    if (!emu::machine().streams.count(s)) return call.give(cudaErrorInvalidResourceHandle);
-    emu::finish(call.lock, s);
-    emu::machine().streams.erase(s);
-    delete s;
-    return cudaSuccess;
-}
-
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
-    *e = nullptr;
-    CUDA_ON_CPU_CALL("cudaEventCreateWithFlags");
-    *e = new CUevent_st{!(flags & cudaEventDisableTiming), nullptr};
-    emu::machine().events.insert(*e);
-    return cudaSuccess;
-}
-inline cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, cudaEventDefault); }
-
-inline cudaError_t cudaEventDestroy(cudaEvent_t e) { // queued records and waits of it stay
-    CUDA_ON_CPU_CALL("cudaEventDestroy");
-    if (!emu::machine().events.erase(e)) return call.give(cudaErrorInvalidResourceHandle);
-    delete e;
-    return cudaSuccess;
-}
-
-inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
-    CUDA_ON_CPU_CALL("cudaEventRecord");
-    if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
-    e->last = std::make_shared<emu::Mark>();
-    emu::enqueue(s, nullptr).record = e->last;
-    return cudaSuccess;
-}
-
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) { // what is recorded later is not waited for
-    CUDA_ON_CPU_CALL("cudaStreamWaitEvent");
-    if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
-    if (e->last) emu::enqueue(s, nullptr).awaits = e->last;
-    return cudaSuccess;
-}
-
-inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-    CUDA_ON_CPU_CALL("cudaEventSynchronize");
-    if (!emu::machine().events.count(e)) return call.give(cudaErrorInvalidResourceHandle);
-    std::shared_ptr<emu::Mark> mark = e->last;
-    if (mark) emu::run_until(call.lock, [mark] { return mark->done; });
-    return cudaSuccess;
-}
-
-inline cudaError_t cudaEventQuery(cudaEvent_t e) {
-    CUDA_ON_CPU_CALL("cudaEventQuery");
-    if (!emu::machine().events.count(e)) return call.give(cudaErrorInvalidResourceHandle);
-    std::shared_ptr<emu::Mark> mark = e->last;
-    if (!mark || mark->done) return cudaSuccess;
-    emu::open_memory();
-    emu::run_one();
-    emu::close_memory();
-    return mark->done ? cudaSuccess : call.give(cudaErrorNotReady);
-}
-
-inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
-    *milliseconds = 0;
-    CUDA_ON_CPU_CALL("cudaEventElapsedTime");
-    for (cudaEvent_t e : {from, to})
-        if (!emu::machine().events.count(e) || !e->timing || !e->last) return call.give(cudaErrorInvalidResourceHandle);
-    if (!from->last->done || !to->last->done) return call.give(cudaErrorNotReady);
-    *milliseconds = (float)(1e3 * (to->last->seconds - from->last->seconds));
-    return cudaSuccess;
-}
-
-inline cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t function, void *argument) {
-    CUDA_ON_CPU_CALL("cudaLaunchHostFunc");
-    if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
-    emu::enqueue(s, [function, argument] { function(argument); }).on_host = true;
-    return cudaSuccess;
-}
-
-// ---------------------------------------------------------------------------
 // the API: memory
 
-inline cudaError_t cuda_on_cpu_allocate(const char *api, void **p, size_t bytes, cudaMemoryType type) {
+inline cudaError_t cuda_on_cpu_allocate(const char *api, void **p, size_t bytes, cudaMemoryType type, bool mapped = false) {
+    static const char *const names[] = {"", "pinned host memory", "device memory", "managed memory"};
     emu::Call call(api);
     *p = nullptr;
     if (call.error || !bytes) return call.error;
-    return call.give(emu::allocate(p, bytes, type, type == cudaMemoryTypeHost ? 0 : bytes));
+    cudaError_t e = emu::allocate(p, bytes, mapped ? "mapped pinned memory" : names[type], type, type == cudaMemoryTypeHost ? 0 : bytes);
+    if (!e) emu::machine().memory[(char *)*p].reachable = mapped;
+    return call.give(e);
 }
 
 template <typename T> inline cudaError_t cudaMalloc(T **p, size_t bytes) { return cuda_on_cpu_allocate("cudaMalloc", (void **)p, bytes, cudaMemoryTypeDevice); }
-template <typename T> inline cudaError_t cudaMallocHost(T **p, size_t bytes, unsigned = 0) {
-    return cuda_on_cpu_allocate("cudaMallocHost", (void **)p, bytes, cudaMemoryTypeHost);
+template <typename T> inline cudaError_t cudaMallocHost(T **p, size_t bytes, unsigned flags = cudaHostAllocDefault) {
+    return cuda_on_cpu_allocate("cudaMallocHost", (void **)p, bytes, cudaMemoryTypeHost, flags & cudaHostAllocMapped);
 }
-template <typename T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned) {
-    return cuda_on_cpu_allocate("cudaHostAlloc", (void **)p, bytes, cudaMemoryTypeHost);
+template <typename T> inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned flags) {
+    return cuda_on_cpu_allocate("cudaHostAlloc", (void **)p, bytes, cudaMemoryTypeHost, flags & cudaHostAllocMapped);
 }
 template <typename T> inline cudaError_t cudaMallocManaged(T **p, size_t bytes, unsigned = cudaMemAttachGlobal) {
     return cuda_on_cpu_allocate("cudaMallocManaged", (void **)p, bytes, cudaMemoryTypeManaged);
 }
 
-inline cudaError_t cuda_on_cpu_release(const char *api, void *p, bool host) { // waits for all that is queued
+inline cudaError_t cudaHostGetDevicePointer(void **device, void *p, unsigned) { // one address for both
+    *device = nullptr;
+    CUDA_ON_CPU_CALL("cudaHostGetDevicePointer");
+    auto it = emu::find_memory(p);
+    if (it == emu::machine().memory.end() || !it->second.reachable) return call.give(cudaErrorInvalidValue);
+    *device = p;
+    return cudaSuccess;
+}
+
+inline cudaError_t cuda_on_cpu_release(const char *api, void *p, bool host) { // waits for all that its device has queued
     emu::Call call(api);
     if (call.error || !p) return call.error;
-    emu::finish_all(call.lock);
+    auto it = emu::find_memory(p);
+    emu::finish_all(call.lock, it == emu::machine().memory.end() || host ? emu::device_now : it->second.device);
     return call.give(emu::release(p, host));
 }
 inline cudaError_t cudaFree(void *p) { return cuda_on_cpu_release("cudaFree", p, false); }
@@ -864,15 +877,15 @@ inline cudaError_t copy(const char *api, Place at, void *to, size_t to_pitch, co
         from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     }
     std::string to_what = std::string("the destination of ") + api, from_what = std::string("the source of ") + api;
-    check_range(to_what.c_str(), to, (height - 1) * to_pitch + width, to_device, at);
-    check_range(from_what.c_str(), from, (height - 1) * from_pitch + width, from_device, at);
+    check_range(to_what.c_str(), to, (height - 1) * to_pitch + width, to_device ? ON_ANY_DEVICE : ON_HOST, at);
+    check_range(from_what.c_str(), from, (height - 1) * from_pitch + width, from_device ? ON_ANY_DEVICE : ON_HOST, at);
     std::shared_ptr<std::vector<char>> staged;
     if (memory_type(from) == cudaMemoryTypeUnregistered) {
         staged = std::make_shared<std::vector<char>>(width * height);
         for (size_t i = 0; i < height; i++) memcpy(staged->data() + i * width, (const char *)from + i * from_pitch, width);
         from = staged->data(), from_pitch = width;
     }
-    enqueue(s, [=] {
+    enqueue(s, cuda_on_cpu.costs.copy + cuda_on_cpu.costs.byte * (double)(width * height), [=] {
         check_no_zone(to_what.c_str(), to, (height - 1) * to_pitch + width, at);
         if (!staged) check_no_zone(from_what.c_str(), from, (height - 1) * from_pitch + width, at);
         if (width == to_pitch && width == from_pitch) memmove(to, from, width * height);
@@ -889,8 +902,8 @@ inline cudaError_t set(const char *api, Place at, void *p, int value, size_t byt
     if (!s) return call.give(cudaErrorInvalidResourceHandle);
     if (!bytes) return cudaSuccess;
     std::string what = std::string("the memory of ") + api;
-    check_range(what.c_str(), p, bytes, true, at);
-    enqueue(s, [=] {
+    check_range(what.c_str(), p, bytes, s->device, at);
+    enqueue(s, cuda_on_cpu.costs.copy + cuda_on_cpu.costs.byte * (double)bytes, [=] {
         check_no_zone(what.c_str(), p, bytes, at);
         memset(p, value, bytes);
     });
@@ -963,5 +976,4 @@ template <typename F> inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultipro
     *blocks = std::min(std::min(chip.blocks_of_sm, chip.threads_of_sm / ((threads + 31) / 32 * 32)), (int)(chip.shared_of_sm / bytes));
     return cudaSuccess;
 }
-#undef CUDA_ON_CPU_CALL
 #endif

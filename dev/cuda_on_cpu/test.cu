@@ -4,56 +4,11 @@
  * can convict (an order that no event ensures) must give other bits under another seed.
  * The last line is `N passed, N failed`; the program ends with 1 when a check failed. See the Makefile beside it.
  */
+#include "test.h"
 #include <cublasLt.h>
 #include <cuda_bf16.h>
-#include <cuda_runtime.h>
 #include <pthread.h>
-#include <sys/wait.h>
 
-static int passed, failed;
-
-__attribute__((format(printf, 2, 3))) static void check(int ok, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    printf("%s ", ok ? "  ok  " : "FAILED");
-    vprintf(format, args);
-    printf("\n");
-    va_end(args);
-    ++*(ok ? &passed : &failed);
-}
-
-static void must(int code, const char *what) { // a call that the test itself relies on
-    if (!code) return;
-    fprintf(stderr, "test: %s gave %d (%s)\n", what, code, cudaGetErrorName((cudaError_t)code));
-    _exit(1);
-}
-#define MUST(call) must((int)(call), #call)
-#define RUN(...) (LAUNCH(__VA_ARGS__), MUST(cudaGetLastError()))
-
-enum { SEEDS = 8 };
-
-static uint64_t fingerprint(uint64_t h, const void *data, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) h = (h ^ ((const unsigned char *)data)[i]) * 0x100000001B3ull;
-    return h;
-}
-
-static float *device_floats(size_t count, float (*value)(size_t i)) {
-    float *d;
-    MUST(cudaMalloc(&d, count * sizeof *d));
-    if (!value) return d;
-    std::vector<float> h(count);
-    for (size_t i = 0; i < count; i++) h[i] = value(i);
-    MUST(cudaMemcpy(d, h.data(), count * sizeof *d, cudaMemcpyHostToDevice));
-    return d;
-}
-
-static std::vector<float> host_floats(const float *d, size_t count) {
-    std::vector<float> h(count);
-    MUST(cudaMemcpy(h.data(), d, count * sizeof *d, cudaMemcpyDeviceToHost));
-    return h;
-}
-
-static float small(size_t i) { return (float)(int)((i * 2654435761u >> 7) % 33) / 16.0f - 1.0f; } // exact in bf16
 static float index_value(size_t i) { return (float)i; }
 
 // ---------------------------------------------------------------------------
@@ -369,19 +324,6 @@ static uint64_t default_stream_and_zones() {
     return fingerprint(1, h.data(), 512);
 }
 
-static int different_bits(uint64_t (*run)(void)) { // under SEEDS seeds: how many give other bits than the first
-    int different = 0;
-    uint64_t before = cuda_on_cpu.seed, first = 0;
-    for (int i = 0; i < SEEDS; i++) {
-        cuda_on_cpu.seed = (uint64_t)i;
-        uint64_t h = run();
-        if (!i) first = h;
-        different += h != first;
-    }
-    cuda_on_cpu.seed = before;
-    return different;
-}
-
 static void add_one(void *p) { ++*(int *)p; }
 static void call_api(void *p) { *(cudaError_t *)p = cudaDeviceSynchronize(); }
 
@@ -403,7 +345,8 @@ static void test_streams() {
     int polls = 0;
     while (cudaEventQuery(to) == cudaErrorNotReady) polls++;
     check(cudaGetLastError() == cudaErrorNotReady && calls == 1 && polls, "an event is reached by asking for it");
-    check(!cudaEventElapsedTime(&ms, from, to) && ms >= 0 && ms < 1000 && cudaStreamQuery(s) == cudaSuccess, "time between events: %g ms", ms);
+    MUST(cudaEventElapsedTime(&ms, from, to));
+    check(fabsf(ms - 0.005f - 0.0000016f) < 1e-6f && cudaStreamQuery(s) == cudaSuccess, "time between events: %g ms", ms);
     float pageable[4] = {1, 2, 3, 4};
     for (int i = 0; i < 4; i++) pinned[i] = 5;
     MUST(cudaMemcpyAsync(d, pageable, 8, cudaMemcpyHostToDevice, s));
@@ -423,6 +366,108 @@ static void test_streams() {
     MUST(cudaEventDestroy(from));
     check(cudaEventRecord(from, s) == cudaErrorInvalidResourceHandle && cudaGetLastError() == cudaErrorInvalidResourceHandle, "an event that is gone is refused");
     MUST(cudaFree(d)), MUST(cudaFreeHost(pinned)), MUST(cudaStreamDestroy(s)), MUST(cudaEventDestroy(to));
+}
+
+/* A trace by the logical clock, us: two streams that run side by side, then one that waits for the other. */
+static struct { float wide, narrow, copied, waited, host; } trace;
+
+static uint64_t trace_of_two_streams() {
+    float *x = device_floats(4096, small), *y = device_floats(4096, small), *z = device_floats(4096, small), *pinned;
+    cudaStream_t s[2];
+    cudaEvent_t e[8];
+    int least = 0, greatest = 0, priority = 0;
+    MUST(cudaMallocHost(&pinned, 16384));
+    MUST(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    MUST(cudaStreamCreateWithPriority(&s[0], cudaStreamNonBlocking, greatest - 3)), MUST(cudaStreamCreateWithPriority(&s[1], cudaStreamNonBlocking, least));
+    MUST(cudaStreamGetPriority(s[0], &priority));
+    if (least != 0 || greatest != -5 || priority != -5) return 0;
+    for (cudaEvent_t &i : e) MUST(cudaEventCreate(&i));
+    MUST(cudaEventRecord(e[0], s[0]));
+    RUN(add, 40, 1024, 0, s[0], y, x, 0.5f, 4096);           // 2 + 40.96
+    MUST(cudaEventRecord(e[1], s[0])), MUST(cudaEventRecord(e[2], s[1]));
+    RUN(add, 32, 128, 0, s[1], z, x, 2.0f, 4096);            // 2 + 4.096, at the same time
+    MUST(cudaEventRecord(e[3], s[1]));
+    MUST(cudaStreamWaitEvent(s[1], e[1], 0));
+    MUST(cudaMemcpyAsync(pinned, y, 16384, cudaMemcpyDeviceToHost, s[1])); // 2 + 1.6384, behind s[0]
+    MUST(cudaEventRecord(e[4], s[1]));
+    while (cudaEventQuery(e[4]) == cudaErrorNotReady) {}
+    if (cudaGetLastError() != cudaErrorNotReady && cuda_on_cpu.seed) return 0;
+    MUST(cudaEventRecord(e[5], s[0])); // the host was at e[4]
+    MUST(cudaStreamSynchronize(s[0]));
+    MUST(cudaEventElapsedTime(&trace.wide, e[0], e[1])), MUST(cudaEventElapsedTime(&trace.narrow, e[2], e[3]));
+    MUST(cudaEventElapsedTime(&trace.waited, e[0], e[3])), MUST(cudaEventElapsedTime(&trace.copied, e[1], e[4])), MUST(cudaEventElapsedTime(&trace.host, e[4], e[5]));
+    uint64_t h = fingerprint(1, pinned, 16384);
+    for (cudaEvent_t i : e) MUST(cudaEventDestroy(i));
+    MUST(cudaStreamDestroy(s[0])), MUST(cudaStreamDestroy(s[1]));
+    MUST(cudaFree(x)), MUST(cudaFree(y)), MUST(cudaFree(z)), MUST(cudaFreeHost(pinned));
+    return fingerprint(h, &trace, sizeof trace);
+}
+
+static void test_clock() {
+    check(!different_bits(trace_of_two_streams), "a trace of two streams: %d seeds give equal times", SEEDS);
+    auto is = [](float ms, double us) { return fabs(ms * 1e3 - us) < 1e-3; };
+    check(is(trace.wide, 42.96 + 1), "a kernel of 40,960 threads and the call before it: %g ms", trace.wide);
+    check(is(trace.narrow, 6.096 + 1) && is(trace.waited, 10.096), "one that waits for nothing runs meanwhile: %g ms, ends %g ms after the first began", trace.narrow, trace.waited);
+    check(is(trace.copied, 3.6384), "a copy that waits for an event ends %g ms after it", trace.copied);
+    check(is(trace.host, 1), "what the host queues after it has waited comes %g ms later", trace.host);
+}
+
+/* Two devices, copies between all places, and what may be used where. */
+static uint64_t places() {
+    cuda_on_cpu.devices = 2;
+    float *p[4], back[16], zeros[16] = {0}; // device 0, device 1, mapped, pinned
+    for (int i = 0; i < 2; i++) {
+        MUST(cudaSetDevice(i));
+        p[i] = device_floats(16, nullptr);
+    }
+    MUST(cudaSetDevice(0));
+    MUST(cudaHostAlloc(&p[2], 64, cudaHostAllocMapped)), MUST(cudaHostAlloc(&p[3], 64, cudaHostAllocDefault));
+    for (int i = 0; i < 16; i++) p[3][i] = (float)i;
+    uint64_t bad = 0;
+    for (int from = 0; from < 4; from++)
+        for (int to = 0; to < 4; to++) {
+            if (from == to) continue;
+            MUST(cudaMemcpyAsync(p[from], p[3], 64, cudaMemcpyDefault, 0)); // to itself for 3
+            MUST(cudaMemcpyAsync(p[to], zeros, 64, cudaMemcpyDefault, 0));
+            MUST(cudaMemcpyAsync(p[to], p[from], 64, cudaMemcpyDefault, 0));
+            MUST(cudaMemcpy(back, p[to], 64, cudaMemcpyDefault));
+            for (int i = 0; i < 16; i++) bad += back[i] != (float)i;
+            MUST(cudaMemcpy(p[3], back, 64, cudaMemcpyDefault));
+        }
+    RUN(add, 1, 16, 0, 0, p[2], p[2], 1.0f, 16); // a kernel, in mapped memory
+    MUST(cudaMemsetAsync(p[2] + 8, 0, 32, 0));
+    MUST(cudaDeviceSynchronize());
+    void *mapped = nullptr, *none = nullptr;
+    bad += p[2][3] != 6 || p[2][9] != 0 || cudaHostGetDevicePointer(&mapped, p[2], 0) || mapped != p[2] || cudaHostGetDevicePointer(&none, p[3], 0) != cudaErrorInvalidValue || none;
+    cudaGetLastError();
+    for (int i = 0; i < 2; i++) MUST(cudaFree(p[i])), MUST(cudaFreeHost(p[2 + i]));
+    cuda_on_cpu.devices = 1;
+    return bad;
+}
+
+static void test_devices() {
+    int bad = 0;
+    for (cuda_on_cpu.seed = 0; cuda_on_cpu.seed < SEEDS; cuda_on_cpu.seed++) bad += places() != 0;
+    cuda_on_cpu.seed = 1;
+    check(!bad, "copies between two devices, mapped and pinned memory, under %d seeds: %d wrong", SEEDS, bad);
+    cuda_on_cpu.devices = 2;
+    cudaStream_t s[2];
+    cudaEvent_t e[2];
+    float ms;
+    for (int i = 0; i < 2; i++) {
+        MUST(cudaSetDevice(i));
+        MUST(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking)), MUST(cudaEventCreate(&e[i])), MUST(cudaEventRecord(e[i], s[i]));
+    }
+    check(cudaEventRecord(e[0], s[1]) == cudaErrorInvalidResourceHandle && cudaGetLastError() == cudaErrorInvalidResourceHandle, "an event is recorded on its own device alone");
+    MUST(cudaStreamWaitEvent(s[1], e[0], 0));
+    MUST(cudaDeviceSynchronize());
+    check(cudaEventQuery(e[0]) == cudaSuccess, "a stream waits for another device's event");
+    check(cudaEventElapsedTime(&ms, e[0], e[1]) == cudaErrorInvalidResourceHandle && cudaGetLastError() == cudaErrorInvalidResourceHandle, "no time between two devices");
+    LAUNCH(add, 1, 16, 0, s[0], nullptr, nullptr, 1.0f, 0);
+    check(cudaGetLastError() == cudaErrorInvalidResourceHandle, "a launch in another device's stream is refused");
+    for (int i = 0; i < 2; i++) MUST(cudaStreamDestroy(s[i])), MUST(cudaEventDestroy(e[i]));
+    MUST(cudaSetDevice(0));
+    cuda_on_cpu.devices = 1;
 }
 
 /* Ranks that are threads: each has its stream, and passes a token to the next by an event that both know; now and then
@@ -557,7 +602,7 @@ static void test_errors() {
 
     cudaPointerAttributes a;
     float *pinned, *managed;
-    MUST(cudaMallocHost(&pinned, 64)), MUST(cudaMallocManaged(&managed, 64));
+    MUST(cudaHostAlloc(&pinned, 64, cudaHostAllocMapped)), MUST(cudaMallocManaged(&managed, 64));
     int right = !cudaPointerGetAttributes(&a, d) && a.type == cudaMemoryTypeDevice && !cudaPointerGetAttributes(&a, pinned + 3) && a.type == cudaMemoryTypeHost;
     right &= !cudaPointerGetAttributes(&a, &a) && a.type == cudaMemoryTypeUnregistered && !cudaPointerGetAttributes(&a, managed) && a.type == cudaMemoryTypeManaged;
     managed[0] = 1; // by the host
@@ -721,43 +766,6 @@ static void test_seeds() { check(!different_bits(sums_and_product), "reductions 
 // ---------------------------------------------------------------------------
 // planted errors
 
-/* Runs `wrong` in a child. It must end with exit code 3 and say all of `texts`, separated by |; under a sanitizer, its
- * report may come first: then the kernel's name (up to the first |) suffices. */
-static void planted(const char *title, const char *texts, void (*wrong)(void)) {
-    int ends[2];
-    if (pipe(ends)) must(1, "pipe");
-    fflush(stdout);
-    pid_t child = fork();
-    if (!child) {
-        dup2(ends[1], 1), dup2(ends[1], 2);
-        close(ends[0]);
-        alarm(60);
-        wrong();
-        _exit(0);
-    }
-    close(ends[1]);
-    std::string said;
-    char buffer[4096];
-    for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;) said.append(buffer, (size_t)n);
-    close(ends[0]);
-    int status = 0;
-    waitpid(child, &status, 0);
-    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-    size_t line = said.rfind("CUDA on a CPU: ");
-    bool report = CUDA_ON_CPU_ASAN && said.find("AddressSanitizer") != std::string::npos, all = line != std::string::npos && (report || code == 3);
-    std::string wanted = texts, missing;
-    for (size_t from = 0; all && from <= wanted.size();) {
-        size_t to = std::min(wanted.find('|', from), wanted.size());
-        missing = wanted.substr(from, to - from);
-        all = said.find(missing, line) != std::string::npos;
-        from = to + 1;
-        if (report) break;
-    }
-    check(all, "%s", title);
-    if (!all) printf("       exit code %d, wanted 3 and \"%s\", said: %.600s\n", code, missing.c_str(), said.substr(line == std::string::npos ? 0 : line).c_str());
-    else printf("         %s", said.substr(line).c_str());
-}
-
 /* For what only several seeds convict: the test says which kernel's result they disagree about. */
 static void disagree(const char *kernel, uint64_t (*run)(void)) {
     if (!different_bits(run)) return;
@@ -883,9 +891,31 @@ static void test_planted() {
         fprintf(stderr, "CUDA on a CPU: kernel add: read what was written into the pinned buffer later\n");
         _exit(3);
     });
-    planted("3: a kernel is given host memory", "kernel add, argument 2|neither device nor pinned", [] {
+    planted("3: a kernel is given host memory", "kernel add, argument 2 should be device memory|pageable", [] {
         float h[64], *d = device_floats(64, nullptr);
         RUN(add, 1, 64, 0, 0, d, h, 1.0f, 64);
+    });
+    planted("3: a kernel is given pinned memory that is not mapped", "kernel add, argument 2 should be device memory|pinned host memory", [] {
+        float *h, *d = device_floats(64, nullptr);
+        MUST(cudaMallocHost(&h, 256));
+        RUN(add, 1, 64, 0, 0, d, h, 1.0f, 64);
+    });
+    planted("3: a memset of pinned memory that is not mapped", "the memory of cudaMemsetAsync should be device memory|pinned host memory", [] {
+        float *h;
+        MUST(cudaMallocHost(&h, 256));
+        cudaMemsetAsync(h, 0, 256, 0);
+    });
+    planted("3: a memset of another device's memory", "the memory of cudaMemsetAsync at|memory of device 0, used by device 1", [] {
+        cuda_on_cpu.devices = 2;
+        float *there = device_floats(64, small);
+        MUST(cudaSetDevice(1));
+        cudaMemsetAsync(there, 0, 256, 0);
+    });
+    planted("3: a kernel is given another device's memory", "kernel add, argument 2 at|memory of device 0, used by device 1", [] {
+        cuda_on_cpu.devices = 2;
+        float *there = device_floats(64, small);
+        MUST(cudaSetDevice(1));
+        RUN(add, 1, 64, 0, 0, device_floats(64, small), there, 1.0f, 64);
     });
     planted("3: a copy goes the other way than it says", "the destination of cudaMemcpyAsync should be device memory", [] {
         float h[4], *d = device_floats(4, nullptr);
@@ -1054,6 +1084,8 @@ int main(void) {
     test_fragments();
     test_product();
     test_streams();
+    test_clock();
+    test_devices();
     test_ranks();
     test_errors();
     test_lt();
