@@ -1,5 +1,6 @@
 # make            the program, in the best precision of this machine (or PRECISION=fp32|bf16); where nvcc is, or with
 #                 CUDA=1, train_llama3_cuda too (CUDA= leaves it out)
+# make gpu-programs  all that dev/gpu_check.sh runs on a machine with a GPU; build/ may be copied there
 # make cuda-on-cpu  train_llama3_cuda and its test, whose kernels run on the processor (dev/cuda_on_cpu), both precisions
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make test       installs what is missing, builds both precisions, runs every test
@@ -114,11 +115,29 @@ $(CPU_CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_C
 	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -c $< -o $@.o
 	$(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $@.o -o $@ -lcjson -lpcre2-8 -lm -pthread
 
-cuda-programs: $(CUDA_BUILD)/train_llama3_cuda $(CUDA_BUILD)/test_llama3_cuda
-cuda-on-cpu-programs: $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda
+# the program, op by op and step by step, with times; dev/gpu_check.sh runs it
+BENCH_GPU := dev/kernels/bench_gpu.cu dev/kernels/bench_step.h train_llama3.cu
+$(CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_BUILD)/flags | needed
+	$(NVCC) $(CUDA_FLAGS) -I. $< -o $@ $(CUDA_LIBS) 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
+
+$(CPU_CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
+	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -I. -c $< -o $@.o
+	$(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $@.o -o $@ -lcjson -lpcre2-8 -lm -pthread
+
+cuda-programs: $(CUDA_BUILD)/train_llama3_cuda $(CUDA_BUILD)/test_llama3_cuda $(if $(filter bf16,$(CUDA_PRECISION)),$(CUDA_BUILD)/bench_gpu)
+cuda-on-cpu-programs: $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda $(if $(filter bf16,$(PRECISION)),$(CPU_CUDA_BUILD)/bench_gpu)
 cuda-on-cpu:
 	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=fp32 cuda-on-cpu-programs
 	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=bf16 cuda-on-cpu-programs
+
+# all that dev/gpu_check.sh runs, for a machine with a GPU but no compiler: build/ is what is carried there
+gpu-programs:
+	@$(MAKE) --no-print-directory -j$(JOBS) CUDA=1 ARCH=x86-64-v3 PRECISION=bf16 cuda-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) CUDA=1 ARCH=x86-64-v3 PRECISION=fp32 cuda-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) -C dev/kernels CUDA=1 ARCH=x86-64-v3 CUDA_ARCH=sm_90 cuda-pages
+	@mkdir -p build/lib
+	@ldd build/cuda-bf16/train_llama3_cuda | awk '/libcjson|libpcre2/ {print $$3}' | xargs -I{} install -m 644 {} build/lib/ # not in place: a program may have them open
+	@git rev-parse --short HEAD > build/commit
 
 # rebuilt when the flags or the installed libraries change
 $(BUILD)/flags: HOW = $(CC) $(FLAGS) $(LIBS)
@@ -166,4 +185,4 @@ syntax:
 clean:
 	rm -rf build train_llama3 train_llama3_cuda
 
-.PHONY: all always needed programs cuda-programs cuda-on-cpu cuda-on-cpu-programs deps demo test test-all bench fuzz syntax clean
+.PHONY: all always needed programs cuda-programs cuda-on-cpu cuda-on-cpu-programs gpu-programs deps demo test test-all bench fuzz syntax clean

@@ -81,6 +81,7 @@ fi
 if [ "${1:-}" = all ]; then LIMIT=3600 suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all; fi
 suite "ops, step by step" make --no-print-directory -s -C dev/kernels check
 suite "ops, step by step, CUDA on a CPU" make --no-print-directory -s -j2 -C dev/kernels check-cuda
+suite "gpu_check.sh, on CUDA on a CPU" dev/test/gpu_check.sh
 suite "fuzzing, a short run" make --no-print-directory -s -C dev/fuzz check
 suite "token files" dev/test/tokenize.sh ${1:+all}
 suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3

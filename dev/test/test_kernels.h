@@ -21,6 +21,9 @@ typedef struct { // one test's buffers and its worst figures
     uint64_t random;
     double worst, worst_row;
     double row_floor; // a row of the reference counts as no smaller: where a result is a difference of larger numbers
+    double bound, row_bound; // of this test: what worst and worst_row may be
+    uint64_t seed;    // where `random` began
+    char shape[200], bad[600]; // of the case that runs; the first thing that was wrong, "" as long as nothing was
 } KernelTest;
 
 /* Memory that host and device both reach. */
@@ -47,10 +50,45 @@ static void *test_alloc(KernelTest *t, int64_t bytes) {
     return p + GUARD;
 }
 
+__attribute__((format(printf, 2, 3))) static void test_shape(KernelTest *t, const char *format, ...) { // the case that comes
+    va_list args;
+    va_start(args, format);
+    vsnprintf(t->shape, sizeof t->shape, format, args);
+    va_end(args);
+}
+__attribute__((format(printf, 2, 3))) static void test_bad(KernelTest *t, const char *format, ...) { // the first is told, with its case
+    va_list args;
+    if (t->bad[0]) return;
+    int used = snprintf(t->bad, sizeof t->bad, "; first bad, of %s: ", t->shape);
+    va_start(args, format);
+    vsnprintf(t->bad + used, sizeof t->bad - (size_t)used, format, args);
+    va_end(args);
+}
+
+/* What a failure ends with: the place, and the command that runs the same numbers where gdb and the sanitizers are. */
+static const char *test_where(const KernelTest *t) {
+    static char text[1100];
+    if (!t->bad[0]) return "";
+    int used = snprintf(text, sizeof text, "%s; seed %" PRIu64 "; replay: ", t->bad, t->seed);
+#ifdef USE_CUDA
+    const char *order = getenv("CUDA_ON_CPU_SEED");
+    snprintf(text + used, sizeof text - (size_t)used, "make cuda-on-cpu && TEST_SEED=%" PRIu64 " CUDA_ON_CPU_SEED=%s build/cuda-on-cpu-" PRECISION_NAME "/test_llama3_cuda kernels", t->seed, order ? order : "0");
+#else
+    snprintf(text + used, sizeof text - (size_t)used, "TEST_SEED=%" PRIu64 " build/cpu-" PRECISION_NAME "/test_llama3 kernels", t->seed);
+#endif
+    return text;
+}
+
 static void test_free_all(KernelTest *t) {
     for (; t->num_blocks > 0; t->num_blocks--) {
         unsigned char *p = (unsigned char *)t->blocks[t->num_blocks - 1];
-        for (size_t i = 0; i < GUARD; i++) t->overruns += p[i] != 0xA5 || p[GUARD + t->bytes[t->num_blocks - 1] + i] != 0xA5;
+        size_t bytes = t->bytes[t->num_blocks - 1];
+        for (size_t i = 0; i < GUARD; i++) {
+            int before = p[i] != 0xA5, behind = p[GUARD + bytes + i] != 0xA5;
+            t->overruns += before || behind;
+            if (before) test_bad(t, "byte %zu before the %zu bytes of buffer %d", GUARD - i, bytes, t->num_blocks - 1);
+            if (behind) test_bad(t, "byte %zu behind the %zu bytes of buffer %d", i, bytes, t->num_blocks - 1);
+        }
         shared_free(p);
     }
 }
@@ -81,42 +119,63 @@ static void *test_copy(KernelTest *t, const void *from, int64_t bytes) {
 }
 
 /* Errors of (rows, cols) against ref; `x` where is_x else `f`. A row is measured against at least a tenth of the average row, and t->row_floor. */
-static void test_compare(KernelTest *t, const void *got, int is_x, int64_t stride, const double *ref, int64_t rows, int64_t cols) {
-    double error = 0, norm = (double)rows * t->row_floor * t->row_floor, worst = 0;
+#define test_compare(t, got, ...) test_compare_named(t, #got, got, __VA_ARGS__)
+static void test_compare_named(KernelTest *t, const char *what, const void *got, int is_x, int64_t stride, const double *ref, int64_t rows, int64_t cols) {
+    double error = 0, norm = (double)rows * t->row_floor * t->row_floor, worst = 0, farthest = -1, far_y = 0;
+    int64_t far = 0;
     for (int64_t i = 0; i < rows * cols; i++) norm += ref[i] * ref[i];
     for (int64_t r = 0; r < rows; r++) {
-        double row_error = 0, row_norm = 1e-2 * norm / (double)rows + t->row_floor * t->row_floor;
+        double row_error = 0, row_norm = 1e-2 * norm / (double)rows + t->row_floor * t->row_floor, first_y = 0;
+        int64_t first = -1; // in this row, if all of it is bad: the first that is farther off than the bound lets the average be
+        for (int64_t c = 0; c < cols; c++) row_norm += ref[r * cols + c] * ref[r * cols + c];
         for (int64_t c = 0; c < cols; c++) {
-            double y = is_x ? to_float(((const floatX *)got)[r * stride + c]) : ((const float *)got)[r * stride + c], x = ref[r * cols + c];
-            row_error += (y - x) * (y - x);
-            row_norm += x * x;
+            double y = is_x ? to_float(((const floatX *)got)[r * stride + c]) : ((const float *)got)[r * stride + c], x = ref[r * cols + c], d = y - x;
+            row_error += d * d;
+            if (first < 0 && !(d * d * (double)cols <= t->row_bound * t->row_bound * row_norm)) first = c, first_y = y;
+            if (!(fabs(d) <= farthest)) farthest = fabs(d), far = r * cols + c, far_y = y;
         }
         error += row_error;
         double e = row_error > 0 ? sqrt(row_error / row_norm) : row_error;
         worst = worst_of(worst, e);
+        if (!(e <= t->row_bound) && first >= 0) test_bad(t, "%s, row %" PRId64 ", column %" PRId64 " is %.9g, expected %.9g", what, r, first, first_y, ref[r * cols + first]);
     }
     double e = error > 0 ? sqrt(error / norm) : error;
-    if (rows * cols >= 64) t->worst = worst_of(t->worst, e); // a few elements may all be rounded by almost half of the last place
+    if (rows * cols >= 64) { // a few elements may all be rounded by almost half of the last place
+        t->worst = worst_of(t->worst, e);
+        if (!(e <= t->bound)) test_bad(t, "%s as a whole; farthest off is row %" PRId64 ", column %" PRId64 ": %.9g, expected %.9g", what, far / cols, far % cols, far_y, ref[far]);
+    }
     t->worst_row = worst_of(t->worst_row, worst);
 }
-static void test_same(KernelTest *t, const void *a, const void *b, int64_t bytes) { t->unequal += memcmp(a, b, (size_t)bytes) != 0; }
+#define test_same(t, a, b, bytes) test_same_named(t, #a, a, b, bytes)
+static void test_same_named(KernelTest *t, const char *what, const void *a, const void *b, int64_t bytes) {
+    const unsigned char *p = (const unsigned char *)a, *q = (const unsigned char *)b;
+    int64_t i = 0;
+    if (!memcmp(a, b, (size_t)bytes)) return;
+    t->unequal++;
+    while (p[i] == q[i]) i++;
+    test_bad(t, "%s has other bits, byte %" PRId64 " of %" PRId64 " is %02x, not %02x", what, i, bytes, p[i], q[i]);
+}
 
-static void test_report(KernelTest *t, const char *name, double bound, double row_bound) {
+static void test_bounds(KernelTest *t, double bound, double row_bound) { t->bound = bound, t->row_bound = row_bound; }
+static void test_report(KernelTest *t, const char *name) {
     test_free_all(t);
-    CHECK(name, t->worst <= bound && t->worst_row <= row_bound && !t->unequal && !t->overruns,
-          "%d cases: error %.2g <= %.2g, worst row %.2g <= %.2g, %d differ between %s, %d bytes written outside",
-          t->cases, t->worst, bound, t->worst_row, row_bound, t->unequal, TEST_DEVICES, t->overruns);
+    CHECK(name, t->worst <= t->bound && t->worst_row <= t->row_bound && !t->unequal && !t->overruns,
+          "%d cases: error %.2g <= %.2g, worst row %.2g <= %.2g, %d differ between %s, %d bytes written outside%s",
+          t->cases, t->worst, t->bound, t->worst_row, t->row_bound, t->unequal, TEST_DEVICES, t->overruns, test_where(t));
     t->cases = t->unequal = t->overruns = 0;
     t->worst = t->worst_row = 0;
+    t->bad[0] = 0;
 }
 
 // ---------------------------------------------------------------------------
 // ops by rows
 
 static void test_embedding(KernelTest *t) {
+    test_bounds(t, 2e-6, 1e-5);
     const int sizes[][4] = {{1, 1, 17, 0}, {65, 5, 3, 0}, {200, 257, 17, 0}, {3, 64, 1, 0}, {1000, 40, 1000, 90}, {1001, 9, 100, 50}}; // N, C, V, percent that are one token
     for (int i = 0; i < 6; i++, t->cases++) {
         int N = sizes[i][0], C = sizes[i][1], V = sizes[i][2];
+        test_shape(t, "embedding (N %d, C %d, V %d)", N, C, V);
         floatX *embed = test_xs(t, V * C, 1), *dx = test_xs(t, N * C, 1), *first = NULL;
         float *start = test_floats(t, V * C, 1), *dfirst = NULL;
         int32_t *ids = (int32_t *)test_alloc(t, N * 4);
@@ -141,14 +200,16 @@ static void test_embedding(KernelTest *t) {
         test_compare(t, first, 1, C, ref, N, C);
         test_compare(t, dfirst, 0, C, dref, V, C);
     }
-    test_report(t, "embedding forward and backward follow their definition", 2e-6, 1e-5);
+    test_report(t, "embedding forward and backward follow their definition");
 }
 
 static void test_rmsnorm(KernelTest *t) {
+    test_bounds(t, ROUNDING, ROUNDING_ROW);
     const int sizes[][2] = {{1, 1}, {3, 5}, {65, 64}, {200, 257}, {33, 768}, {35, 1027}, {3, 8200}};
     const float eps = 1e-5f;
     for (int i = 0; i < 14; i++, t->cases++) {
         int N = sizes[i / 2][0], C = sizes[i / 2][1], with_delta = i % 2, XS = (int)sizeof(floatX);
+        test_shape(t, "rmsnorm (N %d, C %d%s)", N, C, with_delta ? ", with delta" : "");
         floatX *x = test_xs(t, N * C, 1), *delta = with_delta ? test_xs(t, N * C, 1) : NULL, *w = test_xs(t, C, 1), *dout = test_xs(t, N * C, 1);
         floatX *residual = with_delta ? test_xs(t, N * C, 1) : NULL, *in = (floatX *)test_copy(t, x, N * C * XS);
         for (int j = 0; j < N * C && delta; j++) in[j] = from_float(to_float(x[j]) + to_float(delta[j]));
@@ -186,13 +247,14 @@ static void test_rmsnorm(KernelTest *t) {
         test_compare(t, first_dw, 0, C, dwref, 1, C);
         test_compare(t, first_rstd, 0, 1, rref, N, 1);
     }
-    test_report(t, "rmsnorm forward and backward follow their definition", ROUNDING, ROUNDING_ROW);
+    test_report(t, "rmsnorm forward and backward follow their definition");
 }
 
 static void test_linear(KernelTest *t) {
     const int sizes[][4] = {{1, 1, 1, 0}, {3, 5, 7, 0}, {65, 257, 33, 3}, {1, 64, 17, 1}, {200, 80, 96, 0}, {1100, 24, 40, 8}, {2500, 9, 3, 0}}; // N, IC, OC, stride - OC
     for (int i = 0; i < 14; i++, t->cases++) {
         const int N = sizes[i / 2][0], IC = sizes[i / 2][1], OC = sizes[i / 2][2], stride = OC + sizes[i / 2][3], accumulate = i % 2, XS = (int)sizeof(floatX);
+        test_shape(t, "linear (N %d, IC %d, OC %d, stride %d%s)", N, IC, OC, stride, accumulate ? ", accumulated" : "");
         floatX *x = test_xs(t, N * IC, 1), *w = test_xs(t, OC * IC, 1), *dy = test_xs(t, N * stride, 1), *first = NULL, *first_dx = NULL;
         float *start = test_floats(t, OC * IC, 1), *first_logits = NULL, *first_dw = NULL;
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
@@ -227,27 +289,29 @@ static void test_linear(KernelTest *t) {
 }
 
 static void test_linears(KernelTest *t) {
+    test_bounds(t, ROUNDING, ROUNDING_ROW);
     test_linear(t);
 #ifdef USE_CUDA
-    test_report(t, "linear (cuBLASLt) forward and backward follow their definition", ROUNDING, ROUNDING_ROW);
+    test_report(t, "linear (cuBLASLt) forward and backward follow their definition");
     return;
 #endif
-    test_report(t, t->dev[1].matmuls->plain ? "linear (plain C) forward and backward follow their definition" : "linear (oneDNN) forward and backward follow their definition",
-                ROUNDING, ROUNDING_ROW);
+    test_report(t, t->dev[1].matmuls->plain ? "linear (plain C) forward and backward follow their definition" : "linear (oneDNN) forward and backward follow their definition");
     int was = t->dev[1].matmuls->plain;
     for (int threads = 1; threads <= TEST_THREADS; threads++) t->dev[threads].matmuls->plain = 1;
     if (!was) {
         test_linear(t);
-        test_report(t, "linear (plain C) forward and backward follow their definition", ROUNDING, ROUNDING_ROW);
+        test_report(t, "linear (plain C) forward and backward follow their definition");
     }
     for (int threads = 1; threads <= TEST_THREADS; threads++) t->dev[threads].matmuls->plain = was;
 }
 
 static void test_rope(KernelTest *t) {
+    test_bounds(t, ROUNDING, ROUNDING_ROW);
     const int sizes[][5] = {{1, 1, 1, 2, 0}, {6, 3, 3, 64, 64}, {65, 65, 2, 80, 10}, {4, 2, 5, 128, 0}, {3, 1, 2, 14, 1}}; // N, T, heads, HD, stride - heads*HD
     for (int i = 0; i < 10; i++, t->cases++) {
         int N = sizes[i / 2][0], T = sizes[i / 2][1], heads = sizes[i / 2][2], HD = sizes[i / 2][3], width = heads * HD, stride = width + sizes[i / 2][4];
         int back = i % 2, half = HD / 2, XS = (int)sizeof(floatX);
+        test_shape(t, "rope_%s (N %d, T %d, heads %d, HD %d, stride %d)", back ? "backward" : "forward", N, T, heads, HD, stride);
         floatX *x = test_xs(t, N * stride, 1), *first = NULL;
         float *table = test_floats(t, 100 * HD, 1);
         int32_t *positions = (int32_t *)test_alloc(t, T * 4);
@@ -272,13 +336,15 @@ static void test_rope(KernelTest *t) {
                 }
         test_compare(t, first, 1, stride, ref, N, stride);
     }
-    test_report(t, "rope forward and backward follow their definition", ROUNDING, ROUNDING_ROW);
+    test_report(t, "rope forward and backward follow their definition");
 }
 
 static void test_swiglu(KernelTest *t) {
+    test_bounds(t, ROUNDING, ROUNDING_ROW);
     const int sizes[][2] = {{1, 1}, {3, 5}, {65, 64}, {20, 257}};
     for (int i = 0; i < 4; i++, t->cases++) {
         int N = sizes[i][0], F = sizes[i][1], XS = (int)sizeof(floatX);
+        test_shape(t, "swiglu (N %d, F %d)", N, F);
         floatX *gu = test_xs(t, N * 2 * F, 6), *dh = test_xs(t, N * F, 1), *first = NULL, *first_d = NULL;
         if (F > 5) gu[0] = from_float(-300.0f), gu[1] = from_float(300.0f);
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
@@ -300,10 +366,11 @@ static void test_swiglu(KernelTest *t) {
         test_compare(t, first, 1, F, ref, N, F);
         test_compare(t, first_d, 1, 2 * F, dref, N, 2 * F);
     }
-    test_report(t, "swiglu forward and backward follow their definition", ROUNDING, ROUNDING_ROW);
+    test_report(t, "swiglu forward and backward follow their definition");
 }
 
 static void test_cross_entropy(KernelTest *t) {
+    test_bounds(t, ROUNDING, ROUNDING_ROW);
     const int sizes[][2] = {{1, 1}, {3, 5}, {65, 17}, {20, 257}, {5, 1300}, {7, 4096}, {2, 5001}, {2, 70000}};
     const double scales[] = {1, 30, 5000}; // to logits of +-1e4
     double worst_loss = 0;
@@ -311,6 +378,7 @@ static void test_cross_entropy(KernelTest *t) {
     t->row_floor = 0.1; // a probability minus 1
     for (int i = 0; i < 24; i++, t->cases++) {
         int N = sizes[i / 3][0], V = sizes[i / 3][1], XS = (int)sizeof(floatX), stride = V * 4 / XS;
+        test_shape(t, "cross_entropy (N %d, V %d, logits to %g)", N, V, scales[i % 3]);
         float *logits = test_floats(t, N * V, scales[i % 3]), *first_losses = NULL, *first = NULL;
         int32_t *targets = (int32_t *)test_alloc(t, N * 4);
         for (int n = 0; n < N; n++) targets[n] = n % 3 == 2 ? -1 - n : (int32_t)(fabs(test_random(t)) * V);
@@ -333,13 +401,14 @@ static void test_cross_entropy(KernelTest *t) {
             for (int v = 0; v < V && targets[n] >= 0; v++) ref[n * V + v] = exp(logits[n * V + v] - max) / sum - (v == targets[n]);
             if (targets[n] >= 0) loss = log(sum) + max - logits[n * V + targets[n]];
             double e = fabs(first_losses[n] - loss) / fmax(1, fabs(loss));
+            if (!(e <= 2e-6)) test_bad(t, "the loss of row %d is %.9g, expected %.9g", n, first_losses[n], loss);
             worst_loss = worst_of(worst_loss, e);
         }
         if (V > 1) test_compare(t, first, 1, stride, ref, N, V);
     }
     CHECK("cross_entropy without gradient leaves the logits and gives the same losses", !changed && same_losses == 24 * TEST_THREADS, "%d changed, %d of %d equal", changed, same_losses, 24 * TEST_THREADS);
-    CHECK("cross_entropy losses follow their definition, logits to +-1e4", worst_loss <= 2e-6, "error %.2g <= 2e-6", worst_loss);
-    test_report(t, "cross_entropy gradient follows its definition", ROUNDING, ROUNDING_ROW);
+    CHECK("cross_entropy losses follow their definition, logits to +-1e4", worst_loss <= 2e-6, "error %.2g <= 2e-6%s", worst_loss, test_where(t));
+    test_report(t, "cross_entropy gradient follows its definition");
     t->row_floor = 0;
 }
 
@@ -405,6 +474,7 @@ static int32_t *test_documents(KernelTest *t, int B, int T, int nowhere) {
 
 static void test_attention_case(KernelTest *t, const AttentionCase *c, double *worst_lse, int *bad_empty) {
     const int XS = (int)sizeof(floatX), fused = c->Tq == c->Tk && !c->spare, kw = c->NKV * c->HD, qw = c->NH * c->HD;
+    test_shape(t, "attention (B %d, Tq %d, Tk %d, NH %d, NKV %d, HD %d, q_offset %d, documents %d, spare %d)", c->B, c->Tq, c->Tk, c->NH, c->NKV, c->HD, c->q_offset, c->docs, c->spare);
     AttentionShape s;
     memset(&s, 0, sizeof s);
     s.B = c->B, s.Tq = c->Tq, s.Tk = c->Tk, s.NH = c->NH, s.NKV = c->NKV, s.HD = c->HD, s.q_offset = c->q_offset;
@@ -447,8 +517,10 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, double *w
         test_compare(t, first_d + (v - q) + b * (fused ? q_batch : kv_batch), 1, s.v_stride, dv + (int64_t)b * c->Tk * kw, c->Tk, kw);
     }
     for (int64_t i = 0; i < N * c->NH; i++) {
+        double e = lse[i] == -INFINITY ? 0 : fabs(first_lse[i] - lse[i]) / fmax(1, fabs(lse[i]));
         if (lse[i] == -INFINITY) *bad_empty += first_lse[i] != -INFINITY;
-        else *worst_lse = worst_of(*worst_lse, fabs(first_lse[i] - lse[i]) / fmax(1, fabs(lse[i])));
+        if (!(e <= 1e-6) || (lse[i] == -INFINITY && first_lse[i] != -INFINITY)) test_bad(t, "lse[%" PRId64 "] is %.9g, expected %.9g", i, first_lse[i], lse[i]);
+        *worst_lse = worst_of(*worst_lse, e);
     }
     test_free_all(t);
 }
@@ -470,13 +542,16 @@ static void test_attention(KernelTest *t) {
                                    {2, 300, 300, 4, 1, 64, 0, 1, 8, 1},   {1, 200, 333, 2, 2, 128, 133, 2, 8, 1},  {1, 3, 500, 4, 2, 128, 497, 0, 8, 1}};
     double worst_lse = 0;
     int bad_empty = 0;
+    test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 6e-2 : 2e-4); // the worst row: dq of rows that see a key or two, all of it rounding
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++, t->cases++) test_attention_case(t, &tiles[i], &worst_lse, &bad_empty);
-    test_report(t, "attention over tiles of all kinds follows its definition", sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 6e-2 : 2e-4); // worst: dq of rows that see a key or two, all of it rounding
+    test_report(t, "attention over tiles of all kinds follows its definition");
+    test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 1.2e-2 : 2e-4); // the worst row: first rows' dq, a difference of what was rounded
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++, t->cases++) test_attention_case(t, &cases[i], &worst_lse, &bad_empty);
-    CHECK("attention: log-sum-exp follows its definition, -infinity for rows that see nothing", worst_lse <= 1e-6 && !bad_empty, "error %.2g <= 1e-6, %d wrong rows", worst_lse, bad_empty);
-    test_report(t, "attention forward and backward follow their definition", sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 1.2e-2 : 2e-4); // worst: first rows' dq, a difference of what was rounded
+    CHECK("attention: log-sum-exp follows its definition, -infinity for rows that see nothing", worst_lse <= 1e-6 && !bad_empty, "error %.2g <= 1e-6, %d wrong rows%s", worst_lse, bad_empty, test_where(t));
+    test_report(t, "attention forward and backward follow their definition");
+    test_bounds(t, sizeof(floatX) == 2 ? 2e-2 : 3e-5, sizeof(floatX) == 2 ? 1 : 1e-3);
     for (int i = 0; i < 2; i++, t->cases++) test_attention_case(t, &hard[i], &worst_lse, &bad_empty);
-    test_report(t, "attention: one key takes all, heads of one element", sizeof(floatX) == 2 ? 2e-2 : 3e-5, sizeof(floatX) == 2 ? 1 : 1e-3);
+    test_report(t, "attention: one key takes all, heads of one element");
 }
 
 // ---------------------------------------------------------------------------
@@ -499,10 +574,12 @@ static void test_exp(KernelTest *t) {
 }
 
 static void test_adamw(KernelTest *t) {
+    test_bounds(t, 2e-6, 2e-6);
     const int64_t counts[] = {1, 15, 17, 256, 40000};
     const float lr = 1e-2f, b1 = 0.9f, b2 = 0.95f, eps = 1e-8f, wd = 0.1f, scale = 0.37f;
     for (int i = 0; i < 5; i++, t->cases++) {
         int64_t n = counts[i];
+        test_shape(t, "adamw (%" PRId64 " elements)", n);
         float *p0 = test_floats(t, n, 1), *g0 = test_floats(t, n, 1), *first[3] = {NULL, NULL, NULL};
         double *ref[3] = {test_doubles(t, n), test_doubles(t, n), test_doubles(t, n)};
         for (int threads = 1; threads <= TEST_THREADS + 1; threads++) {
@@ -533,10 +610,11 @@ static void test_adamw(KernelTest *t) {
         }
         for (int j = 0; j < 3; j++) test_compare(t, first[j], 0, n, ref[j], 1, n);
     }
-    test_report(t, "adamw follows PyTorch's definition, wherever the tensor is cut", 2e-6, 2e-6);
+    test_report(t, "adamw follows PyTorch's definition, wherever the tensor is cut");
 }
 
 static void test_flat(KernelTest *t) {
+    test_bounds(t, 0, 0);
     const int64_t counts[] = {1, 31, 300, 40001, STREAM_FLOATS + 5};
     const ExactSum none = ZERO;
     double worst_norm = 0;
@@ -544,6 +622,7 @@ static void test_flat(KernelTest *t) {
     for (int i = 0; i < 5; i++)
         for (int n = 1; n <= (i < 4 ? 9 : 2); n++, t->cases++) {
             int64_t count = counts[i], cut = i < 4 ? count / 3 : 1;
+            test_shape(t, "flat sums (%d pieces of %" PRId64 " elements)", n, count);
             float *pieces = test_floats(t, n * count, 1), *start = test_floats(t, count, 1), *level = test_floats(t, n * count, 1), *shifted = test_floats(t, n * (count - cut), 1);
             memcpy(level, pieces, (size_t)(n * count) * 4);
             for (int width = 1; width < n; width *= 2) // the tree, level by level
@@ -581,16 +660,18 @@ static void test_flat(KernelTest *t) {
                 if (threads == 1) first = got;
                 t->unequal += got != first;
                 worst_norm = worst_of(worst_norm, fabs(got - norm) / norm);
+                if (!(fabs(got - norm) / norm <= 1e-6)) test_bad(t, "squared_norm is %.9g, expected %.9g", got, norm);
                 test_same(t, out, level, count * 4);
                 test_same(t, in_place, level, count * 4);
                 test_same(t, sum, with_start, count * 4);
-                for (int64_t j = 0; j < count; j++) t->unequal += cast[j].bits != float_to_bf16(pieces[j]).bits;
+                for (int64_t j = 0; j < count; j++)
+                    if (cast[j].bits != float_to_bf16(pieces[j]).bits) t->unequal++, test_bad(t, "cast of element %" PRId64 " is %04x, expected %04x", j, cast[j].bits, float_to_bf16(pieces[j]).bits);
             }
             test_free_all(t);
         }
-    CHECK("squared_norm is accurate", worst_norm <= 1e-6, "error %.2g <= 1e-6", worst_norm);
+    CHECK("squared_norm is accurate", worst_norm <= 1e-6, "error %.2g <= 1e-6%s", worst_norm, test_where(t));
     CHECK("exact_total is exact, and a fingerprint the sum of its mixed words", !inexact, "%d differ", inexact);
-    test_report(t, "tree_sum is the binary tree, bit for bit, wherever the tensor is cut; casts round to nearest even", 0, 0);
+    test_report(t, "tree_sum is the binary tree, bit for bit, wherever the tensor is cut; casts round to nearest even");
 #ifdef PRECISION_BF16
     int wrong = 0;
     for (uint64_t bits = 0; bits < (1ull << 32); bits += 4093) { // all kinds of floats, NaN and infinity among them
@@ -683,7 +764,8 @@ static void test_walk(KernelTest *t) {
 static void test_kernels(void) {
     KernelTest t;
     memset(&t, 0, sizeof t);
-    t.random = 42;
+    const char *seed = getenv("TEST_SEED");
+    t.random = t.seed = seed ? strtoull(seed, NULL, 10) : 42;
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         Device walked;
         device_open_walk(&walked, threads, 0);
