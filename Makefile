@@ -130,10 +130,10 @@ cuda-on-cpu:
 	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=fp32 cuda-on-cpu-programs
 	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=bf16 cuda-on-cpu-programs
 
-# all that dev/gpu_check.sh runs, for a machine with a GPU but no compiler: build/ is what is carried there
+# all that dev/gpu_check.sh runs, for a machine with one GPU but neither compiler nor MPI: build/ is what is carried there
 gpu-programs:
-	@$(MAKE) --no-print-directory -j$(JOBS) CUDA=1 ARCH=x86-64-v3 PRECISION=bf16 cuda-programs
-	@$(MAKE) --no-print-directory -j$(JOBS) CUDA=1 ARCH=x86-64-v3 PRECISION=fp32 cuda-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) CUDA=1 ARCH=x86-64-v3 HAVE_MPI= HAVE_NCCL= PRECISION=bf16 cuda-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) CUDA=1 ARCH=x86-64-v3 HAVE_MPI= HAVE_NCCL= PRECISION=fp32 cuda-programs
 	@$(MAKE) --no-print-directory -j$(JOBS) -C dev/kernels CUDA=1 ARCH=x86-64-v3 CUDA_ARCH=sm_90 cuda-pages
 	@mkdir -p build/lib
 	@ldd build/cuda-bf16/train_llama3_cuda | awk '/libcjson|libpcre2/ {print $$3}' | xargs -I{} install -m 644 {} build/lib/ # not in place: a program may have them open

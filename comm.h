@@ -202,6 +202,7 @@ struct Comm {
     Board *board;                      // of this host
     BoardRank *self;                   // this rank's record there; NULL: a walk
     double timeout;                    // seconds
+    double library_memory;             // bytes of the GPU that NCCL took for itself
     int64_t settled;                   // while the host waits for the GPU: how much that had done, …
     double stirred;                    // … and since when there was no more
     double exchange_seconds;           // in which an exchange was in flight (of a GPU: of all its exchanges together); of these arithmetic did not hide …
@@ -780,6 +781,7 @@ static void nccl_open(Comm *comm) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     Arena *exchanged = &comm->dev->arenas[MEM_COMM];
     config.blocking = 0;
+    double before = device_memory(comm->dev->gpu);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // several communicators a GPU, whose kernels would else wait for each other crosswise
     nccl_check_gpus(comm);
     if (comm->rank == 0 && ncclGetUniqueId(&mine) != ncclSuccess) run_failure("rank 0: NCCL has no network interface to meet the other ranks on: NCCL_SOCKET_IFNAME names one, NCCL_DEBUG=INFO says more");
@@ -788,7 +790,8 @@ static void nccl_open(Comm *comm) {
     comm->next_open = nccl_open_comms, nccl_open_comms = comm;
     pthread_mutex_unlock(&nccl_lock);
     process_end.let_go = nccl_let_go;
-    nccl_check(comm, comm->nccl, ncclCommInitRankConfig(&comm->nccl, comm->mesh.world, all[0], comm->rank, &config), "open the group of", "all ranks");
+    ncclResult_t begun = ncclCommInitRankConfig(&comm->nccl, comm->mesh.world, all[0], comm->rank, &config);
+    nccl_check(comm, comm->nccl, begun, "open the group of", "all ranks");
     free(all);
     for (int i = 0; i < NCCL_AXES; i++) {
         int colour, key;
@@ -801,6 +804,7 @@ static void nccl_open(Comm *comm) {
         nccl_check_members(comm, g);
         nccl_check(comm, g->nccl, ncclCommRegister(g->nccl, exchanged->base, exchanged->reserved, &g->registered), "register the memory of", axis_names[g->axis]);
     }
+    comm->library_memory = fmax(0, before - device_memory(comm->dev->gpu)); // of what is beyond the plan the largest part
 }
 
 static void nccl_close(Comm *comm) {

@@ -720,6 +720,7 @@ static void slow_store(Device *dev, MemCategory category, void *home, const void
 }
 
 #define SLOW_TIER "in the host's memory"
+#define SLOW_TIER_HELP "in pinned memory of the host"
 static int is_in_memory(const char *dir) { return (void)dir, 0; } // no files are made
 enum { SLOW_TIER_COMPUTES = 0 }; // to read weights over the bus for each product would take longer than to bring them over once
 #else
@@ -727,6 +728,7 @@ enum { SLOW_TIER_COMPUTES = 0 }; // to read weights over the bus for each produc
 // the processor's own memory
 
 #define SLOW_TIER "in files"
+#define SLOW_TIER_HELP "in files under --out that are mapped into memory"
 enum { SLOW_TIER_COMPUTES = 1 }; // files that are mapped are memory like any other
 
 #define DEVICE_NAME "this host"

@@ -196,9 +196,29 @@ static int *layout_read_back(Comm *comm) {
     return all;
 }
 
+/* For each rank a number that is its host's alone. All ranks call it. */
+static int *hosts_read_back(Comm *comm) {
+    int mine = (int)(hash_bytes(HASH_START, comm->board->host, strlen(comm->board->host)) >> 33), *all = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, "hosts", &mine, all, sizeof mine);
+    return all;
+}
+
+/* Groups of an axis that span hosts: what they exchange crosses the network. */
+static int groups_across_hosts(const Mesh *m, const int *colours, int axis, const int *hosts) {
+    int across = 0;
+    for (int first = 0; first < m->world; first++)
+        for (int r = first + 1, same = 1; r < m->world && colours[first * AXES + axis] == first && same; r++) {
+            same = colours[r * AXES + axis] != first || hosts[r] == hosts[first];
+            across += !same;
+        }
+    return across;
+}
+
 /* "fsdp 0-3, 4-7": the members of every group with more than one, as they were read back. */
-static void layout_print(const Mesh *m, const int *colours, FILE *f) {
+static void layout_print(const Mesh *m, const int *colours, const int *hosts, FILE *f) {
     enum { SHOWN = 32 };
+    int several = 0;
+    for (int r = 1; r < m->world; r++) several |= hosts[r] != hosts[0];
     for (int a = 0; a < AXES; a++) {
         int size = mesh_group_size(m, (Axis)a), groups = 0;
         if (size == 1 || a == AXIS_WORLD) continue;
@@ -219,7 +239,11 @@ static void layout_print(const Mesh *m, const int *colours, FILE *f) {
             if (members != size) fprintf(f, " (%d members)", members);
         }
         free(listed);
-        fprintf(f, groups < m->world / size ? " … (all of them in layout.json)\n" : "\n");
+        if (groups < m->world / size) fprintf(f, " … (all of them in layout.json)");
+        int across = several ? groups_across_hosts(m, colours, a, hosts) : 0;
+        if (across) fprintf(f, "; %d of them across hosts", across);
+        else if (several) fprintf(f, "; each within a host");
+        fprintf(f, "\n");
     }
 }
 

@@ -530,7 +530,7 @@ static void bits_body(Job *j, int rank) {
 
 /* One rank's bits into `first` (rank 0 of a run keeps them), or compared with them. */
 static void compare_bits(const char *model, int process, int world, int B, const Transport *transport, const char *more, StepBits *first, int reference) {
-    char arguments[512], name[200];
+    char arguments[512], name[300];
     snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq 16 --batch %d --accum %d --deterministic --lr 1e-3 --warmup 5 --steps 20 --timeout 60%s",
              fixture_dir, model, make_token_file("bits.tok", 9000, 64, 7), B, 8 / world, more);
     Job *j = make_job(arguments, world, transport);
@@ -1340,7 +1340,8 @@ static void test_failures(void) {
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
 #else
-static void test_streams(void) {} // needs several GPUs, or dev/cuda_on_cpu
+static void test_streams(void) {} // these need several GPUs, or dev/cuda_on_cpu
+static void test_orders(void) {}
 #endif
 
 // ---------------------------------------------------------------------------
@@ -1351,8 +1352,8 @@ int main(int argc, char **argv) {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
-        {"use", test_use, BOTH_BUILDS}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}}; // faults: a part of ranks
-    int bits_too = !CUDA_BUILD || FLOATX == DTYPE_BF16; // in fp32 dev/test/cuda.sh compares some
+        {"use", test_use, BOTH_BUILDS}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
+    int bits_too = !CUDA_BUILD || FLOATX == DTYPE_BF16; // in fp32 dev/test/cuda.sh compares some, and there are the orders
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
         Started started = comm_start_process(&argc, &argv, 60);
@@ -1367,7 +1368,7 @@ int main(int argc, char **argv) {
     if (mpi) test_trace(process, processes, &transport_mpi);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
-        int wanted = argc == 1 && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && (bits_too || groups[g].run != test_bits);
+        int wanted = argc == 1 && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;
         double start = seconds_now();

@@ -102,7 +102,7 @@ typedef struct Run {           // one per rank
     RankFigures *figures;      // (world) the same ranks' figures, side by side
     int32_t *eval_inputs, *eval_targets; // (B, T)
     char *eval_raw;            // 5·(T + 1) bytes
-    int *layout;               // (world, AXES) leaders of all groups, read back from the transport
+    int *layout, *hosts;       // (world, AXES) leaders of all groups, read back from the transport; (world) on which host each is
     int64_t updates, skips;    // steps that changed the weights; that did not, since the gradient was not finite
     Logger log;                // rank 0
 } Run;
@@ -803,6 +803,7 @@ static void run_close(Run *r) {
     if (!r->dev.walk) kernels_close(&r->dev);
     if (r->dev.walk) free(r->dev.events);
     free(r->layout);
+    free(r->hosts);
     free(r->model.blocks);
     fsdp_close(&r->fsdp);
     comm_close(&r->comm);
@@ -923,7 +924,8 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
     printf(": %.1f MB a rank", (double)device_peak(&walked->dev) / 1e6);
     if (offloaded) printf(" and %.1f MB " SLOW_TIER "%s", (double)offloaded / 1e6, SLOW_TIER_COMPUTES && is_in_memory(j->opt.out) ? ", but those lie in memory: --out is a tmpfs" : "");
     printf("\n");
-    layout_print(&j->mesh, r->layout, stdout);
+    layout_print(&j->mesh, r->layout, r->hosts, stdout);
+    if (r->comm.library_memory > 0) printf("beside what is planned, NCCL took %.1f MB of each GPU\n", r->comm.library_memory / 1e6);
     if (j->task == DO_TRAIN)
         printf("%" PRId64 " samples of %d tokens, read by %d worker%s a rank; a step takes %d x %d x %d = %" PRId64 " of them; weights %s\n", j->data.windows, j->opt.seq,
                r->loader.num_workers, r->loader.num_workers > 1 ? "s" : "", j->mesh.world, j->opt.accum, j->opt.batch,
@@ -1022,6 +1024,7 @@ static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
     if (j->opt.out) comm_leave_flights(&r->comm, j->opt.out);
     check_agreement(r);
     r->layout = layout_read_back(&r->comm);
+    r->hosts = hosts_read_back(&r->comm);
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // by every rank, and they may be threads
     run_allocate(r, j);
     if (j->has_weights) model_load(&r->fsdp, &j->weights);

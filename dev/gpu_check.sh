@@ -111,7 +111,7 @@ ranks() {
     fi
     local -a common=(--model "$model" --data "$work/random.tok" --seq $seq --batch 1 --steps 4 --warmup 2 --threads 1)
     "${ours[@]}" "$bench" tokens "$work/random.tok" || return 1
-    for run in "--accum 4" "--accum 4" "--accum 2 --ranks 2" "--accum 1 --ranks 4" "--accum 1 --ranks 4 --dp-replicate 2 --recompute selective" "--accum 2 --ranks 2 --sharding no_shard"; do
+    for run in "--accum 4" "--accum 4" "--accum 2 --ranks 2" "--accum 1 --ranks 4" "--accum 1 --ranks 4 --dp-replicate 2 --recompute selective" "--accum 2 --ranks 2 --sharding no_shard" "--accum 2 --ranks 2 --offload all"; do
         rm -rf "$work/run"
         "${ours[@]}" "$program" "${common[@]}" --deterministic $run --out "$work/run" || { echo "FAIL $run"; return 1; }
         sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2 \3/p' "$work/run/metrics.jsonl" >"$work/bits"
@@ -120,7 +120,9 @@ ranks() {
         if [ "$(wc -l <"$work/bits")" = 4 ] && cmp -s "$work/bits" "$work/first"; then equal=$((equal + 1)); else echo "FAIL other bits: $run: $(tr '\n' ';' <"$work/bits") not $(tr '\n' ';' <"$work/first")"; fi
     done
     for run in "--ranks 2" "--ranks 4 --sharding shard_grad_op"; do
-        "${ours[@]}" "$program" "${common[@]}" $run || { echo "FAIL $run"; return 1; }
+        rm -rf "$work/run"
+        "${ours[@]}" "$program" "${common[@]}" $run --out "$work/run" || { echo "FAIL $run"; return 1; }
+        sed -n 's/.*"step":4,.*"wait_s":\([^,]*\),.*"exchange_s":\([^,]*\),.*/\1 \2/p' "$work/run/metrics.jsonl" | awk -v run="$run" '{ printf "%s: exchanges take %.3f ms of a step, of which %.3f ms keep the compute stream waiting\n", run, 1e3 * $2, 1e3 * $1 }'
     done
     echo "bound: deterministic runs of 1, 1 again, 2 and 4 ranks have the same bits | = $runs | $equal | $([ $equal = $runs ] && echo met || echo MISSED)"
     [ $equal = $runs ]

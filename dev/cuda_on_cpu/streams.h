@@ -475,14 +475,14 @@ inline void before_waiting() {
     if (group_depth) fail(nullptr, "the host waits inside a group of NCCL calls: ncclGroupEnd is missing");
 }
 
-/* Who asks lets one operation run, so that who polls gets there; and lets others, when nothing can run. */
+/* Who asks lets some operations run, so that who polls gets there; and lets others, when nothing can run. */
 inline void poll_one(std::unique_lock<std::mutex> &lock) {
     before_waiting();
     bool ready = false;
     for (cudaStream_t s : machine().streams) ready |= is_ready(s);
     if (ready) {
         open_memory();
-        run_one();
+        for (uint32_t times = 1 + choose(64); times && run_one();) times--;
         close_memory();
         return;
     }

@@ -391,7 +391,7 @@ static uint64_t trace_of_two_streams() {
     MUST(cudaMemcpyAsync(pinned, y, 16384, cudaMemcpyDeviceToHost, s[1])); // 2 + 1.6384, behind s[0]
     MUST(cudaEventRecord(e[4], s[1]));
     while (cudaEventQuery(e[4]) == cudaErrorNotReady) {}
-    if (cudaGetLastError() != cudaErrorNotReady && cuda_on_cpu.seed) return 0;
+    cudaGetLastError(); // perhaps that it was asked too early
     MUST(cudaEventRecord(e[5], s[0])); // the host was at e[4]
     MUST(cudaStreamSynchronize(s[0]));
     MUST(cudaEventElapsedTime(&trace.wide, e[0], e[1])), MUST(cudaEventElapsedTime(&trace.narrow, e[2], e[3]));

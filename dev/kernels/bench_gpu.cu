@@ -413,7 +413,7 @@ static void probe(void) {
     for (int i = 0; i < 1000; i++) wrong += !(to_float(here[i]) >= -1 && to_float(here[i]) <= 1);
     if (wrong) run_failure("%d of 1000 numbers that a kernel wrote are wrong", wrong);
     printf("%s, %d.%d, %d multiprocessors; driver for CUDA %d.%d, runtime %d.%d; %.1f GB free\n", gpu.name, gpu.major, gpu.minor, gpu.multiProcessorCount,
-           driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10, device_memory() / 1e9);
+           driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10, device_memory(0) / 1e9);
     bench_close(&b);
 }
 

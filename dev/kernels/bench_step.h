@@ -95,16 +95,16 @@ static void train_answers(int argc, char **argv) {
     Llama3Config c = config_of_model(j->opt.model);
     int64_t T = j->opt.seq ? j->opt.seq : c.T, samples = max_i64(64, 4 * (int64_t)(j->opt.batch ? j->opt.batch : c.B) * j->opt.accum);
     write_tokens(path, j->opt.vocab_size ? j->opt.vocab_size : c.V, samples * T + 1);
-    j->transport = &transport_threads;
+    j->transport = j->hosts = &transport_threads;
     job_prepare(j, 1, 1, 1);
     pthread_mutex_init(&j->thread_world.lock, NULL);
     Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
     run_walk(walked, j, 0);
     check_memory(j, &walked->dev);
-    double free_before = device_memory(), planned = (double)device_need(&walked->dev), rate = 0, flops = device_flops(&walked->dev, 0);
+    double free_before = device_memory(0), planned = (double)device_need(&walked->dev), rate = 0, flops = device_flops(&walked->dev, 0);
     rank_open(r, walked, j, 0);
     unlink(path);
-    printf("{\"tokens\":%" PRId64 ",\"planned\":%.0f,\"opened\":%.0f,\"flops\":%.6g}\n", T * j->opt.batch * j->opt.accum, planned, free_before - device_memory(), flops);
+    printf("{\"tokens\":%" PRId64 ",\"planned\":%.0f,\"opened\":%.0f,\"flops\":%.6g}\n", T * j->opt.batch * j->opt.accum, planned, free_before - device_memory(0), flops);
     fflush(stdout);
     int64_t step = 0;
     int wanted;
@@ -120,7 +120,7 @@ static void train_answers(int argc, char **argv) {
         } else if (!strcmp(line, "parts\n") && step) {
             answer_parts(r, ++step);
         } else if (!strcmp(line, "memory\n")) { // what is taken beyond the arenas is the libraries' and the kernels' own
-            printf("{\"planned\":%.0f,\"taken\":%.0f}\n", planned, free_before - device_memory());
+            printf("{\"planned\":%.0f,\"taken\":%.0f}\n", planned, free_before - device_memory(0));
         } else {
             user_error("bench_gpu train: expected steps N, parts (after a step), memory or quit, not: %s", line);
         }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# faults.sh : plants one fault at a time into a copy of the source and expects a named test to fail.
-# A test that no fault can fail proves nothing.
+# faults.sh [all] : plants one fault at a time into a copy of the source and expects a named test to fail.
+# A test that no fault can fail proves nothing. With `all` also those of GPUs' streams, on CUDA on a CPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
@@ -18,18 +18,20 @@ fault() {
 plant() {
     local src=$1 name=$2 file=$3 edit=$4 group=$5 expected=$6 compile=${flags%% -L*} libs=-L${flags#* -L} said caught
     [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
+    compile="${compile/-O3/-O1} -x c"
+    [ "$group" != orders ] || compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags) libs=
     mkdir -p "$src/dev"
-    cp ./*.h ./*.cu "$src/"
-    cp -r dev/test dev/data dev/results dev/clusters "$src/dev/"
+    cp ./*.h ./*.cu ./*.cuh "$src/"
+    cp -r dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu "$src/dev/"
     sed -i "$edit" "$src/$file"
     if cmp -s "$file" "$src/$file"; then
         echo "FAIL planted: $name: the edit no longer matches $file"
         return
     fi
     cd "$src"
-    ${compile/-O3/-O1} -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter -x c test_llama3.cu -o test -x none $libs -lcjson -lpcre2-8 -lm -pthread 2>&1 || true
-    said=$(TMPDIR=$src timeout 100 ./test "$group" 2>&1) || true
-    caught=$(grep -E "^(FAIL|failure:)" <<<"$said" | grep -m1 -E "$expected" || true)
+    $compile -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter test_llama3.cu -o test -x none $libs -lcjson -lpcre2-8 -lm -pthread 2>&1 || true
+    said=$(TMPDIR=$src timeout 200 ./test "$group" 2>&1) || true
+    caught=$(grep -E "^(FAIL|failure:|CUDA on a CPU:)" <<<"$said" | grep -m1 -E "$expected" || true)
     if [ -n "$caught" ]; then echo "pass planted: $name: caught by ${caught:0:150}"
     else echo "FAIL planted: $name: no failing check like '$expected'; the test ended with: $(tail -n 1 <<<"$said")"; fi
     rm -rf "$src"
@@ -46,9 +48,9 @@ fault "two ranks take the same samples" dataloader.h \
 fault "two ranks take the same samples, at run time" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' faults "train on the same samples"
 fault "padding of the last shard is trained" fsdp.h \
-    's|    device_zero(f->dev, u->dweights + written, sizeof(float) \* (size_t)(u->padded - written));||; s|p.unit->grad + p.at, copy, p.count,|&|; s|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.count,|u->exp_avg_sq + p.at, u->grad + p.at, copy, p.tensor == \&f->table->tensors[u->unit->first + u->unit->count - 1] ? u->held - p.at : p.count,|' faults "padding stays zero"
+    's|    device_zero(f->dev, u->dweights + written, sizeof(float) \* (size_t)(u->padded - written));||; s|s->copy + p.at : NULL, p.count,|s->copy + p.at : NULL, p.tensor == \&f->table->tensors[now->unit->first + now->unit->count - 1] ? now->held - p.at : p.count,|' faults "padding stays zero"
 fault "a gather is waited for only after its weights were used" fsdp.h \
-    's|    collective_wait(f->comm, &u->gather);||; s|^    slot_release(f->weight_slots|    collective_wait(f->comm, \&u->gather);\n&|' faults "gradients of one rank"
+    's|    collective_wait(f->comm, &u->gather);||; s|^    slot_release(f->dev, f->weight_slots|    collective_wait(f->comm, \&u->gather);\n&|' faults "gradients of one rank"
 fault "a reduction is not waited for" fsdp.h \
     's|    collective_wait(f->comm, &s->request);||' faults "gradients of one rank|in flight"
 fault "the mean is divided by the micro-batches once more" train_llama3.cu \
@@ -97,6 +99,17 @@ fault "exchanges are not compared as they start" watchdog.h 's/other->order != h
 fault "a rank does not show which op it is in" device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
 fault "the last exchanges are not written" watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
 fault "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
+if [ "${1:-}" = all ]; then
+    fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_order(f->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
+    fault "a slot is written before who had it is through" fsdp.h 's|    comm_await(f->comm, slot->freed, u->unit->name);||' orders "have one rank's bits"
+    fault "weights are gathered before AdamW has written them" fsdp.h '/^static void fsdp_adamw/,/^}/s|    device_order(f->dev, STREAM_GATHER, STREAM_COMPUTE);||' orders "have one rank's bits"
+    fault "AdamW comes before the last sums" fsdp.h 's|    comm_await(f->comm, device_mark(f->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
+    fault "weights are used before they have arrived" comm.h 's|    if (r->of_device) device_await(dev, r->arrived);||' orders "have one rank's bits"
+    fault "weights are written while another rank copies them" comm.h 's|device_await(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
+    fault "AdamW does not wait for offloaded state" fsdp.h 's|            comm_await(f->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"
+    fault "offloaded state is overwritten on its way back" fsdp.h 's|    device_await(f->dev, s->stored);||' orders "have one rank's bits"
+    fault "offloaded state goes back before AdamW has written it" fsdp.h 's|    device_order(f->dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"
+fi
 wait
 for ((i = 1; i <= count; i++)); do cat "$work/$i.said"; done
 passed=$(cat "$work"/*.said | grep -c '^pass ' || true)

@@ -86,7 +86,7 @@ suite "fuzzing, a short run" make --no-print-directory -s -C dev/fuzz check
 suite "token files" dev/test/tokenize.sh ${1:+all}
 suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
-suite "planted faults" dev/test/faults.sh
+LIMIT=1800 suite "planted faults" dev/test/faults.sh ${1:+all}
 
 if [ "${1:-}" = all ]; then
     {

@@ -545,7 +545,7 @@ static void test_attention(KernelTest *t) {
     test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 6e-2 : 2e-4); // the worst row: dq of rows that see a key or two, all of it rounding
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++, t->cases++) test_attention_case(t, &tiles[i], &worst_lse, &bad_empty);
     test_report(t, "attention over tiles of all kinds follows its definition");
-    test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 1.2e-2 : 2e-4); // the worst row: first rows' dq, a difference of what was rounded
+    test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 2e-2 : 2e-4); // the worst row: first rows' dq, a difference of what was rounded: 0.010 to 0.013 by the processor; a lost tile is near 1
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++, t->cases++) test_attention_case(t, &cases[i], &worst_lse, &bad_empty);
     CHECK("attention: log-sum-exp follows its definition, -infinity for rows that see nothing", worst_lse <= 1e-6 && !bad_empty, "error %.2g <= 1e-6, %d wrong rows%s", worst_lse, bad_empty, test_where(t));
     test_report(t, "attention forward and backward follow their definition");

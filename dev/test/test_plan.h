@@ -252,7 +252,20 @@ static void test_recompute_memory(void) {
     }
 }
 
+/* Eight ranks on two hosts, one host after the other and by turns. */
+static void test_hosts(void) {
+    Mesh m = mesh_open(8, 4, 2, 1);
+    int colours[8 * AXES], one[8], turns[8], key;
+    for (int r = 0; r < 8; r++) {
+        one[r] = r / 4, turns[r] = r % 2;
+        for (int a = 0; a < AXES; a++) mesh_group(&m, r, (Axis)a, &colours[r * AXES + a], &key);
+    }
+    int within = groups_across_hosts(&m, colours, AXIS_FSDP, one), across = groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, one), mixed = groups_across_hosts(&m, colours, AXIS_FSDP, turns);
+    CHECK("groups that span hosts are counted", within == 0 && across == 4 && mixed == 2 && !groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, turns), "fsdp %d, dp_replicate %d; by turns fsdp %d", within, across, mixed);
+}
+
 static void test_plan(void) {
+    test_hosts();
     test_ranks_alike();
     test_recompute_memory();
     test_estimate();

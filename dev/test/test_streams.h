@@ -8,7 +8,8 @@ static void test_strategies_of_gpus(const Transport *nccl) {
         {"tied", 2, 2, " --offload optimizer --sharding no_shard"}, {"odd", 3, 1, " --deterministic --wrap size:9999"}};
     for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++) {
         char more[128];
-        if (i % 2 == 0 || strstr(layouts[i].more, "offload")) compare_layout(layouts[i].model, 0, layouts[i].world, layouts[i].accum, 1, &transport_threads, layouts[i].more);
+        if (FLOATX == DTYPE_BF16 && i % 3) continue; // a part of them
+        if (i % 4 == 0 || strstr(layouts[i].more, "offload")) compare_layout(layouts[i].model, 0, layouts[i].world, layouts[i].accum, 1, &transport_threads, layouts[i].more);
         snprintf(more, sizeof more, " --transport nccl%s", layouts[i].more);
         compare_layout(layouts[i].model, 0, layouts[i].world, layouts[i].accum, 1, nccl, more);
     }
@@ -17,18 +18,21 @@ static void test_strategies_of_gpus(const Transport *nccl) {
 }
 
 /* Streams go on in another order under each seed, and odd seeds land copies early, even ones late. */
-static void test_orders(const Transport *nccl) {
-    static const char *const ways[] = {"", " --transport nccl", " --transport nccl --dp-replicate 2 --offload all --sharding shard_grad_op", " --offload all --sharding no_shard"};
+static void test_orders(void) {
+    const Transport *nccl = transport_find("nccl");
+    static const char *const ways[] = {"", " --transport nccl", " --transport nccl --offload all --sharding shard_grad_op --slots 3", " --offload all --sharding no_shard"};
     StepBits first[20] = ZERO;
     uint64_t before = cuda_on_cpu.seed;
+    int devices = cuda_on_cpu.devices;
+    cuda_on_cpu.devices = 2;
     compare_bits("odd", 0, 1, 1, &transport_threads, "", first, 1);
     for (int seed = 0; seed < 8; seed++) {
         char more[160];
         cuda_on_cpu.seed = (uint64_t)seed;
-        snprintf(more, sizeof more, "%s --check-replicas %d", ways[seed % 4 == 2 ? 0 : seed % 4], 10 + seed); // the number tells the seeds apart
+        snprintf(more, sizeof more, "%s --check-replicas %d", ways[seed % 4], 10 + seed); // the number tells the seeds apart
         compare_bits("odd", 0, 2, 1, seed % 4 % 3 ? nccl : &transport_threads, more, first, 0);
     }
-    cuda_on_cpu.seed = before;
+    cuda_on_cpu.seed = before, cuda_on_cpu.devices = devices;
 }
 
 typedef struct { int gathers, hidden, reductions, reduced_beside; } Beside; // exchanges of rank 0 over fsdp, and those that ran while an op of the compute stream did
@@ -129,7 +133,6 @@ static void test_streams(void) {
     test_timeline_of_gpus(&transport_threads);
     test_timeline_of_gpus(nccl);
     test_lost_gpus();
-    test_orders(nccl);
     test_strategies_of_gpus(nccl);
     cuda_on_cpu.devices = devices;
 }
