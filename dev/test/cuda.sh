@@ -55,10 +55,14 @@ same_bits() {
     for precision in fp32 bf16; do
         run "one-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
         run "two-$precision" "$(cuda $precision)" "${common[@]}" --accum 2 --ranks 2 || continue
-        run "four-$precision" "$(cuda $precision)" "${common[@]}" --accum 1 --ranks 4 --dp-replicate 2 --recompute selective || continue
-        if [ -s "one-$precision.txt" ] && cmp -s "one-$precision.txt" "two-$precision.txt" && cmp -s "one-$precision.txt" "four-$precision.txt"; then
-            pass "$precision: deterministic, 2 ranks and 2 x 2 have one rank's bits on CUDA" "$(tail -n 1 "one-$precision.txt")"
-        else fail "$precision: deterministic, 2 ranks and 2 x 2 have one rank's bits on CUDA" "$(tail -qn 1 one-$precision.txt two-$precision.txt four-$precision.txt | tr '\n' ';')"; fi
+        CUDA_ON_CPU_DEVICES=4 run "four-$precision" "$(cuda $precision)" "${common[@]}" --accum 1 --ranks 4 --dp-replicate 2 --recompute selective --transport nccl --trace "four-$precision.json" || continue
+        run "far-$precision" "$(cuda $precision)" "${common[@]}" --accum 2 --ranks 2 --offload all --slots 3 || continue
+        if [ -s "one-$precision.txt" ] && cmp -s "one-$precision.txt" "two-$precision.txt" && cmp -s "one-$precision.txt" "four-$precision.txt" && cmp -s "one-$precision.txt" "far-$precision.txt"; then
+            pass "$precision: deterministic, 2 ranks, 2 x 2 over NCCL and 2 with all state offloaded have one rank's bits on CUDA" "$(tail -n 1 "one-$precision.txt")"
+        else fail "$precision: deterministic, 2 ranks, 2 x 2 over NCCL and 2 with all state offloaded have one rank's bits on CUDA" "$(tail -qn 1 {one,two,four,far}-$precision.txt | tr '\n' ';')"; fi
+        local gathers
+        gathers=$(grep -c '"cat":"exchange","name":"all_gather: model' "four-$precision.json")
+        if [ "$gathers" -gt 0 ]; then pass "$precision: the timeline of four GPUs has their gathers" "$gathers"; else fail "$precision: the timeline of four GPUs has their gathers" "$(head -c 200 "four-$precision.json")"; fi
     done
     local equal=0
     for seed in 1 2 3 4 5 6 7 8; do
@@ -80,14 +84,15 @@ bad() {
 
 refusals() {
     bad "heads that no kernel has" "head.* 320.*256" 1 "${train[@]}" --model wide --steps 1
-    bad "an option that CUDA does not have yet" "^error: --offload is not built for CUDA yet" 1 "${train[@]}" --steps 1 --offload optimizer --out never
-    bad "a timeline on CUDA" "^error: --trace is not built for CUDA yet" 1 "${train[@]}" --steps 1 --trace never.json
+    bad "MPI between GPUs" "^error: --transport mpi: start with mpirun" 1 "${train[@]}" --steps 1 --transport mpi
+    bad "two ranks on one GPU over NCCL" "^error: ranks 0 and 1 share one GPU .*--ranks N --transport threads" 1 "${train[@]}" --steps 1 --ranks 2 --transport nccl
+    bad "offloaded gradients that NCCL should sum" "^error: --offload all keeps gradients in the host.s memory, where NCCL.*--offload optimizer" 1 "${train[@]}" --steps 1 --ranks 2 --transport nccl --sharding no_shard --offload all
     CUDA_ON_CPU_DEVICES=0 bad "no GPU" "^error: no NVIDIA GPU is visible.*\./train_llama3" 1 "${train[@]}" --steps 1
     CUDA_ON_CPU_DRIVER=12040 bad "a driver that is too old" "^error: the NVIDIA driver is for CUDA 12\.4, this program was built with CUDA 13\.[0-9]: install a newer driver" 1 "${train[@]}" --steps 1
     CUDA_ON_CPU_CHIP=sm_70 bad "a GPU that is too old" "^error: .*compute capability 7\.0, 8\.0.*expected" 1 "${train[@]}" --steps 1
     CUDA_ON_CPU_MEMORY=4000000 bad "a GPU that is too small, by the plan" "^error: 2 ranks of this GPU need 0\.[0-9]+ GB, it has 0\.00 GB: .*--recompute" 1 "${train[@]}" --steps 1 --ranks 2
     CUDA_ON_CPU_FAIL=cudaMalloc:2:3 bad "memory that is gone meanwhile" "^error: .* GB for [a-z]+ could not be had: by the plan a rank needs .* GB" 1 "${train[@]}" --steps 1 --ranks 2
-    CUDA_ON_CPU_FAIL=cudaStreamSynchronize:700:3 bad "a kernel that went wrong" "^failure: CUDA: .*an illegal memory access.*CUDA_LAUNCH_BLOCKING=1.*cuda-on-cpu" 2 "${train[@]}" --steps 1 --ranks 2
+    CUDA_ON_CPU_FAIL=cudaStreamQuery:700:3 bad "a kernel that went wrong" "^failure: CUDA: .*an illegal memory access.*CUDA_LAUNCH_BLOCKING=1.*cuda-on-cpu" 2 "${train[@]}" --steps 1 --ranks 2
     CUDA_ON_CPU_FAIL=LAUNCH:700:40 bad "a fault of one launch" "^failure: CUDA: the launch of [a-z_0-9<>, ()]+ failed.*an illegal memory access" 2 "${train[@]}" --steps 1 --ranks 3
     CUDA_ON_CPU_FAIL=LAUNCH:209:1 bad "a build without code for this GPU" "^error: CUDA: the launch of .*no kernel for this GPU.*make CUDA=1" 1 "${train[@]}" --steps 1
 }
