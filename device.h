@@ -282,8 +282,8 @@ typedef struct {
     int walk;     // 1: count, compute nothing, touch nothing
     int threads;  // OpenMP threads of this rank
     int deterministic; // the same bits in each run, where that costs time
-    int gpu;      // which one of this host's
-    int by_nccl;  // NCCL moves what GPUs exchange
+    int gpu;      // which one of this host's this rank has
+    int by_nccl;  // what GPUs exchange is moved by NCCL
     int blocking; // wait for each op's end before the next: faults and times are then the op's own
     Arena arenas[MEM_CATEGORIES];
     Buffer buffers[MAX_BUFFERS];
@@ -562,6 +562,7 @@ static inline StreamKind device_stream(Device *dev, StreamKind to) {
 }
 
 static void spans_settle(Device *dev);
+static void clock_move(Device *dev);
 
 /* Looks now and then: a rank that is lost may leave an exchange, and so a stream, unfinished for good. */
 static void device_wait(Device *dev) {
@@ -577,6 +578,7 @@ static void device_wait(Device *dev) {
     if (looked > start) dev->watch(dev->poll_arg, 0); // it has come
     if (!dev->watch) cuda_check(cudaStreamSynchronize(dev->stream), "waiting for the GPU");
     spans_settle(dev);
+    clock_move(dev);
 }
 static void device_send(Device *dev, void *to, const void *from, size_t bytes, int wait) {
     if (dev->walk || !bytes) return;
@@ -649,7 +651,7 @@ static double stamp_seconds(Device *dev, DeviceEvent event) {
     return dev->zero_seconds + 1e-3 * milliseconds;
 }
 
-/* Spans whose end the GPU has come to get their times. An event's time is a float of milliseconds since `zero`, which moves along. */
+/* Spans whose end the GPU has come to get their times. */
 static void spans_settle(Device *dev) {
     int kept = 0;
     for (int i = 0; i < dev->num_open; i++) {
@@ -669,7 +671,11 @@ static void spans_settle(Device *dev) {
         }
     }
     dev->num_open = kept;
-    if (kept || !dev->zero || seconds_now() - dev->zero_seconds < 60) return;
+}
+
+/* The chosen stream has been waited for: a float of milliseconds stays exact to a microsecond. */
+static void clock_move(Device *dev) {
+    if (dev->num_open || !dev->zero || seconds_now() - dev->zero_seconds < 10) return;
     DeviceEvent before = dev->zero;
     dev->zero = NULL;
     stamp(dev, &dev->zero);

@@ -111,7 +111,7 @@ typedef struct {
     Slot weight_slots[MAX_SLOTS], gradient_slots[MAX_SLOTS];
     int num_weight_slots, num_gradient_slots;
     Staged staged[2];            // one is computed with while the other comes and goes
-    int fetches_weights;         // they lie in the slow tier, where nothing computes
+    int fetches_weights, stores_gradients; // they lie in the slow tier, where nothing computes
     Stage stages[STAGES];
     int sums_here;               // micro-batches are summed on this rank first: --accumulate local, or DDP's only one, straight in its place
     int rounds_leaves;           // bf16: each micro-batch's gradient is rounded even where it goes nowhere, as on any other layout
@@ -260,7 +260,7 @@ static void accumulate_here(Fsdp *f, FsdpUnit *u, int micro) {
         cast_to_bf16(f->dev, f->stages[REDUCE_SHARDS].rounded, u->dweights, u->padded);
         tree_sum(f->dev, sum, f->stages[REDUCE_SHARDS].rounded, DTYPE_BF16, 1, u->padded, !replace);
     } else if (u->dweights != sum) {
-        tree_sum(f->dev, sum, u->dweights, DTYPE_F32, 1, u->padded, 1);
+        tree_sum(f->dev, sum, u->dweights, DTYPE_F32, 1, u->padded, !replace);
     }
     accumulate_finish(f, u, micro);
     gradient_release(f, u);
@@ -337,7 +337,7 @@ static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
     for (int s = 0; s < STAGES; s++)
         if (f->stages[s].unit == u) reductions_finish(f); // tied: last to be reduced, first to be made again
     if (u->dweights) return u->dweights;
-    int replace, stays = (f->ranks == 1 || f->sums_here) && !f->rounds_leaves;
+    int replace, stays = (f->ranks == 1 || f->sums_here) && !f->rounds_leaves && !f->stores_gradients;
     float *sum = accumulate_into(f, u, micro, &replace);
     u->dweights = stays && replace ? sum : (float *)slot_take(f, f->gradient_slots, f->num_gradient_slots, u, "the gradient");
     gradients_clear(f, u);
@@ -566,6 +566,7 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
     f->sums_here = f->ranks > 1 && (how->accumulation > 1 ? how->local : !how->strategy->sharded);
     f->rounds_leaves = how->reduce_dtype == DTYPE_BF16 && f->ranks == 1;
     f->fetches_weights = f->dev->arenas[MEM_PARAMS].slow && !SLOW_TIER_COMPUTES;
+    f->stores_gradients = f->dev->arenas[MEM_GRADS].slow && !SLOW_TIER_COMPUTES;
     f->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
     for (int i = 0; i < table->num_units; i++) unit_open(f, &f->units[i], &table->units[i], training);
     if (!weights_are_here(f) && !f->units[0].home) {
@@ -574,7 +575,7 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
         slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_HEAD, 1, "gathered head", sizeof(floatX));
     }
     if (!training) return;
-    int in_place = (f->ranks == 1 || f->sums_here) && !f->rounds_leaves; // backward makes gradients where they belong
+    int in_place = (f->ranks == 1 || f->sums_here) && !f->rounds_leaves && !f->stores_gradients; // backward makes gradients where they belong
     if (!in_place || how->accumulation > 1) {
         slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_EMBED, 1, "embedding gradient", sizeof(float));
         slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_BLOCK, in_place ? 1 : GRADIENT_SLOTS, "block gradients", sizeof(float));

@@ -217,8 +217,8 @@ static int groups_across_hosts(const Mesh *m, const int *colours, int axis, cons
 /* "fsdp 0-3, 4-7": the members of every group with more than one, as they were read back. */
 static void layout_print(const Mesh *m, const int *colours, const int *hosts, FILE *f) {
     enum { SHOWN = 32 };
-    int several = 0;
-    for (int r = 1; r < m->world; r++) several |= hosts[r] != hosts[0];
+    int several = 0, beside = 0; // hosts; ranks that are on the first one
+    for (int r = 0; r < m->world; r++) several |= hosts[r] != hosts[0], beside += hosts[r] == hosts[0];
     for (int a = 0; a < AXES; a++) {
         int size = mesh_group_size(m, (Axis)a), groups = 0;
         if (size == 1 || a == AXIS_WORLD) continue;
@@ -241,7 +241,7 @@ static void layout_print(const Mesh *m, const int *colours, const int *hosts, FI
         free(listed);
         if (groups < m->world / size) fprintf(f, " … (all of them in layout.json)");
         int across = several ? groups_across_hosts(m, colours, a, hosts) : 0;
-        if (across) fprintf(f, "; %d of them across hosts", across);
+        if (across) fprintf(f, "; %d of them across hosts%s", across, a == AXIS_FSDP && beside % size == 0 ? ", where each would fit within one: start ranks host after host (mpirun --map-by slot)" : "");
         else if (several) fprintf(f, "; each within a host");
         fprintf(f, "\n");
     }
