@@ -212,7 +212,7 @@ struct Comm {
     struct ThreadWorld *thread_world;
 #ifdef HAVE_NCCL
     ncclComm_t nccl;                   // of all ranks: the groups' are split from it
-    struct Comm *next_open;            // another one of this process
+    int *members;                      // (world) of the device: who is in a group, told over it
 #endif
 };
 
@@ -711,34 +711,47 @@ static double comm_clock_offset(Comm *comm, double *error) {
 static const Axis nccl_axes[] = {AXIS_FSDP, AXIS_DP_REPLICATE};
 enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
 
-/* Of this process: whoever ends it stops them all, since a GPU that waits for a lost rank waits for good. */
-static Comm *nccl_open_comms;
-static pthread_mutex_t nccl_lock = PTHREAD_MUTEX_INITIALIZER;
+/* This thread's rank. Whoever ends the process stops its own: a GPU that waits for a lost rank waits for good. */
+static __thread Comm *nccl_own;
 
-static void nccl_is_stuck(int signal_number) { (void)signal_number, _exit(2); }
+static void nccl_is_stuck(int signal_number) {
+    (void)signal_number;
+    if (process_end.abort_all) process_end.abort_all(2);
+    _exit(2);
+}
 
 static void nccl_let_go(int code) {
+    if (!nccl_own) return;
+    signal(SIGALRM, nccl_is_stuck); // an abort that waits for the GPU, as it may
+    alarm(1);
+    ncclGroupStart(); // so that all are told before the first is waited for
+    for (int i = 0; i < NCCL_AXES; i++)
+        if (nccl_own->groups[nccl_axes[i]].nccl) ncclCommAbort(nccl_own->groups[nccl_axes[i]].nccl);
+    if (nccl_own->nccl) ncclCommAbort(nccl_own->nccl);
+    ncclGroupEnd();
+    alarm(0);
     (void)code;
-    signal(SIGALRM, nccl_is_stuck);
-    alarm(5);
-    for (Comm *comm = nccl_open_comms; comm; comm = comm->next_open) {
-        for (int i = 0; i < NCCL_AXES; i++)
-            if (comm->groups[nccl_axes[i]].nccl) ncclCommAbort(comm->groups[nccl_axes[i]].nccl);
-        if (comm->nccl) ncclCommAbort(comm->nccl);
-    }
 }
 
 /* A call on communicator `c` has come to its end: those here do not block, and are at work until they say otherwise. */
 static void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, const char *what, const char *of) {
     double start = seconds_now();
+    RankState before = (RankState)comm->self->state;
     for (int spins = 0; result == ncclInProgress; spins++) {
         if (ncclCommGetAsyncError(c, &result) != ncclSuccess) result = ncclSystemError;
         if (result != ncclInProgress) break;
         if (spins > 1000) usleep(100);
         double waited = seconds_now() - start;
+        if (waited > 0.5 && comm->self->state != RANK_WAITING) { // the first exchanges of a group connect its members
+            comm->self->wait_axis = AXIS_WORLD, comm->self->wait_number = comm->groups[AXIS_WORLD].next_sequence + 1;
+            for (int i = 0; i < NCCL_AXES; i++)
+                if (comm->groups[nccl_axes[i]].nccl == c) comm->self->wait_axis = nccl_axes[i], comm->self->wait_number = comm->groups[nccl_axes[i]].next_sequence;
+            rank_state(comm->self, RANK_WAITING, start);
+        }
         if (waited > comm->timeout * phases[comm->self->phase].limit)
             run_failure("rank %d: NCCL was at work for %.1f s to %s %s: look at the other ranks; NCCL_DEBUG=INFO says more, --timeout sets the limit", comm->rank, waited, what, of);
     }
+    if (comm->self->state != (int)before) rank_state(comm->self, before, seconds_now());
     if (result != ncclSuccess)
         run_failure("rank %d: NCCL could not %s %s: %s (%s). NCCL_DEBUG=INFO says more", comm->rank, what, of, ncclGetErrorString(result), c ? ncclGetLastError(c) : "no communicator");
 }
@@ -763,8 +776,8 @@ static void nccl_check_members(Comm *comm, Group *g) {
     ncclCommUserRank(g->nccl, &rank);
     if (size != g->size || rank != g->rank)
         run_failure("rank %d: NCCL's group of %s has %d members and this rank is its %d, expected %d and %d", comm->rank, axis_names[g->axis], size, rank, g->size, g->rank);
-    size_t mark = arena_mark(comm->dev, MEM_COMM), bytes = sizeof(int) * (size_t)size;
-    int *near = (int *)checked_malloc(bytes), *all = (int *)arena_alloc(comm->dev, MEM_COMM, "members of a group", bytes);
+    size_t bytes = sizeof(int) * (size_t)size;
+    int *near = (int *)checked_malloc(bytes), *all = comm->members;
     device_write(comm->dev, all + rank, &mine, sizeof mine);
     nccl_check(comm, g->nccl, ncclAllGather(all + rank, all, 1, ncclInt32, g->nccl, comm->dev->stream), "meet the members of", axis_names[g->axis]);
     device_read(comm->dev, near, all, bytes);
@@ -772,7 +785,6 @@ static void nccl_check_members(Comm *comm, Group *g) {
         if (near[i] != comm->hosts->group_member(comm, g, i))
             run_failure("rank %d: member %d of %s is rank %d to NCCL, and rank %d to %s", comm->rank, i, axis_names[g->axis], near[i], comm->hosts->group_member(comm, g, i), comm->hosts->name);
     free(near);
-    arena_release(comm->dev, MEM_COMM, mark);
 }
 
 /* One communicator of all ranks, and from it one for each axis; all ranks split in the same order. */
@@ -782,14 +794,13 @@ static void nccl_open(Comm *comm) {
     Arena *exchanged = &comm->dev->arenas[MEM_COMM];
     config.blocking = 0;
     double before = device_memory(comm->dev->gpu);
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // several communicators a GPU, whose kernels would else wait for each other crosswise
+    int version = 0;
+    ncclGetVersion(&version);
+    if (version < 22600) user_error("NCCL is of version %d.%d, 2.26 or newer is expected, which lets several groups share a GPU safely: install a newer one", version / 10000, version % 10000 / 100);
     nccl_check_gpus(comm);
     if (comm->rank == 0 && ncclGetUniqueId(&mine) != ncclSuccess) run_failure("rank 0: NCCL has no network interface to meet the other ranks on: NCCL_SOCKET_IFNAME names one, NCCL_DEBUG=INFO says more");
     all_gather_now(comm, AXIS_WORLD, "NCCL's identity", &mine, all, sizeof mine);
-    pthread_mutex_lock(&nccl_lock);
-    comm->next_open = nccl_open_comms, nccl_open_comms = comm;
-    pthread_mutex_unlock(&nccl_lock);
-    process_end.let_go = nccl_let_go;
+    nccl_own = comm, process_end.let_go = nccl_let_go;
     ncclResult_t begun = ncclCommInitRankConfig(&comm->nccl, comm->mesh.world, all[0], comm->rank, &config);
     nccl_check(comm, comm->nccl, begun, "open the group of", "all ranks");
     free(all);
@@ -808,18 +819,15 @@ static void nccl_open(Comm *comm) {
 }
 
 static void nccl_close(Comm *comm) {
-    for (int i = NCCL_AXES; i >= 0; i--) {
-        Group *g = i < NCCL_AXES ? &comm->groups[nccl_axes[i]] : NULL;
-        ncclComm_t *c = g ? &g->nccl : &comm->nccl;
-        if (g && g->nccl) ncclCommDeregister(g->nccl, g->registered);
-        if (g && *c) nccl_check(comm, *c, ncclCommFinalize(*c), "close the group of", axis_names[g->axis]), ncclCommDestroy(*c), *c = NULL;
+    for (int i = 0; i < NCCL_AXES; i++) {
+        Group *g = &comm->groups[nccl_axes[i]];
+        if (!g->nccl) continue;
+        ncclCommDeregister(g->nccl, g->registered);
+        nccl_check(comm, g->nccl, ncclCommFinalize(g->nccl), "close the group of", axis_names[g->axis]);
+        ncclCommDestroy(g->nccl), g->nccl = NULL;
     }
-    nccl_check(comm, comm->nccl, ncclCommFinalize(comm->nccl), "close the group of", "all ranks"), ncclCommDestroy(comm->nccl), comm->nccl = NULL;
-    pthread_mutex_lock(&nccl_lock);
-    Comm **at = &nccl_open_comms;
-    while (*at != comm) at = &(*at)->next_open;
-    *at = comm->next_open;
-    pthread_mutex_unlock(&nccl_lock);
+    nccl_check(comm, comm->nccl, ncclCommFinalize(comm->nccl), "close the group of", "all ranks");
+    ncclCommDestroy(comm->nccl), comm->nccl = NULL, nccl_own = NULL;
 }
 
 static void nccl_group_open(Comm *comm, Group *g, int colour, int key) { comm->hosts->group_open(comm, g, colour, key); }
@@ -830,9 +838,9 @@ static BoardRank *nccl_record(Comm *comm) { return comm->hosts->record(comm); }
 static void nccl_start(Comm *comm, Request *r) {
     Group *g = r->group;
     cudaStream_t stream = comm->dev->stream;
-    ncclResult_t result;
-    int size;
-    ncclCommCount(g->nccl, &size);
+    int size = 0;
+    ncclResult_t result = ncclCommCount(g->nccl, &size);
+    if (result != ncclSuccess) nccl_check(comm, g->nccl, result, "count the members of", axis_names[g->axis]);
     request_begin(comm, r);
     if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, g->nccl, stream);
     else if (r->summed) {
@@ -867,7 +875,7 @@ static void nccl_look(Comm *comm) {
 }
 #endif
 
-/* The host waits for the GPU. A span that ends now and then is a sign that it goes on; else an exchange keeps it, or a kernel. */
+/* The host waits for the GPU, or (waited = 0) has done so. A span that ends now and then is a sign that it goes on; else an exchange keeps it, or a kernel. */
 static void comm_watch(void *arg, double waited) {
     Comm *comm = (Comm *)arg;
     double now = seconds_now(), limit = comm->timeout * phases[comm->self->phase].limit;
@@ -918,6 +926,12 @@ static void comm_open_walk(Comm *comm, Device *dev, const Mesh *mesh, int rank) 
         comm->groups[a].size = mesh_group_size(mesh, (Axis)a);
         mesh_group(mesh, rank, (Axis)a, &colour, &comm->groups[a].rank);
     }
+    if (!dev->by_nccl || mesh->world == 1) return;
+    int *members = (int *)arena_alloc(dev, MEM_COMM, "members of a group", sizeof(int) * (size_t)mesh->world);
+#ifdef HAVE_NCCL
+    comm->members = members;
+#endif
+    (void)members;
 }
 
 static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const Transport *transport, const Transport *hosts, ThreadWorld *threads, double timeout) {
@@ -931,7 +945,7 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
     comm->self->now.op = OP_COUNT; // none yet
     dev->shown = &comm->self->now;
     dev->arrived = comm_arrived;
-    dev->watch = mesh->world > 1 ? comm_watch : NULL;
+    dev->watch = mesh->world > 1 || !comm->board->threads ? comm_watch : NULL; // others wait for this rank, or a monitor watches it
     dev->poll_arg = comm;
     for (int a = 0; a < AXES; a++) {
         int colour, key;

@@ -316,7 +316,9 @@ typedef struct {
     OpenSpan *open_spans;        // (num_open, room for max_open) in the order in which they were ended
     DeviceEvent *spare_events;   // (num_spare, room for max_spare) that spans may take
     int num_open, max_open, num_spare, max_spare;
-    int64_t settled;             // spans whose end was seen
+    int64_t settled;             // spans whose end was seen, and phases
+    DeviceEvent phases[4];       // where the last ones began; …
+    int64_t num_phases;          // … of so many
     struct CudaMatmuls *products; // kernels.cuh: cuBLASLt's choices, by shape
     int multiprocessors, shared_limit; // of this GPU; bytes of shared memory a block may have
 #endif
@@ -336,6 +338,7 @@ static inline void event_end(Device *dev, int64_t event, double end) {
     if (dev->events && event < dev->max_events) dev->events[event].end = end;
 }
 
+static void device_pace(Device *dev);
 static void stamp(Device *dev, DeviceEvent *event); // on a GPU: notes when the chosen stream comes here
 static void span_open(Device *dev, const OpenSpan *o); // its end is known when the GPU has come to it
 
@@ -368,6 +371,7 @@ static inline int is_timed(const Device *dev) { return !CUDA_BUILD || dev->walk 
 /* A phase (forward, backward, … of a unit) lasts until the next one begins; name NULL: none does. */
 static inline void device_phase(Device *dev, const char *name, const char *of) {
     if (dev->in_phase) span_end(dev, dev->phase, NULL, -1, 0);
+    if (name) device_pace(dev);
     dev->in_phase = name && is_timed(dev);
     if (dev->in_phase) dev->phase = span_begin(dev, EVENT_PHASE, STREAM_COMPUTE, name, of, 0, 0);
     dev->phase_name = name, dev->phase_of = of;
@@ -448,7 +452,7 @@ static void device_open_walk(Device *dev, int threads, unsigned slow) {
 static void cuda_failed(cudaError_t error, const char *what) {
     if (error == cudaErrorNoKernelImageForDevice) user_error("CUDA: %s: this program holds no kernel for this GPU: build it on this machine with make CUDA=1", what);
     if (error == cudaErrorMemoryAllocation) user_error("CUDA: %s: out of memory on the GPU: use more ranks, a smaller --batch or --seq, --recompute full, or a smaller model", what);
-    run_failure("CUDA: %s failed, or something enqueued before it: %s (%s). Most faults of a kernel end all later calls: run again with "
+    run_failure("CUDA: %s failed, or something enqueued before it: %s (%s). Most faults of a kernel end all later calls: run again on one rank with "
                 "CUDA_LAUNCH_BLOCKING=1 to see whose it is, or the same options with the build of make cuda-on-cpu, which names the place",
                 what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
@@ -492,7 +496,8 @@ static int cuda_require_gpu(void) {
 }
 
 #define DEVICE_NAME "this GPU"
-static int device_of(int local) { return local % cuda_require_gpu(); }
+static int device_count(void) { return cuda_require_gpu(); }
+static int device_of(int local) { return local % device_count(); }
 /* Bytes of its memory that are free; those that a rank needs of it. */
 static double device_memory(int gpu) {
     size_t have = 0, of = 0;
@@ -564,11 +569,11 @@ static inline StreamKind device_stream(Device *dev, StreamKind to) {
 static void spans_settle(Device *dev);
 static void clock_move(Device *dev);
 
-/* Looks now and then: a rank that is lost may leave an exchange, and so a stream, unfinished for good. */
-static void device_wait(Device *dev) {
-    if (dev->walk) return;
+/* The host waits until the chosen stream has come to `event`; NULL: to its end. It looks at others now and then: a rank that
+ * is lost may leave an exchange, and so a stream, unfinished for good. */
+static void host_wait(Device *dev, DeviceEvent event) {
     double start = dev->watch ? seconds_now() : 0, looked = start;
-    for (int spins = 0; dev->watch && !cuda_is_ready(cudaStreamQuery(dev->stream), "waiting for the GPU"); spins++) {
+    for (int spins = 0; dev->watch && !cuda_is_ready(event ? cudaEventQuery(event) : cudaStreamQuery(dev->stream), "waiting for the GPU"); spins++) {
         if (spins > 2000) usleep(20);
         double now = seconds_now();
         if (now - looked < 0.05) continue;
@@ -576,13 +581,18 @@ static void device_wait(Device *dev) {
         dev->watch(dev->poll_arg, now - start);
     }
     if (looked > start) dev->watch(dev->poll_arg, 0); // it has come
-    if (!dev->watch) cuda_check(cudaStreamSynchronize(dev->stream), "waiting for the GPU");
+    if (!dev->watch) cuda_check(event ? cudaEventSynchronize(event) : cudaStreamSynchronize(dev->stream), "waiting for the GPU");
+}
+
+static void device_wait(Device *dev) {
+    if (dev->walk) return;
+    host_wait(dev, NULL);
     spans_settle(dev);
     clock_move(dev);
 }
 static void device_send(Device *dev, void *to, const void *from, size_t bytes, int wait) {
     if (dev->walk || !bytes) return;
-    if (wait) device_wait(dev); // a copy of memory that is not pinned waits in the call, and knows no limit
+    if (wait) device_wait(dev); // a copy of memory that is not pinned waits in the call, where no deadline runs
     cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, dev->stream), "a copy");
     if (wait) device_wait(dev);
 }
@@ -605,6 +615,15 @@ static void device_record(Device *dev, DeviceEvent *event) {
 static void device_await(Device *dev, DeviceEvent event) {
     if (!dev->walk && event) cuda_check(cudaStreamWaitEvent(dev->stream, event, 0), "waiting for an event");
 }
+/* The host stays no more than a few phases ahead of its GPU: a queue that is full (about 1,000 entries) would hold it in the
+ * call that enqueues, where no deadline runs, and with it, in one process, the other ranks'. */
+static void device_pace(Device *dev) {
+    if (dev->walk) return;
+    DeviceEvent *event = &dev->phases[dev->num_phases % 4];
+    if (dev->num_phases++ >= 4) host_wait(dev, *event), dev->settled++;
+    device_record(dev, event);
+}
+
 static void device_await_on_host(DeviceEvent event) {
     if (event) cuda_check(cudaEventSynchronize(event), "waiting for an event");
 }
@@ -690,7 +709,7 @@ static int64_t device_settled(Device *dev, const OpenSpan **exchange) {
     spans_settle(dev);
     *exchange = NULL;
     for (int i = dev->num_open - 1; i >= 0; i--)
-        if (dev->open_spans[i].axis >= 0) *exchange = &dev->open_spans[i];
+        if (dev->open_spans[i].axis >= 0 && cuda_is_ready(cudaEventQuery(dev->open_spans[i].span.begun), "asking for an event")) *exchange = &dev->open_spans[i];
     return dev->settled;
 }
 static void events_drop(Device *dev, int64_t event) {
@@ -709,6 +728,7 @@ static void device_start_clock(Device *dev) {
 static void device_detach(Device *dev) {
     for (int i = 0; i < STREAMS; i++)
         if (dev->streams[i]) device_forget_event(dev->order[i]), cudaStreamDestroy(dev->streams[i]);
+    for (int i = 0; i < 4; i++) device_forget_event(dev->phases[i]);
     for (int i = 0; i < dev->num_open; i++) cudaEventDestroy(dev->open_spans[i].span.begun), cudaEventDestroy(dev->open_spans[i].ended);
     for (int i = 0; i < dev->num_spare; i++) cudaEventDestroy(dev->spare_events[i]);
     device_forget_event(dev->zero);
@@ -721,8 +741,8 @@ static void *slow_fetch(Device *dev, MemCategory category, void *home, void *nea
     device_copy(dev, near, home, bytes);
     return near;
 }
-static void slow_store(Device *dev, MemCategory category, void *home, const void *near, size_t bytes) {
-    if (dev->arenas[category].slow) device_copy(dev, home, near, bytes);
+static void slow_store(Device *dev, MemCategory category, void *home, const void *near, size_t bytes, int written) {
+    if (dev->arenas[category].slow && written) device_copy(dev, home, near, bytes);
 }
 
 #define SLOW_TIER "in the host's memory"
@@ -738,6 +758,7 @@ enum { SLOW_TIER_COMPUTES = 0 }; // to read weights over the bus for each produc
 enum { SLOW_TIER_COMPUTES = 1 }; // files that are mapped are memory like any other
 
 #define DEVICE_NAME "this host"
+static int device_count(void) { return 1; }
 static int device_of(int local) { return (void)local, 0; } // which of this host's, for the rank that is its `local`-th
 static double device_memory(int gpu) { return (void)gpu, (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE); }
 static size_t device_need(const Device *walked) { return device_peak(walked); }
@@ -817,14 +838,15 @@ static void *slow_fetch(Device *dev, MemCategory category, void *home, void *nea
     slow_advise(dev, category, home, bytes, 1);
     return home;
 }
-static void slow_store(Device *dev, MemCategory category, void *home, const void *near, size_t bytes) {
-    (void)near;
+static void slow_store(Device *dev, MemCategory category, void *home, const void *near, size_t bytes, int written) {
+    (void)near, (void)written;
     slow_advise(dev, category, home, bytes, 0);
 }
 
+static void device_pace(Device *dev) { (void)dev; }
 static void stamp(Device *dev, DeviceEvent *event) { (void)dev, (void)event; }
 static void span_open(Device *dev, const OpenSpan *o) { (void)dev, (void)o; }
-static int64_t device_settled(Device *dev, const OpenSpan **exchange) { return (void)dev, *exchange = NULL, 0; } // how many spans have come to their end; of those that have not, the first that is an exchange
+static int64_t device_settled(Device *dev, const OpenSpan **exchange) { return (void)dev, *exchange = NULL, 0; } // how many spans have come to their end; of exchanges that have begun and not ended, the first
 static void events_drop(Device *dev, int64_t event) { dev->num_events = event; } // what the timeline has noted from `event` on is forgotten
 #endif
 

@@ -81,10 +81,14 @@ typedef struct {
     DeviceEvent freed; // on a GPU: who had it last is through with it
 } Slot;
 
-typedef struct {      // a unit's state where AdamW computes with it, which is not where offloaded state lies
-    float *master, *grad, *exp_avg, *exp_avg_sq; // (held)
-    floatX *copy;     // (held); NULL: the master itself
-    void *near[5];    // for each of these, where it comes to; NULL: it is there
+/* What AdamW reads and writes of a unit. */
+typedef enum { STATE_MASTER, STATE_GRAD, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_COPY, STATES } StateKind;
+static const struct { MemCategory category; size_t element; int written; } states[STATES] = {
+    {MEM_PARAMS, sizeof(float), 1}, {MEM_GRADS, sizeof(float), 0}, {MEM_OPTIMIZER, sizeof(float), 1}, {MEM_OPTIMIZER, sizeof(float), 1}, {MEM_PARAMS, sizeof(floatX), 1}};
+
+typedef struct {      // of one unit
+    void *at[STATES]; // (held) where AdamW computes with it; NULL: there is none, as of the copy in fp32
+    void *near[STATES]; // where it comes to; NULL: it does not lie elsewhere
     DeviceEvent fetched, stored;
 } Staged;
 
@@ -111,7 +115,7 @@ typedef struct {
     Slot weight_slots[MAX_SLOTS], gradient_slots[MAX_SLOTS];
     int num_weight_slots, num_gradient_slots;
     Staged staged[2];            // one is computed with while the other comes and goes
-    int fetches_weights, stores_gradients; // they lie in the slow tier, where nothing computes
+    int fetches_weights, stores_gradients, stages_state; // these lie in the slow tier, where nothing computes
     Stage stages[STAGES];
     int sums_here;               // micro-batches are summed on this rank first: --accumulate local, or DDP's only one, straight in its place
     int rounds_leaves;           // bf16: each micro-batch's gradient is rounded even where it goes nowhere, as on any other layout
@@ -415,32 +419,34 @@ static void fsdp_squared_norm(Fsdp *f, ExactSum *sum) {
 
 typedef struct { float lr, beta1, beta2, eps, weight_decay; } AdamW;
 
+static void *state_of(const FsdpUnit *u, StateKind k) {
+    void *const all[STATES] = {u->master, u->grad, u->exp_avg, u->exp_avg_sq, (void *)u->copy == (void *)u->master ? NULL : u->copy};
+    return all[k];
+}
+
 /* Brings a unit's state to where AdamW computes with it, beside the unit before; what was there before is put back first. */
 static Staged *state_fetch(Fsdp *f, FsdpUnit *u) {
     Staged *s = &f->staged[(u - f->units) % 2];
-    size_t bytes = sizeof(float) * (size_t)u->held;
     StreamKind before = device_stream(f->dev, STREAM_FETCH);
     device_await(f->dev, s->stored);
-    s->master = (float *)slow_fetch(f->dev, MEM_PARAMS, u->master, s->near[0], bytes);
-    s->grad = (float *)slow_fetch(f->dev, MEM_GRADS, u->grad, s->near[1], bytes);
-    s->exp_avg = (float *)slow_fetch(f->dev, MEM_OPTIMIZER, u->exp_avg, s->near[2], bytes);
-    s->exp_avg_sq = (float *)slow_fetch(f->dev, MEM_OPTIMIZER, u->exp_avg_sq, s->near[3], bytes);
-    s->copy = (void *)u->copy == (void *)u->master ? NULL : s->near[4] ? (floatX *)s->near[4] : u->copy;
-    device_record(f->dev, &s->fetched);
+    for (int k = 0; k < STATES; k++) {
+        void *home = state_of(u, (StateKind)k);
+        s->at[k] = home ? slow_fetch(f->dev, states[k].category, home, s->near[k], states[k].element * (size_t)u->held) : NULL;
+    }
+    if (f->stages_state) device_record(f->dev, &s->fetched);
     device_stream(f->dev, before);
     return s;
 }
 
 /* The compute stream is through with it: puts what AdamW wrote where it belongs. */
 static void state_store(Fsdp *f, FsdpUnit *u, Staged *s) {
-    size_t bytes = sizeof(float) * (size_t)u->held;
-    device_order(f->dev, STREAM_STORE, STREAM_COMPUTE);
+    if (f->stages_state) device_order(f->dev, STREAM_STORE, STREAM_COMPUTE);
     StreamKind before = device_stream(f->dev, STREAM_STORE);
-    slow_store(f->dev, MEM_PARAMS, u->master, s->master, bytes);
-    slow_store(f->dev, MEM_OPTIMIZER, u->exp_avg, s->exp_avg, bytes);
-    slow_store(f->dev, MEM_OPTIMIZER, u->exp_avg_sq, s->exp_avg_sq, bytes);
-    if (s->copy && s->near[4]) slow_store(f->dev, MEM_PARAMS, u->copy, s->copy, sizeof(floatX) * (size_t)u->held);
-    device_record(f->dev, &s->stored);
+    for (int k = 0; k < STATES; k++) {
+        void *home = state_of(u, (StateKind)k);
+        if (home && (k != STATE_COPY || s->near[k])) slow_store(f->dev, states[k].category, home, s->at[k], states[k].element * (size_t)u->held, states[k].written); // files: the copy is gathered next
+    }
+    if (f->stages_state) device_record(f->dev, &s->stored);
     device_stream(f->dev, before);
 }
 
@@ -453,18 +459,21 @@ static void fsdp_adamw(Fsdp *f, const AdamW *o, float grad_scale, int step) {
     device_order(f->dev, STREAM_FETCH, STREAM_COMPUTE);
     for (int i = 0; held_next(f, &i, &p);) {
         if (p.unit != now) {
+            device_pace(f->dev);
             if (now) state_store(f, now, s);
             now = p.unit;
             s = now == ahead ? &f->staged[(now - f->units) % 2] : state_fetch(f, now); // there may be units of which this rank holds padding alone
             if (now + 1 < end) state_fetch(f, ahead = now + 1);
             comm_await(f->comm, s->fetched, "offloaded state");
         }
-        adamw(f->dev, s->master + p.at, s->exp_avg + p.at, s->exp_avg_sq + p.at, s->grad + p.at, s->copy ? s->copy + p.at : NULL, p.count,
+        float *master = (float *)s->at[STATE_MASTER], *grad = (float *)s->at[STATE_GRAD], *exp_avg = (float *)s->at[STATE_EXP_AVG], *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ];
+        floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;
+        adamw(f->dev, master + p.at, exp_avg + p.at, exp_avg_sq + p.at, grad + p.at, copy, p.count,
               o->lr, o->beta1, o->beta2, o->eps, p.tensor->row->decays ? o->weight_decay : 0.0f, grad_scale, step);
     }
     if (now) state_store(f, now, s);
+    device_order(f->dev, STREAM_GATHER, f->fetches_weights ? STREAM_STORE : STREAM_COMPUTE); // the next step's weights
     device_order(f->dev, STREAM_COMPUTE, STREAM_STORE);
-    device_order(f->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
 /* Which ranks hold the same weights as this one: its replicas, and without sharding all ranks of its fsdp group. */
@@ -541,14 +550,14 @@ static void stages_open(Fsdp *f) {
 
 /* Where state that was offloaded comes to, to be computed with. */
 static void staged_open(Fsdp *f) {
-    static const MemCategory of[] = {MEM_PARAMS, MEM_GRADS, MEM_OPTIMIZER, MEM_OPTIMIZER, MEM_PARAMS};
     int64_t largest = 0;
     for (int u = 0; u < f->table->num_units; u++) largest = max_i64(largest, f->units[u].held);
-    for (int i = 0; i < 10 && !SLOW_TIER_COMPUTES; i++) {
-        size_t element = i % 5 < 4 ? sizeof(float) : sizeof(floatX);
-        if (f->dev->arenas[of[i % 5]].slow && (i % 5 < 4 || sizeof(floatX) < sizeof(float)))
-            f->staged[i / 5].near[i % 5] = arena_alloc(f->dev, MEM_COMM, "offloaded state that is here", (size_t)largest * element);
-    }
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < STATES && !SLOW_TIER_COMPUTES; k++)
+            if (f->dev->arenas[states[k].category].slow && state_of(f->units, (StateKind)k)) {
+                f->staged[i].near[k] = arena_alloc(f->dev, MEM_WORKSPACE, "offloaded state that AdamW computes with", (size_t)largest * states[k].element);
+                f->stages_state = 1;
+            }
 }
 
 /* `training` = 0 (evaluation, generation): master weights only, no gradients, no moments, no gradient slots. */

@@ -56,7 +56,7 @@ static const OptionRow option_rows[] = {
     {OPT_TEXT, "sharding", FIELD(sharding), 0, 0, STRATEGY_NAMES, "full_shard", "ZeRO-3; ZeRO-2: weights stay gathered from forward to backward; DDP: every rank has all state"},
     {OPT_TEXT, "wrap", FIELD(wrap), 0, 0, "block|size:N", "block", "what is gathered at once: a block, or as many as it takes to hold N parameters"},
     {OPT_INT,  "slots", FIELD(slots), 2, MAX_SLOTS - 2, "N", "2", "units of blocks that may be gathered at a time; the next ones are, while one computes"},
-    {OPT_TEXT, "reduce-dtype", FIELD(reduce_dtype), 0, 0, "fp32|bf16", "fp32", "dtype in which gradients travel; they are summed in fp32"},
+    {OPT_TEXT, "reduce-dtype", FIELD(reduce_dtype), 0, 0, "fp32|bf16", "fp32", "dtype in which gradients travel; they are summed in fp32, by NCCL in this one"},
     {OPT_TEXT, "offload", FIELD(offload), 0, 0, "none|optimizer|all", "none", "AdamW's moments, or all state, " SLOW_TIER_HELP},
     {OPT_GROUP, "memory", 0, 0, 0, NULL, NULL, NULL},
     {OPT_TEXT, "recompute", FIELD(recompute), 0, 0, "none|selective|full|every:N", "none", "activations computed again in backward: norms and SwiGLU; all but a block's input; that of every Nth block"},

@@ -368,6 +368,7 @@ static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, in
         block_backward(r, l, micro);
         if (l > blocks->unit->block) continue; // the unit has more blocks
         unit_free(f, blocks, pass);
+        prefetch_backward(r, unit - 1); // before this one's reduction, behind which it would wait where they share a way
         unit_reduce(f, blocks, micro);
     }
     device_phase(&r->dev, "backward", embed->unit->name);
@@ -717,7 +718,7 @@ static void job_check_figures(const Job *j, int world) {
         user_error("a step of %.3g tokens, in which a rank receives up to %.3g bytes, is more than can be counted: use fewer ranks, a smaller --accum, --batch or --seq, or a smaller model", tokens, bytes);
 }
 
-/* Which of this host's GPUs a rank has: with nccl each its own, else all share the first. */
+/* Which of this host's GPUs a rank has: with nccl each its own; else all share the first, also where there are more. */
 static int job_gpu(const Job *j, int rank) { return j->transport == j->hosts ? 0 : device_of(j->hosts == &transport_threads ? rank : j->local); }
 
 /* Everything that can be refused is refused here, before ranks start. */
@@ -730,8 +731,10 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
         user_error("--%s is about training, and this is none: leave it out", strcmp(o->offload, "none") ? "offload" : "recompute");
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++)
         if (option_given(o, needs[i].option) && !option_given(o, needs[i].other)) user_error("--%s does nothing without --%s: add that, or leave it out", needs[i].option, needs[i].other);
-    if (j->transport != j->hosts && !strcmp(o->offload, "all") && (o->dp_replicate != 1 || !strcmp(o->sharding, "no_shard")))
-        user_error("--offload all keeps gradients in the host's memory, where NCCL cannot sum them over replicas or for no_shard: use --offload optimizer, or full_shard or shard_grad_op without --dp-replicate");
+    if (j->transport != j->hosts && !strcmp(o->offload, "all") && (o->dp_replicate != 1 || !strcmp(o->sharding, "no_shard") || (!strcmp(o->accumulate, "local") && o->accum > 1)))
+        user_error("--offload all keeps gradients in the host's memory, where NCCL cannot sum them over replicas, for no_shard or once a step: use --offload optimizer, or full_shard or shard_grad_op without --dp-replicate and --accumulate local");
+    if (j->transport != j->hosts && j->task != DO_PLAN && local_ranks > device_count() && (device_count() > 1 || j->hosts == &transport_threads)) // a launcher may show each rank its own alone
+        user_error("%d ranks on a host that has %d GPU%s, and NCCL wants one for each: start as many ranks on a host as it has GPUs, or share one with --ranks N --transport threads", local_ranks, device_count(), device_count() > 1 ? "s" : "");
     j->config = config_of_model(o->model);
     if (j->task != DO_PLAN) kernels_require(j->config.HD), j->memory = device_memory(job_gpu(j, 0));
     if (o->vocab_size) j->config.V = o->vocab_size;
@@ -854,7 +857,7 @@ static double product_rate(Device *dev) {
     return RATE_COUNTS ? 2.0 * N * C * C / best : 0;
 }
 
-/* Which categories of memory live in files: bits by MemCategory. */
+/* Which categories of memory live in the slow tier: bits by MemCategory. */
 static unsigned offloaded(const Options *o) {
     unsigned optimizer = 1u << MEM_OPTIMIZER, all = optimizer | 1u << MEM_PARAMS | 1u << MEM_GRADS;
     return !strcmp(o->offload, "all") ? all : !strcmp(o->offload, "optimizer") ? optimizer : 0;
@@ -1081,6 +1084,7 @@ static int choose_transport(Job *j, int processes) {
     Options *o = &j->opt;
     const char *asked = o->transport;
     int mpi = launched_by_mpi() && !(asked && !strcmp(asked, "threads"));
+    if (o->plan && CUDA_BUILD && !asked && !o->ranks) o->transport = "nccl"; // as it would be started
     if (o->plan) return o->world ? o->world : o->ranks ? o->ranks : processes;
     if (o->world) user_error("--world belongs to --plan; ranks are started with mpirun -np N, or with --ranks N");
     if (asked && !strcmp(asked, "mpi") && !mpi) user_error("--transport mpi: start with mpirun -np N ./train_llama3 …, or srun");
@@ -1088,9 +1092,10 @@ static int choose_transport(Job *j, int processes) {
     if (mpi && o->ranks && o->ranks != processes) user_error("--ranks %d, but mpirun started %d: leave --ranks out%s", o->ranks, processes, processes == 1 ? ", or add --transport threads to have them in this process" : "");
     if (CUDA_BUILD && asked && !strcmp(asked, "mpi")) user_error("--transport mpi moves what hosts hold, and these ranks compute on GPUs: leave it out, or use ./train_llama3");
     if (!CUDA_BUILD && asked && !strcmp(asked, "nccl")) user_error("--transport nccl moves what GPUs hold, and these ranks compute on processors: leave it out, or use ./train_llama3_cuda");
-    if (CUDA_BUILD && mpi && !asked) o->transport = "nccl";
+    if (CUDA_BUILD && mpi && processes > 1 && !asked) o->transport = "nccl";
     j->hosts = mpi ? transport_find("mpi") : &transport_threads;
     j->transport = o->transport ? transport_find(o->transport) : j->hosts;
+    if (j->transport != j->hosts) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // several communicators a GPU, whose kernels would else wait for each other crosswise
     if (!j->transport) user_error("--transport %s: this build has no NCCL: install it beside the CUDA toolkit and build again, or share one GPU with --ranks N --transport threads", o->transport);
     return mpi ? processes : o->ranks ? o->ranks : 1;
 }

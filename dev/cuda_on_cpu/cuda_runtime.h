@@ -195,6 +195,7 @@ struct CudaOnCpu {
     int protect = !CUDA_ON_CPU_ASAN; // the host that touches device memory is caught
     const char *nccl_lose = nullptr, *nccl_error = nullptr; // CUDA_ON_CPU_NCCL_LOSE, _ERROR: RANK:N, as nccl.h says
     Costs costs;
+    size_t deepest = 0;         // operations in the fullest queue so far: near 1,000 a GPU's call would wait
     const char *registers = nullptr; // CUDA_ON_CPU_REGISTERS: a file with lines `kernel registers-per-thread`
     void (*on_failure)(const char *line) = nullptr; // told before the process ends; may end it otherwise
 

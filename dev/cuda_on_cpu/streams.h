@@ -397,6 +397,7 @@ inline Op &enqueue(cudaStream_t s, double lasts, std::function<void()> run) {
     if (lasts != NO_OPERATION) host_clock += cuda_on_cpu.costs.enqueue;
     if (s->queue.empty()) s->rank = draw_rank(s->priority);
     s->queue.push_back(Op{machine().orders++, host_clock, std::max(lasts, 0.0), std::move(run), nullptr, nullptr, nullptr, false});
+    cuda_on_cpu.deepest = std::max(cuda_on_cpu.deepest, s->queue.size());
     machine().changed.notify_all();
     return s->queue.back();
 }

@@ -71,6 +71,15 @@ same_bits() {
     if [ $equal = 8 ]; then pass "8 random orders of streams, warps and lanes give equal bits" "$equal of 8"; else fail "8 random orders of streams, warps and lanes give equal bits" "$equal of 8"; fi
 }
 
+# a model that two GPUs wrote, and its loss as one and two have it: nothing but weights is in memory there
+use() {
+    local one two
+    CUDA_ON_CPU_DEVICES=2 run written "$(cuda fp32)" "${train[@]}" --steps 1 --ranks 2 --transport nccl --sharding no_shard --export exported || return
+    one=$("$(cuda fp32)" --model exported --eval text/val.tok --seq 75 --batch 2 2>&1 | tail -n 1)
+    two=$(CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model exported --eval text/val.tok --seq 75 --batch 2 --ranks 2 --transport nccl 2>&1 | tail -n 1)
+    if [[ "$one" == *'"loss":'* ]] && [ "$one" = "$two" ]; then pass "two GPUs write a model and measure it as one does" "$two"; else fail "two GPUs write a model and measure it as one does" "$one; $two"; fi
+}
+
 # ---------------------------------------------------------------- what is refused
 # bad NAME PATTERN CODE ARGUMENT… : one line that matches, exit code CODE
 bad() {
@@ -85,8 +94,11 @@ bad() {
 refusals() {
     bad "heads that no kernel has" "head.* 320.*256" 1 "${train[@]}" --model wide --steps 1
     bad "MPI between GPUs" "^error: --transport mpi: start with mpirun" 1 "${train[@]}" --steps 1 --transport mpi
-    bad "two ranks on one GPU over NCCL" "^error: ranks 0 and 1 share one GPU .*--ranks N --transport threads" 1 "${train[@]}" --steps 1 --ranks 2 --transport nccl
+    bad "two ranks on one GPU over NCCL" "^error: 2 ranks on a host that has 1 GPU, .*--ranks N --transport threads" 1 "${train[@]}" --steps 1 --ranks 2 --transport nccl
+    export CUDA_ON_CPU_DEVICES=2
+    bad "offloaded sums that NCCL should reduce" "^error: --offload all keeps gradients" 1 "${train[@]}" --steps 1 --ranks 2 --transport nccl --accum 2 --accumulate local --offload all
     bad "offloaded gradients that NCCL should sum" "^error: --offload all keeps gradients in the host.s memory, where NCCL.*--offload optimizer" 1 "${train[@]}" --steps 1 --ranks 2 --transport nccl --sharding no_shard --offload all
+    unset CUDA_ON_CPU_DEVICES
     CUDA_ON_CPU_DEVICES=0 bad "no GPU" "^error: no NVIDIA GPU is visible.*\./train_llama3" 1 "${train[@]}" --steps 1
     CUDA_ON_CPU_DRIVER=12040 bad "a driver that is too old" "^error: the NVIDIA driver is for CUDA 12\.4, this program was built with CUDA 13\.[0-9]: install a newer driver" 1 "${train[@]}" --steps 1
     CUDA_ON_CPU_CHIP=sm_70 bad "a GPU that is too old" "^error: .*compute capability 7\.0, 8\.0.*expected" 1 "${train[@]}" --steps 1
@@ -129,6 +141,7 @@ compiled() {
 prepare
 training
 same_bits
+use
 refusals
 compiled
 echo "$passed passed, $failed failed"

@@ -1,6 +1,12 @@
 /* test_streams.h: GPUs beside each other, as CUDA on a CPU has them: both transports, streams that run in random order,
  * offload, the timeline, ranks that are lost. Part of test_llama3.cu.
  */
+static void three_steps(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    for (int step = 1; step <= 3; step++) train_step(&o->run, step);
+    close_rank(o);
+}
+
 static void test_strategies_of_gpus(const Transport *nccl) {
     static const struct { const char *model; int world, accum; const char *more; } layouts[] = {
         {"odd", 3, 2, ""}, {"odd", 2, 2, " --sharding shard_grad_op"}, {"tied", 2, 2, " --sharding no_shard"}, {"odd", 4, 1, " --dp-replicate 2 --slots 3"},
@@ -76,16 +82,42 @@ static void test_timeline_of_gpus(const Transport *transport) {
     CHECK(name, b.hidden * 3 >= b.gathers * 2 && b.reduced_beside * 3 >= b.reductions * 2 && b.gathers && b.reductions, "%d of %d gathers, %d of %d reductions", b.hidden, b.gathers, b.reduced_beside, b.reductions);
 }
 
+/* A host that fills its GPU's queue is held in a call that knows no deadline: it stays a few blocks ahead, however many there are. */
+static void steps_alone(Job *j, int rank) { // start-up, which marks each buffer's end, does not count
+    Opened *o = open_rank(j, rank);
+    device_finish(&o->run.dev);
+    ranks_meet(&o->run.comm, "queues are empty");
+    if (rank == 0) cuda_on_cpu.deepest = 0;
+    ranks_meet(&o->run.comm, "queues are watched");
+    for (int step = 1; step <= 3; step++) train_step(&o->run, step);
+    close_rank(o);
+}
+
+static void test_queues(const Transport *nccl) {
+    static const struct { const char *more; int world; } ways[] = {{"", 1}, {" --transport nccl --recompute full", 2}, {" --offload optimizer --sharding no_shard", 2}};
+    char path[256], arguments[512];
+    snprintf(path, sizeof path, "%s/deep", scratch_dir);
+    mkdir(path, 0777);
+    snprintf(path, sizeof path, "%s/deep/config.json", scratch_dir);
+    FILE *f = fopen(path, "w");
+    fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":16,\"num_hidden_layers\":48,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"intermediate_size\":24,\"vocab_size\":64,\"max_position_embeddings\":64}");
+    fclose(f);
+    for (int i = 0; i < 3; i++) {
+        char name[128];
+        snprintf(arguments, sizeof arguments, "--model %s/deep --data %s --seq 16 --batch 1 --timeout 60%s", scratch_dir, make_token_file("deep.tok", 3000, 64, 0), ways[i].more);
+        Job *j = make_job(arguments, ways[i].world, i == 1 ? nccl : &transport_threads);
+        launch(j, 0, steps_alone);
+        end_job(j);
+        snprintf(name, sizeof name, "48 blocks, %d rank%s%s: no queue of a GPU is ever full", ways[i].world, ways[i].world > 1 ? "s" : "", ways[i].more);
+        CHECK(name, cuda_on_cpu.deepest <= 500, "%zu operations in the fullest, <= 500 of about 1,000", cuda_on_cpu.deepest);
+    }
+}
+
 // ---------------------------------------------------------------------------
 // what can go wrong among GPUs
 
 static void run_late_gpu(void *arguments) { launch(make_job((const char *)arguments, 4, transport_find("nccl")), 0, late_rank); }
 
-static void three_steps(Job *j, int rank) {
-    Opened *o = open_rank(j, rank);
-    for (int step = 1; step <= 3; step++) train_step(&o->run, step);
-    close_rank(o);
-}
 static void run_lost_gpu(void *arguments) {
     cuda_on_cpu.nccl_lose = "1:12";
     launch(make_job((const char *)arguments, 3, transport_find("nccl")), 0, three_steps);
@@ -112,7 +144,7 @@ static void test_lost_gpus(void) {
         {"a rank that computes for ever ends all, with exchanges of the others in their GPUs' queues", run_late_gpu, "", 2, {" over fsdp (4 ranks, exchange ", "rank 2 has been computing (attention_backward)"}},
         {"a rank whose exchanges never arrive ends all, though NCCL says nothing", run_lost_gpu, "", 2, {" waited 1.", "over fsdp (3 ranks, exchange "}},
         {"what NCCL finds broken ends all", run_broken_gpu, "", 2, {": NCCL ", "remote process exited"}},
-        {"more ranks than GPUs are refused over nccl", run_shared_gpu, "", 1, {"ranks 0 and 2 share one GPU", "--transport threads"}},
+        {"more ranks than GPUs are refused over nccl", run_shared_gpu, "", 1, {"3 ranks on a host that has 2 GPUs", "--transport threads"}},
         {"a group that NCCL cannot open is named", run_unsplit, "", 2, {"NCCL could not split off fsdp", "NCCL_DEBUG=INFO"}},
         {"--offload without room in the host's memory", run_no_pinned, " --offload optimizer", 1, {"GB of the host's memory for", "use more hosts"}}};
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
@@ -132,6 +164,7 @@ static void test_streams(void) {
     cuda_on_cpu.devices = 8;
     test_timeline_of_gpus(&transport_threads);
     test_timeline_of_gpus(nccl);
+    test_queues(nccl);
     test_lost_gpus();
     test_strategies_of_gpus(nccl);
     cuda_on_cpu.devices = devices;
