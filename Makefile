@@ -70,10 +70,10 @@ CUDA_FLAGS := -x cu -std=c++20 -O3 -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spil
               -Xcompiler -fopenmp,-march=$(ARCH),-ffp-contract=fast,-fno-math-errno $(if $(filter bf16,$(CUDA_PRECISION)),-DPRECISION_BF16)
 CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lm
 # several GPUs: NCCL, and MPI to start on several hosts; tests of the CUDA build need neither
-HAVE_NCCL  := $(if $(NVCC),$(if $(wildcard $(dir $(NVCC))../include/nccl.h /usr/include/nccl.h),1))
+HAVE_NCCL  := $(if $(NVCC),$(if $(wildcard $(dir $(NVCC))../include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h $(NCCL_HOME)/include/nccl.h),1))
 ifneq ($(HAVE_NCCL),)
-CUDA_FLAGS += -DHAVE_NCCL
-CUDA_LIBS  += -lnccl
+CUDA_FLAGS += -DHAVE_NCCL $(NCCL_HOME:%=-I%/include)
+CUDA_LIBS  += $(NCCL_HOME:%=-L%/lib) -lnccl
 endif
 CUDA_MPI   := $(if $(HAVE_MPI),-DHAVE_MPI $(filter-out -pthread,$(MPI_CFLAGS)) $(filter -L% -l%,$(shell $(MPICC) --showme:link 2>/dev/null)))
 # the same kernels as functions of this processor; -fsanitize=thread is for compiling alone: its hooks are in dev/cuda_on_cpu

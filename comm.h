@@ -163,9 +163,9 @@ typedef struct Transport {
     void (*group_open)(Comm *, Group *, int colour, int key);
     int (*group_member)(Comm *, Group *, int i); // world rank of member i, read back from the transport
     void (*start)(Comm *, Request *);
-    int (*test)(Comm *, Request *);              // 1: complete
+    int (*test)(Comm *, Request *);              // 1: complete, or, on a GPU, all of it is in its stream
     BoardRank *(*record)(Comm *);                // where this rank writes what it does
-    void (*open)(Comm *), (*close)(Comm *);      // when all groups are there, and before they go; NULL: nothing to do
+    void (*meet)(Comm *), (*part)(Comm *);        // when all groups are there, and before they go; NULL: nothing to do
 } Transport;
 
 enum { MAX_POINTS = 32 };
@@ -205,7 +205,7 @@ struct Comm {
     double library_memory;             // bytes of the GPU that NCCL took for itself
     int64_t settled;                   // while the host waits for the GPU: how much that had done, …
     double stirred;                    // … and since when there was no more
-    double exchange_seconds;           // in which an exchange was in flight (of a GPU: of all its exchanges together); of these arithmetic did not hide …
+    double exchange_seconds;           // in which an exchange was in flight (of a GPU: of all its exchanges together, from their turn in their stream on); of these arithmetic did not hide …
     double wait_seconds;               // … those spent waiting for exchanges, of a GPU by its compute stream, …
     double poll_seconds;               // … and those spent moving bytes between ops
     double in_flight_since;
@@ -536,9 +536,9 @@ static void comm_poll(void *arg) { // called between ops: non-blocking exchanges
 }
 
 /* The GPU has come to the end of an exchange. */
-static void comm_arrived(void *arg, int axis, int64_t number, double when) {
+static void comm_arrived(void *arg, int axis, int64_t number, double start, double end) {
     Flight *flight = flight_of(((Comm *)arg)->self, axis, number);
-    if (flight) flight->finished = when;
+    if (flight) flight->started = start, flight->finished = end;
 }
 
 /* What this rank waits for with `r` is no exchange: what the chosen stream has been given so far. */
@@ -648,7 +648,7 @@ static void collective_wait(Comm *comm, Request *r) {
     if (counts) span_end(dev, span, &comm->wait_seconds, -1, 0);
 }
 
-/* The chosen stream waits for an event of another one; `what` it is for. */
+/* The chosen stream, not the host, waits for an event of another one; that of the compute stream counts as waiting. `what` it is for. */
 static void comm_await(Comm *comm, DeviceEvent event, const char *what) {
     int counts = CUDA_BUILD && (event || comm->dev->walk) && comm->dev->on == STREAM_COMPUTE;
     Span span = ZERO;
@@ -830,10 +830,6 @@ static void nccl_close(Comm *comm) {
     ncclCommDestroy(comm->nccl), comm->nccl = NULL, nccl_own = NULL;
 }
 
-static void nccl_group_open(Comm *comm, Group *g, int colour, int key) { comm->hosts->group_open(comm, g, colour, key); }
-static int nccl_group_member(Comm *comm, Group *g, int i) { return comm->hosts->group_member(comm, g, i); }
-static BoardRank *nccl_record(Comm *comm) { return comm->hosts->record(comm); }
-
 /* Everybody's parts come apart, as from an all-to-all, and fsdp.h sums them in its order; or NCCL sums them on the way. */
 static void nccl_start(Comm *comm, Request *r) {
     Group *g = r->group;
@@ -861,7 +857,7 @@ static void nccl_start(Comm *comm, Request *r) {
 
 static int nccl_test(Comm *comm, Request *r) { return (void)comm, (void)r, 1; } // the stream has all of it
 
-static const Transport transport_nccl = {"nccl", nccl_group_open, nccl_group_member, nccl_start, nccl_test, nccl_record, nccl_open, nccl_close};
+static const Transport transport_nccl = {"nccl", NULL, NULL, nccl_start, nccl_test, NULL, nccl_open, nccl_close}; // groups are the hosts' transport's
 
 /* Has a communicator failed? A rank that is lost need not show there. */
 static void nccl_look(Comm *comm) {
@@ -941,7 +937,7 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
     comm->thread_world = threads;
     comm->timeout = timeout;
     comm->settled = -1;
-    comm->self = transport->record(comm);
+    comm->self = hosts->record(comm);
     comm->self->now.op = OP_COUNT; // none yet
     dev->shown = &comm->self->now;
     dev->arrived = comm_arrived;
@@ -951,18 +947,18 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
         int colour, key;
         Group *g = &comm->groups[a];
         mesh_group(mesh, rank, (Axis)a, &colour, &key);
-        transport->group_open(comm, g, colour, key);
+        hosts->group_open(comm, g, colour, key);
         if (g->size != mesh_group_size(mesh, (Axis)a) || g->rank != key)
             run_failure("rank %d: group %s has %d members and this rank is its %d, expected %d and %d",
                         rank, axis_names[a], g->size, g->rank, mesh_group_size(mesh, (Axis)a), key);
     }
     for (int a = 0; a < AXES; a++)
         if (comm->groups[a].size > 1) board_beside(comm->board, comm->self, a, comm->groups[a].beside);
-    if (transport->open && mesh->world > 1) transport->open(comm);
+    if (transport->meet && mesh->world > 1) transport->meet(comm);
 }
 
 static void comm_close(Comm *comm) {
-    if (comm->transport && comm->transport->close && comm->mesh.world > 1) comm->transport->close(comm);
+    if (comm->transport && comm->transport->part && comm->mesh.world > 1) comm->transport->part(comm);
 }
 
 static void comm_clear_ledger(Comm *comm) {

@@ -305,7 +305,7 @@ typedef struct {
     Activity *shown;        // the same, where others can see it (watchdog.h); NULL: nobody looks
     void (*poll)(void *);   // lets exchanges in flight progress between ops; NULL when there are none
     void (*watch)(void *, double waited); // while the host waits for the device, and with 0 after that: ends the run where it takes too long; NULL: nobody does
-    void (*arrived)(void *, int axis, int64_t number, double when); // the device has come to the end of an exchange
+    void (*arrived)(void *, int axis, int64_t number, double start, double end); // the device has come to the end of an exchange
     void *poll_arg;         // of all three
     struct MatmulCache *matmuls; // kernels.h: oneDNN's primitives, by shape
 #ifdef USE_CUDA
@@ -506,6 +506,16 @@ static double device_memory(int gpu) {
     return (double)have;
 }
 static size_t device_need(const Device *walked) { return device_peak(walked) - walked->arenas[MEM_HOST].peak; }
+/* The same of the host, all of it pinned: of that the system gives more than there is, and then ends whom it will. */
+static size_t pinned_need(const Device *walked) { return device_arenas(walked, 1) + walked->arenas[MEM_HOST].peak; }
+static double pinned_memory(void) {
+    long long kilobytes = 0;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %lld", &kilobytes) != 1) {}
+    if (f) fclose(f);
+    return kilobytes ? 1024.0 * (double)kilobytes : INFINITY;
+}
 
 /* The rank's thread, GPU, streams and limits. What other ranks wait for goes first. */
 static void device_attach(Device *dev) {
@@ -683,7 +693,7 @@ static void spans_settle(Device *dev) {
         dev->settled++;
         if (dev->events && o.span.event >= 0 && o.span.event < dev->max_events) dev->events[o.span.event].start = start, dev->events[o.span.event].end = end;
         if (o.seconds) *o.seconds += end - start;
-        if (o.axis >= 0 && dev->arrived) dev->arrived(dev->poll_arg, o.axis, o.number, end);
+        if (o.axis >= 0 && dev->arrived) dev->arrived(dev->poll_arg, o.axis, o.number, start, end);
         for (int k = 0; k < 2; k++) {
             dev->spare_events = (DeviceEvent *)list_room(dev->spare_events, dev->num_spare, &dev->max_spare, sizeof(DeviceEvent));
             dev->spare_events[dev->num_spare++] = k ? o.ended : o.span.begun;
@@ -762,6 +772,8 @@ static int device_count(void) { return 1; }
 static int device_of(int local) { return (void)local, 0; } // which of this host's, for the rank that is its `local`-th
 static double device_memory(int gpu) { return (void)gpu, (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE); }
 static size_t device_need(const Device *walked) { return device_peak(walked); }
+static size_t pinned_need(const Device *walked) { return (void)walked, 0; } // nothing is
+static double pinned_memory(void) { return INFINITY; }
 static void device_attach(Device *dev) { (void)dev; }
 static void device_detach(Device *dev) { (void)dev; }
 static void device_start_clock(Device *dev) { (void)dev; }

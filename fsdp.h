@@ -68,7 +68,7 @@ typedef struct {
     float *partial[MAX_CASCADE]; // as total; deterministic: sums of 1, 2, 4, … micro-batches that wait for their neighbour
     float *exp_avg, *exp_avg_sq; // (held) AdamW's moments
     floatX *copy;     // (held) the weights as they are gathered; in fp32 the master itself
-    floatX *home;     // (padded) where they are gathered to, when they stay for the step; NULL: a slot
+    floatX *home;     // (padded) where they are gathered to, when they stay for the step; NULL: a slot. On a GPU the host waits between one use and the next, as it reads a step's sums or writes a batch
     floatX *weights;  // (padded) while gathered, else NULL
     float *dweights;  // (padded) while this unit's gradient is made or reduced, else NULL
     Request gather;
@@ -494,7 +494,7 @@ static void fsdp_check_replicas(Fsdp *f, int64_t step) {
         for (int i = 0; i < units * g->size && !f->dev->walk; i++)
             if (all[i] != all[i % units])
                 run_failure("step %" PRId64 ": ranks %d and %d are replicas (of %s), but their weights of %s differ: memory or an exchange went wrong", step,
-                            f->comm->transport->group_member(f->comm, g, 0), f->comm->transport->group_member(f->comm, g, i / units), axis_names[axis], f->table->units[i % units].name);
+                            f->comm->hosts->group_member(f->comm, g, 0), f->comm->hosts->group_member(f->comm, g, i / units), axis_names[axis], f->table->units[i % units].name);
     }
 }
 

@@ -191,7 +191,7 @@ static void logger_loader(const Loader *l) {
  * All ranks call it; the exchange is one of start-up. */
 static int *layout_read_back(Comm *comm) {
     int mine[AXES], *all = (int *)checked_malloc(sizeof(int) * AXES * (size_t)comm->mesh.world);
-    for (int a = 0; a < AXES; a++) mine[a] = comm->transport->group_member(comm, &comm->groups[a], 0);
+    for (int a = 0; a < AXES; a++) mine[a] = comm->hosts->group_member(comm, &comm->groups[a], 0);
     all_gather_now(comm, AXIS_WORLD, "layout", mine, all, sizeof mine);
     return all;
 }

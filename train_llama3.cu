@@ -610,6 +610,10 @@ static void generate(Run *r, const Tokenizer *tokenizer, const int32_t *ids, int
     for (int i = 0; i < r->opt->max_tokens; i++) {
         double u = (double)(mix64((uint64_t)r->opt->seed * 0x9E3779B97F4A7C15ull + (uint64_t)i) >> 11) * 0x1p-53;
         int32_t id = sample_token(logits, V, r->opt->temperature, r->opt->top_p, u, scratch);
+        if (r->mesh.world > 1) { // all go on with rank 0's: GPUs that differ may differ in the last bits
+            all_gather_now(&r->comm, AXIS_WORLD, "next token", &id, r->reports, sizeof id);
+            memcpy(&id, r->reports, sizeof id);
+        }
         if (id == tokenizer->eos || id >= tokenizer->vocab_size) break;
         if (r->rank == 0) print_token(tokenizer, id, stdout), fflush(stdout);
         if (i + 1 < r->opt->max_tokens) logits = next_token_logits(r, &id, 1, count + i);
@@ -632,7 +636,8 @@ typedef struct {
     Dataset data, val;         // num_files 0: none
     StFiles weights;
     int has_weights, threads, cores; // threads and cores of a rank
-    int local, sharing;        // of this process among those of its host; ranks that share a device's memory
+    int local, local_ranks;    // of this process among those of its host; ranks of this host …
+    int sharing;               // … and those that share a device's memory
     double memory;             // bytes that ranks find, before the first takes any
     char tokenizer_path[4096]; // "": none found
     Tokenizer *tokenizer;
@@ -744,6 +749,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     if ((int64_t)o->batch * o->seq > 1 << 30)
         user_error("--batch %d x --seq %d = %" PRId64 " tokens a micro-batch, expected at most %d: use a smaller --batch, and --accum", o->batch, o->seq, (int64_t)o->batch * o->seq, 1 << 30);
     j->mesh = mesh_open(world, o->dp_shard, o->dp_replicate, j->task == DO_PLAN);
+    j->local_ranks = local_ranks;
     j->sharing = j->transport == j->hosts ? local_ranks : 1;
     j->cores = job_cores(sharing);
     j->threads = o->threads ? o->threads : j->cores;
@@ -899,6 +905,8 @@ static void check_memory(const Job *j, const Device *walked) {
     if (need > j->memory)
         user_error("%d rank%s of " DEVICE_NAME " need %.2f GB, it has %.2f GB: use more of them, a smaller --batch or --seq, --recompute full, or a smaller model (--plan shows what takes how much)",
                    j->sharing, j->sharing > 1 ? "s" : "", need / 1e9, j->memory / 1e9);
+    double pinned = (double)pinned_need(walked) * j->local_ranks, have = pinned_memory();
+    if (pinned > have) user_error("%d rank%s of this host need %.2f GB of its memory pinned, it has %.2f GB free: use more hosts, or offload less", j->local_ranks, j->local_ranks > 1 ? "s" : "", pinned / 1e9, have / 1e9);
 }
 
 /* All ranks were started alike, with the same data; tells which is not. */
@@ -970,6 +978,7 @@ static void train(Run *r, const Run *walked) {
         if (step == 1) rate = product_rate(&r->dev);
         if (step == 1) check_first_step(r, walked);
         if (r->rank == 0) logger_step(&r->log, step, last, &s, r->figures, r->opt->seq, &r->dev, &r->comm);
+        if (r->opt->trace) device_finish(&r->dev); // what follows is no part of the step
         int64_t events = r->dev.num_events;
         double start = seconds_now();
         if (r->fsdp.fingerprints && step % r->opt->check_replicas == 0) fsdp_check_replicas(&r->fsdp, step), logger_aside(&r->dev, events, "replica check", start);

@@ -869,12 +869,14 @@ static void options(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "nothing";
+    int process = 0;
     options(argc, argv);
     if (!strcmp(what, "rates")) run_rates();
     else if (!strcmp(what, "threads")) check_fit(), run_threads();
 #ifdef HAVE_MPI
     else if (!strcmp(what, "mpi")) {
         Started started = comm_start_process(&argc, &argv, 60);
+        process = started.rank;
         if (started.world < 2) user_error("mpi: %d process: start with mpirun -np N, N at least 2", started.world);
         run_mpi(started.rank, started.world, started.on_host);
         comm_end_process();
