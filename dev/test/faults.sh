@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # faults.sh [all] : plants one fault at a time into a copy of the source and expects a named test to fail.
-# A test that no fault can fail proves nothing. With `all` also those of GPUs' streams, on CUDA on a CPU.
+# A test that no fault can fail proves nothing. With `all` more of them, also of GPUs' streams, on CUDA on a CPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
@@ -39,10 +39,6 @@ plant() {
 
 fault "a unit is not reduced" fsdp.h \
     's|^        tree_sum(f->dev, sum, s->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, s->receive|' faults "gradients of one rank"
-fault "a unit's reduction is never started" fsdp.h \
-    's|^    reductions_advance(f, u, micro);|    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { gradient_release(f, u); return; }\n&|' faults "law, walk and wire"
-fault "gradients are scaled by the world" fsdp.h \
-    's|^        tree_sum(f->dev, sum, s->receive.*|&\n    for (int64_t i = 0; i < u->part \&\& !f->dev->walk \&\& replace; i++) sum[i] *= (float)f->ranks;|' faults "gradients of one rank"
 fault "two ranks take the same samples" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
 fault "two ranks take the same samples, at run time" dataloader.h \
@@ -53,8 +49,6 @@ fault "a gather is waited for only after its weights were used" fsdp.h \
     's|    collective_wait(f->comm, &u->gather);||; s|^    slot_release(f->dev, f->weight_slots|    collective_wait(f->comm, \&u->gather);\n&|' faults "gradients of one rank"
 fault "a reduction is not waited for" fsdp.h \
     's|    collective_wait(f->comm, &s->request);||' faults "gradients of one rank|in flight"
-fault "the mean is divided by the micro-batches once more" train_llama3.cu \
-    's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / r->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
 fault "--deterministic does nothing" train_llama3.cu \
     's|    s.deterministic = o->deterministic;||' bits "have one rank's bits"
 fault "local accumulation takes samples in the order of the other" dataloader.h \
@@ -65,20 +59,12 @@ fault "a step is handed out before its last sample" dataloader.h \
     's|!l->ring\[l->produced % LOADER_DEPTH\].unread|l->ring[l->produced % LOADER_DEPTH].unread <= 1|' data "handed out when all"
 fault "the bad sample that is found first is named, not the first in order" dataloader.h \
     's/ || i < batch->bad))/))/' failures "first in order"
-fault "a block is gathered once too often" train_llama3.cu \
-    's|        block_forward(r, l, 0);|&\n        if (l == 0) { unit_free(f, blocks, PASS_LAST); unit_gather(f, blocks); unit_weights(f, blocks); }|' faults "law, walk and wire"
 fault "replicas are not exchanged" fsdp.h \
     's|    return f->replicas > 1 && last; // across.*|    return 0 * last;|' faults "law, walk and wire"
-fault "replicas are exchanged and not summed" fsdp.h \
-    's|    if (kind == REDUCE_REPLICAS) tree_sum|    if (0) tree_sum|' faults "gradients of one rank"
 fault "replicas are flattened into one group that shards" comm.h \
     's|{1, 1, 1, shard, replicate}|{1, 1, 1, shard * replicate, 1}|' faults "law, walk and wire"
-fault "a unit is reduced twice" train_llama3.cu \
-    's|        unit_reduce(f, blocks, micro);|&\n        if (l == 0) { unit_gradients(f, blocks, micro); unit_reduce(f, blocks, micro); }|' faults "law, walk and wire"
 fault "a rank shuffles from another seed" train_llama3.cu \
     's|(uint64_t)j->opt.seed, !strcmp|(uint64_t)j->opt.seed + (uint64_t)(r->rank == 2), !strcmp|' faults "rank 2 shuffles samples"
-fault "a rank draws its weights from another seed" train_llama3.cu \
-    's|fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed)|fsdp_init_weights(\&r->fsdp, (uint64_t)(j->opt.seed + (rank == 1)))|' layouts "draws weights from another seed"
 fault "a clipped step of one replica is scaled differently" fsdp.h \
     's|decays ? o->weight_decay : 0.0f, grad_scale, step);|decays ? o->weight_decay : 0.0f, grad_scale * (f->replica ? 1.001f : 1), step);|' replicas "are replicas"
 fault "the rotation is forgotten when activations are computed again" train_llama3.cu \
@@ -93,13 +79,27 @@ fault "an all-reduce rounds the sum so far" fsdp.h \
     's/ && s->rounded && last) tree_sum/ \&\& s->rounded) tree_sum/' reduce-dtype "summed in fp32 without sharding"
 fault "a rank skips a reduction" fsdp.h \
     's|^static void unit_reduce.*|&\n    if (f->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(f, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
-fault "a rank gathers in another order" fsdp.h \
-    's|^static void unit_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
 fault "exchanges are not compared as they start" watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
 fault "a rank does not show which op it is in" device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
 fault "the last exchanges are not written" watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
 fault "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
 if [ "${1:-}" = all ]; then
+    fault "a unit's reduction is never started" fsdp.h \
+        's|^    reductions_advance(f, u, micro);|    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { gradient_release(f, u); return; }\n&|' faults "law, walk and wire"
+    fault "gradients are scaled by the world" fsdp.h \
+        's|^        tree_sum(f->dev, sum, s->receive.*|&\n    for (int64_t i = 0; i < u->part \&\& !f->dev->walk \&\& replace; i++) sum[i] *= (float)f->ranks;|' faults "gradients of one rank"
+    fault "the mean is divided by the micro-batches once more" train_llama3.cu \
+        's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / r->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
+    fault "replicas are exchanged and not summed" fsdp.h \
+        's|    if (kind == REDUCE_REPLICAS) tree_sum|    if (0) tree_sum|' faults "gradients of one rank"
+    fault "a unit is reduced twice" train_llama3.cu \
+        's|        unit_reduce(f, blocks, micro);|&\n        if (l == 0) { unit_gradients(f, blocks, micro); unit_reduce(f, blocks, micro); }|' faults "law, walk and wire"
+    fault "a rank gathers in another order" fsdp.h \
+        's|^static void unit_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
+    fault "a block is gathered once too often" train_llama3.cu \
+        's|        block_forward(r, l, 0);|&\n        if (l == 0) { unit_free(f, blocks, PASS_LAST); unit_gather(f, blocks); unit_weights(f, blocks); }|' faults "law, walk and wire"
+    fault "a rank draws its weights from another seed" train_llama3.cu \
+        's|fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed)|fsdp_init_weights(\&r->fsdp, (uint64_t)(j->opt.seed + (rank == 1)))|' layouts "draws weights from another seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_order(f->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
     fault "a slot is written before who had it is through" fsdp.h 's|    comm_await(f->comm, slot->freed, u->unit->name);||' orders "have one rank's bits"
     fault "weights are gathered before AdamW has written them" fsdp.h '/^static void fsdp_adamw/,/^}/s|    device_order(f->dev, STREAM_GATHER, .*||' orders "have one rank's bits"

@@ -39,7 +39,9 @@ if command -v mpirun >/dev/null && ! grep -qv DHAVE_MPI build/cpu-fp32/flags; th
 else
     echo "no MPI in this build: its tests are left out"
 fi
-suite "CUDA on a CPU, the runtime itself" make --no-print-directory -s -C dev/cuda_on_cpu
+ways=(TESTS="test-plain test-races test_nccl-plain") # with `all` every way
+[ "${1:-}" != all ] || ways=()
+suite "CUDA on a CPU, the runtime itself" make --no-print-directory -s -j2 -C dev/cuda_on_cpu "${ways[@]}"
 export CUDA_ON_CPU_REGISTERS=$PWD/dev/results/cuda-kernels.txt
 for precision in fp32 bf16; do
     suite "CUDA on a CPU, unit tests, $precision" "build/cuda-on-cpu-$precision/test_llama3_cuda"

@@ -31,7 +31,7 @@ static void test_orders(void) {
     StepBits first[20] = ZERO;
     uint64_t before = cuda_on_cpu.seed;
     int devices = cuda_on_cpu.devices;
-    cuda_on_cpu.devices = 2;
+    cuda_on_cpu.devices = 2, bits_steps = 6;
     compare_bits("odd", 0, 1, 1, &transport_threads, "", first, 1);
     for (int seed = 0; seed < 8; seed++) {
         char more[160];
@@ -39,7 +39,7 @@ static void test_orders(void) {
         snprintf(more, sizeof more, "%s --check-replicas %d", ways[seed % 4].more, 10 + seed); // the number tells the seeds apart
         compare_bits("odd", 0, 2, 1, ways[seed % 4].by_nccl ? nccl : &transport_threads, more, first, 0);
     }
-    cuda_on_cpu.seed = before, cuda_on_cpu.devices = devices;
+    cuda_on_cpu.seed = before, cuda_on_cpu.devices = devices, bits_steps = 20;
 }
 
 typedef struct { int gathers, hidden, reductions, reduced_beside; } Beside; // exchanges of rank 0 over fsdp, and those that ran while an op of the compute stream did
