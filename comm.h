@@ -165,7 +165,7 @@ typedef struct Transport {
     void (*start)(Comm *, Request *);
     int (*test)(Comm *, Request *);              // 1: complete, or, on a GPU, all of it is in its stream
     BoardRank *(*record)(Comm *);                // where this rank writes what it does
-    void (*meet)(Comm *), (*part)(Comm *);        // when all groups are there, and before they go; NULL: nothing to do
+    void (*gpus_open)(Comm *), (*gpus_close)(Comm *); // when all groups are there, and before they go; NULL: nothing to do
 } Transport;
 
 enum { MAX_POINTS = 32 };
@@ -203,8 +203,8 @@ struct Comm {
     BoardRank *self;                   // this rank's record there; NULL: a walk
     double timeout;                    // seconds
     double library_memory;             // bytes of the GPU that NCCL took for itself
-    int64_t settled;                   // while the host waits for the GPU: how much that had done, …
-    double stirred;                    // … and since when there was no more
+    int64_t progress;                  // while the host waits for the GPU: how much that had done, …
+    double progress_at;                // … and since when there was no more
     double exchange_seconds;           // in which an exchange was in flight (of a GPU: of all its exchanges together, from their turn in their stream on); of these arithmetic did not hide …
     double wait_seconds;               // … those spent waiting for exchanges, of a GPU by its compute stream, …
     double poll_seconds;               // … and those spent moving bytes between ops
@@ -720,7 +720,7 @@ static void nccl_is_stuck(int signal_number) {
     _exit(2);
 }
 
-static void nccl_let_go(int code) {
+static void nccl_abort(void) {
     if (!nccl_own) return;
     signal(SIGALRM, nccl_is_stuck); // an abort that waits for the GPU, as it may
     alarm(1);
@@ -730,7 +730,6 @@ static void nccl_let_go(int code) {
     if (nccl_own->nccl) ncclCommAbort(nccl_own->nccl);
     ncclGroupEnd();
     alarm(0);
-    (void)code;
 }
 
 /* A call on communicator `c` has come to its end: those here do not block, and are at work until they say otherwise. */
@@ -800,7 +799,7 @@ static void nccl_open(Comm *comm) {
     nccl_check_gpus(comm);
     if (comm->rank == 0 && ncclGetUniqueId(&mine) != ncclSuccess) run_failure("rank 0: NCCL has no network interface to meet the other ranks on: NCCL_SOCKET_IFNAME names one, NCCL_DEBUG=INFO says more");
     all_gather_now(comm, AXIS_WORLD, "NCCL's identity", &mine, all, sizeof mine);
-    nccl_own = comm, process_end.let_go = nccl_let_go;
+    nccl_own = comm, process_end.abort_exchanges = nccl_abort;
     ncclResult_t begun = ncclCommInitRankConfig(&comm->nccl, comm->mesh.world, all[0], comm->rank, &config);
     nccl_check(comm, comm->nccl, begun, "open the group of", "all ranks");
     free(all);
@@ -880,17 +879,17 @@ static void comm_watch(void *arg, double waited) {
 #ifdef HAVE_NCCL
     nccl_look(comm);
 #endif
-    if (settled != comm->settled) {
-        rank_state(comm->self, RANK_COMPUTING, comm->stirred = now);
-        comm->settled = settled;
+    if (settled != comm->progress) {
+        rank_state(comm->self, RANK_COMPUTING, comm->progress_at = now);
+        comm->progress = settled;
     }
-    if (open && now - comm->stirred > 0.5 && comm->self->state != RANK_WAITING) {
+    if (open && now - comm->progress_at > 0.5 && comm->self->state != RANK_WAITING) {
         comm->self->wait_axis = open->axis, comm->self->wait_number = open->number;
-        rank_state(comm->self, RANK_WAITING, comm->stirred);
+        rank_state(comm->self, RANK_WAITING, comm->progress_at);
     }
-    if (settled < 0 || now - comm->stirred < limit) return;
-    if (open) wait_expired(comm, open->axis, open->number, now - comm->stirred);
-    else run_failure("rank %d waited %.1f s for its GPU, which is in no exchange: a kernel does not end; --timeout sets the limit", comm->rank, now - comm->stirred);
+    if (settled < 0 || now - comm->progress_at < limit) return;
+    if (open) wait_expired(comm, open->axis, open->number, now - comm->progress_at);
+    else run_failure("rank %d waited %.1f s for its GPU, which is in no exchange: a kernel does not end; --timeout sets the limit", comm->rank, now - comm->progress_at);
 }
 
 /* NULL: this build does not have it. */
@@ -936,7 +935,7 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
     comm->hosts = hosts;
     comm->thread_world = threads;
     comm->timeout = timeout;
-    comm->settled = -1;
+    comm->progress = -1;
     comm->self = hosts->record(comm);
     comm->self->now.op = OP_COUNT; // none yet
     dev->shown = &comm->self->now;
@@ -954,11 +953,11 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
     }
     for (int a = 0; a < AXES; a++)
         if (comm->groups[a].size > 1) board_beside(comm->board, comm->self, a, comm->groups[a].beside);
-    if (transport->meet && mesh->world > 1) transport->meet(comm);
+    if (transport->gpus_open && mesh->world > 1) transport->gpus_open(comm);
 }
 
 static void comm_close(Comm *comm) {
-    if (comm->transport && comm->transport->part && comm->mesh.world > 1) comm->transport->part(comm);
+    if (comm->transport && comm->transport->gpus_close && comm->mesh.world > 1) comm->transport->gpus_close(comm);
 }
 
 static void comm_clear_ledger(Comm *comm) {

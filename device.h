@@ -148,7 +148,7 @@ static inline double seconds_now(void) {
 // ---------------------------------------------------------------------------
 // the two ways to end before the end
 
-/* Process-wide, and with comm.h's list of what NCCL has open the only mutable globals: a process ends once, whoever of its ranks finds the reason. */
+/* Process-wide, the only mutable globals beside comm.h's nccl_own: a process ends once, whoever of its ranks finds the reason. */
 static struct {
     int process;             // this process among those that its launcher started
     int quiet;               // while all processes check the same input: one line, not one a rank
@@ -157,7 +157,7 @@ static struct {
     void (*last_words)(int); // what is left behind for people to read, after the sentence
     struct Board *board;     // where this host's ranks write what they do, and this process's record there (watchdog.h)
     struct BoardRank *self;
-    void (*let_go)(int);     // set by comm.h: GPUs may wait for ranks that are lost; they stop
+    void (*abort_exchanges)(void); // set by comm.h: a GPU may wait for ranks that are lost
     void (*abort_all)(int);  // set by comm.h once other processes must be ended too
 } process_end;
 
@@ -180,7 +180,7 @@ static void end_process(int code, const char *prefix, const char *format, va_lis
     fwrite(line, 1, (size_t)used, stderr);
     fflush(stderr);
     if (process_end.last_words) process_end.last_words(code);
-    if (process_end.let_go) process_end.let_go(code);
+    if (process_end.abort_exchanges) process_end.abort_exchanges();
     if (process_end.abort_all) process_end.abort_all(code);
     _exit(code);
 }
@@ -404,7 +404,7 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
     }
     dev->op = op;
     if (is_timed(dev)) dev->op_span = span_begin(dev, EVENT_OP, stream_lane(dev), op_names[op], NULL, flops, 0);
-    if (dev->shown) dev->shown->op = op, dev->shown->since = seconds_now(), dev->shown->runs = 1;
+    if (dev->shown) dev->shown->op = op, dev->shown->since = is_timed(dev) ? dev->op_span.start : seconds_now(), dev->shown->runs = 1;
     return 1;
 }
 
@@ -531,7 +531,11 @@ static void device_attach(Device *dev) {
 /* Memory that NCCL itself gave can be registered with it: then it is read and written where it lies. */
 static cudaError_t exchanged_alloc(const Device *dev, MemCategory category, void **p, size_t bytes) {
 #ifdef HAVE_NCCL
-    if (dev->by_nccl && category == MEM_COMM) return ncclMemAlloc(p, bytes) == ncclSuccess ? cudaSuccess : cudaErrorMemoryAllocation;
+    if (dev->by_nccl && category == MEM_COMM) {
+        ncclResult_t result = ncclMemAlloc(p, bytes);
+        if (result != ncclSuccess && result != ncclUnhandledCudaError) run_failure("NCCL could not allocate %.2f GB to exchange: %s. NCCL_DEBUG=INFO says more", (double)bytes / 1e9, ncclGetErrorString(result));
+        return result == ncclSuccess ? cudaSuccess : cudaErrorMemoryAllocation; // what CUDA refuses it is memory
+    }
 #endif
     (void)dev, (void)category;
     return cudaMalloc(p, bytes);

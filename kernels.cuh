@@ -232,30 +232,35 @@ static cublasLtMatrixLayout_t matmul_operand(CudaMatmul *m, cublasLtMatmulDescAt
     return layout;
 }
 
-/* Sums are kept in fp32 until the end: no split along K whose parts are added in the output's dtype. */
-static void matmul_choose(CudaMatmuls *cache, CudaMatmul *m) {
-    const Product *p = &m->product;
+/* Up to `most` algorithms for a product, the likeliest first; returns how many. Sums are kept in fp32 until the end: no split
+ * along K whose parts are added in the output's dtype. */
+static int matmul_algorithms(CudaMatmuls *cache, const CudaMatmul *m, cublasLtMatmulHeuristicResult_t *results, int most) {
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t aligned[3] = {(uint32_t)m->aligned[0], (uint32_t)m->aligned[1], (uint32_t)m->aligned[2]};
     const uint64_t bytes = CUDA_WORKSPACE_BYTES;
     cublasLtMatmulPreference_t wanted;
-    cublasLtMatmulHeuristicResult_t result;
-    int results = 0;
-    cublas_check(cublasLtMatmulDescCreate(&m->how, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product"); // fp32 stays fp32: no TF32
-    m->layout[0] = matmul_operand(m, CUBLASLT_MATMUL_DESC_TRANSA, p->N, p->K, p->b_col, p->b_row);
-    m->layout[1] = matmul_operand(m, CUBLASLT_MATMUL_DESC_TRANSB, p->K, p->M, p->a_col, p->a_row);
-    cublas_check(cublasLtMatrixLayoutCreate(&m->layout[2], p->c_float ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)p->N, (uint64_t)p->M, p->c_row), "describing a matrix");
+    int found = 0;
     cublas_check(cublasLtMatmulPreferenceCreate(&wanted), "describing a choice");
     const struct { cublasLtMatmulPreferenceAttributes_t what; const void *value; size_t size; } settings[6] = {
         {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes}, {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &aligned[1], 4}, {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aligned[0], 4},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &aligned[2], 4}, {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &aligned[2], 4}};
     for (int i = 0; i < 6; i++) cublas_check(cublasLtMatmulPreferenceSetAttribute(wanted, settings[i].what, settings[i].value, settings[i].size), "describing a choice");
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cache->handle, m->how, m->layout[0], m->layout[1], m->layout[2], m->layout[2], wanted, 1, &result, &results);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(cache->handle, m->how, m->layout[0], m->layout[1], m->layout[2], m->layout[2], wanted, most, results, &found);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) cublas_check(status, "choosing an algorithm");
-    m->found = status == CUBLAS_STATUS_SUCCESS && results == 1 && result.state == CUBLAS_STATUS_SUCCESS;
-    if (m->found) m->algo = result.algo;
     cublasLtMatmulPreferenceDestroy(wanted);
+    return status == CUBLAS_STATUS_SUCCESS ? found : 0;
+}
+
+static void matmul_choose(CudaMatmuls *cache, CudaMatmul *m) {
+    const Product *p = &m->product;
+    cublasLtMatmulHeuristicResult_t result;
+    cublas_check(cublasLtMatmulDescCreate(&m->how, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a product"); // fp32 stays fp32: no TF32
+    m->layout[0] = matmul_operand(m, CUBLASLT_MATMUL_DESC_TRANSA, p->N, p->K, p->b_col, p->b_row);
+    m->layout[1] = matmul_operand(m, CUBLASLT_MATMUL_DESC_TRANSB, p->K, p->M, p->a_col, p->a_row);
+    cublas_check(cublasLtMatrixLayoutCreate(&m->layout[2], p->c_float ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)p->N, (uint64_t)p->M, p->c_row), "describing a matrix");
+    m->found = matmul_algorithms(cache, m, &result, 1) == 1 && result.state == CUBLAS_STATUS_SUCCESS;
+    if (m->found) m->algo = result.algo;
 }
 
 static CudaMatmul *cuda_matmul_find(CudaMatmuls *cache, const Product *p, const void *a, const void *b, const void *c) {

@@ -359,16 +359,16 @@ static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, in
     prefetch_backward(r, last + 1);
     head_loss(r, micro, 1);
     unit_free(f, head, pass);
+    prefetch_backward(r, last); // before a reduction, behind which it would wait where they share a way
     if (head != embed) unit_reduce(f, head, micro); // tied: the embedding adds to it first
     for (int l = r->config->L - 1; l >= 0; l--) {
         int unit = table_block_unit(r->table, l);
         FsdpUnit *blocks = &f->units[unit];
         unit_gather(f, blocks);
-        prefetch_backward(r, unit);
         block_backward(r, l, micro);
         if (l > blocks->unit->block) continue; // the unit has more blocks
         unit_free(f, blocks, pass);
-        prefetch_backward(r, unit - 1); // before this one's reduction, behind which it would wait where they share a way
+        prefetch_backward(r, unit - 1);
         unit_reduce(f, blocks, micro);
     }
     device_phase(&r->dev, "backward", embed->unit->name);
@@ -636,8 +636,7 @@ typedef struct {
     Dataset data, val;         // num_files 0: none
     StFiles weights;
     int has_weights, threads, cores; // threads and cores of a rank
-    int local, local_ranks;    // of this process among those of its host; ranks of this host …
-    int sharing;               // … and those that share a device's memory
+    int local, local_ranks;    // of this process among those of its host; ranks of this host
     double memory;             // bytes that ranks find, before the first takes any
     char tokenizer_path[4096]; // "": none found
     Tokenizer *tokenizer;
@@ -738,8 +737,9 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
         if (option_given(o, needs[i].option) && !option_given(o, needs[i].other)) user_error("--%s does nothing without --%s: add that, or leave it out", needs[i].option, needs[i].other);
     if (j->transport != j->hosts && !strcmp(o->offload, "all") && (o->dp_replicate != 1 || !strcmp(o->sharding, "no_shard") || (!strcmp(o->accumulate, "local") && o->accum > 1)))
         user_error("--offload all keeps gradients in the host's memory, where NCCL cannot sum them over replicas, for no_shard or once a step: use --offload optimizer, or full_shard or shard_grad_op without --dp-replicate and --accumulate local");
-    if (j->transport != j->hosts && j->task != DO_PLAN && local_ranks > device_count() && (device_count() > 1 || j->hosts == &transport_threads)) // a launcher may show each rank its own alone
-        user_error("%d ranks on a host that has %d GPU%s, and NCCL wants one for each: start as many ranks on a host as it has GPUs, or share one with --ranks N --transport threads", local_ranks, device_count(), device_count() > 1 ? "s" : "");
+    int gpus = j->transport != j->hosts ? device_count() : INT32_MAX;
+    if (local_ranks > gpus && (gpus > 1 || j->hosts == &transport_threads)) // else a launcher may show each rank its own alone
+        user_error("%d ranks on a host that has %d GPU%s, and NCCL wants one for each: start as many ranks on a host as it has GPUs, or share one with --ranks N --transport threads", local_ranks, gpus, gpus > 1 ? "s" : "");
     j->config = config_of_model(o->model);
     if (j->task != DO_PLAN) kernels_require(j->config.HD), j->memory = device_memory(job_gpu(j, 0));
     if (o->vocab_size) j->config.V = o->vocab_size;
@@ -750,7 +750,6 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
         user_error("--batch %d x --seq %d = %" PRId64 " tokens a micro-batch, expected at most %d: use a smaller --batch, and --accum", o->batch, o->seq, (int64_t)o->batch * o->seq, 1 << 30);
     j->mesh = mesh_open(world, o->dp_shard, o->dp_replicate, j->task == DO_PLAN);
     j->local_ranks = local_ranks;
-    j->sharing = j->transport == j->hosts ? local_ranks : 1;
     j->cores = job_cores(sharing);
     j->threads = o->threads ? o->threads : j->cores;
     table_open(&j->table, &j->config, number_behind(o->wrap, "size"));
@@ -901,12 +900,13 @@ static void run_walk(Run *r, const Job *j, int rank) {
 }
 
 static void check_memory(const Job *j, const Device *walked) {
-    double need = (double)device_need(walked) * j->sharing;
+    int sharing = j->transport == j->hosts ? j->local_ranks : 1; // a device: all of this host, unless each has its own
+    double need = (double)device_need(walked) * sharing;
     if (need > j->memory)
         user_error("%d rank%s of " DEVICE_NAME " need %.2f GB, it has %.2f GB: use more of them, a smaller --batch or --seq, --recompute full, or a smaller model (--plan shows what takes how much)",
-                   j->sharing, j->sharing > 1 ? "s" : "", need / 1e9, j->memory / 1e9);
+                   sharing, sharing > 1 ? "s" : "", need / 1e9, j->memory / 1e9);
     double pinned = (double)pinned_need(walked) * j->local_ranks, have = pinned_memory();
-    if (pinned > have) user_error("%d rank%s of this host need %.2f GB of its memory pinned, it has %.2f GB free: use more hosts, or offload less", j->local_ranks, j->local_ranks > 1 ? "s" : "", pinned / 1e9, have / 1e9);
+    if (pinned > have) user_error("%.2f GB of this host's memory would be pinned by its %d rank%s, %.2f GB are free: use more hosts, or offload less", pinned / 1e9, j->local_ranks, j->local_ranks > 1 ? "s" : "", have / 1e9);
 }
 
 /* All ranks were started alike, with the same data; tells which is not. */

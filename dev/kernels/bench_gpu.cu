@@ -302,25 +302,6 @@ static void attention_answers(Bench *b) {
 
 enum { MAX_CANDIDATES = 48 };
 
-/* All that the library has under the conditions of matmul_choose. */
-static int candidates_of(Bench *b, CudaMatmul *m, cublasLtMatmulHeuristicResult_t *results) {
-    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const uint32_t aligned[3] = {(uint32_t)m->aligned[0], (uint32_t)m->aligned[1], (uint32_t)m->aligned[2]};
-    const uint64_t bytes = CUDA_WORKSPACE_BYTES;
-    cublasLtMatmulPreference_t wanted;
-    int found = 0;
-    cublas_check(cublasLtMatmulPreferenceCreate(&wanted), "describing a choice");
-    const struct { cublasLtMatmulPreferenceAttributes_t what; const void *value; size_t size; } settings[6] = {
-        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes}, {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &aligned[1], 4}, {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &aligned[0], 4},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &aligned[2], 4}, {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &aligned[2], 4}};
-    for (int i = 0; i < 6; i++) cublas_check(cublasLtMatmulPreferenceSetAttribute(wanted, settings[i].what, settings[i].value, settings[i].size), "describing a choice");
-    cublas_check(cublasLtMatmulAlgoGetHeuristic(b->dev.products->handle, m->how, m->layout[0], m->layout[1], m->layout[2], m->layout[2], wanted, MAX_CANDIDATES, results, &found),
-                 "listing algorithms");
-    cublasLtMatmulPreferenceDestroy(wanted);
-    return found;
-}
-
 /* `run` is one op, a product. Which one the program takes and which is fastest are timed in turns. */
 template <class Run> static void product_row(Bench *b, Worst *worst, double *sums, const char *what, double flops, Run run) {
     static cublasLtMatmulHeuristicResult_t results[MAX_CANDIDATES];
@@ -332,7 +313,7 @@ template <class Run> static void product_row(Bench *b, Worst *worst, double *sum
     if (!m || !m->found) run_failure("bench_gpu.cu: cuBLASLt has nothing for %s", what);
     cublasLtMatmulAlgo_t chosen = m->algo;
     double least = INFINITY, times[2][ROUNDS];
-    found = candidates_of(b, m, results);
+    found = matmul_algorithms(b->dev.products, m, results, MAX_CANDIDATES);
     for (int i = 0; i < found; i++) {
         if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
         m->algo = results[i].algo;
