@@ -7,25 +7,55 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yi
 # Llama 3's own tokenizer, where its Python package is installed
 export LLAMA3_TOKENIZER=${LLAMA3_TOKENIZER:-$(python3 -c 'import importlib.util as u; print(u.find_spec("llama_models").submodule_search_locations[0] + "/llama3/tokenizer.model")' 2>/dev/null)}
 passed=0 failed=0 table=
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 
-# suite NAME COMMAND… : shows the output, adds up its last `N passed, N failed`; a suite that does not get there has failed
-suite() {
-    local name=$1 start=$SECONDS counts
-    shift
-    printf '\n==== %s\n' "$name"
-    timeout "${LIMIT:-900}" "$@" 2>&1 | tee "$log"
-    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1)
+# count NAME LOG SECONDS : adds up a suite's last `N passed, N failed`; a suite that does not get there has failed
+count() {
+    local counts
+    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$2" | tail -n 1)
     if [ -z "$counts" ]; then
-        echo "FAIL $name: ended before its last line"
+        echo "FAIL $1: ended before its last line"
         failed=$((failed + 1))
     else
         passed=$((passed + $(cut -d' ' -f1 <<<"$counts")))
         failed=$((failed + $(cut -d' ' -f3 <<<"$counts")))
     fi
-    table+="| $name | ${counts:-no result}, $((SECONDS - start)) s |"$'\n'
-    echo "---- $name: ${counts:-no result}, $((SECONDS - start)) s"
+    table+="| $1 | ${counts:-no result}, $3 s |"$'\n'
+    echo "---- $1: ${counts:-no result}, $3 s"
+}
+
+# suite NAME COMMAND… : shows the output as it comes
+suite() {
+    local name=$1 start=$SECONDS
+    shift
+    printf '\n==== %s\n' "$name"
+    timeout "${LIMIT:-900}" "$@" 2>&1 | tee "$logs/suite"
+    count "$name" "$logs/suite" $((SECONDS - start))
+}
+
+# beside NAME COMMAND : a suite that keeps one core busy; as many at a time as there are cores, until `settle` shows them one after the other
+waiting=()
+beside() {
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
+    waiting+=("$1")
+    local log=$logs/${#waiting[@]}
+    {
+        start=$SECONDS
+        OMP_WAIT_POLICY=passive timeout "${LIMIT:-900}" bash -c "$2" >"$log" 2>&1
+        echo $((SECONDS - start)) >"$log.seconds"
+    } &
+}
+
+settle() {
+    local i
+    wait
+    for i in "${!waiting[@]}"; do
+        printf '\n==== %s\n' "${waiting[i]}"
+        cat "$logs/$((i + 1))"
+        count "${waiting[i]}" "$logs/$((i + 1))" "$(<"$logs/$((i + 1)).seconds")"
+    done
+    waiting=()
 }
 
 for precision in fp32 bf16; do
@@ -39,14 +69,20 @@ if command -v mpirun >/dev/null && ! grep -qv DHAVE_MPI build/cpu-fp32/flags; th
 else
     echo "no MPI in this build: its tests are left out"
 fi
-ways=(TESTS="test-plain test-races test_nccl-plain") # with `all` every way
-[ "${1:-}" != all ] || ways=()
-suite "CUDA on a CPU, the runtime itself" make --no-print-directory -s -j2 -C dev/cuda_on_cpu "${ways[@]}"
 export CUDA_ON_CPU_REGISTERS=$PWD/dev/results/cuda-kernels.txt
-for precision in fp32 bf16; do
-    suite "CUDA on a CPU, unit tests, $precision" "build/cuda-on-cpu-$precision/test_llama3_cuda"
+ways='TESTS="test-plain test-races test_nccl-plain"' # with `all` every way
+[ "${1:-}" != all ] || ways=
+for precision in bf16 fp32; do
+    beside "CUDA on a CPU, unit tests, $precision" "build/cuda-on-cpu-$precision/test_llama3_cuda"
 done
-suite "CUDA on a CPU, the program; CUDA compiled" dev/test/cuda.sh
+beside "CUDA on a CPU, the program; CUDA compiled" dev/test/cuda.sh
+beside "CUDA on a CPU, the runtime itself" "make --no-print-directory -s -C dev/cuda_on_cpu $ways"
+beside "ops, step by step" "make --no-print-directory -s -C dev/kernels check"
+beside "fuzzing, a short run" "make --no-print-directory -s -C dev/fuzz check"
+beside "gpu_check.sh, on CUDA on a CPU" dev/test/gpu_check.sh
+beside "ops, step by step, CUDA on a CPU" "make --no-print-directory -s -C dev/kernels check-cuda"
+beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
+settle
 # other builds of the same tests: variant NAME FOLDER, then what make is told; TESTS=group runs those groups alone
 variant() {
     local name=$1 build=build/test-$2 last=${!#} tests=
@@ -80,13 +116,8 @@ if [ "${1:-}" = all ]; then
         cuda_variant "races in shared memory" "cuda-races-$precision" $precision "-O1 -g -fsanitize=thread"
     done
 fi
-if [ "${1:-}" = all ]; then LIMIT=3600 suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all; fi
-suite "ops, step by step" make --no-print-directory -s -C dev/kernels check
-suite "ops, step by step, CUDA on a CPU" make --no-print-directory -s -j2 -C dev/kernels check-cuda
-suite "gpu_check.sh, on CUDA on a CPU" dev/test/gpu_check.sh
-suite "fuzzing, a short run" make --no-print-directory -s -C dev/fuzz check
+if [ "${1:-}" = all ]; then LIMIT=7200 suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all; fi
 suite "token files" dev/test/tokenize.sh ${1:+all}
-suite "bad input" dev/test/bad_input.sh build/cpu-fp32/train_llama3
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
 LIMIT=1800 suite "planted faults" dev/test/faults.sh ${1:+all}
 
