@@ -71,7 +71,7 @@ static void check_merges(const Tokenizer *t, const char *text, size_t length, co
     int32_t plain[LONGEST_TOKEN * 4];
     size_t seen = 0, at = 0, end = 0;
     for (; at < length; at = end) {
-        end = split_next(t->split, match, text, length, at);
+        end = split_next(t->split, t->llama3, match, text, length, at);
         int rc = pcre2_match(t->split, (PCRE2_SPTR)text, length, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);
         EXPECT(rc > 0 && end == pcre2_get_ovector_pointer(match)[1] && end > at, "a piece from byte %zu to %zu, by the expression to %zu", at, end, pcre2_get_ovector_pointer(match)[1]);
         if (end - at > sizeof plain / sizeof plain[0]) break;

@@ -127,7 +127,7 @@ static int splits_into(const Tokenizer *t, const char *text, const char *want, c
     size_t len = strlen(text);
     *got = 0;
     for (size_t at = 0, end; at < len; at = end) {
-        end = split_next(t->split, match, text, len, at);
+        end = split_next(t->split, t->llama3, match, text, len, at);
         sprintf(got + strlen(got), "%.*s|", (int)(end - at), text + at);
     }
     pcre2_match_data_free(match);
