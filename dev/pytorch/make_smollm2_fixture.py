@@ -64,7 +64,7 @@ def made(tokens, merges):
     backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     backend.pre_tokenizer = split_as_smollm2()
     types = [smollm2.CONTROL] * len(SPECIAL) + [smollm2.NORMAL] * (len(tokens) - len(SPECIAL))
-    return Reference(backend), smollm2.tokenizer_text("made here", tokens, types, merges, "smollm", SPECIAL[1], SPECIAL[0], SPECIAL[2])
+    return Reference(backend), smollm2.tokenizer_text("made here", tokens, types, merges, SPECIAL[1], SPECIAL[0], SPECIAL[2])
 
 
 def pairs():
