@@ -100,6 +100,9 @@ $(BUILD)/test_llama3: test_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags |
 $(BUILD)/bench: dev/kernels/bench.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
 
+$(BUILD)/logits: dev/pytorch/logits.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
+
 train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
 	@ln -sf $< $@
 	@echo "built $< ($(CUDA_PRECISION))"

@@ -6,6 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
 # Llama 3's own tokenizer, where its Python package is installed
 export LLAMA3_TOKENIZER=${LLAMA3_TOKENIZER:-$(python3 -c 'import importlib.util as u; print(u.find_spec("llama_models").submodule_search_locations[0] + "/llama3/tokenizer.model")' 2>/dev/null)}
+# and SmolLM2's, where dev/data/smollm2.py has written it
+if [ -f data/smollm2/tokenizer.model ]; then export SMOLLM2_TOKENIZER=${SMOLLM2_TOKENIZER:-$PWD/data/smollm2/tokenizer.model}; fi
 passed=0 failed=0 table=
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
