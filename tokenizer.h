@@ -273,6 +273,14 @@ static inline size_t tokenizer_decode(const Tokenizer *t, int32_t id, const char
     return token_length(t, id);
 }
 
+/* The id of the special token of this name, or NO_TOKEN. */
+static inline int32_t tokenizer_special(const Tokenizer *t, const char *name) {
+    size_t n = strlen(name);
+    for (int32_t id = t->n_base; id < t->vocab_size; id++)
+        if (token_length(t, id) == n && !memcmp(t->bytes + t->start[id], name, n)) return id;
+    return NO_TOKEN;
+}
+
 // ---------------------------------------------------------------------------
 // encoding
 
