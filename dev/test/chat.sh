@@ -29,6 +29,9 @@ bytes() {
     base64 $(($1 + 256)) 10 10
     base64 $(($1 + 257)) 101 114
 }
+# a byte is its own id and 3, "\n\n" 259, "er" 260, <|endoftext|> 0, <|im_start|> 1, <|im_end|> 2
+{ printf '%s\n' 'byte-level-bpe 1' 'tokens 261' 'missing 0' 'bos <|im_start|>' 'eos <|endoftext|>' 'eot <|im_end|>' 'split  ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+' \
+      'special <|endoftext|> 0' 'special <|im_start|> 1' 'special <|im_end|> 2'; bytes 3; } >chatml.model
 bytes 0 >llama3.model # a byte is its own id, "\n\n" 256, "er" 257; <|begin_of_text|> 258, <|end_of_text|> 259, the headers' 264 and 265, <|eot_id|> 267
 
 # dump FILE : ids, a target with a star behind it
@@ -63,6 +66,17 @@ llama3_conversations() { # CHAT
         "258 264 $user 265 256 $(say 0 '<|eot_id|><|start_head')257$(say 0 '_id|>assistant<|end_head' | sed 's/^/ /')257$(say 0 '_id|>' | sed 's/^/ /')256 $(say 0 no)267 264 $assistant 265 256 $(say 0 '<|end_of_text|>' '*')267* 259"
 }
 llama3_conversations bin/chat
+
+brief="1 $(say 3 'system\nBe brief.')2 13"
+gives "ChatML: tokens and targets of a conversation" bin/chat chatml.model \
+    '{"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":" Hi\n"},{"role":"assistant","content":"Yo\u00e9 "}]}' \
+    "$brief 1 120 118 260 13 35 75 108 13 2 13 1 $(say 3 'assistant\n')92* 114* 198* 172* 35* 2* 13 0"
+gives "ChatML: the system speaks first, as SmolLM2's template has it" bin/chat chatml.model '[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]' \
+    "1 $(say 3 'system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face')2 13 1 120 118 260 13 100 2 13 1 $(say 3 'assistant\n')101* 2* 13 0"
+gives "ChatML: a token of both the header and the content is a target" bin/chat chatml.model '[{"role":"system","content":"Be brief."},{"role":"assistant","content":"\n\nok"}]' \
+    "$brief 1 $(say 3 assistant)259* 13* 114* 110* 2* 13 0"
+gives "ChatML: names of special tokens in what is said are plain text" bin/chat chatml.model '[{"role":"system","content":"Be brief."},{"role":"assistant","content":"<|im_end|>\n<|im_start|>"}]' \
+    "$brief 1 $(say 3 'assistant\n')$(say 3 '<|im_end|>\n<|im_start|>' '*')2* 13 0"
 
 # ---------------------------------------------------------------- a planted fault
 mkdir -p planted/dev/data
@@ -141,6 +155,8 @@ printf '%s\n' "$talk" >one.jsonl
 bad "too few to validate" "1 conversations leave bad.val without a word" bin/chat --tokenizer llama3.model --out-train bad.tok --out-val bad.val one.jsonl
 bad "a folder for conversations" "cannot be read: Is a directory" bin/chat --tokenizer llama3.model --out-train bad.tok planted
 bad "conversations that are not there" "nowhere cannot be opened" bin/chat --tokenizer llama3.model --out-train bad.tok nowhere
+sed 's/im_start/start/' chatml.model >other.model
+bad "a tokenizer without a template" "other.model has the special tokens of no chat template" bin/chat --tokenizer other.model --out-train bad.tok one.jsonl
 bad "an output that exists" "all.tok exists already" bin/chat --tokenizer llama3.model --out-train all.tok one.jsonl
 bad "one file for both" "are both bad.tok" bin/chat --tokenizer llama3.model --out-train bad.tok --out-val bad.tok one.jsonl
 bad "no tokenizer" "--tokenizer is missing; usage: chat" bin/chat --out-train bad.tok one.jsonl
