@@ -614,7 +614,7 @@ static void generate(Run *r, const Tokenizer *tokenizer, const int32_t *ids, int
             all_gather_now(&r->comm, AXIS_WORLD, "next token", &id, r->reports, sizeof id);
             memcpy(&id, r->reports, sizeof id);
         }
-        if (id == tokenizer->eos || id >= tokenizer->vocab_size) break;
+        if (tokenizer_ends(tokenizer, id) || id >= tokenizer->vocab_size) break;
         if (r->rank == 0) print_token(tokenizer, id, stdout), fflush(stdout);
         if (i + 1 < r->opt->max_tokens) logits = next_token_logits(r, &id, 1, count + i);
     }

@@ -51,7 +51,7 @@ typedef struct {
     size_t have, room;
     size_t stretch, ahead;    // bytes of the window in this stretch as far as it is known; in the first chunk of the next, 0: not met
     int val;                  // where this stretch goes
-    pcre2_code *cut;
+    pcre2_code *cut;          // NULL: another expression than Llama 3's splits the text, and it is cut nowhere
     pcre2_match_data *match;
 } Reader;
 
@@ -87,7 +87,7 @@ static int reader_next(Reader *r, Slice *s) {
     while (!cut && !r->ahead && r->stretch < r->have + r->left) {
         size_t chunk = r->stretch;
         reader_chunk(r);
-        if (r->stretch >= r->slice) cut = cut_next(r->cut, r->match, r->text, r->stretch, chunk);
+        if (r->cut && r->stretch >= r->slice) cut = cut_next(r->cut, r->match, r->text, r->stretch, chunk);
     }
     s->val = r->val, s->ends = !cut, s->len = cut ? cut : r->stretch;
     if (s->len > s->room) s->text = (char *)grown(s->text, s->room = s->len + s->len / 2);
@@ -164,7 +164,7 @@ int main(int argc, char **argv) {
     Tokenizer *t = tokenizer_open(tokenizer);
     corpus_check(&r->corpus);
     r->chunk = chunk_size(&r->corpus, r->chooser.fraction);
-    r->cut = cut_open(), r->match = pcre2_match_data_create(1, NULL);
+    r->cut = t->llama3 ? cut_open() : NULL, r->match = pcre2_match_data_create(1, NULL);
     j.t = t;
     pthread_mutex_init(&j.lock, NULL), pthread_cond_init(&j.turn, NULL);
     writer_open(&j.train, out_train, t, 0);
