@@ -43,31 +43,6 @@ static const Llama3Config llama3_presets[] = {
 };
 enum { LLAMA3_PRESETS = sizeof llama3_presets / sizeof llama3_presets[0] };
 
-/* The whole of a file or pipe, with a NUL behind its `length` bytes; the caller frees it. NULL, and errno, when it cannot be read. */
-static char *read_file(const char *path, size_t *length) {
-    FILE *f = fopen(path, "rb");
-    if (!f) return NULL;
-    size_t capacity = 1 << 16, used = 0, got;
-    char *text = (char *)checked_malloc(capacity);
-    while ((got = fread(text + used, 1, capacity - used - 1, f)) > 0) {
-        used += got;
-        if (capacity - used > 1) continue;
-        text = (char *)realloc(text, capacity *= 2);
-        if (!text) run_failure("out of memory while reading %s", path);
-    }
-    if (ferror(f)) { // a directory opens like a file
-        int reason = errno;
-        fclose(f);
-        free(text);
-        errno = reason;
-        return NULL;
-    }
-    fclose(f);
-    text[used] = 0;
-    *length = used;
-    return text;
-}
-
 static char *read_text_file(const char *path) {
     size_t length;
     return read_file(path, &length);

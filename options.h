@@ -207,7 +207,7 @@ static void options_print(const Options *o, FILE *f, int values) {
         const OptionRow *row = &option_rows[i];
         char left[64], value[4096];
         snprintf(left, sizeof left, "--%s %s", row->name, row->values ? row->values : "");
-        if (values && option_as_text(o, row, value, sizeof value)) fprintf(f, value[0] ? "--%s %s\n" : "--%s\n", row->name, value);
+        if (values && option_as_text(o, row, value, sizeof value)) fprintf(f, row->kind == OPT_FLAG ? "--%s\n" : "--%s %s\n", row->name, value);
         if (values) continue;
         if (row->kind == OPT_GROUP) fprintf(f, "%s\n", row->name);
         else if (row->kind == OPT_LATER) fprintf(f, "  %-44s %s: not built yet\n", left, row->help);

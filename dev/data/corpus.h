@@ -1,4 +1,4 @@
-/* corpus.h: what the tools of this folder share: options, the list of documents, where text may be cut, files out.
+/* corpus.h: what the tools of this folder share: the list of documents, where text may be cut, files out, token files, options.
  *
  * A document is a text file. Files that the user names must be text; in folders, hidden files, token files,
  * tokenizers and whatever is not UTF-8 text are passed over. Documents may be larger than memory: corpus_check
@@ -115,36 +115,127 @@ static inline size_t cut_next(const pcre2_code *cut, pcre2_match_data *match, co
     return rc > 0 ? from + pcre2_get_ovector_pointer(match)[1] : 0;
 }
 
-/* Output goes to PATH.partial, which replaces PATH only when it is whole. */
+/* Output goes to PATH.partial, which replaces PATH only when it is whole. What is not whole when an error ends the program is removed. */
+static char *unfinished_outputs[4]; // their PATH.partial; NULL: none
+static inline void outputs_discard(int code) {
+    (void)code;
+    for (size_t i = 0; i < sizeof unfinished_outputs / sizeof unfinished_outputs[0]; i++)
+        if (unfinished_outputs[i]) unlink(unfinished_outputs[i]);
+}
+
+static inline char *path_with(const char *path, const char *end) {
+    char *longer = (char *)checked_malloc(strlen(path) + strlen(end) + 1);
+    return strcat(strcpy(longer, path), end);
+}
+
 static inline FILE *output_open(const char *path) {
-    char *partial = (char *)checked_malloc(strlen(path) + 16);
-    sprintf(partial, "%s.partial", path);
+    char *partial = path_with(path, ".partial"), **slot = unfinished_outputs;
     FILE *f = fopen(partial, "wb");
     if (!f) user_error("%s cannot be written: %s; expected a folder that exists and may be written to", partial, strerror(errno));
-    free(partial);
+    while (*slot) slot++; // no tool writes as many
+    *slot = partial;
+    process_end.last_words = outputs_discard;
     return f;
 }
 
-static inline void output_discard(FILE *f, const char *path) {
-    char *partial = (char *)checked_malloc(strlen(path) + 16);
-    sprintf(partial, "%s.partial", path);
-    fclose(f);
-    unlink(partial);
-    free(partial);
-}
-
 static inline void output_close(FILE *f, const char *path) {
-    char *partial = (char *)checked_malloc(strlen(path) + 16);
-    sprintf(partial, "%s.partial", path);
+    char *partial = path_with(path, ".partial"), **slot = unfinished_outputs;
     int failed = fflush(f) || ferror(f) || fsync(fileno(f));
     if (fclose(f) || failed || rename(partial, path)) user_error("%s could not be written whole: %s; is the disk full?", path, strerror(errno));
-    free(partial);
+    while (!*slot || strcmp(*slot, partial)) slot++;
+    free(*slot), free(partial);
+    *slot = NULL;
 }
+
+// ---------------------------------------------------------------------------
+// token files
+
+typedef struct { // CONTRACT of token files: 64 bytes, little-endian, then tokens, then the mask where flagged
+    char magic[8];
+    uint32_t version, width, vocab_size, flags;
+    uint64_t count;
+    uint8_t tokenizer[32]; // SHA-256 of its file
+} TokenHeader;
+
+typedef struct {
+    const char *path;
+    FILE *file, *mask; // mask: one byte a token, in a file without a name until it is known where it goes; NULL: none
+    const Tokenizer *t;
+    uint32_t width; // bytes a token
+    uint64_t count, targets, bytes; // tokens, tokens that the mask makes targets, and text bytes so far
+} TokenWriter;
+
+static inline void writer_header(const TokenWriter *w) {
+    TokenHeader h = {{'L', 'L', 'M', '3', 'T', 'O', 'K', '1'}, 1, w->width, (uint32_t)w->t->vocab_size, w->mask ? 1u : 0u, w->count, {0}};
+    memcpy(h.tokenizer, w->t->fingerprint, sizeof h.tokenizer);
+    rewind(w->file);
+    fwrite(&h, sizeof h, 1, w->file);
+}
+
+static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer *t, int masked) {
+    w->path = path, w->t = t, w->width = t->vocab_size <= 65536 ? 2 : 4;
+    w->file = output_open(path);
+    if (masked) {
+        char *name = path_with(path, ".mask.partial");
+        w->mask = fopen(name, "w+b");
+        if (!w->mask || unlink(name)) user_error("%s cannot be written: %s; expected a folder that may be written to", name, strerror(errno));
+        free(name);
+    }
+    writer_header(w); // written again with the count
+}
+
+/* Ids as they lie in the file, in place. */
+static inline void writer_narrow(const TokenWriter *w, int32_t *ids, size_t n) {
+    for (size_t i = 0; i < n && w->width == 2; i++) memcpy((char *)ids + 2 * i, &ids[i], 2); // little-endian: the low bytes come first
+}
+
+/* n tokens, as writer_narrow leaves them; mask: (n), NULL for a file that has none. */
+static inline void writer_write(TokenWriter *w, const int32_t *tokens, const uint8_t *mask, size_t n) {
+    if (fwrite(tokens, w->width, n, w->file) != n || (mask && fwrite(mask, 1, n, w->mask) != n))
+        user_error("%s.partial cannot be written to: %s; is the disk full?", w->path, strerror(errno));
+    for (size_t i = 0; i < n && mask; i++) w->targets += mask[i];
+    w->count += n;
+}
+
+static inline void writer_close(TokenWriter *w) {
+    char buffer[1 << 16];
+    if (w->mask) rewind(w->mask);
+    for (size_t n; w->mask && (n = fread(buffer, 1, sizeof buffer, w->mask)) > 0;) fwrite(buffer, 1, n, w->file); // output_close sees an error
+    if (w->mask && (ferror(w->mask) || (uint64_t)ftello(w->file) != sizeof(TokenHeader) + w->count * (w->width + 1)))
+        user_error("the mask of %s could not be written whole: %s; is the disk full?", w->path, strerror(errno));
+    writer_header(w);
+    if (w->mask) fclose(w->mask);
+    output_close(w->file, w->path);
+    if (w->mask) printf("%s: %" PRIu64 " tokens, %" PRIu64 " of them targets, from %.2f MB of conversations\n", w->path, w->count, w->targets, (double)w->bytes / 1e6);
+    else printf("%s: %" PRIu64 " tokens from %.2f MB of text\n", w->path, w->count, (double)w->bytes / 1e6);
+}
+
+/* Which text validates. */
+typedef struct { double fraction; uint64_t seen, chosen; } Chooser; // bytes so far, and of these for validation
+
+/* Spreads validation evenly: a chunk is taken when that brings the chosen bytes closer to their share. */
+static inline int choose(Chooser *c, size_t len) {
+    double share = c->fraction * (double)(c->seen + len / 2);
+    int val = c->fraction > 0 && (double)c->chosen + (double)len / 2 <= share;
+    c->seen += len;
+    c->chosen += val ? len : 0;
+    return val;
+}
+
+// ---------------------------------------------------------------------------
+// options
 
 /* If argv[*i] is `name`, its value, and *i moves on to it; else NULL. */
 static inline const char *option_value(int argc, char **argv, int *i, const char *name) {
     if (strcmp(argv[*i], name)) return NULL;
     if (*i + 1 >= argc) user_error("%s was given without a value; expected one after it", name);
     return argv[++*i];
+}
+
+static inline double fraction_option(const char *value) {
+    char *end;
+    double fraction = strtod(value, &end);
+    if (end == value || *end || !(fraction > 0 && fraction <= 0.5)) user_error("--val-fraction %s was given, expected a number above 0 and at most 0.5", value);
+    return fraction;
 }
 #endif

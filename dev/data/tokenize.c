@@ -14,43 +14,6 @@
 enum { CHUNK_MAX = 64 << 10, CHUNK_MIN = 1 << 10, VAL_CHUNKS = 16, VAL_DOCUMENTS = 20, SLICE = 256 << 10 /* bytes */ };
 
 // ---------------------------------------------------------------------------
-// token files
-
-typedef struct { // CONTRACT of token files: 64 bytes, little-endian, then tokens, then the mask where flagged
-    char magic[8];
-    uint32_t version, width, vocab_size, flags;
-    uint64_t count;
-    uint8_t tokenizer[32]; // SHA-256 of its file
-} TokenHeader;
-
-typedef struct {
-    const char *path;
-    FILE *file;
-    const Tokenizer *t;
-    uint32_t width; // bytes a token
-    uint64_t count, bytes; // tokens and text bytes so far
-} TokenWriter;
-
-static void writer_header(const TokenWriter *w, uint32_t flags) {
-    TokenHeader h = {{'L', 'L', 'M', '3', 'T', 'O', 'K', '1'}, 1, w->width, (uint32_t)w->t->vocab_size, flags, w->count, {0}};
-    memcpy(h.tokenizer, w->t->fingerprint, sizeof h.tokenizer);
-    rewind(w->file);
-    fwrite(&h, sizeof h, 1, w->file);
-}
-
-static void writer_open(TokenWriter *w, const char *path, const Tokenizer *t) {
-    w->path = path, w->t = t, w->width = t->vocab_size <= 65536 ? 2 : 4;
-    w->file = output_open(path);
-    writer_header(w, 0); // written again with the count
-}
-
-static void writer_close(TokenWriter *w) {
-    writer_header(w, 0);
-    output_close(w->file, w->path);
-    printf("%s: %" PRIu64 " tokens from %.2f MB of text\n", w->path, w->count, (double)w->bytes / 1e6);
-}
-
-// ---------------------------------------------------------------------------
 // which text validates
 
 /* The end of a chunk of about `size` bytes: after the last blank line of its second half, else line end, else blank, else character. */
@@ -62,17 +25,6 @@ static size_t chunk_end(const char *text, size_t len, size_t at, size_t size) {
     for (size_t i = end; i > least; i--) if (text[i] == ' ') return i; // a blank belongs to the word behind it
     while ((text[end] & 0xC0) == 0x80) end--;
     return end;
-}
-
-typedef struct { double fraction; uint64_t seen, chosen; } Chooser; // bytes so far, and of these for validation
-
-/* Spreads validation evenly: a chunk is taken when that brings the chosen bytes closer to their share. */
-static int choose(Chooser *c, size_t len) {
-    double share = c->fraction * (double)(c->seen + len / 2);
-    int val = c->fraction > 0 && (double)c->chosen + (double)len / 2 <= share;
-    c->seen += len;
-    c->chosen += val ? len : 0;
-    return val;
 }
 
 /* Whole documents (0) where validation gets at least 20 of them and none that would be most of it, else chunks of this many bytes. */
@@ -175,12 +127,12 @@ static void tokenize_slices(Job *j) {
         uint64_t left_out = 0;
         for (size_t i = 0; j->t->num_missing && i < s.len; i++) left_out += j->t->missing[(uint8_t)s.text[i]];
         size_t n = tokenizer_encode(j->t, s.text, s.len, &ids, &capacity, 0);
-        for (size_t i = 0; i < n && w->width == 2; i++) memcpy((char *)ids + 2 * i, &ids[i], 2); // little-endian: the low bytes come first
+        writer_narrow(w, ids, n);
         pthread_mutex_lock(&j->lock);
         while (j->written != turn) pthread_cond_wait(&j->turn, &j->lock);
-        if (fwrite(ids, w->width, n, w->file) != n || (s.ends && fwrite(&j->t->eos, w->width, 1, w->file) != 1))
-            user_error("%s.partial cannot be written to: %s; is the disk full?", w->path, strerror(errno));
-        w->count += n + (size_t)s.ends, w->bytes += s.len, j->left_out += left_out, j->written++;
+        writer_write(w, ids, NULL, n);
+        if (s.ends) writer_write(w, &j->t->eos, NULL, 1);
+        w->bytes += s.len, j->left_out += left_out, j->written++;
         pthread_cond_broadcast(&j->turn);
         pthread_mutex_unlock(&j->lock);
     }
@@ -201,15 +153,11 @@ int main(int argc, char **argv) {
     Reader *r = &j.reader;
     r->chooser.fraction = 0.05, r->slice = SLICE;
     for (int i = 1; i < argc; i++) {
-        char *end;
         if ((value = option_value(argc, argv, &i, "--tokenizer"))) tokenizer = value;
         else if ((value = option_value(argc, argv, &i, "--out-train"))) out_train = value;
         else if ((value = option_value(argc, argv, &i, "--out-val"))) out_val = value;
-        else if ((value = option_value(argc, argv, &i, "--val-fraction"))) {
-            r->chooser.fraction = strtod(value, &end);
-            if (end == value || *end || !(r->chooser.fraction > 0 && r->chooser.fraction <= 0.5))
-                user_error("--val-fraction %s was given, expected a number above 0 and at most 0.5", value);
-        } else if ((value = option_value(argc, argv, &i, "--threads"))) omp_set_num_threads((int)number_option("--threads", value, 1, 1024));
+        else if ((value = option_value(argc, argv, &i, "--val-fraction"))) r->chooser.fraction = fraction_option(value);
+        else if ((value = option_value(argc, argv, &i, "--threads"))) omp_set_num_threads((int)number_option("--threads", value, 1, 1024));
         else if ((value = option_value(argc, argv, &i, "--slice"))) r->slice = (size_t)number_option("--slice", value, 1, 1 << 30); // for tests: bytes, about
         else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; %s", argv[i], usage);
         else corpus_add_path(&r->corpus, argv[i]);
@@ -223,19 +171,16 @@ int main(int argc, char **argv) {
     r->cut = t->llama3 ? cut_open() : NULL, r->match = pcre2_match_data_create(1, NULL);
     j.t = t;
     pthread_mutex_init(&j.lock, NULL), pthread_cond_init(&j.turn, NULL);
-    writer_open(&j.train, out_train, t);
-    writer_open(&j.val, out_val, t);
+    writer_open(&j.train, out_train, t, 0);
+    writer_open(&j.val, out_val, t, 0);
     int threads = 0;
 #pragma omp parallel reduction(+:threads)
     threads++, tokenize_slices(&j);
     if (j.left_out) printf("%" PRIu64 " bytes were left out: this tokenizer has no token for them\n", j.left_out);
     if (r->corpus.passed) printf("%zu files that are empty or no UTF-8 text were passed over\n", r->corpus.passed);
-    if (!j.val.count || !j.train.count) {
-        output_discard(j.train.file, out_train);
-        output_discard(j.val.file, out_val);
+    if (!j.val.count || !j.train.count)
         user_error("%.1f KB of text are too few to split into training and validation; give at least about %d KB",
                    (double)r->corpus.len / 1e3, (int)(CHUNK_MIN / r->chooser.fraction / 1000) + 1);
-    }
     writer_close(&j.train);
     writer_close(&j.val);
     struct rusage use;

@@ -88,7 +88,7 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     pthread_cond_init(&l.ready, NULL);
     char *raw = (char *)malloc(5 * ((size_t)d->T + 1));
     StepBatch *batch = &l.ring[0];
-    batch->inputs = (int32_t *)malloc(sizeof(int32_t) * elements), batch->targets = (int32_t *)malloc(sizeof(int32_t) * elements);
+    batch->inputs = (int32_t *)malloc(sizeof(int32_t) * elements), batch->targets = (int32_t *)malloc(sizeof(int32_t) * elements), batch->windows = (int64_t *)malloc(sizeof(int64_t) * (size_t)l.samples);
     for (int64_t sample; (sample = loader_claim(&l)) >= 0;) loader_read(&l, sample, raw);
     if (batch->error[0]) user_error("%s", batch->error);
     int64_t targets = 0;
@@ -98,7 +98,7 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
         targets += batch->targets[i] != IGNORED_TARGET;
     }
     EXPECT(batch->num_targets == targets, "a step has %" PRId64 " targets, counted %" PRId64, targets, batch->num_targets);
-    free(batch->inputs), free(batch->targets), free(raw);
+    free(batch->inputs), free(batch->targets), free(batch->windows), free(raw);
 }
 
 /* A header that belongs to the bytes, which FITTING makes tokens below V. Returns the file's size. */
