@@ -47,19 +47,19 @@ END_OF_CONFIG
     "${CC:-cc}" -O1 -shared -fPIC -o shim.so "$top/dev/test/crash_shim.c" -ldl && "${CC:-cc}" -O1 -DTOOL -o tool "$top/dev/test/crash_shim.c" || { fail "dev/test/crash_shim.c" "does not build"; exit 1; }
 }
 
-# in_folder FOLDER COMMAND… : there; what it says comes into FOLDER/log
-in_folder() { (cd "$1" && shift && exec timeout -k 1 60 "$@" </dev/null >log 2>&1); }
+# in_folder FOLDER COMMAND… : there; what it says comes into FOLDER.log
+in_folder() { local folder=$1; shift; (cd "$folder" && exec timeout -k 1 60 "$@" </dev/null >"$work/$folder.log" 2>&1); }
 
 sums() { (cd "$1/out" && sha256sum step-*/* && readlink latest) 2>/dev/null; }
 figures() { sed -nE 's/^\{"step":([0-9]+),"loss":([^,]*),"grad_norm":([^,}]*).*/\1 \2 \3/p' "$1/out/metrics.jsonl"; }
 newest() { ls -d "$1"/out/step-* 2>/dev/null | tail -n 1 | sed 's/.*step-0*//'; }
-told() { sed -nE "s/.*$2.*step-0*([0-9]+).*/\1/p" "$1/log" | tail -n 1; } # the last step that FOLDER's log has behind a word
+told() { sed -nE "s/.*$2.*step-0*([0-9]+).*/\1/p" "$1.log" | tail -n 1; } # the last step that FOLDER's log has behind a word
 
 # complaint FOLDER REFERENCE CODE : what is wrong with a run that came to its end with exit code CODE. Nothing: it is as if nothing had happened to it
 complaint() {
     local left
     left=$(find "$1" -name '.saving-*' -o -name '.deleting-*' | head -n 3 | tr '\n' ' ')
-    if [ "$3" != 0 ]; then echo "exit code $3: $(grep -aE '^(error|failure): ' "$1/log" || tail -n 1 "$1/log")"
+    if [ "$3" != 0 ]; then echo "exit code $3: $(grep -aE '^(error|failure): ' "$1.log" || tail -n 1 "$1.log")"
     elif [ "$(sums "$1")" != "$(sums "$2")" ]; then echo "other checkpoints: $(diff <(sums "$2") <(sums "$1") | grep -m2 '^[<>]' | tr '\n' ' ')"
     elif [ "$(figures "$1")" != "$(figures "$2")" ]; then echo "other figures in metrics.jsonl: $(diff <(figures "$2") <(figures "$1") | grep -m2 '^[<>]' | tr '\n' ' ')"
     elif [ -n "$left" ]; then echo "left behind: $left"
@@ -117,7 +117,7 @@ points_of() {
     wrong=$(complaint "whole-$mode/root" "whole-sync/root" "$code")
     [ -z "$wrong" ] || { fail "$mode: nothing happens" "$wrong"; return; }
     calls=$(wc -l <"whole-$mode/state/calls")
-    [ -n "$all" ] || step=$((calls / 8)) offset=$((mode == sync ? 3 : 7))
+    [ -n "$all" ] || step=$((calls / 8)) offset=${#mode}
     for ((at = 1 + offset; at <= calls; at += step)); do
         crash dead "$at" "${command[@]}"
         code=$?
@@ -133,8 +133,10 @@ points_of() {
                 all*) ./tool rebuild dead/state dead/root found all zeros ;;
                 any*) ./tool rebuild dead/state dead/root found mixed half "$at" ;;
             esac
+            wrong=
+            [ ! -L found/out/latest ] || [ -s found/out/latest/trainer.json ] || wrong="latest leads to $(readlink found/out/latest), which is not whole"
             in_folder found "${command[@]}"
-            wrong=$(complaint found whole-sync/root $?)
+            wrong=${wrong:-$(complaint found whole-sync/root $?)}
             code=$(told found "$resumed_word") # the step that it came back from
             [ -n "$wrong" ] || [ "${code:-0}" -ge "${said:-0}" ] || wrong="step $said was said to be saved, the run came back from step ${code:-0}"
             from[$way]+="${code:-0} "
@@ -172,7 +174,7 @@ kills_of() {
     took=$(($(now) - start))
     [ -z "$wrong" ] || { fail "$name: nothing happens" "$wrong"; return; }
     while [ "$killed" -lt "$count" ] && [ -z "$bad" ]; do
-        (cd hurt && exec "${command[@]}" </dev/null >log 2>&1) &
+        (cd hurt && exec "${command[@]}" </dev/null >"$work/hurt.log" 2>&1) &
         launcher=$!
         started=("$launcher")
         sleep "$(printf '0.%03d' $((RANDOM % (took < 999 ? took : 999))))"
@@ -187,7 +189,7 @@ kills_of() {
             whole=$((whole + 1))
             rm -rf hurt
             mkdir hurt
-        elif [ "$code" = 1 ]; then bad="$(grep -a '^error: ' hurt/log)"
+        elif [ "$code" = 1 ]; then bad="$(grep -a '^error: ' hurt.log)"
         fi
     done
     [ -n "$bad" ] || { in_folder hurt "${command[@]}"; bad=$(complaint hurt unhurt $?); }
@@ -210,10 +212,10 @@ refused() {
     in_folder "$folder" "$@"
     code=$?
     after=$(sums "$folder")
-    if [ "$code" != 1 ]; then fail "$name" "exit code $code, expected 1: $(tail -n 1 "$folder/log")"
-    elif [ "$(grep -ac '^error: ' "$folder/log")" != 1 ] || ! grep -a '^error: ' "$folder/log" | grep -qE -- "$pattern"; then fail "$name" "expected one line 'error: …$pattern…': $(grep -a '^error: ' "$folder/log" || tail -n 1 "$folder/log")"
+    if [ "$code" != 1 ]; then fail "$name" "exit code $code, expected 1: $(tail -n 1 "$folder.log")"
+    elif [ "$(grep -ac '^error: ' "$folder.log")" != 1 ] || ! grep -a '^error: ' "$folder.log" | grep -qE -- "$pattern"; then fail "$name" "expected one line 'error: …$pattern…': $(grep -a '^error: ' "$folder.log" || tail -n 1 "$folder.log")"
     elif [ "$(grep -vxFc -- "$after" <<<"$before")" != 0 ]; then fail "$name" "checkpoints changed: $(diff <(echo "$before") <(echo "$after") | grep -m2 '^[<>]' | tr '\n' ' ')"
-    else pass "$name" "$(grep -a '^error: ' "$folder/log" | cut -c8-)"; fi
+    else pass "$name" "$(grep -a '^error: ' "$folder.log" | cut -c8-)"; fi
 }
 
 # flip FILE BYTE : one bit of it
@@ -228,7 +230,7 @@ damage() {
     local resume file name size at last step=step-00000006
     rm -rf base
     mkdir base
-    in_folder base "${run[@]}" "${saves[@]}" --ranks 2 || { fail "a run that saves" "$(tail -n 1 base/log)"; return; }
+    in_folder base "${run[@]}" "${saves[@]}" --ranks 2 || { fail "a run that saves" "$(tail -n 1 base.log)"; return; }
     resume=("${run[@]}" --steps 8 --ranks 2)
     for file in base/out/$step/*; do
         name=${file##*/}
@@ -252,16 +254,16 @@ damage() {
     last=$(sums base)
     copy hurt
     in_folder hurt "${resume[@]}"
-    if [ $? = 0 ] && [ "$(newest hurt)" = 8 ] && [ "$(sums base)" = "$last" ]; then pass "the same, undamaged" "goes on from step 6 to 8"; else fail "the same, undamaged" "$(tail -n 1 hurt/log)"; fi
+    if [ $? = 0 ] && [ "$(newest hurt)" = 8 ] && [ "$(sums base)" = "$last" ]; then pass "the same, undamaged" "goes on from step 6 to 8"; else fail "the same, undamaged" "$(tail -n 1 hurt.log)"; fi
 }
 
 # ---------------------------------------------------------------- saves that cannot be
-has_steps() { [ "$(grep -c '"loss"' "$1/out/metrics.jsonl" 2>/dev/null || echo 0)" -ge "$2" ]; }
+has_steps() { [ "$(figures "$1" 2>/dev/null | wc -l)" -ge "$2" ]; }
 refusals() {
     local launcher before
     rm -rf base
     mkdir base
-    in_folder base "${run[@]}" "${saves[@]}" --ranks 2 || { fail "a run that saves" "$(tail -n 1 base/log)"; return; }
+    in_folder base "${run[@]}" "${saves[@]}" --ranks 2 || { fail "a run that saves" "$(tail -n 1 base.log)"; return; }
 
     mkdir two
     (cd two && exec "${run[@]}" --steps 100000000 --ranks 2 </dev/null >first 2>&1) &
@@ -270,7 +272,7 @@ refusals() {
     wait_until 20 has_steps two 3
     refused "two runs with one --out" "out.*(run|process)" two "${run[@]}" --steps 8
     if gone "$launcher"; then fail "the first of them goes on" "$(tail -n 1 two/first)"; else pass "the first of them goes on" "$(grep -c '"loss"' two/out/metrics.jsonl) steps"; fi
-    kill -KILL "$launcher"
+    kill -KILL "$launcher" 2>/dev/null
     wait "$launcher" 2>/dev/null
     started=()
 
@@ -304,11 +306,11 @@ refusals() {
 # ---------------------------------------------------------------- signals
 # signalled NAME SIGNALS LAUNCH… : each of SIGNALS saves; the last one also ends the run with exit code 0, and what comes after has the bits of a run that got none
 signalled() {
-    local name=$1 signals=$2 launcher signal before wrong steps code
+    local name=$1 signals=$2 launcher signal before wrong steps code constant=(--lr 0.001 --min-lr 0.001) # a schedule that --steps does not change
     shift 2
     rm -rf told
     mkdir told
-    (cd told && exec "$@" --steps 100000000 --lr 0.001 --min-lr 0.001 </dev/null >log 2>&1) &
+    (cd told && exec "$@" --steps 100000000 "${constant[@]}" </dev/null >"$work/told.log" 2>&1) &
     launcher=$!
     started=("$launcher")
     wait_until 20 has_steps told 3
@@ -316,19 +318,26 @@ signalled() {
         before=$(newest told)
         kill "-$signal" "$launcher"
         newer() { [ "$(newest told)" != "$before" ]; }
-        wait_until 10 newer || { fail "$name: SIG$signal saves" "no checkpoint within 10 s: $(tail -n 1 told/log)"; end_started; wait "$launcher" 2>/dev/null; return; }
+        wait_until 10 newer || { fail "$name: SIG$signal saves" "no checkpoint within 10 s: $(tail -n 1 told.log)"; end_started; wait "$launcher" 2>/dev/null; return; }
         if [ "$signal" = USR1 ]; then
             steps=$(wc -l <told/out/metrics.jsonl)
-            if wait_until 10 has_steps told $((steps + 3)); then pass "$name: SIGUSR1 saves and goes on" "step-$(newest told), then 3 more steps"; else fail "$name: SIGUSR1 saves and goes on" "no more steps: $(tail -n 1 told/log)"; fi
+            if wait_until 10 has_steps told $((steps + 3)); then pass "$name: SIGUSR1 saves and goes on" "step-$(newest told), then 3 more steps"; else fail "$name: SIGUSR1 saves and goes on" "no more steps: $(tail -n 1 told.log)"; fi
         fi
     done
-    wait_until 10 gone "$launcher" || { fail "$name: SIG$signal saves and ends" "still running 10 s later: $(tail -n 1 told/log)"; end_started; }
+    wait_until 10 gone "$launcher" || { fail "$name: SIG$signal saves and ends" "still running 10 s later: $(tail -n 1 told.log)"; end_started; }
     wait "$launcher" 2>/dev/null
     code=$?
     started=()
     steps=$(figures told | tail -n 1 | cut -d' ' -f1)
-    if [ "$code" != 0 ] || [ "$(newest told)" != "$steps" ]; then fail "$name: SIG$signal saves and ends" "exit code $code, the last step is $steps, the last checkpoint of step $(newest told): $(tail -n 1 told/log)"; return; fi
+    if [ "$code" != 0 ] || [ "$(newest told)" != "$steps" ]; then fail "$name: SIG$signal saves and ends" "exit code $code, the last step is $steps, the last checkpoint of step $(newest told): $(tail -n 1 told.log)"; return; fi
     pass "$name: SIG$signal saves and ends" "exit code 0, the last step and checkpoint is $steps"
+    rm -rf untold
+    mkdir untold
+    in_folder untold "$@" --steps $((steps + 2)) "${constant[@]}" && in_folder told "$@" --steps $((steps + 2)) "${constant[@]}"
+    code=$?
+    [ "$(cat untold/out/latest/* | sha256sum)" = "$(cat told/out/latest/* | sha256sum)" ] && wrong= || wrong="other bits in step-$(newest told) than in step-$(newest untold) of a run without signals"
+    [ "$(figures untold)" = "$(figures told)" ] || wrong="other figures in metrics.jsonl"
+    if [ "$code" = 0 ] && [ -z "$wrong" ]; then pass "$name: goes on after SIG$signal" "step $steps to $((steps + 2)), the bits of a run without signals"; else fail "$name: goes on after SIG$signal" "exit code $code, $wrong: $(tail -n 1 told.log)"; fi
 }
 
 signals() {
