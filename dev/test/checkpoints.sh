@@ -124,7 +124,7 @@ points_of() {
         [ "$code" = 137 ] || continue # it had fewer calls to make
         dies=$((dies + 1))
         what=$(tail -n 1 dead/state/calls)
-        said=$(told dead/root "$saved_word")
+        said=$(told dead/root saved)
         for way in "killed" "names as synced, empty files" "all names, zeros" "any names, half files"; do
             rm -rf found
             case $way in
@@ -137,7 +137,7 @@ points_of() {
             [ ! -L found/out/latest ] || [ -s found/out/latest/trainer.json ] || wrong="latest leads to $(readlink found/out/latest), which is not whole"
             in_folder found "${command[@]}"
             wrong=${wrong:-$(complaint found whole-sync/root $?)}
-            code=$(told found "$resumed_word") # the step that it came back from
+            code=$(told found "goes on from") # the step that it came back from
             [ -n "$wrong" ] || [ "${code:-0}" -ge "${said:-0}" ] || wrong="step $said was said to be saved, the run came back from step ${code:-0}"
             from[$way]+="${code:-0} "
             if [ -z "$wrong" ]; then good[$way]=$((${good[$way]:-0} + 1)); else bad[$way]+="call $what: $wrong; "; fi
@@ -346,7 +346,7 @@ signals() {
     [ -z "$have_mpi" ] || signalled "2 processes" "USR1 USR2" "${mpi[@]}" -np 2 "${run[@]}"
 }
 
-saved_word=saved resumed_word=resumed
+
 prepare
 for group in $groups; do
     start=$(now)
