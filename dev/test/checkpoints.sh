@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # checkpoints.sh [PROGRAM] [all] [GROUP…] : whatever happens to a run that saves, it comes back from a whole checkpoint and ends with the
 # bits of the run that nothing happened to. Groups: shim, points (a crash at the n-th change of a file, power lost or not), kills (random
-# ranks at random moments), damage, refusals (what a save cannot do), signals. With `all` every crash point, and more kills.
+# ranks at random moments), errors (the n-th change fails), damage, refusals (what a save cannot do), signals. With `all` every n, and more kills.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
 shift
 all=
 [ "${1:-}" != all ] || { all=1; shift; }
-groups=${*:-shim points kills damage refusals signals}
+groups=${*:-shim points errors kills damage refusals signals}
 top=$PWD
 work=$(mktemp -d)
 started=() # processes that may be left over
@@ -37,7 +37,8 @@ prepare() {
 {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
  "intermediate_size": 48, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
 END_OF_CONFIG
-    run=("$program" --model "$work/model" --data "$work/text/train.tok" --seq 16 --batch 1 --threads 1 --deterministic --out out --keep 2 --resume auto)
+    run=("$program" --model "$work/model" --data "$work/text/train.tok" --seq 16 --batch 1 --threads 1 --deterministic --out out --keep 2 --resume auto
+        --lr 0.001 --min-lr 0.001) # a schedule that --steps does not change
     saves=(--steps 6 --save-every 2) # three checkpoints, of which the first is deleted
     mpi=(mpirun --oversubscribe --bind-to none) have_mpi=1
     if ! command -v mpirun >/dev/null || ! "${mpi[@]}" -np 1 "$program" --plan >.log 2>&1; then
@@ -99,27 +100,27 @@ shim() {
 }
 
 # ---------------------------------------------------------------- a crash at the n-th change of a file
-# crash FOLDER AT COMMAND… : a run in FOLDER/root that dies in place of the AT-th call, or does not (0)
-crash() {
+# under_shim FOLDER AT COMMAND… : a run in FOLDER/root; AT is CRASH_AT=n, it dies in place of the n-th call, or ERROR_AT=n, that call fails
+under_shim() {
     local folder=$1 at=$2
     shift 2
     rm -rf "$folder"
     mkdir -p "$folder/root" "$folder/state"
-    in_folder "$folder/root" env CRASH_ROOT=. CRASH_STATE="$work/$folder/state" CRASH_AT="$at" LD_PRELOAD="$work/shim.so" "$@"
+    in_folder "$folder/root" env CRASH_ROOT=. CRASH_STATE="$work/$folder/state" "$at" LD_PRELOAD="$work/shim.so" "$@"
 } 2>/dev/null
 
 # points_of MODE : crash points of a run with --save-mode MODE; after each, what the disk may hold, and the same command again
 points_of() {
     local mode=$1 command=("${run[@]}" "${saves[@]}" --ranks 2 --save-mode "$1") at calls step=1 offset=0 what wrong said way code dies=0
     local -A good=() bad=() from=()
-    crash "whole-$mode" 0 "${command[@]}"
+    under_shim "whole-$mode" CRASH_AT=0 "${command[@]}"
     code=$?
     wrong=$(complaint "whole-$mode/root" "whole-sync/root" "$code")
     [ -z "$wrong" ] || { fail "$mode: nothing happens" "$wrong"; return; }
     calls=$(wc -l <"whole-$mode/state/calls")
     [ -n "$all" ] || step=$((calls / 8)) offset=${#mode}
     for ((at = 1 + offset; at <= calls; at += step)); do
-        crash dead "$at" "${command[@]}"
+        under_shim dead "CRASH_AT=$at" "${command[@]}"
         code=$?
         [ "$code" = 137 ] || continue # it had fewer calls to make
         dies=$((dies + 1))
@@ -151,6 +152,28 @@ points_of() {
 }
 
 points() { points_of sync; points_of async; }
+
+# in place of a crash, the n-th change of a file fails: the run ends with one line that names a file, or with all that it should have done
+errors() {
+    local command=("${run[@]}" "${saves[@]}" --ranks 2) at calls step=1 code wrong count=0 ended=0 bad=
+    under_shim whole-sync CRASH_AT=0 "${command[@]}"
+    calls=$(wc -l <whole-sync/state/calls)
+    [ -n "$all" ] || step=$((calls / 8))
+    for ((at = 3; at <= calls; at += step)); do
+        under_shim dead "ERROR_AT=$at" "${command[@]}"
+        code=$?
+        count=$((count + 1))
+        wrong=
+        if [ "$code" = 1 ]; then
+            ended=$((ended + 1))
+            [ "$(grep -acE '^(error|failure): ' dead/root.log)" = 1 ] && grep -a '^error: ' dead/root.log | grep -qE 'out.*Input/output error' || wrong="not one line that names a file: $(grep -aE '^(error|failure): ' dead/root.log || tail -n 1 dead/root.log)"
+        else wrong=$(complaint dead/root whole-sync/root "$code"); fi
+        in_folder dead/root "${command[@]}"
+        wrong=${wrong:-$(complaint dead/root whole-sync/root $?)}
+        [ -z "$wrong" ] || bad+="call $(sed -n "${at}p" dead/state/calls): $wrong; "
+    done
+    if [ -n "$bad" ] || [ "$ended" = 0 ]; then fail "a change of a file fails" "$bad"; else pass "a change of a file fails" "$count calls of $calls; $ended runs ended with an error that names the file, the others did without; the next one had the bits of a run without errors"; fi
+}
 
 # ---------------------------------------------------------------- random ranks killed at random moments
 ranks_of() { # the processes that LAUNCHER started
@@ -215,6 +238,7 @@ refused() {
     if [ "$code" != 1 ]; then fail "$name" "exit code $code, expected 1: $(tail -n 1 "$folder.log")"
     elif [ "$(grep -ac '^error: ' "$folder.log")" != 1 ] || ! grep -a '^error: ' "$folder.log" | grep -qE -- "$pattern"; then fail "$name" "expected one line 'error: …$pattern…': $(grep -a '^error: ' "$folder.log" || tail -n 1 "$folder.log")"
     elif [ "$(grep -vxFc -- "$after" <<<"$before")" != 0 ]; then fail "$name" "checkpoints changed: $(diff <(echo "$before") <(echo "$after") | grep -m2 '^[<>]' | tr '\n' ' ')"
+    elif [ -n "$(find "$folder/out" -name '.saving-*')" ]; then fail "$name" "left behind: $(find "$folder/out" -name '.saving-*' | head -n 1)"
     else pass "$name" "$(grep -a '^error: ' "$folder.log" | cut -c8-)"; fi
 }
 
@@ -306,11 +330,11 @@ refusals() {
 # ---------------------------------------------------------------- signals
 # signalled NAME SIGNALS LAUNCH… : each of SIGNALS saves; the last one also ends the run with exit code 0, and what comes after has the bits of a run that got none
 signalled() {
-    local name=$1 signals=$2 launcher signal before wrong steps code constant=(--lr 0.001 --min-lr 0.001) # a schedule that --steps does not change
+    local name=$1 signals=$2 launcher signal before wrong steps code
     shift 2
     rm -rf told
     mkdir told
-    (cd told && exec "$@" --steps 100000000 "${constant[@]}" </dev/null >"$work/told.log" 2>&1) &
+    (cd told && exec "$@" --steps 100000000 </dev/null >"$work/told.log" 2>&1) &
     launcher=$!
     started=("$launcher")
     wait_until 20 has_steps told 3
@@ -333,7 +357,7 @@ signalled() {
     pass "$name: SIG$signal saves and ends" "exit code 0, the last step and checkpoint is $steps"
     rm -rf untold
     mkdir untold
-    in_folder untold "$@" --steps $((steps + 2)) "${constant[@]}" && in_folder told "$@" --steps $((steps + 2)) "${constant[@]}"
+    in_folder untold "$@" --steps $((steps + 2)) && in_folder told "$@" --steps $((steps + 2))
     code=$?
     [ "$(cat untold/out/latest/* | sha256sum)" = "$(cat told/out/latest/* | sha256sum)" ] && wrong= || wrong="other bits in step-$(newest told) than in step-$(newest untold) of a run without signals"
     [ "$(figures untold)" = "$(figures told)" ] || wrong="other figures in metrics.jsonl"

@@ -3,7 +3,8 @@
  * As a library (cc -shared -fPIC), preloaded into every process of a run, it counts the calls that change what lies under
  * CRASH_ROOT, of all processes together, and keeps in CRASH_STATE what a loss of power would leave: of a file its bytes at
  * its last fsync, of a directory its names at its last fsync. A name leads to an inode, so a renamed directory takes its
- * synced names along. CRASH_AT=n: in place of the n-th call (a write: after half of it) all processes die by SIGKILL.
+ * synced names along. CRASH_AT=n: in place of the n-th call (a write: after half of it) all processes die by SIGKILL. ERROR_AT=n: the
+ * n-th call fails, with EIO.
  * As a program (cc -DTOOL) it builds what would be found then, and has a saver to try all this on.
  * Of stdio it counts fopen, fflush and fclose; the writes themselves it need not see, since bytes last by fsync alone.
  * Not seen: mmap, copy_file_range, mkstemp; a file that nobody was seen making ends the run. Nothing is written to the disk by fsync here.
@@ -34,7 +35,7 @@ _Static_assert(sizeof(long) == 8, "offsets go to system calls in one register");
 /* CRASH_STATE/shared, mapped by all. Beside it: ID.data and ID.names, what lasts of inode ID; calls, one line a counted call. */
 typedef struct {
     pthread_mutex_t lock;
-    int64_t calls, die_at;
+    int64_t calls, die_at, fail_at;
     int dead, processes;
     pid_t process[MAX_PROCESSES];
     int inodes;                    // ids given so far; 0 is the root's
@@ -137,6 +138,7 @@ static void begin(const char *at) {
         pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
         pthread_mutex_init(&state->lock, &shared);
         state->die_at = getenv("CRASH_AT") ? atoll(getenv("CRASH_AT")) : 0;
+        state->fail_at = getenv("ERROR_AT") ? atoll(getenv("ERROR_AT")) : 0;
         if (stat(root, &info)) broken("cannot find", root);
         keep_names(id_new(info.st_ino), root, 1); // what was there before the first process came lasts
     }
@@ -158,7 +160,8 @@ static void die(void) {
     for (;;) pause();
 }
 
-/* A counted call starts: until leave() no other does. 0: the machine is off (a process that outlived the others asks). */
+/* A counted call starts: until leave() no other does. 0: it fails; of a machine that is off (a process that outlived the others asks), all do.
+ * `last`: all are to die. */
 static int enter(const char *call, const char *path, int *last) {
     char line[3 * LONG_PATH], name[LONG_PATH];
     if (pthread_mutex_lock(&state->lock) == EOWNERDEAD) pthread_mutex_consistent(&state->lock);
@@ -173,7 +176,10 @@ static int enter(const char *call, const char *path, int *last) {
     if (log < 0) broken("cannot open", name);
     sys_write(log, line, (size_t)snprintf(line, sizeof line, "%ld %s %s\n", (long)state->calls, call, path + strlen(root)), name);
     syscall(SYS_close, log);
-    return 1;
+    if (state->calls != state->fail_at) return 1;
+    pthread_mutex_unlock(&state->lock);
+    errno = EIO;
+    return 0;
 }
 
 static void leave(void) { pthread_mutex_unlock(&state->lock); }
@@ -370,7 +376,11 @@ static int flushed(const char *symbol, FILE *f) {
     char path[PATH_MAX];
     int last;
     if (!f || fileno(f) < 0 || (fcntl(fileno(f), F_GETFL) & O_ACCMODE) == O_RDONLY || !fd_inside(fileno(f), path)) return real(f);
-    if (!enter(symbol, path, &last)) return EOF;
+    if (!enter(symbol, path, &last)) {
+        if (!strcmp(symbol, "fclose")) real(f);
+        errno = EIO;
+        return EOF;
+    }
     if (last) die();
     int result = real(f), error = errno;
     leave();
