@@ -45,6 +45,11 @@ END_OF_CONFIG
         have_mpi=
         echo "no mpirun, or a build without MPI: the checks with processes are left out"
     fi
+    if [ "$(uname)" != Linux ]; then
+        groups=$(printf '%s\n' $groups | grep -vxE 'shim|points|errors')
+        echo "dev/test/crash_shim.c is for Linux: crash points are left out"
+        return
+    fi
     "${CC:-cc}" -O1 -shared -fPIC -o shim.so "$top/dev/test/crash_shim.c" -ldl && "${CC:-cc}" -O1 -DTOOL -o tool "$top/dev/test/crash_shim.c" || { fail "dev/test/crash_shim.c" "does not build"; exit 1; }
 }
 
@@ -109,17 +114,25 @@ under_shim() {
     in_folder "$folder/root" env CRASH_ROOT=. CRASH_STATE="$work/$folder/state" "$at" LD_PRELOAD="$work/shim.so" "$@"
 } 2>/dev/null
 
+# crash_points MODE CALLS : all, or some, and of those by which the last checkpoint becomes one every other, sync and async in turns
+crash_points() {
+    if [ -n "$all" ]; then seq "$2"
+    else
+        seq $((${#1} + 4)) $(($2 / 4)) "$2"
+        grep -E ' (rename|symlink|fsync /out$|fsync [^ ]*/.saving-[^/]*$)' "whole-$1/state/calls" | tail -n 8 | awk -v odd=$((${#1} % 2)) 'NR % 2 == odd { print $1 }'
+    fi | sort -nu
+}
+
 # points_of MODE : crash points of a run with --save-mode MODE; after each, what the disk may hold, and the same command again
 points_of() {
-    local mode=$1 command=("${run[@]}" "${saves[@]}" --ranks 2 --save-mode "$1") at calls step=1 offset=0 what wrong said way code dies=0
+    local mode=$1 command=("${run[@]}" "${saves[@]}" --ranks 2 --save-mode "$1") at calls what wrong said way code dies=0
     local -A good=() bad=() from=()
     under_shim "whole-$mode" CRASH_AT=0 "${command[@]}"
     code=$?
     wrong=$(complaint "whole-$mode/root" "whole-sync/root" "$code")
     [ -z "$wrong" ] || { fail "$mode: nothing happens" "$wrong"; return; }
     calls=$(wc -l <"whole-$mode/state/calls")
-    [ -n "$all" ] || step=$((calls / 8)) offset=${#mode}
-    for ((at = 1 + offset; at <= calls; at += step)); do
+    for at in $(crash_points "$mode" "$calls"); do
         under_shim dead "CRASH_AT=$at" "${command[@]}"
         code=$?
         [ "$code" = 137 ] || continue # it had fewer calls to make
@@ -188,7 +201,7 @@ ranks_of() { # the processes that LAUNCHER started
 
 # kills_of RANKS COUNT MODE : each time the same command goes on with what the last one left; whole runs on the way are judged, too
 kills_of() {
-    local ranks=$1 count=$2 name="$1 processes, --save-mode $3" killed=0 whole=0 code start took victim launcher wrong bad=
+    local ranks=$1 count=$2 name="$1 processes, --save-mode $3" killed=0 whole=0 code start took victim launcher wrong bad= reached= ms
     local command=("${mpi[@]}" -np "$ranks" "${run[@]}" --steps 60 --save-every 3 --save-mode "$3" --timeout 5)
     rm -rf unhurt hurt
     mkdir unhurt hurt
@@ -201,9 +214,10 @@ kills_of() {
         (cd hurt && exec "${command[@]}" </dev/null >"$work/hurt.log" 2>&1) &
         launcher=$!
         started=("$launcher")
-        sleep "$(printf '0.%03d' $((RANDOM % (took < 999 ? took : 999))))"
+        ms=$((RANDOM % took))
+        sleep "$((ms / 1000)).$(printf %03d $((ms % 1000)))"
         victim=$(ranks_of "$launcher" | sort -n | sed -n "$((RANDOM % ranks + 1))p")
-        [ -n "$victim" ] && kill -KILL "$victim" 2>/dev/null && killed=$((killed + 1))
+        [ -n "$victim" ] && kill -KILL "$victim" 2>/dev/null && killed=$((killed + 1)) && reached+=" $(figures hurt 2>/dev/null | tail -n 1 | cut -d' ' -f1)"
         if ! wait_until 15 gone "$launcher"; then bad="still running 15 s after rank process $victim was killed"; end_started; fi
         wait "$launcher" 2>/dev/null
         code=$?
@@ -217,14 +231,14 @@ kills_of() {
         fi
     done
     [ -n "$bad" ] || { in_folder hurt "${command[@]}"; bad=$(complaint hurt unhurt $?); }
-    if [ -n "$bad" ]; then fail "random ranks killed, $name" "after $killed kills: $bad"; else pass "random ranks killed, $name" "$killed kills, $((whole + 1)) runs came to their end with the bits of an unhurt one"; fi
+    if [ -n "$bad" ]; then fail "random ranks killed, $name" "after $killed kills: $bad"; else pass "random ranks killed, $name" "$killed kills, after steps$reached; $((whole + 1)) came to their end with the bits of an unhurt run, which takes $took ms"; fi
 }
 
 kills() {
     [ -n "$have_mpi" ] || return
     RANDOM=7
-    kills_of 2 "${all:+1}4" sync
-    kills_of 3 "${all:+1}4" async
+    kills_of 2 $([ -n "$all" ] && echo 15 || echo 4) sync
+    kills_of 3 $([ -n "$all" ] && echo 15 || echo 4) async
 }
 
 # ---------------------------------------------------------------- damaged checkpoints
