@@ -105,11 +105,11 @@ shim() {
 }
 
 # ---------------------------------------------------------------- a crash at the n-th change of a file
-# under_shim FOLDER AT COMMAND… : a run in FOLDER/root; AT is CRASH_AT=n, it dies in place of the n-th call, or ERROR_AT=n, that call fails
+# under_shim FOLDER AT COMMAND… : a run in FOLDER/root, with what is there; AT is CRASH_AT=n, it dies in place of the n-th call, or ERROR_AT=n, that call fails
 under_shim() {
     local folder=$1 at=$2
     shift 2
-    rm -rf "$folder"
+    rm -rf "$folder/state"
     mkdir -p "$folder/root" "$folder/state"
     in_folder "$folder/root" env CRASH_ROOT=. CRASH_STATE="$work/$folder/state" "$at" LD_PRELOAD="$work/shim.so" "$@"
 } 2>/dev/null
@@ -127,12 +127,14 @@ crash_points() {
 points_of() {
     local mode=$1 command=("${run[@]}" "${saves[@]}" --ranks 2 --save-mode "$1") at calls what wrong said way code dies=0
     local -A good=() bad=() from=()
+    rm -rf "whole-$mode"
     under_shim "whole-$mode" CRASH_AT=0 "${command[@]}"
     code=$?
     wrong=$(complaint "whole-$mode/root" "whole-sync/root" "$code")
     [ -z "$wrong" ] || { fail "$mode: nothing happens" "$wrong"; return; }
     calls=$(wc -l <"whole-$mode/state/calls")
     for at in $(crash_points "$mode" "$calls"); do
+        rm -rf dead
         under_shim dead "CRASH_AT=$at" "${command[@]}"
         code=$?
         [ "$code" = 137 ] || continue # it had fewer calls to make
@@ -164,15 +166,39 @@ points_of() {
     done
 }
 
-points() { points_of sync; points_of async; }
+# the run that comes back loses power, too, at some call
+points_again() {
+    local command=("${run[@]}" "${saves[@]}" --ranks 2) at calls count=0 second wrong bad= from=
+    calls=$(wc -l <whole-sync/state/calls)
+    RANDOM=3
+    for ((at = 20; at <= calls; at += ${all:+-15} + 20)); do
+        second=$((RANDOM % 50 + 1))
+        rm -rf dead again found
+        under_shim dead "CRASH_AT=$at" "${command[@]}"
+        mkdir again
+        ./tool rebuild dead/state dead/root again/root mixed half "$at"
+        under_shim again "CRASH_AT=$second" "${command[@]}"
+        ./tool rebuild again/state again/root found mixed zeros "$second"
+        in_folder found "${command[@]}"
+        wrong=$(complaint found whole-sync/root $?)
+        [ -z "$wrong" ] || bad+="call $at, then call $(tail -n 1 again/state/calls): $wrong; "
+        from+=" $(told found "goes on from")"
+        count=$((count + 1))
+    done
+    if [ -n "$bad" ]; then fail "two crashes, one after the other" "$bad"; else pass "two crashes, one after the other" "$count times; came back from step$from"; fi
+}
+
+points() { points_of sync; points_of async; points_again; }
 
 # in place of a crash, the n-th change of a file fails: the run ends with one line that names a file, or with all that it should have done
 errors() {
     local command=("${run[@]}" "${saves[@]}" --ranks 2) at calls step=1 code wrong count=0 ended=0 bad=
+    rm -rf whole-sync
     under_shim whole-sync CRASH_AT=0 "${command[@]}"
     calls=$(wc -l <whole-sync/state/calls)
     [ -n "$all" ] || step=$((calls / 8))
     for ((at = 3; at <= calls; at += step)); do
+        rm -rf dead
         under_shim dead "ERROR_AT=$at" "${command[@]}"
         code=$?
         count=$((count + 1))

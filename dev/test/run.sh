@@ -119,6 +119,7 @@ fi
 if [ "${1:-}" = all ]; then LIMIT=7200 suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all; fi
 suite "token files" dev/test/tokenize.sh ${1:+all}
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
+suite "checkpoints" dev/test/checkpoints.sh build/cpu-fp32/train_llama3 ${1:+all}
 LIMIT=1800 suite "planted faults" dev/test/faults.sh ${1:+all}
 
 if [ "${1:-}" = all ]; then
