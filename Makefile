@@ -56,7 +56,7 @@ BUILD := build/cpu-$(PRECISION)
 # FMA wherever the source has a*b+c, the same in every loop; no errno, so that sqrtf is one instruction
 FLAGS := -std=c11 $(CFLAGS) -march=$(ARCH) -ffp-contract=fast -fno-math-errno -fopenmp -Wall -Wextra $(if $(CI),-Werror) \
          $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
-LIBS  := $(if $(HAVE_MPI),$(shell $(MPICC) --showme:link 2>/dev/null)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lm -pthread
+LIBS  := $(if $(HAVE_MPI),$(shell $(MPICC) --showme:link 2>/dev/null)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lz -lm -pthread
 WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
 HEADERS := $(wildcard *.h *.cuh dev/test/*.h dev/data/*.h)
 
@@ -68,7 +68,7 @@ CUDA_BUILD := build/cuda-$(CUDA_PRECISION)
 CUDA_CODE  := $(foreach a,80 90,-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -gencode arch=compute_90,code=compute_90 -t 2
 CUDA_FLAGS := -x cu -std=c++20 -O3 -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spills,-warn-lmem-usage,-Werror \
               -Xcompiler -fopenmp,-march=$(ARCH),-ffp-contract=fast,-fno-math-errno $(if $(filter bf16,$(CUDA_PRECISION)),-DPRECISION_BF16)
-CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lm
+CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lz -lm
 # several GPUs: NCCL, and MPI to start on several hosts; tests of the CUDA build need neither
 HAVE_NCCL  := $(if $(NVCC),$(if $(wildcard $(dir $(NVCC))../include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h $(NCCL_HOME)/include/nccl.h),1))
 ifneq ($(HAVE_NCCL),)
@@ -100,6 +100,9 @@ $(BUILD)/test_llama3: test_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags |
 $(BUILD)/bench: dev/kernels/bench.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
 
+$(BUILD)/logits: dev/pytorch/logits.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function -I. $< -o $@ $(LIBS)
+
 train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
 	@ln -sf $< $@
 	@echo "built $< ($(CUDA_PRECISION))"
@@ -113,7 +116,7 @@ $(CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_BUILD)/flags | need
 
 $(CPU_CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
 	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -c $< -o $@.o
-	$(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $@.o -o $@ -lcjson -lpcre2-8 -lm -pthread
+	$(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $@.o -o $@ -lcjson -lpcre2-8 -lz -lm -pthread
 
 # the program, op by op and step by step, with times; dev/gpu_check.sh runs it
 BENCH_GPU := dev/kernels/bench_gpu.cu dev/kernels/bench_step.h train_llama3.cu
@@ -122,7 +125,7 @@ $(CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_BUILD)/flags | needed
 
 $(CPU_CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
 	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -I. -c $< -o $@.o
-	$(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $@.o -o $@ -lcjson -lpcre2-8 -lm -pthread
+	$(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $@.o -o $@ -lcjson -lpcre2-8 -lz -lm -pthread
 
 cuda-programs: $(CUDA_BUILD)/train_llama3_cuda $(CUDA_BUILD)/test_llama3_cuda $(if $(filter bf16,$(CUDA_PRECISION)),$(CUDA_BUILD)/bench_gpu)
 cuda-on-cpu-programs: $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda $(if $(filter bf16,$(PRECISION)),$(CPU_CUDA_BUILD)/bench_gpu)

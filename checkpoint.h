@@ -1,248 +1,48 @@
-/* checkpoint.h: weights in and out, in Hugging Face's safetensors.
+/* checkpoint.h: what outlives a run: checkpoints, exported models, and the directory under --out.
  *
- * Owns: the safetensors reader and the writing of a model directory that transformers loads as it lies.
- * A caller may rely on: each rank reads and writes only its own ranges of each tensor, so nobody ever holds more
- * than its shards; a file that lies about itself is an error that names it; nothing that exists is overwritten.
+ * Owns: the saving and reading of all state, and who may write under --out. A caller may rely on: a checkpoint's bytes
+ * depend on the state alone, never on the layout that wrote it; each 4 MiB chunk of a file is written by one rank and has a
+ * checksum; nobody holds more than a unit above its state; a checkpoint is whole or it is not there, whenever the
+ * run dies; what is read is held against its checksums; nothing that exists is overwritten.
  */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
-#include "fsdp.h"
-#include <fcntl.h>
+#include "safetensors.h"
+#include "options.h"    // defines: Options, option_text
+#include "dataloader.h" // defines: Sampler, sampler_place
+#include <dirent.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <zlib.h>       // defines: crc32
 
 // ---------------------------------------------------------------------------
-// safetensors: 8 bytes length of a JSON header, the header, the tensors' bytes
-
-typedef enum { ST_F32, ST_BF16, ST_F16, ST_I32, ST_DTYPES } StDtype;
-static const char *const st_dtype_names[ST_DTYPES] = {"F32", "BF16", "F16", "I32"};
-static const int st_dtype_sizes[ST_DTYPES] = {4, 2, 2, 4};
-
-typedef struct {
-    char *name;
-    StDtype dtype;
-    int64_t rows, cols, elements; // the last dimension is cols, all before it rows
-    int64_t begin;                // first byte in the file
-    int fd;
-    const char *path;             // of the file, for errors
-} StTensor;
-
-typedef struct {                  // all tensors of one or several files
-    StTensor *tensors;
-    int count;
-    char *paths[1024];
-    int fds[1024], num_files;
-} StFiles;
-
-static void st_add_tensor(StFiles *s, const char *path, int fd, const cJSON *item, int64_t data, int64_t file_size) {
-    StTensor t = ZERO;
-    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype"), *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
-    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets"), *dim;
-    int known = 0;
-    while (known < ST_DTYPES && !(cJSON_IsString(dtype) && !strcmp(dtype->valuestring, st_dtype_names[known]))) known++;
-    if (known == ST_DTYPES) user_error("%s: tensor %s has dtype %s, expected F32, BF16, F16 or I32", path, item->string, cJSON_IsString(dtype) ? dtype->valuestring : "?");
-    t.dtype = (StDtype)known;
-    t.rows = 1, t.cols = 1;
-    if (!cJSON_IsArray(shape) || cJSON_GetArraySize(offsets) != 2) user_error("%s: tensor %s has no shape or no data_offsets", path, item->string);
-    cJSON_ArrayForEach(dim, shape) {
-        double d = dim->valuedouble;
-        if (!cJSON_IsNumber(dim) || !(d >= 0 && d <= 1e15) || d != floor(d) || (double)t.rows * (double)t.cols * d > 1e15)
-            user_error("%s: the shape of tensor %s is not one", path, item->string);
-        t.rows *= t.cols;
-        t.cols = (int64_t)d;
-    }
-    t.elements = t.rows * t.cols;
-    double begin = cJSON_GetArrayItem(offsets, 0)->valuedouble, end = cJSON_GetArrayItem(offsets, 1)->valuedouble;
-    if (!(begin >= 0) || begin != floor(begin) || end - begin != (double)t.elements * st_dtype_sizes[known] || end > (double)(file_size - data))
-        user_error("%s: tensor %s lies at bytes %.0f to %.0f of %" PRId64 ", its shape needs %" PRId64 " bytes: the file is truncated or damaged",
-                   path, item->string, begin, end, file_size - data, t.elements * st_dtype_sizes[known]);
-    t.begin = data + (int64_t)begin;
-    t.name = strdup(item->string);
-    t.fd = fd;
-    t.path = path;
-    s->tensors = (StTensor *)realloc(s->tensors, sizeof(StTensor) * (size_t)(s->count + 1));
-    if (!s->tensors) run_failure("out of memory reading %s", path);
-    s->tensors[s->count++] = t;
-}
-
-static int by_place(const void *a, const void *b) { // tensors without bytes before the one that starts there
-    const StTensor *x = (const StTensor *)a, *y = (const StTensor *)b;
-    return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin) : (x->elements > y->elements) - (x->elements < y->elements);
-}
-
-static int by_name(const void *a, const void *b) { return strcmp(((const StTensor *)a)->name, ((const StTensor *)b)->name); }
-
-/* As the format asks: every name once, and the tensors lie one behind the other from the header to the file's end. */
-static void st_check_places(StTensor *tensors, int count, const char *path, int64_t data, int64_t file_size) {
-    int64_t end = data;
-    if (count) qsort(tensors, (size_t)count, sizeof *tensors, by_name);
-    for (int i = 1; i < count; i++)
-        if (!strcmp(tensors[i].name, tensors[i - 1].name)) user_error("%s holds tensor %s twice: the file is damaged", path, tensors[i].name);
-    if (count) qsort(tensors, (size_t)count, sizeof *tensors, by_place);
-    for (int i = 0; i < count; i++) {
-        if (tensors[i].begin != end)
-            user_error("%s: tensor %s starts at byte %" PRId64 " of the data, expected %" PRId64 ": tensors overlap or leave gaps, the file is damaged",
-                       path, tensors[i].name, tensors[i].begin - data, end - data);
-        end += tensors[i].elements * st_dtype_sizes[tensors[i].dtype];
-    }
-    if (end != file_size)
-        user_error("%s: its tensors take %" PRId64 " bytes, %" PRId64 " follow the header: the file is damaged, copy it again", path, end - data, file_size - data);
-}
-
-static void st_add_file(StFiles *s, const char *path) {
-    struct stat info;
-    uint64_t length = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC), first = s->count;
-    if (fd < 0 || fstat(fd, &info)) user_error("cannot read weights %s: %s", path, strerror(errno));
-    if (s->num_files == 1024) user_error("%s: more than 1024 files of weights", path);
-    if (pread(fd, &length, 8, 0) != 8 || length < 2 || length > 100000000 || (int64_t)length + 8 > (int64_t)info.st_size)
-        user_error("%s is not a safetensors file: its header would be %" PRIu64 " bytes of %" PRId64, path, length, (int64_t)info.st_size);
-    char *header = (char *)checked_malloc(length + 1);
-    if (pread(fd, header, length, 8) != (ssize_t)length) user_error("cannot read the header of %s", path);
-    cJSON *json = cJSON_Parse(header);
-    if (!cJSON_IsObject(json)) user_error("%s: the header is not JSON: the file is damaged, or no safetensors file", path);
-    s->paths[s->num_files] = strdup(path);
-    s->fds[s->num_files] = fd;
-    cJSON *item;
-    cJSON_ArrayForEach(item, json)
-        if (strcmp(item->string, "__metadata__")) st_add_tensor(s, s->paths[s->num_files], fd, item, 8 + (int64_t)length, info.st_size);
-    st_check_places(s->count > first ? s->tensors + first : NULL, s->count - first, path, 8 + (int64_t)length, info.st_size);
-    s->num_files++;
-    cJSON_Delete(json);
-    free(header);
-}
-
-static void st_close(StFiles *s) {
-    for (int i = 0; i < s->count; i++) free(s->tensors[i].name);
-    for (int i = 0; i < s->num_files; i++) {
-        free(s->paths[i]);
-        close(s->fds[i]);
-    }
-    free(s->tensors);
-    memset(s, 0, sizeof *s);
-}
-
-static const StTensor *st_find(const StFiles *s, const char *name) {
-    for (int i = 0; i < s->count; i++)
-        if (!strcmp(s->tensors[i].name, name)) return &s->tensors[i];
-    return NULL;
-}
-
-static inline float half_to_float(uint16_t h) { // IEEE 754 binary16
-    int exponent = (h >> 10) & 31, fraction = h & 1023;
-    float x = exponent == 31 ? (fraction ? NAN : INFINITY)
-            : exponent ? ldexpf((float)(1024 + fraction), exponent - 25) : ldexpf((float)fraction, -24);
-    return h & 0x8000 ? -x : x;
-}
-
-/* Elements [first, first + count) of a tensor, as fp32 (int32 tensors: their bits). */
-static void st_read(const StTensor *t, float *out, int64_t first, int64_t count) {
-    enum { AT_ONCE = 1 << 16 };
-    char buffer[4 * AT_ONCE];
-    int size = st_dtype_sizes[t->dtype];
-    for (int64_t done = 0; done < count; done += AT_ONCE) {
-        int64_t n = min_i64(AT_ONCE, count - done);
-        if (pread(t->fd, buffer, (size_t)(n * size), t->begin + (first + done) * size) != n * size)
-            user_error("%s: tensor %s cannot be read: %s", t->path, t->name, strerror(errno));
-        if (size == 4) memcpy(out + done, buffer, (size_t)(n * 4));
-        for (int64_t i = 0; i < n && size == 2; i++) {
-            bf16 b;
-            memcpy(&b, buffer + 2 * i, 2);
-            out[done + i] = t->dtype == ST_BF16 ? bf16_to_float(b) : half_to_float(b.bits);
-        }
-    }
-}
-
-// ---------------------------------------------------------------------------
-// a model directory
-
-/* Opens the weights of a Hugging Face directory and holds them against the table. 0: there are none. */
-static int model_files_open(StFiles *s, const char *dir, const TensorTable *table) {
-    char path[4096];
-    memset(s, 0, sizeof *s);
-    snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
-    char *text = read_text_file(path);
-    if (text) {
-        cJSON *json = cJSON_Parse(text), *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map"), *item;
-        if (!cJSON_IsObject(map)) user_error("%s has no \"weight_map\"", path);
-        cJSON_ArrayForEach(item, map) {
-            int seen = 0;
-            if (!cJSON_IsString(item) || strchr(item->valuestring, '/')) user_error("%s: \"%s\" names no file beside it", path, item->string);
-            snprintf(path, sizeof path, "%s/%s", dir, item->valuestring);
-            for (int i = 0; i < s->num_files; i++) seen |= !strcmp(s->paths[i], path);
-            if (!seen) st_add_file(s, path);
-        }
-        cJSON_Delete(json);
-        free(text);
-    } else {
-        snprintf(path, sizeof path, "%s/model.safetensors", dir);
-        if (access(path, F_OK)) return 0;
-        st_add_file(s, path);
-    }
-    for (int i = 0; i < table->num_tensors; i++) {
-        const Tensor *want = &table->tensors[i];
-        const StTensor *have = st_find(s, want->name);
-        if (!have) user_error("%s: tensor %s is missing; the model has it", dir, want->name);
-        if (have->dtype == ST_I32 || have->rows != want->rows || have->cols != want->cols)
-            user_error("%s: tensor %s is %" PRId64 " x %" PRId64 " %s, the model (config.json, --vocab-size) has %" PRId64 " x %" PRId64 " floats",
-                       dir, want->name, have->rows, have->cols, st_dtype_names[have->dtype], want->rows, want->cols);
-    }
-    for (int i = 0; i < s->count; i++) {
-        const char *name = s->tensors[i].name;
-        int tied_head = !strcmp(name, "lm_head.weight") && table_head_unit(table) == 0; // some files keep both
-        if (!table_find(table, name) && !tied_head && !strstr(name, "rotary_emb.inv_freq"))
-            user_error("%s: tensor %s is not part of the model that config.json describes", dir, name);
-    }
-    return 1;
-}
-
-static void fill_from_files(const Fsdp *f, const void *files, float *out, const Tensor *tensor, int64_t first, int64_t count) {
-    (void)f;
-    st_read(st_find((const StFiles *)files, tensor->name), out, first, count);
-}
-/* Master weights from files; each rank reads its own ranges. */
-static void model_load(Fsdp *f, const StFiles *s) { fsdp_set_weights(f, fill_from_files, s); }
-
-// ---------------------------------------------------------------------------
-// export
+// files and directories that survive a crash
 
 static void write_all(int fd, const char *path, const void *data, size_t n, int64_t at) {
     for (size_t done = 0; done < n;) {
         ssize_t wrote = pwrite(fd, (const char *)data + done, n - done, at + (int64_t)done);
-        if (wrote <= 0) user_error("cannot write %s: %s", path, strerror(errno));
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote <= 0) user_error("cannot write %s: %s", path, strerror(wrote ? errno : EIO));
         done += (size_t)wrote;
     }
 }
 
-/* The header, and where each tensor starts in the file (num_tensors). Depends on table and dtype alone. */
-static char *export_header(const TensorTable *table, StDtype dtype, int64_t *begin, int64_t *file_size) {
-    size_t capacity = 256 + 256 * (size_t)table->num_tensors, used = 8;
-    char *h = (char *)checked_malloc(capacity);
-    int64_t data = 0;
-    used += (size_t)snprintf(h + used, capacity - used, "{\"__metadata__\":{\"format\":\"pt\"}");
-    for (int i = 0; i < table->num_tensors; i++) {
-        const Tensor *t = &table->tensors[i];
-        int64_t bytes = t->rows * t->cols * st_dtype_sizes[dtype];
-        char shape[48];
-        if (t->row->rows == DIM_ONE) snprintf(shape, sizeof shape, "%" PRId64, t->cols);
-        else snprintf(shape, sizeof shape, "%" PRId64 ",%" PRId64, t->rows, t->cols);
-        used += (size_t)snprintf(h + used, capacity - used, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}",
-                                 t->name, st_dtype_names[dtype], shape, data, data + bytes);
-        begin[i] = data;
-        data += bytes;
-    }
-    h[used++] = '}';
-    while (used % 8) h[used++] = ' ';
-    uint64_t length = used - 8;
-    memcpy(h, &length, 8);
-    for (int i = 0; i < table->num_tensors; i++) begin[i] += (int64_t)used;
-    *file_size = (int64_t)used + data;
-    return h;
+static void sync_directory(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fsync(fd)) user_error("cannot write directory %s to disk: %s", path, strerror(errno));
+    close(fd);
 }
 
-/* All ranks have come here, and each did its part. */
-static void ranks_meet(Comm *comm, const char *what) {
-    int *all = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
-    all_gather_now(comm, AXIS_WORLD, what, &comm->rank, all, sizeof(int));
-    free(all);
+/* A small file, new and on the disk. */
+static void write_file(const char *dir, const char *name, const void *text, size_t length) {
+    char path[4096 + 128];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) user_error("cannot make %s: %s", path, strerror(errno));
+    write_all(fd, path, text, length, 0);
+    if (fsync(fd) || close(fd)) user_error("cannot write %s: %s", path, strerror(errno));
 }
 
 /* Makes every folder of `path`, as mkdir -p does. 0 or errno. */
@@ -259,14 +59,728 @@ static int make_directories(const char *path) {
     return S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
 }
 
+/* Removes a directory of files; what cannot be removed stays. */
+static void remove_directory(const char *dir) {
+    char path[4096 + 300];
+    struct dirent *item;
+    DIR *d = opendir(dir);
+    while (d && (item = readdir(d))) {
+        snprintf(path, sizeof path, "%s/%s", dir, item->d_name);
+        if (strcmp(item->d_name, ".") && strcmp(item->d_name, "..")) unlink(path);
+    }
+    if (d) closedir(d);
+    rmdir(dir);
+}
+
+/* All ranks have come here, and each did its part. */
+static void ranks_meet(Comm *comm, const char *what) {
+    int *all = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, what, &comm->rank, all, sizeof(int));
+    free(all);
+}
+
+// ---------------------------------------------------------------------------
+// the directory under --out: one run at a time, and the checkpoints in it
+
+#define SAVING ".saving-"     // a checkpoint that is being written, and …
+#define DELETING ".deleting-" // … one that is being removed: of a run that died, both are rubbish
+enum { STEP_DIGITS = 8 };
+
+/* The step of a checkpoint's name, step-NNNNNNNN; -1: it is no such name. */
+static int64_t step_of_name(const char *name) {
+    size_t digits = strlen(name) - 5;
+    if (strncmp(name, "step-", 5) || digits < STEP_DIGITS || digits > 15 || strspn(name + 5, "0123456789") != digits) return -1;
+    return strtoll(name + 5, NULL, 10);
+}
+static void step_path(char *path, size_t size, const char *out, int64_t step) { snprintf(path, size, "%s/step-%0*" PRId64, out, STEP_DIGITS, step); }
+
+/* The newest checkpoint in `out` before step `below`; -1: there is none. */
+static int64_t newest_step(const char *out, int64_t below, int *count) {
+    int64_t newest = -1;
+    struct dirent *item;
+    DIR *d = opendir(out);
+    *count = 0;
+    while (d && (item = readdir(d))) {
+        int64_t step = step_of_name(item->d_name);
+        if (step >= 0) ++*count;
+        if (step < below) newest = max_i64(newest, step);
+    }
+    if (d) closedir(d);
+    return newest;
+}
+
+/* `latest` points to a checkpoint: by a new link, renamed over the old one. */
+static void point_latest(const char *out, int64_t step) {
+    char link[4096 + 32], fresh[4096 + 32], target[64], now[64] = "";
+    snprintf(target, sizeof target, "step-%0*" PRId64, STEP_DIGITS, step);
+    snprintf(link, sizeof link, "%s/latest", out);
+    snprintf(fresh, sizeof fresh, "%s/" SAVING "latest", out);
+    if (readlink(link, now, sizeof now - 1) > 0 && !strcmp(now, target)) return;
+    unlink(fresh);
+    if (symlink(target, fresh) || rename(fresh, link)) user_error("cannot make %s: %s", link, strerror(errno));
+    sync_directory(out);
+}
+
+static void remove_rubbish(const char *out) {
+    char path[4096 + 300];
+    struct dirent *item;
+    DIR *d = opendir(out);
+    while (d && (item = readdir(d))) {
+        if (strncmp(item->d_name, SAVING, strlen(SAVING)) && strncmp(item->d_name, DELETING, strlen(DELETING))) continue;
+        snprintf(path, sizeof path, "%s/%s", out, item->d_name);
+        if (unlink(path)) remove_directory(path);
+    }
+    if (d) closedir(d);
+}
+
+/* Removes the oldest checkpoints but `keep`; 0: none. First by name, so that none is ever there in part. */
+static void prune(const char *out, int keep) {
+    char path[4096], gone[4096 + 32];
+    int count;
+    int64_t step = INT64_MAX;
+    for (int i = 0; keep && (step = newest_step(out, step, &count)) >= 0; i++) {
+        if (i < keep) continue;
+        step_path(path, sizeof path, out, step);
+        snprintf(gone, sizeof gone, "%s/" DELETING "%" PRId64, out, step);
+        remove_directory(gone);
+        if (rename(path, gone)) user_error("cannot remove the checkpoint %s: %s", path, strerror(errno));
+        remove_directory(gone);
+    }
+}
+
+/* Drops the lines of steps after `step` from a file of lines {"step":N,…}, and a last line without an end. */
+static void cut_back(const char *out, const char *name, int64_t step) {
+    char path[4096], line[64], *at;
+    snprintf(path, sizeof path, "%s/%s", out, name);
+    size_t length;
+    char *text = read_file(path, &length), *end = NULL;
+    if (!text) return; // of a run that died before its first step
+    for (at = text; at < text + length; at = end + 1) {
+        end = (char *)memchr(at, '\n', (size_t)(text + length - at));
+        if (!end) break;
+        snprintf(line, sizeof line, "%.40s", at);
+        const char *number = strstr(line, "\"step\":");
+        if (number && strtoll(number + 7, NULL, 10) > step) break;
+    }
+    if (at < text + length && truncate(path, at - text)) user_error("cannot cut %s back to step %" PRId64 ": %s", path, step, strerror(errno));
+    free(text);
+}
+
+/* Claims --out for this run and makes it ready. `from`: the directory of the checkpoint it goes on from; "": it begins.
+ * `resumes`: it may hold this run's earlier part. Returns the lock, which lasts as long as the process. */
+static int out_open(const char *out, const char *from, int64_t step, int resumes) {
+    static const char *const names[] = {"metrics.jsonl", "samples.jsonl", "config.txt", "layout.json", "plan.json", "ledger.json"};
+    char path[4096], real[4096], parent[4096];
+    int failed = make_directories(out), holds = 0, count;
+    if (failed) user_error("cannot make --out %s: %s", out, strerror(failed));
+    snprintf(path, sizeof path, "%s/lock", out);
+    int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (lock < 0) user_error("cannot write into --out %s: %s", out, strerror(errno));
+    if (flock(lock, LOCK_EX | LOCK_NB)) user_error("--out %s: another run writes there now (it holds %s): choose another directory, or wait for its end", out, path);
+    int64_t newest = newest_step(out, INT64_MAX, &count);
+    for (int i = 0; i < (int)(sizeof names / sizeof *names) && !holds; i++) {
+        snprintf(path, sizeof path, "%s/%s", out, names[i]);
+        if (!access(path, F_OK)) holds = i + 1;
+    }
+    int same = resumes && (!from[0] || (realpath(from, real) && (*strrchr(real, '/') = 0, realpath(out, parent)) && !strcmp(real, parent)));
+    if ((holds || count) && !same)
+        user_error("--out %s already holds a run (%s): choose another directory, remove that one, or go on from it with --resume auto", out, count ? "checkpoints" : names[holds - 1]);
+    if (newest > step) user_error("--out %s holds step-%0*" PRId64 ", later than step %" PRId64 " of %s: remove it, choose another --out, or go on from it with --resume auto", out, STEP_DIGITS, newest, step, from);
+    remove_rubbish(out);
+    if (newest >= 0) point_latest(out, newest);
+    cut_back(out, "metrics.jsonl", step);
+    cut_back(out, "samples.jsonl", step);
+    return lock;
+}
+
+// ---------------------------------------------------------------------------
+// trainer.json: where a run stands, under which options, and the checksums of the files beside it
+
+typedef struct {
+    int64_t step, updates, skips; // so far; steps that changed the weights, that did not
+    int64_t samples;              // consumed so far, by all ranks
+    int64_t epoch, within;        // of these, the last ones' epoch, and how many in it
+    uint64_t data;                // fingerprint
+} Progress;
+
+/* What a step consumes, whatever divides it among ranks. */
+static int64_t samples_of_step(const Options *o, int world) { return (int64_t)world * o->batch * o->accum; }
+
+/* The options that change what is computed; how it is divided among ranks does not. */
+static const char *const mathematics[] = {"seq", "tail", "steps", "lr", "min-lr", "warmup", "weight-decay", "beta1", "beta2", "eps", "clip", "seed", "reduce-dtype"};
+enum { MATHEMATICS = sizeof mathematics / sizeof mathematics[0] };
+
+/* Rows `name`: value of all that must be as it was. Returns how many. */
+typedef struct { char name[24], value[64]; } Setting;
+enum { SETTINGS = MATHEMATICS + 3 };
+static void settings_of(Setting rows[SETTINGS], const Options *o, int world, uint64_t data) {
+    for (int i = 0; i < MATHEMATICS; i++) {
+        snprintf(rows[i].name, sizeof rows[i].name, "--%s", mathematics[i]);
+        option_text(o, mathematics[i], rows[i].value, sizeof rows[i].value);
+        if (!strcmp(mathematics[i], "steps") && o->min_lr == o->lr) snprintf(rows[i].value, sizeof rows[i].value, "any"); // only the schedule knows them
+    }
+    Setting *more = rows + MATHEMATICS;
+    snprintf(more[0].name, sizeof more->name, "samples a step"), snprintf(more[0].value, sizeof more->value, "%" PRId64, samples_of_step(o, world));
+    snprintf(more[1].name, sizeof more->name, "precision"), snprintf(more[1].value, sizeof more->value, PRECISION_NAME);
+    snprintf(more[2].name, sizeof more->name, "data"), snprintf(more[2].value, sizeof more->value, "%016" PRIx64, data);
+}
+
+static int64_t trainer_integer(const cJSON *json, const char *path, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble) || !(item->valuedouble >= 0 && item->valuedouble <= 9e15))
+        user_error("%s: \"%s\" is missing or no whole number: the file is damaged", path, key);
+    return (int64_t)item->valuedouble;
+}
+
+static uint32_t *chunk_sums(const char *text, size_t length) {
+    uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (length / CHUNK_BYTES + 1));
+    for (size_t at = 0; at < length; at += CHUNK_BYTES) sums[at / CHUNK_BYTES] = (uint32_t)crc32(0, (const Bytef *)text + at, (uInt)min_i64(CHUNK_BYTES, (int64_t)(length - at)));
+    return sums;
+}
+
+/* The small files beside the weights, which rank 0 has in memory. */
+typedef struct { const char *name; char *text; size_t length; } CompanionFile;
+typedef struct { CompanionFile files[8]; int count; } Companions;
+
+static CompanionFile *companion_add(Companions *c, const char *name) {
+    c->files[c->count].name = name;
+    return &c->files[c->count++];
+}
+
+static void trainer_file(FILE *f, int first, const char *name, int64_t bytes, const uint32_t *sums, int64_t chunks) {
+    fprintf(f, "%s\n\"%s\":{\"bytes\":%" PRId64 ",\"crc32\":[", first ? "" : ",", name, bytes);
+    for (int64_t c = 0; c < chunks; c++) fprintf(f, "%s%u", c ? "," : "", sums[c]);
+    fprintf(f, "]}");
+}
+
+/* The text of trainer.json but for its last line, the text's own checksum. `sums`: of all chunks of `files`, file by file. */
+static char *trainer_text(const Progress *at, const Setting rows[SETTINGS], const OutFiles *files, const uint32_t *sums, const Companions *beside, size_t *length) {
+    char *text;
+    FILE *f = open_memstream(&text, length);
+    if (!f) run_failure("out of memory");
+    fprintf(f, "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64 ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64 ",\n\"settings\":{",
+            at->step, at->updates, at->skips, at->samples, at->epoch, at->within);
+    for (int i = 0; i < SETTINGS; i++) fprintf(f, "%s\"%s\":\"%s\"", i ? "," : "", rows[i].name, rows[i].value);
+    fprintf(f, "},\n\"chunk_bytes\":%d,\n\"files\":{", CHUNK_BYTES);
+    for (int i = 0; i < files->num_files; sums += out_file_chunks(&files->files[i++])) trainer_file(f, i == 0, files->files[i].name, files->files[i].bytes, sums, out_file_chunks(&files->files[i]));
+    for (int i = 0; i < beside->count; i++) {
+        uint32_t *of_file = chunk_sums(beside->files[i].text, beside->files[i].length);
+        trainer_file(f, 0, beside->files[i].name, (int64_t)beside->files[i].length, of_file, chunks_of((int64_t)beside->files[i].length));
+        free(of_file);
+    }
+    fprintf(f, "\n}");
+    return memory_file(f, &text, length);
+}
+
+/* The checksums of a file of `length` bytes, as trainer.json has them. */
+static uint32_t *file_sums(const cJSON *files, const char *trainer, const char *path, int64_t length) {
+    const char *name = strrchr(path, '/') + 1;
+    const cJSON *file = cJSON_GetObjectItemCaseSensitive(files, name), *list = cJSON_GetObjectItemCaseSensitive(file, "crc32"), *item;
+    if (!file) user_error("%s is no file of this checkpoint: %s does not list it", path, trainer);
+    int64_t bytes = trainer_integer(file, trainer, "bytes"), n = 0;
+    if (bytes != length) user_error("%s has %" PRId64 " bytes, %" PRId64 " were written: it is truncated or damaged", path, length, bytes);
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != chunks_of(bytes)) user_error("%s: %s has %" PRId64 " chunks and %d checksums: the file is damaged", trainer, name, chunks_of(bytes), cJSON_GetArraySize(list));
+    uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(chunks_of(bytes) + 1));
+    cJSON_ArrayForEach(item, list) sums[n++] = (uint32_t)item->valuedouble;
+    return sums;
+}
+
+static void chunk_check(const char *path, int64_t chunk, const char *bytes, int64_t length, uint32_t wanted) {
+    if ((uint32_t)crc32(0, (const Bytef *)bytes, (uInt)length) != wanted)
+        user_error("%s is damaged: bytes %" PRId64 " to %" PRId64 " do not have the checksum that trainer.json has; take another checkpoint", path, chunk * CHUNK_BYTES, chunk * CHUNK_BYTES + length - 1);
+}
+
+/* All files that the checkpoint lists are there; those beside the weights are as they were written. */
+static void companions_check(const char *dir, const cJSON *files, const char *trainer) {
+    char path[4096 + 128];
+    const cJSON *file;
+    cJSON_ArrayForEach(file, files) {
+        const char *ending = strstr(file->string, ".safetensors");
+        size_t length;
+        snprintf(path, sizeof path, "%s/%s", dir, file->string);
+        if (strchr(file->string, '/')) user_error("%s: \"%s\" names no file beside it", trainer, file->string);
+        if (access(path, R_OK)) user_error("cannot read %s: %s; the checkpoint is not whole", path, strerror(errno));
+        if (ending && !ending[12]) continue; // read later, chunk by chunk
+        char *text = read_file(path, &length);
+        if (!text) user_error("cannot read %s: %s", path, strerror(errno));
+        uint32_t *sums = file_sums(files, trainer, path, (int64_t)length);
+        for (int64_t c = 0; c < chunks_of((int64_t)length); c++) chunk_check(path, c, text + c * CHUNK_BYTES, min_i64(CHUNK_BYTES, (int64_t)length - c * CHUNK_BYTES), sums[c]);
+        free(sums), free(text);
+    }
+}
+
+// ---------------------------------------------------------------------------
+// resume
+
+typedef struct {              // a checkpoint that a run goes on from
+    char dir[4096];           // "": none
+    Progress at;
+    StFiles weights, moments;
+    uint32_t **weight_sums, **moment_sums; // of each file its chunks' CRC-32
+    uint64_t fingerprint;     // of trainer.json
+    Setting settings[SETTINGS];
+    int other_data;           // --allow-changes: its place in the data means nothing here
+    char *changes;            // --allow-changes: what is not as it was; NULL: all is
+} Checkpoint;
+
+/* Which of the settings are not those of the checkpoint: refused, or told. */
+static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, int world, uint64_t data) {
+    Setting now[SETTINGS];
+    char list[2048];
+    int used = 0, room = (int)sizeof list;
+    settings_of(now, o, world, data);
+    for (int i = 0; i < SETTINGS; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, now[i].name);
+        const char *was = cJSON_IsString(item) ? item->valuestring : "not told";
+        c->settings[i] = now[i];
+        snprintf(c->settings[i].value, sizeof c->settings[i].value, "%s", was);
+        if (!strcmp(was, now[i].value)) continue;
+        if (!strcmp(now[i].name, "data") || !strcmp(now[i].name, "--seq")) c->other_data = 1; // other windows
+        if (used < room) used += snprintf(list + used, (size_t)(room - used), "%s%s %s, was %s", used ? "; " : "", now[i].name, now[i].value, was);
+    }
+    if (used && !o->allow_changes) user_error("--resume %s: this run would compute something else than the one that wrote it (%s): give the old values, or add --allow-changes", c->dir, list);
+    if (used) c->changes = strdup(list);
+}
+
+/* The checkpoint's config.json must describe this model. */
+static void config_compare(const char *dir, const Llama3Config *mine, const char *model) {
+    char path[4096 + 32], *text[2], *line[2], *state[2];
+    size_t length;
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    Llama3Config there = config_from_json(path);
+    for (int i = 0; i < 2; i++) {
+        FILE *f = open_memstream(&text[i], &length);
+        if (!f) run_failure("out of memory");
+        config_write_json(i ? &there : mine, "float32", f);
+        memory_file(f, &text[i], &length);
+        line[i] = strtok_r(text[i], "\n", &state[i]);
+    }
+    while (line[0] && line[1]) {
+        if (strcmp(line[0], line[1])) user_error("%s describes another model than --model %s: %s, expected %s", path, model, line[1] + strspn(line[1], " "), line[0] + strspn(line[0], " "));
+        for (int i = 0; i < 2; i++) line[i] = strtok_r(NULL, "\n", &state[i]);
+    }
+    free(text[0]), free(text[1]);
+}
+
+/* Where --resume points: "" with `auto` and no checkpoint in --out yet. A run's directory stands for its newest. */
+static void checkpoint_find(char dir[4096], const Options *o) {
+    char path[4096 + 32];
+    int count, automatic = !strcmp(o->resume, "auto");
+    const char *of = automatic ? o->out : o->resume;
+    snprintf(dir, 4096, "%s", of);
+    snprintf(path, sizeof path, "%s/trainer.json", of);
+    if (!automatic && !access(path, F_OK)) return;
+    int64_t newest = newest_step(of, INT64_MAX, &count);
+    if (newest >= 0) step_path(dir, 4096, of, newest);
+    else if (automatic) dir[0] = 0;
+    else user_error("--resume %s: no checkpoint there; expected a directory step-%0*d, one that holds such, or auto", of, STEP_DIGITS, 0);
+}
+
+static uint32_t **sums_of_files(const StFiles *s, const cJSON *files, const char *trainer) {
+    uint32_t **sums = (uint32_t **)checked_malloc(sizeof *sums * (size_t)(s->num_files + 1));
+    for (int i = 0; i < s->num_files; i++) {
+        struct stat info;
+        if (fstat(s->fds[i], &info)) user_error("cannot read %s: %s", s->paths[i], strerror(errno));
+        sums[i] = file_sums(files, trainer, s->paths[i], info.st_size);
+    }
+    return sums;
+}
+
+/* c->dir is found: reads its trainer.json and the headers of all files, and holds them against model, options and data (its fingerprint). */
+static void checkpoint_open(Checkpoint *c, const Options *o, int world, uint64_t data, const Llama3Config *config, const TensorTable *table) {
+    char path[4096 + 32], own[64];
+    size_t length;
+    snprintf(path, sizeof path, "%s/trainer.json", c->dir);
+    char *text = read_file(path, &length), *last = NULL;
+    if (!text) user_error("--resume %s: cannot read %s: %s", o->resume, path, strerror(errno));
+    for (char *at = text; (at = strstr(at, ",\n\"crc32\":")); at++) last = at;
+    if (last) snprintf(own, sizeof own, ",\n\"crc32\":%lu}\n", crc32(0, (const Bytef *)text, (uInt)(last - text)));
+    if (!last || strcmp(own, last)) user_error("%s is damaged: its checksum is not that of its text", path);
+    c->fingerprint = hash_bytes(HASH_START, text, length);
+    cJSON *json = cJSON_Parse(text);
+    const cJSON *settings = json_object(json, path, "settings"), *files = json_object(json, path, "files");
+    if (trainer_integer(json, path, "format") != 1 || trainer_integer(json, path, "chunk_bytes") != CHUNK_BYTES || !settings || !files)
+        user_error("%s: another version of this program wrote it", path);
+    c->at.step = trainer_integer(json, path, "step"), c->at.updates = trainer_integer(json, path, "updates"), c->at.skips = trainer_integer(json, path, "skips");
+    c->at.samples = trainer_integer(json, path, "samples"), c->at.epoch = trainer_integer(json, path, "epoch"), c->at.within = trainer_integer(json, path, "samples_of_epoch");
+    companions_check(c->dir, files, path);
+    config_compare(c->dir, config, o->model);
+    settings_compare(c, settings, o, world, data);
+    if (!model_files_open(&c->weights, c->dir, table)) user_error("%s has no model.safetensors", c->dir);
+    if (!st_open(&c->moments, c->dir, "optimizer")) user_error("%s has no optimizer.safetensors", c->dir);
+    for (int i = 0; i < table->num_tensors; i++) st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]), st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
+    c->weight_sums = sums_of_files(&c->weights, files, path), c->moment_sums = sums_of_files(&c->moments, files, path);
+    cJSON_Delete(json);
+    free(text);
+    if (c->at.step > o->steps) user_error("%s stands at step %" PRId64 ", further than --steps %d", c->dir, c->at.step, o->steps);
+}
+
+static void checkpoint_close(Checkpoint *c) {
+    for (int i = 0; i < c->weights.num_files && c->dir[0]; i++) free(c->weight_sums[i]);
+    for (int i = 0; i < c->moments.num_files && c->dir[0]; i++) free(c->moment_sums[i]);
+    free(c->weight_sums), free(c->moment_sums), free(c->changes);
+    st_close(&c->weights), st_close(&c->moments);
+}
+
+typedef struct {              // of one rank: the chunk that was read last
+    const Checkpoint *from;
+    const StFiles *of;        // NULL: none yet
+    int file;
+    int64_t chunk, have;      // which of its file; its bytes
+    char *bytes;              // (CHUNK_BYTES)
+} ChunkReader;
+
+/* Chunk `chunk` of a file, checked. */
+static void chunk_read(ChunkReader *r, const StFiles *of, int file, int64_t chunk) {
+    if (r->of == of && r->file == file && r->chunk == chunk) return;
+    uint32_t wanted = (of == &r->from->weights ? r->from->weight_sums : r->from->moment_sums)[file][chunk];
+    r->of = of, r->file = file, r->chunk = chunk;
+    r->have = pread(of->fds[file], r->bytes, CHUNK_BYTES, chunk * CHUNK_BYTES);
+    if (r->have <= 0) user_error("%s cannot be read from byte %" PRId64 " on: %s", of->paths[file], chunk * CHUNK_BYTES, r->have ? strerror(errno) : "it ends there");
+    chunk_check(of->paths[file], chunk, r->bytes, r->have, wanted);
+}
+
+static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count) {
+    ChunkReader *r = (ChunkReader *)reader;
+    const StFiles *of = kind == STATE_MASTER ? &r->from->weights : &r->from->moments;
+    char name[96], *to = (char *)out;
+    (void)f;
+    snprintf(name, sizeof name, "%s%s", tensor->name, out_suffixes[kind]);
+    const StTensor *t = st_find(of, name);
+    int64_t at = t->begin + first * (int64_t)sizeof(float), end = at + count * (int64_t)sizeof(float);
+    while (at < end) {
+        chunk_read(r, of, t->file, at / CHUNK_BYTES);
+        int64_t skip = at % CHUNK_BYTES, n = min_i64(end - at, r->have - skip);
+        if (n <= 0) user_error("%s ends within tensor %s", t->path, name);
+        memcpy(to, r->bytes + skip, (size_t)n);
+        at += n, to += n;
+    }
+}
+
+/* All of this rank's state, as it was. */
+static void checkpoint_load(Fsdp *f, const Checkpoint *c) {
+    ChunkReader r = {c, NULL, 0, 0, 0, (char *)checked_malloc(CHUNK_BYTES)};
+    fsdp_set_state(f, STATE_MASTER, fill_from_checkpoint, &r);
+    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);
+    fsdp_set_state(f, STATE_EXP_AVG_SQ, fill_from_checkpoint, &r);
+    free(r.bytes);
+}
+
+static void fill_from_files(const Fsdp *f, void *files, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count) {
+    (void)f, (void)kind;
+    st_read(st_find((const StFiles *)files, tensor->name), out, first, count);
+}
+/* Master weights of a Hugging Face directory; each rank reads its own ranges. */
+static void model_load(Fsdp *f, StFiles *s) { fsdp_set_state(f, STATE_MASTER, fill_from_files, s); }
+
+// ---------------------------------------------------------------------------
+// save: units are gathered in the order of the files; chunks are filled by the ranks whose they are, and written by a thread
+
+typedef struct Saver {
+    Fsdp *f;
+    const Options *opt;
+    const Checkpoint *from;   // where the run goes on
+    const char *tokenizer;    // its file, which goes along; NULL: none
+    OutFiles checkpoint, exported;
+    char *buffers;            // (num_buffers, CHUNK_BYTES) chunks on their way to the disk; async: all of this rank's, a copy of its state
+    int num_buffers;
+    uint32_t *sums;           // (chunks / ranks, rounded up) of this rank's chunks: rank, rank + ranks, …
+    // the save in flight
+    const OutFiles *files;    // NULL: none
+    char dir[4096];           // where they are written, under names with this behind:
+    const char *suffix;
+    Progress at;
+    double start;             // when it began
+    int file;                 // the place in the files that is filled next
+    int64_t offset, chunk;
+    int64_t own, filled, written; // this rank's chunks
+    int done;                 // all of them are on the disk
+    int64_t saved;            // the step of the newest checkpoint, written or in flight; -1: none
+    pthread_t writer;
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+} Saver;
+
+static int64_t saver_share(const Saver *s, const OutFiles *o) { return (o->chunks + s->f->comm->mesh.world - 1) / s->f->comm->mesh.world; }
+
+/* Books what saving needs: a few chunks, or, where they are written while the run goes on, a copy of what this rank writes. */
+static void saver_open(Saver *s, Fsdp *f, const Options *o, const Checkpoint *from, const char *tokenizer, int trains, int exports) {
+    enum { IN_FLIGHT = 4 };
+    const StateKind master[] = {STATE_MASTER}, moments[] = {STATE_EXP_AVG, STATE_EXP_AVG_SQ};
+    memset(s, 0, sizeof *s);
+    s->f = f, s->opt = o, s->from = from, s->tokenizer = tokenizer, s->saved = -1;
+    if (trains) out_add(&s->checkpoint, f->table, "model", master, 1), out_add(&s->checkpoint, f->table, "optimizer", moments, 2);
+    s->exported.dtype = strcmp(o->dtype, "bf16") ? ST_F32 : ST_BF16;
+    if (exports) out_add(&s->exported, f->table, "model", master, 1);
+    int64_t share = max_i64(saver_share(s, &s->checkpoint), saver_share(s, &s->exported));
+    s->num_buffers = (int)min_i64(IN_FLIGHT, share);
+    if (trains && !strcmp(o->save_mode, "async")) s->num_buffers = (int)max_i64(s->num_buffers, saver_share(s, &s->checkpoint));
+    if (!share) return;
+    s->buffers = (char *)arena_alloc(f->dev, MEM_HOST, "chunks to be written", (size_t)s->num_buffers * CHUNK_BYTES);
+    s->sums = (uint32_t *)arena_alloc(f->dev, MEM_HOST, "checksums", sizeof(uint32_t) * (size_t)share);
+}
+
+static void saver_close(Saver *s) {
+    out_close(&s->checkpoint);
+    out_close(&s->exported);
+}
+
+/* Nothing half-written stays in the way of the next try. */
+static void save_failed(Saver *s, const char *what, const char *path, int reason) {
+    if (s->files == &s->checkpoint) remove_directory(s->dir);
+    user_error("cannot %s %s: %s%s", what, path, strerror(reason), s->files == &s->checkpoint ? "; the checkpoint before it is untouched" : "");
+}
+
+static void out_path(const Saver *s, char *path, size_t size, int file, const char *suffix) { snprintf(path, size, "%s/%s%s", s->dir, s->files->files[file].name, suffix); }
+
+/* Writes this rank's chunks in order, as they are filled; makes no call of the transport. */
+static void *save_write(void *arg) {
+    Saver *s = (Saver *)arg;
+    char path[4096 + 128] = "";
+    int world = s->f->comm->mesh.world, file = 0, fd = -1;
+    int64_t first = 0; // chunk of the file
+    if (s->num_buffers >= s->own) setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10); // it has time: arithmetic goes first
+    for (int64_t i = 0, id = s->f->comm->rank; i < s->own; i++, id += world) {
+        for (; id >= first + out_file_chunks(&s->files->files[file]); first += out_file_chunks(&s->files->files[file++])) {
+            if (fd >= 0 && (fsync(fd) || close(fd))) save_failed(s, "write", path, errno);
+            fd = -1;
+        }
+        out_path(s, path, sizeof path, file, s->suffix);
+        if (fd < 0 && (fd = open(path, O_WRONLY | O_CLOEXEC)) < 0) save_failed(s, "open", path, errno); // as on a host that does not share the directory
+        pthread_mutex_lock(&s->lock);
+        while (s->filled <= i) pthread_cond_wait(&s->moved, &s->lock);
+        pthread_mutex_unlock(&s->lock);
+        const char *chunk = s->buffers + i % s->num_buffers * CHUNK_BYTES;
+        int64_t at = (id - first) * CHUNK_BYTES, bytes = min_i64(CHUNK_BYTES, s->files->files[file].bytes - at);
+        s->sums[i] = (uint32_t)crc32(0, (const Bytef *)chunk, (uInt)bytes);
+        for (int64_t done = 0; done < bytes;) {
+            ssize_t wrote = pwrite(fd, chunk + done, (size_t)(bytes - done), at + done);
+            if (wrote <= 0 && errno != EINTR) save_failed(s, "write", path, wrote ? errno : EIO);
+            done += max_i64(0, wrote);
+        }
+        pthread_mutex_lock(&s->lock);
+        s->written = i + 1;
+        pthread_cond_broadcast(&s->moved);
+        pthread_mutex_unlock(&s->lock);
+    }
+    if (fd >= 0 && (fsync(fd) || close(fd))) save_failed(s, "write", path, errno);
+    __atomic_store_n(&s->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* Until the writer has room for a chunk, or, with `all`, has written all. */
+static void save_await(Saver *s, int all) {
+    pthread_mutex_lock(&s->lock);
+    while (all ? s->written < s->own : s->filled - s->written >= s->num_buffers) {
+        pthread_cond_wait(&s->moved, &s->lock);
+        comm_alive(s->f->comm);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* The next bytes of the files: text of a header, or elements in the device's memory. What belongs to this rank's chunks is copied there. */
+static void save_put(Saver *s, const void *from, int64_t bytes, int elements) {
+    enum { AT_ONCE = 1 << 16 };
+    const OutFile *file = &s->files->files[s->file];
+    Comm *comm = s->f->comm;
+    int narrows = elements && s->files->dtype == ST_BF16;
+    for (int64_t done = 0, n; done < bytes; done += n, s->offset += n) {
+        int64_t begin = s->offset / CHUNK_BYTES * CHUNK_BYTES, end = min_i64(begin + CHUNK_BYTES, file->bytes);
+        n = min_i64(bytes - done, end - s->offset);
+        if ((s->chunk + s->offset / CHUNK_BYTES) % comm->mesh.world != comm->rank) continue;
+        if (s->offset == begin) save_await(s, 0);
+        char *to = s->buffers + s->filled % s->num_buffers * CHUNK_BYTES + (s->offset - begin);
+        if (!elements) memcpy(to, (const char *)from + done, (size_t)n);
+        else if (!narrows) device_read(s->f->dev, to, (const char *)from + done, (size_t)n);
+        for (int64_t e = 0, m; narrows && e < n / 2; e += m) {
+            float wide[AT_ONCE];
+            m = min_i64(AT_ONCE, n / 2 - e);
+            device_read(s->f->dev, wide, (const float *)from + done / 2 + e, sizeof(float) * (size_t)m);
+            for (int64_t i = 0; i < m; i++) ((bf16 *)(void *)to)[e + i] = float_to_bf16(wide[i]);
+        }
+        if (s->offset + n < end) continue;
+        pthread_mutex_lock(&s->lock);
+        s->filled++;
+        pthread_cond_broadcast(&s->moved);
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
+/* All bytes of all files, in order: unit after unit is gathered, and freed. */
+static void save_stream(Saver *s) {
+    const FsdpUnit *now = NULL;
+    const float *whole = NULL;
+    StateKind kind = STATES;
+    for (s->file = 0, s->chunk = 0; s->file < s->files->num_files; s->chunk += out_file_chunks(&s->files->files[s->file++])) {
+        const OutFile *file = &s->files->files[s->file];
+        s->offset = 0;
+        save_put(s, file->header, file->header_bytes, 0);
+        for (int i = file->first; i < file->first + file->count; i++) {
+            const OutTensor *t = &s->files->tensors[i];
+            FsdpUnit *u = &s->f->units[t->tensor->unit];
+            if (u != now || t->kind != kind) {
+                if (now) unit_state_free(s->f, whole);
+                whole = unit_state(s->f, u, t->kind), now = u, kind = t->kind;
+            }
+            save_put(s, whole + t->tensor->offset, out_bytes(s->files, i), 1);
+            comm_alive(s->f->comm);
+        }
+    }
+    if (now) unit_state_free(s->f, whole);
+}
+
+/* Rank 0 makes the files, each as long as it will be: a disk without room says so now. */
+static void save_make_files(Saver *s) {
+    char path[4096 + 128];
+    if (s->files == &s->checkpoint && mkdir(s->dir, 0777)) user_error("cannot make %s: %s; the checkpoint before it is untouched", s->dir, strerror(errno));
+    for (int i = 0; i < s->files->num_files; i++) {
+        out_path(s, path, sizeof path, i, s->suffix);
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), failed = fd < 0;
+#ifdef __linux__
+        failed = failed || (fallocate(fd, 0, 0, s->files->files[i].bytes) && errno != EOPNOTSUPP && errno != ENOSYS);
+#endif
+        if (failed || ftruncate(fd, s->files->files[i].bytes)) save_failed(s, "make", path, errno);
+        close(fd);
+    }
+}
+
+/* Starts to write `files` into s->dir: returns once all of this rank's chunks are filled, and, unless they have buffers of their own, written. */
+static void save_start(Saver *s, const OutFiles *files, const char *suffix) {
+    Comm *comm = s->f->comm;
+    s->files = files, s->suffix = suffix;
+    s->own = files->chunks / comm->mesh.world + (comm->rank < files->chunks % comm->mesh.world);
+    s->filled = s->written = s->done = 0;
+    if (comm->rank == 0) save_make_files(s);
+    ranks_meet(comm, "saving: files made");
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->moved, NULL);
+    if (pthread_create(&s->writer, NULL, save_write, s)) run_failure("the thread that writes files could not be started");
+    save_stream(s);
+}
+
+static int save_is_writing(Saver *s) { return s->files && !__atomic_load_n(&s->done, __ATOMIC_ACQUIRE); }
+
+/* Until all ranks' chunks are on their disks. */
+static void save_finish(Saver *s) {
+    save_await(s, 1);
+    pthread_join(s->writer, NULL);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->moved);
+    ranks_meet(s->f->comm, "saving: chunks written");
+}
+
+/* What stands beside the weights in any directory: config.json, indices, the tokenizer. Written, and kept in `c` for their checksums. */
+static void save_companions(Saver *s, const char *dtype, Companions *c) {
+    static const char *const stems[] = {"model", "optimizer"};
+    memset(c, 0, sizeof *c);
+    CompanionFile *file = companion_add(c, "config.json");
+    FILE *f = open_memstream(&file->text, &file->length);
+    if (!f) run_failure("out of memory");
+    config_write_json(s->f->config, dtype, f);
+    memory_file(f, &file->text, &file->length);
+    for (int i = 0; i < 2; i++) {
+        size_t length;
+        char *text = out_index(s->files, stems[i], &length);
+        if (!text) continue;
+        file = companion_add(c, i ? "optimizer.safetensors.index.json" : "model.safetensors.index.json");
+        file->text = text, file->length = length;
+    }
+    if (s->tokenizer) {
+        file = companion_add(c, "tokenizer.model");
+        file->text = read_file(s->tokenizer, &file->length);
+        if (!file->text) user_error("cannot read the tokenizer %s: %s", s->tokenizer, strerror(errno));
+    }
+    for (int i = 0; i < c->count; i++) write_file(s->dir, c->files[i].name, c->files[i].text, c->files[i].length);
+}
+
+static void companions_free(Companions *c) {
+    for (int i = 0; i < c->count; i++) free(c->files[i].text);
+}
+
+/* The checkpoint becomes one, by its name: everything in it is on the disk before, and the name is before older ones go. */
+static void checkpoint_commit(Saver *s) {
+    Comm *comm = s->f->comm;
+    int world = comm->mesh.world;
+    int64_t share = saver_share(s, s->files);
+    Phase before = comm_phase(comm, PHASE_SAVING);
+    save_finish(s);
+    uint32_t *all = (uint32_t *)checked_malloc(sizeof *all * (size_t)(share * world)), *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(s->files->chunks + 1));
+    all_gather_now(comm, AXIS_WORLD, "saving: checksums", s->sums, all, sizeof *all * (size_t)share);
+    for (int64_t id = 0; id < s->files->chunks; id++) sums[id] = all[id % world * share + id / world];
+    if (comm->rank == 0) {
+        Setting now[SETTINGS];
+        Companions beside;
+        char path[4096], *text, *whole;
+        size_t length;
+        settings_of(now, s->opt, world, s->at.data);
+        save_companions(s, "float32", &beside);
+        text = trainer_text(&s->at, s->from->dir[0] && s->from->at.step == s->at.step ? s->from->settings : now, s->files, sums, &beside, &length); // those that made it
+        whole = (char *)checked_malloc(length + 64);
+        memcpy(whole, text, length);
+        size_t more = (size_t)snprintf(whole + length, 64, ",\n\"crc32\":%lu}\n", crc32(0, (const Bytef *)text, (uInt)length));
+        write_file(s->dir, "trainer.json", whole, length + more);
+        sync_directory(s->dir);
+        step_path(path, sizeof path, s->opt->out, s->at.step);
+        if (rename(s->dir, path)) save_failed(s, "rename to", path, errno);
+        sync_directory(s->opt->out);
+        point_latest(s->opt->out, s->at.step);
+        prune(s->opt->out, s->opt->keep);
+        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s\n", s->at.step, path, 12e-6 * (double)s->f->table->num_parameters, seconds_now() - s->start);
+        fflush(stdout);
+        free(text), free(whole), companions_free(&beside);
+    }
+    free(all), free(sums);
+    s->files = NULL;
+    ranks_meet(comm, "saving: done");
+    comm_phase(comm, before);
+}
+
+/* Saves all state. --save-mode async: returns when it is copied; it becomes a checkpoint by a later checkpoint_commit, of all ranks alike. */
+static void checkpoint_save(Saver *s, const Progress *at) {
+    Comm *comm = s->f->comm;
+    Phase before = comm_phase(comm, PHASE_SAVING);
+    if (s->files) checkpoint_commit(s); // one at a time
+    s->at = *at, s->start = seconds_now(), s->saved = at->step;
+    if (s->f->fingerprints) fsdp_check_replicas(s->f, at->step); // any of them may write
+    uint64_t name = mix64((uint64_t)getpid() ^ (uint64_t)time(NULL) << 32 ^ (uint64_t)(seconds_now() * 1e9)), *names = (uint64_t *)checked_malloc(sizeof name * (size_t)comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, "saving: name", &name, names, sizeof name);
+    snprintf(s->dir, sizeof s->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, s->opt->out, STEP_DIGITS, at->step, names[0]);
+    free(names);
+    save_start(s, &s->checkpoint, "");
+    if (strcmp(s->opt->save_mode, "async")) checkpoint_commit(s);
+    comm_phase(comm, before);
+}
+
+// ---------------------------------------------------------------------------
+// signals: SIGUSR1 saves and goes on; SIGUSR2 and SIGTERM save and end. Ranks tell each other at the end of a step, so that all save the same
+
+enum { SIGNAL_SAVE = 1, SIGNAL_END = 2 };
+static volatile sig_atomic_t signals_to_save, signals_to_end; // how many came to this process so far
+
+static void signal_arrives(int number) {
+    if (number == SIGUSR1) signals_to_save++;
+    else signals_to_end++;
+}
+
+static void signals_take(int terminates) {
+    struct sigaction action = ZERO;
+    action.sa_handler = signal_arrives;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGUSR2, &action, NULL);
+    if (terminates) sigaction(SIGTERM, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN); // a file that may not grow is an error like any other
+}
+
+// ---------------------------------------------------------------------------
+// export: a Hugging Face directory of the weights
+
 /* Checked before training starts, so that nothing is lost at its end. */
 static void export_check(const char *dir) {
     static const char *const names[] = {"model.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.model"};
     char path[4096];
-    struct stat info;
     int failed = make_directories(dir);
     if (failed) user_error("cannot make --export %s: %s", dir, strerror(failed));
-    if (stat(dir, &info) || !S_ISDIR(info.st_mode)) user_error("--export %s is not a directory: choose another name", dir);
     for (int i = 0; i < 4; i++) {
         snprintf(path, sizeof path, "%s/%s", dir, names[i]);
         if (!access(path, F_OK)) user_error("%s exists already: choose another --export directory, or remove it first", path);
@@ -274,56 +788,25 @@ static void export_check(const char *dir) {
     if (access(dir, W_OK)) user_error("cannot write into --export %s: %s", dir, strerror(errno));
 }
 
-/* Writes config.json, model.safetensors and, where there is one, the tokenizer's file into `dir`. */
-static void model_export(Fsdp *f, const char *dir, StDtype dtype, const char *tokenizer) {
-    char path[4096], temporary[4096 + 16];
-    int64_t *begin = (int64_t *)checked_malloc(sizeof(int64_t) * (size_t)f->table->num_tensors), file_size;
-    char *header = export_header(f->table, dtype, begin, &file_size);
-    Phase before = comm_phase(f->comm, PHASE_SAVING);
-    snprintf(path, sizeof path, "%s/model.safetensors", dir);
-    snprintf(temporary, sizeof temporary, "%s.part", path);
-    if (f->comm->rank == 0) {
-        int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (fd < 0 || ftruncate(fd, file_size)) user_error("cannot write %s: %s", temporary, strerror(errno));
-        uint64_t length;
-        memcpy(&length, header, 8);
-        write_all(fd, temporary, header, 8 + length, 0);
-        close(fd);
-    }
-    ranks_meet(f->comm, "export: file made");
-    int fd = open(temporary, O_WRONLY | O_CLOEXEC), size = st_dtype_sizes[dtype];
-    if (fd < 0) user_error("rank %d cannot open %s (%s): --export needs a directory that all hosts share", f->comm->rank, temporary, strerror(errno));
-    ShardPiece p;
-    for (int i = 0; owned_next(f, &i, &p);)
-        for (int64_t done = 0; done < p.count; done += 65536) {
-            int64_t n = min_i64(65536, p.count - done), at = begin[p.tensor - f->table->tensors] + (p.first + done) * size;
-            float from[65536];
-            bf16 narrow[65536];
-            device_read(f->dev, from, p.unit->master + p.at + done, sizeof(float) * (size_t)n);
-            for (int64_t j = 0; j < n && dtype == ST_BF16; j++) narrow[j] = float_to_bf16(from[j]);
-            write_all(fd, temporary, dtype == ST_BF16 ? (const void *)narrow : (const void *)from, (size_t)(n * size), at);
-            comm_alive(f->comm);
-        }
-    if (fsync(fd) || close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
-    ranks_meet(f->comm, "export: shards written");
-    if (f->comm->rank == 0) {
+/* Writes config.json, the weights and, where there is one, the tokenizer's file into --export. */
+static void model_export(Saver *s) {
+    Comm *comm = s->f->comm;
+    Phase before = comm_phase(comm, PHASE_SAVING);
+    snprintf(s->dir, sizeof s->dir, "%s", s->opt->export_dir);
+    save_start(s, &s->exported, ".part");
+    save_finish(s);
+    for (int i = 0; i < s->files->num_files && comm->rank == 0; i++) {
+        char path[4096 + 128], temporary[4096 + 128];
+        out_path(s, path, sizeof path, i, "");
+        out_path(s, temporary, sizeof temporary, i, s->suffix);
         if (rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
-        snprintf(path, sizeof path, "%s/config.json", dir);
-        FILE *out = fopen(path, "w");
-        if (!out) user_error("cannot write %s: %s", path, strerror(errno));
-        config_write_json(f->config, dtype == ST_BF16 ? "bfloat16" : "float32", out);
-        if (fclose(out)) user_error("cannot write %s: %s", path, strerror(errno));
-        char *text = tokenizer ? read_text_file(tokenizer) : NULL;
-        snprintf(path, sizeof path, "%s/tokenizer.model", dir);
-        if (text && (out = fopen(path, "w"))) {
-            if (fputs(text, out) < 0 || fclose(out)) user_error("cannot write %s: %s", path, strerror(errno));
-        }
-        free(text);
     }
-    ranks_meet(f->comm, "export: done");
-    comm_phase(f->comm, before);
-    free(header);
-    free(begin);
+    Companions beside = ZERO;
+    if (comm->rank == 0) save_companions(s, s->exported.dtype == ST_BF16 ? "bfloat16" : "float32", &beside), sync_directory(s->dir);
+    companions_free(&beside);
+    s->files = NULL;
+    ranks_meet(comm, "export: done");
+    comm_phase(comm, before);
 }
 
 #endif

@@ -429,6 +429,9 @@ static int launched_by_mpi(void) {
     return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK");
 }
 
+/* mpirun forwards SIGUSR1 and SIGUSR2; after SIGTERM it kills within a second. srun leaves time. */
+static int under_mpirun(void) { return !!getenv("OMPI_COMM_WORLD_SIZE"); }
+
 /* This process's rank as its launcher tells it, before MPI is up; 0 without one. */
 static int rank_of_launcher(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};

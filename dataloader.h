@@ -9,6 +9,7 @@
 #ifndef DATALOADER_H
 #define DATALOADER_H
 #include "device.h"
+#include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/stat.h>
@@ -145,19 +146,29 @@ typedef struct {
     int shard, replica;   // this rank's coordinates
     int accumulation, B;  // micro-batches a step, samples a micro-batch
     int local;            // micro-batches are summed before ranks
+    int64_t from_step, from_epoch, from_sample; // where it goes on: steps before it; its epoch, and how many of it are consumed
 } Sampler;
 
 static inline int64_t sampler_global_batch(const Sampler *s) { return (int64_t)s->replicas * s->shards * s->accumulation * s->B; }
 
 /* Of what all ranks' samplers have in common: with another shuffle a rank would train on samples that belong to others. */
 static uint64_t sampler_fingerprint(const Sampler *s) {
-    const int64_t common[] = {s->samples, (int64_t)s->seed, s->pad, s->shards, s->replicas, s->accumulation, s->B, s->local};
+    const int64_t common[] = {s->samples, (int64_t)s->seed, s->pad, s->shards, s->replicas, s->accumulation, s->B, s->local, s->from_step, s->from_epoch, s->from_sample};
     return hash_bytes(HASH_START, common, sizeof common);
 }
 
-static inline int64_t sampler_steps_per_epoch(const Sampler *s) {
+/* Steps that `samples` of an epoch make. */
+static inline int64_t sampler_steps_of(const Sampler *s, int64_t samples) {
     int64_t gb = sampler_global_batch(s);
-    return s->pad ? (s->samples + gb - 1) / gb : s->samples / gb;
+    return s->pad ? (samples + gb - 1) / gb : samples / gb;
+}
+static inline int64_t sampler_steps_per_epoch(const Sampler *s) { return sampler_steps_of(s, s->samples); }
+
+/* The epoch of step `step` (from 0); returns how many of its samples came before. The first epoch after a resume is what is left of it. */
+static int64_t sampler_place(const Sampler *s, int64_t step, int64_t *epoch) {
+    int64_t ahead = step - s->from_step, first = s->from_sample < s->samples ? sampler_steps_of(s, s->samples - s->from_sample) : 0, whole = sampler_steps_per_epoch(s);
+    *epoch = ahead < first ? s->from_epoch : s->from_epoch + 1 + (ahead - first) / whole;
+    return ahead < first ? s->from_sample + ahead * sampler_global_batch(s) : (ahead - first) % whole * sampler_global_batch(s);
 }
 
 /* A pseudo-random permutation of [0, n) without a table: a Feistel network (Luby and Rackoff 1988) on the next
@@ -182,8 +193,7 @@ static int64_t permute(int64_t x, int64_t n, uint64_t key) {
 static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
     int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
     if (s->local) j = ((int64_t)s->replica * s->shards + s->shard) * s->accumulation + m;
-    int64_t within = (step % sampler_steps_per_epoch(s)) * sampler_global_batch(s) + j * s->B + b;
-    int64_t epoch = step / sampler_steps_per_epoch(s);
+    int64_t epoch, within = sampler_place(s, step, &epoch) + j * s->B + b;
     return permute(within % s->samples, s->samples, mix64(s->seed + (uint64_t)epoch + 1));
 }
 
@@ -194,9 +204,9 @@ enum { LOADER_DEPTH = 2, LOADER_WORKERS = 4, LOADER_MAX_WORKERS = 64 };
 
 typedef struct {
     int32_t *inputs, *targets; // (accumulation, B, T)
+    int64_t *windows;          // (accumulation, B) which samples these are
     int64_t num_targets;       // positions that count, of this rank
     uint64_t samples_hash;     // of the windows and their places: a sum, the same in whatever order they are read
-    int64_t first_sample;
     int64_t unread;            // samples that are not there yet
     int64_t bad;               // where `error` says something: of the samples that cannot be trained on, the first
     char error[1024];
@@ -249,7 +259,7 @@ static void loader_read(Loader *l, int64_t sample, char *raw) {
     pthread_mutex_lock(&l->lock);
     l->read_seconds += seconds;
     if (targets < 0 && (!batch->error[0] || i < batch->bad)) batch->bad = i, memcpy(batch->error, error, sizeof error);
-    if (i == 0) batch->first_sample = window;
+    batch->windows[i] = window;
     batch->num_targets += targets;
     batch->samples_hash += mix64(mix64((uint64_t)i + 1) ^ (uint64_t)window);
     batch->unread--;
@@ -281,6 +291,7 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     for (int i = 0; i < LOADER_DEPTH; i++) {
         l->ring[i].inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
         l->ring[i].targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
+        l->ring[i].windows = (int64_t *)arena_alloc(dev, MEM_HOST, "which samples", sizeof(int64_t) * (size_t)l->samples);
     }
     for (int i = 0; i < (workers ? workers : LOADER_WORKERS); i++) {
         l->workers[i].loader = l;
@@ -340,6 +351,85 @@ static void loader_close(Loader *l, Device *dev) {
     pthread_mutex_unlock(&l->lock);
     for (int i = 0; i < l->num_workers; i++) pthread_join(l->workers[i].thread, NULL);
     for (int i = 0; i < LOADER_DEPTH; i++) device_forget_event(l->ring[i].fed);
+}
+
+// ---------------------------------------------------------------------------
+// --audit: samples.jsonl, in which a run writes what it consumed, held against the rule: each window once an epoch
+
+typedef struct {
+    int64_t windows;      // in the data; 0: not told yet
+    int pad;              // the last step of an epoch repeats its head; else what does not make a step is dropped
+    int32_t *seen;        // (windows) by which step of this epoch, 0: not yet
+    int64_t epoch, step, consumed, repeated, of_step; // so far; repeated and samples of the step: the last step's
+    int64_t whole_epochs, dropped, steps, samples, from; // of all; `from`: the first step told
+    int cut_in;           // the first epoch was entered in its middle: another file has its beginning
+} Audit;
+
+/* An epoch has ended: what is not consumed is less than a step. */
+static void audit_epoch(Audit *a, const char *path) {
+    int64_t missing = a->windows - (a->consumed - a->repeated);
+    if (a->cut_in) missing = 0;
+    if (missing && (a->pad || missing >= a->of_step))
+        user_error("%s: epoch %" PRId64 " ended at step %" PRId64 " with %" PRId64 " of %" PRId64 " windows never consumed", path, a->epoch, a->step, missing, a->windows);
+    a->whole_epochs += !a->cut_in, a->dropped += missing;
+    a->consumed = a->repeated = a->cut_in = 0;
+    a->epoch++;
+    memset(a->seen, 0, sizeof *a->seen * (size_t)a->windows);
+}
+
+static void audit_line(Audit *a, const char *path, int64_t number, const char *line) {
+    cJSON *json = cJSON_Parse(line);
+    const cJSON *windows = cJSON_GetObjectItemCaseSensitive(json, "windows"), *samples = cJSON_GetObjectItemCaseSensitive(json, "samples"), *item;
+    const cJSON *step = cJSON_GetObjectItemCaseSensitive(json, "step"), *epoch = cJSON_GetObjectItemCaseSensitive(json, "epoch"), *tail = cJSON_GetObjectItemCaseSensitive(json, "tail");
+    if (cJSON_IsNumber(windows) && cJSON_IsString(tail)) { // what follows is of this data
+        a->windows = (int64_t)windows->valuedouble, a->pad = !strcmp(tail->valuestring, "pad");
+        if (a->windows < 1 || a->windows > INT32_MAX) user_error("%s, line %" PRId64 ": %g windows, expected 1 to %d", path, number, windows->valuedouble, INT32_MAX);
+        free(a->seen);
+        a->seen = (int32_t *)checked_malloc(sizeof *a->seen * (size_t)a->windows);
+        a->epoch = -1, a->consumed = a->repeated = 0;
+        a->cut_in = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(json, "consumed_before")) > 0;
+        cJSON_Delete(json);
+        return;
+    }
+    if (!a->windows || !cJSON_IsNumber(step) || !cJSON_IsNumber(epoch) || !cJSON_IsArray(samples)) user_error("%s, line %" PRId64 ": neither what data it is nor what a step consumed: the file is damaged", path, number);
+    int64_t now = (int64_t)step->valuedouble, in = (int64_t)epoch->valuedouble;
+    if (a->steps && now != a->step + 1) user_error("%s, line %" PRId64 ": step %" PRId64 " comes after step %" PRId64, path, number, now, a->step);
+    if (!a->steps) a->from = now;
+    if (a->epoch < 0) a->epoch = in;
+    else if (in == a->epoch + 1) audit_epoch(a, path);
+    if (in != a->epoch) user_error("%s, line %" PRId64 ": step %" PRId64 " is of epoch %" PRId64 ", expected %" PRId64, path, number, now, in, a->epoch);
+    if (a->repeated) user_error("%s: epoch %" PRId64 " goes on at step %" PRId64 " though step %" PRId64 " had to repeat windows", path, in, now, a->step);
+    a->step = now, a->of_step = cJSON_GetArraySize(samples), a->steps++;
+    cJSON_ArrayForEach(item, samples) {
+        int64_t w = (int64_t)item->valuedouble;
+        if (!cJSON_IsNumber(item) || w < 0 || w >= a->windows) user_error("%s: step %" PRId64 " consumed window %g of %" PRId64, path, now, item->valuedouble, a->windows);
+        if (a->seen[w] && !a->pad) user_error("%s: step %" PRId64 " consumed window %" PRId64 " of epoch %" PRId64 " a second time, after step %d", path, now, w, in, a->seen[w]);
+        a->repeated += a->seen[w] != 0;
+        if (!a->seen[w]) a->seen[w] = (int32_t)now;
+        a->consumed++, a->samples++;
+    }
+    cJSON_Delete(json);
+}
+
+/* Reads OUT/samples.jsonl and prints what it shows, as one line of JSON; a window that is consumed twice or never ends it. */
+static void audit(const char *out) {
+    char path[4096], *line = NULL;
+    size_t room = 0;
+    ssize_t length;
+    int64_t number = 0;
+    Audit a = ZERO;
+    snprintf(path, sizeof path, "%s/samples.jsonl", out);
+    FILE *f = fopen(path, "r");
+    if (!f) user_error("--audit: cannot read %s (%s): expected --out DIR of a run that trained", path, strerror(errno));
+    while ((length = getline(&line, &room, f)) > 0) audit_line(&a, path, ++number, line);
+    if (!a.steps) user_error("%s tells of no step", path);
+    int64_t left = a.windows - (a.consumed - a.repeated);
+    if (!left || (!a.pad && left < a.of_step)) audit_epoch(&a, path);
+    printf("{\"file\":\"%s\",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64 ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64
+           ",\"last_epoch\":%" PRId64 ",\"of_last_epoch\":%" PRId64 "}\n", path, a.from, a.steps, a.samples, a.windows, a.whole_epochs, a.dropped, a.epoch, a.consumed);
+    fclose(f);
+    free(line);
+    free(a.seen);
 }
 
 #endif

@@ -49,6 +49,7 @@ typedef struct {               // how a run shards: the options that fsdp.h and 
     Dtype reduce_dtype;        // in which gradients travel; they are summed in fp32
     int summed;                // the transport sums them on their way, in an order of its own, and in that dtype
     int check_replicas;        // what replicas have in common will be compared
+    int saves;                 // files will be written
 } Sharding;
 
 // ---------------------------------------------------------------------------
@@ -387,29 +388,50 @@ static void fsdp_refresh_copies(Fsdp *f) {
     device_order(f->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
-/* Sets the master from what `fill` makes on the host, a chunk at a time: elements [first, first + count) of a tensor. */
-static void fsdp_set_weights(Fsdp *f, void (*fill)(const Fsdp *f, const void *from, float *out, const Tensor *tensor, int64_t first, int64_t count), const void *from) {
+static void *state_of(const FsdpUnit *u, StateKind k) {
+    void *const all[STATES] = {u->master, u->grad, u->exp_avg, u->exp_avg_sq, (void *)u->copy == (void *)u->master ? NULL : u->copy};
+    return all[k];
+}
+
+/* Elements [first, first + count) of a tensor's state of one kind, made on the host. */
+typedef void (*Fill)(const Fsdp *f, void *from, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count);
+
+/* Sets what this rank holds of one kind of state, a chunk at a time. */
+static void fsdp_set_state(Fsdp *f, StateKind kind, Fill fill, void *from) {
     enum { CHUNK = 1 << 20 };
     float *chunk = (float *)checked_malloc(sizeof(float) * CHUNK);
     ShardPiece p;
     for (int i = 0; held_next(f, &i, &p) && !f->dev->walk;)
         for (int64_t done = 0, n; done < p.count; done += n) {
             n = min_i64(CHUNK, p.count - done);
-            fill(f, from, chunk, p.tensor, p.first + done, n);
-            device_write(f->dev, p.unit->master + p.at + done, chunk, sizeof(float) * (size_t)n);
+            fill(f, from, kind, chunk, p.tensor, p.first + done, n);
+            device_write(f->dev, (float *)state_of(p.unit, kind) + p.at + done, chunk, sizeof(float) * (size_t)n);
             comm_alive(f->comm);
         }
     free(chunk);
-    fsdp_refresh_copies(f);
+    if (kind == STATE_MASTER) fsdp_refresh_copies(f);
 }
 
-static void fill_at_random(const Fsdp *f, const void *seed, float *out, const Tensor *tensor, int64_t first, int64_t count) {
+static void fill_at_random(const Fsdp *f, void *seed, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count) {
+    (void)kind;
     tensor_init(out, tensor, f->config, *(const uint64_t *)seed, first, count, f->dev->threads);
 }
 static void fsdp_init_weights(Fsdp *f, uint64_t seed) {
     f->seed = seed;
-    fsdp_set_weights(f, fill_at_random, &seed);
+    fsdp_set_state(f, STATE_MASTER, fill_at_random, &seed);
 }
+
+/* All of a unit's state of one kind, (padded), in the device's memory: where it lies, or gathered from all shards to where the unit's
+ * gradient is made in a step. Between steps; valid until unit_state_free. All ranks of the group call it alike. */
+static const float *unit_state(Fsdp *f, FsdpUnit *u, StateKind kind) {
+    float *mine = (float *)state_of(u, kind);
+    if (u->held == u->padded) return mine;
+    float *whole = (float *)slot_take(f, f->gradient_slots, f->num_gradient_slots, u, "all of its state");
+    if (f->dev->arenas[states[kind].category].slow && !SLOW_TIER_COMPUTES) device_copy(f->dev, whole + u->begin, mine, sizeof(float) * (size_t)u->held), mine = whole + u->begin;
+    all_gather_now(f->comm, AXIS_FSDP, u->unit->name, mine, whole, sizeof(float) * (size_t)u->part);
+    return whole;
+}
+static void unit_state_free(Fsdp *f, const float *whole) { slot_release(f->dev, f->gradient_slots, f->num_gradient_slots, whole); }
 
 /* Adds the squares of what this rank owns of the gradient: exact over blocks that no cut divides, so the norm has the
  * same bits on any number of ranks. Padding is zero. */
@@ -418,11 +440,6 @@ static void fsdp_squared_norm(Fsdp *f, ExactSum *sum) {
 }
 
 typedef struct { float lr, beta1, beta2, eps, weight_decay; } AdamW;
-
-static void *state_of(const FsdpUnit *u, StateKind k) {
-    void *const all[STATES] = {u->master, u->grad, u->exp_avg, u->exp_avg_sq, (void *)u->copy == (void *)u->master ? NULL : u->copy};
-    return all[k];
-}
 
 /* Brings a unit's state to where AdamW computes with it, beside the unit before; what was there before is put back first. */
 static Staged *state_fetch(Fsdp *f, FsdpUnit *u) {
@@ -583,6 +600,8 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
         slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_BLOCK, how->slots, "gathered blocks", sizeof(floatX));
         slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_HEAD, 1, "gathered head", sizeof(floatX));
     }
+    if (!training && how->saves && how->strategy->sharded && f->ranks > 1)
+        for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++) slots_add(f, f->gradient_slots, &f->num_gradient_slots, (UnitKind)k, 1, "a unit to be written", sizeof(float));
     if (!training) return;
     int in_place = (f->ranks == 1 || f->sums_here) && !f->rounds_leaves && !f->stores_gradients; // backward makes gradients where they belong
     if (!in_place || how->accumulation > 1) {
@@ -593,7 +612,7 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
     stages_open(f);
     staged_open(f);
     int copies = (holds_the_same(f, AXIS_DP_REPLICATE) ? f->replicas : 0) + (holds_the_same(f, AXIS_FSDP) ? f->ranks : 0);
-    if (!how->check_replicas || !copies) return;
+    if ((!how->check_replicas && !how->saves) || !copies) return;
     f->prints = (uint64_t *)arena_alloc(f->dev, MEM_WORKSPACE, "fingerprints of the weights", sizeof(uint64_t) * (size_t)table->num_units);
     f->fingerprints = (uint64_t *)arena_alloc(f->dev, MEM_HOST, "fingerprints of all ranks", sizeof(uint64_t) * (size_t)table->num_units * (size_t)(1 + copies));
 }

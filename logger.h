@@ -1,7 +1,7 @@
 /* logger.h: what a run says while it runs. The progress line, under --out metrics.jsonl and layout.json, and the
  * timeline (--trace).
  *
- * Owns: the files it writes. Only rank 0 has a logger that writes. A file of an earlier run is never written over.
+ * Owns: the files it writes. Only rank 0 has a logger that writes. Lines of an earlier run are never written over.
  */
 #ifndef LOGGER_H
 #define LOGGER_H
@@ -17,7 +17,7 @@ typedef struct {            // of one rank and step, or of all its steps
 
 typedef struct Logger {
     const char *out;        // NULL: no files
-    FILE *metrics;
+    FILE *metrics, *consumed; // consumed: samples.jsonl
     double last_line;       // when the last progress line was printed
     int64_t samples, steps; // so far
     RankFigures *ranks;     // (world) sums over the steps so far
@@ -37,32 +37,45 @@ static int slowest_rank(const RankFigures *ranks, int world, double *over_mean) 
     return slowest;
 }
 
-static FILE *logger_create(const char *out, const char *name) {
+static FILE *logger_file(const char *out, const char *name, const char *mode) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", out, name);
-    FILE *f = fopen(path, "w");
+    FILE *f = fopen(path, mode);
     if (!f) user_error("cannot write %s: %s", path, strerror(errno));
     return f;
 }
+static FILE *logger_create(const char *out, const char *name) { return logger_file(out, name, "w"); }
 
-static void logger_check_out(const char *out) {
-    char path[4096];
-    int failed = make_directories(out);
-    if (failed) user_error("cannot make --out %s: %s", out, strerror(failed));
-    static const char *const names[] = {"metrics.jsonl", "config.txt", "layout.json", "plan.json", "ledger.json"};
-    for (int i = 0; i < 5; i++) {
-        snprintf(path, sizeof path, "%s/%s", out, names[i]);
-        if (!access(path, F_OK)) user_error("--out %s already holds a run (%s): choose another directory, or remove that one", out, names[i]);
-    }
-    if (access(out, W_OK)) user_error("cannot write into --out %s: %s", out, strerror(errno));
-}
-
-static void logger_open(Logger *l, const char *out, int world) {
+/* `at`: where the run goes on; what it wrote before stands in the files already. */
+static void logger_open(Logger *l, const char *out, int world, const Progress *at) {
     memset(l, 0, sizeof *l);
     l->out = out;
     l->world = world;
+    l->samples = at->samples;
     l->ranks = (RankFigures *)checked_malloc(sizeof(RankFigures) * (size_t)world);
-    if (out) l->metrics = logger_create(out, "metrics.jsonl");
+    if (!out) return;
+    l->metrics = logger_file(out, "metrics.jsonl", "a");
+    l->consumed = logger_file(out, "samples.jsonl", "a");
+}
+
+/* What the next lines of samples.jsonl are about, unless earlier ones said so. `consumed_before`: of the epoch in which they begin. */
+static void logger_data(Logger *l, const Dataset *data, const char *tail, int64_t consumed_before, int other_data) {
+    if (!l->consumed || (ftell(l->consumed) > 0 && !other_data)) return;
+    fprintf(l->consumed, "{\"data\":\"%016" PRIx64 "\",\"windows\":%" PRId64 ",\"tail\":\"%s\",\"consumed_before\":%" PRId64 "}\n", data->fingerprint, data->windows, tail, consumed_before);
+}
+
+/* The samples (count) of a step, of all ranks. */
+static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t *samples, int64_t count) {
+    if (!l->consumed) return;
+    fprintf(l->consumed, "{\"step\":%" PRId64 ",\"epoch\":%" PRId64 ",\"samples\":[", step, epoch);
+    for (int64_t i = 0; i < count; i++) fprintf(l->consumed, "%s%" PRId64, i ? "," : "", samples[i]);
+    fprintf(l->consumed, "]}\n");
+    fflush(l->consumed);
+}
+
+/* A checkpoint must not know of steps that its run's files do not tell. */
+static void logger_sync(Logger *l) {
+    if (l->out && (fflush(l->metrics) || fflush(l->consumed) || fsync(fileno(l->metrics)) || fsync(fileno(l->consumed)))) user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->out, strerror(errno));
 }
 
 /* What each rank did, least, mean and most, and which was slowest: the one that the others waited for. */
@@ -85,9 +98,9 @@ static void logger_ranks(const Logger *l) {
 }
 
 static void logger_close(Logger *l) {
-    if (l->world > 1) logger_ranks(l);
+    if (l->world > 1 && l->steps) logger_ranks(l);
     free(l->ranks);
-    if (l->metrics && fclose(l->metrics)) user_error("cannot write metrics.jsonl under %s: %s", l->out, strerror(errno));
+    if (l->out && (fclose(l->metrics) || fclose(l->consumed))) user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->out, strerror(errno));
 }
 
 typedef struct {                     // one training step
@@ -181,6 +194,7 @@ static void logger_validation(Logger *l, int64_t step, double loss, int64_t targ
 
 /* What this rank's samples cost, once its loader is closed: of the reading, what steps waited for is what arithmetic did not hide. */
 static void logger_loader(const Loader *l) {
+    if (!l->consumed) return;
     printf("loader: %d worker%s, first batch after %.2f ms", l->num_workers, l->num_workers > 1 ? "s" : "", 1e3 * l->first_after);
     if (l->consumed > 1) printf(", then %.3f ms a step waiting", 1e3 * l->later_wait_seconds / (double)(l->consumed - 1));
     printf(", %.3f ms a step reading\n", 1e3 * l->read_seconds * (double)l->samples / (double)l->claimed);

@@ -10,9 +10,9 @@
 #include "dataloader.h" // defines: LOADER_MAX_WORKERS
 
 typedef struct {
-    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster;
+    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster, *save_mode, *resume;
     int vocab_size, seq, batch, accum, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
-    int seed, threads, ranks, plan, world, help, deterministic, workers;
+    int seed, threads, ranks, plan, world, help, deterministic, workers, save_every, keep, allow_changes, audit;
     uint64_t given[2];  // bit i: row i of the table was on the command line
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
 } Options;
@@ -74,8 +74,12 @@ static const OptionRow option_rows[] = {
     {OPT_GROUP, "adapters", 0, 0, 0, NULL, NULL, NULL},
     {OPT_LATER, "lora-rank|lora-alpha|lora-targets|base|adapters|merge", 0, 0, 0, NULL, NULL, "LoRA on a frozen base"},
     {OPT_GROUP, "run", 0, 0, 0, NULL, NULL, NULL},
-    {OPT_TEXT, "out", FIELD(out), 0, 0, "DIR", NULL, "directory for config.txt, metrics.jsonl, layout.json, ledger.json"},
-    {OPT_LATER, "save-every|save-mode|keep|resume|allow-changes|audit", 0, 0, 0, NULL, NULL, "checkpoints"},
+    {OPT_TEXT, "out", FIELD(out), 0, 0, "DIR", NULL, "directory for checkpoints, metrics.jsonl, samples.jsonl, config.txt, layout.json, ledger.json"},
+    {OPT_INT,  "save-every", FIELD(save_every), 0, 1 << 30, "N", "0", "checkpoint every N steps and after the last; 0: only after the last, and on SIGUSR1 (SIGUSR2, SIGTERM: and end)"},
+    {OPT_TEXT, "save-mode", FIELD(save_mode), 0, 0, "sync|async", "sync", "async: state is copied (to memory that the plan has), and written while training goes on"},
+    {OPT_INT,  "keep", FIELD(keep), 0, 1 << 30, "K", "0", "the newest K checkpoints stay, older ones are removed; 0: all stay"},
+    {OPT_TEXT, "resume", FIELD(resume), 0, 0, "DIR|auto", NULL, "go on from a checkpoint, whatever layout wrote it; auto: the newest in --out, if there is one"},
+    {OPT_FLAG, "allow-changes", FIELD(allow_changes), 0, 0, NULL, NULL, "with --resume: also with options that change what is computed"},
     {OPT_INT,  "val-every", FIELD(val_every), 0, 1 << 30, "N", "0", "validate every N steps and after the last; 0: only after the last"},
     {OPT_INT,  "val-batches", FIELD(val_batches), 0, 1 << 30, "N", "0", "micro-batches a rank in a validation; 0: the whole file"},
     {OPT_INT,  "seed", FIELD(seed), 0, INT32_MAX, "N", "1", "of initial weights, shuffling and sampling"},
@@ -97,6 +101,7 @@ static const OptionRow option_rows[] = {
     {OPT_INT,  "max-tokens", FIELD(max_tokens), 1, 1 << 20, "N", "100", "with --generate"},
     {OPT_REAL, "temperature", FIELD(temperature), 0, 100, "X", "0.8", "with --generate; 0: always the likeliest token"},
     {OPT_REAL, "top-p", FIELD(top_p), 1e-6, 1, "X", "0.95", "with --generate: the likeliest tokens that hold this much probability"},
+    {OPT_FLAG, "audit", FIELD(audit), 0, 0, NULL, NULL, "hold the samples that the run in --out consumed against the rule: each once an epoch"},
     {OPT_TEXT, "encode", FIELD(encode), 0, 0, "FILE", NULL, "print the token ids of a text, one a line (needs --tokenizer)"},
     {OPT_TEXT, "decode", FIELD(decode), 0, 0, "FILE", NULL, "print the text of token ids, one a line (needs --tokenizer)"},
     {OPT_FLAG, "help", FIELD(help), 0, 0, NULL, NULL, "this"},
@@ -181,17 +186,28 @@ static Options options_parse(int argc, char **argv) {
     return o;
 }
 
+/* The value in force as it would be typed. 0: it has none, or is not given. */
+static int option_as_text(const Options *o, const OptionRow *row, char *value, size_t size) {
+    const char *field = (const char *)o + row->offset;
+    value[0] = 0;
+    if (row->kind == OPT_INT) return snprintf(value, size, "%d", *(const int *)field);
+    if (row->kind == OPT_REAL) return snprintf(value, size, "%.9g", *(const double *)field);
+    if (row->kind == OPT_TEXT && *(const char *const *)field) return snprintf(value, size, "%s", *(const char *const *)field) >= 0;
+    return row->kind == OPT_FLAG && *(const int *)field;
+}
+
+static void option_text(const Options *o, const char *name, char *value, size_t size) {
+    for (int i = 0; i < OPTION_ROWS; i++)
+        if (option_rows[i].kind != OPT_GROUP && !strcmp(option_rows[i].name, name)) option_as_text(o, &option_rows[i], value, size);
+}
+
 /* `values`: the options in force as config.txt has them; else --help. */
 static void options_print(const Options *o, FILE *f, int values) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
-        const char *field = (const char *)o + row->offset;
-        char left[64];
+        char left[64], value[4096];
         snprintf(left, sizeof left, "--%s %s", row->name, row->values ? row->values : "");
-        if (values && row->kind == OPT_INT) fprintf(f, "--%s %d\n", row->name, *(const int *)field);
-        if (values && row->kind == OPT_REAL) fprintf(f, "--%s %.9g\n", row->name, *(const double *)field);
-        if (values && row->kind == OPT_TEXT && *(const char *const *)field) fprintf(f, "--%s %s\n", row->name, *(const char *const *)field);
-        if (values && row->kind == OPT_FLAG && *(const int *)field) fprintf(f, "--%s\n", row->name);
+        if (values && option_as_text(o, row, value, sizeof value)) fprintf(f, value[0] ? "--%s %s\n" : "--%s\n", row->name, value);
         if (values) continue;
         if (row->kind == OPT_GROUP) fprintf(f, "%s\n", row->name);
         else if (row->kind == OPT_LATER) fprintf(f, "  %-44s %s: not built yet\n", left, row->help);

@@ -21,7 +21,7 @@ static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIG
  * dtype: every unit once a micro-batch or, accumulated locally, once a step; without sharding twice, to and fro. Over
  * replicas each rank's part goes to and fro once a step. */
 static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int64_t n /* ranks that shard */, int64_t R /* replicas */, const Sharding *how, int64_t wrap,
-                        int64_t report_bytes) {
+                        int64_t report_bytes, int64_t samples_bytes /* 0: they are not told */) {
     int64_t C = c->C, V = c->V, F = c->F, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
     int64_t matrices = (Q + 2 * KV) * C + C * Q + 3 * F * C, block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F);
     int64_t joined = min_i64(c->L, max_i64(1, (wrap + matrices + 2 * C - 1) / (matrices + 2 * C))), rest = c->L % joined; // blocks in a unit, in the last
@@ -43,7 +43,7 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
         law[AXIS_DP_REPLICATE][ALL_GATHER] = law[AXIS_DP_REPLICATE][REDUCE_SCATTER] = replicas;
     }
     if (world > 1) { // the step report
-        Traffic report = {1, (world - 1) * report_bytes};
+        Traffic report = {samples_bytes ? 2 : 1, (world - 1) * (report_bytes + samples_bytes)};
         law[AXIS_WORLD][ALL_GATHER] = report;
     }
 }

@@ -750,7 +750,7 @@ static int64_t count_different(const StepBatch *batch, const Dataset *d, const S
         count += dataset_window(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, raw, error, sizeof error);
         for (int t = 0; t < d->T; t++) different += inputs[t] != batch->inputs[i * d->T + t] || targets[t] != batch->targets[i * d->T + t];
     }
-    return different + (batch->num_targets != count) + (batch->first_sample != sampler_window(s, step, 0, 0));
+    return different + (batch->num_targets != count) + (batch->windows[0] != sampler_window(s, step, 0, 0));
 }
 
 static void test_loader(void) {
@@ -954,7 +954,7 @@ static void generation_body(Job *j, int rank) {
 
 static void export_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    model_export(&o->run.fsdp, j->opt.export_dir, ST_F32, NULL);
+    model_export(&o->run.saver);
     close_rank(o);
 }
 
@@ -1109,7 +1109,7 @@ static void other_report(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     train_step(&o->run, 1);
     if (rank == 1) o->run.reports[0].order[AXIS_FSDP]++;
-    check_reports(&o->run, 1);
+    check_reports(&o->run, 1, 0);
 }
 
 static void run_other_report(void *arguments) { launch(make_job((const char *)arguments, 2, &transport_threads), 0, other_report); }
@@ -1181,7 +1181,7 @@ static void skipping(Job *j, int rank) {
         if (step == 2 && rank == 1) set_float(&r->dev, u->master, NAN), fsdp_refresh_copies(&r->fsdp);
         float *before = floats_on_host(&r->dev, u->master, u->held);
         StepStats s = train_step(r, step);
-        __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && r->updates == (step == 3 ? 2 : 1), __ATOMIC_RELAXED);
+        __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && r->at.updates == (step == 3 ? 2 : 1), __ATOMIC_RELAXED);
         float *after = floats_on_host(&r->dev, u->master, u->held);
         __atomic_fetch_add(step == 2 ? &changed_by_skip : &trained_after, memcmp(before, after, bytes) != 0, __ATOMIC_RELAXED);
         if (step == 2 && rank == 1) set_float(&r->dev, u->master, start[0]), fsdp_refresh_copies(&r->fsdp);

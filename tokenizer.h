@@ -1,10 +1,11 @@
-/* tokenizer.h: text to Llama 3's token ids and back.
+/* tokenizer.h: text to token ids and back.
  *
- * Owns: the reading of Llama 3's `tokenizer.model` (a line a token: base64 of its bytes, a blank, its rank),
- * the splitting of text by Llama 3's regular expression (through PCRE2), byte-pair merging by rank, the 256
- * special tokens behind the base vocabulary, and SHA-256, by which token files name their tokenizer.
- * A caller may rely on: ids equal to tiktoken's; any bytes come back from their ids as they were; time
- * n log n in the longest piece; an open Tokenizer is never written to, so any number of threads may use one.
+ * Owns: the reading of Llama 3's `tokenizer.model` (a line a token: base64 of its bytes, a blank, its rank) and of
+ * files of other byte-level BPE tokenizers (below), the splitting of text by a regular expression (through PCRE2),
+ * byte-pair merging, special tokens, and SHA-256, by which token files name their tokenizer.
+ * A caller may rely on: ids equal to tiktoken's, or transformers'; any bytes come back from their ids as they were,
+ * but those for which a file of the other kind says to have no token; time n log n in the longest piece; an open
+ * Tokenizer is never written to, so any number of threads may use one.
  */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
@@ -18,11 +19,16 @@ enum { NUM_SPECIAL_TOKENS = 256, SPECIAL_ROOM = 40 /* bytes of a name, at most *
 typedef struct { uint32_t hash; int32_t id; } TokenSlot; // id NO_TOKEN: an empty slot
 
 typedef struct Tokenizer {
-    int32_t n_base;          // tokens with bytes of their own: ids 0 .. n_base - 1, the id is the rank
-    int32_t vocab_size;      // n_base + NUM_SPECIAL_TOKENS
-    int32_t bos, eos;        // <|begin_of_text|>, <|end_of_text|>
+    int32_t n_base;          // tokens with bytes of their own, of which that with the lowest id merges first
+    int32_t num_special;     // tokens that no text has: Llama 3's come behind the base ones
+    int32_t vocab_size;      // n_base + num_special
+    int32_t bos, eos, eot;   // a document begins, ends; a turn in a conversation ends, NO_TOKEN: never
+    int llama3;              // it is of Llama 3's kind
     uint8_t fingerprint[32]; // SHA-256 of the file
-    char *bytes;             // all tokens' bytes, one after the other
+    uint8_t missing[256];    // the bytes that no token has
+    int num_missing;
+    int32_t *special;        // (num_special) their ids, rising
+    char *bytes;             // all tokens' bytes, one after the other; a special one's are its name
     uint64_t *start;         // (vocab_size + 1): token i is bytes[start[i] .. start[i + 1])
     size_t longest;          // bytes of the longest base token: no longer string need be looked up
     TokenSlot *slots;        // (slot_mask + 1) open addressing, base tokens by their bytes
@@ -34,7 +40,8 @@ typedef struct Tokenizer {
 // reading a file, and its SHA-256 (FIPS 180-4)
 
 /* What every message about a file of another kind ends with. */
-#define TOKENIZER_WANTED "expected Llama 3's tokenizer.model (in Meta's releases original/tokenizer.model; of your own from dev/data/train_tokenizer)"
+#define TOKENIZER_WANTED "expected Llama 3's tokenizer.model (in Meta's releases original/tokenizer.model; of your own from dev/data/train_tokenizer)" \
+    " or what dev/data/smollm2.py writes"
 enum { SHA256_ROOM = 72 }; // bytes behind a text that sha256 may write to
 
 /* The whole file, with SHA256_ROOM behind it. */
@@ -108,12 +115,16 @@ static inline void sha256_of_file(const char *path, uint8_t out[32]) {
     "\\x{10d40}-\\x{10d49}\\x{116d0}-\\x{116e3}\\x{11bf0}-\\x{11bf9}\\x{11f50}-\\x{11f59}\\x{16130}-\\x{16139}\\x{16d70}-\\x{16d79}\\x{1ccf0}-\\x{1ccf9}" \
     "\\x{1d2c0}-\\x{1d2d3}\\x{1e4f0}-\\x{1e4f9}\\x{1e5f1}-\\x{1e5fa}"
 
+static inline pcre2_code *expression_compile(const char *pattern, uint32_t options, int *error, size_t *at) {
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | options, error, at, NULL);
+    if (code) pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // where there is no JIT, pcre2_match interprets
+    return code;
+}
 static inline pcre2_code *expression_open(const char *pattern, uint32_t options) {
     int error;
     size_t at;
-    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | options, &error, &at, NULL);
+    pcre2_code *code = expression_compile(pattern, options, &error, &at);
     if (!code) run_failure("PCRE2 refuses an expression at character %zu (error %d); expected a build with Unicode: install libpcre2-dev", at, error);
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // where there is no JIT, pcre2_match interprets
     return code;
 }
 
@@ -130,6 +141,58 @@ static inline pcre2_code *split_open(void) {
         "|[" BLANK "]+", PCRE2_ANCHORED);
 }
 
+static inline int is_ascii_letter(char c) { return (uint8_t)((c | 32) - 'a') < 26; }
+
+enum { EXPRESSION_ROOM = 1000 /* characters of a file's expression, at most */ };
+
+/* A file's expression with the classes above, into `out` (EXPRESSION_ROOM / 2 * sizeof LETTER will do). Only what every
+ * engine reads alike is taken: returns where something else stands, or NULL. */
+static inline const char *expression_translate(const char *from, char *out) {
+    static const struct { const char *escape, *alone, *in_brackets; } classes[] = {
+        {"\\p{L}", "[" LETTER "]", LETTER}, {"\\p{N}", "[" NUMBER "]", NUMBER}, {"\\s", "[" BLANK "]", BLANK}, {"\\S", "[^" BLANK "]", NULL}};
+    enum { CLASSES = (int)(sizeof classes / sizeof classes[0]) };
+    for (int in_brackets = 0; *from;) {
+        int i = 0, escape = *from == '\\';
+        while (i < CLASSES && strncmp(from, classes[i].escape, strlen(classes[i].escape))) i++;
+        if (i < CLASSES) {
+            const char *to = in_brackets ? classes[i].in_brackets : classes[i].alone;
+            if (!to) return from;
+            out = stpcpy(out, to), from += strlen(classes[i].escape);
+            continue;
+        }
+        if (escape && (!from[1] || (!strchr("rnt", from[1]) && (is_ascii_letter(from[1]) || (from[1] >= '0' && from[1] <= '9'))))) return from;
+        if ((in_brackets && *from == '[') || !strncmp(from, "[]", 2) || !strncmp(from, "[^]", 3)) return from;
+        if (*from == '[' || (in_brackets && *from == ']')) in_brackets = *from == '[';
+        if (escape) *out++ = *from++;
+        *out++ = *from++;
+    }
+    *out = 0;
+    return NULL;
+}
+
+/* The expression that line `number` of a tokenizer's file gives. */
+static inline pcre2_code *split_open_own(const char *path, int number, const char *expression) {
+    size_t length = strlen(expression), at;
+    uint32_t empty = 0;
+    int error;
+    if (length > EXPRESSION_ROOM) user_error("tokenizer %s, line %d: found an expression of %zu characters, expected at most %d", path, number, length, (int)EXPRESSION_ROOM);
+    char *pattern = (char *)checked_malloc((length / 2 + 1) * sizeof "[" LETTER "]");
+    const char *other = expression_translate(expression, pattern);
+    if (other)
+        user_error("tokenizer %s, line %d: found '%.8s' in the expression, expected \\p{L} \\p{N} \\s \\S \\r \\n \\t or a sign behind a backslash, and in brackets neither \\S nor brackets",
+                   path, number, other);
+    pcre2_code *code = expression_compile(pattern, PCRE2_ANCHORED, &error, &at);
+    if (!code) {
+        PCRE2_UCHAR why[128] = "";
+        pcre2_get_error_message(error, why, sizeof why);
+        user_error("tokenizer %s, line %d: found an expression that PCRE2 refuses (%s), expected a regular one", path, number, (const char *)why);
+    }
+    pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &empty);
+    if (empty) user_error("tokenizer %s, line %d: found an expression that also matches nothing, expected a character at least in every match", path, number);
+    free(pattern);
+    return code;
+}
+
 /* How many leading bytes of text are whole, valid UTF-8 (the table of RFC 3629, section 4: neither overlong forms nor surrogates). */
 static inline size_t utf8_valid_length(const char *text, size_t len) {
     const uint8_t *p = (const uint8_t *)text;
@@ -144,12 +207,10 @@ static inline size_t utf8_valid_length(const char *text, size_t len) {
     return i;
 }
 
-static inline int is_ascii_letter(char c) { return (uint8_t)((c | 32) - 'a') < 26; }
-
 /* The end of the piece that starts at `at` in `len` bytes of valid UTF-8. Every character starts a piece of some kind. */
-static inline size_t split_next(const pcre2_code *split, pcre2_match_data *match, const char *text, size_t len, size_t at) {
+static inline size_t split_next(const pcre2_code *split, int llama3, pcre2_match_data *match, const char *text, size_t len, size_t at) {
     uint8_t c = (uint8_t)text[at];
-    if (c < 0x80 && c != '\'' && c != '\r' && c != '\n' && (c < '0' || c > '9')) { // an ASCII word needs no PCRE2: twice the speed on English
+    if (llama3 && c < 0x80 && c != '\'' && c != '\r' && c != '\n' && (c < '0' || c > '9')) { // an ASCII word needs no PCRE2: twice the speed on English
         size_t word = at + !is_ascii_letter(text[at]), end = word;
         while (end < len && is_ascii_letter(text[end])) end++;
         if (end > word && (end == len || (uint8_t)text[end] < 0x80)) return end;
@@ -157,8 +218,10 @@ static inline size_t split_next(const pcre2_code *split, pcre2_match_data *match
     int rc = pcre2_match(split, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, match, NULL);
     if (rc <= 0 && rc != PCRE2_ERROR_NOMATCH) // the JIT's stack is small: the interpreter takes its memory from the heap
         rc = pcre2_match(split, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);
-    if (rc <= 0) run_failure("PCRE2 gave up (error %d) at byte %zu of a text of %zu bytes; expected a match at every character", rc, at, len);
-    return pcre2_get_ovector_pointer(match)[1];
+    if (rc <= 0 && llama3) run_failure("PCRE2 gave up (error %d) at byte %zu of a text of %zu bytes; expected a match at every character", rc, at, len);
+    size_t end = rc > 0 ? pcre2_get_ovector_pointer(match)[1] : at;
+    if (end <= at) user_error("the expression in the tokenizer's file gives no piece at byte %zu of a text of %zu bytes (PCRE2: %d), expected one at every character; mend it", at, len, rc);
+    return end;
 }
 
 // ---------------------------------------------------------------------------
@@ -197,20 +260,42 @@ static inline size_t base64_decode(const char *p, size_t n, char *out) {
     return size - padding;
 }
 
-/* One line, `base64 SP rank`. Ranks count up from 0, so `rank` is the number of tokens so far. */
-static inline void tokenizer_read_line(Tokenizer *t, const char *path, const char *line, int len, int32_t rank) {
-    char tail[16], *bytes = t->bytes + t->start[rank];
-    int number = rank + 1, shown = len < 80 ? len : 80, width = len - snprintf(tail, sizeof tail, " %d", rank);
-    size_t n = width > 0 && !memcmp(line + width, tail, (size_t)(len - width)) ? base64_decode(line, (size_t)width, bytes) : 0;
+typedef struct { const char *path; char *at, *end; int number; } TokenizerLines; // what is left; the number of the line before
+
+/* The next line, ended by a zero where its end was; NULL behind the last. An empty file has one empty line. */
+static inline char *tokenizer_line(TokenizerLines *in) {
+    char *line = in->at;
+    if (in->number && line > in->end) return NULL;
+    char *end = (char *)memchr(line, '\n', (size_t)(in->end - line));
+    if (!end) end = in->end;
+    *end = 0, in->at = end + 1, in->number++;
+    return line;
+}
+
+/* A token's line, `base64 SP rank`, or in a file of the other kind also `special SP name SP id`. Ids count up from 0. */
+static inline void tokenizer_read_token(Tokenizer *t, const TokenizerLines *in, const char *line, int32_t id) {
+    static const char mark[] = "special ";
+    enum { MARK = (int)sizeof mark - 1 };
+    char tail[16], *bytes = t->bytes + t->start[id];
+    const char *what = t->llama3 ? "rank" : "id";
+    int len = (int)strlen(line), shown = len < 80 ? len : 80, width = len - snprintf(tail, sizeof tail, " %d", id), special = !t->llama3 && !strncmp(line, mark, MARK);
+    size_t n = 0;
+    if (width > 0 && !strcmp(line + width, tail)) {
+        if (!special) n = base64_decode(line, (size_t)width, bytes);
+        else if (width > MARK && !memchr(line + MARK, ' ', (size_t)(width - MARK))) memcpy(bytes, line + MARK, n = (size_t)(width - MARK));
+    }
     if (!n)
-        user_error("tokenizer %s, line %d: found '%.*s', expected rank %d (they count up from 0) behind a token's bytes in base64 and one blank; copy the file again",
-                   path, number, shown, line, rank);
+        user_error("tokenizer %s, line %d: found '%.*s', expected %s %d (they count up from 0) behind a token's bytes in base64 and one blank%s; copy the file again",
+                   in->path, in->number, shown, line, what, id, t->llama3 ? "" : ", or behind the word special and a name without blanks");
+    t->start[id + 1] = t->start[id] + n;
+    if (special) { t->special[t->num_special++] = id; return; }
+    t->n_base++;
     if (n > t->longest) t->longest = n;
-    t->start[rank + 1] = t->start[rank] + n;
     TokenSlot *slot = token_slot(t, bytes, n);
     if (slot->id != NO_TOKEN)
-        user_error("tokenizer %s, line %d: found '%.*s', the token of line %d again, expected each once; copy the file again", path, number, shown, line, slot->id + 1);
-    slot->hash = token_hash(bytes, n), slot->id = rank;
+        user_error("tokenizer %s, line %d: found '%.*s', the token of line %d again, expected each once; copy the file again",
+                   in->path, in->number, shown, line, in->number - (id - slot->id));
+    slot->hash = token_hash(bytes, n), slot->id = id;
 }
 
 /* The 256 special tokens behind the base ones, by the names and in the places of Llama 3.1's release. */
@@ -218,19 +303,78 @@ static inline void tokenizer_add_special(Tokenizer *t) {
     static const char *const named[] = {"<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>",
         "<|finetune_right_pad_id|>", "<|reserved_special_token_2|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>"};
     const int num_named = (int)(sizeof named / sizeof named[0]), reserved = 3; // the first reserved ones are named above
-    t->vocab_size = t->n_base + NUM_SPECIAL_TOKENS;
-    t->bos = t->n_base, t->eos = t->n_base + 1;
     for (int i = 0; i < NUM_SPECIAL_TOKENS; i++) {
         uint64_t *start = t->start + t->n_base + i;
         const char *format = i < num_named ? named[i] : "<|reserved_special_token_%d|>";
         start[1] = start[0] + (uint64_t)snprintf(t->bytes + *start, SPECIAL_ROOM, format, i - num_named + reserved);
+        t->special[t->num_special++] = t->n_base + i;
     }
+}
+
+/* The id of a special token, or NO_TOKEN. */
+static inline int32_t tokenizer_special(const Tokenizer *t, const char *name) {
+    for (int i = 0; i < t->num_special; i++) {
+        int32_t id = t->special[i];
+        if (token_length(t, id) == strlen(name) && !memcmp(t->bytes + t->start[id], name, strlen(name))) return id;
+    }
+    return NO_TOKEN;
+}
+
+/* A file of the other kind, for tokenizers of byte-level BPE in which merging by the lowest id gives what their list of
+ * merges gives (dev/data/smollm2.py says when). It starts with these lines, each a word, a blank, and
+ *     byte-level-bpe  1, the version
+ *     tokens          how many lines of tokens follow
+ *     missing         how many of the 256 bytes no token has: text is encoded as if they were not in it
+ *     bos, eos, eot   the name of the special token with which a document begins, a document ends, a turn in a conversation ends; - where there is none
+ *     split           the expression whose matches, one behind the other, are the pieces of a text */
+typedef enum { HEAD_VERSION, HEAD_TOKENS, HEAD_MISSING, HEAD_BOS, HEAD_EOS, HEAD_EOT, HEAD_SPLIT, NUM_HEAD } TokenizerHead;
+static const char *const tokenizer_head[NUM_HEAD] = {"byte-level-bpe", "tokens", "missing", "bos", "eos", "eot", "split"};
+
+static inline int tokenizer_is_own(const char *text) { return !strncmp(text, tokenizer_head[0], strlen(tokenizer_head[0])); }
+
+/* The values of the first lines. */
+static inline void tokenizer_read_head(TokenizerLines *in, const char *values[NUM_HEAD]) {
+    for (int i = 0; i < NUM_HEAD; i++) {
+        const char *line = tokenizer_line(in), *word = tokenizer_head[i];
+        size_t n = strlen(word);
+        if (!line || strncmp(line, word, n) || line[n] != ' ' || !line[n + 1])
+            user_error("tokenizer %s, line %d: found '%.80s', expected '%s', a blank and its value; make the file again", in->path, i + 1, line ? line : "", word);
+        values[i] = line + n + 1;
+    }
+    if (strcmp(values[HEAD_VERSION], "1")) user_error("tokenizer %s, line 1: found version '%.20s', expected 1; make the file again", in->path, values[HEAD_VERSION]);
+}
+
+static inline int tokenizer_head_number(const char *path, TokenizerHead which, const char *value) {
+    char *end;
+    long n = strtol(value, &end, 10);
+    if (*value < '0' || *value > '9' || *end || n > 1 << 28) user_error("tokenizer %s, line %d: found '%s %.20s', expected a number", path, which + 1, tokenizer_head[which], value);
+    return (int)n;
+}
+
+static inline int32_t tokenizer_head_special(const Tokenizer *t, const char *path, TokenizerHead which, const char *value) {
+    int32_t id = tokenizer_special(t, value);
+    if (id == NO_TOKEN && (strcmp(value, "-") || which == HEAD_EOS))
+        user_error("tokenizer %s, line %d: found '%s %.80s', expected the name of a special token among those below; make the file again", path, which + 1, tokenizer_head[which], value);
+    return id;
+}
+
+/* What the first lines say, once all tokens are known. */
+static inline void tokenizer_take_head(Tokenizer *t, const char *path, const char *const values[NUM_HEAD]) {
+    int tokens = tokenizer_head_number(path, HEAD_TOKENS, values[HEAD_TOKENS]), missing = tokenizer_head_number(path, HEAD_MISSING, values[HEAD_MISSING]);
+    if (t->n_base + t->num_special != tokens)
+        user_error("tokenizer %s has %d lines of tokens, its line %d says %d; copy the file again", path, t->n_base + t->num_special, HEAD_TOKENS + 1, tokens);
+    if (t->num_missing != missing) user_error("tokenizer %s has no token for %d single bytes, its line %d says %d; copy the file again", path, t->num_missing, HEAD_MISSING + 1, missing);
+    t->bos = tokenizer_head_special(t, path, HEAD_BOS, values[HEAD_BOS]);
+    t->eos = tokenizer_head_special(t, path, HEAD_EOS, values[HEAD_EOS]);
+    t->eot = tokenizer_head_special(t, path, HEAD_EOT, values[HEAD_EOT]);
+    t->split = split_open_own(path, HEAD_SPLIT + 1, values[HEAD_SPLIT]);
 }
 
 static inline Tokenizer *tokenizer_open(const char *path) {
     Tokenizer *t = (Tokenizer *)checked_malloc(sizeof *t);
     size_t len, lines = 1, slots = 1;
-    char *text = tokenizer_read_file(path, &len);
+    char *text = tokenizer_read_file(path, &len), *line;
+    const char *head[NUM_HEAD];
     sha256(text, len, t->fingerprint);
     if (!len) user_error("tokenizer %s has 0 bytes; " TOKENIZER_WANTED, path);
     if (text[0] == '{') user_error("tokenizer %s is JSON, perhaps Hugging Face's tokenizer.json; " TOKENIZER_WANTED, path);
@@ -243,25 +387,34 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     t->slots = (TokenSlot *)checked_malloc(slots * sizeof *t->slots);
     for (size_t i = 0; i < slots; i++) t->slots[i].id = NO_TOKEN;
     t->start = (uint64_t *)checked_malloc((lines + NUM_SPECIAL_TOKENS + 1) * sizeof *t->start);
+    t->special = (int32_t *)checked_malloc((lines + NUM_SPECIAL_TOKENS) * sizeof *t->special);
     t->bytes = (char *)checked_malloc(len + NUM_SPECIAL_TOKENS * SPECIAL_ROOM);
-    for (size_t at = 0, end; t->n_base < (int32_t)lines; at = end + 1) {
-        for (end = at; end < len && text[end] != '\n';) end++;
-        tokenizer_read_line(t, path, text + at, (int)(end - at), t->n_base++);
-    }
-    free(text);
+    TokenizerLines in = {path, text, text + len, 0};
+    t->llama3 = !tokenizer_is_own(text);
+    if (!t->llama3) tokenizer_read_head(&in, head);
+    for (int32_t id = 0; (line = tokenizer_line(&in)); id++) tokenizer_read_token(t, &in, line, id);
     for (int i = 0; i < 256; i++) {
         char byte = (char)i;
-        if (token_find(t, &byte, 1) == NO_TOKEN)
+        t->num_missing += t->missing[i] = token_find(t, &byte, 1) == NO_TOKEN;
+        if (t->llama3 && t->missing[i])
             user_error("tokenizer %s has no token for the single byte 0x%02x, expected all 256 bytes; copy the file again", path, i);
     }
-    tokenizer_add_special(t);
-    t->split = split_open();
+    if (t->llama3) {
+        tokenizer_add_special(t);
+        t->bos = tokenizer_special(t, "<|begin_of_text|>"), t->eos = tokenizer_special(t, "<|end_of_text|>"), t->eot = tokenizer_special(t, "<|eot_id|>");
+        t->split = split_open();
+    } else tokenizer_take_head(t, path, head);
+    t->vocab_size = t->n_base + t->num_special;
+    free(text);
     return t;
 }
 
+/* Whether what is generated ends with this token. */
+static inline int tokenizer_ends(const Tokenizer *t, int32_t id) { return id == t->eos || id == t->eot; }
+
 static inline void tokenizer_close(Tokenizer *t) {
     pcre2_code_free(t->split);
-    free(t->slots), free(t->start), free(t->bytes), free(t);
+    free(t->slots), free(t->start), free(t->special), free(t->bytes), free(t);
 }
 
 /* *bytes points at the token's bytes inside the tokenizer (not ended by a zero); returns how many. A special token
@@ -287,6 +440,7 @@ typedef struct {
     int32_t **ids;
     size_t *capacity, used;
     size_t room;       // the piece length that the arrays below hold
+    char *kept;        // (room) of a piece the bytes that tokens have
     TokenPart *parts;  // (room + 1) of a piece, as a list; each stands at its first byte
     uint64_t *heap;    // (3 room) rank << 32 | first byte, smallest on top; entries that `rank` denies are stale
     size_t heap_size;
@@ -329,17 +483,34 @@ static inline void encoder_consider(Encoder *e, const char *piece, size_t n, uin
     if (part->rank != NO_TOKEN) heap_push(e, (uint64_t)part->rank << 32 | i);
 }
 
+static inline void encoder_room(Encoder *e, size_t n) {
+    if (n >= UINT32_MAX) user_error("a piece of %zu bytes without a place to split was given, expected less than 4 GiB; cut the text into documents", n);
+    if (n <= e->room) return;
+    e->room = n < 256 ? 256 : n;
+    e->parts = (TokenPart *)grown(e->parts, (e->room + 1) * sizeof *e->parts);
+    e->heap = (uint64_t *)grown(e->heap, 3 * e->room * sizeof *e->heap);
+    e->kept = (char *)grown(e->kept, e->room);
+}
+
+/* The piece without the bytes that no token has: what is left stands side by side and merges, as in transformers. */
+static inline const char *encoder_keep(Encoder *e, const char *piece, size_t *n) {
+    size_t known = 0, kept = 0;
+    while (known < *n && !e->t->missing[(uint8_t)piece[known]]) known++;
+    if (known == *n) return piece;
+    encoder_room(e, *n);
+    for (size_t i = 0; i < *n; i++)
+        if (!e->t->missing[(uint8_t)piece[i]]) e->kept[kept++] = piece[i];
+    *n = kept;
+    return e->kept;
+}
+
 /* Byte-pair encoding: starting from single bytes, the adjacent pair of lowest rank is joined, the leftmost where
  * several have it, until no pair is a token. A join pushes two pairs at most, so 3n heap entries suffice. */
 static inline void encode_piece(Encoder *e, const char *piece, size_t n) {
+    if (e->t->num_missing) piece = encoder_keep(e, piece, &n);
     int32_t whole = token_find(e->t, piece, n);
     if (whole != NO_TOKEN) { encoder_emit(e, whole); return; }
-    if (n >= UINT32_MAX) user_error("a piece of %zu bytes without a place to split was given, expected less than 4 GiB; cut the text into documents", n);
-    if (n > e->room) {
-        e->room = n < 256 ? 256 : n;
-        e->parts = (TokenPart *)grown(e->parts, (e->room + 1) * sizeof *e->parts);
-        e->heap = (uint64_t *)grown(e->heap, 3 * e->room * sizeof *e->heap);
-    }
+    encoder_room(e, n);
     TokenPart *parts = e->parts;
     e->heap_size = 0;
     for (uint32_t i = 0; i <= n; i++) parts[i].next = i + 1, parts[i].prev = i - 1;
@@ -367,6 +538,7 @@ static inline int token_is_blank(const Tokenizer *t, int32_t id) {
 static inline void encode_rest(Encoder *e, const char *text, size_t len, size_t valid, size_t first_id, size_t last_piece_id) {
     const Tokenizer *t = e->t;
     size_t keep = last_piece_id, at = valid;
+    if (!t->llama3) { encode_piece(e, text + at, len - at); return; } // others take text alone: here the rest is a piece
     if (keep < e->used && token_is_blank(t, (*e->ids)[keep]))
         while (keep > first_id && token_is_blank(t, (*e->ids)[keep - 1])) keep--;
     for (size_t i = keep; i < e->used; i++) at -= token_length(t, (*e->ids)[i]);
@@ -377,17 +549,17 @@ static inline void encode_rest(Encoder *e, const char *text, size_t len, size_t 
 /* Appends the ids of `text` (any bytes; names of special tokens in it are plain text) behind the `used` ids that
  * *ids holds already, growing it with realloc; *ids may be NULL at first. Returns the new count. */
 static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int32_t **ids, size_t *capacity, size_t used) {
-    Encoder e = {t, ids, capacity, used, 0, NULL, NULL, 0};
+    Encoder e = {t, ids, capacity, used, 0, NULL, NULL, NULL, 0};
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     if (!match) run_failure("out of memory: PCRE2's match data could not be had");
     size_t valid = utf8_valid_length(text, len), last_piece_id = used;
     for (size_t at = 0, end; at < valid; at = end) {
-        end = split_next(t->split, match, text, valid, at);
+        end = split_next(t->split, t->llama3, match, text, valid, at);
         last_piece_id = e.used;
         encode_piece(&e, text + at, end - at);
     }
     if (valid < len) encode_rest(&e, text, len, valid, used, last_piece_id);
-    pcre2_match_data_free(match), free(e.parts), free(e.heap);
+    pcre2_match_data_free(match), free(e.kept), free(e.parts), free(e.heap);
     return e.used;
 }
 

@@ -13,7 +13,8 @@
 #include "options.h"    // defines: Options, options_parse, options_print, number_behind
 #include "dataloader.h" // defines: Dataset, Sampler, Loader
 #include "tokenizer.h"  // defines: Tokenizer, tokenizer_encode, tokenizer_decode
-#include "checkpoint.h" // defines: model_load, model_export
+#include "safetensors.h" // defines: StFiles, model_files_open
+#include "checkpoint.h" // defines: checkpoint_save, checkpoint_open, checkpoint_load, model_load, model_export, out_open
 #include "plan.h"       // defines: law_of_step, Ledger, ledger_check, Cluster, plan_print
 #include "logger.h"     // defines: Logger, logger_step, layout_write, trace_write
 
@@ -26,6 +27,7 @@ static Sharding sharding_of(const Options *o) {
     s.local = !strcmp(o->accumulate, "local");
     s.deterministic = o->deterministic;
     s.check_replicas = o->check_replicas;
+    s.saves = o->out || o->export_dir;
     s.reduce_dtype = strcmp(o->reduce_dtype, "bf16") ? DTYPE_F32 : DTYPE_BF16;
     s.summed = o->transport && !strcmp(o->transport, "nccl") && !o->deterministic;
     return s;
@@ -75,11 +77,12 @@ typedef struct {
 typedef struct {               // what each rank tells all others at the end of a step; the only exchange beside FSDP's
     ExactSum loss, squared_norm; // of all its tokens, of its part of the gradient
     int64_t targets;           // positions that count
-    int64_t first_sample;
     int64_t bad_tensor;        // the first of this rank whose gradient is not finite; -1: none
     uint64_t setup;            // of what all ranks began with: the shuffle, the seed of the weights
     uint64_t samples_hash;     // of the samples' indices
     uint32_t order[AXES];      // of each group's collectives so far
+    int to_save, to_end;       // signals that its process was sent so far
+    int writing;               // its part of a checkpoint is not yet on the disk
     RankFigures figures;
 } StepReport;
 
@@ -90,6 +93,7 @@ typedef struct Run {           // one per rank
     const Llama3Config *config;
     const TensorTable *table;
     const Dataset *data, *val;
+    const Checkpoint *from;
     Mesh mesh;
     int rank, training;
     Device dev;
@@ -97,13 +101,17 @@ typedef struct Run {           // one per rank
     Fsdp fsdp;
     Model model;
     Loader loader;
+    Saver saver;
     ExactSum *sums;            // (SUMS) of the step so far, where ops add to them
     StepReport *reports;       // (world)
     RankFigures *figures;      // (world) the same ranks' figures, side by side
+    int64_t *samples;          // (world, accumulation, B) with --out: what the step consumes
+    Request samples_told;
     int32_t *eval_inputs, *eval_targets; // (B, T)
     char *eval_raw;            // 5·(T + 1) bytes
     int *layout, *hosts;       // (world, AXES) leaders of all groups, read back from the transport; (world) on which host each is
-    int64_t updates, skips;    // steps that changed the weights; that did not, since the gradient was not finite
+    int saves_asked;           // by signals, and done
+    Progress at;               // how far the run has come; skipped steps had a gradient that was not finite
     Logger log;                // rank 0
 } Run;
 
@@ -389,7 +397,7 @@ static double learning_rate(const Options *o, int64_t step) { // step counts fro
 }
 
 /* All ranks have told of their step: same exchanges in the same order as rank 0? other samples than those before it? */
-static void check_reports(const Run *r, int64_t step) {
+static void check_reports(const Run *r, int64_t step, int64_t first_sample) {
     const StepReport *all = r->reports, *mine = &all[r->rank];
     int distinct = sampler_global_batch(&r->loader.sampler) <= r->data->windows; // else padding repeats samples within a step
     for (int a = 0; a < AXES; a++)
@@ -400,7 +408,7 @@ static void check_reports(const Run *r, int64_t step) {
     for (int i = 0; i < r->rank && distinct; i++)
         if (mine->samples_hash == all[i].samples_hash)
             run_failure("step %" PRId64 ": ranks %d and %d train on the same samples (both start with window %" PRId64 "); data-parallel ranks must differ",
-                        step, i, r->rank, mine->first_sample);
+                        step, i, r->rank, first_sample);
 }
 
 /* The first tensor with a gradient that is not finite, of what this rank owns; -1: there is none. */
@@ -428,9 +436,10 @@ static void exchange_reports(Run *r, const StepBatch *batch, double start, doubl
     exact_merge(&mine.squared_norm, &sums[SUM_SQUARED_NORM]);
     mine.bad_tensor = mine.squared_norm.not_finite ? first_bad_tensor(r) : -1;
     mine.targets = batch->num_targets;
-    mine.first_sample = batch->first_sample;
     mine.samples_hash = batch->samples_hash;
     mine.setup = sampler_fingerprint(&r->loader.sampler) ^ mix64(r->fsdp.seed);
+    mine.to_save = signals_to_save, mine.to_end = signals_to_end;
+    mine.writing = save_is_writing(&r->saver);
     for (int a = 0; a < AXES; a++) mine.order[a] = (uint32_t)(r->comm.groups[a].order >> 32);
     mine.figures.seconds = seconds_now() - start;
     mine.figures.wait_seconds = r->comm.wait_seconds - waited_before;
@@ -468,11 +477,11 @@ static void step_skip(Run *r, int64_t step, const StepStats *s) {
     if (owner >= 0) used = snprintf(where, sizeof where, "first in the gradient of %s, in the part of the sum that rank %d owns", r->table->tensors[r->reports[owner].bad_tensor].name, owner);
     else used = snprintf(where, sizeof where, "each gradient is finite, %s not", isfinite(s->loss) ? "but the squares of some are" : "the loss is");
     if (source >= 0) snprintf(where + used, sizeof where - (size_t)used, "; the loss of rank %d itself is not", source);
-    if (++r->skips > r->opt->max_skips)
+    if (++r->at.skips > r->opt->max_skips)
         run_failure("step %" PRId64 ": loss %g, gradient norm %g: not finite (%s), and --max-skips %d allows no more of them: lower --lr, lengthen --warmup, or look at the data",
                     step, s->loss, s->grad_norm, where, r->opt->max_skips);
     if (r->rank) return;
-    printf("step %6" PRId64 " | skipped, %" PRId64 " of at most %d: loss %g, gradient norm %g: not finite (%s)\n", step, r->skips, r->opt->max_skips, s->loss, s->grad_norm, where);
+    printf("step %6" PRId64 " | skipped, %" PRId64 " of at most %d: loss %g, gradient norm %g: not finite (%s)\n", step, r->at.skips, r->opt->max_skips, s->loss, s->grad_norm, where);
     fflush(stdout);
 }
 
@@ -484,6 +493,7 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     rank_state(r->comm.self, RANK_READING, start);
     StepBatch *batch = loader_next(&r->loader, &r->dev, o->timeout);
     rank_state(r->comm.self, RANK_COMPUTING, seconds_now());
+    if (r->samples) collective_start(&r->comm, &r->samples_told, ALL_GATHER, AXIS_WORLD, "samples", batch->windows, r->samples, sizeof(int64_t) * (size_t)r->loader.samples);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
     int64_t tokens = (int64_t)o->batch * o->seq;
     for (int micro = 0; micro < o->accum; micro++)
@@ -491,19 +501,24 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     device_record(&r->dev, &batch->fed);
     reductions_finish(&r->fsdp);
     device_phase(&r->dev, "optimizer", NULL);
+    collective_wait(&r->comm, &r->samples_told);
     exchange_reports(r, batch, start, waited);
+    int64_t first_sample = r->dev.walk ? 0 : batch->windows[0];
     loader_release(&r->loader, &r->dev);
 
     StepStats s = sum_reports(r);
-    if (!r->dev.walk) check_reports(r, step);
+    if (!r->dev.walk) check_reports(r, step, first_sample);
     double clip = o->clip > 0 ? fmin(1.0, o->clip / (s.grad_norm + 1e-6)) : 1.0; // torch.nn.utils.clip_grad_norm_
     s.lr = learning_rate(o, step);
     AdamW adam = {(float)s.lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
     if (s.skipped) step_skip(r, step, &s);
-    else if (s.targets || r->dev.walk) fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)++r->updates);
+    else if (s.targets || r->dev.walk) fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)++r->at.updates);
     device_phase(&r->dev, NULL, NULL);
     span_end(&r->dev, whole, NULL, -1, 0);
     s.samples = sampler_global_batch(&r->loader.sampler);
+    r->at.step = step;
+    r->at.samples += s.samples;
+    if (!r->dev.walk) r->at.within = sampler_place(&r->loader.sampler, step - 1, &r->at.epoch) + s.samples;
     s.data_wait_seconds = r->loader.wait_seconds;
     s.wait_seconds = r->comm.wait_seconds - waited;
     s.exchange_seconds = r->comm.exchange_seconds - exchanged;
@@ -614,7 +629,7 @@ static void generate(Run *r, const Tokenizer *tokenizer, const int32_t *ids, int
             all_gather_now(&r->comm, AXIS_WORLD, "next token", &id, r->reports, sizeof id);
             memcpy(&id, r->reports, sizeof id);
         }
-        if (id == tokenizer->eos || id >= tokenizer->vocab_size) break;
+        if (tokenizer_ends(tokenizer, id) || id >= tokenizer->vocab_size) break;
         if (r->rank == 0) print_token(tokenizer, id, stdout), fflush(stdout);
         if (i + 1 < r->opt->max_tokens) logits = next_token_logits(r, &id, 1, count + i);
     }
@@ -635,6 +650,8 @@ typedef struct {
     Mesh mesh;
     Dataset data, val;         // num_files 0: none
     StFiles weights;
+    Checkpoint from;           // dir "": the run begins
+    int lock;                  // of --out
     int has_weights, threads, cores; // threads and cores of a rank
     int local, local_ranks;    // of this process among those of its host; ranks of this host
     double memory;             // bytes that ranks find, before the first takes any
@@ -706,6 +723,7 @@ static Task job_task(const Options *o) {
     int alone = task == DO_PLAN || task == DO_EVAL || task == DO_GENERATE;
     if (alone && !!o->plan + !!o->eval + !!o->generate + !!o->export_dir > 1) user_error("--%s is done alone: leave the others of --plan, --eval, --generate, --export out", name);
     if (o->out && task != DO_TRAIN && task != DO_PLAN) user_error("--out %s: only training and --plan write there; leave it out", o->out);
+    if (o->resume && task != DO_TRAIN) user_error("--resume %s goes on with training, and this is none: leave it out (a checkpoint is a --model DIR too)", o->resume);
     if (o->cluster && !o->plan) user_error("--cluster %s belongs to --plan, which estimates a step's time by it: add --plan, or leave it out", o->cluster);
     if (o->trace && task != DO_TRAIN && !o->cluster) user_error("--trace %s: training has a timeline, and --plan with --cluster; leave it out", o->trace);
     return task;
@@ -727,7 +745,7 @@ static int job_gpu(const Job *j, int rank) { return j->transport == j->hosts ? 0
 
 /* Everything that can be refused is refused here, before ranks start. */
 static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
-    static const struct { const char *option, *other; } needs[] = {{"val-every", "val"}, {"val-batches", "val"}, {"dtype", "export"}, {"temperature", "generate"}, {"top-p", "generate"}, {"max-tokens", "generate"}};
+    static const struct { const char *option, *other; } needs[] = {{"val-every", "val"}, {"val-batches", "val"}, {"dtype", "export"}, {"save-every", "out"}, {"save-mode", "out"}, {"keep", "out"}, {"allow-changes", "resume"}, {"temperature", "generate"}, {"top-p", "generate"}, {"max-tokens", "generate"}};
     Options *o = &j->opt;
     j->task = job_task(o);
     if (SLOW_TIER_COMPUTES && strcmp(o->offload, "none") && j->task == DO_TRAIN && !o->out) user_error("--offload %s keeps state in files under --out: give --out DIR, on a disk with room for it", o->offload);
@@ -740,6 +758,9 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     int gpus = j->transport != j->hosts ? device_count() : INT32_MAX;
     if (local_ranks > gpus && (gpus > 1 || j->hosts == &transport_threads)) // else a launcher may show each rank its own alone
         user_error("%d ranks on a host that has %d GPU%s, and NCCL wants one for each: start as many ranks on a host as it has GPUs, or share one with --ranks N --transport threads", local_ranks, gpus, gpus > 1 ? "s" : "");
+    if (o->resume && !strcmp(o->resume, "auto") && !o->out) user_error("--resume auto looks for checkpoints in --out: add --out DIR, or say which one to resume");
+    if (o->resume) checkpoint_find(j->from.dir, o);
+    if (o->resume && j->from.dir[0] && !option_given(o, "model")) o->model = j->from.dir;
     j->config = config_of_model(o->model);
     if (j->task != DO_PLAN) kernels_require(j->config.HD), j->memory = device_memory(job_gpu(j, 0));
     if (o->vocab_size) j->config.V = o->vocab_size;
@@ -757,7 +778,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     if (o->cluster) cluster_open(&j->cluster, o->cluster, &j->mesh, o->threads, o->transport);
     if (j->task == DO_PLAN) return;
     if (j->task == DO_TRAIN && !o->data) user_error("--data is missing: token files to train on (make demo shows the way, --help lists what else there is)");
-    j->has_weights = !preset_find(o->model) && model_files_open(&j->weights, o->model, &j->table);
+    j->has_weights = !preset_find(o->model) && !j->from.dir[0] && model_files_open(&j->weights, o->model, &j->table);
     if (!j->has_weights && j->task != DO_TRAIN)
         user_error("%s has no weights: --%s needs --model DIR with a model.safetensors (train with --export DIR to make one)", o->model,
                    j->task == DO_EVAL ? "eval" : j->task == DO_GENERATE ? "generate" : "export");
@@ -769,6 +790,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
             user_error("%s holds %" PRId64 " samples of --seq %d, one step takes %d ranks x batch %d x accum %d = %" PRId64 ": use less of these, more text, or --tail pad",
                        o->data, j->data.windows, o->seq, world, o->batch, o->accum, per_step);
         check_tokenizer_of(j, &j->data);
+        if (j->from.dir[0]) checkpoint_open(&j->from, o, world, j->data.fingerprint, &j->config, &j->table);
     }
     if (o->eval || (o->val && j->task == DO_TRAIN)) j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
     check_tokenizer_of(j, &j->val);
@@ -776,8 +798,8 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
 }
 
 /* What may leave a trace on disk, checked last, by rank 0. */
-static void job_check_outputs(const Job *j) {
-    if (j->opt.out) logger_check_out(j->opt.out);
+static void job_check_outputs(Job *j) {
+    if (j->opt.out) j->lock = out_open(j->opt.out, j->from.dir, j->from.at.step, !!j->opt.resume);
     if (j->opt.trace) trace_check(j->opt.trace);
     if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir);
 }
@@ -800,14 +822,23 @@ static void run_allocate(Run *r, const Job *j) {
     r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
     r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
     r->eval_raw = (char *)arena_alloc(&r->dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
+    int trains = j->task == DO_TRAIN || j->task == DO_PLAN, exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
+    saver_open(&r->saver, &r->fsdp, &j->opt, &j->from, j->tokenizer_path[0] ? j->tokenizer_path : NULL, trains && j->opt.out, exports);
     if (!r->training) return;
+    size_t samples = sizeof(int64_t) * (size_t)j->opt.accum * (size_t)j->opt.batch * (size_t)j->mesh.world;
+    if (j->opt.out) r->samples = (int64_t *)arena_alloc(&r->dev, MEM_HOST, "samples of all ranks", samples);
+    r->at = j->from.at;
+    r->at.data = j->data.fingerprint;
+    if (j->from.other_data) r->at.epoch = r->at.within = 0;
     Sampler s = {j->data.windows, (uint64_t)j->opt.seed, !strcmp(j->opt.tail, "pad"), r->mesh.size[AXIS_DP_SHARD], r->mesh.size[AXIS_DP_REPLICATE],
-                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, how.local};
-    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, 0, j->opt.steps, j->opt.workers, j->cores);
+                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, how.local,
+                 r->at.step, r->at.epoch, r->at.within};
+    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, r->at.step, j->opt.steps, j->opt.workers, j->cores);
 }
 
 static void run_close(Run *r) {
     if (r->training) loader_close(&r->loader, &r->dev);
+    saver_close(&r->saver);
     if (!r->dev.walk) kernels_close(&r->dev);
     if (r->dev.walk) free(r->dev.events);
     free(r->layout);
@@ -825,6 +856,7 @@ static void run_bind(Run *r, const Job *j, int rank) {
     r->table = &j->table;
     r->data = &j->data;
     r->val = &j->val;
+    r->from = &j->from;
     r->mesh = j->mesh;
     r->rank = rank;
     r->training = j->task == DO_TRAIN || j->task == DO_PLAN;
@@ -884,7 +916,7 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events) 
     memset(r->dev.ops, 0, sizeof r->dev.ops);
     r->dev.num_events = 0;
     if (j->opt.cluster) r->dev.rates = &j->cluster.rates, r->comm.rates = j->cluster.exchange; // from here on the clock runs
-    if (r->training) train_step(r, 1);
+    if (r->training) train_step(r, r->at.step + 1);
     else if (j->task == DO_EVAL) evaluate(r, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (r->training) product_rate(&r->dev);
@@ -917,11 +949,11 @@ static void check_agreement(Run *r) {
     if (!f) run_failure("out of memory");
     options_print(r->opt, f, 1);
     fclose(f);
-    uint64_t mine = hash_bytes(hash_bytes(HASH_START, text, length), &r->data->fingerprint, sizeof r->data->fingerprint);
+    uint64_t mine = hash_bytes(hash_bytes(HASH_START, text, length), &r->data->fingerprint, sizeof r->data->fingerprint) ^ r->from->fingerprint;
     uint64_t *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)r->mesh.world);
     all_gather_now(&r->comm, AXIS_WORLD, "options and data", &mine, all, sizeof mine);
     for (int i = 1; i < r->mesh.world; i++)
-        if (all[i] != all[0]) user_error("rank %d was started with other options or other data than rank 0: start all ranks alike", i);
+        if (all[i] != all[0]) user_error("rank %d was started with other options, other data or another checkpoint than rank 0: start all ranks alike", i);
     free(all);
     free(text);
 }
@@ -940,7 +972,8 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
     if (j->task == DO_TRAIN)
         printf("%" PRId64 " samples of %d tokens, read by %d worker%s a rank; a step takes %d x %d x %d = %" PRId64 " of them; weights %s\n", j->data.windows, j->opt.seq,
                r->loader.num_workers, r->loader.num_workers > 1 ? "s" : "", j->mesh.world, j->opt.accum, j->opt.batch,
-               sampler_global_batch(&r->loader.sampler), j->has_weights ? "read from the model's directory" : "drawn at random");
+               sampler_global_batch(&r->loader.sampler), j->has_weights ? "read from the model's directory" : j->from.dir[0] ? "of the checkpoint" : "drawn at random");
+    if (j->from.dir[0]) printf("goes on from %s: %" PRId64 " steps, %" PRId64 " samples so far%s%s\n", j->from.dir, j->from.at.step, j->from.at.samples, j->from.changes ? "; with changes: " : "", j->from.changes ? j->from.changes : "");
     fflush(stdout);
     funlockfile(stdout);
 }
@@ -949,7 +982,7 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
 static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, const Options *o) {
     Sharding how = sharding_of(o);
     int shard = o->dp_shard ? o->dp_shard : world / o->dp_replicate;
-    law_of_step(law, c, world, shard, world / shard, &how, number_behind(o->wrap, "size"), sizeof(StepReport));
+    law_of_step(law, c, world, shard, world / shard, &how, number_behind(o->wrap, "size"), sizeof(StepReport), o->out ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0);
 }
 
 /* Law, walk and wire, memory walked and used: after the first step, on every rank. */
@@ -967,32 +1000,75 @@ static void check_first_step(Run *r, const Run *walked) {
     ledger_check(&l, r->rank);
 }
 
-static void train(Run *r, const Run *walked) {
-    int64_t targets, last = r->opt->steps, traced = 0;
+/* Saves what has come due, and lets an earlier checkpoint that is written become one. All ranks know the same. */
+static void save_when_due(Run *r, int asked, int ends) {
+    const Options *o = r->opt;
+    int64_t step = r->at.step, events = r->dev.num_events;
+    double start = seconds_now();
+    int due = r->saver.saved != step && (ends || (asked & SIGNAL_SAVE) || (o->save_every && step % o->save_every == 0)), writing = 0;
+    for (int i = 0; i < r->mesh.world; i++) writing |= r->reports[i].writing;
+    if (r->saver.files && (due || ends || !writing)) checkpoint_commit(&r->saver);
+    if (due && r->rank == 0) logger_sync(&r->log);
+    if (due) checkpoint_save(&r->saver, &r->at);
+    if (ends && r->saver.files) checkpoint_commit(&r->saver);
+    logger_aside(&r->dev, events, "saving", start);
+}
+
+/* What signals ask for that was not acted on yet: of a signal that mpirun hands to all, each process hears in its own time. */
+static int signals_asked(Run *r) {
+    int to_save = 0, to_end = 0;
+    for (int i = 0; i < r->mesh.world; i++) to_save = to_save > r->reports[i].to_save ? to_save : r->reports[i].to_save, to_end |= r->reports[i].to_end;
+    int asked = (to_save > r->saves_asked ? SIGNAL_SAVE : 0) | (to_end ? SIGNAL_END : 0);
+    r->saves_asked = to_save;
+    return asked;
+}
+
+/* One step and all that stands around it. Returns what signals asked for. */
+static int train_and_log(Run *r, const Run *walked, int64_t step, double flops, double *rate) {
+    const Options *o = r->opt;
+    int first = step == r->from->at.step + 1, asked;
+    int64_t targets, events;
+    StepStats s = train_step(r, step);
+    s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
+    asked = signals_asked(r);
+    if (first) *rate = product_rate(&r->dev);
+    if (first) check_first_step(r, walked);
+    if (r->rank == 0) logger_step(&r->log, step, o->steps, &s, r->figures, o->seq, &r->dev, &r->comm);
+    if (r->rank == 0) logger_samples(&r->log, step, r->at.epoch, r->samples, s.samples);
+    if (o->trace) device_finish(&r->dev); // what follows is no part of the step
+    events = r->dev.num_events;
+    double start = seconds_now();
+    if (r->fsdp.fingerprints && o->check_replicas && step % o->check_replicas == 0) fsdp_check_replicas(&r->fsdp, step), logger_aside(&r->dev, events, "replica check", start);
+    if (!r->val->num_files || (step < o->steps && (!o->val_every || step % o->val_every))) return asked;
+    events = r->dev.num_events, start = seconds_now();
+    double loss = evaluate(r, r->val, o->val_batches, &targets);
+    logger_aside(&r->dev, events, "validation", start);
+    if (!isfinite(loss)) run_failure("step %" PRId64 ": validation loss %g: not finite; lower --lr, lengthen --warmup, or look at the data", step, loss);
+    if (r->rank == 0) logger_validation(&r->log, step, loss, targets);
+    return asked;
+}
+
+/* From the step behind the last one to --steps, or to the one in which a signal asks for the end. Returns whether it came to --steps. */
+static int train(Run *r, const Run *walked) {
+    int64_t last = r->opt->steps, traced = 0;
     double flops = device_flops(&walked->dev, 0), rate = 0; // FLOP/s
+    int ends = r->at.step == last;
     events_drop(&r->dev, 0); // the timeline begins here
-    for (int64_t step = 1; step <= last; step++) {
-        StepStats s = train_step(r, step);
-        s.mfu = rate > 0 ? flops / s.seconds / rate : 0;
-        if (r->dev.num_events <= r->dev.max_events) traced = step;
-        if (step == 1) rate = product_rate(&r->dev);
-        if (step == 1) check_first_step(r, walked);
-        if (r->rank == 0) logger_step(&r->log, step, last, &s, r->figures, r->opt->seq, &r->dev, &r->comm);
-        if (r->opt->trace) device_finish(&r->dev); // what follows is no part of the step
-        int64_t events = r->dev.num_events;
-        double start = seconds_now();
-        if (r->fsdp.fingerprints && step % r->opt->check_replicas == 0) fsdp_check_replicas(&r->fsdp, step), logger_aside(&r->dev, events, "replica check", start);
-        if (!r->val->num_files || (step < last && (!r->opt->val_every || step % r->opt->val_every))) continue;
-        events = r->dev.num_events, start = seconds_now();
-        double loss = evaluate(r, r->val, r->opt->val_batches, &targets);
-        logger_aside(&r->dev, events, "validation", start);
-        if (!isfinite(loss)) run_failure("step %" PRId64 ": validation loss %g: not finite; lower --lr, lengthen --warmup, or look at the data", step, loss);
-        if (r->rank == 0) logger_validation(&r->log, step, loss, targets);
+    if (ends && r->opt->out) save_when_due(r, 0, 1); // nothing is left to train: a copy in --out
+    while (!ends) {
+        int64_t before = r->dev.num_events;
+        int asked = train_and_log(r, walked, r->at.step + 1, flops, &rate);
+        if (before < r->dev.num_events && r->dev.num_events <= r->dev.max_events) traced = r->at.step;
+        ends = r->at.step == last || asked & SIGNAL_END;
+        if (asked && r->rank == 0) printf("step %6" PRId64 " | a signal asks to save%s\n", r->at.step, asked & SIGNAL_END ? ", and to end" : "");
+        if (r->opt->out) save_when_due(r, asked, ends);
     }
-    if (!r->opt->trace) return;
-    trace_write(&r->comm, r->opt->trace);
-    if (r->rank == 0 && traced == last) printf("timeline of all steps: %s\n", r->opt->trace);
-    if (r->rank == 0 && traced < last) printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64 " events a rank)\n", traced, last, r->opt->trace, r->dev.max_events);
+    if (r->opt->trace) {
+        trace_write(&r->comm, r->opt->trace);
+        if (r->rank == 0 && traced == last) printf("timeline of all steps: %s\n", r->opt->trace);
+        if (r->rank == 0 && traced < last) printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64 " events a rank)\n", traced, last, r->opt->trace, r->dev.max_events);
+    }
+    return r->at.step == last;
 }
 
 /* Tells the plan as a table, and under --out as plan.json. */
@@ -1039,21 +1115,25 @@ static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
     r->hosts = hosts_read_back(&r->comm);
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // by every rank, and they may be threads
     run_allocate(r, j);
-    if (j->has_weights) model_load(&r->fsdp, &j->weights);
+    r->fsdp.seed = (uint64_t)j->opt.seed;
+    if (j->from.dir[0]) checkpoint_load(&r->fsdp, &j->from);
+    else if (j->has_weights) model_load(&r->fsdp, &j->weights);
     else fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed);
     ranks_meet(&r->comm, "start-up: weights are in place"); // a slow disk is start-up's, not the first step's
     comm_phase(&r->comm, PHASE_STEP);
 }
 
-static void rank_train(Run *r, const Run *walked, const Job *j) {
+static int rank_train(Run *r, const Run *walked, const Job *j) {
     if (r->rank == 0) {
         print_banner(j, r, walked);
-        logger_open(&r->log, j->opt.out, j->mesh.world);
+        logger_open(&r->log, j->opt.out, j->mesh.world, &r->at);
+        logger_data(&r->log, r->data, j->opt.tail, r->at.within, j->from.other_data);
         if (j->opt.out) write_run_files(j, r, walked);
     }
-    train(r, walked);
+    int whole = train(r, walked);
     loader_close(&r->loader, &r->dev);
     if (r->rank == 0) logger_loader(&r->loader), logger_close(&r->log);
+    return whole;
 }
 
 static void rank_eval(Run *r, const Job *j) {
@@ -1074,11 +1154,11 @@ static void rank_main(Job *j, int rank) {
     if (rank == 0 || j->hosts == &transport_threads) check_memory(j, &walked->dev); // before any rank takes memory that others are to have
     if (rank == 0) job_check_outputs(j); // the last thing that can refuse, since it may leave a directory behind
     rank_open(r, walked, j, rank);
-    if (j->task == DO_TRAIN) rank_train(r, walked, j);
+    int whole = j->task == DO_EXPORT;
+    if (j->task == DO_TRAIN) whole = rank_train(r, walked, j);
     if (j->task == DO_EVAL) rank_eval(r, j);
     if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
-    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT))
-        model_export(&r->fsdp, j->opt.export_dir, strcmp(j->opt.dtype, "bf16") ? ST_F32 : ST_BF16, j->tokenizer_path[0] ? j->tokenizer_path : NULL);
+    if (j->opt.export_dir && whole) model_export(&r->saver);
     run_close(r);
     run_close(walked);
     free(r);
@@ -1146,6 +1226,8 @@ static void job_close(Job *j) {
     if (j->data.num_files) dataset_close(&j->data);
     if (j->val.num_files) dataset_close(&j->val);
     if (j->has_weights) st_close(&j->weights);
+    if (j->from.dir[0]) checkpoint_close(&j->from);
+    if (j->lock > 0) close(j->lock);
     if (j->tokenizer) tokenizer_close(j->tokenizer);
     thread_world_close(&j->thread_world);
     table_close(&j->table);
@@ -1166,8 +1248,14 @@ int main(int argc, char **argv) {
         if (process == 0) tokenizer_tool(job.opt.tokenizer, job.opt.encode, job.opt.decode);
         return 0;
     }
+    if (job.opt.audit) {
+        if (!job.opt.out) user_error("--audit reads what a run left in --out: add --out DIR");
+        if (process == 0) audit(job.opt.out);
+        return 0;
+    }
     Started started = comm_start_process(&argc, &argv, job.opt.timeout);
     job_open(&job, &started);
+    if (job.opt.out && job.task == DO_TRAIN) signals_take(!under_mpirun());
     if (job.task == DO_PLAN) {
         Run walked;
         if (process == 0) job_check_outputs(&job);

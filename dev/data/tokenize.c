@@ -4,7 +4,8 @@
  * documents where there are many, else chunks cut at paragraphs, spread evenly over the corpus. Neighbouring chunks
  * of one document that go to the same file are one stretch of text; where it breaks off, <|end_of_text|> says so.
  * Threads take slices of stretches in turn and write in turn: the files are the same for any number of threads and
- * any size of slice, and text may be larger than memory, which holds a few slices a thread.
+ * any size of slice, and text may be larger than memory, which holds a few slices a thread. Text for another tokenizer
+ * than Llama 3's kind is not sliced: memory holds a stretch a thread. Bytes that no token has are left out, and counted.
  */
 #include "corpus.h"
 #include <omp.h> // defines: omp_set_num_threads
@@ -99,7 +100,7 @@ typedef struct {
     size_t have, room;
     size_t stretch, ahead;    // bytes of the window in this stretch as far as it is known; in the first chunk of the next, 0: not met
     int val;                  // where this stretch goes
-    pcre2_code *cut;
+    pcre2_code *cut;          // NULL: another expression than Llama 3's splits the text, and it is cut nowhere
     pcre2_match_data *match;
 } Reader;
 
@@ -135,7 +136,7 @@ static int reader_next(Reader *r, Slice *s) {
     while (!cut && !r->ahead && r->stretch < r->have + r->left) {
         size_t chunk = r->stretch;
         reader_chunk(r);
-        if (r->stretch >= r->slice) cut = cut_next(r->cut, r->match, r->text, r->stretch, chunk);
+        if (r->cut && r->stretch >= r->slice) cut = cut_next(r->cut, r->match, r->text, r->stretch, chunk);
     }
     s->val = r->val, s->ends = !cut, s->len = cut ? cut : r->stretch;
     if (s->len > s->room) s->text = (char *)grown(s->text, s->room = s->len + s->len / 2);
@@ -154,6 +155,7 @@ typedef struct {
     Reader reader;
     TokenWriter train, val;
     uint64_t taken, written; // slices
+    uint64_t left_out;       // bytes that no token has
     pthread_mutex_t lock;    // of all above but t
     pthread_cond_t turn;     // `written` has grown
 } Job;
@@ -170,13 +172,15 @@ static void tokenize_slices(Job *j) {
         pthread_mutex_unlock(&j->lock);
         if (!more) break;
         TokenWriter *w = s.val ? &j->val : &j->train;
+        uint64_t left_out = 0;
+        for (size_t i = 0; j->t->num_missing && i < s.len; i++) left_out += j->t->missing[(uint8_t)s.text[i]];
         size_t n = tokenizer_encode(j->t, s.text, s.len, &ids, &capacity, 0);
         for (size_t i = 0; i < n && w->width == 2; i++) memcpy((char *)ids + 2 * i, &ids[i], 2); // little-endian: the low bytes come first
         pthread_mutex_lock(&j->lock);
         while (j->written != turn) pthread_cond_wait(&j->turn, &j->lock);
         if (fwrite(ids, w->width, n, w->file) != n || (s.ends && fwrite(&j->t->eos, w->width, 1, w->file) != 1))
             user_error("%s.partial cannot be written to: %s; is the disk full?", w->path, strerror(errno));
-        w->count += n + (size_t)s.ends, w->bytes += s.len, j->written++;
+        w->count += n + (size_t)s.ends, w->bytes += s.len, j->left_out += left_out, j->written++;
         pthread_cond_broadcast(&j->turn);
         pthread_mutex_unlock(&j->lock);
     }
@@ -216,7 +220,7 @@ int main(int argc, char **argv) {
     Tokenizer *t = tokenizer_open(tokenizer);
     corpus_check(&r->corpus);
     r->chunk = chunk_size(&r->corpus, r->chooser.fraction);
-    r->cut = cut_open(), r->match = pcre2_match_data_create(1, NULL);
+    r->cut = t->llama3 ? cut_open() : NULL, r->match = pcre2_match_data_create(1, NULL);
     j.t = t;
     pthread_mutex_init(&j.lock, NULL), pthread_cond_init(&j.turn, NULL);
     writer_open(&j.train, out_train, t);
@@ -224,6 +228,7 @@ int main(int argc, char **argv) {
     int threads = 0;
 #pragma omp parallel reduction(+:threads)
     threads++, tokenize_slices(&j);
+    if (j.left_out) printf("%" PRIu64 " bytes were left out: this tokenizer has no token for them\n", j.left_out);
     if (r->corpus.passed) printf("%zu files that are empty or no UTF-8 text were passed over\n", r->corpus.passed);
     if (!j.val.count || !j.train.count) {
         output_discard(j.train.file, out_train);
@@ -237,7 +242,8 @@ int main(int argc, char **argv) {
     getrusage(RUSAGE_SELF, &use);
     printf("%.2f MB in %.2f s on %d threads: %.1f MB/s with at most %ld MB of memory\n", (double)r->corpus.len / 1e6, seconds_now() - started, threads,
            (double)r->corpus.len / 1e6 / (seconds_now() - started), use.ru_maxrss / 1000);
-    pcre2_code_free(r->cut), pcre2_match_data_free(r->match);
+    if (r->cut) pcre2_code_free(r->cut);
+    pcre2_match_data_free(r->match);
     tokenizer_close(t);
     return 0;
 }

@@ -74,7 +74,7 @@ static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
         fclose(f);
         len = utf8_valid_length(text, len); // its last character may be cut
         for (size_t at = 0, end; at < len; at = end) {
-            end = split_next(split, match, text, len, at);
+            end = split_next(split, 1, match, text, len, at);
             piece_count(b, text + at, end - at);
         }
         bytes += len;

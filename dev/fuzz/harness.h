@@ -130,16 +130,23 @@ __attribute__((noreturn)) static void program_exit(int code) {
     longjmp(program_ended, 1);
 }
 
-/* The expression for splitting text is the same in every execution, and compiling it takes longer than the rest. */
+/* Llama 3's expression for splitting text is the same in every execution, and compiling it takes longer than the rest: the
+ * first one stays, and of others the last. Those may be such that they try for ever: they get little to try. */
 static pcre2_code *split_once(PCRE2_SPTR pattern, size_t length, uint32_t options, int *error, size_t *at) {
-    static pcre2_code *code;
-    static PCRE2_SPTR compiled;
-    int counted = running;
-    running = 0; // it stays
-    if (code && pattern != compiled) finding("a second expression: split_once keeps but one");
-    if (!code) code = pcre2_compile(compiled = pattern, length, options, error, at, NULL);
+    static pcre2_code *codes[2];
+    static char *compiled[2];
+    int counted = running, other = compiled[0] && strcmp(compiled[0], (const char *)pattern);
+    running = 0; // what is taken here stays
+    if (!codes[other] || strcmp(compiled[other], (const char *)pattern)) {
+        char *limited = (char *)malloc(strlen((const char *)pattern) + 64);
+        sprintf(limited, "%s%s", other ? "(*LIMIT_MATCH=20000)" : "", (const char *)pattern);
+        pcre2_code_free(codes[other]), free(compiled[other]);
+        codes[other] = pcre2_compile((PCRE2_SPTR)limited, length, options, error, at, NULL);
+        if (codes[other]) pcre2_jit_compile(codes[other], PCRE2_JIT_COMPLETE); // so that the program's own call takes nothing
+        compiled[other] = strdup((const char *)pattern), free(limited);
+    }
     running = counted;
-    return code;
+    return codes[other];
 }
 
 #ifndef _OPENMP // the targets call no kernel: no threads

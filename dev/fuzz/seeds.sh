@@ -40,6 +40,12 @@ word() { le 1 ${#1}; printf %s "$1"; }
 { printf 'e\1VA== 255\n\0#)'; } | seed tokenizer/a-byte-that-is-missing
 { printf 'e\1qg== 255\n\0'; } | seed tokenizer/last-byte
 { printf 'f{"version": "1.0"}'; } | seed tokenizer/json
+expression="\\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\\p{L}++| ?[^\\s\\p{L}\\p{N}]++|\\s+(?![^\\s\\p{N}])|\\s+"
+{ printf 'o\0%s\0' "$expression"; word ab; word abc; word bc; word ' the'; word '  '; printf '\0%s' "The abc isn't  12 ab!"; } | seed tokenizer/other
+{ printf 'o\20%s\0' "$expression"; word '!!'; printf '\0!\252!\1a\x0\377!'; } | seed tokenizer/other-missing
+{ printf 'o\0[^\\s\\p{N}]{1,3}|(?i:B)+?|\\r\0'; word ab; printf '\0ab\r7'; } | seed tokenizer/other-leaves-text
+{ printf 'o\0(a*)*|.\0\0aaaa'; } | seed tokenizer/other-nothing
+{ printf 'fbyte-level-bpe 1\ntokens 4\nmissing 254\nbos -\neos <|e|>\neot <|t|>\nsplit %s\nspecial <|e|> 0\nYQ== 1\nspecial <|t|> 2\nYg== 3\n\0abba 0 1 3' "$expression"; } | seed tokenizer/other-file
 { printf 'f\n\n'; } | seed tokenizer/blank
 
 # ---------------------------------------------------------------- config.json

@@ -10,15 +10,14 @@ static const Llama3Config smallest = {"smallest", 2, 2, 1, 1, 1, 2, 1, 8, 0, 1e-
 /* A file of tensors [first, first + count), all zero. */
 static void give_weights(const char *name, const TensorTable *all, int first, int count) {
     TensorTable t = *all;
-    int64_t begin[W_KINDS], size;
-    uint64_t length;
+    OutFiles out = ZERO;
+    const StateKind weights[] = {STATE_MASTER};
     char file[4096] = "";
     t.tensors += first, t.num_tensors = count;
-    char *header = export_header(&t, ST_F32, begin, &size);
-    memcpy(&length, header, 8);
-    memcpy(file, header, 8 + length);
-    give(name, file, (size_t)size);
-    free(header);
+    out_add(&out, &t, "part", weights, 1);
+    memcpy(file, out.files[0].header, (size_t)out.files[0].header_bytes);
+    give(name, file, (size_t)out.files[0].bytes);
+    out_close(&out);
 }
 
 /* Every tensor is read, and is what lies in the file. */

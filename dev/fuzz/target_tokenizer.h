@@ -1,6 +1,7 @@
 /* target_tokenizer.h: tokenizer.model, text to ids and back.
  * Input: f FILE 0 TEXT; e N LINES 0 TEXT, where the lines of all but N of the 256 bytes come first; or v and tokens,
- * each behind its length, 0, TEXT. The text is encoded; behind f and e it is then read as ids.
+ * each behind its length, 0, TEXT; or o N EXPRESSION 0 and the same tokens, which go into a file of the other kind that
+ * lacks N of the bytes. The text is encoded; behind f and e it is then read as ids.
  */
 #ifndef TARGET_TOKENIZER_H
 #define TARGET_TOKENIZER_H
@@ -64,19 +65,34 @@ static size_t plain_valid_length(const uint8_t *p, size_t length) {
     return at;
 }
 
+static int is_special(const Tokenizer *t, int32_t id) {
+    int found = 0;
+    for (int i = 0; i < t->num_special; i++) found |= t->special[i] == id;
+    return found;
+}
+
+/* What of a text can be given back: all but the bytes that no token has. */
+static size_t without_missing(const Tokenizer *t, const char *text, size_t length, char *out) {
+    size_t n = 0;
+    for (size_t i = 0; i < length; i++)
+        if (!t->missing[(uint8_t)text[i]]) out[n++] = text[i];
+    return n;
+}
+
 /* The pieces of valid text one by one, each as the expression alone gives it and, where plain_encode has room, with the
  * ids of plain merging. */
 static void check_merges(const Tokenizer *t, const char *text, size_t length, const int32_t *ids, size_t count) {
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     int32_t plain[LONGEST_TOKEN * 4];
+    char piece[LONGEST_TOKEN * 4];
     size_t seen = 0, at = 0, end = 0;
     for (; at < length; at = end) {
-        end = split_next(t->split, match, text, length, at);
+        end = split_next(t->split, t->llama3, match, text, length, at);
         int rc = pcre2_match(t->split, (PCRE2_SPTR)text, length, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);
-        EXPECT(rc > 0 && end == pcre2_get_ovector_pointer(match)[1] && end > at, "a piece from byte %zu to %zu, by the expression to %zu", at, end, pcre2_get_ovector_pointer(match)[1]);
+        EXPECT((rc < 0 && !t->llama3) || (rc > 0 && end == pcre2_get_ovector_pointer(match)[1] && end > at), "a piece from byte %zu to %zu, by the expression to %zu", at, end, pcre2_get_ovector_pointer(match)[1]);
         if (end - at > sizeof plain / sizeof plain[0]) break;
-        size_t n = plain_encode(t, text + at, end - at, plain);
-        EXPECT(seen + n <= count && !memcmp(plain, ids + seen, n * sizeof *ids), "the piece from byte %zu to %zu has other ids than plain merging gives", at, end);
+        size_t left = without_missing(t, text + at, end - at, piece), n = left ? plain_encode(t, piece, left, plain) : 0;
+        EXPECT(seen + n <= count && (!n || !memcmp(plain, ids + seen, n * sizeof *ids)), "the piece from byte %zu to %zu has other ids than plain merging gives", at, end);
         seen += n;
     }
     EXPECT(at < length || seen == count, "%zu ids, expected %zu", count, seen);
@@ -86,31 +102,33 @@ static void check_merges(const Tokenizer *t, const char *text, size_t length, co
 static void check_encoding(const Tokenizer *t, const char *text, size_t length) {
     int32_t *ids = NULL;
     size_t capacity = 0, at = 0, used = 0, count = tokenizer_encode(t, text, length, &ids, &capacity, 0);
-    char *lines = (char *)checked_malloc(12 * count + 1);
+    char *lines = (char *)checked_malloc(12 * count + 1), *kept = (char *)checked_malloc(length + 1);
+    size_t left = without_missing(t, text, length, kept);
     for (size_t i = 0; i < count; i++) {
         const char *bytes;
         size_t n = tokenizer_decode(t, ids[i], &bytes);
-        EXPECT(ids[i] >= 0 && ids[i] < t->n_base && n && n <= length - at && !memcmp(bytes, text + at, n), "id %d of %d, at byte %zu, is not the text", ids[i], t->n_base, at);
+        EXPECT(n && !is_special(t, ids[i]) && n <= left - at && !memcmp(bytes, kept + at, n), "id %d of %d, at byte %zu, is not the text", ids[i], t->vocab_size, at);
         at += n;
         used += (size_t)sprintf(lines + used, "%d\n", ids[i]);
     }
-    EXPECT(at == length, "the ids give %zu bytes of %zu", at, length);
+    EXPECT(at == left, "the ids give %zu bytes of %zu", at, left);
     size_t valid = plain_valid_length((const uint8_t *)text, length);
     EXPECT(utf8_valid_length(text, length) == valid, "%zu bytes of %zu are valid UTF-8, not %zu", valid, length, utf8_valid_length(text, length));
     if (valid == length) check_merges(t, text, length, ids, count);
     size_t twice = tokenizer_encode(t, text, length, &ids, &capacity, count);
     EXPECT(twice == 2 * count && (!count || !memcmp(ids, ids + count, count * sizeof *ids)), "%zu ids behind the first %zu: not the same again", twice - count, count);
     decode_ids(t, "ids", lines, used);
-    EXPECT(said_length(&said_out) == length && !memcmp(said_out.text, text, length), "--decode gives %zu bytes, expected the %zu that were encoded", said_length(&said_out), length);
-    free(lines), free(ids);
+    EXPECT(said_length(&said_out) == left && !memcmp(said_out.text, kept, left), "--decode gives %zu bytes, expected the %zu that were encoded", said_length(&said_out), left);
+    free(lines), free(ids), free(kept);
 }
 
 static void check_vocabulary(const Tokenizer *t) {
     const char *bytes;
-    EXPECT(t->n_base >= 256 && t->vocab_size == t->n_base + NUM_SPECIAL_TOKENS && t->eos < t->vocab_size, "%d tokens and %d with the special ones", t->n_base, t->vocab_size);
-    for (int32_t id = 250; id < t->vocab_size; id++) { // before these are single bytes
+    EXPECT(t->vocab_size == t->n_base + t->num_special && is_special(t, t->eos), "%d tokens and %d with the special ones", t->n_base, t->vocab_size);
+    EXPECT(!t->llama3 || (t->n_base >= 256 && t->num_special == NUM_SPECIAL_TOKENS && t->eos == t->n_base + 1 && !t->num_missing), "%d tokens, %d special", t->n_base, t->num_special);
+    for (int32_t id = t->llama3 ? 250 : 0; id < t->vocab_size; id++) { // Llama 3's before these are single bytes
         size_t n = tokenizer_decode(t, id, &bytes);
-        EXPECT(n > 0 && (id >= t->n_base || token_find(t, bytes, n) == id), "token %d of %zu bytes is not found", id, n);
+        EXPECT(n > 0 && (is_special(t, id) || token_find(t, bytes, n) == id), "token %d of %zu bytes is not found", id, n);
     }
     EXPECT(!tokenizer_decode(t, -1, &bytes) && !tokenizer_decode(t, t->vocab_size, &bytes), "an id outside the vocabulary has bytes");
 }
@@ -142,14 +160,40 @@ static Tokenizer *open_vocabulary(Bytes *in) {
     return t;
 }
 
+/* The same as a file of the other kind, behind an expression of any kind and one special token, without some of the bytes. */
+static Tokenizer *open_other(Bytes *in) {
+    struct { const uint8_t *bytes; size_t n; } tokens[MOST_TOKENS];
+    char lines[MOST_LINES + 1024];
+    int missing = next_byte(in), left = 256 - missing, count = 0;
+    Bytes expression = up_to_zero(in);
+    for (size_t n; (n = (size_t)next_byte(in)) >= 2 && n <= LONGEST_TOKEN && n <= in->left && count < MOST_TOKENS; in->at += n, in->left -= n) {
+        int known = 0;
+        for (int i = 0; i < count; i++) known |= tokens[i].n == n && !memcmp(tokens[i].bytes, in->at, n);
+        for (size_t i = 0; i < n; i++) known |= (in->at[i] ^ 0x55) >= left; // a token of bytes that are missing: none such
+        if (!known) tokens[count].bytes = in->at, tokens[count++].n = n;
+    }
+    size_t used = (size_t)snprintf(lines, 1024, "byte-level-bpe 1\ntokens %d\nmissing %d\nbos -\neos <|end|>\neot -\nsplit %.*s\nspecial <|end|> 0\n", 1 + left + count, missing,
+                                   (int)min_i64((int64_t)expression.left, 400), expression.left ? (const char *)expression.at : "");
+    for (int i = 0; i < left + count; i++) {
+        uint8_t byte = (uint8_t)(i ^ 0x55);
+        used += base64_line(i < left ? &byte : tokens[i - left].bytes, i < left ? 1 : tokens[i - left].n, 1 + i, lines + used);
+    }
+    Tokenizer *t = tokenizer_open(give("tokenizer.model", lines, used));
+    EXPECT(t->n_base == left + count && t->num_missing == missing && t->eos == 0, "%d tokens of %d, %d bytes missing of %d", t->n_base, left + count, t->num_missing, missing);
+    return t;
+}
+
 /* The file written anew from the tokens is the same file; but in the digit before a = there are bits that mean nothing. */
 static void check_lines(const Tokenizer *t, const char *lines, size_t size) {
     const char *at = lines, *bytes;
     char line[MOST_LINES + 16];
-    for (int32_t id = 0; id < t->n_base; id++) {
-        size_t length = tokenizer_decode(t, id, &bytes), n = base64_line((const uint8_t *)bytes, length, id, line), digits = (length + 2) / 3 * 4;
-        if (length % 3) line[digits - (length % 3 == 1 ? 3 : 2)] = at[digits - (length % 3 == 1 ? 3 : 2)];
-        if (id == t->n_base - 1 && n > (size_t)(lines + size - at)) n--; // the last may lack its end
+    for (int i = 0; i < NUM_HEAD && !t->llama3; i++) at = strchr(at, '\n') + 1;
+    for (int32_t id = 0, last = t->llama3 ? t->n_base : t->vocab_size; id < last; id++) {
+        size_t length = tokenizer_decode(t, id, &bytes), digits = (length + 2) / 3 * 4;
+        int special = is_special(t, id);
+        size_t n = special ? (size_t)sprintf(line, "special %.*s %d\n", (int)length, bytes, id) : base64_line((const uint8_t *)bytes, length, id, line);
+        if (length % 3 && !special) line[digits - (length % 3 == 1 ? 3 : 2)] = at[digits - (length % 3 == 1 ? 3 : 2)];
+        if (id == last - 1 && n > (size_t)(lines + size - at)) n--; // the last may lack its end
         EXPECT(n <= (size_t)(lines + size - at) && !memcmp(at, line, n), "line %d is '%.*s', of its token it would be '%.*s'", id + 1, (int)n, at, (int)n, line);
         at += n;
     }
@@ -170,16 +214,17 @@ static Tokenizer *open_lines(Bytes *in, int kind) {
 
 static void fuzz_tokenizer(Bytes in) {
     int kind = next_byte(&in);
-    Tokenizer *t = kind == 'v' ? open_vocabulary(&in) : open_lines(&in, kind);
+    Tokenizer *t = kind == 'v' ? open_vocabulary(&in) : kind == 'o' ? open_other(&in) : open_lines(&in, kind);
     held.taken = 1;
     char *text = text_of(in);
     check_vocabulary(t);
     check_encoding(t, text, in.left);
-    if (kind != 'v') decode_ids(t, "ids", text, in.left);
+    if (kind != 'v' && kind != 'o') decode_ids(t, "ids", text, in.left);
     free(text);
     tokenizer_close(t);
 }
 
-static const char *const tokenizer_words[] = {" 256\n", " 257\n", " 258\n", "IHRoZQ==", "YWI=", "AAAA", "'ll", "\r\n", "\xc2\x85", "\xe3\x80\x80", "\xed\xa0\x80", "\xf0\x9f\x98\x80", "2147483648", NULL};
+static const char *const tokenizer_words[] = {" 256\n", " 257\n", " 258\n", "IHRoZQ==", "YWI=", "AAAA", "'ll", "\r\n", "\xc2\x85", "\xe3\x80\x80", "\xed\xa0\x80", "\xf0\x9f\x98\x80", "2147483648",
+    "byte-level-bpe 1\n", "tokens ", "missing ", "bos -\n", "eos ", "eot ", "split ", "special ", "\\p{L}", "\\p{N}", "\\s", "\\S", "(?!", "(?:", "[^", "++", NULL};
 
 #endif

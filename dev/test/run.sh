@@ -6,6 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
 # Llama 3's own tokenizer, where its Python package is installed
 export LLAMA3_TOKENIZER=${LLAMA3_TOKENIZER:-$(python3 -c 'import importlib.util as u; print(u.find_spec("llama_models").submodule_search_locations[0] + "/llama3/tokenizer.model")' 2>/dev/null)}
+# and SmolLM2's, where dev/data/smollm2.py has written it
+if [ -f data/smollm2/tokenizer.model ]; then export SMOLLM2_TOKENIZER=${SMOLLM2_TOKENIZER:-$PWD/data/smollm2/tokenizer.model}; fi
 passed=0 failed=0 table=
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
@@ -116,13 +118,13 @@ if [ "${1:-}" = all ]; then
         cuda_variant "races in shared memory" "cuda-races-$precision" $precision "-O1 -g -fsanitize=thread"
     done
 fi
-if [ "${1:-}" = all ]; then LIMIT=7200 suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all; fi
 suite "token files" dev/test/tokenize.sh ${1:+all}
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
 suite "checkpoints" dev/test/checkpoints.sh build/cpu-fp32/train_llama3 ${1:+all}
 LIMIT=1800 suite "planted faults" dev/test/faults.sh ${1:+all}
 
 if [ "${1:-}" = all ]; then
+    LIMIT=7200 suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all
     {
         printf '# make test-all\n\n%s, %s cores; commit %s.\n\n| suite | result |\n|---|---|\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" "$(git rev-parse --short HEAD 2>/dev/null || echo none)"
         printf '%s\n%s passed, %s failed\n' "$table" "$passed" "$failed"

@@ -1,6 +1,7 @@
 /* test_tokenizer.h: what tokenizer.h promises, on a small tokenizer made here, and on texts whose ids tiktoken made of
  * Llama 3's own (dev/pytorch/make_tokenizer_fixture.py): with the part of it that matters to them, and with all of it
- * where LLAMA3_TOKENIZER names the file.
+ * where LLAMA3_TOKENIZER names the file. And the same of files of the other kind, with ids of transformers
+ * (dev/pytorch/make_smollm2_fixture.py) and SmolLM2's tokenizer where SMOLLM2_TOKENIZER names it.
  * Expects CHECK(name, condition, format, ...), fixture_dir and llama3.h. Offers expect_user_error to other tests of bad input. */
 #ifndef TEST_TOKENIZER_H
 #define TEST_TOKENIZER_H
@@ -127,7 +128,7 @@ static int splits_into(const Tokenizer *t, const char *text, const char *want, c
     size_t len = strlen(text);
     *got = 0;
     for (size_t at = 0, end; at < len; at = end) {
-        end = split_next(t->split, match, text, len, at);
+        end = split_next(t->split, t->llama3, match, text, len, at);
         sprintf(got + strlen(got), "%.*s|", (int)(end - at), text + at);
     }
     pcre2_match_data_free(match);
@@ -386,6 +387,173 @@ static void test_tokenizer_tiktoken(const char *path) {
     tokenizer_close(t);
 }
 
+// ---------------------------------------------------------------------------
+// files of the other kind, split as SmolLM2 splits
+
+#define TEST_SPLIT "split \\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\\p{L}++| ?[^\\s\\p{L}\\p{N}]++|\\s+(?![^\\s\\p{N}])|\\s+\n"
+#define TEST_SPECIAL "special <|endoftext|> 0\nspecial <|im_start|> 1\nspecial <|im_end|> 2\n"
+enum { OWN_HEAD = 7, OWN_SPECIAL = 3 }; // lines
+
+/* The small tokenizer as a file of this kind: without the byte 0x04, behind special tokens. */
+static char *test_own_text(void) {
+    char *text = (char *)checked_malloc(1 << 14), *p = text, word[64];
+    p += sprintf(p, "byte-level-bpe 1\ntokens %d\nmissing 1\nbos <|im_start|>\neos <|endoftext|>\neot <|im_end|>\n" TEST_SPLIT TEST_SPECIAL, OWN_SPECIAL + 255 + TEST_TOKENS);
+    for (int i = 0, id = OWN_SPECIAL; i < 256 + TEST_TOKENS; i++) {
+        char byte = (char)i;
+        if (i == 4) continue;
+        if (i < 256) test_base64(&byte, 1, word);
+        else test_base64(test_tokens[i - 256], strlen(test_tokens[i - 256]), word);
+        p += sprintf(p, "%s %d\n", word, id++);
+    }
+    return text;
+}
+
+/* Writes it with line `line` (from 1) replaced, and expects it to be refused. */
+static void expect_bad_own(const char *path, const char *name, int line, const char *instead, const char *part) {
+    char *good = test_own_text(), *bad = (char *)checked_malloc(strlen(good) + 4096), *at = good;
+    for (int i = 1; i < line; i++) at = strchr(at, '\n') + 1;
+    sprintf(bad, "%.*s%s%s", (int)(at - good), good, instead, strchr(at, '\n') + 1);
+    test_write(path, bad, strlen(bad));
+    expect_user_error(name, test_open_tokenizer, path, part);
+    free(good), free(bad);
+}
+
+static void test_own_malformed(const char *path) {
+    char *cut = test_own_text(), long_split[1100];
+    test_write(path, cut, strlen(cut) - 8);
+    expect_user_error("byte-level BPE: a file cut inside a line is refused", test_open_tokenizer, path, "line 273");
+    *strchr(cut + strlen(cut) - 20, '\n') = 0;
+    test_write(path, cut, strlen(cut));
+    expect_user_error("byte-level BPE: a file cut at a line's end is refused", test_open_tokenizer, path, "264 lines of tokens, its line 2 says 266");
+    strchr(cut, '\n')[1] = 0;
+    test_write(path, cut, strlen(cut));
+    expect_user_error("byte-level BPE: a first line alone is refused", test_open_tokenizer, path, "line 2: found '', expected 'tokens'");
+    snprintf(long_split, sizeof long_split, "split %01030d\n", 7);
+    expect_bad_own(path, "byte-level BPE: another version is refused", 1, "byte-level-bpe 2\n", "found version '2', expected 1");
+    expect_bad_own(path, "byte-level BPE: a first line that is left out is refused", 4, "", "line 4: found 'eos <|endoftext|>', expected 'bos'");
+    expect_bad_own(path, "byte-level BPE: a value that is left out is refused", 3, "missing\n", "line 3: found 'missing'");
+    expect_bad_own(path, "byte-level BPE: a number that is none is refused", 2, "tokens -1\n", "line 2: found 'tokens -1', expected a number");
+    expect_bad_own(path, "byte-level BPE: a byte without a token is refused, unless the file says so", 3, "missing 0\n", "no token for 1 single bytes, its line 3 says 0");
+    expect_bad_own(path, "byte-level BPE: an end that no special token has is refused", 6, "eot <|eot_id|>\n", "line 6: found 'eot <|eot_id|>', expected the name");
+    expect_bad_own(path, "byte-level BPE: documents without an end are refused", 5, "eos -\n", "line 5: found 'eos -'");
+    expect_bad_own(path, "byte-level BPE: a broken expression is refused", 7, "split (a|b\n", "line 7: found an expression that PCRE2 refuses (missing closing parenthesis");
+    expect_bad_own(path, "byte-level BPE: an expression that matches nothing is refused", 7, "split a*\n", "line 7: found an expression that also matches nothing");
+    expect_bad_own(path, "byte-level BPE: escapes on which engines differ are refused", 7, "split \\w+|.\n", "line 7: found '\\w+|.' in the expression");
+    expect_bad_own(path, "byte-level BPE: \\S inside brackets is refused", 7, "split [\\S]|.\n", "line 7: found '\\S]|.'");
+    expect_bad_own(path, "byte-level BPE: brackets inside brackets are refused", 7, "split [a[b]]|.\n", "line 7: found '[b]]|.'");
+    expect_bad_own(path, "byte-level BPE: a backslash at the end is refused", 7, "split a\\\n", "line 7: found '\\'");
+    expect_bad_own(path, "byte-level BPE: an expression without end is refused", 7, long_split, "found an expression of 1030 characters, expected at most 1000");
+    expect_bad_own(path, "byte-level BPE: an id left out is refused", 12, "AQ== 5\n", "line 12: found 'AQ== 5', expected id 4");
+    expect_bad_own(path, "byte-level BPE: a special token without a name is refused", 9, "special 1\n", "line 9: found 'special 1', expected id 1");
+    expect_bad_own(path, "byte-level BPE: a special token's name has no blanks", 9, "special a b 1\n", "line 9: found 'special a b 1', expected id 1");
+    expect_bad_own(path, "byte-level BPE: a token given twice is refused", 14, "AQ== 6\n", "line 14: found 'AQ== 6', the token of line 12 again");
+    free(cut);
+}
+
+static void test_own_encode(const void *path) { // an expression may still give no piece
+    Tokenizer *t = tokenizer_open((const char *)path);
+    int32_t *ids = NULL;
+    size_t capacity = 0;
+    tokenizer_encode(t, "abc def", 7, &ids, &capacity, 0);
+}
+
+static void test_own_ids(const char *path) {
+    char *text = test_own_text(), got[256];
+    test_write(path, text, strlen(text));
+    free(text);
+    Tokenizer *t = tokenizer_open(path);
+    static const char *const cases[][2] = { // each pair agrees with the package tokenizers
+        {"I'll don'T we'REx", "I|'ll| don|'|T| we|'|REx|"}, // endings in small letters alone
+        {"1234567 8", "1|2|3|4|5|6|7| |8|"},
+        {"a  12  b   3 c", "a|  |1|2| | b|   |3| c|"},        // blanks before a number stay together
+        {"x\n\n  y", "x|\n\n | y|"},
+        {"!!\r\n?", "!!|\r|\n|?|"},
+        {"(x) ...7", "(|x|)| ...|7|"},
+        {"a\xC2\xA0\xC2\xA0" "b", "a|\xC2\xA0|\xC2\xA0|b|"},
+        {"e\xCC\x81t", "e|\xCC\x81|t|"},
+        {"a\xF0\xB1\x8D\x90", "a\xF0\xB1\x8D\x90|"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int same = splits_into(t, cases[i][0], cases[i][1], got);
+        CHECK("byte-level BPE: text splits by the file's expression", same, "case %zu: %s", i, got);
+    }
+    // ids: 3 special, the bytes but 0x04 (a byte b above it has b + 2), then the tokens from 258 on
+    expect_ids(t, "byte-level BPE: ids do not start at 0 behind special tokens", "abcd", "260 102");
+    expect_ids(t, "byte-level BPE: a byte that has no token is left out", "\x04  \x04!\x04!", "34 34 35 35");
+    expect_ids(t, "byte-level BPE: of what has no token, nothing is left", "\x04\x04", "");
+    expect_ids(t, "byte-level BPE: names of special tokens in text are text", "<|im", "62 126 107 111");
+    expect_ids(t, "byte-level BPE: from the first byte that is no UTF-8, the rest is one piece; neighbours of what is left out merge", "ab \xFF" "ab\x04" "c", "259 34 257 260");
+    CHECK("byte-level BPE: sizes and ends follow from the file",
+          t->n_base == 255 + TEST_TOKENS && t->vocab_size == 258 + TEST_TOKENS && t->eos == 0 && t->bos == 1 && t->eot == 2 && t->num_missing == 1,
+          "n_base %d, vocab_size %d, eos %d, bos %d, eot %d", t->n_base, t->vocab_size, t->eos, t->bos, t->eot);
+    CHECK("byte-level BPE: special tokens are found by name, others are not",
+          tokenizer_special(t, "<|im_end|>") == 2 && tokenizer_special(t, "<|im_en") == NO_TOKEN && tokenizer_special(t, "abc") == NO_TOKEN && tokenizer_ends(t, 0) && tokenizer_ends(t, 2)
+          && !tokenizer_ends(t, 1), "%d", tokenizer_special(t, "<|im_end|>"));
+    tokenizer_close(t);
+    char *no_piece = test_own_text(), *split = strstr(no_piece, "split "), *rest = strchr(split, '\n');
+    memcpy(split, "split [abc ]+", 13), memmove(split + 13, rest, strlen(rest) + 1);
+    test_write(path, no_piece, strlen(no_piece));
+    expect_user_error("byte-level BPE: an expression that leaves text over ends with a sentence", test_own_encode, path, "no piece at byte 4 of a text of 7 bytes");
+    free(no_piece);
+}
+
+/* Any two bytes are a token, as in test_pairs_tokenizer. */
+static void test_own_pairs(const char *path) {
+    FILE *f = fopen(path, "w");
+    if (f) fprintf(f, "byte-level-bpe 1\ntokens %d\nmissing 0\nbos -\neos <|endoftext|>\neot -\n" TEST_SPLIT TEST_SPECIAL, OWN_SPECIAL + 256 + (1 << 16));
+    for (int i = -256; i < 1 << 16 && f; i++) {
+        char bytes[2] = {(char)(i < 0 ? i + 256 : i >> 8), (char)i}, word[8];
+        test_base64(bytes, i < 0 ? 1 : 2, word);
+        fprintf(f, "%s %d\n", word, OWN_SPECIAL + 256 + i);
+    }
+    if (!f || fclose(f)) run_failure("test file %s could not be written", path);
+}
+
+/* smollm2_cases.txt, a line a text of cases.txt that is UTF-8: name, hashes of the ids of pairs, of smollm2_tokens.txt, of SmolLM2's. */
+static void test_own_cases(const char *name, CaseCheck kind, const Tokenizer *t) {
+    char file[600], wrong[64] = "", *texts_end, *wanted_end;
+    int texts = 0, differ = 0;
+    snprintf(file, sizeof file, "%s/tokenizer/cases.txt", fixture_dir);
+    char *texts_all = read_text_file(file), *bytes = (char *)checked_malloc(strlen(texts_all));
+    snprintf(file, sizeof file, "%s/tokenizer/smollm2_cases.txt", fixture_dir);
+    char *wanted_all = read_text_file(file), *line = strtok_r(texts_all, "\n", &texts_end);
+    int32_t *ids = NULL;
+    size_t capacity = 0;
+    for (char *wanted = strtok_r(wanted_all, "\n", &wanted_end); wanted; wanted = strtok_r(NULL, "\n", &wanted_end), texts++) {
+        size_t width = (size_t)(strchr(wanted, ' ') + 1 - wanted); // of the name and its blank
+        uint64_t hash = strtoull(wanted + width + 17 * (size_t)kind, NULL, 16);
+        while (line && strncmp(line, wanted, width)) line = strtok_r(NULL, "\n", &texts_end);
+        if (!line) run_failure("%s: the text %.*s is not in cases.txt: make both anew", file, (int)width, wanted);
+        size_t count = tokenizer_encode(t, bytes, base64_decode(line + width, strcspn(line + width, " "), bytes), &ids, &capacity, 0);
+        if (hash_bytes(HASH_START, ids, count * sizeof *ids) != hash && !differ++) snprintf(wrong, sizeof wrong, "; the first is %.*s", (int)width, wanted);
+    }
+    CHECK(name, texts > 200 && !differ, "%d of %d texts differ%s", differ, texts, wrong);
+    free(texts_all), free(wanted_all), free(bytes), free(ids);
+}
+
+static void test_own_tokenizer(const char *path) {
+    char learned[600];
+    test_own_malformed(path);
+    test_own_ids(path);
+    test_own_pairs(path);
+    Tokenizer *t = tokenizer_open(path);
+    test_own_cases("byte-level BPE: text splits where transformers splits it for SmolLM2, by the ids of pairs of bytes", CASE_PIECES, t);
+    test_tokenizer_round_trip(t);
+    test_tokenizer_long_pieces(t);
+    tokenizer_close(t);
+    snprintf(learned, sizeof learned, "%s/tokenizer/smollm2_tokens.txt", fixture_dir);
+    t = tokenizer_open(learned);
+    test_own_cases("byte-level BPE: ids equal transformers': scripts, code, blanks, bytes without a token", CASE_MERGES, t);
+    tokenizer_close(t);
+    path = getenv("SMOLLM2_TOKENIZER");
+    if (!path || !*path) {
+        printf("SmolLM2's own tokenizer.model is not at hand (SMOLLM2_TOKENIZER): its ids are left out\n");
+        return;
+    }
+    t = tokenizer_open(path);
+    test_own_cases("byte-level BPE: ids equal transformers' with SmolLM2's own tokenizer", CASE_IDS, t);
+    tokenizer_close(t);
+}
+
 static void test_sha256(const char *path) {
     static const struct { const char *text, *hex; } cases[] = { // FIPS 180-2, appendix B; the empty message and one million a from the same series
         {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
@@ -427,6 +595,7 @@ static void test_tokenizer(void) {
     test_tokenizer_threads(t);
     tokenizer_close(t);
     test_tokenizer_tiktoken(path);
+    test_own_tokenizer(path);
     unlink(path);
     rmdir(folder);
 }

@@ -1,0 +1,43 @@
+/* logits.cu: the program's logits at every position; compare_smollm2.py asks it.
+ *   logits MODEL IDS T > LOGITS    IDS: int32, windows of T ids; LOGITS: float, (windows, T, V)
+ */
+#define TESTING
+#include "train_llama3.cu"
+
+/* The last layers of next_token_logits, which computes one row alone, for all T rows of what it computed them from. */
+static void all_logits(Run *r, int T, FILE *out) {
+    const Llama3Config *c = r->config;
+    Model *m = &r->model;
+    FsdpUnit *head = &r->fsdp.units[table_head_unit(r->table)];
+    const floatX *w = unit_weights(&r->fsdp, head) + head->unit->where[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED];
+    for (int t = 0; t < T; t++) {
+        linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)t * c->C, w, 1, c->C, c->V);
+        device_read(&r->dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
+        if (fwrite(m->next_logits, sizeof(float), (size_t)c->V, out) != (size_t)c->V) run_failure("the logits could not be written: %s", strerror(errno));
+    }
+    unit_free(&r->fsdp, head, PASS_LAST);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4 || atoi(argv[3]) < 1) user_error("logits was given %d arguments, expected: MODEL IDS T", argc - 1);
+    char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--generate", (char *)"x"};
+    size_t length;
+    int T = atoi(argv[3]);
+    char *ids = read_file(argv[2], &length);
+    if (!ids || length % (sizeof(int32_t) * (size_t)T)) user_error("%s is no file of int32 ids in windows of %d", argv[2], T);
+    Job *j = (Job *)checked_malloc(sizeof *j);
+    j->opt = options_parse(5, arguments);
+    j->transport = j->hosts = &transport_threads;
+    job_prepare(j, 1, 1, 1);
+    j->opt.seq = T; // as if the prompt were a window
+    Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
+    j->prompt_length = (size_t)T;
+    j->prompt = (int32_t *)grown(j->prompt, sizeof(int32_t) * (size_t)T);
+    run_walk(walked, j, 0);
+    rank_open(r, walked, j, 0);
+    for (size_t at = 0; at < length; at += sizeof(int32_t) * (size_t)T) {
+        next_token_logits(r, (const int32_t *)(ids + at), T, 0);
+        all_logits(r, T, stdout);
+    }
+    return fflush(stdout) ? 2 : 0;
+}

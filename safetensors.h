@@ -1,0 +1,336 @@
+/* safetensors.h: Hugging Face's file of tensors, read and laid out.
+ *
+ * Owns: the reader, the check of a model's files against the tensor table, and where each tensor starts in files
+ * that are written. A caller may rely on: every header is checked before a tensor of it is read, and a file that lies
+ * about itself is an error that names it and the tensor; where a tensor is written depends on table and dtype alone.
+ */
+#ifndef SAFETENSORS_H
+#define SAFETENSORS_H
+#include "fsdp.h" // defines: Tensor, TensorTable, StateKind
+#include <fcntl.h>
+
+// ---------------------------------------------------------------------------
+// safetensors: 8 bytes length of a JSON header, the header, the tensors' bytes
+
+typedef enum { ST_F32, ST_BF16, ST_F16, ST_I32, ST_DTYPES } StDtype;
+static const char *const st_dtype_names[ST_DTYPES] = {"F32", "BF16", "F16", "I32"};
+static const int st_dtype_sizes[ST_DTYPES] = {4, 2, 2, 4};
+
+typedef struct {
+    char *name;
+    StDtype dtype;
+    int64_t rows, cols, elements; // the last dimension is cols, all before it rows
+    int64_t begin;                // first byte in the file
+    int fd, file;                 // file: which of several
+    const char *path;             // of the file, for errors
+} StTensor;
+
+typedef struct {                  // all tensors of one or several files
+    StTensor *tensors;
+    int count;
+    char *paths[1024];
+    int fds[1024], num_files;
+} StFiles;
+
+static void st_add_tensor(StFiles *s, const char *path, int fd, const cJSON *item, int64_t data, int64_t file_size) {
+    StTensor t = ZERO;
+    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype"), *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
+    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets"), *dim;
+    int known = 0;
+    while (known < ST_DTYPES && !(cJSON_IsString(dtype) && !strcmp(dtype->valuestring, st_dtype_names[known]))) known++;
+    if (known == ST_DTYPES) user_error("%s: tensor %s has dtype %s, expected F32, BF16, F16 or I32", path, item->string, cJSON_IsString(dtype) ? dtype->valuestring : "?");
+    t.dtype = (StDtype)known;
+    t.rows = 1, t.cols = 1;
+    if (!cJSON_IsArray(shape) || cJSON_GetArraySize(offsets) != 2) user_error("%s: tensor %s has no shape or no data_offsets", path, item->string);
+    cJSON_ArrayForEach(dim, shape) {
+        double d = dim->valuedouble;
+        if (!cJSON_IsNumber(dim) || !(d >= 0 && d <= 1e15) || d != floor(d) || (double)t.rows * (double)t.cols * d > 1e15)
+            user_error("%s: the shape of tensor %s is not one", path, item->string);
+        t.rows *= t.cols;
+        t.cols = (int64_t)d;
+    }
+    t.elements = t.rows * t.cols;
+    double begin = cJSON_GetArrayItem(offsets, 0)->valuedouble, end = cJSON_GetArrayItem(offsets, 1)->valuedouble;
+    if (!(begin >= 0) || begin != floor(begin) || end - begin != (double)t.elements * st_dtype_sizes[known] || end > (double)(file_size - data))
+        user_error("%s: tensor %s lies at bytes %.0f to %.0f of %" PRId64 ", its shape needs %" PRId64 " bytes: the file is truncated or damaged",
+                   path, item->string, begin, end, file_size - data, t.elements * st_dtype_sizes[known]);
+    t.begin = data + (int64_t)begin;
+    t.name = strdup(item->string);
+    t.fd = fd, t.file = s->num_files;
+    t.path = path;
+    s->tensors = (StTensor *)realloc(s->tensors, sizeof(StTensor) * (size_t)(s->count + 1));
+    if (!s->tensors) run_failure("out of memory reading %s", path);
+    s->tensors[s->count++] = t;
+}
+
+static int by_place(const void *a, const void *b) { // tensors without bytes before the one that starts there
+    const StTensor *x = (const StTensor *)a, *y = (const StTensor *)b;
+    return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin) : (x->elements > y->elements) - (x->elements < y->elements);
+}
+
+static int by_name(const void *a, const void *b) { return strcmp(((const StTensor *)a)->name, ((const StTensor *)b)->name); }
+
+/* As the format asks: every name once, and the tensors lie one behind the other from the header to the file's end. */
+static void st_check_places(StTensor *tensors, int count, const char *path, int64_t data, int64_t file_size) {
+    int64_t end = data;
+    if (count) qsort(tensors, (size_t)count, sizeof *tensors, by_name);
+    for (int i = 1; i < count; i++)
+        if (!strcmp(tensors[i].name, tensors[i - 1].name)) user_error("%s holds tensor %s twice: the file is damaged", path, tensors[i].name);
+    if (count) qsort(tensors, (size_t)count, sizeof *tensors, by_place);
+    for (int i = 0; i < count; i++) {
+        if (tensors[i].begin != end)
+            user_error("%s: tensor %s starts at byte %" PRId64 " of the data, expected %" PRId64 ": tensors overlap or leave gaps, the file is damaged",
+                       path, tensors[i].name, tensors[i].begin - data, end - data);
+        end += tensors[i].elements * st_dtype_sizes[tensors[i].dtype];
+    }
+    if (end != file_size)
+        user_error("%s: its tensors take %" PRId64 " bytes, %" PRId64 " follow the header: the file is damaged, copy it again", path, end - data, file_size - data);
+}
+
+static void st_add_file(StFiles *s, const char *path) {
+    struct stat info;
+    uint64_t length = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC), first = s->count;
+    if (fd < 0 || fstat(fd, &info)) user_error("cannot read weights %s: %s", path, strerror(errno));
+    if (s->num_files == 1024) user_error("%s: more than 1024 files of weights", path);
+    if (pread(fd, &length, 8, 0) != 8 || length < 2 || length > 100000000 || (int64_t)length + 8 > (int64_t)info.st_size)
+        user_error("%s is not a safetensors file: its header would be %" PRIu64 " bytes of %" PRId64, path, length, (int64_t)info.st_size);
+    char *header = (char *)checked_malloc(length + 1);
+    if (pread(fd, header, length, 8) != (ssize_t)length) user_error("cannot read the header of %s", path);
+    cJSON *json = cJSON_Parse(header);
+    if (!cJSON_IsObject(json)) user_error("%s: the header is not JSON: the file is damaged, or no safetensors file", path);
+    s->paths[s->num_files] = strdup(path);
+    s->fds[s->num_files] = fd;
+    cJSON *item;
+    cJSON_ArrayForEach(item, json)
+        if (strcmp(item->string, "__metadata__")) st_add_tensor(s, s->paths[s->num_files], fd, item, 8 + (int64_t)length, info.st_size);
+    st_check_places(s->count > first ? s->tensors + first : NULL, s->count - first, path, 8 + (int64_t)length, info.st_size);
+    s->num_files++;
+    cJSON_Delete(json);
+    free(header);
+}
+
+static void st_close(StFiles *s) {
+    for (int i = 0; i < s->count; i++) free(s->tensors[i].name);
+    for (int i = 0; i < s->num_files; i++) {
+        free(s->paths[i]);
+        close(s->fds[i]);
+    }
+    free(s->tensors);
+    memset(s, 0, sizeof *s);
+}
+
+static const StTensor *st_find(const StFiles *s, const char *name) {
+    for (int i = 0; i < s->count; i++)
+        if (!strcmp(s->tensors[i].name, name)) return &s->tensors[i];
+    return NULL;
+}
+
+static inline float half_to_float(uint16_t h) { // IEEE 754 binary16
+    int exponent = (h >> 10) & 31, fraction = h & 1023;
+    float x = exponent == 31 ? (fraction ? NAN : INFINITY)
+            : exponent ? ldexpf((float)(1024 + fraction), exponent - 25) : ldexpf((float)fraction, -24);
+    return h & 0x8000 ? -x : x;
+}
+
+/* Elements [first, first + count) of a tensor, as fp32 (int32 tensors: their bits). */
+static void st_read(const StTensor *t, float *out, int64_t first, int64_t count) {
+    enum { AT_ONCE = 1 << 16 };
+    char buffer[4 * AT_ONCE];
+    int size = st_dtype_sizes[t->dtype];
+    for (int64_t done = 0; done < count; done += AT_ONCE) {
+        int64_t n = min_i64(AT_ONCE, count - done);
+        if (pread(t->fd, buffer, (size_t)(n * size), t->begin + (first + done) * size) != n * size)
+            user_error("%s: tensor %s cannot be read: %s", t->path, t->name, strerror(errno));
+        if (size == 4) memcpy(out + done, buffer, (size_t)(n * 4));
+        for (int64_t i = 0; i < n && size == 2; i++) {
+            bf16 b;
+            memcpy(&b, buffer + 2 * i, 2);
+            out[done + i] = t->dtype == ST_BF16 ? bf16_to_float(b) : half_to_float(b.bits);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------
+// a model directory
+
+/* Opens `stem`.safetensors in a directory, or the files that its index lists. 0: there are none. */
+static int st_open(StFiles *s, const char *dir, const char *stem) {
+    char path[4096];
+    memset(s, 0, sizeof *s);
+    snprintf(path, sizeof path, "%s/%s.safetensors.index.json", dir, stem);
+    char *text = read_text_file(path);
+    if (text) {
+        cJSON *json = cJSON_Parse(text), *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map"), *item;
+        if (!cJSON_IsObject(map)) user_error("%s has no \"weight_map\"", path);
+        cJSON_ArrayForEach(item, map) {
+            int seen = 0;
+            if (!cJSON_IsString(item) || strchr(item->valuestring, '/')) user_error("%s: \"%s\" names no file beside it", path, item->string);
+            snprintf(path, sizeof path, "%s/%s", dir, item->valuestring);
+            for (int i = 0; i < s->num_files; i++) seen |= !strcmp(s->paths[i], path);
+            if (!seen) st_add_file(s, path);
+        }
+        cJSON_Delete(json);
+        free(text);
+        for (int i = 0; i < s->count; i++) // within a file each is there once
+            if (st_find(s, s->tensors[i].name) != &s->tensors[i]) user_error("%s and %s both hold tensor %s", st_find(s, s->tensors[i].name)->path, s->tensors[i].path, s->tensors[i].name);
+    } else {
+        snprintf(path, sizeof path, "%s/%s.safetensors", dir, stem);
+        if (access(path, F_OK)) return 0;
+        st_add_file(s, path);
+    }
+    return 1;
+}
+
+/* A tensor of the table, or with a suffix its state, must be there as the model has it. */
+static void st_expect(const StFiles *s, const char *dir, const Tensor *want, const char *suffix) {
+    char name[96];
+    snprintf(name, sizeof name, "%s%s", want->name, suffix);
+    const StTensor *have = st_find(s, name);
+    if (!have) user_error("%s: tensor %s is missing; the model has it", dir, name);
+    if (have->dtype == ST_I32 || have->rows != want->rows || have->cols != want->cols)
+        user_error("%s: tensor %s is %" PRId64 " x %" PRId64 " %s, the model (config.json, --vocab-size) has %" PRId64 " x %" PRId64 " floats",
+                   dir, name, have->rows, have->cols, st_dtype_names[have->dtype], want->rows, want->cols);
+}
+
+/* Opens the weights of a Hugging Face directory and holds them against the table. 0: there are none. */
+static int model_files_open(StFiles *s, const char *dir, const TensorTable *table) {
+    if (!st_open(s, dir, "model")) return 0;
+    for (int i = 0; i < table->num_tensors; i++) st_expect(s, dir, &table->tensors[i], "");
+    for (int i = 0; i < s->count; i++) {
+        const char *name = s->tensors[i].name;
+        int tied_head = !strcmp(name, "lm_head.weight") && table_head_unit(table) == 0; // some files keep both
+        if (!table_find(table, name) && !tied_head && !strstr(name, "rotary_emb.inv_freq"))
+            user_error("%s: tensor %s is not part of the model that config.json describes", dir, name);
+    }
+    return 1;
+}
+
+// ---------------------------------------------------------------------------
+// files to be written: which tensors, in which file, from which byte on
+
+enum { CHUNK_BYTES = 4 << 20 }; // of a file: has one writer, and one checksum
+
+#ifndef FILE_BYTES
+#define FILE_BYTES 5000000000ll // a file ends before the tensor that would make it longer, as transformers splits …
+#endif
+enum { MOST_FILES = 100 };      // … but there are not many more than these, since they may all be open at a time
+
+typedef struct {
+    const Tensor *tensor;
+    StateKind kind;             // of which state: weights, or a moment
+} OutTensor;
+
+typedef struct {
+    char name[80];
+    int first, count;           // of the tensors
+    char *header;               // (header_bytes), with its length in front
+    int64_t header_bytes, bytes; // bytes: of the whole file
+} OutFile;
+
+typedef struct {
+    StDtype dtype;
+    OutTensor *tensors;
+    OutFile *files;
+    int num_tensors, num_files;
+    int64_t chunks;             // of all files, counted file by file
+} OutFiles;
+
+static const char *const out_suffixes[STATES] = {"", ".grad", ".exp_avg", ".exp_avg_sq", ".copy"};
+
+static int64_t out_bytes(const OutFiles *o, int tensor) { return o->tensors[tensor].tensor->rows * o->tensors[tensor].tensor->cols * st_dtype_sizes[o->dtype]; }
+static int64_t chunks_of(int64_t bytes) { return (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES; }
+static int64_t out_file_chunks(const OutFile *f) { return chunks_of(f->bytes); }
+
+/* Ends what is in memory as `f`; returns it. */
+static char *memory_file(FILE *f, char **text, size_t *length) {
+    if (fclose(f) || !*text) run_failure("out of memory: a text of %zu bytes", *length);
+    return *text;
+}
+
+static void out_header(OutFiles *o, OutFile *file) {
+    char *text;
+    size_t length;
+    int64_t data = 0;
+    FILE *f = open_memstream(&text, &length);
+    if (!f) run_failure("out of memory");
+    fprintf(f, "{\"__metadata__\":{\"format\":\"pt\"}");
+    for (int i = file->first; i < file->first + file->count; i++) {
+        const Tensor *t = o->tensors[i].tensor;
+        fprintf(f, ",\"%s%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, out_suffixes[o->tensors[i].kind], st_dtype_names[o->dtype]);
+        if (t->row->rows != DIM_ONE) fprintf(f, "%" PRId64 ",", t->rows);
+        fprintf(f, "%" PRId64 "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", t->cols, data, data + out_bytes(o, i));
+        data += out_bytes(o, i);
+    }
+    fprintf(f, "}");
+    memory_file(f, &text, &length);
+    uint64_t padded = (uint64_t)round_up((int64_t)length, 8);
+    file->header = (char *)checked_malloc(8 + padded);
+    memcpy(file->header, &padded, 8);
+    memset(file->header + 8, ' ', padded);
+    memcpy(file->header + 8, text, length);
+    file->header_bytes = 8 + (int64_t)padded;
+    file->bytes = file->header_bytes + data;
+    free(text);
+}
+
+/* Adds files `stem`… of all tensors' states of these kinds, one kind after the other. */
+static void out_add(OutFiles *o, const TensorTable *table, const char *stem, const StateKind *kinds, int num_kinds) {
+    int first = o->num_tensors, first_file = o->num_files, count = num_kinds * table->num_tensors;
+    int64_t most = FILE_BYTES, held = 0;
+    o->tensors = (OutTensor *)realloc(o->tensors, sizeof(OutTensor) * (size_t)(first + count));
+    o->files = (OutFile *)realloc(o->files, sizeof(OutFile) * (size_t)(first_file + count));
+    if (!o->tensors || !o->files) run_failure("out of memory");
+    for (int i = 0; i < count; i++) {
+        OutTensor t = {&table->tensors[i % table->num_tensors], kinds[i / table->num_tensors]};
+        o->tensors[o->num_tensors++] = t;
+    }
+    most = max_i64(most, num_kinds * table->num_parameters * st_dtype_sizes[o->dtype] / MOST_FILES);
+    for (int i = first; i < o->num_tensors; held += out_bytes(o, i++)) {
+        if (i == first || held + out_bytes(o, i) > most) {
+            OutFile file = ZERO;
+            file.first = i;
+            o->files[o->num_files++] = file;
+            held = 0;
+        }
+        o->files[o->num_files - 1].count++;
+    }
+    int parts = o->num_files - first_file;
+    for (int i = 0; i < parts; i++) {
+        OutFile *file = &o->files[first_file + i];
+        if (parts == 1) snprintf(file->name, sizeof file->name, "%s.safetensors", stem);
+        else snprintf(file->name, sizeof file->name, "%s-%05d-of-%05d.safetensors", stem, i + 1, parts);
+        out_header(o, file);
+        o->chunks += out_file_chunks(file);
+    }
+}
+
+/* The index of files `stem`-…; NULL: there is one file, which needs none. */
+static char *out_index(const OutFiles *o, const char *stem, size_t *length) {
+    char *text;
+    int64_t data = 0;
+    int listed = 0;
+    FILE *f = open_memstream(&text, length);
+    if (!f) run_failure("out of memory");
+    size_t n = strlen(stem);
+    for (int i = 0; i < o->num_files; i++)
+        if (!strncmp(o->files[i].name, stem, n) && o->files[i].name[n] == '-') data += o->files[i].bytes - o->files[i].header_bytes;
+    fprintf(f, "{\"metadata\":{\"total_size\":%" PRId64 "},\"weight_map\":{", data);
+    for (int i = 0; i < o->num_files && data; i++)
+        for (int t = o->files[i].first; t < o->files[i].first + o->files[i].count && !strncmp(o->files[i].name, stem, n); t++)
+            fprintf(f, "%s\n\"%s%s\":\"%s\"", listed++ ? "," : "", o->tensors[t].tensor->name, out_suffixes[o->tensors[t].kind], o->files[i].name);
+    fprintf(f, "}}\n");
+    memory_file(f, &text, length);
+    if (listed) return text;
+    free(text);
+    return NULL;
+}
+
+static void out_close(OutFiles *o) {
+    for (int i = 0; i < o->num_files; i++) free(o->files[i].header);
+    free(o->files);
+    free(o->tensors);
+    memset(o, 0, sizeof *o);
+}
+
+#endif
