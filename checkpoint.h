@@ -45,14 +45,19 @@ static void write_file(const char *dir, const char *name, const void *text, size
     if (fsync(fd) || close(fd)) user_error("cannot write %s: %s", path, strerror(errno));
 }
 
-/* Makes every folder of `path`, as mkdir -p does. 0 or errno. */
+/* Makes every folder of `path`, as mkdir -p does, and writes its name to disk. 0 or errno. */
 static int make_directories(const char *path) {
-    char part[4096];
-    for (size_t i = 1; i <= strlen(path) && i < sizeof part; i++) {
+    char part[4096 + 4];
+    for (size_t i = 1; i <= strlen(path) && i < 4096; i++) {
         if (path[i] != '/' && path[i]) continue;
         memcpy(part, path, i);
         part[i] = 0;
-        if (mkdir(part, 0777) && errno != EEXIST) return errno;
+        if (mkdir(part, 0777) == 0) {
+            strcpy(part + i, "/..");
+            int above = open(part, O_RDONLY | O_DIRECTORY | O_CLOEXEC), failed = above >= 0 && fsync(above) ? errno : 0; // one that may not be read is not this user's
+            if (above >= 0) close(above);
+            if (failed) return failed;
+        } else if (errno != EEXIST) return errno;
     }
     struct stat info;
     if (stat(path, &info)) return errno;
@@ -144,6 +149,7 @@ static void prune(const char *out, int keep) {
         snprintf(gone, sizeof gone, "%s/" DELETING "%" PRId64, out, step);
         remove_directory(gone);
         if (rename(path, gone)) user_error("cannot remove the checkpoint %s: %s", path, strerror(errno));
+        sync_directory(out);
         remove_directory(gone);
     }
 }
@@ -168,7 +174,7 @@ static void cut_back(const char *out, const char *name, int64_t step) {
 
 /* Claims --out for this run and makes it ready. `from`: the directory of the checkpoint it goes on from; "": it begins.
  * `resumes`: it may hold this run's earlier part. Returns the lock, which lasts as long as the process. */
-static int out_open(const char *out, const char *from, int64_t step, int resumes) {
+static int out_open(const char *out, const char *from, int64_t step, int resumes, int keep) {
     static const char *const names[] = {"metrics.jsonl", "samples.jsonl", "config.txt", "layout.json", "plan.json", "ledger.json"};
     char path[4096], real[4096], parent[4096];
     int failed = make_directories(out), holds = 0, count;
@@ -188,6 +194,7 @@ static int out_open(const char *out, const char *from, int64_t step, int resumes
     if (newest > step) user_error("--out %s holds step-%0*" PRId64 ", later than step %" PRId64 " of %s: remove it, choose another --out, or go on from it with --resume auto", out, STEP_DIGITS, newest, step, from);
     remove_rubbish(out);
     if (newest >= 0) point_latest(out, newest);
+    prune(out, keep); // a run that died may have had no time to
     cut_back(out, "metrics.jsonl", step);
     cut_back(out, "samples.jsonl", step);
     return lock;
@@ -509,6 +516,8 @@ static void saver_open(Saver *s, Fsdp *f, const Options *o, const Checkpoint *fr
     const StateKind master[] = {STATE_MASTER}, moments[] = {STATE_EXP_AVG, STATE_EXP_AVG_SQ};
     memset(s, 0, sizeof *s);
     s->f = f, s->opt = o, s->from = from, s->tokenizer = tokenizer, s->saved = -1;
+    if (trains && from->dir[0]) step_path(s->dir, sizeof s->dir, o->out, from->at.step);
+    if (s->dir[0] && !access(s->dir, F_OK)) s->saved = from->at.step; // what is there already is not written again
     if (trains) out_add(&s->checkpoint, f->table, "model", master, 1), out_add(&s->checkpoint, f->table, "optimizer", moments, 2);
     s->exported.dtype = strcmp(o->dtype, "bf16") ? ST_F32 : ST_BF16;
     if (exports) out_add(&s->exported, f->table, "model", master, 1);
@@ -525,13 +534,17 @@ static void saver_close(Saver *s) {
     out_close(&s->exported);
 }
 
-/* Nothing half-written stays in the way of the next try. */
-static void save_failed(Saver *s, const char *what, const char *path, int reason) {
-    if (s->files == &s->checkpoint) remove_directory(s->dir);
+static void out_path(const Saver *s, char *path, size_t size, int file, const char *suffix) { snprintf(path, size, "%s/%s%s", s->dir, s->files->files[file].name, suffix); }
+
+/* Gives back the room that the files took. Their names stay until the next run comes: other ranks may be about to open them, and are not to blame. */
+static void save_failed(const Saver *s, const char *what, const char *path, int reason) {
+    char name[4096 + 128];
+    for (int i = 0; s->files == &s->checkpoint && i < s->files->num_files; i++) {
+        out_path(s, name, sizeof name, i, s->suffix);
+        if (truncate(name, 0)) continue; // not made yet
+    }
     user_error("cannot %s %s: %s%s", what, path, strerror(reason), s->files == &s->checkpoint ? "; the checkpoint before it is untouched" : "");
 }
-
-static void out_path(const Saver *s, char *path, size_t size, int file, const char *suffix) { snprintf(path, size, "%s/%s%s", s->dir, s->files->files[file].name, suffix); }
 
 /* Writes this rank's chunks in order, as they are filled; makes no call of the transport. */
 static void *save_write(void *arg) {

@@ -56,6 +56,7 @@ static void logger_open(Logger *l, const char *out, int world, const Progress *a
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
     l->consumed = logger_file(out, "samples.jsonl", "a");
+    sync_directory(out); // no checkpoint's name lasts without theirs
 }
 
 /* What the next lines of samples.jsonl are about, unless earlier ones said so. `consumed_before`: of the epoch in which they begin. */

@@ -799,7 +799,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
 
 /* What may leave a trace on disk, checked last, by rank 0. */
 static void job_check_outputs(Job *j) {
-    if (j->opt.out) j->lock = out_open(j->opt.out, j->from.dir, j->from.at.step, !!j->opt.resume);
+    if (j->opt.out) j->lock = out_open(j->opt.out, j->from.dir, j->from.at.step, !!j->opt.resume, j->opt.keep);
     if (j->opt.trace) trace_check(j->opt.trace);
     if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir);
 }

@@ -9,6 +9,7 @@ flags=$(cat build/cpu-fp32/flags)  # compiler, flags and libraries of the build 
 count=0
 
 # fault NAME FILE SED GROUP EXPECTED : after SED on FILE, a failing check of GROUP must match EXPECTED. As many at a time as there are cores.
+# GROUP: of test_llama3, or `checkpoints GROUP` of checkpoints.sh
 fault() {
     count=$((count + 1))
     while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
@@ -20,6 +21,8 @@ plant() {
     [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
     compile="${compile/-O3/-O1} -x c"
     [ "$group" != orders ] || compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags) libs=
+    local built=test_llama3.cu test=("./test" "$group") top=$PWD
+    if [ "${group%% *}" = checkpoints ]; then built=train_llama3.cu test=("$top/dev/test/checkpoints.sh" "$src/test" "${group#* }"); fi
     mkdir -p "$src/dev"
     cp ./*.h ./*.cu ./*.cuh "$src/"
     cp -r dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu "$src/dev/"
@@ -29,8 +32,8 @@ plant() {
         return
     fi
     cd "$src"
-    $compile -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter test_llama3.cu -o test -x none $libs -lcjson -lpcre2-8 -lz -lm -pthread 2>&1 || true
-    said=$(TMPDIR=$src timeout 200 ./test "$group" 2>&1) || true
+    $compile -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter "$built" -o test -x none $libs -lcjson -lpcre2-8 -lz -lm -pthread 2>&1 || true
+    said=$(TMPDIR=$src timeout 200 "${test[@]}" 2>&1) || true
     caught=$(grep -E "^(FAIL|failure:|CUDA on a CPU:)" <<<"$said" | grep -m1 -E "$expected" || true)
     if [ -n "$caught" ]; then echo "pass planted: $name: caught by ${caught:0:150}"
     else echo "FAIL planted: $name: no failing check like '$expected'; the test ended with: $(tail -n 1 <<<"$said")"; fi
@@ -83,7 +86,18 @@ fault "exchanges are not compared as they start" watchdog.h 's/other->order != h
 fault "a rank does not show which op it is in" device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
 fault "the last exchanges are not written" watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
 fault "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
+fault "a checkpoint's files are not synced" checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
+fault "checksums are not compared" checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
 if [ "${1:-}" = all ]; then
+    fault "a checkpoint's directory is not synced" checkpoint.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
+    fault "the name of --out is not synced" checkpoint.h 's/above >= 0 && fsync(above) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
+    fault "latest comes before its checkpoint" checkpoint.h 's/^        if (rename(s->dir, path)) save_failed.*/        point_latest(s->opt->out, s->at.step);\n&/' "checkpoints points" "latest leads to"
+    fault "what a dead run left stays" checkpoint.h 's/^    remove_rubbish(out);//' "checkpoints points" "left behind"
+    fault "checkpoints that a dead run had no time to remove stay" checkpoint.h 's/^    prune(out, keep);.*//' "checkpoints points" "other checkpoints"
+    fault "metrics are not synced before a checkpoint" logger.h 's/ || fsync(fileno(l->metrics))//' "checkpoints points" "other figures in metrics.jsonl"
+    fault "metrics are not cut back" checkpoint.h 's/^    cut_back(out, "metrics.jsonl", step);//' "checkpoints points" "other figures in metrics.jsonl"
+    fault "two runs may save to one directory" checkpoint.h 's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' "checkpoints refusals" "two runs"
+    fault "a run goes on from the oldest checkpoint" checkpoint.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
     fault "a unit's reduction is never started" fsdp.h \
         's|^    reductions_advance(f, u, micro);|    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { gradient_release(f, u); return; }\n&|' faults "law, walk and wire"
     fault "gradients are scaled by the world" fsdp.h \

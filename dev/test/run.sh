@@ -121,6 +121,7 @@ fi
 suite "token files" dev/test/tokenize.sh ${1:+all}
 suite "instruction data" dev/test/chat.sh build/cpu-fp32/train_llama3
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
+suite "checkpoints" dev/test/checkpoints.sh build/cpu-fp32/train_llama3 ${1:+all}
 LIMIT=1800 suite "planted faults" dev/test/faults.sh ${1:+all}
 
 if [ "${1:-}" = all ]; then
