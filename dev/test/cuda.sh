@@ -80,6 +80,39 @@ use() {
     if [[ "$one" == *'"loss":'* ]] && [ "$one" = "$two" ]; then pass "two GPUs write a model and measure it as one does" "$two"; else fail "two GPUs write a model and measure it as one does" "$one; $two"; fi
 }
 
+# ---------------------------------------------------------------- saved, and gone on from
+# same_files NAME STEPS OUT OUT… : the checkpoints of these steps that the runs left, byte by byte
+same_files() {
+    local name=$1 steps=$2 first=$3 step out told=
+    shift 3
+    for out in "$@"; do
+        for step in $steps; do told+=$(diff -r "$first/step-0000000$step" "$out/step-0000000$step" 2>&1 | head -n 1); done
+    done
+    if [ -s "$first/step-0000000${steps: -1}/trainer.json" ] && [ -z "$told" ]; then pass "$name" "$(cat "$first/step-0000000${steps: -1}"/* | sha256sum | cut -c1-16), and loss $(tail -n 1 "$first.txt" | cut -d' ' -f2)"; else fail "$name" "$told"; fi
+}
+
+# resume OUT OF PROGRAM ARGUMENT… : from the first checkpoint of run OF; trains the step that is left, and no other
+resume() {
+    run "$1" "${@:3}" --resume "$2/step-00000001" || return 1
+    cmp -s <(tail -n 1 "$2.txt") "$1.txt" || { fail "$1: goes on with the step that is left" "its steps, losses and norms: $(tr '\n' ';' <"$1.txt"), expected $(tail -n 1 "$2.txt")"; return 1; }
+}
+
+saves() {
+    local precision
+    local -a common=(--model model --data text/train.tok --seq 75 --batch 1 --threads 1 --steps 2 --save-every 1 --warmup 1 --lr 3e-3 --deterministic)
+    for precision in fp32 bf16; do
+        run "saved-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
+        resume "resumed-$precision" "saved-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
+        same_files "$precision: a run that is resumed on CUDA leaves what the one that was not stopped leaves" 2 "saved-$precision" "resumed-$precision"
+    done
+    CUDA_ON_CPU_DEVICES=2 run saved-far "$(cuda fp32)" "${common[@]}" --accum 2 --ranks 2 --transport nccl --offload all || return
+    CUDA_ON_CPU_DEVICES=2 resume resumed-far saved-far "$(cuda fp32)" "${common[@]}" --accum 2 --ranks 2 --transport nccl --offload all || return
+    same_files "two GPUs over NCCL with all state offloaded are resumed as well" 2 saved-far resumed-far
+    CUDA_ON_CPU_DEVICES=4 run saved-nccl "$(cuda fp32)" "${common[@]}" --ranks 4 --dp-replicate 2 --transport nccl --save-mode async || return
+    run saved-threads "$(cuda fp32)" "${common[@]}" --ranks 4 --dp-replicate 2 || return
+    same_files "one GPU, two offloaded, 2 x 2 over NCCL that save meanwhile, and 2 x 2 threads save the same files" "1 2" saved-fp32 saved-far saved-nccl saved-threads
+}
+
 # ---------------------------------------------------------------- what is refused
 # bad NAME PATTERN CODE ARGUMENT… : one line that matches, exit code CODE
 bad() {
@@ -143,6 +176,7 @@ prepare
 training
 same_bits
 use
+saves
 refusals
 compiled
 echo "$passed passed, $failed failed"
