@@ -3,6 +3,7 @@
 # make gpu-programs  all that dev/gpu_check.sh runs on a machine with a GPU; build/ may be copied there
 # make cuda-on-cpu  train_llama3_cuda and its test, whose kernels run on the processor (dev/cuda_on_cpu), both precisions
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
+# make finetune   the same of a pretrained model, SmolLM2-135M-Instruct; PYTHON=python3 unpacks it, MODEL=DIR has it already
 # make test       installs what is missing, builds both precisions, runs every test
 # make test-all   the same and the long tests     make bench   speed beside the bare products
 # make fuzz       a million executions of every fuzz target (RUNS=n)
@@ -167,6 +168,10 @@ demo: deps
 	@$(MAKE) --no-print-directory train_llama3
 	@RANKS=$(RANKS) dev/demo.sh
 
+finetune: deps
+	@$(MAKE) --no-print-directory train_llama3
+	@RANKS=$(RANKS) dev/finetune.sh
+
 test test-all: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=fp32 programs cuda-on-cpu-programs
 	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=bf16 programs cuda-on-cpu-programs
@@ -188,4 +193,4 @@ syntax:
 clean:
 	rm -rf build train_llama3 train_llama3_cuda
 
-.PHONY: all always needed programs cuda-programs cuda-on-cpu cuda-on-cpu-programs gpu-programs deps demo test test-all bench fuzz syntax clean
+.PHONY: all always needed programs cuda-programs cuda-on-cpu cuda-on-cpu-programs gpu-programs deps demo finetune test test-all bench fuzz syntax clean
