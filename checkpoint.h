@@ -771,8 +771,8 @@ enum { SIGNAL_SAVE = 1, SIGNAL_END = 2 };
 static volatile sig_atomic_t signals_to_save, signals_to_end; // how many came to this process so far
 
 static void signal_arrives(int number) {
-    if (number == SIGUSR1) signals_to_save++;
-    else signals_to_end++;
+    if (number == SIGUSR1) signals_to_save = signals_to_save + 1;
+    else signals_to_end = signals_to_end + 1;
 }
 
 static void signals_take(int terminates) {

@@ -411,7 +411,7 @@ static void audit_line(Audit *a, const char *path, int64_t number, const char *l
     cJSON_Delete(json);
 }
 
-/* Reads OUT/samples.jsonl and prints what it shows, as one line of JSON; a window that is consumed twice or never ends it. */
+/* Reads OUT/samples.jsonl and prints what it shows, as one line of JSON; a window that is consumed twice or never is an error. */
 static void audit(const char *out) {
     char path[4096], *line = NULL;
     size_t room = 0;
@@ -427,6 +427,7 @@ static void audit(const char *out) {
     if (!left || (!a.pad && left < a.of_step)) audit_epoch(&a, path);
     printf("{\"file\":\"%s\",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64 ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64
            ",\"last_epoch\":%" PRId64 ",\"of_last_epoch\":%" PRId64 "}\n", path, a.from, a.steps, a.samples, a.windows, a.whole_epochs, a.dropped, a.epoch, a.consumed);
+    fflush(stdout);
     fclose(f);
     free(line);
     free(a.seen);

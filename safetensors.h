@@ -209,8 +209,10 @@ static int model_files_open(StFiles *s, const char *dir, const TensorTable *tabl
 // ---------------------------------------------------------------------------
 // files to be written: which tensors, in which file, from which byte on
 
-enum { CHUNK_BYTES = 4 << 20 }; // of a file: has one writer, and one checksum
-
+// tests set both smaller
+#ifndef CHUNK_BYTES
+#define CHUNK_BYTES (4 << 20)    // of a file: has one writer, and one checksum
+#endif
 #ifndef FILE_BYTES
 #define FILE_BYTES 5000000000ll // a file ends before the tensor that would make it longer, as transformers splits …
 #endif

@@ -16,6 +16,9 @@ static int clock_of_rank(clockid_t id, struct timespec *t) {
     return failed;
 }
 #define clock_gettime clock_of_rank
+static long long file_bytes = 5000000000ll;
+#define FILE_BYTES file_bytes
+#define CHUNK_BYTES (4 << 12) // small models have many, and few end with a tensor
 #include "train_llama3.cu"
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -696,9 +699,9 @@ static void test_family(void) {
  * dealt out first over shard ranks, then micro-steps, then replicas; accumulated locally: micro-steps, shard ranks, replicas. */
 static void test_sampler(void) {
     static const Sampler layouts[] = { // samples, seed, pad, shards, replicas, shard, replica, accumulation, B, local
-        {103, 9, 0, 3, 1, 0, 0, 2, 2, 0}, {103, 9, 0, 2, 2, 0, 0, 2, 2, 0}, {103, 9, 0, 3, 2, 0, 0, 3, 1, 0}, {96, 9, 0, 1, 4, 0, 0, 2, 3, 0}, {96, 9, 0, 2, 2, 0, 0, 3, 1, 0}, {5, 9, 0, 2, 2, 0, 0, 2, 2, 0}};
+        {103, 9, 0, 3, 1, 0, 0, 2, 2, 0, 0, 0, 0}, {103, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0}, {103, 9, 0, 3, 2, 0, 0, 3, 1, 0, 0, 0, 0}, {96, 9, 0, 1, 4, 0, 0, 2, 3, 0, 0, 0, 0}, {96, 9, 0, 2, 2, 0, 0, 3, 1, 0, 0, 0, 0}, {5, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0}};
     for (size_t i = 0; i < 4 * sizeof layouts / sizeof *layouts; i++) {
-        Sampler s = layouts[i / 4], one = {s.samples, s.seed, 0, 1, 1, 0, 0, 1, 1, 0};
+        Sampler s = layouts[i / 4], one = {s.samples, s.seed, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0};
         s.pad = i % 2, s.local = i / 2 % 2;
         int64_t gb = sampler_global_batch(&s), steps = s.pad ? (s.samples + gb - 1) / gb : s.samples / gb, wrong = 0, uneven = 0;
         int64_t least = steps * gb / s.samples, most = (steps * gb + s.samples - 1) / s.samples;
@@ -754,7 +757,7 @@ static int64_t count_different(const StepBatch *batch, const Dataset *d, const S
 }
 
 static void test_loader(void) {
-    static const Sampler samplers[] = {{211, 9, 0, 1, 1, 0, 0, 3, 2, 0}, {211, 9, 1, 3, 1, 2, 0, 2, 1, 0}, {211, 9, 1, 2, 2, 1, 1, 2, 2, 1}, {211, 9, 0, 1, 1, 0, 0, 1, 1, 0}};
+    static const Sampler samplers[] = {{211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0}, {211, 9, 1, 3, 1, 2, 0, 2, 1, 0, 0, 0, 0}, {211, 9, 1, 2, 2, 1, 1, 2, 2, 1, 0, 0, 0}, {211, 9, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0}};
     static const int workers[] = {1, 2, 3, 7};
     Dataset d = dataset_open(make_token_file("loader.tok", 211 * 16 + 1, 64, 5), 16, 64, 0);
     char name[200];
@@ -856,7 +859,7 @@ static void test_loader_memory(void) {
         launch(j, 0, workers_body);
         end_job(j);
     }
-    static const Sampler s = {100, 1, 0, 1, 1, 0, 0, 1, 1, 0};
+    static const Sampler s = {100, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0};
     int few, four, given;
     size_t small = walked_loader(&s, 0, 1, &few), large = walked_loader(&s, 0, 64, &four), seven = walked_loader(&s, 7, 1, &given);
     CHECK("4 workers by default where there are cores, as much memory where there are not", few == 1 && four == 4 && given == 7 && small == large && seven > large,
@@ -882,7 +885,7 @@ static void test_data(void) {
         int pad = kind % 2, local = kind / 2;
         enum { SAMPLES = 103, RANKS = 3, ACCUM = 2, BATCH = 2 };
         int counts[SAMPLES] = {0}, repeated = 0, once = 0, same = 0;
-        Sampler s = {SAMPLES, 9, pad, RANKS, 1, 0, 0, ACCUM, BATCH, local}, reference = {SAMPLES, 9, pad, 1, 1, 0, 0, 1, 1, 0};
+        Sampler s = {SAMPLES, 9, pad, RANKS, 1, 0, 0, ACCUM, BATCH, local, 0, 0, 0}, reference = {SAMPLES, 9, pad, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0};
         int64_t steps = sampler_steps_per_epoch(&s);
         for (int64_t step = 0; step < steps; step++)
             for (s.shard = 0; s.shard < RANKS; s.shard++)
@@ -1195,7 +1198,7 @@ static void skipping(Job *j, int rank) {
 static void bad_token(void *arguments) { launch(make_job((const char *)arguments, 1, &transport_threads), 0, ranks_body); }
 
 /* Tokens of 4 of 6 samples of the first step, and all of the second, are outside the vocabulary: 4000 + sample. */
-static const Sampler spoiled_sampler = {211, 9, 0, 1, 1, 0, 0, 3, 2, 0};
+static const Sampler spoiled_sampler = {211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0};
 
 static int64_t spoiled_token(int sample) { return sampler_window(&spoiled_sampler, sample / 6, sample % 6 / 2, sample % 2) * 16 + 7; }
 
@@ -1338,6 +1341,7 @@ static void test_failures(void) {
 #include "dev/test/test_kernels.h"
 #include "dev/test/test_tokenizer.h"
 #include "dev/test/test_plan.h"
+#include "dev/test/test_checkpoints.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
 #else
@@ -1353,7 +1357,7 @@ int main(int argc, char **argv) {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
-        {"use", test_use, BOTH_BUILDS}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
+        {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
     int bits_too = !CUDA_BUILD || FLOATX == DTYPE_BF16; // in fp32 dev/test/cuda.sh compares some, and there are the orders
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
@@ -1367,6 +1371,7 @@ int main(int argc, char **argv) {
     if (mpi) MPI_Bcast(scratch_dir, sizeof scratch_dir, MPI_CHAR, 0, MPI_COMM_WORLD);
     if (mpi) test_mpi(process, processes);
     if (mpi) test_trace(process, processes, &transport_mpi);
+    if (mpi) test_checkpoints_mpi(process, processes);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
         int wanted = argc == 1 && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);

@@ -402,6 +402,22 @@ tasks() {
     bad "--min-lr below 0" "--min-lr -0.5: expected 0 or more, or -1" "${train[@]}" --min-lr -0.5
     bad "--offload without --out" "--offload all keeps state in files under --out: give --out" "${train[@]}" --offload all
     bad "--offload in an evaluation" "--offload is about training" --model trained --eval good/val.tok --offload all
+    bad "--save-every without --out" "--save-every does nothing without --out" "${train[@]}" --save-every 5
+    bad "--keep without --out" "--keep does nothing without --out" "${train[@]}" --keep 2
+    bad "--save-mode without --out" "--save-mode does nothing without --out" "${train[@]}" --save-mode async
+    bad "--save-mode of another kind" "--save-mode later: expected one of sync.async" "${train[@]}" --save-mode later --out saved
+    bad "--allow-changes without --resume" "--allow-changes does nothing without --resume" "${train[@]}" --allow-changes
+    bad "--resume auto without --out" "--resume auto looks for checkpoints in --out: add --out" "${train[@]}" --resume auto
+    bad "--resume of nothing" "--resume nowhere: no checkpoint there; expected a directory step-00000000" "${train[@]}" --resume nowhere
+    bad "--resume of a model" "--resume trained: no checkpoint there" "${train[@]}" --resume trained
+    bad "--resume in an evaluation" "--resume trained goes on with training, and this is none" --model trained --eval good/val.tok --resume trained
+    bad "--audit without --out" "--audit reads what a run left in --out: add --out" --audit
+    bad "--audit of no run" "--audit: cannot read trained/samples.jsonl" --audit --out trained
+    works "a run that saves" "$program" "${train[@]}" --steps 1 --out saved
+    bad "--resume with another learning rate" "--resume saved/step-00000001: .*--lr 0.1, was 0.0003; --min-lr 0.01, was 3e-05.*--allow-changes" "${train[@]}" --steps 1 --resume saved --lr 0.1
+    bad "--resume with other data" "--resume saved/step-00000001: .*data [0-9a-f]+, was [0-9a-f]+" "${train[@]}" --steps 1 --resume saved --data good/val.tok
+    works "a run of two steps that saves" "$program" "${train[@]}" --steps 2 --lr 1e-3 --min-lr 1e-3 --out saved2
+    bad "--resume behind --steps" "saved2/step-00000002 stands at step 2, further than --steps 1" "${train[@]}" --steps 1 --lr 1e-3 --min-lr 1e-3 --resume saved2
     bad "--recompute in an evaluation" "--recompute is about training" --model trained --eval good/val.tok --recompute full
     bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
     everywhere "a model larger than this host's memory" "need [0-9.]+ GB, it has [0-9.]+ GB" --model llama3-70b --data good/train.tok --seq 4096 --batch 1

@@ -1,0 +1,187 @@
+/* test_checkpoints.h: a checkpoint's bytes depend on the state alone; a run that goes on from one is the run that was never
+ * stopped; every sample is consumed once an epoch, across resumes. A part of test_llama3.cu. What happens when a run dies
+ * while it saves, and what damaged files say, is tested from outside: checkpoints.sh. */
+
+typedef struct { const char *arguments; int world; } WholeRun;
+
+static void whole_run(void *arg) {
+    const WholeRun *w = (const WholeRun *)arg;
+    Job *j = make_job(w->arguments, w->world, &transport_threads);
+    launch(j, 0, rank_main);
+    end_job(j);
+}
+
+/* The program's whole path, in a process of its own. Returns its exit code; what it said is in `said` (4096). */
+static int run_whole(char *said, int world, const char *format, ...) {
+    char arguments[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(arguments, sizeof arguments, format, args);
+    va_end(args);
+    WholeRun w = {arguments, world};
+    return child_says(whole_run, &w, said, 4096);
+}
+
+/* Files of two directories that are not the same in both; those that only one has count too. */
+static int files_that_differ(const char *a, const char *b, int *count) {
+    int differ = 0;
+    *count = 0;
+    for (int turn = 0; turn < 2; turn++) {
+        struct dirent *item;
+        DIR *d = opendir(turn ? b : a);
+        if (!d) return 1000;
+        while ((item = readdir(d))) {
+            char x[512], y[512];
+            if (item->d_name[0] == '.') continue;
+            snprintf(x, sizeof x, "%s/%.200s", a, item->d_name), snprintf(y, sizeof y, "%s/%.200s", b, item->d_name);
+            if (turn) differ += access(x, F_OK) != 0;
+            else differ += !files_equal(x, y), ++*count;
+        }
+        closedir(d);
+    }
+    return differ;
+}
+
+typedef struct { int world; const char *options; } SavingLayout;
+
+/* Every layout goes on from one rank's checkpoint, with as many micro-batches of one sample in a step: its next checkpoint is one rank's. */
+static void goes_on(int tied, const SavingLayout *l, const char *model, const char *data, const char *reference) {
+    char said[4096], out[300], name[256], step2[320], step4[320], theirs[320];
+    int files, code;
+    snprintf(out, sizeof out, "%s-%d", scratch_path("goes-on"), l->world);
+    snprintf(step2, sizeof step2, "%s/step-00000002", reference), snprintf(step4, sizeof step4, "%s/step-00000004", reference);
+    code = run_whole(said, l->world, "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --timeout 60 --deterministic --batch 1 --accum %d --resume %s --out %s%s", model, data, 8 / l->world, step2, out, l->options);
+    snprintf(theirs, sizeof theirs, "%s/step-00000004", out);
+    int differ = files_that_differ(step4, theirs, &files);
+    snprintf(name, sizeof name, "%s: 2 steps, and 2 more on %d ranks%s, are 4 steps", tied ? "tied" : "untied", l->world, l->options);
+    CHECK(name, code == 0 && !differ && files >= 4, "%d of %d files differ; code %d %s", differ, files, code, code ? sentence(said) : "");
+    remove_directory(theirs);
+    char command[400];
+    snprintf(command, sizeof command, "rm -rf %s", out);
+    if (system(command)) printf("could not remove %s\n", out);
+}
+
+/* Any layout saves the same state again. */
+static void saves_again(int tied, const SavingLayout *l, const char *model, const char *data, const char *reference) {
+    char said[4096], out[300], name[256], step4[320], theirs[320], command[400];
+    int files, code;
+    snprintf(out, sizeof out, "%s-%d", scratch_path("again"), l->world);
+    snprintf(step4, sizeof step4, "%s/step-00000004", reference), snprintf(theirs, sizeof theirs, "%s/step-00000004", out);
+    code = run_whole(said, l->world, "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --timeout 60 --batch 1 --resume %s --allow-changes --out %s%s", model, data, step4, out, l->options);
+    int differ = files_that_differ(step4, theirs, &files);
+    snprintf(name, sizeof name, "%s: a checkpoint that %d ranks%s read and save again has the same bytes", tied ? "tied" : "untied", l->world, l->options);
+    CHECK(name, code == 0 && !differ && files >= 4, "%d of %d files differ; code %d %s", differ, files, code, code ? sentence(said) : "");
+    snprintf(command, sizeof command, "rm -rf %s", out);
+    if (system(command)) printf("could not remove %s\n", out);
+}
+
+/* One rank's run of 4 steps, with a checkpoint after 2 and after 4. Returns its directory. */
+static const char *saved_run(int tied, const char *model, const char *data) {
+    static char out[2][300];
+    char said[4096];
+    snprintf(out[tied], sizeof out[tied], "%s", scratch_path(tied ? "saved-tied" : "saved"));
+    int code = run_whole(said, 1, "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --deterministic --batch 1 --accum 8 --save-every 2 --out %s", model, data, out[tied]);
+    CHECK(tied ? "tied: a run saves as it goes" : "untied: a run saves as it goes", code == 0, "code %d %s", code, code ? sentence(said) : "");
+    return out[tied];
+}
+
+static void compare_saving(int all) {
+    static const SavingLayout goers[] = {
+        {1, ""}, {2, ""}, {4, " --dp-replicate 2"}, {8, " --save-mode async"}, {4, " --sharding no_shard"}, {2, " --offload all"}, // power-of-two layouts: equal bits
+        {8, " --dp-replicate 4 --sharding shard_grad_op --save-mode async"}, {4, " --accumulate local"}, {2, " --sharding no_shard --offload all --save-mode async"}, {4, " --wrap size:30000 --recompute full"}, {8, " --dp-shard 2 --dp-replicate 4 --sharding no_shard"}};
+    static const SavingLayout savers[] = {
+        {1, ""}, {2, " --sharding no_shard"}, {3, ""}, {4, " --save-mode async"}, {6, " --dp-replicate 2"}, {8, ""},
+        {1, " --save-mode async"}, {2, " --dp-replicate 2"}, {3, " --sharding no_shard --save-mode async"}, {4, " --dp-replicate 2 --sharding shard_grad_op"}, {6, " --dp-replicate 3 --offload all"}, {8, " --dp-replicate 4"}, {3, " --wrap size:30000"}};
+    const char *data = strdup(make_token_file("checkpoints.tok", 3000, 64, 0));
+    for (int tied = 0; tied < 2; tied++) { // the vocabulary of 131 divides nothing; tied, the files are cut: weights in 3, moments in 6
+        const char *model = small_model(tied);
+        file_bytes = tied ? 100000 : 5000000000ll;
+        const char *reference = saved_run(tied, model, data);
+        for (int i = 0; i < (all ? 11 : 6); i++) goes_on(tied, &goers[i], model, data, reference);
+        for (int i = 0; i < (all ? 13 : 6); i++) saves_again(tied, &savers[i], model, data, reference);
+    }
+    file_bytes = 5000000000ll;
+}
+
+// ---------------------------------------------------------------------------
+// samples across resumes
+
+static void audit_child(void *out) { audit((const char *)out); }
+
+/* The figure behind "name": in a line of JSON. */
+static int64_t figure_in(const char *said, const char *name) {
+    const char *at = strstr(said, name);
+    return at ? strtoll(at + strlen(name) + 1, NULL, 10) : -1;
+}
+
+/* Three epochs in six runs on changing numbers of ranks. `pad`: the tail of an epoch. */
+static void audit_run(int pad) {
+    static const struct { int world, accum, until; const char *options; } runs[] = {
+        {1, 12, 7, ""}, {2, 6, 12, ""}, {4, 3, 20, " --dp-replicate 2 --sharding no_shard"}, {3, 4, 33, ""}, {6, 2, 41, " --accumulate local"}, {12, 1, 48, " --dp-replicate 3"}};
+    char said[4096], name[160], path[320];
+    const char *data = strdup(make_token_file("audit.tok", 3001, 64, 0)), *out = strdup(scratch_path(pad ? "audit-pad" : "audit-drop")); // 187 windows of 16: 15 steps of 12 and 7 more
+    int code = 0;
+    for (int i = 0; i < 6 && !code; i++)
+        code = run_whole(said, runs[i].world, "--model %s --data %s --seq 16 --steps %d --lr 1e-4 --min-lr 1e-4 --warmup 0 --threads 1 --timeout 60 --batch 1 --accum %d --tail %s --out %s --resume auto --keep 1%s",
+                         small_model(0), data, runs[i].until, runs[i].accum, pad ? "pad" : "drop", out, runs[i].options);
+    snprintf(name, sizeof name, "six runs on 1, 2, 4, 3, 6 and 12 ranks, each from the last one's checkpoint, tail %s", pad ? "padded" : "dropped");
+    CHECK(name, code == 0, "code %d %s", code, code ? sentence(said) : "");
+    code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
+    int64_t epochs = figure_in(said, "\"whole_epochs\""), dropped = figure_in(said, "\"dropped\""), samples = figure_in(said, "\"samples\"");
+    snprintf(name, sizeof name, "--audit: every window once in each of three epochs, tail %s", pad ? "padded" : "dropped");
+    CHECK(name, code == 0 && epochs == 3 && dropped == (pad ? 0 : 3 * 7) && samples == 48 * 12, "%" PRId64 " whole epochs, %" PRId64 " windows dropped, %" PRId64 " samples: %.200s", epochs, dropped, samples, said);
+    snprintf(path, sizeof path, "%s/samples.jsonl", out);
+    size_t length;
+    char *text = read_file(path, &length), *line = strstr(text, "\"step\":20,"), *first = strstr(text, "\"samples\":["), *tenth = strstr(line, "\"samples\":[");
+    memcpy(tenth + 11, first + 11, 4); // the window of step 1 once more, in step 20 of the second epoch: there it is consumed twice, and another one never
+    FILE *f = fopen(path, "w");
+    fwrite(text, 1, length, f);
+    fclose(f);
+    code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
+    snprintf(name, sizeof name, "--audit: a window that is consumed twice, or never, is found, tail %s", pad ? "padded" : "dropped");
+    CHECK(name, code == 1, "code %d: %s", code, sentence(said));
+    f = fopen(path, "w"); // a step is lost
+    fwrite(text, 1, (size_t)(line - text) - 1, f);
+    line = strchr(line, '\n') + 1;
+    fwrite(line, 1, length - (size_t)(line - text), f);
+    fclose(f);
+    code = child_says(audit_child, (void *)(uintptr_t)out, said, sizeof said);
+    CHECK("--audit: a step that is not told is found", code == 1, "code %d: %s", code, sentence(said));
+    free(text);
+}
+
+static void test_checkpoints(void) {
+    compare_saving(0);
+    for (int pad = 0; pad < 2; pad++) audit_run(pad);
+}
+static void test_checkpoints_all(void) { compare_saving(1); }
+
+#ifdef HAVE_MPI
+/* Processes go on from a checkpoint that threads wrote, and write its bytes. */
+static void test_checkpoints_mpi(int process, int world) {
+    char arguments[2048], out[280], theirs[320];
+    const char *model = small_model(0), *data = strdup(make_token_file("checkpoints.tok", 3000, 64, 0));
+    snprintf(out, sizeof out, "%s", scratch_path("saved"));
+    for (int mode = 0; mode < 3; mode++) { // save, go on, save again
+        int power = 8 % world == 0, files;
+        static const char *const modes[] = {" --save-mode sync", "", " --save-mode async"};
+        if (mode < 2 && !power) continue;
+        char from[400] = "", here[300];
+        snprintf(here, sizeof here, "%s-%d", out, mode);
+        if (mode == 1) snprintf(from, sizeof from, " --resume %s-0/step-00000002%s", out, world % 2 ? "" : " --dp-replicate 2");
+        if (mode == 2) snprintf(from, sizeof from, " --resume %s-0/step-00000004 --allow-changes", out);
+        if (mode == 2 && !power) return; // three ranks have no reference of their own here: threads test them
+        snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --timeout 60 --deterministic --batch 1 --accum %d --save-every 2 --out %s%s%s", model, data, 8 / world, here, from, modes[mode]);
+        Job *j = make_job(arguments, world, &transport_mpi);
+        launch(j, process, rank_main);
+        end_job(j);
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (process || !mode) continue;
+        char first[320];
+        snprintf(first, sizeof first, "%s-0/step-00000004", out), snprintf(theirs, sizeof theirs, "%s/step-00000004", here);
+        int differ = files_that_differ(first, theirs, &files);
+        snprintf(arguments, sizeof arguments, "%d processes %s", world, mode == 1 ? "go on from a checkpoint as the run that was not stopped" : "save a checkpoint again, async, with the same bytes");
+        CHECK(arguments, !differ && files >= 4, "%d of %d files differ", differ, files);
+    }
+}
+#endif
