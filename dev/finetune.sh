@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # finetune.sh : SmolLM2-135M-Instruct, fine-tuned on the King James text with FSDP on two ranks; its loss and one prompt continued, before
 # and after. `make finetune` builds first and calls it. PYTHON=… is the interpreter that unpacks the model (dev/data/smollm2.py), MODEL=DIR a
-# directory with the model that is there already. Takes 3 minutes on 2 cores, 4 GB of memory, and 2.2 GB of disk, of which 1.6 are the checkpoint.
+# directory with the model that is there already. Takes about 3 minutes on 2 free cores, 4 GB of memory, and 2.2 GB of disk.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ranks=${RANKS:-2}
