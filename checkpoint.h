@@ -10,6 +10,7 @@
 #include "safetensors.h"
 #include "options.h"    // defines: Options, option_text
 #include "dataloader.h" // defines: Sampler, sampler_place
+#include <aio.h>
 #include <dirent.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -429,22 +430,42 @@ static void checkpoint_close(Checkpoint *c) {
     st_close(&c->weights), st_close(&c->moments);
 }
 
-typedef struct {              // of one rank: the chunk that was read last
+typedef struct {              // of one rank: the chunk that was read last, and the one behind it on its way
     const Checkpoint *from;
     const StFiles *of;        // NULL: none yet
-    int file;
+    int file, coming;         // coming: `next` is under way, into bytes[1]
     int64_t chunk, have;      // which of its file; its bytes
-    char *bytes;              // (CHUNK_BYTES)
+    char *bytes[2];           // (CHUNK_BYTES)
+    struct aiocb next;
 } ChunkReader;
 
-/* Chunk `chunk` of a file, checked. */
+/* What the next chunk's reading yields: its bytes, or -1 and errno. */
+static int64_t chunk_arrives(ChunkReader *r) {
+    const struct aiocb *const waits[] = {&r->next};
+    while (aio_error(&r->next) == EINPROGRESS) aio_suspend(waits, 1, NULL);
+    r->coming = 0;
+    errno = aio_error(&r->next);
+    return aio_return(&r->next);
+}
+
+/* Chunk `chunk` of a file into bytes[0], checked; the disk goes on with the next one meanwhile. */
 static void chunk_read(ChunkReader *r, const StFiles *of, int file, int64_t chunk) {
     if (r->of == of && r->file == file && r->chunk == chunk) return;
     uint32_t wanted = (of == &r->from->weights ? r->from->weight_sums : r->from->moment_sums)[file][chunk];
-    r->of = of, r->file = file, r->chunk = chunk;
-    r->have = pread(of->fds[file], r->bytes, CHUNK_BYTES, chunk * CHUNK_BYTES);
-    if (r->have <= 0) user_error("%s cannot be read from byte %" PRId64 " on: %s", of->paths[file], chunk * CHUNK_BYTES, r->have ? strerror(errno) : "it ends there");
-    chunk_check(of->paths[file], chunk, r->bytes, r->have, wanted);
+    int64_t at = chunk * CHUNK_BYTES, came = r->coming ? chunk_arrives(r) : 0;
+    if (r->of == of && r->file == file && r->chunk + 1 == chunk && came > 0) {
+        char *read = r->bytes[1];
+        r->bytes[1] = r->bytes[0], r->bytes[0] = read;
+    } else {
+        came = pread(of->fds[file], r->bytes[0], CHUNK_BYTES, at);
+    }
+    if (came <= 0) user_error("%s cannot be read from byte %" PRId64 " on: %s", of->paths[file], at, came ? strerror(errno) : "it ends there");
+    r->of = of, r->file = file, r->chunk = chunk, r->have = came;
+    posix_fadvise(of->fds[file], at, CHUNK_BYTES, POSIX_FADV_DONTNEED); // pages are dear while state is filled
+    memset(&r->next, 0, sizeof r->next);
+    r->next.aio_fildes = of->fds[file], r->next.aio_offset = at + CHUNK_BYTES, r->next.aio_buf = r->bytes[1], r->next.aio_nbytes = CHUNK_BYTES;
+    r->coming = came == CHUNK_BYTES && aio_read(&r->next) == 0;
+    chunk_check(of->paths[file], chunk, r->bytes[0], came, wanted);
 }
 
 static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count) {
@@ -459,18 +480,21 @@ static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, fl
         chunk_read(r, of, t->file, at / CHUNK_BYTES);
         int64_t skip = at % CHUNK_BYTES, n = min_i64(end - at, r->have - skip);
         if (n <= 0) user_error("%s ends within tensor %s", t->path, name);
-        memcpy(to, r->bytes + skip, (size_t)n);
+        memcpy(to, r->bytes[0] + skip, (size_t)n);
         at += n, to += n;
     }
 }
 
 /* All of this rank's state, as it was. */
 static void checkpoint_load(Fsdp *f, const Checkpoint *c) {
-    ChunkReader r = {c, NULL, 0, 0, 0, (char *)checked_malloc(CHUNK_BYTES)};
+    ChunkReader r = ZERO;
+    r.from = c;
+    for (int i = 0; i < 2; i++) r.bytes[i] = (char *)checked_malloc(CHUNK_BYTES);
     fsdp_set_state(f, STATE_MASTER, fill_from_checkpoint, &r);
     fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);
     fsdp_set_state(f, STATE_EXP_AVG_SQ, fill_from_checkpoint, &r);
-    free(r.bytes);
+    if (r.coming) chunk_arrives(&r);
+    for (int i = 0; i < 2; i++) free(r.bytes[i]);
 }
 
 static void fill_from_files(const Fsdp *f, void *files, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count) {
@@ -489,7 +513,7 @@ typedef struct Saver {
     const Checkpoint *from;   // where the run goes on
     const char *tokenizer;    // its file, which goes along; NULL: none
     OutFiles checkpoint, exported;
-    char *buffers;            // (num_buffers, CHUNK_BYTES) chunks on their way to the disk; async: all of this rank's, a copy of its state
+    char *buffers;            // (num_buffers, CHUNK_BYTES) chunks on their way to the disk, on a page each; async: all of this rank's, a copy of its state
     int num_buffers;
     uint32_t *sums;           // (chunks / ranks, rounded up) of this rank's chunks: rank, rank + ranks, …
     // the save in flight
@@ -497,7 +521,7 @@ typedef struct Saver {
     char dir[4096];           // where they are written, under names with this behind:
     const char *suffix;
     Progress at;
-    double start;             // when it began
+    double start, held;       // when it began; seconds in which training stood still for it
     int file;                 // the place in the files that is filled next
     int64_t offset, chunk;
     int64_t own, filled, written; // this rank's chunks
@@ -508,11 +532,12 @@ typedef struct Saver {
     pthread_cond_t moved;
 } Saver;
 
+enum { CHUNKS_IN_FLIGHT = 4, PAGE_BYTES = 4096 };
+
 static int64_t saver_share(const Saver *s, const OutFiles *o) { return (o->chunks + s->f->comm->mesh.world - 1) / s->f->comm->mesh.world; }
 
 /* Books what saving needs: a few chunks, or, where they are written while the run goes on, a copy of what this rank writes. */
 static void saver_open(Saver *s, Fsdp *f, const Options *o, const Checkpoint *from, const char *tokenizer, int trains, int exports) {
-    enum { IN_FLIGHT = 4 };
     const StateKind master[] = {STATE_MASTER}, moments[] = {STATE_EXP_AVG, STATE_EXP_AVG_SQ};
     memset(s, 0, sizeof *s);
     s->f = f, s->opt = o, s->from = from, s->tokenizer = tokenizer, s->saved = -1;
@@ -522,10 +547,11 @@ static void saver_open(Saver *s, Fsdp *f, const Options *o, const Checkpoint *fr
     s->exported.dtype = strcmp(o->dtype, "bf16") ? ST_F32 : ST_BF16;
     if (exports) out_add(&s->exported, f->table, "model", master, 1);
     int64_t share = max_i64(saver_share(s, &s->checkpoint), saver_share(s, &s->exported));
-    s->num_buffers = (int)min_i64(IN_FLIGHT, share);
+    s->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
     if (trains && !strcmp(o->save_mode, "async")) s->num_buffers = (int)max_i64(s->num_buffers, saver_share(s, &s->checkpoint));
     if (!share) return;
-    s->buffers = (char *)arena_alloc(f->dev, MEM_HOST, "chunks to be written", (size_t)s->num_buffers * CHUNK_BYTES);
+    uintptr_t buffers = (uintptr_t)arena_alloc(f->dev, MEM_HOST, "chunks to be written", (size_t)s->num_buffers * CHUNK_BYTES + PAGE_BYTES);
+    s->buffers = (char *)((buffers + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1));
     s->sums = (uint32_t *)arena_alloc(f->dev, MEM_HOST, "checksums", sizeof(uint32_t) * (size_t)share);
 }
 
@@ -546,31 +572,45 @@ static void save_failed(const Saver *s, const char *what, const char *path, int 
     user_error("cannot %s %s: %s%s", what, path, strerror(reason), s->files == &s->checkpoint ? "; the checkpoint before it is untouched" : "");
 }
 
+/* Past the page cache, which a model would push everything else out of; what does not end with a page, or cannot be written so, through it. 0 or errno. */
+static int chunk_write(int fd, const char *chunk, int64_t bytes, int64_t at) {
+    int flags = fcntl(fd, F_GETFL), direct = flags & O_DIRECT;
+    if (direct && bytes % PAGE_BYTES) fcntl(fd, F_SETFL, flags & ~O_DIRECT), direct = 0;
+    for (int64_t done = 0; done < bytes;) {
+        ssize_t wrote = pwrite(fd, chunk + done, (size_t)(bytes - done), at + done);
+        if (wrote < 0 && errno == EINVAL && direct) fcntl(fd, F_SETFL, flags & ~O_DIRECT), direct = 0;
+        else if (wrote <= 0 && errno != EINTR) return wrote ? errno : EIO;
+        done += max_i64(0, wrote);
+    }
+    return 0;
+}
+
+/* A chunk's checksum is made by whoever has time: arithmetic waits for the chunks to be filled, or it goes on beside the writer. */
+static int saver_copies(const Saver *s) { return s->num_buffers >= s->own; }
+static void chunk_sum(Saver *s, int64_t i, int64_t bytes) { s->sums[i] = (uint32_t)crc32(0, (const Bytef *)s->buffers + i % s->num_buffers * CHUNK_BYTES, (uInt)bytes); }
+
 /* Writes this rank's chunks in order, as they are filled; makes no call of the transport. */
 static void *save_write(void *arg) {
     Saver *s = (Saver *)arg;
     char path[4096 + 128] = "";
-    int world = s->f->comm->mesh.world, file = 0, fd = -1;
+    int world = s->f->comm->mesh.world, file = 0, fd = -1, failed;
     int64_t first = 0; // chunk of the file
-    if (s->num_buffers >= s->own) setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10); // it has time: arithmetic goes first
+    if (saver_copies(s)) setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
     for (int64_t i = 0, id = s->f->comm->rank; i < s->own; i++, id += world) {
         for (; id >= first + out_file_chunks(&s->files->files[file]); first += out_file_chunks(&s->files->files[file++])) {
             if (fd >= 0 && (fsync(fd) || close(fd))) save_failed(s, "write", path, errno);
             fd = -1;
         }
         out_path(s, path, sizeof path, file, s->suffix);
-        if (fd < 0 && (fd = open(path, O_WRONLY | O_CLOEXEC)) < 0) save_failed(s, "open", path, errno); // as on a host that does not share the directory
+        if (fd < 0) fd = open(path, O_WRONLY | O_CLOEXEC | O_DIRECT);
+        if (fd < 0) fd = open(path, O_WRONLY | O_CLOEXEC);
+        if (fd < 0) save_failed(s, "open", path, errno); // as on a host that does not share the directory
         pthread_mutex_lock(&s->lock);
         while (s->filled <= i) pthread_cond_wait(&s->moved, &s->lock);
         pthread_mutex_unlock(&s->lock);
-        const char *chunk = s->buffers + i % s->num_buffers * CHUNK_BYTES;
         int64_t at = (id - first) * CHUNK_BYTES, bytes = min_i64(CHUNK_BYTES, s->files->files[file].bytes - at);
-        s->sums[i] = (uint32_t)crc32(0, (const Bytef *)chunk, (uInt)bytes);
-        for (int64_t done = 0; done < bytes;) {
-            ssize_t wrote = pwrite(fd, chunk + done, (size_t)(bytes - done), at + done);
-            if (wrote <= 0 && errno != EINTR) save_failed(s, "write", path, wrote ? errno : EIO);
-            done += max_i64(0, wrote);
-        }
+        if (saver_copies(s)) chunk_sum(s, i, bytes);
+        if ((failed = chunk_write(fd, s->buffers + i % s->num_buffers * CHUNK_BYTES, bytes, at))) save_failed(s, "write", path, failed);
         pthread_mutex_lock(&s->lock);
         s->written = i + 1;
         pthread_cond_broadcast(&s->moved);
@@ -612,6 +652,7 @@ static void save_put(Saver *s, const void *from, int64_t bytes, int elements) {
             for (int64_t i = 0; i < m; i++) ((bf16 *)(void *)to)[e + i] = float_to_bf16(wide[i]);
         }
         if (s->offset + n < end) continue;
+        if (!saver_copies(s)) chunk_sum(s, s->filled, end - begin);
         pthread_mutex_lock(&s->lock);
         s->filled++;
         pthread_cond_broadcast(&s->moved);
@@ -716,6 +757,7 @@ static void checkpoint_commit(Saver *s) {
     int world = comm->mesh.world;
     int64_t share = saver_share(s, s->files);
     Phase before = comm_phase(comm, PHASE_SAVING);
+    double start = seconds_now();
     save_finish(s);
     uint32_t *all = (uint32_t *)checked_malloc(sizeof *all * (size_t)(share * world)), *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(s->files->chunks + 1));
     all_gather_now(comm, AXIS_WORLD, "saving: checksums", s->sums, all, sizeof *all * (size_t)share);
@@ -738,7 +780,10 @@ static void checkpoint_commit(Saver *s) {
         sync_directory(s->opt->out);
         point_latest(s->opt->out, s->at.step);
         prune(s->opt->out, s->opt->keep);
-        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s\n", s->at.step, path, 12e-6 * (double)s->f->table->num_parameters, seconds_now() - s->start);
+        double end = seconds_now();
+        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", s->at.step, path, 12e-6 * (double)s->f->table->num_parameters, end - s->start);
+        if (!strcmp(s->opt->save_mode, "async")) printf(", in %.2f s of which training stood still", s->held + end - start);
+        printf("\n");
         fflush(stdout);
         free(text), free(whole), companions_free(&beside);
     }
@@ -760,6 +805,7 @@ static void checkpoint_save(Saver *s, const Progress *at) {
     snprintf(s->dir, sizeof s->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, s->opt->out, STEP_DIGITS, at->step, names[0]);
     free(names);
     save_start(s, &s->checkpoint, "");
+    s->held = seconds_now() - s->start;
     if (strcmp(s->opt->save_mode, "async")) checkpoint_commit(s);
     comm_phase(comm, before);
 }
