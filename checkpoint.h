@@ -552,6 +552,7 @@ static void saver_open(Saver *s, Fsdp *f, const Options *o, const Checkpoint *fr
     if (!share) return;
     uintptr_t buffers = (uintptr_t)arena_alloc(f->dev, MEM_HOST, "chunks to be written", (size_t)s->num_buffers * CHUNK_BYTES + PAGE_BYTES);
     s->buffers = (char *)((buffers + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1));
+    if (!f->dev->walk && trains && !strcmp(o->save_mode, "async")) memset(s->buffers, 0, (size_t)s->num_buffers * CHUNK_BYTES); // the first save shall not wait for the system to find its memory
     s->sums = (uint32_t *)arena_alloc(f->dev, MEM_HOST, "checksums", sizeof(uint32_t) * (size_t)share);
 }
 

@@ -22,7 +22,7 @@ plant() {
     compile="${compile/-O3/-O1} -x c"
     [ "$group" != orders ] || compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags) libs=
     local built=test_llama3.cu test=("./test" "$group") top=$PWD
-    if [ "${group%% *}" = checkpoints ]; then built=train_llama3.cu test=("$top/dev/test/checkpoints.sh" "$src/test" "${group#* }"); fi
+    if [ "${group%% *}" != "$group" ]; then built=train_llama3.cu test=("$top/dev/test/checkpoints.sh" "$src/test" "${group#* }"); fi
     mkdir -p "$src/dev"
     cp ./*.h ./*.cu ./*.cuh "$src/"
     cp -r dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu "$src/dev/"
@@ -88,7 +88,12 @@ fault "the last exchanges are not written" watchdog.h 's/if (code == 2 && proces
 fault "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
 fault "a checkpoint's files are not synced" checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
+fault "a resumed run begins its epoch anew" train_llama3.cu 's| r->at.step, r->at.epoch, r->at.within};| r->at.step, 0, 0};|' checkpoints "are 4 steps"
 if [ "${1:-}" = all ]; then
+    fault "a resumed run begins its moments anew" checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
+    fault "checksums come in the order of ranks" checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
+    fault "a resumed run counts its updates anew" train_llama3.cu 's|    r->at = j->from.at;|    r->at = j->from.at, r->at.updates = 0;|' checkpoints "are 4 steps"
+    fault "an epoch's end is not the audit's" dataloader.h 's/ahead < first ? s->from_epoch : s->from_epoch + 1 + /ahead < first ? s->from_epoch : s->from_epoch + /' checkpoints "audit"
     fault "a checkpoint's directory is not synced" checkpoint.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
     fault "the name of --out is not synced" checkpoint.h 's/above >= 0 && fsync(above) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
     fault "latest comes before its checkpoint" checkpoint.h 's/^        if (rename(s->dir, path)) save_failed.*/        point_latest(s->opt->out, s->at.step);\n&/' "checkpoints points" "latest leads to"

@@ -83,7 +83,9 @@ beside "ops, step by step" "make --no-print-directory -s -C dev/kernels check"
 beside "fuzzing, a short run" "make --no-print-directory -s -C dev/fuzz check"
 beside "gpu_check.sh, on CUDA on a CPU" dev/test/gpu_check.sh
 beside "ops, step by step, CUDA on a CPU" "make --no-print-directory -s -C dev/kernels check-cuda"
+beside "checkpoints" "dev/test/checkpoints.sh build/cpu-fp32/train_llama3 ${1:+all}"
 beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
+beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
 settle
 # other builds of the same tests: variant NAME FOLDER, then what make is told; TESTS=group runs those groups alone
 variant() {
@@ -119,9 +121,7 @@ if [ "${1:-}" = all ]; then
     done
 fi
 suite "token files" dev/test/tokenize.sh ${1:+all}
-suite "instruction data" dev/test/chat.sh build/cpu-fp32/train_llama3
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
-suite "checkpoints" dev/test/checkpoints.sh build/cpu-fp32/train_llama3 ${1:+all}
 LIMIT=1800 suite "planted faults" dev/test/faults.sh ${1:+all}
 
 if [ "${1:-}" = all ]; then

@@ -131,7 +131,7 @@ static void audit_run(int pad) {
     snprintf(name, sizeof name, "--audit: every window once in each of three epochs, tail %s", pad ? "padded" : "dropped");
     CHECK(name, code == 0 && epochs == 3 && dropped == (pad ? 0 : 3 * 7) && samples == 48 * 12, "%" PRId64 " whole epochs, %" PRId64 " windows dropped, %" PRId64 " samples: %.200s", epochs, dropped, samples, said);
     snprintf(path, sizeof path, "%s/samples.jsonl", out);
-    size_t length;
+    size_t length = 0;
     char *text = read_file(path, &length), *line = strstr(text, "\"step\":20,"), *first = strstr(text, "\"samples\":["), *tenth = strstr(line, "\"samples\":[");
     memcpy(tenth + 11, first + 11, 4); // the window of step 1 once more, in step 20 of the second epoch: there it is consumed twice, and another one never
     FILE *f = fopen(path, "w");
