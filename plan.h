@@ -412,4 +412,39 @@ static void plan_print(FILE *f, const char *model, int threads, const TensorTabl
     if (cluster) estimate_print(f, cluster, walked, comm, tokens_per_step);
 }
 
+// ---------------------------------------------------------------------------
+// the rate of bare products
+
+/* FLOP/s of this rank at a plain product of the model's kind, beside which a step's speed is shown. */
+static double product_rate(Device *dev) {
+    const int N = RATE_ROWS, C = RATE_COLS, times = 4;
+    OpStat ops[OP_COUNT];
+    double clock = dev->clock;
+    int64_t events = dev->num_events;
+    size_t mark = arena_mark(dev, MEM_WORKSPACE);
+    device_phase(dev, "measuring the product rate", NULL);
+    memcpy(ops, dev->ops, sizeof ops);
+    floatX *x = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C)), *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
+    floatX *y = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C));
+    double best = 1e30;
+    int most = dev->walk ? 0 : (N > C ? N : C) * C;
+    floatX *numbers = (floatX *)checked_malloc(sizeof(floatX) * (size_t)most);
+    for (int i = 0; i < most; i++) numbers[i] = from_float((float)(i % 17) - 8);
+    device_write(dev, x, numbers, sizeof(floatX) * (size_t)(N * C));
+    device_write(dev, w, numbers, sizeof(floatX) * (size_t)(C * C));
+    free(numbers);
+    for (int i = 0; i < times; i++) {
+        device_wait(dev);
+        double start = seconds_now();
+        linear_forward(dev, y, x, w, N, C, C);
+        device_wait(dev);
+        best = fmin(best, seconds_now() - start);
+    }
+    memcpy(dev->ops, ops, sizeof ops); // no op of the step
+    device_phase(dev, NULL, NULL);
+    dev->clock = clock, events_drop(dev, events);
+    arena_release(dev, MEM_WORKSPACE, mark);
+    return RATE_COUNTS ? 2.0 * N * C * C / best : 0;
+}
+
 #endif

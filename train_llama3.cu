@@ -862,38 +862,6 @@ static void run_bind(Run *r, const Job *j, int rank) {
     r->training = j->task == DO_TRAIN || j->task == DO_PLAN;
 }
 
-/* FLOP/s of this rank at a plain product of the model's kind, beside which a step's speed is shown. */
-static double product_rate(Device *dev) {
-    const int N = RATE_ROWS, C = RATE_COLS, times = 4;
-    OpStat ops[OP_COUNT];
-    double clock = dev->clock;
-    int64_t events = dev->num_events;
-    size_t mark = arena_mark(dev, MEM_WORKSPACE);
-    device_phase(dev, "measuring the product rate", NULL);
-    memcpy(ops, dev->ops, sizeof ops);
-    floatX *x = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C)), *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
-    floatX *y = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C));
-    double best = 1e30;
-    int most = dev->walk ? 0 : (N > C ? N : C) * C;
-    floatX *numbers = (floatX *)checked_malloc(sizeof(floatX) * (size_t)most);
-    for (int i = 0; i < most; i++) numbers[i] = from_float((float)(i % 17) - 8);
-    device_write(dev, x, numbers, sizeof(floatX) * (size_t)(N * C));
-    device_write(dev, w, numbers, sizeof(floatX) * (size_t)(C * C));
-    free(numbers);
-    for (int i = 0; i < times; i++) {
-        device_wait(dev);
-        double start = seconds_now();
-        linear_forward(dev, y, x, w, N, C, C);
-        device_wait(dev);
-        best = fmin(best, seconds_now() - start);
-    }
-    memcpy(dev->ops, ops, sizeof ops); // no op of the step
-    device_phase(dev, NULL, NULL);
-    dev->clock = clock, events_drop(dev, events);
-    arena_release(dev, MEM_WORKSPACE, mark);
-    return RATE_COUNTS ? 2.0 * N * C * C / best : 0;
-}
-
 /* Which categories of memory live in the slow tier: bits by MemCategory. */
 static unsigned offloaded(const Options *o) {
     unsigned optimizer = 1u << MEM_OPTIMIZER, all = optimizer | 1u << MEM_PARAMS | 1u << MEM_GRADS;
