@@ -110,6 +110,7 @@ typedef struct Run {           // one per rank
     int32_t *eval_inputs, *eval_targets; // (B, T)
     char *eval_raw;            // 5·(T + 1) bytes
     int *layout, *hosts;       // (world, AXES) leaders of all groups, read back from the transport; (world) on which host each is
+    double load_seconds;       // in which all ranks had their weights
     int saves_asked;           // by signals, and done
     Progress at;               // how far the run has come; skipped steps had a gradient that was not finite
     Logger log;                // rank 0
@@ -941,7 +942,7 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
         printf("%" PRId64 " samples of %d tokens, read by %d worker%s a rank; a step takes %d x %d x %d = %" PRId64 " of them; weights %s\n", j->data.windows, j->opt.seq,
                r->loader.num_workers, r->loader.num_workers > 1 ? "s" : "", j->mesh.world, j->opt.accum, j->opt.batch,
                sampler_global_batch(&r->loader.sampler), j->has_weights ? "read from the model's directory" : j->from.dir[0] ? "of the checkpoint" : "drawn at random");
-    if (j->from.dir[0]) printf("goes on from %s: %" PRId64 " steps, %" PRId64 " samples so far%s%s\n", j->from.dir, j->from.at.step, j->from.at.samples, j->from.changes ? "; with changes: " : "", j->from.changes ? j->from.changes : "");
+    if (j->from.dir[0]) printf("goes on from %s, read in %.2f s: %" PRId64 " step%s, %" PRId64 " samples so far%s%s\n", j->from.dir, r->load_seconds, j->from.at.step, j->from.at.step == 1 ? "" : "s", j->from.at.samples, j->from.changes ? "; with changes: " : "", j->from.changes ? j->from.changes : "");
     fflush(stdout);
     funlockfile(stdout);
 }
@@ -1084,10 +1085,12 @@ static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // by every rank, and they may be threads
     run_allocate(r, j);
     r->fsdp.seed = (uint64_t)j->opt.seed;
+    double start = seconds_now();
     if (j->from.dir[0]) checkpoint_load(&r->fsdp, &j->from);
     else if (j->has_weights) model_load(&r->fsdp, &j->weights);
     else fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed);
     ranks_meet(&r->comm, "start-up: weights are in place"); // a slow disk is start-up's, not the first step's
+    r->load_seconds = seconds_now() - start;
     comm_phase(&r->comm, PHASE_STEP);
 }
 
