@@ -25,27 +25,28 @@ HAVE_MPI    := $(if $(MPICC),$(call has_header,mpi.h,$(MPI_CFLAGS)))
 HAVE_ONEDNN := $(call has_header,dnnl.h)
 HAVE_CJSON  := $(call has_header,cjson/cJSON.h)
 HAVE_PCRE2  := $(call has_header,pcre2.h,-DPCRE2_CODE_UNIT_WIDTH=8)
+HAVE_ZLIB   := $(call has_header,zlib.h)
 
-# which package of this system has what; names in the order mpi, oneDNN, cJSON, PCRE2
+# which package of this system has what; names in the order mpi, oneDNN, cJSON, PCRE2, zlib
 ifneq ($(shell command -v apt-get 2>/dev/null),)
 INSTALL  := $(if $(filter 0,$(shell id -u)),,sudo )apt-get install -y --no-install-recommends
-PACKAGES := libopenmpi-dev libdnnl-dev libcjson-dev libpcre2-dev
+PACKAGES := libopenmpi-dev libdnnl-dev libcjson-dev libpcre2-dev zlib1g-dev
 EXTRA    := $(if $(shell command -v mpirun 2>/dev/null),,openmpi-bin) $(if $(shell command -v bible /usr/games/bible 2>/dev/null),,bible-kjv) \
             $(if $(shell command -v $(CXX) 2>/dev/null),,g++)
 else ifneq ($(shell command -v dnf 2>/dev/null),)
 INSTALL  := sudo dnf install -y
-PACKAGES := openmpi-devel onednn-devel cjson-devel pcre2-devel
+PACKAGES := openmpi-devel onednn-devel cjson-devel pcre2-devel zlib-devel
 EXTRA    := $(if $(shell command -v $(CXX) 2>/dev/null),,gcc-c++)
 else ifneq ($(shell command -v pacman 2>/dev/null),)
 INSTALL  := sudo pacman -S --needed
-PACKAGES := openmpi onednn cjson pcre2
+PACKAGES := openmpi onednn cjson pcre2 zlib
 else
 INSTALL  := brew install
-PACKAGES := open-mpi onednn cjson pcre2
+PACKAGES := open-mpi onednn cjson pcre2 zlib
 endif
 MISSING := $(if $(HAVE_MPI),,$(word 1,$(PACKAGES))) $(if $(HAVE_ONEDNN),,$(word 2,$(PACKAGES))) \
-           $(if $(HAVE_CJSON),,$(word 3,$(PACKAGES))) $(if $(HAVE_PCRE2),,$(word 4,$(PACKAGES)))
-NEEDED  := $(strip $(if $(HAVE_CJSON),,$(word 3,$(PACKAGES))) $(if $(HAVE_PCRE2),,$(word 4,$(PACKAGES))))
+           $(if $(HAVE_CJSON),,$(word 3,$(PACKAGES))) $(if $(HAVE_PCRE2),,$(word 4,$(PACKAGES))) $(if $(HAVE_ZLIB),,$(word 5,$(PACKAGES)))
+NEEDED  := $(strip $(if $(HAVE_CJSON),,$(word 3,$(PACKAGES))) $(if $(HAVE_PCRE2),,$(word 4,$(PACKAGES))) $(if $(HAVE_ZLIB),,$(word 5,$(PACKAGES))))
 
 # ---------------------------------------------------------------- how it is built
 BF16_CPU  := $(shell grep -q -m1 avx512_bf16 /proc/cpuinfo 2>/dev/null && echo 1)
@@ -140,7 +141,7 @@ gpu-programs:
 	@$(MAKE) --no-print-directory -j$(JOBS) CUDA=1 ARCH=x86-64-v3 HAVE_MPI= HAVE_NCCL= PRECISION=fp32 cuda-programs
 	@$(MAKE) --no-print-directory -j$(JOBS) -C dev/kernels CUDA=1 ARCH=x86-64-v3 CUDA_ARCH=sm_90 cuda-pages
 	@mkdir -p build/lib
-	@ldd build/cuda-bf16/train_llama3_cuda | awk '/libcjson|libpcre2/ {print $$3}' | xargs -I{} install -m 644 {} build/lib/ # not in place: a program may have them open
+	@ldd build/cuda-bf16/train_llama3_cuda | awk '/libcjson|libpcre2|libz/ {print $$3}' | xargs -I{} install -m 644 {} build/lib/ # not in place: a program may have them open
 	@git rev-parse --short HEAD > build/commit
 
 # rebuilt when the flags or the installed libraries change
