@@ -111,7 +111,7 @@ typedef struct Run {           // one per rank
     char *eval_raw;            // 5·(T + 1) bytes
     int *layout, *hosts;       // (world, AXES) leaders of all groups, read back from the transport; (world) on which host each is
     double load_seconds;       // in which all ranks had their weights
-    int saves_asked;           // by signals, and done
+    int saves_asked, writing;  // by signals, and done; by the last step's reports, a part of a checkpoint is not yet on the disk
     Progress at;               // how far the run has come; skipped steps had a gradient that was not finite
     Logger log;                // rank 0
 } Run;
@@ -974,19 +974,22 @@ static void save_when_due(Run *r, int asked, int ends) {
     const Options *o = r->opt;
     int64_t step = r->at.step, events = r->dev.num_events;
     double start = seconds_now();
-    int due = r->saver.saved != step && (ends || (asked & SIGNAL_SAVE) || (o->save_every && step % o->save_every == 0)), writing = 0;
-    for (int i = 0; i < r->mesh.world; i++) writing |= r->reports[i].writing;
-    if (r->saver.files && (due || ends || !writing)) checkpoint_commit(&r->saver);
+    int due = r->saver.saved != step && (ends || (asked & SIGNAL_SAVE) || (o->save_every && step % o->save_every == 0));
+    if (r->saver.files && (due || ends || !r->writing)) checkpoint_commit(&r->saver);
     if (due && r->rank == 0) logger_sync(&r->log);
     if (due) checkpoint_save(&r->saver, &r->at);
     if (ends && r->saver.files) checkpoint_commit(&r->saver);
     logger_aside(&r->dev, events, "saving", start);
 }
 
-/* What signals ask for that was not acted on yet: of a signal that mpirun hands to all, each process hears in its own time. */
+/* What signals ask for that was not acted on yet: of a signal that mpirun hands to all, each process hears in its own time. Notes who still writes. */
 static int signals_asked(Run *r) {
     int to_save = 0, to_end = 0;
-    for (int i = 0; i < r->mesh.world; i++) to_save = to_save > r->reports[i].to_save ? to_save : r->reports[i].to_save, to_end |= r->reports[i].to_end;
+    r->writing = 0;
+    for (int i = 0; i < r->mesh.world; i++) {
+        const StepReport *report = &r->reports[i];
+        to_save = to_save > report->to_save ? to_save : report->to_save, to_end |= report->to_end, r->writing |= report->writing;
+    }
     int asked = (to_save > r->saves_asked ? SIGNAL_SAVE : 0) | (to_end ? SIGNAL_END : 0);
     r->saves_asked = to_save;
     return asked;
