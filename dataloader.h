@@ -415,13 +415,12 @@ static void audit_line(Audit *a, const char *path, int64_t number, const char *l
 static void audit(const char *out) {
     char path[4096], *line = NULL;
     size_t room = 0;
-    ssize_t length;
     int64_t number = 0;
     Audit a = ZERO;
     snprintf(path, sizeof path, "%s/samples.jsonl", out);
     FILE *f = fopen(path, "r");
     if (!f) user_error("--audit: cannot read %s (%s): expected --out DIR of a run that trained", path, strerror(errno));
-    while ((length = getline(&line, &room, f)) > 0) audit_line(&a, path, ++number, line);
+    while (getline(&line, &room, f) > 0) audit_line(&a, path, ++number, line);
     if (!a.steps) user_error("%s tells of no step", path);
     int64_t left = a.windows - (a.consumed - a.repeated);
     if (!left || (!a.pad && left < a.of_step)) audit_epoch(&a, path);

@@ -148,9 +148,9 @@ enum { EXPRESSION_ROOM = 1000 /* characters of a file's expression, at most */ }
 /* A file's expression with the classes above, into `out` (EXPRESSION_ROOM / 2 * sizeof LETTER will do). Only what every
  * engine reads alike is taken: returns where something else stands, or NULL. */
 static inline const char *expression_translate(const char *from, char *out) {
-    static const struct { const char *escape, *alone, *in_brackets; } classes[] = {
+    enum { CLASSES = 4 };
+    static const struct { const char *escape, *alone, *in_brackets; } classes[CLASSES] = {
         {"\\p{L}", "[" LETTER "]", LETTER}, {"\\p{N}", "[" NUMBER "]", NUMBER}, {"\\s", "[" BLANK "]", BLANK}, {"\\S", "[^" BLANK "]", NULL}};
-    enum { CLASSES = (int)(sizeof classes / sizeof classes[0]) };
     for (int in_brackets = 0; *from;) {
         int i = 0, escape = *from == '\\';
         while (i < CLASSES && strncmp(from, classes[i].escape, strlen(classes[i].escape))) i++;
