@@ -218,7 +218,7 @@ static int64_t samples_of_step(const Options *o, int world) { return (int64_t)wo
 static const char *const mathematics[] = {"seq", "tail", "steps", "lr", "min-lr", "warmup", "weight-decay", "beta1", "beta2", "eps", "clip", "seed", "reduce-dtype"};
 enum { MATHEMATICS = sizeof mathematics / sizeof mathematics[0] };
 
-/* Rows `name`: value of all that must be as it was. Returns how many. */
+/* What must be as it was, to go on: rows of a name and its value. */
 typedef struct { char name[24], value[64]; } Setting;
 enum { SETTINGS = MATHEMATICS + 3 };
 static void settings_of(Setting rows[SETTINGS], const Options *o, int world, uint64_t data) {
@@ -534,6 +534,8 @@ typedef struct Saver {
 
 enum { CHUNKS_IN_FLIGHT = 4, PAGE_BYTES = 4096 };
 
+static StDtype export_dtype(const Options *o) { return strcmp(o->dtype, "bf16") ? ST_F32 : ST_BF16; }
+
 static int64_t saver_share(const Saver *s, const OutFiles *o) { return (o->chunks + s->f->comm->mesh.world - 1) / s->f->comm->mesh.world; }
 
 /* Books what saving needs: a few chunks, or, where they are written while the run goes on, a copy of what this rank writes. */
@@ -544,7 +546,7 @@ static void saver_open(Saver *s, Fsdp *f, const Options *o, const Checkpoint *fr
     if (trains && from->dir[0]) step_path(s->dir, sizeof s->dir, o->out, from->at.step);
     if (s->dir[0] && !access(s->dir, F_OK)) s->saved = from->at.step; // what is there already is not written again
     if (trains) out_add(&s->checkpoint, f->table, "model", master, 1), out_add(&s->checkpoint, f->table, "optimizer", moments, 2);
-    s->exported.dtype = strcmp(o->dtype, "bf16") ? ST_F32 : ST_BF16;
+    s->exported.dtype = export_dtype(o);
     if (exports) out_add(&s->exported, f->table, "model", master, 1);
     int64_t share = max_i64(saver_share(s, &s->checkpoint), saver_share(s, &s->exported));
     s->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
@@ -835,16 +837,21 @@ static void signals_take(int terminates) {
 // ---------------------------------------------------------------------------
 // export: a Hugging Face directory of the weights
 
-/* Checked before training starts, so that nothing is lost at its end. */
-static void export_check(const char *dir) {
+/* Checked before training starts, so that nothing is lost at its end, and nothing that is there. */
+static void export_check(const char *dir, const TensorTable *table, StDtype dtype) {
     static const char *const names[] = {"model.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.model"};
-    char path[4096];
+    const StateKind weights[] = {STATE_MASTER};
+    char path[4096 + 128];
+    OutFiles files = ZERO;
     int failed = make_directories(dir);
     if (failed) user_error("cannot make --export %s: %s", dir, strerror(failed));
-    for (int i = 0; i < 4; i++) {
-        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+    files.dtype = dtype;
+    out_add(&files, table, "model", weights, 1);
+    for (int i = 0; i < 4 + files.num_files; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, i < 4 ? names[i] : files.files[i - 4].name);
         if (!access(path, F_OK)) user_error("%s exists already: choose another --export directory, or remove it first", path);
     }
+    out_close(&files);
     if (access(dir, W_OK)) user_error("cannot write into --export %s: %s", dir, strerror(errno));
 }
 

@@ -729,6 +729,28 @@ static void test_sampler(void) {
     }
 }
 
+/* 30 steps of 3 samples, then steps of 4 (--allow-changes): the epoch goes on where it was, and the next one begins as any. */
+static void test_sampler_goes_on(void) {
+    Sampler before = {103, 9, 0, 1, 1, 0, 0, 3, 1, 0, 0, 0, 0}, after = {103, 9, 0, 1, 1, 0, 0, 4, 1, 0, 30, 0, 90};
+    for (int pad = 0; pad < 2; pad++) {
+        int counts[2][103] = {{0}, {0}}, more = 0, missing[2] = {0, 0};
+        int64_t first = pad ? 4 : 3, epoch, whole = pad ? 26 : 25; // steps that the 13 samples left make; that an epoch makes
+        before.pad = after.pad = pad;
+        for (int64_t step = 0; step < 30; step++)
+            for (int m = 0; m < 3; m++) counts[0][sampler_window(&before, step, m, 0)]++;
+        for (int64_t step = 30; step < 30 + first + whole; step++)
+            for (int m = 0; m < 4; m++) {
+                sampler_place(&after, step, &epoch);
+                if (epoch != (step >= 30 + first)) more = 1000;
+                else counts[epoch][sampler_window(&after, step, m, 0)]++;
+            }
+        for (int e = 0; e < 2; e++)
+            for (int w = 0; w < 103; w++) more += counts[e][w] > 1, missing[e] += !counts[e][w];
+        CHECK(pad ? "an epoch goes on with steps of another size, tail padded" : "an epoch goes on with steps of another size, tail dropped",
+              more == (pad ? 4 : 0) && missing[0] == (pad ? 0 : 1) && missing[1] == (pad ? 0 : 3), "%d windows twice, %d and %d never in two epochs", more, missing[0], missing[1]);
+    }
+}
+
 static void open_loader(Loader *l, Device *dev, const Dataset *d, const Sampler *s, int64_t end, int workers) {
     Device walked;
     device_open_walk(&walked, 1, 0);
@@ -921,6 +943,7 @@ static void test_data(void) {
     CHECK("targets are the next token, masked ones ignored, all counted once", next_token == 0 && masked == 0 && total == 99 - 19, "%d wrong, %d wrongly ignored, %d of 80 targets", next_token, masked, total);
     dataset_close(&d);
     test_sampler();
+    test_sampler_goes_on();
     test_loader();
     test_loader_memory();
 }
@@ -1008,7 +1031,7 @@ static void test_use(void) {
         snprintf(model, sizeof model, "%s/export%d", scratch_dir, layout);
         snprintf(arguments, sizeof arguments, "--model %s/odd --export %s%s", fixture_dir, model, layout == 4 ? " --dp-replicate 2" : layout == 5 ? " --sharding no_shard" : "");
         Job *j = make_job(arguments, world, &transport_threads);
-        export_check(model);
+        export_check(model, &j->table, ST_F32);
         launch(j, 0, export_body);
         end_job(j);
         snprintf(original, sizeof original, "%s/export1/model.safetensors", scratch_dir);

@@ -802,7 +802,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
 static void job_check_outputs(Job *j) {
     if (j->opt.out) j->lock = out_open(j->opt.out, j->from.dir, j->from.at.step, !!j->opt.resume, j->opt.keep);
     if (j->opt.trace) trace_check(j->opt.trace);
-    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir);
+    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir, &j->table, export_dtype(&j->opt));
 }
 
 // ---------------------------------------------------------------------------
@@ -1133,6 +1133,7 @@ static void rank_main(Job *j, int rank) {
     if (j->task == DO_EVAL) rank_eval(r, j);
     if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (j->opt.export_dir && whole) model_export(&r->saver);
+    else if (j->opt.export_dir && r->rank == 0) printf("not exported: the run ended at step %" PRId64 " of %d; --resume goes on, and exports at its end\n", r->at.step, j->opt.steps);
     run_close(r);
     run_close(walked);
     free(r);
