@@ -209,8 +209,9 @@ static void *checked_malloc(size_t bytes) {
     return p;
 }
 
-/* The whole of a file or pipe, with a NUL behind its `length` bytes; the caller frees it. NULL, and errno, when it cannot be read. */
+/* The whole of a file or pipe, with a NUL behind its `length` bytes; the caller frees it. NULL, errno and a length of 0 when it cannot be read. */
 static inline char *read_file(const char *path, size_t *length) {
+    *length = 0;
     FILE *f = fopen(path, "rb");
     if (!f) return NULL;
     size_t capacity = 1 << 16, used = 0, got;
