@@ -431,17 +431,12 @@ static void cpu_swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh,
     }
 }
 
-/* Loss: -log softmax(logits)[target], and its gradient softmax(logits) - onehot(target) over the logits. The row comes from
- * memory once: a block's exponentials are of what its logits are below its own largest, until factors[block] brings them to
- * one scale. */
-static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad, float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
-    floatX *dlogits = (floatX *)(void *)logits; // never overtakes what is still to be read: floatX is no wider
-    if (target < 0) {
-        if (want_grad) memset(dlogits, 0, (size_t)V * sizeof(floatX));
-        return 0.0f;
-    }
+/* The largest of a row of logits and the sum of the exponentials of what they are below it. The row comes from memory once: a
+ * block's exponentials, which take the logits' place where `kept` is given (it is `logits`), are of what its logits are below
+ * its own largest, until factors[block] brings them to one scale. */
+static float exponentials_sum(const float *logits, float *kept, int64_t V, float *largest_logit, float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
     int64_t blocks = blocks_of(V, LOSS_BLOCK);
-    float target_logit = logits[target], max = -INFINITY;
+    float max = -INFINITY;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
         vfloat largest = vsplat(-INFINITY), sum = vsplat(0);
@@ -451,19 +446,32 @@ static float cross_entropy_row(float *logits, int32_t target, int64_t V, int wan
         float base = factors[b] == -INFINITY ? 0.0f : factors[b]; // nothing but -infinity: exp(-inf - 0) = 0
         for (int64_t i = begin; i < end; i += VL) {
             vfloat e = vexp(load_fill(logits + i, V - i, -INFINITY) - base);
-            if (want_grad) store_float(logits + i, e, V - i);
+            if (kept) store_float(kept + i, e, V - i);
             sum += e;
         }
         sums[b] = vsum(sum);
     }
     vfloat totals = vsplat(0);
+    float base = max == -INFINITY ? 0.0f : max;
     for (int64_t b = 0; b < blocks; b += VL) {
-        vfloat factor = vexp(load_fill(factors + b, blocks - b, -INFINITY) - max);
+        vfloat factor = vexp(load_fill(factors + b, blocks - b, -INFINITY) - base);
         totals += factor * load_float(sums + b, blocks - b);
         vstore(factors + b, factor);
     }
-    float total = vsum(totals), inverse = 1.0f / total;
+    *largest_logit = max;
+    return vsum(totals);
+}
+
+/* Loss: -log softmax(logits)[target], and its gradient softmax(logits) - onehot(target) over the logits. */
+static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad, float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
+    floatX *dlogits = (floatX *)(void *)logits; // never overtakes what is still to be read: floatX is no wider
+    if (target < 0) {
+        if (want_grad) memset(dlogits, 0, (size_t)V * sizeof(floatX));
+        return 0.0f;
+    }
+    float target_logit = logits[target], max, total = exponentials_sum(logits, want_grad ? logits : NULL, V, &max, factors, sums), inverse = 1.0f / total;
     if (want_grad) {
+        int64_t blocks = blocks_of(V, LOSS_BLOCK);
         float at_target = logits[target] * (factors[target / LOSS_BLOCK] * inverse) - 1.0f;
         for (int64_t b = 0; b < blocks; b++) {
             int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
@@ -482,6 +490,52 @@ static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const i
     for (int n = 0; n < N; n++) {
         float *factors = (float *)scratchpad + omp_get_thread_num() * 2 * loss_blocks(V);
         losses[n] = cross_entropy_row(logits + (int64_t)n * V, targets[n], V, want_grad, factors, factors + loss_blocks(V));
+    }
+}
+
+/* The same where each of several ranks has a slice of the vocabulary: what it knows of a row, and the row that all make of it. */
+typedef struct { float max, sum, target; } LossPart; // largest logit; sum of exp(logit - max); the target's logit, -infinity where it is not here
+
+static void cpu_cross_entropy_part(Device *dev, float *parts, const float *logits, const int32_t *targets, int first, int N, int V, void *scratchpad) {
+#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
+    for (int n = 0; n < N; n++) {
+        float *factors = (float *)scratchpad + omp_get_thread_num() * 2 * loss_blocks(V);
+        const float *row = logits + (int64_t)n * V;
+        int at = slice_row(targets[n], first, V);
+        LossPart part = {-INFINITY, 0, at < 0 ? -INFINITY : row[at]};
+        if (targets[n] >= 0) part.sum = exponentials_sum(row, NULL, V, &part.max, factors, factors + loss_blocks(V));
+        memcpy(parts + 3 * (int64_t)n, &part, sizeof part);
+    }
+}
+
+/* One order and one arithmetic wherever it runs: all ranks get the same bits. */
+static inline BOTH LossPart join_parts(const float *parts /* (ranks,N,3) */, int ranks, int64_t N, int64_t n) {
+    LossPart all = {-INFINITY, 0, -INFINITY};
+    for (int r = 0; r < ranks; r++) {
+        const float *part = parts + 3 * (r * N + n);
+        all.max = fmaxf(all.max, part[0]), all.target = fmaxf(all.target, part[2]);
+    }
+    for (int r = 0; r < ranks; r++) {
+        const float *part = parts + 3 * (r * N + n);
+        all.sum = fmaf(part[1], expf(part[0] - all.max), all.sum);
+    }
+    return all;
+}
+
+static void cpu_cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts, const int32_t *targets, int ranks, int first, int N, int V, int want_grad) {
+#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
+    for (int n = 0; n < N; n++) {
+        float *row = logits + (int64_t)n * V;
+        floatX *dlogits = (floatX *)(void *)row;
+        int at = slice_row(targets[n], first, V);
+        LossPart all = join_parts(parts, ranks, N, n);
+        float inverse = 1.0f / all.sum;
+        losses[n] = targets[n] < 0 ? 0 : (all.max - all.target) + logf(all.sum);
+        if (want_grad && targets[n] < 0) memset(dlogits, 0, (size_t)V * sizeof(floatX));
+        if (!want_grad || targets[n] < 0) continue;
+        float at_target = at < 0 ? 0 : exp_float(row[at] - all.max) * inverse - 1.0f;
+        for (int64_t i = 0; i < V; i += VL) store_x(dlogits + i, vexp(load_float(row + i, V - i) - all.max) * inverse, V - i);
+        if (at >= 0) dlogits[at] = from_float(at_target);
     }
 }
 
@@ -1080,6 +1134,19 @@ static void cross_entropy(Device *dev, float *losses /* (N) =, 0 where the targe
                           int N, int V, int want_grad) {
     RUN_OP_IN("cross entropy", BACKEND(cross_entropy_scratch)(dev, V), OP_CROSS_ENTROPY, 4.0 * N * V, (double)N * V * (FB + (want_grad ? XB : 0)) + 2 * FB * N,
               cross_entropy(dev, losses, logits, targets, N, V, want_grad, space))
+}
+
+/* cross_entropy where ranks have slices of the vocabulary, this one V tokens from `first` on. All give their parts to all, and
+ * join them: the losses have the same bits on every rank. */
+static void cross_entropy_part(Device *dev, float *parts /* (N,3) = largest logit; sum of exp(logit - largest); the target's, or -INFINITY */, const float *logits /* (N,V) */,
+                               const int32_t *targets /* (N), of the whole vocabulary */, int first, int N, int V) {
+    RUN_OP_IN("cross entropy", BACKEND(cross_entropy_scratch)(dev, V), OP_CROSS_ENTROPY, 3.0 * N * V, (double)N * V * FB + 4 * FB * N,
+              cross_entropy_part(dev, parts, logits, targets, first, N, V, space))
+}
+static void cross_entropy_join(Device *dev, float *losses /* (N) = */, float *logits /* (N,V), as in cross_entropy */, const float *parts /* (ranks,N,3), in the slices' order */,
+                               const int32_t *targets /* (N) */, int ranks, int first, int N, int V, int want_grad) {
+    RUN_OP(OP_CROSS_ENTROPY, 4.0 * ranks * N + (want_grad ? 3.0 * N * V : 0), (want_grad ? (double)N * V * (FB + XB) : 0) + (3.0 * ranks + 2) * FB * N,
+           cross_entropy_join(dev, losses, logits, parts, targets, ranks, first, N, V, want_grad))
 }
 
 /* The sum is ((0+1)+(2+3))+... in fp32; out may be pieces. Of one piece it is a copy. */

@@ -440,6 +440,64 @@ static void test_cross_entropy(KernelTest *t) {
     t->row_floor = 0;
 }
 
+/* Each of `ranks` slices on its own, as the ranks that hold them have it. */
+static void test_cross_entropy_slices(KernelTest *t) {
+    test_bounds(t, ROUNDING, ROUNDING_ROW);
+    const int sizes[][3] = {{2, 1, 1}, {3, 5, 2}, {20, 17, 5}, {20, 257, 3}, {9, 8, 8}, {5, 1300, 4}, {3, 5001, 8}, {2, 70000, 2}}; // N, V, ranks
+    const double scales[] = {1, 30, 5000}; // to logits of +-1e4
+    double worst_loss = 0;
+    int changed = 0;
+    t->row_floor = 0.1; // a probability minus 1
+    for (int i = 0; i < 24; i++, t->cases++) {
+        int N = sizes[i / 3][0], V = sizes[i / 3][1], ranks = sizes[i / 3][2], XS = (int)sizeof(floatX), cut[9];
+        test_shape(t, "cross_entropy in slices (N %d, V %d, ranks %d, logits to %g)", N, V, ranks, scales[i % 3]);
+        for (int r = 0; r <= ranks; r++) cut[r] = (int)max_i64(r, (int64_t)r * r * V / (ranks * ranks)); // no two of one width, if there is room
+        float *logits = test_floats(t, N * V, scales[i % 3]), *joined = test_floats(t, N, 1), *first_losses = NULL;
+        int32_t *targets = (int32_t *)test_alloc(t, N * 4);
+        for (int n = 0; n < N; n++) targets[n] = n % 4 == 3 ? -1 - n : n % 2 ? (int32_t)(fabs(test_random(t)) * V) : cut[n / 2 % ranks];
+        for (int v = 0; v < cut[1] && ranks > 1; v++) logits[v] = -INFINITY, targets[0] = V - 1; // row 0: a whole slice that cannot be
+        cross_entropy(&t->dev[1], joined, (float *)test_copy(t, logits, N * V * 4), targets, N, V, 0);
+        double *ref = test_doubles(t, N * V);
+        for (int n = 0; n < N; n++) {
+            double max = -1e300, sum = 0;
+            for (int v = 0; v < V; v++) max = fmax(max, logits[n * V + v]);
+            for (int v = 0; v < V; v++) sum += exp(logits[n * V + v] - max);
+            for (int v = 0; v < V && targets[n] >= 0; v++) ref[n * V + v] = exp(logits[n * V + v] - max) / sum - (v == targets[n]);
+        }
+        for (int threads = 1; threads <= TEST_THREADS; threads++) {
+            float *parts = test_floats(t, ranks * N * 3, 1), *slices[8];
+            for (int r = 0; r < ranks; r++) {
+                int width = cut[r + 1] - cut[r];
+                slices[r] = test_floats(t, N * width, 1);
+                for (int n = 0; n < N; n++) memcpy(slices[r] + n * width, logits + n * V + cut[r], (size_t)width * 4);
+                cross_entropy_part(&t->dev[threads], parts + r * N * 3, slices[r], targets, cut[r], N, width);
+            }
+            for (int r = 0; r < ranks; r++) {
+                int width = cut[r + 1] - cut[r];
+                float *kept = test_floats(t, N, 1), *losses = test_floats(t, N, 1), *before = (float *)test_copy(t, slices[r], N * width * 4);
+                double *slice_ref = test_doubles(t, N * width);
+                cross_entropy_join(&t->dev[threads], kept, slices[r], parts, targets, ranks, cut[r], N, width, 0);
+                changed += memcmp(slices[r], before, (size_t)(N * width) * 4) != 0;
+                cross_entropy_join(&t->dev[threads], losses, slices[r], parts, targets, ranks, cut[r], N, width, 1);
+                if (!first_losses) first_losses = losses;
+                test_same(t, kept, first_losses, N * 4);
+                test_same(t, losses, first_losses, N * 4);
+                for (int n = 0; n < N; n++) memcpy(slice_ref + n * width, ref + n * V + cut[r], (size_t)width * 8);
+                if (V > 1) test_compare(t, slices[r], 1, width * 4 / XS, slice_ref, N, width);
+            }
+        }
+        for (int n = 0; n < N; n++) {
+            double e = fabs(first_losses[n] - (double)joined[n]) / fmax(1, fabs(joined[n]));
+            if (!(e <= 1e-6)) test_bad(t, "the loss of row %d is %.9g in slices, %.9g joined", n, first_losses[n], joined[n]);
+            worst_loss = worst_of(worst_loss, e);
+        }
+        test_free_all(t);
+    }
+    CHECK("cross_entropy in slices gives the losses of the whole, and leaves the logits where no gradient is wanted", worst_loss <= 1e-6 && !changed, "error %.2g <= 1e-6, %d changed%s", worst_loss, changed, test_where(t));
+    test_report(t, "cross_entropy in slices: the same bits on every rank, the gradient of the whole");
+    t->row_floor = 0;
+}
+
 // ---------------------------------------------------------------------------
 // attention
 
@@ -772,6 +830,8 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     swiglu_forward(dev, x, x + D, N, C);
     swiglu_backward(dev, x + D, x, x + 3 * D, N, C);
     cross_entropy(dev, f, f + D, ids, N, V, 1);
+    cross_entropy_part(dev, f + 2 * D, f + D, ids, 5, N, V);
+    cross_entropy_join(dev, f, f + D, f + 2 * D, ids, 1, 5, N, V, 1);
     tree_sum(dev, f, f + D, DTYPE_F32, 3, 500, 1);
     sum_pieces(dev, x, x + D, 3, 500);
     squared_norm(dev, (ExactSum *)(void *)f, f + 1000, 1000);
@@ -836,7 +896,7 @@ static void test_kernels(void) {
         kernels_open(&t.dev[threads], 0);
     }
     static void (*const tests[])(KernelTest *) = {test_exp, test_embedding, test_rmsnorm, test_residual_add, test_linears, test_rope, test_attention, test_swiglu,
-                                                  test_cross_entropy, test_flat, test_sum_pieces, test_adamw, test_walk};
+                                                  test_cross_entropy, test_cross_entropy_slices, test_flat, test_sum_pieces, test_adamw, test_walk};
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) t.random = t.seed, tests[i](&t); // its numbers are the same, whatever other tests draw
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         kernels_close(&t.dev[threads]);
