@@ -548,6 +548,7 @@ static void cpu_cross_entropy_join(Device *dev, float *losses, float *logits, co
 typedef struct {
     int B, Tq, Tk, NH, NKV, HD;
     int q_offset;                 // query t sees keys 0 ... q_offset + t (negative: that query sees nothing)
+    int q_split, q_gap;           // … and queries from q_split on stand q_gap positions further: context parallelism holds two chunks. 0: they do not
     const int32_t *q_doc, *k_doc; // (B,Tq), (B,Tk), or NULL: a query sees keys of its own document only
     int64_t q_stride, k_stride, v_stride, o_stride; // elements between tokens; heads are HD apart
 } AttentionShape;
@@ -702,8 +703,17 @@ static void attention_pack(const Attention *a, const floatX *k, const floatX *v,
     }
 }
 
+/* Where query t stands among the keys. Never falls with t: so tiles that nobody sees lie together. And the first query, at Tq
+ * or beyond if there is none, that stands at `key` or behind it. */
+static inline BOTH int query_position(const AttentionShape *s, int t) { return s->q_offset + t + (t >= s->q_split ? s->q_gap : 0); }
+static inline BOTH int first_query(const AttentionShape *s, int key) {
+    int t = key - s->q_offset, behind = t - s->q_gap; // in the first chunk; in the second
+    t = t < s->q_split ? t : behind > s->q_split ? behind : s->q_split;
+    return t > 0 ? t : 0;
+}
+
 /* How many keys query t sees by position alone, and row r, where rows beyond the last one see none. Never falls with t or r. */
-static inline BOTH int64_t keys_seen(const AttentionShape *s, int64_t t) { return max_i64(0, min_i64(s->Tk, s->q_offset + t + 1)); }
+static inline BOTH int64_t keys_seen(const AttentionShape *s, int64_t t) { return max_i64(0, min_i64(s->Tk, query_position(s, (int)t) + (int64_t)1)); }
 static inline int64_t visible_keys(const Attention *a, int64_t r) { return r >= a->rows ? 0 : keys_seen(a->s, r / a->G); }
 
 /* The first key that any of rows [r0, r1) shares a document with, down to a multiple of NR: earlier blocks are skipped. */
@@ -1101,9 +1111,14 @@ static void rope_backward(Device *dev, floatX *x /* (N, stride), rotated back */
 }
 
 /* (query, key) pairs visible by position, over all heads: documents are left out, since a plan does not know them. */
+static double pairs_before(const AttentionShape *s, double position) { // of queries at all positions below it
+    double within = fmax(0, fmin(position, s->Tk));
+    return within * (within + 1) / 2 + fmax(0, position - s->Tk) * s->Tk;
+}
 static double attention_pairs(const AttentionShape *s) {
-    double pairs = 0;
-    for (int64_t t = 0; t < s->Tq; t++) pairs += (double)keys_seen(s, t);
+    int split = (int)max_i64(0, min_i64(s->q_split, s->Tq));
+    double first = s->q_offset, second = first + split + s->q_gap;
+    double pairs = pairs_before(s, first + split) - pairs_before(s, first) + pairs_before(s, second + s->Tq - split) - pairs_before(s, second);
     return pairs * s->B * s->NH;
 }
 static double attention_bytes(const AttentionShape *s, int times) { // q, k, v and out, `times` times, and lse
