@@ -401,19 +401,22 @@ template <int W> __global__ void __launch_bounds__(BLOCK) embedding_backward_ker
                                                                                     const int32_t *order, int first, int V, int N, int C) {
     enum { AHEAD = 4 }; // rows in flight
     SHARED(int32_t, token, TOKEN_BLOCK);
-    SHARED(int32_t, id, TOKEN_BLOCK + 1); // as rows of the table, -1: none
+    SHARED(int32_t, id, TOKEN_BLOCK + AHEAD); // as rows of the table, -1: none
     int64_t begin = (int64_t)blockIdx.x * TOKEN_BLOCK, column = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
     int count = (int)min_i64(TOKEN_BLOCK, N - begin);
     if ((int)threadIdx.x < count) token[threadIdx.x] = order[begin + threadIdx.x], id[threadIdx.x] = slice_row(ids[order[begin + threadIdx.x]], first, V);
-    if (threadIdx.x == 0) id[count] = -1;
+    else if (threadIdx.x < TOKEN_BLOCK + AHEAD) id[threadIdx.x] = -1;
     int32_t earlier = begin ? slice_row(ids[order[begin - 1]], first, V) : -1; // its run may go on here
     __syncthreads();
     if (column >= C) return;
     float v[AHEAD][W], sum[W] = {};
     for (int k0 = 0; k0 < count; k0 += AHEAD) {
+        int any = -1; // of the slice: those of others stand together, and their rows are not read
 #pragma unroll
-        for (int r = 0; r < AHEAD; r++)
-            if (k0 + r < count && id[k0 + r] >= 0) load(v[r], dx + (int64_t)token[k0 + r] * C + column);
+        for (int r = 0; r < AHEAD; r++) any = max(any, id[k0 + r]);
+        if (any < 0) continue;
+#pragma unroll
+        for (int r = 0; r < AHEAD; r++) load(v[r], dx + (int64_t)token[k0 + r < count ? k0 + r : k0] * C + column);
 #pragma unroll
         for (int r = 0; r < AHEAD; r++) {
             int k = k0 + r;
@@ -757,8 +760,8 @@ static void cuda_cross_entropy_part(Device *dev, float *parts, const float *logi
     if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_part_kernel, (unsigned)N, threads_for(blocks_of(V, W), MAX_BLOCK), 0,
                            parts, logits, targets, first, V);
 }
-template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_join_kernel(float *losses, float *logits, const float *parts, const int32_t *targets,
-                                                                                        int ranks, int first, int V, int want_grad) {
+template <int W> __global__ void __launch_bounds__(BLOCK, 6) cross_entropy_join_kernel(float *losses, float *logits, const float *parts, const int32_t *targets,
+                                                                                       int ranks, int first, int V, int want_grad) {
     float *row = logits + (int64_t)blockIdx.x * V;
     if (targets[blockIdx.x] < 0) {
         if (threadIdx.x == 0) losses[blockIdx.x] = 0;
@@ -770,7 +773,7 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_join
     if (want_grad) loss_gradient<W>(row, V, slice_row(targets[blockIdx.x], first, V), all.max, 1.0f / all.sum, NULL, 0);
 }
 static void cuda_cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts, const int32_t *targets, int ranks, int first, int N, int V, int want_grad) {
-    if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_join_kernel, (unsigned)N, threads_for(want_grad ? blocks_of(V, W) : 1, MAX_BLOCK), 0,
+    if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_join_kernel, (unsigned)N, threads_for(want_grad ? blocks_of(V, W) : 1, BLOCK), 0,
                            losses, logits, parts, targets, ranks, first, V, want_grad);
 }
 
@@ -1054,7 +1057,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_for
         }
         if (works) {
             uint32_t w[2][N / 2][4];
-            if (masked) mma_mask<0>(c, x, tw, j);
+            if (masked) mma_mask<0>(c, sequence_of(s, anew(p.b)), tw, j);
             softmax_step(c, o, base, sum, a.scale2);
             mma_pack(w, c, 1);
             mma_weighted<HD>(o, w, vs);
