@@ -25,7 +25,7 @@ enum { RATE_ROWS = 8192, RATE_COLS = 4096, RATE_COUNTS = 1 }; // of the product 
 enum {
     WARP = 32, BLOCK = 256, MAX_BLOCK = 1024, // threads
     SUM_LANES = 8,                            // threads that share the rows of a sum over rows
-    TOKEN_BLOCK = 64,                         // occurrences of tokens in a partial sum of the embedding's gradient
+    TOKEN_BLOCK = 64, TOKENS_AHEAD = 4,       // occurrences of tokens in a partial sum of the embedding's gradient; their rows in flight
     SORT_TOKENS = 4, SORT_BLOCK = 512,        // tokens that a thread, and threads that a block of the sort has
     LOSS_TILE = 4,                            // vectors of logits that a thread has in flight
     PRODUCT_TILE = 64, PRODUCT_DEPTH = 16,    // the plain product
@@ -399,26 +399,25 @@ static __global__ void __launch_bounds__(SORT_BLOCK) sort_tokens_kernel(int32_t 
 /* A block: TOKEN_BLOCK sorted tokens; a thread W columns of all of them. Reads dx once, and dembed once for each id in it. */
 template <int W> __global__ void __launch_bounds__(BLOCK) embedding_backward_kernel(float *dembed, float *partial /* (blocks, C) */, const floatX *dx, const int32_t *ids,
                                                                                     const int32_t *order, int first, int V, int N, int C) {
-    enum { AHEAD = 4 }; // rows in flight
     SHARED(int32_t, token, TOKEN_BLOCK);
-    SHARED(int32_t, id, TOKEN_BLOCK + AHEAD); // as rows of the table, -1: none
+    SHARED(int32_t, id, TOKEN_BLOCK + TOKENS_AHEAD); // as rows of the table, -1: none
     int64_t begin = (int64_t)blockIdx.x * TOKEN_BLOCK, column = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
     int count = (int)min_i64(TOKEN_BLOCK, N - begin);
     if ((int)threadIdx.x < count) token[threadIdx.x] = order[begin + threadIdx.x], id[threadIdx.x] = slice_row(ids[order[begin + threadIdx.x]], first, V);
-    else if (threadIdx.x < TOKEN_BLOCK + AHEAD) id[threadIdx.x] = -1;
+    else if (threadIdx.x < TOKEN_BLOCK + TOKENS_AHEAD) id[threadIdx.x] = -1;
     int32_t earlier = begin ? slice_row(ids[order[begin - 1]], first, V) : -1; // its run may go on here
     __syncthreads();
     if (column >= C) return;
-    float v[AHEAD][W], sum[W] = {};
-    for (int k0 = 0; k0 < count; k0 += AHEAD) {
+    float v[TOKENS_AHEAD][W], sum[W] = {};
+    for (int k0 = 0; k0 < count; k0 += TOKENS_AHEAD) {
         int any = -1; // of the slice: those of others stand together, and their rows are not read
 #pragma unroll
-        for (int r = 0; r < AHEAD; r++) any = max(any, id[k0 + r]);
+        for (int r = 0; r < TOKENS_AHEAD; r++) any = max(any, id[k0 + r]);
         if (any < 0) continue;
 #pragma unroll
-        for (int r = 0; r < AHEAD; r++) load(v[r], dx + (int64_t)token[k0 + r < count ? k0 + r : k0] * C + column);
+        for (int r = 0; r < TOKENS_AHEAD; r++) load(v[r], dx + (int64_t)token[k0 + r < count ? k0 + r : k0] * C + column);
 #pragma unroll
-        for (int r = 0; r < AHEAD; r++) {
+        for (int r = 0; r < TOKENS_AHEAD; r++) {
             int k = k0 + r;
             if (k >= count || id[k] < 0) continue;
             for (int j = 0; j < W; j++) sum[j] += v[r][j];
