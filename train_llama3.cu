@@ -313,7 +313,7 @@ static void blocks_forward(Run *r, Pass pass) {
     device_phase(&r->dev, "forward", embed->unit->name);
     unit_gather(f, embed);
     prefetch_forward(r, 0);
-    embedding_forward(&r->dev, r->model.blocks[0].x, unit_weights(f, embed) + embed->unit->where[W_EMBED], r->model.ids, N, r->config->C);
+    embedding_forward(&r->dev, r->model.blocks[0].x, unit_weights(f, embed) + embed->unit->where[W_EMBED], r->model.ids, 0, N, r->config->C, r->config->V);
     if (table_head_unit(r->table) != 0) unit_free(f, embed, pass); // tied: it is the head as well and stays
     for (int l = 0; l < r->config->L; l++) {
         int unit = table_block_unit(r->table, l);
@@ -382,7 +382,7 @@ static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, in
     }
     device_phase(&r->dev, "backward", embed->unit->name);
     float *dembed = unit_gradients(f, embed, micro) + embed->unit->where[W_EMBED];
-    embedding_backward(&r->dev, dembed, r->model.dx, r->model.ids, r->model.B * r->model.T, r->config->C);
+    embedding_backward(&r->dev, dembed, r->model.dx, r->model.ids, 0, r->model.B * r->model.T, r->config->C, r->config->V);
     unit_free(f, embed, pass); // ZeRO-2 kept it
     unit_reduce(f, embed, micro);
 }

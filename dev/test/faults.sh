@@ -89,6 +89,9 @@ fault "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\
 fault "a checkpoint's files are not synced" checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
 fault "a resumed run begins its epoch anew" train_llama3.cu 's| r->at.step, r->at.epoch, r->at.within};| r->at.step, 0, 0};|' checkpoints "are 4 steps"
+fault "the second chunk's queries stand right behind the first's" kernels.h 's/ + (t >= s->q_split ? s->q_gap : 0); }/; }/' kernels "attention of two chunks"
+fault "a slice of the vocabulary takes its neighbour's first token" kernels.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
+fault "sums of slices are not brought to one largest logit" kernels.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
 if [ "${1:-}" = all ]; then
     fault "a resumed run begins its moments anew" checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
     fault "checksums come in the order of ranks" checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
