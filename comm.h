@@ -733,7 +733,8 @@ static Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
  * that one sends to another is the n-th that this one awaits from it, whatever travels the other way, with others, or as a
  * collective; both call it the same, or the run ends: so `what` says which one it is (what, and of which micro-batch). It stays
  * where it is as long as the timeline. A send is waited for before its buffer is written again. On a GPU it travels on the
- * chosen stream, one after the other there: those sent and those received need streams of their own. */
+ * chosen stream, one after the other there; and NCCL lets an axis have one at a time, whatever their streams: its members
+ * start them in one order (pipeline.h), or wait for each other. */
 static inline void point_start(Comm *comm, Request *r, Collective send_or_receive, Axis axis, int peer, const char *what, void *buffer, size_t bytes) {
     Group *g = &comm->groups[axis];
     if (r->active) run_failure("rank %d: %s of %s started while its request is in flight", comm->rank, collective_names[send_or_receive], what);
@@ -887,7 +888,7 @@ static double comm_clock_offset(Comm *comm, double *error) {
 
 #ifdef HAVE_NCCL
 /* The axes over which GPUs exchange. A communicator of NCCL's takes memory, so there are no others. */
-static const Axis nccl_axes[] = {AXIS_FSDP, AXIS_DP_REPLICATE};
+static const Axis nccl_axes[] = {AXIS_PP, AXIS_FSDP, AXIS_DP_REPLICATE};
 enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
 
 /* This thread's rank. Whoever ends the process stops its own: a GPU that waits for a lost rank waits for good. */
@@ -1017,6 +1018,8 @@ static void nccl_start(Comm *comm, Request *r) {
     if (result != ncclSuccess) nccl_check(comm, g->nccl, result, "count the members of", axis_names[g->axis]);
     request_begin(comm, r);
     if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, g->nccl, stream);
+    else if (r->collective == SEND) result = ncclSend(r->send, r->bytes, ncclUint8, r->channel->peer, g->nccl, stream);
+    else if (r->collective == RECEIVE) result = ncclRecv(r->recv, r->bytes, ncclUint8, r->channel->peer, g->nccl, stream);
     else if (r->summed) {
         int half = r->dtype == DTYPE_BF16;
         result = ncclReduceScatter(r->send, r->recv, r->bytes / (half ? sizeof(bf16) : sizeof(float)), half ? ncclBfloat16 : ncclFloat32, ncclSum, g->nccl, stream);
@@ -1028,9 +1031,10 @@ static void nccl_start(Comm *comm, Request *r) {
         }
         result = ncclGroupEnd();
     }
-    nccl_check(comm, g->nccl, result, r->collective == ALL_GATHER ? "start the all_gather of" : "start the reduce_scatter of", r->what);
+    static const char *const starts[COLLECTIVES] = {"start the all_gather of", "start the reduce_scatter of", "start the send of", "start the receive of"};
+    nccl_check(comm, g->nccl, result, starts[r->collective], r->what);
     comm->wire[g->axis][r->collective].calls++;
-    comm->wire[g->axis][r->collective].bytes += (int64_t)(size - 1) * (int64_t)r->bytes;
+    comm->wire[g->axis][r->collective].bytes += (r->channel ? 1 : (int64_t)(size - 1)) * (int64_t)r->bytes;
 }
 
 static int nccl_test(Comm *comm, Request *r) { return (void)comm, (void)r, 1; } // the stream has all of it
