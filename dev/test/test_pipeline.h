@@ -33,9 +33,9 @@ static int loss_is_followed(const Schedule *s) {
 
 /* What a step makes for another: its kind, micro-batch and the stage it is for. */
 static int message_to(const Schedule *s, const PipeStep *step) {
-    return (step->kind * MOST_MICROS + step->micro) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->chunk) + (step->kind == PIPE_FORWARD ? 1 : -1);
+    return ((int)step->kind * MOST_MICROS + step->micro) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->chunk) + (step->kind == PIPE_FORWARD ? 1 : -1);
 }
-static int message_for(const Schedule *s, const PipeStep *step) { return (step->kind * MOST_MICROS + step->micro) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->chunk); }
+static int message_for(const Schedule *s, const PipeStep *step) { return ((int)step->kind * MOST_MICROS + step->micro) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->chunk); }
 
 /* Does `q` await what comes from `p`, activations and gradients, in the order in which p sends it? */
 static int order_is_kept(const Schedule *p, const Schedule *q) {
@@ -217,7 +217,7 @@ static Member *member_open(Job *j, int rank, size_t bytes) {
     m->mesh = j->mesh, m->rank = rank, m->world = j->mesh.world;
     device_open_walk(&walked, 1, 0);
     walked.arenas[MEM_COMM].peak = bytes;
-    walked.by_nccl = j->transport != j->hosts;
+    walked.gpu = device_of(rank), walked.by_nccl = j->transport != j->hosts;
     device_open(&m->dev, &walked, ".", rank);
     comm_open(&m->comm, &m->dev, &m->mesh, rank, j->transport, j->hosts, &j->thread_world, j->opt.timeout);
     comm_phase(&m->comm, PHASE_STEP);
@@ -243,9 +243,9 @@ static void run_members(int process, int world, const Transport *transport, doub
     free(j);
 }
 
-/* On a stream of its own, after what the compute stream did with the buffer. */
+/* On a stream of its own (over NCCL, which has one at a time, all on one), after what the compute stream did with the buffer. */
 static void message(Member *m, Request *r, Collective way, int peer, int name, void *buffer, size_t bytes) {
-    StreamKind on = way == SEND ? STREAM_SEND : STREAM_RECEIVE, before = device_stream(&m->dev, on);
+    StreamKind on = way == SEND || m->comm.transport != m->comm.hosts ? STREAM_SEND : STREAM_RECEIVE, before = device_stream(&m->dev, on);
     device_order(&m->dev, on, STREAM_COMPUTE);
     point_start(&m->comm, r, way, AXIS_PP, peer, message_names[name], buffer, bytes);
     device_stream(&m->dev, before);
@@ -425,7 +425,7 @@ static void test_toys(int process, int world, const Transport *transport) {
     toy_wrong = 0;
     for (toy_chunks = 1; toy_chunks <= 3; toy_chunks++)
         for (toy_micros = 1; toy_micros <= 2 * world + 1; toy_micros++) {
-            if (toy_chunks > 1 && toy_micros % world) continue;
+            if ((toy_chunks > 1 || CUDA_BUILD) && toy_micros % world) continue;
             run_members(process, world, transport, 60, toy_body), toys++;
         }
     snprintf(name, sizeof name, "%d ranks over %s: a pipeline of numbers by either schedule makes what one rank makes", world, transport->name);
@@ -446,6 +446,32 @@ static void test_messages(int process, int world, const Transport *transport) {
     test_toys(process, world, transport);
 }
 
+static void test_messages_walked(void) {
+    Device dev;
+    Comm comm;
+    Mesh mesh = {4, {1, 1, 4, 1, 1}};
+    ExchangeRate rates[AXES][COLLECTIVES];
+    Request from[2] = ZERO, to = ZERO, gather = ZERO;
+    memset(rates, 0, sizeof rates);
+    for (int a = 0; a < AXES; a++)
+        for (int o = 0; o < COLLECTIVES; o++) rates[a][o].latency = 1e-5, rates[a][o].bandwidth = 1e9;
+    device_open_walk(&dev, 1, 0);
+    comm_open_walk(&comm, &dev, &mesh, 1);
+    comm.rates = (const ExchangeRate (*)[COLLECTIVES])rates;
+    dev.clock = 1;
+    point_start(&comm, &to, SEND, AXIS_PP, 2, "m0", NULL, 3000000);
+    for (int k = 0; k < 2; k++) point_start(&comm, &from[k], RECEIVE, AXIS_PP, 0, message_names[k], NULL, 1000000);
+    collective_start(&comm, &gather, ALL_GATHER, AXIS_PP, "ranks", NULL, NULL, 1000000);
+    double times[4], want[4] = {1 + 1.01e-3, 1 + 2.02e-3, 1 + 3.01e-3, 1 + 3.01e-3};
+    Request *order[4] = {&from[0], &from[1], &to, &gather};
+    int exact = 0;
+    for (int i = 0; i < 4; i++) collective_wait(&comm, order[i]), times[i] = dev.clock, exact += fabs(times[i] - want[i]) < 1e-12;
+    CHECK("by a walk's clock messages of a channel come one after the other, those of others and collectives beside them", exact == 4 && fabs(comm.wait_seconds - 3.01e-3) < 1e-12,
+          "%d of 4: after %.6f, %.6f, %.6f, %.6f s, %.6f s waited", exact, times[0] - 1, times[1] - 1, times[2] - 1, times[3] - 1, comm.wait_seconds);
+    Traffic sent = comm.booked[AXIS_PP][SEND], received = comm.booked[AXIS_PP][RECEIVE];
+    CHECK("a walk books the bytes of a send and of a receive", sent.calls == 1 && sent.bytes == 3000000 && received.calls == 2 && received.bytes == 2000000, "%d and %d bytes", (int)sent.bytes, (int)received.bytes);
+}
+
 static void test_members(void) {
     Mesh m = {2 * 3 * 4 * 5 * 2, {2, 3, 4, 5, 2}};
     int members = 0, right = 0;
@@ -464,8 +490,19 @@ static void test_pipeline(void) {
     test_schedules();
     test_stage_blocks();
     test_members();
+    test_messages_walked();
     for (int world = 2; world <= 4; world++) test_messages(0, world, &transport_threads);
-    for (int world = 2; world <= 4 && transport_find("nccl"); world++) test_toys(0, world, transport_find("nccl"));
+#ifdef CUDA_ON_CPU
+    int devices = cuda_on_cpu.devices;
+    uint64_t seed = cuda_on_cpu.seed;
+    cuda_on_cpu.devices = 4;
+    for (int world = 2; world <= 4; world++) { // streams go on in another order under each seed
+        cuda_on_cpu.seed = (uint64_t)world;
+        test_toys(0, world, &transport_threads);
+        test_toys(0, world, transport_find("nccl"));
+    }
+    cuda_on_cpu.devices = devices, cuda_on_cpu.seed = seed;
+#endif
 }
 
 // ---------------------------------------------------------------------------
