@@ -88,7 +88,7 @@ fault "the last exchanges are not written" watchdog.h 's/if (code == 2 && proces
 fault "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
 fault "receives are started in the order of their steps" pipeline.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
 fault "a rank fills the pipeline one micro-batch too late" pipeline.h 's/: 2 \* after + /: after + /' pipeline "comes? to their end|micro-batches more"
-fault "a set of activations is used again too soon" pipeline.h 's/alive\[step->chunk\] > s->slots/alive[step->chunk] > 1 + s->slots/' pipeline "sets of activations are not shared"
+fault "a set of activations is used again too soon" pipeline.h 's|s->slots.step->chunk. = alive.step->chunk.;|s->slots[step->chunk] = 1 + alive[step->chunk] / 2;|' pipeline "sets of activations are not shared"
 fault "messages are not compared as they start" watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
 fault "a send is over before its receiver has read it" comm.h 's/sends ? &slot->done : &slot->posted/\&slot->posted/' pipeline "arrive whole and in order|what one rank makes"
 fault "a checkpoint's files are not synced" checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
