@@ -146,6 +146,7 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     j->opt = options_parse(argc, argv);
     j->transport = transport;
     j->hosts = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
+    if (j->transport != j->hosts) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // as choose_transport does
     job_prepare(j, world, world, world);
     if (!j->opt.threads) j->threads = world == 1 && transport == &transport_threads ? 2 : 1;
     pthread_mutex_init(&j->thread_world.lock, NULL);
