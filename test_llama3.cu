@@ -67,7 +67,7 @@ void *__wrap_realloc(void *p, size_t n) { count_allocation(); return __real_real
 static struct { MPI_Comm comm; Traffic of[COLLECTIVES]; } profiled[AXES]; // by communicator, in the order in which they appeared
 static int num_profiled;
 
-static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) {
+static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) { // of one part, or of a message
     int size, bytes, i = 0;
     MPI_Comm_size(comm, &size);
     MPI_Type_size(type, &bytes);
@@ -75,7 +75,7 @@ static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) 
     if (i == AXES) memset(profiled, 0, sizeof profiled), i = num_profiled = 0; // those of earlier cases, at which nobody looks any more
     if (i == num_profiled) profiled[num_profiled++].comm = comm;
     profiled[i].of[op].calls++;
-    profiled[i].of[op].bytes += (int64_t)(size - 1) * count * bytes;
+    profiled[i].of[op].bytes += (op == SEND || op == RECEIVE ? 1 : (int64_t)(size - 1)) * count * bytes;
 }
 
 int MPI_Iallgather(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type, MPI_Comm comm, MPI_Request *request) {
@@ -86,6 +86,16 @@ int MPI_Iallgather(const void *send, int count, MPI_Datatype type, void *recv, i
 int MPI_Ialltoall(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type, MPI_Comm comm, MPI_Request *request) {
     profile(REDUCE_SCATTER, count, type, comm);
     return PMPI_Ialltoall(send, count, type, recv, recv_count, recv_type, comm, request);
+}
+
+int MPI_Isend(const void *send, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *request) {
+    profile(SEND, count, type, comm);
+    return PMPI_Isend(send, count, type, to, tag, comm, request);
+}
+
+int MPI_Irecv(void *recv, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request *request) {
+    profile(RECEIVE, count, type, comm);
+    return PMPI_Irecv(recv, count, type, from, tag, comm, request);
 }
 #endif
 
@@ -136,6 +146,7 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     j->opt = options_parse(argc, argv);
     j->transport = transport;
     j->hosts = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
+    if (j->transport != j->hosts) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // as choose_transport does
     job_prepare(j, world, world, world);
     if (!j->opt.threads) j->threads = world == 1 && transport == &transport_threads ? 2 : 1;
     pthread_mutex_init(&j->thread_world.lock, NULL);
@@ -1256,6 +1267,8 @@ static void truncated_body(Job *j, int rank) {
 
 static void run_truncated(void *arguments) { launch(make_job((const char *)arguments, 3, &transport_threads), 0, truncated_body); }
 
+#include "dev/test/test_pipeline.h"
+
 static void test_failures(void) {
     char said_all[4096], arguments[512];
     const char *said;
@@ -1300,6 +1313,7 @@ static void test_failures(void) {
     code = child_says(run_other_seed, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("a rank with another seed ends the run, and is named", code == 2 && strstr(said, "rank 2 shuffles samples or draws weights from another seed"), "code %d: %s", code, said);
+    test_messages_that_fail();
     char more[700];
     snprintf(more, sizeof more, "%s --max-skips 0", arguments);
     code = child_says(run_bad_gradient, more, said_all, sizeof said_all);
@@ -1380,7 +1394,7 @@ int main(int argc, char **argv) {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
-        {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
+        {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
     int bits_too = !CUDA_BUILD || FLOATX == DTYPE_BF16; // in fp32 dev/test/cuda.sh compares some, and there are the orders
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
@@ -1395,6 +1409,7 @@ int main(int argc, char **argv) {
     if (mpi) test_mpi(process, processes);
     if (mpi) test_trace(process, processes, &transport_mpi);
     if (mpi) test_checkpoints_mpi(process, processes);
+    if (mpi && processes <= 4) test_messages(process, processes, &transport_mpi);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
         int wanted = argc == 1 && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);

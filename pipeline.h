@@ -1,0 +1,168 @@
+/* pipeline.h: pipeline schedules: who does what to which micro-batch, and in which order.
+ *
+ * The model's blocks are cut into S = P * V virtual stages; chunk v of rank p is stage v * P + p, so that an activation goes
+ * round the ring of ranks, from stage s on rank s % P to s + 1, and its gradient back. Each rank follows a list of its own:
+ * forwards until the pipeline is full (warm-up), then one forward and one backward in turn (1F1B), then the backwards that
+ * are left. 3 ranks of one chunk each, 5 micro-batches:
+ *
+ *   rank 0   F0  F1  F2  .   .   B0  F3  B1  F4  B2  .   B3  .   B4       Narayanan et al. 2021, section 2.2;
+ *   rank 1   .   F0  F1  .   B0  F2  B1  F3  B2  F4  B3  .   B4  .        Llama 3 paper, section 3.3.2
+ *   rank 2   .   .   F0  B0  F1  B1  F2  B2  F3  B3  F4  B4  .   .
+ *
+ * The dots are the bubble: the time in which P - 1 micro-batches pass a rank. V chunks a rank (interleaved 1F1B) make it
+ * V times shorter, for V times the messages and more activations. The same list drives the program and its plan.
+ * A caller may rely on: a chunk's backwards come in the order of micro-batches, as one rank alone would sum them; on the last
+ * stage a backward follows its forward at once; if each rank starts its receives when the schedule says, before its steps, and
+ * its sends after them, then all ranks start their messages in one order, so that even where a rank's messages go one after
+ * the other and each waits for its other end (NCCL's communicators do so), no two ranks wait for each other.
+ */
+#ifndef PIPELINE_H
+#define PIPELINE_H
+#include "device.h"
+
+typedef enum { PIPE_FORWARD, PIPE_BACKWARD } PipeKind;
+
+typedef struct {
+    PipeKind kind;
+    int micro, chunk;  // of the step's micro-batches; of this rank's chunks
+    int slot;          // which of the chunk's sets of activations it fills, or uses up
+    int buffer;        // where its input is received, of buffers[kind]
+    int receives;      // so many of the schedule's receives have been started when it begins
+} PipeStep;
+
+typedef struct {
+    int stages, stage; // ranks of the pipeline, P; which of them this one is
+    int chunks;        // V
+    int micros;        // k
+    int count;         // 2 * k * V
+    PipeStep *steps;   // (count) in this order
+    int *slots;        // (chunks) sets of activations that are alive at the same time, at most
+    int num_receives;
+    int *receives;     // (num_receives) the steps whose inputs come from other ranks, in the order in which to start receiving them
+    int buffers[2];    // inputs of forwards, and of backwards, that are received and not used up, at most
+} Schedule;
+
+static inline int virtual_stage(const Schedule *s, int chunk) { return chunk * s->stages + s->stage; }
+
+/* The rank (of the pipeline) from which a step's input comes, and to which its output goes; -1: none: it is the tokens, or the loss. */
+static inline int pipe_source(const Schedule *s, const PipeStep *step) {
+    int at = virtual_stage(s, step->chunk), from = step->kind == PIPE_FORWARD ? at - 1 : at + 1;
+    return from < 0 || from == s->stages * s->chunks ? -1 : from % s->stages;
+}
+static inline int pipe_target(const Schedule *s, const PipeStep *step) {
+    int at = virtual_stage(s, step->chunk), to = step->kind == PIPE_FORWARD ? at + 1 : at - 1;
+    return to < 0 || to == s->stages * s->chunks ? -1 : to % s->stages;
+}
+
+/* A rank's forwards are numbered over all its chunks: P micro-batches go through chunk 0, the same through chunk 1, …, then
+ * the next P. Backwards likewise, from the last chunk to the first. */
+static inline PipeStep pipe_step(const Schedule *s, PipeKind kind, int number) {
+    int P = s->stages, turn = number / P % s->chunks;
+    PipeStep step = {kind, number / (P * s->chunks) * P + number % P, kind == PIPE_FORWARD ? turn : s->chunks - 1 - turn, 0, 0, 0};
+    return step;
+}
+
+/* The steps of one rank, and how many sets of activations each chunk needs. */
+static void schedule_steps(Schedule *s) {
+    int n = s->micros * s->chunks, after = s->stages - s->stage - 1; // after: ranks behind this one
+    /* Forwards before the first backward can arrive. With several chunks a rank goes ahead of the next one by two: while it
+     * does the first, the other's backward is on its way (Megatron-LM's schedules have the same lengths). */
+    int warm_up = (int)min_i64(n, s->chunks == 1 ? after : 2 * after + (s->chunks - 1) * s->stages);
+    s->steps = (PipeStep *)checked_malloc(sizeof *s->steps * 2 * (size_t)n);
+    s->slots = (int *)checked_malloc(sizeof *s->slots * (size_t)s->chunks);
+    int *alive = (int *)checked_malloc(sizeof *alive * (size_t)s->chunks);
+    for (int forward = 0, backward = 0; backward < n;) {
+        int goes_forward = forward < n && forward - backward <= warm_up;
+        PipeStep *step = &s->steps[s->count++];
+        *step = goes_forward ? pipe_step(s, PIPE_FORWARD, forward++) : pipe_step(s, PIPE_BACKWARD, backward++);
+        alive[step->chunk] += goes_forward ? 1 : -1;
+        if (alive[step->chunk] > s->slots[step->chunk]) s->slots[step->chunk] = alive[step->chunk];
+    }
+    for (int i = 0; i < s->count; i++) s->steps[i].slot = s->steps[i].micro % s->slots[s->steps[i].chunk]; // they come and go in the order of micro-batches
+    free(alive);
+}
+
+static void schedule_close(Schedule *s) {
+    free(s->steps);
+    free(s->slots);
+    free(s->receives);
+    memset(s, 0, sizeof *s);
+}
+
+/* When each step of this rank would end (count), and its input be there (count), if a backward took twice as long as a
+ * forward and a message no time: a replay of all ranks, which each of them does alike. */
+static void schedule_replay(const Schedule *s, int *ends, int *arrives) {
+    int P = s->stages, S = P * s->chunks, left = P * s->count;
+    Schedule *all = (Schedule *)checked_malloc(sizeof *all * (size_t)P);
+    int *at = (int *)checked_malloc(sizeof *at * (size_t)P), *now = (int *)checked_malloc(sizeof *now * (size_t)P);
+    int *done = (int *)checked_malloc(sizeof *done * 2 * (size_t)s->micros * (size_t)S); // (kind, micro, virtual stage) when; 0: not yet
+    for (int p = 0; p < P; p++) {
+        all[p].stages = P, all[p].stage = p, all[p].chunks = s->chunks, all[p].micros = s->micros;
+        schedule_steps(&all[p]);
+    }
+    while (left)
+        for (int p = 0; p < P; p++)
+            for (; at[p] < s->count; at[p]++, left--) {
+                const PipeStep *step = &all[p].steps[at[p]];
+                int stage = virtual_stage(&all[p], step->chunk), backward = step->kind == PIPE_BACKWARD;
+                int *mine = &done[(step->kind * s->micros + step->micro) * S + stage], arrived = 0;
+                if (pipe_source(&all[p], step) >= 0 && !(arrived = mine[backward ? 1 : -1])) break; // of the stage next to it
+                now[p] = (int)max_i64(now[p], arrived) + (backward ? 2 : 1);
+                *mine = now[p];
+                if (p == s->stage) ends[at[p]] = now[p], arrives[at[p]] = arrived;
+            }
+    for (int p = 0; p < P; p++) schedule_close(&all[p]);
+    free(all);
+    free(at);
+    free(now);
+    free(done);
+}
+
+static int by_time(const void *a, const void *b) { return *(const int64_t *)a < *(const int64_t *)b ? -1 : *(const int64_t *)a > *(const int64_t *)b; }
+
+/* Of several chunks the number of micro-batches must be a multiple of the stages: options are checked before. */
+static void schedule_open(Schedule *s, int stages, int stage, int chunks, int micros) {
+    if (chunks > 1 && micros % stages) run_failure("a schedule of %d micro-batches in %d chunks over %d stages: expected a multiple of the stages", micros, chunks, stages);
+    memset(s, 0, sizeof *s);
+    s->stages = stages, s->stage = stage, s->chunks = chunks, s->micros = micros;
+    schedule_steps(s);
+    /* The one order of all messages is that of the times at which they are made, in the replay; of the same time, of their senders. */
+    int *ends = (int *)checked_malloc(sizeof *ends * (size_t)s->count), *arrives = (int *)checked_malloc(sizeof *arrives * (size_t)s->count);
+    int64_t *order = (int64_t *)checked_malloc(sizeof *order * (size_t)s->count); // (time, sender, step)
+    s->receives = (int *)checked_malloc(sizeof *s->receives * (size_t)s->count);
+    schedule_replay(s, ends, arrives);
+    for (int i = 0; i < s->count; i++) {
+        int from = pipe_source(s, &s->steps[i]);
+        if (from >= 0) order[s->num_receives++] = ((int64_t)arrives[i] * stages + from) * s->count + i;
+    }
+    qsort(order, (size_t)s->num_receives, sizeof *order, by_time);
+    int started[2] = {0, 0}, used[2] = {0, 0};
+    for (int i = 0, next = 0; i < s->count; i++) {
+        PipeStep *step = &s->steps[i];
+        for (; next < s->num_receives && order[next] < ((int64_t)ends[i] * stages + stage) * s->count; next++) { // before what this step sends
+            s->receives[next] = (int)(order[next] % s->count);
+            int kind = s->steps[s->receives[next]].kind;
+            s->buffers[kind] = (int)max_i64(s->buffers[kind], ++started[kind] - used[kind]);
+        }
+        step->receives = next;
+        used[step->kind] += pipe_source(s, step) >= 0;
+    }
+    for (int i = 0, taken[2] = {0, 0}; i < s->count; i++) // those of a kind come and go in the order of the steps
+        if (pipe_source(s, &s->steps[i]) >= 0) s->steps[i].buffer = taken[s->steps[i].kind]++ % s->buffers[s->steps[i].kind];
+    free(ends);
+    free(arrives);
+    free(order);
+}
+
+/* How many of `L` blocks virtual stage `s` has, and which is the first: as equal as can be. What is over goes to the stages
+ * before the last, which also has the head; the first, which keeps the most micro-batches alive, gets of it last.
+ * light_ends: first and last one have one block less than an equal share, for embedding and head (Llama 3 paper,
+ * section 3.3.2); without 2 * stages - 2 blocks they would have none. */
+static int stage_blocks(int L, int stages, int light_ends, int s, int *first) {
+    int light = light_ends && stages > 1, last = stages - 1;
+    int share = (L + 2 * light) / stages, over = (L + 2 * light) % stages, larger = last - over; // stages from `larger` to the one before the last have one more
+    *first = s * share + (s > larger ? s - larger : 0) - (light && s > 0);
+    return share + (s >= larger && s < last) - (light && (s == 0 || s == last));
+}
+
+#endif
