@@ -394,7 +394,7 @@ tasks() {
     bad "--world without --plan" "--world belongs to --plan" "${train[@]}" --world 8
     everywhere "ranks that do not fit the mesh" "dp-shard 4 .*= 4 ranks, but [123]" "${train[@]}" --dp-shard 4
     bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " "${train[@]}" --dp-shard 3 --ranks 2
-    bad "--dp-replicate 4 with 6 ranks" "dp-shard 1 x dp-replicate 4 = 4 ranks, but 6 .*dp-shard x dp-replicate = .*2 x 3" "${train[@]}" --dp-replicate 4 --ranks 6
+    bad "--dp-replicate 4 with 6 ranks" "dp-shard 1 x dp-replicate 4 = 4 ranks, but 6 .*choose tp x cp x pp x dp-shard x dp-replicate = .*1 x 1 x 1 x 2 x 3" "${train[@]}" --dp-replicate 4 --ranks 6
     bad "two sizes left open" "--dp-shard auto and --dp-replicate auto: one of them" "${train[@]}" --dp-shard auto --dp-replicate auto --ranks 2
     bad "--val-every without --val" "--val-every does nothing without --val" "${train[@]}" --val-every 5
     bad "--dtype without --export" "--dtype does nothing without --export" "${train[@]}" --dtype bf16
