@@ -8,23 +8,32 @@
 #ifndef PLAN_H
 #define PLAN_H
 #include "fsdp.h"
+#include "options.h" // defines: Options, number_behind
 
 // ---------------------------------------------------------------------------
 // the law
 
 static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIGN); }
 
-/* Traffic of one rank and step, in words (Rajbhandari et al. 2020, section 7; facts on what is gathered when in fsdp.h).
- * A rank receives all parts of a unit but its own, each time. Weights, in the compute dtype: full_shard gathers every
- * block twice a micro-batch, embedding and head once (the head stays from forward to backward, the embedding's backward
+/* Traffic of one rank and step, in words. Of data parallelism (Rajbhandari et al. 2020, section 7; facts on what is gathered
+ * when in fsdp.h): a rank receives all parts of a unit but its own, each time. Weights, in the compute dtype: full_shard gathers
+ * every block twice a micro-batch, embedding and head once (the head stays from forward to backward, the embedding's backward
  * needs no weights; tied they are one); shard_grad_op every unit once a step; no_shard none. Gradients, in the reduce
  * dtype: every unit once a micro-batch or, accumulated locally, once a step; without sharding twice, to and fro. Over
- * replicas each rank's part goes to and fro once a step. */
-static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int64_t n /* ranks that shard */, int64_t R /* replicas */, const Sharding *how, int64_t wrap,
-                        int64_t report_bytes, int64_t samples_bytes /* 0: they are not told */) {
-    int64_t C = c->C, V = c->V, F = c->F, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
-    int64_t matrices = (Q + 2 * KV) * C + C * Q + 3 * F * C, block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F);
-    int64_t joined = min_i64(c->L, max_i64(1, (wrap + matrices + 2 * C - 1) / (matrices + 2 * C))), rest = c->L % joined; // blocks in a unit, in the last
+ * replicas each rank's part goes to and fro once a step.
+ * Of tensor parallelism (Korthikanti et al. 2022, section 4.2.2): of activations (N, C) a rank has 1/tp, and receives the rest when
+ * they are gathered, as much when sums are scattered. A block gathers 2 inputs and scatters 2 outputs; its backward gathers 2
+ * gradients and the 2 inputs again, and scatters 2 gradients; embedding and head have one of each. The head's softmax takes 3 words a row,
+ * the norms' gradients are summed once a step. Of context parallelism: a block gathers keys and values, its backward again,
+ * and scatters their gradients. Computing a block again gathers its inputs and its keys and values, and scatters attention's output. */
+static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, const Options *o, const Sharding *how, int64_t report_bytes) {
+    int64_t asked[MESH_AXES] = {o->tp, o->cp, 1, o->dp_shard, o->dp_replicate}, product = 1;
+    for (int a = 0; a < MESH_AXES; a++) product *= max_i64(1, asked[a]);
+    for (int a = 0; a < MESH_AXES; a++) asked[a] = asked[a] ? asked[a] : world / product;
+    int64_t tp = asked[AXIS_TP], cp = asked[AXIS_CP], n = asked[AXIS_DP_SHARD] * cp /* ranks that shard */, R = asked[AXIS_DP_REPLICATE];
+    int64_t C = c->C, V = (c->V + tp - 1) / tp, F = (c->F + tp - 1) / tp, Q = (int64_t)c->NH / tp * c->HD, KV = (int64_t)c->NKV / tp * c->HD;
+    int64_t block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F), parameters = (2 * (Q + KV) * tp + 3 * c->F + 2) * C; // of the whole block
+    int64_t joined = min_i64(c->L, max_i64(1, (number_behind(o->wrap, "size") + parameters - 1) / parameters)), rest = c->L % joined; // blocks in a unit, in the last
     int64_t embedding = c->tied ? aligned(V * C) + aligned(C) : aligned(V * C), head = c->tied ? 0 : aligned(C) + aligned(V * C);
     int64_t pad = TENSOR_ALIGN * n * R, blocks = c->L / joined * round_up(joined * block, pad) + round_up(rest * block, pad), ends = round_up(embedding, pad) + round_up(head, pad);
     int64_t block_units = (c->L + joined - 1) / joined, end_units = c->tied ? 1 : 2, k = how->accumulation, reductions = how->local ? 1 : k;
@@ -42,8 +51,19 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
         Traffic replicas = {block_units + end_units, (blocks + ends) / n / R * (R - 1) * gradient};
         law[AXIS_DP_REPLICATE][ALL_GATHER] = law[AXIS_DP_REPLICATE][REDUCE_SCATTER] = replicas;
     }
-    if (world > 1) { // the step report
-        Traffic report = {samples_bytes ? 2 : 1, (world - 1) * (report_bytes + samples_bytes)};
+    int64_t N = o->batch * (o->seq / cp), rows = (N + tp - 1) / tp, every = number_behind(o->recompute, "every"), chunk = min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, LOGITS / V & ~15)));
+    int64_t again = !strcmp(o->recompute, "full") ? c->L : every ? (c->L + every - 1) / every : 0; // blocks that are computed again from their input
+    if (tp > 1) {
+        int64_t gathers = 6 * c->L + 2 * again + 2, scatters = 4 * c->L + again + 2, softmaxes = (N + chunk - 1) / chunk, norms = (2 * c->L + 1) * C;
+        Traffic gather = {k * (gathers + softmaxes) + 1, (tp - 1) * (k * (gathers * rows * C * weight + 12 * N) + 4 * norms)}, scatter = {k * scatters, (tp - 1) * k * scatters * rows * C * weight};
+        law[AXIS_TP][ALL_GATHER] = gather, law[AXIS_TP][REDUCE_SCATTER] = scatter;
+    }
+    if (cp > 1) {
+        Traffic gather = {k * (2 * c->L + again), (cp - 1) * k * (2 * c->L + again) * N * 2 * KV * weight}, scatter = {k * c->L, (cp - 1) * k * c->L * N * 2 * KV * weight};
+        law[AXIS_CP][ALL_GATHER] = gather, law[AXIS_CP][REDUCE_SCATTER] = scatter;
+    }
+    if (world > 1) { // the step report, and with --out which samples it took
+        Traffic report = {o->out ? 2 : 1, (world - 1) * (report_bytes + (o->out ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0))};
         law[AXIS_WORLD][ALL_GATHER] = report;
     }
 }

@@ -304,7 +304,7 @@ static void test_fixture(const char *fixture) {
     device_read(&r->dev, &unsettled, &r->sums[SUM_LOSS], sizeof unsettled);
     exact_merge(&sum, &unsettled);
     double loss = exact_value(&sum) / count;
-    unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)], PASS_LAST);
+    unit_free(&r->fsdp, &r->fsdp.units[r->table->head], PASS_LAST);
     int64_t n;
     float *want = fixture_tensor(&expected, "logits", &n), *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
     float *logits = floats_on_host(&r->dev, r->model.logits, n);
@@ -425,7 +425,7 @@ static void ranks_body(Job *j, int rank) {
         if (step > 1) continue;
 #ifdef HAVE_MPI
         Traffic law[AXES][COLLECTIVES];
-        law_of(law, r->config, r->mesh.world, r->opt);
+        law_of(law, r->whole_config, r->mesh.world, r->opt);
         for (int row = 0; row < (int)AXES * (int)COLLECTIVES && j->transport == &transport_mpi; row++) {
             int a = row / COLLECTIVES, op = row % COLLECTIVES, c = 0;
             while (c < num_profiled && profiled[c].comm != r->comm.groups[a].mpi) c++;
@@ -665,7 +665,7 @@ static void test_family(void) {
         char name[96];
         Llama3Config c = config_of_model(known[i].name);
         TensorTable t;
-        table_open(&t, &c, 0);
+        table_open(&t, &c, 0, &WHOLE_MODEL);
         snprintf(name, sizeof name, "%s has the published number of parameters", known[i].name);
         CHECK(name, t.num_parameters == known[i].parameters, "%" PRId64 ", published %" PRId64, t.num_parameters, known[i].parameters);
         int bad = 0;
@@ -676,7 +676,7 @@ static void test_family(void) {
     }
     Llama3Config c = config_of_model("tiny");
     TensorTable t;
-    table_open(&t, &c, 0);
+    table_open(&t, &c, 0, &WHOLE_MODEL);
     const Tensor *head = table_find(&t, "lm_head.weight");
     float whole[4096], part[1000];
     double sum = 0, square = 0;
@@ -1012,14 +1012,14 @@ static void test_use(void) {
         j->opt.model = strdup(arguments);
         j->config = config_of_model(j->opt.model);
         table_close(&j->table);
-        table_open(&j->table, &j->config, 0);
+        table_open(&j->table, &j->config, 0, &WHOLE_MODEL);
         j->has_weights = model_files_open(&j->weights, j->opt.model, &j->table);
         j->task = DO_GENERATE;
         j->opt.batch = 1, j->opt.seq = 12, j->opt.max_tokens = 4;
         j->prompt_length = 12;
         j->prompt = (int32_t *)checked_malloc(sizeof(int32_t) * 12);
         for (int t = 0; t < 12; t++) j->prompt[t] = (t * 37 + 5) % 131;
-        j->mesh = mesh_open(world, 0, 1, 0);
+        j->mesh = mesh_of(world, 0, 1);
         launch(j, 0, generation_body);
         snprintf(name, sizeof name, "generation with cached keys and values on %d ranks: logits of the whole text", world);
         CHECK(name, generation_difference < (sizeof(floatX) == 4 ? 2e-6 : 2e-2), "relative difference %.2g", generation_difference);

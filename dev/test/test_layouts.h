@@ -44,7 +44,7 @@ static Difference difference_of(const OneRank *one, int tied) {
     Difference d = ZERO;
     TensorTable t;
     Llama3Config c = config_of_model(small_model(tied));
-    table_open(&t, &c, 0);
+    table_open(&t, &c, 0, &WHOLE_MODEL);
     int64_t at = 0;
     for (int i = 0; i < t.num_tensors; i++) {
         int64_t m = t.tensors[i].rows * t.tensors[i].cols;
@@ -170,7 +170,7 @@ static void between_body(Job *j, int rank) {
     int validates = r->val->num_files > 0;
     int64_t targets;
     Traffic law[AXES][COLLECTIVES];
-    law_of(law, r->config, r->mesh.world, r->opt);
+    law_of(law, r->whole_config, r->mesh.world, r->opt);
     for (int step = 1; step <= 3; step++) {
         StepStats s = train_step(r, step);
         __atomic_fetch_add(&between.lawful, !memcmp(law, r->comm.wire, sizeof law), __ATOMIC_RELAXED);
