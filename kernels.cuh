@@ -350,16 +350,16 @@ static void cuda_linear_backward_weight(Device *dev, float *dw, const floatX *dy
 // by rows: embedding, RMSNorm, RoPE, SwiGLU, loss
 
 /* A thread copies one T, of floatX or of 16 bytes; a row has `length` of them, in `chunks` blocks. */
-template <class T> __global__ void __launch_bounds__(BLOCK) embedding_forward_kernel(T *x, const T *embed, const int32_t *ids, int length, int chunks) {
-    int64_t n = blockIdx.x / (unsigned)chunks, i = (int64_t)(blockIdx.x % (unsigned)chunks) * BLOCK + threadIdx.x;
-    if (i < length) x[n * length + i] = ids[n] < 0 ? T{} : embed[(int64_t)ids[n] * length + i];
+template <class T> __global__ void __launch_bounds__(BLOCK) embedding_forward_kernel(T *x, const T *embed, const int32_t *ids, int first, int V, int length, int chunks) {
+    int64_t n = blockIdx.x / (unsigned)chunks, i = (int64_t)(blockIdx.x % (unsigned)chunks) * BLOCK + threadIdx.x, row = slice_row(ids[n], first, V);
+    if (i < length) x[n * length + i] = row < 0 ? T{} : embed[row * length + i];
 }
-static void cuda_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int N, int C) {
+static void cuda_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int first, int N, int C, int V) {
     int vectors = in_vectors(C, WIDE, x, embed), length = vectors ? C / WIDE : C, chunks = (int)blocks_of(length, BLOCK);
     if (!N) return;
     unsigned grid = grid_of((int64_t)N * chunks), threads = threads_for(length, BLOCK);
-    if (vectors) KERNEL(dev, (embedding_forward_kernel<uint4>), grid, threads, 0, (uint4 *)x, (const uint4 *)embed, ids, length, chunks);
-    else KERNEL(dev, (embedding_forward_kernel<floatX>), grid, threads, 0, x, embed, ids, length, chunks);
+    if (vectors) KERNEL(dev, (embedding_forward_kernel<uint4>), grid, threads, 0, (uint4 *)x, (const uint4 *)embed, ids, first, V, length, chunks);
+    else KERNEL(dev, (embedding_forward_kernel<floatX>), grid, threads, 0, x, embed, ids, first, V, length, chunks);
 }
 
 /* The embedding's gradient: a token may occur once or be nine tenths of a batch, and its sum must not be one thread's work.
@@ -398,21 +398,22 @@ static __global__ void __launch_bounds__(SORT_BLOCK) sort_tokens_kernel(int32_t 
 
 /* A block: TOKEN_BLOCK sorted tokens; a thread W columns of all of them. Reads dx once, and dembed once for each id in it. */
 template <int W> __global__ void __launch_bounds__(BLOCK) embedding_backward_kernel(float *dembed, float *partial /* (blocks, C) */, const floatX *dx, const int32_t *ids,
-                                                                                    const int32_t *order, int N, int C) {
+                                                                                    const int32_t *order, int first, int V, int N, int C) {
     enum { AHEAD = 4 }; // rows in flight
     SHARED(int32_t, token, TOKEN_BLOCK);
-    SHARED(int32_t, id, TOKEN_BLOCK + 1);
+    SHARED(int32_t, id, TOKEN_BLOCK + 1); // as rows of the table, -1: none
     int64_t begin = (int64_t)blockIdx.x * TOKEN_BLOCK, column = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
     int count = (int)min_i64(TOKEN_BLOCK, N - begin);
-    if ((int)threadIdx.x < count) token[threadIdx.x] = order[begin + threadIdx.x], id[threadIdx.x] = ids[order[begin + threadIdx.x]];
+    if ((int)threadIdx.x < count) token[threadIdx.x] = order[begin + threadIdx.x], id[threadIdx.x] = slice_row(ids[order[begin + threadIdx.x]], first, V);
     if (threadIdx.x == 0) id[count] = -1;
-    int32_t earlier = begin ? ids[order[begin - 1]] : -1; // its run may go on here
+    int32_t earlier = begin ? slice_row(ids[order[begin - 1]], first, V) : -1; // its run may go on here
     __syncthreads();
     if (column >= C) return;
     float v[AHEAD][W], sum[W] = {};
     for (int k0 = 0; k0 < count; k0 += AHEAD) {
 #pragma unroll
-        for (int r = 0; r < AHEAD; r++) load(v[r], dx + (int64_t)token[k0 + r < count ? k0 + r : k0] * C + column);
+        for (int r = 0; r < AHEAD; r++)
+            if (k0 + r < count && id[k0 + r] >= 0) load(v[r], dx + (int64_t)token[k0 + r] * C + column);
 #pragma unroll
         for (int r = 0; r < AHEAD; r++) {
             int k = k0 + r;
@@ -433,34 +434,35 @@ template <int W> __global__ void __launch_bounds__(BLOCK) embedding_backward_ker
 
 /* A block: the run that goes on into block b of the sorted tokens, and did not already into block b - 1, if there is one. */
 template <int W> __global__ void __launch_bounds__(WARP *SUM_LANES) embedding_runs_kernel(float *dembed, const float *partial, const int32_t *ids, const int32_t *order,
-                                                                                          int N, int C) {
+                                                                                          int first, int V, int N, int C) {
     SHARED(float, sums, SUM_LANES * WARP * W);
     int b = (int)blockIdx.x + 1, last = (int)((N - 1) / TOKEN_BLOCK);
-    const int32_t *first = order + (int64_t)b * TOKEN_BLOCK; // of block b
-    int32_t id = ids[*first];
-    if (id < 0 || ids[first[-1]] != id || (b > 1 && ids[first[-TOKEN_BLOCK - 1]] == id)) return;
+    const int32_t *tokens = order + (int64_t)b * TOKEN_BLOCK; // of block b
+    int32_t id = ids[*tokens];
+    int64_t row = slice_row(id, first, V);
+    if (row < 0 || ids[tokens[-1]] != id || (b > 1 && ids[tokens[-TOKEN_BLOCK - 1]] == id)) return;
     int low = 0, high = last - b; // the run's last block is b + low ... b + high
     while (low < high) {
         int middle = (low + high + 1) / 2;
-        if (ids[first[(int64_t)middle * TOKEN_BLOCK]] == id) low = middle;
+        if (ids[tokens[(int64_t)middle * TOKEN_BLOCK]] == id) low = middle;
         else high = middle - 1;
     }
-    add_rows<W>(dembed + (int64_t)id * C, partial + (int64_t)b * C, low + 1, C, sums);
+    add_rows<W>(dembed + row * C, partial + (int64_t)b * C, low + 1, C, sums);
 }
 
 static size_t embedding_order_bytes(int N) { return (size_t)round_up((int64_t)N * 4, 256); }
 static size_t cuda_embedding_backward_scratch(int N, int C) { return embedding_order_bytes(N) + (size_t)(blocks_of(N, TOKEN_BLOCK) * C) * sizeof(float); }
-static void cuda_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int N, int C, void *scratchpad) {
+static void cuda_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int first, int N, int C, int V, void *scratchpad) {
     int32_t *order = (int32_t *)scratchpad; // (N)
     float *partial = (float *)((char *)scratchpad + embedding_order_bytes(N));
     unsigned blocks = (unsigned)blocks_of(N, TOKEN_BLOCK);
     if (!N) return;
     KERNEL(dev, sort_tokens_kernel, (unsigned)blocks_of(N, WARP * SORT_TOKENS), SORT_BLOCK, 0, order, ids, N);
     KERNEL_BY_WIDTH(dev, in_vectors(C, WIDE, dx, dembed), WIDE, embedding_backward_kernel, dim3(blocks, (unsigned)blocks_of(C, BLOCK * W)), BLOCK, 0,
-                    dembed, partial, dx, ids, order, N, C);
+                    dembed, partial, dx, ids, order, first, V, N, C);
     if (blocks > 1)
         KERNEL_BY_WIDTH(dev, in_vectors(C, FLAT, dembed), FLAT, embedding_runs_kernel, dim3(blocks - 1, (unsigned)blocks_of(C, WARP * W)), dim3(WARP, SUM_LANES), 0,
-                        dembed, partial, ids, order, N, C);
+                        dembed, partial, ids, order, first, V, N, C);
 }
 
 /* A block a row, a thread a vector of it, or several where the row has more than MAX_BLOCK: all but the first are read twice,
@@ -564,6 +566,20 @@ static void cuda_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floa
 }
 
 /* A block a token: its angles are read once. A thread turns W pairs of one head, then of another. */
+template <int W> __global__ void __launch_bounds__(BLOCK) residual_add_kernel(floatX *out, const floatX *x, const floatX *delta, int64_t count) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    float v[W], d[W];
+    if (left <= 0) return;
+    load_some<W, false>(v, x + i, left);
+    load_some<W, false>(d, delta + i, left);
+#pragma unroll
+    for (int j = 0; j < W; j++) v[j] += d[j];
+    store_some<W, false>(out + i, v, left);
+}
+static void cuda_residual_add(Device *dev, floatX *out, const floatX *x, const floatX *delta, int64_t count) {
+    if (count) KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, out, x, delta), WIDE, residual_add_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, out, x, delta, count);
+}
+
 template <int W> __global__ void __launch_bounds__(BLOCK) rope_kernel(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int T, int heads, int HD,
                                                                       float direction) {
     int half = HD / 2, parts = half / W;
@@ -1596,7 +1612,7 @@ static void cuda_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX 
 
 /* A thread W elements of all n pieces. level[b] waits for its right neighbour: a sum of 2^b pieces; their indices are known when
  * the loops are unrolled, so they stay in registers. n < 2^LEVELS. */
-template <int W, int LEVELS, class T> static __device__ __forceinline__ void tree_sum_of(float *out, const T *pieces, int n, int64_t count, int accumulate) {
+template <int W, int LEVELS, class Out, class T> static __device__ __forceinline__ void tree_sum_of(Out *out, const T *pieces, int n, int64_t count, int accumulate) {
     int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
     float level[LEVELS][W], sum[W] = {};
     if (left <= 0) return;
@@ -1629,22 +1645,23 @@ template <int W, int LEVELS, class T> static __device__ __forceinline__ void tre
     }
     store_some<W, false>(out + i, sum, left);
 }
-template <class T> __global__ void __launch_bounds__(BLOCK) tree_sum_kernel(float *out, const T *pieces, int n, int64_t count, int accumulate) {
+template <class Out, class T> __global__ void __launch_bounds__(BLOCK) tree_sum_kernel(Out *out, const T *pieces, int n, int64_t count, int accumulate) {
     tree_sum_of<FLAT, 4>(out, pieces, n, count, accumulate);
 }
-template <class T> __global__ void __launch_bounds__(BLOCK) tree_sum_many_kernel(float *out, const T *pieces, int n, int64_t count, int accumulate) { // or at odd places
+template <class Out, class T> __global__ void __launch_bounds__(BLOCK) tree_sum_many_kernel(Out *out, const T *pieces, int n, int64_t count, int accumulate) { // or at odd places
     tree_sum_of<1, 31>(out, pieces, n, count, accumulate);
 }
-template <class T> static void cuda_tree_sum_of(Device *dev, float *out, const T *pieces, int n, int64_t count, int accumulate) {
+template <class Out, class T> static void cuda_tree_sum_of(Device *dev, Out *out, const T *pieces, int n, int64_t count, int accumulate) {
     int vectors = n < 16 && in_vectors(n > 1 ? count : 0, FLAT, out, pieces);
     if (!count) return;
-    if (vectors) KERNEL(dev, (tree_sum_kernel<T>), grid_of(blocks_of(count, BLOCK * FLAT)), BLOCK, 0, out, pieces, n, count, accumulate);
-    else KERNEL(dev, (tree_sum_many_kernel<T>), grid_of(blocks_of(count, BLOCK)), BLOCK, 0, out, pieces, n, count, accumulate);
+    if (vectors) KERNEL(dev, (tree_sum_kernel<Out, T>), grid_of(blocks_of(count, BLOCK * FLAT)), BLOCK, 0, out, pieces, n, count, accumulate);
+    else KERNEL(dev, (tree_sum_many_kernel<Out, T>), grid_of(blocks_of(count, BLOCK)), BLOCK, 0, out, pieces, n, count, accumulate);
 }
 static void cuda_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
     if (dtype == DTYPE_F32) cuda_tree_sum_of(dev, out, (const float *)pieces, n, count, accumulate);
     else cuda_tree_sum_of(dev, out, (const bf16 *)pieces, n, count, accumulate);
 }
+static void cuda_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int n, int64_t count) { cuda_tree_sum_of(dev, out, pieces, n, count, 0); }
 
 /* Exact sums: a thread keeps the digits in registers (the loop over them is unrolled), a warp adds its threads' to the total.
  * They are integers: whoever comes first, the sum is the same. The host passes the carries on. */

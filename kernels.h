@@ -269,24 +269,30 @@ static void cpu_linear_backward_weight(Device *dev, float *dw, const floatX *dy,
 // ---------------------------------------------------------------------------
 // by rows: embedding, RMSNorm, RoPE, SwiGLU, loss
 
-static void cpu_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int N, int C) {
+/* The row of token `id` in a table of V rows that begins with token `first`; -1: it is not there. */
+static inline BOTH int slice_row(int32_t id, int first, int V) { return id >= first && id - first < V ? id - first : -1; }
+
+static void cpu_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int first, int N, int C, int V) {
 #pragma omp parallel for num_threads(dev->threads)
-    for (int n = 0; n < N; n++)
-        if (ids[n] < 0) memset(x + (int64_t)n * C, 0, (size_t)C * sizeof *x);
-        else memcpy(x + (int64_t)n * C, embed + (int64_t)ids[n] * C, (size_t)C * sizeof *x);
+    for (int n = 0; n < N; n++) {
+        int64_t row = slice_row(ids[n], first, V);
+        if (row < 0) memset(x + (int64_t)n * C, 0, (size_t)C * sizeof *x);
+        else memcpy(x + (int64_t)n * C, embed + row * C, (size_t)C * sizeof *x);
+    }
 }
 
 static size_t cpu_embedding_backward_scratch(int N, int C) { return (void)N, (void)C, 0; }
 /* Columns belong to threads, so each element is summed by one thread, over n in order, and one frequent token is everybody's work. */
-static void cpu_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int N, int C, void *scratchpad) {
+static void cpu_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int first, int N, int C, int V, void *scratchpad) {
     (void)scratchpad;
 #pragma omp parallel for num_threads(dev->threads)
     for (int64_t part = 0; part < dev->threads; part++) {
-        int64_t vectors = blocks_of(C, VL), first = part * vectors / dev->threads * VL, last = min_i64(C, (part + 1) * vectors / dev->threads * VL);
+        int64_t vectors = blocks_of(C, VL), begin = part * vectors / dev->threads * VL, end = min_i64(C, (part + 1) * vectors / dev->threads * VL);
         for (int n = 0; n < N; n++) {
-            float *row = dembed + (int64_t)ids[n] * C;
-            for (int64_t i = first; i < last && ids[n] >= 0; i += VL)
-                store_float(row + i, load_float(row + i, C - i) + load_x(dx + (int64_t)n * C + i, C - i), C - i);
+            int64_t row = slice_row(ids[n], first, V);
+            float *out = dembed + row * C;
+            for (int64_t i = begin; i < end && row >= 0; i += VL)
+                store_float(out + i, load_float(out + i, C - i) + load_x(dx + (int64_t)n * C + i, C - i), C - i);
         }
     }
 }
@@ -357,6 +363,15 @@ static void cpu_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const float
             total.a += before.a, total.b += before.b;
             store_pair_float(dw + i, total, C - i);
         }
+    }
+}
+
+static void cpu_residual_add(Device *dev, floatX *out, const floatX *x, const floatX *delta, int64_t count) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t i = 0; i < count; i += 2 * VL) {
+        vpair v = load_pair(x + i, count - i), d = load_pair(delta + i, count - i);
+        v.a += d.a, v.b += d.b;
+        store_pair(out + i, v, count - i);
     }
 }
 
@@ -848,8 +863,10 @@ static inline vfloat load_piece(const void *pieces, Dtype dtype, int64_t at, int
     return dtype == DTYPE_BF16 ? load_bf16((const bf16 *)pieces + at, n) : load_float((const float *)pieces + at, n);
 }
 
-static inline void tree_sum_of(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
-    int past = !accumulate && out != pieces && count >= STREAM_FLOATS && (uintptr_t)out % sizeof(vfloat) == 0; // the caches
+/* out is fp32 but in sum_pieces, where it is floatX as the pieces are; there is no `accumulate` there. */
+static inline void tree_sum_of(Device *dev, void *out, Dtype out_dtype, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
+    float *sums = (float *)out;
+    int past = out_dtype == DTYPE_F32 && !accumulate && out != pieces && count >= STREAM_FLOATS && (uintptr_t)out % sizeof(vfloat) == 0; // the caches
 #pragma omp parallel num_threads(dev->threads)
     {
 #pragma omp for nowait
@@ -863,18 +880,20 @@ static inline void tree_sum_of(Device *dev, float *out, const void *pieces, Dtyp
             }
             vfloat total = level[--waiting];
             while (waiting) total = level[--waiting] + total;
-            if (accumulate) total = load_float(out + i, count - i) + total;
-            if (past && i + VL <= count) vstream(out + i, total);
-            else store_float(out + i, total, count - i);
+            if (accumulate) total = load_float(sums + i, count - i) + total;
+            if (past && i + VL <= count) vstream(sums + i, total);
+            else if (out_dtype == DTYPE_F32) store_float(sums + i, total, count - i);
+            else store_bf16((bf16 *)out + i, total, count - i);
         }
         vstream_end();
     }
 }
 
 static void cpu_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
-    if (dtype == DTYPE_F32) tree_sum_of(dev, out, pieces, DTYPE_F32, n, count, accumulate);
-    else tree_sum_of(dev, out, pieces, DTYPE_BF16, n, count, accumulate);
+    if (dtype == DTYPE_F32) tree_sum_of(dev, out, DTYPE_F32, pieces, DTYPE_F32, n, count, accumulate);
+    else tree_sum_of(dev, out, DTYPE_F32, pieces, DTYPE_BF16, n, count, accumulate);
 }
+static void cpu_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int n, int64_t count) { tree_sum_of(dev, out, FLOATX, pieces, FLOATX, n, count, 0); }
 
 static void cpu_exact_total(Device *dev, ExactSum *total, const float *x, int64_t count) {
     ExactSum sum = ZERO;
@@ -969,13 +988,13 @@ static const double XB = sizeof(floatX), FB = sizeof(float); // bytes an element
     arena_release(dev, MEM_WORKSPACE, mark); \
 }
 
-/* A row of x is zero where its id is negative, and gives no gradient: a slice of the vocabulary needs that. */
-static void embedding_forward(Device *dev, floatX *x /* (N,C) = */, const floatX *embed /* (V,C) */, const int32_t *ids /* (N) */, int N, int C) {
-    RUN_OP(OP_EMBEDDING_FORWARD, 0, 2.0 * N * C * XB + FB * N, embedding_forward(dev, x, embed, ids, N, C))
+/* The table has V rows of the vocabulary, from token `first` on. A row of x whose id is not among them is zero, and gives no gradient. */
+static void embedding_forward(Device *dev, floatX *x /* (N,C) = */, const floatX *embed /* (V,C) */, const int32_t *ids /* (N) */, int first, int N, int C, int V) {
+    RUN_OP(OP_EMBEDDING_FORWARD, 0, 2.0 * N * C * XB + FB * N, embedding_forward(dev, x, embed, ids, first, N, C, V))
 }
-static void embedding_backward(Device *dev, float *dembed /* (V,C) += */, const floatX *dx /* (N,C) */, const int32_t *ids /* (N) */, int N, int C) {
+static void embedding_backward(Device *dev, float *dembed /* (V,C) += */, const floatX *dx /* (N,C) */, const int32_t *ids /* (N) */, int first, int N, int C, int V) {
     RUN_OP_IN("embedding backward", BACKEND(embedding_backward_scratch)(N, C), OP_EMBEDDING_BACKWARD, (double)N * C, (double)N * C * (XB + 2 * FB) + FB * N,
-              embedding_backward(dev, dembed, dx, ids, N, C, space))
+              embedding_backward(dev, dembed, dx, ids, first, N, C, V, space))
 }
 
 /* Normalises x, or x + delta, which it stores rounded in sum and reads back from there. sum may be x or delta. */
@@ -990,6 +1009,11 @@ static void rmsnorm_backward(Device *dev, floatX *dx /* (N,C) = */, float *dw /*
     double bytes = (double)N * C * XB * (dresidual ? 4 : 3) + N * FB + C * (XB + 2 * FB);
     RUN_OP_IN("rmsnorm backward", BACKEND(rmsnorm_backward_scratch)(N, C), OP_RMSNORM_BACKWARD, 10.0 * N * C, bytes,
               rmsnorm_backward(dev, dx, dw, dout, dresidual, x, rstd, w, N, C, space))
+}
+
+/* Rounds as rmsnorm_forward rounds its sum: the same bits. out may be x or delta. */
+static void residual_add(Device *dev, floatX *out /* (count) = */, const floatX *x /* (count) */, const floatX *delta /* (count) */, int64_t count) {
+    RUN_OP(OP_RESIDUAL_ADD, (double)count, 3.0 * (double)count * XB, residual_add(dev, out, x, delta, count))
 }
 
 static void linear_forward(Device *dev, floatX *y /* (N,OC) = x w^T */, const floatX *x /* (N,IC) */, const floatX *w /* (OC,IC) */, int N, int IC, int OC) {
@@ -1062,6 +1086,11 @@ static void cross_entropy(Device *dev, float *losses /* (N) =, 0 where the targe
 static void tree_sum(Device *dev, float *out /* (count) = sum; += where `accumulate` */, const void *pieces /* (n,count) of dtype */, Dtype dtype, int n, int64_t count, int accumulate) {
     double bytes = (double)count * ((1 + accumulate) * FB + n * (dtype == DTYPE_F32 ? FB : 2));
     RUN_OP(OP_TREE_SUM, (double)(n - 1 + accumulate) * count, bytes, tree_sum(dev, out, pieces, dtype, n, count, accumulate))
+}
+
+/* tree_sum for activations: the sum is rounded once, to floatX. out may be pieces. */
+static void sum_pieces(Device *dev, floatX *out /* (count) = */, const floatX *pieces /* (n,count) */, int n, int64_t count) {
+    RUN_OP(OP_SUM_PIECES, (double)(n - 1) * (double)count, (double)count * (n + 1) * XB, sum_pieces(dev, out, pieces, n, count))
 }
 
 static void exact_total(Device *dev, ExactSum *total /* += */, const float *x /* (count), none negative */, int64_t count) {

@@ -22,7 +22,7 @@ typedef struct { // one test's buffers and its worst figures
     double worst, worst_row;
     double row_floor; // a row of the reference counts as no smaller: where a result is a difference of larger numbers
     double bound, row_bound; // of this test: what worst and worst_row may be
-    uint64_t seed;    // where `random` began
+    uint64_t seed;    // where `random` begins in each test
     char shape[200], bad[600]; // of the case that runs; the first thing that was wrong, "" as long as nothing was
 } KernelTest;
 
@@ -172,20 +172,23 @@ static void test_report(KernelTest *t, const char *name) {
 
 static void test_embedding(KernelTest *t) {
     test_bounds(t, 2e-6, 1e-5);
-    const int sizes[][4] = {{1, 1, 17, 0}, {65, 5, 3, 0}, {200, 257, 17, 0}, {3, 64, 1, 0}, {1000, 40, 1000, 90}, {1001, 9, 100, 50}}; // N, C, V, percent that are one token
-    for (int i = 0; i < 6; i++, t->cases++) {
-        int N = sizes[i][0], C = sizes[i][1], V = sizes[i][2];
-        test_shape(t, "embedding (N %d, C %d, V %d)", N, C, V);
+    // N, C, V, percent that are one token, the table's first; the last: most tokens are the one before it
+    const int sizes[][5] = {{1, 1, 17, 0, 0},      {65, 5, 3, 0, 0},     {200, 257, 17, 0, 0}, {3, 64, 1, 0, 0},    {1000, 40, 1000, 90, 0},
+                            {1001, 9, 100, 50, 0}, {300, 24, 40, 0, 40}, {700, 40, 33, 80, 7}, {90, 5, 1, 30, 300}, {700, 16, 5, 90, 6}};
+    for (int i = 0; i < 10; i++, t->cases++) {
+        int N = sizes[i][0], C = sizes[i][1], V = sizes[i][2], low = sizes[i][4], all = low ? low + V + 20 : V, often = i == 9 ? low - 1 : low + V / 2;
+        test_shape(t, "embedding (N %d, C %d, V %d from %d on)", N, C, V, low);
         floatX *embed = test_xs(t, V * C, 1), *dx = test_xs(t, N * C, 1), *first = NULL;
         float *start = test_floats(t, V * C, 1), *dfirst = NULL;
         int32_t *ids = (int32_t *)test_alloc(t, N * 4);
-        for (int n = 0; n < N; n++) ids[n] = n % 7 == 6 ? -1 : (int32_t)(fabs(test_random(t)) * V);
-        for (int n = 0; n < N && sizes[i][3]; n++) ids[n] = fabs(test_random(t)) * 100 < sizes[i][3] ? V / 2 : ids[n];
+        for (int n = 0; n < N; n++) ids[n] = n % 7 == 6 ? -1 : (int32_t)(fabs(test_random(t)) * all);
+        for (int n = 0; n < N && sizes[i][3]; n++) ids[n] = fabs(test_random(t)) * 100 < sizes[i][3] ? often : ids[n];
+        if (low) ids[0] = INT32_MAX, ids[1] = INT32_MIN, ids[2] = low - 1, ids[3] = low, ids[4] = low + V - 1, ids[5] = low + V;
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
             floatX *x = test_xs(t, N * C, 1);
             float *dembed = (float *)test_copy(t, start, V * C * 4);
-            embedding_forward(&t->dev[threads], x, embed, ids, N, C);
-            embedding_backward(&t->dev[threads], dembed, dx, ids, N, C);
+            embedding_forward(&t->dev[threads], x, embed, ids, low, N, C, V);
+            embedding_backward(&t->dev[threads], dembed, dx, ids, low, N, C, V);
             if (!first) first = x, dfirst = dembed;
             test_same(t, x, first, N * C * (int64_t)sizeof(floatX));
             test_same(t, dembed, dfirst, V * C * 4);
@@ -193,9 +196,9 @@ static void test_embedding(KernelTest *t) {
         double *ref = test_doubles(t, N * C), *dref = test_doubles(t, V * C);
         for (int j = 0; j < V * C; j++) dref[j] = start[j];
         for (int n = 0; n < N; n++)
-            for (int c = 0; c < C && ids[n] >= 0; c++) {
-                ref[n * C + c] = to_float(embed[ids[n] * C + c]);
-                dref[ids[n] * C + c] += to_float(dx[n * C + c]);
+            for (int c = 0; c < C && ids[n] >= low && ids[n] < low + (int64_t)V; c++) {
+                ref[n * C + c] = to_float(embed[(ids[n] - low) * C + c]);
+                dref[(ids[n] - low) * C + c] += to_float(dx[n * C + c]);
             }
         test_compare(t, first, 1, C, ref, N, C);
         test_compare(t, dfirst, 0, C, dref, V, C);
@@ -248,6 +251,31 @@ static void test_rmsnorm(KernelTest *t) {
         test_compare(t, first_rstd, 0, 1, rref, N, 1);
     }
     test_report(t, "rmsnorm forward and backward follow their definition");
+}
+
+static void test_residual_add(KernelTest *t) {
+    test_bounds(t, 0, 0);
+    const int sizes[][2] = {{1, 1}, {3, 5}, {65, 64}, {20, 257}, {9, 1027}}, XS = (int)sizeof(floatX);
+    for (int i = 0; i < 5; i++, t->cases++) {
+        int N = sizes[i][0], C = sizes[i][1], count = N * C, cut = count / 3;
+        test_shape(t, "residual_add (%d elements)", count);
+        floatX *x = test_xs(t, count, 1), *delta = test_xs(t, count, 1), *w = test_xs(t, C, 1), *normed = test_xs(t, count, 1), *sum = test_xs(t, count, 1);
+        rmsnorm_forward(&t->dev[1], normed, test_floats(t, N, 1), sum, x, delta, w, 1e-5f, N, C);
+        for (int threads = 1; threads <= TEST_THREADS; threads++) {
+            Device *dev = &t->dev[threads];
+            floatX *out = test_xs(t, count, 1), *on_x = (floatX *)test_copy(t, x, count * XS), *on_delta = (floatX *)test_copy(t, delta, count * XS), *in_two = test_xs(t, count, 1);
+            residual_add(dev, out, x, delta, count);
+            residual_add(dev, on_x, on_x, delta, count);
+            residual_add(dev, on_delta, x, on_delta, count);
+            residual_add(dev, in_two, x, delta, cut);
+            residual_add(dev, in_two + cut, x + cut, delta + cut, count - cut);
+            test_same(t, out, sum, count * XS);
+            test_same(t, on_x, sum, count * XS);
+            test_same(t, on_delta, sum, count * XS);
+            test_same(t, in_two, sum, count * XS);
+        }
+    }
+    test_report(t, "residual_add has the bits of rmsnorm_forward's sum, in place and wherever it is cut");
 }
 
 static void test_linear(KernelTest *t) {
@@ -687,6 +715,36 @@ static void test_flat(KernelTest *t) {
 #endif
 }
 
+static void test_sum_pieces(KernelTest *t) {
+    test_bounds(t, 0, 0);
+    const int64_t counts[] = {1, 31, 300, 4001}, XS = (int64_t)sizeof(floatX);
+    for (int i = 0; i < 4; i++)
+        for (int n = 1; n <= 20; n++, t->cases++) {
+            int64_t count = counts[i], cut = count / 3;
+            test_shape(t, "sum_pieces (%d pieces of %" PRId64 " elements)", n, count);
+            floatX *pieces = test_xs(t, n * count, 1), *sum = test_xs(t, count, 1), *shifted = test_xs(t, n * (count - cut), 1), *tail = test_xs(t, count - cut, 1);
+            float *level = test_floats(t, n * count, 1);
+            for (int64_t j = 0; j < n * count; j++) level[j] = to_float(pieces[j]);
+            for (int width = 1; width < n; width *= 2) // the tree, level by level
+                for (int k = 0; k + width < n; k += 2 * width)
+                    for (int64_t j = 0; j < count; j++) level[k * count + j] += level[(k + width) * count + j];
+            for (int64_t j = 0; j < count; j++) sum[j] = from_float(level[j]); // rounded once
+            for (int k = 0; k < n; k++) memcpy(shifted + k * (count - cut), pieces + k * count + cut, (size_t)((count - cut) * XS));
+            sum_pieces(&t->dev[1], tail, shifted, n, count - cut);
+            test_same(t, tail, sum + cut, (count - cut) * XS);
+            for (int threads = 1; threads <= TEST_THREADS; threads++) {
+                floatX *out = test_xs(t, count, 1), *in_place = (floatX *)test_copy(t, pieces, n * count * XS);
+                sum_pieces(&t->dev[threads], out, pieces, n, count);
+                sum_pieces(&t->dev[threads], in_place, in_place, n, count);
+                test_same(t, out, sum, count * XS);
+                test_same(t, in_place, sum, count * XS);
+                test_same(t, in_place + count, pieces + count, (n - 1) * count * XS);
+            }
+            test_free_all(t);
+        }
+    test_report(t, "sum_pieces is the binary tree in fp32, rounded once, wherever the tensor is cut");
+}
+
 // ---------------------------------------------------------------------------
 // the walk
 
@@ -698,10 +756,11 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     s.B = 2, s.Tq = 8, s.Tk = 9, s.NH = 4, s.NKV = 2, s.HD = 10, s.q_offset = -2;
     s.q_stride = s.o_stride = 40, s.k_stride = s.v_stride = 20;
     const int64_t D = 2000; // distance between tensors
-    embedding_forward(dev, x, x + D, ids, N, C);
-    embedding_backward(dev, f, x, ids, N, C);
+    embedding_forward(dev, x, x + D, ids, 0, N, C, V);
+    embedding_backward(dev, f, x, ids, 0, N, C, V);
     rmsnorm_forward(dev, x, f, x + D, x + 2 * D, x + 3 * D, x + 4 * D, 1e-5f, N, C);
     rmsnorm_backward(dev, x, f, x + D, NULL, x + 2 * D, f + D, x + 4 * D, N, C);
+    residual_add(dev, x, x + D, x + 2 * D, N * C);
     linear_forward(dev, x, x + D, x + 2 * D, N, C, V);
     linear_forward_fp32(dev, f, x + D, x + 2 * D, N, C, V);
     linear_backward_input(dev, x, x + D, C, x + 2 * D, N, C, V);
@@ -714,6 +773,7 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     swiglu_backward(dev, x + D, x, x + 3 * D, N, C);
     cross_entropy(dev, f, f + D, ids, N, V, 1);
     tree_sum(dev, f, f + D, DTYPE_F32, 3, 500, 1);
+    sum_pieces(dev, x, x + D, 3, 500);
     squared_norm(dev, (ExactSum *)(void *)f, f + 1000, 1000);
     adamw(dev, f, f + D, f + 2 * D, f + 3 * D, x, 1000, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1);
     cast_to_bf16(dev, (bf16 *)(void *)x, f, 1000);
@@ -765,7 +825,7 @@ static void test_kernels(void) {
     KernelTest t;
     memset(&t, 0, sizeof t);
     const char *seed = getenv("TEST_SEED");
-    t.random = t.seed = seed ? strtoull(seed, NULL, 10) : 42;
+    t.seed = seed ? strtoull(seed, NULL, 10) : 42;
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         Device walked;
         device_open_walk(&walked, threads, 0);
@@ -775,17 +835,9 @@ static void test_kernels(void) {
         t.dev[threads].blocking = 1; // the host reads what an op wrote
         kernels_open(&t.dev[threads], 0);
     }
-    test_exp(&t);
-    test_embedding(&t);
-    test_rmsnorm(&t);
-    test_linears(&t);
-    test_rope(&t);
-    test_attention(&t);
-    test_swiglu(&t);
-    test_cross_entropy(&t);
-    test_flat(&t);
-    test_adamw(&t);
-    test_walk(&t);
+    static void (*const tests[])(KernelTest *) = {test_exp, test_embedding, test_rmsnorm, test_residual_add, test_linears, test_rope, test_attention, test_swiglu,
+                                                  test_cross_entropy, test_flat, test_sum_pieces, test_adamw, test_walk};
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) t.random = t.seed, tests[i](&t); // its numbers are the same, whatever other tests draw
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         kernels_close(&t.dev[threads]);
         device_close(&t.dev[threads]);
