@@ -312,7 +312,7 @@ static int tensor_index(const Llama3Config *c, WeightKind kind, int block) {
     int of_block = W_DOWN - W_ATTN_NORM + 1, before = c->tied ? 2 : 1; // tied: the final norm stands beside the embedding
     if (kind == W_EMBED || (c->tied && kind == W_HEAD)) return 0;
     if (kind == W_FINAL_NORM) return c->tied ? 1 : before + c->L * of_block;
-    return kind == W_HEAD ? before + c->L * of_block + 1 : before + block * of_block + kind - W_ATTN_NORM;
+    return before + (kind == W_HEAD ? c->L * of_block + 1 : block * of_block + (int)kind - (int)W_ATTN_NORM);
 }
 
 /* The tensor's part comes behind what the unit has; the unit grows by what the largest part of any tp rank takes. Returns where the next one goes. */
@@ -372,11 +372,15 @@ static int64_t block_parameters(const Llama3Config *c) {
     return sum;
 }
 
-/* Blocks [first, end) of virtual stage s of n: as many as on any other, give or take one; with `light_ends` the first and the last have one less. */
-static void stage_blocks(int L, int n, int light_ends, int s, int *first, int *end) {
-    int light = light_ends && n > 1;
-    *first = s == 0 ? 0 : (int)split_begin(L + 2 * light, n, s) - light;
-    *end = s == n - 1 ? L : (int)split_begin(L + 2 * light, n, s + 1) - light;
+/* How many of `L` blocks virtual stage `s` has, and which is the first: as equal as can be. What is over goes to the stages
+ * before the last, which also has the head; the first, which keeps the most micro-batches alive, gets of it last.
+ * light_ends: first and last one have one block less than an equal share, for embedding and head (Llama 3 paper,
+ * section 3.3.2); without 2 * stages - 2 blocks they would have none. */
+static int stage_blocks(int L, int stages, int light_ends, int s, int *first) {
+    int light = light_ends && stages > 1, last = stages - 1;
+    int share = (L + 2 * light) / stages, over = (L + 2 * light) % stages, larger = last - over; // stages from `larger` to the one before the last have one more
+    *first = s * share + (s > larger ? s - larger : 0) - (light && s > 0);
+    return share + (s >= larger && s < last) - (light && (s == 0 || s == last));
 }
 
 /* `wrap`: as many blocks join in a unit as it takes to hold that many parameters (PyTorch's size-based policy); 0: each block is one. */
@@ -390,11 +394,10 @@ static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap, cons
     t->embed = part->stage == 0 ? table_add_unit(t, c, UNIT_EMBED, 0, 1) : -1;
     for (int v = 0; v < part->chunks; v++) {
         TableChunk *chunk = &t->chunks[v];
-        int end;
-        stage_blocks(c->L, part->stages * part->chunks, part->light_ends, v * part->stages + part->stage, &chunk->first, &end);
-        chunk->blocks = end - chunk->first, chunk->unit = t->num_units;
+        chunk->blocks = stage_blocks(c->L, part->stages * part->chunks, part->light_ends, v * part->stages + part->stage, &chunk->first);
+        chunk->unit = t->num_units;
         t->num_blocks += chunk->blocks;
-        for (int l = chunk->first; l < end; l += t->blocks_per_unit) table_add_unit(t, c, UNIT_BLOCK, l, (int)min_i64(t->blocks_per_unit, end - l));
+        for (int l = chunk->first, end = l + chunk->blocks; l < end; l += t->blocks_per_unit) table_add_unit(t, c, UNIT_BLOCK, l, (int)min_i64(t->blocks_per_unit, end - l));
     }
     t->head = !last ? -1 : c->tied && !part->tied_apart ? t->embed : table_add_unit(t, c, UNIT_HEAD, 0, 1);
     for (int i = 0; i < t->num_units; i++) {

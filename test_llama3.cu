@@ -143,6 +143,19 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     return j;
 }
 
+/* A mesh of data parallelism alone. */
+static Mesh mesh_of(int world, int shard, int replicate) {
+    const int asked[MESH_AXES] = {1, 1, 1, shard, replicate};
+    return mesh_open(world, asked, 1);
+}
+
+/* Forward and backward of one micro-batch, without a pipeline. */
+static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro) {
+    PipeStep forward = {PIPE_FORWARD, micro, 0, 0}, backward = {PIPE_BACKWARD, micro, 0, 0};
+    stage_forward(r, &forward, NULL, inputs, PASS_FORWARD);
+    stage_backward(r, &backward, NULL, inputs, targets);
+}
+
 static void end_job(Job *j) {
     job_close(j);
     free(j);
@@ -299,7 +312,7 @@ static void test_fixture(const char *fixture) {
     device_write(&r->dev, r->model.ids, b->inputs, bytes);
     device_write(&r->dev, r->model.targets, b->targets, bytes);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
-    blocks_forward(r, PASS_LAST);
+    forward_only(r, PASS_LAST);
     head_loss(r, 0, 0);
     ExactSum sum = ZERO, unsettled;
     device_read(&r->dev, &unsettled, &r->sums[SUM_LOSS], sizeof unsettled);
@@ -354,7 +367,7 @@ static void test_pytorch(void) {
 
 static float *collected;       // all gradients of the model, tensors one after the other, before the optimizer
 static double collected_losses[3], collected_norm; // of all three steps; of the first
-static int64_t padding_touched, state_bytes, state_expected, steady_allocations;
+static int64_t padding_touched, state_bytes, state_expected, steady_allocations, shared_differ;
 
 /* Slots hold garbage before use: what forgets to wait for a gather, or to clear padding, is seen. */
 static void poison_slots(Fsdp *f) {
@@ -395,17 +408,41 @@ static int64_t count_touched_padding(const Fsdp *f) {
     return touched;
 }
 
+/* To its place among the gradients of the whole model. */
 static void collect_gradients(Run *r) {
     ShardPiece p;
     for (int i = 0; owned_next(&r->fsdp, &i, &p);) {
-        int64_t at = 0;
-        for (const Tensor *t = r->table->tensors; t < p.tensor; t++) at += t->rows * t->cols;
-        device_read(&r->dev, collected + at + p.first, p.unit->grad + p.at, sizeof(float) * (size_t)p.count);
+        int64_t begin = 0, whole, run;
+        for (int t = 0; t < p.tensor->index; t++) begin += r->whole->tensors[t].rows * r->whole->tensors[t].cols;
+        for (int64_t at = 0; at < p.count; at += run) {
+            run = min_i64(p.count - at, tensor_run(p.tensor, p.first + at, &whole));
+            device_read(&r->dev, collected + begin + whole, p.unit->grad + p.at + at, sizeof(float) * (size_t)run);
+        }
     }
 #ifdef HAVE_MPI
     if (r->comm.transport == &transport_mpi)
-        MPI_Allreduce(MPI_IN_PLACE, collected, (int)r->table->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        MPI_Allreduce(MPI_IN_PLACE, collected, (int)r->whole->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 #endif
+}
+
+/* What several ranks have the whole gradient of, has the same bits on each: norms over tp, a tied weight on the first and the last stage. */
+static void compare_shared_gradients(Run *r) {
+    uint64_t mine[2] = {HASH_START, HASH_START}, *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)r->mesh.world);
+    ShardPiece p;
+    for (int i = 0; held_next(&r->fsdp, &i, &p);) {
+        int shared = p.tensor->row->split == SPLIT_NONE ? 0 : p.tensor->index == 0 && r->table->part.tied_apart ? 1 : -1;
+        if (shared < 0) continue;
+        float *have = floats_on_host(&r->dev, p.unit->grad + p.at, p.count);
+        mine[shared] = hash_bytes(mine[shared], have, sizeof(float) * (size_t)p.count);
+        free(have);
+    }
+    int stages = r->mesh.size[AXIS_PP], stride = mesh_stride(&r->mesh, AXIS_PP);
+    all_gather_now(&r->comm, AXIS_WORLD, "hashes", mine, all, sizeof mine);
+    for (int i = 0; i < r->rank; i++) {
+        if (mesh_together(&r->mesh, i, r->rank, AXIS_TP)) __atomic_fetch_add(&shared_differ, all[2 * i] != mine[0], __ATOMIC_RELAXED);
+        if (r->table->part.tied_apart && r->rank - i == (stages - 1) * stride && mesh_together(&r->mesh, i, r->rank, AXIS_PP)) __atomic_fetch_add(&shared_differ, all[2 * i + 1] != mine[1], __ATOMIC_RELAXED);
+    }
+    free(all);
 }
 
 static void ranks_body(Job *j, int rank) {
@@ -438,11 +475,12 @@ static void ranks_body(Job *j, int rank) {
         product_rate(&r->dev);
         check_first_step(r, &o->walked); // law = walk = wire, or the test ends here
         collect_gradients(r);
+        compare_shared_gradients(r);
     }
     __atomic_fetch_add(&padding_touched, count_touched_padding(&r->fsdp), __ATOMIC_RELAXED);
     if (rank == 0) {
         state_bytes = (int64_t)(r->dev.arenas[MEM_PARAMS].peak + r->dev.arenas[MEM_GRADS].peak + r->dev.arenas[MEM_OPTIMIZER].peak);
-        int sharded = strcmp(r->opt->sharding, "no_shard") != 0, ranks = r->mesh.size[AXIS_DP_SHARD];
+        int sharded = strcmp(r->opt->sharding, "no_shard") != 0, ranks = r->fsdp.ranks;
         int local = !strcmp(r->opt->accumulate, "local") && r->opt->accum > 1 && ranks > 1 && sharded; // an unsharded gradient beside the shards
         int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(r->opt->offload, "all") ? 2 : 0); // offloaded, the copy in bf16 lies with the master
         state_expected = 0;
@@ -458,7 +496,7 @@ static int64_t collect(const char *arguments, int process, int world, const Tran
     int64_t n = j->table.num_parameters;
     free(collected);
     collected = (float *)checked_malloc(sizeof(float) * (size_t)n);
-    padding_touched = steady_allocations = 0;
+    padding_touched = steady_allocations = shared_differ = 0;
     launch(j, process, ranks_body);
     end_job(j);
     return n;
