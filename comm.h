@@ -59,6 +59,15 @@ static void mesh_group(const Mesh *m, int rank, Axis axis, int *colour, int *key
     }
 }
 
+/* The rank in the world of member `i` of the group that `rank` is in. */
+static inline int mesh_member(const Mesh *m, int rank, Axis axis, int i) {
+    int colour, key, cp = m->size[AXIS_CP];
+    mesh_group(m, rank, axis, &colour, &key);
+    if (axis == AXIS_WORLD) return i;
+    if (axis == AXIS_FSDP) return colour + i % cp * mesh_stride(m, AXIS_CP) + i / cp * mesh_stride(m, AXIS_DP_SHARD);
+    return colour + i * mesh_stride(m, axis);
+}
+
 /* Are two ranks in one group of the axis? */
 static int mesh_together(const Mesh *m, int a, int b, Axis axis) {
     int colour[2], key;
@@ -133,11 +142,12 @@ static Mesh mesh_open(int world, const int asked[MESH_AXES], int planned) {
 // ---------------------------------------------------------------------------
 // groups, requests, the ledger
 
-typedef enum { ALL_GATHER, REDUCE_SCATTER, COLLECTIVES } Collective; // a reduce-scatter travels as an all-to-all; fsdp.h sums
-static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_scatter"};
-#include "watchdog.h" // defines: Board, BoardRank, flight_start, say_culprits, board_join
+// a reduce-scatter travels as an all-to-all; fsdp.h sums. A send and the receive it meets are a message of two members
+typedef enum { ALL_GATHER, REDUCE_SCATTER, SEND, RECEIVE, COLLECTIVES } Collective;
+static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_scatter", "send", "receive"};
+#include "watchdog.h" // defines: Board, BoardRank, flight_start, message_start, say_culprits, board_join
 
-typedef struct { int64_t calls, bytes; } Traffic; // bytes that one rank receives from others
+typedef struct { int64_t calls, bytes; } Traffic; // bytes that one rank receives from others; of sends, those that it sends
 
 typedef struct {
     Axis axis;
@@ -156,19 +166,34 @@ typedef struct {
 #endif
 } Group;
 
+/* One end of the messages between two members: they match in the order in which they are sent and awaited, whatever
+ * travels the other way, to others, or as collectives. */
+typedef struct Channel {
+    int axis, receives;     // receives: 0: it sends
+    int peer, peer_rank;    // the member at the other end, and its rank in the world
+    int line;               // on the board
+    int64_t next_sequence;  // messages started so far
+    uint64_t order;         // hash of all of them: the same at both ends
+    double free_at;         // in a walk with a clock
+    BoardRank *beside;      // the other end's rank; NULL: on another host
+    struct ThreadSlot *slots; // threads: (THREAD_SLOTS) NULL: not used yet
+} Channel;
+
 typedef struct Request {
     int active;
     Collective collective;
     Group *group;
+    Channel *channel;   // of a message; NULL: a collective
     const char *what;   // the unit or value exchanged
-    const char *send;   // all_gather: (bytes); reduce_scatter: (size, bytes), part p goes to member p
-    char *recv;         // (size, bytes), part p came from member p
+    const char *send;   // all_gather, send: (bytes); reduce_scatter: (size, bytes), part p goes to member p
+    char *recv;         // (size, bytes), part p came from member p; receive: (bytes)
     size_t bytes;
     double started;     // seconds; of a walk's clock: when its lane came free
     double arrives;     // in a walk: when it is complete
     Span span;
-    int row;            // its group's other exchanges in flight have other rows
-    int64_t sequence;   // the how manieth of its group, from 0
+    int row;            // its axis' other exchanges in flight have other rows
+    int line;           // on the board: of its group, or its channel; …
+    int64_t sequence;   // … the how manieth there, from 0
     Flight *flight;     // what the board remembers of it
     int of_device;      // what is exchanged lies in the device's memory
     int summed;         // nccl: of a reduce-scatter comes the sum, by NCCL's own order; (bytes) into recv
@@ -222,6 +247,8 @@ struct Comm {
     Mesh mesh;
     int rank;                          // in the world
     Group groups[AXES];
+    Channel channels[CHANNELS];        // (num_channels) opened when first used
+    int num_channels;
     Traffic booked[AXES][COLLECTIVES]; // by this program, before the transport is called: the walk
     Traffic wire[AXES][COLLECTIVES];   // where the transport moves bytes, by the transport's own group size
     Request *in_flight[MAX_IN_FLIGHT];
@@ -246,22 +273,25 @@ struct Comm {
 /* The timeline's lane of an exchange: one for each axis, and one more for each that is in flight beside it. */
 static inline int comm_lane(const Request *r) { return (int)STREAMS + (int)r->group->axis + r->row * (int)AXES; }
 
+/* Bytes that it brings from others; of a send, those it takes to one. */
+static inline double bytes_moved(const Request *r) { return (double)r->bytes * (r->channel ? 1 : r->group->size - 1); }
+
 /* From here on it is in flight, as the timeline has it. */
 static void request_begin(Comm *comm, Request *r) {
-    r->span = span_begin(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, (double)(r->group->size - 1) * (double)r->bytes, !r->of_device);
+    r->span = span_begin(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, bytes_moved(r), !r->of_device);
 }
 
 // ---------------------------------------------------------------------------
-// transport: threads. A member posts where its data lies; the others copy it out when they test or wait.
+// transport: threads. A member posts where its data lies; the others, or the one that receives it, copy it out when they test or wait.
 
 enum { THREAD_SLOTS = 64 };
 static_assert((int)THREAD_SLOTS > (int)MAX_IN_FLIGHT, "a slot is reused only after its collective completed");
 
-typedef struct {
-    int64_t posted;    // sequence + 1 of the collective whose data is at `send`
+typedef struct ThreadSlot {
+    int64_t posted;    // sequence + 1 of the exchange whose data is at `send`
     const char *send;
-    int64_t done;      // sequence + 1 of the collective that this member has read from everybody
-    DeviceEvent ready, copied; // on this member's stream: what it sends is there; it has read from everybody
+    int64_t done;      // sequence + 1 of the collective that this member has read from everybody; of the message that was received
+    DeviceEvent ready, copied; // on this member's stream: what it sends is there; it has read from everybody (of a message, on the receiver's)
     char pad[24];      // a cache line each
 } ThreadSlot;
 
@@ -270,6 +300,7 @@ typedef struct ThreadGroup {
     int colour, size;
     int *members;      // (size) world ranks, each written by its own thread
     ThreadSlot *slots; // (THREAD_SLOTS, size)
+    ThreadSlot **messages; // (size, size) from, to: (THREAD_SLOTS), NULL until it is used
     struct ThreadGroup *next;
 } ThreadGroup;
 
@@ -289,6 +320,7 @@ static void threads_group_open(Comm *comm, Group *g, int colour, int key) {
         t->axis = g->axis, t->colour = colour, t->size = g->size;
         t->members = (int *)checked_malloc(sizeof(int) * (size_t)g->size);
         t->slots = (ThreadSlot *)checked_malloc(sizeof(ThreadSlot) * THREAD_SLOTS * (size_t)g->size);
+        t->messages = (ThreadSlot **)checked_malloc(sizeof(ThreadSlot *) * (size_t)g->size * (size_t)g->size);
         t->next = w->groups;
         w->groups = t;
     }
@@ -307,7 +339,52 @@ static inline ThreadSlot *thread_slots(Request *r) {
     return &r->group->threads->slots[(r->sequence % THREAD_SLOTS) * r->group->threads->size];
 }
 
+/* Of a channel both ends have the same. */
+static ThreadSlot *message_slot(Comm *comm, Request *r) {
+    Channel *c = r->channel;
+    Group *g = r->group;
+    if (!c->slots) {
+        int from = r->collective == SEND ? g->rank : c->peer, to = r->collective == SEND ? c->peer : g->rank;
+        ThreadSlot **shared = &g->threads->messages[from * g->size + to];
+        pthread_mutex_lock(&comm->thread_world->lock);
+        if (!*shared) *shared = (ThreadSlot *)checked_malloc(sizeof(ThreadSlot) * THREAD_SLOTS);
+        c->slots = *shared;
+        pthread_mutex_unlock(&comm->thread_world->lock);
+    }
+    return &c->slots[r->sequence % THREAD_SLOTS];
+}
+
+static void threads_start_message(Comm *comm, Request *r) {
+    ThreadSlot *slot = message_slot(comm, r);
+    Traffic *wire = &comm->wire[r->group->axis][r->collective];
+    wire->calls++;
+    if (!r->of_device) request_begin(comm, r);
+    if (r->collective == RECEIVE) return;
+    wire->bytes += (int64_t)r->bytes;
+    slot->send = r->send;
+    if (r->of_device) device_record(comm->dev, &slot->ready);
+    __atomic_store_n(&slot->posted, r->sequence + 1, __ATOMIC_RELEASE);
+}
+
+static int threads_test_message(Comm *comm, Request *r) {
+    ThreadSlot *slot = message_slot(comm, r);
+    int sends = r->collective == SEND;
+    if (__atomic_load_n(sends ? &slot->done : &slot->posted, __ATOMIC_ACQUIRE) != r->sequence + 1) return 0;
+    if (r->of_device) request_begin(comm, r);
+    if (r->of_device) device_await(comm->dev, sends ? slot->copied : slot->ready);
+    if (sends) return 1;
+    if (r->of_device) device_copy(comm->dev, r->recv, slot->send, r->bytes), device_record(comm->dev, &slot->copied);
+    else memcpy(r->recv, slot->send, r->bytes);
+    comm->wire[r->group->axis][RECEIVE].bytes += (int64_t)r->bytes;
+    __atomic_store_n(&slot->done, r->sequence + 1, __ATOMIC_RELEASE);
+    return 1;
+}
+
 static void threads_start(Comm *comm, Request *r) {
+    if (r->channel) {
+        threads_start_message(comm, r);
+        return;
+    }
     ThreadSlot *mine = &thread_slots(r)[r->group->rank];
     r->next = 0;
     mine->send = r->send;
@@ -318,6 +395,7 @@ static void threads_start(Comm *comm, Request *r) {
 }
 
 static int threads_test(Comm *comm, Request *r) {
+    if (r->channel) return threads_test_message(comm, r);
     ThreadSlot *slots = thread_slots(r);
     int n = r->group->threads->size, me = r->group->rank;
     while (r->next < n) {
@@ -368,6 +446,11 @@ static void thread_world_close(ThreadWorld *w) {
         ThreadGroup *g = w->groups;
         w->groups = g->next;
         for (int i = 0; i < THREAD_SLOTS * g->size; i++) device_forget_event(g->slots[i].ready), device_forget_event(g->slots[i].copied);
+        for (int p = 0; p < g->size * g->size; p++) {
+            for (int i = 0; i < THREAD_SLOTS && g->messages[p]; i++) device_forget_event(g->messages[p][i].ready), device_forget_event(g->messages[p][i].copied);
+            free(g->messages[p]);
+        }
+        free(g->messages);
         free(g->members);
         free(g->slots);
         free(g);
@@ -415,9 +498,15 @@ static void mpi_start(Comm *comm, Request *r) {
         count = r->bytes / CHUNK;
     }
     const void *send = r->send == r->recv + (size_t)r->group->rank * r->bytes ? MPI_IN_PLACE : r->send; // of a gather: it lies where it belongs
-    int error = r->collective == ALL_GATHER
-        ? MPI_Iallgather(send, (int)count, type, r->recv, (int)count, type, r->group->mpi, &r->mpi)
-        : MPI_Ialltoall(r->send, (int)count, type, r->recv, (int)count, type, r->group->mpi, &r->mpi);
+    int error = MPI_SUCCESS, n = (int)count;
+    MPI_Comm on = r->group->mpi;
+    switch (r->collective) {
+    case ALL_GATHER: error = MPI_Iallgather(send, n, type, r->recv, n, type, on, &r->mpi); break;
+    case REDUCE_SCATTER: error = MPI_Ialltoall(r->send, n, type, r->recv, n, type, on, &r->mpi); break;
+    case SEND: error = MPI_Isend(r->send, n, type, r->channel->peer, 0, on, &r->mpi); break;
+    case RECEIVE: error = MPI_Irecv(r->recv, n, type, r->channel->peer, 0, on, &r->mpi); break;
+    case COLLECTIVES: break;
+    }
     request_begin(comm, r);
     if (error != MPI_SUCCESS) run_failure("rank %d: MPI refused %s of %s (code %d)", comm->rank, collective_names[r->collective], r->what, error);
     if (type != MPI_BYTE) MPI_Type_free(&type);
@@ -425,12 +514,25 @@ static void mpi_start(Comm *comm, Request *r) {
     MPI_Comm_size(r->group->mpi, &size);
     Traffic *wire = &comm->wire[r->group->axis][r->collective];
     wire->calls++;
-    wire->bytes += (int64_t)(size - 1) * (int64_t)r->bytes;
+    wire->bytes += (r->channel ? 1 : (int64_t)(size - 1)) * (int64_t)r->bytes;
+}
+
+/* From another host may come what no board compared. */
+static void mpi_check_received(const Comm *comm, const Request *r, const MPI_Status *status, int error) {
+    MPI_Count bytes = 0;
+    int kind = MPI_SUCCESS;
+    MPI_Error_class(error, &kind);
+    if (kind == MPI_SUCCESS) MPI_Get_elements_x(status, MPI_BYTE, &bytes);
+    if (kind == MPI_SUCCESS ? (size_t)bytes != r->bytes : kind == MPI_ERR_TRUNCATE)
+        run_failure("rank %d: message %" PRId64 " from member %d of %s has %s than the %zu bytes of '%s', which is awaited. Both must take the same messages in the same order", comm->rank, r->sequence + 1,
+                    r->channel->peer, axis_names[r->group->axis], kind == MPI_SUCCESS ? "fewer" : "more", r->bytes, r->what);
 }
 
 static int mpi_test(Comm *comm, Request *r) {
-    int complete;
-    int error = MPI_Test(&r->mpi, &complete, MPI_STATUS_IGNORE);
+    int complete = 0;
+    MPI_Status status;
+    int error = MPI_Test(&r->mpi, &complete, &status);
+    if (r->collective == RECEIVE && (complete || error != MPI_SUCCESS)) mpi_check_received(comm, r, &status, error);
     if (error != MPI_SUCCESS) run_failure("rank %d: MPI lost %s of %s (code %d)", comm->rank, collective_names[r->collective], r->what, error);
     return complete;
 }
@@ -438,6 +540,7 @@ static int mpi_test(Comm *comm, Request *r) {
 /* On the board since before MPI started. What an earlier mesh left there is forgotten; nobody reads it before all have opened the new one. */
 static BoardRank *mpi_record(Comm *comm) {
     BoardRank *me = process_end.self;
+    me->num_channels = 0;
     memset(me->started, 0, sizeof me->started);
     memset(me->flights, 0, sizeof me->flights);
     rank_state(me, RANK_COMPUTING, seconds_now());
@@ -532,7 +635,7 @@ static void request_end(Comm *comm, Request *r) {
     double *seconds = r->span.begun ? &comm->exchange_seconds : NULL; // the host's: comm_progress
     r->active = 0;
     if (!r->span.begun) r->flight->finished = seconds_now();
-    span_end(comm->dev, r->span, seconds, r->group->axis, r->sequence + 1);
+    span_end(comm->dev, r->span, seconds, r->line, r->sequence + 1);
     if (!r->of_device) return;
     device_record(comm->dev, &r->arrived);
     r->enqueued = 1;
@@ -566,8 +669,8 @@ static void comm_poll(void *arg) { // called between ops: non-blocking exchanges
 }
 
 /* The GPU has come to the end of an exchange. */
-static void comm_arrived(void *arg, int axis, int64_t number, double start, double end) {
-    Flight *flight = flight_of(((Comm *)arg)->self, axis, number);
+static void comm_arrived(void *arg, int line, int64_t number, double start, double end) {
+    Flight *flight = flight_of(((Comm *)arg)->self, line, number);
     if (flight) flight->started = start, flight->finished = end;
 }
 
@@ -578,47 +681,35 @@ static void request_enqueued(Comm *comm, Request *r, const char *what) {
     device_record(comm->dev, &r->arrived);
 }
 
-/* Starts `collective` on this rank's group of `axis`; `bytes` is one member's part. A group of one copies at once. On a GPU
- * it travels on the chosen stream; the stream that is chosen when it is waited for waits. */
-static void collective_start(Comm *comm, Request *r, Collective collective, Axis axis, const char *what,
-                             const void *send, void *recv, size_t bytes) {
-    Group *g = &comm->groups[axis];
-    if (r->active) run_failure("rank %d: %s of %s started while its request is in flight", comm->rank, collective_names[collective], what);
-    if (g->size > 1) {
-        comm->booked[axis][collective].calls++;
-        comm->booked[axis][collective].bytes += (int64_t)(g->size - 1) * (int64_t)bytes;
-    }
-    r->collective = collective;
-    r->group = g;
-    r->what = what;
-    r->send = (const char *)send;
-    r->recv = (char *)recv;
-    r->bytes = bytes;
-    r->of_device = is_of_device(comm->dev, send);
-    r->on = comm->dev->on;
-    if (g->size == 1) {
-        if (send != recv && r->of_device) device_copy(comm->dev, recv, send, bytes);
-        else if (send != recv && !comm->dev->walk) memcpy(recv, send, bytes);
-        if (r->of_device) request_enqueued(comm, r, what);
-        return;
-    }
+/* What is exchanged is known: books it, and starts it, or in a walk says when it will be over. */
+static void request_start(Comm *comm, Request *r) {
+    Group *g = r->group;
+    Channel *c = r->channel;
+    Axis axis = g->axis;
+    comm->booked[axis][r->collective].calls++;
+    comm->booked[axis][r->collective].bytes += (int64_t)bytes_moved(r);
     if (comm->num_in_flight == MAX_IN_FLIGHT) run_failure("rank %d: more than %d exchanges in flight", comm->rank, MAX_IN_FLIGHT);
     r->active = 1;
-    r->sequence = g->next_sequence++;
+    r->on = comm->dev->on;
+    r->line = c ? c->line : (int)axis;
+    r->sequence = c ? c->next_sequence++ : g->next_sequence++;
     r->started = device_now(comm->dev);
     r->row = 0;
-    if (comm->dev->walk) { // a lane carries one exchange after the other
-        r->started = fmax(r->started, g->free_at);
-        r->arrives = g->free_at = r->started + (comm->rates ? exchange_seconds(&comm->rates[axis][collective], (double)(g->size - 1) * (double)bytes) : 0);
-        g->seconds += r->arrives - r->started;
-        event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[collective], what, r->started, r->arrives, (double)(g->size - 1) * (double)bytes);
+    if (comm->dev->walk) { // a lane carries one exchange after the other: a group's its collectives, a channel's its messages
+        double *free_at = c ? &c->free_at : &g->free_at;
+        if (c) r->row = c->line - AXES + 1;
+        r->started = fmax(r->started, *free_at);
+        r->arrives = *free_at = r->started + (comm->rates ? exchange_seconds(&comm->rates[axis][r->collective], bytes_moved(r)) : 0);
+        if (r->collective != SEND) g->seconds += r->arrives - r->started; // as with bytes: of what comes
+        event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, r->started, r->arrives, bytes_moved(r));
         return;
     }
-    if (CUDA_BUILD && r->of_device) r->row = r->on == STREAM_REDUCE; // one after the other on each stream
-    for (int i = 0; i < comm->num_in_flight; i++) // else the lowest row that none of the group has
+    if (CUDA_BUILD && r->of_device) r->row = r->on == STREAM_REDUCE || r->on == STREAM_RECEIVE; // one after the other on each stream
+    for (int i = 0; i < comm->num_in_flight; i++) // else the lowest row that none of the axis has
         if (!(CUDA_BUILD && r->of_device) && comm->in_flight[i]->group == g && comm->in_flight[i]->row == r->row) r->row++, i = -1;
     if (!comm->num_in_flight) comm->in_flight_since = r->started;
-    r->flight = flight_start(comm->board, comm->self, g->beside, axis, collective, what, bytes, &g->order, r->started);
+    r->flight = c ? message_start(comm->self, c->beside, c->line, r->collective, r->what, r->bytes, &c->order, r->started)
+                  : flight_start(comm->board, comm->self, g->beside, axis, r->collective, r->what, r->bytes, &g->order, r->started);
     r->span.begun = NULL, r->span.event = -1;
     transport_of(comm, r)->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
@@ -626,32 +717,117 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
     if (CUDA_BUILD && r->of_device) comm_progress(comm); // into its stream, before what comes next there
 }
 
+/* Starts `collective` on this rank's group of `axis`; `bytes` is one member's part. A group of one copies at once. On a GPU
+ * it travels on the chosen stream; the stream that is chosen when it is waited for waits. */
+static void collective_start(Comm *comm, Request *r, Collective collective, Axis axis, const char *what,
+                             const void *send, void *recv, size_t bytes) {
+    Group *g = &comm->groups[axis];
+    if (r->active) run_failure("rank %d: %s of %s started while its request is in flight", comm->rank, collective_names[collective], what);
+    r->collective = collective;
+    r->group = g;
+    r->channel = NULL;
+    r->what = what;
+    r->send = (const char *)send;
+    r->recv = (char *)recv;
+    r->bytes = bytes;
+    r->of_device = is_of_device(comm->dev, send);
+    if (g->size > 1) {
+        request_start(comm, r);
+        return;
+    }
+    if (send != recv && r->of_device) device_copy(comm->dev, recv, send, bytes);
+    else if (send != recv && !comm->dev->walk) memcpy(recv, send, bytes);
+    if (r->of_device) request_enqueued(comm, r, what);
+}
+
+/* This rank's end of the messages to, or from, a member of `axis`. */
+static Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
+    int i = 0, k = comm->num_channels;
+    while (i < k && (comm->channels[i].axis != (int)axis || comm->channels[i].peer != peer || comm->channels[i].receives != receives)) i++;
+    Channel *c = &comm->channels[i];
+    if (i < k) return c;
+    if (k == CHANNELS) run_failure("rank %d: messages to or from more than %d others", comm->rank, CHANNELS);
+    comm->num_channels++;
+    c->axis = (int)axis, c->peer = peer, c->receives = receives;
+    c->line = AXES + i;
+    c->order = HASH_START;
+    c->peer_rank = mesh_member(&comm->mesh, comm->rank, axis, peer);
+    if (comm->self) channel_beside(comm->board, comm->self, (int)axis, receives, c->peer_rank, &c->beside); // else a walk
+    return c;
+}
+
+/* Starts a message to, or from, member `peer` of this rank's group of `axis`: SEND or RECEIVE of `bytes` at `buffer`. The n-th
+ * that one sends to another is the n-th that this one awaits from it, whatever travels the other way, with others, or as a
+ * collective; both call it the same, or the run ends: so `what` says which one it is (what, and of which micro-batch). It stays
+ * where it is as long as the timeline. A send is waited for before its buffer is written again. On a GPU it travels on the
+ * chosen stream, one after the other there: those sent and those received need streams of their own. */
+static inline void point_start(Comm *comm, Request *r, Collective send_or_receive, Axis axis, int peer, const char *what, void *buffer, size_t bytes) {
+    Group *g = &comm->groups[axis];
+    if (r->active) run_failure("rank %d: %s of %s started while its request is in flight", comm->rank, collective_names[send_or_receive], what);
+    if (send_or_receive != SEND && send_or_receive != RECEIVE) run_failure("rank %d: %s of %s is no message between two ranks", comm->rank, collective_names[send_or_receive], what);
+    if (peer < 0 || peer >= g->size || peer == g->rank || !bytes)
+        run_failure("rank %d: %s of %zu bytes of %s with member %d of the %d of %s, of which it is member %d: expected another one, and at least a byte", comm->rank,
+                    collective_names[send_or_receive], bytes, what, peer, g->size, axis_names[axis], g->rank);
+    r->collective = send_or_receive;
+    r->group = g;
+    r->channel = channel_of(comm, axis, peer, send_or_receive == RECEIVE);
+    r->what = what;
+    r->send = r->recv = (char *)buffer;
+    r->bytes = bytes;
+    r->of_device = is_of_device(comm->dev, buffer);
+    request_start(comm, r);
+}
+
+/* What the ends of this rank's channels have seen so far, for a comparison across hosts: */
+typedef struct { int peer, receives, axis; uint32_t order; } ChannelOrder; // peer: in the world; -1: no channel
+
+static inline void channel_orders(const Comm *comm, ChannelOrder orders[CHANNELS]) {
+    for (int i = 0; i < CHANNELS; i++) {
+        const Channel *c = &comm->channels[i];
+        ChannelOrder o = {i < comm->num_channels ? c->peer_rank : -1, c->receives, c->axis, (uint32_t)(c->order >> 32)};
+        orders[i] = o;
+    }
+}
+
+/* Do ranks `a` and `b`, which told of theirs when no message was on its way, differ in what one sent and the other received? Over which axis; -1: no. */
+static inline int channels_differ(int a, const ChannelOrder of_a[CHANNELS], int b, const ChannelOrder of_b[CHANNELS]) {
+    for (int i = 0; i < 2 * CHANNELS; i++) {
+        const ChannelOrder *one = i < CHANNELS ? &of_a[i] : &of_b[i - CHANNELS], *others = i < CHANNELS ? of_b : of_a;
+        int met = one->peer != (i < CHANNELS ? b : a);
+        for (int k = 0; k < CHANNELS && !met; k++)
+            met = others[k].peer == (i < CHANNELS ? a : b) && others[k].axis == one->axis && others[k].receives != one->receives && others[k].order == one->order;
+        if (!met) return one->axis;
+    }
+    return -1;
+}
+
 /* A wait is past its limit: says who is to blame, and ends the run. Where that is not certain, the other hosts may say so first. */
-static void wait_expired(Comm *comm, int axis, int64_t number, double waited) {
+static void wait_expired(Comm *comm, int line, int64_t number, double waited) {
     char culprits[2048], name[160];
     Sentence t = {culprits, sizeof culprits, 0}, exchange = {name, sizeof name, 0};
     int phase = comm->self->phase, times = phases[phase].limit, local = comm->board->attached == comm->mesh.world;
     double limit = comm->timeout * times;
-    int certain = say_culprits(&t, comm->board, comm->self, axis, number, limit);
+    int certain = say_culprits(&t, comm->board, comm->self, line, number, limit);
     if (!certain && !local && waited < limit + 1.8) return; // a monitor speaks half a second late, and a launcher may take a second to end a run
     if (times > 1) say(&t, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
-    say_exchange(&exchange, comm->self, axis, number);
-    run_failure("rank %d waited %.1f s for %s (%d ranks, exchange %" PRId64 " of this group); %s. "
-                "Look there first; --timeout sets the limit", comm->rank, waited, name, comm->groups[axis].size, number, culprits);
+    say_exchange(&exchange, comm->self, line, number);
+    if (is_channel(line)) say(&exchange, " (message %" PRId64 ")", number);
+    else say(&exchange, " (%d ranks, exchange %" PRId64 " of this group)", comm->groups[line].size, number);
+    run_failure("rank %d waited %.1f s for %s; %s. Look there first; --timeout sets the limit", comm->rank, waited, name, culprits);
 }
 
 /* The host lets exchanges progress until all of this one is done, or with its stream. */
 static void collective_finish(Comm *comm, Request *r) {
     double start = seconds_now(), now = start;
     double limit = comm->timeout * phases[comm->self->phase].limit;
-    comm->self->wait_axis = r->group->axis, comm->self->wait_number = r->sequence + 1;
+    comm->self->wait_line = r->line, comm->self->wait_number = r->sequence + 1;
     rank_state(comm->self, RANK_WAITING, start);
     for (int spins = 0; comm_progress(comm), r->active; spins++) {
         sched_yield();
         if (spins > 2000) usleep(20);
         if (spins % 64) continue;
         now = seconds_now();
-        if (now - start > limit) wait_expired(comm, r->group->axis, r->sequence + 1, now - start);
+        if (now - start > limit) wait_expired(comm, r->line, r->sequence + 1, now - start);
     }
     rank_state(comm->self, RANK_COMPUTING, seconds_now());
 }
@@ -772,9 +948,9 @@ static void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, const char
         if (spins > 1000) usleep(100);
         double waited = seconds_now() - start;
         if (waited > 0.5 && comm->self->state != RANK_WAITING) { // the first exchanges of a group connect its members
-            comm->self->wait_axis = AXIS_WORLD, comm->self->wait_number = comm->groups[AXIS_WORLD].next_sequence + 1;
+            comm->self->wait_line = AXIS_WORLD, comm->self->wait_number = comm->groups[AXIS_WORLD].next_sequence + 1;
             for (int i = 0; i < NCCL_AXES; i++)
-                if (comm->groups[nccl_axes[i]].nccl == c) comm->self->wait_axis = nccl_axes[i], comm->self->wait_number = comm->groups[nccl_axes[i]].next_sequence;
+                if (comm->groups[nccl_axes[i]].nccl == c) comm->self->wait_line = nccl_axes[i], comm->self->wait_number = comm->groups[nccl_axes[i]].next_sequence;
             rank_state(comm->self, RANK_WAITING, start);
         }
         if (waited > comm->timeout * phases[comm->self->phase].limit)
@@ -914,11 +1090,11 @@ static void comm_watch(void *arg, double waited) {
         comm->progress = settled;
     }
     if (open && now - comm->progress_at > 0.5 && comm->self->state != RANK_WAITING) {
-        comm->self->wait_axis = open->axis, comm->self->wait_number = open->number;
+        comm->self->wait_line = open->line, comm->self->wait_number = open->number;
         rank_state(comm->self, RANK_WAITING, comm->progress_at);
     }
     if (settled < 0 || now - comm->progress_at < limit) return;
-    if (open) wait_expired(comm, open->axis, open->number, now - comm->progress_at);
+    if (open) wait_expired(comm, open->line, open->number, now - comm->progress_at);
     else run_failure("rank %d waited %.1f s for its GPU, which is in no exchange: a kernel does not end; --timeout sets the limit", comm->rank, now - comm->progress_at);
 }
 

@@ -270,8 +270,8 @@ typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_EXCHANGE } E
 
 /* What a GPU does side by side. Ops and copies go to the stream that is chosen (device_stream), and keep their order
  * there; what one stream needs of another it waits for (device_order, device_await). A processor does one after the other. */
-typedef enum { STREAM_COMPUTE, STREAM_GATHER, STREAM_REDUCE, STREAM_FETCH, STREAM_STORE, STREAMS } StreamKind;
-static const char *const stream_names[STREAMS] = {"compute", "gather", "reduce", "fetch", "store"};
+typedef enum { STREAM_COMPUTE, STREAM_GATHER, STREAM_REDUCE, STREAM_FETCH, STREAM_STORE, STREAM_SEND, STREAM_RECEIVE, STREAMS } StreamKind;
+static const char *const stream_names[STREAMS] = {"compute", "gather", "reduce", "fetch", "store", "send", "receive"};
 
 typedef struct CUevent_st *DeviceEvent; // CUDA's, and never made elsewhere
 
@@ -292,8 +292,8 @@ typedef struct {           // on a GPU: a span whose end has been told to the st
     Span span;
     DeviceEvent ended;
     double *seconds;       // its length is added there; NULL: nowhere
-    int axis;              // of an exchange; -1: it is none
-    int64_t number;        // the how manieth of its group, from 1
+    int line;              // of an exchange, as watchdog.h has it; -1: it is none
+    int64_t number;        // the how manieth of its line, from 1
 } OpenSpan;
 
 // what a machine does in a second, for a walk with a clock; rates of one rank
@@ -331,7 +331,7 @@ typedef struct {
     Activity *shown;        // the same, where others can see it (watchdog.h); NULL: nobody looks
     void (*poll)(void *);   // lets exchanges in flight progress between ops; NULL when there are none
     void (*watch)(void *, double waited); // while the host waits for the device, and with 0 after that: ends the run where it takes too long; NULL: nobody does
-    void (*arrived)(void *, int axis, int64_t number, double start, double end); // the device has come to the end of an exchange
+    void (*arrived)(void *, int line, int64_t number, double start, double end); // the device has come to the end of an exchange
     void *poll_arg;         // of all three
     struct MatmulCache *matmuls; // kernels.h: oneDNN's primitives, by shape
 #ifdef USE_CUDA
@@ -377,9 +377,9 @@ static inline Span span_begin(Device *dev, EventKind kind, int lane, const char 
 }
 
 /* It ends on the chosen stream. The rest: see OpenSpan. */
-static inline void span_end(Device *dev, Span s, double *seconds, int axis, int64_t number) {
+static inline void span_end(Device *dev, Span s, double *seconds, int line, int64_t number) {
     if (s.begun) {
-        OpenSpan o = {s, NULL, seconds, axis, number};
+        OpenSpan o = {s, NULL, seconds, line, number};
         stamp(dev, &o.ended);
         span_open(dev, &o);
         return;
@@ -723,7 +723,7 @@ static void spans_settle(Device *dev) {
         dev->settled++;
         if (dev->events && o.span.event >= 0 && o.span.event < dev->max_events) dev->events[o.span.event].start = start, dev->events[o.span.event].end = end;
         if (o.seconds) *o.seconds += end - start;
-        if (o.axis >= 0 && dev->arrived) dev->arrived(dev->poll_arg, o.axis, o.number, start, end);
+        if (o.line >= 0 && dev->arrived) dev->arrived(dev->poll_arg, o.line, o.number, start, end);
         for (int k = 0; k < 2; k++) {
             dev->spare_events = (DeviceEvent *)list_room(dev->spare_events, dev->num_spare, &dev->max_spare, sizeof(DeviceEvent));
             dev->spare_events[dev->num_spare++] = k ? o.ended : o.span.begun;
@@ -749,7 +749,7 @@ static int64_t device_settled(Device *dev, const OpenSpan **exchange) {
     spans_settle(dev);
     *exchange = NULL;
     for (int i = dev->num_open - 1; i >= 0; i--)
-        if (dev->open_spans[i].axis >= 0 && cuda_is_ready(cudaEventQuery(dev->open_spans[i].span.begun), "asking for an event")) *exchange = &dev->open_spans[i];
+        if (dev->open_spans[i].line >= 0 && cuda_is_ready(cudaEventQuery(dev->open_spans[i].span.begun), "asking for an event")) *exchange = &dev->open_spans[i];
     return dev->settled;
 }
 static void events_drop(Device *dev, int64_t event) {

@@ -165,7 +165,7 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
         fprintf(l->metrics, "},\"bytes\":{");
         for (int i = 0; i < 5; i++) {
             int64_t bytes = 0;
-            for (int o = 0; o < COLLECTIVES; o++) bytes += comm->wire[shown[i]][o].bytes;
+            for (int o = 0; o < COLLECTIVES; o++) bytes += o == SEND ? 0 : comm->wire[shown[i]][o].bytes; // what comes from others
             fprintf(l->metrics, "%s\"%s\":%" PRId64, i ? "," : "", axis_names[shown[i]], bytes);
         }
         fprintf(l->metrics, "},\"rank_min_max\":{\"seconds\":[%.6f,%.6f],\"memory\":[%" PRId64 ",%" PRId64 "]},\"slowest_rank\":%d", least.seconds, most.seconds, least.memory, most.memory, slowest);

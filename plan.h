@@ -304,7 +304,10 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
             mesh_group(mesh, r, (Axis)a, &other, &key);
             if (other == colour && r / c->ranks_per_host != last) hosts++, last = r / c->ranks_per_host;
         }
-        for (int o = 0; o < COLLECTIVES; o++) cluster_exchange(&c->exchange[a][o], root, path, transport, (Collective)o, ranks, hosts);
+        for (int o = 0; o < COLLECTIVES; o++) {
+            int message = o == SEND || o == RECEIVE; // takes what two ranks take to gather: each receives one part
+            cluster_exchange(&c->exchange[a][o], root, path, transport, message ? ALL_GATHER : (Collective)o, message ? 2 : ranks, message ? (int)min_i64(hosts, 2) : hosts);
+        }
     }
     cJSON_Delete(root);
     free(text);

@@ -20,7 +20,6 @@ static long long file_bytes = 5000000000ll;
 #define FILE_BYTES file_bytes
 #define CHUNK_BYTES (4 << 12) // small models have many, and few end with a tensor
 #include "train_llama3.cu"
-#include "pipeline.h"
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -68,7 +67,7 @@ void *__wrap_realloc(void *p, size_t n) { count_allocation(); return __real_real
 static struct { MPI_Comm comm; Traffic of[COLLECTIVES]; } profiled[AXES]; // by communicator, in the order in which they appeared
 static int num_profiled;
 
-static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) {
+static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) { // of one part, or of a message
     int size, bytes, i = 0;
     MPI_Comm_size(comm, &size);
     MPI_Type_size(type, &bytes);
@@ -76,7 +75,7 @@ static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) 
     if (i == AXES) memset(profiled, 0, sizeof profiled), i = num_profiled = 0; // those of earlier cases, at which nobody looks any more
     if (i == num_profiled) profiled[num_profiled++].comm = comm;
     profiled[i].of[op].calls++;
-    profiled[i].of[op].bytes += (int64_t)(size - 1) * count * bytes;
+    profiled[i].of[op].bytes += (op == SEND || op == RECEIVE ? 1 : (int64_t)(size - 1)) * count * bytes;
 }
 
 int MPI_Iallgather(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type, MPI_Comm comm, MPI_Request *request) {
@@ -87,6 +86,16 @@ int MPI_Iallgather(const void *send, int count, MPI_Datatype type, void *recv, i
 int MPI_Ialltoall(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type, MPI_Comm comm, MPI_Request *request) {
     profile(REDUCE_SCATTER, count, type, comm);
     return PMPI_Ialltoall(send, count, type, recv, recv_count, recv_type, comm, request);
+}
+
+int MPI_Isend(const void *send, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *request) {
+    profile(SEND, count, type, comm);
+    return PMPI_Isend(send, count, type, to, tag, comm, request);
+}
+
+int MPI_Irecv(void *recv, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request *request) {
+    profile(RECEIVE, count, type, comm);
+    return PMPI_Irecv(recv, count, type, from, tag, comm, request);
 }
 #endif
 
@@ -1295,6 +1304,8 @@ static void truncated_body(Job *j, int rank) {
 
 static void run_truncated(void *arguments) { launch(make_job((const char *)arguments, 3, &transport_threads), 0, truncated_body); }
 
+#include "dev/test/test_pipeline.h"
+
 static void test_failures(void) {
     char said_all[4096], arguments[512];
     const char *said;
@@ -1339,6 +1350,7 @@ static void test_failures(void) {
     code = child_says(run_other_seed, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("a rank with another seed ends the run, and is named", code == 2 && strstr(said, "rank 2 shuffles samples or draws weights from another seed"), "code %d: %s", code, said);
+    test_messages_that_fail();
     char more[700];
     snprintf(more, sizeof more, "%s --max-skips 0", arguments);
     code = child_says(run_bad_gradient, more, said_all, sizeof said_all);
@@ -1404,7 +1416,6 @@ static void test_failures(void) {
 #include "dev/test/test_tokenizer.h"
 #include "dev/test/test_plan.h"
 #include "dev/test/test_checkpoints.h"
-#include "dev/test/test_pipeline.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
 #else
@@ -1435,6 +1446,7 @@ int main(int argc, char **argv) {
     if (mpi) test_mpi(process, processes);
     if (mpi) test_trace(process, processes, &transport_mpi);
     if (mpi) test_checkpoints_mpi(process, processes);
+    if (mpi && processes <= 4) test_messages(process, processes, &transport_mpi);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
         int wanted = argc == 1 && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);

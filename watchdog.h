@@ -3,8 +3,9 @@
  * A rank that waits cannot know for whom, and one that is stopped or killed says nothing. So every rank writes on its
  * host's board what it does now and which exchanges it has started: plain stores into shared memory. Whoever finds
  * something wrong names the culprit in one sentence and leaves the last exchanges of this host's ranks under
- * OUT/flight: a rank at its deadline; a rank that starts another exchange than the one beside it; or the monitor, a
- * process forked before MPI starts, which sees who cannot speak: killed, stopped, stuck in MPI_Init or on a disk.
+ * OUT/flight: a rank at its deadline; a rank that starts another exchange than the one beside it, or awaits another
+ * message than it is sent; or the monitor, a process forked before MPI starts, which sees who cannot speak: killed,
+ * stopped, stuck in MPI_Init or on a disk.
  * Ranks as threads have a board in their process's memory and no monitor. comm.h includes this and names the axes.
  */
 #ifndef WATCHDOG_H
@@ -20,12 +21,18 @@ typedef enum { PHASE_START, PHASE_STEP, PHASE_VALIDATION, PHASE_SAVING, PHASE_EN
 static const struct { const char *name; int limit; } phases[PHASES] = { // in times of --timeout
     {"start-up", 4}, {"a step", 1}, {"validation", 4}, {"saving", 4}, {"the end of the run", 4}};
 
-enum { FLIGHTS = 64, BOARD_RANKS = 256 }; // exchanges remembered a group; ranks of a host, at most
+enum { FLIGHTS = 64, BOARD_RANKS = 256 }; // exchanges remembered a line; ranks of a host, at most
+
+/* A line is what exchanges are numbered along: of a group its collectives, named by their axis; of messages a channel, from one
+ * rank to another over an axis, of which sender and receiver each have an end. */
+enum { CHANNELS = 8, LINES = AXES + CHANNELS }; // CHANNELS: ends that a rank has at most
+
+typedef struct { int axis, receives, peer; } ChannelEnd; // receives: 0: it sends; peer: the rank, in the world, at the other end
 
 typedef struct {
-    int64_t number;           // the how manieth exchange of its group, from 1; 0: none. Written last
-    uint64_t order;           // hash of all of the group up to this one
-    int64_t bytes;            // of one member's part
+    int64_t number;           // the how manieth exchange of its line, from 1; 0: none. Written last
+    uint64_t order;           // hash of all of the line up to this one
+    int64_t bytes;            // of one member's part, or of the message
     double started, finished; // seconds; finished 0: in flight
     int collective;
     char unit[40];
@@ -40,11 +47,13 @@ typedef struct BoardRank {
     double since;             // seconds: when the state began
     Activity now;             // the op
     int told;                 // its launcher told it to end
-    int wait_axis;
+    int wait_line;
     int64_t wait_number;      // RANK_WAITING: for which exchange
     int colour[AXES];         // of its groups, from 1; 0: not opened
-    int64_t started[AXES];    // exchanges started on each group
-    Flight flights[AXES][FLIGHTS];
+    int num_channels;         // written after the end it counts
+    ChannelEnd channels[CHANNELS]; // lines from AXES on
+    int64_t started[LINES];   // exchanges started on each
+    Flight flights[LINES][FLIGHTS];
 } BoardRank;
 
 typedef struct Board {
@@ -69,10 +78,19 @@ static inline void rank_state(BoardRank *me, RankState state, double now) {
     me->since = now;
 }
 
-/* Where rank `k` remembers exchange `number` of its group; NULL: not started, or too long ago. */
-static inline Flight *flight_of(BoardRank *k, int axis, int64_t number) {
-    Flight *e = &k->flights[axis][number % FLIGHTS];
+/* Where rank `k` remembers exchange `number` of a line; NULL: not started, or too long ago. */
+static inline Flight *flight_of(BoardRank *k, int line, int64_t number) {
+    Flight *e = &k->flights[line][number % FLIGHTS];
     return number && __atomic_load_n(&e->number, __ATOMIC_SEQ_CST) == number ? e : NULL;
+}
+
+/* The line of `k` that meets line `line` of `me`: of its group the same, of a channel the other end. -1: none, or not yet. */
+static int line_beside(const BoardRank *k, const BoardRank *me, int line) {
+    if (line < AXES) return k->colour[line] == me->colour[line] ? line : -1;
+    const ChannelEnd *mine = &me->channels[line - AXES];
+    for (int i = 0; k->rank == mine->peer && i < __atomic_load_n(&k->num_channels, __ATOMIC_SEQ_CST); i++)
+        if (k->channels[i].axis == mine->axis && k->channels[i].peer == me->rank && k->channels[i].receives != mine->receives) return AXES + i;
+    return -1;
 }
 
 // ---------------------------------------------------------------------------
@@ -117,10 +135,21 @@ static ProcessState process_state(const BoardRank *k) {
     return state == 'T' || state == 't' ? PROCESS_STOPPED : PROCESS_RUNS;
 }
 
-static void say_exchange(Sentence *t, BoardRank *k, int axis, int64_t number) {
-    const Flight *e = flight_of(k, axis, number);
-    if (e) say(t, "%s of '%s' over %s", collective_names[e->collective], e->unit, axis_names[axis]);
-    else say(t, "exchange %" PRId64 " over %s", number, axis_names[axis]);
+static int is_channel(int line) { return line >= AXES; }
+
+/* "pp", "pp from rank 3" */
+static void say_line(Sentence *t, const BoardRank *k, int line) {
+    const ChannelEnd *c = is_channel(line) ? &k->channels[line - AXES] : NULL;
+    say(t, "%s", axis_names[c ? c->axis : line]);
+    if (c) say(t, " %s rank %d", c->receives ? "from" : "to", c->peer);
+}
+
+/* "all_gather of 'embedding' over fsdp", "receive of 'activations of micro-batch 2' over pp from rank 3" */
+static void say_exchange(Sentence *t, BoardRank *k, int line, int64_t number) {
+    const Flight *e = flight_of(k, line, number);
+    if (e) say(t, "%s of '%s' over ", collective_names[e->collective], e->unit);
+    else say(t, "exchange %" PRId64 " over ", number);
+    say_line(t, k, line);
 }
 
 static double last_sign(const BoardRank *k) { return fmax(k->since, k->now.since); }
@@ -130,7 +159,7 @@ static void say_doing(Sentence *t, BoardRank *k) {
     const char *instead = k->phase == PHASE_SAVING ? "writing" : k->phase == PHASE_START ? "reading or drawing weights" : NULL;
     say(t, "%s", k->state == RANK_COMPUTING && instead ? instead : names[k->state]);
     if (k->state == RANK_STARTING) say(t, " (finding the other ranks, reading the data's heads, opening groups)");
-    if (k->state == RANK_WAITING) say(t, " for "), say_exchange(t, k, k->wait_axis, k->wait_number);
+    if (k->state == RANK_WAITING) say(t, " for "), say_exchange(t, k, k->wait_line, k->wait_number);
     if (k->state == RANK_COMPUTING && !instead && k->now.op < OP_COUNT)
         say(t, k->now.runs ? " (%s)" : " (between ops, after %s)", op_names[k->now.op]);
 }
@@ -147,17 +176,18 @@ static void say_rank(Sentence *t, Board *b, BoardRank *k, ProcessState process, 
     }
 }
 
-static void say_last_exchange(Sentence *t, BoardRank *k, int axis) {
-    int64_t last = k->started[axis];
-    const Flight *e = flight_of(k, axis, last);
-    if (e) say(t, "; its last exchange over %s was %" PRId64 ": %s of '%s'", axis_names[axis], last, collective_names[e->collective], e->unit);
-    else say(t, "; it has started no exchange over %s", axis_names[axis]);
+static void say_last_exchange(Sentence *t, BoardRank *k, int line) {
+    int64_t last = k->started[line];
+    const Flight *e = flight_of(k, line, last);
+    say(t, e ? "; its last exchange over " : "; it has started no exchange over ");
+    say_line(t, k, line);
+    if (e) say(t, " was %" PRId64 ": %s of '%s'", last, collective_names[e->collective], e->unit);
 }
 
 /* Who of this host keeps `me` from finishing an exchange. Suspected in this order: who is gone or stopped; who does not
  * wait, though it has not started this exchange or has not stirred for half the limit; who waits elsewhere and has not
  * started it, and may in turn wait for another host. Returns whether the blame is certain. */
-static int say_culprits(Sentence *t, Board *b, BoardRank *me, int axis, int64_t number, double limit) {
+static int say_culprits(Sentence *t, Board *b, BoardRank *me, int line, int64_t number, double limit) {
     int named = 0, certain = 0, n = __atomic_load_n(&b->attached, __ATOMIC_ACQUIRE);
     double now = seconds_now();
     for (int suspicion = 0; suspicion < 3 && !named; suspicion++)
@@ -165,13 +195,15 @@ static int say_culprits(Sentence *t, Board *b, BoardRank *me, int axis, int64_t 
             BoardRank *k = board_rank(b, i);
             if (k == me || !k->process) continue;
             ProcessState process = process_state(k);
-            int behind = k->colour[axis] == me->colour[axis] && __atomic_load_n(&k->started[axis], __ATOMIC_RELAXED) < number;
+            int its = line_beside(k, me, line), taken_part = its >= 0 && __atomic_load_n(&k->started[its], __ATOMIC_RELAXED) >= number;
+            int behind = !taken_part && (its >= 0 || (is_channel(line) && k->rank == me->channels[line - AXES].peer));
             int busy = k->state != RANK_WAITING && (behind || now - last_sign(k) > limit / 2);
             if ((process != PROCESS_RUNS ? 0 : busy ? 1 : behind ? 2 : 3) != suspicion || named++ >= 4) continue;
             certain = suspicion < 2;
             say(t, "%s", named > 1 ? ", " : "");
             say_rank(t, b, k, process, now);
-            if (behind) say_last_exchange(t, k, axis);
+            if (behind && its >= 0) say_last_exchange(t, k, its);
+            else if (behind) say(t, "; it has %s rank %d nothing", me->channels[line - AXES].receives ? "sent" : "received from", me->rank);
         }
     if (named > 4) say(t, ", and %d more", named - 4);
     if (!named) say(t, n == b->world ? "all %d ranks are waiting" : "all %d ranks of host %s are waiting: look at the other hosts", n, b->host);
@@ -193,9 +225,10 @@ static void board_write_flights(Board *b) {
         if (!f) continue; // the sentence matters more
         say_rank(&t, b, k, process_state(k), now);
         fprintf(f, "%s\nof %d ranks, on %s, in %s\n", doing, b->world, b->host, phases[k->phase].name);
-        for (int a = 0; a < AXES; a++) {
+        for (int a = 0; a < LINES; a++) {
             if (!k->started[a]) continue;
-            fprintf(f, "\n%s: %" PRId64 " exchanges started; the last ones\n%10s  %-14s  %-32s %12s  %14s  %12s\n", axis_names[a], k->started[a], "exchange", "collective", "unit", "bytes", "started, s ago", "took, s");
+            t.used = 0, say_line(&t, k, a);
+            fprintf(f, "\n%s: %" PRId64 " exchanges started; the last ones\n%10s  %-14s  %-32s %12s  %14s  %12s\n", doing, k->started[a], "exchange", "collective", "unit", "bytes", "started, s ago", "took, s");
             for (int64_t x = max_i64(1, k->started[a] - FLIGHTS + 1); x <= k->started[a]; x++) {
                 const Flight *e = flight_of(k, a, x);
                 if (!e) continue;
@@ -272,11 +305,21 @@ __attribute__((noreturn)) static void flights_differ(Board *b, BoardRank *me, in
     run_failure("exchange %" PRId64 " of %s: %s. All ranks of a group must start the same exchanges in the same order", number, axis_names[axis], text);
 }
 
-/* Notes that `me` starts its next exchange over `axis` and holds it against the ranks beside it. Returns the note. */
-static inline Flight *flight_start(Board *b, BoardRank *me, BoardRank *const beside[2], int axis, int collective, const char *what, size_t bytes, uint64_t *order, double now) {
-    int64_t number = me->started[axis] + 1;
-    Flight *e = &me->flights[axis][number % FLIGHTS];
-    uint64_t words[sizeof e->unit / 8] = ZERO, h = (*order ^ ((uint64_t)bytes << 8 | (uint64_t)collective)) * 0x100000001B3ull;
+/* Another end of a channel of `me`; who has the other one, if this host does. */
+static void channel_beside(Board *b, BoardRank *me, int axis, int receives, int peer, BoardRank **beside) {
+    ChannelEnd end = {axis, receives, peer};
+    me->channels[me->num_channels] = end;
+    __atomic_store_n(&me->num_channels, me->num_channels + 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < b->attached; i++)
+        if (board_rank(b, i)->rank == peer) *beside = board_rank(b, i);
+}
+
+/* Notes that `me` starts its next exchange on a line. `order`: that of the line so far, and then with this exchange; `kind` is
+ * what others must have started there too. */
+static inline Flight *flight_note(BoardRank *me, int line, int kind, int collective, const char *what, size_t bytes, uint64_t *order, double now) {
+    int64_t number = me->started[line] + 1;
+    Flight *e = &me->flights[line][number % FLIGHTS];
+    uint64_t words[sizeof e->unit / 8] = ZERO, h = (*order ^ ((uint64_t)bytes << 8 | (uint64_t)kind)) * 0x100000001B3ull;
     memcpy(words, what, strnlen(what, sizeof words - 1));
     for (size_t i = 0; i < sizeof words / 8; i++) h = ((h ^ h >> 29) ^ words[i]) * 0x9E3779B97F4A7C15ull; // each step can be undone: no single difference is lost
     memcpy(e->unit, words, sizeof words);
@@ -286,12 +329,38 @@ static inline Flight *flight_start(Board *b, BoardRank *me, BoardRank *const bes
     e->started = now;
     e->finished = 0;
     __atomic_store_n(&e->number, number, __ATOMIC_SEQ_CST); // of two that start at once, at least one sees the other
-    __atomic_store_n(&me->started[axis], number, __ATOMIC_RELAXED);
+    __atomic_store_n(&me->started[line], number, __ATOMIC_RELAXED);
+    return e;
+}
+
+/* … a collective, and holds it against those of the ranks beside it. */
+static inline Flight *flight_start(Board *b, BoardRank *me, BoardRank *const beside[2], int axis, int collective, const char *what, size_t bytes, uint64_t *order, double now) {
+    Flight *e = flight_note(me, axis, collective, collective, what, bytes, order, now);
+    uint64_t h = *order;
     for (int side = 0; side < 2 && beside[side]; side++) {
-        const Flight *other = flight_of(beside[side], axis, number);
-        if (other && other->order != h) flights_differ(b, me, axis, number);
+        const Flight *other = flight_of(beside[side], axis, e->number);
+        if (other && other->order != h) flights_differ(b, me, axis, e->number);
     }
     return e;
+}
+
+/* … a send, or a receive, and holds it against what the rank at the other end has started; NULL: it is on another host. Of
+ * the two that start a message the later one finds what differs, before any byte of it has moved. */
+static inline Flight *message_start(BoardRank *me, BoardRank *peer, int line, int collective, const char *what, size_t bytes, uint64_t *order, double now) {
+    Flight *e = flight_note(me, line, COLLECTIVES, collective, what, bytes, order, now);
+    int64_t number = e->number;
+    int its = peer ? line_beside(peer, me, line) : -1;
+    const Flight *other = its >= 0 ? flight_of(peer, its, number) : NULL;
+    if (!other || other->order == e->order) return e;
+    for (int parted = 1; parted && number > 1; number -= parted) { // the first that differs
+        const Flight *a = flight_of(me, line, number - 1), *z = flight_of(peer, its, number - 1);
+        parted = a && z && a->order != z->order;
+    }
+    const Flight *ours = flight_of(me, line, number), *theirs = flight_of(peer, its, number);
+    const ChannelEnd *end = &me->channels[line - AXES];
+    const Flight *sent = end->receives ? theirs : ours, *awaited = end->receives ? ours : theirs;
+    run_failure("message %" PRId64 " from rank %d to rank %d over %s: '%s' (%" PRId64 " bytes) is sent, '%s' (%" PRId64 " bytes) is awaited. Both must take the same messages in the same order", number,
+                end->receives ? end->peer : me->rank, end->receives ? me->rank : end->peer, axis_names[end->axis], sent->unit, sent->bytes, awaited->unit, awaited->bytes);
 }
 
 // ---------------------------------------------------------------------------
@@ -365,7 +434,7 @@ static int monitor_look(Board *b) {
         say_rank(&t, b, late, process_state(late), now);
         if (stopped && stopped != late) say(&t, "; "), say_rank(&t, b, stopped, PROCESS_STOPPED, now);
         else if (late->phase == PHASE_START && b->expected > present) say(&t, "; %d of this host's %d ranks never started this program", b->expected - present, b->expected);
-        else if (late->state == RANK_WAITING && late != stopped) say(&t, "; "), say_culprits(&t, b, late, late->wait_axis, late->wait_number, limit);
+        else if (late->state == RANK_WAITING && late != stopped) say(&t, "; "), say_culprits(&t, b, late, late->wait_line, late->wait_number, limit);
         say(&t, ". The limit here is %.6g s (%d x --timeout)", limit, phases[late->phase].limit);
     }
     if (monitor_says(b, text)) {

@@ -548,7 +548,7 @@ static double received_bytes(const Results *r, int size) { return (double)r->par
 static void results_print(const Results *r) {
     printf("\n%s, %d ranks x %d thread%s, %d host%s%s: microseconds of the slowest rank; GB/s that a rank receives; share of the copy's rate\n", r->transport->name, r->ranks,
            r->threads, r->threads > 1 ? "s" : "", r->hosts, r->hosts > 1 ? "s" : "", r->oversubscribed ? ", more ranks than cores" : "");
-    for (int c = 0; c < COLLECTIVES; c++) {
+    for (int c = 0; c <= REDUCE_SCATTER; c++) { // no messages
         const double *copy = NULL;
         printf("%-15s %10s", collective_names[c], "part bytes");
         for (int v = 0; v < r->num_versions; v++)

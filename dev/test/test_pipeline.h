@@ -1,4 +1,6 @@
-/* test_pipeline.h: the schedules of all shapes, replayed rank by rank, and messages between two ranks. A part of test_llama3.cu. */
+/* test_pipeline.h: the schedules of all shapes, replayed rank by rank; messages between ranks, and those that do not meet.
+ * A part of test_llama3.cu. */
+#include "../../pipeline.h"
 
 enum { MOST_STAGES = 8, MOST_CHUNKS = 4, MOST_MICROS = 24, MOST_STEPS = 2 * MOST_CHUNKS * MOST_MICROS };
 
@@ -147,7 +149,294 @@ static void test_stage_blocks(void) {
     CHECK("the 126 blocks of Llama 3 405B on 16 lighter-ended stages: 7, 14 times 8, 7", n == 7 && middle == 8 && last == 7 && first == 119, "%d, %d, %d from block %d", n, middle, last, first);
 }
 
+// ---------------------------------------------------------------------------
+// messages: ranks without a model, all of them on one pipeline
+
+enum { NAMED_MESSAGES = 24 };
+static const char *const message_names[NAMED_MESSAGES] = {"m0", "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "m9", "m10", "m11", "m12", "m13", "m14", "m15", "m16", "m17", "m18", "m19", "m20", "m21", "m22", "m23"};
+static const size_t message_bytes[] = {1, 7, 256, 1003, 65537, (3 << 20) + 4}; // two of them more than MPI keeps at hand
+enum { MESSAGE_SIZES = sizeof message_bytes / sizeof *message_bytes, MOST_BYTES = (3 << 20) + 256 };
+
+typedef struct { Device dev; Comm comm; Mesh mesh; int rank, world; int64_t wrong, sent, received, sent_bytes, received_bytes; } Member;
+
+static Member *member_open(Job *j, int rank, size_t bytes) {
+    Member *m = (Member *)checked_malloc(sizeof *m);
+    Device walked;
+    m->mesh = j->mesh, m->rank = rank, m->world = j->mesh.world;
+    device_open_walk(&walked, 1, 0);
+    walked.arenas[MEM_COMM].peak = bytes;
+    walked.by_nccl = j->transport != j->hosts;
+    device_open(&m->dev, &walked, ".", rank);
+    comm_open(&m->comm, &m->dev, &m->mesh, rank, j->transport, j->hosts, &j->thread_world, j->opt.timeout);
+    comm_phase(&m->comm, PHASE_STEP);
+    return m;
+}
+
+static void member_close(Member *m) {
+    comm_close(&m->comm);
+    device_close(&m->dev);
+    free(m);
+}
+
+static void *member_buffer(Member *m, size_t bytes) { return arena_alloc(&m->dev, MEM_COMM, "message", bytes); }
+
+static void run_members(int process, int world, const Transport *transport, double timeout, void (*body)(Job *, int)) {
+    Job *j = (Job *)checked_malloc(sizeof *j);
+    Mesh mesh = {world, {1, 1, world, 1, 1}};
+    j->mesh = mesh, j->transport = transport, j->opt.timeout = timeout;
+    j->hosts = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
+    pthread_mutex_init(&j->thread_world.lock, NULL);
+    launch(j, process, body);
+    thread_world_close(&j->thread_world);
+    free(j);
+}
+
+/* On a stream of its own, after what the compute stream did with the buffer. */
+static void message(Member *m, Request *r, Collective way, int peer, int name, void *buffer, size_t bytes) {
+    StreamKind on = way == SEND ? STREAM_SEND : STREAM_RECEIVE, before = device_stream(&m->dev, on);
+    device_order(&m->dev, on, STREAM_COMPUTE);
+    point_start(&m->comm, r, way, AXIS_PP, peer, message_names[name], buffer, bytes);
+    device_stream(&m->dev, before);
+    if (way == SEND) m->sent++, m->sent_bytes += (int64_t)bytes;
+    else m->received++, m->received_bytes += (int64_t)bytes;
+}
+
+static unsigned char message_byte(int from, int to, int name, size_t i) { return (unsigned char)mix64((uint64_t)(((from * 8 + to) * NAMED_MESSAGES + name)) * 4099 + i / 64); }
+
+static void message_fill(Member *m, void *buffer, int to, int name, size_t bytes) {
+    unsigned char *near = (unsigned char *)checked_malloc(bytes);
+    for (size_t i = 0; i < bytes; i++) near[i] = message_byte(m->rank, to, name, i);
+    device_write(&m->dev, buffer, near, bytes);
+    free(near);
+}
+
+static void message_check(Member *m, const void *buffer, int from, int name, size_t bytes) {
+    unsigned char *near = (unsigned char *)on_host(&m->dev, buffer, bytes);
+    int same = 1;
+    for (size_t i = 0; i < bytes && same; i++) same = near[i] == message_byte(from, m->rank, name, i);
+    m->wrong += !same;
+    free(near);
+}
+
+static int64_t messages_wrong, messages_miscounted, messages_told_apart; // of all ranks
+static int64_t messages_passed;
+
+static void messages_body(Job *j, int rank) {
+    enum { MANY = 12, FLOWS = 6 };
+    Member *m = member_open(j, rank, 2 * MOST_BYTES + 64 * 8192);
+    int n = m->world, next = (rank + 1) % n, before = (rank + n - 1) % n;
+    char *out = (char *)member_buffer(m, MOST_BYTES), *in = (char *)member_buffer(m, MOST_BYTES), *many[2 * MANY];
+    Request r[2 * MANY] = ZERO;
+    for (int i = 0; i < 2 * MANY; i++) many[i] = (char *)member_buffer(m, 4096);
+    for (int s = 0; s < MESSAGE_SIZES; s++) { // round the ring; by turns the receive or the send comes first, and some ranks come late
+        size_t bytes = message_bytes[s];
+        message_fill(m, out, next, s, bytes);
+        if ((rank + s) % 3 == 0) usleep(3000);
+        for (int k = 0; k < 2; k++) {
+            if ((rank + s + k) % 2) message(m, &r[0], RECEIVE, before, s, in, bytes);
+            else message(m, &r[1], SEND, next, s, out, bytes);
+        }
+        collective_wait(&m->comm, &r[s % 2]), collective_wait(&m->comm, &r[!(s % 2)]);
+        message_check(m, in, before, s, bytes);
+    }
+    for (int k = 0; k < MANY; k++) { // many of different sizes at once, both ways round, and a collective of the same ranks among them
+        size_t bytes = (size_t)(k + 1) * 331;
+        message_fill(m, many[k], k % 2 ? before : next, k, bytes);
+        message(m, &r[k], SEND, k % 2 ? before : next, k, many[k], bytes);
+        if (k == MANY / 2) {
+            int mine = rank, all[8];
+            all_gather_now(&m->comm, AXIS_PP, "ranks", &mine, all, sizeof mine);
+            for (int i = 0; i < n; i++) m->wrong += all[i] != i;
+        }
+    }
+    for (int k = 0; k < MANY; k++) message(m, &r[MANY + k], RECEIVE, k % 2 ? next : before, k, many[MANY + k], (size_t)(k + 1) * 331);
+    for (int k = 2 * MANY - 1; k >= 0; k--) collective_wait(&m->comm, &r[k]);
+    for (int k = 0; k < MANY; k++) message_check(m, many[MANY + k], k % 2 ? next : before, k, (size_t)(k + 1) * 331);
+    for (int k = 0; k < 3 * THREAD_SLOTS; k++) { // more than are remembered
+        message_fill(m, many[0], next, k % NAMED_MESSAGES, 64);
+        message(m, &r[0], RECEIVE, before, k % NAMED_MESSAGES, many[1], 64);
+        message(m, &r[1], SEND, next, k % NAMED_MESSAGES, many[0], 64);
+        collective_wait(&m->comm, &r[1]), collective_wait(&m->comm, &r[0]);
+        message_check(m, many[1], before, k % NAMED_MESSAGES, 64);
+    }
+    for (int p = 0; p < n; p++) { // everybody with everybody
+        if (p == rank) continue;
+        message_fill(m, many[p], p, p, 100);
+        message(m, &r[p], SEND, p, rank, many[p], 100);
+        message(m, &r[MANY + p], RECEIVE, p, p, many[MANY + p], 100);
+    }
+    for (int p = 0; p < n; p++) collective_wait(&m->comm, &r[p]), collective_wait(&m->comm, &r[MANY + p]);
+    for (int p = 0; p < n; p++)
+        if (p != rank) message_check(m, many[MANY + p], p, rank, 100);
+    Traffic told[2][2] = {{m->comm.booked[AXIS_PP][SEND], m->comm.wire[AXIS_PP][SEND]}, {m->comm.booked[AXIS_PP][RECEIVE], m->comm.wire[AXIS_PP][RECEIVE]}};
+    for (int k = 0; k < 4; k++) {
+        Traffic t = told[k / 2][k % 2], want = {k / 2 ? m->received : m->sent, k / 2 ? m->received_bytes : m->sent_bytes};
+        __atomic_fetch_add(&messages_miscounted, !traffic_equal(t, want), __ATOMIC_RELAXED);
+    }
+    ChannelOrder mine[CHANNELS], all[8][CHANNELS];
+    channel_orders(&m->comm, mine);
+    all_gather_now(&m->comm, AXIS_WORLD, "channels", mine, all, sizeof mine);
+    for (int p = 0; p < n; p++) m->wrong += p != rank && channels_differ(rank, mine, p, (const ChannelOrder *)all[p]) >= 0;
+    for (int i = 0; i < CHANNELS; i++) { // a difference in any of them is seen, whoever is asked first
+        all[rank][i].order ^= 1;
+        for (int p = 0; p < n && mine[i].peer >= 0; p++)
+            __atomic_fetch_add(&messages_told_apart, p == mine[i].peer && channels_differ(rank, (const ChannelOrder *)all[rank], p, (const ChannelOrder *)all[p]) == AXIS_PP
+                               && channels_differ(p, (const ChannelOrder *)all[p], rank, (const ChannelOrder *)all[rank]) == AXIS_PP, __ATOMIC_RELAXED);
+        all[rank][i].order ^= 1;
+    }
+    for (int a = 0; a < AXES; a++) // as the transport has them; all have met by now
+        for (int i = 0; i < m->comm.groups[a].size; i++) m->wrong += m->comm.hosts->group_member(&m->comm, &m->comm.groups[a], i) != mesh_member(&m->mesh, rank, (Axis)a, i);
+    __atomic_fetch_add(&messages_wrong, m->wrong, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&messages_passed, m->received, __ATOMIC_RELAXED);
+    member_close(m);
+}
+
+// ---------------------------------------------------------------------------
+// a pipeline of numbers: stage s makes 3 x + s of x, and 5 g + x of a gradient g, of which it keeps the sum in the order of micro-batches
+
+static int toy_chunks, toy_micros;
+
+static int64_t toy_wrong;
+
+static void toy_body(Job *j, int rank) {
+    enum { FLOATS = 300 };
+    Member *m = member_open(j, rank, 1 << 22);
+    Schedule s;
+    int P = m->world, S = P * toy_chunks;
+    schedule_open(&s, P, rank, toy_chunks, toy_micros);
+    float *inputs[MOST_CHUNKS][MOST_MICROS], *sums = (float *)checked_malloc(sizeof(float) * MOST_CHUNKS), near[FLOATS];
+    float *activation = (float *)member_buffer(m, sizeof near), *gradient = (float *)member_buffer(m, sizeof near), *sent[2] = {(float *)member_buffer(m, sizeof near), (float *)member_buffer(m, sizeof near)};
+    Request receive = ZERO, send[2] = ZERO; // sent: one each way at a time
+    for (int c = 0; c < toy_chunks; c++)
+        for (int k = 0; k < s.slots[c]; k++) inputs[c][k] = (float *)member_buffer(m, sizeof near);
+    for (int i = 0; i < s.count; i++) {
+        const PipeStep *step = &s.steps[i];
+        int at = virtual_stage(&s, step->chunk), from = pipe_source(&s, step), to = pipe_target(&s, step);
+        float *kept = inputs[step->chunk][step->slot], *input = step->kind == PIPE_FORWARD ? activation : gradient;
+        if (from >= 0) message(m, &receive, RECEIVE, from, step->micro % NAMED_MESSAGES, input, sizeof near), collective_wait(&m->comm, &receive);
+        else for (int e = 0; e < FLOATS; e++) near[e] = step->kind == PIPE_FORWARD ? (float)(step->micro + e % 3) : 1.0f;
+        if (from >= 0) device_read(&m->dev, near, input, sizeof near);
+        float x[FLOATS];
+        if (step->kind == PIPE_FORWARD) device_write(&m->dev, kept, near, sizeof near);
+        else device_read(&m->dev, x, kept, sizeof near);
+        for (int e = 0; e < FLOATS; e++) near[e] = step->kind == PIPE_FORWARD ? 3 * near[e] + (float)at : 5 * near[e] + x[e];
+        if (step->kind == PIPE_BACKWARD) sums[step->chunk] = 0.3f * sums[step->chunk] + near[0] + near[FLOATS - 1];
+        if (to < 0) continue;
+        collective_wait(&m->comm, &send[step->kind]); // the last one that way has left its buffer
+        device_write(&m->dev, sent[step->kind], near, sizeof near);
+        message(m, &send[step->kind], SEND, to, step->micro % NAMED_MESSAGES, sent[step->kind], sizeof near);
+    }
+    for (int way = 0; way < 2; way++) collective_wait(&m->comm, &send[way]);
+    for (int c = 0; c < toy_chunks; c++) { // the same without a pipeline
+        float want = 0;
+        for (int k = 0; k < toy_micros; k++) {
+            float sum = 0;
+            for (int e = 0; e < 2; e++) {
+                float x[MOST_STAGES * MOST_CHUNKS], v = (float)(k + (e ? (FLOATS - 1) % 3 : 0)), g = 1;
+                for (int at = 0; at < S; at++) x[at] = v, v = 3 * v + (float)at;
+                for (int at = S - 1; at >= virtual_stage(&s, c); at--) g = 5 * g + x[at];
+                sum = e ? sum + g : g;
+            }
+            want = 0.3f * want + sum;
+        }
+        __atomic_fetch_add(&toy_wrong, !(fabsf(sums[c] / want - 1) < 1e-5f), __ATOMIC_RELAXED);
+    }
+    __atomic_fetch_add(&toy_wrong, m->comm.wire[AXIS_PP][SEND].calls != m->sent, __ATOMIC_RELAXED);
+    schedule_close(&s);
+    free(sums);
+    member_close(m);
+}
+
+static void test_messages(int process, int world, const Transport *transport) {
+    char name[200];
+    int64_t ends = 2 * (world > 2 ? world - 1 : 1), ranks = transport == &transport_threads || world == 1 ? world : 1, toys = 0;
+    if (!strcmp(transport->name, "nccl")) ranks = world;
+    messages_wrong = messages_miscounted = messages_told_apart = messages_passed = 0;
+    run_members(process, world, transport, 60, messages_body);
+    snprintf(name, sizeof name, "%d ranks over %s: messages of 1 byte to 3 MB arrive whole and in order, round the ring, many at once, both ways, beside a collective", world, transport->name);
+    if (process == 0) CHECK(name, messages_wrong == 0 && messages_passed > 0, "%d wrong of %d of %d ranks", (int)messages_wrong, (int)messages_passed, (int)ranks);
+    snprintf(name, sizeof name, "%d ranks over %s: calls and bytes of messages are booked as they are counted on the wire, and as the caller counts them", world, transport->name);
+    if (process == 0) CHECK(name, messages_miscounted == 0, "%d of %d differ", (int)messages_miscounted, (int)ranks * 4);
+    snprintf(name, sizeof name, "%d ranks over %s: an order of messages that differs between two ranks shows in what they tell", world, transport->name);
+    if (process == 0) CHECK(name, messages_told_apart == ranks * ends, "%d of %d", (int)messages_told_apart, (int)(ranks * ends));
+    toy_wrong = 0;
+    for (toy_chunks = 1; toy_chunks <= 3; toy_chunks++)
+        for (toy_micros = 1; toy_micros <= 2 * world + 1; toy_micros++) {
+            if (toy_chunks > 1 && toy_micros % world) continue;
+            run_members(process, world, transport, 60, toy_body), toys++;
+        }
+    snprintf(name, sizeof name, "%d ranks over %s: a pipeline of numbers by either schedule makes what one rank makes", world, transport->name);
+    if (process == 0) CHECK(name, toy_wrong == 0, "%d sums differ in %d schedules", (int)toy_wrong, (int)toys);
+}
+
+static void test_members(void) {
+    Mesh m = {2 * 3 * 4 * 5 * 2, {2, 3, 4, 5, 2}};
+    int members = 0, right = 0;
+    for (int rank = 0; rank < m.world; rank++)
+        for (int a = 0; a < AXES; a++)
+            for (int i = 0; i < mesh_group_size(&m, (Axis)a); i++, members++) {
+                int colour[2], key[2], member = mesh_member(&m, rank, (Axis)a, i);
+                mesh_group(&m, rank, (Axis)a, &colour[0], &key[0]);
+                mesh_group(&m, member, (Axis)a, &colour[1], &key[1]);
+                right += colour[0] == colour[1] && key[1] == i && (i != key[0] || member == rank);
+            }
+    CHECK("every rank finds the members of its groups", right == members, "%d of %d in a mesh of 2 x 3 x 4 x 5 x 2", right, members);
+}
+
 static void test_pipeline(void) {
     test_schedules();
     test_stage_blocks();
+    test_members();
+    for (int world = 2; world <= 4; world++) test_messages(0, world, &transport_threads);
+    if (transport_find("nccl")) test_messages(0, 3, transport_find("nccl"));
+}
+
+// ---------------------------------------------------------------------------
+// messages that do not meet
+
+static int failing_case;
+
+static void failing_body(Job *j, int rank) {
+    enum { NOBODY_SENDS, ONE_TOO_MANY, SWAPPED, OTHER_SIZE, EMPTY, TO_ITSELF };
+    Member *m = member_open(j, rank, 1 << 16);
+    char *buffer = (char *)member_buffer(m, 4096);
+    int mine = rank, all[8], c = failing_case;
+    Request r[3] = ZERO;
+    for (int k = 0; k < 2 && c < EMPTY; k++) { // two that do meet
+        if (rank < 2) message(m, &r[0], rank ? RECEIVE : SEND, !rank, k, buffer, 64), collective_wait(&m->comm, &r[0]);
+        all_gather_now(&m->comm, AXIS_WORLD, "ranks", &mine, all, sizeof mine);
+    }
+    if (c == NOBODY_SENDS && rank == 1) message(m, &r[0], RECEIVE, 2, 2, buffer, 64), collective_wait(&m->comm, &r[0]);
+    if (c == NOBODY_SENDS && rank == 2) op_begin(&m->dev, OP_SWIGLU_FORWARD, 0, 0), sleep(20); // computes for ever
+    if (c == ONE_TOO_MANY && rank == 0) message(m, &r[0], SEND, 1, 2, buffer, 4096), collective_wait(&m->comm, &r[0]);
+    if (c == SWAPPED && rank < 2) message(m, &r[1], rank ? RECEIVE : SEND, !rank, rank ? 3 : 2, buffer, 64), message(m, &r[2], rank ? RECEIVE : SEND, !rank, rank ? 2 : 3, buffer + 64, 64);
+    if (c == OTHER_SIZE && rank < 2) message(m, &r[1], rank ? RECEIVE : SEND, !rank, 2, buffer, rank ? 128 : 64);
+    if (c == EMPTY && rank == 0) message(m, &r[0], SEND, 1, 0, buffer, 0);
+    if (c == TO_ITSELF && rank == 0) message(m, &r[0], SEND, 0, 0, buffer, 64);
+    usleep(c == NOBODY_SENDS ? 300000 : rank * 20000);
+    all_gather_now(&m->comm, AXIS_WORLD, "reports", &mine, all, sizeof mine);
+    sleep(20);
+}
+
+static void run_failing(void *arguments) { (void)arguments, run_members(0, 3, &transport_threads, 1, failing_body); }
+
+static void test_messages_that_fail(void) {
+    static const struct { const char *name, *said, *also; double within; } cases[] = {
+        {"a message that nobody sends ends the run at the deadline, by its name and the rank that should have", " for receive of 'm2' over pp from rank 2 (message 1); rank 2 has been computing (swiglu_forward) for ",
+         "it has sent rank 1 nothing", 3},
+        {"a message too many ends the run at the deadline, by its name and the rank that awaits none", " for send of 'm2' over pp to rank 1 (message 3); rank 1 has been waiting for all_gather of 'reports' over world for ",
+         "its last exchange over pp from rank 0 was 2: receive of 'm1'", 3},
+        {"two messages in another order are told as the second rank starts the first", "message 3 from rank 0 to rank 1 over pp: 'm2' (64 bytes) is sent, 'm3' (64 bytes) is awaited", "", 0.9},
+        {"a message of another size is told before it moves", "message 3 from rank 0 to rank 1 over pp: 'm2' (64 bytes) is sent, 'm2' (128 bytes) is awaited", "", 0.9},
+        {"a message of no bytes is refused", "send of 0 bytes of m0", "", 0.9},
+        {"a message to oneself is refused", "send of 64 bytes of m0 with member 0 of the 3 of pp, of which it is member 0", "", 0.9}};
+    for (failing_case = 0; failing_case < 6; failing_case++) {
+        char said_all[4096];
+        double start = seconds_now();
+        int code = child_says(run_failing, NULL, said_all, sizeof said_all);
+        double took = seconds_now() - start;
+        const char *said = sentence(said_all);
+        CHECK(cases[failing_case].name, code == 2 && took < cases[failing_case].within && strstr(said, cases[failing_case].said) && strstr(said, cases[failing_case].also),
+              "code %d after %.1f s (bound %.1f): %s", code, took, cases[failing_case].within, said);
+    }
 }
