@@ -225,7 +225,11 @@ typedef struct {
     DeviceEvent fed;           // the device has copied all it needs of it
 } StepBatch;
 
-typedef struct { struct Loader *loader; char *raw; int32_t *window; pthread_t thread; } LoaderWorker; // raw: 5·(T + 1) bytes; window: (2, T) with context parallelism
+typedef struct { struct Loader *loader; char *raw; pthread_t thread; } LoaderWorker; // raw: window_bytes
+
+/* What a worker reads a window into: 5·(T + 1) bytes as it lies in the file, and with context parallelism all of it, (2, T). */
+static inline size_t raw_bytes(int T) { return (size_t)round_up(5 * ((int64_t)T + 1), sizeof(int32_t)); }
+static inline size_t window_bytes(int T, int cp) { return raw_bytes(T) + (cp > 1 ? 2 * sizeof(int32_t) * (size_t)T : 0); }
 
 typedef struct Loader {
     const Dataset *data;
@@ -260,7 +264,7 @@ static int64_t loader_claim(Loader *l) {
 
 /* Reads a claimed sample to its place. Steps become whole in any order and are handed out in theirs. A bad sample
  * is read like any other: its step is whole before it is judged, and by then the first of its bad ones is known. */
-static void loader_read(Loader *l, int64_t sample, const LoaderWorker *w) {
+static void loader_read(Loader *l, int64_t sample, char *raw) {
     int64_t step = sample / l->samples, i = sample % l->samples, before;
     int B = l->sampler.B, T = l->data->T, mine = T / l->cp;
     StepBatch *batch = &l->ring[step % LOADER_DEPTH];
@@ -268,8 +272,8 @@ static void loader_read(Loader *l, int64_t sample, const LoaderWorker *w) {
     char error[sizeof batch->error] = "";
     double start = seconds_now();
     int64_t window = sampler_window(&l->sampler, l->first_step + step, (int)(i / B), (int)(i % B));
-    int32_t *whole_inputs = l->cp > 1 ? w->window : inputs, *whole_targets = l->cp > 1 ? w->window + T : targets_of;
-    int targets = dataset_window(l->data, window, whole_inputs, whole_targets, w->raw, error, sizeof error);
+    int32_t *whole = (int32_t *)(void *)(raw + raw_bytes(T)), *whole_inputs = l->cp > 1 ? whole : inputs, *whole_targets = l->cp > 1 ? whole + T : targets_of;
+    int targets = dataset_window(l->data, window, whole_inputs, whole_targets, raw, error, sizeof error);
     if (l->cp > 1) context_part(inputs, whole_inputs, T, l->cp, l->cp_rank), context_part(targets_of, whole_targets, T, l->cp, l->cp_rank);
     double seconds = seconds_now() - start;
     pthread_mutex_lock(&l->lock);
@@ -288,7 +292,7 @@ static void loader_read(Loader *l, int64_t sample, const LoaderWorker *w) {
 
 static void *loader_worker(void *arg) {
     LoaderWorker *w = (LoaderWorker *)arg;
-    for (int64_t sample; (sample = loader_claim(w->loader)) >= 0;) loader_read(w->loader, sample, w);
+    for (int64_t sample; (sample = loader_claim(w->loader)) >= 0;) loader_read(w->loader, sample, w->raw);
     return NULL;
 }
 
@@ -312,8 +316,7 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     }
     for (int i = 0; i < (workers ? workers : LOADER_WORKERS); i++) {
         l->workers[i].loader = l;
-        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", 5 * ((size_t)T + 1));
-        if (cp > 1) l->workers[i].window = (int32_t *)arena_alloc(dev, MEM_HOST, "whole sequence", 2 * sizeof(int32_t) * (size_t)T);
+        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(T, cp));
     }
     if (dev->walk) return;
     pthread_condattr_t steady;

@@ -802,9 +802,9 @@ static void test_sampler_goes_on(void) {
 static void open_loader(Loader *l, Device *dev, const Dataset *d, const Sampler *s, int64_t end, int workers) {
     Device walked;
     device_open_walk(&walked, 1, 0);
-    loader_open(l, &walked, d, s, d->T, 0, end, workers, 2);
+    loader_open(l, &walked, d, s, d->T, 1, 0, 0, end, workers, 2);
     device_open(dev, &walked, ".", 0);
-    loader_open(l, dev, d, s, d->T, 0, end, workers, 2);
+    loader_open(l, dev, d, s, d->T, 1, 0, 0, end, workers, 2);
 }
 
 /* The same without threads: the caller claims and reads, in the order that it wants to try. */
@@ -904,7 +904,7 @@ static size_t walked_loader(const Sampler *s, int workers, int cores, int *start
     Device walked;
     Loader l;
     device_open_walk(&walked, 1, 0);
-    loader_open(&l, &walked, NULL, s, 256, 0, 1, workers, cores);
+    loader_open(&l, &walked, NULL, s, 256, 1, 0, 0, 1, workers, cores);
     *started = l.num_workers;
     return device_peak(&walked);
 }
@@ -1155,7 +1155,7 @@ static void same_samples(Job *j, int rank) {
         s.shard = 1;
         size_t mark = arena_mark(&o->run.dev, MEM_HOST);
         arena_release(&o->run.dev, MEM_HOST, (size_t)((char *)o->run.loader.ring[0].inputs - o->run.dev.arenas[MEM_HOST].base));
-        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, j->opt.steps, 0, j->cores);
+        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 1, 0, 0, j->opt.steps, 0, j->cores);
         o->run.dev.arenas[MEM_HOST].used = mark;
     }
     train_step(&o->run, 1);

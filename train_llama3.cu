@@ -20,11 +20,6 @@
 #include "logger.h"     // defines: Logger, logger_step, layout_write, trace_write
 
 //TEMP
-#define SEND 0
-#define RECEIVE 0
-#define STREAM_SEND STREAM_STORE
-#define STREAM_RECEIVE STREAM_STORE
-#define point_start(comm, req, kind, axis, peer, what, data, bytes) (void)(comm), (void)(req), (void)(peer), (void)(data), run_failure("no point_start yet")
 #define cross_entropy_part(...) run_failure("not yet")
 #define cross_entropy_join(...) run_failure("not yet")
 //END TEMP
@@ -93,12 +88,14 @@ typedef struct {
     int positions_max;
 } Model;
 
-typedef struct { floatX *data; Request request; char what[64]; } Parcel; // (n, C) on its way between stages
+typedef struct { floatX *data; Request request; } Parcel; // (n, C) on its way between stages
+typedef char ParcelName[48];
 
 typedef struct {               // pipeline parallelism
     Schedule schedule;
     Parcel in[2], out[2][2];   // one is read while the next comes; of each direction one is made while the one before goes
     int64_t posted, taken, sent[2]; // receives so far, and those whose data was used; by direction
+    ParcelName *names;         // (2 directions, chunks, 2: received, sent, micro-batches)
 } Pipeline;
 
 enum { PARCELS = 6 };
@@ -111,6 +108,7 @@ typedef struct {               // what each rank tells all others at the end of 
     uint64_t setup;            // of what all ranks began with: the shuffle, the seed of the weights
     uint64_t samples_hash;     // of the samples' indices
     uint32_t order[AXES];      // of each group's collectives so far
+    ChannelOrder channels[CHANNELS]; // of the messages with each other rank
     int to_save, to_end;       // signals that its process was sent so far
     int writing;               // its part of a checkpoint is not yet on the disk
     RankFigures figures;
@@ -267,7 +265,9 @@ static void model_open(Run *r, int B, int T, int cached) {
         m->dattn = activation(r, "d attention output", N * Q);
         m->dhidden = activation(r, "d hidden", N * c->F);
     }
-    for (int i = 0; i < PARCELS && r->mesh.size[AXIS_PP] > 1; i++) parcel_at(&r->pipe, i)->data = activation(r, "on its way between stages", n * c->C);
+    const Schedule *schedule = &r->pipe.schedule;
+    for (int i = 0; i < PARCELS && schedule->stages > 1; i++) parcel_at(&r->pipe, i)->data = activation(r, "on its way between stages", n * c->C);
+    if (schedule->stages > 1) r->pipe.names = (ParcelName *)arena_alloc(&r->dev, MEM_HOST, "names of messages", sizeof(ParcelName) * 4 * (size_t)(schedule->chunks * schedule->micros));
     m->positions_max = cached ? cached : T * cp;
     m->cos_sin = activation_fp32(r, "rotation table", (int64_t)m->positions_max * c->HD);
     m->positions = (int32_t *)activation_fp32(r, "positions", cached ? cached : T);
@@ -604,9 +604,13 @@ static void head_loss(Run *r, int micro, int backward) {
 // ---------------------------------------------------------------------------
 // pipeline parallelism: what passes from stage to stage, and a step of the schedule. One rank is a pipeline of one stage
 
-static void parcel_name(Parcel *p, const Run *r, const PipeStep *step, int from_here) {
-    int at = virtual_stage(&r->pipe.schedule, step->chunk) + (from_here ? step->kind == PIPE_FORWARD ? 1 : -1 : 0);
-    snprintf(p->what, sizeof p->what, "%s of micro-batch %d for stage %d", step->kind == PIPE_FORWARD ? "activations" : "gradients", step->micro, at);
+/* "activations of micro-batch 3 for stage 5": both ends call it the same. */
+static const char *parcel_name(Run *r, const PipeStep *step, int sent) {
+    const Schedule *s = &r->pipe.schedule;
+    int at = virtual_stage(s, step->chunk) + (!sent ? 0 : step->kind == PIPE_FORWARD ? 1 : -1);
+    char *name = r->pipe.names[((step->kind * s->chunks + step->chunk) * 2 + sent) * s->micros + step->micro];
+    if (!r->dev.walk) snprintf(name, sizeof(ParcelName), "%s of micro-batch %d for stage %d", step->kind == PIPE_FORWARD ? "activations" : "gradients", step->micro, at);
+    return r->dev.walk ? "micro-batch" : name;
 }
 
 static size_t parcel_bytes(const Run *r) { return sizeof(floatX) * (size_t)residual_rows(r) * (size_t)r->config->C; }
@@ -614,10 +618,9 @@ static size_t parcel_bytes(const Run *r) { return sizeof(floatX) * (size_t)resid
 /* Starts to receive a step's input. */
 static void parcel_post(Run *r, const PipeStep *step) {
     Parcel *p = &r->pipe.in[r->pipe.posted++ % 2];
-    parcel_name(p, r, step, 0);
     device_order(&r->dev, STREAM_RECEIVE, STREAM_COMPUTE); // which has read what was there before
     StreamKind before = device_stream(&r->dev, STREAM_RECEIVE);
-    point_start(&r->comm, &p->request, RECEIVE, AXIS_PP, pipe_source(&r->pipe.schedule, step), p->what, p->data, parcel_bytes(r));
+    point_start(&r->comm, &p->request, RECEIVE, AXIS_PP, pipe_source(&r->pipe.schedule, step), parcel_name(r, step, 0), p->data, parcel_bytes(r));
     device_stream(&r->dev, before);
 }
 
@@ -639,10 +642,9 @@ static Parcel *stage_output(Run *r, const PipeStep *step) {
     return p;
 }
 static void stage_send(Run *r, Parcel *p, const PipeStep *step) {
-    parcel_name(p, r, step, 1);
     device_order(&r->dev, STREAM_SEND, STREAM_COMPUTE);
     StreamKind before = device_stream(&r->dev, STREAM_SEND);
-    point_start(&r->comm, &p->request, SEND, AXIS_PP, pipe_target(&r->pipe.schedule, step), p->what, p->data, parcel_bytes(r));
+    point_start(&r->comm, &p->request, SEND, AXIS_PP, pipe_target(&r->pipe.schedule, step), parcel_name(r, step, 1), p->data, parcel_bytes(r));
     device_stream(&r->dev, before);
 }
 
@@ -734,6 +736,10 @@ static void check_reports(const Run *r, int64_t step, int64_t first_sample) {
         for (int i = 0; i < r->rank; i++) // on one host exchanges were compared as they started; this also compares hosts
             if (mine->order[a] != all[i].order[a] && mesh_together(&r->mesh, r->rank, i, (Axis)a))
                 run_failure("step %" PRId64 ": ranks %d and %d did not start the same exchanges over %s in the same order", step, i, r->rank, axis_names[a]);
+    for (int i = 0; i < r->rank; i++) {
+        int axis = channels_differ(i, all[i].channels, r->rank, mine->channels);
+        if (axis >= 0) run_failure("step %" PRId64 ": what ranks %d and %d sent each other over %s is not what they awaited", step, i, r->rank, axis_names[axis]);
+    }
     if (mine->setup != all[0].setup) run_failure("step %" PRId64 ": rank %d shuffles samples or draws weights from another seed than rank 0", step, r->rank);
     for (int i = 0; i < r->rank; i++) {
         int share = mesh_data_rank(&r->mesh, i) == mesh_data_rank(&r->mesh, r->rank), same = mine->samples_hash == all[i].samples_hash;
@@ -776,6 +782,7 @@ static void exchange_reports(Run *r, const StepBatch *batch, double start, doubl
     mine.to_save = signals_to_save, mine.to_end = signals_to_end;
     mine.writing = save_is_writing(&r->saver);
     for (int a = 0; a < AXES; a++) mine.order[a] = (uint32_t)(r->comm.groups[a].order >> 32);
+    channel_orders(&r->comm, mine.channels);
     mine.figures.seconds = seconds_now() - start;
     mine.figures.wait_seconds = r->comm.wait_seconds - waited_before;
     mine.figures.tokens = (int64_t)r->opt->batch * r->opt->seq * r->opt->accum / mesh_stride(&r->mesh, AXIS_DP_SHARD); // its part of those that it shares

@@ -139,9 +139,12 @@ static int is_channel(int line) { return line >= AXES; }
 
 /* "pp", "pp from rank 3" */
 static void say_line(Sentence *t, const BoardRank *k, int line) {
-    const ChannelEnd *c = is_channel(line) ? &k->channels[line - AXES] : NULL;
-    say(t, "%s", axis_names[c ? c->axis : line]);
-    if (c) say(t, " %s rank %d", c->receives ? "from" : "to", c->peer);
+    if (line < AXES) {
+        say(t, "%s", axis_names[line]);
+        return;
+    }
+    const ChannelEnd *c = &k->channels[line - AXES];
+    say(t, "%s %s rank %d", axis_names[c->axis], c->receives ? "from" : "to", c->peer);
 }
 
 /* "all_gather of 'embedding' over fsdp", "receive of 'activations of micro-batch 2' over pp from rank 3" */
