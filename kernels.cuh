@@ -646,27 +646,13 @@ static void cuda_swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh
                            dgate_up, dh, gate_up, F, (int)blocks_of(F, BLOCK * W));
 }
 
-/* Loss and gradient of a row, by one block. The first pass keeps each thread's maximum and sum of exponentials; it goes from the
- * row's end to its beginning and leaves the last `held` logits in shared memory, so that the second pass, from the beginning
- * on, finds the rest in the L2 cache: 4 V bytes come from memory once and sizeof(floatX) V go back.
- * The gradient lies where the logits lay: element i of floatX over logit i / 2 in bf16. A tile of it is written when all threads
- * have read all logits of that tile and of those before it (the barrier): what it covers ends where its own logits end,
- * and those that are still to be read lie behind. */
-template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kernel(float *losses, float *logits, const int32_t *targets, int V, int want_grad, int held) {
-    DYN_SHARED(float, tail); // (held): logits V - held ... V - 1
-    SHARED(float, maxima, WARP);
-    SHARED(float, sums, WARP);
-    float *row = logits + (int64_t)blockIdx.x * V;
-    floatX *dlogits = (floatX *)row;
+/* The largest of a row of logits and the sum of exp(logit - largest), on all threads of a block. The pass goes from the row's end to
+ * its beginning, keeps each thread's maximum and sum, and leaves the last `held` logits in shared memory. */
+template <int W> static __device__ __forceinline__ void exponentials_sum(const float *row, int V, float *tail, int held, float *maxima /* (WARP) */, float *sums /* (WARP) */,
+                                                                         float *largest_logit, float *total) {
     int step = (int)blockDim.x * W, tile = LOSS_TILE * step, at = (int)threadIdx.x * W, near = V - held;
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP, target = targets[blockIdx.x];
-    float v[LOSS_TILE][W], none[W] = {};
-    if (target < 0) {
-        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
-        for (int i = at; want_grad && i < V; i += step) store(dlogits + i, none);
-        return;
-    }
-    float target_logit = row[target], max = -INFINITY, sum = 0;
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
+    float v[LOSS_TILE][W], max = -INFINITY, sum = 0;
     for (int t = (V - 1) / tile * tile; t >= 0; t -= tile) {
         float largest = -INFINITY;
 #pragma unroll
@@ -693,13 +679,21 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kern
     auto scaled = [](float s, float from, float to) { return from == to ? s : s * __expf(from - to); };
     float of_warp = warp_max(max), sum_of_warp = warp_sum(scaled(sum, max, of_warp));
     if (lane == 0) maxima[warp] = of_warp, sums[warp] = sum_of_warp;
-    __syncthreads(); // also: row[target] is read by all
+    __syncthreads();
     of_warp = lane < warps ? maxima[lane] : -INFINITY;
-    max = warp_max(of_warp);
-    sum = warp_sum(lane < warps ? scaled(sums[lane], of_warp, max) : 0.0f);
-    float inverse = 1.0f / sum;
-    if (threadIdx.x == 0) losses[blockIdx.x] = (max - target_logit) + logf(sum);
-    for (int t = 0; want_grad && t < V; t += tile) {
+    *largest_logit = max = warp_max(of_warp);
+    *total = warp_sum(lane < warps ? scaled(sums[lane], of_warp, max) : 0.0f);
+}
+
+/* The gradient of a row where its logits are, the last `held` of which lie in shared memory; target: its place in the row, if
+ * it is there. Element i of floatX lies over logit i / 2 in bf16. A tile of it is written when all threads have read all
+ * logits of that tile and of those before it (the barrier): what it covers ends where its own logits end, and those that are
+ * still to be read lie behind. */
+template <int W> static __device__ __forceinline__ void loss_gradient(float *row, int V, int target, float max, float inverse, const float *tail, int held) {
+    floatX *dlogits = (floatX *)row;
+    int step = (int)blockDim.x * W, tile = LOSS_TILE * step, at = (int)threadIdx.x * W, near = V - held;
+    float v[LOSS_TILE][W];
+    for (int t = 0; t < V; t += tile) {
 #pragma unroll
         for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
@@ -716,6 +710,29 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kern
         }
     }
 }
+template <int W> static __device__ __forceinline__ void no_gradient(float *row, int V) {
+    float none[W] = {};
+    for (int i = (int)threadIdx.x * W; i < V; i += (int)blockDim.x * W) store((floatX *)row + i, none);
+}
+
+/* Loss and gradient of a row, by one block. What the first pass leaves in shared memory is the end of the row; the second, from the
+ * beginning on, finds the rest in the L2 cache: 4 V bytes come from memory once and sizeof(floatX) V go back. */
+template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kernel(float *losses, float *logits, const int32_t *targets, int V, int want_grad, int held) {
+    DYN_SHARED(float, tail); // (held): logits V - held ... V - 1
+    SHARED(float, maxima, WARP);
+    SHARED(float, sums, WARP);
+    float *row = logits + (int64_t)blockIdx.x * V, max, sum;
+    int target = targets[blockIdx.x];
+    if (target < 0) {
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (want_grad) no_gradient<W>(row, V);
+        return;
+    }
+    float target_logit = row[target]; // read by all before the first barrier
+    exponentials_sum<W>(row, V, tail, held, maxima, sums, &max, &sum);
+    if (threadIdx.x == 0) losses[blockIdx.x] = (max - target_logit) + logf(sum);
+    if (want_grad) loss_gradient<W>(row, V, target, max, 1.0f / sum, tail, held);
+}
 static size_t cuda_cross_entropy_scratch(const Device *dev, int64_t V) { return (void)dev, (void)V, 0; }
 static int loss_shared_bytes(const Device *dev) { return dev->shared_limit - 1024; } // dynamic; the kernel has some of its own
 static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V, int want_grad, void *scratchpad) {
@@ -723,6 +740,38 @@ static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const 
     int held = want_grad ? (int)min_i64(V, loss_shared_bytes(dev) / 16 * 4) : 0; // whole vectors
     if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_kernel, (unsigned)N, threads_for(blocks_of(V, W), MAX_BLOCK), held * sizeof(float),
                            losses, logits, targets, V, want_grad, held);
+}
+
+/* A block a row. */
+template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_part_kernel(float *parts, const float *logits, const int32_t *targets, int first, int V) {
+    SHARED(float, maxima, WARP);
+    SHARED(float, sums, WARP);
+    const float *row = logits + (int64_t)blockIdx.x * V;
+    float *part = parts + 3 * (int64_t)blockIdx.x, max = -INFINITY, sum = 0;
+    int at = slice_row(targets[blockIdx.x], first, V);
+    if (targets[blockIdx.x] >= 0) exponentials_sum<W>(row, V, NULL, 0, maxima, sums, &max, &sum);
+    if (threadIdx.x == 0) part[0] = max, part[1] = sum, part[2] = at < 0 ? -INFINITY : row[at];
+}
+static void cuda_cross_entropy_part(Device *dev, float *parts, const float *logits, const int32_t *targets, int first, int N, int V, void *scratchpad) {
+    (void)scratchpad;
+    if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_part_kernel, (unsigned)N, threads_for(blocks_of(V, W), MAX_BLOCK), 0,
+                           parts, logits, targets, first, V);
+}
+template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_join_kernel(float *losses, float *logits, const float *parts, const int32_t *targets,
+                                                                                        int ranks, int first, int V, int want_grad) {
+    float *row = logits + (int64_t)blockIdx.x * V;
+    if (targets[blockIdx.x] < 0) {
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (want_grad) no_gradient<W>(row, V);
+        return;
+    }
+    LossPart all = join_parts(parts, ranks, gridDim.x, blockIdx.x);
+    if (threadIdx.x == 0) losses[blockIdx.x] = (all.max - all.target) + logf(all.sum);
+    if (want_grad) loss_gradient<W>(row, V, slice_row(targets[blockIdx.x], first, V), all.max, 1.0f / all.sum, NULL, 0);
+}
+static void cuda_cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts, const int32_t *targets, int ranks, int first, int N, int V, int want_grad) {
+    if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_join_kernel, (unsigned)N, threads_for(want_grad ? blocks_of(V, W) : 1, MAX_BLOCK), 0,
+                           losses, logits, parts, targets, ranks, first, V, want_grad);
 }
 
 // ---------------------------------------------------------------------------
@@ -806,15 +855,14 @@ DEVICE AttentionPlace attention_place(const AttentionCall &a, int tiles, int hea
     return p;
 }
 
-typedef struct { int Tq, Tk, offset; const int32_t *q_doc, *k_doc; } Sight; // of one sequence; q_doc NULL: no documents
-DEVICE Sight sight_of(const AttentionShape &s, int b) {
-    Sight x;
-    x.Tq = s.Tq, x.Tk = s.Tk, x.offset = s.q_offset;
+/* The shape as sequence b alone has it: its own documents. What its query t sees: keys, by position; and this key? */
+DEVICE AttentionShape sequence_of(const AttentionShape &s, int b) {
+    AttentionShape x = s;
     x.q_doc = s.q_doc ? s.q_doc + (int64_t)b * s.Tq : NULL, x.k_doc = s.q_doc ? s.k_doc + (int64_t)b * s.Tk : NULL;
     return x;
 }
-DEVICE int seen_by(const Sight &x, int t) { return t < x.Tq ? max(0, min(x.Tk, x.offset + t + 1)) : 0; } // keys, by position
-DEVICE bool sees(const Sight &x, int t, int key) { return key < seen_by(x, t) && (!x.q_doc || x.q_doc[t] == x.k_doc[key]); }
+DEVICE int seen_by(const AttentionShape &x, int t) { return t < x.Tq ? max(0, min(x.Tk, query_position(&x, t) + 1)) : 0; }
+DEVICE bool sees(const AttentionShape &x, int t, int key) { return key < seen_by(x, t) && (!x.q_doc || x.q_doc[t] == x.k_doc[key]); }
 
 /* Queries or keys `mine` ... mine_end - 1 have some documents. Going through the others' documents from `from` towards `to`
  * (which is not among them), up or down: where may one of these be met first? To within 32; `to`: nowhere. By all lanes of
@@ -916,12 +964,12 @@ template <int W, int M, int K> DEVICE void mma_store(bf16 *tile, const uint32_t 
         UNROLL for (int i = 0; i < K * 4; i++) *mma_word<W>(tile, at, m, i / 2, i % 2) = w[m][i / 4][i % 4];
 }
 /* Scores of queries from t on (the rows, or the columns) and keys from j on that are not to be seen become -infinity. */
-template <int KEYS_ARE_ROWS, int M, int N> DEVICE void mma_mask(float (&c)[M][N][4], const Sight &x, int t, int j) {
+template <int KEYS_ARE_ROWS, int M, int N> DEVICE void mma_mask(float (&c)[M][N][4], const AttentionShape &x, int t, int j) {
     int lane = lane_anew(), left = lane % 4 * 2; // this lane's first column
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int half = 0; half < 2; half++) {
             int row = m * 16 + half * 8 + lane / 4;
-            int bound = KEYS_ARE_ROWS ? (j + row < x.Tk ? j + row - x.offset - t : INT32_MAX) - left : min(x.Tk, x.offset + t + row + 1) - j - left;
+            int bound = KEYS_ARE_ROWS ? (j + row < x.Tk ? first_query(&x, j + row) - t : INT32_MAX) - left : min(x.Tk, query_position(&x, t + row) + 1) - j - left;
             UNROLL for (int n = 0; n < N; n++)
                 UNROLL for (int e = 0; e < 2; e++)
                     if (KEYS_ARE_ROWS ? n * 8 + e < bound : n * 8 + e >= bound) c[m][n][2 * half + e] = -INFINITY;
@@ -976,7 +1024,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_for
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + QUERIES - 1) / QUERIES, warp = warp_of_block(), lane = (int)threadIdx.x % 32;
     const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
-    const Sight x = sight_of(s, p.b);
+    const AttentionShape x = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.rank) * QUERIES, tw = t0 + warp * 32; // the first query of this block, of this warp
     const int end = seen_by(x, min(t0 + QUERIES, s.Tq) - 1), warp_end = tw < s.Tq ? seen_by(x, min(tw + 32, s.Tq) - 1) : 0;
     const bf16 *q = a.q + ((int64_t)p.b * s.Tq + t0) * s.q_stride + p.h * HD;
@@ -1107,7 +1155,7 @@ template <int HD, int KEYS, int WITH_DQ, int OWNS_DK> DEVICE void backward_half(
         if (h > p->last_head) break;
         mma_scores<HD>(c, mine, tiles + (OWNS_DK ? Z::DO : Z::Q) + slot * Z::TILE);
         if (!OWNS_DK) {
-            if (s.q_doc || p->key + slice + 32 > s.q_offset + t + 1 || p->key + KEYS > s.Tk) mma_mask<1>(c, sight_of(s, p->b), t, p->key + slice);
+            if (s.q_doc || p->key + slice + 32 > query_position(&s, t) + 1 || p->key + KEYS > s.Tk) mma_mask<1>(c, sequence_of(s, p->b), t, p->key + slice);
             const int at = mma_lane<QUERIES>(), left = lane_anew() % 4 * 2;
             UNROLL for (int n = 0; n < N; n++) {
                 float2 lse = *(const float2 *)(const void *)(rows + n * 8 + left);
@@ -1168,8 +1216,8 @@ template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds_
     const int warp = warp_of_block();
     {
         const AttentionPlace place = attention_place(a, (s.Tk + KEYS - 1) / KEYS, 1);
-        const Sight x = sight_of(s, place.b);
-        const int key = place.rank * KEYS, first = max(0, key - s.q_offset) / Z::QUERIES * Z::QUERIES, G = s.NH / s.NKV;
+        const AttentionShape x = sequence_of(s, place.b);
+        const int key = place.rank * KEYS, first = first_query(&s, key) / Z::QUERIES * Z::QUERIES, G = s.NH / s.NKV;
         const int end = documents_meet(x.k_doc, key, min(key + KEYS, s.Tk), x.q_doc, s.Tq - 1, min(first, s.Tq) - 1) + 1;
         if (threadIdx.x == 0) p->b = place.b, p->kv = place.kv, p->key = key, p->first = first, p->end = end, p->last_head = place.kv * G + G - 1;
     }
@@ -1212,7 +1260,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + QUERIES - 1) / QUERIES, warp = warp_of_block(), lane = (int)threadIdx.x % 32;
     const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
-    const Sight x = sight_of(s, p.b);
+    const AttentionShape x = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.rank) * QUERIES, tw = t0 + warp * 32, end = seen_by(x, min(t0 + QUERIES, s.Tq) - 1);
     const int64_t token = (int64_t)p.b * s.Tq + t0;
     tile_load<HD>(qs, a.q + token * s.q_stride + p.h * HD, s.q_stride, QUERIES, s.Tq - t0, THREADS);
@@ -1350,7 +1398,7 @@ template <int DIM> static __global__ void __launch_bounds__(PLAIN_THREADS, 2) at
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + TILE - 1) / TILE, x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
     const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
-    const Sight sight = sight_of(s, p.b);
+    const AttentionShape sight = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.rank) * TILE, end = seen_by(sight, min(t0 + TILE, s.Tq) - 1);
     const int64_t token = (int64_t)p.b * s.Tq + t0;
     const floatX *k = a.k + (int64_t)p.b * s.Tk * s.k_stride + p.kv * s.HD, *v = a.v + (int64_t)p.b * s.Tk * s.v_stride + p.kv * s.HD;
@@ -1400,7 +1448,7 @@ template <int DIM> static __global__ void __launch_bounds__(PLAIN_THREADS, 2) at
     float *vs = ks + TILE * Z::LD, *qs = vs + TILE * Z::LD, *dos = qs + TILE * Z::LD, *ws = dos + TILE * Z::LD;
     const AttentionShape &s = a.s;
     const AttentionPlace p = attention_place(a, (s.Tk + TILE - 1) / TILE, 1);
-    const Sight sight = sight_of(s, p.b);
+    const AttentionShape sight = sequence_of(s, p.b);
     const int j0 = p.rank * TILE, x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16, G = s.NH / s.NKV;
     const int64_t key = (int64_t)p.b * s.Tk + j0;
     float4 dk[R][DIM / 64], dv[R][DIM / 64];
@@ -1408,7 +1456,7 @@ template <int DIM> static __global__ void __launch_bounds__(PLAIN_THREADS, 2) at
     plain_load<DIM, TILE>(ks, a.k + key * s.k_stride + p.kv * s.HD, s.k_stride, s.Tk - j0, s.HD);
     plain_load<DIM, TILE>(vs, a.v + key * s.v_stride + p.kv * s.HD, s.v_stride, s.Tk - j0, s.HD);
     for (int g = 0; g < G; g++)
-        for (int t0 = max(0, j0 - s.q_offset) / TILE * TILE; t0 < s.Tq; t0 += TILE) {
+        for (int t0 = first_query(&s, j0) / TILE * TILE; t0 < s.Tq; t0 += TILE) {
             const int h = p.kv * G + g;
             const int64_t token = (int64_t)p.b * s.Tq + t0, row = ((int64_t)p.b * s.NH + h) * a.padded + t0;
             float c[R][R], dp[R][R]; // keys by queries
@@ -1440,7 +1488,7 @@ template <int DIM> static __global__ void __launch_bounds__(PLAIN_THREADS, 2) at
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + TILE - 1) / TILE, x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
     const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
-    const Sight sight = sight_of(s, p.b);
+    const AttentionShape sight = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.rank) * TILE, end = seen_by(sight, min(t0 + TILE, s.Tq) - 1);
     const int64_t token = (int64_t)p.b * s.Tq + t0, row = ((int64_t)p.b * s.NH + p.h) * a.padded + t0;
     float4 dq[R][DIM / 64];
