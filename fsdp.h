@@ -125,6 +125,8 @@ typedef struct {
     uint64_t *fingerprints;      // (1 + replicas, units) the same where the host reads them, and those of all ranks that must have the same
     int64_t unsplit;             // elements that tensor parallelism does not split
     float *unsplit_sums;         // (1 + tp, unsplit) of their gradients; NULL: tp is 1
+    float *tied_gradient;        // (2, held) of a tied weight: of the other end of the pipeline, and what goes there
+    Request tied_requests[2];
     int cascade;                 // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
 } Fsdp;
 
@@ -479,6 +481,29 @@ static void fsdp_sum_unsplit(Fsdp *f) {
     }
 }
 
+/* A tied weight that is apart, as embedding and as head, has its gradient on the first and on the last stage of the pipeline, or in two
+ * units of this rank. Once a step both get the sum: the same on both, and so both copies stay the same. Shards are of the same elements. */
+static void fsdp_sum_tied(Fsdp *f) {
+    const TensorTable *t = f->table;
+    if (!t->part.tied_apart || (t->embed < 0 && t->head < 0)) return;
+    FsdpUnit *u = &f->units[t->embed >= 0 ? t->embed : t->head];
+    int64_t first, count = tensor_overlap(&t->tensors[u->unit->first], u->begin, u->begin + u->held, &first);
+    float *mine = u->grad, *others = f->tied_gradient;
+    size_t bytes = sizeof(float) * (size_t)u->held;
+    if (t->part.stages > 1) {
+        int peer = t->embed >= 0 ? t->part.stages - 1 : 0;
+        device_copy(f->dev, f->tied_gradient + u->held, mine, bytes); // what is sent stays as it is
+        point_start(f->comm, &f->tied_requests[0], RECEIVE, AXIS_PP, peer, "gradient of the tied weight", others, bytes);
+        point_start(f->comm, &f->tied_requests[1], SEND, AXIS_PP, peer, "gradient of the tied weight", f->tied_gradient + u->held, bytes);
+        for (int i = 0; i < 2; i++) collective_wait(f->comm, &f->tied_requests[i]);
+        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);
+        return;
+    }
+    float *head = f->units[t->head].grad;
+    if (count) tree_sum(f->dev, mine, head, DTYPE_F32, 1, count, 1);
+    if (count) tree_sum(f->dev, head, mine, DTYPE_F32, 1, count, 0);
+}
+
 typedef struct { float lr, beta1, beta2, eps, weight_decay; } AdamW;
 
 /* Brings a unit's state to where AdamW computes with it, beside the unit before; what was there before is put back first. */
@@ -653,6 +678,9 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
     staged_open(f);
     for (int i = 0; i < table->num_tensors; i++)
         if (table->tensors[i].row->split == SPLIT_NONE) f->unsplit += table->tensors[i].rows * table->tensors[i].cols;
+    int tied = table->embed >= 0 ? table->embed : table->head; // of a pipeline's ends
+    if (table->part.tied_apart && table->part.stages > 1 && tied >= 0)
+        f->tied_gradient = (float *)arena_alloc(f->dev, MEM_COMM, "gradient of the tied weight", 2 * sizeof(float) * (size_t)f->units[tied].held);
     if (table->part.tp > 1) f->unsplit_sums = (float *)arena_alloc(f->dev, MEM_COMM, "gradients of norms", sizeof(float) * (size_t)(f->unsplit * (1 + table->part.tp)));
     int copies = (holds_the_same(f, AXIS_DP_REPLICATE) ? f->replicas : 0) + (holds_the_same(f, AXIS_FSDP) ? f->ranks : 0);
     if ((!how->check_replicas && !how->saves) || !copies) return;
@@ -664,6 +692,7 @@ static void fsdp_close(Fsdp *f) {
     for (int u = 0; f->units && u < f->table->num_units; u++) device_forget_event(f->units[u].gather.arrived);
     for (int i = 0; i < STAGES; i++) device_forget_event(f->stages[i].request.arrived);
     for (int i = 0; i < MAX_SLOTS; i++) device_forget_event(f->weight_slots[i].freed), device_forget_event(f->gradient_slots[i].freed);
+    for (int i = 0; i < 2; i++) device_forget_event(f->tied_requests[i].arrived);
     for (int i = 0; i < 2; i++) device_forget_event(f->staged[i].fetched), device_forget_event(f->staged[i].stored);
     free(f->units);
 }

@@ -356,12 +356,14 @@ static int table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind, 
     if (kind != UNIT_BLOCK) snprintf(u->name, sizeof u->name, "%s", kind == UNIT_EMBED ? "embedding" : "head");
     else if (blocks == 1) snprintf(u->name, sizeof u->name, "model.layers.%d", block);
     else snprintf(u->name, sizeof u->name, "model.layers.%d-%d", block, block + blocks - 1);
+    if (c->tied && kind == UNIT_HEAD) table_add_tensor(t, c, &llama3_tensors[W_HEAD], unit, 0, 0); // the copy stands where the embedding has it
     for (int l = block; l < block + blocks; l++)
         for (int k = 0; k < W_KINDS; k++) {
             const TensorRow *row = &llama3_tensors[k];
             int final_norm_of_tied = c->tied && !t->part.tied_apart && kind == UNIT_EMBED && row->kind == W_FINAL_NORM;
-            if (row->unit == kind || final_norm_of_tied) end = table_add_tensor(t, c, row, unit, l, end);
+            if ((row->unit == kind && !(c->tied && row->kind == W_HEAD)) || final_norm_of_tied) end = table_add_tensor(t, c, row, unit, l, end);
         }
+    if (t->part.tied_apart && kind == UNIT_EMBED) u->size = round_up(u->size, TENSOR_ALIGN) + c->C; // as long as the head with its norm: so shards are of the same elements
     return unit;
 }
 

@@ -472,7 +472,7 @@ static void ranks_body(Job *j, int rank) {
         if (step > 1) continue;
 #ifdef HAVE_MPI
         Traffic law[AXES][COLLECTIVES];
-        law_of(law, r->whole_config, r->mesh.world, r->opt);
+        law_of(law, r->whole_config, r->mesh.world, r->rank, r->opt);
         for (int row = 0; row < (int)AXES * (int)COLLECTIVES && j->transport == &transport_mpi; row++) {
             int a = row / COLLECTIVES, op = row % COLLECTIVES, c = 0;
             while (c < num_profiled && profiled[c].comm != r->comm.groups[a].mpi) c++;

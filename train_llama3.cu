@@ -19,10 +19,6 @@
 #include "plan.h"       // defines: law_of_step, Ledger, ledger_check, Cluster, plan_print
 #include "logger.h"     // defines: Logger, logger_step, layout_write, trace_write
 
-//TEMP
-#define cross_entropy_part(...) run_failure("not yet")
-#define cross_entropy_join(...) run_failure("not yet")
-//END TEMP
 /* How the options shard the model: what fsdp.h and the law go by. */
 static Sharding sharding_of(const Options *o) {
     Sharding s = ZERO;
@@ -556,7 +552,7 @@ static void blocks_backward(Run *r, int micro, Pass pass) {
  * part of the softmax: the largest logit, the sum of exponentials, the target's logit. */
 static void chunk_loss(Run *r, int row, int n, int backward) {
     Model *m = &r->model;
-    int tp = r->mesh.size[AXIS_TP], V = r->config->V, first = vocabulary_begin(r); (void)first;
+    int tp = r->mesh.size[AXIS_TP], V = r->config->V, first = vocabulary_begin(r);
     float *mine = m->loss_parts, *all = mine + 3 * (int64_t)n;
     if (tp == 1) {
         cross_entropy(&r->dev, m->losses + row, m->logits, m->targets + row, n, V, backward);
@@ -842,6 +838,7 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     reductions_finish(&r->fsdp);
     device_phase(&r->dev, "optimizer", NULL);
     fsdp_sum_unsplit(&r->fsdp);
+    fsdp_sum_tied(&r->fsdp);
     collective_wait(&r->comm, &r->samples_told);
     exchange_reports(r, batch, start, waited);
     int64_t first_sample = r->dev.walk ? 0 : batch->windows[0];
@@ -1343,15 +1340,15 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
 }
 
 /* From the options alone: a mesh that was made of them wrongly (replicas flattened into one group, as it happened to others) must not make the law. */
-static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, const Options *o) {
+static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int rank, const Options *o) {
     Sharding how = sharding_of(o);
-    law_of_step(law, c, world, o, &how, sizeof(StepReport));
+    law_of_step(law, c, world, rank, o, &how, sizeof(StepReport));
 }
 
 /* Law, walk and wire, memory walked and used: after the first step, on every rank. */
 static void check_first_step(Run *r, const Run *walked) {
     Ledger l = ZERO;
-    law_of(l.law, r->whole_config, r->mesh.world, r->opt);
+    law_of(l.law, r->whole_config, r->mesh.world, r->rank, r->opt);
     memcpy(l.walk, walked->comm.booked, sizeof l.walk);
     memcpy(l.wire, r->comm.wire, sizeof l.wire);
     for (int c = 0; c < MEM_CATEGORIES; c++) l.walked[c] = walked->dev.arenas[c].peak, l.measured[c] = r->dev.arenas[c].peak;
@@ -1441,7 +1438,7 @@ static int train(Run *r, const Run *walked) {
 static void write_plan(const Job *j, const Run *walked, int table) {
     Traffic law[AXES][COLLECTIVES];
     int64_t tokens = samples_of_step(&j->opt, &j->mesh) * j->opt.seq;
-    law_of(law, &j->config, j->mesh.world, &j->opt);
+    law_of(law, &j->config, j->mesh.world, walked->rank, &j->opt);
     const Cluster *cluster = j->opt.cluster ? &j->cluster : NULL;
     if (table) plan_print(stdout, j->opt.model, j->threads, &j->table, &j->mesh, j->opt.sharding, &walked->dev, law, &walked->comm, tokens, cluster);
     if (!j->opt.out) return;

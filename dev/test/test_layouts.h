@@ -170,7 +170,7 @@ static void between_body(Job *j, int rank) {
     int validates = r->val->num_files > 0;
     int64_t targets;
     Traffic law[AXES][COLLECTIVES];
-    law_of(law, r->whole_config, r->mesh.world, r->opt);
+    law_of(law, r->whole_config, r->mesh.world, r->rank, r->opt);
     for (int step = 1; step <= 3; step++) {
         StepStats s = train_step(r, step);
         __atomic_fetch_add(&between.lawful, !memcmp(law, r->comm.wire, sizeof law), __ATOMIC_RELAXED);
