@@ -40,10 +40,10 @@ static const OneRank *one_rank(int tied, const char *data, int samples, const ch
 
 typedef struct { double error, ratio, loss, norm; int64_t padding, allocations, bytes; } Difference; // worst of all tensors; bytes: of state that should not be there
 
-static Difference difference_of(const OneRank *one, int tied) {
+static Difference difference_from(const OneRank *one, const char *model) {
     Difference d = ZERO;
     TensorTable t;
-    Llama3Config c = config_of_model(small_model(tied));
+    Llama3Config c = config_of_model(model);
     table_open(&t, &c, 0, &WHOLE_MODEL);
     int64_t at = 0;
     for (int i = 0; i < t.num_tensors; i++) {
@@ -59,6 +59,8 @@ static Difference difference_of(const OneRank *one, int tied) {
     table_close(&t);
     return d;
 }
+
+static Difference difference_of(const OneRank *one, int tied) { return difference_from(one, small_model(tied)); }
 
 static int difference_allowed(const Difference *d, double bound) {
     return d->error <= bound && d->ratio <= bound && d->norm <= bound && d->loss <= (bound > 1e-5 ? 3e-3 : 1e-5) && !d->padding && !d->allocations && !d->bytes;
