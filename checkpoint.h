@@ -513,8 +513,9 @@ typedef struct Saver {
     const Checkpoint *from;   // where the run goes on
     const char *tokenizer;    // its file, which goes along; NULL: none
     const TensorTable *whole; // the model, in the order of the files
-    TensorTable *parts;       // (tp) what each rank that splits a tensor has of it; NULL: this rank has whole tensors
-    float *of_parts;          // (tp, largest padded unit) a unit's state of one kind, of all of them
+    TensorTable *parts;       // (stages, tp) what each rank has that splits the model with this one; NULL: it has all of it
+    float *of_parts;          // (tp, largest padded unit) a unit's state of one kind, of all ranks that have parts of it
+    Request passed;           // that on its way through the pipeline
     OutFiles checkpoint, exported;
     char *buffers;            // (num_buffers, CHUNK_BYTES) chunks on their way to the disk, on a page each; async: all of this rank's, a copy of its state
     int num_buffers;
@@ -541,15 +542,20 @@ static StDtype export_dtype(const Options *o) { return strcmp(o->dtype, "bf16") 
 
 static int64_t saver_share(const Saver *s, const OutFiles *o) { return (o->chunks + s->f->comm->mesh.world - 1) / s->f->comm->mesh.world; }
 
-/* Where ranks split tensors: what each has of them, and where a unit's parts come together. */
+/* A unit of another stage is as long with its padding as it would be here. */
+static int64_t unit_padded(const Fsdp *f, const Unit *u) { return round_up(u->size, (int64_t)TENSOR_ALIGN * f->ranks * f->replicas); }
+
+/* Where ranks split the model: what each has of it, and where a unit's parts come together. */
 static void saver_parts(Saver *s, const Llama3Config *config) {
     ModelPart part = s->f->table->part;
     int64_t largest = 0;
-    if (part.tp == 1) return;
-    s->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)part.tp);
-    for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++) table_open(&s->parts[part.tp_rank], config, s->f->table->wrap, &part);
-    for (int u = 0; u < s->f->table->num_units; u++) largest = max_i64(largest, s->f->units[u].padded);
-    s->of_parts = (float *)arena_alloc(s->f->dev, MEM_COMM, "a unit of all tensor-parallel ranks", sizeof(float) * (size_t)(largest * part.tp));
+    if (part.tp == 1 && part.stages == 1 && !part.tied_apart) return;
+    s->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.stages * part.tp));
+    for (part.stage = 0; part.stage < part.stages; part.stage++)
+        for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++) table_open(&s->parts[part.stage * part.tp + part.tp_rank], config, s->f->table->wrap, &part);
+    for (int p = 0; p < part.stages; p++)
+        for (int u = 0; u < s->parts[p * part.tp].num_units; u++) largest = max_i64(largest, unit_padded(s->f, &s->parts[p * part.tp].units[u]));
+    s->of_parts = (float *)arena_alloc(s->f->dev, MEM_COMM, "a unit of all ranks that have parts of it", sizeof(float) * (size_t)(largest * part.tp));
 }
 
 /* Books what saving needs: a few chunks, or, where they are written while the run goes on, a copy of what this rank writes. */
@@ -574,6 +580,10 @@ static void saver_open(Saver *s, Fsdp *f, const Llama3Config *config, const Tens
 }
 
 static void saver_close(Saver *s) {
+    const ModelPart *part = s->f ? &s->f->table->part : NULL;
+    for (int i = 0; s->parts && i < part->stages * part->tp; i++) table_close(&s->parts[i]);
+    free(s->parts);
+    device_forget_event(s->passed.arrived);
     out_close(&s->checkpoint);
     out_close(&s->exported);
 }
@@ -678,29 +688,54 @@ static void save_put(Saver *s, const void *from, int64_t bytes, int elements) {
     }
 }
 
-/* A unit's state of one kind, of all ranks that have parts of it: (tp, padded). */
-static const float *unit_of_all(Saver *s, FsdpUnit *u, StateKind kind) {
-    const float *mine = unit_state(s->f, u, kind);
-    if (!s->parts) return mine;
-    all_gather_now(s->f->comm, AXIS_TP, u->unit->name, mine, s->of_parts, sizeof(float) * (size_t)u->padded);
-    unit_state_free(s->f, mine);
+/* Unit `u` of stage `stage`, its state of one kind, of all ranks that have parts of it: (tp, padded). Through a pipeline it goes from
+ * rank to rank, until all have it. */
+static const float *unit_of_all(Saver *s, int stage, const Unit *u, StateKind kind) {
+    Fsdp *f = s->f;
+    const ModelPart *part = &f->table->part;
+    int64_t padded = unit_padded(f, u);
+    size_t bytes = sizeof(float) * (size_t)padded;
+    if (stage == part->stage) {
+        FsdpUnit *mine = &f->units[u - s->parts[stage * part->tp].units];
+        const float *state = unit_state(f, mine, kind);
+        all_gather_now(f->comm, AXIS_TP, u->name, state, s->of_parts, bytes);
+        unit_state_free(f, state);
+    }
+    int passes = (part->stage - stage + part->stages) % part->stages; // ranks that had it before this one
+    for (int sends = 0; sends < 2 && part->stages > 1; sends++) {
+        if (sends ? passes == part->stages - 1 : passes == 0) continue;
+        point_start(f->comm, &s->passed, sends ? SEND : RECEIVE, AXIS_PP, (part->stage + (sends ? 1 : part->stages - 1)) % part->stages, "a unit to be written", s->of_parts, bytes * (size_t)part->tp);
+        collective_wait(f->comm, &s->passed);
+    }
     return s->of_parts;
 }
 
-/* A whole tensor, row by row, from the parts (tp, padded) of its unit. */
-static void save_tensor(Saver *s, const Tensor *t, const float *unit, int64_t padded) {
+/* A whole tensor, row by row, from the parts (tp, padded) of its unit; `of`: the first of the tables that tell where those are. */
+static void save_tensor(Saver *s, const TensorTable *of, int number, const float *unit, int64_t padded) {
     int64_t element = st_dtype_sizes[s->files->dtype];
-    int place = (int)(t - s->f->table->tensors), tp = s->f->table->part.tp, split = t->row->split;
+    const Tensor *t = &of->tensors[number];
+    int tp = of->part.tp, split = t->row->split;
     for (int64_t row = 0; row < (split == SPLIT_COLUMNS ? t->whole_rows : 1); row++)
         for (int p = 0; p < (split == SPLIT_NONE ? 1 : tp); p++) {
-            const Tensor *of = s->parts ? &s->parts[p].tensors[place] : t;
-            save_put(s, unit + p * padded + of->offset + row * of->cols, (split == SPLIT_COLUMNS ? of->cols : of->rows * of->cols) * element, 1);
+            const Tensor *part = &of[p].tensors[number];
+            save_put(s, unit + p * padded + part->offset + row * part->cols, (split == SPLIT_COLUMNS ? part->cols : part->rows * part->cols) * element, 1);
         }
+}
+
+/* Of a tensor of the whole model: on which stage it is, and its number there. */
+static int saver_find(const Saver *s, int index, int *number) {
+    const ModelPart *part = &s->f->table->part;
+    for (int stage = 0; stage < part->stages; stage++) {
+        const TensorTable *t = &s->parts[stage * part->tp];
+        for (*number = 0; *number < t->num_tensors; ++*number)
+            if (t->tensors[*number].index == index && !t->tensors[*number].is_copy) return stage;
+    }
+    return -1;
 }
 
 /* All bytes of all files, in order: unit after unit is gathered, and freed. */
 static void save_stream(Saver *s) {
-    const FsdpUnit *now = NULL;
+    const Unit *now = NULL;
     const float *whole = NULL;
     StateKind kind = STATES;
     for (s->file = 0, s->chunk = 0; s->file < s->files->num_files; s->chunk += out_file_chunks(&s->files->files[s->file++])) {
@@ -709,13 +744,15 @@ static void save_stream(Saver *s) {
         save_put(s, file->header, file->header_bytes, 0);
         for (int i = file->first; i < file->first + file->count; i++) {
             const OutTensor *t = &s->files->tensors[i];
-            const Tensor *mine = &s->f->table->tensors[t->tensor->index];
-            FsdpUnit *u = &s->f->units[mine->unit];
+            int number = t->tensor->index, stage = s->parts ? saver_find(s, t->tensor->index, &number) : 0;
+            const TensorTable *of = s->parts ? &s->parts[stage * s->f->table->part.tp] : s->f->table;
+            const Unit *u = &of->units[of->tensors[number].unit];
             if (u != now || t->kind != kind) {
                 if (now && !s->parts) unit_state_free(s->f, whole);
-                whole = unit_of_all(s, u, t->kind), now = u, kind = t->kind;
+                whole = s->parts ? unit_of_all(s, stage, u, t->kind) : unit_state(s->f, &s->f->units[u - of->units], t->kind);
+                now = u, kind = t->kind;
             }
-            save_tensor(s, mine, whole, u->padded);
+            save_tensor(s, of, number, whole, unit_padded(s->f, u));
             comm_alive(s->f->comm);
         }
     }
