@@ -365,8 +365,8 @@ static AttentionShape attention_shape(const Run *r, int tokens_seen) {
     s.k_stride = s.v_stride = m->cache || cp > 1 ? 2 * c->NKV * c->HD : qkv_width(c);
     s.o_stride = c->NH * c->HD;
     if (cp > 1) { // this rank's two chunks of the queries, all keys
-        s.Tk = m->T * cp, s.q_offset = position_of(r, 0, m->T); //TEMP , s.q_split = m->T / 2;
-        //TEMP s.q_gap = position_of(r, s.q_split, m->T) - s.q_split - s.q_offset;
+        s.Tk = m->T * cp, s.q_offset = position_of(r, 0, m->T), s.q_split = m->T / 2;
+        s.q_gap = position_of(r, s.q_split, m->T) - s.q_split - s.q_offset;
     }
     return s;
 }

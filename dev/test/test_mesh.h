@@ -18,7 +18,7 @@ static const char *mesh_model(int tied) {
 }
 
 enum { MESH_TP, MESH_CP, MESH_PP, MESH_SHARD, MESH_REPLICATE, MESH_SCHEDULE, MESH_LIGHT, MESH_DOCS, MESH_TIED, MESH_RECOMPUTE, MESH_MASK, MESH_SHARDING, MESH_FACTORS };
-static const int mesh_counts[MESH_FACTORS] = {3, 1, 3, 3, 2, 2, 2, 1, 2, 4, 2, 3};
+static const int mesh_counts[MESH_FACTORS] = {3, 3, 3, 3, 2, 2, 2, 1, 2, 4, 2, 3};
 enum { MESH_SAMPLES = 16, MESH_MOST_RANKS = 16 };
 
 static void mesh_values(int64_t i, int *v) {
