@@ -212,7 +212,7 @@ typedef struct {
 } Progress;
 
 /* What a step consumes, whatever divides it among ranks. */
-static int64_t samples_of_step(const Options *o, int world) { return (int64_t)world * o->batch * o->accum; }
+static int64_t samples_of_step(const Options *o, const Mesh *mesh) { return (int64_t)mesh_data_ranks(mesh) * o->batch * o->accum; }
 
 /* The options that change what is computed; how it is divided among ranks does not. */
 static const char *const mathematics[] = {"seq", "tail", "steps", "lr", "min-lr", "warmup", "weight-decay", "beta1", "beta2", "eps", "clip", "seed", "reduce-dtype"};
@@ -221,14 +221,14 @@ enum { MATHEMATICS = sizeof mathematics / sizeof mathematics[0] };
 /* What must be as it was, to go on: rows of a name and its value. */
 typedef struct { char name[24], value[64]; } Setting;
 enum { SETTINGS = MATHEMATICS + 3 };
-static void settings_of(Setting rows[SETTINGS], const Options *o, int world, uint64_t data) {
+static void settings_of(Setting rows[SETTINGS], const Options *o, const Mesh *mesh, uint64_t data) {
     for (int i = 0; i < MATHEMATICS; i++) {
         snprintf(rows[i].name, sizeof rows[i].name, "--%s", mathematics[i]);
         option_text(o, mathematics[i], rows[i].value, sizeof rows[i].value);
         if (!strcmp(mathematics[i], "steps") && o->min_lr == o->lr) snprintf(rows[i].value, sizeof rows[i].value, "any"); // only the schedule knows them
     }
     Setting *more = rows + MATHEMATICS;
-    snprintf(more[0].name, sizeof more->name, "samples a step"), snprintf(more[0].value, sizeof more->value, "%" PRId64, samples_of_step(o, world));
+    snprintf(more[0].name, sizeof more->name, "samples a step"), snprintf(more[0].value, sizeof more->value, "%" PRId64, samples_of_step(o, mesh));
     snprintf(more[1].name, sizeof more->name, "precision"), snprintf(more[1].value, sizeof more->value, PRECISION_NAME);
     snprintf(more[2].name, sizeof more->name, "data"), snprintf(more[2].value, sizeof more->value, "%016" PRIx64, data);
 }
@@ -332,11 +332,11 @@ typedef struct {              // a checkpoint that a run goes on from
 } Checkpoint;
 
 /* Which of the settings are not those of the checkpoint: refused, or told. */
-static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, int world, uint64_t data) {
+static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, uint64_t data) {
     Setting now[SETTINGS];
     char list[2048];
     int used = 0, room = (int)sizeof list;
-    settings_of(now, o, world, data);
+    settings_of(now, o, mesh, data);
     for (int i = 0; i < SETTINGS; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, now[i].name);
         const char *was = cJSON_IsString(item) ? item->valuestring : "not told";
@@ -395,7 +395,7 @@ static uint32_t **sums_of_files(const StFiles *s, const cJSON *files, const char
 }
 
 /* c->dir is found: reads its trainer.json and the headers of all files, and holds them against model, options and data (its fingerprint). */
-static void checkpoint_open(Checkpoint *c, const Options *o, int world, uint64_t data, const Llama3Config *config, const TensorTable *table) {
+static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, uint64_t data, const Llama3Config *config, const TensorTable *table) {
     char path[4096 + 32], own[64];
     size_t length;
     snprintf(path, sizeof path, "%s/trainer.json", c->dir);
@@ -413,7 +413,7 @@ static void checkpoint_open(Checkpoint *c, const Options *o, int world, uint64_t
     c->at.samples = trainer_integer(json, path, "samples"), c->at.epoch = trainer_integer(json, path, "epoch"), c->at.within = trainer_integer(json, path, "samples_of_epoch");
     companions_check(c->dir, files, path);
     config_compare(c->dir, config, o->model);
-    settings_compare(c, settings, o, world, data);
+    settings_compare(c, settings, o, mesh, data);
     if (!model_files_open(&c->weights, c->dir, table)) user_error("%s has no model.safetensors", c->dir);
     if (!st_open(&c->moments, c->dir, "optimizer")) user_error("%s has no optimizer.safetensors", c->dir);
     for (int i = 0; i < table->num_tensors; i++) st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]), st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
@@ -512,6 +512,10 @@ typedef struct Saver {
     const Options *opt;
     const Checkpoint *from;   // where the run goes on
     const char *tokenizer;    // its file, which goes along; NULL: none
+    const TensorTable *whole; // the model, in the order of the files
+    TensorTable *parts;       // (stages, tp) what each rank has that splits the model with this one; NULL: it has all of it
+    float *of_parts;          // (tp, largest padded unit) a unit's state of one kind, of all ranks that have parts of it
+    Request passed;           // that on its way through the pipeline
     OutFiles checkpoint, exported;
     char *buffers;            // (num_buffers, CHUNK_BYTES) chunks on their way to the disk, on a page each; async: all of this rank's, a copy of its state
     int num_buffers;
@@ -538,20 +542,37 @@ static StDtype export_dtype(const Options *o) { return strcmp(o->dtype, "bf16") 
 
 static int64_t saver_share(const Saver *s, const OutFiles *o) { return (o->chunks + s->f->comm->mesh.world - 1) / s->f->comm->mesh.world; }
 
+/* A unit of another stage is as long with its padding as it would be here. */
+static int64_t unit_padded(const Fsdp *f, const Unit *u) { return round_up(u->size, (int64_t)TENSOR_ALIGN * f->ranks * f->replicas); }
+
+/* Where ranks split the model: what each has of it, and where a unit's parts come together. */
+static void saver_parts(Saver *s, const Llama3Config *config) {
+    ModelPart part = s->f->table->part;
+    int64_t largest = 0;
+    if (part.tp == 1 && part.stages == 1 && !part.tied_apart) return;
+    s->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.stages * part.tp));
+    for (part.stage = 0; part.stage < part.stages; part.stage++)
+        for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++) table_open(&s->parts[part.stage * part.tp + part.tp_rank], config, s->f->table->wrap, &part);
+    for (int p = 0; p < part.stages; p++)
+        for (int u = 0; u < s->parts[p * part.tp].num_units; u++) largest = max_i64(largest, unit_padded(s->f, &s->parts[p * part.tp].units[u]));
+    s->of_parts = (float *)arena_alloc(s->f->dev, MEM_COMM, "a unit of all ranks that have parts of it", sizeof(float) * (size_t)(largest * part.tp));
+}
+
 /* Books what saving needs: a few chunks, or, where they are written while the run goes on, a copy of what this rank writes. */
-static void saver_open(Saver *s, Fsdp *f, const Options *o, const Checkpoint *from, const char *tokenizer, int trains, int exports) {
+static void saver_open(Saver *s, Fsdp *f, const Llama3Config *config, const TensorTable *whole, const Options *o, const Checkpoint *from, const char *tokenizer, int trains, int exports) {
     const StateKind master[] = {STATE_MASTER}, moments[] = {STATE_EXP_AVG, STATE_EXP_AVG_SQ};
     memset(s, 0, sizeof *s);
-    s->f = f, s->opt = o, s->from = from, s->tokenizer = tokenizer, s->saved = -1;
+    s->f = f, s->opt = o, s->from = from, s->tokenizer = tokenizer, s->whole = whole, s->saved = -1;
     if (trains && from->dir[0]) step_path(s->dir, sizeof s->dir, o->out, from->at.step);
     if (s->dir[0] && !access(s->dir, F_OK)) s->saved = from->at.step; // what is there already is not written again
-    if (trains) out_add(&s->checkpoint, f->table, "model", master, 1), out_add(&s->checkpoint, f->table, "optimizer", moments, 2);
+    if (trains) out_add(&s->checkpoint, whole, "model", master, 1), out_add(&s->checkpoint, whole, "optimizer", moments, 2);
     s->exported.dtype = export_dtype(o);
-    if (exports) out_add(&s->exported, f->table, "model", master, 1);
+    if (exports) out_add(&s->exported, whole, "model", master, 1);
     int64_t share = max_i64(saver_share(s, &s->checkpoint), saver_share(s, &s->exported));
     s->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
     if (trains && !strcmp(o->save_mode, "async")) s->num_buffers = (int)max_i64(s->num_buffers, saver_share(s, &s->checkpoint));
     if (!share) return;
+    saver_parts(s, config);
     uintptr_t buffers = (uintptr_t)arena_alloc(f->dev, MEM_HOST, "chunks to be written", (size_t)s->num_buffers * CHUNK_BYTES + PAGE_BYTES);
     s->buffers = (char *)((buffers + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1));
     if (!f->dev->walk && trains && !strcmp(o->save_mode, "async")) memset(s->buffers, 0, (size_t)s->num_buffers * CHUNK_BYTES); // the first save shall not wait for the system to find its memory
@@ -559,6 +580,10 @@ static void saver_open(Saver *s, Fsdp *f, const Options *o, const Checkpoint *fr
 }
 
 static void saver_close(Saver *s) {
+    const ModelPart *part = s->f ? &s->f->table->part : NULL;
+    for (int i = 0; s->parts && i < part->stages * part->tp; i++) table_close(&s->parts[i]);
+    free(s->parts);
+    device_forget_event(s->passed.arrived);
     out_close(&s->checkpoint);
     out_close(&s->exported);
 }
@@ -663,9 +688,54 @@ static void save_put(Saver *s, const void *from, int64_t bytes, int elements) {
     }
 }
 
+/* Unit `u` of stage `stage`, its state of one kind, of all ranks that have parts of it: (tp, padded). Through a pipeline it goes from
+ * rank to rank, until all have it. */
+static const float *unit_of_all(Saver *s, int stage, const Unit *u, StateKind kind) {
+    Fsdp *f = s->f;
+    const ModelPart *part = &f->table->part;
+    int64_t padded = unit_padded(f, u);
+    size_t bytes = sizeof(float) * (size_t)padded;
+    if (stage == part->stage) {
+        FsdpUnit *mine = &f->units[u - s->parts[stage * part->tp].units];
+        const float *state = unit_state(f, mine, kind);
+        all_gather_now(f->comm, AXIS_TP, u->name, state, s->of_parts, bytes);
+        unit_state_free(f, state);
+    }
+    int passes = (part->stage - stage + part->stages) % part->stages; // ranks that had it before this one
+    for (int sends = 0; sends < 2 && part->stages > 1; sends++) {
+        if (sends ? passes == part->stages - 1 : passes == 0) continue;
+        point_start(f->comm, &s->passed, sends ? SEND : RECEIVE, AXIS_PP, (part->stage + (sends ? 1 : part->stages - 1)) % part->stages, "a unit to be written", s->of_parts, bytes * (size_t)part->tp);
+        collective_wait(f->comm, &s->passed);
+    }
+    return s->of_parts;
+}
+
+/* A whole tensor, row by row, from the parts (tp, padded) of its unit; `of`: the first of the tables that tell where those are. */
+static void save_tensor(Saver *s, const TensorTable *of, int number, const float *unit, int64_t padded) {
+    int64_t element = st_dtype_sizes[s->files->dtype];
+    const Tensor *t = &of->tensors[number];
+    int tp = of->part.tp, split = t->row->split;
+    for (int64_t row = 0; row < (split == SPLIT_COLUMNS ? t->whole_rows : 1); row++)
+        for (int p = 0; p < (split == SPLIT_NONE ? 1 : tp); p++) {
+            const Tensor *part = &of[p].tensors[number];
+            save_put(s, unit + p * padded + part->offset + row * part->cols, (split == SPLIT_COLUMNS ? part->cols : part->rows * part->cols) * element, 1);
+        }
+}
+
+/* Of a tensor of the whole model: on which stage it is, and its number there. */
+static int saver_find(const Saver *s, int index, int *number) {
+    const ModelPart *part = &s->f->table->part;
+    for (int stage = 0; stage < part->stages; stage++) {
+        const TensorTable *t = &s->parts[stage * part->tp];
+        for (*number = 0; *number < t->num_tensors; ++*number)
+            if (t->tensors[*number].index == index && !t->tensors[*number].is_copy) return stage;
+    }
+    return -1;
+}
+
 /* All bytes of all files, in order: unit after unit is gathered, and freed. */
 static void save_stream(Saver *s) {
-    const FsdpUnit *now = NULL;
+    const Unit *now = NULL;
     const float *whole = NULL;
     StateKind kind = STATES;
     for (s->file = 0, s->chunk = 0; s->file < s->files->num_files; s->chunk += out_file_chunks(&s->files->files[s->file++])) {
@@ -674,16 +744,19 @@ static void save_stream(Saver *s) {
         save_put(s, file->header, file->header_bytes, 0);
         for (int i = file->first; i < file->first + file->count; i++) {
             const OutTensor *t = &s->files->tensors[i];
-            FsdpUnit *u = &s->f->units[t->tensor->unit];
+            int number = t->tensor->index, stage = s->parts ? saver_find(s, t->tensor->index, &number) : 0;
+            const TensorTable *of = s->parts ? &s->parts[stage * s->f->table->part.tp] : s->f->table;
+            const Unit *u = &of->units[of->tensors[number].unit];
             if (u != now || t->kind != kind) {
-                if (now) unit_state_free(s->f, whole);
-                whole = unit_state(s->f, u, t->kind), now = u, kind = t->kind;
+                if (now && !s->parts) unit_state_free(s->f, whole);
+                whole = s->parts ? unit_of_all(s, stage, u, t->kind) : unit_state(s->f, &s->f->units[u - of->units], t->kind);
+                now = u, kind = t->kind;
             }
-            save_put(s, whole + t->tensor->offset, out_bytes(s->files, i), 1);
+            save_tensor(s, of, number, whole, unit_padded(s->f, u));
             comm_alive(s->f->comm);
         }
     }
-    if (now) unit_state_free(s->f, whole);
+    if (now && !s->parts) unit_state_free(s->f, whole);
 }
 
 /* Rank 0 makes the files, each as long as it will be: a disk without room says so now. */
@@ -770,7 +843,7 @@ static void checkpoint_commit(Saver *s) {
         Companions beside;
         char path[4096], *text, *whole;
         size_t length;
-        settings_of(now, s->opt, world, s->at.data);
+        settings_of(now, s->opt, &comm->mesh, s->at.data);
         save_companions(s, "float32", &beside);
         text = trainer_text(&s->at, s->from->dir[0] && s->from->at.step == s->at.step ? s->from->settings : now, s->files, sums, &beside, &length); // those that made it
         whole = (char *)checked_malloc(length + 64);
@@ -784,7 +857,7 @@ static void checkpoint_commit(Saver *s) {
         point_latest(s->opt->out, s->at.step);
         prune(s->opt->out, s->opt->keep);
         double end = seconds_now();
-        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", s->at.step, path, 12e-6 * (double)s->f->table->num_parameters, end - s->start);
+        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", s->at.step, path, 12e-6 * (double)s->whole->num_parameters, end - s->start);
         if (!strcmp(s->opt->save_mode, "async")) printf(", in %.2f s of which training stood still", s->held + end - start);
         printf("\n");
         fflush(stdout);

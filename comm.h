@@ -76,40 +76,67 @@ static int mesh_together(const Mesh *m, int a, int b, Axis axis) {
     return colour[0] == colour[1];
 }
 
-/* The layouts of `world` ranks that are nearest to what was asked for, as text. */
-static void layouts_that_fit(char *text, size_t size, int world, int shard, int replicate) {
-    int listed[4], count = 0;
-    while (count < 4) {
-        int best = 0;
-        double least = 1e30;
-        for (int s = 1; s <= world; s++) {
-            int taken = world % s;
-            for (int i = 0; i < count; i++) taken |= listed[i] == s;
-            double away = fabs(log((double)s / shard)) + fabs(log((double)(world / s) / replicate));
-            if (!taken && away < least) least = away, best = s;
+/* Ranks that train on samples of their own; those of other axes share them. Which one of them a rank is, in the sampler's order. */
+static inline int mesh_data_ranks(const Mesh *m) { return m->size[AXIS_DP_SHARD] * m->size[AXIS_DP_REPLICATE]; }
+static inline int mesh_data_rank(const Mesh *m, int rank) { return rank / mesh_stride(m, AXIS_DP_SHARD); }
+
+/* The first of those that share samples: what they have in common, it alone tells. */
+static inline int mesh_tells_samples(const Mesh *m, int rank) { return rank % mesh_stride(m, AXIS_DP_SHARD) == 0; }
+
+typedef struct { int size[MESH_AXES]; double away; } NearMesh;
+
+/* Goes through all layouts of `left` ranks over axes from `axis` on; keeps the `count` that are nearest to what was asked for. */
+static void meshes_near(NearMesh *nearest, int count, NearMesh *m, int axis, int left, const int *asked) {
+    for (int n = 1; n <= left; n++) {
+        double away = m->away;
+        if (left % n || (axis == AXIS_DP_REPLICATE && n != left)) continue;
+        m->size[axis] = n, m->away += fabs(log((double)n / asked[axis])) * (axis < AXIS_DP_SHARD ? 8 : 1); // what splits the model is changed last
+        int place = count;
+        while (axis == AXIS_DP_REPLICATE && place > 0 && m->away < nearest[place - 1].away) place--;
+        if (axis < AXIS_DP_REPLICATE && m->away < nearest[count - 1].away) meshes_near(nearest, count, m, axis + 1, left / n, asked);
+        if (place < count) {
+            memmove(nearest + place + 1, nearest + place, sizeof *nearest * (size_t)(count - 1 - place));
+            nearest[place] = *m;
         }
-        if (!best) break;
-        listed[count++] = best;
+        m->away = away;
     }
-    size_t used = 0;
-    text[0] = 0;
-    for (int i = 0; i < count && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%d x %d", i ? ", " : "", listed[i], world / listed[i]);
 }
 
-/* Ranks of each axis; 0: as many as the others leave. Refused where they do not make up the world. `planned`: of which nobody was started. */
-static Mesh mesh_open(int world, int shard, int replicate, int planned) {
-    if (!shard && !replicate) user_error("--dp-shard auto and --dp-replicate auto: one of them must be a number");
-    if (!shard) shard = (int)max_i64(1, world / replicate);
-    if (!replicate) replicate = (int)max_i64(1, world / shard);
-    if ((int64_t)shard * replicate != world) {
-        char fits[256];
-        layouts_that_fit(fits, sizeof fits, world, shard, replicate);
-        user_error("tp 1 x cp 1 x pp 1 x dp-shard %d x dp-replicate %d = %" PRId64 " ranks, but %d %s: %s %" PRId64 " ranks, or choose dp-shard x dp-replicate = %s",
-                   shard, replicate, (int64_t)shard * replicate, world, planned ? "are planned" : world == 1 ? "was started" : "were started", planned ? "plan" : "start", (int64_t)shard * replicate, fits);
+/* "tp 8 x cp 16 x …", or of data parallelism alone "dp-shard 4 x dp-replicate 2". */
+static size_t mesh_print(char *text, size_t size, const int *ranks, int names) {
+    static const char *const options[] = {"tp", "cp", "pp", "dp-shard", "dp-replicate"};
+    size_t used = 0;
+    for (int a = 0; a < MESH_AXES && used < size; a++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s%s%d", a ? " x " : "", names ? options[a] : "", names ? " " : "", ranks[a]);
+    return used;
+}
+
+/* `asked`: ranks of each axis; 0, of one at most: as many as the others leave. Refused where they do not make up the world. `planned`: of which nobody was started. */
+static Mesh mesh_open(int world, const int asked[MESH_AXES], int planned) {
+    Mesh m = {world, {1, 1, 1, 1, 1}};
+    double product = 1;
+    int open = -1;
+    for (int a = 0; a < MESH_AXES; a++) {
+        m.size[a] = asked[a];
+        if (asked[a]) product *= asked[a];
+        else if (open >= 0) user_error("--%s auto and --%s auto: only one of them follows from the others, the other must be a number", open == AXIS_DP_SHARD ? "dp-shard" : axis_names[open], a == AXIS_DP_REPLICATE ? "dp-replicate" : axis_names[a]);
+        else open = a;
     }
-    Mesh m = {world, {1, 1, 1, shard, replicate}};
-    return m;
+    if (open >= 0) m.size[open] = (int)fmax(1, floor(world / product)), product *= m.size[open];
+    if (product == world) return m;
+    enum { LISTED = 4 };
+    char said[160], fits[256];
+    NearMesh nearest[LISTED], none = ZERO;
+    size_t used = 0;
+    for (int i = 0; i < LISTED; i++) nearest[i].away = INFINITY;
+    meshes_near(nearest, LISTED, &none, 0, world, m.size);
+    for (int i = 0; i < LISTED && isfinite(nearest[i].away); i++) {
+        if (i) used += (size_t)snprintf(fits + used, sizeof fits - used, ", ");
+        used += mesh_print(fits + used, sizeof fits - used, nearest[i].size, 0);
+    }
+    mesh_print(said, sizeof said, m.size, 1);
+    user_error("%s = %.0f ranks, but %d %s: %s %.0f ranks, or choose tp x cp x pp x dp-shard x dp-replicate = %s",
+               said, product, world, planned ? "are planned" : world == 1 ? "was started" : "were started", planned ? "plan" : "start", product, fits);
 }
 
 // ---------------------------------------------------------------------------

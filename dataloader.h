@@ -197,15 +197,27 @@ static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
     return permute(within % s->samples, s->samples, mix64(s->seed + (uint64_t)epoch + 1));
 }
 
+/* Of a sequence (T) the two of 2·cp chunks that rank i of `cp` has, with context parallelism: i and 2·cp - 1 - i. May be in place. */
+static void context_part(int32_t *part, const int32_t *whole, int T, int cp, int i) {
+    int chunk = T / (2 * cp);
+    size_t bytes = sizeof(int32_t) * (size_t)chunk;
+    if (cp == 1) {
+        memmove(part, whole, sizeof(int32_t) * (size_t)T);
+        return;
+    }
+    memmove(part, whole + (int64_t)i * chunk, bytes);
+    memmove(part + chunk, whole + (int64_t)(2 * cp - 1 - i) * chunk, bytes);
+}
+
 // ---------------------------------------------------------------------------
 // the loader: workers read whole steps ahead, each the next sample that nobody has claimed
 
 enum { LOADER_DEPTH = 2, LOADER_WORKERS = 4, LOADER_MAX_WORKERS = 64 };
 
 typedef struct {
-    int32_t *inputs, *targets; // (accumulation, B, T)
+    int32_t *inputs, *targets; // (accumulation, B, T / cp) of this rank
     int64_t *windows;          // (accumulation, B) which samples these are
-    int64_t num_targets;       // positions that count, of this rank
+    int64_t num_targets;       // positions that count, of these samples
     uint64_t samples_hash;     // of the windows and their places: a sum, the same in whatever order they are read
     int64_t unread;            // samples that are not there yet
     int64_t bad;               // where `error` says something: of the samples that cannot be trained on, the first
@@ -213,11 +225,16 @@ typedef struct {
     DeviceEvent fed;           // the device has copied all it needs of it
 } StepBatch;
 
-typedef struct { struct Loader *loader; char *raw; pthread_t thread; } LoaderWorker; // raw: 5·(T + 1) bytes
+typedef struct { struct Loader *loader; char *raw; pthread_t thread; } LoaderWorker; // raw: window_bytes
+
+/* What a worker reads a window into: 5·(T + 1) bytes as it lies in the file, and with context parallelism all of it, (2, T). */
+static inline size_t raw_bytes(int T) { return (size_t)round_up(5 * ((int64_t)T + 1), sizeof(int32_t)); }
+static inline size_t window_bytes(int T, int cp) { return raw_bytes(T) + (cp > 1 ? 2 * sizeof(int32_t) * (size_t)T : 0); }
 
 typedef struct Loader {
     const Dataset *data;
     Sampler sampler;
+    int cp, cp_rank;             // ranks that have a part of each sequence, and which one this rank has
     StepBatch ring[LOADER_DEPTH];
     int64_t samples;             // of this rank in a step: accumulation × B
     int64_t first_step, steps;   // steps are relative to the first; how many will be read
@@ -249,12 +266,15 @@ static int64_t loader_claim(Loader *l) {
  * is read like any other: its step is whole before it is judged, and by then the first of its bad ones is known. */
 static void loader_read(Loader *l, int64_t sample, char *raw) {
     int64_t step = sample / l->samples, i = sample % l->samples, before;
-    int B = l->sampler.B, T = l->data->T;
+    int B = l->sampler.B, T = l->data->T, mine = T / l->cp;
     StepBatch *batch = &l->ring[step % LOADER_DEPTH];
+    int32_t *inputs = batch->inputs + i * mine, *targets_of = batch->targets + i * mine;
     char error[sizeof batch->error] = "";
     double start = seconds_now();
     int64_t window = sampler_window(&l->sampler, l->first_step + step, (int)(i / B), (int)(i % B));
-    int targets = dataset_window(l->data, window, batch->inputs + i * T, batch->targets + i * T, raw, error, sizeof error);
+    int32_t *whole = (int32_t *)(void *)(raw + raw_bytes(T)), *whole_inputs = l->cp > 1 ? whole : inputs, *whole_targets = l->cp > 1 ? whole + T : targets_of;
+    int targets = dataset_window(l->data, window, whole_inputs, whole_targets, raw, error, sizeof error);
+    if (l->cp > 1) context_part(inputs, whole_inputs, T, l->cp, l->cp_rank), context_part(targets_of, whole_targets, T, l->cp, l->cp_rank);
     double seconds = seconds_now() - start;
     pthread_mutex_lock(&l->lock);
     l->read_seconds += seconds;
@@ -279,15 +299,16 @@ static void *loader_worker(void *arg) {
 /* Reads steps `first_step` to `end` - 1. `workers` 0: as many as this rank has cores, up to LOADER_WORKERS; the memory of
  * that many is booked on every machine, so that a plan does not depend on the cores of the machine that makes it.
  * On a walking device the buffers are booked and nothing is read. */
-static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int64_t first_step, int64_t end, int workers, int cores) {
+static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int cp, int cp_rank, int64_t first_step, int64_t end, int workers, int cores) {
     memset(l, 0, sizeof *l);
     l->data = data;
     l->sampler = *sampler;
+    l->cp = cp, l->cp_rank = cp_rank;
     l->samples = (int64_t)sampler->accumulation * sampler->B;
     l->first_step = first_step, l->steps = end - first_step;
     l->num_workers = workers ? workers : (int)max_i64(1, min_i64(LOADER_WORKERS, cores));
     l->opened = seconds_now();
-    size_t bytes = sizeof(int32_t) * (size_t)l->samples * (size_t)T;
+    size_t bytes = sizeof(int32_t) * (size_t)l->samples * (size_t)(T / cp);
     for (int i = 0; i < LOADER_DEPTH; i++) {
         l->ring[i].inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
         l->ring[i].targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
@@ -295,7 +316,7 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     }
     for (int i = 0; i < (workers ? workers : LOADER_WORKERS); i++) {
         l->workers[i].loader = l;
-        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", 5 * ((size_t)T + 1));
+        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(T, cp));
     }
     if (dev->walk) return;
     pthread_condattr_t steady;

@@ -251,17 +251,17 @@ typedef struct {
 typedef struct { const char *name; MemCategory category; size_t bytes; int count; } Buffer;
 
 typedef enum {
-    OP_EMBEDDING_FORWARD, OP_EMBEDDING_BACKWARD, OP_RMSNORM_FORWARD, OP_RMSNORM_BACKWARD,
+    OP_EMBEDDING_FORWARD, OP_EMBEDDING_BACKWARD, OP_RMSNORM_FORWARD, OP_RMSNORM_BACKWARD, OP_RESIDUAL_ADD,
     OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT,
     OP_ROPE_FORWARD, OP_ROPE_BACKWARD, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD,
-    OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD, OP_CROSS_ENTROPY, OP_EXACT_TOTAL, OP_TREE_SUM, OP_SQUARED_NORM, OP_ADAMW, OP_CAST, OP_FINGERPRINT,
+    OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD, OP_CROSS_ENTROPY, OP_EXACT_TOTAL, OP_TREE_SUM, OP_SUM_PIECES, OP_SQUARED_NORM, OP_ADAMW, OP_CAST, OP_FINGERPRINT,
     OP_COUNT
 } OpKind;
 static const char *const op_names[OP_COUNT] = {
-    "embedding_forward", "embedding_backward", "rmsnorm_forward", "rmsnorm_backward",
+    "embedding_forward", "embedding_backward", "rmsnorm_forward", "rmsnorm_backward", "residual_add",
     "linear_forward", "linear_backward_input", "linear_backward_weight",
     "rope_forward", "rope_backward", "attention_forward", "attention_backward",
-    "swiglu_forward", "swiglu_backward", "cross_entropy", "exact_total", "tree_sum", "squared_norm", "adamw", "cast", "fingerprint"};
+    "swiglu_forward", "swiglu_backward", "cross_entropy", "exact_total", "tree_sum", "sum_pieces", "squared_norm", "adamw", "cast", "fingerprint"};
 
 typedef struct { int64_t calls; double flops, bytes, seconds, again; } OpStat; // seconds: measured, or by a walk's clock; again: of the FLOPs, those of activations computed again
 

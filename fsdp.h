@@ -123,6 +123,10 @@ typedef struct {
     uint64_t seed;               // of the initial weights
     uint64_t *prints;            // (units) fingerprints of this rank's weights, where they are made; NULL: no rank has the same weights, or it is not checked
     uint64_t *fingerprints;      // (1 + replicas, units) the same where the host reads them, and those of all ranks that must have the same
+    int64_t unsplit;             // elements that tensor parallelism does not split
+    float *unsplit_sums;         // (1 + tp, unsplit) of their gradients; NULL: tp is 1
+    float *tied_gradient;        // (2, held) of a tied weight: of the other end of the pipeline, and what goes there
+    Request tied_requests[2];
     int cascade;                 // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
 } Fsdp;
 
@@ -204,7 +208,7 @@ static void unit_free(Fsdp *f, FsdpUnit *u, Pass pass) {
 /* Does the backward pass write this tensor's gradient with `=` (one product), not add to it? */
 static int gradient_is_assigned(const TensorTable *t, const Tensor *tensor) {
     WeightKind kind = tensor->row->kind;
-    int tied_head = kind == W_EMBED && table_head_unit(t) == 0; // the head's product comes first, then the embedding adds
+    int tied_head = kind == W_EMBED && table_is_tied(t); // the head's product comes first, then the embedding adds
     return tensor->row->rows != DIM_ONE && (kind != W_EMBED || tied_head);
 }
 
@@ -360,7 +364,10 @@ static void unit_reduce(Fsdp *f, FsdpUnit *u, int micro) {
 // ---------------------------------------------------------------------------
 // loops over the shards
 
-typedef struct { FsdpUnit *unit; const Tensor *tensor; int64_t first, count, at; } ShardPiece; // tensor[first…] lies at at… of what the rank holds
+typedef struct { FsdpUnit *unit; const Tensor *tensor; int64_t first, count, at; } ShardPiece; // element first… of the rank's part of the tensor lies at at… of what the rank holds
+
+/* Does another rank answer for what this one has of a tensor? What tensor parallelism does not split its first rank owns, a tied weight the embedding. */
+static int is_owned_elsewhere(const Fsdp *f, const Tensor *t) { return t->is_copy || (t->row->split == SPLIT_NONE && f->table->part.tp_rank > 0); }
 
 /* Visits each tensor's elements that this rank holds, or, with `owned`, of which every element of the model is visited by
  * one rank alone; in table order. Padding belongs to no tensor: nobody visits it. */
@@ -369,6 +376,7 @@ static int piece_next(const Fsdp *f, int *i, ShardPiece *piece, int owned) {
         const Tensor *t = &f->table->tensors[(*i)++];
         FsdpUnit *u = &f->units[t->unit];
         int64_t begin = owned ? u->owned_begin : u->begin, count = owned ? u->owned : u->held;
+        if (owned && is_owned_elsewhere(f, t)) continue;
         piece->unit = u;
         piece->tensor = t;
         piece->count = tensor_overlap(t, begin, begin + count, &piece->first);
@@ -393,7 +401,7 @@ static void *state_of(const FsdpUnit *u, StateKind k) {
     return all[k];
 }
 
-/* Elements [first, first + count) of a tensor's state of one kind, made on the host. */
+/* Elements [first, first + count) of the whole tensor's state of one kind, made on the host. */
 typedef void (*Fill)(const Fsdp *f, void *from, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count);
 
 /* Sets what this rank holds of one kind of state, a chunk at a time. */
@@ -404,7 +412,10 @@ static void fsdp_set_state(Fsdp *f, StateKind kind, Fill fill, void *from) {
     for (int i = 0; held_next(f, &i, &p) && !f->dev->walk;)
         for (int64_t done = 0, n; done < p.count; done += n) {
             n = min_i64(CHUNK, p.count - done);
-            fill(f, from, kind, chunk, p.tensor, p.first + done, n);
+            for (int64_t at = 0, run, whole; at < n; at += run) {
+                run = min_i64(n - at, tensor_run(p.tensor, p.first + done + at, &whole));
+                fill(f, from, kind, chunk + at, p.tensor, whole, run);
+            }
             device_write(f->dev, (float *)state_of(p.unit, kind) + p.at + done, chunk, sizeof(float) * (size_t)n);
             comm_alive(f->comm);
         }
@@ -436,7 +447,61 @@ static void unit_state_free(Fsdp *f, const float *whole) { slot_release(f->dev, 
 /* Adds the squares of what this rank owns of the gradient: exact over blocks that no cut divides, so the norm has the
  * same bits on any number of ranks. Padding is zero. */
 static void fsdp_squared_norm(Fsdp *f, ExactSum *sum) {
-    for (int u = 0; u < f->table->num_units; u++) squared_norm(f->dev, sum, gradient_owned(&f->units[u]), f->units[u].owned);
+    ShardPiece p;
+    for (int u = 0, i; u < f->table->num_units; u++) {
+        int all_owned = 1;
+        const Unit *unit = &f->table->units[u];
+        for (i = unit->first; i < unit->first + unit->count; i++) all_owned &= !is_owned_elsewhere(f, &f->table->tensors[i]);
+        if (all_owned) squared_norm(f->dev, sum, gradient_owned(&f->units[u]), f->units[u].owned);
+        for (i = unit->first; !all_owned && owned_next(f, &i, &p) && p.unit == &f->units[u];) squared_norm(f->dev, sum, p.unit->grad + p.at, p.count);
+    }
+}
+
+/* What tensor parallelism does not split, the norms, has on each of its ranks the gradient of that rank's rows of the
+ * sequence alone. Once a step it is gathered from all, and summed in the same order on each. */
+static void fsdp_sum_unsplit(Fsdp *f) {
+    int64_t n = f->unsplit, at = 0;
+    float *mine = f->unsplit_sums, *all = mine + n; // (n), (tp, n): what this rank does not hold is zero, as on its peers
+    Group *tp = &f->comm->groups[AXIS_TP];
+    if (tp->size == 1) return;
+    device_zero(f->dev, mine, sizeof(float) * (size_t)n);
+    for (int back = 0; back < 2; back++) {
+        for (int i = at = 0; i < f->table->num_tensors; i++) {
+            const Tensor *t = &f->table->tensors[i];
+            FsdpUnit *u = &f->units[t->unit];
+            int64_t first, count = tensor_overlap(t, u->begin, u->begin + u->held, &first);
+            if (t->row->split != SPLIT_NONE) continue;
+            float *grad = u->grad + (t->offset + first - u->begin), *place = mine + at + first;
+            if (count) device_copy(f->dev, back ? grad : place, back ? place : grad, sizeof(float) * (size_t)count);
+            at += t->rows * t->cols;
+        }
+        if (back) break;
+        all_gather_now(f->comm, AXIS_TP, "gradients of norms", mine, all, sizeof(float) * (size_t)n);
+        tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);
+    }
+}
+
+/* A tied weight that is apart, as embedding and as head, has its gradient on the first and on the last stage of the pipeline, or in two
+ * units of this rank. Once a step both get the sum: the same on both, and so both copies stay the same. Shards are of the same elements. */
+static void fsdp_sum_tied(Fsdp *f) {
+    const TensorTable *t = f->table;
+    if (!t->part.tied_apart || (t->embed < 0 && t->head < 0)) return;
+    FsdpUnit *u = &f->units[t->embed >= 0 ? t->embed : t->head];
+    int64_t first, count = tensor_overlap(&t->tensors[u->unit->first], u->begin, u->begin + u->held, &first);
+    float *mine = u->grad, *others = f->tied_gradient;
+    size_t bytes = sizeof(float) * (size_t)u->held;
+    if (t->part.stages > 1) {
+        int peer = t->embed >= 0 ? t->part.stages - 1 : 0;
+        device_copy(f->dev, f->tied_gradient + u->held, mine, bytes); // what is sent stays as it is
+        point_start(f->comm, &f->tied_requests[0], RECEIVE, AXIS_PP, peer, "gradient of the tied weight", others, bytes);
+        point_start(f->comm, &f->tied_requests[1], SEND, AXIS_PP, peer, "gradient of the tied weight", f->tied_gradient + u->held, bytes);
+        for (int i = 0; i < 2; i++) collective_wait(f->comm, &f->tied_requests[i]);
+        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);
+        return;
+    }
+    float *head = f->units[t->head].grad;
+    if (count) tree_sum(f->dev, mine, head, DTYPE_F32, 1, count, 1);
+    if (count) tree_sum(f->dev, head, mine, DTYPE_F32, 1, count, 0);
 }
 
 typedef struct { float lr, beta1, beta2, eps, weight_decay; } AdamW;
@@ -611,6 +676,12 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
     }
     stages_open(f);
     staged_open(f);
+    for (int i = 0; i < table->num_tensors; i++)
+        if (table->tensors[i].row->split == SPLIT_NONE) f->unsplit += table->tensors[i].rows * table->tensors[i].cols;
+    int tied = table->embed >= 0 ? table->embed : table->head; // of a pipeline's ends
+    if (table->part.tied_apart && table->part.stages > 1 && tied >= 0)
+        f->tied_gradient = (float *)arena_alloc(f->dev, MEM_COMM, "gradient of the tied weight", 2 * sizeof(float) * (size_t)f->units[tied].held);
+    if (table->part.tp > 1) f->unsplit_sums = (float *)arena_alloc(f->dev, MEM_COMM, "gradients of norms", sizeof(float) * (size_t)(f->unsplit * (1 + table->part.tp)));
     int copies = (holds_the_same(f, AXIS_DP_REPLICATE) ? f->replicas : 0) + (holds_the_same(f, AXIS_FSDP) ? f->ranks : 0);
     if ((!how->check_replicas && !how->saves) || !copies) return;
     f->prints = (uint64_t *)arena_alloc(f->dev, MEM_WORKSPACE, "fingerprints of the weights", sizeof(uint64_t) * (size_t)table->num_units);
@@ -621,6 +692,7 @@ static void fsdp_close(Fsdp *f) {
     for (int u = 0; f->units && u < f->table->num_units; u++) device_forget_event(f->units[u].gather.arrived);
     for (int i = 0; i < STAGES; i++) device_forget_event(f->stages[i].request.arrived);
     for (int i = 0; i < MAX_SLOTS; i++) device_forget_event(f->weight_slots[i].freed), device_forget_event(f->gradient_slots[i].freed);
+    for (int i = 0; i < 2; i++) device_forget_event(f->tied_requests[i].arrived);
     for (int i = 0; i < 2; i++) device_forget_event(f->staged[i].fetched), device_forget_event(f->staged[i].stored);
     free(f->units);
 }

@@ -350,16 +350,16 @@ static void cuda_linear_backward_weight(Device *dev, float *dw, const floatX *dy
 // by rows: embedding, RMSNorm, RoPE, SwiGLU, loss
 
 /* A thread copies one T, of floatX or of 16 bytes; a row has `length` of them, in `chunks` blocks. */
-template <class T> __global__ void __launch_bounds__(BLOCK) embedding_forward_kernel(T *x, const T *embed, const int32_t *ids, int length, int chunks) {
-    int64_t n = blockIdx.x / (unsigned)chunks, i = (int64_t)(blockIdx.x % (unsigned)chunks) * BLOCK + threadIdx.x;
-    if (i < length) x[n * length + i] = ids[n] < 0 ? T{} : embed[(int64_t)ids[n] * length + i];
+template <class T> __global__ void __launch_bounds__(BLOCK) embedding_forward_kernel(T *x, const T *embed, const int32_t *ids, int first, int V, int length, int chunks) {
+    int64_t n = blockIdx.x / (unsigned)chunks, i = (int64_t)(blockIdx.x % (unsigned)chunks) * BLOCK + threadIdx.x, row = slice_row(ids[n], first, V);
+    if (i < length) x[n * length + i] = row < 0 ? T{} : embed[row * length + i];
 }
-static void cuda_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int N, int C) {
+static void cuda_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int first, int N, int C, int V) {
     int vectors = in_vectors(C, WIDE, x, embed), length = vectors ? C / WIDE : C, chunks = (int)blocks_of(length, BLOCK);
     if (!N) return;
     unsigned grid = grid_of((int64_t)N * chunks), threads = threads_for(length, BLOCK);
-    if (vectors) KERNEL(dev, (embedding_forward_kernel<uint4>), grid, threads, 0, (uint4 *)x, (const uint4 *)embed, ids, length, chunks);
-    else KERNEL(dev, (embedding_forward_kernel<floatX>), grid, threads, 0, x, embed, ids, length, chunks);
+    if (vectors) KERNEL(dev, (embedding_forward_kernel<uint4>), grid, threads, 0, (uint4 *)x, (const uint4 *)embed, ids, first, V, length, chunks);
+    else KERNEL(dev, (embedding_forward_kernel<floatX>), grid, threads, 0, x, embed, ids, first, V, length, chunks);
 }
 
 /* The embedding's gradient: a token may occur once or be nine tenths of a batch, and its sum must not be one thread's work.
@@ -398,21 +398,22 @@ static __global__ void __launch_bounds__(SORT_BLOCK) sort_tokens_kernel(int32_t 
 
 /* A block: TOKEN_BLOCK sorted tokens; a thread W columns of all of them. Reads dx once, and dembed once for each id in it. */
 template <int W> __global__ void __launch_bounds__(BLOCK) embedding_backward_kernel(float *dembed, float *partial /* (blocks, C) */, const floatX *dx, const int32_t *ids,
-                                                                                    const int32_t *order, int N, int C) {
+                                                                                    const int32_t *order, int first, int V, int N, int C) {
     enum { AHEAD = 4 }; // rows in flight
     SHARED(int32_t, token, TOKEN_BLOCK);
-    SHARED(int32_t, id, TOKEN_BLOCK + 1);
+    SHARED(int32_t, id, TOKEN_BLOCK + 1); // as rows of the table, -1: none
     int64_t begin = (int64_t)blockIdx.x * TOKEN_BLOCK, column = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
     int count = (int)min_i64(TOKEN_BLOCK, N - begin);
-    if ((int)threadIdx.x < count) token[threadIdx.x] = order[begin + threadIdx.x], id[threadIdx.x] = ids[order[begin + threadIdx.x]];
+    if ((int)threadIdx.x < count) token[threadIdx.x] = order[begin + threadIdx.x], id[threadIdx.x] = slice_row(ids[order[begin + threadIdx.x]], first, V);
     if (threadIdx.x == 0) id[count] = -1;
-    int32_t earlier = begin ? ids[order[begin - 1]] : -1; // its run may go on here
+    int32_t earlier = begin ? slice_row(ids[order[begin - 1]], first, V) : -1; // its run may go on here
     __syncthreads();
     if (column >= C) return;
     float v[AHEAD][W], sum[W] = {};
     for (int k0 = 0; k0 < count; k0 += AHEAD) {
 #pragma unroll
-        for (int r = 0; r < AHEAD; r++) load(v[r], dx + (int64_t)token[k0 + r < count ? k0 + r : k0] * C + column);
+        for (int r = 0; r < AHEAD; r++)
+            if (k0 + r < count && id[k0 + r] >= 0) load(v[r], dx + (int64_t)token[k0 + r] * C + column);
 #pragma unroll
         for (int r = 0; r < AHEAD; r++) {
             int k = k0 + r;
@@ -433,34 +434,35 @@ template <int W> __global__ void __launch_bounds__(BLOCK) embedding_backward_ker
 
 /* A block: the run that goes on into block b of the sorted tokens, and did not already into block b - 1, if there is one. */
 template <int W> __global__ void __launch_bounds__(WARP *SUM_LANES) embedding_runs_kernel(float *dembed, const float *partial, const int32_t *ids, const int32_t *order,
-                                                                                          int N, int C) {
+                                                                                          int first, int V, int N, int C) {
     SHARED(float, sums, SUM_LANES * WARP * W);
     int b = (int)blockIdx.x + 1, last = (int)((N - 1) / TOKEN_BLOCK);
-    const int32_t *first = order + (int64_t)b * TOKEN_BLOCK; // of block b
-    int32_t id = ids[*first];
-    if (id < 0 || ids[first[-1]] != id || (b > 1 && ids[first[-TOKEN_BLOCK - 1]] == id)) return;
+    const int32_t *tokens = order + (int64_t)b * TOKEN_BLOCK; // of block b
+    int32_t id = ids[*tokens];
+    int64_t row = slice_row(id, first, V);
+    if (row < 0 || ids[tokens[-1]] != id || (b > 1 && ids[tokens[-TOKEN_BLOCK - 1]] == id)) return;
     int low = 0, high = last - b; // the run's last block is b + low ... b + high
     while (low < high) {
         int middle = (low + high + 1) / 2;
-        if (ids[first[(int64_t)middle * TOKEN_BLOCK]] == id) low = middle;
+        if (ids[tokens[(int64_t)middle * TOKEN_BLOCK]] == id) low = middle;
         else high = middle - 1;
     }
-    add_rows<W>(dembed + (int64_t)id * C, partial + (int64_t)b * C, low + 1, C, sums);
+    add_rows<W>(dembed + row * C, partial + (int64_t)b * C, low + 1, C, sums);
 }
 
 static size_t embedding_order_bytes(int N) { return (size_t)round_up((int64_t)N * 4, 256); }
 static size_t cuda_embedding_backward_scratch(int N, int C) { return embedding_order_bytes(N) + (size_t)(blocks_of(N, TOKEN_BLOCK) * C) * sizeof(float); }
-static void cuda_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int N, int C, void *scratchpad) {
+static void cuda_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int first, int N, int C, int V, void *scratchpad) {
     int32_t *order = (int32_t *)scratchpad; // (N)
     float *partial = (float *)((char *)scratchpad + embedding_order_bytes(N));
     unsigned blocks = (unsigned)blocks_of(N, TOKEN_BLOCK);
     if (!N) return;
     KERNEL(dev, sort_tokens_kernel, (unsigned)blocks_of(N, WARP * SORT_TOKENS), SORT_BLOCK, 0, order, ids, N);
     KERNEL_BY_WIDTH(dev, in_vectors(C, WIDE, dx, dembed), WIDE, embedding_backward_kernel, dim3(blocks, (unsigned)blocks_of(C, BLOCK * W)), BLOCK, 0,
-                    dembed, partial, dx, ids, order, N, C);
+                    dembed, partial, dx, ids, order, first, V, N, C);
     if (blocks > 1)
         KERNEL_BY_WIDTH(dev, in_vectors(C, FLAT, dembed), FLAT, embedding_runs_kernel, dim3(blocks - 1, (unsigned)blocks_of(C, WARP * W)), dim3(WARP, SUM_LANES), 0,
-                        dembed, partial, ids, order, N, C);
+                        dembed, partial, ids, order, first, V, N, C);
 }
 
 /* A block a row, a thread a vector of it, or several where the row has more than MAX_BLOCK: all but the first are read twice,
@@ -564,6 +566,20 @@ static void cuda_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floa
 }
 
 /* A block a token: its angles are read once. A thread turns W pairs of one head, then of another. */
+template <int W> __global__ void __launch_bounds__(BLOCK) residual_add_kernel(floatX *out, const floatX *x, const floatX *delta, int64_t count) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    float v[W], d[W];
+    if (left <= 0) return;
+    load_some<W, false>(v, x + i, left);
+    load_some<W, false>(d, delta + i, left);
+#pragma unroll
+    for (int j = 0; j < W; j++) v[j] += d[j];
+    store_some<W, false>(out + i, v, left);
+}
+static void cuda_residual_add(Device *dev, floatX *out, const floatX *x, const floatX *delta, int64_t count) {
+    if (count) KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, out, x, delta), WIDE, residual_add_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, out, x, delta, count);
+}
+
 template <int W> __global__ void __launch_bounds__(BLOCK) rope_kernel(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int T, int heads, int HD,
                                                                       float direction) {
     int half = HD / 2, parts = half / W;
@@ -630,27 +646,13 @@ static void cuda_swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh
                            dgate_up, dh, gate_up, F, (int)blocks_of(F, BLOCK * W));
 }
 
-/* Loss and gradient of a row, by one block. The first pass keeps each thread's maximum and sum of exponentials; it goes from the
- * row's end to its beginning and leaves the last `held` logits in shared memory, so that the second pass, from the beginning
- * on, finds the rest in the L2 cache: 4 V bytes come from memory once and sizeof(floatX) V go back.
- * The gradient lies where the logits lay: element i of floatX over logit i / 2 in bf16. A tile of it is written when all threads
- * have read all logits of that tile and of those before it (the barrier): what it covers ends where its own logits end,
- * and those that are still to be read lie behind. */
-template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kernel(float *losses, float *logits, const int32_t *targets, int V, int want_grad, int held) {
-    DYN_SHARED(float, tail); // (held): logits V - held ... V - 1
-    SHARED(float, maxima, WARP);
-    SHARED(float, sums, WARP);
-    float *row = logits + (int64_t)blockIdx.x * V;
-    floatX *dlogits = (floatX *)row;
+/* The largest of a row of logits and the sum of exp(logit - largest), on all threads of a block. The pass goes from the row's end to
+ * its beginning, keeps each thread's maximum and sum, and leaves the last `held` logits in shared memory. */
+template <int W> static __device__ __forceinline__ void exponentials_sum(const float *row, int V, float *tail, int held, float *maxima /* (WARP) */, float *sums /* (WARP) */,
+                                                                         float *largest_logit, float *total) {
     int step = (int)blockDim.x * W, tile = LOSS_TILE * step, at = (int)threadIdx.x * W, near = V - held;
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP, target = targets[blockIdx.x];
-    float v[LOSS_TILE][W], none[W] = {};
-    if (target < 0) {
-        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
-        for (int i = at; want_grad && i < V; i += step) store(dlogits + i, none);
-        return;
-    }
-    float target_logit = row[target], max = -INFINITY, sum = 0;
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
+    float v[LOSS_TILE][W], max = -INFINITY, sum = 0;
     for (int t = (V - 1) / tile * tile; t >= 0; t -= tile) {
         float largest = -INFINITY;
 #pragma unroll
@@ -677,13 +679,21 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kern
     auto scaled = [](float s, float from, float to) { return from == to ? s : s * __expf(from - to); };
     float of_warp = warp_max(max), sum_of_warp = warp_sum(scaled(sum, max, of_warp));
     if (lane == 0) maxima[warp] = of_warp, sums[warp] = sum_of_warp;
-    __syncthreads(); // also: row[target] is read by all
+    __syncthreads();
     of_warp = lane < warps ? maxima[lane] : -INFINITY;
-    max = warp_max(of_warp);
-    sum = warp_sum(lane < warps ? scaled(sums[lane], of_warp, max) : 0.0f);
-    float inverse = 1.0f / sum;
-    if (threadIdx.x == 0) losses[blockIdx.x] = (max - target_logit) + logf(sum);
-    for (int t = 0; want_grad && t < V; t += tile) {
+    *largest_logit = max = warp_max(of_warp);
+    *total = warp_sum(lane < warps ? scaled(sums[lane], of_warp, max) : 0.0f);
+}
+
+/* The gradient of a row where its logits are, the last `held` of which lie in shared memory; target: its place in the row, if
+ * it is there. Element i of floatX lies over logit i / 2 in bf16. A tile of it is written when all threads have read all
+ * logits of that tile and of those before it (the barrier): what it covers ends where its own logits end, and those that are
+ * still to be read lie behind. */
+template <int W> static __device__ __forceinline__ void loss_gradient(float *row, int V, int target, float max, float inverse, const float *tail, int held) {
+    floatX *dlogits = (floatX *)row;
+    int step = (int)blockDim.x * W, tile = LOSS_TILE * step, at = (int)threadIdx.x * W, near = V - held;
+    float v[LOSS_TILE][W];
+    for (int t = 0; t < V; t += tile) {
 #pragma unroll
         for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
@@ -700,6 +710,29 @@ template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kern
         }
     }
 }
+template <int W> static __device__ __forceinline__ void no_gradient(float *row, int V) {
+    float none[W] = {};
+    for (int i = (int)threadIdx.x * W; i < V; i += (int)blockDim.x * W) store((floatX *)row + i, none);
+}
+
+/* Loss and gradient of a row, by one block. What the first pass leaves in shared memory is the end of the row; the second, from the
+ * beginning on, finds the rest in the L2 cache: 4 V bytes come from memory once and sizeof(floatX) V go back. */
+template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_kernel(float *losses, float *logits, const int32_t *targets, int V, int want_grad, int held) {
+    DYN_SHARED(float, tail); // (held): logits V - held ... V - 1
+    SHARED(float, maxima, WARP);
+    SHARED(float, sums, WARP);
+    float *row = logits + (int64_t)blockIdx.x * V, max, sum;
+    int target = targets[blockIdx.x];
+    if (target < 0) {
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (want_grad) no_gradient<W>(row, V);
+        return;
+    }
+    float target_logit = row[target]; // read by all before the first barrier
+    exponentials_sum<W>(row, V, tail, held, maxima, sums, &max, &sum);
+    if (threadIdx.x == 0) losses[blockIdx.x] = (max - target_logit) + logf(sum);
+    if (want_grad) loss_gradient<W>(row, V, target, max, 1.0f / sum, tail, held);
+}
 static size_t cuda_cross_entropy_scratch(const Device *dev, int64_t V) { return (void)dev, (void)V, 0; }
 static int loss_shared_bytes(const Device *dev) { return dev->shared_limit - 1024; } // dynamic; the kernel has some of its own
 static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V, int want_grad, void *scratchpad) {
@@ -707,6 +740,38 @@ static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const 
     int held = want_grad ? (int)min_i64(V, loss_shared_bytes(dev) / 16 * 4) : 0; // whole vectors
     if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_kernel, (unsigned)N, threads_for(blocks_of(V, W), MAX_BLOCK), held * sizeof(float),
                            losses, logits, targets, V, want_grad, held);
+}
+
+/* A block a row. */
+template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_part_kernel(float *parts, const float *logits, const int32_t *targets, int first, int V) {
+    SHARED(float, maxima, WARP);
+    SHARED(float, sums, WARP);
+    const float *row = logits + (int64_t)blockIdx.x * V;
+    float *part = parts + 3 * (int64_t)blockIdx.x, max = -INFINITY, sum = 0;
+    int at = slice_row(targets[blockIdx.x], first, V);
+    if (targets[blockIdx.x] >= 0) exponentials_sum<W>(row, V, NULL, 0, maxima, sums, &max, &sum);
+    if (threadIdx.x == 0) part[0] = max, part[1] = sum, part[2] = at < 0 ? -INFINITY : row[at];
+}
+static void cuda_cross_entropy_part(Device *dev, float *parts, const float *logits, const int32_t *targets, int first, int N, int V, void *scratchpad) {
+    (void)scratchpad;
+    if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_part_kernel, (unsigned)N, threads_for(blocks_of(V, W), MAX_BLOCK), 0,
+                           parts, logits, targets, first, V);
+}
+template <int W> __global__ void __launch_bounds__(MAX_BLOCK) cross_entropy_join_kernel(float *losses, float *logits, const float *parts, const int32_t *targets,
+                                                                                        int ranks, int first, int V, int want_grad) {
+    float *row = logits + (int64_t)blockIdx.x * V;
+    if (targets[blockIdx.x] < 0) {
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (want_grad) no_gradient<W>(row, V);
+        return;
+    }
+    LossPart all = join_parts(parts, ranks, gridDim.x, blockIdx.x);
+    if (threadIdx.x == 0) losses[blockIdx.x] = (all.max - all.target) + logf(all.sum);
+    if (want_grad) loss_gradient<W>(row, V, slice_row(targets[blockIdx.x], first, V), all.max, 1.0f / all.sum, NULL, 0);
+}
+static void cuda_cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts, const int32_t *targets, int ranks, int first, int N, int V, int want_grad) {
+    if (N) KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_join_kernel, (unsigned)N, threads_for(want_grad ? blocks_of(V, W) : 1, MAX_BLOCK), 0,
+                           losses, logits, parts, targets, ranks, first, V, want_grad);
 }
 
 // ---------------------------------------------------------------------------
@@ -790,15 +855,14 @@ DEVICE AttentionPlace attention_place(const AttentionCall &a, int tiles, int hea
     return p;
 }
 
-typedef struct { int Tq, Tk, offset; const int32_t *q_doc, *k_doc; } Sight; // of one sequence; q_doc NULL: no documents
-DEVICE Sight sight_of(const AttentionShape &s, int b) {
-    Sight x;
-    x.Tq = s.Tq, x.Tk = s.Tk, x.offset = s.q_offset;
+/* The shape as sequence b alone has it: its own documents. What its query t sees: keys, by position; and this key? */
+DEVICE AttentionShape sequence_of(const AttentionShape &s, int b) {
+    AttentionShape x = s;
     x.q_doc = s.q_doc ? s.q_doc + (int64_t)b * s.Tq : NULL, x.k_doc = s.q_doc ? s.k_doc + (int64_t)b * s.Tk : NULL;
     return x;
 }
-DEVICE int seen_by(const Sight &x, int t) { return t < x.Tq ? max(0, min(x.Tk, x.offset + t + 1)) : 0; } // keys, by position
-DEVICE bool sees(const Sight &x, int t, int key) { return key < seen_by(x, t) && (!x.q_doc || x.q_doc[t] == x.k_doc[key]); }
+DEVICE int seen_by(const AttentionShape &x, int t) { return t < x.Tq ? max(0, min(x.Tk, query_position(&x, t) + 1)) : 0; }
+DEVICE bool sees(const AttentionShape &x, int t, int key) { return key < seen_by(x, t) && (!x.q_doc || x.q_doc[t] == x.k_doc[key]); }
 
 /* Queries or keys `mine` ... mine_end - 1 have some documents. Going through the others' documents from `from` towards `to`
  * (which is not among them), up or down: where may one of these be met first? To within 32; `to`: nowhere. By all lanes of
@@ -900,12 +964,12 @@ template <int W, int M, int K> DEVICE void mma_store(bf16 *tile, const uint32_t 
         UNROLL for (int i = 0; i < K * 4; i++) *mma_word<W>(tile, at, m, i / 2, i % 2) = w[m][i / 4][i % 4];
 }
 /* Scores of queries from t on (the rows, or the columns) and keys from j on that are not to be seen become -infinity. */
-template <int KEYS_ARE_ROWS, int M, int N> DEVICE void mma_mask(float (&c)[M][N][4], const Sight &x, int t, int j) {
+template <int KEYS_ARE_ROWS, int M, int N> DEVICE void mma_mask(float (&c)[M][N][4], const AttentionShape &x, int t, int j) {
     int lane = lane_anew(), left = lane % 4 * 2; // this lane's first column
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int half = 0; half < 2; half++) {
             int row = m * 16 + half * 8 + lane / 4;
-            int bound = KEYS_ARE_ROWS ? (j + row < x.Tk ? j + row - x.offset - t : INT32_MAX) - left : min(x.Tk, x.offset + t + row + 1) - j - left;
+            int bound = KEYS_ARE_ROWS ? (j + row < x.Tk ? first_query(&x, j + row) - t : INT32_MAX) - left : min(x.Tk, query_position(&x, t + row) + 1) - j - left;
             UNROLL for (int n = 0; n < N; n++)
                 UNROLL for (int e = 0; e < 2; e++)
                     if (KEYS_ARE_ROWS ? n * 8 + e < bound : n * 8 + e >= bound) c[m][n][2 * half + e] = -INFINITY;
@@ -960,7 +1024,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_for
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + QUERIES - 1) / QUERIES, warp = warp_of_block(), lane = (int)threadIdx.x % 32;
     const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
-    const Sight x = sight_of(s, p.b);
+    const AttentionShape x = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.rank) * QUERIES, tw = t0 + warp * 32; // the first query of this block, of this warp
     const int end = seen_by(x, min(t0 + QUERIES, s.Tq) - 1), warp_end = tw < s.Tq ? seen_by(x, min(tw + 32, s.Tq) - 1) : 0;
     const bf16 *q = a.q + ((int64_t)p.b * s.Tq + t0) * s.q_stride + p.h * HD;
@@ -1091,7 +1155,7 @@ template <int HD, int KEYS, int WITH_DQ, int OWNS_DK> DEVICE void backward_half(
         if (h > p->last_head) break;
         mma_scores<HD>(c, mine, tiles + (OWNS_DK ? Z::DO : Z::Q) + slot * Z::TILE);
         if (!OWNS_DK) {
-            if (s.q_doc || p->key + slice + 32 > s.q_offset + t + 1 || p->key + KEYS > s.Tk) mma_mask<1>(c, sight_of(s, p->b), t, p->key + slice);
+            if (s.q_doc || p->key + slice + 32 > query_position(&s, t) + 1 || p->key + KEYS > s.Tk) mma_mask<1>(c, sequence_of(s, p->b), t, p->key + slice);
             const int at = mma_lane<QUERIES>(), left = lane_anew() % 4 * 2;
             UNROLL for (int n = 0; n < N; n++) {
                 float2 lse = *(const float2 *)(const void *)(rows + n * 8 + left);
@@ -1152,8 +1216,8 @@ template <int HD, int KEYS, int WITH_DQ> static __global__ void __launch_bounds_
     const int warp = warp_of_block();
     {
         const AttentionPlace place = attention_place(a, (s.Tk + KEYS - 1) / KEYS, 1);
-        const Sight x = sight_of(s, place.b);
-        const int key = place.rank * KEYS, first = max(0, key - s.q_offset) / Z::QUERIES * Z::QUERIES, G = s.NH / s.NKV;
+        const AttentionShape x = sequence_of(s, place.b);
+        const int key = place.rank * KEYS, first = first_query(&s, key) / Z::QUERIES * Z::QUERIES, G = s.NH / s.NKV;
         const int end = documents_meet(x.k_doc, key, min(key + KEYS, s.Tk), x.q_doc, s.Tq - 1, min(first, s.Tq) - 1) + 1;
         if (threadIdx.x == 0) p->b = place.b, p->kv = place.kv, p->key = key, p->first = first, p->end = end, p->last_head = place.kv * G + G - 1;
     }
@@ -1196,7 +1260,7 @@ template <int HD> static __global__ void __launch_bounds__(128, 2) attention_bac
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + QUERIES - 1) / QUERIES, warp = warp_of_block(), lane = (int)threadIdx.x % 32;
     const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
-    const Sight x = sight_of(s, p.b);
+    const AttentionShape x = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.rank) * QUERIES, tw = t0 + warp * 32, end = seen_by(x, min(t0 + QUERIES, s.Tq) - 1);
     const int64_t token = (int64_t)p.b * s.Tq + t0;
     tile_load<HD>(qs, a.q + token * s.q_stride + p.h * HD, s.q_stride, QUERIES, s.Tq - t0, THREADS);
@@ -1334,7 +1398,7 @@ template <int DIM> static __global__ void __launch_bounds__(PLAIN_THREADS, 2) at
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + TILE - 1) / TILE, x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
     const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
-    const Sight sight = sight_of(s, p.b);
+    const AttentionShape sight = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.rank) * TILE, end = seen_by(sight, min(t0 + TILE, s.Tq) - 1);
     const int64_t token = (int64_t)p.b * s.Tq + t0;
     const floatX *k = a.k + (int64_t)p.b * s.Tk * s.k_stride + p.kv * s.HD, *v = a.v + (int64_t)p.b * s.Tk * s.v_stride + p.kv * s.HD;
@@ -1384,7 +1448,7 @@ template <int DIM> static __global__ void __launch_bounds__(PLAIN_THREADS, 2) at
     float *vs = ks + TILE * Z::LD, *qs = vs + TILE * Z::LD, *dos = qs + TILE * Z::LD, *ws = dos + TILE * Z::LD;
     const AttentionShape &s = a.s;
     const AttentionPlace p = attention_place(a, (s.Tk + TILE - 1) / TILE, 1);
-    const Sight sight = sight_of(s, p.b);
+    const AttentionShape sight = sequence_of(s, p.b);
     const int j0 = p.rank * TILE, x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16, G = s.NH / s.NKV;
     const int64_t key = (int64_t)p.b * s.Tk + j0;
     float4 dk[R][DIM / 64], dv[R][DIM / 64];
@@ -1392,7 +1456,7 @@ template <int DIM> static __global__ void __launch_bounds__(PLAIN_THREADS, 2) at
     plain_load<DIM, TILE>(ks, a.k + key * s.k_stride + p.kv * s.HD, s.k_stride, s.Tk - j0, s.HD);
     plain_load<DIM, TILE>(vs, a.v + key * s.v_stride + p.kv * s.HD, s.v_stride, s.Tk - j0, s.HD);
     for (int g = 0; g < G; g++)
-        for (int t0 = max(0, j0 - s.q_offset) / TILE * TILE; t0 < s.Tq; t0 += TILE) {
+        for (int t0 = first_query(&s, j0) / TILE * TILE; t0 < s.Tq; t0 += TILE) {
             const int h = p.kv * G + g;
             const int64_t token = (int64_t)p.b * s.Tq + t0, row = ((int64_t)p.b * s.NH + h) * a.padded + t0;
             float c[R][R], dp[R][R]; // keys by queries
@@ -1424,7 +1488,7 @@ template <int DIM> static __global__ void __launch_bounds__(PLAIN_THREADS, 2) at
     const AttentionShape &s = a.s;
     const int tiles = (s.Tq + TILE - 1) / TILE, x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
     const AttentionPlace p = attention_place(a, tiles, s.NH / s.NKV);
-    const Sight sight = sight_of(s, p.b);
+    const AttentionShape sight = sequence_of(s, p.b);
     const int t0 = (tiles - 1 - p.rank) * TILE, end = seen_by(sight, min(t0 + TILE, s.Tq) - 1);
     const int64_t token = (int64_t)p.b * s.Tq + t0, row = ((int64_t)p.b * s.NH + p.h) * a.padded + t0;
     float4 dq[R][DIM / 64];
@@ -1596,7 +1660,7 @@ static void cuda_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX 
 
 /* A thread W elements of all n pieces. level[b] waits for its right neighbour: a sum of 2^b pieces; their indices are known when
  * the loops are unrolled, so they stay in registers. n < 2^LEVELS. */
-template <int W, int LEVELS, class T> static __device__ __forceinline__ void tree_sum_of(float *out, const T *pieces, int n, int64_t count, int accumulate) {
+template <int W, int LEVELS, class Out, class T> static __device__ __forceinline__ void tree_sum_of(Out *out, const T *pieces, int n, int64_t count, int accumulate) {
     int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
     float level[LEVELS][W], sum[W] = {};
     if (left <= 0) return;
@@ -1629,22 +1693,23 @@ template <int W, int LEVELS, class T> static __device__ __forceinline__ void tre
     }
     store_some<W, false>(out + i, sum, left);
 }
-template <class T> __global__ void __launch_bounds__(BLOCK) tree_sum_kernel(float *out, const T *pieces, int n, int64_t count, int accumulate) {
+template <class Out, class T> __global__ void __launch_bounds__(BLOCK) tree_sum_kernel(Out *out, const T *pieces, int n, int64_t count, int accumulate) {
     tree_sum_of<FLAT, 4>(out, pieces, n, count, accumulate);
 }
-template <class T> __global__ void __launch_bounds__(BLOCK) tree_sum_many_kernel(float *out, const T *pieces, int n, int64_t count, int accumulate) { // or at odd places
+template <class Out, class T> __global__ void __launch_bounds__(BLOCK) tree_sum_many_kernel(Out *out, const T *pieces, int n, int64_t count, int accumulate) { // or at odd places
     tree_sum_of<1, 31>(out, pieces, n, count, accumulate);
 }
-template <class T> static void cuda_tree_sum_of(Device *dev, float *out, const T *pieces, int n, int64_t count, int accumulate) {
+template <class Out, class T> static void cuda_tree_sum_of(Device *dev, Out *out, const T *pieces, int n, int64_t count, int accumulate) {
     int vectors = n < 16 && in_vectors(n > 1 ? count : 0, FLAT, out, pieces);
     if (!count) return;
-    if (vectors) KERNEL(dev, (tree_sum_kernel<T>), grid_of(blocks_of(count, BLOCK * FLAT)), BLOCK, 0, out, pieces, n, count, accumulate);
-    else KERNEL(dev, (tree_sum_many_kernel<T>), grid_of(blocks_of(count, BLOCK)), BLOCK, 0, out, pieces, n, count, accumulate);
+    if (vectors) KERNEL(dev, (tree_sum_kernel<Out, T>), grid_of(blocks_of(count, BLOCK * FLAT)), BLOCK, 0, out, pieces, n, count, accumulate);
+    else KERNEL(dev, (tree_sum_many_kernel<Out, T>), grid_of(blocks_of(count, BLOCK)), BLOCK, 0, out, pieces, n, count, accumulate);
 }
 static void cuda_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
     if (dtype == DTYPE_F32) cuda_tree_sum_of(dev, out, (const float *)pieces, n, count, accumulate);
     else cuda_tree_sum_of(dev, out, (const bf16 *)pieces, n, count, accumulate);
 }
+static void cuda_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int n, int64_t count) { cuda_tree_sum_of(dev, out, pieces, n, count, 0); }
 
 /* Exact sums: a thread keeps the digits in registers (the loop over them is unrolled), a warp adds its threads' to the total.
  * They are integers: whoever comes first, the sum is the same. The host passes the carries on. */

@@ -269,24 +269,30 @@ static void cpu_linear_backward_weight(Device *dev, float *dw, const floatX *dy,
 // ---------------------------------------------------------------------------
 // by rows: embedding, RMSNorm, RoPE, SwiGLU, loss
 
-static void cpu_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int N, int C) {
+/* The row of token `id` in a table of V rows that begins with token `first`; -1: it is not there. */
+static inline BOTH int slice_row(int32_t id, int first, int V) { return id >= first && id - first < V ? id - first : -1; }
+
+static void cpu_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int first, int N, int C, int V) {
 #pragma omp parallel for num_threads(dev->threads)
-    for (int n = 0; n < N; n++)
-        if (ids[n] < 0) memset(x + (int64_t)n * C, 0, (size_t)C * sizeof *x);
-        else memcpy(x + (int64_t)n * C, embed + (int64_t)ids[n] * C, (size_t)C * sizeof *x);
+    for (int n = 0; n < N; n++) {
+        int64_t row = slice_row(ids[n], first, V);
+        if (row < 0) memset(x + (int64_t)n * C, 0, (size_t)C * sizeof *x);
+        else memcpy(x + (int64_t)n * C, embed + row * C, (size_t)C * sizeof *x);
+    }
 }
 
 static size_t cpu_embedding_backward_scratch(int N, int C) { return (void)N, (void)C, 0; }
 /* Columns belong to threads, so each element is summed by one thread, over n in order, and one frequent token is everybody's work. */
-static void cpu_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int N, int C, void *scratchpad) {
+static void cpu_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int first, int N, int C, int V, void *scratchpad) {
     (void)scratchpad;
 #pragma omp parallel for num_threads(dev->threads)
     for (int64_t part = 0; part < dev->threads; part++) {
-        int64_t vectors = blocks_of(C, VL), first = part * vectors / dev->threads * VL, last = min_i64(C, (part + 1) * vectors / dev->threads * VL);
+        int64_t vectors = blocks_of(C, VL), begin = part * vectors / dev->threads * VL, end = min_i64(C, (part + 1) * vectors / dev->threads * VL);
         for (int n = 0; n < N; n++) {
-            float *row = dembed + (int64_t)ids[n] * C;
-            for (int64_t i = first; i < last && ids[n] >= 0; i += VL)
-                store_float(row + i, load_float(row + i, C - i) + load_x(dx + (int64_t)n * C + i, C - i), C - i);
+            int64_t row = slice_row(ids[n], first, V);
+            float *out = dembed + row * C;
+            for (int64_t i = begin; i < end && row >= 0; i += VL)
+                store_float(out + i, load_float(out + i, C - i) + load_x(dx + (int64_t)n * C + i, C - i), C - i);
         }
     }
 }
@@ -360,6 +366,15 @@ static void cpu_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const float
     }
 }
 
+static void cpu_residual_add(Device *dev, floatX *out, const floatX *x, const floatX *delta, int64_t count) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t i = 0; i < count; i += 2 * VL) {
+        vpair v = load_pair(x + i, count - i), d = load_pair(delta + i, count - i);
+        v.a += d.a, v.b += d.b;
+        store_pair(out + i, v, count - i);
+    }
+}
+
 /* RoPE (Su et al. 2021), Hugging Face's half-split pairing: element i turns with element i + HD/2. direction 1: forward;
  * -1: backward, since a rotation's transpose turns the other way. */
 static void cpu_rope(Device *dev, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N, int T, int heads, int HD, float direction) {
@@ -416,17 +431,12 @@ static void cpu_swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh,
     }
 }
 
-/* Loss: -log softmax(logits)[target], and its gradient softmax(logits) - onehot(target) over the logits. The row comes from
- * memory once: a block's exponentials are of what its logits are below its own largest, until factors[block] brings them to
- * one scale. */
-static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad, float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
-    floatX *dlogits = (floatX *)(void *)logits; // never overtakes what is still to be read: floatX is no wider
-    if (target < 0) {
-        if (want_grad) memset(dlogits, 0, (size_t)V * sizeof(floatX));
-        return 0.0f;
-    }
+/* The largest of a row of logits and the sum of the exponentials of what they are below it. The row comes from memory once: a
+ * block's exponentials, which take the logits' place where `kept` is given (it is `logits`), are of what its logits are below
+ * its own largest, until factors[block] brings them to one scale. */
+static float exponentials_sum(const float *logits, float *kept, int64_t V, float *largest_logit, float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
     int64_t blocks = blocks_of(V, LOSS_BLOCK);
-    float target_logit = logits[target], max = -INFINITY;
+    float max = -INFINITY;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
         vfloat largest = vsplat(-INFINITY), sum = vsplat(0);
@@ -436,19 +446,32 @@ static float cross_entropy_row(float *logits, int32_t target, int64_t V, int wan
         float base = factors[b] == -INFINITY ? 0.0f : factors[b]; // nothing but -infinity: exp(-inf - 0) = 0
         for (int64_t i = begin; i < end; i += VL) {
             vfloat e = vexp(load_fill(logits + i, V - i, -INFINITY) - base);
-            if (want_grad) store_float(logits + i, e, V - i);
+            if (kept) store_float(kept + i, e, V - i);
             sum += e;
         }
         sums[b] = vsum(sum);
     }
     vfloat totals = vsplat(0);
+    float base = max == -INFINITY ? 0.0f : max;
     for (int64_t b = 0; b < blocks; b += VL) {
-        vfloat factor = vexp(load_fill(factors + b, blocks - b, -INFINITY) - max);
+        vfloat factor = vexp(load_fill(factors + b, blocks - b, -INFINITY) - base);
         totals += factor * load_float(sums + b, blocks - b);
         vstore(factors + b, factor);
     }
-    float total = vsum(totals), inverse = 1.0f / total;
+    *largest_logit = max;
+    return vsum(totals);
+}
+
+/* Loss: -log softmax(logits)[target], and its gradient softmax(logits) - onehot(target) over the logits. */
+static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad, float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
+    floatX *dlogits = (floatX *)(void *)logits; // never overtakes what is still to be read: floatX is no wider
+    if (target < 0) {
+        if (want_grad) memset(dlogits, 0, (size_t)V * sizeof(floatX));
+        return 0.0f;
+    }
+    float target_logit = logits[target], max, total = exponentials_sum(logits, want_grad ? logits : NULL, V, &max, factors, sums), inverse = 1.0f / total;
     if (want_grad) {
+        int64_t blocks = blocks_of(V, LOSS_BLOCK);
         float at_target = logits[target] * (factors[target / LOSS_BLOCK] * inverse) - 1.0f;
         for (int64_t b = 0; b < blocks; b++) {
             int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
@@ -470,6 +493,52 @@ static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const i
     }
 }
 
+/* The same where each of several ranks has a slice of the vocabulary: what it knows of a row, and the row that all make of it. */
+typedef struct { float max, sum, target; } LossPart; // largest logit; sum of exp(logit - max); the target's logit, -infinity where it is not here
+
+static void cpu_cross_entropy_part(Device *dev, float *parts, const float *logits, const int32_t *targets, int first, int N, int V, void *scratchpad) {
+#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
+    for (int n = 0; n < N; n++) {
+        float *factors = (float *)scratchpad + omp_get_thread_num() * 2 * loss_blocks(V);
+        const float *row = logits + (int64_t)n * V;
+        int at = slice_row(targets[n], first, V);
+        LossPart part = {-INFINITY, 0, at < 0 ? -INFINITY : row[at]};
+        if (targets[n] >= 0) part.sum = exponentials_sum(row, NULL, V, &part.max, factors, factors + loss_blocks(V));
+        memcpy(parts + 3 * (int64_t)n, &part, sizeof part);
+    }
+}
+
+/* One order and one arithmetic wherever it runs: all ranks get the same bits. */
+static inline BOTH LossPart join_parts(const float *parts /* (ranks,N,3) */, int ranks, int64_t N, int64_t n) {
+    LossPart all = {-INFINITY, 0, -INFINITY};
+    for (int r = 0; r < ranks; r++) {
+        const float *part = parts + 3 * (r * N + n);
+        all.max = fmaxf(all.max, part[0]), all.target = fmaxf(all.target, part[2]);
+    }
+    for (int r = 0; r < ranks; r++) {
+        const float *part = parts + 3 * (r * N + n);
+        all.sum = fmaf(part[1], expf(part[0] - all.max), all.sum);
+    }
+    return all;
+}
+
+static void cpu_cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts, const int32_t *targets, int ranks, int first, int N, int V, int want_grad) {
+#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
+    for (int n = 0; n < N; n++) {
+        float *row = logits + (int64_t)n * V;
+        floatX *dlogits = (floatX *)(void *)row;
+        int at = slice_row(targets[n], first, V);
+        LossPart all = join_parts(parts, ranks, N, n);
+        float inverse = 1.0f / all.sum;
+        losses[n] = targets[n] < 0 ? 0 : (all.max - all.target) + logf(all.sum);
+        if (want_grad && targets[n] < 0) memset(dlogits, 0, (size_t)V * sizeof(floatX));
+        if (!want_grad || targets[n] < 0) continue;
+        float at_target = at < 0 ? 0 : exp_float(row[at] - all.max) * inverse - 1.0f;
+        for (int64_t i = 0; i < V; i += VL) store_x(dlogits + i, vexp(load_float(row + i, V - i) - all.max) * inverse, V - i);
+        if (at >= 0) dlogits[at] = from_float(at_target);
+    }
+}
+
 // ---------------------------------------------------------------------------
 // attention, never (T, T): blocks of keys with an online softmax (Milakov & Gimelshein 2018, Dao et al. 2022)
 //
@@ -479,6 +548,7 @@ static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const i
 typedef struct {
     int B, Tq, Tk, NH, NKV, HD;
     int q_offset;                 // query t sees keys 0 ... q_offset + t (negative: that query sees nothing)
+    int q_split, q_gap;           // … and queries from q_split on stand q_gap positions further: context parallelism holds two chunks. 0: they do not
     const int32_t *q_doc, *k_doc; // (B,Tq), (B,Tk), or NULL: a query sees keys of its own document only
     int64_t q_stride, k_stride, v_stride, o_stride; // elements between tokens; heads are HD apart
 } AttentionShape;
@@ -633,8 +703,17 @@ static void attention_pack(const Attention *a, const floatX *k, const floatX *v,
     }
 }
 
+/* Where query t stands among the keys. Never falls with t: so tiles that nobody sees lie together. And the first query, at Tq
+ * or beyond if there is none, that stands at `key` or behind it. */
+static inline BOTH int query_position(const AttentionShape *s, int t) { return s->q_offset + t + (t >= s->q_split ? s->q_gap : 0); }
+static inline BOTH int first_query(const AttentionShape *s, int key) {
+    int t = key - s->q_offset, behind = t - s->q_gap; // in the first chunk; in the second
+    t = t < s->q_split ? t : behind > s->q_split ? behind : s->q_split;
+    return t > 0 ? t : 0;
+}
+
 /* How many keys query t sees by position alone, and row r, where rows beyond the last one see none. Never falls with t or r. */
-static inline BOTH int64_t keys_seen(const AttentionShape *s, int64_t t) { return max_i64(0, min_i64(s->Tk, s->q_offset + t + 1)); }
+static inline BOTH int64_t keys_seen(const AttentionShape *s, int64_t t) { return max_i64(0, min_i64(s->Tk, query_position(s, (int)t) + (int64_t)1)); }
 static inline int64_t visible_keys(const Attention *a, int64_t r) { return r >= a->rows ? 0 : keys_seen(a->s, r / a->G); }
 
 /* The first key that any of rows [r0, r1) shares a document with, down to a multiple of NR: earlier blocks are skipped. */
@@ -848,8 +927,10 @@ static inline vfloat load_piece(const void *pieces, Dtype dtype, int64_t at, int
     return dtype == DTYPE_BF16 ? load_bf16((const bf16 *)pieces + at, n) : load_float((const float *)pieces + at, n);
 }
 
-static inline void tree_sum_of(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
-    int past = !accumulate && out != pieces && count >= STREAM_FLOATS && (uintptr_t)out % sizeof(vfloat) == 0; // the caches
+/* out is fp32 but in sum_pieces, where it is floatX as the pieces are; there is no `accumulate` there. */
+static inline void tree_sum_of(Device *dev, void *out, Dtype out_dtype, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
+    float *sums = (float *)out;
+    int past = out_dtype == DTYPE_F32 && !accumulate && out != pieces && count >= STREAM_FLOATS && (uintptr_t)out % sizeof(vfloat) == 0; // the caches
 #pragma omp parallel num_threads(dev->threads)
     {
 #pragma omp for nowait
@@ -863,18 +944,20 @@ static inline void tree_sum_of(Device *dev, float *out, const void *pieces, Dtyp
             }
             vfloat total = level[--waiting];
             while (waiting) total = level[--waiting] + total;
-            if (accumulate) total = load_float(out + i, count - i) + total;
-            if (past && i + VL <= count) vstream(out + i, total);
-            else store_float(out + i, total, count - i);
+            if (accumulate) total = load_float(sums + i, count - i) + total;
+            if (past && i + VL <= count) vstream(sums + i, total);
+            else if (out_dtype == DTYPE_F32) store_float(sums + i, total, count - i);
+            else store_bf16((bf16 *)out + i, total, count - i);
         }
         vstream_end();
     }
 }
 
 static void cpu_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count, int accumulate) {
-    if (dtype == DTYPE_F32) tree_sum_of(dev, out, pieces, DTYPE_F32, n, count, accumulate);
-    else tree_sum_of(dev, out, pieces, DTYPE_BF16, n, count, accumulate);
+    if (dtype == DTYPE_F32) tree_sum_of(dev, out, DTYPE_F32, pieces, DTYPE_F32, n, count, accumulate);
+    else tree_sum_of(dev, out, DTYPE_F32, pieces, DTYPE_BF16, n, count, accumulate);
 }
+static void cpu_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int n, int64_t count) { tree_sum_of(dev, out, FLOATX, pieces, FLOATX, n, count, 0); }
 
 static void cpu_exact_total(Device *dev, ExactSum *total, const float *x, int64_t count) {
     ExactSum sum = ZERO;
@@ -969,13 +1052,13 @@ static const double XB = sizeof(floatX), FB = sizeof(float); // bytes an element
     arena_release(dev, MEM_WORKSPACE, mark); \
 }
 
-/* A row of x is zero where its id is negative, and gives no gradient: a slice of the vocabulary needs that. */
-static void embedding_forward(Device *dev, floatX *x /* (N,C) = */, const floatX *embed /* (V,C) */, const int32_t *ids /* (N) */, int N, int C) {
-    RUN_OP(OP_EMBEDDING_FORWARD, 0, 2.0 * N * C * XB + FB * N, embedding_forward(dev, x, embed, ids, N, C))
+/* The table has V rows of the vocabulary, from token `first` on. A row of x whose id is not among them is zero, and gives no gradient. */
+static void embedding_forward(Device *dev, floatX *x /* (N,C) = */, const floatX *embed /* (V,C) */, const int32_t *ids /* (N) */, int first, int N, int C, int V) {
+    RUN_OP(OP_EMBEDDING_FORWARD, 0, 2.0 * N * C * XB + FB * N, embedding_forward(dev, x, embed, ids, first, N, C, V))
 }
-static void embedding_backward(Device *dev, float *dembed /* (V,C) += */, const floatX *dx /* (N,C) */, const int32_t *ids /* (N) */, int N, int C) {
+static void embedding_backward(Device *dev, float *dembed /* (V,C) += */, const floatX *dx /* (N,C) */, const int32_t *ids /* (N) */, int first, int N, int C, int V) {
     RUN_OP_IN("embedding backward", BACKEND(embedding_backward_scratch)(N, C), OP_EMBEDDING_BACKWARD, (double)N * C, (double)N * C * (XB + 2 * FB) + FB * N,
-              embedding_backward(dev, dembed, dx, ids, N, C, space))
+              embedding_backward(dev, dembed, dx, ids, first, N, C, V, space))
 }
 
 /* Normalises x, or x + delta, which it stores rounded in sum and reads back from there. sum may be x or delta. */
@@ -990,6 +1073,11 @@ static void rmsnorm_backward(Device *dev, floatX *dx /* (N,C) = */, float *dw /*
     double bytes = (double)N * C * XB * (dresidual ? 4 : 3) + N * FB + C * (XB + 2 * FB);
     RUN_OP_IN("rmsnorm backward", BACKEND(rmsnorm_backward_scratch)(N, C), OP_RMSNORM_BACKWARD, 10.0 * N * C, bytes,
               rmsnorm_backward(dev, dx, dw, dout, dresidual, x, rstd, w, N, C, space))
+}
+
+/* Rounds as rmsnorm_forward rounds its sum: the same bits. out may be x or delta. */
+static void residual_add(Device *dev, floatX *out /* (count) = */, const floatX *x /* (count) */, const floatX *delta /* (count) */, int64_t count) {
+    RUN_OP(OP_RESIDUAL_ADD, (double)count, 3.0 * (double)count * XB, residual_add(dev, out, x, delta, count))
 }
 
 static void linear_forward(Device *dev, floatX *y /* (N,OC) = x w^T */, const floatX *x /* (N,IC) */, const floatX *w /* (OC,IC) */, int N, int IC, int OC) {
@@ -1023,9 +1111,14 @@ static void rope_backward(Device *dev, floatX *x /* (N, stride), rotated back */
 }
 
 /* (query, key) pairs visible by position, over all heads: documents are left out, since a plan does not know them. */
+static double pairs_before(const AttentionShape *s, double position) { // of queries at all positions below it
+    double within = fmax(0, fmin(position, s->Tk));
+    return within * (within + 1) / 2 + fmax(0, position - s->Tk) * s->Tk;
+}
 static double attention_pairs(const AttentionShape *s) {
-    double pairs = 0;
-    for (int64_t t = 0; t < s->Tq; t++) pairs += (double)keys_seen(s, t);
+    int split = (int)max_i64(0, min_i64(s->q_split, s->Tq));
+    double first = s->q_offset, second = first + split + s->q_gap;
+    double pairs = pairs_before(s, first + split) - pairs_before(s, first) + pairs_before(s, second + s->Tq - split) - pairs_before(s, second);
     return pairs * s->B * s->NH;
 }
 static double attention_bytes(const AttentionShape *s, int times) { // q, k, v and out, `times` times, and lse
@@ -1058,10 +1151,28 @@ static void cross_entropy(Device *dev, float *losses /* (N) =, 0 where the targe
               cross_entropy(dev, losses, logits, targets, N, V, want_grad, space))
 }
 
+/* cross_entropy where ranks have slices of the vocabulary, this one V tokens from `first` on. All give their parts to all, and
+ * join them: the losses have the same bits on every rank. */
+static void cross_entropy_part(Device *dev, float *parts /* (N,3) = largest logit; sum of exp(logit - largest); the target's, or -INFINITY */, const float *logits /* (N,V) */,
+                               const int32_t *targets /* (N), of the whole vocabulary */, int first, int N, int V) {
+    RUN_OP_IN("cross entropy", BACKEND(cross_entropy_scratch)(dev, V), OP_CROSS_ENTROPY, 3.0 * N * V, (double)N * V * FB + 4 * FB * N,
+              cross_entropy_part(dev, parts, logits, targets, first, N, V, space))
+}
+static void cross_entropy_join(Device *dev, float *losses /* (N) = */, float *logits /* (N,V), as in cross_entropy */, const float *parts /* (ranks,N,3), in the slices' order */,
+                               const int32_t *targets /* (N) */, int ranks, int first, int N, int V, int want_grad) {
+    RUN_OP(OP_CROSS_ENTROPY, 4.0 * ranks * N + (want_grad ? 3.0 * N * V : 0), (want_grad ? (double)N * V * (FB + XB) : 0) + (3.0 * ranks + 2) * FB * N,
+           cross_entropy_join(dev, losses, logits, parts, targets, ranks, first, N, V, want_grad))
+}
+
 /* The sum is ((0+1)+(2+3))+... in fp32; out may be pieces. Of one piece it is a copy. */
 static void tree_sum(Device *dev, float *out /* (count) = sum; += where `accumulate` */, const void *pieces /* (n,count) of dtype */, Dtype dtype, int n, int64_t count, int accumulate) {
     double bytes = (double)count * ((1 + accumulate) * FB + n * (dtype == DTYPE_F32 ? FB : 2));
     RUN_OP(OP_TREE_SUM, (double)(n - 1 + accumulate) * count, bytes, tree_sum(dev, out, pieces, dtype, n, count, accumulate))
+}
+
+/* tree_sum for activations: the sum is rounded once, to floatX. out may be pieces. */
+static void sum_pieces(Device *dev, floatX *out /* (count) = */, const floatX *pieces /* (n,count) */, int n, int64_t count) {
+    RUN_OP(OP_SUM_PIECES, (double)(n - 1) * (double)count, (double)count * (n + 1) * XB, sum_pieces(dev, out, pieces, n, count))
 }
 
 static void exact_total(Device *dev, ExactSum *total /* += */, const float *x /* (count), none negative */, int64_t count) {

@@ -233,11 +233,26 @@ static const TensorRow llama3_tensors[W_KINDS] = {
 
 enum { TENSOR_ALIGN = 128 }; // elements: 256 bytes in bf16, 512 in fp32; the same places in both precisions
 
+/* Which part of the model a rank has. Tensor parallelism gives each an equal part, give or take a row, of what `Split` says;
+ * pipeline parallelism gives it `chunks` runs of blocks, each a virtual stage: chunk v of stage p is number v * stages + p. */
+typedef struct {
+    int tp, tp_rank;
+    int stages, stage, chunks;
+    int light_ends;      // the first and the last virtual stage have one block less
+    int tied_apart;      // tied: the head is a unit of its own with a copy of the embedding, whose gradients are added once a step
+} ModelPart;
+
+static const ModelPart WHOLE_MODEL = {1, 0, 1, 0, 1, 0, 0};
+
 typedef struct {
     char name[72];
     const TensorRow *row;
     int unit;            // index into units
-    int64_t rows, cols;
+    int index;           // of the whole model's tensors; a tied copy has that of the embedding
+    int is_copy;         // of the embedding, as a head apart from it: nobody saves it, nobody counts it
+    int64_t rows, cols;  // that this rank has of the model's whole_rows x whole_cols, …
+    int64_t row0, col0;  // … from this row or column on
+    int64_t whole_rows, whole_cols;
     int64_t offset;      // first element within the unit
 } Tensor;
 
@@ -246,18 +261,27 @@ typedef struct {
     char name[40];
     int first, count;    // its tensors
     int block, blocks;   // the first block it holds, and how many
-    int64_t size;        // elements, gaps between tensors included
+    int64_t size;        // elements, gaps between tensors included: the same on all tp ranks
     int64_t where[W_KINDS]; // offset of each kind of weight, of the first block's; -1 where the unit has none
 } Unit;
 
+typedef struct { int first, blocks, unit; } TableChunk; // blocks first … first + blocks - 1 are a virtual stage, from unit `unit` on
+
+enum { MAX_CHUNKS = 64 };
+
 typedef struct {
+    ModelPart part;
     Tensor *tensors;
     int num_tensors;
-    Unit *units;         // embedding, blocks, head; tied: embedding (with the final norm), blocks
+    Unit *units;         // embedding, blocks, head, as far as this part has them; tied: embedding (with the final norm), blocks
     int num_units;
-    int blocks_per_unit; // 1, or what --wrap size:N makes of it; the last unit of blocks may hold fewer
+    TableChunk chunks[MAX_CHUNKS];
+    int num_blocks;      // of all chunks
+    int embed, head;     // units; -1: another stage has it; tied they are one, unless they are apart
+    int64_t wrap;        // parameters that a unit of blocks shall hold; 0: each block is one
+    int blocks_per_unit; // 1, or what that makes of it; the last unit of a chunk may hold fewer
     int64_t block_size;  // elements from a block to the next of its unit
-    int64_t num_parameters; // without gaps
+    int64_t num_parameters; // of this part, without gaps
 } TensorTable;
 
 static int64_t dim_size(const Llama3Config *c, Dim d) {
@@ -271,25 +295,59 @@ static int64_t dim_size(const Llama3Config *c, Dim d) {
     }
 }
 
-static void table_add_tensor(TensorTable *t, const Llama3Config *c, const TensorRow *row, int unit, int block) {
-    Unit *u = &t->units[unit];
-    Tensor *tensor = &t->tensors[t->num_tensors++];
-    snprintf(tensor->name, sizeof tensor->name, row->name, block);
-    tensor->row = row;
-    tensor->unit = unit;
-    tensor->rows = dim_size(c, row->rows);
-    tensor->cols = dim_size(c, row->cols);
-    tensor->offset = row->joins ? u->size : round_up(u->size, TENSOR_ALIGN);
-    if (u->where[row->kind] < 0) u->where[row->kind] = tensor->offset;
-    u->size = tensor->offset + tensor->rows * tensor->cols;
-    u->count++;
-    t->num_parameters += tensor->rows * tensor->cols;
+/* Of `whole` rows or columns the first that rank i of n has: as equal parts as can be, in order. */
+static inline int64_t split_begin(int64_t whole, int n, int i) { return whole * i / n; }
+
+/* What a rank computes with: its heads, its part of the feed-forward and of the vocabulary. */
+static Llama3Config config_of_part(const Llama3Config *whole, const ModelPart *part) {
+    Llama3Config c = *whole;
+    c.NH /= part->tp, c.NKV /= part->tp;
+    c.F = (int)(split_begin(whole->F, part->tp, part->tp_rank + 1) - split_begin(whole->F, part->tp, part->tp_rank));
+    c.V = (int)(split_begin(whole->V, part->tp, part->tp_rank + 1) - split_begin(whole->V, part->tp, part->tp_rank));
+    return c;
 }
 
-/* `blocks` of them from `block` on; of embedding and head one. */
-static void table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind, int block, int blocks) {
+/* A tensor's number in the whole model's table. */
+static int tensor_index(const Llama3Config *c, WeightKind kind, int block) {
+    int of_block = W_DOWN - W_ATTN_NORM + 1, before = c->tied ? 2 : 1; // tied: the final norm stands beside the embedding
+    if (kind == W_EMBED || (c->tied && kind == W_HEAD)) return 0;
+    if (kind == W_FINAL_NORM) return c->tied ? 1 : before + c->L * of_block;
+    return before + (kind == W_HEAD ? c->L * of_block + 1 : block * of_block + (int)kind - (int)W_ATTN_NORM);
+}
+
+/* The tensor's part comes behind what the unit has; the unit grows by what the largest part of any tp rank takes. Returns where the next one goes. */
+static int64_t table_add_tensor(TensorTable *t, const Llama3Config *c, const TensorRow *row, int unit, int block, int64_t joined /* end of the tensor above */) {
+    const ModelPart *part = &t->part;
+    Unit *u = &t->units[unit];
+    Tensor *tensor = &t->tensors[t->num_tensors++];
+    int64_t whole[2] = {dim_size(c, row->rows), dim_size(c, row->cols)}, begin[2] = {0, 0}, count[2] = {whole[0], whole[1]}, most[2] = {whole[0], whole[1]};
+    if (row->split != SPLIT_NONE) {
+        int d = row->split == SPLIT_COLUMNS;
+        begin[d] = split_begin(whole[d], part->tp, part->tp_rank);
+        count[d] = split_begin(whole[d], part->tp, part->tp_rank + 1) - begin[d];
+        most[d] = (whole[d] + part->tp - 1) / part->tp;
+    }
+    tensor->is_copy = c->tied && row->kind == W_HEAD;
+    snprintf(tensor->name, sizeof tensor->name, tensor->is_copy ? llama3_tensors[W_EMBED].name : row->name, block); // the copy has the embedding's
+    tensor->row = row;
+    tensor->unit = unit;
+    tensor->index = tensor_index(c, row->kind, block);
+    tensor->rows = count[0], tensor->cols = count[1];
+    tensor->row0 = begin[0], tensor->col0 = begin[1];
+    tensor->whole_rows = whole[0], tensor->whole_cols = whole[1];
+    tensor->offset = row->joins ? joined : round_up(u->size, TENSOR_ALIGN);
+    if (u->where[row->kind] < 0) u->where[row->kind] = tensor->offset;
+    u->size = (row->joins ? u->size : tensor->offset) + most[0] * most[1];
+    u->count++;
+    if (!tensor->is_copy) t->num_parameters += count[0] * count[1];
+    return tensor->offset + count[0] * count[1];
+}
+
+/* `blocks` of them from `block` on; of embedding and head one. Returns its number. */
+static int table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind, int block, int blocks) {
     int unit = t->num_units++;
     Unit *u = &t->units[unit];
+    int64_t end = 0;
     u->kind = kind;
     u->first = t->num_tensors;
     u->block = block;
@@ -298,12 +356,15 @@ static void table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind,
     if (kind != UNIT_BLOCK) snprintf(u->name, sizeof u->name, "%s", kind == UNIT_EMBED ? "embedding" : "head");
     else if (blocks == 1) snprintf(u->name, sizeof u->name, "model.layers.%d", block);
     else snprintf(u->name, sizeof u->name, "model.layers.%d-%d", block, block + blocks - 1);
+    if (c->tied && kind == UNIT_HEAD) table_add_tensor(t, c, &llama3_tensors[W_HEAD], unit, 0, 0); // the copy stands where the embedding has it
     for (int l = block; l < block + blocks; l++)
         for (int k = 0; k < W_KINDS; k++) {
             const TensorRow *row = &llama3_tensors[k];
-            int final_norm_of_tied = c->tied && kind == UNIT_EMBED && row->kind == W_FINAL_NORM;
-            if (row->unit == kind || final_norm_of_tied) table_add_tensor(t, c, row, unit, l);
+            int final_norm_of_tied = c->tied && !t->part.tied_apart && kind == UNIT_EMBED && row->kind == W_FINAL_NORM;
+            if ((row->unit == kind && !(c->tied && row->kind == W_HEAD)) || final_norm_of_tied) end = table_add_tensor(t, c, row, unit, l, end);
         }
+    if (t->part.tied_apart && kind == UNIT_EMBED) u->size = round_up(u->size, TENSOR_ALIGN) + c->C; // as long as the head with its norm: so shards are of the same elements
+    return unit;
 }
 
 static int64_t block_parameters(const Llama3Config *c) {
@@ -313,17 +374,39 @@ static int64_t block_parameters(const Llama3Config *c) {
     return sum;
 }
 
+/* How many of `L` blocks virtual stage `s` has, and which is the first: as equal as can be. What is over goes to the stages
+ * before the last, which also has the head; the first, which keeps the most micro-batches alive, gets of it last.
+ * light_ends: first and last one have one block less than an equal share, for embedding and head (Llama 3 paper,
+ * section 3.3.2); without 2 * stages - 2 blocks they would have none. */
+static int stage_blocks(int L, int stages, int light_ends, int s, int *first) {
+    int light = light_ends && stages > 1, last = stages - 1;
+    int share = (L + 2 * light) / stages, over = (L + 2 * light) % stages, larger = last - over; // stages from `larger` to the one before the last have one more
+    *first = s * share + (s > larger ? s - larger : 0) - (light && s > 0);
+    return share + (s >= larger && s < last) - (light && (s == 0 || s == last));
+}
+
 /* `wrap`: as many blocks join in a unit as it takes to hold that many parameters (PyTorch's size-based policy); 0: each block is one. */
-static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap) {
+static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap, const ModelPart *part) {
     memset(t, 0, sizeof *t);
-    t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * (size_t)(c->L + 1) * W_KINDS);
+    t->part = *part, t->wrap = wrap;
+    t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * (size_t)(c->L + 2) * W_KINDS);
     t->units = (Unit *)checked_malloc(sizeof(Unit) * (size_t)(c->L + 2));
     t->blocks_per_unit = (int)min_i64(c->L, max_i64(1, (wrap + block_parameters(c) - 1) / block_parameters(c)));
-    table_add_unit(t, c, UNIT_EMBED, 0, 1);
-    for (int l = 0; l < c->L; l += t->blocks_per_unit) table_add_unit(t, c, UNIT_BLOCK, l, (int)min_i64(t->blocks_per_unit, c->L - l));
-    if (!c->tied) table_add_unit(t, c, UNIT_HEAD, 0, 1);
-    const Tensor *norm = &t->tensors[t->units[1].first], *next = norm + t->units[1].count / t->units[1].blocks; // a block's first tensor, and the next one's
-    t->block_size = t->units[1].blocks > 1 ? next->offset - norm->offset : t->units[1].size;
+    int last = part->stage == part->stages - 1;
+    t->embed = part->stage == 0 ? table_add_unit(t, c, UNIT_EMBED, 0, 1) : -1;
+    for (int v = 0; v < part->chunks; v++) {
+        TableChunk *chunk = &t->chunks[v];
+        chunk->blocks = stage_blocks(c->L, part->stages * part->chunks, part->light_ends, v * part->stages + part->stage, &chunk->first);
+        chunk->unit = t->num_units;
+        t->num_blocks += chunk->blocks;
+        for (int l = chunk->first, end = l + chunk->blocks; l < end; l += t->blocks_per_unit) table_add_unit(t, c, UNIT_BLOCK, l, (int)min_i64(t->blocks_per_unit, end - l));
+    }
+    t->head = !last ? -1 : c->tied && !part->tied_apart ? t->embed : table_add_unit(t, c, UNIT_HEAD, 0, 1);
+    for (int i = 0; i < t->num_units; i++) {
+        const Unit *u = &t->units[i];
+        const Tensor *norm = &t->tensors[u->first], *next = norm + u->count / u->blocks; // a block's first tensor, and the next one's
+        if (u->kind == UNIT_BLOCK) t->block_size = max_i64(t->block_size, u->blocks > 1 ? next->offset - norm->offset : u->size);
+    }
 }
 
 static void table_close(TensorTable *t) {
@@ -331,14 +414,30 @@ static void table_close(TensorTable *t) {
     free(t->units);
 }
 
-static inline int table_block_unit(const TensorTable *t, int block) { return 1 + block / t->blocks_per_unit; }
-static inline int64_t table_block_offset(const TensorTable *t, int block) { return block % t->blocks_per_unit * t->block_size; } // of a block within its unit
-static inline int table_head_unit(const TensorTable *t) { return t->units[t->num_units - 1].kind == UNIT_HEAD ? t->num_units - 1 : 0; }
+/* The chunk that block `block` is of; it is one of this part. */
+static inline const TableChunk *table_chunk(const TensorTable *t, int block) {
+    const TableChunk *chunk = t->chunks;
+    while (block < chunk->first || block >= chunk->first + chunk->blocks) chunk++;
+    return chunk;
+}
+static inline int table_block_unit(const TensorTable *t, int block) {
+    const TableChunk *chunk = table_chunk(t, block);
+    return chunk->unit + (block - chunk->first) / t->blocks_per_unit;
+}
+static inline int64_t table_block_offset(const TensorTable *t, int block) { return (block - table_chunk(t, block)->first) % t->blocks_per_unit * t->block_size; } // of a block within its unit
+static inline int table_is_tied(const TensorTable *t) { return t->embed >= 0 && t->embed == t->head; } // head and embedding are one unit
 
 static const Tensor *table_find(const TensorTable *t, const char *name) {
     for (int i = 0; i < t->num_tensors; i++)
         if (!strcmp(t->tensors[i].name, name)) return &t->tensors[i];
     return NULL;
+}
+
+/* From element `at` of the rank's part on, the elements that follow each other in the whole tensor too: how many, and `*whole` is the first. */
+static inline int64_t tensor_run(const Tensor *t, int64_t at, int64_t *whole) {
+    int64_t row = at / t->cols, col = at % t->cols;
+    *whole = (t->row0 + row) * t->whole_cols + t->col0 + col;
+    return t->cols == t->whole_cols ? t->rows * t->cols - at : t->cols - col;
 }
 
 /* The part of `tensor` that elements [begin, end) of its unit hold: element `*first` of the tensor on, `count` of them. */
@@ -358,7 +457,7 @@ static inline float normal_of_bits(uint64_t bits) {
     return sqrtf(-2.0f * logf(u)) * cosf(angle);
 }
 
-/* Elements [first, first + count) of the tensor's initial value. */
+/* Elements [first, first + count) of the whole tensor's initial value. */
 static void tensor_init(float *out, const Tensor *tensor, const Llama3Config *c, uint64_t seed, int64_t first, int64_t count, int threads) {
     float std = tensor->row->init == INIT_RESIDUAL ? 0.02f / sqrtf(2.0f * (float)c->L) : 0.02f;
     uint64_t key = mix64(hash_bytes(HASH_START, tensor->name, strlen(tensor->name)) + seed * 0x9E3779B97F4A7C15ull);

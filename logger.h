@@ -65,11 +65,13 @@ static void logger_data(Logger *l, const Dataset *data, const char *tail, int64_
     fprintf(l->consumed, "{\"data\":\"%016" PRIx64 "\",\"windows\":%" PRId64 ",\"tail\":\"%s\",\"consumed_before\":%" PRId64 "}\n", data->fingerprint, data->windows, tail, consumed_before);
 }
 
-/* The samples (count) of a step, of all ranks. */
-static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t *samples, int64_t count) {
+/* The samples of a step, (world, count); of ranks that share them, one is heard. */
+static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t *samples, int64_t count, const Mesh *mesh) {
+    const char *comma = "";
     if (!l->consumed) return;
     fprintf(l->consumed, "{\"step\":%" PRId64 ",\"epoch\":%" PRId64 ",\"samples\":[", step, epoch);
-    for (int64_t i = 0; i < count; i++) fprintf(l->consumed, "%s%" PRId64, i ? "," : "", samples[i]);
+    for (int rank = 0; rank < mesh->world; rank++)
+        for (int64_t i = 0; i < count && mesh_tells_samples(mesh, rank); i++, comma = ",") fprintf(l->consumed, "%s%" PRId64, comma, samples[rank * count + i]);
     fprintf(l->consumed, "]}\n");
     fflush(l->consumed);
 }

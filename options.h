@@ -10,8 +10,8 @@
 #include "dataloader.h" // defines: LOADER_MAX_WORKERS
 
 typedef struct {
-    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster, *save_mode, *resume;
-    int vocab_size, seq, batch, accum, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
+    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster, *save_mode, *resume, *pp_schedule;
+    int vocab_size, seq, batch, accum, tp, cp, pp, pp_chunks, pp_light_ends, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
     int seed, threads, ranks, plan, world, help, deterministic, workers, save_every, keep, allow_changes, audit;
     uint64_t given[2];  // bit i: row i of the table was on the command line
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
@@ -48,10 +48,14 @@ static const OptionRow option_rows[] = {
     {OPT_INT,  "accum", FIELD(accum), 1, 1 << 16, "K", "1", "micro-batches a step"},
     {OPT_TEXT, "accumulate", FIELD(accumulate), 0, 0, "sharded|local", "sharded", "gradients are reduced every micro-batch, or once a step: fewer exchanges, 4 bytes a parameter more"},
     {OPT_GROUP, "mesh", 0, 0, 0, NULL, NULL, NULL},
+    {OPT_INT,  "tp", FIELD(tp), 0, 1 << 20, "N|auto", "1", "tensor parallelism: ranks that split every matrix, and the sequence between them"},
+    {OPT_INT,  "cp", FIELD(cp), 0, 1 << 20, "N|auto", "1", "context parallelism: ranks that split the sequence, 2 of 2N chunks each; parameters shard over them too"},
+    {OPT_INT,  "pp", FIELD(pp), 0, 1 << 20, "N|auto", "1", "pipeline parallelism: ranks that each have some of the blocks; weights then stay and gradients add up locally, unless told otherwise"},
+    {OPT_TEXT, "pp-schedule", FIELD(pp_schedule), 0, 0, "1f1b|interleaved", "1f1b", "one run of blocks a rank, or --pp-chunks: a shorter bubble for more messages"},
+    {OPT_INT,  "pp-chunks", FIELD(pp_chunks), 0, MAX_CHUNKS, "V", "0", "runs of blocks a rank has; 0: one, interleaved two"},
+    {OPT_FLAG, "pp-light-ends", FIELD(pp_light_ends), 0, 0, NULL, NULL, "the first and the last run of blocks is one shorter: embedding and head are there too"},
     {OPT_INT,  "dp-shard", FIELD(dp_shard), 0, 1 << 20, "N|auto", "auto", "ranks over which parameters are sharded; auto: all, of each replica"},
     {OPT_INT,  "dp-replicate", FIELD(dp_replicate), 0, 1 << 20, "N|auto", "1", "replicas of the sharded model (hybrid): gradients are summed over them once a step"},
-    {OPT_LATER, "tp|cp|pp", 0, 0, 0, "1", NULL, "tensor, context, pipeline parallelism"},
-    {OPT_LATER, "pp-schedule|pp-chunks|pp-light-ends", 0, 0, 0, NULL, NULL, "pipeline parallelism"},
     {OPT_GROUP, "sharding", 0, 0, 0, NULL, NULL, NULL},
     {OPT_TEXT, "sharding", FIELD(sharding), 0, 0, STRATEGY_NAMES, "full_shard", "ZeRO-3; ZeRO-2: weights stay gathered from forward to backward; DDP: every rank has all state"},
     {OPT_TEXT, "wrap", FIELD(wrap), 0, 0, "block|size:N", "block", "what is gathered at once: a block, or as many as it takes to hold N parameters"},

@@ -154,15 +154,4 @@ static void schedule_open(Schedule *s, int stages, int stage, int chunks, int mi
     free(order);
 }
 
-/* How many of `L` blocks virtual stage `s` has, and which is the first: as equal as can be. What is over goes to the stages
- * before the last, which also has the head; the first, which keeps the most micro-batches alive, gets of it last.
- * light_ends: first and last one have one block less than an equal share, for embedding and head (Llama 3 paper,
- * section 3.3.2); without 2 * stages - 2 blocks they would have none. */
-static int stage_blocks(int L, int stages, int light_ends, int s, int *first) {
-    int light = light_ends && stages > 1, last = stages - 1;
-    int share = (L + 2 * light) / stages, over = (L + 2 * light) % stages, larger = last - over; // stages from `larger` to the one before the last have one more
-    *first = s * share + (s > larger ? s - larger : 0) - (light && s > 0);
-    return share + (s >= larger && s < last) - (light && (s == 0 || s == last));
-}
-
 #endif

@@ -8,28 +8,46 @@
 #ifndef PLAN_H
 #define PLAN_H
 #include "fsdp.h"
+#include "options.h" // defines: Options, number_behind
 
 // ---------------------------------------------------------------------------
 // the law
 
 static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIGN); }
 
-/* Traffic of one rank and step, in words (Rajbhandari et al. 2020, section 7; facts on what is gathered when in fsdp.h).
- * A rank receives all parts of a unit but its own, each time. Weights, in the compute dtype: full_shard gathers every
- * block twice a micro-batch, embedding and head once (the head stays from forward to backward, the embedding's backward
+/* Traffic of one rank and step, in words. Of data parallelism (Rajbhandari et al. 2020, section 7; facts on what is gathered
+ * when in fsdp.h): a rank receives all parts of a unit but its own, each time. Weights, in the compute dtype: full_shard gathers
+ * every block twice a micro-batch, embedding and head once (the head stays from forward to backward, the embedding's backward
  * needs no weights; tied they are one); shard_grad_op every unit once a step; no_shard none. Gradients, in the reduce
  * dtype: every unit once a micro-batch or, accumulated locally, once a step; without sharding twice, to and fro. Over
- * replicas each rank's part goes to and fro once a step. */
-static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int64_t n /* ranks that shard */, int64_t R /* replicas */, const Sharding *how, int64_t wrap,
-                        int64_t report_bytes, int64_t samples_bytes /* 0: they are not told */) {
-    int64_t C = c->C, V = c->V, F = c->F, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
-    int64_t matrices = (Q + 2 * KV) * C + C * Q + 3 * F * C, block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F);
-    int64_t joined = min_i64(c->L, max_i64(1, (wrap + matrices + 2 * C - 1) / (matrices + 2 * C))), rest = c->L % joined; // blocks in a unit, in the last
-    int64_t embedding = c->tied ? aligned(V * C) + aligned(C) : aligned(V * C), head = c->tied ? 0 : aligned(C) + aligned(V * C);
-    int64_t pad = TENSOR_ALIGN * n * R, blocks = c->L / joined * round_up(joined * block, pad) + round_up(rest * block, pad), ends = round_up(embedding, pad) + round_up(head, pad);
-    int64_t block_units = (c->L + joined - 1) / joined, end_units = c->tied ? 1 : 2, k = how->accumulation, reductions = how->local ? 1 : k;
-    int64_t weight = (int64_t)sizeof(floatX), gradient = how->reduce_dtype == DTYPE_BF16 ? 2 : 4;
+ * replicas each rank's part goes to and fro once a step.
+ * Of tensor parallelism (Korthikanti et al. 2022, section 4.2.2): of activations (N, C) a rank has 1/tp, and receives the rest when
+ * they are gathered, as much when sums are scattered. A block gathers 2 inputs and scatters 2 outputs; its backward gathers 2
+ * gradients and the 2 inputs again, and scatters 2 gradients; embedding and head have one of each. The head's softmax takes 3 words a row,
+ * the norms' gradients are summed once a step. Of context parallelism: a block gathers keys and values, its backward again,
+ * and scatters their gradients. Computing a block again gathers its inputs and its keys and values, and scatters attention's output.
+ * Of pipeline parallelism: this rank's stages have some of the blocks; the first has the embedding, the last the head. The activations of a
+ * micro-batch come in and go out once, and so do their gradients. A tied weight is on both ends, which tell each other its gradient once a step. */
+static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int rank, const Options *o, const Sharding *how, int64_t report_bytes) {
+    int64_t asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate}, product = 1;
+    for (int a = 0; a < MESH_AXES; a++) product *= max_i64(1, asked[a]);
+    for (int a = 0; a < MESH_AXES; a++) asked[a] = asked[a] ? asked[a] : world / product;
+    int64_t tp = asked[AXIS_TP], cp = asked[AXIS_CP], pp = asked[AXIS_PP], n = asked[AXIS_DP_SHARD] * cp /* ranks that shard */, R = asked[AXIS_DP_REPLICATE], stage = rank / (tp * cp) % pp;
+    int64_t first = stage == 0, last = stage == pp - 1, k = how->accumulation, reductions = how->local ? 1 : k, apart = c->tied && (pp > 1 || o->deterministic);
     int full = !strcmp(how->strategy->name, "full_shard"), ddp = !strcmp(how->strategy->name, "no_shard");
+    int64_t C = c->C, V = (c->V + tp - 1) / tp, F = (c->F + tp - 1) / tp, Q = (int64_t)c->NH / tp * c->HD, KV = (int64_t)c->NKV / tp * c->HD;
+    int64_t weight = (int64_t)sizeof(floatX), gradient = how->reduce_dtype == DTYPE_BF16 ? 2 : 4, pad = TENSOR_ALIGN * n * R, every = number_behind(o->recompute, "every");
+    // units: of blocks, of this stage's runs of them, and at the ends
+    int64_t block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F), parameters = (2 * (Q + KV) * tp + 3 * c->F + 2) * C; // of the whole block
+    int64_t joined = min_i64(c->L, max_i64(1, (number_behind(o->wrap, "size") + parameters - 1) / parameters)), L = 0, blocks = 0, block_units = 0, again = 0;
+    for (int64_t v = 0; v < o->pp_chunks; v++) {
+        int begin, count = stage_blocks(c->L, (int)(pp * o->pp_chunks), o->pp_light_ends, (int)(v * pp + stage), &begin);
+        L += count, block_units += (count + joined - 1) / joined;
+        blocks += count / joined * round_up(joined * block, pad) + round_up(count % joined * block, pad);
+        for (int l = begin; l < begin + count; l++) again += !strcmp(o->recompute, "full") || (every && l % every == 0); // blocks that are computed again from their input
+    }
+    int64_t both = aligned(V * C) + aligned(C), embedding = first ? round_up(c->tied ? both : aligned(V * C), pad) : 0, head = last && (!c->tied || apart) ? round_up(both, pad) : 0;
+    int64_t ends = embedding + head, end_units = (embedding > 0) + (head > 0);
     memset(law, 0, sizeof(Traffic) * AXES * COLLECTIVES);
     if (n > 1) {
         Traffic gather_full = {k * (2 * block_units + end_units), k * (2 * blocks + ends) / n * (n - 1) * weight};
@@ -42,8 +60,23 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
         Traffic replicas = {block_units + end_units, (blocks + ends) / n / R * (R - 1) * gradient};
         law[AXIS_DP_REPLICATE][ALL_GATHER] = law[AXIS_DP_REPLICATE][REDUCE_SCATTER] = replicas;
     }
-    if (world > 1) { // the step report
-        Traffic report = {samples_bytes ? 2 : 1, (world - 1) * (report_bytes + samples_bytes)};
+    int64_t N = o->batch * (o->seq / cp), rows = (N + tp - 1) / tp, activations = rows * C * weight, logit_rows = min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, LOGITS / V & ~15)));
+    if (tp > 1) {
+        int64_t gathers = 6 * L + 2 * again + first + last, scatters = 4 * L + again + first + last, softmaxes = last * ((N + logit_rows - 1) / logit_rows), norms = (2 * L + last) * C;
+        Traffic gather = {k * (gathers + softmaxes) + 1, (tp - 1) * (k * (gathers * activations + last * 12 * N) + 4 * norms)}, scatter = {k * scatters, (tp - 1) * k * scatters * activations};
+        law[AXIS_TP][ALL_GATHER] = gather, law[AXIS_TP][REDUCE_SCATTER] = scatter;
+    }
+    if (cp > 1) {
+        Traffic gather = {k * (2 * L + again), (cp - 1) * k * (2 * L + again) * N * 2 * KV * weight}, scatter = {k * L, (cp - 1) * k * L * N * 2 * KV * weight};
+        law[AXIS_CP][ALL_GATHER] = gather, law[AXIS_CP][REDUCE_SCATTER] = scatter;
+    }
+    if (pp > 1) {
+        int64_t messages = k * (2 * o->pp_chunks - first - last), tied = c->tied && (first || last);
+        Traffic each_way = {messages + tied, messages * activations + tied * round_up(both, pad) / (ddp ? 1 : n) * 4};
+        law[AXIS_PP][SEND] = law[AXIS_PP][RECEIVE] = each_way;
+    }
+    if (world > 1) { // the step report, and with --out which samples it took
+        Traffic report = {o->out ? 2 : 1, (world - 1) * (report_bytes + (o->out ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0))};
         law[AXIS_WORLD][ALL_GATHER] = report;
     }
 }

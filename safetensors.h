@@ -199,7 +199,7 @@ static int model_files_open(StFiles *s, const char *dir, const TensorTable *tabl
     for (int i = 0; i < table->num_tensors; i++) st_expect(s, dir, &table->tensors[i], "");
     for (int i = 0; i < s->count; i++) {
         const char *name = s->tensors[i].name;
-        int tied_head = !strcmp(name, "lm_head.weight") && table_head_unit(table) == 0; // some files keep both
+        int tied_head = !strcmp(name, "lm_head.weight") && table_is_tied(table); // some files keep both
         if (!table_find(table, name) && !tied_head && !strstr(name, "rotary_emb.inv_freq"))
             user_error("%s: tensor %s is not part of the model that config.json describes", dir, name);
     }

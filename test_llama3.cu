@@ -153,6 +153,19 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     return j;
 }
 
+/* A mesh of data parallelism alone. */
+static Mesh mesh_of(int world, int shard, int replicate) {
+    const int asked[MESH_AXES] = {1, 1, 1, shard, replicate};
+    return mesh_open(world, asked, 1);
+}
+
+/* Forward and backward of one micro-batch, without a pipeline. */
+static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro) {
+    PipeStep forward = {PIPE_FORWARD, micro, 0, 0, 0, 0}, backward = {PIPE_BACKWARD, micro, 0, 0, 0, 0};
+    stage_forward(r, &forward, NULL, inputs, PASS_FORWARD);
+    stage_backward(r, &backward, NULL, inputs, targets);
+}
+
 static void end_job(Job *j) {
     job_close(j);
     free(j);
@@ -309,13 +322,13 @@ static void test_fixture(const char *fixture) {
     device_write(&r->dev, r->model.ids, b->inputs, bytes);
     device_write(&r->dev, r->model.targets, b->targets, bytes);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
-    blocks_forward(r, PASS_LAST);
+    forward_only(r, PASS_LAST);
     head_loss(r, 0, 0);
     ExactSum sum = ZERO, unsettled;
     device_read(&r->dev, &unsettled, &r->sums[SUM_LOSS], sizeof unsettled);
     exact_merge(&sum, &unsettled);
     double loss = exact_value(&sum) / count;
-    unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)], PASS_LAST);
+    unit_free(&r->fsdp, &r->fsdp.units[r->table->head], PASS_LAST);
     int64_t n;
     float *want = fixture_tensor(&expected, "logits", &n), *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
     float *logits = floats_on_host(&r->dev, r->model.logits, n);
@@ -364,7 +377,7 @@ static void test_pytorch(void) {
 
 static float *collected;       // all gradients of the model, tensors one after the other, before the optimizer
 static double collected_losses[3], collected_norm; // of all three steps; of the first
-static int64_t padding_touched, state_bytes, state_expected, steady_allocations;
+static int64_t padding_touched, state_bytes, state_expected, steady_allocations, shared_differ;
 
 /* Slots hold garbage before use: what forgets to wait for a gather, or to clear padding, is seen. */
 static void poison_slots(Fsdp *f) {
@@ -405,17 +418,41 @@ static int64_t count_touched_padding(const Fsdp *f) {
     return touched;
 }
 
+/* To its place among the gradients of the whole model. */
 static void collect_gradients(Run *r) {
     ShardPiece p;
     for (int i = 0; owned_next(&r->fsdp, &i, &p);) {
-        int64_t at = 0;
-        for (const Tensor *t = r->table->tensors; t < p.tensor; t++) at += t->rows * t->cols;
-        device_read(&r->dev, collected + at + p.first, p.unit->grad + p.at, sizeof(float) * (size_t)p.count);
+        int64_t begin = 0, whole, run;
+        for (int t = 0; t < p.tensor->index; t++) begin += r->whole->tensors[t].rows * r->whole->tensors[t].cols;
+        for (int64_t at = 0; at < p.count; at += run) {
+            run = min_i64(p.count - at, tensor_run(p.tensor, p.first + at, &whole));
+            device_read(&r->dev, collected + begin + whole, p.unit->grad + p.at + at, sizeof(float) * (size_t)run);
+        }
     }
 #ifdef HAVE_MPI
     if (r->comm.transport == &transport_mpi)
-        MPI_Allreduce(MPI_IN_PLACE, collected, (int)r->table->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        MPI_Allreduce(MPI_IN_PLACE, collected, (int)r->whole->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 #endif
+}
+
+/* What several ranks have the whole gradient of, has the same bits on each: norms over tp, a tied weight on the first and the last stage. */
+static void compare_shared_gradients(Run *r) {
+    uint64_t mine[2] = {HASH_START, HASH_START}, *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)r->mesh.world);
+    ShardPiece p;
+    for (int i = 0; held_next(&r->fsdp, &i, &p);) {
+        int shared = p.tensor->row->split == SPLIT_NONE ? 0 : p.tensor->index == 0 && r->table->part.tied_apart ? 1 : -1;
+        if (shared < 0) continue;
+        float *have = floats_on_host(&r->dev, p.unit->grad + p.at, p.count);
+        mine[shared] = hash_bytes(mine[shared], have, sizeof(float) * (size_t)p.count);
+        free(have);
+    }
+    int stages = r->mesh.size[AXIS_PP], stride = mesh_stride(&r->mesh, AXIS_PP);
+    all_gather_now(&r->comm, AXIS_WORLD, "hashes", mine, all, sizeof mine);
+    for (int i = 0; i < r->rank; i++) {
+        if (mesh_together(&r->mesh, i, r->rank, AXIS_TP)) __atomic_fetch_add(&shared_differ, all[2 * i] != mine[0], __ATOMIC_RELAXED);
+        if (r->table->part.tied_apart && r->rank - i == (stages - 1) * stride && mesh_together(&r->mesh, i, r->rank, AXIS_PP)) __atomic_fetch_add(&shared_differ, all[2 * i + 1] != mine[1], __ATOMIC_RELAXED);
+    }
+    free(all);
 }
 
 static void ranks_body(Job *j, int rank) {
@@ -436,7 +473,7 @@ static void ranks_body(Job *j, int rank) {
         if (step > 1) continue;
 #ifdef HAVE_MPI
         Traffic law[AXES][COLLECTIVES];
-        law_of(law, r->config, r->mesh.world, r->opt);
+        law_of(law, r->whole_config, r->mesh.world, r->rank, r->opt);
         for (int row = 0; row < (int)AXES * (int)COLLECTIVES && j->transport == &transport_mpi; row++) {
             int a = row / COLLECTIVES, op = row % COLLECTIVES, c = 0;
             while (c < num_profiled && profiled[c].comm != r->comm.groups[a].mpi) c++;
@@ -448,11 +485,12 @@ static void ranks_body(Job *j, int rank) {
         product_rate(&r->dev);
         check_first_step(r, &o->walked); // law = walk = wire, or the test ends here
         collect_gradients(r);
+        compare_shared_gradients(r);
     }
     __atomic_fetch_add(&padding_touched, count_touched_padding(&r->fsdp), __ATOMIC_RELAXED);
     if (rank == 0) {
         state_bytes = (int64_t)(r->dev.arenas[MEM_PARAMS].peak + r->dev.arenas[MEM_GRADS].peak + r->dev.arenas[MEM_OPTIMIZER].peak);
-        int sharded = strcmp(r->opt->sharding, "no_shard") != 0, ranks = r->mesh.size[AXIS_DP_SHARD];
+        int sharded = strcmp(r->opt->sharding, "no_shard") != 0, ranks = r->fsdp.ranks;
         int local = !strcmp(r->opt->accumulate, "local") && r->opt->accum > 1 && ranks > 1 && sharded; // an unsharded gradient beside the shards
         int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(r->opt->offload, "all") ? 2 : 0); // offloaded, the copy in bf16 lies with the master
         state_expected = 0;
@@ -468,7 +506,7 @@ static int64_t collect(const char *arguments, int process, int world, const Tran
     int64_t n = j->table.num_parameters;
     free(collected);
     collected = (float *)checked_malloc(sizeof(float) * (size_t)n);
-    padding_touched = steady_allocations = 0;
+    padding_touched = steady_allocations = shared_differ = 0;
     launch(j, process, ranks_body);
     end_job(j);
     return n;
@@ -514,6 +552,7 @@ static void compare_layout(const char *model, int process, int world, int accum,
 }
 
 #include "dev/test/test_layouts.h"
+#include "dev/test/test_mesh.h"
 
 static void test_ranks(void) {
     static const int worlds[] = {1, 2, 3, 4, 8};
@@ -676,7 +715,7 @@ static void test_family(void) {
         char name[96];
         Llama3Config c = config_of_model(known[i].name);
         TensorTable t;
-        table_open(&t, &c, 0);
+        table_open(&t, &c, 0, &WHOLE_MODEL);
         snprintf(name, sizeof name, "%s has the published number of parameters", known[i].name);
         CHECK(name, t.num_parameters == known[i].parameters, "%" PRId64 ", published %" PRId64, t.num_parameters, known[i].parameters);
         int bad = 0;
@@ -687,7 +726,7 @@ static void test_family(void) {
     }
     Llama3Config c = config_of_model("tiny");
     TensorTable t;
-    table_open(&t, &c, 0);
+    table_open(&t, &c, 0, &WHOLE_MODEL);
     const Tensor *head = table_find(&t, "lm_head.weight");
     float whole[4096], part[1000];
     double sum = 0, square = 0;
@@ -765,9 +804,9 @@ static void test_sampler_goes_on(void) {
 static void open_loader(Loader *l, Device *dev, const Dataset *d, const Sampler *s, int64_t end, int workers) {
     Device walked;
     device_open_walk(&walked, 1, 0);
-    loader_open(l, &walked, d, s, d->T, 0, end, workers, 2);
+    loader_open(l, &walked, d, s, d->T, 1, 0, 0, end, workers, 2);
     device_open(dev, &walked, ".", 0);
-    loader_open(l, dev, d, s, d->T, 0, end, workers, 2);
+    loader_open(l, dev, d, s, d->T, 1, 0, 0, end, workers, 2);
 }
 
 /* The same without threads: the caller claims and reads, in the order that it wants to try. */
@@ -867,7 +906,7 @@ static size_t walked_loader(const Sampler *s, int workers, int cores, int *start
     Device walked;
     Loader l;
     device_open_walk(&walked, 1, 0);
-    loader_open(&l, &walked, NULL, s, 256, 0, 1, workers, cores);
+    loader_open(&l, &walked, NULL, s, 256, 1, 0, 0, 1, workers, cores);
     *started = l.num_workers;
     return device_peak(&walked);
 }
@@ -1023,14 +1062,14 @@ static void test_use(void) {
         j->opt.model = strdup(arguments);
         j->config = config_of_model(j->opt.model);
         table_close(&j->table);
-        table_open(&j->table, &j->config, 0);
+        table_open(&j->table, &j->config, 0, &WHOLE_MODEL);
         j->has_weights = model_files_open(&j->weights, j->opt.model, &j->table);
         j->task = DO_GENERATE;
         j->opt.batch = 1, j->opt.seq = 12, j->opt.max_tokens = 4;
         j->prompt_length = 12;
         j->prompt = (int32_t *)checked_malloc(sizeof(int32_t) * 12);
         for (int t = 0; t < 12; t++) j->prompt[t] = (t * 37 + 5) % 131;
-        j->mesh = mesh_open(world, 0, 1, 0);
+        j->mesh = mesh_of(world, 0, 1);
         launch(j, 0, generation_body);
         snprintf(name, sizeof name, "generation with cached keys and values on %d ranks: logits of the whole text", world);
         CHECK(name, generation_difference < (sizeof(floatX) == 4 ? 2e-6 : 2e-2), "relative difference %.2g", generation_difference);
@@ -1118,7 +1157,7 @@ static void same_samples(Job *j, int rank) {
         s.shard = 1;
         size_t mark = arena_mark(&o->run.dev, MEM_HOST);
         arena_release(&o->run.dev, MEM_HOST, (size_t)((char *)o->run.loader.ring[0].inputs - o->run.dev.arenas[MEM_HOST].base));
-        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, j->opt.steps, 0, j->cores);
+        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 1, 0, 0, j->opt.steps, 0, j->cores);
         o->run.dev.arenas[MEM_HOST].used = mark;
     }
     train_step(&o->run, 1);
@@ -1393,6 +1432,7 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); int where; } groups[] = {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
+        {"mesh", test_mesh, C_BUILD}, {"mesh-all", test_mesh_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
         {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
     int bits_too = !CUDA_BUILD || FLOATX == DTYPE_BF16; // in fp32 dev/test/cuda.sh compares some, and there are the orders

@@ -10,6 +10,7 @@
 #include "llama3.h"     // defines: Llama3Config, TensorTable, rope_table
 #include "kernels.h"    // defines: the ops: linear_forward, attention_backward, adamw, …
 #include "fsdp.h"       // defines: Fsdp, unit_gather, unit_free, unit_reduce
+#include "pipeline.h"   // defines: Schedule, PipeStep, pipe_source, pipe_target
 #include "options.h"    // defines: Options, options_parse, options_print, number_behind
 #include "dataloader.h" // defines: Dataset, Sampler, Loader
 #include "tokenizer.h"  // defines: Tokenizer, tokenizer_encode, tokenizer_decode
@@ -39,40 +40,62 @@ static Sharding sharding_of(const Options *o) {
 /* What a block keeps from forward to backward; the rest is computed again, in buffers that such blocks share. */
 typedef enum { KEEP_INPUT, KEEP_PRODUCTS, KEEP_ALL } Keep;
 
-typedef struct {        // of one block, what backward needs; N = B·T rows, QKV = (NH + 2·NKV)·HD
+/* What stands between a block's products has N = B·T rows and this rank's heads, QKV = (NH + 2·NKV)·HD, or this rank's
+ * part of F. The residual stream and its norms have n rows: all, or with tensor parallelism this rank's, N / tp. */
+typedef struct {        // of one block, what backward needs
     Keep keep;          //          kept by
-    floatX *x;          // (N, C)       all       residual stream as the block reads it
-    floatX *attn_in;    // (N, C)       KEEP_ALL  normed
-    float *attn_rstd;   // (N)          KEEP_ALL
+    floatX *x;          // (n, C)       all       residual stream as the block reads it
+    floatX *attn_in;    // (n, C)       KEEP_ALL  normed
+    float *attn_rstd;   // (n)          KEEP_ALL
     floatX *qkv;        // (N, QKV)     PRODUCTS  queries, keys, values, after the rotation (it is done in place: to do it again saves nothing)
     floatX *attn;       // (N, NH·HD)   PRODUCTS  attention's output
     float *lse;         // (B, NH, T)   PRODUCTS  log of the softmax's denominator
-    floatX *mid;        // (N, C)       PRODUCTS  residual stream between attention and feed-forward
-    floatX *ffn_in;     // (N, C)       KEEP_ALL  normed
-    float *ffn_rstd;    // (N)          KEEP_ALL
+    floatX *mid;        // (n, C)       PRODUCTS  residual stream between attention and feed-forward
+    floatX *ffn_in;     // (n, C)       KEEP_ALL  normed
+    float *ffn_rstd;    // (n)          KEEP_ALL
     floatX *gate_up;    // (N, 2F)      PRODUCTS
     floatX *hidden;     // (N, F)       KEEP_ALL  silu(gate)·up
 } BlockActivations;
 
 typedef struct {
-    int B, T;                  // of the batch that is computed now
+    int B, T;                  // of the batch that is computed now; T: this rank's part of the sequence
     int past;                  // generation: tokens before this batch, whose keys and values are in the cache
-    int saved;                 // blocks whose activations are kept: all when training, else one
-    BlockActivations *blocks;  // (saved)
+    const TableChunk *chunk;   // whose blocks are computed now, …
+    BlockActivations *blocks;  // (saved) … and their activations, of this micro-batch
+    int saved;                 // blocks whose activations are kept: all of the chunk when training, else one
+    BlockActivations *all;     // of all chunks and of all micro-batches that are under way at the same time
+    int sets[MAX_CHUNKS];      // where in `all` those of a chunk begin
     BlockActivations again;    // where what is not kept is computed, and computed again; NULL where all blocks keep it
-    floatX *branch;            // (N, C) what the last half-block adds to the residual stream
+    floatX *branch;            // (n, C) what the last half-block adds to the residual stream
     floatX *final_x, *final_in; float *final_rstd; // the final norm's input, output, 1/rms
-    float *logits;             // (chunk, V)
-    int chunk;                 // rows of logits that exist at a time
+    float *logits;             // (logit_rows, V) of this rank's part of the vocabulary
+    int logit_rows;            // that exist at a time
     float *losses;             // (N)
+    floatX *gathered, *partial, *pieces; // with tensor parallelism, (n·tp, C): all rows of the sequence; a product's sums over this rank's part alone; those of all ranks for n rows
+    float *loss_parts;         // … (1 + tp, logit_rows, 3) what each part of the vocabulary has of the softmax
+    floatX *kv_mine, *kv_parts, *kv; // with context parallelism: keys and values of this rank (N, 2·NKV·HD), of all ranks (cp, N, …), in the order of the sequence (B, T·cp, …)
     int32_t *ids, *targets;    // (N) of the batch that is computed now
-    floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (N, C), a norm's output (N, C), …
+    floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (n, C), a norm's output (n, C), …
+    floatX *dkv;               // … of kv
     float *cos_sin;            // (positions, 2, HD/2)
     int32_t *positions;        // (positions) 0, 1, 2, …
     floatX *cache;             // generation: (L, positions, 2·NKV·HD) keys and values; else NULL
     float *next_logits;        // generation: (V) where the host reads them
     int positions_max;
 } Model;
+
+typedef struct { floatX *data; Request request; } Parcel; // (n, C) on its way between stages
+typedef char ParcelName[48];
+
+typedef struct {               // pipeline parallelism
+    Schedule schedule;
+    Parcel in[2], out[2][2];   // one is read while the next comes; of each direction one is made while the one before goes
+    int64_t posted, taken, sent[2]; // receives so far, and those whose data was used; by direction
+    ParcelName *names;         // (2 directions, chunks, 2: received, sent, micro-batches)
+} Pipeline;
+
+enum { PARCELS = 6 };
+static inline Parcel *parcel_at(Pipeline *p, int i) { return i < 2 ? &p->in[i] : &p->out[(i - 2) / 2][i % 2]; }
 
 typedef struct {               // what each rank tells all others at the end of a step; the only exchange beside FSDP's
     ExactSum loss, squared_norm; // of all its tokens, of its part of the gradient
@@ -81,6 +104,7 @@ typedef struct {               // what each rank tells all others at the end of 
     uint64_t setup;            // of what all ranks began with: the shuffle, the seed of the weights
     uint64_t samples_hash;     // of the samples' indices
     uint32_t order[AXES];      // of each group's collectives so far
+    ChannelOrder channels[CHANNELS]; // of the messages with each other rank
     int to_save, to_end;       // signals that its process was sent so far
     int writing;               // its part of a checkpoint is not yet on the disk
     RankFigures figures;
@@ -90,7 +114,11 @@ enum { SUM_LOSS, SUM_SQUARED_NORM, SUMS };
 
 typedef struct Run {           // one per rank
     const Options *opt;
-    const Llama3Config *config;
+    const Llama3Config *whole_config;
+    const TensorTable *whole;  // the model
+    Llama3Config part_config;
+    TensorTable part;
+    const Llama3Config *config; // of this rank's part: heads, feed-forward and vocabulary that tensor parallelism leaves it
     const TensorTable *table;
     const Dataset *data, *val;
     const Checkpoint *from;
@@ -100,6 +128,7 @@ typedef struct Run {           // one per rank
     Comm comm;
     Fsdp fsdp;
     Model model;
+    Pipeline pipe;
     Loader loader;
     Saver saver;
     ExactSum *sums;            // (SUMS) of the step so far, where ops add to them
@@ -117,6 +146,12 @@ typedef struct Run {           // one per rank
 } Run;
 
 static inline int qkv_width(const Llama3Config *c) { return (c->NH + 2 * c->NKV) * c->HD; }
+
+/* n: rows of the residual stream on this rank. */
+static inline int residual_rows(const Run *r) {
+    int tp = r->mesh.size[AXIS_TP];
+    return (r->model.B * r->model.T + tp - 1) / tp;
+}
 
 static floatX *activation(Run *r, const char *name, int64_t elements) {
     return (floatX *)arena_alloc(&r->dev, MEM_ACTIVATIONS, name, sizeof(floatX) * (size_t)elements);
@@ -136,65 +171,183 @@ static Keep block_keeps(const Run *r, int l) {
 /* Allocates what is kept from level `first` to level `last`; the others point to where `shared` has them. */
 static void block_activations_open(Run *r, BlockActivations *a, int64_t N, Keep first, Keep last, const BlockActivations *shared) {
     const Llama3Config *c = r->config;
+    int64_t n = residual_rows(r);
     int products = first <= KEEP_PRODUCTS && last >= KEEP_PRODUCTS, all = last == KEEP_ALL;
     *a = *shared;
     a->keep = last;
-    if (first == KEEP_INPUT) a->x = activation(r, "residual stream", N * c->C);
-    if (all) a->attn_in = activation(r, "attention norm", N * c->C);
-    if (all) a->attn_rstd = activation_fp32(r, "1/rms", N);
+    if (first == KEEP_INPUT) a->x = activation(r, "residual stream", n * c->C);
+    if (all) a->attn_in = activation(r, "attention norm", n * c->C);
+    if (all) a->attn_rstd = activation_fp32(r, "1/rms", n);
     if (products) a->qkv = activation(r, "queries, keys, values", N * qkv_width(c));
     if (products) a->attn = activation(r, "attention output", N * c->NH * c->HD);
     if (products) a->lse = activation_fp32(r, "softmax denominators", N * c->NH);
-    if (products) a->mid = activation(r, "residual stream", N * c->C);
-    if (all) a->ffn_in = activation(r, "feed-forward norm", N * c->C);
-    if (all) a->ffn_rstd = activation_fp32(r, "1/rms", N);
+    if (products) a->mid = activation(r, "residual stream", n * c->C);
+    if (all) a->ffn_in = activation(r, "feed-forward norm", n * c->C);
+    if (all) a->ffn_rstd = activation_fp32(r, "1/rms", n);
     if (products) a->gate_up = activation(r, "gate and up", 2 * N * c->F);
     if (all) a->hidden = activation(r, "hidden", N * c->F);
 }
 
-/* Buffers for batches of up to (B, T). `cached` > 0: keys and values of that many positions are kept. */
+/* Where this rank's tokens stand in the sequence: all of it, or chunks i and 2·cp - 1 - i of 2·cp, so that under the causal
+ * mask all ranks have as much to do. Token t of `T` that it has. */
+static int position_of(const Run *r, int t, int T) {
+    int cp = r->mesh.size[AXIS_CP], i = mesh_coordinate(&r->mesh, r->rank, AXIS_CP), chunk = T / 2;
+    if (cp == 1) return t;
+    return t < chunk ? i * chunk + t : (2 * cp - 1 - i) * chunk + t - chunk;
+}
+
+/* From here on chunk `v` is computed, with its set `slot` of activations. */
+static void model_enter(Run *r, int v, int slot) {
+    Model *m = &r->model;
+    m->chunk = &r->table->chunks[v];
+    m->saved = r->training ? m->chunk->blocks : 1;
+    m->blocks = m->all + m->sets[v] + (r->training ? slot * m->saved : 0);
+}
+static inline BlockActivations *block_activations(const Model *m, int l) { return &m->blocks[(l - m->chunk->first) % m->saved]; }
+
+/* Buffers for batches of up to (B, T), T of this rank. `cached` > 0: keys and values of that many positions are kept. */
 static void model_open(Run *r, int B, int T, int cached) {
     const Llama3Config *c = r->config;
     Model *m = &r->model;
-    int64_t N = (int64_t)B * T, Q = (int64_t)c->NH * c->HD;
+    int tp = r->mesh.size[AXIS_TP], cp = r->mesh.size[AXIS_CP];
     m->B = B, m->T = T, m->past = 0;
-    m->saved = r->training ? c->L : 1;
-    m->blocks = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)m->saved);
+    int64_t N = (int64_t)B * T, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD, n = residual_rows(r), whole = n * tp;
     const BlockActivations nothing = ZERO;
-    Keep least = block_keeps(r, 0); // by any block: of every:N the first is one that is computed again
+    Keep least = KEEP_ALL;
+    int count = 0;
+    for (int v = 0; v < r->table->part.chunks; v++) {
+        const TableChunk *chunk = &r->table->chunks[v];
+        m->sets[v] = r->training ? count : 0;
+        count += r->training ? r->pipe.schedule.slots[v] * chunk->blocks : 0;
+        for (int l = chunk->first; l < chunk->first + chunk->blocks; l++) least = (Keep)min_i64(least, block_keeps(r, l));
+    }
+    m->all = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)max_i64(1, count));
     if (least < KEEP_ALL) block_activations_open(r, &m->again, N, (Keep)(least + 1), KEEP_ALL, &nothing);
-    for (int l = 0; l < m->saved; l++) block_activations_open(r, &m->blocks[l], N, KEEP_INPUT, block_keeps(r, l), &m->again);
-    m->branch = activation(r, "branch", N * c->C);
-    m->final_x = activation(r, "residual stream", N * c->C);
-    m->final_in = activation(r, "final norm", N * c->C);
-    m->final_rstd = activation_fp32(r, "1/rms", N);
-    m->losses = activation_fp32(r, "losses", N);
-    m->ids = (int32_t *)activation_fp32(r, "token ids", N);
-    m->targets = (int32_t *)activation_fp32(r, "targets", N);
-    m->chunk = (int)min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / c->V) & ~15)));
-    m->logits = activation_fp32(r, "logits", (int64_t)m->chunk * c->V);
+    if (!r->training) block_activations_open(r, m->all, N, KEEP_INPUT, KEEP_ALL, &nothing);
+    for (int v = 0; v < r->table->part.chunks && r->training; v++)
+        for (int i = 0; i < r->pipe.schedule.slots[v] * r->table->chunks[v].blocks; i++)
+            block_activations_open(r, &m->all[m->sets[v] + i], N, KEEP_INPUT, block_keeps(r, r->table->chunks[v].first + i % r->table->chunks[v].blocks), &m->again);
+    model_enter(r, 0, 0);
+    m->branch = activation(r, "branch", n * c->C);
+    if (r->table->embed >= 0) m->ids = (int32_t *)activation_fp32(r, "token ids", N);
+    if (tp > 1) {
+        m->gathered = activation(r, "all rows", whole * c->C);
+        m->partial = activation(r, "partial sums", whole * c->C);
+        m->pieces = activation(r, "partial sums of all ranks", whole * c->C);
+        device_zero(&r->dev, m->partial, sizeof(floatX) * (size_t)(whole * c->C)); // rows beyond N are zero, and stay so
+    }
+    if (r->table->head >= 0) {
+        m->final_x = activation(r, "residual stream", n * c->C);
+        m->final_in = activation(r, "final norm", n * c->C);
+        m->final_rstd = activation_fp32(r, "1/rms", n);
+        m->losses = activation_fp32(r, "losses", whole);
+        m->targets = (int32_t *)activation_fp32(r, "targets", N);
+        int V = (r->whole_config->V + tp - 1) / tp; // the most that a rank has: all go through as many chunks
+        m->logit_rows = (int)min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15)));
+        m->logits = activation_fp32(r, "logits", (int64_t)m->logit_rows * c->V);
+        if (tp > 1) m->loss_parts = activation_fp32(r, "softmax parts", 3 * (int64_t)m->logit_rows * (1 + tp));
+        device_zero(&r->dev, m->losses, sizeof(float) * (size_t)whole); // as above
+    }
+    if (cp > 1) {
+        m->kv_mine = activation(r, "keys and values", N * 2 * KV);
+        m->kv_parts = activation(r, "keys and values of all ranks", N * cp * 2 * KV);
+        m->kv = activation(r, "keys and values in order", N * cp * 2 * KV);
+        if (r->training) m->dkv = activation(r, "d keys and values", N * cp * 2 * KV);
+    }
     if (r->training) {
-        m->dx = activation(r, "d residual stream", N * c->C);
-        m->dnorm = activation(r, "d norm", N * c->C);
+        m->dx = activation(r, "d residual stream", n * c->C);
+        m->dnorm = activation(r, "d norm", n * c->C);
         m->dqkv = activation(r, "d queries, keys, values", N * qkv_width(c));
         m->dattn = activation(r, "d attention output", N * Q);
         m->dhidden = activation(r, "d hidden", N * c->F);
     }
-    m->positions_max = cached ? cached : T;
+    const Schedule *schedule = &r->pipe.schedule;
+    for (int i = 0; i < PARCELS && schedule->stages > 1; i++) parcel_at(&r->pipe, i)->data = activation(r, "on its way between stages", n * c->C);
+    if (schedule->stages > 1) r->pipe.names = (ParcelName *)arena_alloc(&r->dev, MEM_HOST, "names of messages", sizeof(ParcelName) * 4 * (size_t)(schedule->chunks * schedule->micros));
+    m->positions_max = cached ? cached : T * cp;
     m->cos_sin = activation_fp32(r, "rotation table", (int64_t)m->positions_max * c->HD);
-    m->positions = (int32_t *)activation_fp32(r, "positions", m->positions_max);
+    m->positions = (int32_t *)activation_fp32(r, "positions", cached ? cached : T);
     if (cached) m->cache = activation(r, "keys and values", (int64_t)c->L * cached * 2 * c->NKV * c->HD);
     if (cached) m->next_logits = (float *)arena_alloc(&r->dev, MEM_HOST, "next token's logits", sizeof(float) * (size_t)c->V);
     if (r->dev.walk) return;
-    size_t count = (size_t)m->positions_max, table = sizeof(float) * count * (size_t)c->HD;
+    count = cached ? cached : T;
+    size_t table = sizeof(float) * (size_t)m->positions_max * (size_t)c->HD;
     float *cos_sin = (float *)checked_malloc(table);
-    int32_t *positions = (int32_t *)checked_malloc(sizeof(int32_t) * count);
+    int32_t *positions = (int32_t *)checked_malloc(sizeof(int32_t) * (size_t)count);
     rope_table(cos_sin, c, m->positions_max);
-    for (int t = 0; t < m->positions_max; t++) positions[t] = t;
+    for (int t = 0; t < count; t++) positions[t] = position_of(r, t, T);
     device_write(&r->dev, m->cos_sin, cos_sin, table);
-    device_write(&r->dev, m->positions, positions, sizeof(int32_t) * count);
+    device_write(&r->dev, m->positions, positions, sizeof(int32_t) * (size_t)count);
     free(cos_sin);
     free(positions);
+}
+
+// ---------------------------------------------------------------------------
+// tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022): between products each rank of
+// `tp` has its rows of the residual stream. Before a product that is split by columns they are gathered; one that is split by rows
+// leaves partial sums, of which each rank gets the total of its rows. On one rank nothing moves: the rows are all there are
+
+/* All rows, (n·tp, C), of this rank's (n, C); valid until the next call. */
+static const floatX *rows_gather(Run *r, const floatX *rows, const char *what) {
+    if (r->mesh.size[AXIS_TP] == 1) return rows;
+    all_gather_now(&r->comm, AXIS_TP, what, rows, r->model.gathered, sizeof(floatX) * (size_t)residual_rows(r) * (size_t)r->config->C);
+    return r->model.gathered;
+}
+
+/* Where a product leaves what rows_reduce makes the sum of: (N, C). */
+static floatX *rows_partial(Run *r, floatX *rows) { return r->mesh.size[AXIS_TP] == 1 ? rows : r->model.partial; }
+
+/* This rank's rows (n, C) of the sum over all tp ranks: a reduce-scatter, made of an all-to-all and a sum in a fixed order. */
+static void rows_reduce(Run *r, floatX *rows, const char *what) {
+    int64_t count = (int64_t)residual_rows(r) * r->config->C;
+    Request request = ZERO;
+    if (r->mesh.size[AXIS_TP] == 1) return;
+    collective_start(&r->comm, &request, REDUCE_SCATTER, AXIS_TP, what, r->model.partial, r->model.pieces, sizeof(floatX) * (size_t)count);
+    collective_wait(&r->comm, &request);
+    sum_pieces(&r->dev, rows, r->model.pieces, r->mesh.size[AXIS_TP], count);
+}
+
+// ---------------------------------------------------------------------------
+// context parallelism (Llama 3 paper, section 3.3.2): each rank of `cp` has two chunks of every sequence, and for attention
+// the keys and values of all
+
+enum { KV_TO_SEQUENCE, KV_TO_RANKS };
+
+/* Between the order of ranks, (cp, B, 2 chunks), and that of the sequence, (B, 2·cp chunks): rank i has chunks i and 2·cp - 1 - i. */
+static void kv_reorder(Run *r, floatX *to, const floatX *from, int direction) {
+    const Llama3Config *c = r->config;
+    int cp = r->mesh.size[AXIS_CP], B = r->model.B;
+    size_t chunk = sizeof(floatX) * (size_t)(r->model.T / 2) * 2 * (size_t)c->NKV * (size_t)c->HD, of_rank = 2 * chunk, of_sequence = of_rank * (size_t)cp; // bytes
+    for (int i = 0; i < cp; i++)
+        for (int half = 0; half < 2; half++) {
+            size_t ranks = (size_t)i * (size_t)B * of_rank + (size_t)half * chunk, sequence = (size_t)(half ? 2 * cp - 1 - i : i) * chunk;
+            if (direction == KV_TO_SEQUENCE) device_copy_rows(&r->dev, (char *)to + sequence, of_sequence, (const char *)from + ranks, of_rank, chunk, B);
+            else device_copy_rows(&r->dev, (char *)to + ranks, of_rank, (const char *)from + sequence, of_sequence, chunk, B);
+        }
+}
+
+/* Keys and values of the whole sequence, (B, T·cp, 2·NKV·HD), from all ranks' rows of queries, keys, values. */
+static const floatX *kv_gather(Run *r, const floatX *qkv) {
+    const Llama3Config *c = r->config;
+    Model *m = &r->model;
+    size_t bytes = sizeof(floatX) * 2 * (size_t)c->NKV * (size_t)c->HD, N = (size_t)m->B * (size_t)m->T;
+    device_copy_rows(&r->dev, m->kv_mine, bytes, qkv + (int64_t)c->NH * c->HD, sizeof(floatX) * (size_t)qkv_width(c), bytes, (int)N);
+    all_gather_now(&r->comm, AXIS_CP, "keys and values", m->kv_mine, m->kv_parts, bytes * N);
+    kv_reorder(r, m->kv, m->kv_parts, KV_TO_SEQUENCE);
+    return m->kv;
+}
+
+/* The gradients of this rank's keys and values, summed over the queries of all ranks, to their columns of dqkv. */
+static void kv_reduce(Run *r, floatX *dqkv) {
+    const Llama3Config *c = r->config;
+    Model *m = &r->model;
+    Request request = ZERO;
+    size_t bytes = sizeof(floatX) * 2 * (size_t)c->NKV * (size_t)c->HD, N = (size_t)m->B * (size_t)m->T;
+    kv_reorder(r, m->kv_parts, m->dkv, KV_TO_RANKS);
+    collective_start(&r->comm, &request, REDUCE_SCATTER, AXIS_CP, "gradients of keys and values", m->kv_parts, m->kv, bytes * N);
+    collective_wait(&r->comm, &request);
+    sum_pieces(&r->dev, m->kv_mine, m->kv, r->mesh.size[AXIS_CP], (int64_t)(bytes / sizeof(floatX) * N));
+    device_copy_rows(&r->dev, dqkv + (int64_t)c->NH * c->HD, sizeof(floatX) * (size_t)qkv_width(c), m->kv_mine, bytes, bytes, (int)N);
 }
 
 // ---------------------------------------------------------------------------
@@ -204,12 +357,17 @@ static void model_open(Run *r, int B, int T, int cached) {
 static AttentionShape attention_shape(const Run *r, int tokens_seen) {
     const Llama3Config *c = r->config;
     const Model *m = &r->model;
+    int cp = r->mesh.size[AXIS_CP];
     AttentionShape s = ZERO;
     s.B = m->B, s.Tq = m->T, s.Tk = tokens_seen, s.NH = c->NH, s.NKV = c->NKV, s.HD = c->HD;
     s.q_offset = tokens_seen - m->T;
     s.q_stride = qkv_width(c);
-    s.k_stride = s.v_stride = m->cache ? 2 * c->NKV * c->HD : qkv_width(c);
+    s.k_stride = s.v_stride = m->cache || cp > 1 ? 2 * c->NKV * c->HD : qkv_width(c);
     s.o_stride = c->NH * c->HD;
+    if (cp > 1) { // this rank's two chunks of the queries, all keys
+        s.Tk = m->T * cp, s.q_offset = position_of(r, 0, m->T), s.q_split = m->T / 2;
+        s.q_gap = position_of(r, s.q_split, m->T) - s.q_split - s.q_offset;
+    }
     return s;
 }
 
@@ -225,37 +383,60 @@ static void block_attention(Run *r, int l, BlockActivations *a) {
         device_copy_rows(&r->dev, cached + m->past * 2 * KV, bytes, a->qkv + Q, sizeof(floatX) * (size_t)(Q + 2 * KV), bytes, m->T);
         k = cached, v = cached + KV;
     }
+    if (r->mesh.size[AXIS_CP] > 1) k = kv_gather(r, a->qkv), v = k + KV;
     AttentionShape shape = attention_shape(r, m->past + m->T);
     attention_forward(&r->dev, a->attn, a->lse, a->qkv, k, v, &shape);
 }
 
-/* Block l. The residual stream comes in as a sum, x + branch, that the first norm forms on its way.
+/* From m->dattn to m->dqkv, of queries, keys and values as they were before the rotation. */
+static void block_attention_backward(Run *r, const BlockActivations *a) {
+    const Llama3Config *c = r->config;
+    Model *m = &r->model;
+    int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
+    AttentionShape shape = attention_shape(r, m->T);
+    const floatX *k = a->qkv + Q;
+    floatX *dk = m->dqkv + Q;
+    if (r->mesh.size[AXIS_CP] > 1) k = kv_gather(r, a->qkv), dk = m->dkv;
+    attention_backward(&r->dev, m->dqkv, dk, dk + KV, m->dattn, a->attn, a->lse, a->qkv, k, k + KV, &shape);
+    if (r->mesh.size[AXIS_CP] > 1) kv_reduce(r, m->dqkv);
+    rope_backward(&r->dev, m->dqkv, qkv_width(c), m->cos_sin, m->positions, m->B * m->T, m->T, c->NH + c->NKV, c->HD);
+}
+
+/* Block l. The residual stream comes in as a sum, x + branch, that the first norm forms on its way; of a chunk's first block as x.
  * `again`: in backward, from a->x on, as much as was not kept; bits are the same, since norms read the stored stream. */
 static void block_forward(Run *r, int l, int again) {
     const Llama3Config *c = r->config;
     Device *dev = &r->dev;
     Model *m = &r->model;
-    BlockActivations *a = &m->blocks[l % m->saved], *before = &m->blocks[(l + m->saved - 1) % m->saved];
+    BlockActivations *a = block_activations(m, l);
+    int first = l == m->chunk->first;
     FsdpUnit *unit = &r->fsdp.units[table_block_unit(r->table, l)];
     if (!again) device_phase(dev, "forward", unit->unit->name);
     const floatX *w = unit_weights(&r->fsdp, unit) + table_block_offset(r->table, l);
     const int64_t *at = unit->unit->where;
-    int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c), products = !again || a->keep < KEEP_PRODUCTS;
+    int N = m->B * m->T, n = residual_rows(r), Q = c->NH * c->HD, QKV = qkv_width(c), products = !again || a->keep < KEEP_PRODUCTS;
 
-    if (l == 0 || again) rmsnorm_forward(dev, a->attn_in, a->attn_rstd, NULL, a->x, NULL, w + at[W_ATTN_NORM], c->norm_eps, N, c->C);
-    else rmsnorm_forward(dev, a->attn_in, a->attn_rstd, a->x, before->mid, m->branch, w + at[W_ATTN_NORM], c->norm_eps, N, c->C);
+    if (first || again) rmsnorm_forward(dev, a->attn_in, a->attn_rstd, NULL, a->x, NULL, w + at[W_ATTN_NORM], c->norm_eps, n, c->C);
+    else rmsnorm_forward(dev, a->attn_in, a->attn_rstd, a->x, block_activations(m, l + m->saved - 1)->mid, m->branch, w + at[W_ATTN_NORM], c->norm_eps, n, c->C);
     if (products) {
-        linear_forward(dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV); // Q, K and V are one product
+        const floatX *attn_in = rows_gather(r, a->attn_in, "attention's input");
+        linear_forward(dev, a->qkv, attn_in, w + at[W_Q], N, c->C, QKV); // Q, K and V are one product
         rope_forward(dev, a->qkv, QKV, m->cos_sin, m->positions + m->past, N, m->T, c->NH + c->NKV, c->HD);
         block_attention(r, l, a);
-        linear_forward(dev, m->branch, a->attn, w + at[W_O], N, Q, c->C);
+        linear_forward(dev, rows_partial(r, m->branch), a->attn, w + at[W_O], N, Q, c->C);
+        rows_reduce(r, m->branch, "attention's output");
     }
 
-    if (products) rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, a->mid, a->x, m->branch, w + at[W_FFN_NORM], c->norm_eps, N, c->C);
-    else rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, NULL, a->mid, NULL, w + at[W_FFN_NORM], c->norm_eps, N, c->C);
-    if (products) linear_forward(dev, a->gate_up, a->ffn_in, w + at[W_GATE], N, c->C, 2 * c->F); // gate and up are one product
+    if (products) rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, a->mid, a->x, m->branch, w + at[W_FFN_NORM], c->norm_eps, n, c->C);
+    else rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, NULL, a->mid, NULL, w + at[W_FFN_NORM], c->norm_eps, n, c->C);
+    if (products) {
+        const floatX *ffn_in = rows_gather(r, a->ffn_in, "feed-forward's input");
+        linear_forward(dev, a->gate_up, ffn_in, w + at[W_GATE], N, c->C, 2 * c->F); // gate and up are one product
+    }
     swiglu_forward(dev, a->hidden, a->gate_up, N, c->F);
-    if (!again) linear_forward(dev, m->branch, a->hidden, w + at[W_DOWN], N, c->F, c->C);
+    if (again) return;
+    linear_forward(dev, rows_partial(r, m->branch), a->hidden, w + at[W_DOWN], N, c->F, c->C);
+    rows_reduce(r, m->branch, "feed-forward's output");
 }
 
 /* m->dx comes in as the gradient of the residual stream behind block l and leaves as that before it. */
@@ -263,66 +444,123 @@ static void block_backward(Run *r, int l, int micro) {
     const Llama3Config *c = r->config;
     Device *dev = &r->dev;
     Model *m = &r->model;
-    BlockActivations *a = &m->blocks[l];
+    BlockActivations *a = block_activations(m, l);
     FsdpUnit *unit = &r->fsdp.units[table_block_unit(r->table, l)];
     device_phase(dev, "backward", unit->unit->name);
     const floatX *w = unit_weights(&r->fsdp, unit) + table_block_offset(r->table, l);
     float *dw = unit_gradients(&r->fsdp, unit, micro) + table_block_offset(r->table, l);
     const int64_t *at = unit->unit->where;
-    int N = m->B * m->T, Q = c->NH * c->HD, KV = c->NKV * c->HD, QKV = qkv_width(c);
-    AttentionShape shape = attention_shape(r, m->T);
+    int N = m->B * m->T, n = residual_rows(r), Q = c->NH * c->HD, QKV = qkv_width(c);
     dev->again = 1;
     if (a->keep < KEEP_ALL) block_forward(r, l, 1);
     dev->again = 0;
 
-    linear_backward_input(dev, m->dhidden, m->dx, c->C, w + at[W_DOWN], N, c->F, c->C);
-    linear_backward_weight(dev, dw + at[W_DOWN], m->dx, c->C, a->hidden, N, c->F, c->C, 0);
+    const floatX *dx = rows_gather(r, m->dx, "d feed-forward's output");
+    linear_backward_input(dev, m->dhidden, dx, c->C, w + at[W_DOWN], N, c->F, c->C);
+    linear_backward_weight(dev, dw + at[W_DOWN], dx, c->C, a->hidden, N, c->F, c->C, 0);
     swiglu_backward(dev, a->gate_up, m->dhidden, a->gate_up, N, c->F); // in place: the gradient replaces gate and up
-    linear_backward_input(dev, m->dnorm, a->gate_up, 2 * c->F, w + at[W_GATE], N, c->C, 2 * c->F);
-    linear_backward_weight(dev, dw + at[W_GATE], a->gate_up, 2 * c->F, a->ffn_in, N, c->C, 2 * c->F, 0);
-    rmsnorm_backward(dev, m->dx, dw + at[W_FFN_NORM], m->dnorm, m->dx, a->mid, a->ffn_rstd, w + at[W_FFN_NORM], N, c->C);
+    linear_backward_input(dev, rows_partial(r, m->dnorm), a->gate_up, 2 * c->F, w + at[W_GATE], N, c->C, 2 * c->F);
+    linear_backward_weight(dev, dw + at[W_GATE], a->gate_up, 2 * c->F, rows_gather(r, a->ffn_in, "feed-forward's input"), N, c->C, 2 * c->F, 0);
+    rows_reduce(r, m->dnorm, "d feed-forward's input");
+    rmsnorm_backward(dev, m->dx, dw + at[W_FFN_NORM], m->dnorm, m->dx, a->mid, a->ffn_rstd, w + at[W_FFN_NORM], n, c->C);
 
-    linear_backward_input(dev, m->dattn, m->dx, c->C, w + at[W_O], N, Q, c->C);
-    linear_backward_weight(dev, dw + at[W_O], m->dx, c->C, a->attn, N, Q, c->C, 0);
-    attention_backward(dev, m->dqkv, m->dqkv + Q, m->dqkv + Q + KV, m->dattn, a->attn, a->lse, a->qkv, a->qkv + Q, a->qkv + Q + KV, &shape);
-    rope_backward(dev, m->dqkv, QKV, m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
-    linear_backward_input(dev, m->dnorm, m->dqkv, QKV, w + at[W_Q], N, c->C, QKV);
-    linear_backward_weight(dev, dw + at[W_Q], m->dqkv, QKV, a->attn_in, N, c->C, QKV, 0);
-    rmsnorm_backward(dev, m->dx, dw + at[W_ATTN_NORM], m->dnorm, m->dx, a->x, a->attn_rstd, w + at[W_ATTN_NORM], N, c->C);
+    dx = rows_gather(r, m->dx, "d attention's output");
+    linear_backward_input(dev, m->dattn, dx, c->C, w + at[W_O], N, Q, c->C);
+    linear_backward_weight(dev, dw + at[W_O], dx, c->C, a->attn, N, Q, c->C, 0);
+    block_attention_backward(r, a);
+    linear_backward_input(dev, rows_partial(r, m->dnorm), m->dqkv, QKV, w + at[W_Q], N, c->C, QKV);
+    linear_backward_weight(dev, dw + at[W_Q], m->dqkv, QKV, rows_gather(r, a->attn_in, "attention's input"), N, c->C, QKV, 0);
+    rows_reduce(r, m->dnorm, "d attention's input");
+    rmsnorm_backward(dev, m->dx, dw + at[W_ATTN_NORM], m->dnorm, m->dx, a->x, a->attn_rstd, w + at[W_ATTN_NORM], n, c->C);
 }
 
 // ---------------------------------------------------------------------------
 // the whole model: embedding, blocks, head and loss
 
-/* Gathers what comes next while a unit computes: as many units of blocks as slots allow, then the head. */
+/* Of the chunk that is computed now: do the tokens come in, does the loss come out? */
+static int reads_tokens(const Run *r) { return r->table->embed >= 0 && r->model.chunk == r->table->chunks; }
+static int computes_loss(const Run *r) { return r->table->head >= 0 && r->model.chunk == &r->table->chunks[r->table->part.chunks - 1]; }
+
+/* Gathers what comes next while a unit of the chunk computes: as many units of blocks as slots allow, then the head. */
 static void prefetch_forward(Run *r, int unit) {
-    int last = table_block_unit(r->table, r->config->L - 1);
-    for (int next = unit + 1; next <= last && next < unit + r->opt->slots; next++) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
-    if (unit == last) unit_prefetch(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)]);
+    const TableChunk *chunk = r->model.chunk;
+    int last = table_block_unit(r->table, chunk->first + chunk->blocks - 1);
+    for (int next = max_i64(unit + 1, chunk->unit); next <= last && next < unit + r->opt->slots; next++) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
+    if (unit == last && computes_loss(r)) unit_prefetch(&r->fsdp, &r->fsdp.units[r->table->head]);
 }
 
 static void prefetch_backward(Run *r, int unit) {
-    for (int next = unit - 1; next >= table_block_unit(r->table, 0) && next > unit - r->opt->slots; next--) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
+    for (int next = unit - 1; next >= r->model.chunk->unit && next > unit - r->opt->slots; next--) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
 }
 
-/* The batch's ids (B, T) to the residual stream behind the last block: last block's `mid` + branch. */
-static void blocks_forward(Run *r, Pass pass) {
-    Fsdp *f = &r->fsdp;
-    FsdpUnit *embed = &f->units[0];
-    int N = r->model.B * r->model.T;
+/* The first token of this rank's part of the vocabulary. */
+static int vocabulary_begin(const Run *r) { return (int)split_begin(r->whole_config->V, r->mesh.size[AXIS_TP], mesh_coordinate(&r->mesh, r->rank, AXIS_TP)); }
+
+/* The batch's ids (B, T) to the residual stream of the first block. */
+static void embed_forward(Run *r, Pass pass) {
+    Model *m = &r->model;
+    FsdpUnit *embed = &r->fsdp.units[r->table->embed];
     device_phase(&r->dev, "forward", embed->unit->name);
-    unit_gather(f, embed);
-    prefetch_forward(r, 0);
-    embedding_forward(&r->dev, r->model.blocks[0].x, unit_weights(f, embed) + embed->unit->where[W_EMBED], r->model.ids, N, r->config->C);
-    if (table_head_unit(r->table) != 0) unit_free(f, embed, pass); // tied: it is the head as well and stays
-    for (int l = 0; l < r->config->L; l++) {
+    unit_gather(&r->fsdp, embed);
+    prefetch_forward(r, r->table->embed);
+    const floatX *w = unit_weights(&r->fsdp, embed) + embed->unit->where[W_EMBED];
+    embedding_forward(&r->dev, rows_partial(r, m->blocks[0].x), w, m->ids, vocabulary_begin(r), m->B * m->T, r->config->C, r->config->V);
+    rows_reduce(r, m->blocks[0].x, "embedding");
+    if (!table_is_tied(r->table)) unit_free(&r->fsdp, embed, pass); // tied: it is the head as well and stays
+}
+
+/* From m->dx, the gradient of the residual stream before the first block. */
+static void embed_backward(Run *r, int micro, Pass pass) {
+    Model *m = &r->model;
+    FsdpUnit *embed = &r->fsdp.units[r->table->embed];
+    device_phase(&r->dev, "backward", embed->unit->name);
+    float *dembed = unit_gradients(&r->fsdp, embed, micro) + embed->unit->where[W_EMBED];
+    embedding_backward(&r->dev, dembed, rows_gather(r, m->dx, "d embedding"), m->ids, vocabulary_begin(r), m->B * m->T, r->config->C, r->config->V);
+    unit_free(&r->fsdp, embed, pass); // ZeRO-2 kept it
+    unit_reduce(&r->fsdp, embed, micro);
+}
+
+/* The chunk's blocks, from the first one's x to the residual stream behind the last one: its `mid` + branch. */
+static void blocks_forward(Run *r, Pass pass) {
+    const TableChunk *chunk = r->model.chunk;
+    for (int l = chunk->first; l < chunk->first + chunk->blocks; l++) {
         int unit = table_block_unit(r->table, l);
-        FsdpUnit *blocks = &f->units[unit];
-        unit_gather(f, blocks);
+        FsdpUnit *blocks = &r->fsdp.units[unit];
+        unit_gather(&r->fsdp, blocks);
         prefetch_forward(r, unit);
         block_forward(r, l, 0);
-        if (l == blocks->unit->block + blocks->unit->blocks - 1) unit_free(f, blocks, pass);
+        if (l == blocks->unit->block + blocks->unit->blocks - 1) unit_free(&r->fsdp, blocks, pass);
     }
+}
+
+/* From m->dx behind the chunk's last block to m->dx before its first. Gradients go out to their shards, unit by unit, while the next unit computes. */
+static void blocks_backward(Run *r, int micro, Pass pass) {
+    const TableChunk *chunk = r->model.chunk;
+    for (int l = chunk->first + chunk->blocks - 1; l >= chunk->first; l--) {
+        int unit = table_block_unit(r->table, l);
+        FsdpUnit *blocks = &r->fsdp.units[unit];
+        unit_gather(&r->fsdp, blocks);
+        block_backward(r, l, micro);
+        if (l > blocks->unit->block) continue; // the unit has more blocks
+        unit_free(&r->fsdp, blocks, pass);
+        prefetch_backward(r, unit - 1);
+        unit_reduce(&r->fsdp, blocks, micro);
+    }
+}
+
+/* Losses of n rows from their logits, which with `backward` become dlogits. Of a vocabulary that is split each rank tells its
+ * part of the softmax: the largest logit, the sum of exponentials, the target's logit. */
+static void chunk_loss(Run *r, int row, int n, int backward) {
+    Model *m = &r->model;
+    int tp = r->mesh.size[AXIS_TP], V = r->config->V, first = vocabulary_begin(r);
+    float *mine = m->loss_parts, *all = mine + 3 * (int64_t)n;
+    if (tp == 1) {
+        cross_entropy(&r->dev, m->losses + row, m->logits, m->targets + row, n, V, backward);
+        return;
+    }
+    cross_entropy_part(&r->dev, mine, m->logits, m->targets + row, first, n, V);
+    all_gather_now(&r->comm, AXIS_TP, "softmax parts", mine, all, 3 * sizeof(float) * (size_t)n);
+    cross_entropy_join(&r->dev, m->losses + row, m->logits, all, m->targets + row, tp, first, n, V, backward);
 }
 
 /* Final norm, logits and losses of N rows, a chunk of rows at a time: never all logits at once. With
@@ -331,60 +569,149 @@ static void head_loss(Run *r, int micro, int backward) {
     const Llama3Config *c = r->config;
     Device *dev = &r->dev;
     Model *m = &r->model;
-    FsdpUnit *unit = &r->fsdp.units[table_head_unit(r->table)];
+    FsdpUnit *unit = &r->fsdp.units[r->table->head];
     const int64_t *at = unit->unit->where;
-    int64_t head = at[table_head_unit(r->table) == 0 ? W_EMBED : W_HEAD];
+    int64_t head = at[table_is_tied(r->table) ? W_EMBED : W_HEAD];
     device_phase(dev, "loss", unit->unit->name);
     const floatX *w = unit_weights(&r->fsdp, unit);
     float *dw = backward ? unit_gradients(&r->fsdp, unit, micro) : NULL;
-    int N = m->B * m->T;
+    int N = m->B * m->T, n = residual_rows(r), begin = n * mesh_coordinate(&r->mesh, r->rank, AXIS_TP);
 
-    rmsnorm_forward(dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch, w + at[W_FINAL_NORM], c->norm_eps, N, c->C);
-    for (int row = 0; row < N; row += m->chunk) {
-        int n = (int)min_i64(m->chunk, N - row);
-        floatX *in = m->final_in + (int64_t)row * c->C, *dlogits = (floatX *)m->logits;
+    rmsnorm_forward(dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch, w + at[W_FINAL_NORM], c->norm_eps, n, c->C);
+    const floatX *final_in = rows_gather(r, m->final_in, "head's input");
+    floatX *dnorm = backward ? rows_partial(r, m->dnorm) : NULL;
+    for (int row = 0; row < N; row += m->logit_rows) {
+        int rows = (int)min_i64(m->logit_rows, N - row);
+        const floatX *in = final_in + (int64_t)row * c->C, *dlogits = (floatX *)m->logits;
         int64_t stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX)); // dlogits lie at the start of their row of logits
-        linear_forward_fp32(dev, m->logits, in, w + head, n, c->C, c->V);
-        cross_entropy(dev, m->losses + row, m->logits, m->targets + row, n, c->V, backward);
+        linear_forward_fp32(dev, m->logits, in, w + head, rows, c->C, c->V);
+        chunk_loss(r, row, rows, backward);
         if (!backward) continue;
-        linear_backward_input(dev, m->dnorm + (int64_t)row * c->C, dlogits, stride, w + head, n, c->C, c->V);
-        linear_backward_weight(dev, dw + head, dlogits, stride, in, n, c->C, c->V, row > 0);
+        linear_backward_input(dev, dnorm + (int64_t)row * c->C, dlogits, stride, w + head, rows, c->C, c->V);
+        linear_backward_weight(dev, dw + head, dlogits, stride, in, rows, c->C, c->V, row > 0);
     }
-    if (backward) rmsnorm_backward(dev, m->dx, dw + at[W_FINAL_NORM], m->dnorm, NULL, m->final_x, m->final_rstd, w + at[W_FINAL_NORM], N, c->C);
-    exact_total(dev, &r->sums[SUM_LOSS], m->losses, N);
+    if (backward) {
+        rows_reduce(r, m->dnorm, "d head's input");
+        rmsnorm_backward(dev, m->dx, dw + at[W_FINAL_NORM], m->dnorm, NULL, m->final_x, m->final_rstd, w + at[W_FINAL_NORM], n, c->C);
+    }
+    exact_total(dev, &r->sums[SUM_LOSS], m->losses + begin, n); // of its rows: all tp ranks know all losses
 }
 
-/* Forward and backward of one micro-batch; gradients of the SUM of its losses go out to their shards, unit by
- * unit, while the next unit computes. The losses are added to the step's sum. */
-static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro) {
+// ---------------------------------------------------------------------------
+// pipeline parallelism: what passes from stage to stage, and a step of the schedule. One rank is a pipeline of one stage
+
+/* "activations of micro-batch 3 for stage 5": both ends call it the same. */
+static const char *parcel_name(Run *r, const PipeStep *step, int sent) {
+    const Schedule *s = &r->pipe.schedule;
+    int at = virtual_stage(s, step->chunk) + (!sent ? 0 : step->kind == PIPE_FORWARD ? 1 : -1);
+    char *name = r->pipe.names[((step->kind * s->chunks + step->chunk) * 2 + sent) * s->micros + step->micro];
+    if (!r->dev.walk) snprintf(name, sizeof(ParcelName), "%s of micro-batch %d for stage %d", step->kind == PIPE_FORWARD ? "activations" : "gradients", step->micro, at);
+    return r->dev.walk ? "micro-batch" : name;
+}
+
+static size_t parcel_bytes(const Run *r) { return sizeof(floatX) * (size_t)residual_rows(r) * (size_t)r->config->C; }
+
+/* Starts to receive a step's input. */
+static void parcel_post(Run *r, const PipeStep *step) {
+    Parcel *p = &r->pipe.in[r->pipe.posted++ % 2];
+    device_order(&r->dev, STREAM_RECEIVE, STREAM_COMPUTE); // which has read what was there before
+    StreamKind before = device_stream(&r->dev, STREAM_RECEIVE);
+    point_start(&r->comm, &p->request, RECEIVE, AXIS_PP, pipe_source(&r->pipe.schedule, step), parcel_name(r, step, 0), p->data, parcel_bytes(r));
+    device_stream(&r->dev, before);
+}
+
+/* A step's input from the stage before (backward: behind) it, into `to`; the next step's sets out meanwhile. */
+static void stage_receive(Run *r, floatX *to, const PipeStep *step, const PipeStep *next) {
+    Pipeline *pipe = &r->pipe;
+    if (pipe_source(&pipe->schedule, step) < 0) return;
+    if (pipe->posted == pipe->taken) parcel_post(r, step);
+    if (next && pipe_source(&pipe->schedule, next) >= 0) parcel_post(r, next);
+    Parcel *p = &pipe->in[pipe->taken++ % 2];
+    collective_wait(&r->comm, &p->request);
+    device_copy(&r->dev, to, p->data, parcel_bytes(r));
+}
+
+/* A buffer for a step's output, and then its departure. */
+static Parcel *stage_output(Run *r, const PipeStep *step) {
+    Parcel *p = &r->pipe.out[step->kind][r->pipe.sent[step->kind]++ % 2];
+    collective_wait(&r->comm, &p->request); // the one before the last has left
+    return p;
+}
+static void stage_send(Run *r, Parcel *p, const PipeStep *step) {
+    device_order(&r->dev, STREAM_SEND, STREAM_COMPUTE);
+    StreamKind before = device_stream(&r->dev, STREAM_SEND);
+    point_start(&r->comm, &p->request, SEND, AXIS_PP, pipe_target(&r->pipe.schedule, step), parcel_name(r, step, 1), p->data, parcel_bytes(r));
+    device_stream(&r->dev, before);
+}
+
+static void stage_sends_finish(Run *r) {
+    for (int i = 0; i < 4; i++) collective_wait(&r->comm, &r->pipe.out[i / 2][i % 2].request);
+}
+
+/* A micro-batch through this rank's chunk: from its tokens, or what the stage before it sends, to what the next one gets, or, at the
+ * last stage, with the blocks' output where head_loss finds it. */
+static void stage_forward(Run *r, const PipeStep *step, const PipeStep *next, const int32_t *inputs, Pass pass) {
+    Model *m = &r->model;
+    model_enter(r, step->chunk, step->slot);
+    if (reads_tokens(r) && inputs) device_feed(&r->dev, m->ids, inputs, sizeof(int32_t) * (size_t)m->B * (size_t)m->T);
+    if (reads_tokens(r)) embed_forward(r, pass);
+    else prefetch_forward(r, m->chunk->unit - 1);
+    stage_receive(r, m->blocks[0].x, step, next);
+    blocks_forward(r, pass);
+    if (computes_loss(r)) return;
+    Parcel *out = stage_output(r, step);
+    residual_add(&r->dev, out->data, m->blocks[m->saved - 1].mid, m->branch, (int64_t)residual_rows(r) * r->config->C);
+    stage_send(r, out, step);
+}
+
+/* The micro-batch's way back: gradients of the SUM of its losses. */
+static void stage_backward(Run *r, const PipeStep *step, const PipeStep *next, const int32_t *inputs, const int32_t *targets) {
+    Model *m = &r->model;
     Fsdp *f = &r->fsdp;
-    FsdpUnit *embed = &f->units[0], *head = &f->units[table_head_unit(r->table)];
-    int last = table_block_unit(r->table, r->config->L - 1);
-    Pass pass = micro == r->opt->accum - 1 ? PASS_LAST : PASS_BACKWARD;
-    size_t bytes = sizeof(int32_t) * (size_t)r->model.B * (size_t)r->model.T;
-    device_feed(&r->dev, r->model.ids, inputs, bytes);
-    device_feed(&r->dev, r->model.targets, targets, bytes);
-    blocks_forward(r, PASS_FORWARD);
-    prefetch_backward(r, last + 1);
-    head_loss(r, micro, 1);
-    unit_free(f, head, pass);
-    prefetch_backward(r, last); // before a reduction, behind which it would wait where they share a way
-    if (head != embed) unit_reduce(f, head, micro); // tied: the embedding adds to it first
-    for (int l = r->config->L - 1; l >= 0; l--) {
-        int unit = table_block_unit(r->table, l);
-        FsdpUnit *blocks = &f->units[unit];
-        unit_gather(f, blocks);
-        block_backward(r, l, micro);
-        if (l > blocks->unit->block) continue; // the unit has more blocks
-        unit_free(f, blocks, pass);
-        prefetch_backward(r, unit - 1);
-        unit_reduce(f, blocks, micro);
+    int end = table_block_unit(r->table, r->table->chunks[step->chunk].first + r->table->chunks[step->chunk].blocks - 1) + 1;
+    Pass pass = step->micro == r->opt->accum - 1 ? PASS_LAST : PASS_BACKWARD;
+    size_t bytes = sizeof(int32_t) * (size_t)m->B * (size_t)m->T;
+    model_enter(r, step->chunk, step->slot);
+    prefetch_backward(r, end);
+    if (computes_loss(r)) { // its forward was the step before
+        FsdpUnit *head = &f->units[r->table->head];
+        device_feed(&r->dev, m->targets, targets, bytes);
+        head_loss(r, step->micro, 1);
+        unit_free(f, head, pass);
+        prefetch_backward(r, end - 1); // before a reduction, behind which it would wait where they share a way
+        if (!table_is_tied(r->table)) unit_reduce(f, head, step->micro); // tied: the embedding adds to it first
     }
-    device_phase(&r->dev, "backward", embed->unit->name);
-    float *dembed = unit_gradients(f, embed, micro) + embed->unit->where[W_EMBED];
-    embedding_backward(&r->dev, dembed, r->model.dx, r->model.ids, r->model.B * r->model.T, r->config->C);
-    unit_free(f, embed, pass); // ZeRO-2 kept it
-    unit_reduce(f, embed, micro);
+    stage_receive(r, m->dx, step, next);
+    blocks_backward(r, step->micro, pass);
+    if (reads_tokens(r)) {
+        if (r->pipe.schedule.stages * r->pipe.schedule.chunks > 1) device_feed(&r->dev, m->ids, inputs, bytes); // other micro-batches came since
+        embed_backward(r, step->micro, pass);
+        return;
+    }
+    Parcel *out = stage_output(r, step);
+    device_copy(&r->dev, out->data, m->dx, parcel_bytes(r));
+    stage_send(r, out, step);
+}
+
+/* All micro-batches of a step, forward and backward, in the order of the schedule. */
+static void run_schedule(Run *r, const StepBatch *batch) {
+    const Schedule *s = &r->pipe.schedule;
+    int64_t tokens = (int64_t)r->model.B * r->model.T;
+    for (int i = 0; i < s->count; i++) {
+        const PipeStep *step = &s->steps[i], *next = i + 1 < s->count ? step + 1 : NULL;
+        const int32_t *inputs = batch->inputs + step->micro * tokens, *targets = batch->targets + step->micro * tokens;
+        if (step->kind == PIPE_FORWARD) stage_forward(r, step, next, inputs, PASS_FORWARD);
+        else stage_backward(r, step, next, inputs, targets);
+    }
+    stage_sends_finish(r);
+}
+
+/* Forward of the batch that m->ids has; leaves the loss's input at the last stage. */
+static void forward_only(Run *r, Pass pass) {
+    for (int v = 0; v < r->table->part.chunks; v++) {
+        PipeStep step = {PIPE_FORWARD, 0, v, 0, 0, 0};
+        stage_forward(r, &step, NULL, NULL, pass);
+    }
 }
 
 // ---------------------------------------------------------------------------
@@ -405,11 +732,20 @@ static void check_reports(const Run *r, int64_t step, int64_t first_sample) {
         for (int i = 0; i < r->rank; i++) // on one host exchanges were compared as they started; this also compares hosts
             if (mine->order[a] != all[i].order[a] && mesh_together(&r->mesh, r->rank, i, (Axis)a))
                 run_failure("step %" PRId64 ": ranks %d and %d did not start the same exchanges over %s in the same order", step, i, r->rank, axis_names[a]);
+    for (int i = 0; i < r->rank; i++) {
+        int axis = channels_differ(i, all[i].channels, r->rank, mine->channels);
+        if (axis >= 0) run_failure("step %" PRId64 ": what ranks %d and %d sent each other over %s is not what they awaited", step, i, r->rank, axis_names[axis]);
+    }
     if (mine->setup != all[0].setup) run_failure("step %" PRId64 ": rank %d shuffles samples or draws weights from another seed than rank 0", step, r->rank);
-    for (int i = 0; i < r->rank && distinct; i++)
-        if (mine->samples_hash == all[i].samples_hash)
+    for (int i = 0; i < r->rank; i++) {
+        int share = mesh_data_rank(&r->mesh, i) == mesh_data_rank(&r->mesh, r->rank), same = mine->samples_hash == all[i].samples_hash;
+        if (same && !share && distinct)
             run_failure("step %" PRId64 ": ranks %d and %d train on the same samples (both start with window %" PRId64 "); data-parallel ranks must differ",
                         step, i, r->rank, first_sample);
+        if (share && !same)
+            run_failure("step %" PRId64 ": ranks %d and %d have parts of the same model for the same samples, but train on different ones (rank %d starts with window %" PRId64 ")",
+                        step, i, r->rank, r->rank, first_sample);
+    }
 }
 
 /* The first tensor with a gradient that is not finite, of what this rank owns; -1: there is none. */
@@ -422,7 +758,7 @@ static int64_t first_bad_tensor(Run *r) {
             int64_t n = min_i64(CHUNK, p.count - done);
             device_read(&r->dev, chunk, p.unit->grad + p.at + done, sizeof(float) * (size_t)n);
             for (int64_t e = 0; e < n; e++)
-                if (!isfinite(chunk[e])) return p.tensor - r->table->tensors;
+                if (!isfinite(chunk[e])) return p.tensor->index;
         }
     return -1;
 }
@@ -436,15 +772,16 @@ static void exchange_reports(Run *r, const StepBatch *batch, double start, doubl
     exact_merge(&mine.loss, &sums[SUM_LOSS]);
     exact_merge(&mine.squared_norm, &sums[SUM_SQUARED_NORM]);
     mine.bad_tensor = mine.squared_norm.not_finite ? first_bad_tensor(r) : -1;
-    mine.targets = batch->num_targets;
+    mine.targets = mesh_tells_samples(&r->mesh, r->rank) ? batch->num_targets : 0; // of those that share them, one counts
     mine.samples_hash = batch->samples_hash;
     mine.setup = sampler_fingerprint(&r->loader.sampler) ^ mix64(r->fsdp.seed);
     mine.to_save = signals_to_save, mine.to_end = signals_to_end;
     mine.writing = save_is_writing(&r->saver);
     for (int a = 0; a < AXES; a++) mine.order[a] = (uint32_t)(r->comm.groups[a].order >> 32);
+    channel_orders(&r->comm, mine.channels);
     mine.figures.seconds = seconds_now() - start;
     mine.figures.wait_seconds = r->comm.wait_seconds - waited_before;
-    mine.figures.tokens = (int64_t)r->opt->batch * r->opt->seq * r->opt->accum;
+    mine.figures.tokens = (int64_t)r->opt->batch * r->opt->seq * r->opt->accum / mesh_stride(&r->mesh, AXIS_DP_SHARD); // its part of those that it shares
     mine.figures.memory = (int64_t)device_peak(&r->dev);
     all_gather_now(&r->comm, AXIS_WORLD, "step report", &mine, r->reports, sizeof mine);
 }
@@ -475,7 +812,7 @@ static void step_skip(Run *r, int64_t step, const StepStats *s) {
         if (bad >= 0 && (owner < 0 || bad <= r->reports[owner].bad_tensor)) owner = i;
         if (r->reports[i].loss.not_finite) source = i;
     }
-    if (owner >= 0) used = snprintf(where, sizeof where, "first in the gradient of %s, in the part of the sum that rank %d owns", r->table->tensors[r->reports[owner].bad_tensor].name, owner);
+    if (owner >= 0) used = snprintf(where, sizeof where, "first in the gradient of %s, in the part of the sum that rank %d owns", r->whole->tensors[r->reports[owner].bad_tensor].name, owner);
     else used = snprintf(where, sizeof where, "each gradient is finite, %s not", isfinite(s->loss) ? "but the squares of some are" : "the loss is");
     if (source >= 0) snprintf(where + used, sizeof where - (size_t)used, "; the loss of rank %d itself is not", source);
     if (++r->at.skips > r->opt->max_skips)
@@ -496,12 +833,12 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     rank_state(r->comm.self, RANK_COMPUTING, seconds_now());
     if (r->samples) collective_start(&r->comm, &r->samples_told, ALL_GATHER, AXIS_WORLD, "samples", batch->windows, r->samples, sizeof(int64_t) * (size_t)r->loader.samples);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
-    int64_t tokens = (int64_t)o->batch * o->seq;
-    for (int micro = 0; micro < o->accum; micro++)
-        micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro);
+    run_schedule(r, batch);
     device_record(&r->dev, &batch->fed);
     reductions_finish(&r->fsdp);
     device_phase(&r->dev, "optimizer", NULL);
+    fsdp_sum_unsplit(&r->fsdp);
+    fsdp_sum_tied(&r->fsdp);
     collective_wait(&r->comm, &r->samples_told);
     exchange_reports(r, batch, start, waited);
     int64_t first_sample = r->dev.walk ? 0 : batch->windows[0];
@@ -535,25 +872,28 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
  * once whatever the number of ranks: windows past the end have none. */
 static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t *num_targets) {
     StepReport mine = ZERO; // its sums are all that is told here
-    int B = r->opt->batch, T = r->opt->seq, world = r->mesh.world;
-    size_t bytes = sizeof(int32_t) * (size_t)B * (size_t)T;
+    int B = r->opt->batch, T = r->opt->seq, cp = r->mesh.size[AXIS_CP], cp_rank = mesh_coordinate(&r->mesh, r->rank, AXIS_CP), ranks = mesh_data_ranks(&r->mesh);
+    size_t bytes = sizeof(int32_t) * (size_t)B * (size_t)(T / cp);
     ExactSum sum = ZERO;
     Phase before = comm_phase(&r->comm, PHASE_VALIDATION);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
-    int64_t batches = r->dev.walk ? 1 : (data->windows + (int64_t)B * world - 1) / ((int64_t)B * world);
+    int64_t batches = r->dev.walk ? 1 : (data->windows + (int64_t)B * ranks - 1) / ((int64_t)B * ranks);
     if (max_batches) batches = min_i64(batches, max_batches);
     for (int64_t i = 0; i < batches; i++) {
         char error[1024];
         for (int b = 0; b < B && !r->dev.walk; b++) {
-            int n = dataset_window(data, (i * world + r->rank) * B + b, r->eval_inputs + (int64_t)b * T, r->eval_targets + (int64_t)b * T, r->eval_raw, error, sizeof error);
+            int32_t *inputs = r->eval_inputs + (int64_t)b * T, *targets = r->eval_targets + (int64_t)b * T;
+            int n = dataset_window(data, (i * ranks + mesh_data_rank(&r->mesh, r->rank)) * B + b, inputs, targets, r->eval_raw, error, sizeof error);
             if (n < 0) user_error("%s", error);
-            mine.targets += n;
+            if (mesh_tells_samples(&r->mesh, r->rank)) mine.targets += n;
+            context_part(r->eval_inputs + (int64_t)b * (T / cp), inputs, T, cp, cp_rank), context_part(r->eval_targets + (int64_t)b * (T / cp), targets, T, cp, cp_rank);
         }
-        device_write(&r->dev, r->model.ids, r->eval_inputs, bytes);
+        if (r->table->embed >= 0) device_write(&r->dev, r->model.ids, r->eval_inputs, bytes);
+        forward_only(r, PASS_LAST);
+        if (r->table->head < 0) continue;
         device_write(&r->dev, r->model.targets, r->eval_targets, bytes);
-        blocks_forward(r, PASS_LAST);
         head_loss(r, 0, 0);
-        unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)], PASS_LAST);
+        unit_free(&r->fsdp, &r->fsdp.units[r->table->head], PASS_LAST);
     }
     device_phase(&r->dev, NULL, NULL);
     device_read(&r->dev, &sum, &r->sums[SUM_LOSS], sizeof sum);
@@ -562,7 +902,7 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
     comm_phase(&r->comm, before);
     ExactSum loss = ZERO;
     *num_targets = 0;
-    for (int i = 0; i < world && !r->dev.walk; i++) {
+    for (int i = 0; i < r->mesh.world && !r->dev.walk; i++) {
         exact_merge(&loss, &r->reports[i].loss);
         *num_targets += r->reports[i].targets;
     }
@@ -575,8 +915,8 @@ static const float *next_token_logits(Run *r, const int32_t *ids, int count, int
     Model *m = &r->model;
     m->T = count, m->past = past;
     device_write(&r->dev, m->ids, ids, sizeof(int32_t) * (size_t)count);
-    blocks_forward(r, PASS_LAST);
-    FsdpUnit *head = &r->fsdp.units[table_head_unit(r->table)];
+    forward_only(r, PASS_LAST);
+    FsdpUnit *head = &r->fsdp.units[r->table->head];
     const int64_t *at = head->unit->where;
     const floatX *w = unit_weights(&r->fsdp, head);
     rmsnorm_forward(&r->dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch, w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
@@ -734,7 +1074,7 @@ static Task job_task(const Options *o) {
  * receives, each unit gathered twice and reduced once a micro-batch. */
 static void job_check_figures(const Job *j, int world) {
     const Options *o = &j->opt;
-    double elements = 0, tokens = (double)world * o->batch * o->seq * o->accum;
+    double elements = 0, tokens = (double)mesh_data_ranks(&j->mesh) * o->batch * o->seq * o->accum;
     for (int u = 0; u < j->table.num_units; u++) elements += (double)j->table.units[u].size + (double)TENSOR_ALIGN * world;
     double bytes = 3.0 * sizeof(float) * elements * o->accum;
     if (tokens > 0x1p62 || bytes > 0x1p62)
@@ -743,6 +1083,46 @@ static void job_check_figures(const Job *j, int world) {
 
 /* Which of this host's GPUs a rank has: with nccl each its own; else all share the first, also where there are more. */
 static int job_gpu(const Job *j, int rank) { return j->transport == j->hosts ? 0 : device_of(j->hosts == &transport_threads ? rank : j->local); }
+
+/* "1, 2, 4": the numbers that divide both, for people. */
+static void divisors_of(char *text, size_t size, int a, int b) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int n = 1; n <= a && n <= b && used + 12 < size; n++)
+        if (a % n == 0 && b % n == 0) used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "", n);
+}
+
+/* What the options of a pipeline mean together. Its weights stay gathered through the step and its gradients are summed locally, as for Llama 3
+ * (paper, section 3.3.2): else each of its many micro-batches would gather and reduce all of them. */
+static void job_pipeline_options(Job *j) {
+    Options *o = &j->opt;
+    int interleaved = !strcmp(o->pp_schedule, "interleaved"), pp = j->mesh.size[AXIS_PP];
+    static const char *const of_pipelines[] = {"pp-schedule", "pp-chunks", "pp-light-ends"};
+    for (int i = 0; i < 3; i++)
+        if (pp == 1 && option_given(o, of_pipelines[i])) user_error("--%s does nothing without --pp: add --pp N, or leave it out", of_pipelines[i]);
+    if (!o->pp_chunks) o->pp_chunks = interleaved ? 2 : 1;
+    if (interleaved != (o->pp_chunks > 1)) user_error("--pp-schedule %s with --pp-chunks %d: one run of blocks a rank is 1f1b, several are interleaved", o->pp_schedule, o->pp_chunks);
+    if (pp > 1 && !option_given(o, "sharding")) o->sharding = "shard_grad_op";
+    if (pp > 1 && !option_given(o, "accumulate")) o->accumulate = "local";
+}
+
+/* Does the model divide as the mesh wants it? */
+static void job_check_split(const Job *j) {
+    const Options *o = &j->opt;
+    const Llama3Config *c = &j->config;
+    int tp = j->mesh.size[AXIS_TP], cp = j->mesh.size[AXIS_CP], pp = j->mesh.size[AXIS_PP], most = (int)min_i64(c->V, c->F);
+    char fits[256];
+    divisors_of(fits, sizeof fits, c->NH, c->NKV);
+    if (c->NH % tp || c->NKV % tp) user_error("--tp %d does not divide %s's %d query and %d key/value heads, of which each rank has its part: use --tp %s", tp, o->model, c->NH, c->NKV, fits);
+    if (tp > most) user_error("--tp %d is more than %s has to split: %d; use a smaller one", tp, o->model, most);
+    divisors_of(fits, sizeof fits, o->seq / 2, o->seq / 2);
+    if (cp > 1 && o->seq % (2 * cp)) user_error("--cp %d splits a sequence into %d equal chunks, which do not make up --seq %d: use --seq %d or --seq %d, or --cp %s", cp, 2 * cp, o->seq, o->seq / (2 * cp) * 2 * cp, (o->seq / (2 * cp) + 1) * 2 * cp, fits);
+    if (j->task == DO_GENERATE && tp * cp * pp > 1) user_error("--generate computes one token at a time on every rank: leave --tp, --cp and --pp out; FSDP shards the model over the ranks");
+    int stages = pp * o->pp_chunks, blocks = c->L + (o->pp_light_ends ? 2 : 0) , least = stages > 1 && o->pp_light_ends ? 2 : 1, fewest = blocks / stages;
+    if (fewest < least)
+        user_error("--pp %d x --pp-chunks %d = %d runs of blocks%s, and %s has %d blocks: use at most %d runs", pp, o->pp_chunks, stages, o->pp_light_ends ? ", the first and the last one shorter" : "", o->model, c->L, blocks / least);
+    if (o->pp_chunks > 1 && pp > 1 && o->accum % pp) user_error("--pp-schedule interleaved has --pp %d micro-batches in each run of blocks at a time, and --accum %d is no multiple of it: use --accum %d or %d", pp, o->accum, (int)max_i64(1, o->accum / pp) * pp, (o->accum / pp + 1) * pp);
+}
 
 /* Everything that can be refused is refused here, before ranks start. */
 static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
@@ -770,11 +1150,14 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     if (o->seq > j->config.max_positions) user_error("--seq %d is longer than the %d positions that %s is made for", o->seq, j->config.max_positions, o->model);
     if ((int64_t)o->batch * o->seq > 1 << 30)
         user_error("--batch %d x --seq %d = %" PRId64 " tokens a micro-batch, expected at most %d: use a smaller --batch, and --accum", o->batch, o->seq, (int64_t)o->batch * o->seq, 1 << 30);
-    j->mesh = mesh_open(world, o->dp_shard, o->dp_replicate, j->task == DO_PLAN);
+    const int asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate};
+    j->mesh = mesh_open(world, asked, j->task == DO_PLAN);
+    job_pipeline_options(j);
+    job_check_split(j);
     j->local_ranks = local_ranks;
     j->cores = job_cores(sharing);
     j->threads = o->threads ? o->threads : j->cores;
-    table_open(&j->table, &j->config, number_behind(o->wrap, "size"));
+    table_open(&j->table, &j->config, number_behind(o->wrap, "size"), &WHOLE_MODEL);
     job_check_figures(j, world);
     if (o->cluster) cluster_open(&j->cluster, o->cluster, &j->mesh, o->threads, o->transport);
     if (j->task == DO_PLAN) return;
@@ -786,12 +1169,12 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     job_find_tokenizer(j);
     if (j->task == DO_TRAIN) {
         j->data = dataset_open(o->data, o->seq, j->config.V, 0);
-        int64_t per_step = (int64_t)world * o->batch * o->accum;
+        int64_t per_step = samples_of_step(o, &j->mesh);
         if (!strcmp(o->tail, "drop") && j->data.windows < per_step)
-            user_error("%s holds %" PRId64 " samples of --seq %d, one step takes %d ranks x batch %d x accum %d = %" PRId64 ": use less of these, more text, or --tail pad",
-                       o->data, j->data.windows, o->seq, world, o->batch, o->accum, per_step);
+            user_error("%s holds %" PRId64 " samples of --seq %d, one step takes %d data ranks x batch %d x accum %d = %" PRId64 ": use less of these, more text, or --tail pad",
+                       o->data, j->data.windows, o->seq, mesh_data_ranks(&j->mesh), o->batch, o->accum, per_step);
         check_tokenizer_of(j, &j->data);
-        if (j->from.dir[0]) checkpoint_open(&j->from, o, world, j->data.fingerprint, &j->config, &j->table);
+        if (j->from.dir[0]) checkpoint_open(&j->from, o, &j->mesh, j->data.fingerprint, &j->config, &j->table);
     }
     if (o->eval || (o->val && j->task == DO_TRAIN)) j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
     check_tokenizer_of(j, &j->val);
@@ -818,13 +1201,13 @@ static void run_allocate(Run *r, const Job *j) {
     r->reports = (StepReport *)arena_alloc(&r->dev, MEM_HOST, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
     r->figures = (RankFigures *)arena_alloc(&r->dev, MEM_HOST, "figures of all ranks", sizeof(RankFigures) * (size_t)j->mesh.world);
     Sharding how = sharding_of(&j->opt);
-    fsdp_open(&r->fsdp, &r->comm, r->table, r->config, &how, r->training);
-    if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq, j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
+    fsdp_open(&r->fsdp, &r->comm, r->table, r->whole_config, &how, r->training);
+    if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq / r->mesh.size[AXIS_CP], j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
     r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
     r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
     r->eval_raw = (char *)arena_alloc(&r->dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN, exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
-    saver_open(&r->saver, &r->fsdp, &j->opt, &j->from, j->tokenizer_path[0] ? j->tokenizer_path : NULL, trains && j->opt.out, exports);
+    saver_open(&r->saver, &r->fsdp, r->whole_config, r->whole, &j->opt, &j->from, j->tokenizer_path[0] ? j->tokenizer_path : NULL, trains && j->opt.out, exports);
     if (!r->training) return;
     size_t samples = sizeof(int64_t) * (size_t)j->opt.accum * (size_t)j->opt.batch * (size_t)j->mesh.world;
     if (j->opt.out) r->samples = (int64_t *)arena_alloc(&r->dev, MEM_HOST, "samples of all ranks", samples);
@@ -834,7 +1217,7 @@ static void run_allocate(Run *r, const Job *j) {
     Sampler s = {j->data.windows, (uint64_t)j->opt.seed, !strcmp(j->opt.tail, "pad"), r->mesh.size[AXIS_DP_SHARD], r->mesh.size[AXIS_DP_REPLICATE],
                  mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, how.local,
                  r->at.step, r->at.epoch, r->at.within};
-    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, r->at.step, j->opt.steps, j->opt.workers, j->cores);
+    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, r->mesh.size[AXIS_CP], mesh_coordinate(&r->mesh, r->rank, AXIS_CP), r->at.step, j->opt.steps, j->opt.workers, j->cores);
 }
 
 static void run_close(Run *r) {
@@ -844,7 +1227,10 @@ static void run_close(Run *r) {
     if (r->dev.walk) free(r->dev.events);
     free(r->layout);
     free(r->hosts);
-    free(r->model.blocks);
+    free(r->model.all);
+    for (int i = 0; i < PARCELS; i++) device_forget_event(parcel_at(&r->pipe, i)->request.arrived);
+    schedule_close(&r->pipe.schedule);
+    table_close(&r->part);
     fsdp_close(&r->fsdp);
     comm_close(&r->comm);
     device_close(&r->dev);
@@ -853,14 +1239,20 @@ static void run_close(Run *r) {
 static void run_bind(Run *r, const Job *j, int rank) {
     memset(r, 0, sizeof *r);
     r->opt = &j->opt;
-    r->config = &j->config;
-    r->table = &j->table;
+    r->whole_config = &j->config, r->whole = &j->table;
+    r->config = &r->part_config, r->table = &r->part;
     r->data = &j->data;
     r->val = &j->val;
     r->from = &j->from;
     r->mesh = j->mesh;
     r->rank = rank;
     r->training = j->task == DO_TRAIN || j->task == DO_PLAN;
+    const Options *o = &j->opt;
+    ModelPart part = {j->mesh.size[AXIS_TP], mesh_coordinate(&j->mesh, rank, AXIS_TP), j->mesh.size[AXIS_PP], mesh_coordinate(&j->mesh, rank, AXIS_PP), o->pp_chunks, o->pp_light_ends,
+                      j->config.tied && (j->mesh.size[AXIS_PP] > 1 || o->deterministic)};
+    schedule_open(&r->pipe.schedule, part.stages, part.stage, part.chunks, o->accum);
+    table_open(&r->part, &j->config, number_behind(j->opt.wrap, "size"), &part);
+    r->part_config = config_of_part(&j->config, &part);
 }
 
 /* Which categories of memory live in the slow tier: bits by MemCategory. */
@@ -940,7 +1332,7 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
     if (r->comm.library_memory > 0) printf("beside what is planned, NCCL took %.1f MB of each GPU\n", r->comm.library_memory / 1e6);
     if (j->task == DO_TRAIN)
         printf("%" PRId64 " samples of %d tokens, read by %d worker%s a rank; a step takes %d x %d x %d = %" PRId64 " of them; weights %s\n", j->data.windows, j->opt.seq,
-               r->loader.num_workers, r->loader.num_workers > 1 ? "s" : "", j->mesh.world, j->opt.accum, j->opt.batch,
+               r->loader.num_workers, r->loader.num_workers > 1 ? "s" : "", mesh_data_ranks(&j->mesh), j->opt.accum, j->opt.batch,
                sampler_global_batch(&r->loader.sampler), j->has_weights ? "read from the model's directory" : j->from.dir[0] ? "of the checkpoint" : "drawn at random");
     if (j->from.dir[0]) printf("goes on from %s, read in %.2f s: %" PRId64 " step%s, %" PRId64 " samples so far%s%s\n", j->from.dir, r->load_seconds, j->from.at.step, j->from.at.step == 1 ? "" : "s", j->from.at.samples, j->from.changes ? "; with changes: " : "", j->from.changes ? j->from.changes : "");
     fflush(stdout);
@@ -948,16 +1340,15 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
 }
 
 /* From the options alone: a mesh that was made of them wrongly (replicas flattened into one group, as it happened to others) must not make the law. */
-static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, const Options *o) {
+static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int rank, const Options *o) {
     Sharding how = sharding_of(o);
-    int shard = o->dp_shard ? o->dp_shard : world / o->dp_replicate;
-    law_of_step(law, c, world, shard, world / shard, &how, number_behind(o->wrap, "size"), sizeof(StepReport), o->out ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0);
+    law_of_step(law, c, world, rank, o, &how, sizeof(StepReport));
 }
 
 /* Law, walk and wire, memory walked and used: after the first step, on every rank. */
 static void check_first_step(Run *r, const Run *walked) {
     Ledger l = ZERO;
-    law_of(l.law, r->config, r->mesh.world, r->opt);
+    law_of(l.law, r->whole_config, r->mesh.world, r->rank, r->opt);
     memcpy(l.walk, walked->comm.booked, sizeof l.walk);
     memcpy(l.wire, r->comm.wire, sizeof l.wire);
     for (int c = 0; c < MEM_CATEGORIES; c++) l.walked[c] = walked->dev.arenas[c].peak, l.measured[c] = r->dev.arenas[c].peak;
@@ -1006,7 +1397,7 @@ static int train_and_log(Run *r, const Run *walked, int64_t step, double flops, 
     if (first) *rate = product_rate(&r->dev);
     if (first) check_first_step(r, walked);
     if (r->rank == 0) logger_step(&r->log, step, o->steps, &s, r->figures, o->seq, &r->dev, &r->comm);
-    if (r->rank == 0) logger_samples(&r->log, step, r->at.epoch, r->samples, s.samples);
+    if (r->rank == 0) logger_samples(&r->log, step, r->at.epoch, r->samples, r->loader.samples, &r->mesh);
     if (o->trace) device_finish(&r->dev); // what follows is no part of the step
     events = r->dev.num_events;
     double start = seconds_now();
@@ -1046,8 +1437,8 @@ static int train(Run *r, const Run *walked) {
 /* Tells the plan as a table, and under --out as plan.json. */
 static void write_plan(const Job *j, const Run *walked, int table) {
     Traffic law[AXES][COLLECTIVES];
-    int64_t tokens = (int64_t)j->opt.batch * j->opt.seq * j->opt.accum * j->mesh.world;
-    law_of(law, &j->config, j->mesh.world, &j->opt);
+    int64_t tokens = samples_of_step(&j->opt, &j->mesh) * j->opt.seq;
+    law_of(law, &j->config, j->mesh.world, walked->rank, &j->opt);
     const Cluster *cluster = j->opt.cluster ? &j->cluster : NULL;
     if (table) plan_print(stdout, j->opt.model, j->threads, &j->table, &j->mesh, j->opt.sharding, &walked->dev, law, &walked->comm, tokens, cluster);
     if (!j->opt.out) return;

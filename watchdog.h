@@ -139,7 +139,7 @@ static int is_channel(int line) { return line >= AXES; }
 
 /* "pp", "pp from rank 3" */
 static void say_line(Sentence *t, const BoardRank *k, int line) {
-    if (!is_channel(line)) {
+    if (line < AXES) {
         say(t, "%s", axis_names[line]);
         return;
     }

@@ -4,13 +4,15 @@
  * NKV key/value heads. The scores of T queries are T^2 numbers, the tensors T HD: so scores are not kept. The softmax goes
  * on block by block with the largest score so far (Milakov & Gimelshein 2018), and the backward computes the scores again
  * (Dao et al. 2022). What is left are small matrix products, and exponentials.
+ * Queries stand at consecutive positions from q_offset on, or, where context parallelism gives a rank two chunks of the
+ * sequence, those from q_split on q_gap positions further.
  * The op also takes documents, which hide more of the scores; here a query sees all keys up to its own position.
  */
 #include "page.h"
 
-static AttentionShape shape_of(const Case *c) { // size: B, Tq, Tk, NH, NKV, HD, q_offset
+static AttentionShape shape_of(const Case *c) { // size: B, Tq, Tk, NH, NKV, HD, q_offset, q_split, q_gap
     const int64_t *n = c->size;
-    AttentionShape s = {(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], NULL, NULL, n[3] * n[5], n[4] * n[5], n[4] * n[5], n[3] * n[5]};
+    AttentionShape s = {(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7], (int)n[8], NULL, NULL, n[3] * n[5], n[4] * n[5], n[4] * n[5], n[3] * n[5]};
     return s;
 }
 static BOTH int64_t q_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return ((b * s->Tq + t) * s->NH + h) * s->HD; } // in q, out, dout, dq
@@ -505,10 +507,10 @@ static const Version backward_versions[] = {
 #include "attention.cuh" // defines: forward_versions, backward_versions
 #endif
 
-// B, Tq, Tk, NH, NKV, HD, q_offset
-#define SIZES {{"odd", {2, 133, 301, 6, 2, 50, 168}}, \
+// B, Tq, Tk, NH, NKV, HD, q_offset, q_split, q_gap
+#define SIZES {{"odd", {2, 133, 301, 6, 2, 50, 60, 65, 108}}, \
                FOR_CPU({"bench-8m", {8, 256, 256, 6, 6, 48}}, {"bench-125m", {2, 512, 512, 12, 4, 64}}, \
-                       {"1B layer", {1, 1024, 1024, 32, 8, 64}}, {"long", {1, 4096, 4096, 4, 1, 64}}) \
+                       {"1B layer", {1, 1024, 1024, 32, 8, 64}}, {"long", {1, 4096, 4096, 4, 1, 64}}, {"long, 1 of 2 ranks", {1, 2048, 4096, 4, 1, 64, 0, 1024, 2048}}) \
                FOR_GPU({"tiles", {1, 200, 200, 4, 1, 128}}, {"1B layer", {1, 8192, 8192, 32, 8, 64}}, {"8B layer", {1, 8192, 8192, 32, 8, 128}})}
 
 static const Op forward = {"attention_forward", forward_case, NULL, forward_definition, forward_versions, SIZES};

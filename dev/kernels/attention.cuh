@@ -156,7 +156,7 @@ static __global__ void __launch_bounds__(256) dk_dv_kernel(floatX *dk, floatX *d
     if (b >= s.B) return;
     float to_k = 0, to_v = 0;
     for (int64_t h = kv * G; h < (kv + 1) * G; h++) {
-        int64_t t = max_i64(0, j - s.q_offset), at = l_at(&s, b, t, h) * s.Tk + j, row = q_at(&s, b, t, h) + d;
+        int64_t t = first_query(&s, (int)j), at = l_at(&s, b, t, h) * s.Tk + j, row = q_at(&s, b, t, h) + d;
         for (; t < s.Tq; t++, at += s.Tk, row += s.NH * s.HD) to_k += dS[at] * to_float(q[row]), to_v += P[at] * to_float(dout[row]);
     }
     dk[i] = from_float(to_k), dv[i] = from_float(to_v);

@@ -48,7 +48,7 @@ static void backward_products(Run *r) {
 static void head_products(Run *r) {
     const Llama3Config *c = r->config;
     Model *m = &r->model;
-    const FsdpUnit *u = &r->fsdp.units[table_head_unit(r->table)];
+    const FsdpUnit *u = &r->fsdp.units[r->table->head];
     int64_t head = u->unit->where[W_HEAD], stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX));
     for (int row = 0; row < m->B * m->T; row += m->chunk) {
         int n = (int)min_i64(m->chunk, m->B * m->T - row);

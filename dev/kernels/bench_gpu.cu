@@ -202,8 +202,8 @@ static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     int32_t *ids = take_ids(b, N, s->V), *places = take_ids(b, T, T);
     memory_op(b, worst, OP_RMSNORM_FORWARD, s->name, [&](int i) { rmsnorm_forward(dev, y[i], rstd, sum[i], x[i], z[i], w, 1e-5f, N, s->C); });
     memory_op(b, worst, OP_RMSNORM_BACKWARD, s->name, [&](int i) { rmsnorm_backward(dev, y[i], dw, x[i], z[i], sum[i], rstd, w, N, s->C); });
-    memory_op(b, worst, OP_EMBEDDING_FORWARD, s->name, [&](int i) { embedding_forward(dev, x[i], embed, ids, N, s->C); });
-    memory_op(b, worst, OP_EMBEDDING_BACKWARD, s->name, [&](int i) { embedding_backward(dev, dembed, x[i], ids, N, s->C); });
+    memory_op(b, worst, OP_EMBEDDING_FORWARD, s->name, [&](int i) { embedding_forward(dev, x[i], embed, ids, 0, N, s->C, s->V); });
+    memory_op(b, worst, OP_EMBEDDING_BACKWARD, s->name, [&](int i) { embedding_backward(dev, dembed, x[i], ids, 0, N, s->C, s->V); });
     size_t mark = b->used;
     for (int i = 0; i < SETS; i++) x[i] = take_x(b, (int64_t)N * QKV);
     memory_op(b, worst, OP_ROPE_FORWARD, s->name, [&](int i) { rope_forward(dev, x[i], QKV, table, places, N, T, s->NH + s->NKV, s->HD); });

@@ -382,6 +382,8 @@ typedef struct { double latency, seconds_per_byte, error; } Line;
 
 static Line fit_line(const double *bytes, const double *seconds, int n) {
     Line line = {0, 0, 0};
+    double least = INFINITY; // a byte takes no longer than this: where noise hides the rest, it is what is known
+    for (int i = 0; i < n; i++) least = fmin(least, seconds[i] / bytes[i]);
     for (int turn = 0; turn < 50; turn++) {
         double s0 = 0, s1 = 0, s2 = 0, t0 = 0, t1 = 0;
         for (int i = 0; i < n; i++) {
@@ -389,8 +391,8 @@ static Line fit_line(const double *bytes, const double *seconds, int n) {
             s0 += weight, s1 += weight * x, s2 += weight * x * x, t0 += weight * y, t1 += weight * x * y;
         }
         double slope = (s0 * t1 - s1 * t0) / (s0 * s2 - s1 * s1), latency = (t0 - slope * s1) / s0;
-        if (!(latency > 0)) latency = 0, slope = t1 / s2; // a line through zero, or a flat one, where the best is neither
-        if (!(slope > 0)) slope = 0, latency = t0 / s0;
+        if (!(latency > 0)) latency = 0, slope = t1 / s2; // a line through zero, or one that noise alone shapes, where the best is neither
+        if (!(slope > 0)) slope = least, latency = fmax(0, (t0 - slope * s1) / s0);
         line.latency = latency, line.seconds_per_byte = slope;
     }
     for (int i = 0; i < n; i++) line.error = fmax(line.error, fabs((line.latency + bytes[i] * line.seconds_per_byte) / seconds[i] - 1));
@@ -405,6 +407,9 @@ static void check_fit(void) {
             Line line = fit_line(bytes, seconds, 10);
             worst = fmax(worst, fmax(fabs(line.latency / latency - 1), fabs(line.seconds_per_byte * rate - 1)));
         }
+    for (int i = 0; i < 4; i++) bytes[i] = 256 << (4 * i), seconds[i] = 4e-3 - 1e-4 * i;
+    Line falling = fit_line(bytes, seconds, 4);
+    page_check(falling.seconds_per_byte > 0 && isfinite(1 / falling.seconds_per_byte) && falling.latency >= 0, "points that fall, as noise has them, give a rate all the same", "%.3g s and %.3g bytes/s", falling.latency, 1 / falling.seconds_per_byte);
     page_check(worst < 1e-6, "points on a line give that line back", "latency and rate off by %.1g <= 1e-6 (100 ns to 1 ms, 10 MB/s to 100 GB/s)", worst);
 }
 

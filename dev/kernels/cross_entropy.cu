@@ -4,6 +4,8 @@
  * An exponential a logit, of which a row has tens of thousands. fp32 logits come in, the gradient that goes out is floatX,
  * so rows of bf16 fill the first half of theirs. A negative target is ignored: loss and gradient are zero.
  * The largest logit is taken off first, so that no exponential overflows: e^(x - max) / sum of e^(x - max) is the same.
+ * Where ranks have slices of the vocabulary, each makes three numbers of a row, its largest, its sum and its target's logit;
+ * all ranks' numbers are joined by each, and it goes on with the joined largest and sum (Shoeybi et al. 2019).
  */
 #include "page.h"
 
@@ -44,6 +46,22 @@ static void loss_definition(Case *c) {
 }
 
 static void loss_in_use(Case *c) { cross_entropy(c->dev, F("losses"), F("logits"), I("targets"), (int)c->size[0], (int)c->size[1], 1); }
+static void loss_in_slices(Case *c) { // all by one rank: their logits are copied apart, and the gradients together
+    int64_t N = c->size[0], V = c->size[1], row = V * (int64_t)sizeof(float), XS = (int64_t)sizeof(floatX), slices = min_i64(4, V);
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
+    float *parts = (float *)scratch(c->dev, "parts", (size_t)(slices * N * 3) * sizeof(float)), *apart = (float *)scratch(c->dev, "slices", (size_t)(N * row));
+    for (int r = 0; r < slices; r++) {
+        int64_t first = V * r / slices, width = V * (r + 1) / slices - first;
+        device_copy_rows(c->dev, apart + N * first, (size_t)width * 4, F("logits") + first, (size_t)row, (size_t)width * 4, (int)N);
+        cross_entropy_part(c->dev, parts + r * N * 3, apart + N * first, I("targets"), (int)first, (int)N, (int)width);
+    }
+    for (int r = 0; r < slices; r++) {
+        int64_t first = V * r / slices, width = V * (r + 1) / slices - first;
+        cross_entropy_join(c->dev, F("losses"), apart + N * first, parts, I("targets"), (int)slices, (int)first, (int)N, (int)width, 1);
+        device_copy_rows(c->dev, (char *)F("logits") + first * XS, (size_t)row, apart + N * first, (size_t)width * 4, (size_t)(width * XS), (int)N);
+    }
+    arena_release(c->dev, MEM_WORKSPACE, mark);
+}
 
 #ifndef USE_CUDA
 /* Row n, or NULL where its target is negative: then it is done, all zero. */
@@ -172,6 +190,7 @@ static const Version op_versions[] = {
     {"4 exponentials kept", "each is computed once, and waits where its logit was until the sum is known: a store costs less than an exponential.", loss_kept},
     {"5 blocks", "a block's largest, exponentials and sum while it is at hand: the row comes from memory once, while the block before it is computed; each block is brought to the row's largest with the gradient.", loss_by_blocks},
     {"in use: threads", "as 5, rows over threads; the blocks' factors and the sum of their sums by vectors, once all largest are known.", loss_in_use},
+    {"in use: 4 slices", "what four ranks compute that share the vocabulary, and copies of it all: a slice's logits are read again for the gradient, whose exponentials are computed again.", loss_in_slices},
     END_OF_VERSIONS};
 #endif
 

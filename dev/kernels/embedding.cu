@@ -2,23 +2,28 @@
  *
  * No arithmetic worth the name; rows come from anywhere in the table. The backward's question is who may add: tokens
  * repeat, and what two threads add to one row at once is lost, or added in an order that the next run does not repeat.
- * A row of x is zero where the id is negative, and gives no gradient: so it is where ranks split the vocabulary.
+ * The table has V tokens from `first` on; a row of x is zero where the id is another, and gives no gradient: so ranks split the
+ * vocabulary.
  */
 #include "page.h"
 
-/* The ids: `often` of 100 tokens are one and the same, `absent` of 100 negative, the rest anything.
- * Counts what one call touches: rows of the table, and tokens that are not negative. */
+/* The row of the table that a token has, -1: none. */
+static int64_t row_of(const Case *c, int32_t id) { return slice_row(id, (int)c->size[5], (int)c->size[2]); }
+
+/* The ids: `often` of 100 tokens are one and the same, `absent` of 100 are not in the table, the rest are.
+ * Counts what one call touches: rows of the table, and tokens that are in it. */
 static void draw_ids(Case *c, int often, int absent, int64_t *rows, int64_t *present) {
-    int64_t N = c->size[0], V = c->size[2];
+    int64_t N = c->size[0], V = c->size[2], first = c->size[5];
     int32_t *ids = I("ids");
     char *seen = (char *)checked_malloc((size_t)V);
     *rows = *present = 0;
     for (int64_t n = 0; n < N; n++) {
         int64_t percent = (int64_t)(mix64((uint64_t)n + 1) % 100);
-        if (percent < often) ids[n] = (int32_t)(V / 2);
-        else if (percent >= 100 - absent) ids[n] = (int32_t)(-1 - n);
-        *present += ids[n] >= 0;
-        if (ids[n] >= 0) *rows += !seen[ids[n]], seen[ids[n]] = 1;
+        ids[n] += (int32_t)first;
+        if (percent < often) ids[n] = (int32_t)(first + V / 2);
+        else if (percent >= 100 - absent) ids[n] = (int32_t)(n % 2 ? first + V + n : first - 1 - n);
+        int64_t row = row_of(c, ids[n]);
+        if (row >= 0) ++*present, *rows += !seen[row], seen[row] = 1;
     }
     free(seen);
 }
@@ -26,7 +31,7 @@ static void draw_ids(Case *c, int often, int absent, int64_t *rows, int64_t *pre
 // ---------------------------------------------------------------------------
 // forward
 
-static void forward_case(Case *c) { // size: N, C, V, often, absent
+static void forward_case(Case *c) { // size: N, C, V, often, absent, first
     int64_t N = c->size[0], C = c->size[1], V = c->size[2];
     reads(c, "embed", IN_X, V, C, 1);
     reads(c, "ids", IN_INT, N, 1, (double)V);
@@ -44,10 +49,10 @@ static void forward_definition(Case *c) {
     const double *embed = D("embed"), *ids = D("ids");
     double *x = R("x");
     for (int64_t n = 0; n < N; n++)
-        for (int64_t i = 0; i < C; i++) x[n * C + i] = ids[n] < 0 ? 0 : embed[(int64_t)ids[n] * C + i];
+        for (int64_t i = 0, row = row_of(c, (int32_t)ids[n]); i < C; i++) x[n * C + i] = row < 0 ? 0 : embed[row * C + i];
 }
 
-static void forward_in_use(Case *c) { embedding_forward(c->dev, X("x"), X("embed"), I("ids"), (int)c->size[0], (int)c->size[1]); }
+static void forward_in_use(Case *c) { embedding_forward(c->dev, X("x"), X("embed"), I("ids"), (int)c->size[5], (int)c->size[0], (int)c->size[1], (int)c->size[2]); }
 
 #ifndef USE_CUDA
 static void forward_columns(Case *c) {
@@ -56,7 +61,10 @@ static void forward_columns(Case *c) {
     const int32_t *ids = I("ids");
     floatX *x = X("x");
     for (int64_t i = 0; i < C; i++)
-        for (int64_t n = 0; n < N; n++) x[n * C + i] = ids[n] < 0 ? from_float(0) : embed[ids[n] * C + i];
+        for (int64_t n = 0; n < N; n++) {
+            int64_t row = row_of(c, ids[n]);
+            x[n * C + i] = row < 0 ? from_float(0) : embed[row * C + i];
+        }
 }
 
 static void forward_rows(Case *c) {
@@ -65,7 +73,7 @@ static void forward_rows(Case *c) {
     const int32_t *ids = I("ids");
     floatX *x = X("x");
     for (int64_t n = 0; n < N; n++)
-        for (int64_t i = 0; i < C; i++) x[n * C + i] = ids[n] < 0 ? from_float(0) : embed[ids[n] * C + i];
+        for (int64_t i = 0, row = row_of(c, ids[n]); i < C; i++) x[n * C + i] = row < 0 ? from_float(0) : embed[row * C + i];
 }
 
 static void forward_copies(Case *c) {
@@ -73,9 +81,11 @@ static void forward_copies(Case *c) {
     const floatX *embed = X("embed");
     const int32_t *ids = I("ids");
     floatX *x = X("x");
-    for (int64_t n = 0; n < N; n++)
-        if (ids[n] < 0) memset(x + n * C, 0, (size_t)C * sizeof(floatX));
-        else memcpy(x + n * C, embed + ids[n] * C, (size_t)C * sizeof(floatX));
+    for (int64_t n = 0; n < N; n++) {
+        int64_t row = row_of(c, ids[n]);
+        if (row < 0) memset(x + n * C, 0, (size_t)C * sizeof(floatX));
+        else memcpy(x + n * C, embed + row * C, (size_t)C * sizeof(floatX));
+    }
 }
 
 static const Version forward_versions[] = {
@@ -89,7 +99,7 @@ static const Version forward_versions[] = {
 // ---------------------------------------------------------------------------
 // backward
 
-static void backward_case(Case *c) { // size: N, C, V, often, absent
+static void backward_case(Case *c) { // size: N, C, V, often, absent, first
     int64_t N = c->size[0], C = c->size[1], V = c->size[2];
     updates(c, "dembed", IN_FLOAT, V, C, 0.7);
     reads(c, "dx", IN_X, N, C, 0.7);
@@ -110,10 +120,10 @@ static void backward_definition(Case *c) {
     double *dembed = R("dembed");
     memcpy(dembed, D("dembed"), (size_t)(V * C) * sizeof(double));
     for (int64_t n = 0; n < N; n++)
-        for (int64_t i = 0; i < C && ids[n] >= 0; i++) dembed[(int64_t)ids[n] * C + i] += dx[n * C + i];
+        for (int64_t i = 0, row = row_of(c, (int32_t)ids[n]); i < C && row >= 0; i++) dembed[row * C + i] += dx[n * C + i];
 }
 
-static void backward_in_use(Case *c) { embedding_backward(c->dev, F("dembed"), X("dx"), I("ids"), (int)c->size[0], (int)c->size[1]); }
+static void backward_in_use(Case *c) { embedding_backward(c->dev, F("dembed"), X("dx"), I("ids"), (int)c->size[5], (int)c->size[0], (int)c->size[1], (int)c->size[2]); }
 
 #ifndef USE_CUDA
 static void backward_search(Case *c) {
@@ -123,7 +133,7 @@ static void backward_search(Case *c) {
     float *dembed = F("dembed");
     for (int64_t v = 0; v < V; v++)
         for (int64_t n = 0; n < N; n++)
-            for (int64_t i = 0; i < C && ids[n] == v; i++) dembed[v * C + i] += to_float(dx[n * C + i]);
+            for (int64_t i = 0; i < C && row_of(c, ids[n]) == v; i++) dembed[v * C + i] += to_float(dx[n * C + i]);
 }
 
 /* Elements [from, to) of every row, for the ids that belong to `owner` of `owners`. */
@@ -133,9 +143,10 @@ static void backward_part(Case *c, int64_t from, int64_t to, int owner, int owne
     const int32_t *ids = I("ids");
     float *dembed = F("dembed");
     for (int64_t n = 0; n < N; n++) {
-        if (ids[n] < 0 || ids[n] % owners != owner) continue;
-        float *row = dembed + ids[n] * C;
-        for (int64_t i = from; i < to; i += VL) store_float(row + i, load_float(row + i, to - i) + load_x(dx + n * C + i, to - i), to - i);
+        int64_t row = row_of(c, ids[n]);
+        if (row < 0 || row % owners != owner) continue;
+        float *out = dembed + row * C;
+        for (int64_t i = from; i < to; i += VL) store_float(out + i, load_float(out + i, to - i) + load_x(dx + n * C + i, to - i), to - i);
     }
 }
 static void backward_scatter(Case *c) { backward_part(c, 0, c->size[1], 0, 1); }
@@ -147,8 +158,8 @@ static void backward_atomic(Case *c) {
     float *dembed = F("dembed");
 #pragma omp parallel for num_threads(c->dev->threads)
     for (int64_t n = 0; n < N; n++)
-        for (int64_t i = 0; i < C && ids[n] >= 0; i++) {
-            float *to = dembed + ids[n] * C + i, d = to_float(dx[n * C + i]);
+        for (int64_t i = 0, row = row_of(c, ids[n]); i < C && row >= 0; i++) {
+            float *to = dembed + row * C + i, d = to_float(dx[n * C + i]);
 #pragma omp atomic
             *to += d;
         }
@@ -177,15 +188,15 @@ static const Version backward_versions[] = {
 #endif
 
 static const Op forward = {"embedding_forward", forward_case, forward_prepare, forward_definition, forward_versions,
-    {{"odd", {333, 301, 97, 0, 10}},
+    {{"odd", {333, 301, 97, 0, 10, 40}},
      FOR_CPU({"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
              {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer", {1024, 2048, 128256}})
      FOR_GPU({"even", {128, 256, 61, 30}}, {"1B", {8192, 2048, 128256}}, {"8B", {8192, 4096, 128256}})}};
 
 static const Op backward = {"embedding_backward", backward_case, backward_prepare, backward_definition, backward_versions,
-    {{"odd", {333, 301, 97, 0, 10}},
+    {{"odd", {333, 301, 97, 0, 10, 40}},
      FOR_CPU({"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
-             {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer, 1 of 4 slices", {1024, 2048, 32064, 0, 75}})
+             {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer, 1 of 4 slices", {1024, 2048, 32064, 0, 75, 32064}})
      FOR_GPU({"even", {128, 256, 61, 30}}, {"1B", {8192, 2048, 128256}}, {"1B, 90 % one token", {8192, 2048, 128256, 90}})}};
 
 PAGE(&forward, &backward)

@@ -8,20 +8,21 @@
 // forward
 
 // Thread i: W elements of token n's row.
-template <int W> static __global__ void __launch_bounds__(256) forward_kernel1(floatX *x, const floatX *embed, const int32_t *ids, int64_t N, int64_t C) {
+template <int W> static __global__ void __launch_bounds__(256) forward_kernel1(floatX *x, const floatX *embed, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
     int64_t i = thread_number(), n = i / (C / W), at = i % (C / W) * W;
     float v[W] = {};
     if (n >= N) return;
-    if (ids[n] >= 0) load(v, embed + (int64_t)ids[n] * C + at);
+    int64_t row = slice_row(ids[n], first, V);
+    if (row >= 0) load(v, embed + row * C + at);
     store(x + n * C + at, v);
 }
 static void forward_elements(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL(c->dev, forward_kernel1<1>, blocks_for(N * C, 256), 256, 0, X("x"), X("embed"), I("ids"), N, C);
+    KERNEL(c->dev, forward_kernel1<1>, blocks_for(N * C, 256), 256, 0, X("x"), X("embed"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
 }
 static void forward_vectors(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL_BY_WIDTH(c->dev, C % WIDE == 0, WIDE, forward_kernel1, blocks_for(N * (C / W), 256), 256, 0, X("x"), X("embed"), I("ids"), N, C);
+    KERNEL_BY_WIDTH(c->dev, C % WIDE == 0, WIDE, forward_kernel1, blocks_for(N * (C / W), 256), 256, 0, X("x"), X("embed"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
 }
 
 static const Version forward_versions[] = {
@@ -33,41 +34,43 @@ static const Version forward_versions[] = {
 // ---------------------------------------------------------------------------
 // backward
 
-static __global__ void __launch_bounds__(256) backward_kernel1(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C) {
-    int64_t i = thread_number(), n = i / C;
-    if (n < N && ids[n] >= 0) atomicAdd(dembed + (int64_t)ids[n] * C + i % C, to_float(dx[i]));
+static __global__ void __launch_bounds__(256) backward_kernel1(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
+    int64_t i = thread_number(), n = i / C, row = n < N ? slice_row(ids[n], first, V) : -1;
+    if (row >= 0) atomicAdd(dembed + row * C + i % C, to_float(dx[i]));
 }
 static void backward_atomic(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL(c->dev, backward_kernel1, blocks_for(N * C, 256), 256, 0, F("dembed"), X("dx"), I("ids"), N, C);
+    KERNEL(c->dev, backward_kernel1, blocks_for(N * C, 256), 256, 0, F("dembed"), X("dx"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
 }
 
 // Thread i owns column i of the whole table, and takes all tokens in their order.
-static __global__ void __launch_bounds__(WARP) backward_kernel2(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C) {
+static __global__ void __launch_bounds__(WARP) backward_kernel2(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
     int64_t i = thread_number();
-    for (int64_t n = 0; n < N && i < C; n++)
-        if (ids[n] >= 0) dembed[(int64_t)ids[n] * C + i] += to_float(dx[n * C + i]);
+    for (int64_t n = 0; n < N && i < C; n++) {
+        int64_t row = slice_row(ids[n], first, V);
+        if (row >= 0) dembed[row * C + i] += to_float(dx[n * C + i]);
+    }
 }
 static void backward_columns(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL(c->dev, backward_kernel2, blocks_for(C, WARP), WARP, 0, F("dembed"), X("dx"), I("ids"), N, C);
+    KERNEL(c->dev, backward_kernel2, blocks_for(C, WARP), WARP, 0, F("dembed"), X("dx"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
 }
 
 // Block (x, n): if token n is the first with its id, it adds up all tokens that have it, 256 columns at a time.
-static __global__ void __launch_bounds__(256) backward_kernel3(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C) {
-    int64_t first = blockIdx.x, i = (int64_t)blockIdx.y * 256 + threadIdx.x;
-    int32_t id = ids[first];
+static __global__ void __launch_bounds__(256) backward_kernel3(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
+    int64_t mine = blockIdx.x, i = (int64_t)blockIdx.y * 256 + threadIdx.x, row = slice_row(ids[mine], first, V);
+    int32_t id = ids[mine];
     int before = 0;
-    for (int64_t n = threadIdx.x; n < first; n += 256) before |= ids[n] == id;
-    if (id < 0 || __syncthreads_or(before)) return;
+    for (int64_t n = threadIdx.x; n < mine; n += 256) before |= ids[n] == id;
+    if (row < 0 || __syncthreads_or(before)) return;
     float sum = 0;
-    for (int64_t n = first; n < N; n++)
+    for (int64_t n = mine; n < N; n++)
         if (ids[n] == id && i < C) sum += to_float(dx[n * C + i]);
-    if (i < C) dembed[(int64_t)id * C + i] += sum;
+    if (i < C) dembed[row * C + i] += sum;
 }
 static void backward_first_owns(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL(c->dev, backward_kernel3, dim3((unsigned)N, blocks_for(C, 256)), 256, 0, F("dembed"), X("dx"), I("ids"), N, C);
+    KERNEL(c->dev, backward_kernel3, dim3((unsigned)N, blocks_for(C, 256)), 256, 0, F("dembed"), X("dx"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
 }
 
 static const Version backward_versions[] = {

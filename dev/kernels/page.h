@@ -38,7 +38,7 @@ typedef struct {
     double *result;   // (rows, cols): what the definition makes of it; not READ
 } PageTensor;
 
-enum { PAGE_DIMS = 8, PAGE_TENSORS = 24, PAGE_VERSIONS = 12, PAGE_ROUNDS = 199 };
+enum { PAGE_DIMS = 9, PAGE_TENSORS = 24, PAGE_VERSIONS = 12, PAGE_ROUNDS = 199 };
 
 typedef struct { // one size of one op; `declare` fills the second half
     const char *label;

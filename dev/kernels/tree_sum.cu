@@ -3,6 +3,7 @@
  * fp32 addition is not associative, so an order must be chosen. From left to right, one rank more moves every rounding; in
  * the tree, two ranks that add their halves first give the bits of one rank that has them both. Here the definition rounds
  * each sum to fp32, and versions must give its bits: a sum from left to right would not pass.
+ * sum_pieces is the same tree over activations: the pieces and the sum are floatX, rounded once.
  */
 #include "page.h"
 
@@ -40,6 +41,19 @@ static void sum_definition(Case *c) {
         out[i] = before ? added(c, before[i], sum) : sum;
     }
 }
+
+static void pieces_case(Case *c) { // size: n, count
+    int64_t n = c->size[0], count = c->size[1];
+    writes(c, "out", IN_X, count, 1);
+    reads(c, "pieces", IN_X, n, count, 0.7);
+    c->flops = c->slots = (double)(n - 1) * (double)count;
+    c->bound = c->row_bound = c->float_bound = 1e-30; // not a bit
+}
+static void pieces_definition(Case *c) {
+    sum_definition(c);
+    for (int64_t i = 0; i < c->size[1]; i++) R("out")[i] = stored(c, R("out")[i]);
+}
+static void pieces_in_use(Case *c) { sum_pieces(c->dev, X("out"), X("pieces"), (int)c->size[0], c->size[1]); }
 
 static void sum_in_use(Case *c) { tree_sum(c->dev, F("out"), F("pieces"), DTYPE_F32, (int)c->size[0], c->size[1], (int)c->size[2]); }
 
@@ -98,10 +112,24 @@ static const Version op_versions[] = {
     {"3 one pass", "vectors of the pieces from left to right; sums wait on a small stack for their right neighbour, as the 1s of a binary counter wait: each piece is read once, and nothing else moves. For single elements the turns of the stack would cost more than they save.", sum_one_pass},
     {"in use: threads", "vectors over threads; an element's tree is its own. A long sum goes past the caches: what is overwritten need not be fetched.", sum_in_use},
     END_OF_VERSIONS};
+
+static void pieces_recursive(Case *c) {
+    int64_t n = c->size[0], count = c->size[1], width = tree_width(c);
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
+    float *wide = (float *)scratch(c->dev, "pieces", (size_t)(n * count) * sizeof(float));
+    for (int64_t i = 0; i < n * count; i++) wide[i] = to_float(X("pieces")[i]);
+    for (int64_t i = 0; i < count; i++) X("out")[i] = from_float(tree_of_floats(wide + i, n, count, 0, width));
+    arena_release(c->dev, MEM_WORKSPACE, mark);
+}
+
+static const Version pieces_versions[] = {
+    {"1 widened, recursive", "the pieces as floats, then version 1 above, then rounded.", pieces_recursive},
+    {"in use: threads", "as above, widened and rounded on the way.", pieces_in_use},
+    END_OF_VERSIONS};
 #endif
 
 #ifdef USE_CUDA
-#include "tree_sum.cuh" // defines: op_versions
+#include "tree_sum.cuh" // defines: op_versions, pieces_versions
 #endif
 
 static const Op op = {"tree_sum", sum_case, NULL, sum_definition, op_versions,
@@ -110,4 +138,9 @@ static const Op op = {"tree_sum", sum_case, NULL, sum_definition, op_versions,
              {"bench-125m block, 8 ranks", {8, 786624}}, {"bench-125m block, += 1", {1, 6292992, 1}}, {"1B layer, 8 ranks", {8, 7602688}})
      FOR_GPU({"even", {5, 2048}}, {"1B layer, 2 ranks", {2, 30410752}}, {"1B layer, 8 ranks", {8, 7602688}}, {"8B layer, 8 ranks, +=", {8, 27264000, 1}})}};
 
-PAGE(&op)
+static const Op pieces = {"sum_pieces", pieces_case, NULL, pieces_definition, pieces_versions,
+    {{"odd", {7, 1003}},
+     FOR_CPU({"1B activations, 2 ranks", {2, 2097152}}, {"1B activations, 8 ranks", {8, 524288}})
+     FOR_GPU({"even", {5, 2048}}, {"8B activations, 2 ranks", {2, 16777216}}, {"8B activations, 8 ranks", {8, 4194304}})}};
+
+PAGE(&op, &pieces)

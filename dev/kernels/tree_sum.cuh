@@ -62,3 +62,6 @@ static const Version op_versions[] = {
     {"3 vectors", "16 bytes a load, all pieces' loads under way together.", sum_vectors},
     {"in use", "the op of kernels.cuh.", sum_in_use},
     END_OF_VERSIONS};
+static const Version pieces_versions[] = {
+    {"in use", "the op of kernels.cuh: tree_sum's, over floatX.", pieces_in_use},
+    END_OF_VERSIONS};

@@ -8,7 +8,7 @@
 static void all_logits(Run *r, int T, FILE *out) {
     const Llama3Config *c = r->config;
     Model *m = &r->model;
-    FsdpUnit *head = &r->fsdp.units[table_head_unit(r->table)];
+    FsdpUnit *head = &r->fsdp.units[r->table->head];
     const floatX *w = unit_weights(&r->fsdp, head) + head->unit->where[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED];
     for (int t = 0; t < T; t++) {
         linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)t * c->C, w, 1, c->C, c->V);

@@ -61,15 +61,17 @@ def swiglu():
 
 
 def embedding():
-    for ids, C, V in ([2, 0, 2, -1, 4, 2, -7, 1], 13, 5), ([0], 1, 1), ([3] * 20 + [-1, 7] + [3] * 9, 17, 9):
-        ids, N = torch.tensor(ids), len(ids)
+    # ids, C, V, the table's first token; the page's sizes have two more before that
+    for ids, C, V, *first in ([2, 0, 2, -1, 4, 2, -7, 1], 13, 5), ([0], 1, 1), ([3] * 20 + [-1, 7] + [3] * 9, 17, 9), ([3, 9, 4, 8, -4, 5, 4, 0], 7, 5, 4):
+        ids, N, low = torch.tensor(ids), len(ids), sum(first)
         embed, dx, dembed = draw(V, C).requires_grad_(), draw(N, C), draw(V, C)
-        here = (ids >= 0)[:, None].double()
-        x = torch.nn.functional.embedding(ids.clamp(min=0), embed) * here
+        here = ((ids >= low) & (ids < low + V))[:, None].double()
+        x = torch.nn.functional.embedding((ids - low).clamp(0, V - 1), embed) * here
         (d,) = grads(x, dx, embed)
         columns = {"ids": ids[:, None].double()}
-        yield "embedding_forward", (N, C, V), {"embed": embed, "x": x, **columns}
-        yield "embedding_backward", (N, C, V), {"dx": dx, "dembed": dembed, "dembed.out": dembed + d, **columns}
+        size = (N, C, V, 0, 0, low) if first else (N, C, V)
+        yield "embedding_forward", size, {"embed": embed, "x": x, **columns}
+        yield "embedding_backward", size, {"dx": dx, "dembed": dembed, "dembed.out": dembed + d, **columns}
 
 
 def rope():
@@ -116,6 +118,9 @@ def tree_sum():
         pieces, out = draw(n, count), draw(count, 1)
         total = pieces.sum(0)[:, None] + accumulate * out
         yield "tree_sum", (n, count, accumulate), {"pieces": pieces, "out": out, "out.out": total} if accumulate else {"pieces": pieces, "out": total}
+    for n, count in (3, 33), (8, 17), (1, 5):
+        pieces = draw(n, count)
+        yield "sum_pieces", (n, count), {"pieces": pieces, "out": pieces.sum(0)[:, None]}
 
 
 def cast():
@@ -138,20 +143,23 @@ def linear():
 
 
 def attention():
-    # B, Tq, Tk, NH, NKV, HD, q_offset: query t sees keys 0 ... q_offset + t; the third has queries that see nothing
-    for B, Tq, Tk, NH, NKV, HD, offset in (2, 7, 7, 4, 2, 10, 0), (1, 5, 23, 3, 1, 18, 18), (1, 7, 4, 2, 2, 6, -2):
+    # B, Tq, Tk, NH, NKV, HD, q_offset: query t sees keys 0 ... q_offset + t; the third has queries that see nothing. q_split,
+    # q_gap: queries from q_split on stand q_gap further
+    for B, Tq, Tk, NH, NKV, HD, offset, *chunks in (2, 7, 7, 4, 2, 10, 0), (1, 5, 23, 3, 1, 18, 18), (1, 7, 4, 2, 2, 6, -2), (2, 6, 12, 4, 2, 10, 0, 3, 6):
+        split, gap = chunks or (0, 0)
+        position = offset + torch.arange(Tq) + gap * (torch.arange(Tq) >= split)
         q, dout = draw(B, Tq, NH * HD).requires_grad_(), draw(B, Tq, NH * HD)
         k, v = draw(B, Tk, NKV * HD).requires_grad_(), draw(B, Tk, NKV * HD).requires_grad_()
         qs = q.reshape(B, Tq, NH, HD).transpose(1, 2)
         ks, vs = (x.reshape(B, Tk, NKV, HD).transpose(1, 2).repeat_interleave(NH // NKV, 1) for x in (k, v))
-        mask = torch.arange(Tk)[None] <= offset + torch.arange(Tq)[:, None]
+        mask = torch.arange(Tk)[None] <= position[:, None]
         sees = mask.any(1)[:, None]  # where a query sees nothing, PyTorch has NaN: let it see all, and take no part
         out = torch.nn.functional.scaled_dot_product_attention(qs, ks, vs, attn_mask=mask | ~sees) * sees
         out = out.transpose(1, 2).reshape(B, Tq, NH * HD)
         lse = torch.logsumexp((qs @ ks.transpose(2, 3) / HD**0.5).masked_fill(~mask, -torch.inf), 3)
         tensors = {n: t.reshape(-1, t.shape[-1]) for n, t in zip("q k v out dout".split(), (q, k, v, out, dout))}
         dq, dk, dv = (g.reshape(-1, g.shape[-1]) for g in grads(out, dout, q, k, v))
-        size, tensors["lse"] = (B, Tq, Tk, NH, NKV, HD, offset), lse.reshape(-1, 1)
+        size, tensors["lse"] = (B, Tq, Tk, NH, NKV, HD, offset, *chunks), lse.reshape(-1, 1)
         yield "attention_forward", size, {n: t for n, t in tensors.items() if n != "dout"}
         yield "attention_backward", size, {**tensors, "dq": dq, "dk": dk, "dv": dv}
 

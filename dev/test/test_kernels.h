@@ -22,7 +22,7 @@ typedef struct { // one test's buffers and its worst figures
     double worst, worst_row;
     double row_floor; // a row of the reference counts as no smaller: where a result is a difference of larger numbers
     double bound, row_bound; // of this test: what worst and worst_row may be
-    uint64_t seed;    // where `random` began
+    uint64_t seed;    // where `random` begins in each test
     char shape[200], bad[600]; // of the case that runs; the first thing that was wrong, "" as long as nothing was
 } KernelTest;
 
@@ -172,20 +172,23 @@ static void test_report(KernelTest *t, const char *name) {
 
 static void test_embedding(KernelTest *t) {
     test_bounds(t, 2e-6, 1e-5);
-    const int sizes[][4] = {{1, 1, 17, 0}, {65, 5, 3, 0}, {200, 257, 17, 0}, {3, 64, 1, 0}, {1000, 40, 1000, 90}, {1001, 9, 100, 50}}; // N, C, V, percent that are one token
-    for (int i = 0; i < 6; i++, t->cases++) {
-        int N = sizes[i][0], C = sizes[i][1], V = sizes[i][2];
-        test_shape(t, "embedding (N %d, C %d, V %d)", N, C, V);
+    // N, C, V, percent that are one token, the table's first; the last: most tokens are the one before it
+    const int sizes[][5] = {{1, 1, 17, 0, 0},      {65, 5, 3, 0, 0},     {200, 257, 17, 0, 0}, {3, 64, 1, 0, 0},    {1000, 40, 1000, 90, 0},
+                            {1001, 9, 100, 50, 0}, {300, 24, 40, 0, 40}, {700, 40, 33, 80, 7}, {90, 5, 1, 30, 300}, {700, 16, 5, 90, 6}};
+    for (int i = 0; i < 10; i++, t->cases++) {
+        int N = sizes[i][0], C = sizes[i][1], V = sizes[i][2], low = sizes[i][4], all = low ? low + V + 20 : V, often = i == 9 ? low - 1 : low + V / 2;
+        test_shape(t, "embedding (N %d, C %d, V %d from %d on)", N, C, V, low);
         floatX *embed = test_xs(t, V * C, 1), *dx = test_xs(t, N * C, 1), *first = NULL;
         float *start = test_floats(t, V * C, 1), *dfirst = NULL;
         int32_t *ids = (int32_t *)test_alloc(t, N * 4);
-        for (int n = 0; n < N; n++) ids[n] = n % 7 == 6 ? -1 : (int32_t)(fabs(test_random(t)) * V);
-        for (int n = 0; n < N && sizes[i][3]; n++) ids[n] = fabs(test_random(t)) * 100 < sizes[i][3] ? V / 2 : ids[n];
+        for (int n = 0; n < N; n++) ids[n] = n % 7 == 6 ? -1 : (int32_t)(fabs(test_random(t)) * all);
+        for (int n = 0; n < N && sizes[i][3]; n++) ids[n] = fabs(test_random(t)) * 100 < sizes[i][3] ? often : ids[n];
+        if (low) ids[0] = INT32_MAX, ids[1] = INT32_MIN, ids[2] = low - 1, ids[3] = low, ids[4] = low + V - 1, ids[5] = low + V;
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
             floatX *x = test_xs(t, N * C, 1);
             float *dembed = (float *)test_copy(t, start, V * C * 4);
-            embedding_forward(&t->dev[threads], x, embed, ids, N, C);
-            embedding_backward(&t->dev[threads], dembed, dx, ids, N, C);
+            embedding_forward(&t->dev[threads], x, embed, ids, low, N, C, V);
+            embedding_backward(&t->dev[threads], dembed, dx, ids, low, N, C, V);
             if (!first) first = x, dfirst = dembed;
             test_same(t, x, first, N * C * (int64_t)sizeof(floatX));
             test_same(t, dembed, dfirst, V * C * 4);
@@ -193,9 +196,9 @@ static void test_embedding(KernelTest *t) {
         double *ref = test_doubles(t, N * C), *dref = test_doubles(t, V * C);
         for (int j = 0; j < V * C; j++) dref[j] = start[j];
         for (int n = 0; n < N; n++)
-            for (int c = 0; c < C && ids[n] >= 0; c++) {
-                ref[n * C + c] = to_float(embed[ids[n] * C + c]);
-                dref[ids[n] * C + c] += to_float(dx[n * C + c]);
+            for (int c = 0; c < C && ids[n] >= low && ids[n] < low + (int64_t)V; c++) {
+                ref[n * C + c] = to_float(embed[(ids[n] - low) * C + c]);
+                dref[(ids[n] - low) * C + c] += to_float(dx[n * C + c]);
             }
         test_compare(t, first, 1, C, ref, N, C);
         test_compare(t, dfirst, 0, C, dref, V, C);
@@ -248,6 +251,31 @@ static void test_rmsnorm(KernelTest *t) {
         test_compare(t, first_rstd, 0, 1, rref, N, 1);
     }
     test_report(t, "rmsnorm forward and backward follow their definition");
+}
+
+static void test_residual_add(KernelTest *t) {
+    test_bounds(t, 0, 0);
+    const int sizes[][2] = {{1, 1}, {3, 5}, {65, 64}, {20, 257}, {9, 1027}}, XS = (int)sizeof(floatX);
+    for (int i = 0; i < 5; i++, t->cases++) {
+        int N = sizes[i][0], C = sizes[i][1], count = N * C, cut = count / 3;
+        test_shape(t, "residual_add (%d elements)", count);
+        floatX *x = test_xs(t, count, 1), *delta = test_xs(t, count, 1), *w = test_xs(t, C, 1), *normed = test_xs(t, count, 1), *sum = test_xs(t, count, 1);
+        rmsnorm_forward(&t->dev[1], normed, test_floats(t, N, 1), sum, x, delta, w, 1e-5f, N, C);
+        for (int threads = 1; threads <= TEST_THREADS; threads++) {
+            Device *dev = &t->dev[threads];
+            floatX *out = test_xs(t, count, 1), *on_x = (floatX *)test_copy(t, x, count * XS), *on_delta = (floatX *)test_copy(t, delta, count * XS), *in_two = test_xs(t, count, 1);
+            residual_add(dev, out, x, delta, count);
+            residual_add(dev, on_x, on_x, delta, count);
+            residual_add(dev, on_delta, x, on_delta, count);
+            residual_add(dev, in_two, x, delta, cut);
+            residual_add(dev, in_two + cut, x + cut, delta + cut, count - cut);
+            test_same(t, out, sum, count * XS);
+            test_same(t, on_x, sum, count * XS);
+            test_same(t, on_delta, sum, count * XS);
+            test_same(t, in_two, sum, count * XS);
+        }
+    }
+    test_report(t, "residual_add has the bits of rmsnorm_forward's sum, in place and wherever it is cut");
 }
 
 static void test_linear(KernelTest *t) {
@@ -412,13 +440,74 @@ static void test_cross_entropy(KernelTest *t) {
     t->row_floor = 0;
 }
 
+/* Each of `ranks` slices on its own, as the ranks that hold them have it. */
+static void test_cross_entropy_slices(KernelTest *t) {
+    test_bounds(t, ROUNDING, ROUNDING_ROW);
+    const int sizes[][3] = {{2, 1, 1}, {3, 5, 2}, {20, 17, 5}, {20, 257, 3}, {9, 8, 8}, {5, 1300, 4}, {3, 5001, 8}, {2, 70000, 2}}; // N, V, ranks
+    const double scales[] = {1, 30, 5000}; // to logits of +-1e4
+    double worst_loss = 0;
+    int changed = 0;
+    t->row_floor = 0.1; // a probability minus 1
+    for (int i = 0; i < 24; i++, t->cases++) {
+        int N = sizes[i / 3][0], V = sizes[i / 3][1], ranks = sizes[i / 3][2], XS = (int)sizeof(floatX), cut[9];
+        test_shape(t, "cross_entropy in slices (N %d, V %d, ranks %d, logits to %g)", N, V, ranks, scales[i % 3]);
+        for (int r = 0; r <= ranks; r++) cut[r] = (int)max_i64(r, (int64_t)r * r * V / (ranks * ranks)); // no two of one width, if there is room
+        float *logits = test_floats(t, N * V, scales[i % 3]), *joined = test_floats(t, N, 1), *first_losses = NULL;
+        int32_t *targets = (int32_t *)test_alloc(t, N * 4);
+        for (int n = 0; n < N; n++) targets[n] = n % 4 == 3 ? -1 - n : n % 2 ? (int32_t)(fabs(test_random(t)) * V) : cut[n / 2 % ranks];
+        for (int v = 0; v < cut[1] && ranks > 1; v++) logits[v] = -INFINITY, targets[0] = V - 1; // row 0: a whole slice that cannot be
+        cross_entropy(&t->dev[1], joined, (float *)test_copy(t, logits, N * V * 4), targets, N, V, 0);
+        double *ref = test_doubles(t, N * V);
+        for (int n = 0; n < N; n++) {
+            double max = -1e300, sum = 0;
+            for (int v = 0; v < V; v++) max = fmax(max, logits[n * V + v]);
+            for (int v = 0; v < V; v++) sum += exp(logits[n * V + v] - max);
+            for (int v = 0; v < V && targets[n] >= 0; v++) ref[n * V + v] = exp(logits[n * V + v] - max) / sum - (v == targets[n]);
+        }
+        for (int threads = 1; threads <= TEST_THREADS; threads++) {
+            float *parts = test_floats(t, ranks * N * 3, 1), *slices[8];
+            for (int r = 0; r < ranks; r++) {
+                int width = cut[r + 1] - cut[r];
+                slices[r] = test_floats(t, N * width, 1);
+                for (int n = 0; n < N; n++) memcpy(slices[r] + n * width, logits + n * V + cut[r], (size_t)width * 4);
+                cross_entropy_part(&t->dev[threads], parts + r * N * 3, slices[r], targets, cut[r], N, width);
+            }
+            for (int r = 0; r < ranks; r++) {
+                int width = cut[r + 1] - cut[r];
+                float *kept = test_floats(t, N, 1), *losses = test_floats(t, N, 1), *before = (float *)test_copy(t, slices[r], N * width * 4);
+                double *slice_ref = test_doubles(t, N * width);
+                cross_entropy_join(&t->dev[threads], kept, slices[r], parts, targets, ranks, cut[r], N, width, 0);
+                changed += memcmp(slices[r], before, (size_t)(N * width) * 4) != 0;
+                cross_entropy_join(&t->dev[threads], losses, slices[r], parts, targets, ranks, cut[r], N, width, 1);
+                if (!first_losses) first_losses = losses;
+                test_same(t, kept, first_losses, N * 4);
+                test_same(t, losses, first_losses, N * 4);
+                for (int n = 0; n < N; n++) memcpy(slice_ref + n * width, ref + n * V + cut[r], (size_t)width * 8);
+                if (V > 1) test_compare(t, slices[r], 1, width * 4 / XS, slice_ref, N, width);
+            }
+        }
+        for (int n = 0; n < N; n++) {
+            double e = fabs(first_losses[n] - (double)joined[n]) / fmax(1, fabs(joined[n]));
+            if (!(e <= 1e-6)) test_bad(t, "the loss of row %d is %.9g in slices, %.9g joined", n, first_losses[n], joined[n]);
+            worst_loss = worst_of(worst_loss, e);
+        }
+        test_free_all(t);
+    }
+    CHECK("cross_entropy in slices gives the losses of the whole, and leaves the logits where no gradient is wanted", worst_loss <= 1e-6 && !changed, "error %.2g <= 1e-6, %d changed%s", worst_loss, changed, test_where(t));
+    test_report(t, "cross_entropy in slices: the same bits on every rank, the gradient of the whole");
+    t->row_floor = 0;
+}
+
 // ---------------------------------------------------------------------------
 // attention
 
-typedef struct { int B, Tq, Tk, NH, NKV, HD, q_offset, docs, spare; double scale; } AttentionCase; // docs 2: some match nothing; spare: unused keys behind the last sequence; 8: gaps between rows that tensor cores take
+/* docs 1: of random lengths; 2: some queries' match nothing; 3: a query has its key's, boundaries at and beside tiles' edges, documents of one token.
+ * spare: unused keys behind the last sequence; 8: gaps between rows that tensor cores take. */
+typedef struct { int B, Tq, Tk, NH, NKV, HD, q_offset, docs, spare; double scale; } AttentionCase;
+typedef struct { AttentionCase all; int q_split, q_gap; } ChunkCase;
 
 static int test_sees(const AttentionShape *s, int b, int t, int key) {
-    return key <= s->q_offset + t && (!s->q_doc || s->q_doc[b * s->Tq + t] == s->k_doc[b * s->Tk + key]);
+    return key <= s->q_offset + (t < s->q_split ? t : t + s->q_gap) && (!s->q_doc || s->q_doc[b * s->Tq + t] == s->k_doc[b * s->Tk + key]);
 }
 
 /* out, lse, dq, dk, dv by their definition; every array dense: (B,T,heads,HD). */
@@ -472,13 +561,35 @@ static int32_t *test_documents(KernelTest *t, int B, int T, int nowhere) {
     return doc;
 }
 
-static void test_attention_case(KernelTest *t, const AttentionCase *c, double *worst_lse, int *bad_empty) {
+/* Those of all keys, and of queries where their own keys are. */
+static int32_t *test_cut_documents(KernelTest *t, int B, int T) {
+    const int lengths[] = {64, 64, 1, 1, 1, 61, 63, 1, 1, 127, 128, 1, 40}; // ends at 64, 128, 129, 130, 131, 192, 255, 256, 257, 384, …
+    int32_t *doc = (int32_t *)test_alloc(t, B * T * 4);
+    for (int b = 0; b < B; b++)
+        for (int i = 0, id = 0, left = lengths[0]; i < T; i++, left--) {
+            if (!left) left = lengths[++id % 13];
+            doc[b * T + i] = id;
+        }
+    return doc;
+}
+static int32_t *test_documents_of_queries(KernelTest *t, const AttentionShape *s) {
+    int32_t *doc = (int32_t *)test_alloc(t, s->B * s->Tq * 4);
+    for (int b = 0; b < s->B; b++)
+        for (int q = 0; q < s->Tq; q++) {
+            int at = s->q_offset + q + (q >= s->q_split ? s->q_gap : 0);
+            doc[b * s->Tq + q] = at >= 0 && at < s->Tk ? s->k_doc[b * s->Tk + at] : -1;
+        }
+    return doc;
+}
+
+static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_split, int q_gap, double *worst_lse, int *bad_empty) {
     const int XS = (int)sizeof(floatX), fused = c->Tq == c->Tk && !c->spare, kw = c->NKV * c->HD, qw = c->NH * c->HD;
-    test_shape(t, "attention (B %d, Tq %d, Tk %d, NH %d, NKV %d, HD %d, q_offset %d, documents %d, spare %d)", c->B, c->Tq, c->Tk, c->NH, c->NKV, c->HD, c->q_offset, c->docs, c->spare);
+    test_shape(t, "attention (B %d, Tq %d, Tk %d, NH %d, NKV %d, HD %d, q_offset %d, %d further from %d on, documents %d, spare %d)", c->B, c->Tq, c->Tk, c->NH, c->NKV, c->HD, c->q_offset, q_gap, q_split, c->docs, c->spare);
     AttentionShape s;
     memset(&s, 0, sizeof s);
-    s.B = c->B, s.Tq = c->Tq, s.Tk = c->Tk, s.NH = c->NH, s.NKV = c->NKV, s.HD = c->HD, s.q_offset = c->q_offset;
-    if (c->docs) s.k_doc = test_documents(t, c->B, c->Tk, 0), s.q_doc = c->Tq == c->Tk && c->docs == 1 ? s.k_doc : test_documents(t, c->B, c->Tq, c->docs == 2);
+    s.B = c->B, s.Tq = c->Tq, s.Tk = c->Tk, s.NH = c->NH, s.NKV = c->NKV, s.HD = c->HD, s.q_offset = c->q_offset, s.q_split = q_split, s.q_gap = q_gap;
+    if (c->docs == 3) s.k_doc = test_cut_documents(t, c->B, c->Tk), s.q_doc = test_documents_of_queries(t, &s);
+    else if (c->docs) s.k_doc = test_documents(t, c->B, c->Tk, 0), s.q_doc = c->Tq == c->Tk && c->docs == 1 ? s.k_doc : test_documents(t, c->B, c->Tq, c->docs == 2);
     s.q_stride = fused ? qw + 2 * kw : qw + (c->spare == 8 ? 8 : 3);
     s.k_stride = s.v_stride = fused ? qw + 2 * kw : kw + (c->spare == 8 ? 8 : 5);
     s.o_stride = qw + c->spare;
@@ -543,15 +654,31 @@ static void test_attention(KernelTest *t) {
     double worst_lse = 0;
     int bad_empty = 0;
     test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 6e-2 : 2e-4); // the worst row: dq of rows that see a key or two, all of it rounding
-    for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++, t->cases++) test_attention_case(t, &tiles[i], &worst_lse, &bad_empty);
+    for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++, t->cases++) test_attention_case(t, &tiles[i], 0, 0, &worst_lse, &bad_empty);
     test_report(t, "attention over tiles of all kinds follows its definition");
     test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 2e-2 : 2e-4); // the worst row: first rows' dq, a difference of what was rounded: 0.010 to 0.013 by the processor; a lost tile is near 1
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++, t->cases++) test_attention_case(t, &cases[i], &worst_lse, &bad_empty);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++, t->cases++) test_attention_case(t, &cases[i], 0, 0, &worst_lse, &bad_empty);
     CHECK("attention: log-sum-exp follows its definition, -infinity for rows that see nothing", worst_lse <= 1e-6 && !bad_empty, "error %.2g <= 1e-6, %d wrong rows%s", worst_lse, bad_empty, test_where(t));
     test_report(t, "attention forward and backward follow their definition");
     test_bounds(t, sizeof(floatX) == 2 ? 2e-2 : 3e-5, sizeof(floatX) == 2 ? 1 : 1e-3);
-    for (int i = 0; i < 2; i++, t->cases++) test_attention_case(t, &hard[i], &worst_lse, &bad_empty);
+    for (int i = 0; i < 2; i++, t->cases++) test_attention_case(t, &hard[i], 0, 0, &worst_lse, &bad_empty);
     test_report(t, "attention: one key takes all, heads of one element");
+}
+
+static void test_attention_chunks(KernelTest *t) {
+    // Context parallelism: chunk c and chunk 2 CP - 1 - c of a sequence, c = 0, 1, CP - 1; chunks that are no whole tiles; gaps
+    // beyond the last key, second chunks that are all or nothing, first ones that see nothing.
+    const ChunkCase chunks[] = {
+        {{1, 256, 512, 2, 1, 64, 0, 0, 8, 1}, 128, 256},   {{1, 256, 512, 2, 1, 64, 128, 3, 8, 1}, 128, 0},  {{2, 128, 512, 2, 1, 64, 64, 3, 8, 1}, 64, 256}, {{1, 100, 400, 4, 2, 64, 50, 0, 8, 1}, 50, 200},
+        {{1, 100, 400, 4, 1, 64, 100, 3, 8, 1}, 50, 100},  {{1, 256, 512, 2, 1, 128, 0, 3, 8, 1}, 128, 256}, {{1, 134, 536, 2, 2, 128, 67, 0, 8, 1}, 67, 268}, {{1, 134, 536, 2, 1, 128, 67, 1, 8, 1}, 67, 268},
+        {{2, 66, 264, 4, 2, 16, 33, 3, 0, 1}, 33, 132},    {{1, 66, 264, 2, 1, 80, 0, 0, 0, 1}, 33, 198},    {{1, 200, 400, 3, 3, 33, 0, 3, 1, 1}, 100, 200},  {{1, 130, 300, 2, 1, 200, -70, 2, 0, 1}, 65, 300},
+        {{1, 60, 200, 2, 1, 64, 0, 0, 8, 1}, 7, 1000},     {{1, 60, 200, 2, 1, 64, 5, 2, 8, 1}, 0, 130},     {{1, 60, 200, 2, 1, 7, 5, 3, 3, 1}, 60, 130},     {{1, 70, 300, 2, 1, 64, -200, 3, 8, 1}, 69, 400}};
+    double worst_lse = 0;
+    int bad_empty = 0;
+    test_bounds(t, sizeof(floatX) == 2 ? 6e-3 : 2e-6, sizeof(floatX) == 2 ? 6e-2 : 2e-4); // as over tiles
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++, t->cases++) test_attention_case(t, &chunks[i].all, chunks[i].q_split, chunks[i].q_gap, &worst_lse, &bad_empty);
+    CHECK("attention of two chunks: log-sum-exp follows its definition", worst_lse <= 1e-6 && !bad_empty, "error %.2g <= 1e-6, %d wrong rows%s", worst_lse, bad_empty, test_where(t));
+    test_report(t, "attention of two chunks of a sequence follows its definition");
 }
 
 // ---------------------------------------------------------------------------
@@ -687,6 +814,36 @@ static void test_flat(KernelTest *t) {
 #endif
 }
 
+static void test_sum_pieces(KernelTest *t) {
+    test_bounds(t, 0, 0);
+    const int64_t counts[] = {1, 31, 300, 4001}, XS = (int64_t)sizeof(floatX);
+    for (int i = 0; i < 4; i++)
+        for (int n = 1; n <= 20; n++, t->cases++) {
+            int64_t count = counts[i], cut = count / 3;
+            test_shape(t, "sum_pieces (%d pieces of %" PRId64 " elements)", n, count);
+            floatX *pieces = test_xs(t, n * count, 1), *sum = test_xs(t, count, 1), *shifted = test_xs(t, n * (count - cut), 1), *tail = test_xs(t, count - cut, 1);
+            float *level = test_floats(t, n * count, 1);
+            for (int64_t j = 0; j < n * count; j++) level[j] = to_float(pieces[j]);
+            for (int width = 1; width < n; width *= 2) // the tree, level by level
+                for (int k = 0; k + width < n; k += 2 * width)
+                    for (int64_t j = 0; j < count; j++) level[k * count + j] += level[(k + width) * count + j];
+            for (int64_t j = 0; j < count; j++) sum[j] = from_float(level[j]); // rounded once
+            for (int k = 0; k < n; k++) memcpy(shifted + k * (count - cut), pieces + k * count + cut, (size_t)((count - cut) * XS));
+            sum_pieces(&t->dev[1], tail, shifted, n, count - cut);
+            test_same(t, tail, sum + cut, (count - cut) * XS);
+            for (int threads = 1; threads <= TEST_THREADS; threads++) {
+                floatX *out = test_xs(t, count, 1), *in_place = (floatX *)test_copy(t, pieces, n * count * XS);
+                sum_pieces(&t->dev[threads], out, pieces, n, count);
+                sum_pieces(&t->dev[threads], in_place, in_place, n, count);
+                test_same(t, out, sum, count * XS);
+                test_same(t, in_place, sum, count * XS);
+                test_same(t, in_place + count, pieces + count, (n - 1) * count * XS);
+            }
+            test_free_all(t);
+        }
+    test_report(t, "sum_pieces is the binary tree in fp32, rounded once, wherever the tensor is cut");
+}
+
 // ---------------------------------------------------------------------------
 // the walk
 
@@ -698,10 +855,11 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     s.B = 2, s.Tq = 8, s.Tk = 9, s.NH = 4, s.NKV = 2, s.HD = 10, s.q_offset = -2;
     s.q_stride = s.o_stride = 40, s.k_stride = s.v_stride = 20;
     const int64_t D = 2000; // distance between tensors
-    embedding_forward(dev, x, x + D, ids, N, C);
-    embedding_backward(dev, f, x, ids, N, C);
+    embedding_forward(dev, x, x + D, ids, 0, N, C, V);
+    embedding_backward(dev, f, x, ids, 0, N, C, V);
     rmsnorm_forward(dev, x, f, x + D, x + 2 * D, x + 3 * D, x + 4 * D, 1e-5f, N, C);
     rmsnorm_backward(dev, x, f, x + D, NULL, x + 2 * D, f + D, x + 4 * D, N, C);
+    residual_add(dev, x, x + D, x + 2 * D, N * C);
     linear_forward(dev, x, x + D, x + 2 * D, N, C, V);
     linear_forward_fp32(dev, f, x + D, x + 2 * D, N, C, V);
     linear_backward_input(dev, x, x + D, C, x + 2 * D, N, C, V);
@@ -713,7 +871,10 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     swiglu_forward(dev, x, x + D, N, C);
     swiglu_backward(dev, x + D, x, x + 3 * D, N, C);
     cross_entropy(dev, f, f + D, ids, N, V, 1);
+    cross_entropy_part(dev, f + 2 * D, f + D, ids, 5, N, V);
+    cross_entropy_join(dev, f, f + D, f + 2 * D, ids, 1, 5, N, V, 1);
     tree_sum(dev, f, f + D, DTYPE_F32, 3, 500, 1);
+    sum_pieces(dev, x, x + D, 3, 500);
     squared_norm(dev, (ExactSum *)(void *)f, f + 1000, 1000);
     adamw(dev, f, f + D, f + 2 * D, f + 3 * D, x, 1000, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1);
     cast_to_bf16(dev, (bf16 *)(void *)x, f, 1000);
@@ -749,12 +910,18 @@ static void test_walk(KernelTest *t) {
     s.B = 1, s.NH = 1, s.NKV = 1, s.HD = 1, s.Tk = 9;
     int wrong = 0;
     for (s.Tq = 1; s.Tq < 15; s.Tq++)
-        for (s.q_offset = -20; s.q_offset < 20; s.q_offset++, pairs = 0) {
+        for (int i = 0; i < 40 * 36; i++, pairs = 0) {
+            s.q_offset = i % 40 - 20, s.q_split = i / 40 % 6 * 3 - 1, s.q_gap = i / 240 * 4; // q_split -1 ... 14
             for (int q = 0; q < s.Tq; q++)
-                for (int k = 0; k < s.Tk; k++) pairs += k <= s.q_offset + q;
+                for (int k = 0; k < s.Tk; k++) pairs += test_sees(&s, 0, q, k);
             wrong += pairs != attention_pairs(&s);
+            for (int k = 0; k < s.Tk; k++) { // the first query that sees it, Tq: none
+                int q = 0;
+                while (q < s.Tq && !test_sees(&s, 0, q, k)) q++;
+                wrong += min_i64(first_query(&s, k), s.Tq) != q;
+            }
         }
-    CHECK("attention counts visible pairs exactly", !wrong, "%d of 560 shapes wrong", wrong);
+    CHECK("attention counts visible pairs exactly, and finds the first query that sees a key", !wrong, "%d of %d shapes wrong", wrong, 14 * 40 * 36);
     kernels_close(&real);
     device_close(&real);
     device_close(&walk);
@@ -765,7 +932,7 @@ static void test_kernels(void) {
     KernelTest t;
     memset(&t, 0, sizeof t);
     const char *seed = getenv("TEST_SEED");
-    t.random = t.seed = seed ? strtoull(seed, NULL, 10) : 42;
+    t.seed = seed ? strtoull(seed, NULL, 10) : 42;
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         Device walked;
         device_open_walk(&walked, threads, 0);
@@ -775,17 +942,9 @@ static void test_kernels(void) {
         t.dev[threads].blocking = 1; // the host reads what an op wrote
         kernels_open(&t.dev[threads], 0);
     }
-    test_exp(&t);
-    test_embedding(&t);
-    test_rmsnorm(&t);
-    test_linears(&t);
-    test_rope(&t);
-    test_attention(&t);
-    test_swiglu(&t);
-    test_cross_entropy(&t);
-    test_flat(&t);
-    test_adamw(&t);
-    test_walk(&t);
+    static void (*const tests[])(KernelTest *) = {test_exp, test_embedding, test_rmsnorm, test_residual_add, test_linears, test_rope, test_attention, test_attention_chunks, test_swiglu,
+                                                  test_cross_entropy, test_cross_entropy_slices, test_flat, test_sum_pieces, test_adamw, test_walk};
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) t.random = t.seed, tests[i](&t); // its numbers are the same, whatever other tests draw
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         kernels_close(&t.dev[threads]);
         device_close(&t.dev[threads]);

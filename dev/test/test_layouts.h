@@ -40,11 +40,11 @@ static const OneRank *one_rank(int tied, const char *data, int samples, const ch
 
 typedef struct { double error, ratio, loss, norm; int64_t padding, allocations, bytes; } Difference; // worst of all tensors; bytes: of state that should not be there
 
-static Difference difference_of(const OneRank *one, int tied) {
+static Difference difference_from(const OneRank *one, const char *model) {
     Difference d = ZERO;
     TensorTable t;
-    Llama3Config c = config_of_model(small_model(tied));
-    table_open(&t, &c, 0);
+    Llama3Config c = config_of_model(model);
+    table_open(&t, &c, 0, &WHOLE_MODEL);
     int64_t at = 0;
     for (int i = 0; i < t.num_tensors; i++) {
         int64_t m = t.tensors[i].rows * t.tensors[i].cols;
@@ -59,6 +59,8 @@ static Difference difference_of(const OneRank *one, int tied) {
     table_close(&t);
     return d;
 }
+
+static Difference difference_of(const OneRank *one, int tied) { return difference_from(one, small_model(tied)); }
 
 static int difference_allowed(const Difference *d, double bound) {
     return d->error <= bound && d->ratio <= bound && d->norm <= bound && d->loss <= (bound > 1e-5 ? 3e-3 : 1e-5) && !d->padding && !d->allocations && !d->bytes;
@@ -170,7 +172,7 @@ static void between_body(Job *j, int rank) {
     int validates = r->val->num_files > 0;
     int64_t targets;
     Traffic law[AXES][COLLECTIVES];
-    law_of(law, r->config, r->mesh.world, r->opt);
+    law_of(law, r->whole_config, r->mesh.world, r->rank, r->opt);
     for (int step = 1; step <= 3; step++) {
         StepStats s = train_step(r, step);
         __atomic_fetch_add(&between.lawful, !memcmp(law, r->comm.wire, sizeof law), __ATOMIC_RELAXED);

@@ -49,7 +49,7 @@ static void test_estimate(void) {
     const char *line = make_cluster_file("line.json", free_of_cost, free_of_cost, latency, bandwidth, "");
     Traffic law[AXES][COLLECTIVES], all = {0, 0};
     e = estimate_with(line, "--model tiny --accum 3 --slots 4", 2, &w);
-    law_of(law, w.config, w.mesh.world, w.opt);
+    law_of(law, w.whole_config, w.mesh.world, w.rank, w.opt);
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) all.calls += law[i / COLLECTIVES][i % COLLECTIVES].calls, all.bytes += law[i / COLLECTIVES][i % COLLECTIVES].bytes;
     want = (double)all.calls * latency + (double)all.bytes / bandwidth;
     CHECK("exchanges with nothing to hide behind take calls x latency + bytes / bandwidth, all of it exposed", off_by(e.step, want) < 1e-9 && off_by(e.exposed, want) < 1e-9,
@@ -254,7 +254,7 @@ static void test_recompute_memory(void) {
 
 /* Eight ranks on two hosts, one host after the other and by turns. */
 static void test_hosts(void) {
-    Mesh m = mesh_open(8, 4, 2, 1);
+    Mesh m = mesh_of(8, 4, 2);
     int colours[8 * AXES], one[8], turns[8], key;
     for (int r = 0; r < 8; r++) {
         one[r] = r / 4, turns[r] = r % 2;

@@ -1,0 +1,144 @@
+/* Tensor, context and pipeline parallelism, with FSDP and replicas: any mesh has the gradients of one rank, tensor by tensor.
+ * No size divides what it need not: 42 columns, 77 of the feed-forward, 131 tokens, and rows that tp splits unevenly. Part of test_llama3.cu. */
+
+/* 4 key/value heads, so that tp 4 has one each; 14 blocks, so that 8 runs of them with light ends have at least one. */
+static const char *mesh_model(int tied) {
+    static char *dirs[2];
+    if (dirs[tied]) return dirs[tied];
+    char path[300], part[320], *dir = dirs[tied] = strdup(scratch_path(tied ? "tied14" : "odd14"));
+    mkdir(dir, 0777);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    snprintf(part, sizeof part, "%s.%d", path, (int)getpid()); // several processes may make it at once
+    FILE *f = fopen(part, "w");
+    fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":42,\"num_hidden_layers\":14,\"num_attention_heads\":8,\"num_key_value_heads\":4,\"head_dim\":6,"
+               "\"intermediate_size\":77,\"vocab_size\":131,\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_word_embeddings\":%s}\n", tied ? "true" : "false");
+    fclose(f);
+    rename(part, path);
+    return dir;
+}
+
+enum { MESH_TP, MESH_CP, MESH_PP, MESH_SHARD, MESH_REPLICATE, MESH_SCHEDULE, MESH_LIGHT, MESH_DOCS, MESH_TIED, MESH_RECOMPUTE, MESH_MASK, MESH_SHARDING, MESH_FACTORS };
+static const int mesh_counts[MESH_FACTORS] = {3, 3, 3, 3, 2, 2, 2, 1, 2, 4, 2, 3};
+enum { MESH_SAMPLES = 16, MESH_MOST_RANKS = 16 };
+
+static void mesh_values(int64_t i, int *v) {
+    for (int f = 0; f < MESH_FACTORS; f++) v[f] = (int)(i % mesh_counts[f]), i /= mesh_counts[f];
+}
+
+static int64_t meshes_in_all(void) {
+    int64_t all = 1;
+    for (int f = 0; f < MESH_FACTORS; f++) all *= mesh_counts[f];
+    return all;
+}
+
+static int mesh_ranks(const int *v) { return 1 << (v[MESH_TP] + v[MESH_CP] + v[MESH_PP] + v[MESH_SHARD] + v[MESH_REPLICATE]); }
+
+/* Is it a layout, and one that another's values do not say already? */
+static int mesh_exists(const int *v) {
+    int pipeline = v[MESH_PP] > 0;
+    return mesh_ranks(v) <= MESH_MOST_RANKS && (pipeline || (!v[MESH_SCHEDULE] && !v[MESH_LIGHT]));
+}
+
+/* cp divides a sequence into 2·cp chunks; what tp has of its rows need not be equal: of 38, 18 or 10 of a rank. */
+static const int mesh_seq[3] = {38, 36, 40};
+
+typedef struct { int key; OneRank of; } MeshReference;
+
+static void mesh_arguments(char *arguments, size_t size, const int *v, int accum) {
+    const char *data = make_token_file(v[MESH_MASK] ? "masked.tok" : "mesh.tok", 6000, 64, v[MESH_MASK] ? 7 : 0);
+    snprintf(arguments, size, "--model %s --data %s --seq %d --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 1 --accum %d%s", mesh_model(v[MESH_TIED]), data, mesh_seq[v[MESH_CP]], accum,
+             v[MESH_DOCS] ? " --doc-mask" : "");
+}
+
+/* What one rank computes of the same samples, one at a time. */
+static const OneRank *mesh_reference(const int *v) {
+    static MeshReference kept[24];
+    int key = 1 + v[MESH_CP] + 3 * (v[MESH_TIED] + 2 * (v[MESH_MASK] + 2 * v[MESH_DOCS]));
+    MeshReference *m = kept;
+    while (m->key && m->key != key) m++;
+    if (m->key) return &m->of;
+    char arguments[1024];
+    mesh_arguments(arguments, sizeof arguments, v, MESH_SAMPLES);
+    collect(arguments, 0, 1, &transport_threads);
+    m->key = key, m->of.grads = collected, m->of.norm = collected_norm;
+    memcpy(m->of.losses, collected_losses, sizeof collected_losses);
+    collected = NULL;
+    return &m->of;
+}
+
+/* Runs a mesh; what differs from one rank (known to process 0). */
+static Difference try_mesh(const int *v, char *name, size_t size, int process, const Transport *transport) {
+    static const char *const recompute[] = {"none", "selective", "full", "every:2"}, *const sharding[] = {"shard_grad_op", "full_shard", "no_shard"};
+    char arguments[2048], layout[400];
+    int data_ranks = 1 << (v[MESH_SHARD] + v[MESH_REPLICATE]);
+    snprintf(layout, sizeof layout, "--tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d%s%s --recompute %s --sharding %s%s", 1 << v[MESH_TP], 1 << v[MESH_CP], 1 << v[MESH_PP], 1 << v[MESH_SHARD],
+             1 << v[MESH_REPLICATE], v[MESH_SCHEDULE] ? " --pp-schedule interleaved" : "", v[MESH_LIGHT] ? " --pp-light-ends" : "", recompute[v[MESH_RECOMPUTE]], sharding[v[MESH_SHARDING]],
+             v[MESH_PP] && v[MESH_SHARDING] == 1 ? " --accumulate sharded" : "");
+    snprintf(name, size, "%s%s%s%s", layout, v[MESH_DOCS] ? ", documents" : "", v[MESH_MASK] ? ", masked losses" : "", v[MESH_TIED] ? ", tied" : "");
+    const OneRank *one = process == 0 ? mesh_reference(v) : NULL;
+    Difference nothing = ZERO;
+    mesh_arguments(arguments, sizeof arguments, v, MESH_SAMPLES / data_ranks);
+    size_t used = strlen(arguments);
+    snprintf(arguments + used, sizeof arguments - used, " %s", layout);
+    collect(arguments, process, mesh_ranks(v), transport);
+    if (!one) return nothing;
+    Difference d = difference_from(one, mesh_model(v[MESH_TIED]));
+    d.padding += shared_differ;
+    return d;
+}
+
+static double mesh_bound(void) { return sizeof(floatX) == 4 ? 2e-5 : 2e-2; }
+
+static int mesh_allowed(const Difference *d) {
+    return d->error <= mesh_bound() && d->ratio <= (sizeof(floatX) == 4 ? 1e-5 : 1e-2) && d->norm <= mesh_bound() && d->loss <= (sizeof(floatX) == 4 ? 1e-5 : 3e-3) && !d->padding && !d->allocations && !d->bytes;
+}
+
+static void check_mesh(const char *name, const Difference *d) {
+    CHECK(name, mesh_allowed(d), "worst gradient %.1g <= %.0e, ratio off by %.1g, norm %.1g, losses %.1g; %" PRId64 " of padding touched or of shared gradients not shared, %" PRId64 " allocations in a step, %" PRId64 " bytes of state too many",
+          d->error, mesh_bound(), d->ratio, d->norm, d->loss, d->padding, d->allocations, d->bytes);
+}
+
+/* Every value of every factor meets every value of every other one that it can meet; meshes are taken greedily, those with the most new pairs first. */
+static void test_mesh(void) {
+    static char met[MESH_FACTORS][4][MESH_FACTORS][4];
+    int v[MESH_FACTORS], taken = 0;
+    char name[500];
+    memset(met, 0, sizeof met);
+    for (int wanted = MESH_FACTORS * (MESH_FACTORS - 1) / 2; wanted > 0; wanted--)
+        for (int64_t n = 0; n < meshes_in_all(); n++) {
+            int fresh = 0;
+            mesh_values(permute(n, meshes_in_all(), 7), v);
+            for (int a = 0; a < MESH_FACTORS; a++)
+                for (int b = a + 1; b < MESH_FACTORS; b++) fresh += !met[a][v[a]][b][v[b]];
+            if (fresh < wanted || !mesh_exists(v)) continue;
+            for (int a = 0; a < MESH_FACTORS; a++)
+                for (int b = a + 1; b < MESH_FACTORS; b++) met[a][v[a]][b][v[b]] = 1;
+            Difference d = try_mesh(v, name, sizeof name, 0, &transport_threads);
+            taken++;
+            check_mesh(name, &d);
+        }
+    CHECK("every two of the meshes' options that go together were tried together", taken > 15, "%d of %" PRId64 " meshes", taken, meshes_in_all());
+}
+
+/* All of them, a line for each mesh. */
+static void test_mesh_all(void) {
+    char name[500], first[500];
+    int64_t outer = 3 * 3 * 3 * 3 * 2;
+    for (int64_t o = 0; o < outer; o++) {
+        Difference worst = ZERO;
+        int v[MESH_FACTORS], failed = 0, tried = 0;
+        snprintf(first, sizeof first, "none");
+        for (int64_t i = o; i < meshes_in_all(); i += outer) {
+            mesh_values(i, v);
+            if (!mesh_exists(v)) continue;
+            Difference d = try_mesh(v, name, sizeof name, 0, &transport_threads);
+            tried++;
+            if (!mesh_allowed(&d) && !failed++) snprintf(first, sizeof first, "%s", name);
+            worst.error = worst_of(worst.error, d.error), worst.ratio = worst_of(worst.ratio, d.ratio), worst.norm = worst_of(worst.norm, d.norm), worst.loss = worst_of(worst.loss, d.loss);
+        }
+        if (!tried) continue;
+        mesh_values(o, v);
+        snprintf(name, sizeof name, "tp %d x cp %d x pp %d x dp-shard %d x dp-replicate %d", 1 << v[MESH_TP], 1 << v[MESH_CP], 1 << v[MESH_PP], 1 << v[MESH_SHARD], 1 << v[MESH_REPLICATE]);
+        CHECK(name, !failed, "%d layouts, worst gradient %.1g <= %.0e, ratio off by %.1g, norm %.1g, losses %.1g; the first that fails: %s", tried, worst.error, mesh_bound(), worst.ratio, worst.norm, worst.loss, first);
+    }
+}
