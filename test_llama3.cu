@@ -2,6 +2,7 @@
  * measured figure next to the bound.
  *
  *   test_llama3 [GROUP…]              all groups, or the named ones, in this process (ranks as threads)
+ *   test_llama3 short                 all, with fewer layouts where others show the same: what `make test` runs
  *   mpirun -np N test_llama3 mpi      the groups that need processes
  */
 #define TESTING
@@ -521,6 +522,7 @@ static void test_ranks(void) {
 typedef struct { double loss, norm; } StepBits;
 static StepBits bits_of[20];
 static int bits_steps = 20; // of them
+static int is_short;         // a part of what all groups have
 
 static void bits_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
@@ -562,7 +564,7 @@ static void test_bits(void) {
             for (int world = 2; world <= (CUDA_BUILD ? 4 : 8); world *= 2)
                 for (int replicate = 1; replicate <= world; replicate *= 2)
                     for (int i = 0; i < 2 * STRATEGIES; i++) {
-                        if ((CUDA_BUILD || B == 2) && (i + world + replicate + tied) % (CUDA_BUILD ? 6 : 3)) continue; // a part of them
+                        if ((CUDA_BUILD || B == 2 || is_short) && (i + world + replicate + tied) % (CUDA_BUILD ? 6 : 3)) continue; // a part of them
                         snprintf(more, sizeof more, " --dp-replicate %d --sharding %s --accumulate %s", replicate, strategies[i / 2].name, i % 2 ? "local" : "sharded");
                         compare_bits(model, 0, world, B, &transport_threads, more, first, 0);
                     }
@@ -1381,7 +1383,8 @@ int main(int argc, char **argv) {
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
         {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
-    int bits_too = !CUDA_BUILD || FLOATX == DTYPE_BF16; // in fp32 dev/test/cuda.sh compares some, and there are the orders
+    is_short = argc == 2 && !strcmp(argv[1], "short");
+    int bits_too = !CUDA_BUILD || (FLOATX == DTYPE_BF16 && !is_short); // else dev/test/cuda.sh compares some, and there are the orders
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
         Started started = comm_start_process(&argc, &argv, 60);
@@ -1397,7 +1400,7 @@ int main(int argc, char **argv) {
     if (mpi) test_checkpoints_mpi(process, processes);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
-        int wanted = argc == 1 && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);
+        int wanted = (argc == 1 || is_short) && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;
         double start = seconds_now();

@@ -263,8 +263,8 @@ kills_of() {
 kills() {
     [ -n "$have_mpi" ] || return
     RANDOM=7
-    kills_of 2 $([ -n "$all" ] && echo 15 || echo 4) sync
-    kills_of 3 $([ -n "$all" ] && echo 15 || echo 4) async
+    kills_of 2 $([ -n "$all" ] && echo 15 || echo 2) sync
+    kills_of 3 $([ -n "$all" ] && echo 15 || echo 2) async
 }
 
 # ---------------------------------------------------------------- damaged checkpoints
