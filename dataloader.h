@@ -40,6 +40,7 @@ typedef struct {
     int num_files;
     int T, vocab_size;
     int64_t windows, tokens;
+    int32_t document_end; // the token that ends a document, where documents are told apart
     uint64_t fingerprint; // of all headers
 } Dataset;
 
@@ -135,6 +136,19 @@ static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int3
     return count;
 }
 
+/* Which document of its window each of T tokens belongs to: as many as ended before it. The token that ends a document is its last. */
+static void documents_of(int32_t *docs, const int32_t *inputs, int T, int32_t end) {
+    int32_t ended = 0;
+    for (int t = 0; t < T; t++) docs[t] = ended, ended += inputs[t] == end;
+}
+
+/* All that a batch holds of one window, (T) each: dataset_window, and `docs` unless it is NULL. */
+static int window_fill(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, int32_t *docs, char *raw, char *error, size_t error_size) {
+    int count = dataset_window(d, index, inputs, targets, raw, error, error_size);
+    if (docs) documents_of(docs, inputs, d->T, d->document_end);
+    return count;
+}
+
 // ---------------------------------------------------------------------------
 // the sampler
 
@@ -204,6 +218,7 @@ enum { LOADER_DEPTH = 2, LOADER_WORKERS = 4, LOADER_MAX_WORKERS = 64 };
 
 typedef struct {
     int32_t *inputs, *targets; // (accumulation, B, T)
+    int32_t *docs;             // (accumulation, B, T) document of each token, counted in its window; NULL without --doc-mask
     int64_t *windows;          // (accumulation, B) which samples these are
     int64_t num_targets;       // positions that count, of this rank
     uint64_t samples_hash;     // of the windows and their places: a sum, the same in whatever order they are read
@@ -254,7 +269,7 @@ static void loader_read(Loader *l, int64_t sample, char *raw) {
     char error[sizeof batch->error] = "";
     double start = seconds_now();
     int64_t window = sampler_window(&l->sampler, l->first_step + step, (int)(i / B), (int)(i % B));
-    int targets = dataset_window(l->data, window, batch->inputs + i * T, batch->targets + i * T, raw, error, sizeof error);
+    int targets = window_fill(l->data, window, batch->inputs + i * T, batch->targets + i * T, batch->docs ? batch->docs + i * T : NULL, raw, error, sizeof error);
     double seconds = seconds_now() - start;
     pthread_mutex_lock(&l->lock);
     l->read_seconds += seconds;
@@ -278,8 +293,8 @@ static void *loader_worker(void *arg) {
 
 /* Reads steps `first_step` to `end` - 1. `workers` 0: as many as this rank has cores, up to LOADER_WORKERS; the memory of
  * that many is booked on every machine, so that a plan does not depend on the cores of the machine that makes it.
- * On a walking device the buffers are booked and nothing is read. */
-static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int64_t first_step, int64_t end, int workers, int cores) {
+ * On a walking device the buffers are booked and nothing is read. `docs`: documents are told apart. */
+static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int docs, int64_t first_step, int64_t end, int workers, int cores) {
     memset(l, 0, sizeof *l);
     l->data = data;
     l->sampler = *sampler;
@@ -291,6 +306,7 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     for (int i = 0; i < LOADER_DEPTH; i++) {
         l->ring[i].inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
         l->ring[i].targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
+        if (docs) l->ring[i].docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents", bytes);
         l->ring[i].windows = (int64_t *)arena_alloc(dev, MEM_HOST, "which samples", sizeof(int64_t) * (size_t)l->samples);
     }
     for (int i = 0; i < (workers ? workers : LOADER_WORKERS); i++) {

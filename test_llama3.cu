@@ -127,6 +127,24 @@ static const char *make_token_file(const char *name, int64_t count, int vocab, i
     return path;
 }
 
+/* The same in a directory with a tokenizer, by which token 2 ends a document. */
+static const char *make_document_file(const char *name, int64_t count, int vocab) {
+    char inside[128];
+    uint8_t print[32];
+    mkdir(scratch_path("documents"), 0777);
+    FILE *f = fopen(scratch_path("documents/tokenizer.model"), "w");
+    fprintf(f, "byte-level-bpe 1\ntokens 3\nmissing 254\nbos -\neos <end>\neot -\nsplit .\nIQ== 0\nIg== 1\nspecial <end> 2\n");
+    fclose(f);
+    snprintf(inside, sizeof inside, "documents/%s", name);
+    const char *path = make_token_file(inside, count, vocab, 7);
+    sha256_of_file(scratch_path("documents/tokenizer.model"), print);
+    f = fopen(path, "r+b");
+    fseek(f, offsetof(TokenFileHeader, tokenizer), SEEK_SET);
+    fwrite(print, sizeof print, 1, f);
+    fclose(f);
+    return path;
+}
+
 /* A job as the command line `arguments` (parted by blanks) makes it, on `world` ranks. */
 static Job *make_job(const char *arguments, int world, const Transport *transport) {
     static char *argv[128];
@@ -175,6 +193,7 @@ static void feed(Run *r, const float *ids, const float *targets) {
         memcpy(b->targets, targets, sizeof(int32_t) * (size_t)n);
         b->num_targets = 0;
         for (int t = 0; t < n; t++) b->num_targets += b->targets[t] >= 0;
+        for (int t = 0; t < n && b->docs; t += r->opt->seq) documents_of(b->docs + t, b->inputs + t, r->opt->seq, r->data->document_end);
     }
 }
 
@@ -286,8 +305,9 @@ static void test_fixture(const char *fixture) {
     st_add_file(&expected, path);
     const StTensor *shape = st_find(&expected, "input_ids");
     float *ids = fixture_tensor(&expected, "input_ids", NULL), *targets = fixture_tensor(&expected, "targets", NULL);
-    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq %d --batch %d --lr 1e-3 --min-lr 1e-3 --warmup 0 --beta2 0.95 --weight-decay 0.1 --clip 1",
-             fixture_dir, fixture, make_token_file("small.tok", 3000, 64, 0), (int)shape->cols, (int)shape->rows);
+    int masked = !strcmp(fixture, "documents");
+    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq %d --batch %d --lr 1e-3 --min-lr 1e-3 --warmup 0 --beta2 0.95 --weight-decay 0.1 --clip 1%s",
+             fixture_dir, fixture, masked ? make_document_file("small.tok", 3000, 40) : make_token_file("small.tok", 3000, 64, 0), (int)shape->cols, (int)shape->rows, masked ? " --doc-mask" : "");
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
     Run *r = &o->run;
@@ -298,6 +318,7 @@ static void test_fixture(const char *fixture) {
     size_t bytes = sizeof(int32_t) * (size_t)(r->model.B * r->model.T);
     device_write(&r->dev, r->model.ids, b->inputs, bytes);
     device_write(&r->dev, r->model.targets, b->targets, bytes);
+    if (masked) device_write(&r->dev, r->model.docs, b->docs, bytes);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
     blocks_forward(r, PASS_LAST);
     head_loss(r, 0, 0);
@@ -312,7 +333,7 @@ static void test_fixture(const char *fixture) {
     double logits_error = norm_of_difference(logits, want, 1, n) / norm_of(want, n), largest = 0;
     for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(logits[i] - want[i]));
     free(logits);
-    micro_step(r, b->inputs, b->targets, 0);
+    micro_step(r, b->inputs, b->targets, b->docs, 0);
     reductions_finish(&r->fsdp);
     if (sizeof(floatX) == sizeof(float)) {
         Worst w = compare_gradients(r, &expected, "grad.", NULL, 1 / count);
@@ -756,9 +777,9 @@ static void test_sampler_goes_on(void) {
 static void open_loader(Loader *l, Device *dev, const Dataset *d, const Sampler *s, int64_t end, int workers) {
     Device walked;
     device_open_walk(&walked, 1, 0);
-    loader_open(l, &walked, d, s, d->T, 0, end, workers, 2);
+    loader_open(l, &walked, d, s, d->T, 0, 0, end, workers, 2);
     device_open(dev, &walked, ".", 0);
-    loader_open(l, dev, d, s, d->T, 0, end, workers, 2);
+    loader_open(l, dev, d, s, d->T, 0, 0, end, workers, 2);
 }
 
 /* The same without threads: the caller claims and reads, in the order that it wants to try. */
@@ -858,7 +879,7 @@ static size_t walked_loader(const Sampler *s, int workers, int cores, int *start
     Device walked;
     Loader l;
     device_open_walk(&walked, 1, 0);
-    loader_open(&l, &walked, NULL, s, 256, 0, 1, workers, cores);
+    loader_open(&l, &walked, NULL, s, 256, 0, 0, 1, workers, cores);
     *started = l.num_workers;
     return device_peak(&walked);
 }
@@ -1109,7 +1130,7 @@ static void same_samples(Job *j, int rank) {
         s.shard = 1;
         size_t mark = arena_mark(&o->run.dev, MEM_HOST);
         arena_release(&o->run.dev, MEM_HOST, (size_t)((char *)o->run.loader.ring[0].inputs - o->run.dev.arenas[MEM_HOST].base));
-        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, j->opt.steps, 0, j->cores);
+        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, 0, j->opt.steps, 0, j->cores);
         o->run.dev.arenas[MEM_HOST].used = mark;
     }
     train_step(&o->run, 1);
@@ -1365,6 +1386,7 @@ static void test_failures(void) {
 
 #include "dev/test/test_kernels.h"
 #include "dev/test/test_tokenizer.h"
+#include "dev/test/test_documents.h"
 #include "dev/test/test_plan.h"
 #include "dev/test/test_checkpoints.h"
 #ifdef CUDA_ON_CPU
@@ -1380,7 +1402,7 @@ int main(int argc, char **argv) {
     enum { IF_NAMED, C_BUILD = 1, CUDA = 2, BOTH_BUILDS = C_BUILD | CUDA }; // where it runs unless groups are named
     static const struct { const char *name; void (*run)(void); int where; } groups[] = {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
-        {"pytorch", test_pytorch, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
+        {"pytorch", test_pytorch, BOTH_BUILDS}, {"documents", test_doc_mask, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
         {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
     is_short = argc == 2 && !strcmp(argv[1], "short");

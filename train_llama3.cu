@@ -66,6 +66,7 @@ typedef struct {
     int chunk;                 // rows of logits that exist at a time
     float *losses;             // (N)
     int32_t *ids, *targets;    // (N) of the batch that is computed now
+    int32_t *docs;             // (B, T) its documents; NULL without --doc-mask
     floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (N, C), a norm's output (N, C), …
     float *cos_sin;            // (positions, 2, HD/2)
     int32_t *positions;        // (positions) 0, 1, 2, …
@@ -107,7 +108,7 @@ typedef struct Run {           // one per rank
     RankFigures *figures;      // (world) the same ranks' figures, side by side
     int64_t *samples;          // (world, accumulation, B) with --out: what the step consumes
     Request samples_told;
-    int32_t *eval_inputs, *eval_targets; // (B, T)
+    int32_t *eval_inputs, *eval_targets, *eval_docs; // (B, T); documents NULL without --doc-mask
     char *eval_raw;            // 5·(T + 1) bytes
     int *layout, *hosts;       // (world, AXES) leaders of all groups, read back from the transport; (world) on which host each is
     double load_seconds;       // in which all ranks had their weights
@@ -171,6 +172,7 @@ static void model_open(Run *r, int B, int T, int cached) {
     m->losses = activation_fp32(r, "losses", N);
     m->ids = (int32_t *)activation_fp32(r, "token ids", N);
     m->targets = (int32_t *)activation_fp32(r, "targets", N);
+    if (r->opt->doc_mask) m->docs = (int32_t *)activation_fp32(r, "documents", N);
     m->chunk = (int)min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / c->V) & ~15)));
     m->logits = activation_fp32(r, "logits", (int64_t)m->chunk * c->V);
     if (r->training) {
@@ -200,7 +202,7 @@ static void model_open(Run *r, int B, int T, int cached) {
 // ---------------------------------------------------------------------------
 // one block, forward and backward
 
-/* Self-attention over the batch itself, or with a cache over all tokens so far. */
+/* Self-attention over the batch itself, or with a cache over all tokens so far. Positions run on through documents (Llama 3 paper, section 3.2). */
 static AttentionShape attention_shape(const Run *r, int tokens_seen) {
     const Llama3Config *c = r->config;
     const Model *m = &r->model;
@@ -210,6 +212,7 @@ static AttentionShape attention_shape(const Run *r, int tokens_seen) {
     s.q_stride = qkv_width(c);
     s.k_stride = s.v_stride = m->cache ? 2 * c->NKV * c->HD : qkv_width(c);
     s.o_stride = c->NH * c->HD;
+    s.q_doc = s.k_doc = m->docs;
     return s;
 }
 
@@ -356,7 +359,7 @@ static void head_loss(Run *r, int micro, int backward) {
 
 /* Forward and backward of one micro-batch; gradients of the SUM of its losses go out to their shards, unit by
  * unit, while the next unit computes. The losses are added to the step's sum. */
-static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro) {
+static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, const int32_t *docs, int micro) {
     Fsdp *f = &r->fsdp;
     FsdpUnit *embed = &f->units[0], *head = &f->units[table_head_unit(r->table)];
     int last = table_block_unit(r->table, r->config->L - 1);
@@ -364,6 +367,7 @@ static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, in
     size_t bytes = sizeof(int32_t) * (size_t)r->model.B * (size_t)r->model.T;
     device_feed(&r->dev, r->model.ids, inputs, bytes);
     device_feed(&r->dev, r->model.targets, targets, bytes);
+    if (r->model.docs) device_feed(&r->dev, r->model.docs, docs, bytes);
     blocks_forward(r, PASS_FORWARD);
     prefetch_backward(r, last + 1);
     head_loss(r, micro, 1);
@@ -498,7 +502,7 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
     int64_t tokens = (int64_t)o->batch * o->seq;
     for (int micro = 0; micro < o->accum; micro++)
-        micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, micro);
+        micro_step(r, batch->inputs + micro * tokens, batch->targets + micro * tokens, batch->docs ? batch->docs + micro * tokens : NULL, micro);
     device_record(&r->dev, &batch->fed);
     reductions_finish(&r->fsdp);
     device_phase(&r->dev, "optimizer", NULL);
@@ -545,12 +549,14 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
     for (int64_t i = 0; i < batches; i++) {
         char error[1024];
         for (int b = 0; b < B && !r->dev.walk; b++) {
-            int n = dataset_window(data, (i * world + r->rank) * B + b, r->eval_inputs + (int64_t)b * T, r->eval_targets + (int64_t)b * T, r->eval_raw, error, sizeof error);
+            int64_t at = (int64_t)b * T;
+            int n = window_fill(data, (i * world + r->rank) * B + b, r->eval_inputs + at, r->eval_targets + at, r->eval_docs ? r->eval_docs + at : NULL, r->eval_raw, error, sizeof error);
             if (n < 0) user_error("%s", error);
             mine.targets += n;
         }
         device_write(&r->dev, r->model.ids, r->eval_inputs, bytes);
         device_write(&r->dev, r->model.targets, r->eval_targets, bytes);
+        if (r->model.docs) device_write(&r->dev, r->model.docs, r->eval_docs, bytes);
         blocks_forward(r, PASS_LAST);
         head_loss(r, 0, 0);
         unit_free(&r->fsdp, &r->fsdp.units[table_head_unit(r->table)], PASS_LAST);
@@ -699,13 +705,19 @@ static int job_cores(int sharing) {
     return (int)max_i64(1, cores / sharing);
 }
 
+/* Reads the tokenizer, without which `what` cannot be done. */
+static void job_read_tokenizer(Job *j, const char *what) {
+    if (!j->tokenizer_path[0]) user_error("%s needs a tokenizer: none beside %s, give one with --tokenizer", what, j->opt.data ? j->opt.data : j->opt.eval ? j->opt.eval : j->opt.model);
+    j->tokenizer = tokenizer_open(j->tokenizer_path);
+    if (j->tokenizer->vocab_size > j->config.V) user_error("%s has %d tokens, the model %d: they do not belong together", j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
+}
+
 /* Encodes the prompt; generation computes one sequence of its length, then token after token. */
 static void job_prompt(Job *j) {
     Options *o = &j->opt;
     size_t capacity = 0;
-    if (!j->tokenizer_path[0]) user_error("--generate needs a tokenizer: none beside %s, give one with --tokenizer", o->model);
-    Tokenizer *t = j->tokenizer = tokenizer_open(j->tokenizer_path);
-    if (t->vocab_size > j->config.V) user_error("%s has %d tokens, the model %d: they do not belong together", j->tokenizer_path, t->vocab_size, j->config.V);
+    job_read_tokenizer(j, "--generate");
+    Tokenizer *t = j->tokenizer;
     j->prompt_length = tokenizer_encode(t, o->generate, strlen(o->generate), &j->prompt, &capacity, 0);
     if (!j->prompt_length) { // nothing to go on: a document begins
         free(j->prompt);
@@ -724,6 +736,8 @@ static Task job_task(const Options *o) {
     int alone = task == DO_PLAN || task == DO_EVAL || task == DO_GENERATE;
     if (alone && !!o->plan + !!o->eval + !!o->generate + !!o->export_dir > 1) user_error("--%s is done alone: leave the others of --plan, --eval, --generate, --export out", name);
     if (o->out && task != DO_TRAIN && task != DO_PLAN) user_error("--out %s: only training and --plan write there; leave it out", o->out);
+    if (o->doc_mask && task == DO_GENERATE) user_error("--doc-mask keeps documents apart, and a prompt is one document: leave it out");
+    if (o->doc_mask && task == DO_EXPORT) user_error("--doc-mask is about training and evaluation, and this is neither: leave it out");
     if (o->resume && task != DO_TRAIN) user_error("--resume %s goes on with training, and this is none: leave it out (a checkpoint is a --model DIR too)", o->resume);
     if (o->cluster && !o->plan) user_error("--cluster %s belongs to --plan, which estimates a step's time by it: add --plan, or leave it out", o->cluster);
     if (o->trace && task != DO_TRAIN && !o->cluster) user_error("--trace %s: training has a timeline, and --plan with --cluster; leave it out", o->trace);
@@ -795,6 +809,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     }
     if (o->eval || (o->val && j->task == DO_TRAIN)) j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
     check_tokenizer_of(j, &j->val);
+    if (o->doc_mask) job_read_tokenizer(j, "--doc-mask, which parts documents where a token ends them,"), j->data.document_end = j->val.document_end = j->tokenizer->eos;
     if (j->task == DO_GENERATE) job_prompt(j);
 }
 
@@ -822,6 +837,7 @@ static void run_allocate(Run *r, const Job *j) {
     if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq, j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
     r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
     r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
+    if (j->opt.doc_mask) r->eval_docs = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "documents", tokens);
     r->eval_raw = (char *)arena_alloc(&r->dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN, exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
     saver_open(&r->saver, &r->fsdp, &j->opt, &j->from, j->tokenizer_path[0] ? j->tokenizer_path : NULL, trains && j->opt.out, exports);
@@ -834,7 +850,7 @@ static void run_allocate(Run *r, const Job *j) {
     Sampler s = {j->data.windows, (uint64_t)j->opt.seed, !strcmp(j->opt.tail, "pad"), r->mesh.size[AXIS_DP_SHARD], r->mesh.size[AXIS_DP_REPLICATE],
                  mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, how.local,
                  r->at.step, r->at.epoch, r->at.within};
-    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, r->at.step, j->opt.steps, j->opt.workers, j->cores);
+    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, j->opt.doc_mask, r->at.step, j->opt.steps, j->opt.workers, j->cores);
 }
 
 static void run_close(Run *r) {
