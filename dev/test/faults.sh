@@ -93,6 +93,14 @@ fault "exchanges are not compared as they start" watchdog.h 's/other->order != h
 fault "a rank does not show which op it is in" device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
 fault "the last exchanges are not written" watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
 fault "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
+fault "documents are off by one" dataloader.h \
+    's|docs\[t\] = ended, ended += inputs\[t\] == end;|ended += inputs[t] == end, docs[t] = ended;|' documents "documents: every gradient equals PyTorch's"
+fault "every micro-batch has the first one's documents" train_llama3.cu \
+    's|batch->docs ? batch->docs + micro \* tokens : NULL|batch->docs|' documents "have one rank's bits"
+fault "validation does not tell documents apart" train_llama3.cu \
+    's|        if (r->model.docs) device_write(&r->dev, r->model.docs, r->eval_docs, bytes);||' documents "validation masks"
+fault "backward sees all documents" train_llama3.cu \
+    's|    AttentionShape shape = attention_shape(r, m->T);|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
 fault "a checkpoint's files are not synced" checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
 fault "a resumed run begins its epoch anew" train_llama3.cu 's| r->at.step, r->at.epoch, r->at.within};| r->at.step, 0, 0};|' checkpoints "are 4 steps"
