@@ -103,6 +103,11 @@ fault "backward sees all documents" train_llama3.cu \
     's|    AttentionShape shape = attention_shape(r, m->T);|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
 fault "a checkpoint's files are not synced" checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
+fault "whole units stay while a checkpoint is saved" checkpoint.h \
+    's|^                whole = unit_state.*|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->padded), whole, sizeof(float) * (size_t)u->padded);|' checkpoints "memory while a checkpoint is saved"
+fault "what a checkpoint is read into stays" fsdp.h \
+    '/^static void fsdp_set_state/,/^}/s|            comm_alive(f->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), chunk, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
+fault "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
 fault "a resumed run begins its epoch anew" train_llama3.cu 's| r->at.step, r->at.epoch, r->at.within};| r->at.step, 0, 0};|' checkpoints "are 4 steps"
 if [ "${1:-}" = all ]; then
     fault "a resumed run begins its moments anew" checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
