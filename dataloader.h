@@ -40,6 +40,7 @@ typedef struct {
     int num_files;
     int T, vocab_size;
     int64_t windows, tokens;
+    int32_t document_end; // the token that ends a document, where documents are told apart
     uint64_t fingerprint; // of all headers
 } Dataset;
 
@@ -135,6 +136,12 @@ static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int3
     return count;
 }
 
+/* Which document of its window each of T tokens belongs to: as many as ended before it. The token that ends a document is its last. */
+static void documents_of(int32_t *docs, const int32_t *inputs, int T, int32_t end) {
+    int32_t ended = 0;
+    for (int t = 0; t < T; t++) docs[t] = ended, ended += inputs[t] == end;
+}
+
 // ---------------------------------------------------------------------------
 // the sampler
 
@@ -216,6 +223,8 @@ enum { LOADER_DEPTH = 2, LOADER_WORKERS = 4, LOADER_MAX_WORKERS = 64 };
 
 typedef struct {
     int32_t *inputs, *targets; // (accumulation, B, T / cp) of this rank
+    int32_t *docs;             // (accumulation, B, T) document of each token, counted in its window; NULL without --doc-mask
+    int32_t *own_docs;         // (accumulation, B, T / cp) of this rank's tokens; without context parallelism docs
     int64_t *windows;          // (accumulation, B) which samples these are
     int64_t num_targets;       // positions that count, of these samples
     uint64_t samples_hash;     // of the windows and their places: a sum, the same in whatever order they are read
@@ -274,6 +283,8 @@ static void loader_read(Loader *l, int64_t sample, char *raw) {
     int64_t window = sampler_window(&l->sampler, l->first_step + step, (int)(i / B), (int)(i % B));
     int32_t *whole = (int32_t *)(void *)(raw + raw_bytes(T)), *whole_inputs = l->cp > 1 ? whole : inputs, *whole_targets = l->cp > 1 ? whole + T : targets_of;
     int targets = dataset_window(l->data, window, whole_inputs, whole_targets, raw, error, sizeof error);
+    if (batch->docs) documents_of(batch->docs + i * T, whole_inputs, T, l->data->document_end);
+    if (batch->docs && l->cp > 1) context_part(batch->own_docs + i * mine, batch->docs + i * T, T, l->cp, l->cp_rank);
     if (l->cp > 1) context_part(inputs, whole_inputs, T, l->cp, l->cp_rank), context_part(targets_of, whole_targets, T, l->cp, l->cp_rank);
     double seconds = seconds_now() - start;
     pthread_mutex_lock(&l->lock);
@@ -298,8 +309,8 @@ static void *loader_worker(void *arg) {
 
 /* Reads steps `first_step` to `end` - 1. `workers` 0: as many as this rank has cores, up to LOADER_WORKERS; the memory of
  * that many is booked on every machine, so that a plan does not depend on the cores of the machine that makes it.
- * On a walking device the buffers are booked and nothing is read. */
-static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int cp, int cp_rank, int64_t first_step, int64_t end, int workers, int cores) {
+ * On a walking device the buffers are booked and nothing is read. `docs`: documents are told apart. */
+static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int docs, int cp, int cp_rank, int64_t first_step, int64_t end, int workers, int cores) {
     memset(l, 0, sizeof *l);
     l->data = data;
     l->sampler = *sampler;
@@ -312,6 +323,8 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     for (int i = 0; i < LOADER_DEPTH; i++) {
         l->ring[i].inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
         l->ring[i].targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
+        if (docs) l->ring[i].own_docs = l->ring[i].docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents", bytes * (size_t)cp);
+        if (docs && cp > 1) l->ring[i].own_docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents of this rank's tokens", bytes);
         l->ring[i].windows = (int64_t *)arena_alloc(dev, MEM_HOST, "which samples", sizeof(int64_t) * (size_t)l->samples);
     }
     for (int i = 0; i < (workers ? workers : LOADER_WORKERS); i++) {

@@ -12,7 +12,7 @@
 typedef struct {
     const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster, *save_mode, *resume, *pp_schedule;
     int vocab_size, seq, batch, accum, tp, cp, pp, pp_chunks, pp_light_ends, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
-    int seed, threads, ranks, plan, world, help, deterministic, workers, save_every, keep, allow_changes, audit;
+    int seed, threads, ranks, plan, world, help, deterministic, workers, save_every, keep, allow_changes, audit, doc_mask;
     uint64_t given[2];  // bit i: row i of the table was on the command line
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
 } Options;
@@ -41,7 +41,7 @@ static const OptionRow option_rows[] = {
     {OPT_TEXT, "val", FIELD(val), 0, 0, "FILE|GLOB", NULL, "token files to validate on"},
     {OPT_TEXT, "tail", FIELD(tail), 0, 0, "drop|pad", "drop", "the last, incomplete step of an epoch: dropped, or padded with the epoch's head"},
     {OPT_INT,  "workers", FIELD(workers), 0, LOADER_MAX_WORKERS, "N", "0", "threads of a rank that read ahead; 0: its cores, up to 4"},
-    {OPT_LATER, "doc-mask", 0, 0, 0, NULL, NULL, "attention stays inside documents"},
+    {OPT_FLAG, "doc-mask", FIELD(doc_mask), 0, 0, NULL, NULL, "attention sees tokens of its own document only; documents end with the tokenizer's end-of-text token"},
     {OPT_GROUP, "batch", 0, 0, 0, NULL, NULL, NULL},
     {OPT_INT,  "seq", FIELD(seq), 0, 1 << 24, "T", "0", "tokens a sample; 0: the model's default"},
     {OPT_INT,  "batch", FIELD(batch), 0, 1 << 20, "B", "0", "samples a micro-batch and rank; 0: the model's default"},
@@ -197,6 +197,7 @@ static int option_as_text(const Options *o, const OptionRow *row, char *value, s
     if (row->kind == OPT_INT) return snprintf(value, size, "%d", *(const int *)field);
     if (row->kind == OPT_REAL) return snprintf(value, size, "%.9g", *(const double *)field);
     if (row->kind == OPT_TEXT && *(const char *const *)field) return snprintf(value, size, "%s", *(const char *const *)field) >= 0;
+    if (row->kind == OPT_FLAG) snprintf(value, size, *(const int *)field ? "on" : "off");
     return row->kind == OPT_FLAG && *(const int *)field;
 }
 

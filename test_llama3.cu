@@ -2,6 +2,7 @@
  * measured figure next to the bound.
  *
  *   test_llama3 [GROUP…]              all groups, or the named ones, in this process (ranks as threads)
+ *   test_llama3 short                 all, with fewer layouts where others show the same: what `make test` runs
  *   mpirun -np N test_llama3 mpi      the groups that need processes
  */
 #define TESTING
@@ -136,6 +137,24 @@ static const char *make_token_file(const char *name, int64_t count, int vocab, i
     return path;
 }
 
+/* The same in a directory with a tokenizer, by which token 2 ends a document. */
+static const char *make_document_file(const char *name, int64_t count, int vocab, int masked) {
+    char inside[128];
+    uint8_t print[32];
+    mkdir(scratch_path("documents"), 0777);
+    FILE *f = fopen(scratch_path("documents/tokenizer.model"), "w");
+    fprintf(f, "byte-level-bpe 1\ntokens 3\nmissing 254\nbos -\neos <end>\neot -\nsplit .\nIQ== 0\nIg== 1\nspecial <end> 2\n");
+    fclose(f);
+    snprintf(inside, sizeof inside, "documents/%s", name);
+    const char *path = make_token_file(inside, count, vocab, masked);
+    sha256_of_file(scratch_path("documents/tokenizer.model"), print);
+    f = fopen(path, "r+b");
+    fseek(f, offsetof(TokenFileHeader, tokenizer), SEEK_SET);
+    fwrite(print, sizeof print, 1, f);
+    fclose(f);
+    return path;
+}
+
 /* A job as the command line `arguments` (parted by blanks) makes it, on `world` ranks. */
 static Job *make_job(const char *arguments, int world, const Transport *transport) {
     static char *argv[128];
@@ -160,10 +179,11 @@ static Mesh mesh_of(int world, int shard, int replicate) {
 }
 
 /* Forward and backward of one micro-batch, without a pipeline. */
-static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, int micro) {
+static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, const int32_t *docs, int micro) {
+    MicroBatch batch = {inputs, targets, docs, docs};
     PipeStep forward = {PIPE_FORWARD, micro, 0, 0, 0, 0}, backward = {PIPE_BACKWARD, micro, 0, 0, 0, 0};
-    stage_forward(r, &forward, inputs, PASS_FORWARD);
-    stage_backward(r, &backward, inputs, targets);
+    stage_forward(r, &forward, &batch, PASS_FORWARD);
+    stage_backward(r, &backward, &batch);
 }
 
 static void end_job(Job *j) {
@@ -198,6 +218,7 @@ static void feed(Run *r, const float *ids, const float *targets) {
         memcpy(b->targets, targets, sizeof(int32_t) * (size_t)n);
         b->num_targets = 0;
         for (int t = 0; t < n; t++) b->num_targets += b->targets[t] >= 0;
+        for (int t = 0; t < n && b->docs; t += r->opt->seq) documents_of(b->docs + t, b->inputs + t, r->opt->seq, r->data->document_end);
     }
 }
 
@@ -309,8 +330,9 @@ static void test_fixture(const char *fixture) {
     st_add_file(&expected, path);
     const StTensor *shape = st_find(&expected, "input_ids");
     float *ids = fixture_tensor(&expected, "input_ids", NULL), *targets = fixture_tensor(&expected, "targets", NULL);
-    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq %d --batch %d --lr 1e-3 --min-lr 1e-3 --warmup 0 --beta2 0.95 --weight-decay 0.1 --clip 1",
-             fixture_dir, fixture, make_token_file("small.tok", 3000, 64, 0), (int)shape->cols, (int)shape->rows);
+    int masked = !strcmp(fixture, "documents");
+    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq %d --batch %d --lr 1e-3 --min-lr 1e-3 --warmup 0 --beta2 0.95 --weight-decay 0.1 --clip 1%s",
+             fixture_dir, fixture, masked ? make_document_file("small.tok", 3000, 40, 7) : make_token_file("small.tok", 3000, 64, 0), (int)shape->cols, (int)shape->rows, masked ? " --doc-mask" : "");
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
     Run *r = &o->run;
@@ -321,6 +343,7 @@ static void test_fixture(const char *fixture) {
     size_t bytes = sizeof(int32_t) * (size_t)(r->model.B * r->model.T);
     device_write(&r->dev, r->model.ids, b->inputs, bytes);
     device_write(&r->dev, r->model.targets, b->targets, bytes);
+    if (masked) device_write(&r->dev, r->model.docs, b->docs, bytes);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
     forward_only(r, PASS_LAST);
     head_loss(r, 0, 0);
@@ -335,7 +358,7 @@ static void test_fixture(const char *fixture) {
     double logits_error = norm_of_difference(logits, want, 1, n) / norm_of(want, n), largest = 0;
     for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(logits[i] - want[i]));
     free(logits);
-    micro_step(r, b->inputs, b->targets, 0);
+    micro_step(r, b->inputs, b->targets, b->docs, 0);
     reductions_finish(&r->fsdp);
     if (sizeof(floatX) == sizeof(float)) {
         Worst w = compare_gradients(r, &expected, "grad.", NULL, 1 / count);
@@ -571,6 +594,7 @@ static void test_ranks(void) {
 typedef struct { double loss, norm; } StepBits;
 static StepBits bits_of[20];
 static int bits_steps = 20; // of them
+static int is_short;         // a part of what all groups have
 
 static void bits_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
@@ -612,7 +636,7 @@ static void test_bits(void) {
             for (int world = 2; world <= (CUDA_BUILD ? 4 : 8); world *= 2)
                 for (int replicate = 1; replicate <= world; replicate *= 2)
                     for (int i = 0; i < 2 * STRATEGIES; i++) {
-                        if ((CUDA_BUILD || B == 2) && (i + world + replicate + tied) % (CUDA_BUILD ? 6 : 3)) continue; // a part of them
+                        if ((CUDA_BUILD || B == 2 || is_short) && (i + world + replicate + tied) % (CUDA_BUILD ? 6 : 3)) continue; // a part of them
                         snprintf(more, sizeof more, " --dp-replicate %d --sharding %s --accumulate %s", replicate, strategies[i / 2].name, i % 2 ? "local" : "sharded");
                         compare_bits(model, 0, world, B, &transport_threads, more, first, 0);
                     }
@@ -804,9 +828,9 @@ static void test_sampler_goes_on(void) {
 static void open_loader(Loader *l, Device *dev, const Dataset *d, const Sampler *s, int64_t end, int workers) {
     Device walked;
     device_open_walk(&walked, 1, 0);
-    loader_open(l, &walked, d, s, d->T, 1, 0, 0, end, workers, 2);
+    loader_open(l, &walked, d, s, d->T, 0, 1, 0, 0, end, workers, 2);
     device_open(dev, &walked, ".", 0);
-    loader_open(l, dev, d, s, d->T, 1, 0, 0, end, workers, 2);
+    loader_open(l, dev, d, s, d->T, 0, 1, 0, 0, end, workers, 2);
 }
 
 /* The same without threads: the caller claims and reads, in the order that it wants to try. */
@@ -906,7 +930,7 @@ static size_t walked_loader(const Sampler *s, int workers, int cores, int *start
     Device walked;
     Loader l;
     device_open_walk(&walked, 1, 0);
-    loader_open(&l, &walked, NULL, s, 256, 1, 0, 0, 1, workers, cores);
+    loader_open(&l, &walked, NULL, s, 256, 0, 1, 0, 0, 1, workers, cores);
     *started = l.num_workers;
     return device_peak(&walked);
 }
@@ -1157,7 +1181,7 @@ static void same_samples(Job *j, int rank) {
         s.shard = 1;
         size_t mark = arena_mark(&o->run.dev, MEM_HOST);
         arena_release(&o->run.dev, MEM_HOST, (size_t)((char *)o->run.loader.ring[0].inputs - o->run.dev.arenas[MEM_HOST].base));
-        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 1, 0, 0, j->opt.steps, 0, j->cores);
+        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, 1, 0, 0, j->opt.steps, 0, j->cores);
         o->run.dev.arenas[MEM_HOST].used = mark;
     }
     train_step(&o->run, 1);
@@ -1416,6 +1440,7 @@ static void test_failures(void) {
 
 #include "dev/test/test_kernels.h"
 #include "dev/test/test_tokenizer.h"
+#include "dev/test/test_documents.h"
 #include "dev/test/test_plan.h"
 #include "dev/test/test_checkpoints.h"
 #ifdef CUDA_ON_CPU
@@ -1431,11 +1456,12 @@ int main(int argc, char **argv) {
     enum { IF_NAMED, C_BUILD = 1, CUDA = 2, BOTH_BUILDS = C_BUILD | CUDA }; // where it runs unless groups are named
     static const struct { const char *name; void (*run)(void); int where; } groups[] = {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
-        {"pytorch", test_pytorch, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
+        {"pytorch", test_pytorch, BOTH_BUILDS}, {"documents", test_doc_mask, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
         {"mesh", test_mesh, C_BUILD}, {"mesh-all", test_mesh_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
         {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
-    int bits_too = !CUDA_BUILD || FLOATX == DTYPE_BF16; // in fp32 dev/test/cuda.sh compares some, and there are the orders
+    is_short = argc == 2 && !strcmp(argv[1], "short");
+    int bits_too = !CUDA_BUILD || (FLOATX == DTYPE_BF16 && !is_short); // else dev/test/cuda.sh compares some, and there are the orders
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
         Started started = comm_start_process(&argc, &argv, 60);
@@ -1452,7 +1478,7 @@ int main(int argc, char **argv) {
     if (mpi && processes <= 4) test_messages(process, processes, &transport_mpi);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
-        int wanted = argc == 1 && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);
+        int wanted = (argc == 1 || is_short) && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;
         double start = seconds_now();

@@ -75,6 +75,7 @@ typedef struct {
     float *loss_parts;         // … (1 + tp, logit_rows, 3) what each part of the vocabulary has of the softmax
     floatX *kv_mine, *kv_parts, *kv; // with context parallelism: keys and values of this rank (N, 2·NKV·HD), of all ranks (cp, N, …), in the order of the sequence (B, T·cp, …)
     int32_t *ids, *targets;    // (N) of the batch that is computed now
+    int32_t *docs, *own_docs;  // (B, T·cp) its documents, and (N) those of this rank's tokens: the same without context parallelism; NULL without --doc-mask
     floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (n, C), a norm's output (n, C), …
     floatX *dkv;               // … of kv
     float *cos_sin;            // (positions, 2, HD/2)
@@ -135,7 +136,7 @@ typedef struct Run {           // one per rank
     RankFigures *figures;      // (world) the same ranks' figures, side by side
     int64_t *samples;          // (world, accumulation, B) with --out: what the step consumes
     Request samples_told;
-    int32_t *eval_inputs, *eval_targets; // (B, T)
+    int32_t *eval_inputs, *eval_targets, *eval_docs; // (B, T); documents NULL without --doc-mask
     char *eval_raw;            // 5·(T + 1) bytes
     int *layout, *hosts;       // (world, AXES) leaders of all groups, read back from the transport; (world) on which host each is
     double load_seconds;       // in which all ranks had their weights
@@ -229,6 +230,8 @@ static void model_open(Run *r, int B, int T, int cached) {
     model_enter(r, 0, 0);
     m->branch = activation(r, "branch", n * c->C);
     if (r->table->embed >= 0) m->ids = (int32_t *)activation_fp32(r, "token ids", N);
+    if (r->opt->doc_mask) m->own_docs = m->docs = (int32_t *)activation_fp32(r, "documents", N * cp);
+    if (r->opt->doc_mask && cp > 1) m->own_docs = (int32_t *)activation_fp32(r, "documents of this rank's tokens", N);
     if (tp > 1) {
         m->gathered = activation(r, "all rows", whole * c->C);
         m->partial = activation(r, "partial sums", whole * c->C);
@@ -356,7 +359,7 @@ static void kv_reduce(Run *r, floatX *dqkv) {
 // ---------------------------------------------------------------------------
 // one block, forward and backward
 
-/* Self-attention over the batch itself, or with a cache over all tokens so far. */
+/* Self-attention over the batch itself, or with a cache over all tokens so far. Positions run on through documents (Llama 3 paper, section 3.2). */
 static AttentionShape attention_shape(const Run *r, int tokens_seen) {
     const Llama3Config *c = r->config;
     const Model *m = &r->model;
@@ -367,6 +370,7 @@ static AttentionShape attention_shape(const Run *r, int tokens_seen) {
     s.q_stride = qkv_width(c);
     s.k_stride = s.v_stride = m->cache || cp > 1 ? 2 * c->NKV * c->HD : qkv_width(c);
     s.o_stride = c->NH * c->HD;
+    s.q_doc = m->own_docs, s.k_doc = m->docs;
     if (cp > 1) { // this rank's two chunks of the queries, all keys
         s.Tk = m->T * cp, s.q_offset = position_of(r, 0, m->T), s.q_split = m->T / 2;
         s.q_gap = position_of(r, s.q_split, m->T) - s.q_split - s.q_offset;
@@ -654,12 +658,30 @@ static void stage_sends_finish(Run *r) {
     for (int i = 0; i < 4; i++) collective_wait(&r->comm, &r->pipe.out[i / 2][i % 2].request);
 }
 
+typedef struct { const int32_t *inputs, *targets, *docs, *own_docs; } MicroBatch; // where the host has them; NULL: the device has them already, or there are none
+
+static MicroBatch micro_batch(const Run *r, const StepBatch *batch, int micro) {
+    int64_t at = (int64_t)micro * r->model.B * r->model.T;
+    MicroBatch b = {batch->inputs + at, batch->targets + at, batch->docs ? batch->docs + at * r->mesh.size[AXIS_CP] : NULL, batch->docs ? batch->own_docs + at : NULL};
+    return b;
+}
+
+/* What the chunk that is computed now needs of a micro-batch: others may have come since. */
+static void feed_micro_batch(Run *r, const MicroBatch *b) {
+    Model *m = &r->model;
+    size_t bytes = sizeof(int32_t) * (size_t)m->B * (size_t)m->T;
+    if (b->inputs && reads_tokens(r)) device_feed(&r->dev, m->ids, b->inputs, bytes);
+    if (b->targets && computes_loss(r)) device_feed(&r->dev, m->targets, b->targets, bytes);
+    if (b->docs) device_feed(&r->dev, m->docs, b->docs, bytes * (size_t)r->mesh.size[AXIS_CP]);
+    if (b->docs && m->own_docs != m->docs) device_feed(&r->dev, m->own_docs, b->own_docs, bytes);
+}
+
 /* A micro-batch through this rank's chunk: from its tokens, or what the stage before it sends, to what the next one gets, or, at the
  * last stage, with the blocks' output where head_loss finds it. */
-static void stage_forward(Run *r, const PipeStep *step, const int32_t *inputs, Pass pass) {
+static void stage_forward(Run *r, const PipeStep *step, const MicroBatch *batch, Pass pass) {
     Model *m = &r->model;
     model_enter(r, step->chunk, step->slot);
-    if (reads_tokens(r) && inputs) device_feed(&r->dev, m->ids, inputs, sizeof(int32_t) * (size_t)m->B * (size_t)m->T);
+    feed_micro_batch(r, batch);
     if (reads_tokens(r)) embed_forward(r, pass);
     else prefetch_forward(r, m->chunk->unit - 1);
     stage_receive(r, m->blocks[0].x, step);
@@ -671,17 +693,16 @@ static void stage_forward(Run *r, const PipeStep *step, const int32_t *inputs, P
 }
 
 /* The micro-batch's way back: gradients of the SUM of its losses. */
-static void stage_backward(Run *r, const PipeStep *step, const int32_t *inputs, const int32_t *targets) {
+static void stage_backward(Run *r, const PipeStep *step, const MicroBatch *batch) {
     Model *m = &r->model;
     Fsdp *f = &r->fsdp;
     int end = table_block_unit(r->table, r->table->chunks[step->chunk].first + r->table->chunks[step->chunk].blocks - 1) + 1;
     Pass pass = step->micro == r->opt->accum - 1 ? PASS_LAST : PASS_BACKWARD;
-    size_t bytes = sizeof(int32_t) * (size_t)m->B * (size_t)m->T;
     model_enter(r, step->chunk, step->slot);
+    if (r->pipe.schedule.stages > 1) feed_micro_batch(r, batch); // else it is there
     prefetch_backward(r, end);
     if (computes_loss(r)) { // its forward was the step before
         FsdpUnit *head = &f->units[r->table->head];
-        device_feed(&r->dev, m->targets, targets, bytes);
         head_loss(r, step->micro, 1);
         unit_free(f, head, pass);
         prefetch_backward(r, end - 1); // before a reduction, behind which it would wait where they share a way
@@ -690,7 +711,6 @@ static void stage_backward(Run *r, const PipeStep *step, const int32_t *inputs, 
     stage_receive(r, m->dx, step);
     blocks_backward(r, step->micro, pass);
     if (reads_tokens(r)) {
-        if (r->pipe.schedule.stages * r->pipe.schedule.chunks > 1) device_feed(&r->dev, m->ids, inputs, bytes); // other micro-batches came since
         embed_backward(r, step->micro, pass);
         return;
     }
@@ -702,24 +722,24 @@ static void stage_backward(Run *r, const PipeStep *step, const int32_t *inputs, 
 /* All micro-batches of a step, forward and backward, in the order of the schedule. */
 static void run_schedule(Run *r, const StepBatch *batch) {
     const Schedule *s = &r->pipe.schedule;
-    int64_t tokens = (int64_t)r->model.B * r->model.T;
     r->pipe.started = 0;
     for (int i = 0; i < s->count; i++) {
         const PipeStep *step = &s->steps[i];
-        const int32_t *inputs = batch->inputs + step->micro * tokens, *targets = batch->targets + step->micro * tokens;
+        MicroBatch micro = micro_batch(r, batch, step->micro);
         stage_receives_start(r, step);
-        if (step->kind == PIPE_FORWARD) stage_forward(r, step, inputs, PASS_FORWARD);
-        else stage_backward(r, step, inputs, targets);
+        if (step->kind == PIPE_FORWARD) stage_forward(r, step, &micro, PASS_FORWARD);
+        else stage_backward(r, step, &micro);
     }
     stage_sends_finish(r);
 }
 
-/* Forward of the batch that m->ids has; leaves the loss's input at the last stage. */
+/* Forward of the batch that the model's ids and documents are of; leaves the loss's input at the last stage. */
 static void forward_only(Run *r, Pass pass) {
+    const MicroBatch there = ZERO;
     for (int v = 0; v < r->table->part.chunks; v++) {
         PipeStep step = {PIPE_FORWARD, 0, v, 0, 0, 0};
         if (pipe_source(&r->pipe.schedule, &step) >= 0) parcel_start(r, &step);
-        stage_forward(r, &step, NULL, pass);
+        stage_forward(r, &step, &there, pass);
     }
 }
 
@@ -895,9 +915,13 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
             int n = dataset_window(data, (i * ranks + mesh_data_rank(&r->mesh, r->rank)) * B + b, inputs, targets, r->eval_raw, error, sizeof error);
             if (n < 0) user_error("%s", error);
             if (mesh_tells_samples(&r->mesh, r->rank)) mine.targets += n;
+            if (r->eval_docs) documents_of(r->eval_docs + (int64_t)b * T, inputs, T, data->document_end);
             context_part(r->eval_inputs + (int64_t)b * (T / cp), inputs, T, cp, cp_rank), context_part(r->eval_targets + (int64_t)b * (T / cp), targets, T, cp, cp_rank);
         }
         if (r->table->embed >= 0) device_write(&r->dev, r->model.ids, r->eval_inputs, bytes);
+        if (r->model.docs) device_write(&r->dev, r->model.docs, r->eval_docs, bytes * (size_t)cp);
+        for (int b = 0; b < B && r->model.own_docs != r->model.docs; b++) context_part(r->eval_docs + (int64_t)b * (T / cp), r->eval_docs + (int64_t)b * T, T, cp, cp_rank);
+        if (r->model.own_docs != r->model.docs) device_write(&r->dev, r->model.own_docs, r->eval_docs, bytes);
         forward_only(r, PASS_LAST);
         if (r->table->head < 0) continue;
         device_write(&r->dev, r->model.targets, r->eval_targets, bytes);
@@ -1048,13 +1072,19 @@ static int job_cores(int sharing) {
     return (int)max_i64(1, cores / sharing);
 }
 
+/* Reads the tokenizer, without which `what` cannot be done. */
+static void job_read_tokenizer(Job *j, const char *what) {
+    if (!j->tokenizer_path[0]) user_error("%s needs a tokenizer: none beside %s, give one with --tokenizer", what, j->opt.data ? j->opt.data : j->opt.eval ? j->opt.eval : j->opt.model);
+    j->tokenizer = tokenizer_open(j->tokenizer_path);
+    if (j->tokenizer->vocab_size > j->config.V) user_error("%s has %d tokens, the model %d: they do not belong together", j->tokenizer_path, j->tokenizer->vocab_size, j->config.V);
+}
+
 /* Encodes the prompt; generation computes one sequence of its length, then token after token. */
 static void job_prompt(Job *j) {
     Options *o = &j->opt;
     size_t capacity = 0;
-    if (!j->tokenizer_path[0]) user_error("--generate needs a tokenizer: none beside %s, give one with --tokenizer", o->model);
-    Tokenizer *t = j->tokenizer = tokenizer_open(j->tokenizer_path);
-    if (t->vocab_size > j->config.V) user_error("%s has %d tokens, the model %d: they do not belong together", j->tokenizer_path, t->vocab_size, j->config.V);
+    job_read_tokenizer(j, "--generate");
+    Tokenizer *t = j->tokenizer;
     j->prompt_length = tokenizer_encode(t, o->generate, strlen(o->generate), &j->prompt, &capacity, 0);
     if (!j->prompt_length) { // nothing to go on: a document begins
         free(j->prompt);
@@ -1073,6 +1103,8 @@ static Task job_task(const Options *o) {
     int alone = task == DO_PLAN || task == DO_EVAL || task == DO_GENERATE;
     if (alone && !!o->plan + !!o->eval + !!o->generate + !!o->export_dir > 1) user_error("--%s is done alone: leave the others of --plan, --eval, --generate, --export out", name);
     if (o->out && task != DO_TRAIN && task != DO_PLAN) user_error("--out %s: only training and --plan write there; leave it out", o->out);
+    if (o->doc_mask && task == DO_GENERATE) user_error("--doc-mask keeps documents apart, and a prompt is one document: leave it out");
+    if (o->doc_mask && task == DO_EXPORT) user_error("--doc-mask is about training and evaluation, and this is neither: leave it out");
     if (o->resume && task != DO_TRAIN) user_error("--resume %s goes on with training, and this is none: leave it out (a checkpoint is a --model DIR too)", o->resume);
     if (o->cluster && !o->plan) user_error("--cluster %s belongs to --plan, which estimates a step's time by it: add --plan, or leave it out", o->cluster);
     if (o->trace && task != DO_TRAIN && !o->cluster) user_error("--trace %s: training has a timeline, and --plan with --cluster; leave it out", o->trace);
@@ -1187,6 +1219,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     }
     if (o->eval || (o->val && j->task == DO_TRAIN)) j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
     check_tokenizer_of(j, &j->val);
+    if (o->doc_mask) job_read_tokenizer(j, "--doc-mask, which parts documents where a token ends them,"), j->data.document_end = j->val.document_end = j->tokenizer->eos;
     if (j->task == DO_GENERATE) job_prompt(j);
 }
 
@@ -1214,6 +1247,7 @@ static void run_allocate(Run *r, const Job *j) {
     if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq / r->mesh.size[AXIS_CP], j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
     r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
     r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
+    if (j->opt.doc_mask) r->eval_docs = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "documents", tokens);
     r->eval_raw = (char *)arena_alloc(&r->dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN, exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
     saver_open(&r->saver, &r->fsdp, r->whole_config, r->whole, &j->opt, &j->from, j->tokenizer_path[0] ? j->tokenizer_path : NULL, trains && j->opt.out, exports);
@@ -1226,7 +1260,7 @@ static void run_allocate(Run *r, const Job *j) {
     Sampler s = {j->data.windows, (uint64_t)j->opt.seed, !strcmp(j->opt.tail, "pad"), r->mesh.size[AXIS_DP_SHARD], r->mesh.size[AXIS_DP_REPLICATE],
                  mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, how.local,
                  r->at.step, r->at.epoch, r->at.within};
-    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, r->mesh.size[AXIS_CP], mesh_coordinate(&r->mesh, r->rank, AXIS_CP), r->at.step, j->opt.steps, j->opt.workers, j->cores);
+    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, j->opt.doc_mask, r->mesh.size[AXIS_CP], mesh_coordinate(&r->mesh, r->rank, AXIS_CP), r->at.step, j->opt.steps, j->opt.workers, j->cores);
 }
 
 static void run_close(Run *r) {

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from reference import IGNORE, Config, Llama, adamw, load, loss_sum
+from reference import IGNORE, Config, Llama, adamw, hidden_keys, load, loss_sum
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from transformers import LlamaForCausalLM  # noqa: E402  (after the environment: nothing is fetched)
@@ -57,6 +57,7 @@ CASES = {
                 teeth=dict(rms_norm_eps=1e-5)),
     "longer": dict(C=24, FF=40, L=1, NH=6, NKV=2, HD=64, V=64, B=1, T=200, std=0.15),
     "headdim128": dict(C=16, FF=24, L=1, NH=2, NKV=1, HD=128, V=64, B=2, T=77, std=0.15),
+    "documents": dict(C=16, FF=24, L=2, NH=4, NKV=2, HD=8, V=48, B=4, T=37, std=0.25, document_end=2, teeth=dict(document_end=None)),
 }
 
 
@@ -103,6 +104,12 @@ def draw_batch(c, rng):
         targets[torch.rand(shape, generator=rng) < c["ignored"]] = IGNORE
         if c["B"] > 2:
             targets[1] = IGNORE  # a whole sequence without a target
+    if "document_end" in c:
+        end = c["document_end"]
+        ids[ids == end] = end + 1
+        ids[0] = end                        # a document a token; the second row is one document
+        ids[2, 0] = ids[2, -1] = end        # of one token, of all others
+        ids[3, [7, 8, 20, -2]] = end        # one without text, one of the last token
     return ids, targets
 
 
@@ -110,8 +117,14 @@ def draw_batch(c, rng):
 # measurements: `logits_of` hides whether the model is ours or transformers'
 
 def logits_of(model, ids):
-    out = model(ids)
-    return out if torch.is_tensor(out) else out.logits
+    return model(ids) if isinstance(model, Llama) else model(ids, attention_mask=mask_of(model, ids)).logits
+
+
+def mask_of(theirs, ids):
+    """What transformers adds to scores (B, 1, T, T) where documents are told apart; None: its own causal mask."""
+    if theirs.document_end is None:
+        return None
+    return torch.zeros((), dtype=theirs.dtype).masked_fill(hidden_keys(ids, theirs.document_end), torch.finfo(theirs.dtype).min)
 
 
 def gradients(model, ids, targets):
@@ -208,13 +221,14 @@ def make_case(name, c, seed, directory):
     if c.get("saved"):
         theirs.config.save_pretrained(directory)  # `ours` reads this spelling, so the comparison covers it
     ours = load(directory)
+    ours.config.document_end = theirs.document_end = c.get("document_end")
 
     # reference against transformers
     logits, loss, grads = gradients(ours, ids, targets)
     their_logits, their_loss, their_grads = gradients(theirs, ids, targets)
     if set(grads) != set(their_grads):
         sys.exit(f"error: case {name}: parameter names differ: {sorted(set(grads) ^ set(their_grads))}")
-    own_loss = theirs(ids, labels=targets, shift_labels=targets).loss.detach()  # transformers' own cross-entropy
+    own_loss = theirs(ids, attention_mask=mask_of(theirs, ids), labels=targets, shift_labels=targets).loss.detach()  # transformers' own cross-entropy
     d_logits = check(name, "logits", error(logits, their_logits), TOLERANCE)
     d_loss = check(name, "loss", max(error(loss, their_loss), error(loss, own_loss)), TOLERANCE)
     d_grad, where = worst(grads, their_grads)

@@ -33,6 +33,7 @@ class Config:
     rope_theta: float
     rope_scaling: dict | None  # Llama 3.1's frequency scaling, None for plain RoPE
     tie_word_embeddings: bool
+    document_end: int | None = None  # the token that ends a document, of which attention sees no other; not of config.json
 
     @staticmethod
     def from_json(path):
@@ -105,6 +106,17 @@ class RMSNorm(nn.Module):
         return self.weight * h.to(x.dtype)
 
 
+def hidden_keys(ids, document_end):
+    """True where a query does not see a key: the key is later, or of another document, (B, 1, T, T)."""
+    T = ids.shape[1]
+    hidden = torch.ones(T, T, dtype=torch.bool).triu(diagonal=1)           # (T, T), true where key > query
+    if document_end is None:
+        return hidden
+    ends = ids == document_end
+    document = ends.cumsum(1) - ends.long()             # (B, T): how many ended before this token
+    return (hidden | (document[:, :, None] != document[:, None, :]))[:, None]
+
+
 class Attention(nn.Module):
     """Causal attention in which NH / NKV query heads share one key/value head (GQA, arXiv 2305.13245)."""
     def __init__(self, c):
@@ -115,7 +127,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(c.hidden_size, self.NKV * self.HD, bias=False)
         self.o_proj = nn.Linear(self.NH * self.HD, c.hidden_size, bias=False)
 
-    def forward(self, x, table):                        # (B, T, C) -> (B, T, C)
+    def forward(self, x, table, hidden):                # (B, T, C) -> (B, T, C)
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, self.NH, self.HD).transpose(1, 2)    # (B, NH, T, HD)
         k = self.k_proj(x).view(B, T, self.NKV, self.HD).transpose(1, 2)   # (B, NKV, T, HD)
@@ -124,8 +136,7 @@ class Attention(nn.Module):
         k = k.repeat_interleave(self.NH // self.NKV, dim=1)                # (B, NH, T, HD)
         v = v.repeat_interleave(self.NH // self.NKV, dim=1)                # (B, NH, T, HD)
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.HD)              # (B, NH, T, T)
-        future = torch.ones(T, T, dtype=torch.bool).triu(diagonal=1)       # (T, T), true where key > query
-        p = wide(scores).masked_fill(future, -math.inf).softmax(-1).to(v.dtype)
+        p = wide(scores).masked_fill(hidden, -math.inf).softmax(-1).to(v.dtype)
         y = (p @ v).transpose(1, 2).reshape(B, T, self.NH * self.HD)
         return self.o_proj(y)
 
@@ -150,8 +161,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = MLP(c)
 
-    def forward(self, x, table):                        # (B, T, C) -> (B, T, C)
-        x = x + self.self_attn(self.input_layernorm(x), table)
+    def forward(self, x, table, hidden):                # (B, T, C) -> (B, T, C)
+        x = x + self.self_attn(self.input_layernorm(x), table, hidden)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -172,8 +183,9 @@ class Llama(nn.Module):
     def forward(self, input_ids):                       # (B, T) -> logits (B, T, V)
         x = self.model.embed_tokens(input_ids)          # (B, T, C)
         table = rope_table(self.config, input_ids.shape[1], wide(x).dtype)
+        hidden = hidden_keys(input_ids, self.config.document_end)
         for block in self.model.layers:
-            x = block(x, table)
+            x = block(x, table, hidden)
         x = self.model.norm(x)
         head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
         return F.linear(x, head.weight)

@@ -388,6 +388,13 @@ tasks() {
     bad "--generate without a tokenizer" "--generate needs a tokenizer" --model "$fixture" --generate hello
     bad "--generate with a tokenizer that is too large" "600 tokens, the model 256" --model "$fixture" --generate hello --tokenizer good/tokenizer.model
     bad "--generate beyond the model's positions" "--max-tokens 300 are more than the model's 256" --model trained --generate hello --max-tokens 300
+    mkdir -p lone
+    cp good/train.tok lone/
+    everywhere "--doc-mask without a tokenizer" "--doc-mask, .* needs a tokenizer: none beside lone/train.tok, give one with --tokenizer" "${train[@]}" --data lone/train.tok --doc-mask
+    bad "--doc-mask of a prompt" "--doc-mask .* a prompt is one document: leave it out" --model trained --generate hello --doc-mask
+    bad "--doc-mask of an export" "--doc-mask is about training and evaluation" --model trained --export elsewhere --doc-mask
+    works "an evaluation with --doc-mask" "$program" --model trained --eval good/val.tok --seq 16 --doc-mask
+    works "a plan with --doc-mask" "$program" --plan --doc-mask
     everywhere "--eval without weights" "has no weights" --model model --eval good/val.tok
     bad "--export without weights" "has no weights" --model model --export elsewhere
     bad "--eval of nothing" "nowhere.tok" --model trained --eval nowhere.tok
@@ -415,6 +422,7 @@ tasks() {
     bad "--audit of no run" "--audit: cannot read trained/samples.jsonl" --audit --out trained
     works "a run that saves" "$program" "${train[@]}" --steps 1 --out saved
     bad "--resume with another learning rate" "--resume saved/step-00000001: .*--lr 0.1, was 0.0003; --min-lr 0.01, was 3e-05.*--allow-changes" "${train[@]}" --steps 1 --resume saved --lr 0.1
+    bad "--resume with --doc-mask, which the run before had not" "--resume saved/step-00000001: .*--doc-mask on, was off.*--allow-changes" "${train[@]}" --steps 1 --resume saved --doc-mask
     bad "--resume with other data" "--resume saved/step-00000001: .*data [0-9a-f]+, was [0-9a-f]+" "${train[@]}" --steps 1 --resume saved --data good/val.tok
     works "a run of two steps that saves" "$program" "${train[@]}" --steps 2 --lr 1e-3 --min-lr 1e-3 --out saved2
     bad "--resume behind --steps" "saved2/step-00000002 stands at step 2, further than --steps 1" "${train[@]}" --steps 1 --lr 1e-3 --min-lr 1e-3 --resume saved2

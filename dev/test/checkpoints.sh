@@ -263,8 +263,8 @@ kills_of() {
 kills() {
     [ -n "$have_mpi" ] || return
     RANDOM=7
-    kills_of 2 $([ -n "$all" ] && echo 15 || echo 4) sync
-    kills_of 3 $([ -n "$all" ] && echo 15 || echo 4) async
+    kills_of 2 $([ -n "$all" ] && echo 15 || echo 2) sync
+    kills_of 3 $([ -n "$all" ] && echo 15 || echo 2) async
 }
 
 # ---------------------------------------------------------------- damaged checkpoints
@@ -396,18 +396,23 @@ signalled() {
     steps=$(figures told | tail -n 1 | cut -d' ' -f1)
     if [ "$code" != 0 ] || [ "$(newest told)" != "$steps" ]; then fail "$name: SIG$signal saves and ends" "exit code $code, the last step is $steps, the last checkpoint of step $(newest told): $(tail -n 1 told.log)"; return; fi
     pass "$name: SIG$signal saves and ends" "exit code 0, the last step and checkpoint is $steps"
+    if [[ " $* " == *" --export exported "* ]]; then
+        if grep -qx "not exported: the run ended at step $steps of 100000000; --resume goes on, and exports at its end" told.log && [ ! -e told/exported/model.safetensors ]; then pass "$name: what SIG$signal ends is not exported, and says so" "$(grep '^not exported' told.log)"
+        else fail "$name: what SIG$signal ends is not exported, and says so" "$(ls told/exported 2>/dev/null | tr '\n' ' ')$(tail -n 1 told.log)"; fi
+    fi
     rm -rf untold
     mkdir untold
     in_folder untold "$@" --steps $((steps + 2)) && in_folder told "$@" --steps $((steps + 2))
     code=$?
     [ "$(cat untold/out/latest/* | sha256sum)" = "$(cat told/out/latest/* | sha256sum)" ] && wrong= || wrong="other bits in step-$(newest told) than in step-$(newest untold) of a run without signals"
     [ "$(figures untold)" = "$(figures told)" ] || wrong="other figures in metrics.jsonl"
+    if [[ " $* " == *" --export exported "* ]] && ! cmp -s untold/exported/model.safetensors told/exported/model.safetensors; then wrong="the model that is exported then is another, or none"; fi
     if [ "$code" = 0 ] && [ -z "$wrong" ]; then pass "$name: goes on after SIG$signal" "step $steps to $((steps + 2)), the bits of a run without signals"; else fail "$name: goes on after SIG$signal" "exit code $code, $wrong: $(tail -n 1 told.log)"; fi
 }
 
 signals() {
     signalled "2 threads" "USR1 USR2" "${run[@]}" --ranks 2
-    signalled "2 threads" TERM "${run[@]}" --ranks 2
+    signalled "2 threads that export" TERM "${run[@]}" --ranks 2 --export exported
     [ -z "$have_mpi" ] || signalled "2 processes" "USR1 USR2" "${mpi[@]}" -np 2 "${run[@]}"
 }
 

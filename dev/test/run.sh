@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run.sh [all] : every test, both precisions; ends with `N passed, N failed`. `make test` builds first and calls it.
-# With `all` (make test-all) the long ones too, and the sums go into dev/results/test-all.md.
+# run.sh [all] : the tests, both precisions; ends with `N passed, N failed`. `make test` builds first and calls it.
+# With `all` (make test-all) every test there is, and the sums go into dev/results/test-all.md.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
@@ -60,8 +60,11 @@ settle() {
     waiting=()
 }
 
+# what most of the time goes into twice, `make test` does once: ops step by step and nvcc in one precision, one engine that fuzzes
+short=short runtime='TESTS="test-plain test_nccl-plain"' pages=PRECISION=fp32 pages_cuda=PRECISION=bf16 engines=ENGINE=plain
+[ "${1:-}" != all ] || short='' runtime='' pages='' pages_cuda='' engines=''
 for precision in fp32 bf16; do
-    suite "unit tests, $precision" "build/cpu-$precision/test_llama3"
+    suite "unit tests, $precision" "build/cpu-$precision/test_llama3" $short
 done
 if command -v mpirun >/dev/null && ! grep -qv DHAVE_MPI build/cpu-fp32/flags; then
     for ranks in 1 2 3 4 ${1:+8}; do
@@ -72,20 +75,19 @@ else
     echo "no MPI in this build: its tests are left out"
 fi
 export CUDA_ON_CPU_REGISTERS=$PWD/dev/results/cuda-kernels.txt
-ways='TESTS="test-plain test-races test_nccl-plain"' # with `all` every way
-[ "${1:-}" != all ] || ways=
 for precision in bf16 fp32; do
-    beside "CUDA on a CPU, unit tests, $precision" "build/cuda-on-cpu-$precision/test_llama3_cuda"
+    beside "CUDA on a CPU, unit tests, $precision" "build/cuda-on-cpu-$precision/test_llama3_cuda $short"
 done
-beside "CUDA on a CPU, the program; CUDA compiled" dev/test/cuda.sh
-beside "CUDA on a CPU, the runtime itself" "make --no-print-directory -s -C dev/cuda_on_cpu $ways"
-beside "ops, step by step" "make --no-print-directory -s -C dev/kernels check"
-beside "fuzzing, a short run" "make --no-print-directory -s -C dev/fuzz check"
-beside "gpu_check.sh, on CUDA on a CPU" dev/test/gpu_check.sh
-beside "ops, step by step, CUDA on a CPU" "make --no-print-directory -s -C dev/kernels check-cuda"
+beside "CUDA on a CPU, the program; CUDA compiled" "dev/test/cuda.sh ${1:+all}"
+beside "CUDA on a CPU, the runtime itself" "make --no-print-directory -s -C dev/cuda_on_cpu $runtime"
+beside "ops, step by step" "make --no-print-directory -s -C dev/kernels check $pages"
+beside "fuzzing, a short run" "make --no-print-directory -s -C dev/fuzz check $engines"
+[ "${1:-}" != all ] || beside "gpu_check.sh, on CUDA on a CPU" dev/test/gpu_check.sh
+beside "ops, step by step, CUDA on a CPU" "make --no-print-directory -s -C dev/kernels check-cuda $pages_cuda"
 beside "checkpoints" "dev/test/checkpoints.sh build/cpu-fp32/train_llama3 ${1:+all}"
 beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
 beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"
+beside "token files" "dev/test/tokenize.sh ${1:+all}"
 settle
 # other builds of the same tests: variant NAME FOLDER, then what make is told; TESTS=group runs those groups alone
 variant() {
@@ -120,7 +122,6 @@ if [ "${1:-}" = all ]; then
         cuda_variant "races in shared memory" "cuda-races-$precision" $precision "-O1 -g -fsanitize=thread"
     done
 fi
-suite "token files" dev/test/tokenize.sh ${1:+all}
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
 LIMIT=1800 suite "planted faults" dev/test/faults.sh ${1:+all}
 

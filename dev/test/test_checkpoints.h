@@ -150,7 +150,83 @@ static void audit_run(int pad) {
     free(text);
 }
 
+#ifdef __linux__
+/* Bytes of VmRSS, what is resident now, or VmHWM, the most there was since memory_forget. */
+static double memory_told(const char *name) {
+    char line[256];
+    double kb = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, name, strlen(name))) kb = strtod(line + strlen(name) + 1, NULL);
+    if (f) fclose(f);
+    return 1024 * kb;
+}
+
+static int memory_forget(void) {
+    FILE *f = fopen("/proc/self/clear_refs", "w");
+    return f && fputs("5", f) >= 0 && !fclose(f);
+}
+
+static struct { double start, loaded, expected, before, saved, more, state; } resident; // bytes, of both ranks
+
+/* A step, and a save of it, by two ranks of this process; what they need beside their state. */
+static void saving_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    Run *r = &o->run;
+    size_t unit = 0, chunks = (size_t)r->saver.num_buffers * CHUNK_BYTES + PAGE_BYTES;
+    for (int u = 0; u < r->table->num_units; u++) unit = r->fsdp.units[u].padded > (int64_t)unit ? (size_t)r->fsdp.units[u].padded : unit;
+    ranks_meet(&r->comm, "all have loaded");
+    if (rank == 0) {
+        resident.state = 2.0 * (double)(r->dev.arenas[MEM_PARAMS].used + r->dev.arenas[MEM_OPTIMIZER].used);
+        resident.loaded = memory_told("VmHWM") - resident.start, resident.expected = resident.state + 2.0 * sizeof(float) * ((double)unit + (1 << 20)); // fsdp_set_state reads a million elements at a time
+    }
+    train_step(r, r->at.step + 1);
+    ranks_meet(&r->comm, "all have trained");
+    if (rank == 0) resident.before = memory_told("VmRSS"), resident.more = 2.0 * (double)(sizeof(float) * unit + chunks), memory_forget();
+    ranks_meet(&r->comm, "before saving");
+    checkpoint_save(&r->saver, &r->at);
+    ranks_meet(&r->comm, "all have saved");
+    if (rank == 0) resident.saved = memory_told("VmHWM") - resident.before;
+    close_rank(o);
+}
+
+/* The most memory that is resident while state is read and written: no whole model beside the shards, in no rank. */
+static void test_memory_of_saving(void) {
+    char said[4096], arguments[1024], model[300], out[2][300];
+    const double spare = 16e6; // stacks, buffers of files, what the libraries take
+    snprintf(model, sizeof model, "%s", scratch_path("many-blocks"));
+    snprintf(out[0], sizeof out[0], "%s", scratch_path("many-saved")), snprintf(out[1], sizeof out[1], "%s", scratch_path("many-again"));
+    const char *data = make_token_file("many.tok", 3000, 64, 0);
+    mkdir(model, 0777);
+    char path[400];
+    snprintf(path, sizeof path, "%s/config.json", model);
+    FILE *f = fopen(path, "w");
+    fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":128,\"num_hidden_layers\":24,\"num_attention_heads\":4,\"num_key_value_heads\":4,\"intermediate_size\":512,\"vocab_size\":64,\"max_position_embeddings\":64}");
+    fclose(f);
+    const char *common = "--threads 1 --timeout 60 --seq 8 --batch 1 --lr 1e-3 --min-lr 1e-3";
+    int code = run_whole(said, 2, "--model %s --data %s %s --steps 1 --out %s", model, data, common, out[0]);
+    snprintf(arguments, sizeof arguments, "--model %s --data %s %s --steps 2 --out %s --resume %s/step-00000001", model, data, common, out[1], out[0]);
+    if (!memory_forget()) {
+        printf("this kernel does not forget the most memory that there was: memory while saving is left out\n");
+        return;
+    }
+    Job *j = make_job(arguments, 2, &transport_threads);
+    job_check_outputs(j);
+    memory_forget();
+    resident.start = memory_told("VmRSS");
+    launch(j, 0, saving_body);
+    end_job(j);
+    CHECK("memory while a checkpoint is read: the state, a unit and what is read at a time", code == 0 && resident.loaded > 0.5 * resident.state && resident.loaded <= resident.expected + spare,
+          "%.1f MB, <= %.1f + %.0f MB, for %.1f MB of state%s%s", resident.loaded / 1e6, resident.expected / 1e6, spare / 1e6, resident.state / 1e6, code ? "; " : "", code ? sentence(said) : "");
+    CHECK("memory while a checkpoint is saved: a unit and the planned chunks more than before", resident.saved <= resident.more + spare,
+          "%.1f MB more, <= %.1f + %.0f MB, for %.1f MB of state", resident.saved / 1e6, resident.more / 1e6, spare / 1e6, resident.state / 1e6);
+}
+#else
+static void test_memory_of_saving(void) {} // Linux tells
+#endif
+
 static void test_checkpoints(void) {
+    test_memory_of_saving();
     compare_saving(0);
     for (int pad = 0; pad < 2; pad++) audit_run(pad);
 }

@@ -18,7 +18,7 @@ static const char *mesh_model(int tied) {
 }
 
 enum { MESH_TP, MESH_CP, MESH_PP, MESH_SHARD, MESH_REPLICATE, MESH_SCHEDULE, MESH_LIGHT, MESH_DOCS, MESH_TIED, MESH_RECOMPUTE, MESH_MASK, MESH_SHARDING, MESH_FACTORS };
-static const int mesh_counts[MESH_FACTORS] = {3, 3, 3, 3, 2, 2, 2, 1, 2, 4, 2, 3};
+static const int mesh_counts[MESH_FACTORS] = {3, 3, 3, 3, 2, 2, 2, 2, 2, 4, 2, 3};
 enum { MESH_SAMPLES = 16, MESH_MOST_RANKS = 16 };
 
 static void mesh_values(int64_t i, int *v) {
@@ -45,7 +45,8 @@ static const int mesh_seq[3] = {38, 36, 40};
 typedef struct { int key; OneRank of; } MeshReference;
 
 static void mesh_arguments(char *arguments, size_t size, const int *v, int accum) {
-    const char *data = make_token_file(v[MESH_MASK] ? "masked.tok" : "mesh.tok", 6000, 64, v[MESH_MASK] ? 7 : 0);
+    int masked = v[MESH_MASK] ? 7 : 0; // documents of 16 tokens in the mean: some chunks see nothing of some
+    const char *name = masked ? "masked.tok" : "mesh.tok", *data = v[MESH_DOCS] ? make_document_file(name, 6000, 16, masked) : make_token_file(name, 6000, 64, masked);
     snprintf(arguments, size, "--model %s --data %s --seq %d --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 1 --accum %d%s", mesh_model(v[MESH_TIED]), data, mesh_seq[v[MESH_CP]], accum,
              v[MESH_DOCS] ? " --doc-mask" : "");
 }
