@@ -2,7 +2,7 @@
  *
  * Traffic has three witnesses: the law (a closed form from the options alone, below), the walk (the program's own
  * code on a walking device) and the wire (counted where the transport moves bytes). Memory has two: the walk and
- * the arenas. After the first step of every run they are compared; a difference stops it.
+ * the arenas. After the first step of every run they are compared; a difference stops it. A plan has a walk for each kind of ranks.
  * Given a cluster file the walk has a clock, and so tells the time of a step as well.
  */
 #ifndef PLAN_H
