@@ -72,7 +72,7 @@ fault "the bad sample that is found first is named, not the first in order" data
 fault "replicas are not exchanged" fsdp.h \
     's|    return f->replicas > 1 && last; // across.*|    return 0 * last;|' faults "law, walk and wire"
 fault "replicas are flattened into one group that shards" comm.h \
-    's|{1, 1, 1, shard, replicate}|{1, 1, 1, shard * replicate, 1}|' faults "law, walk and wire"
+    's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "law, walk and wire"
 fault "a rank shuffles from another seed" train_llama3.cu \
     's|(uint64_t)j->opt.seed, !strcmp|(uint64_t)j->opt.seed + (uint64_t)(r->rank == 2), !strcmp|' faults "rank 2 shuffles samples"
 fault "a clipped step of one replica is scaled differently" fsdp.h \
@@ -109,7 +109,7 @@ fault "backward sees all documents" train_llama3.cu \
 fault "a checkpoint's files are not synced" checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
 fault "whole units stay while a checkpoint is saved" checkpoint.h \
-    's|^                whole = unit_state.*|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->padded), whole, sizeof(float) * (size_t)u->padded);|' checkpoints "memory while a checkpoint is saved"
+    's|^                now = u, kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), whole, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
 fault "what a checkpoint is read into stays" fsdp.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(f->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), chunk, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
 fault "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
@@ -140,7 +140,7 @@ if [ "${1:-}" = all ]; then
     fault "replicas are exchanged and not summed" fsdp.h \
         's|    if (kind == REDUCE_REPLICAS) tree_sum|    if (0) tree_sum|' faults "gradients of one rank"
     fault "a unit is reduced twice" train_llama3.cu \
-        's|        unit_reduce(f, blocks, micro);|&\n        if (l == 0) { unit_gradients(f, blocks, micro); unit_reduce(f, blocks, micro); }|' faults "law, walk and wire"
+        's|        unit_reduce(&r->fsdp, blocks, micro);|&\n        if (l == 0) { unit_gradients(\&r->fsdp, blocks, micro); unit_reduce(\&r->fsdp, blocks, micro); }|' faults "law, walk and wire"
     fault "a rank gathers in another order" fsdp.h \
         's|^static void unit_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \
