@@ -150,12 +150,13 @@ static void job_check_split(const Job *j) {
     const Options *o = &j->opt;
     const Llama3Config *c = &j->config;
     int tp = j->mesh.size[AXIS_TP], cp = j->mesh.size[AXIS_CP], pp = j->mesh.size[AXIS_PP], most = (int)min_i64(c->V, c->F);
-    char fits[256];
+    char fits[256], shorter[32] = "";
     divisors_of(fits, sizeof fits, c->NH, c->NKV);
     if (c->NH % tp || c->NKV % tp) user_error("--tp %d does not divide %s's %d query and %d key/value heads, of which each rank has its part: use --tp %s", tp, o->model, c->NH, c->NKV, fits);
     if (tp > most) user_error("--tp %d is more than %s has to split: %d; use a smaller one", tp, o->model, most);
     divisors_of(fits, sizeof fits, o->seq / 2, o->seq / 2);
-    if (cp > 1 && o->seq % (2 * cp)) user_error("--cp %d splits a sequence into %d equal chunks, which do not make up --seq %d: use --seq %d or --seq %d, or --cp %s", cp, 2 * cp, o->seq, o->seq / (2 * cp) * 2 * cp, (o->seq / (2 * cp) + 1) * 2 * cp, fits);
+    if (o->seq > 2 * cp) snprintf(shorter, sizeof shorter, "--seq %d or ", o->seq / (2 * cp) * 2 * cp);
+    if (cp > 1 && o->seq % (2 * cp)) user_error("--cp %d splits a sequence into %d equal chunks, which do not make up --seq %d: use %s--seq %d, or --cp %s", cp, 2 * cp, o->seq, shorter, (o->seq / (2 * cp) + 1) * 2 * cp, fits);
     if (j->task == DO_GENERATE && tp * cp * pp > 1) user_error("--generate computes one token at a time on every rank: leave --tp, --cp and --pp out; FSDP shards the model over the ranks");
     int stages = pp * o->pp_chunks, blocks = c->L + (o->pp_light_ends ? 2 : 0) , least = stages > 1 && o->pp_light_ends ? 2 : 1, fewest = blocks / stages;
     if (fewest < least)

@@ -117,6 +117,28 @@ fault "a resumed run begins its epoch anew" train_llama3.cu 's| r->at.step, r->a
 fault "the second chunk's queries stand right behind the first's" kernels.h 's/ + (t >= s->q_split ? s->q_gap : 0); }/; }/' kernels "attention of two chunks"
 fault "a slice of the vocabulary takes its neighbour's first token" kernels.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
 fault "sums of slices are not brought to one largest logit" kernels.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
+fault "gradients of norms are not summed over tp" fsdp.h \
+    's|^        tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);||' mesh-faults "tp 2 .*worst gradient"
+fault "a group that shards has members of two tp slices" comm.h \
+    's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
+fault "the loss is counted on every tp rank" train_llama3.cu \
+    's|exact_total(dev, &r->sums\[SUM_LOSS\], m->losses + begin, n);|exact_total(dev, \&r->sums[SUM_LOSS], m->losses, N);|' mesh-faults "tp 2 .*losses 1"
+fault "a tp peer takes other samples" train_llama3.cu \
+    's|^                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD),|                 (mesh_coordinate(\&r->mesh, r->rank, AXIS_DP_SHARD) + mesh_coordinate(\&r->mesh, r->rank, AXIS_TP)) % r->mesh.size[AXIS_DP_SHARD],|' mesh-faults "have parts of the same model for the same samples, but train on different ones"
+fault "a slice of columns is taken as one of rows" llama3.h \
+    's|^    \*whole = (t->row0 + row) \* t->whole_cols + t->col0 + col;|    if (t->row->split == SPLIT_COLUMNS) { *whole = t->col0 * t->whole_rows + at; return t->rows * t->cols - at; }\n&|' mesh-faults "tp 2 .*worst gradient"
+fault "a rank's second chunk stands one chunk too early" train_llama3.cu \
+    's|(2 \* cp - 1 - i) \* chunk + t - chunk;|(2 * cp - 2 - i) * chunk + t - chunk;|' mesh-faults "cp 2 .*worst gradient"
+fault "one rank's gradients of keys and values are lost" train_llama3.cu \
+    's|sum_pieces(&r->dev, m->kv_mine, m->kv, r->mesh.size\[AXIS_CP\],|sum_pieces(\&r->dev, m->kv_mine, m->kv, r->mesh.size[AXIS_CP] - 1,|' mesh-faults "cp 2 .*worst gradient"
+fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
+    's|micro_batch(r, batch, step->micro);|micro_batch(r, batch, r->table->embed < 0 ? step->micro ^ 1 : step->micro);|' mesh-faults "pp 2 .*worst gradient"
+fault "a stage awaits two messages in the other order" train_llama3.cu \
+    's|p->schedule.receives\[p->started\]|p->schedule.receives[r->table->embed < 0 ? p->started ^ 1 : p->started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
+fault "one message too many" train_llama3.cu \
+    's|^static void stage_send(.*|&\n    static int more;\n    Parcel *again = \&r->pipe.out[step->kind][r->pipe.sent[step->kind] % 2];\n    if (!r->dev.walk \&\& step->micro == 1 \&\& !more++) point_start(\&r->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&r->pipe.schedule, step), "again", p->data, parcel_bytes(r)), collective_wait(\&r->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
+fault "the tied weight's gradient is summed twice" fsdp.h \
+    's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
 if [ "${1:-}" = all ]; then
     fault "a resumed run begins its moments anew" checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
     fault "checksums come in the order of ranks" checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"

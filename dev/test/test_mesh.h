@@ -121,6 +121,16 @@ static void test_mesh(void) {
     CHECK("every two of the meshes' options that go together were tried together", taken > 15, "%d of %" PRId64 " meshes", taken, meshes_in_all());
 }
 
+/* The meshes that planted faults are tried on, one for each way to split a model. */
+static void test_mesh_faults(void) {
+    static const int of_faults[][MESH_FACTORS] = {{1, 0, 0, 1}, {0, 1, 0, 0}, {0, 0, 1, 0, 0, 0, 0, 0, 1}}; // tp 2 x dp-shard 2; cp 2; pp 2, tied
+    char name[500];
+    for (int i = 0; i < 3; i++) {
+        Difference d = try_mesh(of_faults[i], name, sizeof name, 0, &transport_threads);
+        check_mesh(name, &d);
+    }
+}
+
 /* All of them, a line for each mesh. */
 static void test_mesh_all(void) {
     char name[500], first[500];
