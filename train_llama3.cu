@@ -86,18 +86,6 @@ typedef struct {
     int positions_max;
 } Model;
 
-typedef struct { floatX *data; Request request; } Parcel; // (n, C) on its way between stages
-typedef char ParcelName[48];
-
-typedef struct {               // pipeline parallelism
-    Schedule schedule;
-    Parcel *in[2];             // (schedule.buffers[kind]) inputs of forwards and of backwards that are here, or on their way
-    Parcel out[2][2];          // of each kind of output one is made while the one before goes
-    int started;               // receives of the step so far
-    int64_t sent[2];
-    ParcelName *names;         // (2 kinds, chunks, 2: received, sent, micro-batches)
-} Pipeline;
-
 typedef struct {               // what each rank tells all others at the end of a step; the only exchange beside FSDP's
     ExactSum loss, squared_norm; // of all its tokens, of its part of the gradient
     int64_t targets;           // positions that count
@@ -264,13 +252,7 @@ static void model_open(Run *r, int B, int T, int cached) {
         m->dattn = activation(r, "d attention output", N * Q);
         m->dhidden = activation(r, "d hidden", N * c->F);
     }
-    const Schedule *schedule = &r->pipe.schedule;
-    for (int i = 0; i < 4 && schedule->stages > 1; i++) r->pipe.out[i / 2][i % 2].data = activation(r, "on its way to a stage", n * c->C);
-    for (int kind = PIPE_FORWARD; kind <= PIPE_BACKWARD; kind++) {
-        r->pipe.in[kind] = (Parcel *)checked_malloc(sizeof(Parcel) * (size_t)schedule->buffers[kind]);
-        for (int i = 0; i < schedule->buffers[kind]; i++) r->pipe.in[kind][i].data = activation(r, "on its way from a stage", n * c->C);
-    }
-    if (schedule->stages > 1) r->pipe.names = (ParcelName *)arena_alloc(&r->dev, MEM_HOST, "names of messages", sizeof(ParcelName) * 4 * (size_t)(schedule->chunks * schedule->micros));
+    pipeline_open(&r->pipe, &r->comm, sizeof(floatX) * (size_t)(n * c->C));
     m->positions_max = cached ? cached : T * cp;
     m->cos_sin = activation_fp32(r, "rotation table", (int64_t)m->positions_max * c->HD);
     m->positions = (int32_t *)activation_fp32(r, "positions", cached ? cached : T);
@@ -606,58 +588,7 @@ static void head_loss(Run *r, int micro, int backward) {
 }
 
 // ---------------------------------------------------------------------------
-// pipeline parallelism: what passes from stage to stage, and a step of the schedule. One rank is a pipeline of one stage
-
-/* "activations 3 to stage 5", of micro-batch 3: both ends call it the same. */
-static const char *parcel_name(Run *r, const PipeStep *step, int sent) {
-    const Schedule *s = &r->pipe.schedule;
-    int at = virtual_stage(s, step->chunk) + (!sent ? 0 : step->kind == PIPE_FORWARD ? 1 : -1);
-    char *name = r->pipe.names[((step->kind * s->chunks + step->chunk) * 2 + sent) * s->micros + step->micro];
-    if (!r->dev.walk) snprintf(name, sizeof(ParcelName), "%s %d to stage %d", step->kind == PIPE_FORWARD ? "activations" : "gradients", step->micro, at);
-    return r->dev.walk ? "activations" : name;
-}
-
-static size_t parcel_bytes(const Run *r) { return sizeof(floatX) * (size_t)residual_rows(r) * (size_t)r->config->C; }
-
-/* Starts to receive a step's input. */
-static void parcel_start(Run *r, const PipeStep *step) {
-    Parcel *p = &r->pipe.in[step->kind][step->buffer];
-    device_order(&r->dev, STREAM_RECEIVE, STREAM_COMPUTE); // which has read what was there before
-    StreamKind before = device_stream(&r->dev, STREAM_RECEIVE);
-    point_start(&r->comm, &p->request, RECEIVE, AXIS_PP, pipe_source(&r->pipe.schedule, step), parcel_name(r, step, 0), p->data, parcel_bytes(r));
-    device_stream(&r->dev, before);
-}
-
-/* Before a step: receives that the schedule wants under way by now. */
-static void stage_receives_start(Run *r, const PipeStep *step) {
-    Pipeline *p = &r->pipe;
-    for (; p->started < step->receives; p->started++) parcel_start(r, &p->schedule.steps[p->schedule.receives[p->started]]);
-}
-
-/* A step's input, from the stage before (backward: behind) this one, into `to`. */
-static void stage_receive(Run *r, floatX *to, const PipeStep *step) {
-    if (pipe_source(&r->pipe.schedule, step) < 0) return;
-    Parcel *p = &r->pipe.in[step->kind][step->buffer];
-    collective_wait(&r->comm, &p->request);
-    device_copy(&r->dev, to, p->data, parcel_bytes(r));
-}
-
-/* A buffer for a step's output, and then its departure. */
-static Parcel *stage_output(Run *r, const PipeStep *step) {
-    Parcel *p = &r->pipe.out[step->kind][r->pipe.sent[step->kind]++ % 2];
-    collective_wait(&r->comm, &p->request); // the one before the last has left
-    return p;
-}
-static void stage_send(Run *r, Parcel *p, const PipeStep *step) {
-    device_order(&r->dev, STREAM_SEND, STREAM_COMPUTE);
-    StreamKind before = device_stream(&r->dev, STREAM_SEND);
-    point_start(&r->comm, &p->request, SEND, AXIS_PP, pipe_target(&r->pipe.schedule, step), parcel_name(r, step, 1), p->data, parcel_bytes(r));
-    device_stream(&r->dev, before);
-}
-
-static void stage_sends_finish(Run *r) {
-    for (int i = 0; i < 4; i++) collective_wait(&r->comm, &r->pipe.out[i / 2][i % 2].request);
-}
+// pipeline parallelism: the steps of the schedule (pipeline.h). One rank is a pipeline of one stage
 
 typedef struct { const int32_t *inputs, *targets, *docs, *own_docs; } MicroBatch; // where the host has them; NULL: the device has them already, or there are none
 
@@ -685,12 +616,12 @@ static void stage_forward(Run *r, const PipeStep *step, const MicroBatch *batch,
     feed_micro_batch(r, batch);
     if (reads_tokens(r)) embed_forward(r, pass);
     else prefetch_forward(r, m->chunk->unit - 1);
-    stage_receive(r, m->blocks[0].x, step);
+    pipe_receive(&r->pipe, step, m->blocks[0].x);
     blocks_forward(r, pass);
     if (computes_loss(r)) return;
-    Parcel *out = stage_output(r, step);
+    Parcel *out = pipe_output(&r->pipe, step);
     residual_add(&r->dev, out->data, m->blocks[m->saved - 1].mid, m->branch, (int64_t)residual_rows(r) * r->config->C);
-    stage_send(r, out, step);
+    pipe_send(&r->pipe, step, out);
 }
 
 /* The micro-batch's way back: gradients of the SUM of its losses. */
@@ -709,29 +640,28 @@ static void stage_backward(Run *r, const PipeStep *step, const MicroBatch *batch
         prefetch_backward(r, end - 1); // before a reduction, behind which it would wait where they share a way
         if (!table_is_tied(r->table)) unit_reduce(f, head, step->micro); // tied: the embedding adds to it first
     }
-    stage_receive(r, m->dx, step);
+    pipe_receive(&r->pipe, step, m->dx);
     blocks_backward(r, step->micro, pass);
     if (reads_tokens(r)) {
         embed_backward(r, step->micro, pass);
         return;
     }
-    Parcel *out = stage_output(r, step);
-    device_copy(&r->dev, out->data, m->dx, parcel_bytes(r));
-    stage_send(r, out, step);
+    Parcel *out = pipe_output(&r->pipe, step);
+    device_copy(&r->dev, out->data, m->dx, r->pipe.bytes);
+    pipe_send(&r->pipe, step, out);
 }
 
 /* All micro-batches of a step, forward and backward, in the order of the schedule. */
 static void run_schedule(Run *r, const StepBatch *batch) {
     const Schedule *s = &r->pipe.schedule;
-    r->pipe.started = 0;
     for (int i = 0; i < s->count; i++) {
         const PipeStep *step = &s->steps[i];
         MicroBatch micro = micro_batch(r, batch, step->micro);
-        stage_receives_start(r, step);
+        pipe_start_receives(&r->pipe, step);
         if (step->kind == PIPE_FORWARD) stage_forward(r, step, &micro, PASS_FORWARD);
         else stage_backward(r, step, &micro);
     }
-    stage_sends_finish(r);
+    pipe_finish(&r->pipe);
 }
 
 /* Forward of the batch that the model's ids and documents are of; leaves the loss's input at the last stage. */
@@ -739,7 +669,7 @@ static void forward_only(Run *r, Pass pass) {
     const MicroBatch there = ZERO;
     for (int v = 0; v < r->table->part.chunks; v++) {
         PipeStep step = {PIPE_FORWARD, 0, v, 0, 0, 0};
-        if (pipe_source(&r->pipe.schedule, &step) >= 0) parcel_start(r, &step);
+        if (pipe_source(&r->pipe.schedule, &step) >= 0) pipe_start_receive(&r->pipe, &step);
         stage_forward(r, &step, &there, pass);
     }
 }
@@ -1053,12 +983,7 @@ static void run_close(Run *r) {
     free(r->layout);
     free(r->hosts);
     free(r->model.all);
-    for (int kind = 0; kind < 2; kind++) {
-        for (int i = 0; i < r->pipe.schedule.buffers[kind]; i++) device_forget_event(r->pipe.in[kind][i].request.arrived);
-        for (int i = 0; i < 2; i++) device_forget_event(r->pipe.out[kind][i].request.arrived);
-        free(r->pipe.in[kind]);
-    }
-    schedule_close(&r->pipe.schedule);
+    pipeline_close(&r->pipe);
     table_close(&r->part);
     fsdp_close(&r->fsdp);
     comm_close(&r->comm);

@@ -133,10 +133,10 @@ fault "one rank's gradients of keys and values are lost" train_llama3.cu \
     's|sum_pieces(&r->dev, m->kv_mine, m->kv, r->mesh.size\[AXIS_CP\],|sum_pieces(\&r->dev, m->kv_mine, m->kv, r->mesh.size[AXIS_CP] - 1,|' mesh-faults "cp 2 .*worst gradient"
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
     's|micro_batch(r, batch, step->micro);|micro_batch(r, batch, r->table->embed < 0 ? step->micro ^ 1 : step->micro);|' mesh-faults "pp 2 .*worst gradient"
-fault "a stage awaits two messages in the other order" train_llama3.cu \
-    's|p->schedule.receives\[p->started\]|p->schedule.receives[r->table->embed < 0 ? p->started ^ 1 : p->started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
-fault "one message too many" train_llama3.cu \
-    's|^static void stage_send(.*|&\n    static int more;\n    Parcel *again = \&r->pipe.out[step->kind][r->pipe.sent[step->kind] % 2];\n    if (!r->dev.walk \&\& step->micro == 1 \&\& !more++) point_start(\&r->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&r->pipe.schedule, step), "again", p->data, parcel_bytes(r)), collective_wait(\&r->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
+fault "a stage awaits two messages in the other order" pipeline.h \
+    's|p->schedule.receives\[p->started\]|p->schedule.receives[p->schedule.stage ? p->started ^ 1 : p->started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
+fault "one message too many" pipeline.h \
+    's|^static void pipe_send(.*|&\n    static int more;\n    Parcel *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->walk \&\& step->micro == 1 \&\& !more++) point_start(p->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&p->schedule, step), "again", out->data, p->bytes), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
 fault "the tied weight's gradient is summed twice" fsdp.h \
     's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
 if [ "${1:-}" = all ]; then
