@@ -158,9 +158,9 @@ static void job_check_split(const Job *j) {
     if (o->seq > 2 * cp) snprintf(shorter, sizeof shorter, "--seq %d or ", o->seq / (2 * cp) * 2 * cp);
     if (cp > 1 && o->seq % (2 * cp)) user_error("--cp %d splits a sequence into %d equal chunks, which do not make up --seq %d: use %s--seq %d, or --cp %s", cp, 2 * cp, o->seq, shorter, (o->seq / (2 * cp) + 1) * 2 * cp, fits);
     if (j->task == DO_GENERATE && tp * cp * pp > 1) user_error("--generate computes one token at a time on every rank: leave --tp, --cp and --pp out; FSDP shards the model over the ranks");
-    int stages = pp * o->pp_chunks, blocks = c->L + (o->pp_light_ends ? 2 : 0) , least = stages > 1 && o->pp_light_ends ? 2 : 1, fewest = blocks / stages;
-    if (fewest < least)
-        user_error("--pp %d x --pp-chunks %d = %d runs of blocks%s, and %s has %d blocks: use at most %d runs", pp, o->pp_chunks, stages, o->pp_light_ends ? ", the first and the last one shorter" : "", o->model, c->L, blocks / least);
+    int stages = pp * o->pp_chunks, runs = c->L + (o->pp_light_ends ? 2 : 0);
+    if (stages > runs)
+        user_error("--pp %d x --pp-chunks %d = %d runs of blocks%s, and %s has %d blocks: use at most %d runs", pp, o->pp_chunks, stages, o->pp_light_ends ? ", the first and the last one a block shorter" : "", o->model, c->L, runs);
     if (o->pp_chunks > 1 && pp > 1 && o->accum % pp) user_error("--pp-schedule interleaved has --pp %d micro-batches in each run of blocks at a time, and --accum %d is no multiple of it: use --accum %d or %d", pp, o->accum, (int)max_i64(1, o->accum / pp) * pp, (o->accum / pp + 1) * pp);
 }
 

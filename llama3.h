@@ -377,7 +377,7 @@ static int64_t block_parameters(const Llama3Config *c) {
 /* How many of `L` blocks virtual stage `s` has, and which is the first: as equal as can be. What is over goes to the stages
  * before the last, which also has the head; the first, which keeps the most micro-batches alive, gets of it last.
  * light_ends: first and last one have one block less than an equal share, for embedding and head (Llama 3 paper,
- * section 3.3.2); without 2 * stages - 2 blocks they would have none. */
+ * section 3.3.2); with fewer than 2 * stages - 2 blocks they have none. */
 static int stage_blocks(int L, int stages, int light_ends, int s, int *first) {
     int light = light_ends && stages > 1, last = stages - 1;
     int share = (L + 2 * light) / stages, over = (L + 2 * light) % stages, larger = last - over; // stages from `larger` to the one before the last have one more

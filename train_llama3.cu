@@ -185,11 +185,14 @@ static int position_of(const Run *r, int t, int T) {
     return t < chunk ? i * chunk + t : (2 * cp - 1 - i) * chunk + t - chunk;
 }
 
+/* Blocks whose activations a chunk keeps. One without blocks (an end of a pipeline may have embedding or head alone) has the residual stream of one. */
+static inline int chunk_sets(const TableChunk *chunk) { return chunk->blocks ? chunk->blocks : 1; }
+
 /* From here on chunk `v` is computed, with its set `slot` of activations. */
 static void model_enter(Run *r, int v, int slot) {
     Model *m = &r->model;
     m->chunk = &r->table->chunks[v];
-    m->saved = r->training ? m->chunk->blocks : 1;
+    m->saved = r->training ? chunk_sets(m->chunk) : 1;
     m->blocks = m->all + m->sets[v] + (r->training ? slot * m->saved : 0);
 }
 static inline BlockActivations *block_activations(const Model *m, int l) { return &m->blocks[(l - m->chunk->first) % m->saved]; }
@@ -207,15 +210,15 @@ static void model_open(Run *r, int B, int T, int cached) {
     for (int v = 0; v < r->table->part.chunks; v++) {
         const TableChunk *chunk = &r->table->chunks[v];
         m->sets[v] = r->training ? count : 0;
-        count += r->training ? r->pipe.schedule.slots[v] * chunk->blocks : 0;
+        count += r->training ? r->pipe.schedule.slots[v] * chunk_sets(chunk) : 0;
         for (int l = chunk->first; l < chunk->first + chunk->blocks; l++) least = (Keep)min_i64(least, block_keeps(r, l));
     }
     m->all = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)max_i64(1, count));
     if (least < KEEP_ALL) block_activations_open(r, &m->again, N, (Keep)(least + 1), KEEP_ALL, &nothing);
     if (!r->training) block_activations_open(r, m->all, N, KEEP_INPUT, KEEP_ALL, &nothing);
     for (int v = 0; v < r->table->part.chunks && r->training; v++)
-        for (int i = 0; i < r->pipe.schedule.slots[v] * r->table->chunks[v].blocks; i++)
-            block_activations_open(r, &m->all[m->sets[v] + i], N, KEEP_INPUT, block_keeps(r, r->table->chunks[v].first + i % r->table->chunks[v].blocks), &m->again);
+        for (int i = 0; i < r->pipe.schedule.slots[v] * chunk_sets(&r->table->chunks[v]); i++)
+            block_activations_open(r, &m->all[m->sets[v] + i], N, KEEP_INPUT, r->table->chunks[v].blocks ? block_keeps(r, r->table->chunks[v].first + i % r->table->chunks[v].blocks) : KEEP_INPUT, &m->again);
     model_enter(r, 0, 0);
     m->branch = activation(r, "branch", n * c->C);
     if (r->table->embed >= 0) m->ids = (int32_t *)activation_fp32(r, "token ids", N);
@@ -471,10 +474,16 @@ static void block_backward(Run *r, int l, int micro) {
 static int reads_tokens(const Run *r) { return r->table->embed >= 0 && r->model.chunk == r->table->chunks; }
 static int computes_loss(const Run *r) { return r->table->head >= 0 && r->model.chunk == &r->table->chunks[r->table->part.chunks - 1]; }
 
+/* The unit behind the chunk's blocks. */
+static int chunk_end(const Run *r) {
+    const TableChunk *chunk = r->model.chunk;
+    return chunk->blocks ? table_block_unit(r->table, chunk->first + chunk->blocks - 1) + 1 : chunk->unit;
+}
+
 /* Gathers what comes next while a unit of the chunk computes: as many units of blocks as slots allow, then the head. */
 static void prefetch_forward(Run *r, int unit) {
     const TableChunk *chunk = r->model.chunk;
-    int last = table_block_unit(r->table, chunk->first + chunk->blocks - 1);
+    int last = chunk_end(r) - 1;
     for (int next = max_i64(unit + 1, chunk->unit); next <= last && next < unit + r->opt->slots; next++) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
     if (unit == last && computes_loss(r)) unit_prefetch(&r->fsdp, &r->fsdp.units[r->table->head]);
 }
@@ -567,7 +576,9 @@ static void head_loss(Run *r, int micro, int backward) {
     float *dw = backward ? unit_gradients(&r->fsdp, unit, micro) : NULL;
     int N = m->B * m->T, n = residual_rows(r), begin = n * mesh_coordinate(&r->mesh, r->rank, AXIS_TP);
 
-    rmsnorm_forward(dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch, w + at[W_FINAL_NORM], c->norm_eps, n, c->C);
+    floatX *final_x = m->chunk->blocks ? m->final_x : m->blocks[0].x;
+    if (m->chunk->blocks) rmsnorm_forward(dev, m->final_in, m->final_rstd, final_x, m->blocks[m->saved - 1].mid, m->branch, w + at[W_FINAL_NORM], c->norm_eps, n, c->C);
+    else rmsnorm_forward(dev, m->final_in, m->final_rstd, NULL, final_x, NULL, w + at[W_FINAL_NORM], c->norm_eps, n, c->C);
     const floatX *final_in = rows_gather(r, m->final_in, "head's input");
     floatX *dnorm = backward ? rows_partial(r, m->dnorm) : NULL;
     for (int row = 0; row < N; row += m->logit_rows) {
@@ -582,7 +593,7 @@ static void head_loss(Run *r, int micro, int backward) {
     }
     if (backward) {
         rows_reduce(r, m->dnorm, "d head's input");
-        rmsnorm_backward(dev, m->dx, dw + at[W_FINAL_NORM], m->dnorm, NULL, m->final_x, m->final_rstd, w + at[W_FINAL_NORM], n, c->C);
+        rmsnorm_backward(dev, m->dx, dw + at[W_FINAL_NORM], m->dnorm, NULL, final_x, m->final_rstd, w + at[W_FINAL_NORM], n, c->C);
     }
     exact_total(dev, &r->sums[SUM_LOSS], m->losses + begin, n); // of its rows: all tp ranks know all losses
 }
@@ -620,7 +631,8 @@ static void stage_forward(Run *r, const PipeStep *step, const MicroBatch *batch,
     blocks_forward(r, pass);
     if (computes_loss(r)) return;
     Parcel *out = pipe_output(&r->pipe, step);
-    residual_add(&r->dev, out->data, m->blocks[m->saved - 1].mid, m->branch, (int64_t)residual_rows(r) * r->config->C);
+    if (m->chunk->blocks) residual_add(&r->dev, out->data, m->blocks[m->saved - 1].mid, m->branch, (int64_t)residual_rows(r) * r->config->C);
+    else device_copy(&r->dev, out->data, m->blocks[0].x, r->pipe.bytes);
     pipe_send(&r->pipe, step, out);
 }
 
@@ -628,10 +640,10 @@ static void stage_forward(Run *r, const PipeStep *step, const MicroBatch *batch,
 static void stage_backward(Run *r, const PipeStep *step, const MicroBatch *batch) {
     Model *m = &r->model;
     Fsdp *f = &r->fsdp;
-    int end = table_block_unit(r->table, r->table->chunks[step->chunk].first + r->table->chunks[step->chunk].blocks - 1) + 1;
     Pass pass = step->micro == r->opt->accum - 1 ? PASS_LAST : PASS_BACKWARD;
     model_enter(r, step->chunk, step->slot);
     if (r->pipe.schedule.stages > 1) feed_micro_batch(r, batch); // else it is there
+    int end = chunk_end(r);
     prefetch_backward(r, end);
     if (computes_loss(r)) { // its forward was the step before
         FsdpUnit *head = &f->units[r->table->head];
