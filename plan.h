@@ -327,6 +327,81 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
 }
 
 // ---------------------------------------------------------------------------
+// a plan: ranks that are alike, one of which was walked for all
+
+struct Run;
+typedef struct {
+    int rank;             // the first of them
+    struct Run *run;      // its walk, whose figures these are:
+    const Device *walked;
+    const Comm *comm;
+    Traffic law[AXES][COLLECTIVES];
+} RankClass;
+
+typedef struct {
+    const Mesh *mesh;
+    RankClass *classes;   // (count), in the order of their first ranks
+    int count;
+    int *class_of;        // (pp, tp): which class the ranks of that stage and that part of tensor parallelism are of
+} Plan;
+
+/* Other coordinates change nothing but who a rank's peers are. */
+static int plan_class(const Plan *p, int rank) {
+    return p->class_of[mesh_coordinate(p->mesh, rank, AXIS_PP) * p->mesh->size[AXIS_TP] + mesh_coordinate(p->mesh, rank, AXIS_TP)];
+}
+
+static int walks_alike(const Device *a, const Comm *a_comm, const Device *b, const Comm *b_comm) {
+    int alike = device_flops(a, 0) == device_flops(b, 0) && device_flops(a, 1) == device_flops(b, 1);
+    for (int c = 0; c < MEM_CATEGORIES; c++) alike &= a->arenas[c].peak == b->arenas[c].peak;
+    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) alike &= traffic_equal(a_comm->booked[i / COLLECTIVES][i % COLLECTIVES], b_comm->booked[i / COLLECTIVES][i % COLLECTIVES]);
+    return alike;
+}
+
+static const RankClass *plan_largest(const Plan *p) {
+    const RankClass *largest = p->classes;
+    for (int c = 1; c < p->count; c++)
+        if (device_peak(p->classes[c].walked) > device_peak(largest->walked)) largest = &p->classes[c];
+    return largest;
+}
+
+static const RankClass *plan_slowest(const Plan *p) { // by a cluster's clock
+    const RankClass *slowest = p->classes;
+    for (int c = 1; c < p->count; c++)
+        if (p->classes[c].walked->clock > slowest->walked->clock) slowest = &p->classes[c];
+    return slowest;
+}
+
+/* "0-3, 8-11, …": the numbers below n that are set, `most` runs of them. */
+static void runs_print(FILE *f, const char *set, int n, int most) {
+    int runs = 0;
+    for (int i = 0, end; i < n; i = end + 1) {
+        for (end = i; end < n && set[end]; end++) {}
+        if (end == i) continue;
+        if (runs++ == most) { fprintf(f, ", …"); return; }
+        fprintf(f, end - i > 1 ? "%s%d-%d" : "%s%d", runs > 1 ? ", " : "", i, end - 1);
+    }
+}
+
+/* "pp 1-14, tp 0: ranks 128, 136, 144, … (1792)" */
+static void class_print(FILE *f, const Plan *p, int class_index) {
+    const Mesh *m = p->mesh;
+    int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP], stages = 0, parts = 0, both = 0, ranks = 0;
+    char *of_stage = (char *)checked_malloc((size_t)pp), *of_part = (char *)checked_malloc((size_t)tp), *of_rank = (char *)checked_malloc((size_t)m->world);
+    for (int i = 0; i < pp * tp; i++)
+        if (p->class_of[i] == class_index) of_stage[i / tp] = of_part[i % tp] = 1, both++;
+    for (int i = 0; i < pp; i++) stages += of_stage[i];
+    for (int i = 0; i < tp; i++) parts += of_part[i];
+    for (int r = 0; r < m->world; r++) ranks += of_rank[r] = plan_class(p, r) == class_index;
+    int told = both == stages * parts && (stages < pp || parts < tp); // all of those parts of all of those stages
+    if (told && stages < pp) fprintf(f, "pp "), runs_print(f, of_stage, pp, pp);
+    if (told && parts < tp) fprintf(f, stages < pp ? ", tp " : "tp "), runs_print(f, of_part, tp, tp);
+    fprintf(f, "%sranks ", told ? ": " : "");
+    runs_print(f, of_rank, m->world, 4);
+    fprintf(f, " (%d)\n", ranks);
+    free(of_stage), free(of_part), free(of_rank);
+}
+
+// ---------------------------------------------------------------------------
 // the estimate: what a walk by a cluster's clock found
 
 typedef struct { double step, compute, exposed, tokens, mfu; } Estimate; // seconds; of which arithmetic, and waits; tokens/s of all ranks; of the peak
@@ -340,9 +415,15 @@ static Estimate estimate_of(const Cluster *c, const Device *walked, const Comm *
     return e;
 }
 
-static void estimate_json(FILE *f, const Cluster *c, const Device *walked, const Comm *comm, int64_t tokens_per_step) {
+/* Of the class whose step takes longest, by itself: what the ranks of a pipeline wait for each other is not in it. */
+static void estimate_json(FILE *f, const Cluster *c, const Plan *p, int64_t tokens_per_step) {
+    const RankClass *slowest = plan_slowest(p);
+    const Device *walked = slowest->walked;
+    const Comm *comm = slowest->comm;
     Estimate e = estimate_of(c, walked, comm, tokens_per_step);
     const char *comma = "";
+    if (p->count > 1) fprintf(f, "\"of_rank\":%d,", slowest->rank);
+    if (p->mesh->size[AXIS_PP] > 1) fprintf(f, "\"without\":\"the pipeline's bubble\",");
     fprintf(f, "\"step_s\":%.9g,\"tokens_per_s\":%.9g,\"mfu\":%.6g,\"compute_s\":%.9g,\"exposed_s\":%.9g,\"exchange_s\":{", e.step, e.tokens, e.mfu, e.compute, e.exposed);
     for (int a = 0; a < AXES; a++)
         if (comm->groups[a].size > 1) fprintf(f, "%s\"%s\":%.9g", comma, axis_names[a], comm->groups[a].seconds), comma = ",";
@@ -353,9 +434,13 @@ static void estimate_json(FILE *f, const Cluster *c, const Device *walked, const
     fprintf(f, "}");
 }
 
-static void estimate_print(FILE *f, const Cluster *c, const Device *walked, const Comm *comm, int64_t tokens_per_step) {
+static void estimate_print(FILE *f, const Cluster *c, const Plan *p, int64_t tokens_per_step) {
+    const RankClass *slowest = plan_slowest(p);
+    const Device *walked = slowest->walked;
+    const Comm *comm = slowest->comm;
     Estimate e = estimate_of(c, walked, comm, tokens_per_step);
-    double need = (double)device_peak(walked);
+    double need = (double)device_peak(plan_largest(p)->walked);
+    if (p->count > 1) fprintf(f, "of rank %d, the slowest by itself%s\n", slowest->rank, p->mesh->size[AXIS_PP] > 1 ? "; the pipeline's bubble, in which stages wait for each other, is not in it: a step takes longer" : "");
     fprintf(f, "  estimated step %.4g s: %.4g s arithmetic, %.4g s waiting for exchanges; %.0f tokens/s; MFU %.1f %% of %.4g FLOP/s a rank\n", e.step, e.compute, e.exposed, e.tokens, 100 * e.mfu, c->peak);
     fprintf(f, "    on %s: %d rank%s a host; an op has its nearest listed shape's rate, at most %.4g bytes/s\n", c->name, c->ranks_per_host, c->ranks_per_host > 1 ? "s" : "", c->rates.memory);
     if (c->memory > 0) fprintf(f, "    memory: %.2f of %.2f GB a rank%s\n", need / 1e9, c->memory / 1e9, need > c->memory ? ": does not fit" : "");
@@ -366,7 +451,7 @@ static void estimate_print(FILE *f, const Cluster *c, const Device *walked, cons
 }
 
 // ---------------------------------------------------------------------------
-// the plan: a walked rank, for people and as plan.json
+// the plan for people, and as plan.json
 
 static void mesh_json(FILE *f, const Mesh *m) {
     fprintf(f, "\"world\":%d,\"mesh\":{", m->world);
@@ -398,39 +483,46 @@ static void groups_json(FILE *f, const Mesh *m, const int *colours) {
     fprintf(f, "}");
 }
 
+static void class_json(FILE *f, const Plan *p, int class_index) {
+    const RankClass *c = &p->classes[class_index];
+    const char *comma = "";
+    fprintf(f, "{\"ranks\":[");
+    for (int r = 0; r < p->mesh->world; r++)
+        if (plan_class(p, r) == class_index) fprintf(f, "%s%d", comma, r), comma = ",";
+    fprintf(f, "],\"peak_when\":\"%s\",\"in_files\":%zu,\"memory\":{", c->walked->peak_when, device_arenas(c->walked, 1));
+    for (int i = 0; i < MEM_CATEGORIES; i++) fprintf(f, "%s\"%s\":%zu", i ? "," : "", mem_category_names[i], c->walked->arenas[i].peak);
+    fprintf(f, "},\"peak\":%zu,", device_peak(c->walked));
+    flops_json(f, c->walked);
+    fprintf(f, ",");
+    traffic_json(f, c->law, c->comm->booked, NULL);
+    fprintf(f, "}");
+}
+
 /* `cluster` NULL: there is no estimate of times. */
-static void plan_write(FILE *f, const Mesh *m, const Device *walked, const Traffic law[AXES][COLLECTIVES], const Comm *comm, int64_t tokens_per_step, const Cluster *cluster) {
+static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Cluster *cluster) {
+    const Mesh *m = p->mesh;
     int *colours = (int *)checked_malloc(sizeof(int) * AXES * (size_t)m->world), key;
     for (int r = 0; r < m->world; r++)
         for (int a = 0; a < AXES; a++) mesh_group(m, r, (Axis)a, &colours[r * AXES + a], &key);
-    size_t peak = 0;
     fprintf(f, "{");
     mesh_json(f, m);
-    fprintf(f, ",\"tokens_per_step\":%" PRId64 ",\"rank_classes\":[{\"ranks\":[", tokens_per_step);
-    for (int r = 0; r < m->world; r++) fprintf(f, "%s%d", r ? "," : "", r);
-    fprintf(f, "],\"peak_when\":\"%s\",\"in_files\":%zu,\"memory\":{", walked->peak_when, device_arenas(walked, 1));
-    for (int c = 0; c < MEM_CATEGORIES; c++) {
-        fprintf(f, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], walked->arenas[c].peak);
-        peak += walked->arenas[c].slow ? 0 : walked->arenas[c].peak;
+    fprintf(f, ",\"tokens_per_step\":%" PRId64 ",\"rank_classes\":[", tokens_per_step);
+    for (int c = 0; c < p->count; c++) {
+        if (c) fprintf(f, ",");
+        class_json(f, p, c);
     }
-    fprintf(f, "},\"peak\":%zu,", peak);
-    flops_json(f, walked);
-    fprintf(f, ",");
-    traffic_json(f, law, comm->booked, NULL);
-    fprintf(f, "}],");
+    fprintf(f, "],");
     groups_json(f, m, colours);
     fprintf(f, ",\"estimate\":{");
-    if (cluster) estimate_json(f, cluster, walked, comm, tokens_per_step);
+    if (cluster) estimate_json(f, cluster, p, tokens_per_step);
     fprintf(f, "}}\n");
     free(colours);
 }
 
-static void plan_print(FILE *f, const char *model, int threads, const TensorTable *t, const Mesh *m, const char *strategy, const Device *walked, const Traffic law[AXES][COLLECTIVES],
-                       const Comm *comm, int64_t tokens_per_step, const Cluster *cluster) {
-    fprintf(f, "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64 " tokens a step; all ranks are alike\n", model, (double)t->num_parameters / 1e6, PRECISION_NAME,
-            m->world, m->world > 1 ? "s" : "", threads, threads > 1 ? "s" : "", strategy, mesh_group_size(m, AXIS_FSDP), m->size[AXIS_DP_REPLICATE], m->size[AXIS_DP_REPLICATE] > 1 ? "s" : "", tokens_per_step);
-    fprintf(f, "  memory of a rank by buffer (bytes; of buffers that share a name, the largest)\n");
-    for (int i = 0; i < walked->num_buffers; i++)
+static void class_table(FILE *f, const RankClass *c, int with_buffers) {
+    const Device *walked = c->walked;
+    if (with_buffers) fprintf(f, "  memory of a rank by buffer (bytes; of buffers that share a name, the largest)\n");
+    for (int i = 0; i < walked->num_buffers && with_buffers; i++)
         fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[walked->buffers[i].category], walked->buffers[i].name, walked->buffers[i].count, walked->buffers[i].bytes);
     fprintf(f, "  memory of a rank by category\n");
     for (int i = 0; i < MEM_CATEGORIES; i++)
@@ -442,10 +534,23 @@ static void plan_print(FILE *f, const char *model, int threads, const TensorTabl
     fprintf(f, "  exchanges of a rank and step%31s %20s\n", "law", "walk");
     for (int a = 0; a < AXES; a++)
         for (int o = 0; o < COLLECTIVES; o++)
-            if (law[a][o].calls || comm->booked[a][o].calls)
-                fprintf(f, "    %-13s %-15s %4" PRId64 " calls %14" PRId64 " %20" PRId64 " bytes\n", axis_names[a], collective_names[o], comm->booked[a][o].calls,
-                        law[a][o].bytes, comm->booked[a][o].bytes);
-    if (cluster) estimate_print(f, cluster, walked, comm, tokens_per_step);
+            if (c->law[a][o].calls || c->comm->booked[a][o].calls)
+                fprintf(f, "    %-13s %-15s %4" PRId64 " calls %14" PRId64 " %20" PRId64 " bytes\n", axis_names[a], collective_names[o], c->comm->booked[a][o].calls,
+                        c->law[a][o].bytes, c->comm->booked[a][o].bytes);
+}
+
+/* A class under the other; buffers of the one that needs the most memory. */
+static void plan_print(FILE *f, const char *model, int threads, const TensorTable *t, const Plan *p, const char *strategy, int64_t tokens_per_step, const Cluster *cluster) {
+    const Mesh *m = p->mesh;
+    fprintf(f, "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64 " tokens a step; ", model, (double)t->num_parameters / 1e6, PRECISION_NAME,
+            m->world, m->world > 1 ? "s" : "", threads, threads > 1 ? "s" : "", strategy, mesh_group_size(m, AXIS_FSDP), m->size[AXIS_DP_REPLICATE], m->size[AXIS_DP_REPLICATE] > 1 ? "s" : "", tokens_per_step);
+    if (p->count == 1) fprintf(f, "all ranks are alike\n");
+    else fprintf(f, "%d kinds of ranks\n", p->count);
+    for (int c = 0; c < p->count; c++) {
+        if (p->count > 1) class_print(f, p, c);
+        class_table(f, &p->classes[c], &p->classes[c] == plan_largest(p));
+    }
+    if (cluster) estimate_print(f, cluster, p, tokens_per_step);
 }
 
 // ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@
 #include "tokenizer.h"  // defines: Tokenizer, tokenizer_encode, tokenizer_decode
 #include "safetensors.h" // defines: StFiles, model_files_open
 #include "checkpoint.h" // defines: checkpoint_save, checkpoint_open, checkpoint_load, model_load, model_export, out_open
-#include "plan.h"       // defines: law_of_step, Ledger, ledger_check, Cluster, plan_print
+#include "plan.h"       // defines: law_of_step, Ledger, ledger_check, Cluster, Plan, plan_print
 #include "logger.h"     // defines: Logger, logger_step, layout_write, trace_write
 #include "job.h"        // defines: Job, job_prepare: all that is refused before ranks start
 
@@ -1200,20 +1200,46 @@ static int train(Run *r, const Run *walked) {
     return r->at.step == last;
 }
 
+/* Walks a rank for each part of the model that one may have: of each stage and of each part of tensor parallelism. */
+static void plan_open(Plan *p, const Job *j) {
+    int parts = j->mesh.size[AXIS_TP], of_parts = j->mesh.size[AXIS_PP] * parts;
+    p->mesh = &j->mesh, p->count = 0;
+    p->classes = (RankClass *)checked_malloc(sizeof(RankClass) * (size_t)of_parts);
+    p->class_of = (int *)checked_malloc(sizeof(int) * (size_t)of_parts);
+    for (int i = 0; i < of_parts; i++) {
+        int rank = i / parts * mesh_stride(&j->mesh, AXIS_PP) + i % parts, c = 0;
+        Run *walked = (Run *)checked_malloc(sizeof *walked);
+        run_walk(walked, j, rank);
+        while (c < p->count && !walks_alike(&walked->dev, &walked->comm, p->classes[c].walked, p->classes[c].comm)) c++;
+        p->class_of[i] = c;
+        if (c < p->count) {
+            run_close(walked), free(walked);
+            continue;
+        }
+        RankClass *fresh = &p->classes[p->count++];
+        fresh->rank = rank, fresh->run = walked, fresh->walked = &walked->dev, fresh->comm = &walked->comm;
+        law_of(fresh->law, &j->config, j->mesh.world, rank, &j->opt);
+    }
+}
+
+static void plan_close(Plan *p) {
+    for (int c = 0; c < p->count; c++) run_close(p->classes[c].run), free(p->classes[c].run);
+    free(p->classes);
+    free(p->class_of);
+}
+
 /* Tells the plan as a table, and under --out as plan.json. */
-static void write_plan(const Job *j, const Run *walked, int table) {
-    Traffic law[AXES][COLLECTIVES];
+static void write_plan(const Job *j, const Plan *p, int table) {
     int64_t tokens = samples_of_step(&j->opt, &j->mesh) * j->opt.seq;
-    law_of(law, &j->config, j->mesh.world, walked->rank, &j->opt);
     const Cluster *cluster = j->opt.cluster ? &j->cluster : NULL;
-    if (table) plan_print(stdout, j->opt.model, j->threads, &j->table, &j->mesh, j->opt.sharding, &walked->dev, law, &walked->comm, tokens, cluster);
+    if (table) plan_print(stdout, j->opt.model, j->threads, &j->table, p, j->opt.sharding, tokens, cluster);
     if (!j->opt.out) return;
     FILE *f = logger_create(j->opt.out, "plan.json");
-    plan_write(f, &j->mesh, &walked->dev, law, &walked->comm, tokens, cluster);
+    plan_write(f, p, tokens, cluster);
     if (fclose(f)) user_error("cannot write plan.json under %s: %s", j->opt.out, strerror(errno));
 }
 
-/* The timeline that the plan estimates, of the rank that was walked. */
+/* The timeline that the plan estimates, of a rank that was walked. */
 static void write_planned_trace(const Job *j, const Run *walked) {
     FILE *f = fopen(j->opt.trace, "w");
     if (!f) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
@@ -1223,12 +1249,15 @@ static void write_planned_trace(const Job *j, const Run *walked) {
     if (fclose(f)) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
 }
 
-static void write_run_files(const Job *j, const Run *r, const Run *walked) {
+static void write_run_files(const Job *j, const Run *r) {
+    Plan plan;
     FILE *f = logger_create(j->opt.out, "config.txt");
     options_print(r->opt, f, 1);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
     layout_write(j->opt.out, &j->mesh, r->layout);
-    write_plan(j, walked, 0);
+    plan_open(&plan, j);
+    write_plan(j, &plan, 0);
+    plan_close(&plan);
 }
 
 /* Opens for real what was walked: device, groups, shards, weights. */
@@ -1259,12 +1288,21 @@ static int rank_train(Run *r, const Run *walked, const Job *j) {
         print_banner(j, r, walked);
         logger_open(&r->log, j->opt.out, j->mesh.world, &r->at);
         logger_data(&r->log, r->data, j->opt.tail, r->at.within, j->from.other_data);
-        if (j->opt.out) write_run_files(j, r, walked);
+        if (j->opt.out) write_run_files(j, r);
     }
     int whole = train(r, walked);
     loader_close(&r->loader, &r->dev);
     if (r->rank == 0) logger_loader(&r->loader), logger_close(&r->log);
     return whole;
+}
+
+static void plan_main(Job *j) {
+    Plan plan;
+    job_check_outputs(j);
+    plan_open(&plan, j);
+    write_plan(j, &plan, 1);
+    if (j->opt.trace) write_planned_trace(j, plan_slowest(&plan)->run);
+    plan_close(&plan);
 }
 
 static void rank_eval(Run *r, const Job *j) {
@@ -1348,12 +1386,7 @@ int main(int argc, char **argv) {
     job_open(&job, &started);
     if (job.opt.out && job.task == DO_TRAIN) signals_take(!under_mpirun());
     if (job.task == DO_PLAN) {
-        Run walked;
-        if (process == 0) job_check_outputs(&job);
-        run_walk(&walked, &job, 0);
-        if (process == 0) write_plan(&job, &walked, 1);
-        if (process == 0 && job.opt.trace) write_planned_trace(&job, &walked);
-        run_close(&walked);
+        if (process == 0) plan_main(&job);
     } else {
         launch(&job, started.rank, rank_main);
     }

@@ -56,21 +56,28 @@ static void check_plan(Job *j, int rank) {
     } else {
         run_walk(&walked, j, rank);
     }
-    law_of(law, &j->config, j->mesh.world, &j->opt);
+    law_of(law, &j->config, j->mesh.world, rank, &j->opt);
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_walk; i++) {
         Traffic l = law[i / COLLECTIVES][i % COLLECTIVES], w = walked.comm.booked[i / COLLECTIVES][i % COLLECTIVES];
         EXPECT(traffic_equal(l, w), "exchange %d: the law says %" PRId64 " calls and %" PRId64 " bytes, the walk %" PRId64 " and %" PRId64, i, l.calls, l.bytes, w.calls, w.bytes);
     }
     j->opt.accum = accum;
-    write_plan(j, &walked, 1);
+    RankClass all = {rank, &walked, &walked.dev, &walked.comm, {{{0, 0}}}};
+    int parts = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_PP], few = !long_walk && accum <= 64 && parts <= 8; // of others, as if all were as this one
+    Plan plan = {&j->mesh, &all, 1, (int *)checked_malloc(sizeof(int) * (size_t)parts)};
+    memcpy(all.law, law, sizeof law);
+    if (few) free(plan.class_of), plan_open(&plan, j);
+    write_plan(j, &plan, 1);
     EXPECT(said_length(&said_out) > 0, "--plan prints nothing");
     if (j->mesh.world <= 8) { // plan.json lists the ranks
         rewind(stdout);
-        plan_write(stdout, &j->mesh, &walked.dev, law, &walked.comm, 1, NULL);
+        plan_write(stdout, &plan, 1, NULL);
         cJSON *json = cJSON_ParseWithLength(said_out.text, said_length(&said_out));
         EXPECT(cJSON_IsObject(json), "plan.json is no JSON: %.*s", (int)said_length(&said_out), said_out.text);
         cJSON_Delete(json);
     }
+    if (few) plan_close(&plan);
+    else free(plan.class_of);
     run_close(&walked);
 }
 

@@ -139,6 +139,10 @@ fault "one message too many" pipeline.h \
     's|^static void pipe_send(.*|&\n    static int more;\n    Parcel *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->walk \&\& step->micro == 1 \&\& !more++) point_start(p->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&p->schedule, step), "again", out->data, p->bytes), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
 fault "the tied weight's gradient is summed twice" fsdp.h \
     's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
+fault "all stages are planned as the first" plan.h \
+    's|class_of\[mesh_coordinate(p->mesh, rank, AXIS_PP) \*|class_of[0 *|' plan "is planned as what it is"
+fault "ranks that differ in memory are planned as one" plan.h \
+    's|alike &= a->arenas\[c\].peak == b->arenas\[c\].peak|alike \&= 1|' plan "is planned as what it is"
 if [ "${1:-}" = all ]; then
     fault "a resumed run begins its moments anew" checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
     fault "checksums come in the order of ranks" checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"

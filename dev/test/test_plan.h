@@ -207,7 +207,7 @@ static void test_trace(int process, int world, const Transport *transport) {
     if (process == 0) check_trace("--trace", t, world, 3, transport);
 }
 
-/* What the plan says once holds for every rank: memory, FLOPs and traffic do not depend on who one is. */
+/* Of data parallelism alone one rank's memory, FLOPs and traffic are every rank's. */
 static void test_ranks_alike(void) {
     static const char *const layouts[] = {"--accum 3", "--dp-replicate 2 --accumulate local --accum 2 --recompute full", "--dp-replicate 3 --sharding no_shard --wrap size:2000000", "--sharding shard_grad_op --reduce-dtype bf16"};
     for (int i = 0; i < 4; i++) {
@@ -226,6 +226,72 @@ static void test_ranks_alike(void) {
         snprintf(name, sizeof name, "%d ranks, %s: all are planned alike", world, layouts[i]);
         CHECK(name, !differ && first.dev.peak == device_peak(&first.dev), "%d differences; %zu bytes at the fullest moment, %zu in arenas", differ, first.dev.peak, device_peak(&first.dev));
         run_close(&first);
+        end_job(j);
+    }
+}
+
+/* What plan.json says of a rank: the class that lists it, its peak, its FLOPs; NULL unless exactly one class does. */
+static const cJSON *class_in_json(const cJSON *plan, int rank) {
+    const cJSON *found = NULL, *c, *r;
+    int listed = 0;
+    cJSON_ArrayForEach(c, cJSON_GetObjectItemCaseSensitive(plan, "rank_classes"))
+        cJSON_ArrayForEach(r, cJSON_GetObjectItemCaseSensitive(c, "ranks"))
+            if ((int)cJSON_GetNumberValue(r) == rank) found = c, listed++;
+    return listed == 1 ? found : NULL;
+}
+
+/* Differences of a rank's own walk and law from what the plan has for its class, in memory and as JSON. */
+static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Run *own) {
+    const RankClass *c = &p->classes[plan_class(p, own->rank)];
+    const cJSON *said = class_in_json(json, own->rank);
+    Traffic law[AXES][COLLECTIVES];
+    law_of(law, &j->config, j->mesh.world, own->rank, &j->opt);
+    int differ = memcmp(law, c->law, sizeof law) != 0 || memcmp(law, own->comm.booked, sizeof law) != 0 || memcmp(law, c->comm->booked, sizeof law) != 0;
+    for (int m = 0; m < MEM_CATEGORIES; m++) differ += own->dev.arenas[m].peak != c->walked->arenas[m].peak;
+    differ += device_flops(&own->dev, 0) != device_flops(c->walked, 0) || device_flops(&own->dev, 1) != device_flops(c->walked, 1);
+    differ += !said || (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(said, "peak")) != device_peak(&own->dev);
+    differ += !said || cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(said, "flops"), "total")) != device_flops(&own->dev, 0);
+    return differ;
+}
+
+/* Stages of a pipeline differ, and parts of tensor parallelism by a row: each rank is planned as it would be walked by itself. */
+static void test_rank_classes(void) {
+    static const struct { const char *options; int odd /* sizes that 2 does not divide; 2: and tied */, classes; } meshes[] = {
+        {"--tp 2 --cp 2 --pp 2 --dp-shard 2 --accum 4", 1, 4},
+        {"--tp 2 --cp 2 --pp 2 --dp-shard 2 --accum 4 --pp-schedule interleaved --pp-light-ends --recompute every:2 --doc-mask", 2, 4},
+        {"--tp 2 --cp 2 --pp 2 --dp-replicate 2 --accum 4 --sharding full_shard --accumulate sharded", 0, 2},
+        {"--tp 2 --pp 4 --dp-shard 2 --accum 2", 0, 3}, // two micro-batches: of the two stages between as many are alive
+        {"--tp 2 --pp 4 --dp-shard 2 --accum 4", 0, 4}, // and here they differ in memory alone
+        {"--tp 2 --cp 2 --dp-shard 2 --dp-replicate 2 --sharding no_shard", 1, 2},
+        {"--tp 2 --cp 2 --dp-shard 4", 0, 1},
+    };
+    for (int i = 0; i < (int)(sizeof meshes / sizeof *meshes); i++) {
+        char arguments[1024], name[400];
+        static Run own;
+        Plan plan;
+        int differ = 0, odd = meshes[i].odd;
+        int64_t owned = 0;
+        snprintf(arguments, sizeof arguments, "--plan --model %s --seq 32 --batch 1 --reduce-dtype bf16 --deterministic %s", odd ? mesh_model(odd == 2) : "tiny", meshes[i].options);
+        Job *j = make_job(arguments, 16, &transport_threads);
+        plan_open(&plan, j);
+        FILE *f = fopen(scratch_path("classes.json"), "w");
+        plan_write(f, &plan, 1, NULL);
+        fclose(f);
+        char *text = read_text_file(scratch_path("classes.json"));
+        cJSON *json = cJSON_Parse(text);
+        for (int rank = 0, at; rank < 16; rank++) {
+            ShardPiece piece;
+            run_walk(&own, j, rank);
+            differ += differs_from_class(&plan, json, j, &own);
+            for (at = 0; owned_next(&own.fsdp, &at, &piece);) owned += piece.count;
+            run_close(&own);
+        }
+        snprintf(name, sizeof name, "16 ranks, %s: each is planned as what it is", meshes[i].options);
+        CHECK(name, !differ && plan.count == meshes[i].classes && owned == j->table.num_parameters, "%d differences; %d kinds of ranks, expected %d; %" PRId64 " parameters owned of %" PRId64,
+              differ, plan.count, meshes[i].classes, owned, j->table.num_parameters);
+        cJSON_Delete(json);
+        free(text);
+        plan_close(&plan);
         end_job(j);
     }
 }
@@ -267,6 +333,7 @@ static void test_hosts(void) {
 static void test_plan(void) {
     test_hosts();
     test_ranks_alike();
+    test_rank_classes();
     test_recompute_memory();
     test_estimate();
     test_trace(0, 1, &transport_threads);
