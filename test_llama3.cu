@@ -1447,6 +1447,7 @@ static void test_failures(void) {
 #include "dev/test/test_mesh_bits.h"
 #include "dev/test/test_plan.h"
 #include "dev/test/test_checkpoints.h"
+#include "dev/test/test_mesh_use.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
 #else
@@ -1461,7 +1462,7 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); int where; } groups[] = {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"documents", test_doc_mask, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
-        {"mesh", test_mesh, C_BUILD}, {"mesh-bits", test_mesh_bits, C_BUILD}, {"mesh-bits-all", test_mesh_bits_all, IF_NAMED}, {"mesh-faults", test_mesh_faults, IF_NAMED}, {"mesh-all", test_mesh_all, IF_NAMED},
+        {"mesh", test_mesh, C_BUILD}, {"mesh-use", test_mesh_use, C_BUILD}, {"mesh-use-all", test_mesh_use_all, IF_NAMED}, {"mesh-bits", test_mesh_bits, C_BUILD}, {"mesh-bits-all", test_mesh_bits_all, IF_NAMED}, {"mesh-faults", test_mesh_faults, IF_NAMED}, {"mesh-all", test_mesh_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
         {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
     is_short = argc == 2 && !strcmp(argv[1], "short");

@@ -61,8 +61,6 @@ fault "a reduction is not waited for" fsdp.h \
     's|    collective_wait(f->comm, &s->request);||' faults "gradients of one rank|in flight"
 fault "--deterministic does nothing" train_llama3.cu \
     's|    s.deterministic = o->deterministic;||' bits "have one rank's bits"
-fault "a pipeline adds up its micro-batches one after the other" train_llama3.cu \
-    's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' mesh-bits "law, walk and wire|have one rank's bits"
 fault "local accumulation takes samples in the order of the other" dataloader.h \
     's|    if (s->local) j = .*||' bits "have one rank's bits"
 fault "local accumulation reduces every micro-batch" fsdp.h \
@@ -131,17 +129,25 @@ fault "a slice of columns is taken as one of rows" llama3.h \
     's|^    \*whole = (t->row0 + row) \* t->whole_cols + t->col0 + col;|    if (t->row->split == SPLIT_COLUMNS) { *whole = t->col0 * t->whole_rows + at; return t->rows * t->cols - at; }\n&|' mesh-faults "tp 2 .*worst gradient"
 fault "a rank's second chunk stands one chunk too early" train_llama3.cu \
     's|(2 \* cp - 1 - i) \* chunk + t - chunk;|(2 * cp - 2 - i) * chunk + t - chunk;|' mesh-faults "cp 2 .*worst gradient"
-fault "one rank's gradients of keys and values are lost" train_llama3.cu \
-    's|sum_pieces(&r->dev, m->kv_mine, m->kv, r->mesh.size\[AXIS_CP\],|sum_pieces(\&r->dev, m->kv_mine, m->kv, r->mesh.size[AXIS_CP] - 1,|' mesh-faults "cp 2 .*worst gradient"
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
     's|micro_batch(r, batch, step->micro);|micro_batch(r, batch, r->table->embed < 0 ? step->micro ^ 1 : step->micro);|' mesh-faults "pp 2 .*worst gradient"
-fault "a stage awaits two messages in the other order" train_llama3.cu \
-    's|p->schedule.receives\[p->started\]|p->schedule.receives[r->table->embed < 0 ? p->started ^ 1 : p->started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
-fault "one message too many" train_llama3.cu \
-    's|^static void stage_send(.*|&\n    static int more;\n    Parcel *again = \&r->pipe.out[step->kind][r->pipe.sent[step->kind] % 2];\n    if (!r->dev.walk \&\& step->micro == 1 \&\& !more++) point_start(\&r->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&r->pipe.schedule, step), "again", p->data, parcel_bytes(r)), collective_wait(\&r->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
-fault "the tied weight's gradient is summed twice" fsdp.h \
-    's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
 if [ "${1:-}" = all ]; then
+    fault "a pipeline adds up its micro-batches one after the other" train_llama3.cu \
+        's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' mesh-bits "law, walk and wire|have one rank's bits"
+    fault "one rank's gradients of keys and values are lost" train_llama3.cu \
+        's|sum_pieces(&r->dev, m->kv_mine, m->kv, r->mesh.size\[AXIS_CP\],|sum_pieces(\&r->dev, m->kv_mine, m->kv, r->mesh.size[AXIS_CP] - 1,|' mesh-faults "cp 2 .*worst gradient"
+    fault "a stage awaits two messages in the other order" train_llama3.cu \
+        's|p->schedule.receives\[p->started\]|p->schedule.receives[r->table->embed < 0 ? p->started ^ 1 : p->started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
+    fault "one message too many" train_llama3.cu \
+        's|^static void stage_send(.*|&\n    static int more;\n    Parcel *again = \&r->pipe.out[step->kind][r->pipe.sent[step->kind] % 2];\n    if (!r->dev.walk \&\& step->micro == 1 \&\& !more++) point_start(\&r->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&r->pipe.schedule, step), "again", p->data, parcel_bytes(r)), collective_wait(\&r->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
+    fault "the tied weight's gradient is summed twice" fsdp.h \
+        's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
+    fault "gradients with fewer stages overtake others" fsdp.h \
+        's|^            while (reductions_advance(f, NULL, 0)) {}|            {}|' mesh-bits "while its request is in flight"
+    fault "a validation counts its tokens on every rank that shares them" train_llama3.cu \
+        's|            if (mesh_tells_samples(&r->mesh, r->rank)) mine.targets += n;|            mine.targets += n;|' mesh-use "counts every token once"
+    fault "a checkpoint takes slices of columns as rows" checkpoint.h \
+        's|row < (split == SPLIT_COLUMNS ? t->whole_rows : 1)|row < 1|; s|(split == SPLIT_COLUMNS ? part->cols : part->rows \* part->cols) \* element|part->rows * part->cols * element|' mesh-use "has the same bytes"
     fault "a resumed run begins its moments anew" checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
     fault "checksums come in the order of ranks" checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
     fault "a resumed run counts its updates anew" train_llama3.cu 's|    r->at = j->from.at;|    r->at = j->from.at, r->at.updates = 0;|' checkpoints "are 4 steps"
