@@ -357,6 +357,9 @@ static float *unit_gradients(Fsdp *f, FsdpUnit *u, int micro) {
  * a sum in a fixed order, then over replicas, then, without sharding, everybody gets all of it. It travels while the
  * next blocks compute. Accumulated locally, that is done once a step, with the sum of all micro-batches. */
 static void unit_reduce(Fsdp *f, FsdpUnit *u, int micro) {
+    for (int s = 0; s < STAGES; s++) // of an interleaved pipeline: one run of blocks is at its last micro-batch before another one, whose gradients, with fewer stages, must not overtake
+        if (f->stages[s].unit && stage_applies(f, REDUCE_REPLICAS, f->stages[s].micro) && !stage_applies(f, REDUCE_REPLICAS, micro) && stage_applies(f, GATHER_SHARDS, micro))
+            while (reductions_advance(f, NULL, 0)) {}
     if (f->ranks == 1 || f->sums_here) accumulate_here(f, u, micro);
     reductions_advance(f, u, micro);
 }

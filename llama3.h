@@ -377,7 +377,7 @@ static int64_t block_parameters(const Llama3Config *c) {
 /* How many of `L` blocks virtual stage `s` has, and which is the first: as equal as can be. What is over goes to the stages
  * before the last, which also has the head; the first, which keeps the most micro-batches alive, gets of it last.
  * light_ends: first and last one have one block less than an equal share, for embedding and head (Llama 3 paper,
- * section 3.3.2); without 2 * stages - 2 blocks they would have none. */
+ * section 3.3.2); with fewer than 2 * stages - 2 blocks they have none. */
 static int stage_blocks(int L, int stages, int light_ends, int s, int *first) {
     int light = light_ends && stages > 1, last = stages - 1;
     int share = (L + 2 * light) / stages, over = (L + 2 * light) % stages, larger = last - over; // stages from `larger` to the one before the last have one more
@@ -389,16 +389,16 @@ static int stage_blocks(int L, int stages, int light_ends, int s, int *first) {
 static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap, const ModelPart *part) {
     memset(t, 0, sizeof *t);
     t->part = *part, t->wrap = wrap;
-    t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * (size_t)(c->L + 2) * W_KINDS);
-    t->units = (Unit *)checked_malloc(sizeof(Unit) * (size_t)(c->L + 2));
     t->blocks_per_unit = (int)min_i64(c->L, max_i64(1, (wrap + block_parameters(c) - 1) / block_parameters(c)));
+    for (int v = 0; v < part->chunks; v++)
+        t->num_blocks += t->chunks[v].blocks = stage_blocks(c->L, part->stages * part->chunks, part->light_ends, v * part->stages + part->stage, &t->chunks[v].first);
+    t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * (size_t)(t->num_blocks + 2) * W_KINDS);
+    t->units = (Unit *)checked_malloc(sizeof(Unit) * (size_t)(t->num_blocks + 2));
     int last = part->stage == part->stages - 1;
     t->embed = part->stage == 0 ? table_add_unit(t, c, UNIT_EMBED, 0, 1) : -1;
     for (int v = 0; v < part->chunks; v++) {
         TableChunk *chunk = &t->chunks[v];
-        chunk->blocks = stage_blocks(c->L, part->stages * part->chunks, part->light_ends, v * part->stages + part->stage, &chunk->first);
         chunk->unit = t->num_units;
-        t->num_blocks += chunk->blocks;
         for (int l = chunk->first, end = l + chunk->blocks; l < end; l += t->blocks_per_unit) table_add_unit(t, c, UNIT_BLOCK, l, (int)min_i64(t->blocks_per_unit, end - l));
     }
     t->head = !last ? -1 : c->tied && !part->tied_apart ? t->embed : table_add_unit(t, c, UNIT_HEAD, 0, 1);

@@ -146,7 +146,7 @@ static void option_set(Options *o, const OptionRow *row, const char *name, const
             user_error("--%s%s%s is not built yet (%s)%s%s: leave it out", name, value ? " " : "", value ? value : "", row->help,
                        row->values ? "; the only value is " : "", row->values ? row->values : "");
     } else if (row->kind == OPT_TEXT) {
-        int choices = strchr(row->values, '|') && row->values[0] >= 'a'; // words in capitals stand for themselves
+        int choices = strchr(row->values, '|') && (row->values[0] < 'A' || row->values[0] > 'Z'); // words in capitals stand for themselves
         if (choices && !is_choice(value, row->values)) user_error("--%s %s: expected one of %s", name, value, row->values);
         *(const char **)field = value;
     } else if (row->kind == OPT_FLAG) {

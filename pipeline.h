@@ -18,7 +18,7 @@
  */
 #ifndef PIPELINE_H
 #define PIPELINE_H
-#include "device.h"
+#include "comm.h"
 
 typedef enum { PIPE_FORWARD, PIPE_BACKWARD } PipeKind;
 
@@ -152,6 +152,98 @@ static void schedule_open(Schedule *s, int stages, int stage, int chunks, int mi
     free(ends);
     free(arrives);
     free(order);
+}
+
+// ---------------------------------------------------------------------------
+// what passes from stage to stage
+
+typedef struct { floatX *data; Request request; } Parcel; // (n, C) on its way between stages
+typedef char ParcelName[48];
+
+typedef struct {
+    Schedule schedule;
+    Comm *comm;
+    size_t bytes;      // of a parcel
+    Parcel *in[2];     // (schedule.buffers[kind]) inputs of forwards and of backwards that are here, or on their way
+    Parcel out[2][2];  // of each kind of output one is made while the one before goes
+    int started;       // receives of the step so far
+    int64_t sent[2];
+    ParcelName *names; // (2 kinds, chunks, 2: received, sent, micro-batches)
+} Pipeline;
+
+/* "activations 3 to stage 5", of micro-batch 3: both ends call it the same. */
+static const char *parcel_name(Pipeline *p, const PipeStep *step, int sent) {
+    const Schedule *s = &p->schedule;
+    int at = virtual_stage(s, step->chunk) + (!sent ? 0 : step->kind == PIPE_FORWARD ? 1 : -1);
+    const char *what = step->kind == PIPE_FORWARD ? "activations" : "gradients";
+    if (p->comm->dev->walk) return what;
+    char *name = p->names[(((int)step->kind * s->chunks + step->chunk) * 2 + sent) * s->micros + step->micro];
+    snprintf(name, sizeof(ParcelName), "%s %d to stage %d", what, step->micro, at);
+    return name;
+}
+
+/* Starts to receive a step's input. */
+static void pipe_start_receive(Pipeline *p, const PipeStep *step) {
+    Device *dev = p->comm->dev;
+    Parcel *in = &p->in[step->kind][step->buffer];
+    device_order(dev, STREAM_RECEIVE, STREAM_COMPUTE); // which has read what was there before
+    StreamKind before = device_stream(dev, STREAM_RECEIVE);
+    point_start(p->comm, &in->request, RECEIVE, AXIS_PP, pipe_source(&p->schedule, step), parcel_name(p, step, 0), in->data, p->bytes);
+    device_stream(dev, before);
+}
+
+/* Before a step: receives that the schedule wants under way by now. */
+static void pipe_start_receives(Pipeline *p, const PipeStep *step) {
+    for (; p->started < step->receives; p->started++) pipe_start_receive(p, &p->schedule.steps[p->schedule.receives[p->started]]);
+}
+
+/* A step's input, from the stage before (backward: behind) this one, into `to`. */
+static void pipe_receive(Pipeline *p, const PipeStep *step, floatX *to) {
+    if (pipe_source(&p->schedule, step) < 0) return;
+    Parcel *in = &p->in[step->kind][step->buffer];
+    collective_wait(p->comm, &in->request);
+    device_copy(p->comm->dev, to, in->data, p->bytes);
+}
+
+/* A buffer for a step's output, and then its departure. */
+static Parcel *pipe_output(Pipeline *p, const PipeStep *step) {
+    Parcel *out = &p->out[step->kind][p->sent[step->kind]++ % 2];
+    collective_wait(p->comm, &out->request); // the one before the last has left
+    return out;
+}
+static void pipe_send(Pipeline *p, const PipeStep *step, Parcel *out) {
+    Device *dev = p->comm->dev;
+    device_order(dev, STREAM_SEND, STREAM_COMPUTE);
+    StreamKind before = device_stream(dev, STREAM_SEND);
+    point_start(p->comm, &out->request, SEND, AXIS_PP, pipe_target(&p->schedule, step), parcel_name(p, step, 1), out->data, p->bytes);
+    device_stream(dev, before);
+}
+
+/* The step's last sends have left. */
+static void pipe_finish(Pipeline *p) {
+    for (int i = 0; i < 4; i++) collective_wait(p->comm, &p->out[i / 2][i % 2].request);
+    p->started = 0;
+}
+
+/* Behind schedule_open, which says how many buffers it takes; a pipeline of one stage has none. */
+static void pipeline_open(Pipeline *p, Comm *comm, size_t bytes) {
+    const Schedule *s = &p->schedule;
+    p->comm = comm, p->bytes = bytes;
+    for (int kind = 0; kind < 2; kind++) {
+        p->in[kind] = (Parcel *)checked_malloc(sizeof(Parcel) * (size_t)s->buffers[kind]);
+        for (int i = 0; i < s->buffers[kind]; i++) p->in[kind][i].data = (floatX *)arena_alloc(comm->dev, MEM_ACTIVATIONS, "on its way from a stage", bytes);
+        for (int i = 0; i < 2 && s->stages > 1; i++) p->out[kind][i].data = (floatX *)arena_alloc(comm->dev, MEM_ACTIVATIONS, "on its way to a stage", bytes);
+    }
+    if (s->stages > 1) p->names = (ParcelName *)arena_alloc(comm->dev, MEM_HOST, "names of messages", sizeof(ParcelName) * 4 * (size_t)(s->chunks * s->micros));
+}
+
+static void pipeline_close(Pipeline *p) {
+    for (int kind = 0; kind < 2; kind++) {
+        for (int i = 0; p->in[kind] && i < p->schedule.buffers[kind]; i++) device_forget_event(p->in[kind][i].request.arrived);
+        for (int i = 0; i < 2; i++) device_forget_event(p->out[kind][i].request.arrived);
+        free(p->in[kind]);
+    }
+    schedule_close(&p->schedule);
 }
 
 #endif

@@ -441,20 +441,20 @@ static int64_t count_touched_padding(const Fsdp *f) {
     return touched;
 }
 
-/* To its place among the gradients of the whole model. */
-static void collect_gradients(Run *r) {
+/* What this rank owns of a kind of state, to its place in the whole model's: (num_parameters). */
+static void collect_state(Run *r, StateKind kind, float *all) {
     ShardPiece p;
     for (int i = 0; owned_next(&r->fsdp, &i, &p);) {
         int64_t begin = 0, whole, run;
         for (int t = 0; t < p.tensor->index; t++) begin += r->whole->tensors[t].rows * r->whole->tensors[t].cols;
         for (int64_t at = 0; at < p.count; at += run) {
             run = min_i64(p.count - at, tensor_run(p.tensor, p.first + at, &whole));
-            device_read(&r->dev, collected + begin + whole, p.unit->grad + p.at + at, sizeof(float) * (size_t)run);
+            device_read(&r->dev, all + begin + whole, (float *)state_of(p.unit, kind) + p.at + at, sizeof(float) * (size_t)run);
         }
     }
 #ifdef HAVE_MPI
     if (r->comm.transport == &transport_mpi)
-        MPI_Allreduce(MPI_IN_PLACE, collected, (int)r->whole->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        MPI_Allreduce(MPI_IN_PLACE, all, (int)r->whole->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 #endif
 }
 
@@ -507,7 +507,7 @@ static void ranks_body(Job *j, int rank) {
 #endif
         product_rate(&r->dev);
         check_first_step(r, &o->walked); // law = walk = wire, or the test ends here
-        collect_gradients(r);
+        collect_state(r, STATE_GRAD, collected);
         compare_shared_gradients(r);
     }
     __atomic_fetch_add(&padding_touched, count_touched_padding(&r->fsdp), __ATOMIC_RELAXED);
@@ -592,8 +592,10 @@ static void test_ranks(void) {
 
 /* --deterministic: 20 steps of 8 micro-batches, whoever computes them: the same bits of loss and norm. */
 typedef struct { double loss, norm; } StepBits;
-static StepBits bits_of[20];
-static int bits_steps = 20; // of them
+enum { MOST_BITS = 50 };
+static StepBits bits_of[MOST_BITS];
+static int bits_steps = 20;   // of them
+static float *bits_weights;   // after 20 steps, of the whole model; NULL: not wanted
 static int is_short;         // a part of what all groups have
 
 static void bits_body(Job *j, int rank) {
@@ -602,6 +604,7 @@ static void bits_body(Job *j, int rank) {
         StepStats s = train_step(&o->run, step);
         if (rank == 0) bits_of[step - 1].loss = s.loss, bits_of[step - 1].norm = s.grad_norm;
         if (step == 1) product_rate(&o->run.dev), check_first_step(&o->run, &o->walked);
+        if (step == 20 && bits_weights) collect_state(&o->run, STATE_MASTER, bits_weights);
     }
     close_rank(o);
 }
@@ -616,7 +619,7 @@ static void compare_bits(const char *model, int process, int world, int B, const
     end_job(j);
     int equal = 0;
     if (reference) { // nothing to compare with yet
-        memcpy(first, bits_of, sizeof bits_of);
+        memcpy(first, bits_of, sizeof *first * (size_t)bits_steps);
         return;
     }
     for (int i = 0; i < bits_steps; i++) equal += !memcmp(&bits_of[i], &first[i], sizeof bits_of[i]);
@@ -1441,8 +1444,10 @@ static void test_failures(void) {
 #include "dev/test/test_kernels.h"
 #include "dev/test/test_tokenizer.h"
 #include "dev/test/test_documents.h"
+#include "dev/test/test_mesh_bits.h"
 #include "dev/test/test_plan.h"
 #include "dev/test/test_checkpoints.h"
+#include "dev/test/test_mesh_use.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
 #else
@@ -1457,7 +1462,7 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); int where; } groups[] = {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"documents", test_doc_mask, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
-        {"mesh", test_mesh, C_BUILD}, {"mesh-all", test_mesh_all, IF_NAMED},
+        {"mesh", test_mesh, C_BUILD}, {"mesh-use", test_mesh_use, C_BUILD}, {"mesh-use-all", test_mesh_use_all, IF_NAMED}, {"mesh-bits", test_mesh_bits, C_BUILD}, {"mesh-bits-all", test_mesh_bits_all, IF_NAMED}, {"mesh-faults", test_mesh_faults, IF_NAMED}, {"mesh-all", test_mesh_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
         {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
     is_short = argc == 2 && !strcmp(argv[1], "short");

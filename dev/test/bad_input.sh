@@ -436,6 +436,35 @@ tasks() {
     refused "a file that only the second rank lacks" "nowhere.tok" "${mpi[@]}" -np 1 "$program" "${train[@]}" : -np 1 "$program" "${train[@]}" --data nowhere.tok
 }
 
+# ---------------------------------------------------------------- tensor, context and pipeline parallelism
+meshes() {
+    local axis big=(--plan --world 16384 --model llama3.1-405b --seq 8192 --tp 8 --cp 16 --pp 16)
+    everywhere "a mesh of more ranks than there are" "tp 2 x cp 2 x pp 1 x dp-shard 2 x dp-replicate 1 = 8 ranks, but [123] .*start 8 ranks, or choose tp x cp x pp x dp-shard x dp-replicate = " "${train[@]}" --tp 2 --cp 2 --dp-shard 2
+    bad "a tp that is no part of the ranks" "tp 2 x cp 1 x pp 1 x dp-shard 1 x dp-replicate 1 = 2 ranks, but 3 were started: start 2 ranks, or .*, 1 x 1 x 1 x 3 x 1" "${train[@]}" --tp 2 --ranks 3
+    bad "a mesh of 16,384 that does not make them up" "tp 8 x cp 16 x pp 16 x dp-shard 4 x dp-replicate 1 = 8192 ranks, but 16384 are planned: plan 8192 ranks, or choose .* = 8 x 16 x 16 x (4 x 2|8 x 1), 8 x 16 x 16 x (8 x 1|4 x 2)" "${big[@]}" --dp-shard 4
+    works "the same with --dp-shard 8" "$program" "${big[@]}" --dp-shard 8
+    bad "two sizes left open, tp and pp" "--tp auto and --pp auto: only one of them follows" "${train[@]}" --tp auto --pp auto --dp-shard 1 --ranks 2
+    bad "--tp over the key/value heads" "--tp 4 does not divide model's 4 query and 2 key/value heads.*use --tp 1, 2$" "${train[@]}" --tp 4 --ranks 4
+    bad "--tp that is no part of the heads" "--tp 3 does not divide model's 4 query and 2 key/value heads.*use --tp 1, 2$" "${train[@]}" --tp 3 --ranks 3
+    bad "--tp over the key/value heads, planned" "--tp 16 does not divide llama3.1-405b's 128 query and 8 key/value heads.*use --tp 1, 2, 4, 8$" --plan --world 16 --model llama3.1-405b --tp 16
+    bad "--cp that does not divide the sequence" "--cp 3 splits a sequence into 6 equal chunks, which do not make up --seq 16: use --seq 12 or --seq 18, or --cp 1, 2, 4, 8$" "${train[@]}" --cp 3 --ranks 3
+    bad "--cp of more chunks than tokens" "--cp 16 splits a sequence into 32 .*--seq 16: use --seq 32, or --cp 1, 2, 4, 8$" --model model --plan --world 16 --seq 16 --cp 16
+    bad "more stages than blocks" "--pp 3 x --pp-chunks 1 = 3 runs of blocks, and model has 2 blocks: use at most 2 runs" "${train[@]}" --pp 3 --ranks 3
+    bad "more runs of blocks than blocks" "--pp 2 x --pp-chunks 2 = 4 runs of blocks, and model has 2 blocks: use at most 2 runs" "${train[@]}" --pp 2 --ranks 2 --accum 2 --pp-schedule interleaved
+    bad "light ends without a block" "--pp 4 x --pp-chunks 1 = 4 runs of blocks, the first and the last one shorter, and model has 2 blocks: use at most 2 runs" "${train[@]}" --pp 4 --ranks 4 --pp-light-ends
+    works "light ends of a block each" "$program" "${train[@]}" --pp 2 --ranks 2 --pp-light-ends
+    bad "interleaving that does not divide --accum" "interleaved has --pp 2 micro-batches in each run of blocks at a time, and --accum 3 is no multiple of it: use --accum 2 or 4" --model tiny --plan --world 2 --pp 2 --accum 3 --pp-schedule interleaved
+    bad "--pp-chunks of 1f1b" "--pp-schedule 1f1b with --pp-chunks 2: one run of blocks a rank is 1f1b" "${train[@]}" --pp 2 --ranks 2 --pp-chunks 2
+    bad "interleaving of one chunk" "--pp-schedule interleaved with --pp-chunks 1: .*several are interleaved" "${train[@]}" --pp 2 --ranks 2 --pp-schedule interleaved --pp-chunks 1
+    everywhere "--pp-schedule without --pp" "--pp-schedule does nothing without --pp" "${train[@]}" --pp-schedule interleaved
+    bad "--pp-chunks without --pp" "--pp-chunks does nothing without --pp" "${train[@]}" --pp-chunks 2
+    bad "--pp-light-ends without --pp" "--pp-light-ends does nothing without --pp" "${train[@]}" --pp-light-ends
+    bad_values pp-schedule "" "1f1b|interleaved" gpipe 1f1b:2
+    for axis in tp cp pp; do
+        bad "--generate with --$axis" "--generate computes one token at a time on every rank: leave --tp, --cp and --pp out" --model trained --generate hello --"$axis" 2 --ranks 2
+    done
+}
+
 # ---------------------------------------------------------------- where results go
 outputs() {
     echo "mine" >file
@@ -528,6 +557,7 @@ configs
 tokenizers
 safetensors
 tasks
+meshes
 outputs
 clusters
 corpora

@@ -20,7 +20,7 @@ plant() {
     local src=$1 name=$2 file=$3 edit=$4 group=$5 expected=$6 compile=${flags%% -L*} libs=-L${flags#* -L} caught= line last process start=$SECONDS
     [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
     compile="${compile/-O3/-O0} -x c" # compiling takes longer than running, but for two groups
-    case $group in bits | reduce-dtype) compile="${compile/-O0/-O1}" ;; esac
+    case $group in bits | mesh-bits | reduce-dtype) compile="${compile/-O0/-O1}" ;; esac
     [ "$group" != orders ] || compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags) libs=
     local built=test_llama3.cu test=("./test" "$group") top=$PWD
     if [ "${group%% *}" != "$group" ]; then built=train_llama3.cu test=("$top/dev/test/checkpoints.sh" "$src/test" "${group#* }"); fi
@@ -72,7 +72,7 @@ fault "the bad sample that is found first is named, not the first in order" data
 fault "replicas are not exchanged" fsdp.h \
     's|    return f->replicas > 1 && last; // across.*|    return 0 * last;|' faults "law, walk and wire"
 fault "replicas are flattened into one group that shards" comm.h \
-    's|{1, 1, 1, shard, replicate}|{1, 1, 1, shard * replicate, 1}|' faults "law, walk and wire"
+    's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "law, walk and wire"
 fault "a rank shuffles from another seed" train_llama3.cu \
     's|(uint64_t)j->opt.seed, !strcmp|(uint64_t)j->opt.seed + (uint64_t)(r->rank == 2), !strcmp|' faults "rank 2 shuffles samples"
 fault "a clipped step of one replica is scaled differently" fsdp.h \
@@ -109,7 +109,7 @@ fault "backward sees all documents" train_llama3.cu \
 fault "a checkpoint's files are not synced" checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
 fault "whole units stay while a checkpoint is saved" checkpoint.h \
-    's|^                whole = unit_state.*|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->padded), whole, sizeof(float) * (size_t)u->padded);|' checkpoints "memory while a checkpoint is saved"
+    's|^                now = u, kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), whole, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
 fault "what a checkpoint is read into stays" fsdp.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(f->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), chunk, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
 fault "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
@@ -117,11 +117,41 @@ fault "a resumed run begins its epoch anew" train_llama3.cu 's| r->at.step, r->a
 fault "the second chunk's queries stand right behind the first's" kernels.h 's/ + (t >= s->q_split ? s->q_gap : 0); }/; }/' kernels "attention of two chunks"
 fault "a slice of the vocabulary takes its neighbour's first token" kernels.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
 fault "sums of slices are not brought to one largest logit" kernels.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
+fault "gradients of norms are not summed over tp" fsdp.h \
+    's|^        tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);||' mesh-faults "tp 2 .*worst gradient"
+fault "a group that shards has members of two tp slices" comm.h \
+    's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
+fault "the loss is counted on every tp rank" train_llama3.cu \
+    's|exact_total(dev, &r->sums\[SUM_LOSS\], m->losses + begin, n);|exact_total(dev, \&r->sums[SUM_LOSS], m->losses, N);|' mesh-faults "tp 2 .*losses 1"
+fault "a tp peer takes other samples" train_llama3.cu \
+    's|^                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD),|                 (mesh_coordinate(\&r->mesh, r->rank, AXIS_DP_SHARD) + mesh_coordinate(\&r->mesh, r->rank, AXIS_TP)) % r->mesh.size[AXIS_DP_SHARD],|' mesh-faults "have parts of the same model for the same samples, but train on different ones"
+fault "a slice of columns is taken as one of rows" llama3.h \
+    's|^    \*whole = (t->row0 + row) \* t->whole_cols + t->col0 + col;|    if (t->row->split == SPLIT_COLUMNS) { *whole = t->col0 * t->whole_rows + at; return t->rows * t->cols - at; }\n&|' mesh-faults "tp 2 .*worst gradient"
+fault "a rank's second chunk stands one chunk too early" train_llama3.cu \
+    's|(2 \* cp - 1 - i) \* chunk + t - chunk;|(2 * cp - 2 - i) * chunk + t - chunk;|' mesh-faults "cp 2 .*worst gradient"
+fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
+    's|micro_batch(r, batch, step->micro);|micro_batch(r, batch, r->table->embed < 0 ? step->micro ^ 1 : step->micro);|' mesh-faults "pp 2 .*worst gradient"
 fault "all stages are planned as the first" plan.h \
     's|class_of\[mesh_coordinate(p->mesh, rank, AXIS_PP) \*|class_of[0 *|' plan "is planned as what it is"
 fault "ranks that differ in memory are planned as one" plan.h \
     's|alike &= a->arenas\[c\].peak == b->arenas\[c\].peak|alike \&= 1|' plan "is planned as what it is"
 if [ "${1:-}" = all ]; then
+    fault "a pipeline adds up its micro-batches one after the other" train_llama3.cu \
+        's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' mesh-bits "law, walk and wire|have one rank's bits"
+    fault "one rank's gradients of keys and values are lost" train_llama3.cu \
+        's|sum_pieces(&r->dev, m->kv_mine, m->kv, r->mesh.size\[AXIS_CP\],|sum_pieces(\&r->dev, m->kv_mine, m->kv, r->mesh.size[AXIS_CP] - 1,|' mesh-faults "cp 2 .*worst gradient"
+    fault "a stage awaits two messages in the other order" pipeline.h \
+    's|p->schedule.receives\[p->started\]|p->schedule.receives[p->schedule.stage ? p->started ^ 1 : p->started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
+    fault "one message too many" pipeline.h \
+    's|^static void pipe_send(.*|&\n    static int more;\n    Parcel *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->walk \&\& step->micro == 1 \&\& !more++) point_start(p->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&p->schedule, step), "again", out->data, p->bytes), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
+    fault "the tied weight's gradient is summed twice" fsdp.h \
+        's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
+    fault "gradients with fewer stages overtake others" fsdp.h \
+        's|^            while (reductions_advance(f, NULL, 0)) {}|            {}|' mesh-bits "while its request is in flight"
+    fault "a validation counts its tokens on every rank that shares them" train_llama3.cu \
+        's|            if (mesh_tells_samples(&r->mesh, r->rank)) mine.targets += n;|            mine.targets += n;|' mesh-use "counts every token once"
+    fault "a checkpoint takes slices of columns as rows" checkpoint.h \
+        's|row < (split == SPLIT_COLUMNS ? t->whole_rows : 1)|row < 1|; s|(split == SPLIT_COLUMNS ? part->cols : part->rows \* part->cols) \* element|part->rows * part->cols * element|' mesh-use "has the same bytes"
     fault "a resumed run begins its moments anew" checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
     fault "checksums come in the order of ranks" checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
     fault "a resumed run counts its updates anew" train_llama3.cu 's|    r->at = j->from.at;|    r->at = j->from.at, r->at.updates = 0;|' checkpoints "are 4 steps"
@@ -144,7 +174,7 @@ if [ "${1:-}" = all ]; then
     fault "replicas are exchanged and not summed" fsdp.h \
         's|    if (kind == REDUCE_REPLICAS) tree_sum|    if (0) tree_sum|' faults "gradients of one rank"
     fault "a unit is reduced twice" train_llama3.cu \
-        's|        unit_reduce(f, blocks, micro);|&\n        if (l == 0) { unit_gradients(f, blocks, micro); unit_reduce(f, blocks, micro); }|' faults "law, walk and wire"
+        's|        unit_reduce(&r->fsdp, blocks, micro);|&\n        if (l == 0) { unit_gradients(\&r->fsdp, blocks, micro); unit_reduce(\&r->fsdp, blocks, micro); }|' faults "law, walk and wire"
     fault "a rank gathers in another order" fsdp.h \
         's|^static void unit_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \

@@ -42,7 +42,7 @@ static int files_that_differ(const char *a, const char *b, int *count) {
     return differ;
 }
 
-typedef struct { int world; const char *options; } SavingLayout;
+typedef struct { int world; const char *options; int split; } SavingLayout; // split: tp x cp x pp, whose ranks share samples; 0: none
 
 /* Every layout goes on from one rank's checkpoint, with as many micro-batches of one sample in a step: its next checkpoint is one rank's. */
 static void goes_on(int tied, const SavingLayout *l, const char *model, const char *data, const char *reference) {
@@ -50,7 +50,7 @@ static void goes_on(int tied, const SavingLayout *l, const char *model, const ch
     int files, code;
     snprintf(out, sizeof out, "%s-%d", scratch_path("goes-on"), l->world);
     snprintf(step2, sizeof step2, "%s/step-00000002", reference), snprintf(step4, sizeof step4, "%s/step-00000004", reference);
-    code = run_whole(said, l->world, "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --timeout 60 --deterministic --batch 1 --accum %d --resume %s --out %s%s", model, data, 8 / l->world, step2, out, l->options);
+    code = run_whole(said, l->world, "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --timeout 60 --deterministic --batch 1 --accum %d --resume %s --out %s%s", model, data, (l->split ? 8 * l->split : 8) / l->world, step2, out, l->options);
     snprintf(theirs, sizeof theirs, "%s/step-00000004", out);
     int differ = files_that_differ(step4, theirs, &files);
     snprintf(name, sizeof name, "%s: 2 steps, and 2 more on %d ranks%s, are 4 steps", tied ? "tied" : "untied", l->world, l->options);
@@ -76,10 +76,10 @@ static void saves_again(int tied, const SavingLayout *l, const char *model, cons
 }
 
 /* One rank's run of 4 steps, with a checkpoint after 2 and after 4. Returns its directory. */
-static const char *saved_run(int tied, const char *model, const char *data) {
+static const char *saved_run(int tied, const char *name, const char *model, const char *data) {
     static char out[2][300];
     char said[4096];
-    snprintf(out[tied], sizeof out[tied], "%s", scratch_path(tied ? "saved-tied" : "saved"));
+    snprintf(out[tied], sizeof out[tied], "%s%s", scratch_path(name), tied ? "-tied" : "");
     int code = run_whole(said, 1, "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --deterministic --batch 1 --accum 8 --save-every 2 --out %s", model, data, out[tied]);
     CHECK(tied ? "tied: a run saves as it goes" : "untied: a run saves as it goes", code == 0, "code %d %s", code, code ? sentence(said) : "");
     return out[tied];
@@ -87,16 +87,16 @@ static const char *saved_run(int tied, const char *model, const char *data) {
 
 static void compare_saving(int all) {
     static const SavingLayout goers[] = {
-        {1, ""}, {2, ""}, {4, " --dp-replicate 2"}, {8, " --save-mode async"}, {4, " --sharding no_shard"}, {2, " --offload all"}, // power-of-two layouts: equal bits
-        {8, " --dp-replicate 4 --sharding shard_grad_op --save-mode async"}, {4, " --accumulate local"}, {2, " --sharding no_shard --offload all --save-mode async"}, {4, " --wrap size:30000 --recompute full"}, {8, " --dp-shard 2 --dp-replicate 4 --sharding no_shard"}};
+        {1, "", 0}, {2, "", 0}, {4, " --dp-replicate 2", 0}, {8, " --save-mode async", 0}, {4, " --sharding no_shard", 0}, {2, " --offload all", 0}, // power-of-two layouts: equal bits
+        {8, " --dp-replicate 4 --sharding shard_grad_op --save-mode async", 0}, {4, " --accumulate local", 0}, {2, " --sharding no_shard --offload all --save-mode async", 0}, {4, " --wrap size:30000 --recompute full", 0}, {8, " --dp-shard 2 --dp-replicate 4 --sharding no_shard", 0}};
     static const SavingLayout savers[] = {
-        {1, ""}, {2, " --sharding no_shard"}, {3, ""}, {4, " --save-mode async"}, {6, " --dp-replicate 2"}, {8, ""},
-        {1, " --save-mode async"}, {2, " --dp-replicate 2"}, {3, " --sharding no_shard --save-mode async"}, {4, " --dp-replicate 2 --sharding shard_grad_op"}, {6, " --dp-replicate 3 --offload all"}, {8, " --dp-replicate 4"}, {3, " --wrap size:30000"}};
+        {1, "", 0}, {2, " --sharding no_shard", 0}, {3, "", 0}, {4, " --save-mode async", 0}, {6, " --dp-replicate 2", 0}, {8, "", 0},
+        {1, " --save-mode async", 0}, {2, " --dp-replicate 2", 0}, {3, " --sharding no_shard --save-mode async", 0}, {4, " --dp-replicate 2 --sharding shard_grad_op", 0}, {6, " --dp-replicate 3 --offload all", 0}, {8, " --dp-replicate 4", 0}, {3, " --wrap size:30000", 0}};
     const char *data = strdup(make_token_file("checkpoints.tok", 3000, 64, 0));
     for (int tied = 0; tied < 2; tied++) { // the vocabulary of 131 divides nothing; tied, the files are cut: weights in 3, moments in 6
         const char *model = small_model(tied);
         file_bytes = tied ? 100000 : 5000000000ll;
-        const char *reference = saved_run(tied, model, data);
+        const char *reference = saved_run(tied, "saved", model, data);
         for (int i = 0; i < (all ? 11 : 6); i++) goes_on(tied, &goers[i], model, data, reference);
         for (int i = 0; i < (all ? 13 : 6); i++) saves_again(tied, &savers[i], model, data, reference);
     }

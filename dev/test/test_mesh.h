@@ -1,7 +1,7 @@
 /* Tensor, context and pipeline parallelism, with FSDP and replicas: any mesh has the gradients of one rank, tensor by tensor.
  * No size divides what it need not: 42 columns, 77 of the feed-forward, 131 tokens, and rows that tp splits unevenly. Part of test_llama3.cu. */
 
-/* 4 key/value heads, so that tp 4 has one each; 14 blocks, so that 8 runs of them with light ends have at least one. */
+/* 4 key/value heads, so that tp 4 has one each; 8 blocks: of 8 runs each has one, and with light ends the first and the last have none. */
 static const char *mesh_model(int tied) {
     static char *dirs[2];
     if (dirs[tied]) return dirs[tied];
@@ -10,7 +10,7 @@ static const char *mesh_model(int tied) {
     snprintf(path, sizeof path, "%s/config.json", dir);
     snprintf(part, sizeof part, "%s.%d", path, (int)getpid()); // several processes may make it at once
     FILE *f = fopen(part, "w");
-    fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":42,\"num_hidden_layers\":14,\"num_attention_heads\":8,\"num_key_value_heads\":4,\"head_dim\":6,"
+    fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":42,\"num_hidden_layers\":8,\"num_attention_heads\":8,\"num_key_value_heads\":4,\"head_dim\":6,"
                "\"intermediate_size\":77,\"vocab_size\":131,\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_word_embeddings\":%s}\n", tied ? "true" : "false");
     fclose(f);
     rename(part, path);
@@ -119,6 +119,16 @@ static void test_mesh(void) {
             check_mesh(name, &d);
         }
     CHECK("every two of the meshes' options that go together were tried together", taken > 15, "%d of %" PRId64 " meshes", taken, meshes_in_all());
+}
+
+/* The meshes that planted faults are tried on, one for each way to split a model. */
+static void test_mesh_faults(void) {
+    static const int of_faults[][MESH_FACTORS] = {{1, 0, 0, 1}, {0, 1, 0, 0}, {0, 0, 1, 0, 0, 0, 0, 0, 1}}; // tp 2 x dp-shard 2; cp 2; pp 2, tied
+    char name[500];
+    for (int i = 0; i < 3; i++) {
+        Difference d = try_mesh(of_faults[i], name, sizeof name, 0, &transport_threads);
+        check_mesh(name, &d);
+    }
 }
 
 /* All of them, a line for each mesh. */
