@@ -395,9 +395,10 @@ static void class_print(FILE *f, const Plan *p, int class_index) {
     int told = both == stages * parts && (stages < pp || parts < tp); // all of those parts of all of those stages
     if (told && stages < pp) fprintf(f, "pp "), runs_print(f, of_stage, pp, pp);
     if (told && parts < tp) fprintf(f, stages < pp ? ", tp " : "tp "), runs_print(f, of_part, tp, tp);
-    fprintf(f, "%sranks ", told ? ": " : "");
+    fprintf(f, ranks > 1 ? "%sranks " : "%srank ", told ? ": " : "");
     runs_print(f, of_rank, m->world, 4);
-    fprintf(f, " (%d)\n", ranks);
+    if (ranks > 1) fprintf(f, " (%d)", ranks);
+    fprintf(f, "\n");
     free(of_stage), free(of_part), free(of_rank);
 }
 

@@ -262,6 +262,7 @@ static void test_rank_classes(void) {
         {"--tp 2 --cp 2 --pp 2 --dp-replicate 2 --accum 4 --sharding full_shard --accumulate sharded", 0, 2},
         {"--tp 2 --pp 4 --dp-shard 2 --accum 2", 0, 3}, // two micro-batches: of the two stages between as many are alive
         {"--tp 2 --pp 4 --dp-shard 2 --accum 4", 0, 4}, // and here they differ in memory alone
+        {"--tp 2 --pp 8 --pp-light-ends --accum 8", 0, 8}, // the first stage has the embedding alone, the last the head
         {"--tp 2 --cp 2 --dp-shard 2 --dp-replicate 2 --sharding no_shard", 1, 2},
         {"--tp 2 --cp 2 --dp-shard 4", 0, 1},
     };
