@@ -240,9 +240,9 @@ token_files() {
     bad "a tokenizer that is not there" "none.model" "${train[@]}" --tokenizer none.model
     everywhere "a sequence longer than the data" "holds 100 tokens.*--seq 128 needs 129" --model model --data bytes.tok --seq 128 --batch 1 --threads 1
     everywhere "a sequence longer than the model's positions" "--seq 257 is longer than the 256 positions" "${train[@]}" --seq 257
-    bad "a step larger than the data" "1 ranks x batch 4 x accum 9 = 36.*--tail pad" --model model --data bytes.tok --seq 8 --batch 4 --accum 9 --steps 1 --threads 1
+    bad "a step larger than the data" "1 data ranks x batch 4 x accum 9 = 36.*--tail pad" --model model --data bytes.tok --seq 8 --batch 4 --accum 9 --steps 1 --threads 1
     works "the same step with --tail pad" "$program" --model model --data bytes.tok --seq 8 --batch 4 --accum 9 --steps 1 --threads 1 --tail pad
-    bad "a step larger than the data, 3 threads" "3 ranks x batch 5 x accum 1 = 15" --model model --data bytes.tok --seq 8 --batch 5 --steps 1 --threads 1 --ranks 3
+    bad "a step larger than the data, 3 threads" "3 data ranks x batch 5 x accum 1 = 15" --model model --data bytes.tok --seq 8 --batch 5 --steps 1 --threads 1 --ranks 3
 }
 
 # ---------------------------------------------------------------- config.json
@@ -402,7 +402,7 @@ tasks() {
     everywhere "ranks that do not fit the mesh" "dp-shard 4 .*= 4 ranks, but [123]" "${train[@]}" --dp-shard 4
     bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " "${train[@]}" --dp-shard 3 --ranks 2
     bad "--dp-replicate 4 with 6 ranks" "dp-shard 1 x dp-replicate 4 = 4 ranks, but 6 .*choose tp x cp x pp x dp-shard x dp-replicate = .*1 x 1 x 1 x 2 x 3" "${train[@]}" --dp-replicate 4 --ranks 6
-    bad "two sizes left open" "--dp-shard auto and --dp-replicate auto: one of them" "${train[@]}" --dp-shard auto --dp-replicate auto --ranks 2
+    bad "two sizes left open" "--dp-shard auto and --dp-replicate auto: only one of them" "${train[@]}" --dp-shard auto --dp-replicate auto --ranks 2
     bad "--val-every without --val" "--val-every does nothing without --val" "${train[@]}" --val-every 5
     bad "--dtype without --export" "--dtype does nothing without --export" "${train[@]}" --dtype bf16
     bad "--encode and --decode at once" "one at a time" --encode good/val.tok --decode good/val.tok --tokenizer good/tokenizer.model
@@ -451,7 +451,7 @@ meshes() {
     bad "--cp of more chunks than tokens" "--cp 16 splits a sequence into 32 .*--seq 16: use --seq 32, or --cp 1, 2, 4, 8$" --model model --plan --world 16 --seq 16 --cp 16
     bad "more stages than blocks" "--pp 3 x --pp-chunks 1 = 3 runs of blocks, and model has 2 blocks: use at most 2 runs" "${train[@]}" --pp 3 --ranks 3
     bad "more runs of blocks than blocks" "--pp 2 x --pp-chunks 2 = 4 runs of blocks, and model has 2 blocks: use at most 2 runs" "${train[@]}" --pp 2 --ranks 2 --accum 2 --pp-schedule interleaved
-    bad "light ends without a block" "--pp 4 x --pp-chunks 1 = 4 runs of blocks, the first and the last one shorter, and model has 2 blocks: use at most 2 runs" "${train[@]}" --pp 4 --ranks 4 --pp-light-ends
+    bad "light ends without a block" "--pp 5 x --pp-chunks 1 = 5 runs of blocks, the first and the last one a block shorter, and model has 2 blocks: use at most 4 runs" "${train[@]}" --pp 5 --ranks 5 --pp-light-ends
     works "light ends of a block each" "$program" "${train[@]}" --pp 2 --ranks 2 --pp-light-ends
     bad "interleaving that does not divide --accum" "interleaved has --pp 2 micro-batches in each run of blocks at a time, and --accum 3 is no multiple of it: use --accum 2 or 4" --model tiny --plan --world 2 --pp 2 --accum 3 --pp-schedule interleaved
     bad "--pp-chunks of 1f1b" "--pp-schedule 1f1b with --pp-chunks 2: one run of blocks a rank is 1f1b" "${train[@]}" --pp 2 --ranks 2 --pp-chunks 2
