@@ -400,6 +400,7 @@ static void test_pytorch(void) {
 
 static float *collected;       // all gradients of the model, tensors one after the other, before the optimizer
 static double collected_losses[3], collected_norm; // of all three steps; of the first
+static int collect_steps = 3;  // or the first one alone
 static int64_t padding_touched, state_bytes, state_expected, steady_allocations, shared_differ;
 
 /* Slots hold garbage before use: what forgets to wait for a gather, or to clear padding, is seen. */
@@ -486,7 +487,7 @@ static void ranks_body(Job *j, int rank) {
     memset(profiled, 0, sizeof profiled);
     num_profiled = 0;
 #endif
-    for (int step = 1; step <= 3; step++) {
+    for (int step = 1; step <= collect_steps; step++) {
         int alone = r->mesh.world == 1 || j->transport != &transport_threads; // else other ranks' threads may be elsewhere
         int64_t *counter = alone ? &allocations : &own_allocations, before = *counter;
         StepStats s = train_step(r, step);
