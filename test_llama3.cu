@@ -1479,6 +1479,8 @@ int main(int argc, char **argv) {
 #ifdef HAVE_MPI
     if (mpi) MPI_Bcast(scratch_dir, sizeof scratch_dir, MPI_CHAR, 0, MPI_COMM_WORLD);
     if (mpi) test_mpi(process, processes);
+    if (mpi) test_mesh_mpi(process, processes);
+    if (mpi) test_mesh_bits_mpi(process, processes);
     if (mpi) test_trace(process, processes, &transport_mpi);
     if (mpi) test_checkpoints_mpi(process, processes);
     if (mpi && processes <= 4) test_messages(process, processes, &transport_mpi);

@@ -31,7 +31,10 @@ static int64_t meshes_in_all(void) {
     return all;
 }
 
-static int mesh_ranks(const int *v) { return 1 << (v[MESH_TP] + v[MESH_CP] + v[MESH_PP] + v[MESH_SHARD] + v[MESH_REPLICATE]); }
+/* 1, 2, 4; and 3, beyond mesh_counts. */
+static int mesh_size(int value) { return value == 3 ? 3 : 1 << value; }
+
+static int mesh_ranks(const int *v) { return mesh_size(v[MESH_TP]) * mesh_size(v[MESH_CP]) * mesh_size(v[MESH_PP]) * mesh_size(v[MESH_SHARD]) * mesh_size(v[MESH_REPLICATE]); }
 
 /* Is it a layout, and one that another's values do not say already? */
 static int mesh_exists(const int *v) {
@@ -72,8 +75,8 @@ static Difference try_mesh(const int *v, char *name, size_t size, int process, c
     static const char *const recompute[] = {"none", "selective", "full", "every:2"}, *const sharding[] = {"shard_grad_op", "full_shard", "no_shard"};
     char arguments[2048], layout[400];
     int data_ranks = 1 << (v[MESH_SHARD] + v[MESH_REPLICATE]);
-    snprintf(layout, sizeof layout, "--tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d%s%s --recompute %s --sharding %s%s", 1 << v[MESH_TP], 1 << v[MESH_CP], 1 << v[MESH_PP], 1 << v[MESH_SHARD],
-             1 << v[MESH_REPLICATE], v[MESH_SCHEDULE] ? " --pp-schedule interleaved" : "", v[MESH_LIGHT] ? " --pp-light-ends" : "", recompute[v[MESH_RECOMPUTE]], sharding[v[MESH_SHARDING]],
+    snprintf(layout, sizeof layout, "--tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d%s%s --recompute %s --sharding %s%s", mesh_size(v[MESH_TP]), mesh_size(v[MESH_CP]), mesh_size(v[MESH_PP]), mesh_size(v[MESH_SHARD]),
+             mesh_size(v[MESH_REPLICATE]), v[MESH_SCHEDULE] ? " --pp-schedule interleaved" : "", v[MESH_LIGHT] ? " --pp-light-ends" : "", recompute[v[MESH_RECOMPUTE]], sharding[v[MESH_SHARDING]],
              !v[MESH_ACCUMULATE] ? "" : v[MESH_PP] ? " --accumulate sharded" : " --accumulate local"); // the other one than is usual there
     snprintf(name, size, "%s%s%s%s", layout, v[MESH_DOCS] ? ", documents" : "", v[MESH_MASK] ? ", masked losses" : "", v[MESH_TIED] ? ", tied" : "");
     const OneRank *one = process == 0 ? mesh_reference(v) : NULL;
@@ -121,6 +124,24 @@ static void test_mesh(void) {
         }
     CHECK("every two of the meshes' options that go together were tried together", taken > 15, "%d of %" PRId64 " meshes", taken, meshes_in_all());
 }
+
+#ifdef HAVE_MPI
+/* Over as many processes as there are, with MPI's own witness of what is exchanged. */
+static void test_mesh_mpi(int process, int world) {
+    static const int of_mpi[][MESH_FACTORS] = { // tp, cp, pp, dp-shard, dp-replicate, interleaved, light ends, documents, tied, recompute, masked, sharding, accumulate
+        {1}, {0, 1, 0, 0, 0, 0, 0, 1}, {0, 0, 1, 0, 0, 0, 0, 0, 1}, {0, 0, 1, 0, 0, 1, 1, 0, 0, 2},
+        {0, 0, 3, 0, 0, 0, 1, 0, 1, 1}, {0, 0, 3},
+        {1, 0, 1, 0, 0, 0, 0, 0, 1}, {0, 1, 1, 0, 0, 0, 0, 1, 1}, {1, 1, 0, 0, 0, 0, 0, 0, 0, 3}, {0, 0, 2, 0, 0, 1, 1, 0, 1}, {0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1}, {1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1, 1},
+        {1, 1, 1, 0, 0, 0, 0, 1, 1}, {1, 0, 1, 1, 0, 1, 0, 0, 0, 2, 0, 2}, {0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 2, 1}, {2, 0, 1, 0, 0, 0, 1, 0, 1}};
+    char name[500], over[520];
+    for (size_t i = 0; i < sizeof of_mpi / sizeof *of_mpi; i++) {
+        if (mesh_ranks(of_mpi[i]) != world) continue;
+        Difference d = try_mesh(of_mpi[i], name, sizeof name, process, &transport_mpi);
+        snprintf(over, sizeof over, "over mpi, %s", name);
+        if (process == 0) check_mesh(over, &d);
+    }
+}
+#endif
 
 /* The meshes that planted faults are tried on, one for each way to split a model. */
 static void test_mesh_faults(void) {
