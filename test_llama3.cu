@@ -400,6 +400,7 @@ static void test_pytorch(void) {
 
 static float *collected;       // all gradients of the model, tensors one after the other, before the optimizer
 static double collected_losses[3], collected_norm; // of all three steps; of the first
+static int collect_steps = 3;  // or the first one alone
 static int64_t padding_touched, state_bytes, state_expected, steady_allocations, shared_differ;
 
 /* Slots hold garbage before use: what forgets to wait for a gather, or to clear padding, is seen. */
@@ -486,7 +487,7 @@ static void ranks_body(Job *j, int rank) {
     memset(profiled, 0, sizeof profiled);
     num_profiled = 0;
 #endif
-    for (int step = 1; step <= 3; step++) {
+    for (int step = 1; step <= collect_steps; step++) {
         int alone = r->mesh.world == 1 || j->transport != &transport_threads; // else other ranks' threads may be elsewhere
         int64_t *counter = alone ? &allocations : &own_allocations, before = *counter;
         StepStats s = train_step(r, step);
@@ -1478,6 +1479,8 @@ int main(int argc, char **argv) {
 #ifdef HAVE_MPI
     if (mpi) MPI_Bcast(scratch_dir, sizeof scratch_dir, MPI_CHAR, 0, MPI_COMM_WORLD);
     if (mpi) test_mpi(process, processes);
+    if (mpi) test_mesh_mpi(process, processes);
+    if (mpi) test_mesh_bits_mpi(process, processes);
     if (mpi) test_trace(process, processes, &transport_mpi);
     if (mpi) test_checkpoints_mpi(process, processes);
     if (mpi && processes <= 4) test_messages(process, processes, &transport_mpi);

@@ -127,6 +127,8 @@ LIMIT=1800 suite "planted faults" dev/test/faults.sh ${1:+all}
 
 if [ "${1:-}" = all ]; then
     suite "checkpoints of more layouts, fp32" build/cpu-fp32/test_llama3 checkpoints-all
+    LIMIT=5400 suite "every mesh, fp32" build/cpu-fp32/test_llama3 mesh-all
+    suite "pipelines' bits, and what surrounds the steps, on more meshes, fp32" build/cpu-fp32/test_llama3 mesh-bits-all mesh-use-all
     LIMIT=7200 suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all
     {
         printf '# make test-all\n\n%s, %s cores; commit %s.\n\n| suite | result |\n|---|---|\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" "$(git rev-parse --short HEAD 2>/dev/null || echo none)"

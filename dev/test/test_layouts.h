@@ -53,7 +53,7 @@ static Difference difference_from(const OneRank *one, const char *model) {
         d.ratio = worst_of(d.ratio, fabs(norm_of(collected + at, m) / size - 1));
         at += m;
     }
-    for (int i = 0; i < 3; i++) d.loss = worst_of(d.loss, fabs(collected_losses[i] / one->losses[i] - 1));
+    for (int i = 0; i < collect_steps; i++) d.loss = worst_of(d.loss, fabs(collected_losses[i] / one->losses[i] - 1));
     d.norm = fabs(collected_norm / one->norm - 1);
     d.padding = padding_touched, d.allocations = steady_allocations, d.bytes = state_bytes - state_expected;
     table_close(&t);

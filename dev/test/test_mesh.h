@@ -17,8 +17,8 @@ static const char *mesh_model(int tied) {
     return dir;
 }
 
-enum { MESH_TP, MESH_CP, MESH_PP, MESH_SHARD, MESH_REPLICATE, MESH_SCHEDULE, MESH_LIGHT, MESH_DOCS, MESH_TIED, MESH_RECOMPUTE, MESH_MASK, MESH_SHARDING, MESH_FACTORS };
-static const int mesh_counts[MESH_FACTORS] = {3, 3, 3, 3, 2, 2, 2, 2, 2, 4, 2, 3};
+enum { MESH_TP, MESH_CP, MESH_PP, MESH_SHARD, MESH_REPLICATE, MESH_SCHEDULE, MESH_LIGHT, MESH_DOCS, MESH_TIED, MESH_RECOMPUTE, MESH_MASK, MESH_SHARDING, MESH_ACCUMULATE, MESH_FACTORS };
+static const int mesh_counts[MESH_FACTORS] = {3, 3, 3, 3, 2, 2, 2, 2, 2, 4, 2, 3, 2};
 enum { MESH_SAMPLES = 16, MESH_MOST_RANKS = 16 };
 
 static void mesh_values(int64_t i, int *v) {
@@ -31,7 +31,10 @@ static int64_t meshes_in_all(void) {
     return all;
 }
 
-static int mesh_ranks(const int *v) { return 1 << (v[MESH_TP] + v[MESH_CP] + v[MESH_PP] + v[MESH_SHARD] + v[MESH_REPLICATE]); }
+/* 1, 2, 4; and 3, beyond mesh_counts. */
+static int mesh_size(int value) { return value == 3 ? 3 : 1 << value; }
+
+static int mesh_ranks(const int *v) { return mesh_size(v[MESH_TP]) * mesh_size(v[MESH_CP]) * mesh_size(v[MESH_PP]) * mesh_size(v[MESH_SHARD]) * mesh_size(v[MESH_REPLICATE]); }
 
 /* Is it a layout, and one that another's values do not say already? */
 static int mesh_exists(const int *v) {
@@ -72,9 +75,9 @@ static Difference try_mesh(const int *v, char *name, size_t size, int process, c
     static const char *const recompute[] = {"none", "selective", "full", "every:2"}, *const sharding[] = {"shard_grad_op", "full_shard", "no_shard"};
     char arguments[2048], layout[400];
     int data_ranks = 1 << (v[MESH_SHARD] + v[MESH_REPLICATE]);
-    snprintf(layout, sizeof layout, "--tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d%s%s --recompute %s --sharding %s%s", 1 << v[MESH_TP], 1 << v[MESH_CP], 1 << v[MESH_PP], 1 << v[MESH_SHARD],
-             1 << v[MESH_REPLICATE], v[MESH_SCHEDULE] ? " --pp-schedule interleaved" : "", v[MESH_LIGHT] ? " --pp-light-ends" : "", recompute[v[MESH_RECOMPUTE]], sharding[v[MESH_SHARDING]],
-             v[MESH_PP] && v[MESH_SHARDING] == 1 ? " --accumulate sharded" : "");
+    snprintf(layout, sizeof layout, "--tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d%s%s --recompute %s --sharding %s%s", mesh_size(v[MESH_TP]), mesh_size(v[MESH_CP]), mesh_size(v[MESH_PP]), mesh_size(v[MESH_SHARD]),
+             mesh_size(v[MESH_REPLICATE]), v[MESH_SCHEDULE] ? " --pp-schedule interleaved" : "", v[MESH_LIGHT] ? " --pp-light-ends" : "", recompute[v[MESH_RECOMPUTE]], sharding[v[MESH_SHARDING]],
+             !v[MESH_ACCUMULATE] ? "" : v[MESH_PP] ? " --accumulate sharded" : " --accumulate local"); // the other one than is usual there
     snprintf(name, size, "%s%s%s%s", layout, v[MESH_DOCS] ? ", documents" : "", v[MESH_MASK] ? ", masked losses" : "", v[MESH_TIED] ? ", tied" : "");
     const OneRank *one = process == 0 ? mesh_reference(v) : NULL;
     Difference nothing = ZERO;
@@ -109,9 +112,10 @@ static void test_mesh(void) {
         for (int64_t n = 0; n < meshes_in_all(); n++) {
             int fresh = 0;
             mesh_values(permute(n, meshes_in_all(), 7), v);
+            if (!mesh_exists(v)) continue;
             for (int a = 0; a < MESH_FACTORS; a++)
                 for (int b = a + 1; b < MESH_FACTORS; b++) fresh += !met[a][v[a]][b][v[b]];
-            if (fresh < wanted || !mesh_exists(v)) continue;
+            if (fresh < wanted) continue;
             for (int a = 0; a < MESH_FACTORS; a++)
                 for (int b = a + 1; b < MESH_FACTORS; b++) met[a][v[a]][b][v[b]] = 1;
             Difference d = try_mesh(v, name, sizeof name, 0, &transport_threads);
@@ -120,6 +124,24 @@ static void test_mesh(void) {
         }
     CHECK("every two of the meshes' options that go together were tried together", taken > 15, "%d of %" PRId64 " meshes", taken, meshes_in_all());
 }
+
+#ifdef HAVE_MPI
+/* Over as many processes as there are, with MPI's own witness of what is exchanged. */
+static void test_mesh_mpi(int process, int world) {
+    static const int of_mpi[][MESH_FACTORS] = { // tp, cp, pp, dp-shard, dp-replicate, interleaved, light ends, documents, tied, recompute, masked, sharding, accumulate
+        {1}, {0, 1, 0, 0, 0, 0, 0, 1}, {0, 0, 1, 0, 0, 0, 0, 0, 1}, {0, 0, 1, 0, 0, 1, 1, 0, 0, 2},
+        {0, 0, 3, 0, 0, 0, 1, 0, 1, 1}, {0, 0, 3},
+        {1, 0, 1, 0, 0, 0, 0, 0, 1}, {0, 1, 1, 0, 0, 0, 0, 1, 1}, {1, 1, 0, 0, 0, 0, 0, 0, 0, 3}, {0, 0, 2, 0, 0, 1, 1, 0, 1}, {0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1}, {1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1, 1},
+        {1, 1, 1, 0, 0, 0, 0, 1, 1}, {1, 0, 1, 1, 0, 1, 0, 0, 0, 2, 0, 2}, {0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 2, 1}, {2, 0, 1, 0, 0, 0, 1, 0, 1}};
+    char name[500], over[520];
+    for (size_t i = 0; i < sizeof of_mpi / sizeof *of_mpi; i++) {
+        if (mesh_ranks(of_mpi[i]) != world) continue;
+        Difference d = try_mesh(of_mpi[i], name, sizeof name, process, &transport_mpi);
+        snprintf(over, sizeof over, "over mpi, %s", name);
+        if (process == 0) check_mesh(over, &d);
+    }
+}
+#endif
 
 /* The meshes that planted faults are tried on, one for each way to split a model. */
 static void test_mesh_faults(void) {
@@ -131,25 +153,39 @@ static void test_mesh_faults(void) {
     }
 }
 
-/* All of them, a line for each mesh. */
+/* Every mesh with every schedule, documents, tied or not, masked or not, one step each, a line for each mesh. Recomputation, sharding and accumulation
+ * are taken in turn, so that on each mesh every two of them meet. */
 static void test_mesh_all(void) {
+    static const int turning[3] = {MESH_RECOMPUTE, MESH_SHARDING, MESH_ACCUMULATE};
     char name[500], first[500];
-    int64_t outer = 3 * 3 * 3 * 3 * 2;
-    for (int64_t o = 0; o < outer; o++) {
+    int v[MESH_FACTORS], runs = 0;
+    collect_steps = 1;
+    for (int64_t mesh = 0; mesh < 3 * 3 * 3 * 3 * 2; mesh++) {
         Difference worst = ZERO;
-        int v[MESH_FACTORS], failed = 0, tried = 0;
+        int failed = 0, tried = 0, met = 0, pairs = 0;
+        char seen[3][4][4] = ZERO;
         snprintf(first, sizeof first, "none");
-        for (int64_t i = o; i < meshes_in_all(); i += outer) {
-            mesh_values(i, v);
+        mesh_values(mesh, v);
+        for (int i = 0; i < (v[MESH_PP] ? 32 : 16); i++) { // without a pipeline there are no schedules: all else twice
+            v[MESH_DOCS] = i & 1, v[MESH_TIED] = i >> 1 & 1, v[MESH_MASK] = i >> 2 & 1;
+            v[MESH_SCHEDULE] = v[MESH_PP] ? i >> 3 & 1 : 0, v[MESH_LIGHT] = i >> 4 & 1;
+            int turn = (i + (int)mesh) % 24; // any 16 that follow each other have all pairs
+            v[MESH_RECOMPUTE] = turn % 4, v[MESH_SHARDING] = turn % 3, v[MESH_ACCUMULATE] = turn / 12;
             if (!mesh_exists(v)) continue;
             Difference d = try_mesh(v, name, sizeof name, 0, &transport_threads);
             tried++;
             if (!mesh_allowed(&d) && !failed++) snprintf(first, sizeof first, "%s", name);
             worst.error = worst_of(worst.error, d.error), worst.ratio = worst_of(worst.ratio, d.ratio), worst.norm = worst_of(worst.norm, d.norm), worst.loss = worst_of(worst.loss, d.loss);
+            for (int t = 0; t < 3; t++) met += !seen[t][v[turning[t]]][v[turning[(t + 1) % 3]]]++;
         }
         if (!tried) continue;
-        mesh_values(o, v);
+        for (int t = 0; t < 3; t++) pairs += mesh_counts[turning[t]] * mesh_counts[turning[(t + 1) % 3]];
+        runs += tried;
         snprintf(name, sizeof name, "tp %d x cp %d x pp %d x dp-shard %d x dp-replicate %d", 1 << v[MESH_TP], 1 << v[MESH_CP], 1 << v[MESH_PP], 1 << v[MESH_SHARD], 1 << v[MESH_REPLICATE]);
-        CHECK(name, !failed, "%d layouts, worst gradient %.1g <= %.0e, ratio off by %.1g, norm %.1g, losses %.1g; the first that fails: %s", tried, worst.error, mesh_bound(), worst.ratio, worst.norm, worst.loss, first);
+        CHECK(name, !failed && met == pairs, "%d runs, %d of %d pairs of options that turn, worst gradient %.1g <= %.0e, ratio off by %.1g, norm %.1g, losses %.1g; the first that fails: %s", tried, met, pairs, worst.error, mesh_bound(), worst.ratio, worst.norm,
+              worst.loss, first);
+        fflush(stdout);
     }
+    collect_steps = 3;
+    printf("%d runs\n", runs);
 }

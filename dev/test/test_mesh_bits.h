@@ -71,6 +71,15 @@ static void test_mesh_bits(void) {
         if (!is_short || i % 2 != part) compare_mesh_losses(meshes[i].tied, meshes[i].ranks, meshes[i].data_ranks, meshes[i].layout, 0, &transport_threads);
 }
 
+#ifdef HAVE_MPI
+static void test_mesh_bits_mpi(int process, int world) {
+    if (world == 2 || world == 4) compare_pipeline_bits(world == 4, world, 1, world == 2 ? " --pp 2 --pp-light-ends" : " --pp 4 --pp-schedule interleaved", process, &transport_mpi);
+    if (world == 3) compare_pipeline_bits(1, 3, 1, " --pp 3", process, &transport_mpi);
+    if (world == 8) compare_pipeline_bits(0, 8, 4, " --pp 2 --dp-shard 2 --dp-replicate 2", process, &transport_mpi);
+    if (world == 4) compare_mesh_losses(1, 4, 1, " --tp 2 --cp 2", process, &transport_mpi);
+}
+#endif
+
 /* Every pipeline of up to 16 ranks; recompute and sharding are taken in turn. */
 static void test_mesh_bits_all(void) {
     static const char *const recompute[] = {"none", "selective", "full", "every:2"};
