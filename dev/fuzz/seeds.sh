@@ -60,6 +60,8 @@ printf 'd{}' | seed config/lacks-all
 printf 'd{"rope_parameters": %s}\0--world=3\n--tail=pad' "$scaling" | seed config/lacks-most
 printf 'd{"vocab_size": 128256, "num_hidden_layers": 16, "tie_word_embeddings": true}\0--world=16\n--accum=8\n--accumulate=local\n--seq=1024\n--batch=2' | seed config/larger
 printf 'd{}\0--world=1048576\n--accum=65536' | seed config/largest-world
+printf 'd{"num_key_value_heads": 4, "num_hidden_layers": 10, "tie_word_embeddings": true}\0--world=32\n--tp=2\n--cp=2\n--pp=4\n--pp-schedule=interleaved\n--pp-light-ends\n--accum=4\n--seq=64' | seed config/mesh
+printf 'd{}\0--world=8\n--tp=4\n--dp-shard=2\n--seq=33\n--deterministic' | seed config/tp
 printf 'd{"num_attention_heads": 65536, "head_dim": 65536}' | seed config/widest
 printf 'd{"hidden_size": 1048576, "num_hidden_layers": 65536, "num_attention_heads": 64, "head_dim": 128, "intermediate_size": 16777216, "vocab_size": 268435456}' | seed config/largest-model
 printf 'd{}\0--world=1048576\n--accum=8192\n--batch=1048576\n--seq=1024' | seed config/was-more-tokens-than-63-bits
@@ -74,6 +76,7 @@ printf '%s\n' --plan --ranks 3 --dp-shard auto --deterministic --slots 4 --threa
 printf '%s\n' --generate '' --temperature 0 --top-p 1 --max-tokens 1 --min-lr=-1 --dtype bf16 | seed options/generate
 printf '%s\n' --model out/a --eval val.tok --tokenizer t.model --vocab-size 0 --transport threads | seed options/eval
 printf '%s\n' --sharding full_shard --wrap=block --tp 1 --recompute none --offload none --timeout 0.1 | seed options/later
+printf '%s\n' --plan --world 64 --model llama3-8b --tp 4 --cp 2 --pp 4 --pp-schedule interleaved --pp-chunks 2 --pp-light-ends --accum 8 --seq 64 --dp-replicate 2 | seed options/mesh
 printf '%s\n' --plan --out out --export dir --help | seed options/help
 printf '%s\n' --steps 1e9 --beta2 0.999999999 --eps 1 --clip 1e30 --seed 2147483647 --weight-decay 0 | seed options/limits
 printf '%s\n' --steps many | seed options/not-a-number

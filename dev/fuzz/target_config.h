@@ -120,6 +120,7 @@ static const char *const config_words[] = {"\"model_type\":\"llama\"", "\"hidden
     "\"num_hidden_layers\":3", "\"num_attention_heads\":8", "\"num_key_value_heads\":4", "\"head_dim\":8", "\"intermediate_size\":100", "\"vocab_size\":1000",
     "\"max_position_embeddings\":8192", "\"rms_norm_eps\":1e-5", "\"tie_word_embeddings\":true", "\"rope_theta\":10000", "\"rope_scaling\":{\"type\":\"default\"}",
     "\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":128}", "\"rope_type\":null",
-    "--world=4", "--accum=3", "--seq=16", "--batch=2", "--slots=3", "--ranks=2", "--vocab-size=100", "--deterministic", "--accumulate=local", "--dp-shard=auto", NULL};
+    "--world=4", "--accum=3", "--seq=16", "--batch=2", "--slots=3", "--ranks=2", "--vocab-size=100", "--deterministic", "--accumulate=local", "--dp-shard=auto", "--tp=2", "--cp=2", "--pp=2", "--pp-schedule=interleaved",
+    "--pp-light-ends", "--dp-replicate=2", "--doc-mask", NULL};
 
 #endif

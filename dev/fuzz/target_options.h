@@ -30,7 +30,7 @@ static void check_limits(const Options *o) {
         EXPECT(x >= row->low && x <= row->high, "--%s is %g, its limits are %g and %g", row->name, x, row->low, row->high);
         const char *text = row->kind == OPT_TEXT ? *(const char *const *)field : NULL;
         EXPECT(!text || text[0] || !strcmp(row->name, "generate"), "--%s has an empty value", row->name);
-        if (text && row->values[0] >= 'a' && strchr(row->values, '|')) EXPECT(word_in(text, row->values), "--%s is %s, not one of %s", row->name, text, row->values);
+        if (text && (row->values[0] < 'A' || row->values[0] > 'Z') && strchr(row->values, '|')) EXPECT(is_choice(text, row->values), "--%s is %s, not one of %s", row->name, text, row->values);
     }
     EXPECT(o->min_lr >= 0, "--min-lr is %g", o->min_lr);
 }
@@ -96,7 +96,9 @@ static void fuzz_options(Bytes in) {
         memset(&j, 0, sizeof j);
         j.opt = o;
         job_prepare(&j, choose_transport(&j, 1), 1, 1);
-        EXPECT(j.task == DO_PLAN && j.mesh.size[AXIS_DP_SHARD] == j.mesh.world && j.threads > 0, "task %d, world %d, %d threads", j.task, j.mesh.world, j.threads);
+        double product = 1;
+        for (int a = 0; a < MESH_AXES; a++) product *= j.mesh.size[a];
+        EXPECT(j.task == DO_PLAN && product == j.mesh.world && j.threads > 0, "task %d, world %d of %.0f, %d threads", j.task, j.mesh.world, product, j.threads);
         job_close(&j);
     }
     words_close(&w);

@@ -83,7 +83,7 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     size_t elements = (size_t)s.accumulation * (size_t)s.B * (size_t)d->T;
     static Loader l;
     memset(&l, 0, sizeof l);
-    l.data = d, l.sampler = s, l.sampler.shard = 0, l.samples = s.accumulation * s.B, l.first_step = steps, l.steps = 1; // the first of the second epoch
+    l.data = d, l.sampler = s, l.sampler.shard = 0, l.samples = s.accumulation * s.B, l.first_step = steps, l.steps = 1, l.cp = 1; // the first of the second epoch
     pthread_mutex_init(&l.lock, NULL);
     pthread_cond_init(&l.ready, NULL);
     char *raw = (char *)malloc(5 * ((size_t)d->T + 1));

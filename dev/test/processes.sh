@@ -93,11 +93,11 @@ ended() {
 }
 
 # lost NAME HOSTS VICTIM SIGNAL SECONDS CODES PATTERN : a rank of three gets SIGNAL while they train, --timeout 2. HOSTS: the ranks of each host;
-# to the program, ranks whose launcher's step differs are on different hosts
+# to the program, ranks whose launcher's step differs are on different hosts. `layout`: further options
 lost() {
     local name=$1 hosts=$2 victim=$3 signal=$4 seconds=$5 codes=$6 pattern=$7 out=$((++runs_lost)).lost launcher ranks start host=0 n command=()
     mark=$out
-    for n in $hosts; do command+=(${command[@]+:} -np "$n" -x SLURM_STEP_ID=$((host++)) "$program" "${train[@]}" --batch 1 --steps 100000000 --timeout 2 --out "$out"); done
+    for n in $hosts; do command+=(${command[@]+:} -np "$n" -x SLURM_STEP_ID=$((host++)) "$program" "${train[@]}" --batch 1 --steps 100000000 --timeout 2 ${layout[@]+"${layout[@]}"} --out "$out"); done
     "${mpi[@]}" "${command[@]}" </dev/null >.out 2>.err &
     launcher=$!
     started=("$launcher")
@@ -137,13 +137,16 @@ alone() {
 ranks_lost() {
     local waited='^failure: rank [0-9]+ waited 2\.[0-9] s for (all_gather|reduce_scatter) of .* over (fsdp|world) \(3 ranks, exchange [0-9]+ of this group\); '
     local last='its last exchange over fsdp was [0-9]+: (all_gather|reduce_scatter) of '
-    local runs_lost=0 shared_before
+    local message="(send|receive) of '(activations|gradients) [0-3] to stage [0-2]' over pp" runs_lost=0 shared_before layout=()
     shared_before=$(shared_memory)
     lost "a stopped rank" 3 1 STOP 4 2 "${waited}rank 1 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
     lost "a stopped rank of another host" "1 2" 2 STOP 4 2 "${waited}rank 2 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
     lost "a stopped rank, alone on its host" "2 1" 2 STOP 5 2 "^failure: no sign of life for 2\.[0-9] s in a step: rank 2 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
     lost "a killed rank" 3 1 KILL 2 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; it was (computing|waiting|reading).*; $last"
     lost "a killed rank of another host" "1 2" 1 KILL 2 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; $last"
+    layout=(--pp 3 --accum 4)
+    lost "a stopped stage of a pipeline" 3 1 STOP 4 2 "^failure: rank [02] waited 2\.[0-9] s for $message.*; rank 1 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
+    lost "a killed stage of a pipeline" 3 1 KILL 4 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; it was (computing|reading|waiting for ($message|all_gather of .* over world))"
     not_started "a process that never starts this program" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: rank 0 .*; 1 of this host's 2 ranks never started this program.*--timeout" sleep 8
     not_started "a rank stopped in start-up" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: .*rank 1 \(process [0-9]+\) is stopped; it was starting.*--timeout" \
         bash -c '"$0" "$@" & pid=$!; until ls /proc/$pid/task | grep -qv "^$pid\$"; do :; done; kill -STOP $pid; wait $pid' "$program" "${train[@]}" --batch 1 --steps 1 --timeout 0.5 --out never
@@ -291,19 +294,23 @@ plan() {
     json plan/plan.json world mesh tokens_per_step rank_classes ranks memory peak flops traffic groups estimate
 }
 
-# timeline FILE RANKS : Chrome's trace format, whole (where there is python3), with every rank's process and lanes
+# timeline FILE RANKS [LANES] : Chrome's trace format, whole (where there is python3), with every rank's process and three lanes
 timeline() {
-    local file=$1 ranks=$2 pids lanes
+    local file=$1 ranks=$2 of=${3:-compute|fsdp|world} pids lanes
     pids=$(grep -oE '^\{"ph":"X","pid":[0-9]+' "$file" | sort -u | wc -l)
-    lanes=$(grep -E '"name":"thread_name","args":\{"name":"(compute|fsdp|world)"' "$file" | wc -l)
+    lanes=$(grep -E '"name":"thread_name","args":\{"name":"('"$of"')"' "$file" | wc -l)
     if [ -n "$python" ] && ! "$python" -c 'import json, sys; json.load(open(sys.argv[1]))["traceEvents"]' "$file" 2>.err; then fail "$file" "not JSON: $(tail -n 1 .err)"
-    elif [ "$pids" = "$ranks" ] && [ "$lanes" = $((3 * ranks)) ]; then pass "$file" "$pids processes, their lanes of compute, fsdp and world, $(grep -c '"ph":"X"' "$file") events"
+    elif [ "$pids" = "$ranks" ] && [ "$lanes" = $((3 * ranks)) ]; then pass "$file" "$pids processes, their lanes $of, $(grep -c '"ph":"X"' "$file") events"
     else fail "$file" "$pids processes of $ranks, $lanes lanes of $((3 * ranks))"; fi
 }
 
 timelines() {
-    local step=(--steps 3 --batch 2)
+    local step=(--steps 3 --batch 2) sends receives
     runs "--trace on 2 threads" "$program" "${train[@]}" "${step[@]}" --ranks 2 --trace threads.json && timeline threads.json 2
+    runs "--trace of a pipeline" "$program" "${train[@]}" "${step[@]}" --ranks 3 --pp 3 --accum 4 --trace pipeline.json && timeline pipeline.json 3 'compute|pp|world'
+    sends=$(grep -cE '"cat":"exchange","name":"send: (activations|gradients) [0-3] to stage [0-2]"' pipeline.json) receives=$(grep -cE '"cat":"exchange","name":"receive: (activations|gradients) [0-3] to stage [0-2]"' pipeline.json)
+    if [ "$sends" = 48 ] && [ "$receives" = 48 ]; then pass "messages in the timeline of a pipeline" "3 steps x 4 micro-batches x 2 ways x 2 boundaries = 48 sends and 48 receives"
+    else fail "messages in the timeline of a pipeline" "$sends sends and $receives receives of 48 each"; fi
     runs "the planned timeline" "$program" --plan --world 4 --cluster "$top/dev/clusters/h100-8.json" --out estimate --trace planned.json && timeline planned.json 1
     json estimate/plan.json step_s tokens_per_s mfu compute_s exchange_s exposed_s ops linear_forward
     [ -n "$have_mpi" ] || return

@@ -48,7 +48,7 @@ static void compare_pipeline_bits(int tied, int ranks, int data_ranks, const cha
 static void compare_mesh_losses(int tied, int ranks, int data_ranks, const char *layout, int process, const Transport *transport) {
     char name[300];
     const RunBits *one = process == 0 ? one_ranks_bits(tied) : NULL;
-    double off = 0, bound = sizeof(floatX) == 4 ? 1e-5 : 5e-3;
+    double off = 0, bound = sizeof(floatX) == 4 ? 1e-5 : 2e-3;
     run_bits(tied, ranks, data_ranks, layout, MESH_LOSSES, process, transport);
     free(bits_weights), bits_weights = NULL;
     for (int i = 0; i < MESH_LOSSES && one; i++) off = worst_of(off, fabs(bits_of[i].loss / one->steps[i].loss - 1));
