@@ -1446,6 +1446,7 @@ static void test_failures(void) {
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
 #else
+static void test_mesh_of_gpus(void) {}
 static void test_streams(void) {} // these need several GPUs, or dev/cuda_on_cpu
 static void test_orders(void) {}
 #endif
@@ -1457,7 +1458,7 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); int where; } groups[] = {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"documents", test_doc_mask, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
-        {"mesh", test_mesh, C_BUILD}, {"mesh-all", test_mesh_all, IF_NAMED},
+        {"mesh", CUDA_BUILD ? test_mesh_of_gpus : test_mesh, BOTH_BUILDS}, {"mesh-all", test_mesh_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
         {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
     is_short = argc == 2 && !strcmp(argv[1], "short");

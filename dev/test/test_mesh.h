@@ -143,3 +143,22 @@ static void test_mesh_all(void) {
         CHECK(name, !failed, "%d layouts, worst gradient %.1g <= %.0e, ratio off by %.1g, norm %.1g, losses %.1g; the first that fails: %s", tried, worst.error, mesh_bound(), worst.ratio, worst.norm, worst.loss, first);
     }
 }
+
+#ifdef CUDA_ON_CPU
+/* GPUs of CUDA on a CPU take their time: a few meshes that have every axis, both transports, and what else changes the streams' order. */
+static void test_mesh_of_gpus(void) {
+    //                                           tp cp pp sh re  schedule, light, docs, tied, recompute, mask, sharding
+    static const struct { const char *transport; int v[MESH_FACTORS]; } meshes[] = {
+        {"nccl", {1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1}}, {"threads", {1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1}}, {"nccl", {1, 0, 1, 1, 0, 0, 0, 0, 1, 2, 0, 0}},
+        {"nccl", {0, 0, 2, 0, 0, 1, 0, 0, 1, 0, 0, 1}}, {"nccl", {0, 2, 0, 0, 0, 0, 0, 1, 0, 1, 0, 1}}, {"threads", {0, 2, 0, 0, 0, 0, 0, 1, 0, 1, 0, 1}}};
+    char name[500], title[600];
+    int devices = cuda_on_cpu.devices;
+    cuda_on_cpu.devices = 8;
+    for (int i = 0; i < (int)(sizeof meshes / sizeof *meshes); i++) {
+        Difference d = try_mesh(meshes[i].v, name, sizeof name, 0, transport_find(meshes[i].transport));
+        snprintf(title, sizeof title, "over %s: %s", meshes[i].transport, name);
+        check_mesh(title, &d);
+    }
+    cuda_on_cpu.devices = devices;
+}
+#endif
