@@ -198,6 +198,22 @@ inline std::string describe(const NcclCall &c) {
     return text;
 }
 
+/* What is registered lies at one place of it on all ranks: NCCL reaches into the others' by its own. */
+inline void check_places(const Exchange &x) {
+    auto place = [](const Part &p, const void *buffer) {
+        for (auto &r : p.call.comm->registered)
+            if ((const char *)buffer >= r.second.first && (const char *)buffer < r.second.first + r.second.second) return (const char *)buffer - r.second.first;
+        return (ptrdiff_t)-1;
+    };
+    const Part &first = x.parts[0];
+    for (const Part &p : x.parts) {
+        ptrdiff_t one = place(first, first.call.recv), other = place(p, p.call.recv);
+        if (first.call.kind < NCCL_SEND && one != other)
+            fail(nullptr, "%s and %s: their destinations are at bytes %lld and %lld of what was registered (-1: outside), expected the same", first.text.c_str(), p.text.c_str(), (long long)one,
+                (long long)other);
+    }
+}
+
 /* All parts are there: data moves. Parts lie by rank; the send before its receive. */
 inline void move_data(Exchange &x) {
     const NcclCall &first = x.parts[0].call;
@@ -289,6 +305,7 @@ inline bool NcclLaunch::go_on() {
                 start = std::max(start, p.launch->start);
                 nccl().received[{x->team->name, p.rank}] += received(*x, p);
             }
+            check_places(*x);
             move_data(*x);
             x->moved = true;
             x->end = start + cuda_on_cpu.costs.collective + cuda_on_cpu.costs.exchanged_byte * (double)most;

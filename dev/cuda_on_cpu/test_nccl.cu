@@ -241,6 +241,14 @@ static int run_ranks, run_blocking;
 static void (*run_body)(Rank *);
 static uint64_t run_once() { return on_ranks(run_ranks, run_blocking, run_body); }
 
+static void other_places(Rank *r) {
+    float *x = device_floats(64, small);
+    void *handle;
+    NC(ncclCommRegister(r->world, x, 256, &handle));
+    NC(ncclAllReduce(x, x + 16 + 16 * r->rank, 8, ncclFloat, ncclSum, r->world, r->stream));
+    MUST(cudaStreamSynchronize(r->stream));
+}
+
 /* One communicator's calls are one after the other, whatever their streams: what one gathers the next may send. */
 static void two_streams(Rank *r) {
     size_t R = (size_t)r->ranks, me = (size_t)r->rank;
@@ -712,6 +720,7 @@ static void test_planted() {
     static int order;
     for (order = 0; order < 4; order++)
         planted(orders[order], "two ranks issue in two orders|'world', rank |'other', rank |But |what meets", [] { which = order, on_ranks(2, 1, two_orders); });
+    MISUSE("registered memory at other places", "ncclAllReduce|rank 0|rank 1|at bytes 64 and 128 of what was registered", other_places, 0, 1);
     static const char *const sends[] = {"two ranks that each send before they receive", "a send and a collective of one communicator in two orders", "two sends on streams of their own"};
     static int first;
     for (first = 0; first < 3; first++)
