@@ -118,6 +118,7 @@ saves() {
 # tensor, context and pipeline parallelism, which validate, save, and go on: both transports make the same files
 meshes() {
     local precision
+    local -x CUDA_ON_CPU_PROTECT=0 # to open and close the memory of eight takes longest
     local -a common=(--model model --data text/train.tok --val text/val.tok --val-every 1 --val-batches 2 --seq 76 --batch 1 --accum 2 --threads 1 --ranks 8 --tp 2 --cp 2 --pp 2
                      --steps 2 --save-every 1 --warmup 1 --lr 3e-3 --deterministic)
     for precision in fp32 ${all:+bf16}; do
