@@ -162,7 +162,7 @@ typedef struct {
 #endif
 #ifdef HAVE_NCCL
     ncclComm_t nccl;        // NULL: nothing of GPUs travels over this axis
-    void *registered;       // its handle of the memory that is exchanged
+    void *registered;       // its handle of the memory that is exchanged; NULL: as it comes
 #endif
 } Group;
 
@@ -1019,6 +1019,7 @@ static void nccl_open(Comm *comm) {
         nccl_check(comm, comm->nccl, ncclCommSplit(comm->nccl, colour, key, &g->nccl, &config), "split off", axis_names[g->axis]);
         nccl_check(comm, g->nccl, ncclInProgress, "open the group of", axis_names[g->axis]);
         nccl_check_members(comm, g);
+        if (g->axis < AXIS_DP_SHARD) continue; // NCCL wants what it knows at the same place on all members: ranks of tp and pp have other parts of the model
         nccl_check(comm, g->nccl, ncclCommRegister(g->nccl, exchanged->base, exchanged->reserved, &g->registered), "register the memory of", axis_names[g->axis]);
     }
     comm->library_memory = fmax(0, before - device_memory(comm->dev->gpu)); // of what is beyond the plan the largest part
@@ -1028,7 +1029,7 @@ static void nccl_close(Comm *comm) {
     for (int i = 0; i < NCCL_AXES; i++) {
         Group *g = &comm->groups[nccl_axes[i]];
         if (!g->nccl) continue;
-        ncclCommDeregister(g->nccl, g->registered);
+        if (g->registered) ncclCommDeregister(g->nccl, g->registered);
         nccl_check(comm, g->nccl, ncclCommFinalize(g->nccl), "close the group of", axis_names[g->axis]);
         ncclCommDestroy(g->nccl), g->nccl = NULL;
     }

@@ -624,7 +624,8 @@ static void compare_bits(const char *model, int process, int world, int B, const
         return;
     }
     for (int i = 0; i < bits_steps; i++) equal += !memcmp(&bits_of[i], &first[i], sizeof bits_of[i]);
-    snprintf(name, sizeof name, "%s, B %d: %d deterministic steps on %d ranks x accum %d over %s%s have one rank's bits", model, B, bits_steps, world, 8 / world, transport->name, more);
+    const char *whose = strstr(more, " --tp ") || strstr(more, " --cp ") ? "seed 0's" : "one rank's";
+    snprintf(name, sizeof name, "%s, B %d: %d deterministic steps on %d ranks x accum %d over %s%s have %s bits", model, B, bits_steps, world, 8 / world, transport->name, more, whose);
     if (process == 0) CHECK(name, equal == bits_steps, "%d of %d steps equal, last loss %.9g, norm %.9g", equal, bits_steps, bits_of[bits_steps - 1].loss, bits_of[bits_steps - 1].norm);
 }
 
@@ -1452,6 +1453,7 @@ static void test_failures(void) {
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
 #else
+static void test_mesh_of_gpus(void) {}
 static void test_streams(void) {} // these need several GPUs, or dev/cuda_on_cpu
 static void test_orders(void) {}
 #endif
@@ -1463,7 +1465,7 @@ int main(int argc, char **argv) {
     static const struct { const char *name; void (*run)(void); int where; } groups[] = {
         {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"documents", test_doc_mask, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
-        {"mesh", test_mesh, C_BUILD}, {"mesh-use", test_mesh_use, C_BUILD}, {"mesh-use-all", test_mesh_use_all, IF_NAMED}, {"mesh-bits", test_mesh_bits, C_BUILD}, {"mesh-bits-all", test_mesh_bits_all, IF_NAMED}, {"mesh-faults", test_mesh_faults, IF_NAMED}, {"mesh-all", test_mesh_all, IF_NAMED},
+        {"mesh", CUDA_BUILD ? test_mesh_of_gpus : test_mesh, BOTH_BUILDS}, {"mesh-use", test_mesh_use, C_BUILD}, {"mesh-use-all", test_mesh_use_all, IF_NAMED}, {"mesh-bits", test_mesh_bits, C_BUILD}, {"mesh-bits-all", test_mesh_bits_all, IF_NAMED}, {"mesh-faults", test_mesh_faults, IF_NAMED}, {"mesh-all", test_mesh_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
         {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
     is_short = argc == 2 && !strcmp(argv[1], "short");

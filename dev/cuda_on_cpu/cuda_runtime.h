@@ -205,6 +205,7 @@ struct CudaOnCpu {
         if (const char *s = getenv("CUDA_ON_CPU_MEMORY")) memory = strtoull(s, nullptr, 10);
         if (const char *s = getenv("CUDA_ON_CPU_DEVICES")) devices = atoi(s);
         if (const char *s = getenv("CUDA_ON_CPU_DRIVER")) driver = atoi(s);
+        if (const char *s = getenv("CUDA_ON_CPU_PROTECT")) protect = atoi(s);
         failures = getenv("CUDA_ON_CPU_FAIL");
         registers = getenv("CUDA_ON_CPU_REGISTERS");
         nccl_lose = getenv("CUDA_ON_CPU_NCCL_LOSE");

@@ -1,8 +1,8 @@
 /* exchanges.h: what ranks do together behind nccl.h: their communicators, calls that meet, data that moves.
  *
  * A call becomes a launch, an operation of its stream; calls that meet (the n-th collective of a communicator, the n-th
- * send and receive of a pair of ranks) are one exchange, which runs when the launch of each part is the head of its
- * stream. A launch ends when all its exchanges have run.
+ * send and receive of a pair of ranks) are one exchange, which runs when the launch of each part has begun: it is the head
+ * of its stream, and those before it on its device let it (launches_begin). A launch ends when all its exchanges have run.
  * Owns: the one Nccl of the process, under the machine's lock.
  */
 #ifndef CUDA_ON_CPU_EXCHANGES_H
@@ -46,8 +46,10 @@ struct NcclLaunch : Rendezvous { // calls of one communicator that one rank issu
     ncclComm_t comm;
     Team *team;
     cudaStream_t stream;
-    bool lost = false, aborted = false;
+    bool lost = false, aborted = false, begun = false;
+    double start = 0; // when it has begun: us, by the logical clock
     std::vector<std::shared_ptr<Exchange>> exchanges;
+    ~NcclLaunch() override;
     bool can_go_on() override;
     bool go_on() override;
     std::string waits() const override;
@@ -80,6 +82,7 @@ struct Nccl { // under the machine's lock
     std::map<std::string, std::shared_ptr<Team>> teams; // by unique id
     uint64_t ids;
     std::map<int, World> worlds; // by device
+    std::map<int, std::vector<NcclLaunch *>> launches; // by device: those that are not over, in the order of the program
     std::map<std::pair<int, int>, std::vector<std::shared_ptr<Exchange>>> issued; // by devices: what the first has issued, and the second has yet to
     std::map<std::pair<std::string, int>, uint64_t> received;  // bytes, by name and rank
     bool ordered; // NCCL_LAUNCH_ORDER_IMPLICIT
@@ -102,6 +105,7 @@ struct ncclComm {
     ncclConfig_t config;
     ncclResult_t error; // that ncclCommGetAsyncError says
     uint64_t collectives, splits; // calls so far
+    double over; // us, by the logical clock: when its last launch was
     std::shared_ptr<emu::NcclJob> job; // NULL: none
     std::map<void *, std::pair<char *, size_t>> registered;
 };
@@ -194,6 +198,22 @@ inline std::string describe(const NcclCall &c) {
     return text;
 }
 
+/* What is registered lies at one place of it on all ranks: NCCL reaches into the others' by its own. */
+inline void check_places(const Exchange &x) {
+    auto place = [](const Part &p, const void *buffer) {
+        for (auto &r : p.call.comm->registered)
+            if ((const char *)buffer >= r.second.first && (const char *)buffer < r.second.first + r.second.second) return (const char *)buffer - r.second.first;
+        return (ptrdiff_t)-1;
+    };
+    const Part &first = x.parts[0];
+    for (const Part &p : x.parts) {
+        ptrdiff_t one = place(first, first.call.recv), other = place(p, p.call.recv);
+        if (first.call.kind < NCCL_SEND && one != other)
+            fail(nullptr, "%s and %s: their destinations are at bytes %lld and %lld of what was registered (-1: outside), expected the same", first.text.c_str(), p.text.c_str(), (long long)one,
+                (long long)other);
+    }
+}
+
 /* All parts are there: data moves. Parts lie by rank; the send before its receive. */
 inline void move_data(Exchange &x) {
     const NcclCall &first = x.parts[0].call;
@@ -223,10 +243,32 @@ inline void move_data(Exchange &x) {
     for (size_t r = 0; r < ranks; r++) memcpy(x.parts[r].call.recv, sum.data() + (first.kind == NCCL_SCATTER ? r * piece : 0), piece);
 }
 
+inline NcclLaunch::~NcclLaunch() { std::erase(nccl().launches[stream->device], this); }
+
+/* As NCCL has it, launches of a device begin in the order of the program: of one communicator each when the one before it is
+ * over, whatever their streams; of another, with NCCL_LAUNCH_ORDER_IMPLICIT, when that has begun. */
+inline void launches_begin(int device) {
+    std::vector<NcclLaunch *> &all = nccl().launches[device];
+    double before = 0; // the start of the one before
+    for (size_t i = 0; i < all.size(); i++) {
+        NcclLaunch *l = all[i];
+        if (l->aborted) continue;
+        if (!l->begun) {
+            bool may = is_free(l->stream) && l->stream->queue.front().meets.get() == l;
+            for (size_t k = 0; k < i && may; k++) may = all[k]->comm != l->comm || all[k]->aborted;
+            if (may) l->begun = true, l->start = std::max({start_of(l->stream), l->comm->over, nccl().ordered ? before : 0});
+            else if (nccl().ordered) return;
+        }
+        before = l->start;
+    }
+}
+
 inline bool can_move(const Exchange &x) {
     if (x.dead || x.parts.size() < x.wanted) return false;
-    for (const Part &p : x.parts)
-        if (!is_free(p.launch->stream) || p.launch->stream->queue.front().meets.get() != p.launch) return false;
+    for (const Part &p : x.parts) {
+        if (!p.launch->begun) launches_begin(p.device);
+        if (!p.launch->begun) return false;
+    }
     return true;
 }
 
@@ -260,9 +302,10 @@ inline bool NcclLaunch::go_on() {
             for (const Part &p : x->parts) {
                 check_alone(p);
                 most = std::max(most, received(*x, p));
-                start = std::max(start, start_of(p.launch->stream));
+                start = std::max(start, p.launch->start);
                 nccl().received[{x->team->name, p.rank}] += received(*x, p);
             }
+            check_places(*x);
             move_data(*x);
             x->moved = true;
             x->end = start + cuda_on_cpu.costs.collective + cuda_on_cpu.costs.exchanged_byte * (double)most;
@@ -270,6 +313,7 @@ inline bool NcclLaunch::go_on() {
         all &= x->moved;
         if (x->moved) end = std::max(end, x->end);
     }
+    if (all && !aborted) comm->over = end;
     return all || aborted;
 }
 
@@ -344,8 +388,14 @@ inline std::shared_ptr<Exchange> exchange_of(const NcclCall &c, NcclLaunch *laun
     return x;
 }
 
-/* Two ranks issue what both take part in in one order: else each waits for the other, on a GPU. Looked at between
- * communicators, as those of a group are launched one after the other. */
+/* Does a rank launch them one after the other? Not where one group has both; collectives of one communicator meet by their number. */
+inline bool in_turn(const Exchange &x, const Exchange &y, int device) {
+    const Part *a = x.of_device(device), *b = y.of_device(device);
+    if (x.team != y.team) return true;
+    return (x.parts[0].call.kind >= NCCL_SEND || y.parts[0].call.kind >= NCCL_SEND) && (!a || !b || a->launch != b->launch);
+}
+
+/* Two ranks issue what both take part in in one order: else each waits for the other, on a GPU. */
 inline void check_order(const NcclLaunch &launch) {
     auto text = [](const Exchange &x, int device, int other) {
         return x.of_device(device) ? x.of_device(device)->text : "what meets " + x.of_device(other)->text;
@@ -367,9 +417,9 @@ inline void check_order(const NcclLaunch &launch) {
                 continue;
             }
             for (auto y = theirs.begin(); y != it; ++y)
-                if ((*y)->team != x->team) wrong(*x, **y, me, other);
+                if (in_turn(*x, **y, me) && in_turn(*x, **y, other)) wrong(*x, **y, me, other);
             for (auto &z : mine)
-                if (z->team != x->team) wrong(*z, *x, me, other);
+                if (in_turn(*z, *x, me) && in_turn(*z, *x, other)) wrong(*z, *x, me, other);
             theirs.erase(it);
         }
 }
@@ -414,6 +464,7 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
                 fail(nullptr, "%s: to itself, without the other half in the same group: it would wait for good", p.text.c_str());
         }
         check_order(*l);
+        nccl().launches[l->stream->device].push_back(l.get());
         enqueue(l->stream, 0, nullptr).meets = l;
     }
 }
@@ -463,7 +514,7 @@ inline bool nccl_config(ncclConfig_t *to, const ncclConfig_t *config) { // false
 
 inline ncclComm_t new_comm(const ncclConfig_t &config, int rank, int device) {
     const char *name = config.commName ? config.commName : "unnamed";
-    ncclComm_t comm = new ncclComm{nullptr, rank, device, config.blocking != 0, false, name, config, ncclSuccess, 0, 0, nullptr, {}};
+    ncclComm_t comm = new ncclComm{nullptr, rank, device, config.blocking != 0, false, name, config, ncclSuccess, 0, 0, 0, nullptr, {}};
     comm->config.commName = comm->name.c_str();
     nccl().comms.insert(comm);
     World &w = nccl().worlds[device];

@@ -241,9 +241,31 @@ static int run_ranks, run_blocking;
 static void (*run_body)(Rank *);
 static uint64_t run_once() { return on_ranks(run_ranks, run_blocking, run_body); }
 
+static void other_places(Rank *r) {
+    float *x = device_floats(64, small);
+    void *handle;
+    NC(ncclCommRegister(r->world, x, 256, &handle));
+    NC(ncclAllReduce(x, x + 16 + 16 * r->rank, 8, ncclFloat, ncclSum, r->world, r->stream));
+    MUST(cudaStreamSynchronize(r->stream));
+}
+
+/* One communicator's calls are one after the other, whatever their streams: what one gathers the next may send. */
+static void two_streams(Rank *r) {
+    size_t R = (size_t)r->ranks, me = (size_t)r->rank;
+    float *x = device_floats(8 + 8 * R, small);
+    std::vector<float> want(8 * R), first(8, (float)(me + 1));
+    MUST(cudaMemcpyAsync(x, first.data(), 32, cudaMemcpyHostToDevice, r->stream));
+    DO(ncclAllGather(x, x + 8, 8, ncclFloat, r->world, r->stream), r->world);
+    DO(ncclAllReduce(x + 8, x + 8, 8 * R, ncclFloat, ncclSum, r->world, r->second), r->world);
+    for (size_t i = 0; i < 8 * R; i++) want[i] = (float)(R * (i / 8 + 1));
+    MUST(cudaStreamSynchronize(r->second));
+    count_bad(r, x + 8, 32 * R, want.data());
+    MUST(cudaFree(x));
+}
+
 static void test_results() {
     static const struct { const char *name; void (*body)(Rank *); } bodies[] = {{"collectives of every type", collectives}, {"sends, receives and groups", groups},
-                                                                                {"two communicators on two streams", overlap}};
+                                                                                {"two communicators on two streams", overlap}, {"one communicator on two streams", two_streams}};
     for (auto &b : bodies)
         for (int ranks = 2; ranks <= MAX_RANKS; ranks++) {
             int different = 0;
@@ -616,6 +638,18 @@ static void two_orders(Rank *r) { // 0: two collectives; 1: a send and a collect
     NC(ncclCommDestroy(other));
 }
 
+static void send_first(Rank *r) { // 0: both ranks; 1: a send and a collective of one communicator; 2: on another stream; 3: right, in a group
+    float *x = device_floats(64, small);
+    cudaStream_t other = which == 2 ? r->second : r->stream;
+    if (which == 3) NC(ncclGroupStart());
+    if (which != 1 || r->rank) NC(ncclSend(x, 8, ncclFloat, !r->rank, r->world, other));
+    if (which == 1) NC(ncclAllReduce(x + 16, x + 16, 8, ncclFloat, ncclSum, r->world, r->stream));
+    if (which != 1 || !r->rank) NC(ncclRecv(x + 8, 8, ncclFloat, !r->rank, r->world, r->stream));
+    if (which == 3) NC(ncclGroupEnd());
+    MUST(cudaStreamSynchronize(r->stream)), MUST(cudaStreamSynchronize(r->second));
+    MUST(cudaFree(x));
+}
+
 static void unordered(Rank *r) { // in one order, but nothing says that the first is over: NCCL_LAUNCH_ORDER_IMPLICIT is not set
     float *x = device_floats(64, small);
     ncclComm_t other;
@@ -686,6 +720,14 @@ static void test_planted() {
     static int order;
     for (order = 0; order < 4; order++)
         planted(orders[order], "two ranks issue in two orders|'world', rank |'other', rank |But |what meets", [] { which = order, on_ranks(2, 1, two_orders); });
+    MISUSE("registered memory at other places", "ncclAllReduce|rank 0|rank 1|at bytes 64 and 128 of what was registered", other_places, 0, 1);
+    static const char *const sends[] = {"two ranks that each send before they receive", "a send and a collective of one communicator in two orders", "two sends on streams of their own"};
+    static int first;
+    for (first = 0; first < 3; first++)
+        planted(sends[first], "two ranks issue in two orders|'world', rank |ncclSend|But |what meets", [] { which = first, on_ranks(2, 1, send_first); });
+    which = 3;
+    on_ranks(2, 1, send_first);
+    check(1, "in a group they may");
     MISUSE("two communicators in flight without NCCL_LAUNCH_ORDER_IMPLICIT", "ncclAllReduce|ncclAllReduce|in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1",
            [](Rank *r) { unordered(r); }, (unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT"), 0), 1);
     unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");

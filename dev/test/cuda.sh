@@ -115,6 +115,25 @@ saves() {
     same_files "one GPU, two offloaded, 2 x 2 over NCCL that save meanwhile, and 2 x 2 threads save the same files" "1 2" saved-fp32 saved-far saved-nccl saved-threads
 }
 
+# tensor, context and pipeline parallelism, which validate, save, and go on: both transports make the same files
+meshes() {
+    local precision
+    local -x CUDA_ON_CPU_PROTECT=0 # to open and close the memory of eight takes longest
+    local -a common=(--model model --data text/train.tok --val text/val.tok --val-every 1 --val-batches 2 --seq 76 --batch 1 --accum 2 --threads 1 --ranks 8 --tp 2 --cp 2 --pp 2
+                     --steps 2 --save-every 1 --warmup 1 --lr 3e-3 --deterministic)
+    for precision in fp32 ${all:+bf16}; do
+        run "mesh-$precision" "$(cuda $precision)" "${common[@]}" || continue
+        CUDA_ON_CPU_DEVICES=8 run "mesh-nccl-$precision" "$(cuda $precision)" "${common[@]}" --transport nccl --save-mode async || continue
+        CUDA_ON_CPU_DEVICES=8 resume "mesh-resumed-$precision" "mesh-nccl-$precision" "$(cuda $precision)" "${common[@]}" --transport nccl || continue
+        same_files "$precision: tp 2 x cp 2 x pp 2 over NCCL saves what it saves over threads" "1 2" "mesh-$precision" "mesh-nccl-$precision"
+        same_files "$precision: tp 2 x cp 2 x pp 2 over NCCL is resumed" 2 "mesh-$precision" "mesh-resumed-$precision"
+        local one
+        one=$(sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' "mesh-$precision/metrics.jsonl" | tr '\n' ' ')
+        if [ "$(wc -w <<<"$one")" -ge 2 ] && [ "$one" = "$(sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' "mesh-nccl-$precision/metrics.jsonl" | tr '\n' ' ')" ]; then pass "$precision: and measures the same losses of what it does not train on" "$one"
+        else fail "$precision: and measures the same losses of what it does not train on" "$one"; fi
+    done
+}
+
 # ---------------------------------------------------------------- what is refused
 # bad NAME PATTERN CODE ARGUMENT… : one line that matches, exit code CODE
 bad() {
@@ -182,6 +201,7 @@ training
 same_bits
 use
 saves
+meshes
 refusals
 compiled
 echo "$passed passed, $failed failed"

@@ -1,17 +1,19 @@
 /* Tensor, context and pipeline parallelism, with FSDP and replicas: any mesh has the gradients of one rank, tensor by tensor.
  * No size divides what it need not: 42 columns, 77 of the feed-forward, 131 tokens, and rows that tp splits unevenly. Part of test_llama3.cu. */
 
-/* 4 key/value heads, so that tp 4 has one each; 8 blocks: of 8 runs each has one, and with light ends the first and the last have none. */
+enum { MESH_SAMPLES = CUDA_BUILD ? 4 : 16, MESH_MOST_RANKS = 16, MESH_BLOCKS = CUDA_BUILD ? 4 : 8 };
+
+/* 4 key/value heads, so that tp 4 has one each; 8 blocks: of 8 runs each has one, and with light ends the first and the last have none (of GPUs: 4). */
 static const char *mesh_model(int tied) {
     static char *dirs[2];
     if (dirs[tied]) return dirs[tied];
-    char path[300], part[320], *dir = dirs[tied] = strdup(scratch_path(tied ? "tied14" : "odd14"));
+    char path[300], part[320], *dir = dirs[tied] = strdup(scratch_path(tied ? "tied-mesh" : "odd-mesh"));
     mkdir(dir, 0777);
     snprintf(path, sizeof path, "%s/config.json", dir);
     snprintf(part, sizeof part, "%s.%d", path, (int)getpid()); // several processes may make it at once
     FILE *f = fopen(part, "w");
-    fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":42,\"num_hidden_layers\":8,\"num_attention_heads\":8,\"num_key_value_heads\":4,\"head_dim\":6,"
-               "\"intermediate_size\":77,\"vocab_size\":131,\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_word_embeddings\":%s}\n", tied ? "true" : "false");
+    fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":42,\"num_hidden_layers\":%d,\"num_attention_heads\":8,\"num_key_value_heads\":4,\"head_dim\":6,"
+               "\"intermediate_size\":77,\"vocab_size\":131,\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_word_embeddings\":%s}\n", MESH_BLOCKS, tied ? "true" : "false");
     fclose(f);
     rename(part, path);
     return dir;
@@ -19,7 +21,6 @@ static const char *mesh_model(int tied) {
 
 enum { MESH_TP, MESH_CP, MESH_PP, MESH_SHARD, MESH_REPLICATE, MESH_SCHEDULE, MESH_LIGHT, MESH_DOCS, MESH_TIED, MESH_RECOMPUTE, MESH_MASK, MESH_SHARDING, MESH_ACCUMULATE, MESH_FACTORS };
 static const int mesh_counts[MESH_FACTORS] = {3, 3, 3, 3, 2, 2, 2, 2, 2, 4, 2, 3, 2};
-enum { MESH_SAMPLES = 16, MESH_MOST_RANKS = 16 };
 
 static void mesh_values(int64_t i, int *v) {
     for (int f = 0; f < MESH_FACTORS; f++) v[f] = (int)(i % mesh_counts[f]), i /= mesh_counts[f];
@@ -189,3 +190,26 @@ static void test_mesh_all(void) {
     collect_steps = 3;
     printf("%d runs\n", runs);
 }
+
+#ifdef CUDA_ON_CPU
+/* GPUs that a processor plays take their time: a few meshes that have every axis, over both transports. */
+static void test_mesh_of_gpus(void) {
+    static const struct { const char *transport; int v[MESH_FACTORS]; } meshes[] = {
+        //          tp cp pp shard, replicate, schedule, light, docs, tied, recompute, mask, sharding
+        {"nccl",    {1, 1, 1, 0, 0, 1, 0, 1, 1, 0, 0, 1}},
+        {"threads", {1, 1, 1, 0, 0, 0, 0, 1, 1, 3, 0, 0}},
+        {"nccl",    {0, 1, 0, 0, 1, 0, 0, 1, 1, 1, 0, 2}},
+        {"nccl",    {1, 0, 1, 1, 0, 0, 0, 0, 1, 2, 0, 0}},
+        {"nccl",    {0, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 1}},
+        {"nccl",    {0, 2, 0, 0, 0, 0, 0, 1, 0, 1, 0, 1}}};
+    char name[500], title[600];
+    int devices = cuda_on_cpu.devices;
+    cuda_on_cpu.devices = 8;
+    for (int i = 0; i < (int)(sizeof meshes / sizeof *meshes); i++) {
+        Difference d = try_mesh(meshes[i].v, name, sizeof name, 0, transport_find(meshes[i].transport));
+        snprintf(title, sizeof title, "over %s: %s", meshes[i].transport, name);
+        check_mesh(title, &d);
+    }
+    cuda_on_cpu.devices = devices;
+}
+#endif

@@ -39,6 +39,16 @@ static void test_orders(void) {
         snprintf(more, sizeof more, "%s --check-replicas %d", ways[seed % 4].more, 10 + seed); // the number tells the seeds apart
         compare_bits("odd", 0, 2, 1, ways[seed % 4].by_nccl ? nccl : &transport_threads, more, first, 0);
     }
+    static const struct { const char *more; int world; } meshes[] = {{" --tp 2 --pp 2", 4}, {" --cp 2 --recompute full", 2}};
+    cuda_on_cpu.devices = 4, bits_steps = 3;
+    for (int i = 0; i < 2; i++)
+        for (int seed = 0; seed < 8; seed++) { // their sums are made in another order than one rank's
+            char more[160];
+            int by_nccl = seed % 4 != 2;
+            cuda_on_cpu.seed = (uint64_t)seed;
+            snprintf(more, sizeof more, "%s%s --check-replicas %d", meshes[i].more, by_nccl ? " --transport nccl" : "", 10 + seed);
+            compare_bits("tied", 0, meshes[i].world, 1, by_nccl ? nccl : &transport_threads, more, first, !seed);
+        }
     cuda_on_cpu.seed = before, cuda_on_cpu.devices = devices, bits_steps = 20;
 }
 
@@ -80,7 +90,8 @@ static void test_timeline_of_gpus(const Transport *transport) {
           "%d ranks, %d ops of %d, %d exchanges of %d, %d of %d events overlap", t.ranks, t.ops, 3 * (int)traced_ops, t.fsdp, 6 * (int)traced_calls[0], t.overlaps, t.events);
     Beside b = read_beside(path);
     snprintf(name, sizeof name, "--trace on GPUs over %s: weights are gathered and gradients reduced while the compute stream computes", transport->name);
-    CHECK(name, b.hidden * 3 >= b.gathers * 2 && b.reduced_beside * 3 >= b.reductions * 2 && b.gathers && b.reductions, "%d of %d gathers, %d of %d reductions", b.hidden, b.gathers, b.reduced_beside, b.reductions);
+    double least = transport == &transport_threads ? 2 / 3.0 : 0.5; // over NCCL an axis has one exchange at a time: a reduction may be behind a gather
+    CHECK(name, b.hidden * 3 >= b.gathers * 2 && b.reduced_beside >= least * b.reductions && b.gathers && b.reductions, "%d of %d gathers, %d of %d reductions", b.hidden, b.gathers, b.reduced_beside, b.reductions);
 }
 
 /* A host that fills its GPU's queue is held in a call that knows no deadline: it stays a few blocks ahead, however many there are. */
