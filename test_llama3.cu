@@ -624,7 +624,7 @@ static void compare_bits(const char *model, int process, int world, int B, const
         return;
     }
     for (int i = 0; i < bits_steps; i++) equal += !memcmp(&bits_of[i], &first[i], sizeof bits_of[i]);
-    const char *whose = strstr(more, " --tp ") || strstr(more, " --cp ") ? "seed 0's" : "one rank's";
+    const char *whose = strstr(more, " --pp ") || strstr(more, " --cp ") ? "seed 0's" : "one rank's";
     snprintf(name, sizeof name, "%s, B %d: %d deterministic steps on %d ranks x accum %d over %s%s have %s bits", model, B, bits_steps, world, 8 / world, transport->name, more, whose);
     if (process == 0) CHECK(name, equal == bits_steps, "%d of %d steps equal, last loss %.9g, norm %.9g", equal, bits_steps, bits_of[bits_steps - 1].loss, bits_of[bits_steps - 1].norm);
 }

@@ -21,7 +21,7 @@ plant() {
     [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
     compile="${compile/-O3/-O0} -x c" # compiling takes longer than running, but for two groups
     case $group in bits | mesh-bits | reduce-dtype) compile="${compile/-O0/-O1}" ;; esac
-    [ "$group" != orders ] || compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags) libs=
+    [[ $group != orders && $name != *"over NCCL"* ]] || compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags) libs=
     local built=test_llama3.cu test=("./test" "$group") top=$PWD
     if [ "${group%% *}" != "$group" ]; then built=train_llama3.cu test=("$top/dev/test/checkpoints.sh" "$src/test" "${group#* }"); fi
     mkdir -p "$src/dev"
@@ -187,6 +187,12 @@ if [ "${1:-}" = all ]; then
     fault "AdamW comes before the last sums" fsdp.h 's|    comm_await(f->comm, device_mark(f->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
     fault "weights are used before they have arrived" comm.h 's|    if (r->of_device) device_await(dev, r->arrived);||' orders "have one rank's bits"
     fault "weights are written while another rank copies them" comm.h 's|device_await(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
+    fault "an exchange of tp travels on a stream that nobody orders" train_llama3.cu \
+        's|    collective_start(&r->comm, &request, REDUCE_SCATTER, AXIS_TP, .*|    StreamKind was = device_stream(\&r->dev, STREAM_SEND);\n&\n    device_stream(\&r->dev, was);|' orders "have seed 0's bits"
+    fault "a stage sends what is not made yet" pipeline.h 's|    device_order(dev, STREAM_SEND, STREAM_COMPUTE);||' orders "have seed 0's bits"
+    fault "a stage receives over what is still read" pipeline.h 's|    device_order(dev, STREAM_RECEIVE, STREAM_COMPUTE);.*||' orders "have seed 0's bits"
+    fault "both ends of a pipeline send first, over NCCL" fsdp.h 's|        int sends = i == (t->embed < 0);|        int sends = i == 0;|' mesh "two ranks issue in two orders"
+    fault "receives are started in the order of their steps, over NCCL" pipeline.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for"
     fault "AdamW does not wait for offloaded state" fsdp.h 's|            comm_await(f->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"
     fault "offloaded state is overwritten on its way back" fsdp.h 's|    device_await(f->dev, s->stored);||' orders "have one rank's bits"
     fault "offloaded state goes back before AdamW has written it" fsdp.h 's|    if (f->stages_state) device_order(f->dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"

@@ -39,9 +39,9 @@ static void test_orders(void) {
         snprintf(more, sizeof more, "%s --check-replicas %d", ways[seed % 4].more, 10 + seed); // the number tells the seeds apart
         compare_bits("odd", 0, 2, 1, ways[seed % 4].by_nccl ? nccl : &transport_threads, more, first, 0);
     }
-    static const struct { const char *more; int world; } meshes[] = {{" --tp 2 --pp 2", 4}, {" --cp 2 --recompute full", 2}};
+    static const struct { const char *more; int world; } meshes[] = {{" --tp 2 --pp 2", 4}, {" --pp 2", 2}, {" --cp 2 --recompute full", 2}};
     cuda_on_cpu.devices = 4, bits_steps = 3;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         for (int seed = 0; seed < 8; seed++) { // their sums are made in another order than one rank's
             char more[160];
             int by_nccl = seed % 4 != 2;
