@@ -139,19 +139,25 @@ static const char *make_token_file(const char *name, int64_t count, int vocab, i
 
 /* The same in a directory with a tokenizer, by which token 2 ends a document. */
 static const char *make_document_file(const char *name, int64_t count, int vocab, int masked) {
-    char inside[128];
+    char inside[128], part[330], tokenizer[300];
     uint8_t print[32];
     mkdir(scratch_path("documents"), 0777);
-    FILE *f = fopen(scratch_path("documents/tokenizer.model"), "w");
+    snprintf(tokenizer, sizeof tokenizer, "%s", scratch_path("documents/tokenizer.model"));
+    snprintf(part, sizeof part, "%s.%d", tokenizer, (int)getpid()); // as above
+    FILE *f = fopen(part, "w");
     fprintf(f, "byte-level-bpe 1\ntokens 3\nmissing 254\nbos -\neos <end>\neot -\nsplit .\nIQ== 0\nIg== 1\nspecial <end> 2\n");
     fclose(f);
-    snprintf(inside, sizeof inside, "documents/%s", name);
-    const char *path = make_token_file(inside, count, vocab, masked);
-    sha256_of_file(scratch_path("documents/tokenizer.model"), print);
-    f = fopen(path, "r+b");
+    rename(part, tokenizer);
+    snprintf(inside, sizeof inside, "documents/%s.%d", name, (int)getpid());
+    snprintf(part, sizeof part, "%s", make_token_file(inside, count, vocab, masked));
+    sha256_of_file(tokenizer, print);
+    f = fopen(part, "r+b");
     fseek(f, offsetof(TokenFileHeader, tokenizer), SEEK_SET);
     fwrite(print, sizeof print, 1, f);
     fclose(f);
+    snprintf(inside, sizeof inside, "documents/%s", name);
+    const char *path = scratch_path(inside);
+    rename(part, path);
     return path;
 }
 
