@@ -889,6 +889,7 @@ static void all_gather_now(Comm *comm, Axis axis, const char *what, const void *
     Request r = ZERO;
     collective_start(comm, &r, ALL_GATHER, axis, what, send, recv, bytes);
     collective_wait(comm, &r);
+    device_forget_event(r.arrived);
 }
 
 /* This rank's clock minus rank 0's, in seconds, and the largest error of that: whatever rank 0 sent was sent before it

@@ -77,6 +77,7 @@ typedef struct {
     floatX *kv_mine, *kv_parts, *kv; // with context parallelism: keys and values of this rank (N, 2·NKV·HD), of all ranks (cp, N, …), in the order of the sequence (B, T·cp, …)
     int32_t *ids, *targets;    // (N) of the batch that is computed now
     int32_t *docs, *own_docs;  // (B, T·cp) its documents, and (N) those of this rank's tokens: the same without context parallelism; NULL without --doc-mask
+    Request exchange;          // of tp or cp: arithmetic waits for each
     floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (n, C), a norm's output (n, C), …
     floatX *dkv;               // … of kv
     float *cos_sin;            // (positions, 2, HD/2)
@@ -279,10 +280,16 @@ static void model_open(Run *r, int B, int T, int cached) {
 // `tp` has its rows of the residual stream. Before a product that is split by columns they are gathered; one that is split by rows
 // leaves partial sums, of which each rank gets the total of its rows. On one rank nothing moves: the rows are all there are
 
+/* An exchange that arithmetic waits for. */
+static void exchange(Run *r, Collective collective, Axis axis, const char *what, const void *send, void *recv, size_t bytes) {
+    collective_start(&r->comm, &r->model.exchange, collective, axis, what, send, recv, bytes);
+    collective_wait(&r->comm, &r->model.exchange);
+}
+
 /* All rows, (n·tp, C), of this rank's (n, C); valid until the next call. */
 static const floatX *rows_gather(Run *r, const floatX *rows, const char *what) {
     if (r->mesh.size[AXIS_TP] == 1) return rows;
-    all_gather_now(&r->comm, AXIS_TP, what, rows, r->model.gathered, sizeof(floatX) * (size_t)residual_rows(r) * (size_t)r->config->C);
+    exchange(r, ALL_GATHER, AXIS_TP, what, rows, r->model.gathered, sizeof(floatX) * (size_t)residual_rows(r) * (size_t)r->config->C);
     return r->model.gathered;
 }
 
@@ -292,10 +299,8 @@ static floatX *rows_partial(Run *r, floatX *rows) { return r->mesh.size[AXIS_TP]
 /* This rank's rows (n, C) of the sum over all tp ranks: a reduce-scatter, made of an all-to-all and a sum in a fixed order. */
 static void rows_reduce(Run *r, floatX *rows, const char *what) {
     int64_t count = (int64_t)residual_rows(r) * r->config->C;
-    Request request = ZERO;
     if (r->mesh.size[AXIS_TP] == 1) return;
-    collective_start(&r->comm, &request, REDUCE_SCATTER, AXIS_TP, what, r->model.partial, r->model.pieces, sizeof(floatX) * (size_t)count);
-    collective_wait(&r->comm, &request);
+    exchange(r, REDUCE_SCATTER, AXIS_TP, what, r->model.partial, r->model.pieces, sizeof(floatX) * (size_t)count);
     sum_pieces(&r->dev, rows, r->model.pieces, r->mesh.size[AXIS_TP], count);
 }
 
@@ -324,7 +329,7 @@ static const floatX *kv_gather(Run *r, const floatX *qkv) {
     Model *m = &r->model;
     size_t bytes = sizeof(floatX) * 2 * (size_t)c->NKV * (size_t)c->HD, N = (size_t)m->B * (size_t)m->T;
     device_copy_rows(&r->dev, m->kv_mine, bytes, qkv + (int64_t)c->NH * c->HD, sizeof(floatX) * (size_t)qkv_width(c), bytes, (int)N);
-    all_gather_now(&r->comm, AXIS_CP, "keys and values", m->kv_mine, m->kv_parts, bytes * N);
+    exchange(r, ALL_GATHER, AXIS_CP, "keys and values", m->kv_mine, m->kv_parts, bytes * N);
     kv_reorder(r, m->kv, m->kv_parts, KV_TO_SEQUENCE);
     return m->kv;
 }
@@ -333,11 +338,9 @@ static const floatX *kv_gather(Run *r, const floatX *qkv) {
 static void kv_reduce(Run *r, floatX *dqkv) {
     const Llama3Config *c = r->config;
     Model *m = &r->model;
-    Request request = ZERO;
     size_t bytes = sizeof(floatX) * 2 * (size_t)c->NKV * (size_t)c->HD, N = (size_t)m->B * (size_t)m->T;
     kv_reorder(r, m->kv_parts, m->dkv, KV_TO_RANKS);
-    collective_start(&r->comm, &request, REDUCE_SCATTER, AXIS_CP, "gradients of keys and values", m->kv_parts, m->kv, bytes * N);
-    collective_wait(&r->comm, &request);
+    exchange(r, REDUCE_SCATTER, AXIS_CP, "gradients of keys and values", m->kv_parts, m->kv, bytes * N);
     sum_pieces(&r->dev, m->kv_mine, m->kv, r->mesh.size[AXIS_CP], (int64_t)(bytes / sizeof(floatX) * N));
     device_copy_rows(&r->dev, dqkv + (int64_t)c->NH * c->HD, sizeof(floatX) * (size_t)qkv_width(c), m->kv_mine, bytes, bytes, (int)N);
 }
@@ -558,7 +561,7 @@ static void chunk_loss(Run *r, int row, int n, int backward) {
         return;
     }
     cross_entropy_part(&r->dev, mine, m->logits, m->targets + row, first, n, V);
-    all_gather_now(&r->comm, AXIS_TP, "softmax parts", mine, all, 3 * sizeof(float) * (size_t)n);
+    exchange(r, ALL_GATHER, AXIS_TP, "softmax parts", mine, all, 3 * sizeof(float) * (size_t)n);
     cross_entropy_join(&r->dev, m->losses + row, m->logits, all, m->targets + row, tp, first, n, V, backward);
 }
 
@@ -996,6 +999,7 @@ static void run_close(Run *r) {
     free(r->hosts);
     free(r->model.all);
     pipeline_close(&r->pipe);
+    device_forget_event(r->model.exchange.arrived);
     table_close(&r->part);
     fsdp_close(&r->fsdp);
     comm_close(&r->comm);

@@ -187,8 +187,8 @@ if [ "${1:-}" = all ]; then
     fault "AdamW comes before the last sums" fsdp.h 's|    comm_await(f->comm, device_mark(f->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
     fault "weights are used before they have arrived" comm.h 's|    if (r->of_device) device_await(dev, r->arrived);||' orders "have one rank's bits"
     fault "weights are written while another rank copies them" comm.h 's|device_await(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
-    fault "an exchange of tp travels on a stream that nobody orders" train_llama3.cu \
-        's|    collective_start(&r->comm, &request, REDUCE_SCATTER, AXIS_TP, .*|    StreamKind was = device_stream(\&r->dev, STREAM_SEND);\n&\n    device_stream(\&r->dev, was);|' orders "have seed 0's bits"
+    fault "exchanges of tp and cp travel on a stream that nobody orders" train_llama3.cu \
+        's|    collective_start(&r->comm, &r->model.exchange, .*|    StreamKind was = device_stream(\&r->dev, STREAM_SEND);\n&\n    device_stream(\&r->dev, was);|' orders "have seed 0's bits"
     fault "a stage sends what is not made yet" pipeline.h 's|    device_order(dev, STREAM_SEND, STREAM_COMPUTE);||' orders "have seed 0's bits"
     fault "a stage receives over what is still read" pipeline.h 's|    device_order(dev, STREAM_RECEIVE, STREAM_COMPUTE);.*||' orders "have seed 0's bits"
     fault "both ends of a pipeline send first, over NCCL" fsdp.h 's|        int sends = i == (t->embed < 0);|        int sends = i == 0;|' mesh "two ranks issue in two orders"
