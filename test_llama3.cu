@@ -1491,7 +1491,7 @@ int main(int argc, char **argv) {
     if (mpi) test_mesh_bits_mpi(process, processes);
     if (mpi) test_trace(process, processes, &transport_mpi);
     if (mpi) test_checkpoints_mpi(process, processes);
-    if (mpi && processes <= 4) test_messages(process, processes, &transport_mpi);
+    if (mpi && processes > 1 && processes <= 4) test_messages(process, processes, &transport_mpi);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
         int wanted = (argc == 1 || is_short) && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);
