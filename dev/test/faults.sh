@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 flags=$(cat build/cpu-fp32/flags)  # compiler, flags and libraries of the build under test
-count=0
+count=0 all=${1:-}
 
 # fault NAME FILE SED GROUP EXPECTED : after SED on FILE, a failing check of GROUP must match EXPECTED. As many at a time as there are cores.
 # GROUP: of test_llama3, or `checkpoints GROUP` of checkpoints.sh
@@ -15,6 +15,8 @@ fault() {
     while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
     plant "$work/$count" "$@" >"$work/$count.said" &
 }
+
+more() { [ -z "$all" ] || fault "$@"; } # with `all` alone
 
 plant() {
     local src=$1 name=$2 file=$3 edit=$4 group=$5 expected=$6 compile=${flags%% -L*} libs=-L${flags#* -L} caught= line last process start=$SECONDS
@@ -49,7 +51,7 @@ plant() {
 
 fault "a unit is not reduced" fsdp.h \
     's|^        tree_sum(f->dev, sum, s->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, s->receive|' faults "gradients of one rank"
-fault "two ranks take the same samples" dataloader.h \
+more "two ranks take the same samples" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
 fault "two ranks take the same samples, at run time" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' faults "train on the same samples"
@@ -57,66 +59,66 @@ fault "padding of the last shard is trained" fsdp.h \
     's|    device_zero(f->dev, u->dweights + written, sizeof(float) \* (size_t)(u->padded - written));||; s|grad + p.at, copy, p.count,|grad + p.at, copy, p.tensor == \&f->table->tensors[now->unit->first + now->unit->count - 1] ? now->held - p.at : p.count,|' faults "padding stays zero"
 fault "a gather is waited for only after its weights were used" fsdp.h \
     's|    collective_wait(f->comm, &u->gather);||; s|^    slot_release(f->dev, f->weight_slots|    collective_wait(f->comm, \&u->gather);\n&|' faults "gradients of one rank"
-fault "a reduction is not waited for" fsdp.h \
+more "a reduction is not waited for" fsdp.h \
     's|    collective_wait(f->comm, &s->request);||' faults "gradients of one rank|in flight"
 fault "--deterministic does nothing" train_llama3.cu \
     's|    s.deterministic = o->deterministic;||' bits "have one rank's bits"
-fault "local accumulation takes samples in the order of the other" dataloader.h \
+more "local accumulation takes samples in the order of the other" dataloader.h \
     's|    if (s->local) j = .*||' bits "have one rank's bits"
-fault "local accumulation reduces every micro-batch" fsdp.h \
+more "local accumulation reduces every micro-batch" fsdp.h \
     's/(last || !f->sums_here);/1;/' faults "law, walk and wire"
-fault "a step is handed out before its last sample" dataloader.h \
+more "a step is handed out before its last sample" dataloader.h \
     's|!l->ring\[l->produced % LOADER_DEPTH\].unread|l->ring[l->produced % LOADER_DEPTH].unread <= 1|' data "handed out when all"
-fault "the bad sample that is found first is named, not the first in order" dataloader.h \
+more "the bad sample that is found first is named, not the first in order" dataloader.h \
     's/ || i < batch->bad))/))/' failures "first in order"
-fault "replicas are not exchanged" fsdp.h \
+more "replicas are not exchanged" fsdp.h \
     's|    return f->replicas > 1 && last; // across.*|    return 0 * last;|' faults "law, walk and wire"
 fault "replicas are flattened into one group that shards" comm.h \
     's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "law, walk and wire"
-fault "a rank shuffles from another seed" train_llama3.cu \
+more "a rank shuffles from another seed" train_llama3.cu \
     's|(uint64_t)j->opt.seed, !strcmp|(uint64_t)j->opt.seed + (uint64_t)(r->rank == 2), !strcmp|' faults "rank 2 shuffles samples"
-fault "a clipped step of one replica is scaled differently" fsdp.h \
+more "a clipped step of one replica is scaled differently" fsdp.h \
     's|decays ? o->weight_decay : 0.0f, grad_scale, step);|decays ? o->weight_decay : 0.0f, grad_scale * (f->replica ? 1.001f : 1), step);|' replicas "are replicas"
-fault "the rotation is forgotten when activations are computed again" train_llama3.cu \
+more "the rotation is forgotten when activations are computed again" train_llama3.cu \
     's|        rope_forward(dev, a->qkv|        if (!again) rope_forward(dev, a->qkv|' faults "recompute full: gradients of one rank"
-fault "without sharding, only the own part of the gradient is summed" fsdp.h \
+more "without sharding, only the own part of the gradient is summed" fsdp.h \
     's|    if (kind == GATHER_SHARDS) return over_shards.*|    if (kind == GATHER_SHARDS) return 0;|' faults "law, walk and wire"
 fault "ZeRO-2 frees what it should keep" fsdp.h \
     's|{"shard_grad_op", 1,       PASS_LAST|{"shard_grad_op", 1,       PASS_FORWARD|' faults "law, walk and wire"
-fault "a micro-batch's gradient is not rounded where it goes nowhere" fsdp.h \
+more "a micro-batch's gradient is not rounded where it goes nowhere" fsdp.h \
     's|    f->rounds_leaves = .*|    f->rounds_leaves = 0;|' reduce-dtype "gradients reduced in bf16"
-fault "an all-reduce rounds the sum so far" fsdp.h \
+more "an all-reduce rounds the sum so far" fsdp.h \
     's/ && s->rounded && last) tree_sum/ \&\& s->rounded) tree_sum/' reduce-dtype "summed in fp32 without sharding"
-fault "a rank skips a reduction" fsdp.h \
+more "a rank skips a reduction" fsdp.h \
     's|^static void unit_reduce.*|&\n    if (f->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(f, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
 fault "exchanges are not compared as they start" watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
-fault "a rank does not show which op it is in" device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
-fault "the last exchanges are not written" watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
-fault "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
-fault "receives are started in the order of their steps" pipeline.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
-fault "a rank fills the pipeline one micro-batch too late" pipeline.h 's/: 2 \* after + /: after + /' pipeline "comes? to their end|micro-batches more"
+more "a rank does not show which op it is in" device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
+more "the last exchanges are not written" watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
+more "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
+more "receives are started in the order of their steps" pipeline.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
+more "a rank fills the pipeline one micro-batch too late" pipeline.h 's/: 2 \* after + /: after + /' pipeline "comes? to their end|micro-batches more"
 fault "a set of activations is used again too soon" pipeline.h 's|s->slots.step->chunk. = alive.step->chunk.;|s->slots[step->chunk] = 1 + alive[step->chunk] / 2;|' pipeline "sets of activations are not shared"
 fault "messages are not compared as they start" watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
 fault "a send is over before its receiver has read it" comm.h 's/sends ? &slot->done : &slot->posted/\&slot->posted/' pipeline "arrive whole and in order|what one rank makes"
 fault "documents are off by one" dataloader.h \
     's|docs\[t\] = ended, ended += inputs\[t\] == end;|ended += inputs[t] == end, docs[t] = ended;|' documents "documents: every gradient equals PyTorch's"
-fault "every micro-batch has the first one's documents" train_llama3.cu \
+more "every micro-batch has the first one's documents" train_llama3.cu \
     's|batch->docs + at \* r->mesh.size\[AXIS_CP\]|batch->docs|' documents "have one rank's bits"
-fault "validation does not tell documents apart" train_llama3.cu \
+more "validation does not tell documents apart" train_llama3.cu \
     's|        if (r->model.docs) device_write(&r->dev, r->model.docs, r->eval_docs, .*||' documents "validation masks"
-fault "backward sees all documents" train_llama3.cu \
+more "backward sees all documents" train_llama3.cu \
     's|    AttentionShape shape = attention_shape(r, m->T);|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
 fault "a checkpoint's files are not synced" checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
 fault "whole units stay while a checkpoint is saved" checkpoint.h \
     's|^                now = u, kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), whole, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
-fault "what a checkpoint is read into stays" fsdp.h \
+more "what a checkpoint is read into stays" fsdp.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(f->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), chunk, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
-fault "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
+more "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
 fault "a resumed run begins its epoch anew" train_llama3.cu 's| r->at.step, r->at.epoch, r->at.within};| r->at.step, 0, 0};|' checkpoints "are 4 steps"
 fault "the second chunk's queries stand right behind the first's" kernels.h 's/ + (t >= s->q_split ? s->q_gap : 0); }/; }/' kernels "attention of two chunks"
-fault "a slice of the vocabulary takes its neighbour's first token" kernels.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
-fault "sums of slices are not brought to one largest logit" kernels.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
+more "a slice of the vocabulary takes its neighbour's first token" kernels.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
+more "sums of slices are not brought to one largest logit" kernels.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
 fault "gradients of norms are not summed over tp" fsdp.h \
     's|^        tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);||' mesh-faults "tp 2 .*worst gradient"
 fault "a group that shards has members of two tp slices" comm.h \
@@ -133,7 +135,7 @@ fault "the last stage takes two micro-batches in the other order" train_llama3.c
     's|micro_batch(r, batch, step->micro);|micro_batch(r, batch, r->table->embed < 0 ? step->micro ^ 1 : step->micro);|' mesh-faults "pp 2 .*worst gradient"
 fault "all stages are planned as the first" plan.h \
     's|class_of\[mesh_coordinate(p->mesh, rank, AXIS_PP) \*|class_of[0 *|' plan "is planned as what it is"
-fault "ranks that differ in memory are planned as one" plan.h \
+more "ranks that differ in memory are planned as one" plan.h \
     's|alike &= a->arenas\[c\].peak == b->arenas\[c\].peak|alike \&= 1|' plan "is planned as what it is"
 if [ "${1:-}" = all ]; then
     fault "a pipeline adds up its micro-batches one after the other" train_llama3.cu \
