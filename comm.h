@@ -102,7 +102,7 @@ static void meshes_near(NearMesh *nearest, int count, NearMesh *m, int axis, int
     }
 }
 
-/* "tp 8 x cp 16 x …", or of data parallelism alone "dp-shard 4 x dp-replicate 2". */
+/* "tp 8 x cp 16 x …", or without names "8 x 16 x …". */
 static size_t mesh_print(char *text, size_t size, const int *ranks, int names) {
     static const char *const options[] = {"tp", "cp", "pp", "dp-shard", "dp-replicate"};
     size_t used = 0;

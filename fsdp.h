@@ -464,9 +464,9 @@ static void fsdp_squared_norm(Fsdp *f, ExactSum *sum) {
  * sequence alone. Once a step it is gathered from all, and summed in the same order on each. */
 static void fsdp_sum_unsplit(Fsdp *f) {
     int64_t n = f->unsplit, at = 0;
-    float *mine = f->unsplit_sums, *all = mine + n; // (n), (tp, n): what this rank does not hold is zero, as on its peers
     Group *tp = &f->comm->groups[AXIS_TP];
     if (tp->size == 1) return;
+    float *mine = f->unsplit_sums, *all = mine + n; // (n), (tp, n): what this rank does not hold is zero, as on its peers
     device_zero(f->dev, mine, sizeof(float) * (size_t)n);
     for (int back = 0; back < 2; back++) {
         for (int i = at = 0; i < f->table->num_tensors; i++) {

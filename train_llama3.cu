@@ -1,7 +1,7 @@
-/* train_llama3.cu: trains Llama 3 with fully sharded data parallelism. Reads from top to bottom:
+/* train_llama3.cu: trains Llama 3 with fully sharded data parallelism, and tensor, context and pipeline parallelism over it. Reads from top to bottom:
  * the model (block forward, block backward), one training step, evaluation, generation, main. Options: options.h.
  *
- * Every piece of arithmetic is an op (kernels.h), every exchange a collective (comm.h, through fsdp.h), every
+ * Every piece of arithmetic is an op (kernels.h), every exchange a collective or a message (comm.h), every
  * buffer comes from an arena (device.h). So the same code trains, and, on a walking device, tells the memory,
  * FLOPs and traffic of any rank before anything is allocated.
  */
@@ -555,11 +555,11 @@ static void blocks_backward(Run *r, int micro, Pass pass) {
 static void chunk_loss(Run *r, int row, int n, int backward) {
     Model *m = &r->model;
     int tp = r->mesh.size[AXIS_TP], V = r->config->V, first = vocabulary_begin(r);
-    float *mine = m->loss_parts, *all = mine + 3 * (int64_t)n;
     if (tp == 1) {
         cross_entropy(&r->dev, m->losses + row, m->logits, m->targets + row, n, V, backward);
         return;
     }
+    float *mine = m->loss_parts, *all = mine + 3 * (int64_t)n; // (n, 3), (tp, n, 3)
     cross_entropy_part(&r->dev, mine, m->logits, m->targets + row, first, n, V);
     exchange(r, ALL_GATHER, AXIS_TP, "softmax parts", mine, all, 3 * sizeof(float) * (size_t)n);
     cross_entropy_join(&r->dev, m->losses + row, m->logits, all, m->targets + row, tp, first, n, V, backward);
