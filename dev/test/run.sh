@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # run.sh [all] : the tests, both precisions; ends with `N passed, N failed`. `make test` builds first and calls it.
-# With `all` (make test-all) every test there is, and the sums go into dev/results/test-all.md.
+# With `all` (make test-all) every test there is, and each suite's sum goes into its row of dev/results/test-all.md as
+# soon as it ends. ONLY=REGEX runs the suites whose names match and leaves the rows of the others as they are.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
@@ -8,7 +9,8 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yi
 export LLAMA3_TOKENIZER=${LLAMA3_TOKENIZER:-$(python3 -c 'import importlib.util as u; print(u.find_spec("llama_models").submodule_search_locations[0] + "/llama3/tokenizer.model")' 2>/dev/null)}
 # and SmolLM2's, where dev/data/smollm2.py has written it
 if [ -f data/smollm2/tokenizer.model ]; then export SMOLLM2_TOKENIZER=${SMOLLM2_TOKENIZER:-$PWD/data/smollm2/tokenizer.model}; fi
-passed=0 failed=0 table=
+passed=0 failed=0
+limit=900 # seconds a suite may take
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
@@ -19,32 +21,55 @@ count() {
     if [ -z "$counts" ]; then
         echo "FAIL $1: ended before its last line"
         failed=$((failed + 1))
+        counts="no result, 1 failed"
     else
         passed=$((passed + $(cut -d' ' -f1 <<<"$counts")))
         failed=$((failed + $(cut -d' ' -f3 <<<"$counts")))
     fi
-    table+="| $1 | ${counts:-no result}, $3 s |"$'\n'
-    echo "---- $1: ${counts:-no result}, $3 s"
+    echo "---- $1: $counts, $3 s"
+    row "$1" "$counts, $3 s"
 }
+
+# row NAME RESULT : the suite's row of the table, in the place of its last one
+table=
+row() {
+    [ -n "$table" ] || return 0
+    ROW="| $1 | $2 | $commit |" NAME="| $1 |" awk '
+        index($0, ENVIRON["NAME"]) == 1 { if (!done) print ENVIRON["ROW"]; done = 1; next }
+        /^$/ && rows && !done { print ENVIRON["ROW"]; done = 1 }
+        /^\| / { rows = 1 }
+        /^[0-9]+ passed, / { next }
+        { print }
+        END { if (!done) print ENVIRON["ROW"] }' "$table" >"$logs/table"
+    awk -F'|' '
+        { print }
+        /^\| / { if (match($3, /[0-9]+ passed/)) passed += substr($3, RSTART); if (match($3, /[0-9]+ failed/)) failed += substr($3, RSTART) }
+        END { if ($0 != "") print ""; printf "%d passed, %d failed\n", passed, failed }' "$logs/table" >"$table"
+}
+
+# wanted NAME : is this suite among those asked for?
+wanted() { [[ $1 =~ ${ONLY:-} ]]; }
 
 # suite NAME COMMAND… : shows the output as it comes
 suite() {
     local name=$1 start=$SECONDS
+    wanted "$name" || return 0
     shift
     printf '\n==== %s\n' "$name"
-    timeout "${LIMIT:-900}" "$@" 2>&1 | tee "$logs/suite"
+    timeout "$limit" "$@" 2>&1 | tee "$logs/suite"
     count "$name" "$logs/suite" $((SECONDS - start))
 }
 
 # beside NAME COMMAND : a suite that keeps one core busy; as many at a time as there are cores, until `settle` shows them one after the other
 waiting=()
 beside() {
+    wanted "$1" || return 0
     while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
     waiting+=("$1")
     local log=$logs/${#waiting[@]}
     {
         start=$SECONDS
-        OMP_WAIT_POLICY=passive timeout "${LIMIT:-900}" bash -c "$2" >"$log" 2>&1
+        OMP_WAIT_POLICY=passive timeout "$limit" bash -c "$2" >"$log" 2>&1
         echo $((SECONDS - start)) >"$log.seconds"
     } &
 }
@@ -62,7 +87,11 @@ settle() {
 
 # what most of the time goes into twice, `make test` does once: ops step by step and nvcc in one precision, one engine that fuzzes
 short=short runtime='TESTS="test-plain test_nccl-plain"' pages=PRECISION=fp32 pages_cuda=PRECISION=bf16 engines=ENGINE=plain
-[ "${1:-}" != all ] || short='' runtime='' pages='' pages_cuda='' engines=''
+if [ "${1:-}" = all ]; then
+    short='' runtime='' pages='' pages_cuda='' engines='' limit=7200
+    table=dev/results/test-all.md commit=$(git rev-parse --short HEAD 2>/dev/null || echo none)
+    [ -n "${ONLY:-}" ] || printf '# make test-all\n\n%s, %s cores.\n\n| suite | result | commit |\n|---|---|---|\n\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" >$table
+fi
 for precision in fp32 bf16; do
     suite "unit tests, $precision" "build/cpu-$precision/test_llama3" $short
 done
@@ -92,11 +121,12 @@ settle
 # other builds of the same tests: variant NAME FOLDER, then what make is told; TESTS=group runs those groups alone
 variant() {
     local name=$1 build=build/test-$2 last=${!#} tests=
+    wanted "unit tests, $1" || return 0
     shift 2
     case $last in TESTS=*) tests=${last#TESTS=} ;; esac
     # setarch -R: no random addresses, which the thread sanitizer cannot place its shadow beside
     if make -s BUILD="$build" "$@" "$build/test_llama3"; then suite "unit tests, $name" $(command -v setarch >/dev/null && echo setarch -R) "$build/test_llama3" $tests
-    else echo "FAIL $name does not build"; failed=$((failed + 1)); table+="| $name | does not build |"$'\n'; fi
+    else echo "FAIL $name does not build"; failed=$((failed + 1)); row "unit tests, $name" "does not build, 1 failed"; fi
 }
 if [ "${1:-}" = all ]; then
     variant "AVX2, fp32" avx2-fp32 ARCH=haswell PRECISION=fp32
@@ -113,8 +143,9 @@ if [ "${1:-}" = all ]; then
 fi
 # cuda_variant NAME FOLDER PRECISION CFLAGS : the unit tests of the kernels on this processor, built otherwise
 cuda_variant() {
+    wanted "CUDA on a CPU, $1, $3" || return 0
     if make -s CPU_CUDA_BUILD="build/test-$2" PRECISION="$3" CFLAGS="$4" "build/test-$2/test_llama3_cuda"; then suite "CUDA on a CPU, $1, $3" "build/test-$2/test_llama3_cuda" kernels pytorch faults replicas
-    else echo "FAIL CUDA on a CPU, $1, does not build"; failed=$((failed + 1)); fi
+    else echo "FAIL CUDA on a CPU, $1, does not build"; failed=$((failed + 1)); row "CUDA on a CPU, $1, $3" "does not build, 1 failed"; fi
 }
 if [ "${1:-}" = all ]; then
     for precision in fp32 bf16; do
@@ -123,17 +154,13 @@ if [ "${1:-}" = all ]; then
     done
 fi
 suite "processes" dev/test/processes.sh build/cpu-fp32/train_llama3
-LIMIT=1800 suite "planted faults" dev/test/faults.sh ${1:+all}
+suite "planted faults" dev/test/faults.sh ${1:+all}
 
 if [ "${1:-}" = all ]; then
     suite "checkpoints of more layouts, fp32" build/cpu-fp32/test_llama3 checkpoints-all
-    LIMIT=5400 suite "every mesh, fp32" build/cpu-fp32/test_llama3 mesh-all
+    suite "every mesh, fp32" build/cpu-fp32/test_llama3 mesh-all
     suite "pipelines' bits, and what surrounds the steps, on more meshes, fp32" build/cpu-fp32/test_llama3 mesh-bits-all mesh-use-all
-    LIMIT=7200 suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all
-    {
-        printf '# make test-all\n\n%s, %s cores; commit %s.\n\n| suite | result |\n|---|---|\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" "$(git rev-parse --short HEAD 2>/dev/null || echo none)"
-        printf '%s\n%s passed, %s failed\n' "$table" "$passed" "$failed"
-    } >dev/results/test-all.md
+    suite "every layout of every strategy and option, fp32" build/cpu-fp32/test_llama3 layouts-all
 fi
 echo
 echo "$passed passed, $failed failed"
