@@ -216,6 +216,9 @@ static void cpu_kernels_open(Device *dev, int say) {
 #ifdef HAVE_ONEDNN
     const char *why = NULL;
     Product probe = {256, 256, 256, 256, 1, 1, 256, 256, 0, 0};
+#if DNNL_VERSION_MAJOR < 3
+    dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16); // its products by tiles (AMX) end the process: Illegal instruction
+#endif
     if (dnnl_engine_create(&cache->engine, dnnl_cpu, 0) != dnnl_success || dnnl_stream_create(&cache->stream, cache->engine, dnnl_stream_default_flags) != dnnl_success)
         why = "oneDNN did not start";
 #if defined(PRECISION_BF16) && defined(__x86_64__)
