@@ -704,7 +704,7 @@ static const float *unit_of_all(Saver *s, int stage, const Unit *u, StateKind ki
     int passes = (part->stage - stage + part->stages) % part->stages; // ranks that had it before this one
     for (int sends = 0; sends < 2 && part->stages > 1; sends++) {
         if (sends ? passes == part->stages - 1 : passes == 0) continue;
-        point_start(f->comm, &s->passed, sends ? SEND : RECEIVE, AXIS_PP, (part->stage + (sends ? 1 : part->stages - 1)) % part->stages, "a unit to be written", s->of_parts, bytes * (size_t)part->tp);
+        point_start(f->comm, &s->passed, sends ? SEND : RECEIVE, AXIS_PP, (part->stage + (sends ? 1 : part->stages - 1)) % part->stages, "a unit to be written", s->of_parts, bytes * (size_t)part->tp, DTYPE_BYTE);
         collective_wait(f->comm, &s->passed);
     }
     return s->of_parts;

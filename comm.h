@@ -148,12 +148,12 @@ static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_
 #include "watchdog.h" // defines: Board, BoardRank, flight_start, message_start, say_culprits, board_join
 
 typedef struct { int64_t calls, bytes; } Traffic; // bytes that one rank receives from others; of sends, those that it sends
+#include "script.h" // defines: Script, ScriptLine, Names, script_add
 
 typedef struct {
     Axis axis;
     int size, rank;         // members, and which of them this rank is
     int64_t next_sequence;  // collectives started so far
-    double free_at, seconds; // in a walk with a clock: when its lane is free again, and how long it was taken
     uint64_t order;         // hash of all of them: the same on all members
     BoardRank *beside[2];   // members on this host that this rank's exchanges are held against; NULL: none
     struct ThreadGroup *threads;
@@ -174,7 +174,6 @@ typedef struct Channel {
     int line;               // on the board
     int64_t next_sequence;  // messages started so far
     uint64_t order;         // hash of all of them: the same at both ends
-    double free_at;         // in a walk with a clock
     BoardRank *beside;      // the other end's rank; NULL: on another host
     struct ThreadSlot *slots; // threads: (THREAD_SLOTS) NULL: not used yet
 } Channel;
@@ -188,8 +187,9 @@ typedef struct Request {
     const char *send;   // all_gather, send: (bytes); reduce_scatter: (size, bytes), part p goes to member p
     char *recv;         // (size, bytes), part p came from member p; receive: (bytes)
     size_t bytes;
-    double started;     // seconds; of a walk's clock: when its lane came free
-    double arrives;     // in a walk: when it is complete
+    Dtype dtype;        // of the elements
+    int scripted;       // its slot in this rank's script + 1; 0: none is written, or it was waited for
+    double started;     // seconds
     Span span;
     int row;            // its axis' other exchanges in flight have other rows
     int line;           // on the board: of its group, or its channel; …
@@ -197,7 +197,6 @@ typedef struct Request {
     Flight *flight;     // what the board remembers of it
     int of_device;      // what is exchanged lies in the device's memory
     int summed;         // nccl: of a reduce-scatter comes the sum, by NCCL's own order; (bytes) into recv
-    Dtype dtype;        // … of such elements
     StreamKind on;      // … and travels on this stream
     int enqueued;       // the stream has all of it: `arrived` tells others when it has come
     DeviceEvent arrived;
@@ -243,7 +242,6 @@ struct Comm {
     Device *dev;
     const Transport *transport;        // of what lies in the device's memory
     const Transport *hosts;            // of what the host holds, and of the ranks themselves; the same, but with nccl
-    const ExchangeRate (*rates)[COLLECTIVES]; // (AXES, COLLECTIVES) in a walk with a clock; else NULL
     Mesh mesh;
     int rank;                          // in the world
     Group groups[AXES];
@@ -253,6 +251,7 @@ struct Comm {
     Traffic wire[AXES][COLLECTIVES];   // where the transport moves bytes, by the transport's own group size
     Request *in_flight[MAX_IN_FLIGHT];
     int num_in_flight;
+    Script *script;                    // where this rank's exchanges are noted; NULL: nowhere
     Board *board;                      // of this host
     BoardRank *self;                   // this rank's record there; NULL: a walk
     double timeout;                    // seconds
@@ -681,6 +680,41 @@ static void request_enqueued(Comm *comm, Request *r, const char *what) {
     device_record(comm->dev, &r->arrived);
 }
 
+/* What the rank is at, as the script's number of "forward of model.layers.3". */
+static int32_t script_phase(Script *s, const Device *dev) {
+    char text[200];
+    if (s->phase >= 0 && s->phase_name == dev->phase_name && s->phase_of == dev->phase_of) return s->phase;
+    s->phase_name = dev->phase_name, s->phase_of = dev->phase_of;
+    snprintf(text, sizeof text, "%s%s%s", dev->phase_name ? dev->phase_name : "the step", dev->phase_of ? " of " : "", dev->phase_of ? dev->phase_of : "");
+    return s->phase = name_number(s->names, text);
+}
+
+/* Seconds of arithmetic since the last line. */
+static double script_computed(Comm *comm) {
+    double since = comm->dev->clock - comm->script->computed;
+    comm->script->computed = comm->dev->clock;
+    return since;
+}
+
+static void script_start(Comm *comm, Request *r) {
+    Script *s = comm->script;
+    if (!~s->taken) run_failure("rank %d: more than 64 exchanges that nobody has waited for", comm->rank);
+    int slot = __builtin_ctzll(~s->taken);
+    ScriptLine line = {script_computed(comm), (int64_t)(r->bytes / dtype_size(r->dtype)), name_number(s->names, r->what), script_phase(s, comm->dev), r->channel ? r->channel->peer : -1,
+                       0, (uint8_t)slot, (uint8_t)r->collective, (uint8_t)r->group->axis, (uint8_t)r->dtype};
+    s->taken |= 1ull << slot;
+    r->scripted = slot + 1;
+    script_add(s, &line);
+}
+
+static void script_wait(Comm *comm, Request *r) {
+    Script *s = comm->script;
+    ScriptLine line = {script_computed(comm), 0, -1, script_phase(s, comm->dev), -1, 1, (uint8_t)(r->scripted - 1), 0, 0, 0};
+    s->taken &= ~(1ull << line.slot);
+    r->scripted = 0;
+    script_add(s, &line);
+}
+
 /* What is exchanged is known: books it, and starts it, or in a walk says when it will be over. */
 static void request_start(Comm *comm, Request *r) {
     Group *g = r->group;
@@ -695,21 +729,18 @@ static void request_start(Comm *comm, Request *r) {
     r->sequence = c ? c->next_sequence++ : g->next_sequence++;
     r->started = device_now(comm->dev);
     r->row = 0;
-    if (comm->dev->walk) { // a lane carries one exchange after the other: a group's its collectives, a channel's its messages
-        double *free_at = c ? &c->free_at : &g->free_at;
+    if (comm->script) script_start(comm, r);
+    if (comm->dev->walk) { // how long it takes the replay of all ranks knows
         if (c) r->row = c->line - AXES + 1;
-        r->started = fmax(r->started, *free_at);
-        r->arrives = *free_at = r->started + (comm->rates ? exchange_seconds(&comm->rates[axis][r->collective], bytes_moved(r)) : 0);
-        if (r->collective != SEND) g->seconds += r->arrives - r->started; // as with bytes: of what comes
-        event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, r->started, r->arrives, bytes_moved(r));
+        event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, r->started, r->started, bytes_moved(r));
         return;
     }
     if (CUDA_BUILD && r->of_device) r->row = r->on == STREAM_REDUCE || r->on == STREAM_RECEIVE; // one after the other on each stream
     for (int i = 0; i < comm->num_in_flight; i++) // else the lowest row that none of the axis has
         if (!(CUDA_BUILD && r->of_device) && comm->in_flight[i]->group == g && comm->in_flight[i]->row == r->row) r->row++, i = -1;
     if (!comm->num_in_flight) comm->in_flight_since = r->started;
-    r->flight = c ? message_start(comm->self, c->beside, c->line, r->collective, r->what, r->bytes, &c->order, r->started)
-                  : flight_start(comm->board, comm->self, g->beside, axis, r->collective, r->what, r->bytes, &g->order, r->started);
+    r->flight = c ? message_start(comm->self, c->beside, c->line, r->collective, r->what, r->bytes, r->dtype, &c->order, r->started)
+                  : flight_start(comm->board, comm->self, g->beside, axis, r->collective, r->what, r->bytes, r->dtype, &g->order, r->started);
     r->span.begun = NULL, r->span.event = -1;
     transport_of(comm, r)->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
@@ -717,11 +748,12 @@ static void request_start(Comm *comm, Request *r) {
     if (CUDA_BUILD && r->of_device) comm_progress(comm); // into its stream, before what comes next there
 }
 
-/* Starts `collective` on this rank's group of `axis`; `bytes` is one member's part. A group of one copies at once. On a GPU
+/* Starts `collective` on this rank's group of `axis`; a member's part has `count` elements. A group of one copies at once. On a GPU
  * it travels on the chosen stream; the stream that is chosen when it is waited for waits. */
 static void collective_start(Comm *comm, Request *r, Collective collective, Axis axis, const char *what,
-                             const void *send, void *recv, size_t bytes) {
+                             const void *send, void *recv, size_t count, Dtype dtype) {
     Group *g = &comm->groups[axis];
+    size_t bytes = count * dtype_size(dtype);
     if (r->active) run_failure("rank %d: %s of %s started while its request is in flight", comm->rank, collective_names[collective], what);
     r->collective = collective;
     r->group = g;
@@ -730,6 +762,7 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
     r->send = (const char *)send;
     r->recv = (char *)recv;
     r->bytes = bytes;
+    r->dtype = dtype;
     r->of_device = is_of_device(comm->dev, send);
     if (g->size > 1) {
         request_start(comm, r);
@@ -756,14 +789,15 @@ static Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
     return c;
 }
 
-/* Starts a message to, or from, member `peer` of this rank's group of `axis`: SEND or RECEIVE of `bytes` at `buffer`. The n-th
+/* Starts a message to, or from, member `peer` of this rank's group of `axis`: SEND or RECEIVE of `count` elements at `buffer`. The n-th
  * that one sends to another is the n-th that this one awaits from it, whatever travels the other way, with others, or as a
  * collective; both call it the same, or the run ends: so `what` says which one it is (what, and of which micro-batch). It stays
  * where it is as long as the timeline. A send is waited for before its buffer is written again. On a GPU it travels on the
  * chosen stream, one after the other there; and NCCL lets an axis have one at a time, whatever their streams: its members
  * start them in one order (pipeline.h), or wait for each other. */
-static inline void point_start(Comm *comm, Request *r, Collective send_or_receive, Axis axis, int peer, const char *what, void *buffer, size_t bytes) {
+static inline void point_start(Comm *comm, Request *r, Collective send_or_receive, Axis axis, int peer, const char *what, void *buffer, size_t count, Dtype dtype) {
     Group *g = &comm->groups[axis];
+    size_t bytes = count * dtype_size(dtype);
     if (r->active) run_failure("rank %d: %s of %s started while its request is in flight", comm->rank, collective_names[send_or_receive], what);
     if (send_or_receive != SEND && send_or_receive != RECEIVE) run_failure("rank %d: %s of %s is no message between two ranks", comm->rank, collective_names[send_or_receive], what);
     if (peer < 0 || peer >= g->size || peer == g->rank || !bytes)
@@ -775,6 +809,7 @@ static inline void point_start(Comm *comm, Request *r, Collective send_or_receiv
     r->what = what;
     r->send = r->recv = (char *)buffer;
     r->bytes = bytes;
+    r->dtype = dtype;
     r->of_device = is_of_device(comm->dev, buffer);
     request_start(comm, r);
 }
@@ -837,13 +872,11 @@ static void collective_finish(Comm *comm, Request *r) {
  * What the compute stream waits for is what arithmetic does not hide. */
 static void collective_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
+    if (r->scripted) script_wait(comm, r);
     if (!r->active && !r->enqueued) return;
     if (dev->walk) {
-        double start = dev->clock;
         r->active = 0;
-        dev->clock = fmax(start, r->arrives);
-        comm->wait_seconds += dev->clock - start;
-        event_add(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, start, dev->clock, 0);
+        event_add(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, dev->clock, dev->clock, 0);
         return;
     }
     int counts = dev->on == STREAM_COMPUTE && (r->active || CUDA_BUILD);
@@ -887,7 +920,7 @@ static void comm_alive(Comm *comm) {
 /* Everybody's `send` (bytes) into `recv` (size, bytes), at once. */
 static void all_gather_now(Comm *comm, Axis axis, const char *what, const void *send, void *recv, size_t bytes) {
     Request r = ZERO;
-    collective_start(comm, &r, ALL_GATHER, axis, what, send, recv, bytes);
+    collective_start(comm, &r, ALL_GATHER, axis, what, send, recv, bytes, DTYPE_BYTE);
     collective_wait(comm, &r);
     device_forget_event(r.arrived);
 }

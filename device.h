@@ -51,7 +51,9 @@ enum { CUDA_BUILD = 0 };
 
 typedef struct { uint16_t bits; } bf16; // the upper half of an fp32
 
-typedef enum { DTYPE_F32, DTYPE_BF16 } Dtype;
+typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_BYTE } Dtype;
+static const char *const dtype_names[] = {"fp32", "bf16", "bytes"};
+static inline size_t dtype_size(Dtype d) { return d == DTYPE_F32 ? 4 : d == DTYPE_BF16 ? 2 : 1; }
 
 static inline BOTH float bf16_to_float(bf16 x) {
     union { uint32_t u; float f; } v;
@@ -321,7 +323,7 @@ typedef struct {
     OpKind op;              // the op that runs now
     Span op_span;
     const OpRates *rates;   // in a walk: it has a clock. NULL: none
-    double clock;           // seconds since the walk's step began
+    double clock;           // seconds of arithmetic since the walk's step began
     StreamKind on;          // where ops and copies go
     Event *events;          // (max_events) the timeline; NULL: none is kept
     int64_t num_events, max_events; // also counted where none are kept, or no more fit

@@ -178,7 +178,7 @@ static void unit_gather(Fsdp *f, FsdpUnit *u) {
     u->weights = u->home ? u->home : (floatX *)slot_take(f, f->weight_slots, f->num_weight_slots, u, "the weights");
     floatX *mine = u->copy;
     if (f->fetches_weights) device_copy(f->dev, mine = u->weights + u->begin, u->copy, (size_t)u->held * sizeof(floatX));
-    if (u->held < u->padded) collective_start(f->comm, &u->gather, ALL_GATHER, AXIS_FSDP, u->unit->name, mine, u->weights, (size_t)u->part * sizeof(floatX));
+    if (u->held < u->padded) collective_start(f->comm, &u->gather, ALL_GATHER, AXIS_FSDP, u->unit->name, mine, u->weights, (size_t)u->part, FLOATX);
     else request_enqueued(f->comm, &u->gather, u->unit->name);
     device_stream(f->dev, before);
 }
@@ -289,11 +289,10 @@ static void stage_start(Fsdp *f, StageKind kind, FsdpUnit *u, int micro) {
     int64_t piece = shards ? u->part : u->owned, count = reduces ? piece * (shards ? f->ranks : f->replicas) : piece; // of a member; that this rank sends
     const float *from = kind == REDUCE_SHARDS ? (f->sums_here ? u->total : u->dweights) : kind == GATHER_REPLICAS ? gradient_owned(u) : gradient_part(f, u);
     void *into = kind == GATHER_REPLICAS ? gradient_part(f, u) : kind == GATHER_SHARDS ? u->grad : s->receive;
-    size_t element = f->how.reduce_dtype == DTYPE_BF16 ? sizeof(bf16) : sizeof(float);
     if (s->rounded) cast_to_bf16(f->dev, s->rounded, from, count);
-    s->request.summed = f->how.summed, s->request.dtype = f->how.reduce_dtype;
+    s->request.summed = f->how.summed;
     collective_start(f->comm, &s->request, reduces ? REDUCE_SCATTER : ALL_GATHER, shards ? AXIS_FSDP : AXIS_DP_REPLICATE, u->unit->name,
-                     s->rounded ? (const void *)s->rounded : from, s->rounded ? s->receive : into, (size_t)piece * element);
+                     s->rounded ? (const void *)s->rounded : from, s->rounded ? s->receive : into, (size_t)piece, f->how.reduce_dtype);
     s->unit = u;
     s->micro = micro;
 }
@@ -498,7 +497,7 @@ static void fsdp_sum_tied(Fsdp *f) {
         device_copy(f->dev, f->tied_gradient + u->held, mine, bytes); // what is sent stays as it is
         for (int i = 0; i < 2; i++) { // the first stage sends first: NCCL has one message after the other
             int sends = i == (t->embed < 0);
-            point_start(f->comm, &f->tied_requests[i], sends ? SEND : RECEIVE, AXIS_PP, peer, "gradient of the tied weight", sends ? f->tied_gradient + u->held : others, bytes);
+            point_start(f->comm, &f->tied_requests[i], sends ? SEND : RECEIVE, AXIS_PP, peer, "gradient of the tied weight", sends ? f->tied_gradient + u->held : others, (size_t)u->held, DTYPE_F32);
         }
         for (int i = 0; i < 2; i++) collective_wait(f->comm, &f->tied_requests[i]);
         if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);

@@ -176,7 +176,6 @@ static const char *parcel_name(Pipeline *p, const PipeStep *step, int sent) {
     const Schedule *s = &p->schedule;
     int at = virtual_stage(s, step->chunk) + (!sent ? 0 : step->kind == PIPE_FORWARD ? 1 : -1);
     const char *what = step->kind == PIPE_FORWARD ? "activations" : "gradients";
-    if (p->comm->dev->walk) return what;
     char *name = p->names[(((int)step->kind * s->chunks + step->chunk) * 2 + sent) * s->micros + step->micro];
     snprintf(name, sizeof(ParcelName), "%s %d to stage %d", what, step->micro, at);
     return name;
@@ -188,7 +187,7 @@ static void pipe_start_receive(Pipeline *p, const PipeStep *step) {
     Parcel *in = &p->in[step->kind][step->buffer];
     device_order(dev, STREAM_RECEIVE, STREAM_COMPUTE); // which has read what was there before
     StreamKind before = device_stream(dev, STREAM_RECEIVE);
-    point_start(p->comm, &in->request, RECEIVE, AXIS_PP, pipe_source(&p->schedule, step), parcel_name(p, step, 0), in->data, p->bytes);
+    point_start(p->comm, &in->request, RECEIVE, AXIS_PP, pipe_source(&p->schedule, step), parcel_name(p, step, 0), in->data, p->bytes / sizeof(floatX), FLOATX);
     device_stream(dev, before);
 }
 
@@ -215,14 +214,14 @@ static void pipe_send(Pipeline *p, const PipeStep *step, Parcel *out) {
     Device *dev = p->comm->dev;
     device_order(dev, STREAM_SEND, STREAM_COMPUTE);
     StreamKind before = device_stream(dev, STREAM_SEND);
-    point_start(p->comm, &out->request, SEND, AXIS_PP, pipe_target(&p->schedule, step), parcel_name(p, step, 1), out->data, p->bytes);
+    point_start(p->comm, &out->request, SEND, AXIS_PP, pipe_target(&p->schedule, step), parcel_name(p, step, 1), out->data, p->bytes / sizeof(floatX), FLOATX);
     device_stream(dev, before);
 }
 
 /* The step's last sends have left. */
 static void pipe_finish(Pipeline *p) {
     for (int i = 0; i < 4; i++) collective_wait(p->comm, &p->out[i / 2][i % 2].request);
-    p->started = 0;
+    p->started = 0, p->sent[PIPE_FORWARD] = p->sent[PIPE_BACKWARD] = 0; // each step is the first one again
 }
 
 /* Behind schedule_open, which says how many buffers it takes; a pipeline of one stage has none. */
@@ -234,7 +233,9 @@ static void pipeline_open(Pipeline *p, Comm *comm, size_t bytes) {
         for (int i = 0; i < s->buffers[kind]; i++) p->in[kind][i].data = (floatX *)arena_alloc(comm->dev, MEM_ACTIVATIONS, "on its way from a stage", bytes);
         for (int i = 0; i < 2 && s->stages > 1; i++) p->out[kind][i].data = (floatX *)arena_alloc(comm->dev, MEM_ACTIVATIONS, "on its way to a stage", bytes);
     }
-    if (s->stages > 1) p->names = (ParcelName *)arena_alloc(comm->dev, MEM_HOST, "names of messages", sizeof(ParcelName) * 4 * (size_t)(s->chunks * s->micros));
+    size_t names = sizeof(ParcelName) * 4 * (size_t)(s->chunks * s->micros);
+    if (s->stages > 1) p->names = (ParcelName *)arena_alloc(comm->dev, MEM_HOST, "names of messages", names);
+    if (comm->dev->walk) p->names = (ParcelName *)checked_malloc(names); // whose arenas nobody can write to
 }
 
 static void pipeline_close(Pipeline *p) {
@@ -243,6 +244,7 @@ static void pipeline_close(Pipeline *p) {
         for (int i = 0; i < 2; i++) device_forget_event(p->out[kind][i].request.arrived);
         free(p->in[kind]);
     }
+    if (p->comm && p->comm->dev->walk) free(p->names);
     schedule_close(&p->schedule);
 }
 

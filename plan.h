@@ -9,6 +9,7 @@
 #define PLAN_H
 #include "fsdp.h"
 #include "options.h" // defines: Options, number_behind
+#include "replay.h"  // defines: Replay, replay_run
 
 // ---------------------------------------------------------------------------
 // the law
@@ -342,12 +343,42 @@ typedef struct {
     const Mesh *mesh;
     RankClass *classes;   // (count), in the order of their first ranks
     int count;
-    int *class_of;        // (pp, tp): which class the ranks of that stage and that part of tensor parallelism are of
+    int *class_of;        // (world)
+    Names names;
+    Script *scripts;      // (num_scripts) what ranks ask of each other, that of many once
+    uint64_t *hashes;     // (num_scripts)
+    int num_scripts;
+    int *script_of;       // (world)
+    int every;            // each rank was walked; 0: one for all with the same part of the model
 } Plan;
 
-/* Other coordinates change nothing but who a rank's peers are. */
-static int plan_class(const Plan *p, int rank) {
-    return p->class_of[mesh_coordinate(p->mesh, rank, AXIS_PP) * p->mesh->size[AXIS_TP] + mesh_coordinate(p->mesh, rank, AXIS_TP)];
+static uint64_t script_hash(const Script *s) {
+    uint64_t h = HASH_START;
+    for (int64_t i = 0; i < s->count; i++) {
+        const ScriptLine *l = &s->lines[i];
+        uint64_t computed, words[4];
+        memcpy(&computed, &l->computed, sizeof computed);
+        words[0] = computed, words[1] = (uint64_t)l->count, words[2] = (uint64_t)(uint32_t)l->what << 32 | (uint32_t)l->phase;
+        words[3] = (uint64_t)(uint32_t)l->peer << 32 | (uint64_t)l->dtype << 24 | (uint64_t)(l->slot << 1 | l->waits) << 16 | (uint64_t)l->collective << 8 | l->axis;
+        for (int w = 0; w < 4; w++) h = ((h ^ h >> 29) ^ words[w]) * 0x9E3779B97F4A7C15ull;
+    }
+    return h;
+}
+
+/* Keeps what `rank` asks of others: as that of another rank, where that is the same. */
+static void plan_keep_script(Plan *p, int rank, const Script *s) {
+    uint64_t hash = script_hash(s);
+    int k = 0;
+    while (k < p->num_scripts && (p->hashes[k] != hash || p->scripts[k].count != s->count)) k++;
+    p->script_of[rank] = k;
+    if (k < p->num_scripts) return;
+    p->scripts = (Script *)realloc(p->scripts, sizeof *p->scripts * (size_t)(k + 1));
+    p->hashes = (uint64_t *)realloc(p->hashes, sizeof hash * (size_t)(k + 1));
+    if (!p->scripts || !p->hashes) run_failure("out of memory");
+    Script *own = &p->scripts[p->num_scripts++];
+    *own = *s, p->hashes[k] = hash;
+    own->room = s->count, own->lines = (ScriptLine *)checked_malloc(sizeof(ScriptLine) * (size_t)s->count);
+    memcpy(own->lines, s->lines, sizeof(ScriptLine) * (size_t)s->count);
 }
 
 static int walks_alike(const Device *a, const Comm *a_comm, const Device *b, const Comm *b_comm) {
@@ -364,13 +395,6 @@ static const RankClass *plan_largest(const Plan *p) {
     return largest;
 }
 
-static const RankClass *plan_slowest(const Plan *p) { // by a cluster's clock
-    const RankClass *slowest = p->classes;
-    for (int c = 1; c < p->count; c++)
-        if (p->classes[c].walked->clock > slowest->walked->clock) slowest = &p->classes[c];
-    return slowest;
-}
-
 /* "0-3, 8-11, …": the numbers below n that are set, `most` runs of them. */
 static void runs_print(FILE *f, const char *set, int n, int most) {
     int runs = 0;
@@ -385,14 +409,13 @@ static void runs_print(FILE *f, const char *set, int n, int most) {
 /* "pp 1-14, tp 0: ranks 128, 136, 144, … (1792)" */
 static void class_print(FILE *f, const Plan *p, int class_index) {
     const Mesh *m = p->mesh;
-    int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP], stages = 0, parts = 0, both = 0, ranks = 0;
+    int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP], stages = 0, parts = 0, ranks = 0;
     char *of_stage = (char *)checked_malloc((size_t)pp), *of_part = (char *)checked_malloc((size_t)tp), *of_rank = (char *)checked_malloc((size_t)m->world);
-    for (int i = 0; i < pp * tp; i++)
-        if (p->class_of[i] == class_index) of_stage[i / tp] = of_part[i % tp] = 1, both++;
+    for (int r = 0; r < m->world; r++)
+        if (p->class_of[r] == class_index) of_rank[r] = of_stage[mesh_coordinate(m, r, AXIS_PP)] = of_part[mesh_coordinate(m, r, AXIS_TP)] = 1, ranks++;
     for (int i = 0; i < pp; i++) stages += of_stage[i];
     for (int i = 0; i < tp; i++) parts += of_part[i];
-    for (int r = 0; r < m->world; r++) ranks += of_rank[r] = plan_class(p, r) == class_index;
-    int told = both == stages * parts && (stages < pp || parts < tp); // all of those parts of all of those stages
+    int told = ranks == m->world / (pp * tp) * stages * parts && (stages < pp || parts < tp); // all of those parts of all of those stages
     if (told && stages < pp) fprintf(f, "pp "), runs_print(f, of_stage, pp, pp);
     if (told && parts < tp) fprintf(f, stages < pp ? ", tp " : "tp "), runs_print(f, of_part, tp, tp);
     fprintf(f, ranks > 1 ? "%sranks " : "%srank ", told ? ": " : "");
@@ -403,52 +426,116 @@ static void class_print(FILE *f, const Plan *p, int class_index) {
 }
 
 // ---------------------------------------------------------------------------
-// the estimate: what a walk by a cluster's clock found
+// the replay of a plan's ranks, and by a cluster's clock the estimate of a step
 
-typedef struct { double step, compute, exposed, tokens, mfu; } Estimate; // seconds; of which arithmetic, and waits; tokens/s of all ranks; of the peak
+/* Which rank the i-th to play is, where one plays for others. */
+static int replay_rank(const Plan *p, int i) {
+    int parts = p->mesh->size[AXIS_TP];
+    return i / parts * mesh_stride(p->mesh, AXIS_PP) + i % parts;
+}
 
-static Estimate estimate_of(const Cluster *c, const Device *walked, const Comm *comm, int64_t tokens_per_step) {
+/* Every rank plays, where every one was walked; else one for each part of the model: with others that do the same its exchanges take the same time.
+ * `problem` (size) says what is wrong where 0 is returned. `timed`: it is kept when the exchanges of each stage's first rank took place. */
+static int plan_replay(Replay *r, const Plan *p, const Cluster *c, char *problem, size_t size, int timed) {
+    int parts = p->mesh->size[AXIS_TP], of_parts = parts * p->mesh->size[AXIS_PP];
+    Mesh mesh = {of_parts, {parts, 1, p->mesh->size[AXIS_PP], 1, 1}};
+    if (p->every) mesh = *p->mesh;
+    const Script **scripts = (const Script **)checked_malloc(sizeof *scripts * (size_t)mesh.world);
+    for (int i = 0; i < mesh.world; i++) scripts[i] = &p->scripts[p->script_of[p->every ? i : replay_rank(p, i)]];
+    replay_open(r, &mesh, scripts, p->mesh, c ? c->exchange : NULL, problem, size);
+    free(scripts);
+    for (int i = 0; i < mesh.world && timed; i += mesh_stride(&mesh, AXIS_PP))
+        if (i / mesh_stride(&mesh, AXIS_PP) < mesh.size[AXIS_PP]) r->actors[i].times = (LineTime *)checked_malloc(sizeof(LineTime) * (size_t)r->actors[i].script->count);
+    return replay_run(r);
+}
+
+/* What was played, and that it fits. */
+static void replay_print(FILE *f, const Plan *p, const Replay *r, double seconds) {
+    int64_t lines = 0, exchanges = 0;
+    for (int i = 0; i < r->mesh->world; i++) lines += r->actors[i].script->count;
+    for (int i = 0; i < r->mesh->world * (int)AXES; i++) exchanges += r->groups[i].number;
+    fprintf(f, "  %d ranks walked and replayed in %.2f s: %" PRId64 " events (%d lists of them), every one of %" PRId64 " collectives begins with all its members alike, every send meets its receive\n", r->mesh->world, seconds,
+            lines, p->num_scripts, exchanges);
+}
+
+typedef struct {
+    double step, tokens;        // seconds; tokens/s of all ranks
+    // of the mean rank, seconds:
+    double compute, waited[AXES], exchange[AXES]; // of which arithmetic; waits for exchanges; exchanges, hidden or not
+    double ops[OP_COUNT];
+    double most;                // arithmetic of the rank that has the most …
+    int most_rank;              // … which one
+    double flops, again, full;  // FLOPs of the mean rank: of the step; computed again; of the step if attention saw all keys and its backward took twice its forward
+    double mfu;                 // flops a second, of the peak
+} Estimate;
+
+/* By a replay that went to its end. T: tokens of a sequence. */
+static Estimate estimate_of(const Plan *p, const Cluster *c, const Replay *r, int64_t tokens_per_step, int T) {
     Estimate e = ZERO;
-    e.step = walked->clock, e.exposed = comm->wait_seconds;
-    for (int i = 0; i < OP_COUNT; i++) e.compute += walked->ops[i].seconds;
-    e.tokens = (double)tokens_per_step / e.step;
-    e.mfu = device_flops(walked, 0) / e.step / c->peak;
+    e.step = r->seconds, e.tokens = (double)tokens_per_step / e.step;
+    double share = 1.0 / r->mesh->world;
+    for (int i = 0; i < r->mesh->world; i++) {
+        const Actor *a = &r->actors[i];
+        double computed = a->clock;
+        for (int x = 0; x < AXES; x++) computed -= a->waited[x], e.waited[x] += share * a->waited[x];
+        e.compute += share * computed;
+        if (computed > e.most * (1 + 1e-9)) e.most = computed, e.most_rank = p->every ? i : replay_rank(p, i);
+        const Device *walked = p->classes[p->class_of[p->every ? i : replay_rank(p, i)]].walked;
+        for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * walked->ops[o].seconds;
+        double attention[2] = {walked->ops[OP_ATTENTION_FORWARD].flops - walked->ops[OP_ATTENTION_FORWARD].again, walked->ops[OP_ATTENTION_BACKWARD].flops};
+        e.flops += share * device_flops(walked, 0), e.again += share * device_flops(walked, 1);
+        e.full += share * (device_flops(walked, 0) - attention[0] - attention[1] + 3 * attention[0] * 2 * T / (T + 1.0));
+    }
+    for (int s = 0; s < p->num_scripts; s++) {
+        double seconds[AXES] = ZERO, players = 0;
+        for (int i = 0; i < r->mesh->world; i++) players += r->actors[i].script == &p->scripts[s];
+        for (int64_t l = 0; l < p->scripts[s].count && players > 0; l++) {
+            const ScriptLine *line = &p->scripts[s].lines[l];
+            if (!line->waits && line->collective != SEND) seconds[line->axis] += line_seconds(r, line); // as with bytes: of what comes
+        }
+        for (int x = 0; x < AXES; x++) e.exchange[x] += players * share * seconds[x];
+    }
+    e.mfu = e.flops / e.step / c->peak;
     return e;
 }
 
-/* Of the class whose step takes longest, by itself: what the ranks of a pipeline wait for each other is not in it. */
-static void estimate_json(FILE *f, const Cluster *c, const Plan *p, int64_t tokens_per_step) {
-    const RankClass *slowest = plan_slowest(p);
-    const Device *walked = slowest->walked;
-    const Comm *comm = slowest->comm;
-    Estimate e = estimate_of(c, walked, comm, tokens_per_step);
+static double exposed_of(const Estimate *e) {
+    double sum = 0;
+    for (int a = 0; a < AXES; a++) sum += e->waited[a];
+    return sum;
+}
+
+static void estimate_json(FILE *f, const Cluster *c, const Estimate *e) {
     const char *comma = "";
-    if (p->count > 1) fprintf(f, "\"of_rank\":%d,", slowest->rank);
-    if (p->mesh->size[AXIS_PP] > 1) fprintf(f, "\"without\":\"the pipeline's bubble\",");
-    fprintf(f, "\"step_s\":%.9g,\"tokens_per_s\":%.9g,\"mfu\":%.6g,\"compute_s\":%.9g,\"exposed_s\":%.9g,\"exchange_s\":{", e.step, e.tokens, e.mfu, e.compute, e.exposed);
-    for (int a = 0; a < AXES; a++)
-        if (comm->groups[a].size > 1) fprintf(f, "%s\"%s\":%.9g", comma, axis_names[a], comm->groups[a].seconds), comma = ",";
+    fprintf(f, "\"step_s\":%.9g,\"tokens_per_s\":%.9g,\"mfu\":%.6g,\"flops_per_s\":{\"by_mask\":%.9g,\"with_again\":%.9g,\"full_attention\":%.9g},\"compute_s\":%.9g,\"exposed_s\":%.9g", e->step, e->tokens, e->mfu,
+            e->flops / e->step, (e->flops + e->again) / e->step, e->full / e->step, e->compute, exposed_of(e));
+    for (int k = 0; k < 2; k++) {
+        fprintf(f, k ? "},\"exchange_s\":{" : ",\"waited_s\":{");
+        comma = "";
+        for (int a = 0; a < AXES; a++)
+            if (e->exchange[a] > 0) fprintf(f, "%s\"%s\":%.9g", comma, axis_names[a], k ? e->exchange[a] : e->waited[a]), comma = ",";
+    }
     comma = "";
     fprintf(f, "},\"ops\":{");
     for (int i = 0; i < OP_COUNT; i++)
-        if (walked->ops[i].calls) fprintf(f, "%s\"%s\":%.9g", comma, op_names[i], walked->ops[i].seconds), comma = ",";
-    fprintf(f, "}");
+        if (e->ops[i] > 0) fprintf(f, "%s\"%s\":%.9g", comma, op_names[i], e->ops[i]), comma = ",";
+    fprintf(f, "},\"cluster\":\"%s\"", c->name);
 }
 
-static void estimate_print(FILE *f, const Cluster *c, const Plan *p, int64_t tokens_per_step) {
-    const RankClass *slowest = plan_slowest(p);
-    const Device *walked = slowest->walked;
-    const Comm *comm = slowest->comm;
-    Estimate e = estimate_of(c, walked, comm, tokens_per_step);
-    double need = (double)device_peak(plan_largest(p)->walked);
-    if (p->count > 1) fprintf(f, "of rank %d, the slowest by itself%s\n", slowest->rank, p->mesh->size[AXIS_PP] > 1 ? "; the pipeline's bubble, in which stages wait for each other, is not in it: a step takes longer" : "");
-    fprintf(f, "  estimated step %.4g s: %.4g s arithmetic, %.4g s waiting for exchanges; %.0f tokens/s; MFU %.1f %% of %.4g FLOP/s a rank\n", e.step, e.compute, e.exposed, e.tokens, 100 * e.mfu, c->peak);
+static void estimate_print(FILE *f, const Cluster *c, const Plan *p, const Estimate *e) {
+    double need = (double)device_peak(plan_largest(p)->walked), T = 1e-12 / e->step;
+    fprintf(f, "  estimated step %.4g s: %.4g s arithmetic, %.4g s waiting for exchanges, of the mean rank; %.0f tokens/s; MFU %.1f %% of %.4g FLOP/s a rank\n", e->step, e->compute, exposed_of(e), e->tokens, 100 * e->mfu, c->peak);
+    fprintf(f, "    TFLOP/s a rank: %.1f (attention as the mask lets it through, its backward 2.5 times its forward)", T * e->flops);
+    if (e->again > 0) fprintf(f, "; %.1f with what is computed again (HFU %.1f %%)", T * (e->flops + e->again), 1e14 * T * (e->flops + e->again) / c->peak);
+    fprintf(f, "; %.1f (attention over all keys, backward twice its forward, as in Chowdhery et al. 2022)\n", T * e->full);
     fprintf(f, "    on %s: %d rank%s a host; an op has its nearest listed shape's rate, at most %.4g bytes/s\n", c->name, c->ranks_per_host, c->ranks_per_host > 1 ? "s" : "", c->rates.memory);
     if (c->memory > 0) fprintf(f, "    memory: %.2f of %.2f GB a rank%s\n", need / 1e9, c->memory / 1e9, need > c->memory ? ": does not fit" : "");
+    if (e->most > 1.001 * e->compute) fprintf(f, "    most arithmetic: rank %d, %.4g s, %.1f %% more than the mean\n", e->most_rank, e->most, 100 * (e->most / e->compute - 1));
     for (int i = 0; i < OP_COUNT; i++)
-        if (walked->ops[i].seconds > 0.005 * e.step) fprintf(f, "    %-24s %10.4g s  %5.1f %%\n", op_names[i], walked->ops[i].seconds, 100 * walked->ops[i].seconds / e.step);
+        if (e->ops[i] > 0.005 * e->step) fprintf(f, "    %-24s %10.4g s  %5.1f %%\n", op_names[i], e->ops[i], 100 * e->ops[i] / e->step);
     for (int a = 0; a < AXES; a++)
-        if (comm->groups[a].seconds > 0) fprintf(f, "    exchange over %-13s %10.4g s  (as %s)\n", axis_names[a], comm->groups[a].seconds, c->exchange[a][ALL_GATHER].of);
+        if (e->exchange[a] > 0) fprintf(f, "    exchange over %-13s %7.4g s, %.4g s waited for  (as %s)%s\n", axis_names[a], e->exchange[a], e->waited[a], c->exchange[a][ALL_GATHER].of,
+                a == AXIS_PP ? "; the pipeline's bubble is in it" : a == AXIS_WORLD && p->mesh->size[AXIS_PP] > 1 ? "; and what the stages end apart" : "");
 }
 
 // ---------------------------------------------------------------------------
@@ -489,7 +576,7 @@ static void class_json(FILE *f, const Plan *p, int class_index) {
     const char *comma = "";
     fprintf(f, "{\"ranks\":[");
     for (int r = 0; r < p->mesh->world; r++)
-        if (plan_class(p, r) == class_index) fprintf(f, "%s%d", comma, r), comma = ",";
+        if (p->class_of[r] == class_index) fprintf(f, "%s%d", comma, r), comma = ",";
     fprintf(f, "],\"peak_when\":\"%s\",\"in_files\":%zu,\"memory\":{", c->walked->peak_when, device_arenas(c->walked, 1));
     for (int i = 0; i < MEM_CATEGORIES; i++) fprintf(f, "%s\"%s\":%zu", i ? "," : "", mem_category_names[i], c->walked->arenas[i].peak);
     fprintf(f, "},\"peak\":%zu,", device_peak(c->walked));
@@ -499,8 +586,8 @@ static void class_json(FILE *f, const Plan *p, int class_index) {
     fprintf(f, "}");
 }
 
-/* `cluster` NULL: there is no estimate of times. */
-static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Cluster *cluster) {
+/* `estimate` NULL: there is none. */
+static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Cluster *cluster, const Estimate *estimate) {
     const Mesh *m = p->mesh;
     int *colours = (int *)checked_malloc(sizeof(int) * AXES * (size_t)m->world), key;
     for (int r = 0; r < m->world; r++)
@@ -515,7 +602,7 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Cl
     fprintf(f, "],");
     groups_json(f, m, colours);
     fprintf(f, ",\"estimate\":{");
-    if (cluster) estimate_json(f, cluster, p, tokens_per_step);
+    if (estimate) estimate_json(f, cluster, estimate);
     fprintf(f, "}}\n");
     free(colours);
 }
@@ -541,7 +628,7 @@ static void class_table(FILE *f, const RankClass *c, int with_buffers) {
 }
 
 /* A class under the other; buffers of the one that needs the most memory. */
-static void plan_print(FILE *f, const char *model, int threads, const TensorTable *t, const Plan *p, const char *strategy, int64_t tokens_per_step, const Cluster *cluster) {
+static void plan_print(FILE *f, const char *model, int threads, const TensorTable *t, const Plan *p, const char *strategy, int64_t tokens_per_step) {
     const Mesh *m = p->mesh;
     fprintf(f, "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64 " tokens a step; ", model, (double)t->num_parameters / 1e6, PRECISION_NAME,
             m->world, m->world > 1 ? "s" : "", threads, threads > 1 ? "s" : "", strategy, mesh_group_size(m, AXIS_FSDP), m->size[AXIS_DP_REPLICATE], m->size[AXIS_DP_REPLICATE] > 1 ? "s" : "", tokens_per_step);
@@ -551,7 +638,6 @@ static void plan_print(FILE *f, const char *model, int threads, const TensorTabl
         if (p->count > 1) class_print(f, p, c);
         class_table(f, &p->classes[c], &p->classes[c] == plan_largest(p));
     }
-    if (cluster) estimate_print(f, cluster, p, tokens_per_step);
 }
 
 // ---------------------------------------------------------------------------

@@ -201,7 +201,7 @@ typedef struct { Run run, walked; } Opened;
 
 static Opened *open_rank(Job *j, int rank) {
     Opened *o = (Opened *)checked_malloc(sizeof *o);
-    run_walk(&o->walked, j, rank);
+    run_walk(&o->walked, j, rank, NULL);
     rank_open(&o->run, &o->walked, j, rank);
     return o;
 }
@@ -1380,7 +1380,7 @@ static void test_failures(void) {
     BoardRank *const beside[2] = {board_rank(b, 1), board_rank(b, 1)};
     uint64_t order = HASH_START;
     start = seconds_now();
-    for (int i = 0; i < 1000000; i++) flight_start(b, board_rank(b, 0), beside, AXIS_FSDP, ALL_GATHER, "model.layers.12", 256, &order, start);
+    for (int i = 0; i < 1000000; i++) flight_start(b, board_rank(b, 0), beside, AXIS_FSDP, ALL_GATHER, "model.layers.12", 256, DTYPE_F32, &order, start);
     took = (seconds_now() - start) * 1e3;
     CHECK("an exchange is noted and compared in less than a microsecond", took < 1000, "%.0f ns (bound 1000)", took);
     munmap(b, board_bytes(2));
@@ -1454,6 +1454,7 @@ static void test_failures(void) {
 #include "dev/test/test_documents.h"
 #include "dev/test/test_mesh_bits.h"
 #include "dev/test/test_plan.h"
+#include "dev/test/test_replay.h"
 #include "dev/test/test_checkpoints.h"
 #include "dev/test/test_mesh_use.h"
 #ifdef CUDA_ON_CPU
@@ -1479,7 +1480,7 @@ int main(int argc, char **argv) {
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"documents", test_doc_mask, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
         {"mesh", CUDA_BUILD ? test_mesh_of_gpus : test_mesh, BOTH_BUILDS}, {"mesh-use", test_mesh_use, C_BUILD}, {"mesh-use-all", test_mesh_use_all, IF_NAMED}, {"mesh-bits", test_mesh_bits, C_BUILD}, {"mesh-bits-all", test_mesh_bits_all, IF_NAMED}, {"mesh-faults", test_mesh_faults, IF_NAMED}, {"mesh-all", test_mesh_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
-        {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
+        {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"replay", test_replay, BOTH_BUILDS}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
     is_short = argc == 2 && !strcmp(argv[1], "short");
     int bits_too = !CUDA_BUILD || (FLOATX == DTYPE_BF16 && !is_short); // else dev/test/cuda.sh compares some, and there are the orders
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
@@ -1495,6 +1496,7 @@ int main(int argc, char **argv) {
     if (mpi) test_mpi(process, processes);
     if (mpi) test_mesh_mpi(process, processes);
     if (mpi) test_mesh_bits_mpi(process, processes);
+    if (mpi) test_scripts(process, processes, &transport_mpi);
     if (mpi) test_trace(process, processes, &transport_mpi);
     if (mpi) test_checkpoints_mpi(process, processes);
     if (mpi && processes > 1 && processes <= 4) test_messages(process, processes, &transport_mpi);

@@ -281,15 +281,15 @@ static void model_open(Run *r, int B, int T, int cached) {
 // leaves partial sums, of which each rank gets the total of its rows. On one rank nothing moves: the rows are all there are
 
 /* An exchange that arithmetic waits for. */
-static void exchange(Run *r, Collective collective, Axis axis, const char *what, const void *send, void *recv, size_t bytes) {
-    collective_start(&r->comm, &r->model.exchange, collective, axis, what, send, recv, bytes);
+static void exchange(Run *r, Collective collective, Axis axis, const char *what, const void *send, void *recv, size_t count, Dtype dtype) {
+    collective_start(&r->comm, &r->model.exchange, collective, axis, what, send, recv, count, dtype);
     collective_wait(&r->comm, &r->model.exchange);
 }
 
 /* All rows, (n·tp, C), of this rank's (n, C); valid until the next call. */
 static const floatX *rows_gather(Run *r, const floatX *rows, const char *what) {
     if (r->mesh.size[AXIS_TP] == 1) return rows;
-    exchange(r, ALL_GATHER, AXIS_TP, what, rows, r->model.gathered, sizeof(floatX) * (size_t)residual_rows(r) * (size_t)r->config->C);
+    exchange(r, ALL_GATHER, AXIS_TP, what, rows, r->model.gathered, (size_t)residual_rows(r) * (size_t)r->config->C, FLOATX);
     return r->model.gathered;
 }
 
@@ -300,7 +300,7 @@ static floatX *rows_partial(Run *r, floatX *rows) { return r->mesh.size[AXIS_TP]
 static void rows_reduce(Run *r, floatX *rows, const char *what) {
     int64_t count = (int64_t)residual_rows(r) * r->config->C;
     if (r->mesh.size[AXIS_TP] == 1) return;
-    exchange(r, REDUCE_SCATTER, AXIS_TP, what, r->model.partial, r->model.pieces, sizeof(floatX) * (size_t)count);
+    exchange(r, REDUCE_SCATTER, AXIS_TP, what, r->model.partial, r->model.pieces, (size_t)count, FLOATX);
     sum_pieces(&r->dev, rows, r->model.pieces, r->mesh.size[AXIS_TP], count);
 }
 
@@ -329,7 +329,7 @@ static const floatX *kv_gather(Run *r, const floatX *qkv) {
     Model *m = &r->model;
     size_t bytes = sizeof(floatX) * 2 * (size_t)c->NKV * (size_t)c->HD, N = (size_t)m->B * (size_t)m->T;
     device_copy_rows(&r->dev, m->kv_mine, bytes, qkv + (int64_t)c->NH * c->HD, sizeof(floatX) * (size_t)qkv_width(c), bytes, (int)N);
-    exchange(r, ALL_GATHER, AXIS_CP, "keys and values", m->kv_mine, m->kv_parts, bytes * N);
+    exchange(r, ALL_GATHER, AXIS_CP, "keys and values", m->kv_mine, m->kv_parts, bytes / sizeof(floatX) * N, FLOATX);
     kv_reorder(r, m->kv, m->kv_parts, KV_TO_SEQUENCE);
     return m->kv;
 }
@@ -340,7 +340,7 @@ static void kv_reduce(Run *r, floatX *dqkv) {
     Model *m = &r->model;
     size_t bytes = sizeof(floatX) * 2 * (size_t)c->NKV * (size_t)c->HD, N = (size_t)m->B * (size_t)m->T;
     kv_reorder(r, m->kv_parts, m->dkv, KV_TO_RANKS);
-    exchange(r, REDUCE_SCATTER, AXIS_CP, "gradients of keys and values", m->kv_parts, m->kv, bytes * N);
+    exchange(r, REDUCE_SCATTER, AXIS_CP, "gradients of keys and values", m->kv_parts, m->kv, bytes / sizeof(floatX) * N, FLOATX);
     sum_pieces(&r->dev, m->kv_mine, m->kv, r->mesh.size[AXIS_CP], (int64_t)(bytes / sizeof(floatX) * N));
     device_copy_rows(&r->dev, dqkv + (int64_t)c->NH * c->HD, sizeof(floatX) * (size_t)qkv_width(c), m->kv_mine, bytes, bytes, (int)N);
 }
@@ -561,7 +561,7 @@ static void chunk_loss(Run *r, int row, int n, int backward) {
     }
     float *mine = m->loss_parts, *all = mine + 3 * (int64_t)n; // (n, 3), (tp, n, 3)
     cross_entropy_part(&r->dev, mine, m->logits, m->targets + row, first, n, V);
-    exchange(r, ALL_GATHER, AXIS_TP, "softmax parts", mine, all, 3 * sizeof(float) * (size_t)n);
+    exchange(r, ALL_GATHER, AXIS_TP, "softmax parts", mine, all, 3 * (size_t)n, DTYPE_F32);
     cross_entropy_join(&r->dev, m->losses + row, m->logits, all, m->targets + row, tp, first, n, V, backward);
 }
 
@@ -806,7 +806,7 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     rank_state(r->comm.self, RANK_READING, start);
     StepBatch *batch = loader_next(&r->loader, &r->dev, o->timeout);
     rank_state(r->comm.self, RANK_COMPUTING, seconds_now());
-    if (r->samples) collective_start(&r->comm, &r->samples_told, ALL_GATHER, AXIS_WORLD, "samples", batch->windows, r->samples, sizeof(int64_t) * (size_t)r->loader.samples);
+    if (r->samples) collective_start(&r->comm, &r->samples_told, ALL_GATHER, AXIS_WORLD, "samples", batch->windows, r->samples, sizeof(int64_t) * (size_t)r->loader.samples, DTYPE_BYTE);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
     run_schedule(r, batch);
     device_record(&r->dev, &batch->fed);
@@ -1032,7 +1032,7 @@ static unsigned offloaded(const Options *o) {
 }
 
 /* One step of the rank with the arithmetic off: its memory, FLOPs and traffic; by a cluster's clock its time. */
-static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events) {
+static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events, Script *script) {
     int64_t targets;
     run_bind(r, j, rank);
     device_open_walk(&r->dev, j->threads, offloaded(&j->opt));
@@ -1046,20 +1046,23 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events) 
     if (r->fsdp.fingerprints) fsdp_check_replicas(&r->fsdp, 0);
     memset(r->dev.ops, 0, sizeof r->dev.ops);
     r->dev.num_events = 0;
-    if (j->opt.cluster) r->dev.rates = &j->cluster.rates, r->comm.rates = j->cluster.exchange; // from here on the clock runs
+    if (j->opt.cluster) r->dev.rates = &j->cluster.rates; // from here on the clock runs
+    r->comm.script = script;
     if (r->training) train_step(r, r->at.step + 1);
     else if (j->task == DO_EVAL) evaluate(r, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
+    if (script) script->rest = r->dev.clock - script->computed;
     if (r->training) product_rate(&r->dev);
 }
 
-/* With --trace twice: the first walk counts the events of a step, which tells how large the timeline is. */
-static void run_walk(Run *r, const Job *j, int rank) {
-    run_walk_events(r, j, rank, 0);
-    if (!j->opt.trace) return;
+/* With --trace twice: the first walk counts the events of a step, which tells how large the timeline is. `script`: where the rank's
+ * exchanges are noted; NULL: nowhere. */
+static void run_walk(Run *r, const Job *j, int rank, Script *script) {
+    run_walk_events(r, j, rank, 0, script);
+    if (!j->opt.trace || script) return;
     int64_t of_step = r->dev.num_events + 2; // and a validation's, and a replica check's
     run_close(r);
-    run_walk_events(r, j, rank, j->task == DO_PLAN ? of_step : min_i64(MAX_EVENTS, of_step * j->opt.steps));
+    run_walk_events(r, j, rank, j->task == DO_PLAN ? of_step : min_i64(MAX_EVENTS, of_step * j->opt.steps), NULL);
 }
 
 static void check_memory(const Job *j, const Device *walked) {
@@ -1204,51 +1207,68 @@ static int train(Run *r, const Run *walked) {
     return r->at.step == last;
 }
 
-/* Walks a rank for each part of the model that one may have: of each stage and of each part of tensor parallelism. */
-static void plan_open(Plan *p, const Job *j) {
-    int parts = j->mesh.size[AXIS_TP], of_parts = j->mesh.size[AXIS_PP] * parts;
-    p->mesh = &j->mesh, p->count = 0;
-    p->classes = (RankClass *)checked_malloc(sizeof(RankClass) * (size_t)of_parts);
-    p->class_of = (int *)checked_malloc(sizeof(int) * (size_t)of_parts);
-    for (int i = 0; i < of_parts; i++) {
-        int rank = i / parts * mesh_stride(&j->mesh, AXIS_PP) + i % parts, c = 0;
+/* Walks every rank, or (`every` 0) one for each part of the model that a rank may have: of each stage and of each part of tensor
+ * parallelism. Other coordinates change nothing but who a rank's peers are. */
+static void plan_open(Plan *p, const Job *j, int every) {
+    int world = j->mesh.world;
+    Script script = ZERO;
+    memset(p, 0, sizeof *p);
+    p->mesh = &j->mesh, p->every = every;
+    p->class_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
+    p->script_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
+    for (int rank = 0; rank < world; rank++) {
+        int alike = rank - mesh_coordinate(&j->mesh, rank, AXIS_CP) * mesh_stride(&j->mesh, AXIS_CP), c = 0;
+        alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD); // of the same part
+        if (!every && alike < rank) {
+            p->class_of[rank] = p->class_of[alike], p->script_of[rank] = p->script_of[alike];
+            continue;
+        }
         Run *walked = (Run *)checked_malloc(sizeof *walked);
-        run_walk(walked, j, rank);
+        script_begin(&script, &p->names);
+        run_walk(walked, j, rank, &script);
+        plan_keep_script(p, rank, &script);
         while (c < p->count && !walks_alike(&walked->dev, &walked->comm, p->classes[c].walked, p->classes[c].comm)) c++;
-        p->class_of[i] = c;
+        p->class_of[rank] = c;
         if (c < p->count) {
             run_close(walked), free(walked);
             continue;
         }
+        p->classes = (RankClass *)realloc(p->classes, sizeof(RankClass) * (size_t)(c + 1));
+        if (!p->classes) run_failure("out of memory");
         RankClass *fresh = &p->classes[p->count++];
         fresh->rank = rank, fresh->run = walked, fresh->walked = &walked->dev, fresh->comm = &walked->comm;
-        law_of(fresh->law, &j->config, j->mesh.world, rank, &j->opt);
+        law_of(fresh->law, &j->config, world, rank, &j->opt);
     }
+    free(script.lines);
 }
 
 static void plan_close(Plan *p) {
     for (int c = 0; c < p->count; c++) run_close(p->classes[c].run), free(p->classes[c].run);
-    free(p->classes);
-    free(p->class_of);
+    for (int s = 0; s < p->num_scripts; s++) free(p->scripts[s].lines);
+    names_close(&p->names);
+    free(p->classes), free(p->class_of), free(p->scripts), free(p->hashes), free(p->script_of);
 }
 
-/* Tells the plan as a table, and under --out as plan.json. */
-static void write_plan(const Job *j, const Plan *p, int table) {
-    int64_t tokens = samples_of_step(&j->opt, &j->mesh) * j->opt.seq;
-    const Cluster *cluster = j->opt.cluster ? &j->cluster : NULL;
-    if (table) plan_print(stdout, j->opt.model, j->threads, &j->table, p, j->opt.sharding, tokens, cluster);
-    if (!j->opt.out) return;
+/* Under --out as plan.json. `estimate` NULL: there is none. */
+static void write_plan(const Job *j, const Plan *p, const Estimate *estimate) {
     FILE *f = logger_create(j->opt.out, "plan.json");
-    plan_write(f, p, tokens, cluster);
+    plan_write(f, p, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, &j->cluster, estimate);
     if (fclose(f)) user_error("cannot write plan.json under %s: %s", j->opt.out, strerror(errno));
 }
 
-/* The timeline that the plan estimates, of a rank that was walked. */
-static void write_planned_trace(const Job *j, const Run *walked) {
+/* The timeline that the replay found, of the first rank of each stage. */
+static void write_planned_trace(const Job *j, const Replay *replay) {
     FILE *f = fopen(j->opt.trace, "w");
     if (!f) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
     fputs(trace_head, f);
-    trace_events(f, &walked->dev, walked->rank, 0, 0);
+    for (int stage = 0; stage < j->mesh.size[AXIS_PP]; stage++) {
+        int rank = stage * mesh_stride(&j->mesh, AXIS_PP);
+        Run *walked = (Run *)checked_malloc(sizeof *walked);
+        run_walk(walked, j, rank, NULL);
+        replay_times(replay, rank, &walked->dev);
+        trace_events(f, &walked->dev, rank, 0, 0);
+        run_close(walked), free(walked);
+    }
     fputs(trace_tail, f);
     if (fclose(f)) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
 }
@@ -1259,8 +1279,8 @@ static void write_run_files(const Job *j, const Run *r) {
     options_print(r->opt, f, 1);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
     layout_write(j->opt.out, &j->mesh, r->layout);
-    plan_open(&plan, j);
-    write_plan(j, &plan, 0);
+    plan_open(&plan, j, 0);
+    write_plan(j, &plan, NULL);
     plan_close(&plan);
 }
 
@@ -1301,11 +1321,22 @@ static int rank_train(Run *r, const Run *walked, const Job *j) {
 }
 
 static void plan_main(Job *j) {
+    const Cluster *cluster = j->opt.cluster ? &j->cluster : NULL;
+    int64_t tokens = samples_of_step(&j->opt, &j->mesh) * j->opt.seq;
     Plan plan;
+    Replay replay;
+    Estimate estimate = ZERO;
+    char problem[8192];
+    double start = seconds_now();
     job_check_outputs(j);
-    plan_open(&plan, j);
-    write_plan(j, &plan, 1);
-    if (j->opt.trace) write_planned_trace(j, plan_slowest(&plan)->run);
+    plan_open(&plan, j, 1);
+    if (!plan_replay(&replay, &plan, cluster, problem, sizeof problem, j->opt.trace != NULL)) run_failure("the plan's ranks do not fit each other: %s", problem);
+    plan_print(stdout, j->opt.model, j->threads, &j->table, &plan, j->opt.sharding, tokens);
+    replay_print(stdout, &plan, &replay, seconds_now() - start);
+    if (cluster) estimate = estimate_of(&plan, cluster, &replay, tokens, j->opt.seq), estimate_print(stdout, cluster, &plan, &estimate);
+    if (j->opt.out) write_plan(j, &plan, cluster ? &estimate : NULL);
+    if (j->opt.trace) write_planned_trace(j, &replay);
+    replay_close(&replay);
     plan_close(&plan);
 }
 
@@ -1323,7 +1354,7 @@ static void rank_eval(Run *r, const Job *j) {
 
 static void rank_main(Job *j, int rank) {
     Run *walked = (Run *)checked_malloc(sizeof *walked), *r = (Run *)checked_malloc(sizeof *r);
-    run_walk(walked, j, rank);
+    run_walk(walked, j, rank, NULL);
     if (rank == 0 || j->hosts == &transport_threads) check_memory(j, &walked->dev); // before any rank takes memory that others are to have
     if (rank == 0) job_check_outputs(j); // the last thing that can refuse, since it may leave a directory behind
     rank_open(r, walked, j, rank);

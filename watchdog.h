@@ -319,10 +319,10 @@ static void channel_beside(Board *b, BoardRank *me, int axis, int receives, int 
 
 /* Notes that `me` starts its next exchange on a line. `order`: that of the line so far, and then with this exchange; `kind` is
  * what others must have started there too. */
-static inline Flight *flight_note(BoardRank *me, int line, int kind, int collective, const char *what, size_t bytes, uint64_t *order, double now) {
+static inline Flight *flight_note(BoardRank *me, int line, int kind, int collective, const char *what, size_t bytes, int dtype, uint64_t *order, double now) {
     int64_t number = me->started[line] + 1;
     Flight *e = &me->flights[line][number % FLIGHTS];
-    uint64_t words[sizeof e->unit / 8] = ZERO, h = (*order ^ ((uint64_t)bytes << 8 | (uint64_t)kind)) * 0x100000001B3ull;
+    uint64_t words[sizeof e->unit / 8] = ZERO, h = (*order ^ ((uint64_t)bytes << 8 | (uint64_t)(dtype << 4 | kind))) * 0x100000001B3ull;
     memcpy(words, what, strnlen(what, sizeof words - 1));
     for (size_t i = 0; i < sizeof words / 8; i++) h = ((h ^ h >> 29) ^ words[i]) * 0x9E3779B97F4A7C15ull; // each step can be undone: no single difference is lost
     memcpy(e->unit, words, sizeof words);
@@ -337,8 +337,8 @@ static inline Flight *flight_note(BoardRank *me, int line, int kind, int collect
 }
 
 /* … a collective, and holds it against those of the ranks beside it. */
-static inline Flight *flight_start(Board *b, BoardRank *me, BoardRank *const beside[2], int axis, int collective, const char *what, size_t bytes, uint64_t *order, double now) {
-    Flight *e = flight_note(me, axis, collective, collective, what, bytes, order, now);
+static inline Flight *flight_start(Board *b, BoardRank *me, BoardRank *const beside[2], int axis, int collective, const char *what, size_t bytes, int dtype, uint64_t *order, double now) {
+    Flight *e = flight_note(me, axis, collective, collective, what, bytes, dtype, order, now);
     uint64_t h = *order;
     for (int side = 0; side < 2 && beside[side]; side++) {
         const Flight *other = flight_of(beside[side], axis, e->number);
@@ -349,8 +349,8 @@ static inline Flight *flight_start(Board *b, BoardRank *me, BoardRank *const bes
 
 /* … a send, or a receive, and holds it against what the rank at the other end has started; NULL: it is on another host. Of
  * the two that start a message the later one finds what differs, before any byte of it has moved. */
-static inline Flight *message_start(BoardRank *me, BoardRank *peer, int line, int collective, const char *what, size_t bytes, uint64_t *order, double now) {
-    Flight *e = flight_note(me, line, COLLECTIVES, collective, what, bytes, order, now);
+static inline Flight *message_start(BoardRank *me, BoardRank *peer, int line, int collective, const char *what, size_t bytes, int dtype, uint64_t *order, double now) {
+    Flight *e = flight_note(me, line, COLLECTIVES, collective, what, bytes, dtype, order, now);
     int64_t number = e->number;
     int its = peer ? line_beside(peer, me, line) : -1;
     const Flight *other = its >= 0 ? flight_of(peer, its, number) : NULL;

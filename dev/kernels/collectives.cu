@@ -139,7 +139,7 @@ static size_t part_bytes(const Rank *r) { return (size_t)r->count * sizeof(float
 
 static void in_use(Rank *r, Collective collective) {
     Request request = ZERO;
-    collective_start(&r->comm, &request, collective, AXIS_FSDP, "page", r->send, r->recv, part_bytes(r));
+    collective_start(&r->comm, &request, collective, AXIS_FSDP, "page", r->send, r->recv, part_bytes(r), DTYPE_BYTE);
     collective_wait(&r->comm, &request);
     r->received += (int64_t)part_bytes(r) * (r->n - 1);
 }

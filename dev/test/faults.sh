@@ -22,7 +22,7 @@ plant() {
     local src=$1 name=$2 file=$3 edit=$4 group=$5 expected=$6 compile=${flags%% -L*} libs=-L${flags#* -L} caught= line last process start=$SECONDS
     [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
     compile="${compile/-O3/-O0} -x c" # compiling takes longer than running, but for two groups
-    case $group in bits | mesh-bits | reduce-dtype) compile="${compile/-O0/-O1}" ;; esac
+    case $group in bits | mesh-bits | reduce-dtype | replay) compile="${compile/-O0/-O1}" ;; esac
     [[ $group != orders && $name != *"over NCCL"* ]] || compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags) libs=
     local built=test_llama3.cu test=("./test" "$group") top=$PWD
     if [ "${group%% *}" != "$group" ]; then built=train_llama3.cu test=("$top/dev/test/checkpoints.sh" "$src/test" "${group#* }"); fi
@@ -133,8 +133,11 @@ fault "a rank's second chunk stands one chunk too early" train_llama3.cu \
     's|(2 \* cp - 1 - i) \* chunk + t - chunk;|(2 * cp - 2 - i) * chunk + t - chunk;|' mesh-faults "cp 2 .*worst gradient"
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
     's|micro_batch(r, batch, step->micro);|micro_batch(r, batch, r->table->embed < 0 ? step->micro ^ 1 : step->micro);|' mesh-faults "pp 2 .*worst gradient"
-fault "all stages are planned as the first" plan.h \
-    's|class_of\[mesh_coordinate(p->mesh, rank, AXIS_PP) \*|class_of[0 *|' plan "is planned as what it is"
+fault "all stages are planned as the first" train_llama3.cu \
+    's|alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD)|alike %= mesh_stride(\&j->mesh, AXIS_PP)|' plan "is planned as what it is"
+more "a replay takes one count for another" replay.h 's|return x->count == y->count \&\& |return |' replay "another count"
+more "a message is planned under another name" pipeline.h \
+    's|what, step->micro, at);|what, step->micro + p->comm->dev->walk, at);|' replay "events as walked"
 more "ranks that differ in memory are planned as one" plan.h \
     's|alike &= a->arenas\[c\].peak == b->arenas\[c\].peak|alike \&= 1|' plan "is planned as what it is"
 if [ "${1:-}" = all ]; then
@@ -145,7 +148,7 @@ if [ "${1:-}" = all ]; then
     fault "a stage awaits two messages in the other order" pipeline.h \
     's|p->schedule.receives\[p->started\]|p->schedule.receives[p->schedule.stage ? p->started ^ 1 : p->started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
     fault "one message too many" pipeline.h \
-    's|^static void pipe_send(.*|&\n    static int more;\n    Parcel *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->walk \&\& step->micro == 1 \&\& !more++) point_start(p->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&p->schedule, step), "again", out->data, p->bytes), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
+    's|^static void pipe_send(.*|&\n    static int more;\n    Parcel *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->walk \&\& step->micro == 1 \&\& !more++) collective_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&p->schedule, step), "again", out->data, p->bytes, DTYPE_BYTE), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
     fault "the tied weight's gradient is summed twice" fsdp.h \
         's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
     fault "gradients with fewer stages overtake others" fsdp.h \

@@ -20,14 +20,21 @@ static const char *make_cluster_file(const char *name, double rate, double memor
     return path;
 }
 
-/* The walk of rank 0 of `world` ranks by the cluster file at `path`. */
+static Job *estimated; // the last one
+static Replay replayed;
+
+/* `world` ranks by the cluster file at `path`, replayed; `walked`: rank 0. */
 static Estimate estimate_with(const char *path, const char *options, int world, Run *walked) {
-    char arguments[1024];
+    char arguments[1024], problem[1024];
+    static Plan plan;
     snprintf(arguments, sizeof arguments, "--plan --cluster %s %s", path, options);
-    Job *j = make_job(arguments, world, &transport_threads);
-    run_walk(walked, j, 0);
-    Estimate e = estimate_of(&j->cluster, &walked->dev, &walked->comm, 1000);
-    return e; // the job stays: the walk points into it
+    Job *j = estimated = make_job(arguments, world, &transport_threads);
+    plan_open(&plan, j, 1);
+    int fits = plan_replay(&replayed, &plan, &j->cluster, problem, sizeof problem, 1);
+    Estimate e = estimate_of(&plan, &j->cluster, &replayed, 1000, j->opt.seq);
+    if (!fits) e.step = NAN;
+    *walked = *plan.classes[0].run;
+    return e; // job and plan stay: the walk points into them
 }
 
 static double off_by(double have, double want) { return fabs(have / want - 1); }
@@ -37,8 +44,8 @@ static void test_estimate(void) {
     const double R = 3e9, free_of_cost = 1e30, latency = 1e-5, bandwidth = 2e9;
     Estimate e = estimate_with(make_cluster_file("rate.json", R, free_of_cost, 0, free_of_cost, ""), "--model tiny --accum 2", 1, &w);
     double want = device_flops(&w.dev, 0) / R;
-    CHECK("with one rate of products and no other cost a step takes FLOPs / rate", off_by(e.step, want) < 1e-9 && e.exposed == 0 && off_by(e.mfu, 1) < 1e-9 && off_by(e.tokens, 1000 / want) < 1e-9,
-          "%.9g s and %.9g s, %g s of waits, %.9g of the peak", e.step, want, e.exposed, e.mfu);
+    CHECK("with one rate of products and no other cost a step takes FLOPs / rate", off_by(e.step, want) < 1e-9 && exposed_of(&e) == 0 && off_by(e.mfu, 1) < 1e-9 && off_by(e.tokens, 1000 / want) < 1e-9,
+          "%.9g s and %.9g s, %g s of waits, %.9g of the peak", e.step, want, exposed_of(&e), e.mfu);
 
     e = estimate_with(make_cluster_file("memory.json", free_of_cost, 5e9, 0, free_of_cost, ""), "--model tiny", 1, &w);
     want = 0;
@@ -52,21 +59,21 @@ static void test_estimate(void) {
     law_of(law, w.whole_config, w.mesh.world, w.rank, w.opt);
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) all.calls += law[i / COLLECTIVES][i % COLLECTIVES].calls, all.bytes += law[i / COLLECTIVES][i % COLLECTIVES].bytes;
     want = (double)all.calls * latency + (double)all.bytes / bandwidth;
-    CHECK("exchanges with nothing to hide behind take calls x latency + bytes / bandwidth, all of it exposed", off_by(e.step, want) < 1e-9 && off_by(e.exposed, want) < 1e-9,
-          "%.9g s and %.9g s, of which %.9g s of waits", e.step, want, e.exposed);
+    CHECK("exchanges with nothing to hide behind take calls x latency + bytes / bandwidth, all of it exposed", off_by(e.step, want) < 1e-9 && off_by(exposed_of(&e), want) < 1e-9,
+          "%.9g s and %.9g s, of which %.9g s of waits", e.step, want, exposed_of(&e));
 
     // short beside every block: what is exposed is what no block's arithmetic lies beside, the first gathers and the last sums
     e = estimate_with(make_cluster_file("hidden.json", 1e9, free_of_cost, latency, bandwidth, ""), "--model tiny", 2, &w);
     double embed = (double)w.fsdp.units[0].part, block = (double)w.fsdp.units[1].part, bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
     want = 5 * latency + bytes / bandwidth;
-    double arithmetic = device_flops(&w.dev, 0) / 1e9, fsdp = w.comm.groups[AXIS_FSDP].seconds;
-    CHECK("exchanges beside arithmetic are hidden but for the first two gathers, the last two sums and the report", off_by(e.exposed, want) < 1e-6 && off_by(e.step, arithmetic + want) < 1e-9 && fsdp > 2 * want,
-          "%.9g s and %.9g s of waits, of %.4g s of exchange; step %.9g s and %.9g s", e.exposed, want, fsdp, e.step, arithmetic + want);
+    double arithmetic = device_flops(&w.dev, 0) / 1e9, fsdp = e.exchange[AXIS_FSDP];
+    CHECK("exchanges beside arithmetic are hidden but for the first two gathers, the last two sums and the report", off_by(exposed_of(&e), want) < 1e-6 && off_by(e.step, arithmetic + want) < 1e-9 && fsdp > 2 * want,
+          "%.9g s and %.9g s of waits, of %.4g s of exchange; step %.9g s and %.9g s", exposed_of(&e), want, fsdp, e.step, arithmetic + want);
 
     e = estimate_with(make_cluster_file("slow.json", 1e9, free_of_cost, latency, 1e5, ""), "--model tiny", 2, &w);
-    double lane = w.comm.groups[AXIS_FSDP].seconds;
-    CHECK("exchanges longer than the arithmetic beside them: the step is at least their lane, and arithmetic + waits", e.step >= lane && e.step < lane + arithmetic && off_by(e.step, e.compute + e.exposed) < 1e-9,
-          "step %.6g s, lane %.6g s, arithmetic %.6g s, waits %.6g s", e.step, lane, e.compute, e.exposed);
+    double lane = e.exchange[AXIS_FSDP];
+    CHECK("exchanges longer than the arithmetic beside them: the step is at least their lane, and arithmetic + waits", e.step >= lane && e.step < lane + arithmetic && off_by(e.step, e.compute + exposed_of(&e)) < 1e-9,
+          "step %.6g s, lane %.6g s, arithmetic %.6g s, waits %.6g s", e.step, lane, e.compute, exposed_of(&e));
 
     ExchangeRate curve = ZERO;
     curve.points = 2, curve.bytes[0] = 100, curve.bytes[1] = 10000, curve.seconds[0] = 1, curve.seconds[1] = 4;
@@ -80,7 +87,7 @@ static void test_estimate(void) {
     // 16 ranks, 2 a host: gathered parts come to a host over both links; of an all-to-all 14 of 15 parts over one's own
     estimate_with(make_cluster_file("links.json", 1e9, free_of_cost, latency, bandwidth,
                   "\"links\":{\"within_host\":{\"latency_s\":1e-6,\"bytes_per_s\":8e10},\"between_hosts\":{\"latency_s\":1e-5,\"bytes_per_s\":1e10}},"), "--model tiny", 16, &w);
-    const ExchangeRate *gather = &w.comm.rates[AXIS_FSDP][ALL_GATHER], *scatter = &w.comm.rates[AXIS_FSDP][REDUCE_SCATTER];
+    const ExchangeRate *gather = &estimated->cluster.exchange[AXIS_FSDP][ALL_GATHER], *scatter = &estimated->cluster.exchange[AXIS_FSDP][REDUCE_SCATTER];
     CHECK("links: a gather shares the links of a host, an all-to-all has one a rank", off_by(gather->bandwidth, 2e10) < 1e-12 && off_by(scatter->bandwidth, 15.0 / 14 * 1e10) < 1e-12 && off_by(gather->latency, 1e-6 + 3e-5) < 1e-12,
           "%.4g and %.4g bytes/s, latency %.3g s", gather->bandwidth, scatter->bandwidth, gather->latency);
 }
@@ -216,9 +223,9 @@ static void test_ranks_alike(void) {
         int world = i % 2 ? 8 : 6, differ = 0;
         snprintf(arguments, sizeof arguments, "--plan --model tiny --vocab-size 4099 %s", layouts[i]);
         Job *j = make_job(arguments, world, &transport_threads);
-        run_walk(&first, j, 0);
+        run_walk(&first, j, 0, NULL);
         for (int rank = 1; rank < world; rank++) {
-            run_walk(&other, j, rank);
+            run_walk(&other, j, rank, NULL);
             for (int c = 0; c < MEM_CATEGORIES; c++) differ += first.dev.arenas[c].peak != other.dev.arenas[c].peak;
             differ += memcmp(first.comm.booked, other.comm.booked, sizeof first.comm.booked) != 0 || device_flops(&first.dev, 0) != device_flops(&other.dev, 0) || device_flops(&first.dev, 1) != device_flops(&other.dev, 1);
             run_close(&other);
@@ -242,7 +249,7 @@ static const cJSON *class_in_json(const cJSON *plan, int rank) {
 
 /* Differences of a rank's own walk and law from what the plan has for its class, in memory and as JSON. */
 static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Run *own) {
-    const RankClass *c = &p->classes[plan_class(p, own->rank)];
+    const RankClass *c = &p->classes[p->class_of[own->rank]];
     const cJSON *said = class_in_json(json, own->rank);
     Traffic law[AXES][COLLECTIVES];
     law_of(law, &j->config, j->mesh.world, own->rank, &j->opt);
@@ -274,15 +281,20 @@ static void test_rank_classes(void) {
         int64_t owned = 0;
         snprintf(arguments, sizeof arguments, "--plan --model %s --seq 32 --batch 1 --reduce-dtype bf16 --deterministic %s", odd ? mesh_model(odd == 2) : "tiny", meshes[i].options);
         Job *j = make_job(arguments, 16, &transport_threads);
-        plan_open(&plan, j);
+        Plan every;
+        plan_open(&plan, j, 0), plan_open(&every, j, 1);
+        for (int a = 0; a < 16; a++)
+            for (int b = 0; b < a; b++) differ += (every.script_of[a] == every.script_of[b]) != (plan.script_of[a] == plan.script_of[b]);
+        differ += memcmp(plan.class_of, every.class_of, sizeof(int) * 16) != 0;
+        plan_close(&every);
         FILE *f = fopen(scratch_path("classes.json"), "w");
-        plan_write(f, &plan, 1, NULL);
+        plan_write(f, &plan, 1, NULL, NULL);
         fclose(f);
         char *text = read_text_file(scratch_path("classes.json"));
         cJSON *json = cJSON_Parse(text);
         for (int rank = 0, at; rank < 16; rank++) {
             ShardPiece piece;
-            run_walk(&own, j, rank);
+            run_walk(&own, j, rank, NULL);
             differ += differs_from_class(&plan, json, j, &own);
             for (at = 0; owned_next(&own.fsdp, &at, &piece);) owned += piece.count;
             run_close(&own);
@@ -309,7 +321,7 @@ static void test_recompute_memory(void) {
         static Run w;
         snprintf(arguments, sizeof arguments, "--plan --model tiny --recompute %s", ways[i]);
         Job *j = make_job(arguments, 1, &transport_threads);
-        run_walk(&w, j, 0);
+        run_walk(&w, j, 0, NULL);
         int64_t have = (int64_t)w.dev.arenas[MEM_ACTIVATIONS].peak;
         if (i == 0) none = have;
         snprintf(name, sizeof name, "--recompute %s: activations as counted by hand", ways[i]);
@@ -344,16 +356,14 @@ static void test_plan(void) {
     CHECK("a timeline that is full stops and is whole all the same", full.valid && full.events == 2 * 400 && full.overlaps == 0, "%d events of 2 x 400, %d overlap", full.events, full.overlaps);
     char arguments[1024], path[256];
     snprintf(path, sizeof path, "%s/planned.json", scratch_dir);
-    snprintf(arguments, sizeof arguments, "--model tiny --accum 2 --trace %s", path);
+    snprintf(arguments, sizeof arguments, "--model tiny --accum 2 --tp 2 --pp 2 --sharding full_shard --trace %s", path);
     Run w;
-    Estimate e = estimate_with(make_cluster_file("trace.json", 1e9, 1e9, 1e-5, 1e7, ""), arguments, 2, &w);
-    Job j = ZERO;
-    j.opt.trace = path;
-    write_planned_trace(&j, &w);
+    Estimate e = estimate_with(make_cluster_file("trace.json", 1e9, 1e9, 1e-5, 1e7, ""), arguments, 8, &w);
+    write_planned_trace(estimated, &replayed);
     TraceFound t = read_trace(path);
     int ops = 0;
     for (int i = 0; i < OP_COUNT; i++) ops += (int)w.dev.ops[i].calls;
-    CHECK("the planned timeline has every op and exchange of rank 0, none of a lane beside another", t.valid && t.ranks == 1 && t.ops == ops && t.overlaps == 0 && t.steps == 1 && t.waits > 0 && e.exposed > 0 &&
-          t.fsdp == (int)(w.comm.booked[AXIS_FSDP][ALL_GATHER].calls + w.comm.booked[AXIS_FSDP][REDUCE_SCATTER].calls), "%d ops of %d, %d exchanges, %d overlap", t.ops, ops, t.fsdp, t.overlaps);
+    CHECK("the planned timeline has every op of rank 0, the exchanges of both stages, none of a lane beside another", t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 && exposed_of(&e) > 0 &&
+          t.fsdp == 2 * (int)(w.comm.booked[AXIS_FSDP][ALL_GATHER].calls + w.comm.booked[AXIS_FSDP][REDUCE_SCATTER].calls), "%d ranks, %d ops of %d, %d exchanges, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
     run_close(&w);
 }

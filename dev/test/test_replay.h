@@ -1,0 +1,220 @@
+/* test_replay.h: the replay of all ranks' scripts: by hand, against what ranks do in a run, and with faults planted. */
+
+// ---------------------------------------------------------------------------
+// a run's own script, line by line
+
+static Plan scripted; // whose scripts the ranks of a run are held against
+static int64_t script_lines, script_differences;
+static char script_difference[600];
+
+static int same_line(const Script *a, const ScriptLine *x, const Script *b, const ScriptLine *y) {
+    return x->waits == y->waits && x->slot == y->slot && x->count == y->count && x->peer == y->peer && x->collective == y->collective && x->axis == y->axis && x->dtype == y->dtype &&
+           !strcmp(script_text(a, x->what), script_text(b, y->what)) && !strcmp(script_text(a, x->phase), script_text(b, y->phase));
+}
+
+static void script_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    Names names = ZERO;
+    Script own = ZERO;
+    const Script *walked = &scripted.scripts[scripted.script_of[rank]];
+    for (int step = 1; step <= 2; step++) { // the second has what the first left behind
+        script_begin(&own, &names);
+        o->run.comm.script = &own;
+        train_step(&o->run, step);
+        o->run.comm.script = NULL;
+        int64_t differ = own.count != walked->count;
+        for (int64_t i = 0; i < min_i64(own.count, walked->count); i++) {
+            if (same_line(&own, &own.lines[i], walked, &walked->lines[i])) continue;
+            Sentence t = {script_difference, sizeof script_difference, 0};
+            if (!differ++) say(&t, "rank %d, line %d: ", rank, (int)i), say_script_line(&t, &own, &own.lines[i]), say(&t, ", walked "), say_script_line(&t, walked, &walked->lines[i]);
+        }
+        int64_t mine[2] = {differ, own.count}, all[2 * 16];
+        all_gather_now(&o->run.comm, AXIS_WORLD, "differences", mine, all, sizeof mine);
+        for (int i = 0; i < j->mesh.world && rank == 0; i++) script_differences += all[2 * i], script_lines += all[2 * i + 1];
+    }
+    free(own.lines);
+    names_close(&names);
+    close_rank(o);
+}
+
+/* Ranks that run write the scripts that were walked, and those fit each other. */
+static void check_scripts(int process, int world, const char *options, const Transport *transport) {
+    char arguments[1024], name[400], problem[2048] = "";
+    Replay replay;
+    const char *data = strstr(options, "--doc-mask") ? make_document_file("masked.tok", 6000, 16, 7) : make_token_file("scripts.tok", 40000, 64, 0);
+    snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 32 --steps 2 --timeout 60 %s", mesh_model(strstr(options, "--deterministic") != NULL), data, options);
+    Job *j = make_job(arguments, world, transport);
+    script_lines = script_differences = 0, script_difference[0] = 0;
+    plan_open(&scripted, j, 1);
+    int fits = plan_replay(&replay, &scripted, NULL, problem, sizeof problem, 0);
+    replay_close(&replay);
+    launch(j, process, script_body);
+    plan_close(&scripted);
+    end_job(j);
+    snprintf(name, sizeof name, "%d ranks over %s, %s: events as walked, and they fit", world, transport->name, options);
+    if (process == 0) CHECK(name, fits && !script_differences && script_lines > 0, "%" PRId64 " of %" PRId64 " differ %s%s", script_differences, script_lines, script_difference, problem);
+}
+
+static const struct { int world; const char *options; } script_layouts[] = {
+    {2, "--batch 1"}, {2, "--batch 1 --tp 2"}, {2, "--batch 1 --cp 2 --doc-mask"}, {2, "--batch 1 --pp 2 --accum 3"}, {2, "--batch 1 --pp 2 --accum 2 --deterministic"}, // tied
+    {3, "--batch 1 --accum 2 --accumulate local"}, {3, "--batch 1 --pp 3 --accum 5 --pp-light-ends"}, {4, "--batch 1 --dp-replicate 2 --accum 2 --slots 3"}, {4, "--batch 1 --sharding no_shard --accum 2"},
+    {4, "--batch 1 --tp 2 --pp 2 --accum 2"}, {4, "--batch 1 --cp 2 --dp-shard 2 --recompute full"}, {4, "--batch 1 --pp 2 --accum 4 --pp-schedule interleaved"}, {4, "--batch 2 --sharding shard_grad_op --reduce-dtype bf16"},
+    {6, "--batch 1 --pp 3 --dp-shard 2 --accum 3 --pp-schedule interleaved --pp-light-ends"}, {8, "--batch 1 --tp 2 --cp 2 --pp 2 --accum 2"}, {8, "--batch 1 --tp 2 --cp 2 --pp 2 --accum 4 --pp-schedule interleaved --deterministic"},
+    {8, "--batch 1 --tp 4 --pp 2 --accum 2 --sharding full_shard --accumulate sharded"}, {8, "--batch 1 --cp 4 --dp-replicate 2 --recompute every:2"}, {16, "--batch 1 --tp 2 --cp 2 --pp 2 --dp-shard 2 --accum 4 --pp-schedule interleaved"},
+    {16, "--batch 1 --tp 2 --cp 2 --pp 2 --dp-replicate 2 --accum 2 --recompute selective --wrap size:10000"}, {16, "--batch 1 --pp 8 --accum 8 --dp-shard 2"}};
+
+static void test_scripts(int process, int world, const Transport *transport) {
+    for (size_t i = 0; i < sizeof script_layouts / sizeof *script_layouts; i++)
+        if (world ? script_layouts[i].world == world : !CUDA_BUILD || (script_layouts[i].world >= 4 && script_layouts[i].world <= 8 && i % 2)) check_scripts(process, script_layouts[i].world, script_layouts[i].options, transport);
+}
+
+// ---------------------------------------------------------------------------
+// by hand
+
+/* "rank clock" pairs of a replay of scripts made of words: `g:AXIS:COUNT` a gather, `s:PEER:COUNT` and `r:PEER:COUNT` messages over pp, `wN`
+ * the wait for slot N, `cX` X seconds of arithmetic. */
+typedef struct { Script s; Names names; } ByHand;
+
+static void by_hand(ByHand *h, const char *words) {
+    char text[1024];
+    double computed = 0;
+    snprintf(text, sizeof text, "%s", words);
+    memset(h, 0, sizeof *h);
+    script_begin(&h->s, &h->names);
+    for (char *at, *word = strtok_r(text, " ", &at); word; word = strtok_r(NULL, " ", &at)) {
+        ScriptLine line = ZERO;
+        char axis[16] = "";
+        int peer = -1;
+        long count = 0;
+        if (word[0] == 'c') {
+            computed += atof(word + 1);
+            continue;
+        }
+        line.computed = computed, computed = 0;
+        line.phase = name_number(&h->names, "a test"), line.what = -1, line.peer = -1;
+        if (word[0] == 'w') line.waits = 1, line.slot = (uint8_t)atoi(word + 1), h->s.taken &= ~(1ull << line.slot);
+        else {
+            if (word[0] == 'g') sscanf(word, "g:%15[a-z_]:%ld", axis, &count);
+            else sscanf(word + 1, ":%d:%ld", &peer, &count), strcpy(axis, "pp");
+            for (int a = 0; a < AXES; a++) line.axis = strcmp(axis, axis_names[a]) ? line.axis : (uint8_t)a;
+            line.collective = word[0] == 'g' ? ALL_GATHER : word[0] == 's' ? SEND : RECEIVE;
+            line.count = count, line.peer = peer, line.dtype = DTYPE_BYTE, line.what = name_number(&h->names, strrchr(word, ':') + 1);
+            line.slot = (uint8_t)__builtin_ctzll(~h->s.taken), h->s.taken |= 1ull << line.slot;
+        }
+        script_add(&h->s, &line);
+    }
+    h->s.rest = computed;
+}
+
+/* Plays one script a rank; 1 second a byte. Returns the step's seconds; -1: they do not fit, and `problem` says why. */
+static double play(Mesh mesh, const char *const *words, char *problem, size_t size) {
+    enum { MOST = 8 };
+    ByHand hands[MOST];
+    const Script *scripts[MOST];
+    static ExchangeRate rates[AXES][COLLECTIVES];
+    Replay r;
+    for (int a = 0; a < AXES; a++)
+        for (int o = 0; o < COLLECTIVES; o++) rates[a][o].latency = 0, rates[a][o].bandwidth = 1;
+    for (int i = 0; i < mesh.world; i++) by_hand(&hands[i], words[i]), scripts[i] = &hands[i].s;
+    replay_open(&r, &mesh, scripts, &mesh, (const ExchangeRate (*)[COLLECTIVES])rates, problem, size);
+    double seconds = replay_run(&r) ? r.seconds : -1;
+    replay_close(&r);
+    for (int i = 0; i < mesh.world; i++) free(hands[i].s.lines), names_close(&hands[i].names);
+    return seconds;
+}
+
+static void test_replay_by_hand(void) {
+    const Mesh tp2 = {2, {2, 1, 1, 1, 1}}, pp2 = {2, {1, 1, 2, 1, 1}}, pp3 = {3, {1, 1, 3, 1, 1}}, both = {4, {2, 2, 1, 1, 1}};
+    static const struct { const char *name; int mesh; const char *words[4]; double seconds; const char *problem[4]; } cases[] = {
+        {"the later member begins a gather, and all end with it", 0, {"c3 g:tp:2 w0 c1", "c5 g:tp:2 c1 w0"}, 5 + 2 + 1, {0}},
+        {"arithmetic hides an exchange", 0, {"g:tp:4 c10 w0", "g:tp:4 c10 w0"}, 10, {0}},
+        {"a group's exchanges come one after the other", 0, {"g:tp:4 g:tp:5 w0 w1", "g:tp:4 g:tp:5 w0 w1"}, 9, {0}},
+        {"those of two axes beside each other", 3, {"g:tp:4 g:cp:5 w0 w1", "g:tp:4 g:cp:5 w0 w1", "g:tp:4 g:cp:5 w0 w1", "g:tp:4 g:cp:5 w0 w1"}, 5, {0}},
+        {"a send is synchronous: it waits for its receive", 1, {"s:1:2 w0 c1", "c7 r:0:2 w0"}, 7 + 2 + 1, {0}},
+        {"a pipeline of three fills and drains", 2, {"c1 s:1:1 w0 c1 s:1:1 w0", "r:0:1 w0 c1 s:2:1 r:0:1 w1 c1 w0 s:2:1 w0", "r:1:1 w0 c1 r:1:1 w0 c1"}, 8, {0}},
+        {"a count that differs is told with both", 0, {"g:tp:4 w0", "g:tp:5 w0"}, -1, {"exchange 1 over tp", "all_gather of '4' (4 x bytes)", "rank 1 (tp 1) starts all_gather of '5' (5 x bytes)", "in a test"}},
+        {"two groups in opposite order on two ranks: the cycle is told", 0, {"g:tp:4 w0 g:world:5 w0", "g:world:5 w0 g:tp:4 w0"}, -1,
+            {"2 of 2 ranks wait for ever", "rank 0 (tp 0) has started all_gather of '4' (4 x bytes) over tp in a test, to which rank 1 has not come", "rank 1 (tp 1) has started all_gather of '5'", "to which rank 0 has not come"}},
+        {"… also where nobody waits before both are started", 0, {"g:tp:4 g:world:5 w0 w1", "g:world:5 g:tp:4 w0 w1"}, -1, {"2 of 2 ranks wait for ever", "rank 1 (tp 1) has started all_gather of '5'", "", ""}},
+        {"… but not where there is no cycle", 3, {"g:tp:4 w0 g:cp:5 w0", "g:tp:4 w0 g:cp:5 w0", "g:tp:4 w0 g:cp:5 w0", "g:cp:5 w0 g:tp:4 w0"}, 18, {0}},
+        {"a missing receive", 1, {"s:1:2 w0 s:1:3 w0", "r:0:2 w0"}, -1, {"1 of 2 ranks wait for ever", "rank 0 (pp 0) has started send of '3'", "to which rank 1 does not come: its step has ended", ""}},
+        {"a swapped pair of sends", 1, {"s:1:3 s:1:2 w0 w1", "r:0:2 r:0:3 w0 w1"}, -1, {"rank 0 (pp 0) has started send of '3'", "at its other end rank 1 (pp 1) has started receive of '2'", "", ""}},
+        {"two that send to each other first", 1, {"s:1:2 w0 r:1:2 w0", "s:0:2 w0 r:0:2 w0"}, -1, {"2 of 2 ranks wait for ever", "rank 0 (pp 0) has started send", "rank 1 (pp 1) has started send", "to which rank 0 has not come"}},
+        {"a member that does not come", 0, {"g:tp:2 w0", "c1"}, -1, {"1 of 2 ranks wait for ever", "rank 0 (tp 0) has started all_gather of '2'", "its step has ended", ""}},
+    };
+    const Mesh meshes[] = {tp2, pp2, pp3, both};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char problem[2048] = "", name[200];
+        double seconds = play(meshes[cases[i].mesh], cases[i].words, problem, sizeof problem);
+        int told = 1;
+        for (int k = 0; k < 4 && cases[i].problem[k]; k++) told &= strstr(problem, cases[i].problem[k]) != NULL;
+        snprintf(name, sizeof name, "replay: %s", cases[i].name);
+        CHECK(name, seconds == cases[i].seconds && told && (seconds < 0) == (problem[0] != 0), "%g s, expected %g %s", seconds, cases[i].seconds, problem);
+    }
+}
+
+// ---------------------------------------------------------------------------
+// faults in the scripts of 16,384 ranks
+
+static int64_t find_line(const Script *s, int collective, int axis, int64_t number) {
+    for (int64_t i = 0; i < s->count; i++)
+        if (!s->lines[i].waits && s->lines[i].collective == collective && s->lines[i].axis == axis && number-- == 0) return i;
+    return -1;
+}
+
+static void drop_line(Script *s, int64_t at) {
+    memmove(&s->lines[at], &s->lines[at + 1], sizeof *s->lines * (size_t)(--s->count - at));
+}
+
+/* A receive, and the wait for it. */
+static void drop_receive(Script *s, int64_t at) {
+    int slot = s->lines[at].slot;
+    drop_line(s, at);
+    while (!s->lines[at].waits || s->lines[at].slot != slot) at++;
+    drop_line(s, at);
+}
+
+static void swap_lines(Script *s, int64_t a, int64_t b) { // what is exchanged; places and slots stay
+    ScriptLine x = s->lines[a], y = s->lines[b];
+    s->lines[a] = y, s->lines[a].slot = x.slot, s->lines[a].computed = x.computed;
+    s->lines[b] = x, s->lines[b].slot = y.slot, s->lines[b].computed = y.computed;
+}
+
+static void test_replay_405b(void) {
+    enum { ODD = 12345 };
+    static const char *const faults[] = {"none", "an all_gather of another count", "a swapped pair of sends", "a missing receive", "two groups in opposite order"};
+    static const char *const told[][3] = {{"", "", ""}, {"of 128 members start all_gather", "rank 12345 (tp 1, cp 7, pp 0, dp_shard 6) starts all_gather", "over fsdp in "}, {"rank 12345 (tp 1, cp 7, pp 0, dp_shard 6) ", "activations 1 to stage 1", "activations 0 to stage 1"},
+                                          {"gradients 0 to stage 0", "gradients 1 to stage 0", "rank 12345 (tp 1, cp 7, pp 0, dp_shard 6)"}, {"wait for ever", "rank 12345 (tp 1, cp 7, pp 0, dp_shard 6) has started all_gather of 'keys and values'", "to which rank 12345 has not come"}};
+    Plan p;
+    Job *j = make_job("--plan --model llama3.1-405b --tp 8 --cp 16 --pp 16 --dp-shard 8 --seq 131072 --batch 1 --accum 16 --pp-light-ends", 16384, &transport_threads);
+    plan_open(&p, j, 0);
+    p.every = 1; // others of the same part do the same: test_rank_classes
+    for (int f = 0; f < 5; f++) {
+        char problem[4096] = "", name[200];
+        Script *own = &p.scripts[p.script_of[ODD]], changed = *own;
+        const Script **scripts = (const Script **)checked_malloc(sizeof *scripts * 16384);
+        Replay r;
+        changed.lines = (ScriptLine *)checked_malloc(sizeof *changed.lines * (size_t)own->count);
+        memcpy(changed.lines, own->lines, sizeof *changed.lines * (size_t)own->count);
+        if (f == 1) changed.lines[find_line(own, ALL_GATHER, AXIS_FSDP, 3)].count++;
+        if (f == 2) swap_lines(&changed, find_line(own, SEND, AXIS_PP, 0), find_line(own, SEND, AXIS_PP, 1));
+        if (f == 3) drop_receive(&changed, find_line(own, RECEIVE, AXIS_PP, 0));
+        if (f == 4) swap_lines(&changed, find_line(own, ALL_GATHER, AXIS_TP, 5), find_line(own, ALL_GATHER, AXIS_CP, 3));
+        for (int i = 0; i < 16384; i++) scripts[i] = i == ODD && f ? &changed : &p.scripts[p.script_of[i]];
+        replay_open(&r, &j->mesh, scripts, &j->mesh, NULL, problem, sizeof problem);
+        int fits = replay_run(&r), says = 1;
+        for (int k = 0; k < 3; k++) says &= strstr(problem, told[f][k]) != NULL;
+        snprintf(name, sizeof name, "405B on 16,384 ranks replayed, planted on rank %d: %s", ODD, faults[f]);
+        CHECK(name, fits == !f && says, "%s", fits ? "fits" : problem);
+        replay_close(&r);
+        free(changed.lines);
+        free(scripts);
+    }
+    plan_close(&p);
+    end_job(j);
+}
+
+static void test_replay(void) {
+    if (!CUDA_BUILD) test_replay_by_hand(), test_replay_405b();
+    test_scripts(0, 0, &transport_threads);
+}
