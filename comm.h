@@ -176,7 +176,12 @@ typedef struct Channel {
     uint64_t order;         // hash of all of them: the same at both ends
     BoardRank *beside;      // the other end's rank; NULL: on another host
     struct ThreadSlot *slots; // threads: (THREAD_SLOTS) NULL: not used yet
+#ifdef HAVE_NCCL
+    ncclComm_t nccl;        // of the two alone: what goes this way waits for nothing else
+#endif
 } Channel;
+
+typedef enum { LINK_TO_NEXT, LINK_FROM_PREVIOUS, LINK_TO_PREVIOUS, LINK_FROM_NEXT, LINKS } Link; // of a pipeline's ring
 
 typedef struct Request {
     int active;
@@ -265,6 +270,7 @@ struct Comm {
     struct ThreadWorld *thread_world;
 #ifdef HAVE_NCCL
     ncclComm_t nccl;                   // of all ranks: the groups' are split from it
+    ncclComm_t links[LINKS];           // NULL: there is no such neighbour, or of two ranks it is the other one
     int *members;                      // (world) of the device: who is in a group, told over it
 #endif
 };
@@ -735,7 +741,7 @@ static void request_start(Comm *comm, Request *r) {
         event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, r->started, r->started, bytes_moved(r));
         return;
     }
-    if (CUDA_BUILD && r->of_device) r->row = r->on == STREAM_REDUCE || r->on == STREAM_RECEIVE; // one after the other on each stream
+    if (CUDA_BUILD && r->of_device) r->row = r->on >= STREAM_SEND_NEXT ? (int)r->on - STREAM_SEND_NEXT : r->on == STREAM_REDUCE; // one after the other on each stream
     for (int i = 0; i < comm->num_in_flight; i++) // else the lowest row that none of the axis has
         if (!(CUDA_BUILD && r->of_device) && comm->in_flight[i]->group == g && comm->in_flight[i]->row == r->row) r->row++, i = -1;
     if (!comm->num_in_flight) comm->in_flight_since = r->started;
@@ -773,6 +779,13 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
     if (r->of_device) request_enqueued(comm, r, what);
 }
 
+/* The ring's link between a rank and a neighbour; of two ranks either is the other's next. */
+static inline Link link_of(const Group *g, int peer, int receives) {
+    int forward = receives ? (peer + 1) % g->size == g->rank : (g->rank + 1) % g->size == peer, backward = receives ? (g->rank + 1) % g->size == peer : (peer + 1) % g->size == g->rank;
+    if (!forward && !backward) run_failure("a message between members %d and %d of the %d of %s: over NCCL only neighbours have messages", g->rank, peer, g->size, axis_names[g->axis]);
+    return forward ? (receives ? LINK_FROM_PREVIOUS : LINK_TO_NEXT) : receives ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
+}
+
 /* This rank's end of the messages to, or from, a member of `axis`. */
 static Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
     int i = 0, k = comm->num_channels;
@@ -785,6 +798,9 @@ static Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
     c->line = AXES + i;
     c->order = HASH_START;
     c->peer_rank = mesh_member(&comm->mesh, comm->rank, axis, peer);
+#ifdef HAVE_NCCL
+    if (comm->nccl) c->nccl = comm->links[link_of(&comm->groups[axis], peer, receives)];
+#endif
     if (comm->self) channel_beside(comm->board, comm->self, (int)axis, receives, c->peer_rank, &c->beside); // else a walk
     return c;
 }
@@ -793,8 +809,7 @@ static Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
  * that one sends to another is the n-th that this one awaits from it, whatever travels the other way, with others, or as a
  * collective; both call it the same, or the run ends: so `what` says which one it is (what, and of which micro-batch). It stays
  * where it is as long as the timeline. A send is waited for before its buffer is written again. On a GPU it travels on the
- * chosen stream, one after the other there; and NCCL lets an axis have one at a time, whatever their streams: its members
- * start them in one order (pipeline.h), or wait for each other. */
+ * chosen stream, one after the other there, and over NCCL between neighbours of the ring alone. */
 static inline void point_start(Comm *comm, Request *r, Collective send_or_receive, Axis axis, int peer, const char *what, void *buffer, size_t count, Dtype dtype) {
     Group *g = &comm->groups[axis];
     size_t bytes = count * dtype_size(dtype);
@@ -948,9 +963,15 @@ static double comm_clock_offset(Comm *comm, double *error) {
 // transport: nccl. Exchanges are enqueued; the host waits for none of them, but watches (comm_watch).
 
 #ifdef HAVE_NCCL
-/* The axes over which GPUs exchange. A communicator of NCCL's takes memory, so there are no others. */
-static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_PP, AXIS_FSDP, AXIS_DP_REPLICATE};
-enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0] };
+/* The axes over which GPUs have collectives, and a pipeline's links. A communicator of NCCL's takes memory, so there are no others. */
+static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
+enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0], NCCL_COMMUNICATORS = NCCL_AXES + LINKS };
+
+/* The i-th of this rank's communicators, which may be NULL, and of which axis it is. */
+static ncclComm_t *nccl_communicator(Comm *comm, int i, Axis *axis) {
+    *axis = i < NCCL_AXES ? nccl_axes[i] : AXIS_PP;
+    return i < NCCL_AXES ? &comm->groups[nccl_axes[i]].nccl : &comm->links[i - NCCL_AXES];
+}
 
 /* This thread's rank. Whoever ends the process stops its own: a GPU that waits for a lost rank waits for good. */
 static __thread Comm *nccl_own;
@@ -966,8 +987,11 @@ static void nccl_abort(void) {
     signal(SIGALRM, nccl_is_stuck); // an abort that waits for the GPU, as it may
     alarm(1);
     ncclGroupStart(); // so that all are told before the first is waited for
-    for (int i = 0; i < NCCL_AXES; i++)
-        if (nccl_own->groups[nccl_axes[i]].nccl) ncclCommAbort(nccl_own->groups[nccl_axes[i]].nccl);
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
+        Axis axis;
+        ncclComm_t c = *nccl_communicator(nccl_own, i, &axis);
+        if (c) ncclCommAbort(c);
+    }
     if (nccl_own->nccl) ncclCommAbort(nccl_own->nccl);
     ncclGroupEnd();
     alarm(0);
@@ -984,8 +1008,10 @@ static void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, const char
         double waited = seconds_now() - start;
         if (waited > 0.5 && comm->self->state != RANK_WAITING) { // the first exchanges of a group connect its members
             comm->self->wait_line = AXIS_WORLD, comm->self->wait_number = comm->groups[AXIS_WORLD].next_sequence + 1;
-            for (int i = 0; i < NCCL_AXES; i++)
-                if (comm->groups[nccl_axes[i]].nccl == c) comm->self->wait_line = nccl_axes[i], comm->self->wait_number = comm->groups[nccl_axes[i]].next_sequence;
+            for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
+                Axis axis;
+                if (*nccl_communicator(comm, i, &axis) == c) comm->self->wait_line = axis, comm->self->wait_number = comm->groups[axis].next_sequence;
+            }
             rank_state(comm->self, RANK_WAITING, start);
         }
         if (waited > comm->timeout * phases[comm->self->phase].limit)
@@ -1027,6 +1053,23 @@ static void nccl_check_members(Comm *comm, Group *g) {
     free(near);
 }
 
+/* A communicator for each way between neighbours of a pipeline. Links that share no rank are split off together: 0-1, 2-3, …; 1-2, 3-4, …; of an
+ * odd number the last one's to the first. */
+static void nccl_open_links(Comm *comm, ncclConfig_t *config) {
+    const Group *g = &comm->groups[AXIS_PP];
+    int P = g->size, me = g->rank, previous = (me + P - 1) % P;
+    config->commName = "pp";
+    for (int turn = 0; turn < (P == 1 ? 0 : 2 + P % 2); turn++)
+        for (int back = 0; back < (P > 2 ? 2 : 1); back++) { // of two, one is the next of the other either way
+            int starts = turn == (P % 2 && me == P - 1 ? 2 : me % 2), ends = turn == (P % 2 && previous == P - 1 ? 2 : previous % 2);
+            Link link = starts ? (back ? LINK_FROM_NEXT : LINK_TO_NEXT) : back ? LINK_TO_PREVIOUS : LINK_FROM_PREVIOUS;
+            int colour = starts || ends ? mesh_member(&comm->mesh, comm->rank, AXIS_PP, starts ? me : previous) : NCCL_SPLIT_NOCOLOR;
+            ncclComm_t none = NULL, *made = starts || ends ? &comm->links[link] : &none;
+            nccl_check(comm, comm->nccl, ncclCommSplit(comm->nccl, colour, starts != back ? 0 : 1, made, config), "split off", "a link of pp"); // who sends is the first
+            if (starts || ends) nccl_check(comm, *made, ncclInProgress, "open", "a link of pp");
+        }
+}
+
 /* One communicator of all ranks, and from it one for each axis; all ranks split in the same order. */
 static void nccl_open(Comm *comm) {
     ncclUniqueId mine = ZERO, *all = (ncclUniqueId *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
@@ -1056,17 +1099,24 @@ static void nccl_open(Comm *comm) {
         if (g->axis < AXIS_DP_SHARD) continue; // NCCL wants what it knows at the same place on all members: ranks of tp and pp have other parts of the model
         nccl_check(comm, g->nccl, ncclCommRegister(g->nccl, exchanged->base, exchanged->reserved, &g->registered), "register the memory of", axis_names[g->axis]);
     }
+    nccl_open_links(comm, &config);
     comm->library_memory = fmax(0, before - device_memory(comm->dev->gpu)); // of what is beyond the plan the largest part
 }
 
 static void nccl_close(Comm *comm) {
-    for (int i = 0; i < NCCL_AXES; i++) {
-        Group *g = &comm->groups[nccl_axes[i]];
-        if (!g->nccl) continue;
-        if (g->registered) ncclCommDeregister(g->nccl, g->registered);
-        nccl_check(comm, g->nccl, ncclCommFinalize(g->nccl), "close the group of", axis_names[g->axis]);
-        ncclCommDestroy(g->nccl), g->nccl = NULL;
-    }
+    for (int step = 0; step < 2; step++) // all of them begin to close before the first is waited for: neighbours have theirs in another order
+        for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
+            Axis axis;
+            ncclComm_t *c = nccl_communicator(comm, i, &axis);
+            if (!*c) continue;
+            if (step == 0) {
+                if (i < NCCL_AXES && comm->groups[axis].registered) ncclCommDeregister(*c, comm->groups[axis].registered);
+                ncclCommFinalize(*c);
+                continue;
+            }
+            nccl_check(comm, *c, ncclInProgress, "close the group of", axis_names[axis]);
+            ncclCommDestroy(*c), *c = NULL;
+        }
     nccl_check(comm, comm->nccl, ncclCommFinalize(comm->nccl), "close the group of", "all ranks");
     ncclCommDestroy(comm->nccl), comm->nccl = NULL, nccl_own = NULL;
 }
@@ -1075,26 +1125,27 @@ static void nccl_close(Comm *comm) {
 static void nccl_start(Comm *comm, Request *r) {
     Group *g = r->group;
     cudaStream_t stream = comm->dev->stream;
+    ncclComm_t c = r->channel ? r->channel->nccl : g->nccl;
     int size = 0;
-    ncclResult_t result = ncclCommCount(g->nccl, &size);
-    if (result != ncclSuccess) nccl_check(comm, g->nccl, result, "count the members of", axis_names[g->axis]);
+    ncclResult_t result = ncclCommCount(c, &size);
+    if (result != ncclSuccess) nccl_check(comm, c, result, "count the members of", axis_names[g->axis]);
     request_begin(comm, r);
-    if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, g->nccl, stream);
-    else if (r->collective == SEND) result = ncclSend(r->send, r->bytes, ncclUint8, r->channel->peer, g->nccl, stream);
-    else if (r->collective == RECEIVE) result = ncclRecv(r->recv, r->bytes, ncclUint8, r->channel->peer, g->nccl, stream);
+    if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, c, stream);
+    else if (r->collective == SEND) result = ncclSend(r->send, r->bytes, ncclUint8, 1, c, stream); // of a link the first member sends to the second
+    else if (r->collective == RECEIVE) result = ncclRecv(r->recv, r->bytes, ncclUint8, 0, c, stream);
     else if (r->summed) {
         int half = r->dtype == DTYPE_BF16;
-        result = ncclReduceScatter(r->send, r->recv, r->bytes / (half ? sizeof(bf16) : sizeof(float)), half ? ncclBfloat16 : ncclFloat32, ncclSum, g->nccl, stream);
+        result = ncclReduceScatter(r->send, r->recv, r->bytes / (half ? sizeof(bf16) : sizeof(float)), half ? ncclBfloat16 : ncclFloat32, ncclSum, c, stream);
     } else {
         ncclGroupStart();
         for (int p = 0; p < size; p++) {
-            ncclSend(r->send + (size_t)p * r->bytes, r->bytes, ncclUint8, p, g->nccl, stream);
-            ncclRecv(r->recv + (size_t)p * r->bytes, r->bytes, ncclUint8, p, g->nccl, stream);
+            ncclSend(r->send + (size_t)p * r->bytes, r->bytes, ncclUint8, p, c, stream);
+            ncclRecv(r->recv + (size_t)p * r->bytes, r->bytes, ncclUint8, p, c, stream);
         }
         result = ncclGroupEnd();
     }
     static const char *const starts[COLLECTIVES] = {"start the all_gather of", "start the reduce_scatter of", "start the send of", "start the receive of"};
-    nccl_check(comm, g->nccl, result, starts[r->collective], r->what);
+    nccl_check(comm, c, result, starts[r->collective], r->what);
     comm->wire[g->axis][r->collective].calls++;
     comm->wire[g->axis][r->collective].bytes += (r->channel ? 1 : (int64_t)(size - 1)) * (int64_t)r->bytes;
 }
@@ -1105,12 +1156,13 @@ static const Transport transport_nccl = {"nccl", NULL, NULL, nccl_start, nccl_te
 
 /* Has a communicator failed? A rank that is lost need not show there. */
 static void nccl_look(Comm *comm) {
-    for (int i = 0; i < NCCL_AXES; i++) {
-        Group *g = &comm->groups[nccl_axes[i]];
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
+        Axis axis;
+        ncclComm_t c = *nccl_communicator(comm, i, &axis);
         ncclResult_t state = ncclSuccess;
-        if (g->nccl) ncclCommGetAsyncError(g->nccl, &state);
+        if (c) ncclCommGetAsyncError(c, &state);
         if (state != ncclSuccess && state != ncclInProgress)
-            run_failure("rank %d: NCCL lost the group of %s: %s (%s). Look at the other ranks; NCCL_DEBUG=INFO says more", comm->rank, axis_names[g->axis], ncclGetErrorString(state), ncclGetLastError(g->nccl));
+            run_failure("rank %d: NCCL lost the group of %s: %s (%s). Look at the other ranks; NCCL_DEBUG=INFO says more", comm->rank, axis_names[axis], ncclGetErrorString(state), ncclGetLastError(c));
     }
 }
 #endif

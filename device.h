@@ -272,8 +272,9 @@ typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_EXCHANGE } E
 
 /* What a GPU does side by side. Ops and copies go to the stream that is chosen (device_stream), and keep their order
  * there; what one stream needs of another it waits for (device_order, device_await). A processor does one after the other. */
-typedef enum { STREAM_COMPUTE, STREAM_GATHER, STREAM_REDUCE, STREAM_FETCH, STREAM_STORE, STREAM_SEND, STREAM_RECEIVE, STREAMS } StreamKind;
-static const char *const stream_names[STREAMS] = {"compute", "gather", "reduce", "fetch", "store", "send", "receive"};
+typedef enum { STREAM_COMPUTE, STREAM_GATHER, STREAM_REDUCE, STREAM_FETCH, STREAM_STORE,
+               STREAM_SEND_NEXT, STREAM_RECEIVE_NEXT, STREAM_SEND_PREVIOUS, STREAM_RECEIVE_PREVIOUS /* of a pipeline's stages */, STREAMS } StreamKind;
+static const char *const stream_names[STREAMS] = {"compute", "gather", "reduce", "fetch", "store", "send to next", "receive from next", "send to previous", "receive from previous"};
 
 typedef struct CUevent_st *DeviceEvent; // CUDA's, and never made elsewhere
 

@@ -3,7 +3,7 @@
  * Every rank of any world in one process: those that ask the same of others share a script, and each rank is a place in its own.
  * A collective begins when all members of its group have come to it, and its members must agree in kind, dtype, count and name; a
  * message when its sender and its receiver have (sends are synchronous). Each rank comes to its collectives in the order in which
- * it started them, over whatever axis, and to its messages likewise, as NCCL wants it. Ranks that wait for each other are told as a
+ * it started them, over whatever axis, as NCCL wants it, and to its messages with another rank likewise, each way by itself. Ranks that wait for each other are told as a
  * cycle. With a cluster's rates the same replay is the step's timeline.
  * A caller may rely on: the result does not depend on the order in which ranks are looked at; nothing is allocated for a line.
  */
@@ -20,7 +20,7 @@ typedef struct {           // what a rank has started and not come to: a ring
     int first, count, came; // came: the first has come to its group
 } Queue;
 
-typedef enum { QUEUE_COLLECTIVES, QUEUE_MESSAGES, QUEUES } QueueKind;
+enum { COLLECTIVE_QUEUE, QUEUES = 1 + CHANNELS }; // of a rank: its collectives', and one for each of its channels (comm.h)
 
 typedef struct {
     const Script *script;
@@ -31,7 +31,8 @@ typedef struct {
     int64_t line[SLOTS];   // of the exchange in each slot
     double complete[SLOTS];
     Queue queue[QUEUES];
-    double messages_free;  // when its last message was complete: one after the other, as NCCL's communicators have them
+    int peer[QUEUES], channels; // of a channel: the member at the other end, or, negative, ~ of one that is received from; how many there are
+    double free_at[QUEUES]; // of a channel: when its last message was complete
     double clock;          // seconds
     double waited[AXES];   // of them, those that it waited for an exchange over an axis
     struct LineTime *times; // (lines of the script) when each exchange, and each wait, took place; NULL: nobody asks
@@ -131,9 +132,9 @@ static void replay_look(Replay *p, int rank) {
 }
 
 /* The first of a rank's queue has taken place. */
-static void exchange_complete(Replay *p, int rank, QueueKind kind, double start, double end) {
+static void exchange_complete(Replay *p, int rank, int queue, double start, double end) {
     Actor *a = &p->actors[rank];
-    Queue *q = &a->queue[kind];
+    Queue *q = &a->queue[queue];
     int64_t at = q->started[q->first].line;
     const ScriptLine *line = &a->script->lines[at];
     if (a->times) a->times[at].start = start, a->times[at].end = end;
@@ -151,7 +152,7 @@ static double line_seconds(const Replay *p, const ScriptLine *line) {
 /* A rank comes to the collective that is first in its queue. The last member to come completes it for all. */
 static void collective_arrive(Replay *p, int rank) {
     Actor *a = &p->actors[rank];
-    Queue *q = &a->queue[QUEUE_COLLECTIVES];
+    Queue *q = &a->queue[COLLECTIVE_QUEUE];
     const ScriptLine *line = &a->script->lines[q->started[q->first].line];
     int colour = p->colour[rank * AXES + line->axis], size = mesh_group_size(p->mesh, (Axis)line->axis);
     Gathering *g = &p->groups[line->axis * p->mesh->world + colour];
@@ -159,7 +160,7 @@ static void collective_arrive(Replay *p, int rank) {
     if (!g->arrived) g->first = rank, g->latest = g->free_at;
     else {
         const Actor *other = &p->actors[g->first];
-        const ScriptLine *its = &other->script->lines[other->queue[QUEUE_COLLECTIVES].started[other->queue[QUEUE_COLLECTIVES].first].line];
+        const ScriptLine *its = &other->script->lines[other->queue[COLLECTIVE_QUEUE].started[other->queue[COLLECTIVE_QUEUE].first].line];
         if (its->collective != line->collective || !lines_alike(a->script, line, other->script, its)) {
             collectives_differ(p, line->axis, colour);
             return;
@@ -170,32 +171,42 @@ static void collective_arrive(Replay *p, int rank) {
     double start = g->latest, end = start + line_seconds(p, line);
     int axis = line->axis;
     g->free_at = end, g->arrived = 0, g->number++;
-    for (int i = 0; i < size; i++) exchange_complete(p, replay_member(p->mesh, colour, axis, i), QUEUE_COLLECTIVES, start, end);
+    for (int i = 0; i < size; i++) exchange_complete(p, replay_member(p->mesh, colour, axis, i), COLLECTIVE_QUEUE, start, end);
 }
 
-/* A rank's first message: does its other end have it first, too? */
-static void message_meet(Replay *p, int rank) {
+/* Which queue an exchange of a rank is of. */
+static int queue_of(Actor *a, const ScriptLine *line) {
+    if (line->collective < SEND) return COLLECTIVE_QUEUE;
+    int other = line->collective == SEND ? line->peer : ~line->peer, q = 1;
+    while (q <= a->channels && a->peer[q] != other) q++;
+    if (q == QUEUES) run_failure("a rank has messages with more than %d others", CHANNELS);
+    if (q > a->channels) a->peer[a->channels = q] = other;
+    return q;
+}
+
+/* The first message of a channel: has its other end started its own? */
+static void message_meet(Replay *p, int rank, int queue) {
     Actor *a = &p->actors[rank];
-    const StartedExchange *mine = &a->queue[QUEUE_MESSAGES].started[a->queue[QUEUE_MESSAGES].first];
+    const StartedExchange *mine = &a->queue[queue].started[a->queue[queue].first];
     const ScriptLine *line = &a->script->lines[mine->line];
-    int peer = replay_member(p->mesh, p->colour[rank * AXES + line->axis], line->axis, line->peer);
+    int sends = line->collective == SEND, colour = p->colour[rank * AXES + line->axis], peer = replay_member(p->mesh, colour, line->axis, line->peer), member = mesh_coordinate(p->mesh, rank, (Axis)line->axis), its_queue = 1;
     Actor *b = &p->actors[peer];
-    if (!b->queue[QUEUE_MESSAGES].count) return;
-    const StartedExchange *theirs = &b->queue[QUEUE_MESSAGES].started[b->queue[QUEUE_MESSAGES].first];
+    while (its_queue <= b->channels && b->peer[its_queue] != (sends ? ~member : member)) its_queue++;
+    if (its_queue > b->channels || !b->queue[its_queue].count) return;
+    const StartedExchange *theirs = &b->queue[its_queue].started[b->queue[its_queue].first];
     const ScriptLine *its = &b->script->lines[theirs->line];
-    if (its->axis != line->axis || its->collective == line->collective || replay_member(p->mesh, p->colour[peer * AXES + its->axis], its->axis, its->peer) != rank) return;
     if (!lines_alike(a->script, line, b->script, its)) {
-        int sends = line->collective == SEND, ends[2] = {sends ? rank : peer, sends ? peer : rank};
+        int ends[2] = {sends ? rank : peer, sends ? peer : rank};
         for (int i = 0; i < 2; i++) {
             say(&p->problem, i ? ", and at its other end " : ""), say_place(&p->problem, p->mesh, ends[i]), say(&p->problem, " has started ");
             say_script_line(&p->problem, p->actors[ends[i]].script, ends[i] == rank ? line : its);
         }
         return;
     }
-    double start = fmax(fmax(mine->when, theirs->when), fmax(a->messages_free, b->messages_free)), end = start + line_seconds(p, line);
-    a->messages_free = b->messages_free = end;
-    exchange_complete(p, rank, QUEUE_MESSAGES, start, end);
-    exchange_complete(p, peer, QUEUE_MESSAGES, start, end);
+    double start = fmax(fmax(mine->when, theirs->when), a->free_at[queue]), end = start + line_seconds(p, line);
+    a->free_at[queue] = b->free_at[its_queue] = end;
+    exchange_complete(p, rank, queue, start, end);
+    exchange_complete(p, peer, its_queue, start, end);
 }
 
 /* A rank goes on, up to a wait for what is not complete. */
@@ -223,7 +234,7 @@ static void actor_goes_on(Replay *p, int rank) {
             a->waits_for = line->slot;
             continue;
         }
-        Queue *q = &a->queue[line->collective < SEND ? QUEUE_COLLECTIVES : QUEUE_MESSAGES];
+        Queue *q = &a->queue[queue_of(a, line)];
         StartedExchange *started = &q->started[(q->first + q->count) % SLOTS];
         started->line = a->line[line->slot] = a->at++, started->when = a->clock;
         a->pending |= 1ull << line->slot;
@@ -234,22 +245,22 @@ static void actor_goes_on(Replay *p, int rank) {
 // ---------------------------------------------------------------------------
 // nobody can go on
 
-/* Why does `rank` not come to an exchange over `axis` that others have come to? Because of the first of its queue, if it has started that
- * one, or else of what it waits for itself. Returns who has not come to this `obstacle`; -1: the rank has ended. */
-static int stands_behind(const Replay *p, int rank, QueueKind kind, int axis, const ScriptLine **obstacle) {
-    const Actor *a = &p->actors[rank];
-    const Queue *q = &a->queue[kind];
+/* Why does `rank` not come to a collective over `axis` (-1: to a message) that others have come to? Because of the first of its queue, if it
+ * has started that one, or else of what it waits for itself. Returns who has not come to this `obstacle`; -1: the rank has ended. */
+static int stands_behind(const Replay *p, int rank, int axis, const ScriptLine **obstacle) {
+    Actor *a = &p->actors[rank];
+    const Queue *q = &a->queue[COLLECTIVE_QUEUE];
     int started = 0;
-    for (int i = 0; i < q->count; i++) started |= axis < 0 || a->script->lines[q->started[(q->first + i) % SLOTS].line].axis == axis;
+    for (int i = 0; i < q->count; i++) started |= a->script->lines[q->started[(q->first + i) % SLOTS].line].axis == axis;
     if (!started && a->waits_for < 0) return -1;
-    if (!started) q = &a->queue[a->script->lines[a->line[a->waits_for]].collective < SEND ? QUEUE_COLLECTIVES : QUEUE_MESSAGES];
+    if (!started) q = &a->queue[queue_of(a, &a->script->lines[a->line[a->waits_for]])];
     const ScriptLine *line = *obstacle = &a->script->lines[q->started[q->first].line];
     int colour = p->colour[rank * AXES + line->axis];
     if (line->collective >= SEND) return replay_member(p->mesh, colour, line->axis, line->peer);
     for (int i = 0;; i++) { // one of the group has not come
         int member = replay_member(p->mesh, colour, line->axis, i);
         const Actor *b = &p->actors[member];
-        const Queue *its = &b->queue[QUEUE_COLLECTIVES];
+        const Queue *its = &b->queue[COLLECTIVE_QUEUE];
         if (!its->came || b->script->lines[its->started[its->first].line].axis != line->axis) return member;
     }
 }
@@ -258,7 +269,6 @@ static int stands_behind(const Replay *p, int rank, QueueKind kind, int axis, co
 static void say_cycle(Replay *p) {
     enum { MOST = 64, TOLD = 8 };
     int path[MOST], n = 0, rank = 0, axis = -1, told = 0, again = 0;
-    QueueKind kind = QUEUE_COLLECTIVES;
     const ScriptLine *line = NULL;
     while (p->actors[rank].waits_for < 0) rank++; // somebody waits: not all have ended
     say(&p->problem, "%d of %d ranks wait for ever", p->mesh->world - p->ended, p->mesh->world);
@@ -266,10 +276,10 @@ static void say_cycle(Replay *p) {
         if (n < MOST) path[n] = rank;
         for (int k = 0; k < n && k < MOST && !again; k++) again = path[k] == rank ? n - k : 0; // so many ranks in the round
         n++;
-        int next = stands_behind(p, rank, kind, axis, &line);
+        int next = stands_behind(p, rank, axis, &line);
         if (next < 0 && !told) say(&p->problem, ": rank %d's step has ended", rank);
         if (next < 0) return;
-        kind = line->collective < SEND ? QUEUE_COLLECTIVES : QUEUE_MESSAGES, axis = kind == QUEUE_COLLECTIVES ? line->axis : -1;
+        axis = line->collective < SEND ? line->axis : -1;
         int ends = p->actors[next].waits_for < 0 && p->actors[next].at > p->actors[next].script->count;
         if ((again || ends) && told < TOLD) {
             say(&p->problem, "%s", told++ ? "; " : ": "), say_place(&p->problem, p->mesh, rank), say(&p->problem, " has started "), say_script_line(&p->problem, p->actors[rank].script, line);
@@ -308,8 +318,9 @@ static int replay_run(Replay *p) {
         Actor *a = &p->actors[rank];
         a->listed = 0;
         actor_goes_on(p, rank);
-        if (a->queue[QUEUE_COLLECTIVES].count && !a->queue[QUEUE_COLLECTIVES].came) collective_arrive(p, rank);
-        if (a->queue[QUEUE_MESSAGES].count && !p->problem.used) message_meet(p, rank);
+        if (a->queue[COLLECTIVE_QUEUE].count && !a->queue[COLLECTIVE_QUEUE].came) collective_arrive(p, rank);
+        for (int q = 1; q <= a->channels && !p->problem.used; q++)
+            if (a->queue[q].count) message_meet(p, rank, q);
     }
     if (!p->problem.used && p->ended < p->mesh->world) say_cycle(p);
     for (int r = 0; r < p->mesh->world; r++) p->seconds = fmax(p->seconds, p->actors[r].clock);

@@ -183,7 +183,7 @@ if [ "${1:-}" = all ]; then
     fault "a rank gathers in another order" fsdp.h \
         's|^static void unit_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \
-        's|        block_forward(r, l, 0);|&\n        if (l == 0) { unit_free(f, blocks, PASS_LAST); unit_gather(f, blocks); unit_weights(f, blocks); }|' faults "law, walk and wire"
+        's|        block_forward(r, l, 0);|&\n        if (l == 0) { unit_free(\&r->fsdp, blocks, PASS_LAST); unit_gather(\&r->fsdp, blocks); unit_weights(\&r->fsdp, blocks); }|' faults "law, walk and wire"
     fault "a rank draws its weights from another seed" train_llama3.cu \
         's|fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed)|fsdp_init_weights(\&r->fsdp, (uint64_t)(j->opt.seed + (rank == 1)))|' layouts "draws weights from another seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_order(f->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
@@ -193,9 +193,9 @@ if [ "${1:-}" = all ]; then
     fault "weights are used before they have arrived" comm.h 's|    if (r->of_device) device_await(dev, r->arrived);||' orders "have one rank's bits"
     fault "weights are written while another rank copies them" comm.h 's|device_await(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
     fault "exchanges of tp and cp travel on a stream that nobody orders" train_llama3.cu \
-        's|    collective_start(&r->comm, &r->model.exchange, .*|    StreamKind was = device_stream(\&r->dev, STREAM_SEND);\n&\n    device_stream(\&r->dev, was);|' orders "have seed 0's bits"
-    fault "a stage sends what is not made yet" pipeline.h 's|    device_order(dev, STREAM_SEND, STREAM_COMPUTE);||' orders "have seed 0's bits"
-    fault "a stage receives over what is still read" pipeline.h 's|    device_order(dev, STREAM_RECEIVE, STREAM_COMPUTE);.*||' orders "have seed 0's bits"
+        's|    collective_start(&r->comm, &r->model.exchange, .*|    StreamKind was = device_stream(\&r->dev, STREAM_SEND_NEXT);\n&\n    device_stream(\&r->dev, was);|' orders "have seed 0's bits"
+    fault "a stage sends what is not made yet" pipeline.h 's|    device_order(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
+    fault "a stage receives over what is still read" pipeline.h 's|    device_order(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
     fault "both ends of a pipeline send first, over NCCL" fsdp.h 's|        int sends = i == (t->embed < 0);|        int sends = i == 0;|' mesh "two ranks issue in two orders"
     fault "receives are started in the order of their steps, over NCCL" pipeline.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for"
     fault "AdamW does not wait for offloaded state" fsdp.h 's|            comm_await(f->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"

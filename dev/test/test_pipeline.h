@@ -243,9 +243,9 @@ static void run_members(int process, int world, const Transport *transport, doub
     free(j);
 }
 
-/* On a stream of its own (over NCCL, which has one at a time, all on one), after what the compute stream did with the buffer. */
+/* On a stream of its own, after what the compute stream did with the buffer. */
 static void message(Member *m, Request *r, Collective way, int peer, int name, void *buffer, size_t bytes) {
-    StreamKind on = way == SEND || m->comm.transport != m->comm.hosts ? STREAM_SEND : STREAM_RECEIVE, before = device_stream(&m->dev, on);
+    StreamKind on = way == SEND ? STREAM_SEND_NEXT : STREAM_RECEIVE_PREVIOUS, before = device_stream(&m->dev, on);
     device_order(&m->dev, on, STREAM_COMPUTE);
     point_start(&m->comm, r, way, AXIS_PP, peer, message_names[name], buffer, bytes, DTYPE_BYTE);
     device_stream(&m->dev, before);
