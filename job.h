@@ -10,6 +10,7 @@
 #include "tokenizer.h"
 #include "checkpoint.h"
 #include "plan.h"
+#include "cluster.h"
 #include "logger.h"
 
 typedef enum { DO_TRAIN, DO_EVAL, DO_GENERATE, DO_EXPORT, DO_PLAN } Task;
@@ -145,23 +146,26 @@ static void job_pipeline_options(Job *j) {
     if (pp > 1 && !option_given(o, "accumulate")) o->accumulate = "local";
 }
 
-/* Does the model divide as the mesh wants it? */
-static void job_check_split(const Job *j) {
+/* Does the model divide as the mesh wants it? 0: no, and `problem` (size) says why, and what would. */
+static int job_divides(const Job *j, char *problem, size_t size) {
+#define REFUSE(...) return snprintf(problem, size, __VA_ARGS__), 0
     const Options *o = &j->opt;
     const Llama3Config *c = &j->config;
     int tp = j->mesh.size[AXIS_TP], cp = j->mesh.size[AXIS_CP], pp = j->mesh.size[AXIS_PP], most = (int)min_i64(c->V, c->F);
     char fits[256], shorter[32] = "";
     divisors_of(fits, sizeof fits, c->NH, c->NKV);
-    if (c->NH % tp || c->NKV % tp) user_error("--tp %d does not divide %s's %d query and %d key/value heads, of which each rank has its part: use --tp %s", tp, o->model, c->NH, c->NKV, fits);
-    if (tp > most) user_error("--tp %d is more than %s has to split: %d; use a smaller one", tp, o->model, most);
+    if (c->NH % tp || c->NKV % tp) REFUSE("--tp %d does not divide %s's %d query and %d key/value heads, of which each rank has its part: use --tp %s", tp, o->model, c->NH, c->NKV, fits);
+    if (tp > most) REFUSE("--tp %d is more than %s has to split: %d; use a smaller one", tp, o->model, most);
     divisors_of(fits, sizeof fits, o->seq / 2, o->seq / 2);
     if (o->seq > 2 * cp) snprintf(shorter, sizeof shorter, "--seq %d or ", o->seq / (2 * cp) * 2 * cp);
-    if (cp > 1 && o->seq % (2 * cp)) user_error("--cp %d splits a sequence into %d equal chunks, which do not make up --seq %d: use %s--seq %d, or --cp %s", cp, 2 * cp, o->seq, shorter, (o->seq / (2 * cp) + 1) * 2 * cp, fits);
-    if (j->task == DO_GENERATE && tp * cp * pp > 1) user_error("--generate computes one token at a time on every rank: leave --tp, --cp and --pp out; FSDP shards the model over the ranks");
+    if (cp > 1 && o->seq % (2 * cp)) REFUSE("--cp %d splits a sequence into %d equal chunks, which do not make up --seq %d: use %s--seq %d, or --cp %s", cp, 2 * cp, o->seq, shorter, (o->seq / (2 * cp) + 1) * 2 * cp, fits);
+    if (j->task == DO_GENERATE && tp * cp * pp > 1) REFUSE("--generate computes one token at a time on every rank: leave --tp, --cp and --pp out; FSDP shards the model over the ranks");
     int stages = pp * o->pp_chunks, runs = c->L + (o->pp_light_ends ? 2 : 0);
     if (stages > runs)
-        user_error("--pp %d x --pp-chunks %d = %d runs of blocks%s, and %s has %d blocks: use at most %d runs", pp, o->pp_chunks, stages, o->pp_light_ends ? ", the first and the last one a block shorter" : "", o->model, c->L, runs);
-    if (o->pp_chunks > 1 && pp > 1 && o->accum % pp) user_error("--pp-schedule interleaved has --pp %d micro-batches in each run of blocks at a time, and --accum %d is no multiple of it: use --accum %d or %d", pp, o->accum, (int)max_i64(1, o->accum / pp) * pp, (o->accum / pp + 1) * pp);
+        REFUSE("--pp %d x --pp-chunks %d = %d runs of blocks%s, and %s has %d blocks: use at most %d runs", pp, o->pp_chunks, stages, o->pp_light_ends ? ", the first and the last one a block shorter" : "", o->model, c->L, runs);
+    if (o->pp_chunks > 1 && pp > 1 && o->accum % pp) REFUSE("--pp-schedule interleaved has --pp %d micro-batches in each run of blocks at a time, and --accum %d is no multiple of it: use --accum %d or %d", pp, o->accum, (int)max_i64(1, o->accum / pp) * pp, (o->accum / pp + 1) * pp);
+    return 1;
+#undef REFUSE
 }
 
 /* Everything that can be refused is refused here, before ranks start. */
@@ -193,7 +197,8 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     const int asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate};
     j->mesh = mesh_open(world, asked, j->task == DO_PLAN);
     job_pipeline_options(j);
-    job_check_split(j);
+    char problem[1024];
+    if (!job_divides(j, problem, sizeof problem)) user_error("%s", problem);
     j->local_ranks = local_ranks;
     j->cores = job_cores(sharing);
     j->threads = o->threads ? o->threads : j->cores;

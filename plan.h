@@ -2,8 +2,8 @@
  *
  * Traffic has three witnesses: the law (a closed form from the options alone, below), the walk (the program's own
  * code on a walking device) and the wire (counted where the transport moves bytes). Memory has two: the walk and
- * the arenas. After the first step of every run they are compared; a difference stops it. A plan has a walk for each kind of ranks.
- * Given a cluster file the walk has a clock, and so tells the time of a step as well.
+ * the arenas. After the first step of every run they are compared; a difference stops it. A plan has a walk for each kind of ranks;
+ * planner.h makes it.
  */
 #ifndef PLAN_H
 #define PLAN_H
@@ -159,175 +159,6 @@ static void ledger_write(const Ledger *l, const Device *walked, FILE *f) {
 }
 
 // ---------------------------------------------------------------------------
-// a cluster: what its machines do in a second, from a file whose format stands at the head of dev/kernels/collectives.cu
-
-typedef struct {
-    char name[128];
-    OpRates rates;              // of one rank
-    OpRate *ops;                // what rates.ops points to
-    double peak;                // FLOP/s of a rank's products at best
-    double memory;              // bytes of a rank; 0: the file does not say
-    int ranks_per_host;
-    ExchangeRate exchange[AXES][COLLECTIVES];
-} Cluster;
-
-static double cluster_number(const cJSON *json, const char *where, const char *key, double low, double high) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
-    if (!item || cJSON_IsNull(item)) user_error("%s: \"%s\" is missing; dev/kernels/collectives.cu says what a cluster file holds", where, key);
-    return json_number(json, where, key, NAN, low, high);
-}
-
-/* A string under `key`, one of `choices` (parted by |; NULL: any); which of them. */
-static int cluster_word(const cJSON *json, const char *where, const char *key, const char *choices, const char **word) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
-    int index = 0;
-    if (!cJSON_IsString(item) || !item->valuestring[0]) user_error("%s: \"%s\" must be %s%s", where, key, choices ? "one of " : "a text", choices ? choices : "");
-    *word = item->valuestring;
-    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL, index++)
-        if (strcspn(at, "|") == strlen(*word) && !strncmp(at, *word, strlen(*word))) return index;
-    if (choices) user_error("%s: \"%s\" is \"%s\", expected one of %s", where, key, *word, choices);
-    return 0;
-}
-
-static const cJSON *cluster_list(const cJSON *root, const char *path, const char *key) {
-    const cJSON *list = cJSON_GetObjectItemCaseSensitive(root, key);
-    if (list && !cJSON_IsArray(list)) user_error("%s: \"%s\" must be a list", path, key);
-    return list;
-}
-
-/* Rates of products and of attention in this build's dtype, by shape. */
-static void cluster_ops(Cluster *c, const cJSON *root, const char *path, double share) {
-    static const OpKind kinds[] = {OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_WEIGHT, OP_LINEAR_BACKWARD_INPUT, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD};
-    static const char *const lists[] = {"products", "attention"};
-    static const char *const names[] = {"linear_forward|linear_backward_weight|linear_backward_input", "attention_forward|attention_backward"};
-    char where[1024];
-    const char *dtype, *op;
-    c->ops = (OpRate *)checked_malloc(sizeof(OpRate) * (size_t)(cJSON_GetArraySize(cluster_list(root, path, lists[0])) + cJSON_GetArraySize(cluster_list(root, path, lists[1]))));
-    c->rates.ops = c->ops;
-    for (int l = 0; l < 2; l++) {
-        const cJSON *row;
-        int i = 0;
-        cJSON_ArrayForEach(row, cluster_list(root, path, lists[l])) {
-            OpRate *o = &c->ops[c->rates.count];
-            double bytes;
-            snprintf(where, sizeof where, "%s: row %d of \"%s\"", path, ++i, lists[l]);
-            int bf16_row = cluster_word(row, where, "dtype", "fp32|bf16", &dtype), size = bf16_row ? 2 : 4;
-            o->op = kinds[3 * l + cluster_word(row, where, "op", names[l], &op)];
-            o->rate = share * cluster_number(row, where, "flops_per_s", 1, 1e30);
-            if (l == 0) {
-                double M = cluster_number(row, where, "M", 1, 1e9), N = cluster_number(row, where, "N", 1, 1e9), K = cluster_number(row, where, "K", 1, 1e9);
-                o->flops = 2 * M * N * K;
-                bytes = (M + N) * K * size + M * N * (o->op == OP_LINEAR_BACKWARD_WEIGHT ? 4 : size);
-            } else {
-                AttentionShape s = ZERO;
-                s.B = (int)cluster_number(row, where, "B", 1, 1e6), s.Tq = s.Tk = (int)cluster_number(row, where, "T", 1, 1 << 24), s.HD = (int)cluster_number(row, where, "HD", 1, 1e6);
-                s.NH = (int)cluster_number(row, where, "NH", 1, 1e6), s.NKV = (int)cluster_number(row, where, "NKV", 1, 1e6);
-                o->flops = (o->op == OP_ATTENTION_FORWARD ? 4 : 10) * s.HD * attention_pairs(&s);
-                bytes = attention_bytes(&s, o->op == OP_ATTENTION_FORWARD ? 1 : 2);
-            }
-            o->intensity = o->flops / bytes;
-            if (bf16_row != (FLOATX == DTYPE_BF16)) continue;
-            if (l == 0) c->peak = fmax(c->peak, o->rate);
-            c->rates.count++;
-        }
-    }
-    for (int k = 0; k < 5; k++) {
-        int found = 0;
-        for (int i = 0; i < c->rates.count; i++) found += c->ops[i].op == kinds[k];
-        if (!found) user_error("%s: \"%s\" has no row of %s in %s, in which this build computes: add one, or build the other precision", path, lists[k > 2], op_names[kinds[k]], PRECISION_NAME);
-    }
-}
-
-/* What an exchange of `ranks` ranks on `hosts` hosts takes: the row of just these, else by the links between ranks, else the nearest row. */
-static void cluster_exchange(ExchangeRate *e, const cJSON *root, const char *path, const char *transport, Collective collective, int ranks, int hosts) {
-    const cJSON *links = json_object(root, path, "links"), *row, *best = NULL;
-    double nearest = INFINITY;
-    int i = 0;
-    char where[1024], best_where[1024] = "";
-    const char *by, *op;
-    cJSON_ArrayForEach(row, cluster_list(root, path, "exchange")) {
-        snprintf(where, sizeof where, "%s: row %d of \"exchange\"", path, ++i);
-        cluster_word(row, where, "transport", NULL, &by);
-        cluster_word(row, where, "op", "all_gather|reduce_scatter|reduce_scatter+sum", &op);
-        int of_ranks = (int)cluster_number(row, where, "ranks", 2, 1 << 20), of_hosts = (int)cluster_number(row, where, "hosts", 1, 1 << 20);
-        double distance = fabs(log((double)of_ranks / ranks)) + fabs(log((double)of_hosts / hosts));
-        if (strcmp(op, collective_names[collective]) || (transport && strcmp(by, transport)) || distance >= nearest) continue;
-        nearest = distance, best = row;
-        memcpy(best_where, where, sizeof where);
-        snprintf(e->of, sizeof e->of, "%s, %d ranks on %d host%s%s", by, of_ranks, of_hosts, of_hosts > 1 ? "s" : "", distance > 0 ? ", the nearest that the file has" : "");
-    }
-    if (links && nearest > 0) {
-        /* Gathered parts come to a host once, over the links of all its members together, and spread within it. Of an all-to-all
-         * (which a reduce-scatter is here) every part has but one receiver: what comes from other hosts comes over its own link. */
-        static const char *const names[] = {"within_host", "between_hosts"};
-        double latency[2] = {0, 0}, bandwidth[2] = {INFINITY, INFINITY}, members = (double)ranks / hosts;
-        for (int l = 0; l < 2; l++) {
-            snprintf(where, sizeof where, "%s: \"links\": \"%s\"", path, names[l]);
-            const cJSON *link = json_object(links, path, names[l]);
-            if (!link && (l ? hosts > 1 : members > 1)) user_error("%s is missing; a group of %d ranks on %d hosts needs it", where, ranks, hosts);
-            if (link) latency[l] = cluster_number(link, where, "latency_s", 0, 1e6), bandwidth[l] = cluster_number(link, where, "bytes_per_s", 1, 1e30);
-        }
-        e->latency = latency[0] * ceil(log2(fmax(1, members))) + latency[1] * ceil(log2(hosts));
-        if (collective == ALL_GATHER) e->bandwidth = fmin(members > 1 ? bandwidth[0] : INFINITY, hosts > 1 ? bandwidth[1] * members : INFINITY);
-        else e->bandwidth = (ranks - 1) / fmax((members - 1) / bandwidth[0], (ranks - members) / bandwidth[1]);
-        e->points = 0;
-        snprintf(e->of, sizeof e->of, "links, %d ranks on %d host%s", ranks, hosts, hosts > 1 ? "s" : "");
-        return;
-    }
-    if (!best) user_error("%s: \"exchange\" has no row of %s%s%s, and there are no \"links\": a group of %d ranks needs one of them", path, collective_names[collective],
-                          transport ? " over " : "", transport ? transport : "", ranks);
-    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(best, "measured_bytes"), *seconds = cJSON_GetObjectItemCaseSensitive(best, "measured_s");
-    e->latency = cluster_number(best, best_where, "latency_s", 0, 1e6), e->bandwidth = cluster_number(best, best_where, "bytes_per_s", 1, 1e30);
-    e->points = cJSON_GetArraySize(bytes);
-    if (cJSON_GetArraySize(seconds) != e->points || e->points > MAX_POINTS)
-        user_error("%s: \"measured_bytes\" has %d and \"measured_s\" %d numbers, expected as many, at most %d", best_where, e->points, cJSON_GetArraySize(seconds), MAX_POINTS);
-    for (int p = 0; p < e->points; p++) {
-        const cJSON *b = cJSON_GetArrayItem(bytes, p), *s = cJSON_GetArrayItem(seconds, p);
-        e->bytes[p] = cJSON_IsNumber(b) ? b->valuedouble : 0, e->seconds[p] = cJSON_IsNumber(s) ? s->valuedouble : 0;
-        if (!(e->bytes[p] > (p ? e->bytes[p - 1] : 0)) || !(e->seconds[p] > 0 && e->seconds[p] < 1e30) || e->bytes[p] > 1e30)
-            user_error("%s: number %d of \"measured_bytes\" or \"measured_s\" is %g or %g; expected numbers above 0, the bytes in rising order", best_where, p + 1, e->bytes[p], e->seconds[p]);
-    }
-}
-
-/* Rates of a rank of `mesh`. Ranks stand on hosts in the order of their numbers; where the file has rates of a host its
- * ranks share them, or as many threads as each has. threads 0: all cores. transport NULL: any. */
-static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int threads, const char *transport) {
-    memset(c, 0, sizeof *c);
-    char *text = read_text_file(path);
-    if (!text) user_error("cannot read --cluster %s: %s", path, strerror(errno));
-    cJSON *root = cJSON_Parse(text);
-    const char *name, *of;
-    if (!cJSON_IsObject(root)) user_error("--cluster %s is no JSON object: expected one as make -C dev/kernels collectives writes it", path);
-    cluster_word(root, path, "name", NULL, &name);
-    snprintf(c->name, sizeof c->name, "%s", name);
-    int device = cluster_word(root, path, "rates_of", "host|device", &of);
-    int cores = device ? 1 : (int)cluster_number(root, path, "cores_per_host", 1, 1 << 20);
-    c->ranks_per_host = device ? (int)cluster_number(root, path, "ranks_per_host", 1, 1 << 20) : json_integer(root, path, "ranks_per_host", cores, 1, 1 << 20);
-    c->ranks_per_host = (int)min_i64(c->ranks_per_host, mesh->world);
-    double share = device ? 1 : fmin(threads ? (double)threads / cores : 1, 1.0 / c->ranks_per_host); // of a host's rates
-    c->rates.memory = share * cluster_number(root, path, "memory_bytes_per_s", 1, 1e30);
-    c->memory = json_number(root, path, "memory_bytes_per_host", 0, 0, 1e30) / (device ? cluster_number(root, path, "ranks_per_host", 1, 1 << 20) : c->ranks_per_host);
-    cluster_ops(c, root, path, share);
-    const cJSON *peaks = json_object(root, path, "peak_flops_per_s");
-    if (peaks) c->peak = share * cluster_number(peaks, path, PRECISION_NAME, 1, 1e30);
-    for (int a = 0; a < AXES; a++) {
-        int colour, other, key, hosts = 0, ranks = mesh_group_size(mesh, (Axis)a), last = -1;
-        if (ranks == 1) continue;
-        mesh_group(mesh, 0, (Axis)a, &colour, &key);
-        for (int r = 0; r < mesh->world; r++) {
-            mesh_group(mesh, r, (Axis)a, &other, &key);
-            if (other == colour && r / c->ranks_per_host != last) hosts++, last = r / c->ranks_per_host;
-        }
-        for (int o = 0; o < COLLECTIVES; o++) {
-            int message = o == SEND || o == RECEIVE; // takes what two ranks take to gather: each receives one part
-            cluster_exchange(&c->exchange[a][o], root, path, transport, message ? ALL_GATHER : (Collective)o, message ? 2 : ranks, message ? (int)min_i64(hosts, 2) : hosts);
-        }
-    }
-    cJSON_Delete(root);
-    free(text);
-}
-
-// ---------------------------------------------------------------------------
 // a plan: ranks that are alike, one of which was walked for all
 
 struct Run;
@@ -349,37 +180,10 @@ typedef struct {
     uint64_t *hashes;     // (num_scripts)
     int num_scripts;
     int *script_of;       // (world)
-    int every;            // each rank was walked; 0: one for all with the same part of the model
+    int walked;           // which ranks were walked:
 } Plan;
 
-static uint64_t script_hash(const Script *s) {
-    uint64_t h = HASH_START;
-    for (int64_t i = 0; i < s->count; i++) {
-        const ScriptLine *l = &s->lines[i];
-        uint64_t computed, words[4];
-        memcpy(&computed, &l->computed, sizeof computed);
-        words[0] = computed, words[1] = (uint64_t)l->count, words[2] = (uint64_t)(uint32_t)l->what << 32 | (uint32_t)l->phase;
-        words[3] = (uint64_t)(uint32_t)l->peer << 32 | (uint64_t)l->dtype << 24 | (uint64_t)(l->slot << 1 | l->waits) << 16 | (uint64_t)l->collective << 8 | l->axis;
-        for (int w = 0; w < 4; w++) h = ((h ^ h >> 29) ^ words[w]) * 0x9E3779B97F4A7C15ull;
-    }
-    return h;
-}
-
-/* Keeps what `rank` asks of others: as that of another rank, where that is the same. */
-static void plan_keep_script(Plan *p, int rank, const Script *s) {
-    uint64_t hash = script_hash(s);
-    int k = 0;
-    while (k < p->num_scripts && (p->hashes[k] != hash || p->scripts[k].count != s->count)) k++;
-    p->script_of[rank] = k;
-    if (k < p->num_scripts) return;
-    p->scripts = (Script *)realloc(p->scripts, sizeof *p->scripts * (size_t)(k + 1));
-    p->hashes = (uint64_t *)realloc(p->hashes, sizeof hash * (size_t)(k + 1));
-    if (!p->scripts || !p->hashes) run_failure("out of memory");
-    Script *own = &p->scripts[p->num_scripts++];
-    *own = *s, p->hashes[k] = hash;
-    own->room = s->count, own->lines = (ScriptLine *)checked_malloc(sizeof(ScriptLine) * (size_t)s->count);
-    memcpy(own->lines, s->lines, sizeof(ScriptLine) * (size_t)s->count);
-}
+typedef enum { WALK_STAGES, WALK_PARTS, WALK_ALL } WalkKind; // one of each stage; of each stage and each part of tensor parallelism; every one
 
 static int walks_alike(const Device *a, const Comm *a_comm, const Device *b, const Comm *b_comm) {
     int alike = device_flops(a, 0) == device_flops(b, 0) && device_flops(a, 1) == device_flops(b, 1);
@@ -423,119 +227,6 @@ static void class_print(FILE *f, const Plan *p, int class_index) {
     if (ranks > 1) fprintf(f, " (%d)", ranks);
     fprintf(f, "\n");
     free(of_stage), free(of_part), free(of_rank);
-}
-
-// ---------------------------------------------------------------------------
-// the replay of a plan's ranks, and by a cluster's clock the estimate of a step
-
-/* Which rank the i-th to play is, where one plays for others. */
-static int replay_rank(const Plan *p, int i) {
-    int parts = p->mesh->size[AXIS_TP];
-    return i / parts * mesh_stride(p->mesh, AXIS_PP) + i % parts;
-}
-
-/* Every rank plays, where every one was walked; else one for each part of the model: with others that do the same its exchanges take the same time.
- * `problem` (size) says what is wrong where 0 is returned. `timed`: it is kept when the exchanges of each stage's first rank took place. */
-static int plan_replay(Replay *r, const Plan *p, const Cluster *c, char *problem, size_t size, int timed) {
-    int parts = p->mesh->size[AXIS_TP], of_parts = parts * p->mesh->size[AXIS_PP];
-    Mesh mesh = {of_parts, {parts, 1, p->mesh->size[AXIS_PP], 1, 1}};
-    if (p->every) mesh = *p->mesh;
-    const Script **scripts = (const Script **)checked_malloc(sizeof *scripts * (size_t)mesh.world);
-    for (int i = 0; i < mesh.world; i++) scripts[i] = &p->scripts[p->script_of[p->every ? i : replay_rank(p, i)]];
-    replay_open(r, &mesh, scripts, p->mesh, c ? c->exchange : NULL, problem, size);
-    free(scripts);
-    for (int i = 0; i < mesh.world && timed; i += mesh_stride(&mesh, AXIS_PP))
-        if (i / mesh_stride(&mesh, AXIS_PP) < mesh.size[AXIS_PP]) r->actors[i].times = (LineTime *)checked_malloc(sizeof(LineTime) * (size_t)r->actors[i].script->count);
-    return replay_run(r);
-}
-
-/* What was played, and that it fits. */
-static void replay_print(FILE *f, const Plan *p, const Replay *r, double seconds) {
-    int64_t lines = 0, exchanges = 0;
-    for (int i = 0; i < r->mesh->world; i++) lines += r->actors[i].script->count;
-    for (int i = 0; i < r->mesh->world * (int)AXES; i++) exchanges += r->groups[i].number;
-    fprintf(f, "  %d ranks walked and replayed in %.2f s: %" PRId64 " events (%d lists of them), every one of %" PRId64 " collectives begins with all its members alike, every send meets its receive\n", r->mesh->world, seconds,
-            lines, p->num_scripts, exchanges);
-}
-
-typedef struct {
-    double step, tokens;        // seconds; tokens/s of all ranks
-    // of the mean rank, seconds:
-    double compute, waited[AXES], exchange[AXES]; // of which arithmetic; waits for exchanges; exchanges, hidden or not
-    double ops[OP_COUNT];
-    double most;                // arithmetic of the rank that has the most …
-    int most_rank;              // … which one
-    double flops, again, full;  // FLOPs of the mean rank: of the step; computed again; of the step if attention saw all keys and its backward took twice its forward
-    double mfu;                 // flops a second, of the peak
-} Estimate;
-
-/* By a replay that went to its end. T: tokens of a sequence. */
-static Estimate estimate_of(const Plan *p, const Cluster *c, const Replay *r, int64_t tokens_per_step, int T) {
-    Estimate e = ZERO;
-    e.step = r->seconds, e.tokens = (double)tokens_per_step / e.step;
-    double share = 1.0 / r->mesh->world;
-    for (int i = 0; i < r->mesh->world; i++) {
-        const Actor *a = &r->actors[i];
-        double computed = a->clock;
-        for (int x = 0; x < AXES; x++) computed -= a->waited[x], e.waited[x] += share * a->waited[x];
-        e.compute += share * computed;
-        if (computed > e.most * (1 + 1e-9)) e.most = computed, e.most_rank = p->every ? i : replay_rank(p, i);
-        const Device *walked = p->classes[p->class_of[p->every ? i : replay_rank(p, i)]].walked;
-        for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * walked->ops[o].seconds;
-        double attention[2] = {walked->ops[OP_ATTENTION_FORWARD].flops - walked->ops[OP_ATTENTION_FORWARD].again, walked->ops[OP_ATTENTION_BACKWARD].flops};
-        e.flops += share * device_flops(walked, 0), e.again += share * device_flops(walked, 1);
-        e.full += share * (device_flops(walked, 0) - attention[0] - attention[1] + 3 * attention[0] * 2 * T / (T + 1.0));
-    }
-    for (int s = 0; s < p->num_scripts; s++) {
-        double seconds[AXES] = ZERO, players = 0;
-        for (int i = 0; i < r->mesh->world; i++) players += r->actors[i].script == &p->scripts[s];
-        for (int64_t l = 0; l < p->scripts[s].count && players > 0; l++) {
-            const ScriptLine *line = &p->scripts[s].lines[l];
-            if (!line->waits && line->collective != SEND) seconds[line->axis] += line_seconds(r, line); // as with bytes: of what comes
-        }
-        for (int x = 0; x < AXES; x++) e.exchange[x] += players * share * seconds[x];
-    }
-    e.mfu = e.flops / e.step / c->peak;
-    return e;
-}
-
-static double exposed_of(const Estimate *e) {
-    double sum = 0;
-    for (int a = 0; a < AXES; a++) sum += e->waited[a];
-    return sum;
-}
-
-static void estimate_json(FILE *f, const Cluster *c, const Estimate *e) {
-    const char *comma = "";
-    fprintf(f, "\"step_s\":%.9g,\"tokens_per_s\":%.9g,\"mfu\":%.6g,\"flops_per_s\":{\"by_mask\":%.9g,\"with_again\":%.9g,\"full_attention\":%.9g},\"compute_s\":%.9g,\"exposed_s\":%.9g", e->step, e->tokens, e->mfu,
-            e->flops / e->step, (e->flops + e->again) / e->step, e->full / e->step, e->compute, exposed_of(e));
-    for (int k = 0; k < 2; k++) {
-        fprintf(f, k ? "},\"exchange_s\":{" : ",\"waited_s\":{");
-        comma = "";
-        for (int a = 0; a < AXES; a++)
-            if (e->exchange[a] > 0) fprintf(f, "%s\"%s\":%.9g", comma, axis_names[a], k ? e->exchange[a] : e->waited[a]), comma = ",";
-    }
-    comma = "";
-    fprintf(f, "},\"ops\":{");
-    for (int i = 0; i < OP_COUNT; i++)
-        if (e->ops[i] > 0) fprintf(f, "%s\"%s\":%.9g", comma, op_names[i], e->ops[i]), comma = ",";
-    fprintf(f, "},\"cluster\":\"%s\"", c->name);
-}
-
-static void estimate_print(FILE *f, const Cluster *c, const Plan *p, const Estimate *e) {
-    double need = (double)device_peak(plan_largest(p)->walked), T = 1e-12 / e->step;
-    fprintf(f, "  estimated step %.4g s: %.4g s arithmetic, %.4g s waiting for exchanges, of the mean rank; %.0f tokens/s; MFU %.1f %% of %.4g FLOP/s a rank\n", e->step, e->compute, exposed_of(e), e->tokens, 100 * e->mfu, c->peak);
-    fprintf(f, "    TFLOP/s a rank: %.1f (attention as the mask lets it through, its backward 2.5 times its forward)", T * e->flops);
-    if (e->again > 0) fprintf(f, "; %.1f with what is computed again (HFU %.1f %%)", T * (e->flops + e->again), 1e14 * T * (e->flops + e->again) / c->peak);
-    fprintf(f, "; %.1f (attention over all keys, backward twice its forward, as in Chowdhery et al. 2022)\n", T * e->full);
-    fprintf(f, "    on %s: %d rank%s a host; an op has its nearest listed shape's rate, at most %.4g bytes/s\n", c->name, c->ranks_per_host, c->ranks_per_host > 1 ? "s" : "", c->rates.memory);
-    if (c->memory > 0) fprintf(f, "    memory: %.2f of %.2f GB a rank%s\n", need / 1e9, c->memory / 1e9, need > c->memory ? ": does not fit" : "");
-    if (e->most > 1.001 * e->compute) fprintf(f, "    most arithmetic: rank %d, %.4g s, %.1f %% more than the mean\n", e->most_rank, e->most, 100 * (e->most / e->compute - 1));
-    for (int i = 0; i < OP_COUNT; i++)
-        if (e->ops[i] > 0.005 * e->step) fprintf(f, "    %-24s %10.4g s  %5.1f %%\n", op_names[i], e->ops[i], 100 * e->ops[i] / e->step);
-    for (int a = 0; a < AXES; a++)
-        if (e->exchange[a] > 0) fprintf(f, "    exchange over %-13s %7.4g s, %.4g s waited for  (as %s)%s\n", axis_names[a], e->exchange[a], e->waited[a], c->exchange[a][ALL_GATHER].of,
-                a == AXIS_PP ? "; the pipeline's bubble is in it" : a == AXIS_WORLD && p->mesh->size[AXIS_PP] > 1 ? "; and what the stages end apart" : "");
 }
 
 // ---------------------------------------------------------------------------
@@ -584,27 +275,6 @@ static void class_json(FILE *f, const Plan *p, int class_index) {
     fprintf(f, ",");
     traffic_json(f, c->law, c->comm->booked, NULL);
     fprintf(f, "}");
-}
-
-/* `estimate` NULL: there is none. */
-static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Cluster *cluster, const Estimate *estimate) {
-    const Mesh *m = p->mesh;
-    int *colours = (int *)checked_malloc(sizeof(int) * AXES * (size_t)m->world), key;
-    for (int r = 0; r < m->world; r++)
-        for (int a = 0; a < AXES; a++) mesh_group(m, r, (Axis)a, &colours[r * AXES + a], &key);
-    fprintf(f, "{");
-    mesh_json(f, m);
-    fprintf(f, ",\"tokens_per_step\":%" PRId64 ",\"rank_classes\":[", tokens_per_step);
-    for (int c = 0; c < p->count; c++) {
-        if (c) fprintf(f, ",");
-        class_json(f, p, c);
-    }
-    fprintf(f, "],");
-    groups_json(f, m, colours);
-    fprintf(f, ",\"estimate\":{");
-    if (estimate) estimate_json(f, cluster, estimate);
-    fprintf(f, "}}\n");
-    free(colours);
 }
 
 static void class_table(FILE *f, const RankClass *c, int with_buffers) {

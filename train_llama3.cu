@@ -1207,71 +1207,7 @@ static int train(Run *r, const Run *walked) {
     return r->at.step == last;
 }
 
-/* Walks every rank, or (`every` 0) one for each part of the model that a rank may have: of each stage and of each part of tensor
- * parallelism. Other coordinates change nothing but who a rank's peers are. */
-static void plan_open(Plan *p, const Job *j, int every) {
-    int world = j->mesh.world;
-    Script script = ZERO;
-    memset(p, 0, sizeof *p);
-    p->mesh = &j->mesh, p->every = every;
-    p->class_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
-    p->script_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
-    for (int rank = 0; rank < world; rank++) {
-        int alike = rank - mesh_coordinate(&j->mesh, rank, AXIS_CP) * mesh_stride(&j->mesh, AXIS_CP), c = 0;
-        alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD); // of the same part
-        if (!every && alike < rank) {
-            p->class_of[rank] = p->class_of[alike], p->script_of[rank] = p->script_of[alike];
-            continue;
-        }
-        Run *walked = (Run *)checked_malloc(sizeof *walked);
-        script_begin(&script, &p->names);
-        run_walk(walked, j, rank, &script);
-        plan_keep_script(p, rank, &script);
-        while (c < p->count && !walks_alike(&walked->dev, &walked->comm, p->classes[c].walked, p->classes[c].comm)) c++;
-        p->class_of[rank] = c;
-        if (c < p->count) {
-            run_close(walked), free(walked);
-            continue;
-        }
-        p->classes = (RankClass *)realloc(p->classes, sizeof(RankClass) * (size_t)(c + 1));
-        if (!p->classes) run_failure("out of memory");
-        RankClass *fresh = &p->classes[p->count++];
-        fresh->rank = rank, fresh->run = walked, fresh->walked = &walked->dev, fresh->comm = &walked->comm;
-        law_of(fresh->law, &j->config, world, rank, &j->opt);
-    }
-    free(script.lines);
-}
-
-static void plan_close(Plan *p) {
-    for (int c = 0; c < p->count; c++) run_close(p->classes[c].run), free(p->classes[c].run);
-    for (int s = 0; s < p->num_scripts; s++) free(p->scripts[s].lines);
-    names_close(&p->names);
-    free(p->classes), free(p->class_of), free(p->scripts), free(p->hashes), free(p->script_of);
-}
-
-/* Under --out as plan.json. `estimate` NULL: there is none. */
-static void write_plan(const Job *j, const Plan *p, const Estimate *estimate) {
-    FILE *f = logger_create(j->opt.out, "plan.json");
-    plan_write(f, p, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, &j->cluster, estimate);
-    if (fclose(f)) user_error("cannot write plan.json under %s: %s", j->opt.out, strerror(errno));
-}
-
-/* The timeline that the replay found, of the first rank of each stage. */
-static void write_planned_trace(const Job *j, const Replay *replay) {
-    FILE *f = fopen(j->opt.trace, "w");
-    if (!f) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
-    fputs(trace_head, f);
-    for (int stage = 0; stage < j->mesh.size[AXIS_PP]; stage++) {
-        int rank = stage * mesh_stride(&j->mesh, AXIS_PP);
-        Run *walked = (Run *)checked_malloc(sizeof *walked);
-        run_walk(walked, j, rank, NULL);
-        replay_times(replay, rank, &walked->dev);
-        trace_events(f, &walked->dev, rank, 0, 0);
-        run_close(walked), free(walked);
-    }
-    fputs(trace_tail, f);
-    if (fclose(f)) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
-}
+#include "planner.h" // defines: Plan's walks and replay: plan_open, plan_main, write_plan
 
 static void write_run_files(const Job *j, const Run *r) {
     Plan plan;
@@ -1279,7 +1215,7 @@ static void write_run_files(const Job *j, const Run *r) {
     options_print(r->opt, f, 1);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
     layout_write(j->opt.out, &j->mesh, r->layout);
-    plan_open(&plan, j, 0);
+    plan_open(&plan, j, WALK_PARTS);
     write_plan(j, &plan, NULL);
     plan_close(&plan);
 }
@@ -1318,26 +1254,6 @@ static int rank_train(Run *r, const Run *walked, const Job *j) {
     loader_close(&r->loader, &r->dev);
     if (r->rank == 0) logger_loader(&r->loader), logger_close(&r->log);
     return whole;
-}
-
-static void plan_main(Job *j) {
-    const Cluster *cluster = j->opt.cluster ? &j->cluster : NULL;
-    int64_t tokens = samples_of_step(&j->opt, &j->mesh) * j->opt.seq;
-    Plan plan;
-    Replay replay;
-    Estimate estimate = ZERO;
-    char problem[8192];
-    double start = seconds_now();
-    job_check_outputs(j);
-    plan_open(&plan, j, 1);
-    if (!plan_replay(&replay, &plan, cluster, problem, sizeof problem, j->opt.trace != NULL)) run_failure("the plan's ranks do not fit each other: %s", problem);
-    plan_print(stdout, j->opt.model, j->threads, &j->table, &plan, j->opt.sharding, tokens);
-    replay_print(stdout, &plan, &replay, seconds_now() - start);
-    if (cluster) estimate = estimate_of(&plan, cluster, &replay, tokens, j->opt.seq), estimate_print(stdout, cluster, &plan, &estimate);
-    if (j->opt.out) write_plan(j, &plan, cluster ? &estimate : NULL);
-    if (j->opt.trace) write_planned_trace(j, &replay);
-    replay_close(&replay);
-    plan_close(&plan);
 }
 
 static void rank_eval(Run *r, const Job *j) {

@@ -28,6 +28,8 @@
  * train_llama3 --plan --cluster FILE reads it (plan.h), also where it was written by hand, as dev/clusters/h100-8.json. Beside
  * the above such a file may have, and needs where it has rates of a device:
  *   ranks_per_host        ranks stand on hosts in the order of their numbers; where it is absent, as many as a host has cores
+ *   hosts_per_rack        for people: which groups leave a rack
+ *   communicator_bytes    of a rank, for each of NCCL's communicators: they are beside what a plan walks
  *   peak_flops_per_s      {fp32, bf16}: what utilisation is measured by; absent: the fastest product listed
  *   links                 {within_host: {latency_s, bytes_per_s}, between_hosts: {…}}, of one rank and direction, for groups that
  *                         "exchange" does not list; latency_s once for each doubling of the group. Without links the nearest row

@@ -133,7 +133,7 @@ fault "a rank's second chunk stands one chunk too early" train_llama3.cu \
     's|(2 \* cp - 1 - i) \* chunk + t - chunk;|(2 * cp - 2 - i) * chunk + t - chunk;|' mesh-faults "cp 2 .*worst gradient"
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
     's|micro_batch(r, batch, step->micro);|micro_batch(r, batch, r->table->embed < 0 ? step->micro ^ 1 : step->micro);|' mesh-faults "pp 2 .*worst gradient"
-fault "all stages are planned as the first" train_llama3.cu \
+fault "all stages are planned as the first" planner.h \
     's|alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD)|alike %= mesh_stride(\&j->mesh, AXIS_PP)|' plan "is planned as what it is"
 more "a replay takes one count for another" replay.h 's|return x->count == y->count \&\& |return |' replay "another count"
 more "a message is planned under another name" pipeline.h \

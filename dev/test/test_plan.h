@@ -29,7 +29,7 @@ static Estimate estimate_with(const char *path, const char *options, int world, 
     static Plan plan;
     snprintf(arguments, sizeof arguments, "--plan --cluster %s %s", path, options);
     Job *j = estimated = make_job(arguments, world, &transport_threads);
-    plan_open(&plan, j, 1);
+    plan_open(&plan, j, WALK_ALL);
     int fits = plan_replay(&replayed, &plan, &j->cluster, problem, sizeof problem, 1);
     Estimate e = estimate_of(&plan, &j->cluster, &replayed, 1000, j->opt.seq);
     if (!fits) e.step = NAN;
@@ -282,7 +282,7 @@ static void test_rank_classes(void) {
         snprintf(arguments, sizeof arguments, "--plan --model %s --seq 32 --batch 1 --reduce-dtype bf16 --deterministic %s", odd ? mesh_model(odd == 2) : "tiny", meshes[i].options);
         Job *j = make_job(arguments, 16, &transport_threads);
         Plan every;
-        plan_open(&plan, j, 0), plan_open(&every, j, 1);
+        plan_open(&plan, j, WALK_PARTS), plan_open(&every, j, WALK_ALL);
         for (int a = 0; a < 16; a++)
             for (int b = 0; b < a; b++) differ += (every.script_of[a] == every.script_of[b]) != (plan.script_of[a] == plan.script_of[b]);
         differ += memcmp(plan.class_of, every.class_of, sizeof(int) * 16) != 0;

@@ -45,7 +45,7 @@ static void check_scripts(int process, int world, const char *options, const Tra
     snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 32 --steps 2 --timeout 60 %s", mesh_model(strstr(options, "--deterministic") != NULL), data, options);
     Job *j = make_job(arguments, world, transport);
     script_lines = script_differences = 0, script_difference[0] = 0;
-    plan_open(&scripted, j, 1);
+    plan_open(&scripted, j, WALK_ALL);
     int fits = plan_replay(&replay, &scripted, NULL, problem, sizeof problem, 0);
     replay_close(&replay);
     launch(j, process, script_body);
@@ -187,8 +187,7 @@ static void test_replay_405b(void) {
                                           {"gradients 0 to stage 0", "gradients 1 to stage 0", "rank 12345 (tp 1, cp 7, pp 0, dp_shard 6)"}, {"wait for ever", "rank 12345 (tp 1, cp 7, pp 0, dp_shard 6) has started all_gather of 'keys and values'", "to which rank 12345 has not come"}};
     Plan p;
     Job *j = make_job("--plan --model llama3.1-405b --tp 8 --cp 16 --pp 16 --dp-shard 8 --seq 131072 --batch 1 --accum 16 --pp-light-ends", 16384, &transport_threads);
-    plan_open(&p, j, 0);
-    p.every = 1; // others of the same part do the same: test_rank_classes
+    plan_open(&p, j, WALK_PARTS); // others of the same part do the same: test_rank_classes
     for (int f = 0; f < 5; f++) {
         char problem[4096] = "", name[200];
         Script *own = &p.scripts[p.script_of[ODD]], changed = *own;
@@ -214,7 +213,63 @@ static void test_replay_405b(void) {
     end_job(j);
 }
 
+/* A layout's estimate, all ranks walked, or fewer that play for them. */
+static Estimate estimate_by(const char *options, int world, WalkKind kind, double *memory) {
+    char arguments[512], problem[1024];
+    Plan p;
+    Replay r;
+    snprintf(arguments, sizeof arguments, "--plan --cluster dev/clusters/h100-8.json %s", options);
+    Job *j = make_job(arguments, world, &transport_threads);
+    plan_open(&p, j, kind);
+    int fits = plan_replay(&r, &p, &j->cluster, problem, sizeof problem, 0);
+    Estimate e = estimate_of(&p, &j->cluster, &r, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, j->opt.seq);
+    if (!fits) e.step = NAN;
+    *memory = memory_needed(&p, &j->cluster);
+    replay_close(&r);
+    plan_close(&p);
+    cluster_close(&j->cluster);
+    end_job(j);
+    return e;
+}
+
+/* Ranks that do the same at the same time: one of them tells what all of them do, but for a row of the vocabulary. */
+static void test_replay_of_few(void) {
+    static const char *const layouts[] = {"--model llama3-8b --seq 4096 --batch 1 --tp 2 --cp 2 --pp 4 --accum 8", "--model llama3-8b --seq 2048 --batch 1 --tp 2 --cp 2 --pp 2 --dp-replicate 2 --accum 4 --pp-schedule interleaved --pp-chunks 4 --pp-light-ends",
+                                          "--model llama3-8b --seq 2048 --batch 1 --tp 4 --accum 2 --recompute full", "--model llama3.2-1b --seq 2048 --batch 2 --accum 2 --sharding shard_grad_op"};
+    for (int i = 0; i < 4; i++) {
+        double memory[3];
+        Estimate e[3];
+        char name[300];
+        for (int k = 0; k < 3; k++) e[k] = estimate_by(layouts[i], 32, (WalkKind)k, &memory[k]);
+        double off = fmax(off_by(e[WALK_STAGES].step, e[WALK_ALL].step), off_by(e[WALK_PARTS].step, e[WALK_ALL].step)), waits = 0;
+        for (int a = 0; a < AXES; a++) waits = fmax(waits, fabs(e[WALK_STAGES].waited[a] - e[WALK_ALL].waited[a]) / e[WALK_ALL].step);
+        snprintf(name, sizeof name, "32 ranks, %s: one of each stage tells the step of all", layouts[i]);
+        CHECK(name, off < 1e-6 && waits < 1e-6 && memory[WALK_STAGES] == memory[WALK_ALL] && e[WALK_ALL].step > 0, "%.6g, %.6g and %.6g s, waits off by %.1g of it", e[0].step, e[1].step, e[2].step, waits);
+    }
+}
+
+/* The Llama 3 paper's Table 4 (arXiv 2407.21783), of 405B in bf16, by a cluster file of datasheets. Nothing is fitted; the number of chunks is not in the paper. */
+static void test_paper(void) {
+    static const struct { const char *options; int world; double paper; } rows[] = {
+        {"--dp-shard 64 --seq 8192 --accum 32", 8192, 430e12}, {"--dp-shard 128 --seq 8192 --accum 16", 16384, 400e12}, {"--cp 16 --dp-shard 8 --seq 131072 --accum 16", 16384, 380e12}};
+    double have[3], full[3], memory;
+    for (int i = 0; i < 3; i++) {
+        char options[400];
+        snprintf(options, sizeof options, "--model llama3.1-405b --tp 8 --pp 16 --batch 1 --pp-schedule interleaved --pp-chunks 8 --pp-light-ends %s", rows[i].options);
+        Estimate e = estimate_by(options, rows[i].world, WALK_STAGES, &memory);
+        have[i] = e.flops / e.step, full[i] = e.full / e.step;
+    }
+    double ratio = have[1] / have[0], want = rows[1].paper / rows[0].paper;
+    CHECK("405B on 8,192 GPUs: the paper's TFLOP/s within 25 %", off_by(have[0], rows[0].paper) < 0.25, "%.0f, reported %.0f: %+.1f %%", have[0] / 1e12, rows[0].paper / 1e12, 100 * (have[0] / rows[0].paper - 1));
+    CHECK("405B on 16,384 GPUs: the paper's TFLOP/s within 25 %", off_by(have[1], rows[1].paper) < 0.25, "%.0f, reported %.0f: %+.1f %%", have[1] / 1e12, rows[1].paper / 1e12, 100 * (have[1] / rows[1].paper - 1));
+    CHECK("405B: twice the GPUs with half the micro-batches, the paper's ratio within 4 %", off_by(ratio, want) < 0.04, "%.3f, reported %.3f: %+.1f %%", ratio, want, 100 * (ratio / want - 1));
+    CHECK("405B with 131,072 tokens: attention counted by its mask, the paper's TFLOP/s within 25 %", off_by(have[2], rows[2].paper) < 0.25 && have[2] < full[2],
+          "%.0f by the mask, %.0f over all keys, reported %.0f: %+.1f and %+.1f %%", have[2] / 1e12, full[2] / 1e12, rows[2].paper / 1e12, 100 * (have[2] / rows[2].paper - 1), 100 * (full[2] / rows[2].paper - 1));
+}
+
 static void test_replay(void) {
+    if (!CUDA_BUILD) test_replay_of_few();
+    if (!CUDA_BUILD && FLOATX == DTYPE_BF16) test_paper();
     if (!CUDA_BUILD) test_replay_by_hand(), test_replay_405b();
     test_scripts(0, 0, &transport_threads);
 }

@@ -1,0 +1,402 @@
+/* planner.h: --plan. Every rank of a layout walked, all of them replayed, and what that tells of the run before it is started.
+ *
+ * Included by train_llama3.cu behind run_walk, the walk of one rank. A caller may rely on: nothing is allocated of what the run
+ * would allocate, and nothing of the layout is left out: each rank is walked by the program's own code.
+ */
+#include <sys/resource.h> // defines: getrusage
+
+// ---------------------------------------------------------------------------
+// the walk of all ranks
+
+static uint64_t script_hash(const Script *s) {
+    uint64_t h = HASH_START;
+    for (int64_t i = 0; i < s->count; i++) {
+        const ScriptLine *l = &s->lines[i];
+        uint64_t computed, words[4];
+        memcpy(&computed, &l->computed, sizeof computed);
+        words[0] = computed, words[1] = (uint64_t)l->count, words[2] = (uint64_t)(uint32_t)l->what << 32 | (uint32_t)l->phase;
+        words[3] = (uint64_t)(uint32_t)l->peer << 32 | (uint64_t)l->dtype << 24 | (uint64_t)(l->slot << 1 | l->waits) << 16 | (uint64_t)l->collective << 8 | l->axis;
+        for (int w = 0; w < 4; w++) h = ((h ^ h >> 29) ^ words[w]) * 0x9E3779B97F4A7C15ull;
+    }
+    return h;
+}
+
+/* Keeps what `rank` asks of others: as that of another rank, where that is the same. */
+static void plan_keep_script(Plan *p, int rank, const Script *s) {
+    uint64_t hash = script_hash(s);
+    int k = 0;
+    while (k < p->num_scripts && (p->hashes[k] != hash || p->scripts[k].count != s->count)) k++;
+    p->script_of[rank] = k;
+    if (k < p->num_scripts) return;
+    p->scripts = (Script *)realloc(p->scripts, sizeof *p->scripts * (size_t)(k + 1));
+    p->hashes = (uint64_t *)realloc(p->hashes, sizeof hash * (size_t)(k + 1));
+    if (!p->scripts || !p->hashes) run_failure("out of memory");
+    Script *own = &p->scripts[p->num_scripts++];
+    *own = *s, p->hashes[k] = hash;
+    own->room = s->count, own->lines = (ScriptLine *)checked_malloc(sizeof(ScriptLine) * (size_t)s->count);
+    memcpy(own->lines, s->lines, sizeof(ScriptLine) * (size_t)s->count);
+}
+
+/* Walks every rank, or one for all that have the same part of the model: of each stage and of each part of tensor parallelism. Other coordinates
+ * change nothing but who a rank's peers are. Parts differ where sizes do not divide, and then by a row; to compare layouts one of each stage is enough. */
+static void plan_open(Plan *p, const Job *j, WalkKind kind) {
+    int world = j->mesh.world;
+    Script script = ZERO;
+    memset(p, 0, sizeof *p);
+    p->mesh = &j->mesh, p->walked = kind;
+    p->class_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
+    p->script_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
+    for (int rank = 0; rank < world; rank++) {
+        int alike = rank - mesh_coordinate(&j->mesh, rank, AXIS_CP) * mesh_stride(&j->mesh, AXIS_CP), c = 0;
+        alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD); // of the same part
+        if (kind == WALK_STAGES) alike -= mesh_coordinate(&j->mesh, alike, AXIS_TP);
+        if (kind != WALK_ALL && alike < rank) {
+            p->class_of[rank] = p->class_of[alike], p->script_of[rank] = p->script_of[alike];
+            continue;
+        }
+        Run *walked = (Run *)checked_malloc(sizeof *walked);
+        script_begin(&script, &p->names);
+        run_walk(walked, j, rank, &script);
+        plan_keep_script(p, rank, &script);
+        while (c < p->count && !walks_alike(&walked->dev, &walked->comm, p->classes[c].walked, p->classes[c].comm)) c++;
+        p->class_of[rank] = c;
+        if (c < p->count) {
+            run_close(walked), free(walked);
+            continue;
+        }
+        p->classes = (RankClass *)realloc(p->classes, sizeof(RankClass) * (size_t)(c + 1));
+        if (!p->classes) run_failure("out of memory");
+        RankClass *fresh = &p->classes[p->count++];
+        fresh->rank = rank, fresh->run = walked, fresh->walked = &walked->dev, fresh->comm = &walked->comm;
+        law_of(fresh->law, &j->config, world, rank, &j->opt);
+    }
+    free(script.lines);
+}
+
+static void plan_close(Plan *p) {
+    for (int c = 0; c < p->count; c++) run_close(p->classes[c].run), free(p->classes[c].run);
+    for (int s = 0; s < p->num_scripts; s++) free(p->scripts[s].lines);
+    names_close(&p->names);
+    free(p->classes), free(p->class_of), free(p->scripts), free(p->hashes), free(p->script_of);
+}
+
+// ---------------------------------------------------------------------------
+// the replay of a plan's ranks, and by a cluster's clock the estimate of a step
+
+/* Which rank the i-th to play is: where not all were walked, one plays for others. */
+static int replay_rank(const Plan *p, int i) {
+    int parts = p->walked == WALK_PARTS ? p->mesh->size[AXIS_TP] : 1;
+    return p->walked == WALK_ALL ? i : i / parts * mesh_stride(p->mesh, AXIS_PP) + i % parts;
+}
+
+/* Every rank plays, where every one was walked; else one for each part of the model: with others that do the same its exchanges take the same time.
+ * `problem` (size) says what is wrong where 0 is returned. `timed`: it is kept when the exchanges of each stage's first rank took place. */
+static int plan_replay(Replay *r, const Plan *p, const Cluster *c, char *problem, size_t size, int timed) {
+    int parts = p->walked == WALK_PARTS ? p->mesh->size[AXIS_TP] : 1, of_parts = parts * p->mesh->size[AXIS_PP];
+    Mesh mesh = {of_parts, {parts, 1, p->mesh->size[AXIS_PP], 1, 1}};
+    if (p->walked == WALK_ALL) mesh = *p->mesh;
+    const Script **scripts = (const Script **)checked_malloc(sizeof *scripts * (size_t)mesh.world);
+    for (int i = 0; i < mesh.world; i++) scripts[i] = &p->scripts[p->script_of[replay_rank(p, i)]];
+    replay_open(r, &mesh, scripts, p->mesh, c ? c->exchange : NULL, problem, size);
+    free(scripts);
+    for (int i = 0; i < mesh.world && timed; i += mesh_stride(&mesh, AXIS_PP))
+        if (i / mesh_stride(&mesh, AXIS_PP) < mesh.size[AXIS_PP]) r->actors[i].times = (LineTime *)checked_malloc(sizeof(LineTime) * (size_t)r->actors[i].script->count);
+    return replay_run(r);
+}
+
+/* What was played, and that it fits. */
+static void replay_print(FILE *f, const Plan *p, const Replay *r, double seconds) {
+    int64_t lines = 0, exchanges = 0;
+    if (r->mesh->world == 1) return;
+    for (int i = 0; i < r->mesh->world; i++) lines += r->actors[i].script->count;
+    for (int i = 0; i < r->mesh->world * (int)AXES; i++) exchanges += r->groups[i].number;
+    struct rusage used;
+    getrusage(RUSAGE_SELF, &used); // in KiB
+    fprintf(f, "  %d ranks walked and replayed in %.2f s and %.0f MB: %" PRId64 " events (%d lists of them), every one of %" PRId64 " collectives begins with all its members alike, every send meets its receive\n", r->mesh->world,
+            seconds, (double)used.ru_maxrss * 1024 / 1e6, lines, p->num_scripts, exchanges);
+}
+
+typedef struct {
+    double step, tokens;        // seconds; tokens/s of all ranks
+    // of the mean rank, seconds:
+    double compute, waited[AXES], exchange[AXES]; // of which arithmetic; waits for exchanges; exchanges, hidden or not
+    double ops[OP_COUNT];
+    double most;                // arithmetic of the rank that has the most …
+    int most_rank;              // … which one
+    double flops, again, full;  // FLOPs of the mean rank: of the step; computed again; of the step if attention saw all keys and its backward took twice its forward
+    double mfu;                 // flops a second, of the peak
+} Estimate;
+
+/* By a replay that went to its end. T: tokens of a sequence. */
+static Estimate estimate_of(const Plan *p, const Cluster *c, const Replay *r, int64_t tokens_per_step, int T) {
+    Estimate e = ZERO;
+    e.step = r->seconds, e.tokens = (double)tokens_per_step / e.step;
+    double share = 1.0 / r->mesh->world;
+    for (int i = 0; i < r->mesh->world; i++) {
+        const Actor *a = &r->actors[i];
+        double computed = a->clock;
+        for (int x = 0; x < AXES; x++) computed -= a->waited[x], e.waited[x] += share * a->waited[x];
+        e.compute += share * computed;
+        if (computed > e.most * (1 + 1e-9)) e.most = computed, e.most_rank = replay_rank(p, i);
+        const Device *walked = p->classes[p->class_of[replay_rank(p, i)]].walked;
+        for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * walked->ops[o].seconds;
+        double attention[2] = {walked->ops[OP_ATTENTION_FORWARD].flops - walked->ops[OP_ATTENTION_FORWARD].again, walked->ops[OP_ATTENTION_BACKWARD].flops};
+        e.flops += share * device_flops(walked, 0), e.again += share * device_flops(walked, 1);
+        e.full += share * (device_flops(walked, 0) - attention[0] - attention[1] + 3 * attention[0] * 2 * T / (T + 1.0));
+    }
+    for (int s = 0; s < p->num_scripts; s++) {
+        double seconds[AXES] = ZERO, players = 0;
+        for (int i = 0; i < r->mesh->world; i++) players += r->actors[i].script == &p->scripts[s];
+        for (int64_t l = 0; l < p->scripts[s].count && players > 0; l++) {
+            const ScriptLine *line = &p->scripts[s].lines[l];
+            if (!line->waits && line->collective != SEND) seconds[line->axis] += line_seconds(r, line); // as with bytes: of what comes
+        }
+        for (int x = 0; x < AXES; x++) e.exchange[x] += players * share * seconds[x];
+    }
+    e.mfu = e.flops / e.step / c->peak;
+    return e;
+}
+
+// ---------------------------------------------------------------------------
+// where groups lie, and what else could be chosen
+
+/* The most places, of so many ranks each, that a group of the axis is on. Ranks stand there in the order of their numbers. */
+static int group_spans(const Mesh *m, Axis axis, int ranks_each) {
+    int most = 0;
+    for (int r = 0; r < m->world; r++) {
+        int colour, key, spans = 1, size = mesh_group_size(m, axis);
+        mesh_group(m, r, axis, &colour, &key);
+        if (colour != r) continue;
+        for (int i = 1; i < size; i++) spans += mesh_member(m, r, axis, i) / ranks_each != mesh_member(m, r, axis, i - 1) / ranks_each;
+        most = (int)max_i64(most, spans);
+    }
+    return most;
+}
+
+static void groups_print(FILE *f, const Cluster *c, const Plan *p) {
+    const Mesh *m = p->mesh;
+    for (int a = 0; a < AXES; a++) {
+        double bytes = 0; // of the class that has most
+        int ranks = mesh_group_size(m, (Axis)a), hosts;
+        if (ranks == 1 || a == AXIS_DP_SHARD) continue; // which is a part of fsdp
+        hosts = group_spans(m, (Axis)a, c->ranks_per_host);
+        for (int k = 0; k < p->count; k++) {
+            const Traffic *t = p->classes[k].comm->booked[a];
+            bytes = fmax(bytes, (double)(t[ALL_GATHER].bytes + t[REDUCE_SCATTER].bytes + t[RECEIVE].bytes));
+        }
+        fprintf(f, "    %-13s %6d group%s of %5d rank%s on %4d host%s", axis_names[a], m->world / ranks, m->world / ranks > 1 ? "s" : " ", ranks, ranks > 1 ? "s" : "", hosts, hosts > 1 ? "s" : "");
+        if (c->hosts_per_rack) fprintf(f, " in %4d racks", group_spans(m, (Axis)a, c->ranks_per_host * c->hosts_per_rack));
+        fprintf(f, ": a rank receives %10.3f GB a step %s\n", bytes / 1e9, hosts > 1 ? "across hosts" : "within its host");
+    }
+}
+
+/* NCCL's communicators of a rank: of all, of each axis, of a pipeline's links. */
+static int communicators(const Mesh *m) {
+    static const Axis axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
+    int count = m->world > 1, pp = m->size[AXIS_PP];
+    for (int i = 0; i < 4; i++) count += mesh_group_size(m, axes[i]) > 1;
+    return count + (pp > 2 ? 4 : pp == 2 ? 2 : 0);
+}
+
+static double memory_needed(const Plan *p, const Cluster *c) {
+    return (double)device_peak(plan_largest(p)->walked) + (c ? c->communicator * communicators(p->mesh) : 0);
+}
+
+typedef struct {
+    char what[160];     // how it differs, as it would be typed
+    Options opt;        // with a number for every axis
+    double products;    // as many times as fast; 1: as the cluster has them
+    double memory, tokens_per_step; // bytes a rank
+    Estimate e;         // with a cluster
+} Trial;
+
+/* One of each stage, walked and replayed. 0: the model does not divide so. */
+static int trial_run(Trial *t, const Job *base) {
+    char problem[1024];
+    Job j = *base;
+    Plan p;
+    Replay r;
+    Cluster *c = base->opt.cluster ? &j.cluster : NULL;
+    const Options *o = &t->opt;
+    const int asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate};
+    j.opt = t->opt;
+    memcpy(j.mesh.size, asked, sizeof asked);
+    if (!job_divides(&j, problem, sizeof problem)) return 0;
+    if (c) {
+        cluster_open(c, o->cluster, &j.mesh, o->threads, o->transport);
+        for (int i = 0; i < c->rates.count; i++) c->ops[i].rate *= c->ops[i].op == OP_ATTENTION_FORWARD || c->ops[i].op == OP_ATTENTION_BACKWARD ? 1 : t->products;
+    }
+    plan_open(&p, &j, WALK_STAGES);
+    t->memory = memory_needed(&p, c);
+    t->tokens_per_step = (double)samples_of_step(o, &j.mesh) * o->seq;
+    if (!plan_replay(&r, &p, c, problem, sizeof problem, 0)) run_failure("the plan's ranks do not fit each other: %s", problem);
+    if (c) t->e = estimate_of(&p, c, &r, (int64_t)t->tokens_per_step, o->seq);
+    replay_close(&r);
+    plan_close(&p);
+    if (c) cluster_close(c);
+    return 1;
+}
+
+enum { MOST_TRIALS = 32 };
+
+/* One thing at a time chosen otherwise. Returns how many there are. */
+static int trials_around(Trial *trials, const Job *j) {
+    static const char *const recompute[] = {"none", "selective", "full"}, *const sharding[] = {"full_shard", "shard_grad_op"}, *const accumulate[] = {"sharded", "local"};
+    const Options *o = &j->opt;
+    Trial base;
+    int n = 0, pp = j->mesh.size[AXIS_PP];
+    memset(&base, 0, sizeof base);
+    base.opt = *o, base.products = 1;
+    base.opt.tp = j->mesh.size[AXIS_TP], base.opt.cp = j->mesh.size[AXIS_CP], base.opt.pp = pp, base.opt.dp_shard = j->mesh.size[AXIS_DP_SHARD], base.opt.dp_replicate = j->mesh.size[AXIS_DP_REPLICATE];
+#define TRY(valid, change, ...) if (valid) { trials[n] = base; change; snprintf(trials[n].what, sizeof trials[n].what, __VA_ARGS__); n += trial_run(&trials[n], j); }
+    for (int i = 0; i < 3; i++) TRY(strcmp(o->recompute, recompute[i]), trials[n].opt.recompute = recompute[i], "--recompute %s", recompute[i])
+    for (int v = 1; v <= 16 && pp > 1; v *= 2)
+        TRY(v != o->pp_chunks && v <= MAX_CHUNKS, (trials[n].opt.pp_chunks = v, trials[n].opt.pp_schedule = v > 1 ? "interleaved" : "1f1b"), v > 1 ? "--pp-schedule interleaved --pp-chunks %d" : "--pp-schedule 1f1b", v)
+    for (int i = 0; i < 2; i++) TRY(mesh_group_size(&j->mesh, AXIS_FSDP) > 1 && strcmp(o->sharding, sharding[i]), trials[n].opt.sharding = sharding[i], "--sharding %s", sharding[i])
+    for (int i = 0; i < 2; i++) TRY(o->accum > 1 && strcmp(o->accumulate, accumulate[i]), trials[n].opt.accumulate = accumulate[i], "--accumulate %s", accumulate[i])
+    TRY(o->accum % 2 == 0, trials[n].opt.accum = o->accum / 2, "--accum %d", o->accum / 2)
+    TRY(o->accum <= 1 << 15, trials[n].opt.accum = o->accum * 2, "--accum %d", o->accum * 2)
+    TRY(o->batch % 2 == 0, (trials[n].opt.batch = o->batch / 2, trials[n].opt.accum = o->accum * 2), "--batch %d --accum %d", o->batch / 2, o->accum * 2)
+    for (int i = 0; i < 2; i++) TRY(o->cluster, trials[n].products = i ? 1.1 : 1 / 1.1, "products %s by a tenth", i ? "faster" : "slower")
+#undef TRY
+    return n;
+}
+
+/* What memory and time become, one thing at a time; and where there is too little memory, which of these needs less. */
+static void trials_print(FILE *f, const Job *j, const Plan *p, const Estimate *e) {
+    static const double sizes[] = {24e9, 40e9, 48e9, 80e9, 96e9, 141e9, 192e9};
+    const Cluster *c = e ? &j->cluster : NULL;
+    Trial *trials = (Trial *)checked_malloc(sizeof *trials * MOST_TRIALS), *best = NULL;
+    double need = memory_needed(p, c), have = c ? c->memory : 0;
+    int n = trials_around(trials, j);
+    if (n) fprintf(f, "  if one thing were chosen otherwise%s\n", e ? " (memory of the rank with most, step, tokens a second)" : " (memory of the rank with most)");
+    for (int i = 0; i < n; i++) {
+        Trial *t = &trials[i];
+        fprintf(f, "    %-40s %9.2f GB", t->what, t->memory / 1e9);
+        fprintf(f, e ? "  %10.4g s  %+6.1f %%\n" : "\n", t->e.step, e ? 100 * (t->e.tokens / e->tokens - 1) : 0);
+        if (t->products == 1 && t->memory <= have && need > have && (!best || t->e.tokens > best->e.tokens)) best = t;
+    }
+    if (have > 0 && need > have && best) fprintf(f, "  %.2f GB a rank do not fit in %.2f GB: %s needs %.2f GB\n", need / 1e9, have / 1e9, best->what, best->memory / 1e9);
+    else if (have > 0 && need > have) fprintf(f, "  %.2f GB a rank do not fit in %.2f GB, nor would they with one of these: split the model over more ranks (--tp, --pp, --cp), or choose several of them\n", need / 1e9, have / 1e9);
+    for (int s = 0; s < (int)(sizeof sizes / sizeof *sizes) && !c && need > 16e9; s++) { // of GPUs, where no cluster is named
+        if (need <= sizes[s]) {
+            fprintf(f, "  GPUs of %.0f GB hold it\n", sizes[s] / 1e9);
+            break;
+        }
+        for (int i = 0; i < n; i++)
+            if (trials[i].memory <= sizes[s] && trials[i].memory > (s ? sizes[s - 1] : 0)) fprintf(f, "  GPUs of %.0f GB do not hold its %.2f GB; with %s they do: %.2f GB\n", sizes[s] / 1e9, need / 1e9, trials[i].what, trials[i].memory / 1e9);
+    }
+    free(trials);
+}
+
+// ---------------------------------------------------------------------------
+// for people, and as files
+
+static double exposed_of(const Estimate *e) {
+    double sum = 0;
+    for (int a = 0; a < AXES; a++) sum += e->waited[a];
+    return sum;
+}
+
+static void estimate_json(FILE *f, const Cluster *c, const Estimate *e) {
+    const char *comma = "";
+    fprintf(f, "\"step_s\":%.9g,\"tokens_per_s\":%.9g,\"mfu\":%.6g,\"flops_per_s\":{\"by_mask\":%.9g,\"with_again\":%.9g,\"full_attention\":%.9g},\"compute_s\":%.9g,\"exposed_s\":%.9g", e->step, e->tokens, e->mfu,
+            e->flops / e->step, (e->flops + e->again) / e->step, e->full / e->step, e->compute, exposed_of(e));
+    for (int k = 0; k < 2; k++) {
+        fprintf(f, k ? "},\"exchange_s\":{" : ",\"waited_s\":{");
+        comma = "";
+        for (int a = 0; a < AXES; a++)
+            if (e->exchange[a] > 0) fprintf(f, "%s\"%s\":%.9g", comma, axis_names[a], k ? e->exchange[a] : e->waited[a]), comma = ",";
+    }
+    comma = "";
+    fprintf(f, "},\"ops\":{");
+    for (int i = 0; i < OP_COUNT; i++)
+        if (e->ops[i] > 0) fprintf(f, "%s\"%s\":%.9g", comma, op_names[i], e->ops[i]), comma = ",";
+    fprintf(f, "},\"cluster\":\"%s\"", c->name);
+}
+
+static void estimate_print(FILE *f, const Cluster *c, const Plan *p, const Estimate *e) {
+    double need = memory_needed(p, c), T = 1e-12 / e->step;
+    fprintf(f, "  estimated step %.4g s: %.4g s arithmetic, %.4g s waiting for exchanges, of the mean rank; %.0f tokens/s; MFU %.1f %% of %.4g FLOP/s a rank\n", e->step, e->compute, exposed_of(e), e->tokens, 100 * e->mfu, c->peak);
+    fprintf(f, "    TFLOP/s a rank: %.1f (attention as the mask lets it through, its backward 2.5 times its forward)", T * e->flops);
+    if (e->again > 0) fprintf(f, "; %.1f with what is computed again (HFU %.1f %%)", T * (e->flops + e->again), 1e14 * T * (e->flops + e->again) / c->peak);
+    fprintf(f, "; %.1f (attention over all keys, backward twice its forward, as in Chowdhery et al. 2022)\n", T * e->full);
+    fprintf(f, "    on %s: %d rank%s a host; an op has its nearest listed shape's rate, at most %.4g bytes/s\n", c->name, c->ranks_per_host, c->ranks_per_host > 1 ? "s" : "", c->rates.memory);
+    if (c->memory > 0) fprintf(f, "    memory: %.2f of %.2f GB a rank%s", need / 1e9, c->memory / 1e9, need > c->memory ? ": does not fit" : "");
+    if (c->memory > 0 && c->communicator > 0) fprintf(f, "; %.2f GB of it for NCCL's %d communicators", c->communicator * communicators(p->mesh) / 1e9, communicators(p->mesh));
+    if (c->memory > 0) fprintf(f, "\n");
+    groups_print(f, c, p);
+    if (e->most > 1.001 * e->compute) fprintf(f, "    most arithmetic: rank %d, %.4g s, %.1f %% more than the mean\n", e->most_rank, e->most, 100 * (e->most / e->compute - 1));
+    for (int i = 0; i < OP_COUNT; i++)
+        if (e->ops[i] > 0.005 * e->step) fprintf(f, "    %-24s %10.4g s  %5.1f %%\n", op_names[i], e->ops[i], 100 * e->ops[i] / e->step);
+    for (int a = 0; a < AXES; a++)
+        if (e->exchange[a] > 0) fprintf(f, "    exchange over %-13s %7.4g s, %.4g s waited for  (as %s)%s\n", axis_names[a], e->exchange[a], e->waited[a], c->exchange[a][ALL_GATHER].of,
+                a == AXIS_PP ? "; the pipeline's bubble is in it" : a == AXIS_WORLD && p->mesh->size[AXIS_PP] > 1 ? "; and what the stages end apart" : "");
+}
+
+/* `estimate` NULL: there is none. */
+static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Cluster *cluster, const Estimate *estimate) {
+    const Mesh *m = p->mesh;
+    int *colours = (int *)checked_malloc(sizeof(int) * AXES * (size_t)m->world), key;
+    for (int r = 0; r < m->world; r++)
+        for (int a = 0; a < AXES; a++) mesh_group(m, r, (Axis)a, &colours[r * AXES + a], &key);
+    fprintf(f, "{");
+    mesh_json(f, m);
+    fprintf(f, ",\"tokens_per_step\":%" PRId64 ",\"rank_classes\":[", tokens_per_step);
+    for (int c = 0; c < p->count; c++) {
+        if (c) fprintf(f, ",");
+        class_json(f, p, c);
+    }
+    fprintf(f, "],");
+    groups_json(f, m, colours);
+    fprintf(f, ",\"estimate\":{");
+    if (estimate) estimate_json(f, cluster, estimate);
+    fprintf(f, "}}\n");
+    free(colours);
+}
+
+/* Under --out as plan.json. `estimate` NULL: there is none. */
+static void write_plan(const Job *j, const Plan *p, const Estimate *estimate) {
+    FILE *f = logger_create(j->opt.out, "plan.json");
+    plan_write(f, p, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, &j->cluster, estimate);
+    if (fclose(f)) user_error("cannot write plan.json under %s: %s", j->opt.out, strerror(errno));
+}
+
+/* The timeline that the replay found, of the first rank of each stage. */
+static void write_planned_trace(const Job *j, const Replay *replay) {
+    FILE *f = fopen(j->opt.trace, "w");
+    if (!f) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
+    fputs(trace_head, f);
+    for (int stage = 0; stage < j->mesh.size[AXIS_PP]; stage++) {
+        int rank = stage * mesh_stride(&j->mesh, AXIS_PP);
+        Run *walked = (Run *)checked_malloc(sizeof *walked);
+        run_walk(walked, j, rank, NULL);
+        replay_times(replay, rank, &walked->dev);
+        trace_events(f, &walked->dev, rank, 0, 0);
+        run_close(walked), free(walked);
+    }
+    fputs(trace_tail, f);
+    if (fclose(f)) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
+}
+
+static void plan_main(Job *j) {
+    const Cluster *cluster = j->opt.cluster ? &j->cluster : NULL;
+    int64_t tokens = samples_of_step(&j->opt, &j->mesh) * j->opt.seq;
+    Plan plan;
+    Replay replay;
+    Estimate estimate = ZERO;
+    char problem[8192];
+    double start = seconds_now();
+    job_check_outputs(j);
+    plan_open(&plan, j, WALK_ALL);
+    if (!plan_replay(&replay, &plan, cluster, problem, sizeof problem, j->opt.trace != NULL)) run_failure("the plan's ranks do not fit each other: %s", problem);
+    plan_print(stdout, j->opt.model, j->threads, &j->table, &plan, j->opt.sharding, tokens);
+    replay_print(stdout, &plan, &replay, seconds_now() - start);
+    if (cluster) estimate = estimate_of(&plan, cluster, &replay, tokens, j->opt.seq), estimate_print(stdout, cluster, &plan, &estimate);
+    trials_print(stdout, j, &plan, cluster ? &estimate : NULL);
+    if (j->opt.out) write_plan(j, &plan, cluster ? &estimate : NULL);
+    if (j->opt.trace) write_planned_trace(j, &replay);
+    replay_close(&replay);
+    plan_close(&plan);
+}
+
