@@ -34,7 +34,7 @@ static void plan_keep_script(Plan *p, int rank, const Script *s) {
     Script *own = &p->scripts[p->num_scripts++];
     *own = *s, p->hashes[k] = hash;
     own->room = s->count, own->lines = (ScriptLine *)checked_malloc(sizeof(ScriptLine) * (size_t)s->count);
-    memcpy(own->lines, s->lines, sizeof(ScriptLine) * (size_t)s->count);
+    if (s->count) memcpy(own->lines, s->lines, sizeof(ScriptLine) * (size_t)s->count);
 }
 
 /* Walks every rank, or one for all that have the same part of the model: of each stage and of each part of tensor parallelism. Other coordinates
@@ -355,6 +355,14 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Cl
     free(colours);
 }
 
+#include "plan_page.h" // defines: page_write
+
+static void write_page(const Job *j, const Plan *p, const Replay *r, const Estimate *estimate) {
+    FILE *f = logger_create(j->opt.out, "plan.html");
+    page_write(f, j->opt.model, p, r, estimate ? &j->cluster : NULL, estimate, samples_of_step(&j->opt, &j->mesh) * j->opt.seq);
+    if (fclose(f)) user_error("cannot write plan.html under %s: %s", j->opt.out, strerror(errno));
+}
+
 /* Under --out as plan.json. `estimate` NULL: there is none. */
 static void write_plan(const Job *j, const Plan *p, const Estimate *estimate) {
     FILE *f = logger_create(j->opt.out, "plan.json");
@@ -389,12 +397,12 @@ static void plan_main(Job *j) {
     double start = seconds_now();
     job_check_outputs(j);
     plan_open(&plan, j, WALK_ALL);
-    if (!plan_replay(&replay, &plan, cluster, problem, sizeof problem, j->opt.trace != NULL)) run_failure("the plan's ranks do not fit each other: %s", problem);
+    if (!plan_replay(&replay, &plan, cluster, problem, sizeof problem, cluster && (j->opt.trace || j->opt.out))) run_failure("the plan's ranks do not fit each other: %s", problem);
     plan_print(stdout, j->opt.model, j->threads, &j->table, &plan, j->opt.sharding, tokens);
     replay_print(stdout, &plan, &replay, seconds_now() - start);
     if (cluster) estimate = estimate_of(&plan, cluster, &replay, tokens, j->opt.seq), estimate_print(stdout, cluster, &plan, &estimate);
     trials_print(stdout, j, &plan, cluster ? &estimate : NULL);
-    if (j->opt.out) write_plan(j, &plan, cluster ? &estimate : NULL);
+    if (j->opt.out) write_plan(j, &plan, cluster ? &estimate : NULL), write_page(j, &plan, &replay, cluster ? &estimate : NULL);
     if (j->opt.trace) write_planned_trace(j, &replay);
     replay_close(&replay);
     plan_close(&plan);

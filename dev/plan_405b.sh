@@ -32,9 +32,9 @@ row() {
     for chunks in 1 2 4 8; do
         interleaved=(--pp-schedule interleaved --pp-chunks "$chunks")
         [ "$chunks" -gt 1 ] || interleaved=(--pp-schedule 1f1b)
-        of=few$chunks row "8,192 GPUs: DP 64, 8,192 tokens, 32 sequences; $chunks chunks" 430 --dp-shard 64 --seq 8192 --accum 32 --world 8192 "${interleaved[@]}"
-        of=many$chunks row "16,384 GPUs: DP 128, 8,192 tokens, 16 sequences; $chunks chunks" 400 --dp-shard 128 --seq 8192 --accum 16 --world 16384 "${interleaved[@]}"
-        of=long$chunks row "16,384 GPUs: CP 16, DP 8, 131,072 tokens, 16 sequences; $chunks chunks" 380 --cp 16 --dp-shard 8 --seq 131072 --accum 16 --world 16384 "${interleaved[@]}"
+        of=few$chunks row "8,192 GPUs: DP 64, 8,192 tokens, 32 sequences; $chunks chunk$([ "$chunks" = 1 ] || echo s)" 430 --dp-shard 64 --seq 8192 --accum 32 --world 8192 "${interleaved[@]}"
+        of=many$chunks row "16,384 GPUs: DP 128, 8,192 tokens, 16 sequences; $chunks chunk$([ "$chunks" = 1 ] || echo s)" 400 --dp-shard 128 --seq 8192 --accum 16 --world 16384 "${interleaved[@]}"
+        of=long$chunks row "16,384 GPUs: CP 16, DP 8, 131,072 tokens, 16 sequences; $chunks chunk$([ "$chunks" = 1 ] || echo s)" 380 --cp 16 --dp-shard 8 --seq 131072 --accum 16 --world 16384 "${interleaved[@]}"
     done
     printf '\n| chunks | 16,384 against 8,192 GPUs (reported: %.3f) | error |\n|---|---|---|\n' "$(awk 'BEGIN { print 400 / 430 }')"
     for chunks in 1 2 4 8; do

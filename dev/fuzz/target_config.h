@@ -54,7 +54,7 @@ static void check_plan(Job *j, int rank) {
         comm_open_walk(&walked.comm, &walked.dev, &j->mesh, rank);
         run_allocate(&walked, j);
     } else {
-        run_walk(&walked, j, rank);
+        run_walk(&walked, j, rank, NULL);
     }
     law_of(law, &j->config, j->mesh.world, rank, &j->opt);
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_walk; i++) {
@@ -64,14 +64,24 @@ static void check_plan(Job *j, int rank) {
     j->opt.accum = accum;
     RankClass all = {rank, &walked, &walked.dev, &walked.comm, {{{0, 0}}}};
     int parts = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_PP], few = !long_walk && accum <= 64 && parts <= 8; // of others, as if all were as this one
-    Plan plan = {&j->mesh, &all, 1, (int *)checked_malloc(sizeof(int) * (size_t)parts)};
+    Plan plan = ZERO;
+    plan.mesh = &j->mesh, plan.classes = &all, plan.count = 1;
     memcpy(all.law, law, sizeof law);
-    if (few) free(plan.class_of), plan_open(&plan, j);
-    write_plan(j, &plan, 1);
+    if (few) {
+        char problem[1024];
+        Replay replay;
+        plan_open(&plan, j, WALK_PARTS);
+        int fits = plan_replay(&replay, &plan, NULL, problem, sizeof problem, 0);
+        EXPECT(fits, "the ranks do not fit each other: %s", problem);
+        replay_close(&replay);
+    } else {
+        plan.class_of = (int *)checked_malloc(sizeof(int) * (size_t)j->mesh.world);
+    }
+    plan_print(stdout, j->opt.model, j->threads, &j->table, &plan, j->opt.sharding, 1);
     EXPECT(said_length(&said_out) > 0, "--plan prints nothing");
     if (j->mesh.world <= 8) { // plan.json lists the ranks
         rewind(stdout);
-        plan_write(stdout, &plan, 1, NULL);
+        plan_write(stdout, &plan, 1, NULL, NULL);
         cJSON *json = cJSON_ParseWithLength(said_out.text, said_length(&said_out));
         EXPECT(cJSON_IsObject(json), "plan.json is no JSON: %.*s", (int)said_length(&said_out), said_out.text);
         cJSON_Delete(json);

@@ -92,7 +92,7 @@ int main(int argc, char **argv) {
     j->transport = j->hosts = &transport_threads;
     job_prepare(j, 1, 1, 1);
     Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
-    run_walk(walked, j, 0);
+    run_walk(walked, j, 0, NULL);
     rank_open(r, walked, j, 0);
     unlink(path);
     train_step(r, 1);

@@ -99,7 +99,7 @@ static void train_answers(int argc, char **argv) {
     job_prepare(j, 1, 1, 1);
     pthread_mutex_init(&j->thread_world.lock, NULL);
     Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
-    run_walk(walked, j, 0);
+    run_walk(walked, j, 0, NULL);
     check_memory(j, &walked->dev);
     double free_before = device_memory(0), planned = (double)device_need(&walked->dev), rate = 0, flops = device_flops(&walked->dev, 0);
     rank_open(r, walked, j, 0);

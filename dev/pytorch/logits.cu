@@ -33,7 +33,7 @@ int main(int argc, char **argv) {
     Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
     j->prompt_length = (size_t)T;
     j->prompt = (int32_t *)grown(j->prompt, sizeof(int32_t) * (size_t)T);
-    run_walk(walked, j, 0);
+    run_walk(walked, j, 0, NULL);
     rank_open(r, walked, j, 0);
     for (size_t at = 0; at < length; at += sizeof(int32_t) * (size_t)T) {
         next_token_logits(r, (const int32_t *)(ids + at), T, 0);
