@@ -106,6 +106,8 @@ static Task job_task(const Options *o) {
     if (o->doc_mask && task == DO_EXPORT) user_error("--doc-mask is about training and evaluation, and this is neither: leave it out");
     if (o->resume && task != DO_TRAIN) user_error("--resume %s goes on with training, and this is none: leave it out (a checkpoint is a --model DIR too)", o->resume);
     if (o->cluster && !o->plan) user_error("--cluster %s belongs to --plan, which estimates a step's time by it: add --plan, or leave it out", o->cluster);
+    if (o->search && !o->cluster) user_error("--search compares what --plan estimates by a cluster: add --plan --cluster FILE (dev/clusters has some), or leave it out");
+    if (o->search && (o->out || o->trace)) user_error("--search prints a list, and --%s is of one layout: leave one of them out", o->out ? "out" : "trace");
     if (o->trace && task != DO_TRAIN && !o->cluster) user_error("--trace %s: training has a timeline, and --plan with --cluster; leave it out", o->trace);
     return task;
 }

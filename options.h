@@ -12,7 +12,7 @@
 typedef struct {
     const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster, *save_mode, *resume, *pp_schedule;
     int vocab_size, seq, batch, accum, tp, cp, pp, pp_chunks, pp_light_ends, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
-    int seed, threads, ranks, plan, world, help, deterministic, workers, save_every, keep, allow_changes, audit, doc_mask;
+    int seed, threads, ranks, plan, world, help, search, deterministic, workers, save_every, keep, allow_changes, audit, doc_mask;
     uint64_t given[2];  // bit i: row i of the table was on the command line
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
 } Options;
@@ -95,9 +95,10 @@ static const OptionRow option_rows[] = {
     {OPT_FLAG, "deterministic", FIELD(deterministic), 0, 0, NULL, NULL, "equal bits on every layout of as many micro-batches, where their number and the ranks are powers of two"},
     {OPT_TEXT, "trace", FIELD(trace), 0, 0, "FILE", NULL, "timeline of every op and exchange, for chrome://tracing or Perfetto; with --plan --cluster, the estimated one"},
     {OPT_GROUP, "do instead of training", 0, 0, 0, NULL, NULL, NULL},
-    {OPT_FLAG, "plan", FIELD(plan), 0, 0, NULL, NULL, "print memory, FLOPs and traffic of a rank, of each kind of ranks; allocates nothing"},
+    {OPT_FLAG, "plan", FIELD(plan), 0, 0, NULL, NULL, "walk and replay every rank: memory, FLOPs and traffic of each kind of ranks, and that their exchanges fit; allocates nothing"},
     {OPT_INT,  "world", FIELD(world), 0, 1 << 20, "N", "0", "with --plan: for N ranks"},
-    {OPT_TEXT, "cluster", FIELD(cluster), 0, 0, "FILE", NULL, "with --plan: estimate the time of a step on such machines (dev/clusters, dev/results)"},
+    {OPT_TEXT, "cluster", FIELD(cluster), 0, 0, "FILE", NULL, "with --plan: the time of a step on such machines (dev/clusters, dev/results), and with --out plan.html"},
+    {OPT_FLAG, "search", FIELD(search), 0, 0, NULL, NULL, "with --plan --cluster: the fastest layouts that fit, for as many sequences a step as the options make; what is given of mesh, pipeline, sharding and recomputation stays"},
     {OPT_TEXT, "eval", FIELD(eval), 0, 0, "FILE", NULL, "print loss and perplexity of a token file as one line of JSON"},
     {OPT_TEXT, "export", FIELD(export_dir), 0, 0, "DIR", NULL, "write the model as a Hugging Face directory: with --data after training, else as it was loaded"},
     {OPT_TEXT, "dtype", FIELD(dtype), 0, 0, "fp32|bf16", "fp32", "with --export"},

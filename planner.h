@@ -210,30 +210,35 @@ typedef struct {
     Estimate e;         // with a cluster
 } Trial;
 
-/* One of each stage, walked and replayed. 0: the model does not divide so. */
-static int trial_run(Trial *t, const Job *base) {
+static Mesh mesh_of_options(const Options *o, int world) {
+    Mesh m = {world, {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate}};
+    return m;
+}
+
+/* One of each stage of `j`, which is laid out as the trial wants it, walked and replayed. */
+static void trial_run(Trial *t, const Job *j, const Cluster *c) {
     char problem[1024];
-    Job j = *base;
     Plan p;
     Replay r;
-    Cluster *c = base->opt.cluster ? &j.cluster : NULL;
-    const Options *o = &t->opt;
-    const int asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate};
-    j.opt = t->opt;
-    memcpy(j.mesh.size, asked, sizeof asked);
-    if (!job_divides(&j, problem, sizeof problem)) return 0;
-    if (c) {
-        cluster_open(c, o->cluster, &j.mesh, o->threads, o->transport);
-        for (int i = 0; i < c->rates.count; i++) c->ops[i].rate *= c->ops[i].op == OP_ATTENTION_FORWARD || c->ops[i].op == OP_ATTENTION_BACKWARD ? 1 : t->products;
-    }
-    plan_open(&p, &j, WALK_STAGES);
+    plan_open(&p, j, WALK_STAGES);
     t->memory = memory_needed(&p, c);
-    t->tokens_per_step = (double)samples_of_step(o, &j.mesh) * o->seq;
+    t->tokens_per_step = (double)samples_of_step(&j->opt, &j->mesh) * j->opt.seq;
     if (!plan_replay(&r, &p, c, problem, sizeof problem, 0)) run_failure("the plan's ranks do not fit each other: %s", problem);
-    if (c) t->e = estimate_of(&p, c, &r, (int64_t)t->tokens_per_step, o->seq);
+    if (c) t->e = estimate_of(&p, c, &r, (int64_t)t->tokens_per_step, j->opt.seq);
     replay_close(&r);
     plan_close(&p);
-    if (c) cluster_close(c);
+}
+
+/* A trial that differs from `base` in options. 0: the model does not divide so. */
+static int trial_beside(Trial *t, const Job *base) {
+    char problem[1024];
+    Job j = *base;
+    j.opt = t->opt, j.mesh = mesh_of_options(&t->opt, base->mesh.world);
+    if (!job_divides(&j, problem, sizeof problem)) return 0;
+    if (j.opt.cluster) cluster_open(&j.cluster, j.opt.cluster, &j.mesh, j.opt.threads, j.opt.transport);
+    for (int i = 0; i < j.cluster.rates.count && j.opt.cluster; i++) j.cluster.ops[i].rate *= j.cluster.ops[i].op == OP_ATTENTION_FORWARD || j.cluster.ops[i].op == OP_ATTENTION_BACKWARD ? 1 : t->products;
+    trial_run(t, &j, j.opt.cluster ? &j.cluster : NULL);
+    if (j.opt.cluster) cluster_close(&j.cluster);
     return 1;
 }
 
@@ -248,7 +253,7 @@ static int trials_around(Trial *trials, const Job *j) {
     memset(&base, 0, sizeof base);
     base.opt = *o, base.products = 1;
     base.opt.tp = j->mesh.size[AXIS_TP], base.opt.cp = j->mesh.size[AXIS_CP], base.opt.pp = pp, base.opt.dp_shard = j->mesh.size[AXIS_DP_SHARD], base.opt.dp_replicate = j->mesh.size[AXIS_DP_REPLICATE];
-#define TRY(valid, change, ...) if (valid) { trials[n] = base; change; snprintf(trials[n].what, sizeof trials[n].what, __VA_ARGS__); n += trial_run(&trials[n], j); }
+#define TRY(valid, change, ...) if (valid) { trials[n] = base; change; snprintf(trials[n].what, sizeof trials[n].what, __VA_ARGS__); n += trial_beside(&trials[n], j); }
     for (int i = 0; i < 3; i++) TRY(strcmp(o->recompute, recompute[i]), trials[n].opt.recompute = recompute[i], "--recompute %s", recompute[i])
     for (int v = 1; v <= 16 && pp > 1; v *= 2)
         TRY(v != o->pp_chunks && v <= MAX_CHUNKS, (trials[n].opt.pp_chunks = v, trials[n].opt.pp_schedule = v > 1 ? "interleaved" : "1f1b"), v > 1 ? "--pp-schedule interleaved --pp-chunks %d" : "--pp-schedule 1f1b", v)
@@ -287,6 +292,147 @@ static void trials_print(FILE *f, const Job *j, const Plan *p, const Estimate *e
             if (trials[i].memory <= sizes[s] && trials[i].memory > (s ? sizes[s - 1] : 0)) fprintf(f, "  GPUs of %.0f GB do not hold its %.2f GB; with %s they do: %.2f GB\n", sizes[s] / 1e9, need / 1e9, trials[i].what, trials[i].memory / 1e9);
     }
     free(trials);
+}
+
+// ---------------------------------------------------------------------------
+// the search: all ways to lay the run out, the fastest that fit
+
+enum { BEST = 10 };
+
+typedef struct {
+    Job job;            // of the mesh that is tried
+    const Options *given;
+    Trial best[BEST];   // (count) the fastest first
+    int count, tried, walked;
+    double sequences;   // of a step
+    double fastest, arithmetic; // FLOP/s of the fastest op; seconds of arithmetic that no layout is without; 0: not known yet
+} Search;
+
+/* Memory that a layout cannot do without: weights, their gradients and AdamW's moments of this rank's part. */
+static double least_memory(const Job *j, const Options *o) {
+    double parameters = (double)j->table.num_parameters / (o->tp * o->pp), shards = (double)o->dp_shard * o->cp, full = !strcmp(o->sharding, "full_shard");
+    return parameters * (16 / shards + (full ? 0 : sizeof(floatX)) + (!strcmp(o->accumulate, "local") && o->accum > 1 ? 4 : 0));
+}
+
+/* Seconds that a step cannot do without, by the law: arithmetic, with the exchanges of tp and cp, for which it waits, and the
+ * pipeline's bubble; or what travels over fsdp. */
+static double least_seconds(const Search *s) {
+    const Job *j = &s->job;
+    Traffic law[AXES][COLLECTIVES];
+    double seconds[AXES] = ZERO;
+    law_of(law, &j->config, j->mesh.world, 0, &j->opt);
+    for (int a = 0; a < AXES; a++)
+        for (int o = 0; o < SEND; o++)
+            if (law[a][o].calls) seconds[a] += (double)law[a][o].calls * exchange_seconds(&j->cluster.exchange[a][o], (double)law[a][o].bytes / (double)law[a][o].calls);
+    double busy = s->arithmetic + seconds[AXIS_TP] + seconds[AXIS_CP];
+    return fmax(busy * (1 + (double)(j->opt.pp - 1) / j->opt.pp_chunks / j->opt.accum), seconds[AXIS_FSDP]);
+}
+
+/* Tries a layout; of those that fit in memory the fastest are kept. Activations are computed again only where they must be. */
+static void search_try(Search *s, const Options *o) {
+    static const char *const recompute[] = {"none", "selective", "full"};
+    static Run first;
+    Job *j = &s->job;
+    int given = option_given(s->given, "recompute");
+    char problem[1024];
+    for (int i = 0; i < (given ? 1 : 3); i++) {
+        Trial t;
+        double have = j->cluster.memory - j->cluster.communicator * communicators(&j->mesh);
+        memset(&t, 0, sizeof t);
+        t.opt = *o, t.products = 1;
+        if (!given) t.opt.recompute = recompute[i];
+        j->opt = t.opt;
+        s->tried++;
+        if (least_memory(j, o) > have || !job_divides(j, problem, sizeof problem)) return;
+        if (s->count == BEST && least_seconds(s) * 0.98 > s->best[BEST - 1].e.step) return; // nor would it be among them
+        run_walk(&first, j, 0, NULL);
+        double of_first = (double)device_peak(&first.dev);
+        run_close(&first);
+        if (of_first > have) continue;
+        trial_run(&t, j, &j->cluster);
+        for (int r = 0; r < j->cluster.rates.count && !s->walked; r++) s->fastest = fmax(s->fastest, j->cluster.ops[r].rate);
+        s->walked++, s->arithmetic = t.e.flops / s->fastest; // of every layout the same but for padding
+        if (t.memory > j->cluster.memory) continue;
+        if (s->count == BEST && t.e.step >= s->best[BEST - 1].e.step) return;
+        int at = s->count < BEST ? s->count++ : BEST - 1;
+        for (; at > 0 && s->best[at - 1].e.step > t.e.step; at--) s->best[at] = s->best[at - 1];
+        s->best[at] = t;
+        return;
+    }
+}
+
+/* The mesh is chosen: pipeline schedule, micro-batch and sharding are left. */
+static void search_schedules(Search *s, Options o) {
+    const Options *given = s->given;
+    const Llama3Config *c = &s->job.config;
+    int64_t data_ranks = (int64_t)o.dp_shard * o.dp_replicate;
+    for (o.pp_chunks = 1; o.pp_chunks <= (o.pp > 1 ? MAX_CHUNKS : 1); o.pp_chunks *= 2)
+        for (o.batch = 1; data_ranks * o.batch <= s->sequences; o.batch *= 2) {
+            int runs = o.pp * o.pp_chunks, fixed = option_given(given, "pp-light-ends");
+            if (fmod(s->sequences, (double)(data_ranks * o.batch)) != 0 || (int64_t)o.batch * o.seq > 1 << 30) continue;
+            o.accum = (int)(s->sequences / (double)(data_ranks * o.batch));
+            o.pp_schedule = o.pp_chunks > 1 ? "interleaved" : "1f1b";
+            if ((option_given(given, "pp-chunks") || option_given(given, "pp-schedule")) && o.pp_chunks != given->pp_chunks) continue;
+            if (!fixed) o.pp_light_ends = o.pp > 1 && c->L % runs && (c->L + 2) % runs == 0;
+            for (int full = 0; full < 2; full++) {
+                if (!option_given(given, "sharding")) o.sharding = full ? "full_shard" : "shard_grad_op";
+                if (!option_given(given, "accumulate")) o.accumulate = full || o.accum == 1 ? "sharded" : "local";
+                if (full && (option_given(given, "sharding") || o.dp_shard * o.cp == 1)) continue;
+                search_try(s, &o);
+            }
+        }
+}
+
+/* Every mesh of the world. Tensor parallelism stays within a host. */
+static void search_run(Search *s, const Job *j) {
+    const Options *given = &j->opt;
+    Options o = *given;
+    int world = j->mesh.world, fixed[MESH_AXES] = {option_given(given, "tp"), option_given(given, "cp"), option_given(given, "pp"), option_given(given, "dp-shard") && given->dp_shard, option_given(given, "dp-replicate")};
+    memset(s, 0, sizeof *s);
+    s->job = *j, s->given = given, s->sequences = (double)samples_of_step(given, &j->mesh);
+    for (o.pp = 1; o.pp <= world && o.pp <= j->config.L + 2; o.pp++)
+        for (o.tp = 1; o.tp <= j->cluster.ranks_per_host && o.tp * o.pp <= world; o.tp++)
+            for (o.cp = 1; (int64_t)o.tp * o.cp * o.pp <= world && 2 * o.cp <= o.seq; o.cp++)
+                for (o.dp_replicate = 1; (int64_t)o.tp * o.cp * o.pp * o.dp_replicate <= world; o.dp_replicate *= 2) {
+                    int64_t of_replica = (int64_t)o.tp * o.cp * o.pp * o.dp_replicate;
+                    int wanted = world % of_replica == 0 && o.seq % (2 * o.cp) == 0 && j->config.NKV % o.tp == 0 && j->config.NH % o.tp == 0;
+                    o.dp_shard = (int)(world / of_replica);
+                    Mesh mesh = mesh_of_options(&o, world);
+                    for (int a = 0; a < MESH_AXES; a++) wanted &= !fixed[a] || mesh.size[a] == j->mesh.size[a];
+                    if (!wanted) continue;
+                    s->job.mesh = mesh;
+                    cluster_open(&s->job.cluster, given->cluster, &mesh, given->threads, given->transport);
+                    search_schedules(s, o);
+                    cluster_close(&s->job.cluster);
+                }
+}
+
+static void search_print(FILE *f, const Search *s, double seconds) {
+    const Job *j = &s->job;
+    fprintf(f, "%s, %d ranks on %s, %.0f sequences of %d tokens a step: %d layouts, of which %d had to be walked, in %.1f s\n", s->given->model, j->mesh.world, j->cluster.name, s->sequences, s->given->seq, s->tried, s->walked, seconds);
+    if (!s->count) {
+        fprintf(f, "none fits in %.2f GB a rank: use more ranks, a shorter --seq, or a smaller step\n", j->cluster.memory / 1e9);
+        return;
+    }
+    fprintf(f, "%5s %4s %4s %9s %13s %7s %6s %6s %14s %11s %10s %10s %12s %6s\n", "tp", "cp", "pp", "dp-shard", "dp-replicate", "chunks", "batch", "accum", "sharding", "recompute", "memory", "step", "tokens/s", "MFU");
+    for (int i = 0; i < s->count; i++) {
+        const Trial *t = &s->best[i];
+        const Options *b = &t->opt;
+        fprintf(f, "%5d %4d %4d %9d %13d %7d %6d %6d %14s %11s %7.2f GB %8.4g s %12.0f %4.1f %%\n", b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->pp_chunks, b->batch, b->accum, b->sharding, b->recompute, t->memory / 1e9, t->e.step, t->e.tokens, 100 * t->e.mfu);
+    }
+    const Options *b = &s->best[0].opt;
+    fprintf(f, "the first one: --tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d --batch %d --accum %d --sharding %s --accumulate %s --recompute %s", b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->batch, b->accum, b->sharding, b->accumulate, b->recompute);
+    if (b->pp_chunks > 1) fprintf(f, " --pp-schedule interleaved --pp-chunks %d", b->pp_chunks);
+    fprintf(f, "%s\n", b->pp_light_ends ? " --pp-light-ends" : "");
+}
+
+static void plan_search(const Job *j) {
+    Search *s = (Search *)checked_malloc(sizeof *s);
+    double start = seconds_now();
+    if (j->cluster.memory <= 0) user_error("--cluster %s does not say how much memory a rank has (memory_bytes_per_host), without which --search cannot tell what fits", j->opt.cluster);
+    search_run(s, j);
+    search_print(stdout, s, seconds_now() - start);
+    free(s);
 }
 
 // ---------------------------------------------------------------------------
@@ -395,6 +541,10 @@ static void plan_main(Job *j) {
     Estimate estimate = ZERO;
     char problem[8192];
     double start = seconds_now();
+    if (j->opt.search) {
+        plan_search(j);
+        return;
+    }
     job_check_outputs(j);
     plan_open(&plan, j, WALK_ALL);
     if (!plan_replay(&replay, &plan, cluster, problem, sizeof problem, cluster && (j->opt.trace || j->opt.out))) run_failure("the plan's ranks do not fit each other: %s", problem);

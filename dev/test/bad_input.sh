@@ -134,7 +134,7 @@ prepare() {
 contract="model vocab-size tokenizer data val tail workers doc-mask seq batch accum accumulate tp cp pp dp-shard dp-replicate
     pp-schedule pp-chunks pp-light-ends sharding wrap slots reduce-dtype offload recompute steps lr min-lr warmup weight-decay
     beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters out save-every save-mode keep resume
-    allow-changes val-every seed threads timeout transport deterministic trace plan world cluster eval export dtype merge
+    allow-changes val-every seed threads timeout transport deterministic trace plan world cluster search eval export dtype merge
     generate max-tokens temperature top-p audit encode decode ranks help"
 
 help_text() {
@@ -505,6 +505,10 @@ clusters() {
     works "the good cluster file" "$program" --plan --cluster "$good" --world 2
     works "a cluster of devices" "$program" --plan --cluster "$top/dev/clusters/h100-8.json" --world 64
     everywhere "--cluster without --plan" "--cluster .* belongs to --plan" "${train[@]}" --cluster "$good"
+    works "a search" "$program" --plan --cluster "$top/dev/clusters/h100-8.json" --world 4 --model tiny --search
+    bad "--search without a cluster" "--search compares .* --cluster FILE" --plan --world 4 --search
+    bad "--search with --out" "--search prints a list, and --out" --plan --cluster "$top/dev/clusters/h100-8.json" --world 4 --search --out plan
+    bad "--search by a cluster that does not say how much memory there is" "does not say how much memory" --plan --cluster <(grep -v '"memory_bytes_per_host"' "$top/dev/clusters/h100-8.json") --world 4 --search
     bad "--cluster of nothing" "nowhere.json" --plan --cluster nowhere.json
     bad "--cluster of a directory" "good" --plan --cluster good
     echo '[1, 2]' >list.json

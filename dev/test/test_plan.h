@@ -22,6 +22,7 @@ static const char *make_cluster_file(const char *name, double rate, double memor
 
 static Job *estimated; // the last one
 static Replay replayed;
+static const Plan *estimated_plan;
 
 /* `world` ranks by the cluster file at `path`, replayed; `walked`: rank 0. */
 static Estimate estimate_with(const char *path, const char *options, int world, Run *walked) {
@@ -29,6 +30,7 @@ static Estimate estimate_with(const char *path, const char *options, int world, 
     static Plan plan;
     snprintf(arguments, sizeof arguments, "--plan --cluster %s %s", path, options);
     Job *j = estimated = make_job(arguments, world, &transport_threads);
+    estimated_plan = &plan;
     plan_open(&plan, j, WALK_ALL);
     int fits = plan_replay(&replayed, &plan, &j->cluster, problem, sizeof problem, 1);
     Estimate e = estimate_of(&plan, &j->cluster, &replayed, 1000, j->opt.seq);

@@ -267,7 +267,66 @@ static void test_paper(void) {
           "%.0f by the mask, %.0f over all keys, reported %.0f: %+.1f and %+.1f %%", have[2] / 1e12, full[2] / 1e12, rows[2].paper / 1e12, 100 * (have[2] / rows[2].paper - 1), 100 * (full[2] / rows[2].paper - 1));
 }
 
+static int count_of(const char *text, const char *part) {
+    int n = 0;
+    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) n++;
+    return n;
+}
+
+/* plan.html: every step of the schedule is a stretch of its stage's row, every kind of ranks a bar. */
+static void test_page(void) {
+    char options[512], *text = NULL, what[40];
+    size_t length;
+    Run w;
+    int steps = 1;
+    snprintf(options, sizeof options, "--model tiny --tp 2 --pp 2 --accum 8 --pp-schedule interleaved --seq 128 --batch 2");
+    Estimate e = estimate_with(make_cluster_file("page.json", 1e9, 1e9, 1e-5, 1e9, ""), options, 16, &w);
+    FILE *f = open_memstream(&text, &length);
+    page_write(f, "tiny & <more>", estimated_plan, &replayed, &estimated->cluster, &e, 1000);
+    fclose(f);
+    for (int stage = 0; stage < 2; stage++)
+        for (int k = 0; k < 2; k++) {
+            snprintf(what, sizeof what, "stage %d: %s,", stage, k ? "backward" : "forward");
+            steps &= count_of(text, what) == 16;
+        }
+    int whole = strstr(text, "</html>") && !strstr(text, "nan") && !strstr(text, "inf\"") && !strstr(text, "<more>") && count_of(text, "<svg") == count_of(text, "</svg>") && count_of(text, "<rect") == count_of(text, "</rect>") + count_of(text, "/></svg>");
+    CHECK("plan.html shows every step of every stage, and every kind of ranks", steps && whole && count_of(text, " GB</text>") == estimated_plan->count, "%d forwards of stage 0, %d backwards of stage 1, %d bars of %d, %d bytes", count_of(text, "stage 0: forward,"),
+          count_of(text, "stage 1: backward,"), count_of(text, " GB</text>"), estimated_plan->count, (int)length);
+    free(text);
+}
+
+/* A search among all layouts of 16 ranks: none by hand that fits is faster, and the first is what a plan of it says. */
+static void test_search(void) {
+    static const char *const by_hand[] = {"--tp 2 --dp-shard 8", "--pp 2 --dp-shard 8 --pp-schedule interleaved --pp-chunks 4", "--cp 2", "--dp-replicate 2", "--sharding full_shard --recompute full", "--tp 8 --pp 2", "--pp 4 --tp 4", "--sharding shard_grad_op --accumulate local",
+                                          "--tp 2 --cp 2 --pp 2"};
+    char options[512];
+    Search *s = (Search *)checked_malloc(sizeof *s);
+    Job *j = make_job("--plan --cluster dev/clusters/h100-8.json --search --model llama3-8b --seq 8192 --batch 1 --accum 8", 16, &transport_threads);
+    search_run(s, j);
+    double have = j->cluster.memory, best = s->best[0].e.step, memory, fastest = INFINITY;
+    int sorted = s->count == BEST, tried = 0;
+    for (int i = 0; i < s->count; i++) sorted &= s->best[i].memory <= have && (i == 0 || s->best[i - 1].e.step <= s->best[i].e.step);
+    for (int i = 0; i < (int)(sizeof by_hand / sizeof *by_hand); i++) { // 128 sequences a step, by whatever accumulation
+        int model = strstr(by_hand[i], "--tp 8") ? 16 : strstr(by_hand[i], "--tp 4") ? 16 : strstr(by_hand[i], "--tp 2 --cp") ? 8 : strstr(by_hand[i], "--tp 2") || strstr(by_hand[i], "--cp") || strstr(by_hand[i], "--pp 2") ? 2 : 1;
+        snprintf(options, sizeof options, "--model llama3-8b --seq 8192 --batch 1 --accum %d %s", 8 * model, by_hand[i]);
+        Estimate e = estimate_by(options, 16, WALK_ALL, &memory);
+        if (memory <= have) tried++, fastest = fmin(fastest, e.step);
+    }
+    const Options *b = &s->best[0].opt;
+    snprintf(options, sizeof options, "--model llama3-8b --seq 8192 --tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d --batch %d --accum %d --sharding %s --accumulate %s --recompute %s%s", b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->batch, b->accum,
+             b->sharding, b->accumulate, b->recompute, b->pp_light_ends ? " --pp-light-ends" : "");
+    if (b->pp_chunks > 1) snprintf(options + strlen(options), sizeof options - strlen(options), " --pp-schedule interleaved --pp-chunks %d", b->pp_chunks);
+    Estimate again = estimate_by(options, 16, WALK_ALL, &memory);
+    CHECK("--search: what it lists fits and is in order, no layout by hand that fits is faster, and a plan of the first says the same", sorted && tried > 3 && best <= fastest * (1 + 1e-9) && off_by(again.step, best) < 1e-6 && off_by(memory, s->best[0].memory) < 1e-6,
+          "%d of %d walked; %.4g s, by hand %.4g s of %d, planned %.4g s", s->walked, s->tried, best, fastest, tried, again.step);
+    free(s);
+    cluster_close(&j->cluster);
+    end_job(j);
+}
+
 static void test_replay(void) {
+    if (!CUDA_BUILD) test_page();
+    if (!CUDA_BUILD && FLOATX == DTYPE_BF16) test_search();
     if (!CUDA_BUILD) test_replay_of_few();
     if (!CUDA_BUILD && FLOATX == DTYPE_BF16) test_paper();
     if (!CUDA_BUILD) test_replay_by_hand(), test_replay_405b();
