@@ -90,7 +90,7 @@ short=short runtime='TESTS="test-plain test_nccl-plain"' pages=PRECISION=fp32 pa
 if [ "${1:-}" = all ]; then
     short='' runtime='' pages='' pages_cuda='' engines='' limit=7200
     table=dev/results/test-all.md commit=$(git rev-parse --short HEAD 2>/dev/null || echo none)
-    [ -n "${ONLY:-}" ] || printf '# make test-all\n\n%s, %s cores.\n\n| suite | result | commit |\n|---|---|---|\n\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" >$table
+    [ -n "${ONLY:-}" ] || printf '# make test-all\n\n%s, %s cores; each row at its commit.\n\n| suite | result | commit |\n|---|---|---|\n\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" >$table
 fi
 for precision in fp32 bf16; do
     suite "unit tests, $precision" "build/cpu-$precision/test_llama3" $short
