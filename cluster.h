@@ -161,13 +161,8 @@ static void cluster_open(Cluster *c, const char *path, const Mesh *mesh, int thr
     const cJSON *peaks = json_object(root, path, "peak_flops_per_s");
     if (peaks) c->peak = share * cluster_number(peaks, path, PRECISION_NAME, 1, 1e30);
     for (int a = 0; a < AXES; a++) {
-        int colour, other, key, hosts = 0, ranks = mesh_group_size(mesh, (Axis)a), last = -1;
+        int ranks = mesh_group_size(mesh, (Axis)a), hosts = group_spans(mesh, (Axis)a, c->ranks_per_host);
         if (ranks == 1) continue;
-        mesh_group(mesh, 0, (Axis)a, &colour, &key);
-        for (int r = 0; r < mesh->world; r++) {
-            mesh_group(mesh, r, (Axis)a, &other, &key);
-            if (other == colour && r / c->ranks_per_host != last) hosts++, last = r / c->ranks_per_host;
-        }
         for (int o = 0; o < COLLECTIVES; o++) {
             int message = o == SEND || o == RECEIVE; // takes what two ranks take to gather: each receives one part
             cluster_exchange(&c->exchange[a][o], root, path, transport, message ? ALL_GATHER : (Collective)o, message ? 2 : ranks, message ? (int)min_i64(hosts, 2) : hosts);

@@ -59,13 +59,30 @@ static void mesh_group(const Mesh *m, int rank, Axis axis, int *colour, int *key
     }
 }
 
-/* The rank in the world of member `i` of the group that `rank` is in. */
-static inline int mesh_member(const Mesh *m, int rank, Axis axis, int i) {
-    int colour, key, cp = m->size[AXIS_CP];
-    mesh_group(m, rank, axis, &colour, &key);
+/* The rank in the world of member `i` of a group; and of the group that `rank` is in. */
+static inline int mesh_group_member(const Mesh *m, int colour, Axis axis, int i) {
+    int cp = m->size[AXIS_CP];
     if (axis == AXIS_WORLD) return i;
     if (axis == AXIS_FSDP) return colour + i % cp * mesh_stride(m, AXIS_CP) + i / cp * mesh_stride(m, AXIS_DP_SHARD);
     return colour + i * mesh_stride(m, axis);
+}
+static inline int mesh_member(const Mesh *m, int rank, Axis axis, int i) {
+    int colour, key;
+    mesh_group(m, rank, axis, &colour, &key);
+    return mesh_group_member(m, colour, axis, i);
+}
+
+/* The most places, of so many ranks each, that a group of the axis is on, where ranks stand in the order of their numbers. */
+static inline int group_spans(const Mesh *m, Axis axis, int ranks_each) {
+    int most = 0;
+    for (int r = 0; r < m->world; r++) {
+        int colour, key, spans = 1;
+        mesh_group(m, r, axis, &colour, &key);
+        if (colour != r) continue;
+        for (int i = 1; i < mesh_group_size(m, axis); i++) spans += mesh_group_member(m, r, axis, i) / ranks_each != mesh_group_member(m, r, axis, i - 1) / ranks_each;
+        most = spans > most ? spans : most;
+    }
+    return most;
 }
 
 /* Are two ranks in one group of the axis? */
@@ -962,9 +979,17 @@ static double comm_clock_offset(Comm *comm, double *error) {
 // ---------------------------------------------------------------------------
 // transport: nccl. Exchanges are enqueued; the host waits for none of them, but watches (comm_watch).
 
-#ifdef HAVE_NCCL
-/* The axes over which GPUs have collectives, and a pipeline's links. A communicator of NCCL's takes memory, so there are no others. */
+/* The axes over which GPUs have collectives. A communicator of NCCL's takes memory, so beside these there are those of a pipeline's links alone. */
 static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
+
+/* How many communicators a rank has: of all ranks, of each axis, of the links to its neighbours; a plan counts their memory. */
+static inline int nccl_communicators(const Mesh *m) {
+    int count = m->world > 1, pp = m->size[AXIS_PP];
+    for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
+    return count + (pp > 2 ? LINKS : pp == 2 ? 2 : 0);
+}
+
+#ifdef HAVE_NCCL
 enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0], NCCL_COMMUNICATORS = NCCL_AXES + LINKS };
 
 /* The i-th of this rank's communicators, which may be NULL, and of which axis it is. */

@@ -170,6 +170,8 @@ typedef struct {
     Traffic law[AXES][COLLECTIVES];
 } RankClass;
 
+typedef enum { WALK_STAGES, WALK_PARTS, WALK_ALL } WalkKind; // one of each stage; of each stage and each part of tensor parallelism; every one
+
 typedef struct {
     const Mesh *mesh;
     RankClass *classes;   // (count), in the order of their first ranks
@@ -180,10 +182,8 @@ typedef struct {
     uint64_t *hashes;     // (num_scripts)
     int num_scripts;
     int *script_of;       // (world)
-    int walked;           // which ranks were walked:
+    WalkKind walked;      // which ranks were walked
 } Plan;
-
-typedef enum { WALK_STAGES, WALK_PARTS, WALK_ALL } WalkKind; // one of each stage; of each stage and each part of tensor parallelism; every one
 
 static int walks_alike(const Device *a, const Comm *a_comm, const Device *b, const Comm *b_comm) {
     int alike = device_flops(a, 0) == device_flops(b, 0) && device_flops(a, 1) == device_flops(b, 1);

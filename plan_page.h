@@ -23,12 +23,13 @@ static void page_legend(FILE *f, const char *const *names, const char *const *co
 
 /* A bar for each kind of ranks, a stretch for each category; a line where a rank's memory ends. */
 static void page_memory(FILE *f, const Plan *p, double have) {
-    enum { WIDTH = 760, LEFT = 250, ROW = 22 };
+    const int LEFT = 250, ROW = 22;
+    const double width_of_most = 760;
     double most = have;
     for (int c = 0; c < p->count; c++) most = fmax(most, (double)device_peak(p->classes[c].walked));
     fprintf(f, "<h2>Memory of a rank</h2>\n");
     page_legend(f, mem_category_names, category_colours, MEM_CATEGORIES);
-    fprintf(f, "<svg viewBox=\"0 0 %d %d\">\n", LEFT + WIDTH + 90, p->count * ROW + 24);
+    fprintf(f, "<svg viewBox=\"0 0 %d %d\">\n", LEFT + (int)width_of_most + 90, p->count * ROW + 24);
     for (int c = 0; c < p->count; c++) {
         const Device *d = p->classes[c].walked;
         double at = LEFT, peak = (double)device_peak(d);
@@ -42,28 +43,37 @@ static void page_memory(FILE *f, const Plan *p, double have) {
         fprintf(f, "<g><title>");
         html_text(f, name);
         fprintf(f, "</title><text x=\"%d\" y=\"%d\" text-anchor=\"end\">", LEFT - 6, c * ROW + 15);
-        if (strlen(name) > 38) strcpy(name + 35, "…");
+        int cut = length > 38 ? 35 : (int)length;
+        while (cut < (int)length && (name[cut] & 0xC0) == 0x80) cut--; // not within a character
+        name[cut] = 0;
         html_text(f, name);
-        fprintf(f, "</text></g>\n");
+        fprintf(f, "%s</text></g>\n", length > 38 ? "…" : "");
         free(name);
         for (int m = 0; m < MEM_CATEGORIES; m++) {
-            double bytes = d->arenas[m].slow ? 0 : (double)d->arenas[m].peak, width = bytes / most * WIDTH;
+            double bytes = d->arenas[m].slow ? 0 : (double)d->arenas[m].peak, width = bytes / most * width_of_most;
             if (width > 0) fprintf(f, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s: %.3f GB</title></rect>\n", at, c * ROW + 3, width, ROW - 6, category_colours[m], mem_category_names[m], bytes / 1e9);
             at += width;
         }
         fprintf(f, "<text x=\"%.1f\" y=\"%d\">%.2f GB</text>\n", at + 6, c * ROW + 15, peak / 1e9);
     }
-    if (have > 0) fprintf(f, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"0\" y2=\"%d\" stroke=\"#c00\"/><text x=\"%.1f\" y=\"%d\" text-anchor=\"end\" fill=\"#c00\">%.0f GB</text>\n", LEFT + have / most * WIDTH,
-                          LEFT + have / most * WIDTH, p->count * ROW + 20, LEFT + have / most * WIDTH - 4, p->count * ROW + 18, have / 1e9);
+    double there = LEFT + have / most * width_of_most;
+    if (have > 0) fprintf(f, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"0\" y2=\"%d\" stroke=\"#c00\"/><text x=\"%.1f\" y=\"%d\" text-anchor=\"end\" fill=\"#c00\">%.0f GB</text>\n", there, there, p->count * ROW + 20, there - 4, p->count * ROW + 18, have / 1e9);
     fprintf(f, "</svg>\n");
 }
 
 typedef enum { DOES_FORWARD, DOES_LOSS, DOES_BACKWARD, DOES_REST, DOES } Doing;
 static const char *const doing_names[DOES] = {"forward", "loss", "backward", "the rest of the step"}, *const doing_colours[DOES] = {"#4e79a7", "#e15759", "#59a14f", "#bab0ac"};
 
+typedef struct { double scale; int left, y, height; } PageRow; // pixels a second; pixels
+
+static void page_stretch(FILE *f, PageRow at, int stage, Doing doing, double begin, double end) {
+    fprintf(f, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>stage %d: %s, %.4g to %.4g s</title></rect>\n", at.left + begin * at.scale, at.y, (end - begin) * at.scale, at.height,
+            doing_colours[doing], stage, doing_names[doing], begin, end);
+}
+
 /* What the first rank of a stage does: a stretch for each step of the schedule, waits within it (for tp, cp, fsdp) included. */
-static void page_stage(FILE *f, const Replay *r, int rank, double scale, int left, int y, int height) {
-    const Actor *a = &r->actors[rank];
+static void page_stage(FILE *f, const Replay *r, int stage, PageRow row) {
+    const Actor *a = &r->actors[stage * mesh_stride(r->mesh, AXIS_PP)];
     const Script *s = a->script;
     int64_t started[SLOTS];
     double begin = 0, now = 0;
@@ -78,25 +88,17 @@ static void page_stage(FILE *f, const Replay *r, int rank, double scale, int lef
         double computed = line ? line->computed : s->rest;
         const ScriptLine *of = line && line->waits ? &s->lines[started[line->slot]] : line;
         int apart = !line || (of->axis == AXIS_PP && (line->waits ? a->times[i].end > a->times[i].start : of->collective == SEND)) || of->axis == AXIS_WORLD;
-        if (computed > 0 && doing != next && now > begin && doing >= 0) {
-            fprintf(f, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>stage %d: %s, %.4g to %.4g s</title></rect>\n", left + begin * scale, y, (now - begin) * scale, height, doing_colours[doing],
-                    mesh_coordinate(r->mesh, rank, AXIS_PP), doing_names[doing], begin, now);
-            begin = now;
-        }
+        if (computed > 0 && doing != next && now > begin && doing >= 0) page_stretch(f, row, stage, (Doing)doing, begin, now), begin = now;
         if (computed > 0) doing = next;
         now += computed;
-        if (apart && now > begin && doing >= 0) {
-            fprintf(f, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>stage %d: %s, %.4g to %.4g s</title></rect>\n", left + begin * scale, y, (now - begin) * scale, height, doing_colours[doing],
-                    mesh_coordinate(r->mesh, rank, AXIS_PP), doing_names[doing], begin, now);
-            doing = -1;
-        }
+        if (apart && now > begin && doing >= 0) page_stretch(f, row, stage, (Doing)doing, begin, now), doing = -1;
         if (line && line->waits) now = fmax(now, a->times[i].end);
         if (apart) begin = now;
     }
 }
 
 static void page_timeline(FILE *f, const Replay *r) {
-    enum { WIDTH = 1000, LEFT = 70, ROW = 20 };
+    const int LEFT = 70, ROW = 20, WIDTH = 1000;
     int stages = r->mesh->size[AXIS_PP], ticks = 10;
     double scale = WIDTH / r->seconds;
     fprintf(f, "<h2>The step</h2>\n<p>The first rank of each stage; white is waiting for another stage, or for the end of the step.</p>\n");
@@ -104,7 +106,8 @@ static void page_timeline(FILE *f, const Replay *r) {
     fprintf(f, "<svg viewBox=\"0 0 %d %d\">\n", LEFT + WIDTH + 30, stages * ROW + 30);
     for (int stage = 0; stage < stages; stage++) {
         fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">stage %d</text>\n", LEFT - 6, stage * ROW + 14, stage);
-        page_stage(f, r, stage * mesh_stride(r->mesh, AXIS_PP), scale, LEFT, stage * ROW + 2, ROW - 4);
+        PageRow row = {scale, LEFT, stage * ROW + 2, ROW - 4};
+        page_stage(f, r, stage, row);
     }
     for (int i = 0; i <= ticks; i++)
         fprintf(f, "<line x1=\"%d\" x2=\"%d\" y1=\"0\" y2=\"%d\" stroke=\"#ddd\"/><text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%.3g s</text>\n", LEFT + i * WIDTH / ticks, LEFT + i * WIDTH / ticks, stages * ROW + 4,
@@ -114,12 +117,8 @@ static void page_timeline(FILE *f, const Replay *r) {
 
 static void page_traffic(FILE *f, const Plan *p, const Cluster *c, const Estimate *e) {
     const Mesh *m = p->mesh;
-    double bytes[AXES] = ZERO, most = 1;
-    for (int a = 0; a < AXES; a++)
-        for (int k = 0; k < p->count; k++) {
-            const Traffic *t = p->classes[k].comm->booked[a];
-            bytes[a] = fmax(bytes[a], (double)(t[ALL_GATHER].bytes + t[REDUCE_SCATTER].bytes + t[RECEIVE].bytes)), most = fmax(most, bytes[a]);
-        }
+    double most = 1;
+    for (int a = 0; a < AXES; a++) most = fmax(most, axis_bytes(p, a));
     fprintf(f, "<h2>Traffic</h2>\n<table><tr><th>axis<th>groups<th>ranks of a group%s<th>a rank receives in a step<th>%s</tr>\n", c ? "<th>hosts<th>racks" : "", e ? "<th>exchange<th>waited for" : "");
     for (int a = 0; a < AXES; a++) {
         int ranks = mesh_group_size(m, (Axis)a);
@@ -128,7 +127,7 @@ static void page_traffic(FILE *f, const Plan *p, const Cluster *c, const Estimat
         if (c) fprintf(f, "<td>%d", group_spans(m, (Axis)a, c->ranks_per_host));
         if (c && c->hosts_per_rack) fprintf(f, "<td>%d", group_spans(m, (Axis)a, c->ranks_per_host * c->hosts_per_rack));
         else if (c) fprintf(f, "<td>");
-        fprintf(f, "<td>%.3f GB<td><svg class=bar viewBox=\"0 0 200 12\"><rect width=\"%.1f\" height=\"12\" fill=\"%s\"/></svg>", bytes[a] / 1e9, 200 * bytes[a] / most, axis_colours[a]);
+        fprintf(f, "<td>%.3f GB<td><svg class=bar viewBox=\"0 0 200 12\"><rect width=\"%.1f\" height=\"12\" fill=\"%s\"/></svg>", axis_bytes(p, a) / 1e9, 200 * axis_bytes(p, a) / most, axis_colours[a]);
         if (e) fprintf(f, "<td>%.4g s<td>%.4g s", e->exchange[a], e->waited[a]);
         fprintf(f, "</tr>\n");
     }

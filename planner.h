@@ -99,8 +99,10 @@ static int plan_replay(Replay *r, const Plan *p, const Cluster *c, char *problem
     for (int i = 0; i < mesh.world; i++) scripts[i] = &p->scripts[p->script_of[replay_rank(p, i)]];
     replay_open(r, &mesh, scripts, p->mesh, c ? c->exchange : NULL, problem, size);
     free(scripts);
-    for (int i = 0; i < mesh.world && timed; i += mesh_stride(&mesh, AXIS_PP))
-        if (i / mesh_stride(&mesh, AXIS_PP) < mesh.size[AXIS_PP]) r->actors[i].times = (LineTime *)checked_malloc(sizeof(LineTime) * (size_t)r->actors[i].script->count);
+    for (int stage = 0; stage < mesh.size[AXIS_PP] && timed; stage++) {
+        Actor *a = &r->actors[stage * mesh_stride(&mesh, AXIS_PP)];
+        a->times = (LineTime *)checked_malloc(sizeof(LineTime) * (size_t)a->script->count);
+    }
     return replay_run(r);
 }
 
@@ -160,53 +162,37 @@ static Estimate estimate_of(const Plan *p, const Cluster *c, const Replay *r, in
 // ---------------------------------------------------------------------------
 // where groups lie, and what else could be chosen
 
-/* The most places, of so many ranks each, that a group of the axis is on. Ranks stand there in the order of their numbers. */
-static int group_spans(const Mesh *m, Axis axis, int ranks_each) {
-    int most = 0;
-    for (int r = 0; r < m->world; r++) {
-        int colour, key, spans = 1, size = mesh_group_size(m, axis);
-        mesh_group(m, r, axis, &colour, &key);
-        if (colour != r) continue;
-        for (int i = 1; i < size; i++) spans += mesh_member(m, r, axis, i) / ranks_each != mesh_member(m, r, axis, i - 1) / ranks_each;
-        most = (int)max_i64(most, spans);
+/* What a rank receives over an axis in a step, of the kind of ranks that receives most. */
+static double axis_bytes(const Plan *p, int axis) {
+    double bytes = 0;
+    for (int k = 0; k < p->count; k++) {
+        const Traffic *t = p->classes[k].comm->booked[axis];
+        bytes = fmax(bytes, (double)(t[ALL_GATHER].bytes + t[REDUCE_SCATTER].bytes + t[RECEIVE].bytes));
     }
-    return most;
+    return bytes;
 }
 
 static void groups_print(FILE *f, const Cluster *c, const Plan *p) {
     const Mesh *m = p->mesh;
     for (int a = 0; a < AXES; a++) {
-        double bytes = 0; // of the class that has most
         int ranks = mesh_group_size(m, (Axis)a), hosts;
         if (ranks == 1 || a == AXIS_DP_SHARD) continue; // which is a part of fsdp
         hosts = group_spans(m, (Axis)a, c->ranks_per_host);
-        for (int k = 0; k < p->count; k++) {
-            const Traffic *t = p->classes[k].comm->booked[a];
-            bytes = fmax(bytes, (double)(t[ALL_GATHER].bytes + t[REDUCE_SCATTER].bytes + t[RECEIVE].bytes));
-        }
         fprintf(f, "    %-13s %6d group%s of %5d rank%s on %4d host%s", axis_names[a], m->world / ranks, m->world / ranks > 1 ? "s" : " ", ranks, ranks > 1 ? "s" : "", hosts, hosts > 1 ? "s" : "");
         if (c->hosts_per_rack) fprintf(f, " in %4d racks", group_spans(m, (Axis)a, c->ranks_per_host * c->hosts_per_rack));
-        fprintf(f, ": a rank receives %10.3f GB a step %s\n", bytes / 1e9, hosts > 1 ? "across hosts" : "within its host");
+        fprintf(f, ": a rank receives %10.3f GB a step %s\n", axis_bytes(p, a) / 1e9, hosts > 1 ? "across hosts" : "within its host");
     }
 }
 
-/* NCCL's communicators of a rank: of all, of each axis, of a pipeline's links. */
-static int communicators(const Mesh *m) {
-    static const Axis axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
-    int count = m->world > 1, pp = m->size[AXIS_PP];
-    for (int i = 0; i < 4; i++) count += mesh_group_size(m, axes[i]) > 1;
-    return count + (pp > 2 ? 4 : pp == 2 ? 2 : 0);
-}
-
 static double memory_needed(const Plan *p, const Cluster *c) {
-    return (double)device_peak(plan_largest(p)->walked) + (c ? c->communicator * communicators(p->mesh) : 0);
+    return (double)device_peak(plan_largest(p)->walked) + (c ? c->communicator * nccl_communicators(p->mesh) : 0);
 }
 
 typedef struct {
     char what[160];     // how it differs, as it would be typed
     Options opt;        // with a number for every axis
     double products;    // as many times as fast; 1: as the cluster has them
-    double memory, tokens_per_step; // bytes a rank
+    double memory;      // bytes of the rank with most
     Estimate e;         // with a cluster
 } Trial;
 
@@ -222,9 +208,8 @@ static void trial_run(Trial *t, const Job *j, const Cluster *c) {
     Replay r;
     plan_open(&p, j, WALK_STAGES);
     t->memory = memory_needed(&p, c);
-    t->tokens_per_step = (double)samples_of_step(&j->opt, &j->mesh) * j->opt.seq;
     if (!plan_replay(&r, &p, c, problem, sizeof problem, 0)) run_failure("the plan's ranks do not fit each other: %s", problem);
-    if (c) t->e = estimate_of(&p, c, &r, (int64_t)t->tokens_per_step, j->opt.seq);
+    if (c) t->e = estimate_of(&p, c, &r, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, j->opt.seq);
     replay_close(&r);
     plan_close(&p);
 }
@@ -304,6 +289,7 @@ typedef struct {
     const Options *given;
     Trial best[BEST];   // (count) the fastest first
     int count, tried, walked;
+    int all;            // none is left out because the law says that it is slower
     double sequences;   // of a step
     double fastest, arithmetic; // FLOP/s of the fastest op; seconds of arithmetic that no layout is without; 0: not known yet
 } Search;
@@ -331,23 +317,25 @@ static double least_seconds(const Search *s) {
 /* Tries a layout; of those that fit in memory the fastest are kept. Activations are computed again only where they must be. */
 static void search_try(Search *s, const Options *o) {
     static const char *const recompute[] = {"none", "selective", "full"};
-    static Run first;
     Job *j = &s->job;
     int given = option_given(s->given, "recompute");
     char problem[1024];
     for (int i = 0; i < (given ? 1 : 3); i++) {
         Trial t;
-        double have = j->cluster.memory - j->cluster.communicator * communicators(&j->mesh);
+        double have = j->cluster.memory - j->cluster.communicator * nccl_communicators(&j->mesh), of_first = 0;
         memset(&t, 0, sizeof t);
         t.opt = *o, t.products = 1;
         if (!given) t.opt.recompute = recompute[i];
         j->opt = t.opt;
         s->tried++;
         if (least_memory(j, o) > have || !job_divides(j, problem, sizeof problem)) return;
-        if (s->count == BEST && least_seconds(s) * 0.98 > s->best[BEST - 1].e.step) return; // nor would it be among them
-        run_walk(&first, j, 0, NULL);
-        double of_first = (double)device_peak(&first.dev);
-        run_close(&first);
+        if (s->count == BEST && !s->all && 0.98 * least_seconds(s) > s->best[BEST - 1].e.step) return; // nor would it be among them. 2 %: padding's arithmetic differs from layout to layout
+        if (o->pp > 1) { // the first stage, whose memory is mostly the largest, tells of many that they do not fit
+            Run *first = (Run *)checked_malloc(sizeof *first);
+            run_walk(first, j, 0, NULL);
+            of_first = (double)device_peak(&first->dev);
+            run_close(first), free(first);
+        }
         if (of_first > have) continue;
         trial_run(&t, j, &j->cluster);
         for (int r = 0; r < j->cluster.rates.count && !s->walked; r++) s->fastest = fmax(s->fastest, j->cluster.ops[r].rate);
@@ -388,7 +376,6 @@ static void search_run(Search *s, const Job *j) {
     const Options *given = &j->opt;
     Options o = *given;
     int world = j->mesh.world, fixed[MESH_AXES] = {option_given(given, "tp"), option_given(given, "cp"), option_given(given, "pp"), option_given(given, "dp-shard") && given->dp_shard, option_given(given, "dp-replicate")};
-    memset(s, 0, sizeof *s);
     s->job = *j, s->given = given, s->sequences = (double)samples_of_step(given, &j->mesh);
     for (o.pp = 1; o.pp <= world && o.pp <= j->config.L + 2; o.pp++)
         for (o.tp = 1; o.tp <= j->cluster.ranks_per_host && o.tp * o.pp <= world; o.tp++)
@@ -444,7 +431,7 @@ static double exposed_of(const Estimate *e) {
     return sum;
 }
 
-static void estimate_json(FILE *f, const Cluster *c, const Estimate *e) {
+static void estimate_json(FILE *f, const Estimate *e) {
     const char *comma = "";
     fprintf(f, "\"step_s\":%.9g,\"tokens_per_s\":%.9g,\"mfu\":%.6g,\"flops_per_s\":{\"by_mask\":%.9g,\"with_again\":%.9g,\"full_attention\":%.9g},\"compute_s\":%.9g,\"exposed_s\":%.9g", e->step, e->tokens, e->mfu,
             e->flops / e->step, (e->flops + e->again) / e->step, e->full / e->step, e->compute, exposed_of(e));
@@ -458,7 +445,7 @@ static void estimate_json(FILE *f, const Cluster *c, const Estimate *e) {
     fprintf(f, "},\"ops\":{");
     for (int i = 0; i < OP_COUNT; i++)
         if (e->ops[i] > 0) fprintf(f, "%s\"%s\":%.9g", comma, op_names[i], e->ops[i]), comma = ",";
-    fprintf(f, "},\"cluster\":\"%s\"", c->name);
+    fprintf(f, "}");
 }
 
 static void estimate_print(FILE *f, const Cluster *c, const Plan *p, const Estimate *e) {
@@ -469,7 +456,7 @@ static void estimate_print(FILE *f, const Cluster *c, const Plan *p, const Estim
     fprintf(f, "; %.1f (attention over all keys, backward twice its forward, as in Chowdhery et al. 2022)\n", T * e->full);
     fprintf(f, "    on %s: %d rank%s a host; an op has its nearest listed shape's rate, at most %.4g bytes/s\n", c->name, c->ranks_per_host, c->ranks_per_host > 1 ? "s" : "", c->rates.memory);
     if (c->memory > 0) fprintf(f, "    memory: %.2f of %.2f GB a rank%s", need / 1e9, c->memory / 1e9, need > c->memory ? ": does not fit" : "");
-    if (c->memory > 0 && c->communicator > 0) fprintf(f, "; %.2f GB of it for NCCL's %d communicators", c->communicator * communicators(p->mesh) / 1e9, communicators(p->mesh));
+    if (c->memory > 0 && c->communicator > 0) fprintf(f, "; %.2f GB of it for NCCL's %d communicators", c->communicator * nccl_communicators(p->mesh) / 1e9, nccl_communicators(p->mesh));
     if (c->memory > 0) fprintf(f, "\n");
     groups_print(f, c, p);
     if (e->most > 1.001 * e->compute) fprintf(f, "    most arithmetic: rank %d, %.4g s, %.1f %% more than the mean\n", e->most_rank, e->most, 100 * (e->most / e->compute - 1));
@@ -481,7 +468,7 @@ static void estimate_print(FILE *f, const Cluster *c, const Plan *p, const Estim
 }
 
 /* `estimate` NULL: there is none. */
-static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Cluster *cluster, const Estimate *estimate) {
+static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Estimate *estimate) {
     const Mesh *m = p->mesh;
     int *colours = (int *)checked_malloc(sizeof(int) * AXES * (size_t)m->world), key;
     for (int r = 0; r < m->world; r++)
@@ -496,7 +483,7 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Cl
     fprintf(f, "],");
     groups_json(f, m, colours);
     fprintf(f, ",\"estimate\":{");
-    if (estimate) estimate_json(f, cluster, estimate);
+    if (estimate) estimate_json(f, estimate);
     fprintf(f, "}}\n");
     free(colours);
 }
@@ -512,7 +499,7 @@ static void write_page(const Job *j, const Plan *p, const Replay *r, const Estim
 /* Under --out as plan.json. `estimate` NULL: there is none. */
 static void write_plan(const Job *j, const Plan *p, const Estimate *estimate) {
     FILE *f = logger_create(j->opt.out, "plan.json");
-    plan_write(f, p, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, &j->cluster, estimate);
+    plan_write(f, p, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, estimate);
     if (fclose(f)) user_error("cannot write plan.json under %s: %s", j->opt.out, strerror(errno));
 }
 

@@ -3,8 +3,8 @@
  * Every rank of any world in one process: those that ask the same of others share a script, and each rank is a place in its own.
  * A collective begins when all members of its group have come to it, and its members must agree in kind, dtype, count and name; a
  * message when its sender and its receiver have (sends are synchronous). Each rank comes to its collectives in the order in which
- * it started them, over whatever axis, as NCCL wants it, and to its messages with another rank likewise, each way by itself. Ranks that wait for each other are told as a
- * cycle. With a cluster's rates the same replay is the step's timeline.
+ * it started them, over whatever axis, as NCCL wants it, and to its messages with another rank likewise, each way by itself.
+ * Ranks that wait for each other are told as a cycle. With a cluster's rates the same replay is the step's timeline.
  * A caller may rely on: the result does not depend on the order in which ranks are looked at; nothing is allocated for a line.
  */
 #ifndef REPLAY_H
@@ -13,11 +13,9 @@
 
 enum { SLOTS = 64 };
 
-typedef struct { int64_t line; double when; } StartedExchange; // an exchange that this rank has started, and when
-
-typedef struct {           // what a rank has started and not come to: a ring
-    StartedExchange started[SLOTS];
-    int first, count, came; // came: the first has come to its group
+typedef struct {           // what a rank has started and not come to, by its slots
+    int first, last, count;
+    int came;              // the first has come to its group
 } Queue;
 
 enum { COLLECTIVE_QUEUE, QUEUES = 1 + CHANNELS }; // of a rank: its collectives', and one for each of its channels (comm.h)
@@ -28,8 +26,9 @@ typedef struct {
     int waits_for;         // the slot; -1: it has ended, or goes on
     int listed;            // it is to be looked at
     uint64_t pending;      // slots whose exchange is not complete
-    int64_t line[SLOTS];   // of the exchange in each slot
-    double complete[SLOTS];
+    int64_t line[SLOTS];   // of the exchange in each slot,
+    double when[SLOTS], complete[SLOTS]; // … when it started, and was complete; seconds
+    int behind[SLOTS];     // … and the slot behind it in its queue
     Queue queue[QUEUES];
     int peer[QUEUES], channels; // of a channel: the member at the other end, or, negative, ~ of one that is received from; how many there are
     double free_at[QUEUES]; // of a channel: when its last message was complete
@@ -58,12 +57,6 @@ typedef struct {
     double seconds;        // of the step: the last rank's
     Sentence problem;      // what is wrong; empty: nothing
 } Replay;
-
-static int replay_member(const Mesh *m, int colour, int axis, int i) {
-    if (axis == AXIS_WORLD) return i;
-    if (axis == AXIS_FSDP) return colour + i % m->size[AXIS_CP] * mesh_stride(m, AXIS_CP) + i / m->size[AXIS_CP] * mesh_stride(m, AXIS_DP_SHARD);
-    return colour + i * mesh_stride(m, (Axis)axis);
-}
 
 static const char *script_text(const Script *s, int32_t name) { return name < 0 ? "?" : s->names->text[name]; }
 
@@ -100,21 +93,21 @@ static void collectives_differ(Replay *p, int axis, int colour) {
     int size = mesh_group_size(p->mesh, (Axis)axis), best = 0, votes = 0, told = 0;
     for (int i = 0; i < size && votes * 2 <= size; i++) {
         int like = 0;
-        const Script *a = p->actors[replay_member(p->mesh, colour, axis, i)].script;
+        const Script *a = p->actors[mesh_group_member(p->mesh, colour, (Axis)axis, i)].script;
         const ScriptLine *x = script_collective(a, axis, g->number);
         for (int k = 0; k < size && x; k++) {
-            const Script *b = p->actors[replay_member(p->mesh, colour, axis, k)].script;
+            const Script *b = p->actors[mesh_group_member(p->mesh, colour, (Axis)axis, k)].script;
             const ScriptLine *y = script_collective(b, axis, g->number);
             like += y && y->collective == x->collective && lines_alike(a, x, b, y);
         }
         if (like > votes) votes = like, best = i;
     }
-    const Script *a = p->actors[replay_member(p->mesh, colour, axis, best)].script;
+    const Script *a = p->actors[mesh_group_member(p->mesh, colour, (Axis)axis, best)].script;
     const ScriptLine *x = script_collective(a, axis, g->number);
     say(&p->problem, "exchange %" PRId64 " over %s: %d of %d members start ", g->number + 1, axis_names[axis], votes, size);
     say_script_line(&p->problem, a, x);
     for (int k = 0; k < size && told < 4; k++) {
-        int rank = replay_member(p->mesh, colour, axis, k);
+        int rank = mesh_group_member(p->mesh, colour, (Axis)axis, k);
         const Script *b = p->actors[rank].script;
         const ScriptLine *y = script_collective(b, axis, g->number);
         if (y && y->collective == x->collective && lines_alike(a, x, b, y)) continue;
@@ -131,17 +124,19 @@ static void replay_look(Replay *p, int rank) {
     p->list[p->listed++] = rank;
 }
 
+static const ScriptLine *queue_first(const Actor *a, const Queue *q) { return &a->script->lines[a->line[q->first]]; }
+
 /* The first of a rank's queue has taken place. */
 static void exchange_complete(Replay *p, int rank, int queue, double start, double end) {
     Actor *a = &p->actors[rank];
     Queue *q = &a->queue[queue];
-    int64_t at = q->started[q->first].line;
-    const ScriptLine *line = &a->script->lines[at];
-    if (a->times) a->times[at].start = start, a->times[at].end = end;
-    a->complete[line->slot] = end;
-    a->pending &= ~(1ull << line->slot);
-    q->first = (q->first + 1) % SLOTS, q->count--, q->came = 0;
-    if (q->count || a->waits_for == line->slot) replay_look(p, rank);
+    int slot = q->first;
+    LineTime took = {start, end};
+    if (a->times) a->times[a->line[slot]] = took;
+    a->complete[slot] = end;
+    a->pending &= ~(1ull << slot);
+    q->first = a->behind[slot], q->count--, q->came = 0;
+    if (q->count || a->waits_for == slot) replay_look(p, rank);
 }
 
 static double line_seconds(const Replay *p, const ScriptLine *line) {
@@ -153,25 +148,25 @@ static double line_seconds(const Replay *p, const ScriptLine *line) {
 static void collective_arrive(Replay *p, int rank) {
     Actor *a = &p->actors[rank];
     Queue *q = &a->queue[COLLECTIVE_QUEUE];
-    const ScriptLine *line = &a->script->lines[q->started[q->first].line];
+    const ScriptLine *line = queue_first(a, q);
     int colour = p->colour[rank * AXES + line->axis], size = mesh_group_size(p->mesh, (Axis)line->axis);
     Gathering *g = &p->groups[line->axis * p->mesh->world + colour];
     q->came = 1;
     if (!g->arrived) g->first = rank, g->latest = g->free_at;
     else {
         const Actor *other = &p->actors[g->first];
-        const ScriptLine *its = &other->script->lines[other->queue[COLLECTIVE_QUEUE].started[other->queue[COLLECTIVE_QUEUE].first].line];
+        const ScriptLine *its = queue_first(other, &other->queue[COLLECTIVE_QUEUE]);
         if (its->collective != line->collective || !lines_alike(a->script, line, other->script, its)) {
             collectives_differ(p, line->axis, colour);
             return;
         }
     }
-    g->latest = fmax(g->latest, q->started[q->first].when);
+    g->latest = fmax(g->latest, a->when[q->first]);
     if (++g->arrived < size) return;
     double start = g->latest, end = start + line_seconds(p, line);
     int axis = line->axis;
     g->free_at = end, g->arrived = 0, g->number++;
-    for (int i = 0; i < size; i++) exchange_complete(p, replay_member(p->mesh, colour, axis, i), COLLECTIVE_QUEUE, start, end);
+    for (int i = 0; i < size; i++) exchange_complete(p, mesh_group_member(p->mesh, colour, (Axis)axis, i), COLLECTIVE_QUEUE, start, end);
 }
 
 /* Which queue an exchange of a rank is of. */
@@ -187,14 +182,12 @@ static int queue_of(Actor *a, const ScriptLine *line) {
 /* The first message of a channel: has its other end started its own? */
 static void message_meet(Replay *p, int rank, int queue) {
     Actor *a = &p->actors[rank];
-    const StartedExchange *mine = &a->queue[queue].started[a->queue[queue].first];
-    const ScriptLine *line = &a->script->lines[mine->line];
-    int sends = line->collective == SEND, colour = p->colour[rank * AXES + line->axis], peer = replay_member(p->mesh, colour, line->axis, line->peer), member = mesh_coordinate(p->mesh, rank, (Axis)line->axis), its_queue = 1;
+    const ScriptLine *line = queue_first(a, &a->queue[queue]);
+    int sends = line->collective == SEND, colour = p->colour[rank * AXES + line->axis], peer = mesh_group_member(p->mesh, colour, (Axis)line->axis, line->peer), member = mesh_coordinate(p->mesh, rank, (Axis)line->axis), its_queue = 1;
     Actor *b = &p->actors[peer];
     while (its_queue <= b->channels && b->peer[its_queue] != (sends ? ~member : member)) its_queue++;
     if (its_queue > b->channels || !b->queue[its_queue].count) return;
-    const StartedExchange *theirs = &b->queue[its_queue].started[b->queue[its_queue].first];
-    const ScriptLine *its = &b->script->lines[theirs->line];
+    const ScriptLine *its = queue_first(b, &b->queue[its_queue]);
     if (!lines_alike(a->script, line, b->script, its)) {
         int ends[2] = {sends ? rank : peer, sends ? peer : rank};
         for (int i = 0; i < 2; i++) {
@@ -203,7 +196,7 @@ static void message_meet(Replay *p, int rank, int queue) {
         }
         return;
     }
-    double start = fmax(fmax(mine->when, theirs->when), a->free_at[queue]), end = start + line_seconds(p, line);
+    double start = fmax(fmax(a->when[line->slot], b->when[its->slot]), a->free_at[queue]), end = start + line_seconds(p, line);
     a->free_at[queue] = b->free_at[its_queue] = end;
     exchange_complete(p, rank, queue, start, end);
     exchange_complete(p, peer, its_queue, start, end);
@@ -235,10 +228,11 @@ static void actor_goes_on(Replay *p, int rank) {
             continue;
         }
         Queue *q = &a->queue[queue_of(a, line)];
-        StartedExchange *started = &q->started[(q->first + q->count) % SLOTS];
-        started->line = a->line[line->slot] = a->at++, started->when = a->clock;
-        a->pending |= 1ull << line->slot;
-        q->count++;
+        int slot = line->slot;
+        a->line[slot] = a->at++, a->when[slot] = a->clock;
+        a->pending |= 1ull << slot;
+        *(q->count++ ? &a->behind[q->last] : &q->first) = slot;
+        q->last = slot;
     }
 }
 
@@ -251,17 +245,17 @@ static int stands_behind(const Replay *p, int rank, int axis, const ScriptLine *
     Actor *a = &p->actors[rank];
     const Queue *q = &a->queue[COLLECTIVE_QUEUE];
     int started = 0;
-    for (int i = 0; i < q->count; i++) started |= a->script->lines[q->started[(q->first + i) % SLOTS].line].axis == axis;
+    for (int i = 0, slot = q->first; i < q->count; i++, slot = a->behind[slot]) started |= a->script->lines[a->line[slot]].axis == axis;
     if (!started && a->waits_for < 0) return -1;
     if (!started) q = &a->queue[queue_of(a, &a->script->lines[a->line[a->waits_for]])];
-    const ScriptLine *line = *obstacle = &a->script->lines[q->started[q->first].line];
+    const ScriptLine *line = *obstacle = queue_first(a, q);
     int colour = p->colour[rank * AXES + line->axis];
-    if (line->collective >= SEND) return replay_member(p->mesh, colour, line->axis, line->peer);
+    if (line->collective >= SEND) return mesh_group_member(p->mesh, colour, (Axis)line->axis, line->peer);
     for (int i = 0;; i++) { // one of the group has not come
-        int member = replay_member(p->mesh, colour, line->axis, i);
+        int member = mesh_group_member(p->mesh, colour, (Axis)line->axis, i);
         const Actor *b = &p->actors[member];
         const Queue *its = &b->queue[COLLECTIVE_QUEUE];
-        if (!its->came || b->script->lines[its->started[its->first].line].axis != line->axis) return member;
+        if (!its->came || queue_first(b, its)->axis != line->axis) return member;
     }
 }
 

@@ -313,6 +313,8 @@ timelines() {
     else fail "messages in the timeline of a pipeline" "$sends sends and $receives receives of 48 each"; fi
     runs "the planned timeline" "$program" --plan --world 4 --cluster "$top/dev/clusters/h100-8.json" --out estimate --trace planned.json && timeline planned.json 1
     json estimate/plan.json step_s tokens_per_s mfu compute_s exchange_s exposed_s ops linear_forward
+    if grep -q '</html>' estimate/plan.html && grep -q ' GB</text>' estimate/plan.html && grep -q '<title>stage 0: backward' estimate/plan.html; then pass "plan.html beside it" "memory and the step"
+    else fail "plan.html beside it" "$(ls -l estimate 2>&1)"; fi
     [ -n "$have_mpi" ] || return
     runs "--trace on 2 processes" "${mpi[@]}" -np 2 "$program" "${train[@]}" "${step[@]}" --trace processes.json && timeline processes.json 2
 }

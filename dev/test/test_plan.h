@@ -290,7 +290,7 @@ static void test_rank_classes(void) {
         differ += memcmp(plan.class_of, every.class_of, sizeof(int) * 16) != 0;
         plan_close(&every);
         FILE *f = fopen(scratch_path("classes.json"), "w");
-        plan_write(f, &plan, 1, NULL, NULL);
+        plan_write(f, &plan, 1, NULL);
         fclose(f);
         char *text = read_text_file(scratch_path("classes.json"));
         cJSON *json = cJSON_Parse(text);
