@@ -7,7 +7,7 @@
  */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
-#include "safetensors.h"
+#include "adapters.h"
 #include "options.h"    // defines: Options, option_text
 #include "dataloader.h" // defines: Sampler, sampler_place
 #include <aio.h>
@@ -216,21 +216,26 @@ static int64_t samples_of_step(const Options *o, const Mesh *mesh) { return (int
 
 /* The options that change what is computed; how it is divided among ranks does not. */
 static const char *const mathematics[] = {"seq", "doc-mask", "tail", "steps", "lr", "min-lr", "warmup", "weight-decay", "beta1", "beta2", "eps", "clip", "seed", "reduce-dtype"};
-enum { MATHEMATICS = sizeof mathematics / sizeof mathematics[0] };
+static const char *const of_adapters[] = {"lora-rank", "lora-alpha", "lora-targets", "base"}; // … and, where there are adapters, these
+enum { MATHEMATICS = sizeof mathematics / sizeof mathematics[0], OF_ADAPTERS = sizeof of_adapters / sizeof of_adapters[0], SETTINGS = MATHEMATICS + OF_ADAPTERS + 4 };
 
 /* What must be as it was, to go on: rows of a name and its value. */
 typedef struct { char name[24], value[64]; } Setting;
-enum { SETTINGS = MATHEMATICS + 3 };
-static void settings_of(Setting rows[SETTINGS], const Options *o, const Mesh *mesh, uint64_t data) {
-    for (int i = 0; i < MATHEMATICS; i++) {
-        snprintf(rows[i].name, sizeof rows[i].name, "--%s", mathematics[i]);
-        option_text(o, mathematics[i], rows[i].value, sizeof rows[i].value);
-        if (!strcmp(mathematics[i], "steps") && o->min_lr == o->lr) snprintf(rows[i].value, sizeof rows[i].value, "any"); // only the schedule knows them
+/* Returns how many. `base`: the fingerprint of what adapters stand beside. */
+static int settings_of(Setting rows[SETTINGS], const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
+    int count = o->lora_rank ? MATHEMATICS + OF_ADAPTERS : MATHEMATICS;
+    for (int i = 0; i < count; i++) {
+        const char *name = i < MATHEMATICS ? mathematics[i] : of_adapters[i - MATHEMATICS];
+        snprintf(rows[i].name, sizeof rows[i].name, "--%s", name);
+        option_text(o, name, rows[i].value, sizeof rows[i].value);
+        if (!strcmp(name, "steps") && o->min_lr == o->lr) snprintf(rows[i].value, sizeof rows[i].value, "any"); // only the schedule knows them
     }
-    Setting *more = rows + MATHEMATICS;
+    Setting *more = rows + count;
+    if (o->lora_rank) snprintf(more->name, sizeof more->name, "base model"), snprintf(more->value, sizeof more->value, "%016" PRIx64, base), more++, count++;
     snprintf(more[0].name, sizeof more->name, "samples a step"), snprintf(more[0].value, sizeof more->value, "%" PRId64, samples_of_step(o, mesh));
     snprintf(more[1].name, sizeof more->name, "precision"), snprintf(more[1].value, sizeof more->value, PRECISION_NAME);
     snprintf(more[2].name, sizeof more->name, "data"), snprintf(more[2].value, sizeof more->value, "%016" PRIx64, data);
+    return count + 3;
 }
 
 static int64_t trainer_integer(const cJSON *json, const char *path, const char *key) {
@@ -262,13 +267,13 @@ static void trainer_file(FILE *f, int first, const char *name, int64_t bytes, co
 }
 
 /* The text of trainer.json but for its last line, the text's own checksum. `sums`: of all chunks of `files`, file by file. */
-static char *trainer_text(const Progress *at, const Setting rows[SETTINGS], const OutFiles *files, const uint32_t *sums, const Companions *beside, size_t *length) {
+static char *trainer_text(const Progress *at, const Setting *rows, int num_rows, const OutFiles *files, const uint32_t *sums, const Companions *beside, size_t *length) {
     char *text;
     FILE *f = open_memstream(&text, length);
     if (!f) run_failure("out of memory");
     fprintf(f, "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64 ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64 ",\n\"settings\":{",
             at->step, at->updates, at->skips, at->samples, at->epoch, at->within);
-    for (int i = 0; i < SETTINGS; i++) fprintf(f, "%s\"%s\":\"%s\"", i ? "," : "", rows[i].name, rows[i].value);
+    for (int i = 0; i < num_rows; i++) fprintf(f, "%s\"%s\":\"%s\"", i ? "," : "", rows[i].name, rows[i].value);
     fprintf(f, "},\n\"chunk_bytes\":%d,\n\"files\":{", CHUNK_BYTES);
     for (int i = 0; i < files->num_files; sums += out_file_chunks(&files->files[i++])) trainer_file(f, i == 0, files->files[i].name, files->files[i].bytes, sums, out_file_chunks(&files->files[i]));
     for (int i = 0; i < beside->count; i++) {
@@ -327,17 +332,18 @@ typedef struct {              // a checkpoint that a run goes on from
     uint32_t **weight_sums, **moment_sums; // of each file its chunks' CRC-32
     uint64_t fingerprint;     // of trainer.json
     Setting settings[SETTINGS];
+    int num_settings;
     int other_data;           // --allow-changes: its place in the data means nothing here
     char *changes;            // --allow-changes: what is not as it was; NULL: all is
 } Checkpoint;
 
 /* Which of the settings are not those of the checkpoint: refused, or told. */
-static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, uint64_t data) {
+static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
     Setting now[SETTINGS];
     char list[2048];
     int used = 0, room = (int)sizeof list;
-    settings_of(now, o, mesh, data);
-    for (int i = 0; i < SETTINGS; i++) {
+    c->num_settings = settings_of(now, o, mesh, data, base);
+    for (int i = 0; i < c->num_settings; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, now[i].name);
         const char *was = cJSON_IsString(item) ? item->valuestring : "not told";
         c->settings[i] = now[i];
@@ -395,7 +401,7 @@ static uint32_t **sums_of_files(const StFiles *s, const cJSON *files, const char
 }
 
 /* c->dir is found: reads its trainer.json and the headers of all files, and holds them against model, options and data (its fingerprint). */
-static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, uint64_t data, const Llama3Config *config, const TensorTable *table) {
+static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, uint64_t data, uint64_t base, const Llama3Config *config, const TensorTable *table) {
     char path[4096 + 32], own[64];
     size_t length;
     snprintf(path, sizeof path, "%s/trainer.json", c->dir);
@@ -412,11 +418,14 @@ static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, u
     c->at.step = trainer_integer(json, path, "step"), c->at.updates = trainer_integer(json, path, "updates"), c->at.skips = trainer_integer(json, path, "skips");
     c->at.samples = trainer_integer(json, path, "samples"), c->at.epoch = trainer_integer(json, path, "epoch"), c->at.within = trainer_integer(json, path, "samples_of_epoch");
     companions_check(c->dir, files, path);
-    config_compare(c->dir, config, o->model);
-    settings_compare(c, settings, o, mesh, data);
-    if (!model_files_open(&c->weights, c->dir, table)) user_error("%s has no model.safetensors", c->dir);
+    settings_compare(c, settings, o, mesh, data, base);
+    if (config->lora_rank) adapters_open(&c->weights, c->dir, table);
+    else {
+        config_compare(c->dir, config, o->model);
+        if (!model_files_open(&c->weights, c->dir, table)) user_error("%s has no model.safetensors", c->dir);
+    }
     if (!st_open(&c->moments, c->dir, "optimizer")) user_error("%s has no optimizer.safetensors", c->dir);
-    for (int i = 0; i < table->num_tensors; i++) st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]), st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
+    for (int i = config->lora_rank ? table_first_adapter(table) : 0; i < table->num_tensors; i++) st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]), st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
     c->weight_sums = sums_of_files(&c->weights, files, path), c->moment_sums = sums_of_files(&c->moments, files, path);
     cJSON_Delete(json);
     free(text);
@@ -501,8 +510,16 @@ static void fill_from_files(const Fsdp *f, void *files, StateKind kind, float *o
     (void)f, (void)kind;
     st_read(st_find((const StFiles *)files, tensor->name), out, first, count);
 }
-/* Master weights of a Hugging Face directory; each rank reads its own ranges. */
-static void model_load(Fsdp *f, StFiles *s) { fsdp_set_state(f, STATE_MASTER, fill_from_files, s); }
+/* The weights that a run begins with, each rank its own ranges: of a Hugging Face directory, or NULL, by the seed; adapters of files of their own, or by
+ * the seed; or what is trained as a checkpoint has it. */
+static void weights_load(Fsdp *f, StFiles *model, StFiles *adapters, const Checkpoint *from) {
+    StFiles *trained = f->config->base == BASE_TRAINED ? model : adapters;
+    if (model) fsdp_set_base(f, fill_from_files, model);
+    else fsdp_set_base(f, fill_at_random, &f->seed);
+    if (from->dir[0]) checkpoint_load(f, from);
+    else if (trained) fsdp_set_state(f, STATE_MASTER, fill_from_files, trained);
+    else fsdp_set_state(f, STATE_MASTER, fill_at_random, &f->seed);
+}
 
 // ---------------------------------------------------------------------------
 // save: units are gathered in the order of the files; chunks are filled by the ranks whose they are, and written by a thread
@@ -511,6 +528,7 @@ typedef struct Saver {
     Fsdp *f;
     const Options *opt;
     const Checkpoint *from;   // where the run goes on
+    uint64_t base;            // the fingerprint of what adapters stand beside
     const char *tokenizer;    // its file, which goes along; NULL: none
     const TensorTable *whole; // the model, in the order of the files
     TensorTable *parts;       // (stages, tp) what each rank has that splits the model with this one; NULL: it has all of it
@@ -540,6 +558,13 @@ enum { CHUNKS_IN_FLIGHT = 4, PAGE_BYTES = 4096 };
 
 static StDtype export_dtype(const Options *o) { return strcmp(o->dtype, "bf16") ? ST_F32 : ST_BF16; }
 
+/* What --export writes: the model, with --merge as adapters make it, or the adapters alone. */
+static void export_files(OutFiles *files, const TensorTable *whole, const Options *o) {
+    const StateKind weights[] = {STATE_MASTER};
+    int first = table_first_adapter(whole), alone = first < whole->num_tensors && !o->merge;
+    out_add(files, whole, alone ? first : 0, alone ? whole->num_tensors : first, alone ? adapters_stem : "model", weights, 1);
+}
+
 static int64_t saver_share(const Saver *s, const OutFiles *o) { return (o->chunks + s->f->comm->mesh.world - 1) / s->f->comm->mesh.world; }
 
 /* A unit of another stage is as long with its padding as it would be here. */
@@ -554,7 +579,8 @@ static void saver_parts(Saver *s, const Llama3Config *config) {
     for (part.stage = 0; part.stage < part.stages; part.stage++)
         for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++) table_open(&s->parts[part.stage * part.tp + part.tp_rank], config, s->f->table->wrap, &part);
     for (int p = 0; p < part.stages; p++)
-        for (int u = 0; u < s->parts[p * part.tp].num_units; u++) largest = max_i64(largest, unit_padded(s->f, &s->parts[p * part.tp].units[u]));
+        for (int u = 0; u < s->parts[p * part.tp].num_units; u++)
+            if (!s->parts[p * part.tp].units[u].frozen || s->f->how.merges) largest = max_i64(largest, unit_padded(s->f, &s->parts[p * part.tp].units[u]));
     s->of_parts = (float *)arena_alloc(s->f->dev, MEM_COMM, "a unit of all ranks that have parts of it", sizeof(float) * (size_t)(largest * part.tp));
 }
 
@@ -565,9 +591,10 @@ static void saver_open(Saver *s, Fsdp *f, const Llama3Config *config, const Tens
     s->f = f, s->opt = o, s->from = from, s->tokenizer = tokenizer, s->whole = whole, s->saved = -1;
     if (trains && from->dir[0]) step_path(s->dir, sizeof s->dir, o->out, from->at.step);
     if (s->dir[0] && !access(s->dir, F_OK)) s->saved = from->at.step; // what is there already is not written again
-    if (trains) out_add(&s->checkpoint, whole, "model", master, 1), out_add(&s->checkpoint, whole, "optimizer", moments, 2);
+    int adapters = config->lora_rank > 0, first = adapters ? table_first_adapter(whole) : 0;
+    if (trains) out_add(&s->checkpoint, whole, first, whole->num_tensors, adapters ? adapters_stem : "model", master, 1), out_add(&s->checkpoint, whole, first, whole->num_tensors, "optimizer", moments, 2);
     s->exported.dtype = export_dtype(o);
-    if (exports) out_add(&s->exported, whole, "model", master, 1);
+    if (exports) export_files(&s->exported, whole, o);
     int64_t share = max_i64(saver_share(s, &s->checkpoint), saver_share(s, &s->exported));
     s->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
     if (trains && !strcmp(o->save_mode, "async")) s->num_buffers = (int)max_i64(s->num_buffers, saver_share(s, &s->checkpoint));
@@ -801,18 +828,20 @@ static void save_finish(Saver *s) {
 
 /* What stands beside the weights in any directory: config.json, indices, the tokenizer. Written, and kept in `c` for their checksums. */
 static void save_companions(Saver *s, const char *dtype, Companions *c) {
-    static const char *const stems[] = {"model", "optimizer"};
+    static const char *const stems[] = {"model", "adapter_model", "optimizer"}, *const indices[] = {"model.safetensors.index.json", "adapter_model.safetensors.index.json", "optimizer.safetensors.index.json"};
+    int adapters = s->files->tensors[0].tensor->row->unit == UNIT_ADAPTERS;
     memset(c, 0, sizeof *c);
-    CompanionFile *file = companion_add(c, "config.json");
+    CompanionFile *file = companion_add(c, adapters ? "adapter_config.json" : "config.json");
     FILE *f = open_memstream(&file->text, &file->length);
     if (!f) run_failure("out of memory");
-    config_write_json(s->f->config, dtype, f);
+    if (adapters) adapters_config_write(s->f->config, f);
+    else config_write_json(s->f->config, dtype, f);
     memory_file(f, &file->text, &file->length);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         size_t length;
         char *text = out_index(s->files, stems[i], &length);
         if (!text) continue;
-        file = companion_add(c, i ? "optimizer.safetensors.index.json" : "model.safetensors.index.json");
+        file = companion_add(c, indices[i]);
         file->text = text, file->length = length;
     }
     if (s->tokenizer) {
@@ -843,9 +872,9 @@ static void checkpoint_commit(Saver *s) {
         Companions beside;
         char path[4096], *text, *whole;
         size_t length;
-        settings_of(now, s->opt, &comm->mesh, s->at.data);
+        int as_it_was = s->from->dir[0] && s->from->at.step == s->at.step, rows = settings_of(now, s->opt, &comm->mesh, s->at.data, s->base);
         save_companions(s, "float32", &beside);
-        text = trainer_text(&s->at, s->from->dir[0] && s->from->at.step == s->at.step ? s->from->settings : now, s->files, sums, &beside, &length); // those that made it
+        text = trainer_text(&s->at, as_it_was ? s->from->settings : now, as_it_was ? s->from->num_settings : rows, s->files, sums, &beside, &length); // those that made it
         whole = (char *)checked_malloc(length + 64);
         memcpy(whole, text, length);
         size_t more = (size_t)snprintf(whole + length, 64, ",\n\"crc32\":%lu}\n", crc32(0, (const Bytef *)text, (uInt)length));
@@ -857,7 +886,7 @@ static void checkpoint_commit(Saver *s) {
         point_latest(s->opt->out, s->at.step);
         prune(s->opt->out, s->opt->keep);
         double end = seconds_now();
-        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", s->at.step, path, 12e-6 * (double)s->whole->num_parameters, end - s->start);
+        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", s->at.step, path, 12e-6 * (double)s->whole->num_trained, end - s->start);
         if (!strcmp(s->opt->save_mode, "async")) printf(", in %.2f s of which training stood still", s->held + end - start);
         printf("\n");
         fflush(stdout);
@@ -911,17 +940,17 @@ static void signals_take(int terminates) {
 // export: a Hugging Face directory of the weights
 
 /* Checked before training starts, so that nothing is lost at its end, and nothing that is there. */
-static void export_check(const char *dir, const TensorTable *table, StDtype dtype) {
-    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.model"};
-    const StateKind weights[] = {STATE_MASTER};
+static void export_check(const char *dir, const TensorTable *table, const Options *o) {
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "adapter_config.json", "config.json", "tokenizer.model"};
+    enum { NAMES = sizeof names / sizeof names[0] };
     char path[4096 + 128];
     OutFiles files = ZERO;
     int failed = make_directories(dir);
     if (failed) user_error("cannot make --export %s: %s", dir, strerror(failed));
-    files.dtype = dtype;
-    out_add(&files, table, "model", weights, 1);
-    for (int i = 0; i < 4 + files.num_files; i++) {
-        snprintf(path, sizeof path, "%s/%s", dir, i < 4 ? names[i] : files.files[i - 4].name);
+    files.dtype = export_dtype(o);
+    export_files(&files, table, o);
+    for (int i = 0; i < NAMES + files.num_files; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, i < NAMES ? names[i] : files.files[i - NAMES].name);
         if (!access(path, F_OK)) user_error("%s exists already: choose another --export directory, or remove it first", path);
     }
     out_close(&files);

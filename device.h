@@ -55,6 +55,8 @@ typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_BYTE } Dtype;
 static const char *const dtype_names[] = {"fp32", "bf16", "bytes"};
 static inline size_t dtype_size(Dtype d) { return d == DTYPE_F32 ? 4 : d == DTYPE_BF16 ? 2 : 1; }
 
+enum { BASE_BLOCK = 64 }; // weights of 8 bits that share a scale (llama3.h)
+
 static inline BOTH float bf16_to_float(bf16 x) {
     union { uint32_t u; float f; } v;
     v.u = (uint32_t)x.bits << 16;
@@ -257,13 +259,14 @@ typedef enum {
     OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT,
     OP_ROPE_FORWARD, OP_ROPE_BACKWARD, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD,
     OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD, OP_CROSS_ENTROPY, OP_EXACT_TOTAL, OP_TREE_SUM, OP_SUM_PIECES, OP_SQUARED_NORM, OP_ADAMW, OP_CAST, OP_FINGERPRINT,
+    OP_SCALE, OP_DEQUANTIZE, OP_ADAPTER_MERGE,
     OP_COUNT
 } OpKind;
 static const char *const op_names[OP_COUNT] = {
     "embedding_forward", "embedding_backward", "rmsnorm_forward", "rmsnorm_backward", "residual_add",
     "linear_forward", "linear_backward_input", "linear_backward_weight",
     "rope_forward", "rope_backward", "attention_forward", "attention_backward",
-    "swiglu_forward", "swiglu_backward", "cross_entropy", "exact_total", "tree_sum", "sum_pieces", "squared_norm", "adamw", "cast", "fingerprint"};
+    "swiglu_forward", "swiglu_backward", "cross_entropy", "exact_total", "tree_sum", "sum_pieces", "squared_norm", "adamw", "cast", "fingerprint", "scale", "dequantize", "adapter_merge"};
 
 typedef struct { int64_t calls; double flops, bytes, seconds, again; } OpStat; // seconds: measured, or by a walk's clock; again: of the FLOPs, those of activations computed again
 

@@ -5,6 +5,8 @@
  * The vocabulary is three verbs: unit_gather, unit_free, unit_reduce; a strategy is a row that says when each takes
  * effect. The model asks for unit_weights and unit_gradients. Under full_shard a full-size buffer exists only in a slot,
  * and there are few slots: they are the limit on what is in flight.
+ * Beside adapters the model's own units are frozen: weights as they are gathered, in the compute dtype or as blocks of 8 bits, and nothing else;
+ * unit_weights widens the latter into a slot. Nobody asks for their gradients.
  */
 #ifndef FSDP_H
 #define FSDP_H
@@ -50,12 +52,17 @@ typedef struct {               // how a run shards: the options that fsdp.h and 
     int summed;                // the transport sums them on their way, in an order of its own, and in that dtype
     int check_replicas;        // what replicas have in common will be compared
     int saves;                 // files will be written
+    int merges;                // … and adapters added to the frozen weights there
 } Sharding;
 
 // ---------------------------------------------------------------------------
 // what a rank has of each unit
 
 enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2, MAX_CASCADE = 21 };
+
+/* Weights of 8 bits as they are kept and gathered: the parts of all ranks one behind the other, each its blocks' bytes, their scales, then its
+ * elements that are in no block, as of norms, in the compute dtype. A cut between ranks is one between blocks. */
+typedef struct { int64_t parts, blocks, plain, bytes; } Packed; // how many parts (0: the weights are not in 8 bits); of a part
 
 typedef struct {
     const Unit *unit;
@@ -68,9 +75,11 @@ typedef struct {
     float *total;     // sum over micro-batches: within grad, or, accumulated locally, (padded) of this rank alone
     float *partial[MAX_CASCADE]; // as total; deterministic: sums of 1, 2, 4, … micro-batches that wait for their neighbour
     float *exp_avg, *exp_avg_sq; // (held) AdamW's moments
-    floatX *copy;     // (held) the weights as they are gathered; in fp32 the master itself
+    floatX *copy;     // (held) the weights as they are gathered; in fp32 the master itself. In 8 bits: bytes, as Packed says
     floatX *home;     // (padded) where they are gathered to, when they stay for the step; NULL: a slot. On a GPU the host waits between one use and the next, as it reads a step's sums or writes a batch
     floatX *weights;  // (padded) while gathered, else NULL
+    floatX *widened;  // (padded) of 8 bits, while they are computed with, else NULL
+    Packed packed;
     float *dweights;  // (padded) while this unit's gradient is made or reduced, else NULL
     Request gather;
 } FsdpUnit;
@@ -113,8 +122,8 @@ typedef struct {
     int ranks, rank;             // of the fsdp group
     int replicas, replica;       // of the dp_replicate group
     FsdpUnit *units;             // (table->num_units)
-    Slot weight_slots[MAX_SLOTS], gradient_slots[MAX_SLOTS];
-    int num_weight_slots, num_gradient_slots;
+    Slot weight_slots[2 * MAX_SLOTS], gradient_slots[MAX_SLOTS], widened_slots[MAX_SLOTS];
+    int num_weight_slots, num_gradient_slots, num_widened_slots;
     Staged staged[2];            // one is computed with while the other comes and goes
     int fetches_weights, stores_gradients, stages_state; // these lie in the slow tier, where nothing computes
     Stage stages[STAGES];
@@ -136,15 +145,27 @@ static int weights_are_here(const Fsdp *f) { return (f->ranks == 1 || !f->how.st
 // ---------------------------------------------------------------------------
 // slots
 
-static void slots_add(Fsdp *f, Slot *slots, int *count, UnitKind kind, int how_many, const char *name, size_t element) {
-    int64_t largest = 0;
-    for (int u = 0; u < f->table->num_units; u++)
-        if (f->table->units[u].kind == kind) largest = max_i64(largest, f->units[u].padded);
+/* What is in a slot. */
+typedef enum { SLOT_STORED, SLOT_WIDENED, SLOT_GRADIENT } SlotUse; // weights as they are gathered; of 8 bits, as they are computed with; in fp32
+
+/* Bytes of a unit's weights as they are gathered, of all ranks. */
+static size_t stored_bytes(const FsdpUnit *u) { return u->packed.parts ? (size_t)(u->packed.parts * u->packed.bytes) : sizeof(floatX) * (size_t)u->padded; }
+
+/* … and of this rank's part of them. */
+static size_t held_bytes(const Fsdp *f, const FsdpUnit *u) { return f->how.strategy->sharded ? stored_bytes(u) / (size_t)f->ranks : stored_bytes(u); }
+
+static void slots_add(Fsdp *f, Slot *slots, int *count, UnitKind kind, int how_many, const char *name, SlotUse use) {
+    size_t largest = 0;
+    for (int i = 0; i < f->table->num_units; i++) {
+        const FsdpUnit *u = &f->units[i];
+        size_t bytes = use == SLOT_STORED ? stored_bytes(u) : (use == SLOT_WIDENED ? sizeof(floatX) : sizeof(float)) * (size_t)u->padded;
+        if (u->unit->kind == kind && (use != SLOT_WIDENED || u->packed.parts) && bytes > largest) largest = bytes;
+    }
     for (int i = 0; i < how_many && largest; i++) {
         Slot *s = &slots[(*count)++];
         s->kind = kind;
         s->taken = 0;
-        s->memory = arena_alloc(f->dev, MEM_COMM, name, (size_t)largest * element);
+        s->memory = arena_alloc(f->dev, MEM_COMM, name, largest);
     }
 }
 
@@ -176,9 +197,10 @@ static void unit_gather(Fsdp *f, FsdpUnit *u) {
     if (weights_are_here(f)) { u->weights = u->copy; return; }
     StreamKind before = device_stream(f->dev, STREAM_GATHER);
     u->weights = u->home ? u->home : (floatX *)slot_take(f, f->weight_slots, f->num_weight_slots, u, "the weights");
-    floatX *mine = u->copy;
-    if (f->fetches_weights) device_copy(f->dev, mine = u->weights + u->begin, u->copy, (size_t)u->held * sizeof(floatX));
-    if (u->held < u->padded) collective_start(f->comm, &u->gather, ALL_GATHER, AXIS_FSDP, u->unit->name, mine, u->weights, (size_t)u->part, FLOATX);
+    size_t held = held_bytes(f, u);
+    void *mine = u->copy;
+    if (f->fetches_weights) device_copy(f->dev, mine = (char *)u->weights + (u->held < u->padded ? (size_t)f->rank * held : 0), u->copy, held);
+    if (u->held < u->padded) collective_start(f->comm, &u->gather, ALL_GATHER, AXIS_FSDP, u->unit->name, mine, u->weights, u->packed.parts ? held : (size_t)u->part, u->packed.parts ? DTYPE_BYTE : FLOATX);
     else request_enqueued(f->comm, &u->gather, u->unit->name);
     device_stream(f->dev, before);
 }
@@ -188,15 +210,34 @@ static void unit_prefetch(Fsdp *f, FsdpUnit *u) {
     if (weights_are_here(f) || u->home || slot_find(f->weight_slots, f->num_weight_slots, u->unit->kind)) unit_gather(f, u);
 }
 
-/* The gathered weights, (padded), valid until unit_free; waits for their arrival. */
+/* A tensor whose unit's weights came as bytes, into `out`: part by part, as its elements lie. */
+static void tensor_widen(Fsdp *f, const FsdpUnit *u, const Tensor *t, floatX *out) {
+    const Packed *p = &u->packed;
+    int64_t count = t->rows * t->cols, each = t->block8 < 0 ? p->plain : p->blocks * BASE_BLOCK; // elements of a part, of this tensor's sort
+    for (int64_t done = 0, n; done < count; done += n) {
+        int64_t at = (t->block8 < 0 ? t->plain : t->block8 * BASE_BLOCK) + done, within = at % each;
+        const char *part = (const char *)u->weights + at / each * p->bytes;
+        n = min_i64(count - done, each - within);
+        if (t->block8 >= 0) dequantize(f->dev, out + done, (const int8_t *)part + within, (const float *)(const void *)(part + p->blocks * BASE_BLOCK) + within / BASE_BLOCK, n);
+        else device_copy(f->dev, out + done, part + p->blocks * (int64_t)(BASE_BLOCK + sizeof(float)) + within * (int64_t)sizeof(floatX), sizeof(floatX) * (size_t)n);
+    }
+}
+
+/* The gathered weights, (padded), valid until unit_free; waits for their arrival. Those of 8 bits are widened. */
 static const floatX *unit_weights(Fsdp *f, FsdpUnit *u) {
     unit_gather(f, u);
     collective_wait(f->comm, &u->gather);
-    return u->weights;
+    if (!u->packed.parts) return u->weights;
+    if (u->widened) return u->widened;
+    u->widened = (floatX *)slot_take(f, f->widened_slots, f->num_widened_slots, u, "weights of 8 bits, widened");
+    for (int i = u->unit->first; i < u->unit->first + u->unit->count; i++) tensor_widen(f, u, &f->table->tensors[i], u->widened + f->table->tensors[i].offset);
+    return u->widened;
 }
 
 /* `pass` is through with the unit: frees its weights, if the strategy frees them there. */
 static void unit_free(Fsdp *f, FsdpUnit *u, Pass pass) {
+    slot_release(f->dev, f->widened_slots, f->num_widened_slots, u->widened);
+    u->widened = NULL;
     if (pass < (f->fetches_weights && f->how.strategy->freed == PASS_NEVER ? PASS_FORWARD : f->how.strategy->freed)) return; // what was fetched does not stay
     slot_release(f->dev, f->weight_slots, f->num_weight_slots, u->weights);
     u->weights = NULL;
@@ -371,12 +412,13 @@ typedef struct { FsdpUnit *unit; const Tensor *tensor; int64_t first, count, at;
 /* Does another rank answer for what this one has of a tensor? What tensor parallelism does not split its first rank owns, a tied weight the embedding. */
 static int is_owned_elsewhere(const Fsdp *f, const Tensor *t) { return t->is_copy || (t->row->split == SPLIT_NONE && f->table->part.tp_rank > 0); }
 
-/* Visits each tensor's elements that this rank holds, or, with `owned`, of which every element of the model is visited by
+/* Visits each trained tensor's elements that this rank holds, or, with `owned`, of which every element of the model is visited by
  * one rank alone; in table order. Padding belongs to no tensor: nobody visits it. */
 static int piece_next(const Fsdp *f, int *i, ShardPiece *piece, int owned) {
     while (*i < f->table->num_tensors) {
         const Tensor *t = &f->table->tensors[(*i)++];
         FsdpUnit *u = &f->units[t->unit];
+        if (u->unit->frozen) continue; // it has no state
         int64_t begin = owned ? u->owned_begin : u->begin, count = owned ? u->owned : u->held;
         if (owned && is_owned_elsewhere(f, t)) continue;
         piece->unit = u;
@@ -393,7 +435,7 @@ static int owned_next(const Fsdp *f, int *i, ShardPiece *piece) { return piece_n
 /* The compute copy follows the master; needed once the master was set from outside AdamW. */
 static void fsdp_refresh_copies(Fsdp *f) {
     for (int u = 0; u < f->table->num_units; u++)
-        if ((void *)f->units[u].copy != (void *)f->units[u].master)
+        if (f->units[u].master && (void *)f->units[u].copy != (void *)f->units[u].master)
             cast_to_bf16(f->dev, (bf16 *)(void *)f->units[u].copy, f->units[u].master, f->units[u].held);
     device_order(f->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
@@ -406,6 +448,14 @@ static void *state_of(const FsdpUnit *u, StateKind k) {
 /* Elements [first, first + count) of the whole tensor's state of one kind, made on the host. */
 typedef void (*Fill)(const Fsdp *f, void *from, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count);
 
+/* Elements [first, first + count) of the rank's part of a tensor, in fp32 as the file or the seed has them. */
+static void fill_part(const Fsdp *f, Fill fill, void *from, StateKind kind, float *out, const Tensor *t, int64_t first, int64_t count) {
+    for (int64_t at = 0, run, whole; at < count; at += run) {
+        run = min_i64(count - at, tensor_run(t, first + at, &whole));
+        fill(f, from, kind, out + at, t, whole, run);
+    }
+}
+
 /* Sets what this rank holds of one kind of state, a chunk at a time. */
 static void fsdp_set_state(Fsdp *f, StateKind kind, Fill fill, void *from) {
     enum { CHUNK = 1 << 20 };
@@ -414,15 +464,51 @@ static void fsdp_set_state(Fsdp *f, StateKind kind, Fill fill, void *from) {
     for (int i = 0; held_next(f, &i, &p) && !f->dev->walk;)
         for (int64_t done = 0, n; done < p.count; done += n) {
             n = min_i64(CHUNK, p.count - done);
-            for (int64_t at = 0, run, whole; at < n; at += run) {
-                run = min_i64(n - at, tensor_run(p.tensor, p.first + done + at, &whole));
-                fill(f, from, kind, chunk + at, p.tensor, whole, run);
-            }
+            fill_part(f, fill, from, kind, chunk, p.tensor, p.first + done, n);
             device_write(f->dev, (float *)state_of(p.unit, kind) + p.at + done, chunk, sizeof(float) * (size_t)n);
             comm_alive(f->comm);
         }
     free(chunk);
     if (kind == STATE_MASTER) fsdp_refresh_copies(f);
+}
+
+/* Sets what this rank holds of the frozen units, a chunk at a time: rounded to the compute dtype, or to blocks of 8 bits. */
+static void fsdp_set_base(Fsdp *f, Fill fill, void *from) {
+    enum { CHUNK = 1 << 20 }; // elements: whole blocks
+    if (f->config->base == BASE_TRAINED || f->dev->walk) return;
+    float *wide = (float *)checked_malloc(sizeof(float) * CHUNK);
+    char *narrow = (char *)checked_malloc(CHUNK * sizeof(floatX));
+    float *scales = (float *)checked_malloc(sizeof(float) * CHUNK / BASE_BLOCK);
+    for (int i = 0; i < f->table->num_tensors; i++) {
+        const Tensor *t = &f->table->tensors[i];
+        FsdpUnit *u = &f->units[t->unit];
+        const Packed *p = &u->packed;
+        int64_t elements = t->rows * t->cols, part = f->how.strategy->sharded ? f->rank : 0, first = 0, count = elements, to;
+        char *place = (char *)u->copy;
+        if (!u->unit->frozen) continue;
+        if (!p->parts) count = tensor_overlap(t, u->begin, u->begin + u->held, &first), to = t->offset + first - u->begin;
+        else { // what of the tensor is in this rank's part
+            int64_t each = t->block8 < 0 ? p->plain : p->blocks * BASE_BLOCK, at = t->block8 < 0 ? t->plain : t->block8 * BASE_BLOCK;
+            first = max_i64(0, part * each - at), count = max_i64(0, min_i64(elements, (part + 1) * each - at) - first), to = at + first - part * each;
+            if (t->block8 < 0) place += p->blocks * (int64_t)(BASE_BLOCK + sizeof(float));
+        }
+        for (int64_t done = 0, n; done < count; done += n) {
+            n = min_i64(CHUNK, count - done);
+            fill_part(f, fill, from, STATE_MASTER, wide, t, first + done, n);
+            if (t->block8 >= 0) {
+                int64_t blocks = (n + BASE_BLOCK - 1) / BASE_BLOCK;
+                for (int64_t b = 0; b < blocks; b++) scales[b] = quantize_block((int8_t *)narrow + b * BASE_BLOCK, wide + b * BASE_BLOCK, min_i64(BASE_BLOCK, n - b * BASE_BLOCK));
+                device_write(f->dev, place + to + done, narrow, (size_t)n);
+                device_write(f->dev, place + p->blocks * BASE_BLOCK + (to + done) / BASE_BLOCK * (int64_t)sizeof(float), scales, sizeof(float) * (size_t)blocks);
+            } else {
+                for (int64_t e = 0; e < n; e++) ((floatX *)(void *)narrow)[e] = from_float(wide[e]);
+                device_write(f->dev, place + (to + done) * (int64_t)sizeof(floatX), narrow, sizeof(floatX) * (size_t)n);
+            }
+            comm_alive(f->comm);
+        }
+    }
+    free(wide), free(narrow), free(scales);
+    device_order(f->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
 static void fill_at_random(const Fsdp *f, void *seed, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count) {
@@ -431,13 +517,37 @@ static void fill_at_random(const Fsdp *f, void *seed, StateKind kind, float *out
 }
 static void fsdp_init_weights(Fsdp *f, uint64_t seed) {
     f->seed = seed;
+    fsdp_set_base(f, fill_at_random, &seed);
     fsdp_set_state(f, STATE_MASTER, fill_at_random, &seed);
+}
+
+static const float *unit_state(Fsdp *f, FsdpUnit *u, StateKind kind);
+static void unit_state_free(Fsdp *f, const float *whole);
+
+/* All of a frozen unit's weights in fp32, (padded), with what its adapters add to them. */
+static const float *unit_merged(Fsdp *f, FsdpUnit *u) {
+    const Llama3Config *c = f->config;
+    float *whole = (float *)slot_take(f, f->gradient_slots, f->num_gradient_slots, u, "all of its weights");
+    tree_sum(f->dev, whole, unit_weights(f, u), FLOATX, 1, u->padded, 0);
+    unit_free(f, u, PASS_LAST);
+    if (u->unit->kind != UNIT_BLOCK || !c->lora_rank) return whole;
+    FsdpUnit *adapters = &f->units[table_block_adapters(f->table, u->unit->block)];
+    const float *thin = unit_state(f, adapters, STATE_MASTER);
+    for (int i = u->unit->first; i < u->unit->first + u->unit->count; i++) {
+        const Tensor *w = &f->table->tensors[i];
+        int64_t block = (w->offset - u->unit->where[w->row->kind]) / f->table->block_size * f->table->adapters_size; // where its block's adapters begin
+        if (!is_adapted(c, w->row->kind)) continue;
+        adapter_merge(f->dev, whole + w->offset, thin + block + adapters->unit->where[lora_a(w->row->kind)], thin + block + adapters->unit->where[lora_b(w->row->kind)], adapter_scale(c), c->lora_rank, w->cols, w->rows);
+    }
+    unit_state_free(f, thin);
+    return whole;
 }
 
 /* All of a unit's state of one kind, (padded), in the device's memory: where it lies, or gathered from all shards to where the unit's
  * gradient is made in a step. Between steps; valid until unit_state_free. All ranks of the group call it alike. */
 static const float *unit_state(Fsdp *f, FsdpUnit *u, StateKind kind) {
     float *mine = (float *)state_of(u, kind);
+    if (u->unit->frozen) return unit_merged(f, u);
     if (u->held == u->padded) return mine;
     float *whole = (float *)slot_take(f, f->gradient_slots, f->num_gradient_slots, u, "all of its state");
     if (f->dev->arenas[states[kind].category].slow && !SLOW_TIER_COMPUTES) device_copy(f->dev, whole + u->begin, mine, sizeof(float) * (size_t)u->held), mine = whole + u->begin;
@@ -453,6 +563,7 @@ static void fsdp_squared_norm(Fsdp *f, ExactSum *sum) {
     for (int u = 0, i; u < f->table->num_units; u++) {
         int all_owned = 1;
         const Unit *unit = &f->table->units[u];
+        if (unit->frozen) continue;
         for (i = unit->first; i < unit->first + unit->count; i++) all_owned &= !is_owned_elsewhere(f, &f->table->tensors[i]);
         if (all_owned) squared_norm(f->dev, sum, gradient_owned(&f->units[u]), f->units[u].owned);
         for (i = unit->first; !all_owned && owned_next(f, &i, &p) && p.unit == &f->units[u];) squared_norm(f->dev, sum, p.unit->grad + p.at, p.count);
@@ -464,7 +575,7 @@ static void fsdp_squared_norm(Fsdp *f, ExactSum *sum) {
 static void fsdp_sum_unsplit(Fsdp *f) {
     int64_t n = f->unsplit, at = 0;
     Group *tp = &f->comm->groups[AXIS_TP];
-    if (tp->size == 1) return;
+    if (tp->size == 1 || !n) return;
     float *mine = f->unsplit_sums, *all = mine + n; // (n), (tp, n): what this rank does not hold is zero, as on its peers
     device_zero(f->dev, mine, sizeof(float) * (size_t)n);
     for (int back = 0; back < 2; back++) {
@@ -472,7 +583,7 @@ static void fsdp_sum_unsplit(Fsdp *f) {
             const Tensor *t = &f->table->tensors[i];
             FsdpUnit *u = &f->units[t->unit];
             int64_t first, count = tensor_overlap(t, u->begin, u->begin + u->held, &first);
-            if (t->row->split != SPLIT_NONE) continue;
+            if (t->row->split != SPLIT_NONE || u->unit->frozen) continue;
             float *grad = u->grad + (t->offset + first - u->begin), *place = mine + at + first;
             if (count) device_copy(f->dev, back ? grad : place, back ? place : grad, sizeof(float) * (size_t)count);
             at += t->rows * t->cols;
@@ -487,7 +598,7 @@ static void fsdp_sum_unsplit(Fsdp *f) {
  * units of this rank. Once a step both get the sum: the same on both, and so both copies stay the same. Shards are of the same elements. */
 static void fsdp_sum_tied(Fsdp *f) {
     const TensorTable *t = f->table;
-    if (!t->part.tied_apart || (t->embed < 0 && t->head < 0)) return;
+    if (!t->part.tied_apart || (t->embed < 0 && t->head < 0) || t->units[t->embed >= 0 ? t->embed : t->head].frozen) return;
     FsdpUnit *u = &f->units[t->embed >= 0 ? t->embed : t->head];
     int64_t first, count = tensor_overlap(&t->tensors[u->unit->first], u->begin, u->begin + u->held, &first);
     float *mine = u->grad, *others = f->tied_gradient;
@@ -571,7 +682,11 @@ static int holds_the_same(const Fsdp *f, Axis axis) {
 static void fsdp_check_replicas(Fsdp *f, int64_t step) {
     int units = f->table->num_units;
     uint64_t *mine = f->fingerprints, *all = mine + units;
-    for (int u = 0; u < units; u++) fingerprint(f->dev, f->prints + u, f->units[u].master, f->units[u].held * (int64_t)sizeof(float));
+    for (int u = 0; u < units; u++) {
+        const FsdpUnit *of = &f->units[u];
+        if (!of->unit->frozen) fingerprint(f->dev, f->prints + u, of->master, of->held * (int64_t)sizeof(float));
+        else fingerprint(f->dev, f->prints + u, of->copy, (int64_t)held_bytes(f, of));
+    }
     device_read(f->dev, mine, f->prints, sizeof(uint64_t) * (size_t)units);
     for (Axis axis = AXIS_TP; axis < AXES; axis = (Axis)(axis + 1)) {
         Group *g = &f->comm->groups[axis];
@@ -600,6 +715,18 @@ static void unit_open(Fsdp *f, FsdpUnit *u, const Unit *unit, int training) {
     u->begin = sharded ? f->rank * u->part : 0;
     u->owned = u->part / f->replicas;
     u->owned_begin = f->rank * u->part + f->replica * u->owned;
+    if (unit->frozen) {
+        if (unit->blocks8) {
+            Packed *p = &u->packed;
+            p->parts = sharded ? f->ranks : 1;
+            p->blocks = round_up(unit->blocks8, 4 * p->parts) / p->parts; // scales begin on 16 bytes
+            p->plain = round_up(unit->plain, TENSOR_ALIGN * p->parts) / p->parts;
+            p->bytes = p->blocks * (int64_t)(BASE_BLOCK + sizeof(float)) + p->plain * (int64_t)sizeof(floatX);
+        }
+        u->copy = (floatX *)arena_alloc(f->dev, MEM_PARAMS, unit->blocks8 ? "frozen weights of 8 bits" : "frozen weights", held_bytes(f, u));
+        if (training && !weights_are_here(f) && f->how.strategy->freed == PASS_LAST) u->home = (floatX *)arena_alloc(f->dev, MEM_COMM, "gathered weights of the step", stored_bytes(u));
+        return;
+    }
     u->master = state_alloc(f, MEM_PARAMS, "master weights", u->held);
     u->copy = (floatX *)u->master;
     MemCategory copies = f->dev->arenas[MEM_PARAMS].slow ? MEM_PARAMS : MEM_COMM; // offloaded, they go where the master goes
@@ -622,7 +749,8 @@ static void stages_open(Fsdp *f) {
     int half = f->how.reduce_dtype == DTYPE_BF16, last = f->how.accumulation - 1;
     size_t element = half ? sizeof(bf16) : sizeof(float);
     int64_t largest = 0;
-    for (int u = 0; u < f->table->num_units; u++) largest = max_i64(largest, f->units[u].padded);
+    for (int u = 0; u < f->table->num_units; u++)
+        if (!f->units[u].unit->frozen) largest = max_i64(largest, f->units[u].padded);
     for (int k = 0; k < STAGES; k++) {
         int64_t whole = k == REDUCE_SHARDS || k == GATHER_SHARDS ? largest : largest / f->ranks; // what all members have together
         int64_t sent = k == REDUCE_SHARDS || k == REDUCE_REPLICAS ? whole : k == GATHER_SHARDS ? largest / f->ranks : largest / f->ranks / f->replicas;
@@ -637,10 +765,12 @@ static void stages_open(Fsdp *f) {
 /* Where state that was offloaded comes to, to be computed with. */
 static void staged_open(Fsdp *f) {
     int64_t largest = 0;
-    for (int u = 0; u < f->table->num_units; u++) largest = max_i64(largest, f->units[u].held);
+    const FsdpUnit *trained = f->units;
+    for (int u = 0; u < f->table->num_units; u++)
+        if (!f->units[u].unit->frozen) largest = max_i64(largest, f->units[u].held), trained = &f->units[u];
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < STATES && !SLOW_TIER_COMPUTES; k++)
-            if (f->dev->arenas[states[k].category].slow && state_of(f->units, (StateKind)k)) {
+            if (f->dev->arenas[states[k].category].slow && state_of(trained, (StateKind)k)) {
                 f->staged[i].near[k] = arena_alloc(f->dev, MEM_WORKSPACE, "offloaded state that AdamW computes with", (size_t)largest * states[k].element);
                 f->stages_state = 1;
             }
@@ -665,27 +795,32 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
     f->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
     for (int i = 0; i < table->num_units; i++) unit_open(f, &f->units[i], &table->units[i], training);
     if (!weights_are_here(f) && !f->units[0].home) {
-        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_EMBED, 1, "gathered embedding", sizeof(floatX));
-        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_BLOCK, how->slots, "gathered blocks", sizeof(floatX));
-        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_HEAD, 1, "gathered head", sizeof(floatX));
+        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_EMBED, 1, "gathered embedding", SLOT_STORED);
+        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_BLOCK, how->slots, "gathered blocks", SLOT_STORED);
+        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_HEAD, 1, "gathered head", SLOT_STORED);
+        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_ADAPTERS, how->slots, "gathered adapters", SLOT_STORED);
     }
-    if (!training && how->saves && how->strategy->sharded && f->ranks > 1)
-        for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++) slots_add(f, f->gradient_slots, &f->num_gradient_slots, (UnitKind)k, 1, "a unit to be written", sizeof(float));
+    for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++) slots_add(f, f->widened_slots, &f->num_widened_slots, (UnitKind)k, 1, "weights of 8 bits, widened", SLOT_WIDENED);
+    for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) { // what is gathered to be written, where no gradient's slot will do
+        int frozen = config->base != BASE_TRAINED && k != UNIT_ADAPTERS, gathers = !training && how->saves && how->strategy->sharded && f->ranks > 1;
+        slots_add(f, f->gradient_slots, &f->num_gradient_slots, (UnitKind)k, frozen ? how->merges : gathers, "a unit to be written", SLOT_GRADIENT);
+    }
     if (!training) return;
     int in_place = (f->ranks == 1 || f->sums_here) && !f->rounds_leaves && !f->stores_gradients; // backward makes gradients where they belong
     if (!in_place || how->accumulation > 1) {
-        slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_EMBED, 1, "embedding gradient", sizeof(float));
-        slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_BLOCK, in_place ? 1 : GRADIENT_SLOTS, "block gradients", sizeof(float));
-        slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_HEAD, 1, "head gradient", sizeof(float));
+        int adapters = config->lora_rank > 0;
+        slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_EMBED, !adapters, "embedding gradient", SLOT_GRADIENT);
+        slots_add(f, f->gradient_slots, &f->num_gradient_slots, adapters ? UNIT_ADAPTERS : UNIT_BLOCK, in_place ? 1 : GRADIENT_SLOTS, "block gradients", SLOT_GRADIENT);
+        slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_HEAD, !adapters, "head gradient", SLOT_GRADIENT);
     }
     stages_open(f);
     staged_open(f);
     for (int i = 0; i < table->num_tensors; i++)
-        if (table->tensors[i].row->split == SPLIT_NONE) f->unsplit += table->tensors[i].rows * table->tensors[i].cols;
+        if (table->tensors[i].row->split == SPLIT_NONE && !table->units[table->tensors[i].unit].frozen) f->unsplit += table->tensors[i].rows * table->tensors[i].cols;
     int tied = table->embed >= 0 ? table->embed : table->head; // of a pipeline's ends
-    if (table->part.tied_apart && table->part.stages > 1 && tied >= 0)
+    if (table->part.tied_apart && table->part.stages > 1 && tied >= 0 && !table->units[tied].frozen)
         f->tied_gradient = (float *)arena_alloc(f->dev, MEM_COMM, "gradient of the tied weight", 2 * sizeof(float) * (size_t)f->units[tied].held);
-    if (table->part.tp > 1) f->unsplit_sums = (float *)arena_alloc(f->dev, MEM_COMM, "gradients of norms", sizeof(float) * (size_t)(f->unsplit * (1 + table->part.tp)));
+    if (f->unsplit && table->part.tp > 1) f->unsplit_sums = (float *)arena_alloc(f->dev, MEM_COMM, "gradients of norms", sizeof(float) * (size_t)(f->unsplit * (1 + table->part.tp)));
     int copies = (holds_the_same(f, AXIS_DP_REPLICATE) ? f->replicas : 0) + (holds_the_same(f, AXIS_FSDP) ? f->ranks : 0);
     if ((!how->check_replicas && !how->saves) || !copies) return;
     f->prints = (uint64_t *)arena_alloc(f->dev, MEM_WORKSPACE, "fingerprints of the weights", sizeof(uint64_t) * (size_t)table->num_units);
@@ -695,7 +830,9 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
 static void fsdp_close(Fsdp *f) {
     for (int u = 0; f->units && u < f->table->num_units; u++) device_forget_event(f->units[u].gather.arrived);
     for (int i = 0; i < STAGES; i++) device_forget_event(f->stages[i].request.arrived);
-    for (int i = 0; i < MAX_SLOTS; i++) device_forget_event(f->weight_slots[i].freed), device_forget_event(f->gradient_slots[i].freed);
+    for (int i = 0; i < f->num_weight_slots; i++) device_forget_event(f->weight_slots[i].freed);
+    for (int i = 0; i < f->num_gradient_slots; i++) device_forget_event(f->gradient_slots[i].freed);
+    for (int i = 0; i < f->num_widened_slots; i++) device_forget_event(f->widened_slots[i].freed);
     for (int i = 0; i < 2; i++) device_forget_event(f->tied_requests[i].arrived);
     for (int i = 0; i < 2; i++) device_forget_event(f->staged[i].fetched), device_forget_event(f->staged[i].stored);
     free(f->units);

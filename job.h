@@ -22,7 +22,8 @@ typedef struct {
     TensorTable table;
     Mesh mesh;
     Dataset data, val;         // num_files 0: none
-    StFiles weights;
+    StFiles weights, adapters;
+    uint64_t base;             // fingerprint of the model that adapters stand beside
     Checkpoint from;           // dir "": the run begins
     int lock;                  // of --out
     int has_weights, threads, cores; // threads and cores of a rank
@@ -148,6 +149,78 @@ static void job_pipeline_options(Job *j) {
     if (pp > 1 && !option_given(o, "accumulate")) o->accumulate = "local";
 }
 
+/* Options as the files under --adapters want them; given ones must be the same. */
+static void adapters_options(Job *j) {
+    static char names[64];
+    Options *o = &j->opt;
+    Llama3Config c = j->config;
+    size_t used = 0;
+    adapters_config_read(&c, o->adapters);
+    for (int i = 0; i < LORA_TARGETS; i++)
+        if (c.lora_targets >> i & 1) used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? "," : "", lora_targets[i].name);
+    if (option_given(o, "lora-rank") && o->lora_rank != c.lora_rank) user_error("--adapters %s have rank %d, not --lora-rank %d: leave that out", o->adapters, c.lora_rank, o->lora_rank);
+    if (option_given(o, "lora-alpha") && o->lora_alpha != c.lora_alpha) user_error("--adapters %s have alpha %g, not --lora-alpha %g: leave that out", o->adapters, c.lora_alpha, o->lora_alpha);
+    if (option_given(o, "lora-targets") && strcmp(o->lora_targets, names)) user_error("--adapters %s are of %s, not of --lora-targets %s: leave that out", o->adapters, names, o->lora_targets);
+    o->lora_rank = c.lora_rank, o->lora_alpha = c.lora_alpha, o->lora_targets = names;
+}
+
+/* A checkpoint of adapters is gone on with as such, beside the model that they adapt; another one is not. */
+static void job_resumes_adapters(const Job *j) {
+    const Options *o = &j->opt;
+    Llama3Config c = ZERO;
+    char path[4096 + 32];
+    snprintf(path, sizeof path, "%s/adapter_config.json", j->from.dir);
+    int adapters = !access(path, F_OK);
+    c.C = 1 << 20;
+    if (adapters) adapters_config_read(&c, j->from.dir);
+    if (adapters && !o->lora_rank)
+        user_error("--resume %s: the checkpoint is of adapters (rank %d), and the model beside them, perhaps in 8 bits, was not trained: go on with --lora-rank %d and the --base it had; to train all of a model, begin with --model DIR and --export --merge", j->from.dir, c.lora_rank, c.lora_rank);
+    if (!adapters && o->lora_rank) user_error("--resume %s: the checkpoint is of a whole model: to train adapters beside it, begin with --model %s", j->from.dir, j->from.dir);
+    if (adapters && !option_given(o, "model")) user_error("--resume %s: the checkpoint is of adapters: give the --model that they adapt", j->from.dir);
+    if (o->adapters) user_error("--adapters %s begins with those, --resume %s with the checkpoint's: leave one of them out", o->adapters, o->resume);
+}
+
+/* What of the model is trained, and how the rest is kept. */
+static void job_adapters(Job *j) {
+    static const char *const bases[] = {"", PRECISION_NAME, "int8", "int8:all"}; // by BaseKind
+    Options *o = &j->opt;
+    Llama3Config *c = &j->config;
+    int trains = j->task == DO_TRAIN || j->task == DO_PLAN;
+    if (!o->base) o->base = PRECISION_NAME;
+    for (int b = BASE_FROZEN; b <= BASE_INT8_ALL; b++)
+        if (!strcmp(o->base, bases[b])) c->base = (BaseKind)b;
+    if (c->base == BASE_TRAINED) user_error("--base %s: this build computes in " PRECISION_NAME ", and keeps a model so, or in 8 bits: use --base " PRECISION_NAME ", or make PRECISION=%s", o->base, o->base);
+    if (trains && !o->lora_rank && !o->adapters && c->base != BASE_FROZEN)
+        user_error("--base %s without adapters: 8-bit weights are integers: a gradient step on them is lost to rounding; add --lora-rank 16, or use --base " PRECISION_NAME, o->base);
+    if (o->adapters) adapters_options(j);
+    if (!o->lora_rank && c->base == BASE_FROZEN) c->base = BASE_TRAINED; // the model itself is
+    if (o->merge && !o->lora_rank) user_error("--merge adds adapters to the model, and there are none: add --adapters DIR, or leave it out");
+    if (j->task == DO_EXPORT && o->lora_rank && !o->merge) user_error("--export of --adapters alone would copy them: add --merge, or leave it out");
+    if (j->task == DO_EXPORT && c->base > BASE_FROZEN && !o->lora_rank) user_error("--export --base %s would write weights that are rounded to 8 bits in full precision: leave --base out", o->base);
+    if (!o->lora_rank) return;
+    if (!trains && !o->adapters) user_error("--lora-rank %d makes adapters to be trained, and this is no training: leave it out", o->lora_rank);
+    if (o->lora_rank > c->C) user_error("--lora-rank %d is more than the width of %s, %d: adapters are thin; 8 to 64 is usual", o->lora_rank, o->model, c->C);
+    if (o->lora_alpha == 0) o->lora_alpha = 2.0 * o->lora_rank;
+    c->lora_rank = o->lora_rank, c->lora_alpha = o->lora_alpha;
+    for (const char *at = o->lora_targets; *at; at += strcspn(at, ","), at += *at == ',') {
+        int n = (int)strcspn(at, ","), known = 0;
+        while (known < LORA_TARGETS && ((int)strlen(lora_targets[known].name) != n || strncmp(at, lora_targets[known].name, (size_t)n))) known++;
+        if (known == LORA_TARGETS) user_error("--lora-targets %s: a block has no matrix \"%.*s\": expected some of q,k,v,o,gate,up,down", o->lora_targets, n, at);
+        c->lora_targets |= 1u << known;
+    }
+}
+
+/* Blocks of 8 bits are those of the whole matrix, whoever has which part of it: the first of tp's cuts that would go through one; NULL: none does. */
+static const TensorRow *cut_block(const Llama3Config *c, int tp) {
+    for (int k = 0; k < W_KINDS; k++) {
+        const TensorRow *row = &llama3_tensors[k];
+        int64_t rows = dim_size(c, row->rows), cols = dim_size(c, row->cols);
+        for (int i = 1; i < tp && is_quantized(c, row) && row->split != SPLIT_NONE; i++)
+            if (row->split == SPLIT_ROWS ? split_begin(rows, tp, i) * cols % BASE_BLOCK : split_begin(cols, tp, i) % BASE_BLOCK || cols % BASE_BLOCK) return row;
+    }
+    return NULL;
+}
+
 /* Does the model divide as the mesh wants it? 0: no, and `problem` (size) says why, and what would. */
 static int job_divides(const Job *j, char *problem, size_t size) {
 #define REFUSE(...) return snprintf(problem, size, __VA_ARGS__), 0
@@ -157,6 +230,8 @@ static int job_divides(const Job *j, char *problem, size_t size) {
     char fits[256], shorter[32] = "";
     divisors_of(fits, sizeof fits, c->NH, c->NKV);
     if (c->NH % tp || c->NKV % tp) REFUSE("--tp %d does not divide %s's %d query and %d key/value heads, of which each rank has its part: use --tp %s", tp, o->model, c->NH, c->NKV, fits);
+    const TensorRow *cut = cut_block(c, tp);
+    if (cut) REFUSE("--tp %d would cut %s in the middle of a block of %d weights of 8 bits: use a smaller --tp, or --base " PRECISION_NAME, tp, strchr(cut->name, '%') ? strchr(cut->name, '%') + 3 : cut->name, BASE_BLOCK); // "self_attn.o_proj.weight"
     if (tp > most) REFUSE("--tp %d is more than %s has to split: %d; use a smaller one", tp, o->model, most);
     divisors_of(fits, sizeof fits, o->seq / 2, o->seq / 2);
     if (o->seq > 2 * cp) snprintf(shorter, sizeof shorter, "--seq %d or ", o->seq / (2 * cp) * 2 * cp);
@@ -172,7 +247,7 @@ static int job_divides(const Job *j, char *problem, size_t size) {
 
 /* Everything that can be refused is refused here, before ranks start. */
 static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
-    static const struct { const char *option, *other; } needs[] = {{"val-every", "val"}, {"val-batches", "val"}, {"dtype", "export"}, {"save-every", "out"}, {"save-mode", "out"}, {"keep", "out"}, {"allow-changes", "resume"}, {"temperature", "generate"}, {"top-p", "generate"}, {"max-tokens", "generate"}};
+    static const struct { const char *option, *other; } needs[] = {{"val-every", "val"}, {"val-batches", "val"}, {"dtype", "export"}, {"save-every", "out"}, {"save-mode", "out"}, {"keep", "out"}, {"allow-changes", "resume"}, {"temperature", "generate"}, {"top-p", "generate"}, {"max-tokens", "generate"}, {"lora-alpha", "lora-rank"}, {"lora-targets", "lora-rank"}, {"merge", "export"}};
     Options *o = &j->opt;
     j->task = job_task(o);
     if (SLOW_TIER_COMPUTES && strcmp(o->offload, "none") && j->task == DO_TRAIN && !o->out) user_error("--offload %s keeps state in files under --out: give --out DIR, on a disk with room for it", o->offload);
@@ -187,10 +262,12 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
         user_error("%d ranks on a host that has %d GPU%s, and NCCL wants one for each: start as many ranks on a host as it has GPUs, or share one with --ranks N --transport threads", local_ranks, gpus, gpus > 1 ? "s" : "");
     if (o->resume && !strcmp(o->resume, "auto") && !o->out) user_error("--resume auto looks for checkpoints in --out: add --out DIR, or say which one to resume");
     if (o->resume) checkpoint_find(j->from.dir, o);
+    if (o->resume && j->from.dir[0]) job_resumes_adapters(j);
     if (o->resume && j->from.dir[0] && !option_given(o, "model")) o->model = j->from.dir;
     j->config = config_of_model(o->model);
     if (j->task != DO_PLAN) kernels_require(j->config.HD), j->memory = device_memory(job_gpu(j, 0));
     if (o->vocab_size) j->config.V = o->vocab_size;
+    job_adapters(j);
     if (!o->seq) o->seq = j->config.T;
     if (!o->batch) o->batch = j->config.B;
     if (o->seq > j->config.max_positions) user_error("--seq %d is longer than the %d positions that %s is made for", o->seq, j->config.max_positions, o->model);
@@ -209,7 +286,9 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     if (o->cluster) cluster_open(&j->cluster, o->cluster, &j->mesh, o->threads, o->transport);
     if (j->task == DO_PLAN) return;
     if (j->task == DO_TRAIN && !o->data) user_error("--data is missing: token files to train on (make demo shows the way, --help lists what else there is)");
-    j->has_weights = !preset_find(o->model) && !j->from.dir[0] && model_files_open(&j->weights, o->model, &j->table);
+    j->has_weights = !preset_find(o->model) && (!j->from.dir[0] || o->lora_rank) && model_files_open(&j->weights, o->model, &j->table);
+    if (o->adapters) adapters_open(&j->adapters, o->adapters, &j->table);
+    if (o->lora_rank) j->base = j->has_weights ? model_fingerprint(&j->weights) : mix64((uint64_t)o->seed);
     if (!j->has_weights && j->task != DO_TRAIN)
         user_error("%s has no weights: --%s needs --model DIR with a model.safetensors (train with --export DIR to make one)", o->model,
                    j->task == DO_EVAL ? "eval" : j->task == DO_GENERATE ? "generate" : "export");
@@ -221,7 +300,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
             user_error("%s holds %" PRId64 " samples of --seq %d, one step takes %d data ranks x batch %d x accum %d = %" PRId64 ": use less of these, more text, or --tail pad",
                        o->data, j->data.windows, o->seq, mesh_data_ranks(&j->mesh), o->batch, o->accum, per_step);
         check_tokenizer_of(j, &j->data);
-        if (j->from.dir[0]) checkpoint_open(&j->from, o, &j->mesh, j->data.fingerprint, &j->config, &j->table);
+        if (j->from.dir[0]) checkpoint_open(&j->from, o, &j->mesh, j->data.fingerprint, j->base, &j->config, &j->table);
     }
     if (o->eval || (o->val && j->task == DO_TRAIN)) j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
     check_tokenizer_of(j, &j->val);
@@ -233,7 +312,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
 static void job_check_outputs(Job *j) {
     if (j->opt.out) j->lock = out_open(j->opt.out, j->from.dir, j->from.at.step, !!j->opt.resume, j->opt.keep);
     if (j->opt.trace) trace_check(j->opt.trace);
-    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir, &j->table, export_dtype(&j->opt));
+    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_check(j->opt.export_dir, &j->table, &j->opt);
 }
 
 /* The transports and the number of ranks, from how the program was started. Returns the world's size. */
@@ -268,6 +347,7 @@ static void job_close(Job *j) {
     if (j->data.num_files) dataset_close(&j->data);
     if (j->val.num_files) dataset_close(&j->val);
     if (j->has_weights) st_close(&j->weights);
+    st_close(&j->adapters);
     if (j->from.dir[0]) checkpoint_close(&j->from);
     if (j->lock > 0) close(j->lock);
     if (j->tokenizer) tokenizer_close(j->tokenizer);

@@ -308,7 +308,7 @@ static __global__ void __launch_bounds__(BLOCK) plain_product_kernel(void *c, co
             int64_t i = i0 + y + 16 * r, j = j0 + x + 16 * s, at = i * p.c_row + j;
             if (i >= p.M || j >= p.N) continue;
             if (p.c_float) ((float *)c)[at] = p.accumulate ? ((float *)c)[at] + sum[r][s] : sum[r][s];
-            else ((floatX *)c)[at] = from_float(sum[r][s]);
+            else ((floatX *)c)[at] = from_float(p.accumulate ? to_float(((floatX *)c)[at]) + sum[r][s] : sum[r][s]);
         }
 }
 
@@ -339,6 +339,14 @@ static void cuda_linear_forward(Device *dev, void *y, int y_float, const floatX 
 }
 static void cuda_linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w, int N, int IC, int OC) {
     Product p = {N, IC, OC, dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, 0};
+    cuda_product(dev, &p, dx, dy, w);
+}
+static void cuda_linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N, int IC, int OC) {
+    Product p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
+    cuda_product(dev, &p, y, x, w);
+}
+static void cuda_linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC, int OC) {
+    Product p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
     cuda_product(dev, &p, dx, dy, w);
 }
 static void cuda_linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x, int N, int IC, int OC, int accumulate) {
@@ -564,7 +572,7 @@ static void cuda_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floa
     if (!N) return;
     KERNEL_BY_WIDTH(dev, in_vectors(C, WIDE, dx, dout, dresidual, x, w), WIDE, rmsnorm_backward_kernel, (unsigned)blocks, threads_for(blocks_of(C, W), MAX_BLOCK), 0,
                     dx, partial, dout, dresidual, x, rstd, w, N, C);
-    KERNEL(dev, rmsnorm_dw_kernel, dim3(1, (unsigned)blocks_of(C, WARP)), dim3(WARP, SUM_LANES), 0, dw, partial, blocks, C);
+    if (dw) KERNEL(dev, rmsnorm_dw_kernel, dim3(1, (unsigned)blocks_of(C, WARP)), dim3(WARP, SUM_LANES), 0, dw, partial, blocks, C);
 }
 
 /* A block a token: its angles are read once. A thread turns W pairs of one head, then of another. */
@@ -1808,6 +1816,44 @@ template <int W> __global__ void __launch_bounds__(BLOCK) cast_to_bf16_kernel(bf
 }
 static void cuda_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {
     if (count) KERNEL_BY_WIDTH(dev, in_vectors(0, 8, out, in), 8, cast_to_bf16_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, out, in, count);
+}
+
+template <int W> __global__ void __launch_bounds__(BLOCK) scale_kernel(floatX *x, float by, int64_t count) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    float v[W];
+    if (left <= 0) return;
+    load_some<W, false>(v, x + i, left);
+#pragma unroll
+    for (int k = 0; k < W; k++) v[k] *= by;
+    store_some<W, false>(x + i, v, left);
+}
+static void cuda_scale(Device *dev, floatX *x, float by, int64_t count) {
+    if (count) KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, x), WIDE, scale_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, x, by, count);
+}
+
+/* A thread widens 4 bytes of a block, which stand together in a word. */
+static __global__ void __launch_bounds__(BLOCK) dequantize_kernel(floatX *out, const int8_t *in, const float *scales, int64_t count) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * 4, left = count - i;
+    if (left <= 0) return;
+    float by = scales[i / BASE_BLOCK];
+    uint32_t word = left >= 4 ? *(const uint32_t *)(const void *)(in + i) : 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        if (k < left) out[i + k] = from_float((float)(left >= 4 ? (int8_t)(word >> 8 * k) : in[i + k]) * by);
+}
+static void cuda_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
+    if (count) KERNEL(dev, dequantize_kernel, grid_of(blocks_of(count, 4 * BLOCK)), BLOCK, 0, out, in, scales, count);
+}
+
+static __global__ void __launch_bounds__(BLOCK) adapter_merge_kernel(float *w, const float *a, const float *b, float by, int R, int64_t IC, int64_t count) {
+    int64_t at = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+    float sum = 0;
+    if (at >= count) return;
+    for (int r = 0; r < R; r++) sum = fmaf(a[r * IC + at % IC], b[at / IC * R + r], sum);
+    w[at] = fmaf(sum, by, w[at]);
+}
+static void cuda_adapter_merge(Device *dev, float *w, const float *a, const float *b, float by, int R, int64_t IC, int64_t OC) {
+    if (IC > 0 && OC > 0) KERNEL(dev, adapter_merge_kernel, grid_of(blocks_of(IC * OC, BLOCK)), BLOCK, 0, w, a, b, by, R, IC, IC * OC);
 }
 
 static __global__ void __launch_bounds__(BLOCK) fingerprint_kernel(unsigned long long *total, const uint64_t *words, int64_t count) {

@@ -89,7 +89,7 @@ typedef struct { // int64_t throughout: no padding, so two can be compared as by
     int64_t M, N, K;
     int64_t a_row, a_col, b_row, b_col, c_row; // elements between neighbours
     int64_t c_float;                           // 1: C is fp32, 0: C is floatX (as A and B are)
-    int64_t accumulate;                        // 1: += (fp32 C only)
+    int64_t accumulate;                        // 1: +=; a C of floatX is rounded again
 } Product;
 
 typedef struct MatmulCache {
@@ -116,7 +116,7 @@ static void plain_product_block(const Product *p, char *c, const floatX *a, cons
         for (int64_t j = 0; j < cols; j += VL) {
             int64_t at = (i0 + i) * p->c_row + j0 + j;
             vfloat x = vload(cs + i * PLAIN_COLS + j);
-            if (!p->c_float) store_x((floatX *)c + at, x, cols - j);
+            if (!p->c_float) store_x((floatX *)c + at, p->accumulate ? load_x((floatX *)c + at, cols - j) + x : x, cols - j);
             else store_float((float *)c + at, p->accumulate ? load_float((float *)c + at, cols - j) + x : x, cols - j);
         }
 }
@@ -254,6 +254,14 @@ static void cpu_linear_forward(Device *dev, void *y, int y_float, const floatX *
     Product p = {N, OC, IC, IC, 1, 1, IC, OC, y_float, 0};
     product(dev, &p, y, x, w);
 }
+static void cpu_linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N, int IC, int OC) {
+    Product p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
+    product(dev, &p, y, x, w);
+}
+static void cpu_linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC, int OC) {
+    Product p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
+    product(dev, &p, dx, dy, w);
+}
 static void cpu_linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w, int N, int IC, int OC) {
     int64_t depth = FLOATX == DTYPE_F32 ? DX_DEPTH : OC; // bf16 sums must not be rounded on the way
     for (int64_t o = 0; o < OC; o += depth) {
@@ -360,7 +368,7 @@ static void cpu_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const float
                 rmsnorm_backward_row(dx + n * C, partial + b * width, dout + n * C, dresidual ? dresidual + n * C : NULL, x + n * C, rstd[n], w, C);
         }
 #pragma omp for
-        for (int64_t i = 0; i < C; i += 2 * VL) {
+        for (int64_t i = 0; i < (dw ? C : 0); i += 2 * VL) {
             vpair total = {vsplat(0), vsplat(0)}, before = load_pair_float(dw + i, C - i);
             for (int64_t b = 0; b < blocks; b++) total.a += vload(partial + b * width + i), total.b += vload(partial + b * width + i + VL);
             total.a += before.a, total.b += before.b;
@@ -1007,6 +1015,32 @@ static void cpu_adamw(Device *dev, float *p, float *m, float *v, const float *g,
     }
 }
 
+static void cpu_scale(Device *dev, floatX *x, float by, int64_t count) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * by, count - i);
+}
+
+static void cpu_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t block = 0; block < blocks_of(count, BASE_BLOCK); block++) {
+        float wide[BASE_BLOCK] = {0};
+        int64_t at = block * BASE_BLOCK, n = min_i64(BASE_BLOCK, count - at);
+        for (int64_t i = 0; i < n; i++) wide[i] = (float)in[at + i];
+        for (int64_t i = 0; i < n; i += VL) store_x(out + at + i, vload(wide + i) * scales[block], n - i);
+    }
+}
+
+/* Sums over the rank in order, then one rounding of the product with `by`. */
+static void cpu_adapter_merge(Device *dev, float *w, const float *a, const float *b, float by, int R, int64_t IC, int64_t OC) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t o = 0; o < OC; o++)
+        for (int64_t i = 0; i < IC; i += VL) {
+            vfloat sum = vsplat(0);
+            for (int64_t r = 0; r < R; r++) sum = vfma(load_float(a + r * IC + i, IC - i), vsplat(b[o * R + r]), sum);
+            store_float(w + o * IC + i, vfma(sum, vsplat(by), load_float(w + o * IC + i, IC - i)), IC - i);
+        }
+}
+
 static void cpu_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {
 #pragma omp parallel for num_threads(dev->threads)
     for (int64_t i = 0; i < count; i += VL) store_bf16(out + i, load_float(in + i, count - i), count - i);
@@ -1070,7 +1104,7 @@ static void rmsnorm_forward(Device *dev, floatX *out /* (N,C) = */, float *rstd 
     double bytes = (double)N * C * XB * (delta ? 4 : 2) + N * FB + C * XB;
     RUN_OP(OP_RMSNORM_FORWARD, 4.0 * N * C, bytes, rmsnorm_forward(dev, out, rstd, sum, x, delta, w, eps, N, C))
 }
-static void rmsnorm_backward(Device *dev, floatX *dx /* (N,C) = */, float *dw /* (C) += */, const floatX *dout /* (N,C) */,
+static void rmsnorm_backward(Device *dev, floatX *dx /* (N,C) = */, float *dw /* (C) +=; NULL: nobody asks */, const floatX *dout /* (N,C) */,
                              const floatX *dresidual /* (N,C), added to dx; may be dx; or NULL */, const floatX *x /* (N,C): what was normalised */,
                              const float *rstd /* (N) */, const floatX *w /* (C) */, int N, int C) {
     double bytes = (double)N * C * XB * (dresidual ? 4 : 3) + N * FB + C * (XB + 2 * FB);
@@ -1095,6 +1129,27 @@ static void linear_backward_input(Device *dev, floatX *dx /* (N,IC) = dy w */, c
                                   const floatX *w /* (OC,IC) */, int N, int IC, int OC) {
     double bytes = ((double)N * IC + (double)OC * IC + (double)N * OC) * XB;
     RUN_OP(OP_LINEAR_BACKWARD_INPUT, 2.0 * N * IC * OC, bytes, linear_backward_input(dev, dx, dy, dy_stride, w, N, IC, OC))
+}
+
+/* What adapters add (Hu et al. 2021): thin products, whose x and dy have rows without gaps. */
+static void linear_forward_add(Device *dev, floatX *y /* (N,OC) += x w^T, rows y_stride elements apart */, int64_t y_stride, const floatX *x /* (N,IC) */, const floatX *w /* (OC,IC) */, int N, int IC, int OC) {
+    double bytes = ((double)N * IC + (double)OC * IC + 2.0 * N * OC) * XB;
+    RUN_OP(OP_LINEAR_FORWARD, 2.0 * N * IC * OC, bytes, linear_forward_add(dev, y, y_stride, x, w, N, IC, OC))
+}
+static void linear_backward_input_add(Device *dev, floatX *dx /* (N,IC) += dy w */, const floatX *dy /* (N,OC) */, const floatX *w /* (OC,IC) */, int N, int IC, int OC) {
+    double bytes = (2.0 * N * IC + (double)OC * IC + (double)N * OC) * XB;
+    RUN_OP(OP_LINEAR_BACKWARD_INPUT, 2.0 * N * IC * OC, bytes, linear_backward_input_add(dev, dx, dy, w, N, IC, OC))
+}
+static void scale(Device *dev, floatX *x /* (count) *= by */, float by, int64_t count) {
+    RUN_OP(OP_SCALE, (double)count, 2.0 * (double)count * XB, scale(dev, x, by, count))
+}
+
+/* Weights of 8 bits: blocks of BASE_BLOCK elements, each with a scale of its own (llama3.h). */
+static void dequantize(Device *dev, floatX *out /* (count) = */, const int8_t *in /* (count) */, const float *scales /* (count / BASE_BLOCK, rounded up) */, int64_t count) {
+    RUN_OP(OP_DEQUANTIZE, (double)count, (double)count * (1 + XB + FB / (double)BASE_BLOCK), dequantize(dev, out, in, scales, count))
+}
+static void adapter_merge(Device *dev, float *w /* (OC,IC) += by b a */, const float *a /* (R,IC) */, const float *b /* (OC,R) */, float by, int R, int64_t IC, int64_t OC) {
+    RUN_OP(OP_ADAPTER_MERGE, 2.0 * R * (double)IC * (double)OC, (2.0 * (double)IC * (double)OC + (double)R * (double)(IC + OC)) * FB, adapter_merge(dev, w, a, b, by, R, IC, OC))
 }
 
 static void linear_backward_weight(Device *dev, float *dw /* (OC,IC) = dy^T x; += where `accumulate` */, const floatX *dy /* (N,OC), rows dy_stride elements apart */,

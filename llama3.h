@@ -1,6 +1,6 @@
 /* llama3.h: the Llama 3 family. Configurations, presets, Hugging Face's config.json, and the tensor table.
  *
- * Owns: what tensors a model has, in which unit each lives, and where it starts there. Initialisation,
+ * Owns: what tensors a model has, its adapters' among them, in which unit each lives, and where it starts there; what weights of 8 bits are. Initialisation,
  * sharding, AdamW, files and tests are loops over this table; nothing knows a tensor by number.
  * A caller may rely on: a table depends on the configuration (and how blocks are wrapped into units), never on ranks or precision.
  */
@@ -12,6 +12,10 @@
 
 // ---------------------------------------------------------------------------
 // configuration
+
+/* What becomes of the model's own weights. Adapters (LoRA, Hu et al. 2021) leave them as they are and train, beside a matrix W (out, in),
+ * two thin ones, A (rank, in) and B (out, rank): y = W x + alpha / rank · B A x. */
+typedef enum { BASE_TRAINED, BASE_FROZEN, BASE_INT8, BASE_INT8_ALL } BaseKind; // frozen in the dtype that is computed in; the blocks' in 8 bits; all in 8 bits
 
 typedef struct {
     const char *name;
@@ -25,7 +29,14 @@ typedef struct {
     double rope_low, rope_high;
     int rope_original;    // positions of the model before it was stretched
     int T, B;             // defaults of --seq and --batch
+    BaseKind base;        // BASE_TRAINED: there are no adapters
+    int lora_rank;        // 0: no adapters, as where weights of 8 bits are only evaluated
+    unsigned lora_targets; // bit i: matrix i of lora_targets
+    double lora_alpha;
 } Llama3Config;
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers" // presets have no adapters
 
 /* Figures from the models' own config.json. */
 static const Llama3Config llama3_presets[] = {
@@ -41,6 +52,7 @@ static const Llama3Config llama3_presets[] = {
     {"llama3.2-1b",   128256,  2048,  16,  32, 8,  64,  8192, 131072, 1, 1e-5f, 500000, 32, 1, 4, 8192, 8192, 1},
     {"llama3.2-3b",   128256,  3072,  28,  24, 8, 128,  8192, 131072, 1, 1e-5f, 500000, 32, 1, 4, 8192, 8192, 1},
 };
+#pragma GCC diagnostic pop
 enum { LLAMA3_PRESETS = sizeof llama3_presets / sizeof llama3_presets[0] };
 
 static char *read_text_file(const char *path) {
@@ -199,11 +211,14 @@ static void rope_table(float *cos_sin, const Llama3Config *c, int positions) {
 // ---------------------------------------------------------------------------
 // the tensor table
 
-typedef enum { UNIT_EMBED, UNIT_BLOCK, UNIT_HEAD } UnitKind;
-typedef enum { W_EMBED, W_ATTN_NORM, W_Q, W_K, W_V, W_O, W_FFN_NORM, W_GATE, W_UP, W_DOWN, W_FINAL_NORM, W_HEAD, W_KINDS } WeightKind;
-typedef enum { DIM_ONE, DIM_V, DIM_C, DIM_Q, DIM_KV, DIM_F } Dim; // DIM_Q = NH·HD, DIM_KV = NKV·HD
+typedef enum { UNIT_EMBED, UNIT_BLOCK, UNIT_HEAD, UNIT_ADAPTERS, UNIT_KINDS } UnitKind; // adapters: those of as many blocks as a unit of blocks has
+typedef enum {
+    W_EMBED, W_ATTN_NORM, W_Q, W_K, W_V, W_O, W_FFN_NORM, W_GATE, W_UP, W_DOWN, W_FINAL_NORM, W_HEAD,
+    W_Q_A, W_Q_B, W_K_A, W_K_B, W_V_A, W_V_B, W_O_A, W_O_B, W_GATE_A, W_GATE_B, W_UP_A, W_UP_B, W_DOWN_A, W_DOWN_B, W_KINDS
+} WeightKind;
+typedef enum { DIM_ONE, DIM_V, DIM_C, DIM_Q, DIM_KV, DIM_F, DIM_R } Dim; // DIM_Q = NH·HD, DIM_KV = NKV·HD, DIM_R: the adapters' rank
 typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } Split;     // what tensor parallelism splits
-typedef enum { INIT_ONES, INIT_NORMAL, INIT_RESIDUAL } Init;      // residual: smaller by √(2L), so that the stream's variance stays
+typedef enum { INIT_ONES, INIT_NORMAL, INIT_RESIDUAL, INIT_UNIFORM, INIT_ZEROS } Init; // residual: smaller by √(2L), so that the stream's variance stays; uniform: within 1/√in
 
 typedef struct {
     WeightKind kind;
@@ -229,7 +244,50 @@ static const TensorRow llama3_tensors[W_KINDS] = {
     {W_DOWN,       UNIT_BLOCK, "model.layers.%d.mlp.down_proj.weight",           DIM_C,   DIM_F, SPLIT_COLUMNS, 0, 1, INIT_RESIDUAL},
     {W_FINAL_NORM, UNIT_HEAD,  "model.norm.weight",                              DIM_ONE, DIM_C, SPLIT_NONE,    0, 0, INIT_ONES},
     {W_HEAD,       UNIT_HEAD,  "lm_head.weight",                                 DIM_V,   DIM_C, SPLIT_ROWS,    0, 1, INIT_NORMAL},
+    // adapters, under PEFT's names. Tensor parallelism splits of a matrix's two what it splits of the matrix: outputs are B's rows, inputs A's columns
+#define ADAPTER(kind, name, out, in, split_a, split_b) \
+    {kind##_A, UNIT_ADAPTERS, "base_model.model.model.layers.%d." name ".lora_A.weight", DIM_R, in, split_a, 0, 1, INIT_UNIFORM}, \
+    {kind##_B, UNIT_ADAPTERS, "base_model.model.model.layers.%d." name ".lora_B.weight", out, DIM_R, split_b, 0, 1, INIT_ZEROS}
+    ADAPTER(W_Q,    "self_attn.q_proj", DIM_Q,  DIM_C, SPLIT_NONE,    SPLIT_ROWS),
+    ADAPTER(W_K,    "self_attn.k_proj", DIM_KV, DIM_C, SPLIT_NONE,    SPLIT_ROWS),
+    ADAPTER(W_V,    "self_attn.v_proj", DIM_KV, DIM_C, SPLIT_NONE,    SPLIT_ROWS),
+    ADAPTER(W_O,    "self_attn.o_proj", DIM_C,  DIM_Q, SPLIT_COLUMNS, SPLIT_NONE),
+    ADAPTER(W_GATE, "mlp.gate_proj",    DIM_F,  DIM_C, SPLIT_NONE,    SPLIT_ROWS),
+    ADAPTER(W_UP,   "mlp.up_proj",      DIM_F,  DIM_C, SPLIT_NONE,    SPLIT_ROWS),
+    ADAPTER(W_DOWN, "mlp.down_proj",    DIM_C,  DIM_F, SPLIT_COLUMNS, SPLIT_NONE),
 };
+
+/* The matrices that may have adapters, as --lora-targets and PEFT name them. */
+static const struct { WeightKind kind; const char *name, *peft; } lora_targets[] = {
+    {W_Q, "q", "q_proj"}, {W_K, "k", "k_proj"}, {W_V, "v", "v_proj"}, {W_O, "o", "o_proj"}, {W_GATE, "gate", "gate_proj"}, {W_UP, "up", "up_proj"}, {W_DOWN, "down", "down_proj"}};
+enum { LORA_TARGETS = sizeof lora_targets / sizeof lora_targets[0] };
+
+/* Which of the matrices a kind of weight is, or adapts; -1: none. */
+static inline int lora_target(WeightKind kind) {
+    for (int i = 0; i < LORA_TARGETS; i++)
+        if (lora_targets[i].kind == kind || (int)kind == (int)W_Q_A + 2 * i || (int)kind == (int)W_Q_B + 2 * i) return i;
+    return -1;
+}
+static inline WeightKind lora_a(WeightKind of) { return (WeightKind)((int)W_Q_A + 2 * lora_target(of)); }
+static inline WeightKind lora_b(WeightKind of) { return (WeightKind)((int)W_Q_B + 2 * lora_target(of)); }
+static inline int is_adapted(const Llama3Config *c, WeightKind kind) { return c->lora_rank && lora_target(kind) >= 0 && (c->lora_targets >> lora_target(kind) & 1); }
+
+static inline float adapter_scale(const Llama3Config *c) { return (float)(c->lora_alpha / c->lora_rank); }
+
+/* Is a tensor of the model's own kept in 8 bits? Blocks of BASE_BLOCK elements of its row-major order (the last one may be short): a byte each, from -127
+ * to 127, and a scale, fp32, for all of them: the largest magnitude / 127. So what a byte stands for is off by half a step at most. */
+static inline int is_quantized(const Llama3Config *c, const TensorRow *row) {
+    return row->unit != UNIT_ADAPTERS && (c->base == BASE_INT8_ALL || (c->base == BASE_INT8 && row->unit == UNIT_BLOCK && row->rows != DIM_ONE));
+}
+
+/* One block of up to BASE_BLOCK elements. Returns its scale. */
+static inline float quantize_block(int8_t *out, const float *in, int64_t count) {
+    float largest = 0;
+    for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, fabsf(in[i]));
+    float step = largest / 127;
+    for (int64_t i = 0; i < count; i++) out[i] = (int8_t)(step > 0 ? lrintf(fminf(127, fmaxf(-127, in[i] / step))) : 0);
+    return step;
+}
 
 enum { TENSOR_ALIGN = 128 }; // elements: 256 bytes in bf16, 512 in fp32; the same places in both precisions
 
@@ -254,18 +312,22 @@ typedef struct {
     int64_t row0, col0;  // … from this row or column on
     int64_t whole_rows, whole_cols;
     int64_t offset;      // first element within the unit
+    int64_t block8;      // in 8 bits: the first of its blocks among the unit's; -1: it is not
+    int64_t plain;       // of a unit that has some tensors in 8 bits, not this one: its first element among those
 } Tensor;
 
 typedef struct {
     UnitKind kind;
-    char name[40];
+    char name[64];
     int first, count;    // its tensors
     int block, blocks;   // the first block it holds, and how many
     int64_t size;        // elements, gaps between tensors included: the same on all tp ranks
+    int frozen;          // nobody trains it
+    int64_t blocks8, plain; // weights of 8 bits: how many blocks; elements that are none. 0, 0: it has no such weights
     int64_t where[W_KINDS]; // offset of each kind of weight, of the first block's; -1 where the unit has none
 } Unit;
 
-typedef struct { int first, blocks, unit; } TableChunk; // blocks first … first + blocks - 1 are a virtual stage, from unit `unit` on
+typedef struct { int first, blocks, unit, adapters; } TableChunk; // blocks first … first + blocks - 1 are a virtual stage, from unit `unit` on; their adapters from unit `adapters` on
 
 enum { MAX_CHUNKS = 64 };
 
@@ -280,8 +342,8 @@ typedef struct {
     int embed, head;     // units; -1: another stage has it; tied they are one, unless they are apart
     int64_t wrap;        // parameters that a unit of blocks shall hold; 0: each block is one
     int blocks_per_unit; // 1, or what that makes of it; the last unit of a chunk may hold fewer
-    int64_t block_size;  // elements from a block to the next of its unit
-    int64_t num_parameters; // of this part, without gaps
+    int64_t block_size, adapters_size; // elements from a block to the next of its unit, of its weights and of their adapters
+    int64_t num_parameters, num_trained; // of this part, without gaps
 } TensorTable;
 
 static int64_t dim_size(const Llama3Config *c, Dim d) {
@@ -291,6 +353,7 @@ static int64_t dim_size(const Llama3Config *c, Dim d) {
     case DIM_Q: return (int64_t)c->NH * c->HD;
     case DIM_KV: return (int64_t)c->NKV * c->HD;
     case DIM_F: return c->F;
+    case DIM_R: return c->lora_rank;
     default: return 1;
     }
 }
@@ -311,6 +374,10 @@ static Llama3Config config_of_part(const Llama3Config *whole, const ModelPart *p
 static int tensor_index(const Llama3Config *c, WeightKind kind, int block) {
     int of_block = W_DOWN - W_ATTN_NORM + 1, before = c->tied ? 2 : 1; // tied: the final norm stands beside the embedding
     if (kind == W_EMBED || (c->tied && kind == W_HEAD)) return 0;
+    if (kind >= W_Q_A) { // behind all others
+        int behind = before + c->L * of_block + (c->tied ? 0 : 2), of_adapters = 2 * __builtin_popcount(c->lora_targets), target = lora_target(kind);
+        return behind + block * of_adapters + 2 * __builtin_popcount(c->lora_targets & ((1u << target) - 1)) + (kind == lora_b(lora_targets[target].kind));
+    }
     if (kind == W_FINAL_NORM) return c->tied ? 1 : before + c->L * of_block;
     return before + (kind == W_HEAD ? c->L * of_block + 1 : block * of_block + (int)kind - (int)W_ATTN_NORM);
 }
@@ -338,8 +405,12 @@ static int64_t table_add_tensor(TensorTable *t, const Llama3Config *c, const Ten
     tensor->offset = row->joins ? joined : round_up(u->size, TENSOR_ALIGN);
     if (u->where[row->kind] < 0) u->where[row->kind] = tensor->offset;
     u->size = (row->joins ? u->size : tensor->offset) + most[0] * most[1];
+    tensor->block8 = -1;
+    if (is_quantized(c, row)) tensor->block8 = u->blocks8, u->blocks8 += (most[0] * most[1] + BASE_BLOCK - 1) / BASE_BLOCK;
+    else tensor->plain = u->plain, u->plain += round_up(most[0] * most[1], TENSOR_ALIGN);
     u->count++;
     if (!tensor->is_copy) t->num_parameters += count[0] * count[1];
+    if (!tensor->is_copy && !u->frozen) t->num_trained += count[0] * count[1];
     return tensor->offset + count[0] * count[1];
 }
 
@@ -352,18 +423,22 @@ static int table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind, 
     u->first = t->num_tensors;
     u->block = block;
     u->blocks = blocks;
+    u->frozen = c->base != BASE_TRAINED && kind != UNIT_ADAPTERS;
     for (int k = 0; k < W_KINDS; k++) u->where[k] = -1;
-    if (kind != UNIT_BLOCK) snprintf(u->name, sizeof u->name, "%s", kind == UNIT_EMBED ? "embedding" : "head");
-    else if (blocks == 1) snprintf(u->name, sizeof u->name, "model.layers.%d", block);
-    else snprintf(u->name, sizeof u->name, "model.layers.%d-%d", block, block + blocks - 1);
+    const char *of = kind == UNIT_ADAPTERS ? "adapters of " : "";
+    if (kind == UNIT_EMBED || kind == UNIT_HEAD) snprintf(u->name, sizeof u->name, "%s", kind == UNIT_EMBED ? "embedding" : "head");
+    else if (blocks == 1) snprintf(u->name, sizeof u->name, "%smodel.layers.%d", of, block);
+    else snprintf(u->name, sizeof u->name, "%smodel.layers.%d-%d", of, block, block + blocks - 1);
     if (c->tied && kind == UNIT_HEAD) table_add_tensor(t, c, &llama3_tensors[W_HEAD], unit, 0, 0); // the copy stands where the embedding has it
     for (int l = block; l < block + blocks; l++)
         for (int k = 0; k < W_KINDS; k++) {
             const TensorRow *row = &llama3_tensors[k];
             int final_norm_of_tied = c->tied && !t->part.tied_apart && kind == UNIT_EMBED && row->kind == W_FINAL_NORM;
+            if (kind == UNIT_ADAPTERS && !is_adapted(c, row->kind)) continue;
             if ((row->unit == kind && !(c->tied && row->kind == W_HEAD)) || final_norm_of_tied) end = table_add_tensor(t, c, row, unit, l, end);
         }
     if (t->part.tied_apart && kind == UNIT_EMBED) u->size = round_up(u->size, TENSOR_ALIGN) + c->C; // as long as the head with its norm: so shards are of the same elements
+    if (!u->blocks8) u->plain = 0;
     return unit;
 }
 
@@ -392,8 +467,8 @@ static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap, cons
     t->blocks_per_unit = (int)min_i64(c->L, max_i64(1, (wrap + block_parameters(c) - 1) / block_parameters(c)));
     for (int v = 0; v < part->chunks; v++)
         t->num_blocks += t->chunks[v].blocks = stage_blocks(c->L, part->stages * part->chunks, part->light_ends, v * part->stages + part->stage, &t->chunks[v].first);
-    t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * (size_t)(t->num_blocks + 2) * W_KINDS);
-    t->units = (Unit *)checked_malloc(sizeof(Unit) * (size_t)(t->num_blocks + 2));
+    t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * (size_t)(t->num_blocks + 2) * (c->base == BASE_TRAINED ? W_Q_A : W_KINDS));
+    t->units = (Unit *)checked_malloc(sizeof(Unit) * (size_t)(t->num_blocks + 2) * (c->base == BASE_TRAINED ? 1 : 2));
     int last = part->stage == part->stages - 1;
     t->embed = part->stage == 0 ? table_add_unit(t, c, UNIT_EMBED, 0, 1) : -1;
     for (int v = 0; v < part->chunks; v++) {
@@ -402,10 +477,17 @@ static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap, cons
         for (int l = chunk->first, end = l + chunk->blocks; l < end; l += t->blocks_per_unit) table_add_unit(t, c, UNIT_BLOCK, l, (int)min_i64(t->blocks_per_unit, end - l));
     }
     t->head = !last ? -1 : c->tied && !part->tied_apart ? t->embed : table_add_unit(t, c, UNIT_HEAD, 0, 1);
+    for (int v = 0; v < part->chunks && c->lora_rank; v++) {
+        TableChunk *chunk = &t->chunks[v];
+        chunk->adapters = t->num_units;
+        for (int l = chunk->first, end = l + chunk->blocks; l < end; l += t->blocks_per_unit) table_add_unit(t, c, UNIT_ADAPTERS, l, (int)min_i64(t->blocks_per_unit, end - l));
+    }
     for (int i = 0; i < t->num_units; i++) {
         const Unit *u = &t->units[i];
-        const Tensor *norm = &t->tensors[u->first], *next = norm + u->count / u->blocks; // a block's first tensor, and the next one's
-        if (u->kind == UNIT_BLOCK) t->block_size = max_i64(t->block_size, u->blocks > 1 ? next->offset - norm->offset : u->size);
+        const Tensor *first = &t->tensors[u->first], *next = first + u->count / u->blocks; // a block's first tensor, and the next one's
+        int64_t size = u->blocks > 1 ? next->offset - first->offset : u->size;
+        if (u->kind == UNIT_BLOCK) t->block_size = max_i64(t->block_size, size);
+        if (u->kind == UNIT_ADAPTERS) t->adapters_size = max_i64(t->adapters_size, size);
     }
 }
 
@@ -424,8 +506,18 @@ static inline int table_block_unit(const TensorTable *t, int block) {
     const TableChunk *chunk = table_chunk(t, block);
     return chunk->unit + (block - chunk->first) / t->blocks_per_unit;
 }
-static inline int64_t table_block_offset(const TensorTable *t, int block) { return (block - table_chunk(t, block)->first) % t->blocks_per_unit * t->block_size; } // of a block within its unit
+static inline int table_block_adapters(const TensorTable *t, int block) { return table_block_unit(t, block) - table_chunk(t, block)->unit + table_chunk(t, block)->adapters; }
+static inline int table_block_in_unit(const TensorTable *t, int block) { return (block - table_chunk(t, block)->first) % t->blocks_per_unit; }
+static inline int64_t table_block_offset(const TensorTable *t, int block) { return table_block_in_unit(t, block) * t->block_size; } // of a block within its unit
+static inline int64_t table_adapters_offset(const TensorTable *t, int block) { return table_block_in_unit(t, block) * t->adapters_size; }
 static inline int table_is_tied(const TensorTable *t) { return t->embed >= 0 && t->embed == t->head; } // head and embedding are one unit
+
+/* Adapters stand behind all other tensors: the number of the first; num_tensors: there are none. */
+static inline int table_first_adapter(const TensorTable *t) {
+    int i = t->num_tensors;
+    while (i > 0 && t->tensors[i - 1].row->unit == UNIT_ADAPTERS) i--;
+    return i;
+}
 
 static const Tensor *table_find(const TensorTable *t, const char *name) {
     for (int i = 0; i < t->num_tensors; i++)
@@ -463,9 +555,15 @@ static void tensor_init(float *out, const Tensor *tensor, const Llama3Config *c,
     uint64_t key = mix64(hash_bytes(HASH_START, tensor->name, strlen(tensor->name)) + seed * 0x9E3779B97F4A7C15ull);
     (void)threads;
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < count; i++)
-        out[i] = tensor->row->init == INIT_ONES ? 1.0f
-                                                : std * normal_of_bits(mix64(key + (uint64_t)(first + i) * 0x9E3779B97F4A7C15ull));
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t bits = mix64(key + (uint64_t)(first + i) * 0x9E3779B97F4A7C15ull);
+        switch (tensor->row->init) {
+        case INIT_ONES: out[i] = 1; break;
+        case INIT_ZEROS: out[i] = 0; break;
+        case INIT_UNIFORM: out[i] = ((float)(bits >> 40) * 0x1p-23f - 1) / sqrtf((float)tensor->whole_cols); break;
+        default: out[i] = std * normal_of_bits(bits);
+        }
+    }
 }
 
 #endif

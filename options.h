@@ -1,8 +1,7 @@
 /* options.h: the command line. One table parses, validates, prints --help and writes config.txt.
  *
  * Owns: every option's name, values, default and the field that holds it. A new option is a row and a field.
- * A caller may rely on: what options_parse returns is within each row's bounds; an option that is not built yet is
- * refused by name. What options mean together is checked where it is known: job_prepare in train_llama3.cu.
+ * A caller may rely on: what options_parse returns is within each row's bounds. What options mean together is checked where it is known: job_prepare in train_llama3.cu.
  */
 #ifndef OPTIONS_H
 #define OPTIONS_H
@@ -10,19 +9,19 @@
 #include "dataloader.h" // defines: LOADER_MAX_WORKERS
 
 typedef struct {
-    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster, *save_mode, *resume, *pp_schedule;
+    const char *model, *tokenizer, *data, *val, *tail, *transport, *accumulate, *sharding, *wrap, *reduce_dtype, *recompute, *offload, *out, *eval, *generate, *encode, *decode, *export_dir, *dtype, *trace, *cluster, *save_mode, *resume, *pp_schedule, *lora_targets, *base, *adapters;
+    int lora_rank, merge;
     int vocab_size, seq, batch, accum, tp, cp, pp, pp_chunks, pp_light_ends, dp_shard, dp_replicate, slots, max_skips, check_replicas, steps, warmup, val_every, val_batches, max_tokens;
     int seed, threads, ranks, plan, world, help, search, deterministic, workers, save_every, keep, allow_changes, audit, doc_mask;
     uint64_t given[2];  // bit i: row i of the table was on the command line
-    double lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
+    double lora_alpha, lr, min_lr, weight_decay, beta1, beta2, eps, clip, timeout, temperature, top_p;
 } Options;
 
-/* OPT_LATER: not built yet; accepted only with the value in `values`, which is what the program does anyway. */
-typedef enum { OPT_GROUP, OPT_INT, OPT_REAL, OPT_TEXT, OPT_FLAG, OPT_LATER } OptionKind;
+typedef enum { OPT_GROUP, OPT_INT, OPT_REAL, OPT_TEXT, OPT_FLAG } OptionKind;
 
 typedef struct {
     OptionKind kind;
-    const char *name;     // without the dashes; of OPT_LATER several, parted by |
+    const char *name;     // without the dashes
     size_t offset;        // in Options
     double low, high;     // of numbers
     const char *values;   // what stands behind it: a word for --help, or the choices, parted by |
@@ -76,7 +75,11 @@ static const OptionRow option_rows[] = {
     {OPT_REAL, "clip", FIELD(clip), 0, 1e30, "X", "1", "largest global gradient norm; 0: no clipping"},
     {OPT_INT,  "max-skips", FIELD(max_skips), 0, 1 << 30, "N", "10", "steps with a gradient norm that is not finite: skipped, at most so many"},
     {OPT_GROUP, "adapters", 0, 0, 0, NULL, NULL, NULL},
-    {OPT_LATER, "lora-rank|lora-alpha|lora-targets|base|adapters|merge", 0, 0, 0, NULL, NULL, "LoRA on a frozen base"},
+    {OPT_INT,  "lora-rank", FIELD(lora_rank), 0, 1 << 16, "R", "0", "train adapters of this rank (LoRA) beside the model's matrices, and nothing else; 0: train the model"},
+    {OPT_REAL, "lora-alpha", FIELD(lora_alpha), 0, 1e6, "X", "0", "what adapters add is scaled by X / R; 0: 2 R"},
+    {OPT_TEXT, "lora-targets", FIELD(lora_targets), 0, 0, "NAMES", "q,k,v,o,gate,up,down", "which matrices have adapters, parted by commas"},
+    {OPT_TEXT, "base", FIELD(base), 0, 0, "fp32|bf16|int8|int8:all", NULL, "with adapters: how the frozen model is kept: as it is computed with, its blocks' matrices in 8 bits (64 share a scale), or all of it"},
+    {OPT_TEXT, "adapters", FIELD(adapters), 0, 0, "DIR", NULL, "adapters to begin with, to evaluate or to generate by: adapter_config.json and adapter_model.safetensors, as PEFT has them"},
     {OPT_GROUP, "run", 0, 0, 0, NULL, NULL, NULL},
     {OPT_TEXT, "out", FIELD(out), 0, 0, "DIR", NULL, "directory for checkpoints, metrics.jsonl, samples.jsonl, config.txt, layout.json, ledger.json"},
     {OPT_INT,  "save-every", FIELD(save_every), 0, 1 << 30, "N", "0", "checkpoint every N steps and after the last; 0: only after the last, and on SIGUSR1 (SIGUSR2, SIGTERM: and end)"},
@@ -101,6 +104,7 @@ static const OptionRow option_rows[] = {
     {OPT_FLAG, "search", FIELD(search), 0, 0, NULL, NULL, "with --plan --cluster: the fastest layouts that fit, for as many sequences a step as the options make; what is given of mesh, pipeline, sharding and recomputation stays"},
     {OPT_TEXT, "eval", FIELD(eval), 0, 0, "FILE", NULL, "print loss and perplexity of a token file as one line of JSON"},
     {OPT_TEXT, "export", FIELD(export_dir), 0, 0, "DIR", NULL, "write the model as a Hugging Face directory: with --data after training, else as it was loaded"},
+    {OPT_FLAG, "merge", FIELD(merge), 0, 0, NULL, NULL, "with --export: the model with what its adapters add, not the adapters alone"},
     {OPT_TEXT, "dtype", FIELD(dtype), 0, 0, "fp32|bf16", "fp32", "with --export"},
     {OPT_TEXT, "generate", FIELD(generate), 0, 0, "PROMPT", NULL, "continue a text"},
     {OPT_INT,  "max-tokens", FIELD(max_tokens), 1, 1 << 20, "N", "100", "with --generate"},
@@ -133,20 +137,18 @@ static int64_t number_behind(const char *value, const char *word) {
 static int is_choice(const char *value, const char *choices) {
     char word[32];
     size_t n = strcspn(value, ":");
-    if (!value[n]) return word_in(value, choices);
+    if (!value[n] || strcmp(value + n, ":N")) // a word, which may have a second one behind a colon
+        if (word_in(value, choices)) return 1;
+    if (!value[n]) return 0;
     snprintf(word, sizeof word, "%.*s:N", (int)min_i64((int64_t)n, 20), value);
     return word_in(word, choices) && number_behind(value, strtok(word, ":"));
 }
 
 static void option_set(Options *o, const OptionRow *row, const char *name, const char *value) {
     char *field = (char *)o + row->offset, *end;
-    int may_be_empty = row->kind == OPT_LATER || row->kind == OPT_FLAG || row->offset == FIELD(generate);
+    int may_be_empty = row->kind == OPT_FLAG || row->offset == FIELD(generate);
     if (!may_be_empty && !value[0]) user_error("--%s needs a value: --%s %s", name, name, row->values);
-    if (row->kind == OPT_LATER) {
-        if (!value || !row->values || strcmp(value, row->values))
-            user_error("--%s%s%s is not built yet (%s)%s%s: leave it out", name, value ? " " : "", value ? value : "", row->help,
-                       row->values ? "; the only value is " : "", row->values ? row->values : "");
-    } else if (row->kind == OPT_TEXT) {
+    if (row->kind == OPT_TEXT) {
         int choices = strchr(row->values, '|') && (row->values[0] < 'A' || row->values[0] > 'Z'); // words in capitals stand for themselves
         if (choices && !is_choice(value, row->values)) user_error("--%s %s: expected one of %s", name, value, row->values);
         *(const char **)field = value;
@@ -178,9 +180,9 @@ static Options options_parse(int argc, char **argv) {
         const char *equals = strchr(argv[i], '=');
         if (!strncmp(argv[i], "--", 2)) snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - argv[i]) - 2 : (int)sizeof name, argv[i] + 2);
         for (int j = 0; j < OPTION_ROWS && name[0]; j++)
-            if (option_rows[j].kind != OPT_GROUP && word_in(name, option_rows[j].name)) row = &option_rows[j];
+            if (option_rows[j].kind != OPT_GROUP && !strcmp(name, option_rows[j].name)) row = &option_rows[j];
         if (!row) user_error("unknown option %s: ./train_llama3 --help lists them all", argv[i]);
-        int takes_value = row->kind == OPT_LATER ? (equals || (i + 1 < argc && strncmp(argv[i + 1], "--", 2))) : row->kind != OPT_FLAG;
+        int takes_value = row->kind != OPT_FLAG;
         if (equals && !takes_value) user_error("--%s takes no value", name);
         if (takes_value && !equals && i + 1 == argc) user_error("--%s needs a value: --%s %s", name, name, row->values);
         o.given[(row - option_rows) / 64] |= 1ull << (row - option_rows) % 64;
@@ -216,7 +218,6 @@ static void options_print(const Options *o, FILE *f, int values) {
         if (values && option_as_text(o, row, value, sizeof value)) fprintf(f, row->kind == OPT_FLAG ? "--%s\n" : "--%s %s\n", row->name, value);
         if (values) continue;
         if (row->kind == OPT_GROUP) fprintf(f, "%s\n", row->name);
-        else if (row->kind == OPT_LATER) fprintf(f, "  %-44s %s: not built yet\n", left, row->help);
         else fprintf(f, "  %-44s %s%s%s%s\n", left, row->help, row->fallback ? " (" : "", row->fallback ? row->fallback : "", row->fallback ? ")" : "");
     }
 }

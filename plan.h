@@ -16,6 +16,12 @@
 
 static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIGN); }
 
+/* Bytes that each of n ranks has of a frozen unit: `blocks` of 8-bit weights with their scales, and elements in the compute dtype. */
+static int64_t packed_bytes(int64_t blocks, int64_t elements, int64_t n) {
+    return round_up(blocks, 4 * n) / n * (BASE_BLOCK + (int64_t)sizeof(float)) + round_up(elements, TENSOR_ALIGN * n) / n * (int64_t)sizeof(floatX);
+}
+static int64_t blocks8(int64_t elements) { return (elements + BASE_BLOCK - 1) / BASE_BLOCK; }
+
 /* Traffic of one rank and step, in words. Of data parallelism (Rajbhandari et al. 2020, section 7; facts on what is gathered
  * when in fsdp.h): a rank receives all parts of a unit but its own, each time. Weights, in the compute dtype: full_shard gathers
  * every block twice a micro-batch, embedding and head once (the head stays from forward to backward, the embedding's backward
@@ -28,7 +34,9 @@ static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIG
  * the norms' gradients are summed once a step. Of context parallelism: a block gathers keys and values, its backward again,
  * and scatters their gradients. Computing a block again gathers its inputs and its keys and values, and scatters attention's output.
  * Of pipeline parallelism: this rank's stages have some of the blocks; the first has the embedding, the last the head. The activations of a
- * micro-batch come in and go out once, and so do their gradients. A tied weight is on both ends, which tell each other its gradient once a step. */
+ * micro-batch come in and go out once, and so do their gradients. A tied weight is on both ends, which tell each other its gradient once a step.
+ * Beside adapters the model's own weights are gathered as they are kept, in the compute dtype or as bytes with a scale for 64 of them, and have no
+ * gradients; each unit of blocks has a unit of adapters, gathered when it is, which alone is reduced. */
 static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int rank, const Options *o, const Sharding *how, int64_t report_bytes) {
     int64_t asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate}, product = 1;
     for (int a = 0; a < MESH_AXES; a++) product *= max_i64(1, asked[a]);
@@ -40,31 +48,44 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
     int64_t weight = (int64_t)sizeof(floatX), gradient = how->reduce_dtype == DTYPE_BF16 ? 2 : 4, pad = TENSOR_ALIGN * n * R, every = number_behind(o->recompute, "every");
     // units: of blocks, of this stage's runs of them, and at the ends
     int64_t block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F), parameters = (2 * (Q + KV) * tp + 3 * c->F + 2) * C; // of the whole block
+    // adapters of a block, and what of it is kept in 8 bits
+    int adapters = c->base != BASE_TRAINED, bits8 = c->base >= BASE_INT8, all8 = c->base == BASE_INT8_ALL;
+    int64_t in[LORA_TARGETS] = {C, C, C, Q, C, C, F}, out[LORA_TARGETS] = {Q, KV, KV, C, F, F, C}, adapter = 0, matrices = 0, targets = 0, thin = 0, packed = 0;
+    for (int i = 0; i < LORA_TARGETS; i++) {
+        matrices += blocks8(in[i] * out[i]);
+        if (adapters && c->lora_targets >> i & 1) targets++, adapter += aligned(c->lora_rank * in[i]) + aligned(out[i] * c->lora_rank);
+    }
+    if (all8) matrices += 2 * blocks8(C);
     int64_t joined = min_i64(c->L, max_i64(1, (number_behind(o->wrap, "size") + parameters - 1) / parameters)), L = 0, blocks = 0, block_units = 0, again = 0;
     for (int64_t v = 0; v < o->pp_chunks; v++) {
         int begin, count = stage_blocks(c->L, (int)(pp * o->pp_chunks), o->pp_light_ends, (int)(v * pp + stage), &begin);
         L += count, block_units += (count + joined - 1) / joined;
         blocks += count / joined * round_up(joined * block, pad) + round_up(count % joined * block, pad);
+        thin += count / joined * round_up(joined * adapter, pad) + round_up(count % joined * adapter, pad);
+        packed += count / joined * packed_bytes(joined * matrices, all8 ? 0 : joined * 2 * aligned(C), n) + packed_bytes(count % joined * matrices, all8 ? 0 : count % joined * 2 * aligned(C), n);
         for (int l = begin; l < begin + count; l++) again += !strcmp(o->recompute, "full") || (every && l % every == 0); // blocks that are computed again from their input
     }
     int64_t both = aligned(V * C) + aligned(C), embedding = first ? round_up(c->tied ? both : aligned(V * C), pad) : 0, head = last && (!c->tied || apart) ? round_up(both, pad) : 0;
     int64_t ends = embedding + head, end_units = (embedding > 0) + (head > 0);
+    int64_t kept = bits8 ? packed : blocks / n * weight, kept_ends = ends / n * weight; // bytes of a rank
+    if (all8) kept_ends = (embedding > 0) * packed_bytes(blocks8(V * C) + (c->tied && !apart) * blocks8(C), 0, n) + (head > 0) * packed_bytes(blocks8(V * C) + blocks8(C), 0, n);
+    int64_t of_blocks = kept + thin / n * weight, block_gathers = block_units * (1 + adapters), reduced = adapters ? thin : blocks + ends, reduced_units = adapters ? block_units : block_units + end_units;
     memset(law, 0, sizeof(Traffic) * AXES * COLLECTIVES);
     if (n > 1) {
-        Traffic gather_full = {k * (2 * block_units + end_units), k * (2 * blocks + ends) / n * (n - 1) * weight};
-        Traffic gather_once = {block_units + end_units, (blocks + ends) / n * (n - 1) * weight};
-        Traffic reduce = {reductions * (block_units + end_units), reductions * (blocks + ends) / n * (n - 1) * gradient};
+        Traffic gather_full = {k * (2 * block_gathers + end_units), k * (2 * of_blocks + kept_ends) * (n - 1)};
+        Traffic gather_once = {block_gathers + end_units, (of_blocks + kept_ends) * (n - 1)};
+        Traffic reduce = {reductions * reduced_units, reductions * reduced / n * (n - 1) * gradient};
         law[AXIS_FSDP][ALL_GATHER] = ddp ? reduce : full ? gather_full : gather_once;
         law[AXIS_FSDP][REDUCE_SCATTER] = reduce;
     }
     if (R > 1) {
-        Traffic replicas = {block_units + end_units, (blocks + ends) / n / R * (R - 1) * gradient};
+        Traffic replicas = {reduced_units, reduced / n / R * (R - 1) * gradient};
         law[AXIS_DP_REPLICATE][ALL_GATHER] = law[AXIS_DP_REPLICATE][REDUCE_SCATTER] = replicas;
     }
     int64_t N = o->batch * (o->seq / cp), rows = (N + tp - 1) / tp, activations = rows * C * weight, logit_rows = min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, LOGITS / V & ~15)));
     if (tp > 1) {
-        int64_t gathers = 6 * L + 2 * again + first + last, scatters = 4 * L + again + first + last, softmaxes = last * ((N + logit_rows - 1) / logit_rows), norms = (2 * L + last) * C;
-        Traffic gather = {k * (gathers + softmaxes) + 1, (tp - 1) * (k * (gathers * activations + last * 12 * N) + 4 * norms)}, scatter = {k * scatters, (tp - 1) * k * scatters * activations};
+        int64_t gathers = 6 * L + 2 * again + first * !adapters + last, scatters = 4 * L + again + first + last, softmaxes = last * ((N + logit_rows - 1) / logit_rows), norms = adapters ? targets * L * c->lora_rank * C : (2 * L + last) * C; // whose gradients are summed over tp
+        Traffic gather = {k * (gathers + softmaxes) + (norms > 0), (tp - 1) * (k * (gathers * activations + last * 12 * N) + 4 * norms)}, scatter = {k * scatters, (tp - 1) * k * scatters * activations};
         law[AXIS_TP][ALL_GATHER] = gather, law[AXIS_TP][REDUCE_SCATTER] = scatter;
     }
     if (cp > 1) {
@@ -72,7 +93,7 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
         law[AXIS_CP][ALL_GATHER] = gather, law[AXIS_CP][REDUCE_SCATTER] = scatter;
     }
     if (pp > 1) {
-        int64_t messages = k * (2 * o->pp_chunks - first - last), tied = c->tied && (first || last);
+        int64_t messages = k * (2 * o->pp_chunks - first - last), tied = c->tied && (first || last) && !adapters;
         Traffic each_way = {messages + tied, messages * activations + tied * round_up(both, pad) / (ddp ? 1 : n) * 4};
         law[AXIS_PP][SEND] = law[AXIS_PP][RECEIVE] = each_way;
     }

@@ -296,8 +296,8 @@ typedef struct {
 
 /* Memory that a layout cannot do without: weights, their gradients and AdamW's moments of this rank's part. */
 static double least_memory(const Job *j, const Options *o) {
-    double parameters = (double)j->table.num_parameters / (o->tp * o->pp), shards = (double)o->dp_shard * o->cp, full = !strcmp(o->sharding, "full_shard");
-    return parameters * (16 / shards + (full ? 0 : sizeof(floatX)) + (!strcmp(o->accumulate, "local") && o->accum > 1 ? 4 : 0));
+    double parameters = (double)j->table.num_trained / (o->tp * o->pp), frozen = (double)(j->table.num_parameters - j->table.num_trained) / (o->tp * o->pp) * (j->config.base >= BASE_INT8 ? 1 : sizeof(floatX)), shards = (double)o->dp_shard * o->cp, full = !strcmp(o->sharding, "full_shard");
+    return frozen / shards + parameters * (16 / shards + (full ? 0 : sizeof(floatX)) + (!strcmp(o->accumulate, "local") && o->accum > 1 ? 4 : 0));
 }
 
 /* Seconds that a step cannot do without, by the law: arithmetic, with the exchanges of tp and cp, for which it waits, and the

@@ -196,7 +196,7 @@ static void st_expect(const StFiles *s, const char *dir, const Tensor *want, con
 /* Opens the weights of a Hugging Face directory and holds them against the table. 0: there are none. */
 static int model_files_open(StFiles *s, const char *dir, const TensorTable *table) {
     if (!st_open(s, dir, "model")) return 0;
-    for (int i = 0; i < table->num_tensors; i++) st_expect(s, dir, &table->tensors[i], "");
+    for (int i = 0; i < table_first_adapter(table); i++) st_expect(s, dir, &table->tensors[i], "");
     for (int i = 0; i < s->count; i++) {
         const char *name = s->tensors[i].name;
         int tied_head = !strcmp(name, "lm_head.weight") && table_is_tied(table); // some files keep both
@@ -204,6 +204,18 @@ static int model_files_open(StFiles *s, const char *dir, const TensorTable *tabl
             user_error("%s: tensor %s is not part of the model that config.json describes", dir, name);
     }
     return 1;
+}
+
+/* Tells one model's weights from another's: by names, shapes and each tensor's first elements. */
+static uint64_t model_fingerprint(const StFiles *s) {
+    uint64_t sum = 0; // in whatever order they are listed
+    for (int i = 0; i < s->count; i++) {
+        const StTensor *t = &s->tensors[i];
+        float first[16] = {0};
+        st_read(t, first, 0, min_i64(16, t->elements));
+        sum += mix64(hash_bytes(hash_bytes(HASH_START, t->name, strlen(t->name)) ^ mix64((uint64_t)t->elements), first, sizeof first));
+    }
+    return sum;
 }
 
 // ---------------------------------------------------------------------------
@@ -276,15 +288,15 @@ static void out_header(OutFiles *o, OutFile *file) {
     free(text);
 }
 
-/* Adds files `stem`… of all tensors' states of these kinds, one kind after the other. */
-static void out_add(OutFiles *o, const TensorTable *table, const char *stem, const StateKind *kinds, int num_kinds) {
-    int first = o->num_tensors, first_file = o->num_files, count = num_kinds * table->num_tensors;
+/* Adds files `stem`… of the states of tensors from `begin` to the one before `end`, one kind after the other. */
+static void out_add(OutFiles *o, const TensorTable *table, int begin, int end, const char *stem, const StateKind *kinds, int num_kinds) {
+    int first = o->num_tensors, first_file = o->num_files, count = num_kinds * (end - begin);
     int64_t most = FILE_BYTES, held = 0;
     o->tensors = (OutTensor *)realloc(o->tensors, sizeof(OutTensor) * (size_t)(first + count));
     o->files = (OutFile *)realloc(o->files, sizeof(OutFile) * (size_t)(first_file + count));
     if (!o->tensors || !o->files) run_failure("out of memory");
     for (int i = 0; i < count; i++) {
-        OutTensor t = {&table->tensors[i % table->num_tensors], kinds[i / table->num_tensors]};
+        OutTensor t = {&table->tensors[begin + i % (end - begin)], kinds[i / (end - begin)]};
         o->tensors[o->num_tensors++] = t;
     }
     most = max_i64(most, num_kinds * table->num_parameters * st_dtype_sizes[o->dtype] / MOST_FILES);

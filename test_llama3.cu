@@ -273,6 +273,7 @@ static Worst compare_gradients(Run *r, const StFiles *s, const char *prefix, con
         const Tensor *t = &r->table->tensors[i];
         char name[160];
         int64_t n;
+        if (r->table->units[t->unit].frozen) continue;
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
         float *want = fixture_tensor(s, name, &n), *have = floats_on_host(&r->dev, r->fsdp.units[t->unit].grad + t->offset, n), limit = 1;
         double size = norm_of(want, n), error = norm_of_difference(have, want, scale, n), ratio = 0;
@@ -316,7 +317,7 @@ static void compare_steps(Run *r, const StFiles *s, const char *fixture) {
         int64_t n;
         char tensor[160];
         snprintf(tensor, sizeof tensor, "final.%s", t->name);
-        if (!st_find(s, tensor)) continue;
+        if (r->table->units[t->unit].frozen || !st_find(s, tensor)) continue;
         float *want = fixture_tensor(s, tensor, &n), *have = floats_on_host(&r->dev, r->fsdp.units[t->unit].master + t->offset, n);
         error = worst_of(error, norm_of_difference(have, want, 1, n) / norm_of(want, n));
         compared++;
@@ -329,7 +330,8 @@ static void compare_steps(Run *r, const StFiles *s, const char *fixture) {
     free(norms);
 }
 
-static void test_fixture(const char *fixture) {
+/* `base`: the fixture's model, where it is of adapters beside that of another one. */
+static void test_fixture(const char *fixture, const char *base) {
     char path[512], arguments[1024], name[128];
     StFiles expected = ZERO;
     snprintf(path, sizeof path, "%s/%s/expected.safetensors", fixture_dir, fixture);
@@ -338,7 +340,8 @@ static void test_fixture(const char *fixture) {
     float *ids = fixture_tensor(&expected, "input_ids", NULL), *targets = fixture_tensor(&expected, "targets", NULL);
     int masked = !strcmp(fixture, "documents");
     snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq %d --batch %d --lr 1e-3 --min-lr 1e-3 --warmup 0 --beta2 0.95 --weight-decay 0.1 --clip 1%s",
-             fixture_dir, fixture, masked ? make_document_file("small.tok", 3000, 40, 7) : make_token_file("small.tok", 3000, 64, 0), (int)shape->cols, (int)shape->rows, masked ? " --doc-mask" : "");
+             fixture_dir, base ? base : fixture, masked ? make_document_file("small.tok", 3000, 40, 7) : make_token_file("small.tok", 3000, 64, 0), (int)shape->cols, (int)shape->rows, masked ? " --doc-mask" : "");
+    if (base) snprintf(arguments + strlen(arguments), 300, " --adapters %s/%s", fixture_dir, fixture);
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
     Run *r = &o->run;
@@ -398,7 +401,8 @@ static void test_fixture(const char *fixture) {
 
 static void test_pytorch(void) {
     static const char *const fixtures[] = {"base", "tied", "llama31", "llama31_short", "llama32", "odd", "one_token", "one_head", "headdim", "eps", "longer", "headdim128"};
-    for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) test_fixture(fixtures[i]);
+    for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) test_fixture(fixtures[i], NULL);
+    test_fixture("lora_odd", "odd"), test_fixture("lora_tied", "tied");
 }
 
 // ---------------------------------------------------------------------------
@@ -411,21 +415,24 @@ static int64_t padding_touched, state_bytes, state_expected, steady_allocations,
 
 /* Slots hold garbage before use: what forgets to wait for a gather, or to clear padding, is seen. */
 static void poison_slots(Fsdp *f) {
-    for (int s = 0; s < f->num_weight_slots + f->num_gradient_slots; s++) {
-        int weights = s < f->num_weight_slots;
-        Slot *slot = weights ? &f->weight_slots[s] : &f->gradient_slots[s - f->num_weight_slots];
-        int64_t n = 0;
-        for (int u = 0; u < f->table->num_units; u++)
-            if (f->table->units[u].kind == slot->kind) n = max_i64(n, f->units[u].padded);
-        size_t element = weights ? sizeof(floatX) : sizeof(float);
-        char *garbage = (char *)checked_malloc((size_t)n * element);
-        for (int64_t i = 0; i < n; i++) {
-            if (weights) ((floatX *)(void *)garbage)[i] = from_float(3.0f);
-            else ((float *)(void *)garbage)[i] = 1e3f;
+    struct { Slot *slots; int count; SlotUse use; } all[] = {{f->weight_slots, f->num_weight_slots, SLOT_STORED}, {f->widened_slots, f->num_widened_slots, SLOT_WIDENED}, {f->gradient_slots, f->num_gradient_slots, SLOT_GRADIENT}};
+    for (int s = 0; s < 3; s++)
+        for (int i = 0; i < all[s].count; i++) {
+            size_t bytes = 0, element = all[s].use == SLOT_GRADIENT ? sizeof(float) : sizeof(floatX);
+            for (int u = 0; u < f->table->num_units; u++) {
+                const FsdpUnit *unit = &f->units[u];
+                size_t of_unit = all[s].use == SLOT_STORED ? stored_bytes(unit) : element * (size_t)unit->padded;
+                if (unit->unit->kind == all[s].slots[i].kind && (all[s].use != SLOT_WIDENED || unit->packed.parts) && of_unit > bytes) bytes = of_unit;
+            }
+            char *garbage = (char *)checked_malloc(bytes);
+            for (size_t at = 0; at + element <= bytes; at += element) {
+                float large = 1e3f;
+                floatX wrong = from_float(3.0f);
+                memcpy(garbage + at, all[s].use == SLOT_GRADIENT ? (const void *)&large : &wrong, element);
+            }
+            device_write(f->dev, all[s].slots[i].memory, garbage, bytes);
+            free(garbage);
         }
-        device_write(f->dev, slot->memory, garbage, (size_t)n * element);
-        free(garbage);
-    }
 }
 
 /* Elements of this rank's shards that belong to no tensor and are not zero. */
@@ -433,6 +440,7 @@ static int64_t count_touched_padding(const Fsdp *f) {
     int64_t touched = 0;
     for (int u = 0; u < f->table->num_units; u++) {
         const FsdpUnit *unit = &f->units[u];
+        if (unit->unit->frozen) continue;
         char *owned = (char *)checked_malloc((size_t)unit->held);
         ShardPiece p;
         for (int i = 0; held_next(f, &i, &p);)
@@ -485,10 +493,26 @@ static void compare_shared_gradients(Run *r) {
     free(all);
 }
 
+static int64_t frozen_changed;
+
+/* Of all weights that nobody trains. */
+static uint64_t frozen_hash(const Fsdp *f) {
+    uint64_t hash = HASH_START;
+    for (int u = 0; u < f->table->num_units; u++) {
+        size_t bytes = held_bytes(f, &f->units[u]);
+        if (!f->units[u].unit->frozen) continue;
+        void *have = on_host(f->dev, f->units[u].copy, bytes);
+        hash = hash_bytes(hash, have, bytes);
+        free(have);
+    }
+    return hash;
+}
+
 static void ranks_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Run *r = &o->run;
     poison_slots(&r->fsdp);
+    uint64_t frozen = frozen_hash(&r->fsdp);
 #ifdef HAVE_MPI
     memset(profiled, 0, sizeof profiled);
     num_profiled = 0;
@@ -518,6 +542,7 @@ static void ranks_body(Job *j, int rank) {
         compare_shared_gradients(r);
     }
     __atomic_fetch_add(&padding_touched, count_touched_padding(&r->fsdp), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&frozen_changed, frozen_hash(&r->fsdp) != frozen, __ATOMIC_RELAXED);
     if (rank == 0) {
         state_bytes = (int64_t)(r->dev.arenas[MEM_PARAMS].peak + r->dev.arenas[MEM_GRADS].peak + r->dev.arenas[MEM_OPTIMIZER].peak);
         int sharded = strcmp(r->opt->sharding, "no_shard") != 0, ranks = r->fsdp.ranks;
@@ -525,7 +550,9 @@ static void ranks_body(Job *j, int rank) {
         int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(r->opt->offload, "all") ? 2 : 0); // offloaded, the copy in bf16 lies with the master
         state_expected = 0;
         for (int i = 0; i < r->dev.num_buffers; i++) state_expected += r->dev.buffers[i].category <= MEM_OPTIMIZER ? r->dev.buffers[i].count * RED_ZONE : 0;
-        for (int u = 0; u < r->table->num_units; u++) state_expected += bytes * r->fsdp.units[u].padded / (sharded ? ranks : 1) + (local ? 4 * r->fsdp.units[u].padded : 0);
+        for (int u = 0; u < r->table->num_units; u++)
+            if (r->table->units[u].frozen) state_expected += round_up((int64_t)held_bytes(&r->fsdp, &r->fsdp.units[u]), 256);
+            else state_expected += bytes * r->fsdp.units[u].padded / (sharded ? ranks : 1) + (local ? 4 * r->fsdp.units[u].padded : 0);
     }
     close_rank(o);
 }
@@ -536,7 +563,7 @@ static int64_t collect(const char *arguments, int process, int world, const Tran
     int64_t n = j->table.num_parameters;
     free(collected);
     collected = (float *)checked_malloc(sizeof(float) * (size_t)n);
-    padding_touched = steady_allocations = shared_differ = 0;
+    padding_touched = steady_allocations = shared_differ = frozen_changed = 0;
     launch(j, process, ranks_body);
     end_job(j);
     return n;
@@ -1116,7 +1143,7 @@ static void test_use(void) {
         snprintf(model, sizeof model, "%s/export%d", scratch_dir, layout);
         snprintf(arguments, sizeof arguments, "--model %s/odd --export %s%s", fixture_dir, model, layout == 4 ? " --dp-replicate 2" : layout == 5 ? " --sharding no_shard" : "");
         Job *j = make_job(arguments, world, &transport_threads);
-        export_check(model, &j->table, ST_F32);
+        export_check(model, &j->table, &j->opt);
         launch(j, 0, export_body);
         end_job(j);
         snprintf(original, sizeof original, "%s/export1/model.safetensors", scratch_dir);
@@ -1456,6 +1483,7 @@ static void test_failures(void) {
 #include "dev/test/test_plan.h"
 #include "dev/test/test_replay.h"
 #include "dev/test/test_checkpoints.h"
+#include "dev/test/test_adapters.h"
 #include "dev/test/test_mesh_use.h"
 #ifdef CUDA_ON_CPU
 #include "dev/test/test_streams.h"
@@ -1480,7 +1508,7 @@ int main(int argc, char **argv) {
         {"pytorch", test_pytorch, BOTH_BUILDS}, {"documents", test_doc_mask, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
         {"mesh", CUDA_BUILD ? test_mesh_of_gpus : test_mesh, BOTH_BUILDS}, {"mesh-use", test_mesh_use, C_BUILD}, {"mesh-use-all", test_mesh_use_all, IF_NAMED}, {"mesh-bits", test_mesh_bits, C_BUILD}, {"mesh-bits-all", test_mesh_bits_all, IF_NAMED}, {"mesh-faults", test_mesh_faults, IF_NAMED}, {"mesh-all", test_mesh_all, IF_NAMED},
         {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
-        {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"plan", test_plan, C_BUILD}, {"replay", test_replay, BOTH_BUILDS}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
+        {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"adapters", test_adapters, BOTH_BUILDS}, {"plan", test_plan, C_BUILD}, {"replay", test_replay, BOTH_BUILDS}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
     is_short = argc == 2 && !strcmp(argv[1], "short");
     int bits_too = !CUDA_BUILD || (FLOATX == DTYPE_BF16 && !is_short); // else dev/test/cuda.sh compares some, and there are the orders
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
@@ -1502,7 +1530,7 @@ int main(int argc, char **argv) {
     if (mpi && processes > 1 && processes <= 4) test_messages(process, processes, &transport_mpi);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
-        int elsewhere = is_short && FLOATX == DTYPE_BF16 && strstr(CUDA_BUILD ? " mesh orders streams pipeline faults use " : " bits checkpoints failures pipeline ", spaced(groups[g].name)); // in fp32
+        int elsewhere = is_short && FLOATX == DTYPE_BF16 && strstr(CUDA_BUILD ? " mesh orders streams pipeline faults use adapters " : " bits checkpoints failures pipeline ", spaced(groups[g].name)); // in fp32
         int wanted = (argc == 1 || is_short) && !elsewhere && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;

@@ -15,7 +15,7 @@
 #include "dataloader.h" // defines: Dataset, Sampler, Loader
 #include "tokenizer.h"  // defines: Tokenizer, tokenizer_encode, tokenizer_decode
 #include "safetensors.h" // defines: StFiles, model_files_open
-#include "checkpoint.h" // defines: checkpoint_save, checkpoint_open, checkpoint_load, model_load, model_export, out_open
+#include "checkpoint.h" // defines: checkpoint_save, checkpoint_open, weights_load, model_export, out_open
 #include "plan.h"       // defines: law_of_step, Ledger, ledger_check, Cluster, Plan, plan_print
 #include "logger.h"     // defines: Logger, logger_step, layout_write, trace_write
 #include "job.h"        // defines: Job, job_prepare: all that is refused before ranks start
@@ -30,6 +30,7 @@ static Sharding sharding_of(const Options *o) {
     s.deterministic = o->deterministic;
     s.check_replicas = o->check_replicas;
     s.saves = o->out || o->export_dir;
+    s.merges = o->merge;
     s.reduce_dtype = strcmp(o->reduce_dtype, "bf16") ? DTYPE_F32 : DTYPE_BF16;
     s.summed = o->transport && !strcmp(o->transport, "nccl") && !o->deterministic;
     return s;
@@ -80,6 +81,7 @@ typedef struct {
     Request exchange;          // of tp or cp: arithmetic waits for each
     floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (n, C), a norm's output (n, C), …
     floatX *dkv;               // … of kv
+    floatX *thin, *dthin;      // (N, rank) between the two matrices of an adapter, and its gradient; NULL: there are no adapters
     float *cos_sin;            // (positions, 2, HD/2)
     int32_t *positions;        // (positions) 0, 1, 2, …
     floatX *cache;             // generation: (L, positions, 2·NKV·HD) keys and values; else NULL
@@ -256,6 +258,8 @@ static void model_open(Run *r, int B, int T, int cached) {
         m->dattn = activation(r, "d attention output", N * Q);
         m->dhidden = activation(r, "d hidden", N * c->F);
     }
+    if (c->lora_rank) m->thin = activation(r, "between an adapter's matrices", N * c->lora_rank);
+    if (c->lora_rank && r->training) m->dthin = activation(r, "between an adapter's matrices", N * c->lora_rank);
     pipeline_open(&r->pipe, &r->comm, sizeof(floatX) * (size_t)(n * c->C));
     m->positions_max = cached ? cached : T * cp;
     m->cos_sin = activation_fp32(r, "rotation table", (int64_t)m->positions_max * c->HD);
@@ -346,6 +350,74 @@ static void kv_reduce(Run *r, floatX *dqkv) {
 }
 
 // ---------------------------------------------------------------------------
+// a block's weights, and the products with them: of some matrices that stand one below the other (queries, keys, values; gate, up) it is one
+
+typedef struct {
+    const floatX *w, *adapters;   // of its unit, from this block's on, and of their adapters'; NULL: it has none
+    float *dw, *dadapters;        // their gradients; NULL: frozen, or there are none
+    const int64_t *at, *adapters_at; // where each kind of weight lies there
+} BlockWeights;
+
+/* Waits for their arrival. micro < 0: gradients are not asked for. */
+static BlockWeights block_weights(Run *r, int l, int micro) {
+    const TensorTable *t = r->table;
+    FsdpUnit *unit = &r->fsdp.units[table_block_unit(t, l)];
+    BlockWeights b = ZERO;
+    b.w = unit_weights(&r->fsdp, unit) + table_block_offset(t, l), b.at = unit->unit->where;
+    if (micro >= 0 && !unit->unit->frozen) b.dw = unit_gradients(&r->fsdp, unit, micro) + table_block_offset(t, l);
+    if (!r->config->lora_rank) return b;
+    FsdpUnit *adapters = &r->fsdp.units[table_block_adapters(t, l)];
+    b.adapters = unit_weights(&r->fsdp, adapters) + table_adapters_offset(t, l), b.adapters_at = adapters->unit->where;
+    if (micro >= 0) b.dadapters = unit_gradients(&r->fsdp, adapters, micro) + table_adapters_offset(t, l);
+    return b;
+}
+static float *norm_gradient(const BlockWeights *b, WeightKind kind) { return b->dw ? b->dw + b->at[kind] : NULL; }
+
+/* The rows of a matrix on this rank: as many outputs it has. */
+static int outputs_of(const Run *r, WeightKind kind) {
+    const Llama3Config *c = r->config;
+    return kind == W_Q ? c->NH * c->HD : kind == W_K || kind == W_V ? c->NKV * c->HD : kind == W_GATE || kind == W_UP ? c->F : c->C;
+}
+
+/* What a product that begins with the matrix `kind` has behind that one. */
+static int product_last(WeightKind kind) { return kind == W_Q ? W_V : kind == W_GATE ? W_UP : kind; }
+
+/* An adapter's thin rows, alpha / rank · A x, (N, rank). */
+static const floatX *adapter_thin(Run *r, const BlockWeights *b, WeightKind kind, const floatX *x, int N, int IC) {
+    const Llama3Config *c = r->config;
+    linear_forward(&r->dev, r->model.thin, x, b->adapters + b->adapters_at[lora_a(kind)], N, IC, c->lora_rank);
+    scale(&r->dev, r->model.thin, adapter_scale(c), (int64_t)N * c->lora_rank);
+    return r->model.thin;
+}
+
+/* y (N, OC) = x (N, IC) times the matrices from `kind` on, with what their adapters add. */
+static void product_forward(Run *r, const BlockWeights *b, WeightKind kind, floatX *y, const floatX *x, int N, int IC, int OC) {
+    linear_forward(&r->dev, y, x, b->w + b->at[kind], N, IC, OC);
+    int64_t column = 0;
+    for (int k = kind; k <= product_last(kind); column += outputs_of(r, (WeightKind)k++))
+        if (is_adapted(r->config, (WeightKind)k))
+            linear_forward_add(&r->dev, y + column, OC, adapter_thin(r, b, (WeightKind)k, x, N, IC), b->adapters + b->adapters_at[lora_b((WeightKind)k)], N, r->config->lora_rank, outputs_of(r, (WeightKind)k));
+}
+
+/* From dy (N, OC): dx (N, IC), and the gradients of the matrices from `kind` on, or of their adapters. */
+static void product_backward(Run *r, const BlockWeights *b, WeightKind kind, floatX *dx, const floatX *dy, const floatX *x, int N, int IC, int OC) {
+    const Llama3Config *c = r->config;
+    int64_t column = 0;
+    linear_backward_input(&r->dev, dx, dy, OC, b->w + b->at[kind], N, IC, OC);
+    if (b->dw) linear_backward_weight(&r->dev, b->dw + b->at[kind], dy, OC, x, N, IC, OC, 0);
+    for (int k = kind; k <= product_last(kind); column += outputs_of(r, (WeightKind)k++)) {
+        if (!is_adapted(c, (WeightKind)k)) continue;
+        int64_t a = b->adapters_at[lora_a((WeightKind)k)], at_b = b->adapters_at[lora_b((WeightKind)k)];
+        int R = c->lora_rank, outputs = outputs_of(r, (WeightKind)k);
+        linear_backward_weight(&r->dev, b->dadapters + at_b, dy + column, OC, adapter_thin(r, b, (WeightKind)k, x, N, IC), N, R, outputs, 0);
+        linear_backward_input(&r->dev, r->model.dthin, dy + column, OC, b->adapters + at_b, N, R, outputs);
+        scale(&r->dev, r->model.dthin, adapter_scale(c), (int64_t)N * R);
+        linear_backward_weight(&r->dev, b->dadapters + a, r->model.dthin, R, x, N, IC, R, 0);
+        linear_backward_input_add(&r->dev, dx, r->model.dthin, b->adapters + a, N, IC, R);
+    }
+}
+
+// ---------------------------------------------------------------------------
 // one block, forward and backward
 
 /* Self-attention over the batch itself, or with a cache over all tokens so far. Positions run on through documents (Llama 3 paper, section 3.2). */
@@ -406,20 +478,20 @@ static void block_forward(Run *r, int l, int again) {
     Model *m = &r->model;
     BlockActivations *a = block_activations(m, l);
     int first = l == m->chunk->first;
-    FsdpUnit *unit = &r->fsdp.units[table_block_unit(r->table, l)];
-    if (!again) device_phase(dev, "forward", unit->unit->name);
-    const floatX *w = unit_weights(&r->fsdp, unit) + table_block_offset(r->table, l);
-    const int64_t *at = unit->unit->where;
+    if (!again) device_phase(dev, "forward", r->table->units[table_block_unit(r->table, l)].name);
+    const BlockWeights b = block_weights(r, l, -1);
+    const floatX *w = b.w;
+    const int64_t *at = b.at;
     int N = m->B * m->T, n = residual_rows(r), Q = c->NH * c->HD, QKV = qkv_width(c), products = !again || a->keep < KEEP_PRODUCTS;
 
     if (first || again) rmsnorm_forward(dev, a->attn_in, a->attn_rstd, NULL, a->x, NULL, w + at[W_ATTN_NORM], c->norm_eps, n, c->C);
     else rmsnorm_forward(dev, a->attn_in, a->attn_rstd, a->x, block_activations(m, l + m->saved - 1)->mid, m->branch, w + at[W_ATTN_NORM], c->norm_eps, n, c->C);
     if (products) {
         const floatX *attn_in = rows_gather(r, a->attn_in, "attention's input");
-        linear_forward(dev, a->qkv, attn_in, w + at[W_Q], N, c->C, QKV); // Q, K and V are one product
+        product_forward(r, &b, W_Q, a->qkv, attn_in, N, c->C, QKV); // Q, K and V are one product
         rope_forward(dev, a->qkv, QKV, m->cos_sin, m->positions + m->past, N, m->T, c->NH + c->NKV, c->HD);
         block_attention(r, l, a);
-        linear_forward(dev, rows_partial(r, m->branch), a->attn, w + at[W_O], N, Q, c->C);
+        product_forward(r, &b, W_O, rows_partial(r, m->branch), a->attn, N, Q, c->C);
         rows_reduce(r, m->branch, "attention's output");
     }
 
@@ -427,11 +499,11 @@ static void block_forward(Run *r, int l, int again) {
     else rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, NULL, a->mid, NULL, w + at[W_FFN_NORM], c->norm_eps, n, c->C);
     if (products) {
         const floatX *ffn_in = rows_gather(r, a->ffn_in, "feed-forward's input");
-        linear_forward(dev, a->gate_up, ffn_in, w + at[W_GATE], N, c->C, 2 * c->F); // gate and up are one product
+        product_forward(r, &b, W_GATE, a->gate_up, ffn_in, N, c->C, 2 * c->F); // gate and up are one product
     }
     swiglu_forward(dev, a->hidden, a->gate_up, N, c->F);
     if (again) return;
-    linear_forward(dev, rows_partial(r, m->branch), a->hidden, w + at[W_DOWN], N, c->F, c->C);
+    product_forward(r, &b, W_DOWN, rows_partial(r, m->branch), a->hidden, N, c->F, c->C);
     rows_reduce(r, m->branch, "feed-forward's output");
 }
 
@@ -441,33 +513,28 @@ static void block_backward(Run *r, int l, int micro) {
     Device *dev = &r->dev;
     Model *m = &r->model;
     BlockActivations *a = block_activations(m, l);
-    FsdpUnit *unit = &r->fsdp.units[table_block_unit(r->table, l)];
-    device_phase(dev, "backward", unit->unit->name);
-    const floatX *w = unit_weights(&r->fsdp, unit) + table_block_offset(r->table, l);
-    float *dw = unit_gradients(&r->fsdp, unit, micro) + table_block_offset(r->table, l);
-    const int64_t *at = unit->unit->where;
+    device_phase(dev, "backward", r->table->units[table_block_unit(r->table, l)].name);
+    const BlockWeights b = block_weights(r, l, micro);
+    const floatX *w = b.w;
+    const int64_t *at = b.at;
     int N = m->B * m->T, n = residual_rows(r), Q = c->NH * c->HD, QKV = qkv_width(c);
     dev->again = 1;
     if (a->keep < KEEP_ALL) block_forward(r, l, 1);
     dev->again = 0;
 
     const floatX *dx = rows_gather(r, m->dx, "d feed-forward's output");
-    linear_backward_input(dev, m->dhidden, dx, c->C, w + at[W_DOWN], N, c->F, c->C);
-    linear_backward_weight(dev, dw + at[W_DOWN], dx, c->C, a->hidden, N, c->F, c->C, 0);
+    product_backward(r, &b, W_DOWN, m->dhidden, dx, a->hidden, N, c->F, c->C);
     swiglu_backward(dev, a->gate_up, m->dhidden, a->gate_up, N, c->F); // in place: the gradient replaces gate and up
-    linear_backward_input(dev, rows_partial(r, m->dnorm), a->gate_up, 2 * c->F, w + at[W_GATE], N, c->C, 2 * c->F);
-    linear_backward_weight(dev, dw + at[W_GATE], a->gate_up, 2 * c->F, rows_gather(r, a->ffn_in, "feed-forward's input"), N, c->C, 2 * c->F, 0);
+    product_backward(r, &b, W_GATE, rows_partial(r, m->dnorm), a->gate_up, rows_gather(r, a->ffn_in, "feed-forward's input"), N, c->C, 2 * c->F);
     rows_reduce(r, m->dnorm, "d feed-forward's input");
-    rmsnorm_backward(dev, m->dx, dw + at[W_FFN_NORM], m->dnorm, m->dx, a->mid, a->ffn_rstd, w + at[W_FFN_NORM], n, c->C);
+    rmsnorm_backward(dev, m->dx, norm_gradient(&b, W_FFN_NORM), m->dnorm, m->dx, a->mid, a->ffn_rstd, w + at[W_FFN_NORM], n, c->C);
 
     dx = rows_gather(r, m->dx, "d attention's output");
-    linear_backward_input(dev, m->dattn, dx, c->C, w + at[W_O], N, Q, c->C);
-    linear_backward_weight(dev, dw + at[W_O], dx, c->C, a->attn, N, Q, c->C, 0);
+    product_backward(r, &b, W_O, m->dattn, dx, a->attn, N, Q, c->C);
     block_attention_backward(r, a);
-    linear_backward_input(dev, rows_partial(r, m->dnorm), m->dqkv, QKV, w + at[W_Q], N, c->C, QKV);
-    linear_backward_weight(dev, dw + at[W_Q], m->dqkv, QKV, rows_gather(r, a->attn_in, "attention's input"), N, c->C, QKV, 0);
+    product_backward(r, &b, W_Q, rows_partial(r, m->dnorm), m->dqkv, rows_gather(r, a->attn_in, "attention's input"), N, c->C, QKV);
     rows_reduce(r, m->dnorm, "d attention's input");
-    rmsnorm_backward(dev, m->dx, dw + at[W_ATTN_NORM], m->dnorm, m->dx, a->x, a->attn_rstd, w + at[W_ATTN_NORM], n, c->C);
+    rmsnorm_backward(dev, m->dx, norm_gradient(&b, W_ATTN_NORM), m->dnorm, m->dx, a->x, a->attn_rstd, w + at[W_ATTN_NORM], n, c->C);
 }
 
 // ---------------------------------------------------------------------------
@@ -483,16 +550,36 @@ static int chunk_end(const Run *r) {
     return chunk->blocks ? table_block_unit(r->table, chunk->first + chunk->blocks - 1) + 1 : chunk->unit;
 }
 
+/* The adapters of a unit of blocks; NULL: it has none. */
+static FsdpUnit *adapters_of(Run *r, int unit) {
+    const Unit *u = &r->table->units[unit];
+    return r->config->lora_rank ? &r->fsdp.units[table_block_adapters(r->table, u->block)] : NULL;
+}
+
+/* A unit of blocks, with its adapters. */
+static void blocks_gather(Run *r, int unit) {
+    unit_gather(&r->fsdp, &r->fsdp.units[unit]);
+    if (adapters_of(r, unit)) unit_gather(&r->fsdp, adapters_of(r, unit));
+}
+static void blocks_prefetch(Run *r, int unit) {
+    unit_prefetch(&r->fsdp, &r->fsdp.units[unit]);
+    if (adapters_of(r, unit)) unit_prefetch(&r->fsdp, adapters_of(r, unit));
+}
+static void blocks_free(Run *r, int unit, Pass pass) {
+    unit_free(&r->fsdp, &r->fsdp.units[unit], pass);
+    if (adapters_of(r, unit)) unit_free(&r->fsdp, adapters_of(r, unit), pass);
+}
+
 /* Gathers what comes next while a unit of the chunk computes: as many units of blocks as slots allow, then the head. */
 static void prefetch_forward(Run *r, int unit) {
     const TableChunk *chunk = r->model.chunk;
     int last = chunk_end(r) - 1;
-    for (int next = max_i64(unit + 1, chunk->unit); next <= last && next < unit + r->opt->slots; next++) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
+    for (int next = max_i64(unit + 1, chunk->unit); next <= last && next < unit + r->opt->slots; next++) blocks_prefetch(r, next);
     if (unit == last && computes_loss(r)) unit_prefetch(&r->fsdp, &r->fsdp.units[r->table->head]);
 }
 
 static void prefetch_backward(Run *r, int unit) {
-    for (int next = unit - 1; next >= r->model.chunk->unit && next > unit - r->opt->slots; next--) unit_prefetch(&r->fsdp, &r->fsdp.units[next]);
+    for (int next = unit - 1; next >= r->model.chunk->unit && next > unit - r->opt->slots; next--) blocks_prefetch(r, next);
 }
 
 /* The first token of this rank's part of the vocabulary. */
@@ -516,6 +603,10 @@ static void embed_backward(Run *r, int micro, Pass pass) {
     Model *m = &r->model;
     FsdpUnit *embed = &r->fsdp.units[r->table->embed];
     device_phase(&r->dev, "backward", embed->unit->name);
+    if (embed->unit->frozen) {
+        unit_free(&r->fsdp, embed, pass); // ZeRO-2 kept it
+        return;
+    }
     float *dembed = unit_gradients(&r->fsdp, embed, micro) + embed->unit->where[W_EMBED];
     embedding_backward(&r->dev, dembed, rows_gather(r, m->dx, "d embedding"), m->ids, vocabulary_begin(r), m->B * m->T, r->config->C, r->config->V);
     unit_free(&r->fsdp, embed, pass); // ZeRO-2 kept it
@@ -527,11 +618,11 @@ static void blocks_forward(Run *r, Pass pass) {
     const TableChunk *chunk = r->model.chunk;
     for (int l = chunk->first; l < chunk->first + chunk->blocks; l++) {
         int unit = table_block_unit(r->table, l);
-        FsdpUnit *blocks = &r->fsdp.units[unit];
-        unit_gather(&r->fsdp, blocks);
+        const Unit *blocks = &r->table->units[unit];
+        blocks_gather(r, unit);
         prefetch_forward(r, unit);
         block_forward(r, l, 0);
-        if (l == blocks->unit->block + blocks->unit->blocks - 1) unit_free(&r->fsdp, blocks, pass);
+        if (l == blocks->block + blocks->blocks - 1) blocks_free(r, unit, pass);
     }
 }
 
@@ -540,13 +631,12 @@ static void blocks_backward(Run *r, int micro, Pass pass) {
     const TableChunk *chunk = r->model.chunk;
     for (int l = chunk->first + chunk->blocks - 1; l >= chunk->first; l--) {
         int unit = table_block_unit(r->table, l);
-        FsdpUnit *blocks = &r->fsdp.units[unit];
-        unit_gather(&r->fsdp, blocks);
+        blocks_gather(r, unit);
         block_backward(r, l, micro);
-        if (l > blocks->unit->block) continue; // the unit has more blocks
-        unit_free(&r->fsdp, blocks, pass);
+        if (l > r->table->units[unit].block) continue; // the unit has more blocks
+        blocks_free(r, unit, pass);
         prefetch_backward(r, unit - 1);
-        unit_reduce(&r->fsdp, blocks, micro);
+        unit_reduce(&r->fsdp, adapters_of(r, unit) ? adapters_of(r, unit) : &r->fsdp.units[unit], micro);
     }
 }
 
@@ -576,7 +666,7 @@ static void head_loss(Run *r, int micro, int backward) {
     int64_t head = at[table_is_tied(r->table) ? W_EMBED : W_HEAD];
     device_phase(dev, "loss", unit->unit->name);
     const floatX *w = unit_weights(&r->fsdp, unit);
-    float *dw = backward ? unit_gradients(&r->fsdp, unit, micro) : NULL;
+    float *dw = backward && !unit->unit->frozen ? unit_gradients(&r->fsdp, unit, micro) : NULL;
     int N = m->B * m->T, n = residual_rows(r), begin = n * mesh_coordinate(&r->mesh, r->rank, AXIS_TP);
 
     floatX *final_x = m->chunk->blocks ? m->final_x : m->blocks[0].x;
@@ -592,11 +682,11 @@ static void head_loss(Run *r, int micro, int backward) {
         chunk_loss(r, row, rows, backward);
         if (!backward) continue;
         linear_backward_input(dev, dnorm + (int64_t)row * c->C, dlogits, stride, w + head, rows, c->C, c->V);
-        linear_backward_weight(dev, dw + head, dlogits, stride, in, rows, c->C, c->V, row > 0);
+        if (dw) linear_backward_weight(dev, dw + head, dlogits, stride, in, rows, c->C, c->V, row > 0);
     }
     if (backward) {
         rows_reduce(r, m->dnorm, "d head's input");
-        rmsnorm_backward(dev, m->dx, dw + at[W_FINAL_NORM], m->dnorm, NULL, final_x, m->final_rstd, w + at[W_FINAL_NORM], n, c->C);
+        rmsnorm_backward(dev, m->dx, dw ? dw + at[W_FINAL_NORM] : NULL, m->dnorm, NULL, final_x, m->final_rstd, w + at[W_FINAL_NORM], n, c->C);
     }
     exact_total(dev, &r->sums[SUM_LOSS], m->losses + begin, n); // of its rows: all tp ranks know all losses
 }
@@ -653,7 +743,7 @@ static void stage_backward(Run *r, const PipeStep *step, const MicroBatch *batch
         head_loss(r, step->micro, 1);
         unit_free(f, head, pass);
         prefetch_backward(r, end - 1); // before a reduction, behind which it would wait where they share a way
-        if (!table_is_tied(r->table)) unit_reduce(f, head, step->micro); // tied: the embedding adds to it first
+        if (!table_is_tied(r->table) && !head->unit->frozen) unit_reduce(f, head, step->micro); // tied: the embedding adds to it first
     }
     pipe_receive(&r->pipe, step, m->dx);
     blocks_backward(r, step->micro, pass);
@@ -978,6 +1068,7 @@ static void run_allocate(Run *r, const Job *j) {
     r->eval_raw = (char *)arena_alloc(&r->dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN, exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
     saver_open(&r->saver, &r->fsdp, r->whole_config, r->whole, &j->opt, &j->from, j->tokenizer_path[0] ? j->tokenizer_path : NULL, trains && j->opt.out, exports);
+    r->saver.base = j->base;
     if (!r->training) return;
     size_t samples = sizeof(int64_t) * (size_t)j->opt.accum * (size_t)j->opt.batch * (size_t)j->mesh.world;
     if (j->opt.out) r->samples = (int64_t *)arena_alloc(&r->dev, MEM_HOST, "samples of all ranks", samples);
@@ -1235,9 +1326,7 @@ static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
     run_allocate(r, j);
     r->fsdp.seed = (uint64_t)j->opt.seed;
     double start = seconds_now();
-    if (j->from.dir[0]) checkpoint_load(&r->fsdp, &j->from);
-    else if (j->has_weights) model_load(&r->fsdp, &j->weights);
-    else fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed);
+    weights_load(&r->fsdp, j->has_weights ? &j->weights : NULL, j->opt.adapters ? &j->adapters : NULL, &j->from);
     ranks_meet(&r->comm, "start-up: weights are in place"); // a slow disk is start-up's, not the first step's
     r->load_seconds = seconds_now() - start;
     comm_phase(&r->comm, PHASE_STEP);

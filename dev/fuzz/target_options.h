@@ -45,7 +45,7 @@ static void check_said(const Options *o, const Words *w) {
         int r = OPTION_ROWS - 1;
         while (r >= 0 && (option_rows[r].kind == OPT_GROUP || strlen(option_rows[r].name) != n || memcmp(option_rows[r].name, name, n))) r--;
         if (r >= 0 && option_rows[r].kind == OPT_FLAG) said[r] = "1";
-        else if (r >= 0 && option_rows[r].kind != OPT_LATER) said[r] = equals ? equals + 1 : w->words[++i];
+        else if (r >= 0) said[r] = equals ? equals + 1 : w->words[++i];
         else i += !equals && i + 1 < w->count && strncmp(w->words[i + 1], "--", 2); // not built: its only value
     }
     for (int r = 0; r < OPTION_ROWS; r++) {

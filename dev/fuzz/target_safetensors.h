@@ -5,7 +5,7 @@
 #ifndef TARGET_SAFETENSORS_H
 #define TARGET_SAFETENSORS_H
 
-static const Llama3Config smallest = {"smallest", 2, 2, 1, 1, 1, 2, 1, 8, 0, 1e-5f, 10000, 1, 1, 4, 8192, 1, 1};
+static const Llama3Config smallest = {"smallest", 2, 2, 1, 1, 1, 2, 1, 8, 0, 1e-5f, 10000, 1, 1, 4, 8192, 1, 1, BASE_TRAINED, 0, 0, 0};
 
 /* A file of tensors [first, first + count), all zero. */
 static void give_weights(const char *name, const TensorTable *all, int first, int count) {
@@ -14,7 +14,7 @@ static void give_weights(const char *name, const TensorTable *all, int first, in
     const StateKind weights[] = {STATE_MASTER};
     char file[4096] = "";
     t.tensors += first, t.num_tensors = count;
-    out_add(&out, &t, "part", weights, 1);
+    out_add(&out, &t, 0, t.num_tensors, "part", weights, 1);
     memcpy(file, out.files[0].header, (size_t)out.files[0].header_bytes);
     give(name, file, (size_t)out.files[0].bytes);
     out_close(&out);

@@ -1,5 +1,5 @@
-/* logits.cu: the program's logits at every position; compare_smollm2.py asks it.
- *   logits MODEL IDS T > LOGITS    IDS: int32, windows of T ids; LOGITS: float, (windows, T, V)
+/* logits.cu: the program's logits at every position; compare_smollm2.py and compare_adapters.py ask it.
+ *   logits MODEL IDS T [ADAPTERS] > LOGITS    IDS: int32, windows of T ids; LOGITS: float, (windows, T, V)
  */
 #define TESTING
 #include "train_llama3.cu"
@@ -19,14 +19,14 @@ static void all_logits(Run *r, int T, FILE *out) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4 || atoi(argv[3]) < 1) user_error("logits was given %d arguments, expected: MODEL IDS T", argc - 1);
-    char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--generate", (char *)"x"};
+    if (argc < 4 || argc > 5 || atoi(argv[3]) < 1) user_error("logits was given %d arguments, expected: MODEL IDS T, and perhaps ADAPTERS", argc - 1);
+    char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--generate", (char *)"x", (char *)"--adapters", argv[4]};
     size_t length;
     int T = atoi(argv[3]);
     char *ids = read_file(argv[2], &length);
     if (!ids || length % (sizeof(int32_t) * (size_t)T)) user_error("%s is no file of int32 ids in windows of %d", argv[2], T);
     Job *j = (Job *)checked_malloc(sizeof *j);
-    j->opt = options_parse(5, arguments);
+    j->opt = options_parse(argc == 5 ? 7 : 5, arguments);
     j->transport = j->hosts = &transport_threads;
     job_prepare(j, 1, 1, 1);
     j->opt.seq = T; // as if the prompt were a window

@@ -141,17 +141,10 @@ help_text() {
     local code missing='' option
     "$program" --help >help 2>.log
     code=$?
-    for option in $contract; do grep -qE -- "^  --([a-z0-9-]+\|)*$option[ |]" help || missing+=" --$option"; done
+    for option in $contract; do grep -qE -- "^  --$option " help || missing+=" --$option"; done
     if [ "$code" != 0 ] || [ -s .log ]; then fail "--help" "exit code $code, on stderr: $(head -n 1 .log)"
     elif [ -n "$missing" ]; then fail "--help lists every option" "missing:$missing"
     else pass "--help lists every option" "$(wc -w <<<"$contract") of $(wc -w <<<"$contract")"; fi
-}
-
-# every option that --help calls not built, one by one
-options_not_built() {
-    local names name
-    names=$(sed -nE 's/^  --([a-z0-9|-]+) .*: not built yet$/\1/p' help | tr '|' ' ')
-    for name in $names; do bad "--$name is not built yet" "--$name .*not built" "${train[@]}" "--$name" 7; done
 }
 
 # bad_values NAME VALUE… : the option refuses each of the values
@@ -197,7 +190,6 @@ command_line() {
     for option in model data val tokenizer out export eval encode decode; do bad "--$option ''" "--$option.*needs a value" "${train[@]}" "--$option" ""; done
     bad "a model that is none" "--model llama9.*(preset|directory)" "${train[@]}" --model llama9
     help_text
-    options_not_built
     option_values
 }
 
@@ -543,6 +535,61 @@ clusters() {
     if [ -e new.json ] || [ -e no ]; then fail "a refused --trace leaves nothing" "$(ls -d new.json no 2>&1)"; else pass "a refused --trace leaves nothing" "no file was made"; fi
 }
 
+# ---------------------------------------------------------------- adapters
+# spoiled_adapters NAME PATTERN SED : --adapters whose configuration is changed is refused
+spoiled_adapters() {
+    rm -rf spoiled
+    cp -r adapters spoiled
+    sed -i -E "$3" spoiled/adapter_config.json
+    bad "$1" "$2" --model trained --eval good/val.tok --seq 16 --adapters spoiled
+}
+
+adapters() {
+    local lora=("${train[@]}" --model trained --lora-rank 4)
+    works "adapters are trained" "$program" "${lora[@]}" --export adapters
+    works "and evaluated, beside a model in 8 bits" "$program" --model trained --adapters adapters --base int8 --eval good/val.tok --seq 16
+    works "and go on" "$program" "${train[@]}" --model trained --adapters adapters --base int8 --out adapted
+    works "another model" "$program" "${train[@]}" --seed 2 --export another
+    works "a run of a whole model" "$program" "${train[@]}" --out whole
+    everywhere "a quantized base without adapters" "--base int8 without adapters: 8-bit weights are integers: a gradient step on them is lost to rounding; add --lora-rank 16, or use --base (fp32|bf16)" "${train[@]}" --base int8
+    bad "all of it in 8 bits without adapters" "--base int8:all without adapters" "${train[@]}" --base int8:all
+    bad "--base of a dtype that is none" "--base int4: expected one of fp32\|bf16\|int8\|int8:all" "${lora[@]}" --base int4
+    bad "--base of another precision" "--base (fp32|bf16): this build computes in" "${lora[@]}" --base "$(if "$program" --plan | grep -q bf16; then echo fp32; else echo bf16; fi)"
+    everywhere "adapters on a matrix that is none" '--lora-targets q,head: a block has no matrix "head": expected some of q,k,v,o,gate,up,down' "${lora[@]}" --lora-targets q,head
+    bad "adapters on nothing" '--lora-targets q,,v: a block has no matrix ""' "${lora[@]}" --lora-targets q,,v
+    bad "adapters wider than the model" "--lora-rank 33 is more than the width of trained, 32" "${train[@]}" --model trained --lora-rank 33
+    bad "--lora-alpha without adapters" "--lora-alpha does nothing without --lora-rank" "${train[@]}" --lora-alpha 3
+    bad "--lora-targets without adapters" "--lora-targets does nothing without --lora-rank" "${train[@]}" --lora-targets q
+    bad "--lora-rank of an evaluation" "--lora-rank 4 makes adapters to be trained, and this is no training" --model trained --eval good/val.tok --seq 16 --lora-rank 4
+    bad "--merge without adapters" "--merge adds adapters to the model, and there are none" --model trained --export merged --merge
+    bad "--merge without --export" "--merge does nothing without --export" "${lora[@]}" --merge
+    bad "--export of adapters as they are" "--export of --adapters alone would copy them: add --merge" --model trained --adapters adapters --export copied
+    bad "--export of a model in 8 bits" "--export --base int8 would write weights that are rounded" --model trained --base int8 --export rounded
+    bad "--export onto adapters" "adapters/adapter_(model.safetensors|config.json) exists already" "${lora[@]}" --export adapters
+    bad "--adapters that are not there" "--adapters nowhere: cannot read nowhere/adapter_config.json" --model trained --adapters nowhere --eval good/val.tok --seq 16
+    bad "--adapters of another rank" "--adapters adapters have rank 4, not --lora-rank 8" "${lora[@]}" --lora-rank 8 --adapters adapters
+    bad "--adapters of another alpha" "--adapters adapters have alpha 8, not --lora-alpha 4" "${lora[@]}" --lora-alpha 4 --adapters adapters
+    bad "--adapters of other matrices" "--adapters adapters are of q,k,v,o,gate,up,down, not of --lora-targets q,v" "${lora[@]}" --lora-targets q,v --adapters adapters
+    bad "--adapters of another model" "adapters: tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight is 4 x 32 F32, the model .* has 4 x 64" --model "$fixture" "${evaluate[@]}" --adapters adapters
+    spoiled_adapters "adapters of another kind" '"peft_type" is "IA3", which this program.s adapters do not have: expected LORA' 's/"LORA"/"IA3"/'
+    spoiled_adapters "adapters with a bias" '"bias" is "all"' 's/"none"/"all"/'
+    spoiled_adapters "DoRA" '"use_dora" is true' 's/"r": 4/"use_dora": true, "r": 4/'
+    spoiled_adapters "adapters of several ranks" '"rank_pattern" is \{"q_proj":2\}' 's/"r": 4/"rank_pattern": {"q_proj": 2}, "r": 4/'
+    spoiled_adapters "adapters without a rank" '"r" is missing' 's/"r": 4,//'
+    spoiled_adapters "adapters with another rank than their tensors" 'is 4 x 32 F32, the model .* has 2 x 32' 's/"r": 4/"r": 2/'
+    spoiled_adapters "adapters on the head" '"target_modules" has "lm_head"' 's/"q_proj"/"lm_head"/'
+    spoiled_adapters "adapters on a pattern" '"target_modules" is no list of names' 's/"target_modules": .*/"target_modules": "all-linear"/'
+    spoiled_adapters "a tensor that adapts nothing" 'tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight adapts nothing' 's/"q_proj", //'
+    bad "a checkpoint of adapters resumed without them" "--resume adapted/step-00000001: the checkpoint is of adapters \(rank 4\).* go on with --lora-rank 4" "${train[@]}" --resume adapted --steps 2
+    bad "a checkpoint of adapters without its model" "the checkpoint is of adapters: give the --model that they adapt" --data good/train.tok --seq 16 --batch 1 --threads 1 --lora-rank 4 --base int8 --resume adapted --steps 2
+    bad "a checkpoint of a whole model resumed with adapters" "--resume whole/step-00000001: the checkpoint is of a whole model" "${lora[@]}" --resume whole --steps 2
+    bad "a checkpoint of adapters beside another base" "--base fp32, was int8|--base bf16, was int8" "${lora[@]}" --resume adapted --steps 2
+    bad "a checkpoint of adapters beside another model" "base model [0-9a-f]{16}, was [0-9a-f]{16}" "${train[@]}" --model another --lora-rank 4 --base int8 --resume adapted --steps 2
+    bad "--adapters and --resume" "--adapters adapters begins with those, --resume adapted with the checkpoint.s" "${lora[@]}" --adapters adapters --base int8 --resume adapted --steps 2
+    bad "a tp that would cut a block of 8 bits" "--tp 2 would cut self_attn.o_proj.weight in the middle of a block of 64 weights" "${lora[@]}" --base int8 --tp 2 --ranks 2
+    works "… and one that does not" "$program" --plan --model llama3-8b --world 8 --tp 8 --base int8 --lora-rank 16
+}
+
 # ---------------------------------------------------------------- text without text
 corpora() {
     mkdir -p none
@@ -564,6 +611,7 @@ tasks
 meshes
 outputs
 clusters
+adapters
 corpora
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

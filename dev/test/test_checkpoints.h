@@ -9,6 +9,7 @@ static void whole_run(void *arg) {
     Job *j = make_job(w->arguments, w->world, &transport_threads);
     launch(j, 0, rank_main);
     end_job(j);
+    fflush(stdout); // who reads what it said may look for a result
 }
 
 /* The program's whole path, in a process of its own. Returns its exit code; what it said is in `said` (4096). */

@@ -110,7 +110,7 @@ static void test_documents_in_validation(void) {
 
 static void test_doc_mask(void) {
     test_documents_of();
-    test_fixture("documents");
+    test_fixture("documents", NULL);
     test_documents_of_steps();
     test_documents_apart(1);
     test_documents_apart(0);

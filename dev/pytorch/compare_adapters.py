@@ -1,0 +1,115 @@
+"""compare_adapters.py: adapters that the program trains beside SmolLM2-135M-Instruct, in PEFT and transformers, and its 8-bit base.
+
+    make PRECISION=fp32 programs && dev/data/smollm2.py data/smollm2 && TOKENIZER=data/smollm2/tokenizer.model VAL_FRACTION=0.01 dev/data/kjv.sh data/kjv-finetune
+    python dev/pytorch/compare_adapters.py [--steps 100] [--out dev/results/adapters.md]
+
+Needs torch, transformers, peft. On the King James text: 100 steps of LoRA with the base in fp32 and in 8 bits, validated; the adapters through
+PEFT's from_pretrained, and merged into a model through transformers', beside the program's logits (fp32 build); steps a second of full fine-tuning
+and of adapters, in turns. The package's weights were quantized once, to 4 bits a number. Ends with an error if a bound is missed.
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy
+import torch
+from compare_smollm2 import BUILD, TOP, Report, run
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+T, WINDOWS = 256, 4
+TRAIN = BUILD / "train_llama3"
+
+
+def commit():
+    return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=TOP, capture_output=True, text=True).stdout.strip()
+
+
+def train(out, model, data, steps, *more):
+    """Runs the program; the lines of its metrics."""
+    run(TRAIN, "--model", model, "--data", data / "train.tok", "--seq", 128, "--batch", 2, "--ranks", 2, "--steps", steps, "--warmup", 5, "--lr", "5e-4", "--out", out, *more)
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def largest(a, b):
+    return float(numpy.abs(a - b).max())
+
+
+def compare_logits(report, scratch, model, ids):
+    def ours(folder, *adapters):
+        return numpy.frombuffer(run(BUILD / "logits", folder, scratch / "ids", T, *adapters), dtype="<f4").reshape(WINDOWS, T, -1)
+
+    def theirs(loaded):
+        with torch.no_grad():
+            return torch.cat([loaded(window[None]).logits for window in ids]).numpy()
+
+    (scratch / "ids").write_bytes(ids.numpy().astype("<i4").tobytes())
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    peft = PeftModel.from_pretrained(base, scratch / "adapters").eval()
+    mine, peft_logits = ours(model, scratch / "adapters"), theirs(peft)
+    report.add(f"logits of {WINDOWS} x {T} tokens, adapters as PEFT loads them: largest difference", f"{largest(mine, peft_logits):.1e}", "<= 1e-4", largest(mine, peft_logits) <= 1e-4)
+    run(TRAIN, "--model", model, "--adapters", scratch / "adapters", "--export", scratch / "merged", "--merge", "--ranks", 2)
+    merged = theirs(AutoModelForCausalLM.from_pretrained(scratch / "merged", dtype=torch.float32).eval())
+    report.add("the merged model as transformers loads it: largest difference", f"{largest(mine, merged):.1e}", "<= 1e-4", largest(mine, merged) <= 1e-4)
+    plain = theirs(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
+    report.add("what adapters change: largest difference from the model without them", f"{largest(mine, plain):.2f}", ">= 1", largest(mine, plain) >= 1)
+    peft.save_pretrained(scratch / "saved")
+    again = ours(model, scratch / "saved")
+    report.add("adapters as PEFT saves them, in the program: logits that differ", int((again != mine).sum()), 0, (again == mine).all())
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--model", type=Path, default=TOP / "data" / "smollm2")
+    args.add_argument("--data", type=Path, default=TOP / "data" / "kjv-finetune")
+    args.add_argument("--steps", type=int, default=100)
+    args.add_argument("--rounds", type=int, default=5, help="of the timing")
+    args.add_argument("--out", type=Path)
+    args = args.parse_args()
+    report = Report()
+    with tempfile.TemporaryDirectory() as work:
+        scratch = Path(work)
+        raw = (args.data / "val.tok").read_bytes()
+        ids = torch.tensor(numpy.frombuffer(raw[64:], dtype="<u2")[:WINDOWS * T].astype(numpy.int64)).reshape(WINDOWS, T)
+        head = raw[:24] + int(WINDOWS * T + 1).to_bytes(8, "little") + raw[32:64] + raw[64:64 + 2 * (WINDOWS * T + 1)]
+        (scratch / "windows.tok").write_bytes(head)
+        losses = {base: json.loads(run(TRAIN, "--model", args.model, "--eval", scratch / "windows.tok", "--seq", T, "--batch", WINDOWS, "--base", base).splitlines()[-1])["loss"] for base in ("fp32", "int8", "int8:all")}
+        for base in ("int8", "int8:all"):
+            off = abs(losses[base] - losses["fp32"])
+            report.add(f"loss on {WINDOWS} x {T} tokens, {base}: {losses[base]:.5f}, fp32 {losses['fp32']:.5f}; difference", f"{off:.4f}", "<= 0.01", off <= 0.01)
+
+        lora, val = ("--lora-rank", 16), ("--val", args.data / "val.tok", "--val-batches", 20)
+        final = {}
+        for base in ("fp32", "int8"):
+            lines = train(scratch / base, args.model, args.data, args.steps, *lora, *val, "--base", base, *(("--export", scratch / "adapters") if base == "int8" else ()))
+            final[base] = lines[-1]["val_loss"]
+        before = json.loads(run(TRAIN, "--model", args.model, "--eval", args.data / "val.tok", "--seq", 128, "--batch", 2).splitlines()[-1])["loss"]
+        off = abs(final["int8"] - final["fp32"])
+        report.add(f"validation loss after {args.steps} steps of LoRA ({before:.3f} before), int8 {final['int8']:.4f}, fp32 {final['fp32']:.4f}; difference", f"{off:.4f}", "<= 0.02", off <= 0.02)
+        report.add("validation loss gained by them", f"{before - final['int8']:.3f}", ">= 0.1", before - final["int8"] >= 0.1)
+        compare_logits(report, scratch, args.model, ids)
+
+        seconds = {"full fine-tuning": [], "LoRA, fp32": [], "LoRA, int8": []}
+        for i in range(args.rounds):
+            for name, more in (("full fine-tuning", ()), ("LoRA, fp32", lora), ("LoRA, int8", (*lora, "--base", "int8"))):
+                lines = train(scratch / f"{name}{i}", args.model, args.data, 4, *more)
+                seconds[name] += [line["seconds"] for line in lines if "loss" in line and line["step"] > 1]
+        times = {name: statistics.median(s) for name, s in seconds.items()}
+        full = times["full fine-tuning"]
+        for name in ("LoRA, fp32", "LoRA, int8"):
+            report.add(f"steps a second, {name}: {times[name]:.3f} s a step, full fine-tuning {full:.3f} s; ratio", f"{full / times[name]:.2f}", ">= 1.2", full / times[name] >= 1.2)
+    if args.out:
+        cpu = next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
+        with open(args.out, "w") as f:
+            f.write(f"# Adapters beside SmolLM2-135M-Instruct\n\n{cpu}; `python dev/pytorch/compare_adapters.py --steps {args.steps}`; commit {commit()}; fp32 build, 2 ranks, rank-16 adapters on all seven matrices. "
+                    "The package's weights were quantized once, to 4 bits a number.\n\n| | measured | bound | met |\n|---|---|---|---|\n")
+            f.writelines(f"| {what} | {figure} | {bound} | {good} |\n" for what, figure, bound, good in report.rows)
+    sys.exit(1 if report.wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+/* test_adapters.h: adapters beside a frozen model, as it is or in 8 bits: on any layout the gradients, bits and files of one rank; the model itself
+ * stays as it is, and weights of 8 bits are the whole tensor's blocks whoever holds them. PEFT's gradients: test_pytorch. A part of test_llama3.cu. */
+
+/* Five blocks, of which two tp ranks have whole blocks of 64 weights; 131 tokens. Returns its directory. */
+static const char *adapters_model(int tied) {
+    static char *dirs[2];
+    if (dirs[tied]) return dirs[tied];
+    char path[300], *dir = dirs[tied] = strdup(scratch_path(tied ? "adapted-tied" : "adapted"));
+    mkdir(dir, 0777);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    FILE *f = fopen(path, "w");
+    fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":64,\"num_hidden_layers\":5,\"num_attention_heads\":8,\"num_key_value_heads\":4,\"head_dim\":16,"
+               "\"intermediate_size\":128,\"vocab_size\":131,\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_word_embeddings\":%s}\n", tied ? "true" : "false");
+    fclose(f);
+    return dir;
+}
+
+/* Adapters whose B is not zero, as it is before the first step: one rank's after three large ones. Returns their directory. */
+static const char *adapters_beside(int tied) {
+    static char *dirs[2];
+    char said[4096];
+    if (dirs[tied]) return dirs[tied];
+    dirs[tied] = strdup(scratch_path(tied ? "adapters-tied" : "adapters"));
+    int code = run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 0.03 --lora-rank 5 --lora-alpha 15 --lora-targets %s --export %s", adapters_model(tied), make_token_file("unmasked.tok", 6000, 64, 0),
+                         tied ? "q,v,down" : "q,k,v,o,gate,up,down", dirs[tied]);
+    if (code) user_error("adapters were not made: %s", said);
+    return dirs[tied];
+}
+
+enum { ADAPTED_SAMPLES = 12 };
+static const char *const adapted_bases[] = {PRECISION_NAME, "int8", "int8:all"};
+
+static void adapted_arguments(char *arguments, size_t size, int tied, int base, int accum, const char *options) {
+    snprintf(arguments, size, "--model %s --adapters %s --base %s --data %s --seq 32 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 1 --accum %d %s", adapters_model(tied), adapters_beside(tied), adapted_bases[base],
+             make_token_file("adapted.tok", 6000, 64, 7), accum, options);
+}
+
+static void test_adapters_layouts(void) {
+    static const struct { int world, data_ranks; const char *options; } layouts[] = {
+        {2, 2, ""}, {3, 3, "--recompute selective"}, {4, 4, "--dp-replicate 2 --sharding shard_grad_op"}, {4, 4, "--sharding no_shard --accumulate local"}, {2, 1, "--tp 2"}, {4, 1, "--tp 2 --cp 2 --recompute full"}, {3, 1, "--pp 3 --pp-light-ends"},
+        {4, 2, "--pp 2 --pp-schedule interleaved --dp-shard 2"}, {8, 1, "--tp 2 --cp 2 --pp 2"}, {2, 2, "--wrap size:60000 --slots 3 --accumulate local"}, {6, 6, "--dp-replicate 3 --accumulate local --wrap size:1000000"}, {2, 2, "--offload all"}};
+    for (int tied = 0; tied < (CUDA_BUILD ? 1 : 2); tied++)
+        for (int base = 0; base < 3; base++) {
+            char arguments[2048], name[400], out[300];
+            adapted_arguments(arguments, sizeof arguments, tied, base, ADAPTED_SAMPLES, "");
+            Job *j = make_job(arguments, 1, &transport_threads); // its table tells where tensors are in what is collected
+            collect(arguments, 0, 1, &transport_threads);
+            OneRank one = {collected, {collected_losses[0], collected_losses[1], collected_losses[2]}, collected_norm};
+            collected = NULL;
+            for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+                double error = 0, loss = 0;
+                int64_t at = 0, compared = 0;
+                if (CUDA_BUILD ? l != (base == 0 ? 4 : base == 1 ? 0 : 3) : base && (l + (size_t)tied + (size_t)base) % 2) continue; // on half of them each; of GPUs on a few
+                snprintf(out, sizeof out, "%s --out %s", layouts[l].options, scratch_dir);
+                adapted_arguments(arguments, sizeof arguments, tied, base, ADAPTED_SAMPLES / layouts[l].data_ranks, strstr(layouts[l].options, "offload") ? out : layouts[l].options);
+                collect(arguments, 0, layouts[l].world, &transport_threads);
+                for (int i = 0; i < j->table.num_tensors; i++) {
+                    const Tensor *t = &j->table.tensors[i];
+                    int64_t n = t->rows * t->cols;
+                    double norm = norm_of(one.grads + at, n);
+                    if (!j->table.units[t->unit].frozen) compared++, error = worst_of(error, norm_of_difference(collected + at, one.grads + at, 1, n) / fmax(norm, 1e-20));
+                    at += n;
+                }
+                for (int i = 0; i < 3; i++) loss = worst_of(loss, fabs(collected_losses[i] / one.losses[i] - 1));
+                snprintf(name, sizeof name, "adapters%s, base %s, %d ranks %s: gradients, losses of one rank; the base is as it was", tied ? ", tied" : "", adapted_bases[base], layouts[l].world, layouts[l].options);
+                CHECK(name, error <= mesh_bound() && loss <= (FLOATX == DTYPE_F32 ? 1e-5 : 3e-3) && compared > 0 && !padding_touched && !shared_differ && !steady_allocations && !frozen_changed && state_bytes == state_expected,
+                      "worst of %d gradients %.1g, losses %.1g; %d of padding touched, %d shared gradients differ, %d allocations, %d frozen units changed, %" PRId64 " bytes of state too many",
+                      (int)compared, error, loss, (int)padding_touched, (int)shared_differ, (int)steady_allocations, (int)frozen_changed, state_bytes - state_expected);
+            }
+            free(one.grads);
+            end_job(j);
+        }
+}
+
+// ---------------------------------------------------------------------------
+// 8 bits
+
+static void test_blocks8(void) {
+    double worst = 0;
+    int wrong = 0;
+    for (int b = 0; b < 2000; b++) {
+        float in[BASE_BLOCK];
+        int8_t out[BASE_BLOCK];
+        int n = b % 3 ? BASE_BLOCK : 1 + b % BASE_BLOCK;
+        for (int i = 0; i < n; i++) in[i] = b % 50 == 0 ? 0 : normal_of_bits(mix64((uint64_t)(b * BASE_BLOCK + i))) * powf(10, (float)(b % 30) - 20) * (b % 7 == 0 && i == n / 2 ? 100 : 1);
+        float step = quantize_block(out, in, n), largest = 0;
+        for (int i = 0; i < n; i++) largest = fmaxf(largest, fabsf(in[i])), worst = fmax(worst, step > 0 ? fabs(in[i] - (double)out[i] * step) / step : fabs(in[i]));
+        for (int i = 0; i < n; i++) wrong += out[i] < -127 || (step > 0 && fabsf(in[i]) == largest && abs(out[i]) != 127);
+    }
+    CHECK("weights of 8 bits are off by half a step at most, the largest of a block by nothing", worst <= 0.5 + 1e-5 && !wrong, "%.7f of a step, %d of the largest are not 127", worst, wrong);
+}
+
+static int64_t widened_wrong, widened_elements;
+
+/* What a rank computes with is what the blocks of the whole tensors stand for. */
+static void widened_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    Run *r = &o->run;
+    for (int i = 0; i < r->table->num_tensors; i++) {
+        const Tensor *t = &r->table->tensors[i];
+        FsdpUnit *u = &r->fsdp.units[t->unit];
+        int64_t n = t->rows * t->cols, all = t->whole_rows * t->whole_cols, run, whole;
+        if (!u->unit->frozen) continue;
+        float *want = (float *)checked_malloc(sizeof(float) * (size_t)all);
+        tensor_init(want, t, r->whole_config, (uint64_t)j->opt.seed, 0, all, 1);
+        for (int64_t at = 0; at < all && is_quantized(r->whole_config, t->row); at += BASE_BLOCK) {
+            int8_t bytes[BASE_BLOCK];
+            int64_t m = min_i64(BASE_BLOCK, all - at);
+            float step = quantize_block(bytes, want + at, m);
+            for (int64_t e = 0; e < m; e++) want[at + e] = (float)bytes[e] * step;
+        }
+        floatX *have = (floatX *)on_host(&r->dev, unit_weights(&r->fsdp, u) + t->offset, sizeof(floatX) * (size_t)n);
+        int64_t wrong = 0;
+        for (int64_t at = 0; at < n; at += run) {
+            run = min_i64(n - at, tensor_run(t, at, &whole));
+            for (int64_t e = 0; e < run; e++) wrong += to_float(have[at + e]) != to_float(from_float(want[whole + e]));
+        }
+        __atomic_fetch_add(&widened_wrong, wrong, __ATOMIC_RELAXED), __atomic_fetch_add(&widened_elements, n, __ATOMIC_RELAXED);
+        free(want), free(have);
+        if (i == u->unit->first + u->unit->count - 1) unit_free(&r->fsdp, u, PASS_LAST);
+    }
+    close_rank(o);
+}
+
+static void test_widened(void) {
+    static const struct { int world, odd; const char *options; } layouts[] = {{1, 1, ""}, {2, 1, ""}, {3, 1, ""}, {4, 1, "--dp-replicate 2"}, {5, 1, "--sharding no_shard"}, {3, 1, "--wrap size:40000"}, {2, 0, "--tp 2"}, {6, 0, "--tp 2 --sharding shard_grad_op"}};
+    for (int base = 0; base < 3; base++)
+        for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+            char arguments[1024], name[300];
+            if (CUDA_BUILD && (base == 0 || l % 4 != 2)) continue;
+            widened_wrong = widened_elements = 0;
+            snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 16 --batch 1 --steps 1 --lora-rank 3 --base %s --timeout 60 %s", layouts[l].odd ? small_model(base == 2) : adapters_model(0), make_token_file("widened.tok", 3000, 64, 0), adapted_bases[base], layouts[l].options);
+            Job *j = make_job(arguments, layouts[l].world, &transport_threads);
+            launch(j, 0, widened_body);
+            end_job(j);
+            snprintf(name, sizeof name, "base %s, %d ranks %s: every weight is that of its block in the whole tensor", adapted_bases[base], layouts[l].world, layouts[l].options);
+            CHECK(name, !widened_wrong && widened_elements > 0, "%" PRId64 " of %" PRId64 " differ", widened_wrong, widened_elements);
+        }
+}
+
+// ---------------------------------------------------------------------------
+// bits and files
+
+static void test_adapters_bits(void) {
+    static const struct { int world; const char *options; } layouts[] = {{2, ""}, {4, ""}, {2, " --sharding shard_grad_op"}, {4, " --sharding no_shard"}, {4, " --dp-replicate 2"}, {2, " --pp 2 --accum 8"}, {4, " --pp 2 --accum 4"}};
+    for (int base = 0; base < 3; base++) {
+        StepBits first[MOST_BITS];
+        char more[200];
+        for (int l = -1; l < (int)(sizeof layouts / sizeof *layouts); l++) {
+            snprintf(more, sizeof more, " --lora-rank 4 --base %s%s", adapted_bases[base], l < 0 ? "" : layouts[l].options);
+            compare_bits(base == 1 ? "tied" : "odd", 0, l < 0 ? 1 : layouts[l].world, 1, &transport_threads, more, first, l < 0);
+        }
+    }
+}
+
+static double loss_said(const char *said) {
+    const char *at = strstr(said, "\"loss\":");
+    return at ? atof(at + 7) : NAN;
+}
+
+/* A run of adapters saves, goes on, and is exported from any layout as from one rank. */
+static void test_adapters_files(void) {
+    static const struct { int world, split; const char *options; } layouts[] = {{2, 1, ""}, {4, 1, " --dp-replicate 2 --save-mode async"}, {4, 2, " --pp 2"}, {2, 1, " --sharding no_shard"}, {3, 0, ""}, {4, 0, " --tp 2 --cp 2"}, {4, 0, " --tp 2 --pp 2"}};
+    char said[4096], common[900], reference[300], exported[300], merged[300], name[300], theirs[340], step[340];
+    int files;
+    const char *model = strdup(scratch_path("adapted-base"));
+    snprintf(reference, sizeof reference, "%s", scratch_path("adapted-run")), snprintf(exported, sizeof exported, "%s", scratch_path("adapted-export")), snprintf(merged, sizeof merged, "%s", scratch_path("adapted-merged"));
+    const char *data = strdup(make_token_file("adapted.tok", 6000, 64, 7));
+    int code = run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 1e-2 --export %s", adapters_model(0), data, model);
+    snprintf(common, sizeof common, "--model %s --data %s --base int8 --lora-rank 5 --seq 32 --steps 4 --warmup 0 --lr 1e-2 --threads 1 --timeout 60 --deterministic --batch 1", model, data);
+    code |= run_whole(said, 1, "%s --accum 8 --save-every 2 --out %s --export %s", common, reference, exported);
+    snprintf(step, sizeof step, "%s/step-00000004", reference);
+    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+        const char *out = strdup(scratch_path("adapted-again"));
+        int goes_on = layouts[l].split > 0; // else it reads the last one and saves it again
+        int failed = goes_on ? run_whole(said, layouts[l].world, "%s --accum %d --resume %s/step-00000002 --out %s%s", common, 8 * layouts[l].split / layouts[l].world, reference, out, layouts[l].options)
+                             : run_whole(said, layouts[l].world, "%s --resume %s --allow-changes --out %s%s", common, step, out, layouts[l].options);
+        snprintf(theirs, sizeof theirs, "%s/step-00000004", out);
+        int differ = files_that_differ(step, theirs, &files);
+        snprintf(name, sizeof name, "adapters: %s %d ranks%s, the files of one rank's run", goes_on ? "2 steps, and 2 more on" : "read and saved again by", layouts[l].world, layouts[l].options);
+        CHECK(name, !code && !failed && !differ && files >= 4, "%d of %d files differ; %s", differ, files, failed ? sentence(said) : "");
+        snprintf(theirs, sizeof theirs, "rm -rf %s", out);
+        if (system(theirs)) printf("could not remove %s\n", out);
+    }
+    snprintf(theirs, sizeof theirs, "%s/adapter_model.safetensors", exported), snprintf(step, sizeof step, "%s/step-00000004/adapter_model.safetensors", reference);
+    CHECK("adapters: --export writes the checkpoint's", files_equal(theirs, step), "%s", theirs);
+    double beside[3], alone;
+    for (int i = 0; i < 3; i++) {
+        const char *how = i == 0 ? "" : i == 1 ? " --sharding no_shard" : " --tp 2";
+        code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --eval %s --seq 32 --batch 4%s", model, exported, data, how);
+        beside[i] = code ? NAN : loss_said(said);
+    }
+    for (int i = 0; i < 4; i++) { // merged by one rank, by two, by tp, by a pipeline: the same file
+        char again[320];
+        snprintf(again, sizeof again, "%s-%d", merged, i);
+        code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --export %s --merge%s", model, exported, again, i < 2 ? "" : i == 2 ? " --tp 2" : " --pp 2");
+        int same = files_that_differ(again, i ? theirs : again, &files);
+        if (i == 0) snprintf(theirs, sizeof theirs, "%s", again);
+        snprintf(name, sizeof name, "adapters: --merge by %s", i == 0 ? "one rank" : i == 1 ? "two ranks" : i == 2 ? "two tp ranks" : "two stages");
+        CHECK(name, !code && !same && files == 2, "%d of %d files differ from one rank's; %s", same, files, code ? sentence(said) : "");
+    }
+    code = run_whole(said, 2, "--model %s --eval %s --seq 32 --batch 4", theirs, data);
+    alone = code ? NAN : loss_said(said);
+    CHECK("adapters: the merged model has their loss, on any layout", fabs(alone / beside[0] - 1) < (FLOATX == DTYPE_F32 ? 1e-5 : 1e-3) && fabs(beside[1] / beside[0] - 1) < 1e-4 && fabs(beside[2] / beside[0] - 1) < 1e-3, "%.8f beside, %.8f and %.8f on two ranks, %.8f merged",
+          beside[0], beside[1], beside[2], alone);
+    code = run_whole(said, 1, "--model %s --eval %s --seq 32 --batch 4", model, data);
+    CHECK("adapters: and it is another one than the base's", fabs(loss_said(said) / beside[0] - 1) > 1e-3, "%.8f without them, %.8f with", loss_said(said), beside[0]);
+}
+
+static void test_adapters(void) {
+    test_blocks8();
+    test_widened();
+    test_adapters_layouts();
+    if (CUDA_BUILD) return;
+    test_adapters_bits();
+    test_adapters_files();
+}
