@@ -149,6 +149,9 @@ static void job_pipeline_options(Job *j) {
     if (pp > 1 && !option_given(o, "accumulate")) o->accumulate = "local";
 }
 
+/* What a value of --base means; BASE_TRAINED: nothing in this build. */
+static BaseKind base_kind(const char *base) { return !strcmp(base, PRECISION_NAME) ? BASE_FROZEN : !strcmp(base, "int8") ? BASE_INT8 : !strcmp(base, "int8:all") ? BASE_INT8_ALL : BASE_TRAINED; }
+
 /* Options as the files under --adapters want them; given ones must be the same. */
 static void adapters_options(Job *j) {
     static char names[64];
@@ -182,13 +185,11 @@ static void job_resumes_adapters(const Job *j) {
 
 /* What of the model is trained, and how the rest is kept. */
 static void job_adapters(Job *j) {
-    static const char *const bases[] = {"", PRECISION_NAME, "int8", "int8:all"}; // by BaseKind
     Options *o = &j->opt;
     Llama3Config *c = &j->config;
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN;
     if (!o->base) o->base = PRECISION_NAME;
-    for (int b = BASE_FROZEN; b <= BASE_INT8_ALL; b++)
-        if (!strcmp(o->base, bases[b])) c->base = (BaseKind)b;
+    c->base = base_kind(o->base);
     if (c->base == BASE_TRAINED) user_error("--base %s: this build computes in " PRECISION_NAME ", and keeps a model so, or in 8 bits: use --base " PRECISION_NAME ", or make PRECISION=%s", o->base, o->base);
     if (trains && !o->lora_rank && !o->adapters && c->base != BASE_FROZEN)
         user_error("--base %s without adapters: 8-bit weights are integers: a gradient step on them is lost to rounding; add --lora-rank 16, or use --base " PRECISION_NAME, o->base);

@@ -219,6 +219,7 @@ static int trial_beside(Trial *t, const Job *base) {
     char problem[1024];
     Job j = *base;
     j.opt = t->opt, j.mesh = mesh_of_options(&t->opt, base->mesh.world);
+    if (j.config.lora_rank) j.config.base = base_kind(j.opt.base);
     if (!job_divides(&j, problem, sizeof problem)) return 0;
     if (j.opt.cluster) cluster_open(&j.cluster, j.opt.cluster, &j.mesh, j.opt.threads, j.opt.transport);
     for (int i = 0; i < j.cluster.rates.count && j.opt.cluster; i++) j.cluster.ops[i].rate *= j.cluster.ops[i].op == OP_ATTENTION_FORWARD || j.cluster.ops[i].op == OP_ATTENTION_BACKWARD ? 1 : t->products;
@@ -231,7 +232,7 @@ enum { MOST_TRIALS = 32 };
 
 /* One thing at a time chosen otherwise. Returns how many there are. */
 static int trials_around(Trial *trials, const Job *j) {
-    static const char *const recompute[] = {"none", "selective", "full"}, *const sharding[] = {"full_shard", "shard_grad_op"}, *const accumulate[] = {"sharded", "local"};
+    static const char *const recompute[] = {"none", "selective", "full"}, *const sharding[] = {"full_shard", "shard_grad_op"}, *const accumulate[] = {"sharded", "local"}, *const bases[] = {PRECISION_NAME, "int8", "int8:all"};
     const Options *o = &j->opt;
     Trial base;
     int n = 0, pp = j->mesh.size[AXIS_PP];
@@ -247,9 +248,35 @@ static int trials_around(Trial *trials, const Job *j) {
     TRY(o->accum % 2 == 0, trials[n].opt.accum = o->accum / 2, "--accum %d", o->accum / 2)
     TRY(o->accum <= 1 << 15, trials[n].opt.accum = o->accum * 2, "--accum %d", o->accum * 2)
     TRY(o->batch % 2 == 0, (trials[n].opt.batch = o->batch / 2, trials[n].opt.accum = o->accum * 2), "--batch %d --accum %d", o->batch / 2, o->accum * 2)
+    TRY(o->seq % (4 * j->mesh.size[AXIS_CP]) == 0, trials[n].opt.seq = o->seq / 2, "--seq %d", o->seq / 2)
+    for (int i = 0; i < 3; i++) TRY(j->config.lora_rank && strcmp(o->base, bases[i]), trials[n].opt.base = bases[i], "--base %s", bases[i])
     for (int i = 0; i < 2; i++) TRY(o->cluster, trials[n].products = i ? 1.1 : 1 / 1.1, "products %s by a tenth", i ? "faster" : "slower")
 #undef TRY
     return n;
+}
+
+/* The longest sequence whose rank with most memory has at most `bytes`, in steps that the mesh divides; 0: not even one. */
+static int longest_seq(const Job *j, const char *recompute, double bytes) {
+    Trial t;
+    int step = 256 * (int)max_i64(1, j->mesh.size[AXIS_CP] / 128), low = 0, high = j->config.max_positions / step; // low fits, high + 1 is too long
+    memset(&t, 0, sizeof t);
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        t.opt = j->opt, t.products = 1;
+        t.opt.recompute = recompute, t.opt.seq = middle * step, t.opt.cluster = NULL;
+        t.opt.tp = j->mesh.size[AXIS_TP], t.opt.cp = j->mesh.size[AXIS_CP], t.opt.pp = j->mesh.size[AXIS_PP], t.opt.dp_shard = j->mesh.size[AXIS_DP_SHARD], t.opt.dp_replicate = j->mesh.size[AXIS_DP_REPLICATE];
+        if (trial_beside(&t, j) && t.memory <= bytes) low = middle;
+        else high = middle - 1;
+    }
+    return low * step;
+}
+
+static void longest_print(FILE *f, const Job *j, double bytes) {
+    static const char *const recompute[] = {"none", "selective", "full"};
+    int longest[3], any = 0;
+    for (int i = 0; i < 3; i++) any |= longest[i] = longest_seq(j, recompute[i], bytes);
+    if (any) fprintf(f, "  longest --seq in %.0f GB a rank, with --batch %d: %d with --recompute none, %d selective, %d full\n", bytes / 1e9, j->opt.batch, longest[0], longest[1], longest[2]);
+    else fprintf(f, "  no --seq fits in %.0f GB a rank: more ranks, or --base int8 with adapters, make each rank's part of the weights smaller\n", bytes / 1e9);
 }
 
 /* What memory and time become, one thing at a time; and where there is too little memory, which of these needs less. */
@@ -268,11 +295,14 @@ static void trials_print(FILE *f, const Job *j, const Plan *p, const Estimate *e
     }
     if (have > 0 && need > have && best) fprintf(f, "  %.2f GB a rank do not fit in %.2f GB: %s needs %.2f GB\n", need / 1e9, have / 1e9, best->what, best->memory / 1e9);
     else if (have > 0 && need > have) fprintf(f, "  %.2f GB a rank do not fit in %.2f GB, nor would they with one of these: split the model over more ranks (--tp, --pp, --cp), or choose several of them\n", need / 1e9, have / 1e9);
+    if (have > 0 && j->config.lora_rank) longest_print(f, j, have - c->communicator * nccl_communicators(p->mesh));
     for (int s = 0; s < (int)(sizeof sizes / sizeof *sizes) && !c && need > 16e9; s++) { // of GPUs, where no cluster is named
         if (need <= sizes[s]) {
             fprintf(f, "  GPUs of %.0f GB hold it\n", sizes[s] / 1e9);
+            if (j->config.lora_rank) longest_print(f, j, sizes[s]);
             break;
         }
+        if (j->config.lora_rank && sizes[s] == 80e9) longest_print(f, j, sizes[s]);
         for (int i = 0; i < n; i++)
             if (trials[i].memory <= sizes[s] && trials[i].memory > (s ? sizes[s - 1] : 0)) fprintf(f, "  GPUs of %.0f GB do not hold its %.2f GB; with %s they do: %.2f GB\n", sizes[s] / 1e9, need / 1e9, trials[i].what, trials[i].memory / 1e9);
     }

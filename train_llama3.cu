@@ -636,7 +636,8 @@ static void blocks_backward(Run *r, int micro, Pass pass) {
         if (l > r->table->units[unit].block) continue; // the unit has more blocks
         blocks_free(r, unit, pass);
         prefetch_backward(r, unit - 1);
-        unit_reduce(&r->fsdp, adapters_of(r, unit) ? adapters_of(r, unit) : &r->fsdp.units[unit], micro);
+        FsdpUnit *trained = adapters_of(r, unit) ? adapters_of(r, unit) : &r->fsdp.units[unit];
+        unit_reduce(&r->fsdp, trained, micro);
     }
 }
 

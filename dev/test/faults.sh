@@ -51,6 +51,12 @@ plant() {
 
 fault "a unit is not reduced" fsdp.h \
     's|^        tree_sum(f->dev, sum, s->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, s->receive|' faults "gradients of one rank"
+fault "weights of 8 bits take the scale of a neighbouring block" fsdp.h 's|within / BASE_BLOCK, n);|(within / BASE_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
+more "a cut between ranks goes through a block of 8 bits" fsdp.h 's|int64_t each = t->block8 < 0 ? p->plain : p->blocks \* BASE_BLOCK, at = |int64_t each = t->block8 < 0 ? p->plain : p->blocks * BASE_BLOCK - 32, at = |' adapters "every weight is that of its block"
+more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        unit_reduce(&r->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(r, unit)) unit_reduce(\&r->fsdp, trained, micro);|' adapters "law, walk and wire|gradients, losses of one rank"
+more "adapters' sums of one tp rank are lost" fsdp.h 's/if (t->row->split != SPLIT_NONE || u->unit->frozen) continue;/if (t->row->split != SPLIT_NONE || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
+fault "the base is updated by weight decay" fsdp.h \
+    's/^    if (now) state_store(f, now, s);/&\n    for (int u = 0; u < f->table->num_units; u++) if (f->units[u].unit->frozen \&\& !f->units[u].packed.parts) scale(f->dev, f->units[u].copy, 1 - o->lr * o->weight_decay, f->units[u].held);/' adapters "the base is as it was"
 more "two ranks take the same samples" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
 fault "two ranks take the same samples, at run time" dataloader.h \
@@ -179,13 +185,13 @@ if [ "${1:-}" = all ]; then
     fault "replicas are exchanged and not summed" fsdp.h \
         's|    if (kind == REDUCE_REPLICAS) tree_sum|    if (0) tree_sum|' faults "gradients of one rank"
     fault "a unit is reduced twice" train_llama3.cu \
-        's|        unit_reduce(&r->fsdp, blocks, micro);|&\n        if (l == 0) { unit_gradients(\&r->fsdp, blocks, micro); unit_reduce(\&r->fsdp, blocks, micro); }|' faults "law, walk and wire"
+        's|        unit_reduce(&r->fsdp, trained, micro);|&\n        if (l == 0) { unit_gradients(\&r->fsdp, trained, micro); unit_reduce(\&r->fsdp, trained, micro); }|' faults "law, walk and wire"
     fault "a rank gathers in another order" fsdp.h \
         's|^static void unit_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \
-        's|        block_forward(r, l, 0);|&\n        if (l == 0) { unit_free(\&r->fsdp, blocks, PASS_LAST); unit_gather(\&r->fsdp, blocks); unit_weights(\&r->fsdp, blocks); }|' faults "law, walk and wire"
+        's|        block_forward(r, l, 0);|&\n        if (l == 0) { FsdpUnit *again = \&r->fsdp.units[unit]; unit_free(\&r->fsdp, again, PASS_LAST); unit_gather(\&r->fsdp, again); unit_weights(\&r->fsdp, again); }|' faults "law, walk and wire"
     fault "a rank draws its weights from another seed" train_llama3.cu \
-        's|fsdp_init_weights(&r->fsdp, (uint64_t)j->opt.seed)|fsdp_init_weights(\&r->fsdp, (uint64_t)(j->opt.seed + (rank == 1)))|' layouts "draws weights from another seed"
+        's|r->fsdp.seed = (uint64_t)j->opt.seed;|r->fsdp.seed = (uint64_t)(j->opt.seed + (rank == 1));|' layouts "draws weights from another seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_order(f->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
     fault "a slot is written before who had it is through" fsdp.h 's|    comm_await(f->comm, slot->freed, u->unit->name);||' orders "have one rank's bits"
     fault "weights are gathered before AdamW has written them" fsdp.h '/^static void fsdp_adamw/,/^}/s|    device_order(f->dev, STREAM_GATHER, .*||' orders "have one rank's bits"
