@@ -181,6 +181,8 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
     printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
     if (s->exchange_seconds > 0) printf(", %2.0f %% of exchange hidden", 100 * s->overlap);
     if (over_mean > 1.1) printf(" | rank %d computes %.0f %% longer than the mean", slowest, 100 * (over_mean - 1));
+    for (int c = 0, shown = 0; c < MEM_CATEGORIES && l->steps == 1; c++) // it stays as it is
+        if (dev->arenas[c].peak) printf("%s%s %.1f", shown++ ? ", " : " | MB of a rank: ", mem_category_names[c], (double)dev->arenas[c].peak / 1e6);
     printf("\n");
     fflush(stdout);
     funlockfile(stdout);

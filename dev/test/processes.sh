@@ -171,7 +171,7 @@ losses_equal() {
 launches() {
     local step=(--steps 12 --lr 2e-3 --warmup 4 --seed 7)
     runs "1 rank, 2 micro-batches" "$program" "${train[@]}" "${step[@]}" --batch 2 --accum 2 --out one &&
-        runs "2 ranks as threads" "$program" "${train[@]}" "${step[@]}" --batch 2 --ranks 2 --val text/val.tok --out threads &&
+        runs "2 ranks as threads" "$program" "${train[@]}" "${step[@]}" --batch 2 --ranks 2 --val text/val.tok --out threads && cp .out threads.said &&
         losses_equal "2 threads train as 1 rank with --accum 2" one threads
     [ -n "$have_mpi" ] || return
     runs "2 ranks as processes" "${mpi[@]}" -np 2 "$program" "${train[@]}" "${step[@]}" --batch 2 --out processes &&
@@ -262,6 +262,8 @@ files() {
     json steps.jsonl step loss grad_norm lr tokens samples seconds tokens_per_s mfu wait_s data_wait_s memory params grads optimizer activations comm workspace \
         bytes fsdp dp_replicate tp cp pp rank_min_max
     json validations.jsonl step val_loss
+    if grep -qE "step +1/.* \| MB of a rank: params [0-9.]+, grads [0-9.]+, optimizer [0-9.]+, activations [0-9.]+" threads.said; then pass "the first progress line tells memory by category" "$(grep -oE 'MB of a rank.*' threads.said)"
+    else fail "the first progress line tells memory by category" "$(grep -m1 'step ' threads.said)"; fi
     json threads/layout.json world mesh tp cp pp dp_shard dp_replicate groups fsdp
     json threads/ledger.json traffic axis op calls bytes law walk wire memory category measured flops
     json threads/plan.json world mesh tokens_per_step rank_classes ranks memory peak flops traffic groups estimate
