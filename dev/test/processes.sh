@@ -145,7 +145,7 @@ ranks_lost() {
     lost "a killed rank" 3 1 KILL 2 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; it was (computing|waiting|reading).*; $last"
     lost "a killed rank of another host" "1 2" 1 KILL 2 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; $last"
     layout=(--pp 3 --accum 4)
-    lost "a stopped stage of a pipeline" 3 1 STOP 4 2 "^failure: rank [02] waited 2\.[0-9] s for $message.*; rank 1 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
+    lost "a stopped stage of a pipeline" 3 1 STOP 4 2 "^failure: rank [02] waited 2\.[0-9] s for ($message|all_gather of .* over world).*; rank 1 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
     lost "a killed stage of a pipeline" 3 1 KILL 4 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; it was (computing|reading|waiting for ($message|all_gather of .* over world))"
     not_started "a process that never starts this program" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: rank 0 .*; 1 of this host's 2 ranks never started this program.*--timeout" sleep 8
     not_started "a rank stopped in start-up" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: .*rank 1 \(process [0-9]+\) is stopped; it was starting.*--timeout" \
