@@ -203,7 +203,7 @@ if [ "${1:-}" = all ]; then
     fault "a stage sends what is not made yet" pipeline.h 's|    device_order(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
     fault "a stage receives over what is still read" pipeline.h 's|    device_order(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
     fault "both ends of a pipeline send first, over NCCL" fsdp.h 's|        int sends = i == (t->embed < 0);|        int sends = i == 0;|' mesh "two ranks issue in two orders"
-    fault "receives are started in the order of their steps, over NCCL" pipeline.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for"
+    fault "receives are started in the order of their steps, over NCCL" pipeline.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
     fault "AdamW does not wait for offloaded state" fsdp.h 's|            comm_await(f->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"
     fault "offloaded state is overwritten on its way back" fsdp.h 's|    device_await(f->dev, s->stored);||' orders "have one rank's bits"
     fault "offloaded state goes back before AdamW has written it" fsdp.h 's|    if (f->stages_state) device_order(f->dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"
