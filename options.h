@@ -1,7 +1,7 @@
 /* options.h: the command line. One table parses, validates, prints --help and writes config.txt.
  *
  * Owns: every option's name, values, default and the field that holds it. A new option is a row and a field.
- * A caller may rely on: what options_parse returns is within each row's bounds. What options mean together is checked where it is known: job_prepare in train_llama3.cu.
+ * A caller may rely on: what options_parse returns is within each row's bounds. What options mean together is checked where it is known: job_prepare (job.h).
  */
 #ifndef OPTIONS_H
 #define OPTIONS_H
