@@ -365,7 +365,7 @@ static void config_compare(const char *dir, const Llama3Config *mine, const char
     for (int i = 0; i < 2; i++) {
         FILE *f = open_memstream(&text[i], &length);
         if (!f) run_failure("out of memory");
-        config_write_json(i ? &there : mine, "float32", f);
+        config_write_json(i ? &there : mine, "float32", BASE_TRAINED, f);
         memory_file(f, &text[i], &length);
         line[i] = strtok_r(text[i], "\n", &state[i]);
     }
@@ -422,7 +422,7 @@ static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, u
     if (config->lora_rank) adapters_open(&c->weights, c->dir, table);
     else {
         config_compare(c->dir, config, o->model);
-        if (!model_files_open(&c->weights, c->dir, table)) user_error("%s has no model.safetensors", c->dir);
+        if (!model_files_open(&c->weights, c->dir, table, BASE_TRAINED)) user_error("%s has no model.safetensors", c->dir);
     }
     if (!st_open(&c->moments, c->dir, "optimizer")) user_error("%s has no optimizer.safetensors", c->dir);
     for (int i = config->lora_rank ? table_first_adapter(table) : 0; i < table->num_tensors; i++) st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]), st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
@@ -510,12 +510,18 @@ static void fill_from_files(const Fsdp *f, void *files, StateKind kind, float *o
     (void)f, (void)kind;
     st_read(st_find((const StFiles *)files, tensor->name), out, first, count);
 }
+static int blocks_from_files(void *files, int8_t *out, float *scales, const Tensor *tensor, int64_t first, int64_t count) {
+    const StTensor *t = st_find((const StFiles *)files, tensor->name);
+    if (t->dtype == ST_I8) st_read_blocks(t, out, scales, first, count);
+    return t->dtype == ST_I8;
+}
+
 /* The weights that a run begins with, each rank its own ranges: of a Hugging Face directory, or NULL, by the seed; adapters of files of their own, or by
  * the seed; or what is trained as a checkpoint has it. */
 static void weights_load(Fsdp *f, StFiles *model, StFiles *adapters, const Checkpoint *from) {
     StFiles *trained = f->config->base == BASE_TRAINED ? model : adapters;
-    if (model) fsdp_set_base(f, fill_from_files, model);
-    else fsdp_set_base(f, fill_at_random, &f->seed);
+    if (model) fsdp_set_base(f, fill_from_files, blocks_from_files, model);
+    else fsdp_set_base(f, fill_at_random, NULL, &f->seed);
     if (from->dir[0]) checkpoint_load(f, from);
     else if (trained) fsdp_set_state(f, STATE_MASTER, fill_from_files, trained);
     else fsdp_set_state(f, STATE_MASTER, fill_at_random, &f->seed);
@@ -556,12 +562,15 @@ typedef struct Saver {
 
 enum { CHUNKS_IN_FLIGHT = 4, PAGE_BYTES = 4096 };
 
-static StDtype export_dtype(const Options *o) { return strcmp(o->dtype, "bf16") ? ST_F32 : ST_BF16; }
+/* What --dtype makes of weights: which are in 8 bits, and what the others are; beside some in 8 bits, what this build computes in. */
+static BaseKind export_base(const Options *o) { return !strcmp(o->dtype, "int8") ? BASE_INT8 : !strcmp(o->dtype, "int8:all") ? BASE_INT8_ALL : BASE_TRAINED; }
+static StDtype export_dtype(const Options *o) { return strcmp(export_base(o) > BASE_FROZEN ? PRECISION_NAME : o->dtype, "bf16") ? ST_F32 : ST_BF16; }
 
 /* What --export writes: the model, with --merge as adapters make it, or the adapters alone. */
 static void export_files(OutFiles *files, const TensorTable *whole, const Options *o) {
     const StateKind weights[] = {STATE_MASTER};
     int first = table_first_adapter(whole), alone = first < whole->num_tensors && !o->merge;
+    files->base = export_base(o), files->dtype = export_dtype(o);
     out_add(files, whole, alone ? first : 0, alone ? whole->num_tensors : first, alone ? adapters_stem : "model", weights, 1);
 }
 
@@ -593,7 +602,6 @@ static void saver_open(Saver *s, Fsdp *f, const Llama3Config *config, const Tens
     if (s->dir[0] && !access(s->dir, F_OK)) s->saved = from->at.step; // what is there already is not written again
     int adapters = config->lora_rank > 0, first = adapters ? table_first_adapter(whole) : 0;
     if (trains) out_add(&s->checkpoint, whole, first, whole->num_tensors, adapters ? adapters_stem : "model", master, 1), out_add(&s->checkpoint, whole, first, whole->num_tensors, "optimizer", moments, 2);
-    s->exported.dtype = export_dtype(o);
     if (exports) export_files(&s->exported, whole, o);
     int64_t share = max_i64(saver_share(s, &s->checkpoint), saver_share(s, &s->exported));
     s->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
@@ -686,26 +694,24 @@ static void save_await(Saver *s, int all) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The next bytes of the files: text of a header, or elements in the device's memory. What belongs to this rank's chunks is copied there. */
-static void save_put(Saver *s, const void *from, int64_t bytes, int elements) {
-    enum { AT_ONCE = 1 << 16 };
+/* Do any of the next bytes of the files belong to this rank's chunks? */
+static int save_has_part(const Saver *s, int64_t bytes) {
+    const Mesh *mesh = &s->f->comm->mesh;
+    for (int64_t c = s->offset / CHUNK_BYTES; c * CHUNK_BYTES < s->offset + bytes; c++)
+        if ((s->chunk + c) % mesh->world == s->f->comm->rank) return 1;
+    return 0;
+}
+
+/* The next bytes of the files. What belongs to this rank's chunks is copied there. */
+static void save_put(Saver *s, const void *from, int64_t bytes) {
     const OutFile *file = &s->files->files[s->file];
     Comm *comm = s->f->comm;
-    int narrows = elements && s->files->dtype == ST_BF16;
     for (int64_t done = 0, n; done < bytes; done += n, s->offset += n) {
         int64_t begin = s->offset / CHUNK_BYTES * CHUNK_BYTES, end = min_i64(begin + CHUNK_BYTES, file->bytes);
         n = min_i64(bytes - done, end - s->offset);
         if ((s->chunk + s->offset / CHUNK_BYTES) % comm->mesh.world != comm->rank) continue;
         if (s->offset == begin) save_await(s, 0);
-        char *to = s->buffers + s->filled % s->num_buffers * CHUNK_BYTES + (s->offset - begin);
-        if (!elements) memcpy(to, (const char *)from + done, (size_t)n);
-        else if (!narrows) device_read(s->f->dev, to, (const char *)from + done, (size_t)n);
-        for (int64_t e = 0, m; narrows && e < n / 2; e += m) {
-            float wide[AT_ONCE];
-            m = min_i64(AT_ONCE, n / 2 - e);
-            device_read(s->f->dev, wide, (const float *)from + done / 2 + e, sizeof(float) * (size_t)m);
-            for (int64_t i = 0; i < m; i++) ((bf16 *)(void *)to)[e + i] = float_to_bf16(wide[i]);
-        }
+        memcpy(s->buffers + s->filled % s->num_buffers * CHUNK_BYTES + (s->offset - begin), (const char *)from + done, (size_t)n);
         if (s->offset + n < end) continue;
         if (!saver_copies(s)) chunk_sum(s, s->filled, end - begin);
         pthread_mutex_lock(&s->lock);
@@ -737,16 +743,39 @@ static const float *unit_of_all(Saver *s, int stage, const Unit *u, StateKind ki
     return s->of_parts;
 }
 
-/* A whole tensor, row by row, from the parts (tp, padded) of its unit; `of`: the first of the tables that tell where those are. */
-static void save_tensor(Saver *s, const TensorTable *of, int number, const float *unit, int64_t padded) {
-    int64_t element = st_dtype_sizes[s->files->dtype];
+/* Elements [first, first + count) of a whole tensor, to the host, from the parts (tp, padded) of its unit; `of`: the first of the tables that tell
+ * where those are. */
+static void save_read(const Saver *s, const TensorTable *of, int number, const float *unit, int64_t padded, float *out, int64_t first, int64_t count) {
     const Tensor *t = &of->tensors[number];
-    int tp = of->part.tp, split = t->row->split;
-    for (int64_t row = 0; row < (split == SPLIT_COLUMNS ? t->whole_rows : 1); row++)
-        for (int p = 0; p < (split == SPLIT_NONE ? 1 : tp); p++) {
-            const Tensor *part = &of[p].tensors[number];
-            save_put(s, unit + p * padded + part->offset + row * part->cols, (split == SPLIT_COLUMNS ? part->cols : part->rows * part->cols) * element, 1);
+    int64_t rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1, line = t->whole_rows * t->whole_cols / rows; // a line goes over all parts in turn
+    for (int64_t done = 0, n; done < count; done += n) {
+        int64_t row = (first + done) / line, at = (first + done) % line, p = 0;
+        while (at >= of[p].tensors[number].rows * of[p].tensors[number].cols / rows) at -= of[p].tensors[number].rows * of[p].tensors[number].cols / rows, p++;
+        const Tensor *part = &of[p].tensors[number];
+        int64_t has = part->rows * part->cols / rows;
+        n = min_i64(count - done, has - at);
+        device_read(s->f->dev, out + done, unit + p * padded + part->offset + row * has + at, sizeof(float) * (size_t)n);
+    }
+}
+
+/* A whole tensor as the files have it. */
+static void save_tensor(Saver *s, const OutTensor *t, const TensorTable *of, int number, const float *unit, int64_t padded) {
+    enum { AT_ONCE = 1 << 16 }; // elements: whole blocks
+    float wide[AT_ONCE], scales[(int)AT_ONCE / (int)BASE_BLOCK];
+    bf16 half[AT_ONCE];
+    int8_t bytes[AT_ONCE];
+    const void *from = t->scales ? (void *)scales : t->dtype == ST_I8 ? (void *)bytes : t->dtype == ST_BF16 ? (void *)half : (void *)wide;
+    int64_t elements = t->tensor->rows * t->tensor->cols;
+    for (int64_t at = 0, n; at < elements; at += n) {
+        n = min_i64(AT_ONCE, elements - at);
+        int64_t size = (t->scales ? blocks8(n) : n) * st_dtype_sizes[t->dtype];
+        if (save_has_part(s, size)) {
+            save_read(s, of, number, unit, padded, wide, at, n);
+            for (int64_t i = 0; i < n && from == half; i++) half[i] = float_to_bf16(wide[i]);
+            for (int64_t b = 0; b < blocks8(n) && (from == bytes || from == scales); b++) scales[b] = quantize_block(bytes + b * BASE_BLOCK, wide + b * BASE_BLOCK, min_i64(BASE_BLOCK, n - b * BASE_BLOCK));
         }
+        save_put(s, from, size);
+    }
 }
 
 /* Of a tensor of the whole model: on which stage it is, and its number there. */
@@ -768,7 +797,7 @@ static void save_stream(Saver *s) {
     for (s->file = 0, s->chunk = 0; s->file < s->files->num_files; s->chunk += out_file_chunks(&s->files->files[s->file++])) {
         const OutFile *file = &s->files->files[s->file];
         s->offset = 0;
-        save_put(s, file->header, file->header_bytes, 0);
+        save_put(s, file->header, file->header_bytes);
         for (int i = file->first; i < file->first + file->count; i++) {
             const OutTensor *t = &s->files->tensors[i];
             int number = t->tensor->index, stage = s->parts ? saver_find(s, t->tensor->index, &number) : 0;
@@ -779,7 +808,7 @@ static void save_stream(Saver *s) {
                 whole = s->parts ? unit_of_all(s, stage, u, t->kind) : unit_state(s->f, &s->f->units[u - of->units], t->kind);
                 now = u, kind = t->kind;
             }
-            save_tensor(s, of, number, whole, unit_padded(s->f, u));
+            save_tensor(s, t, of, number, whole, unit_padded(s->f, u));
             comm_alive(s->f->comm);
         }
     }
@@ -827,7 +856,7 @@ static void save_finish(Saver *s) {
 }
 
 /* What stands beside the weights in any directory: config.json, indices, the tokenizer. Written, and kept in `c` for their checksums. */
-static void save_companions(Saver *s, const char *dtype, Companions *c) {
+static void save_companions(Saver *s, Companions *c) {
     static const char *const stems[] = {"model", "adapter_model", "optimizer"}, *const indices[] = {"model.safetensors.index.json", "adapter_model.safetensors.index.json", "optimizer.safetensors.index.json"};
     int adapters = s->files->tensors[0].tensor->row->unit == UNIT_ADAPTERS;
     memset(c, 0, sizeof *c);
@@ -835,7 +864,7 @@ static void save_companions(Saver *s, const char *dtype, Companions *c) {
     FILE *f = open_memstream(&file->text, &file->length);
     if (!f) run_failure("out of memory");
     if (adapters) adapters_config_write(s->f->config, f);
-    else config_write_json(s->f->config, dtype, f);
+    else config_write_json(s->f->config, s->files->dtype == ST_BF16 ? "bfloat16" : "float32", s->files->base, f);
     memory_file(f, &file->text, &file->length);
     for (int i = 0; i < 3; i++) {
         size_t length;
@@ -873,7 +902,7 @@ static void checkpoint_commit(Saver *s) {
         char path[4096], *text, *whole;
         size_t length;
         int as_it_was = s->from->dir[0] && s->from->at.step == s->at.step, rows = settings_of(now, s->opt, &comm->mesh, s->at.data, s->base);
-        save_companions(s, "float32", &beside);
+        save_companions(s, &beside);
         text = trainer_text(&s->at, as_it_was ? s->from->settings : now, as_it_was ? s->from->num_settings : rows, s->files, sums, &beside, &length); // those that made it
         whole = (char *)checked_malloc(length + 64);
         memcpy(whole, text, length);
@@ -947,7 +976,6 @@ static void export_check(const char *dir, const TensorTable *table, const Option
     OutFiles files = ZERO;
     int failed = make_directories(dir);
     if (failed) user_error("cannot make --export %s: %s", dir, strerror(failed));
-    files.dtype = export_dtype(o);
     export_files(&files, table, o);
     for (int i = 0; i < NAMES + files.num_files; i++) {
         snprintf(path, sizeof path, "%s/%s", dir, i < NAMES ? names[i] : files.files[i - NAMES].name);
@@ -971,7 +999,7 @@ static void model_export(Saver *s) {
         if (rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
     }
     Companions beside = ZERO;
-    if (comm->rank == 0) save_companions(s, s->exported.dtype == ST_BF16 ? "bfloat16" : "float32", &beside), sync_directory(s->dir);
+    if (comm->rank == 0) save_companions(s, &beside), sync_directory(s->dir);
     companions_free(&beside);
     s->files = NULL;
     ranks_meet(comm, "export: done");

@@ -456,6 +456,17 @@ static void fill_part(const Fsdp *f, Fill fill, void *from, StateKind kind, floa
     }
 }
 
+/* Weights that come in 8 bits: bytes and scales of the blocks from element `first` on, which begins one. 0: this tensor does not. */
+typedef int (*FillBlocks)(void *from, int8_t *out, float *scales, const Tensor *tensor, int64_t first, int64_t count);
+
+static int fill_part_blocks(FillBlocks fill, void *from, int8_t *out, float *scales, const Tensor *t, int64_t first, int64_t count) {
+    for (int64_t at = 0, run, whole; at < count; at += run) { // tp cuts between blocks
+        run = min_i64(count - at, tensor_run(t, first + at, &whole));
+        if (!fill(from, out + at, scales + at / BASE_BLOCK, t, whole, run)) return 0;
+    }
+    return 1;
+}
+
 /* Sets what this rank holds of one kind of state, a chunk at a time. */
 static void fsdp_set_state(Fsdp *f, StateKind kind, Fill fill, void *from) {
     enum { CHUNK = 1 << 20 };
@@ -472,8 +483,9 @@ static void fsdp_set_state(Fsdp *f, StateKind kind, Fill fill, void *from) {
     if (kind == STATE_MASTER) fsdp_refresh_copies(f);
 }
 
-/* Sets what this rank holds of the frozen units, a chunk at a time: rounded to the compute dtype, or to blocks of 8 bits. */
-static void fsdp_set_base(Fsdp *f, Fill fill, void *from) {
+/* Sets what this rank holds of the frozen units, a chunk at a time: rounded to the compute dtype, or to blocks of 8 bits, unless they come as such
+ * by `fill_blocks` (NULL: none does). */
+static void fsdp_set_base(Fsdp *f, Fill fill, FillBlocks fill_blocks, void *from) {
     enum { CHUNK = 1 << 20 }; // elements: whole blocks
     if (f->config->base == BASE_TRAINED || f->dev->walk) return;
     float *wide = (float *)checked_malloc(sizeof(float) * CHUNK);
@@ -494,10 +506,11 @@ static void fsdp_set_base(Fsdp *f, Fill fill, void *from) {
         }
         for (int64_t done = 0, n; done < count; done += n) {
             n = min_i64(CHUNK, count - done);
-            fill_part(f, fill, from, STATE_MASTER, wide, t, first + done, n);
+            int64_t blocks = blocks8(n);
+            int as_it_is = t->block8 >= 0 && fill_blocks && fill_part_blocks(fill_blocks, from, (int8_t *)narrow, scales, t, first + done, n);
+            if (!as_it_is) fill_part(f, fill, from, STATE_MASTER, wide, t, first + done, n);
             if (t->block8 >= 0) {
-                int64_t blocks = (n + BASE_BLOCK - 1) / BASE_BLOCK;
-                for (int64_t b = 0; b < blocks; b++) scales[b] = quantize_block((int8_t *)narrow + b * BASE_BLOCK, wide + b * BASE_BLOCK, min_i64(BASE_BLOCK, n - b * BASE_BLOCK));
+                for (int64_t b = 0; b < blocks && !as_it_is; b++) scales[b] = quantize_block((int8_t *)narrow + b * BASE_BLOCK, wide + b * BASE_BLOCK, min_i64(BASE_BLOCK, n - b * BASE_BLOCK));
                 device_write(f->dev, place + to + done, narrow, (size_t)n);
                 device_write(f->dev, place + p->blocks * BASE_BLOCK + (to + done) / BASE_BLOCK * (int64_t)sizeof(float), scales, sizeof(float) * (size_t)blocks);
             } else {
@@ -517,7 +530,7 @@ static void fill_at_random(const Fsdp *f, void *seed, StateKind kind, float *out
 }
 static void fsdp_init_weights(Fsdp *f, uint64_t seed) {
     f->seed = seed;
-    fsdp_set_base(f, fill_at_random, &seed);
+    fsdp_set_base(f, fill_at_random, NULL, &seed);
     fsdp_set_state(f, STATE_MASTER, fill_at_random, &seed);
 }
 

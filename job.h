@@ -23,6 +23,7 @@ typedef struct {
     Mesh mesh;
     Dataset data, val;         // num_files 0: none
     StFiles weights, adapters;
+    BaseKind stored;           // which of the model's files' weights are in 8 bits
     uint64_t base;             // fingerprint of the model that adapters stand beside
     Checkpoint from;           // dir "": the run begins
     int lock;                  // of --out
@@ -150,7 +151,12 @@ static void job_pipeline_options(Job *j) {
 }
 
 /* What a value of --base means; BASE_TRAINED: nothing in this build. */
-static BaseKind base_kind(const char *base) { return !strcmp(base, PRECISION_NAME) ? BASE_FROZEN : !strcmp(base, "int8") ? BASE_INT8 : !strcmp(base, "int8:all") ? BASE_INT8_ALL : BASE_TRAINED; }
+static const char *const base_names[] = {NULL, PRECISION_NAME, "int8", "int8:all"};
+static BaseKind base_kind(const char *base) {
+    for (int k = BASE_FROZEN; k <= BASE_INT8_ALL; k++)
+        if (!strcmp(base, base_names[k])) return (BaseKind)k;
+    return BASE_TRAINED;
+}
 
 /* Options as the files under --adapters want them; given ones must be the same. */
 static void adapters_options(Job *j) {
@@ -183,11 +189,27 @@ static void job_resumes_adapters(const Job *j) {
     if (o->adapters) user_error("--adapters %s begins with those, --resume %s with the checkpoint's: leave one of them out", o->adapters, o->resume);
 }
 
+/* A model whose files are in 8 bits is kept so, or widened to be exported. */
+static void job_stored(Job *j) {
+    Options *o = &j->opt;
+    int trains = j->task == DO_TRAIN || j->task == DO_PLAN;
+    j->stored = j->config.base;
+    if (j->task == DO_EXPORT && !o->merge && j->stored > BASE_FROZEN && export_base(o) > BASE_FROZEN)
+        user_error("--export --dtype %s: %s is in 8 bits already: copy it, or widen it with --dtype fp32 or bf16", o->dtype, o->model);
+    if (j->stored <= BASE_FROZEN || (j->task == DO_EXPORT && !o->adapters && !o->base)) return;
+    if (o->base && base_kind(o->base) != j->stored)
+        user_error("--base %s: the files of --model %s are in 8 bits, as --base %s keeps them: leave --base out, or give the model that they were made of", o->base, o->model, base_names[j->stored]);
+    if (trains && !o->lora_rank && !o->adapters)
+        user_error("--model %s is in 8 bits, and there are no adapters: 8-bit weights are integers: a gradient step on them is lost to rounding; add --lora-rank 16, or give the model that they were made of", o->model);
+    o->base = base_names[j->stored];
+}
+
 /* What of the model is trained, and how the rest is kept. */
 static void job_adapters(Job *j) {
     Options *o = &j->opt;
     Llama3Config *c = &j->config;
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN;
+    job_stored(j);
     if (!o->base) o->base = PRECISION_NAME;
     c->base = base_kind(o->base);
     if (c->base == BASE_TRAINED) user_error("--base %s: this build computes in " PRECISION_NAME ", and keeps a model so, or in 8 bits: use --base " PRECISION_NAME ", or make PRECISION=%s", o->base, o->base);
@@ -197,7 +219,8 @@ static void job_adapters(Job *j) {
     if (!o->lora_rank && c->base == BASE_FROZEN) c->base = BASE_TRAINED; // the model itself is
     if (o->merge && !o->lora_rank) user_error("--merge adds adapters to the model, and there are none: add --adapters DIR, or leave it out");
     if (j->task == DO_EXPORT && o->lora_rank && !o->merge) user_error("--export of --adapters alone would copy them: add --merge, or leave it out");
-    if (j->task == DO_EXPORT && c->base > BASE_FROZEN && !o->lora_rank) user_error("--export --base %s would write weights that are rounded to 8 bits in full precision: leave --base out", o->base);
+    if (j->task == DO_EXPORT && c->base > BASE_FROZEN && !o->lora_rank) user_error("--export --base %s would write weights that are rounded to 8 bits in full precision: leave --base out, or give --dtype %s to write those 8 bits", o->base, o->base);
+    if (o->lora_rank && o->export_dir && !o->merge && export_base(o) > BASE_FROZEN) user_error("--export --dtype %s: adapters are trained, and kept in fp32 or bf16: leave --dtype out, or add --merge", o->dtype);
     if (!o->lora_rank) return;
     if (!trains && !o->adapters) user_error("--lora-rank %d makes adapters to be trained, and this is no training: leave it out", o->lora_rank);
     if (o->lora_rank > c->C) user_error("--lora-rank %d is more than the width of %s, %d: adapters are thin; 8 to 64 is usual", o->lora_rank, o->model, c->C);
@@ -216,7 +239,7 @@ static const TensorRow *cut_block(const Llama3Config *c, int tp) {
     for (int k = 0; k < W_KINDS; k++) {
         const TensorRow *row = &llama3_tensors[k];
         int64_t rows = dim_size(c, row->rows), cols = dim_size(c, row->cols);
-        for (int i = 1; i < tp && is_quantized(c, row) && row->split != SPLIT_NONE; i++)
+        for (int i = 1; i < tp && is_quantized(c->base, row) && row->split != SPLIT_NONE; i++)
             if (row->split == SPLIT_ROWS ? split_begin(rows, tp, i) * cols % BASE_BLOCK : split_begin(cols, tp, i) % BASE_BLOCK || cols % BASE_BLOCK) return row;
     }
     return NULL;
@@ -287,7 +310,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     if (o->cluster) cluster_open(&j->cluster, o->cluster, &j->mesh, o->threads, o->transport);
     if (j->task == DO_PLAN) return;
     if (j->task == DO_TRAIN && !o->data) user_error("--data is missing: token files to train on (make demo shows the way, --help lists what else there is)");
-    j->has_weights = !preset_find(o->model) && (!j->from.dir[0] || o->lora_rank) && model_files_open(&j->weights, o->model, &j->table);
+    j->has_weights = !preset_find(o->model) && (!j->from.dir[0] || o->lora_rank) && model_files_open(&j->weights, o->model, &j->table, j->stored);
     if (o->adapters) adapters_open(&j->adapters, o->adapters, &j->table);
     if (o->lora_rank) j->base = j->has_weights ? model_fingerprint(&j->weights) : mix64((uint64_t)o->seed);
     if (!j->has_weights && j->task != DO_TRAIN)

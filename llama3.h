@@ -121,6 +121,18 @@ static void config_read_rope(Llama3Config *c, const cJSON *json, const char *pat
     if (c->rope_high <= c->rope_low) user_error("%s: high_freq_factor %g must be above low_freq_factor %g", path, c->rope_high, c->rope_low);
 }
 
+static const char quantization_method[] = "absmax_int8_block64"; // the name of this program's 8 bits: see is_quantized. Under "method": transformers refuses a model without "quant_method", and would load one that it does not know as if its bytes were weights
+
+/* Which weights the files beside a config.json have in 8 bits. */
+static BaseKind config_read_base(const cJSON *json, const char *path) {
+    const cJSON *how = json_object(json, path, "quantization_config"), *method = cJSON_GetObjectItemCaseSensitive(how, "method"), *theirs = cJSON_GetObjectItemCaseSensitive(how, "quant_method"), *all = cJSON_GetObjectItemCaseSensitive(how, "all_tensors");
+    if (!how) return BASE_TRAINED;
+    if (!cJSON_IsString(method) || strcmp(method->valuestring, quantization_method))
+        user_error("%s: \"quantization_config\" is %s; weights of 8 bits are read as --export --dtype int8 writes them (%s): export the model unquantized first", path, cJSON_IsString(method) ? method->valuestring : cJSON_IsString(theirs) ? theirs->valuestring : "?", quantization_method);
+    if (!cJSON_IsBool(all)) user_error("%s: \"all_tensors\" of \"quantization_config\" must be true or false", path);
+    return cJSON_IsTrue(all) ? BASE_INT8_ALL : BASE_INT8;
+}
+
 static Llama3Config config_from_json(const char *path) {
     char *text = read_text_file(path);
     if (!text) user_error("cannot read %s (%s): --model takes a preset or a directory with a config.json", path, strerror(errno));
@@ -143,6 +155,7 @@ static Llama3Config config_from_json(const char *path) {
     c.norm_eps = (float)json_number(json, path, "rms_norm_eps", 1e-6, 0, 1);
     c.tied = json_flag(json, path, "tie_word_embeddings");
     config_read_rope(&c, json, path);
+    c.base = config_read_base(json, path);
     c.T = c.max_positions < 256 ? c.max_positions : 256;
     c.B = 1;
     cJSON_Delete(json);
@@ -173,8 +186,8 @@ static Llama3Config config_of_model(const char *model) {
     return c;
 }
 
-/* The config.json that transformers reads; goes beside exported weights. */
-static void config_write_json(const Llama3Config *c, const char *dtype, FILE *f) {
+/* The config.json that transformers reads; goes beside exported weights, of which `base` says what is in 8 bits. */
+static void config_write_json(const Llama3Config *c, const char *dtype, BaseKind base, FILE *f) {
     fprintf(f, "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n  \"hidden_act\": \"silu\",\n"
                "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n  \"hidden_size\": %d,\n  \"num_hidden_layers\": %d,\n"
                "  \"num_attention_heads\": %d,\n  \"num_key_value_heads\": %d,\n  \"head_dim\": %d,\n  \"intermediate_size\": %d,\n"
@@ -184,6 +197,7 @@ static void config_write_json(const Llama3Config *c, const char *dtype, FILE *f)
     else fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": %.17g, \"low_freq_factor\": %.17g, "
                     "\"high_freq_factor\": %.17g, \"original_max_position_embeddings\": %d},\n",
                  c->rope_factor, c->rope_low, c->rope_high, c->rope_original);
+    if (base > BASE_FROZEN) fprintf(f, "  \"quantization_config\": {\"method\": \"%s\", \"all_tensors\": %s},\n", quantization_method, base == BASE_INT8_ALL ? "true" : "false");
     fprintf(f, "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"\n}\n", c->tied ? "true" : "false", dtype);
 }
 
@@ -276,9 +290,11 @@ static inline float adapter_scale(const Llama3Config *c) { return (float)(c->lor
 
 /* Is a tensor of the model's own kept in 8 bits? Blocks of BASE_BLOCK elements of its row-major order (the last one may be short): a byte each, from -127
  * to 127, and a scale, fp32, for all of them: the largest magnitude / 127. So what a byte stands for is off by half a step at most. */
-static inline int is_quantized(const Llama3Config *c, const TensorRow *row) {
-    return row->unit != UNIT_ADAPTERS && (c->base == BASE_INT8_ALL || (c->base == BASE_INT8 && row->unit == UNIT_BLOCK && row->rows != DIM_ONE));
+static inline int is_quantized(BaseKind base, const TensorRow *row) {
+    return row->unit != UNIT_ADAPTERS && (base == BASE_INT8_ALL || (base == BASE_INT8 && row->unit == UNIT_BLOCK && row->rows != DIM_ONE));
 }
+
+static inline int64_t blocks8(int64_t elements) { return (elements + BASE_BLOCK - 1) / BASE_BLOCK; }
 
 /* One block of up to BASE_BLOCK elements. Returns its scale. */
 static inline float quantize_block(int8_t *out, const float *in, int64_t count) {
@@ -406,7 +422,7 @@ static int64_t table_add_tensor(TensorTable *t, const Llama3Config *c, const Ten
     if (u->where[row->kind] < 0) u->where[row->kind] = tensor->offset;
     u->size = (row->joins ? u->size : tensor->offset) + most[0] * most[1];
     tensor->block8 = -1;
-    if (is_quantized(c, row)) tensor->block8 = u->blocks8, u->blocks8 += (most[0] * most[1] + BASE_BLOCK - 1) / BASE_BLOCK;
+    if (is_quantized(c->base, row)) tensor->block8 = u->blocks8, u->blocks8 += blocks8(most[0] * most[1]);
     else tensor->plain = u->plain, u->plain += round_up(most[0] * most[1], TENSOR_ALIGN);
     u->count++;
     if (!tensor->is_copy) t->num_parameters += count[0] * count[1];

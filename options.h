@@ -105,7 +105,7 @@ static const OptionRow option_rows[] = {
     {OPT_TEXT, "eval", FIELD(eval), 0, 0, "FILE", NULL, "print loss and perplexity of a token file as one line of JSON"},
     {OPT_TEXT, "export", FIELD(export_dir), 0, 0, "DIR", NULL, "write the model as a Hugging Face directory: with --data after training, else as it was loaded"},
     {OPT_FLAG, "merge", FIELD(merge), 0, 0, NULL, NULL, "with --export: the model with what its adapters add, not the adapters alone"},
-    {OPT_TEXT, "dtype", FIELD(dtype), 0, 0, "fp32|bf16", "fp32", "with --export"},
+    {OPT_TEXT, "dtype", FIELD(dtype), 0, 0, "fp32|bf16|int8|int8:all", "fp32", "with --export; int8: the blocks' matrices in 8 bits, for a frozen --base; int8:all: everything"},
     {OPT_TEXT, "generate", FIELD(generate), 0, 0, "PROMPT", NULL, "continue a text"},
     {OPT_INT,  "max-tokens", FIELD(max_tokens), 1, 1 << 20, "N", "100", "with --generate"},
     {OPT_REAL, "temperature", FIELD(temperature), 0, 100, "X", "0.8", "with --generate; 0: always the likeliest token"},

@@ -20,7 +20,6 @@ static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIG
 static int64_t packed_bytes(int64_t blocks, int64_t elements, int64_t n) {
     return round_up(blocks, 4 * n) / n * (BASE_BLOCK + (int64_t)sizeof(float)) + round_up(elements, TENSOR_ALIGN * n) / n * (int64_t)sizeof(floatX);
 }
-static int64_t blocks8(int64_t elements) { return (elements + BASE_BLOCK - 1) / BASE_BLOCK; }
 
 /* Traffic of one rank and step, in words. Of data parallelism (Rajbhandari et al. 2020, section 7; facts on what is gathered
  * when in fsdp.h): a rank receives all parts of a unit but its own, each time. Weights, in the compute dtype: full_shard gathers

@@ -12,17 +12,20 @@
 // ---------------------------------------------------------------------------
 // safetensors: 8 bytes length of a JSON header, the header, the tensors' bytes
 
-typedef enum { ST_F32, ST_BF16, ST_F16, ST_I32, ST_DTYPES } StDtype;
-static const char *const st_dtype_names[ST_DTYPES] = {"F32", "BF16", "F16", "I32"};
-static const int st_dtype_sizes[ST_DTYPES] = {4, 2, 2, 4};
+typedef enum { ST_F32, ST_BF16, ST_F16, ST_I32, ST_I8, ST_DTYPES } StDtype;
+static const char *const st_dtype_names[ST_DTYPES] = {"F32", "BF16", "F16", "I32", "I8"};
+static const int st_dtype_sizes[ST_DTYPES] = {4, 2, 2, 4, 1};
+static const char scale_suffix[] = ".scale"; // a tensor of I8 has beside it, under its name with this behind, the scales of its blocks, F32 (blocks)
 
-typedef struct {
+typedef struct StTensor {
     char *name;
     StDtype dtype;
     int64_t rows, cols, elements; // the last dimension is cols, all before it rows
     int64_t begin;                // first byte in the file
     int fd, file;                 // file: which of several
     const char *path;             // of the file, for errors
+    const struct StTensor *scales; // of I8; NULL: not found yet
+    int are_scales;               // of another tensor
 } StTensor;
 
 typedef struct {                  // all tensors of one or several files
@@ -38,7 +41,7 @@ static void st_add_tensor(StFiles *s, const char *path, int fd, const cJSON *ite
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets"), *dim;
     int known = 0;
     while (known < ST_DTYPES && !(cJSON_IsString(dtype) && !strcmp(dtype->valuestring, st_dtype_names[known]))) known++;
-    if (known == ST_DTYPES) user_error("%s: tensor %s has dtype %s, expected F32, BF16, F16 or I32", path, item->string, cJSON_IsString(dtype) ? dtype->valuestring : "?");
+    if (known == ST_DTYPES) user_error("%s: tensor %s has dtype %s, expected F32, BF16, F16, I32 or I8", path, item->string, cJSON_IsString(dtype) ? dtype->valuestring : "?");
     t.dtype = (StDtype)known;
     t.rows = 1, t.cols = 1;
     if (!cJSON_IsArray(shape) || cJSON_GetArraySize(offsets) != 2) user_error("%s: tensor %s has no shape or no data_offsets", path, item->string);
@@ -133,15 +136,46 @@ static inline float half_to_float(uint16_t h) { // IEEE 754 binary16
     return h & 0x8000 ? -x : x;
 }
 
+/* Every tensor of I8 must have its scales; once all files are open. */
+static void st_find_scales(StFiles *s) {
+    char name[4096];
+    for (int i = 0; i < s->count; i++) {
+        StTensor *t = &s->tensors[i], *scales;
+        if (t->dtype != ST_I8) continue;
+        if (snprintf(name, sizeof name, "%s%s", t->name, scale_suffix) >= (int)sizeof name) user_error("%s: the name of tensor %.100s… is too long", t->path, t->name);
+        t->scales = scales = (StTensor *)(uintptr_t)st_find(s, name);
+        if (!scales || scales->dtype != ST_F32 || scales->elements != blocks8(t->elements))
+            user_error("%s: tensor %s is in 8 bits, and %s of its %" PRId64 " blocks %s: expected F32 [%" PRId64 "], as --export --dtype int8 writes them", t->path, t->name, name, blocks8(t->elements), scales ? "is not as long, or no F32" : "is missing", blocks8(t->elements));
+        scales->are_scales = 1;
+    }
+}
+
+/* Bytes of a tensor, from byte `from` of it on. */
+static void st_read_bytes(const StTensor *t, void *out, int64_t from, int64_t bytes) {
+    if (pread(t->fd, out, (size_t)bytes, t->begin + from) != bytes) user_error("%s: tensor %s cannot be read: %s", t->path, t->name, strerror(errno));
+}
+
+/* Elements [first, first + count) of a tensor of I8, where `first` begins a block, and the scales of their blocks. */
+static void st_read_blocks(const StTensor *t, int8_t *out /* (count) */, float *scales /* (blocks8(count)) */, int64_t first, int64_t count) {
+    st_read_bytes(t, out, first, count);
+    st_read_bytes(t->scales, scales, first / BASE_BLOCK * (int64_t)sizeof(float), blocks8(count) * (int64_t)sizeof(float));
+}
+
 /* Elements [first, first + count) of a tensor, as fp32 (int32 tensors: their bits). */
 static void st_read(const StTensor *t, float *out, int64_t first, int64_t count) {
-    enum { AT_ONCE = 1 << 16 };
+    enum { AT_ONCE = 1 << 16 }; // whole blocks
     char buffer[4 * AT_ONCE];
     int size = st_dtype_sizes[t->dtype];
+    for (int64_t at = first / BASE_BLOCK * BASE_BLOCK, n; t->dtype == ST_I8 && at < first + count; at += n) {
+        float scales[(int)AT_ONCE / (int)BASE_BLOCK];
+        n = min_i64(AT_ONCE, first + count - at);
+        st_read_blocks(t, (int8_t *)buffer, scales, at, n);
+        for (int64_t i = max_i64(0, first - at); i < n; i++) out[at + i - first] = (float)((int8_t *)buffer)[i] * scales[i / BASE_BLOCK];
+    }
+    if (t->dtype == ST_I8) return;
     for (int64_t done = 0; done < count; done += AT_ONCE) {
         int64_t n = min_i64(AT_ONCE, count - done);
-        if (pread(t->fd, buffer, (size_t)(n * size), t->begin + (first + done) * size) != n * size)
-            user_error("%s: tensor %s cannot be read: %s", t->path, t->name, strerror(errno));
+        st_read_bytes(t, buffer, (first + done) * size, n * size);
         if (size == 4) memcpy(out + done, buffer, (size_t)(n * 4));
         for (int64_t i = 0; i < n && size == 2; i++) {
             bf16 b;
@@ -179,6 +213,7 @@ static int st_open(StFiles *s, const char *dir, const char *stem) {
         if (access(path, F_OK)) return 0;
         st_add_file(s, path);
     }
+    st_find_scales(s);
     return 1;
 }
 
@@ -193,14 +228,19 @@ static void st_expect(const StFiles *s, const char *dir, const Tensor *want, con
                    dir, name, have->rows, have->cols, st_dtype_names[have->dtype], want->rows, want->cols);
 }
 
-/* Opens the weights of a Hugging Face directory and holds them against the table. 0: there are none. */
-static int model_files_open(StFiles *s, const char *dir, const TensorTable *table) {
+/* Opens the weights of a Hugging Face directory and holds them against the table; `stored`: which of them config.json has in 8 bits. 0: there are none. */
+static int model_files_open(StFiles *s, const char *dir, const TensorTable *table, BaseKind stored) {
     if (!st_open(s, dir, "model")) return 0;
-    for (int i = 0; i < table_first_adapter(table); i++) st_expect(s, dir, &table->tensors[i], "");
+    for (int i = 0; i < table_first_adapter(table); i++) {
+        const Tensor *want = &table->tensors[i];
+        st_expect(s, dir, want, "");
+        if ((st_find(s, want->name)->dtype == ST_I8) != is_quantized(stored, want->row))
+            user_error("%s: tensor %s is %s in 8 bits, config.json (quantization_config) says otherwise: they are not of the same model", dir, want->name, is_quantized(stored, want->row) ? "not" : "kept");
+    }
     for (int i = 0; i < s->count; i++) {
         const char *name = s->tensors[i].name;
         int tied_head = !strcmp(name, "lm_head.weight") && table_is_tied(table); // some files keep both
-        if (!table_find(table, name) && !tied_head && !strstr(name, "rotary_emb.inv_freq"))
+        if (!table_find(table, name) && !tied_head && !s->tensors[i].are_scales && !strstr(name, "rotary_emb.inv_freq"))
             user_error("%s: tensor %s is not part of the model that config.json describes", dir, name);
     }
     return 1;
@@ -233,6 +273,8 @@ enum { MOST_FILES = 100 };      // … but there are not many more than these, s
 typedef struct {
     const Tensor *tensor;
     StateKind kind;             // of which state: weights, or a moment
+    StDtype dtype;
+    int scales;                 // not its elements: the scales of their blocks of 8 bits
 } OutTensor;
 
 typedef struct {
@@ -243,7 +285,8 @@ typedef struct {
 } OutFile;
 
 typedef struct {
-    StDtype dtype;
+    BaseKind base;              // which weights are written in 8 bits, …
+    StDtype dtype;              // … and what all others are
     OutTensor *tensors;
     OutFile *files;
     int num_tensors, num_files;
@@ -252,7 +295,9 @@ typedef struct {
 
 static const char *const out_suffixes[STATES] = {"", ".grad", ".exp_avg", ".exp_avg_sq", ".copy"};
 
-static int64_t out_bytes(const OutFiles *o, int tensor) { return o->tensors[tensor].tensor->rows * o->tensors[tensor].tensor->cols * st_dtype_sizes[o->dtype]; }
+static int64_t out_elements(const OutTensor *t) { return t->scales ? blocks8(t->tensor->rows * t->tensor->cols) : t->tensor->rows * t->tensor->cols; }
+static int64_t out_bytes(const OutTensor *t) { return out_elements(t) * st_dtype_sizes[t->dtype]; }
+static const char *out_suffix(const OutTensor *t) { return t->scales ? scale_suffix : out_suffixes[t->kind]; }
 static int64_t chunks_of(int64_t bytes) { return (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES; }
 static int64_t out_file_chunks(const OutFile *f) { return chunks_of(f->bytes); }
 
@@ -270,11 +315,12 @@ static void out_header(OutFiles *o, OutFile *file) {
     if (!f) run_failure("out of memory");
     fprintf(f, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int i = file->first; i < file->first + file->count; i++) {
-        const Tensor *t = o->tensors[i].tensor;
-        fprintf(f, ",\"%s%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, out_suffixes[o->tensors[i].kind], st_dtype_names[o->dtype]);
-        if (t->row->rows != DIM_ONE) fprintf(f, "%" PRId64 ",", t->rows);
-        fprintf(f, "%" PRId64 "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", t->cols, data, data + out_bytes(o, i));
-        data += out_bytes(o, i);
+        const OutTensor *out = &o->tensors[i];
+        const Tensor *t = out->tensor;
+        fprintf(f, ",\"%s%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, out_suffix(out), st_dtype_names[out->dtype]);
+        if (t->row->rows != DIM_ONE && !out->scales) fprintf(f, "%" PRId64 ",", t->rows);
+        fprintf(f, "%" PRId64 "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", out->scales ? out_elements(out) : t->cols, data, data + out_bytes(out));
+        data += out_bytes(out);
     }
     fprintf(f, "}");
     memory_file(f, &text, &length);
@@ -290,18 +336,21 @@ static void out_header(OutFiles *o, OutFile *file) {
 
 /* Adds files `stem`… of the states of tensors from `begin` to the one before `end`, one kind after the other. */
 static void out_add(OutFiles *o, const TensorTable *table, int begin, int end, const char *stem, const StateKind *kinds, int num_kinds) {
-    int first = o->num_tensors, first_file = o->num_files, count = num_kinds * (end - begin);
+    int first = o->num_tensors, first_file = o->num_files, count = num_kinds * (end - begin), most_tensors = o->base > BASE_FROZEN ? 2 * count : count;
     int64_t most = FILE_BYTES, held = 0;
-    o->tensors = (OutTensor *)realloc(o->tensors, sizeof(OutTensor) * (size_t)(first + count));
-    o->files = (OutFile *)realloc(o->files, sizeof(OutFile) * (size_t)(first_file + count));
+    o->tensors = (OutTensor *)realloc(o->tensors, sizeof(OutTensor) * (size_t)(first + most_tensors));
+    o->files = (OutFile *)realloc(o->files, sizeof(OutFile) * (size_t)(first_file + most_tensors));
     if (!o->tensors || !o->files) run_failure("out of memory");
     for (int i = 0; i < count; i++) {
-        OutTensor t = {&table->tensors[begin + i % (end - begin)], kinds[i / (end - begin)]};
+        OutTensor t = {&table->tensors[begin + i % (end - begin)], kinds[i / (end - begin)], o->dtype, 0};
+        int in_8_bits = is_quantized(o->base, t.tensor->row);
+        if (in_8_bits) t.dtype = ST_I8;
         o->tensors[o->num_tensors++] = t;
+        if (in_8_bits) t.dtype = ST_F32, t.scales = 1, o->tensors[o->num_tensors++] = t;
     }
     most = max_i64(most, num_kinds * table->num_parameters * st_dtype_sizes[o->dtype] / MOST_FILES);
-    for (int i = first; i < o->num_tensors; held += out_bytes(o, i++)) {
-        if (i == first || held + out_bytes(o, i) > most) {
+    for (int i = first; i < o->num_tensors; held += out_bytes(&o->tensors[i++])) {
+        if (i == first || held + out_bytes(&o->tensors[i]) > most) {
             OutFile file = ZERO;
             file.first = i;
             o->files[o->num_files++] = file;
@@ -332,7 +381,7 @@ static char *out_index(const OutFiles *o, const char *stem, size_t *length) {
     fprintf(f, "{\"metadata\":{\"total_size\":%" PRId64 "},\"weight_map\":{", data);
     for (int i = 0; i < o->num_files && data; i++)
         for (int t = o->files[i].first; t < o->files[i].first + o->files[i].count && !strncmp(o->files[i].name, stem, n); t++)
-            fprintf(f, "%s\n\"%s%s\":\"%s\"", listed++ ? "," : "", o->tensors[t].tensor->name, out_suffixes[o->tensors[t].kind], o->files[i].name);
+            fprintf(f, "%s\n\"%s%s\":\"%s\"", listed++ ? "," : "", o->tensors[t].tensor->name, out_suffix(&o->tensors[t]), o->files[i].name);
     fprintf(f, "}}\n");
     memory_file(f, &text, length);
     if (listed) return text;

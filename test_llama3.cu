@@ -1125,7 +1125,7 @@ static void test_use(void) {
         j->config = config_of_model(j->opt.model);
         table_close(&j->table);
         table_open(&j->table, &j->config, 0, &WHOLE_MODEL);
-        j->has_weights = model_files_open(&j->weights, j->opt.model, &j->table);
+        j->has_weights = model_files_open(&j->weights, j->opt.model, &j->table, BASE_TRAINED);
         j->task = DO_GENERATE;
         j->opt.batch = 1, j->opt.seq = 12, j->opt.max_tokens = 4;
         j->prompt_length = 12;

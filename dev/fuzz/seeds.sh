@@ -66,6 +66,9 @@ printf 'd{"num_attention_heads": 65536, "head_dim": 65536}' | seed config/widest
 printf 'd{"hidden_size": 1048576, "num_hidden_layers": 65536, "num_attention_heads": 64, "head_dim": 128, "intermediate_size": 16777216, "vocab_size": 268435456}' | seed config/largest-model
 printf 'd{}\0--world=1048576\n--accum=8192\n--batch=1048576\n--seq=1024' | seed config/was-more-tokens-than-63-bits
 printf 'd{"hidden_size": 1048576, "num_hidden_layers": 4, "head_dim": 256, "intermediate_size": 8388608}\0--world=1048576\n--accum=65536\n--seq=1' | seed config/was-more-bytes-than-63-bits
+printf 'd{"num_attention_heads": 8, "hidden_size": 64, "intermediate_size": 128}\0--world=4\n--lora-rank=4\n--base=int8\n--tp=2\n--seq=64' | seed config/adapters-8-bits
+printf 'd{"quantization_config": {"method": "absmax_int8_block64", "all_tensors": true}}\0--world=3\n--lora-rank=2\n--lora-targets=q,v,down' | seed config/stored-in-8-bits
+printf 'a{"peft_type": "LORA", "r": 8, "lora_alpha": 15, "bias": "none", "use_dora": false, "rank_pattern": {}, "target_modules": ["q_proj", "v_proj", "down_proj"]}' | seed config/adapters
 printf 'f%s' "$config" | seed config/cut-off
 printf 'f[1, 2]' | seed config/array
 
@@ -115,8 +118,11 @@ model F32 4; { printf f; le 8 $((${#entries} + 2)); printf '{%s}' "$entries"; da
 printf 'h{}\0' | seed safetensors/was-no-tensor
 printf 'h{"a":{"dtype":"F32","shape":[0,1e19],"data_offsets":[0,0]}}\0' | seed safetensors/was-larger-than-63-bits
 printf 't%s\n' 'a F32 2,3' 'b BF16 4' 'c F16 1,2,2' 'd I32 1' 'e F32 2,0' | seed safetensors/lines
+lines() { sed -E 's/\},?/\n/g; s/"([a-z0-9_.]*)":\{"dtype":"F32","shape":\[([0-9,]*)\][^\n]*/\1 F32 \2/g' <<<"$entries"; }
+model F32 4; printf 'q%s\n' "$(lines | sed -E '/proj/ { s/(.*) F32 (.*)/\1 I8 \2\n\1.scale F32 1/ }')" | seed safetensors/model-in-8-bits
+printf 't%s\n' 'a I8 2,65' 'a.scale F32 3' 'b I8 0' 'b.scale F32 0' 'c I8 3' | seed safetensors/in-8-bits
 map() { sed -E 's/:\{[^}]*\}/:"part-1.safetensors"/g' <<<"{$entries}"; }
-model F32 4; printf 't%s\n' "$(sed -E 's/\},?/\n/g; s/"([a-z0-9_.]*)":\{"dtype":"F32","shape":\[([0-9,]*)\][^\n]*/\1 F32 \2/g' <<<"$entries")" | seed safetensors/model-as-lines
+model F32 4; printf 't%s\n' "$(lines)" | seed safetensors/model-as-lines
 model F32 4; printf 'i{"metadata":{},"weight_map":%s}' "$(map | sed -E 's/("model.layers.0.self_attn.o_proj)/\n\1/' | sed '2s/part-1/part-2/g')" | seed safetensors/index
 printf 'i{"weight_map":{"a":"../b"}}' | seed safetensors/index-elsewhere
 

@@ -1,5 +1,5 @@
 /* target_config.h: config.json, and the plan of a model as large as it says.
- * Input: f FILE or d FILE, 0, options of the plan, a word a line. Behind d the file gets what it lacks of a good one.
+ * Input: f FILE or d FILE, 0, options of the plan, a word a line. Behind d the file gets what it lacks of a good one. Or a FILE: an adapter_config.json.
  * Follows target_options.h.
  */
 #ifndef TARGET_CONFIG_H
@@ -7,12 +7,12 @@
 
 /* What --export writes beside the weights is read as the same model. */
 static void check_config_written(const Llama3Config *c) {
-    config_write_json(c, "float32", stdout);
+    config_write_json(c, "float32", c->base, stdout);
     held.promise = "the config.json that --export writes";
     Llama3Config again = config_from_json(give("again.json", said_out.text, said_length(&said_out)));
     held.promise = NULL;
     EXPECT(again.V == c->V && again.C == c->C && again.L == c->L && again.NH == c->NH && again.NKV == c->NKV && again.HD == c->HD && again.F == c->F, "another shape was written");
-    EXPECT(again.max_positions == c->max_positions && again.tied == c->tied && again.norm_eps == c->norm_eps && again.T == c->T, "other positions, ties or norm_eps were written");
+    EXPECT(again.max_positions == c->max_positions && again.tied == c->tied && again.norm_eps == c->norm_eps && again.T == c->T && again.base == c->base, "other positions, ties, norm_eps or weights in 8 bits were written");
     EXPECT(again.rope_theta == c->rope_theta && again.rope_factor == c->rope_factor, "another rope was written");
     EXPECT(c->rope_factor == 1 || (again.rope_low == c->rope_low && again.rope_high == c->rope_high && again.rope_original == c->rope_original), "another rope scaling was written");
     rewind(stdout);
@@ -21,7 +21,8 @@ static void check_config_written(const Llama3Config *c) {
 static void check_table(const TensorTable *t, const Llama3Config *c) {
     double C = c->C, Q = (double)c->NH * c->HD, KV = (double)c->NKV * c->HD, V = c->V, F = c->F;
     double parameters = c->L * (2 * C * Q + 2 * C * KV + 3 * C * F + 2 * C) + V * C * (c->tied ? 1 : 2) + C;
-    EXPECT((double)t->num_parameters == parameters, "%" PRId64 " parameters, expected %.0f", t->num_parameters, parameters);
+    int64_t has = t->num_parameters - (c->lora_rank ? t->num_trained : 0); // without adapters
+    EXPECT((double)has == parameters, "%" PRId64 " parameters, expected %.0f", has, parameters);
     for (int u = 0; u < t->num_units; u++) {
         int64_t end = 0;
         for (int i = t->units[u].first; i < t->units[u].first + t->units[u].count; i++) {
@@ -104,10 +105,30 @@ static void give_completed(Bytes file) {
     free(text);
 }
 
+static void fuzz_adapters(Bytes file) {
+    Llama3Config c = ZERO, again;
+    c.C = 64;
+    again = c;
+    give("adapter_config.json", file.at, file.left);
+    adapters_config_read(&c, folder);
+    held.taken = 1;
+    EXPECT(c.lora_rank >= 1 && c.lora_rank <= c.C && c.lora_alpha > 0 && c.lora_targets > 0 && c.lora_targets < 1u << LORA_TARGETS, "rank %d, alpha %g, targets %x were taken", c.lora_rank, c.lora_alpha, c.lora_targets);
+    adapters_config_write(&c, stdout);
+    give("adapter_config.json", said_out.text, said_length(&said_out));
+    held.promise = "the adapter_config.json that is saved";
+    adapters_config_read(&again, folder);
+    held.promise = NULL;
+    EXPECT(again.lora_rank == c.lora_rank && fabs(again.lora_alpha / c.lora_alpha - 1) < 1e-8 && again.lora_targets == c.lora_targets, "other adapters were written");
+}
+
 static void fuzz_config(Bytes in) {
     static Job j;
     int rank = in.left > 0 ? in.at[in.left - 1] : 0, kind = next_byte(&in);
     Bytes file = up_to_zero(&in);
+    if (kind == 'a') {
+        fuzz_adapters(file);
+        return;
+    }
     if (kind == 'd') give_completed(file);
     else give("config.json", file.at, file.left);
     Llama3Config c = (config_of_model)(folder);
@@ -131,6 +152,7 @@ static const char *const config_words[] = {"\"model_type\":\"llama\"", "\"hidden
     "\"max_position_embeddings\":8192", "\"rms_norm_eps\":1e-5", "\"tie_word_embeddings\":true", "\"rope_theta\":10000", "\"rope_scaling\":{\"type\":\"default\"}",
     "\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":128}", "\"rope_type\":null",
     "--world=4", "--accum=3", "--seq=16", "--batch=2", "--slots=3", "--ranks=2", "--vocab-size=100", "--deterministic", "--accumulate=local", "--dp-shard=auto", "--tp=2", "--cp=2", "--pp=2", "--pp-schedule=interleaved",
-    "--pp-light-ends", "--dp-replicate=2", "--doc-mask", NULL};
+    "--pp-light-ends", "--dp-replicate=2", "--doc-mask", "--lora-rank=4", "--lora-targets=q,v,down", "--base=int8", "--base=int8:all", "\"quantization_config\":{\"method\":\"absmax_int8_block64\",\"all_tensors\":false}",
+    "\"peft_type\":\"LORA\"", "\"r\":8", "\"lora_alpha\":16", "\"target_modules\":[\"q_proj\",\"down_proj\"]", "\"bias\":\"none\"", "\"use_dora\":true", "\"rank_pattern\":{}", NULL};
 
 #endif

@@ -1,6 +1,6 @@
 /* target_safetensors.h: weights, one file or several with an index.
- * Input: f FILE, h HEADER 0 DATA, t and lines `NAME DTYPE DIM,DIM…` of tensors one behind the other, or i INDEX (of
- * part-1.safetensors, part-2.safetensors); F, H, T, I: of a tied model.
+ * Input: f FILE, h HEADER 0 DATA, t (q: of a model whose blocks are in 8 bits) and lines `NAME DTYPE DIM,DIM…` of tensors one behind the other, or i INDEX (of
+ * part-1.safetensors, part-2.safetensors); F, H, T, Q, I: of a tied model.
  */
 #ifndef TARGET_SAFETENSORS_H
 #define TARGET_SAFETENSORS_H
@@ -32,6 +32,14 @@ static void check_weights(const StFiles *s, const uint8_t *file, size_t size) {
         for (int64_t e = 0; e < t->elements; e++) {
             uint32_t bits, want = 0;
             memcpy(&bits, read + e, 4);
+            if (t->dtype == ST_I8) {
+                float scale, value;
+                memcpy(&scale, file + t->scales->begin + e / BASE_BLOCK * 4, 4);
+                value = (float)(int8_t)file[t->begin + e] * scale;
+                memcpy(&want, &value, 4);
+                EXPECT(bits == want || (isnan(read[e]) && isnan(value)), "tensor %s, element %" PRId64 ": %g, its byte and its scale make %g", t->name, e, read[e], value);
+                continue;
+            }
             for (int b = 0; b < width; b++) want |= (uint32_t)file[t->begin + e * width + b] << 8 * (b + (t->dtype == ST_BF16 ? 2 : 0));
             EXPECT(bits == want || t->dtype == ST_F16, "tensor %s, element %" PRId64 ": %08x, the file has %08x", t->name, e, bits, want);
         }
@@ -47,7 +55,7 @@ static size_t build_safetensors(uint8_t *file, size_t room, Bytes lines) {
     for (char *line = strtok_r(list, "\n", &state); line; line = strtok_r(NULL, "\n", &state)) {
         char name[64] = "", dtype[8] = "", dims[64] = "";
         sscanf(line, "%63s %7s %63s", name, dtype, dims);
-        double bytes = strstr(dtype, "16") ? 2 : 4;
+        double bytes = strstr(dtype, "16") ? 2 : strstr(dtype, "8") ? 1 : 4;
         for (char *dim = dims; *dim; dim += strcspn(dim, ","), dim += *dim == ',') bytes *= atof(dim);
         p += sprintf(p, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%.17g,%.17g]}", name, dtype, dims, at, at + bytes);
         at += bytes;
@@ -67,11 +75,12 @@ static void fuzz_safetensors(Bytes in) {
     Llama3Config c = smallest;
     int kind = next_byte(&in), one = (kind | 32) != 'i';
     c.tied = kind < 'a';
+    if ((kind | 32) == 'q') c.base = BASE_INT8;
     table_open(&table, &c, 0, &WHOLE_MODEL);
     if (one) {
         size_t room = 100 * in.left + 4096, at = 0; // a line grows by less than 100 bytes
         uint8_t *file = (uint8_t *)checked_malloc(room);
-        if ((kind | 32) == 't') {
+        if ((kind | 32) == 't' || (kind | 32) == 'q') {
             at = build_safetensors(file, room, in), in.left = 0;
         } else if ((kind | 32) == 'h') {
             Bytes header = up_to_zero(&in);
@@ -83,6 +92,7 @@ static void fuzz_safetensors(Bytes in) {
         give("weights/model.safetensors", file, at);
         memset(&s, 0, sizeof s);
         st_add_file(&s, path_of("weights/model.safetensors")); // by itself, whatever its tensors
+        st_find_scales(&s);
         held.taken = 1;
         check_weights(&s, file, at);
         st_close(&s);
@@ -92,7 +102,7 @@ static void fuzz_safetensors(Bytes in) {
         give_weights("parts/part-1.safetensors", &table, 0, 5);
         give_weights("parts/part-2.safetensors", &table, 5, table.num_tensors - 5);
     }
-    EXPECT(model_files_open(&s, path_of(one ? "weights" : "parts"), &table), "the weights were not found");
+    EXPECT(model_files_open(&s, path_of(one ? "weights" : "parts"), &table, c.base), "the weights were not found");
     held.taken = 1;
     for (int i = 0; i < table.num_tensors; i++) {
         const StTensor *t = st_find(&s, table.tensors[i].name);
@@ -102,7 +112,7 @@ static void fuzz_safetensors(Bytes in) {
     table_close(&table);
 }
 
-static const char *const safetensors_words[] = {"\"__metadata__\":{\"format\":\"pt\"}", "\"dtype\":\"F32\"", "\"dtype\":\"BF16\"", "\"dtype\":\"F16\"", "\"dtype\":\"I32\"", "\"shape\":[]",
+static const char *const safetensors_words[] = {"\"__metadata__\":{\"format\":\"pt\"}", "\"dtype\":\"F32\"", "\"dtype\":\"BF16\"", "\"dtype\":\"F16\"", "\"dtype\":\"I32\"", "\"dtype\":\"I8\"", ".scale", "\"shape\":[]",
     "\"shape\":[2,0]", "\"data_offsets\":[0,0]", "\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}", "\"rotary_emb.inv_freq\"", "\"lm_head.weight\"", "\"model.norm.weight\"",
     "\"weight_map\":{}", "\"a\":\"part-1.safetensors\"", "\"part-2.safetensors\"", NULL};
 

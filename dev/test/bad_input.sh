@@ -536,12 +536,46 @@ clusters() {
 }
 
 # ---------------------------------------------------------------- adapters
+precision=fp32 other=bf16
+if "$program" --plan | grep -q bf16; then precision=bf16 other=fp32; fi
+
 # spoiled_adapters NAME PATTERN SED : --adapters whose configuration is changed is refused
 spoiled_adapters() {
     rm -rf spoiled
     cp -r adapters spoiled
     sed -i -E "$3" spoiled/adapter_config.json
     bad "$1" "$2" --model trained --eval good/val.tok --seq 16 --adapters spoiled
+}
+
+# spoiled_stored NAME PATTERN FILE SED : a model of 8 bits whose FILE is changed, as long as it was, is refused
+spoiled_stored() {
+    rm -rf spoiled
+    cp -r stored spoiled
+    LC_ALL=C sed -i -E "$4" "spoiled/$3"
+    bad "$1" "$2" --model spoiled --eval good/val.tok --seq 16
+}
+
+# a model whose files are in 8 bits
+stored() {
+    works "a model is exported in 8 bits" "$program" --model trained --export stored --dtype int8
+    works "… and evaluated" "$program" --model stored --eval good/val.tok --seq 16
+    works "… and adapted" "$program" "${train[@]}" --model stored --lora-rank 4 --export beside
+    works "… and merged, in 8 bits again" "$program" --model stored --adapters beside --export again --merge --dtype int8
+    works "… and all of it" "$program" "${train[@]}" --model trained --export all --dtype int8:all
+    everywhere "a model of 8 bits trained itself" "--model stored is in 8 bits, and there are no adapters: 8-bit weights are integers: a gradient step on them is lost to rounding; add --lora-rank 16" "${train[@]}" --model stored
+    bad "a model of 8 bits trained itself, planned" "--model stored is in 8 bits, and there are no adapters" --plan --model stored --seq 16 --world 2
+    bad "a model of 8 bits resumed" "--resume stored: no checkpoint there" "${train[@]}" --resume stored
+    bad "a model of 8 bits beside another --base" "--base (fp32|bf16): the files of --model stored are in 8 bits, as --base int8 keeps them" "${train[@]}" --model stored --lora-rank 4 --base "$precision"
+    bad "a model of 8 bits, all of it asked for" "--base int8:all: the files of --model stored are in 8 bits, as --base int8 keeps them" "${train[@]}" --model stored --lora-rank 4 --base int8:all
+    bad "a model of 8 bits exported as such" "--export --dtype int8:all: stored is in 8 bits already" --model stored --export twice --dtype int8:all
+    bad "adapters in 8 bits" "--export --dtype int8: adapters are trained, and kept in fp32 or bf16" "${train[@]}" --model trained --lora-rank 4 --export beside8 --dtype int8
+    bad "--dtype that is none" "--dtype int4: expected one of fp32.bf16.int8.int8:all" --model trained --export four --dtype int4
+    spoiled_stored "8 bits whose scales are missing" "tensor model.layers.0.self_attn.q_proj.weight is in 8 bits, and model.layers.0.self_attn.q_proj.weight.scale of its 16 blocks is missing" model.safetensors 's/layers.0.self_attn.q_proj.weight.scale/layers.0.self_attn.q_proj.weight.skale/'
+    spoiled_stored "8 bits whose scales are no floats" "q_proj.weight.scale of its [0-9]+ blocks is not as long, or no F32" model.safetensors 's/(q_proj.weight.scale":\{"dtype":")F32(","shape":\[)([0-9]+)/\1I32\2\3/'
+    spoiled_stored "8 bits that config.json does not have" "tensor model.layers.0.self_attn.q_proj.weight is kept in 8 bits, config.json .quantization_config. says otherwise" config.json '/quantization_config/d'
+    spoiled_stored "more in 8 bits than there is" "tensor model.embed_tokens.weight is not in 8 bits, config.json .quantization_config. says otherwise" config.json 's/"all_tensors": false/"all_tensors": true/'
+    spoiled_stored "8 bits of another kind" '"quantization_config" is bitsandbytes; weights of 8 bits are read as --export --dtype int8 writes them' config.json 's/"method": "[a-z0-9_]*"/"quant_method": "bitsandbytes"/'
+    spoiled_stored "8 bits of which is not told" '"all_tensors" of "quantization_config" must be true or false' config.json 's/"all_tensors": false/"all_tensors": 0/'
 }
 
 adapters() {
@@ -554,7 +588,7 @@ adapters() {
     everywhere "a quantized base without adapters" "--base int8 without adapters: 8-bit weights are integers: a gradient step on them is lost to rounding; add --lora-rank 16, or use --base (fp32|bf16)" "${train[@]}" --base int8
     bad "all of it in 8 bits without adapters" "--base int8:all without adapters" "${train[@]}" --base int8:all
     bad "--base of a dtype that is none" "--base int4: expected one of fp32\|bf16\|int8\|int8:all" "${lora[@]}" --base int4
-    bad "--base of another precision" "--base (fp32|bf16): this build computes in" "${lora[@]}" --base "$(if "$program" --plan | grep -q bf16; then echo fp32; else echo bf16; fi)"
+    bad "--base of another precision" "--base (fp32|bf16): this build computes in" "${lora[@]}" --base "$other"
     everywhere "adapters on a matrix that is none" '--lora-targets q,head: a block has no matrix "head": expected some of q,k,v,o,gate,up,down' "${lora[@]}" --lora-targets q,head
     bad "adapters on nothing" '--lora-targets q,,v: a block has no matrix ""' "${lora[@]}" --lora-targets q,,v
     bad "adapters wider than the model" "--lora-rank 33 is more than the width of trained, 32" "${train[@]}" --model trained --lora-rank 33
@@ -564,7 +598,7 @@ adapters() {
     bad "--merge without adapters" "--merge adds adapters to the model, and there are none" --model trained --export merged --merge
     bad "--merge without --export" "--merge does nothing without --export" "${lora[@]}" --merge
     bad "--export of adapters as they are" "--export of --adapters alone would copy them: add --merge" --model trained --adapters adapters --export copied
-    bad "--export of a model in 8 bits" "--export --base int8 would write weights that are rounded" --model trained --base int8 --export rounded
+    bad "--export of a model in 8 bits" "--export --base int8 would write weights that are rounded to 8 bits in full precision: leave --base out, or give --dtype int8" --model trained --base int8 --export rounded
     bad "--export onto adapters" "adapters/adapter_(model.safetensors|config.json) exists already" "${lora[@]}" --export adapters
     bad "--adapters that are not there" "--adapters nowhere: cannot read nowhere/adapter_config.json" --model trained --adapters nowhere --eval good/val.tok --seq 16
     bad "--adapters of another rank" "--adapters adapters have rank 4, not --lora-rank 8" "${lora[@]}" --lora-rank 8 --adapters adapters
@@ -612,6 +646,7 @@ meshes
 outputs
 clusters
 adapters
+stored
 corpora
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -52,6 +52,7 @@ plant() {
 fault "a unit is not reduced" fsdp.h \
     's|^        tree_sum(f->dev, sum, s->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, s->receive|' faults "gradients of one rank"
 fault "weights of 8 bits take the scale of a neighbouring block" fsdp.h 's|within / BASE_BLOCK, n);|(within / BASE_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
+more "weights of 8 bits are written with the scale of a neighbouring block" checkpoint.h 's|scales\[b\] = quantize_block|scales[b ^ 1] = quantize_block|' adapters "bytes and scales of the whole tensors. blocks"
 more "a cut between ranks goes through a block of 8 bits" fsdp.h 's|int64_t each = t->block8 < 0 ? p->plain : p->blocks \* BASE_BLOCK, at = |int64_t each = t->block8 < 0 ? p->plain : p->blocks * BASE_BLOCK - 32, at = |' adapters "every weight is that of its block"
 more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        unit_reduce(&r->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(r, unit)) unit_reduce(\&r->fsdp, trained, micro);|' adapters "no free slot for the gradient of adapters of"
 more "adapters' sums of one tp rank are lost" fsdp.h 's/if (t->row->split != SPLIT_NONE || u->unit->frozen) continue;/if (t->row->split != SPLIT_NONE || u->unit->frozen || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
@@ -162,7 +163,7 @@ if [ "${1:-}" = all ]; then
     fault "a validation counts its tokens on every rank that shares them" train_llama3.cu \
         's|            if (mesh_tells_samples(&r->mesh, r->rank)) mine.targets += n;|            mine.targets += n;|' mesh-use "counts every token once"
     fault "a checkpoint takes slices of columns as rows" checkpoint.h \
-        's|row < (split == SPLIT_COLUMNS ? t->whole_rows : 1)|row < 1|; s|(split == SPLIT_COLUMNS ? part->cols : part->rows \* part->cols) \* element|part->rows * part->cols * element|' mesh-use "has the same bytes"
+        's/rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1, line/rows = 1, line/' mesh-use "has the same bytes"
     fault "a resumed run begins its moments anew" checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
     fault "checksums come in the order of ranks" checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
     fault "a resumed run counts its updates anew" train_llama3.cu 's|    r->at = j->from.at;|    r->at = j->from.at, r->at.updates = 0;|' checkpoints "are 4 steps"

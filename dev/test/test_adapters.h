@@ -103,7 +103,7 @@ static void widened_body(Job *j, int rank) {
         if (!u->unit->frozen) continue;
         float *want = (float *)checked_malloc(sizeof(float) * (size_t)all);
         tensor_init(want, t, r->whole_config, (uint64_t)j->opt.seed, 0, all, 1);
-        for (int64_t at = 0; at < all && is_quantized(r->whole_config, t->row); at += BASE_BLOCK) {
+        for (int64_t at = 0; at < all && is_quantized(r->whole_config->base, t->row); at += BASE_BLOCK) {
             int8_t bytes[BASE_BLOCK];
             int64_t m = min_i64(BASE_BLOCK, all - at);
             float step = quantize_block(bytes, want + at, m);
@@ -207,6 +207,78 @@ static void test_adapters_files(void) {
     CHECK("adapters: and it is another one than the base's", fabs(loss_said(said) / beside[0] - 1) > 1e-3, "%.8f without them, %.8f with", loss_said(said), beside[0]);
 }
 
+/* What --export --dtype int8 writes are the blocks of the whole tensors, whoever writes them, and what reads them has these blocks. */
+static void test_stored8(void) {
+    static const struct { int world, tp; const char *options; } layouts[] = {{1, 1, ""}, {2, 1, ""}, {3, 1, ""}, {2, 2, " --tp 2"}, {4, 2, " --tp 2 --pp 2"}, {4, 1, " --dp-replicate 2 --sharding shard_grad_op"}};
+    char said[4096], first[400], out[400], name[300], path[500];
+    const char *data = strdup(make_token_file("adapted.tok", 6000, 64, 7));
+    for (int all = 0; all < 2; all++)
+        for (int odd = 0; odd < 2; odd++) {
+            const char *dtype = all ? "int8:all" : "int8", *model = strdup(scratch_path(odd ? "stored-odd" : "stored"));
+            int files, code = all ? 0 : run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 2 --warmup 0 --lr 1e-2 --export %s", odd ? mesh_model(0) : adapters_model(1), data, model);
+            for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+                snprintf(out, sizeof out, "%s-%d-%d", model, all, (int)l);
+                if (l == 0) snprintf(first, sizeof first, "%s", out);
+                code |= run_whole(said, layouts[l].world, "--model %s --export %s --dtype %s%s", model, out, dtype, layouts[l].options);
+                int differ = files_that_differ(first, out, &files);
+                snprintf(name, sizeof name, "%s, --export --dtype %s by %d ranks%s: one rank's files", odd ? "odd" : "tied", dtype, layouts[l].world, layouts[l].options);
+                CHECK(name, !code && !differ && files == 2, "%d of %d files differ; %s", differ, files, code ? sentence(said) : "");
+            }
+            Llama3Config c = config_of_model(first);
+            TensorTable table;
+            StFiles whole, blocks;
+            int64_t wrong = 0, compared = 0, plain_wrong = 0;
+            table_open(&table, &c, 0, &WHOLE_MODEL);
+            int opened = model_files_open(&whole, model, &table, BASE_TRAINED) + model_files_open(&blocks, first, &table, c.base);
+            for (int i = 0; i < table.num_tensors && opened == 2; i++) {
+                const Tensor *t = &table.tensors[i];
+                const StTensor *have = st_find(&blocks, t->name);
+                int64_t n = t->rows * t->cols;
+                float *want = (float *)checked_malloc(sizeof(float) * (size_t)n), *read = (float *)checked_malloc(sizeof(float) * (size_t)n), *scales = (float *)checked_malloc(sizeof(float) * (size_t)blocks8(n));
+                int8_t *bytes = (int8_t *)checked_malloc((size_t)n), block[BASE_BLOCK];
+                st_read(st_find(&whole, t->name), want, 0, n);
+                st_read(have, read, 0, n);
+                if (have->dtype == ST_I8) st_read_blocks(have, bytes, scales, 0, n);
+                for (int64_t at = 0; at < n; at += BASE_BLOCK) {
+                    int64_t m = min_i64(BASE_BLOCK, n - at);
+                    float step = quantize_block(block, want + at, m);
+                    for (int64_t e = 0; e < m && have->dtype == ST_I8; e++) compared++, wrong += bytes[at + e] != block[e] || scales[at / BASE_BLOCK] != step || read[at + e] != (float)block[e] * step;
+                    for (int64_t e = 0; e < m && have->dtype != ST_I8; e++) plain_wrong += read[at + e] != to_float(from_float(want[at + e]));
+                }
+                float part = 0; // from within a block on
+                if (n > 70) st_read(have, &part, 67, 1), wrong += part != read[67];
+                free(want), free(read), free(scales), free(bytes);
+            }
+            st_close(&whole), st_close(&blocks);
+            table_close(&table);
+            snprintf(name, sizeof name, "%s, --dtype %s: bytes and scales of the whole tensors' blocks", odd ? "odd" : "tied", dtype);
+            CHECK(name, opened == 2 && compared > 0 && !wrong && !plain_wrong, "%" PRId64 " of %" PRId64 " wrong, %" PRId64 " of the others", wrong, compared, plain_wrong);
+            char of_model[64] = "", of_blocks[64];
+            for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) { // the same blocks, whether they are made now or were
+                if (odd && layouts[l].tp > 1) continue; // its cuts go through blocks
+                code = run_whole(said, layouts[l].world, "--model %s --base %s --eval %s --seq 32 --batch 4%s", model, dtype, data, layouts[l].options);
+                snprintf(of_model, sizeof of_model, "%.9g", code ? 0 : loss_said(said));
+                code |= run_whole(said, layouts[l].world, "--model %s --eval %s --seq 32 --batch 4%s", first, data, layouts[l].options);
+                snprintf(of_blocks, sizeof of_blocks, "%.9g", code ? 1 : loss_said(said));
+                snprintf(name, sizeof name, "%s, %s: evaluated by %d ranks%s as the model that they are made of", odd ? "odd" : "tied", dtype, layouts[l].world, layouts[l].options);
+                CHECK(name, !code && !strcmp(of_model, of_blocks), "loss %s, of the model %s; %s", of_blocks, of_model, code ? sentence(said) : "");
+            }
+            for (int stored = 0; stored < 2; stored++) {
+                snprintf(out, sizeof out, "%s-adapters-%d-%d", model, all, stored);
+                code |= run_whole(said, 2, "--model %s --base %s --lora-rank 3 --data %s --seq 32 --batch 2 --steps 2 --warmup 0 --lr 1e-2 --export %s", stored ? first : model, dtype, data, out);
+                if (!stored) snprintf(path, sizeof path, "%s", out);
+            }
+            int differ = files_that_differ(path, out, &files);
+            snprintf(name, sizeof name, "%s, %s: adapters beside them are trained as beside the model", odd ? "odd" : "tied", dtype);
+            CHECK(name, !code && !differ && files == 2, "%d of %d files differ; %s", differ, files, code ? sentence(said) : "");
+            snprintf(path, sizeof path, "%s-widened-%d", model, all);
+            code = run_whole(said, 2, "--model %s --export %s", first, path) || run_whole(said, 1, "--model %s --eval %s --seq 32 --batch 4", path, data);
+            double error = code ? 1 : fabs(loss_said(said) / atof(of_blocks) - 1);
+            snprintf(name, sizeof name, "%s, %s: widened again, a model of their loss", odd ? "odd" : "tied", dtype);
+            CHECK(name, !code && error < (FLOATX == DTYPE_F32 ? 1e-6 : 1e-3), "off by %.2g; %s", error, code ? sentence(said) : "");
+        }
+}
+
 static void test_adapters(void) {
     test_blocks8();
     test_widened();
@@ -214,4 +286,5 @@ static void test_adapters(void) {
     if (CUDA_BUILD) return;
     test_adapters_bits();
     test_adapters_files();
+    test_stored8();
 }
