@@ -757,6 +757,13 @@ static void test_mpi(int process, int world) {
         compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, " --dp-replicate 2 --sharding shard_grad_op", first, 0);
         compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, tied ? " --sharding no_shard" : " --dp-replicate 2 --sharding no_shard --accumulate local", first, 0);
     }
+    static const char *const adapted[] = {" --lora-rank 4 --base " PRECISION_NAME, " --lora-rank 4 --base int8", " --lora-rank 4 --base int8:all --sharding shard_grad_op", " --lora-rank 4 --base int8 --dp-replicate 2"};
+    for (int i = 0; i < 4 && 8 % world == 0; i++) {
+        StepBits first[20] = ZERO;
+        if (i == 3 && world % 2) continue;
+        if (process == 0) compare_bits("odd", 0, 1, 1, &transport_threads, i == 3 ? adapted[1] : adapted[i], first, 1);
+        compare_bits("odd", process, world, 1, &transport_mpi, adapted[i], first, 0);
+    }
     test_layouts_mpi(process, world);
     for (int s = 0; s < STRATEGIES; s++) {
         snprintf(arguments, sizeof arguments, "--model bench-8m --vocab-size 40000 --data %s --seq 64 --batch 1 --timeout 60 --sharding %s", make_token_file("resident.tok", 6000, 64, 0), strategies[s].name);

@@ -39,9 +39,19 @@ static void test_orders(void) {
         snprintf(more, sizeof more, "%s --check-replicas %d", ways[seed % 4].more, 10 + seed); // the number tells the seeds apart
         compare_bits("odd", 0, 2, 1, ways[seed % 4].by_nccl ? nccl : &transport_threads, more, first, 0);
     }
-    static const struct { const char *more; int world; } meshes[] = {{" --tp 2 --pp 2", 4}, {" --pp 2", 2}, {" --cp 2 --recompute full", 2}};
+    static const char *const adapted[] = {" --lora-rank 4 --base int8", " --lora-rank 4 --base int8:all --sharding shard_grad_op", " --lora-rank 4 --base " PRECISION_NAME " --wrap size:99999 --slots 3"};
+    for (int i = 0; i < 3; i++) {
+        compare_bits("odd", 0, 1, 1, &transport_threads, adapted[i], first, 1);
+        for (int seed = i; seed < 8; seed += 3) {
+            char more[160];
+            cuda_on_cpu.seed = (uint64_t)seed;
+            snprintf(more, sizeof more, "%s --transport nccl --check-replicas %d", adapted[i], 10 + seed);
+            compare_bits("odd", 0, 2, 1, nccl, more, first, 0);
+        }
+    }
+    static const struct { const char *more; int world; } meshes[] = {{" --tp 2 --pp 2", 4}, {" --pp 2", 2}, {" --cp 2 --recompute full", 2}, {" --tp 2 --pp 2 --lora-rank 3", 4}};
     cuda_on_cpu.devices = 4, bits_steps = 3;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         for (int seed = 0; seed < 8; seed++) { // their sums are made in another order than one rank's
             char more[160];
             int by_nccl = seed % 4 != 2;
