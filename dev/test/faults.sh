@@ -55,7 +55,7 @@ fault "weights of 8 bits take the scale of a neighbouring block" fsdp.h 's|withi
 more "weights of 8 bits are written with the scale of a neighbouring block" checkpoint.h 's|scales\[b\] = quantize_block|scales[b ^ 1] = quantize_block|' adapters "bytes and scales of the whole tensors. blocks"
 more "a cut between ranks goes through a block of 8 bits" fsdp.h 's|int64_t each = t->block8 < 0 ? p->plain : p->blocks \* BASE_BLOCK, at = |int64_t each = t->block8 < 0 ? p->plain : p->blocks * BASE_BLOCK - 32, at = |' adapters "every weight is that of its block"
 more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        unit_reduce(&r->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(r, unit)) unit_reduce(\&r->fsdp, trained, micro);|' adapters "no free slot for the gradient of adapters of"
-more "adapters' sums of one tp rank are lost" fsdp.h 's/if (t->row->split != SPLIT_NONE || u->unit->frozen) continue;/if (t->row->split != SPLIT_NONE || u->unit->frozen || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
+more "adapters' sums of one tp rank are lost" fsdp.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
 fault "the base is updated by weight decay" fsdp.h \
     's/^    if (now) state_store(f, now, s);/&\n    for (int u = 0; u < f->table->num_units; u++) if (f->units[u].unit->frozen \&\& !f->units[u].packed.parts) scale(f->dev, f->units[u].copy, 1 - o->lr * o->weight_decay, f->units[u].held);/' adapters "the base is as it was"
 more "two ranks take the same samples" dataloader.h \
@@ -127,7 +127,7 @@ fault "the second chunk's queries stand right behind the first's" kernels.h 's/ 
 more "a slice of the vocabulary takes its neighbour's first token" kernels.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
 more "sums of slices are not brought to one largest logit" kernels.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
 fault "gradients of norms are not summed over tp" fsdp.h \
-    's|^        tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);||' mesh-faults "tp 2 .*worst gradient"
+    's|^            tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);||' mesh-faults "tp 2 .*worst gradient"
 fault "a group that shards has members of two tp slices" comm.h \
     's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
 fault "the loss is counted on every tp rank" train_llama3.cu \
