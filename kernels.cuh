@@ -1831,18 +1831,20 @@ static void cuda_scale(Device *dev, floatX *x, float by, int64_t count) {
     if (count) KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, x), WIDE, scale_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, x, by, count);
 }
 
-/* A thread widens 4 bytes of a block, which stand together in a word. */
-static __global__ void __launch_bounds__(BLOCK) dequantize_kernel(floatX *out, const int8_t *in, const float *scales, int64_t count) {
-    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * 4, left = count - i;
+/* A thread widens W bytes of a block, which come as words of four. */
+template <int W> __global__ void __launch_bounds__(BLOCK) dequantize_kernel(floatX *out, const int8_t *in, const float *scales, int64_t count) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
     if (left <= 0) return;
-    float by = scales[i / BASE_BLOCK];
-    uint32_t word = left >= 4 ? *(const uint32_t *)(const void *)(in + i) : 0;
+    float by = scales[i / BASE_BLOCK], v[W];
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-        if (k < left) out[i + k] = from_float((float)(left >= 4 ? (int8_t)(word >> 8 * k) : in[i + k]) * by);
+    for (int k = 0; k < W; k++) {
+        if (W % 4 == 0 && left >= W) v[k] = (float)(int8_t)(((const uint32_t *)(const void *)(in + i))[k / 4] >> k % 4 * 8) * by;
+        else v[k] = k < left ? (float)in[i + k] * by : 0;
+    }
+    store_some<W, false>(out + i, v, left);
 }
 static void cuda_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
-    if (count) KERNEL(dev, dequantize_kernel, grid_of(blocks_of(count, 4 * BLOCK)), BLOCK, 0, out, in, scales, count);
+    if (count) KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, out, in), WIDE, dequantize_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, out, in, scales, count);
 }
 
 static __global__ void __launch_bounds__(BLOCK) adapter_merge_kernel(float *w, const float *a, const float *b, float by, int R, int64_t IC, int64_t count) {

@@ -1023,9 +1023,11 @@ static void cpu_scale(Device *dev, floatX *x, float by, int64_t count) {
 static void cpu_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
 #pragma omp parallel for num_threads(dev->threads)
     for (int64_t block = 0; block < blocks_of(count, BASE_BLOCK); block++) {
-        float wide[BASE_BLOCK] = {0};
         int64_t at = block * BASE_BLOCK, n = min_i64(BASE_BLOCK, count - at);
-        for (int64_t i = 0; i < n; i++) wide[i] = (float)in[at + i];
+        int8_t last[BASE_BLOCK] = {0};
+        float wide[BASE_BLOCK];
+        const int8_t *bytes = n == BASE_BLOCK ? in + at : (const int8_t *)memcpy(last, in + at, (size_t)n);
+        for (int i = 0; i < BASE_BLOCK; i++) wide[i] = (float)bytes[i]; // of a known length: vectors without a rest
         for (int64_t i = 0; i < n; i += VL) store_x(out + at + i, vload(wide + i) * scales[block], n - i);
     }
 }

@@ -21,14 +21,15 @@
 // what a page declares
 
 typedef enum { READ, WRITTEN, UPDATED } Role;        // UPDATED: read and written in place, as += is
-typedef enum { IN_X, IN_FLOAT, IN_INT } Storage;     // floatX, float, int32_t
+typedef enum { IN_X, IN_FLOAT, IN_INT, IN_BYTE } Storage; // floatX, float, int32_t, int8_t
+static inline int64_t storage_bytes(Storage s) { return s == IN_X ? (int64_t)sizeof(floatX) : s == IN_BYTE ? 1 : 4; }
 
 typedef struct {
     const char *name;
     Role role;
     Storage storage;
     int64_t rows, cols;
-    double scale;     // random values: a sum of two from (-scale, scale); IN_INT: 0 ... scale - 1
+    double scale;     // random values: a sum of two from (-scale, scale); IN_INT: 0 ... scale - 1; IN_BYTE: -127 ... 127
     int64_t touched;  // bytes of it that one call reads or writes: all, unless the page says otherwise
     int becomes_x;    // the op leaves floatX rows where fp32 rows of the same bytes were
     void *data;       // (rows, cols), in the device's arena
@@ -88,7 +89,7 @@ static PageTensor *page_tensor(Case *c, const char *name, Role role, Storage sto
     PageTensor *t = &c->tensors[c->num_tensors++];
     memset(t, 0, sizeof *t);
     t->name = name, t->role = role, t->storage = storage, t->rows = rows, t->cols = cols, t->scale = scale;
-    t->touched = rows * cols * (storage == IN_X ? (int64_t)sizeof(floatX) : 4);
+    t->touched = rows * cols * storage_bytes(storage);
     return t;
 }
 static PageTensor *reads(Case *c, const char *name, Storage s, int64_t rows, int64_t cols, double scale) { return page_tensor(c, name, READ, s, rows, cols, scale); }
@@ -116,6 +117,7 @@ static double *page_doubles(Case *c, const char *name, int result) {
 #define X(name) ((floatX *)page_data(c, name, IN_X))
 #define F(name) ((float *)page_data(c, name, IN_FLOAT))
 #define I(name) ((int32_t *)page_data(c, name, IN_INT))
+#define B(name) ((int8_t *)page_data(c, name, IN_BYTE))
 #define D(name) ((const double *)page_doubles(c, name, 0)) // the definition's inputs
 #define R(name) page_doubles(c, name, 1)                   // and results
 
@@ -181,7 +183,7 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
     return e;
 }
 
-static size_t page_bytes(const PageTensor *t) { return (size_t)(t->rows * t->cols) * (t->storage == IN_X ? sizeof(floatX) : 4); }
+static size_t page_bytes(const PageTensor *t) { return (size_t)(t->rows * t->cols * storage_bytes(t->storage)); }
 
 /* Every output of a version, which has just run, against the definition. Returns the largest error. */
 static double compare_all(Case *c, Worst *w) {
@@ -245,10 +247,11 @@ static double case_bytes(const Case *c) {
 static void set_element(PageTensor *t, int64_t i, double x) {
     if (t->storage == IN_X) ((floatX *)t->host)[i] = from_float((float)x);
     else if (t->storage == IN_FLOAT) ((float *)t->host)[i] = (float)x;
+    else if (t->storage == IN_BYTE) ((int8_t *)t->host)[i] = (int8_t)x;
     else ((int32_t *)t->host)[i] = (int32_t)x;
 }
 static double get_element(const PageTensor *t, int64_t i) {
-    return t->storage == IN_X ? to_float(((floatX *)t->host)[i]) : t->storage == IN_FLOAT ? ((float *)t->host)[i] : ((int32_t *)t->host)[i];
+    return t->storage == IN_X ? to_float(((floatX *)t->host)[i]) : t->storage == IN_FLOAT ? ((float *)t->host)[i] : t->storage == IN_BYTE ? ((int8_t *)t->host)[i] : ((int32_t *)t->host)[i];
 }
 /* What the host has in its copies goes to the device, and back. Nothing where they are the same memory. */
 static void case_to_device(Case *c) {
@@ -271,7 +274,7 @@ static void case_random(Case *c) {
         for (int64_t i = 0; i < t->rows * t->cols && t->role != WRITTEN; i++) {
             state = state * 6364136223846793005u + 1442695040888963407u;
             double a = (double)(state >> 43) / (1 << 21), b = (double)(state >> 22 & 0x1FFFFF) / (1 << 21); // two in [0, 1)
-            set_element(t, i, t->storage == IN_INT ? floor(a * t->scale) : t->scale * 2 * (a + b - 1));
+            set_element(t, i, t->storage == IN_INT ? floor(a * t->scale) : t->storage == IN_BYTE ? floor(a * 255) - 127 : t->scale * 2 * (a + b - 1));
         }
     }
 }

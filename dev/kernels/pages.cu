@@ -42,11 +42,14 @@ namespace adamw_page {
 namespace cast_page {
 #include "cast.cu"
 }
+namespace dequantize_page {
+#include "dequantize.cu"
+}
 
 int main(int argc, char **argv) {
     static const struct { const char *name; const Op *const *ops; } pages[] = {
         {"embedding", embedding_page::ops}, {"rmsnorm", rmsnorm_page::ops}, {"linear", linear_page::ops}, {"rope", rope_page::ops}, {"attention", attention_page::ops}, {"swiglu", swiglu_page::ops},
-        {"cross_entropy", cross_entropy_page::ops}, {"tree_sum", tree_sum_page::ops}, {"squared_norm", squared_norm_page::ops}, {"adamw", adamw_page::ops}, {"cast", cast_page::ops}};
+        {"cross_entropy", cross_entropy_page::ops}, {"tree_sum", tree_sum_page::ops}, {"squared_norm", squared_norm_page::ops}, {"adamw", adamw_page::ops}, {"cast", cast_page::ops}, {"dequantize", dequantize_page::ops}};
     const Op *chosen[32];
     int count = 0;
     for (const auto &page : pages)

@@ -130,6 +130,14 @@ def cast():
         yield "cast", (len(x), bits), {"in": x[:, None], "out": out[:, None]}
 
 
+def dequantize():
+    for count in (200, 64, 1):
+        scales = torch.rand((count + 63) // 64).double() + 2**-10
+        bytes = torch.randint(-127, 128, (len(scales) * 64,), dtype=torch.int8)
+        out = bytes.double() * scales.repeat_interleave(64)
+        yield "dequantize", (count,), {"in": bytes[:count, None].double(), "scales": scales[:, None], "out": out[:count, None]}
+
+
 def linear():
     # N, IC, OC, elements behind each row of dy
     for N, IC, OC, spare in (5, 33, 7, 0), (3, 9, 19, 4), (1, 1, 1, 2):
@@ -173,7 +181,7 @@ def cross_entropy():
         yield "cross_entropy", (N, V), {"logits": logits, "logits.out": d, "targets": targets[:, None].double(), "losses": losses[:, None]}
 
 
-MAKERS = {f.__name__: f for f in (rmsnorm, swiglu, embedding, rope, squared_norm, adamw, tree_sum, cast, linear, attention, cross_entropy)}
+MAKERS = {f.__name__: f for f in (rmsnorm, swiglu, embedding, rope, squared_norm, adamw, tree_sum, cast, dequantize, linear, attention, cross_entropy)}
 
 
 def write(path, size, tensors):

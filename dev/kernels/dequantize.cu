@@ -1,0 +1,69 @@
+/* dequantize.cu: weights of 8 bits as they are computed with: byte i times the scale of its block of BASE_BLOCK.
+ *
+ * A byte in, two or four out: it waits for memory, and in training it stands between a unit's gather and its products. Blocks
+ * begin at multiples of BASE_BLOCK, so that vectors never have two scales.
+ */
+#include "page.h"
+
+static void dequantize_case(Case *c) { // size: count
+    int64_t count = c->size[0]; // a row an element: each is held to the bound
+    reads(c, "in", IN_BYTE, count, 1, 1);
+    reads(c, "scales", IN_FLOAT, blocks_of(count, BASE_BLOCK), 1, 1);
+    writes(c, "out", IN_X, count, 1);
+    c->flops = (double)count;
+    c->slots = c->flops;
+}
+
+static void dequantize_definition(Case *c) {
+    const double *in = D("in"), *scales = D("scales");
+    double *out = R("out");
+    for (int64_t i = 0; i < c->size[0]; i++)
+        if (wanted(c, i, c->size[0], 1)) out[i] = in[i] * scales[i / BASE_BLOCK];
+}
+
+static void dequantize_in_use(Case *c) { dequantize(c->dev, X("out"), B("in"), F("scales"), c->size[0]); }
+
+#ifndef USE_CUDA
+static void dequantize_by_element(Case *c) {
+    const int8_t *in = B("in");
+    const float *scales = F("scales");
+    floatX *out = X("out");
+    for (int64_t i = 0; i < c->size[0]; i++) out[i] = from_float((float)in[i] * scales[i / BASE_BLOCK]);
+}
+
+static void dequantize_by_block(Case *c) {
+    const int8_t *in = B("in");
+    const float *scales = F("scales");
+    floatX *out = X("out");
+    int64_t count = c->size[0];
+    for (int64_t block = 0; block < blocks_of(count, BASE_BLOCK); block++) {
+        int64_t at = block * BASE_BLOCK, n = min_i64(BASE_BLOCK, count - at);
+        float scale = scales[block];
+        for (int64_t i = 0; i < n; i++) out[at + i] = from_float((float)in[at + i] * scale);
+    }
+}
+
+static void dequantize_vectors(Case *c) {
+    int threads = c->dev->threads;
+    c->dev->threads = 1;
+    dequantize_in_use(c);
+    c->dev->threads = threads;
+}
+
+static const Version op_versions[] = {
+    {"1 by element", "a byte, its scale, a product; which scale is asked for each one.", dequantize_by_element},
+    {"2 by block", "the scale is read once for a block, and the compiler makes vectors of what is within.", dequantize_by_block},
+    {"3 vectors", "all of a block is widened into fp32, by a loop whose length the compiler knows, then scaled and rounded as all of kernels.h is: in bf16 by the instruction, where there is one.", dequantize_vectors},
+    {"in use: threads", "blocks over threads.", dequantize_in_use},
+    END_OF_VERSIONS};
+#endif
+
+#ifdef USE_CUDA
+#include "dequantize.cuh" // defines: op_versions
+#endif
+
+static const Op op = {"dequantize", dequantize_case, NULL, dequantize_definition, op_versions,
+    {{"odd", {1003}}, FOR_CPU({"bench-125m matrix", {1572864}}, {"1B matrix", {16777216}}, {"8B matrix", {58720256}})
+     FOR_GPU({"even", {4096}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
+
+PAGE(&op)
