@@ -19,7 +19,9 @@ import numpy
 import torch
 from compare_smollm2 import BUILD, TOP, Report, run
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 T, WINDOWS = 256, 4
 TRAIN = BUILD / "train_llama3"
@@ -62,10 +64,34 @@ def compare_logits(report, scratch, model, ids):
     run(TRAIN, "--model", model, "--adapters", scratch / "adapters", "--export", scratch / "merged", "--merge", "--ranks", 2)
     merged = theirs(AutoModelForCausalLM.from_pretrained(scratch / "merged", dtype=torch.float32).eval())
     report.add(f"the merged model as transformers loads it: largest difference {largest(mine, merged):.1e}; relative", f"{relative(mine, merged):.1e}", "<= 1e-5", relative(mine, merged) <= 1e-5 and largest(mine, merged) <= 2 * without)
+    # their norms round to fp32 whatever the model is in
+    LlamaRMSNorm.forward = lambda norm, x: norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
+    for name, torch32, in64 in (("PEFT", peft_logits, PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64), scratch / "adapters").double()),
+                                ("transformers with the merged model", merged, AutoModelForCausalLM.from_pretrained(scratch / "merged", dtype=torch.float64))):
+        true = theirs(in64.eval())
+        own = largest(torch32, true)
+        report.add(f"largest difference from {name} in fp64, from which its own fp32 differs by {own:.1e}", f"{largest(mine, true):.1e}", "<= 2 x its own", largest(mine, true) <= 2 * own)
     report.add("what adapters change: largest difference from the model without them", f"{largest(mine, plain):.2f}", ">= 1", largest(mine, plain) >= 1)
     peft.save_pretrained(scratch / "saved")
     again = ours(model, scratch / "saved")
     report.add("adapters as PEFT saves them, in the program: logits that differ", int((again != mine).sum()), 0, (again == mine).all())
+
+
+def compare_stored(report, scratch, model):
+    """The 8-bit files, widened in PyTorch as the README says."""
+    run(TRAIN, "--model", model, "--export", scratch / "int8", "--dtype", "int8", "--ranks", 2)
+    run(TRAIN, "--model", scratch / "int8", "--export", scratch / "widened")
+    stored, widened, whole = (load_file(folder / "model.safetensors") for folder in (scratch / "int8", scratch / "widened", model))
+    differ, worst, count = 0, 0.0, 0
+    for name, weights in whole.items():
+        w, steps = stored[name], 1
+        if w.dtype == torch.int8:
+            steps = stored[name + ".scale"].repeat_interleave(64)[:w.numel()].view(w.shape)
+            w, count = w.float() * steps, count + 1
+            worst = max(worst, float(((w - weights.float()).abs() / steps.clamp_min(1e-30)).max()))
+        differ += not torch.equal(w, widened[name])
+    report.add(f"files of --dtype int8: {count} tensors widened in PyTorch that differ from --export's", differ, 0, differ == 0 and count > 0)
+    report.add("a weight of theirs is off by, in steps of its block", f"{worst:.4f}", "<= 0.5001", worst <= 0.5001)
 
 
 def main():
@@ -98,6 +124,7 @@ def main():
         report.add(f"validation loss after {args.steps} steps of LoRA ({before:.3f} before), int8 {final['int8']:.4f}, fp32 {final['fp32']:.4f}; difference", f"{off:.4f}", "<= 0.02", off <= 0.02)
         report.add("validation loss gained by them", f"{before - final['int8']:.3f}", ">= 0.1", before - final["int8"] >= 0.1)
         compare_logits(report, scratch, args.model, ids)
+        compare_stored(report, scratch, args.model)
 
         seconds = {"full fine-tuning": [], "LoRA, fp32": [], "LoRA, int8": []}
         for i in range(args.rounds):
