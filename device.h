@@ -152,7 +152,7 @@ static inline double seconds_now(void) {
 // ---------------------------------------------------------------------------
 // the two ways to end before the end
 
-/* Process-wide, the only mutable globals beside comm.h's nccl_own: a process ends once, whoever of its ranks finds the reason. */
+/* Process-wide, the only mutable globals beside nccl.h's nccl_own: a process ends once, whoever of its ranks finds the reason. */
 static struct {
     int process;             // this process among those that its launcher started
     int quiet;               // while all processes check the same input: one line, not one a rank

@@ -80,9 +80,9 @@ more "the bad sample that is found first is named, not the first in order" datal
     's/ || i < batch->bad))/))/' failures "first in order"
 more "replicas are not exchanged" fsdp.h \
     's|    return f->replicas > 1 && last; // across.*|    return 0 * last;|' faults "law, walk and wire"
-fault "replicas are flattened into one group that shards" comm.h \
+fault "replicas are flattened into one group that shards" mesh.h \
     's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "law, walk and wire"
-more "a rank shuffles from another seed" train_llama3.cu \
+more "a rank shuffles from another seed" run.h \
     's|(uint64_t)j->opt.seed, !strcmp|(uint64_t)j->opt.seed + (uint64_t)(r->rank == 2), !strcmp|' faults "rank 2 shuffles samples"
 more "a clipped step of one replica is scaled differently" fsdp.h \
     's|decays ? o->weight_decay : 0.0f, grad_scale, step);|decays ? o->weight_decay : 0.0f, grad_scale * (f->replica ? 1.001f : 1), step);|' replicas "are replicas"
@@ -122,17 +122,17 @@ fault "whole units stay while a checkpoint is saved" checkpoint.h \
 more "what a checkpoint is read into stays" fsdp.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(f->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), chunk, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
 more "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
-fault "a resumed run begins its epoch anew" train_llama3.cu 's| r->at.step, r->at.epoch, r->at.within};| r->at.step, 0, 0};|' checkpoints "are 4 steps"
+fault "a resumed run begins its epoch anew" run.h 's| r->at.step, r->at.epoch, r->at.within};| r->at.step, 0, 0};|' checkpoints "are 4 steps"
 fault "the second chunk's queries stand right behind the first's" kernels.h 's/ + (t >= s->q_split ? s->q_gap : 0); }/; }/' kernels "attention of two chunks"
 more "a slice of the vocabulary takes its neighbour's first token" kernels.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
 more "sums of slices are not brought to one largest logit" kernels.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
 fault "gradients of norms are not summed over tp" fsdp.h \
     's|^            tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);||' mesh-faults "tp 2 .*worst gradient"
-fault "a group that shards has members of two tp slices" comm.h \
+fault "a group that shards has members of two tp slices" mesh.h \
     's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
 fault "the loss is counted on every tp rank" train_llama3.cu \
     's|exact_total(dev, &r->sums\[SUM_LOSS\], m->losses + begin, n);|exact_total(dev, \&r->sums[SUM_LOSS], m->losses, N);|' mesh-faults "tp 2 .*losses 1"
-fault "a tp peer takes other samples" train_llama3.cu \
+fault "a tp peer takes other samples" run.h \
     's|^                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD),|                 (mesh_coordinate(\&r->mesh, r->rank, AXIS_DP_SHARD) + mesh_coordinate(\&r->mesh, r->rank, AXIS_TP)) % r->mesh.size[AXIS_DP_SHARD],|' mesh-faults "have parts of the same model for the same samples, but train on different ones|train on the same samples .both"
 fault "a slice of columns is taken as one of rows" llama3.h \
     's|^    \*whole = (t->row0 + row) \* t->whole_cols + t->col0 + col;|    if (t->row->split == SPLIT_COLUMNS) { *whole = t->col0 * t->whole_rows + at; return t->rows * t->cols - at; }\n&|' mesh-faults "tp 2 .*worst gradient"
@@ -166,7 +166,7 @@ if [ "${1:-}" = all ]; then
         's/rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1, line/rows = 1, line/' mesh-use "has the same bytes"
     fault "a resumed run begins its moments anew" checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
     fault "checksums come in the order of ranks" checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
-    fault "a resumed run counts its updates anew" train_llama3.cu 's|    r->at = j->from.at;|    r->at = j->from.at, r->at.updates = 0;|' checkpoints "are 4 steps"
+    fault "a resumed run counts its updates anew" run.h 's|    r->at = j->from.at;|    r->at = j->from.at, r->at.updates = 0;|' checkpoints "are 4 steps"
     fault "an epoch's end is not the audit's" dataloader.h 's/ahead < first ? s->from_epoch : s->from_epoch + 1 + /ahead < first ? s->from_epoch : s->from_epoch + /' checkpoints "audit"
     fault "a checkpoint's directory is not synced" checkpoint.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
     fault "the name of --out is not synced" checkpoint.h 's/above >= 0 && fsync(above) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
