@@ -694,30 +694,40 @@ static void save_await(Saver *s, int all) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Do any of the next bytes of the files belong to this rank's chunks? */
-static int save_has_part(const Saver *s, int64_t bytes) {
-    const Mesh *mesh = &s->f->comm->mesh;
-    for (int64_t c = s->offset / CHUNK_BYTES; c * CHUNK_BYTES < s->offset + bytes; c++)
-        if ((s->chunk + c) % mesh->world == s->f->comm->rank) return 1;
-    return 0;
+/* Where the next of `bytes` bytes of the files belong, `n` of them, as many as lie in one chunk; NULL: it is another rank's. save_filled must follow. */
+static char *save_room(Saver *s, int64_t bytes, int64_t *n) {
+    int64_t chunk = s->offset / CHUNK_BYTES, begin = chunk * CHUNK_BYTES;
+    *n = min_i64(bytes, min_i64(begin + CHUNK_BYTES, s->files->files[s->file].bytes) - s->offset);
+    if ((s->chunk + chunk) % s->f->comm->mesh.world != s->f->comm->rank) return NULL;
+    if (s->offset == begin) save_await(s, 0);
+    return s->buffers + s->filled % s->num_buffers * CHUNK_BYTES + (s->offset - begin);
 }
 
-/* The next bytes of the files. What belongs to this rank's chunks is copied there. */
+/* Are any of the next bytes of the files this rank's? */
+static int save_has_part(const Saver *s, int64_t bytes) {
+    int mine = 0;
+    for (int64_t c = s->offset / CHUNK_BYTES; c * CHUNK_BYTES < s->offset + bytes; c++) mine |= (s->chunk + c) % s->f->comm->mesh.world == s->f->comm->rank;
+    return mine;
+}
+
+/* The next `n` bytes are there, `mine` or not. */
+static void save_filled(Saver *s, int64_t n, int mine) {
+    int64_t begin = s->offset / CHUNK_BYTES * CHUNK_BYTES, end = min_i64(begin + CHUNK_BYTES, s->files->files[s->file].bytes);
+    s->offset += n;
+    if (!mine || s->offset < end) return;
+    if (!saver_copies(s)) chunk_sum(s, s->filled, end - begin);
+    pthread_mutex_lock(&s->lock);
+    s->filled++;
+    pthread_cond_broadcast(&s->moved);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* The next bytes of the files, from the host's memory. */
 static void save_put(Saver *s, const void *from, int64_t bytes) {
-    const OutFile *file = &s->files->files[s->file];
-    Comm *comm = s->f->comm;
-    for (int64_t done = 0, n; done < bytes; done += n, s->offset += n) {
-        int64_t begin = s->offset / CHUNK_BYTES * CHUNK_BYTES, end = min_i64(begin + CHUNK_BYTES, file->bytes);
-        n = min_i64(bytes - done, end - s->offset);
-        if ((s->chunk + s->offset / CHUNK_BYTES) % comm->mesh.world != comm->rank) continue;
-        if (s->offset == begin) save_await(s, 0);
-        memcpy(s->buffers + s->filled % s->num_buffers * CHUNK_BYTES + (s->offset - begin), (const char *)from + done, (size_t)n);
-        if (s->offset + n < end) continue;
-        if (!saver_copies(s)) chunk_sum(s, s->filled, end - begin);
-        pthread_mutex_lock(&s->lock);
-        s->filled++;
-        pthread_cond_broadcast(&s->moved);
-        pthread_mutex_unlock(&s->lock);
+    for (int64_t done = 0, n; done < bytes; done += n) {
+        char *to = save_room(s, bytes - done, &n);
+        if (to) memcpy(to, (const char *)from + done, (size_t)n);
+        save_filled(s, n, to != NULL);
     }
 }
 
@@ -760,21 +770,31 @@ static void save_read(const Saver *s, const TensorTable *of, int number, const f
 
 /* A whole tensor as the files have it. */
 static void save_tensor(Saver *s, const OutTensor *t, const TensorTable *of, int number, const float *unit, int64_t padded) {
-    enum { AT_ONCE = 1 << 16 }; // elements: whole blocks
+    enum { AT_ONCE = 1 << 14 }; // elements: whole blocks
     float wide[AT_ONCE], scales[(int)AT_ONCE / (int)BASE_BLOCK];
     bf16 half[AT_ONCE];
     int8_t bytes[AT_ONCE];
     const void *from = t->scales ? (void *)scales : t->dtype == ST_I8 ? (void *)bytes : t->dtype == ST_BF16 ? (void *)half : (void *)wide;
-    int64_t elements = t->tensor->rows * t->tensor->cols;
+    int64_t elements = t->tensor->rows * t->tensor->cols, size = st_dtype_sizes[t->dtype];
+    int as_it_is = t->dtype == ST_F32 && !t->scales && s->offset % size == 0; // from the device straight into a chunk
     for (int64_t at = 0, n; at < elements; at += n) {
-        n = min_i64(AT_ONCE, elements - at);
-        int64_t size = (t->scales ? blocks8(n) : n) * st_dtype_sizes[t->dtype];
-        if (save_has_part(s, size)) {
-            save_read(s, of, number, unit, padded, wide, at, n);
-            for (int64_t i = 0; i < n && from == half; i++) half[i] = float_to_bf16(wide[i]);
-            for (int64_t b = 0; b < blocks8(n) && (from == bytes || from == scales); b++) scales[b] = quantize_block(bytes + b * BASE_BLOCK, wide + b * BASE_BLOCK, min_i64(BASE_BLOCK, n - b * BASE_BLOCK));
+        if (as_it_is) {
+            char *to = save_room(s, (elements - at) * size, &n);
+            if (to) save_read(s, of, number, unit, padded, (float *)(void *)to, at, n / size);
+            save_filled(s, n, to != NULL);
+            n /= size;
+            continue;
         }
-        save_put(s, from, size);
+        n = min_i64(AT_ONCE, elements - at);
+        int64_t length = (t->scales ? blocks8(n) : n) * size;
+        int mine = save_has_part(s, length);
+        if (mine) save_read(s, of, number, unit, padded, wide, at, n);
+        for (int64_t i = 0; i < n && mine && from == half; i++) half[i] = float_to_bf16(wide[i]);
+        for (int64_t b = 0; b < blocks8(n) && mine && (from == bytes || from == scales); b++) {
+            scales[b] = quantize_block(bytes + b * BASE_BLOCK, wide + b * BASE_BLOCK, min_i64(BASE_BLOCK, n - b * BASE_BLOCK));
+            if (!isfinite(scales[b])) user_error("--export --dtype %s: tensor %s has values that are not finite, for which 8 bits have none: look at the model's loss", s->opt->dtype, t->tensor->name);
+        }
+        save_put(s, from, length);
     }
 }
 

@@ -132,7 +132,7 @@ typedef struct {
     uint64_t seed;               // of the initial weights
     uint64_t *prints;            // (units) fingerprints of this rank's weights, where they are made; NULL: no rank has the same weights, or it is not checked
     uint64_t *fingerprints;      // (1 + replicas, units) the same where the host reads them, and those of all ranks that must have the same
-    float *unsplit_sums;         // (1 + tp, most of a unit) gradients of what tensor parallelism does not split; NULL: tp is 1
+    float *unsplit_sums;         // (1 + tp, most at a time) gradients of what tensor parallelism does not split; NULL: tp is 1
     float *tied_gradient;        // (2, held) of a tied weight: of the other end of the pipeline, and what goes there
     Request tied_requests[2];
     int cascade;                 // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
@@ -582,35 +582,41 @@ static void fsdp_squared_norm(Fsdp *f, ExactSum *sum) {
     }
 }
 
-static int64_t unsplit_elements(const Fsdp *f, const Unit *unit) {
+/* Elements that tensor parallelism does not split, of trained units [first, end). */
+static int64_t unsplit_elements(const TensorTable *t, int first, int end) {
     int64_t n = 0;
-    for (int i = unit->first; i < unit->first + unit->count && !unit->frozen; i++)
-        if (f->table->tensors[i].row->split == SPLIT_NONE) n += f->table->tensors[i].rows * f->table->tensors[i].cols;
+    for (int i = 0; i < t->num_tensors; i++)
+        if (t->tensors[i].unit >= first && t->tensors[i].unit < end && t->tensors[i].row->split == SPLIT_NONE && !t->units[t->tensors[i].unit].frozen) n += t->tensors[i].rows * t->tensors[i].cols;
     return n;
 }
 
+/* How many units are summed over tp at once: norms are few, so all; of adapters, which are many, one. */
+static int unsplit_units(const Fsdp *f) { return f->config->lora_rank ? 1 : f->table->num_units; }
+
 /* What tensor parallelism does not split, the norms and one half of each adapter, has on each of its ranks the gradient of that rank's rows of the
- * sequence alone. Once a step it is gathered from all, unit by unit, and summed in the same order on each. */
+ * sequence alone. Once a step it is gathered from all, and summed in the same order on each. */
 static void fsdp_sum_unsplit(Fsdp *f) {
+    const TensorTable *table = f->table;
     Group *tp = &f->comm->groups[AXIS_TP];
-    for (int k = 0; k < f->table->num_units && tp->size > 1; k++) {
-        FsdpUnit *u = &f->units[k];
-        int64_t n = unsplit_elements(f, u->unit), at = 0;
+    for (int first = 0, end; first < table->num_units && tp->size > 1; first = end) {
+        end = first + unsplit_units(f);
+        int64_t n = unsplit_elements(table, first, end), at;
         float *mine = f->unsplit_sums, *all = mine + n; // (n), (tp, n): what this rank does not hold is zero, as on its peers
         if (!n) continue;
         device_zero(f->dev, mine, sizeof(float) * (size_t)n);
         for (int back = 0; back < 2; back++) {
             at = 0;
-            for (int i = u->unit->first; i < u->unit->first + u->unit->count; i++) {
-                const Tensor *t = &f->table->tensors[i];
-                int64_t first, count = tensor_overlap(t, u->begin, u->begin + u->held, &first);
+            for (int i = table->units[first].first; i < table->units[end - 1].first + table->units[end - 1].count; i++) {
+                const Tensor *t = &table->tensors[i];
+                FsdpUnit *u = &f->units[t->unit];
+                int64_t begin, count = tensor_overlap(t, u->begin, u->begin + u->held, &begin);
                 if (t->row->split != SPLIT_NONE) continue;
-                float *grad = u->grad + (t->offset + first - u->begin), *place = mine + at + first;
+                float *grad = u->grad + (t->offset + begin - u->begin), *place = mine + at + begin;
                 if (count) device_copy(f->dev, back ? grad : place, back ? place : grad, sizeof(float) * (size_t)count);
                 at += t->rows * t->cols;
             }
             if (back) break;
-            all_gather_now(f->comm, AXIS_TP, u->unit->name, mine, all, sizeof(float) * (size_t)n);
+            all_gather_now(f->comm, AXIS_TP, "gradients that tp does not split", mine, all, sizeof(float) * (size_t)n);
             tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);
         }
     }
@@ -838,7 +844,7 @@ static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama
     stages_open(f);
     staged_open(f);
     int64_t unsplit = 0;
-    for (int u = 0; u < table->num_units; u++) unsplit = max_i64(unsplit, unsplit_elements(f, &table->units[u]));
+    for (int u = 0; u < table->num_units; u += unsplit_units(f)) unsplit = max_i64(unsplit, unsplit_elements(table, u, u + unsplit_units(f)));
     int tied = table->embed >= 0 ? table->embed : table->head; // of a pipeline's ends
     if (table->part.tied_apart && table->part.stages > 1 && tied >= 0 && !table->units[tied].frozen)
         f->tied_gradient = (float *)arena_alloc(f->dev, MEM_COMM, "gradient of the tied weight", 2 * sizeof(float) * (size_t)f->units[tied].held);

@@ -219,7 +219,11 @@ static void job_adapters(Job *j) {
     if (!o->lora_rank && c->base == BASE_FROZEN) c->base = BASE_TRAINED; // the model itself is
     if (o->merge && !o->lora_rank) user_error("--merge adds adapters to the model, and there are none: add --adapters DIR, or leave it out");
     if (j->task == DO_EXPORT && o->lora_rank && !o->merge) user_error("--export of --adapters alone would copy them: add --merge, or leave it out");
-    if (j->task == DO_EXPORT && c->base > BASE_FROZEN && !o->lora_rank) user_error("--export --base %s would write weights that are rounded to 8 bits in full precision: leave --base out, or give --dtype %s to write those 8 bits", o->base, o->base);
+    if (j->task == DO_EXPORT && c->base > BASE_FROZEN && !o->lora_rank) {
+        if (j->stored > BASE_FROZEN) user_error("--export --base %s: %s is in 8 bits, and --export widens it: leave --base out", o->base, o->model);
+        if (export_base(o) > BASE_FROZEN) user_error("--export --base %s --dtype %s: --dtype alone says what is written: leave --base out", o->base, o->dtype);
+        user_error("--export --base %s would write weights that are rounded to 8 bits in full precision: leave --base out, or give --dtype %s to write those 8 bits", o->base, o->base);
+    }
     if (o->lora_rank && o->export_dir && !o->merge && export_base(o) > BASE_FROZEN) user_error("--export --dtype %s: adapters are trained, and kept in fp32 or bf16: leave --dtype out, or add --merge", o->dtype);
     if (!o->lora_rank) return;
     if (!trains && !o->adapters) user_error("--lora-rank %d makes adapters to be trained, and this is no training: leave it out", o->lora_rank);
@@ -255,7 +259,7 @@ static int job_divides(const Job *j, char *problem, size_t size) {
     divisors_of(fits, sizeof fits, c->NH, c->NKV);
     if (c->NH % tp || c->NKV % tp) REFUSE("--tp %d does not divide %s's %d query and %d key/value heads, of which each rank has its part: use --tp %s", tp, o->model, c->NH, c->NKV, fits);
     const TensorRow *cut = cut_block(c, tp);
-    if (cut) REFUSE("--tp %d would cut %s in the middle of a block of %d weights of 8 bits: use a smaller --tp, or --base " PRECISION_NAME, tp, strchr(cut->name, '%') ? strchr(cut->name, '%') + 3 : cut->name, BASE_BLOCK); // "self_attn.o_proj.weight"
+    if (cut) REFUSE("--tp %d would cut %s in the middle of a block of %d weights of 8 bits: use a smaller --tp, or %s", tp, strchr(cut->name, '%') ? strchr(cut->name, '%') + 3 : cut->name, BASE_BLOCK, j->stored > BASE_FROZEN ? "widen the model with --export and --dtype fp32 or bf16" : "--base " PRECISION_NAME); // "self_attn.o_proj.weight"
     if (tp > most) REFUSE("--tp %d is more than %s has to split: %d; use a smaller one", tp, o->model, most);
     divisors_of(fits, sizeof fits, o->seq / 2, o->seq / 2);
     if (o->seq > 2 * cp) snprintf(shorter, sizeof shorter, "--seq %d or ", o->seq / (2 * cp) * 2 * cp);
@@ -311,8 +315,9 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     if (j->task == DO_PLAN) return;
     if (j->task == DO_TRAIN && !o->data) user_error("--data is missing: token files to train on (make demo shows the way, --help lists what else there is)");
     j->has_weights = !preset_find(o->model) && (!j->from.dir[0] || o->lora_rank) && model_files_open(&j->weights, o->model, &j->table, j->stored);
+    if (!j->has_weights && j->stored > BASE_FROZEN) user_error("%s/config.json tells of weights in 8 bits, and there is no model.safetensors: copy all of it", o->model);
     if (o->adapters) adapters_open(&j->adapters, o->adapters, &j->table);
-    if (o->lora_rank) j->base = j->has_weights ? model_fingerprint(&j->weights) : mix64((uint64_t)o->seed);
+    if (o->lora_rank) j->base = j->has_weights ? model_fingerprint(&j->weights, &j->table, j->config.base) : mix64((uint64_t)o->seed);
     if (!j->has_weights && j->task != DO_TRAIN)
         user_error("%s has no weights: --%s needs --model DIR with a model.safetensors (train with --export DIR to make one)", o->model,
                    j->task == DO_EVAL ? "eval" : j->task == DO_GENERATE ? "generate" : "export");

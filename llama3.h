@@ -296,11 +296,12 @@ static inline int is_quantized(BaseKind base, const TensorRow *row) {
 
 static inline int64_t blocks8(int64_t elements) { return (elements + BASE_BLOCK - 1) / BASE_BLOCK; }
 
-/* One block of up to BASE_BLOCK elements. Returns its scale. */
+/* One block of up to BASE_BLOCK elements. Returns its scale: no number where one of them is none, so that all of them stay none. */
 static inline float quantize_block(int8_t *out, const float *in, int64_t count) {
     float largest = 0;
-    for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, fabsf(in[i]));
-    float step = largest / 127;
+    int finite = 1;
+    for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, fabsf(in[i])), finite &= fabsf(in[i]) < INFINITY;
+    float step = finite ? largest / 127 : NAN;
     for (int64_t i = 0; i < count; i++) out[i] = (int8_t)(step > 0 ? lrintf(fminf(127, fmaxf(-127, in[i] / step))) : 0);
     return step;
 }

@@ -78,7 +78,7 @@ static const OptionRow option_rows[] = {
     {OPT_INT,  "lora-rank", FIELD(lora_rank), 0, 1 << 16, "R", "0", "train adapters of this rank (LoRA) beside the model's matrices, and nothing else; 0: train the model"},
     {OPT_REAL, "lora-alpha", FIELD(lora_alpha), 0, 1e6, "X", "0", "what adapters add is scaled by X / R; 0: 2 R"},
     {OPT_TEXT, "lora-targets", FIELD(lora_targets), 0, 0, "NAMES", "q,k,v,o,gate,up,down", "which matrices have adapters, parted by commas"},
-    {OPT_TEXT, "base", FIELD(base), 0, 0, "fp32|bf16|int8|int8:all", NULL, "with adapters: how the frozen model is kept: as it is computed with, its blocks' matrices in 8 bits (64 share a scale), or all of it"},
+    {OPT_TEXT, "base", FIELD(base), 0, 0, "fp32|bf16|int8|int8:all", NULL, "with adapters: how the frozen model is kept: as it is computed with, its blocks' matrices in 8 bits (64 share a scale), or all of it; a model whose files are in 8 bits is kept as they are"},
     {OPT_TEXT, "adapters", FIELD(adapters), 0, 0, "DIR", NULL, "adapters to begin with, to evaluate or to generate by: adapter_config.json and adapter_model.safetensors, as PEFT has them"},
     {OPT_GROUP, "run", 0, 0, 0, NULL, NULL, NULL},
     {OPT_TEXT, "out", FIELD(out), 0, 0, "DIR", NULL, "directory for checkpoints, metrics.jsonl, samples.jsonl, config.txt, layout.json, ledger.json"},

@@ -30,7 +30,7 @@ static int64_t packed_bytes(int64_t blocks, int64_t elements, int64_t n) {
  * Of tensor parallelism (Korthikanti et al. 2022, section 4.2.2): of activations (N, C) a rank has 1/tp, and receives the rest when
  * they are gathered, as much when sums are scattered. A block gathers 2 inputs and scatters 2 outputs; its backward gathers 2
  * gradients and the 2 inputs again, and scatters 2 gradients; embedding and head have one of each. The head's softmax takes 3 words a row,
- * the gradients of norms, and of the adapters' halves that are not split, are summed once a step, unit by unit. Of context parallelism: a block gathers keys and values, its backward again,
+ * the gradients of norms are summed once a step, those of the adapters' halves that are not split unit by unit. Of context parallelism: a block gathers keys and values, its backward again,
  * and scatters their gradients. Computing a block again gathers its inputs and its keys and values, and scatters attention's output.
  * Of pipeline parallelism: this rank's stages have some of the blocks; the first has the embedding, the last the head. The activations of a
  * micro-batch come in and go out once, and so do their gradients. A tied weight is on both ends, which tell each other its gradient once a step.
@@ -83,8 +83,8 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
     }
     int64_t N = o->batch * (o->seq / cp), rows = (N + tp - 1) / tp, activations = rows * C * weight, logit_rows = min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, LOGITS / V & ~15)));
     if (tp > 1) {
-        int64_t gathers = 6 * L + 2 * again + first * !adapters + last, scatters = 4 * L + again + first + last, softmaxes = last * ((N + logit_rows - 1) / logit_rows), norms = adapters ? targets * L * c->lora_rank * C : (2 * L + last) * C; // whose gradients are summed over tp, unit by unit
-        Traffic gather = {k * (gathers + softmaxes) + block_units + last * !adapters, (tp - 1) * (k * (gathers * activations + last * 12 * N) + 4 * norms)}, scatter = {k * scatters, (tp - 1) * k * scatters * activations};
+        int64_t gathers = 6 * L + 2 * again + first * !adapters + last, scatters = 4 * L + again + first + last, softmaxes = last * ((N + logit_rows - 1) / logit_rows), norms = adapters ? targets * L * c->lora_rank * C : (2 * L + last) * C; // whose gradients are summed over tp
+        Traffic gather = {k * (gathers + softmaxes) + (adapters ? block_units : norms > 0), (tp - 1) * (k * (gathers * activations + last * 12 * N) + 4 * norms)}, scatter = {k * scatters, (tp - 1) * k * scatters * activations};
         law[AXIS_TP][ALL_GATHER] = gather, law[AXIS_TP][REDUCE_SCATTER] = scatter;
     }
     if (cp > 1) {

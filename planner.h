@@ -249,7 +249,7 @@ static int trials_around(Trial *trials, const Job *j) {
     TRY(o->accum <= 1 << 15, trials[n].opt.accum = o->accum * 2, "--accum %d", o->accum * 2)
     TRY(o->batch % 2 == 0, (trials[n].opt.batch = o->batch / 2, trials[n].opt.accum = o->accum * 2), "--batch %d --accum %d", o->batch / 2, o->accum * 2)
     TRY(o->seq % (4 * j->mesh.size[AXIS_CP]) == 0, trials[n].opt.seq = o->seq / 2, "--seq %d", o->seq / 2)
-    for (int i = 0; i < 3; i++) TRY(j->config.lora_rank && strcmp(o->base, bases[i]), trials[n].opt.base = bases[i], "--base %s", bases[i])
+    for (int i = 0; i < 3; i++) TRY(j->config.lora_rank && j->stored <= BASE_FROZEN && strcmp(o->base, bases[i]), trials[n].opt.base = bases[i], "--base %s", bases[i])
     for (int i = 0; i < 2; i++) TRY(o->cluster, trials[n].products = i ? 1.1 : 1 / 1.1, "products %s by a tenth", i ? "faster" : "slower")
 #undef TRY
     return n;

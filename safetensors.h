@@ -2,7 +2,7 @@
  *
  * Owns: the reader, the check of a model's files against the tensor table, and where each tensor starts in files
  * that are written. A caller may rely on: every header is checked before a tensor of it is read, and a file that lies
- * about itself is an error that names it and the tensor; where a tensor is written depends on table and dtype alone.
+ * about itself is an error that names it and the tensor; where a tensor is written depends on the table and on dtypes alone.
  */
 #ifndef SAFETENSORS_H
 #define SAFETENSORS_H
@@ -152,7 +152,8 @@ static void st_find_scales(StFiles *s) {
 
 /* Bytes of a tensor, from byte `from` of it on. */
 static void st_read_bytes(const StTensor *t, void *out, int64_t from, int64_t bytes) {
-    if (pread(t->fd, out, (size_t)bytes, t->begin + from) != bytes) user_error("%s: tensor %s cannot be read: %s", t->path, t->name, strerror(errno));
+    int64_t came = pread(t->fd, out, (size_t)bytes, t->begin + from);
+    if (came != bytes) user_error("%s: tensor %s cannot be read: %s", t->path, t->name, came < 0 ? strerror(errno) : "the file ends within it");
 }
 
 /* Elements [first, first + count) of a tensor of I8, where `first` begins a block, and the scales of their blocks. */
@@ -246,13 +247,18 @@ static int model_files_open(StFiles *s, const char *dir, const TensorTable *tabl
     return 1;
 }
 
-/* Tells one model's weights from another's: by names, shapes and each tensor's first elements. */
-static uint64_t model_fingerprint(const StFiles *s) {
-    uint64_t sum = 0; // in whatever order they are listed
-    for (int i = 0; i < s->count; i++) {
-        const StTensor *t = &s->tensors[i];
-        float first[16] = {0};
-        st_read(t, first, 0, min_i64(16, t->elements));
+/* Tells one frozen model's weights from another's: by names, shapes and each tensor's first elements, as they are kept, whatever they are stored in. */
+static uint64_t model_fingerprint(const StFiles *s, const TensorTable *table, BaseKind base) {
+    uint64_t sum = 0;
+    for (int i = 0; i < table_first_adapter(table); i++) {
+        const StTensor *t = st_find(s, table->tensors[i].name);
+        float first[BASE_BLOCK] = {0}, scale = 1;
+        int8_t bytes[BASE_BLOCK];
+        int64_t n = min_i64(BASE_BLOCK, t->elements);
+        if (t->dtype == ST_I8) st_read_blocks(t, bytes, &scale, 0, n);
+        else st_read(t, first, 0, n);
+        if (t->dtype != ST_I8 && is_quantized(base, table->tensors[i].row)) scale = quantize_block(bytes, first, n);
+        for (int64_t e = 0; e < n; e++) first[e] = is_quantized(base, table->tensors[i].row) ? (float)bytes[e] * scale : to_float(from_float(first[e]));
         sum += mix64(hash_bytes(hash_bytes(HASH_START, t->name, strlen(t->name)) ^ mix64((uint64_t)t->elements), first, sizeof first));
     }
     return sum;

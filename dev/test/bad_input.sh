@@ -560,6 +560,8 @@ stored() {
     works "a model is exported in 8 bits" "$program" --model trained --export stored --dtype int8
     works "… and evaluated" "$program" --model stored --eval good/val.tok --seq 16
     works "… and adapted" "$program" "${train[@]}" --model stored --lora-rank 4 --export beside
+    works "adapters beside a model whose weights are rounded while it streams in" "$program" "${train[@]}" --model trained --base int8 --lora-rank 4 --out rounded
+    works "… go on beside its 8-bit files" "$program" "${train[@]}" --model stored --lora-rank 4 --resume rounded --steps 2 --lr 1e-3 --min-lr 1e-3 --allow-changes
     works "… and merged, in 8 bits again" "$program" --model stored --adapters beside --export again --merge --dtype int8
     works "… and all of it" "$program" "${train[@]}" --model trained --export all --dtype int8:all
     everywhere "a model of 8 bits trained itself" "--model stored is in 8 bits, and there are no adapters: 8-bit weights are integers: a gradient step on them is lost to rounding; add --lora-rank 16" "${train[@]}" --model stored
@@ -568,6 +570,12 @@ stored() {
     bad "a model of 8 bits beside another --base" "--base (fp32|bf16): the files of --model stored are in 8 bits, as --base int8 keeps them" "${train[@]}" --model stored --lora-rank 4 --base "$precision"
     bad "a model of 8 bits, all of it asked for" "--base int8:all: the files of --model stored are in 8 bits, as --base int8 keeps them" "${train[@]}" --model stored --lora-rank 4 --base int8:all
     bad "a model of 8 bits exported as such" "--export --dtype int8:all: stored is in 8 bits already" --model stored --export twice --dtype int8:all
+    bad "a model of 8 bits exported with --base" "--export --base int8: stored is in 8 bits, and --export widens it: leave --base out" --model stored --base int8 --export twice
+    bad "--dtype and --base of 8 bits" "--export --base int8 --dtype int8: --dtype alone says what is written: leave --base out" --model trained --base int8 --export twice --dtype int8
+    bad "a tp that would cut a block of a model of 8 bits" "use a smaller --tp, or widen the model with --export and --dtype" --model stored --eval good/val.tok --seq 16 --ranks 2 --tp 2
+    mkdir -p halfcopied && cp stored/config.json halfcopied
+    bad "a model of 8 bits without its weights" "halfcopied/config.json tells of weights in 8 bits, and there is no model.safetensors" "${train[@]}" --model halfcopied --lora-rank 4
+    if "$program" --plan --model stored --seq 16 --lora-rank 4 --world 4 2>&1 | grep -q -- "--base"; then fail "the plan of a model of 8 bits" "offers another --base"; else pass "the plan of a model of 8 bits" "offers no other --base"; fi
     bad "adapters in 8 bits" "--export --dtype int8: adapters are trained, and kept in fp32 or bf16" "${train[@]}" --model trained --lora-rank 4 --export beside8 --dtype int8
     bad "--dtype that is none" "--dtype int4: expected one of fp32.bf16.int8.int8:all" --model trained --export four --dtype int4
     spoiled_stored "8 bits whose scales are missing" "tensor model.layers.0.self_attn.q_proj.weight is in 8 bits, and model.layers.0.self_attn.q_proj.weight.scale of its 16 blocks is missing" model.safetensors 's/layers.0.self_attn.q_proj.weight.scale/layers.0.self_attn.q_proj.weight.skale/'

@@ -13,6 +13,7 @@ pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: ${2:0:600}"; failed=$((failed + 1)); }
 
 cuda() { echo "$top/build/cuda-on-cpu-$1/train_llama3_cuda"; }
+cpu() { echo "$top/build/cpu-$1/train_llama3"; }
 
 prepare() {
     VOCAB_SIZE=600 "$top/dev/data/text.sh" text "$top"/*.h >.out 2>&1 || { cat .out; fail "the data" "dev/data/text.sh refuses the repository's own text"; exit 1; }
@@ -80,6 +81,16 @@ use() {
     one=$("$(cuda fp32)" --model exported --eval text/val.tok --seq 75 --batch 2 2>&1 | tail -n 1)
     two=$(CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model exported --eval text/val.tok --seq 75 --batch 2 --ranks 2 --transport nccl 2>&1 | tail -n 1)
     if [[ "$one" == *'"loss":'* ]] && [ "$one" = "$two" ]; then pass "two GPUs write a model and measure it as one does" "$two"; else fail "two GPUs write a model and measure it as one does" "$one; $two"; fi
+    # … and in 8 bits: the files and the loss of the processor's
+    local by how losses=
+    for by in cuda cpu; do
+        how=$("$("$by" fp32)" --model exported --export "stored-$by" --dtype int8 2>&1) || { fail "a model is written in 8 bits by $by" "$how"; return; }
+    done
+    losses=$(for how in "" "--ranks 2 --transport nccl"; do CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model stored-cuda --eval text/val.tok --seq 75 --batch 2 $how 2>&1 | tail -n 1; done | sort -u)
+    two=$("$(cpu fp32)" --model stored-cpu --eval text/val.tok --seq 75 --batch 2 2>&1 | tail -n 1)
+    if diff -r stored-cuda stored-cpu >/dev/null && [ "$(wc -l <<<"$losses")" = 1 ] && awk -v a="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$losses")" -v b="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$two")" 'BEGIN { exit !(a > 0 && a / b - 1 < 1e-5 && b / a - 1 < 1e-5) }'; then
+        pass "a model in 8 bits: CUDA writes the processor's files, and has its loss" "$losses"
+    else fail "a model in 8 bits: CUDA writes the processor's files, and has its loss" "$(diff -r stored-cuda stored-cpu); $losses; $two"; fi
 }
 
 # ---------------------------------------------------------------- saved, and gone on from

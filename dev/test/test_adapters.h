@@ -63,7 +63,8 @@ static void test_adapters_layouts(void) {
                 }
                 for (int i = 0; i < 3; i++) loss = worst_of(loss, fabs(collected_losses[i] / one.losses[i] - 1));
                 snprintf(name, sizeof name, "adapters%s, base %s, %d ranks %s: gradients, losses of one rank; the base is as it was", tied ? ", tied" : "", adapted_bases[base], layouts[l].world, layouts[l].options);
-                CHECK(name, error <= mesh_bound() && loss <= (FLOATX == DTYPE_F32 ? 1e-5 : 3e-3) && compared > 0 && !padding_touched && !shared_differ && !steady_allocations && !frozen_changed && state_bytes == state_expected,
+                double bound = FLOATX == DTYPE_F32 ? mesh_bound() : 1.5 * mesh_bound(); // in bf16 an adapter's gradient is rounded between its own two products as well
+                CHECK(name, error <= bound && loss <= (FLOATX == DTYPE_F32 ? 1e-5 : 3e-3) && compared > 0 && !padding_touched && !shared_differ && !steady_allocations && !frozen_changed && state_bytes == state_expected,
                       "worst of %d gradients %.1g, losses %.1g; %d of padding touched, %d shared gradients differ, %d allocations, %d frozen units changed, %" PRId64 " bytes of state too many",
                       (int)compared, error, loss, (int)padding_touched, (int)shared_differ, (int)steady_allocations, (int)frozen_changed, state_bytes - state_expected);
             }
@@ -87,6 +88,11 @@ static void test_blocks8(void) {
         for (int i = 0; i < n; i++) largest = fmaxf(largest, fabsf(in[i])), worst = fmax(worst, step > 0 ? fabs(in[i] - (double)out[i] * step) / step : fabs(in[i]));
         for (int i = 0; i < n; i++) wrong += out[i] < -127 || (step > 0 && fabsf(in[i]) == largest && abs(out[i]) != 127);
     }
+    float broken[3] = {1, NAN, 2};
+    int8_t out[3];
+    int hidden = 0;
+    for (int i = 0; i < 2; i++, broken[1] = -INFINITY) hidden += !isnan(quantize_block(out, broken, 3));
+    CHECK("a block of 8 bits with a number that is none is none", !hidden, "%d hidden", hidden);
     CHECK("weights of 8 bits are off by half a step at most, the largest of a block by nothing", worst <= 0.5 + 1e-5 && !wrong, "%.7f of a step, %d of the largest are not 127", worst, wrong);
 }
 
@@ -209,25 +215,27 @@ static void test_adapters_files(void) {
 
 /* What --export --dtype int8 writes are the blocks of the whole tensors, whoever writes them, and what reads them has these blocks. */
 static void test_stored8(void) {
-    static const struct { int world, tp; const char *options; } layouts[] = {{1, 1, ""}, {2, 1, ""}, {3, 1, ""}, {2, 2, " --tp 2"}, {4, 2, " --tp 2 --pp 2"}, {4, 1, " --dp-replicate 2 --sharding shard_grad_op"}};
+    static const struct { int world, tp; const char *options; } layouts[] = {{1, 1, ""}, {2, 1, ""}, {3, 1, ""}, {2, 2, " --tp 2"}, {4, 2, " --tp 2 --pp 2"}, {4, 1, " --dp-replicate 2 --sharding shard_grad_op"}, {3, 1, " --sharding no_shard"}, {2, 1, " --wrap size:60000"}};
     char said[4096], first[400], out[400], name[300], path[500];
     const char *data = strdup(make_token_file("adapted.tok", 6000, 64, 7));
     for (int all = 0; all < 2; all++)
         for (int odd = 0; odd < 2; odd++) {
             const char *dtype = all ? "int8:all" : "int8", *model = strdup(scratch_path(odd ? "stored-odd" : "stored"));
             int files, code = all ? 0 : run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 2 --warmup 0 --lr 1e-2 --export %s", odd ? mesh_model(0) : adapters_model(1), data, model);
+            file_bytes = odd ? 5000000000ll : 17000; // tied, the files are cut, also between bytes and scales
             for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
                 snprintf(out, sizeof out, "%s-%d-%d", model, all, (int)l);
                 if (l == 0) snprintf(first, sizeof first, "%s", out);
                 code |= run_whole(said, layouts[l].world, "--model %s --export %s --dtype %s%s", model, out, dtype, layouts[l].options);
                 int differ = files_that_differ(first, out, &files);
                 snprintf(name, sizeof name, "%s, --export --dtype %s by %d ranks%s: one rank's files", odd ? "odd" : "tied", dtype, layouts[l].world, layouts[l].options);
-                CHECK(name, !code && !differ && files == 2, "%d of %d files differ; %s", differ, files, code ? sentence(said) : "");
+                CHECK(name, !code && !differ && (odd ? files == 2 : files > 4), "%d of %d files differ; %s", differ, files, code ? sentence(said) : "");
             }
+            file_bytes = 5000000000ll;
             Llama3Config c = config_of_model(first);
             TensorTable table;
             StFiles whole, blocks;
-            int64_t wrong = 0, compared = 0, plain_wrong = 0;
+            int64_t wrong = 0, compared = 0, plain_wrong = 0, apart = 0;
             table_open(&table, &c, 0, &WHOLE_MODEL);
             int opened = model_files_open(&whole, model, &table, BASE_TRAINED) + model_files_open(&blocks, first, &table, c.base);
             for (int i = 0; i < table.num_tensors && opened == 2; i++) {
@@ -238,7 +246,7 @@ static void test_stored8(void) {
                 int8_t *bytes = (int8_t *)checked_malloc((size_t)n), block[BASE_BLOCK];
                 st_read(st_find(&whole, t->name), want, 0, n);
                 st_read(have, read, 0, n);
-                if (have->dtype == ST_I8) st_read_blocks(have, bytes, scales, 0, n);
+                if (have->dtype == ST_I8) st_read_blocks(have, bytes, scales, 0, n), apart += have->file != have->scales->file;
                 for (int64_t at = 0; at < n; at += BASE_BLOCK) {
                     int64_t m = min_i64(BASE_BLOCK, n - at);
                     float step = quantize_block(block, want + at, m);
@@ -252,7 +260,7 @@ static void test_stored8(void) {
             st_close(&whole), st_close(&blocks);
             table_close(&table);
             snprintf(name, sizeof name, "%s, --dtype %s: bytes and scales of the whole tensors' blocks", odd ? "odd" : "tied", dtype);
-            CHECK(name, opened == 2 && compared > 0 && !wrong && !plain_wrong, "%" PRId64 " of %" PRId64 " wrong, %" PRId64 " of the others", wrong, compared, plain_wrong);
+            CHECK(name, opened == 2 && compared > 0 && !wrong && !plain_wrong && (apart > 0) == !odd, "%" PRId64 " of %" PRId64 " wrong, %" PRId64 " of the others; %" PRId64 " tensors and their scales in two files", wrong, compared, plain_wrong, apart);
             char of_model[64] = "", of_blocks[64];
             for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) { // the same blocks, whether they are made now or were
                 if (odd && layouts[l].tp > 1) continue; // its cuts go through blocks
@@ -265,7 +273,7 @@ static void test_stored8(void) {
             }
             for (int stored = 0; stored < 2; stored++) {
                 snprintf(out, sizeof out, "%s-adapters-%d-%d", model, all, stored);
-                code |= run_whole(said, 2, "--model %s --base %s --lora-rank 3 --data %s --seq 32 --batch 2 --steps 2 --warmup 0 --lr 1e-2 --export %s", stored ? first : model, dtype, data, out);
+                code |= run_whole(said, 2, "--model %s --base %s --lora-rank 3 --data %s --seq 32 --batch 2 --steps 2 --warmup 0 --lr 1e-2 --export %s%s", stored ? first : model, dtype, data, out, all ? " --sharding no_shard" : "");
                 if (!stored) snprintf(path, sizeof path, "%s", out);
             }
             int differ = files_that_differ(path, out, &files);
