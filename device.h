@@ -88,6 +88,7 @@ static inline BOTH floatX from_float(float x) { return x; }
 #endif
 
 static inline BOTH int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+static inline BOTH int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 static inline BOTH int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline BOTH int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 

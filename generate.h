@@ -3,6 +3,7 @@
  * Included by train_llama3.cu behind the forward pass. A caller may rely on: keys and values of what came before are kept, not computed again; all ranks
  * compute, over any FSDP layout, and go on with rank 0's token.
  */
+
 /* Logits (V), on the host, of the token after the given ones; `past` tokens came before and are in the cache. */
 static const float *next_token_logits(Run *r, const int32_t *ids, int count, int past) {
     const Llama3Config *c = r->config;

@@ -37,7 +37,6 @@ enum { // block sizes, all multiples of NR. Where a sum is cut at them they deci
     PAIRS_HELD = 4,       // (sequence, kv head) pairs a thread whose keys and values are packed at a time
     STREAM_FLOATS = 1 << 20 // a sum of so many goes past the caches
 };
-static inline BOTH int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 #include "products.h" // defines: Product, product, tile_product, cpu_linear_forward, cpu_kernels_open
 

@@ -3,6 +3,7 @@
  * Included by comm.h behind the collectives. A caller may rely on: exchanges are enqueued, and the host waits for none of them, but watches (comm_watch); a
  * GPU or a member that is not as it should be is named before the first exchange; a communicator that is stuck is aborted.
  */
+
 /* The axes over which GPUs have collectives. A communicator of NCCL's takes memory, so beside these there are those of a pipeline's links alone. */
 static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
 

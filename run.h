@@ -3,6 +3,7 @@
  * Included by train_llama3.cu behind the step and what else a rank does. A caller may rely on: what is walked is what runs, by the same code; behind
  * check_first_step law, walk and wire are equal, or the run has ended.
  */
+
 /* Allocates everything a rank needs, on a walking device or a real one. */
 static void run_allocate(Run *r, const Job *j) {
     size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq, timeline = sizeof(Event) * (size_t)r->dev.max_events;
