@@ -52,7 +52,7 @@ static void test_orders(void) {
     static const struct { const char *more; int world; } meshes[] = {{" --tp 2 --pp 2", 4}, {" --pp 2", 2}, {" --cp 2 --recompute full", 2}, {" --tp 2 --pp 2 --lora-rank 3", 4}};
     cuda_on_cpu.devices = 4, bits_steps = 3;
     for (int i = 0; i < 4; i++)
-        for (int seed = 0; seed < 8; seed++) { // their sums are made in another order than one rank's
+        for (int seed = 0; seed < (i == 1 ? 16 : 8); seed++) { // their sums are made in another order than one rank's; what two stages do to each other is seldom seen
             char more[160];
             int by_nccl = seed % 4 != 2;
             cuda_on_cpu.seed = (uint64_t)seed;
