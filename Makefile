@@ -60,7 +60,7 @@ FLAGS := -std=c11 $(CFLAGS) -march=$(ARCH) -ffp-contract=fast -fno-math-errno -f
          $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
 LIBS  := $(if $(HAVE_MPI),$(shell $(MPICC) --showme:link 2>/dev/null)) $(if $(HAVE_ONEDNN),-ldnnl) -lcjson -lpcre2-8 -lz -lm -pthread
 WRAP  := -DWRAP_MALLOC -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
-HEADERS := $(wildcard *.h *.cuh dev/test/*.h dev/data/*.h)
+HEADERS := $(wildcard *.h lib/*.h lib/cpu/*.h lib/cuda/*.cuh run/*.h plan/*.h dev/test/*.h dev/data/*.h)
 
 # CUDA: code for Ampere and Hopper, and PTX for what comes; the same source, kernels for registers or not at all
 NVCC  := $(firstword $(shell command -v nvcc /usr/local/cuda/bin/nvcc 2>/dev/null))

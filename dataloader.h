@@ -8,7 +8,7 @@
  */
 #ifndef DATALOADER_H
 #define DATALOADER_H
-#include "device.h"
+#include "lib/device.h"
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -49,20 +49,27 @@ static TokenFile token_file_open(const char *path, int vocab_size) {
     struct stat info;
     f.path = strdup(path);
     f.fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (f.fd < 0 || fstat(f.fd, &info)) user_error("cannot read token file %s (%s): make one with dev/data/text.sh", path, strerror(errno));
+    if (f.fd < 0 || fstat(f.fd, &info))
+        user_error("cannot read token file %s (%s): make one with dev/data/text.sh", path, strerror(errno));
     TokenFileHeader *h = &f.header;
     if (pread(f.fd, h, sizeof *h, 0) != (ssize_t)sizeof *h || memcmp(h->magic, TOKEN_FILE_MAGIC, 8))
-        user_error("%s is not a token file: expected it to begin with %s; make one with dev/data/text.sh", path, TOKEN_FILE_MAGIC);
-    if (h->version != 1) user_error("%s has token file version %u, expected 1: make it again with dev/data/text.sh", path, h->version);
+        user_error("%s is not a token file: expected it to begin with %s; make one with dev/data/text.sh", path,
+                   TOKEN_FILE_MAGIC);
+    if (h->version != 1)
+        user_error("%s has token file version %u, expected 1: make it again with dev/data/text.sh", path, h->version);
     if ((h->width != 2 && h->width != 4) || (h->flags & ~(uint32_t)TOKEN_FILE_MASKED))
-        user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with dev/data/text.sh", path, h->width, h->flags);
+        user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with "
+                   "dev/data/text.sh",
+                   path, h->width, h->flags);
     uint64_t each = h->width + (h->flags & TOKEN_FILE_MASKED ? 1u : 0u);
     if (h->count > (UINT64_MAX / 8) || (uint64_t)info.st_size != sizeof *h + h->count * each)
-        user_error("%s is truncated or damaged: %" PRIu64 " tokens of %" PRIu64 " bytes after a header of 64 were expected, the file has %" PRId64 " bytes",
+        user_error("%s is truncated or damaged: %" PRIu64 " tokens of %" PRIu64
+                   " bytes after a header of 64 were expected, the file has %" PRId64 " bytes",
                    path, h->count, each, (int64_t)info.st_size);
     if (h->vocab_size > (uint32_t)vocab_size)
-        user_error("%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another --data",
-                   path, h->vocab_size, vocab_size, h->vocab_size);
+        user_error(
+            "%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another --data",
+            path, h->vocab_size, vocab_size, h->vocab_size);
     return f;
 }
 
@@ -71,7 +78,8 @@ static TokenFile token_file_open(const char *path, int vocab_size) {
 static Dataset dataset_open(const char *pattern, int T, int vocab_size, int partial) {
     Dataset d = ZERO;
     glob_t found;
-    if (glob(pattern, 0, NULL, &found) != 0) user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", pattern);
+    if (glob(pattern, 0, NULL, &found) != 0)
+        user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", pattern);
     d.num_files = (int)found.gl_pathc;
     d.files = (TokenFile *)checked_malloc(sizeof(TokenFile) * (size_t)d.num_files);
     d.T = T;
@@ -89,7 +97,8 @@ static Dataset dataset_open(const char *pattern, int T, int vocab_size, int part
     }
     globfree(&found);
     if (!d.windows)
-        user_error("%s holds %" PRId64 " tokens, a sample of --seq %d needs %d: use a shorter --seq or more text", pattern, d.tokens, T, partial ? 2 : T + 1);
+        user_error("%s holds %" PRId64 " tokens, a sample of --seq %d needs %d: use a shorter --seq or more text",
+                   pattern, d.tokens, T, partial ? 2 : T + 1);
     return d;
 }
 
@@ -103,7 +112,8 @@ static void dataset_close(Dataset *d) {
 
 /* Window `index` as inputs (T) and targets (T). `raw` holds 5·(T + 1) bytes. Returns how many positions are
  * targets, or -1 with a sentence in `error`. A window at or past the end has none: it pads a batch. */
-static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, char *raw, char *error, size_t error_size) {
+static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, char *raw, char *error,
+                          size_t error_size) {
     for (int t = 0; t < d->T; t++) inputs[t] = 0, targets[t] = IGNORED_TARGET;
     if (index >= d->windows) return 0;
     int file = 0;
@@ -115,8 +125,11 @@ static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int3
     int64_t mask_at = (int64_t)sizeof(TokenFileHeader) + (int64_t)f->header.count * width + first;
     if (pread(f->fd, raw, (size_t)(n * width), (int64_t)sizeof(TokenFileHeader) + first * width) != n * width ||
         (masked && pread(f->fd, mask, (size_t)n, mask_at) != n)) {
-        snprintf(error, error_size, "%s: tokens %" PRId64 " to %" PRId64 " cannot be read: the file has changed since it was opened, or its disk fails; restore it and start again",
-                 f->path, first, first + n - 1);
+        snprintf(
+            error, error_size,
+            "%s: tokens %" PRId64 " to %" PRId64
+            " cannot be read: the file has changed since it was opened, or its disk fails; restore it and start again",
+            f->path, first, first + n - 1);
         return -1;
     }
     int count = 0;
@@ -126,7 +139,9 @@ static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int3
         if (width == 2) memcpy(&narrow, raw + 2 * t, 2), token = narrow;
         else memcpy(&token, raw + 4 * t, 4);
         if (token >= (uint32_t)d->vocab_size) {
-            snprintf(error, error_size, "%s: token %" PRId64 " is %u, the vocabulary has %d: the file does not fit the model, make it again",
+            snprintf(error, error_size,
+                     "%s: token %" PRId64
+                     " is %u, the vocabulary has %d: the file does not fit the model, make it again",
                      f->path, first + t, token, d->vocab_size);
             return -1;
         }
@@ -136,7 +151,8 @@ static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int3
     return count;
 }
 
-/* Which document of its window each of T tokens belongs to: as many as ended before it. The token that ends a document is its last. */
+/* Which document of its window each of T tokens belongs to: as many as ended before it. The token that ends a document
+ * is its last. */
 static void documents_of(int32_t *docs, const int32_t *inputs, int T, int32_t end) {
     int32_t ended = 0;
     for (int t = 0; t < T; t++) docs[t] = ended, ended += inputs[t] == end;
@@ -146,21 +162,26 @@ static void documents_of(int32_t *docs, const int32_t *inputs, int T, int32_t en
 // the sampler
 
 typedef struct {
-    int64_t samples;      // windows in the data set
+    int64_t samples; // windows in the data set
     uint64_t seed;
     int pad;              // the last step of an epoch: padded by the epoch's head, else dropped
     int shards, replicas; // data-parallel ranks: dp_shard × cp's share, dp_replicate
     int shard, replica;   // this rank's coordinates
     int accumulation, B;  // micro-batches a step, samples a micro-batch
     int local;            // micro-batches are summed before ranks
-    int64_t from_step, from_epoch, from_sample; // where it goes on: steps before it; its epoch, and how many of it are consumed
+    int64_t from_step, from_epoch,
+        from_sample; // where it goes on: steps before it; its epoch, and how many of it are consumed
 } Sampler;
 
-static inline int64_t sampler_global_batch(const Sampler *s) { return (int64_t)s->replicas * s->shards * s->accumulation * s->B; }
+static inline int64_t sampler_global_batch(const Sampler *s) {
+    return (int64_t)s->replicas * s->shards * s->accumulation * s->B;
+}
 
-/* Of what all ranks' samplers have in common: with another shuffle a rank would train on samples that belong to others. */
+/* Of what all ranks' samplers have in common: with another shuffle a rank would train on samples that belong to others.
+ */
 static uint64_t sampler_fingerprint(const Sampler *s) {
-    const int64_t common[] = {s->samples, (int64_t)s->seed, s->pad, s->shards, s->replicas, s->accumulation, s->B, s->local, s->from_step, s->from_epoch, s->from_sample};
+    const int64_t common[] = {s->samples, (int64_t)s->seed, s->pad,       s->shards,     s->replicas,   s->accumulation,
+                              s->B,       s->local,         s->from_step, s->from_epoch, s->from_sample};
     return hash_bytes(HASH_START, common, sizeof common);
 }
 
@@ -171,11 +192,15 @@ static inline int64_t sampler_steps_of(const Sampler *s, int64_t samples) {
 }
 static inline int64_t sampler_steps_per_epoch(const Sampler *s) { return sampler_steps_of(s, s->samples); }
 
-/* The epoch of step `step` (from 0); returns how many of its samples came before. The first epoch after a resume is what is left of it. */
+/* The epoch of step `step` (from 0); returns how many of its samples came before. The first epoch after a resume is
+ * what is left of it. */
 static int64_t sampler_place(const Sampler *s, int64_t step, int64_t *epoch) {
-    int64_t ahead = step - s->from_step, first = s->from_sample < s->samples ? sampler_steps_of(s, s->samples - s->from_sample) : 0, whole = sampler_steps_per_epoch(s);
+    int64_t ahead = step - s->from_step,
+            first = s->from_sample < s->samples ? sampler_steps_of(s, s->samples - s->from_sample) : 0,
+            whole = sampler_steps_per_epoch(s);
     *epoch = ahead < first ? s->from_epoch : s->from_epoch + 1 + (ahead - first) / whole;
-    return ahead < first ? s->from_sample + ahead * sampler_global_batch(s) : (ahead - first) % whole * sampler_global_batch(s);
+    return ahead < first ? s->from_sample + ahead * sampler_global_batch(s)
+                         : (ahead - first) % whole * sampler_global_batch(s);
 }
 
 /* A pseudo-random permutation of [0, n) without a table: a Feistel network (Luby and Rackoff 1988) on the next
@@ -196,7 +221,8 @@ static int64_t permute(int64_t x, int64_t n, uint64_t key) {
 }
 
 /* Which window is sample b of micro-batch m in a step. Micro-batches are numbered in the order in which their
- * gradients are summed: first over shard ranks, then micro-steps, then replicas; local: micro-steps, shard ranks, replicas. */
+ * gradients are summed: first over shard ranks, then micro-steps, then replicas; local: micro-steps, shard ranks,
+ * replicas. */
 static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
     int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
     if (s->local) j = ((int64_t)s->replica * s->shards + s->shard) * s->accumulation + m;
@@ -204,7 +230,8 @@ static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
     return permute(within % s->samples, s->samples, mix64(s->seed + (uint64_t)epoch + 1));
 }
 
-/* Of a sequence (T) the two of 2·cp chunks that rank i of `cp` has, with context parallelism: i and 2·cp - 1 - i. May be in place. */
+/* Of a sequence (T) the two of 2·cp chunks that rank i of `cp` has, with context parallelism: i and 2·cp - 1 - i. May
+ * be in place. */
 static void context_part(int32_t *part, const int32_t *whole, int T, int cp, int i) {
     int chunk = T / (2 * cp);
     size_t bytes = sizeof(int32_t) * (size_t)chunk;
@@ -223,45 +250,53 @@ enum { LOADER_DEPTH = 2, LOADER_WORKERS = 4, LOADER_MAX_WORKERS = 64 };
 
 typedef struct {
     int32_t *inputs, *targets; // (accumulation, B, T / cp) of this rank
-    int32_t *docs;             // (accumulation, B, T) document of each token, counted in its window; NULL without --doc-mask
-    int32_t *own_docs;         // (accumulation, B, T / cp) of this rank's tokens; without context parallelism docs
-    int64_t *windows;          // (accumulation, B) which samples these are
-    int64_t num_targets;       // positions that count, of these samples
-    uint64_t samples_hash;     // of the windows and their places: a sum, the same in whatever order they are read
-    int64_t unread;            // samples that are not there yet
-    int64_t bad;               // where `error` says something: of the samples that cannot be trained on, the first
+    int32_t *docs;       // (accumulation, B, T) document of each token, counted in its window; NULL without --doc-mask
+    int32_t *own_docs;   // (accumulation, B, T / cp) of this rank's tokens; without context parallelism docs
+    int64_t *windows;    // (accumulation, B) which samples these are
+    int64_t num_targets; // positions that count, of these samples
+    uint64_t samples_hash; // of the windows and their places: a sum, the same in whatever order they are read
+    int64_t unread;        // samples that are not there yet
+    int64_t bad;           // where `error` says something: of the samples that cannot be trained on, the first
     char error[1024];
-    DeviceEvent fed;           // the device has copied all it needs of it
+    DeviceEvent fed; // the device has copied all it needs of it
 } StepBatch;
 
-typedef struct { struct Loader *loader; char *raw; pthread_t thread; } LoaderWorker; // raw: window_bytes
+typedef struct {
+    struct Loader *loader;
+    char *raw;
+    pthread_t thread;
+} LoaderWorker; // raw: window_bytes
 
-/* What a worker reads a window into: 5·(T + 1) bytes as it lies in the file, and with context parallelism all of it, (2, T). */
+/* What a worker reads a window into: 5·(T + 1) bytes as it lies in the file, and with context parallelism all of it,
+ * (2, T). */
 static inline size_t raw_bytes(int T) { return (size_t)round_up(5 * ((int64_t)T + 1), sizeof(int32_t)); }
-static inline size_t window_bytes(int T, int cp) { return raw_bytes(T) + (cp > 1 ? 2 * sizeof(int32_t) * (size_t)T : 0); }
+static inline size_t window_bytes(int T, int cp) {
+    return raw_bytes(T) + (cp > 1 ? 2 * sizeof(int32_t) * (size_t)T : 0);
+}
 
 typedef struct Loader {
     const Dataset *data;
     Sampler sampler;
-    int cp, cp_rank;             // ranks that have a part of each sequence, and which one this rank has
+    int cp, cp_rank; // ranks that have a part of each sequence, and which one this rank has
     StepBatch ring[LOADER_DEPTH];
-    int64_t samples;             // of this rank in a step: accumulation × B
-    int64_t first_step, steps;   // steps are relative to the first; how many will be read
-    int64_t claimed;             // samples, in order from the first step's first
-    int64_t produced, consumed;  // whole steps
+    int64_t samples;            // of this rank in a step: accumulation × B
+    int64_t first_step, steps;  // steps are relative to the first; how many will be read
+    int64_t claimed;            // samples, in order from the first step's first
+    int64_t produced, consumed; // whole steps
     int num_workers, stop;
     LoaderWorker workers[LOADER_MAX_WORKERS];
     pthread_mutex_t lock;
-    pthread_cond_t room, ready;  // for a worker: a buffer is free; for the training step: its batch is whole
-    double opened, first_after;  // when; seconds from then until the first batch was whole
+    pthread_cond_t room, ready; // for a worker: a buffer is free; for the training step: its batch is whole
+    double opened, first_after; // when; seconds from then until the first batch was whole
     double wait_seconds, later_wait_seconds; // of the last loader_next; of all but the first
-    double read_seconds;         // of all workers together
+    double read_seconds;                     // of all workers together
 } Loader;
 
 /* The next sample; waits until its step has a buffer. -1: the loader closes, or all are claimed. */
 static int64_t loader_claim(Loader *l) {
     pthread_mutex_lock(&l->lock);
-    while (!l->stop && l->claimed / l->samples < l->steps && l->claimed / l->samples >= l->consumed + LOADER_DEPTH) pthread_cond_wait(&l->room, &l->lock);
+    while (!l->stop && l->claimed / l->samples < l->steps && l->claimed / l->samples >= l->consumed + LOADER_DEPTH)
+        pthread_cond_wait(&l->room, &l->lock);
     int64_t sample = l->stop || l->claimed / l->samples >= l->steps ? -1 : l->claimed++;
     if (sample >= 0 && sample % l->samples == 0) {
         StepBatch *batch = &l->ring[sample / l->samples % LOADER_DEPTH];
@@ -281,11 +316,14 @@ static void loader_read(Loader *l, int64_t sample, char *raw) {
     char error[sizeof batch->error] = "";
     double start = seconds_now();
     int64_t window = sampler_window(&l->sampler, l->first_step + step, (int)(i / B), (int)(i % B));
-    int32_t *whole = (int32_t *)(void *)(raw + raw_bytes(T)), *whole_inputs = l->cp > 1 ? whole : inputs, *whole_targets = l->cp > 1 ? whole + T : targets_of;
+    int32_t *whole = (int32_t *)(void *)(raw + raw_bytes(T)), *whole_inputs = l->cp > 1 ? whole : inputs,
+            *whole_targets = l->cp > 1 ? whole + T : targets_of;
     int targets = dataset_window(l->data, window, whole_inputs, whole_targets, raw, error, sizeof error);
     if (batch->docs) documents_of(batch->docs + i * T, whole_inputs, T, l->data->document_end);
     if (batch->docs && l->cp > 1) context_part(batch->own_docs + i * mine, batch->docs + i * T, T, l->cp, l->cp_rank);
-    if (l->cp > 1) context_part(inputs, whole_inputs, T, l->cp, l->cp_rank), context_part(targets_of, whole_targets, T, l->cp, l->cp_rank);
+    if (l->cp > 1)
+        context_part(inputs, whole_inputs, T, l->cp, l->cp_rank),
+            context_part(targets_of, whole_targets, T, l->cp, l->cp_rank);
     double seconds = seconds_now() - start;
     pthread_mutex_lock(&l->lock);
     l->read_seconds += seconds;
@@ -307,10 +345,11 @@ static void *loader_worker(void *arg) {
     return NULL;
 }
 
-/* Reads steps `first_step` to `end` - 1. `workers` 0: as many as this rank has cores, up to LOADER_WORKERS; the memory of
- * that many is booked on every machine, so that a plan does not depend on the cores of the machine that makes it.
- * On a walking device the buffers are booked and nothing is read. `docs`: documents are told apart. */
-static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int docs, int cp, int cp_rank, int64_t first_step, int64_t end, int workers, int cores) {
+/* Reads steps `first_step` to `end` - 1. `workers` 0: as many as this rank has cores, up to LOADER_WORKERS; the memory
+ * of that many is booked on every machine, so that a plan does not depend on the cores of the machine that makes it. On
+ * a walking device the buffers are booked and nothing is read. `docs`: documents are told apart. */
+static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int docs, int cp,
+                        int cp_rank, int64_t first_step, int64_t end, int workers, int cores) {
     memset(l, 0, sizeof *l);
     l->data = data;
     l->sampler = *sampler;
@@ -323,9 +362,13 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     for (int i = 0; i < LOADER_DEPTH; i++) {
         l->ring[i].inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
         l->ring[i].targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
-        if (docs) l->ring[i].own_docs = l->ring[i].docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents", bytes * (size_t)cp);
-        if (docs && cp > 1) l->ring[i].own_docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents of this rank's tokens", bytes);
-        l->ring[i].windows = (int64_t *)arena_alloc(dev, MEM_HOST, "which samples", sizeof(int64_t) * (size_t)l->samples);
+        if (docs)
+            l->ring[i].own_docs = l->ring[i].docs =
+                (int32_t *)arena_alloc(dev, MEM_HOST, "documents", bytes * (size_t)cp);
+        if (docs && cp > 1)
+            l->ring[i].own_docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents of this rank's tokens", bytes);
+        l->ring[i].windows =
+            (int64_t *)arena_alloc(dev, MEM_HOST, "which samples", sizeof(int64_t) * (size_t)l->samples);
     }
     for (int i = 0; i < (workers ? workers : LOADER_WORKERS); i++) {
         l->workers[i].loader = l;
@@ -341,7 +384,9 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     pthread_condattr_destroy(&steady);
     for (int i = 0; i < l->num_workers; i++)
         if (pthread_create(&l->workers[i].thread, NULL, loader_worker, &l->workers[i]))
-            user_error("loader worker %d of %d could not be started as a thread: use fewer --workers, or raise this account's limit of threads (ulimit -u)", i + 1, l->num_workers);
+            user_error("loader worker %d of %d could not be started as a thread: use fewer --workers, or raise this "
+                       "account's limit of threads (ulimit -u)",
+                       i + 1, l->num_workers);
 }
 
 /* The next step's batch; valid until loader_release. Waits for the disk no longer than `timeout` seconds. */
@@ -359,7 +404,8 @@ static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
     int64_t read = l->claimed > l->consumed * l->samples ? l->samples - batch->unread : 0;
     pthread_mutex_unlock(&l->lock);
     if (!whole)
-        run_failure("step %" PRId64 ": %" PRId64 " of its %" PRId64 " samples could be read within %.0f s: look at the disk that holds %s; --timeout sets the limit",
+        run_failure("step %" PRId64 ": %" PRId64 " of its %" PRId64
+                    " samples could be read within %.0f s: look at the disk that holds %s; --timeout sets the limit",
                     l->first_step + l->consumed + 1, read, l->samples, timeout, l->data->files[0].path);
     if (batch->error[0]) user_error("%s", batch->error);
     l->wait_seconds = seconds_now() - start;
@@ -391,12 +437,12 @@ static void loader_close(Loader *l, Device *dev) {
 // --audit: samples.jsonl, in which a run writes what it consumed, held against the rule: each window once an epoch
 
 typedef struct {
-    int64_t windows;      // in the data; 0: not told yet
-    int pad;              // the last step of an epoch repeats its head; else what does not make a step is dropped
-    int32_t *seen;        // (windows) by which step of this epoch, 0: not yet
-    int64_t epoch, step, consumed, repeated, of_step; // so far; repeated and samples of the step: the last step's
+    int64_t windows; // in the data; 0: not told yet
+    int pad;         // the last step of an epoch repeats its head; else what does not make a step is dropped
+    int32_t *seen;   // (windows) by which step of this epoch, 0: not yet
+    int64_t epoch, step, consumed, repeated, of_step;    // so far; repeated and samples of the step: the last step's
     int64_t whole_epochs, dropped, steps, samples, from; // of all; `from`: the first step told
-    int cut_in;           // the first epoch was entered in its middle: another file has its beginning
+    int cut_in; // the first epoch was entered in its middle: another file has its beginning
 } Audit;
 
 /* An epoch has ended: what is not consumed is less than a step. */
@@ -404,7 +450,9 @@ static void audit_epoch(Audit *a, const char *path) {
     int64_t missing = a->windows - (a->consumed - a->repeated);
     if (a->cut_in) missing = 0;
     if (missing && (a->pad || missing >= a->of_step))
-        user_error("%s: epoch %" PRId64 " ended at step %" PRId64 " with %" PRId64 " of %" PRId64 " windows never consumed", path, a->epoch, a->step, missing, a->windows);
+        user_error("%s: epoch %" PRId64 " ended at step %" PRId64 " with %" PRId64 " of %" PRId64
+                   " windows never consumed",
+                   path, a->epoch, a->step, missing, a->windows);
     a->whole_epochs += !a->cut_in, a->dropped += missing;
     a->consumed = a->repeated = a->cut_in = 0;
     a->epoch++;
@@ -413,11 +461,16 @@ static void audit_epoch(Audit *a, const char *path) {
 
 static void audit_line(Audit *a, const char *path, int64_t number, const char *line) {
     cJSON *json = cJSON_Parse(line);
-    const cJSON *windows = cJSON_GetObjectItemCaseSensitive(json, "windows"), *samples = cJSON_GetObjectItemCaseSensitive(json, "samples"), *item;
-    const cJSON *step = cJSON_GetObjectItemCaseSensitive(json, "step"), *epoch = cJSON_GetObjectItemCaseSensitive(json, "epoch"), *tail = cJSON_GetObjectItemCaseSensitive(json, "tail");
+    const cJSON *windows = cJSON_GetObjectItemCaseSensitive(json, "windows"),
+                *samples = cJSON_GetObjectItemCaseSensitive(json, "samples"), *item;
+    const cJSON *step = cJSON_GetObjectItemCaseSensitive(json, "step"),
+                *epoch = cJSON_GetObjectItemCaseSensitive(json, "epoch"),
+                *tail = cJSON_GetObjectItemCaseSensitive(json, "tail");
     if (cJSON_IsNumber(windows) && cJSON_IsString(tail)) { // what follows is of this data
         a->windows = (int64_t)windows->valuedouble, a->pad = !strcmp(tail->valuestring, "pad");
-        if (a->windows < 1 || a->windows > INT32_MAX) user_error("%s, line %" PRId64 ": %g windows, expected 1 to %d", path, number, windows->valuedouble, INT32_MAX);
+        if (a->windows < 1 || a->windows > INT32_MAX)
+            user_error("%s, line %" PRId64 ": %g windows, expected 1 to %d", path, number, windows->valuedouble,
+                       INT32_MAX);
         free(a->seen);
         a->seen = (int32_t *)checked_malloc(sizeof *a->seen * (size_t)a->windows);
         a->epoch = -1, a->consumed = a->repeated = 0;
@@ -425,19 +478,30 @@ static void audit_line(Audit *a, const char *path, int64_t number, const char *l
         cJSON_Delete(json);
         return;
     }
-    if (!a->windows || !cJSON_IsNumber(step) || !cJSON_IsNumber(epoch) || !cJSON_IsArray(samples)) user_error("%s, line %" PRId64 ": neither what data it is nor what a step consumed: the file is damaged", path, number);
+    if (!a->windows || !cJSON_IsNumber(step) || !cJSON_IsNumber(epoch) || !cJSON_IsArray(samples))
+        user_error("%s, line %" PRId64 ": neither what data it is nor what a step consumed: the file is damaged", path,
+                   number);
     int64_t now = (int64_t)step->valuedouble, in = (int64_t)epoch->valuedouble;
-    if (a->steps && now != a->step + 1) user_error("%s, line %" PRId64 ": step %" PRId64 " comes after step %" PRId64, path, number, now, a->step);
+    if (a->steps && now != a->step + 1)
+        user_error("%s, line %" PRId64 ": step %" PRId64 " comes after step %" PRId64, path, number, now, a->step);
     if (!a->steps) a->from = now;
     if (a->epoch < 0) a->epoch = in;
     else if (in == a->epoch + 1) audit_epoch(a, path);
-    if (in != a->epoch) user_error("%s, line %" PRId64 ": step %" PRId64 " is of epoch %" PRId64 ", expected %" PRId64, path, number, now, in, a->epoch);
-    if (a->repeated) user_error("%s: epoch %" PRId64 " goes on at step %" PRId64 " though step %" PRId64 " had to repeat windows", path, in, now, a->step);
+    if (in != a->epoch)
+        user_error("%s, line %" PRId64 ": step %" PRId64 " is of epoch %" PRId64 ", expected %" PRId64, path, number,
+                   now, in, a->epoch);
+    if (a->repeated)
+        user_error("%s: epoch %" PRId64 " goes on at step %" PRId64 " though step %" PRId64 " had to repeat windows",
+                   path, in, now, a->step);
     a->step = now, a->of_step = cJSON_GetArraySize(samples), a->steps++;
     cJSON_ArrayForEach(item, samples) {
         int64_t w = (int64_t)item->valuedouble;
-        if (!cJSON_IsNumber(item) || w < 0 || w >= a->windows) user_error("%s: step %" PRId64 " consumed window %g of %" PRId64, path, now, item->valuedouble, a->windows);
-        if (a->seen[w] && !a->pad) user_error("%s: step %" PRId64 " consumed window %" PRId64 " of epoch %" PRId64 " a second time, after step %d", path, now, w, in, a->seen[w]);
+        if (!cJSON_IsNumber(item) || w < 0 || w >= a->windows)
+            user_error("%s: step %" PRId64 " consumed window %g of %" PRId64, path, now, item->valuedouble, a->windows);
+        if (a->seen[w] && !a->pad)
+            user_error("%s: step %" PRId64 " consumed window %" PRId64 " of epoch %" PRId64
+                       " a second time, after step %d",
+                       path, now, w, in, a->seen[w]);
         a->repeated += a->seen[w] != 0;
         if (!a->seen[w]) a->seen[w] = (int32_t)now;
         a->consumed++, a->samples++;
@@ -445,7 +509,8 @@ static void audit_line(Audit *a, const char *path, int64_t number, const char *l
     cJSON_Delete(json);
 }
 
-/* Reads OUT/samples.jsonl and prints what it shows, as one line of JSON; a window that is consumed twice or never is an error. */
+/* Reads OUT/samples.jsonl and prints what it shows, as one line of JSON; a window that is consumed twice or never is an
+ * error. */
 static void audit(const char *out) {
     char path[4096], *line = NULL;
     size_t room = 0;
@@ -458,8 +523,10 @@ static void audit(const char *out) {
     if (!a.steps) user_error("%s tells of no step", path);
     int64_t left = a.windows - (a.consumed - a.repeated);
     if (!left || (!a.pad && left < a.of_step)) audit_epoch(&a, path);
-    printf("{\"file\":\"%s\",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64 ",\"windows\":%" PRId64 ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64
-           ",\"last_epoch\":%" PRId64 ",\"of_last_epoch\":%" PRId64 "}\n", path, a.from, a.steps, a.samples, a.windows, a.whole_epochs, a.dropped, a.epoch, a.consumed);
+    printf("{\"file\":\"%s\",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64
+           ",\"windows\":%" PRId64 ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64 ",\"last_epoch\":%" PRId64
+           ",\"of_last_epoch\":%" PRId64 "}\n",
+           path, a.from, a.steps, a.samples, a.windows, a.whole_epochs, a.dropped, a.epoch, a.consumed);
     fflush(stdout);
     fclose(f);
     free(line);

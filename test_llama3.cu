@@ -2,15 +2,16 @@
  * measured figure next to the bound.
  *
  *   test_llama3 [GROUP…]              all groups, or the named ones, in this process (ranks as threads)
- *   test_llama3 short                 all, with fewer layouts where others show the same, and in bf16 without what fp32 shows: what `make test` runs
- *   mpirun -np N test_llama3 mpi      the groups that need processes
+ *   test_llama3 short                 all, with fewer layouts where others show the same, and in bf16 without what fp32
+ * shows: what `make test` runs mpirun -np N test_llama3 mpi      the groups that need processes
  */
 #define TESTING
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <time.h>
-static __thread double clock_ahead; // seconds: hosts' monotonic clocks have nothing in common, and neither have ranks' here
+static __thread double
+    clock_ahead; // seconds: hosts' monotonic clocks have nothing in common, and neither have ranks' here
 static int clock_of_rank(clockid_t id, struct timespec *t) {
     int failed = clock_gettime(id, t);
     if (id == CLOCK_MONOTONIC) t->tv_sec += (time_t)clock_ahead;
@@ -41,7 +42,7 @@ static void check(int ok, const char *name, const char *format, ...) {
 // ---------------------------------------------------------------------------
 // witnesses of our own: allocations (the linker wraps them), and MPI's profiling interface
 
-static int64_t allocations;               // of all threads
+static int64_t allocations;              // of all threads
 static __thread int64_t own_allocations; // of this one
 
 #ifdef WRAP_MALLOC
@@ -56,16 +57,28 @@ extern "C" {
 void *__real_malloc(size_t);
 void *__real_calloc(size_t, size_t);
 void *__real_realloc(void *, size_t);
-void *__wrap_malloc(size_t n) { count_allocation(); return __real_malloc(n); }
-void *__wrap_calloc(size_t n, size_t m) { count_allocation(); return __real_calloc(n, m); }
-void *__wrap_realloc(void *p, size_t n) { count_allocation(); return __real_realloc(p, n); }
+void *__wrap_malloc(size_t n) {
+    count_allocation();
+    return __real_malloc(n);
+}
+void *__wrap_calloc(size_t n, size_t m) {
+    count_allocation();
+    return __real_calloc(n, m);
+}
+void *__wrap_realloc(void *p, size_t n) {
+    count_allocation();
+    return __real_realloc(p, n);
+}
 #ifdef __cplusplus
 }
 #endif
 #endif
 
 #ifdef HAVE_MPI
-static struct { MPI_Comm comm; Traffic of[COLLECTIVES]; } profiled[AXES]; // by communicator, in the order in which they appeared
+static struct {
+    MPI_Comm comm;
+    Traffic of[COLLECTIVES];
+} profiled[AXES]; // by communicator, in the order in which they appeared
 static int num_profiled;
 
 static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) { // of one part, or of a message
@@ -73,18 +86,22 @@ static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) 
     MPI_Comm_size(comm, &size);
     MPI_Type_size(type, &bytes);
     while (i < num_profiled && profiled[i].comm != comm) i++;
-    if (i == AXES) memset(profiled, 0, sizeof profiled), i = num_profiled = 0; // those of earlier cases, at which nobody looks any more
+    if (i == AXES)
+        memset(profiled, 0, sizeof profiled),
+            i = num_profiled = 0; // those of earlier cases, at which nobody looks any more
     if (i == num_profiled) profiled[num_profiled++].comm = comm;
     profiled[i].of[op].calls++;
     profiled[i].of[op].bytes += (op == SEND || op == RECEIVE ? 1 : (int64_t)(size - 1)) * count * bytes;
 }
 
-int MPI_Iallgather(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type, MPI_Comm comm, MPI_Request *request) {
+int MPI_Iallgather(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type,
+                   MPI_Comm comm, MPI_Request *request) {
     profile(ALL_GATHER, count, type, comm);
     return PMPI_Iallgather(send, count, type, recv, recv_count, recv_type, comm, request);
 }
 
-int MPI_Ialltoall(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type, MPI_Comm comm, MPI_Request *request) {
+int MPI_Ialltoall(const void *send, int count, MPI_Datatype type, void *recv, int recv_count, MPI_Datatype recv_type,
+                  MPI_Comm comm, MPI_Request *request) {
     profile(REDUCE_SCATTER, count, type, comm);
     return PMPI_Ialltoall(send, count, type, recv, recv_count, recv_type, comm, request);
 }
@@ -121,9 +138,11 @@ static const char *make_token_file(const char *name, int64_t count, int vocab, i
     const char *path = scratch_path(name);
     TokenFileHeader h = ZERO;
     memcpy(h.magic, TOKEN_FILE_MAGIC, 8);
-    h.version = 1, h.width = 2, h.vocab_size = (uint32_t)vocab, h.flags = masked ? TOKEN_FILE_MASKED : 0, h.count = (uint64_t)count;
+    h.version = 1, h.width = 2, h.vocab_size = (uint32_t)vocab, h.flags = masked ? TOKEN_FILE_MASKED : 0,
+    h.count = (uint64_t)count;
     char part[300];
-    snprintf(part, sizeof part, "%s.%d", path, (int)getpid()); // other ranks may be reading the same file of an earlier case
+    snprintf(part, sizeof part, "%s.%d", path,
+             (int)getpid()); // other ranks may be reading the same file of an earlier case
     FILE *f = fopen(part, "wb");
     fwrite(&h, sizeof h, 1, f);
     uint16_t token = 1;
@@ -145,7 +164,9 @@ static const char *make_document_file(const char *name, int64_t count, int vocab
     snprintf(tokenizer, sizeof tokenizer, "%s", scratch_path("documents/tokenizer.model"));
     snprintf(part, sizeof part, "%s.%d", tokenizer, (int)getpid()); // as above
     FILE *f = fopen(part, "w");
-    fprintf(f, "byte-level-bpe 1\ntokens 3\nmissing 254\nbos -\neos <end>\neot -\nsplit .\nIQ== 0\nIg== 1\nspecial <end> 2\n");
+    fprintf(
+        f,
+        "byte-level-bpe 1\ntokens 3\nmissing 254\nbos -\neos <end>\neot -\nsplit .\nIQ== 0\nIg== 1\nspecial <end> 2\n");
     fclose(f);
     rename(part, tokenizer);
     snprintf(inside, sizeof inside, "documents/%s.%d", name, (int)getpid());
@@ -197,7 +218,9 @@ static void end_job(Job *j) {
     free(j);
 }
 
-typedef struct { Run run, walked; } Opened;
+typedef struct {
+    Run run, walked;
+} Opened;
 
 static Opened *open_rank(Job *j, int rank) {
     Opened *o = (Opened *)checked_malloc(sizeof *o);
@@ -224,7 +247,8 @@ static void feed(Run *r, const float *ids, const float *targets) {
         memcpy(b->targets, targets, sizeof(int32_t) * (size_t)n);
         b->num_targets = 0;
         for (int t = 0; t < n; t++) b->num_targets += b->targets[t] >= 0;
-        for (int t = 0; t < n && b->docs; t += r->opt->seq) documents_of(b->docs + t, b->inputs + t, r->opt->seq, r->data->document_end);
+        for (int t = 0; t < n && b->docs; t += r->opt->seq)
+            documents_of(b->docs + t, b->inputs + t, r->opt->seq, r->data->document_end);
     }
 }
 
@@ -234,7 +258,9 @@ static void *on_host(Device *dev, const void *from, size_t bytes) {
     device_read(dev, copy, from, bytes);
     return copy;
 }
-static float *floats_on_host(Device *dev, const float *from, int64_t count) { return (float *)on_host(dev, from, sizeof(float) * (size_t)count); }
+static float *floats_on_host(Device *dev, const float *from, int64_t count) {
+    return (float *)on_host(dev, from, sizeof(float) * (size_t)count);
+}
 static void set_float(Device *dev, float *at, float x) { device_write(dev, at, &x, sizeof x); }
 
 static double norm_of(const float *x, int64_t n) {
@@ -263,7 +289,10 @@ static float *fixture_tensor(const StFiles *s, const char *name, int64_t *count)
     return x;
 }
 
-typedef struct { double error, ratio; char name[80]; } Worst; // error: ‖Δ‖/‖g‖; ratio: |‖g₁‖/‖g₀‖ − 1|
+typedef struct {
+    double error, ratio;
+    char name[80];
+} Worst; // error: ‖Δ‖/‖g‖; ratio: |‖g₁‖/‖g₀‖ − 1|
 
 /* Holds r's gradients (times scale) against tensors `prefix`NAME; the worst tensor of all. `limits`: errors are
  * taken relative to 1.5 × the error of that name in the fixture. */
@@ -275,7 +304,8 @@ static Worst compare_gradients(Run *r, const StFiles *s, const char *prefix, con
         int64_t n;
         if (r->table->units[t->unit].frozen) continue;
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
-        float *want = fixture_tensor(s, name, &n), *have = floats_on_host(&r->dev, r->fsdp.units[t->unit].grad + t->offset, n), limit = 1;
+        float *want = fixture_tensor(s, name, &n),
+              *have = floats_on_host(&r->dev, r->fsdp.units[t->unit].grad + t->offset, n), limit = 1;
         double size = norm_of(want, n), error = norm_of_difference(have, want, scale, n), ratio = 0;
         if (size > 1e-7) {
             ratio = fabs(scale * norm_of(have, n) / size - 1);
@@ -318,7 +348,8 @@ static void compare_steps(Run *r, const StFiles *s, const char *fixture) {
         char tensor[160];
         snprintf(tensor, sizeof tensor, "final.%s", t->name);
         if (r->table->units[t->unit].frozen || !st_find(s, tensor)) continue;
-        float *want = fixture_tensor(s, tensor, &n), *have = floats_on_host(&r->dev, r->fsdp.units[t->unit].master + t->offset, n);
+        float *want = fixture_tensor(s, tensor, &n),
+              *have = floats_on_host(&r->dev, r->fsdp.units[t->unit].master + t->offset, n);
         error = worst_of(error, norm_of_difference(have, want, 1, n) / norm_of(want, n));
         compared++;
         free(want);
@@ -339,8 +370,12 @@ static void test_fixture(const char *fixture, const char *base) {
     const StTensor *shape = st_find(&expected, "input_ids");
     float *ids = fixture_tensor(&expected, "input_ids", NULL), *targets = fixture_tensor(&expected, "targets", NULL);
     int masked = !strcmp(fixture, "documents");
-    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq %d --batch %d --lr 1e-3 --min-lr 1e-3 --warmup 0 --beta2 0.95 --weight-decay 0.1 --clip 1%s",
-             fixture_dir, base ? base : fixture, masked ? make_document_file("small.tok", 3000, 40, 7) : make_token_file("small.tok", 3000, 64, 0), (int)shape->cols, (int)shape->rows, masked ? " --doc-mask" : "");
+    snprintf(arguments, sizeof arguments,
+             "--model %s/%s --data %s --seq %d --batch %d --lr 1e-3 --min-lr 1e-3 --warmup 0 --beta2 0.95 "
+             "--weight-decay 0.1 --clip 1%s",
+             fixture_dir, base ? base : fixture,
+             masked ? make_document_file("small.tok", 3000, 40, 7) : make_token_file("small.tok", 3000, 64, 0),
+             (int)shape->cols, (int)shape->rows, masked ? " --doc-mask" : "");
     if (base) snprintf(arguments + strlen(arguments), 300, " --adapters %s/%s", fixture_dir, fixture);
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
@@ -362,7 +397,8 @@ static void test_fixture(const char *fixture, const char *base) {
     double loss = exact_value(&sum) / count;
     unit_free(&r->fsdp, &r->fsdp.units[r->table->head], PASS_LAST);
     int64_t n;
-    float *want = fixture_tensor(&expected, "logits", &n), *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
+    float *want = fixture_tensor(&expected, "logits", &n),
+          *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
     float *logits = floats_on_host(&r->dev, r->model.logits, n);
     double logits_error = norm_of_difference(logits, want, 1, n) / norm_of(want, n), largest = 0;
     for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(logits[i] - want[i]));
@@ -372,9 +408,11 @@ static void test_fixture(const char *fixture, const char *base) {
     if (sizeof(floatX) == sizeof(float)) {
         Worst w = compare_gradients(r, &expected, "grad.", NULL, 1 / count);
         snprintf(name, sizeof name, "%s: loss equals PyTorch's", fixture);
-        CHECK(name, fabs(loss - want_loss[0]) <= 1e-5 * fmax(1, fabs(want_loss[0])), "%.8f and %.8f, within 1e-5", loss, want_loss[0]);
+        CHECK(name, fabs(loss - want_loss[0]) <= 1e-5 * fmax(1, fabs(want_loss[0])), "%.8f and %.8f, within 1e-5", loss,
+              want_loss[0]);
         snprintf(name, sizeof name, "%s: logits equal PyTorch's", fixture);
-        CHECK(name, largest <= 1e-4 && logits_error <= 1e-5, "largest difference %.2g <= 1e-4, relative %.2g <= 1e-5", largest, logits_error);
+        CHECK(name, largest <= 1e-4 && logits_error <= 1e-5, "largest difference %.2g <= 1e-4, relative %.2g <= 1e-5",
+              largest, logits_error);
         snprintf(name, sizeof name, "%s: every gradient equals PyTorch's", fixture);
         CHECK(name, w.error <= 1e-5, "worst %.2g <= 1e-5 (%s)", w.error, w.name);
         snprintf(name, sizeof name, "%s: every gradient has PyTorch's norm", fixture);
@@ -400,7 +438,9 @@ static void test_fixture(const char *fixture, const char *base) {
 }
 
 static void test_pytorch(void) {
-    static const char *const fixtures[] = {"base", "tied", "llama31", "llama31_short", "llama32", "odd", "one_token", "one_head", "headdim", "eps", "longer", "headdim128"};
+    static const char *const fixtures[] = {"base",    "tied", "llama31",   "llama31_short",
+                                           "llama32", "odd",  "one_token", "one_head",
+                                           "headdim", "eps",  "longer",    "headdim128"};
     for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) test_fixture(fixtures[i], NULL);
     test_fixture("lora_odd", "odd"), test_fixture("lora_tied", "tied");
 }
@@ -408,21 +448,29 @@ static void test_pytorch(void) {
 // ---------------------------------------------------------------------------
 // ranks: any number of them gives the gradients of one
 
-static float *collected;       // all gradients of the model, tensors one after the other, before the optimizer
+static float *collected; // all gradients of the model, tensors one after the other, before the optimizer
 static double collected_losses[3], collected_norm; // of all three steps; of the first
-static int collect_steps = 3;  // or the first one alone
+static int collect_steps = 3;                      // or the first one alone
 static int64_t padding_touched, state_bytes, state_expected, steady_allocations, shared_differ;
 
 /* Slots hold garbage before use: what forgets to wait for a gather, or to clear padding, is seen. */
 static void poison_slots(Fsdp *f) {
-    struct { Slot *slots; int count; SlotUse use; } all[] = {{f->weight_slots, f->num_weight_slots, SLOT_STORED}, {f->widened_slots, f->num_widened_slots, SLOT_WIDENED}, {f->gradient_slots, f->num_gradient_slots, SLOT_GRADIENT}};
+    struct {
+        Slot *slots;
+        int count;
+        SlotUse use;
+    } all[] = {{f->weight_slots, f->num_weight_slots, SLOT_STORED},
+               {f->widened_slots, f->num_widened_slots, SLOT_WIDENED},
+               {f->gradient_slots, f->num_gradient_slots, SLOT_GRADIENT}};
     for (int s = 0; s < 3; s++)
         for (int i = 0; i < all[s].count; i++) {
             size_t bytes = 0, element = all[s].use == SLOT_GRADIENT ? sizeof(float) : sizeof(floatX);
             for (int u = 0; u < f->table->num_units; u++) {
                 const FsdpUnit *unit = &f->units[u];
                 size_t of_unit = all[s].use == SLOT_STORED ? stored_bytes(unit) : element * (size_t)unit->padded;
-                if (unit->unit->kind == all[s].slots[i].kind && (all[s].use != SLOT_WIDENED || unit->packed.parts) && of_unit > bytes) bytes = of_unit;
+                if (unit->unit->kind == all[s].slots[i].kind && (all[s].use != SLOT_WIDENED || unit->packed.parts) &&
+                    of_unit > bytes)
+                    bytes = of_unit;
             }
             char *garbage = (char *)checked_malloc(bytes);
             for (size_t at = 0; at + element <= bytes; at += element) {
@@ -464,7 +512,8 @@ static void collect_state(Run *r, StateKind kind, float *all) {
         for (int t = 0; t < p.tensor->index; t++) begin += r->whole->tensors[t].rows * r->whole->tensors[t].cols;
         for (int64_t at = 0; at < p.count; at += run) {
             run = min_i64(p.count - at, tensor_run(p.tensor, p.first + at, &whole));
-            device_read(&r->dev, all + begin + whole, (float *)state_of(p.unit, kind) + p.at + at, sizeof(float) * (size_t)run);
+            device_read(&r->dev, all + begin + whole, (float *)state_of(p.unit, kind) + p.at + at,
+                        sizeof(float) * (size_t)run);
         }
     }
 #ifdef HAVE_MPI
@@ -473,12 +522,15 @@ static void collect_state(Run *r, StateKind kind, float *all) {
 #endif
 }
 
-/* What several ranks have the whole gradient of, has the same bits on each: norms over tp, a tied weight on the first and the last stage. */
+/* What several ranks have the whole gradient of, has the same bits on each: norms over tp, a tied weight on the first
+ * and the last stage. */
 static void compare_shared_gradients(Run *r) {
     uint64_t mine[2] = {HASH_START, HASH_START}, *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)r->mesh.world);
     ShardPiece p;
     for (int i = 0; held_next(&r->fsdp, &i, &p);) {
-        int shared = p.tensor->row->split == SPLIT_NONE ? 0 : p.tensor->index == 0 && r->table->part.tied_apart ? 1 : -1;
+        int shared = p.tensor->row->split == SPLIT_NONE                  ? 0
+                     : p.tensor->index == 0 && r->table->part.tied_apart ? 1
+                                                                         : -1;
         if (shared < 0) continue;
         float *have = floats_on_host(&r->dev, p.unit->grad + p.at, p.count);
         mine[shared] = hash_bytes(mine[shared], have, sizeof(float) * (size_t)p.count);
@@ -487,8 +539,11 @@ static void compare_shared_gradients(Run *r) {
     int stages = r->mesh.size[AXIS_PP], stride = mesh_stride(&r->mesh, AXIS_PP);
     all_gather_now(&r->comm, AXIS_WORLD, "hashes", mine, all, sizeof mine);
     for (int i = 0; i < r->rank; i++) {
-        if (mesh_together(&r->mesh, i, r->rank, AXIS_TP)) __atomic_fetch_add(&shared_differ, all[2 * i] != mine[0], __ATOMIC_RELAXED);
-        if (r->table->part.tied_apart && r->rank - i == (stages - 1) * stride && mesh_together(&r->mesh, i, r->rank, AXIS_PP)) __atomic_fetch_add(&shared_differ, all[2 * i + 1] != mine[1], __ATOMIC_RELAXED);
+        if (mesh_together(&r->mesh, i, r->rank, AXIS_TP))
+            __atomic_fetch_add(&shared_differ, all[2 * i] != mine[0], __ATOMIC_RELAXED);
+        if (r->table->part.tied_apart && r->rank - i == (stages - 1) * stride &&
+            mesh_together(&r->mesh, i, r->rank, AXIS_PP))
+            __atomic_fetch_add(&shared_differ, all[2 * i + 1] != mine[1], __ATOMIC_RELAXED);
     }
     free(all);
 }
@@ -518,7 +573,8 @@ static void ranks_body(Job *j, int rank) {
     num_profiled = 0;
 #endif
     for (int step = 1; step <= collect_steps; step++) {
-        int alone = r->mesh.world == 1 || j->transport != &transport_threads; // else other ranks' threads may be elsewhere
+        int alone =
+            r->mesh.world == 1 || j->transport != &transport_threads; // else other ranks' threads may be elsewhere
         int64_t *counter = alone ? &allocations : &own_allocations, before = *counter;
         StepStats s = train_step(r, step);
         if (rank == 0) collected_losses[step - 1] = s.loss;
@@ -532,8 +588,11 @@ static void ranks_body(Job *j, int rank) {
             int a = row / COLLECTIVES, op = row % COLLECTIVES, c = 0;
             while (c < num_profiled && profiled[c].comm != r->comm.groups[a].mpi) c++;
             Traffic none = {0, 0}, seen = c < num_profiled ? profiled[c].of[op] : none;
-            if (!traffic_equal(law[a][op], seen)) run_failure("over %s MPI's profiling interface saw %" PRId64 " calls and %" PRId64 " bytes of %s, the law says %" PRId64 " and %" PRId64,
-                                                              axis_names[a], seen.calls, seen.bytes, collective_names[op], law[a][op].calls, law[a][op].bytes);
+            if (!traffic_equal(law[a][op], seen))
+                run_failure("over %s MPI's profiling interface saw %" PRId64 " calls and %" PRId64
+                            " bytes of %s, the law says %" PRId64 " and %" PRId64,
+                            axis_names[a], seen.calls, seen.bytes, collective_names[op], law[a][op].calls,
+                            law[a][op].bytes);
         }
 #endif
         product_rate(&r->dev);
@@ -544,15 +603,23 @@ static void ranks_body(Job *j, int rank) {
     __atomic_fetch_add(&padding_touched, count_touched_padding(&r->fsdp), __ATOMIC_RELAXED);
     __atomic_fetch_add(&frozen_changed, frozen_hash(&r->fsdp) != frozen, __ATOMIC_RELAXED);
     if (rank == 0) {
-        state_bytes = (int64_t)(r->dev.arenas[MEM_PARAMS].peak + r->dev.arenas[MEM_GRADS].peak + r->dev.arenas[MEM_OPTIMIZER].peak);
+        state_bytes = (int64_t)(r->dev.arenas[MEM_PARAMS].peak + r->dev.arenas[MEM_GRADS].peak +
+                                r->dev.arenas[MEM_OPTIMIZER].peak);
         int sharded = strcmp(r->opt->sharding, "no_shard") != 0, ranks = r->fsdp.ranks;
-        int local = !strcmp(r->opt->accumulate, "local") && r->opt->accum > 1 && ranks > 1 && sharded; // an unsharded gradient beside the shards
-        int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(r->opt->offload, "all") ? 2 : 0); // offloaded, the copy in bf16 lies with the master
+        int local = !strcmp(r->opt->accumulate, "local") && r->opt->accum > 1 && ranks > 1 &&
+                    sharded; // an unsharded gradient beside the shards
+        int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(r->opt->offload, "all")
+                              ? 2
+                              : 0); // offloaded, the copy in bf16 lies with the master
         state_expected = 0;
-        for (int i = 0; i < r->dev.num_buffers; i++) state_expected += r->dev.buffers[i].category <= MEM_OPTIMIZER ? r->dev.buffers[i].count * RED_ZONE : 0;
+        for (int i = 0; i < r->dev.num_buffers; i++)
+            state_expected += r->dev.buffers[i].category <= MEM_OPTIMIZER ? r->dev.buffers[i].count * RED_ZONE : 0;
         for (int u = 0; u < r->table->num_units; u++)
-            if (r->table->units[u].frozen) state_expected += round_up((int64_t)held_bytes(&r->fsdp, &r->fsdp.units[u]), 256);
-            else state_expected += bytes * r->fsdp.units[u].padded / (sharded ? ranks : 1) + (local ? 4 * r->fsdp.units[u].padded : 0);
+            if (r->table->units[u].frozen)
+                state_expected += round_up((int64_t)held_bytes(&r->fsdp, &r->fsdp.units[u]), 256);
+            else
+                state_expected +=
+                    bytes * r->fsdp.units[u].padded / (sharded ? ranks : 1) + (local ? 4 * r->fsdp.units[u].padded : 0);
     }
     close_rank(o);
 }
@@ -570,18 +637,22 @@ static int64_t collect(const char *arguments, int process, int world, const Tran
 }
 
 /* ranks × accum × B samples of one step, against one rank that takes them one at a time. */
-static void compare_layout(const char *model, int process, int world, int accum, int B, const Transport *transport, const char *more) {
+static void compare_layout(const char *model, int process, int world, int accum, int B, const Transport *transport,
+                           const char *more) {
     char arguments[1024], name[256];
     const char *common = "--seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60";
     const char *data = make_token_file("ranks.tok", 6000, 64, 7);
     int total = world * accum * B;
-    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --threads 1 --batch 1 --accum %d", fixture_dir, model, data, common, total);
+    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --threads 1 --batch 1 --accum %d", fixture_dir,
+             model, data, common, total);
     Job *table_of = make_job(arguments, 1, &transport_threads);
     int64_t n = process == 0 ? collect(arguments, 0, 1, &transport_threads) : 0; // the first process compares
     float *one = collected;
-    double norm = collected_norm, losses[3] = {collected_losses[0], collected_losses[1], collected_losses[2]}, error = 0, ratio = 0, loss_error = 0;
+    double norm = collected_norm, losses[3] = {collected_losses[0], collected_losses[1], collected_losses[2]},
+           error = 0, ratio = 0, loss_error = 0;
     collected = NULL;
-    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --batch %d --accum %d %s", fixture_dir, model, data, common, B, accum, more);
+    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --batch %d --accum %d %s", fixture_dir, model,
+             data, common, B, accum, more);
     collect(arguments, process, world, transport);
     int64_t at = 0;
     for (int i = 0; i < table_of->table.num_tensors && process == 0; i++) {
@@ -591,18 +662,27 @@ static void compare_layout(const char *model, int process, int world, int accum,
         ratio = worst_of(ratio, fabs(norm_of(collected + at, m) / size - 1));
         at += m;
     }
-    for (int i = 0; i < 3 && process == 0; i++) loss_error = worst_of(loss_error, fabs(collected_losses[i] / losses[i] - 1));
+    for (int i = 0; i < 3 && process == 0; i++)
+        loss_error = worst_of(loss_error, fabs(collected_losses[i] / losses[i] - 1));
     double bound = sizeof(floatX) == 4 ? 1e-5 : 1e-2;
     if (process == 0) {
-        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradients of one rank", model, world, accum, B, transport->name, more);
-        CHECK(name, error <= bound && ratio <= bound, "worst tensor of %" PRId64 " parameters %.2g, norm ratio off by %.2g, <= %.0e", n, error, ratio, bound);
-        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: losses of three steps of one rank", model, world, accum, B, transport->name, more);
+        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradients of one rank", model, world,
+                 accum, B, transport->name, more);
+        CHECK(name, error <= bound && ratio <= bound,
+              "worst tensor of %" PRId64 " parameters %.2g, norm ratio off by %.2g, <= %.0e", n, error, ratio, bound);
+        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: losses of three steps of one rank",
+                 model, world, accum, B, transport->name, more);
         CHECK(name, loss_error <= (sizeof(floatX) == 4 ? 1e-5 : 3e-3), "off by %.2g", loss_error);
-        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradient norm of one rank", model, world, accum, B, transport->name, more);
+        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradient norm of one rank", model, world,
+                 accum, B, transport->name, more);
         CHECK(name, fabs(collected_norm / norm - 1) <= bound, "ratio off by %.2g", fabs(collected_norm / norm - 1));
-        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: padding stays zero, state is 16 bytes a padded parameter over ranks, no allocation in a step", model, world, accum, B, transport->name, more);
-        CHECK(name, padding_touched == 0 && state_bytes == state_expected && steady_allocations == 0, "%" PRId64 " touched, %" PRId64 " of %" PRId64 " bytes, %" PRId64 " allocations",
-              padding_touched, state_bytes, state_expected, steady_allocations);
+        snprintf(name, sizeof name,
+                 "%s, %d ranks x accum %d x B %d over %s%s: padding stays zero, state is 16 bytes a padded parameter "
+                 "over ranks, no allocation in a step",
+                 model, world, accum, B, transport->name, more);
+        CHECK(name, padding_touched == 0 && state_bytes == state_expected && steady_allocations == 0,
+              "%" PRId64 " touched, %" PRId64 " of %" PRId64 " bytes, %" PRId64 " allocations", padding_touched,
+              state_bytes, state_expected, steady_allocations);
     }
     free(one);
     end_job(table_of);
@@ -615,7 +695,8 @@ static void test_ranks(void) {
     static const int worlds[] = {1, 2, 3, 4, 8};
     for (int tied = 0; tied < 2; tied++)
         for (int B = 1; B <= 2; B++)
-            for (int w = 0; w < 5; w++) compare_layout(tied ? "tied" : "odd", 0, worlds[w], 48 / worlds[w] / B, B, &transport_threads, "");
+            for (int w = 0; w < 5; w++)
+                compare_layout(tied ? "tied" : "odd", 0, worlds[w], 48 / worlds[w] / B, B, &transport_threads, "");
     compare_layout("odd", 0, 3, 1, 1, &transport_threads, "");
     compare_layout("odd", 0, 8, 1, 2, &transport_threads, "");
     compare_layout("base", 0, 2, 1, 2, &transport_threads, " --slots 3");
@@ -625,12 +706,14 @@ static void test_ranks(void) {
 }
 
 /* --deterministic: 20 steps of 8 micro-batches, whoever computes them: the same bits of loss and norm. */
-typedef struct { double loss, norm; } StepBits;
+typedef struct {
+    double loss, norm;
+} StepBits;
 enum { MOST_BITS = 50 };
 static StepBits bits_of[MOST_BITS];
-static int bits_steps = 20;   // of them
-static float *bits_weights;   // after 20 steps, of the whole model; NULL: not wanted
-static int is_short;         // a part of what all groups have
+static int bits_steps = 20; // of them
+static float *bits_weights; // after 20 steps, of the whole model; NULL: not wanted
+static int is_short;        // a part of what all groups have
 
 static void bits_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
@@ -644,9 +727,12 @@ static void bits_body(Job *j, int rank) {
 }
 
 /* One rank's bits into `first` (rank 0 of a run keeps them), or compared with them. */
-static void compare_bits(const char *model, int process, int world, int B, const Transport *transport, const char *more, StepBits *first, int reference) {
+static void compare_bits(const char *model, int process, int world, int B, const Transport *transport, const char *more,
+                         StepBits *first, int reference) {
     char arguments[512], name[300];
-    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s --seq 16 --batch %d --accum %d --deterministic --lr 1e-3 --warmup 5 --steps 20 --timeout 60%s",
+    snprintf(arguments, sizeof arguments,
+             "--model %s/%s --data %s --seq 16 --batch %d --accum %d --deterministic --lr 1e-3 --warmup 5 --steps 20 "
+             "--timeout 60%s",
              fixture_dir, model, make_token_file("bits.tok", 9000, 64, 7), B, 8 / world, more);
     Job *j = make_job(arguments, world, transport);
     launch(j, process, bits_body);
@@ -658,8 +744,11 @@ static void compare_bits(const char *model, int process, int world, int B, const
     }
     for (int i = 0; i < bits_steps; i++) equal += !memcmp(&bits_of[i], &first[i], sizeof bits_of[i]);
     const char *whose = strstr(more, " --pp ") || strstr(more, " --cp ") ? "seed 0's" : "one rank's";
-    snprintf(name, sizeof name, "%s, B %d: %d deterministic steps on %d ranks x accum %d over %s%s have %s bits", model, B, bits_steps, world, 8 / world, transport->name, more, whose);
-    if (process == 0) CHECK(name, equal == bits_steps, "%d of %d steps equal, last loss %.9g, norm %.9g", equal, bits_steps, bits_of[bits_steps - 1].loss, bits_of[bits_steps - 1].norm);
+    snprintf(name, sizeof name, "%s, B %d: %d deterministic steps on %d ranks x accum %d over %s%s have %s bits", model,
+             B, bits_steps, world, 8 / world, transport->name, more, whose);
+    if (process == 0)
+        CHECK(name, equal == bits_steps, "%d of %d steps equal, last loss %.9g, norm %.9g", equal, bits_steps,
+              bits_of[bits_steps - 1].loss, bits_of[bits_steps - 1].norm);
 }
 
 static void test_bits(void) {
@@ -674,11 +763,15 @@ static void test_bits(void) {
             for (int world = 2; world <= (CUDA_BUILD ? 4 : 8); world *= 2)
                 for (int replicate = 1; replicate <= world; replicate *= 2)
                     for (int i = 0; i < 2 * STRATEGIES; i++) {
-                        if ((CUDA_BUILD || B == 2 || is_short) && (i + world + replicate + tied) % (CUDA_BUILD ? 6 : 3)) continue; // a part of them
-                        snprintf(more, sizeof more, " --dp-replicate %d --sharding %s --accumulate %s", replicate, strategies[i / 2].name, i % 2 ? "local" : "sharded");
+                        if ((CUDA_BUILD || B == 2 || is_short) && (i + world + replicate + tied) % (CUDA_BUILD ? 6 : 3))
+                            continue; // a part of them
+                        snprintf(more, sizeof more, " --dp-replicate %d --sharding %s --accumulate %s", replicate,
+                                 strategies[i / 2].name, i % 2 ? "local" : "sharded");
                         compare_bits(model, 0, world, B, &transport_threads, more, first, 0);
                     }
-            snprintf(more, sizeof more, " --recompute %s --wrap size:99999 --slots 3 --offload all%s%s", tied ? "selective" : "every:2", SLOW_TIER_COMPUTES ? " --out " : "", SLOW_TIER_COMPUTES ? scratch_dir : "");
+            snprintf(more, sizeof more, " --recompute %s --wrap size:99999 --slots 3 --offload all%s%s",
+                     tied ? "selective" : "every:2", SLOW_TIER_COMPUTES ? " --out " : "",
+                     SLOW_TIER_COMPUTES ? scratch_dir : "");
             compare_bits(model, 0, 2, B, &transport_threads, more, first, 0);
         }
 }
@@ -703,12 +796,15 @@ static void replicas_body(Job *j, int rank) {
 
 static void test_replicas(void) {
     char arguments[512];
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 60 --dp-replicate 2", fixture_dir, make_token_file("replicas.tok", 3000, 64, 0));
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 60 --dp-replicate 2",
+             fixture_dir, make_token_file("replicas.tok", 3000, 64, 0));
     Job *j = make_job(arguments, 4, &transport_threads);
     launch(j, 0, replicas_body);
     end_job(j);
-    CHECK("replicas stay equal to the bit, shards differ", weights_of[0] == weights_of[2] && weights_of[1] == weights_of[3] && weights_of[0] != weights_of[1], "hashes of ranks 0 to 3: %08x %08x %08x %08x",
-          (unsigned)weights_of[0], (unsigned)weights_of[1], (unsigned)weights_of[2], (unsigned)weights_of[3]);
+    CHECK("replicas stay equal to the bit, shards differ",
+          weights_of[0] == weights_of[2] && weights_of[1] == weights_of[3] && weights_of[0] != weights_of[1],
+          "hashes of ranks 0 to 3: %08x %08x %08x %08x", (unsigned)weights_of[0], (unsigned)weights_of[1],
+          (unsigned)weights_of[2], (unsigned)weights_of[3]);
 }
 
 /* The layouts that planted faults are tried on. */
@@ -737,9 +833,12 @@ static void resident_body(Job *j, int rank) {
     train_step(&o->run, 1);
     train_step(&o->run, 2);
     double grown = resident_bytes() - before, arenas = (double)device_peak(&o->run.dev);
-    double state = (double)(o->run.dev.arenas[MEM_PARAMS].peak + o->run.dev.arenas[MEM_GRADS].peak + o->run.dev.arenas[MEM_OPTIMIZER].peak);
+    double state = (double)(o->run.dev.arenas[MEM_PARAMS].peak + o->run.dev.arenas[MEM_GRADS].peak +
+                            o->run.dev.arenas[MEM_OPTIMIZER].peak);
     if (rank == 0) {
-        CHECK("resident memory of a rank is what its arenas say", fabs(grown - arenas) <= 32e6, "%.1f MB resident, %.1f MB in arenas (%.1f MB of state), within 32 MB", grown / 1e6, arenas / 1e6, state / 1e6);
+        CHECK("resident memory of a rank is what its arenas say", fabs(grown - arenas) <= 32e6,
+              "%.1f MB resident, %.1f MB in arenas (%.1f MB of state), within 32 MB", grown / 1e6, arenas / 1e6,
+              state / 1e6);
     }
     close_rank(o);
 }
@@ -747,17 +846,24 @@ static void resident_body(Job *j, int rank) {
 static void test_mpi(int process, int world) {
     char arguments[512];
     for (int tied = 0; tied < 2; tied++)
-        for (int B = 1; B <= 2; B++) compare_layout(tied ? "tied" : "odd", process, world, 48 / world / B, B, &transport_mpi, B == 2 && tied ? " --accumulate local" : "");
+        for (int B = 1; B <= 2; B++)
+            compare_layout(tied ? "tied" : "odd", process, world, 48 / world / B, B, &transport_mpi,
+                           B == 2 && tied ? " --accumulate local" : "");
     for (int tied = 0; tied < 2 && 8 % world == 0; tied++) {
         StepBits first[20] = ZERO;
         if (process == 0) compare_bits(tied ? "tied" : "odd", 0, 1, 1, &transport_threads, "", first, 1);
         compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, "", first, 0);
         compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, " --accumulate local", first, 0);
         if (world % 2) continue;
-        compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, " --dp-replicate 2 --sharding shard_grad_op", first, 0);
-        compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi, tied ? " --sharding no_shard" : " --dp-replicate 2 --sharding no_shard --accumulate local", first, 0);
+        compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi,
+                     " --dp-replicate 2 --sharding shard_grad_op", first, 0);
+        compare_bits(tied ? "tied" : "odd", process, world, 1, &transport_mpi,
+                     tied ? " --sharding no_shard" : " --dp-replicate 2 --sharding no_shard --accumulate local", first,
+                     0);
     }
-    static const char *const adapted[] = {" --lora-rank 4 --base " PRECISION_NAME, " --lora-rank 4 --base int8", " --lora-rank 4 --base int8:all --sharding shard_grad_op", " --lora-rank 4 --base int8 --dp-replicate 2"};
+    static const char *const adapted[] = {" --lora-rank 4 --base " PRECISION_NAME, " --lora-rank 4 --base int8",
+                                          " --lora-rank 4 --base int8:all --sharding shard_grad_op",
+                                          " --lora-rank 4 --base int8 --dp-replicate 2"};
     for (int i = 0; i < 4 && 8 % world == 0; i++) {
         StepBits first[20] = ZERO;
         if (i == 3 && world % 2) continue;
@@ -766,7 +872,9 @@ static void test_mpi(int process, int world) {
     }
     test_layouts_mpi(process, world);
     for (int s = 0; s < STRATEGIES; s++) {
-        snprintf(arguments, sizeof arguments, "--model bench-8m --vocab-size 40000 --data %s --seq 64 --batch 1 --timeout 60 --sharding %s", make_token_file("resident.tok", 6000, 64, 0), strategies[s].name);
+        snprintf(arguments, sizeof arguments,
+                 "--model bench-8m --vocab-size 40000 --data %s --seq 64 --batch 1 --timeout 60 --sharding %s",
+                 make_token_file("resident.tok", 6000, 64, 0), strategies[s].name);
         Job *j = make_job(arguments, world, &transport_mpi);
         launch(j, process, resident_body);
         end_job(j);
@@ -778,17 +886,26 @@ static void test_mpi(int process, int world) {
 // the family: presets, the tensor table, initial weights
 
 static void test_family(void) {
-    static const struct { const char *name; int64_t parameters; } known[] = { // published sizes
-        {"llama3-8b", 8030261248}, {"llama3-70b", 70553706496}, {"llama3.1-405b", 405853388800}, {"llama3.2-1b", 1235814400}, {"llama3.2-3b", 3212749824}};
+    static const struct {
+        const char *name;
+        int64_t parameters;
+    } known[] = {// published sizes
+                 {"llama3-8b", 8030261248},
+                 {"llama3-70b", 70553706496},
+                 {"llama3.1-405b", 405853388800},
+                 {"llama3.2-1b", 1235814400},
+                 {"llama3.2-3b", 3212749824}};
     for (int i = 0; i < 5; i++) {
         char name[96];
         Llama3Config c = config_of_model(known[i].name);
         TensorTable t;
         table_open(&t, &c, 0, &WHOLE_MODEL);
         snprintf(name, sizeof name, "%s has the published number of parameters", known[i].name);
-        CHECK(name, t.num_parameters == known[i].parameters, "%" PRId64 ", published %" PRId64, t.num_parameters, known[i].parameters);
+        CHECK(name, t.num_parameters == known[i].parameters, "%" PRId64 ", published %" PRId64, t.num_parameters,
+              known[i].parameters);
         int bad = 0;
-        for (int k = 0; k < t.num_tensors; k++) bad += !t.tensors[k].row->joins && t.tensors[k].offset % TENSOR_ALIGN != 0;
+        for (int k = 0; k < t.num_tensors; k++)
+            bad += !t.tensors[k].row->joins && t.tensors[k].offset % TENSOR_ALIGN != 0;
         snprintf(name, sizeof name, "%s: every product's weights start on %d elements", known[i].name, TENSOR_ALIGN);
         CHECK(name, bad == 0, "%d do not", bad);
         table_close(&t);
@@ -802,27 +919,38 @@ static void test_family(void) {
     tensor_init(whole, head, &c, 7, 1000, 4096, 2);
     tensor_init(part, head, &c, 7, 2000, 1000, 1);
     for (int i = 0; i < 4096; i++) sum += whole[i], square += (double)whole[i] * whole[i];
-    CHECK("initial weights depend on seed, tensor and element alone", !memcmp(part, whole + 1000, sizeof part), "1000 elements drawn from another place");
-    CHECK("initial weights have mean 0 and deviation 0.02", fabs(sum / 4096) < 1e-3 && fabs(sqrt(square / 4096) - 0.02) < 1e-3, "mean %.2g, deviation %.4f", sum / 4096, sqrt(square / 4096));
+    CHECK("initial weights depend on seed, tensor and element alone", !memcmp(part, whole + 1000, sizeof part),
+          "1000 elements drawn from another place");
+    CHECK("initial weights have mean 0 and deviation 0.02",
+          fabs(sum / 4096) < 1e-3 && fabs(sqrt(square / 4096) - 0.02) < 1e-3, "mean %.2g, deviation %.4f", sum / 4096,
+          sqrt(square / 4096));
     table_close(&t);
     Options o = ZERO;
     o.lr = 1, o.min_lr = 0.1, o.warmup = 10, o.steps = 110;
-    CHECK("learning rate: warm-up, peak, half-way, end", fabs(learning_rate(&o, 5) - 0.5) < 1e-12 && fabs(learning_rate(&o, 10) - 1) < 1e-12 &&
-          fabs(learning_rate(&o, 60) - 0.55) < 1e-12 && fabs(learning_rate(&o, 110) - 0.1) < 1e-12, "%.3f %.3f %.3f %.3f", learning_rate(&o, 5), learning_rate(&o, 10), learning_rate(&o, 60), learning_rate(&o, 110));
+    CHECK("learning rate: warm-up, peak, half-way, end",
+          fabs(learning_rate(&o, 5) - 0.5) < 1e-12 && fabs(learning_rate(&o, 10) - 1) < 1e-12 &&
+              fabs(learning_rate(&o, 60) - 0.55) < 1e-12 && fabs(learning_rate(&o, 110) - 0.1) < 1e-12,
+          "%.3f %.3f %.3f %.3f", learning_rate(&o, 5), learning_rate(&o, 10), learning_rate(&o, 60),
+          learning_rate(&o, 110));
 }
 
 // ---------------------------------------------------------------------------
 // data: the sampler and the loader
 
 /* Layouts of ranks against the rules of their numbers, over three epochs: what one rank would take sample by sample,
- * dealt out first over shard ranks, then micro-steps, then replicas; accumulated locally: micro-steps, shard ranks, replicas. */
+ * dealt out first over shard ranks, then micro-steps, then replicas; accumulated locally: micro-steps, shard ranks,
+ * replicas. */
 static void test_sampler(void) {
-    static const Sampler layouts[] = { // samples, seed, pad, shards, replicas, shard, replica, accumulation, B, local
-        {103, 9, 0, 3, 1, 0, 0, 2, 2, 0, 0, 0, 0}, {103, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0}, {103, 9, 0, 3, 2, 0, 0, 3, 1, 0, 0, 0, 0}, {96, 9, 0, 1, 4, 0, 0, 2, 3, 0, 0, 0, 0}, {96, 9, 0, 2, 2, 0, 0, 3, 1, 0, 0, 0, 0}, {5, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0}};
+    static const Sampler layouts[] = {
+        // samples, seed, pad, shards, replicas, shard, replica, accumulation, B, local
+        {103, 9, 0, 3, 1, 0, 0, 2, 2, 0, 0, 0, 0}, {103, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0},
+        {103, 9, 0, 3, 2, 0, 0, 3, 1, 0, 0, 0, 0}, {96, 9, 0, 1, 4, 0, 0, 2, 3, 0, 0, 0, 0},
+        {96, 9, 0, 2, 2, 0, 0, 3, 1, 0, 0, 0, 0},  {5, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0}};
     for (size_t i = 0; i < 4 * sizeof layouts / sizeof *layouts; i++) {
         Sampler s = layouts[i / 4], one = {s.samples, s.seed, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0};
         s.pad = i % 2, s.local = i / 2 % 2;
-        int64_t gb = sampler_global_batch(&s), steps = s.pad ? (s.samples + gb - 1) / gb : s.samples / gb, wrong = 0, uneven = 0;
+        int64_t gb = sampler_global_batch(&s), steps = s.pad ? (s.samples + gb - 1) / gb : s.samples / gb, wrong = 0,
+                uneven = 0;
         int64_t least = steps * gb / s.samples, most = (steps * gb + s.samples - 1) / s.samples;
         char name[200];
         if (!steps) continue; // a step larger than the data, and nothing to pad it with: the program refuses it
@@ -836,24 +964,31 @@ static void test_sampler(void) {
                             for (int b = 0; b < s.B; b++, at++) {
                                 s.shard = s.local ? outer : inner;
                                 int64_t window = sampler_window(&s, epoch * steps + step, s.local ? inner : outer, b);
-                                wrong += window != sampler_window(&one, epoch * s.samples + at % s.samples, 0, 0); // beyond the end: the head of this epoch
+                                wrong += window != sampler_window(&one, epoch * s.samples + at % s.samples, 0,
+                                                                  0); // beyond the end: the head of this epoch
                                 if (window >= 0 && window < s.samples) counts[window]++;
                             }
             }
             for (int w = 0; w < s.samples; w++) uneven += counts[w] < least || counts[w] > most;
         }
-        snprintf(name, sizeof name, "%d shards x %d replicas x accum %d x B %d of %d samples, %s, tail %s: one rank's order over three epochs", s.shards, s.replicas,
-                 s.accumulation, s.B, (int)s.samples, s.local ? "local" : "sharded", s.pad ? "padded" : "dropped");
-        CHECK(name, wrong == 0 && uneven == 0, "%d of %d elsewhere; %d windows not %d to %d times an epoch", (int)wrong, (int)(3 * steps * gb), (int)uneven, (int)least, (int)most);
+        snprintf(
+            name, sizeof name,
+            "%d shards x %d replicas x accum %d x B %d of %d samples, %s, tail %s: one rank's order over three epochs",
+            s.shards, s.replicas, s.accumulation, s.B, (int)s.samples, s.local ? "local" : "sharded",
+            s.pad ? "padded" : "dropped");
+        CHECK(name, wrong == 0 && uneven == 0, "%d of %d elsewhere; %d windows not %d to %d times an epoch", (int)wrong,
+              (int)(3 * steps * gb), (int)uneven, (int)least, (int)most);
     }
 }
 
-/* 30 steps of 3 samples, then steps of 4 (--allow-changes): the epoch goes on where it was, and the next one begins as any. */
+/* 30 steps of 3 samples, then steps of 4 (--allow-changes): the epoch goes on where it was, and the next one begins as
+ * any. */
 static void test_sampler_goes_on(void) {
     Sampler before = {103, 9, 0, 1, 1, 0, 0, 3, 1, 0, 0, 0, 0}, after = {103, 9, 0, 1, 1, 0, 0, 4, 1, 0, 30, 0, 90};
     for (int pad = 0; pad < 2; pad++) {
         int counts[2][103] = {{0}, {0}}, more = 0, missing[2] = {0, 0};
-        int64_t first = pad ? 4 : 3, epoch, whole = pad ? 26 : 25; // steps that the 13 samples left make; that an epoch makes
+        int64_t first = pad ? 4 : 3, epoch,
+                whole = pad ? 26 : 25; // steps that the 13 samples left make; that an epoch makes
         before.pad = after.pad = pad;
         for (int64_t step = 0; step < 30; step++)
             for (int m = 0; m < 3; m++) counts[0][sampler_window(&before, step, m, 0)]++;
@@ -865,8 +1000,10 @@ static void test_sampler_goes_on(void) {
             }
         for (int e = 0; e < 2; e++)
             for (int w = 0; w < 103; w++) more += counts[e][w] > 1, missing[e] += !counts[e][w];
-        CHECK(pad ? "an epoch goes on with steps of another size, tail padded" : "an epoch goes on with steps of another size, tail dropped",
-              more == (pad ? 4 : 0) && missing[0] == (pad ? 0 : 1) && missing[1] == (pad ? 0 : 3), "%d windows twice, %d and %d never in two epochs", more, missing[0], missing[1]);
+        CHECK(pad ? "an epoch goes on with steps of another size, tail padded"
+                  : "an epoch goes on with steps of another size, tail dropped",
+              more == (pad ? 4 : 0) && missing[0] == (pad ? 0 : 1) && missing[1] == (pad ? 0 : 3),
+              "%d windows twice, %d and %d never in two epochs", more, missing[0], missing[1]);
     }
 }
 
@@ -891,14 +1028,19 @@ static int64_t count_different(const StepBatch *batch, const Dataset *d, const S
     char raw[5 * 65], error[256];
     int64_t different = 0, count = 0;
     for (int i = 0; i < s->accumulation * s->B; i++) {
-        count += dataset_window(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, raw, error, sizeof error);
-        for (int t = 0; t < d->T; t++) different += inputs[t] != batch->inputs[i * d->T + t] || targets[t] != batch->targets[i * d->T + t];
+        count +=
+            dataset_window(d, sampler_window(s, step, i / s->B, i % s->B), inputs, targets, raw, error, sizeof error);
+        for (int t = 0; t < d->T; t++)
+            different += inputs[t] != batch->inputs[i * d->T + t] || targets[t] != batch->targets[i * d->T + t];
     }
     return different + (batch->num_targets != count) + (batch->windows[0] != sampler_window(s, step, 0, 0));
 }
 
 static void test_loader(void) {
-    static const Sampler samplers[] = {{211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0}, {211, 9, 1, 3, 1, 2, 0, 2, 1, 0, 0, 0, 0}, {211, 9, 1, 2, 2, 1, 1, 2, 2, 1, 0, 0, 0}, {211, 9, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0}};
+    static const Sampler samplers[] = {{211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0},
+                                       {211, 9, 1, 3, 1, 2, 0, 2, 1, 0, 0, 0, 0},
+                                       {211, 9, 1, 2, 2, 1, 1, 2, 2, 1, 0, 0, 0},
+                                       {211, 9, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0}};
     static const int workers[] = {1, 2, 3, 7};
     Dataset d = dataset_open(make_token_file("loader.tok", 211 * 16 + 1, 64, 5), 16, 64, 0);
     char name[200];
@@ -923,9 +1065,13 @@ static void test_loader(void) {
             }
             loader_close(&l, &dev);
             device_close(&dev);
-            snprintf(name, sizeof name, "%d worker%s, %d shards x %d replicas x accum %d x B %d, tail %s: the batches of one thread, bit for bit, over two epochs", workers[w],
-                     w ? "s" : "", s->shards, s->replicas, s->accumulation, s->B, s->pad ? "padded" : "dropped");
-            CHECK(name, different == 0 && other_hashes == 0 && ahead <= LOADER_DEPTH && l.claimed == steps * l.samples, "%d elements and %d hashes of %d steps differ; at most %d steps ahead (bound %d), %d samples read",
+            snprintf(name, sizeof name,
+                     "%d worker%s, %d shards x %d replicas x accum %d x B %d, tail %s: the batches of one thread, bit "
+                     "for bit, over two epochs",
+                     workers[w], w ? "s" : "", s->shards, s->replicas, s->accumulation, s->B,
+                     s->pad ? "padded" : "dropped");
+            CHECK(name, different == 0 && other_hashes == 0 && ahead <= LOADER_DEPTH && l.claimed == steps * l.samples,
+                  "%d elements and %d hashes of %d steps differ; at most %d steps ahead (bound %d), %d samples read",
                   (int)different, (int)other_hashes, (int)steps, (int)ahead, LOADER_DEPTH, (int)l.claimed);
         }
     // by hand: samples that come in another order
@@ -938,8 +1084,11 @@ static void test_loader(void) {
     whole[1] = l.produced; // all but one sample
     loader_read(&l, 0, l.workers[0].raw);
     whole[2] = l.produced;
-    CHECK("a step is handed out when all of its samples are there, and not before the step ahead of it", !whole[0] && !whole[1] && whole[2] == 2 && !count_different(&l.ring[0], &d, &samplers[0], 0) && !count_different(&l.ring[1], &d, &samplers[0], 1),
-          "%d whole without the first step's samples, %d without one of them, %d with all", (int)whole[0], (int)whole[1], (int)whole[2]);
+    CHECK("a step is handed out when all of its samples are there, and not before the step ahead of it",
+          !whole[0] && !whole[1] && whole[2] == 2 && !count_different(&l.ring[0], &d, &samplers[0], 0) &&
+              !count_different(&l.ring[1], &d, &samplers[0], 1),
+          "%d whole without the first step's samples, %d without one of them, %d with all", (int)whole[0],
+          (int)whole[1], (int)whole[2]);
     device_close(&dev);
     // at rest: nobody looks again and again
     struct timespec before, after;
@@ -963,10 +1112,16 @@ static void test_loader(void) {
         loader_close(&l, &dev);
         device_close(&dev);
         double sleeps = (double)(end.ru_nvcsw - start.ru_nvcsw) / 200;
-        snprintf(name, sizeof name, "%d workers, %d samples a step: a worker wakes once a step, and only where there is one for it", sharers[i][0], (int)l.samples);
-        CHECK(name, sleeps <= 1 + 2 * sharers[i][2], "%.2f times a step a thread goes to sleep, this one's own 1 with them (bound %d: each may meet the lock taken)", sleeps, 1 + 2 * sharers[i][2]);
+        snprintf(name, sizeof name,
+                 "%d workers, %d samples a step: a worker wakes once a step, and only where there is one for it",
+                 sharers[i][0], (int)l.samples);
+        CHECK(name, sleeps <= 1 + 2 * sharers[i][2],
+              "%.2f times a step a thread goes to sleep, this one's own 1 with them (bound %d: each may meet the lock "
+              "taken)",
+              sleeps, 1 + 2 * sharers[i][2]);
     }
-    CHECK("workers that have read ahead sleep", busy < 0.015, "7 of them: %.2f ms of processor time in 300 ms (bound 15)", 1e3 * busy);
+    CHECK("workers that have read ahead sleep", busy < 0.015,
+          "7 of them: %.2f ms of processor time in 300 ms (bound 15)", 1e3 * busy);
     dataset_close(&d);
 }
 
@@ -987,7 +1142,8 @@ static void workers_body(Job *j, int rank) {
     size_t walked = o->walked.dev.arenas[MEM_HOST].peak, measured = o->run.dev.arenas[MEM_HOST].peak;
     char name[96];
     snprintf(name, sizeof name, "--workers %d: memory walked = measured", j->opt.workers);
-    CHECK(name, walked == measured && device_peak(&o->walked.dev) == device_peak(&o->run.dev), "host memory of %zu and %zu bytes; %d started", walked, measured, o->run.loader.num_workers);
+    CHECK(name, walked == measured && device_peak(&o->walked.dev) == device_peak(&o->run.dev),
+          "host memory of %zu and %zu bytes; %d started", walked, measured, o->run.loader.num_workers);
     close_rank(o);
 }
 
@@ -995,16 +1151,21 @@ static void test_loader_memory(void) {
     static const int workers[] = {0, 1, 2, 3, 7, LOADER_MAX_WORKERS};
     char arguments[512];
     for (int w = 0; w < 6; w++) {
-        snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 2 --accum 3 --threads 1 --workers %d", fixture_dir, make_token_file("ranks.tok", 6000, 64, 7), workers[w]);
+        snprintf(arguments, sizeof arguments,
+                 "--model %s/odd --data %s --seq 16 --batch 2 --accum 3 --threads 1 --workers %d", fixture_dir,
+                 make_token_file("ranks.tok", 6000, 64, 7), workers[w]);
         Job *j = make_job(arguments, 1, &transport_threads);
         launch(j, 0, workers_body);
         end_job(j);
     }
     static const Sampler s = {100, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0};
     int few, four, given;
-    size_t small = walked_loader(&s, 0, 1, &few), large = walked_loader(&s, 0, 64, &four), seven = walked_loader(&s, 7, 1, &given);
-    CHECK("4 workers by default where there are cores, as much memory where there are not", few == 1 && four == 4 && given == 7 && small == large && seven > large,
-          "%d on 1 core, %d on 64, %zu and %zu bytes; --workers 7: %d, %zu bytes", few, four, small, large, given, seven);
+    size_t small = walked_loader(&s, 0, 1, &few), large = walked_loader(&s, 0, 64, &four),
+           seven = walked_loader(&s, 7, 1, &given);
+    CHECK("4 workers by default where there are cores, as much memory where there are not",
+          few == 1 && four == 4 && given == 7 && small == large && seven > large,
+          "%d on 1 core, %d on 64, %zu and %zu bytes; --workers 7: %d, %zu bytes", few, four, small, large, given,
+          seven);
 }
 
 static void test_data(void) {
@@ -1026,25 +1187,35 @@ static void test_data(void) {
         int pad = kind % 2, local = kind / 2;
         enum { SAMPLES = 103, RANKS = 3, ACCUM = 2, BATCH = 2 };
         int counts[SAMPLES] = {0}, repeated = 0, once = 0, same = 0;
-        Sampler s = {SAMPLES, 9, pad, RANKS, 1, 0, 0, ACCUM, BATCH, local, 0, 0, 0}, reference = {SAMPLES, 9, pad, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0};
+        Sampler s = {SAMPLES, 9, pad, RANKS, 1, 0, 0, ACCUM, BATCH, local, 0, 0, 0},
+                reference = {SAMPLES, 9, pad, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0};
         int64_t steps = sampler_steps_per_epoch(&s);
         for (int64_t step = 0; step < steps; step++)
             for (s.shard = 0; s.shard < RANKS; s.shard++)
                 for (int m = 0; m < ACCUM; m++)
                     for (int b = 0; b < BATCH; b++) {
-                        int64_t j = local ? (int64_t)s.shard * ACCUM + m : (int64_t)m * RANKS + s.shard; // numbered as they are summed
+                        int64_t j = local ? (int64_t)s.shard * ACCUM + m
+                                          : (int64_t)m * RANKS + s.shard; // numbered as they are summed
                         int64_t window = sampler_window(&s, step, m, b);
-                        if (step * 12 + j * BATCH + b < SAMPLES) same += window == sampler_window(&reference, step * 12 + j * BATCH + b, 0, 0);
+                        if (step * 12 + j * BATCH + b < SAMPLES)
+                            same += window == sampler_window(&reference, step * 12 + j * BATCH + b, 0, 0);
                         counts[window]++;
                     }
         for (int i = 0; i < SAMPLES; i++) once += counts[i] == 1, repeated += counts[i] > 1;
         s.shard = 0;
         int other_epoch = 0;
-        for (int64_t step = 0; step < steps; step++) other_epoch += sampler_window(&s, step, 0, 0) != sampler_window(&s, step + steps, 0, 0);
-        CHECK(pad ? "padded epoch: every window is used, the head again at the end" : "dropped tail: every window at most once an epoch",
-              pad ? once + repeated == SAMPLES && repeated == steps * 12 - SAMPLES : repeated == 0 && once == steps * 12, "%d once, %d twice, of %d in %d steps", once, repeated, SAMPLES, (int)steps);
-        CHECK(local ? "accumulating locally, ranks take consecutive micro-batches of one rank's order" : "ranks take the samples of one rank's order in turn (DistributedSampler's perm[rank::world])", same == (pad ? (int)SAMPLES : steps * 12), "%d equal", same);
-        CHECK("the next epoch has another order", other_epoch >= steps - 1, "%d of %d steps begin elsewhere", other_epoch, (int)steps);
+        for (int64_t step = 0; step < steps; step++)
+            other_epoch += sampler_window(&s, step, 0, 0) != sampler_window(&s, step + steps, 0, 0);
+        CHECK(pad ? "padded epoch: every window is used, the head again at the end"
+                  : "dropped tail: every window at most once an epoch",
+              pad ? once + repeated == SAMPLES && repeated == steps * 12 - SAMPLES
+                  : repeated == 0 && once == steps * 12,
+              "%d once, %d twice, of %d in %d steps", once, repeated, SAMPLES, (int)steps);
+        CHECK(local ? "accumulating locally, ranks take consecutive micro-batches of one rank's order"
+                    : "ranks take the samples of one rank's order in turn (DistributedSampler's perm[rank::world])",
+              same == (pad ? (int)SAMPLES : steps * 12), "%d equal", same);
+        CHECK("the next epoch has another order", other_epoch >= steps - 1, "%d of %d steps begin elsewhere",
+              other_epoch, (int)steps);
     }
     // windows of real files: tokens, targets, mask, the partial last window
     char error[256], raw[200];
@@ -1059,7 +1230,9 @@ static void test_data(void) {
             masked += targets[t] < 0 && (w * 16 + t + 1) % 5 != 0 && w * 16 + t + 1 < 100;
         }
     }
-    CHECK("targets are the next token, masked ones ignored, all counted once", next_token == 0 && masked == 0 && total == 99 - 19, "%d wrong, %d wrongly ignored, %d of 80 targets", next_token, masked, total);
+    CHECK("targets are the next token, masked ones ignored, all counted once",
+          next_token == 0 && masked == 0 && total == 99 - 19, "%d wrong, %d wrongly ignored, %d of 80 targets",
+          next_token, masked, total);
     dataset_close(&d);
     test_sampler();
     test_sampler_goes_on();
@@ -1089,7 +1262,7 @@ static void generation_body(Job *j, int rank) {
     int V = r->config->V, n = (int)j->prompt_length;
     float *whole = (float *)checked_malloc(sizeof(float) * (size_t)V);
     memcpy(whole, next_token_logits(r, j->prompt, n, 0), sizeof(float) * (size_t)V); // all tokens at once
-    next_token_logits(r, j->prompt, n / 2, 0);                                      // then half of them, and the rest one by one
+    next_token_logits(r, j->prompt, n / 2, 0); // then half of them, and the rest one by one
     const float *logits = NULL;
     for (int t = n / 2; t < n; t++) logits = next_token_logits(r, j->prompt + t, 1, t);
     if (rank == 0) generation_difference = norm_of_difference(logits, whole, 1, V) / norm_of(whole, V);
@@ -1117,12 +1290,14 @@ static void test_use(void) {
     char arguments[1024], name[128];
     double one = 0;
     for (int world = 1; world <= 3; world++) { // 2,999 targets: windows, batches and ranks all have a rest
-        snprintf(arguments, sizeof arguments, "--model %s/odd --eval %s --seq 16 --batch 3", fixture_dir, make_token_file("eval.tok", 3000, 64, 0));
+        snprintf(arguments, sizeof arguments, "--model %s/odd --eval %s --seq 16 --batch 3", fixture_dir,
+                 make_token_file("eval.tok", 3000, 64, 0));
         Job *j = make_job(arguments, world, &transport_threads);
         launch(j, 0, eval_body);
         if (world == 1) one = eval_loss;
         snprintf(name, sizeof name, "evaluation on %d ranks counts every token once", world);
-        CHECK(name, eval_targets == 2999 && fabs(eval_loss / one - 1) < 1e-6, "%" PRId64 " targets, loss %.9g, one rank %.9g", eval_targets, eval_loss, one);
+        CHECK(name, eval_targets == 2999 && fabs(eval_loss / one - 1) < 1e-6,
+              "%" PRId64 " targets, loss %.9g, one rank %.9g", eval_targets, eval_loss, one);
         end_job(j);
     }
     for (int world = 1; world <= 2; world++) {
@@ -1140,25 +1315,34 @@ static void test_use(void) {
         for (int t = 0; t < 12; t++) j->prompt[t] = (t * 37 + 5) % 131;
         j->mesh = mesh_of(world, 0, 1);
         launch(j, 0, generation_body);
-        snprintf(name, sizeof name, "generation with cached keys and values on %d ranks: logits of the whole text", world);
-        CHECK(name, generation_difference < (sizeof(floatX) == 4 ? 2e-6 : 2e-2), "relative difference %.2g", generation_difference);
+        snprintf(name, sizeof name, "generation with cached keys and values on %d ranks: logits of the whole text",
+                 world);
+        CHECK(name, generation_difference < (sizeof(floatX) == 4 ? 2e-6 : 2e-2), "relative difference %.2g",
+              generation_difference);
         end_job(j);
     }
     for (int layout = 1; layout <= 5; layout++) { // on 1, 2, 3 ranks; on 4 as 2 replicas; on 3 without sharding
         char model[256], original[512];
         int world = layout == 5 ? 3 : layout;
         snprintf(model, sizeof model, "%s/export%d", scratch_dir, layout);
-        snprintf(arguments, sizeof arguments, "--model %s/odd --export %s%s", fixture_dir, model, layout == 4 ? " --dp-replicate 2" : layout == 5 ? " --sharding no_shard" : "");
+        snprintf(arguments, sizeof arguments, "--model %s/odd --export %s%s", fixture_dir, model,
+                 layout == 4   ? " --dp-replicate 2"
+                 : layout == 5 ? " --sharding no_shard"
+                               : "");
         Job *j = make_job(arguments, world, &transport_threads);
         export_check(model, &j->table, &j->opt);
         launch(j, 0, export_body);
         end_job(j);
         snprintf(original, sizeof original, "%s/export1/model.safetensors", scratch_dir);
         strcat(model, "/model.safetensors");
-        snprintf(name, sizeof name, "export from %d ranks%s writes the bytes of one", world, layout == 4 ? ", 2 replicas," : layout == 5 ? " without sharding" : "");
+        snprintf(name, sizeof name, "export from %d ranks%s writes the bytes of one", world,
+                 layout == 4   ? ", 2 replicas,"
+                 : layout == 5 ? " without sharding"
+                               : "");
         CHECK(name, files_equal(model, original), "%s", "compared byte by byte");
     }
-    snprintf(arguments, sizeof arguments, "--model %s/export3 --eval %s --seq 16 --batch 3", scratch_dir, scratch_path("eval.tok"));
+    snprintf(arguments, sizeof arguments, "--model %s/export3 --eval %s --seq 16 --batch 3", scratch_dir,
+             scratch_path("eval.tok"));
     Job *j = make_job(arguments, 1, &transport_threads);
     launch(j, 0, eval_body);
     CHECK("an exported model read again has the same loss", eval_loss == one, "%.9g and %.9g", eval_loss, one);
@@ -1166,13 +1350,18 @@ static void test_use(void) {
     static const float logits[4] = {1, 3, 2, -5};
     Candidate scratch[4];
     CHECK("sampling: temperature 0 takes the likeliest, top-p cuts the rest off",
-          sample_token(logits, 4, 0, 1, 0.99, scratch) == 1 && sample_token(logits, 4, 1, 0.5, 0.99, scratch) == 1 && sample_token(logits, 4, 1, 1, 0.9999999, scratch) == 3, "%s", "three draws");
+          sample_token(logits, 4, 0, 1, 0.99, scratch) == 1 && sample_token(logits, 4, 1, 0.5, 0.99, scratch) == 1 &&
+              sample_token(logits, 4, 1, 1, 0.9999999, scratch) == 3,
+          "%s", "three draws");
 }
 
 // ---------------------------------------------------------------------------
 // failures end the run: in a child process, whose exit code and words are checked
 
-typedef struct { void (*body)(void *); void *arg; } Child;
+typedef struct {
+    void (*body)(void *);
+    void *arg;
+} Child;
 
 static void *child_thread(void *arg) { // a thread of its own: OpenMP's threads of the main one did not survive the fork
     ((Child *)arg)->body(((Child *)arg)->arg);
@@ -1216,7 +1405,9 @@ static void late_rank(Job *j, int rank) {
     train_step(&o->run, 2);
 }
 
-static void run_late_rank(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, late_rank); }
+static void run_late_rank(void *arguments) {
+    launch(make_job((const char *)arguments, 4, &transport_threads), 0, late_rank);
+}
 
 static void same_samples(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
@@ -1225,21 +1416,25 @@ static void same_samples(Job *j, int rank) {
         Sampler s = o->run.loader.sampler;
         s.shard = 1;
         size_t mark = arena_mark(&o->run.dev, MEM_HOST);
-        arena_release(&o->run.dev, MEM_HOST, (size_t)((char *)o->run.loader.ring[0].inputs - o->run.dev.arenas[MEM_HOST].base));
+        arena_release(&o->run.dev, MEM_HOST,
+                      (size_t)((char *)o->run.loader.ring[0].inputs - o->run.dev.arenas[MEM_HOST].base));
         loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, 1, 0, 0, j->opt.steps, 0, j->cores);
         o->run.dev.arenas[MEM_HOST].used = mark;
     }
     train_step(&o->run, 1);
 }
 
-static void run_same_samples(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, same_samples); }
+static void run_same_samples(void *arguments) {
+    launch(make_job((const char *)arguments, 4, &transport_threads), 0, same_samples);
+}
 
 /* Two exchanges that one of the ranks skips, or starts the other way round. */
 static void exchange_pair(Job *j, int rank, int skip, int turn) {
     Opened *o = open_rank(j, rank);
     float send = 0, recv[8];
     train_step(&o->run, 1);
-    if (rank != skip) all_gather_now(&o->run.comm, AXIS_FSDP, rank == turn ? "second" : "first", &send, recv, sizeof send);
+    if (rank != skip)
+        all_gather_now(&o->run.comm, AXIS_FSDP, rank == turn ? "second" : "first", &send, recv, sizeof send);
     all_gather_now(&o->run.comm, AXIS_FSDP, rank == turn ? "first" : "second", &send, recv, sizeof send);
     sleep(20);
 }
@@ -1257,7 +1452,9 @@ static void other_report(Job *j, int rank) {
     check_reports(&o->run, 1, 0);
 }
 
-static void run_other_report(void *arguments) { launch(make_job((const char *)arguments, 2, &transport_threads), 0, other_report); }
+static void run_other_report(void *arguments) {
+    launch(make_job((const char *)arguments, 2, &transport_threads), 0, other_report);
+}
 
 /* Flight files under `out` whose first line is `first`, which hold the exchanges of fsdp. */
 static int count_flights(const char *out, int ranks, const char *first) {
@@ -1267,7 +1464,8 @@ static int count_flights(const char *out, int ranks, const char *first) {
         size_t length;
         snprintf(path, sizeof path, "%s/flight/rank-%d.txt", out, i);
         char *text = read_file(path, &length);
-        found += text && strstr(text, "fsdp: ") && strstr(text, "all_gather") && (i != 2 || !strncmp(text, first, strlen(first)));
+        found += text && strstr(text, "fsdp: ") && strstr(text, "all_gather") &&
+                 (i != 2 || !strncmp(text, first, strlen(first)));
         free(text);
     }
     return found;
@@ -1279,7 +1477,9 @@ static void other_seed(Job *j, int rank) {
     train_step(&o->run, 1);
 }
 
-static void run_other_seed(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, other_seed); }
+static void run_other_seed(void *arguments) {
+    launch(make_job((const char *)arguments, 4, &transport_threads), 0, other_seed);
+}
 
 /* Rank 1 finds an infinity in the gradient of one tensor: everybody learns which. */
 static void bad_gradient(Job *j, int rank) {
@@ -1288,14 +1488,17 @@ static void bad_gradient(Job *j, int rank) {
     ShardPiece p;
     train_step(r, 1);
     for (int i = 0; owned_next(&r->fsdp, &i, &p);)
-        if (rank == 1 && strstr(p.tensor->name, "layers.1.mlp.up_proj")) set_float(&r->dev, p.unit->grad + p.at + p.count / 2, INFINITY);
+        if (rank == 1 && strstr(p.tensor->name, "layers.1.mlp.up_proj"))
+            set_float(&r->dev, p.unit->grad + p.at + p.count / 2, INFINITY);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
     exchange_reports(r, &r->loader.ring[0], 0, 0);
     StepStats s = sum_reports(r);
     if (s.skipped) step_skip(r, 2, &s);
 }
 
-static void run_bad_gradient(void *arguments) { launch(make_job((const char *)arguments, 2, &transport_threads), 0, bad_gradient); }
+static void run_bad_gradient(void *arguments) {
+    launch(make_job((const char *)arguments, 2, &transport_threads), 0, bad_gradient);
+}
 
 /* A bit of a replica's weights falls over. */
 static void bad_replica(Job *j, int rank) {
@@ -1311,9 +1514,12 @@ static void bad_replica(Job *j, int rank) {
     fsdp_check_replicas(&o->run.fsdp, 2);
 }
 
-static void run_bad_replica(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, bad_replica); }
+static void run_bad_replica(void *arguments) {
+    launch(make_job((const char *)arguments, 4, &transport_threads), 0, bad_replica);
+}
 
-/* Weights that make everything NaN, on one rank: all skip alike, nothing changes, and training goes on when they are well again. */
+/* Weights that make everything NaN, on one rank: all skip alike, nothing changes, and training goes on when they are
+ * well again. */
 static int64_t skipped_alike, changed_by_skip, trained_after;
 
 static void skipping(Job *j, int rank) {
@@ -1326,9 +1532,11 @@ static void skipping(Job *j, int rank) {
         if (step == 2 && rank == 1) set_float(&r->dev, u->master, NAN), fsdp_refresh_copies(&r->fsdp);
         float *before = floats_on_host(&r->dev, u->master, u->held);
         StepStats s = train_step(r, step);
-        __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && r->at.updates == (step == 3 ? 2 : 1), __ATOMIC_RELAXED);
+        __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && r->at.updates == (step == 3 ? 2 : 1),
+                           __ATOMIC_RELAXED);
         float *after = floats_on_host(&r->dev, u->master, u->held);
-        __atomic_fetch_add(step == 2 ? &changed_by_skip : &trained_after, memcmp(before, after, bytes) != 0, __ATOMIC_RELAXED);
+        __atomic_fetch_add(step == 2 ? &changed_by_skip : &trained_after, memcmp(before, after, bytes) != 0,
+                           __ATOMIC_RELAXED);
         if (step == 2 && rank == 1) set_float(&r->dev, u->master, start[0]), fsdp_refresh_copies(&r->fsdp);
         free(start);
         free(before);
@@ -1337,12 +1545,16 @@ static void skipping(Job *j, int rank) {
     close_rank(o);
 }
 
-static void bad_token(void *arguments) { launch(make_job((const char *)arguments, 1, &transport_threads), 0, ranks_body); }
+static void bad_token(void *arguments) {
+    launch(make_job((const char *)arguments, 1, &transport_threads), 0, ranks_body);
+}
 
 /* Tokens of 4 of 6 samples of the first step, and all of the second, are outside the vocabulary: 4000 + sample. */
 static const Sampler spoiled_sampler = {211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0};
 
-static int64_t spoiled_token(int sample) { return sampler_window(&spoiled_sampler, sample / 6, sample % 6 / 2, sample % 2) * 16 + 7; }
+static int64_t spoiled_token(int sample) {
+    return sampler_window(&spoiled_sampler, sample / 6, sample % 6 / 2, sample % 2) * 16 + 7;
+}
 
 static void run_spoiled(void *workers) { // 0: by hand, the last sample first
     Device dev;
@@ -1361,19 +1573,23 @@ static void run_dead_worker(void *path) {
     Dataset d = dataset_open((const char *)path, 16, 64, 0);
     open_loader_by_hand(&l, &dev, &d, &spoiled_sampler, 10);
     for (int i = 0; i < 6; i++) loader_claim(&l);
-    for (int i = 1; i < 6; i++) loader_read(&l, i, l.workers[0].raw); // who claimed the first sample is never heard of again
-    alarm(20); // were it endless, it would end as neither
+    for (int i = 1; i < 6; i++)
+        loader_read(&l, i, l.workers[0].raw); // who claimed the first sample is never heard of again
+    alarm(20);                                // were it endless, it would end as neither
     loader_next(&l, &dev, 1);
 }
 
 static void truncated_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     train_step(&o->run, 1);
-    if (rank == 0 && truncate(j->opt.data, 64 + 2 * 17)) run_failure("the file could not be truncated"); // one window is left
+    if (rank == 0 && truncate(j->opt.data, 64 + 2 * 17))
+        run_failure("the file could not be truncated"); // one window is left
     for (int step = 2; step <= 100; step++) train_step(&o->run, step);
 }
 
-static void run_truncated(void *arguments) { launch(make_job((const char *)arguments, 3, &transport_threads), 0, truncated_body); }
+static void run_truncated(void *arguments) {
+    launch(make_job((const char *)arguments, 3, &transport_threads), 0, truncated_body);
+}
 
 #include "dev/test/test_pipeline.h"
 
@@ -1382,63 +1598,89 @@ static void test_failures(void) {
     const char *said;
     const char *out = scratch_path("late"), *data = make_token_file("failures.tok", 3000, 64, 0);
     mkdir(out, 0777);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --out %s", fixture_dir, data, out);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --out %s",
+             fixture_dir, data, out);
     double start = seconds_now();
     int code = child_says(run_late_rank, arguments, said_all, sizeof said_all);
     double took = seconds_now() - start;
     said = sentence(said_all);
-    CHECK("a rank that computes for ever ends the run at the deadline, by name and op", code == 2 && took < 3 && strstr(said, "for all_gather of 'embedding' over fsdp (4 ranks") &&
-          strstr(said, "; rank 2 has been computing (attention_backward) for 1.") && strstr(said, "its last exchange over fsdp was 10: reduce_scatter of 'embedding'"), "code %d after %.1f s (bound 3): %s", code, took, said);
+    CHECK("a rank that computes for ever ends the run at the deadline, by name and op",
+          code == 2 && took < 3 && strstr(said, "for all_gather of 'embedding' over fsdp (4 ranks") &&
+              strstr(said, "; rank 2 has been computing (attention_backward) for 1.") &&
+              strstr(said, "its last exchange over fsdp was 10: reduce_scatter of 'embedding'"),
+          "code %d after %.1f s (bound 3): %s", code, took, said);
     int flights = count_flights(out, 4, "rank 2 has been computing (attention_backward)");
     CHECK("every rank's last exchanges are under OUT/flight", flights == 4, "%d of 4 files", flights);
     snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 6", fixture_dir, data);
     code = child_says(run_same_samples, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
-    CHECK("two ranks with the same samples end the run, and are named", code == 2 && strstr(said, "ranks 1 and 3 train on the same samples"), "code %d: %s", code, said);
-    static const struct { const char *name; void (*run)(void *); const char *said; } orders[] = {
-        {"a rank that skips an exchange is told as soon as it starts the next", run_skips,
-         "exchange 11 of fsdp: ranks 0, 2, 3 started all_gather of 'first' (4 bytes); rank 1 started all_gather of 'second' (4 bytes); rank 1 is the odd one"},
-        {"of two ranks that start two exchanges in another order both are told", run_turns,
-         "exchange 11 of fsdp: rank 0 started all_gather of 'first' (4 bytes); rank 1 started all_gather of 'second' (4 bytes). All"}};
+    CHECK("two ranks with the same samples end the run, and are named",
+          code == 2 && strstr(said, "ranks 1 and 3 train on the same samples"), "code %d: %s", code, said);
+    static const struct {
+        const char *name;
+        void (*run)(void *);
+        const char *said;
+    } orders[] = {{"a rank that skips an exchange is told as soon as it starts the next", run_skips,
+                   "exchange 11 of fsdp: ranks 0, 2, 3 started all_gather of 'first' (4 bytes); rank 1 started "
+                   "all_gather of 'second' (4 bytes); rank 1 is the odd one"},
+                  {"of two ranks that start two exchanges in another order both are told", run_turns,
+                   "exchange 11 of fsdp: rank 0 started all_gather of 'first' (4 bytes); rank 1 started all_gather of "
+                   "'second' (4 bytes). All"}};
     for (int i = 0; i < 2; i++) {
         start = seconds_now();
         code = child_says(orders[i].run, arguments, said_all, sizeof said_all);
         took = seconds_now() - start;
         said = sentence(said_all);
-        CHECK(orders[i].name, code == 2 && took < 3 && strstr(said, orders[i].said), "code %d after %.1f s (bound 3, --timeout 6): %s", code, took, said);
+        CHECK(orders[i].name, code == 2 && took < 3 && strstr(said, orders[i].said),
+              "code %d after %.1f s (bound 3, --timeout 6): %s", code, took, said);
     }
     code = child_says(run_other_report, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
-    CHECK("another order on another host is told by the step's reports", code == 2 && strstr(said, "step 1: ranks 0 and 1 did not start the same exchanges over fsdp in the same order"), "code %d: %s", code, said);
+    CHECK("another order on another host is told by the step's reports",
+          code == 2 &&
+              strstr(said, "step 1: ranks 0 and 1 did not start the same exchanges over fsdp in the same order"),
+          "code %d: %s", code, said);
     Board *b = board_open_threads(2, 1);
     BoardRank *const beside[2] = {board_rank(b, 1), board_rank(b, 1)};
     uint64_t order = HASH_START;
     start = seconds_now();
-    for (int i = 0; i < 1000000; i++) flight_start(b, board_rank(b, 0), beside, AXIS_FSDP, ALL_GATHER, "model.layers.12", 256, DTYPE_F32, &order, start);
+    for (int i = 0; i < 1000000; i++)
+        flight_start(b, board_rank(b, 0), beside, AXIS_FSDP, ALL_GATHER, "model.layers.12", 256, DTYPE_F32, &order,
+                     start);
     took = (seconds_now() - start) * 1e3;
     CHECK("an exchange is noted and compared in less than a microsecond", took < 1000, "%.0f ns (bound 1000)", took);
     munmap(b, board_bytes(2));
     code = child_says(run_other_seed, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
-    CHECK("a rank with another seed ends the run, and is named", code == 2 && strstr(said, "rank 2 shuffles samples or draws weights from another seed"), "code %d: %s", code, said);
+    CHECK("a rank with another seed ends the run, and is named",
+          code == 2 && strstr(said, "rank 2 shuffles samples or draws weights from another seed"), "code %d: %s", code,
+          said);
     test_messages_that_fail();
     char more[700];
     snprintf(more, sizeof more, "%s --max-skips 0", arguments);
     code = child_says(run_bad_gradient, more, said_all, sizeof said_all);
     said = sentence(said_all);
-    CHECK("a gradient that is not finite names its tensor and rank, and ends the run after --max-skips", code == 2 && strstr(said, "model.layers.1.mlp.up_proj.weight, in the part of the sum that rank 1 owns)"), "code %d: %s", code, said);
+    CHECK("a gradient that is not finite names its tensor and rank, and ends the run after --max-skips",
+          code == 2 && strstr(said, "model.layers.1.mlp.up_proj.weight, in the part of the sum that rank 1 owns)"),
+          "code %d: %s", code, said);
     for (int ddp = 0; ddp < 2; ddp++) {
         snprintf(more, sizeof more, "%s %s", arguments, ddp ? "--sharding no_shard" : "--dp-replicate 2");
         code = child_says(run_bad_replica, more, said_all, sizeof said_all);
         said = sentence(said_all);
-        CHECK(ddp ? "no_shard: a bit that differs between ranks is found by the replica check" : "hybrid: a bit that differs between replicas is found by the replica check",
-              code == 2 && strstr(said, ddp ? "ranks 0 and 2 are replicas" : "ranks 0 and 2 are replicas (of dp_replicate)") && strstr(said, "weights of model.layers.1 differ"), "code %d: %s", code, said);
+        CHECK(ddp ? "no_shard: a bit that differs between ranks is found by the replica check"
+                  : "hybrid: a bit that differs between replicas is found by the replica check",
+              code == 2 &&
+                  strstr(said, ddp ? "ranks 0 and 2 are replicas" : "ranks 0 and 2 are replicas (of dp_replicate)") &&
+                  strstr(said, "weights of model.layers.1 differ"),
+              "code %d: %s", code, said);
     }
     Job *skips = make_job(arguments, 2, &transport_threads);
     launch(skips, 0, skipping);
     end_job(skips);
-    CHECK("a step that is not finite is skipped by all ranks alike; the next one trains", skipped_alike == 6 && !changed_by_skip && trained_after == 4,
-          "%d of 6 as expected, %d weights changed by a skipped step, %d of 4 by others", (int)skipped_alike, (int)changed_by_skip, (int)trained_after);
+    CHECK("a step that is not finite is skipped by all ranks alike; the next one trains",
+          skipped_alike == 6 && !changed_by_skip && trained_after == 4,
+          "%d of 6 as expected, %d weights changed by a skipped step, %d of 4 by others", (int)skipped_alike,
+          (int)changed_by_skip, (int)trained_after);
     // a token outside the vocabulary deep in the file
     const char *path = make_token_file("outside.tok", 3000, 64, 0);
     FILE *f = fopen(path, "r+b");
@@ -1446,10 +1688,12 @@ static void test_failures(void) {
     fseek(f, 64 + 2 * 1500, SEEK_SET);
     fwrite(&token, 2, 1, f);
     fclose(f);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 180 --timeout 20", fixture_dir, path);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 180 --timeout 20", fixture_dir,
+             path);
     code = child_says(bad_token, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
-    CHECK("a token outside the vocabulary is named with its place", code == 1 && strstr(said, "token 1500 is 4000"), "code %d: %s", code, said);
+    CHECK("a token outside the vocabulary is named with its place", code == 1 && strstr(said, "token 1500 is 4000"),
+          "code %d: %s", code, said);
     // several of them: always the first in order, whoever of the workers meets it
     f = fopen(make_token_file("spoiled.tok", 211 * 16 + 1, 64, 0), "r+b");
     for (int i = 2; i < 12; i++) {
@@ -1467,20 +1711,26 @@ static void test_failures(void) {
         said = sentence(said_all);
         right += code == 1 && strstr(said, expected);
     }
-    CHECK("of several tokens outside the vocabulary the first in order is named, whichever worker meets it", right == runs, "%d of %d runs name %s; the last: %s", right, runs, expected, said);
+    CHECK("of several tokens outside the vocabulary the first in order is named, whichever worker meets it",
+          right == runs, "%d of %d runs name %s; the last: %s", right, runs, expected, said);
     start = seconds_now();
-    code = child_says(run_dead_worker, (void *)make_token_file("dead.tok", 211 * 16 + 1, 64, 0), said_all, sizeof said_all);
+    code = child_says(run_dead_worker, (void *)make_token_file("dead.tok", 211 * 16 + 1, 64, 0), said_all,
+                      sizeof said_all);
     took = seconds_now() - start;
     said = sentence(said_all);
-    CHECK("a sample that never comes ends the run within the time-out", code == 2 && took < 3 && strstr(said, "step 1: 5 of its 6 samples") && strstr(said, "dead.tok"), "code %d after %.1f s: %s", code, took, said);
+    CHECK("a sample that never comes ends the run within the time-out",
+          code == 2 && took < 3 && strstr(said, "step 1: 5 of its 6 samples") && strstr(said, "dead.tok"),
+          "code %d after %.1f s: %s", code, took, said);
     path = make_token_file("shrinks.tok", 3000, 64, 0);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 20 --workers 2", fixture_dir, path);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 20 --workers 2",
+             fixture_dir, path);
     code = child_says(run_truncated, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     int64_t first = -1, last = -1;
     const char *at = strstr(said, ": tokens ");
     if (at && sscanf(at, ": tokens %" SCNd64 " to %" SCNd64, &first, &last) != 2) last = -1;
-    CHECK("a file that is truncated while it is read is named, with its tokens", code == 1 && strstr(said, path) && last == first + 16 && last >= 17, "code %d: %s", code, said);
+    CHECK("a file that is truncated while it is read is named, with its tokens",
+          code == 1 && strstr(said, path) && last == first + 16 && last >= 17, "code %d: %s", code, said);
 }
 
 #include "dev/test/test_kernels.h"
@@ -1510,14 +1760,44 @@ static const char *spaced(const char *word) {
 
 int main(int argc, char **argv) {
     enum { IF_NAMED, C_BUILD = 1, CUDA = 2, BOTH_BUILDS = C_BUILD | CUDA }; // where it runs unless groups are named
-    static const struct { const char *name; void (*run)(void); int where; } groups[] = {
-        {"kernels", test_kernels, BOTH_BUILDS}, {"tokenizer", test_tokenizer, C_BUILD}, {"family", test_family, C_BUILD}, {"data", test_data, C_BUILD},
-        {"pytorch", test_pytorch, BOTH_BUILDS}, {"documents", test_doc_mask, BOTH_BUILDS}, {"ranks", test_ranks, C_BUILD}, {"layouts", test_layouts, C_BUILD}, {"layouts-all", test_layouts_all, IF_NAMED},
-        {"mesh", CUDA_BUILD ? test_mesh_of_gpus : test_mesh, BOTH_BUILDS}, {"mesh-use", test_mesh_use, C_BUILD}, {"mesh-use-all", test_mesh_use_all, IF_NAMED}, {"mesh-bits", test_mesh_bits, C_BUILD}, {"mesh-bits-all", test_mesh_bits_all, IF_NAMED}, {"mesh-faults", test_mesh_faults, IF_NAMED}, {"mesh-all", test_mesh_all, IF_NAMED},
-        {"reduce-dtype", test_reduce_dtype, C_BUILD}, {"validation", test_validation_between, C_BUILD}, {"bits", test_bits, BOTH_BUILDS}, {"replicas", test_replicas, BOTH_BUILDS},
-        {"use", test_use, BOTH_BUILDS}, {"checkpoints", test_checkpoints, C_BUILD}, {"checkpoints-all", test_checkpoints_all, IF_NAMED}, {"adapters", test_adapters, BOTH_BUILDS}, {"plan", test_plan, C_BUILD}, {"replay", test_replay, BOTH_BUILDS}, {"failures", test_failures, C_BUILD}, {"pipeline", test_pipeline, BOTH_BUILDS}, {"faults", test_faults, CUDA}, {"streams", test_streams, CUDA}, {"orders", test_orders, CUDA}}; // faults: a part of ranks
+    static const struct {
+        const char *name;
+        void (*run)(void);
+        int where;
+    } groups[] = {{"kernels", test_kernels, BOTH_BUILDS},
+                  {"tokenizer", test_tokenizer, C_BUILD},
+                  {"family", test_family, C_BUILD},
+                  {"data", test_data, C_BUILD},
+                  {"pytorch", test_pytorch, BOTH_BUILDS},
+                  {"documents", test_doc_mask, BOTH_BUILDS},
+                  {"ranks", test_ranks, C_BUILD},
+                  {"layouts", test_layouts, C_BUILD},
+                  {"layouts-all", test_layouts_all, IF_NAMED},
+                  {"mesh", CUDA_BUILD ? test_mesh_of_gpus : test_mesh, BOTH_BUILDS},
+                  {"mesh-use", test_mesh_use, C_BUILD},
+                  {"mesh-use-all", test_mesh_use_all, IF_NAMED},
+                  {"mesh-bits", test_mesh_bits, C_BUILD},
+                  {"mesh-bits-all", test_mesh_bits_all, IF_NAMED},
+                  {"mesh-faults", test_mesh_faults, IF_NAMED},
+                  {"mesh-all", test_mesh_all, IF_NAMED},
+                  {"reduce-dtype", test_reduce_dtype, C_BUILD},
+                  {"validation", test_validation_between, C_BUILD},
+                  {"bits", test_bits, BOTH_BUILDS},
+                  {"replicas", test_replicas, BOTH_BUILDS},
+                  {"use", test_use, BOTH_BUILDS},
+                  {"checkpoints", test_checkpoints, C_BUILD},
+                  {"checkpoints-all", test_checkpoints_all, IF_NAMED},
+                  {"adapters", test_adapters, BOTH_BUILDS},
+                  {"plan", test_plan, C_BUILD},
+                  {"replay", test_replay, BOTH_BUILDS},
+                  {"failures", test_failures, C_BUILD},
+                  {"pipeline", test_pipeline, BOTH_BUILDS},
+                  {"faults", test_faults, CUDA},
+                  {"streams", test_streams, CUDA},
+                  {"orders", test_orders, CUDA}}; // faults: a part of ranks
     is_short = argc == 2 && !strcmp(argv[1], "short");
-    int bits_too = !CUDA_BUILD || (FLOATX == DTYPE_BF16 && !is_short); // else dev/test/cuda.sh compares some, and there are the orders
+    int bits_too = !CUDA_BUILD ||
+                   (FLOATX == DTYPE_BF16 && !is_short); // else dev/test/cuda.sh compares some, and there are the orders
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
         Started started = comm_start_process(&argc, &argv, 60);
@@ -1537,8 +1817,12 @@ int main(int argc, char **argv) {
     if (mpi && processes > 1 && processes <= 4) test_messages(process, processes, &transport_mpi);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
-        int elsewhere = is_short && FLOATX == DTYPE_BF16 && strstr(CUDA_BUILD ? " mesh orders streams pipeline faults use adapters " : " bits checkpoints failures pipeline ", spaced(groups[g].name)); // in fp32
-        int wanted = (argc == 1 || is_short) && !elsewhere && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) && groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);
+        int elsewhere = is_short && FLOATX == DTYPE_BF16 &&
+                        strstr(CUDA_BUILD ? " mesh orders streams pipeline faults use adapters "
+                                          : " bits checkpoints failures pipeline ",
+                               spaced(groups[g].name)); // in fp32
+        int wanted = (argc == 1 || is_short) && !elsewhere && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) &&
+                     groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;
         double start = seconds_now();

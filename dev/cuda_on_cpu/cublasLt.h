@@ -11,43 +11,88 @@
 #include "cuda_runtime.h"
 
 enum cublasStatus_t {
-    CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_ALLOC_FAILED = 3, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_ARCH_MISMATCH = 8,
-    CUBLAS_STATUS_MAPPING_ERROR = 11, CUBLAS_STATUS_EXECUTION_FAILED = 13, CUBLAS_STATUS_INTERNAL_ERROR = 14, CUBLAS_STATUS_NOT_SUPPORTED = 15
+    CUBLAS_STATUS_SUCCESS = 0,
+    CUBLAS_STATUS_NOT_INITIALIZED = 1,
+    CUBLAS_STATUS_ALLOC_FAILED = 3,
+    CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_ARCH_MISMATCH = 8,
+    CUBLAS_STATUS_MAPPING_ERROR = 11,
+    CUBLAS_STATUS_EXECUTION_FAILED = 13,
+    CUBLAS_STATUS_INTERNAL_ERROR = 14,
+    CUBLAS_STATUS_NOT_SUPPORTED = 15
 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1, CUBLAS_OP_C = 2 };
-enum cublasComputeType_t { CUBLAS_COMPUTE_16F = 64, CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69, CUBLAS_COMPUTE_32F_FAST_16F = 74,
-                           CUBLAS_COMPUTE_32F_FAST_16BF = 75, CUBLAS_COMPUTE_32F_FAST_TF32 = 77, CUBLAS_COMPUTE_64F = 70 };
+enum cublasComputeType_t {
+    CUBLAS_COMPUTE_16F = 64,
+    CUBLAS_COMPUTE_32F = 68,
+    CUBLAS_COMPUTE_32F_PEDANTIC = 69,
+    CUBLAS_COMPUTE_32F_FAST_16F = 74,
+    CUBLAS_COMPUTE_32F_FAST_16BF = 75,
+    CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
+    CUBLAS_COMPUTE_64F = 70
+};
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 typedef cudaDataType_t cudaDataType;
 enum cublasLtPointerMode_t { CUBLASLT_POINTER_MODE_HOST = 0, CUBLASLT_POINTER_MODE_DEVICE = 1 };
 enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1 };
 enum cublasLtOrder_t { CUBLASLT_ORDER_COL = 0, CUBLASLT_ORDER_ROW = 1 };
 enum cublasLtMatmulDescAttributes_t {
-    CUBLASLT_MATMUL_DESC_COMPUTE_TYPE = 0, CUBLASLT_MATMUL_DESC_SCALE_TYPE = 1, CUBLASLT_MATMUL_DESC_POINTER_MODE = 2, CUBLASLT_MATMUL_DESC_TRANSA = 3,
-    CUBLASLT_MATMUL_DESC_TRANSB = 4, CUBLASLT_MATMUL_DESC_TRANSC = 5, CUBLASLT_MATMUL_DESC_EPILOGUE = 7, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15
+    CUBLASLT_MATMUL_DESC_COMPUTE_TYPE = 0,
+    CUBLASLT_MATMUL_DESC_SCALE_TYPE = 1,
+    CUBLASLT_MATMUL_DESC_POINTER_MODE = 2,
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_TRANSC = 5,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15
 };
 enum cublasLtMatrixLayoutAttribute_t {
-    CUBLASLT_MATRIX_LAYOUT_TYPE = 0, CUBLASLT_MATRIX_LAYOUT_ORDER = 1, CUBLASLT_MATRIX_LAYOUT_ROWS = 2, CUBLASLT_MATRIX_LAYOUT_COLS = 3, CUBLASLT_MATRIX_LAYOUT_LD = 4,
-    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6
+    CUBLASLT_MATRIX_LAYOUT_TYPE = 0,
+    CUBLASLT_MATRIX_LAYOUT_ORDER = 1,
+    CUBLASLT_MATRIX_LAYOUT_ROWS = 2,
+    CUBLASLT_MATRIX_LAYOUT_COLS = 3,
+    CUBLASLT_MATRIX_LAYOUT_LD = 4,
+    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
+    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6
 };
 enum cublasLtReductionScheme_t { // how parts of a sum over k are added; here there are none
-    CUBLASLT_REDUCTION_SCHEME_NONE = 0, CUBLASLT_REDUCTION_SCHEME_INPLACE = 1, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
-    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4, CUBLASLT_REDUCTION_SCHEME_MASK = 7
+    CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+    CUBLASLT_REDUCTION_SCHEME_MASK = 7
 };
 enum cublasLtMatmulPreferenceAttributes_t {
-    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 };
 
-struct cublasLtContext { int device; };
-struct CublasLtDesc { int32_t compute, scale, pointer_mode, transposed[2], epilogue, sm_count; };
-struct CublasLtLayout { int32_t type; uint64_t rows, columns; int64_t ld; };
-struct CublasLtPreference { uint64_t workspace; uint32_t alignment[4]; }; // bytes; of A, B, C, D
+struct cublasLtContext {
+    int device;
+};
+struct CublasLtDesc {
+    int32_t compute, scale, pointer_mode, transposed[2], epilogue, sm_count;
+};
+struct CublasLtLayout {
+    int32_t type;
+    uint64_t rows, columns;
+    int64_t ld;
+};
+struct CublasLtPreference {
+    uint64_t workspace;
+    uint32_t alignment[4];
+}; // bytes; of A, B, C, D
 typedef cublasLtContext *cublasLtHandle_t;
 typedef CublasLtDesc *cublasLtMatmulDesc_t;
 typedef CublasLtLayout *cublasLtMatrixLayout_t;
 typedef CublasLtPreference *cublasLtMatmulPreference_t;
-struct cublasLtMatmulAlgo_t { uint64_t data[8]; }; // the problem's fingerprint, alignments of A, B, C, D, workspace
+struct cublasLtMatmulAlgo_t {
+    uint64_t data[8];
+}; // the problem's fingerprint, alignments of A, B, C, D, workspace
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
     size_t workspaceSize;
@@ -58,15 +103,15 @@ struct cublasLtMatmulHeuristicResult_t {
 
 inline const char *cublasGetStatusName(cublasStatus_t s) {
     switch (s) {
-        case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-        case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-        case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
-        case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-        case CUBLAS_STATUS_ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
-        case CUBLAS_STATUS_MAPPING_ERROR: return "CUBLAS_STATUS_MAPPING_ERROR";
-        case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
-        case CUBLAS_STATUS_INTERNAL_ERROR: return "CUBLAS_STATUS_INTERNAL_ERROR";
-        case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case CUBLAS_STATUS_MAPPING_ERROR: return "CUBLAS_STATUS_MAPPING_ERROR";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_INTERNAL_ERROR: return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
     }
     return "CUBLAS_STATUS_UNKNOWN";
 }
@@ -77,7 +122,8 @@ inline size_t cublasLtGetVersion() { return 130000; }
 
 namespace emu {
 
-__attribute__((format(printf, 3, 4))) inline cublasStatus_t refuse(Place at, cublasStatus_t status, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) inline cublasStatus_t refuse(Place at, cublasStatus_t status, const char *format,
+                                                                   ...) {
     char text[512];
     va_list args;
     va_start(args, format);
@@ -122,7 +168,8 @@ inline void set_element(const Matrix &m, int64_t i, int64_t j, float x) {
     if (m.type == CUDA_R_32F) ((float *)m.data)[at] = x;
     else {
         unsigned u = __float_as_uint(x);
-        ((unsigned short *)m.data)[at] = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFF : (unsigned short)((u + 0x7FFFu + (u >> 16 & 1u)) >> 16);
+        ((unsigned short *)m.data)[at] =
+            (u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFF : (unsigned short)((u + 0x7FFFu + (u >> 16 & 1u)) >> 16);
     }
 }
 
@@ -132,22 +179,27 @@ inline void pack(float *packed, const Matrix &m, int64_t first, int64_t rows, in
         for (int i = 0; i < width; i++) packed[k * width + i] = first + i < rows ? element(m, first + i, k) : 0.0f;
 }
 
-__attribute__((no_sanitize("address", "undefined"))) inline void multiply_tile(float (&sums)[TILE_COLUMNS][TILE_ROWS], const float *a, const float *b, int64_t depth) {
+__attribute__((no_sanitize("address", "undefined"))) inline void multiply_tile(float (&sums)[TILE_COLUMNS][TILE_ROWS],
+                                                                               const float *a, const float *b,
+                                                                               int64_t depth) {
     FloatV sum[TILE_COLUMNS][2] = {}, rows[2];
     for (int64_t k = 0; k < depth; k++) {
         memcpy(rows, a + k * TILE_ROWS, sizeof rows);
-        for (int j = 0; j < TILE_COLUMNS; j++) sum[j][0] += rows[0] * b[k * TILE_COLUMNS + j], sum[j][1] += rows[1] * b[k * TILE_COLUMNS + j];
+        for (int j = 0; j < TILE_COLUMNS; j++)
+            sum[j][0] += rows[0] * b[k * TILE_COLUMNS + j], sum[j][1] += rows[1] * b[k * TILE_COLUMNS + j];
     }
     memcpy(sums, sum, sizeof sums);
 }
 
-inline void multiply_matrices(const Matrix &a, const Matrix &b, const Matrix &c, const Matrix &d, int64_t M, int64_t N, int64_t K, float alpha, float beta) {
+inline void multiply_matrices(const Matrix &a, const Matrix &b, const Matrix &c, const Matrix &d, int64_t M, int64_t N,
+                              int64_t K, float alpha, float beta) {
     Matrix b_by_column = {b.data, b.type, b.column, b.row};
     std::vector<float> columns((size_t)(K * COLUMNS_AT_ONCE)), rows((size_t)(K * TILE_ROWS));
     float sums[TILE_COLUMNS][TILE_ROWS];
     for (int64_t n0 = 0; n0 < N; n0 += COLUMNS_AT_ONCE) {
         int64_t n1 = std::min(N, n0 + COLUMNS_AT_ONCE);
-        for (int64_t n = n0; n < n1; n += TILE_COLUMNS) pack(&columns[(size_t)((n - n0) * K)], b_by_column, n, N, TILE_COLUMNS, K);
+        for (int64_t n = n0; n < n1; n += TILE_COLUMNS)
+            pack(&columns[(size_t)((n - n0) * K)], b_by_column, n, N, TILE_COLUMNS, K);
         for (int64_t m = 0; m < M; m += TILE_ROWS) {
             pack(rows.data(), a, m, M, TILE_ROWS, K);
             for (int64_t n = n0; n < n1; n += TILE_COLUMNS) {
@@ -166,32 +218,41 @@ inline void multiply_matrices(const Matrix &a, const Matrix &b, const Matrix &c,
 // ---------------------------------------------------------------------------
 // what the library demands of a problem
 
-struct Problem { uint64_t M, N, K; };
+struct Problem {
+    uint64_t M, N, K;
+};
 
-inline cublasStatus_t check_problem(Place at, const CublasLtDesc *op, CublasLtLayout *const (&x)[4], Problem *p) { // layouts of A, B, C, D
+inline cublasStatus_t check_problem(Place at, const CublasLtDesc *op, CublasLtLayout *const (&x)[4],
+                                    Problem *p) { // layouts of A, B, C, D
     if (!op || !x[0] || !x[1] || !x[2] || !x[3]) return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "a descriptor is NULL");
     for (int i = 0; i < 4; i++) {
-        if (!x[i]->rows || !x[i]->columns) return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c is %llu by %llu", "ABCD"[i], (unsigned long long)x[i]->rows,
-            (unsigned long long)x[i]->columns);
+        if (!x[i]->rows || !x[i]->columns)
+            return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c is %llu by %llu", "ABCD"[i],
+                          (unsigned long long)x[i] -> rows, (unsigned long long)x[i] -> columns);
         if (x[i]->ld < (int64_t)x[i]->rows)
-            return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c has %llu rows, its leading dimension is %lld", "ABCD"[i], (unsigned long long)x[i]->rows,
-                (long long)x[i]->ld);
+            return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c has %llu rows, its leading dimension is %lld", "ABCD"[i],
+                          (unsigned long long)x[i] -> rows, (long long)x[i] -> ld);
     }
     int ta = op->transposed[0], tb = op->transposed[1];
     *p = Problem{ta ? x[0]->columns : x[0]->rows, tb ? x[1]->rows : x[1]->columns, ta ? x[0]->rows : x[0]->columns};
     if ((tb ? x[1]->columns : x[1]->rows) != p->K)
-        return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "op(A) has %llu columns, op(B) %llu rows", (unsigned long long)p->K,
-            (unsigned long long)(tb ? x[1]->columns : x[1]->rows));
+        return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "op(A) has %llu columns, op(B) %llu rows",
+                      (unsigned long long)p->K, (unsigned long long)(tb ? x[1]->columns : x[1]->rows));
     for (int i = 2; i < 4; i++)
         if (x[i]->rows != p->M || x[i]->columns != p->N)
-            return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c is %llu by %llu, the product is %llu by %llu", "ABCD"[i], (unsigned long long)x[i]->rows,
-                          (unsigned long long)x[i]->columns, (unsigned long long)p->M, (unsigned long long)p->N);
+            return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "%c is %llu by %llu, the product is %llu by %llu", "ABCD"[i],
+                          (unsigned long long)x[i] -> rows, (unsigned long long)x[i] -> columns,
+                          (unsigned long long)p -> M, (unsigned long long)p -> N);
     bool bf16 = x[0]->type == CUDA_R_16BF;
-    bool compute = op->compute == CUBLAS_COMPUTE_32F || op->compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
-                   (!bf16 && (op->compute == CUBLAS_COMPUTE_32F_FAST_TF32 || op->compute == CUBLAS_COMPUTE_32F_FAST_16BF || op->compute == CUBLAS_COMPUTE_32F_FAST_16F));
-    if (x[1]->type != x[0]->type || x[3]->type != x[2]->type || (x[2]->type != CUDA_R_32F && x[2]->type != CUDA_R_16BF) || (x[0]->type != CUDA_R_32F && !bf16) ||
+    bool compute =
+        op->compute == CUBLAS_COMPUTE_32F || op->compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
+        (!bf16 && (op->compute == CUBLAS_COMPUTE_32F_FAST_TF32 || op->compute == CUBLAS_COMPUTE_32F_FAST_16BF ||
+                   op->compute == CUBLAS_COMPUTE_32F_FAST_16F));
+    if (x[1]->type != x[0]->type || x[3]->type != x[2]->type ||
+        (x[2]->type != CUDA_R_32F && x[2]->type != CUDA_R_16BF) || (x[0]->type != CUDA_R_32F && !bf16) ||
         (!bf16 && x[2]->type != CUDA_R_32F) || !compute || op->scale != CUDA_R_32F)
-        return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "types A %d, B %d, C %d, D %d, compute %d, scale %d: A and B alike, fp32 or bf16; C and D alike, "
+        return refuse(at, CUBLAS_STATUS_NOT_SUPPORTED,
+                      "types A %d, B %d, C %d, D %d, compute %d, scale %d: A and B alike, fp32 or bf16; C and D alike, "
                       "fp32, or bf16 as A; sums in fp32",
                       x[0]->type, x[1]->type, x[2]->type, x[3]->type, op->compute, op->scale);
     return CUBLAS_STATUS_SUCCESS;
@@ -222,15 +283,18 @@ inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) {
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return delete h, CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute, cudaDataType_t scale) {
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute,
+                                               cudaDataType_t scale) {
     *d = nullptr;
     emu::LtCall call("cublasLtMatmulDescCreate");
     if (call.error) return call.error;
-    *d = new CublasLtDesc{compute, scale, CUBLASLT_POINTER_MODE_HOST, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, 0};
+    *d = new CublasLtDesc{
+        compute, scale, CUBLASLT_POINTER_MODE_HOST, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return delete d, CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows, uint64_t columns, int64_t ld) {
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows,
+                                                 uint64_t columns, int64_t ld) {
     *l = nullptr;
     emu::LtCall call("cublasLtMatrixLayoutCreate");
     if (call.error) return call.error;
@@ -242,73 +306,98 @@ inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t 
     *p = nullptr;
     emu::LtCall call("cublasLtMatmulPreferenceCreate");
     if (call.error) return call.error;
-    *p = new CublasLtPreference{0, {256, 256, 256, 256}}; // pointers are taken to be aligned to 256 bytes unless said otherwise
+    *p = new CublasLtPreference{
+        0, {256, 256, 256, 256}}; // pointers are taken to be aligned to 256 bytes unless said otherwise
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return delete p, CUBLAS_STATUS_SUCCESS; }
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
+    return delete p, CUBLAS_STATUS_SUCCESS;
+}
 
-inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes,
-    emu::Place at = emu::Place::here()) {
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attribute,
+                                                     const void *value, size_t bytes,
+                                                     emu::Place at = emu::Place::here()) {
     int32_t v;
-    if (!d || !value || bytes != sizeof v) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a product has 4 bytes, given are %zu", attribute, bytes);
+    if (!d || !value || bytes != sizeof v)
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a product has 4 bytes, given are %zu",
+                           attribute, bytes);
     memcpy(&v, value, sizeof v);
     switch (attribute) {
-        case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE: d->compute = v; break;
-        case CUBLASLT_MATMUL_DESC_SCALE_TYPE: d->scale = v; break;
-        case CUBLASLT_MATMUL_DESC_POINTER_MODE:
-            if (v != CUBLASLT_POINTER_MODE_HOST && v != CUBLASLT_POINTER_MODE_DEVICE) return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "pointer mode %d", v);
-            d->pointer_mode = v;
-            break;
-        case CUBLASLT_MATMUL_DESC_TRANSA: case CUBLASLT_MATMUL_DESC_TRANSB:
-            if (v < CUBLAS_OP_N || v > CUBLAS_OP_C) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "operation %d", v);
-            d->transposed[attribute - CUBLASLT_MATMUL_DESC_TRANSA] = v != CUBLAS_OP_N;
-            break;
-        case CUBLASLT_MATMUL_DESC_EPILOGUE:
-            if (v != CUBLASLT_EPILOGUE_DEFAULT) return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %d: the stand-in has the default one alone", v);
-            break;
-        case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: d->sm_count = v; break;
-        default: return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the stand-in knows no attribute %d of a product", attribute);
+    case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE: d->compute = v; break;
+    case CUBLASLT_MATMUL_DESC_SCALE_TYPE: d->scale = v; break;
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+        if (v != CUBLASLT_POINTER_MODE_HOST && v != CUBLASLT_POINTER_MODE_DEVICE)
+            return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "pointer mode %d", v);
+        d->pointer_mode = v;
+        break;
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        if (v < CUBLAS_OP_N || v > CUBLAS_OP_C) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "operation %d", v);
+        d->transposed[attribute - CUBLASLT_MATMUL_DESC_TRANSA] = v != CUBLAS_OP_N;
+        break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+        if (v != CUBLASLT_EPILOGUE_DEFAULT)
+            return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %d: the stand-in has the default one alone",
+                               v);
+        break;
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: d->sm_count = v; break;
+    default:
+        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the stand-in knows no attribute %d of a product",
+                           attribute);
     }
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t attribute, const void *value, size_t bytes,
-    emu::Place at = emu::Place::here()) {
-    bool wide = attribute == CUBLASLT_MATRIX_LAYOUT_ROWS || attribute == CUBLASLT_MATRIX_LAYOUT_COLS || attribute == CUBLASLT_MATRIX_LAYOUT_LD ||
-                attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
+                                                       cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+                                                       size_t bytes, emu::Place at = emu::Place::here()) {
+    bool wide = attribute == CUBLASLT_MATRIX_LAYOUT_ROWS || attribute == CUBLASLT_MATRIX_LAYOUT_COLS ||
+                attribute == CUBLASLT_MATRIX_LAYOUT_LD || attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
     int32_t narrow;
     int64_t v;
-    if (!l || !value || bytes != (wide ? 8 : 4)) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a matrix has %d bytes, given are %zu", attribute,
-        wide ? 8 : 4, bytes);
+    if (!l || !value || bytes != (wide ? 8 : 4))
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a matrix has %d bytes, given are %zu",
+                           attribute, wide ? 8 : 4, bytes);
     if (wide) memcpy(&v, value, sizeof v);
     else memcpy(&narrow, value, sizeof narrow), v = narrow;
     switch (attribute) {
-        case CUBLASLT_MATRIX_LAYOUT_TYPE: l->type = (int32_t)v; break;
-        case CUBLASLT_MATRIX_LAYOUT_ROWS: l->rows = (uint64_t)v; break;
-        case CUBLASLT_MATRIX_LAYOUT_COLS: l->columns = (uint64_t)v; break;
-        case CUBLASLT_MATRIX_LAYOUT_LD: l->ld = v; break;
-        case CUBLASLT_MATRIX_LAYOUT_ORDER:
-            if (v != CUBLASLT_ORDER_COL) return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "order %lld: the stand-in has columns alone", (long long)v);
-            break;
-        case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
-            if (v != 1) return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "batches of %lld: the stand-in has single products alone", (long long)v);
-            break;
-        case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: break;
-        default: return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the stand-in knows no attribute %d of a matrix", attribute);
+    case CUBLASLT_MATRIX_LAYOUT_TYPE: l->type = (int32_t)v; break;
+    case CUBLASLT_MATRIX_LAYOUT_ROWS: l->rows = (uint64_t)v; break;
+    case CUBLASLT_MATRIX_LAYOUT_COLS: l->columns = (uint64_t)v; break;
+    case CUBLASLT_MATRIX_LAYOUT_LD: l->ld = v; break;
+    case CUBLASLT_MATRIX_LAYOUT_ORDER:
+        if (v != CUBLASLT_ORDER_COL)
+            return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "order %lld: the stand-in has columns alone",
+                               (long long)v);
+        break;
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        if (v != 1)
+            return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED,
+                               "batches of %lld: the stand-in has single products alone", (long long)v);
+        break;
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: break;
+    default:
+        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the stand-in knows no attribute %d of a matrix",
+                           attribute);
     }
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t bytes,
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                           cublasLtMatmulPreferenceAttributes_t attribute,
+                                                           const void *value, size_t bytes,
                                                            emu::Place at = emu::Place::here()) {
     bool wide = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    if (!p || !value || bytes != (wide ? 8 : 4)) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a preference has %d bytes, given are %zu",
-        attribute, wide ? 8 : 4, bytes);
+    if (!p || !value || bytes != (wide ? 8 : 4))
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a preference has %d bytes, given are %zu",
+                           attribute, wide ? 8 : 4, bytes);
     if (wide) memcpy(&p->workspace, value, bytes);
-    else if (attribute >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES && attribute <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)
+    else if (attribute >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES &&
+             attribute <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)
         memcpy(&p->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
-    else if (attribute != CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED,
-        "the stand-in knows no attribute %d of a preference", attribute);
+    else if (attribute != CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
+        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the stand-in knows no attribute %d of a preference",
+                           attribute);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -316,13 +405,17 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
 // choosing and running
 
 /* Up to three: the first wants some workspace, the next half of it, the last none. */
-inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
-                                                     cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D, cublasLtMatmulPreference_t preference, int wanted,
-                                                     cublasLtMatmulHeuristicResult_t *results, int *found, emu::Place at = emu::Place::here()) {
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t op,
+                                                     cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
+                                                     cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
+                                                     cublasLtMatmulPreference_t preference, int wanted,
+                                                     cublasLtMatmulHeuristicResult_t *results, int *found,
+                                                     emu::Place at = emu::Place::here()) {
     emu::LtCall call("cublasLtMatmulAlgoGetHeuristic");
     if (found) *found = 0;
     if (call.error) return call.error;
-    if (!h || !preference || !results || !found || wanted < 1) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "no handle, preference, or room for a result");
+    if (!h || !preference || !results || !found || wanted < 1)
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "no handle, preference, or room for a result");
     CublasLtLayout *const x[4] = {A, B, C, D};
     emu::Problem p;
     if (cublasStatus_t e = emu::check_problem(at, op, x, &p)) return e;
@@ -330,8 +423,9 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasL
     for (int i = 0; i < wanted && i < 3; i++) {
         size_t bytes = i == 2 ? 0 : workspace >> i;
         results[i] = cublasLtMatmulHeuristicResult_t();
-        results[i].algo = cublasLtMatmulAlgo_t{{emu::problem_hash(op, x), preference->alignment[0], preference->alignment[1], preference->alignment[2],
-            preference->alignment[3], bytes, 0, 0}};
+        results[i].algo =
+            cublasLtMatmulAlgo_t{{emu::problem_hash(op, x), preference->alignment[0], preference->alignment[1],
+                                  preference->alignment[2], preference->alignment[3], bytes, 0, 0}};
         results[i].workspaceSize = bytes;
         results[i].wavesCount = 1;
         *found = i + 1;
@@ -339,56 +433,72 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasL
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc, const void *B,
-                                     cublasLtMatrixLayout_t Bdesc, const void *beta, const void *C, cublasLtMatrixLayout_t Cdesc, void *D,
-                                     cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
-                                     cudaStream_t stream, emu::Place at = emu::Place::here()) {
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const void *alpha, const void *A,
+                                     cublasLtMatrixLayout_t Adesc, const void *B, cublasLtMatrixLayout_t Bdesc,
+                                     const void *beta, const void *C, cublasLtMatrixLayout_t Cdesc, void *D,
+                                     cublasLtMatrixLayout_t Ddesc, const cublasLtMatmulAlgo_t *algo, void *workspace,
+                                     size_t workspace_bytes, cudaStream_t stream, emu::Place at = emu::Place::here()) {
     emu::LtCall call("cublasLtMatmul");
     if (call.error) return call.error;
     CublasLtLayout *const x[4] = {Adesc, Bdesc, Cdesc, Ddesc};
     const void *const pointers[4] = {A, B, C, D};
     emu::Problem p;
-    if (!h || !alpha || !beta || !A || !B || !D) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the handle, alpha, beta, A, B or D is NULL");
+    if (!h || !alpha || !beta || !A || !B || !D)
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the handle, alpha, beta, A, B or D is NULL");
     if (cublasStatus_t e = emu::check_problem(at, op, x, &p)) return e;
     bool on_device = op->pointer_mode == CUBLASLT_POINTER_MODE_DEVICE;
-    if (!C && (on_device || *(const float *)beta != 0)) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "C is NULL, beta is not 0");
+    if (!C && (on_device || *(const float *)beta != 0))
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "C is NULL, beta is not 0");
     cudaStream_t s = emu::stream_of(stream);
     if (!s) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "no such stream");
-    if (s->device != h->device) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the handle is of device %d, the stream of device %d", h->device, s->device);
+    if (s->device != h->device)
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the handle is of device %d, the stream of device %d",
+                           h->device, s->device);
     if (algo && algo->data[0] != emu::problem_hash(op, x))
-        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the algorithm was chosen for other shapes, leading dimensions, types or transposes");
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE,
+                           "the algorithm was chosen for other shapes, leading dimensions, types or transposes");
     for (int i = 0; i < 4; i++) {
         if (i == 2 && !C) continue;
         std::string what = std::string("cublasLt: matrix ") + "ABCD"[i];
         uint64_t need = algo ? algo->data[1 + i] : x[i]->type == CUDA_R_32F ? 4 : 2;
         emu::check_range(what.c_str(), pointers[i], emu::extent(*x[i]), s->device, at);
         if (need && (uintptr_t)pointers[i] % need)
-            emu::fail(&at, "cublasLtMatmul: %c at %p is not aligned to %llu bytes, which the preference promised "
-                      "(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_%c_BYTES, 256 unless set)", "ABCD"[i],
-                      pointers[i], (unsigned long long)need, "ABCD"[i]);
+            emu::fail(&at,
+                      "cublasLtMatmul: %c at %p is not aligned to %llu bytes, which the preference promised "
+                      "(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_%c_BYTES, 256 unless set)",
+                      "ABCD"[i], pointers[i], (unsigned long long)need, "ABCD"[i]);
     }
     size_t wanted = algo ? algo->data[5] : 0;
-    if (wanted > workspace_bytes) return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the algorithm wants %zu bytes of workspace, given are %zu", wanted, workspace_bytes);
+    if (wanted > workspace_bytes)
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the algorithm wants %zu bytes of workspace, given are %zu",
+                           wanted, workspace_bytes);
     if (workspace_bytes) {
         emu::check_range("cublasLt: the workspace", workspace, workspace_bytes, s->device, at);
-        if ((uintptr_t)workspace % 16) emu::fail(&at, "cublasLtMatmul: the workspace at %p is not aligned to 16 bytes", workspace);
+        if ((uintptr_t)workspace % 16)
+            emu::fail(&at, "cublasLtMatmul: the workspace at %p is not aligned to 16 bytes", workspace);
     }
-    auto overlap = [](const void *a, size_t n, const void *b, size_t m) { return (const char *)a < (const char *)b + m && (const char *)b < (const char *)a + n; };
+    auto overlap = [](const void *a, size_t n, const void *b, size_t m) {
+        return (const char *)a < (const char *)b + m && (const char *)b < (const char *)a + n;
+    };
     size_t extent_d = emu::extent(*Ddesc);
     for (int i = 0; i < 3; i++) {
         if (i == 2 && (!C || (C == D && Cdesc->ld == Ddesc->ld))) continue; // in place is allowed for C
-        if (overlap(D, extent_d, pointers[i], emu::extent(*x[i]))) emu::fail(&at, "cublasLtMatmul: D overlaps %c", "ABC"[i]);
+        if (overlap(D, extent_d, pointers[i], emu::extent(*x[i])))
+            emu::fail(&at, "cublasLtMatmul: D overlaps %c", "ABC"[i]);
     }
     for (int i = 0; i < 4; i++)
-        if (wanted && pointers[i] && overlap(workspace, wanted, pointers[i], emu::extent(*x[i]))) emu::fail(&at, "cublasLtMatmul: the workspace overlaps %c", "ABCD"[i]);
-    emu::Matrix a = emu::matrix(A, *Adesc, op->transposed[0]), b = emu::matrix(B, *Bdesc, op->transposed[1]), c = emu::matrix(C, *Cdesc, 0), d = emu::matrix(D, *Ddesc, 0);
+        if (wanted && pointers[i] && overlap(workspace, wanted, pointers[i], emu::extent(*x[i])))
+            emu::fail(&at, "cublasLtMatmul: the workspace overlaps %c", "ABCD"[i]);
+    emu::Matrix a = emu::matrix(A, *Adesc, op->transposed[0]), b = emu::matrix(B, *Bdesc, op->transposed[1]),
+                c = emu::matrix(C, *Cdesc, 0), d = emu::matrix(D, *Ddesc, 0);
     float alpha_now = on_device ? 0 : *(const float *)alpha, beta_now = on_device ? 0 : *(const float *)beta;
     double flops = 2.0 * (double)p.M * (double)p.N * (double)p.K;
     emu::enqueue(s, cuda_on_cpu.costs.product + cuda_on_cpu.costs.flop * flops, [=] {
         emu::check_no_zone("cublasLt: matrix D", D, extent_d, at);
         if (wanted) memset(workspace, 0xFF, wanted); // nobody else may use it meanwhile
-        emu::multiply_matrices(a, b, c, d, (int64_t)p.M, (int64_t)p.N, (int64_t)p.K, on_device ? *(const float *)alpha : alpha_now,
-            on_device ? *(const float *)beta : beta_now);
+        emu::multiply_matrices(a, b, c, d, (int64_t)p.M, (int64_t)p.N, (int64_t)p.K,
+                               on_device ? *(const float *)alpha : alpha_now,
+                               on_device ? *(const float *)beta : beta_now);
     });
     return CUBLAS_STATUS_SUCCESS;
 }

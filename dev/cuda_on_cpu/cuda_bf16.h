@@ -3,13 +3,16 @@
 #define CUDA_ON_CPU_BF16_H
 #include "cuda_runtime.h"
 
-inline unsigned short cuda_on_cpu_round_bf16(float x) { // to nearest, ties to even; every NaN becomes 0x7FFF, as on the device
+inline unsigned short cuda_on_cpu_round_bf16(
+    float x) { // to nearest, ties to even; every NaN becomes 0x7FFF, as on the device
     unsigned u = __float_as_uint(x);
     if ((u & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FFF;
     return (unsigned short)((u + 0x7FFFu + (u >> 16 & 1u)) >> 16);
 }
 
-struct __nv_bfloat16_raw { unsigned short x; };
+struct __nv_bfloat16_raw {
+    unsigned short x;
+};
 
 struct __nv_bfloat16 {
     unsigned short __x;
@@ -38,9 +41,13 @@ inline __nv_bfloat16 __short_as_bfloat16(short x) { return __ushort_as_bfloat16(
 inline float __bfloat162float(__nv_bfloat16 x) { return (float)x; }
 inline __nv_bfloat16 __float2bfloat16(float x) { return __nv_bfloat16(x); }
 inline __nv_bfloat16 __float2bfloat16_rn(float x) { return __nv_bfloat16(x); }
-inline __nv_bfloat16 __float2bfloat16_rz(float x) { return x != x ? __nv_bfloat16(x) : __ushort_as_bfloat16((unsigned short)(__float_as_uint(x) >> 16)); }
+inline __nv_bfloat16 __float2bfloat16_rz(float x) {
+    return x != x ? __nv_bfloat16(x) : __ushort_as_bfloat16((unsigned short)(__float_as_uint(x) >> 16));
+}
 inline __nv_bfloat16 __double2bfloat16(double x) { return __nv_bfloat16((float)x); }
-inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b) { return __nv_bfloat162(__nv_bfloat16(a), __nv_bfloat16(b)); }
+inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b) {
+    return __nv_bfloat162(__nv_bfloat16(a), __nv_bfloat16(b));
+}
 inline __nv_bfloat162 __float22bfloat162_rn(float2 v) { return __floats2bfloat162_rn(v.x, v.y); }
 inline __nv_bfloat162 __float2bfloat162_rn(float x) { return __floats2bfloat162_rn(x, x); }
 inline float2 __bfloat1622float2(__nv_bfloat162 v) { return make_float2((float)v.x, (float)v.y); }
@@ -53,8 +60,16 @@ inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 a) { return __nv_bfloat
 inline __nv_bfloat16 __hadd(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a + (float)b); }
 inline __nv_bfloat16 __hsub(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a - (float)b); }
 inline __nv_bfloat16 __hmul(__nv_bfloat16 a, __nv_bfloat16 b) { return __nv_bfloat16((float)a * (float)b); }
-inline __nv_bfloat16 __hfma(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) { return __nv_bfloat16(fmaf((float)a, (float)b, (float)c)); }
-inline __nv_bfloat162 __hadd2(__nv_bfloat162 a, __nv_bfloat162 b) { return __nv_bfloat162(__hadd(a.x, b.x), __hadd(a.y, b.y)); }
-inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) { return __nv_bfloat162(__hmul(a.x, b.x), __hmul(a.y, b.y)); }
-inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) { return __nv_bfloat162(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)); }
+inline __nv_bfloat16 __hfma(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
+    return __nv_bfloat16(fmaf((float)a, (float)b, (float)c));
+}
+inline __nv_bfloat162 __hadd2(__nv_bfloat162 a, __nv_bfloat162 b) {
+    return __nv_bfloat162(__hadd(a.x, b.x), __hadd(a.y, b.y));
+}
+inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
+    return __nv_bfloat162(__hmul(a.x, b.x), __hmul(a.y, b.y));
+}
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+    return __nv_bfloat162(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y));
+}
 #endif

@@ -86,15 +86,23 @@
 #define CUDART_VERSION 13000
 #define CUDART_CB
 
-#define CUDA_ON_CPU_VECTORS(T, name, a2, a4) \
-    struct name##1 { T x; }; \
-    struct __attribute__((aligned(a2))) name##2 { T x, y; }; \
-    struct name##3 { T x, y, z; }; \
-    struct __attribute__((aligned(a4))) name##4 { T x, y, z, w; }; \
-    static inline name##1 make_##name##1(T x) { return name##1{x}; } \
-    static inline name##2 make_##name##2(T x, T y) { return name##2{x, y}; } \
-    static inline name##3 make_##name##3(T x, T y, T z) { return name##3{x, y, z}; } \
-    static inline name##4 make_##name##4(T x, T y, T z, T w) { return name##4{x, y, z, w}; }
+#define CUDA_ON_CPU_VECTORS(T, name, a2, a4)                                                                           \
+    struct name##1 {                                                                                                   \
+        T x;                                                                                                           \
+    };                                                                                                                 \
+    struct __attribute__((aligned(a2))) name##2 {                                                                      \
+        T x, y;                                                                                                        \
+    };                                                                                                                 \
+    struct name##3 {                                                                                                   \
+        T x, y, z;                                                                                                     \
+    };                                                                                                                 \
+    struct __attribute__((aligned(a4))) name##4 {                                                                      \
+        T x, y, z, w;                                                                                                  \
+    };                                                                                                                 \
+    static inline name##1 make_##name##1(T x) { return name##1 {x}; }                                                  \
+    static inline name##2 make_##name##2(T x, T y) { return name##2 {x, y}; }                                          \
+    static inline name##3 make_##name##3(T x, T y, T z) { return name##3 {x, y, z}; }                                  \
+    static inline name##4 make_##name##4(T x, T y, T z, T w) { return name##4 {x, y, z, w}; }
 CUDA_ON_CPU_VECTORS(signed char, char, 2, 4)
 CUDA_ON_CPU_VECTORS(unsigned char, uchar, 2, 4)
 CUDA_ON_CPU_VECTORS(short, short, 4, 8)
@@ -121,31 +129,52 @@ enum { warpSize = 32 };
 // ---------------------------------------------------------------------------
 // error codes, CUDA's numbers and names; those below that persist end the device's life (streams.h)
 
-#define CUDA_ON_CPU_ERRORS(E) \
-    E(cudaSuccess, 0, "no error") E(cudaErrorInvalidValue, 1, "invalid argument") E(cudaErrorMemoryAllocation, 2, "out of memory") \
-    E(cudaErrorInitializationError, 3, "initialization error") E(cudaErrorInvalidConfiguration, 9, "invalid configuration argument") \
-    E(cudaErrorInvalidPitchValue, 12, "invalid pitch argument") E(cudaErrorInvalidDevicePointer, 17, "invalid device pointer") \
-    E(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy") \
-    E(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version") \
-    E(cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable") \
-    E(cudaErrorInvalidDeviceFunction, 98, "invalid device function") E(cudaErrorNoDevice, 100, "no CUDA-capable device is detected") \
-    E(cudaErrorInvalidDevice, 101, "invalid device ordinal") E(cudaErrorInvalidKernelImage, 200, "device kernel image is invalid") \
-    E(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device") \
-    E(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered") \
-    E(cudaErrorUnsupportedPtxVersion, 222, "the provided PTX was compiled with an unsupported toolchain.") \
-    E(cudaErrorOperatingSystem, 304, "OS call failed or operation not supported on this OS") \
-    E(cudaErrorInvalidResourceHandle, 400, "invalid resource handle") E(cudaErrorNotReady, 600, "device not ready") \
-    E(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered") \
-    E(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch") \
-    E(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated") E(cudaErrorAssert, 710, "device-side assert triggered") \
-    E(cudaErrorHostMemoryAlreadyRegistered, 712, "part or all of the requested memory range is already mapped") \
-    E(cudaErrorHostMemoryNotRegistered, 713, "pointer does not correspond to a registered memory region") \
-    E(cudaErrorHardwareStackError, 714, "hardware stack error") E(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered") \
-    E(cudaErrorMisalignedAddress, 716, "misaligned address") E(cudaErrorLaunchFailure, 719, "unspecified launch failure") \
-    E(cudaErrorNotPermitted, 800, "operation not permitted") E(cudaErrorNotSupported, 801, "operation not supported") \
-    E(cudaErrorSystemNotReady, 802, "system not yet initialized") \
-    E(cudaErrorSystemDriverMismatch, 803, "system has unsupported display driver / cuda driver combination") \
-    E(cudaErrorTimeout, 909, "wait operation timed out") E(cudaErrorUnknown, 999, "unknown error")
+#define CUDA_ON_CPU_ERRORS(E)                                                                                          \
+    E(cudaSuccess, 0, "no error")                                                                                      \
+    E(cudaErrorInvalidValue, 1, "invalid argument") E(cudaErrorMemoryAllocation, 2, "out of memory") E(                \
+        cudaErrorInitializationError, 3, "initialization error") E(cudaErrorInvalidConfiguration, 9,                   \
+                                                                   "invalid configuration argument")                   \
+        E(cudaErrorInvalidPitchValue, 12, "invalid pitch argument") E(                                                 \
+            cudaErrorInvalidDevicePointer, 17, "invalid device pointer") E(cudaErrorInvalidMemcpyDirection, 21,        \
+                                                                           "invalid copy direction for memcpy")        \
+            E(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version") E(      \
+                cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable")                  \
+                E(cudaErrorInvalidDeviceFunction, 98, "invalid device function") E(                                    \
+                    cudaErrorNoDevice, 100, "no CUDA-capable device is detected") E(cudaErrorInvalidDevice, 101,       \
+                                                                                    "invalid device ordinal")          \
+                    E(cudaErrorInvalidKernelImage, 200,                                                                \
+                      "device kernel image is invalid") E(cudaErrorNoKernelImageForDevice, 209,                        \
+                                                          "no kernel image is available for execution on the device")  \
+                        E(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered") E(                    \
+                            cudaErrorUnsupportedPtxVersion, 222,                                                       \
+                            "the provided PTX was compiled with an unsupported toolchain.")                            \
+                            E(cudaErrorOperatingSystem, 304, "OS call failed or operation not supported on this OS")   \
+                                E(cudaErrorInvalidResourceHandle, 400,                                                 \
+                                  "invalid resource handle") E(cudaErrorNotReady, 600, "device not ready")             \
+                                    E(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered") E(     \
+                                        cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch") \
+                                        E(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")      \
+                                            E(cudaErrorAssert, 710, "device-side assert triggered") E(                 \
+                                                cudaErrorHostMemoryAlreadyRegistered, 712,                             \
+                                                "part or all of the requested memory range is already mapped")         \
+                                                E(cudaErrorHostMemoryNotRegistered, 713,                               \
+                                                  "pointer does not correspond to a registered memory region")         \
+                                                    E(cudaErrorHardwareStackError, 714, "hardware stack error") E(     \
+                                                        cudaErrorIllegalInstruction, 715,                              \
+                                                        "an illegal instruction was encountered")                      \
+                                                        E(cudaErrorMisalignedAddress, 716, "misaligned address") E(    \
+                                                            cudaErrorLaunchFailure, 719, "unspecified launch failure") \
+                                                            E(cudaErrorNotPermitted, 800,                              \
+                                                              "operation not permitted") E(cudaErrorNotSupported, 801, \
+                                                                                           "operation not supported")  \
+                                                                E(cudaErrorSystemNotReady, 802,                        \
+                                                                  "system not yet initialized")                        \
+                                                                    E(cudaErrorSystemDriverMismatch, 803,              \
+                                                                      "system has unsupported display driver / cuda "  \
+                                                                      "driver combination")                            \
+                                                                        E(cudaErrorTimeout, 909,                       \
+                                                                          "wait operation timed out")                  \
+                                                                            E(cudaErrorUnknown, 999, "unknown error")
 
 enum cudaError {
 #define E(name, number, text) name = number,
@@ -156,7 +185,8 @@ typedef cudaError cudaError_t;
 
 inline const char *cudaGetErrorName(cudaError_t e) {
     switch ((int)e) {
-#define E(name, number, text) case number: return #name;
+#define E(name, number, text)                                                                                          \
+    case number: return #name;
         CUDA_ON_CPU_ERRORS(E)
 #undef E
     }
@@ -165,7 +195,8 @@ inline const char *cudaGetErrorName(cudaError_t e) {
 
 inline const char *cudaGetErrorString(cudaError_t e) {
     switch ((int)e) {
-#define E(name, number, text) case number: return text;
+#define E(name, number, text)                                                                                          \
+    case number: return text;
         CUDA_ON_CPU_ERRORS(E)
 #undef E
     }
@@ -176,26 +207,27 @@ inline const char *cudaGetErrorString(cudaError_t e) {
 // ---------------------------------------------------------------------------
 // settings: read at start from the environment, then whatever a test sets between operations
 
-struct Costs { // of the logical clock (events.h), in microseconds
-    double enqueue = 1;                               // of the host, for each operation that it queues
-    double launch = 2, thread = 1e-3;                 // a kernel; each thread of its grid
-    double copy = 2, byte = 1e-4;                     // a copy or memset; each byte
-    double product = 2, flop = 1e-6;                  // a cuBLASLt product; each operation of it
-    double collective = 5, exchanged_byte = 2e-4;     // an NCCL operation; each byte that a member receives
+struct Costs {                                    // of the logical clock (events.h), in microseconds
+    double enqueue = 1;                           // of the host, for each operation that it queues
+    double launch = 2, thread = 1e-3;             // a kernel; each thread of its grid
+    double copy = 2, byte = 1e-4;                 // a copy or memset; each byte
+    double product = 2, flop = 1e-6;              // a cuBLASLt product; each operation of it
+    double collective = 5, exchanged_byte = 2e-4; // an NCCL operation; each byte that a member receives
 };
 
 struct CudaOnCpu {
-    uint64_t seed = 1;          // CUDA_ON_CPU_SEED: order of streams, blocks, warps, lanes, and when copies land; 0: as written
-    int chip = 90;              // CUDA_ON_CPU_CHIP: 70, 80, 86, 89 or 90, with or without sm_: compute capability and limits
+    uint64_t seed = 1; // CUDA_ON_CPU_SEED: order of streams, blocks, warps, lanes, and when copies land; 0: as written
+    int chip = 90;     // CUDA_ON_CPU_CHIP: 70, 80, 86, 89 or 90, with or without sm_: compute capability and limits
     size_t memory = 80ull << 30; // CUDA_ON_CPU_MEMORY: bytes of one device
-    int devices = 1;            // CUDA_ON_CPU_DEVICES
+    int devices = 1;             // CUDA_ON_CPU_DEVICES
     int multiprocessors = 8;
     int driver = 13000, runtime = CUDART_VERSION; // CUDA_ON_CPU_DRIVER: versions, as the two queries say them
-    const char *failures = nullptr; // CUDA_ON_CPU_FAIL: call:code:nth,… : that call of the API returns that code, as cuda_on_cpu_fail says
-    int protect = !CUDA_ON_CPU_ASAN; // the host that touches device memory is caught
+    const char *failures =
+        nullptr; // CUDA_ON_CPU_FAIL: call:code:nth,… : that call of the API returns that code, as cuda_on_cpu_fail says
+    int protect = !CUDA_ON_CPU_ASAN;                        // the host that touches device memory is caught
     const char *nccl_lose = nullptr, *nccl_error = nullptr; // CUDA_ON_CPU_NCCL_LOSE, _ERROR: RANK:N, as nccl.h says
     Costs costs;
-    size_t deepest = 0;         // operations in the fullest queue so far: near 1,000 a GPU's call would wait
+    size_t deepest = 0;              // operations in the fullest queue so far: near 1,000 a GPU's call would wait
     const char *registers = nullptr; // CUDA_ON_CPU_REGISTERS: a file with lines `kernel registers-per-thread`
     void (*on_failure)(const char *line) = nullptr; // told before the process ends; may end it otherwise
 
@@ -219,11 +251,17 @@ namespace emu { // everything of ours that device code need not name
 struct Place { // in the source, for messages and to compare barriers by
     const char *file;
     int line;
-    static constexpr Place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) { return Place{file, line}; }
+    static constexpr Place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+        return Place{file, line};
+    }
     bool operator==(const Place &o) const { return line == o.line && (file == o.file || !strcmp(file, o.file)); }
 };
 
-struct Limits { int chip; size_t shared, shared_of_sm; int threads_of_sm, blocks_of_sm; }; // bytes a block may opt in to, bytes of an SM
+struct Limits {
+    int chip;
+    size_t shared, shared_of_sm;
+    int threads_of_sm, blocks_of_sm;
+}; // bytes a block may opt in to, bytes of an SM
 inline const Limits &chip_limits();
 
 std::string where(const Place *at); // "kernel k, file:line, block (x, y, z), thread (x, y, z): "; defined in fibers.h
@@ -245,7 +283,11 @@ __attribute__((noreturn, format(printf, 2, 3))) inline void fail(const Place *at
 }
 
 inline const Limits &chip_limits() {
-    static const Limits known[] = {{70, 98304, 98304, 2048, 32}, {80, 166912, 167936, 2048, 32}, {86, 101376, 102400, 1536, 16}, {89, 101376, 102400, 1536, 24}, {90, 232448, 233472, 2048, 32}};
+    static const Limits known[] = {{70, 98304, 98304, 2048, 32},
+                                   {80, 166912, 167936, 2048, 32},
+                                   {86, 101376, 102400, 1536, 16},
+                                   {89, 101376, 102400, 1536, 24},
+                                   {90, 232448, 233472, 2048, 32}};
     for (const Limits &l : known)
         if (l.chip == cuda_on_cpu.chip) return l;
     fail(nullptr, "CUDA_ON_CPU_CHIP is %d: expected 70, 80, 86, 89 or 90", cuda_on_cpu.chip);
@@ -253,13 +295,17 @@ inline const Limits &chip_limits() {
 
 inline uint64_t random_state, random_seed = ~0ull;
 
-__forceinline__ uint64_t random_bits() { // 48 of them, by xorshift; the sequence begins anew when the seed is set to another
-    if (random_seed != cuda_on_cpu.seed) random_seed = cuda_on_cpu.seed, random_state = (random_seed + 1) * 0x9E3779B97F4A7C15ull | 1;
+__forceinline__ uint64_t
+random_bits() { // 48 of them, by xorshift; the sequence begins anew when the seed is set to another
+    if (random_seed != cuda_on_cpu.seed)
+        random_seed = cuda_on_cpu.seed, random_state = (random_seed + 1) * 0x9E3779B97F4A7C15ull | 1;
     random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
     return random_state >> 16;
 }
 
-__forceinline__ uint32_t choose(uint32_t n) { return cuda_on_cpu.seed ? (uint32_t)((random_bits() & 0xFFFFFFFF) * n >> 32) : 0; } // 0 .. n - 1
+__forceinline__ uint32_t choose(uint32_t n) {
+    return cuda_on_cpu.seed ? (uint32_t)((random_bits() & 0xFFFFFFFF) * n >> 32) : 0;
+} // 0 .. n - 1
 
 } // namespace emu
 

@@ -1,10 +1,10 @@
 /* events.h: the runtime API: streams, events, and the logical clock.
  *
- * Times between events mean something, though operations run in an order that the seed chooses. Each stream has a clock:
- * an operation starts at the latest of that clock, of what it waits for, and of the host's clock when it was queued; it
- * lasts as long as Costs say. A host that waits for something gets its time at least. Nothing contends: streams overlap
- * as far as what was awaited allows. So a trace shows what the dependencies allow, and is the same under every seed as
- * long as each host thread makes the same calls in the same order.
+ * Times between events mean something, though operations run in an order that the seed chooses. Each stream has a
+ * clock: an operation starts at the latest of that clock, of what it waits for, and of the host's clock when it was
+ * queued; it lasts as long as Costs say. A host that waits for something gets its time at least. Nothing contends:
+ * streams overlap as far as what was awaited allows. So a trace shows what the dependencies allow, and is the same
+ * under every seed as long as each host thread makes the same calls in the same order.
  */
 #ifndef CUDA_ON_CPU_EVENTS_H
 #define CUDA_ON_CPU_EVENTS_H
@@ -16,13 +16,16 @@ inline cudaError_t cuda_on_cpu_stream(const char *api, cudaStream_t *s, unsigned
     *s = nullptr;
     CUDA_ON_CPU_CALL(api);
     if (flags > cudaStreamNonBlocking) return call.give(cudaErrorInvalidValue);
-    *s = emu::new_stream(emu::device_now, flags == cudaStreamDefault, std::min<int>(LEAST_PRIORITY, std::max<int>(GREATEST_PRIORITY, priority)));
+    *s = emu::new_stream(emu::device_now, flags == cudaStreamDefault,
+                         std::min<int>(LEAST_PRIORITY, std::max<int>(GREATEST_PRIORITY, priority)));
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority) {
     return cuda_on_cpu_stream("cudaStreamCreateWithPriority", s, flags, priority);
 }
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) { return cuda_on_cpu_stream("cudaStreamCreateWithFlags", s, flags, LEAST_PRIORITY); }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
+    return cuda_on_cpu_stream("cudaStreamCreateWithFlags", s, flags, LEAST_PRIORITY);
+}
 inline cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
 
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
@@ -95,7 +98,8 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
     return cudaSuccess;
 }
 
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) { // what is recorded later is not waited for
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e,
+                                       unsigned = 0) { // what is recorded later is not waited for
     CUDA_ON_CPU_CALL("cudaStreamWaitEvent");
     if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
     if (e->last) emu::enqueue(s, 0, nullptr).awaits = e->last;

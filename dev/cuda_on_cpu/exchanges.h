@@ -1,9 +1,9 @@
 /* exchanges.h: what ranks do together behind nccl.h: their communicators, calls that meet, data that moves.
  *
  * A call becomes a launch, an operation of its stream; calls that meet (the n-th collective of a communicator, the n-th
- * send and receive of a pair of ranks) are one exchange, which runs when the launch of each part has begun: it is the head
- * of its stream, and those before it on its device let it (launches_begin). A launch ends when all its exchanges have run.
- * Owns: the one Nccl of the process, under the machine's lock.
+ * send and receive of a pair of ranks) are one exchange, which runs when the launch of each part has begun: it is the
+ * head of its stream, and those before it on its device let it (launches_begin). A launch ends when all its exchanges
+ * have run. Owns: the one Nccl of the process, under the machine's lock.
  */
 #ifndef CUDA_ON_CPU_EXCHANGES_H
 #define CUDA_ON_CPU_EXCHANGES_H
@@ -27,7 +27,12 @@ struct NcclCall { // as it was made
 struct Team;
 struct NcclLaunch;
 
-struct Part { NcclCall call; int rank, device; NcclLaunch *launch; std::string text; };
+struct Part {
+    NcclCall call;
+    int rank, device;
+    NcclLaunch *launch;
+    std::string text;
+};
 
 struct Exchange { // a collective, or a send and its receive
     std::shared_ptr<Team> team;
@@ -57,8 +62,8 @@ struct NcclLaunch : Rendezvous { // calls of one communicator that one rank issu
 
 struct NcclJob { // what a communicator is in the middle of
     const char *api;
-    int polls;                   // so often ncclCommGetAsyncError says ncclInProgress yet
-    std::function<bool()> over;  // nothing: nobody else is waited for
+    int polls;                  // so often ncclCommGetAsyncError says ncclInProgress yet
+    std::function<bool()> over; // nothing: nobody else is waited for
     std::function<void()> then;
     std::vector<NcclCall> calls; // to be queued then
 };
@@ -68,24 +73,33 @@ struct Team { // the ranks of one communicator
     std::vector<ncclComm_t> members; // by rank; NULL: has not come yet, or has gone
     std::vector<int> devices;
     size_t joined;
-    double clock; // us: when the last one came
+    double clock;                                              // us: when the last one came
     std::map<uint64_t, std::shared_ptr<Exchange>> collectives; // by number: those that some rank has yet to issue
-    std::map<std::tuple<int, int, int>, std::deque<std::shared_ptr<Exchange>>> halves; // by sender, receiver, kind: those without the other
-    struct Split { ncclComm_t child; int rank, color, key; };
+    std::map<std::tuple<int, int, int>, std::deque<std::shared_ptr<Exchange>>>
+        halves; // by sender, receiver, kind: those without the other
+    struct Split {
+        ncclComm_t child;
+        int rank, color, key;
+    };
     std::map<uint64_t, std::vector<Split>> splits; // by number
 };
 
-struct World { int rank, communicators; uint64_t calls; }; // of a device: its rank in its first communicator, all its calls
+struct World {
+    int rank, communicators;
+    uint64_t calls;
+}; // of a device: its rank in its first communicator, all its calls
 
 struct Nccl { // under the machine's lock
     std::set<ncclComm_t> comms;
     std::map<std::string, std::shared_ptr<Team>> teams; // by unique id
     uint64_t ids;
     std::map<int, World> worlds; // by device
-    std::map<int, std::vector<NcclLaunch *>> launches; // by device: those that are not over, in the order of the program
-    std::map<std::pair<int, int>, std::vector<std::shared_ptr<Exchange>>> issued; // by devices: what the first has issued, and the second has yet to
-    std::map<std::pair<std::string, int>, uint64_t> received;  // bytes, by name and rank
-    bool ordered; // NCCL_LAUNCH_ORDER_IMPLICIT
+    std::map<int, std::vector<NcclLaunch *>>
+        launches; // by device: those that are not over, in the order of the program
+    std::map<std::pair<int, int>, std::vector<std::shared_ptr<Exchange>>>
+        issued; // by devices: what the first has issued, and the second has yet to
+    std::map<std::pair<std::string, int>, uint64_t> received; // bytes, by name and rank
+    bool ordered;                                             // NCCL_LAUNCH_ORDER_IMPLICIT
     char error[1024];
 };
 inline Nccl &nccl() {
@@ -103,9 +117,9 @@ struct ncclComm {
     bool blocking, finalizing;
     std::string name;
     ncclConfig_t config;
-    ncclResult_t error; // that ncclCommGetAsyncError says
-    uint64_t collectives, splits; // calls so far
-    double over; // us, by the logical clock: when its last launch was
+    ncclResult_t error;                // that ncclCommGetAsyncError says
+    uint64_t collectives, splits;      // calls so far
+    double over;                       // us, by the logical clock: when its last launch was
     std::shared_ptr<emu::NcclJob> job; // NULL: none
     std::map<void *, std::pair<char *, size_t>> registered;
 };
@@ -120,14 +134,18 @@ __attribute__((format(printf, 2, 3))) inline ncclResult_t refuse(ncclResult_t e,
     return e;
 }
 
-inline ncclResult_t check_comm(ncclComm_t comm, const char *api, Place at, bool anyhow = false) { // may it be used now; anyhow: in whatever state
+inline ncclResult_t check_comm(ncclComm_t comm, const char *api, Place at,
+                               bool anyhow = false) { // may it be used now; anyhow: in whatever state
     if (!comm) return refuse(ncclInvalidArgument, "%s: the communicator is NULL", api);
     if (!nccl().comms.count(comm)) fail(&at, "%s: no such communicator: it was aborted or destroyed", api);
     if (anyhow) return ncclSuccess;
     if (comm->job)
-        fail(&at, "%s on communicator '%s', rank %d, while %s is still in progress there: ask ncclCommGetAsyncError until it says ncclSuccess", api, comm->name.c_str(),
-            comm->rank, comm->job->api);
-    if (comm->finalizing) fail(&at, "%s on communicator '%s', rank %d, after ncclCommFinalize", api, comm->name.c_str(), comm->rank);
+        fail(&at,
+             "%s on communicator '%s', rank %d, while %s is still in progress there: ask ncclCommGetAsyncError until "
+             "it says ncclSuccess",
+             api, comm->name.c_str(), comm->rank, comm->job->api);
+    if (comm->finalizing)
+        fail(&at, "%s on communicator '%s', rank %d, after ncclCommFinalize", api, comm->name.c_str(), comm->rank);
     return comm->error;
 }
 
@@ -146,9 +164,14 @@ struct NcclApi { // the lock; errors that a test injects, or that persist; what 
 // ---------------------------------------------------------------------------
 // types, sums, and what each kind of call moves
 
-struct NcclType { const char *name; size_t bytes; };
+struct NcclType {
+    const char *name;
+    size_t bytes;
+};
 inline const NcclType *nccl_type(int t) { // NULL: not known here
-    static const NcclType types[ncclNumTypes] = {{"int8", 1}, {"uint8", 1}, {"int32", 4}, {"uint32", 4}, {"int64", 8}, {"uint64", 8}, {}, {"float", 4}, {}, {"bfloat16", 2}};
+    static const NcclType types[ncclNumTypes] = {{"int8", 1},  {"uint8", 1},   {"int32", 4}, {"uint32", 4},
+                                                 {"int64", 8}, {"uint64", 8},  {},           {"float", 4},
+                                                 {},           {"bfloat16", 2}};
     return t >= 0 && t < ncclNumTypes && types[t].bytes ? &types[t] : nullptr;
 }
 
@@ -162,14 +185,14 @@ template <typename T> inline void combine(T *sum, const T *x, size_t count, int 
 
 inline void combine(void *sum, const void *x, size_t count, int type, int op) {
     switch (type) {
-        case ncclInt8: return combine((int8_t *)sum, (const int8_t *)x, count, op);
-        case ncclUint8: return combine((uint8_t *)sum, (const uint8_t *)x, count, op);
-        case ncclInt32: return combine((int32_t *)sum, (const int32_t *)x, count, op);
-        case ncclUint32: return combine((uint32_t *)sum, (const uint32_t *)x, count, op);
-        case ncclInt64: return combine((int64_t *)sum, (const int64_t *)x, count, op);
-        case ncclUint64: return combine((uint64_t *)sum, (const uint64_t *)x, count, op);
-        case ncclFloat: return combine((float *)sum, (const float *)x, count, op);
-        case ncclBfloat16: return combine((__nv_bfloat16 *)sum, (const __nv_bfloat16 *)x, count, op);
+    case ncclInt8: return combine((int8_t *)sum, (const int8_t *)x, count, op);
+    case ncclUint8: return combine((uint8_t *)sum, (const uint8_t *)x, count, op);
+    case ncclInt32: return combine((int32_t *)sum, (const int32_t *)x, count, op);
+    case ncclUint32: return combine((uint32_t *)sum, (const uint32_t *)x, count, op);
+    case ncclInt64: return combine((int64_t *)sum, (const int64_t *)x, count, op);
+    case ncclUint64: return combine((uint64_t *)sum, (const uint64_t *)x, count, op);
+    case ncclFloat: return combine((float *)sum, (const float *)x, count, op);
+    case ncclBfloat16: return combine((__nv_bfloat16 *)sum, (const __nv_bfloat16 *)x, count, op);
     }
 }
 
@@ -192,9 +215,10 @@ inline std::string describe(const NcclCall &c) {
     char text[512], more[64] = "";
     bool p2p = c.kind >= NCCL_SEND;
     if (p2p || c.kind == NCCL_BROADCAST) snprintf(more, sizeof more, ", %s %d", p2p ? "peer" : "root", c.peer);
-    if (c.kind == NCCL_SCATTER || c.kind == NCCL_REDUCE) snprintf(more, sizeof more, ", %s", c.op == ncclSum ? "sum" : "max");
-    snprintf(text, sizeof text, "%s (%zu of %s%s) on communicator '%s', rank %d, %.200s:%d", c.api, c.count, nccl_type(c.type)->name, more, c.comm->name.c_str(),
-        c.comm->rank, c.at.file, c.at.line);
+    if (c.kind == NCCL_SCATTER || c.kind == NCCL_REDUCE)
+        snprintf(more, sizeof more, ", %s", c.op == ncclSum ? "sum" : "max");
+    snprintf(text, sizeof text, "%s (%zu of %s%s) on communicator '%s', rank %d, %.200s:%d", c.api, c.count,
+             nccl_type(c.type)->name, more, c.comm->name.c_str(), c.comm->rank, c.at.file, c.at.line);
     return text;
 }
 
@@ -202,15 +226,18 @@ inline std::string describe(const NcclCall &c) {
 inline void check_places(const Exchange &x) {
     auto place = [](const Part &p, const void *buffer) {
         for (auto &r : p.call.comm->registered)
-            if ((const char *)buffer >= r.second.first && (const char *)buffer < r.second.first + r.second.second) return (const char *)buffer - r.second.first;
+            if ((const char *)buffer >= r.second.first && (const char *)buffer < r.second.first + r.second.second)
+                return (const char *)buffer - r.second.first;
         return (ptrdiff_t)-1;
     };
     const Part &first = x.parts[0];
     for (const Part &p : x.parts) {
         ptrdiff_t one = place(first, first.call.recv), other = place(p, p.call.recv);
         if (first.call.kind < NCCL_SEND && one != other)
-            fail(nullptr, "%s and %s: their destinations are at bytes %lld and %lld of what was registered (-1: outside), expected the same", first.text.c_str(), p.text.c_str(), (long long)one,
-                (long long)other);
+            fail(nullptr,
+                 "%s and %s: their destinations are at bytes %lld and %lld of what was registered (-1: outside), "
+                 "expected the same",
+                 first.text.c_str(), p.text.c_str(), (long long)one, (long long)other);
     }
 }
 
@@ -221,14 +248,16 @@ inline void move_data(Exchange &x) {
     if (!piece) return;
     for (const Part &p : x.parts) {
         if (sent(p.call)) check_no_zone(("the source of " + p.text).c_str(), p.call.send, sent(p.call), p.call.at);
-        if (taken(p.call)) check_no_zone(("the destination of " + p.text).c_str(), p.call.recv, taken(p.call), p.call.at);
+        if (taken(p.call))
+            check_no_zone(("the destination of " + p.text).c_str(), p.call.recv, taken(p.call), p.call.at);
     }
     if (first.kind == NCCL_SEND) memmove(x.parts[1].call.recv, first.send, piece);
     if (first.kind == NCCL_BROADCAST)
         for (const Part &p : x.parts) memmove(p.call.recv, x.parts[(size_t)first.peer].call.send, piece);
     if (first.kind == NCCL_GATHER)
         for (const Part &p : x.parts)
-            for (size_t r = 0; r < ranks; r++) memmove((char *)p.call.recv + r * piece, x.parts[r].call.send, piece); // in place: the same
+            for (size_t r = 0; r < ranks; r++)
+                memmove((char *)p.call.recv + r * piece, x.parts[r].call.send, piece); // in place: the same
     if (first.kind != NCCL_SCATTER && first.kind != NCCL_REDUCE) return;
     size_t all = first.kind == NCCL_SCATTER ? first.count * ranks : first.count, share = (all + ranks - 1) / ranks;
     std::vector<char> sum(all * element);
@@ -240,13 +269,14 @@ inline void move_data(Exchange &x) {
             else combine(&sum[from * element], source, count, first.type, first.op);
         }
     }
-    for (size_t r = 0; r < ranks; r++) memcpy(x.parts[r].call.recv, sum.data() + (first.kind == NCCL_SCATTER ? r * piece : 0), piece);
+    for (size_t r = 0; r < ranks; r++)
+        memcpy(x.parts[r].call.recv, sum.data() + (first.kind == NCCL_SCATTER ? r * piece : 0), piece);
 }
 
 inline NcclLaunch::~NcclLaunch() { std::erase(nccl().launches[stream->device], this); }
 
-/* As NCCL has it, launches of a device begin in the order of the program: of one communicator each when the one before it is
- * over, whatever their streams; of another, with NCCL_LAUNCH_ORDER_IMPLICIT, when that has begun. */
+/* As NCCL has it, launches of a device begin in the order of the program: of one communicator each when the one before
+ * it is over, whatever their streams; of another, with NCCL_LAUNCH_ORDER_IMPLICIT, when that has begun. */
 inline void launches_begin(int device) {
     std::vector<NcclLaunch *> &all = nccl().launches[device];
     double before = 0; // the start of the one before
@@ -256,7 +286,8 @@ inline void launches_begin(int device) {
         if (!l->begun) {
             bool may = is_free(l->stream) && l->stream->queue.front().meets.get() == l;
             for (size_t k = 0; k < i && may; k++) may = all[k]->comm != l->comm || all[k]->aborted;
-            if (may) l->begun = true, l->start = std::max({start_of(l->stream), l->comm->over, nccl().ordered ? before : 0});
+            if (may)
+                l->begun = true, l->start = std::max({start_of(l->stream), l->comm->over, nccl().ordered ? before : 0});
             else if (nccl().ordered) return;
         }
         before = l->start;
@@ -277,9 +308,12 @@ inline void check_alone(const Part &p) {
     for (cudaStream_t s : machine().streams) {
         if (nccl().ordered || s->device != p.device || s == p.launch->stream || !is_free(s)) continue;
         NcclLaunch *other = (NcclLaunch *)s->queue.front().meets.get();
-        if (!other || other->team == p.launch->team || other->lost || other->aborted || other->exchanges.empty()) continue;
-        fail(nullptr, "%s and %s are in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1 before the first communicator, or order them by an event", p.text.c_str(),
-            other->exchanges[0]->of_device(p.device)->text.c_str());
+        if (!other || other->team == p.launch->team || other->lost || other->aborted || other->exchanges.empty())
+            continue;
+        fail(nullptr,
+             "%s and %s are in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1 before the first communicator, or "
+             "order them by an event",
+             p.text.c_str(), other->exchanges[0]->of_device(p.device)->text.c_str());
     }
 }
 
@@ -321,8 +355,9 @@ inline std::string NcclLaunch::waits() const {
     if (lost) return "a call that is lost, as CUDA_ON_CPU_NCCL_LOSE or _ERROR says";
     for (auto &x : exchanges)
         if (!x->moved)
-            return x->of_device(stream->device)->text + " waits: of " + std::to_string(x->wanted) + " ranks " + std::to_string(x->parts.size()) +
-                   " have made their call" + (x->parts.size() < x->wanted ? "" : ", but other operations stand before it");
+            return x->of_device(stream->device)->text + " waits: of " + std::to_string(x->wanted) + " ranks " +
+                   std::to_string(x->parts.size()) + " have made their call" +
+                   (x->parts.size() < x->wanted ? "" : ", but other operations stand before it");
     return "a call that was aborted";
 }
 
@@ -332,28 +367,38 @@ inline std::string NcclLaunch::waits() const {
 inline ncclResult_t check_call(NcclCall &c) {
     const NcclType *type = nccl_type(c.type);
     size_t ranks = c.comm->team->members.size();
-    if (!type || (c.op != ncclSum && c.op != ncclMax)) return refuse(ncclInvalidArgument, "%s: type %d or reduction %d is not known here", c.api, c.type, c.op);
-    if (c.peer < 0 || (size_t)c.peer >= ranks) return refuse(ncclInvalidArgument, "%s: rank %d of %zu", c.api, c.peer, ranks);
-    if ((sent(c) && !c.send) || (taken(c) && !c.recv)) return refuse(ncclInvalidArgument, "%s: a buffer is NULL", c.api);
+    if (!type || (c.op != ncclSum && c.op != ncclMax))
+        return refuse(ncclInvalidArgument, "%s: type %d or reduction %d is not known here", c.api, c.type, c.op);
+    if (c.peer < 0 || (size_t)c.peer >= ranks)
+        return refuse(ncclInvalidArgument, "%s: rank %d of %zu", c.api, c.peer, ranks);
+    if ((sent(c) && !c.send) || (taken(c) && !c.recv))
+        return refuse(ncclInvalidArgument, "%s: a buffer is NULL", c.api);
     int now = device_now;
     if (!c.stream) device_now = c.comm->device;
     c.stream = stream_of(c.stream);
     device_now = now;
     std::string text = describe(c);
-    if (!c.stream || c.stream->device != c.comm->device) fail(nullptr, "%s: its stream is none of device %d, the communicator's", text.c_str(), c.comm->device);
+    if (!c.stream || c.stream->device != c.comm->device)
+        fail(nullptr, "%s: its stream is none of device %d, the communicator's", text.c_str(), c.comm->device);
     const void *const buffers[2] = {c.send, c.recv};
     const size_t bytes[2] = {sent(c), taken(c)};
     for (int i = 0; i < 2; i++) {
         if (!bytes[i]) continue;
-        check_range(((i ? "the destination of " : "the source of ") + text).c_str(), buffers[i], bytes[i], c.comm->device, c.at, false);
-        if ((uintptr_t)buffers[i] % type->bytes) fail(nullptr, "%s: %p is not aligned to the %zu bytes of an element", text.c_str(), buffers[i], type->bytes);
+        check_range(((i ? "the destination of " : "the source of ") + text).c_str(), buffers[i], bytes[i],
+                    c.comm->device, c.at, false);
+        if ((uintptr_t)buffers[i] % type->bytes)
+            fail(nullptr, "%s: %p is not aligned to the %zu bytes of an element", text.c_str(), buffers[i],
+                 type->bytes);
     }
     const char *send = (const char *)c.send, *recv = (const char *)c.recv;
     if (!bytes[0] || !bytes[1] || send >= recv + bytes[1] || recv >= send + bytes[0]) return ncclSuccess;
-    size_t mine = (size_t)c.comm->rank * piece_of(c), in_send = c.kind == NCCL_SCATTER ? mine : 0, in_recv = c.kind == NCCL_GATHER ? mine : 0;
+    size_t mine = (size_t)c.comm->rank * piece_of(c), in_send = c.kind == NCCL_SCATTER ? mine : 0,
+           in_recv = c.kind == NCCL_GATHER ? mine : 0;
     if (send + in_send != recv + in_recv)
-        fail(nullptr, "%s: its buffers overlap, and not as in place: the source begins at byte %lld of the destination, in place it is %lld", text.c_str(),
-            (long long)(send - recv), (long long)in_recv - (long long)in_send);
+        fail(nullptr,
+             "%s: its buffers overlap, and not as in place: the source begins at byte %lld of the destination, in "
+             "place it is %lld",
+             text.c_str(), (long long)(send - recv), (long long)in_recv - (long long)in_send);
     return ncclSuccess;
 }
 
@@ -378,7 +423,8 @@ inline std::shared_ptr<Exchange> exchange_of(const NcclCall &c, NcclLaunch *laun
     }
     if (!x->parts.empty()) {
         const NcclCall &other = x->parts[0].call;
-        bool same = c.count == other.count && c.type == other.type && (p2p || (c.kind == other.kind && c.op == other.op && c.peer == other.peer));
+        bool same = c.count == other.count && c.type == other.type &&
+                    (p2p || (c.kind == other.kind && c.op == other.op && c.peer == other.peer));
         if (!same) fail(nullptr, "%s meets %s: they should agree", part.text.c_str(), x->parts[0].text.c_str());
     }
     auto place = x->parts.begin();
@@ -388,11 +434,13 @@ inline std::shared_ptr<Exchange> exchange_of(const NcclCall &c, NcclLaunch *laun
     return x;
 }
 
-/* Does a rank launch them one after the other? Not where one group has both; collectives of one communicator meet by their number. */
+/* Does a rank launch them one after the other? Not where one group has both; collectives of one communicator meet by
+ * their number. */
 inline bool in_turn(const Exchange &x, const Exchange &y, int device) {
     const Part *a = x.of_device(device), *b = y.of_device(device);
     if (x.team != y.team) return true;
-    return (x.parts[0].call.kind >= NCCL_SEND || y.parts[0].call.kind >= NCCL_SEND) && (!a || !b || a->launch != b->launch);
+    return (x.parts[0].call.kind >= NCCL_SEND || y.parts[0].call.kind >= NCCL_SEND) &&
+           (!a || !b || a->launch != b->launch);
 }
 
 /* Two ranks issue what both take part in in one order: else each waits for the other, on a GPU. */
@@ -401,14 +449,16 @@ inline void check_order(const NcclLaunch &launch) {
         return x.of_device(device) ? x.of_device(device)->text : "what meets " + x.of_device(other)->text;
     };
     auto wrong = [text](const Exchange &x, const Exchange &y, int me, int other) { // x before y here, y before x there
-        fail(nullptr, "two ranks issue in two orders, on GPUs a deadlock: %s; then %s. But %s; then %s", text(x, me, other).c_str(), text(y, me, other).c_str(),
-            text(y, other, me).c_str(), text(x, other, me).c_str());
+        fail(nullptr, "two ranks issue in two orders, on GPUs a deadlock: %s; then %s. But %s; then %s",
+             text(x, me, other).c_str(), text(y, me, other).c_str(), text(y, other, me).c_str(),
+             text(x, other, me).c_str());
     };
     int me = launch.stream->device;
     for (auto &x : launch.exchanges)
         for (int other : x->team->devices) {
             const Part &p = x->parts[0];
-            bool takes_part = p.call.kind < NCCL_SEND || x->team->devices[(size_t)p.call.peer] == other || p.device == other;
+            bool takes_part =
+                p.call.kind < NCCL_SEND || x->team->devices[(size_t)p.call.peer] == other || p.device == other;
             if (other == me || !takes_part) continue;
             auto &mine = nccl().issued[{me, other}], &theirs = nccl().issued[{other, me}];
             auto it = std::find(theirs.begin(), theirs.end(), x);
@@ -429,7 +479,8 @@ inline bool is_reached(const char *setting, const World &w) {
     int rank;
     unsigned long long n;
     if (!setting) return false;
-    if (sscanf(setting, "%d:%llu", &rank, &n) != 2) fail(nullptr, "CUDA_ON_CPU_NCCL_LOSE or _ERROR is '%s', expected RANK:N", setting);
+    if (sscanf(setting, "%d:%llu", &rank, &n) != 2)
+        fail(nullptr, "CUDA_ON_CPU_NCCL_LOSE or _ERROR is '%s', expected RANK:N", setting);
     return rank == w.rank && w.calls >= n;
 }
 
@@ -442,7 +493,8 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
         bool broken = is_reached(cuda_on_cpu.nccl_error, w); // the other ranks of its communicators are told
         for (ncclComm_t other : nccl().comms)
             for (size_t r = 0; broken && other->team && r < other->team->members.size(); r++)
-                if ((int)r != other->rank && other->team->members[r] && other->team->devices[r] == c.comm->device) other->error = ncclRemoteError;
+                if ((int)r != other->rank && other->team->members[r] && other->team->devices[r] == c.comm->device)
+                    other->error = ncclRemoteError;
         std::shared_ptr<NcclLaunch> launch;
         for (auto &l : launches)
             if (l->comm == c.comm) launch = l;
@@ -451,7 +503,9 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
             launch->comm = c.comm, launch->team = c.comm->team.get(), launch->stream = c.stream;
             launches.push_back(launch);
         }
-        if (launch->stream != c.stream) fail(nullptr, "%s: its group has another stream for this communicator: the stand-in takes one", describe(c).c_str());
+        if (launch->stream != c.stream)
+            fail(nullptr, "%s: its group has another stream for this communicator: the stand-in takes one",
+                 describe(c).c_str());
         launch->lost |= broken || is_reached(cuda_on_cpu.nccl_lose, w); // never arrives
         if (broken) machine().changed.notify_all();
     }
@@ -461,7 +515,8 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
         for (auto &x : l->exchanges) {
             const Part &p = x->parts[0];
             if (p.call.kind >= NCCL_SEND && p.call.peer == p.rank && x->parts.size() < 2)
-                fail(nullptr, "%s: to itself, without the other half in the same group: it would wait for good", p.text.c_str());
+                fail(nullptr, "%s: to itself, without the other half in the same group: it would wait for good",
+                     p.text.c_str());
         }
         check_order(*l);
         nccl().launches[l->stream->device].push_back(l.get());
@@ -472,7 +527,8 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
 inline ncclResult_t issue(const std::vector<NcclCall> &calls) { // now, or when ncclCommGetAsyncError has said so
     if (calls.empty()) return ncclSuccess;
     for (const NcclCall &c : calls)
-        if (c.comm->blocking != calls[0].comm->blocking) return refuse(ncclInvalidArgument, "communicators that block and that do not are in one group");
+        if (c.comm->blocking != calls[0].comm->blocking)
+            return refuse(ncclInvalidArgument, "communicators that block and that do not are in one group");
     if (calls[0].comm->blocking || !choose(2)) return nccl_launch(calls), ncclSuccess;
     auto job = std::make_shared<NcclJob>(NcclJob{calls[0].api, (int)choose(4), nullptr, nullptr, calls});
     job->then = [job = job.get()] { nccl_launch(job->calls), job->calls.clear(); };
@@ -491,11 +547,13 @@ inline ncclResult_t nccl_call(NcclCall c) {
 }
 
 /* A call on a communicator that others must make too: waits for them, or leaves that to ncclCommGetAsyncError. */
-inline ncclResult_t begin(NcclApi &api, ncclComm_t comm, const char *name, Place at, std::function<bool()> over, std::function<void()> then) {
+inline ncclResult_t begin(NcclApi &api, ncclComm_t comm, const char *name, Place at, std::function<bool()> over,
+                          std::function<void()> then) {
     if (group_depth) fail(&at, "%s inside a group: the stand-in takes communication alone", name);
     machine().changed.notify_all();
     if (comm->blocking) {
-        run_until(api.lock, [&] { return comm->error || over(); }, true);
+        run_until(
+            api.lock, [&] { return comm->error || over(); }, true);
         if (!comm->error) then();
         return comm->error;
     }
@@ -509,12 +567,14 @@ inline bool nccl_config(ncclConfig_t *to, const ncclConfig_t *config) { // false
     if (config->size != sizeof *config || config->magic != to->magic) return false;
     *to = *config;
     auto within = [](int v, int low, int high) { return v == NCCL_CONFIG_UNDEF_INT || (v >= low && v <= high); };
-    return within(to->blocking, 0, 1) && within(to->splitShare, 0, 1) && within(to->minCTAs, 1, INT_MAX) && within(to->maxCTAs, std::max(1, to->minCTAs), INT_MAX);
+    return within(to->blocking, 0, 1) && within(to->splitShare, 0, 1) && within(to->minCTAs, 1, INT_MAX) &&
+           within(to->maxCTAs, std::max(1, to->minCTAs), INT_MAX);
 }
 
 inline ncclComm_t new_comm(const ncclConfig_t &config, int rank, int device) {
     const char *name = config.commName ? config.commName : "unnamed";
-    ncclComm_t comm = new ncclComm{nullptr, rank, device, config.blocking != 0, false, name, config, ncclSuccess, 0, 0, 0, nullptr, {}};
+    ncclComm_t comm = new ncclComm{
+        nullptr, rank, device, config.blocking != 0, false, name, config, ncclSuccess, 0, 0, 0, nullptr, {}};
     comm->config.commName = comm->name.c_str();
     nccl().comms.insert(comm);
     World &w = nccl().worlds[device];
@@ -527,7 +587,9 @@ inline void join(std::shared_ptr<Team> team, ncclComm_t comm) {
     if (!team->joined) team->name = comm->name;
     for (size_t r = 0; r < team->members.size(); r++)
         if (team->members[r] && team->devices[r] == comm->device) {
-            refuse(ncclInvalidUsage, "Duplicate GPU detected: ranks %zu and %d of communicator '%s' are both on device %d", r, comm->rank, comm->name.c_str(), comm->device);
+            refuse(ncclInvalidUsage,
+                   "Duplicate GPU detected: ranks %zu and %d of communicator '%s' are both on device %d", r, comm->rank,
+                   comm->name.c_str(), comm->device);
             comm->error = ncclInvalidUsage;
         }
     team->members[(size_t)comm->rank] = comm, team->devices[(size_t)comm->rank] = comm->device;
@@ -558,7 +620,8 @@ inline void leave(ncclComm_t comm) {
         }
     drop_job(comm);
     for (auto &list : nccl().issued)
-        if (list.first.first == comm->device || list.first.second == comm->device) std::erase_if(list.second, [comm](auto &x) { return x->team == comm->team; });
+        if (list.first.first == comm->device || list.first.second == comm->device)
+            std::erase_if(list.second, [comm](auto &x) { return x->team == comm->team; });
     if (comm->team) comm->team->members[(size_t)comm->rank] = nullptr;
     if (!--nccl().worlds[comm->device].communicators) nccl().worlds.erase(comm->device);
     nccl().comms.erase(comm);

@@ -4,7 +4,8 @@
  * names), then another one that is ready is chosen, at random by the seed. A stack that a thread has left runs the next
  * thread that has not begun, so a kernel that never waits never switches stacks.
  * The last to arrive does the work of a warp operation for all lanes: each has left a pointer to its operands.
- * Owns: stacks, the block that runs, its shared memory. One grid runs at a time in a process (streams.h holds the lock).
+ * Owns: stacks, the block that runs, its shared memory. One grid runs at a time in a process (streams.h holds the
+ * lock).
  */
 #ifndef CUDA_ON_CPU_FIBERS_H
 #define CUDA_ON_CPU_FIBERS_H
@@ -35,14 +36,15 @@ struct Fiber {
 };
 
 #ifndef CUDA_ON_CPU_UCONTEXT
-__attribute__((naked, noinline)) inline void switch_stacks(void **, void *) { // rdi: where to leave our stack pointer, rsi: theirs
+__attribute__((naked, noinline)) inline void switch_stacks(
+    void **, void *) { // rdi: where to leave our stack pointer, rsi: theirs
     __asm__("pushq %rbp\n\tpushq %rbx\n\tpushq %r12\n\tpushq %r13\n\tpushq %r14\n\tpushq %r15\n\t"
             "movq %rsp, (%rdi)\n\tmovq %rsi, %rsp\n\t"
             "popq %r15\n\tpopq %r14\n\tpopq %r13\n\tpopq %r12\n\tpopq %rbx\n\tpopq %rbp\n\tret");
 }
 #endif
 
-inline Fiber outside;        // the CPU thread's own stack, while a block runs
+inline Fiber outside;         // the CPU thread's own stack, while a block runs
 inline Fiber *left, *entered; // of the switch under way
 
 __forceinline__ void arrived(Fiber *me) {
@@ -68,19 +70,21 @@ __forceinline__ void switch_fiber(Fiber *from, Fiber *to) {
 
 inline void fiber_main();
 
-inline Fiber fibers[MAX_THREADS];  // stacks are made when they are needed first, and kept
-inline Fiber *spare[MAX_THREADS];  // those stopped at the end of fiber_main's loop
+inline Fiber fibers[MAX_THREADS]; // stacks are made when they are needed first, and kept
+inline Fiber *spare[MAX_THREADS]; // those stopped at the end of fiber_main's loop
 inline int num_fibers, num_spare;
 
 inline Fiber *free_fiber() {
     if (num_spare) return spare[--num_spare];
-    char *p = (char *)mmap(nullptr, PAGE + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *p = (char *)mmap(nullptr, PAGE + STACK_BYTES, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) fail(nullptr, "no memory for the stack of a thread");
     mprotect(p, PAGE, PROT_NONE);
     Fiber *f = &fibers[num_fibers++];
     f->stack = p + PAGE;
     f->bytes = STACK_BYTES;
-    size_t used = STACK_BYTES - (size_t)(num_fibers % 16) * 320; // else all stacks' ends fall into the same lines of the cache
+    size_t used =
+        STACK_BYTES - (size_t)(num_fibers % 16) * 320; // else all stacks' ends fall into the same lines of the cache
 #ifdef CUDA_ON_CPU_UCONTEXT
     getcontext(&f->context);
     f->context.uc_stack.ss_sp = p + PAGE;
@@ -88,9 +92,9 @@ inline Fiber *free_fiber() {
     makecontext(&f->context, fiber_main, 0);
 #else
     void **top = (void **)(p + PAGE + (used & ~(size_t)63));
-    *--top = nullptr;             // where fiber_main would return to: debuggers stop here
-    *--top = (void *)fiber_main;  // what the first switch returns to
-    f->stopped_at = top -= 6;     // rbp, rbx, r12 to r15: zero
+    *--top = nullptr;            // where fiber_main would return to: debuggers stop here
+    *--top = (void *)fiber_main; // what the first switch returns to
+    f->stopped_at = top -= 6;    // rbp, rbx, r12 to r15: zero
 #endif
     return f;
 }
@@ -114,17 +118,22 @@ struct Launch {
     std::shared_ptr<Body> body;
 };
 
-struct Copy { void *to; const void *from; bool valid; unsigned group; }; // 16 bytes, by cp.async
+struct Copy {
+    void *to;
+    const void *from;
+    bool valid;
+    unsigned group;
+}; // 16 bytes, by cp.async
 
 struct Thread {
     uint3 index;
     int number, warp, lane;
-    Fiber *fiber;        // NULL: has not begun
-    const char *waits;   // in what; NULL: does not wait
-    Place at;            // … and where
-    uint32_t mask;       // for which lanes; 0: for the block
+    Fiber *fiber;             // NULL: has not begun
+    const char *waits;        // in what; NULL: does not wait
+    Place at;                 // … and where
+    uint32_t mask;            // for which lanes; 0: for the block
     std::vector<Copy> copies; // cp.async under way, the oldest first
-    unsigned group;      // of copies, that is open
+    unsigned group;           // of copies, that is open
 };
 
 struct Meeting { // a warp operation that some of its lanes have reached
@@ -140,27 +149,32 @@ struct Warp {
     Meeting meetings[WARP];
 };
 
-struct SharedRegion { char *at; size_t bytes; const char *name; };
+struct SharedRegion {
+    char *at;
+    size_t bytes;
+    const char *name;
+};
 
 struct Block {
     int threads, warps, ended;
-    int warp_now;                // whose lanes are preferred, by odd seeds
-    uint32_t ready[MAX_WARPS];   // lanes that may run
-    int waiting;                 // threads at the block's barrier
+    int warp_now;              // whose lanes are preferred, by odd seeds
+    uint32_t ready[MAX_WARPS]; // lanes that may run
+    int waiting;               // threads at the block's barrier
     Place barrier;
     const char *barrier_what;
     int first_waiting, sum, result; // of the predicates of __syncthreads_or, _and, _count
-    uint64_t serial;             // of all blocks ever run: static shared memory is handed out anew in each
-    char *shared_end;            // of what is handed out
+    uint64_t serial;                // of all blocks ever run: static shared memory is handed out anew in each
+    char *shared_end;               // of what is handed out
     size_t static_bytes;
     int num_regions;
     SharedRegion regions[MAX_REGIONS]; // the dynamic part, then static arrays
 };
 
 inline thread_local bool on_device; // this CPU thread runs the kernel
-inline const Launch *running; // NULL: no kernel runs
-inline Thread *current;       // NULL: no thread runs
-inline Thread *const threads = new Thread[MAX_THREADS]; // never destroyed: other CPU threads may run when the process ends
+inline const Launch *running;       // NULL: no kernel runs
+inline Thread *current;             // NULL: no thread runs
+inline Thread *const threads =
+    new Thread[MAX_THREADS]; // never destroyed: other CPU threads may run when the process ends
 inline Warp warps[MAX_WARPS];
 inline Block block;
 
@@ -172,12 +186,15 @@ inline std::string where(const Place *at) {
     }
     int used = snprintf(text, sizeof text, "kernel %.300s, ", running->name.c_str());
     if (at) used += snprintf(text + used, sizeof text - (size_t)used, "%.200s:%d", at->file, at->line);
-    else used += snprintf(text + used, sizeof text - (size_t)used, "launched at %.200s:%d", running->at.file, running->at.line);
+    else
+        used += snprintf(text + used, sizeof text - (size_t)used, "launched at %.200s:%d", running->at.file,
+                         running->at.line);
     if (!at && current && current->at.file)
-        used += snprintf(text + used, sizeof text - (size_t)used, ", last seen at %.200s:%d", current->at.file, current->at.line);
+        used += snprintf(text + used, sizeof text - (size_t)used, ", last seen at %.200s:%d", current->at.file,
+                         current->at.line);
     if (current)
-        used += snprintf(text + used, sizeof text - (size_t)used, ", block (%u, %u, %u), thread (%u, %u, %u)", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x,
-                         threadIdx.y, threadIdx.z);
+        used += snprintf(text + used, sizeof text - (size_t)used, ", block (%u, %u, %u), thread (%u, %u, %u)",
+                         blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
     snprintf(text + used, sizeof text - (size_t)used, ": ");
     return text;
 }
@@ -227,8 +244,10 @@ __attribute__((noreturn)) inline void deadlock() {
     }
     set_current(one);
     if (other)
-        fail(&one->at, "waits in %s for good: %s waits in %s at %s:%d. Every thread that is waited for must come to the same place", one->waits,
-             thread_name(other).c_str(), other->waits, other->at.file, other->at.line);
+        fail(&one->at,
+             "waits in %s for good: %s waits in %s at %s:%d. Every thread that is waited for must come to the same "
+             "place",
+             one->waits, thread_name(other).c_str(), other->waits, other->at.file, other->at.line);
     fail(&one->at, "waits in %s for good (lanes 0x%08x)", one->waits, one->mask);
 }
 
@@ -255,14 +274,19 @@ inline void end_thread() {
              thread_name(&threads[block.first_waiting]).c_str(), block.barrier_what);
     for (int i = 0; i < w->num_meetings; i++)
         if (w->meetings[i].mask >> t->lane & 1)
-            fail(&w->meetings[i].at, "ends while lanes 0x%08x wait for it in %s with mask 0x%08x: let it take part, or leave it out of the mask",
+            fail(&w->meetings[i].at,
+                 "ends while lanes 0x%08x wait for it in %s with mask 0x%08x: let it take part, or leave it out of the "
+                 "mask",
                  w->meetings[i].arrived, w->meetings[i].what, w->meetings[i].mask);
     w->ended |= 1u << t->lane;
     block.ended++;
-    if (!t->copies.empty()) fail(nullptr, "ends while a cp.async of it is on its way, which may yet write over what has come to its place: commit it, and wait for it");
+    if (!t->copies.empty())
+        fail(nullptr, "ends while a cp.async of it is on its way, which may yet write over what has come to its place: "
+                      "commit it, and wait for it");
 }
 
-/* What a stack runs: threads that have not begun, one after the other. It never returns: it stops until there are more. */
+/* What a stack runs: threads that have not begun, one after the other. It never returns: it stops until there are more.
+ */
 inline void fiber_main() {
     Fiber *me = entered;
     arrived(me);
@@ -295,11 +319,13 @@ inline void races_touch(const void *, size_t, bool, const void *) {}
 inline int block_barrier(int predicate, Place at, const char *what) {
     Thread *me = current;
     if (!me) fail(&at, "%s is for kernels, not for host code", what);
-    if (block.ended) fail(&at, "waits in %s, but %d threads of the block have ended: let every thread reach it", what, block.ended);
+    if (block.ended)
+        fail(&at, "waits in %s, but %d threads of the block have ended: let every thread reach it", what, block.ended);
     if (!block.waiting) block.barrier = at, block.barrier_what = what, block.first_waiting = me->number;
     else if (!(block.barrier == at) || block.barrier_what != what)
-        fail(&at, "comes to %s while %s waits in %s at %s:%d: all threads of a block must come to the same barrier", what,
-             thread_name(&threads[block.first_waiting]).c_str(), block.barrier_what, block.barrier.file, block.barrier.line);
+        fail(&at, "comes to %s while %s waits in %s at %s:%d: all threads of a block must come to the same barrier",
+             what, thread_name(&threads[block.first_waiting]).c_str(), block.barrier_what, block.barrier.file,
+             block.barrier.line);
     block.sum += predicate != 0;
     if (++block.waiting < block.threads) wait(at, what, 0);
     else {
@@ -313,21 +339,29 @@ inline int block_barrier(int predicate, Place at, const char *what) {
 }
 
 /* The lanes of `mask` come here, each with its operands; the last one does `work` on all of them. */
-inline void warp_meet(uint32_t mask, Place at, const char *what, void *mine, void (*work)(void *const *lane, uint32_t mask)) {
+inline void warp_meet(uint32_t mask, Place at, const char *what, void *mine,
+                      void (*work)(void *const *lane, uint32_t mask)) {
     Thread *me = current;
     if (!me) fail(&at, "%s is for kernels, not for host code", what);
     Warp *w = &warps[me->warp];
-    if (!(mask >> me->lane & 1)) fail(&at, "%s with mask 0x%08x, which leaves out lane %d that calls it", what, mask, me->lane);
-    if (mask & ~w->exist) fail(&at, "%s with mask 0x%08x names lanes that do not exist: the warp has lanes 0x%08x", what, mask, w->exist);
-    if (mask & w->ended) fail(&at, "%s with mask 0x%08x waits for lanes 0x%08x, which have ended: keep them, or leave them out of the mask", what, mask, mask & w->ended);
+    if (!(mask >> me->lane & 1))
+        fail(&at, "%s with mask 0x%08x, which leaves out lane %d that calls it", what, mask, me->lane);
+    if (mask & ~w->exist)
+        fail(&at, "%s with mask 0x%08x names lanes that do not exist: the warp has lanes 0x%08x", what, mask, w->exist);
+    if (mask & w->ended)
+        fail(&at,
+             "%s with mask 0x%08x waits for lanes 0x%08x, which have ended: keep them, or leave them out of the mask",
+             what, mask, mask & w->ended);
     Meeting *m = w->meetings, *end = m + w->num_meetings;
     while (m < end && m->mask != mask) m++;
     if (m == end) {
         w->num_meetings++;
         m->mask = mask, m->arrived = 0, m->at = at, m->what = what;
     } else if (!(m->at == at) || m->what != what)
-        fail(&at, "comes to %s while lanes 0x%08x wait for it in %s at %s:%d: all lanes of a mask must come to the same operation", what,
-             m->arrived, m->what, m->at.file, m->at.line);
+        fail(&at,
+             "comes to %s while lanes 0x%08x wait for it in %s at %s:%d: all lanes of a mask must come to the same "
+             "operation",
+             what, m->arrived, m->what, m->at.file, m->at.line);
     m->lane[me->lane] = mine;
     m->arrived |= 1u << me->lane;
     if (m->arrived != mask) {
@@ -369,7 +403,8 @@ inline void unpoison(const void *p, size_t bytes) {
 inline char *hand_out_shared(size_t bytes, size_t alignment, const char *name) {
     char *p = (char *)(((uintptr_t)block.shared_end + alignment - 1) & ~(uintptr_t)(alignment - 1));
     if (p + bytes + SHARED_GUARD > shared_arena + SHARED_ARENA || block.num_regions == MAX_REGIONS)
-        fail(nullptr, "shared array %s of %zu bytes does not fit: there are %d already", name, bytes, block.num_regions);
+        fail(nullptr, "shared array %s of %zu bytes does not fit: there are %d already", name, bytes,
+             block.num_regions);
     unpoison(p, bytes + SHARED_GUARD);
     memset(p, SHARED_POISON, bytes);
     memset(p + bytes, GUARD_BYTE, SHARED_GUARD);
@@ -379,7 +414,10 @@ inline char *hand_out_shared(size_t bytes, size_t alignment, const char *name) {
     return p;
 }
 
-struct SharedSite { uint64_t serial; char *at; }; // one SHARED in the source: where its array lies in the block that runs
+struct SharedSite {
+    uint64_t serial;
+    char *at;
+}; // one SHARED in the source: where its array lies in the block that runs
 
 inline void *static_shared(SharedSite *site, size_t bytes, size_t alignment, const char *name, Place at) {
     if (!current) fail(&at, "shared array %s in host code", name);
@@ -387,13 +425,19 @@ inline void *static_shared(SharedSite *site, size_t bytes, size_t alignment, con
         current->at = at;
         block.static_bytes += (bytes + 15) / 16 * 16;
         if (block.static_bytes > STATIC_SHARED_LIMIT)
-            fail(&at, "with shared array %s the kernel has %zu bytes of static shared memory, the limit is 49152: use DYN_SHARED", name, block.static_bytes);
+            fail(&at,
+                 "with shared array %s the kernel has %zu bytes of static shared memory, the limit is 49152: use "
+                 "DYN_SHARED",
+                 name, block.static_bytes);
         if (!running->opted_in && block.static_bytes + running->shared > STATIC_SHARED_LIMIT)
-            fail(&at, "with shared array %s a block needs %zu bytes of shared memory, %zu of them dynamic: over 49152 wants cudaFuncSetAttribute", name,
-                 block.static_bytes + running->shared, running->shared);
+            fail(&at,
+                 "with shared array %s a block needs %zu bytes of shared memory, %zu of them dynamic: over 49152 wants "
+                 "cudaFuncSetAttribute",
+                 name, block.static_bytes + running->shared, running->shared);
         if (block.static_bytes + running->shared > chip_limits().shared)
-            fail(&at, "with shared array %s a block needs %zu bytes of shared memory, %zu of them dynamic; sm_%d has %zu", name,
-                 block.static_bytes + running->shared, running->shared, cuda_on_cpu.chip, chip_limits().shared);
+            fail(&at,
+                 "with shared array %s a block needs %zu bytes of shared memory, %zu of them dynamic; sm_%d has %zu",
+                 name, block.static_bytes + running->shared, running->shared, cuda_on_cpu.chip, chip_limits().shared);
         site->serial = block.serial;
         site->at = hand_out_shared(bytes, alignment < 16 ? 16 : alignment, name);
     }
@@ -405,15 +449,17 @@ inline void *dynamic_shared(Place at) {
     return block.regions[0].at;
 }
 
-inline bool in_shared(const void *p, size_t bytes) { return (const char *)p >= shared_arena && (const char *)p + bytes <= block.shared_end; }
+inline bool in_shared(const void *p, size_t bytes) {
+    return (const char *)p >= shared_arena && (const char *)p + bytes <= block.shared_end;
+}
 
 __attribute__((no_sanitize("address"))) inline void check_shared_guards() {
     for (int n = 0; n < block.num_regions; n++) {
         const SharedRegion &r = block.regions[n];
         for (size_t i = 0; i < SHARED_GUARD; i++)
             if ((unsigned char)r.at[r.bytes + i] != GUARD_BYTE)
-                fail(nullptr, "block (%u, %u, %u) wrote behind shared array %s of %zu bytes, at byte %zu", blockIdx.x, blockIdx.y, blockIdx.z, r.name,
-                     r.bytes, r.bytes + i);
+                fail(nullptr, "block (%u, %u, %u) wrote behind shared array %s of %zu bytes, at byte %zu", blockIdx.x,
+                     blockIdx.y, blockIdx.z, r.name, r.bytes, r.bytes + i);
     }
 }
 
@@ -434,7 +480,8 @@ inline void run_block() {
         warps[w].num_meetings = 0;
         block.ready[w] = warps[w].exist;
     }
-    for (int i = 0; i < block.threads; i++) threads[i].fiber = nullptr, threads[i].waits = nullptr, threads[i].at.file = nullptr, threads[i].group = 0;
+    for (int i = 0; i < block.threads; i++)
+        threads[i].fiber = nullptr, threads[i].waits = nullptr, threads[i].at.file = nullptr, threads[i].group = 0;
     set_current(pick());
     switch_fiber(&outside, free_fiber());
     if (block.ended < block.threads) deadlock();
@@ -461,10 +508,12 @@ inline void run_grid(const Launch *launch) {
     uint64_t blocks = (uint64_t)gridDim.x * gridDim.y * gridDim.z, at = 0, step = 1;
     if (cuda_on_cpu.seed && blocks > 1) {
         at = random_bits() % blocks;
-        do step = 1 + random_bits() % (blocks - 1); while (std::gcd(step, blocks) != 1);
+        do step = 1 + random_bits() % (blocks - 1);
+        while (std::gcd(step, blocks) != 1);
     }
     for (uint64_t i = 0; i < blocks; i++, at = at + step < blocks ? at + step : at + step - blocks) {
-        blockIdx = make_uint3((unsigned)(at % gridDim.x), (unsigned)(at / gridDim.x % gridDim.y), (unsigned)(at / gridDim.x / gridDim.y));
+        blockIdx = make_uint3((unsigned)(at % gridDim.x), (unsigned)(at / gridDim.x % gridDim.y),
+                              (unsigned)(at / gridDim.x / gridDim.y));
         run_block();
     }
     running = nullptr;
@@ -474,8 +523,10 @@ inline void run_grid(const Launch *launch) {
 } // namespace emu
 
 /* A static shared array `type name[count]`, and the block's dynamic shared memory as `type *name`. */
-#define SHARED(type, name, count) \
-    static emu::SharedSite name##_site; \
-    type(&name)[count] = *reinterpret_cast<type(*)[count]>(emu::static_shared(&name##_site, sizeof(type[count]), alignof(type), #name, emu::Place{__FILE__, __LINE__}))
-#define DYN_SHARED(type, name) type *name = reinterpret_cast<type *>(emu::dynamic_shared(emu::Place{__FILE__, __LINE__}))
+#define SHARED(type, name, count)                                                                                      \
+    static emu::SharedSite name##_site;                                                                                \
+    type(&name)[count] = *reinterpret_cast<type(*)[count]>(                                                            \
+        emu::static_shared(&name##_site, sizeof(type[count]), alignof(type), #name, emu::Place{__FILE__, __LINE__}))
+#define DYN_SHARED(type, name)                                                                                         \
+    type *name = reinterpret_cast<type *>(emu::dynamic_shared(emu::Place{__FILE__, __LINE__}))
 #endif

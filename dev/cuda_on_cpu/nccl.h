@@ -2,10 +2,10 @@
  *
  * A collective is an operation of its stream, and meets those of the other ranks: when each is the head of its stream,
  * data moves; then each ends, in an order by the seed. A send meets its receive likewise. Whatever the library leaves
- * open is left to the seed: how long a communicator that does not block is in progress, whether a call is, and when it is
- * queued then. Sums go around the ring, and begin at another rank for each piece.
- * A caller may rely on: what would deadlock, or be wrong silently (README.md lists it), ends the process with a line that
- * names the call and the other rank's call.
+ * open is left to the seed: how long a communicator that does not block is in progress, whether a call is, and when it
+ * is queued then. Sums go around the ring, and begin at another rank for each piece. A caller may rely on: what would
+ * deadlock, or be wrong silently (README.md lists it), ends the process with a line that names the call and the other
+ * rank's call.
  */
 #ifndef CUDA_ON_CPU_NCCL_H
 #define CUDA_ON_CPU_NCCL_H
@@ -14,7 +14,7 @@
 #include <limits.h>
 
 enum { NCCL_MAJOR = 2, NCCL_MINOR = 28, NCCL_PATCH = 0 };
-#define NCCL_VERSION(x, y, z) ((x) * 10000 + (y) * 100 + (z))
+#define NCCL_VERSION(x, y, z) ((x)*10000 + (y)*100 + (z))
 #define NCCL_VERSION_CODE 22800
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
@@ -22,15 +22,38 @@ enum { NCCL_MAJOR = 2, NCCL_MINOR = 28, NCCL_PATCH = 0 };
 #define NCCL_SPLIT_NOCOLOR (-1)
 
 typedef struct ncclComm *ncclComm_t;
-struct ncclUniqueId { char internal[NCCL_UNIQUE_ID_BYTES]; };
+struct ncclUniqueId {
+    char internal[NCCL_UNIQUE_ID_BYTES];
+};
 enum ncclResult_t {
-    ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclSystemError = 2, ncclInternalError = 3, ncclInvalidArgument = 4, ncclInvalidUsage = 5, ncclRemoteError = 6,
-    ncclInProgress = 7, ncclNumResults = 8
+    ncclSuccess = 0,
+    ncclUnhandledCudaError = 1,
+    ncclSystemError = 2,
+    ncclInternalError = 3,
+    ncclInvalidArgument = 4,
+    ncclInvalidUsage = 5,
+    ncclRemoteError = 6,
+    ncclInProgress = 7,
+    ncclNumResults = 8
 };
 enum ncclRedOp_t { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 };
 enum ncclDataType_t {
-    ncclInt8 = 0, ncclChar = 0, ncclUint8 = 1, ncclInt32 = 2, ncclInt = 2, ncclUint32 = 3, ncclInt64 = 4, ncclUint64 = 5, ncclFloat16 = 6, ncclHalf = 6,
-    ncclFloat32 = 7, ncclFloat = 7, ncclFloat64 = 8, ncclDouble = 8, ncclBfloat16 = 9, ncclNumTypes = 12
+    ncclInt8 = 0,
+    ncclChar = 0,
+    ncclUint8 = 1,
+    ncclInt32 = 2,
+    ncclInt = 2,
+    ncclUint32 = 3,
+    ncclInt64 = 4,
+    ncclUint64 = 5,
+    ncclFloat16 = 6,
+    ncclHalf = 6,
+    ncclFloat32 = 7,
+    ncclFloat = 7,
+    ncclFloat64 = 8,
+    ncclDouble = 8,
+    ncclBfloat16 = 9,
+    ncclNumTypes = 12
 };
 struct ncclConfig_t {
     size_t size;
@@ -41,8 +64,11 @@ struct ncclConfig_t {
     const char *commName;
     int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs, nChannelsPerNetPeer, nvlinkCentricSched;
 };
-#define NCCL_CONFIG_INITIALIZER { sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, INT_MIN, INT_MIN, INT_MIN, INT_MIN, NULL, INT_MIN, INT_MIN, NULL, \
-    INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN }
+#define NCCL_CONFIG_INITIALIZER                                                                                        \
+    {                                                                                                                  \
+        sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, INT_MIN, INT_MIN, INT_MIN, INT_MIN, NULL, INT_MIN,        \
+            INT_MIN, NULL, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN                                        \
+    }
 
 #include "exchanges.h"
 
@@ -50,8 +76,14 @@ struct ncclConfig_t {
 // the API: communicators
 
 inline const char *ncclGetErrorString(ncclResult_t e) {
-    static const char *const texts[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument", "invalid usage",
-                                        "remote process exited or there was a network error", "NCCL operation in progress"};
+    static const char *const texts[] = {"no error",
+                                        "unhandled cuda error",
+                                        "unhandled system error",
+                                        "internal error",
+                                        "invalid argument",
+                                        "invalid usage",
+                                        "remote process exited or there was a network error",
+                                        "NCCL operation in progress"};
     return (unsigned)e < ncclNumResults ? texts[e] : "unknown result code";
 }
 inline const char *ncclGetLastError(ncclComm_t) { return emu::nccl().error; }
@@ -66,32 +98,45 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     emu::NcclApi api("ncclGetUniqueId");
     memset(id, 0, sizeof *id);
     if (api.error) return api.error;
-    snprintf(id->internal, sizeof id->internal, "CUDA on a CPU, communicator %llu", (unsigned long long)++emu::nccl().ids);
+    snprintf(id->internal, sizeof id->internal, "CUDA on a CPU, communicator %llu",
+             (unsigned long long)++emu::nccl().ids);
     emu::nccl().teams[id->internal] = nullptr;
     return ncclSuccess;
 }
 
-inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config, emu::Place at = emu::Place::here()) {
+inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config,
+                                           emu::Place at = emu::Place::here()) {
     emu::NcclApi api("ncclCommInitRankConfig");
     *comm = nullptr;
     emu::Nccl &n = emu::nccl();
     ncclConfig_t own;
     if (api.error) return api.error;
-    if (!emu::nccl_config(&own, config) || ranks < 1 || rank < 0 || rank >= ranks) return emu::refuse(ncclInvalidArgument, "ncclCommInitRankConfig: rank %d of %d, or its config", rank, ranks);
+    if (!emu::nccl_config(&own, config) || ranks < 1 || rank < 0 || rank >= ranks)
+        return emu::refuse(ncclInvalidArgument, "ncclCommInitRankConfig: rank %d of %d, or its config", rank, ranks);
     id.internal[NCCL_UNIQUE_ID_BYTES - 1] = 0;
     auto it = n.teams.find(id.internal);
-    if (it == n.teams.end()) emu::fail(&at, "ncclCommInitRankConfig: rank %d has an id that is not ncclGetUniqueId's: bring it from the rank that made it", rank);
-    if (!it->second) it->second = std::make_shared<emu::Team>(emu::Team{"", std::vector<ncclComm_t>((size_t)ranks), std::vector<int>((size_t)ranks, -1), 0, 0, {}, {}, {}});
+    if (it == n.teams.end())
+        emu::fail(&at,
+                  "ncclCommInitRankConfig: rank %d has an id that is not ncclGetUniqueId's: bring it from the rank "
+                  "that made it",
+                  rank);
+    if (!it->second)
+        it->second = std::make_shared<emu::Team>(emu::Team{
+            "", std::vector<ncclComm_t>((size_t)ranks), std::vector<int>((size_t)ranks, -1), 0, 0, {}, {}, {}});
     std::shared_ptr<emu::Team> team = it->second;
     if (team->members.size() != (size_t)ranks || team->devices[(size_t)rank] >= 0)
-        emu::fail(&at, "ncclCommInitRankConfig: rank %d of %d, but another call with this id had that rank, or other numbers: %zu ranks", rank, ranks, team->members.size());
+        emu::fail(&at,
+                  "ncclCommInitRankConfig: rank %d of %d, but another call with this id had that rank, or other "
+                  "numbers: %zu ranks",
+                  rank, ranks, team->members.size());
     if (n.comms.empty()) {
         const char *s = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
         n.ordered = s && !strcmp(s, "1");
     }
     ncclComm_t made = emu::new_comm(own, rank, emu::device_now);
     emu::join(team, made);
-    ncclResult_t e = emu::begin(api, made, "ncclCommInitRankConfig", at, [team] { return team->joined == team->members.size(); },
+    ncclResult_t e = emu::begin(
+        api, made, "ncclCommInitRankConfig", at, [team] { return team->joined == team->members.size(); },
         [team] { emu::host_reaches(team->clock); });
     if (e == ncclSuccess || e == ncclInProgress) *comm = made;
     else emu::leave(made);
@@ -99,7 +144,8 @@ inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniq
 }
 
 /* By the seed *child is NULL until the parent is no longer in progress: NCCL has it so now, and may change it. */
-inline ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *child, ncclConfig_t *config, emu::Place at = emu::Place::here()) {
+inline ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *child, ncclConfig_t *config,
+                                  emu::Place at = emu::Place::here()) {
     emu::NcclApi api("ncclCommSplit", parent, at);
     *child = nullptr;
     ncclConfig_t own;
@@ -113,7 +159,8 @@ inline ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclCom
     all.push_back(emu::Team::Split{made, parent->rank, color, key});
     if (made && !made->blocking) {
         auto over = [made] { return made->team && made->team->joined == made->team->members.size(); };
-        made->job = std::make_shared<emu::NcclJob>(emu::NcclJob{"ncclCommSplit", (int)emu::choose(3), over, nullptr, {}});
+        made->job =
+            std::make_shared<emu::NcclJob>(emu::NcclJob{"ncclCommSplit", (int)emu::choose(3), over, nullptr, {}});
     }
     team->clock = std::max(team->clock, emu::host_clock);
     if (all.size() == team->members.size()) {
@@ -122,12 +169,16 @@ inline ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclCom
         });
         for (size_t i = 0, end; i < all.size(); i = end) {
             for (end = i; end < all.size() && all[end].color == all[i].color; end++) {}
-            auto part = std::make_shared<emu::Team>(emu::Team{"", std::vector<ncclComm_t>(end - i), std::vector<int>(end - i, -1), 0, 0, {}, {}, {}});
-            for (size_t k = i; k < end && all[k].child; k++) all[k].child->rank = (int)(k - i), emu::join(part, all[k].child);
+            auto part = std::make_shared<emu::Team>(
+                emu::Team{"", std::vector<ncclComm_t>(end - i), std::vector<int>(end - i, -1), 0, 0, {}, {}, {}});
+            for (size_t k = i; k < end && all[k].child; k++)
+                all[k].child->rank = (int)(k - i), emu::join(part, all[k].child);
         }
     }
     if (!parent->blocking && emu::choose(2)) *child = made;
-    return emu::begin(api, parent, "ncclCommSplit", at, [team, number] { return team->splits[number].size() == team->members.size(); },
+    return emu::begin(
+        api, parent, "ncclCommSplit", at,
+        [team, number] { return team->splits[number].size() == team->members.size(); },
         [team, child, made] { *child = made, emu::host_reaches(team->clock); });
 }
 
@@ -170,8 +221,10 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm, emu::Place at = emu::Place:
     comm->finalizing = false; // it may have been, and be over
     emu::check_comm(comm, "ncclCommDestroy", at);
     if (const emu::NcclLaunch *l = emu::in_flight(comm))
-        emu::fail(&at, "ncclCommDestroy of communicator '%s', rank %d, while %s is in flight: wait for its stream, or abort", comm->name.c_str(), comm->rank,
-            l->exchanges.empty() ? "a call" : l->exchanges[0]->of_device(comm->device)->text.c_str());
+        emu::fail(&at,
+                  "ncclCommDestroy of communicator '%s', rank %d, while %s is in flight: wait for its stream, or abort",
+                  comm->name.c_str(), comm->rank,
+                  l->exchanges.empty() ? "a call" : l->exchanges[0]->of_device(comm->device)->text.c_str());
     emu::leave(comm);
     return ncclSuccess;
 }
@@ -182,11 +235,11 @@ inline ncclResult_t ncclCommAbort(ncclComm_t comm, emu::Place at = emu::Place::h
     return api.error;
 }
 
-#define CUDA_ON_CPU_NCCL(name, value) \
-    inline ncclResult_t name(ncclComm_t comm, int *out, emu::Place at = emu::Place::here()) { \
-        emu::NcclApi api(#name, comm, at); \
-        if (!api.error) *out = (value); \
-        return api.error; \
+#define CUDA_ON_CPU_NCCL(name, value)                                                                                  \
+    inline ncclResult_t name(ncclComm_t comm, int *out, emu::Place at = emu::Place::here()) {                          \
+        emu::NcclApi api(#name, comm, at);                                                                             \
+        if (!api.error) *out = (value);                                                                                \
+        return api.error;                                                                                              \
     }
 CUDA_ON_CPU_NCCL(ncclCommCount, (int)comm->team->members.size())
 CUDA_ON_CPU_NCCL(ncclCommUserRank, comm->rank)
@@ -200,7 +253,8 @@ inline ncclResult_t ncclMemAlloc(void **p, size_t bytes) {
     emu::NcclApi api("ncclMemAlloc");
     *p = nullptr;
     if (api.error || !bytes) return api.error;
-    if (emu::allocate(p, bytes, "device memory", cudaMemoryTypeDevice, bytes)) return emu::refuse(ncclUnhandledCudaError, "ncclMemAlloc: %zu bytes: out of memory", bytes);
+    if (emu::allocate(p, bytes, "device memory", cudaMemoryTypeDevice, bytes))
+        return emu::refuse(ncclUnhandledCudaError, "ncclMemAlloc: %zu bytes: out of memory", bytes);
     emu::machine().memory[(char *)*p].nccl = true;
     return ncclSuccess;
 }
@@ -210,18 +264,23 @@ inline ncclResult_t ncclMemFree(void *p, emu::Place at = emu::Place::here()) {
     emu::NcclApi api("ncclMemFree");
     auto it = emu::find_memory(p);
     if (api.error || !p) return api.error;
-    if (it == emu::machine().memory.end() || it->first != p || !it->second.nccl) emu::fail(&at, "ncclMemFree: %p is none of ncclMemAlloc's, but %s", p, emu::memory_name(p));
+    if (it == emu::machine().memory.end() || it->first != p || !it->second.nccl)
+        emu::fail(&at, "ncclMemFree: %p is none of ncclMemAlloc's, but %s", p, emu::memory_name(p));
     for (cudaStream_t s : emu::machine().streams)
-        if (s->device == it->second.device && !s->queue.empty()) emu::fail(&at, "ncclMemFree while operations of device %d are queued: it does not wait for them", s->device);
+        if (s->device == it->second.device && !s->queue.empty())
+            emu::fail(&at, "ncclMemFree while operations of device %d are queued: it does not wait for them",
+                      s->device);
     for (ncclComm_t comm : emu::nccl().comms)
         for (auto &r : comm->registered)
             if (r.second.first >= it->first && r.second.first <= it->first + it->second.bytes)
-                emu::fail(&at, "ncclMemFree of memory that is registered with communicator '%s', rank %d", comm->name.c_str(), comm->rank);
+                emu::fail(&at, "ncclMemFree of memory that is registered with communicator '%s', rank %d",
+                          comm->name.c_str(), comm->rank);
     emu::release(p, false, true);
     return ncclSuccess;
 }
 
-inline ncclResult_t ncclCommRegister(ncclComm_t comm, void *p, size_t bytes, void **handle, emu::Place at = emu::Place::here()) {
+inline ncclResult_t ncclCommRegister(ncclComm_t comm, void *p, size_t bytes, void **handle,
+                                     emu::Place at = emu::Place::here()) {
     emu::NcclApi api("ncclCommRegister", comm, at);
     *handle = nullptr;
     if (api.error) return api.error;
@@ -235,7 +294,9 @@ inline ncclResult_t ncclCommRegister(ncclComm_t comm, void *p, size_t bytes, voi
 inline ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle, emu::Place at = emu::Place::here()) {
     emu::NcclApi api("ncclCommDeregister", comm, at);
     if (api.error) return api.error;
-    if (!comm->registered.erase(handle)) emu::fail(&at, "ncclCommDeregister: communicator '%s', rank %d, has registered no such handle", comm->name.c_str(), comm->rank);
+    if (!comm->registered.erase(handle))
+        emu::fail(&at, "ncclCommDeregister: communicator '%s', rank %d, has registered no such handle",
+                  comm->name.c_str(), comm->rank);
     free(handle);
     return ncclSuccess;
 }
@@ -243,26 +304,35 @@ inline ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle, emu::Place
 // ---------------------------------------------------------------------------
 // the API: communication
 
-inline ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t s, emu::Place at = emu::Place::here()) {
-    return emu::nccl_call(emu::NcclCall{"ncclAllGather", emu::NCCL_GATHER, send, recv, count, type, ncclSum, 0, comm, s, at});
+inline ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+                                  cudaStream_t s, emu::Place at = emu::Place::here()) {
+    return emu::nccl_call(
+        emu::NcclCall{"ncclAllGather", emu::NCCL_GATHER, send, recv, count, type, ncclSum, 0, comm, s, at});
 }
-inline ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t s,
-                                      emu::Place at = emu::Place::here()) {
-    return emu::nccl_call(emu::NcclCall{"ncclReduceScatter", emu::NCCL_SCATTER, send, recv, count, type, op, 0, comm, s, at});
+inline ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                                      ncclComm_t comm, cudaStream_t s, emu::Place at = emu::Place::here()) {
+    return emu::nccl_call(
+        emu::NcclCall{"ncclReduceScatter", emu::NCCL_SCATTER, send, recv, count, type, op, 0, comm, s, at});
 }
-inline ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t s,
-                                  emu::Place at = emu::Place::here()) {
-    return emu::nccl_call(emu::NcclCall{"ncclAllReduce", emu::NCCL_REDUCE, send, recv, count, type, op, 0, comm, s, at});
+inline ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                                  ncclComm_t comm, cudaStream_t s, emu::Place at = emu::Place::here()) {
+    return emu::nccl_call(
+        emu::NcclCall{"ncclAllReduce", emu::NCCL_REDUCE, send, recv, count, type, op, 0, comm, s, at});
 }
-inline ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t s,
-                                  emu::Place at = emu::Place::here()) {
-    return emu::nccl_call(emu::NcclCall{"ncclBroadcast", emu::NCCL_BROADCAST, send, recv, count, type, ncclSum, root, comm, s, at});
+inline ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type, int root,
+                                  ncclComm_t comm, cudaStream_t s, emu::Place at = emu::Place::here()) {
+    return emu::nccl_call(
+        emu::NcclCall{"ncclBroadcast", emu::NCCL_BROADCAST, send, recv, count, type, ncclSum, root, comm, s, at});
 }
-inline ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s, emu::Place at = emu::Place::here()) {
-    return emu::nccl_call(emu::NcclCall{"ncclSend", emu::NCCL_SEND, send, nullptr, count, type, ncclSum, peer, comm, s, at});
+inline ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t s, emu::Place at = emu::Place::here()) {
+    return emu::nccl_call(
+        emu::NcclCall{"ncclSend", emu::NCCL_SEND, send, nullptr, count, type, ncclSum, peer, comm, s, at});
 }
-inline ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s, emu::Place at = emu::Place::here()) {
-    return emu::nccl_call(emu::NcclCall{"ncclRecv", emu::NCCL_RECV, nullptr, recv, count, type, ncclSum, peer, comm, s, at});
+inline ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s,
+                             emu::Place at = emu::Place::here()) {
+    return emu::nccl_call(
+        emu::NcclCall{"ncclRecv", emu::NCCL_RECV, nullptr, recv, count, type, ncclSum, peer, comm, s, at});
 }
 
 inline ncclResult_t ncclGroupStart() {

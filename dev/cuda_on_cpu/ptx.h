@@ -10,7 +10,12 @@ namespace emu {
 // ---------------------------------------------------------------------------
 // ldmatrix: `count` 8x8 matrices of 16-bit elements; lane 8 i + j gives the address of row j of matrix i
 
-struct LoadMatrix { const uint16_t *row; uint32_t *registers; int count; bool transposed; };
+struct LoadMatrix {
+    const uint16_t *row;
+    uint32_t *registers;
+    int count;
+    bool transposed;
+};
 
 CUDA_ON_CPU_UNSEEN inline void load_matrices(void *const *lane, uint32_t) {
     const LoadMatrix *l = (const LoadMatrix *)lane[0];
@@ -37,7 +42,10 @@ inline void load_matrix(uint32_t *registers, const void *row, int count, bool tr
 // ---------------------------------------------------------------------------
 // mma.m16n8k16: D (16, 8) += A (16, 16) · B (16, 8)
 
-struct Mma { float *d; const uint32_t *a, *b; };
+struct Mma {
+    float *d;
+    const uint32_t *a, *b;
+};
 #ifdef __AVX__ // as wide as a register: wider ones would live in memory
 enum { LANES = 8 };
 #else
@@ -70,7 +78,8 @@ inline void multiply(void *const *lane, uint32_t) {
             memcpy(&sum[2], &d[i + 2][j], sizeof row), memcpy(&sum[3], &d[i + 3][j], sizeof row);
             for (int k = 0; k < 16; k++) {
                 memcpy(&row, &b[k][j], sizeof row);
-                sum[0] += a[i][k] * row, sum[1] += a[i + 1][k] * row, sum[2] += a[i + 2][k] * row, sum[3] += a[i + 3][k] * row;
+                sum[0] += a[i][k] * row, sum[1] += a[i + 1][k] * row, sum[2] += a[i + 2][k] * row,
+                    sum[3] += a[i + 3][k] * row;
             }
             memcpy(&d[i][j], &sum[0], sizeof row), memcpy(&d[i + 1][j], &sum[1], sizeof row);
             memcpy(&d[i + 2][j], &sum[2], sizeof row), memcpy(&d[i + 3][j], &sum[3], sizeof row);
@@ -93,7 +102,8 @@ CUDA_ON_CPU_UNSEEN inline void land(const Copy &c) {
     else memset(c.to, 0, 16);
 }
 
-inline void land_groups(Thread *t, unsigned keep) { // all groups but the newest `keep` that are closed, and the open one
+inline void land_groups(Thread *t,
+                        unsigned keep) { // all groups but the newest `keep` that are closed, and the open one
     size_t n = 0;
     while (n < t->copies.size() && t->copies[n].group + keep < t->group) land(t->copies[n++]);
     t->copies.erase(t->copies.begin(), t->copies.begin() + (long)n);
@@ -114,7 +124,8 @@ inline void ptx_ldmatrix_x2_trans(uint32_t (&r)[2], const void *shared_row, emu:
     emu::load_matrix(r, shared_row, 2, true, at, "ldmatrix.x2.trans");
 }
 
-inline void ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], emu::Place at = emu::Place::here()) {
+inline void ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                         emu::Place at = emu::Place::here()) {
     emu::Mma mine = {d, a, b};
     emu::warp_meet(0xFFFFFFFFu, at, "mma", &mine, emu::multiply);
 }
@@ -122,8 +133,10 @@ inline void ptx_mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
 inline void ptx_cp_async(void *shared, const void *global, bool valid, emu::Place at = emu::Place::here()) {
     emu::Thread *t = emu::current;
     if (!t) emu::fail(&at, "cp.async in host code");
-    if ((uintptr_t)shared % 16 || (valid && (uintptr_t)global % 16)) emu::fail(&at, "cp.async from %p to %p: both must be aligned to 16 bytes", global, shared);
-    if (!emu::in_shared(shared, 16)) emu::fail(&at, "cp.async to %p, which is not in the block's shared memory", shared);
+    if ((uintptr_t)shared % 16 || (valid && (uintptr_t)global % 16))
+        emu::fail(&at, "cp.async from %p to %p: both must be aligned to 16 bytes", global, shared);
+    if (!emu::in_shared(shared, 16))
+        emu::fail(&at, "cp.async to %p, which is not in the block's shared memory", shared);
     emu::races_touch(shared, 16, true, __builtin_return_address(0));
     emu::Copy c = {shared, global, valid, t->group};
     if (emu::landing() == emu::LANDS_AT_ISSUE || (emu::landing() == emu::LANDS_ANY_TIME && emu::choose(2))) {

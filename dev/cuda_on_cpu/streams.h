@@ -11,7 +11,13 @@
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef void (*cudaHostFn_t)(void *);
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
@@ -20,38 +26,45 @@ enum { LEAST_PRIORITY = 0, GREATEST_PRIORITY = -5 }; // of streams
 
 namespace emu {
 
-struct Mark { bool done; double time; }; // one record of an event; by the logical clock, in us
+struct Mark {
+    bool done;
+    double time;
+}; // one record of an event; by the logical clock, in us
 
 struct Rendezvous { // an operation that takes part in others' of other streams (nccl.h)
     double end = 0; // by the logical clock, in us
     virtual ~Rendezvous() = default;
-    virtual bool can_go_on() = 0; // asked while it is the head of its stream
-    virtual bool go_on() = 0;     // does what it can; true: it is over
+    virtual bool can_go_on() = 0;          // asked while it is the head of its stream
+    virtual bool go_on() = 0;              // does what it can; true: it is over
     virtual std::string waits() const = 0; // who waits, and for how much
 };
 
 struct Op {
-    uint64_t order;                 // of all operations ever queued
-    double queued, lasts;           // by the logical clock, in us: when the host had queued it; its duration
-    std::function<void()> run;      // nothing: an event to record or to wait for
+    uint64_t order;            // of all operations ever queued
+    double queued, lasts;      // by the logical clock, in us: when the host had queued it; its duration
+    std::function<void()> run; // nothing: an event to record or to wait for
     std::shared_ptr<Mark> record, awaits;
     std::shared_ptr<Rendezvous> meets;
-    bool on_host;                   // a function of the host
+    bool on_host; // a function of the host
 };
 
 struct Memory { // what one cudaMalloc, cudaMallocHost or cudaMallocManaged gave
     size_t bytes;
     cudaMemoryType type;
     int device;
-    char *mapping; // with guards around it, and around them what nobody may touch
+    char *mapping;         // with guards around it, and around them what nobody may touch
     size_t mapped, before; // bytes of all; of what nobody may touch before it
-    size_t counted; // bytes of the device's memory
-    const char *name; // for messages
-    bool reachable; // pinned and mapped: kernels may be given it
-    bool nccl;      // by ncclMemAlloc
+    size_t counted;        // bytes of the device's memory
+    const char *name;      // for messages
+    bool reachable;        // pinned and mapped: kernels may be given it
+    bool nccl;             // by ncclMemAlloc
 };
 
-struct Failure { std::string api; int code; int after; };
+struct Failure {
+    std::string api;
+    int code;
+    int after;
+};
 
 struct Call;
 } // namespace emu
@@ -63,7 +76,7 @@ struct CUstream_st {
     int priority;  // LEAST_PRIORITY … GREATEST_PRIORITY, which is likelier to run first
     uint32_t rank; // the highest runs next
     std::deque<emu::Op> queue;
-    double clock;  // us: when its last operation ended
+    double clock;           // us: when its last operation ended
     std::string unlaunched; // an NCCL call that has yet to queue its operation; empty: none
 };
 
@@ -83,17 +96,18 @@ struct Machine {
     std::mutex lock;
     std::condition_variable changed; // a host function has ended, or there is more to do
     std::map<char *, Memory> memory;
-    std::map<char *, size_t> zones;  // red zones by address
+    std::map<char *, size_t> zones; // red zones by address
     std::set<cudaStream_t> streams;
     std::set<cudaEvent_t> events;
     CUstream_st *default_stream[MAX_DEVICES];
-    size_t used[MAX_DEVICES];        // bytes of each device
+    size_t used[MAX_DEVICES]; // bytes of each device
     uint64_t orders;
-    int open;                        // device memory may be touched: so many want it
-    bool closed;                     // it is out of reach
-    std::map<std::pair<int, const void *>, int> dynamic_shared; // what cudaFuncSetAttribute allowed, by device and kernel
+    int open;    // device memory may be touched: so many want it
+    bool closed; // it is out of reach
+    std::map<std::pair<int, const void *>, int>
+        dynamic_shared;                           // what cudaFuncSetAttribute allowed, by device and kernel
     std::map<const void *, size_t> static_shared; // bytes that a kernel was seen to have
-    std::vector<Failure> failures;   // to be injected
+    std::vector<Failure> failures;                // to be injected
     cudaError_t sticky;
 };
 
@@ -102,7 +116,8 @@ inline Machine *new_machine() {
     char api[64];
     int code, after, length;
     for (const char *at = cuda_on_cpu.failures; at && *at; at += length + (at[length] == ',')) {
-        if (sscanf(at, "%63[A-Za-z]:%d:%d%n", api, &code, &after, &length) != 3) fail(nullptr, "CUDA_ON_CPU_FAIL: found '%s', expected call:code:nth", at);
+        if (sscanf(at, "%63[A-Za-z]:%d:%d%n", api, &code, &after, &length) != 3)
+            fail(nullptr, "CUDA_ON_CPU_FAIL: found '%s', expected call:code:nth", at);
         m->failures.push_back(Failure{api, code, after});
     }
     return m;
@@ -116,8 +131,8 @@ inline thread_local int device_now;
 inline thread_local cudaError_t last_error;
 inline thread_local std::string launch_error; // of a launch that was refused, until somebody asks
 inline thread_local bool in_host_function;
-inline thread_local double host_clock;       // us: the logical clock of this thread
-inline thread_local int group_depth;         // of ncclGroupStart
+inline thread_local double host_clock; // us: the logical clock of this thread
+inline thread_local int group_depth;   // of ncclGroupStart
 
 inline double now() {
     struct timespec t;
@@ -139,7 +154,9 @@ inline std::map<char *, Memory>::iterator find_memory(const void *p) { // one by
 inline std::map<char *, Memory>::iterator mapping_of(const void *p) { // the same, guards and pages around it included
     Machine &m = machine();
     auto it = m.memory.begin();
-    while (it != m.memory.end() && ((char *)p < it->second.mapping || (char *)p >= it->second.mapping + it->second.mapped)) ++it;
+    while (it != m.memory.end() &&
+           ((char *)p < it->second.mapping || (char *)p >= it->second.mapping + it->second.mapped))
+        ++it;
     return it;
 }
 
@@ -156,7 +173,8 @@ inline const char *memory_name(const void *p) {
 inline bool is_device(cudaMemoryType t) { return t == cudaMemoryTypeDevice || t == cudaMemoryTypeManaged; }
 
 inline void protect(const Memory &m, int access) {
-    if (m.type == cudaMemoryTypeDevice && mprotect(m.mapping + m.before, m.mapped - m.before - PAGE, access)) fail(nullptr, "mprotect of device memory failed");
+    if (m.type == cudaMemoryTypeDevice && mprotect(m.mapping + m.before, m.mapped - m.before - PAGE, access))
+        fail(nullptr, "mprotect of device memory failed");
 }
 
 inline void open_memory() { // for operations, under the lock
@@ -178,11 +196,15 @@ inline unsigned char zone_byte(const char *p) { return (unsigned char)(ZONE_PATT
 __attribute__((no_sanitize("address"))) inline void check_zones(const char *after, const Place *at) {
     for (auto &z : machine().zones)
         for (const char *p = z.first, *end = p + z.second; p < end; p++) {
-            while ((uintptr_t)p % 8 == 0 && p + 8 <= end && *(const uint64_t *)p == ZONE_PATTERN * 0x100000001ull) p += 8;
+            while ((uintptr_t)p % 8 == 0 && p + 8 <= end && *(const uint64_t *)p == ZONE_PATTERN * 0x100000001ull)
+                p += 8;
             if (p < end && (unsigned char)*p != zone_byte(p)) {
                 auto owner = mapping_of(p);
-                fail(at, "%s wrote over a red zone: byte %zu of the zone's %zu, which is byte %lld of an allocation of %zu bytes. Build with -fsanitize=address "
-                     "to be told the line", after, (size_t)(p - z.first), z.second, (long long)(p - owner->first), owner->second.bytes);
+                fail(at,
+                     "%s wrote over a red zone: byte %zu of the zone's %zu, which is byte %lld of an allocation of %zu "
+                     "bytes. Build with -fsanitize=address "
+                     "to be told the line",
+                     after, (size_t)(p - z.first), z.second, (long long)(p - owner->first), owner->second.bytes);
             }
         }
 }
@@ -198,11 +220,14 @@ __attribute__((no_sanitize("address"))) inline void add_zone(char *p, size_t byt
 
 inline void forget_zones(char *from, size_t bytes) { // under the lock
     Machine &m = machine();
-    for (auto it = m.zones.lower_bound(from); it != m.zones.end() && it->first < from + bytes; it = m.zones.erase(it)) unpoison(it->first, it->second);
+    for (auto it = m.zones.lower_bound(from); it != m.zones.end() && it->first < from + bytes; it = m.zones.erase(it))
+        unpoison(it->first, it->second);
 }
 
-/* A mapping: pages that nobody may touch, a guard, the memory, a guard up to the page's end, a page that nobody may touch. */
-inline cudaError_t allocate(void **out, size_t bytes, const char *name, cudaMemoryType type, size_t counted, size_t before = PAGE) {
+/* A mapping: pages that nobody may touch, a guard, the memory, a guard up to the page's end, a page that nobody may
+ * touch. */
+inline cudaError_t allocate(void **out, size_t bytes, const char *name, cudaMemoryType type, size_t counted,
+                            size_t before = PAGE) {
     Machine &m = machine();
     *out = nullptr;
     if (m.used[device_now] + counted > cuda_on_cpu.memory) return cudaErrorMemoryAllocation;
@@ -212,7 +237,8 @@ inline cudaError_t allocate(void **out, size_t bytes, const char *name, cudaMemo
     if (mprotect(p + before, inner, PROT_READ | PROT_WRITE)) fail(nullptr, "mprotect of %zu bytes failed", inner);
     madvise(p + before, inner, MADV_HUGEPAGE); // mprotect takes its time by the number of pages
     char *memory = p + before + GUARD_BYTES;
-    if (type != cudaMemoryTypeHost && counted) memset(memory, 0xFF, bytes < FILL_AT_MOST ? bytes : FILL_AT_MOST); // a NaN: nobody may rely on zeros
+    if (type != cudaMemoryTypeHost && counted)
+        memset(memory, 0xFF, bytes < FILL_AT_MOST ? bytes : FILL_AT_MOST); // a NaN: nobody may rely on zeros
     open_memory();
     m.memory[memory] = Memory{bytes, type, device_now, p, mapped, before, counted, name, false, false};
     m.used[device_now] += counted;
@@ -226,7 +252,8 @@ inline cudaError_t allocate(void **out, size_t bytes, const char *name, cudaMemo
 inline cudaError_t release(void *p, bool host, bool nccl = false) {
     Machine &m = machine();
     auto it = m.memory.find((char *)p);
-    if (it == m.memory.end() || (it->second.type == cudaMemoryTypeHost) != host || it->second.nccl != nccl) return cudaErrorInvalidValue;
+    if (it == m.memory.end() || (it->second.type == cudaMemoryTypeHost) != host || it->second.nccl != nccl)
+        return cudaErrorInvalidValue;
     open_memory();
     check_zones("an operation", nullptr);
     close_memory();
@@ -245,13 +272,16 @@ inline void check_range(const char *what, const void *p, size_t bytes, int devic
     cudaMemoryType type = it == machine().memory.end() ? cudaMemoryTypeUnregistered : it->second.type;
     mapped = mapped && device >= 0 && type == cudaMemoryTypeHost && it->second.reachable;
     if (device == ON_HOST ? type == cudaMemoryTypeDevice : !is_device(type) && !mapped)
-        fail(&at, "%s should be %s memory, but %p is %s", what, device == ON_HOST ? "host" : "device", p, memory_name(p));
+        fail(&at, "%s should be %s memory, but %p is %s", what, device == ON_HOST ? "host" : "device", p,
+             memory_name(p));
     if (type == cudaMemoryTypeUnregistered) return;
     if (device >= 0 && type == cudaMemoryTypeDevice && it->second.device != device)
-        fail(&at, "%s at %p is memory of device %d, used by device %d: copy it there first", what, p, it->second.device, device);
+        fail(&at, "%s at %p is memory of device %d, used by device %d: copy it there first", what, p, it->second.device,
+             device);
     size_t offset = (size_t)((const char *)p - it->first);
     if (offset + bytes > it->second.bytes)
-        fail(&at, "%s of %zu bytes begins at byte %zu of an allocation of %zu bytes", what, bytes, offset, it->second.bytes);
+        fail(&at, "%s of %zu bytes begins at byte %zu of an allocation of %zu bytes", what, bytes, offset,
+             it->second.bytes);
 }
 
 /* … and, when the operation runs, no red zone may lie there. */
@@ -260,7 +290,8 @@ inline void check_no_zone(const char *what, const void *p, size_t bytes, Place a
     auto z = zones.upper_bound((char *)p);
     if (z != zones.begin() && std::prev(z)->first + std::prev(z)->second > (const char *)p) --z;
     if (z != zones.end() && z->first < (const char *)p + bytes)
-        fail(&at, "%s of %zu bytes runs over the red zone at its byte %lld", what, bytes, (long long)(z->first - (const char *)p));
+        fail(&at, "%s of %zu bytes runs over the red zone at its byte %lld", what, bytes,
+             (long long)(z->first - (const char *)p));
 }
 
 // ---------------------------------------------------------------------------
@@ -274,11 +305,15 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
     if (it != machine().memory.end()) {
         long long byte = p - it->first;
         if (on_device) fail(nullptr, "touched byte %lld of an allocation of %zu bytes", byte, it->second.bytes);
-        fail(nullptr, "host code touched byte %lld of an allocation of %zu bytes of device memory: copy it with cudaMemcpyAsync first", byte, it->second.bytes);
+        fail(nullptr,
+             "host code touched byte %lld of an allocation of %zu bytes of device memory: copy it with cudaMemcpyAsync "
+             "first",
+             byte, it->second.bytes);
     }
     if (on_device && current) {
         const Fiber *f = current->fiber;
-        if (f && p < (const char *)f->stack && p >= (const char *)f->stack - PAGE) fail(nullptr, "its stack of %zu bytes is full", STACK_BYTES);
+        if (f && p < (const char *)f->stack && p >= (const char *)f->stack - PAGE)
+            fail(nullptr, "its stack of %zu bytes is full", STACK_BYTES);
         if (info->si_code == SI_KERNEL) fail(nullptr, "used a misaligned vector, or an address that cannot be");
         fail(nullptr, "illegal address %p", (void *)p);
     }
@@ -289,9 +324,10 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
 inline void catch_faults() {
     static bool done;
 #if CUDA_ON_CPU_ASAN
-    if (!done) __asan_set_error_report_callback([](const char *) {
-        fprintf(stderr, "CUDA on a CPU: %sAddressSanitizer's report stands above\n", where(nullptr).c_str());
-    });
+    if (!done)
+        __asan_set_error_report_callback([](const char *) {
+            fprintf(stderr, "CUDA on a CPU: %sAddressSanitizer's report stands above\n", where(nullptr).c_str());
+        });
     done = true;
     return; // its report has the address
 #endif
@@ -325,8 +361,8 @@ namespace emu {
 // every call of the API: the lock, errors that persist, errors that a test injects
 
 inline bool persists(int e) {
-    return e == cudaErrorECCUncorrectable || e == cudaErrorIllegalAddress || e == cudaErrorLaunchTimeout || e == cudaErrorAssert ||
-           (e >= cudaErrorHardwareStackError && e <= cudaErrorLaunchFailure);
+    return e == cudaErrorECCUncorrectable || e == cudaErrorIllegalAddress || e == cudaErrorLaunchTimeout ||
+           e == cudaErrorAssert || (e >= cudaErrorHardwareStackError && e <= cudaErrorLaunchFailure);
 }
 
 struct Call {
@@ -335,8 +371,13 @@ struct Call {
 
     explicit Call(const char *api) : error(cudaSuccess) {
         if (on_device) fail(nullptr, "%s called from a kernel", api);
-        if (!launch_error.empty()) fail(nullptr, "%s is called, but nobody has asked cudaGetLastError about a launch that was refused: %s", api, launch_error.c_str());
-        if (in_host_function) { error = cudaErrorNotPermitted; return; }
+        if (!launch_error.empty())
+            fail(nullptr, "%s is called, but nobody has asked cudaGetLastError about a launch that was refused: %s",
+                 api, launch_error.c_str());
+        if (in_host_function) {
+            error = cudaErrorNotPermitted;
+            return;
+        }
         lock = std::unique_lock<std::mutex>(machine().lock);
         catch_faults();
         error = (cudaError_t)injected(api);
@@ -386,7 +427,10 @@ inline cudaStream_t stream_of(cudaStream_t s) {
 
 inline void check_launched(cudaStream_t s) { // NCCL's own thread may queue it before what comes now, or after
     if (!s->unlaunched.empty())
-        fail(nullptr, "a stream is used again while %s is still in progress there: ask ncclCommGetAsyncError until it says ncclSuccess", s->unlaunched.c_str());
+        fail(nullptr,
+             "a stream is used again while %s is still in progress there: ask ncclCommGetAsyncError until it says "
+             "ncclSuccess",
+             s->unlaunched.c_str());
 }
 
 constexpr double NO_OPERATION = -1; // lasts so long: the emulator's own
@@ -396,13 +440,15 @@ inline Op &enqueue(cudaStream_t s, double lasts, std::function<void()> run) {
     check_launched(s);
     if (lasts != NO_OPERATION) host_clock += cuda_on_cpu.costs.enqueue;
     if (s->queue.empty()) s->rank = draw_rank(s->priority);
-    s->queue.push_back(Op{machine().orders++, host_clock, std::max(lasts, 0.0), std::move(run), nullptr, nullptr, nullptr, false});
+    s->queue.push_back(
+        Op{machine().orders++, host_clock, std::max(lasts, 0.0), std::move(run), nullptr, nullptr, nullptr, false});
     cuda_on_cpu.deepest = std::max(cuda_on_cpu.deepest, s->queue.size());
     machine().changed.notify_all();
     return s->queue.back();
 }
 
-inline bool wait_for_each_other(cudaStream_t a, cudaStream_t b) { // the default stream, and another that is not non-blocking
+inline bool wait_for_each_other(cudaStream_t a,
+                                cudaStream_t b) { // the default stream, and another that is not non-blocking
     cudaStream_t first = machine().default_stream[a->device];
     return a != b && a->blocking && b->blocking && a->device == b->device && (a == first || b == first);
 }
@@ -414,7 +460,8 @@ inline bool is_free(cudaStream_t s) {
     if (op.awaits && !op.awaits->done) return false;
     if (!s->blocking) return true;
     for (cudaStream_t other : machine().streams) // the default stream waits for all that are no younger
-        if (wait_for_each_other(s, other) && !other->queue.empty() && other->queue.front().order < op.order) return false;
+        if (wait_for_each_other(s, other) && !other->queue.empty() && other->queue.front().order < op.order)
+            return false;
     return true;
 }
 
@@ -442,7 +489,8 @@ inline bool run_one() {
     for (cudaStream_t s : m.streams) {
         if (!is_ready(s)) continue;
         if (cuda_on_cpu.seed && choose(16) == 0) s->rank = draw_rank(s->priority);
-        if (!best || (cuda_on_cpu.seed ? s->rank > best->rank : s->queue.front().order < best->queue.front().order)) best = s;
+        if (!best || (cuda_on_cpu.seed ? s->rank > best->rank : s->queue.front().order < best->queue.front().order))
+            best = s;
     }
     if (!best) return false;
     Op &op = best->queue.front();
@@ -494,7 +542,9 @@ inline void poll_one(std::unique_lock<std::mutex> &lock) {
 
 inline void tell_of_waiting() { // nothing is wrong yet: others may be slow
     for (cudaStream_t s : machine().streams)
-        if (!s->queue.empty() && s->queue.front().meets) fprintf(stderr, "CUDA on a CPU: for 30 seconds nothing could run: %s\n", s->queue.front().meets->waits().c_str());
+        if (!s->queue.empty() && s->queue.front().meets)
+            fprintf(stderr, "CUDA on a CPU: for 30 seconds nothing could run: %s\n",
+                    s->queue.front().meets->waits().c_str());
 }
 
 /* `others`: it is for other threads of the host to make it true, by calls that have yet to come. */
@@ -504,10 +554,12 @@ inline void run_until(std::unique_lock<std::mutex> &lock, const std::function<bo
     while (!done())
         if (!run_one()) {
             bool may_change = others;
-            for (cudaStream_t s : machine().streams) may_change |= s->busy || (!s->queue.empty() && s->queue.front().meets);
+            for (cudaStream_t s : machine().streams)
+                may_change |= s->busy || (!s->queue.empty() && s->queue.front().meets);
             if (!may_change) fail(nullptr, "every stream waits for another");
             close_memory(); // host code runs meanwhile
-            if (machine().changed.wait_for(lock, std::chrono::seconds(30)) == std::cv_status::timeout) tell_of_waiting();
+            if (machine().changed.wait_for(lock, std::chrono::seconds(30)) == std::cv_status::timeout)
+                tell_of_waiting();
             open_memory();
         }
     close_memory();
@@ -581,18 +633,23 @@ inline cudaError_t check_launch(Launch &l, std::string *why) {
     int registers = registers_of(l.name);
     uint64_t taken = (uint64_t)((registers * WARP + 255) / 256 * 256) * ((count + WARP - 1) / WARP);
     if (!l.grid.x || !l.grid.y || !l.grid.z || !count)
-        snprintf(text, sizeof text, "grid (%u, %u, %u) of blocks (%u, %u, %u) is empty", l.grid.x, l.grid.y, l.grid.z, l.block.x, l.block.y, l.block.z);
+        snprintf(text, sizeof text, "grid (%u, %u, %u) of blocks (%u, %u, %u) is empty", l.grid.x, l.grid.y, l.grid.z,
+                 l.block.x, l.block.y, l.block.z);
     else if (l.grid.x > 0x7FFFFFFFu || l.grid.y > 65535 || l.grid.z > 65535)
-        snprintf(text, sizeof text, "grid (%u, %u, %u) is over (2147483647, 65535, 65535)", l.grid.x, l.grid.y, l.grid.z);
+        snprintf(text, sizeof text, "grid (%u, %u, %u) is over (2147483647, 65535, 65535)", l.grid.x, l.grid.y,
+                 l.grid.z);
     else if (count > MAX_THREADS || l.block.x > 1024 || l.block.y > 1024 || l.block.z > 64)
-        snprintf(text, sizeof text, "block (%u, %u, %u) is over 1024 threads, or 64 in z", l.block.x, l.block.y, l.block.z);
+        snprintf(text, sizeof text, "block (%u, %u, %u) is over 1024 threads, or 64 in z", l.block.x, l.block.y,
+                 l.block.z);
     else if (l.shared > most || l.shared > chip.shared)
         e = cudaErrorInvalidValue, snprintf(text, sizeof text,
-            "%zu bytes of dynamic shared memory: %zu are allowed on this device; cudaFuncSetAttribute raises that up to %zu on sm_%d",
+                                            "%zu bytes of dynamic shared memory: %zu are allowed on this device; "
+                                            "cudaFuncSetAttribute raises that up to %zu on sm_%d",
                                             l.shared, most, chip.shared, chip.chip);
     else if (taken > 65536)
-        e = cudaErrorLaunchOutOfResources, snprintf(text, sizeof text, "%llu threads of %d registers take %llu of 65536 registers", (unsigned long long)count,
-            registers, (unsigned long long)taken);
+        e = cudaErrorLaunchOutOfResources,
+        snprintf(text, sizeof text, "%llu threads of %d registers take %llu of 65536 registers",
+                 (unsigned long long)count, registers, (unsigned long long)taken);
     else return cudaSuccess;
     *why = text;
     return e;
@@ -600,7 +657,9 @@ inline cudaError_t check_launch(Launch &l, std::string *why) {
 
 template <typename P> inline void check_argument(const Launch &l, const P &argument, int number) {
     if constexpr (std::is_pointer_v<P>) {
-        if (argument) check_range(("kernel " + l.name + ", argument " + std::to_string(number)).c_str(), (const void *)argument, 0, l.device, l.at);
+        if (argument)
+            check_range(("kernel " + l.name + ", argument " + std::to_string(number)).c_str(), (const void *)argument,
+                        0, l.device, l.at);
     } else (void)l, (void)argument, (void)number;
 }
 
@@ -615,23 +674,27 @@ template <typename... P> struct KernelCall : Body {
     void (*kernel)(P...);
     std::tuple<P...> arguments;
     KernelCall(void (*k)(P...), const P &...a) : kernel(k), arguments(a...) {}
-    template <size_t... I> __forceinline__ void call(std::index_sequence<I...>) const { kernel(std::get<I>(arguments)...); }
+    template <size_t... I> __forceinline__ void call(std::index_sequence<I...>) const {
+        kernel(std::get<I>(arguments)...);
+    }
     void run() const override { call(std::index_sequence_for<P...>()); }
 };
 
 /* Arguments are copied when the kernel is enqueued, converted as in a call of it. */
 template <typename... P>
-inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared, cudaStream_t stream,
-    std::type_identity_t<P>... arguments) {
+inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, dim3 threads_of_block, size_t shared,
+                   cudaStream_t stream, std::type_identity_t<P>... arguments) {
     Call call("LAUNCH");
     cudaStream_t s = call.error ? nullptr : stream_of(stream);
     if (s && s->device != device_now) s = nullptr;
-    auto l = std::make_shared<Launch>(Launch{plain_name(name), at, (const void *)kernel, grid, threads_of_block, shared, device_now, false, nullptr});
+    auto l = std::make_shared<Launch>(
+        Launch{plain_name(name), at, (const void *)kernel, grid, threads_of_block, shared, device_now, false, nullptr});
     std::string why = "the error is injected, or persists";
     cudaError_t e = call.error ? call.error : s ? check_launch(*l, &why) : cudaErrorInvalidResourceHandle;
     if (e) {
         call.give(e);
-        launch_error = "kernel " + l->name + ", " + at.file + ":" + std::to_string(at.line) + ": " + (s || call.error ? why : "no such stream on this device");
+        launch_error = "kernel " + l->name + ", " + at.file + ":" + std::to_string(at.line) + ": " +
+                       (s || call.error ? why : "no such stream on this device");
         fprintf(stderr, "CUDA on a CPU: %s\n", launch_error.c_str());
         return;
     }
@@ -644,8 +707,9 @@ inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, 
 
 } // namespace emu
 
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-    emu::launch(#kernel, emu::Place{__FILE__, __LINE__}, kernel, grid, block, shared_bytes, stream __VA_OPT__(, ) __VA_ARGS__)
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
+    emu::launch(#kernel, emu::Place{__FILE__, __LINE__}, kernel, grid, block, shared_bytes,                            \
+                stream __VA_OPT__(, ) __VA_ARGS__)
 
 // ---------------------------------------------------------------------------
 // for tests
@@ -685,16 +749,18 @@ inline void cuda_on_cpu_poison(void *from, size_t bytes, cudaStream_t stream, em
     });
 }
 
-/* Device memory of any size that takes no more than what is touched of it: for offsets beyond 2^31. cudaFree ends it. */
+/* Device memory of any size that takes no more than what is touched of it: for offsets beyond 2^31. cudaFree ends it.
+ */
 inline void *cuda_on_cpu_sparse(size_t bytes) {
     std::unique_lock<std::mutex> lock(emu::machine().lock);
     void *p;
-    emu::allocate(&p, bytes, "device memory", cudaMemoryTypeDevice, 0, 16ull << 30); // negative offsets fall into what nobody may touch
+    emu::allocate(&p, bytes, "device memory", cudaMemoryTypeDevice, 0,
+                  16ull << 30); // negative offsets fall into what nobody may touch
     return p;
 }
 
-#define CUDA_ON_CPU_CALL(name) \
-    emu::Call call(name); \
+#define CUDA_ON_CPU_CALL(name)                                                                                         \
+    emu::Call call(name);                                                                                              \
     if (call.error) return call.error
 
 // ---------------------------------------------------------------------------
@@ -723,7 +789,8 @@ inline cudaError_t cudaGetDeviceCount(int *count) {
 
 inline cudaError_t cudaSetDevice(int device) {
     CUDA_ON_CPU_CALL("cudaSetDevice");
-    if (device < 0 || device >= cuda_on_cpu.devices || device >= emu::MAX_DEVICES) return call.give(cudaErrorInvalidDevice);
+    if (device < 0 || device >= cuda_on_cpu.devices || device >= emu::MAX_DEVICES)
+        return call.give(cudaErrorInvalidDevice);
     emu::device_now = device;
     return cudaSuccess;
 }
@@ -734,14 +801,18 @@ inline cudaError_t cudaGetDevice(int *device) {
     return call.error;
 }
 
-struct cudaUUID_t { char bytes[16]; };
+struct cudaUUID_t {
+    char bytes[16];
+};
 struct cudaDeviceProp {
     char name[256];
     cudaUUID_t uuid; // process and device
-    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerMultiprocessor, sharedMemPerBlockOptin, reservedSharedMemPerBlock;
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerMultiprocessor, sharedMemPerBlockOptin,
+        reservedSharedMemPerBlock;
     int regsPerBlock, regsPerMultiprocessor, warpSize, maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3];
     int major, minor, multiProcessorCount, maxThreadsPerMultiProcessor, maxBlocksPerMultiProcessor, l2CacheSize;
-    int integrated, unifiedAddressing, managedMemory, concurrentManagedAccess, concurrentKernels, asyncEngineCount, ECCEnabled;
+    int integrated, unifiedAddressing, managedMemory, concurrentManagedAccess, concurrentKernels, asyncEngineCount,
+        ECCEnabled;
     int pciDomainID, pciBusID, pciDeviceID;
 };
 
@@ -763,17 +834,29 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->multiProcessorCount = cuda_on_cpu.multiprocessors;
     p->maxThreadsPerMultiProcessor = chip.threads_of_sm, p->maxBlocksPerMultiProcessor = chip.blocks_of_sm;
     p->l2CacheSize = 50 << 20;
-    p->unifiedAddressing = p->managedMemory = p->concurrentManagedAccess = p->concurrentKernels = 1, p->asyncEngineCount = 2;
+    p->unifiedAddressing = p->managedMemory = p->concurrentManagedAccess = p->concurrentKernels = 1,
+    p->asyncEngineCount = 2;
     p->pciBusID = device;
     return cudaSuccess;
 }
 
 enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1, cudaDevAttrMaxSharedMemoryPerBlock = 8, cudaDevAttrWarpSize = 10, cudaDevAttrMaxRegistersPerBlock = 12,
-    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrL2CacheSize = 38, cudaDevAttrMaxThreadsPerMultiProcessor = 39, cudaDevAttrUnifiedAddressing = 41,
-    cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrComputeCapabilityMinor = 76, cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
-    cudaDevAttrMaxRegistersPerMultiprocessor = 82, cudaDevAttrManagedMemory = 83, cudaDevAttrConcurrentManagedAccess = 89,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97, cudaDevAttrMaxBlocksPerMultiprocessor = 106
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrWarpSize = 10,
+    cudaDevAttrMaxRegistersPerBlock = 12,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrUnifiedAddressing = 41,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxRegistersPerMultiprocessor = 82,
+    cudaDevAttrManagedMemory = 83,
+    cudaDevAttrConcurrentManagedAccess = 89,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+    cudaDevAttrMaxBlocksPerMultiprocessor = 106
 };
 
 inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
@@ -781,20 +864,23 @@ inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, 
     cudaDeviceProp p;
     if (cudaError_t e = cudaGetDeviceProperties(&p, device)) return e;
     switch (attribute) {
-        case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-        case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
-        case cudaDevAttrWarpSize: *value = p.warpSize; break;
-        case cudaDevAttrMaxRegistersPerBlock: case cudaDevAttrMaxRegistersPerMultiprocessor: *value = p.regsPerBlock; break;
-        case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-        case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
-        case cudaDevAttrUnifiedAddressing: case cudaDevAttrManagedMemory: case cudaDevAttrConcurrentManagedAccess: *value = 1; break;
-        case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)p.sharedMemPerMultiprocessor; break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
-        case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; break;
-        default: return emu::last_error = cudaErrorInvalidValue;
+    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
+    case cudaDevAttrWarpSize: *value = p.warpSize; break;
+    case cudaDevAttrMaxRegistersPerBlock:
+    case cudaDevAttrMaxRegistersPerMultiprocessor: *value = p.regsPerBlock; break;
+    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
+    case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
+    case cudaDevAttrUnifiedAddressing:
+    case cudaDevAttrManagedMemory:
+    case cudaDevAttrConcurrentManagedAccess: *value = 1; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)p.sharedMemPerMultiprocessor; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; break;
+    default: return emu::last_error = cudaErrorInvalidValue;
     }
     return cudaSuccess;
 }
@@ -822,17 +908,21 @@ inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
 // ---------------------------------------------------------------------------
 // the API: memory
 
-inline cudaError_t cuda_on_cpu_allocate(const char *api, void **p, size_t bytes, cudaMemoryType type, bool mapped = false) {
+inline cudaError_t cuda_on_cpu_allocate(const char *api, void **p, size_t bytes, cudaMemoryType type,
+                                        bool mapped = false) {
     static const char *const names[] = {"", "pinned host memory", "device memory", "managed memory"};
     emu::Call call(api);
     *p = nullptr;
     if (call.error || !bytes) return call.error;
-    cudaError_t e = emu::allocate(p, bytes, mapped ? "mapped pinned memory" : names[type], type, type == cudaMemoryTypeHost ? 0 : bytes);
+    cudaError_t e = emu::allocate(p, bytes, mapped ? "mapped pinned memory" : names[type], type,
+                                  type == cudaMemoryTypeHost ? 0 : bytes);
     if (!e) emu::machine().memory[(char *)*p].reachable = mapped;
     return call.give(e);
 }
 
-template <typename T> inline cudaError_t cudaMalloc(T **p, size_t bytes) { return cuda_on_cpu_allocate("cudaMalloc", (void **)p, bytes, cudaMemoryTypeDevice); }
+template <typename T> inline cudaError_t cudaMalloc(T **p, size_t bytes) {
+    return cuda_on_cpu_allocate("cudaMalloc", (void **)p, bytes, cudaMemoryTypeDevice);
+}
 template <typename T> inline cudaError_t cudaMallocHost(T **p, size_t bytes, unsigned flags = cudaHostAllocDefault) {
     return cuda_on_cpu_allocate("cudaMallocHost", (void **)p, bytes, cudaMemoryTypeHost, flags & cudaHostAllocMapped);
 }
@@ -852,7 +942,8 @@ inline cudaError_t cudaHostGetDevicePointer(void **device, void *p, unsigned) { 
     return cudaSuccess;
 }
 
-inline cudaError_t cuda_on_cpu_release(const char *api, void *p, bool host) { // waits for all that its device has queued
+inline cudaError_t cuda_on_cpu_release(const char *api, void *p,
+                                       bool host) { // waits for all that its device has queued
     emu::Call call(api);
     if (call.error || !p) return call.error;
     auto it = emu::find_memory(p);
@@ -864,9 +955,10 @@ inline cudaError_t cudaFreeHost(void *p) { return cuda_on_cpu_release("cudaFreeH
 
 namespace emu {
 
-/* A copy of `height` rows of `width` bytes. Its pageable source is read now, its pinned or device source when it runs. */
-inline cudaError_t copy(const char *api, Place at, void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind,
-                        cudaStream_t stream, bool blocking) {
+/* A copy of `height` rows of `width` bytes. Its pageable source is read now, its pinned or device source when it runs.
+ */
+inline cudaError_t copy(const char *api, Place at, void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                        size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream, bool blocking) {
     Call call(api);
     if (call.error) return call.error;
     cudaStream_t s = stream_of(stream);
@@ -886,16 +978,20 @@ inline cudaError_t copy(const char *api, Place at, void *to, size_t to_pitch, co
     std::shared_ptr<std::vector<char>> staged;
     if (memory_type(from) == cudaMemoryTypeUnregistered) {
         staged = std::make_shared<std::vector<char>>(width * height);
-        for (size_t i = 0; i < height; i++) memcpy(staged->data() + i * width, (const char *)from + i * from_pitch, width);
+        for (size_t i = 0; i < height; i++)
+            memcpy(staged->data() + i * width, (const char *)from + i * from_pitch, width);
         from = staged->data(), from_pitch = width;
     }
     enqueue(s, cuda_on_cpu.costs.copy + cuda_on_cpu.costs.byte * (double)(width * height), [=] {
         check_no_zone(to_what.c_str(), to, (height - 1) * to_pitch + width, at);
         if (!staged) check_no_zone(from_what.c_str(), from, (height - 1) * from_pitch + width, at);
         if (width == to_pitch && width == from_pitch) memmove(to, from, width * height);
-        else for (size_t i = 0; i < height; i++) memmove((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+        else
+            for (size_t i = 0; i < height; i++)
+                memmove((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
     });
-    if (blocking || memory_type(to) == cudaMemoryTypeUnregistered) finish(call.lock, s); // pageable: the call returns when it is done
+    if (blocking || memory_type(to) == cudaMemoryTypeUnregistered)
+        finish(call.lock, s); // pageable: the call returns when it is done
     return cudaSuccess;
 }
 
@@ -916,36 +1012,50 @@ inline cudaError_t set(const char *api, Place at, void *p, int value, size_t byt
 
 } // namespace emu
 
-inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, emu::Place at = emu::Place::here()) {
+inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                              emu::Place at = emu::Place::here()) {
     return emu::copy("cudaMemcpy", at, to, bytes, from, bytes, bytes, 1, kind, nullptr, true);
 }
-inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
     return emu::copy("cudaMemcpyAsync", at, to, bytes, from, bytes, bytes, 1, kind, s, false);
 }
-inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind,
-                                     cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
+inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                                     size_t height, cudaMemcpyKind kind, cudaStream_t s = nullptr,
+                                     emu::Place at = emu::Place::here()) {
     return emu::copy("cudaMemcpy2DAsync", at, to, to_pitch, from, from_pitch, width, height, kind, s, false);
 }
-inline cudaError_t cudaMemset(void *p, int value, size_t bytes, emu::Place at = emu::Place::here()) { return emu::set("cudaMemset", at, p, value, bytes, nullptr); }
-inline cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s = nullptr, emu::Place at = emu::Place::here()) {
+inline cudaError_t cudaMemset(void *p, int value, size_t bytes, emu::Place at = emu::Place::here()) {
+    return emu::set("cudaMemset", at, p, value, bytes, nullptr);
+}
+inline cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s = nullptr,
+                                   emu::Place at = emu::Place::here()) {
     return emu::set("cudaMemsetAsync", at, p, value, bytes, s);
 }
 
-struct cudaPointerAttributes { cudaMemoryType type; int device; void *devicePointer, *hostPointer; };
+struct cudaPointerAttributes {
+    cudaMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer;
+};
 
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p) {
     *a = cudaPointerAttributes{cudaMemoryTypeUnregistered, -1, nullptr, (void *)p};
     CUDA_ON_CPU_CALL("cudaPointerGetAttributes");
     auto it = emu::find_memory(p);
     if (it == emu::machine().memory.end()) return cudaSuccess;
-    *a = cudaPointerAttributes{it->second.type, it->second.device, (void *)p, it->second.type == cudaMemoryTypeDevice ? nullptr : (void *)p};
+    *a = cudaPointerAttributes{it->second.type, it->second.device, (void *)p,
+                               it->second.type == cudaMemoryTypeDevice ? nullptr : (void *)p};
     return cudaSuccess;
 }
 
 // ---------------------------------------------------------------------------
 // the API: kernels
 
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
 struct cudaFuncAttributes {
     size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
     int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, maxDynamicSharedSizeBytes;
@@ -955,29 +1065,36 @@ template <typename F> inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFun
     CUDA_ON_CPU_CALL("cudaFuncSetAttribute");
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0) return call.give(cudaErrorInvalidValue);
-    if ((size_t)value + emu::machine().static_shared[(const void *)kernel] > emu::chip_limits().shared) return call.give(cudaErrorInvalidValue);
+    if ((size_t)value + emu::machine().static_shared[(const void *)kernel] > emu::chip_limits().shared)
+        return call.give(cudaErrorInvalidValue);
     emu::machine().dynamic_shared[{emu::device_now, (const void *)kernel}] = value;
     return cudaSuccess;
 }
 
-template <typename F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F *kernel) { // static shared memory: what was seen so far
+template <typename F>
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a,
+                                         F *kernel) { // static shared memory: what was seen so far
     *a = cudaFuncAttributes();
     CUDA_ON_CPU_CALL("cudaFuncGetAttributes");
     auto allowed = emu::machine().dynamic_shared.find({emu::device_now, (const void *)kernel});
     a->sharedSizeBytes = emu::machine().static_shared[(const void *)kernel];
     a->maxThreadsPerBlock = 1024;
     a->ptxVersion = a->binaryVersion = emu::chip_limits().chip;
-    a->maxDynamicSharedSizeBytes = allowed == emu::machine().dynamic_shared.end() ? (int)emu::STATIC_SHARED_LIMIT : allowed->second;
+    a->maxDynamicSharedSizeBytes =
+        allowed == emu::machine().dynamic_shared.end() ? (int)emu::STATIC_SHARED_LIMIT : allowed->second;
     return cudaSuccess;
 }
 
-template <typename F> inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *kernel, int threads, size_t shared) { // registers are not known
+template <typename F>
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *kernel, int threads,
+                                                                 size_t shared) { // registers are not known
     *blocks = 0;
     CUDA_ON_CPU_CALL("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     const emu::Limits &chip = emu::chip_limits();
     if (threads < 1 || threads > emu::MAX_THREADS) return call.give(cudaErrorInvalidValue);
     size_t bytes = shared + emu::machine().static_shared[(const void *)kernel] + 1024; // each block reserves 1 KB
-    *blocks = std::min(std::min(chip.blocks_of_sm, chip.threads_of_sm / ((threads + 31) / 32 * 32)), (int)(chip.shared_of_sm / bytes));
+    *blocks = std::min(std::min(chip.blocks_of_sm, chip.threads_of_sm / ((threads + 31) / 32 * 32)),
+                       (int)(chip.shared_of_sm / bytes));
     return cudaSuccess;
 }
 #endif

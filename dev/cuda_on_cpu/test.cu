@@ -1,4 +1,5 @@
-/* test.cu: what runs CUDA on a CPU, against plain computations; and errors planted in kernels, each of which must be found.
+/* test.cu: what runs CUDA on a CPU, against plain computations; and errors planted in kernels, each of which must be
+ * found.
  *
  * Every planted error runs in a child of its own, which must end as a failure that names the kernel. What no single run
  * can convict (an order that no event ensures) must give other bits under another seed.
@@ -22,7 +23,8 @@ __global__ void warp_primitives(unsigned *out) { // (16, 32)
     out[3 * 32 + lane] = __shfl_down_sync(all, lane, 3, 16);
     out[4 * 32 + lane] = __shfl_xor_sync(all, lane, 21);
     out[5 * 32 + lane] = __ballot_sync(all, lane % 3 == 0);
-    out[6 * 32 + lane] = (unsigned)__any_sync(all, lane == 9) + 2u * (unsigned)__all_sync(all, lane < 32) + 4u * (unsigned)__all_sync(all, lane < 31);
+    out[6 * 32 + lane] = (unsigned)__any_sync(all, lane == 9) + 2u * (unsigned)__all_sync(all, lane < 32) +
+                         4u * (unsigned)__all_sync(all, lane < 31);
     out[7 * 32 + lane] = lane < 16 ? __ballot_sync(0x0000FFFFu, lane & 1) : __ballot_sync(0xFFFF0000u, lane & 2);
     double d = __shfl_xor_sync(all, 0.5 + lane, 1);
     out[8 * 32 + lane] = (unsigned)(2 * d);
@@ -31,13 +33,16 @@ __global__ void warp_primitives(unsigned *out) { // (16, 32)
     float sum = (float)lane;
     for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(all, sum, o);
     out[10 * 32 + lane] = (unsigned)sum;
-    out[11 * 32 + lane] = (unsigned)__shfl_xor_sync(all, -(int)lane, 3) + (unsigned)__shfl_sync(all, (long long)lane, 31);
+    out[11 * 32 + lane] =
+        (unsigned)__shfl_xor_sync(all, -(int)lane, 3) + (unsigned)__shfl_sync(all, (long long)lane, 31);
     if (lane < 8) out[12 * 32 + lane] = __shfl_down_sync(0xFFu, lane, 1, 8);
     else out[12 * 32 + lane] = 0;
     __syncwarp();
     out[13 * 32 + lane] = __popc(lane) + 100u * (unsigned)__clz((int)lane) + 10000u * (unsigned)__ffs((int)lane);
-    out[14 * 32 + lane] = __float_as_uint(__saturatef(lane * 0.1f - 1)) ^ __umul24(lane, 0x1000003) ^ __brev(lane) ^ __umulhi(lane << 20, 1u << 20);
-    out[15 * 32 + lane] = __byte_perm(0x33221100, 0x77665544, 0x7410) + __funnelshift_l(lane, lane, 5) + (unsigned)min(3, (int)lane) + max(5u, lane);
+    out[14 * 32 + lane] = __float_as_uint(__saturatef(lane * 0.1f - 1)) ^ __umul24(lane, 0x1000003) ^ __brev(lane) ^
+                          __umulhi(lane << 20, 1u << 20);
+    out[15 * 32 + lane] = __byte_perm(0x33221100, 0x77665544, 0x7410) + __funnelshift_l(lane, lane, 5) +
+                          (unsigned)min(3, (int)lane) + max(5u, lane);
 }
 
 static void test_warp() {
@@ -52,10 +57,25 @@ static void test_warp() {
         unsigned reversed = 0, bits;
         for (int i = 0; i < 32; i++) reversed |= (l >> i & 1) << (31 - i);
         memcpy(&bits, &s, 4);
-        unsigned want[16] = {21, (l / 8 * 8 + 5) * 3, l < 3 ? l : l - 3, l % 16 < 13 ? l + 3 : l, l ^ 21, 0x49249249u, 3, l < 16 ? 0xAAAAu : 0xCCCC0000u,
-                             2 * (l ^ 1) + 1, l < 31 ? l + 1 : l, 496, 31 - (l ^ 3), l < 7 ? l + 1 : l == 7 ? 7 : 0,
-                             (unsigned)__builtin_popcount(l) + 100u * (unsigned)(l ? __builtin_clz(l) : 32) + 10000u * (unsigned)__builtin_ffs((int)l),
-                             bits ^ (l * 3) ^ reversed ^ (l << 8), 0x77441100u + (l << 5 | l >> 27) + (l < 3 ? l : 3) + (l > 5 ? l : 5)};
+        unsigned want[16] = {21,
+                             (l / 8 * 8 + 5) * 3,
+                             l < 3 ? l : l - 3,
+                             l % 16 < 13 ? l + 3 : l,
+                             l ^ 21,
+                             0x49249249u,
+                             3,
+                             l < 16 ? 0xAAAAu : 0xCCCC0000u,
+                             2 * (l ^ 1) + 1,
+                             l < 31 ? l + 1 : l,
+                             496,
+                             31 - (l ^ 3),
+                             l < 7    ? l + 1
+                             : l == 7 ? 7
+                                      : 0,
+                             (unsigned)__builtin_popcount(l) + 100u * (unsigned)(l ? __builtin_clz(l) : 32) +
+                                 10000u * (unsigned)__builtin_ffs((int)l),
+                             bits ^ (l * 3) ^ reversed ^ (l << 8),
+                             0x77441100u + (l << 5 | l >> 27) + (l < 3 ? l : 3) + (l > 5 ? l : 5)};
         for (int i = 0; i < 16; i++) bad[i] += h[i][l] != want[i];
     }
     for (int i = 0; i < 16; i++) check(!bad[i], "warp primitives, row %d: %d of 32 lanes differ", i, bad[i]);
@@ -99,17 +119,20 @@ static void test_block() {
     int bad = 0;
     for (int i = 0; i < 12; i++) bad += h[4 * i] != 48 || h[4 * i + 1] != 1 || h[4 * i + 2] != 1 || h[4 * i + 3] != 0;
     check(!bad, "barriers that count, shared memory static and dynamic, three dimensions: %d of 12 blocks differ", bad);
-    check(c[0] == 1152 && c[1] == 95 && c[2] == -95 && c[3] == 4095 && host_floats(sums, 1)[0] == 288, "atomics: %d %d %d %d", c[0], c[1], c[2], c[3]);
+    check(c[0] == 1152 && c[1] == 95 && c[2] == -95 && c[3] == 4095 && host_floats(sums, 1)[0] == 288,
+          "atomics: %d %d %d %d", c[0], c[1], c[2], c[3]);
     MUST(cudaFree(out)), MUST(cudaFree(counts)), MUST(cudaFree(sums));
 }
 
 __global__ void cached(float4 *y, const float4 *x, __nv_bfloat162 *z, unsigned long long *n) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     float4 v = __ldcs(&x[i]), w = __ldg(&x[i]);
-    v.x = __expf(v.x) + w.y, v.y = exp2f(v.y), v.z = rsqrtf(v.z * v.z + 1), v.w = fmaf(v.w, __fdividef(v.w, 3), __frcp_rn(4));
+    v.x = __expf(v.x) + w.y, v.y = exp2f(v.y), v.z = rsqrtf(v.z * v.z + 1),
+    v.w = fmaf(v.w, __fdividef(v.w, 3), __frcp_rn(4));
     __stcs(&y[i], v);
     z[i] = __floats2bfloat162_rn(w.x, w.y);
-    if (atomicCAS(&n[0], (unsigned long long)i, (unsigned long long)i) == i) atomicExch(&n[1], (unsigned long long)i + 1);
+    if (atomicCAS(&n[0], (unsigned long long)i, (unsigned long long)i) == i)
+        atomicExch(&n[1], (unsigned long long)i + 1);
 }
 
 static void test_cached() {
@@ -137,13 +160,17 @@ static void test_cached() {
     check(got[0] == 17 && got[1] == 18, "atomicCAS, atomicExch");
     MUST(cudaFree(x)), MUST(cudaFree(y)), MUST(cudaFree(z)), MUST(cudaFree(n));
     int rounded = 0;
-    for (uint32_t u = 0; u < 1u << 20; u++) { // every 4093rd bit pattern: the nearest of the two neighbours, ties to even
+    for (uint32_t u = 0; u < 1u << 20;
+         u++) { // every 4093rd bit pattern: the nearest of the two neighbours, ties to even
         uint32_t bits = u * 4093u, low = bits & 0xFFFF0000u;
         float f, down, up;
         uint32_t next = low + 0x10000u;
         memcpy(&f, &bits, 4), memcpy(&down, &low, 4), memcpy(&up, &next, 4);
         unsigned short got_bits = __bfloat16_as_ushort(__float2bfloat16_rn(f));
-        if (isnan(f)) { rounded += got_bits != 0x7FFF; continue; }
+        if (isnan(f)) {
+            rounded += got_bits != 0x7FFF;
+            continue;
+        }
         double half = (double)f - down, other = (isinf(up) ? copysign(ldexp(1, 128), up) : (double)up) - f;
         bool take_up = fabs(other) < fabs(half) || (fabs(other) == fabs(half) && (low >> 16 & 1));
         rounded += !isinf(f) && got_bits != (take_up ? next >> 16 : low >> 16);
@@ -189,8 +216,9 @@ static void test_fragments() {
 }
 
 /* C (M, N) = A (M, K) · B (K, N), bf16 into fp32: 64 by 64 a block, 4 warps of 16 rows, two stages of cp.async. */
-template <bool WAITS> __global__ void __launch_bounds__(128) product(float *__restrict__ c, const __nv_bfloat16 *__restrict__ a, const __nv_bfloat16 *__restrict__ b,
-    int M, int N, int K) {
+template <bool WAITS>
+__global__ void __launch_bounds__(128) product(float *__restrict__ c, const __nv_bfloat16 *__restrict__ a,
+                                               const __nv_bfloat16 *__restrict__ b, int M, int N, int K) {
     enum { TM = 64, TN = 64, TK = 32, PAD = 8 };
     DYN_SHARED(__nv_bfloat16, shared); // two stages of A (TM, TK + PAD) and B (TK, TN + PAD)
     const int stage_elements = TM * (TK + PAD) + TK * (TN + PAD);
@@ -199,11 +227,13 @@ template <bool WAITS> __global__ void __launch_bounds__(128) product(float *__re
         __nv_bfloat16 *sa = shared + stage * stage_elements, *sb = sa + TM * (TK + PAD);
         for (int i = t; i < TM * TK / 8; i += 128) {
             int row = i / (TK / 8), column = i % (TK / 8) * 8;
-            ptx_cp_async(sa + row * (TK + PAD) + column, a + (int64_t)(m0 + row) * K + k0 + column, m0 + row < M && k0 + column < K);
+            ptx_cp_async(sa + row * (TK + PAD) + column, a + (int64_t)(m0 + row) * K + k0 + column,
+                         m0 + row < M && k0 + column < K);
         }
         for (int i = t; i < TK * TN / 8; i += 128) {
             int row = i / (TN / 8), column = i % (TN / 8) * 8;
-            ptx_cp_async(sb + row * (TN + PAD) + column, b + (int64_t)(k0 + row) * N + n0 + column, k0 + row < K && n0 + column < N);
+            ptx_cp_async(sb + row * (TN + PAD) + column, b + (int64_t)(k0 + row) * N + n0 + column,
+                         k0 + row < K && n0 + column < N);
         }
         ptx_cp_async_commit();
     };
@@ -252,7 +282,8 @@ static __nv_bfloat16 *device_bf16(size_t count) {
 template <bool WAITS> static std::vector<float> run_product(int M, int N, int K) {
     __nv_bfloat16 *a = device_bf16((size_t)(M * K)), *b = device_bf16((size_t)(K * N));
     float *c = device_floats((size_t)(M * N), nullptr);
-    RUN((product<WAITS>), dim3((unsigned)(N + 63) / 64, (unsigned)(M + 63) / 64), 128, PRODUCT_SHARED, 0, c, a, b, M, N, K);
+    RUN((product<WAITS>), dim3((unsigned)(N + 63) / 64, (unsigned)(M + 63) / 64), 128, PRODUCT_SHARED, 0, c, a, b, M, N,
+        K);
     std::vector<float> h = host_floats(c, (size_t)(M * N));
     MUST(cudaFree(a)), MUST(cudaFree(b)), MUST(cudaFree(c));
     return h;
@@ -328,8 +359,10 @@ static void add_one(void *p) { ++*(int *)p; }
 static void call_api(void *p) { *(cudaError_t *)p = cudaDeviceSynchronize(); }
 
 static void test_streams() {
-    check(!different_bits([] { return ping_pong(1); }), "two streams that wait for each other: %d seeds give equal bits", SEEDS);
-    check(!different_bits(default_stream_and_zones), "the default stream and one that waits for it, red zones in their order: %d seeds give equal bits", SEEDS);
+    check(!different_bits([] { return ping_pong(1); }),
+          "two streams that wait for each other: %d seeds give equal bits", SEEDS);
+    check(!different_bits(default_stream_and_zones),
+          "the default stream and one that waits for it, red zones in their order: %d seeds give equal bits", SEEDS);
     cudaStream_t s;
     cudaEvent_t from, to;
     float *pinned, *d = device_floats(4, nullptr), ms = -1, back[4] = {0};
@@ -341,19 +374,22 @@ static void test_streams() {
     MUST(cudaMemsetAsync(d, 0, 16, s));
     MUST(cudaLaunchHostFunc(s, add_one, &calls));
     MUST(cudaEventRecord(to, s));
-    check(cudaEventElapsedTime(&ms, from, to) == cudaErrorNotReady && cudaGetLastError() == cudaErrorNotReady && !calls, "nothing runs before it is waited for");
+    check(cudaEventElapsedTime(&ms, from, to) == cudaErrorNotReady && cudaGetLastError() == cudaErrorNotReady && !calls,
+          "nothing runs before it is waited for");
     int polls = 0;
     while (cudaEventQuery(to) == cudaErrorNotReady) polls++;
     check(cudaGetLastError() == cudaErrorNotReady && calls == 1 && polls, "an event is reached by asking for it");
     MUST(cudaEventElapsedTime(&ms, from, to));
-    check(fabsf(ms - 0.005f - 0.0000016f) < 1e-6f && cudaStreamQuery(s) == cudaSuccess, "time between events: %g ms", ms);
+    check(fabsf(ms - 0.005f - 0.0000016f) < 1e-6f && cudaStreamQuery(s) == cudaSuccess, "time between events: %g ms",
+          ms);
     float pageable[4] = {1, 2, 3, 4};
     for (int i = 0; i < 4; i++) pinned[i] = 5;
     MUST(cudaMemcpyAsync(d, pageable, 8, cudaMemcpyHostToDevice, s));
     MUST(cudaMemcpyAsync(d + 2, pinned, 8, cudaMemcpyHostToDevice, s));
     pageable[0] = 100, pinned[0] = 6;
     MUST(cudaMemcpyAsync(back, d, 16, cudaMemcpyDeviceToHost, s)); // pageable: done when it returns
-    check(back[0] == 1 && back[1] == 2 && back[2] == 6 && back[3] == 5, "a pageable source is read at the call, a pinned one later");
+    check(back[0] == 1 && back[1] == 2 && back[2] == 6 && back[3] == 5,
+          "a pageable source is read at the call, a pinned one later");
     MUST(cudaMemcpy2DAsync(d, 4, pageable + 1, 8, 4, 2, cudaMemcpyHostToDevice, s));
     MUST(cudaMemcpy2DAsync(back, 8, d, 4, 4, 2, cudaMemcpyDefault, s));
     check(back[0] == 2 && back[1] == 2 && back[2] == 4, "copies of rows");
@@ -364,7 +400,9 @@ static void test_streams() {
     MUST(cudaStreamSynchronize(s));
     check(inside == cudaErrorNotPermitted, "a host function may not call the API");
     MUST(cudaEventDestroy(from));
-    check(cudaEventRecord(from, s) == cudaErrorInvalidResourceHandle && cudaGetLastError() == cudaErrorInvalidResourceHandle, "an event that is gone is refused");
+    check(cudaEventRecord(from, s) == cudaErrorInvalidResourceHandle &&
+              cudaGetLastError() == cudaErrorInvalidResourceHandle,
+          "an event that is gone is refused");
     MUST(cudaFree(d)), MUST(cudaFreeHost(pinned)), MUST(cudaStreamDestroy(s)), MUST(cudaEventDestroy(to));
 }
 
@@ -378,24 +416,26 @@ static uint64_t trace_of_two_streams() {
     int least = 0, greatest = 0, priority = 0;
     MUST(cudaMallocHost(&pinned, 16384));
     MUST(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    MUST(cudaStreamCreateWithPriority(&s[0], cudaStreamNonBlocking, greatest - 3)), MUST(cudaStreamCreateWithPriority(&s[1], cudaStreamNonBlocking, least));
+    MUST(cudaStreamCreateWithPriority(&s[0], cudaStreamNonBlocking, greatest - 3)),
+        MUST(cudaStreamCreateWithPriority(&s[1], cudaStreamNonBlocking, least));
     MUST(cudaStreamGetPriority(s[0], &priority));
     if (least != 0 || greatest != -5 || priority != -5) return 0;
     for (cudaEvent_t &i : e) MUST(cudaEventCreate(&i));
     MUST(cudaEventRecord(e[0], s[0]));
-    RUN(add, 40, 1024, 0, s[0], y, x, 0.5f, 4096);           // 2 + 40.96
+    RUN(add, 40, 1024, 0, s[0], y, x, 0.5f, 4096); // 2 + 40.96
     MUST(cudaEventRecord(e[1], s[0])), MUST(cudaEventRecord(e[2], s[1]));
-    RUN(add, 32, 128, 0, s[1], z, x, 2.0f, 4096);            // 2 + 4.096, at the same time
+    RUN(add, 32, 128, 0, s[1], z, x, 2.0f, 4096); // 2 + 4.096, at the same time
     MUST(cudaEventRecord(e[3], s[1]));
     MUST(cudaStreamWaitEvent(s[1], e[1], 0));
     MUST(cudaMemcpyAsync(pinned, y, 16384, cudaMemcpyDeviceToHost, s[1])); // 2 + 1.6384, behind s[0]
     MUST(cudaEventRecord(e[4], s[1]));
     while (cudaEventQuery(e[4]) == cudaErrorNotReady) {}
-    cudaGetLastError(); // perhaps that it was asked too early
+    cudaGetLastError();                // perhaps that it was asked too early
     MUST(cudaEventRecord(e[5], s[0])); // the host was at e[4]
     MUST(cudaStreamSynchronize(s[0]));
     MUST(cudaEventElapsedTime(&trace.wide, e[0], e[1])), MUST(cudaEventElapsedTime(&trace.narrow, e[2], e[3]));
-    MUST(cudaEventElapsedTime(&trace.waited, e[0], e[3])), MUST(cudaEventElapsedTime(&trace.copied, e[1], e[4])), MUST(cudaEventElapsedTime(&trace.host, e[4], e[5]));
+    MUST(cudaEventElapsedTime(&trace.waited, e[0], e[3])), MUST(cudaEventElapsedTime(&trace.copied, e[1], e[4])),
+        MUST(cudaEventElapsedTime(&trace.host, e[4], e[5]));
     uint64_t h = fingerprint(1, pinned, 16384);
     for (cudaEvent_t i : e) MUST(cudaEventDestroy(i));
     MUST(cudaStreamDestroy(s[0])), MUST(cudaStreamDestroy(s[1]));
@@ -407,7 +447,9 @@ static void test_clock() {
     check(!different_bits(trace_of_two_streams), "a trace of two streams: %d seeds give equal times", SEEDS);
     auto is = [](float ms, double us) { return fabs(ms * 1e3 - us) < 1e-3; };
     check(is(trace.wide, 42.96 + 1), "a kernel of 40,960 threads and the call before it: %g ms", trace.wide);
-    check(is(trace.narrow, 6.096 + 1) && is(trace.waited, 10.096), "one that waits for nothing runs meanwhile: %g ms, ends %g ms after the first began", trace.narrow, trace.waited);
+    check(is(trace.narrow, 6.096 + 1) && is(trace.waited, 10.096),
+          "one that waits for nothing runs meanwhile: %g ms, ends %g ms after the first began", trace.narrow,
+          trace.waited);
     check(is(trace.copied, 3.6384), "a copy that waits for an event ends %g ms after it", trace.copied);
     check(is(trace.host, 1), "what the host queues after it has waited comes %g ms later", trace.host);
 }
@@ -438,7 +480,8 @@ static uint64_t places() {
     MUST(cudaMemsetAsync(p[2] + 8, 0, 32, 0));
     MUST(cudaDeviceSynchronize());
     void *mapped = nullptr, *none = nullptr;
-    bad += p[2][3] != 6 || p[2][9] != 0 || cudaHostGetDevicePointer(&mapped, p[2], 0) || mapped != p[2] || cudaHostGetDevicePointer(&none, p[3], 0) != cudaErrorInvalidValue || none;
+    bad += p[2][3] != 6 || p[2][9] != 0 || cudaHostGetDevicePointer(&mapped, p[2], 0) || mapped != p[2] ||
+           cudaHostGetDevicePointer(&none, p[3], 0) != cudaErrorInvalidValue || none;
     cudaGetLastError();
     for (int i = 0; i < 2; i++) MUST(cudaFree(p[i])), MUST(cudaFreeHost(p[2 + i]));
     cuda_on_cpu.devices = 1;
@@ -456,13 +499,18 @@ static void test_devices() {
     float ms;
     for (int i = 0; i < 2; i++) {
         MUST(cudaSetDevice(i));
-        MUST(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking)), MUST(cudaEventCreate(&e[i])), MUST(cudaEventRecord(e[i], s[i]));
+        MUST(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking)), MUST(cudaEventCreate(&e[i])),
+            MUST(cudaEventRecord(e[i], s[i]));
     }
-    check(cudaEventRecord(e[0], s[1]) == cudaErrorInvalidResourceHandle && cudaGetLastError() == cudaErrorInvalidResourceHandle, "an event is recorded on its own device alone");
+    check(cudaEventRecord(e[0], s[1]) == cudaErrorInvalidResourceHandle &&
+              cudaGetLastError() == cudaErrorInvalidResourceHandle,
+          "an event is recorded on its own device alone");
     MUST(cudaStreamWaitEvent(s[1], e[0], 0));
     MUST(cudaDeviceSynchronize());
     check(cudaEventQuery(e[0]) == cudaSuccess, "a stream waits for another device's event");
-    check(cudaEventElapsedTime(&ms, e[0], e[1]) == cudaErrorInvalidResourceHandle && cudaGetLastError() == cudaErrorInvalidResourceHandle, "no time between two devices");
+    check(cudaEventElapsedTime(&ms, e[0], e[1]) == cudaErrorInvalidResourceHandle &&
+              cudaGetLastError() == cudaErrorInvalidResourceHandle,
+          "no time between two devices");
     LAUNCH(add, 1, 16, 0, s[0], nullptr, nullptr, 1.0f, 0);
     check(cudaGetLastError() == cudaErrorInvalidResourceHandle, "a launch in another device's stream is refused");
     for (int i = 0; i < 2; i++) MUST(cudaStreamDestroy(s[i])), MUST(cudaEventDestroy(e[i]));
@@ -472,7 +520,11 @@ static void test_devices() {
 
 /* Ranks that are threads: each has its stream, and passes a token to the next by an event that both know; now and then
  * functions of the host meet on all streams. */
-static struct { pthread_barrier_t barrier, meeting; float *x; cudaEvent_t done[4]; } ring;
+static struct {
+    pthread_barrier_t barrier, meeting;
+    float *x;
+    cudaEvent_t done[4];
+} ring;
 
 static void ring_meet(void *) { pthread_barrier_wait(&ring.meeting); }
 
@@ -536,8 +588,9 @@ static void test_errors() {
     check(refused(cudaErrorInvalidConfiguration), "1,025 threads are refused");
     LAUNCH(nothing, 1, 32, 49153, 0);
     check(refused(cudaErrorInvalidValue), "49,153 bytes of dynamic shared memory are refused");
-    check(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 232449) == cudaErrorInvalidValue && refused(cudaErrorInvalidValue),
-        "227 KB + 1 cannot be asked for");
+    check(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 232449) == cudaErrorInvalidValue &&
+              refused(cudaErrorInvalidValue),
+          "227 KB + 1 cannot be asked for");
     MUST(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 232448));
     RUN(nothing, 1, 32, 232448, 0);
     MUST(cudaDeviceSynchronize());
@@ -547,8 +600,10 @@ static void test_errors() {
     cudaDeviceProp p;
     int major, minor;
     MUST(cudaGetDeviceProperties(&p, 0));
-    MUST(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0)), MUST(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
-    check(p.major == 8 && p.minor == 6 && major == 8 && minor == 6 && p.sharedMemPerBlockOptin == 101376, "the chip is told as %s", p.name);
+    MUST(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0)),
+        MUST(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
+    check(p.major == 8 && p.minor == 6 && major == 8 && minor == 6 && p.sharedMemPerBlockOptin == 101376,
+          "the chip is told as %s", p.name);
     cuda_on_cpu.chip = 90;
 
     char table[] = "registers-XXXXXX"; // here
@@ -572,13 +627,16 @@ static void test_errors() {
     void *big = d;
     size_t free_bytes, total;
     cuda_on_cpu.memory = 1 << 20;
-    check(cudaMalloc(&big, 2 << 20) == cudaErrorMemoryAllocation && !big && refused(cudaErrorMemoryAllocation), "memory ends where the setting says");
+    check(cudaMalloc(&big, 2 << 20) == cudaErrorMemoryAllocation && !big && refused(cudaErrorMemoryAllocation),
+          "memory ends where the setting says");
     MUST(cudaMemGetInfo(&free_bytes, &total));
     check(total == 1 << 20 && free_bytes == total - 4, "cudaMemGetInfo: %zu of %zu free", free_bytes, total);
     cuda_on_cpu.memory = 80ull << 30;
     cuda_on_cpu_fail("cudaMalloc", cudaErrorMemoryAllocation, 2);
     void *first = nullptr;
-    check(!cudaMalloc(&first, 64) && cudaMalloc(&big, 64) == cudaErrorMemoryAllocation && refused(cudaErrorMemoryAllocation), "the second call fails, as injected");
+    check(!cudaMalloc(&first, 64) && cudaMalloc(&big, 64) == cudaErrorMemoryAllocation &&
+              refused(cudaErrorMemoryAllocation),
+          "the second call fails, as injected");
     MUST(cudaFree(first));
     cuda_on_cpu_fail("LAUNCH", cudaErrorNoKernelImageForDevice, 1);
     LAUNCH(nothing, 1, 32, 0, 0);
@@ -595,7 +653,8 @@ static void test_errors() {
     int both = refused(cudaErrorInvalidValue);
     MUST(cudaSetDevice(0)), MUST(cudaMemGetInfo(&free_here, &total));
     RUN(nothing, 1, 32, 100000, 0);
-    check(both && free_here - free_there == (1 << 20) - 4, "each of two devices has its memory and its kernels' attributes");
+    check(both && free_here - free_there == (1 << 20) - 4,
+          "each of two devices has its memory and its kernels' attributes");
     MUST(cudaFree(big));
     cuda_on_cpu.devices = 1;
     check(cudaSetDevice(1) == cudaErrorInvalidDevice && refused(cudaErrorInvalidDevice), "no second device");
@@ -603,8 +662,10 @@ static void test_errors() {
     cudaPointerAttributes a;
     float *pinned, *managed;
     MUST(cudaHostAlloc(&pinned, 64, cudaHostAllocMapped)), MUST(cudaMallocManaged(&managed, 64));
-    int right = !cudaPointerGetAttributes(&a, d) && a.type == cudaMemoryTypeDevice && !cudaPointerGetAttributes(&a, pinned + 3) && a.type == cudaMemoryTypeHost;
-    right &= !cudaPointerGetAttributes(&a, &a) && a.type == cudaMemoryTypeUnregistered && !cudaPointerGetAttributes(&a, managed) && a.type == cudaMemoryTypeManaged;
+    int right = !cudaPointerGetAttributes(&a, d) && a.type == cudaMemoryTypeDevice &&
+                !cudaPointerGetAttributes(&a, pinned + 3) && a.type == cudaMemoryTypeHost;
+    right &= !cudaPointerGetAttributes(&a, &a) && a.type == cudaMemoryTypeUnregistered &&
+             !cudaPointerGetAttributes(&a, managed) && a.type == cudaMemoryTypeManaged;
     managed[0] = 1; // by the host
     RUN(add, 1, 1, 0, 0, managed, pinned, 3.0f, 0);
     MUST(cudaDeviceSynchronize());
@@ -635,24 +696,30 @@ struct Lt { // one product, column-major
         MUST(cublasLtMatrixLayoutCreate(&c, out, (uint64_t)M, (uint64_t)N, M + pad));
         MUST(cublasLtMatmulPreferenceCreate(&preference));
         size_t workspace = 1 << 16;
-        MUST(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
+        MUST(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                                  sizeof workspace));
         for (int i = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; i <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; i++)
-            MUST(cublasLtMatmulPreferenceSetAttribute(preference, (cublasLtMatmulPreferenceAttributes_t)i, &alignment, 4));
+            MUST(cublasLtMatmulPreferenceSetAttribute(preference, (cublasLtMatmulPreferenceAttributes_t)i, &alignment,
+                                                      4));
         int found = 0;
         MUST(cublasLtMatmulAlgoGetHeuristic(handle, op, a, b, c, c, preference, 1, &best, &found));
         if (found != 1) must(1, "no algorithm");
     }
     ~Lt() {
-        cublasLtMatmulPreferenceDestroy(preference), cublasLtMatrixLayoutDestroy(c), cublasLtMatrixLayoutDestroy(b), cublasLtMatrixLayoutDestroy(a);
+        cublasLtMatmulPreferenceDestroy(preference), cublasLtMatrixLayoutDestroy(c), cublasLtMatrixLayoutDestroy(b),
+            cublasLtMatrixLayoutDestroy(a);
         cublasLtMatmulDescDestroy(op), cublasLtDestroy(handle);
     }
-    cublasStatus_t run(float alpha, const void *A, const void *B, float beta, const void *C, void *D, void *workspace, size_t bytes) {
+    cublasStatus_t run(float alpha, const void *A, const void *B, float beta, const void *C, void *D, void *workspace,
+                       size_t bytes) {
         return cublasLtMatmul(handle, op, &alpha, A, a, B, b, &beta, C, c, D, c, &best.algo, workspace, bytes, 0);
     }
 };
 
-static std::vector<float> run_lt(int M, int N, int K, int ta, int tb, bool bf16_in, bool bf16_out, float beta, double *worst) {
-    int pad = 3, size_a = ((ta ? K : M) + pad) * (ta ? M : K), size_b = ((tb ? N : K) + pad) * (tb ? K : N), size_c = (M + pad) * N;
+static std::vector<float> run_lt(int M, int N, int K, int ta, int tb, bool bf16_in, bool bf16_out, float beta,
+                                 double *worst) {
+    int pad = 3, size_a = ((ta ? K : M) + pad) * (ta ? M : K), size_b = ((tb ? N : K) + pad) * (tb ? K : N),
+        size_c = (M + pad) * N;
     void *a = bf16_in ? (void *)device_bf16((size_t)size_a) : device_floats((size_t)size_a, small),
          *b = bf16_in ? (void *)device_bf16((size_t)size_b) : device_floats((size_t)size_b, small), *workspace;
     void *c = bf16_out ? (void *)device_bf16((size_t)size_c) : device_floats((size_t)size_c, small);
@@ -674,7 +741,8 @@ static std::vector<float> run_lt(int M, int N, int K, int ta, int tb, bool bf16_
             if (i >= M) x = small(at); // between columns nothing is touched
             else {
                 for (int k = 0; k < K; k++)
-                    x += (double)small((size_t)(ta ? i * (K + pad) + k : k * (M + pad) + i)) * small((size_t)(tb ? k * (N + pad) + j : j * (K + pad) + k));
+                    x += (double)small((size_t)(ta ? i * (K + pad) + k : k * (M + pad) + i)) *
+                         small((size_t)(tb ? k * (N + pad) + j : j * (K + pad) + k));
                 x = 0.5 * x + beta * small(at);
             }
             if (bf16_out) x = __bfloat162float(__float2bfloat16((float)x));
@@ -689,32 +757,39 @@ static void test_lt() {
         double worst = 0;
         int M = 1 + i * 13 % 50, N = 260 - i * 23, K = 5 + i * 7;
         run_lt(M, N, K, i & 1, i >> 1 & 1, i % 3 > 0, i % 3 == 2, i & 4 ? 1.0f : 0.0f, &worst);
-        check(worst == 0, "cublasLtMatmul (%d, %d, %d), transposes %d %d, %s into %s: off by %g (sums are exact)", M, N, K, i & 1, i >> 1 & 1, i % 3 ? "bf16" : "fp32",
-            i % 3 == 2 ? "bf16" : "fp32", worst);
+        check(worst == 0, "cublasLtMatmul (%d, %d, %d), transposes %d %d, %s into %s: off by %g (sums are exact)", M, N,
+              K, i & 1, i >> 1 & 1, i % 3 ? "bf16" : "fp32", i % 3 == 2 ? "bf16" : "fp32", worst);
     }
     double ignored = 0;
-    float *x = device_floats(64 * 64, nullptr), *y = device_floats(64 * 64, index_value), *workspace = device_floats(1 << 14, nullptr);
+    float *x = device_floats(64 * 64, nullptr), *y = device_floats(64 * 64, index_value),
+          *workspace = device_floats(1 << 14, nullptr);
     Lt lt(16, 16, 16, 0, 0, CUDA_R_32F, CUDA_R_32F, 0, 256);
     MUST(lt.run(1, y, y + 512, 0, x, x, workspace, 1 << 16)); // beta 0: C is not read, though it is NaN
     for (float f : host_floats(x, 256)) ignored += f;
     check(ignored == ignored, "beta 0 does not read C");
-    check(lt.run(1, y, y + 512, 0, x, x, workspace, 16) == CUBLAS_STATUS_INVALID_VALUE, "too small a workspace is refused");
+    check(lt.run(1, y, y + 512, 0, x, x, workspace, 16) == CUBLAS_STATUS_INVALID_VALUE,
+          "too small a workspace is refused");
     Lt wide(16, 16, 32, 0, 0, CUDA_R_32F, CUDA_R_32F, 0, 256);
     lt.best = wide.best;
-    check(lt.run(1, y, y + 512, 0, x, x, workspace, 1 << 16) == CUBLAS_STATUS_INVALID_VALUE, "an algorithm for another shape is refused");
+    check(lt.run(1, y, y + 512, 0, x, x, workspace, 1 << 16) == CUBLAS_STATUS_INVALID_VALUE,
+          "an algorithm for another shape is refused");
     cublasLtMatrixLayout_t thin;
     int found = 0;
     MUST(cublasLtMatrixLayoutCreate(&thin, CUDA_R_32F, 16, 16, 15));
-    check(cublasLtMatmulAlgoGetHeuristic(lt.handle, lt.op, thin, lt.b, lt.c, lt.c, lt.preference, 1, &lt.best, &found) == CUBLAS_STATUS_INVALID_VALUE && !found,
-        "a leading dimension below the rows is refused");
+    check(cublasLtMatmulAlgoGetHeuristic(lt.handle, lt.op, thin, lt.b, lt.c, lt.c, lt.preference, 1, &lt.best,
+                                         &found) == CUBLAS_STATUS_INVALID_VALUE &&
+              !found,
+          "a leading dimension below the rows is refused");
     cublasLtMatrixLayoutDestroy(thin);
     cuda_on_cpu_fail("cublasLtMatmul", (cudaError_t)CUBLAS_STATUS_EXECUTION_FAILED, 1);
-    check(wide.run(1, y, y + 512, 0, x, x, workspace, 1 << 16) == CUBLAS_STATUS_EXECUTION_FAILED, "a failure of the library, injected");
+    check(wide.run(1, y, y + 512, 0, x, x, workspace, 1 << 16) == CUBLAS_STATUS_EXECUTION_FAILED,
+          "a failure of the library, injected");
     MUST(cudaFree(x)), MUST(cudaFree(y)), MUST(cudaFree(workspace));
 
     // an element's bits depend on its row and its column alone: corners of a large product are the small products
     static const int N = 300, M = 100, K = 777;
-    float *a = device_floats((size_t)(M * K), [](size_t i) { return sinf((float)i); }), *b = device_floats((size_t)(K * N), [](size_t i) { return cosf((float)i); }),
+    float *a = device_floats((size_t)(M * K), [](size_t i) { return sinf((float)i); }),
+          *b = device_floats((size_t)(K * N), [](size_t i) { return cosf((float)i); }),
           *c = device_floats((size_t)(M * N), nullptr);
     workspace = device_floats(1 << 14, nullptr);
     Lt whole(M, N, K, 1, 0, CUDA_R_32F, CUDA_R_32F, 0, 4);
@@ -727,7 +802,8 @@ static void test_lt() {
         MUST(part.run(1, a + (M - m) * K, b + (N - n) * K, 0, c, c, workspace, 1 << 16));
         std::vector<float> small_one = host_floats(c, (size_t)(m * n));
         for (int j = 0; j < n; j++)
-            for (int i = 0; i < m; i++) bad += memcmp(&small_one[(size_t)(j * m + i)], &large[(size_t)((N - n + j) * M + M - m + i)], 4) != 0;
+            for (int i = 0; i < m; i++)
+                bad += memcmp(&small_one[(size_t)(j * m + i)], &large[(size_t)((N - n + j) * M + M - m + i)], 4) != 0;
     }
     check(!bad, "parts of a product have the bits of the whole: %d differ", bad);
     double start = emu::now();
@@ -740,7 +816,8 @@ static void test_lt() {
 // ---------------------------------------------------------------------------
 // seeds
 
-__global__ void row_sums(float *out, const float *x, int columns) { // a block a row: lanes, then warps, in a fixed order
+__global__ void row_sums(float *out, const float *x,
+                         int columns) { // a block a row: lanes, then warps, in a fixed order
     SHARED(float, parts, 8);
     float sum = 0;
     for (int i = (int)threadIdx.x; i < columns; i += 256) sum += x[(int)blockIdx.x * columns + i];
@@ -761,7 +838,9 @@ static uint64_t sums_and_product() {
     return fingerprint(fingerprint(1, sums.data(), sums.size() * 4), c.data(), c.size() * 4);
 }
 
-static void test_seeds() { check(!different_bits(sums_and_product), "reductions and products: %d seeds give equal bits", SEEDS); }
+static void test_seeds() {
+    check(!different_bits(sums_and_product), "reductions and products: %d seeds give equal bits", SEEDS);
+}
 
 // ---------------------------------------------------------------------------
 // planted errors
@@ -848,7 +927,9 @@ __global__ void too_much_static(float *p) {
     SHARED(float, s, 12289);
     s[threadIdx.x] = *p;
 }
-template <typename I> __global__ void far_row(float *logits, int row, int columns) { logits[(I)row * (I)columns + (I)threadIdx.x] = 1; }
+template <typename I> __global__ void far_row(float *logits, int row, int columns) {
+    logits[(I)row * (I)columns + (I)threadIdx.x] = 1;
+}
 __global__ void deep(float *p, int n) {
     volatile char big[4096];
     big[n % 4096] = 1;
@@ -881,7 +962,8 @@ static uint64_t reused_too_early() { // a pinned buffer is filled again before i
 
 static void test_planted() {
     printf("planted errors, by row of README.md's table\n");
-    planted("1: a stream that does not wait for another's event", "add", [] { disagree("add", [] { return ping_pong(0); }); });
+    planted("1: a stream that does not wait for another's event", "add",
+            [] { disagree("add", [] { return ping_pong(0); }); });
     planted("1: a launch's error that nobody asks for", "kernel nothing|empty", [] {
         LAUNCH(nothing, 0, 32, 0, 0);
         LAUNCH(nothing, 1, 32, 0, 0);
@@ -895,32 +977,37 @@ static void test_planted() {
         float h[64], *d = device_floats(64, nullptr);
         RUN(add, 1, 64, 0, 0, d, h, 1.0f, 64);
     });
-    planted("3: a kernel is given pinned memory that is not mapped", "kernel add, argument 2 should be device memory|pinned host memory", [] {
-        float *h, *d = device_floats(64, nullptr);
-        MUST(cudaMallocHost(&h, 256));
-        RUN(add, 1, 64, 0, 0, d, h, 1.0f, 64);
-    });
-    planted("3: a memset of pinned memory that is not mapped", "the memory of cudaMemsetAsync should be device memory|pinned host memory", [] {
-        float *h;
-        MUST(cudaMallocHost(&h, 256));
-        cudaMemsetAsync(h, 0, 256, 0);
-    });
-    planted("3: a memset of another device's memory", "the memory of cudaMemsetAsync at|memory of device 0, used by device 1", [] {
-        cuda_on_cpu.devices = 2;
-        float *there = device_floats(64, small);
-        MUST(cudaSetDevice(1));
-        cudaMemsetAsync(there, 0, 256, 0);
-    });
-    planted("3: a kernel is given another device's memory", "kernel add, argument 2 at|memory of device 0, used by device 1", [] {
-        cuda_on_cpu.devices = 2;
-        float *there = device_floats(64, small);
-        MUST(cudaSetDevice(1));
-        RUN(add, 1, 64, 0, 0, device_floats(64, small), there, 1.0f, 64);
-    });
-    planted("3: a copy goes the other way than it says", "the destination of cudaMemcpyAsync should be device memory", [] {
-        float h[4], *d = device_floats(4, nullptr);
-        cudaMemcpyAsync(h, d, 16, cudaMemcpyHostToDevice, 0);
-    });
+    planted("3: a kernel is given pinned memory that is not mapped",
+            "kernel add, argument 2 should be device memory|pinned host memory", [] {
+                float *h, *d = device_floats(64, nullptr);
+                MUST(cudaMallocHost(&h, 256));
+                RUN(add, 1, 64, 0, 0, d, h, 1.0f, 64);
+            });
+    planted("3: a memset of pinned memory that is not mapped",
+            "the memory of cudaMemsetAsync should be device memory|pinned host memory", [] {
+                float *h;
+                MUST(cudaMallocHost(&h, 256));
+                cudaMemsetAsync(h, 0, 256, 0);
+            });
+    planted("3: a memset of another device's memory",
+            "the memory of cudaMemsetAsync at|memory of device 0, used by device 1", [] {
+                cuda_on_cpu.devices = 2;
+                float *there = device_floats(64, small);
+                MUST(cudaSetDevice(1));
+                cudaMemsetAsync(there, 0, 256, 0);
+            });
+    planted("3: a kernel is given another device's memory",
+            "kernel add, argument 2 at|memory of device 0, used by device 1", [] {
+                cuda_on_cpu.devices = 2;
+                float *there = device_floats(64, small);
+                MUST(cudaSetDevice(1));
+                RUN(add, 1, 64, 0, 0, device_floats(64, small), there, 1.0f, 64);
+            });
+    planted("3: a copy goes the other way than it says", "the destination of cudaMemcpyAsync should be device memory",
+            [] {
+                float h[4], *d = device_floats(4, nullptr);
+                cudaMemcpyAsync(h, d, 16, cudaMemcpyHostToDevice, 0);
+            });
     planted("3: a copy is longer than its memory", "of 68 bytes begins at byte 0 of an allocation of 64", [] {
         float h[17], *d = device_floats(16, nullptr);
         cudaMemcpy(h, d, 68, cudaMemcpyDeviceToHost);
@@ -983,18 +1070,20 @@ static void test_planted() {
         cudaDeviceSynchronize();
     });
     if (CUDA_ON_CPU_RACES) {
-        planted("4: a missing __syncthreads, as a race", "kernel no_barrier, |byte |of shared array x|no barrier between", [] {
-            RUN(no_barrier, 1, 64, 0, 0, device_ints(64));
-            cudaDeviceSynchronize();
-        });
+        planted("4: a missing __syncthreads, as a race",
+                "kernel no_barrier, |byte |of shared array x|no barrier between", [] {
+                    RUN(no_barrier, 1, 64, 0, 0, device_ints(64));
+                    cudaDeviceSynchronize();
+                });
         planted("4: a missing __syncwarp, as a race", "kernel no_syncwarp, |of shared array x|no barrier between", [] {
             RUN(no_syncwarp, 1, 32, 0, 0, device_ints(128));
             cudaDeviceSynchronize();
         });
-        planted("4: a shuffle in place of a __syncwarp, as a race", "kernel only_shuffled, |of shared array x|no barrier between", [] {
-            RUN(only_shuffled, 1, 32, 0, 0, device_ints(32));
-            cudaDeviceSynchronize();
-        });
+        planted("4: a shuffle in place of a __syncwarp, as a race",
+                "kernel only_shuffled, |of shared array x|no barrier between", [] {
+                    RUN(only_shuffled, 1, 32, 0, 0, device_ints(32));
+                    cudaDeviceSynchronize();
+                });
     }
 #if defined(TEST_UBSAN) && !defined(__clang__) // clang 14 lets it pass
     planted("6: a misaligned vector, plainly", "kernel misaligned_plain, |UndefinedBehaviorSanitizer", [] {
@@ -1044,11 +1133,12 @@ static void test_planted() {
         RUN((far_row<int>), 1, 32, 0, 0, logits, 16777, 128256);
         cudaDeviceSynchronize();
     });
-    planted("11: cuBLASLt is promised more alignment than there is", "cublasLtMatmul: B at |not aligned to 256 bytes", [] {
-        float *x = device_floats(4096, small);
-        Lt lt(16, 16, 16, 0, 0, CUDA_R_32F, CUDA_R_32F, 0, 256);
-        lt.run(1, x, x + 260, 0, x + 1024, x + 1024, x + 2048, 4096);
-    });
+    planted("11: cuBLASLt is promised more alignment than there is", "cublasLtMatmul: B at |not aligned to 256 bytes",
+            [] {
+                float *x = device_floats(4096, small);
+                Lt lt(16, 16, 16, 0, 0, CUDA_R_32F, CUDA_R_32F, 0, 256);
+                lt.run(1, x, x + 260, 0, x + 1024, x + 1024, x + 2048, 4096);
+            });
     planted("11: cuBLASLt's D overlaps A", "cublasLtMatmul: D overlaps A", [] {
         float *x = device_floats(4096, small);
         Lt lt(16, 16, 16, 0, 0, CUDA_R_32F, CUDA_R_32F, 0, 256);
@@ -1072,7 +1162,8 @@ static void test_planted() {
     });
     check(cudaGetLastError() == cudaSuccess, "nothing is left of it here");
     cuda_on_cpu_fail("cudaStreamSynchronize", cudaErrorIllegalAddress, 1);
-    check(cudaStreamSynchronize(0) == cudaErrorIllegalAddress && cudaGetLastError() == cudaErrorIllegalAddress && cudaDeviceSynchronize() == cudaErrorIllegalAddress,
+    check(cudaStreamSynchronize(0) == cudaErrorIllegalAddress && cudaGetLastError() == cudaErrorIllegalAddress &&
+              cudaDeviceSynchronize() == cudaErrorIllegalAddress,
           "an illegal address persists, injected");
 }
 

@@ -85,7 +85,8 @@ static void planted(const char *title, const char *texts, void (*wrong)(void)) {
     waitpid(child, &status, 0);
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
     size_t line = said.rfind("CUDA on a CPU: ");
-    bool report = CUDA_ON_CPU_ASAN && said.find("AddressSanitizer") != std::string::npos, all = line != std::string::npos && (report || code == 3);
+    bool report = CUDA_ON_CPU_ASAN && said.find("AddressSanitizer") != std::string::npos,
+         all = line != std::string::npos && (report || code == 3);
     std::string wanted = texts, missing;
     for (size_t from = 0; all && from <= wanted.size();) {
         size_t to = std::min(wanted.find('|', from), wanted.size());
@@ -95,7 +96,9 @@ static void planted(const char *title, const char *texts, void (*wrong)(void)) {
         if (report) break;
     }
     check(all, "%s", title);
-    if (!all) printf("       exit code %d, wanted 3 and \"%s\", said: %.600s\n", code, missing.c_str(), said.substr(line == std::string::npos ? 0 : line).c_str());
+    if (!all)
+        printf("       exit code %d, wanted 3 and \"%s\", said: %.600s\n", code, missing.c_str(),
+               said.substr(line == std::string::npos ? 0 : line).c_str());
     else printf("         %s", said.substr(line).c_str());
 }
 #endif

@@ -16,7 +16,13 @@ struct Rank {
     uint64_t hash; // what it has seen
 };
 
-static struct { int ranks, blocking, same_device; ncclUniqueId id; void (*body)(Rank *); pthread_barrier_t barrier; Rank of[MAX_RANKS]; } run;
+static struct {
+    int ranks, blocking, same_device;
+    ncclUniqueId id;
+    void (*body)(Rank *);
+    pthread_barrier_t barrier;
+    Rank of[MAX_RANKS];
+} run;
 
 static void nc_must(ncclResult_t e, const char *what) {
     if (e == ncclSuccess) return;
@@ -31,7 +37,12 @@ static ncclResult_t settled(ncclComm_t comm) { // until it is in progress no mor
     return state;
 }
 /* A call on a communicator that may not block. */
-#define DO(call, comm) do { ncclResult_t e_ = (call); if (e_ == ncclInProgress) e_ = settled(comm); nc_must(e_, #call); } while (0)
+#define DO(call, comm)                                                                                                 \
+    do {                                                                                                               \
+        ncclResult_t e_ = (call);                                                                                      \
+        if (e_ == ncclInProgress) e_ = settled(comm);                                                                  \
+        nc_must(e_, #call);                                                                                            \
+    } while (0)
 
 static ncclConfig_t config_of(const char *name) {
     ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
@@ -42,7 +53,8 @@ static ncclConfig_t config_of(const char *name) {
 static void *rank_main(void *arg) {
     Rank *r = (Rank *)arg;
     MUST(cudaSetDevice(run.same_device ? 0 : r->rank));
-    MUST(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking)), MUST(cudaStreamCreateWithFlags(&r->second, cudaStreamNonBlocking));
+    MUST(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking)),
+        MUST(cudaStreamCreateWithFlags(&r->second, cudaStreamNonBlocking));
     ncclConfig_t config = config_of("world");
     if (!run.same_device) DO(ncclCommInitRankConfig(&r->world, r->ranks, run.id, r->rank, &config), r->world);
     run.body(r);
@@ -80,7 +92,9 @@ __global__ void scale(float *x, float a, int n) {
 // ---------------------------------------------------------------------------
 // every collective, type and reduction; in place and not
 
-static double value_of(int rank, size_t i) { return (double)((i * 7 + (size_t)rank * 5) % 11); } // sums are exact in bf16
+static double value_of(int rank, size_t i) {
+    return (double)((i * 7 + (size_t)rank * 5) % 11);
+} // sums are exact in bf16
 
 static void put(void *to, int type, size_t i, double v) {
     if (type == ncclFloat) ((float *)to)[i] = (float)v;
@@ -100,8 +114,11 @@ static void count_bad(Rank *r, const void *device, size_t bytes, const void *wan
 }
 
 static void collectives(Rank *r) {
-    static const struct { ncclDataType_t type; size_t bytes; } types[] = {{ncclInt8, 1}, {ncclUint8, 1}, {ncclInt32, 4}, {ncclUint32, 4}, {ncclInt64, 8}, {ncclUint64, 8},
-                                                                          {ncclFloat, 4}, {ncclBfloat16, 2}};
+    static const struct {
+        ncclDataType_t type;
+        size_t bytes;
+    } types[] = {{ncclInt8, 1},  {ncclUint8, 1},  {ncclInt32, 4}, {ncclUint32, 4},
+                 {ncclInt64, 8}, {ncclUint64, 8}, {ncclFloat, 4}, {ncclBfloat16, 2}};
     size_t R = (size_t)r->ranks, me = (size_t)r->rank;
     char *send, *recv;
     MUST(cudaMalloc(&send, R * COUNT * 8));
@@ -109,15 +126,20 @@ static void collectives(Rank *r) {
     for (auto &t : types)
         for (int in_place = 0; in_place < 2; in_place++)
             for (ncclRedOp_t op : {ncclSum, ncclMax}) {
-                std::vector<char> mine(R * COUNT * 8), want(R * COUNT * 8), part(COUNT * 8), sums(R * COUNT * 8), root(R * COUNT * 8);
+                std::vector<char> mine(R * COUNT * 8), want(R * COUNT * 8), part(COUNT * 8), sums(R * COUNT * 8),
+                    root(R * COUNT * 8);
                 for (size_t i = 0; i < R * COUNT; i++) {
                     double all = op == ncclSum ? 0 : -1;
-                    for (int k = 0; k < r->ranks; k++) all = op == ncclSum ? all + value_of(k, i) : fmax(all, value_of(k, i));
+                    for (int k = 0; k < r->ranks; k++)
+                        all = op == ncclSum ? all + value_of(k, i) : fmax(all, value_of(k, i));
                     put(mine.data(), t.type, i, value_of(r->rank, i)), put(sums.data(), t.type, i, all);
-                    put(want.data(), t.type, i, value_of((int)(i / COUNT), i % COUNT)), put(root.data(), t.type, i, value_of(r->ranks - 1, i));
+                    put(want.data(), t.type, i, value_of((int)(i / COUNT), i % COUNT)),
+                        put(root.data(), t.type, i, value_of(r->ranks - 1, i));
                 }
                 size_t piece = COUNT * t.bytes;
-                auto fresh = [&](char *to, const char *from, size_t bytes) { MUST(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, r->stream)); };
+                auto fresh = [&](char *to, const char *from, size_t bytes) {
+                    MUST(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, r->stream));
+                };
                 char *from = in_place ? recv + me * piece : send;
                 fresh(from, mine.data(), piece);
                 DO(ncclAllGather(from, recv, COUNT, t.type, r->world, r->stream), r->world);
@@ -139,7 +161,8 @@ static void collectives(Rank *r) {
     NC(ncclMemFree(recv));
 }
 
-/* Sends around the ring in groups, some to oneself; two collectives in a group; a source that a kernel writes just before. */
+/* Sends around the ring in groups, some to oneself; two collectives in a group; a source that a kernel writes just
+ * before. */
 static void groups(Rank *r) {
     int next = (r->rank + 1) % r->ranks, before = (r->rank + r->ranks - 1) % r->ranks;
     float *x = device_floats(64, NULL), want[64];
@@ -149,9 +172,11 @@ static void groups(Rank *r) {
         MUST(cudaMemcpyAsync(x, h.data(), 256, cudaMemcpyHostToDevice, r->stream));
         RUN(scale, 1, 64, 0, r->stream, x, 10.0f, 32); // 10 rank + 1
         NC(ncclGroupStart());
-        NC(ncclSend(x, 16, ncclFloat, next, r->world, r->stream)), NC(ncclRecv(x + 32, 16, ncclFloat, before, r->world, r->stream));
+        NC(ncclSend(x, 16, ncclFloat, next, r->world, r->stream)),
+            NC(ncclRecv(x + 32, 16, ncclFloat, before, r->world, r->stream));
         NC(ncclGroupStart());
-        NC(ncclSend(x + 16, 8, ncclFloat, r->rank, r->world, r->stream)), NC(ncclRecv(x + 48, 8, ncclFloat, r->rank, r->world, r->stream));
+        NC(ncclSend(x + 16, 8, ncclFloat, r->rank, r->world, r->stream)),
+            NC(ncclRecv(x + 48, 8, ncclFloat, r->rank, r->world, r->stream));
         NC(ncclGroupEnd());
         DO(ncclGroupEnd(), r->world);
         NC(ncclGroupStart());
@@ -161,8 +186,11 @@ static void groups(Rank *r) {
         NC(ncclGroupStart());
         NC(ncclGroupEnd()); // nothing
         for (int i = 0; i < 64; i++)
-            want[i] = i < 32 ? 10.0f * (float)r->rank + 1 : i < 48 ? 10.0f * (float)before + 1 : i < 56 ? 10.0f * (float)r->rank + 1 :
-                      i < 60 ? (float)(r->ranks * (r->ranks - 1) / 2) : 0;
+            want[i] = i < 32   ? 10.0f * (float)r->rank + 1
+                      : i < 48 ? 10.0f * (float)before + 1
+                      : i < 56 ? 10.0f * (float)r->rank + 1
+                      : i < 60 ? (float)(r->ranks * (r->ranks - 1) / 2)
+                               : 0;
         count_bad(r, x, 256, want);
     }
     ncclComm_t other = NULL;
@@ -176,7 +204,8 @@ static void groups(Rank *r) {
         NC(ncclAllReduce(x, x, 8, ncclFloat, ncclMax, r->world, r->stream));
         if (!first) NC(ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclMax, other, r->stream));
         ncclResult_t e = ncclGroupEnd();
-        if (e == ncclInProgress) e = settled(i % 2 ? other : r->world) ? ncclInternalError : settled(i % 2 ? r->world : other);
+        if (e == ncclInProgress)
+            e = settled(i % 2 ? other : r->world) ? ncclInternalError : settled(i % 2 ? r->world : other);
         NC(e);
     }
     for (int i = 0; i < 16; i++) want[i] = 10.0f * (float)(r->ranks - 1) + 1;
@@ -206,7 +235,8 @@ static void overlap(Rank *r) {
     MUST(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking));
     for (int i = 0; i < 2; i++) {
         full[i] = device_floats(N * R, NULL);
-        for (cudaEvent_t *e : {&ready[i], &freed[i], &done[i]}) MUST(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
+        for (cudaEvent_t *e : {&ready[i], &freed[i], &done[i]})
+            MUST(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
     }
     std::vector<float> h(N * LAYERS);
     for (size_t i = 0; i < h.size(); i++) h[i] = (float)((i * 3 + (size_t)r->rank) % 17);
@@ -264,14 +294,20 @@ static void two_streams(Rank *r) {
 }
 
 static void test_results() {
-    static const struct { const char *name; void (*body)(Rank *); } bodies[] = {{"collectives of every type", collectives}, {"sends, receives and groups", groups},
-                                                                                {"two communicators on two streams", overlap}, {"one communicator on two streams", two_streams}};
+    static const struct {
+        const char *name;
+        void (*body)(Rank *);
+    } bodies[] = {{"collectives of every type", collectives},
+                  {"sends, receives and groups", groups},
+                  {"two communicators on two streams", overlap},
+                  {"one communicator on two streams", two_streams}};
     for (auto &b : bodies)
         for (int ranks = 2; ranks <= MAX_RANKS; ranks++) {
             int different = 0;
             bad = 0, run_ranks = ranks, run_body = b.body;
             for (run_blocking = 0; run_blocking < 2; run_blocking++) different += different_bits(run_once);
-            check(!different && !bad, "%s, %d ranks: %d of %d seeds differ, %d results are wrong", b.name, ranks, different, 2 * SEEDS, bad);
+            check(!different && !bad, "%s, %d ranks: %d of %d seeds differ, %d results are wrong", b.name, ranks,
+                  different, 2 * SEEDS, bad);
         }
     bad = 0;
     on_ranks(1, 0, collectives), on_ranks(1, 1, groups);
@@ -316,7 +352,8 @@ static void splits(Rank *r) { // 4 ranks: pairs in turned order; a group of thre
     NC(ncclCommRegister(pair, x, 16, &handle));
     DO(ncclAllGather(x, x + 2, 1, ncclFloat, pair, r->stream), pair);
     if (three) DO(ncclAllReduce(x, x, 1, ncclFloat, ncclSum, three, r->stream), three);
-    want[0] = three ? 5 : (float)r->rank, want[1] = 0, want[2] = (float)(2 + r->rank % 2), want[3] = (float)(r->rank % 2);
+    want[0] = three ? 5 : (float)r->rank, want[1] = 0, want[2] = (float)(2 + r->rank % 2),
+    want[3] = (float)(r->rank % 2);
     count_bad(r, x, 16, want);
     NC(ncclCommDeregister(pair, handle));
     DO(ncclCommFinalize(pair), pair);
@@ -342,7 +379,8 @@ static void duplicates(Rank *r) {
     ncclComm_t comm = NULL;
     ncclResult_t e = ncclCommInitRankConfig(&comm, r->ranks, run.id, r->rank, &config);
     if (e == ncclInProgress) e = settled(comm);
-    if (e != ncclInvalidUsage || !strstr(ncclGetLastError(comm), "Duplicate GPU") || (run.blocking && comm)) __atomic_add_fetch(&seen.bad, 1, __ATOMIC_RELAXED);
+    if (e != ncclInvalidUsage || !strstr(ncclGetLastError(comm), "Duplicate GPU") || (run.blocking && comm))
+        __atomic_add_fetch(&seen.bad, 1, __ATOMIC_RELAXED);
     pthread_barrier_wait(&run.barrier);
     if (comm) NC(ncclCommAbort(comm));
 }
@@ -357,11 +395,14 @@ static void test_communicators() {
     run_ranks = 4, run_body = splits, bad = 0, seen.bad = 0;
     int different = 0;
     for (run_blocking = 0; run_blocking < 2; run_blocking++) different += different_bits(run_once);
-    check(!different && !bad && !seen.bad, "splits by color and key, and no color: %d of %d seeds differ, %d wrong", different, 2 * SEEDS, bad + seen.bad);
-    check(seen.null_child > 0 && seen.null_child < 4 * SEEDS, "a split is NULL until its parent is ready, %d times of %d", seen.null_child, 4 * SEEDS);
+    check(!different && !bad && !seen.bad, "splits by color and key, and no color: %d of %d seeds differ, %d wrong",
+          different, 2 * SEEDS, bad + seen.bad);
+    check(seen.null_child > 0 && seen.null_child < 4 * SEEDS,
+          "a split is NULL until its parent is ready, %d times of %d", seen.null_child, 4 * SEEDS);
     cuda_on_cpu.seed = 3;
     on_ranks(2, 0, progress);
-    check(seen.in_progress > 0 && seen.in_progress < 32, "a collective is in progress, %d times of 32", seen.in_progress);
+    check(seen.in_progress > 0 && seen.in_progress < 32, "a collective is in progress, %d times of 32",
+          seen.in_progress);
     cuda_on_cpu.seed = 1;
     for (int blocking = 0; blocking < 2; blocking++) {
         seen.bad = 0;
@@ -385,7 +426,8 @@ static void refusals(Rank *r) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t comm;
     config.minCTAs = 4, config.maxCTAs = 2;
-    wrong += ncclCommSplit(r->world, 0, 0, &comm, &config) != ncclInvalidArgument || !strstr(ncclGetLastError(r->world), "ncclCommSplit");
+    wrong += ncclCommSplit(r->world, 0, 0, &comm, &config) != ncclInvalidArgument ||
+             !strstr(ncclGetLastError(r->world), "ncclCommSplit");
     if (!r->rank) {
         cuda_on_cpu_fail("ncclAllReduce", (cudaError_t)ncclSystemError, 1);
         wrong += ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream) != ncclSystemError;
@@ -403,13 +445,15 @@ static void refusals(Rank *r) {
 
 static void traffic(Rank *r) {
     float *x = device_floats(64, small);
-    NC(ncclAllGather(x, x + 16, 4, ncclFloat, r->world, r->stream));          // 48 each
+    NC(ncclAllGather(x, x + 16, 4, ncclFloat, r->world, r->stream));              // 48 each
     NC(ncclReduceScatter(x, x + 32, 4, ncclFloat, ncclSum, r->world, r->stream)); // 48
-    NC(ncclAllReduce(x, x, 16, ncclFloat, ncclSum, r->world, r->stream));     // 96
-    NC(ncclBroadcast(x, x, 16, ncclFloat, 2, r->world, r->stream));           // 64, not the root
+    NC(ncclAllReduce(x, x, 16, ncclFloat, ncclSum, r->world, r->stream));         // 96
+    NC(ncclBroadcast(x, x, 16, ncclFloat, 2, r->world, r->stream));               // 64, not the root
     NC(ncclGroupStart());
-    NC(ncclSend(x, 2, ncclFloat, 3 - r->rank, r->world, r->stream)), NC(ncclRecv(x + 8, 2, ncclFloat, 3 - r->rank, r->world, r->stream)); // 8
-    NC(ncclSend(x, 2, ncclFloat, r->rank, r->world, r->stream)), NC(ncclRecv(x + 10, 2, ncclFloat, r->rank, r->world, r->stream));        // 0
+    NC(ncclSend(x, 2, ncclFloat, 3 - r->rank, r->world, r->stream)),
+        NC(ncclRecv(x + 8, 2, ncclFloat, 3 - r->rank, r->world, r->stream)); // 8
+    NC(ncclSend(x, 2, ncclFloat, r->rank, r->world, r->stream)),
+        NC(ncclRecv(x + 10, 2, ncclFloat, r->rank, r->world, r->stream)); // 0
     NC(ncclGroupEnd());
     MUST(cudaStreamSynchronize(r->stream));
     MUST(cudaFree(x));
@@ -434,7 +478,8 @@ static void clocks(Rank *r) { // ranks begin at times of their own, and end a co
     RUN(scale, 1, 1000, 0, r->second, x + 512, 1.0f, 0); // meanwhile
     MUST(cudaEventRecord(e[3], r->second));
     MUST(cudaStreamSynchronize(r->stream)), MUST(cudaStreamSynchronize(r->second));
-    MUST(cudaEventElapsedTime(&times[r->rank][0], e[0], e[1])), MUST(cudaEventElapsedTime(&times[r->rank][1], e[1], e[2]));
+    MUST(cudaEventElapsedTime(&times[r->rank][0], e[0], e[1])),
+        MUST(cudaEventElapsedTime(&times[r->rank][1], e[1], e[2]));
     MUST(cudaEventElapsedTime(&times[r->rank][2], e[0], e[3]));
     r->hash = fingerprint(r->hash, times[r->rank], sizeof times[0]);
     for (cudaEvent_t i : e) MUST(cudaEventDestroy(i));
@@ -448,24 +493,28 @@ static void test_clock() {
     double moved = 5 + (double)(2 * 2 * 4096 / 3) * 2e-4;
     int right = 1;
     for (int i = 0; i < 3; i++) {
-        right &= fabs(times[i][0] * 1e3 - (1 + 2 + 10 * (i + 1))) < 1e-3 && fabs(times[i][1] * 1e3 - (20 - 10 * i + moved)) < 1e-3;
+        right &= fabs(times[i][0] * 1e3 - (1 + 2 + 10 * (i + 1))) < 1e-3 &&
+                 fabs(times[i][1] * 1e3 - (20 - 10 * i + moved)) < 1e-3;
         right &= fabs(times[i][2] * 1e3 - 8) < 1e-3; // queued 5 us after e[0]
     }
-    check(!different && right, "a collective ends with its last rank: %g, %g, %g ms; a kernel meanwhile: %g ms; %d of %d seeds differ", times[0][1], times[1][1],
-          times[2][1], times[0][2], different, 2 * SEEDS);
+    check(!different && right,
+          "a collective ends with its last rank: %g, %g, %g ms; a kernel meanwhile: %g ms; %d of %d seeds differ",
+          times[0][1], times[1][1], times[2][1], times[0][2], different, 2 * SEEDS);
 }
 
 // ---------------------------------------------------------------------------
 // lost ranks
 
-static void lost(Rank *r) { // rank 1 is lost at its third call; each polls until a deadline, aborts all it has, and goes on
+static void lost(
+    Rank *r) { // rank 1 is lost at its third call; each polls until a deadline, aborts all it has, and goes on
     float *x = device_floats(16, NULL), h[16] = {1, 2, 3};
     ncclComm_t other = NULL;
     ncclConfig_t config = config_of("other");
     DO(ncclCommSplit(r->world, 0, 0, &other, &config), r->world);
     ncclResult_t state = settled(other);
     MUST(cudaMemcpyAsync(x, h, 64, cudaMemcpyHostToDevice, r->stream));
-    for (int i = 0; i < 2; i++) DO(ncclAllReduce(x, x, 2, ncclFloat, ncclSum, i ? other : r->world, r->stream), i ? other : r->world);
+    for (int i = 0; i < 2; i++)
+        DO(ncclAllReduce(x, x, 2, ncclFloat, ncclSum, i ? other : r->world, r->stream), i ? other : r->world);
     MUST(cudaStreamSynchronize(r->stream));
     DO(ncclAllReduce(x, x, 2, ncclFloat, ncclSum, r->world, r->stream), r->world);
     RUN(scale, 1, 16, 0, r->stream, x, 1.0f, 16);
@@ -498,7 +547,9 @@ static void remote(Rank *r) { // rank 0 fails at its second call: the others are
     while (r->rank && state != ncclRemoteError) NC(ncclCommGetAsyncError(r->world, &state));
     pthread_barrier_wait(&run.barrier);
     NC(ncclCommGetAsyncError(r->world, &state));
-    int wrong = r->rank ? state != ncclRemoteError || ncclAllReduce(x, x, 4, ncclFloat, ncclSum, r->world, r->stream) != ncclRemoteError : e != ncclSuccess || state != ncclSuccess;
+    int wrong = r->rank ? state != ncclRemoteError ||
+                              ncclAllReduce(x, x, 4, ncclFloat, ncclSum, r->world, r->stream) != ncclRemoteError
+                        : e != ncclSuccess || state != ncclSuccess;
     NC(ncclCommAbort(r->world));
     r->world = NULL;
     MUST(cudaStreamSynchronize(r->stream)), MUST(cudaFree(x));
@@ -516,7 +567,8 @@ static void test_lost() {
             cuda_on_cpu.nccl_error = nullptr;
         }
     cuda_on_cpu.seed = 1;
-    check(!bad && !seen.bad, "a rank is lost, or fails: the others time out, or are told; abort; streams go on: %d wrong", bad + seen.bad);
+    check(!bad && !seen.bad,
+          "a rank is lost, or fails: the others time out, or are told; abort; streams go on: %d wrong", bad + seen.bad);
 }
 
 // ---------------------------------------------------------------------------
@@ -547,7 +599,8 @@ static void buffers(Rank *r) {
     if (which == 0) ncclAllReduce(one ? of_rank_0 : x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
     if (which == 1) ncclAllReduce(one ? host : x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
     if (which == 2) ncclAllGather(x, x + 8, 32, ncclFloat, r->world, r->stream);
-    if (which == 3) cuda_on_cpu_red_zone(x + 7, 4, r->stream), ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+    if (which == 3)
+        cuda_on_cpu_red_zone(x + 7, 4, r->stream), ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
     if (which == 4) ncclAllReduce((char *)x + 2, (char *)x + 2, 8, ncclFloat, ncclSum, r->world, r->stream);
     if (which == 5) ncclAllGather(x, x, 8, ncclFloat, r->world, r->stream); // in place for rank 0 alone
     if (which == 6) ncclReduceScatter(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
@@ -585,7 +638,8 @@ static void misuse(Rank *r) {
     }
     if (which == 12) {
         NC(ncclGroupStart());
-        NC(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream)), NC(ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclSum, r->world, r->second));
+        NC(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream)),
+            NC(ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclSum, r->world, r->second));
         ncclGroupEnd();
     }
     MUST(cudaStreamSynchronize(r->stream));
@@ -602,24 +656,29 @@ static void impatient(Rank *r) { // not blocking
         ncclCommInitRankConfig(&comm, 2, id, r->rank, &config);
         ncclAllReduce(x, x, 8, ncclFloat, ncclSum, comm, r->stream);
     }
-    if (which == 1) ncclCommSplit(r->world, 0, 0, &comm, &config), ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+    if (which == 1)
+        ncclCommSplit(r->world, 0, 0, &comm, &config), ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
     if (which == 5) {
         DO(ncclCommSplit(r->world, 0, 0, &comm, &config), r->world);
         settled(comm);
     }
     for (int i = 0; i < 20 && which == 5; i++) {
-        ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream), ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclSum, comm, r->second);
+        ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream),
+            ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclSum, comm, r->second);
         settled(r->world), settled(comm);
     }
     for (int i = 0; i < 20 && which == 2; i++) ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
     for (int i = 0; i < 20 && which == 3; i++)
-        if (ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream) == ncclInProgress) RUN(scale, 1, 8, 0, r->stream, x, 1.0f, 8);
+        if (ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream) == ncclInProgress)
+            RUN(scale, 1, 8, 0, r->stream, x, 1.0f, 8);
     for (int i = 0; i < 20 && which == 4; i++)
-        if (ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream) == ncclInProgress) cudaStreamSynchronize(r->stream);
+        if (ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream) == ncclInProgress)
+            cudaStreamSynchronize(r->stream);
     MUST(cudaStreamSynchronize(r->stream));
 }
 
-static void two_orders(Rank *r) { // 0: two collectives; 1: a send and a collective; 2: the second rank is late; 3: in a group
+static void two_orders(
+    Rank *r) { // 0: two collectives; 1: a send and a collective; 2: the second rank is late; 3: in a group
     float *x = device_floats(64, small);
     ncclComm_t other;
     ncclConfig_t config = config_of("other");
@@ -629,7 +688,9 @@ static void two_orders(Rank *r) { // 0: two collectives; 1: a send and a collect
         bool on_other = i == (r->rank == 1);
         if (on_other && which == 1 && r->rank) NC(ncclSend(x, 8, ncclFloat, 0, other, r->second));
         else if (on_other && which == 1) NC(ncclRecv(x, 8, ncclFloat, 1, other, r->second));
-        else NC(ncclAllReduce(x + 8 * i, x + 8 * i, 8, ncclFloat, ncclSum, on_other ? other : r->world, on_other ? r->second : r->stream));
+        else
+            NC(ncclAllReduce(x + 8 * i, x + 8 * i, 8, ncclFloat, ncclSum, on_other ? other : r->world,
+                             on_other ? r->second : r->stream));
         if (which == 2 && r->rank) usleep(20000);
     }
     if (which == 3) NC(ncclGroupEnd());
@@ -638,7 +699,8 @@ static void two_orders(Rank *r) { // 0: two collectives; 1: a send and a collect
     NC(ncclCommDestroy(other));
 }
 
-static void send_first(Rank *r) { // 0: both ranks; 1: a send and a collective of one communicator; 2: on another stream; 3: right, in a group
+static void send_first(Rank *r) { // 0: both ranks; 1: a send and a collective of one communicator; 2: on another
+                                  // stream; 3: right, in a group
     float *x = device_floats(64, small);
     cudaStream_t other = which == 2 ? r->second : r->stream;
     if (which == 3) NC(ncclGroupStart());
@@ -650,7 +712,8 @@ static void send_first(Rank *r) { // 0: both ranks; 1: a send and a collective o
     MUST(cudaFree(x));
 }
 
-static void unordered(Rank *r) { // in one order, but nothing says that the first is over: NCCL_LAUNCH_ORDER_IMPLICIT is not set
+static void unordered(
+    Rank *r) { // in one order, but nothing says that the first is over: NCCL_LAUNCH_ORDER_IMPLICIT is not set
     float *x = device_floats(64, small);
     ncclComm_t other;
     ncclConfig_t config = config_of("other");
@@ -678,30 +741,44 @@ static void hasty_kernel(Rank *r) { // another stream reads what is gathered, an
     MUST(cudaFree(x));
 }
 
-#define MISUSE(title, texts, body, number, blocking) planted(title, texts, [] { which = number; on_ranks(2, blocking, body); })
+#define MISUSE(title, texts, body, number, blocking)                                                                   \
+    planted(title, texts, [] {                                                                                         \
+        which = number;                                                                                                \
+        on_ranks(2, blocking, body);                                                                                   \
+    })
 
 static void test_planted() {
     printf("misuse\n");
-    MISUSE("counts differ", "ncclAllReduce (9 of float, sum) on communicator 'world', rank 1|ncclAllReduce (8 of float, sum)|rank 0|agree", differs, 0, 1);
+    MISUSE(
+        "counts differ",
+        "ncclAllReduce (9 of float, sum) on communicator 'world', rank 1|ncclAllReduce (8 of float, sum)|rank 0|agree",
+        differs, 0, 1);
     MISUSE("types differ", "(8 of int32, sum)|(8 of float, sum)|agree", differs, 1, 1);
     MISUSE("reductions differ", "(8 of float, max)|(8 of float, sum)|agree", differs, 2, 1);
     MISUSE("roots differ", "root 0|root 1|agree", differs, 3, 1);
     MISUSE("calls differ", "ncclAllGather|ncclReduceScatter|agree", differs, 4, 1);
-    MISUSE("a send and its receive differ", "ncclSend (8 of float, peer 0)|ncclRecv (7 of float, peer 1)|agree", differs, 5, 1);
-    MISUSE("another device's memory", "the source of ncclAllReduce|rank 1|memory of device 0, used by device 1", buffers, 0, 1);
+    MISUSE("a send and its receive differ", "ncclSend (8 of float, peer 0)|ncclRecv (7 of float, peer 1)|agree",
+           differs, 5, 1);
+    MISUSE("another device's memory", "the source of ncclAllReduce|rank 1|memory of device 0, used by device 1",
+           buffers, 0, 1);
     MISUSE("host memory", "the source of ncclAllReduce|rank 1|should be device memory|pageable", buffers, 1, 1);
-    MISUSE("over an allocation's end", "the destination of ncclAllGather|of 256 bytes begins at byte 32 of an allocation of 256", buffers, 2, 1);
+    MISUSE("over an allocation's end",
+           "the destination of ncclAllGather|of 256 bytes begins at byte 32 of an allocation of 256", buffers, 2, 1);
     MISUSE("over a red zone", "the source of ncclAllReduce|red zone at its byte 28", buffers, 3, 1);
     MISUSE("misaligned", "ncclAllReduce|not aligned to the 4 bytes", buffers, 4, 1);
-    MISUSE("AllGather in place at the wrong place", "ncclAllGather|rank 1|begins at byte 0 of the destination, in place it is 32", buffers, 5, 1);
-    MISUSE("ReduceScatter in place at the wrong place", "ncclReduceScatter|rank 1|begins at byte 0 of the destination, in place it is -32", buffers, 6, 1);
-    MISUSE("buffers that overlap", "ncclAllReduce|begins at byte -4 of the destination, in place it is 0", buffers, 7, 1);
+    MISUSE("AllGather in place at the wrong place",
+           "ncclAllGather|rank 1|begins at byte 0 of the destination, in place it is 32", buffers, 5, 1);
+    MISUSE("ReduceScatter in place at the wrong place",
+           "ncclReduceScatter|rank 1|begins at byte 0 of the destination, in place it is -32", buffers, 6, 1);
+    MISUSE("buffers that overlap", "ncclAllReduce|begins at byte -4 of the destination, in place it is 0", buffers, 7,
+           1);
     MISUSE("another device's stream", "ncclAllReduce|rank 1|its stream is none of device 1", buffers, 8, 1);
     MISUSE("a group that is not ended", "ncclGroupEnd is missing", misuse, 0, 1);
     MISUSE("a group that was not started", "ncclGroupEnd without ncclGroupStart", misuse, 1, 1);
     MISUSE("a call after ncclCommFinalize", "ncclAllReduce|after ncclCommFinalize", misuse, 2, 1);
     MISUSE("a call after ncclCommAbort", "ncclAllReduce: no such communicator", misuse, 3, 1);
-    MISUSE("ncclCommDestroy with a call in flight", "ncclCommDestroy|ncclAllReduce (8 of float, sum)|in flight", misuse, 4, 1);
+    MISUSE("ncclCommDestroy with a call in flight", "ncclCommDestroy|ncclAllReduce (8 of float, sum)|in flight", misuse,
+           4, 1);
     MISUSE("a send to oneself alone", "ncclSend|to itself", misuse, 5, 1);
     MISUSE("memory is freed that is registered", "ncclMemFree of memory that is registered", misuse, 6, 1);
     MISUSE("memory is freed while operations are queued", "ncclMemFree while operations", misuse, 7, 1);
@@ -710,26 +787,44 @@ static void test_planted() {
     MISUSE("an id from nowhere", "not ncclGetUniqueId's", misuse, 10, 1);
     MISUSE("an id used twice", "another call with this id", misuse, 11, 1);
     MISUSE("two streams for one communicator in a group", "its group has another stream", misuse, 12, 1);
-    MISUSE("a communicator is used before it is ready", "ncclAllReduce on communicator 'hasty'|ncclCommInitRankConfig is still in progress", impatient, 0, 0);
-    MISUSE("a parent is used before its split is over", "ncclAllReduce on communicator 'world'|ncclCommSplit is still in progress", impatient, 1, 0);
-    MISUSE("a second collective while the first is in progress", "ncclAllReduce on communicator 'world'|while ncclAllReduce is still in progress", impatient, 2, 0);
-    MISUSE("a kernel behind a collective that is in progress", "a stream is used again while ncclAllReduce (8 of float, sum) on communicator 'world', rank |still in progress", impatient, 3, 0);
-    MISUSE("a stream is waited for while a collective is in progress", "a stream is used again while ncclAllReduce (8 of float, sum) on communicator 'world', rank |still in progress", impatient, 4, 0);
-    MISUSE("another communicator's call while the first is in progress", "two ranks issue in two orders|'world'|'hasty'", impatient, 5, 0);
-    static const char *const orders[] = {"two collectives in two orders", "a send and a collective in two orders", "two orders, of which one rank is late", "two orders in a group"};
+    MISUSE("a communicator is used before it is ready",
+           "ncclAllReduce on communicator 'hasty'|ncclCommInitRankConfig is still in progress", impatient, 0, 0);
+    MISUSE("a parent is used before its split is over",
+           "ncclAllReduce on communicator 'world'|ncclCommSplit is still in progress", impatient, 1, 0);
+    MISUSE("a second collective while the first is in progress",
+           "ncclAllReduce on communicator 'world'|while ncclAllReduce is still in progress", impatient, 2, 0);
+    MISUSE(
+        "a kernel behind a collective that is in progress",
+        "a stream is used again while ncclAllReduce (8 of float, sum) on communicator 'world', rank |still in progress",
+        impatient, 3, 0);
+    MISUSE(
+        "a stream is waited for while a collective is in progress",
+        "a stream is used again while ncclAllReduce (8 of float, sum) on communicator 'world', rank |still in progress",
+        impatient, 4, 0);
+    MISUSE("another communicator's call while the first is in progress",
+           "two ranks issue in two orders|'world'|'hasty'", impatient, 5, 0);
+    static const char *const orders[] = {"two collectives in two orders", "a send and a collective in two orders",
+                                         "two orders, of which one rank is late", "two orders in a group"};
     static int order;
     for (order = 0; order < 4; order++)
-        planted(orders[order], "two ranks issue in two orders|'world', rank |'other', rank |But |what meets", [] { which = order, on_ranks(2, 1, two_orders); });
-    MISUSE("registered memory at other places", "ncclAllReduce|rank 0|rank 1|at bytes 64 and 128 of what was registered", other_places, 0, 1);
-    static const char *const sends[] = {"two ranks that each send before they receive", "a send and a collective of one communicator in two orders", "two sends on streams of their own"};
+        planted(orders[order], "two ranks issue in two orders|'world', rank |'other', rank |But |what meets",
+                [] { which = order, on_ranks(2, 1, two_orders); });
+    MISUSE("registered memory at other places",
+           "ncclAllReduce|rank 0|rank 1|at bytes 64 and 128 of what was registered", other_places, 0, 1);
+    static const char *const sends[] = {"two ranks that each send before they receive",
+                                        "a send and a collective of one communicator in two orders",
+                                        "two sends on streams of their own"};
     static int first;
     for (first = 0; first < 3; first++)
-        planted(sends[first], "two ranks issue in two orders|'world', rank |ncclSend|But |what meets", [] { which = first, on_ranks(2, 1, send_first); });
+        planted(sends[first], "two ranks issue in two orders|'world', rank |ncclSend|But |what meets",
+                [] { which = first, on_ranks(2, 1, send_first); });
     which = 3;
     on_ranks(2, 1, send_first);
     check(1, "in a group they may");
-    MISUSE("two communicators in flight without NCCL_LAUNCH_ORDER_IMPLICIT", "ncclAllReduce|ncclAllReduce|in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1",
-           [](Rank *r) { unordered(r); }, (unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT"), 0), 1);
+    MISUSE(
+        "two communicators in flight without NCCL_LAUNCH_ORDER_IMPLICIT",
+        "ncclAllReduce|ncclAllReduce|in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1",
+        [](Rank *r) { unordered(r); }, (unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT"), 0), 1);
     unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
     which = 1;
     on_ranks(2, 1, unordered);
@@ -750,8 +845,10 @@ int main(void) {
     check(!seen.bad, "what NCCL refuses, and what a test injects: %d wrong", seen.bad);
     uint64_t before = cuda_on_cpu_nccl_bytes("world"), of_2 = cuda_on_cpu_nccl_bytes("world", 2);
     on_ranks(4, 1, traffic);
-    check(cuda_on_cpu_nccl_bytes("world") - before == 4 * (48 + 48 + 96 + 64 + 8) - 64 && cuda_on_cpu_nccl_bytes("world", 2) - of_2 == 200 && !cuda_on_cpu_nccl_bytes("none"),
-          "bytes received: %llu, by rank 2 %llu", (unsigned long long)(cuda_on_cpu_nccl_bytes("world") - before), (unsigned long long)(cuda_on_cpu_nccl_bytes("world", 2) - of_2));
+    check(cuda_on_cpu_nccl_bytes("world") - before == 4 * (48 + 48 + 96 + 64 + 8) - 64 &&
+              cuda_on_cpu_nccl_bytes("world", 2) - of_2 == 200 && !cuda_on_cpu_nccl_bytes("none"),
+          "bytes received: %llu, by rank 2 %llu", (unsigned long long)(cuda_on_cpu_nccl_bytes("world") - before),
+          (unsigned long long)(cuda_on_cpu_nccl_bytes("world", 2) - of_2));
     test_clock();
     test_lost();
     test_planted();

@@ -14,8 +14,8 @@ typedef struct {
     const char *name;
     const char *begin, *open, *close, *end; // names of special tokens; NULL: the template has none
     const char *between, *behind;
-    int trims;                              // blanks around the content go
-    const char *system;                     // what the system says where the first message is another's; NULL: nothing
+    int trims;          // blanks around the content go
+    const char *system; // what the system says where the first message is another's; NULL: nothing
 } Template;
 
 static const Template templates[] = {
@@ -29,12 +29,12 @@ enum { TEMPLATES = sizeof templates / sizeof templates[0] };
 typedef struct {
     const Tokenizer *t;
     const Template *form;
-    int32_t *ids;             // (count) tokens
-    uint8_t *mask;            // (count) 1: a target
+    int32_t *ids;  // (count) tokens
+    uint8_t *mask; // (count) 1: a target
     size_t count, ids_room, mask_room;
-    char *text;               // of one encoding
+    char *text; // of one encoding
     size_t text_room;
-    pcre2_code *blank;        // one blank character
+    pcre2_code *blank; // one blank character
     pcre2_match_data *match;
 } Chat;
 
@@ -49,8 +49,10 @@ static const Template *template_find(const Tokenizer *t, const char *path) {
         for (int n = 0; n < 4; n++) missing += names[n] && tokenizer_special(t, names[n]) == NO_TOKEN;
         if (!missing) return &templates[i];
     }
-    user_error("tokenizer %s has the special tokens of no chat template, expected <|start_header_id|>, <|end_header_id|>, <|eot_id|> (Llama 3) or "
-               "<|im_start|>, <|im_end|> (ChatML); take the tokenizer of an instruction-tuned model", path);
+    user_error("tokenizer %s has the special tokens of no chat template, expected <|start_header_id|>, "
+               "<|end_header_id|>, <|eot_id|> (Llama 3) or "
+               "<|im_start|>, <|im_end|> (ChatML); take the tokenizer of an instruction-tuned model",
+               path);
 }
 
 static void chat_mask(Chat *c, size_t first, int target) {
@@ -60,12 +62,14 @@ static void chat_mask(Chat *c, size_t first, int target) {
 
 static void chat_special(Chat *c, const char *name, int target) {
     if (!name) return;
-    if (c->count >= c->ids_room) c->ids = (int32_t *)grown(c->ids, (c->ids_room = c->count + c->count / 2 + 1024) * sizeof *c->ids);
+    if (c->count >= c->ids_room)
+        c->ids = (int32_t *)grown(c->ids, (c->ids_room = c->count + c->count / 2 + 1024) * sizeof *c->ids);
     c->ids[c->count++] = tokenizer_special(c->t, name);
     chat_mask(c, c->count - 1, target);
 }
 
-/* `head` and `content` as one text, as they are between two special tokens: a token may hold bytes of both. It is a target like the content's. */
+/* `head` and `content` as one text, as they are between two special tokens: a token may hold bytes of both. It is a
+ * target like the content's. */
 static void chat_text(Chat *c, const char *head, const char *content, size_t len, int target) {
     size_t head_len = strlen(head), first = c->count, at = 0;
     if (head_len + len > c->text_room) c->text = (char *)grown(c->text, c->text_room = 2 * (head_len + len) + 1024);
@@ -110,9 +114,13 @@ static void chat_turn(Chat *c, const char *role, const char *content, size_t len
 // ---------------------------------------------------------------------------
 // a line of JSON
 
-typedef struct { const char *path; uint64_t line; } Place;
+typedef struct {
+    const char *path;
+    uint64_t line;
+} Place;
 
-#define CHAT_WANTED "expected one conversation a line, {\"messages\":[{\"role\":\"system|user|assistant\",\"content\":\"…\"},…]}"
+#define CHAT_WANTED                                                                                                    \
+    "expected one conversation a line, {\"messages\":[{\"role\":\"system|user|assistant\",\"content\":\"…\"},…]}"
 
 __attribute__((noreturn, format(printf, 2, 3))) static void refuse(const Place *at, const char *format, ...) {
     char found[512];
@@ -126,7 +134,8 @@ __attribute__((noreturn, format(printf, 2, 3))) static void refuse(const Place *
 /* What no template here writes must not get lost. */
 static void refuse_tools(const Place *at, const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    if (item && !cJSON_IsNull(item) && !(cJSON_IsArray(item) && !item->child)) refuse(at, "\"%s\" cannot be written by the template: leave such conversations out", key);
+    if (item && !cJSON_IsNull(item) && !(cJSON_IsArray(item) && !item->child))
+        refuse(at, "\"%s\" cannot be written by the template: leave such conversations out", key);
 }
 
 static void refuse_bad_text(const Place *at, const char *text, size_t len) {
@@ -142,23 +151,29 @@ static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
     refuse_bad_text(at, text, len);
     const char *end = text;
     cJSON *json = cJSON_ParseWithOpts(text, &end, 1), *messages = json, *message;
-    if (!json) refuse(at, "no JSON at byte %zu of the line, '%.*s'", (size_t)(end - text), (int)min_i64(24, (int64_t)strcspn(end, "\r\n")), end);
-    if (cJSON_IsObject(json)) messages = cJSON_GetObjectItemCaseSensitive(json, "messages"), refuse_tools(at, json, "tools");
+    if (!json)
+        refuse(at, "no JSON at byte %zu of the line, '%.*s'", (size_t)(end - text),
+               (int)min_i64(24, (int64_t)strcspn(end, "\r\n")), end);
+    if (cJSON_IsObject(json))
+        messages = cJSON_GetObjectItemCaseSensitive(json, "messages"), refuse_tools(at, json, "tools");
     if (!cJSON_IsArray(messages)) refuse(at, "there is no list of messages");
     if (!messages->child) refuse(at, "the conversation is empty");
     c->count = 0;
     chat_special(c, c->form->begin, 0);
     int number = 0;
     cJSON_ArrayForEach(message, messages) {
-        const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role"), *content = cJSON_GetObjectItemCaseSensitive(message, "content");
+        const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role"),
+                    *content = cJSON_GetObjectItemCaseSensitive(message, "content");
         number++;
         if (!cJSON_IsObject(message)) refuse(at, "message %d is no object", number);
         if (!cJSON_IsString(role)) refuse(at, "message %d has no \"role\" that is a string", number);
-        if (strcmp(role->valuestring, "system") && strcmp(role->valuestring, "user") && strcmp(role->valuestring, "assistant"))
+        if (strcmp(role->valuestring, "system") && strcmp(role->valuestring, "user") &&
+            strcmp(role->valuestring, "assistant"))
             refuse(at, "message %d is of the unknown role '%.40s'", number, role->valuestring);
         if (!cJSON_IsString(content)) refuse(at, "message %d has no \"content\" that is a string", number);
         refuse_tools(at, message, "tool_calls");
-        if (number == 1 && c->form->system && strcmp(role->valuestring, "system")) chat_turn(c, "system", c->form->system, strlen(c->form->system));
+        if (number == 1 && c->form->system && strcmp(role->valuestring, "system"))
+            chat_turn(c, "system", c->form->system, strlen(c->form->system));
         chat_turn(c, role->valuestring, content->valuestring, strlen(content->valuestring));
     }
     cJSON_Delete(json);
@@ -186,7 +201,8 @@ static uint64_t chat_file(Chat *c, const char *path, TokenWriter *train, TokenWr
         w->bytes += (uint64_t)len;
         conversations++;
     }
-    if (ferror(f) || !feof(f)) user_error("%s cannot be read: %s; expected a file of JSON lines", path, strerror(errno));
+    if (ferror(f) || !feof(f))
+        user_error("%s cannot be read: %s; expected a file of JSON lines", path, strerror(errno));
     fclose(f);
     free(line);
     return conversations;
@@ -197,9 +213,11 @@ static void refuse_existing(const char *path) {
 }
 
 int main(int argc, char **argv) {
-    static const char usage[] = "usage: chat --tokenizer FILE --out-train FILE [--out-val FILE [--val-fraction 0.05]] JSONL...; conversations are packed: samples are windows "
+    static const char usage[] = "usage: chat --tokenizer FILE --out-train FILE [--out-val FILE [--val-fraction 0.05]] "
+                                "JSONL...; conversations are packed: samples are windows "
                                 "over all of them one behind the other, and only the assistant's tokens are targets";
-    const char *tokenizer = NULL, *out_train = NULL, *out_val = NULL, *value, **files = (const char **)checked_malloc((size_t)argc * sizeof *files);
+    const char *tokenizer = NULL, *out_train = NULL, *out_val = NULL, *value,
+               **files = (const char **)checked_malloc((size_t)argc * sizeof *files);
     int num_files = 0;
     double fraction = 0;
     for (int i = 1; i < argc; i++) {
@@ -211,16 +229,22 @@ int main(int argc, char **argv) {
         else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; %s", argv[i], usage);
         else files[num_files++] = argv[i];
     }
-    const char *missing = !tokenizer ? "--tokenizer" : !out_train ? "--out-train" : fraction > 0 && !out_val ? "--out-val" : !num_files ? "a file of conversations" : NULL;
+    const char *missing = !tokenizer                 ? "--tokenizer"
+                          : !out_train               ? "--out-train"
+                          : fraction > 0 && !out_val ? "--out-val"
+                          : !num_files               ? "a file of conversations"
+                                                     : NULL;
     if (missing) user_error("%s is missing; %s", missing, usage);
-    if (out_val && !strcmp(out_train, out_val)) user_error("--out-train and --out-val are both %s, expected two files", out_val);
+    if (out_val && !strcmp(out_train, out_val))
+        user_error("--out-train and --out-val are both %s, expected two files", out_val);
     refuse_existing(out_train);
     if (out_val) refuse_existing(out_val);
 
     Tokenizer *t = tokenizer_open(tokenizer);
     Chat c = ZERO;
     c.t = t, c.form = template_find(t, tokenizer);
-    c.blank = expression_open("[" BLANK "\\x{1c}-\\x{1f}]", PCRE2_ANCHORED); // what Python's strip takes, as the template's trim does
+    c.blank = expression_open("[" BLANK "\\x{1c}-\\x{1f}]",
+                              PCRE2_ANCHORED); // what Python's strip takes, as the template's trim does
     c.match = pcre2_match_data_create(1, NULL);
     TokenWriter train = ZERO, val = ZERO;
     Chooser chooser = {out_val ? fraction > 0 ? fraction : 0.05 : 0, 0, 0};
@@ -229,7 +253,8 @@ int main(int argc, char **argv) {
     if (out_val) writer_open(&val, out_val, t, 1);
     for (int i = 0; i < num_files; i++) conversations += chat_file(&c, files[i], &train, &val, &chooser);
     if (!train.targets || (out_val && !val.targets))
-        user_error("%" PRIu64 " conversations leave %s without a word of the assistant; give more of them", conversations, train.targets ? out_val : out_train);
+        user_error("%" PRIu64 " conversations leave %s without a word of the assistant; give more of them",
+                   conversations, train.targets ? out_val : out_train);
     printf("%" PRIu64 " conversations, template of %s\n", conversations, c.form->name);
     writer_close(&train);
     if (out_val) writer_close(&val);

@@ -1,4 +1,5 @@
-/* corpus.h: what the tools of this folder share: the list of documents, where text may be cut, files out, token files, options.
+/* corpus.h: what the tools of this folder share: the list of documents, where text may be cut, files out, token files,
+ * options.
  *
  * A document is a text file. Files that the user names must be text; in folders, hidden files, token files,
  * tokenizers and whatever is not UTF-8 text are passed over. Documents may be larger than memory: corpus_check
@@ -9,11 +10,20 @@
 #include "../../tokenizer.h"
 #include <dirent.h>
 
-typedef struct { char *path; int named; uint64_t len; } Document; // named: given by the user, not found in a folder; len: bytes
-typedef struct { Document *documents; size_t count, capacity, passed; uint64_t len; } Corpus; // passed: over, by corpus_check; len: of all
+typedef struct {
+    char *path;
+    int named;
+    uint64_t len;
+} Document; // named: given by the user, not found in a folder; len: bytes
+typedef struct {
+    Document *documents;
+    size_t count, capacity, passed;
+    uint64_t len;
+} Corpus; // passed: over, by corpus_check; len: of all
 
 static inline void corpus_add(Corpus *c, const char *path, int named) {
-    if (c->count == c->capacity) c->documents = (Document *)grown(c->documents, (c->capacity = 2 * c->capacity + 64) * sizeof *c->documents);
+    if (c->count == c->capacity)
+        c->documents = (Document *)grown(c->documents, (c->capacity = 2 * c->capacity + 64) * sizeof *c->documents);
     c->documents[c->count].path = strdup(path);
     c->documents[c->count++].named = named;
 }
@@ -27,13 +37,15 @@ static inline int ends_with(const char *s, const char *end) {
 static inline void corpus_walk(Corpus *c, const char *folder) {
     struct dirent **entries;
     int n = scandir(folder, &entries, NULL, alphasort); // no setlocale here: alphasort compares bytes
-    if (n < 0) user_error("folder %s cannot be read: %s; expected a readable folder of text files", folder, strerror(errno));
+    if (n < 0)
+        user_error("folder %s cannot be read: %s; expected a readable folder of text files", folder, strerror(errno));
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
         char *path = (char *)checked_malloc(strlen(folder) + strlen(name) + 2);
         struct stat info;
         sprintf(path, "%s/%s", folder, name);
-        if (name[0] != '.' && !ends_with(name, ".tok") && strcmp(name, "tokenizer.model") && !lstat(path, &info)) { // links could lead in a circle
+        if (name[0] != '.' && !ends_with(name, ".tok") && strcmp(name, "tokenizer.model") &&
+            !lstat(path, &info)) { // links could lead in a circle
             if (S_ISDIR(info.st_mode)) corpus_walk(c, path);
             else if (S_ISREG(info.st_mode) && info.st_size) corpus_add(c, path, 0);
         }
@@ -45,7 +57,8 @@ static inline void corpus_walk(Corpus *c, const char *folder) {
 
 static inline void corpus_add_path(Corpus *c, const char *path) {
     struct stat info;
-    if (stat(path, &info)) user_error("%s cannot be found: %s; expected a text file or a folder of them", path, strerror(errno));
+    if (stat(path, &info))
+        user_error("%s cannot be found: %s; expected a text file or a folder of them", path, strerror(errno));
     if (S_ISDIR(info.st_mode)) corpus_walk(c, path);
     else corpus_add(c, path, 1);
 }
@@ -54,14 +67,17 @@ static inline FILE *document_open(const Document *d) {
     struct stat info;
     FILE *f = fopen(d->path, "rb");
     if (!f) user_error("%s cannot be opened: %s; expected a readable text file", d->path, strerror(errno));
-    if (fstat(fileno(f), &info) || !S_ISREG(info.st_mode)) user_error("%s is no file on a disk, expected one: it is read twice; write the text to a file first", d->path);
+    if (fstat(fileno(f), &info) || !S_ISREG(info.st_mode))
+        user_error("%s is no file on a disk, expected one: it is read twice; write the text to a file first", d->path);
     return f;
 }
 
 /* The next n bytes, as many as corpus_check has seen. */
 static inline void document_read(const Document *d, FILE *f, char *text, size_t n) {
     size_t got = fread(text, 1, n, f);
-    if (got != n) user_error("%s ended %zu bytes before its %" PRIu64 ": %s; it must not change while it is read", d->path, n - got, d->len, ferror(f) ? strerror(errno) : "cut short");
+    if (got != n)
+        user_error("%s ended %zu bytes before its %" PRIu64 ": %s; it must not change while it is read", d->path,
+                   n - got, d->len, ferror(f) ? strerror(errno) : "cut short");
 }
 
 /* The document's length, 0 where it is to be passed over. */
@@ -71,10 +87,13 @@ static inline uint64_t document_length(const Document *d, char *buffer, size_t r
     for (size_t have = 0, n; (n = fread(buffer + have, 1, room - have, f)) || have;) {
         size_t valid = utf8_valid_length(buffer, have += n);
         const char *zero = (const char *)memchr(buffer, 0, valid);
-        if (zero || have - valid > 3 || !n) { // three bytes may wait for the fourth of their character, but not for ever
+        if (zero || have - valid > 3 ||
+            !n) { // three bytes may wait for the fourth of their character, but not for ever
             if (d->named)
-                user_error("%s is not text: %s at byte %" PRIu64 "; expected UTF-8 (iconv -f latin1 -t utf-8 converts older text)", d->path,
-                           zero ? "a zero byte" : "no UTF-8", len + (zero ? (uint64_t)(zero - buffer) : valid));
+                user_error("%s is not text: %s at byte %" PRIu64
+                           "; expected UTF-8 (iconv -f latin1 -t utf-8 converts older text)",
+                           d->path, zero ? "a zero byte" : "no UTF-8",
+                           len + (zero ? (uint64_t)(zero - buffer) : valid));
             fclose(f);
             return 0;
         }
@@ -106,16 +125,19 @@ static inline void corpus_check(Corpus *c) {
 
 /* Where text may be cut without a change in its tokens: behind a letter or a number that something else follows.
  * Of split_open's alternatives, those that take letters or numbers end with them, the others take none: there a piece
- * ends, whatever stands before it or behind. And none looks back, or ahead past the first character that is not blank. */
+ * ends, whatever stands before it or behind. And none looks back, or ahead past the first character that is not blank.
+ */
 static inline pcre2_code *cut_open(void) { return expression_open("[" LETTER NUMBER "](?=[^" LETTER NUMBER "])", 0); }
 
 /* The first such place in text[from .. len), or 0. `from` is the start of a character. */
-static inline size_t cut_next(const pcre2_code *cut, pcre2_match_data *match, const char *text, size_t len, size_t from) {
+static inline size_t cut_next(const pcre2_code *cut, pcre2_match_data *match, const char *text, size_t len,
+                              size_t from) {
     int rc = pcre2_match(cut, (PCRE2_SPTR)text + from, len - from, 0, 0, match, NULL);
     return rc > 0 ? from + pcre2_get_ovector_pointer(match)[1] : 0;
 }
 
-/* Output goes to PATH.partial, which replaces PATH only when it is whole. What is not whole when an error ends the program is removed. */
+/* Output goes to PATH.partial, which replaces PATH only when it is whole. What is not whole when an error ends the
+ * program is removed. */
 static char *unfinished_outputs[4]; // their PATH.partial; NULL: none
 static inline void outputs_discard(int code) {
     (void)code;
@@ -131,7 +153,9 @@ static inline char *path_with(const char *path, const char *end) {
 static inline FILE *output_open(const char *path) {
     char *partial = path_with(path, ".partial"), **slot = unfinished_outputs;
     FILE *f = fopen(partial, "wb");
-    if (!f) user_error("%s cannot be written: %s; expected a folder that exists and may be written to", partial, strerror(errno));
+    if (!f)
+        user_error("%s cannot be written: %s; expected a folder that exists and may be written to", partial,
+                   strerror(errno));
     while (*slot) slot++; // no tool writes as many
     *slot = partial;
     process_end.last_words = outputs_discard;
@@ -141,7 +165,8 @@ static inline FILE *output_open(const char *path) {
 static inline void output_close(FILE *f, const char *path) {
     char *partial = path_with(path, ".partial"), **slot = unfinished_outputs;
     int failed = fflush(f) || ferror(f) || fsync(fileno(f));
-    if (fclose(f) || failed || rename(partial, path)) user_error("%s could not be written whole: %s; is the disk full?", path, strerror(errno));
+    if (fclose(f) || failed || rename(partial, path))
+        user_error("%s could not be written whole: %s; is the disk full?", path, strerror(errno));
     while (!*slot || strcmp(*slot, partial)) slot++;
     free(*slot), free(partial);
     *slot = NULL;
@@ -161,12 +186,18 @@ typedef struct {
     const char *path;
     FILE *file, *mask; // mask: one byte a token, in a file without a name until it is known where it goes; NULL: none
     const Tokenizer *t;
-    uint32_t width; // bytes a token
+    uint32_t width;                 // bytes a token
     uint64_t count, targets, bytes; // tokens, tokens that the mask makes targets, and text bytes so far
 } TokenWriter;
 
 static inline void writer_header(const TokenWriter *w) {
-    TokenHeader h = {{'L', 'L', 'M', '3', 'T', 'O', 'K', '1'}, 1, w->width, (uint32_t)w->t->vocab_size, w->mask ? 1u : 0u, w->count, {0}};
+    TokenHeader h = {{'L', 'L', 'M', '3', 'T', 'O', 'K', '1'},
+                     1,
+                     w->width,
+                     (uint32_t)w->t->vocab_size,
+                     w->mask ? 1u : 0u,
+                     w->count,
+                     {0}};
     memcpy(h.tokenizer, w->t->fingerprint, sizeof h.tokenizer);
     rewind(w->file);
     fwrite(&h, sizeof h, 1, w->file);
@@ -178,7 +209,8 @@ static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer
     if (masked) {
         char *name = path_with(path, ".mask.partial");
         w->mask = fopen(name, "w+b");
-        if (!w->mask || unlink(name)) user_error("%s cannot be written: %s; expected a folder that may be written to", name, strerror(errno));
+        if (!w->mask || unlink(name))
+            user_error("%s cannot be written: %s; expected a folder that may be written to", name, strerror(errno));
         free(name);
     }
     writer_header(w); // written again with the count
@@ -186,7 +218,8 @@ static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer
 
 /* Ids as they lie in the file, in place. */
 static inline void writer_narrow(const TokenWriter *w, int32_t *ids, size_t n) {
-    for (size_t i = 0; i < n && w->width == 2; i++) memcpy((char *)ids + 2 * i, &ids[i], 2); // little-endian: the low bytes come first
+    for (size_t i = 0; i < n && w->width == 2; i++)
+        memcpy((char *)ids + 2 * i, &ids[i], 2); // little-endian: the low bytes come first
 }
 
 /* n tokens, as writer_narrow leaves them; mask: (n), NULL for a file that has none. */
@@ -200,18 +233,24 @@ static inline void writer_write(TokenWriter *w, const int32_t *tokens, const uin
 static inline void writer_close(TokenWriter *w) {
     char buffer[1 << 16];
     if (w->mask) rewind(w->mask);
-    for (size_t n; w->mask && (n = fread(buffer, 1, sizeof buffer, w->mask)) > 0;) fwrite(buffer, 1, n, w->file); // output_close sees an error
+    for (size_t n; w->mask && (n = fread(buffer, 1, sizeof buffer, w->mask)) > 0;)
+        fwrite(buffer, 1, n, w->file); // output_close sees an error
     if (w->mask && (ferror(w->mask) || (uint64_t)ftello(w->file) != sizeof(TokenHeader) + w->count * (w->width + 1)))
         user_error("the mask of %s could not be written whole: %s; is the disk full?", w->path, strerror(errno));
     writer_header(w);
     if (w->mask) fclose(w->mask);
     output_close(w->file, w->path);
-    if (w->mask) printf("%s: %" PRIu64 " tokens, %" PRIu64 " of them targets, from %.2f MB of conversations\n", w->path, w->count, w->targets, (double)w->bytes / 1e6);
+    if (w->mask)
+        printf("%s: %" PRIu64 " tokens, %" PRIu64 " of them targets, from %.2f MB of conversations\n", w->path,
+               w->count, w->targets, (double)w->bytes / 1e6);
     else printf("%s: %" PRIu64 " tokens from %.2f MB of text\n", w->path, w->count, (double)w->bytes / 1e6);
 }
 
 /* Which text validates. */
-typedef struct { double fraction; uint64_t seen, chosen; } Chooser; // bytes so far, and of these for validation
+typedef struct {
+    double fraction;
+    uint64_t seen, chosen;
+} Chooser; // bytes so far, and of these for validation
 
 /* Spreads validation evenly: a chunk is taken when that brings the chosen bytes closer to their share. */
 static inline int choose(Chooser *c, size_t len) {
@@ -235,7 +274,8 @@ static inline const char *option_value(int argc, char **argv, int *i, const char
 static inline double fraction_option(const char *value) {
     char *end;
     double fraction = strtod(value, &end);
-    if (end == value || *end || !(fraction > 0 && fraction <= 0.5)) user_error("--val-fraction %s was given, expected a number above 0 and at most 0.5", value);
+    if (end == value || *end || !(fraction > 0 && fraction <= 0.5))
+        user_error("--val-fraction %s was given, expected a number above 0 and at most 0.5", value);
     return fraction;
 }
 #endif

@@ -5,7 +5,8 @@
 #include "corpus.h"
 
 int main(int argc, char **argv) {
-    if (argc < 3) user_error("encode was given %d arguments, expected a tokenizer.model and at least one file", argc - 1);
+    if (argc < 3)
+        user_error("encode was given %d arguments, expected a tokenizer.model and at least one file", argc - 1);
     Tokenizer *t = tokenizer_open(argv[1]);
     int32_t *ids = NULL;
     size_t capacity = 0;

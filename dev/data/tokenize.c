@@ -5,7 +5,8 @@
  * of one document that go to the same file are one stretch of text; where it breaks off, <|end_of_text|> says so.
  * Threads take slices of stretches in turn and write in turn: the files are the same for any number of threads and
  * any size of slice, and text may be larger than memory, which holds a few slices a thread. Text for another tokenizer
- * than Llama 3's kind is not sliced: memory holds a stretch a thread. Bytes that no token has are left out, and counted.
+ * than Llama 3's kind is not sliced: memory holds a stretch a thread. Bytes that no token has are left out, and
+ * counted.
  */
 #include "corpus.h"
 #include <omp.h> // defines: omp_set_num_threads
@@ -16,18 +17,23 @@ enum { CHUNK_MAX = 64 << 10, CHUNK_MIN = 1 << 10, VAL_CHUNKS = 16, VAL_DOCUMENTS
 // ---------------------------------------------------------------------------
 // which text validates
 
-/* The end of a chunk of about `size` bytes: after the last blank line of its second half, else line end, else blank, else character. */
+/* The end of a chunk of about `size` bytes: after the last blank line of its second half, else line end, else blank,
+ * else character. */
 static size_t chunk_end(const char *text, size_t len, size_t at, size_t size) {
     if (len - at <= size + size / 2) return len; // no crumbs at the end
     size_t end = at + size, least = at + size / 2;
-    for (size_t i = end; i > least; i--) if (text[i - 1] == '\n' && text[i - 2] == '\n') return i;
-    for (size_t i = end; i > least; i--) if (text[i - 1] == '\n') return i;
-    for (size_t i = end; i > least; i--) if (text[i] == ' ') return i; // a blank belongs to the word behind it
+    for (size_t i = end; i > least; i--)
+        if (text[i - 1] == '\n' && text[i - 2] == '\n') return i;
+    for (size_t i = end; i > least; i--)
+        if (text[i - 1] == '\n') return i;
+    for (size_t i = end; i > least; i--)
+        if (text[i] == ' ') return i; // a blank belongs to the word behind it
     while ((text[end] & 0xC0) == 0x80) end--;
     return end;
 }
 
-/* Whole documents (0) where validation gets at least 20 of them and none that would be most of it, else chunks of this many bytes. */
+/* Whole documents (0) where validation gets at least 20 of them and none that would be most of it, else chunks of this
+ * many bytes. */
 static size_t chunk_size(const Corpus *corpus, double fraction) {
     double total = (double)corpus->len, largest = 0;
     for (size_t d = 0; d < corpus->count; d++) largest = fmax(largest, (double)corpus->documents[d].len);
@@ -39,20 +45,25 @@ static size_t chunk_size(const Corpus *corpus, double fraction) {
 // ---------------------------------------------------------------------------
 // the corpus in slices
 
-typedef struct { char *text; size_t len, room; int val, ends; } Slice; // val: for validation; ends: the last of its stretch
+typedef struct {
+    char *text;
+    size_t len, room;
+    int val, ends;
+} Slice; // val: for validation; ends: the last of its stretch
 
 typedef struct {
     Corpus corpus;
     Chooser chooser;
-    size_t chunk, slice;      // bytes; chunk 0: whole documents
-    size_t document;          // the next one to open
-    FILE *file;               // the one before it
-    uint64_t left;            // bytes of it that are still to be read
-    char *text;               // (room) the window: bytes read and not handed out yet
+    size_t chunk, slice; // bytes; chunk 0: whole documents
+    size_t document;     // the next one to open
+    FILE *file;          // the one before it
+    uint64_t left;       // bytes of it that are still to be read
+    char *text;          // (room) the window: bytes read and not handed out yet
     size_t have, room;
-    size_t stretch, ahead;    // bytes of the window in this stretch as far as it is known; in the first chunk of the next, 0: not met
-    int val;                  // where this stretch goes
-    pcre2_code *cut;          // NULL: another expression than Llama 3's splits the text, and it is cut nowhere
+    size_t stretch,
+        ahead; // bytes of the window in this stretch as far as it is known; in the first chunk of the next, 0: not met
+    int val;   // where this stretch goes
+    pcre2_code *cut; // NULL: another expression than Llama 3's splits the text, and it is cut nowhere
     pcre2_match_data *match;
 } Reader;
 
@@ -142,12 +153,14 @@ static void tokenize_slices(Job *j) {
 static long number_option(const char *name, const char *value, long least, long most) {
     char *end;
     long n = strtol(value, &end, 10);
-    if (end == value || *end || n < least || n > most) user_error("%s %s was given, expected a number from %ld to %ld", name, value, least, most);
+    if (end == value || *end || n < least || n > most)
+        user_error("%s %s was given, expected a number from %ld to %ld", name, value, least, most);
     return n;
 }
 
 int main(int argc, char **argv) {
-    static const char usage[] = "usage: tokenize --tokenizer FILE --out-train FILE --out-val FILE [--val-fraction 0.05] [--threads N] TEXT|FOLDER...";
+    static const char usage[] = "usage: tokenize --tokenizer FILE --out-train FILE --out-val FILE [--val-fraction "
+                                "0.05] [--threads N] TEXT|FOLDER...";
     const char *tokenizer = NULL, *out_train = NULL, *out_val = NULL, *value;
     Job j = ZERO;
     Reader *r = &j.reader;
@@ -157,12 +170,18 @@ int main(int argc, char **argv) {
         else if ((value = option_value(argc, argv, &i, "--out-train"))) out_train = value;
         else if ((value = option_value(argc, argv, &i, "--out-val"))) out_val = value;
         else if ((value = option_value(argc, argv, &i, "--val-fraction"))) r->chooser.fraction = fraction_option(value);
-        else if ((value = option_value(argc, argv, &i, "--threads"))) omp_set_num_threads((int)number_option("--threads", value, 1, 1024));
-        else if ((value = option_value(argc, argv, &i, "--slice"))) r->slice = (size_t)number_option("--slice", value, 1, 1 << 30); // for tests: bytes, about
+        else if ((value = option_value(argc, argv, &i, "--threads")))
+            omp_set_num_threads((int)number_option("--threads", value, 1, 1024));
+        else if ((value = option_value(argc, argv, &i, "--slice")))
+            r->slice = (size_t)number_option("--slice", value, 1, 1 << 30); // for tests: bytes, about
         else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; %s", argv[i], usage);
         else corpus_add_path(&r->corpus, argv[i]);
     }
-    const char *missing = !tokenizer ? "--tokenizer" : !out_train ? "--out-train" : !out_val ? "--out-val" : !r->corpus.count ? "a text file" : NULL;
+    const char *missing = !tokenizer         ? "--tokenizer"
+                          : !out_train       ? "--out-train"
+                          : !out_val         ? "--out-val"
+                          : !r->corpus.count ? "a text file"
+                                             : NULL;
     if (missing) user_error("%s is missing; %s", missing, usage);
     double started = seconds_now();
     Tokenizer *t = tokenizer_open(tokenizer);
@@ -174,7 +193,7 @@ int main(int argc, char **argv) {
     writer_open(&j.train, out_train, t, 0);
     writer_open(&j.val, out_val, t, 0);
     int threads = 0;
-#pragma omp parallel reduction(+:threads)
+#pragma omp parallel reduction(+ : threads)
     threads++, tokenize_slices(&j);
     if (j.left_out) printf("%" PRIu64 " bytes were left out: this tokenizer has no token for them\n", j.left_out);
     if (r->corpus.passed) printf("%zu files that are empty or no UTF-8 text were passed over\n", r->corpus.passed);
@@ -185,8 +204,9 @@ int main(int argc, char **argv) {
     writer_close(&j.val);
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
-    printf("%.2f MB in %.2f s on %d threads: %.1f MB/s with at most %ld MB of memory\n", (double)r->corpus.len / 1e6, seconds_now() - started, threads,
-           (double)r->corpus.len / 1e6 / (seconds_now() - started), use.ru_maxrss / 1000);
+    printf("%.2f MB in %.2f s on %d threads: %.1f MB/s with at most %ld MB of memory\n", (double)r->corpus.len / 1e6,
+           seconds_now() - started, threads, (double)r->corpus.len / 1e6 / (seconds_now() - started),
+           use.ru_maxrss / 1000);
     if (r->cut) pcre2_code_free(r->cut);
     pcre2_match_data_free(r->match);
     tokenizer_close(t);

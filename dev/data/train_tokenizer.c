@@ -7,21 +7,36 @@
  */
 #include "corpus.h"
 
-enum { MAX_PIECE = 4096,   // bytes; longer pieces are no language (base64, minified code) and teach nothing
-       MAX_TOKEN = 128,    // bytes, as long as the longest of Llama 3
-       MAX_TEXT = 1 << 29 }; // bytes
-
-typedef struct { char *bytes; uint32_t len, hash; int64_t count; int32_t *symbols; uint32_t num_symbols; } Piece; // a distinct piece of text
-typedef struct { uint64_t key; int64_t count; uint32_t *where, num_where, room; } Pair; // key: left << 32 | right; where: pieces that have or had it
-typedef struct { int64_t count; uint64_t key; } Candidate;
+enum {
+    MAX_PIECE = 4096, // bytes; longer pieces are no language (base64, minified code) and teach nothing
+    MAX_TOKEN = 128,  // bytes, as long as the longest of Llama 3
+    MAX_TEXT = 1 << 29
+}; // bytes
 
 typedef struct {
-    Tokenizer t;               // the vocabulary so far, for its table of bytes; nothing else of it is set
-    Piece *pieces;             // (num_pieces), found by piece_slots
+    char *bytes;
+    uint32_t len, hash;
+    int64_t count;
+    int32_t *symbols;
+    uint32_t num_symbols;
+} Piece; // a distinct piece of text
+typedef struct {
+    uint64_t key;
+    int64_t count;
+    uint32_t *where, num_where, room;
+} Pair; // key: left << 32 | right; where: pieces that have or had it
+typedef struct {
+    int64_t count;
+    uint64_t key;
+} Candidate;
+
+typedef struct {
+    Tokenizer t;   // the vocabulary so far, for its table of bytes; nothing else of it is set
+    Piece *pieces; // (num_pieces), found by piece_slots
     uint32_t *piece_slots, piece_mask, num_pieces, max_pieces;
-    Pair *pairs;               // (pair_mask + 1) open addressing, key 0 with no `where` is empty
+    Pair *pairs; // (pair_mask + 1) open addressing, key 0 with no `where` is empty
     uint64_t pair_mask, num_pairs;
-    Candidate *heap;           // most frequent on top; entries whose count has changed since are mended when met
+    Candidate *heap; // most frequent on top; entries whose count has changed since are mended when met
     size_t heap_size, heap_room;
 } Trainer;
 
@@ -49,7 +64,10 @@ static void piece_count(Trainer *b, const char *bytes, size_t len) {
     uint32_t hash = token_hash(bytes, len), i = hash & b->piece_mask;
     for (; b->piece_slots[i]; i = (i + 1) & b->piece_mask) {
         Piece *p = &b->pieces[b->piece_slots[i] - 1];
-        if (p->hash == hash && p->len == len && !memcmp(p->bytes, bytes, len)) { p->count++; return; }
+        if (p->hash == hash && p->len == len && !memcmp(p->bytes, bytes, len)) {
+            p->count++;
+            return;
+        }
     }
     Piece *p = &b->pieces[b->num_pieces];
     p->bytes = (char *)checked_malloc(len);
@@ -67,7 +85,8 @@ static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
     uint64_t bytes = 0;
     for (size_t d = 0; d < corpus->count; d++) {
         const Document *document = &corpus->documents[d];
-        size_t len = (size_t)(corpus->len <= MAX_TEXT ? document->len : document->len * ((double)MAX_TEXT / (double)corpus->len));
+        size_t len = (size_t)(corpus->len <= MAX_TEXT ? document->len
+                                                      : document->len * ((double)MAX_TEXT / (double)corpus->len));
         char *text = (char *)checked_malloc(len);
         FILE *f = document_open(document);
         document_read(document, f, text, len);
@@ -92,7 +111,8 @@ static int more_frequent(Candidate a, Candidate b) { return a.count != b.count ?
 
 static void candidate_push(Trainer *b, int64_t count, uint64_t key) {
     Candidate c = {count, key};
-    if (b->heap_size == b->heap_room) b->heap = (Candidate *)grown(b->heap, (b->heap_room = 2 * b->heap_room + 4096) * sizeof *b->heap);
+    if (b->heap_size == b->heap_room)
+        b->heap = (Candidate *)grown(b->heap, (b->heap_room = 2 * b->heap_room + 4096) * sizeof *b->heap);
     size_t i = b->heap_size++;
     for (; i && more_frequent(c, b->heap[(i - 1) / 2]); i = (i - 1) / 2) b->heap[i] = b->heap[(i - 1) / 2];
     b->heap[i] = c;
@@ -134,7 +154,8 @@ static Pair *pair_find(Trainer *b, uint64_t key) {
     return p;
 }
 
-/* Adds `sign` times a piece's pairs to the counts; pairs with `token` in them (all pairs for NO_TOKEN) learn that they are found here. */
+/* Adds `sign` times a piece's pairs to the counts; pairs with `token` in them (all pairs for NO_TOKEN) learn that they
+ * are found here. */
 static void piece_add_pairs(Trainer *b, uint32_t piece, int sign, int32_t token) {
     const Piece *p = &b->pieces[piece];
     for (uint32_t i = 0; i + 1 < p->num_symbols; i++) {
@@ -143,7 +164,8 @@ static void piece_add_pairs(Trainer *b, uint32_t piece, int sign, int32_t token)
         pair->count += sign * p->count;
         if (sign < 0 || (token != NO_TOKEN && left != token && right != token)) continue;
         if (!pair->num_where || pair->where[pair->num_where - 1] != piece) {
-            if (pair->num_where == pair->room) pair->where = (uint32_t *)grown(pair->where, (pair->room *= 2) * sizeof *pair->where);
+            if (pair->num_where == pair->room)
+                pair->where = (uint32_t *)grown(pair->where, (pair->room *= 2) * sizeof *pair->where);
             pair->where[pair->num_where++] = piece;
         }
         if (token != NO_TOKEN) candidate_push(b, pair->count, pair->key);
@@ -227,7 +249,8 @@ static void vocabulary_write(const Tokenizer *t, const char *path) {
         const uint8_t *p = (const uint8_t *)t->bytes + t->start[id];
         size_t n = token_length(t, id);
         for (size_t i = 0; i < n; i += 3) {
-            uint32_t bits = (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
+            uint32_t bits =
+                (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
             fputc(alphabet[bits >> 18], f);
             fputc(alphabet[bits >> 12 & 63], f);
             fputc(i + 1 < n ? alphabet[bits >> 6 & 63] : '=', f);
@@ -248,13 +271,17 @@ int main(int argc, char **argv) {
         if ((value = option_value(argc, argv, &i, "--vocab-size"))) {
             vocab_size = strtol(value, &end, 10);
             if (*end || vocab_size < 512 || vocab_size > 1 << 20)
-                user_error("--vocab-size %s was given, expected a number from 512 (256 bytes and 256 special tokens) to 1048576", value);
+                user_error("--vocab-size %s was given, expected a number from 512 (256 bytes and 256 special tokens) "
+                           "to 1048576",
+                           value);
         } else if ((value = option_value(argc, argv, &i, "--out"))) out = value;
-        else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...", argv[i]);
+        else if (!strncmp(argv[i], "--", 2))
+            user_error("unknown option %s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...", argv[i]);
         else corpus_add_path(&corpus, argv[i]);
     }
     if (!out || !corpus.count)
-        user_error("%s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...", out ? "there is no text file in what was given" : "--out is missing");
+        user_error("%s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...",
+                   out ? "there is no text file in what was given" : "--out is missing");
     double started = seconds_now();
     corpus_check(&corpus);
     uint64_t bytes = pieces_of(&b, &corpus);
@@ -262,11 +289,13 @@ int main(int argc, char **argv) {
     vocabulary_open(&b.t, n_base);
     learn(&b, n_base);
     if (b.t.n_base < n_base)
-        user_error("%" PRIu64 " bytes of text have pairs for %d tokens only, %d were wanted; give more text, or --vocab-size %d",
+        user_error("%" PRIu64
+                   " bytes of text have pairs for %d tokens only, %d were wanted; give more text, or --vocab-size %d",
                    bytes, b.t.n_base, n_base, b.t.n_base + NUM_SPECIAL_TOKENS);
     vocabulary_write(&b.t, out);
-    printf("%s: %ld tokens (%d of the text, %d special) from %.2f MB in %u distinct pieces, %.2f s\n", out, vocab_size, n_base,
-           NUM_SPECIAL_TOKENS, (double)bytes / 1e6, b.num_pieces, seconds_now() - started);
-    if (bytes < corpus.len) printf("  a sample: the first %.1f %% of each file\n", 100 * (double)bytes / (double)corpus.len);
+    printf("%s: %ld tokens (%d of the text, %d special) from %.2f MB in %u distinct pieces, %.2f s\n", out, vocab_size,
+           n_base, NUM_SPECIAL_TOKENS, (double)bytes / 1e6, b.num_pieces, seconds_now() - started);
+    if (bytes < corpus.len)
+        printf("  a sample: the first %.1f %% of each file\n", 100 * (double)bytes / (double)corpus.len);
     return 0;
 }

@@ -5,7 +5,8 @@
  *   make -C dev/fuzz             every target, 1,000,000 executions each; see Makefile and run.sh
  *   build/fuzz/TARGET FILE…      these inputs again, such as one that was a finding
  *
- * An engine (libFuzzer, or plain.h) calls LLVMFuzzerTestOneInput; the name by which the program is called is the target's.
+ * An engine (libFuzzer, or plain.h) calls LLVMFuzzerTestOneInput; the name by which the program is called is the
+ * target's.
  */
 #include "harness.h" // defines: give, finding, EXPECT, held, said_out
 #include <ftw.h>
@@ -21,7 +22,10 @@ static Llama3Config config_shallow(const char *model) {
 #define TESTING
 #include "train_llama3.cu"
 
-typedef struct { const uint8_t *at; size_t left; } Bytes; // what is left of an input
+typedef struct {
+    const uint8_t *at;
+    size_t left;
+} Bytes; // what is left of an input
 
 static int next_byte(Bytes *b) { return b->left ? (b->left--, *b->at++) : 0; }
 
@@ -61,21 +65,21 @@ static void fuzz_planted(Bytes in) {
 typedef struct {
     const char *name;
     void (*run)(Bytes in);
-    size_t longest;              // of its inputs, bytes
-    int as_text;                 // how many of eight changes are those of a text
-    int json;                    // where in an input JSON begins; -1: there is none
-    const char *const *words;    // what it understands, for the engine to put together; ends with NULL
+    size_t longest;           // of its inputs, bytes
+    int as_text;              // how many of eight changes are those of a text
+    int json;                 // where in an input JSON begins; -1: there is none
+    const char *const *words; // what it understands, for the engine to put together; ends with NULL
 } Target;
 
 static const char *const planted_words[] = {"planted", NULL};
 
 static const Target targets[] = {
-    {"token_file",  fuzz_token_file,  400,  1, -1, token_file_words},
-    {"tokenizer",   fuzz_tokenizer,   400,  4, -1, tokenizer_words},
-    {"config",      fuzz_config,      1200, 7, 1,  config_words},
-    {"options",     fuzz_options,     400,  7, -1, option_words},
-    {"safetensors", fuzz_safetensors, 2000, 7, 1,  safetensors_words},
-    {"planted",     fuzz_planted,     64,   4, -1, planted_words},
+    {"token_file", fuzz_token_file, 400, 1, -1, token_file_words},
+    {"tokenizer", fuzz_tokenizer, 400, 4, -1, tokenizer_words},
+    {"config", fuzz_config, 1200, 7, 1, config_words},
+    {"options", fuzz_options, 400, 7, -1, option_words},
+    {"safetensors", fuzz_safetensors, 2000, 7, 1, safetensors_words},
+    {"planted", fuzz_planted, 64, 4, -1, planted_words},
 };
 enum { TARGETS = sizeof targets / sizeof targets[0] };
 static const Target *target;
@@ -87,7 +91,8 @@ static void check_refusal(void) {
     const char *line = said_err.text, *end = (const char *)memchr(line, '\n', length);
     EXPECT(program_code == 1, "exit code %d: %.*s", program_code, (int)length, line);
     EXPECT(!held.promise, "%s is refused: %.*s", held.promise, (int)length, line);
-    EXPECT(length > 12 && !memcmp(line, "error: ", 7) && end == line + length - 1, "not one line: '%.*s'", (int)length, line);
+    EXPECT(length > 12 && !memcmp(line, "error: ", 7) && end == line + length - 1, "not one line: '%.*s'", (int)length,
+           line);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -101,8 +106,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!_setjmp(program_ended)) {
         target->run(in);
         running = 0;
-        EXPECT(!held.num_blocks && !held.num_files && !held.num_fds, "left behind: %d blocks of memory, %d files, %d descriptors", held.num_blocks, held.num_files, held.num_fds);
-        EXPECT(!said_length(&said_err), "an input that is taken, and on stderr: %.*s", (int)said_length(&said_err), said_err.text);
+        EXPECT(!held.num_blocks && !held.num_files && !held.num_fds,
+               "left behind: %d blocks of memory, %d files, %d descriptors", held.num_blocks, held.num_files,
+               held.num_fds);
+        EXPECT(!said_length(&said_err), "an input that is taken, and on stderr: %.*s", (int)said_length(&said_err),
+               said_err.text);
     } else {
         take_back();
         check_refusal();
@@ -115,7 +123,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 static void print_dictionary(const Target *t) {
     for (int i = 0; t->words[i]; i++) {
         printf("\"");
-        for (const char *c = t->words[i]; *c; c++) printf(*c >= '0' && *c <= 'z' && *c != '\\' ? "%c" : "\\x%02x", (uint8_t)*c);
+        for (const char *c = t->words[i]; *c; c++)
+            printf(*c >= '0' && *c <= 'z' && *c != '\\' ? "%c" : "\\x%02x", (uint8_t)*c);
         printf("\"\n");
     }
 }
@@ -131,14 +140,17 @@ static void say_how_many(void) {
 }
 
 /* From clang's and gcc's sanitizers alike; gcc has no header for it. */
-int __sanitizer_install_malloc_and_free_hooks(void (*taken)(const volatile void *, size_t), void (*given)(const volatile void *));
+int __sanitizer_install_malloc_and_free_hooks(void (*taken)(const volatile void *, size_t),
+                                              void (*given)(const volatile void *));
 
 #ifdef PLAIN_ENGINE
 #define ENDS_BY_ABORT "abort_on_error=1:"
 #else
 #define ENDS_BY_ABORT ""
 #endif
-const char *__asan_default_options(void) { return ENDS_BY_ABORT "detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=4"; } // leaks: see held
+const char *__asan_default_options(void) {
+    return ENDS_BY_ABORT "detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=4";
+} // leaks: see held
 const char *__ubsan_default_options(void) { return ENDS_BY_ABORT "print_stacktrace=1"; }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
@@ -148,11 +160,16 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
         if (!strcmp(name, targets[i].name)) target = &targets[i];
     collect_option_words();
     if (target && *argc >= 2 && !strcmp((*argv)[1], "--dictionary")) print_dictionary(target), exit(0);
-    snprintf(folder, sizeof folder, "%s", given ? given : access("/dev/shm", W_OK) ? "/tmp/llama3-fuzz-XXXXXX" : "/dev/shm/llama3-fuzz-XXXXXX");
-    if (!target || (!given && !mkdtemp(folder))) finding("'%s' is the name of no target, or there is no folder %s", name, folder);
+    snprintf(folder, sizeof folder, "%s",
+             given                      ? given
+             : access("/dev/shm", W_OK) ? "/tmp/llama3-fuzz-XXXXXX"
+                                        : "/dev/shm/llama3-fuzz-XXXXXX");
+    if (!target || (!given && !mkdtemp(folder)))
+        finding("'%s' is the name of no target, or there is no folder %s", name, folder);
     mkdir(path_of("weights"), 0700), mkdir(path_of("parts"), 0700);
     for (int i = 0; i < 3; i++) unsetenv(launchers[i]);
-    said_out.file = fmemopen(said_out.text, sizeof said_out.text, "w"), said_err.file = fmemopen(said_err.text, sizeof said_err.text, "w");
+    said_out.file = fmemopen(said_out.text, sizeof said_out.text, "w"),
+    said_err.file = fmemopen(said_err.text, sizeof said_err.text, "w");
     static char *with_length[64], longest[32]; // the engine learns how long inputs may be
     if (*argc > 62) finding("%d arguments", *argc);
     memcpy(with_length, *argv, sizeof(char *) * (size_t)*argc);

@@ -34,15 +34,18 @@ __attribute__((noreturn, format(printf, 1, 2))) static void finding(const char *
     va_end(args);
     abort();
 }
-#define EXPECT(condition, ...) do { if (!(condition)) finding(__VA_ARGS__); } while (0)
+#define EXPECT(condition, ...)                                                                                         \
+    do {                                                                                                               \
+        if (!(condition)) finding(__VA_ARGS__);                                                                        \
+    } while (0)
 
 // ---------------------------------------------------------------------------
 // what the program holds: memory (as the sanitizer sees it, libraries included), files, descriptors
 
 enum { HELD_BLOCKS = 1 << 16, HELD_FILES = 64 };
 static struct {
-    int taken;                       // the reader under test has accepted the input; what comes after it may still refuse
-    const char *promise;             // what the program has no reason to refuse now; NULL: it may
+    int taken;           // the reader under test has accepted the input; what comes after it may still refuse
+    const char *promise; // what the program has no reason to refuse now; NULL: it may
     int num_blocks, num_files, num_fds;
     const volatile void *blocks[HELD_BLOCKS];
     FILE *files[HELD_FILES];
@@ -111,7 +114,10 @@ static const char *give(const char *name, const void *data, size_t size) {
 // ---------------------------------------------------------------------------
 // what the program says
 
-typedef struct { FILE *file; char text[1 << 16]; } Said;
+typedef struct {
+    FILE *file;
+    char text[1 << 16];
+} Said;
 static Said said_out, said_err;
 
 static size_t said_length(Said *s) {
@@ -130,8 +136,8 @@ __attribute__((noreturn)) static void program_exit(int code) {
     longjmp(program_ended, 1);
 }
 
-/* Llama 3's expression for splitting text is the same in every execution, and compiling it takes longer than the rest: the
- * first one stays, and of others the last. Those may be such that they try for ever: they get little to try. */
+/* Llama 3's expression for splitting text is the same in every execution, and compiling it takes longer than the rest:
+ * the first one stays, and of others the last. Those may be such that they try for ever: they get little to try. */
 static pcre2_code *split_once(PCRE2_SPTR pattern, size_t length, uint32_t options, int *error, size_t *at) {
     static pcre2_code *codes[2];
     static char *compiled[2];
@@ -142,7 +148,8 @@ static pcre2_code *split_once(PCRE2_SPTR pattern, size_t length, uint32_t option
         sprintf(limited, "%s%s", other ? "(*LIMIT_MATCH=20000)" : "", (const char *)pattern);
         pcre2_code_free(codes[other]), free(compiled[other]);
         codes[other] = pcre2_compile((PCRE2_SPTR)limited, length, options, error, at, NULL);
-        if (codes[other]) pcre2_jit_compile(codes[other], PCRE2_JIT_COMPLETE); // so that the program's own call takes nothing
+        if (codes[other])
+            pcre2_jit_compile(codes[other], PCRE2_JIT_COMPLETE); // so that the program's own call takes nothing
         compiled[other] = strdup((const char *)pattern), free(limited);
     }
     running = counted;

@@ -1,6 +1,6 @@
 /* mutate.h: how inputs are changed, for both engines. Sometimes as the engine changes bytes; else as somebody would who
- * knows a text when he sees one: its numbers, its words, and the items between its separators; what was JSON stays JSON.
- * So what comes is not refused at its first byte, and gets to where the arithmetic is.
+ * knows a text when he sees one: its numbers, its words, and the items between its separators; what was JSON stays
+ * JSON. So what comes is not refused at its first byte, and gets to where the arithmetic is.
  */
 #ifndef MUTATE_H
 #define MUTATE_H
@@ -16,7 +16,10 @@ static const char *random_word(void) {
     return target->words[below(words)];
 }
 
-typedef struct { uint8_t *bytes; size_t size, most; } Text;
+typedef struct {
+    uint8_t *bytes;
+    size_t size, most;
+} Text;
 
 /* Puts n bytes, which may lie in the text itself, in the place of `old` bytes at `at`, where there is room. */
 static void text_replace(Text *t, size_t at, size_t old, const uint8_t *bytes, size_t n) {
@@ -29,8 +32,12 @@ static void text_replace(Text *t, size_t at, size_t old, const uint8_t *bytes, s
 }
 
 static int in_number(uint8_t c) { return (c >= '0' && c <= '9') || c == '-' || c == '.'; }
-static int in_word(uint8_t c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || in_number(c) || c == '_' || c == '"'; }
-static int in_item(uint8_t c) { return c != ',' && c != '\n' && c != 0 && c != '{' && c != '}' && c != '[' && c != ']'; }
+static int in_word(uint8_t c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || in_number(c) || c == '_' || c == '"';
+}
+static int in_item(uint8_t c) {
+    return c != ',' && c != '\n' && c != 0 && c != '{' && c != '}' && c != '[' && c != ']';
+}
 
 /* A run of such bytes, found from anywhere on; its length 0: there is none behind that place. */
 static size_t find_run(const Text *t, int (*in)(uint8_t), size_t *at) {
@@ -42,8 +49,36 @@ static size_t find_run(const Text *t, int (*in)(uint8_t), size_t *at) {
 }
 
 static void change_number(Text *t) {
-    static const char *const numbers[] = {"0", "1", "2", "3", "4", "8", "16", "64", "256", "65535", "65536", "1048576", "16777216", "268435456", "1073741824", "2147483647",
-        "2147483648", "4294967296", "9007199254740993", "9223372036854775807", "18446744073709551616", "-1", "0.5", "1e-6", "1e12", "1e15", "1e300", "1e999", "1e-999", "nan"};
+    static const char *const numbers[] = {"0",
+                                          "1",
+                                          "2",
+                                          "3",
+                                          "4",
+                                          "8",
+                                          "16",
+                                          "64",
+                                          "256",
+                                          "65535",
+                                          "65536",
+                                          "1048576",
+                                          "16777216",
+                                          "268435456",
+                                          "1073741824",
+                                          "2147483647",
+                                          "2147483648",
+                                          "4294967296",
+                                          "9007199254740993",
+                                          "9223372036854775807",
+                                          "18446744073709551616",
+                                          "-1",
+                                          "0.5",
+                                          "1e-6",
+                                          "1e12",
+                                          "1e15",
+                                          "1e300",
+                                          "1e999",
+                                          "1e-999",
+                                          "nan"};
     size_t at, n = find_run(t, in_number, &at);
     char text[32] = "";
     if (!n) return;
@@ -76,8 +111,12 @@ static void change_item(Text *t) {
     if (!n) return;
     uint8_t separator = at ? t->bytes[at - 1] : '\n';
     switch (below(5)) {
-    case 0: if (at) text_replace(t, at - 1, n + 1, NULL, 0); break;
-    case 1: if (at) text_replace(t, to + room, 0, t->bytes + at - 1, n + 1); break;
+    case 0:
+        if (at) text_replace(t, at - 1, n + 1, NULL, 0);
+        break;
+    case 1:
+        if (at) text_replace(t, to + room, 0, t->bytes + at - 1, n + 1);
+        break;
     case 2: text_replace(t, to, room, t->bytes + at, n); break;
     case 3: text_replace(t, at, n, (const uint8_t *)word, strlen(word)); break;
     case 4:

@@ -8,7 +8,11 @@
 
 enum { PLAIN_SEEDS = 1000, PLAIN_LONGEST = 1 << 16 };
 
-typedef struct { uint8_t *bytes; size_t size; char path[512]; } PlainInput;
+typedef struct {
+    uint8_t *bytes;
+    size_t size;
+    char path[512];
+} PlainInput;
 
 static PlainInput plain_seeds[PLAIN_SEEDS];
 static int num_plain_seeds;
@@ -19,9 +23,11 @@ static const char *plain_artifacts = "";
 /* Keeps the input under way when it ends the process: the sanitizers, too, end it by abort. */
 static void plain_keep(int number) {
     char path[512];
-    snprintf(path, sizeof path, "%sfinding-%016" PRIx64, plain_artifacts, hash_bytes(HASH_START, plain_input, plain_size));
+    snprintf(path, sizeof path, "%sfinding-%016" PRIx64, plain_artifacts,
+             hash_bytes(HASH_START, plain_input, plain_size));
     int fd = (open)(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    if (fd >= 0 && write(fd, plain_input, plain_size) == (ssize_t)plain_size) dprintf(2, "Test unit written to %s\n", path);
+    if (fd >= 0 && write(fd, plain_input, plain_size) == (ssize_t)plain_size)
+        dprintf(2, "Test unit written to %s\n", path);
     signal(number, SIG_DFL);
     raise(number);
 }
@@ -42,7 +48,9 @@ static void plain_add(const char *path) {
     if (dir) closedir(dir);
 }
 
-static int plain_by_name(const void *a, const void *b) { return strcmp(((const PlainInput *)a)->path, ((const PlainInput *)b)->path); }
+static int plain_by_name(const void *a, const void *b) {
+    return strcmp(((const PlainInput *)a)->path, ((const PlainInput *)b)->path);
+}
 
 /* Bytes, wherever they are. */
 static void plain_change(Text *t) {
@@ -52,12 +60,18 @@ static void plain_change(Text *t) {
     const char *word = random_word();
     size_t from = below(other->size + 1), length = below(other->size - from + 1);
     switch (below(8)) {
-    case 0: if (n) t->bytes[at] ^= (uint8_t)(1 << byte % 8); break;
-    case 1: if (n) t->bytes[at] = byte; break;
-    case 2: if (n) t->bytes[at] = (uint8_t)(t->bytes[at] + byte % 9 - 4); break;
-    case 3: text_replace(t, at, n, NULL, 0); break;                                          // erased
-    case 4: text_replace(t, below(t->size - n + 1), 0, t->bytes + at, n); break;             // copied within
-    case 5: text_replace(t, at, byte & 1 ? n : 0, other->bytes + from, length); break;       // spliced
+    case 0:
+        if (n) t->bytes[at] ^= (uint8_t)(1 << byte % 8);
+        break;
+    case 1:
+        if (n) t->bytes[at] = byte;
+        break;
+    case 2:
+        if (n) t->bytes[at] = (uint8_t)(t->bytes[at] + byte % 9 - 4);
+        break;
+    case 3: text_replace(t, at, n, NULL, 0); break;                                    // erased
+    case 4: text_replace(t, below(t->size - n + 1), 0, t->bytes + at, n); break;       // copied within
+    case 5: text_replace(t, at, byte & 1 ? n : 0, other->bytes + from, length); break; // spliced
     case 6: text_replace(t, at, byte & 1 ? n : 0, (const uint8_t *)word, strlen(word)); break;
     case 7: text_replace(t, at, 0, &byte, 1); break;
     }
@@ -89,8 +103,11 @@ int main(int argc, char **argv) {
         const PlainInput *from = &plain_seeds[run < num_plain_seeds ? (uint64_t)run : below((uint64_t)num_plain_seeds)];
         memcpy(plain_input, from->bytes, plain_size = from->size);
         for (uint64_t changes = run < num_plain_seeds ? 0 : 1 + below(3); changes; changes--)
-            plain_size = LLVMFuzzerCustomMutator(plain_input, plain_size, target->longest > plain_size ? target->longest : plain_size, (unsigned)below(1u << 31));
-        uint8_t *exact = (uint8_t *)memcpy(malloc(plain_size ? plain_size : 1), plain_input, plain_size); // nothing reads past its end unseen
+            plain_size = LLVMFuzzerCustomMutator(plain_input, plain_size,
+                                                 target->longest > plain_size ? target->longest : plain_size,
+                                                 (unsigned)below(1u << 31));
+        uint8_t *exact = (uint8_t *)memcpy(malloc(plain_size ? plain_size : 1), plain_input,
+                                           plain_size); // nothing reads past its end unseen
         hash = hash_bytes(hash, exact, plain_size);
         alarm(20); // seconds are enough for thousands
         LLVMFuzzerTestOneInput(exact, plain_size);

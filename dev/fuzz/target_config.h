@@ -1,6 +1,6 @@
 /* target_config.h: config.json, and the plan of a model as large as it says.
- * Input: f FILE or d FILE, 0, options of the plan, a word a line. Behind d the file gets what it lacks of a good one. Or a FILE: an adapter_config.json.
- * Follows target_options.h.
+ * Input: f FILE or d FILE, 0, options of the plan, a word a line. Behind d the file gets what it lacks of a good one.
+ * Or a FILE: an adapter_config.json. Follows target_options.h.
  */
 #ifndef TARGET_CONFIG_H
 #define TARGET_CONFIG_H
@@ -11,10 +11,16 @@ static void check_config_written(const Llama3Config *c) {
     held.promise = "the config.json that --export writes";
     Llama3Config again = config_from_json(give("again.json", said_out.text, said_length(&said_out)));
     held.promise = NULL;
-    EXPECT(again.V == c->V && again.C == c->C && again.L == c->L && again.NH == c->NH && again.NKV == c->NKV && again.HD == c->HD && again.F == c->F, "another shape was written");
-    EXPECT(again.max_positions == c->max_positions && again.tied == c->tied && again.norm_eps == c->norm_eps && again.T == c->T && again.base == c->base, "other positions, ties, norm_eps or weights in 8 bits were written");
+    EXPECT(again.V == c->V && again.C == c->C && again.L == c->L && again.NH == c->NH && again.NKV == c->NKV &&
+               again.HD == c->HD && again.F == c->F,
+           "another shape was written");
+    EXPECT(again.max_positions == c->max_positions && again.tied == c->tied && again.norm_eps == c->norm_eps &&
+               again.T == c->T && again.base == c->base,
+           "other positions, ties, norm_eps or weights in 8 bits were written");
     EXPECT(again.rope_theta == c->rope_theta && again.rope_factor == c->rope_factor, "another rope was written");
-    EXPECT(c->rope_factor == 1 || (again.rope_low == c->rope_low && again.rope_high == c->rope_high && again.rope_original == c->rope_original), "another rope scaling was written");
+    EXPECT(c->rope_factor == 1 || (again.rope_low == c->rope_low && again.rope_high == c->rope_high &&
+                                   again.rope_original == c->rope_original),
+           "another rope scaling was written");
     rewind(stdout);
 }
 
@@ -27,10 +33,13 @@ static void check_table(const TensorTable *t, const Llama3Config *c) {
         int64_t end = 0;
         for (int i = t->units[u].first; i < t->units[u].first + t->units[u].count; i++) {
             const Tensor *tensor = &t->tensors[i];
-            EXPECT(tensor->offset >= end && tensor->rows > 0 && tensor->cols > 0, "tensor %s starts at %" PRId64 ", the one before ends at %" PRId64, tensor->name, tensor->offset, end);
+            EXPECT(tensor->offset >= end && tensor->rows > 0 && tensor->cols > 0,
+                   "tensor %s starts at %" PRId64 ", the one before ends at %" PRId64, tensor->name, tensor->offset,
+                   end);
             end = tensor->offset + tensor->rows * tensor->cols;
         }
-        EXPECT(end == t->units[u].size, "unit %s ends at %" PRId64 " of %" PRId64, t->units[u].name, end, t->units[u].size);
+        EXPECT(end == t->units[u].size, "unit %s ends at %" PRId64 " of %" PRId64, t->units[u].name, end,
+               t->units[u].size);
     }
 }
 
@@ -60,11 +69,14 @@ static void check_plan(Job *j, int rank) {
     law_of(law, &j->config, j->mesh.world, rank, &j->opt);
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_walk; i++) {
         Traffic l = law[i / COLLECTIVES][i % COLLECTIVES], w = walked.comm.booked[i / COLLECTIVES][i % COLLECTIVES];
-        EXPECT(traffic_equal(l, w), "exchange %d: the law says %" PRId64 " calls and %" PRId64 " bytes, the walk %" PRId64 " and %" PRId64, i, l.calls, l.bytes, w.calls, w.bytes);
+        EXPECT(traffic_equal(l, w),
+               "exchange %d: the law says %" PRId64 " calls and %" PRId64 " bytes, the walk %" PRId64 " and %" PRId64,
+               i, l.calls, l.bytes, w.calls, w.bytes);
     }
     j->opt.accum = accum;
     RankClass all = {rank, &walked, &walked.dev, &walked.comm, {{{0, 0}}}};
-    int parts = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_PP], few = !long_walk && accum <= 64 && parts <= 8; // of others, as if all were as this one
+    int parts = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_PP],
+        few = !long_walk && accum <= 64 && parts <= 8; // of others, as if all were as this one
     Plan plan = ZERO;
     plan.mesh = &j->mesh, plan.classes = &all, plan.count = 1;
     memcpy(all.law, law, sizeof law);
@@ -94,7 +106,8 @@ static void check_plan(Job *j, int rank) {
 
 /* Of a key that is there twice, the first counts. */
 static void give_completed(Bytes file) {
-    static const char good[] = "\"hidden_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"intermediate_size\":48,\"vocab_size\":600,\"max_position_embeddings\":2048}";
+    static const char good[] = "\"hidden_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"intermediate_"
+                               "size\":48,\"vocab_size\":600,\"max_position_embeddings\":2048}";
     char *text = (char *)checked_malloc(file.left + sizeof good + 1);
     while (file.left && file.at[file.left - 1] != '}') file.left--;
     if (file.left > 1) memcpy(text, file.at, file.left - 1);
@@ -112,13 +125,17 @@ static void fuzz_adapters(Bytes file) {
     give("adapter_config.json", file.at, file.left);
     adapters_config_read(&c, folder);
     held.taken = 1;
-    EXPECT(c.lora_rank >= 1 && c.lora_rank <= c.C && c.lora_alpha > 0 && c.lora_targets > 0 && c.lora_targets < 1u << LORA_TARGETS, "rank %d, alpha %g, targets %x were taken", c.lora_rank, c.lora_alpha, c.lora_targets);
+    EXPECT(c.lora_rank >= 1 && c.lora_rank <= c.C && c.lora_alpha > 0 && c.lora_targets > 0 &&
+               c.lora_targets < 1u << LORA_TARGETS,
+           "rank %d, alpha %g, targets %x were taken", c.lora_rank, c.lora_alpha, c.lora_targets);
     adapters_config_write(&c, stdout);
     give("adapter_config.json", said_out.text, said_length(&said_out));
     held.promise = "the adapter_config.json that is saved";
     adapters_config_read(&again, folder);
     held.promise = NULL;
-    EXPECT(again.lora_rank == c.lora_rank && fabs(again.lora_alpha / c.lora_alpha - 1) < 1e-8 && again.lora_targets == c.lora_targets, "other adapters were written");
+    EXPECT(again.lora_rank == c.lora_rank && fabs(again.lora_alpha / c.lora_alpha - 1) < 1e-8 &&
+               again.lora_targets == c.lora_targets,
+           "other adapters were written");
 }
 
 static void fuzz_config(Bytes in) {
@@ -147,12 +164,55 @@ static void fuzz_config(Bytes in) {
     words_close(&w);
 }
 
-static const char *const config_words[] = {"\"model_type\":\"llama\"", "\"hidden_act\":\"silu\"", "\"attention_bias\":false", "\"mlp_bias\":null", "\"hidden_size\":64",
-    "\"num_hidden_layers\":3", "\"num_attention_heads\":8", "\"num_key_value_heads\":4", "\"head_dim\":8", "\"intermediate_size\":100", "\"vocab_size\":1000",
-    "\"max_position_embeddings\":8192", "\"rms_norm_eps\":1e-5", "\"tie_word_embeddings\":true", "\"rope_theta\":10000", "\"rope_scaling\":{\"type\":\"default\"}",
-    "\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":128}", "\"rope_type\":null",
-    "--world=4", "--accum=3", "--seq=16", "--batch=2", "--slots=3", "--ranks=2", "--vocab-size=100", "--deterministic", "--accumulate=local", "--dp-shard=auto", "--tp=2", "--cp=2", "--pp=2", "--pp-schedule=interleaved",
-    "--pp-light-ends", "--dp-replicate=2", "--doc-mask", "--lora-rank=4", "--lora-targets=q,v,down", "--base=int8", "--base=int8:all", "\"quantization_config\":{\"method\":\"absmax_int8_block64\",\"all_tensors\":false}",
-    "\"peft_type\":\"LORA\"", "\"r\":8", "\"lora_alpha\":16", "\"target_modules\":[\"q_proj\",\"down_proj\"]", "\"bias\":\"none\"", "\"use_dora\":true", "\"rank_pattern\":{}", NULL};
+static const char *const config_words[] = {
+    "\"model_type\":\"llama\"",
+    "\"hidden_act\":\"silu\"",
+    "\"attention_bias\":false",
+    "\"mlp_bias\":null",
+    "\"hidden_size\":64",
+    "\"num_hidden_layers\":3",
+    "\"num_attention_heads\":8",
+    "\"num_key_value_heads\":4",
+    "\"head_dim\":8",
+    "\"intermediate_size\":100",
+    "\"vocab_size\":1000",
+    "\"max_position_embeddings\":8192",
+    "\"rms_norm_eps\":1e-5",
+    "\"tie_word_embeddings\":true",
+    "\"rope_theta\":10000",
+    "\"rope_scaling\":{\"type\":\"default\"}",
+    "\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
+    "\"original_max_position_embeddings\":128}",
+    "\"rope_type\":null",
+    "--world=4",
+    "--accum=3",
+    "--seq=16",
+    "--batch=2",
+    "--slots=3",
+    "--ranks=2",
+    "--vocab-size=100",
+    "--deterministic",
+    "--accumulate=local",
+    "--dp-shard=auto",
+    "--tp=2",
+    "--cp=2",
+    "--pp=2",
+    "--pp-schedule=interleaved",
+    "--pp-light-ends",
+    "--dp-replicate=2",
+    "--doc-mask",
+    "--lora-rank=4",
+    "--lora-targets=q,v,down",
+    "--base=int8",
+    "--base=int8:all",
+    "\"quantization_config\":{\"method\":\"absmax_int8_block64\",\"all_tensors\":false}",
+    "\"peft_type\":\"LORA\"",
+    "\"r\":8",
+    "\"lora_alpha\":16",
+    "\"target_modules\":[\"q_proj\",\"down_proj\"]",
+    "\"bias\":\"none\"",
+    "\"use_dora\":true",
+    "\"rank_pattern\":{}",
+    NULL};
 
 #endif

@@ -4,14 +4,18 @@
 #ifndef TARGET_OPTIONS_H
 #define TARGET_OPTIONS_H
 
-typedef struct { int count; char *words[130]; } Words;
+typedef struct {
+    int count;
+    char *words[130];
+} Words;
 
 static Words words_open(Bytes in) {
     Words w = ZERO;
     w.words[w.count++] = strdup("train_llama3");
     for (size_t i = 0, n; i < in.left && w.count < 120; i += n + 1) {
         for (n = 0; i + n < in.left && in.at[i + n] && in.at[i + n] != '\n';) n++;
-        w.words[w.count++] = strndup((const char *)in.at + i, n); // each in a block of its own: nothing reads past its end unseen
+        w.words[w.count++] =
+            strndup((const char *)in.at + i, n); // each in a block of its own: nothing reads past its end unseen
     }
     return w;
 }
@@ -26,11 +30,15 @@ static void check_limits(const Options *o) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         const char *field = (const char *)o + row->offset;
-        double x = row->kind == OPT_INT ? *(const int *)field : row->kind == OPT_REAL ? *(const double *)field : row->low;
-        EXPECT(x >= row->low && x <= row->high, "--%s is %g, its limits are %g and %g", row->name, x, row->low, row->high);
+        double x = row->kind == OPT_INT    ? *(const int *)field
+                   : row->kind == OPT_REAL ? *(const double *)field
+                                           : row->low;
+        EXPECT(x >= row->low && x <= row->high, "--%s is %g, its limits are %g and %g", row->name, x, row->low,
+               row->high);
         const char *text = row->kind == OPT_TEXT ? *(const char *const *)field : NULL;
         EXPECT(!text || text[0] || !strcmp(row->name, "generate"), "--%s has an empty value", row->name);
-        if (text && (row->values[0] < 'A' || row->values[0] > 'Z') && strchr(row->values, '|')) EXPECT(is_choice(text, row->values), "--%s is %s, not one of %s", row->name, text, row->values);
+        if (text && (row->values[0] < 'A' || row->values[0] > 'Z') && strchr(row->values, '|'))
+            EXPECT(is_choice(text, row->values), "--%s is %s, not one of %s", row->name, text, row->values);
     }
     EXPECT(o->min_lr >= 0, "--min-lr is %g", o->min_lr);
 }
@@ -43,7 +51,9 @@ static void check_said(const Options *o, const Words *w) {
         const char *name = w->words[i] + 2, *equals = strchr(name, '=');
         size_t n = equals ? (size_t)(equals - name) : strlen(name);
         int r = OPTION_ROWS - 1;
-        while (r >= 0 && (option_rows[r].kind == OPT_GROUP || strlen(option_rows[r].name) != n || memcmp(option_rows[r].name, name, n))) r--;
+        while (r >= 0 && (option_rows[r].kind == OPT_GROUP || strlen(option_rows[r].name) != n ||
+                          memcmp(option_rows[r].name, name, n)))
+            r--;
         if (r >= 0 && option_rows[r].kind == OPT_FLAG) said[r] = "1";
         else if (r >= 0) said[r] = equals ? equals + 1 : w->words[++i];
         else i += !equals && i + 1 < w->count && strncmp(w->words[i + 1], "--", 2); // not built: its only value
@@ -52,9 +62,13 @@ static void check_said(const Options *o, const Words *w) {
         const OptionRow *row = &option_rows[r];
         const char *field = (const char *)o + row->offset, *value = said[r] ? said[r] : row->fallback;
         double number = value ? strtod(value, NULL) : 0; // of auto: 0
-        if (row->kind == OPT_INT || row->kind == OPT_FLAG) EXPECT(*(const int *)field == number, "--%s is %d, given was %s", row->name, *(const int *)field, value);
-        if (row->kind == OPT_REAL) EXPECT(*(const double *)field == number || (row->offset == FIELD(min_lr) && number < 0), "--%s is %g, given was %s", row->name, *(const double *)field, value);
-        if (row->kind == OPT_TEXT) EXPECT(*(const char *const *)field == value, "--%s is another text than was given", row->name);
+        if (row->kind == OPT_INT || row->kind == OPT_FLAG)
+            EXPECT(*(const int *)field == number, "--%s is %d, given was %s", row->name, *(const int *)field, value);
+        if (row->kind == OPT_REAL)
+            EXPECT(*(const double *)field == number || (row->offset == FIELD(min_lr) && number < 0),
+                   "--%s is %g, given was %s", row->name, *(const double *)field, value);
+        if (row->kind == OPT_TEXT)
+            EXPECT(*(const char *const *)field == value, "--%s is another text than was given", row->name);
     }
 }
 
@@ -78,7 +92,9 @@ static void check_config_txt(const Options *o) {
     held.promise = NULL;
     rewind(stdout);
     options_print(&again, stdout, 1);
-    EXPECT(said_length(&said_out) == length && !memcmp(first, said_out.text, length), "config.txt is\n%.*s\ngiven as options it is\n%.*s", (int)length, first, (int)said_length(&said_out), said_out.text);
+    EXPECT(said_length(&said_out) == length && !memcmp(first, said_out.text, length),
+           "config.txt is\n%.*s\ngiven as options it is\n%.*s", (int)length, first, (int)said_length(&said_out),
+           said_out.text);
     words_close(&w);
     free(first);
 }
@@ -98,7 +114,8 @@ static void fuzz_options(Bytes in) {
         job_prepare(&j, choose_transport(&j, 1), 1, 1);
         double product = 1;
         for (int a = 0; a < MESH_AXES; a++) product *= j.mesh.size[a];
-        EXPECT(j.task == DO_PLAN && product == j.mesh.world && j.threads > 0, "task %d, world %d of %.0f, %d threads", j.task, j.mesh.world, product, j.threads);
+        EXPECT(j.task == DO_PLAN && product == j.mesh.world && j.threads > 0, "task %d, world %d of %.0f, %d threads",
+               j.task, j.mesh.world, product, j.threads);
         job_close(&j);
     }
     words_close(&w);
@@ -111,7 +128,9 @@ static void option_word(const char *name, const char *value) { // both up to a |
     static char text[1 << 14];
     static size_t used, count;
     char *p = text + used;
-    used += (size_t)snprintf(p, sizeof text - used, "--%.*s%s%.*s", (int)strcspn(name, "|"), name, value ? "=" : "", value ? (int)strcspn(value, "|") : 0, value) + 1;
+    used += (size_t)snprintf(p, sizeof text - used, "--%.*s%s%.*s", (int)strcspn(name, "|"), name, value ? "=" : "",
+                             value ? (int)strcspn(value, "|") : 0, value) +
+            1;
     if (used < sizeof text && count + 1 < sizeof option_words / sizeof option_words[0]) option_words[count++] = p;
 }
 
@@ -126,7 +145,8 @@ static void collect_option_words(void) {
             for (const char *value = row->values; value; value = next_choice(value)) option_word(name, value);
             if (row->fallback) option_word(name, row->fallback);
             snprintf(limits, sizeof limits, "%.10g|%.10g", row->low, row->high);
-            for (const char *value = row->high ? limits : NULL; value; value = next_choice(value)) option_word(name, value);
+            for (const char *value = row->high ? limits : NULL; value; value = next_choice(value))
+                option_word(name, value);
         }
     }
 }

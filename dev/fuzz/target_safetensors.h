@@ -1,11 +1,12 @@
 /* target_safetensors.h: weights, one file or several with an index.
- * Input: f FILE, h HEADER 0 DATA, t (q: of a model whose blocks are in 8 bits) and lines `NAME DTYPE DIM,DIM…` of tensors one behind the other, or i INDEX (of
- * part-1.safetensors, part-2.safetensors); F, H, T, Q, I: of a tied model.
+ * Input: f FILE, h HEADER 0 DATA, t (q: of a model whose blocks are in 8 bits) and lines `NAME DTYPE DIM,DIM…` of
+ * tensors one behind the other, or i INDEX (of part-1.safetensors, part-2.safetensors); F, H, T, Q, I: of a tied model.
  */
 #ifndef TARGET_SAFETENSORS_H
 #define TARGET_SAFETENSORS_H
 
-static const Llama3Config smallest = {"smallest", 2, 2, 1, 1, 1, 2, 1, 8, 0, 1e-5f, 10000, 1, 1, 4, 8192, 1, 1, BASE_TRAINED, 0, 0, 0};
+static const Llama3Config smallest = {"smallest",   2, 2, 1, 1, 1, 2, 1, 8, 0, 1e-5f, 10000, 1, 1, 4, 8192, 1, 1,
+                                      BASE_TRAINED, 0, 0, 0};
 
 /* A file of tensors [first, first + count), all zero. */
 static void give_weights(const char *name, const TensorTable *all, int first, int count) {
@@ -25,8 +26,10 @@ static void check_weights(const StFiles *s, const uint8_t *file, size_t size) {
     for (int i = 0; i < s->count; i++) {
         const StTensor *t = &s->tensors[i];
         int width = st_dtype_sizes[t->dtype];
-        EXPECT(t->elements >= 0 && t->elements == t->rows * t->cols && t->begin >= 8 && t->begin + t->elements * width <= (int64_t)size,
-               "tensor %s: %" PRId64 " x %" PRId64 " elements from byte %" PRId64 " of %zu", t->name, t->rows, t->cols, t->begin, size);
+        EXPECT(t->elements >= 0 && t->elements == t->rows * t->cols && t->begin >= 8 &&
+                   t->begin + t->elements * width <= (int64_t)size,
+               "tensor %s: %" PRId64 " x %" PRId64 " elements from byte %" PRId64 " of %zu", t->name, t->rows, t->cols,
+               t->begin, size);
         float *read = (float *)malloc(sizeof(float) * (size_t)t->elements);
         st_read(t, read, 0, t->elements);
         for (int64_t e = 0; e < t->elements; e++) {
@@ -37,11 +40,15 @@ static void check_weights(const StFiles *s, const uint8_t *file, size_t size) {
                 memcpy(&scale, file + t->scales->begin + e / BASE_BLOCK * 4, 4);
                 value = (float)(int8_t)file[t->begin + e] * scale;
                 memcpy(&want, &value, 4);
-                EXPECT(bits == want || (isnan(read[e]) && isnan(value)), "tensor %s, element %" PRId64 ": %g, its byte and its scale make %g", t->name, e, read[e], value);
+                EXPECT(bits == want || (isnan(read[e]) && isnan(value)),
+                       "tensor %s, element %" PRId64 ": %g, its byte and its scale make %g", t->name, e, read[e],
+                       value);
                 continue;
             }
-            for (int b = 0; b < width; b++) want |= (uint32_t)file[t->begin + e * width + b] << 8 * (b + (t->dtype == ST_BF16 ? 2 : 0));
-            EXPECT(bits == want || t->dtype == ST_F16, "tensor %s, element %" PRId64 ": %08x, the file has %08x", t->name, e, bits, want);
+            for (int b = 0; b < width; b++)
+                want |= (uint32_t)file[t->begin + e * width + b] << 8 * (b + (t->dtype == ST_BF16 ? 2 : 0));
+            EXPECT(bits == want || t->dtype == ST_F16, "tensor %s, element %" PRId64 ": %08x, the file has %08x",
+                   t->name, e, bits, want);
         }
         free(read);
     }
@@ -57,7 +64,8 @@ static size_t build_safetensors(uint8_t *file, size_t room, Bytes lines) {
         sscanf(line, "%63s %7s %63s", name, dtype, dims);
         double bytes = strstr(dtype, "16") ? 2 : strstr(dtype, "8") ? 1 : 4;
         for (char *dim = dims; *dim; dim += strcspn(dim, ","), dim += *dim == ',') bytes *= atof(dim);
-        p += sprintf(p, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%.17g,%.17g]}", name, dtype, dims, at, at + bytes);
+        p += sprintf(p, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%.17g,%.17g]}", name, dtype, dims,
+                     at, at + bytes);
         at += bytes;
     }
     *p++ = '}';
@@ -106,14 +114,30 @@ static void fuzz_safetensors(Bytes in) {
     held.taken = 1;
     for (int i = 0; i < table.num_tensors; i++) {
         const StTensor *t = st_find(&s, table.tensors[i].name);
-        EXPECT(t && t->rows == table.tensors[i].rows && t->cols == table.tensors[i].cols, "tensor %s was taken as it is not", table.tensors[i].name);
+        EXPECT(t && t->rows == table.tensors[i].rows && t->cols == table.tensors[i].cols,
+               "tensor %s was taken as it is not", table.tensors[i].name);
     }
     st_close(&s);
     table_close(&table);
 }
 
-static const char *const safetensors_words[] = {"\"__metadata__\":{\"format\":\"pt\"}", "\"dtype\":\"F32\"", "\"dtype\":\"BF16\"", "\"dtype\":\"F16\"", "\"dtype\":\"I32\"", "\"dtype\":\"I8\"", ".scale", "\"shape\":[]",
-    "\"shape\":[2,0]", "\"data_offsets\":[0,0]", "\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}", "\"rotary_emb.inv_freq\"", "\"lm_head.weight\"", "\"model.norm.weight\"",
-    "\"weight_map\":{}", "\"a\":\"part-1.safetensors\"", "\"part-2.safetensors\"", NULL};
+static const char *const safetensors_words[] = {"\"__metadata__\":{\"format\":\"pt\"}",
+                                                "\"dtype\":\"F32\"",
+                                                "\"dtype\":\"BF16\"",
+                                                "\"dtype\":\"F16\"",
+                                                "\"dtype\":\"I32\"",
+                                                "\"dtype\":\"I8\"",
+                                                ".scale",
+                                                "\"shape\":[]",
+                                                "\"shape\":[2,0]",
+                                                "\"data_offsets\":[0,0]",
+                                                "\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}",
+                                                "\"rotary_emb.inv_freq\"",
+                                                "\"lm_head.weight\"",
+                                                "\"model.norm.weight\"",
+                                                "\"weight_map\":{}",
+                                                "\"a\":\"part-1.safetensors\"",
+                                                "\"part-2.safetensors\"",
+                                                NULL};
 
 #endif

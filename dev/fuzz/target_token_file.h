@@ -5,7 +5,15 @@
 #ifndef TARGET_TOKEN_FILE_H
 #define TARGET_TOKEN_FILE_H
 
-enum { READ_PARTIAL = 1, READ_BUILT = 2, READ_SECOND = 4, READ_PADDED = 8, BUILT_WIDE = 16, BUILT_MASKED = 32, BUILT_FITTING = 64 };
+enum {
+    READ_PARTIAL = 1,
+    READ_BUILT = 2,
+    READ_SECOND = 4,
+    READ_PADDED = 8,
+    BUILT_WIDE = 16,
+    BUILT_MASKED = 32,
+    BUILT_FITTING = 64
+};
 
 typedef struct { // a token file, understood from its length
     const uint8_t *bytes;
@@ -28,11 +36,14 @@ static uint32_t witness_token(const Witness *w, int64_t i) {
 static int witness_counts(const Witness *w, int64_t i) { return !w->masked || w->bytes[64 + w->count * w->width + i]; }
 
 /* Window `index` of the file against what dataset_window says of it. */
-static void check_window(const Dataset *d, const Witness *w, int64_t index, int found, const int32_t *inputs, const int32_t *targets, const char *error) {
+static void check_window(const Dataset *d, const Witness *w, int64_t index, int found, const int32_t *inputs,
+                         const int32_t *targets, const char *error) {
     int64_t first = index * d->T;
     int bad = 0, count = 0;
-    for (int64_t i = first; i <= first + d->T && i < w->count; i++) bad |= witness_token(w, i) >= (uint32_t)d->vocab_size;
-    EXPECT((found < 0) == bad, "window %" PRId64 ": %d targets, though its tokens are %s", index, found, bad ? "beyond the vocabulary" : "good");
+    for (int64_t i = first; i <= first + d->T && i < w->count; i++)
+        bad |= witness_token(w, i) >= (uint32_t)d->vocab_size;
+    EXPECT((found < 0) == bad, "window %" PRId64 ": %d targets, though its tokens are %s", index, found,
+           bad ? "beyond the vocabulary" : "good");
     if (found < 0) {
         EXPECT(error[0], "window %" PRId64 " is refused without a word", index);
         return;
@@ -40,26 +51,35 @@ static void check_window(const Dataset *d, const Witness *w, int64_t index, int 
     for (int t = 0; t < d->T; t++) {
         int64_t i = first + t;
         int32_t input = i < w->count ? (int32_t)witness_token(w, i) : 0;
-        int32_t target = i + 1 < w->count && witness_counts(w, i + 1) ? (int32_t)witness_token(w, i + 1) : IGNORED_TARGET;
-        EXPECT(inputs[t] == input && targets[t] == target, "window %" PRId64 ", position %d: %d -> %d, the file has %d -> %d", index, t, inputs[t], targets[t], input, target);
+        int32_t target =
+            i + 1 < w->count && witness_counts(w, i + 1) ? (int32_t)witness_token(w, i + 1) : IGNORED_TARGET;
+        EXPECT(inputs[t] == input && targets[t] == target,
+               "window %" PRId64 ", position %d: %d -> %d, the file has %d -> %d", index, t, inputs[t], targets[t],
+               input, target);
         count += target != IGNORED_TARGET;
     }
     EXPECT(found == count, "window %" PRId64 " has %d targets, counted %d", index, count, found);
 }
 
 static void check_windows(const Dataset *d, const Witness *files, int num_files) {
-    int32_t *inputs = (int32_t *)malloc(sizeof(int32_t) * (size_t)d->T), *targets = (int32_t *)malloc(sizeof(int32_t) * (size_t)d->T);
+    int32_t *inputs = (int32_t *)malloc(sizeof(int32_t) * (size_t)d->T),
+            *targets = (int32_t *)malloc(sizeof(int32_t) * (size_t)d->T);
     char *raw = (char *)malloc(5 * ((size_t)d->T + 1)), error[1024] = "";
     int64_t before = 0, tokens = 0;
     int refused = 0;
     for (int f = 0; f < num_files; before += files[f].windows, tokens += files[f++].count)
-        for (int64_t i = 0; i < files[f].windows; i += i == 20 && files[f].windows > 40 ? files[f].windows - 40 : 1) { // of many, the first and the last
+        for (int64_t i = 0; i < files[f].windows;
+             i += i == 20 && files[f].windows > 40 ? files[f].windows - 40 : 1) { // of many, the first and the last
             int found = dataset_window(d, before + i, inputs, targets, raw, error, sizeof error);
             check_window(d, &files[f], i, found, inputs, targets, error);
             refused |= found < 0;
         }
-    EXPECT(d->windows == before && d->tokens == tokens, "%" PRId64 " windows of %" PRId64 " tokens, expected %" PRId64 " of %" PRId64, d->windows, d->tokens, before, tokens);
-    EXPECT(dataset_window(d, d->windows, inputs, targets, raw, error, sizeof error) == 0 && targets[0] == IGNORED_TARGET, "the window behind the last has targets");
+    EXPECT(d->windows == before && d->tokens == tokens,
+           "%" PRId64 " windows of %" PRId64 " tokens, expected %" PRId64 " of %" PRId64, d->windows, d->tokens, before,
+           tokens);
+    EXPECT(dataset_window(d, d->windows, inputs, targets, raw, error, sizeof error) == 0 &&
+               targets[0] == IGNORED_TARGET,
+           "the window behind the last has targets");
     free(inputs), free(targets), free(raw);
     if (refused) user_error("%s", error);
 }
@@ -75,29 +95,36 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     for (s.shard = 0; s.shard < s.shards; s.shard++)
         for (int64_t i = 0; i < steps * s.accumulation * s.B; i++) {
             int64_t w = sampler_window(&s, i / (s.accumulation * s.B), (int)(i / s.B % s.accumulation), (int)(i % s.B));
-            EXPECT(w >= 0 && w < d->windows && (pad || !seen[w]), "an epoch takes window %" PRId64 " of %" PRId64 " again", w, d->windows);
+            EXPECT(w >= 0 && w < d->windows && (pad || !seen[w]),
+                   "an epoch takes window %" PRId64 " of %" PRId64 " again", w, d->windows);
             once += !seen[w], seen[w] = 1;
         }
-    EXPECT(once == (pad ? d->windows : steps * sampler_global_batch(&s)), "an epoch of %" PRId64 " windows takes %" PRId64, d->windows, once);
+    EXPECT(once == (pad ? d->windows : steps * sampler_global_batch(&s)),
+           "an epoch of %" PRId64 " windows takes %" PRId64, d->windows, once);
     free(seen);
     size_t elements = (size_t)s.accumulation * (size_t)s.B * (size_t)d->T;
     static Loader l;
     memset(&l, 0, sizeof l);
-    l.data = d, l.sampler = s, l.sampler.shard = 0, l.samples = s.accumulation * s.B, l.first_step = steps, l.steps = 1, l.cp = 1; // the first of the second epoch
+    l.data = d, l.sampler = s, l.sampler.shard = 0, l.samples = s.accumulation * s.B, l.first_step = steps, l.steps = 1,
+    l.cp = 1; // the first of the second epoch
     pthread_mutex_init(&l.lock, NULL);
     pthread_cond_init(&l.ready, NULL);
     char *raw = (char *)malloc(5 * ((size_t)d->T + 1));
     StepBatch *batch = &l.ring[0];
-    batch->inputs = (int32_t *)malloc(sizeof(int32_t) * elements), batch->targets = (int32_t *)malloc(sizeof(int32_t) * elements), batch->windows = (int64_t *)malloc(sizeof(int64_t) * (size_t)l.samples);
+    batch->inputs = (int32_t *)malloc(sizeof(int32_t) * elements),
+    batch->targets = (int32_t *)malloc(sizeof(int32_t) * elements),
+    batch->windows = (int64_t *)malloc(sizeof(int64_t) * (size_t)l.samples);
     for (int64_t sample; (sample = loader_claim(&l)) >= 0;) loader_read(&l, sample, raw);
     if (batch->error[0]) user_error("%s", batch->error);
     int64_t targets = 0;
     for (size_t i = 0; i < elements; i++) {
         EXPECT(batch->inputs[i] >= 0 && batch->inputs[i] < d->vocab_size, "a step has the token %d", batch->inputs[i]);
-        EXPECT(batch->targets[i] == IGNORED_TARGET || (batch->targets[i] >= 0 && batch->targets[i] < d->vocab_size), "a step has the target %d", batch->targets[i]);
+        EXPECT(batch->targets[i] == IGNORED_TARGET || (batch->targets[i] >= 0 && batch->targets[i] < d->vocab_size),
+               "a step has the target %d", batch->targets[i]);
         targets += batch->targets[i] != IGNORED_TARGET;
     }
-    EXPECT(batch->num_targets == targets, "a step has %" PRId64 " targets, counted %" PRId64, targets, batch->num_targets);
+    EXPECT(batch->num_targets == targets, "a step has %" PRId64 " targets, counted %" PRId64, targets,
+           batch->num_targets);
     free(batch->inputs), free(batch->targets), free(batch->windows), free(raw);
 }
 
@@ -127,7 +154,8 @@ static void fuzz_token_file(Bytes in) {
     else unlink(path_of("2.tok"));
     Dataset d = dataset_open(path_of(how & READ_SECOND ? "*.tok" : "1.tok"), T, V, how & READ_PARTIAL);
     held.taken = 1;
-    Witness files[2] = {witness_of(file, size, T, how & READ_PARTIAL), witness_of(second, sizeof second, T, how & READ_PARTIAL)};
+    Witness files[2] = {witness_of(file, size, T, how & READ_PARTIAL),
+                        witness_of(second, sizeof second, T, how & READ_PARTIAL)};
     EXPECT(d.num_files == (how & READ_SECOND ? 2 : 1), "%d files", d.num_files);
     check_windows(&d, files, d.num_files);
     check_epoch(&d, shape, how & READ_PADDED);

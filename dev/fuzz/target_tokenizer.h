@@ -12,7 +12,8 @@ static size_t base64_line(const uint8_t *bytes, size_t n, int rank, char *out) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     char *p = out;
     for (size_t i = 0; i < n; i += 3) {
-        uint32_t bits = (uint32_t)bytes[i] << 16 | (i + 1 < n ? bytes[i + 1] : 0u) << 8 | (i + 2 < n ? bytes[i + 2] : 0u);
+        uint32_t bits =
+            (uint32_t)bytes[i] << 16 | (i + 1 < n ? bytes[i + 1] : 0u) << 8 | (i + 2 < n ? bytes[i + 2] : 0u);
         for (size_t j = 0; j < 4; j++) *p++ = i + j > n ? '=' : digits[bits >> (18 - 6 * j) & 63];
     }
     return (size_t)(p - out) + (size_t)sprintf(p, " %d\n", rank);
@@ -89,10 +90,13 @@ static void check_merges(const Tokenizer *t, const char *text, size_t length, co
     for (; at < length; at = end) {
         end = split_next(t->split, t->llama3, match, text, length, at);
         int rc = pcre2_match(t->split, (PCRE2_SPTR)text, length, at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match, NULL);
-        EXPECT((rc < 0 && !t->llama3) || (rc > 0 && end == pcre2_get_ovector_pointer(match)[1] && end > at), "a piece from byte %zu to %zu, by the expression to %zu", at, end, pcre2_get_ovector_pointer(match)[1]);
+        EXPECT((rc < 0 && !t->llama3) || (rc > 0 && end == pcre2_get_ovector_pointer(match)[1] && end > at),
+               "a piece from byte %zu to %zu, by the expression to %zu", at, end, pcre2_get_ovector_pointer(match)[1]);
         if (end - at > sizeof plain / sizeof plain[0]) break;
-        size_t left = without_missing(t, text + at, end - at, piece), n = left ? plain_encode(t, piece, left, plain) : 0;
-        EXPECT(seen + n <= count && (!n || !memcmp(plain, ids + seen, n * sizeof *ids)), "the piece from byte %zu to %zu has other ids than plain merging gives", at, end);
+        size_t left = without_missing(t, text + at, end - at, piece),
+               n = left ? plain_encode(t, piece, left, plain) : 0;
+        EXPECT(seen + n <= count && (!n || !memcmp(plain, ids + seen, n * sizeof *ids)),
+               "the piece from byte %zu to %zu has other ids than plain merging gives", at, end);
         seen += n;
     }
     EXPECT(at < length || seen == count, "%zu ids, expected %zu", count, seen);
@@ -107,44 +111,58 @@ static void check_encoding(const Tokenizer *t, const char *text, size_t length) 
     for (size_t i = 0; i < count; i++) {
         const char *bytes;
         size_t n = tokenizer_decode(t, ids[i], &bytes);
-        EXPECT(n && !is_special(t, ids[i]) && n <= left - at && !memcmp(bytes, kept + at, n), "id %d of %d, at byte %zu, is not the text", ids[i], t->vocab_size, at);
+        EXPECT(n && !is_special(t, ids[i]) && n <= left - at && !memcmp(bytes, kept + at, n),
+               "id %d of %d, at byte %zu, is not the text", ids[i], t->vocab_size, at);
         at += n;
         used += (size_t)sprintf(lines + used, "%d\n", ids[i]);
     }
     EXPECT(at == left, "the ids give %zu bytes of %zu", at, left);
     size_t valid = plain_valid_length((const uint8_t *)text, length);
-    EXPECT(utf8_valid_length(text, length) == valid, "%zu bytes of %zu are valid UTF-8, not %zu", valid, length, utf8_valid_length(text, length));
+    EXPECT(utf8_valid_length(text, length) == valid, "%zu bytes of %zu are valid UTF-8, not %zu", valid, length,
+           utf8_valid_length(text, length));
     if (valid == length) check_merges(t, text, length, ids, count);
     size_t twice = tokenizer_encode(t, text, length, &ids, &capacity, count);
-    EXPECT(twice == 2 * count && (!count || !memcmp(ids, ids + count, count * sizeof *ids)), "%zu ids behind the first %zu: not the same again", twice - count, count);
+    EXPECT(twice == 2 * count && (!count || !memcmp(ids, ids + count, count * sizeof *ids)),
+           "%zu ids behind the first %zu: not the same again", twice - count, count);
     decode_ids(t, "ids", lines, used);
-    EXPECT(said_length(&said_out) == left && !memcmp(said_out.text, kept, left), "--decode gives %zu bytes, expected the %zu that were encoded", said_length(&said_out), left);
+    EXPECT(said_length(&said_out) == left && !memcmp(said_out.text, kept, left),
+           "--decode gives %zu bytes, expected the %zu that were encoded", said_length(&said_out), left);
     free(lines), free(ids), free(kept);
 }
 
 static void check_vocabulary(const Tokenizer *t) {
     const char *bytes;
-    EXPECT(t->vocab_size == t->n_base + t->num_special && is_special(t, t->eos), "%d tokens and %d with the special ones", t->n_base, t->vocab_size);
-    EXPECT(!t->llama3 || (t->n_base >= 256 && t->num_special == NUM_SPECIAL_TOKENS && t->eos == t->n_base + 1 && !t->num_missing), "%d tokens, %d special", t->n_base, t->num_special);
+    EXPECT(t->vocab_size == t->n_base + t->num_special && is_special(t, t->eos),
+           "%d tokens and %d with the special ones", t->n_base, t->vocab_size);
+    EXPECT(!t->llama3 ||
+               (t->n_base >= 256 && t->num_special == NUM_SPECIAL_TOKENS && t->eos == t->n_base + 1 && !t->num_missing),
+           "%d tokens, %d special", t->n_base, t->num_special);
     for (int32_t id = t->llama3 ? 250 : 0; id < t->vocab_size; id++) { // Llama 3's before these are single bytes
         size_t n = tokenizer_decode(t, id, &bytes);
-        EXPECT(n > 0 && (is_special(t, id) || token_find(t, bytes, n) == id), "token %d of %zu bytes is not found", id, n);
+        EXPECT(n > 0 && (is_special(t, id) || token_find(t, bytes, n) == id), "token %d of %zu bytes is not found", id,
+               n);
     }
-    EXPECT(!tokenizer_decode(t, -1, &bytes) && !tokenizer_decode(t, t->vocab_size, &bytes), "an id outside the vocabulary has bytes");
+    EXPECT(!tokenizer_decode(t, -1, &bytes) && !tokenizer_decode(t, t->vocab_size, &bytes),
+           "an id outside the vocabulary has bytes");
 }
 
 enum { MOST_LINES = 256 * 16 + MOST_TOKENS * (LONGEST_TOKEN * 2 + 16) }; // bytes
 
 /* The tokenizer of a vocabulary that the input spells out; its tokens have to come back. */
 static Tokenizer *open_vocabulary(Bytes *in) {
-    struct { const uint8_t *bytes; size_t n; } tokens[MOST_TOKENS];
+    struct {
+        const uint8_t *bytes;
+        size_t n;
+    } tokens[MOST_TOKENS];
     char lines[MOST_LINES];
     size_t used = byte_lines(lines, 256);
     int count = 0;
     for (size_t n; (n = (size_t)next_byte(in)) >= 2 && n <= LONGEST_TOKEN && n <= in->left && count < MOST_TOKENS;) {
         int known = 0;
         for (int i = 0; i < count; i++) known |= tokens[i].n == n && !memcmp(tokens[i].bytes, in->at, n);
-        if (!known) used += base64_line(in->at, n, 256 + count, lines + used), tokens[count].bytes = in->at, tokens[count++].n = n;
+        if (!known)
+            used += base64_line(in->at, n, 256 + count, lines + used), tokens[count].bytes = in->at,
+                                                                       tokens[count++].n = n;
         in->at += n, in->left -= n;
     }
     held.promise = "a good tokenizer.model";
@@ -155,35 +173,48 @@ static Tokenizer *open_vocabulary(Bytes *in) {
         const char *bytes;
         uint8_t byte = (uint8_t)(i ^ 0x55);
         size_t n = tokenizer_decode(t, i, &bytes);
-        EXPECT(n == (i < 256 ? 1 : tokens[i - 256].n) && !memcmp(bytes, i < 256 ? &byte : tokens[i - 256].bytes, n), "token %d is another than in the file", i);
+        EXPECT(n == (i < 256 ? 1 : tokens[i - 256].n) && !memcmp(bytes, i < 256 ? &byte : tokens[i - 256].bytes, n),
+               "token %d is another than in the file", i);
     }
     return t;
 }
 
-/* The same as a file of the other kind, behind an expression of any kind and one special token, without some of the bytes. */
+/* The same as a file of the other kind, behind an expression of any kind and one special token, without some of the
+ * bytes. */
 static Tokenizer *open_other(Bytes *in) {
-    struct { const uint8_t *bytes; size_t n; } tokens[MOST_TOKENS];
+    struct {
+        const uint8_t *bytes;
+        size_t n;
+    } tokens[MOST_TOKENS];
     char lines[MOST_LINES + 1024];
     int missing = next_byte(in), left = 256 - missing, count = 0;
     Bytes expression = up_to_zero(in);
-    for (size_t n; (n = (size_t)next_byte(in)) >= 2 && n <= LONGEST_TOKEN && n <= in->left && count < MOST_TOKENS; in->at += n, in->left -= n) {
+    for (size_t n; (n = (size_t)next_byte(in)) >= 2 && n <= LONGEST_TOKEN && n <= in->left && count < MOST_TOKENS;
+         in->at += n, in->left -= n) {
         int known = 0;
         for (int i = 0; i < count; i++) known |= tokens[i].n == n && !memcmp(tokens[i].bytes, in->at, n);
-        for (size_t i = 0; i < n; i++) known |= (in->at[i] ^ 0x55) >= left; // a token of bytes that are missing: none such
+        for (size_t i = 0; i < n; i++)
+            known |= (in->at[i] ^ 0x55) >= left; // a token of bytes that are missing: none such
         if (!known) tokens[count].bytes = in->at, tokens[count++].n = n;
     }
-    size_t used = (size_t)snprintf(lines, 1024, "byte-level-bpe 1\ntokens %d\nmissing %d\nbos -\neos <|end|>\neot -\nsplit %.*s\nspecial <|end|> 0\n", 1 + left + count, missing,
-                                   (int)min_i64((int64_t)expression.left, 400), expression.left ? (const char *)expression.at : "");
+    size_t used = (size_t)snprintf(
+        lines, 1024,
+        "byte-level-bpe 1\ntokens %d\nmissing %d\nbos -\neos <|end|>\neot -\nsplit %.*s\nspecial <|end|> 0\n",
+        1 + left + count, missing, (int)min_i64((int64_t)expression.left, 400),
+        expression.left ? (const char *)expression.at : "");
     for (int i = 0; i < left + count; i++) {
         uint8_t byte = (uint8_t)(i ^ 0x55);
-        used += base64_line(i < left ? &byte : tokens[i - left].bytes, i < left ? 1 : tokens[i - left].n, 1 + i, lines + used);
+        used += base64_line(i < left ? &byte : tokens[i - left].bytes, i < left ? 1 : tokens[i - left].n, 1 + i,
+                            lines + used);
     }
     Tokenizer *t = tokenizer_open(give("tokenizer.model", lines, used));
-    EXPECT(t->n_base == left + count && t->num_missing == missing && t->eos == 0, "%d tokens of %d, %d bytes missing of %d", t->n_base, left + count, t->num_missing, missing);
+    EXPECT(t->n_base == left + count && t->num_missing == missing && t->eos == 0,
+           "%d tokens of %d, %d bytes missing of %d", t->n_base, left + count, t->num_missing, missing);
     return t;
 }
 
-/* The file written anew from the tokens is the same file; but in the digit before a = there are bits that mean nothing. */
+/* The file written anew from the tokens is the same file; but in the digit before a = there are bits that mean nothing.
+ */
 static void check_lines(const Tokenizer *t, const char *lines, size_t size) {
     const char *at = lines, *bytes;
     char line[MOST_LINES + 16];
@@ -191,10 +222,12 @@ static void check_lines(const Tokenizer *t, const char *lines, size_t size) {
     for (int32_t id = 0, last = t->llama3 ? t->n_base : t->vocab_size; id < last; id++) {
         size_t length = tokenizer_decode(t, id, &bytes), digits = (length + 2) / 3 * 4;
         int special = is_special(t, id);
-        size_t n = special ? (size_t)sprintf(line, "special %.*s %d\n", (int)length, bytes, id) : base64_line((const uint8_t *)bytes, length, id, line);
+        size_t n = special ? (size_t)sprintf(line, "special %.*s %d\n", (int)length, bytes, id)
+                           : base64_line((const uint8_t *)bytes, length, id, line);
         if (length % 3 && !special) line[digits - (length % 3 == 1 ? 3 : 2)] = at[digits - (length % 3 == 1 ? 3 : 2)];
         if (id == last - 1 && n > (size_t)(lines + size - at)) n--; // the last may lack its end
-        EXPECT(n <= (size_t)(lines + size - at) && !memcmp(at, line, n), "line %d is '%.*s', of its token it would be '%.*s'", id + 1, (int)n, at, (int)n, line);
+        EXPECT(n <= (size_t)(lines + size - at) && !memcmp(at, line, n),
+               "line %d is '%.*s', of its token it would be '%.*s'", id + 1, (int)n, at, (int)n, line);
         at += n;
     }
     EXPECT(strspn(at, "\n") == (size_t)(lines + size - at), "lines behind the last token's");
@@ -224,7 +257,20 @@ static void fuzz_tokenizer(Bytes in) {
     tokenizer_close(t);
 }
 
-static const char *const tokenizer_words[] = {" 256\n", " 257\n", " 258\n", "IHRoZQ==", "YWI=", "AAAA", "'ll", "\r\n", "\xc2\x85", "\xe3\x80\x80", "\xed\xa0\x80", "\xf0\x9f\x98\x80", "2147483648",
-    "byte-level-bpe 1\n", "tokens ", "missing ", "bos -\n", "eos ", "eot ", "split ", "special ", "\\p{L}", "\\p{N}", "\\s", "\\S", "(?!", "(?:", "[^", "++", NULL};
+static const char *const tokenizer_words[] = {" 256\n",       " 257\n",
+                                              " 258\n",       "IHRoZQ==",
+                                              "YWI=",         "AAAA",
+                                              "'ll",          "\r\n",
+                                              "\xc2\x85",     "\xe3\x80\x80",
+                                              "\xed\xa0\x80", "\xf0\x9f\x98\x80",
+                                              "2147483648",   "byte-level-bpe 1\n",
+                                              "tokens ",      "missing ",
+                                              "bos -\n",      "eos ",
+                                              "eot ",         "split ",
+                                              "special ",     "\\p{L}",
+                                              "\\p{N}",       "\\s",
+                                              "\\S",          "(?!",
+                                              "(?:",          "[^",
+                                              "++",           NULL};
 
 #endif

@@ -11,7 +11,7 @@ static const float LR = 3e-4f, BETA1 = 0.9f, BETA2 = 0.95f, EPS = 1e-8f, WEIGHT_
 static const float GRAD_SCALE = 0.37f; // clipping, and one over the number of tokens
 
 static void adamw_case(Case *c) { // size: count, step
-    int64_t count = c->size[0]; // a row an element: each is held to the bound
+    int64_t count = c->size[0];   // a row an element: each is held to the bound
     updates(c, "p", IN_FLOAT, count, 1, 1);
     updates(c, "m", IN_FLOAT, count, 1, 1);
     updates(c, "v", IN_FLOAT, count, 1, 1);
@@ -40,14 +40,19 @@ static void adamw_definition(Case *c) {
 }
 
 static void adamw_in_use(Case *c) {
-    adamw(c->dev, F("p"), F("m"), F("v"), F("g"), X("copy"), c->size[0], LR, BETA1, BETA2, EPS, WEIGHT_DECAY, GRAD_SCALE, (int)c->size[1]);
+    adamw(c->dev, F("p"), F("m"), F("v"), F("g"), X("copy"), c->size[0], LR, BETA1, BETA2, EPS, WEIGHT_DECAY,
+          GRAD_SCALE, (int)c->size[1]);
 }
 
 #ifndef USE_CUDA
-typedef struct { float keep, rate, root; } Factors; // what all elements have in common, computed in double
+typedef struct {
+    float keep, rate, root;
+} Factors; // what all elements have in common, computed in double
 static Factors factors(const Case *c) {
     double step = (double)c->size[1];
-    Factors f = {(float)(1.0 - (double)LR * (double)WEIGHT_DECAY), (float)((double)LR / (1.0 - pow((double)BETA1, step))), (float)(1.0 / sqrt(1.0 - pow((double)BETA2, step)))};
+    Factors f = {(float)(1.0 - (double)LR * (double)WEIGHT_DECAY),
+                 (float)((double)LR / (1.0 - pow((double)BETA1, step))),
+                 (float)(1.0 / sqrt(1.0 - pow((double)BETA2, step)))};
     return f;
 }
 
@@ -109,15 +114,26 @@ static void adamw_with_copy(Case *c) {
     const float *g = F("g");
     floatX *copy = X("copy");
     Factors f = factors(c);
-    for (int64_t i = 0; i < count; i += VL) store_x(copy + i, step_vector(&f, p + i, m + i, v + i, g + i, count - i), count - i);
+    for (int64_t i = 0; i < count; i += VL)
+        store_x(copy + i, step_vector(&f, p + i, m + i, v + i, g + i, count - i), count - i);
 }
 
 static const Version op_versions[] = {
-    {"1 five passes", "the formula line by line: decay, m, v, update, copy; p goes to memory and back twice and is read a third time, the others more than once.", adamw_passes},
-    {"2 one pass", "an element's whole step while it is at hand: each tensor makes the trip once, p once more for the copy.", adamw_one_pass},
-    {"3 vectors", "square roots and divisions of a vector at once, without a question whether the tensors overlap; m moves by one fused (1 - beta1) (g - m).", adamw_vectors},
-    {"4 the copy too", "the compute copy is rounded from the register, not by a pass of its own: p is not read again.", adamw_with_copy},
-    {"in use: threads", "vectors over threads; no element knows another, so neither threads nor shards show in the bits.", adamw_in_use},
+    {"1 five passes",
+     "the formula line by line: decay, m, v, update, copy; p goes to memory and back twice and is read a third time, "
+     "the others more than once.",
+     adamw_passes},
+    {"2 one pass",
+     "an element's whole step while it is at hand: each tensor makes the trip once, p once more for the copy.",
+     adamw_one_pass},
+    {"3 vectors",
+     "square roots and divisions of a vector at once, without a question whether the tensors overlap; m moves by one "
+     "fused (1 - beta1) (g - m).",
+     adamw_vectors},
+    {"4 the copy too", "the compute copy is rounded from the register, not by a pass of its own: p is not read again.",
+     adamw_with_copy},
+    {"in use: threads",
+     "vectors over threads; no element knows another, so neither threads nor shards show in the bits.", adamw_in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -125,8 +141,14 @@ static const Version op_versions[] = {
 #include "adamw.cuh" // defines: op_versions
 #endif
 
-static const Op op = {"adamw", adamw_case, adamw_prepare, adamw_definition, op_versions,
-    {{"odd", {1003, 3}}, FOR_CPU({"bench-8m tensor", {82944, 100}}, {"bench-125m block", {6292992, 100}}, {"1B layer, 1 of 2 shards", {30410752, 100}})
-     FOR_GPU({"even", {4096, 100}}, {"1B layer", {60821504, 100}})}};
+static const Op op = {"adamw",
+                      adamw_case,
+                      adamw_prepare,
+                      adamw_definition,
+                      op_versions,
+                      {{"odd", {1003, 3}},
+                       FOR_CPU({"bench-8m tensor", {82944, 100}}, {"bench-125m block", {6292992, 100}},
+                               {"1B layer, 1 of 2 shards", {30410752, 100}})
+                           FOR_GPU({"even", {4096, 100}}, {"1B layer", {60821504, 100}})}};
 
 PAGE(&op)

@@ -1,13 +1,18 @@
 /* adamw.cuh: the steps of AdamW on a GPU.
  *
- * 28 bytes of fp32 and a copy of 2 (bf16) move for each parameter, and some twenty instructions: memory decides by far, so
- * what counts is that each tensor makes the trip once. What all elements have in common is computed on the host, in double.
+ * 28 bytes of fp32 and a copy of 2 (bf16) move for each parameter, and some twenty instructions: memory decides by far,
+ * so what counts is that each tensor makes the trip once. What all elements have in common is computed on the host, in
+ * double.
  */
 
-typedef struct { float keep, rate, root; } Factors;
+typedef struct {
+    float keep, rate, root;
+} Factors;
 static Factors factors(const Case *c) {
     double step = (double)c->size[1];
-    Factors f = {(float)(1.0 - (double)LR * (double)WEIGHT_DECAY), (float)((double)LR / (1.0 - pow((double)BETA1, step))), (float)(1.0 / sqrt(1.0 - pow((double)BETA2, step)))};
+    Factors f = {(float)(1.0 - (double)LR * (double)WEIGHT_DECAY),
+                 (float)((double)LR / (1.0 - pow((double)BETA1, step))),
+                 (float)(1.0 / sqrt(1.0 - pow((double)BETA2, step)))};
     return f;
 }
 
@@ -23,7 +28,8 @@ static __global__ void __launch_bounds__(256) second_kernel(float *v, const floa
     int64_t i = thread_number();
     if (i < count) v[i] = BETA2 * v[i] + (1 - BETA2) * (GRAD_SCALE * g[i]) * (GRAD_SCALE * g[i]);
 }
-static __global__ void __launch_bounds__(256) update_kernel(float *p, const float *m, const float *v, Factors f, int64_t count) {
+static __global__ void __launch_bounds__(256)
+    update_kernel(float *p, const float *m, const float *v, Factors f, int64_t count) {
     int64_t i = thread_number();
     if (i < count) p[i] -= f.rate * m[i] / (sqrtf(v[i]) * f.root + EPS);
 }
@@ -42,14 +48,17 @@ static void adamw_passes(Case *c) {
     KERNEL(c->dev, copy_kernel, blocks, 256, 0, X("copy"), F("p"), count);
 }
 
-// Thread i: W elements from i W on, the whole step. W is 1, or the 4 floats of 16 bytes; a tail that is shorter is taken one by one.
+// Thread i: W elements from i W on, the whole step. W is 1, or the 4 floats of 16 bytes; a tail that is shorter is
+// taken one by one.
 static __device__ __forceinline__ void step_of(float *p, float *m, float *v, float g, Factors f) {
     float grad = g * GRAD_SCALE;
     *m += (1 - BETA1) * (grad - *m);
     *v = *v * BETA2 + grad * (1 - BETA2) * grad;
     *p = *p * f.keep - f.rate * *m / (sqrtf(*v) * f.root + EPS);
 }
-template <int W> static __global__ void __launch_bounds__(256) adamw_kernel1(float *p, float *m, float *v, const float *g, floatX *copy, Factors f, int64_t count) {
+template <int W>
+static __global__ void __launch_bounds__(256)
+    adamw_kernel1(float *p, float *m, float *v, const float *g, floatX *copy, Factors f, int64_t count) {
     int64_t i = thread_number() * W;
     float p1[W], m1[W], v1[W], g1[W];
     if (i >= count) return;
@@ -64,12 +73,17 @@ template <int W> static __global__ void __launch_bounds__(256) adamw_kernel1(flo
     store_some<W, false>(copy + i, p1, count - i);
 }
 template <int W> static void adamw_one_pass(Case *c) {
-    KERNEL(c->dev, adamw_kernel1<W>, blocks_for(c->size[0], 256 * W), 256, 0, F("p"), F("m"), F("v"), F("g"), X("copy"), factors(c), c->size[0]);
+    KERNEL(c->dev, adamw_kernel1<W>, blocks_for(c->size[0], 256 * W), 256, 0, F("p"), F("m"), F("v"), F("g"), X("copy"),
+           factors(c), c->size[0]);
 }
 
 static const Version op_versions[] = {
-    {"1 five passes", "a kernel for each line of the formula, as calls on whole tensors make them: p and m are read and written again and again.", adamw_passes},
-    {"2 one pass", "an element's whole step by one thread, the copy too: each tensor makes the trip once.", adamw_one_pass<1>},
+    {"1 five passes",
+     "a kernel for each line of the formula, as calls on whole tensors make them: p and m are read and written again "
+     "and again.",
+     adamw_passes},
+    {"2 one pass", "an element's whole step by one thread, the copy too: each tensor makes the trip once.",
+     adamw_one_pass<1>},
     {"3 vectors", "16 bytes a load: four loads under way a thread, of four elements each.", adamw_one_pass<4>},
     {"in use", "the op of kernels.cuh.", adamw_in_use},
     END_OF_VERSIONS};

@@ -1,23 +1,30 @@
 /* attention.cu: causal attention with grouped heads, out = softmax(q k^T / sqrt(HD)) v, and its backward.
  *
  * 4 HD FLOPs (backward: 10 HD) and an exponential for each pair of a query and a key that it sees; NH query heads share
- * NKV key/value heads. The scores of T queries are T^2 numbers, the tensors T HD: so scores are not kept. The softmax goes
- * on block by block with the largest score so far (Milakov & Gimelshein 2018), and the backward computes the scores again
- * (Dao et al. 2022). What is left are small matrix products, and exponentials.
- * Queries stand at consecutive positions from q_offset on, or, where context parallelism gives a rank two chunks of the
- * sequence, those from q_split on q_gap positions further.
- * The op also takes documents, which hide more of the scores; here a query sees all keys up to its own position.
+ * NKV key/value heads. The scores of T queries are T^2 numbers, the tensors T HD: so scores are not kept. The softmax
+ * goes on block by block with the largest score so far (Milakov & Gimelshein 2018), and the backward computes the
+ * scores again (Dao et al. 2022). What is left are small matrix products, and exponentials. Queries stand at
+ * consecutive positions from q_offset on, or, where context parallelism gives a rank two chunks of the sequence, those
+ * from q_split on q_gap positions further. The op also takes documents, which hide more of the scores; here a query
+ * sees all keys up to its own position.
  */
 #include "page.h"
 
 static AttentionShape shape_of(const Case *c) { // size: B, Tq, Tk, NH, NKV, HD, q_offset, q_split, q_gap
     const int64_t *n = c->size;
-    AttentionShape s = {(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7], (int)n[8], NULL, NULL, n[3] * n[5], n[4] * n[5], n[4] * n[5], n[3] * n[5]};
+    AttentionShape s = {(int)n[0], (int)n[1], (int)n[2], (int)n[3],   (int)n[4],   (int)n[5],   (int)n[6],  (int)n[7],
+                        (int)n[8], NULL,      NULL,      n[3] * n[5], n[4] * n[5], n[4] * n[5], n[3] * n[5]};
     return s;
 }
-static BOTH int64_t q_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return ((b * s->Tq + t) * s->NH + h) * s->HD; } // in q, out, dout, dq
-static BOTH int64_t k_at(const AttentionShape *s, int64_t b, int64_t key, int64_t h) { return ((b * s->Tk + key) * s->NKV + h / (s->NH / s->NKV)) * s->HD; } // of query head h
-static BOTH int64_t l_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) { return (b * s->NH + h) * s->Tq + t; } // in lse
+static BOTH int64_t q_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) {
+    return ((b * s->Tq + t) * s->NH + h) * s->HD;
+} // in q, out, dout, dq
+static BOTH int64_t k_at(const AttentionShape *s, int64_t b, int64_t key, int64_t h) {
+    return ((b * s->Tk + key) * s->NKV + h / (s->NH / s->NKV)) * s->HD;
+} // of query head h
+static BOTH int64_t l_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) {
+    return (b * s->NH + h) * s->Tq + t;
+} // in lse
 
 #ifndef USE_CUDA
 /* Where versions 2 and 3 are: one query of one head. */
@@ -42,7 +49,8 @@ static void each_query(Case *c, void (*run)(Case *c, const Query *i)) {
     for (i.b = 0; i.b < i.s.B; i.b++)
         for (i.h = 0; i.h < i.s.NH; i.h++)
             for (i.t = 0; i.t < i.s.Tq; i.t++) {
-                i.at = q_at(&i.s, i.b, i.t, i.h), i.seen = keys_seen(&i.s, i.t), i.lse = F("lse") + l_at(&i.s, i.b, i.t, i.h);
+                i.at = q_at(&i.s, i.b, i.t, i.h), i.seen = keys_seen(&i.s, i.t),
+                i.lse = F("lse") + l_at(&i.s, i.b, i.t, i.h);
                 memset(i.row, 0, bytes);
                 run(c, &i);
             }
@@ -64,7 +72,8 @@ static inline float dot_vectors(const floatX *a, const floatX *b, int n) {
     return vsum(sum);
 }
 static inline void axpy_vectors(float *a, float x, const floatX *b, int n) {
-    for (int i = 0; i < n; i += VL) store_float(a + i, vfma(load_x(b + i, n - i), vsplat(x), load_float(a + i, n - i)), n - i);
+    for (int i = 0; i < n; i += VL)
+        store_float(a + i, vfma(load_x(b + i, n - i), vsplat(x), load_float(a + i, n - i)), n - i);
 }
 #endif
 
@@ -80,7 +89,8 @@ static void forward_case(Case *c) {
     writes(c, "lse", IN_FLOAT, s.B * s.NH * s.Tq, 1);
     c->flops = c->products = 4.0 * s.HD * attention_pairs(&s);
     c->slots = (EXP_SLOTS + 2) * attention_pairs(&s); // scaled, less the largest; summed
-    if (FLOATX == DTYPE_BF16) c->bound = 6e-3, c->row_bound = 16e-3; // probabilities are rounded too, to enter a product of bf16
+    if (FLOATX == DTYPE_BF16)
+        c->bound = 6e-3, c->row_bound = 16e-3; // probabilities are rounded too, to enter a product of bf16
 }
 
 static void forward_definition(Case *c) {
@@ -94,7 +104,8 @@ static void forward_definition(Case *c) {
             double max = -INFINITY, sum = 0, *o = out + q_at(&s, b, t, h);
             for (int64_t j = 0; j < seen; j++) {
                 p[j] = 0;
-                for (int64_t d = 0; d < s.HD; d++) p[j] += q[q_at(&s, b, t, h) + d] * k[k_at(&s, b, j, h) + d] / sqrt(s.HD);
+                for (int64_t d = 0; d < s.HD; d++)
+                    p[j] += q[q_at(&s, b, t, h) + d] * k[k_at(&s, b, j, h) + d] / sqrt(s.HD);
                 max = fmax(max, p[j]);
             }
             for (int64_t d = 0; d < s.HD; d++) o[d] = 0; // and so it stays where a query sees nothing
@@ -117,12 +128,16 @@ static void forward_three_ops(Case *c) {
     AttentionShape s = shape_of(c);
     const floatX *q = X("q"), *k = X("k"), *v = X("v");
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    float *scores = (float *)scratch(c->dev, "scores", (size_t)s.Tq * (size_t)s.Tk * sizeof(float)), *sums = (float *)scratch(c->dev, "a row", (size_t)s.HD * sizeof(float));
+    float *scores = (float *)scratch(c->dev, "scores", (size_t)s.Tq * (size_t)s.Tk * sizeof(float)),
+          *sums = (float *)scratch(c->dev, "a row", (size_t)s.HD * sizeof(float));
     for (int64_t b = 0; b < s.B; b++)
         for (int64_t h = 0; h < s.NH; h++) {
             for (int64_t t = 0; t < s.Tq; t++)
                 for (int64_t j = 0; j < s.Tk; j++)
-                    scores[t * s.Tk + j] = j < keys_seen(&s, t) ? dot(q + q_at(&s, b, t, h), k + k_at(&s, b, j, h), s.HD) / sqrtf((float)s.HD) : -INFINITY;
+                    scores[t * s.Tk + j] =
+                        j < keys_seen(&s, t)
+                            ? dot(q + q_at(&s, b, t, h), k + k_at(&s, b, j, h), s.HD) / sqrtf((float)s.HD)
+                            : -INFINITY;
             for (int64_t t = 0; t < s.Tq; t++) {
                 float *row = scores + t * s.Tk, max = -INFINITY, sum = 0;
                 for (int64_t j = 0; j < s.Tk; j++) max = fmaxf(max, row[j]);
@@ -146,7 +161,8 @@ static void online_query(Case *c, const Query *i) {
     for (int64_t j = 0; j < i->seen; j++) {
         int64_t key = k_at(&i->s, i->b, j, i->h);
         float score = dot(q, k + key, i->s.HD) * i->scale, rescale = 1;
-        if (score > max) rescale = expf(max - score), max = score; // what was added so far had the smaller one in its exponents
+        if (score > max)
+            rescale = expf(max - score), max = score; // what was added so far had the smaller one in its exponents
         float p = expf(score - max);
         sum = sum * rescale + p;
         for (int d = 0; d < i->s.HD; d++) o[d] = o[d] * rescale + p * to_float(v[key + d]);
@@ -156,12 +172,15 @@ static void online_query(Case *c, const Query *i) {
 }
 static void forward_online(Case *c) { each_query(c, online_query); }
 
-/* One row's step over n scores (a multiple of VL): they become exp(scale score - max so far); out(ld) and sum are brought to
- * that max. With pairs they become bf16, in place: what is written never overtakes what is still to be read. */
-static inline __attribute__((always_inline)) void online_step(float *scores, int64_t n, float scale, float *max, float *sum, float *out, int64_t ld, const int pair) {
+/* One row's step over n scores (a multiple of VL): they become exp(scale score - max so far); out(ld) and sum are
+ * brought to that max. With pairs they become bf16, in place: what is written never overtakes what is still to be read.
+ */
+static inline __attribute__((always_inline)) void online_step(float *scores, int64_t n, float scale, float *max,
+                                                              float *sum, float *out, int64_t ld, const int pair) {
     vfloat m = vsplat(-INFINITY), total = vsplat(0);
     for (int64_t j = 0; j < n; j += VL) m = vmax(m, vload(scores + j));
-    float largest = fmaxf(*max, vmax_lane(m) * scale), base = largest == -INFINITY ? 0 : largest; // nothing seen yet: exp(-inf - 0) = 0
+    float largest = fmaxf(*max, vmax_lane(m) * scale),
+          base = largest == -INFINITY ? 0 : largest; // nothing seen yet: exp(-inf - 0) = 0
     for (int64_t j = 0; j < n; j += VL) {
         vfloat e = vexp(vfma(vload(scores + j), vsplat(scale), vsplat(-base)));
         if (pair == 2) operand_store(scores, j, e);
@@ -187,9 +206,11 @@ static void vectors_query(Case *c, const Query *i) {
     float max = -INFINITY, sum = 0, scores[FORWARD_KEYS];
     for (int64_t k0 = 0; k0 < i->seen; k0 += FORWARD_KEYS) {
         int64_t keys = min_i64(FORWARD_KEYS, i->seen - k0), n = round_up(keys, VL);
-        for (int64_t j = 0; j < n; j++) scores[j] = j < keys ? dot_vectors(q, k + k_at(&i->s, i->b, k0 + j, i->h), i->s.HD) : -INFINITY;
+        for (int64_t j = 0; j < n; j++)
+            scores[j] = j < keys ? dot_vectors(q, k + k_at(&i->s, i->b, k0 + j, i->h), i->s.HD) : -INFINITY;
         online_step(scores, n, i->scale, &max, &sum, i->row, round_up(i->s.HD, VL), 1);
-        for (int64_t j = 0; j < keys; j++) axpy_vectors(i->row, scores[j], v + k_at(&i->s, i->b, k0 + j, i->h), i->s.HD);
+        for (int64_t j = 0; j < keys; j++)
+            axpy_vectors(i->row, scores[j], v + k_at(&i->s, i->b, k0 + j, i->h), i->s.HD);
     }
     store_row(X("out") + i->at, i->lse, i->row, max, sum, i->s.HD);
 }
@@ -200,13 +221,15 @@ static void widen(float *out, const floatX *in, int HD, int64_t width) {
     for (int64_t d = 0; d < width; d += VL) vstore(out + d, in && d < HD ? load_x(in + d, HD - d) : vsplat(0));
 }
 /* … panels(keys / NR, depth, NR), transposed … */
-static inline __attribute__((always_inline)) void transposed(float *panels, const floatX *in, int64_t stride, int64_t count, int HD, const int pair) {
+static inline __attribute__((always_inline)) void transposed(float *panels, const floatX *in, int64_t stride,
+                                                             int64_t count, int HD, const int pair) {
     for (int64_t j = 0; j < count; j += NR)
         if (pair == 2) operand_panel(panels + j * blocks_of(HD, 2), in + j * stride, stride, count - j, HD);
         else pack_panel(panels + j * HD, NR, in + j * stride, stride, 1, count - j, HD);
 }
 /* … rows(keys / pair, ld), with pairs two rows interleaved; zeros up to `keys`. */
-static inline __attribute__((always_inline)) void rows_of(float *rows, const floatX *in, int64_t stride, int64_t count, int64_t keys, int HD, int64_t ld, const int pair) {
+static inline __attribute__((always_inline)) void rows_of(float *rows, const floatX *in, int64_t stride, int64_t count,
+                                                          int64_t keys, int HD, int64_t ld, const int pair) {
     for (int64_t j = 0; j < keys; j += pair)
         if (pair == 2) operand_rows(rows + j / 2 * ld, in + j * stride, stride, count - j, HD, ld);
         else widen(rows + j * ld, j < count ? in + j * stride : NULL, HD, ld);
@@ -216,9 +239,12 @@ static inline __attribute__((always_inline)) void rows_of(float *rows, const flo
 static inline __attribute__((always_inline)) void forward_tiles(Case *c, int heads, const int pair) {
     AttentionShape s = shape_of(c);
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    int64_t keys = round_up(s.Tk, NR), depth = blocks_of(s.HD, pair), width = round_up(s.HD, VL), ld = width + VL; // a vector more, against cache conflicts
-    float *kt = (float *)scratch(c->dev, "K", (size_t)(keys * depth) * sizeof(float)), *vs = (float *)scratch(c->dev, "V", (size_t)(keys * ld) * sizeof(float));
-    float *qs = (float *)scratch(c->dev, "a strip of q", (size_t)(MR * ld) * sizeof(float)), *os = (float *)scratch(c->dev, "a strip of out", (size_t)(MR * ld) * sizeof(float));
+    int64_t keys = round_up(s.Tk, NR), depth = blocks_of(s.HD, pair), width = round_up(s.HD, VL),
+            ld = width + VL; // a vector more, against cache conflicts
+    float *kt = (float *)scratch(c->dev, "K", (size_t)(keys * depth) * sizeof(float)),
+          *vs = (float *)scratch(c->dev, "V", (size_t)(keys * ld) * sizeof(float));
+    float *qs = (float *)scratch(c->dev, "a strip of q", (size_t)(MR * ld) * sizeof(float)),
+          *os = (float *)scratch(c->dev, "a strip of out", (size_t)(MR * ld) * sizeof(float));
     float *scores = (float *)scratch(c->dev, "scores", MR * FORWARD_KEYS * sizeof(float));
     for (int64_t b = 0; b < s.B; b++)
         for (int64_t h0 = 0; h0 < s.NH; h0 += heads) {
@@ -238,14 +264,17 @@ static inline __attribute__((always_inline)) void forward_tiles(Case *c, int hea
                     int64_t n = round_up(min_i64(FORWARD_KEYS, end - k0), VL);
                     tile_product(scores, FORWARD_KEYS, qs, ld, 1, kt + k0 * depth, NR, depth, n, depth, 0, pair);
                     for (int r = 0; r < rows; r++) {
-                        for (int64_t j = max_i64(0, keys_seen(&s, (r0 + r) / heads) - k0); j < n; j++) scores[r * FORWARD_KEYS + j] = -INFINITY;
-                        online_step(scores + r * FORWARD_KEYS, n, 1 / sqrtf((float)s.HD), &max[r], &sum[r], os + r * ld, ld, pair);
+                        for (int64_t j = max_i64(0, keys_seen(&s, (r0 + r) / heads) - k0); j < n; j++)
+                            scores[r * FORWARD_KEYS + j] = -INFINITY;
+                        online_step(scores + r * FORWARD_KEYS, n, 1 / sqrtf((float)s.HD), &max[r], &sum[r], os + r * ld,
+                                    ld, pair);
                     }
                     tile_product(os, ld, scores, FORWARD_KEYS, 1, vs + k0 / pair * ld, ld, 1, width, n / pair, 1, pair);
                 }
                 for (int r = 0; r < rows; r++) {
                     int64_t t = (r0 + r) / heads, h = h0 + (r0 + r) % heads;
-                    store_row(X("out") + q_at(&s, b, t, h), F("lse") + l_at(&s, b, t, h), os + r * ld, max[r], sum[r], s.HD);
+                    store_row(X("out") + q_at(&s, b, t, h), F("lse") + l_at(&s, b, t, h), os + r * ld, max[r], sum[r],
+                              s.HD);
                 }
             }
         }
@@ -256,7 +285,11 @@ static void forward_groups(Case *c) { forward_tiles(c, (int)(c->size[3] / c->siz
 
 #ifdef HAVE_PAIRS
 static void forward_pairs(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size[4]), 2); }
-#define FORWARD_PAIRS {"6 pairs of bf16", "q and K stay bf16, probabilities become it: one instruction multiplies two of them; along the keys, two rows of V are interleaved.", forward_pairs},
+#define FORWARD_PAIRS                                                                                                  \
+    {"6 pairs of bf16",                                                                                                \
+     "q and K stay bf16, probabilities become it: one instruction multiplies two of them; along the keys, two rows "   \
+     "of V are interleaved.",                                                                                          \
+     forward_pairs},
 #define THREADED ", pairs of bf16"
 #else
 #define FORWARD_PAIRS
@@ -264,13 +297,30 @@ static void forward_pairs(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size
 #endif
 
 static const Version forward_versions[] = {
-    {"1 three ops", "scores, softmax, product, a head's whole (T,T) each time, of which almost half is masked away again.", forward_three_ops},
-    {"2 online softmax", "key by key, with the largest score so far; what was added is scaled when it grows: no (T,T), and nothing is computed for keys that are not seen.", forward_online},
-    {"3 vectors", "a block of keys at a time: one scaling a block, exponentials and products by vectors; but a score is the sum over a vector's lanes, which costs more than its products.", forward_vectors},
-    {"4 a tile in registers", "K is transposed once a head, so that lanes are keys and no sum crosses them; several queries share each load of K and V.", forward_heads},
-    {"5 grouped heads", "the query heads of one key/value head are rows of the same strips: K and V are widened and transposed once for all of them. (One head a group, as in bench-8m: as before.)", forward_groups},
-    FORWARD_PAIRS
-    {"in use: threads", "blocks of rows over threads, those that see most keys first, and a few heads at a time, so that their K and V stay in the cache; the softmax of a strip row after row, so that no row waits for another's sum over lanes; rows of K and V are asked for ahead.", forward_in_use},
+    {"1 three ops",
+     "scores, softmax, product, a head's whole (T,T) each time, of which almost half is masked away again.",
+     forward_three_ops},
+    {"2 online softmax",
+     "key by key, with the largest score so far; what was added is scaled when it grows: no (T,T), and nothing is "
+     "computed for keys that are not seen.",
+     forward_online},
+    {"3 vectors",
+     "a block of keys at a time: one scaling a block, exponentials and products by vectors; but a score is the sum "
+     "over a vector's lanes, which costs more than its products.",
+     forward_vectors},
+    {"4 a tile in registers",
+     "K is transposed once a head, so that lanes are keys and no sum crosses them; several queries share each load of "
+     "K and V.",
+     forward_heads},
+    {"5 grouped heads",
+     "the query heads of one key/value head are rows of the same strips: K and V are widened and transposed once for "
+     "all of them. (One head a group, as in bench-8m: as before.)",
+     forward_groups},
+    FORWARD_PAIRS{"in use: threads",
+                  "blocks of rows over threads, those that see most keys first, and a few heads at a time, so that "
+                  "their K and V stay in the cache; the softmax of a strip row after row, so that no row waits for "
+                  "another's sum over lanes; rows of K and V are asked for ahead.",
+                  forward_in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -287,7 +337,8 @@ static void backward_case(Case *c) {
     for (int i = 0; i < 2; i++) writes(c, i == 0 ? "dk" : "dv", IN_X, s.B * s.Tk, s.NKV * s.HD);
     c->flops = c->products = 10.0 * s.HD * attention_pairs(&s);
     c->slots = (EXP_SLOTS + 3) * attention_pairs(&s); // scaled, less lse; dP - D; times P
-    if (FLOATX == DTYPE_BF16) c->bound = 6e-3, c->row_bound = 16e-3; // P and dS are rounded too, to enter products of bf16
+    if (FLOATX == DTYPE_BF16)
+        c->bound = 6e-3, c->row_bound = 16e-3; // P and dS are rounded too, to enter products of bf16
 }
 
 static void backward_prepare(Case *c) { // out and lse that belong to q, k and v
@@ -298,11 +349,14 @@ static void backward_prepare(Case *c) { // out and lse that belong to q, k and v
 }
 
 /* p and dS of a query and a key, by the formula. */
-static void pair_definition(Case *c, const AttentionShape *s, int64_t b, int64_t t, int64_t h, int64_t j, double *p, double *ds) {
-    const double *q = D("q") + q_at(s, b, t, h), *out = D("out") + q_at(s, b, t, h), *dout = D("dout") + q_at(s, b, t, h);
+static void pair_definition(Case *c, const AttentionShape *s, int64_t b, int64_t t, int64_t h, int64_t j, double *p,
+                            double *ds) {
+    const double *q = D("q") + q_at(s, b, t, h), *out = D("out") + q_at(s, b, t, h),
+                 *dout = D("dout") + q_at(s, b, t, h);
     const double *k = D("k") + k_at(s, b, j, h), *v = D("v") + k_at(s, b, j, h);
     double score = 0, dp = 0, sum = 0;
-    for (int64_t d = 0; d < s->HD; d++) score += q[d] * k[d] / sqrt(s->HD), dp += dout[d] * v[d], sum += dout[d] * out[d];
+    for (int64_t d = 0; d < s->HD; d++)
+        score += q[d] * k[d] / sqrt(s->HD), dp += dout[d] * v[d], sum += dout[d] * out[d];
     *p = exp(score - D("lse")[l_at(s, b, t, h)]);
     *ds = *p * (dp - sum) / sqrt(s->HD);
 }
@@ -346,20 +400,25 @@ static void backward_five_products(Case *c) {
     AttentionShape s = shape_of(c);
     const floatX *q = X("q"), *k = X("k"), *v = X("v"), *dout = X("dout");
     int64_t count = (int64_t)s.B * s.Tk * s.NKV * s.HD;
-    size_t mark = arena_mark(c->dev, MEM_WORKSPACE), square = (size_t)s.Tq * (size_t)s.Tk * sizeof(float), bytes = (size_t)count * sizeof(float);
-    float *P = (float *)scratch(c->dev, "P", square), *dS = (float *)scratch(c->dev, "dS", square), *dq = (float *)scratch(c->dev, "a row", (size_t)s.HD * sizeof(float));
-    float *dk = (float *)memset(scratch(c->dev, "dk", bytes), 0, bytes), *dv = (float *)memset(scratch(c->dev, "dv", bytes), 0, bytes), scale = 1 / sqrtf((float)s.HD);
+    size_t mark = arena_mark(c->dev, MEM_WORKSPACE), square = (size_t)s.Tq * (size_t)s.Tk * sizeof(float),
+           bytes = (size_t)count * sizeof(float);
+    float *P = (float *)scratch(c->dev, "P", square), *dS = (float *)scratch(c->dev, "dS", square),
+          *dq = (float *)scratch(c->dev, "a row", (size_t)s.HD * sizeof(float));
+    float *dk = (float *)memset(scratch(c->dev, "dk", bytes), 0, bytes),
+          *dv = (float *)memset(scratch(c->dev, "dv", bytes), 0, bytes), scale = 1 / sqrtf((float)s.HD);
     for (int64_t b = 0; b < s.B; b++)
         for (int64_t h = 0; h < s.NH; h++) {
             for (int64_t t = 0; t < s.Tq; t++) {
                 float sum = 0;
                 for (int64_t j = 0; j < s.Tk; j++) {
-                    float score = j < keys_seen(&s, t) ? dot(q + q_at(&s, b, t, h), k + k_at(&s, b, j, h), s.HD) * scale : -INFINITY;
+                    float score = j < keys_seen(&s, t) ? dot(q + q_at(&s, b, t, h), k + k_at(&s, b, j, h), s.HD) * scale
+                                                       : -INFINITY;
                     P[t * s.Tk + j] = score == -INFINITY ? 0 : expf(score - F("lse")[l_at(&s, b, t, h)]);
                     dS[t * s.Tk + j] = dot(dout + q_at(&s, b, t, h), v + k_at(&s, b, j, h), s.HD);
                     sum += P[t * s.Tk + j] * dS[t * s.Tk + j];
                 }
-                for (int64_t j = 0; j < s.Tk; j++) dS[t * s.Tk + j] = P[t * s.Tk + j] * (dS[t * s.Tk + j] - sum) * scale;
+                for (int64_t j = 0; j < s.Tk; j++)
+                    dS[t * s.Tk + j] = P[t * s.Tk + j] * (dS[t * s.Tk + j] - sum) * scale;
             }
             for (int64_t j = 0; j < s.Tk; j++)
                 for (int64_t t = 0; t < s.Tq; t++) {
@@ -429,10 +488,14 @@ static void backward_tiles(Case *c, int heads) {
     AttentionShape s = shape_of(c);
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
     int64_t keys = round_up(s.Tk, NR), width = round_up(s.HD, VL), ld = width + VL, G = s.NH / s.NKV;
-    size_t wide = (size_t)(keys * ld) * sizeof(float), block = (size_t)(BACKWARD_ROWS * ld) * sizeof(float), square = BACKWARD_ROWS * BACKWARD_KEYS * sizeof(float);
-    float *kt = (float *)scratch(c->dev, "K, transposed", wide), *vt = (float *)scratch(c->dev, "V, transposed", wide), *ks = (float *)scratch(c->dev, "K", wide);
-    float *dk = (float *)scratch(c->dev, "dK", wide), *dv = (float *)scratch(c->dev, "dV", wide), *p = (float *)scratch(c->dev, "P", square), *ds = (float *)scratch(c->dev, "dS", square);
-    float *q = (float *)scratch(c->dev, "rows of q", block), *dout = (float *)scratch(c->dev, "of dout", block), *dq = (float *)scratch(c->dev, "of dq", block);
+    size_t wide = (size_t)(keys * ld) * sizeof(float), block = (size_t)(BACKWARD_ROWS * ld) * sizeof(float),
+           square = BACKWARD_ROWS * BACKWARD_KEYS * sizeof(float);
+    float *kt = (float *)scratch(c->dev, "K, transposed", wide), *vt = (float *)scratch(c->dev, "V, transposed", wide),
+          *ks = (float *)scratch(c->dev, "K", wide);
+    float *dk = (float *)scratch(c->dev, "dK", wide), *dv = (float *)scratch(c->dev, "dV", wide),
+          *p = (float *)scratch(c->dev, "P", square), *ds = (float *)scratch(c->dev, "dS", square);
+    float *q = (float *)scratch(c->dev, "rows of q", block), *dout = (float *)scratch(c->dev, "of dout", block),
+          *dq = (float *)scratch(c->dev, "of dq", block);
     float lse[BACKWARD_ROWS], sum[BACKWARD_ROWS];
     for (int64_t i = 0; i < s.B * (s.NH / heads); i++) {
         int64_t b = i / (s.NH / heads), h0 = i % (s.NH / heads) * heads, all = (int64_t)s.Tq * heads;
@@ -440,8 +503,10 @@ static void backward_tiles(Case *c, int heads) {
         transposed(vt, X("v") + k_at(&s, b, 0, h0), s.v_stride, s.Tk, s.HD, 1);
         rows_of(ks, X("k") + k_at(&s, b, 0, h0), s.k_stride, s.Tk, keys, s.HD, ld, 1);
         if (h0 % G == 0) memset(dk, 0, wide), memset(dv, 0, wide);
-        for (int64_t r0 = (all - 1) / BACKWARD_ROWS * BACKWARD_ROWS; r0 >= 0; r0 -= BACKWARD_ROWS) { // late rows first: their shares are small, and add up best so
-            int64_t rows = min_i64(BACKWARD_ROWS, all - r0), padded = round_up(rows, MR), end = keys_seen(&s, (r0 + rows - 1) / heads);
+        for (int64_t r0 = (all - 1) / BACKWARD_ROWS * BACKWARD_ROWS; r0 >= 0;
+             r0 -= BACKWARD_ROWS) { // late rows first: their shares are small, and add up best so
+            int64_t rows = min_i64(BACKWARD_ROWS, all - r0), padded = round_up(rows, MR),
+                    end = keys_seen(&s, (r0 + rows - 1) / heads);
             for (int64_t r = 0; r < padded; r++) {
                 int64_t t = (r0 + r) / heads, h = h0 + (r0 + r) % heads, at = q_at(&s, b, t, h);
                 widen(q + r * ld, r < rows ? X("q") + at : NULL, s.HD, ld);
@@ -459,7 +524,8 @@ static void backward_tiles(Case *c, int heads) {
                     for (int64_t x = 0; x < MR; x++) {
                         int64_t seen = r + x < rows ? max_i64(0, keys_seen(&s, (r0 + r + x) / heads) - k0) : 0;
                         for (int64_t j = seen; j < n; j++) pr[x * BACKWARD_KEYS + j] = -INFINITY;
-                        p_and_ds(pr + x * BACKWARD_KEYS, dsr + x * BACKWARD_KEYS, n, 1 / sqrtf((float)s.HD), lse[r + x], sum[r + x]);
+                        p_and_ds(pr + x * BACKWARD_KEYS, dsr + x * BACKWARD_KEYS, n, 1 / sqrtf((float)s.HD), lse[r + x],
+                                 sum[r + x]);
                     }
                     tile_product(dq + r * ld, ld, dsr, BACKWARD_KEYS, 1, ks + k0 * ld, ld, 1, width, n, 1, 1);
                 }
@@ -469,7 +535,9 @@ static void backward_tiles(Case *c, int heads) {
                 }
             }
             for (int64_t r = 0; r < rows; r++)
-                for (int d = 0; d < s.HD; d += VL) store_x(X("dq") + q_at(&s, b, (r0 + r) / heads, h0 + (r0 + r) % heads) + d, vload(dq + r * ld + d), s.HD - d);
+                for (int d = 0; d < s.HD; d += VL)
+                    store_x(X("dq") + q_at(&s, b, (r0 + r) / heads, h0 + (r0 + r) % heads) + d, vload(dq + r * ld + d),
+                            s.HD - d);
         }
         for (int64_t j = 0; j < s.Tk && (h0 + heads) % G == 0; j++)
             for (int d = 0; d < s.HD; d += VL) {
@@ -490,13 +558,32 @@ static void backward_one_thread(Case *c) {
 }
 
 static const Version backward_versions[] = {
-    {"1 five products", "P and dS of a head, (T,T) each, then the products with them, masked or not: each element of both is fetched twice more.", backward_five_products},
-    {"2 by rows", "P from the scores and lse, which the forward kept; D from dout and out, so that dS needs no second look at its row: pair by pair, and only pairs that are seen.", backward_by_rows},
-    {"3 vectors", "a block of keys of one row at a time, exponentials and products by vectors; dK and dV go to the cache and back for each query.", backward_vectors},
-    {"4 tiles in registers", "128 rows by 128 keys: P and dS of them lie in the nearest cache, and all five products are tiles, those of dK and dV over the rows.", backward_heads},
-    {"5 grouped heads", "the query heads of one key/value head are rows of the same blocks: K and V are made ready once for them, and longer sums go to dK and dV.", backward_groups},
-    {"6 as in use, one thread", "no products where no row of a strip sees a key; K and V transposed by vectors" THREADED ".", backward_one_thread},
-    {"in use: threads", "blocks of rows over threads; those of one head add to dK and dV in a fixed order, each waiting for its turn: the same bits for any number of threads. Rows are asked for ahead.", backward_in_use},
+    {"1 five products",
+     "P and dS of a head, (T,T) each, then the products with them, masked or not: each element of both is fetched "
+     "twice more.",
+     backward_five_products},
+    {"2 by rows",
+     "P from the scores and lse, which the forward kept; D from dout and out, so that dS needs no second look at its "
+     "row: pair by pair, and only pairs that are seen.",
+     backward_by_rows},
+    {"3 vectors",
+     "a block of keys of one row at a time, exponentials and products by vectors; dK and dV go to the cache and back "
+     "for each query.",
+     backward_vectors},
+    {"4 tiles in registers",
+     "128 rows by 128 keys: P and dS of them lie in the nearest cache, and all five products are tiles, those of dK "
+     "and dV over the rows.",
+     backward_heads},
+    {"5 grouped heads",
+     "the query heads of one key/value head are rows of the same blocks: K and V are made ready once for them, and "
+     "longer sums go to dK and dV.",
+     backward_groups},
+    {"6 as in use, one thread",
+     "no products where no row of a strip sees a key; K and V transposed by vectors" THREADED ".", backward_one_thread},
+    {"in use: threads",
+     "blocks of rows over threads; those of one head add to dK and dV in a fixed order, each waiting for its turn: the "
+     "same bits for any number of threads. Rows are asked for ahead.",
+     backward_in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -508,13 +595,19 @@ static const Version backward_versions[] = {
 #endif
 
 // B, Tq, Tk, NH, NKV, HD, q_offset, q_split, q_gap
-#define SIZES {{"odd", {2, 133, 301, 6, 2, 50, 60, 65, 108}}, \
-               FOR_CPU({"bench-8m", {8, 256, 256, 6, 6, 48}}, {"bench-125m", {2, 512, 512, 12, 4, 64}}, \
-                       {"1B layer", {1, 1024, 1024, 32, 8, 64}}, {"long", {1, 4096, 4096, 4, 1, 64}}, {"long, 1 of 2 ranks", {1, 2048, 4096, 4, 1, 64, 0, 1024, 2048}}) \
-               FOR_GPU({"tiles", {1, 200, 200, 4, 1, 128}}, {"1B layer", {1, 8192, 8192, 32, 8, 64}}, {"8B layer", {1, 8192, 8192, 32, 8, 128}})}
+#define SIZES                                                                                                          \
+    {                                                                                                                  \
+        {"odd", {2, 133, 301, 6, 2, 50, 60, 65, 108}},                                                                 \
+            FOR_CPU({"bench-8m", {8, 256, 256, 6, 6, 48}}, {"bench-125m", {2, 512, 512, 12, 4, 64}},                   \
+                    {"1B layer", {1, 1024, 1024, 32, 8, 64}}, {"long", {1, 4096, 4096, 4, 1, 64}},                     \
+                    {"long, 1 of 2 ranks", {1, 2048, 4096, 4, 1, 64, 0, 1024, 2048}})                                  \
+                FOR_GPU({"tiles", {1, 200, 200, 4, 1, 128}}, {"1B layer", {1, 8192, 8192, 32, 8, 64}},                 \
+                        {"8B layer", {1, 8192, 8192, 32, 8, 128}})                                                     \
+    }
 
 static const Op forward = {"attention_forward", forward_case, NULL, forward_definition, forward_versions, SIZES};
 
-static const Op backward = {"attention_backward", backward_case, backward_prepare, backward_definition, backward_versions, SIZES};
+static const Op backward = {"attention_backward", backward_case,     backward_prepare,
+                            backward_definition,  backward_versions, SIZES};
 
 PAGE(&forward, &backward)

@@ -1,16 +1,18 @@
 /* attention.cuh: the steps of attention on a GPU.
  *
- * Naive: three kernels, and the scores of every query and key in memory between them: 8 GB for 32 heads and 8,192 tokens. Tiled:
- * a block keeps its queries, takes a tile of keys and values after the other through shared memory, and the softmax goes
- * on from tile to tile; nothing of size T^2 exists. What is then left to gain is how fast two small products run: plain
- * FMAs here, tensor cores in the op in use.
+ * Naive: three kernels, and the scores of every query and key in memory between them: 8 GB for 32 heads and 8,192
+ * tokens. Tiled: a block keeps its queries, takes a tile of keys and values after the other through shared memory, and
+ * the softmax goes on from tile to tile; nothing of size T^2 exists. What is then left to gain is how fast two small
+ * products run: plain FMAs here, tensor cores in the op in use.
  */
 
 // ---------------------------------------------------------------------------
 // forward, naive: scores(B, NH, Tq, Tk)
 
-static __global__ void __launch_bounds__(256) scores_kernel(float *scores, const floatX *q, const floatX *k, AttentionShape s) {
-    int64_t i = thread_number(), j = i % s.Tk, t = i / s.Tk % s.Tq, h = i / s.Tk / s.Tq % s.NH, b = i / s.Tk / s.Tq / s.NH;
+static __global__ void __launch_bounds__(256)
+    scores_kernel(float *scores, const floatX *q, const floatX *k, AttentionShape s) {
+    int64_t i = thread_number(), j = i % s.Tk, t = i / s.Tk % s.Tq, h = i / s.Tk / s.Tq % s.NH,
+            b = i / s.Tk / s.Tq / s.NH;
     if (b >= s.B) return;
     const floatX *query = q + q_at(&s, b, t, h), *key = k + k_at(&s, b, j, h);
     float sum = 0;
@@ -30,11 +32,14 @@ static __global__ void __launch_bounds__(256) softmax_kernel(float *scores, floa
     for (int64_t j = threadIdx.x % WARP; j < Tk; j += WARP) p[j] = sum > 0 ? expf(p[j] - base) / sum : 0;
     if (threadIdx.x % WARP == 0) lse[row] = max + logf(sum);
 }
-static __global__ void __launch_bounds__(256) weighted_kernel(floatX *out, const float *p, const floatX *v, AttentionShape s) {
-    int64_t i = thread_number(), d = i % s.HD, h = i / s.HD % s.NH, t = i / s.HD / s.NH % s.Tq, b = i / s.HD / s.NH / s.Tq;
+static __global__ void __launch_bounds__(256)
+    weighted_kernel(floatX *out, const float *p, const floatX *v, AttentionShape s) {
+    int64_t i = thread_number(), d = i % s.HD, h = i / s.HD % s.NH, t = i / s.HD / s.NH % s.Tq,
+            b = i / s.HD / s.NH / s.Tq;
     if (b >= s.B) return;
     float sum = 0;
-    for (int64_t j = 0; j < keys_seen(&s, t); j++) sum += p[l_at(&s, b, t, h) * s.Tk + j] * to_float(v[k_at(&s, b, j, h) + d]);
+    for (int64_t j = 0; j < keys_seen(&s, t); j++)
+        sum += p[l_at(&s, b, t, h) * s.Tk + j] * to_float(v[k_at(&s, b, j, h) + d]);
     out[i] = from_float(sum);
 }
 static void forward_three_kernels(Case *c) {
@@ -53,9 +58,13 @@ static void forward_three_kernels(Case *c) {
 
 enum { TILE = 32, TEAM = 4, MOST = 128 / TEAM /* sums a thread has registers for: HD up to 128 */ };
 
-/* Rows first ... first + TILE - 1 of `count` into tile(TILE, HD + 1), zeros beyond: the odd width spreads a column over the banks. */
-static __device__ void tile_rows(float *tile, const floatX *rows, int64_t stride, int64_t first, int64_t count, int HD) {
-    for (int i = threadIdx.x; i < TILE * HD; i += TILE * TEAM) tile[i / HD * (HD + 1) + i % HD] = first + i / HD < count ? to_float(rows[(first + i / HD) * stride + i % HD]) : 0;
+/* Rows first ... first + TILE - 1 of `count` into tile(TILE, HD + 1), zeros beyond: the odd width spreads a column over
+ * the banks. */
+static __device__ void tile_rows(float *tile, const floatX *rows, int64_t stride, int64_t first, int64_t count,
+                                 int HD) {
+    for (int i = threadIdx.x; i < TILE * HD; i += TILE * TEAM)
+        tile[i / HD * (HD + 1) + i % HD] =
+            first + i / HD < count ? to_float(rows[(first + i / HD) * stride + i % HD]) : 0;
 }
 static __device__ __forceinline__ float team_sum(float x) {
     x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
@@ -67,12 +76,15 @@ static __device__ __forceinline__ float dot_of(const float *a, const float *b, i
     return sum;
 }
 
-static __global__ void __launch_bounds__(TILE *TEAM) tiles_kernel(floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v, AttentionShape s) {
+static __global__ void __launch_bounds__(TILE *TEAM)
+    tiles_kernel(floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v, AttentionShape s) {
     DYN_SHARED(float, qs); // three tiles, then the probabilities
     float *ks = qs + TILE * (s.HD + 1), *vs = ks + TILE * (s.HD + 1), *ps = vs + TILE * (s.HD + 1);
-    int64_t tiles = blocks_of(s.Tq, TILE), first = (tiles - 1 - blockIdx.x % tiles) * TILE, h = blockIdx.x / tiles % s.NH, b = blockIdx.x / tiles / s.NH; // late queries, who see most, start first
+    int64_t tiles = blocks_of(s.Tq, TILE), first = (tiles - 1 - blockIdx.x % tiles) * TILE,
+            h = blockIdx.x / tiles % s.NH, b = blockIdx.x / tiles / s.NH; // late queries, who see most, start first
     int row = threadIdx.x / TEAM, part = threadIdx.x % TEAM, width = s.HD + 1;
-    int64_t t = first + row, seen = t < s.Tq ? keys_seen(&s, t) : 0, end = keys_seen(&s, min_i64(s.Tq, first + TILE) - 1);
+    int64_t t = first + row, seen = t < s.Tq ? keys_seen(&s, t) : 0,
+            end = keys_seen(&s, min_i64(s.Tq, first + TILE) - 1);
     float o[MOST] = {}, max = -INFINITY, sum = 0, scale = 1 / sqrtf((float)s.HD);
     tile_rows(qs, q + q_at(&s, b, 0, h), s.q_stride, first, s.Tq, s.HD);
     for (int64_t j0 = 0; j0 < end; j0 += TILE) {
@@ -89,7 +101,8 @@ static __global__ void __launch_bounds__(TILE *TEAM) tiles_kernel(floatX *out, f
         }
         largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));
-        float base = largest == -INFINITY ? 0 : largest, rescale = expf(max - base); // nothing seen yet: exp(-inf - 0) = 0
+        float base = largest == -INFINITY ? 0 : largest,
+              rescale = expf(max - base); // nothing seen yet: exp(-inf - 0) = 0
 #pragma unroll
         for (int i = 0; i < TILE / TEAM; i++) {
             float p = expf(score[i] - base);
@@ -119,45 +132,66 @@ static size_t tiles_bytes(const AttentionShape *s, int tiles, int squares) {
 static void forward_tiles(Case *c) {
     AttentionShape s = shape_of(c);
     size_t bytes = tiles_bytes(&s, 3, 1);
-    cuda_check(cudaFuncSetAttribute(tiles_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "asking for shared memory");
-    KERNEL(c->dev, tiles_kernel, (unsigned)(blocks_of(s.Tq, TILE) * s.NH * s.B), TILE * TEAM, bytes, X("out"), F("lse"), X("q"), X("k"), X("v"), s);
+    cuda_check(cudaFuncSetAttribute(tiles_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+               "asking for shared memory");
+    KERNEL(c->dev, tiles_kernel, (unsigned)(blocks_of(s.Tq, TILE) * s.NH * s.B), TILE * TEAM, bytes, X("out"), F("lse"),
+           X("q"), X("k"), X("v"), s);
 }
 
 static const Version forward_versions[] = {
-    {"1 three kernels", "scores, softmax, product, a thread an element (the softmax: a warp a row): T^2 numbers are written once and read four times.", forward_three_kernels},
-    {"2 tiles, online softmax", "32 queries by 32 keys in shared memory, a query's largest, sum and output in registers of four threads: the scores are never stored, and tiles that nobody sees are skipped.", forward_tiles},
-    {"in use", "the op of kernels.cuh: in bf16 both products on tensor cores, the probabilities in registers from one to the other, the next keys under way meanwhile.", forward_in_use},
+    {"1 three kernels",
+     "scores, softmax, product, a thread an element (the softmax: a warp a row): T^2 numbers are written once and read "
+     "four times.",
+     forward_three_kernels},
+    {"2 tiles, online softmax",
+     "32 queries by 32 keys in shared memory, a query's largest, sum and output in registers of four threads: the "
+     "scores are never stored, and tiles that nobody sees are skipped.",
+     forward_tiles},
+    {"in use",
+     "the op of kernels.cuh: in bf16 both products on tensor cores, the probabilities in registers from one to the "
+     "other, the next keys under way meanwhile.",
+     forward_in_use},
     END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
 // backward, naive: P and dS (B, NH, Tq, Tk), then a sum an element of dq, dk, dv
 
-static __global__ void __launch_bounds__(256) p_and_ds_kernel(float *P, float *dS, const floatX *q, const floatX *k, const floatX *v, const floatX *out, const floatX *dout, const float *lse, AttentionShape s) {
-    int64_t i = thread_number(), j = i % s.Tk, t = i / s.Tk % s.Tq, h = i / s.Tk / s.Tq % s.NH, b = i / s.Tk / s.Tq / s.NH, at = q_at(&s, b, t, h), key = k_at(&s, b, j, h);
+static __global__ void __launch_bounds__(256)
+    p_and_ds_kernel(float *P, float *dS, const floatX *q, const floatX *k, const floatX *v, const floatX *out,
+                    const floatX *dout, const float *lse, AttentionShape s) {
+    int64_t i = thread_number(), j = i % s.Tk, t = i / s.Tk % s.Tq, h = i / s.Tk / s.Tq % s.NH,
+            b = i / s.Tk / s.Tq / s.NH, at = q_at(&s, b, t, h), key = k_at(&s, b, j, h);
     float score = 0, dp = 0, D = 0, scale = 1 / sqrtf((float)s.HD);
     if (b >= s.B) return;
     int sees = j < keys_seen(&s, t);
     for (int d = 0; d < s.HD && sees; d++) {
         float g = to_float(dout[at + d]);
-        score += to_float(q[at + d]) * to_float(k[key + d]), dp += g * to_float(v[key + d]), D += g * to_float(out[at + d]);
+        score += to_float(q[at + d]) * to_float(k[key + d]), dp += g * to_float(v[key + d]),
+            D += g * to_float(out[at + d]);
     }
     float p = sees ? expf(score * scale - lse[l_at(&s, b, t, h)]) : 0;
     P[i] = p, dS[i] = p * (dp - D) * scale;
 }
-static __global__ void __launch_bounds__(256) dq_kernel(floatX *dq, const float *dS, const floatX *k, AttentionShape s) {
-    int64_t i = thread_number(), d = i % s.HD, h = i / s.HD % s.NH, t = i / s.HD / s.NH % s.Tq, b = i / s.HD / s.NH / s.Tq;
+static __global__ void __launch_bounds__(256)
+    dq_kernel(floatX *dq, const float *dS, const floatX *k, AttentionShape s) {
+    int64_t i = thread_number(), d = i % s.HD, h = i / s.HD % s.NH, t = i / s.HD / s.NH % s.Tq,
+            b = i / s.HD / s.NH / s.Tq;
     if (b >= s.B) return;
     float sum = 0;
-    for (int64_t j = 0; j < keys_seen(&s, t); j++) sum += dS[l_at(&s, b, t, h) * s.Tk + j] * to_float(k[k_at(&s, b, j, h) + d]);
+    for (int64_t j = 0; j < keys_seen(&s, t); j++)
+        sum += dS[l_at(&s, b, t, h) * s.Tk + j] * to_float(k[k_at(&s, b, j, h) + d]);
     dq[i] = from_float(sum);
 }
-static __global__ void __launch_bounds__(256) dk_dv_kernel(floatX *dk, floatX *dv, const float *P, const float *dS, const floatX *q, const floatX *dout, AttentionShape s) {
-    int64_t i = thread_number(), d = i % s.HD, kv = i / s.HD % s.NKV, j = i / s.HD / s.NKV % s.Tk, b = i / s.HD / s.NKV / s.Tk, G = s.NH / s.NKV;
+static __global__ void __launch_bounds__(256) dk_dv_kernel(floatX *dk, floatX *dv, const float *P, const float *dS,
+                                                           const floatX *q, const floatX *dout, AttentionShape s) {
+    int64_t i = thread_number(), d = i % s.HD, kv = i / s.HD % s.NKV, j = i / s.HD / s.NKV % s.Tk,
+            b = i / s.HD / s.NKV / s.Tk, G = s.NH / s.NKV;
     if (b >= s.B) return;
     float to_k = 0, to_v = 0;
     for (int64_t h = kv * G; h < (kv + 1) * G; h++) {
         int64_t t = first_query(&s, (int)j), at = l_at(&s, b, t, h) * s.Tk + j, row = q_at(&s, b, t, h) + d;
-        for (; t < s.Tq; t++, at += s.Tk, row += s.NH * s.HD) to_k += dS[at] * to_float(q[row]), to_v += P[at] * to_float(dout[row]);
+        for (; t < s.Tq; t++, at += s.Tk, row += s.NH * s.HD)
+            to_k += dS[at] * to_float(q[row]), to_v += P[at] * to_float(dout[row]);
     }
     dk[i] = from_float(to_k), dv[i] = from_float(to_v);
 }
@@ -165,35 +199,47 @@ static void backward_naive(Case *c) {
     AttentionShape s = shape_of(c);
     int64_t scores = (int64_t)s.B * s.NH * s.Tq * s.Tk;
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    float *P = (float *)scratch(c->dev, "P", (size_t)scores * sizeof(float)), *dS = (float *)scratch(c->dev, "dS", (size_t)scores * sizeof(float));
-    KERNEL(c->dev, p_and_ds_kernel, blocks_for(scores, 256), 256, 0, P, dS, X("q"), X("k"), X("v"), X("out"), X("dout"), F("lse"), s);
+    float *P = (float *)scratch(c->dev, "P", (size_t)scores * sizeof(float)),
+          *dS = (float *)scratch(c->dev, "dS", (size_t)scores * sizeof(float));
+    KERNEL(c->dev, p_and_ds_kernel, blocks_for(scores, 256), 256, 0, P, dS, X("q"), X("k"), X("v"), X("out"), X("dout"),
+           F("lse"), s);
     KERNEL(c->dev, dq_kernel, blocks_for((int64_t)s.B * s.Tq * s.NH * s.HD, 256), 256, 0, X("dq"), dS, X("k"), s);
-    KERNEL(c->dev, dk_dv_kernel, blocks_for((int64_t)s.B * s.Tk * s.NKV * s.HD, 256), 256, 0, X("dk"), X("dv"), P, dS, X("q"), X("dout"), s);
+    KERNEL(c->dev, dk_dv_kernel, blocks_for((int64_t)s.B * s.Tk * s.NKV * s.HD, 256), 256, 0, X("dk"), X("dv"), P, dS,
+           X("q"), X("dout"), s);
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
 // ---------------------------------------------------------------------------
-// backward, tiles. A block owns 32 queries and goes through the keys for dq, or 32 keys and goes through the queries of the
-// heads that share them, for dk and dv: who owns a row is the only one to add to it. P and dS are computed in both.
+// backward, tiles. A block owns 32 queries and goes through the keys for dq, or 32 keys and goes through the queries of
+// the heads that share them, for dk and dv: who owns a row is the only one to add to it. P and dS are computed in both.
 
-/* P and dS of 32 x 32, a team a query, into ps and ds(TILE, TILE + 1). seen: keys from the tile's first on that the team's query sees. */
-static __device__ void tile_p_and_ds(float *ps, float *ds, const float *qs, const float *dos, const float *ks, const float *vs, int64_t seen, float lse, float D, int HD) {
+/* P and dS of 32 x 32, a team a query, into ps and ds(TILE, TILE + 1). seen: keys from the tile's first on that the
+ * team's query sees. */
+static __device__ void tile_p_and_ds(float *ps, float *ds, const float *qs, const float *dos, const float *ks,
+                                     const float *vs, int64_t seen, float lse, float D, int HD) {
     int row = threadIdx.x / TEAM, part = threadIdx.x % TEAM, width = HD + 1;
     float scale = 1 / sqrtf((float)HD);
     for (int j = part; j < TILE; j += TEAM) {
         float p = j < seen ? expf(dot_of(qs + row * width, ks + j * width, HD) * scale - lse) : 0;
-        ps[row * (TILE + 1) + j] = p, ds[row * (TILE + 1) + j] = j < seen ? p * (dot_of(dos + row * width, vs + j * width, HD) - D) * scale : 0;
+        ps[row * (TILE + 1) + j] = p,
+                              ds[row * (TILE + 1) + j] =
+                                  j < seen ? p * (dot_of(dos + row * width, vs + j * width, HD) - D) * scale : 0;
     }
 }
-static __global__ void __launch_bounds__(TILE *TEAM) tiles_backward_kernel(floatX *dq, floatX *dk, floatX *dv, const floatX *q, const floatX *k, const floatX *v, const floatX *out, const floatX *dout, const float *lse, int of_keys, AttentionShape s) {
+static __global__ void __launch_bounds__(TILE *TEAM)
+    tiles_backward_kernel(floatX *dq, floatX *dk, floatX *dv, const floatX *q, const floatX *k, const floatX *v,
+                          const floatX *out, const floatX *dout, const float *lse, int of_keys, AttentionShape s) {
     DYN_SHARED(float, qs);
     int width = s.HD + 1, row = threadIdx.x / TEAM, part = threadIdx.x % TEAM, heads = of_keys ? s.NH / s.NKV : 1;
-    float *dos = qs + TILE * width, *ks = dos + TILE * width, *vs = ks + TILE * width, *ps = vs + TILE * width, *ds = ps + TILE * (TILE + 1), one[MOST] = {}, two[MOST] = {};
-    int64_t own = of_keys ? s.Tk : s.Tq, tiles = blocks_of(own, TILE), first = blockIdx.x % tiles * TILE, h0 = blockIdx.x / tiles % (s.NH / heads) * heads, b = blockIdx.x / tiles / (s.NH / heads);
+    float *dos = qs + TILE * width, *ks = dos + TILE * width, *vs = ks + TILE * width, *ps = vs + TILE * width,
+          *ds = ps + TILE * (TILE + 1), one[MOST] = {}, two[MOST] = {};
+    int64_t own = of_keys ? s.Tk : s.Tq, tiles = blocks_of(own, TILE), first = blockIdx.x % tiles * TILE,
+            h0 = blockIdx.x / tiles % (s.NH / heads) * heads, b = blockIdx.x / tiles / (s.NH / heads);
     for (int64_t h = h0; h < h0 + heads; h++)
         for (int64_t other = 0; other < (of_keys ? s.Tq : s.Tk); other += TILE) {
             int64_t t0 = of_keys ? other : first, j0 = of_keys ? first : other, t = t0 + row, at = q_at(&s, b, t, h);
-            if (keys_seen(&s, min_i64(s.Tq, t0 + TILE) - 1) <= j0) continue; // nobody sees a key of it: the same for all threads
+            if (keys_seen(&s, min_i64(s.Tq, t0 + TILE) - 1) <= j0)
+                continue; // nobody sees a key of it: the same for all threads
             __syncthreads();
             tile_rows(qs, q + q_at(&s, b, 0, h), s.q_stride, t0, s.Tq, s.HD);
             tile_rows(dos, dout + q_at(&s, b, 0, h), s.o_stride, t0, s.Tq, s.HD);
@@ -202,14 +248,17 @@ static __global__ void __launch_bounds__(TILE *TEAM) tiles_backward_kernel(float
             __syncthreads();
             float D = 0;
             for (int d = part; d < s.HD && t < s.Tq; d += TEAM) D += dos[row * width + d] * to_float(out[at + d]);
-            tile_p_and_ds(ps, ds, qs, dos, ks, vs, t < s.Tq ? keys_seen(&s, t) - j0 : 0, t < s.Tq ? lse[l_at(&s, b, t, h)] : 0, team_sum(D), s.HD);
+            tile_p_and_ds(ps, ds, qs, dos, ks, vs, t < s.Tq ? keys_seen(&s, t) - j0 : 0,
+                          t < s.Tq ? lse[l_at(&s, b, t, h)] : 0, team_sum(D), s.HD);
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < MOST; i++) { // elements part, part + 4, … of the team's row: of dq, or of dk and dv
                 int d = part + TEAM * i;
                 if (d >= s.HD) break;
                 for (int x = 0; x < TILE; x++)
-                    if (of_keys) one[i] += ds[x * (TILE + 1) + row] * qs[x * width + d], two[i] += ps[x * (TILE + 1) + row] * dos[x * width + d];
+                    if (of_keys)
+                        one[i] += ds[x * (TILE + 1) + row] * qs[x * width + d],
+                            two[i] += ps[x * (TILE + 1) + row] * dos[x * width + d];
                     else one[i] += ds[row * (TILE + 1) + x] * ks[x * width + d];
             }
         }
@@ -218,21 +267,35 @@ static __global__ void __launch_bounds__(TILE *TEAM) tiles_backward_kernel(float
     for (int i = 0; i < MOST; i++) {
         int d = part + TEAM * i;
         if (d >= s.HD) break;
-        if (of_keys) dk[k_at(&s, b, first + row, h0) + d] = from_float(one[i]), dv[k_at(&s, b, first + row, h0) + d] = from_float(two[i]);
+        if (of_keys)
+            dk[k_at(&s, b, first + row, h0) + d] = from_float(one[i]),
+                                              dv[k_at(&s, b, first + row, h0) + d] = from_float(two[i]);
         else dq[q_at(&s, b, first + row, h0) + d] = from_float(one[i]);
     }
 }
 static void backward_tiles(Case *c) {
     AttentionShape s = shape_of(c);
     size_t bytes = tiles_bytes(&s, 4, 2);
-    cuda_check(cudaFuncSetAttribute(tiles_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "asking for shared memory");
+    cuda_check(cudaFuncSetAttribute(tiles_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+               "asking for shared memory");
     for (int of_keys = 0; of_keys < 2; of_keys++)
-        KERNEL(c->dev, tiles_backward_kernel, (unsigned)(of_keys ? blocks_of(s.Tk, TILE) * s.NKV * s.B : blocks_of(s.Tq, TILE) * s.NH * s.B), TILE * TEAM, bytes,
-               X("dq"), X("dk"), X("dv"), X("q"), X("k"), X("v"), X("out"), X("dout"), F("lse"), of_keys, s);
+        KERNEL(c->dev, tiles_backward_kernel,
+               (unsigned)(of_keys ? blocks_of(s.Tk, TILE) * s.NKV * s.B : blocks_of(s.Tq, TILE) * s.NH * s.B),
+               TILE * TEAM, bytes, X("dq"), X("dk"), X("dv"), X("q"), X("k"), X("v"), X("out"), X("dout"), F("lse"),
+               of_keys, s);
 }
 
 static const Version backward_versions[] = {
-    {"1 three kernels", "P and dS of all pairs in memory, then a thread for each element of dq, dk and dv: two tensors of T^2, each read twice.", backward_naive},
-    {"2 tiles, twice", "P and dS are computed again, 32 x 32 at a time, in shared memory: once by owners of queries, for dq, once by owners of keys, for dk and dv; seven products, no atomic additions, the same bits in each run.", backward_tiles},
-    {"in use", "the op of kernels.cuh: in bf16 on tensor cores; by default owners of keys alone, five products, dq added up in fp32 by atomics.", backward_in_use},
+    {"1 three kernels",
+     "P and dS of all pairs in memory, then a thread for each element of dq, dk and dv: two tensors of T^2, each read "
+     "twice.",
+     backward_naive},
+    {"2 tiles, twice",
+     "P and dS are computed again, 32 x 32 at a time, in shared memory: once by owners of queries, for dq, once by "
+     "owners of keys, for dk and dv; seven products, no atomic additions, the same bits in each run.",
+     backward_tiles},
+    {"in use",
+     "the op of kernels.cuh: in bf16 on tensor cores; by default owners of keys alone, five products, dq added up in "
+     "fp32 by atomics.",
+     backward_in_use},
     END_OF_VERSIONS};

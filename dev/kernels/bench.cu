@@ -114,16 +114,19 @@ int main(int argc, char **argv) {
         products[i] = seconds_now() - start;
         ratios[i] = products[i] / steps[i];
     }
-    double flops = ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
+    double flops =
+        ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
     double step = median(steps, rounds), product = median(products, rounds), ratio = median(ratios, rounds);
     printf("%s, %s, %d threads, %d rounds, medians\n", argv[1], PRECISION_NAME, r->dev.threads, rounds);
-    printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of products\n", 1e3 * step, j->opt.batch * j->opt.seq / step, flops / step / 1e9);
+    printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of products\n", 1e3 * step,
+           j->opt.batch * j->opt.seq / step, flops / step / 1e9);
     printf("  products  %9.1f ms                    %6.1f GFLOP/s\n", 1e3 * product, flops / product / 1e9);
     printf("  the whole step runs at %.1f %% of the rate of its products\n", 100 * ratio);
     printf("  %-24s %6s %10s %10s %10s\n", "op", "calls", "ms a step", "GFLOP/s", "GB/s");
     for (int o = 0; o < OP_COUNT; o++)
         if (ops[o].calls)
-            printf("  %-24s %6" PRId64 " %10.2f %10.1f %10.1f\n", op_names[o], ops[o].calls, 1e3 * ops[o].seconds, ops[o].flops / ops[o].seconds / 1e9, ops[o].bytes / ops[o].seconds / 1e9);
+            printf("  %-24s %6" PRId64 " %10.2f %10.1f %10.1f\n", op_names[o], ops[o].calls, 1e3 * ops[o].seconds,
+                   ops[o].flops / ops[o].seconds / 1e9, ops[o].bytes / ops[o].seconds / 1e9);
     run_close(r);
     run_close(walked);
     job_close(j);

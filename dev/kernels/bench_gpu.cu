@@ -1,13 +1,16 @@
-/* bench_gpu.cu: what the CUDA build does on a GPU, in milliseconds; dev/gpu_check.sh and dev/pytorch/bench_gpu.py start it.
+/* bench_gpu.cu: what the CUDA build does on a GPU, in milliseconds; dev/gpu_check.sh and dev/pytorch/bench_gpu.py start
+ * it.
  *
  *   bench_gpu probe               which GPU, driver and memory; one kernel, checked
  *   bench_gpu tokens FILE         random tokens of a vocabulary of 4,096, for runs of --model tiny
- *   bench_gpu roofline [tiny]     copy and product rates, then every op beside them: Markdown, a JSON object a figure, lines `bound: …`
- *   bench_gpu attention [tiny]    for each line `HD CALLS` of the input a JSON object: ms of forward and backward, call by call
- *   bench_gpu train OPTION…       a job of one rank with the program's options and random tokens; for each line of the input
+ *   bench_gpu roofline [tiny]     copy and product rates, then every op beside them: Markdown, a JSON object a figure,
+ * lines `bound: …` bench_gpu attention [tiny]    for each line `HD CALLS` of the input a JSON object: ms of forward and
+ * backward, call by call bench_gpu train OPTION…       a job of one rank with the program's options and random tokens;
+ * for each line of the input
  *                                 (`steps N`, `parts`, `memory`) a JSON object; ends at `quit` or the input's end
- * Times are the GPU's own, between events, with the next calls enqueued behind; a step's is the host's, to its last kernel's end.
- * Data are random, operands of several hundred MB at least and rotated, so that no cache holds them. `tiny`: every line, no figure.
+ * Times are the GPU's own, between events, with the next calls enqueued behind; a step's is the host's, to its last
+ * kernel's end. Data are random, operands of several hundred MB at least and rotated, so that no cache holds them.
+ * `tiny`: every line, no figure.
  */
 #ifndef USE_CUDA
 #error "bench_gpu.cu is for CUDA; bench.cu measures a step on a processor"
@@ -38,8 +41,10 @@ static double median(double *x, int n) {
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 
-/* Seconds of `calls` calls of run(i), all enqueued before the first is waited for; prepare(i), before each, is not timed. */
-template <class Run, class Prepare> static void time_calls(Device *dev, double *seconds, int calls, Run run, Prepare prepare) {
+/* Seconds of `calls` calls of run(i), all enqueued before the first is waited for; prepare(i), before each, is not
+ * timed. */
+template <class Run, class Prepare>
+static void time_calls(Device *dev, double *seconds, int calls, Run run, Prepare prepare) {
     for (int i = -WARM_CALLS; i < calls; i++) {
         int set = i + WARM_CALLS;
         prepare(set);
@@ -63,9 +68,12 @@ template <class Run> static double median_time(Device *dev, int calls, Run run) 
 // ---------------------------------------------------------------------------
 // a GPU, and tensors of random numbers on it
 
-static __global__ void random_kernel(floatX *x, int64_t count, uint64_t seed, float low, float high) { // uniform in [low, high)
+static __global__ void random_kernel(floatX *x, int64_t count, uint64_t seed, float low,
+                                     float high) { // uniform in [low, high)
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) x[i] = from_float(low + (high - low) * (float)(mix64(seed + (uint64_t)i * 0x9E3779B97F4A7C15ull) >> 40) * 0x1p-24f);
+    if (i < count)
+        x[i] = from_float(low +
+                          (high - low) * (float)(mix64(seed + (uint64_t)i * 0x9E3779B97F4A7C15ull) >> 40) * 0x1p-24f);
 }
 static __global__ void random_ids_kernel(int32_t *ids, int64_t count, int below) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -84,7 +92,8 @@ typedef struct { // a pool of device memory that each measurement begins anew
 static void *take(Bench *b, int64_t bytes) {
     void *p = b->base + b->used;
     b->used += (size_t)round_up(bytes, 256);
-    if (b->used > b->size) run_failure("bench_gpu.cu: a measurement needs %zu bytes, its pool has %zu", b->used, b->size);
+    if (b->used > b->size)
+        run_failure("bench_gpu.cu: a measurement needs %zu bytes, its pool has %zu", b->used, b->size);
     return p;
 }
 static floatX *take_random(Bench *b, int64_t count, float low, float high) {
@@ -125,24 +134,34 @@ static void bench_close(Bench *b) {
 // ---------------------------------------------------------------------------
 // figures, for people and for programs
 
-static void heading(const char *title, const char *rate, const char *share) { printf("\n## %s\n\n| | ms | %s | %s |\n|---|---:|---:|---:|\n", title, rate, share); }
+static void heading(const char *title, const char *rate, const char *share) {
+    printf("\n## %s\n\n| | ms | %s | %s |\n|---|---:|---:|---:|\n", title, rate, share);
+}
 static void figure(const char *section, const char *what, double seconds, double rate, double share) {
     printf("| %s | %.4g | %.4g | %.3f |\n", what, 1e3 * seconds, rate, share);
-    printf("{\"section\":\"%s\",\"what\":\"%s\",\"ms\":%.6g,\"rate\":%.6g,\"share\":%.5g}\n", section, what, 1e3 * seconds, rate, share);
+    printf("{\"section\":\"%s\",\"what\":\"%s\",\"ms\":%.6g,\"rate\":%.6g,\"share\":%.5g}\n", section, what,
+           1e3 * seconds, rate, share);
     fflush(stdout);
 }
-typedef struct { double share; char what[96]; } Worst;
+typedef struct {
+    double share;
+    char what[96];
+} Worst;
 static void note_worst(Worst *w, double share, const char *what) {
     if (share >= w->share) return;
     w->share = share;
     snprintf(w->what, sizeof w->what, "%s", what);
 }
 static void bound(const char *name, double least, const Worst *w) {
-    printf("bound: %s | >= %.2f | %.3f (%s) | %s\n", name, least, w->share, w->what, w->share >= least ? "met" : "MISSED");
+    printf("bound: %s | >= %.2f | %.3f (%s) | %s\n", name, least, w->share, w->what,
+           w->share >= least ? "met" : "MISSED");
     fflush(stdout);
 }
 
-typedef struct { const char *name; int C, F, NH, NKV, HD, V; } Shape;
+typedef struct {
+    const char *name;
+    int C, F, NH, NKV, HD, V;
+} Shape;
 static const Shape shapes[] = {{"1B", 2048, 8192, 32, 8, 64, 128256}, {"8B", 4096, 14336, 32, 8, 128, 128256}};
 static const Shape tiny_shapes[] = {{"1B", 64, 160, 2, 1, 64, 320}, {"8B", 128, 96, 2, 1, 128, 264}};
 static int width(const Shape *s) { return (s->NH + 2 * s->NKV) * s->HD; } // of a row of queries, keys and values
@@ -154,7 +173,8 @@ static void rates(Bench *b) {
     int64_t bytes = b->tiny ? 1 << 20 : 1ll << 30, n = b->tiny ? 64 : 8192;
     char *from[3], *to[3];
     b->used = 0;
-    for (int i = 0; i < 3; i++) from[i] = (char *)take_x(b, bytes / (int64_t)sizeof(floatX)), to[i] = (char *)take(b, bytes);
+    for (int i = 0; i < 3; i++)
+        from[i] = (char *)take_x(b, bytes / (int64_t)sizeof(floatX)), to[i] = (char *)take(b, bytes);
     double copy = median_time(&b->dev, 15, [&](int i) { device_copy(&b->dev, to[i % 3], from[i % 3], (size_t)bytes); });
     b->copy = 2.0 * (double)bytes / copy;
     b->used = 0;
@@ -173,11 +193,14 @@ static void rates(Bench *b) {
 
 /* One op over SETS sets of operands in turn. Its bytes are those that it tells the ledger. */
 enum { SETS = WARM_CALLS };
-template <class Run, class Prepare> static void memory_op(Bench *b, Worst *worst, OpKind op, const char *of, Run run, Prepare prepare) {
+template <class Run, class Prepare>
+static void memory_op(Bench *b, Worst *worst, OpKind op, const char *of, Run run, Prepare prepare) {
     double seconds[MAX_CALLS], before = b->dev.ops[op].bytes;
     int64_t calls = b->dev.ops[op].calls;
-    time_calls(&b->dev, seconds, 15, [&](int i) { run(i % SETS); }, [&](int i) { prepare(i % SETS); });
-    double bytes = (b->dev.ops[op].bytes - before) / (double)(b->dev.ops[op].calls - calls), took = median(seconds, 15), rate = bytes / took;
+    time_calls(
+        &b->dev, seconds, 15, [&](int i) { run(i % SETS); }, [&](int i) { prepare(i % SETS); });
+    double bytes = (b->dev.ops[op].bytes - before) / (double)(b->dev.ops[op].calls - calls), took = median(seconds, 15),
+           rate = bytes / took;
     char what[96];
     snprintf(what, sizeof what, "%s, %s, %.0f MB", op_names[op], of, bytes / 1e6);
     figure("memory", what, took, rate / 1e9, rate / b->copy);
@@ -191,31 +214,44 @@ template <class Run> static void memory_op(Bench *b, Worst *worst, OpKind op, co
 static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     Device *dev = &b->dev;
     int N = b->tiny ? 48 : 32768, T = b->tiny ? 24 : 8192, rows = b->tiny ? 16 : LOGIT_ROWS, QKV = width(s);
-    int64_t C = s->C, F = s->F, V = s->V, halves = rows * V * (int64_t)(sizeof(float) / sizeof(floatX)); // of the logits, as random_kernel counts
+    int64_t C = s->C, F = s->F, V = s->V,
+            halves = rows * V * (int64_t)(sizeof(float) / sizeof(floatX)); // of the logits, as random_kernel counts
     floatX *x[SETS], *y[SETS], *z[SETS], *sum[SETS];
     float *logits[SETS];
     b->used = 0;
-    for (int i = 0; i < SETS; i++) x[i] = take_x(b, N * C), y[i] = take_x(b, N * C), z[i] = take_x(b, N * C), sum[i] = take_x(b, N * C);
+    for (int i = 0; i < SETS; i++)
+        x[i] = take_x(b, N * C), y[i] = take_x(b, N * C), z[i] = take_x(b, N * C), sum[i] = take_x(b, N * C);
     floatX *w = take_x(b, C), *embed = take_x(b, V * C);
     float *rstd = take_floats(b, N, 0.5f, 1), *dw = take_floats(b, C, -1, 1), *losses = take_floats(b, N, 0, 1);
     float *dembed = take_floats(b, V * C, -1, 1), *table = take_floats(b, (int64_t)T * s->HD, -1, 1);
     int32_t *ids = take_ids(b, N, s->V), *places = take_ids(b, T, T);
-    memory_op(b, worst, OP_RMSNORM_FORWARD, s->name, [&](int i) { rmsnorm_forward(dev, y[i], rstd, sum[i], x[i], z[i], w, 1e-5f, N, s->C); });
-    memory_op(b, worst, OP_RMSNORM_BACKWARD, s->name, [&](int i) { rmsnorm_backward(dev, y[i], dw, x[i], z[i], sum[i], rstd, w, N, s->C); });
-    memory_op(b, worst, OP_EMBEDDING_FORWARD, s->name, [&](int i) { embedding_forward(dev, x[i], embed, ids, 0, N, s->C, s->V); });
-    memory_op(b, worst, OP_EMBEDDING_BACKWARD, s->name, [&](int i) { embedding_backward(dev, dembed, x[i], ids, 0, N, s->C, s->V); });
+    memory_op(b, worst, OP_RMSNORM_FORWARD, s->name,
+              [&](int i) { rmsnorm_forward(dev, y[i], rstd, sum[i], x[i], z[i], w, 1e-5f, N, s->C); });
+    memory_op(b, worst, OP_RMSNORM_BACKWARD, s->name,
+              [&](int i) { rmsnorm_backward(dev, y[i], dw, x[i], z[i], sum[i], rstd, w, N, s->C); });
+    memory_op(b, worst, OP_EMBEDDING_FORWARD, s->name,
+              [&](int i) { embedding_forward(dev, x[i], embed, ids, 0, N, s->C, s->V); });
+    memory_op(b, worst, OP_EMBEDDING_BACKWARD, s->name,
+              [&](int i) { embedding_backward(dev, dembed, x[i], ids, 0, N, s->C, s->V); });
     size_t mark = b->used;
     for (int i = 0; i < SETS; i++) x[i] = take_x(b, (int64_t)N * QKV);
-    memory_op(b, worst, OP_ROPE_FORWARD, s->name, [&](int i) { rope_forward(dev, x[i], QKV, table, places, N, T, s->NH + s->NKV, s->HD); });
-    memory_op(b, worst, OP_ROPE_BACKWARD, s->name, [&](int i) { rope_backward(dev, x[i], QKV, table, places, N, T, s->NH + s->NKV, s->HD); });
+    memory_op(b, worst, OP_ROPE_FORWARD, s->name,
+              [&](int i) { rope_forward(dev, x[i], QKV, table, places, N, T, s->NH + s->NKV, s->HD); });
+    memory_op(b, worst, OP_ROPE_BACKWARD, s->name,
+              [&](int i) { rope_backward(dev, x[i], QKV, table, places, N, T, s->NH + s->NKV, s->HD); });
     b->used = mark;
     for (int i = 0; i < SETS; i++) x[i] = take_x(b, N * F), y[i] = take_x(b, 2 * N * F);
     memory_op(b, worst, OP_SWIGLU_FORWARD, s->name, [&](int i) { swiglu_forward(dev, x[i], y[i], N, s->F); });
     memory_op(b, worst, OP_SWIGLU_BACKWARD, s->name, [&](int i) { swiglu_backward(dev, y[i], x[i], y[i], N, s->F); });
     b->used = mark;
     for (int i = 0; i < SETS; i++) logits[i] = take_floats(b, rows * V, -1, 1);
-    memory_op(b, worst, OP_CROSS_ENTROPY, s->name, [&](int i) { cross_entropy(dev, losses, logits[i], ids, rows, s->V, 1); }, // logits are gone afterwards
-              [&](int i) { KERNEL(dev, random_kernel, grid_of(blocks_of(halves, 256)), 256, 0, (floatX *)logits[i], halves, (uint64_t)i << 40, -1.0f, 1.0f); });
+    memory_op(
+        b, worst, OP_CROSS_ENTROPY, s->name,
+        [&](int i) { cross_entropy(dev, losses, logits[i], ids, rows, s->V, 1); }, // logits are gone afterwards
+        [&](int i) {
+            KERNEL(dev, random_kernel, grid_of(blocks_of(halves, 256)), 256, 0, (floatX *)logits[i], halves,
+                   (uint64_t)i << 40, -1.0f, 1.0f);
+        });
 }
 
 static void memory_ops_flat(Bench *b, Worst *worst) {
@@ -227,8 +263,11 @@ static void memory_ops_flat(Bench *b, Worst *worst) {
     uint64_t *print = (uint64_t *)take(b, 256);
     ExactSum *total = (ExactSum *)take(b, sizeof *total);
     device_zero(dev, total, sizeof *total);
-    for (int i = 0; i < SETS; i++) p[i] = take_floats(b, n, -1, 1), m[i] = take_floats(b, n, -1, 1), v[i] = take_floats(b, n, 0, 1), g[i] = take_floats(b, n, -1, 1), copy[i] = take_x(b, n);
-    memory_op(b, worst, OP_ADAMW, "flat", [&](int i) { adamw(dev, p[i], m[i], v[i], g[i], copy[i], n, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 10); });
+    for (int i = 0; i < SETS; i++)
+        p[i] = take_floats(b, n, -1, 1), m[i] = take_floats(b, n, -1, 1), v[i] = take_floats(b, n, 0, 1),
+        g[i] = take_floats(b, n, -1, 1), copy[i] = take_x(b, n);
+    memory_op(b, worst, OP_ADAMW, "flat",
+              [&](int i) { adamw(dev, p[i], m[i], v[i], g[i], copy[i], n, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 10); });
     memory_op(b, worst, OP_SQUARED_NORM, "flat", [&](int i) { squared_norm(dev, total, g[i], n); });
     memory_op(b, worst, OP_TREE_SUM, "one piece added", [&](int i) { tree_sum(dev, m[i], g[i], DTYPE_F32, 1, n, 1); });
     memory_op(b, worst, OP_CAST, "flat", [&](int i) { cast_to_bf16(dev, (bf16 *)copy[i], g[i], n); });
@@ -240,7 +279,8 @@ static void memory_ops_flat(Bench *b, Worst *worst) {
 // attention
 
 /* Seconds of each call on one sequence, rows of queries, keys and values as the model has them. */
-static double attention_seconds(Bench *b, int HD, int calls, double *forward, double *backward) { // returns forward's FLOPs
+static double attention_seconds(Bench *b, int HD, int calls, double *forward,
+                                double *backward) { // returns forward's FLOPs
     Device *dev = &b->dev;
     AttentionShape s;
     memset(&s, 0, sizeof s);
@@ -251,27 +291,35 @@ static double attention_seconds(Bench *b, int HD, int calls, double *forward, do
     float *lse[SETS];
     b->used = 0;
     for (int i = 0; i < SETS; i++) {
-        qkv[i] = take_x(b, T * s.q_stride), dqkv[i] = take_x(b, T * s.q_stride), out[i] = take_x(b, T * Q), dout[i] = take_x(b, T * Q);
+        qkv[i] = take_x(b, T * s.q_stride), dqkv[i] = take_x(b, T * s.q_stride), out[i] = take_x(b, T * Q),
+        dout[i] = take_x(b, T * Q);
         lse[i] = take_floats(b, T * s.NH, 0, 1);
     }
-    auto run_forward = [&](int c) { int i = c % SETS; attention_forward(dev, out[i], lse[i], qkv[i], qkv[i] + Q, qkv[i] + Q + KV, &s); };
+    auto run_forward = [&](int c) {
+        int i = c % SETS;
+        attention_forward(dev, out[i], lse[i], qkv[i], qkv[i] + Q, qkv[i] + Q + KV, &s);
+    };
     auto run_backward = [&](int c) {
         int i = c % SETS;
-        attention_backward(dev, dqkv[i], dqkv[i] + Q, dqkv[i] + Q + KV, dout[i], out[i], lse[i], qkv[i], qkv[i] + Q, qkv[i] + Q + KV, &s);
+        attention_backward(dev, dqkv[i], dqkv[i] + Q, dqkv[i] + Q + KV, dout[i], out[i], lse[i], qkv[i], qkv[i] + Q,
+                           qkv[i] + Q + KV, &s);
     };
-    time_calls(dev, forward, calls, run_forward, [](int) {}); // its calls to warm up have filled out and lse of every set
+    time_calls(dev, forward, calls, run_forward,
+               [](int) {}); // its calls to warm up have filled out and lse of every set
     time_calls(dev, backward, calls, run_backward, [](int) {});
     return 4.0 * HD * attention_pairs(&s);
 }
 
 static void attention_rows_of(Bench *b) {
     double forward[MAX_CALLS], backward[MAX_CALLS];
-    heading("Attention, 8,192 tokens, 32 heads over 8, causal counted half, backward 2.5 x forward", "TFLOP/s", "of the product rate");
+    heading("Attention, 8,192 tokens, 32 heads over 8, causal counted half, backward 2.5 x forward", "TFLOP/s",
+            "of the product rate");
     for (int HD = 64; HD <= 128; HD += 64)
         for (int fixed = 0; fixed < 2; fixed++) {
             char what[96];
             b->dev.deterministic = fixed;
-            double flops = attention_seconds(b, HD, 15, forward, backward), f = median(forward, 15), g = median(backward, 15);
+            double flops = attention_seconds(b, HD, 15, forward, backward), f = median(forward, 15),
+                   g = median(backward, 15);
             b->dev.deterministic = 0;
             snprintf(what, sizeof what, "forward, heads of %d", HD);
             if (!fixed) figure("attention", what, f, flops / f / 1e12, flops / f / b->product);
@@ -284,7 +332,8 @@ static void attention_answers(Bench *b) {
     char line[256];
     int HD, calls;
     double seconds[2][MAX_CALLS];
-    while (fgets(line, sizeof line, stdin) && sscanf(line, "%d %d", &HD, &calls) == 2 && calls >= 1 && calls <= MAX_CALLS) {
+    while (fgets(line, sizeof line, stdin) && sscanf(line, "%d %d", &HD, &calls) == 2 && calls >= 1 &&
+           calls <= MAX_CALLS) {
         double flops = attention_seconds(b, HD, calls, seconds[0], seconds[1]);
         printf("{\"HD\":%d,\"forward_flops\":%.6g", HD, flops);
         for (int way = 0; way < 2; way++) {
@@ -303,7 +352,8 @@ static void attention_answers(Bench *b) {
 enum { MAX_CANDIDATES = 48 };
 
 /* `run` is one op, a product. Which one the program takes and which is fastest are timed in turns. */
-template <class Run> static void product_row(Bench *b, Worst *worst, double *sums, const char *what, double flops, Run run) {
+template <class Run>
+static void product_row(Bench *b, Worst *worst, double *sums, const char *what, double flops, Run run) {
     static cublasLtMatmulHeuristicResult_t results[MAX_CANDIDATES];
     enum { ROUNDS = 9 };
     int calls = b->tiny ? 1 : 5, found, fastest = -1;
@@ -342,24 +392,34 @@ template <class Run> static void product_row(Bench *b, Worst *worst, double *sum
 static void products_of(Bench *b, Worst *worst, double *sums, const Shape *s) {
     Device *dev = &b->dev;
     int N = b->tiny ? 32 : 8192, rows = b->tiny ? 16 : LOGIT_ROWS, Q = s->NH * s->HD;
-    const struct { const char *name; int IC, OC, head; } list[] = {
-        {"QKV", s->C, width(s), 0}, {"out", Q, s->C, 0}, {"gate and up", s->C, 2 * s->F, 0}, {"down", s->F, s->C, 0}, {"head", s->C, s->V, 1}};
+    const struct {
+        const char *name;
+        int IC, OC, head;
+    } list[] = {{"QKV", s->C, width(s), 0},
+                {"out", Q, s->C, 0},
+                {"gate and up", s->C, 2 * s->F, 0},
+                {"down", s->F, s->C, 0},
+                {"head", s->C, s->V, 1}};
     for (const auto &p : list) {
         int M = p.head ? rows : N, IC = p.IC, OC = p.OC;
         int64_t stride = p.head ? (int64_t)OC * (int64_t)(sizeof(float) / sizeof(floatX)) : OC;
         double flops = 2.0 * M * IC * OC;
         b->used = 0;
-        floatX *x = take_x(b, (int64_t)M * IC), *dx = take_x(b, (int64_t)M * IC), *w = take_x(b, (int64_t)OC * IC), *y = take_x(b, M * stride);
+        floatX *x = take_x(b, (int64_t)M * IC), *dx = take_x(b, (int64_t)M * IC), *w = take_x(b, (int64_t)OC * IC),
+               *y = take_x(b, M * stride);
         float *dw = take_floats(b, (int64_t)OC * IC, -1, 1);
         floatX *into = take_x(b, M * stride); // forward's: dy stays random
         char what[96];
         snprintf(what, sizeof what, "%s %s, %d rows, forward", s->name, p.name, M);
-        if (p.head) product_row(b, worst, sums, what, flops, [&](int) { linear_forward_fp32(dev, (float *)into, x, w, M, IC, OC); });
+        if (p.head)
+            product_row(b, worst, sums, what, flops,
+                        [&](int) { linear_forward_fp32(dev, (float *)into, x, w, M, IC, OC); });
         else product_row(b, worst, sums, what, flops, [&](int) { linear_forward(dev, into, x, w, M, IC, OC); });
         snprintf(what, sizeof what, "%s %s, %d rows, dX", s->name, p.name, M);
         product_row(b, worst, sums, what, flops, [&](int) { linear_backward_input(dev, dx, y, stride, w, M, IC, OC); });
         snprintf(what, sizeof what, "%s %s, %d rows, dW", s->name, p.name, M);
-        product_row(b, worst, sums, what, flops, [&](int) { linear_backward_weight(dev, dw, y, stride, x, M, IC, OC, p.head); });
+        product_row(b, worst, sums, what, flops,
+                    [&](int) { linear_backward_weight(dev, dw, y, stride, x, M, IC, OC, p.head); });
     }
 }
 
@@ -373,7 +433,9 @@ static void roofline(Bench *b) {
     memory_ops_flat(b, &memory);
     bound("memory-bound ops, of the measured copy rate", 0.85, &memory);
     attention_rows_of(b);
-    heading("Products of a micro-batch of 8,192 tokens: the program's choice, and which of cuBLASLt's candidates is fastest", "TFLOP/s", "of the fastest");
+    heading("Products of a micro-batch of 8,192 tokens: the program's choice, and which of cuBLASLt's candidates is "
+            "fastest",
+            "TFLOP/s", "of the fastest");
     for (int i = 0; i < 2; i++) products_of(b, &products, sums, &of[i]);
     bound("products, of the fastest of cuBLASLt's candidates", 0.97, &products);
     printf("\nAll products together: %.2f ms, the fastest of each %.2f ms.\n", 1e3 * sums[0], 1e3 * sums[1]);
@@ -393,8 +455,9 @@ static void probe(void) {
     device_read(&b.dev, here, x, sizeof here);
     for (int i = 0; i < 1000; i++) wrong += !(to_float(here[i]) >= -1 && to_float(here[i]) <= 1);
     if (wrong) run_failure("%d of 1000 numbers that a kernel wrote are wrong", wrong);
-    printf("%s, %d.%d, %d multiprocessors; driver for CUDA %d.%d, runtime %d.%d; %.1f GB free\n", gpu.name, gpu.major, gpu.minor, gpu.multiProcessorCount,
-           driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10, device_memory(0) / 1e9);
+    printf("%s, %d.%d, %d multiprocessors; driver for CUDA %d.%d, runtime %d.%d; %.1f GB free\n", gpu.name, gpu.major,
+           gpu.minor, gpu.multiProcessorCount, driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10,
+           device_memory(0) / 1e9);
     bench_close(&b);
 }
 
@@ -405,7 +468,9 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "probe")) return probe(), 0;
     if (!strcmp(what, "train")) return train_answers(argc, argv), 0;
     if (!strcmp(what, "tokens") && argc == 3) return write_tokens(argv[2], 4096, 1 << 17), 0;
-    if (strcmp(what, "roofline") && strcmp(what, "attention")) user_error("bench_gpu probe | tokens FILE | roofline [tiny] | attention [tiny] | train OPTION…, not '%s'", what);
+    if (strcmp(what, "roofline") && strcmp(what, "attention"))
+        user_error("bench_gpu probe | tokens FILE | roofline [tiny] | attention [tiny] | train OPTION…, not '%s'",
+                   what);
     bench_open(&b, tiny, (size_t)20 << 30);
     if (!strcmp(what, "attention")) attention_answers(&b);
     else roofline(&b);

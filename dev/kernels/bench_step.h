@@ -1,7 +1,8 @@
 /* bench_step.h: a training job of one rank that takes steps when it is told to, and says where their time goes.
  *
- * Owns `bench_gpu train`: options as the program's, random tokens, questions on stdin, a JSON object for each answer. The first
- * step is checked as the program's own is: law, walk and wire, memory walked and used. A caller includes train_llama3.cu before.
+ * Owns `bench_gpu train`: options as the program's, random tokens, questions on stdin, a JSON object for each answer.
+ * The first step is checked as the program's own is: law, walk and wire, memory walked and used. A caller includes
+ * train_llama3.cu before.
  */
 #ifndef BENCH_STEP_H
 #define BENCH_STEP_H
@@ -21,18 +22,38 @@ static void write_tokens(const char *path, int V, int64_t count) {
 }
 
 /* Where a step's time goes: an event behind each op, so that what lies between two ops counts as the second's. */
-typedef enum { PART_PRODUCTS, PART_HEAD, PART_LOSS, PART_ATTENTION_FORWARD, PART_ATTENTION_BACKWARD, PART_MEMORY, PART_OPTIMIZER, PARTS } Part;
-static const char *const part_names[PARTS] = {"block products", "head products", "cross-entropy", "attention forward", "attention backward", "memory-bound ops", "AdamW and norm"};
+typedef enum {
+    PART_PRODUCTS,
+    PART_HEAD,
+    PART_LOSS,
+    PART_ATTENTION_FORWARD,
+    PART_ATTENTION_BACKWARD,
+    PART_MEMORY,
+    PART_OPTIMIZER,
+    PARTS
+} Part;
+static const char *const part_names[PARTS] = {"block products",    "head products",      "cross-entropy",
+                                              "attention forward", "attention backward", "memory-bound ops",
+                                              "AdamW and norm"};
 
-typedef struct { Device *dev; cudaEvent_t *events; Part *parts; int64_t count, most; } Marks; // events: (most + 1), the first the step's start
+typedef struct {
+    Device *dev;
+    cudaEvent_t *events;
+    Part *parts;
+    int64_t count, most;
+} Marks; // events: (most + 1), the first the step's start
 
 static Part part_of(const Device *dev) {
     switch (dev->op) {
-    case OP_LINEAR_FORWARD: case OP_LINEAR_BACKWARD_INPUT: case OP_LINEAR_BACKWARD_WEIGHT: return dev->phase_name && !strcmp(dev->phase_name, "loss") ? PART_HEAD : PART_PRODUCTS;
+    case OP_LINEAR_FORWARD:
+    case OP_LINEAR_BACKWARD_INPUT:
+    case OP_LINEAR_BACKWARD_WEIGHT:
+        return dev->phase_name && !strcmp(dev->phase_name, "loss") ? PART_HEAD : PART_PRODUCTS;
     case OP_CROSS_ENTROPY: return PART_LOSS;
     case OP_ATTENTION_FORWARD: return PART_ATTENTION_FORWARD;
     case OP_ATTENTION_BACKWARD: return PART_ATTENTION_BACKWARD;
-    case OP_SQUARED_NORM: case OP_ADAMW: return PART_OPTIMIZER;
+    case OP_SQUARED_NORM:
+    case OP_ADAMW: return PART_OPTIMIZER;
     default: return PART_MEMORY;
     }
 }
@@ -60,14 +81,16 @@ static void answer_parts(Run *r, int64_t step) {
     Marks m = {&r->dev, NULL, NULL, 0, 1 << 16};
     m.events = (cudaEvent_t *)checked_malloc(sizeof(cudaEvent_t) * (size_t)(m.most + 1));
     m.parts = (Part *)checked_malloc(sizeof(Part) * (size_t)m.most);
-    for (int64_t i = 0; i <= m.most; i++) cuda_check(cudaEventCreateWithFlags(&m.events[i], cudaEventDefault), "making an event");
+    for (int64_t i = 0; i <= m.most; i++)
+        cuda_check(cudaEventCreateWithFlags(&m.events[i], cudaEventDefault), "making an event");
     int64_t before = calls_of(&r->dev);
     StepStats s;
     r->dev.poll = mark_op, r->dev.poll_arg = &m; // exchanges, whose place this is, are not in flight on one rank
     cuda_check(cudaEventRecord(m.events[0], r->dev.stream), "recording an event");
     double took = timed_step(r, step, &s), parts[PARTS] = ZERO, sum = 0;
     r->dev.poll = NULL;
-    if (m.count != calls_of(&r->dev) - before) run_failure("bench_gpu.cu: %" PRId64 " ops were marked, %" PRId64 " ran", m.count, calls_of(&r->dev) - before);
+    if (m.count != calls_of(&r->dev) - before)
+        run_failure("bench_gpu.cu: %" PRId64 " ops were marked, %" PRId64 " ran", m.count, calls_of(&r->dev) - before);
     for (int64_t i = 0; i < m.count; i++) {
         float ms = 0;
         cuda_check(cudaEventElapsedTime(&ms, m.events[i], m.events[i + 1]), "asking for a time");
@@ -93,7 +116,8 @@ static void train_answers(int argc, char **argv) {
     Job *j = (Job *)checked_malloc(sizeof *j);
     j->opt = options_parse(count, arguments);
     Llama3Config c = config_of_model(j->opt.model);
-    int64_t T = j->opt.seq ? j->opt.seq : c.T, samples = max_i64(64, 4 * (int64_t)(j->opt.batch ? j->opt.batch : c.B) * j->opt.accum);
+    int64_t T = j->opt.seq ? j->opt.seq : c.T,
+            samples = max_i64(64, 4 * (int64_t)(j->opt.batch ? j->opt.batch : c.B) * j->opt.accum);
     write_tokens(path, j->opt.vocab_size ? j->opt.vocab_size : c.V, samples * T + 1);
     j->transport = j->hosts = &transport_threads;
     job_prepare(j, 1, 1, 1);
@@ -101,10 +125,12 @@ static void train_answers(int argc, char **argv) {
     Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
     run_walk(walked, j, 0, NULL);
     check_memory(j, &walked->dev);
-    double free_before = device_memory(0), planned = (double)device_need(&walked->dev), rate = 0, flops = device_flops(&walked->dev, 0);
+    double free_before = device_memory(0), planned = (double)device_need(&walked->dev), rate = 0,
+           flops = device_flops(&walked->dev, 0);
     rank_open(r, walked, j, 0);
     unlink(path);
-    printf("{\"tokens\":%" PRId64 ",\"planned\":%.0f,\"opened\":%.0f,\"flops\":%.6g}\n", T * j->opt.batch * j->opt.accum, planned, free_before - device_memory(0), flops);
+    printf("{\"tokens\":%" PRId64 ",\"planned\":%.0f,\"opened\":%.0f,\"flops\":%.6g}\n",
+           T * j->opt.batch * j->opt.accum, planned, free_before - device_memory(0), flops);
     fflush(stdout);
     int64_t step = 0;
     int wanted;
@@ -114,12 +140,14 @@ static void train_answers(int argc, char **argv) {
             printf("{\"ms\":[");
             for (int i = 0; i < wanted; i++) {
                 printf("%s%.6g", i ? "," : "", 1e3 * timed_step(r, ++step, &s));
-                if (step == 1) rate = product_rate(&r->dev), check_first_step(r, walked); // law, walk and wire; memory as planned
+                if (step == 1)
+                    rate = product_rate(&r->dev), check_first_step(r, walked); // law, walk and wire; memory as planned
             }
             printf("],\"loss\":%.9g,\"norm\":%.9g,\"product_rate\":%.6g}\n", s.loss, s.grad_norm, rate);
         } else if (!strcmp(line, "parts\n") && step) {
             answer_parts(r, ++step);
-        } else if (!strcmp(line, "memory\n")) { // what is taken beyond the arenas is the libraries' and the kernels' own
+        } else if (!strcmp(line,
+                           "memory\n")) { // what is taken beyond the arenas is the libraries' and the kernels' own
             printf("{\"planned\":%.0f,\"taken\":%.0f}\n", planned, free_before - device_memory(0));
         } else {
             user_error("bench_gpu train: expected steps N, parts (after a step), memory or quit, not: %s", line);

@@ -1,13 +1,13 @@
 /* cast.cu: fp32 rounded to floatX: the nearest bf16, the even one of two as near (in fp32: a copy).
  *
- * bf16 is the upper half of an fp32, so rounding is an addition to the lower half that may carry into the upper. Four bytes
- * in, two out: it waits for memory as soon as it is done for more than one element at a time. Versions must give the
- * definition's bits.
+ * bf16 is the upper half of an fp32, so rounding is an addition to the lower half that may carry into the upper. Four
+ * bytes in, two out: it waits for memory as soon as it is done for more than one element at a time. Versions must give
+ * the definition's bits.
  */
 #include "page.h"
 
 static void cast_case(Case *c) { // size: count, significant bits of PyTorch's figures (8: bf16, 24: fp32)
-    int64_t count = c->size[0]; // a row an element: each is held to the bound
+    int64_t count = c->size[0];  // a row an element: each is held to the bound
     reads(c, "in", IN_FLOAT, count, 1, 1);
     writes(c, "out", IN_X, count, 1);
     c->bound = c->row_bound = 1e-30; // not a bit
@@ -16,7 +16,8 @@ static void cast_case(Case *c) { // size: count, significant bits of PyTorch's f
 /* x to the nearest number of `bits` significant bits, infinity where it leaves fp32's range of exponents. */
 static double nearest(double x, int bits) {
     int exponent;
-    double fraction = frexp(x, &exponent), y = ldexp(rint(ldexp(fraction, bits)), exponent - bits); // rint: halves to even
+    double fraction = frexp(x, &exponent),
+           y = ldexp(rint(ldexp(fraction, bits)), exponent - bits); // rint: halves to even
     return fabs(y) < ldexp(1, 128) ? y : copysign(INFINITY, x);
 }
 
@@ -40,7 +41,9 @@ static void cast_in_use(Case *c) {
 static void cast_by_value(Case *c) {
     const float *in = F("in");
     floatX *out = X("out");
-    for (int64_t i = 0; i < c->size[0]; i++) out[i] = from_float((float)nearest(in[i], FLOATX == DTYPE_BF16 ? 8 : 24)); // rounded already: from_float only moves it
+    for (int64_t i = 0; i < c->size[0]; i++)
+        out[i] = from_float(
+            (float)nearest(in[i], FLOATX == DTYPE_BF16 ? 8 : 24)); // rounded already: from_float only moves it
 }
 
 static void cast_scalar(Case *c) {
@@ -51,7 +54,8 @@ static void cast_scalar(Case *c) {
 
 static inline void store_rounded(floatX *out, vfloat x, int64_t n) {
 #ifdef PRECISION_BF16
-    vuint u = (vuint)x, rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16, nan = (vuint)((vint)(u & 0x7FFFFFFFu) > 0x7F800000);
+    vuint u = (vuint)x, rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16,
+          nan = (vuint)((vint)(u & 0x7FFFFFFFu) > 0x7F800000);
     vhalf half = NARROW((nan & ((u >> 16) | 0x40u)) | (~nan & rounded));
     if (WHOLE(n)) memcpy(out, &half, sizeof half);
     else store_ragged_half(out, half, n);
@@ -74,10 +78,21 @@ static void cast_instruction(Case *c) {
 }
 
 static const Version op_versions[] = {
-    {"1 by value", "the number is taken apart into fraction and exponent, the fraction rounded: three calls an element.", cast_by_value},
-    {"2 by bits", "half of what is cut off is added to the bits, a little less where the number would become odd; the carry does the rest. The compiler makes vectors of it.", cast_scalar},
-    {"3 vectors", "the same integer arithmetic on the vectors of kernels.h, NaN by a mask: no faster where the compiler found its vectors, and not left to it.", cast_integers},
-    {"4 the instruction", "where the processor rounds to bf16 itself (AVX512_BF16), one instruction instead of nine; elsewhere the same as before.", cast_instruction},
+    {"1 by value",
+     "the number is taken apart into fraction and exponent, the fraction rounded: three calls an element.",
+     cast_by_value},
+    {"2 by bits",
+     "half of what is cut off is added to the bits, a little less where the number would become odd; the carry does "
+     "the rest. The compiler makes vectors of it.",
+     cast_scalar},
+    {"3 vectors",
+     "the same integer arithmetic on the vectors of kernels.h, NaN by a mask: no faster where the compiler found its "
+     "vectors, and not left to it.",
+     cast_integers},
+    {"4 the instruction",
+     "where the processor rounds to bf16 itself (AVX512_BF16), one instruction instead of nine; elsewhere the same as "
+     "before.",
+     cast_instruction},
     {"in use: threads", "vectors over threads.", cast_in_use},
     END_OF_VERSIONS};
 #endif
@@ -86,8 +101,13 @@ static const Version op_versions[] = {
 #include "cast.cuh" // defines: op_versions
 #endif
 
-static const Op op = {"cast", cast_case, NULL, cast_definition, op_versions,
-    {{"odd", {1003}}, FOR_CPU({"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}})
-     FOR_GPU({"even", {4096}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
+static const Op op = {"cast",
+                      cast_case,
+                      NULL,
+                      cast_definition,
+                      op_versions,
+                      {{"odd", {1003}},
+                       FOR_CPU({"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}})
+                           FOR_GPU({"even", {4096}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
 
 PAGE(&op)

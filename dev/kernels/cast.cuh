@@ -5,7 +5,8 @@
  */
 
 // Thread i: W elements from i W on; a tail that is shorter is taken one by one.
-template <int W> static __global__ void __launch_bounds__(256) cast_kernel(floatX *out, const float *in, int64_t count) {
+template <int W>
+static __global__ void __launch_bounds__(256) cast_kernel(floatX *out, const float *in, int64_t count) {
     int64_t i = thread_number() * W;
     float x[W];
     if (i >= count) return;
@@ -17,8 +18,10 @@ template <int W> static void cast_by(Case *c) {
 }
 
 static const Version op_versions[] = {
-    {"1 an element a thread", "a load of four bytes, a store of two: a warp stores 64 bytes at a time, half a cache line.", cast_by<1>},
+    {"1 an element a thread",
+     "a load of four bytes, a store of two: a warp stores 64 bytes at a time, half a cache line.", cast_by<1>},
     {"2 four", "one load of 16 bytes, and a store of 8.", cast_by<4>},
-    {"3 sixteen bytes out", "as many elements as fill a store of 16 bytes: in bf16 eight, two loads under way at once.", cast_by<WIDE>},
+    {"3 sixteen bytes out", "as many elements as fill a store of 16 bytes: in bf16 eight, two loads under way at once.",
+     cast_by<WIDE>},
     {"in use", "the op of kernels.cuh (in fp32 a tree_sum of one piece, which is a copy).", cast_in_use},
     END_OF_VERSIONS};

@@ -1,12 +1,14 @@
-/* collectives.cu: what the exchanges of comm.h cost, by transport and group size, beside plain ways to do the same; and the
- * cluster file, which tells it, and the rates of the ops, to whoever estimates a step.
+/* collectives.cu: what the exchanges of comm.h cost, by transport and group size, beside plain ways to do the same; and
+ * the cluster file, which tells it, and the rates of the ops, to whoever estimates a step.
  *
  *   collectives rates                    memory, products and attention of this host, by the program's own ops
  *   collectives threads                  exchanges in groups of 2, 3, 4 and 8 threads of this process
  *   mpirun -np N … collectives mpi       exchanges in one group of N processes
- *   with --into FILE (adds to it)  --check (a few small sizes)  --rounds N  --command TEXT  --commit HASH (what FILE says of itself)
+ *   with --into FILE (adds to it)  --check (a few small sizes)  --rounds N  --command TEXT  --commit HASH (what FILE
+ * says of itself)
  *
- * The last line is `N passed, N failed`; the program ends with 1 when a check failed. `make collectives` runs all of them.
+ * The last line is `N passed, N failed`; the program ends with 1 when a check failed. `make collectives` runs all of
+ * them.
  *
  * The cluster file is one JSON object. Units stand in the names: _s seconds, bytes_per_s, flops_per_s.
  *   name                  processor and cores;  command, commit: what wrote the file
@@ -15,38 +17,42 @@
  *   cores_per_host        memory_bytes_per_host
  *   memory_bytes_per_s    bytes read and written by an op that only moves memory (out += in, beyond the caches)
  *   copy_bytes_per_s      the same for memcpy
- *   products              [{dtype, op, of, M, N, K, flops_per_s}, …]  C(M,N) = a sum over K; `of` says whose shape it is
- *   attention             [{dtype, op, of, B, T, NH, NKV, HD, flops_per_s}, …]  FLOPs are those that the mask lets through
- *   exchange              [{transport, ranks, hosts, op, oversubscribed, latency_s, bytes_per_s, fit_error,
+ *   products              [{dtype, op, of, M, N, K, flops_per_s}, …]  C(M,N) = a sum over K; `of` says whose shape it
+ * is attention             [{dtype, op, of, B, T, NH, NKV, HD, flops_per_s}, …]  FLOPs are those that the mask lets
+ * through exchange              [{transport, ranks, hosts, op, oversubscribed, latency_s, bytes_per_s, fit_error,
  *                           measured_bytes: […], measured_s: […]}, …]
  * A plan finds an axis of its mesh by the size of the group and the hosts it spans.
- * An exchange takes latency_s + (bytes that a rank receives from others) / bytes_per_s. The line is fitted to the measured
- * pairs by least squares on the relative error; fit_error is the largest one left. Parts that fit a cache travel faster than
- * one line can say: who needs more than the line interpolates between the pairs. `oversubscribed`: more ranks than cores.
- * op: "all_gather", "reduce_scatter" (the exchange alone, which can hide behind arithmetic) and "reduce_scatter+sum".
+ * An exchange takes latency_s + (bytes that a rank receives from others) / bytes_per_s. The line is fitted to the
+ * measured pairs by least squares on the relative error; fit_error is the largest one left. Parts that fit a cache
+ * travel faster than one line can say: who needs more than the line interpolates between the pairs. `oversubscribed`:
+ * more ranks than cores. op: "all_gather", "reduce_scatter" (the exchange alone, which can hide behind arithmetic) and
+ * "reduce_scatter+sum".
  *
- * train_llama3 --plan --cluster FILE reads it (plan.h), also where it was written by hand, as dev/clusters/h100-8.json. Beside
- * the above such a file may have, and needs where it has rates of a device:
- *   ranks_per_host        ranks stand on hosts in the order of their numbers; where it is absent, as many as a host has cores
- *   hosts_per_rack        for people: which groups leave a rack
- *   communicator_bytes    of a rank, for each of NCCL's communicators: they are beside what a plan walks
- *   peak_flops_per_s      {fp32, bf16}: what utilisation is measured by; absent: the fastest product listed
- *   links                 {within_host: {latency_s, bytes_per_s}, between_hosts: {…}}, of one rank and direction, for groups that
- *                         "exchange" does not list; latency_s once for each doubling of the group. Without links the nearest row
- *                         is taken. An all-gather comes to a host once, over the links of all members there; of an all-to-all
- *                         (a reduce-scatter here) what comes from other hosts comes over a rank's own link.
- * Keys that nobody reads (source, note, of) say where a figure comes from. Of products and attention each op needs a row in the
- * dtype of the build; an op takes the rate of the row nearest in FLOPs and FLOPs a byte. Other ops move bytes at memory_bytes_per_s.
+ * train_llama3 --plan --cluster FILE reads it (plan.h), also where it was written by hand, as dev/clusters/h100-8.json.
+ * Beside the above such a file may have, and needs where it has rates of a device: ranks_per_host        ranks stand on
+ * hosts in the order of their numbers; where it is absent, as many as a host has cores hosts_per_rack        for
+ * people: which groups leave a rack communicator_bytes    of a rank, for each of NCCL's communicators: they are beside
+ * what a plan walks peak_flops_per_s      {fp32, bf16}: what utilisation is measured by; absent: the fastest product
+ * listed links                 {within_host: {latency_s, bytes_per_s}, between_hosts: {…}}, of one rank and direction,
+ * for groups that "exchange" does not list; latency_s once for each doubling of the group. Without links the nearest
+ * row is taken. An all-gather comes to a host once, over the links of all members there; of an all-to-all (a
+ * reduce-scatter here) what comes from other hosts comes over a rank's own link. Keys that nobody reads (source, note,
+ * of) say where a figure comes from. Of products and attention each op needs a row in the dtype of the build; an op
+ * takes the rate of the row nearest in FLOPs and FLOPs a byte. Other ops move bytes at memory_bytes_per_s.
  */
-#include "../../comm.h"    // defines: Comm, collective_start, collective_wait, all_gather_now, the transports
-#include "../../kernels.h" // defines: tree_sum, linear_forward, attention_forward, …
-#include "../../llama3.h"  // defines: llama3_presets, read_file, cJSON
+#include "../../lib/comm.h" // defines: Comm, collective_start, collective_wait, all_gather_now, the transports
+#include "../../lib/ops.h"  // defines: tree_sum, linear_forward, attention_forward, …
+#include "../../llama3.h"   // defines: llama3_presets, read_file, cJSON
 #include <sys/resource.h>
 
 enum { MOST_SIZES = 16, MOST_ROUNDS = 99, MOST_VERSIONS = 10, FEWEST_ROUNDS = 3 };
-static const double TURN_SECONDS = 2e-3, VERSION_SECONDS = 0.15; // what a turn repeats a short call for; when a slow version has said enough
+static const double TURN_SECONDS = 2e-3,
+                    VERSION_SECONDS = 0.15; // what a turn repeats a short call for; when a slow version has said enough
 
-static struct { int check, rounds, passed, failed; const char *into, *command, *commit; } page;
+static struct {
+    int check, rounds, passed, failed;
+    const char *into, *command, *commit;
+} page;
 
 static void page_check(int ok, const char *what, const char *format, ...) {
     va_list args;
@@ -73,7 +79,9 @@ static int host_cores(void) { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
 // ---------------------------------------------------------------------------
 // one rank, its buffers and what lies in them
 
-typedef struct { int arrived, turn; } Barrier; // of the plain versions in threads
+typedef struct {
+    int arrived, turn;
+} Barrier; // of the plain versions in threads
 
 typedef struct Rank {
     Comm comm;
@@ -93,14 +101,16 @@ typedef struct Rank {
     struct Results *results;
 } Rank;
 
-/* What rank r has at element i of its send buffer: any bits will do, so long as nobody else has them there. In (-1, 1). */
+/* What rank r has at element i of its send buffer: any bits will do, so long as nobody else has them there. In (-1, 1).
+ */
 static inline float value(int rank, int64_t i) {
     uint32_t x = (uint32_t)i * 0x9E3779B1u ^ (uint32_t)(rank + 1) * 0x85EBCA77u;
     x = (x ^ (x >> 15)) * 0x2C1B3C6Du;
     return (float)(int32_t)(x ^ (x >> 13)) * (1.0f / 2147483648.0f);
 }
 
-/* The sum over ranks first … first + n - 1 in the order that tree_sum promises, written without it: (left half) + (right half). */
+/* The sum over ranks first … first + n - 1 in the order that tree_sum promises, written without it: (left half) +
+ * (right half). */
 enum { BLOCK = 1024 };
 static void tree_of_values(float *out, int first, int n, int64_t at, int64_t count) {
     float right[BLOCK];
@@ -205,8 +215,12 @@ static void reduce_from_senders(Rank *r) {
 
 #ifdef HAVE_MPI
 static MPI_Comm group_of(Rank *r) { return r->comm.groups[AXIS_FSDP].mpi; }
-static void gather_mpi(Rank *r) { MPI_Allgather(r->send, (int)r->count, MPI_FLOAT, r->recv, (int)r->count, MPI_FLOAT, group_of(r)); }
-static void reduce_mpi(Rank *r) { MPI_Reduce_scatter_block(r->send, r->sum, (int)r->count, MPI_FLOAT, MPI_SUM, group_of(r)); }
+static void gather_mpi(Rank *r) {
+    MPI_Allgather(r->send, (int)r->count, MPI_FLOAT, r->recv, (int)r->count, MPI_FLOAT, group_of(r));
+}
+static void reduce_mpi(Rank *r) {
+    MPI_Reduce_scatter_block(r->send, r->sum, (int)r->count, MPI_FLOAT, MPI_SUM, group_of(r));
+}
 static void alltoall_and_sum(Rank *r) {
     MPI_Alltoall(r->send, (int)r->count, MPI_FLOAT, r->recv, (int)r->count, MPI_FLOAT, group_of(r));
     tree_sum(&r->dev, r->sum, r->recv, DTYPE_F32, r->n, r->count, 0);
@@ -226,25 +240,41 @@ typedef struct {
 } Version;
 
 static const Version threads_versions[] = {
-    {ALL_GATHER, "copy", copy_alone, NOTHING, NULL, "the roofline: every rank copies as many bytes as it receives, and waits for nobody."},
-    {ALL_GATHER, "1 one thread", gather_by_one, GATHERED, NULL, "rank 0 copies every part to everybody: one core's share of the memory."},
-    {ALL_GATHER, "2 rank order", gather_in_rank_order, GATHERED, NULL, "each rank copies for itself between two barriers, part 0 first: all cores work, all read from one rank."},
-    {ALL_GATHER, "in use", gather_in_use, GATHERED, "all_gather", "each posts where its data lies and copies what is posted whenever it looks, its own part first: no barrier, arithmetic in between."},
+    {ALL_GATHER, "copy", copy_alone, NOTHING, NULL,
+     "the roofline: every rank copies as many bytes as it receives, and waits for nobody."},
+    {ALL_GATHER, "1 one thread", gather_by_one, GATHERED, NULL,
+     "rank 0 copies every part to everybody: one core's share of the memory."},
+    {ALL_GATHER, "2 rank order", gather_in_rank_order, GATHERED, NULL,
+     "each rank copies for itself between two barriers, part 0 first: all cores work, all read from one rank."},
+    {ALL_GATHER, "in use", gather_in_use, GATHERED, "all_gather",
+     "each posts where its data lies and copies what is posted whenever it looks, its own part first: no barrier, "
+     "arithmetic in between."},
     {REDUCE_SCATTER, "copy", copy_alone, NOTHING, NULL, "the roofline again."},
     {REDUCE_SCATTER, "1 one thread", reduce_by_one, ANY_SUM, NULL, "rank 0 adds up every part for everybody."},
-    {REDUCE_SCATTER, "2 from senders", reduce_from_senders, ANY_SUM, NULL, "each adds its part up straight from the others' memory: the least traffic, but two barriers, and nobody computes until all have summed."},
-    {REDUCE_SCATTER, "in use: moved", scatter_in_use, SCATTERED, "reduce_scatter", "an all-to-all, copied like the gather: it travels while the next block computes, and the sender's buffer is soon free."},
-    {REDUCE_SCATTER, "in use: + sum", reduce_in_use, TREE_SUM, "reduce_scatter+sum", "and the sum as a binary tree: the same bits over any transport, whoever came first."},
+    {REDUCE_SCATTER, "2 from senders", reduce_from_senders, ANY_SUM, NULL,
+     "each adds its part up straight from the others' memory: the least traffic, but two barriers, and nobody computes "
+     "until all have summed."},
+    {REDUCE_SCATTER, "in use: moved", scatter_in_use, SCATTERED, "reduce_scatter",
+     "an all-to-all, copied like the gather: it travels while the next block computes, and the sender's buffer is soon "
+     "free."},
+    {REDUCE_SCATTER, "in use: + sum", reduce_in_use, TREE_SUM, "reduce_scatter+sum",
+     "and the sum as a binary tree: the same bits over any transport, whoever came first."},
 };
 #ifdef HAVE_MPI
 static const Version mpi_versions[] = {
-    {ALL_GATHER, "copy", copy_alone, NOTHING, NULL, "the roofline: every rank copies as many bytes as it receives, and waits for nobody."},
-    {ALL_GATHER, "1 Allgather", gather_mpi, GATHERED, NULL, "MPI_Allgather: the library chooses how; nothing else happens meanwhile."},
-    {ALL_GATHER, "in use", gather_in_use, GATHERED, "all_gather", "MPI_Iallgather, tested between ops: it travels behind arithmetic, and a wait has a deadline."},
+    {ALL_GATHER, "copy", copy_alone, NOTHING, NULL,
+     "the roofline: every rank copies as many bytes as it receives, and waits for nobody."},
+    {ALL_GATHER, "1 Allgather", gather_mpi, GATHERED, NULL,
+     "MPI_Allgather: the library chooses how; nothing else happens meanwhile."},
+    {ALL_GATHER, "in use", gather_in_use, GATHERED, "all_gather",
+     "MPI_Iallgather, tested between ops: it travels behind arithmetic, and a wait has a deadline."},
     {REDUCE_SCATTER, "copy", copy_alone, NOTHING, NULL, "the roofline again."},
-    {REDUCE_SCATTER, "1 Reduce_scatter", reduce_mpi, ANY_SUM, NULL, "MPI_Reduce_scatter_block: sums on the way, in an order that depends on the library and on the size."},
-    {REDUCE_SCATTER, "2 Alltoall, sum", alltoall_and_sum, TREE_SUM, NULL, "MPI_Alltoall, then the sum as a binary tree: the same bits as in threads, n - 1 parts more memory."},
-    {REDUCE_SCATTER, "in use: moved", scatter_in_use, SCATTERED, "reduce_scatter", "MPI_Ialltoall, tested between ops."},
+    {REDUCE_SCATTER, "1 Reduce_scatter", reduce_mpi, ANY_SUM, NULL,
+     "MPI_Reduce_scatter_block: sums on the way, in an order that depends on the library and on the size."},
+    {REDUCE_SCATTER, "2 Alltoall, sum", alltoall_and_sum, TREE_SUM, NULL,
+     "MPI_Alltoall, then the sum as a binary tree: the same bits as in threads, n - 1 parts more memory."},
+    {REDUCE_SCATTER, "in use: moved", scatter_in_use, SCATTERED, "reduce_scatter",
+     "MPI_Ialltoall, tested between ops."},
     {REDUCE_SCATTER, "in use: + sum", reduce_in_use, TREE_SUM, "reduce_scatter+sum", "and the same sum."},
 };
 #endif
@@ -259,8 +289,8 @@ typedef struct Results { // of one group; rank 0 keeps them
     int64_t wrong[MOST_VERSIONS], compared[MOST_VERSIONS]; // elements
     int64_t planted;                                       // elements found wrong where one was
     Traffic booked, wire;
-    int64_t received;                                      // bytes, by our own count
-    double unrest;                                         // times a second that this process lost a core
+    int64_t received; // bytes, by our own count
+    double unrest;    // times a second that this process lost a core
 } Results;
 
 // ---------------------------------------------------------------------------
@@ -316,7 +346,8 @@ static void measure(Rank *r, int size) {
     }
     for (int round = 0; round < page.rounds; round++)
         for (int v = 0; v < out->num_versions; v++) {
-            if (rounds[v] == page.rounds || (rounds[v] >= FEWEST_ROUNDS && spent[v] > VERSION_SECONDS) || spent[v] > 1) continue;
+            if (rounds[v] == page.rounds || (rounds[v] >= FEWEST_ROUNDS && spent[v] > VERSION_SECONDS) || spent[v] > 1)
+                continue;
             int calls = (int)fmax(1, fmin(256, TURN_SECONDS / estimate[v]));
             double seconds = take_turn(r, &out->versions[v], calls);
             times[v][rounds[v]++] = estimate[v] = seconds;
@@ -331,7 +362,9 @@ static int choose_sizes(int64_t *part, int n, int on_host) {
     double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / 8;
     int count = 0;
     if (page.check) memcpy(part, few, sizeof few), count = 4;
-    for (int64_t bytes = 256; !page.check && bytes <= 64 << 20 && (double)bytes * (2 * n + 1) * on_host <= memory; bytes *= 4) part[count++] = bytes;
+    for (int64_t bytes = 256; !page.check && bytes <= 64 << 20 && (double)bytes * (2 * n + 1) * on_host <= memory;
+         bytes *= 4)
+        part[count++] = bytes;
     return count;
 }
 
@@ -363,10 +396,12 @@ static void rank_measure(Rank *r) {
     double hosts = total(r, 1.0 / r->on_host);
     if (r->rank == 0) {
         out->unrest = (double)(after.ru_nivcsw - before.ru_nivcsw) / (seconds_now() - start);
-        out->ranks = r->n, out->hosts = (int)lround(hosts), out->oversubscribed = r->on_host > host_cores(), out->threads = r->dev.threads;
+        out->ranks = r->n, out->hosts = (int)lround(hosts), out->oversubscribed = r->on_host > host_cores(),
+        out->threads = r->dev.threads;
         for (int c = 0; c < COLLECTIVES; c++) {
             Traffic booked = r->comm.booked[AXIS_FSDP][c], wire = r->comm.wire[AXIS_FSDP][c];
-            out->booked.calls += booked.calls, out->booked.bytes += booked.bytes, out->wire.calls += wire.calls, out->wire.bytes += wire.bytes;
+            out->booked.calls += booked.calls, out->booked.bytes += booked.bytes, out->wire.calls += wire.calls,
+                out->wire.bytes += wire.bytes;
         }
         out->received = r->received;
     }
@@ -380,7 +415,9 @@ static void rank_measure(Rank *r) {
 
 /* Least squares on the relative error. Measured from the line's side or from the points', an error of a factor of two
  * should weigh the same: so it is divided by the geometric mean of both, with the line of the turn before. */
-typedef struct { double latency, seconds_per_byte, error; } Line;
+typedef struct {
+    double latency, seconds_per_byte, error;
+} Line;
 
 static Line fit_line(const double *bytes, const double *seconds, int n) {
     Line line = {0, 0, 0};
@@ -389,15 +426,19 @@ static Line fit_line(const double *bytes, const double *seconds, int n) {
     for (int turn = 0; turn < 50; turn++) {
         double s0 = 0, s1 = 0, s2 = 0, t0 = 0, t1 = 0;
         for (int i = 0; i < n; i++) {
-            double x = bytes[i], y = seconds[i], now = line.latency + x * line.seconds_per_byte, weight = 1 / (y * (turn ? now : y));
+            double x = bytes[i], y = seconds[i], now = line.latency + x * line.seconds_per_byte,
+                   weight = 1 / (y * (turn ? now : y));
             s0 += weight, s1 += weight * x, s2 += weight * x * x, t0 += weight * y, t1 += weight * x * y;
         }
         double slope = (s0 * t1 - s1 * t0) / (s0 * s2 - s1 * s1), latency = (t0 - slope * s1) / s0;
-        if (!(latency > 0)) latency = 0, slope = t1 / s2; // a line through zero, or one that noise alone shapes, where the best is neither
+        if (!(latency > 0))
+            latency = 0,
+            slope = t1 / s2; // a line through zero, or one that noise alone shapes, where the best is neither
         if (!(slope > 0)) slope = least, latency = fmax(0, (t0 - slope * s1) / s0);
         line.latency = latency, line.seconds_per_byte = slope;
     }
-    for (int i = 0; i < n; i++) line.error = fmax(line.error, fabs((line.latency + bytes[i] * line.seconds_per_byte) / seconds[i] - 1));
+    for (int i = 0; i < n; i++)
+        line.error = fmax(line.error, fabs((line.latency + bytes[i] * line.seconds_per_byte) / seconds[i] - 1));
     return line;
 }
 
@@ -411,8 +452,11 @@ static void check_fit(void) {
         }
     for (int i = 0; i < 4; i++) bytes[i] = 256 << (4 * i), seconds[i] = 4e-3 - 1e-4 * i;
     Line falling = fit_line(bytes, seconds, 4);
-    page_check(falling.seconds_per_byte > 0 && isfinite(1 / falling.seconds_per_byte) && falling.latency >= 0, "points that fall, as noise has them, give a rate all the same", "%.3g s and %.3g bytes/s", falling.latency, 1 / falling.seconds_per_byte);
-    page_check(worst < 1e-6, "points on a line give that line back", "latency and rate off by %.1g <= 1e-6 (100 ns to 1 ms, 10 MB/s to 100 GB/s)", worst);
+    page_check(falling.seconds_per_byte > 0 && isfinite(1 / falling.seconds_per_byte) && falling.latency >= 0,
+               "points that fall, as noise has them, give a rate all the same", "%.3g s and %.3g bytes/s",
+               falling.latency, 1 / falling.seconds_per_byte);
+    page_check(worst < 1e-6, "points on a line give that line back",
+               "latency and rate off by %.1g <= 1e-6 (100 ns to 1 ms, 10 MB/s to 100 GB/s)", worst);
 }
 
 // ---------------------------------------------------------------------------
@@ -468,8 +512,10 @@ static cJSON *cluster_open(const char *path) {
     char *text = read_file(path, &length);
     if (text) {
         cJSON *root = cJSON_Parse(text), *of = cJSON_GetObjectItemCaseSensitive(root, "name");
-        if (!cJSON_IsString(of)) user_error("%s is no cluster file (JSON with a \"name\"): give another path, or remove it", path);
-        if (strcmp(of->valuestring, name)) user_error("%s is of \"%s\", this is \"%s\": give another path, or remove it", path, of->valuestring, name);
+        if (!cJSON_IsString(of))
+            user_error("%s is no cluster file (JSON with a \"name\"): give another path, or remove it", path);
+        if (strcmp(of->valuestring, name))
+            user_error("%s is of \"%s\", this is \"%s\": give another path, or remove it", path, of->valuestring, name);
         free(text);
         return root;
     }
@@ -479,7 +525,8 @@ static cJSON *cluster_open(const char *path) {
     cJSON_AddStringToObject(root, "commit", page.commit);
     cJSON_AddStringToObject(root, "rates_of", "host");
     cJSON_AddNumberToObject(root, "cores_per_host", host_cores());
-    cJSON_AddNumberToObject(root, "memory_bytes_per_host", (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE));
+    cJSON_AddNumberToObject(root, "memory_bytes_per_host",
+                            (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE));
     return root;
 }
 
@@ -498,19 +545,23 @@ static cJSON *cluster_list(cJSON *root, const char *key) {
     return list ? list : cJSON_AddArrayToObject(root, key);
 }
 static void set_number(cJSON *root, const char *key, double x) {
-    if (cJSON_HasObjectItem(root, key)) cJSON_ReplaceItemInObjectCaseSensitive(root, key, cJSON_CreateNumber(digits(x))); // where it stands
+    if (cJSON_HasObjectItem(root, key))
+        cJSON_ReplaceItemInObjectCaseSensitive(root, key, cJSON_CreateNumber(digits(x))); // where it stands
     else add(root, key, x);
 }
 
 /* The same exchange in the file, if it is there. */
 static cJSON *cluster_exchange(const cJSON *root, const char *transport, int ranks, int hosts, const char *op) {
     cJSON *entry;
-    cJSON_ArrayForEach(entry, cJSON_GetObjectItemCaseSensitive(root, "exchange"))
-        if (says(entry, "transport", transport) && says(entry, "op", op) && number(entry, "ranks") == ranks && number(entry, "hosts") == hosts) return entry;
+    cJSON_ArrayForEach(entry, cJSON_GetObjectItemCaseSensitive(
+                                  root, "exchange")) if (says(entry, "transport", transport) && says(entry, "op", op) &&
+                                                         number(entry, "ranks") == ranks &&
+                                                         number(entry, "hosts") == hosts) return entry;
     return NULL;
 }
 
-/* Every number of the file that a time can be computed from is positive; a latency may be 0. Returns how many are not. */
+/* Every number of the file that a time can be computed from is positive; a latency may be 0. Returns how many are not.
+ */
 static int count_unusable(const cJSON *item) {
     int bad = 0;
     const cJSON *child;
@@ -522,7 +573,8 @@ static int count_unusable(const cJSON *item) {
     return bad;
 }
 
-/* Writes beside and renames, so that a reader finds a whole file; reads it back and holds it against what was written. */
+/* Writes beside and renames, so that a reader finds a whole file; reads it back and holds it against what was written.
+ */
 static void cluster_close(cJSON *root, const char *path) {
     char beside[4096];
     size_t length;
@@ -533,10 +585,13 @@ static void cluster_close(cJSON *root, const char *path) {
     if (ferror(f) | fclose(f) || rename(beside, path)) user_error("cannot write %s: %s", path, strerror(errno));
     char *text = read_file(path, &length);
     cJSON *back = text ? cJSON_Parse(text) : NULL;
-    const cJSON *exchange = cJSON_GetObjectItemCaseSensitive(back, "exchange"), *products = cJSON_GetObjectItemCaseSensitive(back, "products");
-    page_check(back && cJSON_Compare(root, back, 1), "the cluster file read back is what was written", "%zu bytes, %d exchanges, %d products", length,
-               cJSON_GetArraySize(exchange), cJSON_GetArraySize(products));
-    page_check(back && !count_unusable(back), "its figures are positive and finite", "%d are not", back ? count_unusable(back) : 0);
+    const cJSON *exchange = cJSON_GetObjectItemCaseSensitive(back, "exchange"),
+                *products = cJSON_GetObjectItemCaseSensitive(back, "products");
+    page_check(back && cJSON_Compare(root, back, 1), "the cluster file read back is what was written",
+               "%zu bytes, %d exchanges, %d products", length, cJSON_GetArraySize(exchange),
+               cJSON_GetArraySize(products));
+    page_check(back && !count_unusable(back), "its figures are positive and finite", "%d are not",
+               back ? count_unusable(back) : 0);
     cJSON_Delete(back);
     free(text);
     cJSON_Delete(root);
@@ -548,13 +603,16 @@ static void cluster_close(cJSON *root, const char *path) {
 static double received_bytes(const Results *r, int size) { return (double)r->part[size] * (r->ranks - 1); }
 
 static void results_print(const Results *r) {
-    printf("\n%s, %d ranks x %d thread%s, %d host%s%s: microseconds of the slowest rank; GB/s that a rank receives; share of the copy's rate\n", r->transport->name, r->ranks,
-           r->threads, r->threads > 1 ? "s" : "", r->hosts, r->hosts > 1 ? "s" : "", r->oversubscribed ? ", more ranks than cores" : "");
+    printf("\n%s, %d ranks x %d thread%s, %d host%s%s: microseconds of the slowest rank; GB/s that a rank receives; "
+           "share of the copy's rate\n",
+           r->transport->name, r->ranks, r->threads, r->threads > 1 ? "s" : "", r->hosts, r->hosts > 1 ? "s" : "",
+           r->oversubscribed ? ", more ranks than cores" : "");
     for (int c = 0; c <= REDUCE_SCATTER; c++) { // no messages
         const double *copy = NULL;
         printf("%-15s %10s", collective_names[c], "part bytes");
         for (int v = 0; v < r->num_versions; v++)
-            if ((int)r->versions[v].collective == c) printf(r->versions[v].op ? " %17s %7s %6s" : " %17s", r->versions[v].name, "GB/s", "copy");
+            if ((int)r->versions[v].collective == c)
+                printf(r->versions[v].op ? " %17s %7s %6s" : " %17s", r->versions[v].name, "GB/s", "copy");
         printf("\n");
         for (int i = 0; i < r->num_sizes; i++) {
             printf("%26" PRId64, r->part[i]);
@@ -563,29 +621,39 @@ static void results_print(const Results *r) {
                 if ((int)r->versions[v].collective != c) continue;
                 if (r->versions[v].leaves == NOTHING) copy = seconds;
                 printf(" %17.1f", 1e6 * seconds[i]);
-                if (r->versions[v].op) printf(" %7.3f %4.0f %%", received_bytes(r, i) / seconds[i] / 1e9, copy ? 100 * copy[i] / seconds[i] : 0);
+                if (r->versions[v].op)
+                    printf(" %7.3f %4.0f %%", received_bytes(r, i) / seconds[i] / 1e9,
+                           copy ? 100 * copy[i] / seconds[i] : 0);
             }
             printf("\n");
         }
     }
     fflush(stdout);
     if (r->unrest > 25 && !r->oversubscribed && !page.check)
-        fprintf(stderr, "note: %s, %d ranks lost their core %.0f times a second: other programs run, these times are not to be quoted\n", r->transport->name, r->ranks, r->unrest);
+        fprintf(stderr,
+                "note: %s, %d ranks lost their core %.0f times a second: other programs run, these times are not to be "
+                "quoted\n",
+                r->transport->name, r->ranks, r->unrest);
 }
 
 static void results_check(const Results *r) {
     char what[160];
     for (int v = 0; v < r->num_versions; v++) {
         if (r->versions[v].leaves == NOTHING) continue;
-        snprintf(what, sizeof what, "%s, %d ranks, %s, %s: every element arrives%s", r->transport->name, r->ranks, collective_names[r->versions[v].collective], r->versions[v].name,
-                 r->versions[v].leaves == TREE_SUM ? ", summed as a tree" : r->versions[v].leaves == ANY_SUM ? ", summed" : "");
-        page_check(r->wrong[v] == 0 && r->compared[v] > 0, what, "%" PRId64 " of %" PRId64 " wrong, %d sizes", r->wrong[v], r->compared[v], r->num_sizes);
+        snprintf(what, sizeof what, "%s, %d ranks, %s, %s: every element arrives%s", r->transport->name, r->ranks,
+                 collective_names[r->versions[v].collective], r->versions[v].name,
+                 r->versions[v].leaves == TREE_SUM  ? ", summed as a tree"
+                 : r->versions[v].leaves == ANY_SUM ? ", summed"
+                                                    : "");
+        page_check(r->wrong[v] == 0 && r->compared[v] > 0, what, "%" PRId64 " of %" PRId64 " wrong, %d sizes",
+                   r->wrong[v], r->compared[v], r->num_sizes);
     }
     snprintf(what, sizeof what, "%s, %d ranks: an element made wrong on each is seen", r->transport->name, r->ranks);
     page_check(r->planted == r->ranks, what, "%" PRId64 " of %d", r->planted, r->ranks);
     snprintf(what, sizeof what, "%s, %d ranks: booked = on the wire = received", r->transport->name, r->ranks);
-    page_check(r->booked.calls == r->wire.calls && r->booked.bytes == r->wire.bytes && r->wire.bytes == r->received, what,
-               "%" PRId64 " and %" PRId64 " calls, %" PRId64 ", %" PRId64 " and %" PRId64 " bytes", r->booked.calls, r->wire.calls, r->booked.bytes, r->wire.bytes, r->received);
+    page_check(r->booked.calls == r->wire.calls && r->booked.bytes == r->wire.bytes && r->wire.bytes == r->received,
+               what, "%" PRId64 " and %" PRId64 " calls, %" PRId64 ", %" PRId64 " and %" PRId64 " bytes",
+               r->booked.calls, r->wire.calls, r->booked.bytes, r->wire.bytes, r->received);
 }
 
 static void results_into(const Results *r, cJSON *root) {
@@ -597,8 +665,10 @@ static void results_into(const Results *r, cJSON *root) {
         if (!op) continue;
         for (int i = 0; i < r->num_sizes; i++) bytes[i] = received_bytes(r, i), seconds[i] = digits(r->seconds[v][i]);
         Line line = fit_line(bytes, seconds, r->num_sizes);
-        printf("%-20s %12.2f %10.3f %8.0f %%\n", op, 1e6 * line.latency, 1e-9 / line.seconds_per_byte, 100 * line.error);
-        cJSON_Delete(cJSON_DetachItemViaPointer(list, cluster_exchange(root, r->transport->name, r->ranks, r->hosts, op)));
+        printf("%-20s %12.2f %10.3f %8.0f %%\n", op, 1e6 * line.latency, 1e-9 / line.seconds_per_byte,
+               100 * line.error);
+        cJSON_Delete(
+            cJSON_DetachItemViaPointer(list, cluster_exchange(root, r->transport->name, r->ranks, r->hosts, op)));
         cJSON *e = cJSON_CreateObject();
         cJSON_AddItemToArray(list, e);
         cJSON_AddStringToObject(e, "transport", r->transport->name);
@@ -617,13 +687,17 @@ static void results_into(const Results *r, cJSON *root) {
 
 static void versions_print(const Version *versions, int count, const char *transport) {
     printf("%s\n", transport);
-    for (int v = 0; v < count; v++) printf("  %-14s %-18s %s\n", collective_names[versions[v].collective], versions[v].name, versions[v].what);
+    for (int v = 0; v < count; v++)
+        printf("  %-14s %-18s %s\n", collective_names[versions[v].collective], versions[v].name, versions[v].what);
 }
 
 // ---------------------------------------------------------------------------
 // groups: threads of this process, or the processes of mpirun
 
-typedef struct { Rank *rank; ThreadWorld *world; } RankThread;
+typedef struct {
+    Rank *rank;
+    ThreadWorld *world;
+} RankThread;
 
 static void *rank_thread(void *arg) {
     RankThread *t = (RankThread *)arg;
@@ -633,11 +707,14 @@ static void *rank_thread(void *arg) {
     return NULL;
 }
 
-static void results_open(Results *r, const Transport *transport, const Version *versions, int count, int n, int on_host) {
+static void results_open(Results *r, const Transport *transport, const Version *versions, int count, int n,
+                         int on_host) {
     memset(r, 0, sizeof *r);
     r->transport = transport, r->versions = versions, r->num_versions = count;
     r->num_sizes = choose_sizes(r->part, n, on_host);
-    if (!r->num_sizes) user_error("%d ranks: an eighth of this host's memory does not hold even their smallest messages: start fewer", n);
+    if (!r->num_sizes)
+        user_error("%d ranks: an eighth of this host's memory does not hold even their smallest messages: start fewer",
+                   n);
 }
 
 static void threads_group(Results *out, int n) {
@@ -647,13 +724,16 @@ static void threads_group(Results *out, int n) {
     RankThread args[8];
     Rank *ranks = (Rank *)checked_malloc(sizeof(Rank) * (size_t)n);
     pthread_mutex_init(&world.lock, NULL);
-    results_open(out, &transport_threads, threads_versions, (int)(sizeof threads_versions / sizeof *threads_versions), n, n);
+    results_open(out, &transport_threads, threads_versions, (int)(sizeof threads_versions / sizeof *threads_versions),
+                 n, n);
     for (int i = 0; i < n; i++) {
-        ranks[i].n = ranks[i].on_host = n, ranks[i].rank = i, ranks[i].all = ranks, ranks[i].barrier = &barrier, ranks[i].results = out;
+        ranks[i].n = ranks[i].on_host = n, ranks[i].rank = i, ranks[i].all = ranks, ranks[i].barrier = &barrier,
+        ranks[i].results = out;
         args[i].rank = &ranks[i], args[i].world = &world;
     }
     for (int i = 0; i < n; i++)
-        if (pthread_create(&threads[i], NULL, rank_thread, &args[i])) run_failure("the thread of rank %d could not be started", i);
+        if (pthread_create(&threads[i], NULL, rank_thread, &args[i]))
+            run_failure("the thread of rank %d could not be started", i);
     for (int i = 0; i < n; i++) pthread_join(threads[i], NULL);
     thread_world_close(&world);
     free(ranks);
@@ -673,7 +753,8 @@ static void results_report(const Results *r) {
 static void run_threads(void) {
     static const int sizes[] = {2, 3, 4, 8};
     Results *r = (Results *)checked_malloc(sizeof *r);
-    if (!page.check) versions_print(threads_versions, (int)(sizeof threads_versions / sizeof *threads_versions), "threads");
+    if (!page.check)
+        versions_print(threads_versions, (int)(sizeof threads_versions / sizeof *threads_versions), "threads");
     for (int i = 0; i < 4; i++) {
         threads_group(r, sizes[i]);
         results_report(r);
@@ -688,8 +769,10 @@ static void run_mpi(int process, int processes, int on_host) {
     Rank *r = (Rank *)checked_malloc(sizeof *r);
     MPI_Allreduce(MPI_IN_PLACE, &crowd, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
     r->n = processes, r->rank = process, r->on_host = on_host, r->results = results;
-    results_open(results, &transport_mpi, mpi_versions, (int)(sizeof mpi_versions / sizeof *mpi_versions), processes, crowd);
-    MPI_Allreduce(MPI_IN_PLACE, &results->num_sizes, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD); // nor do they all have as much memory
+    results_open(results, &transport_mpi, mpi_versions, (int)(sizeof mpi_versions / sizeof *mpi_versions), processes,
+                 crowd);
+    MPI_Allreduce(MPI_IN_PLACE, &results->num_sizes, 1, MPI_INT, MPI_MIN,
+                  MPI_COMM_WORLD); // nor do they all have as much memory
     if (process == 0 && !page.check && processes == 2) versions_print(mpi_versions, results->num_versions, "mpi");
     rank_open(r, &transport_mpi, NULL);
     rank_measure(r);
@@ -706,9 +789,9 @@ typedef struct {
     Device *dev;
     int N, IC, OC, wide; // of a product; wide: the output is fp32, as logits are
     AttentionShape shape;
-    floatX *x, *y, *w;   // inputs, outputs, weights of a product; attention: q, k and v; out; their gradients
-    float *dw;           // products: gradient of the weights; attention: lse
-    int64_t count;       // memory: floats
+    floatX *x, *y, *w; // inputs, outputs, weights of a product; attention: q, k and v; out; their gradients
+    float *dw;         // products: gradient of the weights; attention: lse
+    int64_t count;     // memory: floats
 } Rates;
 
 static void forward(Rates *r) {
@@ -716,8 +799,12 @@ static void forward(Rates *r) {
     else linear_forward(r->dev, r->y, r->x, r->w, r->N, r->IC, r->OC);
 }
 static int64_t output_stride(const Rates *r) { return r->OC * (int64_t)(r->wide ? sizeof(float) / sizeof(floatX) : 1); }
-static void backward_input(Rates *r) { linear_backward_input(r->dev, r->x, r->y, output_stride(r), r->w, r->N, r->IC, r->OC); }
-static void backward_weight(Rates *r) { linear_backward_weight(r->dev, r->dw, r->y, output_stride(r), r->x, r->N, r->IC, r->OC, 0); }
+static void backward_input(Rates *r) {
+    linear_backward_input(r->dev, r->x, r->y, output_stride(r), r->w, r->N, r->IC, r->OC);
+}
+static void backward_weight(Rates *r) {
+    linear_backward_weight(r->dev, r->dw, r->y, output_stride(r), r->x, r->N, r->IC, r->OC, 0);
+}
 
 static void attend(Rates *r) {
     const AttentionShape *s = &r->shape;
@@ -733,7 +820,8 @@ static void move_memory(Rates *r) { tree_sum(r->dev, r->dw, r->x, DTYPE_F32, 1, 
 static void copy_memory(Rates *r) {
     enum { PIECE = 1 << 16 };
 #pragma omp parallel for num_threads(r->dev->threads)
-    for (int64_t i = 0; i < r->count; i += PIECE) memcpy(r->dw + i, (float *)(void *)r->x + i, sizeof(float) * (size_t)min_i64(PIECE, r->count - i));
+    for (int64_t i = 0; i < r->count; i += PIECE)
+        memcpy(r->dw + i, (float *)(void *)r->x + i, sizeof(float) * (size_t)min_i64(PIECE, r->count - i));
 }
 
 /* Median seconds of a call; the first, which finds its pages and its primitive, does not count. */
@@ -753,7 +841,8 @@ static double seconds_of(Rates *r, void (*run)(Rates *)) {
 }
 
 /* One op of one shape, as an entry of `list`; its FLOPs are what it books itself. */
-static void rate_of(Rates *r, cJSON *list, OpKind op, const char *of, void (*run)(Rates *), const char *const *names, const int *sizes, int dims) {
+static void rate_of(Rates *r, cJSON *list, OpKind op, const char *of, void (*run)(Rates *), const char *const *names,
+                    const int *sizes, int dims) {
     double seconds = seconds_of(r, run), flops = r->dev->ops[op].flops / (double)r->dev->ops[op].calls;
     printf("%-24s %-26s %12.3f %10.1f\n", op_names[op], of, 1e3 * seconds, flops / seconds / 1e9);
     memset(r->dev->ops, 0, sizeof r->dev->ops);
@@ -771,14 +860,23 @@ static floatX *random_x(Device *dev, int64_t count, float scale) {
     for (int64_t i = 0; i < count; i++) x[i] = from_float(scale * value(0, i));
     return x;
 }
-static float *floats(Device *dev, int64_t count) { return (float *)arena_alloc(dev, MEM_ACTIVATIONS, "a tensor", (size_t)count * sizeof(float)); }
+static float *floats(Device *dev, int64_t count) {
+    return (float *)arena_alloc(dev, MEM_ACTIVATIONS, "a tensor", (size_t)count * sizeof(float));
+}
 
 typedef enum { QKV, GATE_UP, HEAD } Which;
 
 static void product_rates(Device *dev, cJSON *list) {
-    static const struct { const char *model, *of; Which which; int tokens; } shapes[] = { // narrow to wide; the first alone for --check
-        {"tiny", "tiny: gate and up", GATE_UP, 2048}, {"bench-125m", "bench-125m: q, k, v", QKV, 1024}, {"bench-125m", "bench-125m: gate and up", GATE_UP, 1024},
-        {"bench-125m", "bench-125m: head", HEAD, 1024}, {"llama3-8b", "llama3-8b: q, k, v", QKV, 512}};
+    static const struct {
+        const char *model, *of;
+        Which which;
+        int tokens;
+    } shapes[] = {// narrow to wide; the first alone for --check
+                  {"tiny", "tiny: gate and up", GATE_UP, 2048},
+                  {"bench-125m", "bench-125m: q, k, v", QKV, 1024},
+                  {"bench-125m", "bench-125m: gate and up", GATE_UP, 1024},
+                  {"bench-125m", "bench-125m: head", HEAD, 1024},
+                  {"llama3-8b", "llama3-8b: q, k, v", QKV, 512}};
     static const char *const names[] = {"M", "N", "K"};
     for (int i = 0; i < (page.check ? 1 : (int)(sizeof shapes / sizeof *shapes)); i++) {
         const Llama3Config *c = llama3_presets;
@@ -786,18 +884,26 @@ static void product_rates(Device *dev, cJSON *list) {
         Rates r = ZERO;
         r.dev = dev, r.N = shapes[i].tokens, r.IC = c->C, r.wide = shapes[i].which == HEAD;
         r.OC = shapes[i].which == QKV ? (c->NH + 2 * c->NKV) * c->HD : shapes[i].which == GATE_UP ? 2 * c->F : c->V;
-        r.x = random_x(dev, (int64_t)r.N * r.IC, 1), r.w = random_x(dev, (int64_t)r.OC * r.IC, 0.02f), r.y = random_x(dev, r.N * output_stride(&r), 1);
+        r.x = random_x(dev, (int64_t)r.N * r.IC, 1), r.w = random_x(dev, (int64_t)r.OC * r.IC, 0.02f),
+        r.y = random_x(dev, r.N * output_stride(&r), 1);
         r.dw = floats(dev, (int64_t)r.OC * r.IC);
-        const int forward_size[] = {r.N, r.OC, r.IC}, input_size[] = {r.N, r.IC, r.OC}, weight_size[] = {r.OC, r.IC, r.N};
+        const int forward_size[] = {r.N, r.OC, r.IC}, input_size[] = {r.N, r.IC, r.OC},
+                  weight_size[] = {r.OC, r.IC, r.N};
         rate_of(&r, list, OP_LINEAR_FORWARD, shapes[i].of, forward, names, forward_size, 3);
-        rate_of(&r, list, OP_LINEAR_BACKWARD_WEIGHT, shapes[i].of, backward_weight, names, weight_size, 3); // before x is overwritten
+        rate_of(&r, list, OP_LINEAR_BACKWARD_WEIGHT, shapes[i].of, backward_weight, names, weight_size,
+                3); // before x is overwritten
         rate_of(&r, list, OP_LINEAR_BACKWARD_INPUT, shapes[i].of, backward_input, names, input_size, 3);
         arena_release(dev, MEM_ACTIVATIONS, 0);
     }
 }
 
 static void attention_rates(Device *dev, cJSON *list) {
-    static const struct { const char *of; int size[5]; } shapes[] = {{"tiny", {8, 256, 4, 2, 64}}, {"bench-125m", {2, 512, 12, 4, 64}}, {"llama3-8b: a quarter", {1, 2048, 8, 2, 128}}};
+    static const struct {
+        const char *of;
+        int size[5];
+    } shapes[] = {{"tiny", {8, 256, 4, 2, 64}},
+                  {"bench-125m", {2, 512, 12, 4, 64}},
+                  {"llama3-8b: a quarter", {1, 2048, 8, 2, 128}}};
     static const char *const names[] = {"B", "T", "NH", "NKV", "HD"};
     for (int i = 0; i < (page.check ? 1 : 3); i++) {
         const int *size = shapes[i].size;
@@ -805,9 +911,11 @@ static void attention_rates(Device *dev, cJSON *list) {
         r.dev = dev;
         AttentionShape *s = &r.shape;
         s->B = size[0], s->Tq = s->Tk = size[1], s->NH = size[2], s->NKV = size[3], s->HD = size[4];
-        s->q_stride = s->k_stride = s->v_stride = (int64_t)(s->NH + 2 * s->NKV) * s->HD, s->o_stride = (int64_t)s->NH * s->HD;
+        s->q_stride = s->k_stride = s->v_stride = (int64_t)(s->NH + 2 * s->NKV) * s->HD,
+        s->o_stride = (int64_t)s->NH * s->HD;
         int64_t tokens = (int64_t)s->B * s->Tq;
-        r.x = random_x(dev, tokens * s->q_stride, 1), r.y = random_x(dev, tokens * s->o_stride, 1), r.w = random_x(dev, tokens * s->q_stride, 1);
+        r.x = random_x(dev, tokens * s->q_stride, 1), r.y = random_x(dev, tokens * s->o_stride, 1),
+        r.w = random_x(dev, tokens * s->q_stride, 1);
         r.dw = floats(dev, tokens * s->NH);
         rate_of(&r, list, OP_ATTENTION_FORWARD, shapes[i].of, attend, names, size, 5);
         rate_of(&r, list, OP_ATTENTION_BACKWARD, shapes[i].of, attend_backward, names, size, 5);
@@ -820,12 +928,14 @@ static void memory_rates(Device *dev, cJSON *root) {
     r.dev = dev;
     r.count = page.check ? 1 << 20 : 1 << 26; // 256 MB each: beyond the caches of most
     r.x = (floatX *)(void *)floats(dev, r.count), r.dw = floats(dev, r.count);
-    double moved = seconds_of(&r, move_memory), bytes = dev->ops[OP_TREE_SUM].bytes / (double)dev->ops[OP_TREE_SUM].calls;
+    double moved = seconds_of(&r, move_memory),
+           bytes = dev->ops[OP_TREE_SUM].bytes / (double)dev->ops[OP_TREE_SUM].calls;
     double copied = seconds_of(&r, copy_memory), all = 2 * sizeof(float) * (double)r.count;
     int equal = !memcmp(r.x, r.dw, sizeof(float) * (size_t)r.count);
     set_number(root, "memory_bytes_per_s", bytes / moved);
     set_number(root, "copy_bytes_per_s", all / copied);
-    printf("%-24s %-26s %12.3f %10.1f\n%-24s %-26s %12.3f %10.1f\n", "tree_sum", "out += in, GB/s", 1e3 * moved, bytes / moved / 1e9, "memcpy", "GB/s read and written", 1e3 * copied, all / copied / 1e9);
+    printf("%-24s %-26s %12.3f %10.1f\n%-24s %-26s %12.3f %10.1f\n", "tree_sum", "out += in, GB/s", 1e3 * moved,
+           bytes / moved / 1e9, "memcpy", "GB/s read and written", 1e3 * copied, all / copied / 1e9);
     page_check(equal, "memcpy by all threads copies all", "%" PRId64 " floats", r.count);
     memset(dev->ops, 0, sizeof dev->ops);
     arena_release(dev, MEM_ACTIVATIONS, 0);
@@ -841,11 +951,13 @@ static void drop_dtype(cJSON *list) {
 static void run_rates(void) {
     Device walked, dev;
     device_open_walk(&walked, host_cores(), 0);
-    walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak = (size_t)16 << 30; // addresses: pages come when touched
+    walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak =
+        (size_t)16 << 30; // addresses: pages come when touched
     device_open(&dev, &walked, ".", 0);
     kernels_open(&dev, 1);
     cJSON *root = page.into ? cluster_open(page.into) : cJSON_CreateObject();
-    printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.threads, "op", "of", "ms", "GFLOP/s");
+    printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.threads, "op", "of", "ms",
+           "GFLOP/s");
     memory_rates(&dev, root);
     cJSON *products = cluster_list(root, "products"), *attention = cluster_list(root, "attention");
     drop_dtype(products), drop_dtype(attention);
@@ -870,7 +982,8 @@ static void options(int argc, char **argv) {
         else if (!strcmp(argv[i], "--commit")) page.commit = value, i++;
         else user_error("%s: expected --check, --into FILE, --rounds N, --command TEXT or --commit HASH", argv[i]);
     }
-    if (page.rounds < 1 || page.rounds > MOST_ROUNDS) user_error("--rounds is %d, expected 1 to %d", page.rounds, MOST_ROUNDS);
+    if (page.rounds < 1 || page.rounds > MOST_ROUNDS)
+        user_error("--rounds is %d, expected 1 to %d", page.rounds, MOST_ROUNDS);
     if (page.check) page.rounds = FEWEST_ROUNDS;
 }
 
@@ -889,11 +1002,12 @@ int main(int argc, char **argv) {
         comm_end_process();
     }
 #endif
-    else user_error("%s: expected rates, threads or mpi%s", what,
+    else
+        user_error("%s: expected rates, threads or mpi%s", what,
 #ifdef HAVE_MPI
-                    ""
+                   ""
 #else
-                    " (this build has no MPI)"
+                   " (this build has no MPI)"
 #endif
         );
     if (process == 0) printf("%d passed, %d failed\n", page.passed, page.failed);

@@ -1,11 +1,11 @@
-/* cross_entropy.cu: the loss of a row of logits, -log softmax(logits)[target] = log(sum of exponentials) - logits[target],
- * and its gradient, softmax(logits) - onehot(target), where the logits were.
+/* cross_entropy.cu: the loss of a row of logits, -log softmax(logits)[target] = log(sum of exponentials) -
+ * logits[target], and its gradient, softmax(logits) - onehot(target), where the logits were.
  *
- * An exponential a logit, of which a row has tens of thousands. fp32 logits come in, the gradient that goes out is floatX,
- * so rows of bf16 fill the first half of theirs. A negative target is ignored: loss and gradient are zero.
- * The largest logit is taken off first, so that no exponential overflows: e^(x - max) / sum of e^(x - max) is the same.
- * Where ranks have slices of the vocabulary, each makes three numbers of a row, its largest, its sum and its target's logit;
- * all ranks' numbers are joined by each, and it goes on with the joined largest and sum (Shoeybi et al. 2019).
+ * An exponential a logit, of which a row has tens of thousands. fp32 logits come in, the gradient that goes out is
+ * floatX, so rows of bf16 fill the first half of theirs. A negative target is ignored: loss and gradient are zero. The
+ * largest logit is taken off first, so that no exponential overflows: e^(x - max) / sum of e^(x - max) is the same.
+ * Where ranks have slices of the vocabulary, each makes three numbers of a row, its largest, its sum and its target's
+ * logit; all ranks' numbers are joined by each, and it goes on with the joined largest and sum (Shoeybi et al. 2019).
  */
 #include "page.h"
 
@@ -13,7 +13,8 @@ static void loss_case(Case *c) { // size: N, V
     int64_t N = c->size[0], V = c->size[1];
     PageTensor *logits = updates(c, "logits", IN_FLOAT, N, V, 4);
     logits->becomes_x = 1;
-    logits->touched = N * V * (int64_t)(sizeof(float) + sizeof(floatX)) / 2; // is counted twice: floats read, floatX written
+    logits->touched =
+        N * V * (int64_t)(sizeof(float) + sizeof(floatX)) / 2; // is counted twice: floats read, floatX written
     reads(c, "targets", IN_INT, N, 1, (double)V);
     writes(c, "losses", IN_FLOAT, N, 1);
     c->restore = 1; // a gradient is no logits
@@ -45,20 +46,27 @@ static void loss_definition(Case *c) {
     }
 }
 
-static void loss_in_use(Case *c) { cross_entropy(c->dev, F("losses"), F("logits"), I("targets"), (int)c->size[0], (int)c->size[1], 1); }
+static void loss_in_use(Case *c) {
+    cross_entropy(c->dev, F("losses"), F("logits"), I("targets"), (int)c->size[0], (int)c->size[1], 1);
+}
 static void loss_in_slices(Case *c) { // all by one rank: their logits are copied apart, and the gradients together
-    int64_t N = c->size[0], V = c->size[1], row = V * (int64_t)sizeof(float), XS = (int64_t)sizeof(floatX), slices = min_i64(4, V);
+    int64_t N = c->size[0], V = c->size[1], row = V * (int64_t)sizeof(float), XS = (int64_t)sizeof(floatX),
+            slices = min_i64(4, V);
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    float *parts = (float *)scratch(c->dev, "parts", (size_t)(slices * N * 3) * sizeof(float)), *apart = (float *)scratch(c->dev, "slices", (size_t)(N * row));
+    float *parts = (float *)scratch(c->dev, "parts", (size_t)(slices * N * 3) * sizeof(float)),
+          *apart = (float *)scratch(c->dev, "slices", (size_t)(N * row));
     for (int r = 0; r < slices; r++) {
         int64_t first = V * r / slices, width = V * (r + 1) / slices - first;
-        device_copy_rows(c->dev, apart + N * first, (size_t)width * 4, F("logits") + first, (size_t)row, (size_t)width * 4, (int)N);
+        device_copy_rows(c->dev, apart + N * first, (size_t)width * 4, F("logits") + first, (size_t)row,
+                         (size_t)width * 4, (int)N);
         cross_entropy_part(c->dev, parts + r * N * 3, apart + N * first, I("targets"), (int)first, (int)N, (int)width);
     }
     for (int r = 0; r < slices; r++) {
         int64_t first = V * r / slices, width = V * (r + 1) / slices - first;
-        cross_entropy_join(c->dev, F("losses"), apart + N * first, parts, I("targets"), (int)slices, (int)first, (int)N, (int)width, 1);
-        device_copy_rows(c->dev, (char *)F("logits") + first * XS, (size_t)row, apart + N * first, (size_t)width * 4, (size_t)(width * XS), (int)N);
+        cross_entropy_join(c->dev, F("losses"), apart + N * first, parts, I("targets"), (int)slices, (int)first, (int)N,
+                           (int)width, 1);
+        device_copy_rows(c->dev, (char *)F("logits") + first * XS, (size_t)row, apart + N * first, (size_t)width * 4,
+                         (size_t)(width * XS), (int)N);
     }
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
@@ -84,7 +92,8 @@ static void loss_double(Case *c) {
         for (int64_t i = 0; i < V; i++) max = fmax(max, (double)logits[i]);
         for (int64_t i = 0; i < V; i++) sum += exp((double)logits[i] - max);
         F("losses")[n] = (float)(log(sum) + max - (double)logits[target]);
-        for (int64_t i = 0; i < V; i++) gradient[i] = from_float((float)(exp((double)logits[i] - max) / sum - (i == target)));
+        for (int64_t i = 0; i < V; i++)
+            gradient[i] = from_float((float)(exp((double)logits[i] - max) / sum - (i == target)));
     }
 }
 
@@ -122,7 +131,8 @@ static void loss_vectors(Case *c) {
         vfloat max = largest(logits, V), sums = vsplat(0);
         for (int64_t i = 0; i < V; i += VL) sums += vexp(load_fill(logits + i, V - i, -INFINITY) - max);
         float sum = vsum(sums), inverse = 1 / sum;
-        for (int64_t i = 0; i < V; i += VL) store_x(gradient + i, vexp(load_float(logits + i, V - i) - max) * inverse, V - i);
+        for (int64_t i = 0; i < V; i += VL)
+            store_x(gradient + i, vexp(load_float(logits + i, V - i) - max) * inverse, V - i);
         gradient[target] = from_float(exp_float(at_target - max[0]) * inverse - 1);
         F("losses")[n] = logf(sum) + (max[0] - at_target);
     }
@@ -185,12 +195,28 @@ static void loss_by_blocks(Case *c) {
 
 static const Version op_versions[] = {
     {"1 libm, double", "the formula: the largest, the sum, the gradient; two calls of exp() a logit.", loss_double},
-    {"2 libm, float", "expf() instead; only the sum stays in double, because a float's digits are used up when tens of thousands have been added.", loss_float},
-    {"3 vexp", "a vector of exponentials at once; the target is mended afterwards, so that no vector asks whether it holds it.", loss_vectors},
-    {"4 exponentials kept", "each is computed once, and waits where its logit was until the sum is known: a store costs less than an exponential.", loss_kept},
-    {"5 blocks", "a block's largest, exponentials and sum while it is at hand: the row comes from memory once, while the block before it is computed; each block is brought to the row's largest with the gradient.", loss_by_blocks},
-    {"in use: threads", "as 5, rows over threads; the blocks' factors and the sum of their sums by vectors, once all largest are known.", loss_in_use},
-    {"in use: 4 slices", "what four ranks compute that share the vocabulary, and copies of it all: a slice's logits are read again for the gradient, whose exponentials are computed again.", loss_in_slices},
+    {"2 libm, float",
+     "expf() instead; only the sum stays in double, because a float's digits are used up when tens of thousands have "
+     "been added.",
+     loss_float},
+    {"3 vexp",
+     "a vector of exponentials at once; the target is mended afterwards, so that no vector asks whether it holds it.",
+     loss_vectors},
+    {"4 exponentials kept",
+     "each is computed once, and waits where its logit was until the sum is known: a store costs less than an "
+     "exponential.",
+     loss_kept},
+    {"5 blocks",
+     "a block's largest, exponentials and sum while it is at hand: the row comes from memory once, while the block "
+     "before it is computed; each block is brought to the row's largest with the gradient.",
+     loss_by_blocks},
+    {"in use: threads",
+     "as 5, rows over threads; the blocks' factors and the sum of their sums by vectors, once all largest are known.",
+     loss_in_use},
+    {"in use: 4 slices",
+     "what four ranks compute that share the vocabulary, and copies of it all: a slice's logits are read again for the "
+     "gradient, whose exponentials are computed again.",
+     loss_in_slices},
     END_OF_VERSIONS};
 #endif
 
@@ -198,8 +224,14 @@ static const Version op_versions[] = {
 #include "cross_entropy.cuh" // defines: op_versions
 #endif
 
-static const Op op = {"cross_entropy", loss_case, loss_prepare, loss_definition, op_versions,
-    {{"odd", {37, 1003}}, FOR_CPU({"bench-8m chunk", {1024, 4096}}, {"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}})
-     FOR_GPU({"even", {24, 2048}}, {"chunk, small vocabulary", {2048, 32000}}, {"1B chunk", {2048, 128256}})}};
+static const Op op = {
+    "cross_entropy",
+    loss_case,
+    loss_prepare,
+    loss_definition,
+    op_versions,
+    {{"odd", {37, 1003}},
+     FOR_CPU({"bench-8m chunk", {1024, 4096}}, {"bench-125m chunk", {1024, 32000}}, {"1B chunk", {256, 128256}})
+         FOR_GPU({"even", {24, 2048}}, {"chunk, small vocabulary", {2048, 32000}}, {"1B chunk", {2048, 128256}})}};
 
 PAGE(&op)

@@ -1,13 +1,14 @@
 /* cross_entropy.cuh: the steps of the loss on a GPU.
  *
- * A block has a row: half a megabyte of logits for Llama 3's vocabulary. Reading it once for the largest, once for the sum and
- * once for the gradient is three trips; the least is one, if the row has room on the multiprocessor.
- * The gradient lies at the beginning of the row's own bytes. Threads write it in step: what a step overwrites lies before or
- * in what all have read by the barrier in its middle, since floatX is no wider than a float.
+ * A block has a row: half a megabyte of logits for Llama 3's vocabulary. Reading it once for the largest, once for the
+ * sum and once for the gradient is three trips; the least is one, if the row has room on the multiprocessor. The
+ * gradient lies at the beginning of the row's own bytes. Threads write it in step: what a step overwrites lies before
+ * or in what all have read by the barrier in its middle, since floatX is no wider than a float.
  */
 
 /* Gradient of a row from its largest logit and the inverse of its sum, W elements a thread and step. */
-template <int W> static __device__ void gradient_of(float *logits, int32_t target, int64_t V, float max, float inverse) {
+template <int W>
+static __device__ void gradient_of(float *logits, int32_t target, int64_t V, float max, float inverse) {
     floatX *gradient = (floatX *)(void *)logits;
     float v[W] = {};
     for (int64_t begin = 0; begin < V; begin += blockDim.x * W) {
@@ -33,7 +34,8 @@ static __device__ float block_largest(float x, float *sums) {
     return warp_max(sums[threadIdx.x % WARP % (blockDim.x / WARP)]);
 }
 
-static __global__ void __launch_bounds__(256) loss_kernel1(float *losses, float *logits, const int32_t *targets, int64_t V) {
+static __global__ void __launch_bounds__(256)
+    loss_kernel1(float *losses, float *logits, const int32_t *targets, int64_t V) {
     SHARED(float, maxima, WARP);
     SHARED(float, sums, WARP);
     float *row = logits + blockIdx.x * V, largest = -INFINITY, sum = 0;
@@ -43,13 +45,19 @@ static __global__ void __launch_bounds__(256) loss_kernel1(float *losses, float 
     float max = block_largest(largest, maxima);
     for (int64_t i = threadIdx.x; i < V; i += blockDim.x) sum += expf(row[i] - max);
     float total = block_sum(sum, sums);
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) + (max - row[target]); // read before gradient_of's first barrier, so not overwritten yet
+    if (threadIdx.x == 0)
+        losses[blockIdx.x] =
+            logf(total) + (max - row[target]); // read before gradient_of's first barrier, so not overwritten yet
     gradient_of<1>(row, target, V, max, 1 / total);
 }
-static void loss_three_passes(Case *c) { KERNEL(c->dev, loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), F("logits"), I("targets"), c->size[1]); }
+static void loss_three_passes(Case *c) {
+    KERNEL(c->dev, loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), F("logits"), I("targets"), c->size[1]);
+}
 
 // One pass for both: a thread's sum is of exponentials below its own largest so far, and shrinks when that grows.
-template <int W> static __global__ void __launch_bounds__(512) loss_kernel2(float *losses, float *logits, const int32_t *targets, int64_t V) {
+template <int W>
+static __global__ void __launch_bounds__(512)
+    loss_kernel2(float *losses, float *logits, const int32_t *targets, int64_t V) {
     SHARED(float, maxima, WARP);
     SHARED(float, sums, WARP);
     float *row = logits + blockIdx.x * V, largest = -INFINITY, sum = 0, v[W];
@@ -68,12 +76,19 @@ template <int W> static __global__ void __launch_bounds__(512) loss_kernel2(floa
     gradient_of<W>(row, target, V, max, 1 / total);
 }
 static void loss_online(Case *c) {
-    KERNEL_BY_WIDTH(c->dev, c->size[1] % FLAT == 0, FLAT, loss_kernel2, (unsigned)c->size[0], 512, 0, F("losses"), F("logits"), I("targets"), c->size[1]);
+    KERNEL_BY_WIDTH(c->dev, c->size[1] % FLAT == 0, FLAT, loss_kernel2, (unsigned)c->size[0], 512, 0, F("losses"),
+                    F("logits"), I("targets"), c->size[1]);
 }
 
 static const Version op_versions[] = {
-    {"1 three passes", "a block a row, one element a thread at a time: the largest, the sum, the gradient; the row is read three times.", loss_three_passes},
-    {"2 online, vectors", "largest and sum in one pass (Milakov & Gimelshein 2018), 16 bytes a load: the row is read twice.", loss_online},
+    {"1 three passes",
+     "a block a row, one element a thread at a time: the largest, the sum, the gradient; the row is read three times.",
+     loss_three_passes},
+    {"2 online, vectors",
+     "largest and sum in one pass (Milakov & Gimelshein 2018), 16 bytes a load: the row is read twice.", loss_online},
     {"in use", "the op of kernels.cuh.", loss_in_use},
-    {"in use: 4 slices", "what four ranks compute that share the vocabulary, and copies of it all: a slice's logits are read again for the gradient.", loss_in_slices},
+    {"in use: 4 slices",
+     "what four ranks compute that share the vocabulary, and copies of it all: a slice's logits are read again for the "
+     "gradient.",
+     loss_in_slices},
     END_OF_VERSIONS};

@@ -1,12 +1,12 @@
 /* dequantize.cu: weights of 8 bits as they are computed with: byte i times the scale of its block of BASE_BLOCK.
  *
- * A byte in, two or four out: it waits for memory, and in training it stands between a unit's gather and its products. Blocks
- * begin at multiples of BASE_BLOCK, so that vectors never have two scales.
+ * A byte in, two or four out: it waits for memory, and in training it stands between a unit's gather and its products.
+ * Blocks begin at multiples of BASE_BLOCK, so that vectors never have two scales.
  */
 #include "page.h"
 
 static void dequantize_case(Case *c) { // size: count
-    int64_t count = c->size[0]; // a row an element: each is held to the bound
+    int64_t count = c->size[0];        // a row an element: each is held to the bound
     reads(c, "in", IN_BYTE, count, 1, 1);
     reads(c, "scales", IN_FLOAT, blocks_of(count, BASE_BLOCK), 1, 1);
     writes(c, "out", IN_X, count, 1);
@@ -52,8 +52,12 @@ static void dequantize_vectors(Case *c) {
 
 static const Version op_versions[] = {
     {"1 by element", "a byte, its scale, a product; which scale is asked for each one.", dequantize_by_element},
-    {"2 by block", "the scale is read once for a block, and the compiler makes vectors of what is within.", dequantize_by_block},
-    {"3 vectors", "all of a block is widened into fp32, by a loop whose length the compiler knows, then scaled and rounded as all of kernels.h is: in bf16 by the instruction, where there is one.", dequantize_vectors},
+    {"2 by block", "the scale is read once for a block, and the compiler makes vectors of what is within.",
+     dequantize_by_block},
+    {"3 vectors",
+     "all of a block is widened into fp32, by a loop whose length the compiler knows, then scaled and rounded as all "
+     "of kernels.h is: in bf16 by the instruction, where there is one.",
+     dequantize_vectors},
     {"in use: threads", "blocks over threads.", dequantize_in_use},
     END_OF_VERSIONS};
 #endif
@@ -62,8 +66,13 @@ static const Version op_versions[] = {
 #include "dequantize.cuh" // defines: op_versions
 #endif
 
-static const Op op = {"dequantize", dequantize_case, NULL, dequantize_definition, op_versions,
-    {{"odd", {1003}}, FOR_CPU({"bench-125m matrix", {1572864}}, {"1B matrix", {16777216}}, {"8B matrix", {58720256}})
-     FOR_GPU({"even", {4096}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
+static const Op op = {"dequantize",
+                      dequantize_case,
+                      NULL,
+                      dequantize_definition,
+                      op_versions,
+                      {{"odd", {1003}},
+                       FOR_CPU({"bench-125m matrix", {1572864}}, {"1B matrix", {16777216}}, {"8B matrix", {58720256}})
+                           FOR_GPU({"even", {4096}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
 
 PAGE(&op)

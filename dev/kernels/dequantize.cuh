@@ -1,11 +1,13 @@
 /* dequantize.cuh: the steps of widening weights of 8 bits on a GPU.
  *
- * A byte in, two or four out: most of the traffic is what is written, so stores must be wide; and as few instructions as
- * possible may stand between two loads.
+ * A byte in, two or four out: most of the traffic is what is written, so stores must be wide; and as few instructions
+ * as possible may stand between two loads.
  */
 
 // Thread i: W bytes from i W on, read one by one.
-template <int W> static __global__ void __launch_bounds__(256) dequantize_bytes(floatX *out, const int8_t *in, const float *scales, int64_t count) {
+template <int W>
+static __global__ void __launch_bounds__(256)
+    dequantize_bytes(floatX *out, const int8_t *in, const float *scales, int64_t count) {
     int64_t i = thread_number() * W;
     float v[W];
     if (i >= count) return;
@@ -14,11 +16,13 @@ template <int W> static __global__ void __launch_bounds__(256) dequantize_bytes(
     store_some<W, false>(out + i, v, count - i);
 }
 template <int W> static void dequantize_by_bytes(Case *c) {
-    KERNEL(c->dev, dequantize_bytes<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("out"), B("in"), F("scales"), c->size[0]);
+    KERNEL(c->dev, dequantize_bytes<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("out"), B("in"), F("scales"),
+           c->size[0]);
 }
 
 static const Version op_versions[] = {
-    {"1 a byte a thread", "a warp reads 32 bytes and one scale: a quarter of a cache line at a time.", dequantize_by_bytes<1>},
+    {"1 a byte a thread", "a warp reads 32 bytes and one scale: a quarter of a cache line at a time.",
+     dequantize_by_bytes<1>},
     {"2 a store of 16 bytes", "as many as fill one; their bytes are read one by one.", dequantize_by_bytes<WIDE>},
     {"in use", "the op of kernels.cuh: bytes come as words too.", dequantize_in_use},
     END_OF_VERSIONS};

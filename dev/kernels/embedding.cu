@@ -1,9 +1,10 @@
-/* embedding.cu: row n of x is row ids[n] of the table, and the backward: row n of dx is added to row ids[n] of the gradient.
+/* embedding.cu: row n of x is row ids[n] of the table, and the backward: row n of dx is added to row ids[n] of the
+ * gradient.
  *
  * No arithmetic worth the name; rows come from anywhere in the table. The backward's question is who may add: tokens
  * repeat, and what two threads add to one row at once is lost, or added in an order that the next run does not repeat.
- * The table has V tokens from `first` on; a row of x is zero where the id is another, and gives no gradient: so ranks split the
- * vocabulary.
+ * The table has V tokens from `first` on; a row of x is zero where the id is another, and gives no gradient: so ranks
+ * split the vocabulary.
  */
 #include "page.h"
 
@@ -49,10 +50,14 @@ static void forward_definition(Case *c) {
     const double *embed = D("embed"), *ids = D("ids");
     double *x = R("x");
     for (int64_t n = 0; n < N; n++)
-        for (int64_t i = 0, row = row_of(c, (int32_t)ids[n]); i < C; i++) x[n * C + i] = row < 0 ? 0 : embed[row * C + i];
+        for (int64_t i = 0, row = row_of(c, (int32_t)ids[n]); i < C; i++)
+            x[n * C + i] = row < 0 ? 0 : embed[row * C + i];
 }
 
-static void forward_in_use(Case *c) { embedding_forward(c->dev, X("x"), X("embed"), I("ids"), (int)c->size[5], (int)c->size[0], (int)c->size[1], (int)c->size[2]); }
+static void forward_in_use(Case *c) {
+    embedding_forward(c->dev, X("x"), X("embed"), I("ids"), (int)c->size[5], (int)c->size[0], (int)c->size[1],
+                      (int)c->size[2]);
+}
 
 #ifndef USE_CUDA
 static void forward_columns(Case *c) {
@@ -73,7 +78,8 @@ static void forward_rows(Case *c) {
     const int32_t *ids = I("ids");
     floatX *x = X("x");
     for (int64_t n = 0; n < N; n++)
-        for (int64_t i = 0, row = row_of(c, ids[n]); i < C; i++) x[n * C + i] = row < 0 ? from_float(0) : embed[row * C + i];
+        for (int64_t i = 0, row = row_of(c, ids[n]); i < C; i++)
+            x[n * C + i] = row < 0 ? from_float(0) : embed[row * C + i];
 }
 
 static void forward_copies(Case *c) {
@@ -89,9 +95,15 @@ static void forward_copies(Case *c) {
 }
 
 static const Version forward_versions[] = {
-    {"1 by columns", "an element of every token, then the next element of every token: each one is taken from another cache line.", forward_columns},
-    {"2 by rows", "a token's row at once: memory is read and written in order, but for the jump from row to row.", forward_rows},
-    {"3 copies", "one question a row, whether it is there, and then the library's copy, which takes whole vectors whatever an element is.", forward_copies},
+    {"1 by columns",
+     "an element of every token, then the next element of every token: each one is taken from another cache line.",
+     forward_columns},
+    {"2 by rows", "a token's row at once: memory is read and written in order, but for the jump from row to row.",
+     forward_rows},
+    {"3 copies",
+     "one question a row, whether it is there, and then the library's copy, which takes whole vectors whatever an "
+     "element is.",
+     forward_copies},
     {"in use: threads", "rows over threads; a copy has no order.", forward_in_use},
     END_OF_VERSIONS};
 #endif
@@ -120,10 +132,14 @@ static void backward_definition(Case *c) {
     double *dembed = R("dembed");
     memcpy(dembed, D("dembed"), (size_t)(V * C) * sizeof(double));
     for (int64_t n = 0; n < N; n++)
-        for (int64_t i = 0, row = row_of(c, (int32_t)ids[n]); i < C && row >= 0; i++) dembed[row * C + i] += dx[n * C + i];
+        for (int64_t i = 0, row = row_of(c, (int32_t)ids[n]); i < C && row >= 0; i++)
+            dembed[row * C + i] += dx[n * C + i];
 }
 
-static void backward_in_use(Case *c) { embedding_backward(c->dev, F("dembed"), X("dx"), I("ids"), (int)c->size[5], (int)c->size[0], (int)c->size[1], (int)c->size[2]); }
+static void backward_in_use(Case *c) {
+    embedding_backward(c->dev, F("dembed"), X("dx"), I("ids"), (int)c->size[5], (int)c->size[0], (int)c->size[1],
+                       (int)c->size[2]);
+}
 
 #ifndef USE_CUDA
 static void backward_search(Case *c) {
@@ -146,7 +162,8 @@ static void backward_part(Case *c, int64_t from, int64_t to, int owner, int owne
         int64_t row = row_of(c, ids[n]);
         if (row < 0 || row % owners != owner) continue;
         float *out = dembed + row * C;
-        for (int64_t i = from; i < to; i += VL) store_float(out + i, load_float(out + i, to - i) + load_x(dx + n * C + i, to - i), to - i);
+        for (int64_t i = from; i < to; i += VL)
+            store_float(out + i, load_float(out + i, to - i) + load_x(dx + n * C + i, to - i), to - i);
     }
 }
 static void backward_scatter(Case *c) { backward_part(c, 0, c->size[1], 0, 1); }
@@ -168,15 +185,30 @@ static void backward_atomic(Case *c) {
 static void backward_columns(Case *c) {
     int64_t vectors = blocks_of(c->size[1], VL), threads = c->dev->threads;
 #pragma omp parallel for num_threads(c->dev->threads)
-    for (int64_t t = 0; t < threads; t++) backward_part(c, vectors * t / threads * VL, min_i64(vectors * (t + 1) / threads * VL, c->size[1]), 0, 1);
+    for (int64_t t = 0; t < threads; t++)
+        backward_part(c, vectors * t / threads * VL, min_i64(vectors * (t + 1) / threads * VL, c->size[1]), 0, 1);
 }
 
 static const Version backward_versions[] = {
-    {"1 search", "each row of the table looks through all tokens for its own: nobody else adds to it, and nearly all looking is in vain.", backward_search},
-    {"2 scatter", "each token adds its row, a vector at a time, to the row that its id names: every token is looked at once.", backward_scatter},
-    {"3 atomic additions", "tokens over threads; a row may be two threads' at once, so every single element is added by an atomic exchange: slower than one thread alone, and the order, so the bits, are another in each run.", backward_atomic},
-    {"4 columns", "columns over threads instead, the scatter in each: as fast whatever the tokens are, the same bits for any number of threads, but each thread takes short pieces of all rows.", backward_columns},
-    {"in use: owners", "a thread owns the ids that leave its number as remainder, and adds their rows, whole, in the order of the tokens: the same bits again; where one token is most of the text, its owner works alone.", backward_in_use},
+    {"1 search",
+     "each row of the table looks through all tokens for its own: nobody else adds to it, and nearly all looking is in "
+     "vain.",
+     backward_search},
+    {"2 scatter",
+     "each token adds its row, a vector at a time, to the row that its id names: every token is looked at once.",
+     backward_scatter},
+    {"3 atomic additions",
+     "tokens over threads; a row may be two threads' at once, so every single element is added by an atomic exchange: "
+     "slower than one thread alone, and the order, so the bits, are another in each run.",
+     backward_atomic},
+    {"4 columns",
+     "columns over threads instead, the scatter in each: as fast whatever the tokens are, the same bits for any number "
+     "of threads, but each thread takes short pieces of all rows.",
+     backward_columns},
+    {"in use: owners",
+     "a thread owns the ids that leave its number as remainder, and adds their rows, whole, in the order of the "
+     "tokens: the same bits again; where one token is most of the text, its owner works alone.",
+     backward_in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -187,16 +219,27 @@ static const Version backward_versions[] = {
 #include "embedding.cuh" // defines: forward_versions, backward_versions
 #endif
 
-static const Op forward = {"embedding_forward", forward_case, forward_prepare, forward_definition, forward_versions,
+static const Op forward = {
+    "embedding_forward",
+    forward_case,
+    forward_prepare,
+    forward_definition,
+    forward_versions,
     {{"odd", {333, 301, 97, 0, 10, 40}},
      FOR_CPU({"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
              {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer", {1024, 2048, 128256}})
-     FOR_GPU({"even", {128, 256, 61, 30}}, {"1B", {8192, 2048, 128256}}, {"8B", {8192, 4096, 128256}})}};
+         FOR_GPU({"even", {128, 256, 61, 30}}, {"1B", {8192, 2048, 128256}}, {"8B", {8192, 4096, 128256}})}};
 
-static const Op backward = {"embedding_backward", backward_case, backward_prepare, backward_definition, backward_versions,
-    {{"odd", {333, 301, 97, 0, 10, 40}},
-     FOR_CPU({"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
-             {"bench-125m, 90 % one token", {1024, 768, 32000, 90}}, {"1B layer, 1 of 4 slices", {1024, 2048, 32064, 0, 75, 32064}})
-     FOR_GPU({"even", {128, 256, 61, 30}}, {"1B", {8192, 2048, 128256}}, {"1B, 90 % one token", {8192, 2048, 128256, 90}})}};
+static const Op backward = {"embedding_backward",
+                            backward_case,
+                            backward_prepare,
+                            backward_definition,
+                            backward_versions,
+                            {{"odd", {333, 301, 97, 0, 10, 40}},
+                             FOR_CPU({"bench-8m", {2048, 288, 4096}}, {"bench-125m", {1024, 768, 32000}},
+                                     {"bench-125m, 90 % one token", {1024, 768, 32000, 90}},
+                                     {"1B layer, 1 of 4 slices", {1024, 2048, 32064, 0, 75, 32064}})
+                                 FOR_GPU({"even", {128, 256, 61, 30}}, {"1B", {8192, 2048, 128256}},
+                                         {"1B, 90 % one token", {8192, 2048, 128256, 90}})}};
 
 PAGE(&forward, &backward)

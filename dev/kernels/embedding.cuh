@@ -1,14 +1,17 @@
 /* embedding.cuh: the steps of the embedding on a GPU.
  *
- * Forward: rows are copied. Backward: rows are added to rows, several to the same one; who adds, and in which order? With
- * atomics everyone, in an order that the next run does not repeat; without, somebody must know all tokens of a row.
+ * Forward: rows are copied. Backward: rows are added to rows, several to the same one; who adds, and in which order?
+ * With atomics everyone, in an order that the next run does not repeat; without, somebody must know all tokens of a
+ * row.
  */
 
 // ---------------------------------------------------------------------------
 // forward
 
 // Thread i: W elements of token n's row.
-template <int W> static __global__ void __launch_bounds__(256) forward_kernel1(floatX *x, const floatX *embed, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
+template <int W>
+static __global__ void __launch_bounds__(256)
+    forward_kernel1(floatX *x, const floatX *embed, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
     int64_t i = thread_number(), n = i / (C / W), at = i % (C / W) * W;
     float v[W] = {};
     if (n >= N) return;
@@ -18,11 +21,13 @@ template <int W> static __global__ void __launch_bounds__(256) forward_kernel1(f
 }
 static void forward_elements(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL(c->dev, forward_kernel1<1>, blocks_for(N * C, 256), 256, 0, X("x"), X("embed"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
+    KERNEL(c->dev, forward_kernel1<1>, blocks_for(N * C, 256), 256, 0, X("x"), X("embed"), I("ids"), N, C,
+           (int)c->size[2], (int)c->size[5]);
 }
 static void forward_vectors(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL_BY_WIDTH(c->dev, C % WIDE == 0, WIDE, forward_kernel1, blocks_for(N * (C / W), 256), 256, 0, X("x"), X("embed"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
+    KERNEL_BY_WIDTH(c->dev, C % WIDE == 0, WIDE, forward_kernel1, blocks_for(N * (C / W), 256), 256, 0, X("x"),
+                    X("embed"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
 }
 
 static const Version forward_versions[] = {
@@ -34,17 +39,20 @@ static const Version forward_versions[] = {
 // ---------------------------------------------------------------------------
 // backward
 
-static __global__ void __launch_bounds__(256) backward_kernel1(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
+static __global__ void __launch_bounds__(256)
+    backward_kernel1(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
     int64_t i = thread_number(), n = i / C, row = n < N ? slice_row(ids[n], first, V) : -1;
     if (row >= 0) atomicAdd(dembed + row * C + i % C, to_float(dx[i]));
 }
 static void backward_atomic(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL(c->dev, backward_kernel1, blocks_for(N * C, 256), 256, 0, F("dembed"), X("dx"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
+    KERNEL(c->dev, backward_kernel1, blocks_for(N * C, 256), 256, 0, F("dembed"), X("dx"), I("ids"), N, C,
+           (int)c->size[2], (int)c->size[5]);
 }
 
 // Thread i owns column i of the whole table, and takes all tokens in their order.
-static __global__ void __launch_bounds__(WARP) backward_kernel2(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
+static __global__ void __launch_bounds__(WARP)
+    backward_kernel2(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
     int64_t i = thread_number();
     for (int64_t n = 0; n < N && i < C; n++) {
         int64_t row = slice_row(ids[n], first, V);
@@ -53,11 +61,13 @@ static __global__ void __launch_bounds__(WARP) backward_kernel2(float *dembed, c
 }
 static void backward_columns(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL(c->dev, backward_kernel2, blocks_for(C, WARP), WARP, 0, F("dembed"), X("dx"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
+    KERNEL(c->dev, backward_kernel2, blocks_for(C, WARP), WARP, 0, F("dembed"), X("dx"), I("ids"), N, C,
+           (int)c->size[2], (int)c->size[5]);
 }
 
 // Block (x, n): if token n is the first with its id, it adds up all tokens that have it, 256 columns at a time.
-static __global__ void __launch_bounds__(256) backward_kernel3(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
+static __global__ void __launch_bounds__(256)
+    backward_kernel3(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
     int64_t mine = blockIdx.x, i = (int64_t)blockIdx.y * 256 + threadIdx.x, row = slice_row(ids[mine], first, V);
     int32_t id = ids[mine];
     int before = 0;
@@ -70,12 +80,25 @@ static __global__ void __launch_bounds__(256) backward_kernel3(float *dembed, co
 }
 static void backward_first_owns(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
-    KERNEL(c->dev, backward_kernel3, dim3((unsigned)N, blocks_for(C, 256)), 256, 0, F("dembed"), X("dx"), I("ids"), N, C, (int)c->size[2], (int)c->size[5]);
+    KERNEL(c->dev, backward_kernel3, dim3((unsigned)N, blocks_for(C, 256)), 256, 0, F("dembed"), X("dx"), I("ids"), N,
+           C, (int)c->size[2], (int)c->size[5]);
 }
 
 static const Version backward_versions[] = {
-    {"1 atomic additions", "an element a thread, added to its row atomically: fast where tokens differ, a queue where one token is most of the text; other bits in each run.", backward_atomic},
-    {"2 columns", "a thread has a column and takes all tokens, one after the other: the same bits in each run, but a warp a multiprocessor waits for memory N times.", backward_columns},
-    {"3 the first owns", "the block of the first token of an id looks for the others and adds their rows: blocks enough, but each reads all ids, and the owner of a frequent token works alone.", backward_first_owns},
-    {"in use: sorted", "the op of kernels.cuh: tokens are sorted by id, stretches of 64 of them added up by blocks of their own, then the parts of a row in their order.", backward_in_use},
+    {"1 atomic additions",
+     "an element a thread, added to its row atomically: fast where tokens differ, a queue where one token is most of "
+     "the text; other bits in each run.",
+     backward_atomic},
+    {"2 columns",
+     "a thread has a column and takes all tokens, one after the other: the same bits in each run, but a warp a "
+     "multiprocessor waits for memory N times.",
+     backward_columns},
+    {"3 the first owns",
+     "the block of the first token of an id looks for the others and adds their rows: blocks enough, but each reads "
+     "all ids, and the owner of a frequent token works alone.",
+     backward_first_owns},
+    {"in use: sorted",
+     "the op of kernels.cuh: tokens are sorted by id, stretches of 64 of them added up by blocks of their own, then "
+     "the parts of a row in their order.",
+     backward_in_use},
     END_OF_VERSIONS};

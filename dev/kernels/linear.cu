@@ -8,13 +8,18 @@
  */
 #include "page.h"
 
-typedef struct { Product p; void *c; const floatX *a, *b; } Work;
+typedef struct {
+    Product p;
+    void *c;
+    const floatX *a, *b;
+} Work;
 
 static Work work_of(Case *c) { // which of the three, its output says
     int64_t N = c->size[0], IC = c->size[1], OC = c->size[2], dy_stride = OC + c->size[3];
     PageTensor *y = page_find(c, "y"), *dx = page_find(c, "dx"), *out = y ? y : dx ? dx : page_find(c, "dw");
     Product forward = {N, OC, IC, IC, 1, 1, IC, OC, out->storage == IN_FLOAT, 0};
-    Product input = {N, IC, OC, dy_stride, 1, IC, 1, IC, 0, 0}, weight = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, out->role == UPDATED};
+    Product input = {N, IC, OC, dy_stride, 1, IC, 1, IC, 0, 0},
+            weight = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, out->role == UPDATED};
     Work w = {y ? forward : dx ? input : weight, out->data, y ? X("x") : X("dy"), y || dx ? X("w") : X("x")};
     return w;
 }
@@ -50,7 +55,8 @@ static void triple_loop(Case *c) {
     for (int64_t i = 0; i < w.p.M; i++)
         for (int64_t j = 0; j < w.p.N; j++) {
             float sum = 0;
-            for (int64_t k = 0; k < w.p.K; k++) sum += to_float(w.a[i * w.p.a_row + k * w.p.a_col]) * to_float(w.b[k * w.p.b_row + j * w.p.b_col]);
+            for (int64_t k = 0; k < w.p.K; k++)
+                sum += to_float(w.a[i * w.p.a_row + k * w.p.a_col]) * to_float(w.b[k * w.p.b_row + j * w.p.b_col]);
             put(&w, i, j, sum);
         }
 }
@@ -61,7 +67,8 @@ static void dot_products(Case *c) {
     for (int64_t i = 0; i < w.p.M; i++)
         for (int64_t j = 0; j < w.p.N; j++) {
             vfloat sum = vsplat(0);
-            for (int64_t k = 0; k < w.p.K; k += VL) sum = vfma(load_x(w.a + i * w.p.a_row + k, w.p.K - k), load_x(w.b + j * w.p.b_col + k, w.p.K - k), sum);
+            for (int64_t k = 0; k < w.p.K; k += VL)
+                sum = vfma(load_x(w.a + i * w.p.a_row + k, w.p.K - k), load_x(w.b + j * w.p.b_col + k, w.p.K - k), sum);
             put(&w, i, j, vsum(sum));
         }
 }
@@ -75,7 +82,8 @@ static void sums_of_rows(Case *c) {
         memset(row, 0, bytes);
         for (int64_t k = 0; k < w.p.K; k++) {
             vfloat a = vsplat(to_float(w.a[i * w.p.a_row + k * w.p.a_col]));
-            for (int64_t j = 0; j < w.p.N; j += VL) vstore(row + j, vfma(a, load_x(w.b + k * w.p.b_row + j, w.p.N - j), vload(row + j)));
+            for (int64_t j = 0; j < w.p.N; j += VL)
+                vstore(row + j, vfma(a, load_x(w.b + k * w.p.b_row + j, w.p.N - j), vload(row + j)));
         }
         for (int64_t j = 0; j < w.p.N; j += VL) put_vector(&w, i, j, vload(row + j));
     }
@@ -90,7 +98,8 @@ static void dot_tiles(Case *c) {
         for (int64_t i = 0; i < w.p.M; i += DOTS) {
             const floatX *a[DOTS], *b[DOTS];
             vfloat sum[DOTS][DOTS] = ZERO;
-            for (int r = 0; r < DOTS; r++) a[r] = w.a + min_i64(i + r, w.p.M - 1) * w.p.a_row, b[r] = w.b + min_i64(j + r, w.p.N - 1) * w.p.b_col;
+            for (int r = 0; r < DOTS; r++)
+                a[r] = w.a + min_i64(i + r, w.p.M - 1) * w.p.a_row, b[r] = w.b + min_i64(j + r, w.p.N - 1) * w.p.b_col;
             for (int64_t k = 0; k < w.p.K; k += VL) {
                 vfloat bk[DOTS];
 #pragma GCC unroll 8
@@ -112,7 +121,8 @@ static void row_tiles(Case *c) {
         for (int64_t i = 0; i < w.p.M; i += MR) {
             const floatX *a[MR], *b = w.b + j;
             vfloat sum[MR][2] = ZERO;
-            int64_t left = min_i64(VL, w.p.N - j), right = max_i64(0, min_i64(VL, w.p.N - j - VL)); // columns of the tile's two vectors
+            int64_t left = min_i64(VL, w.p.N - j),
+                    right = max_i64(0, min_i64(VL, w.p.N - j - VL)); // columns of the tile's two vectors
             for (int r = 0; r < MR; r++) a[r] = w.a + min_i64(i + r, w.p.M - 1) * w.p.a_row;
             for (int64_t k = 0; k < w.p.K; k++, b += w.p.b_row) {
                 vfloat b0 = load_x(b, left), b1 = load_x(b + VL, right);
@@ -130,7 +140,8 @@ static void row_tiles(Case *c) {
 }
 
 /* panel(depth / 2, width): as pack_panel, but two neighbours along the sum in each 32 bits, not one float. */
-static void pack_pairs(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count, int64_t depth) {
+static void pack_pairs(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count,
+                       int64_t depth) {
     memset(panel, 0, (size_t)(width * blocks_of(depth, 2)) * sizeof(float));
     for (int64_t k = 0; k < depth; k += 2)
         for (int64_t j = 0; j < min_i64(count, width); j++) {
@@ -139,19 +150,27 @@ static void pack_pairs(float *panel, int64_t width, const floatX *in, int64_t ro
         }
 }
 
-/* Block number `block` of C. Pieces of A and B are copied into panels: what a tile reads lies in the order in which it is read. */
-static inline __attribute__((always_inline)) void packed_block(const Work *w, int64_t block, float *space, const int pair) {
-    void (*pack)(float *, int64_t, const floatX *, int64_t, int64_t, int64_t, int64_t) = pair == 2 ? pack_pairs : pack_panel;
+/* Block number `block` of C. Pieces of A and B are copied into panels: what a tile reads lies in the order in which it
+ * is read. */
+static inline __attribute__((always_inline)) void packed_block(const Work *w, int64_t block, float *space,
+                                                               const int pair) {
+    void (*pack)(float *, int64_t, const floatX *, int64_t, int64_t, int64_t, int64_t) =
+        pair == 2 ? pack_pairs : pack_panel;
     float *as = space, *bs = as + PLAIN_ROWS * PLAIN_DEPTH, *sums = bs + PLAIN_COLS * PLAIN_DEPTH;
     int64_t across = blocks_of(w->p.N, PLAIN_COLS), i0 = block / across * PLAIN_ROWS, j0 = block % across * PLAIN_COLS;
     int64_t rows = min_i64(PLAIN_ROWS, w->p.M - i0), cols = min_i64(PLAIN_COLS, w->p.N - j0);
     for (int64_t k0 = 0; k0 < w->p.K; k0 += PLAIN_DEPTH * pair) {
         int64_t elements = min_i64(PLAIN_DEPTH * pair, w->p.K - k0), depth = blocks_of(elements, pair);
-        for (int64_t i = 0; i < rows; i += MR) pack(as + i * PLAIN_DEPTH, MR, w->a + (i0 + i) * w->p.a_row + k0 * w->p.a_col, w->p.a_row, w->p.a_col, rows - i, elements);
-        for (int64_t j = 0; j < cols; j += NR) pack(bs + j * PLAIN_DEPTH, NR, w->b + (j0 + j) * w->p.b_col + k0 * w->p.b_row, w->p.b_col, w->p.b_row, cols - j, elements);
+        for (int64_t i = 0; i < rows; i += MR)
+            pack(as + i * PLAIN_DEPTH, MR, w->a + (i0 + i) * w->p.a_row + k0 * w->p.a_col, w->p.a_row, w->p.a_col,
+                 rows - i, elements);
+        for (int64_t j = 0; j < cols; j += NR)
+            pack(bs + j * PLAIN_DEPTH, NR, w->b + (j0 + j) * w->p.b_col + k0 * w->p.b_row, w->p.b_col, w->p.b_row,
+                 cols - j, elements);
         for (int64_t j = 0; j < cols; j += NR) // a panel of B stays in the nearest cache, while those of A pass
             for (int64_t i = 0; i < rows; i += MR)
-                tile_product(sums + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR, 1, NR, depth, k0 > 0, pair);
+                tile_product(sums + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH,
+                             NR, 1, NR, depth, k0 > 0, pair);
     }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < cols; j += VL) put_vector(w, i0 + i, j0 + j, vload(sums + i * PLAIN_COLS + j));
@@ -181,10 +200,26 @@ static void plain(Case *c) {
     c->dev->matmuls->plain = was;
 }
 
-#define PACKED {"4 panels", "blocks of A and B are copied into panels first: the tile reads both from front to back, out of the nearest caches, and each is widened to fp32 once a block, not once a tile.", packed}
-#define PLAIN {"5 threads", "blocks over threads: the plain product of kernels.h, in use where there is no oneDNN, or, for bf16, no instruction for it.", plain}
+#define PACKED                                                                                                         \
+    {                                                                                                                  \
+        "4 panels",                                                                                                    \
+            "blocks of A and B are copied into panels first: the tile reads both from front to back, out of the "      \
+            "nearest caches, and each is widened to fp32 once a block, not once a tile.",                              \
+            packed                                                                                                     \
+    }
+#define PLAIN                                                                                                          \
+    {                                                                                                                  \
+        "5 threads",                                                                                                   \
+            "blocks over threads: the plain product of kernels.h, in use where there is no oneDNN, or, for bf16, no "  \
+            "instruction for it.",                                                                                     \
+            plain                                                                                                      \
+    }
 #ifdef HAVE_PAIRS
-#define PAIRS {"6 pairs of bf16", "panels hold bf16 as they are, two neighbours along the sum in 32 bits, which one instruction multiplies and adds: nothing is widened, and a sum takes half as many steps.", packed_pairs},
+#define PAIRS                                                                                                          \
+    {"6 pairs of bf16",                                                                                                \
+     "panels hold bf16 as they are, two neighbours along the sum in 32 bits, which one instruction multiplies and "    \
+     "adds: nothing is widened, and a sum takes half as many steps.",                                                  \
+     packed_pairs},
 #else
 #define PAIRS
 #endif
@@ -220,11 +255,22 @@ static void forward_definition(Case *c) {
 
 #ifndef USE_CUDA
 static const Version forward_versions[] = {
-    {"1 triple loop", "the formula: each sum is one chain of additions, each waiting for the one before, and all of w passes by for each row of x.", triple_loop},
-    {"2 vectors", "x and w lie along the sum, so a vector takes VL products of it: as many partial sums as lanes.", dot_products},
-    {"3 a tile in registers", "several rows of x by several of w at once: each vector that is loaded enters as many products, and as many chains run side by side.", dot_tiles},
-    PACKED, PLAIN, PAIRS
-    {"in use: oneDNN", "the same ideas with code made for the shape when it is first met, prefetches, and blocks fitted to the caches; kept from then on.", in_use},
+    {"1 triple loop",
+     "the formula: each sum is one chain of additions, each waiting for the one before, and all of w passes by for "
+     "each row of x.",
+     triple_loop},
+    {"2 vectors", "x and w lie along the sum, so a vector takes VL products of it: as many partial sums as lanes.",
+     dot_products},
+    {"3 a tile in registers",
+     "several rows of x by several of w at once: each vector that is loaded enters as many products, and as many "
+     "chains run side by side.",
+     dot_tiles},
+    PACKED,
+    PLAIN,
+    PAIRS{"in use: oneDNN",
+          "the same ideas with code made for the shape when it is first met, prefetches, and blocks fitted to the "
+          "caches; kept from then on.",
+          in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -255,11 +301,22 @@ static void input_definition(Case *c) {
 
 #ifndef USE_CUDA
 static const Version input_versions[] = {
-    {"1 triple loop", "the formula: a sum goes down a column of w, and takes one element of each cache line it touches.", triple_loop},
-    {"2 by rows", "the loops in another order: a row of dx is a sum of rows of w, so w is read as it lies, by vectors; each product reads and writes its sum.", sums_of_rows},
-    {"3 a tile in registers", "the sums of several rows by two vectors stay in registers until they are complete; w is read once for that many rows, but down a narrow strip, from one row to the next, which the caches do not like.", row_tiles},
-    PACKED, PLAIN, PAIRS
-    {"in use: oneDNN", "as in the forward; in fp32, sums over more than 16,384 outputs (the head's) in two or more parts, on which it is faster.", in_use},
+    {"1 triple loop",
+     "the formula: a sum goes down a column of w, and takes one element of each cache line it touches.", triple_loop},
+    {"2 by rows",
+     "the loops in another order: a row of dx is a sum of rows of w, so w is read as it lies, by vectors; each product "
+     "reads and writes its sum.",
+     sums_of_rows},
+    {"3 a tile in registers",
+     "the sums of several rows by two vectors stay in registers until they are complete; w is read once for that many "
+     "rows, but down a narrow strip, from one row to the next, which the caches do not like.",
+     row_tiles},
+    PACKED,
+    PLAIN,
+    PAIRS{"in use: oneDNN",
+          "as in the forward; in fp32, sums over more than 16,384 outputs (the head's) in two or more parts, on which "
+          "it is faster.",
+          in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -287,10 +344,19 @@ static void weight_definition(Case *c) {
 #ifndef USE_CUDA
 static const Version weight_versions[] = {
     {"1 triple loop", "the formula: the sum is over tokens, so it goes down a column of dy and one of x.", triple_loop},
-    {"2 by rows", "a row of dw is a sum of rows of x; only dy is still read down its columns, one element for each row of x.", sums_of_rows},
-    {"3 a tile in registers", "several rows of dw by two vectors stay in registers over all tokens; but columns of dy whose rows are a power of two apart crowd into a few places of the cache, and alone this can lose to 2.", row_tiles},
-    PACKED, PLAIN, PAIRS
-    {"in use: oneDNN", "as in the forward; at most 1,024 tokens at a time, each part added in fp32, because a longer sum it divides among threads: then the bits depend on how many there are.", in_use},
+    {"2 by rows",
+     "a row of dw is a sum of rows of x; only dy is still read down its columns, one element for each row of x.",
+     sums_of_rows},
+    {"3 a tile in registers",
+     "several rows of dw by two vectors stay in registers over all tokens; but columns of dy whose rows are a power of "
+     "two apart crowd into a few places of the cache, and alone this can lose to 2.",
+     row_tiles},
+    PACKED,
+    PLAIN,
+    PAIRS{"in use: oneDNN",
+          "as in the forward; at most 1,024 tokens at a time, each part added in fp32, because a longer sum it divides "
+          "among threads: then the bits depend on how many there are.",
+          in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -301,22 +367,45 @@ static const Version weight_versions[] = {
 #include "linear.cuh" // defines: forward_versions, input_versions, weight_versions
 #endif
 
-static const Op forward = {"linear_forward", forward_case, NULL, forward_definition, forward_versions,
+static const Op forward = {
+    "linear_forward",
+    forward_case,
+    NULL,
+    forward_definition,
+    forward_versions,
     {{"odd", {131, 301, 277}},
-     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
-             {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, 1}}, {"1B layer gate_up", {1024, 2048, 16384}})
-     FOR_GPU({"even", {192, 160, 136, 1}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, 1}})}};
+     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}},
+             {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
+             {"bench-125m head", {1024, 768, 32000, 1}}, {"1B layer gate_up", {1024, 2048, 16384}})
+         FOR_GPU({"even", {192, 160, 136, 1}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
+                 {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, 1}})}};
 
-static const Op input = {"linear_backward_input", input_case, NULL, input_definition, input_versions,
+static const Op input = {
+    "linear_backward_input",
+    input_case,
+    NULL,
+    input_definition,
+    input_versions,
     {{"odd", {131, 277, 301, 5}},
-     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
-             {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}})
-     FOR_GPU({"even", {192, 136, 160, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0}})}};
+     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}},
+             {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
+             {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}})
+         FOR_GPU({"even", {192, 136, 160, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
+                 {"8B gate_up", {8192, 4096, 28672}},
+                 {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0}})}};
 
-static const Op weight = {"linear_backward_weight", weight_case, NULL, weight_definition, weight_versions,
+static const Op weight = {
+    "linear_backward_weight",
+    weight_case,
+    NULL,
+    weight_definition,
+    weight_versions,
     {{"odd", {1030, 77, 139, 5, 1}},
-     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}}, {"bench-125m gate_up", {1024, 768, 4096}},
-             {"bench-125m down", {1024, 2048, 768}}, {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}})
-     FOR_GPU({"even", {192, 160, 136, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}}, {"8B gate_up", {8192, 4096, 28672}}, {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0, 1}})}};
+     FOR_CPU({"bench-8m gate_up", {2048, 288, 1536}}, {"bench-125m qkv", {1024, 768, 1280}},
+             {"bench-125m gate_up", {1024, 768, 4096}}, {"bench-125m down", {1024, 2048, 768}},
+             {"bench-125m head", {1024, 768, 32000, HEAD_SPARE}}, {"1B layer gate_up", {1024, 2048, 16384}})
+         FOR_GPU({"even", {192, 160, 136, 8}}, {"1B gate_up", {8192, 2048, 16384}}, {"1B down", {8192, 8192, 2048}},
+                 {"8B gate_up", {8192, 4096, 28672}},
+                 {"1B head, 2k tokens", {2048, 2048, 128256, FLOATX == DTYPE_BF16 ? 128256 : 0, 1}})}};
 
 PAGE(&forward, &input, &weight)

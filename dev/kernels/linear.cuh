@@ -1,9 +1,9 @@
 /* linear.cuh: the steps of a matrix product on a GPU.
  *
- * The same as on a processor, with other places to keep things: what was fetched from memory must enter many products before
- * it is let go, first in shared memory, which a block fills and all its threads read, then in registers. From there on the
- * multipliers decide: tensor cores take a 16 x 16 by 16 x 8 product of bf16 an instruction (mma), 16 times as many as FMAs.
- * C(M,N) = A(M,K) B(K,N) by strides, as in linear.cu. Grids are flat: tile numbers pass 65,535.
+ * The same as on a processor, with other places to keep things: what was fetched from memory must enter many products
+ * before it is let go, first in shared memory, which a block fills and all its threads read, then in registers. From
+ * there on the multipliers decide: tensor cores take a 16 x 16 by 16 x 8 product of bf16 an instruction (mma), 16 times
+ * as many as FMAs. C(M,N) = A(M,K) B(K,N) by strides, as in linear.cu. Grids are flat: tile numbers pass 65,535.
  */
 
 /* C[i][j] = or += sum. */
@@ -16,20 +16,27 @@ static __device__ __forceinline__ void put_sum(const Product &p, void *c, int64_
 
 // Thread (x, y): one element of C; both its operands come past it along K.
 static __global__ void __launch_bounds__(256) naive_kernel(Product p, void *c, const floatX *a, const floatX *b) {
-    int64_t across = blocks_of(p.N, 32), i = blockIdx.x / across * 8 + threadIdx.y, j = blockIdx.x % across * 32 + threadIdx.x;
+    int64_t across = blocks_of(p.N, 32), i = blockIdx.x / across * 8 + threadIdx.y,
+            j = blockIdx.x % across * 32 + threadIdx.x;
     float sum = 0;
     if (i >= p.M || j >= p.N) return;
-    for (int64_t k = 0; k < p.K; k++) sum += to_float(a[i * p.a_row + k * p.a_col]) * to_float(b[k * p.b_row + j * p.b_col]);
+    for (int64_t k = 0; k < p.K; k++)
+        sum += to_float(a[i * p.a_row + k * p.a_col]) * to_float(b[k * p.b_row + j * p.b_col]);
     put_sum(p, c, i, j, sum);
 }
 static void naive(Case *c) {
     Work w = work_of(c);
-    KERNEL(c->dev, naive_kernel, (unsigned)(blocks_of(w.p.M, 8) * blocks_of(w.p.N, 32)), dim3(32, 8), 0, w.p, w.c, w.a, w.b);
+    KERNEL(c->dev, naive_kernel, (unsigned)(blocks_of(w.p.M, 8) * blocks_of(w.p.N, 32)), dim3(32, 8), 0, w.p, w.c, w.a,
+           w.b);
 }
 
-/* A piece of an operand, `rows` (of A, or columns of B) from r0 on, DEPTH along the sum from k0 on, into tile(DEPTH, rows + 1);
- * zeros beyond the edges. Neighbouring threads fetch neighbouring elements of memory, whichever way it runs. */
-template <int DEPTH, int ROWS> static __device__ __forceinline__ void fetch(float (&tile)[DEPTH][ROWS + 1], const floatX *from, int64_t row, int64_t col, int64_t r0, int64_t rows, int64_t k0, int64_t depth, int thread) {
+/* A piece of an operand, `rows` (of A, or columns of B) from r0 on, DEPTH along the sum from k0 on, into tile(DEPTH,
+ * rows + 1); zeros beyond the edges. Neighbouring threads fetch neighbouring elements of memory, whichever way it runs.
+ */
+template <int DEPTH, int ROWS>
+static __device__ __forceinline__ void fetch(float (&tile)[DEPTH][ROWS + 1], const floatX *from, int64_t row,
+                                             int64_t col, int64_t r0, int64_t rows, int64_t k0, int64_t depth,
+                                             int thread) {
     for (int i = thread; i < DEPTH * ROWS; i += 256) {
         int r = col == 1 ? i / DEPTH : i % ROWS, k = col == 1 ? i % DEPTH : i / ROWS;
         tile[k][r] = r0 + r < rows && k0 + k < depth ? to_float(from[(r0 + r) * row + (k0 + k) * col]) : 0;
@@ -37,7 +44,8 @@ template <int DEPTH, int ROWS> static __device__ __forceinline__ void fetch(floa
 }
 
 // A block of 16 x 16 threads has EACH x EACH elements of C a thread: element (x + 16 r, y + 16 s) of its tile.
-template <int EACH> static __global__ void __launch_bounds__(256) tile_kernel(Product p, void *c, const floatX *a, const floatX *b) {
+template <int EACH>
+static __global__ void __launch_bounds__(256) tile_kernel(Product p, void *c, const floatX *a, const floatX *b) {
     enum { SIDE = 16 * EACH, DEPTH = 16 };
     typedef float Tile[DEPTH][SIDE + 1];
     SHARED(Tile, tiles, 2);
@@ -64,19 +72,27 @@ template <int EACH> static __global__ void __launch_bounds__(256) tile_kernel(Pr
 }
 template <int EACH> static void tiles(Case *c) {
     Work w = work_of(c);
-    KERNEL(c->dev, tile_kernel<EACH>, (unsigned)(blocks_of(w.p.M, 16 * EACH) * blocks_of(w.p.N, 16 * EACH)), 256, 0, w.p, w.c, w.a, w.b);
+    KERNEL(c->dev, tile_kernel<EACH>, (unsigned)(blocks_of(w.p.M, 16 * EACH) * blocks_of(w.p.N, 16 * EACH)), 256, 0,
+           w.p, w.c, w.a, w.b);
 }
 
 #ifdef PRECISION_BF16
-enum { SIDE = 128, DEPTH = 32, STAGES = 3, STAGE = 2 * SIDE * DEPTH }; // a tile of C; its operands' depth a step; steps under way; elements of a step
+enum {
+    SIDE = 128,
+    DEPTH = 32,
+    STAGES = 3,
+    STAGE = 2 * SIDE * DEPTH
+}; // a tile of C; its operands' depth a step; steps under way; elements of a step
 
-/* Where 8 elements (16 bytes) of an operand's tile lie, from row r (of A, column of B) and depth k on: rows of DEPTH where memory
- * runs along K, else DEPTH rows of SIDE. Pieces change places within their row so that the eight that ldmatrix reads
- * together, one above the other, lie in different banks. */
+/* Where 8 elements (16 bytes) of an operand's tile lie, from row r (of A, column of B) and depth k on: rows of DEPTH
+ * where memory runs along K, else DEPTH rows of SIDE. Pieces change places within their row so that the eight that
+ * ldmatrix reads together, one above the other, lie in different banks. */
 template <bool ALONG_K> static __device__ __forceinline__ int place(int r, int k) {
     return ALONG_K ? r * DEPTH + (k / 8 ^ r / 2 % 4) * 8 : k * SIDE + (r / 8 ^ k % 8) * 8;
 }
-template <bool ALONG_K> static __device__ __forceinline__ void fetch_async(bf16 *tile, const bf16 *from, int64_t stride, int64_t r0, int64_t rows, int64_t k0, int64_t depth) {
+template <bool ALONG_K>
+static __device__ __forceinline__ void fetch_async(bf16 *tile, const bf16 *from, int64_t stride, int64_t r0,
+                                                   int64_t rows, int64_t k0, int64_t depth) {
     for (int i = threadIdx.x; i < SIDE * DEPTH / 8; i += 256) {
         int r = ALONG_K ? i / (DEPTH / 8) : i % (SIDE / 8) * 8, k = ALONG_K ? i % (DEPTH / 8) * 8 : i / (SIDE / 8);
         int64_t at = ALONG_K ? (r0 + r) * stride + k0 + k : (k0 + k) * stride + r0 + r;
@@ -84,22 +100,28 @@ template <bool ALONG_K> static __device__ __forceinline__ void fetch_async(bf16 
     }
 }
 /* The four 8 x 8 matrices of rows r ... r + 15, depth k ... k + 15: rows vary first in A's registers, depth in B's. */
-template <bool ALONG_K, bool ROWS_FIRST> static __device__ __forceinline__ void fragment(uint32_t (&out)[4], const bf16 *tile, int r, int k) {
+template <bool ALONG_K, bool ROWS_FIRST>
+static __device__ __forceinline__ void fragment(uint32_t (&out)[4], const bf16 *tile, int r, int k) {
     int lane = threadIdx.x % WARP, matrix = lane / 8, one = matrix % 2 * 8, two = matrix / 2 * 8;
     r += ROWS_FIRST ? one : two, k += ROWS_FIRST ? two : one;
     if (ALONG_K) ptx_ldmatrix_x4(out, tile + place<true>(r + lane % 8, k));
     else ptx_ldmatrix_x4_trans(out, tile + place<false>(r, k + lane % 8));
 }
 
-// A block of 8 warps: a tile of 128 x 128, of which warp (y, x) of 2 x 4 has 64 x 32. While a step is multiplied, two more are under way.
-template <bool A_ALONG_K, bool B_ALONG_K> static __global__ void __launch_bounds__(256, 2) mma_kernel(Product p, void *c, const bf16 *a, const bf16 *b) {
+// A block of 8 warps: a tile of 128 x 128, of which warp (y, x) of 2 x 4 has 64 x 32. While a step is multiplied, two
+// more are under way.
+template <bool A_ALONG_K, bool B_ALONG_K>
+static __global__ void __launch_bounds__(256, 2) mma_kernel(Product p, void *c, const bf16 *a, const bf16 *b) {
     DYN_SHARED(bf16, stages); // (STAGES, STAGE)
-    int across = (int)blocks_of(p.N, SIDE), i0 = blockIdx.x / across * SIDE, j0 = blockIdx.x % across * SIDE; // M, N and K pass no int; offsets do
-    int steps = (int)blocks_of(p.K, DEPTH), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = warp / 4 * 64, col = warp % 4 * 32;
+    int across = (int)blocks_of(p.N, SIDE), i0 = blockIdx.x / across * SIDE,
+        j0 = blockIdx.x % across * SIDE; // M, N and K pass no int; offsets do
+    int steps = (int)blocks_of(p.K, DEPTH), warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = warp / 4 * 64,
+        col = warp % 4 * 32;
     float sum[4][4][4] = {};
     for (int step = -(STAGES - 1); step < steps; step++) {
         int ahead = step + STAGES - 1;
-        bf16 *to = stages + ahead % STAGES * STAGE, *as = stages + (step + STAGES) % STAGES * STAGE, *bs = as + SIDE * DEPTH;
+        bf16 *to = stages + ahead % STAGES * STAGE, *as = stages + (step + STAGES) % STAGES * STAGE,
+             *bs = as + SIDE * DEPTH;
         if (step >= 0) {
             ptx_cp_async_wait<STAGES - 2>(); // this thread's part of the step has come …
             __syncthreads();                 // … everyone's has; and all are done with the stage that is filled next
@@ -129,31 +151,50 @@ template <bool A_ALONG_K, bool B_ALONG_K> static __global__ void __launch_bounds
 #pragma unroll
     for (int m = 0; m < 4; m++) {
 #pragma unroll
-        for (int e = 0; e < 16; e++) // element e % 4 of product (m, e / 4): rows lane / 4 and 8 below, columns 2 (lane % 4) and the next
-            put_sum(p, c, i0 + row + 16 * m + lane / 4 + e % 4 / 2 * 8, j0 + col + e / 4 * 8 + lane % 4 * 2 + e % 2, sum[m][e / 4][e % 4]);
+        for (int e = 0; e < 16;
+             e++) // element e % 4 of product (m, e / 4): rows lane / 4 and 8 below, columns 2 (lane % 4) and the next
+            put_sum(p, c, i0 + row + 16 * m + lane / 4 + e % 4 / 2 * 8, j0 + col + e / 4 * 8 + lane % 4 * 2 + e % 2,
+                    sum[m][e / 4][e % 4]);
         __syncwarp(); // what is added to comes for a quarter at a time: there are no registers for all
     }
 }
 static void tensor_cores(Case *c) {
     Work w = work_of(c);
-    int64_t blocks = blocks_of(w.p.M, SIDE) * blocks_of(w.p.N, SIDE), a_stride = w.p.a_col == 1 ? w.p.a_row : w.p.a_col, b_stride = w.p.b_row == 1 ? w.p.b_col : w.p.b_row;
+    int64_t blocks = blocks_of(w.p.M, SIDE) * blocks_of(w.p.N, SIDE), a_stride = w.p.a_col == 1 ? w.p.a_row : w.p.a_col,
+            b_stride = w.p.b_row == 1 ? w.p.b_col : w.p.b_row;
     int64_t a_length = w.p.a_col == 1 ? w.p.K : w.p.M, b_length = w.p.b_row == 1 ? w.p.K : w.p.N;
     size_t bytes = STAGES * STAGE * sizeof(bf16);
     if ((a_stride | b_stride | a_length | b_length) % 8) tiles<4>(c); // no 16 bytes that begin at their multiples
-    else if (w.p.a_col != 1) KERNEL(c->dev, (mma_kernel<false, false>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
-    else if (w.p.b_row != 1) KERNEL(c->dev, (mma_kernel<true, false>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
+    else if (w.p.a_col != 1)
+        KERNEL(c->dev, (mma_kernel<false, false>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
+    else if (w.p.b_row != 1)
+        KERNEL(c->dev, (mma_kernel<true, false>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
     else KERNEL(c->dev, (mma_kernel<true, true>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
 }
-#define TENSOR_CORES {"4 tensor cores", "bf16 goes to shared memory as it is, past the registers (cp.async), two steps ahead; ldmatrix deals it out as mma wants it, whichever way memory ran (rows of odd length: as 3).", tensor_cores},
+#define TENSOR_CORES                                                                                                   \
+    {"4 tensor cores",                                                                                                 \
+     "bf16 goes to shared memory as it is, past the registers (cp.async), two steps ahead; ldmatrix deals it out as "  \
+     "mma wants it, whichever way memory ran (rows of odd length: as 3).",                                             \
+     tensor_cores},
 #else
 #define TENSOR_CORES
 #endif
 
-#define VERSIONS { \
-    {"1 naive", "a thread an element: two loads for each product, from caches at best.", naive}, \
-    {"2 tiles in shared memory", "16 x 16 elements a block: each operand is fetched once for sixteen products; but a product still takes two loads from shared memory.", tiles<1>}, \
-    {"3 tiles in registers", "4 x 4 elements a thread: eight loads for sixteen products, and tiles of 64 x 64, so memory is asked a quarter as often.", tiles<4>}, \
-    TENSOR_CORES \
-    {"in use: cuBLASLt", "NVIDIA's library: the kernel is chosen by shape; on Hopper its operands come by TMA and are multiplied from shared memory (wgmma).", in_use}, \
-    END_OF_VERSIONS}
+#define VERSIONS                                                                                                       \
+    {                                                                                                                  \
+        {"1 naive", "a thread an element: two loads for each product, from caches at best.", naive},                   \
+            {"2 tiles in shared memory",                                                                               \
+             "16 x 16 elements a block: each operand is fetched once for sixteen products; but a product still takes " \
+             "two loads from shared memory.",                                                                          \
+             tiles<1>},                                                                                                \
+            {"3 tiles in registers",                                                                                   \
+             "4 x 4 elements a thread: eight loads for sixteen products, and tiles of 64 x 64, so memory is asked a "  \
+             "quarter as often.",                                                                                      \
+             tiles<4>},                                                                                                \
+            TENSOR_CORES{"in use: cuBLASLt",                                                                           \
+                         "NVIDIA's library: the kernel is chosen by shape; on Hopper its operands come by TMA and "    \
+                         "are multiplied from shared memory (wgmma).",                                                 \
+                         in_use},                                                                                      \
+            END_OF_VERSIONS                                                                                            \
+    }
 static const Version forward_versions[] = VERSIONS, input_versions[] = VERSIONS, weight_versions[] = VERSIONS;

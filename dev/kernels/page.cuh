@@ -1,9 +1,11 @@
-/* page.cuh: what a page needs of a GPU: the rates that figures are held against, times by events, and what its kernels share.
+/* page.cuh: what a page needs of a GPU: the rates that figures are held against, times by events, and what its kernels
+ * share.
  *
- * Rates are measured in the same run: the copy rate is that of a large copy within the device (bytes read and written), the
- * product rate that of the fastest of cuBLASLt's products with shapes of Llama's layers, on random data. Before each timed
- * call a kernel reads more bytes than the L2 cache holds, so that operands come from memory; while it runs, the call is
- * enqueued behind it, so that no launch waits for the host. Where kernels run on a processor (dev/cuda_on_cpu) nothing is timed.
+ * Rates are measured in the same run: the copy rate is that of a large copy within the device (bytes read and written),
+ * the product rate that of the fastest of cuBLASLt's products with shapes of Llama's layers, on random data. Before
+ * each timed call a kernel reads more bytes than the L2 cache holds, so that operands come from memory; while it runs,
+ * the call is enqueued behind it, so that no launch waits for the host. Where kernels run on a processor
+ * (dev/cuda_on_cpu) nothing is timed.
  */
 #ifndef PAGE_CUH
 #define PAGE_CUH
@@ -12,32 +14,43 @@ enum { RATE_TOKENS = 8192, RATE_CALLS = 9, FLUSH_BYTES = 256 << 20 }; // more th
 static const double FLOPS_UNIT = 1e12;
 static const char *const COLUMNS[3] = {"TFLOP/s", "of measured", "measured rates"};
 
-/* Bytes of an arena, which is cleared at once. The largest tensors: what is copied for the rate; P and dS of naive attention. */
+/* Bytes of an arena, which is cleared at once. The largest tensors: what is copied for the rate; P and dS of naive
+ * attention. */
 #ifdef CUDA_ON_CPU
 static size_t page_memory(MemCategory category) { return category == MEM_COMM ? 0 : (size_t)12 << 20; }
 #else
-static size_t page_memory(MemCategory category) { return category == MEM_COMM ? (size_t)FLUSH_BYTES : category == MEM_WORKSPACE ? (size_t)17 << 30 : (size_t)5 << 30; }
+static size_t page_memory(MemCategory category) {
+    return category == MEM_COMM ? (size_t)FLUSH_BYTES : category == MEM_WORKSPACE ? (size_t)17 << 30 : (size_t)5 << 30;
+}
 #endif
 
 // ---------------------------------------------------------------------------
 // what kernels share; kernels.cuh has load<W>, store<W>, warp_sum and the choice of W
 
 static __device__ __forceinline__ int64_t thread_number(void) { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }
-static unsigned blocks_for(int64_t threads, int block) { return (unsigned)blocks_of(threads, block); } // grid.x goes to 2^31 - 1
+static unsigned blocks_for(int64_t threads, int block) {
+    return (unsigned)blocks_of(threads, block);
+} // grid.x goes to 2^31 - 1
 
 // ---------------------------------------------------------------------------
 // rates and times
 
 static const size_t COPY_BYTES = (size_t)2 << 30;
-static struct { double copy, product; uint4 *flush; cudaEvent_t start, end; } page_gpu; // bytes/s, read + written; FLOP/s
+static struct {
+    double copy, product;
+    uint4 *flush;
+    cudaEvent_t start, end;
+} page_gpu; // bytes/s, read + written; FLOP/s
 
 static __global__ void random_kernel(floatX *x, int64_t count) { // uniform in (-1, 1)
     int64_t i = thread_number();
     if (i < count) x[i] = from_float((float)(mix64((uint64_t)i) >> 40) * 0x1p-23f - 1.0f);
 }
-static __global__ void flush_kernel(uint4 *p, int64_t count) { // reads all of it; what it knows the compiler does not: nothing is written
+static __global__ void flush_kernel(
+    uint4 *p, int64_t count) { // reads all of it; what it knows the compiler does not: nothing is written
     uint4 sum = make_uint4(0, 0, 0, 0);
-    for (int64_t i = thread_number(); i < count; i += (int64_t)gridDim.x * blockDim.x) sum.x |= p[i].x, sum.y |= p[i].y, sum.z |= p[i].z, sum.w |= p[i].w;
+    for (int64_t i = thread_number(); i < count; i += (int64_t)gridDim.x * blockDim.x)
+        sum.x |= p[i].x, sum.y |= p[i].y, sum.z |= p[i].z, sum.w |= p[i].w;
     if (sum.x | sum.y | sum.z | sum.w) p[0] = sum;
 }
 
@@ -62,33 +75,41 @@ static double timed_median(Case *c, void (*run)(Case *c)) {
 
 static void rate_copy(Case *c) { device_copy(c->dev, c->tensors[0].data, c->tensors[1].data, COPY_BYTES); }
 static void rate_product(Case *c) {
-    linear_forward(c->dev, (floatX *)c->tensors[0].data, (floatX *)c->tensors[1].data, (floatX *)c->tensors[2].data, RATE_TOKENS, (int)c->size[0], (int)c->size[1]);
+    linear_forward(c->dev, (floatX *)c->tensors[0].data, (floatX *)c->tensors[1].data, (floatX *)c->tensors[2].data,
+                   RATE_TOKENS, (int)c->size[0], (int)c->size[1]);
 }
 
 static void rates_open(Device *dev, const PageOptions *o) {
-    static const int shapes[][2] = {{2048, 16384}, {8192, 2048}, {4096, 6144}, {4096, 28672}, {14336, 4096}}; // IC, OC of 1B and 8B layers
-    static Case rate; // no page's
+    static const int shapes[][2] = {
+        {2048, 16384}, {8192, 2048}, {4096, 6144}, {4096, 28672}, {14336, 4096}}; // IC, OC of 1B and 8B layers
+    static Case rate;                                                             // no page's
     cudaDeviceProp gpu;
     cuda_check(cudaGetDeviceProperties(&gpu, 0), "asking what GPU this is");
     cuda_check(cudaEventCreateWithFlags(&page_gpu.start, cudaEventDefault), "making an event");
     cuda_check(cudaEventCreateWithFlags(&page_gpu.end, cudaEventDefault), "making an event");
-    page_gpu.flush = (uint4 *)arena_alloc(dev, MEM_COMM, "what is read to flush the cache", FLUSH_BYTES); // zero, and stays so
+    page_gpu.flush =
+        (uint4 *)arena_alloc(dev, MEM_COMM, "what is read to flush the cache", FLUSH_BYTES); // zero, and stays so
     rate.dev = dev;
-    for (int i = 0; i < 2; i++) rate.tensors[i].data = arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page", COPY_BYTES);
+    for (int i = 0; i < 2; i++)
+        rate.tensors[i].data = arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page", COPY_BYTES);
     page_gpu.copy = 2 * (double)COPY_BYTES / timed_median(&rate, rate_copy);
     arena_release(dev, MEM_ACTIVATIONS, 0);
     for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) {
         int64_t IC = shapes[i][0], OC = shapes[i][1], counts[3] = {RATE_TOKENS * OC, RATE_TOKENS * IC, OC * IC};
         rate.size[0] = IC, rate.size[1] = OC;
         for (int k = 0; k < 3; k++) {
-            rate.tensors[k].data = arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page", (size_t)counts[k] * sizeof(floatX));
+            rate.tensors[k].data =
+                arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page", (size_t)counts[k] * sizeof(floatX));
             KERNEL(dev, random_kernel, blocks_for(counts[k], 256), 256, 0, (floatX *)rate.tensors[k].data, counts[k]);
         }
-        page_gpu.product = fmax(page_gpu.product, 2 * (double)(RATE_TOKENS * IC * OC) / timed_median(&rate, rate_product));
+        page_gpu.product =
+            fmax(page_gpu.product, 2 * (double)(RATE_TOKENS * IC * OC) / timed_median(&rate, rate_product));
         arena_release(dev, MEM_ACTIVATIONS, 0);
     }
-    printf(page_checks.markdown ? "\n%s, %d rounds, medians; measured: %.0f GB/s copied (read and written), %.1f TFLOP/s in the fastest product of %s.\n"
-                                : "%s, %d rounds, medians; measured: %.0f GB/s copied (read and written), %.1f TFLOP/s in the fastest product of %s\n",
+    printf(page_checks.markdown ? "\n%s, %d rounds, medians; measured: %.0f GB/s copied (read and written), %.1f "
+                                  "TFLOP/s in the fastest product of %s.\n"
+                                : "%s, %d rounds, medians; measured: %.0f GB/s copied (read and written), %.1f TFLOP/s "
+                                  "in the fastest product of %s\n",
            gpu.name, o->rounds, page_gpu.copy / 1e9, page_gpu.product / 1e12, PRECISION_NAME);
 }
 

@@ -1,8 +1,10 @@
 /* page.h: what every page of this folder stands on: the cases, the checks, the measured roofline, the table.
  *
- * A page holds one op, or an op and its backward: the plain definition in double precision, the steps on the way, the one
- * in use; OP.cuh beside it has the steps in CUDA. This file fills the buffers, holds the definition against PyTorch's figures (fixtures/OP.N.bin, written by
- * ../pytorch/make_kernel_fixtures.py) and every version against the definition, times the versions in turns, and prints.
+ * A page holds one op, or an op and its backward: the plain definition in double precision, the steps on the way, the
+ * one in use; OP.cuh beside it has the steps in CUDA. This file fills the buffers, holds the definition against
+ * PyTorch's figures (fixtures/OP.N.bin, written by
+ * ../pytorch/make_kernel_fixtures.py) and every version against the definition, times the versions in turns, and
+ * prints.
  *
  *   OP [--check] [--rounds N] [--threads N] [--size WORD] [--markdown] [--fixtures DIR]
  *
@@ -10,7 +12,7 @@
  */
 #ifndef PAGE_H
 #define PAGE_H
-#include "../../kernels.h" // defines: Device, floatX, the ops in use, the vectors
+#include "../../lib/ops.h" // defines: Device, floatX, the ops in use, the vectors
 #include <sys/resource.h>
 #pragma GCC diagnostic ignored "-Wunused-function" // a page need not use all of this
 #ifndef __clang__
@@ -20,7 +22,7 @@
 // ---------------------------------------------------------------------------
 // what a page declares
 
-typedef enum { READ, WRITTEN, UPDATED } Role;        // UPDATED: read and written in place, as += is
+typedef enum { READ, WRITTEN, UPDATED } Role;             // UPDATED: read and written in place, as += is
 typedef enum { IN_X, IN_FLOAT, IN_INT, IN_BYTE } Storage; // floatX, float, int32_t, int8_t
 static inline int64_t storage_bytes(Storage s) { return s == IN_X ? (int64_t)sizeof(floatX) : s == IN_BYTE ? 1 : 4; }
 
@@ -29,14 +31,14 @@ typedef struct {
     Role role;
     Storage storage;
     int64_t rows, cols;
-    double scale;     // random values: a sum of two from (-scale, scale); IN_INT: 0 ... scale - 1; IN_BYTE: -127 ... 127
-    int64_t touched;  // bytes of it that one call reads or writes: all, unless the page says otherwise
-    int becomes_x;    // the op leaves floatX rows where fp32 rows of the same bytes were
-    void *data;       // (rows, cols), in the device's arena
-    void *host;       // the same where the host writes and reads it: data, where that is the host's memory
-    void *before;     // a copy of data, UPDATED only
-    double *exact;    // (rows, cols): data in double precision; not WRITTEN
-    double *result;   // (rows, cols): what the definition makes of it; not READ
+    double scale;    // random values: a sum of two from (-scale, scale); IN_INT: 0 ... scale - 1; IN_BYTE: -127 ... 127
+    int64_t touched; // bytes of it that one call reads or writes: all, unless the page says otherwise
+    int becomes_x;   // the op leaves floatX rows where fp32 rows of the same bytes were
+    void *data;      // (rows, cols), in the device's arena
+    void *host;      // the same where the host writes and reads it: data, where that is the host's memory
+    void *before;    // a copy of data, UPDATED only
+    double *exact;   // (rows, cols): data in double precision; not WRITTEN
+    double *result;  // (rows, cols): what the definition makes of it; not READ
 } PageTensor;
 
 enum { PAGE_DIMS = 9, PAGE_TENSORS = 24, PAGE_VERSIONS = 12, PAGE_ROUNDS = 199 };
@@ -45,35 +47,46 @@ typedef struct { // one size of one op; `declare` fills the second half
     const char *label;
     int64_t size[PAGE_DIMS];
     Device *dev;
-    int on_host;      // X(), F() and I() are what the host reads and writes: `prepare` runs
-    int exactly;      // the definition runs on PyTorch's own inputs: nothing is rounded
+    int on_host; // X(), F() and I() are what the host reads and writes: `prepare` runs
+    int exactly; // the definition runs on PyTorch's own inputs: nothing is rounded
     PageTensor tensors[PAGE_TENSORS];
     int num_tensors;
-    double flops;     // as kernels.h books them: what the GFLOP/s count
-    double slots;     // vector instructions of the best way we know, times lanes: what the roofline counts (see SLOTS below)
-    double products;  // FLOPs of matrix products, which have the dot-product instructions where floatX is bf16
-    int restore;      // UPDATED tensors get their first values back before each call, untimed: where repeating would drift off
-    double bound, row_bound;  // largest ||error|| / ||definition|| of a floatX output; the same of a single row
-    double float_bound;       // of an fp32 output; its rows: 10 times that
+    double flops; // as kernels.h books them: what the GFLOP/s count
+    double
+        slots; // vector instructions of the best way we know, times lanes: what the roofline counts (see SLOTS below)
+    double products; // FLOPs of matrix products, which have the dot-product instructions where floatX is bf16
+    int restore; // UPDATED tensors get their first values back before each call, untimed: where repeating would drift
+                 // off
+    double bound, row_bound; // largest ||error|| / ||definition|| of a floatX output; the same of a single row
+    double float_bound;      // of an fp32 output; its rows: 10 times that
 } Case;
 
-/* SLOTS: an addition, a multiplication or a fused pair of them is one instruction in the FMA units and takes one slot, 2 of
- * the FLOPs that the peak counts. An exponential is the 13 instructions of kernels.h's vexp; a division or a square root can
- * be had from the processor's estimate and a Newton step. Widening, rounding to bf16, masks and loads run elsewhere: free. */
+/* SLOTS: an addition, a multiplication or a fused pair of them is one instruction in the FMA units and takes one slot,
+ * 2 of the FLOPs that the peak counts. An exponential is the 13 instructions of kernels.h's vexp; a division or a
+ * square root can be had from the processor's estimate and a Newton step. Widening, rounding to bf16, masks and loads
+ * run elsewhere: free. */
 enum { EXP_SLOTS = 13, DIVISION_SLOTS = 4 };
 
-typedef struct { const char *name, *what; void (*run)(Case *c); } Version; // `what`: one sentence, what changed and why
-typedef struct { const char *label; int64_t size[PAGE_DIMS]; } Size;
+typedef struct {
+    const char *name, *what;
+    void (*run)(Case *c);
+} Version; // `what`: one sentence, what changed and why
+typedef struct {
+    const char *label;
+    int64_t size[PAGE_DIMS];
+} Size;
 
 typedef struct {
     const char *name;
-    void (*declare)(Case *c);  // from c->size: tensors, flops, slots
-    void (*prepare)(Case *c);  // or NULL: makes random inputs fit together (an rstd that belongs to its x)
-    void (*define)(Case *c);   // from D() to R()
-    const Version *versions;   // (at most PAGE_VERSIONS), END_OF_VERSIONS behind the last; in CUDA: those of OP.cuh
-    Size sizes[8];             // the first CHECKED, small, are those that --check runs too: one that divides nothing; in CUDA, one of whole vectors and tiles
+    void (*declare)(Case *c); // from c->size: tensors, flops, slots
+    void (*prepare)(Case *c); // or NULL: makes random inputs fit together (an rstd that belongs to its x)
+    void (*define)(Case *c);  // from D() to R()
+    const Version *versions;  // (at most PAGE_VERSIONS), END_OF_VERSIONS behind the last; in CUDA: those of OP.cuh
+    Size sizes[8]; // the first CHECKED, small, are those that --check runs too: one that divides nothing; in CUDA, one
+                   // of whole vectors and tiles
 } Op;
-#define END_OF_VERSIONS {NULL, NULL, NULL}
+#define END_OF_VERSIONS                                                                                                \
+    { NULL, NULL, NULL }
 #ifdef USE_CUDA // sizes that are worth a processor's time, or a GPU's
 enum { CHECKED = 2 };
 #define FOR_CPU(...)
@@ -84,7 +97,8 @@ enum { CHECKED = 1 };
 #define FOR_GPU(...)
 #endif
 
-static PageTensor *page_tensor(Case *c, const char *name, Role role, Storage storage, int64_t rows, int64_t cols, double scale) {
+static PageTensor *page_tensor(Case *c, const char *name, Role role, Storage storage, int64_t rows, int64_t cols,
+                               double scale) {
     if (c->num_tensors == PAGE_TENSORS) run_failure("page.h: more than %d tensors", PAGE_TENSORS);
     PageTensor *t = &c->tensors[c->num_tensors++];
     memset(t, 0, sizeof *t);
@@ -92,9 +106,15 @@ static PageTensor *page_tensor(Case *c, const char *name, Role role, Storage sto
     t->touched = rows * cols * storage_bytes(storage);
     return t;
 }
-static PageTensor *reads(Case *c, const char *name, Storage s, int64_t rows, int64_t cols, double scale) { return page_tensor(c, name, READ, s, rows, cols, scale); }
-static PageTensor *writes(Case *c, const char *name, Storage s, int64_t rows, int64_t cols) { return page_tensor(c, name, WRITTEN, s, rows, cols, 0); }
-static PageTensor *updates(Case *c, const char *name, Storage s, int64_t rows, int64_t cols, double scale) { return page_tensor(c, name, UPDATED, s, rows, cols, scale); }
+static PageTensor *reads(Case *c, const char *name, Storage s, int64_t rows, int64_t cols, double scale) {
+    return page_tensor(c, name, READ, s, rows, cols, scale);
+}
+static PageTensor *writes(Case *c, const char *name, Storage s, int64_t rows, int64_t cols) {
+    return page_tensor(c, name, WRITTEN, s, rows, cols, 0);
+}
+static PageTensor *updates(Case *c, const char *name, Storage s, int64_t rows, int64_t cols, double scale) {
+    return page_tensor(c, name, UPDATED, s, rows, cols, scale);
+}
 
 // what versions and definitions reach their tensors by, all with a Case *c at hand
 
@@ -105,13 +125,15 @@ static PageTensor *page_find(Case *c, const char *name) {
 }
 static void *page_data(Case *c, const char *name, Storage storage) {
     PageTensor *t = page_find(c, name);
-    if (!t || t->storage != storage) run_failure("page: a version asks for tensor %s, which is not declared, or as another type", name);
+    if (!t || t->storage != storage)
+        run_failure("page: a version asks for tensor %s, which is not declared, or as another type", name);
     return c->on_host ? t->host : t->data;
 }
 static double *page_doubles(Case *c, const char *name, int result) {
     PageTensor *t = page_find(c, name);
     double *p = !t ? NULL : result ? t->result : t->exact;
-    if (!p) run_failure("page: the definition %s tensor %s, which is not declared so", result ? "writes" : "reads", name);
+    if (!p)
+        run_failure("page: the definition %s tensor %s, which is not declared so", result ? "writes" : "reads", name);
     return p;
 }
 #define X(name) ((floatX *)page_data(c, name, IN_X))
@@ -131,9 +153,16 @@ static int wanted(const Case *c, int64_t i, int64_t n, double flops) {
     return c->exactly || keep >= (double)n || i == 0 || i == n - 1 || (double)(mix64((uint64_t)i) % (uint64_t)n) < keep;
 }
 static const uint64_t UNWRITTEN = 0x7FF8DEAD0000BEEFull; // a NaN that no arithmetic makes by itself
-static int is_unwritten(double x) { uint64_t bits; memcpy(&bits, &x, 8); return bits == UNWRITTEN; }
+static int is_unwritten(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    return bits == UNWRITTEN;
+}
 
-typedef struct { int check, rounds, threads; const char *size, *fixtures; } PageOptions;
+typedef struct {
+    int check, rounds, threads;
+    const char *size, *fixtures;
+} PageOptions;
 
 // ---------------------------------------------------------------------------
 // checks
@@ -152,9 +181,15 @@ static void page_check(int ok, const char *op, const char *what, const char *for
 }
 
 /* The worst that was seen of one version, each figure as a share of its bound too: 1 is the bound. */
-typedef struct { double error, of_bound; const char *tensor, *label; int64_t rows; int sizes; } Worst;
+typedef struct {
+    double error, of_bound;
+    const char *tensor, *label;
+    int64_t rows;
+    int sizes;
+} Worst;
 
-/* ||got - ref|| / ||ref||, over all rows and of the worst row, which is measured against at least a tenth of the average one. */
+/* ||got - ref|| / ||ref||, over all rows and of the worst row, which is measured against at least a tenth of the
+ * average one. */
 static double compare(const Case *c, const PageTensor *t, const double *torch, Worst *w) {
     double error = 0, norm = 0, worst = 0;
     int64_t rows = 0, stride = t->becomes_x ? t->cols * 4 / (int64_t)sizeof(floatX) : t->cols;
@@ -165,7 +200,9 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
             const double *ref = (torch ? torch : t->result) + r * t->cols;
             if (is_unwritten(ref[0])) continue;
             for (int64_t i = 0; i < t->cols; i++) {
-                double y = torch ? t->result[r * t->cols + i] : is_x ? to_float(((floatX *)t->host)[r * stride + i]) : ((float *)t->host)[r * stride + i];
+                double y = torch  ? t->result[r * t->cols + i]
+                           : is_x ? to_float(((floatX *)t->host)[r * stride + i])
+                                  : ((float *)t->host)[r * stride + i];
                 if (y == ref[i]) row_norm += isinf(y) ? 0 : y * y; // infinities may agree
                 else row_error += (y - ref[i]) * (y - ref[i]), row_norm += ref[i] * ref[i];
             }
@@ -206,12 +243,14 @@ static void case_open(Case *c, const Op *op, Device *dev, const char *label, con
     memset(c, 0, sizeof *c);
     c->dev = dev, c->label = label;
     memcpy(c->size, size, sizeof c->size);
-    c->bound = FLOATX == DTYPE_BF16 ? 3e-3 : 5e-6, c->row_bound = FLOATX == DTYPE_BF16 ? 8e-3 : 5e-5, c->float_bound = 5e-6;
+    c->bound = FLOATX == DTYPE_BF16 ? 3e-3 : 5e-6, c->row_bound = FLOATX == DTYPE_BF16 ? 8e-3 : 5e-5,
+    c->float_bound = 5e-6;
     op->declare(c);
     for (int i = 0; i < c->num_tensors; i++) {
         PageTensor *t = &c->tensors[i];
         size_t doubles = (size_t)(t->rows * t->cols) * sizeof(double);
-        t->data = arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page", page_bytes(t)); // as in the training step: same pages, same alignment
+        t->data = arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page",
+                              page_bytes(t)); // as in the training step: same pages, same alignment
 #ifdef USE_CUDA
         c->on_host = 1;
         t->host = checked_malloc(page_bytes(t));
@@ -233,14 +272,16 @@ static void case_free_doubles(Case *c) {
 }
 static void case_close(Case *c) {
     case_free_doubles(c);
-    for (int i = 0; i < c->num_tensors; i++) free(c->tensors[i].host != c->tensors[i].data ? c->tensors[i].host : c->tensors[i].before);
+    for (int i = 0; i < c->num_tensors; i++)
+        free(c->tensors[i].host != c->tensors[i].data ? c->tensors[i].host : c->tensors[i].before);
     arena_release(c->dev, MEM_ACTIVATIONS, 0);
 }
 
 /* Bytes that one call reads and writes. */
 static double case_bytes(const Case *c) {
     double bytes = 0;
-    for (int i = 0; i < c->num_tensors; i++) bytes += (double)c->tensors[i].touched * (c->tensors[i].role == UPDATED ? 2 : 1);
+    for (int i = 0; i < c->num_tensors; i++)
+        bytes += (double)c->tensors[i].touched * (c->tensors[i].role == UPDATED ? 2 : 1);
     return bytes;
 }
 
@@ -251,12 +292,16 @@ static void set_element(PageTensor *t, int64_t i, double x) {
     else ((int32_t *)t->host)[i] = (int32_t)x;
 }
 static double get_element(const PageTensor *t, int64_t i) {
-    return t->storage == IN_X ? to_float(((floatX *)t->host)[i]) : t->storage == IN_FLOAT ? ((float *)t->host)[i] : t->storage == IN_BYTE ? ((int8_t *)t->host)[i] : ((int32_t *)t->host)[i];
+    return t->storage == IN_X       ? to_float(((floatX *)t->host)[i])
+           : t->storage == IN_FLOAT ? ((float *)t->host)[i]
+           : t->storage == IN_BYTE  ? ((int8_t *)t->host)[i]
+                                    : ((int32_t *)t->host)[i];
 }
 /* What the host has in its copies goes to the device, and back. Nothing where they are the same memory. */
 static void case_to_device(Case *c) {
     for (int i = 0; i < c->num_tensors; i++)
-        if (c->tensors[i].host != c->tensors[i].data) device_write(c->dev, c->tensors[i].data, c->tensors[i].host, page_bytes(&c->tensors[i]));
+        if (c->tensors[i].host != c->tensors[i].data)
+            device_write(c->dev, c->tensors[i].data, c->tensors[i].host, page_bytes(&c->tensors[i]));
     c->on_host = 0;
 }
 static void case_to_host(Case *c) {
@@ -273,8 +318,12 @@ static void case_random(Case *c) {
         PageTensor *t = &c->tensors[k];
         for (int64_t i = 0; i < t->rows * t->cols && t->role != WRITTEN; i++) {
             state = state * 6364136223846793005u + 1442695040888963407u;
-            double a = (double)(state >> 43) / (1 << 21), b = (double)(state >> 22 & 0x1FFFFF) / (1 << 21); // two in [0, 1)
-            set_element(t, i, t->storage == IN_INT ? floor(a * t->scale) : t->storage == IN_BYTE ? floor(a * 255) - 127 : t->scale * 2 * (a + b - 1));
+            double a = (double)(state >> 43) / (1 << 21),
+                   b = (double)(state >> 22 & 0x1FFFFF) / (1 << 21); // two in [0, 1)
+            set_element(t, i,
+                        t->storage == IN_INT    ? floor(a * t->scale)
+                        : t->storage == IN_BYTE ? floor(a * 255) - 127
+                                                : t->scale * 2 * (a + b - 1));
         }
     }
 }
@@ -293,7 +342,8 @@ static void case_define(Case *c, const Op *op, int from_data) {
 }
 static void case_restore(Case *c) {
     for (int i = 0; i < c->num_tensors; i++)
-        if (c->tensors[i].before) device_copy(c->dev, c->tensors[i].data, c->tensors[i].before, page_bytes(&c->tensors[i]));
+        if (c->tensors[i].before)
+            device_copy(c->dev, c->tensors[i].data, c->tensors[i].before, page_bytes(&c->tensors[i]));
 }
 static void case_poison(Case *c) { // what a version leaves unwritten shows
     for (int i = 0; i < c->num_tensors; i++) {
@@ -305,12 +355,17 @@ static void case_poison(Case *c) { // what a version leaves unwritten shows
 }
 
 // ---------------------------------------------------------------------------
-// fixtures: lines `size …` and `NAME ROWS COLS`, an empty line, the values as doubles. An UPDATED tensor has NAME and NAME.out.
+// fixtures: lines `size …` and `NAME ROWS COLS`, an empty line, the values as doubles. An UPDATED tensor has NAME and
+// NAME.out.
 
 enum { FIXTURE_TENSORS = 2 * PAGE_TENSORS };
 typedef struct {
     int64_t size[PAGE_DIMS];
-    struct { char name[64]; long rows, cols; double *values; } tensors[FIXTURE_TENSORS];
+    struct {
+        char name[64];
+        long rows, cols;
+        double *values;
+    } tensors[FIXTURE_TENSORS];
     int count;
 } Fixture;
 
@@ -319,18 +374,22 @@ static int fixture_open(Fixture *f, const char *path) {
     FILE *file = fopen(path, "rb");
     memset(f, 0, sizeof *f);
     if (!file) return 0;
-    if (!fgets(line, sizeof line, file) || strncmp(line, "size", 4)) user_error("%s does not start with a line of sizes: make it again with make_kernel_fixtures.py", path);
+    if (!fgets(line, sizeof line, file) || strncmp(line, "size", 4))
+        user_error("%s does not start with a line of sizes: make it again with make_kernel_fixtures.py", path);
     at = line + 4;
     for (int i = 0; i < PAGE_DIMS; i++) f->size[i] = strtoll(at, &at, 10);
     while (fgets(line, sizeof line, file) && line[0] != '\n') {
-        if (f->count == FIXTURE_TENSORS || sscanf(line, "%63s %ld %ld", f->tensors[f->count].name, &f->tensors[f->count].rows, &f->tensors[f->count].cols) != 3)
+        if (f->count == FIXTURE_TENSORS || sscanf(line, "%63s %ld %ld", f->tensors[f->count].name,
+                                                  &f->tensors[f->count].rows, &f->tensors[f->count].cols) != 3)
             user_error("%s: line \"%s\" names no tensor: make it again with make_kernel_fixtures.py", path, line);
         f->count++;
     }
     for (int i = 0; i < f->count; i++) {
         size_t n = (size_t)(f->tensors[i].rows * f->tensors[i].cols);
         f->tensors[i].values = (double *)checked_malloc(n * sizeof(double));
-        if (fread(f->tensors[i].values, sizeof(double), n, file) != n) user_error("%s ends within tensor %s: make it again with make_kernel_fixtures.py", path, f->tensors[i].name);
+        if (fread(f->tensors[i].values, sizeof(double), n, file) != n)
+            user_error("%s ends within tensor %s: make it again with make_kernel_fixtures.py", path,
+                       f->tensors[i].name);
     }
     fclose(file);
     return 1;
@@ -341,7 +400,8 @@ static const double *fixture_find(const Fixture *f, const char *path, const Page
     for (int i = 0; i < f->count; i++)
         if (!strcmp(f->tensors[i].name, name)) {
             if (f->tensors[i].rows != t->rows || f->tensors[i].cols != t->cols)
-                user_error("%s: tensor %s is %ld x %ld, the page has %" PRId64 " x %" PRId64, path, name, f->tensors[i].rows, f->tensors[i].cols, t->rows, t->cols);
+                user_error("%s: tensor %s is %ld x %ld, the page has %" PRId64 " x %" PRId64, path, name,
+                           f->tensors[i].rows, f->tensors[i].cols, t->rows, t->cols);
             return f->tensors[i].values;
         }
     user_error("%s has no tensor %s, which the page declares", path, name);
@@ -372,33 +432,38 @@ static int page_by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
-typedef struct { double at[PAGE_ROUNDS], total; int n; } Times;
+typedef struct {
+    double at[PAGE_ROUNDS], total;
+    int n;
+} Times;
 static double times_median(Times *t) {
     if (!t->n) return 0;
     qsort(t->at, (size_t)t->n, sizeof *t->at, page_by_value);
     return t->at[t->n / 2];
 }
 
-typedef struct { double seconds, memory, arithmetic, unrest; } Roofline; // seconds: the larger of the two; unrest: times a second that a thread lost its core
+typedef struct {
+    double seconds, memory, arithmetic, unrest;
+} Roofline; // seconds: the larger of the two; unrest: times a second that a thread lost its core
 
 #ifdef USE_CUDA
 #include "page.cuh" // defines: the same for a GPU: rates_open, case_times, the units
 #else
 
 // ---------------------------------------------------------------------------
-// the roofline, measured beside the versions: no call is faster than its arithmetic at the processor's peak, nor than a loop
-// that reads, writes and updates the same bytes of the same buffers and does nothing else. So a case that fits a cache is
-// held against that cache, not against memory.
+// the roofline, measured beside the versions: no call is faster than its arithmetic at the processor's peak, nor than a
+// loop that reads, writes and updates the same bytes of the same buffers and does nothing else. So a case that fits a
+// cache is held against that cache, not against memory.
 
 /* FLOPs done from registers by one thread: ten chains, enough for two units with a latency of four. */
 enum { PEAK_CHAINS = 10, PEAK_TURNS = 20000, PEAK_LANES = VL * PEAK_CHAINS * PEAK_TURNS };
-#define PEAK_LOOP(vector, step) \
-    vector sum[PEAK_CHAINS]; \
-    memset(sum, 0, sizeof sum); \
-    __asm__ volatile("" : "+m"(sum)); /* equal chains, known to be equal, would be computed once */ \
-    for (int k = 0; k < PEAK_TURNS; k++) { \
-        _Pragma("GCC unroll 10") for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = step; \
-    } \
+#define PEAK_LOOP(vector, step)                                                                                        \
+    vector sum[PEAK_CHAINS];                                                                                           \
+    memset(sum, 0, sizeof sum);                                                                                        \
+    __asm__ volatile("" : "+m"(sum)); /* equal chains, known to be equal, would be computed once */                    \
+    for (int k = 0; k < PEAK_TURNS; k++) {                                                                             \
+        _Pragma("GCC unroll 10") for (int i = 0; i < PEAK_CHAINS; i++) sum[i] = step;                                  \
+    }                                                                                                                  \
     __asm__ volatile("" : : "m"(sum));
 static __attribute__((noinline)) double fma_turns(void) {
     vfloat a = vrounded(vsplat(0.5f)), b = vrounded(vsplat(1.0f));
@@ -477,7 +542,8 @@ static void stream(Case *c, int past_caches) {
 // ---------------------------------------------------------------------------
 // times: versions, streams and peaks take turns, so that whatever slows one slows all; medians over rounds
 
-/* One turn: an untimed call, then as many as a millisecond holds, each timed alone where tensors are restored in between. */
+/* One turn: an untimed call, then as many as a millisecond holds, each timed alone where tensors are restored in
+ * between. */
 static void take_turn(Case *c, Times *t, void (*run)(Case *), int past_caches, double estimate) {
     if (t->n && t->total > 0.6) return; // a slow one has said enough
     int calls = estimate > 1e-3 ? 1 : estimate > 1e-3 / 32 ? (int)(1e-3 / estimate) : 32, warm = estimate < 0.05;
@@ -502,7 +568,8 @@ static Roofline case_times(Case *c, const Op *op, const double *estimate, int ro
     getrusage(RUSAGE_SELF, &before);
     for (int r = 0; r < rounds; r++) {
         for (int i = 0; i < STREAMS; i++) take_turn(c, &streams[i], NULL, i, r ? streams[i].at[r - 1] : 1e-3);
-        for (int i = 0; i < PEAKS; i++) peaks[i] = fmax(peaks[i], peak_rate(c->dev->threads, i ? product_turns : fma_turns));
+        for (int i = 0; i < PEAKS; i++)
+            peaks[i] = fmax(peaks[i], peak_rate(c->dev->threads, i ? product_turns : fma_turns));
         for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++)
             if (estimate[v] > 0) take_turn(c, &t[v], op->versions[v].run, 0, estimate[v]);
     }
@@ -519,13 +586,18 @@ static Roofline case_times(Case *c, const Op *op, const double *estimate, int ro
 
 static const double FLOPS_UNIT = 1e9;
 static const char *const COLUMNS[3] = {"GFLOP/s", "of the roofline", "roofline"};
-static size_t page_memory(MemCategory category) { return category == MEM_COMM ? 0 : (size_t)16 << 30; } // bytes of an arena: addresses, whose pages come when touched
+static size_t page_memory(MemCategory category) {
+    return category == MEM_COMM ? 0 : (size_t)16 << 30;
+} // bytes of an arena: addresses, whose pages come when touched
 
 static void rates_open(Device *dev, const PageOptions *o) {
     (void)dev;
-    printf(page_checks.markdown ? "\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused multiply-adds, %.0f GFLOP/s in products of %s.\n"
-                                : "%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused multiply-adds, %.0f GFLOP/s in products of %s\n",
-           o->threads, o->rounds, best_peak(o->threads, fma_turns) / 1e9, best_peak(o->threads, product_turns) / 1e9, PRECISION_NAME);
+    printf(page_checks.markdown ? "\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused "
+                                  "multiply-adds, %.0f GFLOP/s in products of %s.\n"
+                                : "%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused "
+                                  "multiply-adds, %.0f GFLOP/s in products of %s\n",
+           o->threads, o->rounds, best_peak(o->threads, fma_turns) / 1e9, best_peak(o->threads, product_turns) / 1e9,
+           PRECISION_NAME);
 }
 #endif
 
@@ -534,17 +606,25 @@ static void rates_open(Device *dev, const PageOptions *o) {
 
 static void table_head(const Op *op) {
     if (page_checks.markdown) {
-        printf("\n| %s, %s | version | ms | %s | GB/s | %s | error |\n|---|---|---:|---:|---:|---:|---:|\n", op->name, PRECISION_NAME, COLUMNS[0], COLUMNS[1]);
+        printf("\n| %s, %s | version | ms | %s | GB/s | %s | error |\n|---|---|---:|---:|---:|---:|---:|\n", op->name,
+               PRECISION_NAME, COLUMNS[0], COLUMNS[1]);
         return;
     }
     printf("\n%-34s %-26s %10s %9s %8s %16s %9s\n", op->name, "version", "ms", COLUMNS[0], "GB/s", COLUMNS[1], "error");
 }
-static void table_row(const char *label, const char *version, double seconds, double flops, double bytes, const char *share, const char *error) {
-    const char *format = page_checks.markdown ? "| %s | %s | %.*f | %.1f | %.1f | %s | %s |\n" : "%-34s %-26s %10.*f %9.1f %8.1f %16s %9s\n";
-    printf(format, label, version, seconds < 1e-3 ? 4 : seconds < 0.1 ? 3 : 1, 1e3 * seconds, flops / seconds / FLOPS_UNIT, bytes / seconds / 1e9, share, error);
+static void table_row(const char *label, const char *version, double seconds, double flops, double bytes,
+                      const char *share, const char *error) {
+    const char *format = page_checks.markdown ? "| %s | %s | %.*f | %.1f | %.1f | %s | %s |\n"
+                                              : "%-34s %-26s %10.*f %9.1f %8.1f %16s %9s\n";
+    printf(format, label, version,
+           seconds < 1e-3  ? 4
+           : seconds < 0.1 ? 3
+                           : 1,
+           1e3 * seconds, flops / seconds / FLOPS_UNIT, bytes / seconds / 1e9, share, error);
 }
 
-static void case_print(const Case *c, const Op *op, const Roofline *roof, const double *seconds, const double *estimate, const double *errors) {
+static void case_print(const Case *c, const Op *op, const Roofline *roof, const double *seconds, const double *estimate,
+                       const double *errors) {
     char label[128], share[32], error[32];
     int used = snprintf(label, sizeof label, "%s:", c->label), dims = PAGE_DIMS;
     while (dims > 1 && !c->size[dims - 1]) dims--;
@@ -552,15 +632,22 @@ static void case_print(const Case *c, const Op *op, const Roofline *roof, const 
     double bytes = case_bytes(c);
     for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++) {
         if (estimate[v] < 0) {
-            printf(page_checks.markdown ? "| %s | %s | about %.0f s: left out | | | | |\n" : "%-34s %-26s about %.0f s: left out\n", v ? "" : label, op->versions[v].name, -estimate[v]);
+            printf(page_checks.markdown ? "| %s | %s | about %.0f s: left out | | | | |\n"
+                                        : "%-34s %-26s about %.0f s: left out\n",
+                   v ? "" : label, op->versions[v].name, -estimate[v]);
             continue;
         }
         snprintf(share, sizeof share, "%.0f %%", 100 * roof->seconds / seconds[v]);
         snprintf(error, sizeof error, "%.1e", errors[v]);
         table_row(v ? "" : label, op->versions[v].name, seconds[v], c->flops, bytes, share, error);
     }
-    table_row("", COLUMNS[2], roof->seconds, c->flops, bytes, roof->memory > roof->arithmetic ? "memory" : "arithmetic", "");
-    if (roof->unrest > 25) fprintf(stderr, "note: %s, %s: each thread lost its core %.0f times a second: other programs run, these times are not to be quoted\n", op->name, c->label, roof->unrest);
+    table_row("", COLUMNS[2], roof->seconds, c->flops, bytes, roof->memory > roof->arithmetic ? "memory" : "arithmetic",
+              "");
+    if (roof->unrest > 25)
+        fprintf(stderr,
+                "note: %s, %s: each thread lost its core %.0f times a second: other programs run, these times are not "
+                "to be quoted\n",
+                op->name, c->label, roof->unrest);
     fflush(stdout);
 }
 
@@ -568,7 +655,8 @@ static void case_print(const Case *c, const Op *op, const Roofline *roof, const 
 // a run
 
 static PageOptions page_options(int argc, char **argv) {
-    PageOptions o = {0, 15, omp_get_max_threads(), NULL, access("fixtures", F_OK) ? "dev/kernels/fixtures" : "fixtures"};
+    PageOptions o = {0, 15, omp_get_max_threads(), NULL,
+                     access("fixtures", F_OK) ? "dev/kernels/fixtures" : "fixtures"};
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--check")) o.check = 1;
@@ -577,7 +665,10 @@ static PageOptions page_options(int argc, char **argv) {
         else if (!strcmp(argv[i], "--threads")) o.threads = atoi(value), i++;
         else if (!strcmp(argv[i], "--size")) o.size = value, i++;
         else if (!strcmp(argv[i], "--fixtures")) o.fixtures = value, i++;
-        else user_error("%s: expected --check, --rounds N, --threads N, --size WORD (of a label), --markdown or --fixtures DIR", argv[i]);
+        else
+            user_error(
+                "%s: expected --check, --rounds N, --threads N, --size WORD (of a label), --markdown or --fixtures DIR",
+                argv[i]);
     }
     if (o.rounds < 1 || o.rounds > PAGE_ROUNDS) user_error("--rounds is %d, expected 1 to %d", o.rounds, PAGE_ROUNDS);
     if (o.threads < 1) user_error("--threads is %d, expected at least 1", o.threads);
@@ -588,8 +679,8 @@ static PageOptions page_options(int argc, char **argv) {
     return o;
 }
 
-/* Every version against the definition of what lies in the buffers. rate: the slowest seen, in FLOPs and bytes a second; a
- * version that would take long by it is left out, with minus its estimate. */
+/* Every version against the definition of what lies in the buffers. rate: the slowest seen, in FLOPs and bytes a
+ * second; a version that would take long by it is left out, with minus its estimate. */
 static void case_check(Case *c, const Op *op, double *rate, Worst *worst, double *estimate, double *errors) {
     double work = c->flops;
     for (int i = 0; i < c->num_tensors; i++) work += (double)c->tensors[i].touched;
@@ -628,7 +719,8 @@ static void op_run(const Op *op, Device *dev, const PageOptions *o) {
         fixture_close(f);
     }
     page_check(torch.sizes > 0 && torch.of_bound <= 1, op->name, "the definition gives PyTorch's figures",
-               "worst of %d fixtures %.1e <= 1e-12 (%s)", torch.sizes, torch.error, torch.tensor ? torch.tensor : "none");
+               "worst of %d fixtures %.1e <= 1e-12 (%s)", torch.sizes, torch.error,
+               torch.tensor ? torch.tensor : "none");
 
     if (!o->check) {
         printf(page_checks.markdown ? "\n### %s, %s\n\n" : "\n%s, %s\n", op->name, PRECISION_NAME);
@@ -652,8 +744,10 @@ static void op_run(const Op *op, Device *dev, const PageOptions *o) {
     }
     if (!o->check) printf("\n");
     for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++)
-        page_check(worst[v].of_bound <= 1 && worst[v].sizes > 0, op->name, op->versions[v].name, "worst of %d sizes %.1e, %.2f of its bound (%s, %s; %" PRId64 " rows compared)",
-                   worst[v].sizes, worst[v].error, worst[v].of_bound, worst[v].tensor ? worst[v].tensor : "none", worst[v].label ? worst[v].label : "none", worst[v].rows);
+        page_check(worst[v].of_bound <= 1 && worst[v].sizes > 0, op->name, op->versions[v].name,
+                   "worst of %d sizes %.1e, %.2f of its bound (%s, %s; %" PRId64 " rows compared)", worst[v].sizes,
+                   worst[v].error, worst[v].of_bound, worst[v].tensor ? worst[v].tensor : "none",
+                   worst[v].label ? worst[v].label : "none", worst[v].rows);
     free(c);
     free(f);
 }
@@ -678,10 +772,10 @@ static int page_main(int argc, char **argv, const Op *const *ops, int count) {
     fprintf(page_checks.markdown ? stderr : stdout, "%d passed, %d failed\n", page_checks.passed, page_checks.failed);
     return page_checks.failed > 0;
 }
-#define PAGE(...) \
-    int main(int argc, char **argv) { \
-        const Op *const ops[] = {__VA_ARGS__}; \
-        return page_main(argc, argv, ops, (int)(sizeof ops / sizeof *ops)); \
+#define PAGE(...)                                                                                                      \
+    int main(int argc, char **argv) {                                                                                  \
+        const Op *const ops[] = {__VA_ARGS__};                                                                         \
+        return page_main(argc, argv, ops, (int)(sizeof ops / sizeof *ops));                                            \
     }
 
 #endif

@@ -1,4 +1,5 @@
-/* pages.cu: all pages that have steps in CUDA, in one program: kernels.cuh, of which most are long to compile, is compiled once.
+/* pages.cu: all pages that have steps in CUDA, in one program: kernels.cuh, of which most are long to compile, is
+ * compiled once.
  *
  *   pages NAME|all [what a page takes: page.h]
  */
@@ -47,13 +48,29 @@ namespace dequantize_page {
 }
 
 int main(int argc, char **argv) {
-    static const struct { const char *name; const Op *const *ops; } pages[] = {
-        {"embedding", embedding_page::ops}, {"rmsnorm", rmsnorm_page::ops}, {"linear", linear_page::ops}, {"rope", rope_page::ops}, {"attention", attention_page::ops}, {"swiglu", swiglu_page::ops},
-        {"cross_entropy", cross_entropy_page::ops}, {"tree_sum", tree_sum_page::ops}, {"squared_norm", squared_norm_page::ops}, {"adamw", adamw_page::ops}, {"cast", cast_page::ops}, {"dequantize", dequantize_page::ops}};
+    static const struct {
+        const char *name;
+        const Op *const *ops;
+    } pages[] = {{"embedding", embedding_page::ops},
+                 {"rmsnorm", rmsnorm_page::ops},
+                 {"linear", linear_page::ops},
+                 {"rope", rope_page::ops},
+                 {"attention", attention_page::ops},
+                 {"swiglu", swiglu_page::ops},
+                 {"cross_entropy", cross_entropy_page::ops},
+                 {"tree_sum", tree_sum_page::ops},
+                 {"squared_norm", squared_norm_page::ops},
+                 {"adamw", adamw_page::ops},
+                 {"cast", cast_page::ops},
+                 {"dequantize", dequantize_page::ops}};
     const Op *chosen[32];
     int count = 0;
     for (const auto &page : pages)
-        for (const Op *const *op = page.ops; argc > 1 && *op && (!strcmp(argv[1], "all") || !strcmp(argv[1], page.name)); op++) chosen[count++] = *op;
-    if (!count) user_error("%s: expected the name of a page (%s, …) or all", argc > 1 ? argv[1] : "nothing given", pages[0].name);
+        for (const Op *const *op = page.ops;
+             argc > 1 && *op && (!strcmp(argv[1], "all") || !strcmp(argv[1], page.name)); op++)
+            chosen[count++] = *op;
+    if (!count)
+        user_error("%s: expected the name of a page (%s, …) or all", argc > 1 ? argv[1] : "nothing given",
+                   pages[0].name);
     return page_main(argc - 1, argv + 1, chosen, count);
 }

@@ -38,7 +38,8 @@ static void forward_definition(Case *c) {
 }
 
 static void forward_in_use(Case *c) {
-    rmsnorm_forward(c->dev, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), EPS, (int)c->size[0], (int)c->size[1]);
+    rmsnorm_forward(c->dev, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), EPS, (int)c->size[0],
+                    (int)c->size[1]);
 }
 
 #ifndef USE_CUDA
@@ -52,7 +53,8 @@ static void forward_scalar(Case *c) {
         float squares = 0;
         for (int64_t i = n * C; i < (n + 1) * C; i++) squares += to_float(sum[i]) * to_float(sum[i]);
         rstd[n] = 1.0f / sqrtf(squares / (float)C + EPS);
-        for (int64_t i = 0; i < C; i++) out[n * C + i] = from_float(to_float(sum[n * C + i]) * rstd[n] * to_float(w[i]));
+        for (int64_t i = 0; i < C; i++)
+            out[n * C + i] = from_float(to_float(sum[n * C + i]) * rstd[n] * to_float(w[i]));
     }
 }
 
@@ -61,13 +63,15 @@ static void forward_vectors(Case *c) {
     const floatX *x = X("x"), *delta = X("delta"), *w = X("w");
     floatX *sum = X("sum"), *out = X("out");
     float *rstd = F("rstd");
-    for (int64_t i = 0; i < N * C; i += VL) store_x(sum + i, load_x(x + i, N * C - i) + load_x(delta + i, N * C - i), N * C - i);
+    for (int64_t i = 0; i < N * C; i += VL)
+        store_x(sum + i, load_x(x + i, N * C - i) + load_x(delta + i, N * C - i), N * C - i);
     for (int64_t n = 0; n < N; n++) {
         const floatX *row = sum + n * C;
         vfloat squares = vsplat(0);
         for (int64_t i = 0; i < C; i += VL) squares = vfma(load_x(row + i, C - i), load_x(row + i, C - i), squares);
         rstd[n] = 1.0f / sqrtf(vsum(squares) / (float)C + EPS);
-        for (int64_t i = 0; i < C; i += VL) store_x(out + n * C + i, load_x(row + i, C - i) * rstd[n] * load_x(w + i, C - i), C - i);
+        for (int64_t i = 0; i < C; i += VL)
+            store_x(out + n * C + i, load_x(row + i, C - i) * rstd[n] * load_x(w + i, C - i), C - i);
     }
 }
 
@@ -85,21 +89,29 @@ static void forward_fused(Case *c) {
             squares = vfma(v, v, squares);
         }
         rstd[n] = 1.0f / sqrtf(vsum(squares) / (float)C + EPS);
-        for (int64_t i = 0; i < C; i += VL) store_x(out + n * C + i, load_x(row + i, C - i) * rstd[n] * load_x(w + i, C - i), C - i);
+        for (int64_t i = 0; i < C; i += VL)
+            store_x(out + n * C + i, load_x(row + i, C - i) * rstd[n] * load_x(w + i, C - i), C - i);
     }
 }
 
 static const Version forward_versions[] = {
-    {"1 scalar", "two ops, one element at a time; each sum of squares is one chain of additions, four cycles an element.", forward_scalar},
-    {"2 vectors", "a vector at a time: as many partial sums as lanes, so the chain is that many times shorter.", forward_vectors},
-    {"3 fused addition", "a row's addition, norm and scaling follow each other: the sum is read back from the nearest cache, not from memory.", forward_fused},
-    {"in use: threads", "rows over threads; no sum crosses a row, so the bits do not depend on the threads.", forward_in_use},
+    {"1 scalar",
+     "two ops, one element at a time; each sum of squares is one chain of additions, four cycles an element.",
+     forward_scalar},
+    {"2 vectors", "a vector at a time: as many partial sums as lanes, so the chain is that many times shorter.",
+     forward_vectors},
+    {"3 fused addition",
+     "a row's addition, norm and scaling follow each other: the sum is read back from the nearest cache, not from "
+     "memory.",
+     forward_fused},
+    {"in use: threads", "rows over threads; no sum crosses a row, so the bits do not depend on the threads.",
+     forward_in_use},
     END_OF_VERSIONS};
 #endif
 
 // ---------------------------------------------------------------------------
-// backward. With y = x rstd and g = dout w: dx = rstd (g - y mean(g y)) + the residual's gradient, dw += sum over rows of dout y.
-// The residual's gradient lies in dx, as in the training step.
+// backward. With y = x rstd and g = dout w: dx = rstd (g - y mean(g y)) + the residual's gradient, dw += sum over rows
+// of dout y. The residual's gradient lies in dx, as in the training step.
 
 static void backward_case(Case *c) { // size: N, C
     int64_t N = c->size[0], C = c->size[1];
@@ -110,7 +122,8 @@ static void backward_case(Case *c) { // size: N, C
     updates(c, "dx", IN_X, N, C, 1);
     updates(c, "dw", IN_FLOAT, 1, C, 1);
     c->flops = 10.0 * (double)(N * C);
-    c->slots = 8.0 * (double)(N * C); // y, g, g y summed, dout y summed; in the second pass, with y and g kept: g - y mean, times rstd, plus dx, and one to spare
+    c->slots = 8.0 * (double)(N * C); // y, g, g y summed, dout y summed; in the second pass, with y and g kept: g - y
+                                      // mean, times rstd, plus dx, and one to spare
 }
 
 static void backward_prepare(Case *c) { // an rstd that belongs to x
@@ -143,7 +156,8 @@ static void backward_definition(Case *c) {
 }
 
 static void backward_in_use(Case *c) {
-    rmsnorm_backward(c->dev, X("dx"), F("dw"), X("dout"), X("dx"), X("x"), F("rstd"), X("w"), (int)c->size[0], (int)c->size[1]);
+    rmsnorm_backward(c->dev, X("dx"), F("dw"), X("dout"), X("dx"), X("x"), F("rstd"), X("w"), (int)c->size[0],
+                     (int)c->size[1]);
 }
 
 #ifndef USE_CUDA
@@ -160,7 +174,8 @@ static void backward_scalar(Case *c) {
     }
     for (int64_t n = 0; n < N; n++) {
         float dot = 0;
-        for (int64_t i = 0; i < C; i++) dot += to_float(dout[n * C + i]) * to_float(w[i]) * to_float(x[n * C + i]) * rstd[n];
+        for (int64_t i = 0; i < C; i++)
+            dot += to_float(dout[n * C + i]) * to_float(w[i]) * to_float(x[n * C + i]) * rstd[n];
         for (int64_t i = 0; i < C; i++) {
             float y = to_float(x[n * C + i]) * rstd[n], g = to_float(dout[n * C + i]) * to_float(w[i]);
             dx[n * C + i] = from_float(rstd[n] * (g - y * dot / (float)C) + to_float(dx[n * C + i]));
@@ -204,8 +219,10 @@ static void backward_rows(Case *c, float *dw, int64_t from, int64_t to) {
         }
         float mean = vsum(dot) / (float)C;
         for (int64_t i = 0; i < C; i += VL) {
-            vfloat y = load_x(x + n * C + i, C - i) * rstd[n], g = load_x(dout + n * C + i, C - i) * load_x(w + i, C - i);
-            store_x(dx + n * C + i, vfma(vfma(y, vsplat(-mean), g), vsplat(rstd[n]), load_x(dx + n * C + i, C - i)), C - i);
+            vfloat y = load_x(x + n * C + i, C - i) * rstd[n],
+                   g = load_x(dout + n * C + i, C - i) * load_x(w + i, C - i);
+            store_x(dx + n * C + i, vfma(vfma(y, vsplat(-mean), g), vsplat(rstd[n]), load_x(dx + n * C + i, C - i)),
+                    C - i);
         }
     }
 }
@@ -224,11 +241,19 @@ static void backward_threads(Case *c) {
 }
 
 static const Version backward_versions[] = {
-    {"1 scalar", "the two formulas, one after the other: dw goes down columns, and takes one element of each cache line it touches.", backward_scalar},
-    {"2 by rows", "dw is added to row by row, while the row is at hand: memory is read in order, once.", backward_by_rows},
+    {"1 scalar",
+     "the two formulas, one after the other: dw goes down columns, and takes one element of each cache line it "
+     "touches.",
+     backward_scalar},
+    {"2 by rows", "dw is added to row by row, while the row is at hand: memory is read in order, once.",
+     backward_by_rows},
     {"3 vectors", "a vector at a time: the dot product is no longer one chain of additions.", backward_vectors},
-    {"4 threads", "rows over threads, a dw for each, added up at the end; fast, but the bits of dw depend on the number of threads.", backward_threads},
-    {"in use: blocks of rows", "a dw for every 32 rows instead, added up in their order: the same bits for any number of threads.", backward_in_use},
+    {"4 threads",
+     "rows over threads, a dw for each, added up at the end; fast, but the bits of dw depend on the number of threads.",
+     backward_threads},
+    {"in use: blocks of rows",
+     "a dw for every 32 rows instead, added up in their order: the same bits for any number of threads.",
+     backward_in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -239,12 +264,22 @@ static const Version backward_versions[] = {
 #include "rmsnorm.cuh" // defines: forward_versions, backward_versions
 #endif
 
-static const Op forward = {"rmsnorm_forward", forward_case, NULL, forward_definition, forward_versions,
-    {{"odd", {333, 301}}, FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
-     FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
+static const Op forward = {"rmsnorm_forward",
+                           forward_case,
+                           NULL,
+                           forward_definition,
+                           forward_versions,
+                           {{"odd", {333, 301}},
+                            FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
+                                FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
 
-static const Op backward = {"rmsnorm_backward", backward_case, backward_prepare, backward_definition, backward_versions,
-    {{"odd", {333, 301}}, FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
-     FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
+static const Op backward = {"rmsnorm_backward",
+                            backward_case,
+                            backward_prepare,
+                            backward_definition,
+                            backward_versions,
+                            {{"odd", {333, 301}},
+                             FOR_CPU({"bench-8m", {2048, 288}}, {"bench-125m", {1024, 768}}, {"1B layer", {1024, 2048}})
+                                 FOR_GPU({"even", {70, 512}}, {"1B layer", {8192, 2048}}, {"8B layer", {8192, 4096}})}};
 
 PAGE(&forward, &backward)

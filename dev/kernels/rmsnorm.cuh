@@ -1,15 +1,17 @@
 /* rmsnorm.cuh: the steps of RMSNorm on a GPU.
  *
- * A row is a sum that all its elements wait for. Who holds the row while it is made decides: one thread (and memory is read
- * in steps of a whole row), a warp, whose lanes add up by shuffles, or a block. The gradient of the weight is the other way
- * round: a sum over all rows, which many blocks must share without an order that changes from run to run.
+ * A row is a sum that all its elements wait for. Who holds the row while it is made decides: one thread (and memory is
+ * read in steps of a whole row), a warp, whose lanes add up by shuffles, or a block. The gradient of the weight is the
+ * other way round: a sum over all rows, which many blocks must share without an order that changes from run to run.
  */
 
 // ---------------------------------------------------------------------------
 // forward
 
 // Thread n: row n. Neighbouring threads read C elements apart: each 2 bytes of them are fetched as a sector of 32.
-static __global__ void __launch_bounds__(128) forward_kernel1(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w, int64_t N, int64_t C) {
+static __global__ void __launch_bounds__(128)
+    forward_kernel1(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
+                    int64_t N, int64_t C) {
     int64_t n = thread_number();
     if (n >= N) return;
     float squares = 0;
@@ -21,11 +23,14 @@ static __global__ void __launch_bounds__(128) forward_kernel1(floatX *out, float
     for (int64_t i = 0; i < C; i++) out[n * C + i] = from_float(to_float(sum[n * C + i]) * rstd[n] * to_float(w[i]));
 }
 static void forward_row_a_thread(Case *c) {
-    KERNEL(c->dev, forward_kernel1, blocks_for(c->size[0], 128), 128, 0, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
+    KERNEL(c->dev, forward_kernel1, blocks_for(c->size[0], 128), 128, 0, X("out"), F("rstd"), X("sum"), X("x"),
+           X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
 // A warp a row, lane by lane, four warps a block.
-static __global__ void __launch_bounds__(128) forward_kernel2(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w, int64_t N, int64_t C) {
+static __global__ void __launch_bounds__(128)
+    forward_kernel2(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
+                    int64_t N, int64_t C) {
     int64_t n = thread_number() / WARP, row = n * C;
     int lane = threadIdx.x % WARP;
     if (n >= N) return;
@@ -40,11 +45,15 @@ static __global__ void __launch_bounds__(128) forward_kernel2(floatX *out, float
     for (int64_t i = lane; i < C; i += WARP) out[row + i] = from_float(to_float(sum[row + i]) * scale * to_float(w[i]));
 }
 static void forward_row_a_warp(Case *c) {
-    KERNEL(c->dev, forward_kernel2, blocks_for(c->size[0], 4), 128, 0, X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
+    KERNEL(c->dev, forward_kernel2, blocks_for(c->size[0], 4), 128, 0, X("out"), F("rstd"), X("sum"), X("x"),
+           X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
 // The same, W elements a lane; the row waits in shared memory for its scale, and is not read again.
-template <int W> static __global__ void __launch_bounds__(128) forward_kernel3(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w, int64_t N, int64_t C) {
+template <int W>
+static __global__ void __launch_bounds__(128)
+    forward_kernel3(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
+                    int64_t N, int64_t C) {
     DYN_SHARED(floatX, rows); // (4, C)
     int64_t n = thread_number() / WARP, row = n * C;
     int lane = threadIdx.x % WARP;
@@ -72,14 +81,21 @@ template <int W> static __global__ void __launch_bounds__(128) forward_kernel3(f
 }
 static void forward_vectors(Case *c) {
     int bytes = 4 * (int)c->size[1] * (int)sizeof(floatX), vectors = c->size[1] % WIDE == 0;
-    cuda_check(cudaFuncSetAttribute(vectors ? forward_kernel3<WIDE> : forward_kernel3<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "asking for shared memory");
-    KERNEL_BY_WIDTH(c->dev, vectors, WIDE, forward_kernel3, blocks_for(c->size[0], 4), 128, (size_t)bytes,
-                    X("out"), F("rstd"), X("sum"), X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
+    cuda_check(cudaFuncSetAttribute(vectors ? forward_kernel3<WIDE> : forward_kernel3<1>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "asking for shared memory");
+    KERNEL_BY_WIDTH(c->dev, vectors, WIDE, forward_kernel3, blocks_for(c->size[0], 4), 128, (size_t)bytes, X("out"),
+                    F("rstd"), X("sum"), X("x"), X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
 static const Version forward_versions[] = {
-    {"1 a row a thread", "the C code, rows over threads: a warp's loads are 32 rows apart from each other, and of each sector that is fetched a sixteenth is wanted now (bf16); the caches, small for so many rows, must keep the rest.", forward_row_a_thread},
-    {"2 a row a warp", "lanes take neighbouring elements and add their sums up by five shuffles: memory is read in whole lines.", forward_row_a_warp},
+    {"1 a row a thread",
+     "the C code, rows over threads: a warp's loads are 32 rows apart from each other, and of each sector that is "
+     "fetched a sixteenth is wanted now (bf16); the caches, small for so many rows, must keep the rest.",
+     forward_row_a_thread},
+    {"2 a row a warp",
+     "lanes take neighbouring elements and add their sums up by five shuffles: memory is read in whole lines.",
+     forward_row_a_warp},
     {"3 vectors, row kept", "16 bytes a load; the rounded sum waits in shared memory for the scale.", forward_vectors},
     {"in use", "the op of kernels.cuh.", forward_in_use},
     END_OF_VERSIONS};
@@ -90,7 +106,9 @@ static const Version forward_versions[] = {
 enum { DW_ROWS = 32, DW_COLS = 128 }; // rows in a partial sum of dw; columns that a block of dw's kernels takes
 
 // A warp a row: the dot product, then dx. With ATOMIC, dw too, each product added to its column by an atomic addition.
-template <bool ATOMIC> static __global__ void __launch_bounds__(128) dx_kernel(floatX *dx, float *dw, const floatX *dout, const floatX *x, const float *rstd, const floatX *w, int64_t N, int64_t C) {
+template <bool ATOMIC>
+static __global__ void __launch_bounds__(128) dx_kernel(floatX *dx, float *dw, const floatX *dout, const floatX *x,
+                                                        const float *rstd, const floatX *w, int64_t N, int64_t C) {
     int64_t n = thread_number() / WARP, row = n * C;
     int lane = threadIdx.x % WARP;
     if (n >= N) return;
@@ -107,18 +125,22 @@ template <bool ATOMIC> static __global__ void __launch_bounds__(128) dx_kernel(f
     }
 }
 static void backward_atomic(Case *c) {
-    KERNEL(c->dev, dx_kernel<true>, blocks_for(c->size[0], 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"), X("w"), c->size[0], c->size[1]);
+    KERNEL(c->dev, dx_kernel<true>, blocks_for(c->size[0], 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"),
+           X("w"), c->size[0], c->size[1]);
 }
 
 // Block (x, y): DW_COLS columns of rows DW_ROWS y ..., a column a thread, into row y of partial(blocks, C) …
-static __global__ void __launch_bounds__(DW_COLS) dw_partial_kernel(float *partial, const floatX *dout, const floatX *x, const float *rstd, int64_t N, int64_t C) {
+static __global__ void __launch_bounds__(DW_COLS)
+    dw_partial_kernel(float *partial, const floatX *dout, const floatX *x, const float *rstd, int64_t N, int64_t C) {
     int64_t i = (int64_t)blockIdx.x * DW_COLS + threadIdx.x, first = (int64_t)blockIdx.y * DW_ROWS;
     float sum = 0;
-    for (int64_t n = first; i < C && n < min_i64(N, first + DW_ROWS); n++) sum += to_float(dout[n * C + i]) * to_float(x[n * C + i]) * rstd[n];
+    for (int64_t n = first; i < C && n < min_i64(N, first + DW_ROWS); n++)
+        sum += to_float(dout[n * C + i]) * to_float(x[n * C + i]) * rstd[n];
     if (i < C) partial[blockIdx.y * C + i] = sum;
 }
 // … and those in their order.
-static __global__ void __launch_bounds__(DW_COLS) dw_total_kernel(float *dw, const float *partial, int64_t blocks, int64_t C) {
+static __global__ void __launch_bounds__(DW_COLS)
+    dw_total_kernel(float *dw, const float *partial, int64_t blocks, int64_t C) {
     int64_t i = thread_number();
     float sum = 0;
     for (int64_t b = 0; i < C && b < blocks; b++) sum += partial[b * C + i];
@@ -131,12 +153,19 @@ static void backward_two_stages(Case *c) {
     dim3 grid(blocks_for(C, DW_COLS), (unsigned)blocks);
     KERNEL(c->dev, dw_partial_kernel, grid, DW_COLS, 0, partial, X("dout"), X("x"), F("rstd"), N, C);
     KERNEL(c->dev, dw_total_kernel, blocks_for(C, DW_COLS), DW_COLS, 0, F("dw"), partial, blocks, C);
-    KERNEL(c->dev, dx_kernel<false>, blocks_for(N, 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"), X("w"), N, C);
+    KERNEL(c->dev, dx_kernel<false>, blocks_for(N, 4), 128, 0, X("dx"), F("dw"), X("dout"), X("x"), F("rstd"), X("w"),
+           N, C);
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
 static const Version backward_versions[] = {
-    {"1 atomic additions", "a warp a row; every product is added to its column of dw as it comes. N threads want each of the C sums, one after the other, and in an order that the next run does not repeat: other bits each time.", backward_atomic},
-    {"2 two stages", "dw by itself: sums over 32 rows, then over those sums, each in a fixed order, so the same bits in each run; dout and x are read twice.", backward_two_stages},
+    {"1 atomic additions",
+     "a warp a row; every product is added to its column of dw as it comes. N threads want each of the C sums, one "
+     "after the other, and in an order that the next run does not repeat: other bits each time.",
+     backward_atomic},
+    {"2 two stages",
+     "dw by itself: sums over 32 rows, then over those sums, each in a fixed order, so the same bits in each run; dout "
+     "and x are read twice.",
+     backward_two_stages},
     {"in use", "the op of kernels.cuh.", backward_in_use},
     END_OF_VERSIONS};

@@ -10,14 +10,17 @@ static const double THETA = 500000; // Llama 3's
 
 static void rope_case(Case *c) { // size: N, T, heads, HD, stride, direction (1: forward, -1: backward)
     int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4];
-    updates(c, "x", IN_X, N, stride, 1)->touched = N * heads * HD * (int64_t)sizeof(floatX); // behind the heads: the values, which do not turn
+    updates(c, "x", IN_X, N, stride, 1)->touched =
+        N * heads * HD * (int64_t)sizeof(floatX); // behind the heads: the values, which do not turn
     reads(c, "cos_sin", IN_FLOAT, T, HD, 1);
     reads(c, "positions", IN_INT, 1, T, (double)T);
     c->flops = 3.0 * (double)(N * heads * HD);
     c->slots = 2.0 * (double)(N * heads * HD); // a product, and a fused one
 }
 
-static double angle_of(int64_t position, int64_t i, int64_t HD) { return (double)position * pow(THETA, -2.0 * (double)i / (double)HD); }
+static double angle_of(int64_t position, int64_t i, int64_t HD) {
+    return (double)position * pow(THETA, -2.0 * (double)i / (double)HD);
+}
 
 static void rope_prepare(Case *c) { // the table of THETA
     int64_t T = c->size[1], HD = c->size[3], half = HD / 2;
@@ -36,7 +39,8 @@ static void rope_definition(Case *c) {
     for (int64_t n = 0; n < N; n++)
         for (int64_t h = 0; h < heads; h++)
             for (int64_t i = 0; i < half; i++) {
-                const double *table = cos_sin + (int64_t)positions[n % T] * HD + i, *a = x + n * stride + h * HD + i, *b = a + half;
+                const double *table = cos_sin + (int64_t)positions[n % T] * HD + i, *a = x + n * stride + h * HD + i,
+                             *b = a + half;
                 double cosine = table[0], sine = direction * table[half];
                 out[a - x] = *a * cosine - *b * sine;
                 out[b - x] = *b * cosine + *a * sine;
@@ -116,7 +120,8 @@ static void rope_vectors(Case *c) {
         for (int64_t h = 0; h < heads; h++) {
             floatX *first = x + n * stride + h * HD, *second = first + half;
             for (int64_t i = 0; i < half; i += VL)
-                turn_vectors(first + i, second + i, load_float(cosines + i, half - i), load_float(sines + i, half - i) * direction, half - i);
+                turn_vectors(first + i, second + i, load_float(cosines + i, half - i),
+                             load_float(sines + i, half - i) * direction, half - i);
         }
     }
 }
@@ -132,17 +137,32 @@ static void rope_heads_inside(Case *c) {
         for (int64_t i = 0; i < half; i += VL) {
             vfloat cosine = load_float(cosines + i, half - i), sine = load_float(sines + i, half - i) * direction;
             floatX *first = x + n * stride + i;
-            for (int64_t h = 0; h < heads; h++) turn_vectors(first + h * HD, first + h * HD + half, cosine, sine, half - i);
+            for (int64_t h = 0; h < heads; h++)
+                turn_vectors(first + h * HD, first + h * HD + half, cosine, sine, half - i);
         }
     }
 }
 
 static const Version rope_versions[] = {
-    {"1 pow, cos and sin", "the formula, for each pair of each head; in double, for at position 1000 a float's angle has lost three of its seven digits.", rope_functions},
-    {"2 once a token", "all heads of a token turn by the same angles: each is computed once for them.", rope_once_a_token},
-    {"3 a table", "positions come again in every sequence, layer and step: a table of all, made once, takes the functions out of the step.", rope_table},
-    {"4 vectors", "the table holds all cosines of a position, then all sines, as the heads hold their halves: four vectors are loaded, none is taken apart.", rope_vectors},
-    {"5 heads inside", "vectors of the table are loaded, and the sine given its sign, once for all heads of the token; and where a half ends in part of a vector (HD 48), no head's load waits any more for the masked store just before it, which its lanes overlap.", rope_heads_inside},
+    {"1 pow, cos and sin",
+     "the formula, for each pair of each head; in double, for at position 1000 a float's angle has lost three of its "
+     "seven digits.",
+     rope_functions},
+    {"2 once a token", "all heads of a token turn by the same angles: each is computed once for them.",
+     rope_once_a_token},
+    {"3 a table",
+     "positions come again in every sequence, layer and step: a table of all, made once, takes the functions out of "
+     "the step.",
+     rope_table},
+    {"4 vectors",
+     "the table holds all cosines of a position, then all sines, as the heads hold their halves: four vectors are "
+     "loaded, none is taken apart.",
+     rope_vectors},
+    {"5 heads inside",
+     "vectors of the table are loaded, and the sine given its sign, once for all heads of the token; and where a half "
+     "ends in part of a vector (HD 48), no head's load waits any more for the masked store just before it, which its "
+     "lanes overlap.",
+     rope_heads_inside},
     {"in use: threads", "rows over threads.", rope_in_use},
     END_OF_VERSIONS};
 #endif
@@ -151,10 +171,17 @@ static const Version rope_versions[] = {
 #include "rope.cuh" // defines: rope_versions
 #endif
 
-static const Op rope = {"rope", rope_case, rope_prepare, rope_definition, rope_versions,
+static const Op rope = {
+    "rope",
+    rope_case,
+    rope_prepare,
+    rope_definition,
+    rope_versions,
     {{"odd", {65, 13, 3, 38, 133, 1}},
      FOR_CPU({"bench-8m", {2048, 256, 12, 48, 18 * 48, 1}}, {"bench-125m", {1024, 512, 16, 64, 20 * 64, 1}},
              {"1B layer", {1024, 1024, 40, 64, 48 * 64, 1}}, {"1B layer, backward", {1024, 1024, 40, 64, 48 * 64, -1}})
-     FOR_GPU({"even", {66, 33, 5, 64, 7 * 64, -1}}, {"1B layer", {8192, 8192, 40, 64, 48 * 64, 1}}, {"8B layer", {8192, 8192, 40, 128, 48 * 128, 1}}, {"8B layer, backward", {8192, 8192, 40, 128, 48 * 128, -1}})}};
+         FOR_GPU({"even", {66, 33, 5, 64, 7 * 64, -1}}, {"1B layer", {8192, 8192, 40, 64, 48 * 64, 1}},
+                 {"8B layer", {8192, 8192, 40, 128, 48 * 128, 1}},
+                 {"8B layer, backward", {8192, 8192, 40, 128, 48 * 128, -1}})}};
 
 PAGE(&rope)

@@ -1,7 +1,7 @@
 /* rope.cuh: the steps of RoPE on a GPU.
  *
- * Two elements are read, turned and written back where they were. The angle's cosine and sine come from a table that all
- * heads of a token share, so it is read from the caches; what remains is to move the heads at full width.
+ * Two elements are read, turned and written back where they were. The angle's cosine and sine come from a table that
+ * all heads of a token share, so it is read from the caches; what remains is to move the heads at full width.
  */
 
 static const double TURN = 6.283185307179586;
@@ -13,12 +13,17 @@ static __device__ __forceinline__ void turn(float *first, float *second, float c
 }
 
 // Thread i: one pair of one head of one token, numbered (n, head, pair).
-template <bool TABLE> static __global__ void __launch_bounds__(256) rope_kernel1(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int64_t N, int T, int heads, int HD, float direction) {
+template <bool TABLE>
+static __global__ void __launch_bounds__(256)
+    rope_kernel1(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int64_t N, int T, int heads,
+                 int HD, float direction) {
     int64_t i = thread_number(), half = HD / 2, n = i / (heads * half), head = i / half % heads, pair = i % half;
     if (n >= N) return;
     floatX *first = x + n * stride + head * HD + pair, *second = first + half;
     float a = to_float(*first), b = to_float(*second), cosine, sine;
-    if (TABLE) cosine = cos_sin[(int64_t)positions[n % T] * HD + pair], sine = cos_sin[(int64_t)positions[n % T] * HD + half + pair];
+    if (TABLE)
+        cosine = cos_sin[(int64_t)positions[n % T] * HD + pair],
+        sine = cos_sin[(int64_t)positions[n % T] * HD + half + pair];
     else { // in double, and less whole turns: at position 8,000 a float's angle has lost four of its seven digits
         double turns = (double)positions[n % T] * pow(THETA, -2.0 * (double)pair / (double)HD) / TURN;
         float angle = (float)((turns - rint(turns)) * TURN);
@@ -29,11 +34,15 @@ template <bool TABLE> static __global__ void __launch_bounds__(256) rope_kernel1
 }
 template <bool TABLE> static void rope_pairs(Case *c) {
     int64_t N = c->size[0], heads = c->size[2], HD = c->size[3];
-    KERNEL(c->dev, rope_kernel1<TABLE>, blocks_for(N * heads * (HD / 2), 256), 256, 0, X("x"), c->size[4], F("cos_sin"), I("positions"), N, (int)c->size[1], (int)heads, (int)HD, (float)c->size[5]);
+    KERNEL(c->dev, rope_kernel1<TABLE>, blocks_for(N * heads * (HD / 2), 256), 256, 0, X("x"), c->size[4], F("cos_sin"),
+           I("positions"), N, (int)c->size[1], (int)heads, (int)HD, (float)c->size[5]);
 }
 
 // The same with W pairs a thread: two loads and two stores of 16 bytes.
-template <int W> static __global__ void __launch_bounds__(256) rope_kernel2(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int64_t N, int T, int heads, int HD, float direction) {
+template <int W>
+static __global__ void __launch_bounds__(256)
+    rope_kernel2(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int64_t N, int T, int heads,
+                 int HD, float direction) {
     int half = HD / 2, pieces = half / W;
     int64_t i = thread_number(), n = i / (heads * pieces), head = i / pieces % heads, pair = i % pieces * W;
     if (n >= N) return;
@@ -50,13 +59,22 @@ template <int W> static __global__ void __launch_bounds__(256) rope_kernel2(floa
 }
 static void rope_vectors(Case *c) {
     int64_t N = c->size[0], heads = c->size[2], HD = c->size[3], stride = c->size[4];
-    KERNEL_BY_WIDTH(c->dev, HD / 2 % WIDE == 0 && stride % WIDE == 0, WIDE, rope_kernel2, blocks_for(N * heads * (HD / 2 / W), 256), 256, 0,
-                    X("x"), stride, F("cos_sin"), I("positions"), N, (int)c->size[1], (int)heads, (int)HD, (float)c->size[5]);
+    KERNEL_BY_WIDTH(c->dev, HD / 2 % WIDE == 0 && stride % WIDE == 0, WIDE, rope_kernel2,
+                    blocks_for(N * heads * (HD / 2 / W), 256), 256, 0, X("x"), stride, F("cos_sin"), I("positions"), N,
+                    (int)c->size[1], (int)heads, (int)HD, (float)c->size[5]);
 }
 
-static const Version rope_versions[] = {
-    {"1 pow, cos and sin", "the formula, a pair a thread: a power in double, then sine and cosine by the hardware's estimates; hundreds of instructions for 8 bytes moved (bf16).", rope_pairs<false>},
-    {"2 a table", "cosines and sines of all positions, made once: 8 bytes more a pair, but from the caches, for all heads of a token read the same.", rope_pairs<true>},
-    {"3 vectors", "16 bytes a load: an eighth of the instructions (bf16), and the divisions that say who is who are paid once for eight pairs.", rope_vectors},
-    {"in use", "the op of kernels.cuh.", rope_in_use},
-    END_OF_VERSIONS};
+static const Version rope_versions[] = {{"1 pow, cos and sin",
+                                         "the formula, a pair a thread: a power in double, then sine and cosine by the "
+                                         "hardware's estimates; hundreds of instructions for 8 bytes moved (bf16).",
+                                         rope_pairs<false>},
+                                        {"2 a table",
+                                         "cosines and sines of all positions, made once: 8 bytes more a pair, but from "
+                                         "the caches, for all heads of a token read the same.",
+                                         rope_pairs<true>},
+                                        {"3 vectors",
+                                         "16 bytes a load: an eighth of the instructions (bf16), and the divisions "
+                                         "that say who is who are paid once for eight pairs.",
+                                         rope_vectors},
+                                        {"in use", "the op of kernels.cuh.", rope_in_use},
+                                        END_OF_VERSIONS};

@@ -1,8 +1,9 @@
 /* squared_norm.cu: the sum of squares of a gradient, for clipping by its norm.
  *
- * Each element is read once and met with one multiply-add; the loop waits for memory. What must be thought of is the sum:
- * one fp32 accumulator stops growing at 2^24 times what is added to it, and a sum that depends on the order of its
- * additions has other bits on other numbers of threads or ranks. So fp32 sums short blocks, and something wider the blocks.
+ * Each element is read once and met with one multiply-add; the loop waits for memory. What must be thought of is the
+ * sum: one fp32 accumulator stops growing at 2^24 times what is added to it, and a sum that depends on the order of its
+ * additions has other bits on other numbers of threads or ranks. So fp32 sums short blocks, and something wider the
+ * blocks.
  */
 #include "page.h"
 
@@ -72,10 +73,19 @@ static void norm_in_use(Case *c) {
 
 static const Version norm_versions[] = {
     {"1 double", "the definition: each element is widened, and waits for the sum of all before it.", norm_double},
-    {"2 blocks", "128 squares in fp32, such blocks in double: no widening, but the additions still wait for each other.", norm_blocks},
-    {"3 vectors", "as many partial sums in a block as lanes: the chain of additions is that many times shorter, and blocks overlap.", norm_vectors},
-    {"4 threads", "blocks over threads, a double for each: as fast as memory, but the last bits depend on the number of threads.", norm_threads},
-    {"in use: exact", "a fixed-point sum, wide enough for every float, for each thread: integers have no order, so neither have blocks, threads or ranks.", norm_in_use},
+    {"2 blocks",
+     "128 squares in fp32, such blocks in double: no widening, but the additions still wait for each other.",
+     norm_blocks},
+    {"3 vectors",
+     "as many partial sums in a block as lanes: the chain of additions is that many times shorter, and blocks overlap.",
+     norm_vectors},
+    {"4 threads",
+     "blocks over threads, a double for each: as fast as memory, but the last bits depend on the number of threads.",
+     norm_threads},
+    {"in use: exact",
+     "a fixed-point sum, wide enough for every float, for each thread: integers have no order, so neither have blocks, "
+     "threads or ranks.",
+     norm_in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -83,8 +93,14 @@ static const Version norm_versions[] = {
 #include "squared_norm.cuh" // defines: norm_versions
 #endif
 
-static const Op norm = {"squared_norm", norm_case, NULL, norm_definition, norm_versions,
-    {{"odd", {1003}}, FOR_CPU({"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}})
-     FOR_GPU({"even", {12800}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
+static const Op norm = {
+    "squared_norm",
+    norm_case,
+    NULL,
+    norm_definition,
+    norm_versions,
+    {{"odd", {1003}},
+     FOR_CPU({"bench-8m tensor", {82944}}, {"bench-125m block", {6292992}}, {"1B layer", {60821504}})
+         FOR_GPU({"even", {12800}}, {"1B layer", {60821504}}, {"8B layer", {218112000}})}};
 
 PAGE(&norm)

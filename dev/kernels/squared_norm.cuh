@@ -1,8 +1,8 @@
 /* squared_norm.cuh: the steps of the sum of squares on a GPU.
  *
- * Thousands of threads have a sum each, and one number must come of them. Atomic additions of floats do it in an order that
- * the next run does not repeat; a second kernel does it in a fixed order, but cut differently, as ranks cut it, the order is
- * another. Integers have no order.
+ * Thousands of threads have a sum each, and one number must come of them. Atomic additions of floats do it in an order
+ * that the next run does not repeat; a second kernel does it in a fixed order, but cut differently, as ranks cut it,
+ * the order is another. Integers have no order.
  */
 
 enum { NORM_GRID = 1024 }; // blocks: several for each multiprocessor of any GPU
@@ -16,7 +16,8 @@ template <int W> static __device__ float squares_of(const float *x, int64_t coun
     }
     return block_sum(sum, sums);
 }
-template <int W> static __global__ void __launch_bounds__(256) norm_kernel1(float *total, const float *x, int64_t count) {
+template <int W>
+static __global__ void __launch_bounds__(256) norm_kernel1(float *total, const float *x, int64_t count) {
     SHARED(float, sums, WARP);
     float sum = squares_of<W>(x, count, sums);
     if (threadIdx.x == 0) atomicAdd(total, sum);
@@ -60,8 +61,15 @@ static void norm_in_use(Case *c) {
 }
 
 static const Version norm_versions[] = {
-    {"1 atomic additions", "a sum a thread, a block, then one float addition a block to the total: other bits in each run.", norm_atomic<1>},
+    {"1 atomic additions",
+     "a sum a thread, a block, then one float addition a block to the total: other bits in each run.", norm_atomic<1>},
     {"2 vectors", "16 bytes a load.", norm_atomic<FLAT>},
-    {"3 two stages", "the sums of 1,024 blocks go to memory, a second kernel adds them up: the same bits in each run of the same tensor on the same number of ranks.", norm_two_stages},
-    {"in use: exact", "fp32 sums of 128 elements, added as integers to a fixed-point number wide enough for every float: atomics again, and yet the same bits in each run and for any number of ranks.", norm_in_use},
+    {"3 two stages",
+     "the sums of 1,024 blocks go to memory, a second kernel adds them up: the same bits in each run of the same "
+     "tensor on the same number of ranks.",
+     norm_two_stages},
+    {"in use: exact",
+     "fp32 sums of 128 elements, added as integers to a fixed-point number wide enough for every float: atomics again, "
+     "and yet the same bits in each run and for any number of ranks.",
+     norm_in_use},
     END_OF_VERSIONS};

@@ -1,7 +1,7 @@
 /* swiglu.cu: SwiGLU (Shazeer 2020), h = silu(gate) up with silu(x) = x sigmoid(x), and its backward.
  *
- * One exponential an element, and three elements moved (backward: five). With libm's exponential it waits for arithmetic;
- * with sixteen exponentials at once it gets close to waiting for memory.
+ * One exponential an element, and three elements moved (backward: five). With libm's exponential it waits for
+ * arithmetic; with sixteen exponentials at once it gets close to waiting for memory.
  */
 #include "page.h"
 
@@ -64,10 +64,15 @@ static void forward_vectors(Case *c) {
 }
 
 static const Version forward_versions[] = {
-    {"1 libm, double", "the formula with exp(): every element goes through double precision and a function call.", forward_libm_double},
-    {"2 libm, float", "expf() instead: half the digits, which is all that storage keeps, in less than half the time.", forward_libm_float},
-    {"3 vexp", "a polynomial for a whole vector at once: no call, no table, and the division is a vector's too.", forward_vectors},
-    {"in use: threads", "rows over threads; each row is computed by the same instructions, so the bits do not depend on the threads.", forward_in_use},
+    {"1 libm, double", "the formula with exp(): every element goes through double precision and a function call.",
+     forward_libm_double},
+    {"2 libm, float", "expf() instead: half the digits, which is all that storage keeps, in less than half the time.",
+     forward_libm_float},
+    {"3 vexp", "a polynomial for a whole vector at once: no call, no table, and the division is a vector's too.",
+     forward_vectors},
+    {"in use: threads",
+     "rows over threads; each row is computed by the same instructions, so the bits do not depend on the threads.",
+     forward_in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -80,7 +85,8 @@ static void backward_case(Case *c) { // size: N, F
     reads(c, "dh", IN_X, N, F, 1);
     c->restore = 1; // a gradient of a gradient of a gradient is soon not a number
     c->flops = 10.0 * (double)(N * F);
-    c->slots = (double)(EXP_SLOTS + DIVISION_SLOTS + 7) * (double)(N * F); // 1 + e, silu, 1 - silu, slope, d u slope, d silu
+    c->slots =
+        (double)(EXP_SLOTS + DIVISION_SLOTS + 7) * (double)(N * F); // 1 + e, silu, 1 - silu, slope, d u slope, d silu
 }
 
 static void backward_definition(Case *c) {
@@ -149,9 +155,16 @@ static void backward_vectors(Case *c) {
 }
 
 static const Version backward_versions[] = {
-    {"1 two ops", "the product's backward, then silu's, as automatic differentiation would: two exponentials an element, and a tensor between.", backward_two_ops},
-    {"2 one pass", "both gradients from one sigmoid: half the exponentials, and nothing in between goes to memory.", backward_one_pass},
-    {"3 vexp", "vectors; with silu at hand, its slope sigmoid (1 + g (1 - sigmoid)) is one fused instruction: sigmoid (1 - silu) + silu.", backward_vectors},
+    {"1 two ops",
+     "the product's backward, then silu's, as automatic differentiation would: two exponentials an element, and a "
+     "tensor between.",
+     backward_two_ops},
+    {"2 one pass", "both gradients from one sigmoid: half the exponentials, and nothing in between goes to memory.",
+     backward_one_pass},
+    {"3 vexp",
+     "vectors; with silu at hand, its slope sigmoid (1 + g (1 - sigmoid)) is one fused instruction: sigmoid (1 - silu) "
+     "+ silu.",
+     backward_vectors},
     {"in use: threads", "rows over threads.", backward_in_use},
     END_OF_VERSIONS};
 #endif
@@ -163,12 +176,24 @@ static const Version backward_versions[] = {
 #include "swiglu.cuh" // defines: forward_versions, backward_versions
 #endif
 
-static const Op forward = {"swiglu_forward", forward_case, NULL, forward_definition, forward_versions,
-    {{"odd", {77, 1003}}, FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})
-     FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
+static const Op forward = {
+    "swiglu_forward",
+    forward_case,
+    NULL,
+    forward_definition,
+    forward_versions,
+    {{"odd", {77, 1003}},
+     FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})
+         FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
 
-static const Op backward = {"swiglu_backward", backward_case, NULL, backward_definition, backward_versions,
-    {{"odd", {77, 1003}}, FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})
-     FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
+static const Op backward = {
+    "swiglu_backward",
+    backward_case,
+    NULL,
+    backward_definition,
+    backward_versions,
+    {{"odd", {77, 1003}},
+     FOR_CPU({"bench-8m", {2048, 768}}, {"bench-125m", {1024, 2048}}, {"1B layer", {1024, 8192}})
+         FOR_GPU({"even", {64, 1024}}, {"1B layer", {8192, 8192}}, {"8B layer", {8192, 14336}})}};
 
 PAGE(&forward, &backward)

@@ -1,8 +1,8 @@
 /* swiglu.cuh: the steps of SwiGLU on a GPU.
  *
  * A GPU has arithmetic to spare here: an exponential and a division are hidden behind loads. What counts is bytes, that
- * each is moved once, and that enough of them are under way: memory answers after some 600 ns, so an H100 keeps its 3 TB/s
- * only with about 2 MB asked for at any time, 15 KB for each of its multiprocessors.
+ * each is moved once, and that enough of them are under way: memory answers after some 600 ns, so an H100 keeps its 3
+ * TB/s only with about 2 MB asked for at any time, 15 KB for each of its multiprocessors.
  */
 
 // ---------------------------------------------------------------------------
@@ -11,7 +11,8 @@
 static __device__ __forceinline__ float silu_of(float g) { return g / (1.0f + expf(-g)); }
 
 // Block (x, n): 256 elements of row n, a thread each; two loads and a store of 2 or 4 bytes a thread.
-static __global__ void __launch_bounds__(256) forward_kernel1(floatX *h /* (N,F) */, const floatX *gate_up /* (N,2F) */, int64_t F) {
+static __global__ void __launch_bounds__(256)
+    forward_kernel1(floatX *h /* (N,F) */, const floatX *gate_up /* (N,2F) */, int64_t F) {
     int64_t n = blockIdx.x / blocks_of(F, 256), f = blockIdx.x % blocks_of(F, 256) * 256 + threadIdx.x;
     if (f >= F) return;
     float g = to_float(gate_up[n * 2 * F + f]), up = to_float(gate_up[n * 2 * F + F + f]);
@@ -23,7 +24,8 @@ static void forward_elements(Case *c) {
 }
 
 // The same with W elements a thread: 16 bytes of them a load, or 1 where rows of odd length begin at odd places.
-template <int W> static __global__ void __launch_bounds__(256) forward_kernel2(floatX *h, const floatX *gate_up, int64_t F) {
+template <int W>
+static __global__ void __launch_bounds__(256) forward_kernel2(floatX *h, const floatX *gate_up, int64_t F) {
     int64_t across = blocks_of(F, 256 * W), n = blockIdx.x / across, f = (blockIdx.x % across * 256 + threadIdx.x) * W;
     float g[W], up[W];
     if (f >= F) return;
@@ -34,12 +36,18 @@ template <int W> static __global__ void __launch_bounds__(256) forward_kernel2(f
 }
 static void forward_vectors(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
-    KERNEL_BY_WIDTH(c->dev, F % WIDE == 0, WIDE, forward_kernel2, (unsigned)(N * blocks_of(F, 256 * W)), 256, 0, X("h"), X("gate_up"), F);
+    KERNEL_BY_WIDTH(c->dev, F % WIDE == 0, WIDE, forward_kernel2, (unsigned)(N * blocks_of(F, 256 * W)), 256, 0, X("h"),
+                    X("gate_up"), F);
 }
 
 static const Version forward_versions[] = {
-    {"1 an element a thread", "neighbouring threads take neighbouring elements, so a warp's loads are whole cache lines; but each thread has 4 bytes under way (bf16), and 2,048 threads, as many as a multiprocessor holds, 8 KB.", forward_elements},
-    {"2 vectors", "16 bytes a load: the same bytes with an eighth of the instructions, and eight times as many of them under way.", forward_vectors},
+    {"1 an element a thread",
+     "neighbouring threads take neighbouring elements, so a warp's loads are whole cache lines; but each thread has 4 "
+     "bytes under way (bf16), and 2,048 threads, as many as a multiprocessor holds, 8 KB.",
+     forward_elements},
+    {"2 vectors",
+     "16 bytes a load: the same bytes with an eighth of the instructions, and eight times as many of them under way.",
+     forward_vectors},
     {"in use", "the op of kernels.cuh.", forward_in_use},
     END_OF_VERSIONS};
 
@@ -47,7 +55,8 @@ static const Version forward_versions[] = {
 // backward, in place
 
 // dsilu(N,F) in between, as automatic differentiation has it: h = silu up, then silu = gate sigmoid(gate).
-static __global__ void __launch_bounds__(256) product_kernel(float *dsilu, floatX *gate_up, const floatX *dh, int64_t F, int64_t count) {
+static __global__ void __launch_bounds__(256)
+    product_kernel(float *dsilu, floatX *gate_up, const floatX *dh, int64_t F, int64_t count) {
     int64_t i = thread_number();
     if (i >= count) return;
     floatX *gate = gate_up + i / F * 2 * F + i % F, *up = gate + F;
@@ -55,7 +64,8 @@ static __global__ void __launch_bounds__(256) product_kernel(float *dsilu, float
     dsilu[i] = d * to_float(*up);
     *up = from_float(d * silu_of(to_float(*gate)));
 }
-static __global__ void __launch_bounds__(256) silu_kernel(floatX *gate_up, const float *dsilu, int64_t F, int64_t count) {
+static __global__ void __launch_bounds__(256)
+    silu_kernel(floatX *gate_up, const float *dsilu, int64_t F, int64_t count) {
     int64_t i = thread_number();
     if (i >= count) return;
     floatX *gate = gate_up + i / F * 2 * F + i % F;
@@ -76,7 +86,8 @@ static __device__ __forceinline__ void both_gradients(float *gate, float *up, fl
     *gate = d * *up * (sigmoid * (1.0f - silu) + silu);
     *up = d * silu;
 }
-static __global__ void __launch_bounds__(256) backward_kernel(floatX *gate_up, const floatX *dh, int64_t F, int64_t count) {
+static __global__ void __launch_bounds__(256)
+    backward_kernel(floatX *gate_up, const floatX *dh, int64_t F, int64_t count) {
     int64_t i = thread_number();
     if (i >= count) return;
     floatX *gate = gate_up + i / F * 2 * F + i % F, *up = gate + F;
@@ -89,7 +100,8 @@ static void backward_one_pass(Case *c) {
     KERNEL(c->dev, backward_kernel, blocks_for(count, 256), 256, 0, X("gate_up"), X("dh"), c->size[1], count);
 }
 
-template <int W> static __global__ void __launch_bounds__(256) backward_vectors_kernel(floatX *gate_up, const floatX *dh, int64_t F) {
+template <int W>
+static __global__ void __launch_bounds__(256) backward_vectors_kernel(floatX *gate_up, const floatX *dh, int64_t F) {
     int64_t across = blocks_of(F, 256 * W), n = blockIdx.x / across, f = (blockIdx.x % across * 256 + threadIdx.x) * W;
     floatX *gate = gate_up + n * 2 * F + f, *up = gate + F;
     float g[W], u[W], d[W];
@@ -103,12 +115,17 @@ template <int W> static __global__ void __launch_bounds__(256) backward_vectors_
 }
 static void backward_vectors(Case *c) {
     int64_t N = c->size[0], F = c->size[1];
-    KERNEL_BY_WIDTH(c->dev, F % WIDE == 0, WIDE, backward_vectors_kernel, (unsigned)(N * blocks_of(F, 256 * W)), 256, 0, X("gate_up"), X("dh"), F);
+    KERNEL_BY_WIDTH(c->dev, F % WIDE == 0, WIDE, backward_vectors_kernel, (unsigned)(N * blocks_of(F, 256 * W)), 256, 0,
+                    X("gate_up"), X("dh"), F);
 }
 
 static const Version backward_versions[] = {
-    {"1 two ops", "the product's backward, then silu's, as automatic differentiation would: an fp32 tensor goes to memory and back between them.", backward_two_ops},
+    {"1 two ops",
+     "the product's backward, then silu's, as automatic differentiation would: an fp32 tensor goes to memory and back "
+     "between them.",
+     backward_two_ops},
     {"2 one pass", "both gradients from one sigmoid; each element is read and written once.", backward_one_pass},
-    {"3 vectors", "16 bytes a load and store, and one division of row by column a thread, not one an element.", backward_vectors},
+    {"3 vectors", "16 bytes a load and store, and one division of row by column a thread, not one an element.",
+     backward_vectors},
     {"in use", "the op of kernels.cuh.", backward_in_use},
     END_OF_VERSIONS};

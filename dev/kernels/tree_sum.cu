@@ -1,9 +1,10 @@
-/* tree_sum.cu: the sum of n pieces, element by element, as the binary tree ((0+1)+(2+3))+...: how gradients of ranks are added.
+/* tree_sum.cu: the sum of n pieces, element by element, as the binary tree ((0+1)+(2+3))+...: how gradients of ranks
+ * are added.
  *
- * fp32 addition is not associative, so an order must be chosen. From left to right, one rank more moves every rounding; in
- * the tree, two ranks that add their halves first give the bits of one rank that has them both. Here the definition rounds
- * each sum to fp32, and versions must give its bits: a sum from left to right would not pass.
- * sum_pieces is the same tree over activations: the pieces and the sum are floatX, rounded once.
+ * fp32 addition is not associative, so an order must be chosen. From left to right, one rank more moves every rounding;
+ * in the tree, two ranks that add their halves first give the bits of one rank that has them both. Here the definition
+ * rounds each sum to fp32, and versions must give its bits: a sum from left to right would not pass. sum_pieces is the
+ * same tree over activations: the pieces and the sum are floatX, rounded once.
  */
 #include "page.h"
 
@@ -55,7 +56,9 @@ static void pieces_definition(Case *c) {
 }
 static void pieces_in_use(Case *c) { sum_pieces(c->dev, X("out"), X("pieces"), (int)c->size[0], c->size[1]); }
 
-static void sum_in_use(Case *c) { tree_sum(c->dev, F("out"), F("pieces"), DTYPE_F32, (int)c->size[0], c->size[1], (int)c->size[2]); }
+static void sum_in_use(Case *c) {
+    tree_sum(c->dev, F("out"), F("pieces"), DTYPE_F32, (int)c->size[0], c->size[1], (int)c->size[2]);
+}
 
 #ifndef USE_CUDA
 static float tree_of_floats(const float *pieces, int64_t n, int64_t count, int64_t first, int64_t width) {
@@ -107,10 +110,21 @@ static void sum_one_pass(Case *c) {
 }
 
 static const Version op_versions[] = {
-    {"1 recursive", "the tree as it is written, for one element after another: more calls than additions.", sum_recursive},
-    {"2 level by level", "all pairs, then all pairs of pairs, over whole pieces: plain loops that become vectors, but every level goes to memory and back, and the pieces must be copied.", sum_levels},
-    {"3 one pass", "vectors of the pieces from left to right; sums wait on a small stack for their right neighbour, as the 1s of a binary counter wait: each piece is read once, and nothing else moves. For single elements the turns of the stack would cost more than they save.", sum_one_pass},
-    {"in use: threads", "vectors over threads; an element's tree is its own. A long sum goes past the caches: what is overwritten need not be fetched.", sum_in_use},
+    {"1 recursive", "the tree as it is written, for one element after another: more calls than additions.",
+     sum_recursive},
+    {"2 level by level",
+     "all pairs, then all pairs of pairs, over whole pieces: plain loops that become vectors, but every level goes to "
+     "memory and back, and the pieces must be copied.",
+     sum_levels},
+    {"3 one pass",
+     "vectors of the pieces from left to right; sums wait on a small stack for their right neighbour, as the 1s of a "
+     "binary counter wait: each piece is read once, and nothing else moves. For single elements the turns of the stack "
+     "would cost more than they save.",
+     sum_one_pass},
+    {"in use: threads",
+     "vectors over threads; an element's tree is its own. A long sum goes past the caches: what is overwritten need "
+     "not be fetched.",
+     sum_in_use},
     END_OF_VERSIONS};
 
 static void pieces_recursive(Case *c) {
@@ -132,15 +146,26 @@ static const Version pieces_versions[] = {
 #include "tree_sum.cuh" // defines: op_versions, pieces_versions
 #endif
 
-static const Op op = {"tree_sum", sum_case, NULL, sum_definition, op_versions,
-    {{"odd", {7, 1003, 1}},
-     FOR_CPU({"bench-8m tensor, 8 ranks", {8, 10368}}, {"bench-125m block, 2 ranks", {2, 3146496}},
-             {"bench-125m block, 8 ranks", {8, 786624}}, {"bench-125m block, += 1", {1, 6292992, 1}}, {"1B layer, 8 ranks", {8, 7602688}})
-     FOR_GPU({"even", {5, 2048}}, {"1B layer, 2 ranks", {2, 30410752}}, {"1B layer, 8 ranks", {8, 7602688}}, {"8B layer, 8 ranks, +=", {8, 27264000, 1}})}};
+static const Op op = {"tree_sum",
+                      sum_case,
+                      NULL,
+                      sum_definition,
+                      op_versions,
+                      {{"odd", {7, 1003, 1}},
+                       FOR_CPU({"bench-8m tensor, 8 ranks", {8, 10368}}, {"bench-125m block, 2 ranks", {2, 3146496}},
+                               {"bench-125m block, 8 ranks", {8, 786624}}, {"bench-125m block, += 1", {1, 6292992, 1}},
+                               {"1B layer, 8 ranks", {8, 7602688}})
+                           FOR_GPU({"even", {5, 2048}}, {"1B layer, 2 ranks", {2, 30410752}},
+                                   {"1B layer, 8 ranks", {8, 7602688}}, {"8B layer, 8 ranks, +=", {8, 27264000, 1}})}};
 
-static const Op pieces = {"sum_pieces", pieces_case, NULL, pieces_definition, pieces_versions,
-    {{"odd", {7, 1003}},
-     FOR_CPU({"1B activations, 2 ranks", {2, 2097152}}, {"1B activations, 8 ranks", {8, 524288}})
-     FOR_GPU({"even", {5, 2048}}, {"8B activations, 2 ranks", {2, 16777216}}, {"8B activations, 8 ranks", {8, 4194304}})}};
+static const Op pieces = {"sum_pieces",
+                          pieces_case,
+                          NULL,
+                          pieces_definition,
+                          pieces_versions,
+                          {{"odd", {7, 1003}},
+                           FOR_CPU({"1B activations, 2 ranks", {2, 2097152}}, {"1B activations, 8 ranks", {8, 524288}})
+                               FOR_GPU({"even", {5, 2048}}, {"8B activations, 2 ranks", {2, 16777216}},
+                                       {"8B activations, 8 ranks", {8, 4194304}})}};
 
 PAGE(&op, &pieces)

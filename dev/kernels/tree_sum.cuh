@@ -14,14 +14,17 @@ static void sum_levels(Case *c) {
     float *sums = (float *)scratch(c->dev, "sums", bytes);
     device_copy(c->dev, sums, F("pieces"), bytes);
     for (int64_t width = 1; width < n; width *= 2)
-        for (int64_t k = 0; k + width < n; k += 2 * width) KERNEL(c->dev, add_kernel, blocks_for(count, 256), 256, 0, sums + k * count, sums + (k + width) * count, count);
+        for (int64_t k = 0; k + width < n; k += 2 * width)
+            KERNEL(c->dev, add_kernel, blocks_for(count, 256), 256, 0, sums + k * count, sums + (k + width) * count,
+                   count);
     if (c->size[2]) KERNEL(c->dev, add_kernel, blocks_for(count, 256), 256, 0, F("out"), sums, count);
     else device_copy(c->dev, F("out"), sums, (size_t)count * sizeof(float));
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
 // The sum of W elements of pieces first ... first + WIDTH - 1; those from n on do not exist. Inlined to the last level.
-template <int WIDTH, int W> static __device__ __forceinline__ void tree_of(float (&sum)[W], const float *pieces, int64_t count, int first, int n) {
+template <int WIDTH, int W>
+static __device__ __forceinline__ void tree_of(float (&sum)[W], const float *pieces, int64_t count, int first, int n) {
     if constexpr (WIDTH == 1) load(sum, pieces + first * count);
     else {
         float right[W];
@@ -31,7 +34,9 @@ template <int WIDTH, int W> static __device__ __forceinline__ void tree_of(float
         for (int j = 0; j < W; j++) sum[j] += right[j];
     }
 }
-template <int WIDTH, int W> static __global__ void __launch_bounds__(256) sum_kernel(float *out, const float *pieces, int n, int64_t count, int accumulate) {
+template <int WIDTH, int W>
+static __global__ void __launch_bounds__(256)
+    sum_kernel(float *out, const float *pieces, int n, int64_t count, int accumulate) {
     int64_t i = thread_number() * W;
     float sum[W], before[W];
     if (i >= count) return;
@@ -49,7 +54,8 @@ template <int WIDTH, int W> static void sum_width(Case *c) { // the narrowest tr
             return;
         }
     if (c->size[0] > WIDTH) run_failure("this page sums at most %d pieces", WIDTH);
-    KERNEL(c->dev, (sum_kernel<WIDTH, W>), blocks_for(c->size[1], 256 * W), 256, 0, F("out"), F("pieces"), (int)c->size[0], c->size[1], (int)c->size[2]);
+    KERNEL(c->dev, (sum_kernel<WIDTH, W>), blocks_for(c->size[1], 256 * W), 256, 0, F("out"), F("pieces"),
+           (int)c->size[0], c->size[1], (int)c->size[2]);
 }
 static void sum_vectors(Case *c) { // a piece of odd length begins where no vector may
     if (c->size[1] % FLAT) sum_width<1, 1>(c);
@@ -57,11 +63,16 @@ static void sum_vectors(Case *c) { // a piece of odd length begins where no vect
 }
 
 static const Version op_versions[] = {
-    {"1 level by level", "a kernel for each pair of pieces: every sum of a level goes to memory and comes back for the next, and the pieces must be copied first.", sum_levels},
-    {"2 one pass", "a thread has its element's whole tree in registers, unrolled by templates for 1, 2, 4, … 64 pieces: each piece is read once.", sum_width<1, 1>},
+    {"1 level by level",
+     "a kernel for each pair of pieces: every sum of a level goes to memory and comes back for the next, and the "
+     "pieces must be copied first.",
+     sum_levels},
+    {"2 one pass",
+     "a thread has its element's whole tree in registers, unrolled by templates for 1, 2, 4, … 64 pieces: each piece "
+     "is read once.",
+     sum_width<1, 1>},
     {"3 vectors", "16 bytes a load, all pieces' loads under way together.", sum_vectors},
     {"in use", "the op of kernels.cuh.", sum_in_use},
     END_OF_VERSIONS};
-static const Version pieces_versions[] = {
-    {"in use", "the op of kernels.cuh: tree_sum's, over floatX.", pieces_in_use},
-    END_OF_VERSIONS};
+static const Version pieces_versions[] = {{"in use", "the op of kernels.cuh: tree_sum's, over floatX.", pieces_in_use},
+                                          END_OF_VERSIONS};

@@ -9,22 +9,27 @@ static void all_logits(Run *r, int T, FILE *out) {
     const Llama3Config *c = r->config;
     Model *m = &r->model;
     FsdpUnit *head = &r->fsdp.units[r->table->head];
-    const floatX *w = unit_weights(&r->fsdp, head) + head->unit->where[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED];
+    const floatX *w =
+        unit_weights(&r->fsdp, head) + head->unit->where[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED];
     for (int t = 0; t < T; t++) {
         linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)t * c->C, w, 1, c->C, c->V);
         device_read(&r->dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
-        if (fwrite(m->next_logits, sizeof(float), (size_t)c->V, out) != (size_t)c->V) run_failure("the logits could not be written: %s", strerror(errno));
+        if (fwrite(m->next_logits, sizeof(float), (size_t)c->V, out) != (size_t)c->V)
+            run_failure("the logits could not be written: %s", strerror(errno));
     }
     unit_free(&r->fsdp, head, PASS_LAST);
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4 || argc > 5 || atoi(argv[3]) < 1) user_error("logits was given %d arguments, expected: MODEL IDS T, and perhaps ADAPTERS", argc - 1);
-    char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--generate", (char *)"x", (char *)"--adapters", argv[4]};
+    if (argc < 4 || argc > 5 || atoi(argv[3]) < 1)
+        user_error("logits was given %d arguments, expected: MODEL IDS T, and perhaps ADAPTERS", argc - 1);
+    char *arguments[] = {argv[0],     (char *)"--model",    argv[1], (char *)"--generate",
+                         (char *)"x", (char *)"--adapters", argv[4]};
     size_t length;
     int T = atoi(argv[3]);
     char *ids = read_file(argv[2], &length);
-    if (!ids || length % (sizeof(int32_t) * (size_t)T)) user_error("%s is no file of int32 ids in windows of %d", argv[2], T);
+    if (!ids || length % (sizeof(int32_t) * (size_t)T))
+        user_error("%s is no file of int32 ids in windows of %d", argv[2], T);
     Job *j = (Job *)checked_malloc(sizeof *j);
     j->opt = options_parse(argc == 5 ? 7 : 5, arguments);
     j->transport = j->hosts = &transport_threads;

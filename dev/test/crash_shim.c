@@ -1,13 +1,13 @@
 /* crash_shim.c: a file system that loses what was not synced, for dev/test/checkpoints.sh.
  *
- * As a library (cc -shared -fPIC), preloaded into every process of a run, it counts the calls that change what lies under
- * CRASH_ROOT, of all processes together, and keeps in CRASH_STATE what a loss of power would leave: of a file its bytes at
- * its last fsync, of a directory its names at its last fsync. A name leads to an inode, so a renamed directory takes its
- * synced names along. CRASH_AT=n: in place of the n-th call (a write: after half of it) all processes die by SIGKILL. ERROR_AT=n: the
- * n-th call fails, with EIO.
- * As a program (cc -DTOOL) it builds what would be found then, and has a saver to try all this on.
- * Of stdio it counts fopen, fflush and fclose; the writes themselves it need not see, since bytes last by fsync alone.
- * Not seen: mmap, copy_file_range, mkstemp; a file that nobody was seen making ends the run. Nothing is written to the disk by fsync here.
+ * As a library (cc -shared -fPIC), preloaded into every process of a run, it counts the calls that change what lies
+ * under CRASH_ROOT, of all processes together, and keeps in CRASH_STATE what a loss of power would leave: of a file its
+ * bytes at its last fsync, of a directory its names at its last fsync. A name leads to an inode, so a renamed directory
+ * takes its synced names along. CRASH_AT=n: in place of the n-th call (a write: after half of it) all processes die by
+ * SIGKILL. ERROR_AT=n: the n-th call fails, with EIO. As a program (cc -DTOOL) it builds what would be found then, and
+ * has a saver to try all this on. Of stdio it counts fopen, fflush and fclose; the writes themselves it need not see,
+ * since bytes last by fsync alone. Not seen: mmap, copy_file_range, mkstemp; a file that nobody was seen making ends
+ * the run. Nothing is written to the disk by fsync here.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -32,14 +32,15 @@
 enum { MAX_INODES = 1 << 16, MAX_PROCESSES = 64, LONG_PATH = PATH_MAX + 300 }; // a path, and a name behind it
 _Static_assert(sizeof(long) == 8, "offsets go to system calls in one register");
 
-/* CRASH_STATE/shared, mapped by all. Beside it: ID.data and ID.names, what lasts of inode ID; calls, one line a counted call. */
+/* CRASH_STATE/shared, mapped by all. Beside it: ID.data and ID.names, what lasts of inode ID; calls, one line a counted
+ * call. */
 typedef struct {
     pthread_mutex_t lock;
     int64_t calls, die_at, fail_at;
     int dead, processes;
     pid_t process[MAX_PROCESSES];
-    int inodes;                    // ids given so far; 0 is the root's
-    uint64_t number[MAX_INODES];   // of an id, as the file system has it; it gives a number again, so the last id counts
+    int inodes;                  // ids given so far; 0 is the root's
+    uint64_t number[MAX_INODES]; // of an id, as the file system has it; it gives a number again, so the last id counts
 } State;
 
 static State *state;
@@ -65,7 +66,7 @@ static char *state_path(char *path, int id, const char *kind) {
 
 // ---------------------------------------------------------------- what lasts
 #ifndef TOOL
-static char root[LONG_PATH];   // CRASH_ROOT, resolved
+static char root[LONG_PATH]; // CRASH_ROOT, resolved
 
 static int id_new(uint64_t number) {
     if (state->inodes == MAX_INODES) broken("more files than it has room for", root);
@@ -73,7 +74,9 @@ static int id_new(uint64_t number) {
     return state->inodes++;
 }
 
-static int sys_open(int at, const char *path, int flags) { return (int)syscall(SYS_openat, at, path, flags | O_CLOEXEC, 0666); }
+static int sys_open(int at, const char *path, int flags) {
+    return (int)syscall(SYS_openat, at, path, flags | O_CLOEXEC, 0666);
+}
 
 static void sys_write(int fd, const char *data, size_t n, const char *path) {
     for (size_t done = 0; done < n;) {
@@ -86,7 +89,8 @@ static void sys_write(int fd, const char *data, size_t n, const char *path) {
 /* The bytes of the file that is open as `from` last. */
 static void keep_data(int id, const char *name) {
     char path[LONG_PATH], buffer[1 << 16];
-    int from = sys_open(AT_FDCWD, name, O_RDONLY), to = sys_open(AT_FDCWD, state_path(path, id, "data"), O_WRONLY | O_CREAT | O_TRUNC);
+    int from = sys_open(AT_FDCWD, name, O_RDONLY),
+        to = sys_open(AT_FDCWD, state_path(path, id, "data"), O_WRONLY | O_CREAT | O_TRUNC);
     long n;
     if (from < 0 || to < 0) broken("cannot keep", name);
     while ((n = syscall(SYS_read, from, buffer, sizeof buffer)) > 0) sys_write(to, buffer, (size_t)n, path);
@@ -94,7 +98,8 @@ static void keep_data(int id, const char *name) {
     syscall(SYS_close, to);
 }
 
-/* The names in directory `name` last: lines of id, kind and name, of a symbolic link also its target. `all`: what is in it lasts, too. */
+/* The names in directory `name` last: lines of id, kind and name, of a symbolic link also its target. `all`: what is in
+ * it lasts, too. */
 static void keep_names(int id, const char *name, int all) {
     char path[LONG_PATH], inner[LONG_PATH], line[3 * LONG_PATH];
     int to = sys_open(AT_FDCWD, state_path(path, id, "names"), O_WRONLY | O_CREAT | O_TRUNC);
@@ -123,7 +128,8 @@ static void begin(const char *at) {
     char path[LONG_PATH];
     pthread_mutexattr_t shared;
     struct stat info;
-    if (!getenv("CRASH_STATE") || !realpath(at, root) || !realpath(getenv("CRASH_STATE"), folder)) broken("cannot find CRASH_ROOT or CRASH_STATE", at);
+    if (!getenv("CRASH_STATE") || !realpath(at, root) || !realpath(getenv("CRASH_STATE"), folder))
+        broken("cannot find CRASH_ROOT or CRASH_STATE", at);
     snprintf(path, sizeof path, "%s/shared", folder);
     int fd = sys_open(AT_FDCWD, path, O_RDWR | O_CREAT);
     if (fd < 0 || flock(fd, LOCK_EX) || fstat(fd, &info)) broken("cannot open", path);
@@ -160,8 +166,8 @@ static void die(void) {
     for (;;) pause();
 }
 
-/* A counted call starts: until leave() no other does. 0: it fails; of a machine that is off (a process that outlived the others asks), all do.
- * `last`: all are to die. */
+/* A counted call starts: until leave() no other does. 0: it fails; of a machine that is off (a process that outlived
+ * the others asks), all do. `last`: all are to die. */
 static int enter(const char *call, const char *path, int *last) {
     char line[3 * LONG_PATH], name[LONG_PATH];
     if (pthread_mutex_lock(&state->lock) == EOWNERDEAD) pthread_mutex_consistent(&state->lock);
@@ -174,7 +180,8 @@ static int enter(const char *call, const char *path, int *last) {
     snprintf(name, sizeof name, "%s/calls", folder);
     int log = sys_open(AT_FDCWD, name, O_WRONLY | O_CREAT | O_APPEND);
     if (log < 0) broken("cannot open", name);
-    sys_write(log, line, (size_t)snprintf(line, sizeof line, "%ld %s %s\n", (long)state->calls, call, path + strlen(root)), name);
+    sys_write(log, line,
+              (size_t)snprintf(line, sizeof line, "%ld %s %s\n", (long)state->calls, call, path + strlen(root)), name);
     syscall(SYS_close, log);
     if (state->calls != state->fail_at) return 1;
     pthread_mutex_unlock(&state->lock);
@@ -227,7 +234,8 @@ static void made(const char *path) {
 }
 
 /* System call `number`, counted where `ours`. `makes`: the name that it makes, if it did not exist. */
-static long counted(int ours, const char *name, const char *path, const char *makes, long number, long a, long b, long c, long d, long e) {
+static long counted(int ours, const char *name, const char *path, const char *makes, long number, long a, long b,
+                    long c, long d, long e) {
     struct stat info;
     int last;
     if (!ours) return syscall(number, a, b, c, d, e);
@@ -248,11 +256,28 @@ static int opened(int at, const char *path, int flags, mode_t mode) {
     int ours = flags & (O_CREAT | O_TRUNC) && (flags & O_TMPFILE) != O_TMPFILE && path_inside(at, path, whole);
     return (int)counted(ours, "open", whole, whole, SYS_openat, at, (long)path, flags, (long)mode, 0);
 }
-static mode_t mode_of(int flags, va_list more) { return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE ? (mode_t)va_arg(more, int) : 0; }
-#define OPEN(name) int name(const char *path, int flags, ...) { va_list m; va_start(m, flags); mode_t mode = mode_of(flags, m); va_end(m); return opened(AT_FDCWD, path, flags, mode); }
-#define OPENAT(name) int name(int at, const char *path, int flags, ...) { va_list m; va_start(m, flags); mode_t mode = mode_of(flags, m); va_end(m); return opened(at, path, flags, mode); }
-OPEN(open) OPEN(open64) OPENAT(openat) OPENAT(openat64)
-int creat(const char *path, mode_t mode) { return opened(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode); }
+static mode_t mode_of(int flags, va_list more) {
+    return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE ? (mode_t)va_arg(more, int) : 0;
+}
+#define OPEN(name)                                                                                                     \
+    int name(const char *path, int flags, ...) {                                                                       \
+        va_list m;                                                                                                     \
+        va_start(m, flags);                                                                                            \
+        mode_t mode = mode_of(flags, m);                                                                               \
+        va_end(m);                                                                                                     \
+        return opened(AT_FDCWD, path, flags, mode);                                                                    \
+    }
+#define OPENAT(name)                                                                                                   \
+    int name(int at, const char *path, int flags, ...) {                                                               \
+        va_list m;                                                                                                     \
+        va_start(m, flags);                                                                                            \
+        mode_t mode = mode_of(flags, m);                                                                               \
+        va_end(m);                                                                                                     \
+        return opened(at, path, flags, mode);                                                                          \
+    }
+OPEN(open) OPEN(open64) OPENAT(openat) OPENAT(openat64) int creat(const char *path, mode_t mode) {
+    return opened(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode);
+}
 int creat64(const char *path, mode_t mode) { return creat(path, mode); }
 
 /* A write of n bytes; the last call writes half of them. */
@@ -269,11 +294,15 @@ static ssize_t written(const char *name, int fd, long number, const void *data, 
     return wrote;
 }
 ssize_t write(int fd, const void *data, size_t n) { return written("write", fd, SYS_write, data, n, 0); }
-ssize_t pwrite(int fd, const void *data, size_t n, off_t at) { return written("pwrite", fd, SYS_pwrite64, data, n, at); }
+ssize_t pwrite(int fd, const void *data, size_t n, off_t at) {
+    return written("pwrite", fd, SYS_pwrite64, data, n, at);
+}
 ssize_t pwrite64(int fd, const void *data, size_t n, off_t at) { return pwrite(fd, data, n, at); }
-ssize_t writev(int fd, const struct iovec *parts, int count) { // to the root's files in as many calls as parts: short writes are allowed
+ssize_t writev(int fd, const struct iovec *parts,
+               int count) { // to the root's files in as many calls as parts: short writes are allowed
     char path[PATH_MAX];
-    return fd_inside(fd, path) && count ? write(fd, parts[0].iov_base, parts[0].iov_len) : syscall(SYS_writev, fd, parts, count);
+    return fd_inside(fd, path) && count ? write(fd, parts[0].iov_base, parts[0].iov_len)
+                                        : syscall(SYS_writev, fd, parts, count);
 }
 
 static int synced(const char *name, int fd, long number) {
@@ -286,7 +315,8 @@ static int synced(const char *name, int fd, long number) {
     if (last) die();
     int id = id_of(info.st_ino);
     if (id < 0) broken("nobody was seen making", path);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd); // also a file that has no name any more, or may be written only
+    snprintf(path, sizeof path, "/proc/self/fd/%d",
+             fd); // also a file that has no name any more, or may be written only
     if (S_ISDIR(info.st_mode)) keep_names(id, path, 0);
     else keep_data(id, path);
     leave();
@@ -306,19 +336,22 @@ int renameat(int at, const char *from, int to_at, const char *to) { return renam
 
 int linkat(int at, const char *from, int to_at, const char *to, int flags) {
     char whole[PATH_MAX];
-    return (int)counted(path_inside(to_at, to, whole), "link", whole, NULL, SYS_linkat, at, (long)from, to_at, (long)to, flags);
+    return (int)counted(path_inside(to_at, to, whole), "link", whole, NULL, SYS_linkat, at, (long)from, to_at, (long)to,
+                        flags);
 }
 int link(const char *from, const char *to) { return linkat(AT_FDCWD, from, AT_FDCWD, to, 0); }
 
 int symlinkat(const char *target, int at, const char *path) {
     char whole[PATH_MAX];
-    return (int)counted(path_inside(at, path, whole), "symlink", whole, whole, SYS_symlinkat, (long)target, at, (long)path, 0, 0);
+    return (int)counted(path_inside(at, path, whole), "symlink", whole, whole, SYS_symlinkat, (long)target, at,
+                        (long)path, 0, 0);
 }
 int symlink(const char *target, const char *path) { return symlinkat(target, AT_FDCWD, path); }
 
 int unlinkat(int at, const char *path, int flags) {
     char whole[PATH_MAX];
-    return (int)counted(path_inside(at, path, whole), flags & AT_REMOVEDIR ? "rmdir" : "unlink", whole, NULL, SYS_unlinkat, at, (long)path, flags, 0, 0);
+    return (int)counted(path_inside(at, path, whole), flags & AT_REMOVEDIR ? "rmdir" : "unlink", whole, NULL,
+                        SYS_unlinkat, at, (long)path, flags, 0, 0);
 }
 int unlink(const char *path) { return unlinkat(AT_FDCWD, path, 0); }
 int rmdir(const char *path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
@@ -329,7 +362,8 @@ int remove(const char *path) {
 
 int mkdirat(int at, const char *path, mode_t mode) {
     char whole[PATH_MAX];
-    return (int)counted(path_inside(at, path, whole), "mkdir", whole, whole, SYS_mkdirat, at, (long)path, (long)mode, 0, 0);
+    return (int)counted(path_inside(at, path, whole), "mkdir", whole, whole, SYS_mkdirat, at, (long)path, (long)mode, 0,
+                        0);
 }
 int mkdir(const char *path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode); }
 
@@ -340,7 +374,8 @@ int ftruncate(int fd, off_t size) {
 int ftruncate64(int fd, off_t size) { return ftruncate(fd, size); }
 int truncate(const char *name, off_t size) {
     char path[PATH_MAX];
-    return (int)counted(path_inside(AT_FDCWD, name, path), "truncate", path, NULL, SYS_truncate, (long)name, size, 0, 0, 0);
+    return (int)counted(path_inside(AT_FDCWD, name, path), "truncate", path, NULL, SYS_truncate, (long)name, size, 0, 0,
+                        0);
 }
 int truncate64(const char *name, off_t size) { return truncate(name, size); }
 int fallocate(int fd, int mode, off_t at, off_t size) {
@@ -375,7 +410,8 @@ static int flushed(const char *symbol, FILE *f) {
     int (*real)(FILE *) = (int (*)(FILE *))dlsym(RTLD_NEXT, symbol);
     char path[PATH_MAX];
     int last;
-    if (!f || fileno(f) < 0 || (fcntl(fileno(f), F_GETFL) & O_ACCMODE) == O_RDONLY || !fd_inside(fileno(f), path)) return real(f);
+    if (!f || fileno(f) < 0 || (fcntl(fileno(f), F_GETFL) & O_ACCMODE) == O_RDONLY || !fd_inside(fileno(f), path))
+        return real(f);
     if (!enter(symbol, path, &last)) {
         if (!strcmp(symbol, "fclose")) real(f);
         errno = EIO;
@@ -392,11 +428,18 @@ int fclose(FILE *f) { return flushed("fclose", f); }
 
 #else
 // ---------------------------------------------------------------- rebuild STATE ROOT DEST NAMES DATA [SEED]
-/* What a disk may hold after the crash. Names: as synced; all that there were (a journal wrote them by itself); mixed, each by
- * SEED. Bytes that were not synced: empty (the file is as it was synced); half, they are there up to half of the file, behind it
- * is what was synced; zeros, the file is as long as it was, with zeros. */
-typedef struct { int id; char kind; char name[256], target[PATH_MAX]; } Entry;
-typedef struct { Entry *entries; int count; } Names;
+/* What a disk may hold after the crash. Names: as synced; all that there were (a journal wrote them by itself); mixed,
+ * each by SEED. Bytes that were not synced: empty (the file is as it was synced); half, they are there up to half of
+ * the file, behind it is what was synced; zeros, the file is as long as it was, with zeros. */
+typedef struct {
+    int id;
+    char kind;
+    char name[256], target[PATH_MAX];
+} Entry;
+typedef struct {
+    Entry *entries;
+    int count;
+} Names;
 static char *now_at[MAX_INODES]; // the path of an inode at the crash; NULL: it has none
 static const char *names_mode, *data_mode;
 static uint64_t seed;
@@ -438,7 +481,8 @@ static Names names_now(const char *path) {
         if (entry.id < 0) broken("nobody was seen making", inner);
         entry.kind = S_ISDIR(info.st_mode) ? 'd' : S_ISLNK(info.st_mode) ? 'l' : 'f';
         snprintf(entry.name, sizeof entry.name, "%s", e->d_name);
-        if (entry.kind == 'l' && readlink(inner, entry.target, sizeof entry.target - 1) < 0) broken("cannot read", inner);
+        if (entry.kind == 'l' && readlink(inner, entry.target, sizeof entry.target - 1) < 0)
+            broken("cannot read", inner);
         add(&n, &entry);
     }
     if (d) closedir(d);
@@ -478,7 +522,10 @@ static void build_file(int id, const char *to) {
     char path[LONG_PATH];
     size_t had = 0, has = 0;
     char *kept = bytes_of(state_path(path, id, "data"), &had), *now = bytes_of(now_at[id], &has);
-    size_t size = !strcmp(data_mode, "empty") || !now ? had : !strcmp(data_mode, "zeros") ? has : has / 2 > had ? has / 2 : had;
+    size_t size = !strcmp(data_mode, "empty") || !now ? had
+                  : !strcmp(data_mode, "zeros")       ? has
+                  : has / 2 > had                     ? has / 2
+                                                      : had;
     char *bytes = (char *)calloc(size + 1, 1);
     if (!bytes) broken("out of memory for", to);
     if (kept) memcpy(bytes, kept, had < size ? had : size);
@@ -498,7 +545,8 @@ static void build_directory(int id, const char *to) {
         for (int i = 0; i < names->count; i++) {
             const Entry *e = &names->entries[i];
             char path[LONG_PATH];
-            int of_now = !strcmp(names_mode, "all") || (!strcmp(names_mode, "mixed") && hash(seed * 0x9e3779b97f4a7c15u + (uint64_t)id, e->name) & 1);
+            int of_now = !strcmp(names_mode, "all") ||
+                         (!strcmp(names_mode, "mixed") && hash(seed * 0x9e3779b97f4a7c15u + (uint64_t)id, e->name) & 1);
             if (of_now != pass) continue; // this name is as the other list has it, or not there
             snprintf(path, sizeof path, "%s/%s", to, e->name);
             if (e->kind == 'd') build_directory(e->id, path);
@@ -527,8 +575,9 @@ static int rebuild(char **arg) {
 }
 
 // ---------------------------------------------------------------- save DIR HOW
-/* A saver to try the library on: DIR/current is made anew three times, each told on stdout once it should last. HOW: in-place;
- * rename, of a file that is not synced; file, which is synced and the directory is not; whole, as it should be. */
+/* A saver to try the library on: DIR/current is made anew three times, each told on stdout once it should last. HOW:
+ * in-place; rename, of a file that is not synced; file, which is synced and the directory is not; whole, as it should
+ * be. */
 static int save(const char *dir, const char *how) {
     char bytes[1000], path[LONG_PATH], temporary[LONG_PATH];
     snprintf(path, sizeof path, "%s/current", dir);
@@ -537,10 +586,12 @@ static int save(const char *dir, const char *how) {
         int in_place = !strcmp(how, "in-place"), syncs = !strcmp(how, "file") || !strcmp(how, "whole");
         int fd = open(in_place ? path : temporary, O_WRONLY | O_CREAT | O_TRUNC, 0666);
         memset(bytes, '0' + version, sizeof bytes);
-        if (fd < 0 || write(fd, bytes, 500) != 500 || pwrite(fd, bytes + 500, 500, 500) != 500) broken("cannot write", dir);
+        if (fd < 0 || write(fd, bytes, 500) != 500 || pwrite(fd, bytes + 500, 500, 500) != 500)
+            broken("cannot write", dir);
         if ((syncs && fsync(fd)) || close(fd)) broken("cannot write", dir);
         if (!in_place && rename(temporary, path)) broken("cannot rename", temporary);
-        if (!strcmp(how, "whole") && ((fd = open(dir, O_RDONLY | O_DIRECTORY)) < 0 || fsync(fd) || close(fd))) broken("cannot sync", dir);
+        if (!strcmp(how, "whole") && ((fd = open(dir, O_RDONLY | O_DIRECTORY)) < 0 || fsync(fd) || close(fd)))
+            broken("cannot sync", dir);
         dprintf(1, "saved %d\n", version);
     }
     return 0;
@@ -549,7 +600,8 @@ static int save(const char *dir, const char *how) {
 int main(int argc, char **argv) {
     if (argc >= 7 && !strcmp(argv[1], "rebuild")) return rebuild(argv + 2);
     if (argc == 4 && !strcmp(argv[1], "save")) return save(argv[2], argv[3]);
-    fprintf(stderr, "usage: crash_tool rebuild STATE ROOT DEST synced|all|mixed empty|half|zeros [SEED]; crash_tool save DIR in-place|rename|file|whole\n");
+    fprintf(stderr, "usage: crash_tool rebuild STATE ROOT DEST synced|all|mixed empty|half|zeros [SEED]; crash_tool "
+                    "save DIR in-place|rename|file|whole\n");
     return 1;
 }
 #endif

@@ -27,7 +27,8 @@ plant() {
     local built=test_llama3.cu test=("./test" "$group") top=$PWD
     if [ "${group%% *}" != "$group" ]; then built=train_llama3.cu test=("$top/dev/test/checkpoints.sh" "$src/test" "${group#* }"); fi
     mkdir -p "$src/dev"
-    cp ./*.h ./*.cu ./*.cuh "$src/"
+    cp ./*.h ./*.cu "$src/"
+    cp -r lib run plan "$src/"
     cp -r dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu "$src/dev/"
     sed -i "$edit" "$src/$file"
     if cmp -s "$file" "$src/$file"; then
@@ -52,7 +53,7 @@ plant() {
 fault "a unit is not reduced" fsdp.h \
     's|^        tree_sum(f->dev, sum, s->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, s->receive|' faults "gradients of one rank"
 fault "weights of 8 bits take the scale of a neighbouring block" fsdp.h 's|within / BASE_BLOCK, n);|(within / BASE_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
-more "weights of 8 bits are written with the scale of a neighbouring block" checkpoint.h 's|scales\[b\] = quantize_block|scales[b ^ 1] = quantize_block|' adapters "bytes and scales of the whole tensors. blocks"
+more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint.h 's|scales\[b\] = quantize_block|scales[b ^ 1] = quantize_block|' adapters "bytes and scales of the whole tensors. blocks"
 more "a cut between ranks goes through a block of 8 bits" fsdp.h 's|int64_t each = t->block8 < 0 ? p->plain : p->blocks \* BASE_BLOCK, at = |int64_t each = t->block8 < 0 ? p->plain : p->blocks * BASE_BLOCK - 32, at = |' adapters "every weight is that of its block"
 more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        unit_reduce(&r->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(r, unit)) unit_reduce(\&r->fsdp, trained, micro);|' adapters "no free slot for the gradient of adapters of"
 more "adapters' sums of one tp rank are lost" fsdp.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
@@ -80,9 +81,9 @@ more "the bad sample that is found first is named, not the first in order" datal
     's/ || i < batch->bad))/))/' failures "first in order"
 more "replicas are not exchanged" fsdp.h \
     's|    return f->replicas > 1 && last; // across.*|    return 0 * last;|' faults "law, walk and wire"
-fault "replicas are flattened into one group that shards" mesh.h \
+fault "replicas are flattened into one group that shards" lib/mesh.h \
     's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "law, walk and wire"
-more "a rank shuffles from another seed" run.h \
+more "a rank shuffles from another seed" run/run.h \
     's|(uint64_t)j->opt.seed, !strcmp|(uint64_t)j->opt.seed + (uint64_t)(r->rank == 2), !strcmp|' faults "rank 2 shuffles samples"
 more "a clipped step of one replica is scaled differently" fsdp.h \
     's|decays ? o->weight_decay : 0.0f, grad_scale, step);|decays ? o->weight_decay : 0.0f, grad_scale * (f->replica ? 1.001f : 1), step);|' replicas "are replicas"
@@ -98,15 +99,15 @@ more "an all-reduce rounds the sum so far" fsdp.h \
     's/ && s->rounded && last) tree_sum/ \&\& s->rounded) tree_sum/' reduce-dtype "summed in fp32 without sharding"
 more "a rank skips a reduction" fsdp.h \
     's|^static void unit_reduce.*|&\n    if (f->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(f, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
-fault "exchanges are not compared as they start" watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
-more "a rank does not show which op it is in" device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
-more "the last exchanges are not written" watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
+fault "exchanges are not compared as they start" lib/watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
+more "a rank does not show which op it is in" lib/device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
+more "the last exchanges are not written" lib/watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
 more "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
-more "receives are started in the order of their steps" pipeline.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
-more "a rank fills the pipeline one micro-batch too late" pipeline.h 's/: 2 \* after + /: after + /' pipeline "comes? to their end|micro-batches more"
-fault "a set of activations is used again too soon" pipeline.h 's|s->slots.step->chunk. = alive.step->chunk.;|s->slots[step->chunk] = 1 + alive[step->chunk] / 2;|' pipeline "sets of activations are not shared"
-fault "messages are not compared as they start" watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
-fault "a send is over before its receiver has read it" comm.h 's/sends ? &slot->done : &slot->posted/\&slot->posted/' pipeline "arrive whole and in order|what one rank makes"
+more "receives are started in the order of their steps" pipeline_parallel.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
+more "a rank fills the pipeline one micro-batch too late" pipeline_parallel.h 's/: 2 \* after + /: after + /' pipeline "comes? to their end|micro-batches more"
+fault "a set of activations is used again too soon" pipeline_parallel.h 's|s->slots.step->chunk. = alive.step->chunk.;|s->slots[step->chunk] = 1 + alive[step->chunk] / 2;|' pipeline "sets of activations are not shared"
+fault "messages are not compared as they start" lib/watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
+fault "a send is over before its receiver has read it" lib/comm.h 's/sends ? &slot->done : &slot->posted/\&slot->posted/' pipeline "arrive whole and in order|what one rank makes"
 fault "documents are off by one" dataloader.h \
     's|docs\[t\] = ended, ended += inputs\[t\] == end;|ended += inputs[t] == end, docs[t] = ended;|' documents "documents: every gradient equals PyTorch's"
 more "every micro-batch has the first one's documents" train_llama3.cu \
@@ -115,24 +116,24 @@ more "validation does not tell documents apart" train_llama3.cu \
     's|        if (r->model.docs) device_write(&r->dev, r->model.docs, r->eval_docs, .*||' documents "validation masks"
 more "backward sees all documents" train_llama3.cu \
     's|    AttentionShape shape = attention_shape(r, m->T);|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
-fault "a checkpoint's files are not synced" checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
-fault "checksums are not compared" checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
-fault "whole units stay while a checkpoint is saved" checkpoint.h \
+fault "a checkpoint's files are not synced" run/checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
+fault "checksums are not compared" run/checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
+fault "whole units stay while a checkpoint is saved" run/checkpoint.h \
     's|^                now = u, kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), whole, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
 more "what a checkpoint is read into stays" fsdp.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(f->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), chunk, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
 more "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
-fault "a resumed run begins its epoch anew" run.h 's| r->at.step, r->at.epoch, r->at.within};| r->at.step, 0, 0};|' checkpoints "are 4 steps"
-fault "the second chunk's queries stand right behind the first's" kernels.h 's/ + (t >= s->q_split ? s->q_gap : 0); }/; }/' kernels "attention of two chunks"
-more "a slice of the vocabulary takes its neighbour's first token" kernels.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
-more "sums of slices are not brought to one largest logit" kernels.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
+fault "a resumed run begins its epoch anew" run/run.h 's| r->at.step, r->at.epoch, r->at.within};| r->at.step, 0, 0};|' checkpoints "are 4 steps"
+fault "the second chunk's queries stand right behind the first's" lib/ops.h 's/ + (t >= s->q_split ? s->q_gap : 0); }/; }/' kernels "attention of two chunks"
+more "a slice of the vocabulary takes its neighbour's first token" lib/ops.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
+more "sums of slices are not brought to one largest logit" lib/ops.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
 fault "gradients of norms are not summed over tp" fsdp.h \
     's|^            tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);||' mesh-faults "tp 2 .*worst gradient"
-fault "a group that shards has members of two tp slices" mesh.h \
+fault "a group that shards has members of two tp slices" lib/mesh.h \
     's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
 fault "the loss is counted on every tp rank" train_llama3.cu \
     's|exact_total(dev, &r->sums\[SUM_LOSS\], m->losses + begin, n);|exact_total(dev, \&r->sums[SUM_LOSS], m->losses, N);|' mesh-faults "tp 2 .*losses 1"
-fault "a tp peer takes other samples" run.h \
+fault "a tp peer takes other samples" run/run.h \
     's|^                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD),|                 (mesh_coordinate(\&r->mesh, r->rank, AXIS_DP_SHARD) + mesh_coordinate(\&r->mesh, r->rank, AXIS_TP)) % r->mesh.size[AXIS_DP_SHARD],|' mesh-faults "have parts of the same model for the same samples, but train on different ones|train on the same samples .both"
 fault "a slice of columns is taken as one of rows" llama3.h \
     's|^    \*whole = (t->row0 + row) \* t->whole_cols + t->col0 + col;|    if (t->row->split == SPLIT_COLUMNS) { *whole = t->col0 * t->whole_rows + at; return t->rows * t->cols - at; }\n&|' mesh-faults "tp 2 .*worst gradient"
@@ -140,21 +141,21 @@ fault "a rank's second chunk stands one chunk too early" train_llama3.cu \
     's|(2 \* cp - 1 - i) \* chunk + t - chunk;|(2 * cp - 2 - i) * chunk + t - chunk;|' mesh-faults "cp 2 .*worst gradient"
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
     's|micro_batch(r, batch, step->micro);|micro_batch(r, batch, r->table->embed < 0 ? step->micro ^ 1 : step->micro);|' mesh-faults "pp 2 .*worst gradient"
-fault "all stages are planned as the first" planner.h \
+fault "all stages are planned as the first" plan/planner.h \
     's|alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD)|alike %= mesh_stride(\&j->mesh, AXIS_PP)|' plan "is planned as what it is"
-more "a replay takes one count for another" replay.h 's|return x->count == y->count \&\& |return |' replay "another count"
-more "a message is planned under another name" pipeline.h \
+more "a replay takes one count for another" plan/replay.h 's|return x->count == y->count \&\& |return |' replay "another count"
+more "a message is planned under another name" pipeline_parallel.h \
     's|what, step->micro, at);|what, step->micro + p->comm->dev->walk, at);|' replay "events as walked"
-more "ranks that differ in memory are planned as one" plan.h \
+more "ranks that differ in memory are planned as one" run/plan.h \
     's|alike &= a->arenas\[c\].peak == b->arenas\[c\].peak|alike \&= 1|' plan "is planned as what it is"
 if [ "${1:-}" = all ]; then
     fault "a pipeline adds up its micro-batches one after the other" train_llama3.cu \
         's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' mesh-bits "law, walk and wire|have one rank's bits"
     fault "one rank's gradients of keys and values are lost" train_llama3.cu \
         's|sum_pieces(&r->dev, m->kv_mine, m->kv, r->mesh.size\[AXIS_CP\],|sum_pieces(\&r->dev, m->kv_mine, m->kv, r->mesh.size[AXIS_CP] - 1,|' mesh-faults "cp 2 .*worst gradient"
-    fault "a stage awaits two messages in the other order" pipeline.h \
+    fault "a stage awaits two messages in the other order" pipeline_parallel.h \
     's|p->schedule.receives\[p->started\]|p->schedule.receives[p->schedule.stage ? p->started ^ 1 : p->started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
-    fault "one message too many" pipeline.h \
+    fault "one message too many" pipeline_parallel.h \
     's|^static void pipe_send(.*|&\n    static int more;\n    Parcel *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->walk \&\& step->micro == 1 \&\& !more++) collective_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&p->schedule, step), "again", out->data, p->bytes, DTYPE_BYTE), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
     fault "the tied weight's gradient is summed twice" fsdp.h \
         's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
@@ -162,21 +163,21 @@ if [ "${1:-}" = all ]; then
         's|^            while (reductions_advance(f, NULL, 0)) {}|            {}|' mesh-bits "while its request is in flight"
     fault "a validation counts its tokens on every rank that shares them" train_llama3.cu \
         's|            if (mesh_tells_samples(&r->mesh, r->rank)) mine.targets += n;|            mine.targets += n;|' mesh-use "counts every token once"
-    fault "a checkpoint takes slices of columns as rows" checkpoint.h \
+    fault "a checkpoint takes slices of columns as rows" run/checkpoint.h \
         's/rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1, line/rows = 1, line/' mesh-use "has the same bytes"
-    fault "a resumed run begins its moments anew" checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
-    fault "checksums come in the order of ranks" checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
-    fault "a resumed run counts its updates anew" run.h 's|    r->at = j->from.at;|    r->at = j->from.at, r->at.updates = 0;|' checkpoints "are 4 steps"
+    fault "a resumed run begins its moments anew" run/checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
+    fault "checksums come in the order of ranks" run/checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
+    fault "a resumed run counts its updates anew" run/run.h 's|    r->at = j->from.at;|    r->at = j->from.at, r->at.updates = 0;|' checkpoints "are 4 steps"
     fault "an epoch's end is not the audit's" dataloader.h 's/ahead < first ? s->from_epoch : s->from_epoch + 1 + /ahead < first ? s->from_epoch : s->from_epoch + /' checkpoints "audit"
-    fault "a checkpoint's directory is not synced" checkpoint.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
-    fault "the name of --out is not synced" checkpoint.h 's/above >= 0 && fsync(above) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
-    fault "latest comes before its checkpoint" checkpoint.h 's/^        if (rename(s->dir, path)) save_failed.*/        point_latest(s->opt->out, s->at.step);\n&/' "checkpoints points" "latest leads to"
-    fault "what a dead run left stays" checkpoint.h 's/^    remove_rubbish(out);//' "checkpoints points" "left behind"
-    fault "checkpoints that a dead run had no time to remove stay" checkpoint.h 's/^    prune(out, keep);.*//' "checkpoints points" "other checkpoints"
-    fault "metrics are not synced before a checkpoint" logger.h 's/ || fsync(fileno(l->metrics))//' "checkpoints points" "other figures in metrics.jsonl"
-    fault "metrics are not cut back" checkpoint.h 's/^    cut_back(out, "metrics.jsonl", step);//' "checkpoints points" "other figures in metrics.jsonl"
-    fault "two runs may save to one directory" checkpoint.h 's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' "checkpoints refusals" "two runs"
-    fault "a run goes on from the oldest checkpoint" checkpoint.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
+    fault "a checkpoint's directory is not synced" run/checkpoint.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
+    fault "the name of --out is not synced" run/checkpoint.h 's/above >= 0 && fsync(above) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
+    fault "latest comes before its checkpoint" run/checkpoint.h 's/^        if (rename(s->dir, path)) save_failed.*/        point_latest(s->opt->out, s->at.step);\n&/' "checkpoints points" "latest leads to"
+    fault "what a dead run left stays" run/checkpoint.h 's/^    remove_rubbish(out);//' "checkpoints points" "left behind"
+    fault "checkpoints that a dead run had no time to remove stay" run/checkpoint.h 's/^    prune(out, keep);.*//' "checkpoints points" "other checkpoints"
+    fault "metrics are not synced before a checkpoint" run/logger.h 's/ || fsync(fileno(l->metrics))//' "checkpoints points" "other figures in metrics.jsonl"
+    fault "metrics are not cut back" run/checkpoint.h 's/^    cut_back(out, "metrics.jsonl", step);//' "checkpoints points" "other figures in metrics.jsonl"
+    fault "two runs may save to one directory" run/checkpoint.h 's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' "checkpoints refusals" "two runs"
+    fault "a run goes on from the oldest checkpoint" run/checkpoint.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
     fault "a unit's reduction is never started" fsdp.h \
         's|^    reductions_advance(f, u, micro);|    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { gradient_release(f, u); return; }\n&|' faults "law, walk and wire"
     fault "gradients are scaled by the world" fsdp.h \
@@ -197,14 +198,14 @@ if [ "${1:-}" = all ]; then
     fault "a slot is written before who had it is through" fsdp.h 's|    comm_await(f->comm, slot->freed, u->unit->name);||' orders "have one rank's bits"
     fault "weights are gathered before AdamW has written them" fsdp.h '/^static void fsdp_adamw/,/^}/s|    device_order(f->dev, STREAM_GATHER, .*||' orders "have one rank's bits"
     fault "AdamW comes before the last sums" fsdp.h 's|    comm_await(f->comm, device_mark(f->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
-    fault "weights are used before they have arrived" comm.h 's|    if (r->of_device) device_await(dev, r->arrived);||' orders "have one rank's bits"
-    fault "weights are written while another rank copies them" comm.h 's|device_await(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
+    fault "weights are used before they have arrived" lib/comm.h 's|    if (r->of_device) device_await(dev, r->arrived);||' orders "have one rank's bits"
+    fault "weights are written while another rank copies them" lib/comm.h 's|device_await(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
     fault "exchanges of tp and cp travel on a stream that nobody orders" train_llama3.cu \
         's|    collective_start(&r->comm, &r->model.exchange, .*|    StreamKind was = device_stream(\&r->dev, STREAM_SEND_NEXT);\n&\n    device_stream(\&r->dev, was);|' orders "have seed 0's bits"
-    fault "a stage sends what is not made yet" pipeline.h 's|    device_order(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
-    fault "a stage receives over what is still read" pipeline.h 's|    device_order(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
+    fault "a stage sends what is not made yet" pipeline_parallel.h 's|    device_order(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
+    fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_order(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
     fault "both ends of a pipeline send first, over NCCL" fsdp.h 's|        int sends = i == (t->embed < 0);|        int sends = i == 0;|' mesh "two ranks issue in two orders"
-    fault "receives are started in the order of their steps, over NCCL" pipeline.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
+    fault "receives are started in the order of their steps, over NCCL" pipeline_parallel.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
     fault "AdamW does not wait for offloaded state" fsdp.h 's|            comm_await(f->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"
     fault "offloaded state is overwritten on its way back" fsdp.h 's|    device_await(f->dev, s->stored);||' orders "have one rank's bits"
     fault "offloaded state goes back before AdamW has written it" fsdp.h 's|    if (f->stages_state) device_order(f->dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"

@@ -1,5 +1,6 @@
-/* test_adapters.h: adapters beside a frozen model, as it is or in 8 bits: on any layout the gradients, bits and files of one rank; the model itself
- * stays as it is, and weights of 8 bits are the whole tensor's blocks whoever holds them. PEFT's gradients: test_pytorch. A part of test_llama3.cu. */
+/* test_adapters.h: adapters beside a frozen model, as it is or in 8 bits: on any layout the gradients, bits and files
+ * of one rank; the model itself stays as it is, and weights of 8 bits are the whole tensor's blocks whoever holds them.
+ * PEFT's gradients: test_pytorch. A part of test_llama3.cu. */
 
 /* Five blocks, of which two tp ranks have whole blocks of 64 weights; 131 tokens. Returns its directory. */
 static const char *adapters_model(int tied) {
@@ -9,19 +10,27 @@ static const char *adapters_model(int tied) {
     mkdir(dir, 0777);
     snprintf(path, sizeof path, "%s/config.json", dir);
     FILE *f = fopen(path, "w");
-    fprintf(f, "{\"model_type\":\"llama\",\"hidden_size\":64,\"num_hidden_layers\":5,\"num_attention_heads\":8,\"num_key_value_heads\":4,\"head_dim\":16,"
-               "\"intermediate_size\":128,\"vocab_size\":131,\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_word_embeddings\":%s}\n", tied ? "true" : "false");
+    fprintf(f,
+            "{\"model_type\":\"llama\",\"hidden_size\":64,\"num_hidden_layers\":5,\"num_attention_heads\":8,\"num_key_"
+            "value_heads\":4,\"head_dim\":16,"
+            "\"intermediate_size\":128,\"vocab_size\":131,\"max_position_embeddings\":64,\"rope_theta\":500000,\"tie_"
+            "word_embeddings\":%s}\n",
+            tied ? "true" : "false");
     fclose(f);
     return dir;
 }
 
-/* Adapters whose B is not zero, as it is before the first step: one rank's after three large ones. Returns their directory. */
+/* Adapters whose B is not zero, as it is before the first step: one rank's after three large ones. Returns their
+ * directory. */
 static const char *adapters_beside(int tied) {
     static char *dirs[2];
     char said[4096];
     if (dirs[tied]) return dirs[tied];
     dirs[tied] = strdup(scratch_path(tied ? "adapters-tied" : "adapters"));
-    int code = run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 0.03 --lora-rank 5 --lora-alpha 15 --lora-targets %s --export %s", adapters_model(tied), make_token_file("unmasked.tok", 6000, 64, 0),
+    int code = run_whole(said, 1,
+                         "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 0.03 --lora-rank 5 "
+                         "--lora-alpha 15 --lora-targets %s --export %s",
+                         adapters_model(tied), make_token_file("unmasked.tok", 6000, 64, 0),
                          tied ? "q,v,down" : "q,k,v,o,gate,up,down", dirs[tied]);
     if (code) user_error("adapters were not made: %s", said);
     return dirs[tied];
@@ -31,42 +40,74 @@ enum { ADAPTED_SAMPLES = 12 };
 static const char *const adapted_bases[] = {PRECISION_NAME, "int8", "int8:all"};
 
 static void adapted_arguments(char *arguments, size_t size, int tied, int base, int accum, const char *options) {
-    snprintf(arguments, size, "--model %s --adapters %s --base %s --data %s --seq 32 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 1 --accum %d %s", adapters_model(tied), adapters_beside(tied), adapted_bases[base],
+    snprintf(arguments, size,
+             "--model %s --adapters %s --base %s --data %s --seq 32 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 "
+             "--threads 1 --batch 1 --accum %d %s",
+             adapters_model(tied), adapters_beside(tied), adapted_bases[base],
              make_token_file("adapted.tok", 6000, 64, 7), accum, options);
 }
 
 static void test_adapters_layouts(void) {
-    static const struct { int world, data_ranks; const char *options; } layouts[] = {
-        {2, 2, ""}, {3, 3, "--recompute selective"}, {4, 4, "--dp-replicate 2 --sharding shard_grad_op"}, {4, 4, "--sharding no_shard --accumulate local"}, {2, 1, "--tp 2"}, {4, 1, "--tp 2 --cp 2 --recompute full"}, {3, 1, "--pp 3 --pp-light-ends"},
-        {4, 2, "--pp 2 --pp-schedule interleaved --dp-shard 2"}, {8, 1, "--tp 2 --cp 2 --pp 2"}, {2, 2, "--wrap size:60000 --slots 3 --accumulate local"}, {6, 6, "--dp-replicate 3 --accumulate local --wrap size:1000000"}, {2, 2, "--offload all"}};
+    static const struct {
+        int world, data_ranks;
+        const char *options;
+    } layouts[] = {{2, 2, ""},
+                   {3, 3, "--recompute selective"},
+                   {4, 4, "--dp-replicate 2 --sharding shard_grad_op"},
+                   {4, 4, "--sharding no_shard --accumulate local"},
+                   {2, 1, "--tp 2"},
+                   {4, 1, "--tp 2 --cp 2 --recompute full"},
+                   {3, 1, "--pp 3 --pp-light-ends"},
+                   {4, 2, "--pp 2 --pp-schedule interleaved --dp-shard 2"},
+                   {8, 1, "--tp 2 --cp 2 --pp 2"},
+                   {2, 2, "--wrap size:60000 --slots 3 --accumulate local"},
+                   {6, 6, "--dp-replicate 3 --accumulate local --wrap size:1000000"},
+                   {2, 2, "--offload all"}};
     for (int tied = 0; tied < (CUDA_BUILD ? 1 : 2); tied++)
         for (int base = 0; base < 3; base++) {
             char arguments[2048], name[400], out[300];
             adapted_arguments(arguments, sizeof arguments, tied, base, ADAPTED_SAMPLES, "");
-            Job *j = make_job(arguments, 1, &transport_threads); // its table tells where tensors are in what is collected
+            Job *j =
+                make_job(arguments, 1, &transport_threads); // its table tells where tensors are in what is collected
             collect(arguments, 0, 1, &transport_threads);
             OneRank one = {collected, {collected_losses[0], collected_losses[1], collected_losses[2]}, collected_norm};
             collected = NULL;
             for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
                 double error = 0, loss = 0;
                 int64_t at = 0, compared = 0;
-                if (CUDA_BUILD ? l != (base == 0 ? 4 : base == 1 ? 0 : 3) : base && (l + (size_t)tied + (size_t)base) % 2) continue; // on half of them each; of GPUs on a few
+                if (CUDA_BUILD ? l != (base == 0   ? 4
+                                       : base == 1 ? 0
+                                                   : 3)
+                               : base && (l + (size_t)tied + (size_t)base) % 2)
+                    continue; // on half of them each; of GPUs on a few
                 snprintf(out, sizeof out, "%s --out %s", layouts[l].options, scratch_dir);
-                adapted_arguments(arguments, sizeof arguments, tied, base, ADAPTED_SAMPLES / layouts[l].data_ranks, strstr(layouts[l].options, "offload") ? out : layouts[l].options);
+                adapted_arguments(arguments, sizeof arguments, tied, base, ADAPTED_SAMPLES / layouts[l].data_ranks,
+                                  strstr(layouts[l].options, "offload") ? out : layouts[l].options);
                 collect(arguments, 0, layouts[l].world, &transport_threads);
                 for (int i = 0; i < j->table.num_tensors; i++) {
                     const Tensor *t = &j->table.tensors[i];
                     int64_t n = t->rows * t->cols;
                     double norm = norm_of(one.grads + at, n);
-                    if (!j->table.units[t->unit].frozen) compared++, error = worst_of(error, norm_of_difference(collected + at, one.grads + at, 1, n) / fmax(norm, 1e-20));
+                    if (!j->table.units[t->unit].frozen)
+                        compared++, error = worst_of(error, norm_of_difference(collected + at, one.grads + at, 1, n) /
+                                                                fmax(norm, 1e-20));
                     at += n;
                 }
                 for (int i = 0; i < 3; i++) loss = worst_of(loss, fabs(collected_losses[i] / one.losses[i] - 1));
-                snprintf(name, sizeof name, "adapters%s, base %s, %d ranks %s: gradients, losses of one rank; the base is as it was", tied ? ", tied" : "", adapted_bases[base], layouts[l].world, layouts[l].options);
-                double bound = FLOATX == DTYPE_F32 ? mesh_bound() : 1.5 * mesh_bound(); // in bf16 an adapter's gradient is rounded between its own two products as well
-                CHECK(name, error <= bound && loss <= (FLOATX == DTYPE_F32 ? 1e-5 : 3e-3) && compared > 0 && !padding_touched && !shared_differ && !steady_allocations && !frozen_changed && state_bytes == state_expected,
-                      "worst of %d gradients %.1g, losses %.1g; %d of padding touched, %d shared gradients differ, %d allocations, %d frozen units changed, %" PRId64 " bytes of state too many",
-                      (int)compared, error, loss, (int)padding_touched, (int)shared_differ, (int)steady_allocations, (int)frozen_changed, state_bytes - state_expected);
+                snprintf(name, sizeof name,
+                         "adapters%s, base %s, %d ranks %s: gradients, losses of one rank; the base is as it was",
+                         tied ? ", tied" : "", adapted_bases[base], layouts[l].world, layouts[l].options);
+                double bound =
+                    FLOATX == DTYPE_F32 ? mesh_bound() : 1.5 * mesh_bound(); // in bf16 an adapter's gradient is rounded
+                                                                             // between its own two products as well
+                CHECK(name,
+                      error <= bound && loss <= (FLOATX == DTYPE_F32 ? 1e-5 : 3e-3) && compared > 0 &&
+                          !padding_touched && !shared_differ && !steady_allocations && !frozen_changed &&
+                          state_bytes == state_expected,
+                      "worst of %d gradients %.1g, losses %.1g; %d of padding touched, %d shared gradients differ, %d "
+                      "allocations, %d frozen units changed, %" PRId64 " bytes of state too many",
+                      (int)compared, error, loss, (int)padding_touched, (int)shared_differ, (int)steady_allocations,
+                      (int)frozen_changed, state_bytes - state_expected);
             }
             free(one.grads);
             end_job(j);
@@ -83,17 +124,24 @@ static void test_blocks8(void) {
         float in[BASE_BLOCK];
         int8_t out[BASE_BLOCK];
         int n = b % 3 ? BASE_BLOCK : 1 + b % BASE_BLOCK;
-        for (int i = 0; i < n; i++) in[i] = b % 50 == 0 ? 0 : normal_of_bits(mix64((uint64_t)(b * BASE_BLOCK + i))) * powf(10, (float)(b % 30) - 20) * (b % 7 == 0 && i == n / 2 ? 100 : 1);
+        for (int i = 0; i < n; i++)
+            in[i] = b % 50 == 0 ? 0
+                                : normal_of_bits(mix64((uint64_t)(b * BASE_BLOCK + i))) *
+                                      powf(10, (float)(b % 30) - 20) * (b % 7 == 0 && i == n / 2 ? 100 : 1);
         float step = quantize_block(out, in, n), largest = 0;
-        for (int i = 0; i < n; i++) largest = fmaxf(largest, fabsf(in[i])), worst = fmax(worst, step > 0 ? fabs(in[i] - (double)out[i] * step) / step : fabs(in[i]));
-        for (int i = 0; i < n; i++) wrong += out[i] < -127 || (step > 0 && fabsf(in[i]) == largest && abs(out[i]) != 127);
+        for (int i = 0; i < n; i++)
+            largest = fmaxf(largest, fabsf(in[i])),
+            worst = fmax(worst, step > 0 ? fabs(in[i] - (double)out[i] * step) / step : fabs(in[i]));
+        for (int i = 0; i < n; i++)
+            wrong += out[i] < -127 || (step > 0 && fabsf(in[i]) == largest && abs(out[i]) != 127);
     }
     float broken[3] = {1, NAN, 2};
     int8_t out[3];
     int hidden = 0;
     for (int i = 0; i < 2; i++, broken[1] = -INFINITY) hidden += !isnan(quantize_block(out, broken, 3));
     CHECK("a block of 8 bits with a number that is none is none", !hidden, "%d hidden", hidden);
-    CHECK("weights of 8 bits are off by half a step at most, the largest of a block by nothing", worst <= 0.5 + 1e-5 && !wrong, "%.7f of a step, %d of the largest are not 127", worst, wrong);
+    CHECK("weights of 8 bits are off by half a step at most, the largest of a block by nothing",
+          worst <= 0.5 + 1e-5 && !wrong, "%.7f of a step, %d of the largest are not 127", worst, wrong);
 }
 
 static int64_t widened_wrong, widened_elements;
@@ -121,7 +169,8 @@ static void widened_body(Job *j, int rank) {
             run = min_i64(n - at, tensor_run(t, at, &whole));
             for (int64_t e = 0; e < run; e++) wrong += to_float(have[at + e]) != to_float(from_float(want[whole + e]));
         }
-        __atomic_fetch_add(&widened_wrong, wrong, __ATOMIC_RELAXED), __atomic_fetch_add(&widened_elements, n, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&widened_wrong, wrong, __ATOMIC_RELAXED),
+            __atomic_fetch_add(&widened_elements, n, __ATOMIC_RELAXED);
         free(want), free(have);
         if (i == u->unit->first + u->unit->count - 1) unit_free(&r->fsdp, u, PASS_LAST);
     }
@@ -129,18 +178,33 @@ static void widened_body(Job *j, int rank) {
 }
 
 static void test_widened(void) {
-    static const struct { int world, odd; const char *options; } layouts[] = {{1, 1, ""}, {2, 1, ""}, {3, 1, ""}, {4, 1, "--dp-replicate 2"}, {5, 1, "--sharding no_shard"}, {3, 1, "--wrap size:40000"}, {2, 0, "--tp 2"}, {6, 0, "--tp 2 --sharding shard_grad_op"}};
+    static const struct {
+        int world, odd;
+        const char *options;
+    } layouts[] = {{1, 1, ""},
+                   {2, 1, ""},
+                   {3, 1, ""},
+                   {4, 1, "--dp-replicate 2"},
+                   {5, 1, "--sharding no_shard"},
+                   {3, 1, "--wrap size:40000"},
+                   {2, 0, "--tp 2"},
+                   {6, 0, "--tp 2 --sharding shard_grad_op"}};
     for (int base = 0; base < 3; base++)
         for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
             char arguments[1024], name[300];
             if (CUDA_BUILD && (base == 0 || l % 4 != 2)) continue;
             widened_wrong = widened_elements = 0;
-            snprintf(arguments, sizeof arguments, "--model %s --data %s --seq 16 --batch 1 --steps 1 --lora-rank 3 --base %s --timeout 60 %s", layouts[l].odd ? small_model(base == 2) : adapters_model(0), make_token_file("widened.tok", 3000, 64, 0), adapted_bases[base], layouts[l].options);
+            snprintf(arguments, sizeof arguments,
+                     "--model %s --data %s --seq 16 --batch 1 --steps 1 --lora-rank 3 --base %s --timeout 60 %s",
+                     layouts[l].odd ? small_model(base == 2) : adapters_model(0),
+                     make_token_file("widened.tok", 3000, 64, 0), adapted_bases[base], layouts[l].options);
             Job *j = make_job(arguments, layouts[l].world, &transport_threads);
             launch(j, 0, widened_body);
             end_job(j);
-            snprintf(name, sizeof name, "base %s, %d ranks %s: every weight is that of its block in the whole tensor", adapted_bases[base], layouts[l].world, layouts[l].options);
-            CHECK(name, !widened_wrong && widened_elements > 0, "%" PRId64 " of %" PRId64 " differ", widened_wrong, widened_elements);
+            snprintf(name, sizeof name, "base %s, %d ranks %s: every weight is that of its block in the whole tensor",
+                     adapted_bases[base], layouts[l].world, layouts[l].options);
+            CHECK(name, !widened_wrong && widened_elements > 0, "%" PRId64 " of %" PRId64 " differ", widened_wrong,
+                  widened_elements);
         }
 }
 
@@ -148,13 +212,24 @@ static void test_widened(void) {
 // bits and files
 
 static void test_adapters_bits(void) {
-    static const struct { int world; const char *options; } layouts[] = {{2, ""}, {4, ""}, {2, " --sharding shard_grad_op"}, {4, " --sharding no_shard"}, {4, " --dp-replicate 2"}, {2, " --pp 2 --accum 8"}, {4, " --pp 2 --accum 4"}};
+    static const struct {
+        int world;
+        const char *options;
+    } layouts[] = {{2, ""},
+                   {4, ""},
+                   {2, " --sharding shard_grad_op"},
+                   {4, " --sharding no_shard"},
+                   {4, " --dp-replicate 2"},
+                   {2, " --pp 2 --accum 8"},
+                   {4, " --pp 2 --accum 4"}};
     for (int base = 0; base < 3; base++) {
         StepBits first[MOST_BITS];
         char more[200];
         for (int l = -1; l < (int)(sizeof layouts / sizeof *layouts); l++) {
-            snprintf(more, sizeof more, " --lora-rank 4 --base %s%s", adapted_bases[base], l < 0 ? "" : layouts[l].options);
-            compare_bits(base == 1 ? "tied" : "odd", 0, l < 0 ? 1 : layouts[l].world, 1, &transport_threads, more, first, l < 0);
+            snprintf(more, sizeof more, " --lora-rank 4 --base %s%s", adapted_bases[base],
+                     l < 0 ? "" : layouts[l].options);
+            compare_bits(base == 1 ? "tied" : "odd", 0, l < 0 ? 1 : layouts[l].world, 1, &transport_threads, more,
+                         first, l < 0);
         }
     }
 }
@@ -166,70 +241,122 @@ static double loss_said(const char *said) {
 
 /* A run of adapters saves, goes on, and is exported from any layout as from one rank. */
 static void test_adapters_files(void) {
-    static const struct { int world, split; const char *options; } layouts[] = {{2, 1, ""}, {4, 1, " --dp-replicate 2 --save-mode async"}, {4, 2, " --pp 2"}, {2, 1, " --sharding no_shard"}, {3, 0, ""}, {4, 0, " --tp 2 --cp 2"}, {4, 0, " --tp 2 --pp 2"}};
+    static const struct {
+        int world, split;
+        const char *options;
+    } layouts[] = {{2, 1, ""},
+                   {4, 1, " --dp-replicate 2 --save-mode async"},
+                   {4, 2, " --pp 2"},
+                   {2, 1, " --sharding no_shard"},
+                   {3, 0, ""},
+                   {4, 0, " --tp 2 --cp 2"},
+                   {4, 0, " --tp 2 --pp 2"}};
     char said[4096], common[900], reference[300], exported[300], merged[300], name[300], theirs[340], step[340];
     int files;
     const char *model = strdup(scratch_path("adapted-base"));
-    snprintf(reference, sizeof reference, "%s", scratch_path("adapted-run")), snprintf(exported, sizeof exported, "%s", scratch_path("adapted-export")), snprintf(merged, sizeof merged, "%s", scratch_path("adapted-merged"));
+    snprintf(reference, sizeof reference, "%s", scratch_path("adapted-run")),
+        snprintf(exported, sizeof exported, "%s", scratch_path("adapted-export")),
+        snprintf(merged, sizeof merged, "%s", scratch_path("adapted-merged"));
     const char *data = strdup(make_token_file("adapted.tok", 6000, 64, 7));
-    int code = run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 1e-2 --export %s", adapters_model(0), data, model);
-    snprintf(common, sizeof common, "--model %s --data %s --base int8 --lora-rank 5 --seq 32 --steps 4 --warmup 0 --lr 1e-2 --threads 1 --timeout 60 --deterministic --batch 1", model, data);
+    int code = run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 1e-2 --export %s",
+                         adapters_model(0), data, model);
+    snprintf(common, sizeof common,
+             "--model %s --data %s --base int8 --lora-rank 5 --seq 32 --steps 4 --warmup 0 --lr 1e-2 --threads 1 "
+             "--timeout 60 --deterministic --batch 1",
+             model, data);
     code |= run_whole(said, 1, "%s --accum 8 --save-every 2 --out %s --export %s", common, reference, exported);
     snprintf(step, sizeof step, "%s/step-00000004", reference);
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
         const char *out = strdup(scratch_path("adapted-again"));
         int goes_on = layouts[l].split > 0; // else it reads the last one and saves it again
-        int failed = goes_on ? run_whole(said, layouts[l].world, "%s --accum %d --resume %s/step-00000002 --out %s%s", common, 8 * layouts[l].split / layouts[l].world, reference, out, layouts[l].options)
-                             : run_whole(said, layouts[l].world, "%s --resume %s --allow-changes --out %s%s", common, step, out, layouts[l].options);
+        int failed =
+            goes_on ? run_whole(said, layouts[l].world, "%s --accum %d --resume %s/step-00000002 --out %s%s", common,
+                                8 * layouts[l].split / layouts[l].world, reference, out, layouts[l].options)
+                    : run_whole(said, layouts[l].world, "%s --resume %s --allow-changes --out %s%s", common, step, out,
+                                layouts[l].options);
         snprintf(theirs, sizeof theirs, "%s/step-00000004", out);
         int differ = files_that_differ(step, theirs, &files);
-        snprintf(name, sizeof name, "adapters: %s %d ranks%s, the files of one rank's run", goes_on ? "2 steps, and 2 more on" : "read and saved again by", layouts[l].world, layouts[l].options);
-        CHECK(name, !code && !failed && !differ && files >= 4, "%d of %d files differ; %s", differ, files, failed ? sentence(said) : "");
+        snprintf(name, sizeof name, "adapters: %s %d ranks%s, the files of one rank's run",
+                 goes_on ? "2 steps, and 2 more on" : "read and saved again by", layouts[l].world, layouts[l].options);
+        CHECK(name, !code && !failed && !differ && files >= 4, "%d of %d files differ; %s", differ, files,
+              failed ? sentence(said) : "");
         snprintf(theirs, sizeof theirs, "rm -rf %s", out);
         if (system(theirs)) printf("could not remove %s\n", out);
     }
-    snprintf(theirs, sizeof theirs, "%s/adapter_model.safetensors", exported), snprintf(step, sizeof step, "%s/step-00000004/adapter_model.safetensors", reference);
+    snprintf(theirs, sizeof theirs, "%s/adapter_model.safetensors", exported),
+        snprintf(step, sizeof step, "%s/step-00000004/adapter_model.safetensors", reference);
     CHECK("adapters: --export writes the checkpoint's", files_equal(theirs, step), "%s", theirs);
     double beside[3], alone;
     for (int i = 0; i < 3; i++) {
         const char *how = i == 0 ? "" : i == 1 ? " --sharding no_shard" : " --tp 2";
-        code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --eval %s --seq 32 --batch 4%s", model, exported, data, how);
+        code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --eval %s --seq 32 --batch 4%s", model, exported,
+                         data, how);
         beside[i] = code ? NAN : loss_said(said);
     }
     for (int i = 0; i < 4; i++) { // merged by one rank, by two, by tp, by a pipeline: the same file
         char again[320];
         snprintf(again, sizeof again, "%s-%d", merged, i);
-        code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --export %s --merge%s", model, exported, again, i < 2 ? "" : i == 2 ? " --tp 2" : " --pp 2");
+        code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --export %s --merge%s", model, exported, again,
+                         i < 2    ? ""
+                         : i == 2 ? " --tp 2"
+                                  : " --pp 2");
         int same = files_that_differ(again, i ? theirs : again, &files);
         if (i == 0) snprintf(theirs, sizeof theirs, "%s", again);
-        snprintf(name, sizeof name, "adapters: --merge by %s", i == 0 ? "one rank" : i == 1 ? "two ranks" : i == 2 ? "two tp ranks" : "two stages");
-        CHECK(name, !code && !same && files == 2, "%d of %d files differ from one rank's; %s", same, files, code ? sentence(said) : "");
+        snprintf(name, sizeof name, "adapters: --merge by %s",
+                 i == 0   ? "one rank"
+                 : i == 1 ? "two ranks"
+                 : i == 2 ? "two tp ranks"
+                          : "two stages");
+        CHECK(name, !code && !same && files == 2, "%d of %d files differ from one rank's; %s", same, files,
+              code ? sentence(said) : "");
     }
     code = run_whole(said, 2, "--model %s --eval %s --seq 32 --batch 4", theirs, data);
     alone = code ? NAN : loss_said(said);
-    CHECK("adapters: the merged model has their loss, on any layout", fabs(alone / beside[0] - 1) < (FLOATX == DTYPE_F32 ? 1e-5 : 1e-3) && fabs(beside[1] / beside[0] - 1) < 1e-4 && fabs(beside[2] / beside[0] - 1) < 1e-3, "%.8f beside, %.8f and %.8f on two ranks, %.8f merged",
-          beside[0], beside[1], beside[2], alone);
+    CHECK("adapters: the merged model has their loss, on any layout",
+          fabs(alone / beside[0] - 1) < (FLOATX == DTYPE_F32 ? 1e-5 : 1e-3) && fabs(beside[1] / beside[0] - 1) < 1e-4 &&
+              fabs(beside[2] / beside[0] - 1) < 1e-3,
+          "%.8f beside, %.8f and %.8f on two ranks, %.8f merged", beside[0], beside[1], beside[2], alone);
     code = run_whole(said, 1, "--model %s --eval %s --seq 32 --batch 4", model, data);
-    CHECK("adapters: and it is another one than the base's", fabs(loss_said(said) / beside[0] - 1) > 1e-3, "%.8f without them, %.8f with", loss_said(said), beside[0]);
+    CHECK("adapters: and it is another one than the base's", fabs(loss_said(said) / beside[0] - 1) > 1e-3,
+          "%.8f without them, %.8f with", loss_said(said), beside[0]);
 }
 
-/* What --export --dtype int8 writes are the blocks of the whole tensors, whoever writes them, and what reads them has these blocks. */
+/* What --export --dtype int8 writes are the blocks of the whole tensors, whoever writes them, and what reads them has
+ * these blocks. */
 static void test_stored8(void) {
-    static const struct { int world, tp; const char *options; } layouts[] = {{1, 1, ""}, {2, 1, ""}, {3, 1, ""}, {2, 2, " --tp 2"}, {4, 2, " --tp 2 --pp 2"}, {4, 1, " --dp-replicate 2 --sharding shard_grad_op"}, {3, 1, " --sharding no_shard"}, {2, 1, " --wrap size:60000"}};
+    static const struct {
+        int world, tp;
+        const char *options;
+    } layouts[] = {{1, 1, ""},
+                   {2, 1, ""},
+                   {3, 1, ""},
+                   {2, 2, " --tp 2"},
+                   {4, 2, " --tp 2 --pp 2"},
+                   {4, 1, " --dp-replicate 2 --sharding shard_grad_op"},
+                   {3, 1, " --sharding no_shard"},
+                   {2, 1, " --wrap size:60000"}};
     char said[4096], first[400], out[400], name[300], path[500];
     const char *data = strdup(make_token_file("adapted.tok", 6000, 64, 7));
     for (int all = 0; all < 2; all++)
         for (int odd = 0; odd < 2; odd++) {
             const char *dtype = all ? "int8:all" : "int8", *model = strdup(scratch_path(odd ? "stored-odd" : "stored"));
-            int files, code = all ? 0 : run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 2 --warmup 0 --lr 1e-2 --export %s", odd ? mesh_model(0) : adapters_model(1), data, model);
+            int files,
+                code = all ? 0
+                           : run_whole(
+                                 said, 1,
+                                 "--model %s --data %s --seq 32 --batch 4 --steps 2 --warmup 0 --lr 1e-2 --export %s",
+                                 odd ? mesh_model(0) : adapters_model(1), data, model);
             file_bytes = odd ? 5000000000ll : 17000; // tied, the files are cut, also between bytes and scales
             for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
                 snprintf(out, sizeof out, "%s-%d-%d", model, all, (int)l);
                 if (l == 0) snprintf(first, sizeof first, "%s", out);
-                code |= run_whole(said, layouts[l].world, "--model %s --export %s --dtype %s%s", model, out, dtype, layouts[l].options);
+                code |= run_whole(said, layouts[l].world, "--model %s --export %s --dtype %s%s", model, out, dtype,
+                                  layouts[l].options);
                 int differ = files_that_differ(first, out, &files);
-                snprintf(name, sizeof name, "%s, --export --dtype %s by %d ranks%s: one rank's files", odd ? "odd" : "tied", dtype, layouts[l].world, layouts[l].options);
-                CHECK(name, !code && !differ && (odd ? files == 2 : files > 4), "%d of %d files differ; %s", differ, files, code ? sentence(said) : "");
+                snprintf(name, sizeof name, "%s, --export --dtype %s by %d ranks%s: one rank's files",
+                         odd ? "odd" : "tied", dtype, layouts[l].world, layouts[l].options);
+                CHECK(name, !code && !differ && (odd ? files == 2 : files > 4), "%d of %d files differ; %s", differ,
+                      files, code ? sentence(said) : "");
             }
             file_bytes = 5000000000ll;
             Llama3Config c = config_of_model(first);
@@ -237,21 +364,28 @@ static void test_stored8(void) {
             StFiles whole, blocks;
             int64_t wrong = 0, compared = 0, plain_wrong = 0, apart = 0;
             table_open(&table, &c, 0, &WHOLE_MODEL);
-            int opened = model_files_open(&whole, model, &table, BASE_TRAINED) + model_files_open(&blocks, first, &table, c.base);
+            int opened = model_files_open(&whole, model, &table, BASE_TRAINED) +
+                         model_files_open(&blocks, first, &table, c.base);
             for (int i = 0; i < table.num_tensors && opened == 2; i++) {
                 const Tensor *t = &table.tensors[i];
                 const StTensor *have = st_find(&blocks, t->name);
                 int64_t n = t->rows * t->cols;
-                float *want = (float *)checked_malloc(sizeof(float) * (size_t)n), *read = (float *)checked_malloc(sizeof(float) * (size_t)n), *scales = (float *)checked_malloc(sizeof(float) * (size_t)blocks8(n));
+                float *want = (float *)checked_malloc(sizeof(float) * (size_t)n),
+                      *read = (float *)checked_malloc(sizeof(float) * (size_t)n),
+                      *scales = (float *)checked_malloc(sizeof(float) * (size_t)blocks8(n));
                 int8_t *bytes = (int8_t *)checked_malloc((size_t)n), block[BASE_BLOCK];
                 st_read(st_find(&whole, t->name), want, 0, n);
                 st_read(have, read, 0, n);
-                if (have->dtype == ST_I8) st_read_blocks(have, bytes, scales, 0, n), apart += have->file != have->scales->file;
+                if (have->dtype == ST_I8)
+                    st_read_blocks(have, bytes, scales, 0, n), apart += have->file != have->scales->file;
                 for (int64_t at = 0; at < n; at += BASE_BLOCK) {
                     int64_t m = min_i64(BASE_BLOCK, n - at);
                     float step = quantize_block(block, want + at, m);
-                    for (int64_t e = 0; e < m && have->dtype == ST_I8; e++) compared++, wrong += bytes[at + e] != block[e] || scales[at / BASE_BLOCK] != step || read[at + e] != (float)block[e] * step;
-                    for (int64_t e = 0; e < m && have->dtype != ST_I8; e++) plain_wrong += read[at + e] != to_float(from_float(want[at + e]));
+                    for (int64_t e = 0; e < m && have->dtype == ST_I8; e++)
+                        compared++, wrong += bytes[at + e] != block[e] || scales[at / BASE_BLOCK] != step ||
+                                             read[at + e] != (float)block[e] * step;
+                    for (int64_t e = 0; e < m && have->dtype != ST_I8; e++)
+                        plain_wrong += read[at + e] != to_float(from_float(want[at + e]));
                 }
                 float part = 0; // from within a block on
                 if (n > 70) st_read(have, &part, 67, 1), wrong += part != read[67];
@@ -259,31 +393,47 @@ static void test_stored8(void) {
             }
             st_close(&whole), st_close(&blocks);
             table_close(&table);
-            snprintf(name, sizeof name, "%s, --dtype %s: bytes and scales of the whole tensors' blocks", odd ? "odd" : "tied", dtype);
-            CHECK(name, opened == 2 && compared > 0 && !wrong && !plain_wrong && (apart > 0) == !odd, "%" PRId64 " of %" PRId64 " wrong, %" PRId64 " of the others; %" PRId64 " tensors and their scales in two files", wrong, compared, plain_wrong, apart);
+            snprintf(name, sizeof name, "%s, --dtype %s: bytes and scales of the whole tensors' blocks",
+                     odd ? "odd" : "tied", dtype);
+            CHECK(name, opened == 2 && compared > 0 && !wrong && !plain_wrong && (apart > 0) == !odd,
+                  "%" PRId64 " of %" PRId64 " wrong, %" PRId64 " of the others; %" PRId64
+                  " tensors and their scales in two files",
+                  wrong, compared, plain_wrong, apart);
             char of_model[64] = "", of_blocks[64];
-            for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) { // the same blocks, whether they are made now or were
+            for (size_t l = 0; l < sizeof layouts / sizeof *layouts;
+                 l++) {                                 // the same blocks, whether they are made now or were
                 if (odd && layouts[l].tp > 1) continue; // its cuts go through blocks
-                code = run_whole(said, layouts[l].world, "--model %s --base %s --eval %s --seq 32 --batch 4%s", model, dtype, data, layouts[l].options);
+                code = run_whole(said, layouts[l].world, "--model %s --base %s --eval %s --seq 32 --batch 4%s", model,
+                                 dtype, data, layouts[l].options);
                 snprintf(of_model, sizeof of_model, "%.9g", code ? 0 : loss_said(said));
-                code |= run_whole(said, layouts[l].world, "--model %s --eval %s --seq 32 --batch 4%s", first, data, layouts[l].options);
+                code |= run_whole(said, layouts[l].world, "--model %s --eval %s --seq 32 --batch 4%s", first, data,
+                                  layouts[l].options);
                 snprintf(of_blocks, sizeof of_blocks, "%.9g", code ? 1 : loss_said(said));
-                snprintf(name, sizeof name, "%s, %s: evaluated by %d ranks%s as the model that they are made of", odd ? "odd" : "tied", dtype, layouts[l].world, layouts[l].options);
-                CHECK(name, !code && !strcmp(of_model, of_blocks), "loss %s, of the model %s; %s", of_blocks, of_model, code ? sentence(said) : "");
+                snprintf(name, sizeof name, "%s, %s: evaluated by %d ranks%s as the model that they are made of",
+                         odd ? "odd" : "tied", dtype, layouts[l].world, layouts[l].options);
+                CHECK(name, !code && !strcmp(of_model, of_blocks), "loss %s, of the model %s; %s", of_blocks, of_model,
+                      code ? sentence(said) : "");
             }
             for (int stored = 0; stored < 2; stored++) {
                 snprintf(out, sizeof out, "%s-adapters-%d-%d", model, all, stored);
-                code |= run_whole(said, 2, "--model %s --base %s --lora-rank 3 --data %s --seq 32 --batch 2 --steps 2 --warmup 0 --lr 1e-2 --export %s%s", stored ? first : model, dtype, data, out, all ? " --sharding no_shard" : "");
+                code |= run_whole(said, 2,
+                                  "--model %s --base %s --lora-rank 3 --data %s --seq 32 --batch 2 --steps 2 --warmup "
+                                  "0 --lr 1e-2 --export %s%s",
+                                  stored ? first : model, dtype, data, out, all ? " --sharding no_shard" : "");
                 if (!stored) snprintf(path, sizeof path, "%s", out);
             }
             int differ = files_that_differ(path, out, &files);
-            snprintf(name, sizeof name, "%s, %s: adapters beside them are trained as beside the model", odd ? "odd" : "tied", dtype);
-            CHECK(name, !code && !differ && files == 2, "%d of %d files differ; %s", differ, files, code ? sentence(said) : "");
+            snprintf(name, sizeof name, "%s, %s: adapters beside them are trained as beside the model",
+                     odd ? "odd" : "tied", dtype);
+            CHECK(name, !code && !differ && files == 2, "%d of %d files differ; %s", differ, files,
+                  code ? sentence(said) : "");
             snprintf(path, sizeof path, "%s-widened-%d", model, all);
-            code = run_whole(said, 2, "--model %s --export %s", first, path) || run_whole(said, 1, "--model %s --eval %s --seq 32 --batch 4", path, data);
+            code = run_whole(said, 2, "--model %s --export %s", first, path) ||
+                   run_whole(said, 1, "--model %s --eval %s --seq 32 --batch 4", path, data);
             double error = code ? 1 : fabs(loss_said(said) / atof(of_blocks) - 1);
             snprintf(name, sizeof name, "%s, %s: widened again, a model of their loss", odd ? "odd" : "tied", dtype);
-            CHECK(name, !code && error < (FLOATX == DTYPE_F32 ? 1e-6 : 1e-3), "off by %.2g; %s", error, code ? sentence(said) : "");
+            CHECK(name, !code && error < (FLOATX == DTYPE_F32 ? 1e-6 : 1e-3), "off by %.2g; %s", error,
+                  code ? sentence(said) : "");
         }
 }
 

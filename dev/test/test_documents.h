@@ -4,12 +4,14 @@ enum { DOCUMENT_END = 2 }; // of make_document_file's tokenizer
 
 /* Which document each token of a window is counted to, at the places where it is easily off by one. */
 static void test_documents_of(void) {
-    static const struct { const char *name; int32_t ids[8], docs[8]; } cases[] = {
-        {"no token ends a document", {5, 6, 7, 5, 6, 7, 5, 6}, {0, 0, 0, 0, 0, 0, 0, 0}},
-        {"every token does", {2, 2, 2, 2, 2, 2, 2, 2}, {0, 1, 2, 3, 4, 5, 6, 7}},
-        {"the first one does", {2, 6, 7, 5, 6, 7, 5, 6}, {0, 1, 1, 1, 1, 1, 1, 1}},
-        {"the last one does", {5, 6, 7, 5, 6, 7, 5, 2}, {0, 0, 0, 0, 0, 0, 0, 0}},
-        {"some do", {5, 2, 2, 5, 6, 2, 5, 6}, {0, 0, 1, 2, 2, 2, 3, 3}}};
+    static const struct {
+        const char *name;
+        int32_t ids[8], docs[8];
+    } cases[] = {{"no token ends a document", {5, 6, 7, 5, 6, 7, 5, 6}, {0, 0, 0, 0, 0, 0, 0, 0}},
+                 {"every token does", {2, 2, 2, 2, 2, 2, 2, 2}, {0, 1, 2, 3, 4, 5, 6, 7}},
+                 {"the first one does", {2, 6, 7, 5, 6, 7, 5, 6}, {0, 1, 1, 1, 1, 1, 1, 1}},
+                 {"the last one does", {5, 6, 7, 5, 6, 7, 5, 2}, {0, 0, 0, 0, 0, 0, 0, 0}},
+                 {"some do", {5, 2, 2, 5, 6, 2, 5, 6}, {0, 0, 1, 2, 2, 2, 3, 3}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int32_t docs[8];
         int wrong = 0;
@@ -38,24 +40,30 @@ static float *losses_of_window(Run *r, const int32_t *ids, const int32_t *target
     return floats_on_host(&r->dev, r->model.losses, T);
 }
 
-/* Two windows that differ in the tokens of the first document alone: with the mask no loss behind it changes, without it all do. */
+/* Two windows that differ in the tokens of the first document alone: with the mask no loss behind it changes, without
+ * it all do. */
 static void test_documents_apart(int masked) {
     enum { T = 96, FIRST = 41 }; // the first document's tokens
     char arguments[512], name[128];
     int32_t ids[2][T], targets[T];
     float *losses[2];
     int changed = 0, before = 0;
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq %d --batch 1 --deterministic%s", fixture_dir, make_document_file("apart.tok", 3000, 40, 7), T, masked ? " --doc-mask" : "");
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq %d --batch 1 --deterministic%s", fixture_dir,
+             make_document_file("apart.tok", 3000, 40, 7), T, masked ? " --doc-mask" : "");
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
     for (int t = 0; t < T; t++) ids[0][t] = ids[1][t] = 3 + (t * 7 + t / 5) % 50, targets[t] = 3 + (t * 11) % 60;
     ids[0][FIRST - 1] = ids[1][FIRST - 1] = ids[0][70] = ids[1][70] = DOCUMENT_END;
     for (int t = 0; t < FIRST - 1; t++) ids[1][t] = ids[0][FIRST - 2 - t]; // the other way round
     for (int i = 0; i < 2; i++) losses[i] = losses_of_window(&o->run, ids[i], targets);
-    for (int t = 0; t < T; t++) *(t < FIRST - 1 ? &before : &changed) += memcmp(&losses[0][t], &losses[1][t], sizeof(float)) != 0;
+    for (int t = 0; t < T; t++)
+        *(t < FIRST - 1 ? &before : &changed) += memcmp(&losses[0][t], &losses[1][t], sizeof(float)) != 0;
     changed -= memcmp(&losses[0][FIRST - 1], &losses[1][FIRST - 1], sizeof(float)) != 0; // it ends the first document
-    snprintf(name, sizeof name, masked ? "--doc-mask: losses do not depend on the documents before" : "without --doc-mask they do");
-    CHECK(name, before > FIRST / 2 && (masked ? !changed : changed > (T - FIRST) / 2), "%d of %d losses behind the first document change with its tokens, and %d of %d in it", changed, T - FIRST, before, FIRST - 1);
+    snprintf(name, sizeof name,
+             masked ? "--doc-mask: losses do not depend on the documents before" : "without --doc-mask they do");
+    CHECK(name, before > FIRST / 2 && (masked ? !changed : changed > (T - FIRST) / 2),
+          "%d of %d losses behind the first document change with its tokens, and %d of %d in it", changed, T - FIRST,
+          before, FIRST - 1);
     free(losses[0]);
     free(losses[1]);
     close_rank(o);
@@ -66,7 +74,9 @@ static void test_documents_apart(int masked) {
 static void test_documents_of_steps(void) {
     char arguments[512];
     int wrong = 0, later = 0;
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 3 --accum 2 --workers 3 --doc-mask", fixture_dir, make_document_file("steps.tok", 3000, 12, 7));
+    snprintf(arguments, sizeof arguments,
+             "--model %s/odd --data %s --seq 16 --batch 3 --accum 2 --workers 3 --doc-mask", fixture_dir,
+             make_document_file("steps.tok", 3000, 12, 7));
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
     for (int step = 0; step < 4; step++) {
@@ -78,7 +88,8 @@ static void test_documents_of_steps(void) {
         }
         loader_release(&o->run.loader, &o->run.dev);
     }
-    CHECK("the loader tells the documents of every window", !wrong && later > 24, "%d of 24 windows are wrong; %d ends of documents", wrong, later);
+    CHECK("the loader tells the documents of every window", !wrong && later > 24,
+          "%d of 24 windows are wrong; %d ends of documents", wrong, later);
     close_rank(o);
     end_job(j);
 }
@@ -98,13 +109,15 @@ static void test_documents_in_validation(void) {
     for (int i = 2; i >= 0; i--) { // without, 2 ranks, 1 rank
         char arguments[768];
         const char *data = make_document_file("validated.tok", 700, 12, 7);
-        snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --val %s --seq 16 --batch 2 --deterministic%s", fixture_dir, data, data, i < 2 ? " --doc-mask" : "");
+        snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --val %s --seq 16 --batch 2 --deterministic%s",
+                 fixture_dir, data, data, i < 2 ? " --doc-mask" : "");
         Job *j = make_job(arguments, i == 1 ? 2 : 1, &transport_threads);
         launch(j, 0, evaluate_documents);
         end_job(j);
         loss_by_documents[i] = loss_by_documents[0];
     }
-    CHECK("--doc-mask: validation masks, and 2 ranks have one rank's loss", loss_by_documents[0] == loss_by_documents[1] && loss_by_documents[0] != loss_by_documents[2],
+    CHECK("--doc-mask: validation masks, and 2 ranks have one rank's loss",
+          loss_by_documents[0] == loss_by_documents[1] && loss_by_documents[0] != loss_by_documents[2],
           "%.9f and %.9f; without the mask %.9f", loss_by_documents[0], loss_by_documents[1], loss_by_documents[2]);
 }
 
@@ -123,9 +136,13 @@ static void test_doc_mask(void) {
     compare_bits("odd", 0, 1, 1, &transport_threads, mask, without, 1);
     snprintf(mask + strlen(mask), sizeof mask - strlen(mask), " --doc-mask");
     compare_bits("odd", 0, 1, 1, &transport_threads, mask, first, 1);
-    CHECK("--doc-mask: the loss is another than without", first[0].loss != without[0].loss, "%.9f and %.9f", first[0].loss, without[0].loss);
+    CHECK("--doc-mask: the loss is another than without", first[0].loss != without[0].loss, "%.9f and %.9f",
+          first[0].loss, without[0].loss);
     for (int world = 1; world <= 4; world *= 2) {
-        snprintf(more, sizeof more, "%s%s", mask, world == 1 ? " --recompute full" : world == 2 ? " --accumulate local" : " --dp-replicate 2");
+        snprintf(more, sizeof more, "%s%s", mask,
+                 world == 1   ? " --recompute full"
+                 : world == 2 ? " --accumulate local"
+                              : " --dp-replicate 2");
         compare_bits("odd", 0, world, 1, &transport_threads, more, first, 0);
     }
     bits_steps = steps;

@@ -1,23 +1,28 @@
-/* test_pipeline.h: the schedules of all shapes, replayed rank by rank; messages between ranks, and those that do not meet.
- * A part of test_llama3.cu. */
-#include "../../pipeline.h"
+/* test_pipeline.h: the schedules of all shapes, replayed rank by rank; messages between ranks, and those that do not
+ * meet. A part of test_llama3.cu. */
+#include "../../pipeline_parallel.h"
 
 enum { MOST_STAGES = 8, MOST_CHUNKS = 4, MOST_MICROS = 24, MOST_STEPS = 2 * MOST_CHUNKS * MOST_MICROS };
 
-/* Is every micro-batch once forward and once backward in every chunk, a set of activations never taken while it is in use, and none more than needed? */
+/* Is every micro-batch once forward and once backward in every chunk, a set of activations never taken while it is in
+ * use, and none more than needed? */
 static int schedule_is_whole(const Schedule *s) {
-    int forward[MOST_CHUNKS] = ZERO, backward[MOST_CHUNKS] = ZERO, alive[MOST_CHUNKS] = ZERO, most[MOST_CHUNKS] = ZERO, holds[MOST_CHUNKS][MOST_MICROS], whole = s->count == 2 * s->chunks * s->micros;
+    int forward[MOST_CHUNKS] = ZERO, backward[MOST_CHUNKS] = ZERO, alive[MOST_CHUNKS] = ZERO, most[MOST_CHUNKS] = ZERO,
+        holds[MOST_CHUNKS][MOST_MICROS], whole = s->count == 2 * s->chunks * s->micros;
     memset(holds, -1, sizeof holds);
     for (int i = 0; i < s->count && whole; i++) {
         const PipeStep *step = &s->steps[i];
-        if (step->chunk < 0 || step->chunk >= s->chunks || step->slot < 0 || step->slot >= s->slots[step->chunk]) return 0;
-        int *held = &holds[step->chunk][step->slot], before = *held, *next = step->kind == PIPE_FORWARD ? forward : backward;
+        if (step->chunk < 0 || step->chunk >= s->chunks || step->slot < 0 || step->slot >= s->slots[step->chunk])
+            return 0;
+        int *held = &holds[step->chunk][step->slot], before = *held,
+            *next = step->kind == PIPE_FORWARD ? forward : backward;
         whole &= step->micro == next[step->chunk]++ && before == (step->kind == PIPE_FORWARD ? -1 : step->micro);
         *held = step->kind == PIPE_FORWARD ? step->micro : -1;
         alive[step->chunk] += step->kind == PIPE_FORWARD ? 1 : -1;
         most[step->chunk] = (int)max_i64(most[step->chunk], alive[step->chunk]);
     }
-    for (int c = 0; c < s->chunks; c++) whole &= forward[c] == s->micros && backward[c] == s->micros && most[c] == s->slots[c];
+    for (int c = 0; c < s->chunks; c++)
+        whole &= forward[c] == s->micros && backward[c] == s->micros && most[c] == s->slots[c];
     return whole && (s->chunks > 1 || s->slots[0] == min_i64(s->micros, s->stages - s->stage));
 }
 
@@ -26,16 +31,21 @@ static int loss_is_followed(const Schedule *s) {
     for (int i = 0; i < s->count; i++) {
         const PipeStep *step = &s->steps[i];
         if (step->kind == PIPE_BACKWARD || virtual_stage(s, step->chunk) != s->stages * s->chunks - 1) continue;
-        if (i + 1 == s->count || step[1].kind != PIPE_BACKWARD || step[1].chunk != step->chunk || step[1].micro != step->micro) return 0;
+        if (i + 1 == s->count || step[1].kind != PIPE_BACKWARD || step[1].chunk != step->chunk ||
+            step[1].micro != step->micro)
+            return 0;
     }
     return 1;
 }
 
 /* What a step makes for another: its kind, micro-batch and the stage it is for. */
 static int message_to(const Schedule *s, const PipeStep *step) {
-    return ((int)step->kind * MOST_MICROS + step->micro) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->chunk) + (step->kind == PIPE_FORWARD ? 1 : -1);
+    return ((int)step->kind * MOST_MICROS + step->micro) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->chunk) +
+           (step->kind == PIPE_FORWARD ? 1 : -1);
 }
-static int message_for(const Schedule *s, const PipeStep *step) { return ((int)step->kind * MOST_MICROS + step->micro) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->chunk); }
+static int message_for(const Schedule *s, const PipeStep *step) {
+    return ((int)step->kind * MOST_MICROS + step->micro) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->chunk);
+}
 
 /* Does `q` await what comes from `p`, activations and gradients, in the order in which p sends it? */
 static int order_is_kept(const Schedule *p, const Schedule *q) {
@@ -48,7 +58,8 @@ static int order_is_kept(const Schedule *p, const Schedule *q) {
     }
 }
 
-/* Every rank begins each step as soon as it is through with the one before and the step's input is there. When is the last one done? -1: never. */
+/* Every rank begins each step as soon as it is through with the one before and the step's input is there. When is the
+ * last one done? -1: never. */
 static int replay(const Schedule *ranks, int forward_takes, int backward_takes) {
     static int done[2 * MOST_MICROS * MOST_STAGES * MOST_CHUNKS]; // when what a message holds was made, +1
     int at[MOST_STAGES] = ZERO, now[MOST_STAGES] = ZERO, left = ranks->count * ranks->stages, moved = 1, end = 0;
@@ -61,7 +72,8 @@ static int replay(const Schedule *ranks, int forward_takes, int backward_takes) 
                 const PipeStep *step = &s->steps[at[p]];
                 int input = pipe_source(s, step) < 0 ? 1 : done[message_for(s, step)];
                 if (!input) break;
-                now[p] = (int)max_i64(now[p], input - 1) + (step->kind == PIPE_FORWARD ? forward_takes : backward_takes);
+                now[p] =
+                    (int)max_i64(now[p], input - 1) + (step->kind == PIPE_FORWARD ? forward_takes : backward_takes);
                 if (pipe_target(s, step) >= 0) done[message_to(s, step)] = now[p] + 1;
                 end = (int)max_i64(end, now[p]);
             }
@@ -70,11 +82,13 @@ static int replay(const Schedule *ranks, int forward_takes, int backward_takes) 
     return left ? -1 : end;
 }
 
-/* The same where nothing is kept on the way: a message goes only when it is the first of those its sender has yet to send,
- * and its receiver waits for it. A rank waits for a send before the next one that way (at_once: before it goes on). Do all come to their end? */
+/* The same where nothing is kept on the way: a message goes only when it is the first of those its sender has yet to
+ * send, and its receiver waits for it. A rank waits for a send before the next one that way (at_once: before it goes
+ * on). Do all come to their end? */
 static int replay_synchronous(const Schedule *ranks, int at_once) {
     static int queue[MOST_STAGES][MOST_STEPS], got[2 * MOST_MICROS * MOST_STAGES * MOST_CHUNKS];
-    int at[MOST_STAGES] = ZERO, first[MOST_STAGES] = ZERO, last[MOST_STAGES] = ZERO, left = ranks->count * ranks->stages, moved = 1;
+    int at[MOST_STAGES] = ZERO, first[MOST_STAGES] = ZERO, last[MOST_STAGES] = ZERO,
+        left = ranks->count * ranks->stages, moved = 1;
     memset(got, 0, sizeof got);
     while (moved) {
         moved = 0;
@@ -83,13 +97,16 @@ static int replay_synchronous(const Schedule *ranks, int at_once) {
             for (; at[p] < s->count; at[p]++, left--, moved = 1) {
                 const PipeStep *step = &s->steps[at[p]];
                 int waits = at_once && first[p] < last[p], sends = pipe_target(s, step) >= 0;
-                for (int i = first[p]; i < last[p] && sends; i++) waits |= queue[p][i] / (MOST_MICROS * MOST_STAGES * MOST_CHUNKS) == (int)step->kind;
+                for (int i = first[p]; i < last[p] && sends; i++)
+                    waits |= queue[p][i] / (MOST_MICROS * MOST_STAGES * MOST_CHUNKS) == (int)step->kind;
                 if (waits || (pipe_source(s, step) >= 0 && !got[message_for(s, step)])) break;
                 if (sends) queue[p][last[p]++] = message_to(s, step);
             }
             for (int q = 0; q < ranks->stages; q++) { // whoever waits for the first of p's
                 const PipeStep *step = &ranks[q].steps[at[q]];
-                if (first[p] == last[p] || at[q] == ranks[q].count || pipe_source(&ranks[q], step) != p || message_for(&ranks[q], step) != queue[p][first[p]]) continue;
+                if (first[p] == last[p] || at[q] == ranks[q].count || pipe_source(&ranks[q], step) != p ||
+                    message_for(&ranks[q], step) != queue[p][first[p]])
+                    continue;
                 got[queue[p][first[p]++]] = 1, moved = 1;
             }
         }
@@ -111,7 +128,8 @@ static int messages_of(const Schedule *s, int *messages, int *whole) {
             taken[to->kind][to->buffer] = 1 + s->receives[started];
             messages[n++] = message_for(s, to);
         }
-        if (pipe_source(s, step) >= 0) *whole &= taken[step->kind][step->buffer] == 1 + i, taken[step->kind][step->buffer] = 0;
+        if (pipe_source(s, step) >= 0)
+            *whole &= taken[step->kind][step->buffer] == 1 + i, taken[step->kind][step->buffer] = 0;
         if (pipe_target(s, step) >= 0) messages[n++] = message_to(s, step);
     }
     *whole &= started == s->num_receives;
@@ -142,7 +160,8 @@ static int replay_one_by_one(const Schedule *ranks, int *whole) {
 }
 
 static void test_schedules(void) {
-    int shapes = 0, ranks = 0, one_by_one = 0, fitting = 0, most[2][2] = ZERO, whole = 0, followed = 0, pairs = 0, ordered = 0, exact = 0, through = 0, stuck = 0, most_of_chunk = 0;
+    int shapes = 0, ranks = 0, one_by_one = 0, fitting = 0, most[2][2] = ZERO, whole = 0, followed = 0, pairs = 0,
+        ordered = 0, exact = 0, through = 0, stuck = 0, most_of_chunk = 0;
     for (int P = 1; P <= MOST_STAGES; P++)
         for (int V = 1; V <= MOST_CHUNKS; V++)
             for (int k = 1; k <= MOST_MICROS; k++) {
@@ -154,27 +173,43 @@ static void test_schedules(void) {
                     for (int q = 0; q < P; q++, pairs++) ordered += order_is_kept(&of[p], &of[q]);
                     for (int c = 0; c < V; c++) most_of_chunk = (int)max_i64(most_of_chunk, of[p].slots[c]);
                 }
-                // a chunk's forward takes F, its backward B: V * k * (F + B) of work, and the bubble of (P - 1) / V micro-batches of V chunks
-                exact += replay(of, 1, 1) == 2 * V * k + 2 * (P - 1) && replay(of, 1, 2) == 3 * V * k + 3 * (P - 1) && replay(of, 3, 2) == 5 * V * k + 5 * (P - 1);
+                // a chunk's forward takes F, its backward B: V * k * (F + B) of work, and the bubble of (P - 1) / V
+                // micro-batches of V chunks
+                exact += replay(of, 1, 1) == 2 * V * k + 2 * (P - 1) && replay(of, 1, 2) == 3 * V * k + 3 * (P - 1) &&
+                         replay(of, 3, 2) == 5 * V * k + 5 * (P - 1);
                 through += replay_synchronous(of, 0);
                 int fits = 0;
                 if (P > 1) one_by_one += replay_one_by_one(of, &fits);
                 fitting += fits;
                 for (int p = 0; p < P; p++)
-                    for (int kind = 0; kind < 2; kind++) most[V > 1][kind] = (int)max_i64(most[V > 1][kind], of[p].buffers[kind]);
+                    for (int kind = 0; kind < 2; kind++)
+                        most[V > 1][kind] = (int)max_i64(most[V > 1][kind], of[p].buffers[kind]);
                 if (P > 1 && k > 1) stuck += !replay_synchronous(of, 1);
                 shapes++;
                 for (int p = 0; p < P; p++) schedule_close(&of[p]);
             }
-    CHECK("every micro-batch is once forward and once backward in every chunk, in order; sets of activations are not shared, and as few as can be", whole == ranks, "%d of %d ranks of %d shapes, at most %d sets a chunk", whole, ranks, shapes, most_of_chunk);
-    CHECK("on the last stage a backward follows its forward at once", followed == ranks, "%d of %d ranks", followed, ranks);
-    CHECK("messages between two ranks are awaited in the order in which they are sent", ordered == pairs, "%d of %d ordered pairs", ordered, pairs);
-    CHECK("a step takes its work and (P - 1) / V micro-batches more", exact == shapes, "%d of %d shapes, backwards 1, 2 and 2/3 times as long as forwards", exact, shapes);
-    CHECK("no schedule needs messages to be kept on the way, if a send is waited for before the next one that way", through == shapes, "%d of %d shapes come to their end", through, shapes);
-    CHECK("ranks that start their messages as the schedule says need not even have two at once", one_by_one == shapes - MOST_MICROS * MOST_CHUNKS, "%d of %d shapes of several ranks come to their end", one_by_one, shapes - MOST_MICROS * MOST_CHUNKS);
-    CHECK("receives are started before their steps, into buffers that are free", fitting == ranks - MOST_MICROS * MOST_CHUNKS && most[0][0] <= 2 && most[0][1] <= 1 && most[1][0] <= 2 && most[1][1] <= MOST_STAGES / 2,
-          "%d of %d ranks; at most %d activations (bound 2) and %d gradients (1), of several chunks %d (2) and %d (half the stages)", fitting, ranks - MOST_MICROS * MOST_CHUNKS, most[0][0], most[0][1], most[1][0], most[1][1]);
-    CHECK("the replay notices ranks that wait for each other: each waits for its send at once", stuck > 0, "%d of %d shapes do", stuck, shapes);
+    CHECK("every micro-batch is once forward and once backward in every chunk, in order; sets of activations are not "
+          "shared, and as few as can be",
+          whole == ranks, "%d of %d ranks of %d shapes, at most %d sets a chunk", whole, ranks, shapes, most_of_chunk);
+    CHECK("on the last stage a backward follows its forward at once", followed == ranks, "%d of %d ranks", followed,
+          ranks);
+    CHECK("messages between two ranks are awaited in the order in which they are sent", ordered == pairs,
+          "%d of %d ordered pairs", ordered, pairs);
+    CHECK("a step takes its work and (P - 1) / V micro-batches more", exact == shapes,
+          "%d of %d shapes, backwards 1, 2 and 2/3 times as long as forwards", exact, shapes);
+    CHECK("no schedule needs messages to be kept on the way, if a send is waited for before the next one that way",
+          through == shapes, "%d of %d shapes come to their end", through, shapes);
+    CHECK("ranks that start their messages as the schedule says need not even have two at once",
+          one_by_one == shapes - MOST_MICROS * MOST_CHUNKS, "%d of %d shapes of several ranks come to their end",
+          one_by_one, shapes - MOST_MICROS * MOST_CHUNKS);
+    CHECK("receives are started before their steps, into buffers that are free",
+          fitting == ranks - MOST_MICROS * MOST_CHUNKS && most[0][0] <= 2 && most[0][1] <= 1 && most[1][0] <= 2 &&
+              most[1][1] <= MOST_STAGES / 2,
+          "%d of %d ranks; at most %d activations (bound 2) and %d gradients (1), of several chunks %d (2) and %d "
+          "(half the stages)",
+          fitting, ranks - MOST_MICROS * MOST_CHUNKS, most[0][0], most[0][1], most[1][0], most[1][1]);
+    CHECK("the replay notices ranks that wait for each other: each waits for its send at once", stuck > 0,
+          "%d of %d shapes do", stuck, shapes);
 }
 
 static void test_stage_blocks(void) {
@@ -182,34 +217,53 @@ static void test_stage_blocks(void) {
     for (int S = 1; S <= 32; S++)
         for (int L = S; L <= 130; L++)
             for (int light = 0; light < 2; light++, cases++) {
-                if (light && L < 2 * S - 2) { cases--; continue; }
+                if (light && L < 2 * S - 2) {
+                    cases--;
+                    continue;
+                }
                 int next = 0, first, least = L, most = 0, inner_least = L, sum_right = 1, empty = 0, ends[2] = {0, 0};
                 for (int s = 0; s < S; s++) {
-                    int n = stage_blocks(L, S, light, s, &first), whole = n + (light && S > 1 && (s == 0 || s == S - 1));
+                    int n = stage_blocks(L, S, light, s, &first),
+                        whole = n + (light && S > 1 && (s == 0 || s == S - 1));
                     sum_right &= first == next, next += n, empty += n < 1;
                     least = (int)min_i64(least, whole), most = (int)max_i64(most, whole);
                     if (s > 0 && s < S - 1) inner_least = (int)min_i64(inner_least, n);
                     if (s == 0) ends[0] = n;
                     if (s == S - 1) ends[1] = n;
                 }
-                right += sum_right && next == L && most - least <= 1 && (!light || S < 3 || (ends[1] < inner_least && ends[0] <= inner_least));
+                right += sum_right && next == L && most - least <= 1 &&
+                         (!light || S < 3 || (ends[1] < inner_least && ends[0] <= inner_least));
                 none_empty += !empty;
                 largest = (int)max_i64(largest, most - least);
             }
-    CHECK("stages have all blocks, as equal as can be, the ends one less where they are to be lighter", right == cases && none_empty == cases, "%d of %d partitions, none with an empty stage: %d, largest difference %d", right, cases, none_empty, largest);
-    int first, n = stage_blocks(126, 16, 1, 0, &first), middle = stage_blocks(126, 16, 1, 7, &first), last = stage_blocks(126, 16, 1, 15, &first);
-    CHECK("the 126 blocks of Llama 3 405B on 16 lighter-ended stages: 7, 14 times 8, 7", n == 7 && middle == 8 && last == 7 && first == 119, "%d, %d, %d from block %d", n, middle, last, first);
+    CHECK("stages have all blocks, as equal as can be, the ends one less where they are to be lighter",
+          right == cases && none_empty == cases,
+          "%d of %d partitions, none with an empty stage: %d, largest difference %d", right, cases, none_empty,
+          largest);
+    int first, n = stage_blocks(126, 16, 1, 0, &first), middle = stage_blocks(126, 16, 1, 7, &first),
+               last = stage_blocks(126, 16, 1, 15, &first);
+    CHECK("the 126 blocks of Llama 3 405B on 16 lighter-ended stages: 7, 14 times 8, 7",
+          n == 7 && middle == 8 && last == 7 && first == 119, "%d, %d, %d from block %d", n, middle, last, first);
 }
 
 // ---------------------------------------------------------------------------
 // messages: ranks without a model, all of them on one pipeline
 
 enum { NAMED_MESSAGES = 24 };
-static const char *const message_names[NAMED_MESSAGES] = {"m0", "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "m9", "m10", "m11", "m12", "m13", "m14", "m15", "m16", "m17", "m18", "m19", "m20", "m21", "m22", "m23"};
-static const size_t message_bytes[] = {1, 7, 256, 1003, 65537, (3 << 20) + 4}; // two of them more than MPI keeps at hand
+static const char *const message_names[NAMED_MESSAGES] = {"m0",  "m1",  "m2",  "m3",  "m4",  "m5",  "m6",  "m7",
+                                                          "m8",  "m9",  "m10", "m11", "m12", "m13", "m14", "m15",
+                                                          "m16", "m17", "m18", "m19", "m20", "m21", "m22", "m23"};
+static const size_t message_bytes[] = {1,    7,     256,
+                                       1003, 65537, (3 << 20) + 4}; // two of them more than MPI keeps at hand
 enum { MESSAGE_SIZES = sizeof message_bytes / sizeof *message_bytes, MOST_BYTES = (3 << 20) + 256 };
 
-typedef struct { Device dev; Comm comm; Mesh mesh; int rank, world; int64_t wrong, sent, received, sent_bytes, received_bytes; } Member;
+typedef struct {
+    Device dev;
+    Comm comm;
+    Mesh mesh;
+    int rank, world;
+    int64_t wrong, sent, received, sent_bytes, received_bytes;
+} Member;
 
 static Member *member_open(Job *j, int rank, size_t bytes) {
     Member *m = (Member *)checked_malloc(sizeof *m);
@@ -253,7 +307,9 @@ static void message(Member *m, Request *r, Collective way, int peer, int name, v
     else m->received++, m->received_bytes += (int64_t)bytes;
 }
 
-static unsigned char message_byte(int from, int to, int name, size_t i) { return (unsigned char)mix64((uint64_t)(((from * 8 + to) * NAMED_MESSAGES + name)) * 4099 + i / 64); }
+static unsigned char message_byte(int from, int to, int name, size_t i) {
+    return (unsigned char)mix64((uint64_t)(((from * 8 + to) * NAMED_MESSAGES + name)) * 4099 + i / 64);
+}
 
 static void message_fill(Member *m, void *buffer, int to, int name, size_t bytes) {
     unsigned char *near = (unsigned char *)checked_malloc(bytes);
@@ -289,7 +345,8 @@ static void messages_body(Job *j, int rank) {
     char *out = (char *)member_buffer(m, MOST_BYTES), *in = (char *)member_buffer(m, MOST_BYTES), *many[2 * MANY];
     Request r[2 * MANY] = ZERO;
     for (int i = 0; i < 2 * MANY; i++) many[i] = (char *)member_buffer(m, 4096);
-    for (int s = 0; s < MESSAGE_SIZES; s++) { // round the ring; by turns the receive or the send comes first, and some ranks come late
+    for (int s = 0; s < MESSAGE_SIZES;
+         s++) { // round the ring; by turns the receive or the send comes first, and some ranks come late
         size_t bytes = message_bytes[s];
         message_fill(m, out, next, s, bytes);
         if ((rank + s) % 3 == 0) usleep(3000);
@@ -300,7 +357,8 @@ static void messages_body(Job *j, int rank) {
         collective_wait(&m->comm, &r[s % 2]), collective_wait(&m->comm, &r[!(s % 2)]);
         message_check(m, in, before, s, bytes);
     }
-    for (int k = 0; k < MANY; k++) { // many of different sizes at once, both ways round, and a collective of the same ranks among them
+    for (int k = 0; k < MANY;
+         k++) { // many of different sizes at once, both ways round, and a collective of the same ranks among them
         size_t bytes = (size_t)(k + 1) * 331;
         message_fill(m, many[k], k % 2 ? before : next, k, bytes);
         message(m, &r[k], SEND, k % 2 ? before : next, k, many[k], bytes);
@@ -310,7 +368,8 @@ static void messages_body(Job *j, int rank) {
             for (int i = 0; i < n; i++) m->wrong += all[i] != i;
         }
     }
-    for (int k = 0; k < MANY; k++) message(m, &r[MANY + k], RECEIVE, k % 2 ? next : before, k, many[MANY + k], (size_t)(k + 1) * 331);
+    for (int k = 0; k < MANY; k++)
+        message(m, &r[MANY + k], RECEIVE, k % 2 ? next : before, k, many[MANY + k], (size_t)(k + 1) * 331);
     for (int k = 2 * MANY - 1; k >= 0; k--) collective_wait(&m->comm, &r[k]);
     for (int k = 0; k < MANY; k++) message_check(m, many[MANY + k], k % 2 ? next : before, k, (size_t)(k + 1) * 331);
     for (int k = 0; k < 3 * THREAD_SLOTS; k++) { // more than are remembered
@@ -330,35 +389,45 @@ static void messages_body(Job *j, int rank) {
     for (int p = 0; p < n; p++)
         if (p != rank) message_check(m, many[MANY + p], p, rank, 100);
     int64_t miscounted = 0, told_apart = 0;
-    Traffic told[2][2] = {{m->comm.booked[AXIS_PP][SEND], m->comm.wire[AXIS_PP][SEND]}, {m->comm.booked[AXIS_PP][RECEIVE], m->comm.wire[AXIS_PP][RECEIVE]}};
+    Traffic told[2][2] = {{m->comm.booked[AXIS_PP][SEND], m->comm.wire[AXIS_PP][SEND]},
+                          {m->comm.booked[AXIS_PP][RECEIVE], m->comm.wire[AXIS_PP][RECEIVE]}};
     for (int k = 0; k < 4; k++) {
-        Traffic t = told[k / 2][k % 2], want = {k / 2 ? m->received : m->sent, k / 2 ? m->received_bytes : m->sent_bytes};
+        Traffic t = told[k / 2][k % 2],
+                want = {k / 2 ? m->received : m->sent, k / 2 ? m->received_bytes : m->sent_bytes};
         miscounted += !traffic_equal(t, want);
     }
 #ifdef HAVE_MPI
     for (int c = 0; c < num_profiled; c++) // a third witness
         if (j->transport == &transport_mpi && profiled[c].comm == m->comm.groups[AXIS_PP].mpi)
-            miscounted += !traffic_equal(profiled[c].of[SEND], told[0][0]) + !traffic_equal(profiled[c].of[RECEIVE], told[1][0]);
+            miscounted +=
+                !traffic_equal(profiled[c].of[SEND], told[0][0]) + !traffic_equal(profiled[c].of[RECEIVE], told[1][0]);
 #endif
     ChannelOrder mine[CHANNELS], all[8][CHANNELS];
     channel_orders(&m->comm, mine);
     all_gather_now(&m->comm, AXIS_WORLD, "channels", mine, all, sizeof mine);
-    for (int p = 0; p < n; p++) m->wrong += p != rank && channels_differ(rank, mine, p, (const ChannelOrder *)all[p]) >= 0;
+    for (int p = 0; p < n; p++)
+        m->wrong += p != rank && channels_differ(rank, mine, p, (const ChannelOrder *)all[p]) >= 0;
     for (int i = 0; i < CHANNELS; i++) { // a difference in any of them is seen, whoever is asked first
         all[rank][i].order ^= 1;
         for (int p = 0; p < n && mine[i].peer >= 0; p++)
-            told_apart += p == mine[i].peer && channels_differ(rank, (const ChannelOrder *)all[rank], p, (const ChannelOrder *)all[p]) == AXIS_PP
-                          && channels_differ(p, (const ChannelOrder *)all[p], rank, (const ChannelOrder *)all[rank]) == AXIS_PP;
+            told_apart +=
+                p == mine[i].peer &&
+                channels_differ(rank, (const ChannelOrder *)all[rank], p, (const ChannelOrder *)all[p]) == AXIS_PP &&
+                channels_differ(p, (const ChannelOrder *)all[p], rank, (const ChannelOrder *)all[rank]) == AXIS_PP;
         all[rank][i].order ^= 1;
     }
     for (int a = 0; a < AXES; a++) // as the transport has them; all have met by now
-        for (int i = 0; i < m->comm.groups[a].size; i++) m->wrong += m->comm.hosts->group_member(&m->comm, &m->comm.groups[a], i) != mesh_member(&m->mesh, rank, (Axis)a, i);
-    add_up(m, m->wrong, &messages_wrong), add_up(m, m->received, &messages_passed), add_up(m, miscounted, &messages_miscounted), add_up(m, told_apart, &messages_told_apart);
+        for (int i = 0; i < m->comm.groups[a].size; i++)
+            m->wrong +=
+                m->comm.hosts->group_member(&m->comm, &m->comm.groups[a], i) != mesh_member(&m->mesh, rank, (Axis)a, i);
+    add_up(m, m->wrong, &messages_wrong), add_up(m, m->received, &messages_passed),
+        add_up(m, miscounted, &messages_miscounted), add_up(m, told_apart, &messages_told_apart);
     member_close(m);
 }
 
 // ---------------------------------------------------------------------------
-// a pipeline of numbers: stage s makes 3 x + s of x, and 5 g + x of a gradient g, of which it keeps the sum in the order of micro-batches
+// a pipeline of numbers: stage s makes 3 x + s of x, and 5 g + x of a gradient g, of which it keeps the sum in the
+// order of micro-batches
 
 static int toy_chunks, toy_micros;
 
@@ -370,7 +439,8 @@ static void toy_body(Job *j, int rank) {
     Schedule s;
     int P = m->world, S = P * toy_chunks;
     schedule_open(&s, P, rank, toy_chunks, toy_micros);
-    float *kept[MOST_CHUNKS][MOST_MICROS], *received[2][MOST_STAGES], *sent[2], *sums = (float *)checked_malloc(sizeof(float) * MOST_CHUNKS), near[FLOATS], x[FLOATS];
+    float *kept[MOST_CHUNKS][MOST_MICROS], *received[2][MOST_STAGES], *sent[2],
+        *sums = (float *)checked_malloc(sizeof(float) * MOST_CHUNKS), near[FLOATS], x[FLOATS];
     Request receive[2][MOST_STAGES] = ZERO, send[2] = ZERO; // sent: one each way at a time
     int started = 0;
     for (int c = 0; c < toy_chunks; c++)
@@ -384,10 +454,14 @@ static void toy_body(Job *j, int rank) {
         int at = virtual_stage(&s, step->chunk), to = pipe_target(&s, step), forward = step->kind == PIPE_FORWARD;
         for (; started < step->receives; started++) {
             const PipeStep *awaits = &s.steps[s.receives[started]];
-            message(m, &receive[awaits->kind][awaits->buffer], RECEIVE, pipe_source(&s, awaits), awaits->micro, received[awaits->kind][awaits->buffer], sizeof near);
+            message(m, &receive[awaits->kind][awaits->buffer], RECEIVE, pipe_source(&s, awaits), awaits->micro,
+                    received[awaits->kind][awaits->buffer], sizeof near);
         }
-        for (int e = 0; e < FLOATS; e++) near[e] = forward ? (float)(step->micro + e % 3) : 1.0f; // the tokens, or of the loss
-        if (pipe_source(&s, step) >= 0) collective_wait(&m->comm, &receive[step->kind][step->buffer]), device_read(&m->dev, near, received[step->kind][step->buffer], sizeof near);
+        for (int e = 0; e < FLOATS; e++)
+            near[e] = forward ? (float)(step->micro + e % 3) : 1.0f; // the tokens, or of the loss
+        if (pipe_source(&s, step) >= 0)
+            collective_wait(&m->comm, &receive[step->kind][step->buffer]),
+                device_read(&m->dev, near, received[step->kind][step->buffer], sizeof near);
         if (forward) device_write(&m->dev, kept[step->chunk][step->slot], near, sizeof near);
         else device_read(&m->dev, x, kept[step->chunk][step->slot], sizeof near);
         for (int e = 0; e < FLOATS; e++) near[e] = forward ? 3 * near[e] + (float)at : 5 * near[e] + x[e];
@@ -412,7 +486,8 @@ static void toy_body(Job *j, int rank) {
         }
         m->wrong += !(fabsf(sums[c] / want - 1) < 1e-5f);
     }
-    m->wrong += m->comm.wire[AXIS_PP][SEND].calls != m->sent || m->comm.wire[AXIS_PP][RECEIVE].bytes != m->received_bytes;
+    m->wrong +=
+        m->comm.wire[AXIS_PP][SEND].calls != m->sent || m->comm.wire[AXIS_PP][RECEIVE].bytes != m->received_bytes;
     add_up(m, m->wrong, &toy_wrong);
     schedule_close(&s);
     free(sums);
@@ -428,7 +503,8 @@ static void test_toys(int process, int world, const Transport *transport) {
             if ((toy_chunks > 1 || CUDA_BUILD) && toy_micros % world) continue;
             run_members(process, world, transport, 60, toy_body), toys++;
         }
-    snprintf(name, sizeof name, "%d ranks over %s: a pipeline of numbers by either schedule makes what one rank makes", world, transport->name);
+    snprintf(name, sizeof name, "%d ranks over %s: a pipeline of numbers by either schedule makes what one rank makes",
+             world, transport->name);
     if (process == 0) CHECK(name, toy_wrong == 0, "%d sums or counts differ in %d schedules", (int)toy_wrong, toys);
 }
 
@@ -437,11 +513,21 @@ static void test_messages(int process, int world, const Transport *transport) {
     int ends = 2 * world * (world - 1); // everybody's to and from everybody
     messages_wrong = messages_miscounted = messages_told_apart = messages_passed = 0;
     run_members(process, world, transport, 60, messages_body);
-    snprintf(name, sizeof name, "%d ranks over %s: messages of 1 byte to 3 MB arrive whole and in order, round the ring, many at once, both ways, beside a collective", world, transport->name);
-    if (process == 0) CHECK(name, messages_wrong == 0 && messages_passed > 200 * world, "%d wrong of %d", (int)messages_wrong, (int)messages_passed);
-    snprintf(name, sizeof name, "%d ranks over %s: calls and bytes of messages are booked as they are counted on the wire, and as the caller counts them", world, transport->name);
+    snprintf(name, sizeof name,
+             "%d ranks over %s: messages of 1 byte to 3 MB arrive whole and in order, round the ring, many at once, "
+             "both ways, beside a collective",
+             world, transport->name);
+    if (process == 0)
+        CHECK(name, messages_wrong == 0 && messages_passed > 200 * world, "%d wrong of %d", (int)messages_wrong,
+              (int)messages_passed);
+    snprintf(name, sizeof name,
+             "%d ranks over %s: calls and bytes of messages are booked as they are counted on the wire, and as the "
+             "caller counts them",
+             world, transport->name);
     if (process == 0) CHECK(name, messages_miscounted == 0, "%d of %d differ", (int)messages_miscounted, world * 4);
-    snprintf(name, sizeof name, "%d ranks over %s: an order of messages that differs between two ranks shows in what they tell", world, transport->name);
+    snprintf(name, sizeof name,
+             "%d ranks over %s: an order of messages that differs between two ranks shows in what they tell", world,
+             transport->name);
     if (process == 0) CHECK(name, messages_told_apart == ends, "%d of %d", (int)messages_told_apart, ends);
     test_toys(process, world, transport);
 }
@@ -454,11 +540,14 @@ static void test_messages_walked(void) {
     device_open_walk(&dev, 1, 0);
     comm_open_walk(&comm, &dev, &mesh, 1);
     point_start(&comm, &to, SEND, AXIS_PP, 2, "m0", NULL, 3000000, DTYPE_BYTE);
-    for (int k = 0; k < 2; k++) point_start(&comm, &from[k], RECEIVE, AXIS_PP, 0, message_names[k], NULL, 1000000, DTYPE_BYTE);
+    for (int k = 0; k < 2; k++)
+        point_start(&comm, &from[k], RECEIVE, AXIS_PP, 0, message_names[k], NULL, 1000000, DTYPE_BYTE);
     for (int k = 0; k < 2; k++) collective_wait(&comm, &from[k]);
     collective_wait(&comm, &to);
     Traffic sent = comm.booked[AXIS_PP][SEND], received = comm.booked[AXIS_PP][RECEIVE];
-    CHECK("a walk books the bytes of a send and of a receive", sent.calls == 1 && sent.bytes == 3000000 && received.calls == 2 && received.bytes == 2000000, "%d and %d bytes", (int)sent.bytes, (int)received.bytes);
+    CHECK("a walk books the bytes of a send and of a receive",
+          sent.calls == 1 && sent.bytes == 3000000 && received.calls == 2 && received.bytes == 2000000,
+          "%d and %d bytes", (int)sent.bytes, (int)received.bytes);
 }
 
 static void test_members(void) {
@@ -472,7 +561,8 @@ static void test_members(void) {
                 mesh_group(&m, member, (Axis)a, &colour[1], &key[1]);
                 right += colour[0] == colour[1] && key[1] == i && (i != key[0] || member == rank);
             }
-    CHECK("every rank finds the members of its groups", right == members, "%d of %d in a mesh of 2 x 3 x 4 x 5 x 2", right, members);
+    CHECK("every rank finds the members of its groups", right == members, "%d of %d in a mesh of 2 x 3 x 4 x 5 x 2",
+          right, members);
 }
 
 static void test_pipeline(void) {
@@ -512,7 +602,9 @@ static void failing_body(Job *j, int rank) {
     if (c == NOBODY_SENDS && rank == 1) message(m, &r[0], RECEIVE, 2, 2, buffer, 64), collective_wait(&m->comm, &r[0]);
     if (c == NOBODY_SENDS && rank == 2) op_begin(&m->dev, OP_SWIGLU_FORWARD, 0, 0), sleep(20); // computes for ever
     if (c == ONE_TOO_MANY && rank == 0) message(m, &r[0], SEND, 1, 2, buffer, 4096), collective_wait(&m->comm, &r[0]);
-    if (c == SWAPPED && rank < 2) message(m, &r[1], rank ? RECEIVE : SEND, !rank, rank ? 3 : 2, buffer, 64), message(m, &r[2], rank ? RECEIVE : SEND, !rank, rank ? 2 : 3, buffer + 64, 64);
+    if (c == SWAPPED && rank < 2)
+        message(m, &r[1], rank ? RECEIVE : SEND, !rank, rank ? 3 : 2, buffer, 64),
+            message(m, &r[2], rank ? RECEIVE : SEND, !rank, rank ? 2 : 3, buffer + 64, 64);
     if (c == OTHER_SIZE && rank < 2) message(m, &r[1], rank ? RECEIVE : SEND, !rank, 2, buffer, rank ? 128 : 64);
     if (c == EMPTY && rank == 0) message(m, &r[0], SEND, 1, 0, buffer, 0);
     if (c == TO_ITSELF && rank == 0) message(m, &r[0], SEND, 0, 0, buffer, 64);
@@ -524,22 +616,33 @@ static void failing_body(Job *j, int rank) {
 static void run_failing(void *arguments) { (void)arguments, run_members(0, 3, &transport_threads, 1, failing_body); }
 
 static void test_messages_that_fail(void) {
-    static const struct { const char *name, *said, *also; double within; } cases[] = {
-        {"a message that nobody sends ends the run at the deadline, by its name and the rank that should have", " for receive of 'm2' over pp from rank 2 (message 1); rank 2 has been computing (swiglu_forward) for ",
+    static const struct {
+        const char *name, *said, *also;
+        double within;
+    } cases[] = {
+        {"a message that nobody sends ends the run at the deadline, by its name and the rank that should have",
+         " for receive of 'm2' over pp from rank 2 (message 1); rank 2 has been computing (swiglu_forward) for ",
          "it has sent rank 1 nothing", 3},
-        {"a message too many ends the run at the deadline, by its name and the rank that awaits none", " for send of 'm2' over pp to rank 1 (message 3); rank 1 has been waiting for all_gather of 'reports' over world for ",
+        {"a message too many ends the run at the deadline, by its name and the rank that awaits none",
+         " for send of 'm2' over pp to rank 1 (message 3); rank 1 has been waiting for all_gather of 'reports' over "
+         "world for ",
          "its last exchange over pp from rank 0 was 2: receive of 'm1'", 3},
-        {"two messages in another order are told as the second rank starts the first", "message 3 from rank 0 to rank 1 over pp: 'm2' (64 bytes) is sent, 'm3' (64 bytes) is awaited", "", 0.9},
-        {"a message of another size is told before it moves", "message 3 from rank 0 to rank 1 over pp: 'm2' (64 bytes) is sent, 'm2' (128 bytes) is awaited", "", 0.9},
+        {"two messages in another order are told as the second rank starts the first",
+         "message 3 from rank 0 to rank 1 over pp: 'm2' (64 bytes) is sent, 'm3' (64 bytes) is awaited", "", 0.9},
+        {"a message of another size is told before it moves",
+         "message 3 from rank 0 to rank 1 over pp: 'm2' (64 bytes) is sent, 'm2' (128 bytes) is awaited", "", 0.9},
         {"a message of no bytes is refused", "send of 0 bytes of m0", "", 0.9},
-        {"a message to oneself is refused", "send of 64 bytes of m0 with member 0 of the 3 of pp, of which it is member 0", "", 0.9}};
+        {"a message to oneself is refused",
+         "send of 64 bytes of m0 with member 0 of the 3 of pp, of which it is member 0", "", 0.9}};
     for (failing_case = 0; failing_case < 6; failing_case++) {
         char said_all[4096];
         double start = seconds_now();
         int code = child_says(run_failing, NULL, said_all, sizeof said_all);
         double took = seconds_now() - start;
         const char *said = sentence(said_all);
-        CHECK(cases[failing_case].name, code == 2 && took < cases[failing_case].within && strstr(said, cases[failing_case].said) && strstr(said, cases[failing_case].also),
+        CHECK(cases[failing_case].name,
+              code == 2 && took < cases[failing_case].within && strstr(said, cases[failing_case].said) &&
+                  strstr(said, cases[failing_case].also),
               "code %d after %.1f s (bound %.1f): %s", code, took, cases[failing_case].within, said);
     }
 }

@@ -2,19 +2,31 @@
 
 /* A machine with one rate for all products and attention (FLOP/s), one for memory (bytes/s), and one line for every
  * exchange. `more`: keys to stand beside them. */
-static const char *make_cluster_file(const char *name, double rate, double memory, double latency, double bandwidth, const char *more) {
-    static const char *const products[] = {"linear_forward", "linear_backward_weight", "linear_backward_input"}, *const attention[] = {"attention_forward", "attention_backward"};
+static const char *make_cluster_file(const char *name, double rate, double memory, double latency, double bandwidth,
+                                     const char *more) {
+    static const char *const products[] = {"linear_forward", "linear_backward_weight", "linear_backward_input"},
+                             *const attention[] = {"attention_forward", "attention_backward"};
     static const char *const dtypes[] = {"fp32", "bf16"}, *const exchanges[] = {"all_gather", "reduce_scatter"};
     const char *path = scratch_path(name);
     FILE *f = fopen(path, "w");
-    fprintf(f, "{\"name\":\"by hand\",\"rates_of\":\"device\",\"ranks_per_host\":2,\"memory_bytes_per_s\":%.17g,%s\n\"products\":[", memory, more);
-    for (int i = 0; i < 6; i++) fprintf(f, "%s{\"dtype\":\"%s\",\"op\":\"%s\",\"M\":64,\"N\":64,\"K\":64,\"flops_per_s\":%.17g}", i ? ",\n" : "", dtypes[i / 3], products[i % 3], rate);
+    fprintf(f,
+            "{\"name\":\"by "
+            "hand\",\"rates_of\":\"device\",\"ranks_per_host\":2,\"memory_bytes_per_s\":%.17g,%s\n\"products\":[",
+            memory, more);
+    for (int i = 0; i < 6; i++)
+        fprintf(f, "%s{\"dtype\":\"%s\",\"op\":\"%s\",\"M\":64,\"N\":64,\"K\":64,\"flops_per_s\":%.17g}",
+                i ? ",\n" : "", dtypes[i / 3], products[i % 3], rate);
     fprintf(f, "],\n\"attention\":[");
     for (int i = 0; i < 4; i++)
-        fprintf(f, "%s{\"dtype\":\"%s\",\"op\":\"%s\",\"B\":1,\"T\":64,\"NH\":4,\"NKV\":2,\"HD\":64,\"flops_per_s\":%.17g}", i ? ",\n" : "", dtypes[i / 2], attention[i % 2], rate);
+        fprintf(
+            f, "%s{\"dtype\":\"%s\",\"op\":\"%s\",\"B\":1,\"T\":64,\"NH\":4,\"NKV\":2,\"HD\":64,\"flops_per_s\":%.17g}",
+            i ? ",\n" : "", dtypes[i / 2], attention[i % 2], rate);
     fprintf(f, "],\n\"exchange\":[");
     for (int i = 0; i < 2; i++)
-        fprintf(f, "%s{\"transport\":\"threads\",\"ranks\":2,\"hosts\":1,\"op\":\"%s\",\"latency_s\":%.17g,\"bytes_per_s\":%.17g}", i ? ",\n" : "", exchanges[i], latency, bandwidth);
+        fprintf(f,
+                "%s{\"transport\":\"threads\",\"ranks\":2,\"hosts\":1,\"op\":\"%s\",\"latency_s\":%.17g,\"bytes_per_"
+                "s\":%.17g}",
+                i ? ",\n" : "", exchanges[i], latency, bandwidth);
     fprintf(f, "]}\n");
     fclose(f);
     return path;
@@ -44,60 +56,90 @@ static double off_by(double have, double want) { return fabs(have / want - 1); }
 static void test_estimate(void) {
     Run w;
     const double R = 3e9, free_of_cost = 1e30, latency = 1e-5, bandwidth = 2e9;
-    Estimate e = estimate_with(make_cluster_file("rate.json", R, free_of_cost, 0, free_of_cost, ""), "--model tiny --accum 2", 1, &w);
+    Estimate e = estimate_with(make_cluster_file("rate.json", R, free_of_cost, 0, free_of_cost, ""),
+                               "--model tiny --accum 2", 1, &w);
     double want = device_flops(&w.dev, 0) / R;
-    CHECK("with one rate of products and no other cost a step takes FLOPs / rate", off_by(e.step, want) < 1e-9 && exposed_of(&e) == 0 && off_by(e.mfu, 1) < 1e-9 && off_by(e.tokens, 1000 / want) < 1e-9,
+    CHECK("with one rate of products and no other cost a step takes FLOPs / rate",
+          off_by(e.step, want) < 1e-9 && exposed_of(&e) == 0 && off_by(e.mfu, 1) < 1e-9 &&
+              off_by(e.tokens, 1000 / want) < 1e-9,
           "%.9g s and %.9g s, %g s of waits, %.9g of the peak", e.step, want, exposed_of(&e), e.mfu);
 
     e = estimate_with(make_cluster_file("memory.json", free_of_cost, 5e9, 0, free_of_cost, ""), "--model tiny", 1, &w);
     want = 0;
     for (int i = 0; i < OP_COUNT; i++) want += w.dev.ops[i].bytes / 5e9;
-    CHECK("with one rate of memory and no other cost a step takes bytes / rate", off_by(e.step, want) < 1e-9 && off_by(e.compute, want) < 1e-9, "%.9g s and %.9g s", e.step, want);
+    CHECK("with one rate of memory and no other cost a step takes bytes / rate",
+          off_by(e.step, want) < 1e-9 && off_by(e.compute, want) < 1e-9, "%.9g s and %.9g s", e.step, want);
 
-    // nothing to hide behind: the lane of fsdp carries all exchanges one after the other, then the reports are exchanged
+    // nothing to hide behind: the lane of fsdp carries all exchanges one after the other, then the reports are
+    // exchanged
     const char *line = make_cluster_file("line.json", free_of_cost, free_of_cost, latency, bandwidth, "");
     Traffic law[AXES][COLLECTIVES], all = {0, 0};
     e = estimate_with(line, "--model tiny --accum 3 --slots 4", 2, &w);
     law_of(law, w.whole_config, w.mesh.world, w.rank, w.opt);
-    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) all.calls += law[i / COLLECTIVES][i % COLLECTIVES].calls, all.bytes += law[i / COLLECTIVES][i % COLLECTIVES].bytes;
+    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++)
+        all.calls += law[i / COLLECTIVES][i % COLLECTIVES].calls,
+            all.bytes += law[i / COLLECTIVES][i % COLLECTIVES].bytes;
     want = (double)all.calls * latency + (double)all.bytes / bandwidth;
-    CHECK("exchanges with nothing to hide behind take calls x latency + bytes / bandwidth, all of it exposed", off_by(e.step, want) < 1e-9 && off_by(exposed_of(&e), want) < 1e-9,
+    CHECK("exchanges with nothing to hide behind take calls x latency + bytes / bandwidth, all of it exposed",
+          off_by(e.step, want) < 1e-9 && off_by(exposed_of(&e), want) < 1e-9,
           "%.9g s and %.9g s, of which %.9g s of waits", e.step, want, exposed_of(&e));
 
-    // short beside every block: what is exposed is what no block's arithmetic lies beside, the first gathers and the last sums
-    e = estimate_with(make_cluster_file("hidden.json", 1e9, free_of_cost, latency, bandwidth, ""), "--model tiny", 2, &w);
-    double embed = (double)w.fsdp.units[0].part, block = (double)w.fsdp.units[1].part, bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
+    // short beside every block: what is exposed is what no block's arithmetic lies beside, the first gathers and the
+    // last sums
+    e = estimate_with(make_cluster_file("hidden.json", 1e9, free_of_cost, latency, bandwidth, ""), "--model tiny", 2,
+                      &w);
+    double embed = (double)w.fsdp.units[0].part, block = (double)w.fsdp.units[1].part,
+           bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
     want = 5 * latency + bytes / bandwidth;
     double arithmetic = device_flops(&w.dev, 0) / 1e9, fsdp = e.exchange[AXIS_FSDP];
-    CHECK("exchanges beside arithmetic are hidden but for the first two gathers, the last two sums and the report", off_by(exposed_of(&e), want) < 1e-6 && off_by(e.step, arithmetic + want) < 1e-9 && fsdp > 2 * want,
-          "%.9g s and %.9g s of waits, of %.4g s of exchange; step %.9g s and %.9g s", exposed_of(&e), want, fsdp, e.step, arithmetic + want);
+    CHECK("exchanges beside arithmetic are hidden but for the first two gathers, the last two sums and the report",
+          off_by(exposed_of(&e), want) < 1e-6 && off_by(e.step, arithmetic + want) < 1e-9 && fsdp > 2 * want,
+          "%.9g s and %.9g s of waits, of %.4g s of exchange; step %.9g s and %.9g s", exposed_of(&e), want, fsdp,
+          e.step, arithmetic + want);
 
     e = estimate_with(make_cluster_file("slow.json", 1e9, free_of_cost, latency, 1e5, ""), "--model tiny", 2, &w);
     double lane = e.exchange[AXIS_FSDP];
-    CHECK("exchanges longer than the arithmetic beside them: the step is at least their lane, and arithmetic + waits", e.step >= lane && e.step < lane + arithmetic && off_by(e.step, e.compute + exposed_of(&e)) < 1e-9,
+    CHECK("exchanges longer than the arithmetic beside them: the step is at least their lane, and arithmetic + waits",
+          e.step >= lane && e.step < lane + arithmetic && off_by(e.step, e.compute + exposed_of(&e)) < 1e-9,
           "step %.6g s, lane %.6g s, arithmetic %.6g s, waits %.6g s", e.step, lane, e.compute, exposed_of(&e));
 
     ExchangeRate curve = ZERO;
     curve.points = 2, curve.bytes[0] = 100, curve.bytes[1] = 10000, curve.seconds[0] = 1, curve.seconds[1] = 4;
-    CHECK("between measured points an exchange is interpolated in logarithms, beyond them at the last one's bytes a second", off_by(exchange_seconds(&curve, 1000), 2) < 1e-12 &&
-          exchange_seconds(&curve, 10) == 1 && off_by(exchange_seconds(&curve, 20000), 8) < 1e-12, "%g, %g, %g s", exchange_seconds(&curve, 1000), exchange_seconds(&curve, 10), exchange_seconds(&curve, 20000));
-    const OpRate shapes[] = {{OP_LINEAR_FORWARD, 1e6, 10, 1e9}, {OP_LINEAR_FORWARD, 1e9, 10, 2e9}, {OP_LINEAR_FORWARD, 1e9, 1000, 4e9}};
+    CHECK("between measured points an exchange is interpolated in logarithms, beyond them at the last one's bytes a "
+          "second",
+          off_by(exchange_seconds(&curve, 1000), 2) < 1e-12 && exchange_seconds(&curve, 10) == 1 &&
+              off_by(exchange_seconds(&curve, 20000), 8) < 1e-12,
+          "%g, %g, %g s", exchange_seconds(&curve, 1000), exchange_seconds(&curve, 10),
+          exchange_seconds(&curve, 20000));
+    const OpRate shapes[] = {
+        {OP_LINEAR_FORWARD, 1e6, 10, 1e9}, {OP_LINEAR_FORWARD, 1e9, 10, 2e9}, {OP_LINEAR_FORWARD, 1e9, 1000, 4e9}};
     const OpRates rates = {shapes, 3, 1e30};
-    CHECK("an op has the rate of the shape nearest in FLOPs and FLOPs a byte", off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e6, 2e5), 2e6 / 1e9) < 1e-12 && off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 2e7), 2e8 / 2e9) < 1e-12 &&
-          off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 3e5), 2e8 / 4e9) < 1e-12, "%s", "three shapes");
+    CHECK("an op has the rate of the shape nearest in FLOPs and FLOPs a byte",
+          off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e6, 2e5), 2e6 / 1e9) < 1e-12 &&
+              off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 2e7), 2e8 / 2e9) < 1e-12 &&
+              off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 3e5), 2e8 / 4e9) < 1e-12,
+          "%s", "three shapes");
 
     // 16 ranks, 2 a host: gathered parts come to a host over both links; of an all-to-all 14 of 15 parts over one's own
     estimate_with(make_cluster_file("links.json", 1e9, free_of_cost, latency, bandwidth,
-                  "\"links\":{\"within_host\":{\"latency_s\":1e-6,\"bytes_per_s\":8e10},\"between_hosts\":{\"latency_s\":1e-5,\"bytes_per_s\":1e10}},"), "--model tiny", 16, &w);
-    const ExchangeRate *gather = &estimated->cluster.exchange[AXIS_FSDP][ALL_GATHER], *scatter = &estimated->cluster.exchange[AXIS_FSDP][REDUCE_SCATTER];
-    CHECK("links: a gather shares the links of a host, an all-to-all has one a rank", off_by(gather->bandwidth, 2e10) < 1e-12 && off_by(scatter->bandwidth, 15.0 / 14 * 1e10) < 1e-12 && off_by(gather->latency, 1e-6 + 3e-5) < 1e-12,
+                                    "\"links\":{\"within_host\":{\"latency_s\":1e-6,\"bytes_per_s\":8e10},\"between_"
+                                    "hosts\":{\"latency_s\":1e-5,\"bytes_per_s\":1e10}},"),
+                  "--model tiny", 16, &w);
+    const ExchangeRate *gather = &estimated->cluster.exchange[AXIS_FSDP][ALL_GATHER],
+                       *scatter = &estimated->cluster.exchange[AXIS_FSDP][REDUCE_SCATTER];
+    CHECK("links: a gather shares the links of a host, an all-to-all has one a rank",
+          off_by(gather->bandwidth, 2e10) < 1e-12 && off_by(scatter->bandwidth, 15.0 / 14 * 1e10) < 1e-12 &&
+              off_by(gather->latency, 1e-6 + 3e-5) < 1e-12,
           "%.4g and %.4g bytes/s, latency %.3g s", gather->bandwidth, scatter->bandwidth, gather->latency);
 }
 
 // ---------------------------------------------------------------------------
 // the timeline
 
-typedef struct { int pid, tid; int64_t start, end; } Slice; // ns
+typedef struct {
+    int pid, tid;
+    int64_t start, end;
+} Slice; // ns
 
 static int by_start(const void *a, const void *b) { // of two that start together the longer one first
     const Slice *x = (const Slice *)a, *y = (const Slice *)b;
@@ -120,9 +162,14 @@ static int count_overlaps(Slice *s, int n) {
     return overlaps;
 }
 
-typedef struct { int valid, ranks, lanes, ops, phases, steps, waits, fsdp, world, overlaps, events; double apart; } TraceFound; // of all ranks; ops of rank 0; s
+typedef struct {
+    int valid, ranks, lanes, ops, phases, steps, waits, fsdp, world, overlaps, events;
+    double apart;
+} TraceFound; // of all ranks; ops of rank 0; s
 
-static int64_t json_ns(const cJSON *event, const char *key) { return llround(1000 * cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(event, key))); }
+static int64_t json_ns(const cJSON *event, const char *key) {
+    return llround(1000 * cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(event, key)));
+}
 
 static TraceFound read_trace(const char *path) {
     TraceFound t = ZERO;
@@ -135,13 +182,16 @@ static TraceFound read_trace(const char *path) {
     t.valid = cJSON_IsArray(list);
     for (int i = 0; i < REPORTS; i++) begun[i] = 0, ended[i] = INT64_MAX;
     cJSON_ArrayForEach(e, list) {
-        const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "name")), *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "cat"));
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "name")),
+                   *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "cat"));
         t.ranks += !strcmp(name, "process_name"), t.lanes += !strcmp(name, "thread_name");
         if (!kind) continue;
         Slice *s = &slices[t.events++];
-        s->pid = (int)json_ns(e, "pid") / 1000, s->tid = (int)json_ns(e, "tid") / 1000, s->start = json_ns(e, "ts"), s->end = s->start + json_ns(e, "dur");
+        s->pid = (int)json_ns(e, "pid") / 1000, s->tid = (int)json_ns(e, "tid") / 1000, s->start = json_ns(e, "ts"),
+        s->end = s->start + json_ns(e, "dur");
         t.valid &= s->start >= 0 && s->end >= s->start;
-        t.ops += !strcmp(kind, "op") && s->pid == 0, t.phases += !strcmp(kind, "phase"), t.steps += !strcmp(kind, "step"), t.waits += !strcmp(kind, "wait");
+        t.ops += !strcmp(kind, "op") && s->pid == 0, t.phases += !strcmp(kind, "phase"),
+            t.steps += !strcmp(kind, "step"), t.waits += !strcmp(kind, "wait");
         int axis = (s->tid - (int)STREAMS) % (int)AXES; // exchanges have their lanes behind the streams'
         if (strcmp(kind, "exchange")) continue;
         t.fsdp += axis == AXIS_FSDP, t.world += axis == AXIS_WORLD;
@@ -149,7 +199,8 @@ static TraceFound read_trace(const char *path) {
         int64_t *first = &begun[reports[s->pid]], *last = &ended[reports[s->pid]++];
         *first = max_i64(*first, s->start), *last = min_i64(*last, s->end);
     }
-    for (int i = 0; i < REPORTS && ended[i] < INT64_MAX; i++) t.apart = fmax(t.apart, 1e-9 * (double)(begun[i] - ended[i]));
+    for (int i = 0; i < REPORTS && ended[i] < INT64_MAX; i++)
+        t.apart = fmax(t.apart, 1e-9 * (double)(begun[i] - ended[i]));
     t.overlaps = count_overlaps(slices, t.events);
     free(slices);
     cJSON_Delete(root);
@@ -157,8 +208,9 @@ static TraceFound read_trace(const char *path) {
     return t;
 }
 
-static int64_t traced_allocations, traced_calls[2], traced_ops; // of the third step; of fsdp and world in a step; ops of a step, of rank 0
-static int traced_memory_equal, traced_room;                     // room: 0, all that is needed
+static int64_t traced_allocations, traced_calls[2],
+    traced_ops;                              // of the third step; of fsdp and world in a step; ops of a step, of rank 0
+static int traced_memory_equal, traced_room; // room: 0, all that is needed
 
 static void trace_body(Job *j, int rank) {
     clock_ahead = 1000 * rank;
@@ -169,13 +221,16 @@ static void trace_body(Job *j, int rank) {
     r->loader.steps++; // one more below
     pthread_mutex_unlock(&r->loader.lock);
     train(r, &o->walked);
-    int equal = o->walked.dev.arenas[MEM_HOST].peak == r->dev.arenas[MEM_HOST].peak && r->dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)r->dev.max_events;
+    int equal = o->walked.dev.arenas[MEM_HOST].peak == r->dev.arenas[MEM_HOST].peak &&
+                r->dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)r->dev.max_events;
     int64_t before = own_allocations;
     train_step(r, r->opt->steps + 1);
     __atomic_fetch_add(&traced_allocations, own_allocations - before, __ATOMIC_RELAXED);
     __atomic_fetch_add(&traced_memory_equal, equal, __ATOMIC_RELAXED);
     if (rank == 0) {
-        for (int op = 0; op < COLLECTIVES; op++) traced_calls[0] += o->walked.comm.booked[AXIS_FSDP][op].calls, traced_calls[1] += o->walked.comm.booked[AXIS_WORLD][op].calls;
+        for (int op = 0; op < COLLECTIVES; op++)
+            traced_calls[0] += o->walked.comm.booked[AXIS_FSDP][op].calls,
+                traced_calls[1] += o->walked.comm.booked[AXIS_WORLD][op].calls;
         for (int i = 0; i < OP_COUNT; i++) traced_ops += o->walked.dev.ops[i].calls;
     }
     close_rank(o);
@@ -186,7 +241,9 @@ static void trace_body(Job *j, int rank) {
 static TraceFound trace_run(const char *name, int process, int world, int steps, int room, const Transport *transport) {
     char arguments[1024], path[256];
     snprintf(path, sizeof path, "%s/%s", scratch_dir, name);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 2 --accum 2 --slots 3 --steps %d --timeout 60 --trace %s", fixture_dir, make_token_file("trace.tok", 6000, 64, 0), steps, path);
+    snprintf(arguments, sizeof arguments,
+             "--model %s/odd --data %s --seq 16 --batch 2 --accum 2 --slots 3 --steps %d --timeout 60 --trace %s",
+             fixture_dir, make_token_file("trace.tok", 6000, 64, 0), steps, path);
     traced_allocations = traced_calls[0] = traced_calls[1] = traced_ops = traced_memory_equal = 0;
     traced_room = room;
     Job *j = make_job(arguments, world, transport);
@@ -198,17 +255,24 @@ static TraceFound trace_run(const char *name, int process, int world, int steps,
 static void check_trace(const char *name, TraceFound t, int world, int steps, const Transport *transport) {
     char what[160];
     int of_threads = transport == &transport_threads ? world : 1; // whose figures this process has
-    snprintf(what, sizeof what, "%s: a timeline of %d ranks over %s has every rank, op, step and exchange", name, world, transport->name);
-    CHECK(what, t.valid && t.ranks == world && t.lanes >= world * (world > 1 ? 3 : 1) && t.ops == steps * (int)traced_ops && t.steps == world * steps && t.phases > t.steps &&
-          t.fsdp == world * steps * (int)traced_calls[0] && t.world == world * steps * (int)traced_calls[1],
-          "%d ranks, %d lanes, %d ops of %d, %d exchanges over fsdp of %d, %d over world of %d, %d waits", t.ranks, t.lanes, t.ops, steps * (int)traced_ops, t.fsdp, world * steps * (int)traced_calls[0],
-          t.world, world * steps * (int)traced_calls[1], t.waits);
+    snprintf(what, sizeof what, "%s: a timeline of %d ranks over %s has every rank, op, step and exchange", name, world,
+             transport->name);
+    CHECK(what,
+          t.valid && t.ranks == world && t.lanes >= world * (world > 1 ? 3 : 1) && t.ops == steps * (int)traced_ops &&
+              t.steps == world * steps && t.phases > t.steps && t.fsdp == world * steps * (int)traced_calls[0] &&
+              t.world == world * steps * (int)traced_calls[1],
+          "%d ranks, %d lanes, %d ops of %d, %d exchanges over fsdp of %d, %d over world of %d, %d waits", t.ranks,
+          t.lanes, t.ops, steps * (int)traced_ops, t.fsdp, world * steps * (int)traced_calls[0], t.world,
+          world * steps * (int)traced_calls[1], t.waits);
     snprintf(what, sizeof what, "%s: events of a lane follow or nest, over %s", name, transport->name);
     CHECK(what, t.events > 0 && t.overlaps == 0, "%d of %d overlap", t.overlaps, t.events);
     snprintf(what, sizeof what, "%s: ranks whose clocks are 1000 s apart are aligned, over %s", name, transport->name);
-    CHECK(what, t.apart < 0.02, "the last rank began to exchange a step's report at most %.2g s after the first had ended, < 0.02", t.apart);
-    snprintf(what, sizeof what, "%s: the timeline's memory is walked, and no step allocates, over %s", name, transport->name);
-    CHECK(what, traced_memory_equal == of_threads && traced_allocations == 0, "%d of %d ranks, %" PRId64 " allocations", traced_memory_equal, of_threads, traced_allocations);
+    CHECK(what, t.apart < 0.02,
+          "the last rank began to exchange a step's report at most %.2g s after the first had ended, < 0.02", t.apart);
+    snprintf(what, sizeof what, "%s: the timeline's memory is walked, and no step allocates, over %s", name,
+             transport->name);
+    CHECK(what, traced_memory_equal == of_threads && traced_allocations == 0, "%d of %d ranks, %" PRId64 " allocations",
+          traced_memory_equal, of_threads, traced_allocations);
 }
 
 static void test_trace(int process, int world, const Transport *transport) {
@@ -218,7 +282,9 @@ static void test_trace(int process, int world, const Transport *transport) {
 
 /* Of data parallelism alone one rank's memory, FLOPs and traffic are every rank's. */
 static void test_ranks_alike(void) {
-    static const char *const layouts[] = {"--accum 3", "--dp-replicate 2 --accumulate local --accum 2 --recompute full", "--dp-replicate 3 --sharding no_shard --wrap size:2000000", "--sharding shard_grad_op --reduce-dtype bf16"};
+    static const char *const layouts[] = {"--accum 3", "--dp-replicate 2 --accumulate local --accum 2 --recompute full",
+                                          "--dp-replicate 3 --sharding no_shard --wrap size:2000000",
+                                          "--sharding shard_grad_op --reduce-dtype bf16"};
     for (int i = 0; i < 4; i++) {
         char arguments[256], name[300];
         static Run first, other;
@@ -229,11 +295,15 @@ static void test_ranks_alike(void) {
         for (int rank = 1; rank < world; rank++) {
             run_walk(&other, j, rank, NULL);
             for (int c = 0; c < MEM_CATEGORIES; c++) differ += first.dev.arenas[c].peak != other.dev.arenas[c].peak;
-            differ += memcmp(first.comm.booked, other.comm.booked, sizeof first.comm.booked) != 0 || device_flops(&first.dev, 0) != device_flops(&other.dev, 0) || device_flops(&first.dev, 1) != device_flops(&other.dev, 1);
+            differ += memcmp(first.comm.booked, other.comm.booked, sizeof first.comm.booked) != 0 ||
+                      device_flops(&first.dev, 0) != device_flops(&other.dev, 0) ||
+                      device_flops(&first.dev, 1) != device_flops(&other.dev, 1);
             run_close(&other);
         }
         snprintf(name, sizeof name, "%d ranks, %s: all are planned alike", world, layouts[i]);
-        CHECK(name, !differ && first.dev.peak == device_peak(&first.dev), "%d differences; %zu bytes at the fullest moment, %zu in arenas", differ, first.dev.peak, device_peak(&first.dev));
+        CHECK(name, !differ && first.dev.peak == device_peak(&first.dev),
+              "%d differences; %zu bytes at the fullest moment, %zu in arenas", differ, first.dev.peak,
+              device_peak(&first.dev));
         run_close(&first);
         end_job(j);
     }
@@ -244,8 +314,9 @@ static const cJSON *class_in_json(const cJSON *plan, int rank) {
     const cJSON *found = NULL, *c, *r;
     int listed = 0;
     cJSON_ArrayForEach(c, cJSON_GetObjectItemCaseSensitive(plan, "rank_classes"))
-        cJSON_ArrayForEach(r, cJSON_GetObjectItemCaseSensitive(c, "ranks"))
-            if ((int)cJSON_GetNumberValue(r) == rank) found = c, listed++;
+        cJSON_ArrayForEach(r, cJSON_GetObjectItemCaseSensitive(c, "ranks")) if ((int)cJSON_GetNumberValue(r) == rank)
+            found = c,
+            listed++;
     return listed == 1 ? found : NULL;
 }
 
@@ -255,22 +326,33 @@ static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Ru
     const cJSON *said = class_in_json(json, own->rank);
     Traffic law[AXES][COLLECTIVES];
     law_of(law, &j->config, j->mesh.world, own->rank, &j->opt);
-    int differ = memcmp(law, c->law, sizeof law) != 0 || memcmp(law, own->comm.booked, sizeof law) != 0 || memcmp(law, c->comm->booked, sizeof law) != 0;
+    int differ = memcmp(law, c->law, sizeof law) != 0 || memcmp(law, own->comm.booked, sizeof law) != 0 ||
+                 memcmp(law, c->comm->booked, sizeof law) != 0;
     for (int m = 0; m < MEM_CATEGORIES; m++) differ += own->dev.arenas[m].peak != c->walked->arenas[m].peak;
-    differ += device_flops(&own->dev, 0) != device_flops(c->walked, 0) || device_flops(&own->dev, 1) != device_flops(c->walked, 1);
-    differ += !said || (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(said, "peak")) != device_peak(&own->dev);
-    differ += !said || cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(said, "flops"), "total")) != device_flops(&own->dev, 0);
+    differ += device_flops(&own->dev, 0) != device_flops(c->walked, 0) ||
+              device_flops(&own->dev, 1) != device_flops(c->walked, 1);
+    differ +=
+        !said || (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(said, "peak")) != device_peak(&own->dev);
+    differ += !said || cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(
+                           cJSON_GetObjectItemCaseSensitive(said, "flops"), "total")) != device_flops(&own->dev, 0);
     return differ;
 }
 
-/* Stages of a pipeline differ, and parts of tensor parallelism by a row: each rank is planned as it would be walked by itself. */
+/* Stages of a pipeline differ, and parts of tensor parallelism by a row: each rank is planned as it would be walked by
+ * itself. */
 static void test_rank_classes(void) {
-    static const struct { const char *options; int odd /* sizes that 2 does not divide; 2: and tied */, classes; } meshes[] = {
+    static const struct {
+        const char *options;
+        int odd /* sizes that 2 does not divide; 2: and tied */, classes;
+    } meshes[] = {
         {"--tp 2 --cp 2 --pp 2 --dp-shard 2 --accum 4", 1, 4},
-        {"--tp 2 --cp 2 --pp 2 --dp-shard 2 --accum 4 --pp-schedule interleaved --pp-light-ends --recompute every:2 --doc-mask", 2, 4},
+        {"--tp 2 --cp 2 --pp 2 --dp-shard 2 --accum 4 --pp-schedule interleaved --pp-light-ends --recompute every:2 "
+         "--doc-mask",
+         2, 4},
         {"--tp 2 --cp 2 --pp 2 --dp-replicate 2 --accum 4 --sharding full_shard --accumulate sharded", 0, 2},
-        {"--tp 2 --pp 4 --dp-shard 2 --accum 2", 0, 3}, // two micro-batches: of the two stages between as many are alive
-        {"--tp 2 --pp 4 --dp-shard 2 --accum 4", 0, 4}, // and here they differ in memory alone
+        {"--tp 2 --pp 4 --dp-shard 2 --accum 2", 0,
+         3}, // two micro-batches: of the two stages between as many are alive
+        {"--tp 2 --pp 4 --dp-shard 2 --accum 4", 0, 4},    // and here they differ in memory alone
         {"--tp 2 --pp 8 --pp-light-ends --accum 8", 0, 8}, // the first stage has the embedding alone, the last the head
         {"--tp 2 --cp 2 --dp-shard 2 --dp-replicate 2 --sharding no_shard", 1, 2},
         {"--tp 2 --cp 2 --dp-shard 4", 0, 1},
@@ -281,12 +363,15 @@ static void test_rank_classes(void) {
         Plan plan;
         int differ = 0, odd = meshes[i].odd;
         int64_t owned = 0;
-        snprintf(arguments, sizeof arguments, "--plan --model %s --seq 32 --batch 1 --reduce-dtype bf16 --deterministic %s", odd ? mesh_model(odd == 2) : "tiny", meshes[i].options);
+        snprintf(arguments, sizeof arguments,
+                 "--plan --model %s --seq 32 --batch 1 --reduce-dtype bf16 --deterministic %s",
+                 odd ? mesh_model(odd == 2) : "tiny", meshes[i].options);
         Job *j = make_job(arguments, 16, &transport_threads);
         Plan every;
         plan_open(&plan, j, WALK_PARTS), plan_open(&every, j, WALK_ALL);
         for (int a = 0; a < 16; a++)
-            for (int b = 0; b < a; b++) differ += (every.script_of[a] == every.script_of[b]) != (plan.script_of[a] == plan.script_of[b]);
+            for (int b = 0; b < a; b++)
+                differ += (every.script_of[a] == every.script_of[b]) != (plan.script_of[a] == plan.script_of[b]);
         differ += memcmp(plan.class_of, every.class_of, sizeof(int) * 16) != 0;
         plan_close(&every);
         FILE *f = fopen(scratch_path("classes.json"), "w");
@@ -302,8 +387,9 @@ static void test_rank_classes(void) {
             run_close(&own);
         }
         snprintf(name, sizeof name, "16 ranks, %s: each is planned as what it is", meshes[i].options);
-        CHECK(name, !differ && plan.count == meshes[i].classes && owned == j->table.num_parameters, "%d differences; %d kinds of ranks, expected %d; %" PRId64 " parameters owned of %" PRId64,
-              differ, plan.count, meshes[i].classes, owned, j->table.num_parameters);
+        CHECK(name, !differ && plan.count == meshes[i].classes && owned == j->table.num_parameters,
+              "%d differences; %d kinds of ranks, expected %d; %" PRId64 " parameters owned of %" PRId64, differ,
+              plan.count, meshes[i].classes, owned, j->table.num_parameters);
         cJSON_Delete(json);
         free(text);
         plan_close(&plan);
@@ -315,8 +401,10 @@ static void test_rank_classes(void) {
 static void test_recompute_memory(void) {
     static const char *const ways[] = {"none", "selective", "full", "every:2", "every:1"};
     enum { N = 8 * 256, C = 256, F = 768, NH = 4, QKV = 8 * 64, L = 6, X = sizeof(floatX) };
-    const int64_t input = N * C * X, products = N * (QKV + C + C + 2 * F) * X + 4 * N * NH, rest = N * (2 * C + F) * X + 8 * N;
-    const int64_t want[] = {L * (input + products + rest), L * (input + products) + rest, L * input + products + rest, L * input + (L / 2 + 1) * (products + rest), L * input + products + rest};
+    const int64_t input = N * C * X, products = N * (QKV + C + C + 2 * F) * X + 4 * N * NH,
+                  rest = N * (2 * C + F) * X + 8 * N;
+    const int64_t want[] = {L * (input + products + rest), L * (input + products) + rest, L * input + products + rest,
+                            L * input + (L / 2 + 1) * (products + rest), L * input + products + rest};
     int64_t none = 0;
     for (int i = 0; i < 5; i++) {
         char arguments[128], name[200];
@@ -327,7 +415,9 @@ static void test_recompute_memory(void) {
         int64_t have = (int64_t)w.dev.arenas[MEM_ACTIVATIONS].peak;
         if (i == 0) none = have;
         snprintf(name, sizeof name, "--recompute %s: activations as counted by hand", ways[i]);
-        CHECK(name, none - have == want[0] - want[i], "%" PRId64 " bytes in all, %" PRId64 " less than without; by hand %" PRId64 " less", have, none - have, want[0] - want[i]);
+        CHECK(name, none - have == want[0] - want[i],
+              "%" PRId64 " bytes in all, %" PRId64 " less than without; by hand %" PRId64 " less", have, none - have,
+              want[0] - want[i]);
         run_close(&w);
         end_job(j);
     }
@@ -341,8 +431,12 @@ static void test_hosts(void) {
         one[r] = r / 4, turns[r] = r % 2;
         for (int a = 0; a < AXES; a++) mesh_group(&m, r, (Axis)a, &colours[r * AXES + a], &key);
     }
-    int within = groups_across_hosts(&m, colours, AXIS_FSDP, one), across = groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, one), mixed = groups_across_hosts(&m, colours, AXIS_FSDP, turns);
-    CHECK("groups that span hosts are counted", within == 0 && across == 4 && mixed == 2 && !groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, turns), "fsdp %d, dp_replicate %d; by turns fsdp %d", within, across, mixed);
+    int within = groups_across_hosts(&m, colours, AXIS_FSDP, one),
+        across = groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, one),
+        mixed = groups_across_hosts(&m, colours, AXIS_FSDP, turns);
+    CHECK("groups that span hosts are counted",
+          within == 0 && across == 4 && mixed == 2 && !groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, turns),
+          "fsdp %d, dp_replicate %d; by turns fsdp %d", within, across, mixed);
 }
 
 static void test_plan(void) {
@@ -355,17 +449,24 @@ static void test_plan(void) {
     test_trace(0, 2, &transport_threads);
     test_trace(0, 3, &transport_threads);
     TraceFound full = trace_run("full.json", 0, 2, 3, 400, &transport_threads);
-    CHECK("a timeline that is full stops and is whole all the same", full.valid && full.events == 2 * 400 && full.overlaps == 0, "%d events of 2 x 400, %d overlap", full.events, full.overlaps);
+    CHECK("a timeline that is full stops and is whole all the same",
+          full.valid && full.events == 2 * 400 && full.overlaps == 0, "%d events of 2 x 400, %d overlap", full.events,
+          full.overlaps);
     char arguments[1024], path[256];
     snprintf(path, sizeof path, "%s/planned.json", scratch_dir);
-    snprintf(arguments, sizeof arguments, "--model tiny --accum 2 --tp 2 --pp 2 --sharding full_shard --trace %s", path);
+    snprintf(arguments, sizeof arguments, "--model tiny --accum 2 --tp 2 --pp 2 --sharding full_shard --trace %s",
+             path);
     Run w;
     Estimate e = estimate_with(make_cluster_file("trace.json", 1e9, 1e9, 1e-5, 1e7, ""), arguments, 8, &w);
     write_planned_trace(estimated, &replayed);
     TraceFound t = read_trace(path);
     int ops = 0;
     for (int i = 0; i < OP_COUNT; i++) ops += (int)w.dev.ops[i].calls;
-    CHECK("the planned timeline has every op of rank 0, the exchanges of both stages, none of a lane beside another", t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 && exposed_of(&e) > 0 &&
-          t.fsdp == 2 * (int)(w.comm.booked[AXIS_FSDP][ALL_GATHER].calls + w.comm.booked[AXIS_FSDP][REDUCE_SCATTER].calls), "%d ranks, %d ops of %d, %d exchanges, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
+    CHECK("the planned timeline has every op of rank 0, the exchanges of both stages, none of a lane beside another",
+          t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 &&
+              exposed_of(&e) > 0 &&
+              t.fsdp == 2 * (int)(w.comm.booked[AXIS_FSDP][ALL_GATHER].calls +
+                                  w.comm.booked[AXIS_FSDP][REDUCE_SCATTER].calls),
+          "%d ranks, %d ops of %d, %d exchanges, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
     run_close(&w);
 }

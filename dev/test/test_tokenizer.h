@@ -2,7 +2,8 @@
  * Llama 3's own (dev/pytorch/make_tokenizer_fixture.py): with the part of it that matters to them, and with all of it
  * where LLAMA3_TOKENIZER names the file. And the same of files of the other kind, with ids of transformers
  * (dev/pytorch/make_smollm2_fixture.py) and SmolLM2's tokenizer where SMOLLM2_TOKENIZER names it.
- * Expects CHECK(name, condition, format, ...), fixture_dir and llama3.h. Offers expect_user_error to other tests of bad input. */
+ * Expects CHECK(name, condition, format, ...), fixture_dir and llama3.h. Offers expect_user_error to other tests of bad
+ * input. */
 #ifndef TEST_TOKENIZER_H
 #define TEST_TOKENIZER_H
 #include "../data/corpus.h" // defines: cut_open, cut_next
@@ -14,7 +15,10 @@ static void expect_user_error(const char *name, void (*fn)(const void *), const 
     size_t len = 0;
     int ends[2], status = 0, lines = 0;
     fflush(NULL);
-    if (pipe(ends)) { CHECK(name, 0, "no pipe: %s", strerror(errno)); return; }
+    if (pipe(ends)) {
+        CHECK(name, 0, "no pipe: %s", strerror(errno));
+        return;
+    }
     pid_t child = fork();
     if (child == 0) {
         alarm(30); // a check that hangs is a failure, not a hang of all tests
@@ -27,14 +31,16 @@ static void expect_user_error(const char *name, void (*fn)(const void *), const 
         _exit(0);
     }
     close(ends[1]);
-    for (ssize_t n; len < sizeof text - 1 && (n = read(ends[0], text + len, sizeof text - 1 - len)) > 0;) len += (size_t)n;
+    for (ssize_t n; len < sizeof text - 1 && (n = read(ends[0], text + len, sizeof text - 1 - len)) > 0;)
+        len += (size_t)n;
     close(ends[0]);
     waitpid(child, &status, 0);
     text[len] = 0;
     for (size_t i = 0; i < len; i++) lines += text[i] == '\n';
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     if (len && text[len - 1] == '\n') text[len - 1] = 0;
-    CHECK(name, code == 1 && lines == 1 && !strncmp(text, "error: ", 7) && strstr(text, part), "exit %d, %d line(s): %.300s", code, lines, text);
+    CHECK(name, code == 1 && lines == 1 && !strncmp(text, "error: ", 7) && strstr(text, part),
+          "exit %d, %d line(s): %.300s", code, lines, text);
 }
 
 // ---------------------------------------------------------------------------
@@ -43,9 +49,19 @@ static void expect_user_error(const char *name, void (*fn)(const void *), const 
 static const char *const test_tokens[] = {"bc", "ab", "abc", "aa", "d ", " the", "xyz", "  "}; // ids 256, 257, ...
 enum { TEST_TOKENS = (int)(sizeof test_tokens / sizeof test_tokens[0]) };
 static const char *const test_special[][2] = { // the first eleven and the last, of Llama 3.1's release
-    {"<|begin_of_text|>", "0"}, {"<|end_of_text|>", "1"}, {"<|reserved_special_token_0|>", "2"}, {"<|reserved_special_token_1|>", "3"},
-    {"<|finetune_right_pad_id|>", "4"}, {"<|reserved_special_token_2|>", "5"}, {"<|start_header_id|>", "6"}, {"<|end_header_id|>", "7"},
-    {"<|eom_id|>", "8"}, {"<|eot_id|>", "9"}, {"<|python_tag|>", "10"}, {"<|reserved_special_token_3|>", "11"}, {"<|reserved_special_token_247|>", "255"}};
+    {"<|begin_of_text|>", "0"},
+    {"<|end_of_text|>", "1"},
+    {"<|reserved_special_token_0|>", "2"},
+    {"<|reserved_special_token_1|>", "3"},
+    {"<|finetune_right_pad_id|>", "4"},
+    {"<|reserved_special_token_2|>", "5"},
+    {"<|start_header_id|>", "6"},
+    {"<|end_header_id|>", "7"},
+    {"<|eom_id|>", "8"},
+    {"<|eot_id|>", "9"},
+    {"<|python_tag|>", "10"},
+    {"<|reserved_special_token_3|>", "11"},
+    {"<|reserved_special_token_247|>", "255"}};
 
 static void test_base64(const char *bytes, size_t n, char *out) {
     static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -91,7 +107,8 @@ static void expect_bad_tokenizer(const char *path, const char *name, int line, c
 
 static void test_tokenizer_malformed(const char *path) {
     char *cut = test_tokenizer_text(200);
-    expect_user_error("tokenizer: a missing file is refused", test_open_tokenizer, "/nowhere/tokenizer.model", "/nowhere/tokenizer.model");
+    expect_user_error("tokenizer: a missing file is refused", test_open_tokenizer, "/nowhere/tokenizer.model",
+                      "/nowhere/tokenizer.model");
     expect_user_error("tokenizer: a folder is refused", test_open_tokenizer, "/", "not a file");
     test_write(path, "", 0);
     expect_user_error("tokenizer: an empty file is refused", test_open_tokenizer, path, "0 bytes");
@@ -103,18 +120,21 @@ static void test_tokenizer_malformed(const char *path) {
     expect_user_error("tokenizer: a file cut inside a line is refused", test_open_tokenizer, path, "line 200");
     expect_bad_tokenizer(path, "tokenizer: JSON is refused", 1, "{\"model\": {}}\n", "JSON");
     expect_bad_tokenizer(path, "tokenizer: binary bytes are refused", 3, "\x12\x07\n", "line 3");
-    expect_bad_tokenizer(path, "tokenizer: line ends of Windows are refused", 9, "CA== 8\r\n", "line 9: found the byte 0x0d");
+    expect_bad_tokenizer(path, "tokenizer: line ends of Windows are refused", 9, "CA== 8\r\n",
+                         "line 9: found the byte 0x0d");
     expect_bad_tokenizer(path, "tokenizer: a line without a rank is refused", 12, "Cw==\n", "line 12: found 'Cw=='");
     expect_bad_tokenizer(path, "tokenizer: two blanks are refused", 12, "Cw==  11\n", "expected rank 11");
     expect_bad_tokenizer(path, "tokenizer: a rank left out is refused", 12, "Cw== 12\n", "expected rank 11");
     expect_bad_tokenizer(path, "tokenizer: a rank that is no number is refused", 12, "Cw== x\n", "line 12");
     expect_bad_tokenizer(path, "tokenizer: a negative rank is refused", 12, "Cw== -1\n", "line 12");
-    expect_bad_tokenizer(path, "tokenizer: a rank beyond 64 bits is refused", 12, "Cw== 18446744073709551627\n", "line 12");
+    expect_bad_tokenizer(path, "tokenizer: a rank beyond 64 bits is refused", 12, "Cw== 18446744073709551627\n",
+                         "line 12");
     expect_bad_tokenizer(path, "tokenizer: base64 without padding is refused", 12, "Cw 11\n", "base64");
     expect_bad_tokenizer(path, "tokenizer: padding inside base64 is refused", 12, "C=w= 11\n", "base64");
     expect_bad_tokenizer(path, "tokenizer: a token without bytes is refused", 12, " 11\n", "base64");
     expect_bad_tokenizer(path, "tokenizer: padding alone is refused", 12, "==== 11\n", "base64");
-    expect_bad_tokenizer(path, "tokenizer: a token given twice is refused", 12, "Cg== 11\n", "the token of line 11 again");
+    expect_bad_tokenizer(path, "tokenizer: a token given twice is refused", 12, "Cg== 11\n",
+                         "the token of line 11 again");
     expect_bad_tokenizer(path, "tokenizer: a byte without a token is refused", 256, "enp6 255\n", "0xff");
     free(cut);
 }
@@ -136,22 +156,31 @@ static int splits_into(const Tokenizer *t, const char *text, const char *want, c
 }
 
 static void test_tokenizer_splits(const Tokenizer *t) {
-    static const char *const cases[][2] = { // each pair agrees with tiktoken
+    static const char *const cases[][2] = {
+        // each pair agrees with tiktoken
         {"Hello, world!", "Hello|,| world|!|"},
         {"I'll don'T we'REx", "I|'ll| don|'T| we|'RE|x|"},
-        {"it'\xC5\xBF" "a", "it|'\xC5\xBF|a|"}, // U+017F, the long s, folds to s
+        {"it'\xC5\xBF"
+         "a",
+         "it|'\xC5\xBF|a|"}, // U+017F, the long s, folds to s
         {"1234567 8", "123|456|7| |8|"},
         {"a  b   c", "a| | b|  | c|"},
         {"end   ", "end|   |"},
         {"x\n\n  y", "x|\n\n| | y|"},
         {" \t\r\n \n z", " \t\r\n \n| z|"},
         {"!!\r\n?", "!!\r\n|?|"},
-        {"\xE4\xB8\xAD\xE6\x96\x87 \xD9\xA1\xD9\xA2", "\xE4\xB8\xAD\xE6\x96\x87| |\xD9\xA1\xD9\xA2|"}, // letters; Arabic digits
-        {"a\xC2\xA0\xC2\xA0" "b", "a|\xC2\xA0|\xC2\xA0" "b|"},          // U+00A0 is white space
-        {"\xE1\xA0\x8E\xE1\xA0\x8E" "b", "\xE1\xA0\x8E\xE1\xA0\x8E|b|"}, // U+180E is none
+        {"\xE4\xB8\xAD\xE6\x96\x87 \xD9\xA1\xD9\xA2",
+         "\xE4\xB8\xAD\xE6\x96\x87| |\xD9\xA1\xD9\xA2|"}, // letters; Arabic digits
+        {"a\xC2\xA0\xC2\xA0"
+         "b",
+         "a|\xC2\xA0|\xC2\xA0"
+         "b|"}, // U+00A0 is white space
+        {"\xE1\xA0\x8E\xE1\xA0\x8E"
+         "b",
+         "\xE1\xA0\x8E\xE1\xA0\x8E|b|"}, // U+180E is none
         {" \xF0\x9F\x98\x80\xF0\x9F\x98\x80", " \xF0\x9F\x98\x80\xF0\x9F\x98\x80|"},
-        {"e\xCC\x81t\xC3\xA9", "e|\xCC\x81t\xC3\xA9|"},                 // a combining accent is no letter
-        {"a\xF0\xB1\x8D\x90", "a\xF0\xB1\x8D\x90|"},                    // U+31350, a letter since Unicode 15
+        {"e\xCC\x81t\xC3\xA9", "e|\xCC\x81t\xC3\xA9|"}, // a combining accent is no letter
+        {"a\xF0\xB1\x8D\x90", "a\xF0\xB1\x8D\x90|"},    // U+31350, a letter since Unicode 15
         {"<|eot_id|>", "<||eot|_id||>|"}};
     char got[256];
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -177,21 +206,29 @@ static void test_tokenizer_ids(const Tokenizer *t) {
     expect_ids(t, "tokenizer: of equal ranks the leftmost merges first", "aaaaa", "259 259 97");
     expect_ids(t, "tokenizer: a token without a way to it by merges stays apart", "xyzz", "120 121 122 122");
     expect_ids(t, "tokenizer: pieces do not merge across their borders", "d e the", "100 32 101 261");
-    expect_ids(t, "tokenizer: names of special tokens in text are text", "<|eom_id|>", "60 124 101 111 109 95 105 100 124 62");
-    expect_ids(t, "tokenizer: from the first byte that is no UTF-8, the rest is one piece (tiktoken's _encode_bytes)", "ab \xFF" "d e", "257 32 255 260 101");
+    expect_ids(t, "tokenizer: names of special tokens in text are text", "<|eom_id|>",
+               "60 124 101 111 109 95 105 100 124 62");
+    expect_ids(t, "tokenizer: from the first byte that is no UTF-8, the rest is one piece (tiktoken's _encode_bytes)",
+               "ab \xFF"
+               "d e",
+               "257 32 255 260 101");
     expect_ids(t, "tokenizer: the piece before such a byte is merged with it", "ab cd\xC3", "257 32 99 100 195");
     for (size_t i = 0; i < sizeof test_special / sizeof test_special[0]; i++) {
         int32_t want = t->n_base + atoi(test_special[i][1]);
         const char *bytes;
         size_t n = tokenizer_decode(t, want, &bytes);
         CHECK("tokenizer: special tokens have Llama 3.1's ids and decode to their names",
-              n == strlen(test_special[i][0]) && !memcmp(bytes, test_special[i][0], n), "%d is '%.*s', expected %s", want, (int)n, bytes, test_special[i][0]);
+              n == strlen(test_special[i][0]) && !memcmp(bytes, test_special[i][0], n), "%d is '%.*s', expected %s",
+              want, (int)n, bytes, test_special[i][0]);
     }
     const char *bytes;
-    CHECK("tokenizer: sizes and ends follow from the file", t->n_base == 256 + TEST_TOKENS && t->vocab_size == t->n_base + 256 && t->bos == t->n_base && t->eos == t->n_base + 1,
+    CHECK("tokenizer: sizes and ends follow from the file",
+          t->n_base == 256 + TEST_TOKENS && t->vocab_size == t->n_base + 256 && t->bos == t->n_base &&
+              t->eos == t->n_base + 1,
           "n_base %d, vocab_size %d, bos %d, eos %d", t->n_base, t->vocab_size, t->bos, t->eos);
     CHECK("tokenizer: unknown ids are answered, not guessed",
-          !tokenizer_decode(t, -1, &bytes) && !bytes && !tokenizer_decode(t, t->vocab_size, &bytes) && !bytes, "-1 and %d have no bytes", t->vocab_size);
+          !tokenizer_decode(t, -1, &bytes) && !bytes && !tokenizer_decode(t, t->vocab_size, &bytes) && !bytes,
+          "-1 and %d have no bytes", t->vocab_size);
 }
 
 // ---------------------------------------------------------------------------
@@ -217,8 +254,30 @@ static uint64_t token_random(uint64_t *state) { // xorshift64 (Marsaglia 2003)
 }
 
 static void test_tokenizer_round_trip(const Tokenizer *t) {
-    static const char *const parts[] = {"a", "ab", "abc", " ", "  ", "\n", "\t", "'s", "12", "\xC3\xA9", "\xE4\xB8\xAD", "\xF0\x9F\x98\x80", " the",
-        "\xC3", "\xE4\xB8", "\xED\xA0\x80", "\xC0\xAF", "\xF5", "\x80", "\xF4\x90\x80\x80", "\xE0\x80\x80", "<|eot_id|>", "\r\n", "\xE2\x80\xA8"};
+    static const char *const parts[] = {"a",
+                                        "ab",
+                                        "abc",
+                                        " ",
+                                        "  ",
+                                        "\n",
+                                        "\t",
+                                        "'s",
+                                        "12",
+                                        "\xC3\xA9",
+                                        "\xE4\xB8\xAD",
+                                        "\xF0\x9F\x98\x80",
+                                        " the",
+                                        "\xC3",
+                                        "\xE4\xB8",
+                                        "\xED\xA0\x80",
+                                        "\xC0\xAF",
+                                        "\xF5",
+                                        "\x80",
+                                        "\xF4\x90\x80\x80",
+                                        "\xE0\x80\x80",
+                                        "<|eot_id|>",
+                                        "\r\n",
+                                        "\xE2\x80\xA8"};
     uint64_t state = 88172645463325252u;
     char text[256];
     size_t count, lost = 0, tried = 0;
@@ -257,21 +316,31 @@ static void test_tokenizer_long_pieces(const Tokenizer *t) {
     uint64_t state = 1;
     for (int kind = 0; kind < 5; kind++) {
         for (size_t i = 0; i < len; i++)
-            text[i] = kind == 0 ? (char)('a' + token_random(&state) % 4) : kind == 1 ? 'a' : kind == 2 ? ' ' : kind == 3 ? '-' : (char)(0x80 + i % 64);
+            text[i] = kind == 0   ? (char)('a' + token_random(&state) % 4)
+                      : kind == 1 ? 'a'
+                      : kind == 2 ? ' '
+                      : kind == 3 ? '-'
+                                  : (char)(0x80 + i % 64);
         double started = thread_seconds();
         int same = comes_back(t, text, len, &count);
         double seconds = thread_seconds() - started;
-        CHECK("tokenizer: a piece of 1 MiB without a place to split takes less than a second", same && seconds < TEST_PIECE_SECONDS, "%s: %.2f s < %d s, %zu ids",
-              kinds[kind], seconds, TEST_PIECE_SECONDS, count);
+        CHECK("tokenizer: a piece of 1 MiB without a place to split takes less than a second",
+              same && seconds < TEST_PIECE_SECONDS, "%s: %.2f s < %d s, %zu ids", kinds[kind], seconds,
+              TEST_PIECE_SECONDS, count);
     }
     free(text);
 }
 
-typedef struct { const Tokenizer *t; int32_t *ids; size_t capacity, count; } TestEncode;
+typedef struct {
+    const Tokenizer *t;
+    int32_t *ids;
+    size_t capacity, count;
+} TestEncode;
 
 static void *test_encode_thread(void *arg) {
     TestEncode *e = (TestEncode *)arg;
-    for (int i = 0; i < 2000; i++) e->count = tokenizer_encode(e->t, "the abc of the 12345 xyz, don't\n", 32, &e->ids, &e->capacity, e->count);
+    for (int i = 0; i < 2000; i++)
+        e->count = tokenizer_encode(e->t, "the abc of the 12345 xyz, don't\n", 32, &e->ids, &e->capacity, e->count);
     return NULL;
 }
 
@@ -286,8 +355,10 @@ static void test_tokenizer_threads(const Tokenizer *t) {
         if (pthread_create(&threads[i], NULL, test_encode_thread, &e[i])) run_failure("test: no thread");
     }
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
-    for (int i = 1; i < THREADS; i++) equal &= e[i].count == e[0].count && !memcmp(e[i].ids, e[0].ids, e[0].count * sizeof *e[0].ids);
-    CHECK("tokenizer: threads that share one give equal ids", equal && e[0].count % 2000 == 0, "%d threads, %zu ids each", (int)THREADS, e[0].count);
+    for (int i = 1; i < THREADS; i++)
+        equal &= e[i].count == e[0].count && !memcmp(e[i].ids, e[0].ids, e[0].count * sizeof *e[0].ids);
+    CHECK("tokenizer: threads that share one give equal ids", equal && e[0].count % 2000 == 0,
+          "%d threads, %zu ids each", (int)THREADS, e[0].count);
     for (int i = 0; i < THREADS; i++) free(e[i].ids);
 }
 
@@ -311,7 +382,8 @@ typedef enum { CASE_PIECES, CASE_MERGES, CASE_IDS } CaseCheck; // of `pairs`, of
 static int case_agrees(CaseCheck kind, const int32_t *ids, size_t count, const char *wanted) {
     char *at, *end;
     uint64_t pieces = strtoull(wanted, &at, 16), merges = strtoull(at, &at, 16);
-    if (kind != CASE_IDS) return (kind == CASE_PIECES ? pieces : merges) == hash_bytes(HASH_START, ids, count * sizeof *ids);
+    if (kind != CASE_IDS)
+        return (kind == CASE_PIECES ? pieces : merges) == hash_bytes(HASH_START, ids, count * sizeof *ids);
     for (size_t i = 0; i < count; i++, at = end)
         if (strtol(at, &end, 10) != ids[i] || end == at) return 0;
     return !at[strspn(at, " ")];
@@ -329,16 +401,54 @@ static void test_tokenizer_cases(const char *name, CaseCheck kind, const Tokeniz
         char *text = strchr(line, ' ') + 1, *wanted = strchr(text, ' ');
         size_t len = base64_decode(text, (size_t)(wanted - text), bytes);
         size_t count = tokenizer_encode(t, bytes, len, &ids, &capacity, 0);
-        if (!case_agrees(kind, ids, count, wanted) && !differ++) snprintf(wrong, sizeof wrong, "; the first is %.*s", (int)(text - line), line);
+        if (!case_agrees(kind, ids, count, wanted) && !differ++)
+            snprintf(wrong, sizeof wrong, "; the first is %.*s", (int)(text - line), line);
         lost += !comes_back(t, bytes, len, &back);
     }
-    CHECK(name, texts > 400 && !differ && !lost, "%d of %d texts differ, %d do not come back%s", differ, texts, lost, wrong);
+    CHECK(name, texts > 400 && !differ && !lost, "%d of %d texts differ, %d do not come back%s", differ, texts, lost,
+          wrong);
     free(all), free(bytes), free(ids);
 }
 
 /* Cuts random texts at every place that cut_next names, and elsewhere, which must show. */
 static void test_tokenizer_cuts(const Tokenizer *t) {
-    static const char *const parts[] = {"'", "'s", "'l", "l", "'re", "e", " ", " ", "  ", "\n", "\r\n", "\t", "a", "the", " and", "ing", "7", "12", "3456", "!", "--", ".\n", "(", "_", "\xC3\xA9", "e\xCC\x81", "\xE4\xB8\xAD", "\xE3\x80\x82", "\xE3\x80\x80", "\xC2\xA0", "\xE2\x80\xA8", "\xC2\x85", "\xF0\x9F\x98\x80", "\xE0\xA4\x95\xE0\xA4\xBF", "\xD9\xA3", "\xC5\xBF", "\xE2\x85\xA7"};
+    static const char *const parts[] = {"'",
+                                        "'s",
+                                        "'l",
+                                        "l",
+                                        "'re",
+                                        "e",
+                                        " ",
+                                        " ",
+                                        "  ",
+                                        "\n",
+                                        "\r\n",
+                                        "\t",
+                                        "a",
+                                        "the",
+                                        " and",
+                                        "ing",
+                                        "7",
+                                        "12",
+                                        "3456",
+                                        "!",
+                                        "--",
+                                        ".\n",
+                                        "(",
+                                        "_",
+                                        "\xC3\xA9",
+                                        "e\xCC\x81",
+                                        "\xE4\xB8\xAD",
+                                        "\xE3\x80\x82",
+                                        "\xE3\x80\x80",
+                                        "\xC2\xA0",
+                                        "\xE2\x80\xA8",
+                                        "\xC2\x85",
+                                        "\xF0\x9F\x98\x80",
+                                        "\xE0\xA4\x95\xE0\xA4\xBF",
+                                        "\xD9\xA3",
+                                        "\xC5\xBF",
+                                        "\xE2\x85\xA7"};
     pcre2_code *cut = cut_open();
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     uint64_t state = 2463534242u;
@@ -347,7 +457,8 @@ static void test_tokenizer_cuts(const Tokenizer *t) {
     for (int i = 0; i < 4000; i++) {
         char text[256];
         size_t len = 0, next = 0;
-        for (size_t n = 1 + token_random(&state) % 24; n; n--) len += (size_t)sprintf(text + len, "%s", parts[token_random(&state) % (sizeof parts / sizeof parts[0])]);
+        for (size_t n = 1 + token_random(&state) % 24; n; n--)
+            len += (size_t)sprintf(text + len, "%s", parts[token_random(&state) % (sizeof parts / sizeof parts[0])]);
         size_t whole = tokenizer_encode(t, text, len, &ids[0], &capacity[0], 0);
         for (size_t at = 1; at < len; at++) {
             if ((text[at] & 0xC0) == 0x80) continue;
@@ -360,15 +471,17 @@ static void test_tokenizer_cuts(const Tokenizer *t) {
             else elsewhere++, shown += !same;
         }
     }
-    CHECK("tokenizer: text cut behind a word or number has the tokens of the whole", wrong == 0 && cuts > 10000 && shown > elsewhere / 4,
-          "%zu of %zu cuts change tokens, %zu of %zu elsewhere", wrong, cuts, shown, elsewhere);
+    CHECK("tokenizer: text cut behind a word or number has the tokens of the whole",
+          wrong == 0 && cuts > 10000 && shown > elsewhere / 4, "%zu of %zu cuts change tokens, %zu of %zu elsewhere",
+          wrong, cuts, shown, elsewhere);
     pcre2_code_free(cut), pcre2_match_data_free(match), free(ids[0]), free(ids[1]);
 }
 
 static void test_tokenizer_tiktoken(const char *path) {
     test_pairs_tokenizer(path);
     Tokenizer *t = tokenizer_open(path);
-    test_tokenizer_cases("tokenizer: text splits where tiktoken splits it, by the ids of pairs of bytes", CASE_PIECES, t);
+    test_tokenizer_cases("tokenizer: text splits where tiktoken splits it, by the ids of pairs of bytes", CASE_PIECES,
+                         t);
     test_tokenizer_cuts(t);
     tokenizer_close(t);
     char learned[600];
@@ -397,7 +510,11 @@ enum { OWN_HEAD = 7, OWN_SPECIAL = 3 }; // lines
 /* The small tokenizer as a file of this kind: without the byte 0x04, behind special tokens. */
 static char *test_own_text(void) {
     char *text = (char *)checked_malloc(1 << 14), *p = text, word[64];
-    p += sprintf(p, "byte-level-bpe 1\ntokens %d\nmissing 1\nbos <|im_start|>\neos <|endoftext|>\neot <|im_end|>\n" TEST_SPLIT TEST_SPECIAL, OWN_SPECIAL + 255 + TEST_TOKENS);
+    p += sprintf(
+        p,
+        "byte-level-bpe 1\ntokens %d\nmissing 1\nbos <|im_start|>\neos <|endoftext|>\neot <|im_end|>\n" TEST_SPLIT
+            TEST_SPECIAL,
+        OWN_SPECIAL + 255 + TEST_TOKENS);
     for (int i = 0, id = OWN_SPECIAL; i < 256 + TEST_TOKENS; i++) {
         char byte = (char)i;
         if (i == 4) continue;
@@ -424,29 +541,47 @@ static void test_own_malformed(const char *path) {
     expect_user_error("byte-level BPE: a file cut inside a line is refused", test_open_tokenizer, path, "line 273");
     *strchr(cut + strlen(cut) - 20, '\n') = 0;
     test_write(path, cut, strlen(cut));
-    expect_user_error("byte-level BPE: a file cut at a line's end is refused", test_open_tokenizer, path, "264 lines of tokens, its line 2 says 266");
+    expect_user_error("byte-level BPE: a file cut at a line's end is refused", test_open_tokenizer, path,
+                      "264 lines of tokens, its line 2 says 266");
     strchr(cut, '\n')[1] = 0;
     test_write(path, cut, strlen(cut));
-    expect_user_error("byte-level BPE: a first line alone is refused", test_open_tokenizer, path, "line 2: found '', expected 'tokens'");
+    expect_user_error("byte-level BPE: a first line alone is refused", test_open_tokenizer, path,
+                      "line 2: found '', expected 'tokens'");
     snprintf(long_split, sizeof long_split, "split %01030d\n", 7);
-    expect_bad_own(path, "byte-level BPE: another version is refused", 1, "byte-level-bpe 2\n", "found version '2', expected 1");
-    expect_bad_own(path, "byte-level BPE: a first line that is left out is refused", 4, "", "line 4: found 'eos <|endoftext|>', expected 'bos'");
-    expect_bad_own(path, "byte-level BPE: a value that is left out is refused", 3, "missing\n", "line 3: found 'missing'");
-    expect_bad_own(path, "byte-level BPE: a number that is none is refused", 2, "tokens -1\n", "line 2: found 'tokens -1', expected a number");
-    expect_bad_own(path, "byte-level BPE: a byte without a token is refused, unless the file says so", 3, "missing 0\n", "no token for 1 single bytes, its line 3 says 0");
-    expect_bad_own(path, "byte-level BPE: an end that no special token has is refused", 6, "eot <|eot_id|>\n", "line 6: found 'eot <|eot_id|>', expected the name");
+    expect_bad_own(path, "byte-level BPE: another version is refused", 1, "byte-level-bpe 2\n",
+                   "found version '2', expected 1");
+    expect_bad_own(path, "byte-level BPE: a first line that is left out is refused", 4, "",
+                   "line 4: found 'eos <|endoftext|>', expected 'bos'");
+    expect_bad_own(path, "byte-level BPE: a value that is left out is refused", 3, "missing\n",
+                   "line 3: found 'missing'");
+    expect_bad_own(path, "byte-level BPE: a number that is none is refused", 2, "tokens -1\n",
+                   "line 2: found 'tokens -1', expected a number");
+    expect_bad_own(path, "byte-level BPE: a byte without a token is refused, unless the file says so", 3, "missing 0\n",
+                   "no token for 1 single bytes, its line 3 says 0");
+    expect_bad_own(path, "byte-level BPE: an end that no special token has is refused", 6, "eot <|eot_id|>\n",
+                   "line 6: found 'eot <|eot_id|>', expected the name");
     expect_bad_own(path, "byte-level BPE: documents without an end are refused", 5, "eos -\n", "line 5: found 'eos -'");
-    expect_bad_own(path, "byte-level BPE: a broken expression is refused", 7, "split (a|b\n", "line 7: found an expression that PCRE2 refuses (missing closing parenthesis");
-    expect_bad_own(path, "byte-level BPE: an expression that matches nothing is refused", 7, "split a*\n", "line 7: found an expression that also matches nothing");
-    expect_bad_own(path, "byte-level BPE: escapes on which engines differ are refused", 7, "split \\w+|.\n", "line 7: found '\\w+|.' in the expression");
-    expect_bad_own(path, "byte-level BPE: \\S inside brackets is refused", 7, "split [\\S]|.\n", "line 7: found '\\S]|.'");
-    expect_bad_own(path, "byte-level BPE: brackets inside brackets are refused", 7, "split [a[b]]|.\n", "line 7: found '[b]]|.'");
+    expect_bad_own(path, "byte-level BPE: a broken expression is refused", 7, "split (a|b\n",
+                   "line 7: found an expression that PCRE2 refuses (missing closing parenthesis");
+    expect_bad_own(path, "byte-level BPE: an expression that matches nothing is refused", 7, "split a*\n",
+                   "line 7: found an expression that also matches nothing");
+    expect_bad_own(path, "byte-level BPE: escapes on which engines differ are refused", 7, "split \\w+|.\n",
+                   "line 7: found '\\w+|.' in the expression");
+    expect_bad_own(path, "byte-level BPE: \\S inside brackets is refused", 7, "split [\\S]|.\n",
+                   "line 7: found '\\S]|.'");
+    expect_bad_own(path, "byte-level BPE: brackets inside brackets are refused", 7, "split [a[b]]|.\n",
+                   "line 7: found '[b]]|.'");
     expect_bad_own(path, "byte-level BPE: a backslash at the end is refused", 7, "split a\\\n", "line 7: found '\\'");
-    expect_bad_own(path, "byte-level BPE: an expression without end is refused", 7, long_split, "found an expression of 1030 characters, expected at most 1000");
-    expect_bad_own(path, "byte-level BPE: an id left out is refused", 12, "AQ== 5\n", "line 12: found 'AQ== 5', expected id 4");
-    expect_bad_own(path, "byte-level BPE: a special token without a name is refused", 9, "special 1\n", "line 9: found 'special 1', expected id 1");
-    expect_bad_own(path, "byte-level BPE: a special token's name has no blanks", 9, "special a b 1\n", "line 9: found 'special a b 1', expected id 1");
-    expect_bad_own(path, "byte-level BPE: a token given twice is refused", 14, "AQ== 6\n", "line 14: found 'AQ== 6', the token of line 12 again");
+    expect_bad_own(path, "byte-level BPE: an expression without end is refused", 7, long_split,
+                   "found an expression of 1030 characters, expected at most 1000");
+    expect_bad_own(path, "byte-level BPE: an id left out is refused", 12, "AQ== 5\n",
+                   "line 12: found 'AQ== 5', expected id 4");
+    expect_bad_own(path, "byte-level BPE: a special token without a name is refused", 9, "special 1\n",
+                   "line 9: found 'special 1', expected id 1");
+    expect_bad_own(path, "byte-level BPE: a special token's name has no blanks", 9, "special a b 1\n",
+                   "line 9: found 'special a b 1', expected id 1");
+    expect_bad_own(path, "byte-level BPE: a token given twice is refused", 14, "AQ== 6\n",
+                   "line 14: found 'AQ== 6', the token of line 12 again");
     free(cut);
 }
 
@@ -462,14 +597,17 @@ static void test_own_ids(const char *path) {
     test_write(path, text, strlen(text));
     free(text);
     Tokenizer *t = tokenizer_open(path);
-    static const char *const cases[][2] = { // each pair agrees with the package tokenizers
+    static const char *const cases[][2] = {
+        // each pair agrees with the package tokenizers
         {"I'll don'T we'REx", "I|'ll| don|'|T| we|'|REx|"}, // endings in small letters alone
         {"1234567 8", "1|2|3|4|5|6|7| |8|"},
-        {"a  12  b   3 c", "a|  |1|2| | b|   |3| c|"},        // blanks before a number stay together
+        {"a  12  b   3 c", "a|  |1|2| | b|   |3| c|"}, // blanks before a number stay together
         {"x\n\n  y", "x|\n\n | y|"},
         {"!!\r\n?", "!!|\r|\n|?|"},
         {"(x) ...7", "(|x|)| ...|7|"},
-        {"a\xC2\xA0\xC2\xA0" "b", "a|\xC2\xA0|\xC2\xA0|b|"},
+        {"a\xC2\xA0\xC2\xA0"
+         "b",
+         "a|\xC2\xA0|\xC2\xA0|b|"},
         {"e\xCC\x81t", "e|\xCC\x81|t|"},
         {"a\xF0\xB1\x8D\x90", "a\xF0\xB1\x8D\x90|"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -481,25 +619,37 @@ static void test_own_ids(const char *path) {
     expect_ids(t, "byte-level BPE: a byte that has no token is left out", "\x04  \x04!\x04!", "34 34 35 35");
     expect_ids(t, "byte-level BPE: of what has no token, nothing is left", "\x04\x04", "");
     expect_ids(t, "byte-level BPE: names of special tokens in text are text", "<|im", "62 126 107 111");
-    expect_ids(t, "byte-level BPE: from the first byte that is no UTF-8, the rest is one piece; neighbours of what is left out merge", "ab \xFF" "ab\x04" "c", "259 34 257 260");
+    expect_ids(t,
+               "byte-level BPE: from the first byte that is no UTF-8, the rest is one piece; neighbours of what is "
+               "left out merge",
+               "ab \xFF"
+               "ab\x04"
+               "c",
+               "259 34 257 260");
     CHECK("byte-level BPE: sizes and ends follow from the file",
-          t->n_base == 255 + TEST_TOKENS && t->vocab_size == 258 + TEST_TOKENS && t->eos == 0 && t->bos == 1 && t->eot == 2 && t->num_missing == 1,
+          t->n_base == 255 + TEST_TOKENS && t->vocab_size == 258 + TEST_TOKENS && t->eos == 0 && t->bos == 1 &&
+              t->eot == 2 && t->num_missing == 1,
           "n_base %d, vocab_size %d, eos %d, bos %d, eot %d", t->n_base, t->vocab_size, t->eos, t->bos, t->eot);
     CHECK("byte-level BPE: special tokens are found by name, others are not",
-          tokenizer_special(t, "<|im_end|>") == 2 && tokenizer_special(t, "<|im_en") == NO_TOKEN && tokenizer_special(t, "abc") == NO_TOKEN && tokenizer_ends(t, 0) && tokenizer_ends(t, 2)
-          && !tokenizer_ends(t, 1), "%d", tokenizer_special(t, "<|im_end|>"));
+          tokenizer_special(t, "<|im_end|>") == 2 && tokenizer_special(t, "<|im_en") == NO_TOKEN &&
+              tokenizer_special(t, "abc") == NO_TOKEN && tokenizer_ends(t, 0) && tokenizer_ends(t, 2) &&
+              !tokenizer_ends(t, 1),
+          "%d", tokenizer_special(t, "<|im_end|>"));
     tokenizer_close(t);
     char *no_piece = test_own_text(), *split = strstr(no_piece, "split "), *rest = strchr(split, '\n');
     memcpy(split, "split [abc ]+", 13), memmove(split + 13, rest, strlen(rest) + 1);
     test_write(path, no_piece, strlen(no_piece));
-    expect_user_error("byte-level BPE: an expression that leaves text over ends with a sentence", test_own_encode, path, "no piece at byte 4 of a text of 7 bytes");
+    expect_user_error("byte-level BPE: an expression that leaves text over ends with a sentence", test_own_encode, path,
+                      "no piece at byte 4 of a text of 7 bytes");
     free(no_piece);
 }
 
 /* Any two bytes are a token, as in test_pairs_tokenizer. */
 static void test_own_pairs(const char *path) {
     FILE *f = fopen(path, "w");
-    if (f) fprintf(f, "byte-level-bpe 1\ntokens %d\nmissing 0\nbos -\neos <|endoftext|>\neot -\n" TEST_SPLIT TEST_SPECIAL, OWN_SPECIAL + 256 + (1 << 16));
+    if (f)
+        fprintf(f, "byte-level-bpe 1\ntokens %d\nmissing 0\nbos -\neos <|endoftext|>\neot -\n" TEST_SPLIT TEST_SPECIAL,
+                OWN_SPECIAL + 256 + (1 << 16));
     for (int i = -256; i < 1 << 16 && f; i++) {
         char bytes[2] = {(char)(i < 0 ? i + 256 : i >> 8), (char)i}, word[8];
         test_base64(bytes, i < 0 ? 1 : 2, word);
@@ -508,7 +658,8 @@ static void test_own_pairs(const char *path) {
     if (!f || fclose(f)) run_failure("test file %s could not be written", path);
 }
 
-/* smollm2_cases.txt, a line a text of cases.txt that is UTF-8: name, hashes of the ids of pairs, of smollm2_tokens.txt, of SmolLM2's. */
+/* smollm2_cases.txt, a line a text of cases.txt that is UTF-8: name, hashes of the ids of pairs, of smollm2_tokens.txt,
+ * of SmolLM2's. */
 static void test_own_cases(const char *name, CaseCheck kind, const Tokenizer *t) {
     char file[600], wrong[64] = "", *texts_end, *wanted_end;
     int texts = 0, differ = 0;
@@ -518,13 +669,16 @@ static void test_own_cases(const char *name, CaseCheck kind, const Tokenizer *t)
     char *wanted_all = read_text_file(file), *line = strtok_r(texts_all, "\n", &texts_end);
     int32_t *ids = NULL;
     size_t capacity = 0;
-    for (char *wanted = strtok_r(wanted_all, "\n", &wanted_end); wanted; wanted = strtok_r(NULL, "\n", &wanted_end), texts++) {
+    for (char *wanted = strtok_r(wanted_all, "\n", &wanted_end); wanted;
+         wanted = strtok_r(NULL, "\n", &wanted_end), texts++) {
         size_t width = (size_t)(strchr(wanted, ' ') + 1 - wanted); // of the name and its blank
         uint64_t hash = strtoull(wanted + width + 17 * (size_t)kind, NULL, 16);
         while (line && strncmp(line, wanted, width)) line = strtok_r(NULL, "\n", &texts_end);
         if (!line) run_failure("%s: the text %.*s is not in cases.txt: make both anew", file, (int)width, wanted);
-        size_t count = tokenizer_encode(t, bytes, base64_decode(line + width, strcspn(line + width, " "), bytes), &ids, &capacity, 0);
-        if (hash_bytes(HASH_START, ids, count * sizeof *ids) != hash && !differ++) snprintf(wrong, sizeof wrong, "; the first is %.*s", (int)width, wanted);
+        size_t count = tokenizer_encode(t, bytes, base64_decode(line + width, strcspn(line + width, " "), bytes), &ids,
+                                        &capacity, 0);
+        if (hash_bytes(HASH_START, ids, count * sizeof *ids) != hash && !differ++)
+            snprintf(wrong, sizeof wrong, "; the first is %.*s", (int)width, wanted);
     }
     CHECK(name, texts > 200 && !differ, "%d of %d texts differ%s", differ, texts, wrong);
     free(texts_all), free(wanted_all), free(bytes), free(ids);
@@ -536,13 +690,15 @@ static void test_own_tokenizer(const char *path) {
     test_own_ids(path);
     test_own_pairs(path);
     Tokenizer *t = tokenizer_open(path);
-    test_own_cases("byte-level BPE: text splits where transformers splits it for SmolLM2, by the ids of pairs of bytes", CASE_PIECES, t);
+    test_own_cases("byte-level BPE: text splits where transformers splits it for SmolLM2, by the ids of pairs of bytes",
+                   CASE_PIECES, t);
     test_tokenizer_round_trip(t);
     test_tokenizer_long_pieces(t);
     tokenizer_close(t);
     snprintf(learned, sizeof learned, "%s/tokenizer/smollm2_tokens.txt", fixture_dir);
     t = tokenizer_open(learned);
-    test_own_cases("byte-level BPE: ids equal transformers': scripts, code, blanks, bytes without a token", CASE_MERGES, t);
+    test_own_cases("byte-level BPE: ids equal transformers': scripts, code, blanks, bytes without a token", CASE_MERGES,
+                   t);
     tokenizer_close(t);
     path = getenv("SMOLLM2_TOKENIZER");
     if (!path || !*path) {
@@ -555,11 +711,14 @@ static void test_own_tokenizer(const char *path) {
 }
 
 static void test_sha256(const char *path) {
-    static const struct { const char *text, *hex; } cases[] = { // FIPS 180-2, appendix B; the empty message and one million a from the same series
-        {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
-        {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
-        {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
-        {NULL, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"}};
+    static const struct {
+        const char *text, *hex;
+    } cases[] = {// FIPS 180-2, appendix B; the empty message and one million a from the same series
+                 {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+                 {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+                 {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+                  "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
+                 {NULL, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"}};
     char *million = (char *)checked_malloc(1000000), hex[65];
     memset(million, 'a', 1000000);
     for (size_t i = 0; i < 4; i++) {
@@ -568,7 +727,8 @@ static void test_sha256(const char *path) {
         else test_write(path, million, 1000000);
         sha256_of_file(path, out);
         for (int j = 0; j < 32; j++) sprintf(hex + 2 * j, "%02x", out[j]);
-        CHECK("SHA-256 of a file agrees with the standard's examples", !strcmp(hex, cases[i].hex), "case %zu: %.16s", i, hex);
+        CHECK("SHA-256 of a file agrees with the standard's examples", !strcmp(hex, cases[i].hex), "case %zu: %.16s", i,
+              hex);
     }
     free(million);
 }
@@ -587,7 +747,8 @@ static void test_tokenizer(void) {
     uint8_t fingerprint[32];
     sha256_of_file(path, fingerprint);
     Tokenizer *t = tokenizer_open(path);
-    CHECK("tokenizer: the fingerprint is the file's SHA-256", !memcmp(fingerprint, t->fingerprint, 32), "%02x%02x...", t->fingerprint[0], t->fingerprint[1]);
+    CHECK("tokenizer: the fingerprint is the file's SHA-256", !memcmp(fingerprint, t->fingerprint, 32), "%02x%02x...",
+          t->fingerprint[0], t->fingerprint[1]);
     test_tokenizer_splits(t);
     test_tokenizer_ids(t);
     test_tokenizer_round_trip(t);

@@ -1,7 +1,7 @@
 /* generate.h: a text continued, token by token.
  *
- * Included by train_llama3.cu behind the forward pass. A caller may rely on: keys and values of what came before are kept, not computed again; all ranks
- * compute, over any FSDP layout, and go on with rank 0's token.
+ * Included by train_llama3.cu behind the forward pass. A caller may rely on: keys and values of what came before are
+ * kept, not computed again; all ranks compute, over any FSDP layout, and go on with rank 0's token.
  */
 
 /* Logits (V), on the host, of the token after the given ones; `past` tokens came before and are in the cache. */
@@ -14,14 +14,19 @@ static const float *next_token_logits(Run *r, const int32_t *ids, int count, int
     FsdpUnit *head = &r->fsdp.units[r->table->head];
     const int64_t *at = head->unit->where;
     const floatX *w = unit_weights(&r->fsdp, head);
-    rmsnorm_forward(&r->dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch, w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
-    linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)(count - 1) * c->C, w + at[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED], 1, c->C, c->V);
+    rmsnorm_forward(&r->dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch,
+                    w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
+    linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)(count - 1) * c->C,
+                        w + at[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED], 1, c->C, c->V);
     unit_free(&r->fsdp, head, PASS_LAST);
     device_read(&r->dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
     return m->next_logits;
 }
 
-typedef struct { float p; int32_t id; } Candidate;
+typedef struct {
+    float p;
+    int32_t id;
+} Candidate;
 
 static int by_probability(const void *a, const void *b) {
     const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
@@ -29,7 +34,8 @@ static int by_probability(const void *a, const void *b) {
 }
 
 /* One token by temperature and nucleus sampling (Holtzman et al. 2020); `u` is uniform in [0, 1). */
-static int32_t sample_token(const float *logits, int V, double temperature, double top_p, double u, Candidate *scratch) {
+static int32_t sample_token(const float *logits, int V, double temperature, double top_p, double u,
+                            Candidate *scratch) {
     float largest = logits[0];
     double sum = 0, kept = 0;
     for (int v = 1; v < V; v++) largest = logits[v] > largest ? logits[v] : largest;

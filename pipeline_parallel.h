@@ -1,35 +1,36 @@
 /* pipeline.h: pipeline schedules: who does what to which micro-batch, and in which order.
  *
- * The model's blocks are cut into S = P * V virtual stages; chunk v of rank p is stage v * P + p, so that an activation goes
- * round the ring of ranks, from stage s on rank s % P to s + 1, and its gradient back. Each rank follows a list of its own:
- * forwards until the pipeline is full (warm-up), then one forward and one backward in turn (1F1B), then the backwards that
- * are left. 3 ranks of one chunk each, 5 micro-batches:
+ * The model's blocks are cut into S = P * V virtual stages; chunk v of rank p is stage v * P + p, so that an activation
+ * goes round the ring of ranks, from stage s on rank s % P to s + 1, and its gradient back. Each rank follows a list of
+ * its own: forwards until the pipeline is full (warm-up), then one forward and one backward in turn (1F1B), then the
+ * backwards that are left. 3 ranks of one chunk each, 5 micro-batches:
  *
  *   rank 0   F0  F1  F2  .   .   B0  F3  B1  F4  B2  .   B3  .   B4       Narayanan et al. 2021, section 2.2;
  *   rank 1   .   F0  F1  .   B0  F2  B1  F3  B2  F4  B3  .   B4  .        Llama 3 paper, section 3.3.2
  *   rank 2   .   .   F0  B0  F1  B1  F2  B2  F3  B3  F4  B4  .   .
  *
- * The dots are the bubble: the time in which P - 1 micro-batches pass a rank. V chunks a rank (interleaved 1F1B) make it
- * V times shorter, for V times the messages and more activations. The same list drives the program and its plan.
- * A caller may rely on: a chunk's backwards come in the order of micro-batches, as one rank alone would sum them; on the last
- * stage a backward follows its forward at once; if each rank starts its receives when the schedule says, before its steps, and
- * its sends after them, then all ranks start their messages in one order, so that even where a rank's messages go one after
- * the other and each waits for its other end, no two ranks wait for each other. They would wait in vain, though: what comes
- * late holds up what could go. On GPUs each way between two neighbours has a stream, and over NCCL a communicator, of its own;
- * by the replay (replay.h) a step of Llama 3 405B on 8,192 GPUs would else take 14 % longer.
+ * The dots are the bubble: the time in which P - 1 micro-batches pass a rank. V chunks a rank (interleaved 1F1B) make
+ * it V times shorter, for V times the messages and more activations. The same list drives the program and its plan. A
+ * caller may rely on: a chunk's backwards come in the order of micro-batches, as one rank alone would sum them; on the
+ * last stage a backward follows its forward at once; if each rank starts its receives when the schedule says, before
+ * its steps, and its sends after them, then all ranks start their messages in one order, so that even where a rank's
+ * messages go one after the other and each waits for its other end, no two ranks wait for each other. They would wait
+ * in vain, though: what comes late holds up what could go. On GPUs each way between two neighbours has a stream, and
+ * over NCCL a communicator, of its own; by the replay (replay.h) a step of Llama 3 405B on 8,192 GPUs would else take
+ * 14 % longer.
  */
 #ifndef PIPELINE_H
 #define PIPELINE_H
-#include "comm.h"
+#include "lib/comm.h"
 
 typedef enum { PIPE_FORWARD, PIPE_BACKWARD } PipeKind;
 
 typedef struct {
     PipeKind kind;
-    int micro, chunk;  // of the step's micro-batches; of this rank's chunks
-    int slot;          // which of the chunk's sets of activations it fills, or uses up
-    int buffer;        // where its input is received, of buffers[kind]
-    int receives;      // so many of the schedule's receives have been started when it begins
+    int micro, chunk; // of the step's micro-batches; of this rank's chunks
+    int slot;         // which of the chunk's sets of activations it fills, or uses up
+    int buffer;       // where its input is received, of buffers[kind]
+    int receives;     // so many of the schedule's receives have been started when it begins
 } PipeStep;
 
 typedef struct {
@@ -40,13 +41,15 @@ typedef struct {
     PipeStep *steps;   // (count) in this order
     int *slots;        // (chunks) sets of activations that are alive at the same time, at most
     int num_receives;
-    int *receives;     // (num_receives) the steps whose inputs come from other ranks, in the order in which to start receiving them
-    int buffers[2];    // inputs of forwards, and of backwards, that are received and not used up, at most
+    int *receives;  // (num_receives) the steps whose inputs come from other ranks, in the order in which to start
+                    // receiving them
+    int buffers[2]; // inputs of forwards, and of backwards, that are received and not used up, at most
 } Schedule;
 
 static inline int virtual_stage(const Schedule *s, int chunk) { return chunk * s->stages + s->stage; }
 
-/* The rank (of the pipeline) from which a step's input comes, and to which its output goes; -1: none: it is the tokens, or the loss. */
+/* The rank (of the pipeline) from which a step's input comes, and to which its output goes; -1: none: it is the tokens,
+ * or the loss. */
 static inline int pipe_source(const Schedule *s, const PipeStep *step) {
     int at = virtual_stage(s, step->chunk), from = step->kind == PIPE_FORWARD ? at - 1 : at + 1;
     return from < 0 || from == s->stages * s->chunks ? -1 : from % s->stages;
@@ -56,19 +59,20 @@ static inline int pipe_target(const Schedule *s, const PipeStep *step) {
     return to < 0 || to == s->stages * s->chunks ? -1 : to % s->stages;
 }
 
-/* A rank's forwards are numbered over all its chunks: P micro-batches go through chunk 0, the same through chunk 1, …, then
- * the next P. Backwards likewise, from the last chunk to the first. */
+/* A rank's forwards are numbered over all its chunks: P micro-batches go through chunk 0, the same through chunk 1, …,
+ * then the next P. Backwards likewise, from the last chunk to the first. */
 static inline PipeStep pipe_step(const Schedule *s, PipeKind kind, int number) {
     int P = s->stages, turn = number / P % s->chunks;
-    PipeStep step = {kind, number / (P * s->chunks) * P + number % P, kind == PIPE_FORWARD ? turn : s->chunks - 1 - turn, 0, 0, 0};
+    PipeStep step = {
+        kind, number / (P * s->chunks) * P + number % P, kind == PIPE_FORWARD ? turn : s->chunks - 1 - turn, 0, 0, 0};
     return step;
 }
 
 /* The steps of one rank, and how many sets of activations each chunk needs. */
 static void schedule_steps(Schedule *s) {
     int n = s->micros * s->chunks, after = s->stages - s->stage - 1; // after: ranks behind this one
-    /* Forwards before the first backward can arrive. With several chunks a rank goes ahead of the next one by two: while it
-     * does the first, the other's backward is on its way (Megatron-LM's schedules have the same lengths). */
+    /* Forwards before the first backward can arrive. With several chunks a rank goes ahead of the next one by two:
+     * while it does the first, the other's backward is on its way (Megatron-LM's schedules have the same lengths). */
     int warm_up = (int)min_i64(n, s->chunks == 1 ? after : 2 * after + (s->chunks - 1) * s->stages);
     s->steps = (PipeStep *)checked_malloc(sizeof *s->steps * 2 * (size_t)n);
     s->slots = (int *)checked_malloc(sizeof *s->slots * (size_t)s->chunks);
@@ -80,7 +84,9 @@ static void schedule_steps(Schedule *s) {
         alive[step->chunk] += goes_forward ? 1 : -1;
         if (alive[step->chunk] > s->slots[step->chunk]) s->slots[step->chunk] = alive[step->chunk];
     }
-    for (int i = 0; i < s->count; i++) s->steps[i].slot = s->steps[i].micro % s->slots[s->steps[i].chunk]; // they come and go in the order of micro-batches
+    for (int i = 0; i < s->count; i++)
+        s->steps[i].slot =
+            s->steps[i].micro % s->slots[s->steps[i].chunk]; // they come and go in the order of micro-batches
     free(alive);
 }
 
@@ -97,7 +103,8 @@ static void schedule_replay(const Schedule *s, int *ends, int *arrives) {
     int P = s->stages, S = P * s->chunks, left = P * s->count;
     Schedule *all = (Schedule *)checked_malloc(sizeof *all * (size_t)P);
     int *at = (int *)checked_malloc(sizeof *at * (size_t)P), *now = (int *)checked_malloc(sizeof *now * (size_t)P);
-    int *done = (int *)checked_malloc(sizeof *done * 2 * (size_t)s->micros * (size_t)S); // (kind, micro, virtual stage) when; 0: not yet
+    int *done = (int *)checked_malloc(sizeof *done * 2 * (size_t)s->micros *
+                                      (size_t)S); // (kind, micro, virtual stage) when; 0: not yet
     for (int p = 0; p < P; p++) {
         all[p].stages = P, all[p].stage = p, all[p].chunks = s->chunks, all[p].micros = s->micros;
         schedule_steps(&all[p]);
@@ -108,7 +115,8 @@ static void schedule_replay(const Schedule *s, int *ends, int *arrives) {
                 const PipeStep *step = &all[p].steps[at[p]];
                 int stage = virtual_stage(&all[p], step->chunk), backward = step->kind == PIPE_BACKWARD;
                 int *mine = &done[(step->kind * s->micros + step->micro) * S + stage], arrived = 0;
-                if (pipe_source(&all[p], step) >= 0 && !(arrived = mine[backward ? 1 : -1])) break; // of the stage next to it
+                if (pipe_source(&all[p], step) >= 0 && !(arrived = mine[backward ? 1 : -1]))
+                    break; // of the stage next to it
                 now[p] = (int)max_i64(now[p], arrived) + (backward ? 2 : 1);
                 *mine = now[p];
                 if (p == s->stage) ends[at[p]] = now[p], arrives[at[p]] = arrived;
@@ -120,16 +128,22 @@ static void schedule_replay(const Schedule *s, int *ends, int *arrives) {
     free(done);
 }
 
-static int by_time(const void *a, const void *b) { return *(const int64_t *)a < *(const int64_t *)b ? -1 : *(const int64_t *)a > *(const int64_t *)b; }
+static int by_time(const void *a, const void *b) {
+    return *(const int64_t *)a < *(const int64_t *)b ? -1 : *(const int64_t *)a > *(const int64_t *)b;
+}
 
 /* Of several chunks the number of micro-batches must be a multiple of the stages: options are checked before. */
 static void schedule_open(Schedule *s, int stages, int stage, int chunks, int micros) {
-    if (chunks > 1 && micros % stages) run_failure("a schedule of %d micro-batches in %d chunks over %d stages: expected a multiple of the stages", micros, chunks, stages);
+    if (chunks > 1 && micros % stages)
+        run_failure("a schedule of %d micro-batches in %d chunks over %d stages: expected a multiple of the stages",
+                    micros, chunks, stages);
     memset(s, 0, sizeof *s);
     s->stages = stages, s->stage = stage, s->chunks = chunks, s->micros = micros;
     schedule_steps(s);
-    /* The one order of all messages is that of the times at which they are made, in the replay; of the same time, of their senders. */
-    int *ends = (int *)checked_malloc(sizeof *ends * (size_t)s->count), *arrives = (int *)checked_malloc(sizeof *arrives * (size_t)s->count);
+    /* The one order of all messages is that of the times at which they are made, in the replay; of the same time, of
+     * their senders. */
+    int *ends = (int *)checked_malloc(sizeof *ends * (size_t)s->count),
+        *arrives = (int *)checked_malloc(sizeof *arrives * (size_t)s->count);
     int64_t *order = (int64_t *)checked_malloc(sizeof *order * (size_t)s->count); // (time, sender, step)
     s->receives = (int *)checked_malloc(sizeof *s->receives * (size_t)s->count);
     schedule_replay(s, ends, arrives);
@@ -141,7 +155,8 @@ static void schedule_open(Schedule *s, int stages, int stage, int chunks, int mi
     int started[2] = {0, 0}, used[2] = {0, 0};
     for (int i = 0, next = 0; i < s->count; i++) {
         PipeStep *step = &s->steps[i];
-        for (; next < s->num_receives && order[next] < ((int64_t)ends[i] * stages + stage) * s->count; next++) { // before what this step sends
+        for (; next < s->num_receives && order[next] < ((int64_t)ends[i] * stages + stage) * s->count;
+             next++) { // before what this step sends
             s->receives[next] = (int)(order[next] % s->count);
             int kind = s->steps[s->receives[next]].kind;
             s->buffers[kind] = (int)max_i64(s->buffers[kind], ++started[kind] - used[kind]);
@@ -150,7 +165,8 @@ static void schedule_open(Schedule *s, int stages, int stage, int chunks, int mi
         used[step->kind] += pipe_source(s, step) >= 0;
     }
     for (int i = 0, taken[2] = {0, 0}; i < s->count; i++) // those of a kind come and go in the order of the steps
-        if (pipe_source(s, &s->steps[i]) >= 0) s->steps[i].buffer = taken[s->steps[i].kind]++ % s->buffers[s->steps[i].kind];
+        if (pipe_source(s, &s->steps[i]) >= 0)
+            s->steps[i].buffer = taken[s->steps[i].kind]++ % s->buffers[s->steps[i].kind];
     free(ends);
     free(arrives);
     free(order);
@@ -159,16 +175,19 @@ static void schedule_open(Schedule *s, int stages, int stage, int chunks, int mi
 // ---------------------------------------------------------------------------
 // what passes from stage to stage
 
-typedef struct { floatX *data; Request request; } Parcel; // (n, C) on its way between stages
+typedef struct {
+    floatX *data;
+    Request request;
+} Parcel; // (n, C) on its way between stages
 typedef char ParcelName[48];
 
 typedef struct {
     Schedule schedule;
     Comm *comm;
-    size_t bytes;      // of a parcel
-    Parcel *in[2];     // (schedule.buffers[kind]) inputs of forwards and of backwards that are here, or on their way
-    Parcel out[2][2];  // of each kind of output one is made while the one before goes
-    int started;       // receives of the step so far
+    size_t bytes;     // of a parcel
+    Parcel *in[2];    // (schedule.buffers[kind]) inputs of forwards and of backwards that are here, or on their way
+    Parcel out[2][2]; // of each kind of output one is made while the one before goes
+    int started;      // receives of the step so far
     int64_t sent[2];
     ParcelName *names; // (2 kinds, chunks, 2: received, sent, micro-batches)
 } Pipeline;
@@ -190,13 +209,15 @@ static void pipe_start_receive(Pipeline *p, const PipeStep *step) {
     StreamKind on = step->kind == PIPE_FORWARD ? STREAM_RECEIVE_PREVIOUS : STREAM_RECEIVE_NEXT, before;
     device_order(dev, on, STREAM_COMPUTE); // which has read what was there before
     before = device_stream(dev, on);
-    point_start(p->comm, &in->request, RECEIVE, AXIS_PP, pipe_source(&p->schedule, step), parcel_name(p, step, 0), in->data, p->bytes / sizeof(floatX), FLOATX);
+    point_start(p->comm, &in->request, RECEIVE, AXIS_PP, pipe_source(&p->schedule, step), parcel_name(p, step, 0),
+                in->data, p->bytes / sizeof(floatX), FLOATX);
     device_stream(dev, before);
 }
 
 /* Before a step: receives that the schedule wants under way by now. */
 static void pipe_start_receives(Pipeline *p, const PipeStep *step) {
-    for (; p->started < step->receives; p->started++) pipe_start_receive(p, &p->schedule.steps[p->schedule.receives[p->started]]);
+    for (; p->started < step->receives; p->started++)
+        pipe_start_receive(p, &p->schedule.steps[p->schedule.receives[p->started]]);
 }
 
 /* A step's input, from the stage before (backward: behind) this one, into `to`. */
@@ -218,7 +239,8 @@ static void pipe_send(Pipeline *p, const PipeStep *step, Parcel *out) {
     StreamKind on = step->kind == PIPE_FORWARD ? STREAM_SEND_NEXT : STREAM_SEND_PREVIOUS, before;
     device_order(dev, on, STREAM_COMPUTE);
     before = device_stream(dev, on);
-    point_start(p->comm, &out->request, SEND, AXIS_PP, pipe_target(&p->schedule, step), parcel_name(p, step, 1), out->data, p->bytes / sizeof(floatX), FLOATX);
+    point_start(p->comm, &out->request, SEND, AXIS_PP, pipe_target(&p->schedule, step), parcel_name(p, step, 1),
+                out->data, p->bytes / sizeof(floatX), FLOATX);
     device_stream(dev, before);
 }
 
@@ -234,8 +256,10 @@ static void pipeline_open(Pipeline *p, Comm *comm, size_t bytes) {
     p->comm = comm, p->bytes = bytes;
     for (int kind = 0; kind < 2; kind++) {
         p->in[kind] = (Parcel *)checked_malloc(sizeof(Parcel) * (size_t)s->buffers[kind]);
-        for (int i = 0; i < s->buffers[kind]; i++) p->in[kind][i].data = (floatX *)arena_alloc(comm->dev, MEM_ACTIVATIONS, "on its way from a stage", bytes);
-        for (int i = 0; i < 2 && s->stages > 1; i++) p->out[kind][i].data = (floatX *)arena_alloc(comm->dev, MEM_ACTIVATIONS, "on its way to a stage", bytes);
+        for (int i = 0; i < s->buffers[kind]; i++)
+            p->in[kind][i].data = (floatX *)arena_alloc(comm->dev, MEM_ACTIVATIONS, "on its way from a stage", bytes);
+        for (int i = 0; i < 2 && s->stages > 1; i++)
+            p->out[kind][i].data = (floatX *)arena_alloc(comm->dev, MEM_ACTIVATIONS, "on its way to a stage", bytes);
     }
     size_t names = sizeof(ParcelName) * 4 * (size_t)(s->chunks * s->micros);
     if (s->stages > 1) p->names = (ParcelName *)arena_alloc(comm->dev, MEM_HOST, "names of messages", names);
@@ -244,7 +268,8 @@ static void pipeline_open(Pipeline *p, Comm *comm, size_t bytes) {
 
 static void pipeline_close(Pipeline *p) {
     for (int kind = 0; kind < 2; kind++) {
-        for (int i = 0; p->in[kind] && i < p->schedule.buffers[kind]; i++) device_forget_event(p->in[kind][i].request.arrived);
+        for (int i = 0; p->in[kind] && i < p->schedule.buffers[kind]; i++)
+            device_forget_event(p->in[kind][i].request.arrived);
         for (int i = 0; i < 2; i++) device_forget_event(p->out[kind][i].request.arrived);
         free(p->in[kind]);
     }

@@ -1,16 +1,15 @@
 /* comm.h: ranks and what they exchange: groups of the mesh, the collectives.
  *
  * Owns: every exchange between ranks (named, counted, with a deadline; watchdog.h says who is
- * to blame when it passes), and the transports: `threads` (ranks are threads of this process), `mpi` (ranks are processes),
- * and `nccl` for what lies in GPUs' memory, beside one of these two for what the host holds.
- * A caller may rely on: the members of a group start its collectives in one order, or the run ends; a finished
- * request's buffers are free again; no wait is longer than the timeout; on a walking device a collective
- * is booked and nothing else happens.
+ * to blame when it passes), and the transports: `threads` (ranks are threads of this process), `mpi` (ranks are
+ * processes), and `nccl` for what lies in GPUs' memory, beside one of these two for what the host holds. A caller may
+ * rely on: the members of a group start its collectives in one order, or the run ends; a finished request's buffers are
+ * free again; no wait is longer than the timeout; on a walking device a collective is booked and nothing else happens.
  */
 #ifndef COMM_H
 #define COMM_H
 #include "device.h"
-#include "mesh.h"   // defines: Axis, Mesh, mesh_open, mesh_coordinate, mesh_group_size
+#include "mesh.h" // defines: Axis, Mesh, mesh_open, mesh_coordinate, mesh_group_size
 #include <sched.h>
 #ifdef HAVE_MPI
 #define OMPI_SKIP_MPICXX
@@ -25,37 +24,39 @@ typedef enum { ALL_GATHER, REDUCE_SCATTER, SEND, RECEIVE, COLLECTIVES } Collecti
 static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_scatter", "send", "receive"};
 #include "watchdog.h" // defines: Board, BoardRank, flight_start, message_start, say_culprits, board_join
 
-typedef struct { int64_t calls, bytes; } Traffic; // bytes that one rank receives from others; of sends, those that it sends
+typedef struct {
+    int64_t calls, bytes;
+} Traffic;          // bytes that one rank receives from others; of sends, those that it sends
 #include "script.h" // defines: Script, ScriptLine, Names, script_add
 
 typedef struct {
     Axis axis;
-    int size, rank;         // members, and which of them this rank is
-    int64_t next_sequence;  // collectives started so far
-    uint64_t order;         // hash of all of them: the same on all members
-    BoardRank *beside[2];   // members on this host that this rank's exchanges are held against; NULL: none
+    int size, rank;        // members, and which of them this rank is
+    int64_t next_sequence; // collectives started so far
+    uint64_t order;        // hash of all of them: the same on all members
+    BoardRank *beside[2];  // members on this host that this rank's exchanges are held against; NULL: none
     struct ThreadGroup *threads;
 #ifdef HAVE_MPI
     MPI_Comm mpi;
 #endif
 #ifdef HAVE_NCCL
-    ncclComm_t nccl;        // NULL: nothing of GPUs travels over this axis
-    void *registered;       // its handle of the memory that is exchanged; NULL: as it comes
+    ncclComm_t nccl;  // NULL: nothing of GPUs travels over this axis
+    void *registered; // its handle of the memory that is exchanged; NULL: as it comes
 #endif
 } Group;
 
 /* One end of the messages between two members: they match in the order in which they are sent and awaited, whatever
  * travels the other way, to others, or as collectives. */
 typedef struct Channel {
-    int axis, receives;     // receives: 0: it sends
-    int peer, peer_rank;    // the member at the other end, and its rank in the world
-    int line;               // on the board
-    int64_t next_sequence;  // messages started so far
-    uint64_t order;         // hash of all of them: the same at both ends
-    BoardRank *beside;      // the other end's rank; NULL: on another host
+    int axis, receives;       // receives: 0: it sends
+    int peer, peer_rank;      // the member at the other end, and its rank in the world
+    int line;                 // on the board
+    int64_t next_sequence;    // messages started so far
+    uint64_t order;           // hash of all of them: the same at both ends
+    BoardRank *beside;        // the other end's rank; NULL: on another host
     struct ThreadSlot *slots; // threads: (THREAD_SLOTS) NULL: not used yet
 #ifdef HAVE_NCCL
-    ncclComm_t nccl;        // of the two alone: what goes this way waits for nothing else
+    ncclComm_t nccl; // of the two alone: what goes this way waits for nothing else
 #endif
 } Channel;
 
@@ -65,25 +66,25 @@ typedef struct Request {
     int active;
     Collective collective;
     Group *group;
-    Channel *channel;   // of a message; NULL: a collective
-    const char *what;   // the unit or value exchanged
-    const char *send;   // all_gather, send: (bytes); reduce_scatter: (size, bytes), part p goes to member p
-    char *recv;         // (size, bytes), part p came from member p; receive: (bytes)
+    Channel *channel; // of a message; NULL: a collective
+    const char *what; // the unit or value exchanged
+    const char *send; // all_gather, send: (bytes); reduce_scatter: (size, bytes), part p goes to member p
+    char *recv;       // (size, bytes), part p came from member p; receive: (bytes)
     size_t bytes;
-    Dtype dtype;        // of the elements
-    int scripted;       // its slot in this rank's script + 1; 0: none is written, or it was waited for
-    double started;     // seconds
+    Dtype dtype;    // of the elements
+    int scripted;   // its slot in this rank's script + 1; 0: none is written, or it was waited for
+    double started; // seconds
     Span span;
-    int row;            // its axis' other exchanges in flight have other rows
-    int line;           // on the board: of its group, or its channel; …
-    int64_t sequence;   // … the how manieth there, from 0
-    Flight *flight;     // what the board remembers of it
-    int of_device;      // what is exchanged lies in the device's memory
-    int summed;         // nccl: of a reduce-scatter comes the sum, by NCCL's own order; (bytes) into recv
-    StreamKind on;      // … and travels on this stream
-    int enqueued;       // the stream has all of it: `arrived` tells others when it has come
+    int row;          // its axis' other exchanges in flight have other rows
+    int line;         // on the board: of its group, or its channel; …
+    int64_t sequence; // … the how manieth there, from 0
+    Flight *flight;   // what the board remembers of it
+    int of_device;    // what is exchanged lies in the device's memory
+    int summed;       // nccl: of a reduce-scatter comes the sum, by NCCL's own order; (bytes) into recv
+    StreamKind on;    // … and travels on this stream
+    int enqueued;     // the stream has all of it: `arrived` tells others when it has come
     DeviceEvent arrived;
-    int next;           // threads: parts copied so far
+    int next; // threads: parts copied so far
 #ifdef HAVE_MPI
     MPI_Request mpi;
 #endif
@@ -97,9 +98,10 @@ typedef struct Transport {
     void (*group_open)(Comm *, Group *, int colour, int key);
     int (*group_member)(Comm *, Group *, int i); // world rank of member i, read back from the transport
     void (*start)(Comm *, Request *);
-    int (*test)(Comm *, Request *);              // 1: complete, or, on a GPU, all of it is in its stream
-    BoardRank *(*record)(Comm *);                // where this rank writes what it does
-    void (*gpus_open)(Comm *), (*gpus_close)(Comm *); // when all groups are there, and before they go; NULL: nothing to do
+    int (*test)(Comm *, Request *); // 1: complete, or, on a GPU, all of it is in its stream
+    BoardRank *(*record)(Comm *);   // where this rank writes what it does
+    void (*gpus_open)(Comm *),
+        (*gpus_close)(Comm *); // when all groups are there, and before they go; NULL: nothing to do
 } Transport;
 
 enum { MAX_POINTS = 32 };
@@ -108,7 +110,7 @@ typedef struct {               // what an exchange takes, by a cluster file
     double latency, bandwidth; // seconds; bytes a second that a rank receives from others
     int points;                // where it was measured: between the points, not by the line
     double bytes[MAX_POINTS], seconds[MAX_POINTS];
-    char of[160];              // of which transport, ranks and hosts, for people
+    char of[160]; // of which transport, ranks and hosts, for people
 } ExchangeRate;
 
 static double exchange_seconds(const ExchangeRate *e, double bytes) {
@@ -123,33 +125,34 @@ static double exchange_seconds(const ExchangeRate *e, double bytes) {
 
 struct Comm {
     Device *dev;
-    const Transport *transport;        // of what lies in the device's memory
-    const Transport *hosts;            // of what the host holds, and of the ranks themselves; the same, but with nccl
+    const Transport *transport; // of what lies in the device's memory
+    const Transport *hosts;     // of what the host holds, and of the ranks themselves; the same, but with nccl
     Mesh mesh;
-    int rank;                          // in the world
+    int rank; // in the world
     Group groups[AXES];
-    Channel channels[CHANNELS];        // (num_channels) opened when first used
+    Channel channels[CHANNELS]; // (num_channels) opened when first used
     int num_channels;
     Traffic booked[AXES][COLLECTIVES]; // by this program, before the transport is called: the walk
     Traffic wire[AXES][COLLECTIVES];   // where the transport moves bytes, by the transport's own group size
     Request *in_flight[MAX_IN_FLIGHT];
     int num_in_flight;
-    Script *script;                    // where this rank's exchanges are noted; NULL: nowhere
-    Board *board;                      // of this host
-    BoardRank *self;                   // this rank's record there; NULL: a walk
-    double timeout;                    // seconds
-    double library_memory;             // bytes of the GPU that NCCL took for itself
-    int64_t progress;                  // while the host waits for the GPU: how much that had done, …
-    double progress_at;                // … and since when there was no more
-    double exchange_seconds;           // in which an exchange was in flight (of a GPU: of all its exchanges together, from their turn in their stream on); of these arithmetic did not hide …
-    double wait_seconds;               // … those spent waiting for exchanges, of a GPU by its compute stream, …
-    double poll_seconds;               // … and those spent moving bytes between ops
+    Script *script;          // where this rank's exchanges are noted; NULL: nowhere
+    Board *board;            // of this host
+    BoardRank *self;         // this rank's record there; NULL: a walk
+    double timeout;          // seconds
+    double library_memory;   // bytes of the GPU that NCCL took for itself
+    int64_t progress;        // while the host waits for the GPU: how much that had done, …
+    double progress_at;      // … and since when there was no more
+    double exchange_seconds; // in which an exchange was in flight (of a GPU: of all its exchanges together, from their
+                             // turn in their stream on); of these arithmetic did not hide …
+    double wait_seconds;     // … those spent waiting for exchanges, of a GPU by its compute stream, …
+    double poll_seconds;     // … and those spent moving bytes between ops
     double in_flight_since;
     struct ThreadWorld *thread_world;
 #ifdef HAVE_NCCL
-    ncclComm_t nccl;                   // of all ranks: the groups' are split from it
-    ncclComm_t links[LINKS];           // NULL: there is no such neighbour, or of two ranks it is the other one
-    int *members;                      // (world) of the device: who is in a group, told over it
+    ncclComm_t nccl;         // of all ranks: the groups' are split from it
+    ncclComm_t links[LINKS]; // NULL: there is no such neighbour, or of two ranks it is the other one
+    int *members;            // (world) of the device: who is in a group, told over it
 #endif
 };
 
@@ -161,28 +164,32 @@ static inline double bytes_moved(const Request *r) { return (double)r->bytes * (
 
 /* From here on it is in flight, as the timeline has it. */
 static void request_begin(Comm *comm, Request *r) {
-    r->span = span_begin(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, bytes_moved(r), !r->of_device);
+    r->span = span_begin(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what,
+                         bytes_moved(r), !r->of_device);
 }
 
 // ---------------------------------------------------------------------------
-// transport: threads. A member posts where its data lies; the others, or the one that receives it, copy it out when they test or wait.
+// transport: threads. A member posts where its data lies; the others, or the one that receives it, copy it out when
+// they test or wait.
 
 enum { THREAD_SLOTS = 64 };
 static_assert((int)THREAD_SLOTS > (int)MAX_IN_FLIGHT, "a slot is reused only after its collective completed");
 
 typedef struct ThreadSlot {
-    int64_t posted;    // sequence + 1 of the exchange whose data is at `send`
+    int64_t posted; // sequence + 1 of the exchange whose data is at `send`
     const char *send;
-    int64_t done;      // sequence + 1 of the collective that this member has read from everybody; of the message that was received
-    DeviceEvent ready, copied; // on this member's stream: what it sends is there; it has read from everybody (of a message, on the receiver's)
-    char pad[24];      // a cache line each
+    int64_t done; // sequence + 1 of the collective that this member has read from everybody; of the message that was
+                  // received
+    DeviceEvent ready, copied; // on this member's stream: what it sends is there; it has read from everybody (of a
+                               // message, on the receiver's)
+    char pad[24];              // a cache line each
 } ThreadSlot;
 
 typedef struct ThreadGroup {
     Axis axis;
     int colour, size;
-    int *members;      // (size) world ranks, each written by its own thread
-    ThreadSlot *slots; // (THREAD_SLOTS, size)
+    int *members;          // (size) world ranks, each written by its own thread
+    ThreadSlot *slots;     // (THREAD_SLOTS, size)
     ThreadSlot **messages; // (size, size) from, to: (THREAD_SLOTS), NULL until it is used
     struct ThreadGroup *next;
 } ThreadGroup;
@@ -288,8 +295,10 @@ static int threads_test(Comm *comm, Request *r) {
         char *to = r->recv + (size_t)p * r->bytes;
         if (r->of_device && !r->next) request_begin(comm, r);
         if (r->of_device) device_await(comm->dev, slots[p].ready);
-        if (to == from) {} // a gather in place has its own part
-        else if (r->of_device) device_copy(comm->dev, to, from, r->bytes);
+        if (to == from) {
+        } // a gather in place has its own part
+        else if (r->of_device)
+            device_copy(comm->dev, to, from, r->bytes);
         else memcpy(to, from, r->bytes);
         if (p != me) comm->wire[r->group->axis][r->collective].bytes += (int64_t)r->bytes;
         if (++r->next < n) continue;
@@ -298,7 +307,8 @@ static int threads_test(Comm *comm, Request *r) {
     }
     for (int p = 0; p < n; p++) // the others may still read what we sent
         if (__atomic_load_n(&slots[p].done, __ATOMIC_ACQUIRE) < r->sequence + 1) return 0;
-    for (int p = 0; p < n && r->of_device; p++) device_await(comm->dev, slots[p].copied); // and on the GPU they may for longer
+    for (int p = 0; p < n && r->of_device; p++)
+        device_await(comm->dev, slots[p].copied); // and on the GPU they may for longer
     return 1;
 }
 
@@ -312,7 +322,8 @@ static void record_groups(BoardRank *k, const Mesh *mesh, int rank) {
 
 static BoardRank *threads_record(Comm *comm) {
     ThreadWorld *w = comm->thread_world;
-    rank_state(process_end.self, RANK_ENDED, seconds_now()); // a process that a launcher started: from here on its threads watch each other
+    rank_state(process_end.self, RANK_ENDED,
+               seconds_now()); // a process that a launcher started: from here on its threads watch each other
     pthread_mutex_lock(&w->lock);
     if (!w->board) {
         w->board = board_open_threads(comm->mesh.world, comm->timeout);
@@ -328,9 +339,11 @@ static void thread_world_close(ThreadWorld *w) {
     while (w->groups) {
         ThreadGroup *g = w->groups;
         w->groups = g->next;
-        for (int i = 0; i < THREAD_SLOTS * g->size; i++) device_forget_event(g->slots[i].ready), device_forget_event(g->slots[i].copied);
+        for (int i = 0; i < THREAD_SLOTS * g->size; i++)
+            device_forget_event(g->slots[i].ready), device_forget_event(g->slots[i].copied);
         for (int p = 0; p < g->size * g->size; p++) {
-            for (int i = 0; i < THREAD_SLOTS && g->messages[p]; i++) device_forget_event(g->messages[p][i].ready), device_forget_event(g->messages[p][i].copied);
+            for (int i = 0; i < THREAD_SLOTS && g->messages[p]; i++)
+                device_forget_event(g->messages[p][i].ready), device_forget_event(g->messages[p][i].copied);
             free(g->messages[p]);
         }
         free(g->messages);
@@ -344,7 +357,8 @@ static void thread_world_close(ThreadWorld *w) {
     w->board = NULL;
 }
 
-static const Transport transport_threads = {"threads", threads_group_open, threads_group_member, threads_start, threads_test, threads_record, NULL, NULL};
+static const Transport transport_threads = {
+    "threads", threads_group_open, threads_group_member, threads_start, threads_test, threads_record, NULL, NULL};
 
 // ---------------------------------------------------------------------------
 // transport: mpi
@@ -375,12 +389,15 @@ static void mpi_start(Comm *comm, Request *r) {
     MPI_Datatype type = MPI_BYTE;
     size_t count = r->bytes;
     if (r->bytes > INT32_MAX) {
-        if (r->bytes % CHUNK || r->bytes / CHUNK > INT32_MAX) run_failure("%s: a part of %zu bytes cannot be sent", r->what, r->bytes);
+        if (r->bytes % CHUNK || r->bytes / CHUNK > INT32_MAX)
+            run_failure("%s: a part of %zu bytes cannot be sent", r->what, r->bytes);
         MPI_Type_contiguous(CHUNK, MPI_BYTE, &type);
         MPI_Type_commit(&type);
         count = r->bytes / CHUNK;
     }
-    const void *send = r->send == r->recv + (size_t)r->group->rank * r->bytes ? MPI_IN_PLACE : r->send; // of a gather: it lies where it belongs
+    const void *send = r->send == r->recv + (size_t)r->group->rank * r->bytes
+                           ? MPI_IN_PLACE
+                           : r->send; // of a gather: it lies where it belongs
     int error = MPI_SUCCESS, n = (int)count;
     MPI_Comm on = r->group->mpi;
     switch (r->collective) {
@@ -391,7 +408,9 @@ static void mpi_start(Comm *comm, Request *r) {
     case COLLECTIVES: break;
     }
     request_begin(comm, r);
-    if (error != MPI_SUCCESS) run_failure("rank %d: MPI refused %s of %s (code %d)", comm->rank, collective_names[r->collective], r->what, error);
+    if (error != MPI_SUCCESS)
+        run_failure("rank %d: MPI refused %s of %s (code %d)", comm->rank, collective_names[r->collective], r->what,
+                    error);
     if (type != MPI_BYTE) MPI_Type_free(&type);
     int size;
     MPI_Comm_size(r->group->mpi, &size);
@@ -407,8 +426,10 @@ static void mpi_check_received(const Comm *comm, const Request *r, const MPI_Sta
     MPI_Error_class(error, &kind);
     if (kind == MPI_SUCCESS) MPI_Get_elements_x(status, MPI_BYTE, &bytes);
     if (kind == MPI_SUCCESS ? (size_t)bytes != r->bytes : kind == MPI_ERR_TRUNCATE)
-        run_failure("rank %d: message %" PRId64 " from member %d of %s has %s than the %zu bytes of '%s', which is awaited. Both must take the same messages in the same order", comm->rank, r->sequence + 1,
-                    r->channel->peer, axis_names[r->group->axis], kind == MPI_SUCCESS ? "fewer" : "more", r->bytes, r->what);
+        run_failure("rank %d: message %" PRId64 " from member %d of %s has %s than the %zu bytes of '%s', which is "
+                                                "awaited. Both must take the same messages in the same order",
+                    comm->rank, r->sequence + 1, r->channel->peer, axis_names[r->group->axis],
+                    kind == MPI_SUCCESS ? "fewer" : "more", r->bytes, r->what);
 }
 
 static int mpi_test(Comm *comm, Request *r) {
@@ -416,11 +437,14 @@ static int mpi_test(Comm *comm, Request *r) {
     MPI_Status status;
     int error = MPI_Test(&r->mpi, &complete, &status);
     if (r->collective == RECEIVE && (complete || error != MPI_SUCCESS)) mpi_check_received(comm, r, &status, error);
-    if (error != MPI_SUCCESS) run_failure("rank %d: MPI lost %s of %s (code %d)", comm->rank, collective_names[r->collective], r->what, error);
+    if (error != MPI_SUCCESS)
+        run_failure("rank %d: MPI lost %s of %s (code %d)", comm->rank, collective_names[r->collective], r->what,
+                    error);
     return complete;
 }
 
-/* On the board since before MPI started. What an earlier mesh left there is forgotten; nobody reads it before all have opened the new one. */
+/* On the board since before MPI started. What an earlier mesh left there is forgotten; nobody reads it before all have
+ * opened the new one. */
 static BoardRank *mpi_record(Comm *comm) {
     BoardRank *me = process_end.self;
     me->num_channels = 0;
@@ -432,15 +456,14 @@ static BoardRank *mpi_record(Comm *comm) {
     return me;
 }
 
-static const Transport transport_mpi = {"mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_record, NULL, NULL};
+static const Transport transport_mpi = {"mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_record, NULL,
+                                        NULL};
 
 static void mpi_abort_all(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
 #endif
 
 /* Was this process started by mpirun, mpiexec or srun? */
-static int launched_by_mpi(void) {
-    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK");
-}
+static int launched_by_mpi(void) { return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK"); }
 
 /* mpirun forwards SIGUSR1 and SIGUSR2; after SIGTERM it kills within a second. srun leaves time. */
 static int under_mpirun(void) { return !!getenv("OMPI_COMM_WORLD_SIZE"); }
@@ -454,9 +477,9 @@ static int rank_of_launcher(void) {
 }
 
 typedef struct {
-    int rank, world;     // of the process; how many were started
-    int local, on_host;  // which one of this host; how many are there
-    int on_cores;        // that share its cores: all of these, or, where the launcher binds each to its own, itself alone
+    int rank, world;    // of the process; how many were started
+    int local, on_host; // which one of this host; how many are there
+    int on_cores; // that share its cores: all of these, or, where the launcher binds each to its own, itself alone
 } Started;
 
 /* Initialises MPI when a launcher started us. */
@@ -491,7 +514,8 @@ static Started comm_start_process(int *argc, char ***argv, double timeout) {
     process_end.abort_all = mpi_abort_all;
 #else
     (void)argc, (void)argv, (void)timeout;
-    user_error("started by mpirun or srun, but this build has no MPI: install Open MPI (make deps) and build again, or use --ranks N without mpirun");
+    user_error("started by mpirun or srun, but this build has no MPI: install Open MPI (make deps) and build again, or "
+               "use --ranks N without mpirun");
 #endif
     return s;
 }
@@ -524,7 +548,9 @@ static void request_end(Comm *comm, Request *r) {
     r->enqueued = 1;
 }
 
-static const Transport *transport_of(const Comm *comm, const Request *r) { return r->of_device ? comm->transport : comm->hosts; }
+static const Transport *transport_of(const Comm *comm, const Request *r) {
+    return r->of_device ? comm->transport : comm->hosts;
+}
 
 /* What travels on one stream goes in the order in which it was started. */
 static void comm_progress(Comm *comm) {
@@ -569,7 +595,8 @@ static int32_t script_phase(Script *s, const Device *dev) {
     char text[200];
     if (s->phase >= 0 && s->phase_name == dev->phase_name && s->phase_of == dev->phase_of) return s->phase;
     s->phase_name = dev->phase_name, s->phase_of = dev->phase_of;
-    snprintf(text, sizeof text, "%s%s%s", dev->phase_name ? dev->phase_name : "the step", dev->phase_of ? " of " : "", dev->phase_of ? dev->phase_of : "");
+    snprintf(text, sizeof text, "%s%s%s", dev->phase_name ? dev->phase_name : "the step", dev->phase_of ? " of " : "",
+             dev->phase_of ? dev->phase_of : "");
     return s->phase = name_number(s->names, text);
 }
 
@@ -584,8 +611,16 @@ static void script_start(Comm *comm, Request *r) {
     Script *s = comm->script;
     if (!~s->taken) run_failure("rank %d: more than 64 exchanges that nobody has waited for", comm->rank);
     int slot = __builtin_ctzll(~s->taken);
-    ScriptLine line = {script_computed(comm), (int64_t)(r->bytes / dtype_size(r->dtype)), name_number(s->names, r->what), script_phase(s, comm->dev), r->channel ? r->channel->peer : -1,
-                       0, (uint8_t)slot, (uint8_t)r->collective, (uint8_t)r->group->axis, (uint8_t)r->dtype};
+    ScriptLine line = {script_computed(comm),
+                       (int64_t)(r->bytes / dtype_size(r->dtype)),
+                       name_number(s->names, r->what),
+                       script_phase(s, comm->dev),
+                       r->channel ? r->channel->peer : -1,
+                       0,
+                       (uint8_t)slot,
+                       (uint8_t)r->collective,
+                       (uint8_t)r->group->axis,
+                       (uint8_t)r->dtype};
     s->taken |= 1ull << slot;
     r->scripted = slot + 1;
     script_add(s, &line);
@@ -593,7 +628,8 @@ static void script_start(Comm *comm, Request *r) {
 
 static void script_wait(Comm *comm, Request *r) {
     Script *s = comm->script;
-    ScriptLine line = {script_computed(comm), 0, -1, script_phase(s, comm->dev), -1, 1, (uint8_t)(r->scripted - 1), 0, 0, 0};
+    ScriptLine line = {
+        script_computed(comm), 0, -1, script_phase(s, comm->dev), -1, 1, (uint8_t)(r->scripted - 1), 0, 0, 0};
     s->taken &= ~(1ull << line.slot);
     r->scripted = 0;
     script_add(s, &line);
@@ -606,7 +642,8 @@ static void request_start(Comm *comm, Request *r) {
     Axis axis = g->axis;
     comm->booked[axis][r->collective].calls++;
     comm->booked[axis][r->collective].bytes += (int64_t)bytes_moved(r);
-    if (comm->num_in_flight == MAX_IN_FLIGHT) run_failure("rank %d: more than %d exchanges in flight", comm->rank, MAX_IN_FLIGHT);
+    if (comm->num_in_flight == MAX_IN_FLIGHT)
+        run_failure("rank %d: more than %d exchanges in flight", comm->rank, MAX_IN_FLIGHT);
     r->active = 1;
     r->on = comm->dev->on;
     r->line = c ? c->line : (int)axis;
@@ -616,15 +653,21 @@ static void request_start(Comm *comm, Request *r) {
     if (comm->script) script_start(comm, r);
     if (comm->dev->walk) { // how long it takes the replay of all ranks knows
         if (c) r->row = c->line - AXES + 1;
-        event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, r->started, r->started, bytes_moved(r));
+        event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, r->started,
+                  r->started, bytes_moved(r));
         return;
     }
-    if (CUDA_BUILD && r->of_device) r->row = r->on >= STREAM_SEND_NEXT ? (int)r->on - STREAM_SEND_NEXT : r->on == STREAM_REDUCE; // one after the other on each stream
-    for (int i = 0; i < comm->num_in_flight; i++) // else the lowest row that none of the axis has
-        if (!(CUDA_BUILD && r->of_device) && comm->in_flight[i]->group == g && comm->in_flight[i]->row == r->row) r->row++, i = -1;
+    if (CUDA_BUILD && r->of_device)
+        r->row = r->on >= STREAM_SEND_NEXT ? (int)r->on - STREAM_SEND_NEXT
+                                           : r->on == STREAM_REDUCE; // one after the other on each stream
+    for (int i = 0; i < comm->num_in_flight; i++)                    // else the lowest row that none of the axis has
+        if (!(CUDA_BUILD && r->of_device) && comm->in_flight[i]->group == g && comm->in_flight[i]->row == r->row)
+            r->row++, i = -1;
     if (!comm->num_in_flight) comm->in_flight_since = r->started;
-    r->flight = c ? message_start(comm->self, c->beside, c->line, r->collective, r->what, r->bytes, r->dtype, &c->order, r->started)
-                  : flight_start(comm->board, comm->self, g->beside, axis, r->collective, r->what, r->bytes, r->dtype, &g->order, r->started);
+    r->flight = c ? message_start(comm->self, c->beside, c->line, r->collective, r->what, r->bytes, r->dtype, &c->order,
+                                  r->started)
+                  : flight_start(comm->board, comm->self, g->beside, axis, r->collective, r->what, r->bytes, r->dtype,
+                                 &g->order, r->started);
     r->span.begun = NULL, r->span.event = -1;
     transport_of(comm, r)->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
@@ -632,13 +675,15 @@ static void request_start(Comm *comm, Request *r) {
     if (CUDA_BUILD && r->of_device) comm_progress(comm); // into its stream, before what comes next there
 }
 
-/* Starts `collective` on this rank's group of `axis`; a member's part has `count` elements. A group of one copies at once. On a GPU
- * it travels on the chosen stream; the stream that is chosen when it is waited for waits. */
+/* Starts `collective` on this rank's group of `axis`; a member's part has `count` elements. A group of one copies at
+ * once. On a GPU it travels on the chosen stream; the stream that is chosen when it is waited for waits. */
 static void collective_start(Comm *comm, Request *r, Collective collective, Axis axis, const char *what,
                              const void *send, void *recv, size_t count, Dtype dtype) {
     Group *g = &comm->groups[axis];
     size_t bytes = count * dtype_size(dtype);
-    if (r->active) run_failure("rank %d: %s of %s started while its request is in flight", comm->rank, collective_names[collective], what);
+    if (r->active)
+        run_failure("rank %d: %s of %s started while its request is in flight", comm->rank,
+                    collective_names[collective], what);
     r->collective = collective;
     r->group = g;
     r->channel = NULL;
@@ -659,15 +704,20 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
 
 /* The ring's link between a rank and a neighbour; of two ranks either is the other's next. */
 static inline Link link_of(const Group *g, int peer, int receives) {
-    int forward = receives ? (peer + 1) % g->size == g->rank : (g->rank + 1) % g->size == peer, backward = receives ? (g->rank + 1) % g->size == peer : (peer + 1) % g->size == g->rank;
-    if (!forward && !backward) run_failure("a message between members %d and %d of the %d of %s: over NCCL only neighbours have messages", g->rank, peer, g->size, axis_names[g->axis]);
+    int forward = receives ? (peer + 1) % g->size == g->rank : (g->rank + 1) % g->size == peer,
+        backward = receives ? (g->rank + 1) % g->size == peer : (peer + 1) % g->size == g->rank;
+    if (!forward && !backward)
+        run_failure("a message between members %d and %d of the %d of %s: over NCCL only neighbours have messages",
+                    g->rank, peer, g->size, axis_names[g->axis]);
     return forward ? (receives ? LINK_FROM_PREVIOUS : LINK_TO_NEXT) : receives ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
 }
 
 /* This rank's end of the messages to, or from, a member of `axis`. */
 static Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
     int i = 0, k = comm->num_channels;
-    while (i < k && (comm->channels[i].axis != (int)axis || comm->channels[i].peer != peer || comm->channels[i].receives != receives)) i++;
+    while (i < k && (comm->channels[i].axis != (int)axis || comm->channels[i].peer != peer ||
+                     comm->channels[i].receives != receives))
+        i++;
     Channel *c = &comm->channels[i];
     if (i < k) return c;
     if (k == CHANNELS) run_failure("rank %d: messages to or from more than %d others", comm->rank, CHANNELS);
@@ -679,23 +729,32 @@ static Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
 #ifdef HAVE_NCCL
     if (comm->nccl) c->nccl = comm->links[link_of(&comm->groups[axis], peer, receives)];
 #endif
-    if (comm->self) channel_beside(comm->board, comm->self, (int)axis, receives, c->peer_rank, &c->beside); // else a walk
+    if (comm->self)
+        channel_beside(comm->board, comm->self, (int)axis, receives, c->peer_rank, &c->beside); // else a walk
     return c;
 }
 
-/* Starts a message to, or from, member `peer` of this rank's group of `axis`: SEND or RECEIVE of `count` elements at `buffer`. The n-th
- * that one sends to another is the n-th that this one awaits from it, whatever travels the other way, with others, or as a
- * collective; both call it the same, or the run ends: so `what` says which one it is (what, and of which micro-batch). It stays
- * where it is as long as the timeline. A send is waited for before its buffer is written again. On a GPU it travels on the
- * chosen stream, one after the other there, and over NCCL between neighbours of the ring alone. */
-static inline void point_start(Comm *comm, Request *r, Collective send_or_receive, Axis axis, int peer, const char *what, void *buffer, size_t count, Dtype dtype) {
+/* Starts a message to, or from, member `peer` of this rank's group of `axis`: SEND or RECEIVE of `count` elements at
+ * `buffer`. The n-th that one sends to another is the n-th that this one awaits from it, whatever travels the other
+ * way, with others, or as a collective; both call it the same, or the run ends: so `what` says which one it is (what,
+ * and of which micro-batch). It stays where it is as long as the timeline. A send is waited for before its buffer is
+ * written again. On a GPU it travels on the chosen stream, one after the other there, and over NCCL between neighbours
+ * of the ring alone. */
+static inline void point_start(Comm *comm, Request *r, Collective send_or_receive, Axis axis, int peer,
+                               const char *what, void *buffer, size_t count, Dtype dtype) {
     Group *g = &comm->groups[axis];
     size_t bytes = count * dtype_size(dtype);
-    if (r->active) run_failure("rank %d: %s of %s started while its request is in flight", comm->rank, collective_names[send_or_receive], what);
-    if (send_or_receive != SEND && send_or_receive != RECEIVE) run_failure("rank %d: %s of %s is no message between two ranks", comm->rank, collective_names[send_or_receive], what);
+    if (r->active)
+        run_failure("rank %d: %s of %s started while its request is in flight", comm->rank,
+                    collective_names[send_or_receive], what);
+    if (send_or_receive != SEND && send_or_receive != RECEIVE)
+        run_failure("rank %d: %s of %s is no message between two ranks", comm->rank, collective_names[send_or_receive],
+                    what);
     if (peer < 0 || peer >= g->size || peer == g->rank || !bytes)
-        run_failure("rank %d: %s of %zu bytes of %s with member %d of the %d of %s, of which it is member %d: expected another one, and at least a byte", comm->rank,
-                    collective_names[send_or_receive], bytes, what, peer, g->size, axis_names[axis], g->rank);
+        run_failure("rank %d: %s of %zu bytes of %s with member %d of the %d of %s, of which it is member %d: expected "
+                    "another one, and at least a byte",
+                    comm->rank, collective_names[send_or_receive], bytes, what, peer, g->size, axis_names[axis],
+                    g->rank);
     r->collective = send_or_receive;
     r->group = g;
     r->channel = channel_of(comm, axis, peer, send_or_receive == RECEIVE);
@@ -708,7 +767,10 @@ static inline void point_start(Comm *comm, Request *r, Collective send_or_receiv
 }
 
 /* What the ends of this rank's channels have seen so far, for a comparison across hosts: */
-typedef struct { int peer, receives, axis; uint32_t order; } ChannelOrder; // peer: in the world; -1: no channel
+typedef struct {
+    int peer, receives, axis;
+    uint32_t order;
+} ChannelOrder; // peer: in the world; -1: no channel
 
 static inline void channel_orders(const Comm *comm, ChannelOrder orders[CHANNELS]) {
     for (int i = 0; i < CHANNELS; i++) {
@@ -718,31 +780,36 @@ static inline void channel_orders(const Comm *comm, ChannelOrder orders[CHANNELS
     }
 }
 
-/* Do ranks `a` and `b`, which told of theirs when no message was on its way, differ in what one sent and the other received? Over which axis; -1: no. */
+/* Do ranks `a` and `b`, which told of theirs when no message was on its way, differ in what one sent and the other
+ * received? Over which axis; -1: no. */
 static inline int channels_differ(int a, const ChannelOrder of_a[CHANNELS], int b, const ChannelOrder of_b[CHANNELS]) {
     for (int i = 0; i < 2 * CHANNELS; i++) {
         const ChannelOrder *one = i < CHANNELS ? &of_a[i] : &of_b[i - CHANNELS], *others = i < CHANNELS ? of_b : of_a;
         int met = one->peer != (i < CHANNELS ? b : a);
         for (int k = 0; k < CHANNELS && !met; k++)
-            met = others[k].peer == (i < CHANNELS ? a : b) && others[k].axis == one->axis && others[k].receives != one->receives && others[k].order == one->order;
+            met = others[k].peer == (i < CHANNELS ? a : b) && others[k].axis == one->axis &&
+                  others[k].receives != one->receives && others[k].order == one->order;
         if (!met) return one->axis;
     }
     return -1;
 }
 
-/* A wait is past its limit: says who is to blame, and ends the run. Where that is not certain, the other hosts may say so first. */
+/* A wait is past its limit: says who is to blame, and ends the run. Where that is not certain, the other hosts may say
+ * so first. */
 static void wait_expired(Comm *comm, int line, int64_t number, double waited) {
     char culprits[2048], name[160];
     Sentence t = {culprits, sizeof culprits, 0}, exchange = {name, sizeof name, 0};
     int phase = comm->self->phase, times = phases[phase].limit, local = comm->board->attached == comm->mesh.world;
     double limit = comm->timeout * times;
     int certain = say_culprits(&t, comm->board, comm->self, line, number, limit);
-    if (!certain && !local && waited < limit + 1.8) return; // a monitor speaks half a second late, and a launcher may take a second to end a run
+    if (!certain && !local && waited < limit + 1.8)
+        return; // a monitor speaks half a second late, and a launcher may take a second to end a run
     if (times > 1) say(&t, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
     say_exchange(&exchange, comm->self, line, number);
     if (is_channel(line)) say(&exchange, " (message %" PRId64 ")", number);
     else say(&exchange, " (%d ranks, exchange %" PRId64 " of this group)", comm->groups[line].size, number);
-    run_failure("rank %d waited %.1f s for %s; %s. Look there first; --timeout sets the limit", comm->rank, waited, name, culprits);
+    run_failure("rank %d waited %.1f s for %s; %s. Look there first; --timeout sets the limit", comm->rank, waited,
+                name, culprits);
 }
 
 /* The host lets exchanges progress until all of this one is done, or with its stream. */
@@ -781,7 +848,8 @@ static void collective_wait(Comm *comm, Request *r) {
     if (counts) span_end(dev, span, &comm->wait_seconds, -1, 0);
 }
 
-/* The chosen stream, not the host, waits for an event of another one; that of the compute stream counts as waiting. `what` it is for. */
+/* The chosen stream, not the host, waits for an event of another one; that of the compute stream counts as waiting.
+ * `what` it is for. */
 static void comm_await(Comm *comm, DeviceEvent event, const char *what) {
     int counts = CUDA_BUILD && (event || comm->dev->walk) && comm->dev->on == STREAM_COMPUTE;
     Span span = ZERO;
@@ -821,7 +889,9 @@ static void all_gather_now(Comm *comm, Axis axis, const char *what, const void *
 /* This rank's clock minus rank 0's, in seconds, and the largest error of that: whatever rank 0 sent was sent before it
  * came here, and whatever it saw of ours was seen after it left. Each round says when the one before was seen. */
 static double comm_clock_offset(Comm *comm, double *error) {
-    typedef struct { double sent, seen; } Beat; // by the sender's clock
+    typedef struct {
+        double sent, seen;
+    } Beat; // by the sender's clock
     Beat mine = ZERO, *all = (Beat *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
     double low = -INFINITY, high = INFINITY;
     for (int round = 0; round < 16; round++) {
@@ -837,9 +907,10 @@ static double comm_clock_offset(Comm *comm, double *error) {
     return comm->rank ? (low + high) / 2 : 0;
 }
 
-#include "nccl.h" // defines: transport_nccl, nccl_look, nccl_communicators
+#include "transport_nccl.h" // defines: transport_nccl, nccl_look, nccl_communicators
 
-/* The host waits for the GPU, or (waited = 0) has done so. A span that ends now and then is a sign that it goes on; else an exchange keeps it, or a kernel. */
+/* The host waits for the GPU, or (waited = 0) has done so. A span that ends now and then is a sign that it goes on;
+ * else an exchange keeps it, or a kernel. */
 static void comm_watch(void *arg, double waited) {
     Comm *comm = (Comm *)arg;
     double now = seconds_now(), limit = comm->timeout * phases[comm->self->phase].limit;
@@ -858,7 +929,10 @@ static void comm_watch(void *arg, double waited) {
     }
     if (settled < 0 || now - comm->progress_at < limit) return;
     if (open) wait_expired(comm, open->line, open->number, now - comm->progress_at);
-    else run_failure("rank %d waited %.1f s for its GPU, which is in no exchange: a kernel does not end; --timeout sets the limit", comm->rank, now - comm->progress_at);
+    else
+        run_failure("rank %d waited %.1f s for its GPU, which is in no exchange: a kernel does not end; --timeout sets "
+                    "the limit",
+                    comm->rank, now - comm->progress_at);
 }
 
 /* NULL: this build does not have it. */
@@ -898,7 +972,8 @@ static void comm_open_walk(Comm *comm, Device *dev, const Mesh *mesh, int rank) 
     (void)members;
 }
 
-static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const Transport *transport, const Transport *hosts, ThreadWorld *threads, double timeout) {
+static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const Transport *transport,
+                      const Transport *hosts, ThreadWorld *threads, double timeout) {
     comm_open_walk(comm, dev, mesh, rank);
     comm->transport = transport;
     comm->hosts = hosts;
@@ -909,7 +984,8 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
     comm->self->now.op = OP_COUNT; // none yet
     dev->shown = &comm->self->now;
     dev->arrived = comm_arrived;
-    dev->watch = mesh->world > 1 || !comm->board->threads ? comm_watch : NULL; // others wait for this rank, or a monitor watches it
+    dev->watch = mesh->world > 1 || !comm->board->threads ? comm_watch
+                                                          : NULL; // others wait for this rank, or a monitor watches it
     dev->poll_arg = comm;
     for (int a = 0; a < AXES; a++) {
         int colour, key;
@@ -917,8 +993,8 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
         mesh_group(mesh, rank, (Axis)a, &colour, &key);
         hosts->group_open(comm, g, colour, key);
         if (g->size != mesh_group_size(mesh, (Axis)a) || g->rank != key)
-            run_failure("rank %d: group %s has %d members and this rank is its %d, expected %d and %d",
-                        rank, axis_names[a], g->size, g->rank, mesh_group_size(mesh, (Axis)a), key);
+            run_failure("rank %d: group %s has %d members and this rank is its %d, expected %d and %d", rank,
+                        axis_names[a], g->size, g->rank, mesh_group_size(mesh, (Axis)a), key);
     }
     for (int a = 0; a < AXES; a++)
         if (comm->groups[a].size > 1) board_beside(comm->board, comm->self, a, comm->groups[a].beside);

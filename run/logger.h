@@ -6,21 +6,22 @@
 #ifndef LOGGER_H
 #define LOGGER_H
 #include "plan.h"
-#include "dataloader.h"
+#include "../dataloader.h"
 #include "checkpoint.h" // defines: write_all, ranks_meet
 
-typedef struct {            // of one rank and step, or of all its steps
-    double seconds, wait_seconds; // to the step report, which comes before the optimizer; of these, waiting for other ranks
+typedef struct { // of one rank and step, or of all its steps
+    double seconds,
+        wait_seconds; // to the step report, which comes before the optimizer; of these, waiting for other ranks
     int64_t tokens;
-    int64_t memory;         // peak bytes of all arenas in memory
+    int64_t memory; // peak bytes of all arenas in memory
 } RankFigures;
 
 typedef struct Logger {
-    const char *out;        // NULL: no files
+    const char *out;          // NULL: no files
     FILE *metrics, *consumed; // consumed: samples.jsonl
-    double last_line;       // when the last progress line was printed
-    int64_t samples, steps; // so far
-    RankFigures *ranks;     // (world) sums over the steps so far
+    double last_line;         // when the last progress line was printed
+    int64_t samples, steps;   // so far
+    RankFigures *ranks;       // (world) sums over the steps so far
     int world;
 } Logger;
 
@@ -59,26 +60,33 @@ static void logger_open(Logger *l, const char *out, int world, const Progress *a
     sync_directory(out); // no checkpoint's name lasts without theirs
 }
 
-/* What the next lines of samples.jsonl are about, unless earlier ones said so. `consumed_before`: of the epoch in which they begin. */
+/* What the next lines of samples.jsonl are about, unless earlier ones said so. `consumed_before`: of the epoch in which
+ * they begin. */
 static void logger_data(Logger *l, const Dataset *data, const char *tail, int64_t consumed_before, int other_data) {
     if (!l->consumed || (ftell(l->consumed) > 0 && !other_data)) return;
-    fprintf(l->consumed, "{\"data\":\"%016" PRIx64 "\",\"windows\":%" PRId64 ",\"tail\":\"%s\",\"consumed_before\":%" PRId64 "}\n", data->fingerprint, data->windows, tail, consumed_before);
+    fprintf(l->consumed,
+            "{\"data\":\"%016" PRIx64 "\",\"windows\":%" PRId64 ",\"tail\":\"%s\",\"consumed_before\":%" PRId64 "}\n",
+            data->fingerprint, data->windows, tail, consumed_before);
 }
 
 /* The samples of a step, (world, count); of ranks that share them, one is heard. */
-static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t *samples, int64_t count, const Mesh *mesh) {
+static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t *samples, int64_t count,
+                           const Mesh *mesh) {
     const char *comma = "";
     if (!l->consumed) return;
     fprintf(l->consumed, "{\"step\":%" PRId64 ",\"epoch\":%" PRId64 ",\"samples\":[", step, epoch);
     for (int rank = 0; rank < mesh->world; rank++)
-        for (int64_t i = 0; i < count && mesh_tells_samples(mesh, rank); i++, comma = ",") fprintf(l->consumed, "%s%" PRId64, comma, samples[rank * count + i]);
+        for (int64_t i = 0; i < count && mesh_tells_samples(mesh, rank); i++, comma = ",")
+            fprintf(l->consumed, "%s%" PRId64, comma, samples[rank * count + i]);
     fprintf(l->consumed, "]}\n");
     fflush(l->consumed);
 }
 
 /* A checkpoint must not know of steps that its run's files do not tell. */
 static void logger_sync(Logger *l) {
-    if (l->out && (fflush(l->metrics) || fflush(l->consumed) || fsync(fileno(l->metrics)) || fsync(fileno(l->consumed)))) user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->out, strerror(errno));
+    if (l->out &&
+        (fflush(l->metrics) || fflush(l->consumed) || fsync(fileno(l->metrics)) || fsync(fileno(l->consumed))))
+        user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->out, strerror(errno));
 }
 
 /* What each rank did, least, mean and most, and which was slowest: the one that the others waited for. */
@@ -86,14 +94,18 @@ static void logger_ranks(const Logger *l) {
     enum { SHOWN = 64 };
     double over_mean, low[4] = ZERO, mean[4] = ZERO, high[4] = ZERO;
     int slowest = slowest_rank(l->ranks, l->world, &over_mean);
-    printf("ranks, over %" PRId64 " step%s %10s %14s %14s %14s\n", l->steps, l->steps == 1 ? "" : "s", "tokens/s", "computing s", "waiting s", "memory MB");
+    printf("ranks, over %" PRId64 " step%s %10s %14s %14s %14s\n", l->steps, l->steps == 1 ? "" : "s", "tokens/s",
+           "computing s", "waiting s", "memory MB");
     for (int i = 0; i < l->world; i++) {
         const RankFigures *r = &l->ranks[i];
         double of[4] = {(double)r->tokens / r->seconds, computing(r), r->wait_seconds, (double)r->memory / 1e6};
-        for (int k = 0; k < 4; k++) low[k] = i ? fmin(low[k], of[k]) : of[k], high[k] = i ? fmax(high[k], of[k]) : of[k], mean[k] += of[k] / l->world;
+        for (int k = 0; k < 4; k++)
+            low[k] = i ? fmin(low[k], of[k]) : of[k], high[k] = i ? fmax(high[k], of[k]) : of[k],
+            mean[k] += of[k] / l->world;
         if (i < SHOWN) printf("  rank %-12d %12.0f %14.3f %14.3f %14.1f\n", i, of[0], of[1], of[2], of[3]);
     }
-    if (l->world > SHOWN) printf("  and %d more; with --out metrics.jsonl has all of them for the last step\n", l->world - SHOWN);
+    if (l->world > SHOWN)
+        printf("  and %d more; with --out metrics.jsonl has all of them for the last step\n", l->world - SHOWN);
     printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "least", low[0], low[1], low[2], low[3]);
     printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "mean", mean[0], mean[1], mean[2], mean[3]);
     printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "most", high[0], high[1], high[2], high[3]);
@@ -103,17 +115,19 @@ static void logger_ranks(const Logger *l) {
 static void logger_close(Logger *l) {
     if (l->world > 1 && l->steps) logger_ranks(l);
     free(l->ranks);
-    if (l->out && (fclose(l->metrics) || fclose(l->consumed))) user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->out, strerror(errno));
+    if (l->out && (fclose(l->metrics) || fclose(l->consumed)))
+        user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->out, strerror(errno));
 }
 
-typedef struct {                     // one training step
+typedef struct { // one training step
     double loss, grad_norm, lr;
-    double seconds, wait_seconds;    // of this rank; in which it waited for other ranks
-    double data_wait_seconds;        // in which it waited for its samples
-    double exchange_seconds, overlap; // in which an exchange was in flight; the part of them that arithmetic hid (0 to 1)
-    double mfu;                      // FLOP/s over those of bare products; 0: not known yet
-    int skipped;                     // the weights stay as they are: loss or gradient is not finite
-    int64_t targets, samples;        // of all ranks
+    double seconds, wait_seconds; // of this rank; in which it waited for other ranks
+    double data_wait_seconds;     // in which it waited for its samples
+    double exchange_seconds,
+        overlap;              // in which an exchange was in flight; the part of them that arithmetic hid (0 to 1)
+    double mfu;               // FLOP/s over those of bare products; 0: not known yet
+    int skipped;              // the weights stay as they are: loss or gradient is not finite
+    int64_t targets, samples; // of all ranks
 } StepStats;
 
 /* "name": value, as JSON has it: no infinity, no NaN. */
@@ -131,7 +145,11 @@ static void ranks_json(FILE *f, const RankFigures *ranks, int world) {
             const RankFigures *r = &ranks[i];
             if (i) fputc(',', f);
             if (k == 3) fprintf(f, "%" PRId64, r->memory);
-            else fprintf(f, k ? "%.6f" : "%.1f", k == 0 ? (double)r->tokens / r->seconds : k == 1 ? computing(r) : r->wait_seconds);
+            else
+                fprintf(f, k ? "%.6f" : "%.1f",
+                        k == 0   ? (double)r->tokens / r->seconds
+                        : k == 1 ? computing(r)
+                                 : r->wait_seconds);
         }
         fprintf(f, "]");
     }
@@ -139,7 +157,8 @@ static void ranks_json(FILE *f, const RankFigures *ranks, int world) {
 }
 
 /* `ranks`: what each rank told of this step. */
-static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats *s, const RankFigures *ranks, int T, const Device *dev, const Comm *comm) {
+static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats *s, const RankFigures *ranks, int T,
+                        const Device *dev, const Comm *comm) {
     double rate = (double)(s->samples * T) / s->seconds, over_mean; // tokens/s
     int slowest = slowest_rank(ranks, l->world, &over_mean);
     RankFigures least = ranks[0], most = ranks[0];
@@ -157,18 +176,25 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
         json_real(l->metrics, "loss", s->loss);
         json_real(l->metrics, "grad_norm", s->grad_norm);
         if (s->skipped) fprintf(l->metrics, ",\"skipped\":true");
-        fprintf(l->metrics, ",\"lr\":%.9g,\"tokens\":%" PRId64 ",\"samples\":%" PRId64
-                            ",\"seconds\":%.6f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"wait_s\":%.6f,\"data_wait_s\":%.6f,\"exchange_s\":%.6f,\"overlap\":%.4f,\"memory\":{",
-                s->lr, l->samples * T, l->samples, s->seconds, rate, s->mfu, s->wait_seconds, s->data_wait_seconds, s->exchange_seconds, s->overlap);
-        for (int c = 0; c < MEM_CATEGORIES; c++) fprintf(l->metrics, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], dev->arenas[c].peak);
+        fprintf(l->metrics,
+                ",\"lr\":%.9g,\"tokens\":%" PRId64 ",\"samples\":%" PRId64
+                ",\"seconds\":%.6f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"wait_s\":%.6f,\"data_wait_s\":%.6f,\"exchange_"
+                "s\":%.6f,\"overlap\":%.4f,\"memory\":{",
+                s->lr, l->samples * T, l->samples, s->seconds, rate, s->mfu, s->wait_seconds, s->data_wait_seconds,
+                s->exchange_seconds, s->overlap);
+        for (int c = 0; c < MEM_CATEGORIES; c++)
+            fprintf(l->metrics, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], dev->arenas[c].peak);
         static const Axis shown[] = {AXIS_FSDP, AXIS_DP_REPLICATE, AXIS_TP, AXIS_CP, AXIS_PP};
         fprintf(l->metrics, "},\"bytes\":{");
         for (int i = 0; i < 5; i++) {
             int64_t bytes = 0;
-            for (int o = 0; o < COLLECTIVES; o++) bytes += o == SEND ? 0 : comm->wire[shown[i]][o].bytes; // what comes from others
+            for (int o = 0; o < COLLECTIVES; o++)
+                bytes += o == SEND ? 0 : comm->wire[shown[i]][o].bytes; // what comes from others
             fprintf(l->metrics, "%s\"%s\":%" PRId64, i ? "," : "", axis_names[shown[i]], bytes);
         }
-        fprintf(l->metrics, "},\"rank_min_max\":{\"seconds\":[%.6f,%.6f],\"memory\":[%" PRId64 ",%" PRId64 "]},\"slowest_rank\":%d", least.seconds, most.seconds, least.memory, most.memory, slowest);
+        fprintf(l->metrics,
+                "},\"rank_min_max\":{\"seconds\":[%.6f,%.6f],\"memory\":[%" PRId64 ",%" PRId64 "]},\"slowest_rank\":%d",
+                least.seconds, most.seconds, least.memory, most.memory, slowest);
         if (l->world <= 64 || step == steps) ranks_json(l->metrics, ranks, l->world);
         fprintf(l->metrics, "}\n");
         fflush(l->metrics);
@@ -176,13 +202,16 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
     if (step > 1 && step < steps && seconds_now() - l->last_line < 2) return; // at most a line every two seconds
     l->last_line = seconds_now();
     flockfile(stdout); // a whole line, whatever other ranks have to say
-    printf("step %6" PRId64 "/%" PRId64 " | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", step, steps, s->loss, s->grad_norm, s->lr, s->seconds, rate);
+    printf("step %6" PRId64 "/%" PRId64 " | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", step, steps,
+           s->loss, s->grad_norm, s->lr, s->seconds, rate);
     if (s->mfu > 0) printf(" | %3.0f %% of the product rate", 100 * s->mfu);
     printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
     if (s->exchange_seconds > 0) printf(", %2.0f %% of exchange hidden", 100 * s->overlap);
     if (over_mean > 1.1) printf(" | rank %d computes %.0f %% longer than the mean", slowest, 100 * (over_mean - 1));
     for (int c = 0, shown = 0; c < MEM_CATEGORIES && l->steps == 1; c++) // it stays as it is
-        if (dev->arenas[c].peak) printf("%s%s %.1f", shown++ ? ", " : " | MB of a rank: ", mem_category_names[c], (double)dev->arenas[c].peak / 1e6);
+        if (dev->arenas[c].peak)
+            printf("%s%s %.1f", shown++ ? ", " : " | MB of a rank: ", mem_category_names[c],
+                   (double)dev->arenas[c].peak / 1e6);
     printf("\n");
     fflush(stdout);
     funlockfile(stdout);
@@ -190,18 +219,23 @@ static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats 
 
 static void logger_validation(Logger *l, int64_t step, double loss, int64_t targets) {
     if (l->metrics) {
-        fprintf(l->metrics, "{\"step\":%" PRId64 ",\"val_loss\":%.9g,\"val_tokens\":%" PRId64 "}\n", step, loss, targets);
+        fprintf(l->metrics, "{\"step\":%" PRId64 ",\"val_loss\":%.9g,\"val_tokens\":%" PRId64 "}\n", step, loss,
+                targets);
         fflush(l->metrics);
     }
-    printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f) on %" PRId64 " tokens\n", step, loss, exp(loss), targets);
+    printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f) on %" PRId64 " tokens\n", step, loss, exp(loss),
+           targets);
     fflush(stdout);
 }
 
-/* What this rank's samples cost, once its loader is closed: of the reading, what steps waited for is what arithmetic did not hide. */
+/* What this rank's samples cost, once its loader is closed: of the reading, what steps waited for is what arithmetic
+ * did not hide. */
 static void logger_loader(const Loader *l) {
     if (!l->consumed) return;
-    printf("loader: %d worker%s, first batch after %.2f ms", l->num_workers, l->num_workers > 1 ? "s" : "", 1e3 * l->first_after);
-    if (l->consumed > 1) printf(", then %.3f ms a step waiting", 1e3 * l->later_wait_seconds / (double)(l->consumed - 1));
+    printf("loader: %d worker%s, first batch after %.2f ms", l->num_workers, l->num_workers > 1 ? "s" : "",
+           1e3 * l->first_after);
+    if (l->consumed > 1)
+        printf(", then %.3f ms a step waiting", 1e3 * l->later_wait_seconds / (double)(l->consumed - 1));
     printf(", %.3f ms a step reading\n", 1e3 * l->read_seconds * (double)l->samples / (double)l->claimed);
     fflush(stdout);
 }
@@ -217,7 +251,8 @@ static int *layout_read_back(Comm *comm) {
 
 /* For each rank a number that is its host's alone. All ranks call it. */
 static int *hosts_read_back(Comm *comm) {
-    int mine = (int)(hash_bytes(HASH_START, comm->board->host, strlen(comm->board->host)) >> 33), *all = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
+    int mine = (int)(hash_bytes(HASH_START, comm->board->host, strlen(comm->board->host)) >> 33),
+        *all = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, "hosts", &mine, all, sizeof mine);
     return all;
 }
@@ -254,13 +289,19 @@ static void layout_print(const Mesh *m, const int *colours, const int *hosts, FI
             }
             fprintf(f, groups++ ? ", " : " ");
             if (even && (members > 2 || step == 1)) fprintf(f, step > 1 ? "%d-%d by %d" : "%d-%d", first, last, step);
-            else for (int r = first; r < m->world; r++) if (colours[r * AXES + a] == colours[first * AXES + a]) fprintf(f, r > first ? "+%d" : "%d", r);
+            else
+                for (int r = first; r < m->world; r++)
+                    if (colours[r * AXES + a] == colours[first * AXES + a]) fprintf(f, r > first ? "+%d" : "%d", r);
             if (members != size) fprintf(f, " (%d members)", members);
         }
         free(listed);
         if (groups < m->world / size) fprintf(f, " … (all of them in layout.json)");
         int across = several ? groups_across_hosts(m, colours, a, hosts) : 0;
-        if (across) fprintf(f, "; %d of them across hosts%s", across, a == AXIS_FSDP && beside % size == 0 ? ", where each would fit within one: start ranks host after host (mpirun --map-by slot)" : "");
+        if (across)
+            fprintf(f, "; %d of them across hosts%s", across,
+                    a == AXIS_FSDP && beside % size == 0
+                        ? ", where each would fit within one: start ranks host after host (mpirun --map-by slot)"
+                        : "");
         else if (several) fprintf(f, "; each within a host");
         fprintf(f, "\n");
     }
@@ -288,7 +329,8 @@ static void logger_aside(Device *dev, int64_t events, const char *name, double s
 /* A file that is there already, or cannot be made, is refused before the run. */
 static void trace_check(const char *path) {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0 && errno == EEXIST) user_error("--trace %s exists already: choose another name, or remove it first", path);
+    if (fd < 0 && errno == EEXIST)
+        user_error("--trace %s exists already: choose another name, or remove it first", path);
     if (fd < 0) user_error("cannot write --trace %s: %s", path, strerror(errno));
     close(fd);
     unlink(path);
@@ -296,26 +338,37 @@ static void trace_check(const char *path) {
 
 static const char trace_head[] = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", trace_tail[] = "\n]}\n";
 
-/* One rank's events. Times count from `zero`, by the clock that the events have; whole nanoseconds, so that what follows or
- * lies within does so in the file too. */
+/* One rank's events. Times count from `zero`, by the clock that the events have; whole nanoseconds, so that what
+ * follows or lies within does so in the file too. */
 static void trace_events(FILE *f, const Device *dev, int rank, double zero, double clock_error) {
-    static const char *const kinds[] = {"op", "wait", "phase", "step", "exchange"}, *const amounts[] = {"flops", NULL, NULL, "step", "bytes"};
+    static const char *const kinds[] = {"op", "wait", "phase", "step", "exchange"}, *const amounts[] = {"flops", NULL,
+                                                                                                        NULL, "step",
+                                                                                                        "bytes"};
     enum { LANES = (int)STREAMS + (int)AXES * (MAX_IN_FLIGHT + 1) };
     char named[LANES] = "";
-    fprintf(f, "%s{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}", rank ? ",\n" : "", rank, rank);
-    fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_labels\",\"args\":{\"labels\":\"clock within %.0f us of rank 0's\"}}", rank, 1e6 * clock_error);
+    fprintf(f, "%s{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}}",
+            rank ? ",\n" : "", rank, rank);
+    fprintf(f,
+            ",\n{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_labels\",\"args\":{\"labels\":\"clock within %.0f us of "
+            "rank 0's\"}}",
+            rank, 1e6 * clock_error);
     for (int64_t i = 0; i < min_i64(dev->num_events, dev->max_events); i++) {
         const Event *e = &dev->events[i];
-        int exchanges = e->lane - STREAMS, row = exchanges < 0 ? 1 : exchanges / AXES + 1; // lanes of streams come first
+        int exchanges = e->lane - STREAMS,
+            row = exchanges < 0 ? 1 : exchanges / AXES + 1; // lanes of streams come first
         const char *lane = exchanges < 0 ? stream_names[e->lane] : axis_names[exchanges % AXES];
         if (!named[e->lane]) {
-            fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s", rank, e->lane, lane);
+            fprintf(f, ",\n{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s", rank,
+                    e->lane, lane);
             fprintf(f, row > 1 ? " %d\"}}" : "\"}}", row);
         }
         named[e->lane] = 1;
         int64_t start = llround(1e9 * (e->start - zero)), took = llround(1e9 * (e->end - zero)) - start; // ns
-        fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%" PRId64 ".%03d,\"dur\":%" PRId64 ".%03d,\"cat\":\"%s\",\"name\":\"%s%s%s\"", rank, e->lane,
-                start / 1000, (int)(start % 1000), took / 1000, (int)(took % 1000), kinds[e->kind], e->name, e->of ? ": " : "", e->of ? e->of : "");
+        fprintf(f,
+                ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%" PRId64 ".%03d,\"dur\":%" PRId64
+                ".%03d,\"cat\":\"%s\",\"name\":\"%s%s%s\"",
+                rank, e->lane, start / 1000, (int)(start % 1000), took / 1000, (int)(took % 1000), kinds[e->kind],
+                e->name, e->of ? ": " : "", e->of ? e->of : "");
         if (amounts[e->kind]) fprintf(f, ",\"args\":{\"%s\":%.0f}", amounts[e->kind], e->amount);
         fprintf(f, "}");
     }
@@ -323,10 +376,13 @@ static void trace_events(FILE *f, const Device *dev, int rank, double zero, doub
 
 /* All ranks write into one file, each its part at its place. Their clocks are aligned now, by exchanges. */
 static void trace_write(Comm *comm, const char *path) {
-    typedef struct { double first; int64_t bytes; } Part; // when it begins, by rank 0's clock
+    typedef struct {
+        double first;
+        int64_t bytes;
+    } Part; // when it begins, by rank 0's clock
     Device *dev = comm->dev;
     Phase before = comm_phase(comm, PHASE_SAVING);
-    device_finish(dev); // the last ops have their times
+    device_finish(dev);                                          // the last ops have their times
     dev->max_events = min_i64(dev->max_events, dev->num_events); // it ends here: what follows is of the writing
     Part mine = ZERO, *all = (Part *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
     double error, offset = comm_clock_offset(comm, &error), zero = INFINITY;
@@ -350,7 +406,9 @@ static void trace_write(Comm *comm, const char *path) {
     if (comm->rank == 0 && fd < 0) user_error("cannot write %s: %s", temporary, strerror(errno));
     ranks_meet(comm, "trace: file made");
     if (comm->rank) fd = open(temporary, O_WRONLY | O_CLOEXEC);
-    if (fd < 0) user_error("rank %d cannot open %s (%s): --trace needs a directory that all hosts share", comm->rank, temporary, strerror(errno));
+    if (fd < 0)
+        user_error("rank %d cannot open %s (%s): --trace needs a directory that all hosts share", comm->rank, temporary,
+                   strerror(errno));
     write_all(fd, temporary, text, length, at);
     if (close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
     ranks_meet(comm, "trace: parts written");

@@ -1,20 +1,23 @@
 /* products.h: matrix products in C: C(M,N) = or += A(M,K) B(K,N), any strides.
  *
- * Included by kernels.h. Owns: the plain product, in tiles that attention uses too, oneDNN's where it is there, and the cache of those
- * (kernels_open, kernels_close). A caller may rely on: the same bits for any number of threads.
+ * Included by kernels.h. Owns: the plain product, in tiles that attention uses too, oneDNN's where it is there, and the
+ * cache of those (kernels_open, kernels_close). A caller may rely on: the same bits for any number of threads.
  */
-enum { // where a sum is cut at them they decide bits: fixed, whatever the threads
-    DX_DEPTH = 16384,     // outputs in a partial sum of an fp32 dX: oneDNN is 20 % slower on longer ones
-    DW_TOKENS = 1024,     // tokens in a partial sum of a dW: beyond this oneDNN's bits depend on the threads
-    PLAIN_ROWS = 128, PLAIN_COLS = 256, PLAIN_DEPTH = 256, // blocks of the plain product
+enum {                // where a sum is cut at them they decide bits: fixed, whatever the threads
+    DX_DEPTH = 16384, // outputs in a partial sum of an fp32 dX: oneDNN is 20 % slower on longer ones
+    DW_TOKENS = 1024, // tokens in a partial sum of a dW: beyond this oneDNN's bits depend on the threads
+    PLAIN_ROWS = 128,
+    PLAIN_COLS = 256,
+    PLAIN_DEPTH = 256, // blocks of the plain product
     PLAIN_PACK = PLAIN_ROWS * PLAIN_DEPTH + PLAIN_COLS * PLAIN_DEPTH + PLAIN_ROWS * PLAIN_COLS
 };
 
 /* The inner loop of attention and of the plain product: c(MR,N) = or += a(MR,K) b(K,N), sums over k in order. N is a
- * multiple of VL; NR columns of b lie next to each other; column j starts at b + j * b_col (1, or K where b is packed in
- * panels of NR). With `pair` 2 an element of a or b is two bf16, (2k, 2k+1) along the sum (see PAIR below). */
-static inline __attribute__((always_inline)) void tile_columns(float *c, int64_t c_row, const float *a, int64_t a_row, int64_t a_col, const float *b, int64_t b_row,
-                                                               int64_t K, int accumulate, const int vectors, const int pair) {
+ * multiple of VL; NR columns of b lie next to each other; column j starts at b + j * b_col (1, or K where b is packed
+ * in panels of NR). With `pair` 2 an element of a or b is two bf16, (2k, 2k+1) along the sum (see PAIR below). */
+static inline __attribute__((always_inline)) void tile_columns(float *c, int64_t c_row, const float *a, int64_t a_row,
+                                                               int64_t a_col, const float *b, int64_t b_row, int64_t K,
+                                                               int accumulate, const int vectors, const int pair) {
     vfloat sum[MR][2]; // registers, once the loops over r are unrolled
 #pragma GCC unroll 8
     for (int r = 0; r < MR; r++)
@@ -24,21 +27,28 @@ static inline __attribute__((always_inline)) void tile_columns(float *c, int64_t
         for (int i = 0; i < vectors; i++) bk[i] = vload(b + i * VL);
 #pragma GCC unroll 8
         for (int r = 0; r < MR; r++)
-            for (int i = 0; i < vectors; i++) sum[r][i] = pair == 2 ? vdot_pairs(vsplat(a[r * a_row]), bk[i], sum[r][i]) : sum[r][i] + a[r * a_row] * bk[i];
+            for (int i = 0; i < vectors; i++)
+                sum[r][i] =
+                    pair == 2 ? vdot_pairs(vsplat(a[r * a_row]), bk[i], sum[r][i]) : sum[r][i] + a[r * a_row] * bk[i];
     }
 #pragma GCC unroll 8
     for (int r = 0; r < MR; r++)
         for (int i = 0; i < vectors; i++) vstore(c + r * c_row + i * VL, sum[r][i]);
 }
-static inline __attribute__((always_inline)) void tile_product(float *c, int64_t c_row, const float *a, int64_t a_row, int64_t a_col, const float *b,
-                                                               int64_t b_row, int64_t b_col, int64_t N, int64_t K, int accumulate, const int pair) {
+static inline __attribute__((always_inline)) void tile_product(float *c, int64_t c_row, const float *a, int64_t a_row,
+                                                               int64_t a_col, const float *b, int64_t b_row,
+                                                               int64_t b_col, int64_t N, int64_t K, int accumulate,
+                                                               const int pair) {
     int64_t j = 0;
-    for (; j + VL < N; j += NR) tile_columns(c + j, c_row, a, a_row, a_col, b + j * b_col, b_row, K, accumulate, 2, pair);
+    for (; j + VL < N; j += NR)
+        tile_columns(c + j, c_row, a, a_row, a_col, b + j * b_col, b_row, K, accumulate, 2, pair);
     if (j < N) tile_columns(c + j, c_row, a, a_row, a_col, b + j * b_col, b_row, K, accumulate, 1, pair);
 }
 
-/* Widens the vectors in(j * row), `depth` elements col apart each, into panel(depth, width); `count` of them exist, the rest are zero. */
-static void pack_panel(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count, int64_t depth) {
+/* Widens the vectors in(j * row), `depth` elements col apart each, into panel(depth, width); `count` of them exist, the
+ * rest are zero. */
+static void pack_panel(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count,
+                       int64_t depth) {
     count = min_i64(count, width);
     if (count < width) memset(panel, 0, (size_t)(width * depth) * sizeof(float));
     if (row == 1) // both ways read memory in order
@@ -65,22 +75,29 @@ typedef struct MatmulCache {
 } MatmulCache;
 
 /* One block of C: A and B are widened and packed piece by piece; every sum goes over k in order. */
-static void plain_product_block(const Product *p, char *c, const floatX *a, const floatX *b, int64_t i0, int64_t j0, float *pack) {
+static void plain_product_block(const Product *p, char *c, const floatX *a, const floatX *b, int64_t i0, int64_t j0,
+                                float *pack) {
     float *as = pack, *bs = as + PLAIN_ROWS * PLAIN_DEPTH, *cs = bs + PLAIN_COLS * PLAIN_DEPTH;
     int64_t rows = min_i64(PLAIN_ROWS, p->M - i0), cols = min_i64(PLAIN_COLS, p->N - j0);
     for (int64_t k0 = 0; k0 < p->K; k0 += PLAIN_DEPTH) {
         int64_t depth = min_i64(PLAIN_DEPTH, p->K - k0);
-        for (int64_t i = 0; i < rows; i += MR) pack_panel(as + i * PLAIN_DEPTH, MR, a + (i0 + i) * p->a_row + k0 * p->a_col, p->a_row, p->a_col, rows - i, depth);
-        for (int64_t j = 0; j < cols; j += NR) pack_panel(bs + j * PLAIN_DEPTH, NR, b + (j0 + j) * p->b_col + k0 * p->b_row, p->b_col, p->b_row, cols - j, depth);
+        for (int64_t i = 0; i < rows; i += MR)
+            pack_panel(as + i * PLAIN_DEPTH, MR, a + (i0 + i) * p->a_row + k0 * p->a_col, p->a_row, p->a_col, rows - i,
+                       depth);
+        for (int64_t j = 0; j < cols; j += NR)
+            pack_panel(bs + j * PLAIN_DEPTH, NR, b + (j0 + j) * p->b_col + k0 * p->b_row, p->b_col, p->b_row, cols - j,
+                       depth);
         for (int64_t j = 0; j < cols; j += NR)
             for (int64_t i = 0; i < rows; i += MR)
-                tile_product(cs + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR, 1, NR, depth, k0 > 0, 1);
+                tile_product(cs + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR,
+                             1, NR, depth, k0 > 0, 1);
     }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < cols; j += VL) {
             int64_t at = (i0 + i) * p->c_row + j0 + j;
             vfloat x = vload(cs + i * PLAIN_COLS + j);
-            if (!p->c_float) store_x((floatX *)c + at, p->accumulate ? load_x((floatX *)c + at, cols - j) + x : x, cols - j);
+            if (!p->c_float)
+                store_x((floatX *)c + at, p->accumulate ? load_x((floatX *)c + at, cols - j) + x : x, cols - j);
             else store_float((float *)c + at, p->accumulate ? load_float((float *)c + at, cols - j) + x : x, cols - j);
         }
 }
@@ -108,7 +125,8 @@ typedef struct MatmulEntry {
 static void matmul_create(MatmulCache *cache, MatmulEntry *entry) {
     const Product *p = &entry->product;
     dnnl_data_type_t x = FLOATX == DTYPE_BF16 ? dnnl_bf16 : dnnl_f32, types[3] = {x, x, p->c_float ? dnnl_f32 : x};
-    dnnl_dims_t sizes[3] = {{p->M, p->K}, {p->K, p->N}, {p->M, p->N}}, strides[3] = {{p->a_row, p->a_col}, {p->b_row, p->b_col}, {p->c_row, 1}};
+    dnnl_dims_t sizes[3] = {{p->M, p->K}, {p->K, p->N}, {p->M, p->N}},
+                strides[3] = {{p->a_row, p->a_col}, {p->b_row, p->b_col}, {p->c_row, 1}};
     dnnl_memory_desc_t d[3];
     dnnl_primitive_attr_t attr = NULL;
     dnnl_post_ops_t post = NULL;
@@ -124,7 +142,8 @@ static void matmul_create(MatmulCache *cache, MatmulEntry *entry) {
     dnnl_matmul_primitive_desc_create(&plan, cache->engine, d[0], d[1], NULL, d[2], attr);
 #else
     dnnl_matmul_desc_t op;
-    if (dnnl_matmul_desc_init(&op, &d[0], &d[1], NULL, &d[2]) == dnnl_success) dnnl_primitive_desc_create(&plan, &op, attr, cache->engine, NULL);
+    if (dnnl_matmul_desc_init(&op, &d[0], &d[1], NULL, &d[2]) == dnnl_success)
+        dnnl_primitive_desc_create(&plan, &op, attr, cache->engine, NULL);
 #endif
     if (plan) dnnl_primitive_desc_query(plan, dnnl_query_impl_info_str, 0, &how);
     if (strncmp(how, "ref", 3)) dnnl_primitive_create(&entry->primitive, plan);
@@ -156,10 +175,13 @@ static void product(Device *dev, const Product *p, void *c, const floatX *a, con
         dnnl_memory_set_data_handle(entry->memory[0], (void *)(uintptr_t)a);
         dnnl_memory_set_data_handle(entry->memory[1], (void *)(uintptr_t)b);
         dnnl_memory_set_data_handle(entry->memory[2], c);
-        dnnl_exec_arg_t args[3] = {{DNNL_ARG_SRC, entry->memory[0]}, {DNNL_ARG_WEIGHTS, entry->memory[1]}, {DNNL_ARG_DST, entry->memory[2]}};
+        dnnl_exec_arg_t args[3] = {
+            {DNNL_ARG_SRC, entry->memory[0]}, {DNNL_ARG_WEIGHTS, entry->memory[1]}, {DNNL_ARG_DST, entry->memory[2]}};
         dnnl_status_t status = dnnl_primitive_execute(entry->primitive, cache->stream, 3, args);
         if (status != dnnl_success)
-            run_failure("oneDNN: a product of (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64 ") failed with status %d", p->M, p->K, p->K, p->N, status);
+            run_failure("oneDNN: a product of (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64
+                        ") failed with status %d",
+                        p->M, p->K, p->K, p->N, status);
         return;
     }
 #endif
@@ -167,7 +189,8 @@ static void product(Device *dev, const Product *p, void *c, const floatX *a, con
     int64_t across = blocks_of(p->N, PLAIN_COLS), blocks = blocks_of(p->M, PLAIN_ROWS) * across;
 #pragma omp parallel for num_threads(dev->threads) schedule(dynamic)
     for (int64_t i = 0; i < blocks; i++)
-        plain_product_block(p, (char *)c, a, b, i / across * PLAIN_ROWS, i % across * PLAIN_COLS, cache->pack + (int64_t)omp_get_thread_num() * PLAIN_PACK);
+        plain_product_block(p, (char *)c, a, b, i / across * PLAIN_ROWS, i % across * PLAIN_COLS,
+                            cache->pack + (int64_t)omp_get_thread_num() * PLAIN_PACK);
 }
 
 static void cpu_require(int HD) { (void)HD; } // any
@@ -181,12 +204,15 @@ static void cpu_kernels_open(Device *dev, int say) {
     const char *why = NULL;
     Product probe = {256, 256, 256, 256, 1, 1, 256, 256, 0, 0};
 #if DNNL_VERSION_MAJOR < 3
-    dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16); // its products by tiles (AMX) end the process: Illegal instruction
+    dnnl_set_max_cpu_isa(
+        dnnl_cpu_isa_avx512_core_bf16); // its products by tiles (AMX) end the process: Illegal instruction
 #endif
-    if (dnnl_engine_create(&cache->engine, dnnl_cpu, 0) != dnnl_success || dnnl_stream_create(&cache->stream, cache->engine, dnnl_stream_default_flags) != dnnl_success)
+    if (dnnl_engine_create(&cache->engine, dnnl_cpu, 0) != dnnl_success ||
+        dnnl_stream_create(&cache->stream, cache->engine, dnnl_stream_default_flags) != dnnl_success)
         why = "oneDNN did not start";
 #if defined(PRECISION_BF16) && defined(__x86_64__)
-    else if (!__builtin_cpu_supports("avx512bf16")) why = "this processor has no bf16 instructions"; // the library would emulate them, slower
+    else if (!__builtin_cpu_supports("avx512bf16"))
+        why = "this processor has no bf16 instructions"; // the library would emulate them, slower
 #endif
     else if (!matmul_find(cache, &probe)->primitive) why = "oneDNN has no fast product for " PRECISION_NAME " here";
 #else
@@ -214,19 +240,23 @@ static void cpu_kernels_close(Device *dev) {
     dev->matmuls = NULL;
 }
 
-static void cpu_linear_forward(Device *dev, void *y, int y_float, const floatX *x, const floatX *w, int N, int IC, int OC) {
+static void cpu_linear_forward(Device *dev, void *y, int y_float, const floatX *x, const floatX *w, int N, int IC,
+                               int OC) {
     Product p = {N, OC, IC, IC, 1, 1, IC, OC, y_float, 0};
     product(dev, &p, y, x, w);
 }
-static void cpu_linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N, int IC, int OC) {
+static void cpu_linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N,
+                                   int IC, int OC) {
     Product p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
     product(dev, &p, y, x, w);
 }
-static void cpu_linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC, int OC) {
+static void cpu_linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC,
+                                          int OC) {
     Product p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
     product(dev, &p, dx, dy, w);
 }
-static void cpu_linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w, int N, int IC, int OC) {
+static void cpu_linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w,
+                                      int N, int IC, int OC) {
     int64_t depth = FLOATX == DTYPE_F32 ? DX_DEPTH : OC; // bf16 sums must not be rounded on the way
     for (int64_t o = 0; o < OC; o += depth) {
         Product p = {N, IC, min_i64(depth, OC - o), dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, o > 0};
@@ -234,7 +264,8 @@ static void cpu_linear_backward_input(Device *dev, floatX *dx, const floatX *dy,
     }
 }
 /* Summed in chunks of DW_TOKENS tokens, each rounded to fp32 and then added. */
-static void cpu_linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x, int N, int IC, int OC, int accumulate) {
+static void cpu_linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x,
+                                       int N, int IC, int OC, int accumulate) {
     for (int n = 0; n < N; n += DW_TOKENS) {
         Product p = {OC, IC, min_i64(DW_TOKENS, N - n), 1, dy_stride, IC, 1, IC, 1, accumulate || n > 0};
         product(dev, &p, dw, dy + n * dy_stride, x + (int64_t)n * IC);

@@ -1,68 +1,77 @@
 /* replay.h: the scripts of all ranks of a plan, played against each other.
  *
- * Every rank of any world in one process: those that ask the same of others share a script, and each rank is a place in its own.
- * A collective begins when all members of its group have come to it, and its members must agree in kind, dtype, count and name; a
- * message when its sender and its receiver have (sends are synchronous). Each rank comes to its collectives in the order in which
- * it started them, over whatever axis, as NCCL wants it, and to its messages with another rank likewise, each way by itself.
- * Ranks that wait for each other are told as a cycle. With a cluster's rates the same replay is the step's timeline.
- * A caller may rely on: the result does not depend on the order in which ranks are looked at; nothing is allocated for a line.
+ * Every rank of any world in one process: those that ask the same of others share a script, and each rank is a place in
+ * its own. A collective begins when all members of its group have come to it, and its members must agree in kind,
+ * dtype, count and name; a message when its sender and its receiver have (sends are synchronous). Each rank comes to
+ * its collectives in the order in which it started them, over whatever axis, as NCCL wants it, and to its messages with
+ * another rank likewise, each way by itself. Ranks that wait for each other are told as a cycle. With a cluster's rates
+ * the same replay is the step's timeline. A caller may rely on: the result does not depend on the order in which ranks
+ * are looked at; nothing is allocated for a line.
  */
 #ifndef REPLAY_H
 #define REPLAY_H
-#include "comm.h"
+#include "../lib/comm.h"
 
 enum { SLOTS = 64 };
 
-typedef struct {           // what a rank has started and not come to, by its slots
+typedef struct { // what a rank has started and not come to, by its slots
     int first, last, count;
-    int came;              // the first has come to its group
+    int came; // the first has come to its group
 } Queue;
 
-enum { COLLECTIVE_QUEUE, QUEUES = 1 + CHANNELS }; // of a rank: its collectives', and one for each of its channels (comm.h)
+enum {
+    COLLECTIVE_QUEUE,
+    QUEUES = 1 + CHANNELS
+}; // of a rank: its collectives', and one for each of its channels (comm.h)
 
 typedef struct {
     const Script *script;
-    int64_t at;            // the line that it has come to
-    int waits_for;         // the slot; -1: it has ended, or goes on
-    int listed;            // it is to be looked at
-    uint64_t pending;      // slots whose exchange is not complete
-    int64_t line[SLOTS];   // of the exchange in each slot,
+    int64_t at;                          // the line that it has come to
+    int waits_for;                       // the slot; -1: it has ended, or goes on
+    int listed;                          // it is to be looked at
+    uint64_t pending;                    // slots whose exchange is not complete
+    int64_t line[SLOTS];                 // of the exchange in each slot,
     double when[SLOTS], complete[SLOTS]; // … when it started, and was complete; seconds
-    int behind[SLOTS];     // … and the slot behind it in its queue
+    int behind[SLOTS];                   // … and the slot behind it in its queue
     Queue queue[QUEUES];
-    int peer[QUEUES], channels; // of a channel: the member at the other end, or, negative, ~ of one that is received from; how many there are
-    double free_at[QUEUES]; // of a channel: when its last message was complete
-    double clock;          // seconds
-    double waited[AXES];   // of them, those that it waited for an exchange over an axis
+    int peer[QUEUES], channels; // of a channel: the member at the other end, or, negative, ~ of one that is received
+                                // from; how many there are
+    double free_at[QUEUES];     // of a channel: when its last message was complete
+    double clock;               // seconds
+    double waited[AXES];        // of them, those that it waited for an exchange over an axis
     struct LineTime *times; // (lines of the script) when each exchange, and each wait, took place; NULL: nobody asks
 } Actor;
 
-typedef struct LineTime { double start, end; } LineTime;
+typedef struct LineTime {
+    double start, end;
+} LineTime;
 
-typedef struct {           // the collective that a group is to begin next
-    int arrived, first;    // members; the rank that came first
-    int64_t number;        // collectives that have begun
+typedef struct {        // the collective that a group is to begin next
+    int arrived, first; // members; the rank that came first
+    int64_t number;     // collectives that have begun
     double latest, free_at;
 } Gathering;
 
 typedef struct {
-    Mesh playing, *mesh;   // whose ranks play
+    Mesh playing, *mesh;                      // whose ranks play
     const ExchangeRate (*rates)[COLLECTIVES]; // NULL: there is no clock
-    const Mesh *whole;     // of whose groups exchanges take the time
-    Actor *actors;         // (world)
-    int *colour;           // (world, AXES)
-    Gathering *groups;     // (AXES, world) by colour
-    int *list, listed;     // (world) ranks to be looked at
+    const Mesh *whole;                        // of whose groups exchanges take the time
+    Actor *actors;                            // (world)
+    int *colour;                              // (world, AXES)
+    Gathering *groups;                        // (AXES, world) by colour
+    int *list, listed;                        // (world) ranks to be looked at
     int ended;
-    double seconds;        // of the step: the last rank's
-    Sentence problem;      // what is wrong; empty: nothing
+    double seconds;   // of the step: the last rank's
+    Sentence problem; // what is wrong; empty: nothing
 } Replay;
 
 static const char *script_text(const Script *s, int32_t name) { return name < 0 ? "?" : s->names->text[name]; }
 
 /* "all_gather of 'attention's input' (262144 x bf16) over tp in forward of model.layers.3" */
 static void say_script_line(Sentence *t, const Script *s, const ScriptLine *line) {
-    say(t, "%s of '%s' (%" PRId64 " x %s) over %s in %s", collective_names[line->collective], script_text(s, line->what), line->count, dtype_names[line->dtype], axis_names[line->axis], script_text(s, line->phase));
+    say(t, "%s of '%s' (%" PRId64 " x %s) over %s in %s", collective_names[line->collective],
+        script_text(s, line->what), line->count, dtype_names[line->dtype], axis_names[line->axis],
+        script_text(s, line->phase));
 }
 
 /* "rank 17 (tp 1, cp 2)", with those of its coordinates that are not of an axis of one. */
@@ -75,7 +84,8 @@ static void say_place(Sentence *t, const Mesh *m, int rank) {
 }
 
 static int lines_alike(const Script *a, const ScriptLine *x, const Script *b, const ScriptLine *y) {
-    return x->count == y->count && x->dtype == y->dtype && x->axis == y->axis && (a->names == b->names ? x->what == y->what : !strcmp(script_text(a, x->what), script_text(b, y->what)));
+    return x->count == y->count && x->dtype == y->dtype && x->axis == y->axis &&
+           (a->names == b->names ? x->what == y->what : !strcmp(script_text(a, x->what), script_text(b, y->what)));
 }
 
 /* The how manieth line of a script that starts a collective over `axis` (0: the first); NULL: there are fewer. */
@@ -104,7 +114,8 @@ static void collectives_differ(Replay *p, int axis, int colour) {
     }
     const Script *a = p->actors[mesh_group_member(p->mesh, colour, (Axis)axis, best)].script;
     const ScriptLine *x = script_collective(a, axis, g->number);
-    say(&p->problem, "exchange %" PRId64 " over %s: %d of %d members start ", g->number + 1, axis_names[axis], votes, size);
+    say(&p->problem, "exchange %" PRId64 " over %s: %d of %d members start ", g->number + 1, axis_names[axis], votes,
+        size);
     say_script_line(&p->problem, a, x);
     for (int k = 0; k < size && told < 4; k++) {
         int rank = mesh_group_member(p->mesh, colour, (Axis)axis, k);
@@ -141,7 +152,9 @@ static void exchange_complete(Replay *p, int rank, int queue, double start, doub
 
 static double line_seconds(const Replay *p, const ScriptLine *line) {
     double others = line->collective < SEND ? mesh_group_size(p->whole, (Axis)line->axis) - 1 : 1;
-    return p->rates ? exchange_seconds(&p->rates[line->axis][line->collective], (double)line->count * (double)dtype_size((Dtype)line->dtype) * others) : 0;
+    return p->rates ? exchange_seconds(&p->rates[line->axis][line->collective],
+                                       (double)line->count * (double)dtype_size((Dtype)line->dtype) * others)
+                    : 0;
 }
 
 /* A rank comes to the collective that is first in its queue. The last member to come completes it for all. */
@@ -166,7 +179,8 @@ static void collective_arrive(Replay *p, int rank) {
     double start = g->latest, end = start + line_seconds(p, line);
     int axis = line->axis;
     g->free_at = end, g->arrived = 0, g->number++;
-    for (int i = 0; i < size; i++) exchange_complete(p, mesh_group_member(p->mesh, colour, (Axis)axis, i), COLLECTIVE_QUEUE, start, end);
+    for (int i = 0; i < size; i++)
+        exchange_complete(p, mesh_group_member(p->mesh, colour, (Axis)axis, i), COLLECTIVE_QUEUE, start, end);
 }
 
 /* Which queue an exchange of a rank is of. */
@@ -183,7 +197,9 @@ static int queue_of(Actor *a, const ScriptLine *line) {
 static void message_meet(Replay *p, int rank, int queue) {
     Actor *a = &p->actors[rank];
     const ScriptLine *line = queue_first(a, &a->queue[queue]);
-    int sends = line->collective == SEND, colour = p->colour[rank * AXES + line->axis], peer = mesh_group_member(p->mesh, colour, (Axis)line->axis, line->peer), member = mesh_coordinate(p->mesh, rank, (Axis)line->axis), its_queue = 1;
+    int sends = line->collective == SEND, colour = p->colour[rank * AXES + line->axis],
+        peer = mesh_group_member(p->mesh, colour, (Axis)line->axis, line->peer),
+        member = mesh_coordinate(p->mesh, rank, (Axis)line->axis), its_queue = 1;
     Actor *b = &p->actors[peer];
     while (its_queue <= b->channels && b->peer[its_queue] != (sends ? ~member : member)) its_queue++;
     if (its_queue > b->channels || !b->queue[its_queue].count) return;
@@ -191,12 +207,14 @@ static void message_meet(Replay *p, int rank, int queue) {
     if (!lines_alike(a->script, line, b->script, its)) {
         int ends[2] = {sends ? rank : peer, sends ? peer : rank};
         for (int i = 0; i < 2; i++) {
-            say(&p->problem, i ? ", and at its other end " : ""), say_place(&p->problem, p->mesh, ends[i]), say(&p->problem, " has started ");
+            say(&p->problem, i ? ", and at its other end " : ""), say_place(&p->problem, p->mesh, ends[i]),
+                say(&p->problem, " has started ");
             say_script_line(&p->problem, p->actors[ends[i]].script, ends[i] == rank ? line : its);
         }
         return;
     }
-    double start = fmax(fmax(a->when[line->slot], b->when[its->slot]), a->free_at[queue]), end = start + line_seconds(p, line);
+    double start = fmax(fmax(a->when[line->slot], b->when[its->slot]), a->free_at[queue]),
+           end = start + line_seconds(p, line);
     a->free_at[queue] = b->free_at[its_queue] = end;
     exchange_complete(p, rank, queue, start, end);
     exchange_complete(p, peer, its_queue, start, end);
@@ -239,13 +257,15 @@ static void actor_goes_on(Replay *p, int rank) {
 // ---------------------------------------------------------------------------
 // nobody can go on
 
-/* Why does `rank` not come to a collective over `axis` (-1: to a message) that others have come to? Because of the first of its queue, if it
- * has started that one, or else of what it waits for itself. Returns who has not come to this `obstacle`; -1: the rank has ended. */
+/* Why does `rank` not come to a collective over `axis` (-1: to a message) that others have come to? Because of the
+ * first of its queue, if it has started that one, or else of what it waits for itself. Returns who has not come to this
+ * `obstacle`; -1: the rank has ended. */
 static int stands_behind(const Replay *p, int rank, int axis, const ScriptLine **obstacle) {
     Actor *a = &p->actors[rank];
     const Queue *q = &a->queue[COLLECTIVE_QUEUE];
     int started = 0;
-    for (int i = 0, slot = q->first; i < q->count; i++, slot = a->behind[slot]) started |= a->script->lines[a->line[slot]].axis == axis;
+    for (int i = 0, slot = q->first; i < q->count; i++, slot = a->behind[slot])
+        started |= a->script->lines[a->line[slot]].axis == axis;
     if (!started && a->waits_for < 0) return -1;
     if (!started) q = &a->queue[queue_of(a, &a->script->lines[a->line[a->waits_for]])];
     const ScriptLine *line = *obstacle = queue_first(a, q);
@@ -268,7 +288,8 @@ static void say_cycle(Replay *p) {
     say(&p->problem, "%d of %d ranks wait for ever", p->mesh->world - p->ended, p->mesh->world);
     for (int i = 0; i < 2 * MOST; i++) {
         if (n < MOST) path[n] = rank;
-        for (int k = 0; k < n && k < MOST && !again; k++) again = path[k] == rank ? n - k : 0; // so many ranks in the round
+        for (int k = 0; k < n && k < MOST && !again; k++)
+            again = path[k] == rank ? n - k : 0; // so many ranks in the round
         n++;
         int next = stands_behind(p, rank, axis, &line);
         if (next < 0 && !told) say(&p->problem, ": rank %d's step has ended", rank);
@@ -276,8 +297,11 @@ static void say_cycle(Replay *p) {
         axis = line->collective < SEND ? line->axis : -1;
         int ends = p->actors[next].waits_for < 0 && p->actors[next].at > p->actors[next].script->count;
         if ((again || ends) && told < TOLD) {
-            say(&p->problem, "%s", told++ ? "; " : ": "), say_place(&p->problem, p->mesh, rank), say(&p->problem, " has started "), say_script_line(&p->problem, p->actors[rank].script, line);
-            say(&p->problem, ends ? ", to which rank %d does not come: its step has ended" : ", to which rank %d has not come", next);
+            say(&p->problem, "%s", told++ ? "; " : ": "), say_place(&p->problem, p->mesh, rank),
+                say(&p->problem, " has started "), say_script_line(&p->problem, p->actors[rank].script, line);
+            say(&p->problem,
+                ends ? ", to which rank %d does not come: its step has ended" : ", to which rank %d has not come",
+                next);
         }
         if (ends || (again && --again == 0)) return;
         rank = next;
@@ -287,7 +311,8 @@ static void say_cycle(Replay *p) {
 // ---------------------------------------------------------------------------
 // the replay
 
-static void replay_open(Replay *p, const Mesh *mesh, const Script *const *scripts, const Mesh *whole, const ExchangeRate (*rates)[COLLECTIVES], char *problem, size_t size) {
+static void replay_open(Replay *p, const Mesh *mesh, const Script *const *scripts, const Mesh *whole,
+                        const ExchangeRate (*rates)[COLLECTIVES], char *problem, size_t size) {
     size_t world = (size_t)mesh->world;
     memset(p, 0, sizeof *p);
     p->playing = *mesh, p->mesh = &p->playing, p->whole = whole, p->rates = rates;
@@ -321,8 +346,8 @@ static int replay_run(Replay *p) {
     return !p->problem.used;
 }
 
-/* Puts a rank's walked timeline, whose clock knows arithmetic alone, on the clock of the replay, which was asked for the rank's times.
- * Exchanges and waits are the lines of its script, in their order. */
+/* Puts a rank's walked timeline, whose clock knows arithmetic alone, on the clock of the replay, which was asked for
+ * the rank's times. Exchanges and waits are the lines of its script, in their order. */
 static void replay_times(const Replay *p, int rank, Device *walked) {
     const Actor *a = &p->actors[rank];
     Event *step = NULL, *phase = NULL;

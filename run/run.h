@@ -1,27 +1,35 @@
 /* run.h: a rank's run from its job to its first step: what it allocates, the walk before it, and what is checked.
  *
- * Included by train_llama3.cu behind the step and what else a rank does. A caller may rely on: what is walked is what runs, by the same code; behind
- * check_first_step law, walk and wire are equal, or the run has ended.
+ * Included by train_llama3.cu behind the step and what else a rank does. A caller may rely on: what is walked is what
+ * runs, by the same code; behind check_first_step law, walk and wire are equal, or the run has ended.
  */
 
 /* Allocates everything a rank needs, on a walking device or a real one. */
 static void run_allocate(Run *r, const Job *j) {
-    size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq, timeline = sizeof(Event) * (size_t)r->dev.max_events;
-    if (j->task == DO_PLAN && timeline) r->dev.events = (Event *)checked_malloc(timeline); // of the walk itself; the plan is of a run without
+    size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq,
+           timeline = sizeof(Event) * (size_t)r->dev.max_events;
+    if (j->task == DO_PLAN && timeline)
+        r->dev.events = (Event *)checked_malloc(timeline); // of the walk itself; the plan is of a run without
     else if (timeline && r->dev.walk) arena_alloc(&r->dev, MEM_HOST, "timeline", timeline);
     else if (timeline) r->dev.events = (Event *)arena_alloc(&r->dev, MEM_HOST, "timeline", timeline);
     r->sums = (ExactSum *)arena_alloc(&r->dev, MEM_WORKSPACE, "sums of the step", sizeof(ExactSum) * SUMS);
-    r->reports = (StepReport *)arena_alloc(&r->dev, MEM_HOST, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
-    r->figures = (RankFigures *)arena_alloc(&r->dev, MEM_HOST, "figures of all ranks", sizeof(RankFigures) * (size_t)j->mesh.world);
+    r->reports =
+        (StepReport *)arena_alloc(&r->dev, MEM_HOST, "step reports", sizeof(StepReport) * (size_t)j->mesh.world);
+    r->figures = (RankFigures *)arena_alloc(&r->dev, MEM_HOST, "figures of all ranks",
+                                            sizeof(RankFigures) * (size_t)j->mesh.world);
     Sharding how = sharding_of(&j->opt);
     fsdp_open(&r->fsdp, &r->comm, r->table, r->whole_config, &how, r->training);
-    if (j->task != DO_EXPORT) model_open(r, j->opt.batch, j->opt.seq / r->mesh.size[AXIS_CP], j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
+    if (j->task != DO_EXPORT)
+        model_open(r, j->opt.batch, j->opt.seq / r->mesh.size[AXIS_CP],
+                   j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0);
     r->eval_inputs = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
     r->eval_targets = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "token batches", tokens);
     if (j->opt.doc_mask) r->eval_docs = (int32_t *)arena_alloc(&r->dev, MEM_HOST, "documents", tokens);
     r->eval_raw = (char *)arena_alloc(&r->dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
-    int trains = j->task == DO_TRAIN || j->task == DO_PLAN, exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
-    saver_open(&r->saver, &r->fsdp, r->whole_config, r->whole, &j->opt, &j->from, j->tokenizer_path[0] ? j->tokenizer_path : NULL, trains && j->opt.out, exports);
+    int trains = j->task == DO_TRAIN || j->task == DO_PLAN,
+        exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
+    saver_open(&r->saver, &r->fsdp, r->whole_config, r->whole, &j->opt, &j->from,
+               j->tokenizer_path[0] ? j->tokenizer_path : NULL, trains && j->opt.out, exports);
     r->saver.base = j->base;
     if (!r->training) return;
     size_t samples = sizeof(int64_t) * (size_t)j->opt.accum * (size_t)j->opt.batch * (size_t)j->mesh.world;
@@ -29,10 +37,21 @@ static void run_allocate(Run *r, const Job *j) {
     r->at = j->from.at;
     r->at.data = j->data.fingerprint;
     if (j->from.other_data) r->at.epoch = r->at.within = 0;
-    Sampler s = {j->data.windows, (uint64_t)j->opt.seed, !strcmp(j->opt.tail, "pad"), r->mesh.size[AXIS_DP_SHARD], r->mesh.size[AXIS_DP_REPLICATE],
-                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD), mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE), j->opt.accum, j->opt.batch, how.local,
-                 r->at.step, r->at.epoch, r->at.within};
-    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, j->opt.doc_mask, r->mesh.size[AXIS_CP], mesh_coordinate(&r->mesh, r->rank, AXIS_CP), r->at.step, j->opt.steps, j->opt.workers, j->cores);
+    Sampler s = {j->data.windows,
+                 (uint64_t)j->opt.seed,
+                 !strcmp(j->opt.tail, "pad"),
+                 r->mesh.size[AXIS_DP_SHARD],
+                 r->mesh.size[AXIS_DP_REPLICATE],
+                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD),
+                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE),
+                 j->opt.accum,
+                 j->opt.batch,
+                 how.local,
+                 r->at.step,
+                 r->at.epoch,
+                 r->at.within};
+    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, j->opt.doc_mask, r->mesh.size[AXIS_CP],
+                mesh_coordinate(&r->mesh, r->rank, AXIS_CP), r->at.step, j->opt.steps, j->opt.workers, j->cores);
 }
 
 static void run_close(Run *r) {
@@ -63,7 +82,12 @@ static void run_bind(Run *r, const Job *j, int rank) {
     r->rank = rank;
     r->training = j->task == DO_TRAIN || j->task == DO_PLAN;
     const Options *o = &j->opt;
-    ModelPart part = {j->mesh.size[AXIS_TP], mesh_coordinate(&j->mesh, rank, AXIS_TP), j->mesh.size[AXIS_PP], mesh_coordinate(&j->mesh, rank, AXIS_PP), o->pp_chunks, o->pp_light_ends,
+    ModelPart part = {j->mesh.size[AXIS_TP],
+                      mesh_coordinate(&j->mesh, rank, AXIS_TP),
+                      j->mesh.size[AXIS_PP],
+                      mesh_coordinate(&j->mesh, rank, AXIS_PP),
+                      o->pp_chunks,
+                      o->pp_light_ends,
                       j->config.tied && (j->mesh.size[AXIS_PP] > 1 || o->deterministic)};
     schedule_open(&r->pipe.schedule, part.stages, part.stage, part.chunks, o->accum);
     table_open(&r->part, &j->config, number_behind(j->opt.wrap, "size"), &part);
@@ -100,8 +124,8 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events, 
     if (r->training) product_rate(&r->dev);
 }
 
-/* With --trace twice: the first walk counts the events of a step, which tells how large the timeline is. `script`: where the rank's
- * exchanges are noted; NULL: nowhere. */
+/* With --trace twice: the first walk counts the events of a step, which tells how large the timeline is. `script`:
+ * where the rank's exchanges are noted; NULL: nowhere. */
 static void run_walk(Run *r, const Job *j, int rank, Script *script) {
     run_walk_events(r, j, rank, 0, script);
     if (!j->opt.trace || script) return;
@@ -114,10 +138,15 @@ static void check_memory(const Job *j, const Device *walked) {
     int sharing = j->transport == j->hosts ? j->local_ranks : 1; // a device: all of this host, unless each has its own
     double need = (double)device_need(walked) * sharing;
     if (need > j->memory)
-        user_error("%d rank%s of " DEVICE_NAME " need %.2f GB, it has %.2f GB: use more of them, a smaller --batch or --seq, --recompute full, or a smaller model (--plan shows what takes how much)",
+        user_error("%d rank%s of " DEVICE_NAME
+                   " need %.2f GB, it has %.2f GB: use more of them, a smaller --batch or --seq, --recompute full, or "
+                   "a smaller model (--plan shows what takes how much)",
                    sharing, sharing > 1 ? "s" : "", need / 1e9, j->memory / 1e9);
     double pinned = (double)pinned_need(walked) * j->local_ranks, have = pinned_memory();
-    if (pinned > have) user_error("%.2f GB of this host's memory would be pinned by its %d rank%s, %.2f GB are free: use more hosts, or offload less", pinned / 1e9, j->local_ranks, j->local_ranks > 1 ? "s" : "", have / 1e9);
+    if (pinned > have)
+        user_error("%.2f GB of this host's memory would be pinned by its %d rank%s, %.2f GB are free: use more hosts, "
+                   "or offload less",
+                   pinned / 1e9, j->local_ranks, j->local_ranks > 1 ? "s" : "", have / 1e9);
 }
 
 /* All ranks were started alike, with the same data; tells which is not. */
@@ -128,11 +157,16 @@ static void check_agreement(Run *r) {
     if (!f) run_failure("out of memory");
     options_print(r->opt, f, 1);
     fclose(f);
-    uint64_t mine = hash_bytes(hash_bytes(HASH_START, text, length), &r->data->fingerprint, sizeof r->data->fingerprint) ^ r->from->fingerprint;
+    uint64_t mine =
+        hash_bytes(hash_bytes(HASH_START, text, length), &r->data->fingerprint, sizeof r->data->fingerprint) ^
+        r->from->fingerprint;
     uint64_t *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)r->mesh.world);
     all_gather_now(&r->comm, AXIS_WORLD, "options and data", &mine, all, sizeof mine);
     for (int i = 1; i < r->mesh.world; i++)
-        if (all[i] != all[0]) user_error("rank %d was started with other options, other data or another checkpoint than rank 0: start all ranks alike", i);
+        if (all[i] != all[0])
+            user_error("rank %d was started with other options, other data or another checkpoint than rank 0: start "
+                       "all ranks alike",
+                       i);
     free(all);
     free(text);
 }
@@ -140,24 +174,36 @@ static void check_agreement(Run *r) {
 static void print_banner(const Job *j, const Run *r, const Run *walked) {
     size_t offloaded = device_arenas(&walked->dev, 1);
     flockfile(stdout); // whole lines: another rank may be about to end the run with a sentence of its own
-    printf("%s: %.1f M parameters, %s, %d rank%s x %d thread%s over %s, %s over %d", j->opt.model, (double)j->table.num_parameters / 1e6,
-           PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "", j->threads, j->threads > 1 ? "s" : "", j->transport->name, j->opt.sharding, r->fsdp.ranks);
+    printf("%s: %.1f M parameters, %s, %d rank%s x %d thread%s over %s, %s over %d", j->opt.model,
+           (double)j->table.num_parameters / 1e6, PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "",
+           j->threads, j->threads > 1 ? "s" : "", j->transport->name, j->opt.sharding, r->fsdp.ranks);
     if (r->fsdp.replicas > 1) printf(", %d replicas", r->fsdp.replicas);
     printf(": %.1f MB a rank", (double)device_peak(&walked->dev) / 1e6);
-    if (offloaded) printf(" and %.1f MB " SLOW_TIER "%s", (double)offloaded / 1e6, SLOW_TIER_COMPUTES && is_in_memory(j->opt.out) ? ", but those lie in memory: --out is a tmpfs" : "");
+    if (offloaded)
+        printf(" and %.1f MB " SLOW_TIER "%s", (double)offloaded / 1e6,
+               SLOW_TIER_COMPUTES && is_in_memory(j->opt.out) ? ", but those lie in memory: --out is a tmpfs" : "");
     printf("\n");
     layout_print(&j->mesh, r->layout, r->hosts, stdout);
-    if (r->comm.library_memory > 0) printf("beside what is planned, NCCL took %.1f MB of each GPU\n", r->comm.library_memory / 1e6);
+    if (r->comm.library_memory > 0)
+        printf("beside what is planned, NCCL took %.1f MB of each GPU\n", r->comm.library_memory / 1e6);
     if (j->task == DO_TRAIN)
-        printf("%" PRId64 " samples of %d tokens, read by %d worker%s a rank; a step takes %d x %d x %d = %" PRId64 " of them; weights %s\n", j->data.windows, j->opt.seq,
-               r->loader.num_workers, r->loader.num_workers > 1 ? "s" : "", mesh_data_ranks(&j->mesh), j->opt.accum, j->opt.batch,
-               sampler_global_batch(&r->loader.sampler), j->has_weights ? "read from the model's directory" : j->from.dir[0] ? "of the checkpoint" : "drawn at random");
-    if (j->from.dir[0]) printf("goes on from %s, read in %.2f s: %" PRId64 " step%s, %" PRId64 " samples so far%s%s\n", j->from.dir, r->load_seconds, j->from.at.step, j->from.at.step == 1 ? "" : "s", j->from.at.samples, j->from.changes ? "; with changes: " : "", j->from.changes ? j->from.changes : "");
+        printf("%" PRId64 " samples of %d tokens, read by %d worker%s a rank; a step takes %d x %d x %d = %" PRId64
+               " of them; weights %s\n",
+               j->data.windows, j->opt.seq, r->loader.num_workers, r->loader.num_workers > 1 ? "s" : "",
+               mesh_data_ranks(&j->mesh), j->opt.accum, j->opt.batch, sampler_global_batch(&r->loader.sampler),
+               j->has_weights   ? "read from the model's directory"
+               : j->from.dir[0] ? "of the checkpoint"
+                                : "drawn at random");
+    if (j->from.dir[0])
+        printf("goes on from %s, read in %.2f s: %" PRId64 " step%s, %" PRId64 " samples so far%s%s\n", j->from.dir,
+               r->load_seconds, j->from.at.step, j->from.at.step == 1 ? "" : "s", j->from.at.samples,
+               j->from.changes ? "; with changes: " : "", j->from.changes ? j->from.changes : "");
     fflush(stdout);
     funlockfile(stdout);
 }
 
-/* From the options alone: a mesh that was made of them wrongly (replicas flattened into one group, as it happened to others) must not make the law. */
+/* From the options alone: a mesh that was made of them wrongly (replicas flattened into one group, as it happened to
+ * others) must not make the law. */
 static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int rank, const Options *o) {
     Sharding how = sharding_of(o);
     law_of_step(law, c, world, rank, o, &how, sizeof(StepReport));
@@ -169,7 +215,8 @@ static void check_first_step(Run *r, const Run *walked) {
     law_of(l.law, r->whole_config, r->mesh.world, r->rank, r->opt);
     memcpy(l.walk, walked->comm.booked, sizeof l.walk);
     memcpy(l.wire, r->comm.wire, sizeof l.wire);
-    for (int c = 0; c < MEM_CATEGORIES; c++) l.walked[c] = walked->dev.arenas[c].peak, l.measured[c] = r->dev.arenas[c].peak;
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        l.walked[c] = walked->dev.arenas[c].peak, l.measured[c] = r->dev.arenas[c].peak;
     if (r->rank == 0 && r->opt->out) {
         FILE *f = logger_create(r->opt->out, "ledger.json");
         ledger_write(&l, &walked->dev, f);

@@ -1,9 +1,9 @@
 /* device.h: what every op, buffer and exchange stands on.
  *
  * Owns: the storage dtype `floatX`, the two error exits, the arenas (every buffer of a rank is named and belongs to a
- * category), the op ledger (every op says its FLOPs and bytes before it computes), streams and events, and the timeline.
- * A caller may rely on: a `Device` with `walk` set runs the same code, counts the same things and touches
- * no memory; so memory, FLOPs and traffic of any rank are known before anything is allocated. Arenas but MEM_HOST may be
+ * category), the op ledger (every op says its FLOPs and bytes before it computes), streams and events, and the
+ * timeline. A caller may rely on: a `Device` with `walk` set runs the same code, counts the same things and touches no
+ * memory; so memory, FLOPs and traffic of any rank are known before anything is allocated. Arenas but MEM_HOST may be
  * a GPU's: the host reads and writes them through device_read, device_write, device_copy and device_zero alone.
  */
 #ifndef DEVICE_H
@@ -40,16 +40,20 @@ enum { CUDA_BUILD = 0 };
 #define BOTH // on the processor and on the GPU
 #endif
 #ifdef __cplusplus
-#define ZERO {}
+#define ZERO                                                                                                           \
+    {}
 #else
-#define ZERO {0}
+#define ZERO                                                                                                           \
+    { 0 }
 #include <assert.h> // static_assert
 #endif
 
 // ---------------------------------------------------------------------------
 // dtypes: floatX is what weights and activations are stored in; arithmetic is fp32
 
-typedef struct { uint16_t bits; } bf16; // the upper half of an fp32
+typedef struct {
+    uint16_t bits;
+} bf16; // the upper half of an fp32
 
 typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_BYTE } Dtype;
 static const char *const dtype_names[] = {"fp32", "bf16", "bytes"};
@@ -58,13 +62,19 @@ static inline size_t dtype_size(Dtype d) { return d == DTYPE_F32 ? 4 : d == DTYP
 enum { BASE_BLOCK = 64 }; // weights of 8 bits that share a scale (llama3.h)
 
 static inline BOTH float bf16_to_float(bf16 x) {
-    union { uint32_t u; float f; } v;
+    union {
+        uint32_t u;
+        float f;
+    } v;
     v.u = (uint32_t)x.bits << 16;
     return v.f;
 }
 
 static inline BOTH bf16 float_to_bf16(float x) { // round to nearest even, NaN stays NaN
-    union { float f; uint32_t u; } v;
+    union {
+        float f;
+        uint32_t u;
+    } v;
     v.f = x;
     uint32_t rounded = (v.u + 0x7FFFu + ((v.u >> 16) & 1u)) >> 16;
     uint32_t quiet = (v.u >> 16) | 0x40u;
@@ -107,13 +117,19 @@ static uint64_t hash_bytes(uint64_t h, const void *data, size_t n) { // FNV-1a, 
 #define HASH_START 0xCBF29CE484222325ull
 
 /* A sum of fp32 values that is exact, and so the same in whatever order they come: fixed point, wide enough for 2^42 of
- * the largest. Digit i counts 2^(32 i - 149); a digit may take 2^31 additions before its carry is passed on (exact_merge). */
+ * the largest. Digit i counts 2^(32 i - 149); a digit may take 2^31 additions before its carry is passed on
+ * (exact_merge). */
 enum { EXACT_DIGITS = 10 };
-typedef struct { uint64_t digit[EXACT_DIGITS], not_finite; } ExactSum;
+typedef struct {
+    uint64_t digit[EXACT_DIGITS], not_finite;
+} ExactSum;
 
 /* x >= 0 is low in digit[returned] + high in the next. */
 static inline BOTH int exact_digits(float x, uint64_t *low, uint64_t *high) {
-    union { float f; uint32_t u; } v;
+    union {
+        float f;
+        uint32_t u;
+    } v;
     v.f = x;
     int exponent = (int)(v.u >> 23 & 255), shift = exponent ? exponent - 1 : 0;
     uint64_t mantissa = (uint64_t)((v.u & 0x7FFFFF) | (exponent ? 0x800000u : 0)) << (shift % 32);
@@ -153,33 +169,39 @@ static inline double seconds_now(void) {
 // ---------------------------------------------------------------------------
 // the two ways to end before the end
 
-/* Process-wide, the only mutable globals beside nccl.h's nccl_own: a process ends once, whoever of its ranks finds the reason. */
+/* Process-wide, the only mutable globals beside nccl.h's nccl_own: a process ends once, whoever of its ranks finds the
+ * reason. */
 static struct {
-    int process;             // this process among those that its launcher started
-    int quiet;               // while all processes check the same input: one line, not one a rank
-    int reported;            // an error has been printed
-    int *said;               // the same for this host's processes: exit code of the one that speaks (watchdog.h); NULL: no others
+    int process;  // this process among those that its launcher started
+    int quiet;    // while all processes check the same input: one line, not one a rank
+    int reported; // an error has been printed
+    int *said;    // the same for this host's processes: exit code of the one that speaks (watchdog.h); NULL: no others
     void (*last_words)(int); // what is left behind for people to read, after the sentence
     struct Board *board;     // where this host's ranks write what they do, and this process's record there (watchdog.h)
     struct BoardRank *self;
     void (*abort_exchanges)(void); // set by comm.h: a GPU may wait for ranks that are lost
-    void (*abort_all)(int);  // set by comm.h once other processes must be ended too
+    void (*abort_all)(int);        // set by comm.h once other processes must be ended too
 } process_end;
 
 static void end_process(int code, const char *prefix, const char *format, va_list args) {
     /* Processes that found the same wait their turn to say it: the first one's exit ends the others while they wait.
      * Where the others found nothing (a file that one host lacks), its turn comes. */
     int turn = process_end.process < 10 ? process_end.process : 10;
-    if (turn && (code == 1 || process_end.quiet)) usleep((useconds_t)(process_end.quiet ? 1000000 : 0) + 300000 * (useconds_t)turn);
-    if (__atomic_exchange_n(&process_end.reported, 1, __ATOMIC_SEQ_CST)) for (;;) pause(); // another thread is ending us
+    if (turn && (code == 1 || process_end.quiet))
+        usleep((useconds_t)(process_end.quiet ? 1000000 : 0) + 300000 * (useconds_t)turn);
+    if (__atomic_exchange_n(&process_end.reported, 1, __ATOMIC_SEQ_CST))
+        for (;;) pause(); // another thread is ending us
     int none = 0;
-    if (process_end.said && !__atomic_compare_exchange_n(process_end.said, &none, code, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) sleep(1), _exit(none); // another process is
+    if (process_end.said &&
+        !__atomic_compare_exchange_n(process_end.said, &none, code, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        sleep(1), _exit(none); // another process is
     char line[4096];
     int used = snprintf(line, sizeof line, "%s", prefix);
     used += vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
     if (used > (int)sizeof line - 2) used = (int)sizeof line - 2;
     for (int i = 0; i < used; i++)
-        if ((unsigned char)line[i] < ' ' || line[i] == 127) line[i] = ' '; // names from files may hold anything: one line all the same
+        if ((unsigned char)line[i] < ' ' || line[i] == 127)
+            line[i] = ' '; // names from files may hold anything: one line all the same
     line[used++] = '\n';
     fflush(stdout);
     fwrite(line, 1, (size_t)used, stderr);
@@ -214,7 +236,8 @@ static void *checked_malloc(size_t bytes) {
     return p;
 }
 
-/* The whole of a file or pipe, with a NUL behind its `length` bytes; the caller frees it. NULL, errno and a length of 0 when it cannot be read. */
+/* The whole of a file or pipe, with a NUL behind its `length` bytes; the caller frees it. NULL, errno and a length of 0
+ * when it cannot be read. */
 static inline char *read_file(const char *path, size_t *length) {
     *length = 0;
     FILE *f = fopen(path, "rb");
@@ -243,42 +266,120 @@ static inline char *read_file(const char *path, size_t *length) {
 // ---------------------------------------------------------------------------
 // the device of one rank: arenas and the op ledger
 
-typedef enum { MEM_PARAMS, MEM_GRADS, MEM_OPTIMIZER, MEM_ACTIVATIONS, MEM_COMM, MEM_WORKSPACE, MEM_HOST /* what only the host computes with */, MEM_CATEGORIES } MemCategory;
-static const char *const mem_category_names[MEM_CATEGORIES] = {"params", "grads", "optimizer", "activations", "comm", "workspace", "host"};
+typedef enum {
+    MEM_PARAMS,
+    MEM_GRADS,
+    MEM_OPTIMIZER,
+    MEM_ACTIVATIONS,
+    MEM_COMM,
+    MEM_WORKSPACE,
+    MEM_HOST /* what only the host computes with */,
+    MEM_CATEGORIES
+} MemCategory;
+static const char *const mem_category_names[MEM_CATEGORIES] = {"params", "grads",     "optimizer", "activations",
+                                                               "comm",   "workspace", "host"};
 
 typedef struct {
-    char *base;       // start of the reservation
-    size_t reserved;  // bytes; what the walk found to be the peak
+    char *base;      // start of the reservation
+    size_t reserved; // bytes; what the walk found to be the peak
     size_t used, peak;
-    int slow;         // the slow tier: a file mapped into memory, which the system may write out and forget; for a GPU, the host's memory
+    int slow; // the slow tier: a file mapped into memory, which the system may write out and forget; for a GPU, the
+              // host's memory
 } Arena;
 
-typedef struct { const char *name; MemCategory category; size_t bytes; int count; } Buffer;
+typedef struct {
+    const char *name;
+    MemCategory category;
+    size_t bytes;
+    int count;
+} Buffer;
 
 typedef enum {
-    OP_EMBEDDING_FORWARD, OP_EMBEDDING_BACKWARD, OP_RMSNORM_FORWARD, OP_RMSNORM_BACKWARD, OP_RESIDUAL_ADD,
-    OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT,
-    OP_ROPE_FORWARD, OP_ROPE_BACKWARD, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD,
-    OP_SWIGLU_FORWARD, OP_SWIGLU_BACKWARD, OP_CROSS_ENTROPY, OP_EXACT_TOTAL, OP_TREE_SUM, OP_SUM_PIECES, OP_SQUARED_NORM, OP_ADAMW, OP_CAST, OP_FINGERPRINT,
-    OP_SCALE, OP_DEQUANTIZE, OP_ADAPTER_MERGE,
+    OP_EMBEDDING_FORWARD,
+    OP_EMBEDDING_BACKWARD,
+    OP_RMSNORM_FORWARD,
+    OP_RMSNORM_BACKWARD,
+    OP_RESIDUAL_ADD,
+    OP_LINEAR_FORWARD,
+    OP_LINEAR_BACKWARD_INPUT,
+    OP_LINEAR_BACKWARD_WEIGHT,
+    OP_ROPE_FORWARD,
+    OP_ROPE_BACKWARD,
+    OP_ATTENTION_FORWARD,
+    OP_ATTENTION_BACKWARD,
+    OP_SWIGLU_FORWARD,
+    OP_SWIGLU_BACKWARD,
+    OP_CROSS_ENTROPY,
+    OP_EXACT_TOTAL,
+    OP_TREE_SUM,
+    OP_SUM_PIECES,
+    OP_SQUARED_NORM,
+    OP_ADAMW,
+    OP_CAST,
+    OP_FINGERPRINT,
+    OP_SCALE,
+    OP_DEQUANTIZE,
+    OP_ADAPTER_MERGE,
     OP_COUNT
 } OpKind;
-static const char *const op_names[OP_COUNT] = {
-    "embedding_forward", "embedding_backward", "rmsnorm_forward", "rmsnorm_backward", "residual_add",
-    "linear_forward", "linear_backward_input", "linear_backward_weight",
-    "rope_forward", "rope_backward", "attention_forward", "attention_backward",
-    "swiglu_forward", "swiglu_backward", "cross_entropy", "exact_total", "tree_sum", "sum_pieces", "squared_norm", "adamw", "cast", "fingerprint", "scale", "dequantize", "adapter_merge"};
+static const char *const op_names[OP_COUNT] = {"embedding_forward",
+                                               "embedding_backward",
+                                               "rmsnorm_forward",
+                                               "rmsnorm_backward",
+                                               "residual_add",
+                                               "linear_forward",
+                                               "linear_backward_input",
+                                               "linear_backward_weight",
+                                               "rope_forward",
+                                               "rope_backward",
+                                               "attention_forward",
+                                               "attention_backward",
+                                               "swiglu_forward",
+                                               "swiglu_backward",
+                                               "cross_entropy",
+                                               "exact_total",
+                                               "tree_sum",
+                                               "sum_pieces",
+                                               "squared_norm",
+                                               "adamw",
+                                               "cast",
+                                               "fingerprint",
+                                               "scale",
+                                               "dequantize",
+                                               "adapter_merge"};
 
-typedef struct { int64_t calls; double flops, bytes, seconds, again; } OpStat; // seconds: measured, or by a walk's clock; again: of the FLOPs, those of activations computed again
+typedef struct {
+    int64_t calls;
+    double flops, bytes, seconds, again;
+} OpStat; // seconds: measured, or by a walk's clock; again: of the FLOPs, those of activations computed again
 
 // what happened when: in a run with --trace, or in a walk by its own clock
 typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_EXCHANGE } EventKind;
 
 /* What a GPU does side by side. Ops and copies go to the stream that is chosen (device_stream), and keep their order
- * there; what one stream needs of another it waits for (device_order, device_await). A processor does one after the other. */
-typedef enum { STREAM_COMPUTE, STREAM_GATHER, STREAM_REDUCE, STREAM_FETCH, STREAM_STORE,
-               STREAM_SEND_NEXT, STREAM_RECEIVE_NEXT, STREAM_SEND_PREVIOUS, STREAM_RECEIVE_PREVIOUS /* of a pipeline's stages */, STREAMS } StreamKind;
-static const char *const stream_names[STREAMS] = {"compute", "gather", "reduce", "fetch", "store", "send to next", "receive from next", "send to previous", "receive from previous"};
+ * there; what one stream needs of another it waits for (device_order, device_await). A processor does one after the
+ * other. */
+typedef enum {
+    STREAM_COMPUTE,
+    STREAM_GATHER,
+    STREAM_REDUCE,
+    STREAM_FETCH,
+    STREAM_STORE,
+    STREAM_SEND_NEXT,
+    STREAM_RECEIVE_NEXT,
+    STREAM_SEND_PREVIOUS,
+    STREAM_RECEIVE_PREVIOUS /* of a pipeline's stages */,
+    STREAMS
+} StreamKind;
+static const char *const stream_names[STREAMS] = {"compute",
+                                                  "gather",
+                                                  "reduce",
+                                                  "fetch",
+                                                  "store",
+                                                  "send to next",
+                                                  "receive from next",
+                                                  "send to previous",
+                                                  "receive from previous"};
 
 typedef struct CUevent_st *DeviceEvent; // CUDA's, and never made elsewhere
 
@@ -289,77 +390,90 @@ typedef struct {
     int kind, lane;        // the first lanes are the streams'; those of exchanges are comm.h's
 } Event;
 
-typedef struct {           // something that lasts, from span_begin to span_end
-    double start;          // seconds
-    int64_t event;         // of the timeline
-    DeviceEvent begun;     // on a GPU: its stream has come to the beginning. NULL: the host's own time counts
+typedef struct {       // something that lasts, from span_begin to span_end
+    double start;      // seconds
+    int64_t event;     // of the timeline
+    DeviceEvent begun; // on a GPU: its stream has come to the beginning. NULL: the host's own time counts
 } Span;
 
-typedef struct {           // on a GPU: a span whose end has been told to the stream, which may not have come to it
+typedef struct { // on a GPU: a span whose end has been told to the stream, which may not have come to it
     Span span;
     DeviceEvent ended;
-    double *seconds;       // its length is added there; NULL: nowhere
-    int line;              // of an exchange, as watchdog.h has it; -1: it is none
-    int64_t number;        // the how manieth of its line, from 1
+    double *seconds; // its length is added there; NULL: nowhere
+    int line;        // of an exchange, as watchdog.h has it; -1: it is none
+    int64_t number;  // the how manieth of its line, from 1
 } OpenSpan;
 
 // what a machine does in a second, for a walk with a clock; rates of one rank
-typedef struct { OpKind op; double flops, intensity, rate; } OpRate; // of an op of so many FLOPs, and FLOPs a byte: FLOP/s
-typedef struct { const OpRate *ops; int count; double memory; } OpRates; // (count); bytes/s, read + written
+typedef struct {
+    OpKind op;
+    double flops, intensity, rate;
+} OpRate; // of an op of so many FLOPs, and FLOPs a byte: FLOP/s
+typedef struct {
+    const OpRate *ops;
+    int count;
+    double memory;
+} OpRates; // (count); bytes/s, read + written
 
 enum { MAX_BUFFERS = 96, MAX_EVENTS = 1 << 18 };
 
-typedef struct { int op, runs; double since; } Activity; // the op that runs (or, runs = 0, that ran last), and since when
+typedef struct {
+    int op, runs;
+    double since;
+} Activity; // the op that runs (or, runs = 0, that ran last), and since when
 
 typedef struct {
-    int walk;     // 1: count, compute nothing, touch nothing
-    int threads;  // OpenMP threads of this rank
+    int walk;          // 1: count, compute nothing, touch nothing
+    int threads;       // OpenMP threads of this rank
     int deterministic; // the same bits in each run, where that costs time
-    int gpu;      // which one of this host's this rank has
-    int by_nccl;  // what GPUs exchange is moved by NCCL
-    int blocking; // wait for each op's end before the next: faults and times are then the op's own
+    int gpu;           // which one of this host's this rank has
+    int by_nccl;       // what GPUs exchange is moved by NCCL
+    int blocking;      // wait for each op's end before the next: faults and times are then the op's own
     Arena arenas[MEM_CATEGORIES];
     Buffer buffers[MAX_BUFFERS];
     int num_buffers;
     OpStat ops[OP_COUNT];
-    int again;              // activations are computed again: their FLOPs are no progress
-    size_t peak;            // bytes of all arenas in memory when there were most of them; …
-    char peak_when[96];     // … and when that was
-    OpKind op;              // the op that runs now
+    int again;          // activations are computed again: their FLOPs are no progress
+    size_t peak;        // bytes of all arenas in memory when there were most of them; …
+    char peak_when[96]; // … and when that was
+    OpKind op;          // the op that runs now
     Span op_span;
-    const OpRates *rates;   // in a walk: it has a clock. NULL: none
-    double clock;           // seconds of arithmetic since the walk's step began
-    StreamKind on;          // where ops and copies go
-    Event *events;          // (max_events) the timeline; NULL: none is kept
-    int64_t num_events, max_events; // also counted where none are kept, or no more fit
-    Span phase;             // what runs now
-    int in_phase;           // 0: nothing does
+    const OpRates *rates;              // in a walk: it has a clock. NULL: none
+    double clock;                      // seconds of arithmetic since the walk's step began
+    StreamKind on;                     // where ops and copies go
+    Event *events;                     // (max_events) the timeline; NULL: none is kept
+    int64_t num_events, max_events;    // also counted where none are kept, or no more fit
+    Span phase;                        // what runs now
+    int in_phase;                      // 0: nothing does
     const char *phase_name, *phase_of; // what the program is at: forward, backward, …, and of which unit; NULL: none
-    Activity *shown;        // the same, where others can see it (watchdog.h); NULL: nobody looks
-    void (*poll)(void *);   // lets exchanges in flight progress between ops; NULL when there are none
-    void (*watch)(void *, double waited); // while the host waits for the device, and with 0 after that: ends the run where it takes too long; NULL: nobody does
-    void (*arrived)(void *, int line, int64_t number, double start, double end); // the device has come to the end of an exchange
-    void *poll_arg;         // of all three
+    Activity *shown;                   // the same, where others can see it (watchdog.h); NULL: nobody looks
+    void (*poll)(void *);              // lets exchanges in flight progress between ops; NULL when there are none
+    void (*watch)(void *, double waited); // while the host waits for the device, and with 0 after that: ends the run
+                                          // where it takes too long; NULL: nobody does
+    void (*arrived)(void *, int line, int64_t number, double start,
+                    double end); // the device has come to the end of an exchange
+    void *poll_arg;              // of all three
     struct MatmulCache *matmuls; // kernels.h: oneDNN's primitives, by shape
 #ifdef USE_CUDA
     cudaStream_t stream, streams[STREAMS]; // the chosen one; all
-    DeviceEvent order[STREAMS];  // of each stream: how far it has come, for another to wait for
-    DeviceEvent zero;            // when device_now was `zero_seconds`: GPU times count from there
+    DeviceEvent order[STREAMS];            // of each stream: how far it has come, for another to wait for
+    DeviceEvent zero;                      // when device_now was `zero_seconds`: GPU times count from there
     double zero_seconds;
-    OpenSpan *open_spans;        // (num_open, room for max_open) in the order in which they were ended
-    DeviceEvent *spare_events;   // (num_spare, room for max_spare) that spans may take
+    OpenSpan *open_spans;      // (num_open, room for max_open) in the order in which they were ended
+    DeviceEvent *spare_events; // (num_spare, room for max_spare) that spans may take
     int num_open, max_open, num_spare, max_spare;
-    int64_t settled;             // spans whose end was seen, and phases
-    DeviceEvent phases[4];       // where the last ones began; …
-    int64_t num_phases;          // … of so many
-    struct CudaMatmuls *products; // kernels.cuh: cuBLASLt's choices, by shape
+    int64_t settled;                   // spans whose end was seen, and phases
+    DeviceEvent phases[4];             // where the last ones began; …
+    int64_t num_phases;                // … of so many
+    struct CudaMatmuls *products;      // kernels.cuh: cuBLASLt's choices, by shape
     int multiprocessors, shared_limit; // of this GPU; bytes of shared memory a block may have
 #endif
 } Device;
 
 static inline double device_now(const Device *dev) { return dev->walk ? dev->clock : seconds_now(); }
 
-static inline void event_add(Device *dev, EventKind kind, int lane, const char *name, const char *of, double start, double end, double amount) {
+static inline void event_add(Device *dev, EventKind kind, int lane, const char *name, const char *of, double start,
+                             double end, double amount) {
     if (dev->events && dev->num_events < dev->max_events) {
         Event *e = &dev->events[dev->num_events];
         e->name = name, e->of = of, e->start = start, e->end = end, e->amount = amount, e->kind = kind, e->lane = lane;
@@ -372,11 +486,12 @@ static inline void event_end(Device *dev, int64_t event, double end) {
 }
 
 static void device_pace(Device *dev);
-static void stamp(Device *dev, DeviceEvent *event); // on a GPU: notes when the chosen stream comes here
+static void stamp(Device *dev, DeviceEvent *event);    // on a GPU: notes when the chosen stream comes here
 static void span_open(Device *dev, const OpenSpan *o); // its end is known when the GPU has come to it
 
 /* Something begins on the chosen stream. Of a GPU it is the GPU's time that counts, unless `on_host`. */
-static inline Span span_begin(Device *dev, EventKind kind, int lane, const char *name, const char *of, double amount, int on_host) {
+static inline Span span_begin(Device *dev, EventKind kind, int lane, const char *name, const char *of, double amount,
+                              int on_host) {
     Span s = {device_now(dev), dev->num_events, NULL};
     if (!dev->walk && !on_host) stamp(dev, &s.begun);
     event_add(dev, kind, lane, name, of, s.start, s.start, amount); // stands before what it holds
@@ -399,7 +514,9 @@ static inline void span_end(Device *dev, Span s, double *seconds, int line, int6
 /* The timeline's lane of what the chosen stream does. */
 static inline int stream_lane(const Device *dev) { return CUDA_BUILD && !dev->walk ? dev->on : STREAM_COMPUTE; }
 
-static inline int is_timed(const Device *dev) { return !CUDA_BUILD || dev->walk || dev->max_events; } // on a GPU ops are timed for a timeline alone
+static inline int is_timed(const Device *dev) {
+    return !CUDA_BUILD || dev->walk || dev->max_events;
+} // on a GPU ops are timed for a timeline alone
 
 /* A phase (forward, backward, … of a unit) lasts until the next one begins; name NULL: none does. */
 static inline void device_phase(Device *dev, const char *name, const char *of) {
@@ -437,7 +554,9 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
     }
     dev->op = op;
     if (is_timed(dev)) dev->op_span = span_begin(dev, EVENT_OP, stream_lane(dev), op_names[op], NULL, flops, 0);
-    if (dev->shown) dev->shown->op = op, dev->shown->since = is_timed(dev) ? dev->op_span.start : seconds_now(), dev->shown->runs = 1;
+    if (dev->shown)
+        dev->shown->op = op, dev->shown->since = is_timed(dev) ? dev->op_span.start : seconds_now(),
+        dev->shown->runs = 1;
     return 1;
 }
 
@@ -450,11 +569,14 @@ static inline void op_end(Device *dev) {
     if (dev->poll) dev->poll(dev->poll_arg);
 }
 
-/* FLOPs of products and attention: what utilisation is measured by. `again`: only those of activations computed again, which are no part of the rest. */
+/* FLOPs of products and attention: what utilisation is measured by. `again`: only those of activations computed again,
+ * which are no part of the rest. */
 static double device_flops(const Device *dev, int again) {
-    static const OpKind counted[] = {OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT, OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD};
+    static const OpKind counted[] = {OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT,
+                                     OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD};
     double sum = 0;
-    for (int i = 0; i < 5; i++) sum += again ? dev->ops[counted[i]].again : dev->ops[counted[i]].flops - dev->ops[counted[i]].again;
+    for (int i = 0; i < 5; i++)
+        sum += again ? dev->ops[counted[i]].again : dev->ops[counted[i]].flops - dev->ops[counted[i]].again;
     return sum;
 }
 
@@ -466,7 +588,8 @@ static size_t device_arenas(const Device *dev, int slow) {
 }
 static size_t device_peak(const Device *dev) { return device_arenas(dev, 0); }
 
-/* A walking device hands out addresses in reservations that are never mapped. `slow`: which categories are to live in the slow tier, bit by bit. */
+/* A walking device hands out addresses in reservations that are never mapped. `slow`: which categories are to live in
+ * the slow tier, bit by bit. */
 static void device_open_walk(Device *dev, int threads, unsigned slow) {
     memset(dev, 0, sizeof *dev);
     dev->walk = 1;
@@ -483,10 +606,17 @@ static void device_open_walk(Device *dev, int threads, unsigned slow) {
 // CUDA: errors, launches, memory of a GPU
 
 static void cuda_failed(cudaError_t error, const char *what) {
-    if (error == cudaErrorNoKernelImageForDevice) user_error("CUDA: %s: this program holds no kernel for this GPU: build it on this machine with make CUDA=1", what);
-    if (error == cudaErrorMemoryAllocation) user_error("CUDA: %s: out of memory on the GPU: use more ranks, a smaller --batch or --seq, --recompute full, or a smaller model", what);
-    run_failure("CUDA: %s failed, or something enqueued before it: %s (%s). Most faults of a kernel end all later calls: run again on one rank with "
-                "CUDA_LAUNCH_BLOCKING=1 to see whose it is, or the same options with the build of make cuda-on-cpu, which names the place",
+    if (error == cudaErrorNoKernelImageForDevice)
+        user_error("CUDA: %s: this program holds no kernel for this GPU: build it on this machine with make CUDA=1",
+                   what);
+    if (error == cudaErrorMemoryAllocation)
+        user_error("CUDA: %s: out of memory on the GPU: use more ranks, a smaller --batch or --seq, --recompute full, "
+                   "or a smaller model",
+                   what);
+    run_failure("CUDA: %s failed, or something enqueued before it: %s (%s). Most faults of a kernel end all later "
+                "calls: run again on one rank with "
+                "CUDA_LAUNCH_BLOCKING=1 to see whose it is, or the same options with the build of make cuda-on-cpu, "
+                "which names the place",
                 what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 static inline void cuda_check(cudaError_t error, const char *what) {
@@ -500,15 +630,20 @@ static inline int cuda_is_ready(cudaError_t state, const char *what) {
 }
 
 #ifndef CUDA_ON_CPU // which has these as functions of its own
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) (kernel)<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
+    (kernel)<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count] // fixed size; count elements
-#define DYN_SHARED(type, name) extern __shared__ __align__(128) char dynamic_shared_memory[]; type *name = (type *)dynamic_shared_memory // as many bytes as the launch says
+#define DYN_SHARED(type, name)                                                                                         \
+    extern __shared__ __align__(128) char dynamic_shared_memory[];                                                     \
+    type *name = (type *)dynamic_shared_memory // as many bytes as the launch says
 #endif
-/* Launches on this rank's stream, or ends the run with the kernel's name. A kernel with commas in its name goes in parentheses. */
-#define KERNEL(dev, kernel, grid, block, shared_bytes, ...) do { \
-    LAUNCH(kernel, grid, block, shared_bytes, (dev)->stream, __VA_ARGS__); \
-    cuda_check(cudaGetLastError(), "the launch of " #kernel); \
-} while (0)
+/* Launches on this rank's stream, or ends the run with the kernel's name. A kernel with commas in its name goes in
+ * parentheses. */
+#define KERNEL(dev, kernel, grid, block, shared_bytes, ...)                                                            \
+    do {                                                                                                               \
+        LAUNCH(kernel, grid, block, shared_bytes, (dev)->stream, __VA_ARGS__);                                         \
+        cuda_check(cudaGetLastError(), "the launch of " #kernel);                                                      \
+    } while (0)
 
 /* A GPU and a driver for it, or a sentence that says what is missing. Returns how many there are. */
 static int cuda_require_gpu(void) {
@@ -516,15 +651,22 @@ static int cuda_require_gpu(void) {
     cudaError_t error = cudaGetDeviceCount(&count);
     if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
     if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = 0;
-    if (error == cudaErrorInsufficientDriver && !driver) user_error("no NVIDIA driver was found: install one, or use ./train_llama3, which runs on the processor");
+    if (error == cudaErrorInsufficientDriver && !driver)
+        user_error("no NVIDIA driver was found: install one, or use ./train_llama3, which runs on the processor");
     if (error == cudaErrorInsufficientDriver || (driver && driver / 1000 < runtime / 1000))
-        user_error("the NVIDIA driver is for CUDA %d.%d, this program was built with CUDA %d.%d: install a newer driver, or build with an older toolkit",
+        user_error("the NVIDIA driver is for CUDA %d.%d, this program was built with CUDA %d.%d: install a newer "
+                   "driver, or build with an older toolkit",
                    driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
-    if (error == cudaErrorNoDevice || (error == cudaSuccess && !count)) user_error("no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES hides some): use ./train_llama3, which runs on the processor");
+    if (error == cudaErrorNoDevice || (error == cudaSuccess && !count))
+        user_error("no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES hides some): use ./train_llama3, which runs on the "
+                   "processor");
     cuda_check(error, "looking for a GPU");
     cudaDeviceProp gpu;
     cuda_check(cudaGetDeviceProperties(&gpu, 0), "asking what GPU this is");
-    if (gpu.major < 8) user_error("%s has compute capability %d.%d, 8.0 (Ampere) or newer is expected: use ./train_llama3, which runs on the processor", gpu.name, gpu.major, gpu.minor);
+    if (gpu.major < 8)
+        user_error("%s has compute capability %d.%d, 8.0 (Ampere) or newer is expected: use ./train_llama3, which runs "
+                   "on the processor",
+                   gpu.name, gpu.major, gpu.minor);
     return count;
 }
 
@@ -555,10 +697,15 @@ static void device_attach(Device *dev) {
     int least, most;
     cuda_check(cudaSetDevice(dev->gpu), "choosing a GPU");
     cuda_check(cudaDeviceGetStreamPriorityRange(&least, &most), "asking for the priorities of streams");
-    for (int i = 0; i < STREAMS; i++) cuda_check(cudaStreamCreateWithPriority(&dev->streams[i], cudaStreamNonBlocking, i == STREAM_COMPUTE ? least : most), "making a stream");
+    for (int i = 0; i < STREAMS; i++)
+        cuda_check(
+            cudaStreamCreateWithPriority(&dev->streams[i], cudaStreamNonBlocking, i == STREAM_COMPUTE ? least : most),
+            "making a stream");
     dev->stream = dev->streams[STREAM_COMPUTE];
-    cuda_check(cudaDeviceGetAttribute(&dev->multiprocessors, cudaDevAttrMultiProcessorCount, dev->gpu), "asking for the multiprocessors");
-    cuda_check(cudaDeviceGetAttribute(&dev->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev->gpu), "asking for the shared memory");
+    cuda_check(cudaDeviceGetAttribute(&dev->multiprocessors, cudaDevAttrMultiProcessorCount, dev->gpu),
+               "asking for the multiprocessors");
+    cuda_check(cudaDeviceGetAttribute(&dev->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev->gpu),
+               "asking for the shared memory");
 }
 
 /* Memory that NCCL itself gave can be registered with it: then it is read and written where it lies. */
@@ -566,7 +713,9 @@ static cudaError_t exchanged_alloc(const Device *dev, MemCategory category, void
 #ifdef HAVE_NCCL
     if (dev->by_nccl && category == MEM_COMM) {
         ncclResult_t result = ncclMemAlloc(p, bytes);
-        if (result != ncclSuccess && result != ncclUnhandledCudaError) run_failure("NCCL could not allocate %.2f GB to exchange: %s. NCCL_DEBUG=INFO says more", (double)bytes / 1e9, ncclGetErrorString(result));
+        if (result != ncclSuccess && result != ncclUnhandledCudaError)
+            run_failure("NCCL could not allocate %.2f GB to exchange: %s. NCCL_DEBUG=INFO says more",
+                        (double)bytes / 1e9, ncclGetErrorString(result));
         return result == ncclSuccess ? cudaSuccess : cudaErrorMemoryAllocation; // what CUDA refuses it is memory
     }
 #endif
@@ -575,7 +724,10 @@ static cudaError_t exchanged_alloc(const Device *dev, MemCategory category, void
 }
 static void exchanged_free(const Device *dev, MemCategory category, void *p) {
 #ifdef HAVE_NCCL
-    if (dev->by_nccl && category == MEM_COMM) { ncclMemFree(p); return; }
+    if (dev->by_nccl && category == MEM_COMM) {
+        ncclMemFree(p);
+        return;
+    }
 #endif
     (void)dev, (void)category;
     cudaFree(p);
@@ -585,16 +737,26 @@ static void *memory_open(Device *dev, MemCategory category, size_t bytes, size_t
     (void)out, (void)rank;
     void *p = NULL;
     size_t have = 0, of = 0;
-    int slow = dev->arenas[category].slow, on_host = category == MEM_HOST || slow; // there, kernels reach the slow tier over the bus
-    cudaError_t error = on_host ? cudaHostAlloc(&p, bytes, slow ? cudaHostAllocMapped : cudaHostAllocDefault) : exchanged_alloc(dev, category, &p, bytes);
+    int slow = dev->arenas[category].slow,
+        on_host = category == MEM_HOST || slow; // there, kernels reach the slow tier over the bus
+    cudaError_t error = on_host ? cudaHostAlloc(&p, bytes, slow ? cudaHostAllocMapped : cudaHostAllocDefault)
+                                : exchanged_alloc(dev, category, &p, bytes);
     if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError(); // it is told here
-        if (slow) user_error("%.2f GB of the host's memory for %s could not be had pinned: --offload needs so much a rank; use more hosts, or fewer ranks on each", (double)bytes / 1e9, mem_category_names[category]);
-        if (on_host) user_error("%.2f GB of the host's memory could not be had pinned: use fewer ranks a host, or a smaller --batch or --seq", (double)bytes / 1e9);
+        if (slow)
+            user_error("%.2f GB of the host's memory for %s could not be had pinned: --offload needs so much a rank; "
+                       "use more hosts, or fewer ranks on each",
+                       (double)bytes / 1e9, mem_category_names[category]);
+        if (on_host)
+            user_error("%.2f GB of the host's memory could not be had pinned: use fewer ranks a host, or a smaller "
+                       "--batch or --seq",
+                       (double)bytes / 1e9);
         cudaMemGetInfo(&have, &of);
-        user_error("%.2f GB for %s could not be had: by the plan a rank needs %.2f GB of the GPU, of whose %.2f GB %.2f GB are free now: use a smaller --batch or --seq, "
+        user_error("%.2f GB for %s could not be had: by the plan a rank needs %.2f GB of the GPU, of whose %.2f GB "
+                   "%.2f GB are free now: use a smaller --batch or --seq, "
                    "--recompute full, more GPUs, or a smaller model (--plan shows what takes how much)",
-                   (double)bytes / 1e9, mem_category_names[category], (double)in_all / 1e9, (double)of / 1e9, (double)have / 1e9);
+                   (double)bytes / 1e9, mem_category_names[category], (double)in_all / 1e9, (double)of / 1e9,
+                   (double)have / 1e9);
     }
     cuda_check(error, "getting memory");
     if (on_host) memset(p, 0, bytes);
@@ -616,11 +778,13 @@ static inline StreamKind device_stream(Device *dev, StreamKind to) {
 static void spans_settle(Device *dev);
 static void clock_move(Device *dev);
 
-/* The host waits until the chosen stream has come to `event`; NULL: to its end. It looks at others now and then: a rank that
- * is lost may leave an exchange, and so a stream, unfinished for good. */
+/* The host waits until the chosen stream has come to `event`; NULL: to its end. It looks at others now and then: a rank
+ * that is lost may leave an exchange, and so a stream, unfinished for good. */
 static void host_wait(Device *dev, DeviceEvent event) {
     double start = dev->watch ? seconds_now() : 0, looked = start;
-    for (int spins = 0; dev->watch && !cuda_is_ready(event ? cudaEventQuery(event) : cudaStreamQuery(dev->stream), "waiting for the GPU"); spins++) {
+    for (int spins = 0; dev->watch && !cuda_is_ready(event ? cudaEventQuery(event) : cudaStreamQuery(dev->stream),
+                                                     "waiting for the GPU");
+         spins++) {
         if (spins > 2000) usleep(20);
         double now = seconds_now();
         if (now - looked < 0.05) continue;
@@ -628,7 +792,8 @@ static void host_wait(Device *dev, DeviceEvent event) {
         dev->watch(dev->poll_arg, now - start);
     }
     if (looked > start) dev->watch(dev->poll_arg, 0); // it has come
-    if (!dev->watch) cuda_check(event ? cudaEventSynchronize(event) : cudaStreamSynchronize(dev->stream), "waiting for the GPU");
+    if (!dev->watch)
+        cuda_check(event ? cudaEventSynchronize(event) : cudaStreamSynchronize(dev->stream), "waiting for the GPU");
 }
 
 static void device_wait(Device *dev) {
@@ -644,11 +809,17 @@ static void device_send(Device *dev, void *to, const void *from, size_t bytes, i
     if (wait) device_wait(dev);
 }
 static void device_read(Device *dev, void *to, const void *from, size_t bytes) { device_send(dev, to, from, bytes, 1); }
-static void device_write(Device *dev, void *to, const void *from, size_t bytes) { device_send(dev, to, from, bytes, 1); }
+static void device_write(Device *dev, void *to, const void *from, size_t bytes) {
+    device_send(dev, to, from, bytes, 1);
+}
 static void device_feed(Device *dev, void *to, const void *from, size_t bytes) { device_send(dev, to, from, bytes, 0); }
 static void device_copy(Device *dev, void *to, const void *from, size_t bytes) { device_send(dev, to, from, bytes, 0); }
-static void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride, size_t bytes, int rows) {
-    if (!dev->walk) cuda_check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows, cudaMemcpyDeviceToDevice, dev->stream), "a copy of rows");
+static void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride,
+                             size_t bytes, int rows) {
+    if (!dev->walk)
+        cuda_check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows, cudaMemcpyDeviceToDevice,
+                                     dev->stream),
+                   "a copy of rows");
 }
 static void device_zero(Device *dev, void *p, size_t bytes) {
     if (!dev->walk && bytes) cuda_check(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
@@ -662,8 +833,8 @@ static void device_record(Device *dev, DeviceEvent *event) {
 static void device_await(Device *dev, DeviceEvent event) {
     if (!dev->walk && event) cuda_check(cudaStreamWaitEvent(dev->stream, event, 0), "waiting for an event");
 }
-/* The host stays no more than a few phases ahead of its GPU: a queue that is full (about 1,000 entries) would hold it in the
- * call that enqueues, where no deadline runs, and with it, in one process, the other ranks'. */
+/* The host stays no more than a few phases ahead of its GPU: a queue that is full (about 1,000 entries) would hold it
+ * in the call that enqueues, where no deadline runs, and with it, in one process, the other ranks'. */
 static void device_pace(Device *dev) {
     if (dev->walk) return;
     DeviceEvent *event = &dev->phases[dev->num_phases % 4];
@@ -728,11 +899,13 @@ static void spans_settle(Device *dev) {
         }
         double start = stamp_seconds(dev, o.span.begun), end = stamp_seconds(dev, o.ended);
         dev->settled++;
-        if (dev->events && o.span.event >= 0 && o.span.event < dev->max_events) dev->events[o.span.event].start = start, dev->events[o.span.event].end = end;
+        if (dev->events && o.span.event >= 0 && o.span.event < dev->max_events)
+            dev->events[o.span.event].start = start, dev->events[o.span.event].end = end;
         if (o.seconds) *o.seconds += end - start;
         if (o.line >= 0 && dev->arrived) dev->arrived(dev->poll_arg, o.line, o.number, start, end);
         for (int k = 0; k < 2; k++) {
-            dev->spare_events = (DeviceEvent *)list_room(dev->spare_events, dev->num_spare, &dev->max_spare, sizeof(DeviceEvent));
+            dev->spare_events =
+                (DeviceEvent *)list_room(dev->spare_events, dev->num_spare, &dev->max_spare, sizeof(DeviceEvent));
             dev->spare_events[dev->num_spare++] = k ? o.ended : o.span.begun;
         }
     }
@@ -756,7 +929,9 @@ static int64_t device_settled(Device *dev, const OpenSpan **exchange) {
     spans_settle(dev);
     *exchange = NULL;
     for (int i = dev->num_open - 1; i >= 0; i--)
-        if (dev->open_spans[i].line >= 0 && cuda_is_ready(cudaEventQuery(dev->open_spans[i].span.begun), "asking for an event")) *exchange = &dev->open_spans[i];
+        if (dev->open_spans[i].line >= 0 &&
+            cuda_is_ready(cudaEventQuery(dev->open_spans[i].span.begun), "asking for an event"))
+            *exchange = &dev->open_spans[i];
     return dev->settled;
 }
 static void events_drop(Device *dev, int64_t event) {
@@ -776,7 +951,8 @@ static void device_detach(Device *dev) {
     for (int i = 0; i < STREAMS; i++)
         if (dev->streams[i]) device_forget_event(dev->order[i]), cudaStreamDestroy(dev->streams[i]);
     for (int i = 0; i < 4; i++) device_forget_event(dev->phases[i]);
-    for (int i = 0; i < dev->num_open; i++) cudaEventDestroy(dev->open_spans[i].span.begun), cudaEventDestroy(dev->open_spans[i].ended);
+    for (int i = 0; i < dev->num_open; i++)
+        cudaEventDestroy(dev->open_spans[i].span.begun), cudaEventDestroy(dev->open_spans[i].ended);
     for (int i = 0; i < dev->num_spare; i++) cudaEventDestroy(dev->spare_events[i]);
     device_forget_event(dev->zero);
     free(dev->open_spans);
@@ -795,7 +971,9 @@ static void slow_store(Device *dev, MemCategory category, void *home, const void
 #define SLOW_TIER "in the host's memory"
 #define SLOW_TIER_HELP "in pinned memory of the host"
 static int is_in_memory(const char *dir) { return (void)dir, 0; } // no files are made
-enum { SLOW_TIER_COMPUTES = 0 }; // to read weights over the bus for each product would take longer than to bring them over once
+enum {
+    SLOW_TIER_COMPUTES = 0
+}; // to read weights over the bus for each product would take longer than to bring them over once
 #else
 // ---------------------------------------------------------------------------
 // the processor's own memory
@@ -807,7 +985,9 @@ enum { SLOW_TIER_COMPUTES = 1 }; // files that are mapped are memory like any ot
 #define DEVICE_NAME "this host"
 static int device_count(void) { return 1; }
 static int device_of(int local) { return (void)local, 0; } // which of this host's, for the rank that is its `local`-th
-static double device_memory(int gpu) { return (void)gpu, (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE); }
+static double device_memory(int gpu) {
+    return (void)gpu, (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+}
 static size_t device_need(const Device *walked) { return device_peak(walked); }
 static size_t pinned_need(const Device *walked) { return (void)walked, 0; } // nothing is
 static double pinned_memory(void) { return INFINITY; }
@@ -815,18 +995,24 @@ static void device_attach(Device *dev) { (void)dev; }
 static void device_detach(Device *dev) { (void)dev; }
 static void device_start_clock(Device *dev) { (void)dev; }
 
-/* `bytes` of DIR/offload-RANK-CATEGORY, mapped. The file has no name any more when this returns: whatever happens, nothing is left behind. */
+/* `bytes` of DIR/offload-RANK-CATEGORY, mapped. The file has no name any more when this returns: whatever happens,
+ * nothing is left behind. */
 static void *map_file(const char *dir, int rank, const char *category, size_t bytes) {
     char path[4096];
     snprintf(path, sizeof path, "%s/offload-%d-%s", dir, rank, category);
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) user_error("cannot make %s for --offload (%s): give an --out that can be written", path, strerror(errno));
+    if (fd < 0)
+        user_error("cannot make %s for --offload (%s): give an --out that can be written", path, strerror(errno));
     unlink(path);
     int error = posix_fallocate(fd, 0, (off_t)bytes); // a full disk is an error now, not a SIGBUS later
-    if (error) user_error("%zu bytes for %s could not be had under --out (%s): --offload needs so much room on that disk", bytes, path, strerror(error));
+    if (error)
+        user_error("%zu bytes for %s could not be had under --out (%s): --offload needs so much room on that disk",
+                   bytes, path, strerror(error));
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
-    if (p == MAP_FAILED) user_error("%zu bytes of %s could not be mapped (%s): use more ranks, or a smaller model", bytes, path, strerror(errno));
+    if (p == MAP_FAILED)
+        user_error("%zu bytes of %s could not be mapped (%s): use more ranks, or a smaller model", bytes, path,
+                   strerror(errno));
     return p;
 }
 
@@ -842,22 +1028,34 @@ static void *memory_open(Device *dev, MemCategory category, size_t bytes, size_t
     if (dev->arenas[category].slow) return map_file(out, rank, mem_category_names[category], bytes);
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
-        user_error("%zu bytes of memory for %s could not be had (%s): use more ranks, a smaller --batch or --seq, or a smaller model", bytes, mem_category_names[category], strerror(errno));
+        user_error("%zu bytes of memory for %s could not be had (%s): use more ranks, a smaller --batch or --seq, or a "
+                   "smaller model",
+                   bytes, mem_category_names[category], strerror(errno));
     if (bytes >= (8u << 20)) madvise(p, bytes, MADV_HUGEPAGE);
     return p;
 }
-static void memory_close(Device *dev, MemCategory category, Arena *a) { (void)dev, (void)category, munmap(a->base, a->reserved); }
+static void memory_close(Device *dev, MemCategory category, Arena *a) {
+    (void)dev, (void)category, munmap(a->base, a->reserved);
+}
 
 /* Between the host's memory and the device's; each comes after the ops before it. Nothing in a walk. */
-static inline void device_wait(Device *dev) { (void)dev; } // until all of them are done
+static inline void device_wait(Device *dev) { (void)dev; }                       // until all of them are done
 static void device_copy(Device *dev, void *to, const void *from, size_t bytes) { // within the device
     if (!dev->walk && bytes) memcpy(to, from, bytes);
 }
-static void device_read(Device *dev, void *to, const void *from, size_t bytes) { device_copy(dev, to, from, bytes); }  // to the host; waits for it
-static void device_write(Device *dev, void *to, const void *from, size_t bytes) { device_copy(dev, to, from, bytes); } // from the host, whose memory is free again at once
-static void device_feed(Device *dev, void *to, const void *from, size_t bytes) { device_copy(dev, to, from, bytes); }  // from MEM_HOST, which must stay until the next device_read or device_wait
-static void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride, size_t bytes, int rows) { // strides in bytes
-    for (int i = 0; i < rows && !dev->walk; i++) memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
+static void device_read(Device *dev, void *to, const void *from, size_t bytes) {
+    device_copy(dev, to, from, bytes);
+} // to the host; waits for it
+static void device_write(Device *dev, void *to, const void *from, size_t bytes) {
+    device_copy(dev, to, from, bytes);
+} // from the host, whose memory is free again at once
+static void device_feed(Device *dev, void *to, const void *from, size_t bytes) {
+    device_copy(dev, to, from, bytes);
+} // from MEM_HOST, which must stay until the next device_read or device_wait
+static void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride,
+                             size_t bytes, int rows) { // strides in bytes
+    for (int i = 0; i < rows && !dev->walk; i++)
+        memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
 }
 static void device_zero(Device *dev, void *p, size_t bytes) {
     if (!dev->walk && bytes) memset(p, 0, bytes);
@@ -868,19 +1066,27 @@ static inline StreamKind device_stream(Device *dev, StreamKind to) {
     dev->on = to;
     return before;
 }
-/* How far a stream has come, for others to wait for, of this rank or of one beside it; an event that was never recorded has happened. Here an op is done when its function returns. */
+/* How far a stream has come, for others to wait for, of this rank or of one beside it; an event that was never recorded
+ * has happened. Here an op is done when its function returns. */
 static void device_record(Device *dev, DeviceEvent *event) { (void)dev, (void)event; }
 static void device_await(Device *dev, DeviceEvent event) { (void)dev, (void)event; } // the chosen stream does
 static void device_await_on_host(DeviceEvent event) { (void)event; }
 static void device_forget_event(DeviceEvent event) { (void)event; }
-static DeviceEvent device_mark(Device *dev, StreamKind of) { return (void)dev, (void)of, (DeviceEvent)NULL; } // how far it has come by now
-static void device_order(Device *dev, StreamKind later, StreamKind earlier) { (void)dev, (void)later, (void)earlier; } // all that goes to `later` from now on waits for all that went to `earlier`
-/* What lies in the slow tier is fetched before it is computed with: returns where that is done, `near` or where it lies.
- * And it is put back. Here it is read ahead from its file, and leaves this process's memory. */
+static DeviceEvent device_mark(Device *dev, StreamKind of) {
+    return (void)dev, (void)of, (DeviceEvent)NULL;
+} // how far it has come by now
+static void device_order(Device *dev, StreamKind later, StreamKind earlier) {
+    (void)dev, (void)later, (void)earlier;
+} // all that goes to `later` from now on waits for all that went to `earlier`
+/* What lies in the slow tier is fetched before it is computed with: returns where that is done, `near` or where it
+ * lies. And it is put back. Here it is read ahead from its file, and leaves this process's memory. */
 static void slow_advise(Device *dev, MemCategory category, const void *from, size_t bytes, int soon) {
     if (dev->walk || !dev->arenas[category].slow) return;
-    uintptr_t begin = ((uintptr_t)from + (soon ? 0 : 4095)) & ~(uintptr_t)4095, end = ((uintptr_t)from + bytes + (soon ? 4095 : 0)) & ~(uintptr_t)4095;
-    if (end > begin) madvise((void *)begin, end - begin, soon ? MADV_WILLNEED : MADV_DONTNEED); // shared with the file: its contents stay
+    uintptr_t begin = ((uintptr_t)from + (soon ? 0 : 4095)) & ~(uintptr_t)4095,
+              end = ((uintptr_t)from + bytes + (soon ? 4095 : 0)) & ~(uintptr_t)4095;
+    if (end > begin)
+        madvise((void *)begin, end - begin,
+                soon ? MADV_WILLNEED : MADV_DONTNEED); // shared with the file: its contents stay
 }
 static void *slow_fetch(Device *dev, MemCategory category, void *home, void *near, size_t bytes) {
     (void)near;
@@ -895,11 +1101,16 @@ static void slow_store(Device *dev, MemCategory category, void *home, const void
 static void device_pace(Device *dev) { (void)dev; }
 static void stamp(Device *dev, DeviceEvent *event) { (void)dev, (void)event; }
 static void span_open(Device *dev, const OpenSpan *o) { (void)dev, (void)o; }
-static int64_t device_settled(Device *dev, const OpenSpan **exchange) { return (void)dev, *exchange = NULL, 0; } // how many spans have come to their end; of exchanges that have begun and not ended, the first
-static void events_drop(Device *dev, int64_t event) { dev->num_events = event; } // what the timeline has noted from `event` on is forgotten
+static int64_t device_settled(Device *dev, const OpenSpan **exchange) {
+    return (void)dev, *exchange = NULL, 0;
+} // how many spans have come to their end; of exchanges that have begun and not ended, the first
+static void events_drop(Device *dev, int64_t event) {
+    dev->num_events = event;
+} // what the timeline has noted from `event` on is forgotten
 #endif
 
-#ifdef CUDA_ON_CPU // what lies behind each buffer nobody may touch; what is given back is no number. In the order of the ops, as all of it
+#ifdef CUDA_ON_CPU // what lies behind each buffer nobody may touch; what is given back is no number. In the order of
+                   // the ops, as all of it
 enum { RED_ZONE = 256 };
 static void mark_buffer(Device *dev, MemCategory category, char *end) {
     if (!dev->walk && category != MEM_HOST) cuda_on_cpu_red_zone(end, RED_ZONE, dev->stream);
@@ -912,18 +1123,21 @@ static void mark_free(Device *dev, MemCategory category, char *from, size_t byte
 #else
 enum { RED_ZONE = 0 };
 static inline void mark_buffer(Device *dev, MemCategory category, char *end) { (void)dev, (void)category, (void)end; }
-static inline void mark_free(Device *dev, MemCategory category, char *from, size_t bytes) { (void)dev, (void)category, (void)from, (void)bytes; }
+static inline void mark_free(Device *dev, MemCategory category, char *from, size_t bytes) {
+    (void)dev, (void)category, (void)from, (void)bytes;
+}
 #endif
 
 /* Does the device's arithmetic reach this address? Where the host computes, everything is its memory. */
 static inline int is_of_device(const Device *dev, const void *p) {
     for (int c = 0; c < MEM_HOST; c++)
-        if ((const char *)p >= dev->arenas[c].base && (const char *)p < dev->arenas[c].base + dev->arenas[c].reserved) return 1;
+        if ((const char *)p >= dev->arenas[c].base && (const char *)p < dev->arenas[c].base + dev->arenas[c].reserved)
+            return 1;
     return 0;
 }
 
-/* A computing device reserves what `walked` needed, no more. On a processor pages become resident when first touched, and
- * what is offloaded lies in files under `out`. */
+/* A computing device reserves what `walked` needed, no more. On a processor pages become resident when first touched,
+ * and what is offloaded lies in files under `out`. */
 static void device_open(Device *dev, const Device *walked, const char *out, int rank) {
     memset(dev, 0, sizeof *dev);
     dev->gpu = walked->gpu, dev->by_nccl = walked->by_nccl;
@@ -935,7 +1149,8 @@ static void device_open(Device *dev, const Device *walked, const char *out, int 
         Arena *a = &dev->arenas[c];
         a->slow = walked->arenas[c].slow;
         a->reserved = (size_t)round_up((int64_t)walked->arenas[c].peak, 4096);
-        if (a->reserved) a->base = (char *)memory_open(dev, (MemCategory)c, a->reserved, device_need(walked), out, rank);
+        if (a->reserved)
+            a->base = (char *)memory_open(dev, (MemCategory)c, a->reserved, device_need(walked), out, rank);
     }
     device_start_clock(dev);
 }
@@ -962,11 +1177,12 @@ static void *arena_alloc(Device *dev, MemCategory category, const char *name, si
     Arena *a = &dev->arenas[category];
     size_t size = (size_t)round_up((int64_t)bytes, 256) + RED_ZONE;
     if (dev->walk && a->used + size > a->reserved)
-        user_error("a rank needs more than %zu TB of memory for %s alone: use more ranks, a smaller --batch or --seq, or a smaller model",
+        user_error("a rank needs more than %zu TB of memory for %s alone: use more ranks, a smaller --batch or --seq, "
+                   "or a smaller model",
                    a->reserved >> 40, mem_category_names[category]);
     if (a->used + size > a->reserved)
-        run_failure("memory: buffer '%s' of %zu bytes does not fit the %zu bytes that the walk found for %s",
-                    name, bytes, a->reserved, mem_category_names[category]);
+        run_failure("memory: buffer '%s' of %zu bytes does not fit the %zu bytes that the walk found for %s", name,
+                    bytes, a->reserved, mem_category_names[category]);
     int i = 0;
     while (i < dev->num_buffers && (dev->buffers[i].category != category || strcmp(dev->buffers[i].name, name))) i++;
     if (i == dev->num_buffers) {
@@ -987,7 +1203,8 @@ static void *arena_alloc(Device *dev, MemCategory category, const char *name, si
     for (int c = 0; c < MEM_CATEGORIES; c++) now += dev->arenas[c].slow ? 0 : dev->arenas[c].used;
     if (now > dev->peak) {
         dev->peak = now;
-        snprintf(dev->peak_when, sizeof dev->peak_when, "%s%s%s: %s", dev->phase_name ? dev->phase_name : "start-up", dev->phase_of ? " of " : "", dev->phase_of ? dev->phase_of : "", name);
+        snprintf(dev->peak_when, sizeof dev->peak_when, "%s%s%s: %s", dev->phase_name ? dev->phase_name : "start-up",
+                 dev->phase_of ? " of " : "", dev->phase_of ? dev->phase_of : "", name);
     }
     return p;
 }
@@ -999,6 +1216,8 @@ static inline void arena_release(Device *dev, MemCategory category, size_t mark)
 }
 
 /* Memory an op needs while it runs; the op releases it with arena_release(dev, MEM_WORKSPACE, mark). */
-static inline void *scratch(Device *dev, const char *name, size_t bytes) { return arena_alloc(dev, MEM_WORKSPACE, name, bytes); }
+static inline void *scratch(Device *dev, const char *name, size_t bytes) {
+    return arena_alloc(dev, MEM_WORKSPACE, name, bytes);
+}
 
 #endif

@@ -1,34 +1,34 @@
 /* script.h: what a rank asks of others, in its order.
  *
- * Owns: a rank's script: its exchanges, each with a line where it starts and one where the rank waits for it. A walk writes one
- * for every rank of a plan, which replay.h plays against each other; a run writes the same, line by line, where it is told to.
- * Included by comm.h, which writes the lines.
+ * Owns: a rank's script: its exchanges, each with a line where it starts and one where the rank waits for it. A walk
+ * writes one for every rank of a plan, which replay.h plays against each other; a run writes the same, line by line,
+ * where it is told to. Included by comm.h, which writes the lines.
  */
 #ifndef SCRIPT_H
 #define SCRIPT_H
 
-typedef struct {           // texts, each once
-    char **text;           // (count, room for size / 2)
-    uint64_t *hash;        // (count, room for size / 2)
-    int32_t *place;        // (size) which text + 1, by its hash; 0: none
+typedef struct {    // texts, each once
+    char **text;    // (count, room for size / 2)
+    uint64_t *hash; // (count, room for size / 2)
+    int32_t *place; // (size) which text + 1, by its hash; 0: none
     int count, size;
 } Names;
 
-typedef struct {           // an exchange starts, or this rank waits for one
-    double computed;       // seconds of arithmetic before it, by a walk's clock
-    int64_t count;         // elements of a member's part
-    int32_t what, phase;   // names: of what is exchanged; of what the rank is at
-    int32_t peer;          // of a message: the member at the other end
-    uint8_t waits, slot;   // an exchange has a slot from its start until it is waited for
+typedef struct {         // an exchange starts, or this rank waits for one
+    double computed;     // seconds of arithmetic before it, by a walk's clock
+    int64_t count;       // elements of a member's part
+    int32_t what, phase; // names: of what is exchanged; of what the rank is at
+    int32_t peer;        // of a message: the member at the other end
+    uint8_t waits, slot; // an exchange has a slot from its start until it is waited for
     uint8_t collective, axis, dtype;
 } ScriptLine;
 
 typedef struct {
-    ScriptLine *lines;     // (count, room)
+    ScriptLine *lines; // (count, room)
     int64_t count, room;
     Names *names;
-    uint64_t taken;        // slots
-    double computed, rest; // seconds of arithmetic up to the last line; and behind it
+    uint64_t taken;                    // slots
+    double computed, rest;             // seconds of arithmetic up to the last line; and behind it
     const char *phase_name, *phase_of; // what `phase` is the name of
     int32_t phase;
 } Script;

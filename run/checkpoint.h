@@ -1,22 +1,22 @@
 /* checkpoint.h: what outlives a run: checkpoints, exported models, and the directory under --out.
  *
  * Owns: the saving and reading of all state, and who may write under --out. A caller may rely on: a checkpoint's bytes
- * depend on the state alone, never on the layout that wrote it; each 4 MiB chunk of a file is written by one rank and has a
- * checksum; nobody holds more than a unit above its state; a checkpoint is whole or it is not there, whenever the
+ * depend on the state alone, never on the layout that wrote it; each 4 MiB chunk of a file is written by one rank and
+ * has a checksum; nobody holds more than a unit above its state; a checkpoint is whole or it is not there, whenever the
  * run dies; what is read is held against its checksums; nothing that exists is overwritten.
  */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
-#include "adapters.h"
-#include "options.h"    // defines: Options, option_text
-#include "dataloader.h" // defines: Sampler, sampler_place
+#include "../lora.h"
+#include "options.h"       // defines: Options, option_text
+#include "../dataloader.h" // defines: Sampler, sampler_place
 #include <aio.h>
 #include <dirent.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <zlib.h>       // defines: crc32
+#include <zlib.h> // defines: crc32
 
 // ---------------------------------------------------------------------------
 // files and directories that survive a crash
@@ -55,7 +55,8 @@ static int make_directories(const char *path) {
         part[i] = 0;
         if (mkdir(part, 0777) == 0) {
             strcpy(part + i, "/..");
-            int above = open(part, O_RDONLY | O_DIRECTORY | O_CLOEXEC), failed = above >= 0 && fsync(above) ? errno : 0; // one that may not be read is not this user's
+            int above = open(part, O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+                failed = above >= 0 && fsync(above) ? errno : 0; // one that may not be read is not this user's
             if (above >= 0) close(above);
             if (failed) return failed;
         } else if (errno != EEXIST) return errno;
@@ -95,10 +96,13 @@ enum { STEP_DIGITS = 8 };
 /* The step of a checkpoint's name, step-NNNNNNNN; -1: it is no such name. */
 static int64_t step_of_name(const char *name) {
     size_t digits = strlen(name) - 5;
-    if (strncmp(name, "step-", 5) || digits < STEP_DIGITS || digits > 15 || strspn(name + 5, "0123456789") != digits) return -1;
+    if (strncmp(name, "step-", 5) || digits < STEP_DIGITS || digits > 15 || strspn(name + 5, "0123456789") != digits)
+        return -1;
     return strtoll(name + 5, NULL, 10);
 }
-static void step_path(char *path, size_t size, const char *out, int64_t step) { snprintf(path, size, "%s/step-%0*" PRId64, out, STEP_DIGITS, step); }
+static void step_path(char *path, size_t size, const char *out, int64_t step) {
+    snprintf(path, size, "%s/step-%0*" PRId64, out, STEP_DIGITS, step);
+}
 
 /* The newest checkpoint in `out` before step `below`; -1: there is none. */
 static int64_t newest_step(const char *out, int64_t below, int *count) {
@@ -132,7 +136,8 @@ static void remove_rubbish(const char *out) {
     struct dirent *item;
     DIR *d = opendir(out);
     while (d && (item = readdir(d))) {
-        if (strncmp(item->d_name, SAVING, strlen(SAVING)) && strncmp(item->d_name, DELETING, strlen(DELETING))) continue;
+        if (strncmp(item->d_name, SAVING, strlen(SAVING)) && strncmp(item->d_name, DELETING, strlen(DELETING)))
+            continue;
         snprintf(path, sizeof path, "%s/%s", out, item->d_name);
         if (unlink(path)) remove_directory(path);
     }
@@ -169,30 +174,41 @@ static void cut_back(const char *out, const char *name, int64_t step) {
         const char *number = strstr(line, "\"step\":");
         if (number && strtoll(number + 7, NULL, 10) > step) break;
     }
-    if (at < text + length && truncate(path, at - text)) user_error("cannot cut %s back to step %" PRId64 ": %s", path, step, strerror(errno));
+    if (at < text + length && truncate(path, at - text))
+        user_error("cannot cut %s back to step %" PRId64 ": %s", path, step, strerror(errno));
     free(text);
 }
 
 /* Claims --out for this run and makes it ready. `from`: the directory of the checkpoint it goes on from; "": it begins.
  * `resumes`: it may hold this run's earlier part. Returns the lock, which lasts as long as the process. */
 static int out_open(const char *out, const char *from, int64_t step, int resumes, int keep) {
-    static const char *const names[] = {"metrics.jsonl", "samples.jsonl", "config.txt", "layout.json", "plan.json", "ledger.json"};
+    static const char *const names[] = {"metrics.jsonl", "samples.jsonl", "config.txt",
+                                        "layout.json",   "plan.json",     "ledger.json"};
     char path[4096], real[4096], parent[4096];
     int failed = make_directories(out), holds = 0, count;
     if (failed) user_error("cannot make --out %s: %s", out, strerror(failed));
     snprintf(path, sizeof path, "%s/lock", out);
     int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (lock < 0) user_error("cannot write into --out %s: %s", out, strerror(errno));
-    if (flock(lock, LOCK_EX | LOCK_NB)) user_error("--out %s: another run writes there now (it holds %s): choose another directory, or wait for its end", out, path);
+    if (flock(lock, LOCK_EX | LOCK_NB))
+        user_error(
+            "--out %s: another run writes there now (it holds %s): choose another directory, or wait for its end", out,
+            path);
     int64_t newest = newest_step(out, INT64_MAX, &count);
     for (int i = 0; i < (int)(sizeof names / sizeof *names) && !holds; i++) {
         snprintf(path, sizeof path, "%s/%s", out, names[i]);
         if (!access(path, F_OK)) holds = i + 1;
     }
-    int same = resumes && (!from[0] || (realpath(from, real) && (*strrchr(real, '/') = 0, realpath(out, parent)) && !strcmp(real, parent)));
+    int same = resumes && (!from[0] || (realpath(from, real) && (*strrchr(real, '/') = 0, realpath(out, parent)) &&
+                                        !strcmp(real, parent)));
     if ((holds || count) && !same)
-        user_error("--out %s already holds a run (%s): choose another directory, remove that one, or go on from it with --resume auto", out, count ? "checkpoints" : names[holds - 1]);
-    if (newest > step) user_error("--out %s holds step-%0*" PRId64 ", later than step %" PRId64 " of %s: remove it, choose another --out, or go on from it with --resume auto", out, STEP_DIGITS, newest, step, from);
+        user_error("--out %s already holds a run (%s): choose another directory, remove that one, or go on from it "
+                   "with --resume auto",
+                   out, count ? "checkpoints" : names[holds - 1]);
+    if (newest > step)
+        user_error("--out %s holds step-%0*" PRId64 ", later than step %" PRId64
+                   " of %s: remove it, choose another --out, or go on from it with --resume auto",
+                   out, STEP_DIGITS, newest, step, from);
     remove_rubbish(out);
     if (newest >= 0) point_latest(out, newest);
     prune(out, keep); // a run that died may have had no time to
@@ -212,15 +228,26 @@ typedef struct {
 } Progress;
 
 /* What a step consumes, whatever divides it among ranks. */
-static int64_t samples_of_step(const Options *o, const Mesh *mesh) { return (int64_t)mesh_data_ranks(mesh) * o->batch * o->accum; }
+static int64_t samples_of_step(const Options *o, const Mesh *mesh) {
+    return (int64_t)mesh_data_ranks(mesh) * o->batch * o->accum;
+}
 
 /* The options that change what is computed; how it is divided among ranks does not. */
-static const char *const mathematics[] = {"seq", "doc-mask", "tail", "steps", "lr", "min-lr", "warmup", "weight-decay", "beta1", "beta2", "eps", "clip", "seed", "reduce-dtype"};
-static const char *const of_adapters[] = {"lora-rank", "lora-alpha", "lora-targets", "base"}; // … and, where there are adapters, these
-enum { MATHEMATICS = sizeof mathematics / sizeof mathematics[0], OF_ADAPTERS = sizeof of_adapters / sizeof of_adapters[0], SETTINGS = MATHEMATICS + OF_ADAPTERS + 4 };
+static const char *const mathematics[] = {"seq",    "doc-mask", "tail",         "steps",       "lr",
+                                          "min-lr", "warmup",   "weight-decay", "beta1",       "beta2",
+                                          "eps",    "clip",     "seed",         "reduce-dtype"};
+static const char *const of_adapters[] = {"lora-rank", "lora-alpha", "lora-targets",
+                                          "base"}; // … and, where there are adapters, these
+enum {
+    MATHEMATICS = sizeof mathematics / sizeof mathematics[0],
+    OF_ADAPTERS = sizeof of_adapters / sizeof of_adapters[0],
+    SETTINGS = MATHEMATICS + OF_ADAPTERS + 4
+};
 
 /* What must be as it was, to go on: rows of a name and its value. */
-typedef struct { char name[24], value[64]; } Setting;
+typedef struct {
+    char name[24], value[64];
+} Setting;
 /* Returns how many. `base`: the fingerprint of what adapters stand beside. */
 static int settings_of(Setting rows[SETTINGS], const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
     int count = o->lora_rank ? MATHEMATICS + OF_ADAPTERS : MATHEMATICS;
@@ -228,11 +255,15 @@ static int settings_of(Setting rows[SETTINGS], const Options *o, const Mesh *mes
         const char *name = i < MATHEMATICS ? mathematics[i] : of_adapters[i - MATHEMATICS];
         snprintf(rows[i].name, sizeof rows[i].name, "--%s", name);
         option_text(o, name, rows[i].value, sizeof rows[i].value);
-        if (!strcmp(name, "steps") && o->min_lr == o->lr) snprintf(rows[i].value, sizeof rows[i].value, "any"); // only the schedule knows them
+        if (!strcmp(name, "steps") && o->min_lr == o->lr)
+            snprintf(rows[i].value, sizeof rows[i].value, "any"); // only the schedule knows them
     }
     Setting *more = rows + count;
-    if (o->lora_rank) snprintf(more->name, sizeof more->name, "base model"), snprintf(more->value, sizeof more->value, "%016" PRIx64, base), more++, count++;
-    snprintf(more[0].name, sizeof more->name, "samples a step"), snprintf(more[0].value, sizeof more->value, "%" PRId64, samples_of_step(o, mesh));
+    if (o->lora_rank)
+        snprintf(more->name, sizeof more->name, "base model"),
+            snprintf(more->value, sizeof more->value, "%016" PRIx64, base), more++, count++;
+    snprintf(more[0].name, sizeof more->name, "samples a step"),
+        snprintf(more[0].value, sizeof more->value, "%" PRId64, samples_of_step(o, mesh));
     snprintf(more[1].name, sizeof more->name, "precision"), snprintf(more[1].value, sizeof more->value, PRECISION_NAME);
     snprintf(more[2].name, sizeof more->name, "data"), snprintf(more[2].value, sizeof more->value, "%016" PRIx64, data);
     return count + 3;
@@ -240,20 +271,30 @@ static int settings_of(Setting rows[SETTINGS], const Options *o, const Mesh *mes
 
 static int64_t trainer_integer(const cJSON *json, const char *path, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
-    if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble) || !(item->valuedouble >= 0 && item->valuedouble <= 9e15))
+    if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble) ||
+        !(item->valuedouble >= 0 && item->valuedouble <= 9e15))
         user_error("%s: \"%s\" is missing or no whole number: the file is damaged", path, key);
     return (int64_t)item->valuedouble;
 }
 
 static uint32_t *chunk_sums(const char *text, size_t length) {
     uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (length / CHUNK_BYTES + 1));
-    for (size_t at = 0; at < length; at += CHUNK_BYTES) sums[at / CHUNK_BYTES] = (uint32_t)crc32(0, (const Bytef *)text + at, (uInt)min_i64(CHUNK_BYTES, (int64_t)(length - at)));
+    for (size_t at = 0; at < length; at += CHUNK_BYTES)
+        sums[at / CHUNK_BYTES] =
+            (uint32_t)crc32(0, (const Bytef *)text + at, (uInt)min_i64(CHUNK_BYTES, (int64_t)(length - at)));
     return sums;
 }
 
 /* The small files beside the weights, which rank 0 has in memory. */
-typedef struct { const char *name; char *text; size_t length; } CompanionFile;
-typedef struct { CompanionFile files[8]; int count; } Companions;
+typedef struct {
+    const char *name;
+    char *text;
+    size_t length;
+} CompanionFile;
+typedef struct {
+    CompanionFile files[8];
+    int count;
+} Companions;
 
 static CompanionFile *companion_add(Companions *c, const char *name) {
     c->files[c->count].name = name;
@@ -266,19 +307,25 @@ static void trainer_file(FILE *f, int first, const char *name, int64_t bytes, co
     fprintf(f, "]}");
 }
 
-/* The text of trainer.json but for its last line, the text's own checksum. `sums`: of all chunks of `files`, file by file. */
-static char *trainer_text(const Progress *at, const Setting *rows, int num_rows, const OutFiles *files, const uint32_t *sums, const Companions *beside, size_t *length) {
+/* The text of trainer.json but for its last line, the text's own checksum. `sums`: of all chunks of `files`, file by
+ * file. */
+static char *trainer_text(const Progress *at, const Setting *rows, int num_rows, const OutFiles *files,
+                          const uint32_t *sums, const Companions *beside, size_t *length) {
     char *text;
     FILE *f = open_memstream(&text, length);
     if (!f) run_failure("out of memory");
-    fprintf(f, "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64 ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64 ",\n\"settings\":{",
+    fprintf(f,
+            "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64
+            ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64 ",\n\"settings\":{",
             at->step, at->updates, at->skips, at->samples, at->epoch, at->within);
     for (int i = 0; i < num_rows; i++) fprintf(f, "%s\"%s\":\"%s\"", i ? "," : "", rows[i].name, rows[i].value);
     fprintf(f, "},\n\"chunk_bytes\":%d,\n\"files\":{", CHUNK_BYTES);
-    for (int i = 0; i < files->num_files; sums += out_file_chunks(&files->files[i++])) trainer_file(f, i == 0, files->files[i].name, files->files[i].bytes, sums, out_file_chunks(&files->files[i]));
+    for (int i = 0; i < files->num_files; sums += out_file_chunks(&files->files[i++]))
+        trainer_file(f, i == 0, files->files[i].name, files->files[i].bytes, sums, out_file_chunks(&files->files[i]));
     for (int i = 0; i < beside->count; i++) {
         uint32_t *of_file = chunk_sums(beside->files[i].text, beside->files[i].length);
-        trainer_file(f, 0, beside->files[i].name, (int64_t)beside->files[i].length, of_file, chunks_of((int64_t)beside->files[i].length));
+        trainer_file(f, 0, beside->files[i].name, (int64_t)beside->files[i].length, of_file,
+                     chunks_of((int64_t)beside->files[i].length));
         free(of_file);
     }
     fprintf(f, "\n}");
@@ -288,11 +335,16 @@ static char *trainer_text(const Progress *at, const Setting *rows, int num_rows,
 /* The checksums of a file of `length` bytes, as trainer.json has them. */
 static uint32_t *file_sums(const cJSON *files, const char *trainer, const char *path, int64_t length) {
     const char *name = strrchr(path, '/') + 1;
-    const cJSON *file = cJSON_GetObjectItemCaseSensitive(files, name), *list = cJSON_GetObjectItemCaseSensitive(file, "crc32"), *item;
+    const cJSON *file = cJSON_GetObjectItemCaseSensitive(files, name),
+                *list = cJSON_GetObjectItemCaseSensitive(file, "crc32"), *item;
     if (!file) user_error("%s is no file of this checkpoint: %s does not list it", path, trainer);
     int64_t bytes = trainer_integer(file, trainer, "bytes"), n = 0;
-    if (bytes != length) user_error("%s has %" PRId64 " bytes, %" PRId64 " were written: it is truncated or damaged", path, length, bytes);
-    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != chunks_of(bytes)) user_error("%s: %s has %" PRId64 " chunks and %d checksums: the file is damaged", trainer, name, chunks_of(bytes), cJSON_GetArraySize(list));
+    if (bytes != length)
+        user_error("%s has %" PRId64 " bytes, %" PRId64 " were written: it is truncated or damaged", path, length,
+                   bytes);
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != chunks_of(bytes))
+        user_error("%s: %s has %" PRId64 " chunks and %d checksums: the file is damaged", trainer, name,
+                   chunks_of(bytes), cJSON_GetArraySize(list));
     uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(chunks_of(bytes) + 1));
     cJSON_ArrayForEach(item, list) sums[n++] = (uint32_t)item->valuedouble;
     return sums;
@@ -300,7 +352,9 @@ static uint32_t *file_sums(const cJSON *files, const char *trainer, const char *
 
 static void chunk_check(const char *path, int64_t chunk, const char *bytes, int64_t length, uint32_t wanted) {
     if ((uint32_t)crc32(0, (const Bytef *)bytes, (uInt)length) != wanted)
-        user_error("%s is damaged: bytes %" PRId64 " to %" PRId64 " do not have the checksum that trainer.json has; take another checkpoint", path, chunk * CHUNK_BYTES, chunk * CHUNK_BYTES + length - 1);
+        user_error("%s is damaged: bytes %" PRId64 " to %" PRId64
+                   " do not have the checksum that trainer.json has; take another checkpoint",
+                   path, chunk * CHUNK_BYTES, chunk * CHUNK_BYTES + length - 1);
 }
 
 /* All files that the checkpoint lists are there; those beside the weights are as they were written. */
@@ -317,7 +371,9 @@ static void companions_check(const char *dir, const cJSON *files, const char *tr
         char *text = read_file(path, &length);
         if (!text) user_error("cannot read %s: %s", path, strerror(errno));
         uint32_t *sums = file_sums(files, trainer, path, (int64_t)length);
-        for (int64_t c = 0; c < chunks_of((int64_t)length); c++) chunk_check(path, c, text + c * CHUNK_BYTES, min_i64(CHUNK_BYTES, (int64_t)length - c * CHUNK_BYTES), sums[c]);
+        for (int64_t c = 0; c < chunks_of((int64_t)length); c++)
+            chunk_check(path, c, text + c * CHUNK_BYTES, min_i64(CHUNK_BYTES, (int64_t)length - c * CHUNK_BYTES),
+                        sums[c]);
         free(sums), free(text);
     }
 }
@@ -325,20 +381,21 @@ static void companions_check(const char *dir, const cJSON *files, const char *tr
 // ---------------------------------------------------------------------------
 // resume
 
-typedef struct {              // a checkpoint that a run goes on from
-    char dir[4096];           // "": none
+typedef struct {    // a checkpoint that a run goes on from
+    char dir[4096]; // "": none
     Progress at;
     StFiles weights, moments;
     uint32_t **weight_sums, **moment_sums; // of each file its chunks' CRC-32
-    uint64_t fingerprint;     // of trainer.json
+    uint64_t fingerprint;                  // of trainer.json
     Setting settings[SETTINGS];
     int num_settings;
-    int other_data;           // --allow-changes: its place in the data means nothing here
-    char *changes;            // --allow-changes: what is not as it was; NULL: all is
+    int other_data; // --allow-changes: its place in the data means nothing here
+    char *changes;  // --allow-changes: what is not as it was; NULL: all is
 } Checkpoint;
 
 /* Which of the settings are not those of the checkpoint: refused, or told. */
-static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
+static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, uint64_t data,
+                             uint64_t base) {
     Setting now[SETTINGS];
     char list[2048];
     int used = 0, room = (int)sizeof list;
@@ -350,9 +407,14 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o,
         snprintf(c->settings[i].value, sizeof c->settings[i].value, "%s", was);
         if (!strcmp(was, now[i].value)) continue;
         if (!strcmp(now[i].name, "data") || !strcmp(now[i].name, "--seq")) c->other_data = 1; // other windows
-        if (used < room) used += snprintf(list + used, (size_t)(room - used), "%s%s %s, was %s", used ? "; " : "", now[i].name, now[i].value, was);
+        if (used < room)
+            used += snprintf(list + used, (size_t)(room - used), "%s%s %s, was %s", used ? "; " : "", now[i].name,
+                             now[i].value, was);
     }
-    if (used && !o->allow_changes) user_error("--resume %s: this run would compute something else than the one that wrote it (%s): give the old values, or add --allow-changes", c->dir, list);
+    if (used && !o->allow_changes)
+        user_error("--resume %s: this run would compute something else than the one that wrote it (%s): give the old "
+                   "values, or add --allow-changes",
+                   c->dir, list);
     if (used) c->changes = strdup(list);
 }
 
@@ -370,7 +432,9 @@ static void config_compare(const char *dir, const Llama3Config *mine, const char
         line[i] = strtok_r(text[i], "\n", &state[i]);
     }
     while (line[0] && line[1]) {
-        if (strcmp(line[0], line[1])) user_error("%s describes another model than --model %s: %s, expected %s", path, model, line[1] + strspn(line[1], " "), line[0] + strspn(line[0], " "));
+        if (strcmp(line[0], line[1]))
+            user_error("%s describes another model than --model %s: %s, expected %s", path, model,
+                       line[1] + strspn(line[1], " "), line[0] + strspn(line[0], " "));
         for (int i = 0; i < 2; i++) line[i] = strtok_r(NULL, "\n", &state[i]);
     }
     free(text[0]), free(text[1]);
@@ -387,7 +451,9 @@ static void checkpoint_find(char dir[4096], const Options *o) {
     int64_t newest = newest_step(of, INT64_MAX, &count);
     if (newest >= 0) step_path(dir, 4096, of, newest);
     else if (automatic) dir[0] = 0;
-    else user_error("--resume %s: no checkpoint there; expected a directory step-%0*d, one that holds such, or auto", of, STEP_DIGITS, 0);
+    else
+        user_error("--resume %s: no checkpoint there; expected a directory step-%0*d, one that holds such, or auto", of,
+                   STEP_DIGITS, 0);
 }
 
 static uint32_t **sums_of_files(const StFiles *s, const cJSON *files, const char *trainer) {
@@ -400,8 +466,10 @@ static uint32_t **sums_of_files(const StFiles *s, const cJSON *files, const char
     return sums;
 }
 
-/* c->dir is found: reads its trainer.json and the headers of all files, and holds them against model, options and data (its fingerprint). */
-static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, uint64_t data, uint64_t base, const Llama3Config *config, const TensorTable *table) {
+/* c->dir is found: reads its trainer.json and the headers of all files, and holds them against model, options and data
+ * (its fingerprint). */
+static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, uint64_t data, uint64_t base,
+                            const Llama3Config *config, const TensorTable *table) {
     char path[4096 + 32], own[64];
     size_t length;
     snprintf(path, sizeof path, "%s/trainer.json", c->dir);
@@ -413,23 +481,30 @@ static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, u
     c->fingerprint = hash_bytes(HASH_START, text, length);
     cJSON *json = cJSON_Parse(text);
     const cJSON *settings = json_object(json, path, "settings"), *files = json_object(json, path, "files");
-    if (trainer_integer(json, path, "format") != 1 || trainer_integer(json, path, "chunk_bytes") != CHUNK_BYTES || !settings || !files)
+    if (trainer_integer(json, path, "format") != 1 || trainer_integer(json, path, "chunk_bytes") != CHUNK_BYTES ||
+        !settings || !files)
         user_error("%s: another version of this program wrote it", path);
-    c->at.step = trainer_integer(json, path, "step"), c->at.updates = trainer_integer(json, path, "updates"), c->at.skips = trainer_integer(json, path, "skips");
-    c->at.samples = trainer_integer(json, path, "samples"), c->at.epoch = trainer_integer(json, path, "epoch"), c->at.within = trainer_integer(json, path, "samples_of_epoch");
+    c->at.step = trainer_integer(json, path, "step"), c->at.updates = trainer_integer(json, path, "updates"),
+    c->at.skips = trainer_integer(json, path, "skips");
+    c->at.samples = trainer_integer(json, path, "samples"), c->at.epoch = trainer_integer(json, path, "epoch"),
+    c->at.within = trainer_integer(json, path, "samples_of_epoch");
     companions_check(c->dir, files, path);
     settings_compare(c, settings, o, mesh, data, base);
     if (config->lora_rank) adapters_open(&c->weights, c->dir, table);
     else {
         config_compare(c->dir, config, o->model);
-        if (!model_files_open(&c->weights, c->dir, table, BASE_TRAINED)) user_error("%s has no model.safetensors", c->dir);
+        if (!model_files_open(&c->weights, c->dir, table, BASE_TRAINED))
+            user_error("%s has no model.safetensors", c->dir);
     }
     if (!st_open(&c->moments, c->dir, "optimizer")) user_error("%s has no optimizer.safetensors", c->dir);
-    for (int i = config->lora_rank ? table_first_adapter(table) : 0; i < table->num_tensors; i++) st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]), st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
+    for (int i = config->lora_rank ? table_first_adapter(table) : 0; i < table->num_tensors; i++)
+        st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]),
+            st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
     c->weight_sums = sums_of_files(&c->weights, files, path), c->moment_sums = sums_of_files(&c->moments, files, path);
     cJSON_Delete(json);
     free(text);
-    if (c->at.step > o->steps) user_error("%s stands at step %" PRId64 ", further than --steps %d", c->dir, c->at.step, o->steps);
+    if (c->at.step > o->steps)
+        user_error("%s stands at step %" PRId64 ", further than --steps %d", c->dir, c->at.step, o->steps);
 }
 
 static void checkpoint_close(Checkpoint *c) {
@@ -439,12 +514,12 @@ static void checkpoint_close(Checkpoint *c) {
     st_close(&c->weights), st_close(&c->moments);
 }
 
-typedef struct {              // of one rank: the chunk that was read last, and the one behind it on its way
+typedef struct { // of one rank: the chunk that was read last, and the one behind it on its way
     const Checkpoint *from;
-    const StFiles *of;        // NULL: none yet
-    int file, coming;         // coming: `next` is under way, into bytes[1]
-    int64_t chunk, have;      // which of its file; its bytes
-    char *bytes[2];           // (CHUNK_BYTES)
+    const StFiles *of;   // NULL: none yet
+    int file, coming;    // coming: `next` is under way, into bytes[1]
+    int64_t chunk, have; // which of its file; its bytes
+    char *bytes[2];      // (CHUNK_BYTES)
     struct aiocb next;
 } ChunkReader;
 
@@ -468,16 +543,20 @@ static void chunk_read(ChunkReader *r, const StFiles *of, int file, int64_t chun
     } else {
         came = pread(of->fds[file], r->bytes[0], CHUNK_BYTES, at);
     }
-    if (came <= 0) user_error("%s cannot be read from byte %" PRId64 " on: %s", of->paths[file], at, came ? strerror(errno) : "it ends there");
+    if (came <= 0)
+        user_error("%s cannot be read from byte %" PRId64 " on: %s", of->paths[file], at,
+                   came ? strerror(errno) : "it ends there");
     r->of = of, r->file = file, r->chunk = chunk, r->have = came;
     posix_fadvise(of->fds[file], at, CHUNK_BYTES, POSIX_FADV_DONTNEED); // pages are dear while state is filled
     memset(&r->next, 0, sizeof r->next);
-    r->next.aio_fildes = of->fds[file], r->next.aio_offset = at + CHUNK_BYTES, r->next.aio_buf = r->bytes[1], r->next.aio_nbytes = CHUNK_BYTES;
+    r->next.aio_fildes = of->fds[file], r->next.aio_offset = at + CHUNK_BYTES, r->next.aio_buf = r->bytes[1],
+    r->next.aio_nbytes = CHUNK_BYTES;
     r->coming = came == CHUNK_BYTES && aio_read(&r->next) == 0;
     chunk_check(of->paths[file], chunk, r->bytes[0], came, wanted);
 }
 
-static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count) {
+static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, float *out, const Tensor *tensor,
+                                 int64_t first, int64_t count) {
     ChunkReader *r = (ChunkReader *)reader;
     const StFiles *of = kind == STATE_MASTER ? &r->from->weights : &r->from->moments;
     char name[96], *to = (char *)out;
@@ -506,18 +585,20 @@ static void checkpoint_load(Fsdp *f, const Checkpoint *c) {
     for (int i = 0; i < 2; i++) free(r.bytes[i]);
 }
 
-static void fill_from_files(const Fsdp *f, void *files, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count) {
+static void fill_from_files(const Fsdp *f, void *files, StateKind kind, float *out, const Tensor *tensor, int64_t first,
+                            int64_t count) {
     (void)f, (void)kind;
     st_read(st_find((const StFiles *)files, tensor->name), out, first, count);
 }
-static int blocks_from_files(void *files, int8_t *out, float *scales, const Tensor *tensor, int64_t first, int64_t count) {
+static int blocks_from_files(void *files, int8_t *out, float *scales, const Tensor *tensor, int64_t first,
+                             int64_t count) {
     const StTensor *t = st_find((const StFiles *)files, tensor->name);
     if (t->dtype == ST_I8) st_read_blocks(t, out, scales, first, count);
     return t->dtype == ST_I8;
 }
 
-/* The weights that a run begins with, each rank its own ranges: of a Hugging Face directory, or NULL, by the seed; adapters of files of their own, or by
- * the seed; or what is trained as a checkpoint has it. */
+/* The weights that a run begins with, each rank its own ranges: of a Hugging Face directory, or NULL, by the seed;
+ * adapters of files of their own, or by the seed; or what is trained as a checkpoint has it. */
 static void weights_load(Fsdp *f, StFiles *model, StFiles *adapters, const Checkpoint *from) {
     StFiles *trained = f->config->base == BASE_TRAINED ? model : adapters;
     if (model) fsdp_set_base(f, fill_from_files, blocks_from_files, model);
@@ -528,7 +609,8 @@ static void weights_load(Fsdp *f, StFiles *model, StFiles *adapters, const Check
 }
 
 // ---------------------------------------------------------------------------
-// save: units are gathered in the order of the files; chunks are filled by the ranks whose they are, and written by a thread
+// save: units are gathered in the order of the files; chunks are filled by the ranks whose they are, and written by a
+// thread
 
 typedef struct Saver {
     Fsdp *f;
@@ -537,24 +619,25 @@ typedef struct Saver {
     uint64_t base;            // the fingerprint of what adapters stand beside
     const char *tokenizer;    // its file, which goes along; NULL: none
     const TensorTable *whole; // the model, in the order of the files
-    TensorTable *parts;       // (stages, tp) what each rank has that splits the model with this one; NULL: it has all of it
-    float *of_parts;          // (tp, largest padded unit) a unit's state of one kind, of all ranks that have parts of it
-    Request passed;           // that on its way through the pipeline
+    TensorTable *parts; // (stages, tp) what each rank has that splits the model with this one; NULL: it has all of it
+    float *of_parts;    // (tp, largest padded unit) a unit's state of one kind, of all ranks that have parts of it
+    Request passed;     // that on its way through the pipeline
     OutFiles checkpoint, exported;
-    char *buffers;            // (num_buffers, CHUNK_BYTES) chunks on their way to the disk, on a page each; async: all of this rank's, a copy of its state
+    char *buffers; // (num_buffers, CHUNK_BYTES) chunks on their way to the disk, on a page each; async: all of this
+                   // rank's, a copy of its state
     int num_buffers;
-    uint32_t *sums;           // (chunks / ranks, rounded up) of this rank's chunks: rank, rank + ranks, …
+    uint32_t *sums; // (chunks / ranks, rounded up) of this rank's chunks: rank, rank + ranks, …
     // the save in flight
-    const OutFiles *files;    // NULL: none
-    char dir[4096];           // where they are written, under names with this behind:
+    const OutFiles *files; // NULL: none
+    char dir[4096];        // where they are written, under names with this behind:
     const char *suffix;
     Progress at;
-    double start, held;       // when it began; seconds in which training stood still for it
-    int file;                 // the place in the files that is filled next
+    double start, held; // when it began; seconds in which training stood still for it
+    int file;           // the place in the files that is filled next
     int64_t offset, chunk;
     int64_t own, filled, written; // this rank's chunks
-    int done;                 // all of them are on the disk
-    int64_t saved;            // the step of the newest checkpoint, written or in flight; -1: none
+    int done;                     // all of them are on the disk
+    int64_t saved;                // the step of the newest checkpoint, written or in flight; -1: none
     pthread_t writer;
     pthread_mutex_t lock;
     pthread_cond_t moved;
@@ -562,22 +645,32 @@ typedef struct Saver {
 
 enum { CHUNKS_IN_FLIGHT = 4, PAGE_BYTES = 4096 };
 
-/* What --dtype makes of weights: which are in 8 bits, and what the others are; beside some in 8 bits, what this build computes in. */
-static BaseKind export_base(const Options *o) { return !strcmp(o->dtype, "int8") ? BASE_INT8 : !strcmp(o->dtype, "int8:all") ? BASE_INT8_ALL : BASE_TRAINED; }
-static StDtype export_dtype(const Options *o) { return strcmp(export_base(o) > BASE_FROZEN ? PRECISION_NAME : o->dtype, "bf16") ? ST_F32 : ST_BF16; }
+/* What --dtype makes of weights: which are in 8 bits, and what the others are; beside some in 8 bits, what this build
+ * computes in. */
+static BaseKind export_base(const Options *o) {
+    return !strcmp(o->dtype, "int8") ? BASE_INT8 : !strcmp(o->dtype, "int8:all") ? BASE_INT8_ALL : BASE_TRAINED;
+}
+static StDtype export_dtype(const Options *o) {
+    return strcmp(export_base(o) > BASE_FROZEN ? PRECISION_NAME : o->dtype, "bf16") ? ST_F32 : ST_BF16;
+}
 
 /* What --export writes: the model, with --merge as adapters make it, or the adapters alone. */
 static void export_files(OutFiles *files, const TensorTable *whole, const Options *o) {
     const StateKind weights[] = {STATE_MASTER};
     int first = table_first_adapter(whole), alone = first < whole->num_tensors && !o->merge;
     files->base = export_base(o), files->dtype = export_dtype(o);
-    out_add(files, whole, alone ? first : 0, alone ? whole->num_tensors : first, alone ? adapters_stem : "model", weights, 1);
+    out_add(files, whole, alone ? first : 0, alone ? whole->num_tensors : first, alone ? adapters_stem : "model",
+            weights, 1);
 }
 
-static int64_t saver_share(const Saver *s, const OutFiles *o) { return (o->chunks + s->f->comm->mesh.world - 1) / s->f->comm->mesh.world; }
+static int64_t saver_share(const Saver *s, const OutFiles *o) {
+    return (o->chunks + s->f->comm->mesh.world - 1) / s->f->comm->mesh.world;
+}
 
 /* A unit of another stage is as long with its padding as it would be here. */
-static int64_t unit_padded(const Fsdp *f, const Unit *u) { return round_up(u->size, (int64_t)TENSOR_ALIGN * f->ranks * f->replicas); }
+static int64_t unit_padded(const Fsdp *f, const Unit *u) {
+    return round_up(u->size, (int64_t)TENSOR_ALIGN * f->ranks * f->replicas);
+}
 
 /* Where ranks split the model: what each has of it, and where a unit's parts come together. */
 static void saver_parts(Saver *s, const Llama3Config *config) {
@@ -586,31 +679,42 @@ static void saver_parts(Saver *s, const Llama3Config *config) {
     if (part.tp == 1 && part.stages == 1 && !part.tied_apart) return;
     s->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.stages * part.tp));
     for (part.stage = 0; part.stage < part.stages; part.stage++)
-        for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++) table_open(&s->parts[part.stage * part.tp + part.tp_rank], config, s->f->table->wrap, &part);
+        for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++)
+            table_open(&s->parts[part.stage * part.tp + part.tp_rank], config, s->f->table->wrap, &part);
     for (int p = 0; p < part.stages; p++)
         for (int u = 0; u < s->parts[p * part.tp].num_units; u++)
-            if (!s->parts[p * part.tp].units[u].frozen || s->f->how.merges) largest = max_i64(largest, unit_padded(s->f, &s->parts[p * part.tp].units[u]));
-    s->of_parts = (float *)arena_alloc(s->f->dev, MEM_COMM, "a unit of all ranks that have parts of it", sizeof(float) * (size_t)(largest * part.tp));
+            if (!s->parts[p * part.tp].units[u].frozen || s->f->how.merges)
+                largest = max_i64(largest, unit_padded(s->f, &s->parts[p * part.tp].units[u]));
+    s->of_parts = (float *)arena_alloc(s->f->dev, MEM_COMM, "a unit of all ranks that have parts of it",
+                                       sizeof(float) * (size_t)(largest * part.tp));
 }
 
-/* Books what saving needs: a few chunks, or, where they are written while the run goes on, a copy of what this rank writes. */
-static void saver_open(Saver *s, Fsdp *f, const Llama3Config *config, const TensorTable *whole, const Options *o, const Checkpoint *from, const char *tokenizer, int trains, int exports) {
+/* Books what saving needs: a few chunks, or, where they are written while the run goes on, a copy of what this rank
+ * writes. */
+static void saver_open(Saver *s, Fsdp *f, const Llama3Config *config, const TensorTable *whole, const Options *o,
+                       const Checkpoint *from, const char *tokenizer, int trains, int exports) {
     const StateKind master[] = {STATE_MASTER}, moments[] = {STATE_EXP_AVG, STATE_EXP_AVG_SQ};
     memset(s, 0, sizeof *s);
     s->f = f, s->opt = o, s->from = from, s->tokenizer = tokenizer, s->whole = whole, s->saved = -1;
     if (trains && from->dir[0]) step_path(s->dir, sizeof s->dir, o->out, from->at.step);
     if (s->dir[0] && !access(s->dir, F_OK)) s->saved = from->at.step; // what is there already is not written again
     int adapters = config->lora_rank > 0, first = adapters ? table_first_adapter(whole) : 0;
-    if (trains) out_add(&s->checkpoint, whole, first, whole->num_tensors, adapters ? adapters_stem : "model", master, 1), out_add(&s->checkpoint, whole, first, whole->num_tensors, "optimizer", moments, 2);
+    if (trains)
+        out_add(&s->checkpoint, whole, first, whole->num_tensors, adapters ? adapters_stem : "model", master, 1),
+            out_add(&s->checkpoint, whole, first, whole->num_tensors, "optimizer", moments, 2);
     if (exports) export_files(&s->exported, whole, o);
     int64_t share = max_i64(saver_share(s, &s->checkpoint), saver_share(s, &s->exported));
     s->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
-    if (trains && !strcmp(o->save_mode, "async")) s->num_buffers = (int)max_i64(s->num_buffers, saver_share(s, &s->checkpoint));
+    if (trains && !strcmp(o->save_mode, "async"))
+        s->num_buffers = (int)max_i64(s->num_buffers, saver_share(s, &s->checkpoint));
     if (!share) return;
     saver_parts(s, config);
-    uintptr_t buffers = (uintptr_t)arena_alloc(f->dev, MEM_HOST, "chunks to be written", (size_t)s->num_buffers * CHUNK_BYTES + PAGE_BYTES);
+    uintptr_t buffers = (uintptr_t)arena_alloc(f->dev, MEM_HOST, "chunks to be written",
+                                               (size_t)s->num_buffers * CHUNK_BYTES + PAGE_BYTES);
     s->buffers = (char *)((buffers + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1));
-    if (!f->dev->walk && trains && !strcmp(o->save_mode, "async")) memset(s->buffers, 0, (size_t)s->num_buffers * CHUNK_BYTES); // the first save shall not wait for the system to find its memory
+    if (!f->dev->walk && trains && !strcmp(o->save_mode, "async"))
+        memset(s->buffers, 0,
+               (size_t)s->num_buffers * CHUNK_BYTES); // the first save shall not wait for the system to find its memory
     s->sums = (uint32_t *)arena_alloc(f->dev, MEM_HOST, "checksums", sizeof(uint32_t) * (size_t)share);
 }
 
@@ -623,19 +727,24 @@ static void saver_close(Saver *s) {
     out_close(&s->exported);
 }
 
-static void out_path(const Saver *s, char *path, size_t size, int file, const char *suffix) { snprintf(path, size, "%s/%s%s", s->dir, s->files->files[file].name, suffix); }
+static void out_path(const Saver *s, char *path, size_t size, int file, const char *suffix) {
+    snprintf(path, size, "%s/%s%s", s->dir, s->files->files[file].name, suffix);
+}
 
-/* Gives back the room that the files took. Their names stay until the next run comes: other ranks may be about to open them, and are not to blame. */
+/* Gives back the room that the files took. Their names stay until the next run comes: other ranks may be about to open
+ * them, and are not to blame. */
 static void save_failed(const Saver *s, const char *what, const char *path, int reason) {
     char name[4096 + 128];
     for (int i = 0; s->files == &s->checkpoint && i < s->files->num_files; i++) {
         out_path(s, name, sizeof name, i, s->suffix);
         if (truncate(name, 0)) continue; // not made yet
     }
-    user_error("cannot %s %s: %s%s", what, path, strerror(reason), s->files == &s->checkpoint ? "; the checkpoint before it is untouched" : "");
+    user_error("cannot %s %s: %s%s", what, path, strerror(reason),
+               s->files == &s->checkpoint ? "; the checkpoint before it is untouched" : "");
 }
 
-/* Past the page cache, which a model would push everything else out of; what does not end with a page, or cannot be written so, through it. 0 or errno. */
+/* Past the page cache, which a model would push everything else out of; what does not end with a page, or cannot be
+ * written so, through it. 0 or errno. */
 static int chunk_write(int fd, const char *chunk, int64_t bytes, int64_t at) {
     int flags = fcntl(fd, F_GETFL), direct = flags & O_DIRECT;
     if (direct && bytes % PAGE_BYTES) fcntl(fd, F_SETFL, flags & ~O_DIRECT), direct = 0;
@@ -648,9 +757,12 @@ static int chunk_write(int fd, const char *chunk, int64_t bytes, int64_t at) {
     return 0;
 }
 
-/* A chunk's checksum is made by whoever has time: arithmetic waits for the chunks to be filled, or it goes on beside the writer. */
+/* A chunk's checksum is made by whoever has time: arithmetic waits for the chunks to be filled, or it goes on beside
+ * the writer. */
 static int saver_copies(const Saver *s) { return s->num_buffers >= s->own; }
-static void chunk_sum(Saver *s, int64_t i, int64_t bytes) { s->sums[i] = (uint32_t)crc32(0, (const Bytef *)s->buffers + i % s->num_buffers * CHUNK_BYTES, (uInt)bytes); }
+static void chunk_sum(Saver *s, int64_t i, int64_t bytes) {
+    s->sums[i] = (uint32_t)crc32(0, (const Bytef *)s->buffers + i % s->num_buffers * CHUNK_BYTES, (uInt)bytes);
+}
 
 /* Writes this rank's chunks in order, as they are filled; makes no call of the transport. */
 static void *save_write(void *arg) {
@@ -660,7 +772,8 @@ static void *save_write(void *arg) {
     int64_t first = 0; // chunk of the file
     if (saver_copies(s)) setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
     for (int64_t i = 0, id = s->f->comm->rank; i < s->own; i++, id += world) {
-        for (; id >= first + out_file_chunks(&s->files->files[file]); first += out_file_chunks(&s->files->files[file++])) {
+        for (; id >= first + out_file_chunks(&s->files->files[file]);
+             first += out_file_chunks(&s->files->files[file++])) {
             if (fd >= 0 && (fsync(fd) || close(fd))) save_failed(s, "write", path, errno);
             fd = -1;
         }
@@ -673,7 +786,8 @@ static void *save_write(void *arg) {
         pthread_mutex_unlock(&s->lock);
         int64_t at = (id - first) * CHUNK_BYTES, bytes = min_i64(CHUNK_BYTES, s->files->files[file].bytes - at);
         if (saver_copies(s)) chunk_sum(s, i, bytes);
-        if ((failed = chunk_write(fd, s->buffers + i % s->num_buffers * CHUNK_BYTES, bytes, at))) save_failed(s, "write", path, failed);
+        if ((failed = chunk_write(fd, s->buffers + i % s->num_buffers * CHUNK_BYTES, bytes, at)))
+            save_failed(s, "write", path, failed);
         pthread_mutex_lock(&s->lock);
         s->written = i + 1;
         pthread_cond_broadcast(&s->moved);
@@ -694,7 +808,8 @@ static void save_await(Saver *s, int all) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Where the next of `bytes` bytes of the files belong, `n` of them, as many as lie in one chunk; NULL: it is another rank's. save_filled must follow. */
+/* Where the next of `bytes` bytes of the files belong, `n` of them, as many as lie in one chunk; NULL: it is another
+ * rank's. save_filled must follow. */
 static char *save_room(Saver *s, int64_t bytes, int64_t *n) {
     int64_t chunk = s->offset / CHUNK_BYTES, begin = chunk * CHUNK_BYTES;
     *n = min_i64(bytes, min_i64(begin + CHUNK_BYTES, s->files->files[s->file].bytes) - s->offset);
@@ -706,13 +821,15 @@ static char *save_room(Saver *s, int64_t bytes, int64_t *n) {
 /* Are any of the next bytes of the files this rank's? */
 static int save_has_part(const Saver *s, int64_t bytes) {
     int mine = 0;
-    for (int64_t c = s->offset / CHUNK_BYTES; c * CHUNK_BYTES < s->offset + bytes; c++) mine |= (s->chunk + c) % s->f->comm->mesh.world == s->f->comm->rank;
+    for (int64_t c = s->offset / CHUNK_BYTES; c * CHUNK_BYTES < s->offset + bytes; c++)
+        mine |= (s->chunk + c) % s->f->comm->mesh.world == s->f->comm->rank;
     return mine;
 }
 
 /* The next `n` bytes are there, `mine` or not. */
 static void save_filled(Saver *s, int64_t n, int mine) {
-    int64_t begin = s->offset / CHUNK_BYTES * CHUNK_BYTES, end = min_i64(begin + CHUNK_BYTES, s->files->files[s->file].bytes);
+    int64_t begin = s->offset / CHUNK_BYTES * CHUNK_BYTES,
+            end = min_i64(begin + CHUNK_BYTES, s->files->files[s->file].bytes);
     s->offset += n;
     if (!mine || s->offset < end) return;
     if (!saver_copies(s)) chunk_sum(s, s->filled, end - begin);
@@ -731,8 +848,8 @@ static void save_put(Saver *s, const void *from, int64_t bytes) {
     }
 }
 
-/* Unit `u` of stage `stage`, its state of one kind, of all ranks that have parts of it: (tp, padded). Through a pipeline it goes from
- * rank to rank, until all have it. */
+/* Unit `u` of stage `stage`, its state of one kind, of all ranks that have parts of it: (tp, padded). Through a
+ * pipeline it goes from rank to rank, until all have it. */
 static const float *unit_of_all(Saver *s, int stage, const Unit *u, StateKind kind) {
     Fsdp *f = s->f;
     const ModelPart *part = &f->table->part;
@@ -747,34 +864,44 @@ static const float *unit_of_all(Saver *s, int stage, const Unit *u, StateKind ki
     int passes = (part->stage - stage + part->stages) % part->stages; // ranks that had it before this one
     for (int sends = 0; sends < 2 && part->stages > 1; sends++) {
         if (sends ? passes == part->stages - 1 : passes == 0) continue;
-        point_start(f->comm, &s->passed, sends ? SEND : RECEIVE, AXIS_PP, (part->stage + (sends ? 1 : part->stages - 1)) % part->stages, "a unit to be written", s->of_parts, bytes * (size_t)part->tp, DTYPE_BYTE);
+        point_start(f->comm, &s->passed, sends ? SEND : RECEIVE, AXIS_PP,
+                    (part->stage + (sends ? 1 : part->stages - 1)) % part->stages, "a unit to be written", s->of_parts,
+                    bytes * (size_t)part->tp, DTYPE_BYTE);
         collective_wait(f->comm, &s->passed);
     }
     return s->of_parts;
 }
 
-/* Elements [first, first + count) of a whole tensor, to the host, from the parts (tp, padded) of its unit; `of`: the first of the tables that tell
- * where those are. */
-static void save_read(const Saver *s, const TensorTable *of, int number, const float *unit, int64_t padded, float *out, int64_t first, int64_t count) {
+/* Elements [first, first + count) of a whole tensor, to the host, from the parts (tp, padded) of its unit; `of`: the
+ * first of the tables that tell where those are. */
+static void save_read(const Saver *s, const TensorTable *of, int number, const float *unit, int64_t padded, float *out,
+                      int64_t first, int64_t count) {
     const Tensor *t = &of->tensors[number];
-    int64_t rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1, line = t->whole_rows * t->whole_cols / rows; // a line goes over all parts in turn
+    int64_t rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1,
+            line = t->whole_rows * t->whole_cols / rows; // a line goes over all parts in turn
     for (int64_t done = 0, n; done < count; done += n) {
         int64_t row = (first + done) / line, at = (first + done) % line, p = 0;
-        while (at >= of[p].tensors[number].rows * of[p].tensors[number].cols / rows) at -= of[p].tensors[number].rows * of[p].tensors[number].cols / rows, p++;
+        while (at >= of[p].tensors[number].rows * of[p].tensors[number].cols / rows)
+            at -= of[p].tensors[number].rows * of[p].tensors[number].cols / rows, p++;
         const Tensor *part = &of[p].tensors[number];
         int64_t has = part->rows * part->cols / rows;
         n = min_i64(count - done, has - at);
-        device_read(s->f->dev, out + done, unit + p * padded + part->offset + row * has + at, sizeof(float) * (size_t)n);
+        device_read(s->f->dev, out + done, unit + p * padded + part->offset + row * has + at,
+                    sizeof(float) * (size_t)n);
     }
 }
 
 /* A whole tensor as the files have it. */
-static void save_tensor(Saver *s, const OutTensor *t, const TensorTable *of, int number, const float *unit, int64_t padded) {
+static void save_tensor(Saver *s, const OutTensor *t, const TensorTable *of, int number, const float *unit,
+                        int64_t padded) {
     enum { AT_ONCE = 1 << 14 }; // elements: whole blocks
     float wide[AT_ONCE], scales[(int)AT_ONCE / (int)BASE_BLOCK];
     bf16 half[AT_ONCE];
     int8_t bytes[AT_ONCE];
-    const void *from = t->scales ? (void *)scales : t->dtype == ST_I8 ? (void *)bytes : t->dtype == ST_BF16 ? (void *)half : (void *)wide;
+    const void *from = t->scales             ? (void *)scales
+                       : t->dtype == ST_I8   ? (void *)bytes
+                       : t->dtype == ST_BF16 ? (void *)half
+                                             : (void *)wide;
     int64_t elements = t->tensor->rows * t->tensor->cols, size = st_dtype_sizes[t->dtype];
     int as_it_is = t->dtype == ST_F32 && !t->scales && s->offset % size == 0; // from the device straight into a chunk
     for (int64_t at = 0, n; at < elements; at += n) {
@@ -791,8 +918,12 @@ static void save_tensor(Saver *s, const OutTensor *t, const TensorTable *of, int
         if (mine) save_read(s, of, number, unit, padded, wide, at, n);
         for (int64_t i = 0; i < n && mine && from == half; i++) half[i] = float_to_bf16(wide[i]);
         for (int64_t b = 0; b < blocks8(n) && mine && (from == bytes || from == scales); b++) {
-            scales[b] = quantize_block(bytes + b * BASE_BLOCK, wide + b * BASE_BLOCK, min_i64(BASE_BLOCK, n - b * BASE_BLOCK));
-            if (!isfinite(scales[b])) user_error("--export --dtype %s: tensor %s has values that are not finite, for which 8 bits have none: look at the model's loss", s->opt->dtype, t->tensor->name);
+            scales[b] =
+                quantize_block(bytes + b * BASE_BLOCK, wide + b * BASE_BLOCK, min_i64(BASE_BLOCK, n - b * BASE_BLOCK));
+            if (!isfinite(scales[b]))
+                user_error("--export --dtype %s: tensor %s has values that are not finite, for which 8 bits have none: "
+                           "look at the model's loss",
+                           s->opt->dtype, t->tensor->name);
         }
         save_put(s, from, length);
     }
@@ -814,7 +945,8 @@ static void save_stream(Saver *s) {
     const Unit *now = NULL;
     const float *whole = NULL;
     StateKind kind = STATES;
-    for (s->file = 0, s->chunk = 0; s->file < s->files->num_files; s->chunk += out_file_chunks(&s->files->files[s->file++])) {
+    for (s->file = 0, s->chunk = 0; s->file < s->files->num_files;
+         s->chunk += out_file_chunks(&s->files->files[s->file++])) {
         const OutFile *file = &s->files->files[s->file];
         s->offset = 0;
         save_put(s, file->header, file->header_bytes);
@@ -825,7 +957,8 @@ static void save_stream(Saver *s) {
             const Unit *u = &of->units[of->tensors[number].unit];
             if (u != now || t->kind != kind) {
                 if (now && !s->parts) unit_state_free(s->f, whole);
-                whole = s->parts ? unit_of_all(s, stage, u, t->kind) : unit_state(s->f, &s->f->units[u - of->units], t->kind);
+                whole = s->parts ? unit_of_all(s, stage, u, t->kind)
+                                 : unit_state(s->f, &s->f->units[u - of->units], t->kind);
                 now = u, kind = t->kind;
             }
             save_tensor(s, t, of, number, whole, unit_padded(s->f, u));
@@ -838,7 +971,8 @@ static void save_stream(Saver *s) {
 /* Rank 0 makes the files, each as long as it will be: a disk without room says so now. */
 static void save_make_files(Saver *s) {
     char path[4096 + 128];
-    if (s->files == &s->checkpoint && mkdir(s->dir, 0777)) user_error("cannot make %s: %s; the checkpoint before it is untouched", s->dir, strerror(errno));
+    if (s->files == &s->checkpoint && mkdir(s->dir, 0777))
+        user_error("cannot make %s: %s; the checkpoint before it is untouched", s->dir, strerror(errno));
     for (int i = 0; i < s->files->num_files; i++) {
         out_path(s, path, sizeof path, i, s->suffix);
         int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), failed = fd < 0;
@@ -850,7 +984,8 @@ static void save_make_files(Saver *s) {
     }
 }
 
-/* Starts to write `files` into s->dir: returns once all of this rank's chunks are filled, and, unless they have buffers of their own, written. */
+/* Starts to write `files` into s->dir: returns once all of this rank's chunks are filled, and, unless they have buffers
+ * of their own, written. */
 static void save_start(Saver *s, const OutFiles *files, const char *suffix) {
     Comm *comm = s->f->comm;
     s->files = files, s->suffix = suffix;
@@ -860,7 +995,8 @@ static void save_start(Saver *s, const OutFiles *files, const char *suffix) {
     ranks_meet(comm, "saving: files made");
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->moved, NULL);
-    if (pthread_create(&s->writer, NULL, save_write, s)) run_failure("the thread that writes files could not be started");
+    if (pthread_create(&s->writer, NULL, save_write, s))
+        run_failure("the thread that writes files could not be started");
     save_stream(s);
 }
 
@@ -875,9 +1011,12 @@ static void save_finish(Saver *s) {
     ranks_meet(s->f->comm, "saving: chunks written");
 }
 
-/* What stands beside the weights in any directory: config.json, indices, the tokenizer. Written, and kept in `c` for their checksums. */
+/* What stands beside the weights in any directory: config.json, indices, the tokenizer. Written, and kept in `c` for
+ * their checksums. */
 static void save_companions(Saver *s, Companions *c) {
-    static const char *const stems[] = {"model", "adapter_model", "optimizer"}, *const indices[] = {"model.safetensors.index.json", "adapter_model.safetensors.index.json", "optimizer.safetensors.index.json"};
+    static const char *const stems[] = {"model", "adapter_model", "optimizer"},
+                             *const indices[] = {"model.safetensors.index.json", "adapter_model.safetensors.index.json",
+                                                 "optimizer.safetensors.index.json"};
     int adapters = s->files->tensors[0].tensor->row->unit == UNIT_ADAPTERS;
     memset(c, 0, sizeof *c);
     CompanionFile *file = companion_add(c, adapters ? "adapter_config.json" : "config.json");
@@ -905,7 +1044,8 @@ static void companions_free(Companions *c) {
     for (int i = 0; i < c->count; i++) free(c->files[i].text);
 }
 
-/* The checkpoint becomes one, by its name: everything in it is on the disk before, and the name is before older ones go. */
+/* The checkpoint becomes one, by its name: everything in it is on the disk before, and the name is before older ones
+ * go. */
 static void checkpoint_commit(Saver *s) {
     Comm *comm = s->f->comm;
     int world = comm->mesh.world;
@@ -913,7 +1053,8 @@ static void checkpoint_commit(Saver *s) {
     Phase before = comm_phase(comm, PHASE_SAVING);
     double start = seconds_now();
     save_finish(s);
-    uint32_t *all = (uint32_t *)checked_malloc(sizeof *all * (size_t)(share * world)), *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(s->files->chunks + 1));
+    uint32_t *all = (uint32_t *)checked_malloc(sizeof *all * (size_t)(share * world)),
+             *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(s->files->chunks + 1));
     all_gather_now(comm, AXIS_WORLD, "saving: checksums", s->sums, all, sizeof *all * (size_t)share);
     for (int64_t id = 0; id < s->files->chunks; id++) sums[id] = all[id % world * share + id / world];
     if (comm->rank == 0) {
@@ -921,12 +1062,15 @@ static void checkpoint_commit(Saver *s) {
         Companions beside;
         char path[4096], *text, *whole;
         size_t length;
-        int as_it_was = s->from->dir[0] && s->from->at.step == s->at.step, rows = settings_of(now, s->opt, &comm->mesh, s->at.data, s->base);
+        int as_it_was = s->from->dir[0] && s->from->at.step == s->at.step,
+            rows = settings_of(now, s->opt, &comm->mesh, s->at.data, s->base);
         save_companions(s, &beside);
-        text = trainer_text(&s->at, as_it_was ? s->from->settings : now, as_it_was ? s->from->num_settings : rows, s->files, sums, &beside, &length); // those that made it
+        text = trainer_text(&s->at, as_it_was ? s->from->settings : now, as_it_was ? s->from->num_settings : rows,
+                            s->files, sums, &beside, &length); // those that made it
         whole = (char *)checked_malloc(length + 64);
         memcpy(whole, text, length);
-        size_t more = (size_t)snprintf(whole + length, 64, ",\n\"crc32\":%lu}\n", crc32(0, (const Bytef *)text, (uInt)length));
+        size_t more =
+            (size_t)snprintf(whole + length, 64, ",\n\"crc32\":%lu}\n", crc32(0, (const Bytef *)text, (uInt)length));
         write_file(s->dir, "trainer.json", whole, length + more);
         sync_directory(s->dir);
         step_path(path, sizeof path, s->opt->out, s->at.step);
@@ -935,8 +1079,10 @@ static void checkpoint_commit(Saver *s) {
         point_latest(s->opt->out, s->at.step);
         prune(s->opt->out, s->opt->keep);
         double end = seconds_now();
-        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", s->at.step, path, 12e-6 * (double)s->whole->num_trained, end - s->start);
-        if (!strcmp(s->opt->save_mode, "async")) printf(", in %.2f s of which training stood still", s->held + end - start);
+        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", s->at.step, path,
+               12e-6 * (double)s->whole->num_trained, end - s->start);
+        if (!strcmp(s->opt->save_mode, "async"))
+            printf(", in %.2f s of which training stood still", s->held + end - start);
         printf("\n");
         fflush(stdout);
         free(text), free(whole), companions_free(&beside);
@@ -947,16 +1093,19 @@ static void checkpoint_commit(Saver *s) {
     comm_phase(comm, before);
 }
 
-/* Saves all state. --save-mode async: returns when it is copied; it becomes a checkpoint by a later checkpoint_commit, of all ranks alike. */
+/* Saves all state. --save-mode async: returns when it is copied; it becomes a checkpoint by a later checkpoint_commit,
+ * of all ranks alike. */
 static void checkpoint_save(Saver *s, const Progress *at) {
     Comm *comm = s->f->comm;
     Phase before = comm_phase(comm, PHASE_SAVING);
     if (s->files) checkpoint_commit(s); // one at a time
     s->at = *at, s->start = seconds_now(), s->saved = at->step;
     if (s->f->fingerprints) fsdp_check_replicas(s->f, at->step); // any of them may write
-    uint64_t name = mix64((uint64_t)getpid() ^ (uint64_t)time(NULL) << 32 ^ (uint64_t)(seconds_now() * 1e9)), *names = (uint64_t *)checked_malloc(sizeof name * (size_t)comm->mesh.world);
+    uint64_t name = mix64((uint64_t)getpid() ^ (uint64_t)time(NULL) << 32 ^ (uint64_t)(seconds_now() * 1e9)),
+             *names = (uint64_t *)checked_malloc(sizeof name * (size_t)comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, "saving: name", &name, names, sizeof name);
-    snprintf(s->dir, sizeof s->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, s->opt->out, STEP_DIGITS, at->step, names[0]);
+    snprintf(s->dir, sizeof s->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, s->opt->out, STEP_DIGITS, at->step,
+             names[0]);
     free(names);
     save_start(s, &s->checkpoint, "");
     s->held = seconds_now() - s->start;
@@ -965,7 +1114,8 @@ static void checkpoint_save(Saver *s, const Progress *at) {
 }
 
 // ---------------------------------------------------------------------------
-// signals: SIGUSR1 saves and goes on; SIGUSR2 and SIGTERM save and end. Ranks tell each other at the end of a step, so that all save the same
+// signals: SIGUSR1 saves and goes on; SIGUSR2 and SIGTERM save and end. Ranks tell each other at the end of a step, so
+// that all save the same
 
 enum { SIGNAL_SAVE = 1, SIGNAL_END = 2 };
 static volatile sig_atomic_t signals_to_save, signals_to_end; // how many came to this process so far
@@ -990,7 +1140,12 @@ static void signals_take(int terminates) {
 
 /* Checked before training starts, so that nothing is lost at its end, and nothing that is there. */
 static void export_check(const char *dir, const TensorTable *table, const Options *o) {
-    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "adapter_config.json", "config.json", "tokenizer.model"};
+    static const char *const names[] = {"model.safetensors",
+                                        "model.safetensors.index.json",
+                                        "adapter_model.safetensors",
+                                        "adapter_config.json",
+                                        "config.json",
+                                        "tokenizer.model"};
     enum { NAMES = sizeof names / sizeof names[0] };
     char path[4096 + 128];
     OutFiles files = ZERO;
@@ -999,7 +1154,8 @@ static void export_check(const char *dir, const TensorTable *table, const Option
     export_files(&files, table, o);
     for (int i = 0; i < NAMES + files.num_files; i++) {
         snprintf(path, sizeof path, "%s/%s", dir, i < NAMES ? names[i] : files.files[i - NAMES].name);
-        if (!access(path, F_OK)) user_error("%s exists already: choose another --export directory, or remove it first", path);
+        if (!access(path, F_OK))
+            user_error("%s exists already: choose another --export directory, or remove it first", path);
     }
     out_close(&files);
     if (access(dir, W_OK)) user_error("cannot write into --export %s: %s", dir, strerror(errno));

@@ -2,73 +2,95 @@
  *
  * Traffic has three witnesses: the law (a closed form from the options alone, below), the walk (the program's own
  * code on a walking device) and the wire (counted where the transport moves bytes). Memory has two: the walk and
- * the arenas. After the first step of every run they are compared; a difference stops it. A plan has a walk for each kind of ranks;
- * planner.h makes it.
+ * the arenas. After the first step of every run they are compared; a difference stops it. A plan has a walk for each
+ * kind of ranks; planner.h makes it.
  */
 #ifndef PLAN_H
 #define PLAN_H
-#include "fsdp.h"
-#include "options.h" // defines: Options, number_behind
-#include "replay.h"  // defines: Replay, replay_run
+#include "../fsdp.h"
+#include "options.h"        // defines: Options, number_behind
+#include "../plan/replay.h" // defines: Replay, replay_run
 
 // ---------------------------------------------------------------------------
 // the law
 
 static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIGN); }
 
-/* Bytes that each of n ranks has of a frozen unit: `blocks` of 8-bit weights with their scales, and elements in the compute dtype. */
+/* Bytes that each of n ranks has of a frozen unit: `blocks` of 8-bit weights with their scales, and elements in the
+ * compute dtype. */
 static int64_t packed_bytes(int64_t blocks, int64_t elements, int64_t n) {
-    return round_up(blocks, 4 * n) / n * (BASE_BLOCK + (int64_t)sizeof(float)) + round_up(elements, TENSOR_ALIGN * n) / n * (int64_t)sizeof(floatX);
+    return round_up(blocks, 4 * n) / n * (BASE_BLOCK + (int64_t)sizeof(float)) +
+           round_up(elements, TENSOR_ALIGN * n) / n * (int64_t)sizeof(floatX);
 }
 
-/* Traffic of one rank and step, in words. Of data parallelism (Rajbhandari et al. 2020, section 7; facts on what is gathered
- * when in fsdp.h): a rank receives all parts of a unit but its own, each time. Weights, in the compute dtype: full_shard gathers
- * every block twice a micro-batch, embedding and head once (the head stays from forward to backward, the embedding's backward
- * needs no weights; tied they are one); shard_grad_op every unit once a step; no_shard none. Gradients, in the reduce
- * dtype: every unit once a micro-batch or, accumulated locally, once a step; without sharding twice, to and fro. Over
- * replicas each rank's part goes to and fro once a step.
- * Of tensor parallelism (Korthikanti et al. 2022, section 4.2.2): of activations (N, C) a rank has 1/tp, and receives the rest when
- * they are gathered, as much when sums are scattered. A block gathers 2 inputs and scatters 2 outputs; its backward gathers 2
- * gradients and the 2 inputs again, and scatters 2 gradients; embedding and head have one of each. The head's softmax takes 3 words a row,
- * the gradients of norms are summed once a step, those of the adapters' halves that are not split unit by unit. Of context parallelism: a block gathers keys and values, its backward again,
- * and scatters their gradients. Computing a block again gathers its inputs and its keys and values, and scatters attention's output.
- * Of pipeline parallelism: this rank's stages have some of the blocks; the first has the embedding, the last the head. The activations of a
- * micro-batch come in and go out once, and so do their gradients. A tied weight is on both ends, which tell each other its gradient once a step.
- * Beside adapters the model's own weights are gathered as they are kept, in the compute dtype or as bytes with a scale for 64 of them, and have no
- * gradients; each unit of blocks has a unit of adapters, gathered when it is, which alone is reduced. */
-static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int rank, const Options *o, const Sharding *how, int64_t report_bytes) {
+/* Traffic of one rank and step, in words. Of data parallelism (Rajbhandari et al. 2020, section 7; facts on what is
+ * gathered when in fsdp.h): a rank receives all parts of a unit but its own, each time. Weights, in the compute dtype:
+ * full_shard gathers every block twice a micro-batch, embedding and head once (the head stays from forward to backward,
+ * the embedding's backward needs no weights; tied they are one); shard_grad_op every unit once a step; no_shard none.
+ * Gradients, in the reduce dtype: every unit once a micro-batch or, accumulated locally, once a step; without sharding
+ * twice, to and fro. Over replicas each rank's part goes to and fro once a step. Of tensor parallelism (Korthikanti et
+ * al. 2022, section 4.2.2): of activations (N, C) a rank has 1/tp, and receives the rest when they are gathered, as
+ * much when sums are scattered. A block gathers 2 inputs and scatters 2 outputs; its backward gathers 2 gradients and
+ * the 2 inputs again, and scatters 2 gradients; embedding and head have one of each. The head's softmax takes 3 words a
+ * row, the gradients of norms are summed once a step, those of the adapters' halves that are not split unit by unit. Of
+ * context parallelism: a block gathers keys and values, its backward again, and scatters their gradients. Computing a
+ * block again gathers its inputs and its keys and values, and scatters attention's output. Of pipeline parallelism:
+ * this rank's stages have some of the blocks; the first has the embedding, the last the head. The activations of a
+ * micro-batch come in and go out once, and so do their gradients. A tied weight is on both ends, which tell each other
+ * its gradient once a step. Beside adapters the model's own weights are gathered as they are kept, in the compute dtype
+ * or as bytes with a scale for 64 of them, and have no gradients; each unit of blocks has a unit of adapters, gathered
+ * when it is, which alone is reduced. */
+static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int rank, const Options *o,
+                        const Sharding *how, int64_t report_bytes) {
     int64_t asked[MESH_AXES] = {o->tp, o->cp, o->pp, o->dp_shard, o->dp_replicate}, product = 1;
     for (int a = 0; a < MESH_AXES; a++) product *= max_i64(1, asked[a]);
     for (int a = 0; a < MESH_AXES; a++) asked[a] = asked[a] ? asked[a] : world / product;
-    int64_t tp = asked[AXIS_TP], cp = asked[AXIS_CP], pp = asked[AXIS_PP], n = asked[AXIS_DP_SHARD] * cp /* ranks that shard */, R = asked[AXIS_DP_REPLICATE], stage = rank / (tp * cp) % pp;
-    int64_t first = stage == 0, last = stage == pp - 1, k = how->accumulation, reductions = how->local ? 1 : k, apart = c->tied && (pp > 1 || o->deterministic);
+    int64_t tp = asked[AXIS_TP], cp = asked[AXIS_CP], pp = asked[AXIS_PP],
+            n = asked[AXIS_DP_SHARD] * cp /* ranks that shard */, R = asked[AXIS_DP_REPLICATE],
+            stage = rank / (tp * cp) % pp;
+    int64_t first = stage == 0, last = stage == pp - 1, k = how->accumulation, reductions = how->local ? 1 : k,
+            apart = c->tied && (pp > 1 || o->deterministic);
     int full = !strcmp(how->strategy->name, "full_shard"), ddp = !strcmp(how->strategy->name, "no_shard");
-    int64_t C = c->C, V = (c->V + tp - 1) / tp, F = (c->F + tp - 1) / tp, Q = (int64_t)c->NH / tp * c->HD, KV = (int64_t)c->NKV / tp * c->HD;
-    int64_t weight = (int64_t)sizeof(floatX), gradient = how->reduce_dtype == DTYPE_BF16 ? 2 : 4, pad = TENSOR_ALIGN * n * R, every = number_behind(o->recompute, "every");
+    int64_t C = c->C, V = (c->V + tp - 1) / tp, F = (c->F + tp - 1) / tp, Q = (int64_t)c->NH / tp * c->HD,
+            KV = (int64_t)c->NKV / tp * c->HD;
+    int64_t weight = (int64_t)sizeof(floatX), gradient = how->reduce_dtype == DTYPE_BF16 ? 2 : 4,
+            pad = TENSOR_ALIGN * n * R, every = number_behind(o->recompute, "every");
     // units: of blocks, of this stage's runs of them, and at the ends
-    int64_t block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F), parameters = (2 * (Q + KV) * tp + 3 * c->F + 2) * C; // of the whole block
+    int64_t block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F),
+            parameters = (2 * (Q + KV) * tp + 3 * c->F + 2) * C; // of the whole block
     // adapters of a block, and what of it is kept in 8 bits
     int adapters = c->base != BASE_TRAINED, bits8 = c->base >= BASE_INT8, all8 = c->base == BASE_INT8_ALL;
-    int64_t in[LORA_TARGETS] = {C, C, C, Q, C, C, F}, out[LORA_TARGETS] = {Q, KV, KV, C, F, F, C}, adapter = 0, matrices = 0, targets = 0, thin = 0, packed = 0;
+    int64_t in[LORA_TARGETS] = {C, C, C, Q, C, C, F}, out[LORA_TARGETS] = {Q, KV, KV, C, F, F, C}, adapter = 0,
+            matrices = 0, targets = 0, thin = 0, packed = 0;
     for (int i = 0; i < LORA_TARGETS; i++) {
         matrices += blocks8(in[i] * out[i]);
-        if (adapters && c->lora_targets >> i & 1) targets++, adapter += aligned(c->lora_rank * in[i]) + aligned(out[i] * c->lora_rank);
+        if (adapters && c->lora_targets >> i & 1)
+            targets++, adapter += aligned(c->lora_rank * in[i]) + aligned(out[i] * c->lora_rank);
     }
     if (all8) matrices += 2 * blocks8(C);
-    int64_t joined = min_i64(c->L, max_i64(1, (number_behind(o->wrap, "size") + parameters - 1) / parameters)), L = 0, blocks = 0, block_units = 0, again = 0;
+    int64_t joined = min_i64(c->L, max_i64(1, (number_behind(o->wrap, "size") + parameters - 1) / parameters)), L = 0,
+            blocks = 0, block_units = 0, again = 0;
     for (int64_t v = 0; v < o->pp_chunks; v++) {
-        int begin, count = stage_blocks(c->L, (int)(pp * o->pp_chunks), o->pp_light_ends, (int)(v * pp + stage), &begin);
+        int begin,
+            count = stage_blocks(c->L, (int)(pp * o->pp_chunks), o->pp_light_ends, (int)(v * pp + stage), &begin);
         L += count, block_units += (count + joined - 1) / joined;
         blocks += count / joined * round_up(joined * block, pad) + round_up(count % joined * block, pad);
         thin += count / joined * round_up(joined * adapter, pad) + round_up(count % joined * adapter, pad);
-        packed += count / joined * packed_bytes(joined * matrices, all8 ? 0 : joined * 2 * aligned(C), n) + packed_bytes(count % joined * matrices, all8 ? 0 : count % joined * 2 * aligned(C), n);
-        for (int l = begin; l < begin + count; l++) again += !strcmp(o->recompute, "full") || (every && l % every == 0); // blocks that are computed again from their input
+        packed += count / joined * packed_bytes(joined * matrices, all8 ? 0 : joined * 2 * aligned(C), n) +
+                  packed_bytes(count % joined * matrices, all8 ? 0 : count % joined * 2 * aligned(C), n);
+        for (int l = begin; l < begin + count; l++)
+            again += !strcmp(o->recompute, "full") ||
+                     (every && l % every == 0); // blocks that are computed again from their input
     }
-    int64_t both = aligned(V * C) + aligned(C), embedding = first ? round_up(c->tied ? both : aligned(V * C), pad) : 0, head = last && (!c->tied || apart) ? round_up(both, pad) : 0;
+    int64_t both = aligned(V * C) + aligned(C), embedding = first ? round_up(c->tied ? both : aligned(V * C), pad) : 0,
+            head = last && (!c->tied || apart) ? round_up(both, pad) : 0;
     int64_t ends = embedding + head, end_units = (embedding > 0) + (head > 0);
     int64_t kept = bits8 ? packed : blocks / n * weight, kept_ends = ends / n * weight; // bytes of a rank
-    if (all8) kept_ends = (embedding > 0) * packed_bytes(blocks8(V * C) + (c->tied && !apart) * blocks8(C), 0, n) + (head > 0) * packed_bytes(blocks8(V * C) + blocks8(C), 0, n);
-    int64_t of_blocks = kept + thin / n * weight, block_gathers = block_units * (1 + adapters), reduced = adapters ? thin : blocks + ends, reduced_units = adapters ? block_units : block_units + end_units;
+    if (all8)
+        kept_ends = (embedding > 0) * packed_bytes(blocks8(V * C) + (c->tied && !apart) * blocks8(C), 0, n) +
+                    (head > 0) * packed_bytes(blocks8(V * C) + blocks8(C), 0, n);
+    int64_t of_blocks = kept + thin / n * weight, block_gathers = block_units * (1 + adapters),
+            reduced = adapters ? thin : blocks + ends, reduced_units = adapters ? block_units : block_units + end_units;
     memset(law, 0, sizeof(Traffic) * AXES * COLLECTIVES);
     if (n > 1) {
         Traffic gather_full = {k * (2 * block_gathers + end_units), k * (2 * of_blocks + kept_ends) * (n - 1)};
@@ -81,14 +103,21 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
         Traffic replicas = {reduced_units, reduced / n / R * (R - 1) * gradient};
         law[AXIS_DP_REPLICATE][ALL_GATHER] = law[AXIS_DP_REPLICATE][REDUCE_SCATTER] = replicas;
     }
-    int64_t N = o->batch * (o->seq / cp), rows = (N + tp - 1) / tp, activations = rows * C * weight, logit_rows = min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, LOGITS / V & ~15)));
+    int64_t N = o->batch * (o->seq / cp), rows = (N + tp - 1) / tp, activations = rows * C * weight,
+            logit_rows = min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, LOGITS / V & ~15)));
     if (tp > 1) {
-        int64_t gathers = 6 * L + 2 * again + first * !adapters + last, scatters = 4 * L + again + first + last, softmaxes = last * ((N + logit_rows - 1) / logit_rows), norms = adapters ? targets * L * c->lora_rank * C : (2 * L + last) * C; // whose gradients are summed over tp
-        Traffic gather = {k * (gathers + softmaxes) + (adapters ? block_units : norms > 0), (tp - 1) * (k * (gathers * activations + last * 12 * N) + 4 * norms)}, scatter = {k * scatters, (tp - 1) * k * scatters * activations};
+        int64_t gathers = 6 * L + 2 * again + first * !adapters + last, scatters = 4 * L + again + first + last,
+                softmaxes = last * ((N + logit_rows - 1) / logit_rows),
+                norms = adapters ? targets * L * c->lora_rank * C
+                                 : (2 * L + last) * C; // whose gradients are summed over tp
+        Traffic gather = {k * (gathers + softmaxes) + (adapters ? block_units : norms > 0),
+                          (tp - 1) * (k * (gathers * activations + last * 12 * N) + 4 * norms)},
+                scatter = {k * scatters, (tp - 1) * k * scatters * activations};
         law[AXIS_TP][ALL_GATHER] = gather, law[AXIS_TP][REDUCE_SCATTER] = scatter;
     }
     if (cp > 1) {
-        Traffic gather = {k * (2 * L + again), (cp - 1) * k * (2 * L + again) * N * 2 * KV * weight}, scatter = {k * L, (cp - 1) * k * L * N * 2 * KV * weight};
+        Traffic gather = {k * (2 * L + again), (cp - 1) * k * (2 * L + again) * N * 2 * KV * weight},
+                scatter = {k * L, (cp - 1) * k * L * N * 2 * KV * weight};
         law[AXIS_CP][ALL_GATHER] = gather, law[AXIS_CP][REDUCE_SCATTER] = scatter;
     }
     if (pp > 1) {
@@ -97,7 +126,8 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
         law[AXIS_PP][SEND] = law[AXIS_PP][RECEIVE] = each_way;
     }
     if (world > 1) { // the step report, and with --out which samples it took
-        Traffic report = {o->out ? 2 : 1, (world - 1) * (report_bytes + (o->out ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0))};
+        Traffic report = {o->out ? 2 : 1,
+                          (world - 1) * (report_bytes + (o->out ? (int64_t)sizeof(int64_t) * o->accum * o->batch : 0))};
         law[AXIS_WORLD][ALL_GATHER] = report;
     }
 }
@@ -123,13 +153,17 @@ static int ledger_print(const Ledger *l, FILE *f) {
         int equal = traffic_equal(law, walk) && traffic_equal(walk, wire);
         differences += !equal;
         if (!f || (!law.calls && !walk.calls && !wire.calls)) continue;
-        fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " calls%s\n", axis_names[a], collective_names[o], law.calls, walk.calls, wire.calls, equal ? "" : "  <- differ");
-        fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " bytes%s\n", "", "", law.bytes, walk.bytes, wire.bytes, equal ? "" : "  <- differ");
+        fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " calls%s\n", axis_names[a],
+                collective_names[o], law.calls, walk.calls, wire.calls, equal ? "" : "  <- differ");
+        fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " bytes%s\n", "", "", law.bytes, walk.bytes,
+                wire.bytes, equal ? "" : "  <- differ");
     }
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         int equal = l->walked[c] == l->measured[c];
         differences += !equal;
-        if (f) fprintf(f, "  %-13s %-15s %14s %14zu %14zu bytes%s\n", "memory", mem_category_names[c], "", l->walked[c], l->measured[c], equal ? "" : "  <- differ");
+        if (f)
+            fprintf(f, "  %-13s %-15s %14s %14zu %14zu bytes%s\n", "memory", mem_category_names[c], "", l->walked[c],
+                    l->measured[c], equal ? "" : "  <- differ");
     }
     return differences;
 }
@@ -138,10 +172,13 @@ static void ledger_check(const Ledger *l, int rank) {
     int differences = ledger_print(l, NULL);
     if (!differences) return;
     ledger_print(l, stderr);
-    run_failure("rank %d: law, walk and wire of the first step differ in %d rows (above): the program does not do what was asked", rank, differences);
+    run_failure("rank %d: law, walk and wire of the first step differ in %d rows (above): the program does not do what "
+                "was asked",
+                rank, differences);
 }
 
-static void traffic_json(FILE *f, const Traffic law[AXES][COLLECTIVES], const Traffic walk[AXES][COLLECTIVES], const Traffic wire[AXES][COLLECTIVES]) {
+static void traffic_json(FILE *f, const Traffic law[AXES][COLLECTIVES], const Traffic walk[AXES][COLLECTIVES],
+                         const Traffic wire[AXES][COLLECTIVES]) {
     const char *comma = "";
     fprintf(f, "\"traffic\":[");
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
@@ -172,7 +209,8 @@ static void ledger_write(const Ledger *l, const Device *walked, FILE *f) {
     traffic_json(f, l->law, l->walk, l->wire);
     fprintf(f, ",\"memory\":[");
     for (int c = 0; c < MEM_CATEGORIES; c++)
-        fprintf(f, "%s{\"category\":\"%s\",\"walk\":%zu,\"measured\":%zu}", c ? "," : "", mem_category_names[c], l->walked[c], l->measured[c]);
+        fprintf(f, "%s{\"category\":\"%s\",\"walk\":%zu,\"measured\":%zu}", c ? "," : "", mem_category_names[c],
+                l->walked[c], l->measured[c]);
     fprintf(f, "],");
     flops_json(f, walked);
     fprintf(f, "}\n");
@@ -183,32 +221,38 @@ static void ledger_write(const Ledger *l, const Device *walked, FILE *f) {
 
 struct Run;
 typedef struct {
-    int rank;             // the first of them
-    struct Run *run;      // its walk, whose figures these are:
+    int rank;        // the first of them
+    struct Run *run; // its walk, whose figures these are:
     const Device *walked;
     const Comm *comm;
     Traffic law[AXES][COLLECTIVES];
 } RankClass;
 
-typedef enum { WALK_STAGES, WALK_PARTS, WALK_ALL } WalkKind; // one of each stage; of each stage and each part of tensor parallelism; every one
+typedef enum {
+    WALK_STAGES,
+    WALK_PARTS,
+    WALK_ALL
+} WalkKind; // one of each stage; of each stage and each part of tensor parallelism; every one
 
 typedef struct {
     const Mesh *mesh;
-    RankClass *classes;   // (count), in the order of their first ranks
+    RankClass *classes; // (count), in the order of their first ranks
     int count;
-    int *class_of;        // (world)
+    int *class_of; // (world)
     Names names;
-    Script *scripts;      // (num_scripts) what ranks ask of each other, that of many once
-    uint64_t *hashes;     // (num_scripts)
+    Script *scripts;  // (num_scripts) what ranks ask of each other, that of many once
+    uint64_t *hashes; // (num_scripts)
     int num_scripts;
-    int *script_of;       // (world)
-    WalkKind walked;      // which ranks were walked
+    int *script_of;  // (world)
+    WalkKind walked; // which ranks were walked
 } Plan;
 
 static int walks_alike(const Device *a, const Comm *a_comm, const Device *b, const Comm *b_comm) {
     int alike = device_flops(a, 0) == device_flops(b, 0) && device_flops(a, 1) == device_flops(b, 1);
     for (int c = 0; c < MEM_CATEGORIES; c++) alike &= a->arenas[c].peak == b->arenas[c].peak;
-    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) alike &= traffic_equal(a_comm->booked[i / COLLECTIVES][i % COLLECTIVES], b_comm->booked[i / COLLECTIVES][i % COLLECTIVES]);
+    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++)
+        alike &= traffic_equal(a_comm->booked[i / COLLECTIVES][i % COLLECTIVES],
+                               b_comm->booked[i / COLLECTIVES][i % COLLECTIVES]);
     return alike;
 }
 
@@ -225,7 +269,10 @@ static void runs_print(FILE *f, const char *set, int n, int most) {
     for (int i = 0, end; i < n; i = end + 1) {
         for (end = i; end < n && set[end]; end++) {}
         if (end == i) continue;
-        if (runs++ == most) { fprintf(f, ", …"); return; }
+        if (runs++ == most) {
+            fprintf(f, ", …");
+            return;
+        }
         fprintf(f, end - i > 1 ? "%s%d-%d" : "%s%d", runs > 1 ? ", " : "", i, end - 1);
     }
 }
@@ -234,12 +281,16 @@ static void runs_print(FILE *f, const char *set, int n, int most) {
 static void class_print(FILE *f, const Plan *p, int class_index) {
     const Mesh *m = p->mesh;
     int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP], stages = 0, parts = 0, ranks = 0;
-    char *of_stage = (char *)checked_malloc((size_t)pp), *of_part = (char *)checked_malloc((size_t)tp), *of_rank = (char *)checked_malloc((size_t)m->world);
+    char *of_stage = (char *)checked_malloc((size_t)pp), *of_part = (char *)checked_malloc((size_t)tp),
+         *of_rank = (char *)checked_malloc((size_t)m->world);
     for (int r = 0; r < m->world; r++)
-        if (p->class_of[r] == class_index) of_rank[r] = of_stage[mesh_coordinate(m, r, AXIS_PP)] = of_part[mesh_coordinate(m, r, AXIS_TP)] = 1, ranks++;
+        if (p->class_of[r] == class_index)
+            of_rank[r] = of_stage[mesh_coordinate(m, r, AXIS_PP)] = of_part[mesh_coordinate(m, r, AXIS_TP)] = 1,
+            ranks++;
     for (int i = 0; i < pp; i++) stages += of_stage[i];
     for (int i = 0; i < tp; i++) parts += of_part[i];
-    int told = ranks == m->world / (pp * tp) * stages * parts && (stages < pp || parts < tp); // all of those parts of all of those stages
+    int told = ranks == m->world / (pp * tp) * stages * parts &&
+               (stages < pp || parts < tp); // all of those parts of all of those stages
     if (told && stages < pp) fprintf(f, "pp "), runs_print(f, of_stage, pp, pp);
     if (told && parts < tp) fprintf(f, stages < pp ? ", tp " : "tp "), runs_print(f, of_part, tp, tp);
     fprintf(f, ranks > 1 ? "%sranks " : "%srank ", told ? ": " : "");
@@ -288,8 +339,10 @@ static void class_json(FILE *f, const Plan *p, int class_index) {
     fprintf(f, "{\"ranks\":[");
     for (int r = 0; r < p->mesh->world; r++)
         if (p->class_of[r] == class_index) fprintf(f, "%s%d", comma, r), comma = ",";
-    fprintf(f, "],\"peak_when\":\"%s\",\"in_files\":%zu,\"memory\":{", c->walked->peak_when, device_arenas(c->walked, 1));
-    for (int i = 0; i < MEM_CATEGORIES; i++) fprintf(f, "%s\"%s\":%zu", i ? "," : "", mem_category_names[i], c->walked->arenas[i].peak);
+    fprintf(f, "],\"peak_when\":\"%s\",\"in_files\":%zu,\"memory\":{", c->walked->peak_when,
+            device_arenas(c->walked, 1));
+    for (int i = 0; i < MEM_CATEGORIES; i++)
+        fprintf(f, "%s\"%s\":%zu", i ? "," : "", mem_category_names[i], c->walked->arenas[i].peak);
     fprintf(f, "},\"peak\":%zu,", device_peak(c->walked));
     flops_json(f, c->walked);
     fprintf(f, ",");
@@ -301,27 +354,41 @@ static void class_table(FILE *f, const RankClass *c, int with_buffers) {
     const Device *walked = c->walked;
     if (with_buffers) fprintf(f, "  memory of a rank by buffer (bytes; of buffers that share a name, the largest)\n");
     for (int i = 0; i < walked->num_buffers && with_buffers; i++)
-        fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[walked->buffers[i].category], walked->buffers[i].name, walked->buffers[i].count, walked->buffers[i].bytes);
+        fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[walked->buffers[i].category],
+                walked->buffers[i].name, walked->buffers[i].count, walked->buffers[i].bytes);
     fprintf(f, "  memory of a rank by category\n");
     for (int i = 0; i < MEM_CATEGORIES; i++)
-        fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], walked->arenas[i].peak, walked->arenas[i].slow ? "  " SLOW_TIER : "");
-    fprintf(f, "    %-45s %22zu  (%.2f GB), first in %s\n", "in all", device_peak(walked), (double)device_peak(walked) / 1e9, walked->peak_when);
-    if (device_arenas(walked, 1)) fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "in files", device_arenas(walked, 1), (double)device_arenas(walked, 1) / 1e9);
-    fprintf(f, "  arithmetic of a rank and step: %.6g FLOP (a product of M x N x K counts 2MNK, attention what the mask lets through)\n", device_flops(walked, 0));
-    if (device_flops(walked, 1) > 0) fprintf(f, "  and of activations computed again: %.6g FLOP\n", device_flops(walked, 1));
+        fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], walked->arenas[i].peak,
+                walked->arenas[i].slow ? "  " SLOW_TIER : "");
+    fprintf(f, "    %-45s %22zu  (%.2f GB), first in %s\n", "in all", device_peak(walked),
+            (double)device_peak(walked) / 1e9, walked->peak_when);
+    if (device_arenas(walked, 1))
+        fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "in files", device_arenas(walked, 1),
+                (double)device_arenas(walked, 1) / 1e9);
+    fprintf(f,
+            "  arithmetic of a rank and step: %.6g FLOP (a product of M x N x K counts 2MNK, attention what the mask "
+            "lets through)\n",
+            device_flops(walked, 0));
+    if (device_flops(walked, 1) > 0)
+        fprintf(f, "  and of activations computed again: %.6g FLOP\n", device_flops(walked, 1));
     fprintf(f, "  exchanges of a rank and step%31s %20s\n", "law", "walk");
     for (int a = 0; a < AXES; a++)
         for (int o = 0; o < COLLECTIVES; o++)
             if (c->law[a][o].calls || c->comm->booked[a][o].calls)
-                fprintf(f, "    %-13s %-15s %4" PRId64 " calls %14" PRId64 " %20" PRId64 " bytes\n", axis_names[a], collective_names[o], c->comm->booked[a][o].calls,
-                        c->law[a][o].bytes, c->comm->booked[a][o].bytes);
+                fprintf(f, "    %-13s %-15s %4" PRId64 " calls %14" PRId64 " %20" PRId64 " bytes\n", axis_names[a],
+                        collective_names[o], c->comm->booked[a][o].calls, c->law[a][o].bytes,
+                        c->comm->booked[a][o].bytes);
 }
 
 /* A class under the other; buffers of the one that needs the most memory. */
-static void plan_print(FILE *f, const char *model, int threads, const TensorTable *t, const Plan *p, const char *strategy, int64_t tokens_per_step) {
+static void plan_print(FILE *f, const char *model, int threads, const TensorTable *t, const Plan *p,
+                       const char *strategy, int64_t tokens_per_step) {
     const Mesh *m = p->mesh;
-    fprintf(f, "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64 " tokens a step; ", model, (double)t->num_parameters / 1e6, PRECISION_NAME,
-            m->world, m->world > 1 ? "s" : "", threads, threads > 1 ? "s" : "", strategy, mesh_group_size(m, AXIS_FSDP), m->size[AXIS_DP_REPLICATE], m->size[AXIS_DP_REPLICATE] > 1 ? "s" : "", tokens_per_step);
+    fprintf(f,
+            "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64 " tokens a step; ",
+            model, (double)t->num_parameters / 1e6, PRECISION_NAME, m->world, m->world > 1 ? "s" : "", threads,
+            threads > 1 ? "s" : "", strategy, mesh_group_size(m, AXIS_FSDP), m->size[AXIS_DP_REPLICATE],
+            m->size[AXIS_DP_REPLICATE] > 1 ? "s" : "", tokens_per_step);
     if (p->count == 1) fprintf(f, "all ranks are alike\n");
     else fprintf(f, "%d kinds of ranks\n", p->count);
     for (int c = 0; c < p->count; c++) {
@@ -342,7 +409,8 @@ static double product_rate(Device *dev) {
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     device_phase(dev, "measuring the product rate", NULL);
     memcpy(ops, dev->ops, sizeof ops);
-    floatX *x = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C)), *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
+    floatX *x = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C)),
+           *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
     floatX *y = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C));
     double best = 1e30;
     int most = dev->walk ? 0 : (N > C ? N : C) * C;

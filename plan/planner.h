@@ -1,7 +1,8 @@
-/* planner.h: --plan. Every rank of a layout walked, all of them replayed, and what that tells of the run before it is started.
+/* planner.h: --plan. Every rank of a layout walked, all of them replayed, and what that tells of the run before it is
+ * started.
  *
- * Included by train_llama3.cu behind run_walk, the walk of one rank. A caller may rely on: nothing is allocated of what the run
- * would allocate, and nothing of the layout is left out: each rank is walked by the program's own code.
+ * Included by train_llama3.cu behind run_walk, the walk of one rank. A caller may rely on: nothing is allocated of what
+ * the run would allocate, and nothing of the layout is left out: each rank is walked by the program's own code.
  */
 #include <sys/resource.h> // defines: getrusage
 
@@ -14,8 +15,10 @@ static uint64_t script_hash(const Script *s) {
         const ScriptLine *l = &s->lines[i];
         uint64_t computed, words[4];
         memcpy(&computed, &l->computed, sizeof computed);
-        words[0] = computed, words[1] = (uint64_t)l->count, words[2] = (uint64_t)(uint32_t)l->what << 32 | (uint32_t)l->phase;
-        words[3] = (uint64_t)(uint32_t)l->peer << 32 | (uint64_t)l->dtype << 24 | (uint64_t)(l->slot << 1 | l->waits) << 16 | (uint64_t)l->collective << 8 | l->axis;
+        words[0] = computed, words[1] = (uint64_t)l->count,
+        words[2] = (uint64_t)(uint32_t)l->what << 32 | (uint32_t)l->phase;
+        words[3] = (uint64_t)(uint32_t)l->peer << 32 | (uint64_t)l->dtype << 24 |
+                   (uint64_t)(l->slot << 1 | l->waits) << 16 | (uint64_t)l->collective << 8 | l->axis;
         for (int w = 0; w < 4; w++) h = ((h ^ h >> 29) ^ words[w]) * 0x9E3779B97F4A7C15ull;
     }
     return h;
@@ -37,8 +40,9 @@ static void plan_keep_script(Plan *p, int rank, const Script *s) {
     if (s->count) memcpy(own->lines, s->lines, sizeof(ScriptLine) * (size_t)s->count);
 }
 
-/* Walks every rank, or one for all that have the same part of the model: of each stage and of each part of tensor parallelism. Other coordinates
- * change nothing but who a rank's peers are. Parts differ where sizes do not divide, and then by a row; to compare layouts one of each stage is enough. */
+/* Walks every rank, or one for all that have the same part of the model: of each stage and of each part of tensor
+ * parallelism. Other coordinates change nothing but who a rank's peers are. Parts differ where sizes do not divide, and
+ * then by a row; to compare layouts one of each stage is enough. */
 static void plan_open(Plan *p, const Job *j, WalkKind kind) {
     int world = j->mesh.world;
     Script script = ZERO;
@@ -89,8 +93,9 @@ static int replay_rank(const Plan *p, int i) {
     return p->walked == WALK_ALL ? i : i / parts * mesh_stride(p->mesh, AXIS_PP) + i % parts;
 }
 
-/* Every rank plays, where every one was walked; else one for each part of the model: with others that do the same its exchanges take the same time.
- * `problem` (size) says what is wrong where 0 is returned. `timed`: it is kept when the exchanges of each stage's first rank took place. */
+/* Every rank plays, where every one was walked; else one for each part of the model: with others that do the same its
+ * exchanges take the same time. `problem` (size) says what is wrong where 0 is returned. `timed`: it is kept when the
+ * exchanges of each stage's first rank took place. */
 static int plan_replay(Replay *r, const Plan *p, const Cluster *c, char *problem, size_t size, int timed) {
     int parts = p->walked == WALK_PARTS ? p->mesh->size[AXIS_TP] : 1, of_parts = parts * p->mesh->size[AXIS_PP];
     Mesh mesh = {of_parts, {parts, 1, p->mesh->size[AXIS_PP], 1, 1}};
@@ -114,19 +119,23 @@ static void replay_print(FILE *f, const Plan *p, const Replay *r, double seconds
     for (int i = 0; i < r->mesh->world * (int)AXES; i++) exchanges += r->groups[i].number;
     struct rusage used;
     getrusage(RUSAGE_SELF, &used); // in KiB
-    fprintf(f, "  %d ranks walked and replayed in %.2f s and %.0f MB: %" PRId64 " events (%d lists of them), every one of %" PRId64 " collectives begins with all its members alike, every send meets its receive\n", r->mesh->world,
-            seconds, (double)used.ru_maxrss * 1024 / 1e6, lines, p->num_scripts, exchanges);
+    fprintf(f,
+            "  %d ranks walked and replayed in %.2f s and %.0f MB: %" PRId64
+            " events (%d lists of them), every one of %" PRId64
+            " collectives begins with all its members alike, every send meets its receive\n",
+            r->mesh->world, seconds, (double)used.ru_maxrss * 1024 / 1e6, lines, p->num_scripts, exchanges);
 }
 
 typedef struct {
-    double step, tokens;        // seconds; tokens/s of all ranks
+    double step, tokens; // seconds; tokens/s of all ranks
     // of the mean rank, seconds:
     double compute, waited[AXES], exchange[AXES]; // of which arithmetic; waits for exchanges; exchanges, hidden or not
     double ops[OP_COUNT];
-    double most;                // arithmetic of the rank that has the most …
-    int most_rank;              // … which one
-    double flops, again, full;  // FLOPs of the mean rank: of the step; computed again; of the step if attention saw all keys and its backward took twice its forward
-    double mfu;                 // flops a second, of the peak
+    double most;               // arithmetic of the rank that has the most …
+    int most_rank;             // … which one
+    double flops, again, full; // FLOPs of the mean rank: of the step; computed again; of the step if attention saw all
+                               // keys and its backward took twice its forward
+    double mfu;                // flops a second, of the peak
 } Estimate;
 
 /* By a replay that went to its end. T: tokens of a sequence. */
@@ -142,16 +151,19 @@ static Estimate estimate_of(const Plan *p, const Cluster *c, const Replay *r, in
         if (computed > e.most * (1 + 1e-9)) e.most = computed, e.most_rank = replay_rank(p, i);
         const Device *walked = p->classes[p->class_of[replay_rank(p, i)]].walked;
         for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * walked->ops[o].seconds;
-        double attention[2] = {walked->ops[OP_ATTENTION_FORWARD].flops - walked->ops[OP_ATTENTION_FORWARD].again, walked->ops[OP_ATTENTION_BACKWARD].flops};
+        double attention[2] = {walked->ops[OP_ATTENTION_FORWARD].flops - walked->ops[OP_ATTENTION_FORWARD].again,
+                               walked->ops[OP_ATTENTION_BACKWARD].flops};
         e.flops += share * device_flops(walked, 0), e.again += share * device_flops(walked, 1);
-        e.full += share * (device_flops(walked, 0) - attention[0] - attention[1] + 3 * attention[0] * 2 * T / (T + 1.0));
+        e.full +=
+            share * (device_flops(walked, 0) - attention[0] - attention[1] + 3 * attention[0] * 2 * T / (T + 1.0));
     }
     for (int s = 0; s < p->num_scripts; s++) {
         double seconds[AXES] = ZERO, players = 0;
         for (int i = 0; i < r->mesh->world; i++) players += r->actors[i].script == &p->scripts[s];
         for (int64_t l = 0; l < p->scripts[s].count && players > 0; l++) {
             const ScriptLine *line = &p->scripts[s].lines[l];
-            if (!line->waits && line->collective != SEND) seconds[line->axis] += line_seconds(r, line); // as with bytes: of what comes
+            if (!line->waits && line->collective != SEND)
+                seconds[line->axis] += line_seconds(r, line); // as with bytes: of what comes
         }
         for (int x = 0; x < AXES; x++) e.exchange[x] += players * share * seconds[x];
     }
@@ -178,9 +190,12 @@ static void groups_print(FILE *f, const Cluster *c, const Plan *p) {
         int ranks = mesh_group_size(m, (Axis)a), hosts;
         if (ranks == 1 || a == AXIS_DP_SHARD) continue; // which is a part of fsdp
         hosts = group_spans(m, (Axis)a, c->ranks_per_host);
-        fprintf(f, "    %-13s %6d group%s of %5d rank%s on %4d host%s", axis_names[a], m->world / ranks, m->world / ranks > 1 ? "s" : " ", ranks, ranks > 1 ? "s" : "", hosts, hosts > 1 ? "s" : "");
-        if (c->hosts_per_rack) fprintf(f, " in %4d racks", group_spans(m, (Axis)a, c->ranks_per_host * c->hosts_per_rack));
-        fprintf(f, ": a rank receives %10.3f GB a step %s\n", axis_bytes(p, a) / 1e9, hosts > 1 ? "across hosts" : "within its host");
+        fprintf(f, "    %-13s %6d group%s of %5d rank%s on %4d host%s", axis_names[a], m->world / ranks,
+                m->world / ranks > 1 ? "s" : " ", ranks, ranks > 1 ? "s" : "", hosts, hosts > 1 ? "s" : "");
+        if (c->hosts_per_rack)
+            fprintf(f, " in %4d racks", group_spans(m, (Axis)a, c->ranks_per_host * c->hosts_per_rack));
+        fprintf(f, ": a rank receives %10.3f GB a step %s\n", axis_bytes(p, a) / 1e9,
+                hosts > 1 ? "across hosts" : "within its host");
     }
 }
 
@@ -189,11 +204,11 @@ static double memory_needed(const Plan *p, const Cluster *c) {
 }
 
 typedef struct {
-    char what[160];     // how it differs, as it would be typed
-    Options opt;        // with a number for every axis
-    double products;    // as many times as fast; 1: as the cluster has them
-    double memory;      // bytes of the rank with most
-    Estimate e;         // with a cluster
+    char what[160];  // how it differs, as it would be typed
+    Options opt;     // with a number for every axis
+    double products; // as many times as fast; 1: as the cluster has them
+    double memory;   // bytes of the rank with most
+    Estimate e;      // with a cluster
 } Trial;
 
 static Mesh mesh_of_options(const Options *o, int world) {
@@ -208,7 +223,8 @@ static void trial_run(Trial *t, const Job *j, const Cluster *c) {
     Replay r;
     plan_open(&p, j, WALK_STAGES);
     t->memory = memory_needed(&p, c);
-    if (!plan_replay(&r, &p, c, problem, sizeof problem, 0)) run_failure("the plan's ranks do not fit each other: %s", problem);
+    if (!plan_replay(&r, &p, c, problem, sizeof problem, 0))
+        run_failure("the plan's ranks do not fit each other: %s", problem);
     if (c) t->e = estimate_of(&p, c, &r, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, j->opt.seq);
     replay_close(&r);
     plan_close(&p);
@@ -222,7 +238,10 @@ static int trial_beside(Trial *t, const Job *base) {
     if (j.config.lora_rank) j.config.base = base_kind(j.opt.base);
     if (!job_divides(&j, problem, sizeof problem)) return 0;
     if (j.opt.cluster) cluster_open(&j.cluster, j.opt.cluster, &j.mesh, j.opt.threads, j.opt.transport);
-    for (int i = 0; i < j.cluster.rates.count && j.opt.cluster; i++) j.cluster.ops[i].rate *= j.cluster.ops[i].op == OP_ATTENTION_FORWARD || j.cluster.ops[i].op == OP_ATTENTION_BACKWARD ? 1 : t->products;
+    for (int i = 0; i < j.cluster.rates.count && j.opt.cluster; i++)
+        j.cluster.ops[i].rate *=
+            j.cluster.ops[i].op == OP_ATTENTION_FORWARD || j.cluster.ops[i].op == OP_ATTENTION_BACKWARD ? 1
+                                                                                                        : t->products;
     trial_run(t, &j, j.opt.cluster ? &j.cluster : NULL);
     if (j.opt.cluster) cluster_close(&j.cluster);
     return 1;
@@ -232,39 +251,63 @@ enum { MOST_TRIALS = 32 };
 
 /* One thing at a time chosen otherwise. Returns how many there are. */
 static int trials_around(Trial *trials, const Job *j) {
-    static const char *const recompute[] = {"none", "selective", "full"}, *const sharding[] = {"full_shard", "shard_grad_op"}, *const accumulate[] = {"sharded", "local"}, *const bases[] = {PRECISION_NAME, "int8", "int8:all"};
+    static const char *const recompute[] = {"none", "selective", "full"},
+                             *const sharding[] = {"full_shard", "shard_grad_op"},
+                             *const accumulate[] = {"sharded", "local"},
+                             *const bases[] = {PRECISION_NAME, "int8", "int8:all"};
     const Options *o = &j->opt;
     Trial base;
     int n = 0, pp = j->mesh.size[AXIS_PP];
     memset(&base, 0, sizeof base);
     base.opt = *o, base.products = 1;
-    base.opt.tp = j->mesh.size[AXIS_TP], base.opt.cp = j->mesh.size[AXIS_CP], base.opt.pp = pp, base.opt.dp_shard = j->mesh.size[AXIS_DP_SHARD], base.opt.dp_replicate = j->mesh.size[AXIS_DP_REPLICATE];
-#define TRY(valid, change, ...) if (valid) { trials[n] = base; change; snprintf(trials[n].what, sizeof trials[n].what, __VA_ARGS__); n += trial_beside(&trials[n], j); }
-    for (int i = 0; i < 3; i++) TRY(strcmp(o->recompute, recompute[i]), trials[n].opt.recompute = recompute[i], "--recompute %s", recompute[i])
+    base.opt.tp = j->mesh.size[AXIS_TP], base.opt.cp = j->mesh.size[AXIS_CP], base.opt.pp = pp,
+    base.opt.dp_shard = j->mesh.size[AXIS_DP_SHARD], base.opt.dp_replicate = j->mesh.size[AXIS_DP_REPLICATE];
+#define TRY(valid, change, ...)                                                                                        \
+    if (valid) {                                                                                                       \
+        trials[n] = base;                                                                                              \
+        change;                                                                                                        \
+        snprintf(trials[n].what, sizeof trials[n].what, __VA_ARGS__);                                                  \
+        n += trial_beside(&trials[n], j);                                                                              \
+    }
+    for (int i = 0; i < 3; i++)
+        TRY(strcmp(o->recompute, recompute[i]), trials[n].opt.recompute = recompute[i], "--recompute %s", recompute[i])
     for (int v = 1; v <= 16 && pp > 1; v *= 2)
-        TRY(v != o->pp_chunks && v <= MAX_CHUNKS, (trials[n].opt.pp_chunks = v, trials[n].opt.pp_schedule = v > 1 ? "interleaved" : "1f1b"), v > 1 ? "--pp-schedule interleaved --pp-chunks %d" : "--pp-schedule 1f1b", v)
-    for (int i = 0; i < 2; i++) TRY(mesh_group_size(&j->mesh, AXIS_FSDP) > 1 && strcmp(o->sharding, sharding[i]), trials[n].opt.sharding = sharding[i], "--sharding %s", sharding[i])
-    for (int i = 0; i < 2; i++) TRY(o->accum > 1 && strcmp(o->accumulate, accumulate[i]), trials[n].opt.accumulate = accumulate[i], "--accumulate %s", accumulate[i])
+        TRY(v != o->pp_chunks && v <= MAX_CHUNKS,
+            (trials[n].opt.pp_chunks = v, trials[n].opt.pp_schedule = v > 1 ? "interleaved" : "1f1b"),
+            v > 1 ? "--pp-schedule interleaved --pp-chunks %d" : "--pp-schedule 1f1b", v)
+    for (int i = 0; i < 2; i++)
+        TRY(mesh_group_size(&j->mesh, AXIS_FSDP) > 1 && strcmp(o->sharding, sharding[i]),
+            trials[n].opt.sharding = sharding[i], "--sharding %s", sharding[i])
+    for (int i = 0; i < 2; i++)
+        TRY(o->accum > 1 && strcmp(o->accumulate, accumulate[i]), trials[n].opt.accumulate = accumulate[i],
+            "--accumulate %s", accumulate[i])
     TRY(o->accum % 2 == 0, trials[n].opt.accum = o->accum / 2, "--accum %d", o->accum / 2)
     TRY(o->accum <= 1 << 15, trials[n].opt.accum = o->accum * 2, "--accum %d", o->accum * 2)
-    TRY(o->batch % 2 == 0, (trials[n].opt.batch = o->batch / 2, trials[n].opt.accum = o->accum * 2), "--batch %d --accum %d", o->batch / 2, o->accum * 2)
+    TRY(o->batch % 2 == 0, (trials[n].opt.batch = o->batch / 2, trials[n].opt.accum = o->accum * 2),
+        "--batch %d --accum %d", o->batch / 2, o->accum * 2)
     TRY(o->seq % (4 * j->mesh.size[AXIS_CP]) == 0, trials[n].opt.seq = o->seq / 2, "--seq %d", o->seq / 2)
-    for (int i = 0; i < 3; i++) TRY(j->config.lora_rank && j->stored <= BASE_FROZEN && strcmp(o->base, bases[i]), trials[n].opt.base = bases[i], "--base %s", bases[i])
-    for (int i = 0; i < 2; i++) TRY(o->cluster, trials[n].products = i ? 1.1 : 1 / 1.1, "products %s by a tenth", i ? "faster" : "slower")
+    for (int i = 0; i < 3; i++)
+        TRY(j->config.lora_rank && j->stored <= BASE_FROZEN && strcmp(o->base, bases[i]), trials[n].opt.base = bases[i],
+            "--base %s", bases[i])
+    for (int i = 0; i < 2; i++)
+        TRY(o->cluster, trials[n].products = i ? 1.1 : 1 / 1.1, "products %s by a tenth", i ? "faster" : "slower")
 #undef TRY
     return n;
 }
 
-/* The longest sequence whose rank with most memory has at most `bytes`, in steps that the mesh divides; 0: not even one. */
+/* The longest sequence whose rank with most memory has at most `bytes`, in steps that the mesh divides; 0: not even
+ * one. */
 static int longest_seq(const Job *j, const char *recompute, double bytes) {
     Trial t;
-    int step = 256 * (int)max_i64(1, j->mesh.size[AXIS_CP] / 128), low = 0, high = j->config.max_positions / step; // low fits, high + 1 is too long
+    int step = 256 * (int)max_i64(1, j->mesh.size[AXIS_CP] / 128), low = 0,
+        high = j->config.max_positions / step; // low fits, high + 1 is too long
     memset(&t, 0, sizeof t);
     while (low < high) {
         int middle = (low + high + 1) / 2;
         t.opt = j->opt, t.products = 1;
         t.opt.recompute = recompute, t.opt.seq = middle * step, t.opt.cluster = NULL;
-        t.opt.tp = j->mesh.size[AXIS_TP], t.opt.cp = j->mesh.size[AXIS_CP], t.opt.pp = j->mesh.size[AXIS_PP], t.opt.dp_shard = j->mesh.size[AXIS_DP_SHARD], t.opt.dp_replicate = j->mesh.size[AXIS_DP_REPLICATE];
+        t.opt.tp = j->mesh.size[AXIS_TP], t.opt.cp = j->mesh.size[AXIS_CP], t.opt.pp = j->mesh.size[AXIS_PP],
+        t.opt.dp_shard = j->mesh.size[AXIS_DP_SHARD], t.opt.dp_replicate = j->mesh.size[AXIS_DP_REPLICATE];
         if (trial_beside(&t, j) && t.memory <= bytes) low = middle;
         else high = middle - 1;
     }
@@ -275,8 +318,15 @@ static void longest_print(FILE *f, const Job *j, double bytes) {
     static const char *const recompute[] = {"none", "selective", "full"};
     int longest[3], any = 0;
     for (int i = 0; i < 3; i++) any |= longest[i] = longest_seq(j, recompute[i], bytes);
-    if (any) fprintf(f, "  longest --seq in %.0f GB a rank, with --batch %d: %d with --recompute none, %d selective, %d full\n", bytes / 1e9, j->opt.batch, longest[0], longest[1], longest[2]);
-    else fprintf(f, "  no --seq fits in %.0f GB a rank: more ranks, or --base int8 with adapters, make each rank's part of the weights smaller\n", bytes / 1e9);
+    if (any)
+        fprintf(f,
+                "  longest --seq in %.0f GB a rank, with --batch %d: %d with --recompute none, %d selective, %d full\n",
+                bytes / 1e9, j->opt.batch, longest[0], longest[1], longest[2]);
+    else
+        fprintf(f,
+                "  no --seq fits in %.0f GB a rank: more ranks, or --base int8 with adapters, make each rank's part of "
+                "the weights smaller\n",
+                bytes / 1e9);
 }
 
 /* What memory and time become, one thing at a time; and where there is too little memory, which of these needs less. */
@@ -286,17 +336,26 @@ static void trials_print(FILE *f, const Job *j, const Plan *p, const Estimate *e
     Trial *trials = (Trial *)checked_malloc(sizeof *trials * MOST_TRIALS), *best = NULL;
     double need = memory_needed(p, c), have = c ? c->memory : 0;
     int n = trials_around(trials, j);
-    if (n) fprintf(f, "  if one thing were chosen otherwise%s\n", e ? " (memory of the rank with most, step, tokens a second)" : " (memory of the rank with most)");
+    if (n)
+        fprintf(f, "  if one thing were chosen otherwise%s\n",
+                e ? " (memory of the rank with most, step, tokens a second)" : " (memory of the rank with most)");
     for (int i = 0; i < n; i++) {
         Trial *t = &trials[i];
         fprintf(f, "    %-40s %9.2f GB", t->what, t->memory / 1e9);
         fprintf(f, e ? "  %10.4g s  %+6.1f %%\n" : "\n", t->e.step, e ? 100 * (t->e.tokens / e->tokens - 1) : 0);
         if (t->products == 1 && t->memory <= have && need > have && (!best || t->e.tokens > best->e.tokens)) best = t;
     }
-    if (have > 0 && need > have && best) fprintf(f, "  %.2f GB a rank do not fit in %.2f GB: %s needs %.2f GB\n", need / 1e9, have / 1e9, best->what, best->memory / 1e9);
-    else if (have > 0 && need > have) fprintf(f, "  %.2f GB a rank do not fit in %.2f GB, nor would they with one of these: split the model over more ranks (--tp, --pp, --cp), or choose several of them\n", need / 1e9, have / 1e9);
+    if (have > 0 && need > have && best)
+        fprintf(f, "  %.2f GB a rank do not fit in %.2f GB: %s needs %.2f GB\n", need / 1e9, have / 1e9, best->what,
+                best->memory / 1e9);
+    else if (have > 0 && need > have)
+        fprintf(f,
+                "  %.2f GB a rank do not fit in %.2f GB, nor would they with one of these: split the model over more "
+                "ranks (--tp, --pp, --cp), or choose several of them\n",
+                need / 1e9, have / 1e9);
     if (have > 0 && j->config.lora_rank) longest_print(f, j, have - c->communicator * nccl_communicators(p->mesh));
-    for (int s = 0; s < (int)(sizeof sizes / sizeof *sizes) && !c && need > 16e9; s++) { // of GPUs, where no cluster is named
+    for (int s = 0; s < (int)(sizeof sizes / sizeof *sizes) && !c && need > 16e9;
+         s++) { // of GPUs, where no cluster is named
         if (need <= sizes[s]) {
             fprintf(f, "  GPUs of %.0f GB hold it\n", sizes[s] / 1e9);
             if (j->config.lora_rank) longest_print(f, j, sizes[s]);
@@ -304,7 +363,9 @@ static void trials_print(FILE *f, const Job *j, const Plan *p, const Estimate *e
         }
         if (j->config.lora_rank && sizes[s] == 80e9) longest_print(f, j, sizes[s]);
         for (int i = 0; i < n; i++)
-            if (trials[i].memory <= sizes[s] && trials[i].memory > (s ? sizes[s - 1] : 0)) fprintf(f, "  GPUs of %.0f GB do not hold its %.2f GB; with %s they do: %.2f GB\n", sizes[s] / 1e9, need / 1e9, trials[i].what, trials[i].memory / 1e9);
+            if (trials[i].memory <= sizes[s] && trials[i].memory > (s ? sizes[s - 1] : 0))
+                fprintf(f, "  GPUs of %.0f GB do not hold its %.2f GB; with %s they do: %.2f GB\n", sizes[s] / 1e9,
+                        need / 1e9, trials[i].what, trials[i].memory / 1e9);
     }
     free(trials);
 }
@@ -315,23 +376,28 @@ static void trials_print(FILE *f, const Job *j, const Plan *p, const Estimate *e
 enum { BEST = 10 };
 
 typedef struct {
-    Job job;            // of the mesh that is tried
+    Job job; // of the mesh that is tried
     const Options *given;
-    Trial best[BEST];   // (count) the fastest first
+    Trial best[BEST]; // (count) the fastest first
     int count, tried, walked;
-    int all;            // none is left out because the law says that it is slower
-    double sequences;   // of a step
-    double fastest, arithmetic; // FLOP/s of the fastest op; seconds of arithmetic that no layout is without; 0: not known yet
+    int all;          // none is left out because the law says that it is slower
+    double sequences; // of a step
+    double fastest,
+        arithmetic; // FLOP/s of the fastest op; seconds of arithmetic that no layout is without; 0: not known yet
 } Search;
 
 /* Memory that a layout cannot do without: weights, their gradients and AdamW's moments of this rank's part. */
 static double least_memory(const Job *j, const Options *o) {
-    double parameters = (double)j->table.num_trained / (o->tp * o->pp), frozen = (double)(j->table.num_parameters - j->table.num_trained) / (o->tp * o->pp) * (j->config.base >= BASE_INT8 ? 1 : sizeof(floatX)), shards = (double)o->dp_shard * o->cp, full = !strcmp(o->sharding, "full_shard");
-    return frozen / shards + parameters * (16 / shards + (full ? 0 : sizeof(floatX)) + (!strcmp(o->accumulate, "local") && o->accum > 1 ? 4 : 0));
+    double parameters = (double)j->table.num_trained / (o->tp * o->pp),
+           frozen = (double)(j->table.num_parameters - j->table.num_trained) / (o->tp * o->pp) *
+                    (j->config.base >= BASE_INT8 ? 1 : sizeof(floatX)),
+           shards = (double)o->dp_shard * o->cp, full = !strcmp(o->sharding, "full_shard");
+    return frozen / shards + parameters * (16 / shards + (full ? 0 : sizeof(floatX)) +
+                                           (!strcmp(o->accumulate, "local") && o->accum > 1 ? 4 : 0));
 }
 
-/* Seconds that a step cannot do without, by the law: arithmetic, with the exchanges of tp and cp, for which it waits, and the
- * pipeline's bubble; or what travels over fsdp. */
+/* Seconds that a step cannot do without, by the law: arithmetic, with the exchanges of tp and cp, for which it waits,
+ * and the pipeline's bubble; or what travels over fsdp. */
 static double least_seconds(const Search *s) {
     const Job *j = &s->job;
     Traffic law[AXES][COLLECTIVES];
@@ -339,12 +405,16 @@ static double least_seconds(const Search *s) {
     law_of(law, &j->config, j->mesh.world, 0, &j->opt);
     for (int a = 0; a < AXES; a++)
         for (int o = 0; o < SEND; o++)
-            if (law[a][o].calls) seconds[a] += (double)law[a][o].calls * exchange_seconds(&j->cluster.exchange[a][o], (double)law[a][o].bytes / (double)law[a][o].calls);
+            if (law[a][o].calls)
+                seconds[a] +=
+                    (double)law[a][o].calls *
+                    exchange_seconds(&j->cluster.exchange[a][o], (double)law[a][o].bytes / (double)law[a][o].calls);
     double busy = s->arithmetic + seconds[AXIS_TP] + seconds[AXIS_CP];
     return fmax(busy * (1 + (double)(j->opt.pp - 1) / j->opt.pp_chunks / j->opt.accum), seconds[AXIS_FSDP]);
 }
 
-/* Tries a layout; of those that fit in memory the fastest are kept. Activations are computed again only where they must be. */
+/* Tries a layout; of those that fit in memory the fastest are kept. Activations are computed again only where they must
+ * be. */
 static void search_try(Search *s, const Options *o) {
     static const char *const recompute[] = {"none", "selective", "full"};
     Job *j = &s->job;
@@ -359,7 +429,8 @@ static void search_try(Search *s, const Options *o) {
         j->opt = t.opt;
         s->tried++;
         if (least_memory(j, o) > have || !job_divides(j, problem, sizeof problem)) return;
-        if (s->count == BEST && !s->all && 0.98 * least_seconds(s) > s->best[BEST - 1].e.step) return; // nor would it be among them. 2 %: padding's arithmetic differs from layout to layout
+        if (s->count == BEST && !s->all && 0.98 * least_seconds(s) > s->best[BEST - 1].e.step)
+            return;      // nor would it be among them. 2 %: padding's arithmetic differs from layout to layout
         if (o->pp > 1) { // the first stage, whose memory is mostly the largest, tells of many that they do not fit
             Run *first = (Run *)checked_malloc(sizeof *first);
             run_walk(first, j, 0, NULL);
@@ -368,7 +439,8 @@ static void search_try(Search *s, const Options *o) {
         }
         if (of_first > have) continue;
         trial_run(&t, j, &j->cluster);
-        for (int r = 0; r < j->cluster.rates.count && !s->walked; r++) s->fastest = fmax(s->fastest, j->cluster.ops[r].rate);
+        for (int r = 0; r < j->cluster.rates.count && !s->walked; r++)
+            s->fastest = fmax(s->fastest, j->cluster.ops[r].rate);
         s->walked++, s->arithmetic = t.e.flops / s->fastest; // of every layout the same but for padding
         if (t.memory > j->cluster.memory) continue;
         if (s->count == BEST && t.e.step >= s->best[BEST - 1].e.step) return;
@@ -390,7 +462,9 @@ static void search_schedules(Search *s, Options o) {
             if (fmod(s->sequences, (double)(data_ranks * o.batch)) != 0 || (int64_t)o.batch * o.seq > 1 << 30) continue;
             o.accum = (int)(s->sequences / (double)(data_ranks * o.batch));
             o.pp_schedule = o.pp_chunks > 1 ? "interleaved" : "1f1b";
-            if ((option_given(given, "pp-chunks") || option_given(given, "pp-schedule")) && o.pp_chunks != given->pp_chunks) continue;
+            if ((option_given(given, "pp-chunks") || option_given(given, "pp-schedule")) &&
+                o.pp_chunks != given->pp_chunks)
+                continue;
             if (!fixed) o.pp_light_ends = o.pp > 1 && c->L % runs && (c->L + 2) % runs == 0;
             for (int full = 0; full < 2; full++) {
                 if (!option_given(given, "sharding")) o.sharding = full ? "full_shard" : "shard_grad_op";
@@ -405,14 +479,17 @@ static void search_schedules(Search *s, Options o) {
 static void search_run(Search *s, const Job *j) {
     const Options *given = &j->opt;
     Options o = *given;
-    int world = j->mesh.world, fixed[MESH_AXES] = {option_given(given, "tp"), option_given(given, "cp"), option_given(given, "pp"), option_given(given, "dp-shard") && given->dp_shard, option_given(given, "dp-replicate")};
+    int world = j->mesh.world,
+        fixed[MESH_AXES] = {option_given(given, "tp"), option_given(given, "cp"), option_given(given, "pp"),
+                            option_given(given, "dp-shard") && given->dp_shard, option_given(given, "dp-replicate")};
     s->job = *j, s->given = given, s->sequences = (double)samples_of_step(given, &j->mesh);
     for (o.pp = 1; o.pp <= world && o.pp <= j->config.L + 2; o.pp++)
         for (o.tp = 1; o.tp <= j->cluster.ranks_per_host && o.tp * o.pp <= world; o.tp++)
             for (o.cp = 1; (int64_t)o.tp * o.cp * o.pp <= world && 2 * o.cp <= o.seq; o.cp++)
                 for (o.dp_replicate = 1; (int64_t)o.tp * o.cp * o.pp * o.dp_replicate <= world; o.dp_replicate *= 2) {
                     int64_t of_replica = (int64_t)o.tp * o.cp * o.pp * o.dp_replicate;
-                    int wanted = world % of_replica == 0 && o.seq % (2 * o.cp) == 0 && j->config.NKV % o.tp == 0 && j->config.NH % o.tp == 0;
+                    int wanted = world % of_replica == 0 && o.seq % (2 * o.cp) == 0 && j->config.NKV % o.tp == 0 &&
+                                 j->config.NH % o.tp == 0;
                     o.dp_shard = (int)(world / of_replica);
                     Mesh mesh = mesh_of_options(&o, world);
                     for (int a = 0; a < MESH_AXES; a++) wanted &= !fixed[a] || mesh.size[a] == j->mesh.size[a];
@@ -426,19 +503,30 @@ static void search_run(Search *s, const Job *j) {
 
 static void search_print(FILE *f, const Search *s, double seconds) {
     const Job *j = &s->job;
-    fprintf(f, "%s, %d ranks on %s, %.0f sequences of %d tokens a step: %d layouts, of which %d had to be walked, in %.1f s\n", s->given->model, j->mesh.world, j->cluster.name, s->sequences, s->given->seq, s->tried, s->walked, seconds);
+    fprintf(
+        f,
+        "%s, %d ranks on %s, %.0f sequences of %d tokens a step: %d layouts, of which %d had to be walked, in %.1f s\n",
+        s->given->model, j->mesh.world, j->cluster.name, s->sequences, s->given->seq, s->tried, s->walked, seconds);
     if (!s->count) {
-        fprintf(f, "none fits in %.2f GB a rank: use more ranks, a shorter --seq, or a smaller step\n", j->cluster.memory / 1e9);
+        fprintf(f, "none fits in %.2f GB a rank: use more ranks, a shorter --seq, or a smaller step\n",
+                j->cluster.memory / 1e9);
         return;
     }
-    fprintf(f, "%5s %4s %4s %9s %13s %7s %6s %6s %14s %11s %10s %10s %12s %6s\n", "tp", "cp", "pp", "dp-shard", "dp-replicate", "chunks", "batch", "accum", "sharding", "recompute", "memory", "step", "tokens/s", "MFU");
+    fprintf(f, "%5s %4s %4s %9s %13s %7s %6s %6s %14s %11s %10s %10s %12s %6s\n", "tp", "cp", "pp", "dp-shard",
+            "dp-replicate", "chunks", "batch", "accum", "sharding", "recompute", "memory", "step", "tokens/s", "MFU");
     for (int i = 0; i < s->count; i++) {
         const Trial *t = &s->best[i];
         const Options *b = &t->opt;
-        fprintf(f, "%5d %4d %4d %9d %13d %7d %6d %6d %14s %11s %7.2f GB %8.4g s %12.0f %4.1f %%\n", b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->pp_chunks, b->batch, b->accum, b->sharding, b->recompute, t->memory / 1e9, t->e.step, t->e.tokens, 100 * t->e.mfu);
+        fprintf(f, "%5d %4d %4d %9d %13d %7d %6d %6d %14s %11s %7.2f GB %8.4g s %12.0f %4.1f %%\n", b->tp, b->cp, b->pp,
+                b->dp_shard, b->dp_replicate, b->pp_chunks, b->batch, b->accum, b->sharding, b->recompute,
+                t->memory / 1e9, t->e.step, t->e.tokens, 100 * t->e.mfu);
     }
     const Options *b = &s->best[0].opt;
-    fprintf(f, "the first one: --tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d --batch %d --accum %d --sharding %s --accumulate %s --recompute %s", b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->batch, b->accum, b->sharding, b->accumulate, b->recompute);
+    fprintf(f,
+            "the first one: --tp %d --cp %d --pp %d --dp-shard %d --dp-replicate %d --batch %d --accum %d --sharding "
+            "%s --accumulate %s --recompute %s",
+            b->tp, b->cp, b->pp, b->dp_shard, b->dp_replicate, b->batch, b->accum, b->sharding, b->accumulate,
+            b->recompute);
     if (b->pp_chunks > 1) fprintf(f, " --pp-schedule interleaved --pp-chunks %d", b->pp_chunks);
     fprintf(f, "%s\n", b->pp_light_ends ? " --pp-light-ends" : "");
 }
@@ -446,7 +534,10 @@ static void search_print(FILE *f, const Search *s, double seconds) {
 static void plan_search(const Job *j) {
     Search *s = (Search *)checked_malloc(sizeof *s);
     double start = seconds_now();
-    if (j->cluster.memory <= 0) user_error("--cluster %s does not say how much memory a rank has (memory_bytes_per_host), without which --search cannot tell what fits", j->opt.cluster);
+    if (j->cluster.memory <= 0)
+        user_error("--cluster %s does not say how much memory a rank has (memory_bytes_per_host), without which "
+                   "--search cannot tell what fits",
+                   j->opt.cluster);
     search_run(s, j);
     search_print(stdout, s, seconds_now() - start);
     free(s);
@@ -463,13 +554,17 @@ static double exposed_of(const Estimate *e) {
 
 static void estimate_json(FILE *f, const Estimate *e) {
     const char *comma = "";
-    fprintf(f, "\"step_s\":%.9g,\"tokens_per_s\":%.9g,\"mfu\":%.6g,\"flops_per_s\":{\"by_mask\":%.9g,\"with_again\":%.9g,\"full_attention\":%.9g},\"compute_s\":%.9g,\"exposed_s\":%.9g", e->step, e->tokens, e->mfu,
-            e->flops / e->step, (e->flops + e->again) / e->step, e->full / e->step, e->compute, exposed_of(e));
+    fprintf(f,
+            "\"step_s\":%.9g,\"tokens_per_s\":%.9g,\"mfu\":%.6g,\"flops_per_s\":{\"by_mask\":%.9g,\"with_again\":%.9g,"
+            "\"full_attention\":%.9g},\"compute_s\":%.9g,\"exposed_s\":%.9g",
+            e->step, e->tokens, e->mfu, e->flops / e->step, (e->flops + e->again) / e->step, e->full / e->step,
+            e->compute, exposed_of(e));
     for (int k = 0; k < 2; k++) {
         fprintf(f, k ? "},\"exchange_s\":{" : ",\"waited_s\":{");
         comma = "";
         for (int a = 0; a < AXES; a++)
-            if (e->exchange[a] > 0) fprintf(f, "%s\"%s\":%.9g", comma, axis_names[a], k ? e->exchange[a] : e->waited[a]), comma = ",";
+            if (e->exchange[a] > 0)
+                fprintf(f, "%s\"%s\":%.9g", comma, axis_names[a], k ? e->exchange[a] : e->waited[a]), comma = ",";
     }
     comma = "";
     fprintf(f, "},\"ops\":{");
@@ -480,21 +575,40 @@ static void estimate_json(FILE *f, const Estimate *e) {
 
 static void estimate_print(FILE *f, const Cluster *c, const Plan *p, const Estimate *e) {
     double need = memory_needed(p, c), T = 1e-12 / e->step;
-    fprintf(f, "  estimated step %.4g s: %.4g s arithmetic, %.4g s waiting for exchanges, of the mean rank; %.0f tokens/s; MFU %.1f %% of %.4g FLOP/s a rank\n", e->step, e->compute, exposed_of(e), e->tokens, 100 * e->mfu, c->peak);
-    fprintf(f, "    TFLOP/s a rank: %.1f (attention as the mask lets it through, its backward 2.5 times its forward)", T * e->flops);
-    if (e->again > 0) fprintf(f, "; %.1f with what is computed again (HFU %.1f %%)", T * (e->flops + e->again), 1e14 * T * (e->flops + e->again) / c->peak);
-    fprintf(f, "; %.1f (attention over all keys, backward twice its forward, as in Chowdhery et al. 2022)\n", T * e->full);
-    fprintf(f, "    on %s: %d rank%s a host; an op has its nearest listed shape's rate, at most %.4g bytes/s\n", c->name, c->ranks_per_host, c->ranks_per_host > 1 ? "s" : "", c->rates.memory);
-    if (c->memory > 0) fprintf(f, "    memory: %.2f of %.2f GB a rank%s", need / 1e9, c->memory / 1e9, need > c->memory ? ": does not fit" : "");
-    if (c->memory > 0 && c->communicator > 0) fprintf(f, "; %.2f GB of it for NCCL's %d communicators", c->communicator * nccl_communicators(p->mesh) / 1e9, nccl_communicators(p->mesh));
+    fprintf(f,
+            "  estimated step %.4g s: %.4g s arithmetic, %.4g s waiting for exchanges, of the mean rank; %.0f "
+            "tokens/s; MFU %.1f %% of %.4g FLOP/s a rank\n",
+            e->step, e->compute, exposed_of(e), e->tokens, 100 * e->mfu, c->peak);
+    fprintf(f, "    TFLOP/s a rank: %.1f (attention as the mask lets it through, its backward 2.5 times its forward)",
+            T * e->flops);
+    if (e->again > 0)
+        fprintf(f, "; %.1f with what is computed again (HFU %.1f %%)", T * (e->flops + e->again),
+                1e14 * T * (e->flops + e->again) / c->peak);
+    fprintf(f, "; %.1f (attention over all keys, backward twice its forward, as in Chowdhery et al. 2022)\n",
+            T * e->full);
+    fprintf(f, "    on %s: %d rank%s a host; an op has its nearest listed shape's rate, at most %.4g bytes/s\n",
+            c->name, c->ranks_per_host, c->ranks_per_host > 1 ? "s" : "", c->rates.memory);
+    if (c->memory > 0)
+        fprintf(f, "    memory: %.2f of %.2f GB a rank%s", need / 1e9, c->memory / 1e9,
+                need > c->memory ? ": does not fit" : "");
+    if (c->memory > 0 && c->communicator > 0)
+        fprintf(f, "; %.2f GB of it for NCCL's %d communicators", c->communicator * nccl_communicators(p->mesh) / 1e9,
+                nccl_communicators(p->mesh));
     if (c->memory > 0) fprintf(f, "\n");
     groups_print(f, c, p);
-    if (e->most > 1.001 * e->compute) fprintf(f, "    most arithmetic: rank %d, %.4g s, %.1f %% more than the mean\n", e->most_rank, e->most, 100 * (e->most / e->compute - 1));
+    if (e->most > 1.001 * e->compute)
+        fprintf(f, "    most arithmetic: rank %d, %.4g s, %.1f %% more than the mean\n", e->most_rank, e->most,
+                100 * (e->most / e->compute - 1));
     for (int i = 0; i < OP_COUNT; i++)
-        if (e->ops[i] > 0.005 * e->step) fprintf(f, "    %-24s %10.4g s  %5.1f %%\n", op_names[i], e->ops[i], 100 * e->ops[i] / e->step);
+        if (e->ops[i] > 0.005 * e->step)
+            fprintf(f, "    %-24s %10.4g s  %5.1f %%\n", op_names[i], e->ops[i], 100 * e->ops[i] / e->step);
     for (int a = 0; a < AXES; a++)
-        if (e->exchange[a] > 0) fprintf(f, "    exchange over %-13s %7.4g s, %.4g s waited for  (as %s)%s\n", axis_names[a], e->exchange[a], e->waited[a], c->exchange[a][ALL_GATHER].of,
-                a == AXIS_PP ? "; the pipeline's bubble is in it" : a == AXIS_WORLD && p->mesh->size[AXIS_PP] > 1 ? "; and what the stages end apart" : "");
+        if (e->exchange[a] > 0)
+            fprintf(f, "    exchange over %-13s %7.4g s, %.4g s waited for  (as %s)%s\n", axis_names[a], e->exchange[a],
+                    e->waited[a], c->exchange[a][ALL_GATHER].of,
+                    a == AXIS_PP                                    ? "; the pipeline's bubble is in it"
+                    : a == AXIS_WORLD && p->mesh->size[AXIS_PP] > 1 ? "; and what the stages end apart"
+                                                                    : "");
 }
 
 /* `estimate` NULL: there is none. */
@@ -522,7 +636,8 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Es
 
 static void write_page(const Job *j, const Plan *p, const Replay *r, const Estimate *estimate) {
     FILE *f = logger_create(j->opt.out, "plan.html");
-    page_write(f, j->opt.model, p, r, estimate ? &j->cluster : NULL, estimate, samples_of_step(&j->opt, &j->mesh) * j->opt.seq);
+    page_write(f, j->opt.model, p, r, estimate ? &j->cluster : NULL, estimate,
+               samples_of_step(&j->opt, &j->mesh) * j->opt.seq);
     if (fclose(f)) user_error("cannot write plan.html under %s: %s", j->opt.out, strerror(errno));
 }
 
@@ -564,14 +679,17 @@ static void plan_main(Job *j) {
     }
     job_check_outputs(j);
     plan_open(&plan, j, WALK_ALL);
-    if (!plan_replay(&replay, &plan, cluster, problem, sizeof problem, cluster && (j->opt.trace || j->opt.out))) run_failure("the plan's ranks do not fit each other: %s", problem);
+    if (!plan_replay(&replay, &plan, cluster, problem, sizeof problem, cluster && (j->opt.trace || j->opt.out)))
+        run_failure("the plan's ranks do not fit each other: %s", problem);
     plan_print(stdout, j->opt.model, j->threads, &j->table, &plan, j->opt.sharding, tokens);
     replay_print(stdout, &plan, &replay, seconds_now() - start);
-    if (cluster) estimate = estimate_of(&plan, cluster, &replay, tokens, j->opt.seq), estimate_print(stdout, cluster, &plan, &estimate);
+    if (cluster)
+        estimate = estimate_of(&plan, cluster, &replay, tokens, j->opt.seq),
+        estimate_print(stdout, cluster, &plan, &estimate);
     trials_print(stdout, j, &plan, cluster ? &estimate : NULL);
-    if (j->opt.out) write_plan(j, &plan, cluster ? &estimate : NULL), write_page(j, &plan, &replay, cluster ? &estimate : NULL);
+    if (j->opt.out)
+        write_plan(j, &plan, cluster ? &estimate : NULL), write_page(j, &plan, &replay, cluster ? &estimate : NULL);
     if (j->opt.trace) write_planned_trace(j, &replay);
     replay_close(&replay);
     plan_close(&plan);
 }
-
