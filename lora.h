@@ -90,7 +90,7 @@ static void adapters_config_write(const Llama3Config *c, FILE *f) {
 /* Opens the tensors and holds them against the table, whose adapters are of this configuration. */
 static void adapters_open(StFiles *s, const char *dir, const TensorTable *table) {
     if (!st_open(s, dir, adapters_stem)) user_error("%s has no %s.safetensors", dir, adapters_stem);
-    for (int i = table_first_adapter(table); i < table->num_tensors; i++) st_expect(s, dir, &table->tensors[i], "");
+    for (int i = table_first_adapter(table); i < table->num_tensors; i++) st_require_tensor(s, dir, &table->tensors[i], "");
     for (int i = 0; i < s->count; i++)
         if (!table_find(table, s->tensors[i].name))
             user_error("%s: tensor %s adapts nothing that this model and its adapter_config.json have", dir,

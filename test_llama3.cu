@@ -19,8 +19,8 @@ static int clock_of_rank(clockid_t id, struct timespec *t) {
 }
 #define clock_gettime clock_of_rank
 static long long file_bytes = 5000000000ll;
-#define FILE_BYTES file_bytes
-#define CHUNK_BYTES (4 << 12) // small models have many, and few end with a tensor
+#define MAX_FILE_BYTES file_bytes
+#define FILE_CHUNK_BYTES (4 << 12) // small models have many, and few end with a tensor
 #include "train_llama3.cu"
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -191,10 +191,10 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     for (char *word = strtok(strdup(arguments), " "); word && argc < 128; word = strtok(NULL, " ")) argv[argc++] = word;
     j->opt = options_parse(argc, argv);
     j->transport = transport;
-    j->hosts = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
-    if (j->transport != j->hosts) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // as choose_transport does
+    j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
+    if (j->transport != j->host_transport) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // as choose_transport does
     job_prepare(j, world, world, world);
-    if (!j->opt.threads) j->threads = world == 1 && transport == &transport_threads ? 2 : 1;
+    if (!j->opt.threads) j->threads_per_rank = world == 1 && transport == &transport_threads ? 2 : 1;
     pthread_mutex_init(&j->thread_world.lock, NULL);
     return j;
 }
@@ -1307,7 +1307,7 @@ static void test_use(void) {
         j->config = config_of_model(j->opt.model);
         table_close(&j->table);
         table_open(&j->table, &j->config, 0, &WHOLE_MODEL);
-        j->has_weights = model_files_open(&j->weights, j->opt.model, &j->table, BASE_TRAINED);
+        j->has_weights = model_weights_open(&j->weights, j->opt.model, &j->table, BASE_TRAINED);
         j->task = DO_GENERATE;
         j->opt.batch = 1, j->opt.seq = 12, j->opt.max_tokens = 4;
         j->prompt_length = 12;
@@ -1418,7 +1418,7 @@ static void same_samples(Job *j, int rank) {
         size_t mark = arena_mark(&o->run.dev, MEM_HOST);
         arena_release(&o->run.dev, MEM_HOST,
                       (size_t)((char *)o->run.loader.ring[0].inputs - o->run.dev.arenas[MEM_HOST].base));
-        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, 1, 0, 0, j->opt.steps, 0, j->cores);
+        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, 1, 0, 0, j->opt.steps, 0, j->cores_per_rank);
         o->run.dev.arenas[MEM_HOST].used = mark;
     }
     train_step(&o->run, 1);
@@ -1532,7 +1532,7 @@ static void skipping(Job *j, int rank) {
         if (step == 2 && rank == 1) set_float(&r->dev, u->master, NAN), fsdp_refresh_copies(&r->fsdp);
         float *before = floats_on_host(&r->dev, u->master, u->held);
         StepStats s = train_step(r, step);
-        __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && r->at.updates == (step == 3 ? 2 : 1),
+        __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && r->progress.updates == (step == 3 ? 2 : 1),
                            __ATOMIC_RELAXED);
         float *after = floats_on_host(&r->dev, u->master, u->held);
         __atomic_fetch_add(step == 2 ? &changed_by_skip : &trained_after, memcmp(before, after, bytes) != 0,

@@ -12,11 +12,11 @@
 #include "lib/ops.h"           // defines: the ops: linear_forward, attention_backward, adamw, …
 #include "fsdp.h"              // defines: Fsdp, unit_gather, unit_free, unit_reduce
 #include "pipeline_parallel.h" // defines: Schedule, PipeStep, pipe_source, pipe_target
-#include "run/options.h"       // defines: Options, options_parse, options_print, number_behind
+#include "run/options.h"       // defines: Options, options_parse, options_print, number_after_colon
 #include "dataloader.h"        // defines: Dataset, Sampler, Loader
 #include "tokenizer.h"         // defines: Tokenizer, tokenizer_encode, tokenizer_decode
-#include "run/safetensors.h"   // defines: StFiles, model_files_open
-#include "run/checkpoint.h"    // defines: checkpoint_save, checkpoint_open, weights_load, model_export, out_open
+#include "run/safetensors.h"   // defines: StFiles, model_weights_open
+#include "run/checkpoint.h"    // defines: checkpoint_save, checkpoint_open, weights_load, model_export, out_directory_open
 #include "run/plan.h"          // defines: law_of_step, Ledger, ledger_check, Cluster, Plan, plan_print
 #include "run/logger.h"        // defines: Logger, logger_step, layout_write, trace_write
 #include "run/job.h"           // defines: Job, job_prepare: all that is refused before ranks start
@@ -121,7 +121,7 @@ typedef struct Run { // one per rank
         *config; // of this rank's part: heads, feed-forward and vocabulary that tensor parallelism leaves it
     const TensorTable *table;
     const Dataset *data, *val;
-    const Checkpoint *from;
+    const Checkpoint *resume_from;
     Mesh mesh;
     int rank, training;
     Device dev;
@@ -143,7 +143,7 @@ typedef struct Run { // one per rank
     double load_seconds; // in which all ranks had their weights
     int saves_asked,
         writing; // by signals, and done; by the last step's reports, a part of a checkpoint is not yet on the disk
-    Progress at; // how far the run has come; skipped steps had a gradient that was not finite
+    Progress progress; // how far the run has come; skipped steps had a gradient that was not finite
     Logger log;  // rank 0
 } Run;
 
@@ -167,7 +167,7 @@ static Keep block_keeps(const Run *r, int l) {
     const char *what = r->opt->recompute;
     if (!r->training || !strcmp(what, "none")) return KEEP_ALL;
     if (!strcmp(what, "selective")) return KEEP_PRODUCTS;
-    return !strcmp(what, "full") || l % number_behind(what, "every") == 0 ? KEEP_INPUT : KEEP_ALL;
+    return !strcmp(what, "full") || l % number_after_colon(what, "every") == 0 ? KEEP_INPUT : KEEP_ALL;
 }
 
 /* Allocates what is kept from level `first` to level `last`; the others point to where `shared` has them. */
@@ -935,7 +935,7 @@ static void exchange_reports(Run *r, const StepBatch *batch, double start, doubl
         mesh_tells_samples(&r->mesh, r->rank) ? batch->num_targets : 0; // of those that share them, one counts
     mine.samples_hash = batch->samples_hash;
     mine.setup = sampler_fingerprint(&r->loader.sampler) ^ mix64(r->fsdp.seed);
-    mine.to_save = signals_to_save, mine.to_end = signals_to_end;
+    mine.to_save = save_signals, mine.to_end = end_signals;
     mine.writing = save_is_writing(&r->saver);
     for (int a = 0; a < AXES; a++) mine.order[a] = (uint32_t)(r->comm.groups[a].order >> 32);
     channel_orders(&r->comm, mine.channels);
@@ -982,13 +982,13 @@ static void step_skip(Run *r, int64_t step, const StepStats *s) {
         used = snprintf(where, sizeof where, "each gradient is finite, %s not",
                         isfinite(s->loss) ? "but the squares of some are" : "the loss is");
     if (source >= 0) snprintf(where + used, sizeof where - (size_t)used, "; the loss of rank %d itself is not", source);
-    if (++r->at.skips > r->opt->max_skips)
+    if (++r->progress.skips > r->opt->max_skips)
         run_failure("step %" PRId64 ": loss %g, gradient norm %g: not finite (%s), and --max-skips %d allows no more "
                                     "of them: lower --lr, lengthen --warmup, or look at the data",
                     step, s->loss, s->grad_norm, where, r->opt->max_skips);
     if (r->rank) return;
     printf("step %6" PRId64 " | skipped, %" PRId64 " of at most %d: loss %g, gradient norm %g: not finite (%s)\n", step,
-           r->at.skips, r->opt->max_skips, s->loss, s->grad_norm, where);
+           r->progress.skips, r->opt->max_skips, s->loss, s->grad_norm, where);
     fflush(stdout);
 }
 
@@ -1023,13 +1023,13 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     AdamW adam = {(float)s.lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
     if (s.skipped) step_skip(r, step, &s);
     else if (s.targets || r->dev.walk)
-        fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)++r->at.updates);
+        fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)++r->progress.updates);
     device_phase(&r->dev, NULL, NULL);
     span_end(&r->dev, whole, NULL, -1, 0);
     s.samples = sampler_global_batch(&r->loader.sampler);
-    r->at.step = step;
-    r->at.samples += s.samples;
-    if (!r->dev.walk) r->at.within = sampler_place(&r->loader.sampler, step - 1, &r->at.epoch) + s.samples;
+    r->progress.step = step;
+    r->progress.samples += s.samples;
+    if (!r->dev.walk) r->progress.samples_in_epoch = sampler_place(&r->loader.sampler, step - 1, &r->progress.epoch) + s.samples;
     s.data_wait_seconds = r->loader.wait_seconds;
     s.wait_seconds = r->comm.wait_seconds - waited;
     s.exchange_seconds = r->comm.exchange_seconds - exchanged;
@@ -1101,14 +1101,14 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
 /* Saves what has come due, and lets an earlier checkpoint that is written become one. All ranks know the same. */
 static void save_when_due(Run *r, int asked, int ends) {
     const Options *o = r->opt;
-    int64_t step = r->at.step, events = r->dev.num_events;
+    int64_t step = r->progress.step, events = r->dev.num_events;
     double start = seconds_now();
     int due = r->saver.saved != step && (ends || (asked & SIGNAL_SAVE) || (o->save_every && step % o->save_every == 0));
     if (r->saver.files && (due || ends || !r->writing)) checkpoint_commit(&r->saver);
     if (due && r->rank == 0) logger_sync(&r->log);
-    if (due) checkpoint_save(&r->saver, &r->at);
+    if (due) checkpoint_save(&r->saver, &r->progress);
     if (ends && r->saver.files) checkpoint_commit(&r->saver);
-    logger_aside(&r->dev, events, "saving", start);
+    trace_as_one_event(&r->dev, events, "saving", start);
 }
 
 /* What signals ask for that was not acted on yet: of a signal that mpirun hands to all, each process hears in its own
@@ -1129,7 +1129,7 @@ static int signals_asked(Run *r) {
 /* One step and all that stands around it. Returns what signals asked for. */
 static int train_and_log(Run *r, const Run *walked, int64_t step, double flops, double *rate) {
     const Options *o = r->opt;
-    int first = step == r->from->at.step + 1, asked;
+    int first = step == r->resume_from->progress.step + 1, asked;
     int64_t targets, events;
     StepStats s = train_step(r, step);
     s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
@@ -1137,16 +1137,16 @@ static int train_and_log(Run *r, const Run *walked, int64_t step, double flops, 
     if (first) *rate = product_rate(&r->dev);
     if (first) check_first_step(r, walked);
     if (r->rank == 0) logger_step(&r->log, step, o->steps, &s, r->figures, o->seq, &r->dev, &r->comm);
-    if (r->rank == 0) logger_samples(&r->log, step, r->at.epoch, r->samples, r->loader.samples, &r->mesh);
+    if (r->rank == 0) logger_samples(&r->log, step, r->progress.epoch, r->samples, r->loader.samples, &r->mesh);
     if (o->trace) device_finish(&r->dev); // what follows is no part of the step
     events = r->dev.num_events;
     double start = seconds_now();
     if (r->fsdp.fingerprints && o->check_replicas && step % o->check_replicas == 0)
-        fsdp_check_replicas(&r->fsdp, step), logger_aside(&r->dev, events, "replica check", start);
+        fsdp_check_replicas(&r->fsdp, step), trace_as_one_event(&r->dev, events, "replica check", start);
     if (!r->val->num_files || (step < o->steps && (!o->val_every || step % o->val_every))) return asked;
     events = r->dev.num_events, start = seconds_now();
     double loss = evaluate(r, r->val, o->val_batches, &targets);
-    logger_aside(&r->dev, events, "validation", start);
+    trace_as_one_event(&r->dev, events, "validation", start);
     if (!isfinite(loss))
         run_failure("step %" PRId64
                     ": validation loss %g: not finite; lower --lr, lengthen --warmup, or look at the data",
@@ -1160,16 +1160,16 @@ static int train_and_log(Run *r, const Run *walked, int64_t step, double flops, 
 static int train(Run *r, const Run *walked) {
     int64_t last = r->opt->steps, traced = 0;
     double flops = device_flops(&walked->dev, 0), rate = 0; // FLOP/s
-    int ends = r->at.step == last;
+    int ends = r->progress.step == last;
     events_drop(&r->dev, 0);                         // the timeline begins here
     if (ends && r->opt->out) save_when_due(r, 0, 1); // nothing is left to train: a copy in --out
     while (!ends) {
         int64_t before = r->dev.num_events;
-        int asked = train_and_log(r, walked, r->at.step + 1, flops, &rate);
-        if (before < r->dev.num_events && r->dev.num_events <= r->dev.max_events) traced = r->at.step;
-        ends = r->at.step == last || asked & SIGNAL_END;
+        int asked = train_and_log(r, walked, r->progress.step + 1, flops, &rate);
+        if (before < r->dev.num_events && r->dev.num_events <= r->dev.max_events) traced = r->progress.step;
+        ends = r->progress.step == last || asked & SIGNAL_END;
         if (asked && r->rank == 0)
-            printf("step %6" PRId64 " | a signal asks to save%s\n", r->at.step,
+            printf("step %6" PRId64 " | a signal asks to save%s\n", r->progress.step,
                    asked & SIGNAL_END ? ", and to end" : "");
         if (r->opt->out) save_when_due(r, asked, ends);
     }
@@ -1181,7 +1181,7 @@ static int train(Run *r, const Run *walked) {
                    " events a rank)\n",
                    traced, last, r->opt->trace, r->dev.max_events);
     }
-    return r->at.step == last;
+    return r->progress.step == last;
 }
 
 #include "plan/planner.h" // defines: Plan's walks and replay: plan_open, plan_main, write_plan
@@ -1204,7 +1204,7 @@ static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
         make_directories(j->opt.out); // by each rank: they may be on different hosts
     device_open(&r->dev, &walked->dev, j->opt.out, rank);
     kernels_open(&r->dev, rank == 0);
-    comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, j->hosts, &j->thread_world, j->opt.timeout);
+    comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->opt.timeout);
     if (j->opt.out) comm_leave_flights(&r->comm, j->opt.out);
     check_agreement(r);
     r->layout = layout_read_back(&r->comm);
@@ -1213,8 +1213,8 @@ static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
     run_allocate(r, j);
     r->fsdp.seed = (uint64_t)j->opt.seed;
     double start = seconds_now();
-    weights_load(&r->fsdp, j->has_weights ? &j->weights : NULL, j->opt.adapters ? &j->adapters : NULL, &j->from);
-    ranks_meet(&r->comm, "start-up: weights are in place"); // a slow disk is start-up's, not the first step's
+    weights_load(&r->fsdp, j->has_weights ? &j->weights : NULL, j->opt.adapters ? &j->adapters : NULL, &j->resume_from);
+    comm_barrier(&r->comm, "start-up: weights are in place"); // a slow disk is start-up's, not the first step's
     r->load_seconds = seconds_now() - start;
     comm_phase(&r->comm, PHASE_STEP);
 }
@@ -1222,8 +1222,8 @@ static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
 static int rank_train(Run *r, const Run *walked, const Job *j) {
     if (r->rank == 0) {
         print_banner(j, r, walked);
-        logger_open(&r->log, j->opt.out, j->mesh.world, &r->at);
-        logger_data(&r->log, r->data, j->opt.tail, r->at.within, j->from.other_data);
+        logger_open(&r->log, j->opt.out, j->mesh.world, &r->progress);
+        logger_data(&r->log, r->data, j->opt.tail, r->progress.samples_in_epoch, j->resume_from.data_changed);
         if (j->opt.out) write_run_files(j, r);
     }
     int whole = train(r, walked);
@@ -1249,7 +1249,7 @@ static void rank_eval(Run *r, const Job *j) {
 static void rank_main(Job *j, int rank) {
     Run *walked = (Run *)checked_malloc(sizeof *walked), *r = (Run *)checked_malloc(sizeof *r);
     run_walk(walked, j, rank, NULL);
-    if (rank == 0 || j->hosts == &transport_threads)
+    if (rank == 0 || j->host_transport == &transport_threads)
         check_memory(j, &walked->dev);   // before any rank takes memory that others are to have
     if (rank == 0) job_check_outputs(j); // the last thing that can refuse, since it may leave a directory behind
     rank_open(r, walked, j, rank);
@@ -1260,7 +1260,7 @@ static void rank_main(Job *j, int rank) {
     if (j->opt.export_dir && whole) model_export(&r->saver);
     else if (j->opt.export_dir && r->rank == 0)
         printf("not exported: the run ended at step %" PRId64 " of %d; --resume goes on, and exports at its end\n",
-               r->at.step, j->opt.steps);
+               r->progress.step, j->opt.steps);
     run_close(r);
     run_close(walked);
     free(r);
@@ -1285,7 +1285,7 @@ static void *rank_thread(void *arg) {
 /* Runs `body` (rank_main) for the job's ranks: this process's one, or all of them as threads. */
 static void launch(Job *j, int process, void (*body)(Job *, int)) {
     int world = j->mesh.world;
-    if (j->hosts != &transport_threads || world == 1) {
+    if (j->host_transport != &transport_threads || world == 1) {
         body(j, process);
         return;
     }
@@ -1321,7 +1321,7 @@ int main(int argc, char **argv) {
     }
     Started started = comm_start_process(&argc, &argv, job.opt.timeout);
     job_open(&job, &started);
-    if (job.opt.out && job.task == DO_TRAIN) signals_take(!under_mpirun());
+    if (job.opt.out && job.task == DO_TRAIN) signals_install(!under_mpirun());
     if (job.task == DO_PLAN) {
         if (process == 0) plan_main(&job);
     } else {

@@ -225,7 +225,7 @@ static void trial_run(Trial *t, const Job *j, const Cluster *c) {
     t->memory = memory_needed(&p, c);
     if (!plan_replay(&r, &p, c, problem, sizeof problem, 0))
         run_failure("the plan's ranks do not fit each other: %s", problem);
-    if (c) t->e = estimate_of(&p, c, &r, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, j->opt.seq);
+    if (c) t->e = estimate_of(&p, c, &r, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, j->opt.seq);
     replay_close(&r);
     plan_close(&p);
 }
@@ -236,7 +236,7 @@ static int trial_beside(Trial *t, const Job *base) {
     Job j = *base;
     j.opt = t->opt, j.mesh = mesh_of_options(&t->opt, base->mesh.world);
     if (j.config.lora_rank) j.config.base = base_kind(j.opt.base);
-    if (!job_divides(&j, problem, sizeof problem)) return 0;
+    if (!job_layout_fits(&j, problem, sizeof problem)) return 0;
     if (j.opt.cluster) cluster_open(&j.cluster, j.opt.cluster, &j.mesh, j.opt.threads, j.opt.transport);
     for (int i = 0; i < j.cluster.rates.count && j.opt.cluster; i++)
         j.cluster.ops[i].rate *=
@@ -287,7 +287,7 @@ static int trials_around(Trial *trials, const Job *j) {
         "--batch %d --accum %d", o->batch / 2, o->accum * 2)
     TRY(o->seq % (4 * j->mesh.size[AXIS_CP]) == 0, trials[n].opt.seq = o->seq / 2, "--seq %d", o->seq / 2)
     for (int i = 0; i < 3; i++)
-        TRY(j->config.lora_rank && j->stored <= BASE_FROZEN && strcmp(o->base, bases[i]), trials[n].opt.base = bases[i],
+        TRY(j->config.lora_rank && j->stored_base <= BASE_FROZEN && strcmp(o->base, bases[i]), trials[n].opt.base = bases[i],
             "--base %s", bases[i])
     for (int i = 0; i < 2; i++)
         TRY(o->cluster, trials[n].products = i ? 1.1 : 1 / 1.1, "products %s by a tenth", i ? "faster" : "slower")
@@ -428,7 +428,7 @@ static void search_try(Search *s, const Options *o) {
         if (!given) t.opt.recompute = recompute[i];
         j->opt = t.opt;
         s->tried++;
-        if (least_memory(j, o) > have || !job_divides(j, problem, sizeof problem)) return;
+        if (least_memory(j, o) > have || !job_layout_fits(j, problem, sizeof problem)) return;
         if (s->count == BEST && !s->all && 0.98 * least_seconds(s) > s->best[BEST - 1].e.step)
             return;      // nor would it be among them. 2 %: padding's arithmetic differs from layout to layout
         if (o->pp > 1) { // the first stage, whose memory is mostly the largest, tells of many that they do not fit
@@ -482,7 +482,7 @@ static void search_run(Search *s, const Job *j) {
     int world = j->mesh.world,
         fixed[MESH_AXES] = {option_given(given, "tp"), option_given(given, "cp"), option_given(given, "pp"),
                             option_given(given, "dp-shard") && given->dp_shard, option_given(given, "dp-replicate")};
-    s->job = *j, s->given = given, s->sequences = (double)samples_of_step(given, &j->mesh);
+    s->job = *j, s->given = given, s->sequences = (double)samples_per_step(given, &j->mesh);
     for (o.pp = 1; o.pp <= world && o.pp <= j->config.L + 2; o.pp++)
         for (o.tp = 1; o.tp <= j->cluster.ranks_per_host && o.tp * o.pp <= world; o.tp++)
             for (o.cp = 1; (int64_t)o.tp * o.cp * o.pp <= world && 2 * o.cp <= o.seq; o.cp++)
@@ -637,14 +637,14 @@ static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Es
 static void write_page(const Job *j, const Plan *p, const Replay *r, const Estimate *estimate) {
     FILE *f = logger_create(j->opt.out, "plan.html");
     page_write(f, j->opt.model, p, r, estimate ? &j->cluster : NULL, estimate,
-               samples_of_step(&j->opt, &j->mesh) * j->opt.seq);
+               samples_per_step(&j->opt, &j->mesh) * j->opt.seq);
     if (fclose(f)) user_error("cannot write plan.html under %s: %s", j->opt.out, strerror(errno));
 }
 
 /* Under --out as plan.json. `estimate` NULL: there is none. */
 static void write_plan(const Job *j, const Plan *p, const Estimate *estimate) {
     FILE *f = logger_create(j->opt.out, "plan.json");
-    plan_write(f, p, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, estimate);
+    plan_write(f, p, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, estimate);
     if (fclose(f)) user_error("cannot write plan.json under %s: %s", j->opt.out, strerror(errno));
 }
 
@@ -652,22 +652,22 @@ static void write_plan(const Job *j, const Plan *p, const Estimate *estimate) {
 static void write_planned_trace(const Job *j, const Replay *replay) {
     FILE *f = fopen(j->opt.trace, "w");
     if (!f) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
-    fputs(trace_head, f);
+    fputs(trace_header, f);
     for (int stage = 0; stage < j->mesh.size[AXIS_PP]; stage++) {
         int rank = stage * mesh_stride(&j->mesh, AXIS_PP);
         Run *walked = (Run *)checked_malloc(sizeof *walked);
         run_walk(walked, j, rank, NULL);
         replay_times(replay, rank, &walked->dev);
-        trace_events(f, &walked->dev, rank, 0, 0);
+        trace_write_events(f, &walked->dev, rank, 0, 0);
         run_close(walked), free(walked);
     }
-    fputs(trace_tail, f);
+    fputs(trace_footer, f);
     if (fclose(f)) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
 }
 
 static void plan_main(Job *j) {
     const Cluster *cluster = j->opt.cluster ? &j->cluster : NULL;
-    int64_t tokens = samples_of_step(&j->opt, &j->mesh) * j->opt.seq;
+    int64_t tokens = samples_per_step(&j->opt, &j->mesh) * j->opt.seq;
     Plan plan;
     Replay replay;
     Estimate estimate = ZERO;
@@ -681,7 +681,7 @@ static void plan_main(Job *j) {
     plan_open(&plan, j, WALK_ALL);
     if (!plan_replay(&replay, &plan, cluster, problem, sizeof problem, cluster && (j->opt.trace || j->opt.out)))
         run_failure("the plan's ranks do not fit each other: %s", problem);
-    plan_print(stdout, j->opt.model, j->threads, &j->table, &plan, j->opt.sharding, tokens);
+    plan_print(stdout, j->opt.model, j->threads_per_rank, &j->table, &plan, j->opt.sharding, tokens);
     replay_print(stdout, &plan, &replay, seconds_now() - start);
     if (cluster)
         estimate = estimate_of(&plan, cluster, &replay, tokens, j->opt.seq),

@@ -37,7 +37,7 @@ static void sync_directory(const char *path) {
 }
 
 /* A small file, new and on the disk. */
-static void write_file(const char *dir, const char *name, const void *text, size_t length) {
+static void write_new_file(const char *dir, const char *name, const void *text, size_t length) {
     char path[4096 + 128];
     snprintf(path, sizeof path, "%s/%s", dir, name);
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -80,7 +80,7 @@ static void remove_directory(const char *dir) {
 }
 
 /* All ranks have come here, and each did its part. */
-static void ranks_meet(Comm *comm, const char *what) {
+static void comm_barrier(Comm *comm, const char *what) {
     int *all = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, what, &comm->rank, all, sizeof(int));
     free(all);
@@ -94,24 +94,24 @@ static void ranks_meet(Comm *comm, const char *what) {
 enum { STEP_DIGITS = 8 };
 
 /* The step of a checkpoint's name, step-NNNNNNNN; -1: it is no such name. */
-static int64_t step_of_name(const char *name) {
+static int64_t step_from_name(const char *name) {
     size_t digits = strlen(name) - 5;
     if (strncmp(name, "step-", 5) || digits < STEP_DIGITS || digits > 15 || strspn(name + 5, "0123456789") != digits)
         return -1;
     return strtoll(name + 5, NULL, 10);
 }
-static void step_path(char *path, size_t size, const char *out, int64_t step) {
+static void checkpoint_path(char *path, size_t size, const char *out, int64_t step) {
     snprintf(path, size, "%s/step-%0*" PRId64, out, STEP_DIGITS, step);
 }
 
 /* The newest checkpoint in `out` before step `below`; -1: there is none. */
-static int64_t newest_step(const char *out, int64_t below, int *count) {
+static int64_t newest_checkpoint(const char *out, int64_t below, int *count) {
     int64_t newest = -1;
     struct dirent *item;
     DIR *d = opendir(out);
     *count = 0;
     while (d && (item = readdir(d))) {
-        int64_t step = step_of_name(item->d_name);
+        int64_t step = step_from_name(item->d_name);
         if (step >= 0) ++*count;
         if (step < below) newest = max_i64(newest, step);
     }
@@ -120,7 +120,7 @@ static int64_t newest_step(const char *out, int64_t below, int *count) {
 }
 
 /* `latest` points to a checkpoint: by a new link, renamed over the old one. */
-static void point_latest(const char *out, int64_t step) {
+static void update_latest_link(const char *out, int64_t step) {
     char link[4096 + 32], fresh[4096 + 32], target[64], now[64] = "";
     snprintf(target, sizeof target, "step-%0*" PRId64, STEP_DIGITS, step);
     snprintf(link, sizeof link, "%s/latest", out);
@@ -131,7 +131,7 @@ static void point_latest(const char *out, int64_t step) {
     sync_directory(out);
 }
 
-static void remove_rubbish(const char *out) {
+static void remove_leftovers(const char *out) {
     char path[4096 + 300];
     struct dirent *item;
     DIR *d = opendir(out);
@@ -145,13 +145,13 @@ static void remove_rubbish(const char *out) {
 }
 
 /* Removes the oldest checkpoints but `keep`; 0: none. First by name, so that none is ever there in part. */
-static void prune(const char *out, int keep) {
+static void remove_old_checkpoints(const char *out, int keep) {
     char path[4096], gone[4096 + 32];
     int count;
     int64_t step = INT64_MAX;
-    for (int i = 0; keep && (step = newest_step(out, step, &count)) >= 0; i++) {
+    for (int i = 0; keep && (step = newest_checkpoint(out, step, &count)) >= 0; i++) {
         if (i < keep) continue;
-        step_path(path, sizeof path, out, step);
+        checkpoint_path(path, sizeof path, out, step);
         snprintf(gone, sizeof gone, "%s/" DELETING "%" PRId64, out, step);
         remove_directory(gone);
         if (rename(path, gone)) user_error("cannot remove the checkpoint %s: %s", path, strerror(errno));
@@ -161,7 +161,7 @@ static void prune(const char *out, int keep) {
 }
 
 /* Drops the lines of steps after `step` from a file of lines {"step":N,…}, and a last line without an end. */
-static void cut_back(const char *out, const char *name, int64_t step) {
+static void truncate_after_step(const char *out, const char *name, int64_t step) {
     char path[4096], line[64], *at;
     snprintf(path, sizeof path, "%s/%s", out, name);
     size_t length;
@@ -181,7 +181,7 @@ static void cut_back(const char *out, const char *name, int64_t step) {
 
 /* Claims --out for this run and makes it ready. `from`: the directory of the checkpoint it goes on from; "": it begins.
  * `resumes`: it may hold this run's earlier part. Returns the lock, which lasts as long as the process. */
-static int out_open(const char *out, const char *from, int64_t step, int resumes, int keep) {
+static int out_directory_open(const char *out, const char *from, int64_t step, int resumes, int keep) {
     static const char *const names[] = {"metrics.jsonl", "samples.jsonl", "config.txt",
                                         "layout.json",   "plan.json",     "ledger.json"};
     char path[4096], real[4096], parent[4096];
@@ -194,7 +194,7 @@ static int out_open(const char *out, const char *from, int64_t step, int resumes
         user_error(
             "--out %s: another run writes there now (it holds %s): choose another directory, or wait for its end", out,
             path);
-    int64_t newest = newest_step(out, INT64_MAX, &count);
+    int64_t newest = newest_checkpoint(out, INT64_MAX, &count);
     for (int i = 0; i < (int)(sizeof names / sizeof *names) && !holds; i++) {
         snprintf(path, sizeof path, "%s/%s", out, names[i]);
         if (!access(path, F_OK)) holds = i + 1;
@@ -209,11 +209,11 @@ static int out_open(const char *out, const char *from, int64_t step, int resumes
         user_error("--out %s holds step-%0*" PRId64 ", later than step %" PRId64
                    " of %s: remove it, choose another --out, or go on from it with --resume auto",
                    out, STEP_DIGITS, newest, step, from);
-    remove_rubbish(out);
-    if (newest >= 0) point_latest(out, newest);
-    prune(out, keep); // a run that died may have had no time to
-    cut_back(out, "metrics.jsonl", step);
-    cut_back(out, "samples.jsonl", step);
+    remove_leftovers(out);
+    if (newest >= 0) update_latest_link(out, newest);
+    remove_old_checkpoints(out, keep); // a run that died may have had no time to
+    truncate_after_step(out, "metrics.jsonl", step);
+    truncate_after_step(out, "samples.jsonl", step);
     return lock;
 }
 
@@ -221,27 +221,27 @@ static int out_open(const char *out, const char *from, int64_t step, int resumes
 // trainer.json: where a run stands, under which options, and the checksums of the files beside it
 
 typedef struct {
-    int64_t step, updates, skips; // so far; steps that changed the weights, that did not
-    int64_t samples;              // consumed so far, by all ranks
-    int64_t epoch, within;        // of these, the last ones' epoch, and how many in it
-    uint64_t data;                // fingerprint
+    int64_t step, updates, skips;    // so far; steps that changed the weights, that did not
+    int64_t samples;                 // consumed so far, by all ranks
+    int64_t epoch, samples_in_epoch; // of these, the last ones' epoch, and how many in it
+    uint64_t data_fingerprint;       // of the token files
 } Progress;
 
 /* What a step consumes, whatever divides it among ranks. */
-static int64_t samples_of_step(const Options *o, const Mesh *mesh) {
+static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
     return (int64_t)mesh_data_ranks(mesh) * o->batch * o->accum;
 }
 
 /* The options that change what is computed; how it is divided among ranks does not. */
-static const char *const mathematics[] = {"seq",    "doc-mask", "tail",         "steps",       "lr",
-                                          "min-lr", "warmup",   "weight-decay", "beta1",       "beta2",
-                                          "eps",    "clip",     "seed",         "reduce-dtype"};
-static const char *const of_adapters[] = {"lora-rank", "lora-alpha", "lora-targets",
-                                          "base"}; // … and, where there are adapters, these
+static const char *const training_options[] = {"seq",    "doc-mask", "tail",         "steps",       "lr",
+                                               "min-lr", "warmup",   "weight-decay", "beta1",       "beta2",
+                                               "eps",    "clip",     "seed",         "reduce-dtype"};
+static const char *const adapter_options[] = {"lora-rank", "lora-alpha", "lora-targets",
+                                              "base"}; // … and, where there are adapters, these
 enum {
-    MATHEMATICS = sizeof mathematics / sizeof mathematics[0],
-    OF_ADAPTERS = sizeof of_adapters / sizeof of_adapters[0],
-    SETTINGS = MATHEMATICS + OF_ADAPTERS + 4
+    TRAINING_OPTIONS = sizeof training_options / sizeof training_options[0],
+    ADAPTER_OPTIONS = sizeof adapter_options / sizeof adapter_options[0],
+    SETTINGS = TRAINING_OPTIONS + ADAPTER_OPTIONS + 4
 };
 
 /* What must be as it was, to go on: rows of a name and its value. */
@@ -249,10 +249,10 @@ typedef struct {
     char name[24], value[64];
 } Setting;
 /* Returns how many. `base`: the fingerprint of what adapters stand beside. */
-static int settings_of(Setting rows[SETTINGS], const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
-    int count = o->lora_rank ? MATHEMATICS + OF_ADAPTERS : MATHEMATICS;
+static int settings_in_force(Setting rows[SETTINGS], const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
+    int count = o->lora_rank ? TRAINING_OPTIONS + ADAPTER_OPTIONS : TRAINING_OPTIONS;
     for (int i = 0; i < count; i++) {
-        const char *name = i < MATHEMATICS ? mathematics[i] : of_adapters[i - MATHEMATICS];
+        const char *name = i < TRAINING_OPTIONS ? training_options[i] : adapter_options[i - TRAINING_OPTIONS];
         snprintf(rows[i].name, sizeof rows[i].name, "--%s", name);
         option_text(o, name, rows[i].value, sizeof rows[i].value);
         if (!strcmp(name, "steps") && o->min_lr == o->lr)
@@ -263,7 +263,7 @@ static int settings_of(Setting rows[SETTINGS], const Options *o, const Mesh *mes
         snprintf(more->name, sizeof more->name, "base model"),
             snprintf(more->value, sizeof more->value, "%016" PRIx64, base), more++, count++;
     snprintf(more[0].name, sizeof more->name, "samples a step"),
-        snprintf(more[0].value, sizeof more->value, "%" PRId64, samples_of_step(o, mesh));
+        snprintf(more[0].value, sizeof more->value, "%" PRId64, samples_per_step(o, mesh));
     snprintf(more[1].name, sizeof more->name, "precision"), snprintf(more[1].value, sizeof more->value, PRECISION_NAME);
     snprintf(more[2].name, sizeof more->name, "data"), snprintf(more[2].value, sizeof more->value, "%016" PRIx64, data);
     return count + 3;
@@ -278,10 +278,10 @@ static int64_t trainer_integer(const cJSON *json, const char *path, const char *
 }
 
 static uint32_t *chunk_sums(const char *text, size_t length) {
-    uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (length / CHUNK_BYTES + 1));
-    for (size_t at = 0; at < length; at += CHUNK_BYTES)
-        sums[at / CHUNK_BYTES] =
-            (uint32_t)crc32(0, (const Bytef *)text + at, (uInt)min_i64(CHUNK_BYTES, (int64_t)(length - at)));
+    uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (length / FILE_CHUNK_BYTES + 1));
+    for (size_t at = 0; at < length; at += FILE_CHUNK_BYTES)
+        sums[at / FILE_CHUNK_BYTES] =
+            (uint32_t)crc32(0, (const Bytef *)text + at, (uInt)min_i64(FILE_CHUNK_BYTES, (int64_t)(length - at)));
     return sums;
 }
 
@@ -309,7 +309,7 @@ static void trainer_file(FILE *f, int first, const char *name, int64_t bytes, co
 
 /* The text of trainer.json but for its last line, the text's own checksum. `sums`: of all chunks of `files`, file by
  * file. */
-static char *trainer_text(const Progress *at, const Setting *rows, int num_rows, const OutFiles *files,
+static char *trainer_text(const Progress *at, const Setting *rows, int num_rows, const OutputFiles *files,
                           const uint32_t *sums, const Companions *beside, size_t *length) {
     char *text;
     FILE *f = open_memstream(&text, length);
@@ -317,11 +317,12 @@ static char *trainer_text(const Progress *at, const Setting *rows, int num_rows,
     fprintf(f,
             "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64
             ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64 ",\n\"settings\":{",
-            at->step, at->updates, at->skips, at->samples, at->epoch, at->within);
+            at->step, at->updates, at->skips, at->samples, at->epoch, at->samples_in_epoch);
     for (int i = 0; i < num_rows; i++) fprintf(f, "%s\"%s\":\"%s\"", i ? "," : "", rows[i].name, rows[i].value);
-    fprintf(f, "},\n\"chunk_bytes\":%d,\n\"files\":{", CHUNK_BYTES);
-    for (int i = 0; i < files->num_files; sums += out_file_chunks(&files->files[i++]))
-        trainer_file(f, i == 0, files->files[i].name, files->files[i].bytes, sums, out_file_chunks(&files->files[i]));
+    fprintf(f, "},\n\"chunk_bytes\":%d,\n\"files\":{", FILE_CHUNK_BYTES);
+    for (int i = 0; i < files->num_files; sums += output_file_chunks(&files->files[i++]))
+        trainer_file(f, i == 0, files->files[i].name, files->files[i].bytes, sums,
+                     output_file_chunks(&files->files[i]));
     for (int i = 0; i < beside->count; i++) {
         uint32_t *of_file = chunk_sums(beside->files[i].text, beside->files[i].length);
         trainer_file(f, 0, beside->files[i].name, (int64_t)beside->files[i].length, of_file,
@@ -354,7 +355,7 @@ static void chunk_check(const char *path, int64_t chunk, const char *bytes, int6
     if ((uint32_t)crc32(0, (const Bytef *)bytes, (uInt)length) != wanted)
         user_error("%s is damaged: bytes %" PRId64 " to %" PRId64
                    " do not have the checksum that trainer.json has; take another checkpoint",
-                   path, chunk * CHUNK_BYTES, chunk * CHUNK_BYTES + length - 1);
+                   path, chunk * FILE_CHUNK_BYTES, chunk * FILE_CHUNK_BYTES + length - 1);
 }
 
 /* All files that the checkpoint lists are there; those beside the weights are as they were written. */
@@ -372,8 +373,8 @@ static void companions_check(const char *dir, const cJSON *files, const char *tr
         if (!text) user_error("cannot read %s: %s", path, strerror(errno));
         uint32_t *sums = file_sums(files, trainer, path, (int64_t)length);
         for (int64_t c = 0; c < chunks_of((int64_t)length); c++)
-            chunk_check(path, c, text + c * CHUNK_BYTES, min_i64(CHUNK_BYTES, (int64_t)length - c * CHUNK_BYTES),
-                        sums[c]);
+            chunk_check(path, c, text + c * FILE_CHUNK_BYTES,
+                        min_i64(FILE_CHUNK_BYTES, (int64_t)length - c * FILE_CHUNK_BYTES), sums[c]);
         free(sums), free(text);
     }
 }
@@ -383,14 +384,14 @@ static void companions_check(const char *dir, const cJSON *files, const char *tr
 
 typedef struct {    // a checkpoint that a run goes on from
     char dir[4096]; // "": none
-    Progress at;
+    Progress progress;
     StFiles weights, moments;
     uint32_t **weight_sums, **moment_sums; // of each file its chunks' CRC-32
     uint64_t fingerprint;                  // of trainer.json
     Setting settings[SETTINGS];
     int num_settings;
-    int other_data; // --allow-changes: its place in the data means nothing here
-    char *changes;  // --allow-changes: what is not as it was; NULL: all is
+    int data_changed; // --allow-changes: its place in the data means nothing here
+    char *changes;    // --allow-changes: what is not as it was; NULL: all is
 } Checkpoint;
 
 /* Which of the settings are not those of the checkpoint: refused, or told. */
@@ -399,14 +400,14 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o,
     Setting now[SETTINGS];
     char list[2048];
     int used = 0, room = (int)sizeof list;
-    c->num_settings = settings_of(now, o, mesh, data, base);
+    c->num_settings = settings_in_force(now, o, mesh, data, base);
     for (int i = 0; i < c->num_settings; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, now[i].name);
         const char *was = cJSON_IsString(item) ? item->valuestring : "not told";
         c->settings[i] = now[i];
         snprintf(c->settings[i].value, sizeof c->settings[i].value, "%s", was);
         if (!strcmp(was, now[i].value)) continue;
-        if (!strcmp(now[i].name, "data") || !strcmp(now[i].name, "--seq")) c->other_data = 1; // other windows
+        if (!strcmp(now[i].name, "data") || !strcmp(now[i].name, "--seq")) c->data_changed = 1; // other windows
         if (used < room)
             used += snprintf(list + used, (size_t)(room - used), "%s%s %s, was %s", used ? "; " : "", now[i].name,
                              now[i].value, was);
@@ -448,8 +449,8 @@ static void checkpoint_find(char dir[4096], const Options *o) {
     snprintf(dir, 4096, "%s", of);
     snprintf(path, sizeof path, "%s/trainer.json", of);
     if (!automatic && !access(path, F_OK)) return;
-    int64_t newest = newest_step(of, INT64_MAX, &count);
-    if (newest >= 0) step_path(dir, 4096, of, newest);
+    int64_t newest = newest_checkpoint(of, INT64_MAX, &count);
+    if (newest >= 0) checkpoint_path(dir, 4096, of, newest);
     else if (automatic) dir[0] = 0;
     else
         user_error("--resume %s: no checkpoint there; expected a directory step-%0*d, one that holds such, or auto", of,
@@ -481,30 +482,32 @@ static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, u
     c->fingerprint = hash_bytes(HASH_START, text, length);
     cJSON *json = cJSON_Parse(text);
     const cJSON *settings = json_object(json, path, "settings"), *files = json_object(json, path, "files");
-    if (trainer_integer(json, path, "format") != 1 || trainer_integer(json, path, "chunk_bytes") != CHUNK_BYTES ||
+    if (trainer_integer(json, path, "format") != 1 || trainer_integer(json, path, "chunk_bytes") != FILE_CHUNK_BYTES ||
         !settings || !files)
         user_error("%s: another version of this program wrote it", path);
-    c->at.step = trainer_integer(json, path, "step"), c->at.updates = trainer_integer(json, path, "updates"),
-    c->at.skips = trainer_integer(json, path, "skips");
-    c->at.samples = trainer_integer(json, path, "samples"), c->at.epoch = trainer_integer(json, path, "epoch"),
-    c->at.within = trainer_integer(json, path, "samples_of_epoch");
+    c->progress.step = trainer_integer(json, path, "step"),
+    c->progress.updates = trainer_integer(json, path, "updates"),
+    c->progress.skips = trainer_integer(json, path, "skips");
+    c->progress.samples = trainer_integer(json, path, "samples"),
+    c->progress.epoch = trainer_integer(json, path, "epoch"),
+    c->progress.samples_in_epoch = trainer_integer(json, path, "samples_of_epoch");
     companions_check(c->dir, files, path);
     settings_compare(c, settings, o, mesh, data, base);
     if (config->lora_rank) adapters_open(&c->weights, c->dir, table);
     else {
         config_compare(c->dir, config, o->model);
-        if (!model_files_open(&c->weights, c->dir, table, BASE_TRAINED))
+        if (!model_weights_open(&c->weights, c->dir, table, BASE_TRAINED))
             user_error("%s has no model.safetensors", c->dir);
     }
     if (!st_open(&c->moments, c->dir, "optimizer")) user_error("%s has no optimizer.safetensors", c->dir);
     for (int i = config->lora_rank ? table_first_adapter(table) : 0; i < table->num_tensors; i++)
-        st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]),
-            st_expect(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
+        st_require_tensor(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]),
+            st_require_tensor(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
     c->weight_sums = sums_of_files(&c->weights, files, path), c->moment_sums = sums_of_files(&c->moments, files, path);
     cJSON_Delete(json);
     free(text);
-    if (c->at.step > o->steps)
-        user_error("%s stands at step %" PRId64 ", further than --steps %d", c->dir, c->at.step, o->steps);
+    if (c->progress.step > o->steps)
+        user_error("%s stands at step %" PRId64 ", further than --steps %d", c->dir, c->progress.step, o->steps);
 }
 
 static void checkpoint_close(Checkpoint *c) {
@@ -515,11 +518,11 @@ static void checkpoint_close(Checkpoint *c) {
 }
 
 typedef struct { // of one rank: the chunk that was read last, and the one behind it on its way
-    const Checkpoint *from;
+    const Checkpoint *resume_from;
     const StFiles *of;   // NULL: none yet
     int file, coming;    // coming: `next` is under way, into bytes[1]
     int64_t chunk, have; // which of its file; its bytes
-    char *bytes[2];      // (CHUNK_BYTES)
+    char *bytes[2];      // (FILE_CHUNK_BYTES)
     struct aiocb next;
 } ChunkReader;
 
@@ -535,38 +538,39 @@ static int64_t chunk_arrives(ChunkReader *r) {
 /* Chunk `chunk` of a file into bytes[0], checked; the disk goes on with the next one meanwhile. */
 static void chunk_read(ChunkReader *r, const StFiles *of, int file, int64_t chunk) {
     if (r->of == of && r->file == file && r->chunk == chunk) return;
-    uint32_t wanted = (of == &r->from->weights ? r->from->weight_sums : r->from->moment_sums)[file][chunk];
-    int64_t at = chunk * CHUNK_BYTES, came = r->coming ? chunk_arrives(r) : 0;
+    uint32_t wanted =
+        (of == &r->resume_from->weights ? r->resume_from->weight_sums : r->resume_from->moment_sums)[file][chunk];
+    int64_t at = chunk * FILE_CHUNK_BYTES, came = r->coming ? chunk_arrives(r) : 0;
     if (r->of == of && r->file == file && r->chunk + 1 == chunk && came > 0) {
         char *read = r->bytes[1];
         r->bytes[1] = r->bytes[0], r->bytes[0] = read;
     } else {
-        came = pread(of->fds[file], r->bytes[0], CHUNK_BYTES, at);
+        came = pread(of->fds[file], r->bytes[0], FILE_CHUNK_BYTES, at);
     }
     if (came <= 0)
         user_error("%s cannot be read from byte %" PRId64 " on: %s", of->paths[file], at,
                    came ? strerror(errno) : "it ends there");
     r->of = of, r->file = file, r->chunk = chunk, r->have = came;
-    posix_fadvise(of->fds[file], at, CHUNK_BYTES, POSIX_FADV_DONTNEED); // pages are dear while state is filled
+    posix_fadvise(of->fds[file], at, FILE_CHUNK_BYTES, POSIX_FADV_DONTNEED); // pages are dear while state is filled
     memset(&r->next, 0, sizeof r->next);
-    r->next.aio_fildes = of->fds[file], r->next.aio_offset = at + CHUNK_BYTES, r->next.aio_buf = r->bytes[1],
-    r->next.aio_nbytes = CHUNK_BYTES;
-    r->coming = came == CHUNK_BYTES && aio_read(&r->next) == 0;
+    r->next.aio_fildes = of->fds[file], r->next.aio_offset = at + FILE_CHUNK_BYTES, r->next.aio_buf = r->bytes[1],
+    r->next.aio_nbytes = FILE_CHUNK_BYTES;
+    r->coming = came == FILE_CHUNK_BYTES && aio_read(&r->next) == 0;
     chunk_check(of->paths[file], chunk, r->bytes[0], came, wanted);
 }
 
 static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, float *out, const Tensor *tensor,
                                  int64_t first, int64_t count) {
     ChunkReader *r = (ChunkReader *)reader;
-    const StFiles *of = kind == STATE_MASTER ? &r->from->weights : &r->from->moments;
+    const StFiles *of = kind == STATE_MASTER ? &r->resume_from->weights : &r->resume_from->moments;
     char name[96], *to = (char *)out;
     (void)f;
     snprintf(name, sizeof name, "%s%s", tensor->name, out_suffixes[kind]);
     const StTensor *t = st_find(of, name);
     int64_t at = t->begin + first * (int64_t)sizeof(float), end = at + count * (int64_t)sizeof(float);
     while (at < end) {
-        chunk_read(r, of, t->file, at / CHUNK_BYTES);
-        int64_t skip = at % CHUNK_BYTES, n = min_i64(end - at, r->have - skip);
+        chunk_read(r, of, t->file, at / FILE_CHUNK_BYTES);
+        int64_t skip = at % FILE_CHUNK_BYTES, n = min_i64(end - at, r->have - skip);
         if (n <= 0) user_error("%s ends within tensor %s", t->path, name);
         memcpy(to, r->bytes[0] + skip, (size_t)n);
         at += n, to += n;
@@ -576,8 +580,8 @@ static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, fl
 /* All of this rank's state, as it was. */
 static void checkpoint_load(Fsdp *f, const Checkpoint *c) {
     ChunkReader r = ZERO;
-    r.from = c;
-    for (int i = 0; i < 2; i++) r.bytes[i] = (char *)checked_malloc(CHUNK_BYTES);
+    r.resume_from = c;
+    for (int i = 0; i < 2; i++) r.bytes[i] = (char *)checked_malloc(FILE_CHUNK_BYTES);
     fsdp_set_state(f, STATE_MASTER, fill_from_checkpoint, &r);
     fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);
     fsdp_set_state(f, STATE_EXP_AVG_SQ, fill_from_checkpoint, &r);
@@ -593,7 +597,7 @@ static void fill_from_files(const Fsdp *f, void *files, StateKind kind, float *o
 static int blocks_from_files(void *files, int8_t *out, float *scales, const Tensor *tensor, int64_t first,
                              int64_t count) {
     const StTensor *t = st_find((const StFiles *)files, tensor->name);
-    if (t->dtype == ST_I8) st_read_blocks(t, out, scales, first, count);
+    if (t->dtype == ST_I8) st_read_quantized(t, out, scales, first, count);
     return t->dtype == ST_I8;
 }
 
@@ -615,23 +619,24 @@ static void weights_load(Fsdp *f, StFiles *model, StFiles *adapters, const Check
 typedef struct Saver {
     Fsdp *f;
     const Options *opt;
-    const Checkpoint *from;   // where the run goes on
-    uint64_t base;            // the fingerprint of what adapters stand beside
-    const char *tokenizer;    // its file, which goes along; NULL: none
-    const TensorTable *whole; // the model, in the order of the files
+    const Checkpoint *resume_from; // where the run goes on
+    uint64_t base_fingerprint;     // the fingerprint of what adapters stand beside
+    const char *tokenizer;         // its file, which goes along; NULL: none
+    const TensorTable *whole;      // the model, in the order of the files
     TensorTable *parts; // (stages, tp) what each rank has that splits the model with this one; NULL: it has all of it
     float *of_parts;    // (tp, largest padded unit) a unit's state of one kind, of all ranks that have parts of it
     Request passed;     // that on its way through the pipeline
-    OutFiles checkpoint, exported;
-    char *buffers; // (num_buffers, CHUNK_BYTES) chunks on their way to the disk, on a page each; async: all of this
-                   // rank's, a copy of its state
+    OutputFiles checkpoint, exported;
+    char
+        *buffers; // (num_buffers, FILE_CHUNK_BYTES) chunks on their way to the disk, on a page each; async: all of this
+                  // rank's, a copy of its state
     int num_buffers;
     uint32_t *sums; // (chunks / ranks, rounded up) of this rank's chunks: rank, rank + ranks, …
     // the save in flight
-    const OutFiles *files; // NULL: none
-    char dir[4096];        // where they are written, under names with this behind:
+    const OutputFiles *files; // NULL: none
+    char dir[4096];           // where they are written, under names with this behind:
     const char *suffix;
-    Progress at;
+    Progress progress;
     double start, held; // when it began; seconds in which training stood still for it
     int file;           // the place in the files that is filled next
     int64_t offset, chunk;
@@ -655,15 +660,15 @@ static StDtype export_dtype(const Options *o) {
 }
 
 /* What --export writes: the model, with --merge as adapters make it, or the adapters alone. */
-static void export_files(OutFiles *files, const TensorTable *whole, const Options *o) {
+static void export_files(OutputFiles *files, const TensorTable *whole, const Options *o) {
     const StateKind weights[] = {STATE_MASTER};
     int first = table_first_adapter(whole), alone = first < whole->num_tensors && !o->merge;
     files->base = export_base(o), files->dtype = export_dtype(o);
-    out_add(files, whole, alone ? first : 0, alone ? whole->num_tensors : first, alone ? adapters_stem : "model",
-            weights, 1);
+    output_files_add(files, whole, alone ? first : 0, alone ? whole->num_tensors : first,
+                     alone ? adapters_stem : "model", weights, 1);
 }
 
-static int64_t saver_share(const Saver *s, const OutFiles *o) {
+static int64_t saver_share(const Saver *s, const OutputFiles *o) {
     return (o->chunks + s->f->comm->mesh.world - 1) / s->f->comm->mesh.world;
 }
 
@@ -695,13 +700,15 @@ static void saver_open(Saver *s, Fsdp *f, const Llama3Config *config, const Tens
                        const Checkpoint *from, const char *tokenizer, int trains, int exports) {
     const StateKind master[] = {STATE_MASTER}, moments[] = {STATE_EXP_AVG, STATE_EXP_AVG_SQ};
     memset(s, 0, sizeof *s);
-    s->f = f, s->opt = o, s->from = from, s->tokenizer = tokenizer, s->whole = whole, s->saved = -1;
-    if (trains && from->dir[0]) step_path(s->dir, sizeof s->dir, o->out, from->at.step);
-    if (s->dir[0] && !access(s->dir, F_OK)) s->saved = from->at.step; // what is there already is not written again
+    s->f = f, s->opt = o, s->resume_from = from, s->tokenizer = tokenizer, s->whole = whole, s->saved = -1;
+    if (trains && from->dir[0]) checkpoint_path(s->dir, sizeof s->dir, o->out, from->progress.step);
+    if (s->dir[0] && !access(s->dir, F_OK))
+        s->saved = from->progress.step; // what is there already is not written again
     int adapters = config->lora_rank > 0, first = adapters ? table_first_adapter(whole) : 0;
     if (trains)
-        out_add(&s->checkpoint, whole, first, whole->num_tensors, adapters ? adapters_stem : "model", master, 1),
-            out_add(&s->checkpoint, whole, first, whole->num_tensors, "optimizer", moments, 2);
+        output_files_add(&s->checkpoint, whole, first, whole->num_tensors, adapters ? adapters_stem : "model", master,
+                         1),
+            output_files_add(&s->checkpoint, whole, first, whole->num_tensors, "optimizer", moments, 2);
     if (exports) export_files(&s->exported, whole, o);
     int64_t share = max_i64(saver_share(s, &s->checkpoint), saver_share(s, &s->exported));
     s->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
@@ -710,11 +717,12 @@ static void saver_open(Saver *s, Fsdp *f, const Llama3Config *config, const Tens
     if (!share) return;
     saver_parts(s, config);
     uintptr_t buffers = (uintptr_t)arena_alloc(f->dev, MEM_HOST, "chunks to be written",
-                                               (size_t)s->num_buffers * CHUNK_BYTES + PAGE_BYTES);
+                                               (size_t)s->num_buffers * FILE_CHUNK_BYTES + PAGE_BYTES);
     s->buffers = (char *)((buffers + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1));
     if (!f->dev->walk && trains && !strcmp(o->save_mode, "async"))
         memset(s->buffers, 0,
-               (size_t)s->num_buffers * CHUNK_BYTES); // the first save shall not wait for the system to find its memory
+               (size_t)s->num_buffers *
+                   FILE_CHUNK_BYTES); // the first save shall not wait for the system to find its memory
     s->sums = (uint32_t *)arena_alloc(f->dev, MEM_HOST, "checksums", sizeof(uint32_t) * (size_t)share);
 }
 
@@ -723,8 +731,8 @@ static void saver_close(Saver *s) {
     for (int i = 0; s->parts && i < part->stages * part->tp; i++) table_close(&s->parts[i]);
     free(s->parts);
     device_forget_event(s->passed.arrived);
-    out_close(&s->checkpoint);
-    out_close(&s->exported);
+    output_files_close(&s->checkpoint);
+    output_files_close(&s->exported);
 }
 
 static void out_path(const Saver *s, char *path, size_t size, int file, const char *suffix) {
@@ -761,7 +769,7 @@ static int chunk_write(int fd, const char *chunk, int64_t bytes, int64_t at) {
  * the writer. */
 static int saver_copies(const Saver *s) { return s->num_buffers >= s->own; }
 static void chunk_sum(Saver *s, int64_t i, int64_t bytes) {
-    s->sums[i] = (uint32_t)crc32(0, (const Bytef *)s->buffers + i % s->num_buffers * CHUNK_BYTES, (uInt)bytes);
+    s->sums[i] = (uint32_t)crc32(0, (const Bytef *)s->buffers + i % s->num_buffers * FILE_CHUNK_BYTES, (uInt)bytes);
 }
 
 /* Writes this rank's chunks in order, as they are filled; makes no call of the transport. */
@@ -772,8 +780,8 @@ static void *save_write(void *arg) {
     int64_t first = 0; // chunk of the file
     if (saver_copies(s)) setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
     for (int64_t i = 0, id = s->f->comm->rank; i < s->own; i++, id += world) {
-        for (; id >= first + out_file_chunks(&s->files->files[file]);
-             first += out_file_chunks(&s->files->files[file++])) {
+        for (; id >= first + output_file_chunks(&s->files->files[file]);
+             first += output_file_chunks(&s->files->files[file++])) {
             if (fd >= 0 && (fsync(fd) || close(fd))) save_failed(s, "write", path, errno);
             fd = -1;
         }
@@ -784,9 +792,10 @@ static void *save_write(void *arg) {
         pthread_mutex_lock(&s->lock);
         while (s->filled <= i) pthread_cond_wait(&s->moved, &s->lock);
         pthread_mutex_unlock(&s->lock);
-        int64_t at = (id - first) * CHUNK_BYTES, bytes = min_i64(CHUNK_BYTES, s->files->files[file].bytes - at);
+        int64_t at = (id - first) * FILE_CHUNK_BYTES,
+                bytes = min_i64(FILE_CHUNK_BYTES, s->files->files[file].bytes - at);
         if (saver_copies(s)) chunk_sum(s, i, bytes);
-        if ((failed = chunk_write(fd, s->buffers + i % s->num_buffers * CHUNK_BYTES, bytes, at)))
+        if ((failed = chunk_write(fd, s->buffers + i % s->num_buffers * FILE_CHUNK_BYTES, bytes, at)))
             save_failed(s, "write", path, failed);
         pthread_mutex_lock(&s->lock);
         s->written = i + 1;
@@ -811,25 +820,25 @@ static void save_await(Saver *s, int all) {
 /* Where the next of `bytes` bytes of the files belong, `n` of them, as many as lie in one chunk; NULL: it is another
  * rank's. save_filled must follow. */
 static char *save_room(Saver *s, int64_t bytes, int64_t *n) {
-    int64_t chunk = s->offset / CHUNK_BYTES, begin = chunk * CHUNK_BYTES;
-    *n = min_i64(bytes, min_i64(begin + CHUNK_BYTES, s->files->files[s->file].bytes) - s->offset);
+    int64_t chunk = s->offset / FILE_CHUNK_BYTES, begin = chunk * FILE_CHUNK_BYTES;
+    *n = min_i64(bytes, min_i64(begin + FILE_CHUNK_BYTES, s->files->files[s->file].bytes) - s->offset);
     if ((s->chunk + chunk) % s->f->comm->mesh.world != s->f->comm->rank) return NULL;
     if (s->offset == begin) save_await(s, 0);
-    return s->buffers + s->filled % s->num_buffers * CHUNK_BYTES + (s->offset - begin);
+    return s->buffers + s->filled % s->num_buffers * FILE_CHUNK_BYTES + (s->offset - begin);
 }
 
 /* Are any of the next bytes of the files this rank's? */
 static int save_has_part(const Saver *s, int64_t bytes) {
     int mine = 0;
-    for (int64_t c = s->offset / CHUNK_BYTES; c * CHUNK_BYTES < s->offset + bytes; c++)
+    for (int64_t c = s->offset / FILE_CHUNK_BYTES; c * FILE_CHUNK_BYTES < s->offset + bytes; c++)
         mine |= (s->chunk + c) % s->f->comm->mesh.world == s->f->comm->rank;
     return mine;
 }
 
 /* The next `n` bytes are there, `mine` or not. */
 static void save_filled(Saver *s, int64_t n, int mine) {
-    int64_t begin = s->offset / CHUNK_BYTES * CHUNK_BYTES,
-            end = min_i64(begin + CHUNK_BYTES, s->files->files[s->file].bytes);
+    int64_t begin = s->offset / FILE_CHUNK_BYTES * FILE_CHUNK_BYTES,
+            end = min_i64(begin + FILE_CHUNK_BYTES, s->files->files[s->file].bytes);
     s->offset += n;
     if (!mine || s->offset < end) return;
     if (!saver_copies(s)) chunk_sum(s, s->filled, end - begin);
@@ -892,7 +901,7 @@ static void save_read(const Saver *s, const TensorTable *of, int number, const f
 }
 
 /* A whole tensor as the files have it. */
-static void save_tensor(Saver *s, const OutTensor *t, const TensorTable *of, int number, const float *unit,
+static void save_tensor(Saver *s, const OutputTensor *t, const TensorTable *of, int number, const float *unit,
                         int64_t padded) {
     enum { AT_ONCE = 1 << 14 }; // elements: whole blocks
     float wide[AT_ONCE], scales[(int)AT_ONCE / (int)BASE_BLOCK];
@@ -946,12 +955,12 @@ static void save_stream(Saver *s) {
     const float *whole = NULL;
     StateKind kind = STATES;
     for (s->file = 0, s->chunk = 0; s->file < s->files->num_files;
-         s->chunk += out_file_chunks(&s->files->files[s->file++])) {
-        const OutFile *file = &s->files->files[s->file];
+         s->chunk += output_file_chunks(&s->files->files[s->file++])) {
+        const OutputFile *file = &s->files->files[s->file];
         s->offset = 0;
         save_put(s, file->header, file->header_bytes);
         for (int i = file->first; i < file->first + file->count; i++) {
-            const OutTensor *t = &s->files->tensors[i];
+            const OutputTensor *t = &s->files->tensors[i];
             int number = t->tensor->index, stage = s->parts ? saver_find(s, t->tensor->index, &number) : 0;
             const TensorTable *of = s->parts ? &s->parts[stage * s->f->table->part.tp] : s->f->table;
             const Unit *u = &of->units[of->tensors[number].unit];
@@ -986,13 +995,13 @@ static void save_make_files(Saver *s) {
 
 /* Starts to write `files` into s->dir: returns once all of this rank's chunks are filled, and, unless they have buffers
  * of their own, written. */
-static void save_start(Saver *s, const OutFiles *files, const char *suffix) {
+static void save_start(Saver *s, const OutputFiles *files, const char *suffix) {
     Comm *comm = s->f->comm;
     s->files = files, s->suffix = suffix;
     s->own = files->chunks / comm->mesh.world + (comm->rank < files->chunks % comm->mesh.world);
     s->filled = s->written = s->done = 0;
     if (comm->rank == 0) save_make_files(s);
-    ranks_meet(comm, "saving: files made");
+    comm_barrier(comm, "saving: files made");
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->moved, NULL);
     if (pthread_create(&s->writer, NULL, save_write, s))
@@ -1008,7 +1017,7 @@ static void save_finish(Saver *s) {
     pthread_join(s->writer, NULL);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->moved);
-    ranks_meet(s->f->comm, "saving: chunks written");
+    comm_barrier(s->f->comm, "saving: chunks written");
 }
 
 /* What stands beside the weights in any directory: config.json, indices, the tokenizer. Written, and kept in `c` for
@@ -1027,7 +1036,7 @@ static void save_companions(Saver *s, Companions *c) {
     memory_file(f, &file->text, &file->length);
     for (int i = 0; i < 3; i++) {
         size_t length;
-        char *text = out_index(s->files, stems[i], &length);
+        char *text = output_files_index(s->files, stems[i], &length);
         if (!text) continue;
         file = companion_add(c, indices[i]);
         file->text = text, file->length = length;
@@ -1037,7 +1046,7 @@ static void save_companions(Saver *s, Companions *c) {
         file->text = read_file(s->tokenizer, &file->length);
         if (!file->text) user_error("cannot read the tokenizer %s: %s", s->tokenizer, strerror(errno));
     }
-    for (int i = 0; i < c->count; i++) write_file(s->dir, c->files[i].name, c->files[i].text, c->files[i].length);
+    for (int i = 0; i < c->count; i++) write_new_file(s->dir, c->files[i].name, c->files[i].text, c->files[i].length);
 }
 
 static void companions_free(Companions *c) {
@@ -1062,24 +1071,25 @@ static void checkpoint_commit(Saver *s) {
         Companions beside;
         char path[4096], *text, *whole;
         size_t length;
-        int as_it_was = s->from->dir[0] && s->from->at.step == s->at.step,
-            rows = settings_of(now, s->opt, &comm->mesh, s->at.data, s->base);
+        int as_it_was = s->resume_from->dir[0] && s->resume_from->progress.step == s->progress.step,
+            rows = settings_in_force(now, s->opt, &comm->mesh, s->progress.data_fingerprint, s->base_fingerprint);
         save_companions(s, &beside);
-        text = trainer_text(&s->at, as_it_was ? s->from->settings : now, as_it_was ? s->from->num_settings : rows,
-                            s->files, sums, &beside, &length); // those that made it
+        text = trainer_text(&s->progress, as_it_was ? s->resume_from->settings : now,
+                            as_it_was ? s->resume_from->num_settings : rows, s->files, sums, &beside,
+                            &length); // those that made it
         whole = (char *)checked_malloc(length + 64);
         memcpy(whole, text, length);
         size_t more =
             (size_t)snprintf(whole + length, 64, ",\n\"crc32\":%lu}\n", crc32(0, (const Bytef *)text, (uInt)length));
-        write_file(s->dir, "trainer.json", whole, length + more);
+        write_new_file(s->dir, "trainer.json", whole, length + more);
         sync_directory(s->dir);
-        step_path(path, sizeof path, s->opt->out, s->at.step);
+        checkpoint_path(path, sizeof path, s->opt->out, s->progress.step);
         if (rename(s->dir, path)) save_failed(s, "rename to", path, errno);
         sync_directory(s->opt->out);
-        point_latest(s->opt->out, s->at.step);
-        prune(s->opt->out, s->opt->keep);
+        update_latest_link(s->opt->out, s->progress.step);
+        remove_old_checkpoints(s->opt->out, s->opt->keep);
         double end = seconds_now();
-        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", s->at.step, path,
+        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", s->progress.step, path,
                12e-6 * (double)s->whole->num_trained, end - s->start);
         if (!strcmp(s->opt->save_mode, "async"))
             printf(", in %.2f s of which training stood still", s->held + end - start);
@@ -1089,7 +1099,7 @@ static void checkpoint_commit(Saver *s) {
     }
     free(all), free(sums);
     s->files = NULL;
-    ranks_meet(comm, "saving: done");
+    comm_barrier(comm, "saving: done");
     comm_phase(comm, before);
 }
 
@@ -1099,7 +1109,7 @@ static void checkpoint_save(Saver *s, const Progress *at) {
     Comm *comm = s->f->comm;
     Phase before = comm_phase(comm, PHASE_SAVING);
     if (s->files) checkpoint_commit(s); // one at a time
-    s->at = *at, s->start = seconds_now(), s->saved = at->step;
+    s->progress = *at, s->start = seconds_now(), s->saved = at->step;
     if (s->f->fingerprints) fsdp_check_replicas(s->f, at->step); // any of them may write
     uint64_t name = mix64((uint64_t)getpid() ^ (uint64_t)time(NULL) << 32 ^ (uint64_t)(seconds_now() * 1e9)),
              *names = (uint64_t *)checked_malloc(sizeof name * (size_t)comm->mesh.world);
@@ -1118,16 +1128,16 @@ static void checkpoint_save(Saver *s, const Progress *at) {
 // that all save the same
 
 enum { SIGNAL_SAVE = 1, SIGNAL_END = 2 };
-static volatile sig_atomic_t signals_to_save, signals_to_end; // how many came to this process so far
+static volatile sig_atomic_t save_signals, end_signals; // how many came to this process so far
 
-static void signal_arrives(int number) {
-    if (number == SIGUSR1) signals_to_save = signals_to_save + 1;
-    else signals_to_end = signals_to_end + 1;
+static void signal_count(int number) {
+    if (number == SIGUSR1) save_signals = save_signals + 1;
+    else end_signals = end_signals + 1;
 }
 
-static void signals_take(int terminates) {
+static void signals_install(int terminates) {
     struct sigaction action = ZERO;
-    action.sa_handler = signal_arrives;
+    action.sa_handler = signal_count;
     action.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &action, NULL);
     sigaction(SIGUSR2, &action, NULL);
@@ -1148,7 +1158,7 @@ static void export_check(const char *dir, const TensorTable *table, const Option
                                         "tokenizer.model"};
     enum { NAMES = sizeof names / sizeof names[0] };
     char path[4096 + 128];
-    OutFiles files = ZERO;
+    OutputFiles files = ZERO;
     int failed = make_directories(dir);
     if (failed) user_error("cannot make --export %s: %s", dir, strerror(failed));
     export_files(&files, table, o);
@@ -1157,7 +1167,7 @@ static void export_check(const char *dir, const TensorTable *table, const Option
         if (!access(path, F_OK))
             user_error("%s exists already: choose another --export directory, or remove it first", path);
     }
-    out_close(&files);
+    output_files_close(&files);
     if (access(dir, W_OK)) user_error("cannot write into --export %s: %s", dir, strerror(errno));
 }
 
@@ -1178,7 +1188,7 @@ static void model_export(Saver *s) {
     if (comm->rank == 0) save_companions(s, &beside), sync_directory(s->dir);
     companions_free(&beside);
     s->files = NULL;
-    ranks_meet(comm, "export: done");
+    comm_barrier(comm, "export: done");
     comm_phase(comm, before);
 }
 

@@ -23,18 +23,19 @@ typedef struct {
     Mesh mesh;
     Dataset data, val; // num_files 0: none
     StFiles weights, adapters;
-    BaseKind stored;                 // which of the model's files' weights are in 8 bits
-    uint64_t base;                   // fingerprint of the model that adapters stand beside
-    Checkpoint from;                 // dir "": the run begins
-    int lock;                        // of --out
-    int has_weights, threads, cores; // threads and cores of a rank
-    int local, local_ranks;          // of this process among those of its host; ranks of this host
-    double memory;                   // bytes that ranks find, before the first takes any
-    char tokenizer_path[4096];       // "": none found
+    BaseKind stored_base;                              // which of the model's files' weights are in 8 bits
+    uint64_t base_fingerprint;                         // fingerprint of the model that adapters stand beside
+    Checkpoint resume_from;                            // dir "": the run begins
+    int out_lock;                                      // of --out
+    int has_weights, threads_per_rank, cores_per_rank; // threads and cores of a rank
+    int local_rank, local_ranks;                       // of this process among those of its host; ranks of this host
+    double available_memory;                           // bytes that ranks find, before the first takes any
+    char tokenizer_path[4096];                         // "": none found
     Tokenizer *tokenizer;
     int32_t *prompt; // ids
     size_t prompt_length;
-    const Transport *transport, *hosts; // of what devices exchange, of what hosts do; another one with nccl alone
+    const Transport *transport,
+        *host_transport; // of what devices exchange, of what hosts do; another one with nccl alone
     ThreadWorld thread_world;
     Cluster cluster; // --plan --cluster
 } Job;
@@ -157,8 +158,10 @@ static void job_check_figures(const Job *j, int world) {
 }
 
 /* Which of this host's GPUs a rank has: with nccl each its own; else all share the first, also where there are more. */
-static int job_gpu(const Job *j, int rank) {
-    return j->transport == j->hosts ? 0 : device_of(j->hosts == &transport_threads ? rank : j->local);
+static int job_gpu_of_rank(const Job *j, int rank) {
+    return j->transport == j->host_transport
+               ? 0
+               : device_of(j->host_transport == &transport_threads ? rank : j->local_rank);
 }
 
 /* "1, 2, 4": the numbers that divide both, for people. */
@@ -222,21 +225,21 @@ static void job_resumes_adapters(const Job *j) {
     const Options *o = &j->opt;
     Llama3Config c = ZERO;
     char path[4096 + 32];
-    snprintf(path, sizeof path, "%s/adapter_config.json", j->from.dir);
+    snprintf(path, sizeof path, "%s/adapter_config.json", j->resume_from.dir);
     int adapters = !access(path, F_OK);
     c.C = 1 << 20;
-    if (adapters) adapters_config_read(&c, j->from.dir);
+    if (adapters) adapters_config_read(&c, j->resume_from.dir);
     if (adapters && !o->lora_rank)
         user_error("--resume %s: the checkpoint is of adapters (rank %d), and the model beside them, perhaps in 8 "
                    "bits, was not trained: go on with --lora-rank %d and the --base it had; to train all of a model, "
                    "begin with --model DIR and --export --merge",
-                   j->from.dir, c.lora_rank, c.lora_rank);
+                   j->resume_from.dir, c.lora_rank, c.lora_rank);
     if (!adapters && o->lora_rank)
         user_error(
             "--resume %s: the checkpoint is of a whole model: to train adapters beside it, begin with --model %s",
-            j->from.dir, j->from.dir);
+            j->resume_from.dir, j->resume_from.dir);
     if (adapters && !option_given(o, "model"))
-        user_error("--resume %s: the checkpoint is of adapters: give the --model that they adapt", j->from.dir);
+        user_error("--resume %s: the checkpoint is of adapters: give the --model that they adapt", j->resume_from.dir);
     if (o->adapters)
         user_error("--adapters %s begins with those, --resume %s with the checkpoint's: leave one of them out",
                    o->adapters, o->resume);
@@ -246,20 +249,20 @@ static void job_resumes_adapters(const Job *j) {
 static void job_stored(Job *j) {
     Options *o = &j->opt;
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN;
-    j->stored = j->config.base;
-    if (j->task == DO_EXPORT && !o->merge && j->stored > BASE_FROZEN && export_base(o) > BASE_FROZEN)
+    j->stored_base = j->config.base;
+    if (j->task == DO_EXPORT && !o->merge && j->stored_base > BASE_FROZEN && export_base(o) > BASE_FROZEN)
         user_error("--export --dtype %s: %s is in 8 bits already: copy it, or widen it with --dtype fp32 or bf16",
                    o->dtype, o->model);
-    if (j->stored <= BASE_FROZEN || (j->task == DO_EXPORT && !o->adapters && !o->base)) return;
-    if (o->base && base_kind(o->base) != j->stored)
+    if (j->stored_base <= BASE_FROZEN || (j->task == DO_EXPORT && !o->adapters && !o->base)) return;
+    if (o->base && base_kind(o->base) != j->stored_base)
         user_error("--base %s: the files of --model %s are in 8 bits, as --base %s keeps them: leave --base out, or "
                    "give the model that they were made of",
-                   o->base, o->model, base_names[j->stored]);
+                   o->base, o->model, base_names[j->stored_base]);
     if (trains && !o->lora_rank && !o->adapters)
         user_error("--model %s is in 8 bits, and there are no adapters: 8-bit weights are integers: a gradient step on "
                    "them is lost to rounding; add --lora-rank 16, or give the model that they were made of",
                    o->model);
-    o->base = base_names[j->stored];
+    o->base = base_names[j->stored_base];
 }
 
 /* What of the model is trained, and how the rest is kept. */
@@ -285,7 +288,7 @@ static void job_adapters(Job *j) {
     if (j->task == DO_EXPORT && o->lora_rank && !o->merge)
         user_error("--export of --adapters alone would copy them: add --merge, or leave it out");
     if (j->task == DO_EXPORT && c->base > BASE_FROZEN && !o->lora_rank) {
-        if (j->stored > BASE_FROZEN)
+        if (j->stored_base > BASE_FROZEN)
             user_error("--export --base %s: %s is in 8 bits, and --export widens it: leave --base out", o->base,
                        o->model);
         if (export_base(o) > BASE_FROZEN)
@@ -334,7 +337,7 @@ static const TensorRow *cut_block(const Llama3Config *c, int tp) {
 }
 
 /* Does the model divide as the mesh wants it? 0: no, and `problem` (size) says why, and what would. */
-static int job_divides(const Job *j, char *problem, size_t size) {
+static int job_layout_fits(const Job *j, char *problem, size_t size) {
 #define REFUSE(...) return snprintf(problem, size, __VA_ARGS__), 0
     const Options *o = &j->opt;
     const Llama3Config *c = &j->config;
@@ -350,8 +353,8 @@ static int job_divides(const Job *j, char *problem, size_t size) {
     if (cut)
         REFUSE("--tp %d would cut %s in the middle of a block of %d weights of 8 bits: use a smaller --tp, or %s", tp,
                strchr(cut->name, '%') ? strchr(cut->name, '%') + 3 : cut->name, BASE_BLOCK,
-               j->stored > BASE_FROZEN ? "widen the model with --export and --dtype fp32 or bf16"
-                                       : "--base " PRECISION_NAME); // "self_attn.o_proj.weight"
+               j->stored_base > BASE_FROZEN ? "widen the model with --export and --dtype fp32 or bf16"
+                                            : "--base " PRECISION_NAME); // "self_attn.o_proj.weight"
     if (tp > most) REFUSE("--tp %d is more than %s has to split: %d; use a smaller one", tp, o->model, most);
     divisors_of(fits, sizeof fits, o->seq / 2, o->seq / 2);
     if (o->seq > 2 * cp) snprintf(shorter, sizeof shorter, "--seq %d or ", o->seq / (2 * cp) * 2 * cp);
@@ -395,24 +398,24 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     for (int i = 0; i < (int)(sizeof needs / sizeof *needs); i++)
         if (option_given(o, needs[i].option) && !option_given(o, needs[i].other))
             user_error("--%s does nothing without --%s: add that, or leave it out", needs[i].option, needs[i].other);
-    if (j->transport != j->hosts && !strcmp(o->offload, "all") &&
+    if (j->transport != j->host_transport && !strcmp(o->offload, "all") &&
         (o->dp_replicate != 1 || !strcmp(o->sharding, "no_shard") || (!strcmp(o->accumulate, "local") && o->accum > 1)))
         user_error("--offload all keeps gradients in the host's memory, where NCCL cannot sum them over replicas, for "
                    "no_shard or once a step: use --offload optimizer, or full_shard or shard_grad_op without "
                    "--dp-replicate and --accumulate local");
-    int gpus = j->transport != j->hosts ? device_count() : INT32_MAX;
+    int gpus = j->transport != j->host_transport ? device_count() : INT32_MAX;
     if (local_ranks > gpus &&
-        (gpus > 1 || j->hosts == &transport_threads)) // else a launcher may show each rank its own alone
+        (gpus > 1 || j->host_transport == &transport_threads)) // else a launcher may show each rank its own alone
         user_error("%d ranks on a host that has %d GPU%s, and NCCL wants one for each: start as many ranks on a host "
                    "as it has GPUs, or share one with --ranks N --transport threads",
                    local_ranks, gpus, gpus > 1 ? "s" : "");
     if (o->resume && !strcmp(o->resume, "auto") && !o->out)
         user_error("--resume auto looks for checkpoints in --out: add --out DIR, or say which one to resume");
-    if (o->resume) checkpoint_find(j->from.dir, o);
-    if (o->resume && j->from.dir[0]) job_resumes_adapters(j);
-    if (o->resume && j->from.dir[0] && !option_given(o, "model")) o->model = j->from.dir;
+    if (o->resume) checkpoint_find(j->resume_from.dir, o);
+    if (o->resume && j->resume_from.dir[0]) job_resumes_adapters(j);
+    if (o->resume && j->resume_from.dir[0] && !option_given(o, "model")) o->model = j->resume_from.dir;
     j->config = config_of_model(o->model);
-    if (j->task != DO_PLAN) kernels_require(j->config.HD), j->memory = device_memory(job_gpu(j, 0));
+    if (j->task != DO_PLAN) kernels_require(j->config.HD), j->available_memory = device_memory(job_gpu_of_rank(j, 0));
     if (o->vocab_size) j->config.V = o->vocab_size;
     job_adapters(j);
     if (!o->seq) o->seq = j->config.T;
@@ -428,25 +431,26 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     j->mesh = mesh_open(world, asked, j->task == DO_PLAN);
     job_pipeline_options(j);
     char problem[1024];
-    if (!job_divides(j, problem, sizeof problem)) user_error("%s", problem);
+    if (!job_layout_fits(j, problem, sizeof problem)) user_error("%s", problem);
     j->local_ranks = local_ranks;
-    j->cores = job_cores(sharing);
-    j->threads = o->threads ? o->threads : j->cores;
-    table_open(&j->table, &j->config, number_behind(o->wrap, "size"), &WHOLE_MODEL);
+    j->cores_per_rank = job_cores(sharing);
+    j->threads_per_rank = o->threads ? o->threads : j->cores_per_rank;
+    table_open(&j->table, &j->config, number_after_colon(o->wrap, "size"), &WHOLE_MODEL);
     job_check_figures(j, world);
     if (o->cluster) cluster_open(&j->cluster, o->cluster, &j->mesh, o->threads, o->transport);
     if (j->task == DO_PLAN) return;
     if (j->task == DO_TRAIN && !o->data)
         user_error(
             "--data is missing: token files to train on (make demo shows the way, --help lists what else there is)");
-    j->has_weights = !preset_find(o->model) && (!j->from.dir[0] || o->lora_rank) &&
-                     model_files_open(&j->weights, o->model, &j->table, j->stored);
-    if (!j->has_weights && j->stored > BASE_FROZEN)
+    j->has_weights = !preset_find(o->model) && (!j->resume_from.dir[0] || o->lora_rank) &&
+                     model_weights_open(&j->weights, o->model, &j->table, j->stored_base);
+    if (!j->has_weights && j->stored_base > BASE_FROZEN)
         user_error("%s/config.json tells of weights in 8 bits, and there is no model.safetensors: copy all of it",
                    o->model);
     if (o->adapters) adapters_open(&j->adapters, o->adapters, &j->table);
     if (o->lora_rank)
-        j->base = j->has_weights ? model_fingerprint(&j->weights, &j->table, j->config.base) : mix64((uint64_t)o->seed);
+        j->base_fingerprint =
+            j->has_weights ? model_fingerprint(&j->weights, &j->table, j->config.base) : mix64((uint64_t)o->seed);
     if (!j->has_weights && j->task != DO_TRAIN)
         user_error(
             "%s has no weights: --%s needs --model DIR with a model.safetensors (train with --export DIR to make one)",
@@ -457,14 +461,16 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     job_find_tokenizer(j);
     if (j->task == DO_TRAIN) {
         j->data = dataset_open(o->data, o->seq, j->config.V, 0);
-        int64_t per_step = samples_of_step(o, &j->mesh);
+        int64_t per_step = samples_per_step(o, &j->mesh);
         if (!strcmp(o->tail, "drop") && j->data.windows < per_step)
             user_error("%s holds %" PRId64
                        " samples of --seq %d, one step takes %d data ranks x batch %d x accum %d = %" PRId64
                        ": use less of these, more text, or --tail pad",
                        o->data, j->data.windows, o->seq, mesh_data_ranks(&j->mesh), o->batch, o->accum, per_step);
         check_tokenizer_of(j, &j->data);
-        if (j->from.dir[0]) checkpoint_open(&j->from, o, &j->mesh, j->data.fingerprint, j->base, &j->config, &j->table);
+        if (j->resume_from.dir[0])
+            checkpoint_open(&j->resume_from, o, &j->mesh, j->data.fingerprint, j->base_fingerprint, &j->config,
+                            &j->table);
     }
     if (o->eval || (o->val && j->task == DO_TRAIN))
         j->val = dataset_open(o->eval ? o->eval : o->val, o->seq, j->config.V, 1);
@@ -477,7 +483,9 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
 
 /* What may leave a trace on disk, checked last, by rank 0. */
 static void job_check_outputs(Job *j) {
-    if (j->opt.out) j->lock = out_open(j->opt.out, j->from.dir, j->from.at.step, !!j->opt.resume, j->opt.keep);
+    if (j->opt.out)
+        j->out_lock = out_directory_open(j->opt.out, j->resume_from.dir, j->resume_from.progress.step, !!j->opt.resume,
+                                         j->opt.keep);
     if (j->opt.trace) trace_check(j->opt.trace);
     if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT))
         export_check(j->opt.export_dir, &j->table, &j->opt);
@@ -507,9 +515,9 @@ static int choose_transport(Job *j, int processes) {
         user_error("--transport nccl moves what GPUs hold, and these ranks compute on processors: leave it out, or use "
                    "./train_llama3_cuda");
     if (CUDA_BUILD && mpi && processes > 1 && !asked) o->transport = "nccl";
-    j->hosts = mpi ? transport_find("mpi") : &transport_threads;
-    j->transport = o->transport ? transport_find(o->transport) : j->hosts;
-    if (j->transport != j->hosts)
+    j->host_transport = mpi ? transport_find("mpi") : &transport_threads;
+    j->transport = o->transport ? transport_find(o->transport) : j->host_transport;
+    if (j->transport != j->host_transport)
         setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1",
                0); // several communicators a GPU, whose kernels would else wait for each other crosswise
     if (!j->transport)
@@ -520,10 +528,10 @@ static int choose_transport(Job *j, int processes) {
 }
 
 static void job_open(Job *j, const Started *s) {
-    int world = choose_transport(j, s->world), threads = j->hosts == &transport_threads ? world
-                                                         : j->opt.plan && j->opt.ranks  ? j->opt.ranks
-                                                                                        : 0;
-    j->local = s->local;
+    int world = choose_transport(j, s->world), threads = j->host_transport == &transport_threads ? world
+                                                         : j->opt.plan && j->opt.ranks           ? j->opt.ranks
+                                                                                                 : 0;
+    j->local_rank = s->local;
     job_prepare(j, world, threads ? threads : s->on_host, threads ? threads : s->on_cores);
     pthread_mutex_init(&j->thread_world.lock, NULL);
 }
@@ -533,8 +541,8 @@ static void job_close(Job *j) {
     if (j->val.num_files) dataset_close(&j->val);
     if (j->has_weights) st_close(&j->weights);
     st_close(&j->adapters);
-    if (j->from.dir[0]) checkpoint_close(&j->from);
-    if (j->lock > 0) close(j->lock);
+    if (j->resume_from.dir[0]) checkpoint_close(&j->resume_from);
+    if (j->out_lock > 0) close(j->out_lock);
     if (j->tokenizer) tokenizer_close(j->tokenizer);
     thread_world_close(&j->thread_world);
     table_close(&j->table);

@@ -7,7 +7,7 @@
 #define LOGGER_H
 #include "plan.h"
 #include "../dataloader.h"
-#include "checkpoint.h" // defines: write_all, ranks_meet
+#include "checkpoint.h" // defines: write_all, comm_barrier
 
 typedef struct { // of one rank and step, or of all its steps
     double seconds,
@@ -62,8 +62,8 @@ static void logger_open(Logger *l, const char *out, int world, const Progress *a
 
 /* What the next lines of samples.jsonl are about, unless earlier ones said so. `consumed_before`: of the epoch in which
  * they begin. */
-static void logger_data(Logger *l, const Dataset *data, const char *tail, int64_t consumed_before, int other_data) {
-    if (!l->consumed || (ftell(l->consumed) > 0 && !other_data)) return;
+static void logger_data(Logger *l, const Dataset *data, const char *tail, int64_t consumed_before, int data_changed) {
+    if (!l->consumed || (ftell(l->consumed) > 0 && !data_changed)) return;
     fprintf(l->consumed,
             "{\"data\":\"%016" PRIx64 "\",\"windows\":%" PRId64 ",\"tail\":\"%s\",\"consumed_before\":%" PRId64 "}\n",
             data->fingerprint, data->windows, tail, consumed_before);
@@ -318,7 +318,7 @@ static void layout_write(const char *out, const Mesh *mesh, const int *colours) 
 }
 
 /* What happened since `events` that is no part of a step is one event of the timeline. */
-static void logger_aside(Device *dev, int64_t events, const char *name, double start) {
+static void trace_as_one_event(Device *dev, int64_t events, const char *name, double start) {
     events_drop(dev, events);
     event_add(dev, EVENT_PHASE, STREAM_COMPUTE, name, NULL, start, seconds_now(), 0);
 }
@@ -336,11 +336,11 @@ static void trace_check(const char *path) {
     unlink(path);
 }
 
-static const char trace_head[] = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", trace_tail[] = "\n]}\n";
+static const char trace_header[] = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", trace_footer[] = "\n]}\n";
 
 /* One rank's events. Times count from `zero`, by the clock that the events have; whole nanoseconds, so that what
  * follows or lies within does so in the file too. */
-static void trace_events(FILE *f, const Device *dev, int rank, double zero, double clock_error) {
+static void trace_write_events(FILE *f, const Device *dev, int rank, double zero, double clock_error) {
     static const char *const kinds[] = {"op", "wait", "phase", "step", "exchange"}, *const amounts[] = {"flops", NULL,
                                                                                                         NULL, "step",
                                                                                                         "bytes"};
@@ -393,9 +393,9 @@ static void trace_write(Comm *comm, const char *path) {
     for (int i = 0; i < comm->mesh.world; i++) zero = fmin(zero, all[i].first);
     FILE *f = open_memstream(&text, &length);
     if (!f) run_failure("out of memory");
-    if (comm->rank == 0) fputs(trace_head, f);
-    trace_events(f, dev, comm->rank, zero + offset, error);
-    if (comm->rank == comm->mesh.world - 1) fputs(trace_tail, f);
+    if (comm->rank == 0) fputs(trace_header, f);
+    trace_write_events(f, dev, comm->rank, zero + offset, error);
+    if (comm->rank == comm->mesh.world - 1) fputs(trace_footer, f);
     if (fclose(f)) run_failure("out of memory");
     mine.bytes = (int64_t)length;
     all_gather_now(comm, AXIS_WORLD, "trace: sizes", &mine, all, sizeof mine);
@@ -404,16 +404,16 @@ static void trace_write(Comm *comm, const char *path) {
     snprintf(temporary, sizeof temporary, "%s.part", path);
     int fd = comm->rank == 0 ? open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
     if (comm->rank == 0 && fd < 0) user_error("cannot write %s: %s", temporary, strerror(errno));
-    ranks_meet(comm, "trace: file made");
+    comm_barrier(comm, "trace: file made");
     if (comm->rank) fd = open(temporary, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         user_error("rank %d cannot open %s (%s): --trace needs a directory that all hosts share", comm->rank, temporary,
                    strerror(errno));
     write_all(fd, temporary, text, length, at);
     if (close(fd)) user_error("cannot write %s: %s", temporary, strerror(errno));
-    ranks_meet(comm, "trace: parts written");
+    comm_barrier(comm, "trace: parts written");
     if (comm->rank == 0 && rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
-    ranks_meet(comm, "trace: done");
+    comm_barrier(comm, "trace: done");
     comm_phase(comm, before);
     free(text);
     free(all);

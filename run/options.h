@@ -180,7 +180,7 @@ static const OptionRow option_rows[] = {
 };
 enum { OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
 
-static int word_in(const char *word, const char *choices) { // choices: "a|b|c"
+static int is_listed_word(const char *word, const char *choices) { // choices: "a|b|c"
     size_t n = strcspn(word, "|");
     if (word[n] || !n) return 0;
     for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
@@ -189,7 +189,7 @@ static int word_in(const char *word, const char *choices) { // choices: "a|b|c"
 }
 
 /* N of a choice "word:N", from 1 to 10^15; 0: `value` is no such thing. */
-static int64_t number_behind(const char *value, const char *word) {
+static int64_t number_after_colon(const char *value, const char *word) {
     size_t n = strlen(word);
     const char *digits = value + n + 1;
     if (strncmp(value, word, n) || value[n] != ':' || !digits[0] || digits[strspn(digits, "0123456789")] ||
@@ -199,14 +199,14 @@ static int64_t number_behind(const char *value, const char *word) {
 }
 
 /* Is `value` one of the choices, of which those like every:N take a number? */
-static int is_choice(const char *value, const char *choices) {
+static int is_valid_choice(const char *value, const char *choices) {
     char word[32];
     size_t n = strcspn(value, ":");
     if (!value[n] || strcmp(value + n, ":N")) // a word, which may have a second one behind a colon
-        if (word_in(value, choices)) return 1;
+        if (is_listed_word(value, choices)) return 1;
     if (!value[n]) return 0;
     snprintf(word, sizeof word, "%.*s:N", (int)min_i64((int64_t)n, 20), value);
-    return word_in(word, choices) && number_behind(value, strtok(word, ":"));
+    return is_listed_word(word, choices) && number_after_colon(value, strtok(word, ":"));
 }
 
 static void option_set(Options *o, const OptionRow *row, const char *name, const char *value) {
@@ -216,7 +216,7 @@ static void option_set(Options *o, const OptionRow *row, const char *name, const
     if (row->kind == OPT_TEXT) {
         int choices = strchr(row->values, '|') &&
                       (row->values[0] < 'A' || row->values[0] > 'Z'); // words in capitals stand for themselves
-        if (choices && !is_choice(value, row->values))
+        if (choices && !is_valid_choice(value, row->values))
             user_error("--%s %s: expected one of %s", name, value, row->values);
         *(const char **)field = value;
     } else if (row->kind == OPT_FLAG) {

@@ -8,7 +8,7 @@
 #ifndef PLAN_H
 #define PLAN_H
 #include "../fsdp.h"
-#include "options.h"        // defines: Options, number_behind
+#include "options.h"        // defines: Options, number_after_colon
 #include "../plan/replay.h" // defines: Replay, replay_run
 
 // ---------------------------------------------------------------------------
@@ -54,7 +54,7 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
     int64_t C = c->C, V = (c->V + tp - 1) / tp, F = (c->F + tp - 1) / tp, Q = (int64_t)c->NH / tp * c->HD,
             KV = (int64_t)c->NKV / tp * c->HD;
     int64_t weight = (int64_t)sizeof(floatX), gradient = how->reduce_dtype == DTYPE_BF16 ? 2 : 4,
-            pad = TENSOR_ALIGN * n * R, every = number_behind(o->recompute, "every");
+            pad = TENSOR_ALIGN * n * R, every = number_after_colon(o->recompute, "every");
     // units: of blocks, of this stage's runs of them, and at the ends
     int64_t block = 2 * aligned(C) + aligned((Q + 2 * KV) * C) + aligned(C * Q) + aligned(2 * F * C) + aligned(C * F),
             parameters = (2 * (Q + KV) * tp + 3 * c->F + 2) * C; // of the whole block
@@ -68,7 +68,7 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
             targets++, adapter += aligned(c->lora_rank * in[i]) + aligned(out[i] * c->lora_rank);
     }
     if (all8) matrices += 2 * blocks8(C);
-    int64_t joined = min_i64(c->L, max_i64(1, (number_behind(o->wrap, "size") + parameters - 1) / parameters)), L = 0,
+    int64_t joined = min_i64(c->L, max_i64(1, (number_after_colon(o->wrap, "size") + parameters - 1) / parameters)), L = 0,
             blocks = 0, block_units = 0, again = 0;
     for (int64_t v = 0; v < o->pp_chunks; v++) {
         int begin,

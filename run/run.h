@@ -28,15 +28,15 @@ static void run_allocate(Run *r, const Job *j) {
     r->eval_raw = (char *)arena_alloc(&r->dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN,
         exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
-    saver_open(&r->saver, &r->fsdp, r->whole_config, r->whole, &j->opt, &j->from,
+    saver_open(&r->saver, &r->fsdp, r->whole_config, r->whole, &j->opt, &j->resume_from,
                j->tokenizer_path[0] ? j->tokenizer_path : NULL, trains && j->opt.out, exports);
-    r->saver.base = j->base;
+    r->saver.base_fingerprint = j->base_fingerprint;
     if (!r->training) return;
     size_t samples = sizeof(int64_t) * (size_t)j->opt.accum * (size_t)j->opt.batch * (size_t)j->mesh.world;
     if (j->opt.out) r->samples = (int64_t *)arena_alloc(&r->dev, MEM_HOST, "samples of all ranks", samples);
-    r->at = j->from.at;
-    r->at.data = j->data.fingerprint;
-    if (j->from.other_data) r->at.epoch = r->at.within = 0;
+    r->progress = j->resume_from.progress;
+    r->progress.data_fingerprint = j->data.fingerprint;
+    if (j->resume_from.data_changed) r->progress.epoch = r->progress.samples_in_epoch = 0;
     Sampler s = {j->data.windows,
                  (uint64_t)j->opt.seed,
                  !strcmp(j->opt.tail, "pad"),
@@ -47,11 +47,11 @@ static void run_allocate(Run *r, const Job *j) {
                  j->opt.accum,
                  j->opt.batch,
                  how.local,
-                 r->at.step,
-                 r->at.epoch,
-                 r->at.within};
+                 r->progress.step,
+                 r->progress.epoch,
+                 r->progress.samples_in_epoch};
     loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, j->opt.doc_mask, r->mesh.size[AXIS_CP],
-                mesh_coordinate(&r->mesh, r->rank, AXIS_CP), r->at.step, j->opt.steps, j->opt.workers, j->cores);
+                mesh_coordinate(&r->mesh, r->rank, AXIS_CP), r->progress.step, j->opt.steps, j->opt.workers, j->cores_per_rank);
 }
 
 static void run_close(Run *r) {
@@ -77,7 +77,7 @@ static void run_bind(Run *r, const Job *j, int rank) {
     r->config = &r->part_config, r->table = &r->part;
     r->data = &j->data;
     r->val = &j->val;
-    r->from = &j->from;
+    r->resume_from = &j->resume_from;
     r->mesh = j->mesh;
     r->rank = rank;
     r->training = j->task == DO_TRAIN || j->task == DO_PLAN;
@@ -90,7 +90,7 @@ static void run_bind(Run *r, const Job *j, int rank) {
                       o->pp_light_ends,
                       j->config.tied && (j->mesh.size[AXIS_PP] > 1 || o->deterministic)};
     schedule_open(&r->pipe.schedule, part.stages, part.stage, part.chunks, o->accum);
-    table_open(&r->part, &j->config, number_behind(j->opt.wrap, "size"), &part);
+    table_open(&r->part, &j->config, number_after_colon(j->opt.wrap, "size"), &part);
     r->part_config = config_of_part(&j->config, &part);
 }
 
@@ -104,9 +104,9 @@ static unsigned offloaded(const Options *o) {
 static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events, Script *script) {
     int64_t targets;
     run_bind(r, j, rank);
-    device_open_walk(&r->dev, j->threads, offloaded(&j->opt));
+    device_open_walk(&r->dev, j->threads_per_rank, offloaded(&j->opt));
     r->dev.deterministic = j->opt.deterministic;
-    r->dev.gpu = job_gpu(j, rank), r->dev.by_nccl = j->transport != j->hosts;
+    r->dev.gpu = job_gpu_of_rank(j, rank), r->dev.by_nccl = j->transport != j->host_transport;
     kernels_open(&r->dev, 0);
     r->dev.max_events = max_events;
     comm_open_walk(&r->comm, &r->dev, &j->mesh, rank);
@@ -117,7 +117,7 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events, 
     r->dev.num_events = 0;
     if (j->opt.cluster) r->dev.rates = &j->cluster.rates; // from here on the clock runs
     r->comm.script = script;
-    if (r->training) train_step(r, r->at.step + 1);
+    if (r->training) train_step(r, r->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(r, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (script) script->rest = r->dev.clock - script->computed;
@@ -135,13 +135,13 @@ static void run_walk(Run *r, const Job *j, int rank, Script *script) {
 }
 
 static void check_memory(const Job *j, const Device *walked) {
-    int sharing = j->transport == j->hosts ? j->local_ranks : 1; // a device: all of this host, unless each has its own
+    int sharing = j->transport == j->host_transport ? j->local_ranks : 1; // a device: all of this host, unless each has its own
     double need = (double)device_need(walked) * sharing;
-    if (need > j->memory)
+    if (need > j->available_memory)
         user_error("%d rank%s of " DEVICE_NAME
                    " need %.2f GB, it has %.2f GB: use more of them, a smaller --batch or --seq, --recompute full, or "
                    "a smaller model (--plan shows what takes how much)",
-                   sharing, sharing > 1 ? "s" : "", need / 1e9, j->memory / 1e9);
+                   sharing, sharing > 1 ? "s" : "", need / 1e9, j->available_memory / 1e9);
     double pinned = (double)pinned_need(walked) * j->local_ranks, have = pinned_memory();
     if (pinned > have)
         user_error("%.2f GB of this host's memory would be pinned by its %d rank%s, %.2f GB are free: use more hosts, "
@@ -159,7 +159,7 @@ static void check_agreement(Run *r) {
     fclose(f);
     uint64_t mine =
         hash_bytes(hash_bytes(HASH_START, text, length), &r->data->fingerprint, sizeof r->data->fingerprint) ^
-        r->from->fingerprint;
+        r->resume_from->fingerprint;
     uint64_t *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)r->mesh.world);
     all_gather_now(&r->comm, AXIS_WORLD, "options and data", &mine, all, sizeof mine);
     for (int i = 1; i < r->mesh.world; i++)
@@ -176,7 +176,7 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
     flockfile(stdout); // whole lines: another rank may be about to end the run with a sentence of its own
     printf("%s: %.1f M parameters, %s, %d rank%s x %d thread%s over %s, %s over %d", j->opt.model,
            (double)j->table.num_parameters / 1e6, PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "",
-           j->threads, j->threads > 1 ? "s" : "", j->transport->name, j->opt.sharding, r->fsdp.ranks);
+           j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", j->transport->name, j->opt.sharding, r->fsdp.ranks);
     if (r->fsdp.replicas > 1) printf(", %d replicas", r->fsdp.replicas);
     printf(": %.1f MB a rank", (double)device_peak(&walked->dev) / 1e6);
     if (offloaded)
@@ -192,12 +192,12 @@ static void print_banner(const Job *j, const Run *r, const Run *walked) {
                j->data.windows, j->opt.seq, r->loader.num_workers, r->loader.num_workers > 1 ? "s" : "",
                mesh_data_ranks(&j->mesh), j->opt.accum, j->opt.batch, sampler_global_batch(&r->loader.sampler),
                j->has_weights   ? "read from the model's directory"
-               : j->from.dir[0] ? "of the checkpoint"
+               : j->resume_from.dir[0] ? "of the checkpoint"
                                 : "drawn at random");
-    if (j->from.dir[0])
-        printf("goes on from %s, read in %.2f s: %" PRId64 " step%s, %" PRId64 " samples so far%s%s\n", j->from.dir,
-               r->load_seconds, j->from.at.step, j->from.at.step == 1 ? "" : "s", j->from.at.samples,
-               j->from.changes ? "; with changes: " : "", j->from.changes ? j->from.changes : "");
+    if (j->resume_from.dir[0])
+        printf("goes on from %s, read in %.2f s: %" PRId64 " step%s, %" PRId64 " samples so far%s%s\n", j->resume_from.dir,
+               r->load_seconds, j->resume_from.progress.step, j->resume_from.progress.step == 1 ? "" : "s", j->resume_from.progress.samples,
+               j->resume_from.changes ? "; with changes: " : "", j->resume_from.changes ? j->resume_from.changes : "");
     fflush(stdout);
     funlockfile(stdout);
 }

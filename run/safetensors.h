@@ -184,8 +184,8 @@ static void st_read_bytes(const StTensor *t, void *out, int64_t from, int64_t by
 }
 
 /* Elements [first, first + count) of a tensor of I8, where `first` begins a block, and the scales of their blocks. */
-static void st_read_blocks(const StTensor *t, int8_t *out /* (count) */, float *scales /* (blocks8(count)) */,
-                           int64_t first, int64_t count) {
+static void st_read_quantized(const StTensor *t, int8_t *out /* (count) */, float *scales /* (blocks8(count)) */,
+                              int64_t first, int64_t count) {
     st_read_bytes(t, out, first, count);
     st_read_bytes(t->scales, scales, first / BASE_BLOCK * (int64_t)sizeof(float),
                   blocks8(count) * (int64_t)sizeof(float));
@@ -199,7 +199,7 @@ static void st_read(const StTensor *t, float *out, int64_t first, int64_t count)
     for (int64_t at = first / BASE_BLOCK * BASE_BLOCK, n; t->dtype == ST_I8 && at < first + count; at += n) {
         float scales[(int)AT_ONCE / (int)BASE_BLOCK];
         n = min_i64(AT_ONCE, first + count - at);
-        st_read_blocks(t, (int8_t *)buffer, scales, at, n);
+        st_read_quantized(t, (int8_t *)buffer, scales, at, n);
         for (int64_t i = max_i64(0, first - at); i < n; i++)
             out[at + i - first] = (float)((int8_t *)buffer)[i] * scales[i / BASE_BLOCK];
     }
@@ -252,7 +252,7 @@ static int st_open(StFiles *s, const char *dir, const char *stem) {
 }
 
 /* A tensor of the table, or with a suffix its state, must be there as the model has it. */
-static void st_expect(const StFiles *s, const char *dir, const Tensor *want, const char *suffix) {
+static void st_require_tensor(const StFiles *s, const char *dir, const Tensor *want, const char *suffix) {
     char name[96];
     snprintf(name, sizeof name, "%s%s", want->name, suffix);
     const StTensor *have = st_find(s, name);
@@ -265,11 +265,11 @@ static void st_expect(const StFiles *s, const char *dir, const Tensor *want, con
 
 /* Opens the weights of a Hugging Face directory and holds them against the table; `stored`: which of them config.json
  * has in 8 bits. 0: there are none. */
-static int model_files_open(StFiles *s, const char *dir, const TensorTable *table, BaseKind stored) {
+static int model_weights_open(StFiles *s, const char *dir, const TensorTable *table, BaseKind stored) {
     if (!st_open(s, dir, "model")) return 0;
     for (int i = 0; i < table_first_adapter(table); i++) {
         const Tensor *want = &table->tensors[i];
-        st_expect(s, dir, want, "");
+        st_require_tensor(s, dir, want, "");
         if ((st_find(s, want->name)->dtype == ST_I8) != is_quantized(stored, want->row))
             user_error("%s: tensor %s is %s in 8 bits, config.json (quantization_config) says otherwise: they are not "
                        "of the same model",
@@ -293,7 +293,7 @@ static uint64_t model_fingerprint(const StFiles *s, const TensorTable *table, Ba
         float first[BASE_BLOCK] = {0}, scale = 1;
         int8_t bytes[BASE_BLOCK];
         int64_t n = min_i64(BASE_BLOCK, t->elements);
-        if (t->dtype == ST_I8) st_read_blocks(t, bytes, &scale, 0, n);
+        if (t->dtype == ST_I8) st_read_quantized(t, bytes, &scale, 0, n);
         else st_read(t, first, 0, n);
         if (t->dtype != ST_I8 && is_quantized(base, table->tensors[i].row)) scale = quantize_block(bytes, first, n);
         for (int64_t e = 0; e < n; e++)
@@ -309,46 +309,46 @@ static uint64_t model_fingerprint(const StFiles *s, const TensorTable *table, Ba
 // files to be written: which tensors, in which file, from which byte on
 
 // tests set both smaller
-#ifndef CHUNK_BYTES
-#define CHUNK_BYTES (4 << 20) // of a file: has one writer, and one checksum
+#ifndef FILE_CHUNK_BYTES
+#define FILE_CHUNK_BYTES (4 << 20) // of a file: has one writer, and one checksum
 #endif
-#ifndef FILE_BYTES
-#define FILE_BYTES 5000000000ll // a file ends before the tensor that would make it longer, as transformers splits …
+#ifndef MAX_FILE_BYTES
+#define MAX_FILE_BYTES 5000000000ll // a file ends before the tensor that would make it longer, as transformers splits …
 #endif
-enum { MOST_FILES = 100 }; // … but there are not many more than these, since they may all be open at a time
+enum { MAX_FILES = 100 }; // … but there are not many more than these, since they may all be open at a time
 
 typedef struct {
     const Tensor *tensor;
     StateKind kind; // of which state: weights, or a moment
     StDtype dtype;
     int scales; // not its elements: the scales of their blocks of 8 bits
-} OutTensor;
+} OutputTensor;
 
 typedef struct {
     char name[80];
     int first, count;            // of the tensors
     char *header;                // (header_bytes), with its length in front
     int64_t header_bytes, bytes; // bytes: of the whole file
-} OutFile;
+} OutputFile;
 
 typedef struct {
     BaseKind base; // which weights are written in 8 bits, …
     StDtype dtype; // … and what all others are
-    OutTensor *tensors;
-    OutFile *files;
+    OutputTensor *tensors;
+    OutputFile *files;
     int num_tensors, num_files;
     int64_t chunks; // of all files, counted file by file
-} OutFiles;
+} OutputFiles;
 
 static const char *const out_suffixes[STATES] = {"", ".grad", ".exp_avg", ".exp_avg_sq", ".copy"};
 
-static int64_t out_elements(const OutTensor *t) {
+static int64_t out_elements(const OutputTensor *t) {
     return t->scales ? blocks8(t->tensor->rows * t->tensor->cols) : t->tensor->rows * t->tensor->cols;
 }
-static int64_t out_bytes(const OutTensor *t) { return out_elements(t) * st_dtype_sizes[t->dtype]; }
-static const char *out_suffix(const OutTensor *t) { return t->scales ? scale_suffix : out_suffixes[t->kind]; }
-static int64_t chunks_of(int64_t bytes) { return (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES; }
-static int64_t out_file_chunks(const OutFile *f) { return chunks_of(f->bytes); }
+static int64_t out_bytes(const OutputTensor *t) { return out_elements(t) * st_dtype_sizes[t->dtype]; }
+static const char *out_suffix(const OutputTensor *t) { return t->scales ? scale_suffix : out_suffixes[t->kind]; }
+static int64_t chunks_of(int64_t bytes) { return (bytes + FILE_CHUNK_BYTES - 1) / FILE_CHUNK_BYTES; }
+static int64_t output_file_chunks(const OutputFile *f) { return chunks_of(f->bytes); }
 
 /* Ends what is in memory as `f`; returns it. */
 static char *memory_file(FILE *f, char **text, size_t *length) {
@@ -356,7 +356,7 @@ static char *memory_file(FILE *f, char **text, size_t *length) {
     return *text;
 }
 
-static void out_header(OutFiles *o, OutFile *file) {
+static void output_file_header(OutputFiles *o, OutputFile *file) {
     char *text;
     size_t length;
     int64_t data = 0;
@@ -364,7 +364,7 @@ static void out_header(OutFiles *o, OutFile *file) {
     if (!f) run_failure("out of memory");
     fprintf(f, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int i = file->first; i < file->first + file->count; i++) {
-        const OutTensor *out = &o->tensors[i];
+        const OutputTensor *out = &o->tensors[i];
         const Tensor *t = out->tensor;
         fprintf(f, ",\"%s%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, out_suffix(out), st_dtype_names[out->dtype]);
         if (t->row->rows != DIM_ONE && !out->scales) fprintf(f, "%" PRId64 ",", t->rows);
@@ -385,25 +385,25 @@ static void out_header(OutFiles *o, OutFile *file) {
 }
 
 /* Adds files `stem`… of the states of tensors from `begin` to the one before `end`, one kind after the other. */
-static void out_add(OutFiles *o, const TensorTable *table, int begin, int end, const char *stem, const StateKind *kinds,
-                    int num_kinds) {
+static void output_files_add(OutputFiles *o, const TensorTable *table, int begin, int end, const char *stem,
+                             const StateKind *kinds, int num_kinds) {
     int first = o->num_tensors, first_file = o->num_files, count = num_kinds * (end - begin),
         most_tensors = o->base > BASE_FROZEN ? 2 * count : count;
-    int64_t most = FILE_BYTES, held = 0;
-    o->tensors = (OutTensor *)realloc(o->tensors, sizeof(OutTensor) * (size_t)(first + most_tensors));
-    o->files = (OutFile *)realloc(o->files, sizeof(OutFile) * (size_t)(first_file + most_tensors));
+    int64_t most = MAX_FILE_BYTES, held = 0;
+    o->tensors = (OutputTensor *)realloc(o->tensors, sizeof(OutputTensor) * (size_t)(first + most_tensors));
+    o->files = (OutputFile *)realloc(o->files, sizeof(OutputFile) * (size_t)(first_file + most_tensors));
     if (!o->tensors || !o->files) run_failure("out of memory");
     for (int i = 0; i < count; i++) {
-        OutTensor t = {&table->tensors[begin + i % (end - begin)], kinds[i / (end - begin)], o->dtype, 0};
+        OutputTensor t = {&table->tensors[begin + i % (end - begin)], kinds[i / (end - begin)], o->dtype, 0};
         int in_8_bits = is_quantized(o->base, t.tensor->row);
         if (in_8_bits) t.dtype = ST_I8;
         o->tensors[o->num_tensors++] = t;
         if (in_8_bits) t.dtype = ST_F32, t.scales = 1, o->tensors[o->num_tensors++] = t;
     }
-    most = max_i64(most, num_kinds * table->num_parameters * st_dtype_sizes[o->dtype] / MOST_FILES);
+    most = max_i64(most, num_kinds * table->num_parameters * st_dtype_sizes[o->dtype] / MAX_FILES);
     for (int i = first; i < o->num_tensors; held += out_bytes(&o->tensors[i++])) {
         if (i == first || held + out_bytes(&o->tensors[i]) > most) {
-            OutFile file = ZERO;
+            OutputFile file = ZERO;
             file.first = i;
             o->files[o->num_files++] = file;
             held = 0;
@@ -412,16 +412,16 @@ static void out_add(OutFiles *o, const TensorTable *table, int begin, int end, c
     }
     int parts = o->num_files - first_file;
     for (int i = 0; i < parts; i++) {
-        OutFile *file = &o->files[first_file + i];
+        OutputFile *file = &o->files[first_file + i];
         if (parts == 1) snprintf(file->name, sizeof file->name, "%s.safetensors", stem);
         else snprintf(file->name, sizeof file->name, "%s-%05d-of-%05d.safetensors", stem, i + 1, parts);
-        out_header(o, file);
-        o->chunks += out_file_chunks(file);
+        output_file_header(o, file);
+        o->chunks += output_file_chunks(file);
     }
 }
 
 /* The index of files `stem`-…; NULL: there is one file, which needs none. */
-static char *out_index(const OutFiles *o, const char *stem, size_t *length) {
+static char *output_files_index(const OutputFiles *o, const char *stem, size_t *length) {
     char *text;
     int64_t data = 0;
     int listed = 0;
@@ -444,7 +444,7 @@ static char *out_index(const OutFiles *o, const char *stem, size_t *length) {
     return NULL;
 }
 
-static void out_close(OutFiles *o) {
+static void output_files_close(OutputFiles *o) {
     for (int i = 0; i < o->num_files; i++) free(o->files[i].header);
     free(o->files);
     free(o->tensors);

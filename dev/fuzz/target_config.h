@@ -60,7 +60,7 @@ static void check_plan(Job *j, int rank) {
     j->opt.accum = 1 + (accum - 1) % 4;
     if (long_walk) {
         run_bind(&walked, j, rank);
-        device_open_walk(&walked.dev, j->threads, 0);
+        device_open_walk(&walked.dev, j->threads_per_rank, 0);
         comm_open_walk(&walked.comm, &walked.dev, &j->mesh, rank);
         run_allocate(&walked, j);
     } else {
@@ -90,7 +90,7 @@ static void check_plan(Job *j, int rank) {
     } else {
         plan.class_of = (int *)checked_malloc(sizeof(int) * (size_t)j->mesh.world);
     }
-    plan_print(stdout, j->opt.model, j->threads, &j->table, &plan, j->opt.sharding, 1);
+    plan_print(stdout, j->opt.model, j->threads_per_rank, &j->table, &plan, j->opt.sharding, 1);
     EXPECT(said_length(&said_out) > 0, "--plan prints nothing");
     if (j->mesh.world <= 8) { // plan.json lists the ranks
         rewind(stdout);

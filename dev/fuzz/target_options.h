@@ -38,7 +38,7 @@ static void check_limits(const Options *o) {
         const char *text = row->kind == OPT_TEXT ? *(const char *const *)field : NULL;
         EXPECT(!text || text[0] || !strcmp(row->name, "generate"), "--%s has an empty value", row->name);
         if (text && (row->values[0] < 'A' || row->values[0] > 'Z') && strchr(row->values, '|'))
-            EXPECT(is_choice(text, row->values), "--%s is %s, not one of %s", row->name, text, row->values);
+            EXPECT(is_valid_choice(text, row->values), "--%s is %s, not one of %s", row->name, text, row->values);
     }
     EXPECT(o->min_lr >= 0, "--min-lr is %g", o->min_lr);
 }
@@ -114,8 +114,8 @@ static void fuzz_options(Bytes in) {
         job_prepare(&j, choose_transport(&j, 1), 1, 1);
         double product = 1;
         for (int a = 0; a < MESH_AXES; a++) product *= j.mesh.size[a];
-        EXPECT(j.task == DO_PLAN && product == j.mesh.world && j.threads > 0, "task %d, world %d of %.0f, %d threads",
-               j.task, j.mesh.world, product, j.threads);
+        EXPECT(j.task == DO_PLAN && product == j.mesh.world && j.threads_per_rank > 0, "task %d, world %d of %.0f, %d threads",
+               j.task, j.mesh.world, product, j.threads_per_rank);
         job_close(&j);
     }
     words_close(&w);

@@ -11,14 +11,14 @@ static const Llama3Config smallest = {"smallest",   2, 2, 1, 1, 1, 2, 1, 8, 0, 1
 /* A file of tensors [first, first + count), all zero. */
 static void give_weights(const char *name, const TensorTable *all, int first, int count) {
     TensorTable t = *all;
-    OutFiles out = ZERO;
+    OutputFiles out = ZERO;
     const StateKind weights[] = {STATE_MASTER};
     char file[4096] = "";
     t.tensors += first, t.num_tensors = count;
-    out_add(&out, &t, 0, t.num_tensors, "part", weights, 1);
+    output_files_add(&out, &t, 0, t.num_tensors, "part", weights, 1);
     memcpy(file, out.files[0].header, (size_t)out.files[0].header_bytes);
     give(name, file, (size_t)out.files[0].bytes);
-    out_close(&out);
+    output_files_close(&out);
 }
 
 /* Every tensor is read, and is what lies in the file. */
@@ -110,7 +110,7 @@ static void fuzz_safetensors(Bytes in) {
         give_weights("parts/part-1.safetensors", &table, 0, 5);
         give_weights("parts/part-2.safetensors", &table, 5, table.num_tensors - 5);
     }
-    EXPECT(model_files_open(&s, path_of(one ? "weights" : "parts"), &table, c.base), "the weights were not found");
+    EXPECT(model_weights_open(&s, path_of(one ? "weights" : "parts"), &table, c.base), "the weights were not found");
     held.taken = 1;
     for (int i = 0; i < table.num_tensors; i++) {
         const StTensor *t = st_find(&s, table.tensors[i].name);

@@ -89,7 +89,7 @@ int main(int argc, char **argv) {
     char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--data", path, (char *)"--warmup", (char *)"0"};
     Job *j = (Job *)checked_malloc(sizeof *j);
     j->opt = options_parse(7, arguments);
-    j->transport = j->hosts = &transport_threads;
+    j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
     run_walk(walked, j, 0, NULL);

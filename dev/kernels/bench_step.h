@@ -119,7 +119,7 @@ static void train_answers(int argc, char **argv) {
     int64_t T = j->opt.seq ? j->opt.seq : c.T,
             samples = max_i64(64, 4 * (int64_t)(j->opt.batch ? j->opt.batch : c.B) * j->opt.accum);
     write_tokens(path, j->opt.vocab_size ? j->opt.vocab_size : c.V, samples * T + 1);
-    j->transport = j->hosts = &transport_threads;
+    j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     pthread_mutex_init(&j->thread_world.lock, NULL);
     Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);

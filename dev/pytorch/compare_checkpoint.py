@@ -162,7 +162,7 @@ def main():
     logging.disable_progress_bar()
     report = Report()
     run("make", "-s", "-C", TOP, "PRECISION=fp32", "build/cpu-fp32/train_llama3")
-    run("make", "-s", "-C", TOP, "PRECISION=fp32", "BUILD=build/split-fp32", "CFLAGS=-O3 -DFILE_BYTES=1000000", "build/split-fp32/train_llama3")
+    run("make", "-s", "-C", TOP, "PRECISION=fp32", "BUILD=build/split-fp32", "CFLAGS=-O3 -DMAX_FILE_BYTES=1000000", "build/split-fp32/train_llama3")
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
         text = scratch / "text"

@@ -32,7 +32,7 @@ int main(int argc, char **argv) {
         user_error("%s is no file of int32 ids in windows of %d", argv[2], T);
     Job *j = (Job *)checked_malloc(sizeof *j);
     j->opt = options_parse(argc == 5 ? 7 : 5, arguments);
-    j->transport = j->hosts = &transport_threads;
+    j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     j->opt.seq = T; // as if the prompt were a window
     Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);

@@ -364,8 +364,8 @@ static void test_stored8(void) {
             StFiles whole, blocks;
             int64_t wrong = 0, compared = 0, plain_wrong = 0, apart = 0;
             table_open(&table, &c, 0, &WHOLE_MODEL);
-            int opened = model_files_open(&whole, model, &table, BASE_TRAINED) +
-                         model_files_open(&blocks, first, &table, c.base);
+            int opened = model_weights_open(&whole, model, &table, BASE_TRAINED) +
+                         model_weights_open(&blocks, first, &table, c.base);
             for (int i = 0; i < table.num_tensors && opened == 2; i++) {
                 const Tensor *t = &table.tensors[i];
                 const StTensor *have = st_find(&blocks, t->name);
@@ -377,7 +377,7 @@ static void test_stored8(void) {
                 st_read(st_find(&whole, t->name), want, 0, n);
                 st_read(have, read, 0, n);
                 if (have->dtype == ST_I8)
-                    st_read_blocks(have, bytes, scales, 0, n), apart += have->file != have->scales->file;
+                    st_read_quantized(have, bytes, scales, 0, n), apart += have->file != have->scales->file;
                 for (int64_t at = 0; at < n; at += BASE_BLOCK) {
                     int64_t m = min_i64(BASE_BLOCK, n - at);
                     float step = quantize_block(block, want + at, m);

@@ -271,9 +271,9 @@ static Member *member_open(Job *j, int rank, size_t bytes) {
     m->mesh = j->mesh, m->rank = rank, m->world = j->mesh.world;
     device_open_walk(&walked, 1, 0);
     walked.arenas[MEM_COMM].peak = bytes;
-    walked.gpu = device_of(rank), walked.by_nccl = j->transport != j->hosts;
+    walked.gpu = device_of(rank), walked.by_nccl = j->transport != j->host_transport;
     device_open(&m->dev, &walked, ".", rank);
-    comm_open(&m->comm, &m->dev, &m->mesh, rank, j->transport, j->hosts, &j->thread_world, j->opt.timeout);
+    comm_open(&m->comm, &m->dev, &m->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->opt.timeout);
     comm_phase(&m->comm, PHASE_STEP);
     return m;
 }
@@ -290,7 +290,7 @@ static void run_members(int process, int world, const Transport *transport, doub
     Job *j = (Job *)checked_malloc(sizeof *j);
     Mesh mesh = {world, {1, 1, world, 1, 1}};
     j->mesh = mesh, j->transport = transport, j->opt.timeout = timeout;
-    j->hosts = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
+    j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
     pthread_mutex_init(&j->thread_world.lock, NULL);
     launch(j, process, body);
     thread_world_close(&j->thread_world);

@@ -329,7 +329,7 @@ static Estimate estimate_by(const char *options, int world, WalkKind kind, doubl
     Job *j = make_job(arguments, world, &transport_threads);
     plan_open(&p, j, kind);
     int fits = plan_replay(&r, &p, &j->cluster, problem, sizeof problem, 0);
-    Estimate e = estimate_of(&p, &j->cluster, &r, samples_of_step(&j->opt, &j->mesh) * j->opt.seq, j->opt.seq);
+    Estimate e = estimate_of(&p, &j->cluster, &r, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, j->opt.seq);
     if (!fits) e.step = NAN;
     *memory = memory_needed(&p, &j->cluster);
     replay_close(&r);

@@ -150,9 +150,9 @@ static void test_timeline_of_gpus(const Transport *transport) {
 static void steps_alone(Job *j, int rank) { // start-up, which marks each buffer's end, does not count
     Opened *o = open_rank(j, rank);
     device_finish(&o->run.dev);
-    ranks_meet(&o->run.comm, "queues are empty");
+    comm_barrier(&o->run.comm, "queues are empty");
     if (rank == 0) cuda_on_cpu.deepest = 0;
-    ranks_meet(&o->run.comm, "queues are watched");
+    comm_barrier(&o->run.comm, "queues are watched");
     for (int step = 1; step <= 3; step++) train_step(&o->run, step);
     close_rank(o);
 }
