@@ -195,6 +195,18 @@ static void product(Device *dev, const Product *p, void *c, const floatX *a, con
 
 static void cpu_require(int HD) { (void)HD; } // any
 
+#ifdef HAVE_ONEDNN
+/* Whether oneDNN's matmuls have the same bits for any number of threads. Its AVX-512 kernels do. Its older ones (AVX2 and
+ * SSE4.1) compute the edges of a thread's share in another order, so that small matmuls differ in the last bit. */
+static int onednn_is_deterministic(void) {
+#ifdef __x86_64__
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+#else
+    return 0; // not known
+#endif
+}
+#endif
+
 /* Once per rank, on the rank's own thread: the library's threads are a property of the thread that calls it. */
 static void cpu_kernels_open(Device *dev, int say) {
     if (dev->walk) return;
@@ -214,6 +226,8 @@ static void cpu_kernels_open(Device *dev, int say) {
     else if (!__builtin_cpu_supports("avx512bf16"))
         why = "this processor has no bf16 instructions"; // the library would emulate them, slower
 #endif
+    else if (dev->deterministic && !onednn_is_deterministic())
+        why = "on this processor the bits of oneDNN's matmuls depend on the number of threads";
     else if (!matmul_find(cache, &probe)->primitive) why = "oneDNN has no fast product for " PRECISION_NAME " here";
 #else
     const char *why = "built without oneDNN";
