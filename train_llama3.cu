@@ -16,9 +16,13 @@
 #include "dataloader.h"        // defines: Dataset, Sampler, Loader
 #include "tokenizer.h"         // defines: Tokenizer, tokenizer_encode, tokenizer_decode
 #include "run/safetensors.h"   // defines: StFiles, model_weights_open
-#include "run/checkpoint.h"    // defines: checkpoint_save, checkpoint_open, weights_load, model_export, out_directory_open
+#include "run/out_dir.h"       // defines: out_directory_open, make_directories
+#include "run/checkpoint.h"    // defines: Checkpoint, checkpoint_open, weights_load
+#include "run/checkpoint_writer.h" // defines: Saver, checkpoint_save, signals_install
+#include "run/export.h"        // defines: model_export
 #include "run/plan.h"          // defines: law_of_step, Ledger, ledger_check, Cluster, Plan, plan_print
-#include "run/logger.h"        // defines: Logger, logger_step, layout_write, trace_write
+#include "run/logger.h"        // defines: Logger, logger_step, layout_write
+#include "run/trace.h"         // defines: trace_write
 #include "run/job.h"           // defines: Job, job_prepare: all that is refused before ranks start
 
 /* How the options shard the model: what fsdp.h and the law go by. */

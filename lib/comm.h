@@ -886,6 +886,13 @@ static void all_gather_now(Comm *comm, Axis axis, const char *what, const void *
     device_forget_event(r.arrived);
 }
 
+/* Returns when all ranks have called it. `what` names the place in error messages and in the timeline. */
+static void comm_barrier(Comm *comm, const char *what) {
+    int *ranks = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, what, &comm->rank, ranks, sizeof(int));
+    free(ranks);
+}
+
 /* This rank's clock minus rank 0's, in seconds, and the largest error of that: whatever rank 0 sent was sent before it
  * came here, and whatever it saw of ours was seen after it left. Each round says when the one before was seen. */
 static double comm_clock_offset(Comm *comm, double *error) {

@@ -9,6 +9,8 @@
 #include "options.h"
 #include "../tokenizer.h"
 #include "checkpoint.h"
+#include "export.h"
+#include "trace.h"
 #include "plan.h"
 #include "../plan/cluster.h"
 #include "logger.h"

@@ -28,9 +28,12 @@ static void run_allocate(Run *r, const Job *j) {
     r->eval_raw = (char *)arena_alloc(&r->dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN,
         exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
-    saver_open(&r->saver, &r->fsdp, r->whole_config, r->whole, &j->opt, &j->resume_from,
-               j->tokenizer_path[0] ? j->tokenizer_path : NULL, trains && j->opt.out, exports);
+    saver_open(&r->saver, &r->fsdp, r->whole_config, r->whole, &j->opt);
+    r->saver.tokenizer = j->tokenizer_path[0] ? j->tokenizer_path : NULL;
     r->saver.base_fingerprint = j->base_fingerprint;
+    if (trains && j->opt.out) checkpoint_prepare(&r->saver, &j->resume_from);
+    if (exports) export_prepare(&r->saver);
+    saver_allocate(&r->saver);
     if (!r->training) return;
     size_t samples = sizeof(int64_t) * (size_t)j->opt.accum * (size_t)j->opt.batch * (size_t)j->mesh.world;
     if (j->opt.out) r->samples = (int64_t *)arena_alloc(&r->dev, MEM_HOST, "samples of all ranks", samples);

@@ -53,7 +53,7 @@ plant() {
 fault "a unit is not reduced" fsdp.h \
     's|^        tree_sum(f->dev, sum, s->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, s->receive|' faults "gradients of one rank"
 fault "weights of 8 bits take the scale of a neighbouring block" fsdp.h 's|within / BASE_BLOCK, n);|(within / BASE_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
-more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint.h 's|scales\[b\] = quantize_block|scales[b ^ 1] = quantize_block|' adapters "bytes and scales of the whole tensors. blocks"
+more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|scales\[b\] = quantize_block|scales[b ^ 1] = quantize_block|' adapters "bytes and scales of the whole tensors. blocks"
 more "a cut between ranks goes through a block of 8 bits" fsdp.h 's|int64_t each = t->block8 < 0 ? p->plain : p->blocks \* BASE_BLOCK, at = |int64_t each = t->block8 < 0 ? p->plain : p->blocks * BASE_BLOCK - 32, at = |' adapters "every weight is that of its block"
 more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        unit_reduce(&r->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(r, unit)) unit_reduce(\&r->fsdp, trained, micro);|' adapters "no free slot for the gradient of adapters of"
 more "adapters' sums of one tp rank are lost" fsdp.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
@@ -116,9 +116,9 @@ more "validation does not tell documents apart" train_llama3.cu \
     's|        if (r->model.docs) device_write(&r->dev, r->model.docs, r->eval_docs, .*||' documents "validation masks"
 more "backward sees all documents" train_llama3.cu \
     's|    AttentionShape shape = attention_shape(r, m->T);|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
-fault "a checkpoint's files are not synced" run/checkpoint.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
+fault "a checkpoint's files are not synced" run/checkpoint_writer.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" run/checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
-fault "whole units stay while a checkpoint is saved" run/checkpoint.h \
+fault "whole units stay while a checkpoint is saved" run/checkpoint_writer.h \
     's|^                now = u, kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), whole, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
 more "what a checkpoint is read into stays" fsdp.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(f->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), chunk, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
@@ -163,21 +163,21 @@ if [ "${1:-}" = all ]; then
         's|^            while (reductions_advance(f, NULL, 0)) {}|            {}|' mesh-bits "while its request is in flight"
     fault "a validation counts its tokens on every rank that shares them" train_llama3.cu \
         's|            if (mesh_tells_samples(&r->mesh, r->rank)) mine.targets += n;|            mine.targets += n;|' mesh-use "counts every token once"
-    fault "a checkpoint takes slices of columns as rows" run/checkpoint.h \
+    fault "a checkpoint takes slices of columns as rows" run/checkpoint_writer.h \
         's/rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1, line/rows = 1, line/' mesh-use "has the same bytes"
     fault "a resumed run begins its moments anew" run/checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
-    fault "checksums come in the order of ranks" run/checkpoint.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
+    fault "checksums come in the order of ranks" run/checkpoint_writer.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
     fault "a resumed run counts its updates anew" run/run.h 's|    r->progress = j->resume_from.progress;|    r->progress = j->resume_from.progress, r->progress.updates = 0;|' checkpoints "are 4 steps"
     fault "an epoch's end is not the audit's" dataloader.h 's/ahead < first ? s->from_epoch : s->from_epoch + 1 + /ahead < first ? s->from_epoch : s->from_epoch + /' checkpoints "audit"
-    fault "a checkpoint's directory is not synced" run/checkpoint.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
-    fault "the name of --out is not synced" run/checkpoint.h 's/above >= 0 && fsync(above) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
-    fault "latest comes before its checkpoint" run/checkpoint.h 's/^        if (rename(s->dir, path)) save_failed.*/        update_latest_link(s->opt->out, s->progress.step);\n&/' "checkpoints points" "latest leads to"
-    fault "what a dead run left stays" run/checkpoint.h 's/^    remove_leftovers(out);//' "checkpoints points" "left behind"
-    fault "checkpoints that a dead run had no time to remove stay" run/checkpoint.h 's/^    remove_old_checkpoints(out, keep);.*//' "checkpoints points" "other checkpoints"
+    fault "a checkpoint's directory is not synced" run/checkpoint_writer.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
+    fault "the name of --out is not synced" run/out_dir.h 's/above >= 0 && fsync(above) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
+    fault "latest comes before its checkpoint" run/checkpoint_writer.h 's/^        if (rename(s->dir, path)) save_failed.*/        update_latest_link(s->opt->out, s->progress.step);\n&/' "checkpoints points" "latest leads to"
+    fault "what a dead run left stays" run/out_dir.h 's/^    remove_leftovers(out);//' "checkpoints points" "left behind"
+    fault "checkpoints that a dead run had no time to remove stay" run/out_dir.h 's/^    remove_old_checkpoints(out, keep);.*//' "checkpoints points" "other checkpoints"
     fault "metrics are not synced before a checkpoint" run/logger.h 's/ || fsync(fileno(l->metrics))//' "checkpoints points" "other figures in metrics.jsonl"
-    fault "metrics are not cut back" run/checkpoint.h 's/^    truncate_after_step(out, "metrics.jsonl", step);//' "checkpoints points" "other figures in metrics.jsonl"
-    fault "two runs may save to one directory" run/checkpoint.h 's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' "checkpoints refusals" "two runs"
-    fault "a run goes on from the oldest checkpoint" run/checkpoint.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
+    fault "metrics are not cut back" run/out_dir.h 's/^    truncate_after_step(out, "metrics.jsonl", step);//' "checkpoints points" "other figures in metrics.jsonl"
+    fault "two runs may save to one directory" run/out_dir.h 's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' "checkpoints refusals" "two runs"
+    fault "a run goes on from the oldest checkpoint" run/out_dir.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
     fault "a unit's reduction is never started" fsdp.h \
         's|^    reductions_advance(f, u, micro);|    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { gradient_release(f, u); return; }\n&|' faults "law, walk and wire"
     fault "gradients are scaled by the world" fsdp.h \

@@ -1,0 +1,75 @@
+/* export.h: writes the model, or its adapters, as a Hugging Face directory.
+ *
+ * A caller may rely on: export_check refuses an unusable directory before training starts; nothing that exists is
+ * overwritten; files appear under their names when all of them are on the disk.
+ */
+#ifndef EXPORT_H
+#define EXPORT_H
+#include "checkpoint_writer.h" // defines: Saver, save_start, save_finish
+
+/* What --dtype makes of weights: which are in 8 bits, and what the others are; beside some in 8 bits, what this build
+ * computes in. */
+static BaseKind export_base(const Options *o) {
+    return !strcmp(o->dtype, "int8") ? BASE_INT8 : !strcmp(o->dtype, "int8:all") ? BASE_INT8_ALL : BASE_TRAINED;
+}
+static StDtype export_dtype(const Options *o) {
+    return strcmp(export_base(o) > BASE_FROZEN ? PRECISION_NAME : o->dtype, "bf16") ? ST_F32 : ST_BF16;
+}
+
+/* What --export writes: the model, with --merge as adapters make it, or the adapters alone. */
+static void export_files(OutputFiles *files, const TensorTable *whole, const Options *o) {
+    const StateKind weights[] = {STATE_MASTER};
+    int first = table_first_adapter(whole), alone = first < whole->num_tensors && !o->merge;
+    files->base = export_base(o), files->dtype = export_dtype(o);
+    output_files_add(files, whole, alone ? first : 0, alone ? whole->num_tensors : first,
+                     alone ? adapters_stem : "model", weights, 1);
+}
+
+/* Lays out the files of --export. */
+static void export_prepare(Saver *s) { export_files(&s->exported, s->whole, s->opt); }
+
+/* Checked before training starts, so that nothing is lost at its end, and nothing that is there. */
+static void export_check(const char *dir, const TensorTable *table, const Options *o) {
+    static const char *const names[] = {"model.safetensors",
+                                        "model.safetensors.index.json",
+                                        "adapter_model.safetensors",
+                                        "adapter_config.json",
+                                        "config.json",
+                                        "tokenizer.model"};
+    enum { NAMES = sizeof names / sizeof names[0] };
+    char path[4096 + 128];
+    OutputFiles files = ZERO;
+    int failed = make_directories(dir);
+    if (failed) user_error("cannot make --export %s: %s", dir, strerror(failed));
+    export_files(&files, table, o);
+    for (int i = 0; i < NAMES + files.num_files; i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, i < NAMES ? names[i] : files.files[i - NAMES].name);
+        if (!access(path, F_OK))
+            user_error("%s exists already: choose another --export directory, or remove it first", path);
+    }
+    output_files_close(&files);
+    if (access(dir, W_OK)) user_error("cannot write into --export %s: %s", dir, strerror(errno));
+}
+
+/* Writes config.json, the weights and, where there is one, the tokenizer's file into --export. */
+static void model_export(Saver *s) {
+    Comm *comm = s->f->comm;
+    Phase before = comm_phase(comm, PHASE_SAVING);
+    snprintf(s->dir, sizeof s->dir, "%s", s->opt->export_dir);
+    save_start(s, &s->exported, ".part");
+    save_finish(s);
+    for (int i = 0; i < s->files->num_files && comm->rank == 0; i++) {
+        char path[4096 + 128], temporary[4096 + 128];
+        out_path(s, path, sizeof path, i, "");
+        out_path(s, temporary, sizeof temporary, i, s->suffix);
+        if (rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
+    }
+    Companions beside = ZERO;
+    if (comm->rank == 0) save_companions(s, &beside), sync_directory(s->dir);
+    companions_free(&beside);
+    s->files = NULL;
+    comm_barrier(comm, "export: done");
+    comm_phase(comm, before);
+}
+
+#endif
