@@ -294,8 +294,8 @@ static void test_reduce_dtype(void) {
         int world = cases[i].shard * cases[i].replicate,
             same = !strstr(cases[i].more, "no_shard") && !strstr(cases[i].more, "local") && cases[i].replicate == 1;
         snprintf(arguments, sizeof arguments,
-                 "--model %s --data %s --seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --batch 1 --accum %d "
-                 "--dp-shard %d --dp-replicate %d --reduce-dtype bf16%s",
+                 "--model %s --data %s --seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 1 --accum "
+                 "%d --dp-shard %d --dp-replicate %d --reduce-dtype bf16%s",
                  small_model(0), data, SAMPLES_A_STEP / world, cases[i].shard, cases[i].replicate, cases[i].more);
         collect(arguments, 0, world, &transport_threads);
         Difference d = difference_of(same ? rounded : exact, 0);
