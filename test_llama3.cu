@@ -595,7 +595,7 @@ static void ranks_body(Job *j, int rank) {
                             law[a][op].bytes);
         }
 #endif
-        product_rate(&r->dev);
+        matmul_rate(&r->dev);
         check_first_step(r, &o->walked); // law = walk = wire, or the test ends here
         collect_state(r, STATE_GRAD, collected);
         compare_shared_gradients(r);
@@ -720,7 +720,7 @@ static void bits_body(Job *j, int rank) {
     for (int step = 1; step <= bits_steps; step++) {
         StepStats s = train_step(&o->run, step);
         if (rank == 0) bits_of[step - 1].loss = s.loss, bits_of[step - 1].norm = s.grad_norm;
-        if (step == 1) product_rate(&o->run.dev), check_first_step(&o->run, &o->walked);
+        if (step == 1) matmul_rate(&o->run.dev), check_first_step(&o->run, &o->walked);
         if (step == 20 && bits_weights) collect_state(&o->run, STATE_MASTER, bits_weights);
     }
     close_rank(o);
@@ -1138,7 +1138,7 @@ static size_t walked_loader(const Sampler *s, int workers, int cores, int *start
 static void workers_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     for (int step = 1; step <= 2; step++) train_step(&o->run, step);
-    product_rate(&o->run.dev);
+    matmul_rate(&o->run.dev);
     size_t walked = o->walked.dev.arenas[MEM_HOST].peak, measured = o->run.dev.arenas[MEM_HOST].peak;
     char name[96];
     snprintf(name, sizeof name, "--workers %d: memory walked = measured", j->opt.workers);

@@ -1138,7 +1138,7 @@ static int train_and_log(Run *r, const Run *walked, int64_t step, double flops, 
     StepStats s = train_step(r, step);
     s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
     asked = signals_asked(r);
-    if (first) *rate = product_rate(&r->dev);
+    if (first) *rate = matmul_rate(&r->dev);
     if (first) check_first_step(r, walked);
     if (r->rank == 0) logger_step(&r->log, step, o->steps, &s, r->figures, o->seq, &r->dev, &r->comm);
     if (r->rank == 0) logger_samples(&r->log, step, r->progress.epoch, r->samples, r->loader.samples, &r->mesh);
@@ -1207,7 +1207,7 @@ static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
     if (SLOW_TIER_COMPUTES && offloaded(&j->opt))
         make_directories(j->opt.out); // by each rank: they may be on different hosts
     device_open(&r->dev, &walked->dev, j->opt.out, rank);
-    kernels_open(&r->dev, rank == 0);
+    ops_open(&r->dev, rank == 0);
     comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->opt.timeout);
     if (j->opt.out) comm_leave_flights(&r->comm, j->opt.out);
     check_agreement(r);

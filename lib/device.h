@@ -465,7 +465,7 @@ typedef struct {
     int64_t settled;                   // spans whose end was seen, and phases
     DeviceEvent phases[4];             // where the last ones began; …
     int64_t num_phases;                // … of so many
-    struct CudaMatmuls *products;      // kernels.cuh: cuBLASLt's choices, by shape
+    struct CudaMatmulCache *cuda_matmuls; // lib/cuda/matmul.cuh: cuBLASLt's choices, by shape
     int multiprocessors, shared_limit; // of this GPU; bytes of shared memory a block may have
 #endif
 } Device;

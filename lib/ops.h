@@ -42,7 +42,7 @@ enum { // block sizes, all multiples of NR. Where a sum is cut at them they deci
     STREAM_FLOATS = 1 << 20 // a sum of so many goes past the caches
 };
 
-#include "cpu/matmul.h" // defines: Product, product, tile_product, cpu_linear_forward, cpu_kernels_open
+#include "cpu/matmul.h" // defines: Matmul, product, tile_matmul, cpu_linear_forward, cpu_ops_open
 
 // ---------------------------------------------------------------------------
 // by rows: embedding, RMSNorm, RoPE, SwiGLU, loss
@@ -625,10 +625,10 @@ static void attention_forward_strip(const Attention *a, floatX *out, float *lse,
     }
     for (int64_t k0 = first_key(a, pair, r0, r0 + rows, end); k0 < end; k0 += FORWARD_KEYS) {
         int64_t n = round_up(min_i64(FORWARD_KEYS, end - k0), VL), at = held_at(a, pair, k0);
-        tile_product(scores, FORWARD_KEYS, qs, a->row, 1, a->kt + at * a->depth, NR, a->depth, n, a->depth, 0, PAIR);
+        tile_matmul(scores, FORWARD_KEYS, qs, a->row, 1, a->kt + at * a->depth, NR, a->depth, n, a->depth, 0, PAIR);
         for (int r = 0; r < MR; r++) mask_scores(a, pair, r0 + r, scores + r * FORWARD_KEYS, k0, n);
         softmax_step(scores, n, a->scale, max, sum, os, a->ld);
-        tile_product(os, a->ld, scores, FORWARD_KEYS, 1, a->kv + at / PAIR * a->ld, a->ld, 1, a->width, n / PAIR, 1,
+        tile_matmul(os, a->ld, scores, FORWARD_KEYS, 1, a->kv + at / PAIR * a->ld, a->ld, 1, a->width, n / PAIR, 1,
                      PAIR);
     }
     for (int r = 0; r < rows; r++) {
@@ -693,9 +693,9 @@ static void backward_item_load(const Attention *a, BackwardItem *it, const float
  */
 static void backward_scores(const Attention *a, BackwardItem *it, int64_t r, int64_t k0, int64_t n) {
     int64_t panels = held_at(a, it->pair, k0) * a->depth;
-    tile_product(it->s, BACKWARD_KEYS, it->q + r * a->row, a->row, 1, a->kt + panels, NR, a->depth, n, a->depth, 0,
+    tile_matmul(it->s, BACKWARD_KEYS, it->q + r * a->row, a->row, 1, a->kt + panels, NR, a->depth, n, a->depth, 0,
                  PAIR);
-    tile_product(it->dp, BACKWARD_KEYS, it->dout + r * a->row, a->row, 1, a->vt + panels, NR, a->depth, n, a->depth, 0,
+    tile_matmul(it->dp, BACKWARD_KEYS, it->dout + r * a->row, a->row, 1, a->vt + panels, NR, a->depth, n, a->depth, 0,
                  PAIR);
     for (int64_t i = 0; i < MR; i += PAIR) {
         float base[PAIR]; // -lse, or 0 where a row sees nothing: exp(-inf - 0) = 0
@@ -729,7 +729,7 @@ static void attention_backward_item(const Attention *a, BackwardItem *it, floatX
             int64_t n = max_i64(0, min_i64(keys, visible_keys(a, it->r0 + min_i64(r + MR, it->rows) - 1) - k0));
             seen[r / MR] = n = round_up(n, VL);
             backward_scores(a, it, r, k0, n);
-            tile_product(it->dq + r * ld, ld, it->dp, BACKWARD_KEYS, 1, a->kv + base / PAIR * ld, ld, 1, a->width,
+            tile_matmul(it->dq + r * ld, ld, it->dp, BACKWARD_KEYS, 1, a->kv + base / PAIR * ld, ld, 1, a->width,
                          n / PAIR, 1, PAIR);
         }
         for (int spins = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != order; spins++)
@@ -738,9 +738,9 @@ static void attention_backward_item(const Attention *a, BackwardItem *it, floatX
             int64_t r = 0, at = (base + j) * ld; // the first rows may not see so far
             while (seen[r / MR] <= j) r += MR;
             int64_t from = r / PAIR * BACKWARD_KEYS + j, rows = r / PAIR * ld, depth = (it->padded - r) / PAIR;
-            tile_product(a->dv + at, ld, it->p + from, 1, BACKWARD_KEYS, it->dout_rows + rows, ld, 1, a->width, depth,
+            tile_matmul(a->dv + at, ld, it->p + from, 1, BACKWARD_KEYS, it->dout_rows + rows, ld, 1, a->width, depth,
                          1, PAIR);
-            tile_product(a->dk + at, ld, it->ds + from, 1, BACKWARD_KEYS, it->q_rows + rows, ld, 1, a->width, depth, 1,
+            tile_matmul(a->dk + at, ld, it->ds + from, 1, BACKWARD_KEYS, it->q_rows + rows, ld, 1, a->width, depth, 1,
                          PAIR);
         }
         __atomic_store_n(turn, order + 1, __ATOMIC_RELEASE);
@@ -939,12 +939,12 @@ enum { RATE_ROWS = 512, RATE_COLS = 768, RATE_COUNTS = 1 }; // of the product th
 // pointers are to the device's memory.
 
 /* Ends the program where this machine, or no kernel, can compute a model with heads of HD elements. */
-static void kernels_require(int HD) { BACKEND(require)(HD); }
+static void ops_require_head_size(int HD) { BACKEND(require_head_size)(HD); }
 
 /* Once per rank, on the rank's own thread. */
-static void kernels_open(Device *dev, int say) { BACKEND(kernels_open)(dev, say); }
-static void kernels_close(Device *dev) {
-    if (!dev->walk) BACKEND(kernels_close)(dev);
+static void ops_open(Device *dev, int say) { BACKEND(ops_open)(dev, say); }
+static void ops_close(Device *dev) {
+    if (!dev->walk) BACKEND(ops_close)(dev);
 }
 
 static const double XB = sizeof(floatX), FB = sizeof(float); // bytes an element

@@ -417,7 +417,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     if (o->resume && j->resume_from.dir[0]) job_resumes_adapters(j);
     if (o->resume && j->resume_from.dir[0] && !option_given(o, "model")) o->model = j->resume_from.dir;
     j->config = config_of_model(o->model);
-    if (j->task != DO_PLAN) kernels_require(j->config.HD), j->available_memory = device_memory(job_gpu_of_rank(j, 0));
+    if (j->task != DO_PLAN) ops_require_head_size(j->config.HD), j->available_memory = device_memory(job_gpu_of_rank(j, 0));
     if (o->vocab_size) j->config.V = o->vocab_size;
     job_adapters(j);
     if (!o->seq) o->seq = j->config.T;

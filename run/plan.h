@@ -401,7 +401,7 @@ static void plan_print(FILE *f, const char *model, int threads, const TensorTabl
 // the rate of bare products
 
 /* FLOP/s of this rank at a plain product of the model's kind, beside which a step's speed is shown. */
-static double product_rate(Device *dev) {
+static double matmul_rate(Device *dev) {
     const int N = RATE_ROWS, C = RATE_COLS, times = 4;
     OpStat ops[OP_COUNT];
     double clock = dev->clock;

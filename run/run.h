@@ -60,7 +60,7 @@ static void run_allocate(Run *r, const Job *j) {
 static void run_close(Run *r) {
     if (r->training) loader_close(&r->loader, &r->dev);
     saver_close(&r->saver);
-    if (!r->dev.walk) kernels_close(&r->dev);
+    if (!r->dev.walk) ops_close(&r->dev);
     if (r->dev.walk) free(r->dev.events);
     free(r->layout);
     free(r->hosts);
@@ -110,7 +110,7 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events, 
     device_open_walk(&r->dev, j->threads_per_rank, offloaded(&j->opt));
     r->dev.deterministic = j->opt.deterministic;
     r->dev.gpu = job_gpu_of_rank(j, rank), r->dev.by_nccl = j->transport != j->host_transport;
-    kernels_open(&r->dev, 0);
+    ops_open(&r->dev, 0);
     r->dev.max_events = max_events;
     comm_open_walk(&r->comm, &r->dev, &j->mesh, rank);
     run_allocate(r, j);
@@ -124,7 +124,7 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events, 
     else if (j->task == DO_EVAL) evaluate(r, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (script) script->rest = r->dev.clock - script->computed;
-    if (r->training) product_rate(&r->dev);
+    if (r->training) matmul_rate(&r->dev);
 }
 
 /* With --trace twice: the first walk counts the events of a step, which tells how large the timeline is. `script`:

@@ -70,7 +70,7 @@ struct ncclConfig_t {
             INT_MIN, NULL, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN, INT_MIN                                        \
     }
 
-#include "exchanges.h"
+#include "collectives.h"
 
 // ---------------------------------------------------------------------------
 // the API: communicators
@@ -224,7 +224,7 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t comm, emu::Place at = emu::Place:
         emu::fail(&at,
                   "ncclCommDestroy of communicator '%s', rank %d, while %s is in flight: wait for its stream, or abort",
                   comm->name.c_str(), comm->rank,
-                  l->exchanges.empty() ? "a call" : l->exchanges[0]->of_device(comm->device)->text.c_str());
+                  l->collectives.empty() ? "a call" : l->collectives[0]->of_device(comm->device)->text.c_str());
     emu::leave(comm);
     return ncclSuccess;
 }

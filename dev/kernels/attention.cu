@@ -216,7 +216,7 @@ static void vectors_query(Case *c, const Query *i) {
 }
 static void forward_vectors(Case *c) { each_query(c, vectors_query); }
 
-/* What tile_product takes, of `count` rows of one head that are `stride` apart: out(width), widened … */
+/* What tile_matmul takes, of `count` rows of one head that are `stride` apart: out(width), widened … */
 static void widen(float *out, const floatX *in, int HD, int64_t width) {
     for (int64_t d = 0; d < width; d += VL) vstore(out + d, in && d < HD ? load_x(in + d, HD - d) : vsplat(0));
 }
@@ -262,14 +262,14 @@ static inline __attribute__((always_inline)) void forward_tiles(Case *c, int hea
                 memset(os, 0, (size_t)(MR * ld) * sizeof(float));
                 for (int64_t k0 = 0; k0 < end; k0 += FORWARD_KEYS) {
                     int64_t n = round_up(min_i64(FORWARD_KEYS, end - k0), VL);
-                    tile_product(scores, FORWARD_KEYS, qs, ld, 1, kt + k0 * depth, NR, depth, n, depth, 0, pair);
+                    tile_matmul(scores, FORWARD_KEYS, qs, ld, 1, kt + k0 * depth, NR, depth, n, depth, 0, pair);
                     for (int r = 0; r < rows; r++) {
                         for (int64_t j = max_i64(0, keys_seen(&s, (r0 + r) / heads) - k0); j < n; j++)
                             scores[r * FORWARD_KEYS + j] = -INFINITY;
                         online_step(scores + r * FORWARD_KEYS, n, 1 / sqrtf((float)s.HD), &max[r], &sum[r], os + r * ld,
                                     ld, pair);
                     }
-                    tile_product(os, ld, scores, FORWARD_KEYS, 1, vs + k0 / pair * ld, ld, 1, width, n / pair, 1, pair);
+                    tile_matmul(os, ld, scores, FORWARD_KEYS, 1, vs + k0 / pair * ld, ld, 1, width, n / pair, 1, pair);
                 }
                 for (int r = 0; r < rows; r++) {
                     int64_t t = (r0 + r) / heads, h = h0 + (r0 + r) % heads;
@@ -519,19 +519,19 @@ static void backward_tiles(Case *c, int heads) {
                 int64_t n = round_up(min_i64(BACKWARD_KEYS, end - k0), NR);
                 for (int64_t r = 0; r < padded; r += MR) {
                     float *pr = p + r * BACKWARD_KEYS, *dsr = ds + r * BACKWARD_KEYS;
-                    tile_product(pr, BACKWARD_KEYS, q + r * ld, ld, 1, kt + k0 * s.HD, NR, s.HD, n, s.HD, 0, 1);
-                    tile_product(dsr, BACKWARD_KEYS, dout + r * ld, ld, 1, vt + k0 * s.HD, NR, s.HD, n, s.HD, 0, 1);
+                    tile_matmul(pr, BACKWARD_KEYS, q + r * ld, ld, 1, kt + k0 * s.HD, NR, s.HD, n, s.HD, 0, 1);
+                    tile_matmul(dsr, BACKWARD_KEYS, dout + r * ld, ld, 1, vt + k0 * s.HD, NR, s.HD, n, s.HD, 0, 1);
                     for (int64_t x = 0; x < MR; x++) {
                         int64_t seen = r + x < rows ? max_i64(0, keys_seen(&s, (r0 + r + x) / heads) - k0) : 0;
                         for (int64_t j = seen; j < n; j++) pr[x * BACKWARD_KEYS + j] = -INFINITY;
                         p_and_ds(pr + x * BACKWARD_KEYS, dsr + x * BACKWARD_KEYS, n, 1 / sqrtf((float)s.HD), lse[r + x],
                                  sum[r + x]);
                     }
-                    tile_product(dq + r * ld, ld, dsr, BACKWARD_KEYS, 1, ks + k0 * ld, ld, 1, width, n, 1, 1);
+                    tile_matmul(dq + r * ld, ld, dsr, BACKWARD_KEYS, 1, ks + k0 * ld, ld, 1, width, n, 1, 1);
                 }
                 for (int64_t j = 0; j < n; j += MR) {
-                    tile_product(dv + (k0 + j) * ld, ld, p + j, 1, BACKWARD_KEYS, dout, ld, 1, width, padded, 1, 1);
-                    tile_product(dk + (k0 + j) * ld, ld, ds + j, 1, BACKWARD_KEYS, q, ld, 1, width, padded, 1, 1);
+                    tile_matmul(dv + (k0 + j) * ld, ld, p + j, 1, BACKWARD_KEYS, dout, ld, 1, width, padded, 1, 1);
+                    tile_matmul(dk + (k0 + j) * ld, ld, ds + j, 1, BACKWARD_KEYS, q, ld, 1, width, padded, 1, 1);
                 }
             }
             for (int64_t r = 0; r < rows; r++)

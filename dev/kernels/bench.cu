@@ -50,8 +50,8 @@ static void head_products(Run *r) {
     Model *m = &r->model;
     const FsdpUnit *u = &r->fsdp.units[r->table->head];
     int64_t head = u->unit->where[W_HEAD], stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX));
-    for (int row = 0; row < m->B * m->T; row += m->chunk) {
-        int n = (int)min_i64(m->chunk, m->B * m->T - row);
+    for (int row = 0; row < m->B * m->T; row += m->logit_rows) {
+        int n = (int)min_i64(m->logit_rows, m->B * m->T - row);
         const floatX *in = m->final_in + (int64_t)row * c->C, *dlogits = (const floatX *)m->logits;
         linear_forward_fp32(&r->dev, m->logits, in, u->copy + head, n, c->C, c->V);
         linear_backward_input(&r->dev, m->dnorm + (int64_t)row * c->C, dlogits, stride, u->copy + head, n, c->C, c->V);

@@ -86,7 +86,7 @@ typedef struct { // a pool of device memory that each measurement begins anew
     size_t size, used;
     uint64_t seed;
     int tiny;
-    double copy, product; // bytes/s read + written; FLOP/s: of this GPU, measured
+    double copy, matmul_rate; // bytes/s read + written; FLOP/s: of this GPU, measured
 } Bench;
 
 static void *take(Bench *b, int64_t bytes) {
@@ -119,7 +119,7 @@ static void bench_open(Bench *b, int tiny, size_t pool) {
     device_open_walk(&walked, 1, 0);
     walked.arenas[MEM_WORKSPACE].peak = (tiny ? 1u << 20 : 1u << 30) + CUDA_WORKSPACE_BYTES;
     device_open(&b->dev, &walked, ".", 0);
-    kernels_open(&b->dev, 0);
+    ops_open(&b->dev, 0);
     events_open();
     b->tiny = tiny, b->size = tiny ? (size_t)32 << 20 : pool;
     cuda_check(cudaMalloc((void **)&b->base, b->size), "getting memory to measure in");
@@ -127,7 +127,7 @@ static void bench_open(Bench *b, int tiny, size_t pool) {
 static void bench_close(Bench *b) {
     device_wait(&b->dev);
     cudaFree(b->base);
-    kernels_close(&b->dev);
+    ops_close(&b->dev);
     device_close(&b->dev);
 }
 
@@ -180,12 +180,12 @@ static void rates(Bench *b) {
     b->used = 0;
     floatX *x = take_x(b, n * n), *w = take_x(b, n * n), *y = take_x(b, n * n);
     double product = median_time(&b->dev, 15, [&](int) { linear_forward(&b->dev, y, x, w, (int)n, (int)n, (int)n); });
-    b->product = 2.0 * (double)(n * n * n) / product;
+    b->matmul_rate = 2.0 * (double)(n * n * n) / product;
     heading("Rates of this GPU, on random data", "GB/s, TFLOP/s", "of itself");
     figure("rates", "copy within the device, bytes read and written", copy, b->copy / 1e9, 1);
     char what[96];
     snprintf(what, sizeof what, "%s product of %" PRId64 " cubed", PRECISION_NAME, n);
-    figure("rates", what, product, b->product / 1e12, 1);
+    figure("rates", what, product, b->matmul_rate / 1e12, 1);
 }
 
 // ---------------------------------------------------------------------------
@@ -322,9 +322,9 @@ static void attention_rows_of(Bench *b) {
                    g = median(backward, 15);
             b->dev.deterministic = 0;
             snprintf(what, sizeof what, "forward, heads of %d", HD);
-            if (!fixed) figure("attention", what, f, flops / f / 1e12, flops / f / b->product);
+            if (!fixed) figure("attention", what, f, flops / f / 1e12, flops / f / b->matmul_rate);
             snprintf(what, sizeof what, "backward, heads of %d%s", HD, fixed ? ", deterministic" : "");
-            figure("attention", what, g, 2.5 * flops / g / 1e12, 2.5 * flops / g / b->product);
+            figure("attention", what, g, 2.5 * flops / g / 1e12, 2.5 * flops / g / b->matmul_rate);
         }
 }
 
@@ -359,11 +359,11 @@ static void product_row(Bench *b, Worst *worst, double *sums, const char *what, 
     int calls = b->tiny ? 1 : 5, found, fastest = -1;
     run(0);
     device_wait(&b->dev);
-    CudaMatmul *m = b->dev.products->entries; // made for this shape just now
+    CudaMatmulEntry *m = b->dev.cuda_matmuls->entries; // made for this shape just now
     if (!m || !m->found) run_failure("bench_gpu.cu: cuBLASLt has nothing for %s", what);
     cublasLtMatmulAlgo_t chosen = m->algo;
     double least = INFINITY, times[2][ROUNDS];
-    found = matmul_algorithms(b->dev.products, m, results, MAX_CANDIDATES);
+    found = matmul_algorithms(b->dev.cuda_matmuls, m, results, MAX_CANDIDATES);
     for (int i = 0; i < found; i++) {
         if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
         m->algo = results[i].algo;

@@ -141,9 +141,9 @@ static void train_answers(int argc, char **argv) {
             for (int i = 0; i < wanted; i++) {
                 printf("%s%.6g", i ? "," : "", 1e3 * timed_step(r, ++step, &s));
                 if (step == 1)
-                    rate = product_rate(&r->dev), check_first_step(r, walked); // law, walk and wire; memory as planned
+                    rate = matmul_rate(&r->dev), check_first_step(r, walked); // law, walk and wire; memory as planned
             }
-            printf("],\"loss\":%.9g,\"norm\":%.9g,\"product_rate\":%.6g}\n", s.loss, s.grad_norm, rate);
+            printf("],\"loss\":%.9g,\"norm\":%.9g,\"matmul_rate\":%.6g}\n", s.loss, s.grad_norm, rate);
         } else if (!strcmp(line, "parts\n") && step) {
             answer_parts(r, ++step);
         } else if (!strcmp(line,

@@ -866,7 +866,7 @@ static float *floats(Device *dev, int64_t count) {
 
 typedef enum { QKV, GATE_UP, HEAD } Which;
 
-static void product_rates(Device *dev, cJSON *list) {
+static void matmul_rates(Device *dev, cJSON *list) {
     static const struct {
         const char *model, *of;
         Which which;
@@ -954,18 +954,18 @@ static void run_rates(void) {
     walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak =
         (size_t)16 << 30; // addresses: pages come when touched
     device_open(&dev, &walked, ".", 0);
-    kernels_open(&dev, 1);
+    ops_open(&dev, 1);
     cJSON *root = page.into ? cluster_open(page.into) : cJSON_CreateObject();
     printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.threads, "op", "of", "ms",
            "GFLOP/s");
     memory_rates(&dev, root);
     cJSON *products = cluster_list(root, "products"), *attention = cluster_list(root, "attention");
     drop_dtype(products), drop_dtype(attention);
-    product_rates(&dev, products);
+    matmul_rates(&dev, products);
     attention_rates(&dev, attention);
     if (page.into) cluster_close(root, page.into);
     else cJSON_Delete(root);
-    kernels_close(&dev);
+    ops_close(&dev);
     device_close(&dev);
 }
 

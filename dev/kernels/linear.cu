@@ -9,7 +9,7 @@
 #include "page.h"
 
 typedef struct {
-    Product p;
+    Matmul p;
     void *c;
     const floatX *a, *b;
 } Work;
@@ -17,8 +17,8 @@ typedef struct {
 static Work work_of(Case *c) { // which of the three, its output says
     int64_t N = c->size[0], IC = c->size[1], OC = c->size[2], dy_stride = OC + c->size[3];
     PageTensor *y = page_find(c, "y"), *dx = page_find(c, "dx"), *out = y ? y : dx ? dx : page_find(c, "dw");
-    Product forward = {N, OC, IC, IC, 1, 1, IC, OC, out->storage == IN_FLOAT, 0};
-    Product input = {N, IC, OC, dy_stride, 1, IC, 1, IC, 0, 0},
+    Matmul forward = {N, OC, IC, IC, 1, 1, IC, OC, out->storage == IN_FLOAT, 0};
+    Matmul input = {N, IC, OC, dy_stride, 1, IC, 1, IC, 0, 0},
             weight = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, out->role == UPDATED};
     Work w = {y ? forward : dx ? input : weight, out->data, y ? X("x") : X("dy"), y || dx ? X("w") : X("x")};
     return w;
@@ -169,7 +169,7 @@ static inline __attribute__((always_inline)) void packed_block(const Work *w, in
                  cols - j, elements);
         for (int64_t j = 0; j < cols; j += NR) // a panel of B stays in the nearest cache, while those of A pass
             for (int64_t i = 0; i < rows; i += MR)
-                tile_product(sums + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH,
+                tile_matmul(sums + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH,
                              NR, 1, NR, depth, k0 > 0, pair);
     }
     for (int64_t i = 0; i < rows; i++)

@@ -7,7 +7,7 @@
  */
 
 /* C[i][j] = or += sum. */
-static __device__ __forceinline__ void put_sum(const Product &p, void *c, int64_t i, int64_t j, float sum) {
+static __device__ __forceinline__ void put_sum(const Matmul &p, void *c, int64_t i, int64_t j, float sum) {
     if (i >= p.M || j >= p.N) return;
     int64_t at = i * p.c_row + j;
     if (!p.c_float) ((floatX *)c)[at] = from_float(sum);
@@ -15,7 +15,7 @@ static __device__ __forceinline__ void put_sum(const Product &p, void *c, int64_
 }
 
 // Thread (x, y): one element of C; both its operands come past it along K.
-static __global__ void __launch_bounds__(256) naive_kernel(Product p, void *c, const floatX *a, const floatX *b) {
+static __global__ void __launch_bounds__(256) naive_kernel(Matmul p, void *c, const floatX *a, const floatX *b) {
     int64_t across = blocks_of(p.N, 32), i = blockIdx.x / across * 8 + threadIdx.y,
             j = blockIdx.x % across * 32 + threadIdx.x;
     float sum = 0;
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void fetch(float (&tile)[DEPTH][ROWS + 1], con
 
 // A block of 16 x 16 threads has EACH x EACH elements of C a thread: element (x + 16 r, y + 16 s) of its tile.
 template <int EACH>
-static __global__ void __launch_bounds__(256) tile_kernel(Product p, void *c, const floatX *a, const floatX *b) {
+static __global__ void __launch_bounds__(256) tile_kernel(Matmul p, void *c, const floatX *a, const floatX *b) {
     enum { SIDE = 16 * EACH, DEPTH = 16 };
     typedef float Tile[DEPTH][SIDE + 1];
     SHARED(Tile, tiles, 2);
@@ -111,7 +111,7 @@ static __device__ __forceinline__ void fragment(uint32_t (&out)[4], const bf16 *
 // A block of 8 warps: a tile of 128 x 128, of which warp (y, x) of 2 x 4 has 64 x 32. While a step is multiplied, two
 // more are under way.
 template <bool A_ALONG_K, bool B_ALONG_K>
-static __global__ void __launch_bounds__(256, 2) mma_kernel(Product p, void *c, const bf16 *a, const bf16 *b) {
+static __global__ void __launch_bounds__(256, 2) mma_kernel(Matmul p, void *c, const bf16 *a, const bf16 *b) {
     DYN_SHARED(bf16, stages); // (STAGES, STAGE)
     int across = (int)blocks_of(p.N, SIDE), i0 = blockIdx.x / across * SIDE,
         j0 = blockIdx.x % across * SIDE; // M, N and K pass no int; offsets do

@@ -74,7 +74,7 @@ static double timed_median(Case *c, void (*run)(Case *c)) {
 }
 
 static void rate_copy(Case *c) { device_copy(c->dev, c->tensors[0].data, c->tensors[1].data, COPY_BYTES); }
-static void rate_product(Case *c) {
+static void rate_matmul(Case *c) {
     linear_forward(c->dev, (floatX *)c->tensors[0].data, (floatX *)c->tensors[1].data, (floatX *)c->tensors[2].data,
                    RATE_TOKENS, (int)c->size[0], (int)c->size[1]);
 }
@@ -103,7 +103,7 @@ static void rates_open(Device *dev, const PageOptions *o) {
             KERNEL(dev, random_kernel, blocks_for(counts[k], 256), 256, 0, (floatX *)rate.tensors[k].data, counts[k]);
         }
         page_gpu.product =
-            fmax(page_gpu.product, 2 * (double)(RATE_TOKENS * IC * OC) / timed_median(&rate, rate_product));
+            fmax(page_gpu.product, 2 * (double)(RATE_TOKENS * IC * OC) / timed_median(&rate, rate_matmul));
         arena_release(dev, MEM_ACTIVATIONS, 0);
     }
     printf(page_checks.markdown ? "\n%s, %d rounds, medians; measured: %.0f GB/s copied (read and written), %.1f "

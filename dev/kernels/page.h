@@ -757,17 +757,17 @@ static int page_main(int argc, char **argv, const Op *const *ops, int count) {
     PageOptions o = page_options(argc, argv);
     Device walked, dev;
     device_open_walk(&walked, o.threads, 0);
-    kernels_open(&walked, 0); // what the library wants
+    ops_open(&walked, 0); // what the library wants
     static const MemCategory used[] = {MEM_WORKSPACE, MEM_ACTIVATIONS, MEM_COMM};
     for (int i = 0; i < 3; i++) walked.arenas[used[i]].peak += page_memory(used[i]);
 #ifdef USE_CUDA
     cuda_require_gpu();
 #endif
     device_open(&dev, &walked, ".", 0);
-    kernels_open(&dev, 1);
+    ops_open(&dev, 1);
     if (!o.check) rates_open(&dev, &o);
     for (int i = 0; i < count; i++) op_run(ops[i], &dev, &o);
-    kernels_close(&dev);
+    ops_close(&dev);
     device_close(&dev);
     fprintf(page_checks.markdown ? stderr : stdout, "%d passed, %d failed\n", page_checks.passed, page_checks.failed);
     return page_checks.failed > 0;

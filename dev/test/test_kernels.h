@@ -1076,13 +1076,13 @@ static void test_walk(KernelTest *t) {
     int32_t *ids = (int32_t *)test_alloc(t, 64 * 4);
     for (int i = 0; i < 64; i++) ids[i] = i % 17;
     device_open_walk(&walk, 2, 0);
-    kernels_open(&walk, 1);
+    ops_open(&walk, 1);
     size_t opened = walk.arenas[MEM_WORKSPACE].used;
     every_op(&walk, (float *)((uintptr_t)1 << 50), (floatX *)((uintptr_t)1 << 50),
              NULL); // addresses that nothing may touch
     device_open(&real, &walk, ".", 0);
     real.blocking = 1;
-    kernels_open(&real, 0);
+    ops_open(&real, 0);
     every_op(&real, f, x, ids);
     int differ = 0, unused = 0;
     for (int op = 0; op < OP_COUNT; op++) {
@@ -1115,7 +1115,7 @@ static void test_walk(KernelTest *t) {
         }
     CHECK("attention counts visible pairs exactly, and finds the first query that sees a key", !wrong,
           "%d of %d shapes wrong", wrong, 14 * 40 * 36);
-    kernels_close(&real);
+    ops_close(&real);
     device_close(&real);
     device_close(&walk);
     test_free_all(t);
@@ -1133,7 +1133,7 @@ static void test_kernels(void) {
         device_open(&t.dev[threads], &walked, ".", 0);
         t.dev[threads].deterministic = 1;
         t.dev[threads].blocking = 1; // the host reads what an op wrote
-        kernels_open(&t.dev[threads], 0);
+        ops_open(&t.dev[threads], 0);
     }
     static void (*const tests[])(KernelTest *) = {test_exp,          test_embedding,     test_rmsnorm,
                                                   test_residual_add, test_linears,       test_adapter_ops,
@@ -1144,7 +1144,7 @@ static void test_kernels(void) {
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
         t.random = t.seed, tests[i](&t); // its numbers are the same, whatever other tests draw
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
-        kernels_close(&t.dev[threads]);
+        ops_close(&t.dev[threads]);
         device_close(&t.dev[threads]);
     }
 }

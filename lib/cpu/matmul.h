@@ -1,7 +1,7 @@
 /* products.h: matrix products in C: C(M,N) = or += A(M,K) B(K,N), any strides.
  *
  * Included by kernels.h. Owns: the plain product, in tiles that attention uses too, oneDNN's where it is there, and the
- * cache of those (kernels_open, kernels_close). A caller may rely on: the same bits for any number of threads.
+ * cache of those (ops_open, ops_close). A caller may rely on: the same bits for any number of threads.
  */
 enum {                // where a sum is cut at them they decide bits: fixed, whatever the threads
     DX_DEPTH = 16384, // outputs in a partial sum of an fp32 dX: oneDNN is 20 % slower on longer ones
@@ -35,7 +35,7 @@ static inline __attribute__((always_inline)) void tile_columns(float *c, int64_t
     for (int r = 0; r < MR; r++)
         for (int i = 0; i < vectors; i++) vstore(c + r * c_row + i * VL, sum[r][i]);
 }
-static inline __attribute__((always_inline)) void tile_product(float *c, int64_t c_row, const float *a, int64_t a_row,
+static inline __attribute__((always_inline)) void tile_matmul(float *c, int64_t c_row, const float *a, int64_t a_row,
                                                                int64_t a_col, const float *b, int64_t b_row,
                                                                int64_t b_col, int64_t N, int64_t K, int accumulate,
                                                                const int pair) {
@@ -64,7 +64,7 @@ typedef struct { // int64_t throughout: no padding, so two can be compared as by
     int64_t a_row, a_col, b_row, b_col, c_row; // elements between neighbours
     int64_t c_float;                           // 1: C is fp32, 0: C is floatX (as A and B are)
     int64_t accumulate;                        // 1: +=; a C of floatX is rounded again
-} Product;
+} Matmul;
 
 typedef struct MatmulCache {
     int plain;   // 1: no library, or the library has no fast product for floatX
@@ -75,7 +75,7 @@ typedef struct MatmulCache {
 } MatmulCache;
 
 /* One block of C: A and B are widened and packed piece by piece; every sum goes over k in order. */
-static void plain_product_block(const Product *p, char *c, const floatX *a, const floatX *b, int64_t i0, int64_t j0,
+static void plain_matmul_block(const Matmul *p, char *c, const floatX *a, const floatX *b, int64_t i0, int64_t j0,
                                 float *pack) {
     float *as = pack, *bs = as + PLAIN_ROWS * PLAIN_DEPTH, *cs = bs + PLAIN_COLS * PLAIN_DEPTH;
     int64_t rows = min_i64(PLAIN_ROWS, p->M - i0), cols = min_i64(PLAIN_COLS, p->N - j0);
@@ -89,7 +89,7 @@ static void plain_product_block(const Product *p, char *c, const floatX *a, cons
                        depth);
         for (int64_t j = 0; j < cols; j += NR)
             for (int64_t i = 0; i < rows; i += MR)
-                tile_product(cs + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR,
+                tile_matmul(cs + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR,
                              1, NR, depth, k0 > 0, 1);
     }
     for (int64_t i = 0; i < rows; i++)
@@ -115,7 +115,7 @@ static void plain_product_block(const Product *p, char *c, const floatX *a, cons
 #define APPEND_SUM(post) dnnl_post_ops_append_sum(post, 1.0f)
 #endif
 typedef struct MatmulEntry {
-    Product product;
+    Matmul matmul;
     dnnl_primitive_t primitive; // NULL: the library has none that is worth using
     dnnl_memory_t memory[3];    // A, B, C
     struct MatmulEntry *next;
@@ -123,7 +123,7 @@ typedef struct MatmulEntry {
 
 /* Its scratchpad is oneDNN's own: one for all products of a thread, had when a primitive is made, not in the step. */
 static void matmul_create(MatmulCache *cache, MatmulEntry *entry) {
-    const Product *p = &entry->product;
+    const Matmul *p = &entry->matmul;
     dnnl_data_type_t x = FLOATX == DTYPE_BF16 ? dnnl_bf16 : dnnl_f32, types[3] = {x, x, p->c_float ? dnnl_f32 : x};
     dnnl_dims_t sizes[3] = {{p->M, p->K}, {p->K, p->N}, {p->M, p->N}},
                 strides[3] = {{p->a_row, p->a_col}, {p->b_row, p->b_col}, {p->c_row, 1}};
@@ -156,18 +156,18 @@ static void matmul_create(MatmulCache *cache, MatmulEntry *entry) {
     dnnl_primitive_attr_destroy(attr);
 }
 
-static MatmulEntry *matmul_find(MatmulCache *cache, const Product *p) {
+static MatmulEntry *matmul_find(MatmulCache *cache, const Matmul *p) {
     for (MatmulEntry *e = cache->entries; e; e = e->next)
-        if (!memcmp(&e->product, p, sizeof *p)) return e;
+        if (!memcmp(&e->matmul, p, sizeof *p)) return e;
     MatmulEntry *entry = (MatmulEntry *)checked_malloc(sizeof *entry);
-    entry->product = *p;
+    entry->matmul = *p;
     matmul_create(cache, entry);
     entry->next = cache->entries;
     return cache->entries = entry;
 }
 #endif
 
-static void product(Device *dev, const Product *p, void *c, const floatX *a, const floatX *b) {
+static void cpu_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
     MatmulCache *cache = dev->matmuls;
 #ifdef HAVE_ONEDNN
     MatmulEntry *entry = cache->plain ? NULL : matmul_find(cache, p);
@@ -189,11 +189,11 @@ static void product(Device *dev, const Product *p, void *c, const floatX *a, con
     int64_t across = blocks_of(p->N, PLAIN_COLS), blocks = blocks_of(p->M, PLAIN_ROWS) * across;
 #pragma omp parallel for num_threads(dev->threads) schedule(dynamic)
     for (int64_t i = 0; i < blocks; i++)
-        plain_product_block(p, (char *)c, a, b, i / across * PLAIN_ROWS, i % across * PLAIN_COLS,
+        plain_matmul_block(p, (char *)c, a, b, i / across * PLAIN_ROWS, i % across * PLAIN_COLS,
                             cache->pack + (int64_t)omp_get_thread_num() * PLAIN_PACK);
 }
 
-static void cpu_require(int HD) { (void)HD; } // any
+static void cpu_require_head_size(int HD) { (void)HD; } // any
 
 #ifdef HAVE_ONEDNN
 /* Whether oneDNN's matmuls have the same bits for any number of threads. Its AVX-512 kernels do. Its older ones (AVX2 and
@@ -208,13 +208,13 @@ static int onednn_is_deterministic(void) {
 #endif
 
 /* Once per rank, on the rank's own thread: the library's threads are a property of the thread that calls it. */
-static void cpu_kernels_open(Device *dev, int say) {
+static void cpu_ops_open(Device *dev, int say) {
     if (dev->walk) return;
     omp_set_num_threads(dev->threads);
     MatmulCache *cache = dev->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
 #ifdef HAVE_ONEDNN
     const char *why = NULL;
-    Product probe = {256, 256, 256, 256, 1, 1, 256, 256, 0, 0};
+    Matmul probe = {256, 256, 256, 256, 1, 1, 256, 256, 0, 0};
 #if DNNL_VERSION_MAJOR < 3
     dnnl_set_max_cpu_isa(
         dnnl_cpu_isa_avx512_core_bf16); // its products by tiles (AMX) end the process: Illegal instruction
@@ -236,7 +236,7 @@ static void cpu_kernels_open(Device *dev, int say) {
     if (why && say) fprintf(stderr, "matrix products: plain C, %s\n", why);
 }
 
-static void cpu_kernels_close(Device *dev) {
+static void cpu_ops_close(Device *dev) {
     MatmulCache *cache = dev->matmuls;
     if (!cache) return;
 #ifdef HAVE_ONEDNN
@@ -256,32 +256,32 @@ static void cpu_kernels_close(Device *dev) {
 
 static void cpu_linear_forward(Device *dev, void *y, int y_float, const floatX *x, const floatX *w, int N, int IC,
                                int OC) {
-    Product p = {N, OC, IC, IC, 1, 1, IC, OC, y_float, 0};
-    product(dev, &p, y, x, w);
+    Matmul p = {N, OC, IC, IC, 1, 1, IC, OC, y_float, 0};
+    cpu_matmul(dev, &p, y, x, w);
 }
 static void cpu_linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N,
                                    int IC, int OC) {
-    Product p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
-    product(dev, &p, y, x, w);
+    Matmul p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
+    cpu_matmul(dev, &p, y, x, w);
 }
 static void cpu_linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC,
                                           int OC) {
-    Product p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
-    product(dev, &p, dx, dy, w);
+    Matmul p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
+    cpu_matmul(dev, &p, dx, dy, w);
 }
 static void cpu_linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w,
                                       int N, int IC, int OC) {
     int64_t depth = FLOATX == DTYPE_F32 ? DX_DEPTH : OC; // bf16 sums must not be rounded on the way
     for (int64_t o = 0; o < OC; o += depth) {
-        Product p = {N, IC, min_i64(depth, OC - o), dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, o > 0};
-        product(dev, &p, dx, dy + o, w + o * IC);
+        Matmul p = {N, IC, min_i64(depth, OC - o), dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, o > 0};
+        cpu_matmul(dev, &p, dx, dy + o, w + o * IC);
     }
 }
 /* Summed in chunks of DW_TOKENS tokens, each rounded to fp32 and then added. */
 static void cpu_linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x,
                                        int N, int IC, int OC, int accumulate) {
     for (int n = 0; n < N; n += DW_TOKENS) {
-        Product p = {OC, IC, min_i64(DW_TOKENS, N - n), 1, dy_stride, IC, 1, IC, 1, accumulate || n > 0};
-        product(dev, &p, dw, dy + n * dy_stride, x + (int64_t)n * IC);
+        Matmul p = {OC, IC, min_i64(DW_TOKENS, N - n), 1, dy_stride, IC, 1, IC, 1, accumulate || n > 0};
+        cpu_matmul(dev, &p, dw, dy + n * dy_stride, x + (int64_t)n * IC);
     }
 }

@@ -1,7 +1,7 @@
 /* kernels.cuh: every op of kernels.h on an NVIDIA GPU: functions cuda_<op> that take what cpu_<op> takes.
  *
  * Owns: the kernels, each with a launcher that alone knows its grid, block and shared memory; cuBLASLt's handle, its
- * workspace and its choices by shape (kernels_open, kernels_close).
+ * workspace and its choices by shape (ops_open, ops_close).
  * A caller may rely on: nothing here waits for the GPU; every kernel gives the same bits on each run (attention's dq
  * under dev->deterministic); but for cuBLASLt, which chooses by shape, a row's depend on that row alone; sums over rows
  * are cut at fixed places.
@@ -33,8 +33,8 @@ enum {
     SORT_TOKENS = 4,
     SORT_BLOCK = 512, // tokens that a thread, and threads that a block of the sort has
     LOSS_TILE = 4,    // vectors of logits that a thread has in flight
-    PRODUCT_TILE = 64,
-    PRODUCT_DEPTH = 16,             // the plain product
+    MATMUL_TILE = 64,
+    MATMUL_DEPTH = 16,             // the plain product
     CUDA_WORKSPACE_BYTES = 32 << 20 // what NVIDIA recommends for Hopper
 };
 
@@ -221,23 +221,23 @@ static unsigned grid_of(int64_t blocks) {
 // Its matrices lie by columns. C (M,N) by rows is its C^T (N,M), so it is asked for C^T = B^T A^T: its first operand is
 // our B, its second our A, and nothing is transposed in memory.
 
-typedef struct CudaMatmul {
-    Product product;
+typedef struct CudaMatmulEntry {
+    Matmul matmul;
     int64_t aligned[3]; // bytes that the addresses of A, B, C are multiples of, up to 256: the choice depends on it
     int found;          // 0: the library has nothing for it
     cublasLtMatmulDesc_t how;
     cublasLtMatrixLayout_t layout[3];
     cublasLtMatmulAlgo_t algo;
-    struct CudaMatmul *next;
-} CudaMatmul;
+    struct CudaMatmulEntry *next;
+} CudaMatmulEntry;
 
-typedef struct CudaMatmuls {
+typedef struct CudaMatmulCache {
     int plain, say; // plain: 1 asks the library for nothing; say: this rank tells what was refused, once
     cublasLtHandle_t handle;
     void *workspace; // this rank's own: with it cublasLtMatmul gives the same bits on each run (cuBLAS manual, Results
                      // Reproducibility)
-    CudaMatmul *entries; // one a shape, made when it is first met
-} CudaMatmuls;
+    CudaMatmulEntry *entries; // one a shape, made when it is first met
+} CudaMatmulCache;
 
 static void cublas_check(cublasStatus_t status, const char *what) {
     if (status != CUBLAS_STATUS_SUCCESS) run_failure("cuBLASLt: %s failed with status %d", what, (int)status);
@@ -245,7 +245,7 @@ static void cublas_check(cublasStatus_t status, const char *what) {
 
 /* A matrix that B^T or A^T is to be: `rows` along its columns, `apart` between them; or the other way round, to be
  * transposed. */
-static cublasLtMatrixLayout_t matmul_operand(CudaMatmul *m, cublasLtMatmulDescAttributes_t which, int64_t rows,
+static cublasLtMatrixLayout_t matmul_operand(CudaMatmulEntry *m, cublasLtMatmulDescAttributes_t which, int64_t rows,
                                              int64_t cols, int64_t row, int64_t col) {
     cublasLtMatrixLayout_t layout;
     cudaDataType_t type = FLOATX == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
@@ -259,7 +259,7 @@ static cublasLtMatrixLayout_t matmul_operand(CudaMatmul *m, cublasLtMatmulDescAt
 
 /* Up to `most` algorithms for a product, the likeliest first; returns how many. Sums are kept in fp32 until the end: no
  * split along K whose parts are added in the output's dtype. */
-static int matmul_algorithms(CudaMatmuls *cache, const CudaMatmul *m, cublasLtMatmulHeuristicResult_t *results,
+static int matmul_algorithms(CudaMatmulCache *cache, const CudaMatmulEntry *m, cublasLtMatmulHeuristicResult_t *results,
                              int most) {
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t aligned[3] = {(uint32_t)m->aligned[0], (uint32_t)m->aligned[1], (uint32_t)m->aligned[2]};
@@ -288,8 +288,8 @@ static int matmul_algorithms(CudaMatmuls *cache, const CudaMatmul *m, cublasLtMa
     return status == CUBLAS_STATUS_SUCCESS ? found : 0;
 }
 
-static void matmul_choose(CudaMatmuls *cache, CudaMatmul *m) {
-    const Product *p = &m->product;
+static void matmul_choose(CudaMatmulCache *cache, CudaMatmulEntry *m) {
+    const Matmul *p = &m->matmul;
     cublasLtMatmulHeuristicResult_t result;
     cublas_check(cublasLtMatmulDescCreate(&m->how, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                  "describing a product"); // fp32 stays fp32: no TF32
@@ -302,50 +302,50 @@ static void matmul_choose(CudaMatmuls *cache, CudaMatmul *m) {
     if (m->found) m->algo = result.algo;
 }
 
-static CudaMatmul *cuda_matmul_find(CudaMatmuls *cache, const Product *p, const void *a, const void *b, const void *c) {
+static CudaMatmulEntry *cuda_matmul_find(CudaMatmulCache *cache, const Matmul *p, const void *a, const void *b, const void *c) {
     const uintptr_t at[3] = {(uintptr_t)a, (uintptr_t)b, (uintptr_t)c};
     int64_t aligned[3];
     for (int i = 0; i < 3; i++) aligned[i] = (int64_t)((at[i] | 256) & (0 - (at[i] | 256)));
-    for (CudaMatmul *m = cache->entries; m; m = m->next)
-        if (!memcmp(&m->product, p, sizeof *p) && !memcmp(m->aligned, aligned, sizeof aligned)) return m;
-    CudaMatmul *m = (CudaMatmul *)checked_malloc(sizeof *m);
-    m->product = *p;
+    for (CudaMatmulEntry *m = cache->entries; m; m = m->next)
+        if (!memcmp(&m->matmul, p, sizeof *p) && !memcmp(m->aligned, aligned, sizeof aligned)) return m;
+    CudaMatmulEntry *m = (CudaMatmulEntry *)checked_malloc(sizeof *m);
+    m->matmul = *p;
     memcpy(m->aligned, aligned, sizeof aligned);
     matmul_choose(cache, m);
     m->next = cache->entries;
     return cache->entries = m;
 }
 
-/* What the library refuses: a block has PRODUCT_TILE x PRODUCT_TILE of C, a thread every 16th row and column of it, 4 x
+/* What the library refuses: a block has MATMUL_TILE x MATMUL_TILE of C, a thread every 16th row and column of it, 4 x
  * 4 in all; sums go over k in order. A tile's edges of A and B are read once a block, widened. */
 static __global__ void __launch_bounds__(BLOCK)
-    plain_product_kernel(void *c, const floatX *a, const floatX *b, Product p, int across) {
-    SHARED(float, as, PRODUCT_DEPTH *(PRODUCT_TILE + 1));
-    SHARED(float, bs, PRODUCT_DEPTH *(PRODUCT_TILE + 1));
-    int64_t i0 = (int64_t)(blockIdx.x / (unsigned)across) * PRODUCT_TILE,
-            j0 = (int64_t)(blockIdx.x % (unsigned)across) * PRODUCT_TILE;
+    plain_matmul_kernel(void *c, const floatX *a, const floatX *b, Matmul p, int across) {
+    SHARED(float, as, MATMUL_DEPTH *(MATMUL_TILE + 1));
+    SHARED(float, bs, MATMUL_DEPTH *(MATMUL_TILE + 1));
+    int64_t i0 = (int64_t)(blockIdx.x / (unsigned)across) * MATMUL_TILE,
+            j0 = (int64_t)(blockIdx.x % (unsigned)across) * MATMUL_TILE;
     int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
     float sum[4][4] = {};
-    for (int64_t k0 = 0; k0 < p.K; k0 += PRODUCT_DEPTH) {
-        for (int e = (int)threadIdx.x; e < PRODUCT_DEPTH * PRODUCT_TILE;
+    for (int64_t k0 = 0; k0 < p.K; k0 += MATMUL_DEPTH) {
+        for (int e = (int)threadIdx.x; e < MATMUL_DEPTH * MATMUL_TILE;
              e += BLOCK) { // neighbouring threads read neighbours in memory
-            int ak = p.a_col == 1 ? e % PRODUCT_DEPTH : e / PRODUCT_TILE,
-                i = p.a_col == 1 ? e / PRODUCT_DEPTH : e % PRODUCT_TILE;
-            int bk = p.b_col == 1 ? e / PRODUCT_TILE : e % PRODUCT_DEPTH,
-                j = p.b_col == 1 ? e % PRODUCT_TILE : e / PRODUCT_DEPTH;
-            as[ak * (PRODUCT_TILE + 1) + i] =
+            int ak = p.a_col == 1 ? e % MATMUL_DEPTH : e / MATMUL_TILE,
+                i = p.a_col == 1 ? e / MATMUL_DEPTH : e % MATMUL_TILE;
+            int bk = p.b_col == 1 ? e / MATMUL_TILE : e % MATMUL_DEPTH,
+                j = p.b_col == 1 ? e % MATMUL_TILE : e / MATMUL_DEPTH;
+            as[ak * (MATMUL_TILE + 1) + i] =
                 i0 + i < p.M && k0 + ak < p.K ? to_float(a[(i0 + i) * p.a_row + (k0 + ak) * p.a_col]) : 0.0f;
-            bs[bk * (PRODUCT_TILE + 1) + j] =
+            bs[bk * (MATMUL_TILE + 1) + j] =
                 j0 + j < p.N && k0 + bk < p.K ? to_float(b[(k0 + bk) * p.b_row + (j0 + j) * p.b_col]) : 0.0f;
         }
         __syncthreads();
 #pragma unroll
-        for (int k = 0; k < PRODUCT_DEPTH; k++)
+        for (int k = 0; k < MATMUL_DEPTH; k++)
 #pragma unroll
             for (int r = 0; r < 4; r++)
 #pragma unroll
                 for (int s = 0; s < 4; s++)
-                    sum[r][s] = fmaf(as[k * (PRODUCT_TILE + 1) + y + 16 * r], bs[k * (PRODUCT_TILE + 1) + x + 16 * s],
+                    sum[r][s] = fmaf(as[k * (MATMUL_TILE + 1) + y + 16 * r], bs[k * (MATMUL_TILE + 1) + x + 16 * s],
                                      sum[r][s]);
         __syncthreads();
     }
@@ -360,10 +360,10 @@ static __global__ void __launch_bounds__(BLOCK)
         }
 }
 
-static void cuda_product(Device *dev, const Product *p, void *c, const floatX *a, const floatX *b) {
-    CudaMatmuls *cache = dev->products;
+static void cuda_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
+    CudaMatmulCache *cache = dev->cuda_matmuls;
     if (p->M == 0 || p->N == 0) return;
-    CudaMatmul *m = cache->plain ? NULL : cuda_matmul_find(cache, p, a, b, c);
+    CudaMatmulEntry *m = cache->plain ? NULL : cuda_matmul_find(cache, p, a, b, c);
     if (m && m->found) {
         const float one = 1, beta = (float)p->accumulate;
         cublasStatus_t status =
@@ -383,34 +383,34 @@ static void cuda_product(Device *dev, const Product *p, void *c, const floatX *a
                 "): such take a plain kernel, many times slower\n",
                 p->M, p->K, p->K, p->N);
     if (m) cache->say = 0;
-    int across = (int)blocks_of(p->N, PRODUCT_TILE);
-    KERNEL(dev, plain_product_kernel, grid_of(across * blocks_of(p->M, PRODUCT_TILE)), BLOCK, 0, c, a, b, *p, across);
+    int across = (int)blocks_of(p->N, MATMUL_TILE);
+    KERNEL(dev, plain_matmul_kernel, grid_of(across * blocks_of(p->M, MATMUL_TILE)), BLOCK, 0, c, a, b, *p, across);
 }
 
 static void cuda_linear_forward(Device *dev, void *y, int y_float, const floatX *x, const floatX *w, int N, int IC,
                                 int OC) {
-    Product p = {N, OC, IC, IC, 1, 1, IC, OC, y_float, 0};
-    cuda_product(dev, &p, y, x, w);
+    Matmul p = {N, OC, IC, IC, 1, 1, IC, OC, y_float, 0};
+    cuda_matmul(dev, &p, y, x, w);
 }
 static void cuda_linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w,
                                        int N, int IC, int OC) {
-    Product p = {N, IC, OC, dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, 0};
-    cuda_product(dev, &p, dx, dy, w);
+    Matmul p = {N, IC, OC, dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, 0};
+    cuda_matmul(dev, &p, dx, dy, w);
 }
 static void cuda_linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N,
                                     int IC, int OC) {
-    Product p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
-    cuda_product(dev, &p, y, x, w);
+    Matmul p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
+    cuda_matmul(dev, &p, y, x, w);
 }
 static void cuda_linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC,
                                            int OC) {
-    Product p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
-    cuda_product(dev, &p, dx, dy, w);
+    Matmul p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
+    cuda_matmul(dev, &p, dx, dy, w);
 }
 static void cuda_linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x,
                                         int N, int IC, int OC, int accumulate) {
-    Product p = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, accumulate};
-    cuda_product(dev, &p, dw, dy, x);
+    Matmul p = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, accumulate};
+    cuda_matmul(dev, &p, dw, dy, x);
 }
 
 // ---------------------------------------------------------------------------
@@ -2165,7 +2165,7 @@ static void cuda_fingerprint(Device *dev, uint64_t *total, const void *data, int
 // start and end
 
 /* A GPU, and kernels for heads of HD elements. */
-static void cuda_require(int HD) {
+static void cuda_require_head_size(int HD) {
     cuda_require_gpu();
     if (!cuda_attention_has(HD))
         user_error("attention heads of %d elements have no CUDA kernel, 1 to 256 are expected: use ./train_llama3, "
@@ -2179,10 +2179,10 @@ static void cuda_require(int HD) {
 }
 
 /* Once per rank, on the rank's own thread. `say`: whether this rank tells of what is slower than it should be. */
-static void cuda_kernels_open(Device *dev, int say) {
+static void cuda_ops_open(Device *dev, int say) {
     void *workspace = arena_alloc(dev, MEM_WORKSPACE, "cuBLASLt", CUDA_WORKSPACE_BYTES);
     if (dev->walk) return;
-    CudaMatmuls *cache = dev->products = (CudaMatmuls *)checked_malloc(sizeof *cache);
+    CudaMatmulCache *cache = dev->cuda_matmuls = (CudaMatmulCache *)checked_malloc(sizeof *cache);
     cache->say = say;
     cublas_check(cublasLtCreate(&cache->handle), "its start");
     cache->workspace = workspace;
@@ -2192,11 +2192,11 @@ static void cuda_kernels_open(Device *dev, int say) {
             cudaFuncSetAttribute(with_shared[i], cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(dev)),
             "asking for shared memory");
 }
-static void cuda_kernels_close(Device *dev) {
-    CudaMatmuls *cache = dev->products;
+static void cuda_ops_close(Device *dev) {
+    CudaMatmulCache *cache = dev->cuda_matmuls;
     if (!cache) return;
     device_wait(dev); // products may still use the workspace
-    for (CudaMatmul *m = cache->entries, *next; m; m = next) {
+    for (CudaMatmulEntry *m = cache->entries, *next; m; m = next) {
         next = m->next;
         for (int i = 0; i < 3; i++) cublasLtMatrixLayoutDestroy(m->layout[i]);
         cublasLtMatmulDescDestroy(m->how);
@@ -2204,7 +2204,7 @@ static void cuda_kernels_close(Device *dev) {
     }
     cublasLtDestroy(cache->handle);
     free(cache);
-    dev->products = NULL;
+    dev->cuda_matmuls = NULL;
 }
 
 #endif

@@ -1,12 +1,12 @@
-/* exchanges.h: what ranks do together behind nccl.h: their communicators, calls that meet, data that moves.
+/* collectives.h: what ranks do together behind nccl.h: their communicators, calls that meet, data that moves.
  *
  * A call becomes a launch, an operation of its stream; calls that meet (the n-th collective of a communicator, the n-th
  * send and receive of a pair of ranks) are one exchange, which runs when the launch of each part has begun: it is the
  * head of its stream, and those before it on its device let it (launches_begin). A launch ends when all its exchanges
  * have run. Owns: the one Nccl of the process, under the machine's lock.
  */
-#ifndef CUDA_ON_CPU_EXCHANGES_H
-#define CUDA_ON_CPU_EXCHANGES_H
+#ifndef CUDA_ON_CPU_COLLECTIVES_H
+#define CUDA_ON_CPU_COLLECTIVES_H
 
 namespace emu {
 
@@ -34,7 +34,7 @@ struct Part {
     std::string text;
 };
 
-struct Exchange { // a collective, or a send and its receive
+struct Collective { // a collective, or a send and its receive
     std::shared_ptr<Team> team;
     size_t wanted; // parts
     std::vector<Part> parts;
@@ -53,7 +53,7 @@ struct NcclLaunch : Rendezvous { // calls of one communicator that one rank issu
     cudaStream_t stream;
     bool lost = false, aborted = false, begun = false;
     double start = 0; // when it has begun: us, by the logical clock
-    std::vector<std::shared_ptr<Exchange>> exchanges;
+    std::vector<std::shared_ptr<Collective>> collectives;
     ~NcclLaunch() override;
     bool can_go_on() override;
     bool go_on() override;
@@ -74,8 +74,8 @@ struct Team { // the ranks of one communicator
     std::vector<int> devices;
     size_t joined;
     double clock;                                              // us: when the last one came
-    std::map<uint64_t, std::shared_ptr<Exchange>> collectives; // by number: those that some rank has yet to issue
-    std::map<std::tuple<int, int, int>, std::deque<std::shared_ptr<Exchange>>>
+    std::map<uint64_t, std::shared_ptr<Collective>> collectives; // by number: those that some rank has yet to issue
+    std::map<std::tuple<int, int, int>, std::deque<std::shared_ptr<Collective>>>
         halves; // by sender, receiver, kind: those without the other
     struct Split {
         ncclComm_t child;
@@ -96,7 +96,7 @@ struct Nccl { // under the machine's lock
     std::map<int, World> worlds; // by device
     std::map<int, std::vector<NcclLaunch *>>
         launches; // by device: those that are not over, in the order of the program
-    std::map<std::pair<int, int>, std::vector<std::shared_ptr<Exchange>>>
+    std::map<std::pair<int, int>, std::vector<std::shared_ptr<Collective>>>
         issued; // by devices: what the first has issued, and the second has yet to
     std::map<std::pair<std::string, int>, uint64_t> received; // bytes, by name and rank
     bool ordered;                                             // NCCL_LAUNCH_ORDER_IMPLICIT
@@ -204,7 +204,7 @@ inline size_t sent(const NcclCall &c) { // bytes of its source
 inline size_t taken(const NcclCall &c) { // bytes of its destination
     return c.kind == NCCL_SEND ? 0 : piece_of(c) * (c.kind == NCCL_GATHER ? c.comm->team->members.size() : 1);
 }
-inline size_t received(const Exchange &x, const Part &p) { // bytes from others
+inline size_t received(const Collective &x, const Part &p) { // bytes from others
     size_t ranks = x.team->members.size(), bytes = piece_of(p.call);
     if (p.call.kind == NCCL_GATHER || p.call.kind == NCCL_SCATTER) return (ranks - 1) * bytes;
     if (p.call.kind == NCCL_REDUCE) return 2 * (ranks - 1) * bytes / ranks;
@@ -223,7 +223,7 @@ inline std::string describe(const NcclCall &c) {
 }
 
 /* What is registered lies at one place of it on all ranks: NCCL reaches into the others' by its own. */
-inline void check_places(const Exchange &x) {
+inline void check_places(const Collective &x) {
     auto place = [](const Part &p, const void *buffer) {
         for (auto &r : p.call.comm->registered)
             if ((const char *)buffer >= r.second.first && (const char *)buffer < r.second.first + r.second.second)
@@ -242,7 +242,7 @@ inline void check_places(const Exchange &x) {
 }
 
 /* All parts are there: data moves. Parts lie by rank; the send before its receive. */
-inline void move_data(Exchange &x) {
+inline void move_data(Collective &x) {
     const NcclCall &first = x.parts[0].call;
     size_t ranks = x.parts.size(), piece = piece_of(first), element = nccl_type(first.type)->bytes;
     if (!piece) return;
@@ -294,7 +294,7 @@ inline void launches_begin(int device) {
     }
 }
 
-inline bool can_move(const Exchange &x) {
+inline bool can_move(const Collective &x) {
     if (x.dead || x.parts.size() < x.wanted) return false;
     for (const Part &p : x.parts) {
         if (!p.launch->begun) launches_begin(p.device);
@@ -308,19 +308,19 @@ inline void check_alone(const Part &p) {
     for (cudaStream_t s : machine().streams) {
         if (nccl().ordered || s->device != p.device || s == p.launch->stream || !is_free(s)) continue;
         NcclLaunch *other = (NcclLaunch *)s->queue.front().meets.get();
-        if (!other || other->team == p.launch->team || other->lost || other->aborted || other->exchanges.empty())
+        if (!other || other->team == p.launch->team || other->lost || other->aborted || other->collectives.empty())
             continue;
         fail(nullptr,
              "%s and %s are in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1 before the first communicator, or "
              "order them by an event",
-             p.text.c_str(), other->exchanges[0]->of_device(p.device)->text.c_str());
+             p.text.c_str(), other->collectives[0]->of_device(p.device)->text.c_str());
     }
 }
 
 inline bool NcclLaunch::can_go_on() {
     if (aborted) return true;
     bool all = !lost;
-    for (auto &x : exchanges) {
+    for (auto &x : collectives) {
         if (!x->moved && can_move(*x)) return true;
         all &= x->moved;
     }
@@ -329,7 +329,7 @@ inline bool NcclLaunch::can_go_on() {
 
 inline bool NcclLaunch::go_on() {
     bool all = !lost;
-    for (auto &x : exchanges) {
+    for (auto &x : collectives) {
         if (!aborted && !x->moved && can_move(*x)) {
             size_t most = 0;
             double start = 0;
@@ -353,7 +353,7 @@ inline bool NcclLaunch::go_on() {
 
 inline std::string NcclLaunch::waits() const {
     if (lost) return "a call that is lost, as CUDA_ON_CPU_NCCL_LOSE or _ERROR says";
-    for (auto &x : exchanges)
+    for (auto &x : collectives)
         if (!x->moved)
             return x->of_device(stream->device)->text + " waits: of " + std::to_string(x->wanted) + " ranks " +
                    std::to_string(x->parts.size()) + " have made their call" +
@@ -403,22 +403,22 @@ inline ncclResult_t check_call(NcclCall &c) {
 }
 
 /* The exchange that a call is part of: the n-th collective of its communicator, the n-th send of a pair of ranks. */
-inline std::shared_ptr<Exchange> exchange_of(const NcclCall &c, NcclLaunch *launch) {
+inline std::shared_ptr<Collective> collective_of(const NcclCall &c, NcclLaunch *launch) {
     std::shared_ptr<Team> team = c.comm->team;
     Part part = {c, c.comm->rank, c.comm->device, launch, describe(c)};
-    std::shared_ptr<Exchange> x;
+    std::shared_ptr<Collective> x;
     bool p2p = c.kind >= NCCL_SEND, send = c.kind == NCCL_SEND;
     uint64_t number = c.comm->collectives;
     if (p2p) {
         int from = send ? part.rank : c.peer, to = send ? c.peer : part.rank;
         auto &others = team->halves[{from, to, send ? NCCL_RECV : NCCL_SEND}];
         if (others.empty()) {
-            x = std::make_shared<Exchange>(Exchange{team, 2, {}, false, false, 0});
+            x = std::make_shared<Collective>(Collective{team, 2, {}, false, false, 0});
             team->halves[{from, to, c.kind}].push_back(x);
         } else x = others.front(), others.pop_front();
     } else {
         auto &slot = team->collectives[c.comm->collectives++];
-        if (!slot) slot = std::make_shared<Exchange>(Exchange{team, team->members.size(), {}, false, false, 0});
+        if (!slot) slot = std::make_shared<Collective>(Collective{team, team->members.size(), {}, false, false, 0});
         x = slot;
     }
     if (!x->parts.empty()) {
@@ -436,7 +436,7 @@ inline std::shared_ptr<Exchange> exchange_of(const NcclCall &c, NcclLaunch *laun
 
 /* Does a rank launch them one after the other? Not where one group has both; collectives of one communicator meet by
  * their number. */
-inline bool in_turn(const Exchange &x, const Exchange &y, int device) {
+inline bool in_turn(const Collective &x, const Collective &y, int device) {
     const Part *a = x.of_device(device), *b = y.of_device(device);
     if (x.team != y.team) return true;
     return (x.parts[0].call.kind >= NCCL_SEND || y.parts[0].call.kind >= NCCL_SEND) &&
@@ -445,16 +445,16 @@ inline bool in_turn(const Exchange &x, const Exchange &y, int device) {
 
 /* Two ranks issue what both take part in in one order: else each waits for the other, on a GPU. */
 inline void check_order(const NcclLaunch &launch) {
-    auto text = [](const Exchange &x, int device, int other) {
+    auto text = [](const Collective &x, int device, int other) {
         return x.of_device(device) ? x.of_device(device)->text : "what meets " + x.of_device(other)->text;
     };
-    auto wrong = [text](const Exchange &x, const Exchange &y, int me, int other) { // x before y here, y before x there
+    auto wrong = [text](const Collective &x, const Collective &y, int me, int other) { // x before y here, y before x there
         fail(nullptr, "two ranks issue in two orders, on GPUs a deadlock: %s; then %s. But %s; then %s",
              text(x, me, other).c_str(), text(y, me, other).c_str(), text(y, other, me).c_str(),
              text(x, other, me).c_str());
     };
     int me = launch.stream->device;
-    for (auto &x : launch.exchanges)
+    for (auto &x : launch.collectives)
         for (int other : x->team->devices) {
             const Part &p = x->parts[0];
             bool takes_part =
@@ -511,8 +511,8 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
     }
     for (auto &l : launches) {
         for (const NcclCall &c : calls)
-            if (l->comm == c.comm && !l->lost) l->exchanges.push_back(exchange_of(c, l.get()));
-        for (auto &x : l->exchanges) {
+            if (l->comm == c.comm && !l->lost) l->collectives.push_back(collective_of(c, l.get()));
+        for (auto &x : l->collectives) {
             const Part &p = x->parts[0];
             if (p.call.kind >= NCCL_SEND && p.call.peer == p.rank && x->parts.size() < 2)
                 fail(nullptr, "%s: to itself, without the other half in the same group: it would wait for good",
@@ -616,7 +616,7 @@ inline void leave(ncclComm_t comm) {
             NcclLaunch *l = (NcclLaunch *)op.meets.get();
             if (!l || l->comm != comm) continue;
             l->aborted = true;
-            for (auto &x : l->exchanges) x->dead |= !x->moved;
+            for (auto &x : l->collectives) x->dead |= !x->moved;
         }
     drop_job(comm);
     for (auto &list : nccl().issued)
