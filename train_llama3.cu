@@ -12,7 +12,7 @@
 #include "lib/ops.h"           // defines: the ops: linear_forward, attention_backward, adamw, …
 #include "fsdp.h"              // defines: Fsdp, unit_gather, unit_free, unit_reduce
 #include "pipeline_parallel.h" // defines: Schedule, PipeStep, pipe_source, pipe_target
-#include "run/options.h"       // defines: Options, options_parse, options_print, number_after_colon
+#include "run/options.h"       // defines: Options, options_parse, options_write, number_after_colon
 #include "dataloader.h"        // defines: Dataset, Sampler, Loader
 #include "tokenizer.h"         // defines: Tokenizer, tokenizer_encode, tokenizer_decode
 #include "run/safetensors.h"   // defines: StFiles, model_weights_open
@@ -1193,7 +1193,7 @@ static int train(Run *r, const Run *walked) {
 static void write_run_files(const Job *j, const Run *r) {
     Plan plan;
     FILE *f = logger_create(j->opt.out, "config.txt");
-    options_print(r->opt, f, 1);
+    options_write(r->opt, f);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
     layout_write(j->opt.out, &j->mesh, r->layout);
     plan_open(&plan, j, WALK_PARTS);
@@ -1312,7 +1312,7 @@ int main(int argc, char **argv) {
     process_end.quiet = 1; // all processes check the same input: until ranks have met, the first speaks
     Job job = ZERO;
     job.opt = options_parse(argc, argv);
-    if (job.opt.help && process == 0) options_print(&job.opt, stdout, 0);
+    if (job.opt.help && process == 0) options_print_help(stdout);
     if (job.opt.help) return 0;
     if (job.opt.encode || job.opt.decode) {
         if (process == 0) tokenizer_tool(job.opt.tokenizer, job.opt.encode, job.opt.decode);

@@ -158,7 +158,7 @@ static void check_agreement(Run *r) {
     size_t length;
     FILE *f = open_memstream(&text, &length);
     if (!f) run_failure("out of memory");
-    options_print(r->opt, f, 1);
+    options_write(r->opt, f);
     fclose(f);
     uint64_t mine =
         hash_bytes(hash_bytes(HASH_START, text, length), &r->data->fingerprint, sizeof r->data->fingerprint) ^

@@ -74,7 +74,7 @@ static void check_said(const Options *o, const Words *w) {
 
 /* config.txt, given as options, gives the same config.txt. */
 static void check_config_txt(const Options *o) {
-    options_print(o, stdout, 1);
+    options_write(o, stdout);
     size_t length = said_length(&said_out);
     char *first = (char *)memcpy(checked_malloc(length + 1), said_out.text, length);
     Words w = ZERO;
@@ -91,7 +91,7 @@ static void check_config_txt(const Options *o) {
     Options again = options_parse(w.count, w.words);
     held.promise = NULL;
     rewind(stdout);
-    options_print(&again, stdout, 1);
+    options_write(&again, stdout);
     EXPECT(said_length(&said_out) == length && !memcmp(first, said_out.text, length),
            "config.txt is\n%.*s\ngiven as options it is\n%.*s", (int)length, first, (int)said_length(&said_out),
            said_out.text);
@@ -107,7 +107,7 @@ static void fuzz_options(Bytes in) {
     check_limits(&o);
     check_said(&o, &w);
     check_config_txt(&o);
-    if (o.help) options_print(&o, stdout, 0);
+    if (o.help) options_print_help(stdout);
     if (preset_find(o.model) && (o.plan || !o.data)) { // else files that are not ours would be looked for
         memset(&j, 0, sizeof j);
         j.opt = o;

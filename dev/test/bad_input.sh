@@ -166,9 +166,9 @@ option_values() {
         X | SECONDS) bad_values "$name" seven "" "1 2" 3x nan inf -5 1e400 ;;
         *) bad_values "$name" seven "" "1 2" 3x nan inf -5 1e400 2.5 99999999999 ;;
         esac
-    done < <(sed -nE 's/^  --([a-z0-9-]+) (N|T|B|K|X|SECONDS|N\|auto) .*/\1 \2/p' help)
+    done < <(sed -nE 's/^  --([a-z0-9-]+) (N|T|B|K|X|SECONDS|N\|auto)( .*)?$/\1 \2/p' help)
     for name in tail transport dtype accumulate sharding wrap reduce-dtype recompute offload; do
-        bad_values "$name" "" "$(sed -nE "s/^  --$name ([a-z0-9_:N|]+) .*/\1/p" help)" nonsense
+        bad_values "$name" "" "$(sed -nE "s/^  --$name ([a-z0-9_:N|]+)( .*)?$/\1/p" help)" nonsense
     done
     bad_values wrap size size: size:0 size:-5 size:3x size:N size:99999999999999999999 block:3 :3
     bad_values recompute every every: every:0 every:-1 every:2.5 every:N full:2 none:
