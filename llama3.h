@@ -193,7 +193,7 @@ static const Llama3Config *preset_find(const char *name) {
 }
 
 /* `model` is a preset's name or a directory with a config.json. */
-static Llama3Config config_of_model(const char *model) {
+static Llama3Config config_load(const char *model) {
     char path[4096], known[512] = "";
     struct stat info;
     if (preset_find(model)) return *preset_find(model);
@@ -325,8 +325,8 @@ typedef struct {
     const char *name; // Hugging Face's, %d is the block
     Dim rows, cols;
     Split split;
-    int joins;  // directly follows the tensor above: both are one product (Q, K, V; gate, up)
-    int decays; // AdamW's weight decay applies
+    int fused;        // directly follows the tensor above: both are one product (Q, K, V; gate, up)
+    int weight_decay; // AdamW's weight decay applies
     Init init;
 } TensorRow;
 
@@ -386,7 +386,7 @@ static inline int is_adapted(const Llama3Config *c, WeightKind kind) {
 
 static inline float adapter_scale(const Llama3Config *c) { return (float)(c->lora_alpha / c->lora_rank); }
 
-/* Is a tensor of the model's own kept in 8 bits? Blocks of BASE_BLOCK elements of its row-major order (the last one may
+/* Is a tensor of the model's own kept in 8 bits? Blocks of INT8_BLOCK elements of its row-major order (the last one may
  * be short): a byte each, from -127 to 127, and a scale, fp32, for all of them: the largest magnitude / 127. So what a
  * byte stands for is off by half a step at most. */
 static inline int is_quantized(BaseKind base, const TensorRow *row) {
@@ -394,11 +394,11 @@ static inline int is_quantized(BaseKind base, const TensorRow *row) {
            (base == BASE_INT8_ALL || (base == BASE_INT8 && row->unit == UNIT_BLOCK && row->rows != DIM_ONE));
 }
 
-static inline int64_t blocks8(int64_t elements) { return (elements + BASE_BLOCK - 1) / BASE_BLOCK; }
+static inline int64_t int8_blocks(int64_t elements) { return (elements + INT8_BLOCK - 1) / INT8_BLOCK; }
 
-/* One block of up to BASE_BLOCK elements. Returns its scale: no number where one of them is none, so that all of them
+/* One block of up to INT8_BLOCK elements. Returns its scale: no number where one of them is none, so that all of them
  * stay none. */
-static inline float quantize_block(int8_t *out, const float *in, int64_t count) {
+static inline float quantize_int8_block(int8_t *out, const float *in, int64_t count) {
     float largest = 0;
     int finite = 1;
     for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, fabsf(in[i])), finite &= fabsf(in[i]) < INFINITY;
@@ -414,10 +414,10 @@ enum { TENSOR_ALIGN = 128 }; // elements: 256 bytes in bf16, 512 in fp32; the sa
  * stages + p. */
 typedef struct {
     int tp, tp_rank;
-    int stages, stage, chunks;
-    int light_ends; // the first and the last virtual stage have one block less
-    int tied_apart; // tied: the head is a unit of its own with a copy of the embedding, whose gradients are added once
-                    // a step
+    int pp, pp_rank, virtual_stages;
+    int light_ends;     // the first and the last virtual stage have one block less
+    int tied_head_copy; // tied: the head is a unit of its own with a copy of the embedding, whose gradients are added once
+                        // a step
 } ModelPart;
 
 static const ModelPart WHOLE_MODEL = {1, 0, 1, 0, 1, 0, 0};
@@ -425,34 +425,36 @@ static const ModelPart WHOLE_MODEL = {1, 0, 1, 0, 1, 0, 0};
 typedef struct {
     char name[72];
     const TensorRow *row;
-    int unit;           // index into units
-    int index;          // of the whole model's tensors; a tied copy has that of the embedding
-    int is_copy;        // of the embedding, as a head apart from it: nobody saves it, nobody counts it
-    int64_t rows, cols; // that this rank has of the model's whole_rows x whole_cols, …
-    int64_t row0, col0; // … from this row or column on
+    int unit;                     // index into units
+    int index;                    // of the whole model's tensors; a tied copy has that of the embedding
+    int is_tied_copy;             // of the embedding, as a head apart from it: nobody saves it, nobody counts it
+    int64_t rows, cols;           // that this rank has of the model's whole_rows x whole_cols, …
+    int64_t first_row, first_col; // … from this row or column on
     int64_t whole_rows, whole_cols;
-    int64_t offset; // first element within the unit
-    int64_t block8; // in 8 bits: the first of its blocks among the unit's; -1: it is not
-    int64_t plain;  // of a unit that has some tensors in 8 bits, not this one: its first element among those
+    int64_t offset;     // first element within the unit
+    int64_t int8_block; // in 8 bits: the first of its blocks among the unit's; -1: it is not
+    int64_t
+        unquantized_offset; // of a unit that has some tensors in 8 bits, not this one: its first element among those
 } Tensor;
 
 typedef struct {
     UnitKind kind;
     char name[64];
-    int first, count;       // its tensors
-    int block, blocks;      // the first block it holds, and how many
-    int64_t size;           // elements, gaps between tensors included: the same on all tp ranks
-    int frozen;             // nobody trains it
-    int64_t blocks8, plain; // weights of 8 bits: how many blocks; elements that are none. 0, 0: it has no such weights
-    int64_t where[W_KINDS]; // offset of each kind of weight, of the first block's; -1 where the unit has none
+    int first_tensor, num_tensors; // its tensors
+    int first_block, num_blocks;   // the first block it holds, and how many
+    int64_t size;                  // elements, gaps between tensors included: the same on all tp ranks
+    int frozen;                    // nobody trains it
+    int64_t int8_blocks,
+        unquantized; // weights of 8 bits: how many blocks; elements that are none. 0, 0: it has no such weights
+    int64_t offsets[W_KINDS]; // offset of each kind of weight, of the first block's; -1 where the unit has none
 } Unit;
 
 typedef struct {
-    int first, blocks, unit, adapters;
-} TableChunk; // blocks first … first + blocks - 1 are a virtual stage, from unit `unit` on; their adapters from unit
-              // `adapters` on
+    int first_block, num_blocks, first_unit, first_adapters;
+} Stage; // blocks first … first + blocks - 1 are a virtual stage, from unit `unit` on; their adapters from unit
+         // `adapters` on
 
-enum { MAX_CHUNKS = 64 };
+enum { MAX_STAGES = 64 };
 
 typedef struct {
     ModelPart part;
@@ -460,13 +462,13 @@ typedef struct {
     int num_tensors;
     Unit *units; // embedding, blocks, head, as far as this part has them; tied: embedding (with the final norm), blocks
     int num_units;
-    TableChunk chunks[MAX_CHUNKS];
+    Stage stages[MAX_STAGES];
     int num_blocks;      // of all chunks
     int embed, head;     // units; -1: another stage has it; tied they are one, unless they are apart
     int64_t wrap;        // parameters that a unit of blocks shall hold; 0: each block is one
     int blocks_per_unit; // 1, or what that makes of it; the last unit of a chunk may hold fewer
-    int64_t block_size,
-        adapters_size; // elements from a block to the next of its unit, of its weights and of their adapters
+    int64_t block_stride,
+        adapters_stride; // elements from a block to the next of its unit, of its weights and of their adapters
     int64_t num_parameters, num_trained; // of this part, without gaps
 } TensorTable;
 
@@ -524,24 +526,25 @@ static int64_t table_add_tensor(TensorTable *t, const Llama3Config *c, const Ten
         count[d] = split_begin(whole[d], part->tp, part->tp_rank + 1) - begin[d];
         most[d] = (whole[d] + part->tp - 1) / part->tp;
     }
-    tensor->is_copy = c->tied && row->kind == W_HEAD;
-    snprintf(tensor->name, sizeof tensor->name, tensor->is_copy ? llama3_tensors[W_EMBED].name : row->name,
+    tensor->is_tied_copy = c->tied && row->kind == W_HEAD;
+    snprintf(tensor->name, sizeof tensor->name, tensor->is_tied_copy ? llama3_tensors[W_EMBED].name : row->name,
              block); // the copy has the embedding's
     tensor->row = row;
     tensor->unit = unit;
     tensor->index = tensor_index(c, row->kind, block);
     tensor->rows = count[0], tensor->cols = count[1];
-    tensor->row0 = begin[0], tensor->col0 = begin[1];
+    tensor->first_row = begin[0], tensor->first_col = begin[1];
     tensor->whole_rows = whole[0], tensor->whole_cols = whole[1];
-    tensor->offset = row->joins ? joined : round_up(u->size, TENSOR_ALIGN);
-    if (u->where[row->kind] < 0) u->where[row->kind] = tensor->offset;
-    u->size = (row->joins ? u->size : tensor->offset) + most[0] * most[1];
-    tensor->block8 = -1;
-    if (is_quantized(c->base, row)) tensor->block8 = u->blocks8, u->blocks8 += blocks8(most[0] * most[1]);
-    else tensor->plain = u->plain, u->plain += round_up(most[0] * most[1], TENSOR_ALIGN);
-    u->count++;
-    if (!tensor->is_copy) t->num_parameters += count[0] * count[1];
-    if (!tensor->is_copy && !u->frozen) t->num_trained += count[0] * count[1];
+    tensor->offset = row->fused ? joined : round_up(u->size, TENSOR_ALIGN);
+    if (u->offsets[row->kind] < 0) u->offsets[row->kind] = tensor->offset;
+    u->size = (row->fused ? u->size : tensor->offset) + most[0] * most[1];
+    tensor->int8_block = -1;
+    if (is_quantized(c->base, row))
+        tensor->int8_block = u->int8_blocks, u->int8_blocks += int8_blocks(most[0] * most[1]);
+    else tensor->unquantized_offset = u->unquantized, u->unquantized += round_up(most[0] * most[1], TENSOR_ALIGN);
+    u->num_tensors++;
+    if (!tensor->is_tied_copy) t->num_parameters += count[0] * count[1];
+    if (!tensor->is_tied_copy && !u->frozen) t->num_trained += count[0] * count[1];
     return tensor->offset + count[0] * count[1];
 }
 
@@ -551,11 +554,11 @@ static int table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind, 
     Unit *u = &t->units[unit];
     int64_t end = 0;
     u->kind = kind;
-    u->first = t->num_tensors;
-    u->block = block;
-    u->blocks = blocks;
+    u->first_tensor = t->num_tensors;
+    u->first_block = block;
+    u->num_blocks = blocks;
     u->frozen = c->base != BASE_TRAINED && kind != UNIT_ADAPTERS;
-    for (int k = 0; k < W_KINDS; k++) u->where[k] = -1;
+    for (int k = 0; k < W_KINDS; k++) u->offsets[k] = -1;
     const char *of = kind == UNIT_ADAPTERS ? "adapters of " : "";
     if (kind == UNIT_EMBED || kind == UNIT_HEAD)
         snprintf(u->name, sizeof u->name, "%s", kind == UNIT_EMBED ? "embedding" : "head");
@@ -566,15 +569,16 @@ static int table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind, 
     for (int l = block; l < block + blocks; l++)
         for (int k = 0; k < W_KINDS; k++) {
             const TensorRow *row = &llama3_tensors[k];
-            int final_norm_of_tied = c->tied && !t->part.tied_apart && kind == UNIT_EMBED && row->kind == W_FINAL_NORM;
+            int final_norm_of_tied =
+                c->tied && !t->part.tied_head_copy && kind == UNIT_EMBED && row->kind == W_FINAL_NORM;
             if (kind == UNIT_ADAPTERS && !is_adapted(c, row->kind)) continue;
             if ((row->unit == kind && !(c->tied && row->kind == W_HEAD)) || final_norm_of_tied)
                 end = table_add_tensor(t, c, row, unit, l, end);
         }
-    if (t->part.tied_apart && kind == UNIT_EMBED)
+    if (t->part.tied_head_copy && kind == UNIT_EMBED)
         u->size = round_up(u->size, TENSOR_ALIGN) +
                   c->C; // as long as the head with its norm: so shards are of the same elements
-    if (!u->blocks8) u->plain = 0;
+    if (!u->int8_blocks) u->unquantized = 0;
     return unit;
 }
 
@@ -604,34 +608,35 @@ static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap, cons
     memset(t, 0, sizeof *t);
     t->part = *part, t->wrap = wrap;
     t->blocks_per_unit = (int)min_i64(c->L, max_i64(1, (wrap + block_parameters(c) - 1) / block_parameters(c)));
-    for (int v = 0; v < part->chunks; v++)
-        t->num_blocks += t->chunks[v].blocks = stage_blocks(c->L, part->stages * part->chunks, part->light_ends,
-                                                            v * part->stages + part->stage, &t->chunks[v].first);
+    for (int v = 0; v < part->virtual_stages; v++)
+        t->num_blocks += t->stages[v].num_blocks =
+            stage_blocks(c->L, part->pp * part->virtual_stages, part->light_ends, v * part->pp + part->pp_rank,
+                         &t->stages[v].first_block);
     t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * (size_t)(t->num_blocks + 2) *
                                           (c->base == BASE_TRAINED ? W_Q_A : W_KINDS));
     t->units = (Unit *)checked_malloc(sizeof(Unit) * (size_t)(t->num_blocks + 2) * (c->base == BASE_TRAINED ? 1 : 2));
-    int last = part->stage == part->stages - 1;
-    t->embed = part->stage == 0 ? table_add_unit(t, c, UNIT_EMBED, 0, 1) : -1;
-    for (int v = 0; v < part->chunks; v++) {
-        TableChunk *chunk = &t->chunks[v];
-        chunk->unit = t->num_units;
-        for (int l = chunk->first, end = l + chunk->blocks; l < end; l += t->blocks_per_unit)
+    int last = part->pp_rank == part->pp - 1;
+    t->embed = part->pp_rank == 0 ? table_add_unit(t, c, UNIT_EMBED, 0, 1) : -1;
+    for (int v = 0; v < part->virtual_stages; v++) {
+        Stage *chunk = &t->stages[v];
+        chunk->first_unit = t->num_units;
+        for (int l = chunk->first_block, end = l + chunk->num_blocks; l < end; l += t->blocks_per_unit)
             table_add_unit(t, c, UNIT_BLOCK, l, (int)min_i64(t->blocks_per_unit, end - l));
     }
-    t->head = !last ? -1 : c->tied && !part->tied_apart ? t->embed : table_add_unit(t, c, UNIT_HEAD, 0, 1);
-    for (int v = 0; v < part->chunks && c->lora_rank; v++) {
-        TableChunk *chunk = &t->chunks[v];
-        chunk->adapters = t->num_units;
-        for (int l = chunk->first, end = l + chunk->blocks; l < end; l += t->blocks_per_unit)
+    t->head = !last ? -1 : c->tied && !part->tied_head_copy ? t->embed : table_add_unit(t, c, UNIT_HEAD, 0, 1);
+    for (int v = 0; v < part->virtual_stages && c->lora_rank; v++) {
+        Stage *chunk = &t->stages[v];
+        chunk->first_adapters = t->num_units;
+        for (int l = chunk->first_block, end = l + chunk->num_blocks; l < end; l += t->blocks_per_unit)
             table_add_unit(t, c, UNIT_ADAPTERS, l, (int)min_i64(t->blocks_per_unit, end - l));
     }
     for (int i = 0; i < t->num_units; i++) {
         const Unit *u = &t->units[i];
-        const Tensor *first = &t->tensors[u->first],
-                     *next = first + u->count / u->blocks; // a block's first tensor, and the next one's
-        int64_t size = u->blocks > 1 ? next->offset - first->offset : u->size;
-        if (u->kind == UNIT_BLOCK) t->block_size = max_i64(t->block_size, size);
-        if (u->kind == UNIT_ADAPTERS) t->adapters_size = max_i64(t->adapters_size, size);
+        const Tensor *first = &t->tensors[u->first_tensor],
+                     *next = first + u->num_tensors / u->num_blocks; // a block's first tensor, and the next one's
+        int64_t size = u->num_blocks > 1 ? next->offset - first->offset : u->size;
+        if (u->kind == UNIT_BLOCK) t->block_stride = max_i64(t->block_stride, size);
+        if (u->kind == UNIT_ADAPTERS) t->adapters_stride = max_i64(t->adapters_stride, size);
     }
 }
 
@@ -641,26 +646,26 @@ static void table_close(TensorTable *t) {
 }
 
 /* The chunk that block `block` is of; it is one of this part. */
-static inline const TableChunk *table_chunk(const TensorTable *t, int block) {
-    const TableChunk *chunk = t->chunks;
-    while (block < chunk->first || block >= chunk->first + chunk->blocks) chunk++;
+static inline const Stage *table_stage(const TensorTable *t, int block) {
+    const Stage *chunk = t->stages;
+    while (block < chunk->first_block || block >= chunk->first_block + chunk->num_blocks) chunk++;
     return chunk;
 }
 static inline int table_block_unit(const TensorTable *t, int block) {
-    const TableChunk *chunk = table_chunk(t, block);
-    return chunk->unit + (block - chunk->first) / t->blocks_per_unit;
+    const Stage *chunk = table_stage(t, block);
+    return chunk->first_unit + (block - chunk->first_block) / t->blocks_per_unit;
 }
 static inline int table_block_adapters(const TensorTable *t, int block) {
-    return table_block_unit(t, block) - table_chunk(t, block)->unit + table_chunk(t, block)->adapters;
+    return table_block_unit(t, block) - table_stage(t, block)->first_unit + table_stage(t, block)->first_adapters;
 }
 static inline int table_block_in_unit(const TensorTable *t, int block) {
-    return (block - table_chunk(t, block)->first) % t->blocks_per_unit;
+    return (block - table_stage(t, block)->first_block) % t->blocks_per_unit;
 }
 static inline int64_t table_block_offset(const TensorTable *t, int block) {
-    return table_block_in_unit(t, block) * t->block_size;
+    return table_block_in_unit(t, block) * t->block_stride;
 } // of a block within its unit
 static inline int64_t table_adapters_offset(const TensorTable *t, int block) {
-    return table_block_in_unit(t, block) * t->adapters_size;
+    return table_block_in_unit(t, block) * t->adapters_stride;
 }
 static inline int table_is_tied(const TensorTable *t) {
     return t->embed >= 0 && t->embed == t->head;
@@ -683,7 +688,7 @@ static const Tensor *table_find(const TensorTable *t, const char *name) {
  * `*whole` is the first. */
 static inline int64_t tensor_run(const Tensor *t, int64_t at, int64_t *whole) {
     int64_t row = at / t->cols, col = at % t->cols;
-    *whole = (t->row0 + row) * t->whole_cols + t->col0 + col;
+    *whole = (t->first_row + row) * t->whole_cols + t->first_col + col;
     return t->cols == t->whole_cols ? t->rows * t->cols - at : t->cols - col;
 }
 

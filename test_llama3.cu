@@ -208,8 +208,8 @@ static Mesh mesh_of(int world, int shard, int replicate) {
 /* Forward and backward of one micro-batch, without a pipeline. */
 static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, const int32_t *docs, int micro) {
     MicroBatch batch = {inputs, targets, docs, docs};
-    PipeStep forward = {PIPE_FORWARD, micro, 0, 0, 0, 0}, backward = {PIPE_BACKWARD, micro, 0, 0, 0, 0};
-    stage_forward(r, &forward, &batch, PASS_FORWARD);
+    PipelineStep forward = {PIPE_FORWARD, micro, 0, 0, 0, 0}, backward = {PIPE_BACKWARD, micro, 0, 0, 0, 0};
+    stage_forward(r, &forward, &batch, AFTER_FORWARD);
     stage_backward(r, &backward, &batch);
 }
 
@@ -389,13 +389,13 @@ static void test_fixture(const char *fixture, const char *base) {
     device_write(&r->dev, r->model.targets, b->targets, bytes);
     if (masked) device_write(&r->dev, r->model.docs, b->docs, bytes);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
-    forward_only(r, PASS_LAST);
+    forward_only(r, AFTER_LAST_USE);
     head_loss(r, 0, 0);
     ExactSum sum = ZERO, unsettled;
     device_read(&r->dev, &unsettled, &r->sums[SUM_LOSS], sizeof unsettled);
     exact_merge(&sum, &unsettled);
     double loss = exact_value(&sum) / count;
-    unit_free(&r->fsdp, &r->fsdp.units[r->table->head], PASS_LAST);
+    fsdp_reshard(&r->fsdp, &r->fsdp.units[r->table->head], AFTER_LAST_USE);
     int64_t n;
     float *want = fixture_tensor(&expected, "logits", &n),
           *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
@@ -404,7 +404,7 @@ static void test_fixture(const char *fixture, const char *base) {
     for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(logits[i] - want[i]));
     free(logits);
     micro_step(r, b->inputs, b->targets, b->docs, 0);
-    reductions_finish(&r->fsdp);
+    fsdp_finish_gradients(&r->fsdp);
     if (sizeof(floatX) == sizeof(float)) {
         Worst w = compare_gradients(r, &expected, "grad.", NULL, 1 / count);
         snprintf(name, sizeof name, "%s: loss equals PyTorch's", fixture);
@@ -456,7 +456,7 @@ static int64_t padding_touched, state_bytes, state_expected, steady_allocations,
 /* Slots hold garbage before use: what forgets to wait for a gather, or to clear padding, is seen. */
 static void poison_slots(Fsdp *f) {
     struct {
-        Slot *slots;
+        PoolBuffer *slots;
         int count;
         SlotUse use;
     } all[] = {{f->weight_slots, f->num_weight_slots, SLOT_STORED},
@@ -467,8 +467,8 @@ static void poison_slots(Fsdp *f) {
             size_t bytes = 0, element = all[s].use == SLOT_GRADIENT ? sizeof(float) : sizeof(floatX);
             for (int u = 0; u < f->table->num_units; u++) {
                 const FsdpUnit *unit = &f->units[u];
-                size_t of_unit = all[s].use == SLOT_STORED ? stored_bytes(unit) : element * (size_t)unit->padded;
-                if (unit->unit->kind == all[s].slots[i].kind && (all[s].use != SLOT_WIDENED || unit->packed.parts) &&
+                size_t of_unit = all[s].use == SLOT_STORED ? unsharded_bytes(unit) : element * (size_t)unit->padded;
+                if (unit->unit->kind == all[s].slots[i].kind && (all[s].use != SLOT_WIDENED || unit->quantized.shards) &&
                     of_unit > bytes)
                     bytes = of_unit;
             }
@@ -489,14 +489,14 @@ static int64_t count_touched_padding(const Fsdp *f) {
     for (int u = 0; u < f->table->num_units; u++) {
         const FsdpUnit *unit = &f->units[u];
         if (unit->unit->frozen) continue;
-        char *owned = (char *)checked_malloc((size_t)unit->held);
+        char *owned = (char *)checked_malloc((size_t)unit->state_count);
         ShardPiece p;
-        for (int i = 0; held_next(f, &i, &p);)
+        for (int i = 0; next_state_piece(f, &i, &p);)
             if (p.unit == unit) memset(owned + p.at, 1, (size_t)p.count);
         const float *state[4] = {unit->master, unit->grad, unit->exp_avg, unit->exp_avg_sq};
         for (int k = 0; k < 4; k++) {
-            float *have = floats_on_host(f->dev, state[k], unit->held);
-            for (int64_t e = 0; e < unit->held; e++) touched += !owned[e] && have[e] != 0;
+            float *have = floats_on_host(f->dev, state[k], unit->state_count);
+            for (int64_t e = 0; e < unit->state_count; e++) touched += !owned[e] && have[e] != 0;
             free(have);
         }
         free(owned);
@@ -507,7 +507,7 @@ static int64_t count_touched_padding(const Fsdp *f) {
 /* What this rank owns of a kind of state, to its place in the whole model's: (num_parameters). */
 static void collect_state(Run *r, StateKind kind, float *all) {
     ShardPiece p;
-    for (int i = 0; owned_next(&r->fsdp, &i, &p);) {
+    for (int i = 0; next_unique_piece(&r->fsdp, &i, &p);) {
         int64_t begin = 0, whole, run;
         for (int t = 0; t < p.tensor->index; t++) begin += r->whole->tensors[t].rows * r->whole->tensors[t].cols;
         for (int64_t at = 0; at < p.count; at += run) {
@@ -527,9 +527,9 @@ static void collect_state(Run *r, StateKind kind, float *all) {
 static void compare_shared_gradients(Run *r) {
     uint64_t mine[2] = {HASH_START, HASH_START}, *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)r->mesh.world);
     ShardPiece p;
-    for (int i = 0; held_next(&r->fsdp, &i, &p);) {
+    for (int i = 0; next_state_piece(&r->fsdp, &i, &p);) {
         int shared = p.tensor->row->split == SPLIT_NONE                  ? 0
-                     : p.tensor->index == 0 && r->table->part.tied_apart ? 1
+                     : p.tensor->index == 0 && r->table->part.tied_head_copy ? 1
                                                                          : -1;
         if (shared < 0) continue;
         float *have = floats_on_host(&r->dev, p.unit->grad + p.at, p.count);
@@ -541,7 +541,7 @@ static void compare_shared_gradients(Run *r) {
     for (int i = 0; i < r->rank; i++) {
         if (mesh_together(&r->mesh, i, r->rank, AXIS_TP))
             __atomic_fetch_add(&shared_differ, all[2 * i] != mine[0], __ATOMIC_RELAXED);
-        if (r->table->part.tied_apart && r->rank - i == (stages - 1) * stride &&
+        if (r->table->part.tied_head_copy && r->rank - i == (stages - 1) * stride &&
             mesh_together(&r->mesh, i, r->rank, AXIS_PP))
             __atomic_fetch_add(&shared_differ, all[2 * i + 1] != mine[1], __ATOMIC_RELAXED);
     }
@@ -554,9 +554,9 @@ static int64_t frozen_changed;
 static uint64_t frozen_hash(const Fsdp *f) {
     uint64_t hash = HASH_START;
     for (int u = 0; u < f->table->num_units; u++) {
-        size_t bytes = held_bytes(f, &f->units[u]);
+        size_t bytes = sharded_bytes(f, &f->units[u]);
         if (!f->units[u].unit->frozen) continue;
-        void *have = on_host(f->dev, f->units[u].copy, bytes);
+        void *have = on_host(f->dev, f->units[u].sharded_weights, bytes);
         hash = hash_bytes(hash, have, bytes);
         free(have);
     }
@@ -616,7 +616,7 @@ static void ranks_body(Job *j, int rank) {
             state_expected += r->dev.buffers[i].category <= MEM_OPTIMIZER ? r->dev.buffers[i].count * RED_ZONE : 0;
         for (int u = 0; u < r->table->num_units; u++)
             if (r->table->units[u].frozen)
-                state_expected += round_up((int64_t)held_bytes(&r->fsdp, &r->fsdp.units[u]), 256);
+                state_expected += round_up((int64_t)sharded_bytes(&r->fsdp, &r->fsdp.units[u]), 256);
             else
                 state_expected +=
                     bytes * r->fsdp.units[u].padded / (sharded ? ranks : 1) + (local ? 4 * r->fsdp.units[u].padded : 0);
@@ -785,7 +785,7 @@ static void replicas_body(Job *j, int rank) {
     for (int step = 1; step <= 3; step++) train_step(&o->run, step), fsdp_check_replicas(f, step);
     uint64_t h = HASH_START;
     for (int u = 0; u < f->table->num_units; u++) {
-        size_t bytes = sizeof(float) * (size_t)f->units[u].held;
+        size_t bytes = sizeof(float) * (size_t)f->units[u].state_count;
         void *weights = on_host(f->dev, f->units[u].master, bytes);
         h = hash_bytes(h, weights, bytes);
         free(weights);
@@ -897,7 +897,7 @@ static void test_family(void) {
                  {"llama3.2-3b", 3212749824}};
     for (int i = 0; i < 5; i++) {
         char name[96];
-        Llama3Config c = config_of_model(known[i].name);
+        Llama3Config c = config_load(known[i].name);
         TensorTable t;
         table_open(&t, &c, 0, &WHOLE_MODEL);
         snprintf(name, sizeof name, "%s has the published number of parameters", known[i].name);
@@ -905,12 +905,12 @@ static void test_family(void) {
               known[i].parameters);
         int bad = 0;
         for (int k = 0; k < t.num_tensors; k++)
-            bad += !t.tensors[k].row->joins && t.tensors[k].offset % TENSOR_ALIGN != 0;
+            bad += !t.tensors[k].row->fused && t.tensors[k].offset % TENSOR_ALIGN != 0;
         snprintf(name, sizeof name, "%s: every product's weights start on %d elements", known[i].name, TENSOR_ALIGN);
         CHECK(name, bad == 0, "%d do not", bad);
         table_close(&t);
     }
-    Llama3Config c = config_of_model("tiny");
+    Llama3Config c = config_load("tiny");
     TensorTable t;
     table_open(&t, &c, 0, &WHOLE_MODEL);
     const Tensor *head = table_find(&t, "lm_head.weight");
@@ -1304,7 +1304,7 @@ static void test_use(void) {
         Job *j = make_job("--plan", 1, &transport_threads);
         snprintf(arguments, sizeof arguments, "%s/odd", fixture_dir);
         j->opt.model = strdup(arguments);
-        j->config = config_of_model(j->opt.model);
+        j->config = config_load(j->opt.model);
         table_close(&j->table);
         table_open(&j->table, &j->config, 0, &WHOLE_MODEL);
         j->has_weights = model_weights_open(&j->weights, j->opt.model, &j->table, BASE_TRAINED);
@@ -1487,7 +1487,7 @@ static void bad_gradient(Job *j, int rank) {
     Run *r = &o->run;
     ShardPiece p;
     train_step(r, 1);
-    for (int i = 0; owned_next(&r->fsdp, &i, &p);)
+    for (int i = 0; next_unique_piece(&r->fsdp, &i, &p);)
         if (rank == 1 && strstr(p.tensor->name, "layers.1.mlp.up_proj"))
             set_float(&r->dev, p.unit->grad + p.at + p.count / 2, INFINITY);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
@@ -1527,14 +1527,14 @@ static void skipping(Job *j, int rank) {
     Run *r = &o->run;
     FsdpUnit *u = &r->fsdp.units[1];
     for (int step = 1; step <= 3; step++) {
-        size_t bytes = sizeof(float) * (size_t)u->held;
-        float *start = floats_on_host(&r->dev, u->master, u->held);
+        size_t bytes = sizeof(float) * (size_t)u->state_count;
+        float *start = floats_on_host(&r->dev, u->master, u->state_count);
         if (step == 2 && rank == 1) set_float(&r->dev, u->master, NAN), fsdp_refresh_copies(&r->fsdp);
-        float *before = floats_on_host(&r->dev, u->master, u->held);
+        float *before = floats_on_host(&r->dev, u->master, u->state_count);
         StepStats s = train_step(r, step);
         __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && r->progress.updates == (step == 3 ? 2 : 1),
                            __ATOMIC_RELAXED);
-        float *after = floats_on_host(&r->dev, u->master, u->held);
+        float *after = floats_on_host(&r->dev, u->master, u->state_count);
         __atomic_fetch_add(step == 2 ? &changed_by_skip : &trained_after, memcmp(before, after, bytes) != 0,
                            __ATOMIC_RELAXED);
         if (step == 2 && rank == 1) set_float(&r->dev, u->master, start[0]), fsdp_refresh_copies(&r->fsdp);

@@ -10,8 +10,8 @@
 #include "lib/comm.h"          // defines: Mesh (mesh.h), Comm, all_gather_now, comm_open
 #include "llama3.h"            // defines: Llama3Config, TensorTable, rope_table
 #include "lib/ops.h"           // defines: the ops: linear_forward, attention_backward, adamw, …
-#include "fsdp.h"              // defines: Fsdp, unit_gather, unit_free, unit_reduce
-#include "pipeline_parallel.h" // defines: Schedule, PipeStep, pipe_source, pipe_target
+#include "fsdp.h"              // defines: Fsdp, fsdp_prefetch, fsdp_reshard, fsdp_reduce_gradients
+#include "pipeline_parallel.h" // defines: Schedule, PipelineStep, pipeline_source, pipeline_target
 #include "run/options.h"       // defines: Options, options_parse, options_write, number_after_colon
 #include "dataloader.h"        // defines: Dataset, Sampler, Loader
 #include "tokenizer.h"         // defines: Tokenizer, tokenizer_encode, tokenizer_decode
@@ -30,14 +30,14 @@ static Sharding sharding_of(const Options *o) {
     Sharding s = ZERO;
     s.strategy = strategy_find(o->sharding);
     s.slots = o->slots;
-    s.accumulation = o->accum;
-    s.local = !strcmp(o->accumulate, "local");
+    s.micro_batches = o->accum;
+    s.accumulate_locally = !strcmp(o->accumulate, "local");
     s.deterministic = o->deterministic;
     s.check_replicas = o->check_replicas;
-    s.saves = o->out || o->export_dir;
-    s.merges = o->merge;
+    s.writes_files = o->out || o->export_dir;
+    s.merges_adapters = o->merge;
     s.reduce_dtype = strcmp(o->reduce_dtype, "bf16") ? DTYPE_F32 : DTYPE_BF16;
-    s.summed = o->transport && !strcmp(o->transport, "nccl") && !o->deterministic;
+    s.transport_sums = o->transport && !strcmp(o->transport, "nccl") && !o->deterministic;
     return s;
 }
 
@@ -68,11 +68,11 @@ typedef struct {      // of one block, what backward needs
 typedef struct {
     int B, T;                 // of the batch that is computed now; T: this rank's part of the sequence
     int past;                 // generation: tokens before this batch, whose keys and values are in the cache
-    const TableChunk *chunk;  // whose blocks are computed now, …
+    const Stage *chunk;  // whose blocks are computed now, …
     BlockActivations *blocks; // (saved) … and their activations, of this micro-batch
     int saved;                // blocks whose activations are kept: all of the chunk when training, else one
     BlockActivations *all;    // of all chunks and of all micro-batches that are under way at the same time
-    int sets[MAX_CHUNKS];     // where in `all` those of a chunk begin
+    int sets[MAX_STAGES];     // where in `all` those of a chunk begin
     BlockActivations again;   // where what is not kept is computed, and computed again; NULL where all blocks keep it
     floatX *branch;           // (n, C) what the last half-block adds to the residual stream
     floatX *final_x, *final_in;
@@ -205,17 +205,17 @@ static int position_of(const Run *r, int t, int T) {
 
 /* Blocks whose activations a chunk keeps. One without blocks (an end of a pipeline may have embedding or head alone)
  * has the residual stream of one. */
-static inline int chunk_sets(const TableChunk *chunk) { return chunk->blocks ? chunk->blocks : 1; }
+static inline int stage_sets(const Stage *chunk) { return chunk->num_blocks ? chunk->num_blocks : 1; }
 
 /* From here on chunk `v` is computed, with its set `slot` of activations. */
 static void model_enter(Run *r, int v, int slot) {
     Model *m = &r->model;
-    m->chunk = &r->table->chunks[v];
-    m->saved = r->training ? chunk_sets(m->chunk) : 1;
+    m->chunk = &r->table->stages[v];
+    m->saved = r->training ? stage_sets(m->chunk) : 1;
     m->blocks = m->all + m->sets[v] + (r->training ? slot * m->saved : 0);
 }
 static inline BlockActivations *block_activations(const Model *m, int l) {
-    return &m->blocks[(l - m->chunk->first) % m->saved];
+    return &m->blocks[(l - m->chunk->first_block) % m->saved];
 }
 
 /* Buffers for batches of up to (B, T), T of this rank. `cached` > 0: keys and values of that many positions are kept.
@@ -230,21 +230,21 @@ static void model_open(Run *r, int B, int T, int cached) {
     const BlockActivations nothing = ZERO;
     Keep least = KEEP_ALL;
     int count = 0;
-    for (int v = 0; v < r->table->part.chunks; v++) {
-        const TableChunk *chunk = &r->table->chunks[v];
+    for (int v = 0; v < r->table->part.virtual_stages; v++) {
+        const Stage *chunk = &r->table->stages[v];
         m->sets[v] = r->training ? count : 0;
-        count += r->training ? r->pipe.schedule.slots[v] * chunk_sets(chunk) : 0;
-        for (int l = chunk->first; l < chunk->first + chunk->blocks; l++)
+        count += r->training ? r->pipe.schedule.activation_sets[v] * stage_sets(chunk) : 0;
+        for (int l = chunk->first_block; l < chunk->first_block + chunk->num_blocks; l++)
             least = (Keep)min_i64(least, block_keeps(r, l));
     }
     m->all = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)max_i64(1, count));
     if (least < KEEP_ALL) block_activations_open(r, &m->again, N, (Keep)(least + 1), KEEP_ALL, &nothing);
     if (!r->training) block_activations_open(r, m->all, N, KEEP_INPUT, KEEP_ALL, &nothing);
-    for (int v = 0; v < r->table->part.chunks && r->training; v++)
-        for (int i = 0; i < r->pipe.schedule.slots[v] * chunk_sets(&r->table->chunks[v]); i++)
+    for (int v = 0; v < r->table->part.virtual_stages && r->training; v++)
+        for (int i = 0; i < r->pipe.schedule.activation_sets[v] * stage_sets(&r->table->stages[v]); i++)
             block_activations_open(r, &m->all[m->sets[v] + i], N, KEEP_INPUT,
-                                   r->table->chunks[v].blocks
-                                       ? block_keeps(r, r->table->chunks[v].first + i % r->table->chunks[v].blocks)
+                                   r->table->stages[v].num_blocks
+                                       ? block_keeps(r, r->table->stages[v].first_block + i % r->table->stages[v].num_blocks)
                                        : KEEP_INPUT,
                                    &m->again);
     model_enter(r, 0, 0);
@@ -405,12 +405,12 @@ static BlockWeights block_weights(Run *r, int l, int micro) {
     const TensorTable *t = r->table;
     FsdpUnit *unit = &r->fsdp.units[table_block_unit(t, l)];
     BlockWeights b = ZERO;
-    b.w = unit_weights(&r->fsdp, unit) + table_block_offset(t, l), b.at = unit->unit->where;
-    if (micro >= 0 && !unit->unit->frozen) b.dw = unit_gradients(&r->fsdp, unit, micro) + table_block_offset(t, l);
+    b.w = fsdp_unshard(&r->fsdp, unit) + table_block_offset(t, l), b.at = unit->unit->offsets;
+    if (micro >= 0 && !unit->unit->frozen) b.dw = fsdp_gradients(&r->fsdp, unit, micro) + table_block_offset(t, l);
     if (!r->config->lora_rank) return b;
     FsdpUnit *adapters = &r->fsdp.units[table_block_adapters(t, l)];
-    b.adapters = unit_weights(&r->fsdp, adapters) + table_adapters_offset(t, l), b.adapters_at = adapters->unit->where;
-    if (micro >= 0) b.dadapters = unit_gradients(&r->fsdp, adapters, micro) + table_adapters_offset(t, l);
+    b.adapters = fsdp_unshard(&r->fsdp, adapters) + table_adapters_offset(t, l), b.adapters_at = adapters->unit->offsets;
+    if (micro >= 0) b.dadapters = fsdp_gradients(&r->fsdp, adapters, micro) + table_adapters_offset(t, l);
     return b;
 }
 static float *norm_gradient(const BlockWeights *b, WeightKind kind) { return b->dw ? b->dw + b->at[kind] : NULL; }
@@ -530,7 +530,7 @@ static void block_forward(Run *r, int l, int again) {
     Device *dev = &r->dev;
     Model *m = &r->model;
     BlockActivations *a = block_activations(m, l);
-    int first = l == m->chunk->first;
+    int first = l == m->chunk->first_block;
     if (!again) device_phase(dev, "forward", r->table->units[table_block_unit(r->table, l)].name);
     const BlockWeights b = block_weights(r, l, -1);
     const floatX *w = b.w;
@@ -603,48 +603,48 @@ static void block_backward(Run *r, int l, int micro) {
 // the whole model: embedding, blocks, head and loss
 
 /* Of the chunk that is computed now: do the tokens come in, does the loss come out? */
-static int reads_tokens(const Run *r) { return r->table->embed >= 0 && r->model.chunk == r->table->chunks; }
+static int reads_tokens(const Run *r) { return r->table->embed >= 0 && r->model.chunk == r->table->stages; }
 static int computes_loss(const Run *r) {
-    return r->table->head >= 0 && r->model.chunk == &r->table->chunks[r->table->part.chunks - 1];
+    return r->table->head >= 0 && r->model.chunk == &r->table->stages[r->table->part.virtual_stages - 1];
 }
 
 /* The unit behind the chunk's blocks. */
-static int chunk_end(const Run *r) {
-    const TableChunk *chunk = r->model.chunk;
-    return chunk->blocks ? table_block_unit(r->table, chunk->first + chunk->blocks - 1) + 1 : chunk->unit;
+static int stage_end(const Run *r) {
+    const Stage *chunk = r->model.chunk;
+    return chunk->num_blocks ? table_block_unit(r->table, chunk->first_block + chunk->num_blocks - 1) + 1 : chunk->first_unit;
 }
 
 /* The adapters of a unit of blocks; NULL: it has none. */
 static FsdpUnit *adapters_of(Run *r, int unit) {
     const Unit *u = &r->table->units[unit];
-    return r->config->lora_rank ? &r->fsdp.units[table_block_adapters(r->table, u->block)] : NULL;
+    return r->config->lora_rank ? &r->fsdp.units[table_block_adapters(r->table, u->first_block)] : NULL;
 }
 
 /* A unit of blocks, with its adapters. */
 static void blocks_gather(Run *r, int unit) {
-    unit_gather(&r->fsdp, &r->fsdp.units[unit]);
-    if (adapters_of(r, unit)) unit_gather(&r->fsdp, adapters_of(r, unit));
+    fsdp_prefetch(&r->fsdp, &r->fsdp.units[unit]);
+    if (adapters_of(r, unit)) fsdp_prefetch(&r->fsdp, adapters_of(r, unit));
 }
 static void blocks_prefetch(Run *r, int unit) {
-    unit_prefetch(&r->fsdp, &r->fsdp.units[unit]);
-    if (adapters_of(r, unit)) unit_prefetch(&r->fsdp, adapters_of(r, unit));
+    fsdp_prefetch(&r->fsdp, &r->fsdp.units[unit]);
+    if (adapters_of(r, unit)) fsdp_prefetch(&r->fsdp, adapters_of(r, unit));
 }
-static void blocks_free(Run *r, int unit, Pass pass) {
-    unit_free(&r->fsdp, &r->fsdp.units[unit], pass);
-    if (adapters_of(r, unit)) unit_free(&r->fsdp, adapters_of(r, unit), pass);
+static void blocks_free(Run *r, int unit, ReshardPoint pass) {
+    fsdp_reshard(&r->fsdp, &r->fsdp.units[unit], pass);
+    if (adapters_of(r, unit)) fsdp_reshard(&r->fsdp, adapters_of(r, unit), pass);
 }
 
 /* Gathers what comes next while a unit of the chunk computes: as many units of blocks as slots allow, then the head. */
 static void prefetch_forward(Run *r, int unit) {
-    const TableChunk *chunk = r->model.chunk;
-    int last = chunk_end(r) - 1;
-    for (int next = max_i64(unit + 1, chunk->unit); next <= last && next < unit + r->opt->slots; next++)
+    const Stage *chunk = r->model.chunk;
+    int last = stage_end(r) - 1;
+    for (int next = max_i64(unit + 1, chunk->first_unit); next <= last && next < unit + r->opt->slots; next++)
         blocks_prefetch(r, next);
-    if (unit == last && computes_loss(r)) unit_prefetch(&r->fsdp, &r->fsdp.units[r->table->head]);
+    if (unit == last && computes_loss(r)) fsdp_prefetch(&r->fsdp, &r->fsdp.units[r->table->head]);
 }
 
 static void prefetch_backward(Run *r, int unit) {
-    for (int next = unit - 1; next >= r->model.chunk->unit && next > unit - r->opt->slots; next--)
+    for (int next = unit - 1; next >= r->model.chunk->first_unit && next > unit - r->opt->slots; next--)
         blocks_prefetch(r, next);
 }
 
@@ -654,61 +654,61 @@ static int vocabulary_begin(const Run *r) {
 }
 
 /* The batch's ids (B, T) to the residual stream of the first block. */
-static void embed_forward(Run *r, Pass pass) {
+static void embed_forward(Run *r, ReshardPoint pass) {
     Model *m = &r->model;
     FsdpUnit *embed = &r->fsdp.units[r->table->embed];
     device_phase(&r->dev, "forward", embed->unit->name);
-    unit_gather(&r->fsdp, embed);
+    fsdp_prefetch(&r->fsdp, embed);
     prefetch_forward(r, r->table->embed);
-    const floatX *w = unit_weights(&r->fsdp, embed) + embed->unit->where[W_EMBED];
+    const floatX *w = fsdp_unshard(&r->fsdp, embed) + embed->unit->offsets[W_EMBED];
     embedding_forward(&r->dev, rows_partial(r, m->blocks[0].x), w, m->ids, vocabulary_begin(r), m->B * m->T,
                       r->config->C, r->config->V);
     rows_reduce(r, m->blocks[0].x, "embedding");
-    if (!table_is_tied(r->table)) unit_free(&r->fsdp, embed, pass); // tied: it is the head as well and stays
+    if (!table_is_tied(r->table)) fsdp_reshard(&r->fsdp, embed, pass); // tied: it is the head as well and stays
 }
 
 /* From m->dx, the gradient of the residual stream before the first block. */
-static void embed_backward(Run *r, int micro, Pass pass) {
+static void embed_backward(Run *r, int micro, ReshardPoint pass) {
     Model *m = &r->model;
     FsdpUnit *embed = &r->fsdp.units[r->table->embed];
     device_phase(&r->dev, "backward", embed->unit->name);
     if (embed->unit->frozen) {
-        unit_free(&r->fsdp, embed, pass); // ZeRO-2 kept it
+        fsdp_reshard(&r->fsdp, embed, pass); // ZeRO-2 kept it
         return;
     }
-    float *dembed = unit_gradients(&r->fsdp, embed, micro) + embed->unit->where[W_EMBED];
+    float *dembed = fsdp_gradients(&r->fsdp, embed, micro) + embed->unit->offsets[W_EMBED];
     embedding_backward(&r->dev, dembed, rows_gather(r, m->dx, "d embedding"), m->ids, vocabulary_begin(r), m->B * m->T,
                        r->config->C, r->config->V);
-    unit_free(&r->fsdp, embed, pass); // ZeRO-2 kept it
-    unit_reduce(&r->fsdp, embed, micro);
+    fsdp_reshard(&r->fsdp, embed, pass); // ZeRO-2 kept it
+    fsdp_reduce_gradients(&r->fsdp, embed, micro);
 }
 
 /* The chunk's blocks, from the first one's x to the residual stream behind the last one: its `mid` + branch. */
-static void blocks_forward(Run *r, Pass pass) {
-    const TableChunk *chunk = r->model.chunk;
-    for (int l = chunk->first; l < chunk->first + chunk->blocks; l++) {
+static void blocks_forward(Run *r, ReshardPoint pass) {
+    const Stage *chunk = r->model.chunk;
+    for (int l = chunk->first_block; l < chunk->first_block + chunk->num_blocks; l++) {
         int unit = table_block_unit(r->table, l);
         const Unit *blocks = &r->table->units[unit];
         blocks_gather(r, unit);
         prefetch_forward(r, unit);
         block_forward(r, l, 0);
-        if (l == blocks->block + blocks->blocks - 1) blocks_free(r, unit, pass);
+        if (l == blocks->first_block + blocks->num_blocks - 1) blocks_free(r, unit, pass);
     }
 }
 
 /* From m->dx behind the chunk's last block to m->dx before its first. Gradients go out to their shards, unit by unit,
  * while the next unit computes. */
-static void blocks_backward(Run *r, int micro, Pass pass) {
-    const TableChunk *chunk = r->model.chunk;
-    for (int l = chunk->first + chunk->blocks - 1; l >= chunk->first; l--) {
+static void blocks_backward(Run *r, int micro, ReshardPoint pass) {
+    const Stage *chunk = r->model.chunk;
+    for (int l = chunk->first_block + chunk->num_blocks - 1; l >= chunk->first_block; l--) {
         int unit = table_block_unit(r->table, l);
         blocks_gather(r, unit);
         block_backward(r, l, micro);
-        if (l > r->table->units[unit].block) continue; // the unit has more blocks
+        if (l > r->table->units[unit].first_block) continue; // the unit has more blocks
         blocks_free(r, unit, pass);
         prefetch_backward(r, unit - 1);
         FsdpUnit *trained = adapters_of(r, unit) ? adapters_of(r, unit) : &r->fsdp.units[unit];
-        unit_reduce(&r->fsdp, trained, micro);
+        fsdp_reduce_gradients(&r->fsdp, trained, micro);
     }
 }
 
@@ -735,15 +735,15 @@ static void head_loss(Run *r, int micro, int backward) {
     Device *dev = &r->dev;
     Model *m = &r->model;
     FsdpUnit *unit = &r->fsdp.units[r->table->head];
-    const int64_t *at = unit->unit->where;
+    const int64_t *at = unit->unit->offsets;
     int64_t head = at[table_is_tied(r->table) ? W_EMBED : W_HEAD];
     device_phase(dev, "loss", unit->unit->name);
-    const floatX *w = unit_weights(&r->fsdp, unit);
-    float *dw = backward && !unit->unit->frozen ? unit_gradients(&r->fsdp, unit, micro) : NULL;
+    const floatX *w = fsdp_unshard(&r->fsdp, unit);
+    float *dw = backward && !unit->unit->frozen ? fsdp_gradients(&r->fsdp, unit, micro) : NULL;
     int N = m->B * m->T, n = residual_rows(r), begin = n * mesh_coordinate(&r->mesh, r->rank, AXIS_TP);
 
-    floatX *final_x = m->chunk->blocks ? m->final_x : m->blocks[0].x;
-    if (m->chunk->blocks)
+    floatX *final_x = m->chunk->num_blocks ? m->final_x : m->blocks[0].x;
+    if (m->chunk->num_blocks)
         rmsnorm_forward(dev, m->final_in, m->final_rstd, final_x, m->blocks[m->saved - 1].mid, m->branch,
                         w + at[W_FINAL_NORM], c->norm_eps, n, c->C);
     else
@@ -797,70 +797,70 @@ static void feed_micro_batch(Run *r, const MicroBatch *b) {
 
 /* A micro-batch through this rank's chunk: from its tokens, or what the stage before it sends, to what the next one
  * gets, or, at the last stage, with the blocks' output where head_loss finds it. */
-static void stage_forward(Run *r, const PipeStep *step, const MicroBatch *batch, Pass pass) {
+static void stage_forward(Run *r, const PipelineStep *step, const MicroBatch *batch, ReshardPoint pass) {
     Model *m = &r->model;
-    model_enter(r, step->chunk, step->slot);
+    model_enter(r, step->stage, step->activation_set);
     feed_micro_batch(r, batch);
     if (reads_tokens(r)) embed_forward(r, pass);
-    else prefetch_forward(r, m->chunk->unit - 1);
-    pipe_receive(&r->pipe, step, m->blocks[0].x);
+    else prefetch_forward(r, m->chunk->first_unit - 1);
+    pipeline_receive(&r->pipe, step, m->blocks[0].x);
     blocks_forward(r, pass);
     if (computes_loss(r)) return;
-    Parcel *out = pipe_output(&r->pipe, step);
-    if (m->chunk->blocks)
+    PipelineMessage *out = pipeline_output(&r->pipe, step);
+    if (m->chunk->num_blocks)
         residual_add(&r->dev, out->data, m->blocks[m->saved - 1].mid, m->branch,
                      (int64_t)residual_rows(r) * r->config->C);
-    else device_copy(&r->dev, out->data, m->blocks[0].x, r->pipe.bytes);
-    pipe_send(&r->pipe, step, out);
+    else device_copy(&r->dev, out->data, m->blocks[0].x, r->pipe.message_bytes);
+    pipeline_send(&r->pipe, step, out);
 }
 
 /* The micro-batch's way back: gradients of the SUM of its losses. */
-static void stage_backward(Run *r, const PipeStep *step, const MicroBatch *batch) {
+static void stage_backward(Run *r, const PipelineStep *step, const MicroBatch *batch) {
     Model *m = &r->model;
     Fsdp *f = &r->fsdp;
-    Pass pass = step->micro == r->opt->accum - 1 ? PASS_LAST : PASS_BACKWARD;
-    model_enter(r, step->chunk, step->slot);
-    if (r->pipe.schedule.stages > 1) feed_micro_batch(r, batch); // else it is there
-    int end = chunk_end(r);
+    ReshardPoint pass = step->micro_batch == r->opt->accum - 1 ? AFTER_LAST_USE : AFTER_BACKWARD;
+    model_enter(r, step->stage, step->activation_set);
+    if (r->pipe.schedule.pp > 1) feed_micro_batch(r, batch); // else it is there
+    int end = stage_end(r);
     prefetch_backward(r, end);
     if (computes_loss(r)) { // its forward was the step before
         FsdpUnit *head = &f->units[r->table->head];
-        head_loss(r, step->micro, 1);
-        unit_free(f, head, pass);
+        head_loss(r, step->micro_batch, 1);
+        fsdp_reshard(f, head, pass);
         prefetch_backward(r, end - 1); // before a reduction, behind which it would wait where they share a way
         if (!table_is_tied(r->table) && !head->unit->frozen)
-            unit_reduce(f, head, step->micro); // tied: the embedding adds to it first
+            fsdp_reduce_gradients(f, head, step->micro_batch); // tied: the embedding adds to it first
     }
-    pipe_receive(&r->pipe, step, m->dx);
-    blocks_backward(r, step->micro, pass);
+    pipeline_receive(&r->pipe, step, m->dx);
+    blocks_backward(r, step->micro_batch, pass);
     if (reads_tokens(r)) {
-        embed_backward(r, step->micro, pass);
+        embed_backward(r, step->micro_batch, pass);
         return;
     }
-    Parcel *out = pipe_output(&r->pipe, step);
-    device_copy(&r->dev, out->data, m->dx, r->pipe.bytes);
-    pipe_send(&r->pipe, step, out);
+    PipelineMessage *out = pipeline_output(&r->pipe, step);
+    device_copy(&r->dev, out->data, m->dx, r->pipe.message_bytes);
+    pipeline_send(&r->pipe, step, out);
 }
 
 /* All micro-batches of a step, forward and backward, in the order of the schedule. */
 static void run_schedule(Run *r, const StepBatch *batch) {
     const Schedule *s = &r->pipe.schedule;
-    for (int i = 0; i < s->count; i++) {
-        const PipeStep *step = &s->steps[i];
-        MicroBatch micro = micro_batch(r, batch, step->micro);
-        pipe_start_receives(&r->pipe, step);
-        if (step->kind == PIPE_FORWARD) stage_forward(r, step, &micro, PASS_FORWARD);
+    for (int i = 0; i < s->num_steps; i++) {
+        const PipelineStep *step = &s->steps[i];
+        MicroBatch micro = micro_batch(r, batch, step->micro_batch);
+        pipeline_start_receives(&r->pipe, step);
+        if (step->kind == PIPE_FORWARD) stage_forward(r, step, &micro, AFTER_FORWARD);
         else stage_backward(r, step, &micro);
     }
-    pipe_finish(&r->pipe);
+    pipeline_finish(&r->pipe);
 }
 
 /* Forward of the batch that the model's ids and documents are of; leaves the loss's input at the last stage. */
-static void forward_only(Run *r, Pass pass) {
+static void forward_only(Run *r, ReshardPoint pass) {
     const MicroBatch there = ZERO;
-    for (int v = 0; v < r->table->part.chunks; v++) {
-        PipeStep step = {PIPE_FORWARD, 0, v, 0, 0, 0};
-        if (pipe_source(&r->pipe.schedule, &step) >= 0) pipe_start_receive(&r->pipe, &step);
+    for (int v = 0; v < r->table->part.virtual_stages; v++) {
+        PipelineStep step = {PIPE_FORWARD, 0, v, 0, 0, 0};
+        if (pipeline_source(&r->pipe.schedule, &step) >= 0) pipeline_start_receive(&r->pipe, &step);
         stage_forward(r, &step, &there, pass);
     }
 }
@@ -915,7 +915,7 @@ static int64_t first_bad_tensor(Run *r) {
     enum { CHUNK = 1 << 14 };
     float chunk[CHUNK];
     ShardPiece p;
-    for (int i = 0; owned_next(&r->fsdp, &i, &p);)
+    for (int i = 0; next_unique_piece(&r->fsdp, &i, &p);)
         for (int64_t done = 0; done < p.count; done += CHUNK) {
             int64_t n = min_i64(CHUNK, p.count - done);
             device_read(&r->dev, chunk, p.unit->grad + p.at + done, sizeof(float) * (size_t)n);
@@ -1011,10 +1011,10 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
     run_schedule(r, batch);
     device_record(&r->dev, &batch->fed);
-    reductions_finish(&r->fsdp);
+    fsdp_finish_gradients(&r->fsdp);
     device_phase(&r->dev, "optimizer", NULL);
-    fsdp_sum_unsplit(&r->fsdp);
-    fsdp_sum_tied(&r->fsdp);
+    fsdp_sum_tp_replicated(&r->fsdp);
+    fsdp_sum_tied_embedding(&r->fsdp);
     collective_wait(&r->comm, &r->samples_told);
     exchange_reports(r, batch, start, waited);
     int64_t first_sample = r->dev.walk ? 0 : batch->windows[0];
@@ -1075,11 +1075,11 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
         for (int b = 0; b < B && r->model.own_docs != r->model.docs; b++)
             context_part(r->eval_docs + (int64_t)b * (T / cp), r->eval_docs + (int64_t)b * T, T, cp, cp_rank);
         if (r->model.own_docs != r->model.docs) device_write(&r->dev, r->model.own_docs, r->eval_docs, bytes);
-        forward_only(r, PASS_LAST);
+        forward_only(r, AFTER_LAST_USE);
         if (r->table->head < 0) continue;
         device_write(&r->dev, r->model.targets, r->eval_targets, bytes);
         head_loss(r, 0, 0);
-        unit_free(&r->fsdp, &r->fsdp.units[r->table->head], PASS_LAST);
+        fsdp_reshard(&r->fsdp, &r->fsdp.units[r->table->head], AFTER_LAST_USE);
     }
     device_phase(&r->dev, NULL, NULL);
     device_read(&r->dev, &sum, &r->sums[SUM_LOSS], sizeof sum);

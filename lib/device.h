@@ -59,7 +59,7 @@ typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_BYTE } Dtype;
 static const char *const dtype_names[] = {"fp32", "bf16", "bytes"};
 static inline size_t dtype_size(Dtype d) { return d == DTYPE_F32 ? 4 : d == DTYPE_BF16 ? 2 : 1; }
 
-enum { BASE_BLOCK = 64 }; // weights of 8 bits that share a scale (llama3.h)
+enum { INT8_BLOCK = 64 }; // weights of 8 bits that share a scale (llama3.h)
 
 static inline BOTH float bf16_to_float(bf16 x) {
     union {

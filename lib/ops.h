@@ -886,12 +886,12 @@ static void cpu_scale(Device *dev, floatX *x, float by, int64_t count) {
 
 static void cpu_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
 #pragma omp parallel for num_threads(dev->threads)
-    for (int64_t block = 0; block < blocks_of(count, BASE_BLOCK); block++) {
-        int64_t at = block * BASE_BLOCK, n = min_i64(BASE_BLOCK, count - at);
-        int8_t last[BASE_BLOCK] = {0};
-        float wide[BASE_BLOCK];
-        const int8_t *bytes = n == BASE_BLOCK ? in + at : (const int8_t *)memcpy(last, in + at, (size_t)n);
-        for (int i = 0; i < BASE_BLOCK; i++) wide[i] = (float)bytes[i]; // of a known length: vectors without a rest
+    for (int64_t block = 0; block < blocks_of(count, INT8_BLOCK); block++) {
+        int64_t at = block * INT8_BLOCK, n = min_i64(INT8_BLOCK, count - at);
+        int8_t last[INT8_BLOCK] = {0};
+        float wide[INT8_BLOCK];
+        const int8_t *bytes = n == INT8_BLOCK ? in + at : (const int8_t *)memcpy(last, in + at, (size_t)n);
+        for (int i = 0; i < INT8_BLOCK; i++) wide[i] = (float)bytes[i]; // of a known length: vectors without a rest
         for (int64_t i = 0; i < n; i += VL) store_x(out + at + i, vload(wide + i) * scales[block], n - i);
     }
 }
@@ -1031,10 +1031,10 @@ static void scale(Device *dev, floatX *x /* (count) *= by */, float by, int64_t 
     RUN_OP(OP_SCALE, (double)count, 2.0 * (double)count * XB, scale(dev, x, by, count))
 }
 
-/* Weights of 8 bits: blocks of BASE_BLOCK elements, each with a scale of its own (llama3.h). */
+/* Weights of 8 bits: blocks of INT8_BLOCK elements, each with a scale of its own (llama3.h). */
 static void dequantize(Device *dev, floatX *out /* (count) = */, const int8_t *in /* (count) */,
-                       const float *scales /* (count / BASE_BLOCK, rounded up) */, int64_t count) {
-    RUN_OP(OP_DEQUANTIZE, (double)count, (double)count * (1 + XB + FB / (double)BASE_BLOCK),
+                       const float *scales /* (count / INT8_BLOCK, rounded up) */, int64_t count) {
+    RUN_OP(OP_DEQUANTIZE, (double)count, (double)count * (1 + XB + FB / (double)INT8_BLOCK),
            dequantize(dev, out, in, scales, count))
 }
 static void adapter_merge(Device *dev, float *w /* (OC,IC) += by b a */, const float *a /* (R,IC) */,

@@ -272,7 +272,7 @@ static int trials_around(Trial *trials, const Job *j) {
     for (int i = 0; i < 3; i++)
         TRY(strcmp(o->recompute, recompute[i]), trials[n].opt.recompute = recompute[i], "--recompute %s", recompute[i])
     for (int v = 1; v <= 16 && pp > 1; v *= 2)
-        TRY(v != o->pp_chunks && v <= MAX_CHUNKS,
+        TRY(v != o->pp_chunks && v <= MAX_STAGES,
             (trials[n].opt.pp_chunks = v, trials[n].opt.pp_schedule = v > 1 ? "interleaved" : "1f1b"),
             v > 1 ? "--pp-schedule interleaved --pp-chunks %d" : "--pp-schedule 1f1b", v)
     for (int i = 0; i < 2; i++)
@@ -456,7 +456,7 @@ static void search_schedules(Search *s, Options o) {
     const Options *given = s->given;
     const Llama3Config *c = &s->job.config;
     int64_t data_ranks = (int64_t)o.dp_shard * o.dp_replicate;
-    for (o.pp_chunks = 1; o.pp_chunks <= (o.pp > 1 ? MAX_CHUNKS : 1); o.pp_chunks *= 2)
+    for (o.pp_chunks = 1; o.pp_chunks <= (o.pp > 1 ? MAX_STAGES : 1); o.pp_chunks *= 2)
         for (o.batch = 1; data_ranks * o.batch <= s->sequences; o.batch *= 2) {
             int runs = o.pp * o.pp_chunks, fixed = option_given(given, "pp-light-ends");
             if (fmod(s->sequences, (double)(data_ranks * o.batch)) != 0 || (int64_t)o.batch * o.seq > 1 << 30) continue;

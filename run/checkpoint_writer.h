@@ -63,14 +63,14 @@ static int64_t unit_padded(const Fsdp *f, const Unit *u) {
 static void saver_parts(Saver *s, const Llama3Config *config) {
     ModelPart part = s->f->table->part;
     int64_t largest = 0;
-    if (part.tp == 1 && part.stages == 1 && !part.tied_apart) return;
-    s->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.stages * part.tp));
-    for (part.stage = 0; part.stage < part.stages; part.stage++)
+    if (part.tp == 1 && part.pp == 1 && !part.tied_head_copy) return;
+    s->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.pp * part.tp));
+    for (part.pp_rank = 0; part.pp_rank < part.pp; part.pp_rank++)
         for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++)
-            table_open(&s->parts[part.stage * part.tp + part.tp_rank], config, s->f->table->wrap, &part);
-    for (int p = 0; p < part.stages; p++)
+            table_open(&s->parts[part.pp_rank * part.tp + part.tp_rank], config, s->f->table->wrap, &part);
+    for (int p = 0; p < part.pp; p++)
         for (int u = 0; u < s->parts[p * part.tp].num_units; u++)
-            if (!s->parts[p * part.tp].units[u].frozen || s->f->how.merges)
+            if (!s->parts[p * part.tp].units[u].frozen || s->f->sharding.merges_adapters)
                 largest = max_i64(largest, unit_padded(s->f, &s->parts[p * part.tp].units[u]));
     s->of_parts = (float *)arena_alloc(s->f->dev, MEM_COMM, "a unit of all ranks that have parts of it",
                                        sizeof(float) * (size_t)(largest * part.tp));
@@ -116,7 +116,7 @@ static void saver_allocate(Saver *s) {
 
 static void saver_close(Saver *s) {
     const ModelPart *part = s->f ? &s->f->table->part : NULL;
-    for (int i = 0; s->parts && i < part->stages * part->tp; i++) table_close(&s->parts[i]);
+    for (int i = 0; s->parts && i < part->pp * part->tp; i++) table_close(&s->parts[i]);
     free(s->parts);
     device_forget_event(s->passed.arrived);
     output_files_close(&s->checkpoint);
@@ -252,17 +252,17 @@ static const float *unit_of_all(Saver *s, int stage, const Unit *u, StateKind ki
     const ModelPart *part = &f->table->part;
     int64_t padded = unit_padded(f, u);
     size_t bytes = sizeof(float) * (size_t)padded;
-    if (stage == part->stage) {
+    if (stage == part->pp_rank) {
         FsdpUnit *mine = &f->units[u - s->parts[stage * part->tp].units];
-        const float *state = unit_state(f, mine, kind);
+        const float *state = fsdp_gather_state(f, mine, kind);
         all_gather_now(f->comm, AXIS_TP, u->name, state, s->of_parts, bytes);
-        unit_state_free(f, state);
+        fsdp_release_state(f, state);
     }
-    int passes = (part->stage - stage + part->stages) % part->stages; // ranks that had it before this one
-    for (int sends = 0; sends < 2 && part->stages > 1; sends++) {
-        if (sends ? passes == part->stages - 1 : passes == 0) continue;
+    int passes = (part->pp_rank - stage + part->pp) % part->pp; // ranks that had it before this one
+    for (int sends = 0; sends < 2 && part->pp > 1; sends++) {
+        if (sends ? passes == part->pp - 1 : passes == 0) continue;
         point_start(f->comm, &s->passed, sends ? SEND : RECEIVE, AXIS_PP,
-                    (part->stage + (sends ? 1 : part->stages - 1)) % part->stages, "a unit to be written", s->of_parts,
+                    (part->pp_rank + (sends ? 1 : part->pp - 1)) % part->pp, "a unit to be written", s->of_parts,
                     bytes * (size_t)part->tp, DTYPE_BYTE);
         collective_wait(f->comm, &s->passed);
     }
@@ -292,7 +292,7 @@ static void save_read(const Saver *s, const TensorTable *of, int number, const f
 static void save_tensor(Saver *s, const OutputTensor *t, const TensorTable *of, int number, const float *unit,
                         int64_t padded) {
     enum { AT_ONCE = 1 << 14 }; // elements: whole blocks
-    float wide[AT_ONCE], scales[(int)AT_ONCE / (int)BASE_BLOCK];
+    float wide[AT_ONCE], scales[(int)AT_ONCE / (int)INT8_BLOCK];
     bf16 half[AT_ONCE];
     int8_t bytes[AT_ONCE];
     const void *from = t->scales             ? (void *)scales
@@ -310,13 +310,13 @@ static void save_tensor(Saver *s, const OutputTensor *t, const TensorTable *of, 
             continue;
         }
         n = min_i64(AT_ONCE, elements - at);
-        int64_t length = (t->scales ? blocks8(n) : n) * size;
+        int64_t length = (t->scales ? int8_blocks(n) : n) * size;
         int mine = save_has_part(s, length);
         if (mine) save_read(s, of, number, unit, padded, wide, at, n);
         for (int64_t i = 0; i < n && mine && from == half; i++) half[i] = float_to_bf16(wide[i]);
-        for (int64_t b = 0; b < blocks8(n) && mine && (from == bytes || from == scales); b++) {
+        for (int64_t b = 0; b < int8_blocks(n) && mine && (from == bytes || from == scales); b++) {
             scales[b] =
-                quantize_block(bytes + b * BASE_BLOCK, wide + b * BASE_BLOCK, min_i64(BASE_BLOCK, n - b * BASE_BLOCK));
+                quantize_int8_block(bytes + b * INT8_BLOCK, wide + b * INT8_BLOCK, min_i64(INT8_BLOCK, n - b * INT8_BLOCK));
             if (!isfinite(scales[b]))
                 user_error("--export --dtype %s: tensor %s has values that are not finite, for which 8 bits have none: "
                            "look at the model's loss",
@@ -329,10 +329,10 @@ static void save_tensor(Saver *s, const OutputTensor *t, const TensorTable *of, 
 /* Of a tensor of the whole model: on which stage it is, and its number there. */
 static int saver_find(const Saver *s, int index, int *number) {
     const ModelPart *part = &s->f->table->part;
-    for (int stage = 0; stage < part->stages; stage++) {
+    for (int stage = 0; stage < part->pp; stage++) {
         const TensorTable *t = &s->parts[stage * part->tp];
         for (*number = 0; *number < t->num_tensors; ++*number)
-            if (t->tensors[*number].index == index && !t->tensors[*number].is_copy) return stage;
+            if (t->tensors[*number].index == index && !t->tensors[*number].is_tied_copy) return stage;
     }
     return -1;
 }
@@ -353,16 +353,16 @@ static void save_stream(Saver *s) {
             const TensorTable *of = s->parts ? &s->parts[stage * s->f->table->part.tp] : s->f->table;
             const Unit *u = &of->units[of->tensors[number].unit];
             if (u != now || t->kind != kind) {
-                if (now && !s->parts) unit_state_free(s->f, whole);
+                if (now && !s->parts) fsdp_release_state(s->f, whole);
                 whole = s->parts ? unit_of_all(s, stage, u, t->kind)
-                                 : unit_state(s->f, &s->f->units[u - of->units], t->kind);
+                                 : fsdp_gather_state(s->f, &s->f->units[u - of->units], t->kind);
                 now = u, kind = t->kind;
             }
             save_tensor(s, t, of, number, whole, unit_padded(s->f, u));
             comm_alive(s->f->comm);
         }
     }
-    if (now && !s->parts) unit_state_free(s->f, whole);
+    if (now && !s->parts) fsdp_release_state(s->f, whole);
 }
 
 /* Rank 0 makes the files, each as long as it will be: a disk without room says so now. */

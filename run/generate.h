@@ -10,15 +10,15 @@ static const float *next_token_logits(Run *r, const int32_t *ids, int count, int
     Model *m = &r->model;
     m->T = count, m->past = past;
     device_write(&r->dev, m->ids, ids, sizeof(int32_t) * (size_t)count);
-    forward_only(r, PASS_LAST);
+    forward_only(r, AFTER_LAST_USE);
     FsdpUnit *head = &r->fsdp.units[r->table->head];
-    const int64_t *at = head->unit->where;
-    const floatX *w = unit_weights(&r->fsdp, head);
+    const int64_t *at = head->unit->offsets;
+    const floatX *w = fsdp_unshard(&r->fsdp, head);
     rmsnorm_forward(&r->dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch,
                     w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
     linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)(count - 1) * c->C,
                         w + at[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED], 1, c->C, c->V);
-    unit_free(&r->fsdp, head, PASS_LAST);
+    fsdp_reshard(&r->fsdp, head, AFTER_LAST_USE);
     device_read(&r->dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
     return m->next_logits;
 }

@@ -331,8 +331,8 @@ static const TensorRow *cut_block(const Llama3Config *c, int tp) {
         const TensorRow *row = &llama3_tensors[k];
         int64_t rows = dim_size(c, row->rows), cols = dim_size(c, row->cols);
         for (int i = 1; i < tp && is_quantized(c->base, row) && row->split != SPLIT_NONE; i++)
-            if (row->split == SPLIT_ROWS ? split_begin(rows, tp, i) * cols % BASE_BLOCK
-                                         : split_begin(cols, tp, i) % BASE_BLOCK || cols % BASE_BLOCK)
+            if (row->split == SPLIT_ROWS ? split_begin(rows, tp, i) * cols % INT8_BLOCK
+                                         : split_begin(cols, tp, i) % INT8_BLOCK || cols % INT8_BLOCK)
                 return row;
     }
     return NULL;
@@ -354,7 +354,7 @@ static int job_layout_fits(const Job *j, char *problem, size_t size) {
     const TensorRow *cut = cut_block(c, tp);
     if (cut)
         REFUSE("--tp %d would cut %s in the middle of a block of %d weights of 8 bits: use a smaller --tp, or %s", tp,
-               strchr(cut->name, '%') ? strchr(cut->name, '%') + 3 : cut->name, BASE_BLOCK,
+               strchr(cut->name, '%') ? strchr(cut->name, '%') + 3 : cut->name, INT8_BLOCK,
                j->stored_base > BASE_FROZEN ? "widen the model with --export and --dtype fp32 or bf16"
                                             : "--base " PRECISION_NAME); // "self_attn.o_proj.weight"
     if (tp > most) REFUSE("--tp %d is more than %s has to split: %d; use a smaller one", tp, o->model, most);
@@ -416,7 +416,7 @@ static void job_prepare(Job *j, int world, int local_ranks, int sharing) {
     if (o->resume) checkpoint_find(j->resume_from.dir, o);
     if (o->resume && j->resume_from.dir[0]) job_resumes_adapters(j);
     if (o->resume && j->resume_from.dir[0] && !option_given(o, "model")) o->model = j->resume_from.dir;
-    j->config = config_of_model(o->model);
+    j->config = config_load(o->model);
     if (j->task != DO_PLAN) ops_require_head_size(j->config.HD), j->available_memory = device_memory(job_gpu_of_rank(j, 0));
     if (o->vocab_size) j->config.V = o->vocab_size;
     job_adapters(j);

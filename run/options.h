@@ -87,7 +87,7 @@ static const OptionRow option_rows[] = {
     {OPT_TEXT, "pp-schedule", FIELD(pp_schedule), 0, 0, "1f1b|interleaved", "1f1b",
      "1f1b: one stage per rank, one forward and one backward in turn; interleaved: several virtual stages per rank "
      "(--pp-chunks), which idle less and send more messages"},
-    {OPT_INT, "pp-chunks", FIELD(pp_chunks), 0, MAX_CHUNKS, "V", "0",
+    {OPT_INT, "pp-chunks", FIELD(pp_chunks), 0, MAX_STAGES, "V", "0",
      "virtual stages per rank; 0: 1 with 1f1b, 2 with interleaved; if there are several, --accum must be a multiple of "
      "--pp"},
     {OPT_FLAG, "pp-light-ends", FIELD(pp_light_ends), 0, 0, NULL, NULL,

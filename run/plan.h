@@ -19,7 +19,7 @@ static int64_t aligned(int64_t elements) { return round_up(elements, TENSOR_ALIG
 /* Bytes that each of n ranks has of a frozen unit: `blocks` of 8-bit weights with their scales, and elements in the
  * compute dtype. */
 static int64_t packed_bytes(int64_t blocks, int64_t elements, int64_t n) {
-    return round_up(blocks, 4 * n) / n * (BASE_BLOCK + (int64_t)sizeof(float)) +
+    return round_up(blocks, 4 * n) / n * (INT8_BLOCK + (int64_t)sizeof(float)) +
            round_up(elements, TENSOR_ALIGN * n) / n * (int64_t)sizeof(floatX);
 }
 
@@ -48,7 +48,7 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
     int64_t tp = asked[AXIS_TP], cp = asked[AXIS_CP], pp = asked[AXIS_PP],
             n = asked[AXIS_DP_SHARD] * cp /* ranks that shard */, R = asked[AXIS_DP_REPLICATE],
             stage = rank / (tp * cp) % pp;
-    int64_t first = stage == 0, last = stage == pp - 1, k = how->accumulation, reductions = how->local ? 1 : k,
+    int64_t first = stage == 0, last = stage == pp - 1, k = how->micro_batches, reductions = how->accumulate_locally ? 1 : k,
             apart = c->tied && (pp > 1 || o->deterministic);
     int full = !strcmp(how->strategy->name, "full_shard"), ddp = !strcmp(how->strategy->name, "no_shard");
     int64_t C = c->C, V = (c->V + tp - 1) / tp, F = (c->F + tp - 1) / tp, Q = (int64_t)c->NH / tp * c->HD,
@@ -63,11 +63,11 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
     int64_t in[LORA_TARGETS] = {C, C, C, Q, C, C, F}, out[LORA_TARGETS] = {Q, KV, KV, C, F, F, C}, adapter = 0,
             matrices = 0, targets = 0, thin = 0, packed = 0;
     for (int i = 0; i < LORA_TARGETS; i++) {
-        matrices += blocks8(in[i] * out[i]);
+        matrices += int8_blocks(in[i] * out[i]);
         if (adapters && c->lora_targets >> i & 1)
             targets++, adapter += aligned(c->lora_rank * in[i]) + aligned(out[i] * c->lora_rank);
     }
-    if (all8) matrices += 2 * blocks8(C);
+    if (all8) matrices += 2 * int8_blocks(C);
     int64_t joined = min_i64(c->L, max_i64(1, (number_after_colon(o->wrap, "size") + parameters - 1) / parameters)), L = 0,
             blocks = 0, block_units = 0, again = 0;
     for (int64_t v = 0; v < o->pp_chunks; v++) {
@@ -87,8 +87,8 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
     int64_t ends = embedding + head, end_units = (embedding > 0) + (head > 0);
     int64_t kept = bits8 ? packed : blocks / n * weight, kept_ends = ends / n * weight; // bytes of a rank
     if (all8)
-        kept_ends = (embedding > 0) * packed_bytes(blocks8(V * C) + (c->tied && !apart) * blocks8(C), 0, n) +
-                    (head > 0) * packed_bytes(blocks8(V * C) + blocks8(C), 0, n);
+        kept_ends = (embedding > 0) * packed_bytes(int8_blocks(V * C) + (c->tied && !apart) * int8_blocks(C), 0, n) +
+                    (head > 0) * packed_bytes(int8_blocks(V * C) + int8_blocks(C), 0, n);
     int64_t of_blocks = kept + thin / n * weight, block_gathers = block_units * (1 + adapters),
             reduced = adapters ? thin : blocks + ends, reduced_units = adapters ? block_units : block_units + end_units;
     memset(law, 0, sizeof(Traffic) * AXES * COLLECTIVES);

@@ -49,7 +49,7 @@ static void run_allocate(Run *r, const Job *j) {
                  mesh_coordinate(&r->mesh, r->rank, AXIS_DP_REPLICATE),
                  j->opt.accum,
                  j->opt.batch,
-                 how.local,
+                 how.accumulate_locally,
                  r->progress.step,
                  r->progress.epoch,
                  r->progress.samples_in_epoch};
@@ -92,7 +92,7 @@ static void run_bind(Run *r, const Job *j, int rank) {
                       o->pp_chunks,
                       o->pp_light_ends,
                       j->config.tied && (j->mesh.size[AXIS_PP] > 1 || o->deterministic)};
-    schedule_open(&r->pipe.schedule, part.stages, part.stage, part.chunks, o->accum);
+    schedule_open(&r->pipe.schedule, part.pp, part.pp_rank, part.virtual_stages, o->accum);
     table_open(&r->part, &j->config, number_after_colon(j->opt.wrap, "size"), &part);
     r->part_config = config_of_part(&j->config, &part);
 }

@@ -166,11 +166,11 @@ static void st_find_scales(StFiles *s) {
         if (snprintf(name, sizeof name, "%s%s", t->name, scale_suffix) >= (int)sizeof name)
             user_error("%s: the name of tensor %.100s… is too long", t->path, t->name);
         t->scales = scales = (StTensor *)(uintptr_t)st_find(s, name);
-        if (!scales || scales->dtype != ST_F32 || scales->elements != blocks8(t->elements))
+        if (!scales || scales->dtype != ST_F32 || scales->elements != int8_blocks(t->elements))
             user_error("%s: tensor %s is in 8 bits, and %s of its %" PRId64 " blocks %s: expected F32 [%" PRId64
                        "], as --export --dtype int8 writes them",
-                       t->path, t->name, name, blocks8(t->elements),
-                       scales ? "is not as long, or no F32" : "is missing", blocks8(t->elements));
+                       t->path, t->name, name, int8_blocks(t->elements),
+                       scales ? "is not as long, or no F32" : "is missing", int8_blocks(t->elements));
         scales->are_scales = 1;
     }
 }
@@ -184,11 +184,11 @@ static void st_read_bytes(const StTensor *t, void *out, int64_t from, int64_t by
 }
 
 /* Elements [first, first + count) of a tensor of I8, where `first` begins a block, and the scales of their blocks. */
-static void st_read_quantized(const StTensor *t, int8_t *out /* (count) */, float *scales /* (blocks8(count)) */,
+static void st_read_quantized(const StTensor *t, int8_t *out /* (count) */, float *scales /* (int8_blocks(count)) */,
                               int64_t first, int64_t count) {
     st_read_bytes(t, out, first, count);
-    st_read_bytes(t->scales, scales, first / BASE_BLOCK * (int64_t)sizeof(float),
-                  blocks8(count) * (int64_t)sizeof(float));
+    st_read_bytes(t->scales, scales, first / INT8_BLOCK * (int64_t)sizeof(float),
+                  int8_blocks(count) * (int64_t)sizeof(float));
 }
 
 /* Elements [first, first + count) of a tensor, as fp32 (int32 tensors: their bits). */
@@ -196,12 +196,12 @@ static void st_read(const StTensor *t, float *out, int64_t first, int64_t count)
     enum { AT_ONCE = 1 << 16 }; // whole blocks
     char buffer[4 * AT_ONCE];
     int size = st_dtype_sizes[t->dtype];
-    for (int64_t at = first / BASE_BLOCK * BASE_BLOCK, n; t->dtype == ST_I8 && at < first + count; at += n) {
-        float scales[(int)AT_ONCE / (int)BASE_BLOCK];
+    for (int64_t at = first / INT8_BLOCK * INT8_BLOCK, n; t->dtype == ST_I8 && at < first + count; at += n) {
+        float scales[(int)AT_ONCE / (int)INT8_BLOCK];
         n = min_i64(AT_ONCE, first + count - at);
         st_read_quantized(t, (int8_t *)buffer, scales, at, n);
         for (int64_t i = max_i64(0, first - at); i < n; i++)
-            out[at + i - first] = (float)((int8_t *)buffer)[i] * scales[i / BASE_BLOCK];
+            out[at + i - first] = (float)((int8_t *)buffer)[i] * scales[i / INT8_BLOCK];
     }
     if (t->dtype == ST_I8) return;
     for (int64_t done = 0; done < count; done += AT_ONCE) {
@@ -290,12 +290,12 @@ static uint64_t model_fingerprint(const StFiles *s, const TensorTable *table, Ba
     uint64_t sum = 0;
     for (int i = 0; i < table_first_adapter(table); i++) {
         const StTensor *t = st_find(s, table->tensors[i].name);
-        float first[BASE_BLOCK] = {0}, scale = 1;
-        int8_t bytes[BASE_BLOCK];
-        int64_t n = min_i64(BASE_BLOCK, t->elements);
+        float first[INT8_BLOCK] = {0}, scale = 1;
+        int8_t bytes[INT8_BLOCK];
+        int64_t n = min_i64(INT8_BLOCK, t->elements);
         if (t->dtype == ST_I8) st_read_quantized(t, bytes, &scale, 0, n);
         else st_read(t, first, 0, n);
-        if (t->dtype != ST_I8 && is_quantized(base, table->tensors[i].row)) scale = quantize_block(bytes, first, n);
+        if (t->dtype != ST_I8 && is_quantized(base, table->tensors[i].row)) scale = quantize_int8_block(bytes, first, n);
         for (int64_t e = 0; e < n; e++)
             first[e] =
                 is_quantized(base, table->tensors[i].row) ? (float)bytes[e] * scale : to_float(from_float(first[e]));
@@ -343,7 +343,7 @@ typedef struct {
 static const char *const out_suffixes[STATES] = {"", ".grad", ".exp_avg", ".exp_avg_sq", ".copy"};
 
 static int64_t out_elements(const OutputTensor *t) {
-    return t->scales ? blocks8(t->tensor->rows * t->tensor->cols) : t->tensor->rows * t->tensor->cols;
+    return t->scales ? int8_blocks(t->tensor->rows * t->tensor->cols) : t->tensor->rows * t->tensor->cols;
 }
 static int64_t out_bytes(const OutputTensor *t) { return out_elements(t) * st_dtype_sizes[t->dtype]; }
 static const char *out_suffix(const OutputTensor *t) { return t->scales ? scale_suffix : out_suffixes[t->kind]; }

@@ -14,11 +14,11 @@
 
 /* A walk takes as long as the model has blocks, and a deep model has only more of the same: a few have to do. */
 static Llama3Config config_shallow(const char *model) {
-    Llama3Config c = config_of_model(model);
+    Llama3Config c = config_load(model);
     c.L = 1 + (c.L - 1) % 4;
     return c;
 }
-#define config_of_model(model) config_shallow(model)
+#define config_load(model) config_shallow(model)
 #define TESTING
 #include "train_llama3.cu"
 

@@ -31,7 +31,7 @@ static void check_table(const TensorTable *t, const Llama3Config *c) {
     EXPECT((double)has == parameters, "%" PRId64 " parameters, expected %.0f", has, parameters);
     for (int u = 0; u < t->num_units; u++) {
         int64_t end = 0;
-        for (int i = t->units[u].first; i < t->units[u].first + t->units[u].count; i++) {
+        for (int i = t->units[u].first_tensor; i < t->units[u].first_tensor + t->units[u].num_tensors; i++) {
             const Tensor *tensor = &t->tensors[i];
             EXPECT(tensor->offset >= end && tensor->rows > 0 && tensor->cols > 0,
                    "tensor %s starts at %" PRId64 ", the one before ends at %" PRId64, tensor->name, tensor->offset,
@@ -148,7 +148,7 @@ static void fuzz_config(Bytes in) {
     }
     if (kind == 'd') give_completed(file);
     else give("config.json", file.at, file.left);
-    Llama3Config c = (config_of_model)(folder);
+    Llama3Config c = (config_load)(folder);
     held.taken = 1;
     check_config_written(&c);
     check_rope(&c);

@@ -37,7 +37,7 @@ static void check_weights(const StFiles *s, const uint8_t *file, size_t size) {
             memcpy(&bits, read + e, 4);
             if (t->dtype == ST_I8) {
                 float scale, value;
-                memcpy(&scale, file + t->scales->begin + e / BASE_BLOCK * 4, 4);
+                memcpy(&scale, file + t->scales->begin + e / INT8_BLOCK * 4, 4);
                 value = (float)(int8_t)file[t->begin + e] * scale;
                 memcpy(&want, &value, 4);
                 EXPECT(bits == want || (isnan(read[e]) && isnan(value)),

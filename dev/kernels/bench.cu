@@ -15,8 +15,8 @@ static void forward_products(Run *r) {
     for (int l = 0; l < c->L; l++) {
         BlockActivations *a = &m->blocks[l];
         const FsdpUnit *u = &r->fsdp.units[table_block_unit(r->table, l)];
-        const int64_t *at = u->unit->where;
-        const floatX *w = u->copy;
+        const int64_t *at = u->unit->offsets;
+        const floatX *w = u->sharded_weights;
         linear_forward(&r->dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV);
         linear_forward(&r->dev, m->branch, a->attn, w + at[W_O], N, Q, c->C);
         linear_forward(&r->dev, a->gate_up, a->ffn_in, w + at[W_GATE], N, c->C, 2 * c->F);
@@ -31,8 +31,8 @@ static void backward_products(Run *r) {
     for (int l = c->L - 1; l >= 0; l--) {
         BlockActivations *a = &m->blocks[l];
         const FsdpUnit *u = &r->fsdp.units[table_block_unit(r->table, l)];
-        const int64_t *at = u->unit->where;
-        const floatX *w = u->copy;
+        const int64_t *at = u->unit->offsets;
+        const floatX *w = u->sharded_weights;
         float *dw = u->grad;
         linear_backward_input(&r->dev, m->dhidden, m->dx, c->C, w + at[W_DOWN], N, c->F, c->C);
         linear_backward_weight(&r->dev, dw + at[W_DOWN], m->dx, c->C, a->hidden, N, c->F, c->C, 0);
@@ -49,12 +49,12 @@ static void head_products(Run *r) {
     const Llama3Config *c = r->config;
     Model *m = &r->model;
     const FsdpUnit *u = &r->fsdp.units[r->table->head];
-    int64_t head = u->unit->where[W_HEAD], stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX));
+    int64_t head = u->unit->offsets[W_HEAD], stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX));
     for (int row = 0; row < m->B * m->T; row += m->logit_rows) {
         int n = (int)min_i64(m->logit_rows, m->B * m->T - row);
         const floatX *in = m->final_in + (int64_t)row * c->C, *dlogits = (const floatX *)m->logits;
-        linear_forward_fp32(&r->dev, m->logits, in, u->copy + head, n, c->C, c->V);
-        linear_backward_input(&r->dev, m->dnorm + (int64_t)row * c->C, dlogits, stride, u->copy + head, n, c->C, c->V);
+        linear_forward_fp32(&r->dev, m->logits, in, u->sharded_weights + head, n, c->C, c->V);
+        linear_backward_input(&r->dev, m->dnorm + (int64_t)row * c->C, dlogits, stride, u->sharded_weights + head, n, c->C, c->V);
         linear_backward_weight(&r->dev, u->grad + head, dlogits, stride, in, n, c->C, c->V, row > 0);
     }
 }

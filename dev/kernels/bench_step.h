@@ -115,7 +115,7 @@ static void train_answers(int argc, char **argv) {
     for (const char *word : more) arguments[count++] = (char *)word;
     Job *j = (Job *)checked_malloc(sizeof *j);
     j->opt = options_parse(count, arguments);
-    Llama3Config c = config_of_model(j->opt.model);
+    Llama3Config c = config_load(j->opt.model);
     int64_t T = j->opt.seq ? j->opt.seq : c.T,
             samples = max_i64(64, 4 * (int64_t)(j->opt.batch ? j->opt.batch : c.B) * j->opt.accum);
     write_tokens(path, j->opt.vocab_size ? j->opt.vocab_size : c.V, samples * T + 1);

@@ -1,14 +1,14 @@
-/* dequantize.cu: weights of 8 bits as they are computed with: byte i times the scale of its block of BASE_BLOCK.
+/* dequantize.cu: weights of 8 bits as they are computed with: byte i times the scale of its block of INT8_BLOCK.
  *
  * A byte in, two or four out: it waits for memory, and in training it stands between a unit's gather and its products.
- * Blocks begin at multiples of BASE_BLOCK, so that vectors never have two scales.
+ * Blocks begin at multiples of INT8_BLOCK, so that vectors never have two scales.
  */
 #include "page.h"
 
 static void dequantize_case(Case *c) { // size: count
     int64_t count = c->size[0];        // a row an element: each is held to the bound
     reads(c, "in", IN_BYTE, count, 1, 1);
-    reads(c, "scales", IN_FLOAT, blocks_of(count, BASE_BLOCK), 1, 1);
+    reads(c, "scales", IN_FLOAT, blocks_of(count, INT8_BLOCK), 1, 1);
     writes(c, "out", IN_X, count, 1);
     c->flops = (double)count;
     c->slots = c->flops;
@@ -18,7 +18,7 @@ static void dequantize_definition(Case *c) {
     const double *in = D("in"), *scales = D("scales");
     double *out = R("out");
     for (int64_t i = 0; i < c->size[0]; i++)
-        if (wanted(c, i, c->size[0], 1)) out[i] = in[i] * scales[i / BASE_BLOCK];
+        if (wanted(c, i, c->size[0], 1)) out[i] = in[i] * scales[i / INT8_BLOCK];
 }
 
 static void dequantize_in_use(Case *c) { dequantize(c->dev, X("out"), B("in"), F("scales"), c->size[0]); }
@@ -28,7 +28,7 @@ static void dequantize_by_element(Case *c) {
     const int8_t *in = B("in");
     const float *scales = F("scales");
     floatX *out = X("out");
-    for (int64_t i = 0; i < c->size[0]; i++) out[i] = from_float((float)in[i] * scales[i / BASE_BLOCK]);
+    for (int64_t i = 0; i < c->size[0]; i++) out[i] = from_float((float)in[i] * scales[i / INT8_BLOCK]);
 }
 
 static void dequantize_by_block(Case *c) {
@@ -36,8 +36,8 @@ static void dequantize_by_block(Case *c) {
     const float *scales = F("scales");
     floatX *out = X("out");
     int64_t count = c->size[0];
-    for (int64_t block = 0; block < blocks_of(count, BASE_BLOCK); block++) {
-        int64_t at = block * BASE_BLOCK, n = min_i64(BASE_BLOCK, count - at);
+    for (int64_t block = 0; block < blocks_of(count, INT8_BLOCK); block++) {
+        int64_t at = block * INT8_BLOCK, n = min_i64(INT8_BLOCK, count - at);
         float scale = scales[block];
         for (int64_t i = 0; i < n; i++) out[at + i] = from_float((float)in[at + i] * scale);
     }

@@ -11,7 +11,7 @@ static __global__ void __launch_bounds__(256)
     int64_t i = thread_number() * W;
     float v[W];
     if (i >= count) return;
-    float by = scales[i / BASE_BLOCK];
+    float by = scales[i / INT8_BLOCK];
     for (int k = 0; k < W; k++) v[k] = i + k < count ? (float)in[i + k] * by : 0;
     store_some<W, false>(out + i, v, count - i);
 }

@@ -10,14 +10,14 @@ static void all_logits(Run *r, int T, FILE *out) {
     Model *m = &r->model;
     FsdpUnit *head = &r->fsdp.units[r->table->head];
     const floatX *w =
-        unit_weights(&r->fsdp, head) + head->unit->where[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED];
+        fsdp_unshard(&r->fsdp, head) + head->unit->offsets[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED];
     for (int t = 0; t < T; t++) {
         linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)t * c->C, w, 1, c->C, c->V);
         device_read(&r->dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
         if (fwrite(m->next_logits, sizeof(float), (size_t)c->V, out) != (size_t)c->V)
             run_failure("the logits could not be written: %s", strerror(errno));
     }
-    unit_free(&r->fsdp, head, PASS_LAST);
+    fsdp_reshard(&r->fsdp, head, AFTER_LAST_USE);
 }
 
 int main(int argc, char **argv) {

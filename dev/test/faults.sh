@@ -52,10 +52,10 @@ plant() {
 
 fault "a unit is not reduced" fsdp.h \
     's|^        tree_sum(f->dev, sum, s->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, s->receive|' faults "gradients of one rank"
-fault "weights of 8 bits take the scale of a neighbouring block" fsdp.h 's|within / BASE_BLOCK, n);|(within / BASE_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
-more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|scales\[b\] = quantize_block|scales[b ^ 1] = quantize_block|' adapters "bytes and scales of the whole tensors. blocks"
-more "a cut between ranks goes through a block of 8 bits" fsdp.h 's|int64_t each = t->block8 < 0 ? p->plain : p->blocks \* BASE_BLOCK, at = |int64_t each = t->block8 < 0 ? p->plain : p->blocks * BASE_BLOCK - 32, at = |' adapters "every weight is that of its block"
-more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        unit_reduce(&r->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(r, unit)) unit_reduce(\&r->fsdp, trained, micro);|' adapters "no free slot for the gradient of adapters of"
+fault "weights of 8 bits take the scale of a neighbouring block" fsdp.h 's|within / INT8_BLOCK, n);|(within / INT8_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
+more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|scales\[b\] = quantize_int8_block|scales[b ^ 1] = quantize_int8_block|' adapters "bytes and scales of the whole tensors. blocks"
+more "a cut between ranks goes through a block of 8 bits" fsdp.h 's|int64_t each = t->block8 < 0 ? p->plain : p->blocks \* INT8_BLOCK, at = |int64_t each = t->block8 < 0 ? p->plain : p->blocks * INT8_BLOCK - 32, at = |' adapters "every weight is that of its block"
+more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(&r->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(r, unit)) fsdp_reduce_gradients(\&r->fsdp, trained, micro);|' adapters "no free slot for the gradient of adapters of"
 more "adapters' sums of one tp rank are lost" fsdp.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
 fault "the base is updated by weight decay" fsdp.h \
     's/^    if (now) state_store(f, now, s);/&\n    for (int u = 0; u < f->table->num_units; u++) if (f->units[u].unit->frozen \&\& !f->units[u].packed.parts) scale(f->dev, f->units[u].copy, 1 - o->lr * o->weight_decay, f->units[u].held);/' adapters "the base is as it was"
@@ -92,13 +92,13 @@ more "the rotation is forgotten when activations are computed again" train_llama
 more "without sharding, only the own part of the gradient is summed" fsdp.h \
     's|    if (kind == GATHER_SHARDS) return over_shards.*|    if (kind == GATHER_SHARDS) return 0;|' faults "law, walk and wire"
 fault "ZeRO-2 frees what it should keep" fsdp.h \
-    's|{"shard_grad_op", 1,       PASS_LAST|{"shard_grad_op", 1,       PASS_FORWARD|' faults "law, walk and wire"
+    's|{"shard_grad_op", 1,       AFTER_LAST_USE|{"shard_grad_op", 1,       AFTER_FORWARD|' faults "law, walk and wire"
 more "a micro-batch's gradient is not rounded where it goes nowhere" fsdp.h \
     's|    f->rounds_leaves = .*|    f->rounds_leaves = 0;|' reduce-dtype "gradients reduced in bf16"
 more "an all-reduce rounds the sum so far" fsdp.h \
     's/ && s->rounded && last) tree_sum/ \&\& s->rounded) tree_sum/' reduce-dtype "summed in fp32 without sharding"
 more "a rank skips a reduction" fsdp.h \
-    's|^static void unit_reduce.*|&\n    if (f->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(f, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
+    's|^static void fsdp_reduce_gradients.*|&\n    if (f->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(f, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
 fault "exchanges are not compared as they start" lib/watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
 more "a rank does not show which op it is in" lib/device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
 more "the last exchanges are not written" lib/watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
@@ -156,7 +156,7 @@ if [ "${1:-}" = all ]; then
     fault "a stage awaits two messages in the other order" pipeline_parallel.h \
     's|p->schedule.receives\[p->started\]|p->schedule.receives[p->schedule.stage ? p->started ^ 1 : p->started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
     fault "one message too many" pipeline_parallel.h \
-    's|^static void pipe_send(.*|&\n    static int more;\n    Parcel *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->walk \&\& step->micro == 1 \&\& !more++) collective_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipe_target(\&p->schedule, step), "again", out->data, p->bytes, DTYPE_BYTE), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
+    's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->walk \&\& step->micro == 1 \&\& !more++) collective_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->bytes, DTYPE_BYTE), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
     fault "the tied weight's gradient is summed twice" fsdp.h \
         's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
     fault "gradients with fewer stages overtake others" fsdp.h \
@@ -187,11 +187,11 @@ if [ "${1:-}" = all ]; then
     fault "replicas are exchanged and not summed" fsdp.h \
         's|    if (kind == REDUCE_REPLICAS) tree_sum|    if (0) tree_sum|' faults "gradients of one rank"
     fault "a unit is reduced twice" train_llama3.cu \
-        's|        unit_reduce(&r->fsdp, trained, micro);|&\n        if (l == 0) { unit_gradients(\&r->fsdp, trained, micro); unit_reduce(\&r->fsdp, trained, micro); }|' faults "law, walk and wire"
+        's|        fsdp_reduce_gradients(&r->fsdp, trained, micro);|&\n        if (l == 0) { fsdp_gradients(\&r->fsdp, trained, micro); fsdp_reduce_gradients(\&r->fsdp, trained, micro); }|' faults "law, walk and wire"
     fault "a rank gathers in another order" fsdp.h \
-        's|^static void unit_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
+        's|^static void fsdp_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \
-        's|        block_forward(r, l, 0);|&\n        if (l == 0) { FsdpUnit *again = \&r->fsdp.units[unit]; unit_free(\&r->fsdp, again, PASS_LAST); unit_gather(\&r->fsdp, again); unit_weights(\&r->fsdp, again); }|' faults "law, walk and wire"
+        's|        block_forward(r, l, 0);|&\n        if (l == 0) { FsdpUnit *again = \&r->fsdp.units[unit]; fsdp_reshard(\&r->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(\&r->fsdp, again); fsdp_unshard(\&r->fsdp, again); }|' faults "law, walk and wire"
     fault "a rank draws its weights from another seed" train_llama3.cu \
         's|r->fsdp.seed = (uint64_t)j->opt.seed;|r->fsdp.seed = (uint64_t)(j->opt.seed + (rank == 1));|' layouts "draws weights from another seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_order(f->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"

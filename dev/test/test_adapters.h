@@ -121,14 +121,14 @@ static void test_blocks8(void) {
     double worst = 0;
     int wrong = 0;
     for (int b = 0; b < 2000; b++) {
-        float in[BASE_BLOCK];
-        int8_t out[BASE_BLOCK];
-        int n = b % 3 ? BASE_BLOCK : 1 + b % BASE_BLOCK;
+        float in[INT8_BLOCK];
+        int8_t out[INT8_BLOCK];
+        int n = b % 3 ? INT8_BLOCK : 1 + b % INT8_BLOCK;
         for (int i = 0; i < n; i++)
             in[i] = b % 50 == 0 ? 0
-                                : normal_of_bits(mix64((uint64_t)(b * BASE_BLOCK + i))) *
+                                : normal_of_bits(mix64((uint64_t)(b * INT8_BLOCK + i))) *
                                       powf(10, (float)(b % 30) - 20) * (b % 7 == 0 && i == n / 2 ? 100 : 1);
-        float step = quantize_block(out, in, n), largest = 0;
+        float step = quantize_int8_block(out, in, n), largest = 0;
         for (int i = 0; i < n; i++)
             largest = fmaxf(largest, fabsf(in[i])),
             worst = fmax(worst, step > 0 ? fabs(in[i] - (double)out[i] * step) / step : fabs(in[i]));
@@ -138,7 +138,7 @@ static void test_blocks8(void) {
     float broken[3] = {1, NAN, 2};
     int8_t out[3];
     int hidden = 0;
-    for (int i = 0; i < 2; i++, broken[1] = -INFINITY) hidden += !isnan(quantize_block(out, broken, 3));
+    for (int i = 0; i < 2; i++, broken[1] = -INFINITY) hidden += !isnan(quantize_int8_block(out, broken, 3));
     CHECK("a block of 8 bits with a number that is none is none", !hidden, "%d hidden", hidden);
     CHECK("weights of 8 bits are off by half a step at most, the largest of a block by nothing",
           worst <= 0.5 + 1e-5 && !wrong, "%.7f of a step, %d of the largest are not 127", worst, wrong);
@@ -157,13 +157,13 @@ static void widened_body(Job *j, int rank) {
         if (!u->unit->frozen) continue;
         float *want = (float *)checked_malloc(sizeof(float) * (size_t)all);
         tensor_init(want, t, r->whole_config, (uint64_t)j->opt.seed, 0, all, 1);
-        for (int64_t at = 0; at < all && is_quantized(r->whole_config->base, t->row); at += BASE_BLOCK) {
-            int8_t bytes[BASE_BLOCK];
-            int64_t m = min_i64(BASE_BLOCK, all - at);
-            float step = quantize_block(bytes, want + at, m);
+        for (int64_t at = 0; at < all && is_quantized(r->whole_config->base, t->row); at += INT8_BLOCK) {
+            int8_t bytes[INT8_BLOCK];
+            int64_t m = min_i64(INT8_BLOCK, all - at);
+            float step = quantize_int8_block(bytes, want + at, m);
             for (int64_t e = 0; e < m; e++) want[at + e] = (float)bytes[e] * step;
         }
-        floatX *have = (floatX *)on_host(&r->dev, unit_weights(&r->fsdp, u) + t->offset, sizeof(floatX) * (size_t)n);
+        floatX *have = (floatX *)on_host(&r->dev, fsdp_unshard(&r->fsdp, u) + t->offset, sizeof(floatX) * (size_t)n);
         int64_t wrong = 0;
         for (int64_t at = 0; at < n; at += run) {
             run = min_i64(n - at, tensor_run(t, at, &whole));
@@ -172,7 +172,7 @@ static void widened_body(Job *j, int rank) {
         __atomic_fetch_add(&widened_wrong, wrong, __ATOMIC_RELAXED),
             __atomic_fetch_add(&widened_elements, n, __ATOMIC_RELAXED);
         free(want), free(have);
-        if (i == u->unit->first + u->unit->count - 1) unit_free(&r->fsdp, u, PASS_LAST);
+        if (i == u->unit->first_tensor + u->unit->num_tensors - 1) fsdp_reshard(&r->fsdp, u, AFTER_LAST_USE);
     }
     close_rank(o);
 }
@@ -359,7 +359,7 @@ static void test_stored8(void) {
                       files, code ? sentence(said) : "");
             }
             file_bytes = 5000000000ll;
-            Llama3Config c = config_of_model(first);
+            Llama3Config c = config_load(first);
             TensorTable table;
             StFiles whole, blocks;
             int64_t wrong = 0, compared = 0, plain_wrong = 0, apart = 0;
@@ -372,17 +372,17 @@ static void test_stored8(void) {
                 int64_t n = t->rows * t->cols;
                 float *want = (float *)checked_malloc(sizeof(float) * (size_t)n),
                       *read = (float *)checked_malloc(sizeof(float) * (size_t)n),
-                      *scales = (float *)checked_malloc(sizeof(float) * (size_t)blocks8(n));
-                int8_t *bytes = (int8_t *)checked_malloc((size_t)n), block[BASE_BLOCK];
+                      *scales = (float *)checked_malloc(sizeof(float) * (size_t)int8_blocks(n));
+                int8_t *bytes = (int8_t *)checked_malloc((size_t)n), block[INT8_BLOCK];
                 st_read(st_find(&whole, t->name), want, 0, n);
                 st_read(have, read, 0, n);
                 if (have->dtype == ST_I8)
                     st_read_quantized(have, bytes, scales, 0, n), apart += have->file != have->scales->file;
-                for (int64_t at = 0; at < n; at += BASE_BLOCK) {
-                    int64_t m = min_i64(BASE_BLOCK, n - at);
-                    float step = quantize_block(block, want + at, m);
+                for (int64_t at = 0; at < n; at += INT8_BLOCK) {
+                    int64_t m = min_i64(INT8_BLOCK, n - at);
+                    float step = quantize_int8_block(block, want + at, m);
                     for (int64_t e = 0; e < m && have->dtype == ST_I8; e++)
-                        compared++, wrong += bytes[at + e] != block[e] || scales[at / BASE_BLOCK] != step ||
+                        compared++, wrong += bytes[at + e] != block[e] || scales[at / INT8_BLOCK] != step ||
                                              read[at + e] != (float)block[e] * step;
                     for (int64_t e = 0; e < m && have->dtype != ST_I8; e++)
                         plain_wrong += read[at + e] != to_float(from_float(want[at + e]));

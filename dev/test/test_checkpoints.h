@@ -243,8 +243,8 @@ static void saving_body(Job *j, int rank) {
     size_t unit = 0, copies = 0, chunks = (size_t)r->saver.num_buffers * FILE_CHUNK_BYTES + PAGE_BYTES;
     for (int u = 0; u < r->table->num_units; u++) {
         unit = r->fsdp.units[u].padded > (int64_t)unit ? (size_t)r->fsdp.units[u].padded : unit;
-        if ((void *)r->fsdp.units[u].copy != (void *)r->fsdp.units[u].master)
-            copies += sizeof(floatX) * (size_t)r->fsdp.units[u].held; // in bf16 what is read is rounded, to be gathered
+        if ((void *)r->fsdp.units[u].sharded_weights != (void *)r->fsdp.units[u].master)
+            copies += sizeof(floatX) * (size_t)r->fsdp.units[u].state_count; // in bf16 what is read is rounded, to be gathered
     }
     comm_barrier(&r->comm, "all have loaded");
     if (rank == 0) {

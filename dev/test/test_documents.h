@@ -33,9 +33,9 @@ static float *losses_of_window(Run *r, const int32_t *ids, const int32_t *target
     device_write(&r->dev, r->model.targets, targets, bytes);
     if (r->model.docs) device_write(&r->dev, r->model.docs, docs, bytes);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
-    forward_only(r, PASS_LAST);
+    forward_only(r, AFTER_LAST_USE);
     head_loss(r, 0, 0);
-    unit_free(&r->fsdp, &r->fsdp.units[r->table->head], PASS_LAST);
+    fsdp_reshard(&r->fsdp, &r->fsdp.units[r->table->head], AFTER_LAST_USE);
     free(docs);
     return floats_on_host(&r->dev, r->model.losses, T);
 }

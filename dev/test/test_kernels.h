@@ -390,7 +390,7 @@ static void test_adapter_ops(KernelTest *t) {
               XS = (int)sizeof(floatX); // OC, IC, R
     for (int i = 0; i < 5; i++, t->cases++) {
         int OC = sizes[i][0], IC = sizes[i][1], R = sizes[i][2], count = OC * IC,
-            blocks = (int)blocks_of(count, BASE_BLOCK);
+            blocks = (int)blocks_of(count, INT8_BLOCK);
         test_shape(t, "scale, dequantize, adapter_merge (OC %d, IC %d, rank %d)", OC, IC, R);
         floatX *x = test_xs(t, count, 1), *first = NULL, *first_wide = NULL;
         float *w = test_floats(t, count, 1), *a = test_floats(t, R * IC, 1), *b = test_floats(t, OC * R, 1),
@@ -411,7 +411,7 @@ static void test_adapter_ops(KernelTest *t) {
         }
         double *ref = test_doubles(t, count), *wide_ref = test_doubles(t, count), *w_ref = test_doubles(t, count);
         for (int e = 0; e < count; e++) {
-            ref[e] = -1.7 * to_float(x[e]), wide_ref[e] = (double)bytes[e] * scales[e / BASE_BLOCK], w_ref[e] = w[e];
+            ref[e] = -1.7 * to_float(x[e]), wide_ref[e] = (double)bytes[e] * scales[e / INT8_BLOCK], w_ref[e] = w[e];
             for (int r = 0; r < R; r++) w_ref[e] += (double)0.3f * b[e / IC * R + r] * a[r * IC + e % IC];
         }
         test_compare(t, first, 1, IC, ref, OC, IC);

@@ -65,7 +65,7 @@ typedef struct {
 static Difference difference_from(const OneRank *one, const char *model) {
     Difference d = ZERO;
     TensorTable t;
-    Llama3Config c = config_of_model(model);
+    Llama3Config c = config_load(model);
     table_open(&t, &c, 0, &WHOLE_MODEL);
     int64_t at = 0;
     for (int i = 0; i < t.num_tensors; i++) {

@@ -8,52 +8,52 @@ enum { MOST_STAGES = 8, MOST_CHUNKS = 4, MOST_MICROS = 24, MOST_STEPS = 2 * MOST
  * use, and none more than needed? */
 static int schedule_is_whole(const Schedule *s) {
     int forward[MOST_CHUNKS] = ZERO, backward[MOST_CHUNKS] = ZERO, alive[MOST_CHUNKS] = ZERO, most[MOST_CHUNKS] = ZERO,
-        holds[MOST_CHUNKS][MOST_MICROS], whole = s->count == 2 * s->chunks * s->micros;
+        holds[MOST_CHUNKS][MOST_MICROS], whole = s->num_steps == 2 * s->virtual_stages * s->micro_batches;
     memset(holds, -1, sizeof holds);
-    for (int i = 0; i < s->count && whole; i++) {
-        const PipeStep *step = &s->steps[i];
-        if (step->chunk < 0 || step->chunk >= s->chunks || step->slot < 0 || step->slot >= s->slots[step->chunk])
+    for (int i = 0; i < s->num_steps && whole; i++) {
+        const PipelineStep *step = &s->steps[i];
+        if (step->stage < 0 || step->stage >= s->virtual_stages || step->activation_set < 0 || step->activation_set >= s->activation_sets[step->stage])
             return 0;
-        int *held = &holds[step->chunk][step->slot], before = *held,
+        int *held = &holds[step->stage][step->activation_set], before = *held,
             *next = step->kind == PIPE_FORWARD ? forward : backward;
-        whole &= step->micro == next[step->chunk]++ && before == (step->kind == PIPE_FORWARD ? -1 : step->micro);
-        *held = step->kind == PIPE_FORWARD ? step->micro : -1;
-        alive[step->chunk] += step->kind == PIPE_FORWARD ? 1 : -1;
-        most[step->chunk] = (int)max_i64(most[step->chunk], alive[step->chunk]);
+        whole &= step->micro_batch == next[step->stage]++ && before == (step->kind == PIPE_FORWARD ? -1 : step->micro_batch);
+        *held = step->kind == PIPE_FORWARD ? step->micro_batch : -1;
+        alive[step->stage] += step->kind == PIPE_FORWARD ? 1 : -1;
+        most[step->stage] = (int)max_i64(most[step->stage], alive[step->stage]);
     }
-    for (int c = 0; c < s->chunks; c++)
-        whole &= forward[c] == s->micros && backward[c] == s->micros && most[c] == s->slots[c];
-    return whole && (s->chunks > 1 || s->slots[0] == min_i64(s->micros, s->stages - s->stage));
+    for (int c = 0; c < s->virtual_stages; c++)
+        whole &= forward[c] == s->micro_batches && backward[c] == s->micro_batches && most[c] == s->activation_sets[c];
+    return whole && (s->virtual_stages > 1 || s->activation_sets[0] == min_i64(s->micro_batches, s->pp - s->pp_rank));
 }
 
 /* On the last stage a backward comes right after its forward. */
 static int loss_is_followed(const Schedule *s) {
-    for (int i = 0; i < s->count; i++) {
-        const PipeStep *step = &s->steps[i];
-        if (step->kind == PIPE_BACKWARD || virtual_stage(s, step->chunk) != s->stages * s->chunks - 1) continue;
-        if (i + 1 == s->count || step[1].kind != PIPE_BACKWARD || step[1].chunk != step->chunk ||
-            step[1].micro != step->micro)
+    for (int i = 0; i < s->num_steps; i++) {
+        const PipelineStep *step = &s->steps[i];
+        if (step->kind == PIPE_BACKWARD || virtual_stage(s, step->stage) != s->pp * s->virtual_stages - 1) continue;
+        if (i + 1 == s->num_steps || step[1].kind != PIPE_BACKWARD || step[1].stage != step->stage ||
+            step[1].micro_batch != step->micro_batch)
             return 0;
     }
     return 1;
 }
 
 /* What a step makes for another: its kind, micro-batch and the stage it is for. */
-static int message_to(const Schedule *s, const PipeStep *step) {
-    return ((int)step->kind * MOST_MICROS + step->micro) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->chunk) +
+static int message_to(const Schedule *s, const PipelineStep *step) {
+    return ((int)step->kind * MOST_MICROS + step->micro_batch) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->stage) +
            (step->kind == PIPE_FORWARD ? 1 : -1);
 }
-static int message_for(const Schedule *s, const PipeStep *step) {
-    return ((int)step->kind * MOST_MICROS + step->micro) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->chunk);
+static int message_for(const Schedule *s, const PipelineStep *step) {
+    return ((int)step->kind * MOST_MICROS + step->micro_batch) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->stage);
 }
 
 /* Does `q` await what comes from `p`, activations and gradients, in the order in which p sends it? */
 static int order_is_kept(const Schedule *p, const Schedule *q) {
     int i = 0, j = 0;
     for (;; i++, j++) {
-        while (i < p->count && pipe_target(p, &p->steps[i]) != q->stage) i++;
-        while (j < q->count && pipe_source(q, &q->steps[j]) != p->stage) j++;
-        if (i == p->count || j == q->count) return i == p->count && j == q->count;
+        while (i < p->num_steps && pipeline_target(p, &p->steps[i]) != q->pp_rank) i++;
+        while (j < q->num_steps && pipeline_source(q, &q->steps[j]) != p->pp_rank) j++;
+        if (i == p->num_steps || j == q->num_steps) return i == p->num_steps && j == q->num_steps;
         if (message_to(p, &p->steps[i]) != message_for(q, &q->steps[j])) return 0;
     }
 }
@@ -62,19 +62,19 @@ static int order_is_kept(const Schedule *p, const Schedule *q) {
  * last one done? -1: never. */
 static int replay(const Schedule *ranks, int forward_takes, int backward_takes) {
     static int done[2 * MOST_MICROS * MOST_STAGES * MOST_CHUNKS]; // when what a message holds was made, +1
-    int at[MOST_STAGES] = ZERO, now[MOST_STAGES] = ZERO, left = ranks->count * ranks->stages, moved = 1, end = 0;
+    int at[MOST_STAGES] = ZERO, now[MOST_STAGES] = ZERO, left = ranks->num_steps * ranks->pp, moved = 1, end = 0;
     memset(done, 0, sizeof done);
     while (moved) {
         moved = 0;
-        for (int p = 0; p < ranks->stages; p++) {
+        for (int p = 0; p < ranks->pp; p++) {
             const Schedule *s = &ranks[p];
-            for (; at[p] < s->count; at[p]++, left--, moved = 1) {
-                const PipeStep *step = &s->steps[at[p]];
-                int input = pipe_source(s, step) < 0 ? 1 : done[message_for(s, step)];
+            for (; at[p] < s->num_steps; at[p]++, left--, moved = 1) {
+                const PipelineStep *step = &s->steps[at[p]];
+                int input = pipeline_source(s, step) < 0 ? 1 : done[message_for(s, step)];
                 if (!input) break;
                 now[p] =
                     (int)max_i64(now[p], input - 1) + (step->kind == PIPE_FORWARD ? forward_takes : backward_takes);
-                if (pipe_target(s, step) >= 0) done[message_to(s, step)] = now[p] + 1;
+                if (pipeline_target(s, step) >= 0) done[message_to(s, step)] = now[p] + 1;
                 end = (int)max_i64(end, now[p]);
             }
         }
@@ -88,23 +88,23 @@ static int replay(const Schedule *ranks, int forward_takes, int backward_takes) 
 static int replay_synchronous(const Schedule *ranks, int at_once) {
     static int queue[MOST_STAGES][MOST_STEPS], got[2 * MOST_MICROS * MOST_STAGES * MOST_CHUNKS];
     int at[MOST_STAGES] = ZERO, first[MOST_STAGES] = ZERO, last[MOST_STAGES] = ZERO,
-        left = ranks->count * ranks->stages, moved = 1;
+        left = ranks->num_steps * ranks->pp, moved = 1;
     memset(got, 0, sizeof got);
     while (moved) {
         moved = 0;
-        for (int p = 0; p < ranks->stages; p++) {
+        for (int p = 0; p < ranks->pp; p++) {
             const Schedule *s = &ranks[p];
-            for (; at[p] < s->count; at[p]++, left--, moved = 1) {
-                const PipeStep *step = &s->steps[at[p]];
-                int waits = at_once && first[p] < last[p], sends = pipe_target(s, step) >= 0;
+            for (; at[p] < s->num_steps; at[p]++, left--, moved = 1) {
+                const PipelineStep *step = &s->steps[at[p]];
+                int waits = at_once && first[p] < last[p], sends = pipeline_target(s, step) >= 0;
                 for (int i = first[p]; i < last[p] && sends; i++)
                     waits |= queue[p][i] / (MOST_MICROS * MOST_STAGES * MOST_CHUNKS) == (int)step->kind;
-                if (waits || (pipe_source(s, step) >= 0 && !got[message_for(s, step)])) break;
+                if (waits || (pipeline_source(s, step) >= 0 && !got[message_for(s, step)])) break;
                 if (sends) queue[p][last[p]++] = message_to(s, step);
             }
-            for (int q = 0; q < ranks->stages; q++) { // whoever waits for the first of p's
-                const PipeStep *step = &ranks[q].steps[at[q]];
-                if (first[p] == last[p] || at[q] == ranks[q].count || pipe_source(&ranks[q], step) != p ||
+            for (int q = 0; q < ranks->pp; q++) { // whoever waits for the first of p's
+                const PipelineStep *step = &ranks[q].steps[at[q]];
+                if (first[p] == last[p] || at[q] == ranks[q].num_steps || pipeline_source(&ranks[q], step) != p ||
                     message_for(&ranks[q], step) != queue[p][first[p]])
                     continue;
                 got[queue[p][first[p]++]] = 1, moved = 1;
@@ -120,17 +120,17 @@ static int messages_of(const Schedule *s, int *messages, int *whole) {
     int n = 0, started = 0, taken[2][MOST_MICROS * MOST_CHUNKS];
     memset(taken, 0, sizeof taken);
     *whole = 1;
-    for (int i = 0; i < s->count; i++) {
-        const PipeStep *step = &s->steps[i];
-        for (; started < step->receives; started++) {
-            const PipeStep *to = &s->steps[s->receives[started]];
-            *whole &= to->buffer < s->buffers[to->kind] && !taken[to->kind][to->buffer];
-            taken[to->kind][to->buffer] = 1 + s->receives[started];
+    for (int i = 0; i < s->num_steps; i++) {
+        const PipelineStep *step = &s->steps[i];
+        for (; started < step->receives_started; started++) {
+            const PipelineStep *to = &s->steps[s->receives[started]];
+            *whole &= to->receive_buffer < s->receive_buffers[to->kind] && !taken[to->kind][to->receive_buffer];
+            taken[to->kind][to->receive_buffer] = 1 + s->receives[started];
             messages[n++] = message_for(s, to);
         }
-        if (pipe_source(s, step) >= 0)
-            *whole &= taken[step->kind][step->buffer] == 1 + i, taken[step->kind][step->buffer] = 0;
-        if (pipe_target(s, step) >= 0) messages[n++] = message_to(s, step);
+        if (pipeline_source(s, step) >= 0)
+            *whole &= taken[step->kind][step->receive_buffer] == 1 + i, taken[step->kind][step->receive_buffer] = 0;
+        if (pipeline_target(s, step) >= 0) messages[n++] = message_to(s, step);
     }
     *whole &= started == s->num_receives;
     return n;
@@ -139,7 +139,7 @@ static int messages_of(const Schedule *s, int *messages, int *whole) {
 /* Messages of all ranks, of each one after the other, and each waits for its other end: do all come to their end? */
 static int replay_one_by_one(const Schedule *ranks, int *whole) {
     static int list[MOST_STAGES][2 * MOST_STEPS], ends[2 * MOST_MICROS * MOST_STAGES * MOST_CHUNKS];
-    int P = ranks->stages, count[MOST_STAGES], at[MOST_STAGES] = ZERO, left = 0, moved = 1;
+    int P = ranks->pp, count[MOST_STAGES], at[MOST_STAGES] = ZERO, left = 0, moved = 1;
     *whole = 0;
     for (int p = 0; p < P; p++) {
         int fits;
@@ -171,7 +171,7 @@ static void test_schedules(void) {
                 for (int p = 0; p < P; p++, ranks++) {
                     whole += schedule_is_whole(&of[p]), followed += loss_is_followed(&of[p]);
                     for (int q = 0; q < P; q++, pairs++) ordered += order_is_kept(&of[p], &of[q]);
-                    for (int c = 0; c < V; c++) most_of_chunk = (int)max_i64(most_of_chunk, of[p].slots[c]);
+                    for (int c = 0; c < V; c++) most_of_chunk = (int)max_i64(most_of_chunk, of[p].activation_sets[c]);
                 }
                 // a chunk's forward takes F, its backward B: V * k * (F + B) of work, and the bubble of (P - 1) / V
                 // micro-batches of V chunks
@@ -183,7 +183,7 @@ static void test_schedules(void) {
                 fitting += fits;
                 for (int p = 0; p < P; p++)
                     for (int kind = 0; kind < 2; kind++)
-                        most[V > 1][kind] = (int)max_i64(most[V > 1][kind], of[p].buffers[kind]);
+                        most[V > 1][kind] = (int)max_i64(most[V > 1][kind], of[p].receive_buffers[kind]);
                 if (P > 1 && k > 1) stuck += !replay_synchronous(of, 1);
                 shapes++;
                 for (int p = 0; p < P; p++) schedule_close(&of[p]);
@@ -444,32 +444,32 @@ static void toy_body(Job *j, int rank) {
     Request receive[2][MOST_STAGES] = ZERO, send[2] = ZERO; // sent: one each way at a time
     int started = 0;
     for (int c = 0; c < toy_chunks; c++)
-        for (int k = 0; k < s.slots[c]; k++) kept[c][k] = (float *)member_buffer(m, sizeof near);
+        for (int k = 0; k < s.activation_sets[c]; k++) kept[c][k] = (float *)member_buffer(m, sizeof near);
     for (int kind = 0; kind < 2; kind++) {
         sent[kind] = (float *)member_buffer(m, sizeof near);
-        for (int k = 0; k < s.buffers[kind]; k++) received[kind][k] = (float *)member_buffer(m, sizeof near);
+        for (int k = 0; k < s.receive_buffers[kind]; k++) received[kind][k] = (float *)member_buffer(m, sizeof near);
     }
-    for (int i = 0; i < s.count; i++) {
-        const PipeStep *step = &s.steps[i];
-        int at = virtual_stage(&s, step->chunk), to = pipe_target(&s, step), forward = step->kind == PIPE_FORWARD;
-        for (; started < step->receives; started++) {
-            const PipeStep *awaits = &s.steps[s.receives[started]];
-            message(m, &receive[awaits->kind][awaits->buffer], RECEIVE, pipe_source(&s, awaits), awaits->micro,
-                    received[awaits->kind][awaits->buffer], sizeof near);
+    for (int i = 0; i < s.num_steps; i++) {
+        const PipelineStep *step = &s.steps[i];
+        int at = virtual_stage(&s, step->stage), to = pipeline_target(&s, step), forward = step->kind == PIPE_FORWARD;
+        for (; started < step->receives_started; started++) {
+            const PipelineStep *awaits = &s.steps[s.receives[started]];
+            message(m, &receive[awaits->kind][awaits->receive_buffer], RECEIVE, pipeline_source(&s, awaits), awaits->micro_batch,
+                    received[awaits->kind][awaits->receive_buffer], sizeof near);
         }
         for (int e = 0; e < FLOATS; e++)
-            near[e] = forward ? (float)(step->micro + e % 3) : 1.0f; // the tokens, or of the loss
-        if (pipe_source(&s, step) >= 0)
-            collective_wait(&m->comm, &receive[step->kind][step->buffer]),
-                device_read(&m->dev, near, received[step->kind][step->buffer], sizeof near);
-        if (forward) device_write(&m->dev, kept[step->chunk][step->slot], near, sizeof near);
-        else device_read(&m->dev, x, kept[step->chunk][step->slot], sizeof near);
+            near[e] = forward ? (float)(step->micro_batch + e % 3) : 1.0f; // the tokens, or of the loss
+        if (pipeline_source(&s, step) >= 0)
+            collective_wait(&m->comm, &receive[step->kind][step->receive_buffer]),
+                device_read(&m->dev, near, received[step->kind][step->receive_buffer], sizeof near);
+        if (forward) device_write(&m->dev, kept[step->stage][step->activation_set], near, sizeof near);
+        else device_read(&m->dev, x, kept[step->stage][step->activation_set], sizeof near);
         for (int e = 0; e < FLOATS; e++) near[e] = forward ? 3 * near[e] + (float)at : 5 * near[e] + x[e];
-        if (!forward) sums[step->chunk] = 0.3f * sums[step->chunk] + near[0] + near[FLOATS - 1];
+        if (!forward) sums[step->stage] = 0.3f * sums[step->stage] + near[0] + near[FLOATS - 1];
         if (to < 0) continue;
         collective_wait(&m->comm, &send[step->kind]); // the last one that way has left its buffer
         device_write(&m->dev, sent[step->kind], near, sizeof near);
-        message(m, &send[step->kind], SEND, to, step->micro, sent[step->kind], sizeof near);
+        message(m, &send[step->kind], SEND, to, step->micro_batch, sent[step->kind], sizeof near);
     }
     for (int way = 0; way < 2; way++) collective_wait(&m->comm, &send[way]);
     for (int c = 0; c < toy_chunks; c++) { // the same without a pipeline

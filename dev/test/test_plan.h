@@ -88,7 +88,7 @@ static void test_estimate(void) {
     // last sums
     e = estimate_with(make_cluster_file("hidden.json", 1e9, free_of_cost, latency, bandwidth, ""), "--model tiny", 2,
                       &w);
-    double embed = (double)w.fsdp.units[0].part, block = (double)w.fsdp.units[1].part,
+    double embed = (double)w.fsdp.units[0].shard_size, block = (double)w.fsdp.units[1].shard_size,
            bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
     want = 5 * latency + bytes / bandwidth;
     double arithmetic = device_flops(&w.dev, 0) / 1e9, fsdp = e.exchange[AXIS_FSDP];
@@ -383,7 +383,7 @@ static void test_rank_classes(void) {
             ShardPiece piece;
             run_walk(&own, j, rank, NULL);
             differ += differs_from_class(&plan, json, j, &own);
-            for (at = 0; owned_next(&own.fsdp, &at, &piece);) owned += piece.count;
+            for (at = 0; next_unique_piece(&own.fsdp, &at, &piece);) owned += piece.count;
             run_close(&own);
         }
         snprintf(name, sizeof name, "16 ranks, %s: each is planned as what it is", meshes[i].options);

@@ -2117,7 +2117,7 @@ __global__ void __launch_bounds__(BLOCK)
     dequantize_kernel(floatX *out, const int8_t *in, const float *scales, int64_t count) {
     int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
     if (left <= 0) return;
-    float by = scales[i / BASE_BLOCK], v[W];
+    float by = scales[i / INT8_BLOCK], v[W];
 #pragma unroll
     for (int k = 0; k < W; k++) {
         if (W % 4 == 0 && left >= W)
