@@ -7,8 +7,8 @@
 #define EXPORT_H
 #include "checkpoint_writer.h" // defines: Saver, save_start, save_finish
 
-/* What --dtype makes of weights: which are in 8 bits, and what the others are; beside some in 8 bits, what this build
- * computes in. */
+/* Which weights --dtype stores in int8. The others are in export_dtype: with int8, the dtype in which this build
+ * computes. */
 static BaseKind export_base(const Options *o) {
     return !strcmp(o->dtype, "int8") ? BASE_INT8 : !strcmp(o->dtype, "int8:all") ? BASE_INT8_ALL : BASE_TRAINED;
 }
@@ -16,19 +16,19 @@ static StDtype export_dtype(const Options *o) {
     return strcmp(export_base(o) > BASE_FROZEN ? PRECISION_NAME : o->dtype, "bf16") ? ST_F32 : ST_BF16;
 }
 
-/* What --export writes: the model, with --merge as adapters make it, or the adapters alone. */
+/* The files that --export writes: the model (with --merge, including the adapters' update), or the adapters alone. */
 static void export_files(OutputFiles *files, const TensorTable *whole, const Options *o) {
     const StateKind weights[] = {STATE_MASTER};
-    int first = table_first_adapter(whole), alone = first < whole->num_tensors && !o->merge;
+    int first = table_first_adapter(whole), adapters_only = first < whole->num_tensors && !o->merge;
     files->base = export_base(o), files->dtype = export_dtype(o);
-    output_files_add(files, whole, alone ? first : 0, alone ? whole->num_tensors : first,
-                     alone ? adapters_stem : "model", weights, 1);
+    output_files_add(files, whole, adapters_only ? first : 0, adapters_only ? whole->num_tensors : first,
+                     adapters_only ? adapters_stem : "model", weights, 1);
 }
 
 /* Lays out the files of --export. */
 static void export_prepare(Saver *s) { export_files(&s->exported, s->whole, s->opt); }
 
-/* Checked before training starts, so that nothing is lost at its end, and nothing that is there. */
+/* Refuses an unusable directory before training starts, so that neither its result nor an existing file is lost. */
 static void export_check(const char *dir, const TensorTable *table, const Options *o) {
     static const char *const names[] = {"model.safetensors",
                                         "model.safetensors.index.json",
@@ -40,18 +40,18 @@ static void export_check(const char *dir, const TensorTable *table, const Option
     char path[4096 + 128];
     OutputFiles files = ZERO;
     int failed = make_directories(dir);
-    if (failed) user_error("cannot make --export %s: %s", dir, strerror(failed));
+    if (failed) user_error("cannot create the directory --export %s: %s", dir, strerror(failed));
     export_files(&files, table, o);
     for (int i = 0; i < NAMES + files.num_files; i++) {
         snprintf(path, sizeof path, "%s/%s", dir, i < NAMES ? names[i] : files.files[i - NAMES].name);
         if (!access(path, F_OK))
-            user_error("%s exists already: choose another --export directory, or remove it first", path);
+            user_error("%s exists already: choose another --export directory, or remove the file first", path);
     }
     output_files_close(&files);
-    if (access(dir, W_OK)) user_error("cannot write into --export %s: %s", dir, strerror(errno));
+    if (access(dir, W_OK)) user_error("cannot write to --export %s: %s", dir, strerror(errno));
 }
 
-/* Writes config.json, the weights and, where there is one, the tokenizer's file into --export. */
+/* Writes the weights, config.json and, if there is one, the tokenizer. Weights are renamed when all are on disk. */
 static void model_export(Saver *s) {
     Comm *comm = s->f->comm;
     Phase before = comm_phase(comm, PHASE_SAVING);
@@ -65,7 +65,10 @@ static void model_export(Saver *s) {
         if (rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
     }
     Companions beside = ZERO;
-    if (comm->rank == 0) save_companions(s, &beside), sync_directory(s->dir);
+    if (comm->rank == 0) {
+        save_companions(s, &beside);
+        sync_directory(s->dir);
+    }
     companions_free(&beside);
     s->files = NULL;
     comm_barrier(comm, "export: done");

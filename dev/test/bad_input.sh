@@ -475,7 +475,7 @@ outputs() {
     bad "--export of a model onto itself" "model.safetensors exists" --model trained --export trained
     bad "--export onto a config.json" "half" "${train[@]}" --export half
     bad "--export onto a model in several files" "index" "${train[@]}" --export index
-    bad "--export below a file" "cannot make --export good/train.tok/where" "${train[@]}" --export good/train.tok/where
+    bad "--export below a file" "cannot create the directory --export good/train.tok/where" "${train[@]}" --export good/train.tok/where
     bad "--export where a file is" "--export file" "${train[@]}" --export file
     # what cannot be written has to be known before the steps, not after them
     if grep -q '^step ' .log; then fail "--export where a file is, known before training" "$(grep -c '^step ' .log) step lines came first"
@@ -528,7 +528,7 @@ clusters() {
     bad "--transport that the cluster file lacks" '"exchange" has no row of all_gather over mpi' --plan --world 2 --transport mpi --cluster <(sed '/"mpi"/d; s/.*"threads","ranks":8.*sum.*/  {"transport":"threads","ranks":9,"hosts":1,"op":"all_gather","latency_s":1,"bytes_per_s":1}]}/' "$good")
     echo "{}" >timeline.json
     everywhere "--trace onto a file" "--trace timeline.json exists already" "${train[@]}" --trace timeline.json
-    everywhere "--trace below nothing" "cannot write --trace no/where.json" "${train[@]}" --trace no/where.json
+    everywhere "--trace below nothing" "cannot create --trace no/where.json" "${train[@]}" --trace no/where.json
     bad "--trace of a plan without a clock" "--trace new.json: training has a timeline" --plan --trace new.json
     bad "--trace of an evaluation" "--trace new.json: training has a timeline" --model trained --eval good/val.tok --seq 16 --trace new.json
     bad "--trace of a plan onto a file" "--trace timeline.json exists already" --plan --cluster "$good" --trace timeline.json

@@ -63,7 +63,7 @@ same_bits() {
             pass "$precision: deterministic, 2 ranks, 2 x 2 over NCCL and 2 with all state offloaded have one rank's bits on CUDA" "$(tail -n 1 "one-$precision.txt")"
         else fail "$precision: deterministic, 2 ranks, 2 x 2 over NCCL and 2 with all state offloaded have one rank's bits on CUDA" "$(tail -qn 1 {one,two,four,far}-$precision.txt | tr '\n' ';')"; fi
         local gathers
-        gathers=$(grep -c '"cat":"exchange","name":"all_gather: model' "four-$precision.json")
+        gathers=$(grep -c '"cat":"communication","name":"all_gather: model' "four-$precision.json")
         if [ "$gathers" -gt 0 ]; then pass "$precision: the timeline of four GPUs has their gathers" "$gathers"; else fail "$precision: the timeline of four GPUs has their gathers" "$(head -c 200 "four-$precision.json")"; fi
     done
     local equal=0 seeds=${all:+8}

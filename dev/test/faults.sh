@@ -170,7 +170,7 @@ if [ "${1:-}" = all ]; then
     fault "a resumed run counts its updates anew" run/run.h 's|    r->progress = j->resume_from.progress;|    r->progress = j->resume_from.progress, r->progress.updates = 0;|' checkpoints "are 4 steps"
     fault "an epoch's end is not the audit's" dataloader.h 's/ahead < first ? s->from_epoch : s->from_epoch + 1 + /ahead < first ? s->from_epoch : s->from_epoch + /' checkpoints "audit"
     fault "a checkpoint's directory is not synced" run/checkpoint_writer.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
-    fault "the name of --out is not synced" run/out_dir.h 's/above >= 0 && fsync(above) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
+    fault "the name of --out is not synced" run/out_dir.h 's/parent >= 0 && fsync(parent) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
     fault "latest comes before its checkpoint" run/checkpoint_writer.h 's/^        if (rename(s->dir, path)) save_failed.*/        update_latest_link(s->opt->out, s->progress.step);\n&/' "checkpoints points" "latest leads to"
     fault "what a dead run left stays" run/out_dir.h 's/^    remove_leftovers(out);//' "checkpoints points" "left behind"
     fault "checkpoints that a dead run had no time to remove stay" run/out_dir.h 's/^    remove_old_checkpoints(out, keep);.*//' "checkpoints points" "other checkpoints"

@@ -311,7 +311,7 @@ timelines() {
     local step=(--steps 3 --batch 2) sends receives
     runs "--trace on 2 threads" "$program" "${train[@]}" "${step[@]}" --ranks 2 --trace threads.json && timeline threads.json 2
     runs "--trace of a pipeline" "$program" "${train[@]}" "${step[@]}" --ranks 3 --pp 3 --accum 4 --trace pipeline.json && timeline pipeline.json 3 'compute|pp|world'
-    sends=$(grep -cE '"cat":"exchange","name":"send: (activations|gradients) [0-3] to stage [0-2]"' pipeline.json) receives=$(grep -cE '"cat":"exchange","name":"receive: (activations|gradients) [0-3] to stage [0-2]"' pipeline.json)
+    sends=$(grep -cE '"cat":"communication","name":"send: (activations|gradients) [0-3] to stage [0-2]"' pipeline.json) receives=$(grep -cE '"cat":"communication","name":"receive: (activations|gradients) [0-3] to stage [0-2]"' pipeline.json)
     if [ "$sends" = 48 ] && [ "$receives" = 48 ]; then pass "messages in the timeline of a pipeline" "3 steps x 4 micro-batches x 2 ways x 2 boundaries = 48 sends and 48 receives"
     else fail "messages in the timeline of a pipeline" "$sends sends and $receives receives of 48 each"; fi
     runs "the planned timeline" "$program" --plan --world 4 --cluster "$top/dev/clusters/h100-8.json" --out estimate --trace planned.json && timeline planned.json 1

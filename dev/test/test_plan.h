@@ -193,7 +193,7 @@ static TraceFound read_trace(const char *path) {
         t.ops += !strcmp(kind, "op") && s->pid == 0, t.phases += !strcmp(kind, "phase"),
             t.steps += !strcmp(kind, "step"), t.waits += !strcmp(kind, "wait");
         int axis = (s->tid - (int)STREAMS) % (int)AXES; // exchanges have their lanes behind the streams'
-        if (strcmp(kind, "exchange")) continue;
+        if (strcmp(kind, "communication")) continue;
         t.fsdp += axis == AXIS_FSDP, t.world += axis == AXIS_WORLD;
         if (axis != AXIS_WORLD || s->pid >= RANKS || reports[s->pid] == REPORTS) continue;
         int64_t *first = &begun[reports[s->pid]], *last = &ended[reports[s->pid]++];

@@ -100,7 +100,7 @@ static Beside read_beside(const char *path) {
                    *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "name"));
         int64_t lane = json_ns(e, "tid") / 1000 - STREAMS, start = json_ns(e, "ts"), end = start + json_ns(e, "dur"),
                 beside = 0;
-        if (!kind || strcmp(kind, "exchange") || json_ns(e, "pid") || lane % AXES != AXIS_FSDP) continue;
+        if (!kind || strcmp(kind, "communication") || json_ns(e, "pid") || lane % AXES != AXIS_FSDP) continue;
         cJSON_ArrayForEach(o, list) {
             const char *of = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(o, "cat"));
             if (!of || strcmp(of, "op") || json_ns(o, "pid") || json_ns(o, "tid")) continue;
