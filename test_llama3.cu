@@ -4,6 +4,7 @@
  *   test_llama3 [GROUP…]              all groups, or the named ones, in this process (ranks as threads)
  *   test_llama3 short                 all, with fewer layouts where others show the same, and in bf16 without what fp32
  * shows: what `make test` runs mpirun -np N test_llama3 mpi      the groups that need processes
+ *   mpirun -np 2 test_llama3 mpi waiting   of these, that the reported waiting is what MPI's profiling interface sees
  */
 #define TESTING
 #ifndef _GNU_SOURCE
@@ -80,9 +81,11 @@ static struct {
     Traffic of[COLLECTIVES];
 } profiled[AXES]; // by communicator, in the order in which they appeared
 static int num_profiled;
+static useconds_t profile_delay_us; // this process sleeps so long before each collective, send or receive
 
 static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) { // of one part, or of a message
     int size, bytes, i = 0;
+    if (profile_delay_us) usleep(profile_delay_us);
     MPI_Comm_size(comm, &size);
     MPI_Type_size(type, &bytes);
     while (i < num_profiled && profiled[i].comm != comm) i++;
@@ -690,6 +693,7 @@ static void compare_layout(const char *model, int process, int world, int accum,
 
 #include "dev/test/test_layouts.h"
 #include "dev/test/test_mesh.h"
+#include "dev/test/test_waiting.h"
 
 static void test_ranks(void) {
     static const int worlds[] = {1, 2, 3, 4, 8};
@@ -1808,13 +1812,17 @@ int main(int argc, char **argv) {
     if (process == 0 && !mkdtemp(scratch_dir)) return 1;
 #ifdef HAVE_MPI
     if (mpi) MPI_Bcast(scratch_dir, sizeof scratch_dir, MPI_CHAR, 0, MPI_COMM_WORLD);
-    if (mpi) test_mpi(process, processes);
-    if (mpi) test_mesh_mpi(process, processes);
-    if (mpi) test_mesh_bits_mpi(process, processes);
-    if (mpi) test_scripts(process, processes, &transport_mpi);
-    if (mpi) test_trace(process, processes, &transport_mpi);
-    if (mpi) test_checkpoints_mpi(process, processes);
-    if (mpi && processes > 1 && processes <= 4) test_messages(process, processes, &transport_mpi);
+    if (mpi) test_waiting(process, processes);
+    int all_of_mpi = mpi && !(argc > 2 && !strcmp(argv[2], "waiting"));
+    if (all_of_mpi) {
+        test_mpi(process, processes);
+        test_mesh_mpi(process, processes);
+        test_mesh_bits_mpi(process, processes);
+        test_scripts(process, processes, &transport_mpi);
+        test_trace(process, processes, &transport_mpi);
+        test_checkpoints_mpi(process, processes);
+    }
+    if (all_of_mpi && processes > 1 && processes <= 4) test_messages(process, processes, &transport_mpi);
 #endif
     for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
         int elsewhere = is_short && FLOATX == DTYPE_BF16 &&

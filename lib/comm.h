@@ -828,8 +828,9 @@ static void collective_finish(Comm *comm, Request *r) {
     rank_state(comm->self, RANK_COMPUTING, seconds_now());
 }
 
-/* Until the exchange is complete; on a GPU the chosen stream waits, and the host only until its stream has all of it.
- * What the compute stream waits for is what arithmetic does not hide. */
+/* Returns when the collective is complete; on a GPU the chosen stream waits, and the host only until all of it is in its
+ * stream. This is the waiting that arithmetic does not hide. A CPU waits whichever stream is chosen, because its streams
+ * are names only; of a GPU's streams only the compute stream counts. */
 static void collective_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
     if (r->scripted) script_wait(comm, r);
@@ -839,7 +840,7 @@ static void collective_wait(Comm *comm, Request *r) {
         event_add(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, dev->clock, dev->clock, 0);
         return;
     }
-    int counts = dev->on == STREAM_COMPUTE && (r->active || CUDA_BUILD);
+    int counts = CUDA_BUILD ? dev->on == STREAM_COMPUTE : r->active;
     Span span = ZERO;
     if (counts) span = span_begin(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, 0, !r->of_device);
     if (r->active) collective_finish(comm, r);

@@ -25,7 +25,7 @@ anchors() {
 }
 
 # fault NAME FILE SED GROUP EXPECTED : after SED on FILE, a failing check of GROUP must match EXPECTED. As many at a time as there are cores.
-# GROUP: of test_llama3, or `checkpoints GROUP` of checkpoints.sh
+# GROUP: of test_llama3, `mpi waiting` for that test on two processes, or `checkpoints GROUP` of checkpoints.sh
 fault() {
     if [ -n "$only" ] && [[ ! $1 =~ $only ]]; then return; fi
     if [ "$all" = anchors ]; then anchors "$@"; return; fi
@@ -45,7 +45,8 @@ plant() {
     case $group in bits | mesh-bits | reduce-dtype | replay) compile="${compile/-O0/-O1}" ;; esac
     [[ $group != orders && $name != *"over NCCL"* ]] || compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags) libs=
     local built=test_llama3.cu test=("./test" "$group") top=$PWD
-    if [ "${group%% *}" != "$group" ]; then built=train_llama3.cu test=("$top/dev/test/checkpoints.sh" "$src/test" "${group#* }"); fi
+    if [ "$group" = "mpi waiting" ]; then test=(mpirun --oversubscribe --bind-to none -np 2 ./test mpi waiting)
+    elif [ "${group%% *}" != "$group" ]; then built=train_llama3.cu test=("$top/dev/test/checkpoints.sh" "$src/test" "${group#* }"); fi
     mkdir -p "$src/dev"
     cp ./*.h ./*.cu "$src/"
     cp -r lib run plan "$src/"
@@ -132,6 +133,7 @@ more "receives are started in the order of their steps" pipeline_parallel.h 's/^
 more "a rank fills the pipeline one micro-batch too late" pipeline_parallel.h 's/: 2 \* after + /: after + /' pipeline "comes? to their end|micro-batches more"
 fault "a set of activations is used again too soon" pipeline_parallel.h 's|s->activation_sets.step->stage. = alive.step->stage.;|s->activation_sets[step->stage] = 1 + alive[step->stage] / 2;|' pipeline "sets of activations are not shared"
 fault "messages are not compared as they start" lib/watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
+fault "waiting is not counted while gradients are reduced" lib/comm.h 's/CUDA_BUILD ? dev->on == STREAM_COMPUTE : r->active/dev->on == STREAM_COMPUTE \&\& (r->active || CUDA_BUILD)/' "mpi waiting" "the reported waiting is"
 fault "a send is over before its receiver has read it" lib/comm.h 's/sends ? &slot->done : &slot->posted/\&slot->posted/' pipeline "arrive whole and in order|what one rank makes"
 fault "documents are off by one" dataloader.h \
     's|docs\[t\] = ended, ended += inputs\[t\] == end;|ended += inputs[t] == end, docs[t] = ended;|' documents "documents: every gradient equals PyTorch's"
