@@ -347,7 +347,7 @@ static void *loader_worker(void *arg) {
 
 /* Reads steps `first_step` to `end` - 1. `workers` 0: as many as this rank has cores, up to LOADER_WORKERS; the memory
  * of that many is booked on every machine, so that a plan does not depend on the cores of the machine that makes it. On
- * a walking device the buffers are booked and nothing is read. `docs`: documents are told apart. */
+ * a dry-run device the buffers are booked and nothing is read. `docs`: documents are told apart. */
 static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int docs, int cp,
                         int cp_rank, int64_t first_step, int64_t end, int workers, int cores) {
     memset(l, 0, sizeof *l);
@@ -374,7 +374,7 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
         l->workers[i].loader = l;
         l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(T, cp));
     }
-    if (dev->walk) return;
+    if (dev->dry_run) return;
     pthread_condattr_t steady;
     pthread_condattr_init(&steady);
     pthread_condattr_setclock(&steady, CLOCK_MONOTONIC); // a deadline that no change of the wall clock moves
@@ -391,7 +391,7 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
 
 /* The next step's batch; valid until loader_release. Waits for the disk no longer than `timeout` seconds. */
 static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
-    if (dev->walk) return &l->ring[0];
+    if (dev->dry_run) return &l->ring[0];
     StepBatch *batch = &l->ring[l->consumed % LOADER_DEPTH];
     double start = seconds_now();
     struct timespec limit;
@@ -415,7 +415,7 @@ static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
 
 /* Wakes as many workers as there are samples to read: each once a step, and none that would find nothing. */
 static void loader_release(Loader *l, Device *dev) {
-    if (dev->walk) return;
+    if (dev->dry_run) return;
     device_await_on_host(l->ring[l->consumed % LOADER_DEPTH].fed);
     pthread_mutex_lock(&l->lock);
     l->consumed++;
@@ -424,7 +424,7 @@ static void loader_release(Loader *l, Device *dev) {
 }
 
 static void loader_close(Loader *l, Device *dev) {
-    if (dev->walk || l->stop) return; // a thread is joined once
+    if (dev->dry_run || l->stop) return; // a thread is joined once
     pthread_mutex_lock(&l->lock);
     l->stop = 1;
     pthread_cond_broadcast(&l->room);

@@ -2,11 +2,11 @@
  *
  * A unit (the embedding, a block or a few, the head) is one flat buffer of its tensors. The ranks of the `fsdp` group
  * each own an equal range of it, their shard: master weights, gradient and Adam's moments, 16 bytes an element.
- * The vocabulary is three verbs: unshard_start, fsdp_reshard, fsdp_reduce_gradients; a strategy is a row that says when each takes
- * effect. The model asks for fsdp_unshard and fsdp_gradients. Under full_shard a full-size buffer exists only in a
- * slot, and there are few slots: they are the limit on what is in flight. Beside adapters the model's own units are
- * frozen: weights as they are gathered, in the compute dtype or as blocks of 8 bits, and nothing else; fsdp_unshard
- * widens the latter into a slot. Nobody asks for their gradients.
+ * The vocabulary is three verbs: unshard_start, fsdp_reshard, fsdp_reduce_gradients; a strategy is a row that says when
+ * each takes effect. The model asks for fsdp_unshard and fsdp_gradients. Under full_shard a full-size buffer exists
+ * only in a slot, and there are few slots: they are the limit on what is in flight. Beside adapters the model's own
+ * units are frozen: weights as they are gathered, in the compute dtype or as blocks of 8 bits, and nothing else;
+ * fsdp_unshard widens the latter into a slot. Nobody asks for their gradients.
  */
 #ifndef FSDP_H
 #define FSDP_H
@@ -577,7 +577,7 @@ static void fsdp_set_state(Fsdp *f, StateKind kind, Fill fill, void *from) {
     enum { CHUNK = 1 << 20 };
     float *chunk = (float *)checked_malloc(sizeof(float) * CHUNK);
     ShardPiece p;
-    for (int i = 0; next_state_piece(f, &i, &p) && !f->dev->walk;)
+    for (int i = 0; next_state_piece(f, &i, &p) && !f->dev->dry_run;)
         for (int64_t done = 0, n; done < p.count; done += n) {
             n = min_i64(CHUNK, p.count - done);
             fill_part(f, fill, from, kind, chunk, p.tensor, p.first + done, n);
@@ -592,7 +592,7 @@ static void fsdp_set_state(Fsdp *f, StateKind kind, Fill fill, void *from) {
  * bits, unless they come as such by `fill_blocks` (NULL: none does). */
 static void fsdp_set_base(Fsdp *f, Fill fill, FillBlocks fill_blocks, void *from) {
     enum { CHUNK = 1 << 20 }; // elements: whole blocks
-    if (f->config->base == BASE_TRAINED || f->dev->walk) return;
+    if (f->config->base == BASE_TRAINED || f->dev->dry_run) return;
     float *wide = (float *)checked_malloc(sizeof(float) * CHUNK);
     char *narrow = (char *)checked_malloc(CHUNK * sizeof(floatX));
     float *scales = (float *)checked_malloc(sizeof(float) * CHUNK / INT8_BLOCK);
@@ -675,8 +675,8 @@ static const float *unit_merged(Fsdp *f, FsdpUnit *u) {
 }
 
 /* All of a unit's state of one kind, (padded), in the device's memory: where it lies, or gathered from all shards to
- * where the unit's gradient is made in a step. Between steps; valid until fsdp_release_state. All ranks of the group call
- * it alike. */
+ * where the unit's gradient is made in a step. Between steps; valid until fsdp_release_state. All ranks of the group
+ * call it alike. */
 static const float *fsdp_gather_state(Fsdp *f, FsdpUnit *u, StateKind kind) {
     float *mine = (float *)state_of(u, kind);
     if (u->unit->frozen) return unit_merged(f, u);
@@ -868,7 +868,7 @@ static void fsdp_check_replicas(Fsdp *f, int64_t step) {
         Group *g = &f->comm->groups[axis];
         if (!is_replicated_over(f, axis)) continue;
         all_gather_now(f->comm, axis, "replica check", mine, all, sizeof(uint64_t) * (size_t)units);
-        for (int i = 0; i < units * g->size && !f->dev->walk; i++)
+        for (int i = 0; i < units * g->size && !f->dev->dry_run; i++)
             if (all[i] != all[i % units])
                 run_failure("step %" PRId64 ": ranks %d and %d are replicas (of %s), but their weights of %s differ: "
                             "memory or an exchange went wrong",

@@ -271,7 +271,7 @@ static void pipeline_open(Pipeline *p, Comm *comm, size_t bytes) {
     }
     size_t names = sizeof(MessageName) * 4 * (size_t)(s->virtual_stages * s->micro_batches);
     if (s->pp > 1) p->names = (MessageName *)arena_alloc(comm->dev, MEM_HOST, "names of messages", names);
-    if (comm->dev->walk) p->names = (MessageName *)checked_malloc(names); // whose arenas nobody can write to
+    if (comm->dev->dry_run) p->names = (MessageName *)checked_malloc(names); // whose arenas nobody can write to
 }
 
 static void pipeline_close(Pipeline *p) {
@@ -281,7 +281,7 @@ static void pipeline_close(Pipeline *p) {
         for (int i = 0; i < 2; i++) device_forget_event(p->out[kind][i].request.arrived);
         free(p->in[kind]);
     }
-    if (p->comm && p->comm->dev->walk) free(p->names);
+    if (p->comm && p->comm->dev->dry_run) free(p->names);
     schedule_close(&p->schedule);
 }
 

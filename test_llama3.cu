@@ -222,19 +222,19 @@ static void end_job(Job *j) {
 }
 
 typedef struct {
-    Run run, walked;
+    Run run, dry_run;
 } Opened;
 
 static Opened *open_rank(Job *j, int rank) {
     Opened *o = (Opened *)checked_malloc(sizeof *o);
-    run_walk(&o->walked, j, rank, NULL);
-    rank_open(&o->run, &o->walked, j, rank);
+    dry_run_open(&o->dry_run, j, rank, NULL);
+    rank_open(&o->run, &o->dry_run, j, rank);
     return o;
 }
 
 static void close_rank(Opened *o) {
     run_close(&o->run);
-    run_close(&o->walked);
+    run_close(&o->dry_run);
     free(o);
 }
 
@@ -599,7 +599,7 @@ static void ranks_body(Job *j, int rank) {
         }
 #endif
         matmul_rate(&r->dev);
-        check_first_step(r, &o->walked); // law = walk = wire, or the test ends here
+        check_first_step(r, &o->dry_run); // law = dry run = wire, or the test ends here
         collect_state(r, STATE_GRAD, collected);
         compare_shared_gradients(r);
     }
@@ -724,7 +724,7 @@ static void bits_body(Job *j, int rank) {
     for (int step = 1; step <= bits_steps; step++) {
         StepStats s = train_step(&o->run, step);
         if (rank == 0) bits_of[step - 1].loss = s.loss, bits_of[step - 1].norm = s.grad_norm;
-        if (step == 1) matmul_rate(&o->run.dev), check_first_step(&o->run, &o->walked);
+        if (step == 1) matmul_rate(&o->run.dev), check_first_step(&o->run, &o->dry_run);
         if (step == 20 && bits_weights) collect_state(&o->run, STATE_MASTER, bits_weights);
     }
     close_rank(o);
@@ -1012,10 +1012,10 @@ static void test_sampler_goes_on(void) {
 }
 
 static void open_loader(Loader *l, Device *dev, const Dataset *d, const Sampler *s, int64_t end, int workers) {
-    Device walked;
-    device_open_walk(&walked, 1, 0);
-    loader_open(l, &walked, d, s, d->T, 0, 1, 0, 0, end, workers, 2);
-    device_open(dev, &walked, ".", 0);
+    Device dry_run;
+    device_open_dry_run(&dry_run, 1, 0);
+    loader_open(l, &dry_run, d, s, d->T, 0, 1, 0, 0, end, workers, 2);
+    device_open(dev, &dry_run, ".", 0);
     loader_open(l, dev, d, s, d->T, 0, 1, 0, 0, end, workers, 2);
 }
 
@@ -1129,25 +1129,25 @@ static void test_loader(void) {
     dataset_close(&d);
 }
 
-/* Memory: the walk books what the run takes, whatever --workers and whatever machine. */
-static size_t walked_loader(const Sampler *s, int workers, int cores, int *started) {
-    Device walked;
+/* Memory: the dry run books what the run takes, whatever --workers and whatever machine. */
+static size_t dry_run_loader(const Sampler *s, int workers, int cores, int *started) {
+    Device dry_run;
     Loader l;
-    device_open_walk(&walked, 1, 0);
-    loader_open(&l, &walked, NULL, s, 256, 0, 1, 0, 0, 1, workers, cores);
+    device_open_dry_run(&dry_run, 1, 0);
+    loader_open(&l, &dry_run, NULL, s, 256, 0, 1, 0, 0, 1, workers, cores);
     *started = l.num_workers;
-    return device_peak(&walked);
+    return device_peak(&dry_run);
 }
 
 static void workers_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     for (int step = 1; step <= 2; step++) train_step(&o->run, step);
     matmul_rate(&o->run.dev);
-    size_t walked = o->walked.dev.arenas[MEM_HOST].peak, measured = o->run.dev.arenas[MEM_HOST].peak;
+    size_t dry_run = o->dry_run.dev.arenas[MEM_HOST].peak, measured = o->run.dev.arenas[MEM_HOST].peak;
     char name[96];
-    snprintf(name, sizeof name, "--workers %d: memory walked = measured", j->opt.workers);
-    CHECK(name, walked == measured && device_peak(&o->walked.dev) == device_peak(&o->run.dev),
-          "host memory of %zu and %zu bytes; %d started", walked, measured, o->run.loader.num_workers);
+    snprintf(name, sizeof name, "--workers %d: memory of the dry run = measured", j->opt.workers);
+    CHECK(name, dry_run == measured && device_peak(&o->dry_run.dev) == device_peak(&o->run.dev),
+          "host memory of %zu and %zu bytes; %d started", dry_run, measured, o->run.loader.num_workers);
     close_rank(o);
 }
 
@@ -1164,8 +1164,8 @@ static void test_loader_memory(void) {
     }
     static const Sampler s = {100, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0};
     int few, four, given;
-    size_t small = walked_loader(&s, 0, 1, &few), large = walked_loader(&s, 0, 64, &four),
-           seven = walked_loader(&s, 7, 1, &given);
+    size_t small = dry_run_loader(&s, 0, 1, &few), large = dry_run_loader(&s, 0, 64, &four),
+           seven = dry_run_loader(&s, 7, 1, &given);
     CHECK("4 workers by default where there are cores, as much memory where there are not",
           few == 1 && four == 4 && given == 7 && small == large && seven > large,
           "%d on 1 core, %d on 64, %zu and %zu bytes; --workers 7: %d, %zu bytes", few, four, small, large, given,

@@ -3,7 +3,7 @@
  * generation, main. Options: options.h.
  *
  * Every piece of arithmetic is an op (kernels.h), every exchange a collective or a message (comm.h), every
- * buffer comes from an arena (device.h). So the same code trains, and, on a walking device, tells the memory,
+ * buffer comes from an arena (device.h). So the same code trains, and, on a dry-run device, tells the memory,
  * FLOPs and traffic of any rank before anything is allocated.
  */
 #include "lib/device.h"        // defines: floatX, Device, arena_alloc, user_error, run_failure
@@ -293,7 +293,7 @@ static void model_open(Run *r, int B, int T, int cached) {
     if (cached) m->cache = activation(r, "keys and values", (int64_t)c->L * cached * 2 * c->NKV * c->HD);
     if (cached)
         m->next_logits = (float *)arena_alloc(&r->dev, MEM_HOST, "next token's logits", sizeof(float) * (size_t)c->V);
-    if (r->dev.walk) return;
+    if (r->dev.dry_run) return;
     count = cached ? cached : T;
     size_t table = sizeof(float) * (size_t)m->positions_max * (size_t)c->HD;
     float *cos_sin = (float *)checked_malloc(table);
@@ -956,7 +956,7 @@ static void exchange_reports(Run *r, const StepBatch *batch, double start, doubl
 static StepStats sum_reports(const Run *r) {
     StepStats s = ZERO;
     ExactSum loss = ZERO, squared_norm = ZERO;
-    for (int i = 0; i < r->mesh.world && !r->dev.walk; i++) {
+    for (int i = 0; i < r->mesh.world && !r->dev.dry_run; i++) {
         const StepReport *report = &r->reports[i];
         exact_merge(&loss, &report->loss);
         exact_merge(&squared_norm, &report->squared_norm);
@@ -1017,23 +1017,24 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     fsdp_sum_tied_embedding(&r->fsdp);
     collective_wait(&r->comm, &r->samples_told);
     exchange_reports(r, batch, start, waited);
-    int64_t first_sample = r->dev.walk ? 0 : batch->windows[0];
+    int64_t first_sample = r->dev.dry_run ? 0 : batch->windows[0];
     loader_release(&r->loader, &r->dev);
 
     StepStats s = sum_reports(r);
-    if (!r->dev.walk) check_reports(r, step, first_sample);
+    if (!r->dev.dry_run) check_reports(r, step, first_sample);
     double clip = o->clip > 0 ? fmin(1.0, o->clip / (s.grad_norm + 1e-6)) : 1.0; // torch.nn.utils.clip_grad_norm_
     s.lr = learning_rate(o, step);
     AdamW adam = {(float)s.lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
     if (s.skipped) step_skip(r, step, &s);
-    else if (s.targets || r->dev.walk)
+    else if (s.targets || r->dev.dry_run)
         fsdp_adamw(&r->fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)), (int)++r->progress.updates);
     device_phase(&r->dev, NULL, NULL);
     span_end(&r->dev, whole, NULL, -1, 0);
     s.samples = sampler_global_batch(&r->loader.sampler);
     r->progress.step = step;
     r->progress.samples += s.samples;
-    if (!r->dev.walk) r->progress.samples_in_epoch = sampler_place(&r->loader.sampler, step - 1, &r->progress.epoch) + s.samples;
+    if (!r->dev.dry_run)
+        r->progress.samples_in_epoch = sampler_place(&r->loader.sampler, step - 1, &r->progress.epoch) + s.samples;
     s.data_wait_seconds = r->loader.wait_seconds;
     s.wait_seconds = r->comm.wait_seconds - waited;
     s.exchange_seconds = r->comm.exchange_seconds - exchanged;
@@ -1056,11 +1057,11 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
     ExactSum sum = ZERO;
     Phase before = comm_phase(&r->comm, PHASE_VALIDATION);
     device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
-    int64_t batches = r->dev.walk ? 1 : (data->windows + (int64_t)B * ranks - 1) / ((int64_t)B * ranks);
+    int64_t batches = r->dev.dry_run ? 1 : (data->windows + (int64_t)B * ranks - 1) / ((int64_t)B * ranks);
     if (max_batches) batches = min_i64(batches, max_batches);
     for (int64_t i = 0; i < batches; i++) {
         char error[1024];
-        for (int b = 0; b < B && !r->dev.walk; b++) {
+        for (int b = 0; b < B && !r->dev.dry_run; b++) {
             int32_t *inputs = r->eval_inputs + (int64_t)b * T, *targets = r->eval_targets + (int64_t)b * T;
             int n = dataset_window(data, (i * ranks + mesh_data_rank(&r->mesh, r->rank)) * B + b, inputs, targets,
                                    r->eval_raw, error, sizeof error);
@@ -1088,7 +1089,7 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
     comm_phase(&r->comm, before);
     ExactSum loss = ZERO;
     *num_targets = 0;
-    for (int i = 0; i < r->mesh.world && !r->dev.walk; i++) {
+    for (int i = 0; i < r->mesh.world && !r->dev.dry_run; i++) {
         exact_merge(&loss, &r->reports[i].loss);
         *num_targets += r->reports[i].targets;
     }
@@ -1098,9 +1099,9 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
 #include "run/generate.h" // defines: generate
 
 // ---------------------------------------------------------------------------
-// a rank: walked first, then run
+// a rank: dry-run first, then run
 
-#include "run/run.h" // defines: run_allocate, run_bind, run_walk, check_memory, check_agreement, check_first_step
+#include "run/run.h" // defines: run_allocate, run_bind, dry_run_open, check_memory, check_agreement, check_first_step
 
 /* Saves what has come due, and lets an earlier checkpoint that is written become one. All ranks know the same. */
 static void save_when_due(Run *r, int asked, int ends) {
@@ -1131,7 +1132,7 @@ static int signals_asked(Run *r) {
 }
 
 /* One step and all that stands around it. Returns what signals asked for. */
-static int train_and_log(Run *r, const Run *walked, int64_t step, double flops, double *rate) {
+static int train_and_log(Run *r, const Run *dry_run, int64_t step, double flops, double *rate) {
     const Options *o = r->opt;
     int first = step == r->resume_from->progress.step + 1, asked;
     int64_t targets, events;
@@ -1139,7 +1140,7 @@ static int train_and_log(Run *r, const Run *walked, int64_t step, double flops, 
     s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
     asked = signals_asked(r);
     if (first) *rate = matmul_rate(&r->dev);
-    if (first) check_first_step(r, walked);
+    if (first) check_first_step(r, dry_run);
     if (r->rank == 0) logger_step(&r->log, step, o->steps, &s, r->figures, o->seq, &r->dev, &r->comm);
     if (r->rank == 0) logger_samples(&r->log, step, r->progress.epoch, r->samples, r->loader.samples, &r->mesh);
     if (o->trace) device_finish(&r->dev); // what follows is no part of the step
@@ -1161,15 +1162,15 @@ static int train_and_log(Run *r, const Run *walked, int64_t step, double flops, 
 
 /* From the step behind the last one to --steps, or to the one in which a signal asks for the end. Returns whether it
  * came to --steps. */
-static int train(Run *r, const Run *walked) {
+static int train(Run *r, const Run *dry_run) {
     int64_t last = r->opt->steps, traced = 0;
-    double flops = device_flops(&walked->dev, 0), rate = 0; // FLOP/s
+    double flops = device_flops(&dry_run->dev, 0), rate = 0; // FLOP/s
     int ends = r->progress.step == last;
     events_drop(&r->dev, 0);                         // the timeline begins here
     if (ends && r->opt->out) save_when_due(r, 0, 1); // nothing is left to train: a copy in --out
     while (!ends) {
         int64_t before = r->dev.num_events;
-        int asked = train_and_log(r, walked, r->progress.step + 1, flops, &rate);
+        int asked = train_and_log(r, dry_run, r->progress.step + 1, flops, &rate);
         if (before < r->dev.num_events && r->dev.num_events <= r->dev.max_events) traced = r->progress.step;
         ends = r->progress.step == last || asked & SIGNAL_END;
         if (asked && r->rank == 0)
@@ -1188,7 +1189,7 @@ static int train(Run *r, const Run *walked) {
     return r->progress.step == last;
 }
 
-#include "plan/planner.h" // defines: Plan's walks and replay: plan_open, plan_main, write_plan
+#include "plan/planner.h" // defines: Plan's dry runs and replay: plan_open, plan_main, write_plan
 
 static void write_run_files(const Job *j, const Run *r) {
     Plan plan;
@@ -1196,17 +1197,17 @@ static void write_run_files(const Job *j, const Run *r) {
     options_write(r->opt, f);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
     layout_write(j->opt.out, &j->mesh, r->layout);
-    plan_open(&plan, j, WALK_PARTS);
+    plan_open(&plan, j, DRY_RUN_PARTS);
     write_plan(j, &plan, NULL);
     plan_close(&plan);
 }
 
-/* Opens for real what was walked: device, groups, shards, weights. */
-static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
+/* Opens for real what was dry-run: device, groups, shards, weights. */
+static void rank_open(Run *r, const Run *dry_run, Job *j, int rank) {
     run_bind(r, j, rank);
     if (SLOW_TIER_COMPUTES && offloaded(&j->opt))
         make_directories(j->opt.out); // by each rank: they may be on different hosts
-    device_open(&r->dev, &walked->dev, j->opt.out, rank);
+    device_open(&r->dev, &dry_run->dev, j->opt.out, rank);
     ops_open(&r->dev, rank == 0);
     comm_open(&r->comm, &r->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->opt.timeout);
     if (j->opt.out) comm_leave_flights(&r->comm, j->opt.out);
@@ -1223,14 +1224,14 @@ static void rank_open(Run *r, const Run *walked, Job *j, int rank) {
     comm_phase(&r->comm, PHASE_STEP);
 }
 
-static int rank_train(Run *r, const Run *walked, const Job *j) {
+static int rank_train(Run *r, const Run *dry_run, const Job *j) {
     if (r->rank == 0) {
-        print_banner(j, r, walked);
+        print_banner(j, r, dry_run);
         logger_open(&r->log, j->opt.out, j->mesh.world, &r->progress);
         logger_data(&r->log, r->data, j->opt.tail, r->progress.samples_in_epoch, j->resume_from.data_changed);
         if (j->opt.out) write_run_files(j, r);
     }
-    int whole = train(r, walked);
+    int whole = train(r, dry_run);
     loader_close(&r->loader, &r->dev);
     if (r->rank == 0) logger_loader(&r->loader), logger_close(&r->log);
     return whole;
@@ -1251,14 +1252,14 @@ static void rank_eval(Run *r, const Job *j) {
 }
 
 static void rank_main(Job *j, int rank) {
-    Run *walked = (Run *)checked_malloc(sizeof *walked), *r = (Run *)checked_malloc(sizeof *r);
-    run_walk(walked, j, rank, NULL);
+    Run *dry_run = (Run *)checked_malloc(sizeof *dry_run), *r = (Run *)checked_malloc(sizeof *r);
+    dry_run_open(dry_run, j, rank, NULL);
     if (rank == 0 || j->host_transport == &transport_threads)
-        check_memory(j, &walked->dev);   // before any rank takes memory that others are to have
+        check_memory(j, &dry_run->dev);  // before any rank takes memory that others are to have
     if (rank == 0) job_check_outputs(j); // the last thing that can refuse, since it may leave a directory behind
-    rank_open(r, walked, j, rank);
+    rank_open(r, dry_run, j, rank);
     int whole = j->task == DO_EXPORT;
-    if (j->task == DO_TRAIN) whole = rank_train(r, walked, j);
+    if (j->task == DO_TRAIN) whole = rank_train(r, dry_run, j);
     if (j->task == DO_EVAL) rank_eval(r, j);
     if (j->task == DO_GENERATE) generate(r, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (j->opt.export_dir && whole) model_export(&r->saver);
@@ -1266,9 +1267,9 @@ static void rank_main(Job *j, int rank) {
         printf("not exported: the run ended at step %" PRId64 " of %d; --resume goes on, and exports at its end\n",
                r->progress.step, j->opt.steps);
     run_close(r);
-    run_close(walked);
+    run_close(dry_run);
     free(r);
-    free(walked);
+    free(dry_run);
 }
 
 // ---------------------------------------------------------------------------

@@ -4,7 +4,7 @@
  * to blame when it passes), and the transports: `threads` (ranks are threads of this process), `mpi` (ranks are
  * processes), and `nccl` for what lies in GPUs' memory, beside one of these two for what the host holds. A caller may
  * rely on: the members of a group start its collectives in one order, or the run ends; a finished request's buffers are
- * free again; no wait is longer than the timeout; on a walking device a collective is booked and nothing else happens.
+ * free again; no wait is longer than the timeout; on a dry-run device a collective is booked and nothing else happens.
  */
 #ifndef COMM_H
 #define COMM_H
@@ -132,13 +132,13 @@ struct Comm {
     Group groups[AXES];
     Channel channels[CHANNELS]; // (num_channels) opened when first used
     int num_channels;
-    Traffic booked[AXES][COLLECTIVES]; // by this program, before the transport is called: the walk
+    Traffic traffic_started[AXES][COLLECTIVES]; // by this program, before the transport is called: the dry run
     Traffic wire[AXES][COLLECTIVES];   // where the transport moves bytes, by the transport's own group size
     Request *in_flight[MAX_IN_FLIGHT];
     int num_in_flight;
     Script *script;          // where this rank's exchanges are noted; NULL: nowhere
     Board *board;            // of this host
-    BoardRank *self;         // this rank's record there; NULL: a walk
+    BoardRank *self;         // this rank's record there; NULL: a dry run
     double timeout;          // seconds
     double library_memory;   // bytes of the GPU that NCCL took for itself
     int64_t progress;        // while the host waits for the GPU: how much that had done, …
@@ -586,7 +586,7 @@ static void comm_arrived(void *arg, int line, int64_t number, double start, doub
 /* What this rank waits for with `r` is no exchange: what the chosen stream has been given so far. */
 static void request_enqueued(Comm *comm, Request *r, const char *what) {
     r->what = what;
-    r->of_device = r->enqueued = !comm->dev->walk;
+    r->of_device = r->enqueued = !comm->dev->dry_run;
     device_record(comm->dev, &r->arrived);
 }
 
@@ -635,13 +635,13 @@ static void script_wait(Comm *comm, Request *r) {
     script_add(s, &line);
 }
 
-/* What is exchanged is known: books it, and starts it, or in a walk says when it will be over. */
+/* What is exchanged is known: books it, and starts it, or in a dry run says when it will be over. */
 static void request_start(Comm *comm, Request *r) {
     Group *g = r->group;
     Channel *c = r->channel;
     Axis axis = g->axis;
-    comm->booked[axis][r->collective].calls++;
-    comm->booked[axis][r->collective].bytes += (int64_t)bytes_moved(r);
+    comm->traffic_started[axis][r->collective].calls++;
+    comm->traffic_started[axis][r->collective].bytes += (int64_t)bytes_moved(r);
     if (comm->num_in_flight == MAX_IN_FLIGHT)
         run_failure("rank %d: more than %d exchanges in flight", comm->rank, MAX_IN_FLIGHT);
     r->active = 1;
@@ -651,7 +651,7 @@ static void request_start(Comm *comm, Request *r) {
     r->started = device_now(comm->dev);
     r->row = 0;
     if (comm->script) script_start(comm, r);
-    if (comm->dev->walk) { // how long it takes the replay of all ranks knows
+    if (comm->dev->dry_run) { // how long it takes the replay of all ranks knows
         if (c) r->row = c->line - AXES + 1;
         event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, r->started,
                   r->started, bytes_moved(r));
@@ -698,7 +698,7 @@ static void collective_start(Comm *comm, Request *r, Collective collective, Axis
         return;
     }
     if (send != recv && r->of_device) device_copy(comm->dev, recv, send, bytes);
-    else if (send != recv && !comm->dev->walk) memcpy(recv, send, bytes);
+    else if (send != recv && !comm->dev->dry_run) memcpy(recv, send, bytes);
     if (r->of_device) request_enqueued(comm, r, what);
 }
 
@@ -730,7 +730,7 @@ static Channel *channel_of(Comm *comm, Axis axis, int peer, int receives) {
     if (comm->nccl) c->nccl = comm->links[link_of(&comm->groups[axis], peer, receives)];
 #endif
     if (comm->self)
-        channel_beside(comm->board, comm->self, (int)axis, receives, c->peer_rank, &c->beside); // else a walk
+        channel_beside(comm->board, comm->self, (int)axis, receives, c->peer_rank, &c->beside); // else a dry run
     return c;
 }
 
@@ -828,14 +828,14 @@ static void collective_finish(Comm *comm, Request *r) {
     rank_state(comm->self, RANK_COMPUTING, seconds_now());
 }
 
-/* Returns when the collective is complete; on a GPU the chosen stream waits, and the host only until all of it is in its
- * stream. This is the waiting that arithmetic does not hide. A CPU waits whichever stream is chosen, because its streams
- * are names only; of a GPU's streams only the compute stream counts. */
+/* Returns when the collective is complete; on a GPU the chosen stream waits, and the host only until all of it is in
+ * its stream. This is the waiting that arithmetic does not hide. A CPU waits whichever stream is chosen, because its
+ * streams are names only; of a GPU's streams only the compute stream counts. */
 static void collective_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
     if (r->scripted) script_wait(comm, r);
     if (!r->active && !r->enqueued) return;
-    if (dev->walk) {
+    if (dev->dry_run) {
         r->active = 0;
         event_add(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, dev->clock, dev->clock, 0);
         return;
@@ -852,7 +852,7 @@ static void collective_wait(Comm *comm, Request *r) {
 /* The chosen stream, not the host, waits for an event of another one; that of the compute stream counts as waiting.
  * `what` it is for. */
 static void comm_await(Comm *comm, DeviceEvent event, const char *what) {
-    int counts = CUDA_BUILD && (event || comm->dev->walk) && comm->dev->on == STREAM_COMPUTE;
+    int counts = CUDA_BUILD && (event || comm->dev->dry_run) && comm->dev->on == STREAM_COMPUTE;
     Span span = ZERO;
     if (counts) span = span_begin(comm->dev, EVENT_WAIT, STREAM_COMPUTE, "wait", what, 0, 0);
     device_await(comm->dev, event);
@@ -862,7 +862,7 @@ static void comm_await(Comm *comm, DeviceEvent event, const char *what) {
 /* What the run does now sets the limit of its waits. Returns what it did before. */
 static Phase comm_phase(Comm *comm, Phase phase) {
     Phase before = PHASE_START;
-    if (!comm->self) return before; // a walk
+    if (!comm->self) return before; // a dry run
     before = (Phase)comm->self->phase;
     comm->self->phase = phase;
     rank_state(comm->self, (RankState)comm->self->state, seconds_now());
@@ -959,8 +959,8 @@ static const Transport *transport_find(const char *name) {
     return NULL;
 }
 
-/* For a walk: groups are known by their sizes alone. */
-static void comm_open_walk(Comm *comm, Device *dev, const Mesh *mesh, int rank) {
+/* For a dry run: groups are known by their sizes alone. */
+static void comm_open_dry_run(Comm *comm, Device *dev, const Mesh *mesh, int rank) {
     memset(comm, 0, sizeof *comm);
     comm->dev = dev;
     comm->mesh = *mesh;
@@ -982,7 +982,7 @@ static void comm_open_walk(Comm *comm, Device *dev, const Mesh *mesh, int rank) 
 
 static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const Transport *transport,
                       const Transport *hosts, ThreadWorld *threads, double timeout) {
-    comm_open_walk(comm, dev, mesh, rank);
+    comm_open_dry_run(comm, dev, mesh, rank);
     comm->transport = transport;
     comm->hosts = hosts;
     comm->thread_world = threads;
@@ -1014,7 +1014,7 @@ static void comm_close(Comm *comm) {
 }
 
 static void comm_clear_ledger(Comm *comm) {
-    memset(comm->booked, 0, sizeof comm->booked);
+    memset(comm->traffic_started, 0, sizeof comm->traffic_started);
     memset(comm->wire, 0, sizeof comm->wire);
 }
 

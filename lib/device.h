@@ -2,9 +2,9 @@
  *
  * Owns: the storage dtype `floatX`, the two error exits, the arenas (every buffer of a rank is named and belongs to a
  * category), the op ledger (every op says its FLOPs and bytes before it computes), streams and events, and the
- * timeline. A caller may rely on: a `Device` with `walk` set runs the same code, counts the same things and touches no
- * memory; so memory, FLOPs and traffic of any rank are known before anything is allocated. Arenas but MEM_HOST may be
- * a GPU's: the host reads and writes them through device_read, device_write, device_copy and device_zero alone.
+ * timeline. A caller may rely on: a `Device` with `dry_run` set runs the same code, counts the same things and touches
+ * no memory; so memory, FLOPs and traffic of any rank are known before anything is allocated. Arenas but MEM_HOST may
+ * be a GPU's: the host reads and writes them through device_read, device_write, device_copy and device_zero alone.
  */
 #ifndef DEVICE_H
 #define DEVICE_H
@@ -281,7 +281,7 @@ static const char *const mem_category_names[MEM_CATEGORIES] = {"params", "grads"
 
 typedef struct {
     char *base;      // start of the reservation
-    size_t reserved; // bytes; what the walk found to be the peak
+    size_t reserved; // bytes; what the dry run found to be the peak
     size_t used, peak;
     int slow; // the slow tier: a file mapped into memory, which the system may write out and forget; for a GPU, the
               // host's memory
@@ -351,9 +351,9 @@ static const char *const op_names[OP_COUNT] = {"embedding_forward",
 typedef struct {
     int64_t calls;
     double flops, bytes, seconds, again;
-} OpStat; // seconds: measured, or by a walk's clock; again: of the FLOPs, those of activations computed again
+} OpStat; // seconds: measured, or by a dry run's clock; again: of the FLOPs, those of activations computed again
 
-// what happened when: in a run with --trace, or in a walk by its own clock
+// what happened when: in a run with --trace, or in a dry run by its own clock
 typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_EXCHANGE } EventKind;
 
 /* What a GPU does side by side. Ops and copies go to the stream that is chosen (device_stream), and keep their order
@@ -404,7 +404,7 @@ typedef struct { // on a GPU: a span whose end has been told to the stream, whic
     int64_t number;  // the how manieth of its line, from 1
 } OpenSpan;
 
-// what a machine does in a second, for a walk with a clock; rates of one rank
+// what a machine does in a second, for a dry run with a clock; rates of one rank
 typedef struct {
     OpKind op;
     double flops, intensity, rate;
@@ -423,7 +423,7 @@ typedef struct {
 } Activity; // the op that runs (or, runs = 0, that ran last), and since when
 
 typedef struct {
-    int walk;          // 1: count, compute nothing, touch nothing
+    int dry_run;       // 1: count, compute nothing, touch nothing
     int threads;       // OpenMP threads of this rank
     int deterministic; // the same bits in each run, where that costs time
     int gpu;           // which one of this host's this rank has
@@ -438,8 +438,8 @@ typedef struct {
     char peak_when[96]; // … and when that was
     OpKind op;          // the op that runs now
     Span op_span;
-    const OpRates *rates;              // in a walk: it has a clock. NULL: none
-    double clock;                      // seconds of arithmetic since the walk's step began
+    const OpRates *rates;              // in a dry run: it has a clock. NULL: none
+    double clock;                      // seconds of arithmetic since the dry run's step began
     StreamKind on;                     // where ops and copies go
     Event *events;                     // (max_events) the timeline; NULL: none is kept
     int64_t num_events, max_events;    // also counted where none are kept, or no more fit
@@ -470,7 +470,7 @@ typedef struct {
 #endif
 } Device;
 
-static inline double device_now(const Device *dev) { return dev->walk ? dev->clock : seconds_now(); }
+static inline double device_now(const Device *dev) { return dev->dry_run ? dev->clock : seconds_now(); }
 
 static inline void event_add(Device *dev, EventKind kind, int lane, const char *name, const char *of, double start,
                              double end, double amount) {
@@ -493,7 +493,7 @@ static void span_open(Device *dev, const OpenSpan *o); // its end is known when 
 static inline Span span_begin(Device *dev, EventKind kind, int lane, const char *name, const char *of, double amount,
                               int on_host) {
     Span s = {device_now(dev), dev->num_events, NULL};
-    if (!dev->walk && !on_host) stamp(dev, &s.begun);
+    if (!dev->dry_run && !on_host) stamp(dev, &s.begun);
     event_add(dev, kind, lane, name, of, s.start, s.start, amount); // stands before what it holds
     return s;
 }
@@ -512,10 +512,10 @@ static inline void span_end(Device *dev, Span s, double *seconds, int line, int6
 }
 
 /* The timeline's lane of what the chosen stream does. */
-static inline int stream_lane(const Device *dev) { return CUDA_BUILD && !dev->walk ? dev->on : STREAM_COMPUTE; }
+static inline int stream_lane(const Device *dev) { return CUDA_BUILD && !dev->dry_run ? dev->on : STREAM_COMPUTE; }
 
 static inline int is_timed(const Device *dev) {
-    return !CUDA_BUILD || dev->walk || dev->max_events;
+    return !CUDA_BUILD || dev->dry_run || dev->max_events;
 } // on a GPU ops are timed for a timeline alone
 
 /* A phase (forward, backward, … of a unit) lasts until the next one begins; name NULL: none does. */
@@ -545,7 +545,7 @@ static inline int op_begin(Device *dev, OpKind op, double flops, double bytes) {
     dev->ops[op].flops += flops;
     dev->ops[op].bytes += bytes;
     if (dev->again) dev->ops[op].again += flops;
-    if (dev->walk) {
+    if (dev->dry_run) {
         double start = dev->clock, took = dev->rates ? op_seconds(dev->rates, op, flops, bytes) : 0;
         dev->clock += took;
         dev->ops[op].seconds += took;
@@ -588,11 +588,11 @@ static size_t device_arenas(const Device *dev, int slow) {
 }
 static size_t device_peak(const Device *dev) { return device_arenas(dev, 0); }
 
-/* A walking device hands out addresses in reservations that are never mapped. `slow`: which categories are to live in
+/* A dry-run device hands out addresses in reservations that are never mapped. `slow`: which categories are to live in
  * the slow tier, bit by bit. */
-static void device_open_walk(Device *dev, int threads, unsigned slow) {
+static void device_open_dry_run(Device *dev, int threads, unsigned slow) {
     memset(dev, 0, sizeof *dev);
-    dev->walk = 1;
+    dev->dry_run = 1;
     dev->threads = threads;
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         dev->arenas[c].slow = slow >> c & 1;
@@ -680,9 +680,9 @@ static double device_memory(int gpu) {
     cuda_check(cudaMemGetInfo(&have, &of), "asking for the GPU's memory");
     return (double)have;
 }
-static size_t device_need(const Device *walked) { return device_peak(walked) - walked->arenas[MEM_HOST].peak; }
+static size_t device_need(const Device *dry_run) { return device_peak(dry_run) - dry_run->arenas[MEM_HOST].peak; }
 /* The same of the host, all of it pinned: of that the system gives more than there is, and then ends whom it will. */
-static size_t pinned_need(const Device *walked) { return device_arenas(walked, 1) + walked->arenas[MEM_HOST].peak; }
+static size_t pinned_need(const Device *dry_run) { return device_arenas(dry_run, 1) + dry_run->arenas[MEM_HOST].peak; }
 static double pinned_memory(void) {
     long long kilobytes = 0;
     char line[128];
@@ -797,13 +797,13 @@ static void host_wait(Device *dev, DeviceEvent event) {
 }
 
 static void device_wait(Device *dev) {
-    if (dev->walk) return;
+    if (dev->dry_run) return;
     host_wait(dev, NULL);
     spans_settle(dev);
     clock_move(dev);
 }
 static void device_send(Device *dev, void *to, const void *from, size_t bytes, int wait) {
-    if (dev->walk || !bytes) return;
+    if (dev->dry_run || !bytes) return;
     if (wait) device_wait(dev); // a copy of memory that is not pinned waits in the call, where no deadline runs
     cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, dev->stream), "a copy");
     if (wait) device_wait(dev);
@@ -816,27 +816,27 @@ static void device_feed(Device *dev, void *to, const void *from, size_t bytes) {
 static void device_copy(Device *dev, void *to, const void *from, size_t bytes) { device_send(dev, to, from, bytes, 0); }
 static void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride,
                              size_t bytes, int rows) {
-    if (!dev->walk)
+    if (!dev->dry_run)
         cuda_check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows, cudaMemcpyDeviceToDevice,
                                      dev->stream),
                    "a copy of rows");
 }
 static void device_zero(Device *dev, void *p, size_t bytes) {
-    if (!dev->walk && bytes) cuda_check(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
+    if (!dev->dry_run && bytes) cuda_check(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
 }
 
 static void device_record(Device *dev, DeviceEvent *event) {
-    if (dev->walk) return;
+    if (dev->dry_run) return;
     if (!*event) cuda_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
     cuda_check(cudaEventRecord(*event, dev->stream), "recording an event");
 }
 static void device_await(Device *dev, DeviceEvent event) {
-    if (!dev->walk && event) cuda_check(cudaStreamWaitEvent(dev->stream, event, 0), "waiting for an event");
+    if (!dev->dry_run && event) cuda_check(cudaStreamWaitEvent(dev->stream, event, 0), "waiting for an event");
 }
 /* The host stays no more than a few phases ahead of its GPU: a queue that is full (about 1,000 entries) would hold it
  * in the call that enqueues, where no deadline runs, and with it, in one process, the other ranks'. */
 static void device_pace(Device *dev) {
-    if (dev->walk) return;
+    if (dev->dry_run) return;
     DeviceEvent *event = &dev->phases[dev->num_phases % 4];
     if (dev->num_phases++ >= 4) host_wait(dev, *event), dev->settled++;
     device_record(dev, event);
@@ -988,8 +988,8 @@ static int device_of(int local) { return (void)local, 0; } // which of this host
 static double device_memory(int gpu) {
     return (void)gpu, (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
 }
-static size_t device_need(const Device *walked) { return device_peak(walked); }
-static size_t pinned_need(const Device *walked) { return (void)walked, 0; } // nothing is
+static size_t device_need(const Device *dry_run) { return device_peak(dry_run); }
+static size_t pinned_need(const Device *dry_run) { return (void)dry_run, 0; } // nothing is
 static double pinned_memory(void) { return INFINITY; }
 static void device_attach(Device *dev) { (void)dev; }
 static void device_detach(Device *dev) { (void)dev; }
@@ -1038,10 +1038,10 @@ static void memory_close(Device *dev, MemCategory category, Arena *a) {
     (void)dev, (void)category, munmap(a->base, a->reserved);
 }
 
-/* Between the host's memory and the device's; each comes after the ops before it. Nothing in a walk. */
+/* Between the host's memory and the device's; each comes after the ops before it. Nothing in a dry run. */
 static inline void device_wait(Device *dev) { (void)dev; }                       // until all of them are done
 static void device_copy(Device *dev, void *to, const void *from, size_t bytes) { // within the device
-    if (!dev->walk && bytes) memcpy(to, from, bytes);
+    if (!dev->dry_run && bytes) memcpy(to, from, bytes);
 }
 static void device_read(Device *dev, void *to, const void *from, size_t bytes) {
     device_copy(dev, to, from, bytes);
@@ -1054,11 +1054,11 @@ static void device_feed(Device *dev, void *to, const void *from, size_t bytes) {
 } // from MEM_HOST, which must stay until the next device_read or device_wait
 static void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride,
                              size_t bytes, int rows) { // strides in bytes
-    for (int i = 0; i < rows && !dev->walk; i++)
+    for (int i = 0; i < rows && !dev->dry_run; i++)
         memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
 }
 static void device_zero(Device *dev, void *p, size_t bytes) {
-    if (!dev->walk && bytes) memset(p, 0, bytes);
+    if (!dev->dry_run && bytes) memset(p, 0, bytes);
 }
 /* From here on ops and copies go to stream `to`; returns where they went. All of one stream are done in their order. */
 static inline StreamKind device_stream(Device *dev, StreamKind to) {
@@ -1081,7 +1081,7 @@ static void device_order(Device *dev, StreamKind later, StreamKind earlier) {
 /* What lies in the slow tier is fetched before it is computed with: returns where that is done, `near` or where it
  * lies. And it is put back. Here it is read ahead from its file, and leaves this process's memory. */
 static void slow_advise(Device *dev, MemCategory category, const void *from, size_t bytes, int soon) {
-    if (dev->walk || !dev->arenas[category].slow) return;
+    if (dev->dry_run || !dev->arenas[category].slow) return;
     uintptr_t begin = ((uintptr_t)from + (soon ? 0 : 4095)) & ~(uintptr_t)4095,
               end = ((uintptr_t)from + bytes + (soon ? 4095 : 0)) & ~(uintptr_t)4095;
     if (end > begin)
@@ -1113,10 +1113,10 @@ static void events_drop(Device *dev, int64_t event) {
                    // the ops, as all of it
 enum { RED_ZONE = 256 };
 static void mark_buffer(Device *dev, MemCategory category, char *end) {
-    if (!dev->walk && category != MEM_HOST) cuda_on_cpu_red_zone(end, RED_ZONE, dev->stream);
+    if (!dev->dry_run && category != MEM_HOST) cuda_on_cpu_red_zone(end, RED_ZONE, dev->stream);
 }
 static void mark_free(Device *dev, MemCategory category, char *from, size_t bytes) {
-    if (dev->walk || category == MEM_HOST || !bytes) return;
+    if (dev->dry_run || category == MEM_HOST || !bytes) return;
     cuda_on_cpu_forget_zones(from, bytes, dev->stream);
     cuda_on_cpu_poison(from, bytes, dev->stream);
 }
@@ -1136,21 +1136,21 @@ static inline int is_of_device(const Device *dev, const void *p) {
     return 0;
 }
 
-/* A computing device reserves what `walked` needed, no more. On a processor pages become resident when first touched,
+/* A computing device reserves what `dry_run` needed, no more. On a processor pages become resident when first touched,
  * and what is offloaded lies in files under `out`. */
-static void device_open(Device *dev, const Device *walked, const char *out, int rank) {
+static void device_open(Device *dev, const Device *dry_run, const char *out, int rank) {
     memset(dev, 0, sizeof *dev);
-    dev->gpu = walked->gpu, dev->by_nccl = walked->by_nccl;
-    dev->threads = walked->threads;
-    dev->deterministic = walked->deterministic;
-    dev->max_events = walked->max_events;
+    dev->gpu = dry_run->gpu, dev->by_nccl = dry_run->by_nccl;
+    dev->threads = dry_run->threads;
+    dev->deterministic = dry_run->deterministic;
+    dev->max_events = dry_run->max_events;
     device_attach(dev);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         Arena *a = &dev->arenas[c];
-        a->slow = walked->arenas[c].slow;
-        a->reserved = (size_t)round_up((int64_t)walked->arenas[c].peak, 4096);
+        a->slow = dry_run->arenas[c].slow;
+        a->reserved = (size_t)round_up((int64_t)dry_run->arenas[c].peak, 4096);
         if (a->reserved)
-            a->base = (char *)memory_open(dev, (MemCategory)c, a->reserved, device_need(walked), out, rank);
+            a->base = (char *)memory_open(dev, (MemCategory)c, a->reserved, device_need(dry_run), out, rank);
     }
     device_start_clock(dev);
 }
@@ -1163,25 +1163,25 @@ static void device_finish(Device *dev) {
 }
 
 static void device_close(Device *dev) {
-    if (!dev->walk) device_finish(dev);
+    if (!dev->dry_run) device_finish(dev);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         Arena *a = &dev->arenas[c];
-        if (!dev->walk && a->base) memory_close(dev, (MemCategory)c, a);
+        if (!dev->dry_run && a->base) memory_close(dev, (MemCategory)c, a);
     }
     memset(dev->arenas, 0, sizeof dev->arenas);
-    if (!dev->walk) device_detach(dev);
+    if (!dev->dry_run) device_detach(dev);
 }
 
 /* A named buffer of `bytes`, aligned to 256 bytes, zero when first handed out. Lives until arena_release. */
 static void *arena_alloc(Device *dev, MemCategory category, const char *name, size_t bytes) {
     Arena *a = &dev->arenas[category];
     size_t size = (size_t)round_up((int64_t)bytes, 256) + RED_ZONE;
-    if (dev->walk && a->used + size > a->reserved)
+    if (dev->dry_run && a->used + size > a->reserved)
         user_error("a rank needs more than %zu TB of memory for %s alone: use more ranks, a smaller --batch or --seq, "
                    "or a smaller model",
                    a->reserved >> 40, mem_category_names[category]);
     if (a->used + size > a->reserved)
-        run_failure("memory: buffer '%s' of %zu bytes does not fit the %zu bytes that the walk found for %s", name,
+        run_failure("memory: buffer '%s' of %zu bytes does not fit the %zu bytes that the dry run found for %s", name,
                     bytes, a->reserved, mem_category_names[category]);
     int i = 0;
     while (i < dev->num_buffers && (dev->buffers[i].category != category || strcmp(dev->buffers[i].name, name))) i++;

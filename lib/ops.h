@@ -4,7 +4,7 @@
  * The model calls the ops at the end of this file; each books its FLOPs and bytes, takes its scratch, and calls
  * BACKEND(op). So the cpu_* functions are the definition of each op, and a backend is a set of such functions:
  * kernels.cuh has those of NVIDIA GPUs. A caller may rely on: all tensors are row-major; arithmetic is fp32 whatever
- * floatX is; results have the same bits for any number of threads, and wherever a flat tensor is cut; a walking device
+ * floatX is; results have the same bits for any number of threads, and wherever a flat tensor is cut; a dry-run device
  * reads and writes nothing.
  */
 #ifndef KERNELS_H
@@ -944,7 +944,7 @@ static void ops_require_head_size(int HD) { BACKEND(require_head_size)(HD); }
 /* Once per rank, on the rank's own thread. */
 static void ops_open(Device *dev, int say) { BACKEND(ops_open)(dev, say); }
 static void ops_close(Device *dev) {
-    if (!dev->walk) BACKEND(ops_close)(dev);
+    if (!dev->dry_run) BACKEND(ops_close)(dev);
 }
 
 static const double XB = sizeof(floatX), FB = sizeof(float); // bytes an element

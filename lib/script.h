@@ -1,6 +1,6 @@
 /* script.h: what a rank asks of others, in its order.
  *
- * Owns: a rank's script: its exchanges, each with a line where it starts and one where the rank waits for it. A walk
+ * Owns: a rank's script: its exchanges, each with a line where it starts and one where the rank waits for it. A dry run
  * writes one for every rank of a plan, which replay.h plays against each other; a run writes the same, line by line,
  * where it is told to. Included by comm.h, which writes the lines.
  */
@@ -15,7 +15,7 @@ typedef struct {    // texts, each once
 } Names;
 
 typedef struct {         // an exchange starts, or this rank waits for one
-    double computed;     // seconds of arithmetic before it, by a walk's clock
+    double computed;     // seconds of arithmetic before it, by a dry run's clock
     int64_t count;       // elements of a member's part
     int32_t what, phase; // names: of what is exchanged; of what the rank is at
     int32_t peer;        // of a message: the member at the other end

@@ -83,7 +83,7 @@ static inline size_t board_bytes(int ranks) { return sizeof(Board) + sizeof(Boar
 static inline double phase_limit(const Board *b, int phase) { return b->timeout * phases[phase].limit; }
 
 static inline void rank_state(BoardRank *me, RankState state, double now) {
-    if (!me) return; // a walk
+    if (!me) return; // a dry run
     me->state = state;
     me->since = now;
 }

@@ -29,12 +29,12 @@ static void page_memory(FILE *f, const Plan *p, double have) {
     const int LEFT = 250, ROW = 22;
     const double width_of_most = 760;
     double most = have;
-    for (int c = 0; c < p->count; c++) most = fmax(most, (double)device_peak(p->classes[c].walked));
+    for (int c = 0; c < p->count; c++) most = fmax(most, (double)device_peak(p->classes[c].dry_run));
     fprintf(f, "<h2>Memory of a rank</h2>\n");
     page_legend(f, mem_category_names, category_colours, MEM_CATEGORIES);
     fprintf(f, "<svg viewBox=\"0 0 %d %d\">\n", LEFT + (int)width_of_most + 90, p->count * ROW + 24);
     for (int c = 0; c < p->count; c++) {
-        const Device *d = p->classes[c].walked;
+        const Device *d = p->classes[c].dry_run;
         double at = LEFT, peak = (double)device_peak(d);
         char *name;
         size_t length;

@@ -1,13 +1,14 @@
-/* planner.h: --plan. Every rank of a layout walked, all of them replayed, and what that tells of the run before it is
+/* planner.h: --plan. Every rank of a layout dry-run, all of them replayed, and what that tells of the run before it is
  * started.
  *
- * Included by train_llama3.cu behind run_walk, the walk of one rank. A caller may rely on: nothing is allocated of what
- * the run would allocate, and nothing of the layout is left out: each rank is walked by the program's own code.
+ * Included by train_llama3.cu behind dry_run_open, the dry run of one rank. A caller may rely on: nothing is allocated
+ * of what the run would allocate, and nothing of the layout is left out: each rank is dry-run by the program's own
+ * code.
  */
 #include <sys/resource.h> // defines: getrusage
 
 // ---------------------------------------------------------------------------
-// the walk of all ranks
+// the dry run of all ranks
 
 static uint64_t script_hash(const Script *s) {
     uint64_t h = HASH_START;
@@ -40,38 +41,40 @@ static void plan_keep_script(Plan *p, int rank, const Script *s) {
     if (s->count) memcpy(own->lines, s->lines, sizeof(ScriptLine) * (size_t)s->count);
 }
 
-/* Walks every rank, or one for all that have the same part of the model: of each stage and of each part of tensor
- * parallelism. Other coordinates change nothing but who a rank's peers are. Parts differ where sizes do not divide, and
- * then by a row; to compare layouts one of each stage is enough. */
-static void plan_open(Plan *p, const Job *j, WalkKind kind) {
+/* Makes a dry run of every rank, or one for all that have the same part of the model: of each stage and of each part of
+ * tensor parallelism. Other coordinates change nothing but who a rank's peers are. Parts differ where sizes do not
+ * divide, and then by a row; to compare layouts one of each stage is enough. */
+static void plan_open(Plan *p, const Job *j, DryRunKind kind) {
     int world = j->mesh.world;
     Script script = ZERO;
     memset(p, 0, sizeof *p);
-    p->mesh = &j->mesh, p->walked = kind;
+    p->mesh = &j->mesh, p->dry_run_kind = kind;
     p->class_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
     p->script_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
     for (int rank = 0; rank < world; rank++) {
         int alike = rank - mesh_coordinate(&j->mesh, rank, AXIS_CP) * mesh_stride(&j->mesh, AXIS_CP), c = 0;
         alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD); // of the same part
-        if (kind == WALK_STAGES) alike -= mesh_coordinate(&j->mesh, alike, AXIS_TP);
-        if (kind != WALK_ALL && alike < rank) {
+        if (kind == DRY_RUN_STAGES) alike -= mesh_coordinate(&j->mesh, alike, AXIS_TP);
+        if (kind != DRY_RUN_ALL && alike < rank) {
             p->class_of[rank] = p->class_of[alike], p->script_of[rank] = p->script_of[alike];
             continue;
         }
-        Run *walked = (Run *)checked_malloc(sizeof *walked);
+        Run *dry_run = (Run *)checked_malloc(sizeof *dry_run);
         script_begin(&script, &p->names);
-        run_walk(walked, j, rank, &script);
+        dry_run_open(dry_run, j, rank, &script);
         plan_keep_script(p, rank, &script);
-        while (c < p->count && !walks_alike(&walked->dev, &walked->comm, p->classes[c].walked, p->classes[c].comm)) c++;
+        while (c < p->count &&
+               !dry_runs_alike(&dry_run->dev, &dry_run->comm, p->classes[c].dry_run, p->classes[c].comm))
+            c++;
         p->class_of[rank] = c;
         if (c < p->count) {
-            run_close(walked), free(walked);
+            run_close(dry_run), free(dry_run);
             continue;
         }
         p->classes = (RankClass *)realloc(p->classes, sizeof(RankClass) * (size_t)(c + 1));
         if (!p->classes) run_failure("out of memory");
         RankClass *fresh = &p->classes[p->count++];
-        fresh->rank = rank, fresh->run = walked, fresh->walked = &walked->dev, fresh->comm = &walked->comm;
+        fresh->rank = rank, fresh->run = dry_run, fresh->dry_run = &dry_run->dev, fresh->comm = &dry_run->comm;
         law_of(fresh->law, &j->config, world, rank, &j->opt);
     }
     free(script.lines);
@@ -87,19 +90,20 @@ static void plan_close(Plan *p) {
 // ---------------------------------------------------------------------------
 // the replay of a plan's ranks, and by a cluster's clock the estimate of a step
 
-/* Which rank the i-th to play is: where not all were walked, one plays for others. */
+/* Which rank the i-th to play is: where not all were dry-run, one plays for others. */
 static int replay_rank(const Plan *p, int i) {
-    int parts = p->walked == WALK_PARTS ? p->mesh->size[AXIS_TP] : 1;
-    return p->walked == WALK_ALL ? i : i / parts * mesh_stride(p->mesh, AXIS_PP) + i % parts;
+    int parts = p->dry_run_kind == DRY_RUN_PARTS ? p->mesh->size[AXIS_TP] : 1;
+    return p->dry_run_kind == DRY_RUN_ALL ? i : i / parts * mesh_stride(p->mesh, AXIS_PP) + i % parts;
 }
 
-/* Every rank plays, where every one was walked; else one for each part of the model: with others that do the same its
+/* Every rank plays, where every one was dry-run; else one for each part of the model: with others that do the same its
  * exchanges take the same time. `problem` (size) says what is wrong where 0 is returned. `timed`: it is kept when the
  * exchanges of each stage's first rank took place. */
 static int plan_replay(Replay *r, const Plan *p, const Cluster *c, char *problem, size_t size, int timed) {
-    int parts = p->walked == WALK_PARTS ? p->mesh->size[AXIS_TP] : 1, of_parts = parts * p->mesh->size[AXIS_PP];
+    int parts = p->dry_run_kind == DRY_RUN_PARTS ? p->mesh->size[AXIS_TP] : 1,
+        of_parts = parts * p->mesh->size[AXIS_PP];
     Mesh mesh = {of_parts, {parts, 1, p->mesh->size[AXIS_PP], 1, 1}};
-    if (p->walked == WALK_ALL) mesh = *p->mesh;
+    if (p->dry_run_kind == DRY_RUN_ALL) mesh = *p->mesh;
     const Script **scripts = (const Script **)checked_malloc(sizeof *scripts * (size_t)mesh.world);
     for (int i = 0; i < mesh.world; i++) scripts[i] = &p->scripts[p->script_of[replay_rank(p, i)]];
     replay_open(r, &mesh, scripts, p->mesh, c ? c->exchange : NULL, problem, size);
@@ -149,13 +153,13 @@ static Estimate estimate_of(const Plan *p, const Cluster *c, const Replay *r, in
         for (int x = 0; x < AXES; x++) computed -= a->waited[x], e.waited[x] += share * a->waited[x];
         e.compute += share * computed;
         if (computed > e.most * (1 + 1e-9)) e.most = computed, e.most_rank = replay_rank(p, i);
-        const Device *walked = p->classes[p->class_of[replay_rank(p, i)]].walked;
-        for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * walked->ops[o].seconds;
-        double attention[2] = {walked->ops[OP_ATTENTION_FORWARD].flops - walked->ops[OP_ATTENTION_FORWARD].again,
-                               walked->ops[OP_ATTENTION_BACKWARD].flops};
-        e.flops += share * device_flops(walked, 0), e.again += share * device_flops(walked, 1);
+        const Device *dry_run = p->classes[p->class_of[replay_rank(p, i)]].dry_run;
+        for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * dry_run->ops[o].seconds;
+        double attention[2] = {dry_run->ops[OP_ATTENTION_FORWARD].flops - dry_run->ops[OP_ATTENTION_FORWARD].again,
+                               dry_run->ops[OP_ATTENTION_BACKWARD].flops};
+        e.flops += share * device_flops(dry_run, 0), e.again += share * device_flops(dry_run, 1);
         e.full +=
-            share * (device_flops(walked, 0) - attention[0] - attention[1] + 3 * attention[0] * 2 * T / (T + 1.0));
+            share * (device_flops(dry_run, 0) - attention[0] - attention[1] + 3 * attention[0] * 2 * T / (T + 1.0));
     }
     for (int s = 0; s < p->num_scripts; s++) {
         double seconds[AXES] = ZERO, players = 0;
@@ -178,7 +182,7 @@ static Estimate estimate_of(const Plan *p, const Cluster *c, const Replay *r, in
 static double axis_bytes(const Plan *p, int axis) {
     double bytes = 0;
     for (int k = 0; k < p->count; k++) {
-        const Traffic *t = p->classes[k].comm->booked[axis];
+        const Traffic *t = p->classes[k].comm->traffic_started[axis];
         bytes = fmax(bytes, (double)(t[ALL_GATHER].bytes + t[REDUCE_SCATTER].bytes + t[RECEIVE].bytes));
     }
     return bytes;
@@ -200,7 +204,7 @@ static void groups_print(FILE *f, const Cluster *c, const Plan *p) {
 }
 
 static double memory_needed(const Plan *p, const Cluster *c) {
-    return (double)device_peak(plan_largest(p)->walked) + (c ? c->communicator * nccl_communicators(p->mesh) : 0);
+    return (double)device_peak(plan_largest(p)->dry_run) + (c ? c->communicator * nccl_communicators(p->mesh) : 0);
 }
 
 typedef struct {
@@ -216,12 +220,12 @@ static Mesh mesh_of_options(const Options *o, int world) {
     return m;
 }
 
-/* One of each stage of `j`, which is laid out as the trial wants it, walked and replayed. */
+/* One of each stage of `j`, which is laid out as the trial wants it, dry-run and replayed. */
 static void trial_run(Trial *t, const Job *j, const Cluster *c) {
     char problem[1024];
     Plan p;
     Replay r;
-    plan_open(&p, j, WALK_STAGES);
+    plan_open(&p, j, DRY_RUN_STAGES);
     t->memory = memory_needed(&p, c);
     if (!plan_replay(&r, &p, c, problem, sizeof problem, 0))
         run_failure("the plan's ranks do not fit each other: %s", problem);
@@ -379,7 +383,7 @@ typedef struct {
     Job job; // of the mesh that is tried
     const Options *given;
     Trial best[BEST]; // (count) the fastest first
-    int count, tried, walked;
+    int count, tried, dry_runs;
     int all;          // none is left out because the law says that it is slower
     double sequences; // of a step
     double fastest,
@@ -433,15 +437,15 @@ static void search_try(Search *s, const Options *o) {
             return;      // nor would it be among them. 2 %: padding's arithmetic differs from layout to layout
         if (o->pp > 1) { // the first stage, whose memory is mostly the largest, tells of many that they do not fit
             Run *first = (Run *)checked_malloc(sizeof *first);
-            run_walk(first, j, 0, NULL);
+            dry_run_open(first, j, 0, NULL);
             of_first = (double)device_peak(&first->dev);
             run_close(first), free(first);
         }
         if (of_first > have) continue;
         trial_run(&t, j, &j->cluster);
-        for (int r = 0; r < j->cluster.rates.count && !s->walked; r++)
+        for (int r = 0; r < j->cluster.rates.count && !s->dry_runs; r++)
             s->fastest = fmax(s->fastest, j->cluster.ops[r].rate);
-        s->walked++, s->arithmetic = t.e.flops / s->fastest; // of every layout the same but for padding
+        s->dry_runs++, s->arithmetic = t.e.flops / s->fastest; // of every layout the same but for padding
         if (t.memory > j->cluster.memory) continue;
         if (s->count == BEST && t.e.step >= s->best[BEST - 1].e.step) return;
         int at = s->count < BEST ? s->count++ : BEST - 1;
@@ -506,7 +510,7 @@ static void search_print(FILE *f, const Search *s, double seconds) {
     fprintf(
         f,
         "%s, %d ranks on %s, %.0f sequences of %d tokens a step: %d layouts, of which %d had to be walked, in %.1f s\n",
-        s->given->model, j->mesh.world, j->cluster.name, s->sequences, s->given->seq, s->tried, s->walked, seconds);
+        s->given->model, j->mesh.world, j->cluster.name, s->sequences, s->given->seq, s->tried, s->dry_runs, seconds);
     if (!s->count) {
         fprintf(f, "none fits in %.2f GB a rank: use more ranks, a shorter --seq, or a smaller step\n",
                 j->cluster.memory / 1e9);
@@ -655,11 +659,11 @@ static void write_planned_trace(const Job *j, const Replay *replay) {
     fputs(trace_header, f);
     for (int stage = 0; stage < j->mesh.size[AXIS_PP]; stage++) {
         int rank = stage * mesh_stride(&j->mesh, AXIS_PP);
-        Run *walked = (Run *)checked_malloc(sizeof *walked);
-        run_walk(walked, j, rank, NULL);
-        replay_times(replay, rank, &walked->dev);
-        trace_write_events(f, &walked->dev, rank, 0, 0);
-        run_close(walked), free(walked);
+        Run *dry_run = (Run *)checked_malloc(sizeof *dry_run);
+        dry_run_open(dry_run, j, rank, NULL);
+        replay_times(replay, rank, &dry_run->dev);
+        trace_write_events(f, &dry_run->dev, rank, 0, 0);
+        run_close(dry_run), free(dry_run);
     }
     fputs(trace_footer, f);
     if (fclose(f)) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));
@@ -678,7 +682,7 @@ static void plan_main(Job *j) {
         return;
     }
     job_check_outputs(j);
-    plan_open(&plan, j, WALK_ALL);
+    plan_open(&plan, j, DRY_RUN_ALL);
     if (!plan_replay(&replay, &plan, cluster, problem, sizeof problem, cluster && (j->opt.trace || j->opt.out)))
         run_failure("the plan's ranks do not fit each other: %s", problem);
     plan_print(stdout, j->opt.model, j->threads_per_rank, &j->table, &plan, j->opt.sharding, tokens);

@@ -346,15 +346,15 @@ static int replay_run(Replay *p) {
     return !p->problem.used;
 }
 
-/* Puts a rank's walked timeline, whose clock knows arithmetic alone, on the clock of the replay, which was asked for
+/* Puts a rank's dry-run timeline, whose clock knows arithmetic alone, on the clock of the replay, which was asked for
  * the rank's times. Exchanges and waits are the lines of its script, in their order. */
-static void replay_times(const Replay *p, int rank, Device *walked) {
+static void replay_times(const Replay *p, int rank, Device *dry_run) {
     const Actor *a = &p->actors[rank];
     Event *step = NULL, *phase = NULL;
     double now = 0;
     int64_t line = 0;
-    for (int64_t i = 0; i < min_i64(walked->num_events, walked->max_events); i++) {
-        Event *e = &walked->events[i];
+    for (int64_t i = 0; i < min_i64(dry_run->num_events, dry_run->max_events); i++) {
+        Event *e = &dry_run->events[i];
         double took = e->end - e->start;
         if (e->kind == EVENT_EXCHANGE) {
             e->start = a->times[line].start, e->end = a->times[line].end, line++;

@@ -1,8 +1,8 @@
 /* checkpoint_writer.h: writes checkpoints and exported models.
  *
- * FSDP units are unsharded one after the other, in the order of the files; each 4 MiB chunk of a file is filled, written
- * and checksummed by one rank. A caller may rely on: no rank holds more than one unsharded unit beyond its own state; a
- * checkpoint becomes visible by one rename, after all of its bytes are on the disk.
+ * FSDP units are unsharded one after the other, in the order of the files; each 4 MiB chunk of a file is filled,
+ * written and checksummed by one rank. A caller may rely on: no rank holds more than one unsharded unit beyond its own
+ * state; a checkpoint becomes visible by one rename, after all of its bytes are on the disk.
  */
 #ifndef CHECKPOINT_WRITER_H
 #define CHECKPOINT_WRITER_H
@@ -110,7 +110,8 @@ static void saver_allocate(Saver *s) {
     size_t bytes = (size_t)s->num_buffers * FILE_CHUNK_BYTES;
     uintptr_t buffers = (uintptr_t)arena_alloc(s->f->dev, MEM_HOST, "chunks to be written", bytes + PAGE_BYTES);
     s->buffers = (char *)((buffers + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1));
-    if (async && !s->f->dev->walk) memset(s->buffers, 0, bytes); // so that the first save does not wait for page faults
+    if (async && !s->f->dev->dry_run)
+        memset(s->buffers, 0, bytes); // so that the first save does not wait for page faults
     s->sums = (uint32_t *)arena_alloc(s->f->dev, MEM_HOST, "checksums", sizeof(uint32_t) * (size_t)share);
 }
 

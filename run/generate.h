@@ -56,7 +56,7 @@ static int32_t sample_token(const float *logits, int V, double temperature, doub
 /* Continues the prompt `ids`; all ranks compute it, rank 0 prints it. */
 static void generate(Run *r, const Tokenizer *tokenizer, const int32_t *ids, int count) {
     int V = r->config->V;
-    if (r->dev.walk) { // the two shapes that need the most memory
+    if (r->dev.dry_run) { // the two shapes that need the most memory
         next_token_logits(r, ids, count, 0);
         next_token_logits(r, ids, 1, count + r->opt->max_tokens - 1);
         return;

@@ -1,8 +1,8 @@
 /* plan.h: what a step must cost, known before it runs, and the comparison with what it did cost.
  *
- * Traffic has three witnesses: the law (a closed form from the options alone, below), the walk (the program's own
- * code on a walking device) and the wire (counted where the transport moves bytes). Memory has two: the walk and
- * the arenas. After the first step of every run they are compared; a difference stops it. A plan has a walk for each
+ * Traffic has three witnesses: the law (a closed form from the options alone, below), the dry run (the program's own
+ * code on a dry-run device) and the wire (counted where the transport moves bytes). Memory has two: the dry run and
+ * the arenas. After the first step of every run they are compared; a difference stops it. A plan has a dry run for each
  * kind of ranks; planner.h makes it.
  */
 #ifndef PLAN_H
@@ -136,9 +136,9 @@ static void law_of_step(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, i
 // the three held against each other
 
 typedef struct {
-    Traffic law[AXES][COLLECTIVES], walk[AXES][COLLECTIVES], wire[AXES][COLLECTIVES];
-    size_t walked[MEM_CATEGORIES], measured[MEM_CATEGORIES]; // peak bytes
-    double flops;                                            // of the walk
+    Traffic law[AXES][COLLECTIVES], dry_run[AXES][COLLECTIVES], wire[AXES][COLLECTIVES];
+    size_t dry_run_memory[MEM_CATEGORIES], measured[MEM_CATEGORIES]; // peak bytes
+    double flops;                                                    // of the dry run
 } Ledger;
 
 static int traffic_equal(Traffic a, Traffic b) { return a.calls == b.calls && a.bytes == b.bytes; }
@@ -149,21 +149,21 @@ static int ledger_print(const Ledger *l, FILE *f) {
     if (f) fprintf(f, "  %-13s %-15s %14s %14s %14s\n", "axis", "exchange", "law", "walk", "wire");
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
         int a = i / COLLECTIVES, o = i % COLLECTIVES;
-        Traffic law = l->law[a][o], walk = l->walk[a][o], wire = l->wire[a][o];
-        int equal = traffic_equal(law, walk) && traffic_equal(walk, wire);
+        Traffic law = l->law[a][o], dry_run = l->dry_run[a][o], wire = l->wire[a][o];
+        int equal = traffic_equal(law, dry_run) && traffic_equal(dry_run, wire);
         differences += !equal;
-        if (!f || (!law.calls && !walk.calls && !wire.calls)) continue;
+        if (!f || (!law.calls && !dry_run.calls && !wire.calls)) continue;
         fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " calls%s\n", axis_names[a],
-                collective_names[o], law.calls, walk.calls, wire.calls, equal ? "" : "  <- differ");
-        fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " bytes%s\n", "", "", law.bytes, walk.bytes,
-                wire.bytes, equal ? "" : "  <- differ");
+                collective_names[o], law.calls, dry_run.calls, wire.calls, equal ? "" : "  <- differ");
+        fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " bytes%s\n", "", "", law.bytes,
+                dry_run.bytes, wire.bytes, equal ? "" : "  <- differ");
     }
     for (int c = 0; c < MEM_CATEGORIES; c++) {
-        int equal = l->walked[c] == l->measured[c];
+        int equal = l->dry_run_memory[c] == l->measured[c];
         differences += !equal;
         if (f)
-            fprintf(f, "  %-13s %-15s %14s %14zu %14zu bytes%s\n", "memory", mem_category_names[c], "", l->walked[c],
-                    l->measured[c], equal ? "" : "  <- differ");
+            fprintf(f, "  %-13s %-15s %14s %14zu %14zu bytes%s\n", "memory", mem_category_names[c], "",
+                    l->dry_run_memory[c], l->measured[c], equal ? "" : "  <- differ");
     }
     return differences;
 }
@@ -177,18 +177,18 @@ static void ledger_check(const Ledger *l, int rank) {
                 rank, differences);
 }
 
-static void traffic_json(FILE *f, const Traffic law[AXES][COLLECTIVES], const Traffic walk[AXES][COLLECTIVES],
+static void traffic_json(FILE *f, const Traffic law[AXES][COLLECTIVES], const Traffic dry_run[AXES][COLLECTIVES],
                          const Traffic wire[AXES][COLLECTIVES]) {
     const char *comma = "";
     fprintf(f, "\"traffic\":[");
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
         int a = i / COLLECTIVES, o = i % COLLECTIVES;
-        Traffic counted = wire ? wire[a][o] : walk[a][o];
-        if (!law[a][o].calls && !walk[a][o].calls && !counted.calls) continue;
+        Traffic counted = wire ? wire[a][o] : dry_run[a][o];
+        if (!law[a][o].calls && !dry_run[a][o].calls && !counted.calls) continue;
         fprintf(f, "%s{\"axis\":\"%s\",\"op\":\"%s\"", comma, axis_names[a], collective_names[o]);
-        fprintf(f, ",\"calls\":{\"law\":%" PRId64 ",\"walk\":%" PRId64, law[a][o].calls, walk[a][o].calls);
+        fprintf(f, ",\"calls\":{\"law\":%" PRId64 ",\"walk\":%" PRId64, law[a][o].calls, dry_run[a][o].calls);
         if (wire) fprintf(f, ",\"wire\":%" PRId64, counted.calls);
-        fprintf(f, "},\"bytes\":{\"law\":%" PRId64 ",\"walk\":%" PRId64, law[a][o].bytes, walk[a][o].bytes);
+        fprintf(f, "},\"bytes\":{\"law\":%" PRId64 ",\"walk\":%" PRId64, law[a][o].bytes, dry_run[a][o].bytes);
         if (wire) fprintf(f, ",\"wire\":%" PRId64, counted.bytes);
         fprintf(f, "}}");
         comma = ",";
@@ -196,43 +196,43 @@ static void traffic_json(FILE *f, const Traffic law[AXES][COLLECTIVES], const Tr
     fprintf(f, "]");
 }
 
-static void flops_json(FILE *f, const Device *walked) {
-    fprintf(f, "\"flops\":{\"total\":%.0f", device_flops(walked, 0));
-    if (device_flops(walked, 1) > 0) fprintf(f, ",\"again\":%.0f", device_flops(walked, 1));
+static void flops_json(FILE *f, const Device *dry_run) {
+    fprintf(f, "\"flops\":{\"total\":%.0f", device_flops(dry_run, 0));
+    if (device_flops(dry_run, 1) > 0) fprintf(f, ",\"again\":%.0f", device_flops(dry_run, 1));
     for (int i = 0; i < OP_COUNT; i++)
-        if (walked->ops[i].calls) fprintf(f, ",\"%s\":%.0f", op_names[i], walked->ops[i].flops);
+        if (dry_run->ops[i].calls) fprintf(f, ",\"%s\":%.0f", op_names[i], dry_run->ops[i].flops);
     fprintf(f, "}");
 }
 
-static void ledger_write(const Ledger *l, const Device *walked, FILE *f) {
+static void ledger_write(const Ledger *l, const Device *dry_run, FILE *f) {
     fprintf(f, "{");
-    traffic_json(f, l->law, l->walk, l->wire);
+    traffic_json(f, l->law, l->dry_run, l->wire);
     fprintf(f, ",\"memory\":[");
     for (int c = 0; c < MEM_CATEGORIES; c++)
         fprintf(f, "%s{\"category\":\"%s\",\"walk\":%zu,\"measured\":%zu}", c ? "," : "", mem_category_names[c],
-                l->walked[c], l->measured[c]);
+                l->dry_run_memory[c], l->measured[c]);
     fprintf(f, "],");
-    flops_json(f, walked);
+    flops_json(f, dry_run);
     fprintf(f, "}\n");
 }
 
 // ---------------------------------------------------------------------------
-// a plan: ranks that are alike, one of which was walked for all
+// a plan: ranks that are alike, one of which was dry-run for all
 
 struct Run;
 typedef struct {
     int rank;        // the first of them
-    struct Run *run; // its walk, whose figures these are:
-    const Device *walked;
+    struct Run *run; // its dry run, whose figures these are:
+    const Device *dry_run;
     const Comm *comm;
     Traffic law[AXES][COLLECTIVES];
 } RankClass;
 
 typedef enum {
-    WALK_STAGES,
-    WALK_PARTS,
-    WALK_ALL
-} WalkKind; // one of each stage; of each stage and each part of tensor parallelism; every one
+    DRY_RUN_STAGES,
+    DRY_RUN_PARTS,
+    DRY_RUN_ALL
+} DryRunKind; // one of each stage; of each stage and each part of tensor parallelism; every one
 
 typedef struct {
     const Mesh *mesh;
@@ -244,22 +244,22 @@ typedef struct {
     uint64_t *hashes; // (num_scripts)
     int num_scripts;
     int *script_of;  // (world)
-    WalkKind walked; // which ranks were walked
+    DryRunKind dry_run_kind; // which ranks were dry-run
 } Plan;
 
-static int walks_alike(const Device *a, const Comm *a_comm, const Device *b, const Comm *b_comm) {
+static int dry_runs_alike(const Device *a, const Comm *a_comm, const Device *b, const Comm *b_comm) {
     int alike = device_flops(a, 0) == device_flops(b, 0) && device_flops(a, 1) == device_flops(b, 1);
     for (int c = 0; c < MEM_CATEGORIES; c++) alike &= a->arenas[c].peak == b->arenas[c].peak;
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++)
-        alike &= traffic_equal(a_comm->booked[i / COLLECTIVES][i % COLLECTIVES],
-                               b_comm->booked[i / COLLECTIVES][i % COLLECTIVES]);
+        alike &= traffic_equal(a_comm->traffic_started[i / COLLECTIVES][i % COLLECTIVES],
+                               b_comm->traffic_started[i / COLLECTIVES][i % COLLECTIVES]);
     return alike;
 }
 
 static const RankClass *plan_largest(const Plan *p) {
     const RankClass *largest = p->classes;
     for (int c = 1; c < p->count; c++)
-        if (device_peak(p->classes[c].walked) > device_peak(largest->walked)) largest = &p->classes[c];
+        if (device_peak(p->classes[c].dry_run) > device_peak(largest->dry_run)) largest = &p->classes[c];
     return largest;
 }
 
@@ -339,45 +339,45 @@ static void class_json(FILE *f, const Plan *p, int class_index) {
     fprintf(f, "{\"ranks\":[");
     for (int r = 0; r < p->mesh->world; r++)
         if (p->class_of[r] == class_index) fprintf(f, "%s%d", comma, r), comma = ",";
-    fprintf(f, "],\"peak_when\":\"%s\",\"in_files\":%zu,\"memory\":{", c->walked->peak_when,
-            device_arenas(c->walked, 1));
+    fprintf(f, "],\"peak_when\":\"%s\",\"in_files\":%zu,\"memory\":{", c->dry_run->peak_when,
+            device_arenas(c->dry_run, 1));
     for (int i = 0; i < MEM_CATEGORIES; i++)
-        fprintf(f, "%s\"%s\":%zu", i ? "," : "", mem_category_names[i], c->walked->arenas[i].peak);
-    fprintf(f, "},\"peak\":%zu,", device_peak(c->walked));
-    flops_json(f, c->walked);
+        fprintf(f, "%s\"%s\":%zu", i ? "," : "", mem_category_names[i], c->dry_run->arenas[i].peak);
+    fprintf(f, "},\"peak\":%zu,", device_peak(c->dry_run));
+    flops_json(f, c->dry_run);
     fprintf(f, ",");
-    traffic_json(f, c->law, c->comm->booked, NULL);
+    traffic_json(f, c->law, c->comm->traffic_started, NULL);
     fprintf(f, "}");
 }
 
 static void class_table(FILE *f, const RankClass *c, int with_buffers) {
-    const Device *walked = c->walked;
+    const Device *dry_run = c->dry_run;
     if (with_buffers) fprintf(f, "  memory of a rank by buffer (bytes; of buffers that share a name, the largest)\n");
-    for (int i = 0; i < walked->num_buffers && with_buffers; i++)
-        fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[walked->buffers[i].category],
-                walked->buffers[i].name, walked->buffers[i].count, walked->buffers[i].bytes);
+    for (int i = 0; i < dry_run->num_buffers && with_buffers; i++)
+        fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[dry_run->buffers[i].category],
+                dry_run->buffers[i].name, dry_run->buffers[i].count, dry_run->buffers[i].bytes);
     fprintf(f, "  memory of a rank by category\n");
     for (int i = 0; i < MEM_CATEGORIES; i++)
-        fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], walked->arenas[i].peak,
-                walked->arenas[i].slow ? "  " SLOW_TIER : "");
-    fprintf(f, "    %-45s %22zu  (%.2f GB), first in %s\n", "in all", device_peak(walked),
-            (double)device_peak(walked) / 1e9, walked->peak_when);
-    if (device_arenas(walked, 1))
-        fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "in files", device_arenas(walked, 1),
-                (double)device_arenas(walked, 1) / 1e9);
+        fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], dry_run->arenas[i].peak,
+                dry_run->arenas[i].slow ? "  " SLOW_TIER : "");
+    fprintf(f, "    %-45s %22zu  (%.2f GB), first in %s\n", "in all", device_peak(dry_run),
+            (double)device_peak(dry_run) / 1e9, dry_run->peak_when);
+    if (device_arenas(dry_run, 1))
+        fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "in files", device_arenas(dry_run, 1),
+                (double)device_arenas(dry_run, 1) / 1e9);
     fprintf(f,
             "  arithmetic of a rank and step: %.6g FLOP (a product of M x N x K counts 2MNK, attention what the mask "
             "lets through)\n",
-            device_flops(walked, 0));
-    if (device_flops(walked, 1) > 0)
-        fprintf(f, "  and of activations computed again: %.6g FLOP\n", device_flops(walked, 1));
+            device_flops(dry_run, 0));
+    if (device_flops(dry_run, 1) > 0)
+        fprintf(f, "  and of activations computed again: %.6g FLOP\n", device_flops(dry_run, 1));
     fprintf(f, "  exchanges of a rank and step%31s %20s\n", "law", "walk");
     for (int a = 0; a < AXES; a++)
         for (int o = 0; o < COLLECTIVES; o++)
-            if (c->law[a][o].calls || c->comm->booked[a][o].calls)
+            if (c->law[a][o].calls || c->comm->traffic_started[a][o].calls)
                 fprintf(f, "    %-13s %-15s %4" PRId64 " calls %14" PRId64 " %20" PRId64 " bytes\n", axis_names[a],
-                        collective_names[o], c->comm->booked[a][o].calls, c->law[a][o].bytes,
-                        c->comm->booked[a][o].bytes);
+                        collective_names[o], c->comm->traffic_started[a][o].calls, c->law[a][o].bytes,
+                        c->comm->traffic_started[a][o].bytes);
 }
 
 /* A class under the other; buffers of the one that needs the most memory. */
@@ -413,7 +413,7 @@ static double matmul_rate(Device *dev) {
            *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
     floatX *y = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C));
     double best = 1e30;
-    int most = dev->walk ? 0 : (N > C ? N : C) * C;
+    int most = dev->dry_run ? 0 : (N > C ? N : C) * C;
     floatX *numbers = (floatX *)checked_malloc(sizeof(floatX) * (size_t)most);
     for (int i = 0; i < most; i++) numbers[i] = from_float((float)(i % 17) - 8);
     device_write(dev, x, numbers, sizeof(floatX) * (size_t)(N * C));

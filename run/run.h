@@ -1,16 +1,16 @@
-/* run.h: a rank's run from its job to its first step: what it allocates, the walk before it, and what is checked.
+/* run.h: a rank's run from its job to its first step: what it allocates, the dry run before it, and what is checked.
  *
- * Included by train_llama3.cu behind the step and what else a rank does. A caller may rely on: what is walked is what
- * runs, by the same code; behind check_first_step law, walk and wire are equal, or the run has ended.
+ * Included by train_llama3.cu behind the step and what else a rank does. A caller may rely on: what is dry-run is what
+ * runs, by the same code; behind check_first_step law, dry run and wire are equal, or the run has ended.
  */
 
-/* Allocates everything a rank needs, on a walking device or a real one. */
+/* Allocates everything a rank needs, on a dry-run device or a real one. */
 static void run_allocate(Run *r, const Job *j) {
     size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq,
            timeline = sizeof(Event) * (size_t)r->dev.max_events;
     if (j->task == DO_PLAN && timeline)
-        r->dev.events = (Event *)checked_malloc(timeline); // of the walk itself; the plan is of a run without
-    else if (timeline && r->dev.walk) arena_alloc(&r->dev, MEM_HOST, "timeline", timeline);
+        r->dev.events = (Event *)checked_malloc(timeline); // of the dry run itself; the plan is of a run without
+    else if (timeline && r->dev.dry_run) arena_alloc(&r->dev, MEM_HOST, "timeline", timeline);
     else if (timeline) r->dev.events = (Event *)arena_alloc(&r->dev, MEM_HOST, "timeline", timeline);
     r->sums = (ExactSum *)arena_alloc(&r->dev, MEM_WORKSPACE, "sums of the step", sizeof(ExactSum) * SUMS);
     r->reports =
@@ -60,8 +60,8 @@ static void run_allocate(Run *r, const Job *j) {
 static void run_close(Run *r) {
     if (r->training) loader_close(&r->loader, &r->dev);
     saver_close(&r->saver);
-    if (!r->dev.walk) ops_close(&r->dev);
-    if (r->dev.walk) free(r->dev.events);
+    if (!r->dev.dry_run) ops_close(&r->dev);
+    if (r->dev.dry_run) free(r->dev.events);
     free(r->layout);
     free(r->hosts);
     free(r->model.all);
@@ -104,15 +104,15 @@ static unsigned offloaded(const Options *o) {
 }
 
 /* One step of the rank with the arithmetic off: its memory, FLOPs and traffic; by a cluster's clock its time. */
-static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events, Script *script) {
+static void dry_run_open_events(Run *r, const Job *j, int rank, int64_t max_events, Script *script) {
     int64_t targets;
     run_bind(r, j, rank);
-    device_open_walk(&r->dev, j->threads_per_rank, offloaded(&j->opt));
+    device_open_dry_run(&r->dev, j->threads_per_rank, offloaded(&j->opt));
     r->dev.deterministic = j->opt.deterministic;
     r->dev.gpu = job_gpu_of_rank(j, rank), r->dev.by_nccl = j->transport != j->host_transport;
     ops_open(&r->dev, 0);
     r->dev.max_events = max_events;
-    comm_open_walk(&r->comm, &r->dev, &j->mesh, rank);
+    comm_open_dry_run(&r->comm, &r->dev, &j->mesh, rank);
     run_allocate(r, j);
     fsdp_init_weights(&r->fsdp, 0);
     if (r->fsdp.fingerprints) fsdp_check_replicas(&r->fsdp, 0);
@@ -127,25 +127,25 @@ static void run_walk_events(Run *r, const Job *j, int rank, int64_t max_events, 
     if (r->training) matmul_rate(&r->dev);
 }
 
-/* With --trace twice: the first walk counts the events of a step, which tells how large the timeline is. `script`:
+/* With --trace twice: the first dry run counts the events of a step, which tells how large the timeline is. `script`:
  * where the rank's exchanges are noted; NULL: nowhere. */
-static void run_walk(Run *r, const Job *j, int rank, Script *script) {
-    run_walk_events(r, j, rank, 0, script);
+static void dry_run_open(Run *r, const Job *j, int rank, Script *script) {
+    dry_run_open_events(r, j, rank, 0, script);
     if (!j->opt.trace || script) return;
     int64_t of_step = r->dev.num_events + 2; // and a validation's, and a replica check's
     run_close(r);
-    run_walk_events(r, j, rank, j->task == DO_PLAN ? of_step : min_i64(MAX_EVENTS, of_step * j->opt.steps), NULL);
+    dry_run_open_events(r, j, rank, j->task == DO_PLAN ? of_step : min_i64(MAX_EVENTS, of_step * j->opt.steps), NULL);
 }
 
-static void check_memory(const Job *j, const Device *walked) {
+static void check_memory(const Job *j, const Device *dry_run) {
     int sharing = j->transport == j->host_transport ? j->local_ranks : 1; // a device: all of this host, unless each has its own
-    double need = (double)device_need(walked) * sharing;
+    double need = (double)device_need(dry_run) * sharing;
     if (need > j->available_memory)
         user_error("%d rank%s of " DEVICE_NAME
                    " need %.2f GB, it has %.2f GB: use more of them, a smaller --batch or --seq, --recompute full, or "
                    "a smaller model (--plan shows what takes how much)",
                    sharing, sharing > 1 ? "s" : "", need / 1e9, j->available_memory / 1e9);
-    double pinned = (double)pinned_need(walked) * j->local_ranks, have = pinned_memory();
+    double pinned = (double)pinned_need(dry_run) * j->local_ranks, have = pinned_memory();
     if (pinned > have)
         user_error("%.2f GB of this host's memory would be pinned by its %d rank%s, %.2f GB are free: use more hosts, "
                    "or offload less",
@@ -174,14 +174,14 @@ static void check_agreement(Run *r) {
     free(text);
 }
 
-static void print_banner(const Job *j, const Run *r, const Run *walked) {
-    size_t offloaded = device_arenas(&walked->dev, 1);
+static void print_banner(const Job *j, const Run *r, const Run *dry_run) {
+    size_t offloaded = device_arenas(&dry_run->dev, 1);
     flockfile(stdout); // whole lines: another rank may be about to end the run with a sentence of its own
     printf("%s: %.1f M parameters, %s, %d rank%s x %d thread%s over %s, %s over %d", j->opt.model,
            (double)j->table.num_parameters / 1e6, PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "",
            j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", j->transport->name, j->opt.sharding, r->fsdp.ranks);
     if (r->fsdp.replicas > 1) printf(", %d replicas", r->fsdp.replicas);
-    printf(": %.1f MB a rank", (double)device_peak(&walked->dev) / 1e6);
+    printf(": %.1f MB a rank", (double)device_peak(&dry_run->dev) / 1e6);
     if (offloaded)
         printf(" and %.1f MB " SLOW_TIER "%s", (double)offloaded / 1e6,
                SLOW_TIER_COMPUTES && is_in_memory(j->opt.out) ? ", but those lie in memory: --out is a tmpfs" : "");
@@ -212,17 +212,17 @@ static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int wo
     law_of_step(law, c, world, rank, o, &how, sizeof(StepReport));
 }
 
-/* Law, walk and wire, memory walked and used: after the first step, on every rank. */
-static void check_first_step(Run *r, const Run *walked) {
+/* Law, dry run and wire, memory by the dry run and in use: after the first step, on every rank. */
+static void check_first_step(Run *r, const Run *dry_run) {
     Ledger l = ZERO;
     law_of(l.law, r->whole_config, r->mesh.world, r->rank, r->opt);
-    memcpy(l.walk, walked->comm.booked, sizeof l.walk);
+    memcpy(l.dry_run, dry_run->comm.traffic_started, sizeof l.dry_run);
     memcpy(l.wire, r->comm.wire, sizeof l.wire);
     for (int c = 0; c < MEM_CATEGORIES; c++)
-        l.walked[c] = walked->dev.arenas[c].peak, l.measured[c] = r->dev.arenas[c].peak;
+        l.dry_run_memory[c] = dry_run->dev.arenas[c].peak, l.measured[c] = r->dev.arenas[c].peak;
     if (r->rank == 0 && r->opt->out) {
         FILE *f = logger_create(r->opt->out, "ledger.json");
-        ledger_write(&l, &walked->dev, f);
+        ledger_write(&l, &dry_run->dev, f);
         fclose(f);
     }
     ledger_check(&l, r->rank);

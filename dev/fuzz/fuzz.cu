@@ -12,7 +12,7 @@
 #include <ftw.h>
 #include "llama3.h"
 
-/* A walk takes as long as the model has blocks, and a deep model has only more of the same: a few have to do. */
+/* A dry run takes as long as the model has blocks, and a deep model has only more of the same: a few have to do. */
 static Llama3Config config_shallow(const char *model) {
     Llama3Config c = config_load(model);
     c.L = 1 + (c.L - 1) % 4;

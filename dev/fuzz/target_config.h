@@ -51,39 +51,40 @@ static void check_rope(const Llama3Config *c) {
     for (int i = 0; i < POSITIONS * c->HD; i++) EXPECT(fabsf(table[i]) <= 1, "the rotation table has %g", table[i]);
 }
 
-/* The law against the walk, of a few micro-batches; then what --plan prints of all of them. A micro-batch whose head is
- * made of very many chunks takes long to be walked: of such a one the memory is added up, and no more. */
+/* The law against the dry run, of a few micro-batches; then what --plan prints of all of them. A micro-batch whose head
+ * is made of very many chunks takes long to be dry-run: of such a one the memory is added up, and no more. */
 static void check_plan(Job *j, int rank) {
     Traffic law[AXES][COLLECTIVES];
-    static Run walked;
-    int accum = j->opt.accum, long_walk = (int64_t)j->opt.batch * j->opt.seq / 16 > 512;
+    static Run dry_run;
+    int accum = j->opt.accum, long_dry_run = (int64_t)j->opt.batch * j->opt.seq / 16 > 512;
     j->opt.accum = 1 + (accum - 1) % 4;
-    if (long_walk) {
-        run_bind(&walked, j, rank);
-        device_open_walk(&walked.dev, j->threads_per_rank, 0);
-        comm_open_walk(&walked.comm, &walked.dev, &j->mesh, rank);
-        run_allocate(&walked, j);
+    if (long_dry_run) {
+        run_bind(&dry_run, j, rank);
+        device_open_dry_run(&dry_run.dev, j->threads_per_rank, 0);
+        comm_open_dry_run(&dry_run.comm, &dry_run.dev, &j->mesh, rank);
+        run_allocate(&dry_run, j);
     } else {
-        run_walk(&walked, j, rank, NULL);
+        dry_run_open(&dry_run, j, rank, NULL);
     }
     law_of(law, &j->config, j->mesh.world, rank, &j->opt);
-    for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_walk; i++) {
-        Traffic l = law[i / COLLECTIVES][i % COLLECTIVES], w = walked.comm.booked[i / COLLECTIVES][i % COLLECTIVES];
+    for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_dry_run; i++) {
+        Traffic l = law[i / COLLECTIVES][i % COLLECTIVES],
+                w = dry_run.comm.traffic_started[i / COLLECTIVES][i % COLLECTIVES];
         EXPECT(traffic_equal(l, w),
                "exchange %d: the law says %" PRId64 " calls and %" PRId64 " bytes, the walk %" PRId64 " and %" PRId64,
                i, l.calls, l.bytes, w.calls, w.bytes);
     }
     j->opt.accum = accum;
-    RankClass all = {rank, &walked, &walked.dev, &walked.comm, {{{0, 0}}}};
+    RankClass all = {rank, &dry_run, &dry_run.dev, &dry_run.comm, {{{0, 0}}}};
     int parts = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_PP],
-        few = !long_walk && accum <= 64 && parts <= 8; // of others, as if all were as this one
+        few = !long_dry_run && accum <= 64 && parts <= 8; // of others, as if all were as this one
     Plan plan = ZERO;
     plan.mesh = &j->mesh, plan.classes = &all, plan.count = 1;
     memcpy(all.law, law, sizeof law);
     if (few) {
         char problem[1024];
         Replay replay;
-        plan_open(&plan, j, WALK_PARTS);
+        plan_open(&plan, j, DRY_RUN_PARTS);
         int fits = plan_replay(&replay, &plan, NULL, problem, sizeof problem, 0);
         EXPECT(fits, "the ranks do not fit each other: %s", problem);
         replay_close(&replay);
@@ -101,7 +102,7 @@ static void check_plan(Job *j, int rank) {
     }
     if (few) plan_close(&plan);
     else free(plan.class_of);
-    run_close(&walked);
+    run_close(&dry_run);
 }
 
 /* Of a key that is there twice, the first counts. */

@@ -91,9 +91,9 @@ int main(int argc, char **argv) {
     j->opt = options_parse(7, arguments);
     j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
-    Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
-    run_walk(walked, j, 0, NULL);
-    rank_open(r, walked, j, 0);
+    Run *r = (Run *)checked_malloc(sizeof *r), *dry_run = (Run *)checked_malloc(sizeof *dry_run);
+    dry_run_open(dry_run, j, 0, NULL);
+    rank_open(r, dry_run, j, 0);
     unlink(path);
     train_step(r, 1);
     memset(r->dev.ops, 0, sizeof r->dev.ops);
@@ -128,7 +128,7 @@ int main(int argc, char **argv) {
             printf("  %-24s %6" PRId64 " %10.2f %10.1f %10.1f\n", op_names[o], ops[o].calls, 1e3 * ops[o].seconds,
                    ops[o].flops / ops[o].seconds / 1e9, ops[o].bytes / ops[o].seconds / 1e9);
     run_close(r);
-    run_close(walked);
+    run_close(dry_run);
     job_close(j);
     return 0;
 }

@@ -113,12 +113,12 @@ static int32_t *take_ids(Bench *b, int64_t count, int below) {
 }
 
 static void bench_open(Bench *b, int tiny, size_t pool) {
-    Device walked;
+    Device dry_run;
     memset(b, 0, sizeof *b);
     cuda_require_gpu();
-    device_open_walk(&walked, 1, 0);
-    walked.arenas[MEM_WORKSPACE].peak = (tiny ? 1u << 20 : 1u << 30) + CUDA_WORKSPACE_BYTES;
-    device_open(&b->dev, &walked, ".", 0);
+    device_open_dry_run(&dry_run, 1, 0);
+    dry_run.arenas[MEM_WORKSPACE].peak = (tiny ? 1u << 20 : 1u << 30) + CUDA_WORKSPACE_BYTES;
+    device_open(&b->dev, &dry_run, ".", 0);
     ops_open(&b->dev, 0);
     events_open();
     b->tiny = tiny, b->size = tiny ? (size_t)32 << 20 : pool;

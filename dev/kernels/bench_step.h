@@ -1,8 +1,8 @@
 /* bench_step.h: a training job of one rank that takes steps when it is told to, and says where their time goes.
  *
  * Owns `bench_gpu train`: options as the program's, random tokens, questions on stdin, a JSON object for each answer.
- * The first step is checked as the program's own is: law, walk and wire, memory walked and used. A caller includes
- * train_llama3.cu before.
+ * The first step is checked as the program's own is: law, dry run and wire, memory by the dry run and in use. A caller
+ * includes train_llama3.cu before.
  */
 #ifndef BENCH_STEP_H
 #define BENCH_STEP_H
@@ -122,12 +122,12 @@ static void train_answers(int argc, char **argv) {
     j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     pthread_mutex_init(&j->thread_world.lock, NULL);
-    Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
-    run_walk(walked, j, 0, NULL);
-    check_memory(j, &walked->dev);
-    double free_before = device_memory(0), planned = (double)device_need(&walked->dev), rate = 0,
-           flops = device_flops(&walked->dev, 0);
-    rank_open(r, walked, j, 0);
+    Run *r = (Run *)checked_malloc(sizeof *r), *dry_run = (Run *)checked_malloc(sizeof *dry_run);
+    dry_run_open(dry_run, j, 0, NULL);
+    check_memory(j, &dry_run->dev);
+    double free_before = device_memory(0), planned = (double)device_need(&dry_run->dev), rate = 0,
+           flops = device_flops(&dry_run->dev, 0);
+    rank_open(r, dry_run, j, 0);
     unlink(path);
     printf("{\"tokens\":%" PRId64 ",\"planned\":%.0f,\"opened\":%.0f,\"flops\":%.6g}\n",
            T * j->opt.batch * j->opt.accum, planned, free_before - device_memory(0), flops);
@@ -141,7 +141,8 @@ static void train_answers(int argc, char **argv) {
             for (int i = 0; i < wanted; i++) {
                 printf("%s%.6g", i ? "," : "", 1e3 * timed_step(r, ++step, &s));
                 if (step == 1)
-                    rate = matmul_rate(&r->dev), check_first_step(r, walked); // law, walk and wire; memory as planned
+                    rate = matmul_rate(&r->dev),
+                    check_first_step(r, dry_run); // law, dry run and wire; memory as planned
             }
             printf("],\"loss\":%.9g,\"norm\":%.9g,\"matmul_rate\":%.6g}\n", s.loss, s.grad_norm, rate);
         } else if (!strcmp(line, "parts\n") && step) {
@@ -155,7 +156,7 @@ static void train_answers(int argc, char **argv) {
         fflush(stdout);
     }
     run_close(r);
-    run_close(walked);
+    run_close(dry_run);
     job_close(j);
 }
 #endif

@@ -32,7 +32,7 @@
  * Beside the above such a file may have, and needs where it has rates of a device: ranks_per_host        ranks stand on
  * hosts in the order of their numbers; where it is absent, as many as a host has cores hosts_per_rack        for
  * people: which groups leave a rack communicator_bytes    of a rank, for each of NCCL's communicators: they are beside
- * what a plan walks peak_flops_per_s      {fp32, bf16}: what utilisation is measured by; absent: the fastest product
+ * what a dry run counts; peak_flops_per_s      {fp32, bf16}: what utilisation is measured by; absent: the fastest product
  * listed links                 {within_host: {latency_s, bytes_per_s}, between_hosts: {…}}, of one rank and direction,
  * for groups that "exchange" does not list; latency_s once for each doubling of the group. Without links the nearest
  * row is taken. An all-gather comes to a host once, over the links of all members there; of an all-to-all (a
@@ -288,7 +288,7 @@ typedef struct Results { // of one group; rank 0 keeps them
     double seconds[MOST_VERSIONS][MOST_SIZES];
     int64_t wrong[MOST_VERSIONS], compared[MOST_VERSIONS]; // elements
     int64_t planted;                                       // elements found wrong where one was
-    Traffic booked, wire;
+    Traffic started, wire;
     int64_t received; // bytes, by our own count
     double unrest;    // times a second that this process lost a core
 } Results;
@@ -371,13 +371,13 @@ static int choose_sizes(int64_t *part, int n, int on_host) {
 /* Opens a rank as the program does: a device whose arenas are as large as what it will take, then its groups. */
 static void rank_open(Rank *r, const Transport *transport, ThreadWorld *threads) {
     Results *out = r->results;
-    Device walked;
+    Device dry_run;
     Mesh mesh = {r->n, {1, 1, 1, r->n, 1}};
     r->mesh = mesh;
     r->most = round_up(out->part[out->num_sizes - 1], 256) / (int64_t)sizeof(float);
-    device_open_walk(&walked, (int)max_i64(1, host_cores() / r->on_host), 0);
-    walked.arenas[MEM_COMM].peak = (size_t)(r->most * (2 * r->n + 1)) * sizeof(float);
-    device_open(&r->dev, &walked, ".", 0);
+    device_open_dry_run(&dry_run, (int)max_i64(1, host_cores() / r->on_host), 0);
+    dry_run.arenas[MEM_COMM].peak = (size_t)(r->most * (2 * r->n + 1)) * sizeof(float);
+    device_open(&r->dev, &dry_run, ".", 0);
     comm_open(&r->comm, &r->dev, &r->mesh, r->rank, transport, transport, threads, 60);
     r->send = (float *)arena_alloc(&r->dev, MEM_COMM, "sent", (size_t)(r->most * r->n) * sizeof(float));
     r->recv = (float *)arena_alloc(&r->dev, MEM_COMM, "received", (size_t)(r->most * r->n) * sizeof(float));
@@ -399,8 +399,8 @@ static void rank_measure(Rank *r) {
         out->ranks = r->n, out->hosts = (int)lround(hosts), out->oversubscribed = r->on_host > host_cores(),
         out->threads = r->dev.threads;
         for (int c = 0; c < COLLECTIVES; c++) {
-            Traffic booked = r->comm.booked[AXIS_FSDP][c], wire = r->comm.wire[AXIS_FSDP][c];
-            out->booked.calls += booked.calls, out->booked.bytes += booked.bytes, out->wire.calls += wire.calls,
+            Traffic started = r->comm.traffic_started[AXIS_FSDP][c], wire = r->comm.wire[AXIS_FSDP][c];
+            out->started.calls += started.calls, out->started.bytes += started.bytes, out->wire.calls += wire.calls,
                 out->wire.bytes += wire.bytes;
         }
         out->received = r->received;
@@ -651,9 +651,9 @@ static void results_check(const Results *r) {
     snprintf(what, sizeof what, "%s, %d ranks: an element made wrong on each is seen", r->transport->name, r->ranks);
     page_check(r->planted == r->ranks, what, "%" PRId64 " of %d", r->planted, r->ranks);
     snprintf(what, sizeof what, "%s, %d ranks: booked = on the wire = received", r->transport->name, r->ranks);
-    page_check(r->booked.calls == r->wire.calls && r->booked.bytes == r->wire.bytes && r->wire.bytes == r->received,
+    page_check(r->started.calls == r->wire.calls && r->started.bytes == r->wire.bytes && r->wire.bytes == r->received,
                what, "%" PRId64 " and %" PRId64 " calls, %" PRId64 ", %" PRId64 " and %" PRId64 " bytes",
-               r->booked.calls, r->wire.calls, r->booked.bytes, r->wire.bytes, r->received);
+               r->started.calls, r->wire.calls, r->started.bytes, r->wire.bytes, r->received);
 }
 
 static void results_into(const Results *r, cJSON *root) {
@@ -949,11 +949,11 @@ static void drop_dtype(cJSON *list) {
 }
 
 static void run_rates(void) {
-    Device walked, dev;
-    device_open_walk(&walked, host_cores(), 0);
-    walked.arenas[MEM_WORKSPACE].peak = walked.arenas[MEM_ACTIVATIONS].peak =
+    Device dry_run, dev;
+    device_open_dry_run(&dry_run, host_cores(), 0);
+    dry_run.arenas[MEM_WORKSPACE].peak = dry_run.arenas[MEM_ACTIVATIONS].peak =
         (size_t)16 << 30; // addresses: pages come when touched
-    device_open(&dev, &walked, ".", 0);
+    device_open(&dev, &dry_run, ".", 0);
     ops_open(&dev, 1);
     cJSON *root = page.into ? cluster_open(page.into) : cJSON_CreateObject();
     printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.threads, "op", "of", "ms",

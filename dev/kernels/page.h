@@ -755,15 +755,15 @@ static void op_run(const Op *op, Device *dev, const PageOptions *o) {
 /* main of a page. */
 static int page_main(int argc, char **argv, const Op *const *ops, int count) {
     PageOptions o = page_options(argc, argv);
-    Device walked, dev;
-    device_open_walk(&walked, o.threads, 0);
-    ops_open(&walked, 0); // what the library wants
+    Device dry_run, dev;
+    device_open_dry_run(&dry_run, o.threads, 0);
+    ops_open(&dry_run, 0); // what the library wants
     static const MemCategory used[] = {MEM_WORKSPACE, MEM_ACTIVATIONS, MEM_COMM};
-    for (int i = 0; i < 3; i++) walked.arenas[used[i]].peak += page_memory(used[i]);
+    for (int i = 0; i < 3; i++) dry_run.arenas[used[i]].peak += page_memory(used[i]);
 #ifdef USE_CUDA
     cuda_require_gpu();
 #endif
-    device_open(&dev, &walked, ".", 0);
+    device_open(&dev, &dry_run, ".", 0);
     ops_open(&dev, 1);
     if (!o.check) rates_open(&dev, &o);
     for (int i = 0; i < count; i++) op_run(ops[i], &dev, &o);

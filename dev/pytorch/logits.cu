@@ -35,11 +35,11 @@ int main(int argc, char **argv) {
     j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     j->opt.seq = T; // as if the prompt were a window
-    Run *r = (Run *)checked_malloc(sizeof *r), *walked = (Run *)checked_malloc(sizeof *walked);
+    Run *r = (Run *)checked_malloc(sizeof *r), *dry_run = (Run *)checked_malloc(sizeof *dry_run);
     j->prompt_length = (size_t)T;
     j->prompt = (int32_t *)grown(j->prompt, sizeof(int32_t) * (size_t)T);
-    run_walk(walked, j, 0, NULL);
-    rank_open(r, walked, j, 0);
+    dry_run_open(dry_run, j, 0, NULL);
+    rank_open(r, dry_run, j, 0);
     for (size_t at = 0; at < length; at += sizeof(int32_t) * (size_t)T) {
         next_token_logits(r, (const int32_t *)(ids + at), T, 0);
         all_logits(r, T, stdout);

@@ -172,7 +172,7 @@ fault "all stages are planned as the first" plan/planner.h \
     's|alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD)|alike %= mesh_stride(\&j->mesh, AXIS_PP)|' plan "is planned as what it is"
 more "a replay takes one count for another" plan/replay.h 's|return x->count == y->count \&\& |return |' replay "another count"
 more "a message is planned under another name" pipeline_parallel.h \
-    's|what, step->micro_batch, at);|what, step->micro_batch + p->comm->dev->walk, at);|' replay "events as walked"
+    's|what, step->micro_batch, at);|what, step->micro_batch + p->comm->dev->dry_run, at);|' replay "events as walked"
 more "ranks that differ in memory are planned as one" run/plan.h \
     's|alike &= a->arenas\[c\].peak == b->arenas\[c\].peak|alike \&= 1|' plan "is planned as what it is"
 if [ -n "$all" ]; then
@@ -183,7 +183,7 @@ if [ -n "$all" ]; then
     fault "a stage awaits two messages in the other order" pipeline_parallel.h \
     's|p->schedule.receives\[p->receives_started\]|p->schedule.receives[p->schedule.pp_rank ? p->receives_started ^ 1 : p->receives_started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
     fault "one message too many" pipeline_parallel.h \
-    's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->walk \&\& step->micro_batch == 1 \&\& !more++) collective_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->message_bytes, DTYPE_BYTE), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
+    's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) collective_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->message_bytes, DTYPE_BYTE), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
     fault "the tied weight's gradient is summed twice" fsdp.h \
         's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
     fault "gradients with fewer stages overtake others" fsdp.h \
@@ -208,7 +208,7 @@ if [ -n "$all" ]; then
     fault "a unit's reduction is never started" fsdp.h \
         's|^    reductions_advance(f, u, micro);|    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { gradient_release(f, u); return; }\n&|' faults "law, walk and wire"
     fault "gradients are scaled by the world" fsdp.h \
-        's|^        if (!f->accumulates_unsharded) accumulate_finish(f, u, s->micro);|        for (int64_t i = 0; i < u->shard_size \&\& !f->dev->walk \&\& replace; i++) sum[i] *= (float)f->ranks;\n&|' faults "gradients of one rank"
+        's|^        if (!f->accumulates_unsharded) accumulate_finish(f, u, s->micro);|        for (int64_t i = 0; i < u->shard_size \&\& !f->dev->dry_run \&\& replace; i++) sum[i] *= (float)f->ranks;\n&|' faults "gradients of one rank"
     fault "the mean is divided by the micro-batches once more" train_llama3.cu \
         's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / r->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
     fault "replicas are exchanged and not summed" fsdp.h \

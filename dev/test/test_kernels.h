@@ -1,6 +1,6 @@
 /* test_kernels.h: each op against its definition in double precision, at odd sizes; equal bits for 1, 2 and 3
- * threads (CUDA: in three streams) and for every cut of a flat tensor; nothing written outside the outputs; a walk that
- * counts the same.
+ * threads (CUDA: in three streams) and for every cut of a flat tensor; nothing written outside the outputs; a dry run
+ * that counts the same.
  * Expects CHECK(name, condition, format, ...) and kernels.h. */
 #ifndef TEST_KERNELS_H
 #define TEST_KERNELS_H
@@ -1027,7 +1027,7 @@ static void test_sum_pieces(KernelTest *t) {
 }
 
 // ---------------------------------------------------------------------------
-// the walk
+// the dry run
 
 /* Every op once. */
 static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
@@ -1069,33 +1069,33 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     adapter_merge(dev, f, f + D, f + 2 * D, 0.5f, 3, 20, 30);
 }
 
-static void test_walk(KernelTest *t) {
-    Device walk, real;
+static void test_dry_run(KernelTest *t) {
+    Device dry_run, real;
     float *f = test_floats(t, 20000, 0.1);
     floatX *x = test_xs(t, 20000, 0.1);
     int32_t *ids = (int32_t *)test_alloc(t, 64 * 4);
     for (int i = 0; i < 64; i++) ids[i] = i % 17;
-    device_open_walk(&walk, 2, 0);
-    ops_open(&walk, 1);
-    size_t opened = walk.arenas[MEM_WORKSPACE].used;
-    every_op(&walk, (float *)((uintptr_t)1 << 50), (floatX *)((uintptr_t)1 << 50),
+    device_open_dry_run(&dry_run, 2, 0);
+    ops_open(&dry_run, 1);
+    size_t opened = dry_run.arenas[MEM_WORKSPACE].used;
+    every_op(&dry_run, (float *)((uintptr_t)1 << 50), (floatX *)((uintptr_t)1 << 50),
              NULL); // addresses that nothing may touch
-    device_open(&real, &walk, ".", 0);
+    device_open(&real, &dry_run, ".", 0);
     real.blocking = 1;
     ops_open(&real, 0);
     every_op(&real, f, x, ids);
     int differ = 0, unused = 0;
     for (int op = 0; op < OP_COUNT; op++) {
-        unused += walk.ops[op].calls == 0;
-        differ += walk.ops[op].calls != real.ops[op].calls || walk.ops[op].flops != real.ops[op].flops ||
-                  walk.ops[op].bytes != real.ops[op].bytes;
+        unused += dry_run.ops[op].calls == 0;
+        differ += dry_run.ops[op].calls != real.ops[op].calls || dry_run.ops[op].flops != real.ops[op].flops ||
+                  dry_run.ops[op].bytes != real.ops[op].bytes;
     }
-    int peaks = walk.arenas[MEM_WORKSPACE].peak == real.arenas[MEM_WORKSPACE].peak &&
-                real.arenas[MEM_WORKSPACE].used == opened && walk.arenas[MEM_WORKSPACE].used == opened;
-    CHECK("a walk of every op touches nothing and counts what computing counts",
-          !differ && !unused && peaks && device_flops(&walk, 0) > 0,
-          "%d ops differ, %d were not walked, %.0f FLOPs, workspace %zu bytes", differ, unused, device_flops(&walk, 0),
-          walk.arenas[MEM_WORKSPACE].peak);
+    int peaks = dry_run.arenas[MEM_WORKSPACE].peak == real.arenas[MEM_WORKSPACE].peak &&
+                real.arenas[MEM_WORKSPACE].used == opened && dry_run.arenas[MEM_WORKSPACE].used == opened;
+    CHECK("a dry run of every op touches nothing and counts what computing counts",
+          !differ && !unused && peaks && device_flops(&dry_run, 0) > 0,
+          "%d ops differ, %d had no dry run, %.0f FLOPs, workspace %zu bytes", differ, unused,
+          device_flops(&dry_run, 0), dry_run.arenas[MEM_WORKSPACE].peak);
     double pairs = 0;
     AttentionShape s;
     memset(&s, 0, sizeof s);
@@ -1117,7 +1117,7 @@ static void test_walk(KernelTest *t) {
           "%d of %d shapes wrong", wrong, 14 * 40 * 36);
     ops_close(&real);
     device_close(&real);
-    device_close(&walk);
+    device_close(&dry_run);
     test_free_all(t);
 }
 
@@ -1127,10 +1127,10 @@ static void test_kernels(void) {
     const char *seed = getenv("TEST_SEED");
     t.seed = seed ? strtoull(seed, NULL, 10) : 42;
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
-        Device walked;
-        device_open_walk(&walked, threads, 0);
-        walked.arenas[MEM_WORKSPACE].peak = 64 << 20;
-        device_open(&t.dev[threads], &walked, ".", 0);
+        Device dry_run;
+        device_open_dry_run(&dry_run, threads, 0);
+        dry_run.arenas[MEM_WORKSPACE].peak = 64 << 20;
+        device_open(&t.dev[threads], &dry_run, ".", 0);
         t.dev[threads].deterministic = 1;
         t.dev[threads].blocking = 1; // the host reads what an op wrote
         ops_open(&t.dev[threads], 0);
@@ -1140,7 +1140,7 @@ static void test_kernels(void) {
                                                   test_rope,         test_attention,     test_attention_chunks,
                                                   test_swiglu,       test_cross_entropy, test_cross_entropy_slices,
                                                   test_flat,         test_sum_pieces,    test_adamw,
-                                                  test_walk};
+                                                  test_dry_run};
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
         t.random = t.seed, tests[i](&t); // its numbers are the same, whatever other tests draw
     for (int threads = 1; threads <= TEST_THREADS; threads++) {

@@ -267,12 +267,12 @@ typedef struct {
 
 static Member *member_open(Job *j, int rank, size_t bytes) {
     Member *m = (Member *)checked_malloc(sizeof *m);
-    Device walked;
+    Device dry_run;
     m->mesh = j->mesh, m->rank = rank, m->world = j->mesh.world;
-    device_open_walk(&walked, 1, 0);
-    walked.arenas[MEM_COMM].peak = bytes;
-    walked.gpu = device_of(rank), walked.by_nccl = j->transport != j->host_transport;
-    device_open(&m->dev, &walked, ".", rank);
+    device_open_dry_run(&dry_run, 1, 0);
+    dry_run.arenas[MEM_COMM].peak = bytes;
+    dry_run.gpu = device_of(rank), dry_run.by_nccl = j->transport != j->host_transport;
+    device_open(&m->dev, &dry_run, ".", rank);
     comm_open(&m->comm, &m->dev, &m->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->opt.timeout);
     comm_phase(&m->comm, PHASE_STEP);
     return m;
@@ -389,8 +389,8 @@ static void messages_body(Job *j, int rank) {
     for (int p = 0; p < n; p++)
         if (p != rank) message_check(m, many[MANY + p], p, rank, 100);
     int64_t miscounted = 0, told_apart = 0;
-    Traffic told[2][2] = {{m->comm.booked[AXIS_PP][SEND], m->comm.wire[AXIS_PP][SEND]},
-                          {m->comm.booked[AXIS_PP][RECEIVE], m->comm.wire[AXIS_PP][RECEIVE]}};
+    Traffic told[2][2] = {{m->comm.traffic_started[AXIS_PP][SEND], m->comm.wire[AXIS_PP][SEND]},
+                          {m->comm.traffic_started[AXIS_PP][RECEIVE], m->comm.wire[AXIS_PP][RECEIVE]}};
     for (int k = 0; k < 4; k++) {
         Traffic t = told[k / 2][k % 2],
                 want = {k / 2 ? m->received : m->sent, k / 2 ? m->received_bytes : m->sent_bytes};
@@ -532,20 +532,20 @@ static void test_messages(int process, int world, const Transport *transport) {
     test_toys(process, world, transport);
 }
 
-static void test_messages_walked(void) {
+static void test_messages_of_a_dry_run(void) {
     Device dev;
     Comm comm;
     Mesh mesh = {4, {1, 1, 4, 1, 1}};
     Request from[2] = ZERO, to = ZERO;
-    device_open_walk(&dev, 1, 0);
-    comm_open_walk(&comm, &dev, &mesh, 1);
+    device_open_dry_run(&dev, 1, 0);
+    comm_open_dry_run(&comm, &dev, &mesh, 1);
     point_start(&comm, &to, SEND, AXIS_PP, 2, "m0", NULL, 3000000, DTYPE_BYTE);
     for (int k = 0; k < 2; k++)
         point_start(&comm, &from[k], RECEIVE, AXIS_PP, 0, message_names[k], NULL, 1000000, DTYPE_BYTE);
     for (int k = 0; k < 2; k++) collective_wait(&comm, &from[k]);
     collective_wait(&comm, &to);
-    Traffic sent = comm.booked[AXIS_PP][SEND], received = comm.booked[AXIS_PP][RECEIVE];
-    CHECK("a walk books the bytes of a send and of a receive",
+    Traffic sent = comm.traffic_started[AXIS_PP][SEND], received = comm.traffic_started[AXIS_PP][RECEIVE];
+    CHECK("a dry run counts the bytes of a send and of a receive",
           sent.calls == 1 && sent.bytes == 3000000 && received.calls == 2 && received.bytes == 2000000,
           "%d and %d bytes", (int)sent.bytes, (int)received.bytes);
 }
@@ -569,7 +569,7 @@ static void test_pipeline(void) {
     test_schedules();
     test_stage_blocks();
     test_members();
-    test_messages_walked();
+    test_messages_of_a_dry_run();
     for (int world = 2; world <= 4; world++) test_messages(0, world, &transport_threads);
 #ifdef CUDA_ON_CPU
     int devices = cuda_on_cpu.devices;

@@ -36,19 +36,19 @@ static Job *estimated; // the last one
 static Replay replayed;
 static const Plan *estimated_plan;
 
-/* `world` ranks by the cluster file at `path`, replayed; `walked`: rank 0. */
-static Estimate estimate_with(const char *path, const char *options, int world, Run *walked) {
+/* `world` ranks by the cluster file at `path`, replayed; `dry_run`: rank 0. */
+static Estimate estimate_with(const char *path, const char *options, int world, Run *dry_run) {
     char arguments[1024], problem[1024];
     static Plan plan;
     snprintf(arguments, sizeof arguments, "--plan --cluster %s %s", path, options);
     Job *j = estimated = make_job(arguments, world, &transport_threads);
     estimated_plan = &plan;
-    plan_open(&plan, j, WALK_ALL);
+    plan_open(&plan, j, DRY_RUN_ALL);
     int fits = plan_replay(&replayed, &plan, &j->cluster, problem, sizeof problem, 1);
     Estimate e = estimate_of(&plan, &j->cluster, &replayed, 1000, j->opt.seq);
     if (!fits) e.step = NAN;
-    *walked = *plan.classes[0].run;
-    return e; // job and plan stay: the walk points into them
+    *dry_run = *plan.classes[0].run;
+    return e; // job and plan stay: the dry run points into them
 }
 
 static double off_by(double have, double want) { return fabs(have / want - 1); }
@@ -220,8 +220,8 @@ static void trace_body(Job *j, int rank) {
     pthread_mutex_lock(&r->loader.lock);
     r->loader.steps++; // one more below
     pthread_mutex_unlock(&r->loader.lock);
-    train(r, &o->walked);
-    int equal = o->walked.dev.arenas[MEM_HOST].peak == r->dev.arenas[MEM_HOST].peak &&
+    train(r, &o->dry_run);
+    int equal = o->dry_run.dev.arenas[MEM_HOST].peak == r->dev.arenas[MEM_HOST].peak &&
                 r->dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)r->dev.max_events;
     int64_t before = own_allocations;
     train_step(r, r->opt->steps + 1);
@@ -229,9 +229,9 @@ static void trace_body(Job *j, int rank) {
     __atomic_fetch_add(&traced_memory_equal, equal, __ATOMIC_RELAXED);
     if (rank == 0) {
         for (int op = 0; op < COLLECTIVES; op++)
-            traced_calls[0] += o->walked.comm.booked[AXIS_FSDP][op].calls,
-                traced_calls[1] += o->walked.comm.booked[AXIS_WORLD][op].calls;
-        for (int i = 0; i < OP_COUNT; i++) traced_ops += o->walked.dev.ops[i].calls;
+            traced_calls[0] += o->dry_run.comm.traffic_started[AXIS_FSDP][op].calls,
+                traced_calls[1] += o->dry_run.comm.traffic_started[AXIS_WORLD][op].calls;
+        for (int i = 0; i < OP_COUNT; i++) traced_ops += o->dry_run.dev.ops[i].calls;
     }
     close_rank(o);
     clock_ahead = 0;
@@ -291,11 +291,12 @@ static void test_ranks_alike(void) {
         int world = i % 2 ? 8 : 6, differ = 0;
         snprintf(arguments, sizeof arguments, "--plan --model tiny --vocab-size 4099 %s", layouts[i]);
         Job *j = make_job(arguments, world, &transport_threads);
-        run_walk(&first, j, 0, NULL);
+        dry_run_open(&first, j, 0, NULL);
         for (int rank = 1; rank < world; rank++) {
-            run_walk(&other, j, rank, NULL);
+            dry_run_open(&other, j, rank, NULL);
             for (int c = 0; c < MEM_CATEGORIES; c++) differ += first.dev.arenas[c].peak != other.dev.arenas[c].peak;
-            differ += memcmp(first.comm.booked, other.comm.booked, sizeof first.comm.booked) != 0 ||
+            differ += memcmp(first.comm.traffic_started, other.comm.traffic_started,
+                             sizeof first.comm.traffic_started) != 0 ||
                       device_flops(&first.dev, 0) != device_flops(&other.dev, 0) ||
                       device_flops(&first.dev, 1) != device_flops(&other.dev, 1);
             run_close(&other);
@@ -320,17 +321,17 @@ static const cJSON *class_in_json(const cJSON *plan, int rank) {
     return listed == 1 ? found : NULL;
 }
 
-/* Differences of a rank's own walk and law from what the plan has for its class, in memory and as JSON. */
+/* Differences of a rank's own dry run and law from what the plan has for its class, in memory and as JSON. */
 static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Run *own) {
     const RankClass *c = &p->classes[p->class_of[own->rank]];
     const cJSON *said = class_in_json(json, own->rank);
     Traffic law[AXES][COLLECTIVES];
     law_of(law, &j->config, j->mesh.world, own->rank, &j->opt);
-    int differ = memcmp(law, c->law, sizeof law) != 0 || memcmp(law, own->comm.booked, sizeof law) != 0 ||
-                 memcmp(law, c->comm->booked, sizeof law) != 0;
-    for (int m = 0; m < MEM_CATEGORIES; m++) differ += own->dev.arenas[m].peak != c->walked->arenas[m].peak;
-    differ += device_flops(&own->dev, 0) != device_flops(c->walked, 0) ||
-              device_flops(&own->dev, 1) != device_flops(c->walked, 1);
+    int differ = memcmp(law, c->law, sizeof law) != 0 || memcmp(law, own->comm.traffic_started, sizeof law) != 0 ||
+                 memcmp(law, c->comm->traffic_started, sizeof law) != 0;
+    for (int m = 0; m < MEM_CATEGORIES; m++) differ += own->dev.arenas[m].peak != c->dry_run->arenas[m].peak;
+    differ += device_flops(&own->dev, 0) != device_flops(c->dry_run, 0) ||
+              device_flops(&own->dev, 1) != device_flops(c->dry_run, 1);
     differ +=
         !said || (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(said, "peak")) != device_peak(&own->dev);
     differ += !said || cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(
@@ -338,7 +339,7 @@ static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Ru
     return differ;
 }
 
-/* Stages of a pipeline differ, and parts of tensor parallelism by a row: each rank is planned as it would be walked by
+/* Stages of a pipeline differ, and parts of tensor parallelism by a row: each rank is planned as it would be dry-run by
  * itself. */
 static void test_rank_classes(void) {
     static const struct {
@@ -368,7 +369,7 @@ static void test_rank_classes(void) {
                  odd ? mesh_model(odd == 2) : "tiny", meshes[i].options);
         Job *j = make_job(arguments, 16, &transport_threads);
         Plan every;
-        plan_open(&plan, j, WALK_PARTS), plan_open(&every, j, WALK_ALL);
+        plan_open(&plan, j, DRY_RUN_PARTS), plan_open(&every, j, DRY_RUN_ALL);
         for (int a = 0; a < 16; a++)
             for (int b = 0; b < a; b++)
                 differ += (every.script_of[a] == every.script_of[b]) != (plan.script_of[a] == plan.script_of[b]);
@@ -381,7 +382,7 @@ static void test_rank_classes(void) {
         cJSON *json = cJSON_Parse(text);
         for (int rank = 0, at; rank < 16; rank++) {
             ShardPiece piece;
-            run_walk(&own, j, rank, NULL);
+            dry_run_open(&own, j, rank, NULL);
             differ += differs_from_class(&plan, json, j, &own);
             for (at = 0; next_unique_piece(&own.fsdp, &at, &piece);) owned += piece.count;
             run_close(&own);
@@ -411,7 +412,7 @@ static void test_recompute_memory(void) {
         static Run w;
         snprintf(arguments, sizeof arguments, "--plan --model tiny --recompute %s", ways[i]);
         Job *j = make_job(arguments, 1, &transport_threads);
-        run_walk(&w, j, 0, NULL);
+        dry_run_open(&w, j, 0, NULL);
         int64_t have = (int64_t)w.dev.arenas[MEM_ACTIVATIONS].peak;
         if (i == 0) none = have;
         snprintf(name, sizeof name, "--recompute %s: activations as counted by hand", ways[i]);
@@ -465,8 +466,8 @@ static void test_plan(void) {
     CHECK("the planned timeline has every op of rank 0, the exchanges of both stages, none of a lane beside another",
           t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 &&
               exposed_of(&e) > 0 &&
-              t.fsdp == 2 * (int)(w.comm.booked[AXIS_FSDP][ALL_GATHER].calls +
-                                  w.comm.booked[AXIS_FSDP][REDUCE_SCATTER].calls),
+              t.fsdp == 2 * (int)(w.comm.traffic_started[AXIS_FSDP][ALL_GATHER].calls +
+                                  w.comm.traffic_started[AXIS_FSDP][REDUCE_SCATTER].calls),
           "%d ranks, %d ops of %d, %d exchanges, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
     run_close(&w);
 }

@@ -18,19 +18,19 @@ static void script_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Names names = ZERO;
     Script own = ZERO;
-    const Script *walked = &scripted.scripts[scripted.script_of[rank]];
+    const Script *dry_run = &scripted.scripts[scripted.script_of[rank]];
     for (int step = 1; step <= 2; step++) { // the second has what the first left behind
         script_begin(&own, &names);
         o->run.comm.script = &own;
         train_step(&o->run, step);
         o->run.comm.script = NULL;
-        int64_t differ = own.count != walked->count;
-        for (int64_t i = 0; i < min_i64(own.count, walked->count); i++) {
-            if (same_line(&own, &own.lines[i], walked, &walked->lines[i])) continue;
+        int64_t differ = own.count != dry_run->count;
+        for (int64_t i = 0; i < min_i64(own.count, dry_run->count); i++) {
+            if (same_line(&own, &own.lines[i], dry_run, &dry_run->lines[i])) continue;
             Sentence t = {script_difference, sizeof script_difference, 0};
             if (!differ++)
                 say(&t, "rank %d, line %d: ", rank, (int)i), say_script_line(&t, &own, &own.lines[i]),
-                    say(&t, ", walked "), say_script_line(&t, walked, &walked->lines[i]);
+                    say(&t, ", walked "), say_script_line(&t, dry_run, &dry_run->lines[i]);
         }
         int64_t mine[2] = {differ, own.count}, all[2 * 16];
         all_gather_now(&o->run.comm, AXIS_WORLD, "differences", mine, all, sizeof mine);
@@ -42,7 +42,7 @@ static void script_body(Job *j, int rank) {
     close_rank(o);
 }
 
-/* Ranks that run write the scripts that were walked, and those fit each other. */
+/* Ranks that run write the scripts that were dry-run, and those fit each other. */
 static void check_scripts(int process, int world, const char *options, const Transport *transport) {
     char arguments[1024], name[400], problem[2048] = "";
     Replay replay;
@@ -52,7 +52,7 @@ static void check_scripts(int process, int world, const char *options, const Tra
              mesh_model(strstr(options, "--deterministic") != NULL), data, options);
     Job *j = make_job(arguments, world, transport);
     script_lines = script_differences = 0, script_difference[0] = 0;
-    plan_open(&scripted, j, WALK_ALL);
+    plan_open(&scripted, j, DRY_RUN_ALL);
     int fits = plan_replay(&replay, &scripted, NULL, problem, sizeof problem, 0);
     replay_close(&replay);
     launch(j, process, script_body);
@@ -293,7 +293,7 @@ static void test_replay_405b(void) {
     Job *j = make_job("--plan --model llama3.1-405b --tp 8 --cp 16 --pp 16 --dp-shard 8 --seq 131072 --batch 1 --accum "
                       "16 --pp-light-ends",
                       16384, &transport_threads);
-    plan_open(&p, j, WALK_PARTS); // others of the same part do the same: test_rank_classes
+    plan_open(&p, j, DRY_RUN_PARTS); // others of the same part do the same: test_rank_classes
     for (int f = 0; f < 5; f++) {
         char problem[4096] = "", name[200];
         Script *own = &p.scripts[p.script_of[ODD]], changed = *own;
@@ -320,8 +320,8 @@ static void test_replay_405b(void) {
     end_job(j);
 }
 
-/* A layout's estimate, all ranks walked, or fewer that play for them. */
-static Estimate estimate_by(const char *options, int world, WalkKind kind, double *memory) {
+/* A layout's estimate, all ranks dry-run, or fewer that play for them. */
+static Estimate estimate_by(const char *options, int world, DryRunKind kind, double *memory) {
     char arguments[512], problem[1024];
     Plan p;
     Replay r;
@@ -351,13 +351,15 @@ static void test_replay_of_few(void) {
         double memory[3];
         Estimate e[3];
         char name[300];
-        for (int k = 0; k < 3; k++) e[k] = estimate_by(layouts[i], 32, (WalkKind)k, &memory[k]);
-        double off = fmax(off_by(e[WALK_STAGES].step, e[WALK_ALL].step), off_by(e[WALK_PARTS].step, e[WALK_ALL].step)),
+        for (int k = 0; k < 3; k++) e[k] = estimate_by(layouts[i], 32, (DryRunKind)k, &memory[k]);
+        double off = fmax(off_by(e[DRY_RUN_STAGES].step, e[DRY_RUN_ALL].step),
+                          off_by(e[DRY_RUN_PARTS].step, e[DRY_RUN_ALL].step)),
                waits = 0;
         for (int a = 0; a < AXES; a++)
-            waits = fmax(waits, fabs(e[WALK_STAGES].waited[a] - e[WALK_ALL].waited[a]) / e[WALK_ALL].step);
+            waits = fmax(waits, fabs(e[DRY_RUN_STAGES].waited[a] - e[DRY_RUN_ALL].waited[a]) / e[DRY_RUN_ALL].step);
         snprintf(name, sizeof name, "32 ranks, %s: one of each stage tells the step of all", layouts[i]);
-        CHECK(name, off < 1e-6 && waits < 1e-6 && memory[WALK_STAGES] == memory[WALK_ALL] && e[WALK_ALL].step > 0,
+        CHECK(name,
+              off < 1e-6 && waits < 1e-6 && memory[DRY_RUN_STAGES] == memory[DRY_RUN_ALL] && e[DRY_RUN_ALL].step > 0,
               "%.6g, %.6g and %.6g s, waits off by %.1g of it", e[0].step, e[1].step, e[2].step, waits);
     }
 }
@@ -379,7 +381,7 @@ static void test_paper(void) {
             options, sizeof options,
             "--model llama3.1-405b --tp 8 --pp 16 --batch 1 --pp-schedule interleaved --pp-chunks 8 --pp-light-ends %s",
             rows[i].options);
-        Estimate e = estimate_by(options, rows[i].world, WALK_STAGES, &memory);
+        Estimate e = estimate_by(options, rows[i].world, DRY_RUN_STAGES, &memory);
         have[i] = e.flops / e.step, full[i] = e.full / e.step;
     }
     double ratio = have[1] / have[0], want = rows[1].paper / rows[0].paper;
@@ -459,7 +461,7 @@ static void test_search(void) {
                                                                                                                  : 1;
         snprintf(options, sizeof options, "--model llama3-8b --seq 8192 --batch 1 --accum %d %s", 8 * model,
                  by_hand[i]);
-        Estimate e = estimate_by(options, 16, WALK_ALL, &memory);
+        Estimate e = estimate_by(options, 16, DRY_RUN_ALL, &memory);
         if (memory <= have) tried++, fastest = fmin(fastest, e.step);
     }
     const Options *b = &s->best[0].opt;
@@ -471,12 +473,12 @@ static void test_search(void) {
     if (b->pp_chunks > 1)
         snprintf(options + strlen(options), sizeof options - strlen(options),
                  " --pp-schedule interleaved --pp-chunks %d", b->pp_chunks);
-    Estimate again = estimate_by(options, 16, WALK_ALL, &memory);
+    Estimate again = estimate_by(options, 16, DRY_RUN_ALL, &memory);
     CHECK("--search: what it lists fits and is in order, no layout by hand that fits is faster, and a plan of the "
           "first says the same",
           sorted && tried > 3 && best <= fastest * (1 + 1e-9) && off_by(again.step, best) < 1e-6 &&
               off_by(memory, s->best[0].memory) < 1e-6,
-          "%d of %d walked; %.4g s, by hand %.4g s of %d, planned %.4g s", s->walked, s->tried, best, fastest, tried,
+          "%d of %d walked; %.4g s, by hand %.4g s of %d, planned %.4g s", s->dry_runs, s->tried, best, fastest, tried,
           again.step);
     free(s);
     cluster_close(&j->cluster);
@@ -500,8 +502,8 @@ static void test_search_bounds(void) {
     for (int i = 0; i < BEST; i++)
         equal &= s[0]->best[i].e.step == s[1]->best[i].e.step && s[0]->best[i].memory == s[1]->best[i].memory;
     CHECK("--search: what the law rules out is not walked, and would not have been listed",
-          equal && s[0]->count == BEST && s[1]->count == BEST && s[0]->walked < s[1]->walked, "%d and %d of %d walked",
-          s[0]->walked, s[1]->walked, s[1]->tried);
+          equal && s[0]->count == BEST && s[1]->count == BEST && s[0]->dry_runs < s[1]->dry_runs,
+          "%d and %d of %d walked", s[0]->dry_runs, s[1]->dry_runs, s[1]->tried);
     for (int all = 0; all < 2; all++) free(s[all]);
 }
 

@@ -196,8 +196,8 @@ static void cpu_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, c
 static void cpu_require_head_size(int HD) { (void)HD; } // any
 
 #ifdef HAVE_ONEDNN
-/* Whether oneDNN's matmuls have the same bits for any number of threads. Its AVX-512 kernels do. Its older ones (AVX2 and
- * SSE4.1) compute the edges of a thread's share in another order, so that small matmuls differ in the last bit. */
+/* Whether oneDNN's matmuls have the same bits for any number of threads. Its AVX-512 kernels do. Its older ones (AVX2
+ * and SSE4.1) compute the edges of a thread's share in another order, so that small matmuls differ in the last bit. */
 static int onednn_is_deterministic(void) {
 #ifdef __x86_64__
     return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
@@ -209,7 +209,7 @@ static int onednn_is_deterministic(void) {
 
 /* Once per rank, on the rank's own thread: the library's threads are a property of the thread that calls it. */
 static void cpu_ops_open(Device *dev, int say) {
-    if (dev->walk) return;
+    if (dev->dry_run) return;
     omp_set_num_threads(dev->threads);
     MatmulCache *cache = dev->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
 #ifdef HAVE_ONEDNN

@@ -2181,7 +2181,7 @@ static void cuda_require_head_size(int HD) {
 /* Once per rank, on the rank's own thread. `say`: whether this rank tells of what is slower than it should be. */
 static void cuda_ops_open(Device *dev, int say) {
     void *workspace = arena_alloc(dev, MEM_WORKSPACE, "cuBLASLt", CUDA_WORKSPACE_BYTES);
-    if (dev->walk) return;
+    if (dev->dry_run) return;
     CudaMatmulCache *cache = dev->cuda_matmuls = (CudaMatmulCache *)checked_malloc(sizeof *cache);
     cache->say = say;
     cublas_check(cublasLtCreate(&cache->handle), "its start");
