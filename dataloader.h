@@ -1,30 +1,32 @@
-/* dataloader.h: token files, the sampler, and the workers that read ahead.
+/* dataloader.h: token files, the sampler that says which rank trains on which sample, and the workers that prefetch.
  *
- * Owns: the token file format, which rank trains on which sample when, and the reading of samples.
- * A sample is a fixed window of T + 1 tokens; windows are shuffled each epoch by a permutation computed on the
- * fly, so any step of any run can be found at once. A step consumes samples [s·GB, (s+1)·GB) whatever the layout.
- * A caller may rely on: every token handed out is below the vocabulary; errors come as sentences; what a step
- * holds, and which sentence a bad one ends with, does not depend on the number of workers or on who read what.
+ * A sample is a window of T + 1 consecutive tokens: T inputs and, one position later, T targets. Every epoch shuffles
+ * the windows with a permutation that is computed on the fly, so the samples of any step can be found without a table.
+ * Step s consumes samples [s·GB, (s + 1)·GB) of this order, GB being the global batch, whatever the parallel layout.
+ * A caller may rely on this: every token is below the vocabulary size, and neither a step's content nor the error
+ * about a bad one depends on the number of workers.
  */
 #ifndef DATALOADER_H
 #define DATALOADER_H
 #include "lib/device.h"
-#include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/stat.h>
 
 // ---------------------------------------------------------------------------
-// token files (little-endian): header, tokens, and where flagged one byte a token: 0 = not a target
+// token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token: 0 = not a target
 
-enum { TOKEN_FILE_MASKED = 1, IGNORED_TARGET = -100 };
+enum { TOKEN_FILE_MASKED = 1, IGNORED_TARGET = -100 }; // -100: PyTorch's ignore_index
 #define TOKEN_FILE_MAGIC "LLM3TOK1"
 
 typedef struct {
     char magic[8];
-    uint32_t version, width, vocab_size, flags; // width: bytes a token, 2 or 4
-    uint64_t count;                             // tokens
-    uint8_t tokenizer[32];                      // SHA-256 of the tokenizer's file
+    uint32_t version;
+    uint32_t width; // bytes per token, 2 or 4
+    uint32_t vocab_size;
+    uint32_t flags;        // TOKEN_FILE_MASKED or 0
+    uint64_t count;        // tokens
+    uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file
 } TokenFileHeader;
 static_assert(sizeof(TokenFileHeader) == 64, "the header has no padding");
 
@@ -32,17 +34,39 @@ typedef struct {
     char *path;
     int fd;
     TokenFileHeader header;
-    int64_t windows, first_window; // whole windows of T + 1 tokens, and how many lie in the files before
+    int64_t windows;      // samples in this file
+    int64_t first_window; // samples in the files before it
 } TokenFile;
 
 typedef struct {
-    TokenFile *files;
+    TokenFile *files; // (num_files)
     int num_files;
     int T, vocab_size;
-    int64_t windows, tokens;
-    int32_t document_end; // the token that ends a document, where documents are told apart
-    uint64_t fingerprint; // of all headers
+    int64_t windows, tokens; // in all files
+    int32_t document_end;    // the token that ends a document; used by --doc-mask only
+    uint64_t fingerprint;    // hash of all headers
 } Dataset;
+
+static void token_file_check(const TokenFile *f, int64_t bytes, int vocab_size) {
+    const TokenFileHeader *h = &f->header;
+    if (h->version != 1)
+        user_error("%s has token file version %u, expected 1: make it again with dev/data/text.sh", f->path,
+                   h->version);
+    if ((h->width != 2 && h->width != 4) || (h->flags & ~(uint32_t)TOKEN_FILE_MASKED))
+        user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with "
+                   "dev/data/text.sh",
+                   f->path, h->width, h->flags);
+    uint64_t bytes_per_token = h->width + (h->flags & TOKEN_FILE_MASKED ? 1u : 0u);
+    if (h->count > UINT64_MAX / 8 || (uint64_t)bytes != sizeof *h + h->count * bytes_per_token)
+        user_error("%s is truncated or damaged: its header announces %" PRIu64 " tokens of %" PRIu64
+                   " bytes after the 64 bytes of the header, but the file has %" PRId64
+                   " bytes: copy it again or make it again with dev/data/text.sh",
+                   f->path, h->count, bytes_per_token, bytes);
+    if (h->vocab_size > (uint32_t)vocab_size)
+        user_error(
+            "%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another --data",
+            f->path, h->vocab_size, vocab_size, h->vocab_size);
+}
 
 static TokenFile token_file_open(const char *path, int vocab_size) {
     TokenFile f = ZERO;
@@ -55,26 +79,12 @@ static TokenFile token_file_open(const char *path, int vocab_size) {
     if (pread(f.fd, h, sizeof *h, 0) != (ssize_t)sizeof *h || memcmp(h->magic, TOKEN_FILE_MAGIC, 8))
         user_error("%s is not a token file: expected it to begin with %s; make one with dev/data/text.sh", path,
                    TOKEN_FILE_MAGIC);
-    if (h->version != 1)
-        user_error("%s has token file version %u, expected 1: make it again with dev/data/text.sh", path, h->version);
-    if ((h->width != 2 && h->width != 4) || (h->flags & ~(uint32_t)TOKEN_FILE_MASKED))
-        user_error("%s: token width %u with flags %u, expected width 2 or 4 and flags 0 or 1: make it again with "
-                   "dev/data/text.sh",
-                   path, h->width, h->flags);
-    uint64_t each = h->width + (h->flags & TOKEN_FILE_MASKED ? 1u : 0u);
-    if (h->count > (UINT64_MAX / 8) || (uint64_t)info.st_size != sizeof *h + h->count * each)
-        user_error("%s is truncated or damaged: %" PRIu64 " tokens of %" PRIu64
-                   " bytes after a header of 64 were expected, the file has %" PRId64 " bytes",
-                   path, h->count, each, (int64_t)info.st_size);
-    if (h->vocab_size > (uint32_t)vocab_size)
-        user_error(
-            "%s was made with a vocabulary of %u tokens, the model has %d: choose --vocab-size %u or another --data",
-            path, h->vocab_size, vocab_size, h->vocab_size);
+    token_file_check(&f, (int64_t)info.st_size, vocab_size);
     return f;
 }
 
-/* `pattern` is a file or a glob; files count in the order of their names. `partial`: the last window of a file
- * may be shorter than T + 1 tokens (evaluation, where every token counts). */
+/* Opens the files that `pattern`, a path or a glob, matches, in alphabetical order.
+ * `partial`: the last window of a file may be shorter than T + 1 tokens; evaluation uses it to count every token. */
 static Dataset dataset_open(const char *pattern, int T, int vocab_size, int partial) {
     Dataset d = ZERO;
     glob_t found;
@@ -88,8 +98,8 @@ static Dataset dataset_open(const char *pattern, int T, int vocab_size, int part
     for (int i = 0; i < d.num_files; i++) {
         TokenFile *f = &d.files[i];
         *f = token_file_open(found.gl_pathv[i], vocab_size);
-        int64_t targets = (int64_t)f->header.count - 1; // every token but a file's first is a target
-        f->windows = targets < 1 ? 0 : partial ? (targets + T - 1) / T : targets / T;
+        int64_t targets = max_i64(0, (int64_t)f->header.count - 1); // every token but the file's first is a target
+        f->windows = partial ? (targets + T - 1) / T : targets / T;
         f->first_window = d.windows;
         d.windows += f->windows;
         d.tokens += (int64_t)f->header.count;
@@ -110,164 +120,204 @@ static void dataset_close(Dataset *d) {
     free(d->files);
 }
 
-/* Window `index` as inputs (T) and targets (T). `raw` holds 5·(T + 1) bytes. Returns how many positions are
- * targets, or -1 with a sentence in `error`. A window at or past the end has none: it pads a batch. */
+/* Reads `n` tokens of a file, from token `first`, to `raw`, and their mask bytes behind them. Returns 0 on failure. */
+static int token_file_read(const TokenFile *f, int64_t first, int64_t n, char *raw) {
+    int64_t width = f->header.width;
+    int64_t tokens_offset = (int64_t)sizeof(TokenFileHeader);
+    int64_t mask_offset = tokens_offset + (int64_t)f->header.count * width;
+    if (pread(f->fd, raw, (size_t)(n * width), tokens_offset + first * width) != n * width) return 0;
+    if (!(f->header.flags & TOKEN_FILE_MASKED)) return 1;
+    return pread(f->fd, raw + n * width, (size_t)n, mask_offset + first) == n;
+}
+
+static inline uint32_t token_at(const char *raw, int64_t t, int width) {
+    uint16_t narrow;
+    uint32_t wide;
+    if (width == 4) {
+        memcpy(&wide, raw + 4 * t, 4);
+        return wide;
+    }
+    memcpy(&narrow, raw + 2 * t, 2);
+    return narrow;
+}
+
+/* Reads window `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space. Returns the number
+ * of targets, or -1 and a message in `error`. A window past the last one is padding: it has no targets. */
 static int dataset_window(const Dataset *d, int64_t index, int32_t *inputs, int32_t *targets, char *raw, char *error,
                           size_t error_size) {
-    for (int t = 0; t < d->T; t++) inputs[t] = 0, targets[t] = IGNORED_TARGET;
+    for (int t = 0; t < d->T; t++) {
+        inputs[t] = 0;
+        targets[t] = IGNORED_TARGET;
+    }
     if (index >= d->windows) return 0;
-    int file = 0;
-    while (index >= d->files[file].first_window + d->files[file].windows) file++;
-    const TokenFile *f = &d->files[file];
+    const TokenFile *f = d->files;
+    while (index >= f->first_window + f->windows) f++;
     int64_t first = (index - f->first_window) * d->T, n = min_i64(d->T + 1, (int64_t)f->header.count - first);
     int width = (int)f->header.width, masked = f->header.flags & TOKEN_FILE_MASKED;
-    char *mask = raw + n * width;
-    int64_t mask_at = (int64_t)sizeof(TokenFileHeader) + (int64_t)f->header.count * width + first;
-    if (pread(f->fd, raw, (size_t)(n * width), (int64_t)sizeof(TokenFileHeader) + first * width) != n * width ||
-        (masked && pread(f->fd, mask, (size_t)n, mask_at) != n)) {
-        snprintf(
-            error, error_size,
-            "%s: tokens %" PRId64 " to %" PRId64
-            " cannot be read: the file has changed since it was opened, or its disk fails; restore it and start again",
-            f->path, first, first + n - 1);
+    const char *mask = raw + n * width;
+    if (!token_file_read(f, first, n, raw)) {
+        snprintf(error, error_size,
+                 "%s: tokens %" PRId64 " to %" PRId64
+                 " cannot be read: the file has changed since it was opened, or its disk fails; restore it and start "
+                 "again",
+                 f->path, first, first + n - 1);
         return -1;
     }
-    int count = 0;
+    int num_targets = 0;
     for (int t = 0; t < n; t++) {
-        uint16_t narrow;
-        uint32_t token;
-        if (width == 2) memcpy(&narrow, raw + 2 * t, 2), token = narrow;
-        else memcpy(&token, raw + 4 * t, 4);
+        uint32_t token = token_at(raw, t, width);
         if (token >= (uint32_t)d->vocab_size) {
             snprintf(error, error_size,
                      "%s: token %" PRId64
-                     " is %u, the vocabulary has %d: the file does not fit the model, make it again",
+                     " is %u, the vocabulary has %d: the file does not fit the model; make it again with the model's "
+                     "tokenizer",
                      f->path, first + t, token, d->vocab_size);
             return -1;
         }
         if (t < d->T) inputs[t] = (int32_t)token;
-        if (t > 0 && (!masked || mask[t])) targets[t - 1] = (int32_t)token, count++;
+        if (t == 0 || (masked && !mask[t])) continue;
+        targets[t - 1] = (int32_t)token;
+        num_targets++;
     }
-    return count;
+    return num_targets;
 }
 
-/* Which document of its window each of T tokens belongs to: as many as ended before it. The token that ends a document
- * is its last. */
-static void documents_of(int32_t *docs, const int32_t *inputs, int T, int32_t end) {
+/* docs (T): the number of documents that ended before each token of the window, for --doc-mask. The token
+ * `document_end` still belongs to the document that it ends. */
+static void document_ids(int32_t *docs, const int32_t *inputs, int T, int32_t document_end) {
     int32_t ended = 0;
-    for (int t = 0; t < T; t++) docs[t] = ended, ended += inputs[t] == end;
+    for (int t = 0; t < T; t++) {
+        docs[t] = ended;
+        ended += inputs[t] == document_end;
+    }
 }
 
 // ---------------------------------------------------------------------------
-// the sampler
+// the sampler: PyTorch's DistributedSampler, with the epoch advanced by itself
 
 typedef struct {
-    int64_t samples; // windows in the data set
-    uint64_t seed;
-    int pad;              // the last step of an epoch: padded by the epoch's head, else dropped
-    int shards, replicas; // data-parallel ranks: dp_shard × cp's share, dp_replicate
-    int shard, replica;   // this rank's coordinates
-    int accumulation, B;  // micro-batches a step, samples a micro-batch
-    int local;            // micro-batches are summed before ranks
-    int64_t from_step, from_epoch,
-        from_sample; // where it goes on: steps before it; its epoch, and how many of it are consumed
+    int64_t samples;      // windows in the data set
+    uint64_t seed;        // of the shuffle
+    int pad;              // --tail pad: the epoch's last step is filled up with its first samples; 0: it is dropped
+    int shards, replicas; // data-parallel ranks: dp_shard × dp_replicate
+    int shard, replica;   // this rank's coordinates among them
+    int accumulation, B;  // micro-batches per step, samples per micro-batch
+    int local;            // --accumulate local: a rank sums its micro-batches before ranks do
+    int64_t start_step, start_epoch, start_sample; // where the run starts or resumes: step, its epoch, samples into it
 } Sampler;
 
 static inline int64_t sampler_global_batch(const Sampler *s) {
     return (int64_t)s->replicas * s->shards * s->accumulation * s->B;
 }
 
-/* Of what all ranks' samplers have in common: with another shuffle a rank would train on samples that belong to others.
- */
+/* Hash of everything that all ranks must agree on. A rank with another shuffle would train on other ranks' samples. */
 static uint64_t sampler_fingerprint(const Sampler *s) {
-    const int64_t common[] = {s->samples, (int64_t)s->seed, s->pad,       s->shards,     s->replicas,   s->accumulation,
-                              s->B,       s->local,         s->from_step, s->from_epoch, s->from_sample};
+    const int64_t common[] = {s->samples,    (int64_t)s->seed, s->pad,         s->shards,
+                              s->replicas,   s->accumulation,  s->B,           s->local,
+                              s->start_step, s->start_epoch,   s->start_sample};
     return hash_bytes(HASH_START, common, sizeof common);
 }
 
-/* Steps that `samples` of an epoch make. */
-static inline int64_t sampler_steps_of(const Sampler *s, int64_t samples) {
-    int64_t gb = sampler_global_batch(s);
-    return s->pad ? (samples + gb - 1) / gb : samples / gb;
+/* Steps that fit into the last `samples` samples of an epoch. */
+static inline int64_t sampler_steps_in(const Sampler *s, int64_t samples) {
+    int64_t global_batch = sampler_global_batch(s);
+    return s->pad ? (samples + global_batch - 1) / global_batch : samples / global_batch;
 }
-static inline int64_t sampler_steps_per_epoch(const Sampler *s) { return sampler_steps_of(s, s->samples); }
+static inline int64_t sampler_steps_per_epoch(const Sampler *s) { return sampler_steps_in(s, s->samples); }
 
-/* The epoch of step `step` (from 0); returns how many of its samples came before. The first epoch after a resume is
- * what is left of it. */
-static int64_t sampler_place(const Sampler *s, int64_t step, int64_t *epoch) {
-    int64_t ahead = step - s->from_step,
-            first = s->from_sample < s->samples ? sampler_steps_of(s, s->samples - s->from_sample) : 0,
-            whole = sampler_steps_per_epoch(s);
-    *epoch = ahead < first ? s->from_epoch : s->from_epoch + 1 + (ahead - first) / whole;
-    return ahead < first ? s->from_sample + ahead * sampler_global_batch(s)
-                         : (ahead - first) % whole * sampler_global_batch(s);
+/* Returns how many samples of its epoch come before step `step` (counted from 0), and sets the epoch. After a resume,
+ * the first epoch continues with the samples that are left of it. */
+static int64_t sampler_position(const Sampler *s, int64_t step, int64_t *epoch) {
+    int64_t global_batch = sampler_global_batch(s);
+    int64_t since_start = step - s->start_step;
+    int64_t left = max_i64(0, s->samples - s->start_sample), steps_left = sampler_steps_in(s, left);
+    if (since_start < steps_left) {
+        *epoch = s->start_epoch;
+        return s->start_sample + since_start * global_batch;
+    }
+    int64_t steps_per_epoch = sampler_steps_per_epoch(s), since_epoch = since_start - steps_left;
+    *epoch = s->start_epoch + 1 + since_epoch / steps_per_epoch;
+    return since_epoch % steps_per_epoch * global_batch;
 }
 
-/* A pseudo-random permutation of [0, n) without a table: a Feistel network (Luby and Rackoff 1988) on the next
- * even power of two, walked until it lands inside. */
+/* A pseudo-random permutation of [0, n) that needs no table: a Feistel network (Luby and Rackoff 1988) permutes the
+ * next even power of two; it is applied again until the result lies below n. */
 static int64_t permute(int64_t x, int64_t n, uint64_t key) {
-    int half = 1;
+    int half = 1; // bits of each half
     while (((int64_t)1 << (2 * half)) < n) half++;
-    uint64_t mask = ((uint64_t)1 << half) - 1, left, right;
+    uint64_t mask = ((uint64_t)1 << half) - 1;
     do {
-        left = (uint64_t)x >> half, right = (uint64_t)x & mask;
+        uint64_t left = (uint64_t)x >> half, right = (uint64_t)x & mask;
         for (int round = 0; round < 6; round++) {
             uint64_t next = left ^ (mix64(right + key + (uint64_t)round * 0x9E3779B97F4A7C15ull) & mask);
-            left = right, right = next;
+            left = right;
+            right = next;
         }
         x = (int64_t)(left << half | right);
     } while (x >= n);
     return x;
 }
 
-/* Which window is sample b of micro-batch m in a step. Micro-batches are numbered in the order in which their
- * gradients are summed: first over shard ranks, then micro-steps, then replicas; local: micro-steps, shard ranks,
- * replicas. */
+/* The window that is sample b of this rank's micro-batch m in a step. Micro-batches of all ranks are numbered in the
+ * order in which their gradients are summed: over shard ranks, then micro-batches of a rank, then replicas; with
+ * --accumulate local over micro-batches of a rank, then shard ranks, then replicas. */
 static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
     int64_t j = ((int64_t)s->replica * s->accumulation + m) * s->shards + s->shard;
     if (s->local) j = ((int64_t)s->replica * s->shards + s->shard) * s->accumulation + m;
-    int64_t epoch, within = sampler_place(s, step, &epoch) + j * s->B + b;
-    return permute(within % s->samples, s->samples, mix64(s->seed + (uint64_t)epoch + 1));
+    int64_t epoch, position = sampler_position(s, step, &epoch) + j * s->B + b;
+    return permute(position % s->samples, s->samples, mix64(s->seed + (uint64_t)epoch + 1));
 }
 
-/* Of a sequence (T) the two of 2·cp chunks that rank i of `cp` has, with context parallelism: i and 2·cp - 1 - i. May
- * be in place. */
-static void context_part(int32_t *part, const int32_t *whole, int T, int cp, int i) {
-    int chunk = T / (2 * cp);
-    size_t bytes = sizeof(int32_t) * (size_t)chunk;
+/* Copies the tokens of a sequence (T) that context-parallel rank i computes. The sequence is cut into 2·cp parts, and
+ * rank i takes parts i and 2·cp - 1 - i, so that the causal mask gives every rank the same work (Llama 3 paper, 3.3.2).
+ * `selected` (T / cp) may be `sequence` itself. */
+static void cp_select_halves(int32_t *selected, const int32_t *sequence, int T, int cp, int i) {
+    int half = T / (2 * cp);
+    size_t bytes = sizeof(int32_t) * (size_t)half;
     if (cp == 1) {
-        memmove(part, whole, sizeof(int32_t) * (size_t)T);
+        memmove(selected, sequence, sizeof(int32_t) * (size_t)T);
         return;
     }
-    memmove(part, whole + (int64_t)i * chunk, bytes);
-    memmove(part + chunk, whole + (int64_t)(2 * cp - 1 - i) * chunk, bytes);
+    memmove(selected, sequence + (int64_t)i * half, bytes);
+    memmove(selected + half, sequence + (int64_t)(2 * cp - 1 - i) * half, bytes);
 }
 
 // ---------------------------------------------------------------------------
-// the loader: workers read whole steps ahead, each the next sample that nobody has claimed
+// the loader: worker threads read whole steps ahead; each takes the next sample that no other worker has claimed
 
-enum { LOADER_DEPTH = 2, LOADER_WORKERS = 4, LOADER_MAX_WORKERS = 64 };
+enum { LOADER_DEPTH = 2 /* steps in memory */, LOADER_WORKERS = 4, LOADER_MAX_WORKERS = 64 };
 
+/* One step's samples of this rank. */
 typedef struct {
-    int32_t *inputs, *targets; // (accumulation, B, T / cp) of this rank
-    int32_t *docs;       // (accumulation, B, T) document of each token, counted in its window; NULL without --doc-mask
-    int32_t *own_docs;   // (accumulation, B, T / cp) of this rank's tokens; without context parallelism docs
-    int64_t *windows;    // (accumulation, B) which samples these are
-    int64_t num_targets; // positions that count, of these samples
-    uint64_t samples_hash; // of the windows and their places: a sum, the same in whatever order they are read
-    int64_t unread;        // samples that are not there yet
-    int64_t bad;           // where `error` says something: of the samples that cannot be trained on, the first
+    int32_t *inputs, *targets; // (accumulation, B, T / cp)
+    int32_t *docs;             // (accumulation, B, T) document of each token in its window; NULL without --doc-mask
+    int32_t *own_docs;         // (accumulation, B, T / cp) the same for this rank's tokens; is `docs` if cp = 1
+    int64_t *windows;          // (accumulation, B) which windows these are
+    int64_t num_targets;       // positions whose target is not ignored
+    uint64_t samples_hash;     // hash of the windows and their positions, independent of the order of reading
+    int64_t unread;            // samples that no worker has finished yet
+    int64_t bad;               // the first sample that cannot be trained on; valid when `error` is not empty
     char error[1024];
-    DeviceEvent fed; // the device has copied all it needs of it
+    DeviceEvent fed; // recorded when the device has copied the batch
 } StepBatch;
 
 typedef struct {
     struct Loader *loader;
-    char *raw;
+    char *raw; // (window_bytes) the worker's scratch space
     pthread_t thread;
-} LoaderWorker; // raw: window_bytes
+} LoaderWorker;
 
-/* What a worker reads a window into: 5·(T + 1) bytes as it lies in the file, and with context parallelism all of it,
+/* What loader_open needs besides the data and the sampler. */
+typedef struct {
+    int T;
+    int document_ids;             // --doc-mask: fill StepBatch.docs
+    int cp, cp_rank;              // size of the context-parallel group and this rank's place in it
+    int64_t first_step, end_step; // steps [first_step, end_step) are read, counted from 0
+    int workers;                  // --workers; 0: one per core of this rank, up to LOADER_WORKERS
+    int cores;                    // cores of this rank
+} LoaderOptions;
+
+/* Scratch space of a worker: the file's bytes of a window and, with context parallelism, all its inputs and targets
  * (2, T). */
 static inline size_t raw_bytes(int T) { return (size_t)round_up(5 * ((int64_t)T + 1), sizeof(int32_t)); }
 static inline size_t window_bytes(int T, int cp) {
@@ -277,65 +327,82 @@ static inline size_t window_bytes(int T, int cp) {
 typedef struct Loader {
     const Dataset *data;
     Sampler sampler;
-    int cp, cp_rank; // ranks that have a part of each sequence, and which one this rank has
+    int cp, cp_rank;
     StepBatch ring[LOADER_DEPTH];
-    int64_t samples;            // of this rank in a step: accumulation × B
-    int64_t first_step, steps;  // steps are relative to the first; how many will be read
-    int64_t claimed;            // samples, in order from the first step's first
-    int64_t produced, consumed; // whole steps
+    int64_t samples;            // this rank's samples per step: accumulation × B
+    int64_t first_step, steps;  // the first step, and how many are read; the counters below start at the first
+    int64_t claimed;            // samples that workers have taken
+    int64_t produced, consumed; // steps read completely; steps released by the training loop
     int num_workers, stop;
     LoaderWorker workers[LOADER_MAX_WORKERS];
     pthread_mutex_t lock;
-    pthread_cond_t room, ready; // for a worker: a buffer is free; for the training step: its batch is whole
-    double opened, first_after; // when; seconds from then until the first batch was whole
+    pthread_cond_t room, ready;              // a buffer has become free; a step has become complete
+    double opened_at, first_batch_seconds;   // when the loader was opened; from then to its first complete step
     double wait_seconds, later_wait_seconds; // of the last loader_next; of all but the first
     double read_seconds;                     // of all workers together
 } Loader;
 
-/* The next sample; waits until its step has a buffer. -1: the loader closes, or all are claimed. */
+/* Claims the next sample and waits until its step has a buffer. -1: all samples are claimed, or the loader closes. */
 static int64_t loader_claim(Loader *l) {
     pthread_mutex_lock(&l->lock);
-    while (!l->stop && l->claimed / l->samples < l->steps && l->claimed / l->samples >= l->consumed + LOADER_DEPTH)
+    while (!l->stop && l->claimed < l->steps * l->samples && l->claimed / l->samples >= l->consumed + LOADER_DEPTH)
         pthread_cond_wait(&l->room, &l->lock);
-    int64_t sample = l->stop || l->claimed / l->samples >= l->steps ? -1 : l->claimed++;
+    int64_t sample = l->stop || l->claimed >= l->steps * l->samples ? -1 : l->claimed++;
     if (sample >= 0 && sample % l->samples == 0) {
         StepBatch *batch = &l->ring[sample / l->samples % LOADER_DEPTH];
-        batch->num_targets = 0, batch->samples_hash = 0, batch->unread = l->samples, batch->error[0] = 0;
+        batch->num_targets = 0;
+        batch->samples_hash = 0;
+        batch->unread = l->samples;
+        batch->error[0] = 0;
     }
     pthread_mutex_unlock(&l->lock);
     return sample;
 }
 
-/* Reads a claimed sample to its place. Steps become whole in any order and are handed out in theirs. A bad sample
- * is read like any other: its step is whole before it is judged, and by then the first of its bad ones is known. */
+/* Reads window `window` to position i of the batch. Returns the number of targets, or -1 and a message in `error`. */
+static int loader_read_window(const Loader *l, StepBatch *batch, int64_t i, int64_t window, char *raw, char *error) {
+    int T = l->data->T, own = T / l->cp;
+    int32_t *inputs = batch->inputs + i * own, *targets = batch->targets + i * own;
+    int32_t *all_inputs = inputs, *all_targets = targets;
+    if (l->cp > 1) {
+        all_inputs = (int32_t *)(void *)(raw + raw_bytes(T));
+        all_targets = all_inputs + T;
+    }
+    int num_targets = dataset_window(l->data, window, all_inputs, all_targets, raw, error, sizeof batch->error);
+    if (batch->docs) document_ids(batch->docs + i * T, all_inputs, T, l->data->document_end);
+    if (l->cp == 1) return num_targets;
+    if (batch->docs) cp_select_halves(batch->own_docs + i * own, batch->docs + i * T, T, l->cp, l->cp_rank);
+    cp_select_halves(inputs, all_inputs, T, l->cp, l->cp_rank);
+    cp_select_halves(targets, all_targets, T, l->cp, l->cp_rank);
+    return num_targets;
+}
+
+/* Reads a claimed sample. Workers may complete steps in any order, but the loader hands them out in sequence. A bad
+ * sample does not stop its step from being read, so that the error always names the first bad sample of the step. */
 static void loader_read(Loader *l, int64_t sample, char *raw) {
-    int64_t step = sample / l->samples, i = sample % l->samples, before;
-    int B = l->sampler.B, T = l->data->T, mine = T / l->cp;
+    int64_t step = sample / l->samples, i = sample % l->samples;
+    int B = l->sampler.B;
     StepBatch *batch = &l->ring[step % LOADER_DEPTH];
-    int32_t *inputs = batch->inputs + i * mine, *targets_of = batch->targets + i * mine;
     char error[sizeof batch->error] = "";
     double start = seconds_now();
     int64_t window = sampler_window(&l->sampler, l->first_step + step, (int)(i / B), (int)(i % B));
-    int32_t *whole = (int32_t *)(void *)(raw + raw_bytes(T)), *whole_inputs = l->cp > 1 ? whole : inputs,
-            *whole_targets = l->cp > 1 ? whole + T : targets_of;
-    int targets = dataset_window(l->data, window, whole_inputs, whole_targets, raw, error, sizeof error);
-    if (batch->docs) documents_of(batch->docs + i * T, whole_inputs, T, l->data->document_end);
-    if (batch->docs && l->cp > 1) context_part(batch->own_docs + i * mine, batch->docs + i * T, T, l->cp, l->cp_rank);
-    if (l->cp > 1)
-        context_part(inputs, whole_inputs, T, l->cp, l->cp_rank),
-            context_part(targets_of, whole_targets, T, l->cp, l->cp_rank);
+    int num_targets = loader_read_window(l, batch, i, window, raw, error);
     double seconds = seconds_now() - start;
+
     pthread_mutex_lock(&l->lock);
     l->read_seconds += seconds;
-    if (targets < 0 && (!batch->error[0] || i < batch->bad)) batch->bad = i, memcpy(batch->error, error, sizeof error);
+    if (num_targets < 0 && (!batch->error[0] || i < batch->bad)) {
+        batch->bad = i;
+        memcpy(batch->error, error, sizeof error);
+    }
     batch->windows[i] = window;
-    batch->num_targets += targets;
+    batch->num_targets += num_targets;
     batch->samples_hash += mix64(mix64((uint64_t)i + 1) ^ (uint64_t)window);
     batch->unread--;
-    before = l->produced;
+    int64_t produced_before = l->produced;
     while (l->produced * l->samples < l->claimed && !l->ring[l->produced % LOADER_DEPTH].unread) l->produced++;
-    if (!before && l->produced) l->first_after = seconds_now() - l->opened;
-    if (l->produced > before) pthread_cond_signal(&l->ready);
+    if (!produced_before && l->produced) l->first_batch_seconds = seconds_now() - l->opened_at;
+    if (l->produced > produced_before) pthread_cond_signal(&l->ready);
     pthread_mutex_unlock(&l->lock);
 }
 
@@ -345,43 +412,48 @@ static void *loader_worker(void *arg) {
     return NULL;
 }
 
-/* Reads steps `first_step` to `end` - 1. `workers` 0: as many as this rank has cores, up to LOADER_WORKERS; the memory
- * of that many is booked on every machine, so that a plan does not depend on the cores of the machine that makes it. On
- * a dry-run device the buffers are booked and nothing is read. `docs`: documents are told apart. */
-static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, int T, int docs, int cp,
-                        int cp_rank, int64_t first_step, int64_t end, int workers, int cores) {
+/* Memory for workers is reserved for LOADER_WORKERS of them even if the machine has fewer cores, so that a plan does
+ * not depend on the machine that makes it. */
+static void loader_allocate(Loader *l, Device *dev, const LoaderOptions *o) {
+    size_t bytes = sizeof(int32_t) * (size_t)l->samples * (size_t)(o->T / o->cp);
+    for (int i = 0; i < LOADER_DEPTH; i++) {
+        StepBatch *batch = &l->ring[i];
+        batch->inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
+        batch->targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
+        if (o->document_ids) batch->docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents", bytes * (size_t)o->cp);
+        batch->own_docs = batch->docs;
+        if (o->document_ids && o->cp > 1)
+            batch->own_docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents of this rank's tokens", bytes);
+        size_t windows = sizeof(int64_t) * (size_t)l->samples;
+        batch->windows = (int64_t *)arena_alloc(dev, MEM_HOST, "sample numbers", windows);
+    }
+    for (int i = 0; i < (o->workers ? o->workers : LOADER_WORKERS); i++) {
+        l->workers[i].loader = l;
+        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(o->T, o->cp));
+    }
+}
+
+/* Starts the workers. In a dry run the buffers are counted and nothing is read. */
+static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampler *sampler, const LoaderOptions *o) {
     memset(l, 0, sizeof *l);
     l->data = data;
     l->sampler = *sampler;
-    l->cp = cp, l->cp_rank = cp_rank;
+    l->cp = o->cp;
+    l->cp_rank = o->cp_rank;
     l->samples = (int64_t)sampler->accumulation * sampler->B;
-    l->first_step = first_step, l->steps = end - first_step;
-    l->num_workers = workers ? workers : (int)max_i64(1, min_i64(LOADER_WORKERS, cores));
-    l->opened = seconds_now();
-    size_t bytes = sizeof(int32_t) * (size_t)l->samples * (size_t)(T / cp);
-    for (int i = 0; i < LOADER_DEPTH; i++) {
-        l->ring[i].inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
-        l->ring[i].targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
-        if (docs)
-            l->ring[i].own_docs = l->ring[i].docs =
-                (int32_t *)arena_alloc(dev, MEM_HOST, "documents", bytes * (size_t)cp);
-        if (docs && cp > 1)
-            l->ring[i].own_docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents of this rank's tokens", bytes);
-        l->ring[i].windows =
-            (int64_t *)arena_alloc(dev, MEM_HOST, "which samples", sizeof(int64_t) * (size_t)l->samples);
-    }
-    for (int i = 0; i < (workers ? workers : LOADER_WORKERS); i++) {
-        l->workers[i].loader = l;
-        l->workers[i].raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(T, cp));
-    }
+    l->first_step = o->first_step;
+    l->steps = o->end_step - o->first_step;
+    l->num_workers = o->workers ? o->workers : (int)max_i64(1, min_i64(LOADER_WORKERS, o->cores));
+    l->opened_at = seconds_now();
+    loader_allocate(l, dev, o);
     if (dev->dry_run) return;
-    pthread_condattr_t steady;
-    pthread_condattr_init(&steady);
-    pthread_condattr_setclock(&steady, CLOCK_MONOTONIC); // a deadline that no change of the wall clock moves
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC); // a change of the wall clock must not move the deadline
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->room, NULL);
-    pthread_cond_init(&l->ready, &steady);
-    pthread_condattr_destroy(&steady);
+    pthread_cond_init(&l->ready, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     for (int i = 0; i < l->num_workers; i++)
         if (pthread_create(&l->workers[i].thread, NULL, loader_worker, &l->workers[i]))
             user_error("loader worker %d of %d could not be started as a thread: use fewer --workers, or raise this "
@@ -389,23 +461,23 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
                        i + 1, l->num_workers);
 }
 
-/* The next step's batch; valid until loader_release. Waits for the disk no longer than `timeout` seconds. */
+/* Returns the next step's batch, which stays valid until loader_release. Waits at most `timeout` seconds for it. */
 static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
     if (dev->dry_run) return &l->ring[0];
     StepBatch *batch = &l->ring[l->consumed % LOADER_DEPTH];
     double start = seconds_now();
-    struct timespec limit;
-    clock_gettime(CLOCK_MONOTONIC, &limit);
-    limit.tv_sec += (time_t)ceil(timeout);
+    struct timespec deadline;
+    clock_gettime(CLOCK_MONOTONIC, &deadline);
+    deadline.tv_sec += (time_t)ceil(timeout);
     int late = 0;
     pthread_mutex_lock(&l->lock);
-    while (l->produced <= l->consumed && !late) late = pthread_cond_timedwait(&l->ready, &l->lock, &limit);
-    int whole = l->produced > l->consumed;
+    while (l->produced <= l->consumed && !late) late = pthread_cond_timedwait(&l->ready, &l->lock, &deadline);
+    int complete = l->produced > l->consumed;
     int64_t read = l->claimed > l->consumed * l->samples ? l->samples - batch->unread : 0;
     pthread_mutex_unlock(&l->lock);
-    if (!whole)
-        run_failure("step %" PRId64 ": %" PRId64 " of its %" PRId64
-                    " samples could be read within %.0f s: look at the disk that holds %s; --timeout sets the limit",
+    if (!complete)
+        run_failure("step %" PRId64 ": only %" PRId64 " of its %" PRId64
+                    " samples could be read within %.0f s: check the disk that holds %s; --timeout sets the limit",
                     l->first_step + l->consumed + 1, read, l->samples, timeout, l->data->files[0].path);
     if (batch->error[0]) user_error("%s", batch->error);
     l->wait_seconds = seconds_now() - start;
@@ -413,7 +485,7 @@ static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
     return batch;
 }
 
-/* Wakes as many workers as there are samples to read: each once a step, and none that would find nothing. */
+/* Gives the batch's buffer back, and wakes as many workers as there are samples to read into it, at most one each. */
 static void loader_release(Loader *l, Device *dev) {
     if (dev->dry_run) return;
     device_await_on_host(l->ring[l->consumed % LOADER_DEPTH].fed);
@@ -424,113 +496,13 @@ static void loader_release(Loader *l, Device *dev) {
 }
 
 static void loader_close(Loader *l, Device *dev) {
-    if (dev->dry_run || l->stop) return; // a thread is joined once
+    if (dev->dry_run || l->stop) return; // threads can be joined only once
     pthread_mutex_lock(&l->lock);
     l->stop = 1;
     pthread_cond_broadcast(&l->room);
     pthread_mutex_unlock(&l->lock);
     for (int i = 0; i < l->num_workers; i++) pthread_join(l->workers[i].thread, NULL);
     for (int i = 0; i < LOADER_DEPTH; i++) device_forget_event(l->ring[i].fed);
-}
-
-// ---------------------------------------------------------------------------
-// --audit: samples.jsonl, in which a run writes what it consumed, held against the rule: each window once an epoch
-
-typedef struct {
-    int64_t windows; // in the data; 0: not told yet
-    int pad;         // the last step of an epoch repeats its head; else what does not make a step is dropped
-    int32_t *seen;   // (windows) by which step of this epoch, 0: not yet
-    int64_t epoch, step, consumed, repeated, of_step;    // so far; repeated and samples of the step: the last step's
-    int64_t whole_epochs, dropped, steps, samples, from; // of all; `from`: the first step told
-    int cut_in; // the first epoch was entered in its middle: another file has its beginning
-} Audit;
-
-/* An epoch has ended: what is not consumed is less than a step. */
-static void audit_epoch(Audit *a, const char *path) {
-    int64_t missing = a->windows - (a->consumed - a->repeated);
-    if (a->cut_in) missing = 0;
-    if (missing && (a->pad || missing >= a->of_step))
-        user_error("%s: epoch %" PRId64 " ended at step %" PRId64 " with %" PRId64 " of %" PRId64
-                   " windows never consumed",
-                   path, a->epoch, a->step, missing, a->windows);
-    a->whole_epochs += !a->cut_in, a->dropped += missing;
-    a->consumed = a->repeated = a->cut_in = 0;
-    a->epoch++;
-    memset(a->seen, 0, sizeof *a->seen * (size_t)a->windows);
-}
-
-static void audit_line(Audit *a, const char *path, int64_t number, const char *line) {
-    cJSON *json = cJSON_Parse(line);
-    const cJSON *windows = cJSON_GetObjectItemCaseSensitive(json, "windows"),
-                *samples = cJSON_GetObjectItemCaseSensitive(json, "samples"), *item;
-    const cJSON *step = cJSON_GetObjectItemCaseSensitive(json, "step"),
-                *epoch = cJSON_GetObjectItemCaseSensitive(json, "epoch"),
-                *tail = cJSON_GetObjectItemCaseSensitive(json, "tail");
-    if (cJSON_IsNumber(windows) && cJSON_IsString(tail)) { // what follows is of this data
-        a->windows = (int64_t)windows->valuedouble, a->pad = !strcmp(tail->valuestring, "pad");
-        if (a->windows < 1 || a->windows > INT32_MAX)
-            user_error("%s, line %" PRId64 ": %g windows, expected 1 to %d", path, number, windows->valuedouble,
-                       INT32_MAX);
-        free(a->seen);
-        a->seen = (int32_t *)checked_malloc(sizeof *a->seen * (size_t)a->windows);
-        a->epoch = -1, a->consumed = a->repeated = 0;
-        a->cut_in = cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(json, "consumed_before")) > 0;
-        cJSON_Delete(json);
-        return;
-    }
-    if (!a->windows || !cJSON_IsNumber(step) || !cJSON_IsNumber(epoch) || !cJSON_IsArray(samples))
-        user_error("%s, line %" PRId64 ": neither what data it is nor what a step consumed: the file is damaged", path,
-                   number);
-    int64_t now = (int64_t)step->valuedouble, in = (int64_t)epoch->valuedouble;
-    if (a->steps && now != a->step + 1)
-        user_error("%s, line %" PRId64 ": step %" PRId64 " comes after step %" PRId64, path, number, now, a->step);
-    if (!a->steps) a->from = now;
-    if (a->epoch < 0) a->epoch = in;
-    else if (in == a->epoch + 1) audit_epoch(a, path);
-    if (in != a->epoch)
-        user_error("%s, line %" PRId64 ": step %" PRId64 " is of epoch %" PRId64 ", expected %" PRId64, path, number,
-                   now, in, a->epoch);
-    if (a->repeated)
-        user_error("%s: epoch %" PRId64 " goes on at step %" PRId64 " though step %" PRId64 " had to repeat windows",
-                   path, in, now, a->step);
-    a->step = now, a->of_step = cJSON_GetArraySize(samples), a->steps++;
-    cJSON_ArrayForEach(item, samples) {
-        int64_t w = (int64_t)item->valuedouble;
-        if (!cJSON_IsNumber(item) || w < 0 || w >= a->windows)
-            user_error("%s: step %" PRId64 " consumed window %g of %" PRId64, path, now, item->valuedouble, a->windows);
-        if (a->seen[w] && !a->pad)
-            user_error("%s: step %" PRId64 " consumed window %" PRId64 " of epoch %" PRId64
-                       " a second time, after step %d",
-                       path, now, w, in, a->seen[w]);
-        a->repeated += a->seen[w] != 0;
-        if (!a->seen[w]) a->seen[w] = (int32_t)now;
-        a->consumed++, a->samples++;
-    }
-    cJSON_Delete(json);
-}
-
-/* Reads OUT/samples.jsonl and prints what it shows, as one line of JSON; a window that is consumed twice or never is an
- * error. */
-static void audit(const char *out) {
-    char path[4096], *line = NULL;
-    size_t room = 0;
-    int64_t number = 0;
-    Audit a = ZERO;
-    snprintf(path, sizeof path, "%s/samples.jsonl", out);
-    FILE *f = fopen(path, "r");
-    if (!f) user_error("--audit: cannot read %s (%s): expected --out DIR of a run that trained", path, strerror(errno));
-    while (getline(&line, &room, f) > 0) audit_line(&a, path, ++number, line);
-    if (!a.steps) user_error("%s tells of no step", path);
-    int64_t left = a.windows - (a.consumed - a.repeated);
-    if (!left || (!a.pad && left < a.of_step)) audit_epoch(&a, path);
-    printf("{\"file\":\"%s\",\"first_step\":%" PRId64 ",\"steps\":%" PRId64 ",\"samples\":%" PRId64
-           ",\"windows\":%" PRId64 ",\"whole_epochs\":%" PRId64 ",\"dropped\":%" PRId64 ",\"last_epoch\":%" PRId64
-           ",\"of_last_epoch\":%" PRId64 "}\n",
-           path, a.from, a.steps, a.samples, a.windows, a.whole_epochs, a.dropped, a.epoch, a.consumed);
-    fflush(stdout);
-    fclose(f);
-    free(line);
-    free(a.seen);
 }
 
 #endif

@@ -251,7 +251,7 @@ static void feed(Run *r, const float *ids, const float *targets) {
         b->num_targets = 0;
         for (int t = 0; t < n; t++) b->num_targets += b->targets[t] >= 0;
         for (int t = 0; t < n && b->docs; t += r->opt->seq)
-            documents_of(b->docs + t, b->inputs + t, r->opt->seq, r->data->document_end);
+            document_ids(b->docs + t, b->inputs + t, r->opt->seq, r->data->document_end);
     }
 }
 
@@ -998,7 +998,7 @@ static void test_sampler_goes_on(void) {
             for (int m = 0; m < 3; m++) counts[0][sampler_window(&before, step, m, 0)]++;
         for (int64_t step = 30; step < 30 + first + whole; step++)
             for (int m = 0; m < 4; m++) {
-                sampler_place(&after, step, &epoch);
+                sampler_position(&after, step, &epoch);
                 if (epoch != (step >= 30 + first)) more = 1000;
                 else counts[epoch][sampler_window(&after, step, m, 0)]++;
             }
@@ -1013,10 +1013,11 @@ static void test_sampler_goes_on(void) {
 
 static void open_loader(Loader *l, Device *dev, const Dataset *d, const Sampler *s, int64_t end, int workers) {
     Device dry_run;
+    LoaderOptions options = {d->T, 0, 1, 0, 0, end, workers, 2};
     device_open_dry_run(&dry_run, 1, 0);
-    loader_open(l, &dry_run, d, s, d->T, 0, 1, 0, 0, end, workers, 2);
+    loader_open(l, &dry_run, d, s, &options);
     device_open(dev, &dry_run, ".", 0);
-    loader_open(l, dev, d, s, d->T, 0, 1, 0, 0, end, workers, 2);
+    loader_open(l, dev, d, s, &options);
 }
 
 /* The same without threads: the caller claims and reads, in the order that it wants to try. */
@@ -1133,8 +1134,9 @@ static void test_loader(void) {
 static size_t dry_run_loader(const Sampler *s, int workers, int cores, int *started) {
     Device dry_run;
     Loader l;
+    LoaderOptions options = {256, 0, 1, 0, 0, 1, workers, cores};
     device_open_dry_run(&dry_run, 1, 0);
-    loader_open(&l, &dry_run, NULL, s, 256, 0, 1, 0, 0, 1, workers, cores);
+    loader_open(&l, &dry_run, NULL, s, &options);
     *started = l.num_workers;
     return device_peak(&dry_run);
 }
@@ -1422,7 +1424,8 @@ static void same_samples(Job *j, int rank) {
         size_t mark = arena_mark(&o->run.dev, MEM_HOST);
         arena_release(&o->run.dev, MEM_HOST,
                       (size_t)((char *)o->run.loader.ring[0].inputs - o->run.dev.arenas[MEM_HOST].base));
-        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, j->opt.seq, 0, 1, 0, 0, j->opt.steps, 0, j->cores_per_rank);
+        LoaderOptions options = {j->opt.seq, 0, 1, 0, 0, j->opt.steps, 0, j->cores_per_rank};
+        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, &options);
         o->run.dev.arenas[MEM_HOST].used = mark;
     }
     train_step(&o->run, 1);

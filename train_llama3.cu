@@ -23,6 +23,7 @@
 #include "run/plan.h"          // defines: law_of_step, Ledger, ledger_check, Cluster, Plan, plan_print
 #include "run/logger.h"        // defines: Logger, logger_step, layout_write
 #include "run/trace.h"         // defines: trace_write
+#include "run/audit.h"         // defines: audit
 #include "run/job.h"           // defines: Job, job_prepare: all that is refused before ranks start
 
 /* How the options shard the model: what fsdp.h and the law go by. */
@@ -1033,8 +1034,7 @@ static StepStats train_step(Run *r, int64_t step) { // step counts from 1
     s.samples = sampler_global_batch(&r->loader.sampler);
     r->progress.step = step;
     r->progress.samples += s.samples;
-    if (!r->dev.dry_run)
-        r->progress.samples_in_epoch = sampler_place(&r->loader.sampler, step - 1, &r->progress.epoch) + s.samples;
+    if (!r->dev.dry_run) r->progress.samples_in_epoch = sampler_position(&r->loader.sampler, step - 1, &r->progress.epoch) + s.samples;
     s.data_wait_seconds = r->loader.wait_seconds;
     s.wait_seconds = r->comm.wait_seconds - waited;
     s.exchange_seconds = r->comm.exchange_seconds - exchanged;
@@ -1067,14 +1067,14 @@ static double evaluate(Run *r, const Dataset *data, int64_t max_batches, int64_t
                                    r->eval_raw, error, sizeof error);
             if (n < 0) user_error("%s", error);
             if (mesh_tells_samples(&r->mesh, r->rank)) mine.targets += n;
-            if (r->eval_docs) documents_of(r->eval_docs + (int64_t)b * T, inputs, T, data->document_end);
-            context_part(r->eval_inputs + (int64_t)b * (T / cp), inputs, T, cp, cp_rank),
-                context_part(r->eval_targets + (int64_t)b * (T / cp), targets, T, cp, cp_rank);
+            if (r->eval_docs) document_ids(r->eval_docs + (int64_t)b * T, inputs, T, data->document_end);
+            cp_select_halves(r->eval_inputs + (int64_t)b * (T / cp), inputs, T, cp, cp_rank),
+                cp_select_halves(r->eval_targets + (int64_t)b * (T / cp), targets, T, cp, cp_rank);
         }
         if (r->table->embed >= 0) device_write(&r->dev, r->model.ids, r->eval_inputs, bytes);
         if (r->model.docs) device_write(&r->dev, r->model.docs, r->eval_docs, bytes * (size_t)cp);
         for (int b = 0; b < B && r->model.own_docs != r->model.docs; b++)
-            context_part(r->eval_docs + (int64_t)b * (T / cp), r->eval_docs + (int64_t)b * T, T, cp, cp_rank);
+            cp_select_halves(r->eval_docs + (int64_t)b * (T / cp), r->eval_docs + (int64_t)b * T, T, cp, cp_rank);
         if (r->model.own_docs != r->model.docs) device_write(&r->dev, r->model.own_docs, r->eval_docs, bytes);
         forward_only(r, AFTER_LAST_USE);
         if (r->table->head < 0) continue;

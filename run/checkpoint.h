@@ -6,7 +6,7 @@
  */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
-#include "../dataloader.h" // defines: Sampler, sampler_place
+#include "../dataloader.h" // defines: Sampler, sampler_position
 #include "../lora.h"       // defines: adapters_open
 #include "options.h"       // defines: Options, option_text
 #include "out_dir.h"       // defines: newest_checkpoint, checkpoint_path

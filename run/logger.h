@@ -233,7 +233,7 @@ static void logger_validation(Logger *l, int64_t step, double loss, int64_t targ
 static void logger_loader(const Loader *l) {
     if (!l->consumed) return;
     printf("loader: %d worker%s, first batch after %.2f ms", l->num_workers, l->num_workers > 1 ? "s" : "",
-           1e3 * l->first_after);
+           1e3 * l->first_batch_seconds);
     if (l->consumed > 1)
         printf(", then %.3f ms a step waiting", 1e3 * l->later_wait_seconds / (double)(l->consumed - 1));
     printf(", %.3f ms a step reading\n", 1e3 * l->read_seconds * (double)l->samples / (double)l->claimed);

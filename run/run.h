@@ -53,8 +53,15 @@ static void run_allocate(Run *r, const Job *j) {
                  r->progress.step,
                  r->progress.epoch,
                  r->progress.samples_in_epoch};
-    loader_open(&r->loader, &r->dev, &j->data, &s, j->opt.seq, j->opt.doc_mask, r->mesh.size[AXIS_CP],
-                mesh_coordinate(&r->mesh, r->rank, AXIS_CP), r->progress.step, j->opt.steps, j->opt.workers, j->cores_per_rank);
+    LoaderOptions options = {j->opt.seq,
+                             j->opt.doc_mask,
+                             r->mesh.size[AXIS_CP],
+                             mesh_coordinate(&r->mesh, r->rank, AXIS_CP),
+                             r->progress.step,
+                             j->opt.steps,
+                             j->opt.workers,
+                             j->cores_per_rank};
+    loader_open(&r->loader, &r->dev, &j->data, &s, &options);
 }
 
 static void run_close(Run *r) {

@@ -136,7 +136,7 @@ fault "messages are not compared as they start" lib/watchdog.h 's/other->order =
 fault "waiting is not counted while gradients are reduced" lib/comm.h 's/CUDA_BUILD ? dev->on == STREAM_COMPUTE : r->active/dev->on == STREAM_COMPUTE \&\& (r->active || CUDA_BUILD)/' "mpi waiting" "the reported waiting is"
 fault "a send is over before its receiver has read it" lib/comm.h 's/sends ? &slot->done : &slot->posted/\&slot->posted/' pipeline "arrive whole and in order|what one rank makes"
 fault "documents are off by one" dataloader.h \
-    's|docs\[t\] = ended, ended += inputs\[t\] == end;|ended += inputs[t] == end, docs[t] = ended;|' documents "documents: every gradient equals PyTorch's"
+    's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' documents "documents: every gradient equals PyTorch's"
 more "every micro-batch has the first one's documents" train_llama3.cu \
     's|batch->docs + at \* r->mesh.size\[AXIS_CP\]|batch->docs|' documents "have one rank's bits"
 more "validation does not tell documents apart" train_llama3.cu \
@@ -195,7 +195,7 @@ if [ -n "$all" ]; then
     fault "a resumed run begins its moments anew" run/checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
     fault "checksums come in the order of ranks" run/checkpoint_writer.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
     fault "a resumed run counts its updates anew" run/run.h 's|    r->progress = j->resume_from.progress;|    r->progress = j->resume_from.progress, r->progress.updates = 0;|' checkpoints "are 4 steps"
-    fault "an epoch's end is not the audit's" dataloader.h 's/ahead < first ? s->from_epoch : s->from_epoch + 1 + /ahead < first ? s->from_epoch : s->from_epoch + /' checkpoints "audit"
+    fault "an epoch's end is not the audit's" dataloader.h 's/s->start_epoch + 1 + since_epoch/s->start_epoch + since_epoch/' checkpoints "audit"
     fault "a checkpoint's directory is not synced" run/checkpoint_writer.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
     fault "the name of --out is not synced" run/out_dir.h 's/parent >= 0 && fsync(parent) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
     fault "latest comes before its checkpoint" run/checkpoint_writer.h 's/^        if (rename(s->dir, path)) save_failed.*/        update_latest_link(s->opt->out, s->progress.step);\n&/' "checkpoints points" "latest leads to"

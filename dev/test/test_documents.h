@@ -16,7 +16,7 @@ static void test_documents_of(void) {
         int32_t docs[8];
         int wrong = 0;
         char name[128];
-        documents_of(docs, cases[i].ids, 8, DOCUMENT_END);
+        document_ids(docs, cases[i].ids, 8, DOCUMENT_END);
         for (int t = 0; t < 8; t++) wrong += docs[t] != cases[i].docs[t];
         snprintf(name, sizeof name, "documents of a window in which %s", cases[i].name);
         CHECK(name, !wrong, "%d of 8 tokens counted to another", wrong);
@@ -28,7 +28,7 @@ static float *losses_of_window(Run *r, const int32_t *ids, const int32_t *target
     int T = r->model.T;
     size_t bytes = sizeof(int32_t) * (size_t)T;
     int32_t *docs = (int32_t *)checked_malloc(bytes);
-    documents_of(docs, ids, T, DOCUMENT_END);
+    document_ids(docs, ids, T, DOCUMENT_END);
     device_write(&r->dev, r->model.ids, ids, bytes);
     device_write(&r->dev, r->model.targets, targets, bytes);
     if (r->model.docs) device_write(&r->dev, r->model.docs, docs, bytes);
@@ -83,7 +83,7 @@ static void test_documents_of_steps(void) {
         const StepBatch *b = loader_next(&o->run.loader, &o->run.dev, 60);
         for (int i = 0; i < 6; i++) {
             int32_t docs[16];
-            documents_of(docs, b->inputs + 16 * i, 16, DOCUMENT_END);
+            document_ids(docs, b->inputs + 16 * i, 16, DOCUMENT_END);
             wrong += memcmp(docs, b->docs + 16 * i, sizeof docs) != 0, later += docs[15];
         }
         loader_release(&o->run.loader, &o->run.dev);
