@@ -209,11 +209,12 @@ static Mesh mesh_of(int world, int shard, int replicate) {
 }
 
 /* Forward and backward of one micro-batch, without a pipeline. */
-static void micro_step(Run *r, const int32_t *inputs, const int32_t *targets, const int32_t *docs, int micro) {
+static void micro_step(Trainer *trainer, const int32_t *inputs, const int32_t *targets, const int32_t *docs,
+                       int micro) {
     MicroBatch batch = {inputs, targets, docs, docs};
     PipelineStep forward = {PIPE_FORWARD, micro, 0, 0, 0, 0}, backward = {PIPE_BACKWARD, micro, 0, 0, 0, 0};
-    stage_forward(r, &forward, &batch, AFTER_FORWARD);
-    stage_backward(r, &backward, &batch);
+    stage_forward(trainer, &forward, &batch, AFTER_FORWARD);
+    stage_backward(trainer, &backward, &batch);
 }
 
 static void end_job(Job *j) {
@@ -222,36 +223,36 @@ static void end_job(Job *j) {
 }
 
 typedef struct {
-    Run run, dry_run;
+    Trainer trainer, dry_run;
 } Opened;
 
 static Opened *open_rank(Job *j, int rank) {
     Opened *o = (Opened *)checked_malloc(sizeof *o);
     dry_run_open(&o->dry_run, j, rank, NULL);
-    rank_open(&o->run, &o->dry_run, j, rank);
+    trainer_open(&o->trainer, &o->dry_run, j, rank);
     return o;
 }
 
 static void close_rank(Opened *o) {
-    run_close(&o->run);
-    run_close(&o->dry_run);
+    trainer_close(&o->trainer);
+    trainer_close(&o->dry_run);
     free(o);
 }
 
 /* Every step trains on this one batch, in place of the loader's. */
-static void feed(Run *r, const float *ids, const float *targets) {
-    int n = r->opt->batch * r->opt->seq;
-    loader_close(&r->loader, &r->dev);
-    r->loader.produced = INT64_MAX;
-    r->loader.consumed = 0;
+static void feed(Trainer *trainer, const float *ids, const float *targets) {
+    int n = trainer->opt->batch * trainer->opt->seq;
+    loader_close(&trainer->loader, &trainer->parallel.dev);
+    trainer->loader.produced = INT64_MAX;
+    trainer->loader.consumed = 0;
     for (int i = 0; i < LOADER_DEPTH; i++) {
-        StepBatch *b = &r->loader.ring[i];
+        StepBatch *b = &trainer->loader.ring[i];
         memcpy(b->inputs, ids, sizeof(int32_t) * (size_t)n);
         memcpy(b->targets, targets, sizeof(int32_t) * (size_t)n);
         b->num_targets = 0;
         for (int t = 0; t < n; t++) b->num_targets += b->targets[t] >= 0;
-        for (int t = 0; t < n && b->docs; t += r->opt->seq)
-            document_ids(b->docs + t, b->inputs + t, r->opt->seq, r->data->document_end);
+        for (int t = 0; t < n && b->docs; t += trainer->opt->seq)
+            document_ids(b->docs + t, b->inputs + t, trainer->opt->seq, trainer->data->document_end);
     }
 }
 
@@ -299,16 +300,18 @@ typedef struct {
 
 /* Holds r's gradients (times scale) against tensors `prefix`NAME; the worst tensor of all. `limits`: errors are
  * taken relative to 1.5 × the error of that name in the fixture. */
-static Worst compare_gradients(Run *r, const StFiles *s, const char *prefix, const char *limits, double scale) {
+static Worst compare_gradients(Trainer *trainer, const StFiles *s, const char *prefix, const char *limits,
+                               double scale) {
     Worst worst = ZERO;
-    for (int i = 0; i < r->table->num_tensors; i++) {
-        const Tensor *t = &r->table->tensors[i];
+    for (int i = 0; i < trainer->model.table.num_tensors; i++) {
+        const Tensor *t = &trainer->model.table.tensors[i];
         char name[160];
         int64_t n;
-        if (r->table->units[t->unit].frozen) continue;
+        if (trainer->model.table.units[t->unit].frozen) continue;
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
         float *want = fixture_tensor(s, name, &n),
-              *have = floats_on_host(&r->dev, r->fsdp.units[t->unit].grad + t->offset, n), limit = 1;
+              *have = floats_on_host(&trainer->parallel.dev, trainer->parallel.fsdp.units[t->unit].grad + t->offset, n),
+              limit = 1;
         double size = norm_of(want, n), error = norm_of_difference(have, want, scale, n), ratio = 0;
         if (size > 1e-7) {
             ratio = fabs(scale * norm_of(have, n) / size - 1);
@@ -330,11 +333,11 @@ static Worst compare_gradients(Run *r, const StFiles *s, const char *prefix, con
     return worst;
 }
 
-static void compare_steps(Run *r, const StFiles *s, const char *fixture) {
+static void compare_steps(Trainer *trainer, const StFiles *s, const char *fixture) {
     double loss_error = 0, norm_error = 0;
     float *losses = fixture_tensor(s, "step_losses", NULL), *norms = fixture_tensor(s, "step_norms", NULL);
     for (int step = 1; step <= 10; step++) {
-        StepStats stats = train_step(r, step);
+        StepStats stats = train_step(trainer, step);
         loss_error = worst_of(loss_error, fabs(stats.loss - losses[step - 1]) / fmax(1, fabs(losses[step - 1])));
         norm_error = worst_of(norm_error, fabs(stats.grad_norm / norms[step - 1] - 1));
     }
@@ -345,14 +348,15 @@ static void compare_steps(Run *r, const StFiles *s, const char *fixture) {
     CHECK(name, norm_error <= 1e-4, "error %.2g <= 1e-4", norm_error);
     double error = 0;
     int compared = 0;
-    for (int i = 0; i < r->table->num_tensors; i++) {
-        const Tensor *t = &r->table->tensors[i];
+    for (int i = 0; i < trainer->model.table.num_tensors; i++) {
+        const Tensor *t = &trainer->model.table.tensors[i];
         int64_t n;
         char tensor[160];
         snprintf(tensor, sizeof tensor, "final.%s", t->name);
-        if (r->table->units[t->unit].frozen || !st_find(s, tensor)) continue;
+        if (trainer->model.table.units[t->unit].frozen || !st_find(s, tensor)) continue;
         float *want = fixture_tensor(s, tensor, &n),
-              *have = floats_on_host(&r->dev, r->fsdp.units[t->unit].master + t->offset, n);
+              *have =
+                  floats_on_host(&trainer->parallel.dev, trainer->parallel.fsdp.units[t->unit].master + t->offset, n);
         error = worst_of(error, norm_of_difference(have, want, 1, n) / norm_of(want, n));
         compared++;
         free(want);
@@ -382,34 +386,34 @@ static void test_fixture(const char *fixture, const char *base) {
     if (base) snprintf(arguments + strlen(arguments), 300, " --adapters %s/%s", fixture_dir, fixture);
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
-    Run *r = &o->run;
-    feed(r, ids, targets);
-    StepBatch *b = &r->loader.ring[0];
+    Trainer *trainer = &o->trainer;
+    feed(trainer, ids, targets);
+    StepBatch *b = &trainer->loader.ring[0];
     double count = (double)b->num_targets;
 
-    size_t bytes = sizeof(int32_t) * (size_t)(r->model.B * r->model.T);
-    device_write(&r->dev, r->model.ids, b->inputs, bytes);
-    device_write(&r->dev, r->model.targets, b->targets, bytes);
-    if (masked) device_write(&r->dev, r->model.docs, b->docs, bytes);
-    device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
-    forward_only(r, AFTER_LAST_USE);
-    head_loss(r, 0, 0);
+    size_t bytes = sizeof(int32_t) * (size_t)(trainer->model.B * trainer->model.T);
+    device_write(&trainer->parallel.dev, trainer->model.ids, b->inputs, bytes);
+    device_write(&trainer->parallel.dev, trainer->model.targets, b->targets, bytes);
+    if (masked) device_write(&trainer->parallel.dev, trainer->model.docs, b->docs, bytes);
+    device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    forward_only(trainer, AFTER_LAST_USE);
+    head_loss(&trainer->model, 0, 0);
     ExactSum sum = ZERO, unsettled;
-    device_read(&r->dev, &unsettled, &r->sums[SUM_LOSS], sizeof unsettled);
+    device_read(&trainer->parallel.dev, &unsettled, &trainer->sums[SUM_LOSS], sizeof unsettled);
     exact_merge(&sum, &unsettled);
     double loss = exact_value(&sum) / count;
-    fsdp_reshard(&r->fsdp, &r->fsdp.units[r->table->head], AFTER_LAST_USE);
+    fsdp_reshard(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[trainer->model.table.head], AFTER_LAST_USE);
     int64_t n;
     float *want = fixture_tensor(&expected, "logits", &n),
           *want_loss = fixture_tensor(&expected, sizeof(floatX) == 4 ? "loss" : "bf16.ref_loss", NULL);
-    float *logits = floats_on_host(&r->dev, r->model.logits, n);
+    float *logits = floats_on_host(&trainer->parallel.dev, trainer->model.logits, n);
     double logits_error = norm_of_difference(logits, want, 1, n) / norm_of(want, n), largest = 0;
     for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(logits[i] - want[i]));
     free(logits);
-    micro_step(r, b->inputs, b->targets, b->docs, 0);
-    fsdp_finish_gradients(&r->fsdp);
+    micro_step(trainer, b->inputs, b->targets, b->docs, 0);
+    fsdp_finish_gradients(&trainer->parallel.fsdp);
     if (sizeof(floatX) == sizeof(float)) {
-        Worst w = compare_gradients(r, &expected, "grad.", NULL, 1 / count);
+        Worst w = compare_gradients(trainer, &expected, "grad.", NULL, 1 / count);
         snprintf(name, sizeof name, "%s: loss equals PyTorch's", fixture);
         CHECK(name, fabs(loss - want_loss[0]) <= 1e-5 * fmax(1, fabs(want_loss[0])), "%.8f and %.8f, within 1e-5", loss,
               want_loss[0]);
@@ -420,9 +424,9 @@ static void test_fixture(const char *fixture, const char *base) {
         CHECK(name, w.error <= 1e-5, "worst %.2g <= 1e-5 (%s)", w.error, w.name);
         snprintf(name, sizeof name, "%s: every gradient has PyTorch's norm", fixture);
         CHECK(name, w.ratio <= 1e-4, "worst ratio is off 1 by %.2g <= 1e-4", w.ratio);
-        compare_steps(r, &expected, fixture);
+        compare_steps(trainer, &expected, fixture);
     } else {
-        Worst w = compare_gradients(r, &expected, "bf16.ref_grad.", "bf16.grad_error.", 1 / count);
+        Worst w = compare_gradients(trainer, &expected, "bf16.ref_grad.", "bf16.grad_error.", 1 / count);
         float *torch_loss = fixture_tensor(&expected, "bf16.loss", NULL);
         double bound = fmax(1.5 * fabs(torch_loss[0] - want_loss[0]), 2e-3 * fabs(want_loss[0]));
         snprintf(name, sizeof name, "%s: bf16 loss is near fp32's", fixture);
@@ -471,8 +475,8 @@ static void poison_slots(Fsdp *f) {
             for (int u = 0; u < f->table->num_units; u++) {
                 const FsdpUnit *unit = &f->units[u];
                 size_t of_unit = all[s].use == SLOT_STORED ? unsharded_bytes(unit) : element * (size_t)unit->padded;
-                if (unit->unit->kind == all[s].slots[i].kind && (all[s].use != SLOT_WIDENED || unit->quantized.shards) &&
-                    of_unit > bytes)
+                if (unit->unit->kind == all[s].slots[i].kind &&
+                    (all[s].use != SLOT_WIDENED || unit->quantized.shards) && of_unit > bytes)
                     bytes = of_unit;
             }
             char *garbage = (char *)checked_malloc(bytes);
@@ -508,44 +512,46 @@ static int64_t count_touched_padding(const Fsdp *f) {
 }
 
 /* What this rank owns of a kind of state, to its place in the whole model's: (num_parameters). */
-static void collect_state(Run *r, StateKind kind, float *all) {
+static void collect_state(Trainer *trainer, StateKind kind, float *all) {
     ShardPiece p;
-    for (int i = 0; next_unique_piece(&r->fsdp, &i, &p);) {
+    for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);) {
         int64_t begin = 0, whole, run;
-        for (int t = 0; t < p.tensor->index; t++) begin += r->whole->tensors[t].rows * r->whole->tensors[t].cols;
+        for (int t = 0; t < p.tensor->index; t++)
+            begin += trainer->whole_table->tensors[t].rows * trainer->whole_table->tensors[t].cols;
         for (int64_t at = 0; at < p.count; at += run) {
             run = min_i64(p.count - at, tensor_run(p.tensor, p.first + at, &whole));
-            device_read(&r->dev, all + begin + whole, (float *)state_of(p.unit, kind) + p.at + at,
+            device_read(&trainer->parallel.dev, all + begin + whole, (float *)state_of(p.unit, kind) + p.at + at,
                         sizeof(float) * (size_t)run);
         }
     }
 #ifdef HAVE_MPI
-    if (r->comm.transport == &transport_mpi)
-        MPI_Allreduce(MPI_IN_PLACE, all, (int)r->whole->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    if (trainer->parallel.comm.transport == &transport_mpi)
+        MPI_Allreduce(MPI_IN_PLACE, all, (int)trainer->whole_table->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 #endif
 }
 
 /* What several ranks have the whole gradient of, has the same bits on each: norms over tp, a tied weight on the first
  * and the last stage. */
-static void compare_shared_gradients(Run *r) {
-    uint64_t mine[2] = {HASH_START, HASH_START}, *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)r->mesh.world);
+static void compare_shared_gradients(Trainer *trainer) {
+    uint64_t mine[2] = {HASH_START, HASH_START},
+             *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)trainer->parallel.mesh.world);
     ShardPiece p;
-    for (int i = 0; next_state_piece(&r->fsdp, &i, &p);) {
-        int shared = p.tensor->row->split == SPLIT_NONE                  ? 0
-                     : p.tensor->index == 0 && r->table->part.tied_head_copy ? 1
-                                                                         : -1;
+    for (int i = 0; next_state_piece(&trainer->parallel.fsdp, &i, &p);) {
+        int shared = p.tensor->row->split == SPLIT_NONE                                 ? 0
+                     : p.tensor->index == 0 && trainer->model.table.part.tied_head_copy ? 1
+                                                                                        : -1;
         if (shared < 0) continue;
-        float *have = floats_on_host(&r->dev, p.unit->grad + p.at, p.count);
+        float *have = floats_on_host(&trainer->parallel.dev, p.unit->grad + p.at, p.count);
         mine[shared] = hash_bytes(mine[shared], have, sizeof(float) * (size_t)p.count);
         free(have);
     }
-    int stages = r->mesh.size[AXIS_PP], stride = mesh_stride(&r->mesh, AXIS_PP);
-    all_gather_now(&r->comm, AXIS_WORLD, "hashes", mine, all, sizeof mine);
-    for (int i = 0; i < r->rank; i++) {
-        if (mesh_together(&r->mesh, i, r->rank, AXIS_TP))
+    int stages = trainer->parallel.mesh.size[AXIS_PP], stride = mesh_stride(&trainer->parallel.mesh, AXIS_PP);
+    all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "hashes", mine, all, sizeof mine);
+    for (int i = 0; i < trainer->parallel.rank; i++) {
+        if (mesh_together(&trainer->parallel.mesh, i, trainer->parallel.rank, AXIS_TP))
             __atomic_fetch_add(&shared_differ, all[2 * i] != mine[0], __ATOMIC_RELAXED);
-        if (r->table->part.tied_head_copy && r->rank - i == (stages - 1) * stride &&
-            mesh_together(&r->mesh, i, r->rank, AXIS_PP))
+        if (trainer->model.table.part.tied_head_copy && trainer->parallel.rank - i == (stages - 1) * stride &&
+            mesh_together(&trainer->parallel.mesh, i, trainer->parallel.rank, AXIS_PP))
             __atomic_fetch_add(&shared_differ, all[2 * i + 1] != mine[1], __ATOMIC_RELAXED);
     }
     free(all);
@@ -568,28 +574,28 @@ static uint64_t frozen_hash(const Fsdp *f) {
 
 static void ranks_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    Run *r = &o->run;
-    poison_slots(&r->fsdp);
-    uint64_t frozen = frozen_hash(&r->fsdp);
+    Trainer *trainer = &o->trainer;
+    poison_slots(&trainer->parallel.fsdp);
+    uint64_t frozen = frozen_hash(&trainer->parallel.fsdp);
 #ifdef HAVE_MPI
     memset(profiled, 0, sizeof profiled);
     num_profiled = 0;
 #endif
     for (int step = 1; step <= collect_steps; step++) {
-        int alone =
-            r->mesh.world == 1 || j->transport != &transport_threads; // else other ranks' threads may be elsewhere
+        int alone = trainer->parallel.mesh.world == 1 ||
+                    j->transport != &transport_threads; // else other ranks' threads may be elsewhere
         int64_t *counter = alone ? &allocations : &own_allocations, before = *counter;
-        StepStats s = train_step(r, step);
+        StepStats s = train_step(trainer, step);
         if (rank == 0) collected_losses[step - 1] = s.loss;
         if (rank == 0 && step == 1) collected_norm = s.grad_norm;
         if (step == 3) __atomic_fetch_add(&steady_allocations, *counter - before, __ATOMIC_RELAXED);
         if (step > 1) continue;
 #ifdef HAVE_MPI
         Traffic law[AXES][COLLECTIVES];
-        law_of(law, r->whole_config, r->mesh.world, r->rank, r->opt);
+        law_of(law, trainer->whole_config, trainer->parallel.mesh.world, trainer->parallel.rank, trainer->opt);
         for (int row = 0; row < (int)AXES * (int)COLLECTIVES && j->transport == &transport_mpi; row++) {
             int a = row / COLLECTIVES, op = row % COLLECTIVES, c = 0;
-            while (c < num_profiled && profiled[c].comm != r->comm.groups[a].mpi) c++;
+            while (c < num_profiled && profiled[c].comm != trainer->parallel.comm.groups[a].mpi) c++;
             Traffic none = {0, 0}, seen = c < num_profiled ? profiled[c].of[op] : none;
             if (!traffic_equal(law[a][op], seen))
                 run_failure("over %s MPI's profiling interface saw %" PRId64 " calls and %" PRId64
@@ -598,31 +604,35 @@ static void ranks_body(Job *j, int rank) {
                             law[a][op].bytes);
         }
 #endif
-        matmul_rate(&r->dev);
-        check_first_step(r, &o->dry_run); // law = dry run = wire, or the test ends here
-        collect_state(r, STATE_GRAD, collected);
-        compare_shared_gradients(r);
+        matmul_rate(&trainer->parallel.dev);
+        check_first_step(trainer, &o->dry_run); // law = dry run = wire, or the test ends here
+        collect_state(trainer, STATE_GRAD, collected);
+        compare_shared_gradients(trainer);
     }
-    __atomic_fetch_add(&padding_touched, count_touched_padding(&r->fsdp), __ATOMIC_RELAXED);
-    __atomic_fetch_add(&frozen_changed, frozen_hash(&r->fsdp) != frozen, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&padding_touched, count_touched_padding(&trainer->parallel.fsdp), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&frozen_changed, frozen_hash(&trainer->parallel.fsdp) != frozen, __ATOMIC_RELAXED);
     if (rank == 0) {
-        state_bytes = (int64_t)(r->dev.arenas[MEM_PARAMS].peak + r->dev.arenas[MEM_GRADS].peak +
-                                r->dev.arenas[MEM_OPTIMIZER].peak);
-        int sharded = strcmp(r->opt->sharding, "no_shard") != 0, ranks = r->fsdp.ranks;
-        int local = !strcmp(r->opt->accumulate, "local") && r->opt->accum > 1 && ranks > 1 &&
+        state_bytes =
+            (int64_t)(trainer->parallel.dev.arenas[MEM_PARAMS].peak + trainer->parallel.dev.arenas[MEM_GRADS].peak +
+                      trainer->parallel.dev.arenas[MEM_OPTIMIZER].peak);
+        int sharded = strcmp(trainer->opt->sharding, "no_shard") != 0, ranks = trainer->parallel.fsdp.ranks;
+        int local = !strcmp(trainer->opt->accumulate, "local") && trainer->opt->accum > 1 && ranks > 1 &&
                     sharded; // an unsharded gradient beside the shards
-        int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(r->opt->offload, "all")
+        int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(trainer->opt->offload, "all")
                               ? 2
                               : 0); // offloaded, the copy in bf16 lies with the master
         state_expected = 0;
-        for (int i = 0; i < r->dev.num_buffers; i++)
-            state_expected += r->dev.buffers[i].category <= MEM_OPTIMIZER ? r->dev.buffers[i].count * RED_ZONE : 0;
-        for (int u = 0; u < r->table->num_units; u++)
-            if (r->table->units[u].frozen)
-                state_expected += round_up((int64_t)sharded_bytes(&r->fsdp, &r->fsdp.units[u]), 256);
-            else
+        for (int i = 0; i < trainer->parallel.dev.num_buffers; i++)
+            state_expected += trainer->parallel.dev.buffers[i].category <= MEM_OPTIMIZER
+                                  ? trainer->parallel.dev.buffers[i].count * RED_ZONE
+                                  : 0;
+        for (int u = 0; u < trainer->model.table.num_units; u++)
+            if (trainer->model.table.units[u].frozen)
                 state_expected +=
-                    bytes * r->fsdp.units[u].padded / (sharded ? ranks : 1) + (local ? 4 * r->fsdp.units[u].padded : 0);
+                    round_up((int64_t)sharded_bytes(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[u]), 256);
+            else
+                state_expected += bytes * trainer->parallel.fsdp.units[u].padded / (sharded ? ranks : 1) +
+                                  (local ? 4 * trainer->parallel.fsdp.units[u].padded : 0);
     }
     close_rank(o);
 }
@@ -722,10 +732,10 @@ static int is_short;        // a part of what all groups have
 static void bits_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     for (int step = 1; step <= bits_steps; step++) {
-        StepStats s = train_step(&o->run, step);
+        StepStats s = train_step(&o->trainer, step);
         if (rank == 0) bits_of[step - 1].loss = s.loss, bits_of[step - 1].norm = s.grad_norm;
-        if (step == 1) matmul_rate(&o->run.dev), check_first_step(&o->run, &o->dry_run);
-        if (step == 20 && bits_weights) collect_state(&o->run, STATE_MASTER, bits_weights);
+        if (step == 1) matmul_rate(&o->trainer.parallel.dev), check_first_step(&o->trainer, &o->dry_run);
+        if (step == 20 && bits_weights) collect_state(&o->trainer, STATE_MASTER, bits_weights);
     }
     close_rank(o);
 }
@@ -785,8 +795,8 @@ static uint64_t weights_of[4];
 
 static void replicas_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    Fsdp *f = &o->run.fsdp;
-    for (int step = 1; step <= 3; step++) train_step(&o->run, step), fsdp_check_replicas(f, step);
+    Fsdp *f = &o->trainer.parallel.fsdp;
+    for (int step = 1; step <= 3; step++) train_step(&o->trainer, step), fsdp_check_replicas(f, step);
     uint64_t h = HASH_START;
     for (int u = 0; u < f->table->num_units; u++) {
         size_t bytes = sizeof(float) * (size_t)f->units[u].state_count;
@@ -834,11 +844,12 @@ static double resident_bytes(void) {
 static void resident_body(Job *j, int rank) {
     double before = resident_bytes();
     Opened *o = open_rank(j, rank);
-    train_step(&o->run, 1);
-    train_step(&o->run, 2);
-    double grown = resident_bytes() - before, arenas = (double)device_peak(&o->run.dev);
-    double state = (double)(o->run.dev.arenas[MEM_PARAMS].peak + o->run.dev.arenas[MEM_GRADS].peak +
-                            o->run.dev.arenas[MEM_OPTIMIZER].peak);
+    train_step(&o->trainer, 1);
+    train_step(&o->trainer, 2);
+    double grown = resident_bytes() - before, arenas = (double)device_peak(&o->trainer.parallel.dev);
+    double state =
+        (double)(o->trainer.parallel.dev.arenas[MEM_PARAMS].peak + o->trainer.parallel.dev.arenas[MEM_GRADS].peak +
+                 o->trainer.parallel.dev.arenas[MEM_OPTIMIZER].peak);
     if (rank == 0) {
         CHECK("resident memory of a rank is what its arenas say", fabs(grown - arenas) <= 32e6,
               "%.1f MB resident, %.1f MB in arenas (%.1f MB of state), within 32 MB", grown / 1e6, arenas / 1e6,
@@ -1143,13 +1154,13 @@ static size_t dry_run_loader(const Sampler *s, int workers, int cores, int *star
 
 static void workers_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    for (int step = 1; step <= 2; step++) train_step(&o->run, step);
-    matmul_rate(&o->run.dev);
-    size_t dry_run = o->dry_run.dev.arenas[MEM_HOST].peak, measured = o->run.dev.arenas[MEM_HOST].peak;
+    for (int step = 1; step <= 2; step++) train_step(&o->trainer, step);
+    matmul_rate(&o->trainer.parallel.dev);
+    size_t dry_run = o->dry_run.parallel.dev.arenas[MEM_HOST].peak, measured = o->trainer.parallel.dev.arenas[MEM_HOST].peak;
     char name[96];
     snprintf(name, sizeof name, "--workers %d: memory of the dry run = measured", j->opt.workers);
-    CHECK(name, dry_run == measured && device_peak(&o->dry_run.dev) == device_peak(&o->run.dev),
-          "host memory of %zu and %zu bytes; %d started", dry_run, measured, o->run.loader.num_workers);
+    CHECK(name, dry_run == measured && device_peak(&o->dry_run.parallel.dev) == device_peak(&o->trainer.parallel.dev),
+          "host memory of %zu and %zu bytes; %d started", dry_run, measured, o->trainer.loader.num_workers);
     close_rank(o);
 }
 
@@ -1255,7 +1266,7 @@ static int64_t eval_targets;
 static void eval_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     int64_t targets;
-    double loss = evaluate(&o->run, &j->val, 0, &targets);
+    double loss = evaluate(&o->trainer, &j->val, 0, &targets);
     if (rank == 0) eval_loss = loss, eval_targets = targets;
     close_rank(o);
 }
@@ -1264,13 +1275,13 @@ static double generation_difference;
 
 static void generation_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    Run *r = &o->run;
-    int V = r->config->V, n = (int)j->prompt_length;
+    Trainer *trainer = &o->trainer;
+    int V = trainer->model.config.V, n = (int)j->prompt_length;
     float *whole = (float *)checked_malloc(sizeof(float) * (size_t)V);
-    memcpy(whole, next_token_logits(r, j->prompt, n, 0), sizeof(float) * (size_t)V); // all tokens at once
-    next_token_logits(r, j->prompt, n / 2, 0); // then half of them, and the rest one by one
+    memcpy(whole, next_token_logits(trainer, j->prompt, n, 0), sizeof(float) * (size_t)V); // all tokens at once
+    next_token_logits(trainer, j->prompt, n / 2, 0); // then half of them, and the rest one by one
     const float *logits = NULL;
-    for (int t = n / 2; t < n; t++) logits = next_token_logits(r, j->prompt + t, 1, t);
+    for (int t = n / 2; t < n; t++) logits = next_token_logits(trainer, j->prompt + t, 1, t);
     if (rank == 0) generation_difference = norm_of_difference(logits, whole, 1, V) / norm_of(whole, V);
     free(whole);
     close_rank(o);
@@ -1278,7 +1289,7 @@ static void generation_body(Job *j, int rank) {
 
 static void export_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    model_export(&o->run.saver);
+    model_export(&o->trainer.saver);
     close_rank(o);
 }
 
@@ -1406,9 +1417,9 @@ static const char *sentence(char *said) {
 
 static void late_rank(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    train_step(&o->run, 1);
-    if (rank == 2) op_begin(&o->run.dev, OP_ATTENTION_BACKWARD, 0, 0), sleep(20); // computes for ever
-    train_step(&o->run, 2);
+    train_step(&o->trainer, 1);
+    if (rank == 2) op_begin(&o->trainer.parallel.dev, OP_ATTENTION_BACKWARD, 0, 0), sleep(20); // computes for ever
+    train_step(&o->trainer, 2);
 }
 
 static void run_late_rank(void *arguments) {
@@ -1418,17 +1429,18 @@ static void run_late_rank(void *arguments) {
 static void same_samples(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     if (rank == 3) { // as if its sampler had been given another rank's coordinate
-        loader_close(&o->run.loader, &o->run.dev);
-        Sampler s = o->run.loader.sampler;
+        loader_close(&o->trainer.loader, &o->trainer.parallel.dev);
+        Sampler s = o->trainer.loader.sampler;
         s.shard = 1;
-        size_t mark = arena_mark(&o->run.dev, MEM_HOST);
-        arena_release(&o->run.dev, MEM_HOST,
-                      (size_t)((char *)o->run.loader.ring[0].inputs - o->run.dev.arenas[MEM_HOST].base));
+        size_t mark = arena_mark(&o->trainer.parallel.dev, MEM_HOST);
+        arena_release(
+            &o->trainer.parallel.dev, MEM_HOST,
+            (size_t)((char *)o->trainer.loader.ring[0].inputs - o->trainer.parallel.dev.arenas[MEM_HOST].base));
         LoaderOptions options = {j->opt.seq, 0, 1, 0, 0, j->opt.steps, 0, j->cores_per_rank};
-        loader_open(&o->run.loader, &o->run.dev, &j->data, &s, &options);
-        o->run.dev.arenas[MEM_HOST].used = mark;
+        loader_open(&o->trainer.loader, &o->trainer.parallel.dev, &j->data, &s, &options);
+        o->trainer.parallel.dev.arenas[MEM_HOST].used = mark;
     }
-    train_step(&o->run, 1);
+    train_step(&o->trainer, 1);
 }
 
 static void run_same_samples(void *arguments) {
@@ -1439,10 +1451,11 @@ static void run_same_samples(void *arguments) {
 static void exchange_pair(Job *j, int rank, int skip, int turn) {
     Opened *o = open_rank(j, rank);
     float send = 0, recv[8];
-    train_step(&o->run, 1);
+    train_step(&o->trainer, 1);
     if (rank != skip)
-        all_gather_now(&o->run.comm, AXIS_FSDP, rank == turn ? "second" : "first", &send, recv, sizeof send);
-    all_gather_now(&o->run.comm, AXIS_FSDP, rank == turn ? "first" : "second", &send, recv, sizeof send);
+        all_gather_now(&o->trainer.parallel.comm, AXIS_FSDP, rank == turn ? "second" : "first", &send, recv,
+                       sizeof send);
+    all_gather_now(&o->trainer.parallel.comm, AXIS_FSDP, rank == turn ? "first" : "second", &send, recv, sizeof send);
     sleep(20);
 }
 
@@ -1454,9 +1467,9 @@ static void run_turns(void *arguments) { launch(make_job((const char *)arguments
 /* As if a rank of another host, whose exchanges no board compares, had reported another order. */
 static void other_report(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    train_step(&o->run, 1);
-    if (rank == 1) o->run.reports[0].order[AXIS_FSDP]++;
-    check_reports(&o->run, 1, 0);
+    train_step(&o->trainer, 1);
+    if (rank == 1) o->trainer.reports[0].order[AXIS_FSDP]++;
+    check_reports(&o->trainer, 1, 0);
 }
 
 static void run_other_report(void *arguments) {
@@ -1480,8 +1493,8 @@ static int count_flights(const char *out, int ranks, const char *first) {
 
 static void other_seed(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    if (rank == 2) o->run.fsdp.seed++; // as if its weights had been drawn from another one
-    train_step(&o->run, 1);
+    if (rank == 2) o->trainer.parallel.fsdp.seed++; // as if its weights had been drawn from another one
+    train_step(&o->trainer, 1);
 }
 
 static void run_other_seed(void *arguments) {
@@ -1491,16 +1504,16 @@ static void run_other_seed(void *arguments) {
 /* Rank 1 finds an infinity in the gradient of one tensor: everybody learns which. */
 static void bad_gradient(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    Run *r = &o->run;
+    Trainer *trainer = &o->trainer;
     ShardPiece p;
-    train_step(r, 1);
-    for (int i = 0; next_unique_piece(&r->fsdp, &i, &p);)
+    train_step(trainer, 1);
+    for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);)
         if (rank == 1 && strstr(p.tensor->name, "layers.1.mlp.up_proj"))
-            set_float(&r->dev, p.unit->grad + p.at + p.count / 2, INFINITY);
-    device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
-    exchange_reports(r, &r->loader.ring[0], 0, 0);
-    StepStats s = sum_reports(r);
-    if (s.skipped) step_skip(r, 2, &s);
+            set_float(&trainer->parallel.dev, p.unit->grad + p.at + p.count / 2, INFINITY);
+    device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    exchange_reports(trainer, &trainer->loader.ring[0], 0, 0);
+    StepStats s = sum_reports(trainer);
+    if (s.skipped) step_skip(trainer, 2, &s);
 }
 
 static void run_bad_gradient(void *arguments) {
@@ -1510,15 +1523,15 @@ static void run_bad_gradient(void *arguments) {
 /* A bit of a replica's weights falls over. */
 static void bad_replica(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    train_step(&o->run, 1);
-    fsdp_check_replicas(&o->run.fsdp, 1);
+    train_step(&o->trainer, 1);
+    fsdp_check_replicas(&o->trainer.parallel.fsdp, 1);
     if (rank == 2) {
-        uint32_t *at = (uint32_t *)(void *)o->run.fsdp.units[2].master + 17, bits;
-        device_read(&o->run.dev, &bits, at, sizeof bits);
+        uint32_t *at = (uint32_t *)(void *)o->trainer.parallel.fsdp.units[2].master + 17, bits;
+        device_read(&o->trainer.parallel.dev, &bits, at, sizeof bits);
         bits ^= 1;
-        device_write(&o->run.dev, at, &bits, sizeof bits);
+        device_write(&o->trainer.parallel.dev, at, &bits, sizeof bits);
     }
-    fsdp_check_replicas(&o->run.fsdp, 2);
+    fsdp_check_replicas(&o->trainer.parallel.fsdp, 2);
 }
 
 static void run_bad_replica(void *arguments) {
@@ -1531,20 +1544,22 @@ static int64_t skipped_alike, changed_by_skip, trained_after;
 
 static void skipping(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    Run *r = &o->run;
-    FsdpUnit *u = &r->fsdp.units[1];
+    Trainer *trainer = &o->trainer;
+    FsdpUnit *u = &trainer->parallel.fsdp.units[1];
     for (int step = 1; step <= 3; step++) {
         size_t bytes = sizeof(float) * (size_t)u->state_count;
-        float *start = floats_on_host(&r->dev, u->master, u->state_count);
-        if (step == 2 && rank == 1) set_float(&r->dev, u->master, NAN), fsdp_refresh_copies(&r->fsdp);
-        float *before = floats_on_host(&r->dev, u->master, u->state_count);
-        StepStats s = train_step(r, step);
-        __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && r->progress.updates == (step == 3 ? 2 : 1),
+        float *start = floats_on_host(&trainer->parallel.dev, u->master, u->state_count);
+        if (step == 2 && rank == 1)
+            set_float(&trainer->parallel.dev, u->master, NAN), fsdp_refresh_copies(&trainer->parallel.fsdp);
+        float *before = floats_on_host(&trainer->parallel.dev, u->master, u->state_count);
+        StepStats s = train_step(trainer, step);
+        __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && trainer->progress.updates == (step == 3 ? 2 : 1),
                            __ATOMIC_RELAXED);
-        float *after = floats_on_host(&r->dev, u->master, u->state_count);
+        float *after = floats_on_host(&trainer->parallel.dev, u->master, u->state_count);
         __atomic_fetch_add(step == 2 ? &changed_by_skip : &trained_after, memcmp(before, after, bytes) != 0,
                            __ATOMIC_RELAXED);
-        if (step == 2 && rank == 1) set_float(&r->dev, u->master, start[0]), fsdp_refresh_copies(&r->fsdp);
+        if (step == 2 && rank == 1)
+            set_float(&trainer->parallel.dev, u->master, start[0]), fsdp_refresh_copies(&trainer->parallel.fsdp);
         free(start);
         free(before);
         free(after);
@@ -1588,10 +1603,10 @@ static void run_dead_worker(void *path) {
 
 static void truncated_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    train_step(&o->run, 1);
+    train_step(&o->trainer, 1);
     if (rank == 0 && truncate(j->opt.data, 64 + 2 * 17))
         run_failure("the file could not be truncated"); // one window is left
-    for (int step = 2; step <= 100; step++) train_step(&o->run, step);
+    for (int step = 2; step <= 100; step++) train_step(&o->trainer, step);
 }
 
 static void run_truncated(void *arguments) {

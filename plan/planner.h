@@ -59,29 +59,29 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind) {
             p->class_of[rank] = p->class_of[alike], p->script_of[rank] = p->script_of[alike];
             continue;
         }
-        Run *dry_run = (Run *)checked_malloc(sizeof *dry_run);
+        Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
         script_begin(&script, &p->names);
         dry_run_open(dry_run, j, rank, &script);
         plan_keep_script(p, rank, &script);
         while (c < p->count &&
-               !dry_runs_alike(&dry_run->dev, &dry_run->comm, p->classes[c].dry_run, p->classes[c].comm))
+               !dry_runs_alike(&dry_run->parallel.dev, &dry_run->parallel.comm, p->classes[c].dry_run, p->classes[c].comm))
             c++;
         p->class_of[rank] = c;
         if (c < p->count) {
-            run_close(dry_run), free(dry_run);
+            trainer_close(dry_run), free(dry_run);
             continue;
         }
         p->classes = (RankClass *)realloc(p->classes, sizeof(RankClass) * (size_t)(c + 1));
         if (!p->classes) run_failure("out of memory");
         RankClass *fresh = &p->classes[p->count++];
-        fresh->rank = rank, fresh->run = dry_run, fresh->dry_run = &dry_run->dev, fresh->comm = &dry_run->comm;
+        fresh->rank = rank, fresh->trainer = dry_run, fresh->dry_run = &dry_run->parallel.dev, fresh->comm = &dry_run->parallel.comm;
         law_of(fresh->law, &j->config, world, rank, &j->opt);
     }
     free(script.lines);
 }
 
 static void plan_close(Plan *p) {
-    for (int c = 0; c < p->count; c++) run_close(p->classes[c].run), free(p->classes[c].run);
+    for (int c = 0; c < p->count; c++) trainer_close(p->classes[c].trainer), free(p->classes[c].trainer);
     for (int s = 0; s < p->num_scripts; s++) free(p->scripts[s].lines);
     names_close(&p->names);
     free(p->classes), free(p->class_of), free(p->scripts), free(p->hashes), free(p->script_of);
@@ -436,10 +436,10 @@ static void search_try(Search *s, const Options *o) {
         if (s->count == BEST && !s->all && 0.98 * least_seconds(s) > s->best[BEST - 1].e.step)
             return;      // nor would it be among them. 2 %: padding's arithmetic differs from layout to layout
         if (o->pp > 1) { // the first stage, whose memory is mostly the largest, tells of many that they do not fit
-            Run *first = (Run *)checked_malloc(sizeof *first);
+            Trainer *first = (Trainer *)checked_malloc(sizeof *first);
             dry_run_open(first, j, 0, NULL);
-            of_first = (double)device_peak(&first->dev);
-            run_close(first), free(first);
+            of_first = (double)device_peak(&first->parallel.dev);
+            trainer_close(first), free(first);
         }
         if (of_first > have) continue;
         trial_run(&t, j, &j->cluster);
@@ -659,11 +659,11 @@ static void write_planned_trace(const Job *j, const Replay *replay) {
     fputs(trace_header, f);
     for (int stage = 0; stage < j->mesh.size[AXIS_PP]; stage++) {
         int rank = stage * mesh_stride(&j->mesh, AXIS_PP);
-        Run *dry_run = (Run *)checked_malloc(sizeof *dry_run);
+        Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
         dry_run_open(dry_run, j, rank, NULL);
-        replay_times(replay, rank, &dry_run->dev);
-        trace_write_events(f, &dry_run->dev, rank, 0, 0);
-        run_close(dry_run), free(dry_run);
+        replay_times(replay, rank, &dry_run->parallel.dev);
+        trace_write_events(f, &dry_run->parallel.dev, rank, 0, 0);
+        trainer_close(dry_run), free(dry_run);
     }
     fputs(trace_footer, f);
     if (fclose(f)) user_error("cannot write --trace %s: %s", j->opt.trace, strerror(errno));

@@ -5,21 +5,21 @@
  */
 
 /* Logits (V), on the host, of the token after the given ones; `past` tokens came before and are in the cache. */
-static const float *next_token_logits(Run *r, const int32_t *ids, int count, int past) {
-    const Llama3Config *c = r->config;
-    Model *m = &r->model;
+static const float *next_token_logits(Trainer *trainer, const int32_t *ids, int count, int past) {
+    const Llama3Config *c = &trainer->model.config;
+    Model *m = &trainer->model;
     m->T = count, m->past = past;
-    device_write(&r->dev, m->ids, ids, sizeof(int32_t) * (size_t)count);
-    forward_only(r, AFTER_LAST_USE);
-    FsdpUnit *head = &r->fsdp.units[r->table->head];
+    device_write(&trainer->parallel.dev, m->ids, ids, sizeof(int32_t) * (size_t)count);
+    forward_only(trainer, AFTER_LAST_USE);
+    FsdpUnit *head = &trainer->parallel.fsdp.units[trainer->model.table.head];
     const int64_t *at = head->unit->offsets;
-    const floatX *w = fsdp_unshard(&r->fsdp, head);
-    rmsnorm_forward(&r->dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid, m->branch,
-                    w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
-    linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)(count - 1) * c->C,
+    const floatX *w = fsdp_unshard(&trainer->parallel.fsdp, head);
+    rmsnorm_forward(&trainer->parallel.dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid,
+                    m->branch, w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
+    linear_forward_fp32(&trainer->parallel.dev, m->logits, m->final_in + (int64_t)(count - 1) * c->C,
                         w + at[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED], 1, c->C, c->V);
-    fsdp_reshard(&r->fsdp, head, AFTER_LAST_USE);
-    device_read(&r->dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
+    fsdp_reshard(&trainer->parallel.fsdp, head, AFTER_LAST_USE);
+    device_read(&trainer->parallel.dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
     return m->next_logits;
 }
 
@@ -54,27 +54,27 @@ static int32_t sample_token(const float *logits, int V, double temperature, doub
 }
 
 /* Continues the prompt `ids`; all ranks compute it, rank 0 prints it. */
-static void generate(Run *r, const Tokenizer *tokenizer, const int32_t *ids, int count) {
-    int V = r->config->V;
-    if (r->dev.dry_run) { // the two shapes that need the most memory
-        next_token_logits(r, ids, count, 0);
-        next_token_logits(r, ids, 1, count + r->opt->max_tokens - 1);
+static void generate(Trainer *trainer, const Tokenizer *tokenizer, const int32_t *ids, int count) {
+    int V = trainer->model.config.V;
+    if (trainer->parallel.dev.dry_run) { // the two shapes that need the most memory
+        next_token_logits(trainer, ids, count, 0);
+        next_token_logits(trainer, ids, 1, count + trainer->opt->max_tokens - 1);
         return;
     }
     Candidate *scratch = (Candidate *)checked_malloc(sizeof(Candidate) * (size_t)V);
-    const float *logits = next_token_logits(r, ids, count, 0);
-    for (int i = 0; i < count && r->rank == 0; i++) print_token(tokenizer, ids[i], stdout);
-    for (int i = 0; i < r->opt->max_tokens; i++) {
-        double u = (double)(mix64((uint64_t)r->opt->seed * 0x9E3779B97F4A7C15ull + (uint64_t)i) >> 11) * 0x1p-53;
-        int32_t id = sample_token(logits, V, r->opt->temperature, r->opt->top_p, u, scratch);
-        if (r->mesh.world > 1) { // all go on with rank 0's: GPUs that differ may differ in the last bits
-            all_gather_now(&r->comm, AXIS_WORLD, "next token", &id, r->reports, sizeof id);
-            memcpy(&id, r->reports, sizeof id);
+    const float *logits = next_token_logits(trainer, ids, count, 0);
+    for (int i = 0; i < count && trainer->parallel.rank == 0; i++) print_token(tokenizer, ids[i], stdout);
+    for (int i = 0; i < trainer->opt->max_tokens; i++) {
+        double u = (double)(mix64((uint64_t)trainer->opt->seed * 0x9E3779B97F4A7C15ull + (uint64_t)i) >> 11) * 0x1p-53;
+        int32_t id = sample_token(logits, V, trainer->opt->temperature, trainer->opt->top_p, u, scratch);
+        if (trainer->parallel.mesh.world > 1) { // all go on with rank 0's: GPUs that differ may differ in the last bits
+            all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "next token", &id, trainer->reports, sizeof id);
+            memcpy(&id, trainer->reports, sizeof id);
         }
         if (tokenizer_ends(tokenizer, id) || id >= tokenizer->vocab_size) break;
-        if (r->rank == 0) print_token(tokenizer, id, stdout), fflush(stdout);
-        if (i + 1 < r->opt->max_tokens) logits = next_token_logits(r, &id, 1, count + i);
+        if (trainer->parallel.rank == 0) print_token(tokenizer, id, stdout), fflush(stdout);
+        if (i + 1 < trainer->opt->max_tokens) logits = next_token_logits(trainer, &id, 1, count + i);
     }
-    if (r->rank == 0) printf("\n");
+    if (trainer->parallel.rank == 0) printf("\n");
     free(scratch);
 }

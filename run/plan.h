@@ -219,10 +219,10 @@ static void ledger_write(const Ledger *l, const Device *dry_run, FILE *f) {
 // ---------------------------------------------------------------------------
 // a plan: ranks that are alike, one of which was dry-run for all
 
-struct Run;
+struct Trainer;
 typedef struct {
     int rank;        // the first of them
-    struct Run *run; // its dry run, whose figures these are:
+    struct Trainer *trainer; // its dry run, whose figures these are:
     const Device *dry_run;
     const Comm *comm;
     Traffic law[AXES][COLLECTIVES];

@@ -55,27 +55,27 @@ static void check_rope(const Llama3Config *c) {
  * is made of very many chunks takes long to be dry-run: of such a one the memory is added up, and no more. */
 static void check_plan(Job *j, int rank) {
     Traffic law[AXES][COLLECTIVES];
-    static Run dry_run;
+    static Trainer dry_run;
     int accum = j->opt.accum, long_dry_run = (int64_t)j->opt.batch * j->opt.seq / 16 > 512;
     j->opt.accum = 1 + (accum - 1) % 4;
     if (long_dry_run) {
-        run_bind(&dry_run, j, rank);
-        device_open_dry_run(&dry_run.dev, j->threads_per_rank, 0);
-        comm_open_dry_run(&dry_run.comm, &dry_run.dev, &j->mesh, rank);
-        run_allocate(&dry_run, j);
+        trainer_bind(&dry_run, j, rank);
+        device_open_dry_run(&dry_run.parallel.dev, j->threads_per_rank, 0);
+        comm_open_dry_run(&dry_run.parallel.comm, &dry_run.parallel.dev, &j->mesh, rank);
+        trainer_allocate(&dry_run, j);
     } else {
         dry_run_open(&dry_run, j, rank, NULL);
     }
     law_of(law, &j->config, j->mesh.world, rank, &j->opt);
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_dry_run; i++) {
         Traffic l = law[i / COLLECTIVES][i % COLLECTIVES],
-                w = dry_run.comm.traffic_started[i / COLLECTIVES][i % COLLECTIVES];
+                w = dry_run.parallel.comm.traffic_started[i / COLLECTIVES][i % COLLECTIVES];
         EXPECT(traffic_equal(l, w),
                "exchange %d: the law says %" PRId64 " calls and %" PRId64 " bytes, the walk %" PRId64 " and %" PRId64,
                i, l.calls, l.bytes, w.calls, w.bytes);
     }
     j->opt.accum = accum;
-    RankClass all = {rank, &dry_run, &dry_run.dev, &dry_run.comm, {{{0, 0}}}};
+    RankClass all = {rank, &dry_run, &dry_run.parallel.dev, &dry_run.parallel.comm, {{{0, 0}}}};
     int parts = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_PP],
         few = !long_dry_run && accum <= 64 && parts <= 8; // of others, as if all were as this one
     Plan plan = ZERO;
@@ -102,7 +102,7 @@ static void check_plan(Job *j, int rank) {
     }
     if (few) plan_close(&plan);
     else free(plan.class_of);
-    run_close(&dry_run);
+    trainer_close(&dry_run);
 }
 
 /* Of a key that is there twice, the first counts. */

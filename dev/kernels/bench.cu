@@ -8,54 +8,57 @@
 #define TESTING
 #include "train_llama3.cu"
 
-static void forward_products(Run *r) {
-    const Llama3Config *c = r->config;
-    Model *m = &r->model;
+static void forward_products(Trainer *trainer) {
+    const Llama3Config *c = &trainer->model.config;
+    Model *m = &trainer->model;
     int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
     for (int l = 0; l < c->L; l++) {
         BlockActivations *a = &m->blocks[l];
-        const FsdpUnit *u = &r->fsdp.units[table_block_unit(r->table, l)];
+        const FsdpUnit *u = &trainer->parallel.fsdp.units[table_block_unit(&trainer->model.table, l)];
         const int64_t *at = u->unit->offsets;
         const floatX *w = u->sharded_weights;
-        linear_forward(&r->dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV);
-        linear_forward(&r->dev, m->branch, a->attn, w + at[W_O], N, Q, c->C);
-        linear_forward(&r->dev, a->gate_up, a->ffn_in, w + at[W_GATE], N, c->C, 2 * c->F);
-        linear_forward(&r->dev, m->branch, a->hidden, w + at[W_DOWN], N, c->F, c->C);
+        linear_forward(&trainer->parallel.dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV);
+        linear_forward(&trainer->parallel.dev, m->branch, a->attn, w + at[W_O], N, Q, c->C);
+        linear_forward(&trainer->parallel.dev, a->gate_up, a->ffn_in, w + at[W_GATE], N, c->C, 2 * c->F);
+        linear_forward(&trainer->parallel.dev, m->branch, a->hidden, w + at[W_DOWN], N, c->F, c->C);
     }
 }
 
-static void backward_products(Run *r) {
-    const Llama3Config *c = r->config;
-    Model *m = &r->model;
+static void backward_products(Trainer *trainer) {
+    const Llama3Config *c = &trainer->model.config;
+    Model *m = &trainer->model;
     int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
     for (int l = c->L - 1; l >= 0; l--) {
         BlockActivations *a = &m->blocks[l];
-        const FsdpUnit *u = &r->fsdp.units[table_block_unit(r->table, l)];
+        const FsdpUnit *u = &trainer->parallel.fsdp.units[table_block_unit(&trainer->model.table, l)];
         const int64_t *at = u->unit->offsets;
         const floatX *w = u->sharded_weights;
         float *dw = u->grad;
-        linear_backward_input(&r->dev, m->dhidden, m->dx, c->C, w + at[W_DOWN], N, c->F, c->C);
-        linear_backward_weight(&r->dev, dw + at[W_DOWN], m->dx, c->C, a->hidden, N, c->F, c->C, 0);
-        linear_backward_input(&r->dev, m->dnorm, a->gate_up, 2 * c->F, w + at[W_GATE], N, c->C, 2 * c->F);
-        linear_backward_weight(&r->dev, dw + at[W_GATE], a->gate_up, 2 * c->F, a->ffn_in, N, c->C, 2 * c->F, 0);
-        linear_backward_input(&r->dev, m->dattn, m->dx, c->C, w + at[W_O], N, Q, c->C);
-        linear_backward_weight(&r->dev, dw + at[W_O], m->dx, c->C, a->attn, N, Q, c->C, 0);
-        linear_backward_input(&r->dev, m->dnorm, m->dqkv, QKV, w + at[W_Q], N, c->C, QKV);
-        linear_backward_weight(&r->dev, dw + at[W_Q], m->dqkv, QKV, a->attn_in, N, c->C, QKV, 0);
+        linear_backward_input(&trainer->parallel.dev, m->dhidden, m->dx, c->C, w + at[W_DOWN], N, c->F, c->C);
+        linear_backward_weight(&trainer->parallel.dev, dw + at[W_DOWN], m->dx, c->C, a->hidden, N, c->F, c->C, 0);
+        linear_backward_input(&trainer->parallel.dev, m->dnorm, a->gate_up, 2 * c->F, w + at[W_GATE], N, c->C,
+                              2 * c->F);
+        linear_backward_weight(&trainer->parallel.dev, dw + at[W_GATE], a->gate_up, 2 * c->F, a->ffn_in, N, c->C,
+                               2 * c->F, 0);
+        linear_backward_input(&trainer->parallel.dev, m->dattn, m->dx, c->C, w + at[W_O], N, Q, c->C);
+        linear_backward_weight(&trainer->parallel.dev, dw + at[W_O], m->dx, c->C, a->attn, N, Q, c->C, 0);
+        linear_backward_input(&trainer->parallel.dev, m->dnorm, m->dqkv, QKV, w + at[W_Q], N, c->C, QKV);
+        linear_backward_weight(&trainer->parallel.dev, dw + at[W_Q], m->dqkv, QKV, a->attn_in, N, c->C, QKV, 0);
     }
 }
 
-static void head_products(Run *r) {
-    const Llama3Config *c = r->config;
-    Model *m = &r->model;
-    const FsdpUnit *u = &r->fsdp.units[r->table->head];
+static void head_products(Trainer *trainer) {
+    const Llama3Config *c = &trainer->model.config;
+    Model *m = &trainer->model;
+    const FsdpUnit *u = &trainer->parallel.fsdp.units[trainer->model.table.head];
     int64_t head = u->unit->offsets[W_HEAD], stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX));
     for (int row = 0; row < m->B * m->T; row += m->logit_rows) {
         int n = (int)min_i64(m->logit_rows, m->B * m->T - row);
         const floatX *in = m->final_in + (int64_t)row * c->C, *dlogits = (const floatX *)m->logits;
-        linear_forward_fp32(&r->dev, m->logits, in, u->sharded_weights + head, n, c->C, c->V);
-        linear_backward_input(&r->dev, m->dnorm + (int64_t)row * c->C, dlogits, stride, u->sharded_weights + head, n, c->C, c->V);
-        linear_backward_weight(&r->dev, u->grad + head, dlogits, stride, in, n, c->C, c->V, row > 0);
+        linear_forward_fp32(&trainer->parallel.dev, m->logits, in, u->sharded_weights + head, n, c->C, c->V);
+        linear_backward_input(&trainer->parallel.dev, m->dnorm + (int64_t)row * c->C, dlogits, stride,
+                              u->sharded_weights + head, n, c->C, c->V);
+        linear_backward_weight(&trainer->parallel.dev, u->grad + head, dlogits, stride, in, n, c->C, c->V, row > 0);
     }
 }
 
@@ -91,33 +94,35 @@ int main(int argc, char **argv) {
     j->opt = options_parse(7, arguments);
     j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
-    Run *r = (Run *)checked_malloc(sizeof *r), *dry_run = (Run *)checked_malloc(sizeof *dry_run);
+    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer),
+            *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     dry_run_open(dry_run, j, 0, NULL);
-    rank_open(r, dry_run, j, 0);
+    trainer_open(trainer, dry_run, j, 0);
     unlink(path);
-    train_step(r, 1);
-    memset(r->dev.ops, 0, sizeof r->dev.ops);
+    train_step(trainer, 1);
+    memset(trainer->parallel.dev.ops, 0, sizeof trainer->parallel.dev.ops);
 
     double steps[MOST], products[MOST], ratios[MOST];
     OpStat ops[OP_COUNT] = ZERO;
     for (int i = 0; i < rounds; i++) {
-        memset(r->dev.ops, 0, sizeof r->dev.ops);
-        steps[i] = train_step(r, i + 2).seconds;
+        memset(trainer->parallel.dev.ops, 0, sizeof trainer->parallel.dev.ops);
+        steps[i] = train_step(trainer, i + 2).seconds;
         for (int o = 0; o < OP_COUNT; o++) {
-            ops[o].calls = r->dev.ops[o].calls, ops[o].flops = r->dev.ops[o].flops, ops[o].bytes = r->dev.ops[o].bytes;
-            ops[o].seconds += r->dev.ops[o].seconds / rounds;
+            ops[o].calls = trainer->parallel.dev.ops[o].calls, ops[o].flops = trainer->parallel.dev.ops[o].flops,
+            ops[o].bytes = trainer->parallel.dev.ops[o].bytes;
+            ops[o].seconds += trainer->parallel.dev.ops[o].seconds / rounds;
         }
         double start = seconds_now();
-        forward_products(r);
-        head_products(r);
-        backward_products(r);
+        forward_products(trainer);
+        head_products(trainer);
+        backward_products(trainer);
         products[i] = seconds_now() - start;
         ratios[i] = products[i] / steps[i];
     }
     double flops =
         ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
     double step = median(steps, rounds), product = median(products, rounds), ratio = median(ratios, rounds);
-    printf("%s, %s, %d threads, %d rounds, medians\n", argv[1], PRECISION_NAME, r->dev.threads, rounds);
+    printf("%s, %s, %d threads, %d rounds, medians\n", argv[1], PRECISION_NAME, trainer->parallel.dev.threads, rounds);
     printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of products\n", 1e3 * step,
            j->opt.batch * j->opt.seq / step, flops / step / 1e9);
     printf("  products  %9.1f ms                    %6.1f GFLOP/s\n", 1e3 * product, flops / product / 1e9);
@@ -127,8 +132,8 @@ int main(int argc, char **argv) {
         if (ops[o].calls)
             printf("  %-24s %6" PRId64 " %10.2f %10.1f %10.1f\n", op_names[o], ops[o].calls, 1e3 * ops[o].seconds,
                    ops[o].flops / ops[o].seconds / 1e9, ops[o].bytes / ops[o].seconds / 1e9);
-    run_close(r);
-    run_close(dry_run);
+    trainer_close(trainer);
+    trainer_close(dry_run);
     job_close(j);
     return 0;
 }

@@ -70,27 +70,27 @@ static int64_t calls_of(const Device *dev) {
     return calls;
 }
 
-static double timed_step(Run *r, int64_t step, StepStats *s) {
+static double timed_step(Trainer *trainer, int64_t step, StepStats *s) {
     double start = seconds_now();
-    *s = train_step(r, step);
-    device_wait(&r->dev);
+    *s = train_step(trainer, step);
+    device_wait(&trainer->parallel.dev);
     return seconds_now() - start;
 }
 
-static void answer_parts(Run *r, int64_t step) {
-    Marks m = {&r->dev, NULL, NULL, 0, 1 << 16};
+static void answer_parts(Trainer *trainer, int64_t step) {
+    Marks m = {&trainer->parallel.dev, NULL, NULL, 0, 1 << 16};
     m.events = (cudaEvent_t *)checked_malloc(sizeof(cudaEvent_t) * (size_t)(m.most + 1));
     m.parts = (Part *)checked_malloc(sizeof(Part) * (size_t)m.most);
     for (int64_t i = 0; i <= m.most; i++)
         cuda_check(cudaEventCreateWithFlags(&m.events[i], cudaEventDefault), "making an event");
-    int64_t before = calls_of(&r->dev);
+    int64_t before = calls_of(&trainer->parallel.dev);
     StepStats s;
-    r->dev.poll = mark_op, r->dev.poll_arg = &m; // exchanges, whose place this is, are not in flight on one rank
-    cuda_check(cudaEventRecord(m.events[0], r->dev.stream), "recording an event");
-    double took = timed_step(r, step, &s), parts[PARTS] = ZERO, sum = 0;
-    r->dev.poll = NULL;
-    if (m.count != calls_of(&r->dev) - before)
-        run_failure("bench_gpu.cu: %" PRId64 " ops were marked, %" PRId64 " ran", m.count, calls_of(&r->dev) - before);
+    trainer->parallel.dev.poll = mark_op, trainer->parallel.dev.poll_arg = &m; // exchanges, whose place this is, are not in flight on one rank
+    cuda_check(cudaEventRecord(m.events[0], trainer->parallel.dev.stream), "recording an event");
+    double took = timed_step(trainer, step, &s), parts[PARTS] = ZERO, sum = 0;
+    trainer->parallel.dev.poll = NULL;
+    if (m.count != calls_of(&trainer->parallel.dev) - before)
+        run_failure("bench_gpu.cu: %" PRId64 " ops were marked, %" PRId64 " ran", m.count, calls_of(&trainer->parallel.dev) - before);
     for (int64_t i = 0; i < m.count; i++) {
         float ms = 0;
         cuda_check(cudaEventElapsedTime(&ms, m.events[i], m.events[i + 1]), "asking for a time");
@@ -122,12 +122,12 @@ static void train_answers(int argc, char **argv) {
     j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     pthread_mutex_init(&j->thread_world.lock, NULL);
-    Run *r = (Run *)checked_malloc(sizeof *r), *dry_run = (Run *)checked_malloc(sizeof *dry_run);
+    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer), *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     dry_run_open(dry_run, j, 0, NULL);
-    check_memory(j, &dry_run->dev);
-    double free_before = device_memory(0), planned = (double)device_need(&dry_run->dev), rate = 0,
-           flops = device_flops(&dry_run->dev, 0);
-    rank_open(r, dry_run, j, 0);
+    check_memory(j, &dry_run->parallel.dev);
+    double free_before = device_memory(0), planned = (double)device_need(&dry_run->parallel.dev), rate = 0,
+           flops = device_flops(&dry_run->parallel.dev, 0);
+    trainer_open(trainer, dry_run, j, 0);
     unlink(path);
     printf("{\"tokens\":%" PRId64 ",\"planned\":%.0f,\"opened\":%.0f,\"flops\":%.6g}\n",
            T * j->opt.batch * j->opt.accum, planned, free_before - device_memory(0), flops);
@@ -139,14 +139,14 @@ static void train_answers(int argc, char **argv) {
         if (sscanf(line, "steps %d", &wanted) == 1 && wanted > 0) {
             printf("{\"ms\":[");
             for (int i = 0; i < wanted; i++) {
-                printf("%s%.6g", i ? "," : "", 1e3 * timed_step(r, ++step, &s));
+                printf("%s%.6g", i ? "," : "", 1e3 * timed_step(trainer, ++step, &s));
                 if (step == 1)
-                    rate = matmul_rate(&r->dev),
-                    check_first_step(r, dry_run); // law, dry run and wire; memory as planned
+                    rate = matmul_rate(&trainer->parallel.dev),
+                    check_first_step(trainer, dry_run); // law, dry run and wire; memory as planned
             }
             printf("],\"loss\":%.9g,\"norm\":%.9g,\"matmul_rate\":%.6g}\n", s.loss, s.grad_norm, rate);
         } else if (!strcmp(line, "parts\n") && step) {
-            answer_parts(r, ++step);
+            answer_parts(trainer, ++step);
         } else if (!strcmp(line,
                            "memory\n")) { // what is taken beyond the arenas is the libraries' and the kernels' own
             printf("{\"planned\":%.0f,\"taken\":%.0f}\n", planned, free_before - device_memory(0));
@@ -155,8 +155,8 @@ static void train_answers(int argc, char **argv) {
         }
         fflush(stdout);
     }
-    run_close(r);
-    run_close(dry_run);
+    trainer_close(trainer);
+    trainer_close(dry_run);
     job_close(j);
 }
 #endif

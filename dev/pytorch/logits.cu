@@ -5,19 +5,19 @@
 #include "train_llama3.cu"
 
 /* The last layers of next_token_logits, which computes one row alone, for all T rows of what it computed them from. */
-static void all_logits(Run *r, int T, FILE *out) {
-    const Llama3Config *c = r->config;
-    Model *m = &r->model;
-    FsdpUnit *head = &r->fsdp.units[r->table->head];
-    const floatX *w =
-        fsdp_unshard(&r->fsdp, head) + head->unit->offsets[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED];
+static void all_logits(Trainer *trainer, int T, FILE *out) {
+    const Llama3Config *c = &trainer->model.config;
+    Model *m = &trainer->model;
+    FsdpUnit *head = &trainer->parallel.fsdp.units[trainer->model.table.head];
+    const floatX *w = fsdp_unshard(&trainer->parallel.fsdp, head) +
+                      head->unit->offsets[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED];
     for (int t = 0; t < T; t++) {
-        linear_forward_fp32(&r->dev, m->logits, m->final_in + (int64_t)t * c->C, w, 1, c->C, c->V);
-        device_read(&r->dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
+        linear_forward_fp32(&trainer->parallel.dev, m->logits, m->final_in + (int64_t)t * c->C, w, 1, c->C, c->V);
+        device_read(&trainer->parallel.dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
         if (fwrite(m->next_logits, sizeof(float), (size_t)c->V, out) != (size_t)c->V)
             run_failure("the logits could not be written: %s", strerror(errno));
     }
-    fsdp_reshard(&r->fsdp, head, AFTER_LAST_USE);
+    fsdp_reshard(&trainer->parallel.fsdp, head, AFTER_LAST_USE);
 }
 
 int main(int argc, char **argv) {
@@ -35,14 +35,15 @@ int main(int argc, char **argv) {
     j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     j->opt.seq = T; // as if the prompt were a window
-    Run *r = (Run *)checked_malloc(sizeof *r), *dry_run = (Run *)checked_malloc(sizeof *dry_run);
+    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer),
+            *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     j->prompt_length = (size_t)T;
     j->prompt = (int32_t *)grown(j->prompt, sizeof(int32_t) * (size_t)T);
     dry_run_open(dry_run, j, 0, NULL);
-    rank_open(r, dry_run, j, 0);
+    trainer_open(trainer, dry_run, j, 0);
     for (size_t at = 0; at < length; at += sizeof(int32_t) * (size_t)T) {
-        next_token_logits(r, (const int32_t *)(ids + at), T, 0);
-        all_logits(r, T, stdout);
+        next_token_logits(trainer, (const int32_t *)(ids + at), T, 0);
+        all_logits(trainer, T, stdout);
     }
     return fflush(stdout) ? 2 : 0;
 }

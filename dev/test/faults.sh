@@ -81,7 +81,7 @@ fault "a unit is not reduced" fsdp.h \
 fault "weights of 8 bits take the scale of a neighbouring block" fsdp.h 's|within / INT8_BLOCK, n);|(within / INT8_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
 more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|^            scales\[b\] =$|            scales[b ^ 1] =|' adapters "bytes and scales of the whole tensors. blocks"
 more "a cut between ranks goes through a block of 8 bits" fsdp.h 's|int64_t each = t->int8_block < 0 ? p->unquantized : p->blocks \* INT8_BLOCK,|int64_t each = t->int8_block < 0 ? p->unquantized : p->blocks * INT8_BLOCK - 32,|' adapters "every weight is that of its block"
-more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(&r->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(r, unit)) fsdp_reduce_gradients(\&r->fsdp, trained, micro);|' adapters "no free slot for the gradient of adapters of"
+more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro);|' adapters "no free slot for the gradient of adapters of"
 more "adapters' sums of one tp rank are lost" fsdp.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
 fault "the base is updated by weight decay" fsdp.h \
     's/^    if (now) state_store(f, now, s);/&\n    for (int u = 0; u < f->table->num_units; u++) if (f->units[u].unit->frozen \&\& !f->units[u].quantized.shards) scale(f->dev, f->units[u].sharded_weights, 1 - o->lr * o->weight_decay, f->units[u].state_count);/' adapters "the base is as it was"
@@ -95,7 +95,7 @@ fault "a gather is waited for only after its weights were used" fsdp.h \
     's|    collective_wait(f->comm, &u->all_gather);||; s|^    slot_release(f->dev, f->weight_slots|    collective_wait(f->comm, \&u->all_gather);\n&|' faults "gradients of one rank"
 more "a reduction is not waited for" fsdp.h \
     's|    collective_wait(f->comm, &s->request);||' faults "gradients of one rank|in flight"
-fault "--deterministic does nothing" train_llama3.cu \
+fault "--deterministic does nothing" run/parallel.h \
     's|    s.deterministic = o->deterministic;||' bits "have one rank's bits"
 more "local accumulation takes samples in the order of the other" dataloader.h \
     's|    if (s->local) j = .*||' bits "have one rank's bits"
@@ -109,8 +109,8 @@ more "replicas are not exchanged" fsdp.h \
     's|    return f->replicas > 1 && last;.*|    return 0 * last;|' faults "law, walk and wire"
 fault "replicas are flattened into one group that shards" lib/mesh.h \
     's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "law, walk and wire"
-more "a rank shuffles from another seed" run/run.h \
-    's|^                 (uint64_t)j->opt.seed,|                 (uint64_t)j->opt.seed + (uint64_t)(r->rank == 2),|' faults "rank 2 shuffles samples"
+more "a rank shuffles from another seed" run/trainer.h \
+    's|^                 (uint64_t)j->opt.seed,|                 (uint64_t)j->opt.seed + (uint64_t)(trainer->parallel.rank == 2),|' faults "rank 2 shuffles samples"
 more "a clipped step of one replica is scaled differently" fsdp.h \
     's|o->weight_decay : 0.0f, grad_scale, step);|o->weight_decay : 0.0f, grad_scale * (f->replica ? 1.001f : 1), step);|' replicas "are replicas"
 more "the rotation is forgotten when activations are computed again" train_llama3.cu \
@@ -138,11 +138,11 @@ fault "a send is over before its receiver has read it" lib/comm.h 's/sends ? &sl
 fault "documents are off by one" dataloader.h \
     's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' documents "documents: every gradient equals PyTorch's"
 more "every micro-batch has the first one's documents" train_llama3.cu \
-    's|batch->docs + at \* r->mesh.size\[AXIS_CP\]|batch->docs|' documents "have one rank's bits"
+    's|batch->docs + at \* trainer->parallel.mesh.size\[AXIS_CP\]|batch->docs|' documents "have one rank's bits"
 more "validation does not tell documents apart" train_llama3.cu \
-    's|        if (r->model.docs) device_write(&r->dev, r->model.docs, r->eval_docs, .*||' documents "validation masks"
+    's|            device_write(&trainer->parallel.dev, trainer->model.docs, trainer->eval_docs, .*|            {}|' documents "validation masks"
 more "backward sees all documents" train_llama3.cu \
-    's|    AttentionShape shape = attention_shape(r, m->T);|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
+    's|    AttentionShape shape = attention_shape(m, m->T);|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
 fault "a checkpoint's files are not synced" run/checkpoint_writer.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" run/checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
 fault "whole units stay while a checkpoint is saved" run/checkpoint_writer.h \
@@ -150,7 +150,7 @@ fault "whole units stay while a checkpoint is saved" run/checkpoint_writer.h \
 more "what a checkpoint is read into stays" fsdp.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(f->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), chunk, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
 more "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
-fault "a resumed run begins its epoch anew" run/run.h 's|^                 r->progress.epoch,|                 0,|; s|^                 r->progress.samples_in_epoch};|                 0};|' checkpoints "are 4 steps"
+fault "a resumed run begins its epoch anew" run/trainer.h 's|^                 trainer->progress.epoch,|                 0,|; s|^                 trainer->progress.samples_in_epoch};|                 0};|' checkpoints "are 4 steps"
 fault "the second chunk's queries stand right behind the first's" lib/ops.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
 more "a slice of the vocabulary takes its neighbour's first token" lib/ops.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
 more "sums of slices are not brought to one largest logit" lib/ops.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
@@ -159,15 +159,15 @@ fault "gradients of norms are not summed over tp" fsdp.h \
 fault "a group that shards has members of two tp slices" lib/mesh.h \
     's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
 fault "the loss is counted on every tp rank" train_llama3.cu \
-    's|exact_total(dev, &r->sums\[SUM_LOSS\], m->losses + begin, n);|exact_total(dev, \&r->sums[SUM_LOSS], m->losses, N);|' mesh-faults "tp 2 .*losses 1"
-fault "a tp peer takes other samples" run/run.h \
-    's|^                 mesh_coordinate(&r->mesh, r->rank, AXIS_DP_SHARD),|                 (mesh_coordinate(\&r->mesh, r->rank, AXIS_DP_SHARD) + mesh_coordinate(\&r->mesh, r->rank, AXIS_TP)) % r->mesh.size[AXIS_DP_SHARD],|' mesh-faults "have parts of the same model for the same samples, but train on different ones|train on the same samples .both"
+    's|exact_total(dev, m->loss_sum, m->losses + begin, n);|exact_total(dev, m->loss_sum, m->losses, N);|' mesh-faults "tp 2 .*losses 1"
+fault "a tp peer takes other samples" run/trainer.h \
+    's|^                 mesh_coordinate(&trainer->parallel.mesh, trainer->parallel.rank, AXIS_DP_SHARD),|                 (mesh_coordinate(\&j->mesh, trainer->parallel.rank, AXIS_DP_SHARD) + mesh_coordinate(\&j->mesh, trainer->parallel.rank, AXIS_TP)) % j->mesh.size[AXIS_DP_SHARD],|' mesh-faults "have parts of the same model for the same samples, but train on different ones|train on the same samples .both"
 fault "a slice of columns is taken as one of rows" llama3.h \
     's|^    \*whole = (t->first_row + row) \* t->whole_cols + t->first_col + col;|    if (t->row->split == SPLIT_COLUMNS) { *whole = t->first_col * t->whole_rows + at; return t->rows * t->cols - at; }\n&|' mesh-faults "tp 2 .*worst gradient"
-fault "a rank's second chunk stands one chunk too early" train_llama3.cu \
+fault "a rank's second chunk stands one chunk too early" run/model.h \
     's|(2 \* cp - 1 - i) \* chunk + t - chunk;|(2 * cp - 2 - i) * chunk + t - chunk;|' mesh-faults "cp 2 .*worst gradient"
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
-    's|micro_batch(r, batch, step->micro_batch);|micro_batch(r, batch, r->table->embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|' mesh-faults "pp 2 .*worst gradient"
+    's|micro_batch(trainer, batch, step->micro_batch);|micro_batch(trainer, batch, trainer->model.table.embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|' mesh-faults "pp 2 .*worst gradient"
 fault "all stages are planned as the first" plan/planner.h \
     's|alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD)|alike %= mesh_stride(\&j->mesh, AXIS_PP)|' plan "is planned as what it is"
 more "a replay takes one count for another" plan/replay.h 's|return x->count == y->count \&\& |return |' replay "another count"
@@ -176,10 +176,10 @@ more "a message is planned under another name" pipeline_parallel.h \
 more "ranks that differ in memory are planned as one" run/plan.h \
     's|alike &= a->arenas\[c\].peak == b->arenas\[c\].peak|alike \&= 1|' plan "is planned as what it is"
 if [ -n "$all" ]; then
-    fault "a pipeline adds up its micro-batches one after the other" train_llama3.cu \
+    fault "a pipeline adds up its micro-batches one after the other" run/parallel.h \
         's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' mesh-bits "law, walk and wire|have one rank's bits"
     fault "one rank's gradients of keys and values are lost" train_llama3.cu \
-        's|sum_pieces(&r->dev, m->kv_mine, m->kv, r->mesh.size\[AXIS_CP\],|sum_pieces(\&r->dev, m->kv_mine, m->kv, r->mesh.size[AXIS_CP] - 1,|' mesh-faults "cp 2 .*worst gradient"
+        's|sum_pieces(m->dev, m->kv_mine, m->kv, m->mesh->size\[AXIS_CP\],|sum_pieces(m->dev, m->kv_mine, m->kv, m->mesh->size[AXIS_CP] - 1,|' mesh-faults "cp 2 .*worst gradient"
     fault "a stage awaits two messages in the other order" pipeline_parallel.h \
     's|p->schedule.receives\[p->receives_started\]|p->schedule.receives[p->schedule.pp_rank ? p->receives_started ^ 1 : p->receives_started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
     fault "one message too many" pipeline_parallel.h \
@@ -189,12 +189,12 @@ if [ -n "$all" ]; then
     fault "gradients with fewer stages overtake others" fsdp.h \
         's|^            while (reductions_advance(f, NULL, 0)) {}|            {}|' mesh-bits "while its request is in flight"
     fault "a validation counts its tokens on every rank that shares them" train_llama3.cu \
-        's|            if (mesh_tells_samples(&r->mesh, r->rank)) mine.targets += n;|            mine.targets += n;|' mesh-use "counts every token once"
+        's|            if (mesh_tells_samples(&trainer->parallel.mesh, trainer->parallel.rank)) mine.targets += n;|            mine.targets += n;|' mesh-use "counts every token once"
     fault "a checkpoint takes slices of columns as rows" run/checkpoint_writer.h \
         's/rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1,/rows = 1,/' mesh-use "has the same bytes"
     fault "a resumed run begins its moments anew" run/checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
     fault "checksums come in the order of ranks" run/checkpoint_writer.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
-    fault "a resumed run counts its updates anew" run/run.h 's|    r->progress = j->resume_from.progress;|    r->progress = j->resume_from.progress, r->progress.updates = 0;|' checkpoints "are 4 steps"
+    fault "a resumed run counts its updates anew" run/trainer.h 's|    trainer->progress = j->resume_from.progress;|&\n    trainer->progress.updates = 0;|' checkpoints "are 4 steps"
     fault "an epoch's end is not the audit's" dataloader.h 's/s->start_epoch + 1 + since_epoch/s->start_epoch + since_epoch/' checkpoints "audit"
     fault "a checkpoint's directory is not synced" run/checkpoint_writer.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
     fault "the name of --out is not synced" run/out_dir.h 's/parent >= 0 && fsync(parent) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
@@ -210,17 +210,17 @@ if [ -n "$all" ]; then
     fault "gradients are scaled by the world" fsdp.h \
         's|^        if (!f->accumulates_unsharded) accumulate_finish(f, u, s->micro);|        for (int64_t i = 0; i < u->shard_size \&\& !f->dev->dry_run \&\& replace; i++) sum[i] *= (float)f->ranks;\n&|' faults "gradients of one rank"
     fault "the mean is divided by the micro-batches once more" train_llama3.cu \
-        's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / r->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
+        's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / trainer->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
     fault "replicas are exchanged and not summed" fsdp.h \
         's|^    if (kind == REDUCE_REPLICAS)$|    if (0)|' faults "gradients of one rank"
     fault "a unit is reduced twice" train_llama3.cu \
-        's|        fsdp_reduce_gradients(&r->fsdp, trained, micro);|&\n        if (l == 0) { fsdp_gradients(\&r->fsdp, trained, micro); fsdp_reduce_gradients(\&r->fsdp, trained, micro); }|' faults "law, walk and wire"
+        's|        fsdp_reduce_gradients(m->fsdp, trained, micro);|&\n        if (l == 0) { fsdp_gradients(m->fsdp, trained, micro); fsdp_reduce_gradients(m->fsdp, trained, micro); }|' faults "law, walk and wire"
     fault "a rank gathers in another order" fsdp.h \
         's|^static void fsdp_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \
-        's|        block_forward(r, l, 0);|&\n        if (l == 0) { FsdpUnit *again = \&r->fsdp.units[unit]; fsdp_reshard(\&r->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(\&r->fsdp, again); fsdp_unshard(\&r->fsdp, again); }|' faults "law, walk and wire"
+        's|        block_forward(m, l, 0);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "law, walk and wire"
     fault "a rank draws its weights from another seed" train_llama3.cu \
-        's|r->fsdp.seed = (uint64_t)j->opt.seed;|r->fsdp.seed = (uint64_t)(j->opt.seed + (rank == 1));|' layouts "draws weights from another seed"
+        's|parallel.fsdp.seed = (uint64_t)j->opt.seed;|parallel.fsdp.seed = (uint64_t)(j->opt.seed + (rank == 1));|' layouts "draws weights from another seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_order(f->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
     fault "a slot is written before who had it is through" fsdp.h 's|    comm_await(f->comm, slot->freed, u->unit->name);||' orders "have one rank's bits"
     fault "weights are gathered before AdamW has written them" fsdp.h '/^static void fsdp_adamw/,/^}/s|^    device_order(f->dev, STREAM_GATHER,$|    device_order(f->dev, STREAM_COMPUTE,|' orders "have one rank's bits"
@@ -228,7 +228,7 @@ if [ -n "$all" ]; then
     fault "weights are used before they have arrived" lib/comm.h 's|    if (r->of_device) device_await(dev, r->arrived);||' orders "have one rank's bits"
     fault "weights are written while another rank copies them" lib/comm.h 's|device_await(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
     fault "exchanges of tp and cp travel on a stream that nobody orders" train_llama3.cu \
-        's|    collective_start(&r->comm, &r->model.exchange, .*|    StreamKind was = device_stream(\&r->dev, STREAM_SEND_NEXT);\n&\n    device_stream(\&r->dev, was);|' orders "have seed 0's bits"
+        's|    collective_start(m->comm, &m->exchange, .*|    StreamKind was = device_stream(m->dev, STREAM_SEND_NEXT);\n&\n    device_stream(m->dev, was);|' orders "have seed 0's bits"
     fault "a stage sends what is not made yet" pipeline_parallel.h 's|    device_order(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
     fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_order(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
     fault "both ends of a pipeline send first, over NCCL" fsdp.h 's|        int sends = i == (t->embed < 0);|        int sends = i == 0;|' mesh "two ranks issue in two orders"

@@ -149,21 +149,22 @@ static int64_t widened_wrong, widened_elements;
 /* What a rank computes with is what the blocks of the whole tensors stand for. */
 static void widened_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    Run *r = &o->run;
-    for (int i = 0; i < r->table->num_tensors; i++) {
-        const Tensor *t = &r->table->tensors[i];
-        FsdpUnit *u = &r->fsdp.units[t->unit];
+    Trainer *trainer = &o->trainer;
+    for (int i = 0; i < trainer->model.table.num_tensors; i++) {
+        const Tensor *t = &trainer->model.table.tensors[i];
+        FsdpUnit *u = &trainer->parallel.fsdp.units[t->unit];
         int64_t n = t->rows * t->cols, all = t->whole_rows * t->whole_cols, run, whole;
         if (!u->unit->frozen) continue;
         float *want = (float *)checked_malloc(sizeof(float) * (size_t)all);
-        tensor_init(want, t, r->whole_config, (uint64_t)j->opt.seed, 0, all, 1);
-        for (int64_t at = 0; at < all && is_quantized(r->whole_config->base, t->row); at += INT8_BLOCK) {
+        tensor_init(want, t, trainer->whole_config, (uint64_t)j->opt.seed, 0, all, 1);
+        for (int64_t at = 0; at < all && is_quantized(trainer->whole_config->base, t->row); at += INT8_BLOCK) {
             int8_t bytes[INT8_BLOCK];
             int64_t m = min_i64(INT8_BLOCK, all - at);
             float step = quantize_int8_block(bytes, want + at, m);
             for (int64_t e = 0; e < m; e++) want[at + e] = (float)bytes[e] * step;
         }
-        floatX *have = (floatX *)on_host(&r->dev, fsdp_unshard(&r->fsdp, u) + t->offset, sizeof(floatX) * (size_t)n);
+        floatX *have = (floatX *)on_host(&trainer->parallel.dev, fsdp_unshard(&trainer->parallel.fsdp, u) + t->offset,
+                                         sizeof(floatX) * (size_t)n);
         int64_t wrong = 0;
         for (int64_t at = 0; at < n; at += run) {
             run = min_i64(n - at, tensor_run(t, at, &whole));
@@ -172,7 +173,8 @@ static void widened_body(Job *j, int rank) {
         __atomic_fetch_add(&widened_wrong, wrong, __ATOMIC_RELAXED),
             __atomic_fetch_add(&widened_elements, n, __ATOMIC_RELAXED);
         free(want), free(have);
-        if (i == u->unit->first_tensor + u->unit->num_tensors - 1) fsdp_reshard(&r->fsdp, u, AFTER_LAST_USE);
+        if (i == u->unit->first_tensor + u->unit->num_tensors - 1)
+            fsdp_reshard(&trainer->parallel.fsdp, u, AFTER_LAST_USE);
     }
     close_rank(o);
 }

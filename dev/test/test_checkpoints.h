@@ -239,29 +239,33 @@ static Resident *resident; // shared with the child that measures
 /* A step, and a save of it, by two ranks of this process; what they need beside their state. */
 static void saving_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    Run *r = &o->run;
-    size_t unit = 0, copies = 0, chunks = (size_t)r->saver.num_buffers * FILE_CHUNK_BYTES + PAGE_BYTES;
-    for (int u = 0; u < r->table->num_units; u++) {
-        unit = r->fsdp.units[u].padded > (int64_t)unit ? (size_t)r->fsdp.units[u].padded : unit;
-        if ((void *)r->fsdp.units[u].sharded_weights != (void *)r->fsdp.units[u].master)
-            copies += sizeof(floatX) * (size_t)r->fsdp.units[u].state_count; // in bf16 what is read is rounded, to be gathered
+    Trainer *trainer = &o->trainer;
+    size_t unit = 0, copies = 0, chunks = (size_t)trainer->saver.num_buffers * FILE_CHUNK_BYTES + PAGE_BYTES;
+    for (int u = 0; u < trainer->model.table.num_units; u++) {
+        unit = trainer->parallel.fsdp.units[u].padded > (int64_t)unit ? (size_t)trainer->parallel.fsdp.units[u].padded
+                                                                      : unit;
+        if ((void *)trainer->parallel.fsdp.units[u].sharded_weights != (void *)trainer->parallel.fsdp.units[u].master)
+            copies +=
+                sizeof(floatX) *
+                (size_t)trainer->parallel.fsdp.units[u].state_count; // in bf16 what is read is rounded, to be gathered
     }
-    comm_barrier(&r->comm, "all have loaded");
+    comm_barrier(&trainer->parallel.comm, "all have loaded");
     if (rank == 0) {
-        resident->state = 2.0 * (double)(r->dev.arenas[MEM_PARAMS].used + r->dev.arenas[MEM_OPTIMIZER].used);
+        resident->state = 2.0 * (double)(trainer->parallel.dev.arenas[MEM_PARAMS].used +
+                                         trainer->parallel.dev.arenas[MEM_OPTIMIZER].used);
         resident->loaded = memory_told("VmHWM") - resident->start,
         resident->expected =
             resident->state + 2.0 * (double)copies +
             2.0 * sizeof(float) * ((double)unit + (1 << 20)); // fsdp_set_state reads a million elements at a time
     }
-    train_step(r, r->progress.step + 1);
-    comm_barrier(&r->comm, "all have trained");
+    train_step(trainer, trainer->progress.step + 1);
+    comm_barrier(&trainer->parallel.comm, "all have trained");
     if (rank == 0)
         resident->before = memory_told("VmRSS"), resident->more = 2.0 * (double)(sizeof(float) * unit + chunks),
         memory_forget();
-    comm_barrier(&r->comm, "before saving");
-    checkpoint_save(&r->saver, &r->progress);
-    comm_barrier(&r->comm, "all have saved");
+    comm_barrier(&trainer->parallel.comm, "before saving");
+    checkpoint_save(&trainer->saver, &trainer->progress);
+    comm_barrier(&trainer->parallel.comm, "all have saved");
     if (rank == 0) resident->saved = memory_told("VmHWM") - resident->before;
     close_rank(o);
 }

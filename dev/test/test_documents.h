@@ -24,20 +24,20 @@ static void test_documents_of(void) {
 }
 
 /* Losses (T) of a batch of one window, as validation computes them. */
-static float *losses_of_window(Run *r, const int32_t *ids, const int32_t *targets) {
-    int T = r->model.T;
+static float *losses_of_window(Trainer *trainer, const int32_t *ids, const int32_t *targets) {
+    int T = trainer->model.T;
     size_t bytes = sizeof(int32_t) * (size_t)T;
     int32_t *docs = (int32_t *)checked_malloc(bytes);
     document_ids(docs, ids, T, DOCUMENT_END);
-    device_write(&r->dev, r->model.ids, ids, bytes);
-    device_write(&r->dev, r->model.targets, targets, bytes);
-    if (r->model.docs) device_write(&r->dev, r->model.docs, docs, bytes);
-    device_zero(&r->dev, r->sums, sizeof *r->sums * SUMS);
-    forward_only(r, AFTER_LAST_USE);
-    head_loss(r, 0, 0);
-    fsdp_reshard(&r->fsdp, &r->fsdp.units[r->table->head], AFTER_LAST_USE);
+    device_write(&trainer->parallel.dev, trainer->model.ids, ids, bytes);
+    device_write(&trainer->parallel.dev, trainer->model.targets, targets, bytes);
+    if (trainer->model.docs) device_write(&trainer->parallel.dev, trainer->model.docs, docs, bytes);
+    device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    forward_only(trainer, AFTER_LAST_USE);
+    head_loss(&trainer->model, 0, 0);
+    fsdp_reshard(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[trainer->model.table.head], AFTER_LAST_USE);
     free(docs);
-    return floats_on_host(&r->dev, r->model.losses, T);
+    return floats_on_host(&trainer->parallel.dev, trainer->model.losses, T);
 }
 
 /* Two windows that differ in the tokens of the first document alone: with the mask no loss behind it changes, without
@@ -55,7 +55,7 @@ static void test_documents_apart(int masked) {
     for (int t = 0; t < T; t++) ids[0][t] = ids[1][t] = 3 + (t * 7 + t / 5) % 50, targets[t] = 3 + (t * 11) % 60;
     ids[0][FIRST - 1] = ids[1][FIRST - 1] = ids[0][70] = ids[1][70] = DOCUMENT_END;
     for (int t = 0; t < FIRST - 1; t++) ids[1][t] = ids[0][FIRST - 2 - t]; // the other way round
-    for (int i = 0; i < 2; i++) losses[i] = losses_of_window(&o->run, ids[i], targets);
+    for (int i = 0; i < 2; i++) losses[i] = losses_of_window(&o->trainer, ids[i], targets);
     for (int t = 0; t < T; t++)
         *(t < FIRST - 1 ? &before : &changed) += memcmp(&losses[0][t], &losses[1][t], sizeof(float)) != 0;
     changed -= memcmp(&losses[0][FIRST - 1], &losses[1][FIRST - 1], sizeof(float)) != 0; // it ends the first document
@@ -80,13 +80,13 @@ static void test_documents_of_steps(void) {
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
     for (int step = 0; step < 4; step++) {
-        const StepBatch *b = loader_next(&o->run.loader, &o->run.dev, 60);
+        const StepBatch *b = loader_next(&o->trainer.loader, &o->trainer.parallel.dev, 60);
         for (int i = 0; i < 6; i++) {
             int32_t docs[16];
             document_ids(docs, b->inputs + 16 * i, 16, DOCUMENT_END);
             wrong += memcmp(docs, b->docs + 16 * i, sizeof docs) != 0, later += docs[15];
         }
-        loader_release(&o->run.loader, &o->run.dev);
+        loader_release(&o->trainer.loader, &o->trainer.parallel.dev);
     }
     CHECK("the loader tells the documents of every window", !wrong && later > 24,
           "%d of 24 windows are wrong; %d ends of documents", wrong, later);
@@ -99,7 +99,7 @@ static double loss_by_documents[3];
 static void evaluate_documents(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     int64_t targets;
-    double loss = evaluate(&o->run, &j->val, 0, &targets);
+    double loss = evaluate(&o->trainer, &j->val, 0, &targets);
     if (rank == 0) loss_by_documents[0] = loss;
     close_rank(o);
 }

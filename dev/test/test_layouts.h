@@ -220,15 +220,15 @@ static struct {
 
 static void between_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    Run *r = &o->run;
-    int validates = r->val->num_files > 0;
+    Trainer *trainer = &o->trainer;
+    int validates = trainer->val->num_files > 0;
     int64_t targets;
     Traffic law[AXES][COLLECTIVES];
-    law_of(law, r->whole_config, r->mesh.world, r->rank, r->opt);
+    law_of(law, trainer->whole_config, trainer->parallel.mesh.world, trainer->parallel.rank, trainer->opt);
     for (int step = 1; step <= 3; step++) {
-        StepStats s = train_step(r, step);
-        __atomic_fetch_add(&between.lawful, !memcmp(law, r->comm.wire, sizeof law), __ATOMIC_RELAXED);
-        double loss = validates && step < 3 ? evaluate(r, r->val, 0, &targets) : 0;
+        StepStats s = train_step(trainer, step);
+        __atomic_fetch_add(&between.lawful, !memcmp(law, trainer->parallel.comm.wire, sizeof law), __ATOMIC_RELAXED);
+        double loss = validates && step < 3 ? evaluate(trainer, trainer->val, 0, &targets) : 0;
         if (rank == 0) between.loss[step - 1] = s.loss;
         if (rank == 0 && step < 3) between.validation[step - 1] = loss;
     }
@@ -293,10 +293,11 @@ static void test_reduce_dtype(void) {
         char arguments[1024], name[200];
         int world = cases[i].shard * cases[i].replicate,
             same = !strstr(cases[i].more, "no_shard") && !strstr(cases[i].more, "local") && cases[i].replicate == 1;
-        snprintf(arguments, sizeof arguments,
-                 "--model %s --data %s --seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 1 --accum "
-                 "%d --dp-shard %d --dp-replicate %d --reduce-dtype bf16%s",
-                 small_model(0), data, SAMPLES_A_STEP / world, cases[i].shard, cases[i].replicate, cases[i].more);
+        snprintf(
+            arguments, sizeof arguments,
+            "--model %s --data %s --seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 1 --accum "
+            "%d --dp-shard %d --dp-replicate %d --reduce-dtype bf16%s",
+            small_model(0), data, SAMPLES_A_STEP / world, cases[i].shard, cases[i].replicate, cases[i].more);
         collect(arguments, 0, world, &transport_threads);
         Difference d = difference_of(same ? rounded : exact, 0);
         double bound = same && sizeof(floatX) == 4 ? 1e-5 : 1e-2; // 2^-9 of each leaf

@@ -37,7 +37,7 @@ static Replay replayed;
 static const Plan *estimated_plan;
 
 /* `world` ranks by the cluster file at `path`, replayed; `dry_run`: rank 0. */
-static Estimate estimate_with(const char *path, const char *options, int world, Run *dry_run) {
+static Estimate estimate_with(const char *path, const char *options, int world, Trainer *dry_run) {
     char arguments[1024], problem[1024];
     static Plan plan;
     snprintf(arguments, sizeof arguments, "--plan --cluster %s %s", path, options);
@@ -47,18 +47,18 @@ static Estimate estimate_with(const char *path, const char *options, int world, 
     int fits = plan_replay(&replayed, &plan, &j->cluster, problem, sizeof problem, 1);
     Estimate e = estimate_of(&plan, &j->cluster, &replayed, 1000, j->opt.seq);
     if (!fits) e.step = NAN;
-    *dry_run = *plan.classes[0].run;
+    *dry_run = *plan.classes[0].trainer;
     return e; // job and plan stay: the dry run points into them
 }
 
 static double off_by(double have, double want) { return fabs(have / want - 1); }
 
 static void test_estimate(void) {
-    Run w;
+    Trainer w;
     const double R = 3e9, free_of_cost = 1e30, latency = 1e-5, bandwidth = 2e9;
     Estimate e = estimate_with(make_cluster_file("rate.json", R, free_of_cost, 0, free_of_cost, ""),
                                "--model tiny --accum 2", 1, &w);
-    double want = device_flops(&w.dev, 0) / R;
+    double want = device_flops(&w.parallel.dev, 0) / R;
     CHECK("with one rate of products and no other cost a step takes FLOPs / rate",
           off_by(e.step, want) < 1e-9 && exposed_of(&e) == 0 && off_by(e.mfu, 1) < 1e-9 &&
               off_by(e.tokens, 1000 / want) < 1e-9,
@@ -66,7 +66,7 @@ static void test_estimate(void) {
 
     e = estimate_with(make_cluster_file("memory.json", free_of_cost, 5e9, 0, free_of_cost, ""), "--model tiny", 1, &w);
     want = 0;
-    for (int i = 0; i < OP_COUNT; i++) want += w.dev.ops[i].bytes / 5e9;
+    for (int i = 0; i < OP_COUNT; i++) want += w.parallel.dev.ops[i].bytes / 5e9;
     CHECK("with one rate of memory and no other cost a step takes bytes / rate",
           off_by(e.step, want) < 1e-9 && off_by(e.compute, want) < 1e-9, "%.9g s and %.9g s", e.step, want);
 
@@ -75,7 +75,7 @@ static void test_estimate(void) {
     const char *line = make_cluster_file("line.json", free_of_cost, free_of_cost, latency, bandwidth, "");
     Traffic law[AXES][COLLECTIVES], all = {0, 0};
     e = estimate_with(line, "--model tiny --accum 3 --slots 4", 2, &w);
-    law_of(law, w.whole_config, w.mesh.world, w.rank, w.opt);
+    law_of(law, w.whole_config, w.parallel.mesh.world, w.parallel.rank, w.opt);
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++)
         all.calls += law[i / COLLECTIVES][i % COLLECTIVES].calls,
             all.bytes += law[i / COLLECTIVES][i % COLLECTIVES].bytes;
@@ -88,10 +88,10 @@ static void test_estimate(void) {
     // last sums
     e = estimate_with(make_cluster_file("hidden.json", 1e9, free_of_cost, latency, bandwidth, ""), "--model tiny", 2,
                       &w);
-    double embed = (double)w.fsdp.units[0].shard_size, block = (double)w.fsdp.units[1].shard_size,
+    double embed = (double)w.parallel.fsdp.units[0].shard_size, block = (double)w.parallel.fsdp.units[1].shard_size,
            bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
     want = 5 * latency + bytes / bandwidth;
-    double arithmetic = device_flops(&w.dev, 0) / 1e9, fsdp = e.exchange[AXIS_FSDP];
+    double arithmetic = device_flops(&w.parallel.dev, 0) / 1e9, fsdp = e.exchange[AXIS_FSDP];
     CHECK("exchanges beside arithmetic are hidden but for the first two gathers, the last two sums and the report",
           off_by(exposed_of(&e), want) < 1e-6 && off_by(e.step, arithmetic + want) < 1e-9 && fsdp > 2 * want,
           "%.9g s and %.9g s of waits, of %.4g s of exchange; step %.9g s and %.9g s", exposed_of(&e), want, fsdp,
@@ -215,23 +215,23 @@ static int traced_memory_equal, traced_room; // room: 0, all that is needed
 static void trace_body(Job *j, int rank) {
     clock_ahead = 1000 * rank;
     Opened *o = open_rank(j, rank);
-    Run *r = &o->run;
-    if (traced_room) r->dev.max_events = traced_room;
-    pthread_mutex_lock(&r->loader.lock);
-    r->loader.steps++; // one more below
-    pthread_mutex_unlock(&r->loader.lock);
-    train(r, &o->dry_run);
-    int equal = o->dry_run.dev.arenas[MEM_HOST].peak == r->dev.arenas[MEM_HOST].peak &&
-                r->dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)r->dev.max_events;
+    Trainer *trainer = &o->trainer;
+    if (traced_room) trainer->parallel.dev.max_events = traced_room;
+    pthread_mutex_lock(&trainer->loader.lock);
+    trainer->loader.steps++; // one more below
+    pthread_mutex_unlock(&trainer->loader.lock);
+    train(trainer, &o->dry_run);
+    int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
+                trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;
     int64_t before = own_allocations;
-    train_step(r, r->opt->steps + 1);
+    train_step(trainer, trainer->opt->steps + 1);
     __atomic_fetch_add(&traced_allocations, own_allocations - before, __ATOMIC_RELAXED);
     __atomic_fetch_add(&traced_memory_equal, equal, __ATOMIC_RELAXED);
     if (rank == 0) {
         for (int op = 0; op < COLLECTIVES; op++)
-            traced_calls[0] += o->dry_run.comm.traffic_started[AXIS_FSDP][op].calls,
-                traced_calls[1] += o->dry_run.comm.traffic_started[AXIS_WORLD][op].calls;
-        for (int i = 0; i < OP_COUNT; i++) traced_ops += o->dry_run.dev.ops[i].calls;
+            traced_calls[0] += o->dry_run.parallel.comm.traffic_started[AXIS_FSDP][op].calls,
+                traced_calls[1] += o->dry_run.parallel.comm.traffic_started[AXIS_WORLD][op].calls;
+        for (int i = 0; i < OP_COUNT; i++) traced_ops += o->dry_run.parallel.dev.ops[i].calls;
     }
     close_rank(o);
     clock_ahead = 0;
@@ -287,25 +287,26 @@ static void test_ranks_alike(void) {
                                           "--sharding shard_grad_op --reduce-dtype bf16"};
     for (int i = 0; i < 4; i++) {
         char arguments[256], name[300];
-        static Run first, other;
+        static Trainer first, other;
         int world = i % 2 ? 8 : 6, differ = 0;
         snprintf(arguments, sizeof arguments, "--plan --model tiny --vocab-size 4099 %s", layouts[i]);
         Job *j = make_job(arguments, world, &transport_threads);
         dry_run_open(&first, j, 0, NULL);
         for (int rank = 1; rank < world; rank++) {
             dry_run_open(&other, j, rank, NULL);
-            for (int c = 0; c < MEM_CATEGORIES; c++) differ += first.dev.arenas[c].peak != other.dev.arenas[c].peak;
-            differ += memcmp(first.comm.traffic_started, other.comm.traffic_started,
-                             sizeof first.comm.traffic_started) != 0 ||
-                      device_flops(&first.dev, 0) != device_flops(&other.dev, 0) ||
-                      device_flops(&first.dev, 1) != device_flops(&other.dev, 1);
-            run_close(&other);
+            for (int c = 0; c < MEM_CATEGORIES; c++)
+                differ += first.parallel.dev.arenas[c].peak != other.parallel.dev.arenas[c].peak;
+            differ += memcmp(first.parallel.comm.traffic_started, other.parallel.comm.traffic_started,
+                             sizeof first.parallel.comm.traffic_started) != 0 ||
+                      device_flops(&first.parallel.dev, 0) != device_flops(&other.parallel.dev, 0) ||
+                      device_flops(&first.parallel.dev, 1) != device_flops(&other.parallel.dev, 1);
+            trainer_close(&other);
         }
         snprintf(name, sizeof name, "%d ranks, %s: all are planned alike", world, layouts[i]);
-        CHECK(name, !differ && first.dev.peak == device_peak(&first.dev),
-              "%d differences; %zu bytes at the fullest moment, %zu in arenas", differ, first.dev.peak,
-              device_peak(&first.dev));
-        run_close(&first);
+        CHECK(name, !differ && first.parallel.dev.peak == device_peak(&first.parallel.dev),
+              "%d differences; %zu bytes at the fullest moment, %zu in arenas", differ, first.parallel.dev.peak,
+              device_peak(&first.parallel.dev));
+        trainer_close(&first);
         end_job(j);
     }
 }
@@ -322,20 +323,22 @@ static const cJSON *class_in_json(const cJSON *plan, int rank) {
 }
 
 /* Differences of a rank's own dry run and law from what the plan has for its class, in memory and as JSON. */
-static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Run *own) {
-    const RankClass *c = &p->classes[p->class_of[own->rank]];
-    const cJSON *said = class_in_json(json, own->rank);
+static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Trainer *own) {
+    const RankClass *c = &p->classes[p->class_of[own->parallel.rank]];
+    const cJSON *said = class_in_json(json, own->parallel.rank);
     Traffic law[AXES][COLLECTIVES];
-    law_of(law, &j->config, j->mesh.world, own->rank, &j->opt);
-    int differ = memcmp(law, c->law, sizeof law) != 0 || memcmp(law, own->comm.traffic_started, sizeof law) != 0 ||
+    law_of(law, &j->config, j->mesh.world, own->parallel.rank, &j->opt);
+    int differ = memcmp(law, c->law, sizeof law) != 0 ||
+                 memcmp(law, own->parallel.comm.traffic_started, sizeof law) != 0 ||
                  memcmp(law, c->comm->traffic_started, sizeof law) != 0;
-    for (int m = 0; m < MEM_CATEGORIES; m++) differ += own->dev.arenas[m].peak != c->dry_run->arenas[m].peak;
-    differ += device_flops(&own->dev, 0) != device_flops(c->dry_run, 0) ||
-              device_flops(&own->dev, 1) != device_flops(c->dry_run, 1);
+    for (int m = 0; m < MEM_CATEGORIES; m++) differ += own->parallel.dev.arenas[m].peak != c->dry_run->arenas[m].peak;
+    differ += device_flops(&own->parallel.dev, 0) != device_flops(c->dry_run, 0) ||
+              device_flops(&own->parallel.dev, 1) != device_flops(c->dry_run, 1);
+    differ += !said || (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(said, "peak")) !=
+                           device_peak(&own->parallel.dev);
     differ +=
-        !said || (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(said, "peak")) != device_peak(&own->dev);
-    differ += !said || cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(
-                           cJSON_GetObjectItemCaseSensitive(said, "flops"), "total")) != device_flops(&own->dev, 0);
+        !said || cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(said, "flops"),
+                                                                       "total")) != device_flops(&own->parallel.dev, 0);
     return differ;
 }
 
@@ -360,7 +363,7 @@ static void test_rank_classes(void) {
     };
     for (int i = 0; i < (int)(sizeof meshes / sizeof *meshes); i++) {
         char arguments[1024], name[400];
-        static Run own;
+        static Trainer own;
         Plan plan;
         int differ = 0, odd = meshes[i].odd;
         int64_t owned = 0;
@@ -384,8 +387,8 @@ static void test_rank_classes(void) {
             ShardPiece piece;
             dry_run_open(&own, j, rank, NULL);
             differ += differs_from_class(&plan, json, j, &own);
-            for (at = 0; next_unique_piece(&own.fsdp, &at, &piece);) owned += piece.count;
-            run_close(&own);
+            for (at = 0; next_unique_piece(&own.parallel.fsdp, &at, &piece);) owned += piece.count;
+            trainer_close(&own);
         }
         snprintf(name, sizeof name, "16 ranks, %s: each is planned as what it is", meshes[i].options);
         CHECK(name, !differ && plan.count == meshes[i].classes && owned == j->table.num_parameters,
@@ -409,17 +412,17 @@ static void test_recompute_memory(void) {
     int64_t none = 0;
     for (int i = 0; i < 5; i++) {
         char arguments[128], name[200];
-        static Run w;
+        static Trainer w;
         snprintf(arguments, sizeof arguments, "--plan --model tiny --recompute %s", ways[i]);
         Job *j = make_job(arguments, 1, &transport_threads);
         dry_run_open(&w, j, 0, NULL);
-        int64_t have = (int64_t)w.dev.arenas[MEM_ACTIVATIONS].peak;
+        int64_t have = (int64_t)w.parallel.dev.arenas[MEM_ACTIVATIONS].peak;
         if (i == 0) none = have;
         snprintf(name, sizeof name, "--recompute %s: activations as counted by hand", ways[i]);
         CHECK(name, none - have == want[0] - want[i],
               "%" PRId64 " bytes in all, %" PRId64 " less than without; by hand %" PRId64 " less", have, none - have,
               want[0] - want[i]);
-        run_close(&w);
+        trainer_close(&w);
         end_job(j);
     }
 }
@@ -457,17 +460,17 @@ static void test_plan(void) {
     snprintf(path, sizeof path, "%s/planned.json", scratch_dir);
     snprintf(arguments, sizeof arguments, "--model tiny --accum 2 --tp 2 --pp 2 --sharding full_shard --trace %s",
              path);
-    Run w;
+    Trainer w;
     Estimate e = estimate_with(make_cluster_file("trace.json", 1e9, 1e9, 1e-5, 1e7, ""), arguments, 8, &w);
     write_planned_trace(estimated, &replayed);
     TraceFound t = read_trace(path);
     int ops = 0;
-    for (int i = 0; i < OP_COUNT; i++) ops += (int)w.dev.ops[i].calls;
+    for (int i = 0; i < OP_COUNT; i++) ops += (int)w.parallel.dev.ops[i].calls;
     CHECK("the planned timeline has every op of rank 0, the exchanges of both stages, none of a lane beside another",
           t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 &&
               exposed_of(&e) > 0 &&
-              t.fsdp == 2 * (int)(w.comm.traffic_started[AXIS_FSDP][ALL_GATHER].calls +
-                                  w.comm.traffic_started[AXIS_FSDP][REDUCE_SCATTER].calls),
+              t.fsdp == 2 * (int)(w.parallel.comm.traffic_started[AXIS_FSDP][ALL_GATHER].calls +
+                                  w.parallel.comm.traffic_started[AXIS_FSDP][REDUCE_SCATTER].calls),
           "%d ranks, %d ops of %d, %d exchanges, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
-    run_close(&w);
+    trainer_close(&w);
 }

@@ -21,9 +21,9 @@ static void script_body(Job *j, int rank) {
     const Script *dry_run = &scripted.scripts[scripted.script_of[rank]];
     for (int step = 1; step <= 2; step++) { // the second has what the first left behind
         script_begin(&own, &names);
-        o->run.comm.script = &own;
-        train_step(&o->run, step);
-        o->run.comm.script = NULL;
+        o->trainer.parallel.comm.script = &own;
+        train_step(&o->trainer, step);
+        o->trainer.parallel.comm.script = NULL;
         int64_t differ = own.count != dry_run->count;
         for (int64_t i = 0; i < min_i64(own.count, dry_run->count); i++) {
             if (same_line(&own, &own.lines[i], dry_run, &dry_run->lines[i])) continue;
@@ -33,7 +33,7 @@ static void script_body(Job *j, int rank) {
                     say(&t, ", walked "), say_script_line(&t, dry_run, &dry_run->lines[i]);
         }
         int64_t mine[2] = {differ, own.count}, all[2 * 16];
-        all_gather_now(&o->run.comm, AXIS_WORLD, "differences", mine, all, sizeof mine);
+        all_gather_now(&o->trainer.parallel.comm, AXIS_WORLD, "differences", mine, all, sizeof mine);
         for (int i = 0; i < j->mesh.world && rank == 0; i++)
             script_differences += all[2 * i], script_lines += all[2 * i + 1];
     }
@@ -407,7 +407,7 @@ static int count_of(const char *text, const char *part) {
 static void test_page(void) {
     char options[512], *text = NULL, what[40];
     size_t length;
-    Run w;
+    Trainer w;
     int steps = 1;
     snprintf(options, sizeof options,
              "--model tiny --tp 2 --pp 2 --accum 8 --pp-schedule interleaved --seq 128 --batch 2");

@@ -3,7 +3,7 @@
  */
 static void three_steps(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    for (int step = 1; step <= 3; step++) train_step(&o->run, step);
+    for (int step = 1; step <= 3; step++) train_step(&o->trainer, step);
     close_rank(o);
 }
 
@@ -149,11 +149,11 @@ static void test_timeline_of_gpus(const Transport *transport) {
  * there are. */
 static void steps_alone(Job *j, int rank) { // start-up, which marks each buffer's end, does not count
     Opened *o = open_rank(j, rank);
-    device_finish(&o->run.dev);
-    comm_barrier(&o->run.comm, "queues are empty");
+    device_finish(&o->trainer.parallel.dev);
+    comm_barrier(&o->trainer.parallel.comm, "queues are empty");
     if (rank == 0) cuda_on_cpu.deepest = 0;
-    comm_barrier(&o->run.comm, "queues are watched");
-    for (int step = 1; step <= 3; step++) train_step(&o->run, step);
+    comm_barrier(&o->trainer.parallel.comm, "queues are watched");
+    for (int step = 1; step <= 3; step++) train_step(&o->trainer, step);
     close_rank(o);
 }
 

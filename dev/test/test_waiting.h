@@ -29,11 +29,11 @@ int MPI_Test(MPI_Request *request, int *complete, MPI_Status *status) {
 static void waiting_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     double reported = 0, seen = 0, off = INFINITY;
-    train_step(&o->run, 1); // connects the processes
+    train_step(&o->trainer, 1); // connects the processes
     profile_delay_us = rank == 1 ? 5000 : 0;
     for (int step = 2; step <= 4; step++) {
         double before = witness.seconds;
-        StepStats s = train_step(&o->run, step);
+        StepStats s = train_step(&o->trainer, step);
         double waited = witness.seconds - before;
         if (fabs(s.wait_seconds / waited - 1) >= off) continue;
         off = fabs(s.wait_seconds / waited - 1);

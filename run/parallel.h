@@ -1,0 +1,35 @@
+/* parallel.h: how this rank takes part in the run: its place in the mesh, its device, communicators, shards, pipeline. */
+#ifndef PARALLEL_H
+#define PARALLEL_H
+#include "../fsdp.h"              // defines: Fsdp, Comm, Mesh, Device
+#include "../pipeline_parallel.h" // defines: Pipeline
+#include "options.h"              // defines: Options
+
+typedef struct {
+    Mesh mesh;
+    int rank;
+    Device dev;
+    Comm comm;
+    Fsdp fsdp;
+    Pipeline pipeline;
+    int *layout; // (world, AXES) each rank's groups, named by their first member, as the transport reports them
+    int *hosts;  // (world) a number for the host of each rank
+} Parallel;
+
+/* How the options shard the model: what fsdp.h and the law go by. */
+static Sharding sharding_of(const Options *o) {
+    Sharding s = ZERO;
+    s.strategy = strategy_find(o->sharding);
+    s.slots = o->slots;
+    s.micro_batches = o->accum;
+    s.accumulate_locally = !strcmp(o->accumulate, "local");
+    s.deterministic = o->deterministic;
+    s.check_replicas = o->check_replicas;
+    s.writes_files = o->out || o->export_dir;
+    s.merges_adapters = o->merge;
+    s.reduce_dtype = strcmp(o->reduce_dtype, "bf16") ? DTYPE_F32 : DTYPE_BF16;
+    s.transport_sums = o->transport && !strcmp(o->transport, "nccl") && !o->deterministic;
+    return s;
+}
+
+#endif
