@@ -322,13 +322,13 @@ static void record_groups(BoardRank *k, const Mesh *mesh, int rank) {
 
 static BoardRank *threads_record(Comm *comm) {
     ThreadWorld *w = comm->thread_world;
-    rank_state(process_end.self, RANK_ENDED,
+    rank_state(process_watch.record, RANK_ENDED,
                seconds_now()); // a process that a launcher started: from here on its threads watch each other
     pthread_mutex_lock(&w->lock);
     if (!w->board) {
         w->board = board_open_threads(comm->mesh.world, comm->timeout);
         for (int i = 0; i < comm->mesh.world; i++) record_groups(board_rank(w->board, i), &comm->mesh, i);
-        if (!process_end.board) process_end.board = w->board, process_end.last_words = board_last_words;
+        if (!process_watch.table) process_watch.table = w->board, process_end.last_words = board_last_words;
     }
     pthread_mutex_unlock(&w->lock);
     comm->board = w->board;
@@ -352,7 +352,7 @@ static void thread_world_close(ThreadWorld *w) {
         free(g);
     }
     if (!w->board) return;
-    if (process_end.board == w->board) process_end.board = NULL;
+    if (process_watch.table == w->board) process_watch.table = NULL;
     munmap(w->board, board_bytes(w->board->capacity));
     w->board = NULL;
 }
@@ -446,13 +446,13 @@ static int mpi_test(Comm *comm, Request *r) {
 /* On the board since before MPI started. What an earlier mesh left there is forgotten; nobody reads it before all have
  * opened the new one. */
 static BoardRank *mpi_record(Comm *comm) {
-    BoardRank *me = process_end.self;
+    BoardRank *me = process_watch.record;
     me->num_channels = 0;
     memset(me->started, 0, sizeof me->started);
     memset(me->flights, 0, sizeof me->flights);
     rank_state(me, RANK_COMPUTING, seconds_now());
     record_groups(me, &comm->mesh, comm->rank);
-    comm->board = process_end.board;
+    comm->board = process_watch.table;
     return me;
 }
 
@@ -508,9 +508,9 @@ static Started comm_start_process(int *argc, char ***argv, double timeout) {
     for (int i = s.on_cores = 0; i < s.on_host; i++) s.on_cores += CPU_EQUAL(&mine, &all[i]);
     free(all);
     MPI_Comm_free(&host);
-    unlink(process_end.board->name); // all of this host have it: nothing stays behind, however the run ends
-    process_end.self->rank = s.rank;
-    process_end.board->world = s.world;
+    unlink(process_watch.table->name); // all of this host have it: nothing stays behind, however the run ends
+    process_watch.record->rank = s.rank;
+    process_watch.table->world = s.world;
     process_end.abort_all = mpi_abort_all;
 #else
     (void)argc, (void)argv, (void)timeout;
@@ -525,10 +525,10 @@ static void comm_end_process(void) {
     int initialized;
     MPI_Initialized(&initialized);
     if (!initialized) return;
-    rank_state(process_end.self, RANK_ENDING, seconds_now());
-    process_end.self->phase = PHASE_END;
+    rank_state(process_watch.record, RANK_ENDING, seconds_now());
+    process_watch.record->phase = PHASE_END;
     MPI_Finalize();
-    rank_state(process_end.self, RANK_ENDED, seconds_now());
+    rank_state(process_watch.record, RANK_ENDED, seconds_now());
 #endif
 }
 

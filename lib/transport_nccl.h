@@ -152,7 +152,7 @@ static void nccl_open(Comm *comm) {
         run_failure("rank 0: NCCL has no network interface to meet the other ranks on: NCCL_SOCKET_IFNAME names one, "
                     "NCCL_DEBUG=INFO says more");
     all_gather_now(comm, AXIS_WORLD, "NCCL's identity", &mine, all, sizeof mine);
-    nccl_own = comm, process_end.abort_exchanges = nccl_abort;
+    nccl_own = comm, process_end.abort_collectives = nccl_abort;
     ncclResult_t begun = ncclCommInitRankConfig(&comm->nccl, comm->mesh.world, all[0], comm->rank, &config);
     nccl_check(comm, comm->nccl, begun, "open the group of", "all ranks");
     free(all);

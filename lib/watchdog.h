@@ -78,6 +78,12 @@ typedef struct Board {
     char out[4096];          // --out; "": none
 } Board;
 
+/* Where this process writes what it does, and what it shares with the other processes of its host. */
+static struct {
+    Board *table;
+    BoardRank *record;
+} process_watch;
+
 static inline BoardRank *board_rank(Board *b, int i) { return (BoardRank *)(b + 1) + i; }
 static inline size_t board_bytes(int ranks) { return sizeof(Board) + sizeof(BoardRank) * (size_t)ranks; }
 static inline double phase_limit(const Board *b, int phase) { return b->timeout * phases[phase].limit; }
@@ -273,7 +279,7 @@ static void board_write_flights(Board *b) {
 }
 
 static void board_last_words(int code) {
-    if (code == 2 && process_end.board) board_write_flights(process_end.board);
+    if (code == 2 && process_watch.table) board_write_flights(process_watch.table);
 }
 
 // ---------------------------------------------------------------------------
@@ -525,8 +531,8 @@ __attribute__((noreturn)) static void monitor(Board *b) {
 
 /* A launcher tells its processes to end: so the monitor does not count them as lost. */
 static void told_to_end(int signal_number) {
-    process_end.self->told = signal_number;
-    if (process_end.board->said) _exit(process_end.board->said);
+    process_watch.record->told = signal_number;
+    if (process_watch.table->said) _exit(process_watch.table->said);
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }
@@ -567,7 +573,7 @@ static void board_join(double timeout, int rank, int world) {
     me->state = RANK_STARTING, me->phase = PHASE_START, me->since = seconds_now();
     me->space = process_space();
     process_stat((int)getpid(), &me->born);
-    process_end.board = b, process_end.self = me, process_end.said = &b->said;
+    process_watch.table = b, process_watch.record = me, process_end.said = &b->said;
     process_end.last_words = board_last_words;
     if (i == 0) {
         b->capacity = BOARD_RANKS;

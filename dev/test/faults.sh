@@ -127,7 +127,7 @@ more "a rank skips a reduction" fsdp.h \
     's|^static void fsdp_reduce_gradients.*|&\n    if (f->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(f, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
 fault "exchanges are not compared as they start" lib/watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
 more "a rank does not show which op it is in" lib/device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
-more "the last exchanges are not written" lib/watchdog.h 's/if (code == 2 && process_end.board) board/if (0) board/' failures "last exchanges are under OUT/flight"
+more "the last exchanges are not written" lib/watchdog.h 's/if (code == 2 && process_watch.table) board/if (0) board/' failures "last exchanges are under OUT/flight"
 more "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
 more "receives are started in the order of their steps" pipeline_parallel.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
 more "a rank fills the pipeline one micro-batch too late" pipeline_parallel.h 's/: 2 \* after + /: after + /' pipeline "comes? to their end|micro-batches more"

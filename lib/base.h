@@ -1,0 +1,282 @@
+/* base.h: what every other file builds on: dtypes, small helpers, exact sums, and the two ways to end a run early.
+ *
+ * floatX is the dtype of weights and activations, chosen at build time by PRECISION; arithmetic is fp32.
+ * user_error ends all ranks with exit code 1 and run_failure with 2; each prints one line, even if several ranks fail.
+ */
+#ifndef BASE_H
+#define BASE_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef USE_CUDA // NVIDIA's toolkit, or dev/cuda_on_cpu, which has headers of the same names
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#define BOTH __host__ __device__
+enum { CUDA_BUILD = 1 };
+#else
+#define BOTH // marks functions that run on the CPU and on the GPU
+enum { CUDA_BUILD = 0 };
+#endif
+#ifdef __cplusplus // an initializer that sets every member to zero
+#define ZERO {}
+#else
+#define ZERO { 0 }
+#include <assert.h> // static_assert
+#endif
+
+// ---------------------------------------------------------------------------
+// dtypes
+
+typedef struct {
+    uint16_t bits; // the upper half of an fp32
+} bf16;
+
+typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_BYTE } Dtype;
+static const char *const dtype_names[] = {"fp32", "bf16", "bytes"};
+
+static inline size_t dtype_size(Dtype d) { return d == DTYPE_F32 ? 4 : d == DTYPE_BF16 ? 2 : 1; }
+
+enum { INT8_BLOCK = 64 }; // int8 weights that share one fp32 scale
+
+static inline BOTH float bf16_to_float(bf16 x) {
+    union {
+        uint32_t u;
+        float f;
+    } v;
+    v.u = (uint32_t)x.bits << 16;
+    return v.f;
+}
+
+/* Rounds to nearest even; NaN stays NaN. */
+static inline BOTH bf16 float_to_bf16(float x) {
+    union {
+        float f;
+        uint32_t u;
+    } v;
+    v.f = x;
+    uint32_t rounded = (v.u + 0x7FFFu + ((v.u >> 16) & 1u)) >> 16;
+    uint32_t quiet_nan = (v.u >> 16) | 0x40u;
+    int is_nan = (v.u & 0x7FFFFFFFu) > 0x7F800000u;
+    bf16 r;
+    r.bits = (uint16_t)(is_nan ? quiet_nan : rounded);
+    return r;
+}
+
+#ifdef PRECISION_BF16
+typedef bf16 floatX;
+#define FLOATX DTYPE_BF16
+#define PRECISION_NAME "bf16"
+static inline BOTH float to_float(floatX x) { return bf16_to_float(x); }
+static inline BOTH floatX from_float(float x) { return float_to_bf16(x); }
+#else
+typedef float floatX;
+#define FLOATX DTYPE_F32
+#define PRECISION_NAME "fp32"
+static inline BOTH float to_float(floatX x) { return x; }
+static inline BOTH floatX from_float(float x) { return x; }
+#endif
+
+// ---------------------------------------------------------------------------
+// small helpers
+
+static inline BOTH int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+static inline BOTH int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+static inline BOTH int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline BOTH int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Random bits from a counter: the output function of splitmix64. */
+static inline BOTH uint64_t mix64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+/* A fingerprint of n bytes, continuing from `h`: FNV-1a with 64 bits. */
+#define HASH_START 0xCBF29CE484222325ull
+static inline uint64_t hash_bytes(uint64_t h, const void *data, size_t n) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001B3ull;
+    return h;
+}
+
+static inline double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// ---------------------------------------------------------------------------
+// exact sums
+
+/* A sum of fp32 values without rounding, so that it does not depend on their order. It is a fixed-point number with
+ * room for 2^42 of the largest fp32 values: digit i counts units of 2^(32 i - 149). A digit may take 2^31 additions
+ * before exact_merge has to propagate its carry. */
+enum { EXACT_DIGITS = 10 };
+typedef struct {
+    uint64_t digit[EXACT_DIGITS];
+    uint64_t not_finite; // how many of the values were infinite or NaN
+} ExactSum;
+
+/* Splits x >= 0 into `low` units of digit i and `high` units of digit i + 1. Returns i, or -1 if x is not finite. */
+static inline BOTH int exact_digits(float x, uint64_t *low, uint64_t *high) {
+    union {
+        float f;
+        uint32_t u;
+    } v;
+    v.f = x;
+    int exponent = (int)(v.u >> 23 & 255);
+    int shift = exponent ? exponent - 1 : 0;
+    uint64_t implicit_bit = exponent ? 0x800000u : 0;
+    uint64_t mantissa = ((v.u & 0x7FFFFF) | implicit_bit) << (shift % 32);
+    int finite = exponent != 255;
+    *low = finite ? (uint32_t)mantissa : 0;
+    *high = finite ? mantissa >> 32 : 0;
+    return finite ? shift / 32 : -1;
+}
+
+static inline void exact_add(ExactSum *s, float x) {
+    uint64_t low, high;
+    int i = exact_digits(x, &low, &high);
+    if (i < 0) {
+        s->not_finite++;
+        return;
+    }
+    s->digit[i] += low;
+    s->digit[i + 1] += high;
+}
+
+static inline void exact_merge(ExactSum *s, const ExactSum *other) {
+    uint64_t carry = 0;
+    for (int i = 0; i < EXACT_DIGITS; i++) {
+        s->digit[i] += other->digit[i] + carry;
+        carry = i + 1 < EXACT_DIGITS ? s->digit[i] >> 32 : 0;
+        s->digit[i] -= carry << 32;
+    }
+    s->not_finite += other->not_finite;
+}
+
+static inline double exact_value(const ExactSum *s) {
+    double x = s->not_finite ? NAN : 0;
+    for (int i = EXACT_DIGITS - 1; i >= 0; i--) x += ldexp((double)s->digit[i], 32 * i - 149);
+    return x;
+}
+
+// ---------------------------------------------------------------------------
+// the two ways to end a run early
+
+/* How this process ends. Besides watchdog.h's record of this process these are the only mutable globals: a process ends
+ * once, whichever of its ranks finds the reason. */
+static struct {
+    int process;  // number of this process among those that the launcher started
+    int quiet;    // all processes check the same input now: only one of them reports an error
+    int reported; // an error has been printed
+    int *said;    // shared by the processes of a host: exit code of the one that reported an error; NULL: one process
+    void (*last_words)(int code);    // writes files for a post-mortem, after the error line
+    void (*abort_collectives)(void); // ends collectives on the GPU, which may wait for a lost rank
+    void (*abort_all)(int code);     // ends the other processes
+} process_end;
+
+/* All ranks often find the same error at once. Each process waits for its turn to report it; the first one's exit ends
+ * the others while they wait. If only one process finds it, for example a file missing on one host, its turn comes. */
+static inline void await_turn_to_report(int code) {
+    int turn = process_end.process < 10 ? process_end.process : 10;
+    if (!turn || !(code == 1 || process_end.quiet)) return;
+    usleep((useconds_t)(process_end.quiet ? 1000000 : 0) + 300000 * (useconds_t)turn);
+}
+
+static inline void end_process(int code, const char *prefix, const char *format, va_list args) {
+    await_turn_to_report(code);
+    if (__atomic_exchange_n(&process_end.reported, 1, __ATOMIC_SEQ_CST))
+        for (;;) pause(); // another thread is ending this process
+    int none = 0;
+    if (process_end.said &&
+        !__atomic_compare_exchange_n(process_end.said, &none, code, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+        sleep(1);
+        _exit(none); // another process of this host has reported an error
+    }
+    char line[4096];
+    int used = snprintf(line, sizeof line, "%s", prefix);
+    used += vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
+    if (used > (int)sizeof line - 2) used = (int)sizeof line - 2;
+    for (int i = 0; i < used; i++) // names from files may hold control characters; the error stays one line
+        if ((unsigned char)line[i] < ' ' || line[i] == 127) line[i] = ' ';
+    line[used++] = '\n';
+    fflush(stdout);
+    fwrite(line, 1, (size_t)used, stderr);
+    fflush(stderr);
+    if (process_end.last_words) process_end.last_words(code);
+    if (process_end.abort_collectives) process_end.abort_collectives();
+    if (process_end.abort_all) process_end.abort_all(code);
+    _exit(code);
+}
+
+/* For what the user can fix. The message says what was given, what was expected and what to do. Exit code 1. */
+__attribute__((noreturn, format(printf, 1, 2))) static inline void user_error(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    end_process(1, "error: ", format, args);
+    va_end(args);
+    _exit(1);
+}
+
+/* For a failure of the run itself: a timeout, a lost rank, a device error, an unequal ledger. Exit code 2. */
+__attribute__((noreturn, format(printf, 1, 2))) static inline void run_failure(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    end_process(2, "failure: ", format, args);
+    va_end(args);
+    _exit(2);
+}
+
+// ---------------------------------------------------------------------------
+// memory and files of the host
+
+/* Memory set to zero, or the run ends. */
+static inline void *checked_malloc(size_t bytes) {
+    void *p = calloc(1, bytes ? bytes : 1);
+    if (!p) run_failure("out of memory: could not allocate %zu bytes on the host", bytes);
+    return p;
+}
+
+/* Reads a whole file or pipe. A NUL follows the `length` bytes, and the caller frees them. On an error the result is
+ * NULL, errno is set, and the length is 0. */
+static inline char *read_file(const char *path, size_t *length) {
+    *length = 0;
+    FILE *f = fopen(path, "rb");
+    if (!f) return NULL;
+    size_t capacity = 1 << 16, used = 0;
+    char *text = (char *)checked_malloc(capacity);
+    for (;;) {
+        size_t got = fread(text + used, 1, capacity - used - 1, f);
+        used += got;
+        if (!got) break;
+        if (capacity - used > 1) continue;
+        capacity *= 2;
+        text = (char *)realloc(text, capacity);
+        if (!text) run_failure("out of memory while reading %s", path);
+    }
+    int reason = ferror(f) ? errno : 0; // a directory opens like a file, but cannot be read
+    fclose(f);
+    if (reason) {
+        free(text);
+        errno = reason;
+        return NULL;
+    }
+    text[used] = 0;
+    *length = used;
+    return text;
+}
+
+#endif
