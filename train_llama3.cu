@@ -24,6 +24,7 @@
 #include "run/logger.h"            // defines: Logger, logger_step, layout_write
 #include "run/trace.h"             // defines: trace_write
 #include "run/audit.h"             // defines: audit
+#include "run/encode.h"            // defines: encode_or_decode
 #include "run/trainer.h"           // defines: Trainer, Model, Parallel, trainer_allocate, trainer_close, StepReport
 
 // ---------------------------------------------------------------------------
@@ -1088,7 +1089,7 @@ int main(int argc, char **argv) {
     if (job.opt.help && process == 0) options_print_help(stdout);
     if (job.opt.help) return 0;
     if (job.opt.encode || job.opt.decode) {
-        if (process == 0) tokenizer_tool(job.opt.tokenizer, job.opt.encode, job.opt.decode);
+        if (process == 0) encode_or_decode(job.opt.tokenizer, job.opt.encode, job.opt.decode);
         return 0;
     }
     if (job.opt.audit) {

@@ -243,7 +243,7 @@ int main(int argc, char **argv) {
     Tokenizer *t = tokenizer_open(tokenizer);
     Chat c = ZERO;
     c.t = t, c.form = template_find(t, tokenizer);
-    c.blank = expression_open("[" BLANK "\\x{1c}-\\x{1f}]",
+    c.blank = expression_open("[" SPACES "\\x{1c}-\\x{1f}]",
                               PCRE2_ANCHORED); // what Python's strip takes, as the template's trim does
     c.match = pcre2_match_data_create(1, NULL);
     TokenWriter train = ZERO, val = ZERO;

@@ -127,7 +127,7 @@ static inline void corpus_check(Corpus *c) {
  * Of split_open's alternatives, those that take letters or numbers end with them, the others take none: there a piece
  * ends, whatever stands before it or behind. And none looks back, or ahead past the first character that is not blank.
  */
-static inline pcre2_code *cut_open(void) { return expression_open("[" LETTER NUMBER "](?=[^" LETTER NUMBER "])", 0); }
+static inline pcre2_code *cut_open(void) { return expression_open("[" LETTERS NUMBERS "](?=[^" LETTERS NUMBERS "])", 0); }
 
 /* The first such place in text[from .. len), or 0. `from` is the start of a character. */
 static inline size_t cut_next(const pcre2_code *cut, pcre2_match_data *match, const char *text, size_t len,

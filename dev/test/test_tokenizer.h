@@ -564,7 +564,7 @@ static void test_own_malformed(const char *path) {
     expect_bad_own(path, "byte-level BPE: a broken expression is refused", 7, "split (a|b\n",
                    "line 7: found an expression that PCRE2 refuses (missing closing parenthesis");
     expect_bad_own(path, "byte-level BPE: an expression that matches nothing is refused", 7, "split a*\n",
-                   "line 7: found an expression that also matches nothing");
+                   "line 7: found an expression that also matches the empty string");
     expect_bad_own(path, "byte-level BPE: escapes on which engines differ are refused", 7, "split \\w+|.\n",
                    "line 7: found '\\w+|.' in the expression");
     expect_bad_own(path, "byte-level BPE: \\S inside brackets is refused", 7, "split [\\S]|.\n",
