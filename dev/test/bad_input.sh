@@ -116,7 +116,12 @@ weights() {
 }
 
 prepare() {
-    VOCAB_SIZE=600 "$top/dev/data/text.sh" good "$top/tokenizer.h" "$top/README.md" >.log 2>&1 || { cat .log; fail "the good input" "dev/data/text.sh refuses the repository's own text"; exit 1; }
+    "$top/dev/test/sample_text.sh" sample
+    VOCAB_SIZE=600 "$top/dev/data/text.sh" good sample/0?.txt >.log 2>&1 || {
+        cat .log
+        fail "the good input" "dev/data/text.sh refuses the text of dev/test/sample_text.sh"
+        exit 1
+    }
     config model
     train=(--model model --data good/train.tok --seq 16 --batch 1 --steps 1 --threads 1)
     works "the good input trains" "$program" "${train[@]}" --export trained
@@ -206,7 +211,7 @@ token_files() {
     bad "half a header" "header.tok is not a token file" "${data[@]}" header.tok
     head -c 1001 good/train.tok >short.tok
     everywhere "a truncated token file" "short.tok is truncated.*1001 bytes" "${data[@]}" short.tok
-    cp "$top/README.md" text.tok
+    cp sample/00.txt text.tok
     bad "a text as token file" "text.tok is not a token file" "${data[@]}" text.tok
     spoil version.tok good/train.tok 8 4 7
     bad "another version" "version 7, expected 1" "${data[@]}" version.tok
@@ -284,7 +289,7 @@ configs() {
 # ---------------------------------------------------------------- tokenizer.model
 # bad_tokenizer NAME PATTERN : what stands in bad.model is refused
 bad_tokenizer() {
-    bad "tokenizer: $1" "tokenizer bad.model.*$2" --encode "$top/README.md" --tokenizer bad.model
+    bad "tokenizer: $1" "tokenizer bad.model.*$2" --encode sample/00.txt --tokenizer bad.model
     cp good/tokenizer.model bad.model
 }
 
@@ -302,9 +307,9 @@ tokenizers() {
     head -c $(($(wc -c <good/tokenizer.model) - 6)) good/tokenizer.model >bad.model; bad_tokenizer "cut off" "line $lines.*expected"
     printf '{"version": "1.0"}' >bad.model; bad_tokenizer "Hugging Face's tokenizer.json" "is JSON"
     printf '\n\n\n' >bad.model; bad_tokenizer "blank lines" "line 1"
-    bad "tokenizer: a directory" "is not a file" --encode "$top/README.md" --tokenizer good
-    bad "--encode without a tokenizer" "--encode needs --tokenizer" --encode "$top/README.md"
-    bad "--decode without a tokenizer" "--decode needs --tokenizer" --decode "$top/README.md"
+    bad "tokenizer: a directory" "is not a file" --encode sample/00.txt --tokenizer good
+    bad "--encode without a tokenizer" "--encode needs --tokenizer" --encode sample/00.txt
+    bad "--decode without a tokenizer" "--decode needs --tokenizer" --decode sample/00.txt
     bad "--encode of nothing" "nothing.txt" --encode nothing.txt --tokenizer good/tokenizer.model
     bad "--encode of a directory" "good.*directory" --encode good --tokenizer good/tokenizer.model
     bad "--decode of a directory" "good.*directory" --decode good --tokenizer good/tokenizer.model
@@ -640,7 +645,7 @@ corpora() {
     refused "text.sh with an empty text" "blank.txt|text" "$top/dev/data/text.sh" tokens blank.txt
     refused "text.sh with a text that is not there" "nothing.txt does not exist" "$top/dev/data/text.sh" tokens nothing.txt
     refused "text.sh without a text" "expected OUTDIR and at least one text" "$top/dev/data/text.sh" tokens
-    refused "text.sh into a file" "file" "$top/dev/data/text.sh" file "$top/README.md"
+    refused "text.sh into a file" "file" "$top/dev/data/text.sh" file sample/00.txt
 }
 
 prepare

@@ -31,7 +31,12 @@ wait_until() { # SECONDS COMMAND… : until COMMAND succeeds
 
 # ---------------------------------------------------------------- a run that saves, and what is left of it
 prepare() {
-    VOCAB_SIZE=600 "$top/dev/data/text.sh" text "$top"/*.h >.log 2>&1 || { cat .log; fail "the data" "dev/data/text.sh refuses the repository's own text"; exit 1; }
+    "$top/dev/test/sample_text.sh" sample
+    VOCAB_SIZE=600 "$top/dev/data/text.sh" text sample >.log 2>&1 || {
+        cat .log
+        fail "the data" "dev/data/text.sh refuses the text of dev/test/sample_text.sh"
+        exit 1
+    }
     mkdir model
     cat >model/config.json <<'END_OF_CONFIG'
 {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -16,7 +16,12 @@ cuda() { echo "$top/build/cuda-on-cpu-$1/train_llama3_cuda"; }
 cpu() { echo "$top/build/cpu-$1/train_llama3"; }
 
 prepare() {
-    VOCAB_SIZE=600 "$top/dev/data/text.sh" text "$top"/*.h >.out 2>&1 || { cat .out; fail "the data" "dev/data/text.sh refuses the repository's own text"; exit 1; }
+    "$top/dev/test/sample_text.sh" sample
+    VOCAB_SIZE=600 "$top/dev/data/text.sh" text sample >.out 2>&1 || {
+        cat .out
+        fail "the data" "dev/data/text.sh refuses the text of dev/test/sample_text.sh"
+        exit 1
+    }
     mkdir model wide
     cat >model/config.json <<'END'
 {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # faults.sh [all]: plants one fault at a time into a copy of the source and expects a named test to fail.
 # A test that no fault can fail proves nothing. `all` plants more of them, also in the order of GPU streams, which the
-# CUDA emulator checks. ONLY=REGEX plants only those whose names match.
+# CUDA emulator checks. ONLY=REGEX plants only those whose names match, JOBS=N so many at a time.
 # faults.sh anchors: compiles nothing; prints each fault whose edit no longer changes its file, and then exits with 1.
 # faults.sh compile: prints each fault that no longer compiles, and then exits with 1; no test runs.
 set -euo pipefail
@@ -30,7 +30,7 @@ fault() {
     if [ -n "$only" ] && [[ ! $1 =~ $only ]]; then return; fi
     if [ "$all" = anchors ]; then anchors "$@"; return; fi
     count=$((count + 1))
-    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
+    while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-$(nproc)}" ]; do wait -n || true; done
     plant "$work/$count" "$@" >"$work/$count.said" &
 }
 

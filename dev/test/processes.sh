@@ -36,7 +36,12 @@ same() {
 }
 
 prepare() {
-    VOCAB_SIZE=600 "$top/dev/data/text.sh" text "$top"/*.h >.out 2>&1 || { cat .out; fail "the data" "dev/data/text.sh refuses the repository's own text"; exit 1; }
+    "$top/dev/test/sample_text.sh" sample
+    VOCAB_SIZE=600 "$top/dev/data/text.sh" text sample >.out 2>&1 || {
+        cat .out
+        fail "the data" "dev/data/text.sh refuses the text of dev/test/sample_text.sh"
+        exit 1
+    }
     mkdir model
     cat >model/config.json <<'END'
 {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -366,8 +371,8 @@ round_trip() {
         printf 'ab%.0s' {1..3000}
     } >odd
     back_again "odd bytes" odd
-    cat "$top"/*.h >plain
-    back_again "bytes of source text" plain
+    cat sample/*.txt >plain
+    back_again "bytes of plain text" plain
     : >nothing
     back_again "no bytes at all" nothing
 }
