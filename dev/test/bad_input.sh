@@ -233,10 +233,10 @@ token_files() {
     everywhere "validation tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535" "${train[@]}" --val large.tok
     everywhere "evaluated tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535" --model trained --eval large.tok --seq 16 --threads 1
     { cat good/tokenizer.model; printf 'IHF1aXRlIG90aGVy %d\n' "$(wc -l <good/tokenizer.model)"; } >other.model
-    everywhere "a tokenizer that does not match" "another tokenizer than other.model" "${train[@]}" --tokenizer other.model
+    everywhere "a tokenizer that does not match" "tokenized with a different tokenizer than other.model" "${train[@]}" --tokenizer other.model
     bad "a tokenizer that is not there" "none.model" "${train[@]}" --tokenizer none.model
     everywhere "a sequence longer than the data" "holds 100 tokens.*--seq 128 needs 129" --model model --data bytes.tok --seq 128 --batch 1 --threads 1
-    everywhere "a sequence longer than the model's positions" "--seq 257 is longer than the 256 positions" "${train[@]}" --seq 257
+    everywhere "a sequence longer than the model's positions" "--seq 257 exceeds the 256 positions" "${train[@]}" --seq 257
     bad "a step larger than the data" "1 data ranks x batch 4 x accum 9 = 36.*--tail pad" --model model --data bytes.tok --seq 8 --batch 4 --accum 9 --steps 1 --threads 1
     works "the same step with --tail pad" "$program" --model model --data bytes.tok --seq 8 --batch 4 --accum 9 --steps 1 --threads 1 --tail pad
     bad "a step larger than the data, 3 threads" "3 data ranks x batch 5 x accum 1 = 15" --model model --data bytes.tok --seq 8 --batch 5 --steps 1 --threads 1 --ranks 3
@@ -383,38 +383,38 @@ tasks() {
     everywhere "--generate without weights" "has no weights" --model model --generate hello
     bad "--generate from a preset" "tiny has no weights" --model tiny --generate hello
     bad "--generate without a tokenizer" "--generate needs a tokenizer" --model "$fixture" --generate hello
-    bad "--generate with a tokenizer that is too large" "600 tokens, the model 256" --model "$fixture" --generate hello --tokenizer good/tokenizer.model
-    bad "--generate beyond the model's positions" "--max-tokens 300 are more than the model's 256" --model trained --generate hello --max-tokens 300
+    bad "--generate with a tokenizer that is too large" "has 600 tokens, but the model.s vocabulary has 256" --model "$fixture" --generate hello --tokenizer good/tokenizer.model
+    bad "--generate beyond the model's positions" "--max-tokens 300 exceed the model.s 256 positions" --model trained --generate hello --max-tokens 300
     mkdir -p lone
     cp good/train.tok lone/
-    everywhere "--doc-mask without a tokenizer" "--doc-mask, .* needs a tokenizer: none beside lone/train.tok, give one with --tokenizer" "${train[@]}" --data lone/train.tok --doc-mask
-    bad "--doc-mask of a prompt" "--doc-mask .* a prompt is one document: leave it out" --model trained --generate hello --doc-mask
-    bad "--doc-mask of an export" "--doc-mask is about training and evaluation" --model trained --export elsewhere --doc-mask
+    everywhere "--doc-mask without a tokenizer" "--doc-mask needs a tokenizer, .* next to lone/train.tok: give one with --tokenizer" "${train[@]}" --data lone/train.tok --doc-mask
+    bad "--doc-mask of a prompt" "--doc-mask has no effect with --generate, .* single document: remove --doc-mask" --model trained --generate hello --doc-mask
+    bad "--doc-mask of an export" "--doc-mask has no effect with --export alone" --model trained --export elsewhere --doc-mask
     works "an evaluation with --doc-mask" "$program" --model trained --eval good/val.tok --seq 16 --doc-mask
     works "a plan with --doc-mask" "$program" --plan --doc-mask
     everywhere "--eval without weights" "has no weights" --model model --eval good/val.tok
     bad "--export without weights" "has no weights" --model model --export elsewhere
     bad "--eval of nothing" "nowhere.tok" --model trained --eval nowhere.tok
-    bad "--world without --plan" "--world belongs to --plan" "${train[@]}" --world 8
+    bad "--world without --plan" "--world 8 has no effect without --plan" "${train[@]}" --world 8
     everywhere "ranks that do not fit the mesh" "dp-shard 4 .*= 4 ranks, but [123]" "${train[@]}" --dp-shard 4
     bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " "${train[@]}" --dp-shard 3 --ranks 2
     bad "--dp-replicate 4 with 6 ranks" "dp-shard 1 x dp-replicate 4 = 4 ranks, but 6 .*choose tp x cp x pp x dp-shard x dp-replicate = .*1 x 1 x 1 x 2 x 3" "${train[@]}" --dp-replicate 4 --ranks 6
     bad "two sizes left open" "--dp-shard auto and --dp-replicate auto: only one of them" "${train[@]}" --dp-shard auto --dp-replicate auto --ranks 2
-    bad "--val-every without --val" "--val-every does nothing without --val" "${train[@]}" --val-every 5
-    bad "--dtype without --export" "--dtype does nothing without --export" "${train[@]}" --dtype bf16
+    bad "--val-every without --val" "--val-every has no effect without --val" "${train[@]}" --val-every 5
+    bad "--dtype without --export" "--dtype has no effect without --export" "${train[@]}" --dtype bf16
     bad "--encode and --decode at once" "one at a time" --encode good/val.tok --decode good/val.tok --tokenizer good/tokenizer.model
     bad "--min-lr below 0" "--min-lr -0.5: expected 0 or more, or -1" "${train[@]}" --min-lr -0.5
-    bad "--offload without --out" "--offload all keeps state in files under --out: give --out" "${train[@]}" --offload all
-    bad "--offload in an evaluation" "--offload is about training" --model trained --eval good/val.tok --offload all
-    bad "--save-every without --out" "--save-every does nothing without --out" "${train[@]}" --save-every 5
-    bad "--keep without --out" "--keep does nothing without --out" "${train[@]}" --keep 2
-    bad "--save-mode without --out" "--save-mode does nothing without --out" "${train[@]}" --save-mode async
+    bad "--offload without --out" "--offload all keeps state in files under --out: add --out" "${train[@]}" --offload all
+    bad "--offload in an evaluation" "--offload has no effect with --eval" --model trained --eval good/val.tok --offload all
+    bad "--save-every without --out" "--save-every has no effect without --out" "${train[@]}" --save-every 5
+    bad "--keep without --out" "--keep has no effect without --out" "${train[@]}" --keep 2
+    bad "--save-mode without --out" "--save-mode has no effect without --out" "${train[@]}" --save-mode async
     bad "--save-mode of another kind" "--save-mode later: expected one of sync.async" "${train[@]}" --save-mode later --out saved
-    bad "--allow-changes without --resume" "--allow-changes does nothing without --resume" "${train[@]}" --allow-changes
+    bad "--allow-changes without --resume" "--allow-changes has no effect without --resume" "${train[@]}" --allow-changes
     bad "--resume auto without --out" "--resume auto looks for checkpoints in --out: add --out" "${train[@]}" --resume auto
     bad "--resume of nothing" "--resume nowhere: no checkpoint there; expected a directory step-00000000" "${train[@]}" --resume nowhere
     bad "--resume of a model" "--resume trained: no checkpoint there" "${train[@]}" --resume trained
-    bad "--resume in an evaluation" "--resume trained goes on with training, and this is none" --model trained --eval good/val.tok --resume trained
+    bad "--resume in an evaluation" "--resume trained continues training, and --eval does not train" --model trained --eval good/val.tok --resume trained
     bad "--audit without --out" "--audit reads what a run left in --out: add --out" --audit
     bad "--audit of no run" "--audit: cannot read trained/samples.jsonl" --audit --out trained
     works "a run that saves" "$program" "${train[@]}" --steps 1 --out saved
@@ -423,12 +423,12 @@ tasks() {
     bad "--resume with other data" "--resume saved/step-00000001: .*data [0-9a-f]+, was [0-9a-f]+" "${train[@]}" --steps 1 --resume saved --data good/val.tok
     works "a run of two steps that saves" "$program" "${train[@]}" --steps 2 --lr 1e-3 --min-lr 1e-3 --out saved2
     bad "--resume behind --steps" "saved2/step-00000002 stands at step 2, further than --steps 1" "${train[@]}" --steps 1 --lr 1e-3 --min-lr 1e-3 --resume saved2
-    bad "--recompute in an evaluation" "--recompute is about training" --model trained --eval good/val.tok --recompute full
+    bad "--recompute in an evaluation" "--recompute has no effect with --eval" --model trained --eval good/val.tok --recompute full
     bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
     everywhere "a model larger than this host's memory" "need [0-9.]+ GB, it has [0-9.]+ GB" --model llama3-70b --data good/train.tok --seq 4096 --batch 1
     [ -n "$have_mpi" ] || return
     refused "--ranks 3 under mpirun -np 2" "--ranks 3, but mpirun started 2" "${mpi[@]}" -np 2 "$program" "${train[@]}" --ranks 3
-    refused "--transport threads under mpirun -np 2" "--transport threads .*2 were started" "${mpi[@]}" -np 2 "$program" "${train[@]}" --transport threads
+    refused "--transport threads under mpirun -np 2" "--transport threads .*2 processes were started" "${mpi[@]}" -np 2 "$program" "${train[@]}" --transport threads
     refused "ranks started with different options" "rank 1 was started with other options" "${mpi[@]}" -np 1 "$program" "${train[@]}" : -np 1 "$program" "${train[@]}" --seed 5
     refused "a file that only the second rank lacks" "nowhere.tok" "${mpi[@]}" -np 1 "$program" "${train[@]}" : -np 1 "$program" "${train[@]}" --data nowhere.tok
 }
@@ -441,24 +441,24 @@ meshes() {
     bad "a mesh of 16,384 that does not make them up" "tp 8 x cp 16 x pp 16 x dp-shard 4 x dp-replicate 1 = 8192 ranks, but 16384 are planned: plan 8192 ranks, or choose .* = 8 x 16 x 16 x (4 x 2|8 x 1), 8 x 16 x 16 x (8 x 1|4 x 2)" "${big[@]}" --dp-shard 4
     works "the same with --dp-shard 8" "$program" "${big[@]}" --dp-shard 8
     bad "two sizes left open, tp and pp" "--tp auto and --pp auto: only one of them follows" "${train[@]}" --tp auto --pp auto --dp-shard 1 --ranks 2
-    bad "--tp over the key/value heads" "--tp 4 does not divide model's 4 query and 2 key/value heads.*use --tp 1, 2$" "${train[@]}" --tp 4 --ranks 4
-    bad "--tp that is no part of the heads" "--tp 3 does not divide model's 4 query and 2 key/value heads.*use --tp 1, 2$" "${train[@]}" --tp 3 --ranks 3
-    bad "--tp over the key/value heads, planned" "--tp 16 does not divide llama3.1-405b's 128 query and 8 key/value heads.*use --tp 1, 2, 4, 8$" --plan --world 16 --model llama3.1-405b --tp 16
-    bad "--cp that does not divide the sequence" "--cp 3 splits a sequence into 6 equal chunks, which do not make up --seq 16: use --seq 12 or --seq 18, or --cp 1, 2, 4, 8$" "${train[@]}" --cp 3 --ranks 3
-    bad "--cp of more chunks than tokens" "--cp 16 splits a sequence into 32 .*--seq 16: use --seq 32, or --cp 1, 2, 4, 8$" --model model --plan --world 16 --seq 16 --cp 16
-    bad "more stages than blocks" "--pp 3 x --pp-chunks 1 = 3 runs of blocks, and model has 2 blocks: use at most 2 runs" "${train[@]}" --pp 3 --ranks 3
-    bad "more runs of blocks than blocks" "--pp 2 x --pp-chunks 2 = 4 runs of blocks, and model has 2 blocks: use at most 2 runs" "${train[@]}" --pp 2 --ranks 2 --accum 2 --pp-schedule interleaved
-    bad "light ends without a block" "--pp 5 x --pp-chunks 1 = 5 runs of blocks, the first and the last one a block shorter, and model has 2 blocks: use at most 4 runs" "${train[@]}" --pp 5 --ranks 5 --pp-light-ends
+    bad "--tp over the key/value heads" "--tp 4 does not divide model's 4 query heads and 2 key/value heads.*use --tp 1, 2$" "${train[@]}" --tp 4 --ranks 4
+    bad "--tp that is no part of the heads" "--tp 3 does not divide model's 4 query heads and 2 key/value heads.*use --tp 1, 2$" "${train[@]}" --tp 3 --ranks 3
+    bad "--tp over the key/value heads, planned" "--tp 16 does not divide llama3.1-405b's 128 query heads and 8 key/value heads.*use --tp 1, 2, 4, 8$" --plan --world 16 --model llama3.1-405b --tp 16
+    bad "--cp that does not divide the sequence" "--cp 3 splits each sequence into 6 equal parts, and --seq 16 is not a multiple of 6: use --seq 12 or --seq 18, or --cp 1, 2, 4, 8$" "${train[@]}" --cp 3 --ranks 3
+    bad "--cp of more chunks than tokens" "--cp 16 splits each sequence into 32 .*--seq 16: use --seq 32, or --cp 1, 2, 4, 8$" --model model --plan --world 16 --seq 16 --cp 16
+    bad "more pipeline stages than blocks" "--pp 3 x --pp-chunks 1 = 3 virtual stages, but model has 2 blocks: use at most 2 virtual stages" "${train[@]}" --pp 3 --ranks 3
+    bad "more virtual stages than blocks" "--pp 2 x --pp-chunks 2 = 4 virtual stages, but model has 2 blocks: use at most 2 virtual stages" "${train[@]}" --pp 2 --ranks 2 --accum 2 --pp-schedule interleaved
+    bad "light ends without a block" "--pp 5 x --pp-chunks 1 = 5 virtual stages, the first and the last with one block fewer, but model has 2 blocks: use at most 4 virtual stages" "${train[@]}" --pp 5 --ranks 5 --pp-light-ends
     works "light ends of a block each" "$program" "${train[@]}" --pp 2 --ranks 2 --pp-light-ends
-    bad "interleaving that does not divide --accum" "interleaved has --pp 2 micro-batches in each run of blocks at a time, and --accum 3 is no multiple of it: use --accum 2 or 4" --model tiny --plan --world 2 --pp 2 --accum 3 --pp-schedule interleaved
-    bad "--pp-chunks of 1f1b" "--pp-schedule 1f1b with --pp-chunks 2: one run of blocks a rank is 1f1b" "${train[@]}" --pp 2 --ranks 2 --pp-chunks 2
-    bad "interleaving of one chunk" "--pp-schedule interleaved with --pp-chunks 1: .*several are interleaved" "${train[@]}" --pp 2 --ranks 2 --pp-schedule interleaved --pp-chunks 1
-    everywhere "--pp-schedule without --pp" "--pp-schedule does nothing without --pp" "${train[@]}" --pp-schedule interleaved
-    bad "--pp-chunks without --pp" "--pp-chunks does nothing without --pp" "${train[@]}" --pp-chunks 2
-    bad "--pp-light-ends without --pp" "--pp-light-ends does nothing without --pp" "${train[@]}" --pp-light-ends
+    bad "interleaving that does not divide --accum" "interleaved needs --accum to be a multiple of --pp 2, and --accum is 3: use --accum 2 or 4" --model tiny --plan --world 2 --pp 2 --accum 3 --pp-schedule interleaved
+    bad "--pp-chunks of 1f1b" "--pp-schedule 1f1b with --pp-chunks 2: 1f1b has one virtual stage per rank" "${train[@]}" --pp 2 --ranks 2 --pp-chunks 2
+    bad "interleaving of one virtual stage" "--pp-schedule interleaved with --pp-chunks 1: .*interleaved has two or more" "${train[@]}" --pp 2 --ranks 2 --pp-schedule interleaved --pp-chunks 1
+    everywhere "--pp-schedule without --pp" "--pp-schedule has no effect without --pp" "${train[@]}" --pp-schedule interleaved
+    bad "--pp-chunks without --pp" "--pp-chunks has no effect without --pp" "${train[@]}" --pp-chunks 2
+    bad "--pp-light-ends without --pp" "--pp-light-ends has no effect without --pp" "${train[@]}" --pp-light-ends
     bad_values pp-schedule "" "1f1b|interleaved" gpipe 1f1b:2
     for axis in tp cp pp; do
-        bad "--generate with --$axis" "--generate computes one token at a time on every rank: leave --tp, --cp and --pp out" --model trained --generate hello --"$axis" 2 --ranks 2
+        bad "--generate with --$axis" "--generate computes one token at a time, without --tp, --cp and --pp: remove them" --model trained --generate hello --"$axis" 2 --ranks 2
     done
 }
 
@@ -569,19 +569,19 @@ stored() {
     works "… go on beside its 8-bit files" "$program" "${train[@]}" --model stored --lora-rank 4 --resume rounded --steps 2 --lr 1e-3 --min-lr 1e-3 --allow-changes
     works "… and merged, in 8 bits again" "$program" --model stored --adapters beside --export again --merge --dtype int8
     works "… and all of it" "$program" "${train[@]}" --model trained --export all --dtype int8:all
-    everywhere "a model of 8 bits trained itself" "--model stored is in 8 bits, and there are no adapters: 8-bit weights are integers: a gradient step on them is lost to rounding; add --lora-rank 16" "${train[@]}" --model stored
-    bad "a model of 8 bits trained itself, planned" "--model stored is in 8 bits, and there are no adapters" --plan --model stored --seq 16 --world 2
+    everywhere "a model of 8 bits trained itself" "--model stored has int8 weights, and int8 weights cannot be trained, because .* rounding error: add --lora-rank 16" "${train[@]}" --model stored
+    bad "a model of 8 bits trained itself, planned" "--model stored has int8 weights, and int8 weights cannot be trained" --plan --model stored --seq 16 --world 2
     bad "a model of 8 bits resumed" "--resume stored: no checkpoint there" "${train[@]}" --resume stored
-    bad "a model of 8 bits beside another --base" "--base (fp32|bf16): the files of --model stored are in 8 bits, as --base int8 keeps them" "${train[@]}" --model stored --lora-rank 4 --base "$precision"
-    bad "a model of 8 bits, all of it asked for" "--base int8:all: the files of --model stored are in 8 bits, as --base int8 keeps them" "${train[@]}" --model stored --lora-rank 4 --base int8:all
-    bad "a model of 8 bits exported as such" "--export --dtype int8:all: stored is in 8 bits already" --model stored --export twice --dtype int8:all
-    bad "a model of 8 bits exported with --base" "--export --base int8: stored is in 8 bits, and --export widens it: leave --base out" --model stored --base int8 --export twice
-    bad "--dtype and --base of 8 bits" "--export --base int8 --dtype int8: --dtype alone says what is written: leave --base out" --model trained --base int8 --export twice --dtype int8
-    bad "a tp that would cut a block of a model of 8 bits" "use a smaller --tp, or widen the model with --export and --dtype" --model stored --eval good/val.tok --seq 16 --ranks 2 --tp 2
+    bad "a model of 8 bits beside another --base" "--base (fp32|bf16): the weights of --model stored are stored as --base int8: remove --base" "${train[@]}" --model stored --lora-rank 4 --base "$precision"
+    bad "a model of 8 bits, all of it asked for" "--base int8:all: the weights of --model stored are stored as --base int8: remove --base" "${train[@]}" --model stored --lora-rank 4 --base int8:all
+    bad "a model of 8 bits exported as such" "--export --dtype int8:all: the weights of stored are int8 already" --model stored --export twice --dtype int8:all
+    bad "a model of 8 bits exported with --base" "--export --base int8: an export of stored always dequantizes its int8 weights: remove --base" --model stored --base int8 --export twice
+    bad "--dtype and --base of 8 bits" "--export --base int8 --dtype int8: --dtype alone decides how weights are written: remove --base" --model trained --base int8 --export twice --dtype int8
+    bad "a tp that would cut a block of a model of 8 bits" "use a smaller --tp, or dequantize the model with --export DIR --dtype" --model stored --eval good/val.tok --seq 16 --ranks 2 --tp 2
     mkdir -p halfcopied && cp stored/config.json halfcopied
-    bad "a model of 8 bits without its weights" "halfcopied/config.json tells of weights in 8 bits, and there is no model.safetensors" "${train[@]}" --model halfcopied --lora-rank 4
+    bad "a model of 8 bits without its weights" "halfcopied/config.json describes int8 weights, but there is no model.safetensors" "${train[@]}" --model halfcopied --lora-rank 4
     if "$program" --plan --model stored --seq 16 --lora-rank 4 --world 4 2>&1 | grep -q -- "--base"; then fail "the plan of a model of 8 bits" "offers another --base"; else pass "the plan of a model of 8 bits" "offers no other --base"; fi
-    bad "adapters in 8 bits" "--export --dtype int8: adapters are trained, and kept in fp32 or bf16" "${train[@]}" --model trained --lora-rank 4 --export beside8 --dtype int8
+    bad "adapters in 8 bits" "--export --dtype int8: adapters are exported as fp32 or bf16" "${train[@]}" --model trained --lora-rank 4 --export beside8 --dtype int8
     bad "--dtype that is none" "--dtype int4: expected one of fp32.bf16.int8.int8:all" --model trained --export four --dtype int4
     spoiled_stored "8 bits whose scales are missing" "tensor model.layers.0.self_attn.q_proj.weight is in 8 bits, and model.layers.0.self_attn.q_proj.weight.scale of its 16 blocks is missing" model.safetensors 's/layers.0.self_attn.q_proj.weight.scale/layers.0.self_attn.q_proj.weight.skale/'
     spoiled_stored "8 bits whose scales are no floats" "q_proj.weight.scale of its [0-9]+ blocks is not as long, or no F32" model.safetensors 's/(q_proj.weight.scale":\{"dtype":")F32(","shape":\[)([0-9]+)/\1I32\2\3/'
@@ -598,25 +598,25 @@ adapters() {
     works "and go on" "$program" "${train[@]}" --model trained --adapters adapters --base int8 --out adapted
     works "another model" "$program" "${train[@]}" --seed 2 --export another
     works "a run of a whole model" "$program" "${train[@]}" --out whole
-    everywhere "a quantized base without adapters" "--base int8 without adapters: 8-bit weights are integers: a gradient step on them is lost to rounding; add --lora-rank 16, or use --base (fp32|bf16)" "${train[@]}" --base int8
-    bad "all of it in 8 bits without adapters" "--base int8:all without adapters" "${train[@]}" --base int8:all
+    everywhere "a quantized base without adapters" "--base int8 needs adapters: int8 weights cannot be trained, because .* rounding error; add --lora-rank 16, or use --base (fp32|bf16)" "${train[@]}" --base int8
+    bad "all of it in 8 bits without adapters" "--base int8:all needs adapters" "${train[@]}" --base int8:all
     bad "--base of a dtype that is none" "--base int4: expected one of fp32\|bf16\|int8\|int8:all" "${lora[@]}" --base int4
     bad "--base of another precision" "--base (fp32|bf16): this build computes in" "${lora[@]}" --base "$other"
-    everywhere "adapters on a matrix that is none" '--lora-targets q,head: a block has no matrix "head": expected some of q,k,v,o,gate,up,down' "${lora[@]}" --lora-targets q,head
-    bad "adapters on nothing" '--lora-targets q,,v: a block has no matrix ""' "${lora[@]}" --lora-targets q,,v
-    bad "adapters wider than the model" "--lora-rank 33 is more than the width of trained, 32" "${train[@]}" --model trained --lora-rank 33
-    bad "--lora-alpha without adapters" "--lora-alpha does nothing without --lora-rank" "${train[@]}" --lora-alpha 3
-    bad "--lora-targets without adapters" "--lora-targets does nothing without --lora-rank" "${train[@]}" --lora-targets q
-    bad "--lora-rank of an evaluation" "--lora-rank 4 makes adapters to be trained, and this is no training" --model trained --eval good/val.tok --seq 16 --lora-rank 4
-    bad "--merge without adapters" "--merge adds adapters to the model, and there are none" --model trained --export merged --merge
-    bad "--merge without --export" "--merge does nothing without --export" "${lora[@]}" --merge
-    bad "--export of adapters as they are" "--export of --adapters alone would copy them: add --merge" --model trained --adapters adapters --export copied
-    bad "--export of a model in 8 bits" "--export --base int8 would write weights that are rounded to 8 bits in full precision: leave --base out, or give --dtype int8" --model trained --base int8 --export rounded
+    everywhere "adapters on a matrix that is none" '--lora-targets q,head: a block has no linear layer "head": expected some of q,k,v,o,gate,up,down' "${lora[@]}" --lora-targets q,head
+    bad "adapters on nothing" '--lora-targets q,,v: a block has no linear layer ""' "${lora[@]}" --lora-targets q,,v
+    bad "adapters wider than the model" "--lora-rank 33 exceeds the hidden size of trained, 32" "${train[@]}" --model trained --lora-rank 33
+    bad "--lora-alpha without adapters" "--lora-alpha has no effect without --lora-rank" "${train[@]}" --lora-alpha 3
+    bad "--lora-targets without adapters" "--lora-targets has no effect without --lora-rank" "${train[@]}" --lora-targets q
+    bad "--lora-rank of an evaluation" "--lora-rank 4 creates adapters to be trained, and --eval does not train" --model trained --eval good/val.tok --seq 16 --lora-rank 4
+    bad "--merge without adapters" "--merge adds adapters to the model.s weights, but there are no adapters" --model trained --export merged --merge
+    bad "--merge without --export" "--merge has no effect without --export" "${lora[@]}" --merge
+    bad "--export of adapters as they are" "--export with --adapters would only copy the adapters: add --merge" --model trained --adapters adapters --export copied
+    bad "--export of a model in 8 bits" "--export --base int8 would write weights rounded to int8 in full precision: remove --base, or use --dtype int8" --model trained --base int8 --export rounded
     bad "--export onto adapters" "adapters/adapter_(model.safetensors|config.json) exists already" "${lora[@]}" --export adapters
     bad "--adapters that are not there" "--adapters nowhere: cannot read nowhere/adapter_config.json" --model trained --adapters nowhere --eval good/val.tok --seq 16
-    bad "--adapters of another rank" "--adapters adapters have rank 4, not --lora-rank 8" "${lora[@]}" --lora-rank 8 --adapters adapters
-    bad "--adapters of another alpha" "--adapters adapters have alpha 8, not --lora-alpha 4" "${lora[@]}" --lora-alpha 4 --adapters adapters
-    bad "--adapters of other matrices" "--adapters adapters are of q,k,v,o,gate,up,down, not of --lora-targets q,v" "${lora[@]}" --lora-targets q,v --adapters adapters
+    bad "--adapters of another rank" "--lora-rank 8, but the adapters in adapters have rank 4" "${lora[@]}" --lora-rank 8 --adapters adapters
+    bad "--adapters of another alpha" "--lora-alpha 4, but the adapters in adapters have alpha 8" "${lora[@]}" --lora-alpha 4 --adapters adapters
+    bad "--adapters of other matrices" "--lora-targets q,v, but the adapters in adapters are for q,k,v,o,gate,up,down" "${lora[@]}" --lora-targets q,v --adapters adapters
     bad "--adapters of another model" "adapters: tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight is 4 x 32 F32, the model .* has 4 x 64" --model "$fixture" "${evaluate[@]}" --adapters adapters
     spoiled_adapters "adapters of another kind" '"peft_type" is "IA3", which this program.s adapters do not have: expected LORA' 's/"LORA"/"IA3"/'
     spoiled_adapters "adapters with a bias" '"bias" is "all"' 's/"none"/"all"/'
@@ -627,13 +627,13 @@ adapters() {
     spoiled_adapters "adapters on the head" '"target_modules" has "lm_head"' 's/"q_proj"/"lm_head"/'
     spoiled_adapters "adapters on a pattern" '"target_modules" is no list of names' 's/"target_modules": .*/"target_modules": "all-linear"/'
     spoiled_adapters "a tensor that adapts nothing" 'tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight adapts nothing' 's/"q_proj", //'
-    bad "a checkpoint of adapters resumed without them" "--resume adapted/step-00000001: the checkpoint is of adapters \(rank 4\).* go on with --lora-rank 4" "${train[@]}" --resume adapted --steps 2
-    bad "a checkpoint of adapters without its model" "the checkpoint is of adapters: give the --model that they adapt" --data good/train.tok --seq 16 --batch 1 --threads 1 --lora-rank 4 --base int8 --resume adapted --steps 2
-    bad "a checkpoint of a whole model resumed with adapters" "--resume whole/step-00000001: the checkpoint is of a whole model" "${lora[@]}" --resume whole --steps 2
+    bad "a checkpoint of adapters resumed without them" "--resume adapted/step-00000001 holds adapters of rank 4: resume with --lora-rank 4" "${train[@]}" --resume adapted --steps 2
+    bad "a checkpoint of adapters without its model" "--resume adapted/step-00000001 holds adapters: add --model" --data good/train.tok --seq 16 --batch 1 --threads 1 --lora-rank 4 --base int8 --resume adapted --steps 2
+    bad "a checkpoint of a whole model resumed with adapters" "--resume whole/step-00000001 holds a whole model, but --lora-rank 4 trains adapters" "${lora[@]}" --resume whole --steps 2
     bad "a checkpoint of adapters beside another base" "--base fp32, was int8|--base bf16, was int8" "${lora[@]}" --resume adapted --steps 2
     bad "a checkpoint of adapters beside another model" "base model [0-9a-f]{16}, was [0-9a-f]{16}" "${train[@]}" --model another --lora-rank 4 --base int8 --resume adapted --steps 2
-    bad "--adapters and --resume" "--adapters adapters begins with those, --resume adapted with the checkpoint.s" "${lora[@]}" --adapters adapters --base int8 --resume adapted --steps 2
-    bad "a tp that would cut a block of 8 bits" "--tp 2 would cut self_attn.o_proj.weight in the middle of a block of 64 weights" "${lora[@]}" --base int8 --tp 2 --ranks 2
+    bad "--adapters and --resume" "--adapters adapters and --resume adapted both give the adapters to start from" "${lora[@]}" --adapters adapters --base int8 --resume adapted --steps 2
+    bad "a tp that would cut a block of 8 bits" "--tp 2 would split self_attn.o_proj.weight within a block of 64 int8 weights" "${lora[@]}" --base int8 --tp 2 --ranks 2
     works "… and one that does not" "$program" --plan --model llama3-8b --world 8 --tp 8 --base int8 --lora-rank 16
 }
 
