@@ -48,7 +48,7 @@ static const Strategy *strategy_find(const char *name) {
     return NULL;
 }
 
-typedef struct { // how a run shards: the options that fsdp.h and the law go by
+typedef struct { // how a run shards: the options that fsdp.h goes by
     const Strategy *strategy;
     int slots;              // gathered blocks in flight
     int micro_batches;      // micro-batches a step

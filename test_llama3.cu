@@ -591,21 +591,22 @@ static void ranks_body(Job *j, int rank) {
         if (step == 3) __atomic_fetch_add(&steady_allocations, *counter - before, __ATOMIC_RELAXED);
         if (step > 1) continue;
 #ifdef HAVE_MPI
-        Traffic law[AXES][COLLECTIVES];
-        law_of(law, trainer->whole_config, trainer->parallel.mesh.world, trainer->parallel.rank, trainer->opt);
+        Traffic expected[AXES][COLLECTIVES];
+        expected_traffic(expected, trainer->whole_config, trainer->parallel.mesh.world, trainer->parallel.rank,
+                         trainer->opt, sizeof(StepReport));
         for (int row = 0; row < (int)AXES * (int)COLLECTIVES && j->transport == &transport_mpi; row++) {
             int a = row / COLLECTIVES, op = row % COLLECTIVES, c = 0;
             while (c < num_profiled && profiled[c].comm != trainer->parallel.comm.groups[a].mpi) c++;
             Traffic none = {0, 0}, seen = c < num_profiled ? profiled[c].of[op] : none;
-            if (!traffic_equal(law[a][op], seen))
+            if (!traffic_equal(expected[a][op], seen))
                 run_failure("over %s MPI's profiling interface saw %" PRId64 " calls and %" PRId64
-                            " bytes of %s, the law says %" PRId64 " and %" PRId64,
-                            axis_names[a], seen.calls, seen.bytes, collective_names[op], law[a][op].calls,
-                            law[a][op].bytes);
+                            " bytes of %s, expected %" PRId64 " and %" PRId64,
+                            axis_names[a], seen.calls, seen.bytes, collective_names[op], expected[a][op].calls,
+                            expected[a][op].bytes);
         }
 #endif
         matmul_rate(&trainer->parallel.dev);
-        check_first_step(trainer, &o->dry_run); // law = dry run = wire, or the test ends here
+        check_first_step(trainer, &o->dry_run); // expected = dry run = measured, or the test ends here
         collect_state(trainer, STATE_GRAD, collected);
         compare_shared_gradients(trainer);
     }
@@ -1156,7 +1157,8 @@ static void workers_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     for (int step = 1; step <= 2; step++) train_step(&o->trainer, step);
     matmul_rate(&o->trainer.parallel.dev);
-    size_t dry_run = o->dry_run.parallel.dev.arenas[MEM_HOST].peak, measured = o->trainer.parallel.dev.arenas[MEM_HOST].peak;
+    size_t dry_run = o->dry_run.parallel.dev.arenas[MEM_HOST].peak,
+           measured = o->trainer.parallel.dev.arenas[MEM_HOST].peak;
     char name[96];
     snprintf(name, sizeof name, "--workers %d: memory of the dry run = measured", j->opt.workers);
     CHECK(name, dry_run == measured && device_peak(&o->dry_run.parallel.dev) == device_peak(&o->trainer.parallel.dev),

@@ -22,8 +22,8 @@ wait "$process" || { cat "$work/said" >&2; exit 1; }
     printf '# Adapters beside a base of 8 bits\n\n%s, %s cores, %.1f GB of memory; `dev/lora_8b.sh`; commit %s; bf16.\n\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" \
         "$(awk '/^MemTotal/ { print $2 * 1024 / 1e9 }' /proc/meminfo)" "$(git describe --always --dirty 2>/dev/null || echo none)"
     printf 'Llama 3 8B, weights at random, int8 base, rank 16, 2 ranks as threads of one process, 1 x 128 tokens a rank, `--recompute full`.\n\n| a rank | planned, bytes | measured |\n|---|---|---|\n'
-    sed -nE 's/.*"memory":(\[.*\]),"flops".*/\1/p' "$work/out/ledger.json" | grep -oE '"category":"[a-z]+","walk":[0-9]+,"measured":[0-9]+' | sed -E 's/"category":"([a-z]+)","walk":([0-9]+),"measured":([0-9]+)/| \1 | \2 | \3 |/'
-    awk -v most="$most" -v planned="$(grep -oE '"walk":[0-9]+,"measured"' "$work/out/ledger.json" | grep -oE '[0-9]+' | awk '{ s += $1 } END { print s }')" \
+    sed -nE 's/.*"memory":(\[.*\]),"flops".*/\1/p' "$work/out/ledger.json" | grep -oE '"category":"[a-z]+","dry_run":[0-9]+,"measured":[0-9]+' | sed -E 's/"category":"([a-z]+)","dry_run":([0-9]+),"measured":([0-9]+)/| \1 | \2 | \3 |/'
+    awk -v most="$most" -v planned="$(grep -oE '"category":"[a-z]+","dry_run":[0-9]+' "$work/out/ledger.json" | grep -oE '[0-9]+' | awk '{ s += $1 } END { print s }')" \
         'BEGIN { printf "| both, in all | %.2f GB at most | %.2f GB resident at most |\n\n", 2 * planned / 1e9, most * 1024 / 1e9 }'
     sed -nE 's/.*"step":([0-9]+),"loss":([0-9.]+).*"seconds":([0-9.]+).*/step \1: loss \2, \3 s\n/p' "$work/out/metrics.jsonl"
     printf '## 70B on two ranks of 80 GB\n\n`--plan --model llama3-70b --base int8 --lora-rank 16 --world 2 --batch 1 --seq 2048`, its memory and what would change it:\n\n```\n'

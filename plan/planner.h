@@ -63,8 +63,8 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind) {
         script_begin(&script, &p->names);
         dry_run_open(dry_run, j, rank, &script);
         plan_keep_script(p, rank, &script);
-        while (c < p->count &&
-               !dry_runs_alike(&dry_run->parallel.dev, &dry_run->parallel.comm, p->classes[c].dry_run, p->classes[c].comm))
+        while (c < p->count && !dry_runs_alike(&dry_run->parallel.dev, &dry_run->parallel.comm, p->classes[c].dry_run,
+                                               p->classes[c].comm))
             c++;
         p->class_of[rank] = c;
         if (c < p->count) {
@@ -74,8 +74,9 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind) {
         p->classes = (RankClass *)realloc(p->classes, sizeof(RankClass) * (size_t)(c + 1));
         if (!p->classes) run_failure("out of memory");
         RankClass *fresh = &p->classes[p->count++];
-        fresh->rank = rank, fresh->trainer = dry_run, fresh->dry_run = &dry_run->parallel.dev, fresh->comm = &dry_run->parallel.comm;
-        law_of(fresh->law, &j->config, world, rank, &j->opt);
+        fresh->rank = rank, fresh->trainer = dry_run, fresh->dry_run = &dry_run->parallel.dev,
+        fresh->comm = &dry_run->parallel.comm;
+        expected_traffic(fresh->expected, &j->config, world, rank, &j->opt, sizeof(StepReport));
     }
     free(script.lines);
 }
@@ -291,8 +292,8 @@ static int trials_around(Trial *trials, const Job *j) {
         "--batch %d --accum %d", o->batch / 2, o->accum * 2)
     TRY(o->seq % (4 * j->mesh.size[AXIS_CP]) == 0, trials[n].opt.seq = o->seq / 2, "--seq %d", o->seq / 2)
     for (int i = 0; i < 3; i++)
-        TRY(j->config.lora_rank && j->stored_base <= BASE_FROZEN && strcmp(o->base, bases[i]), trials[n].opt.base = bases[i],
-            "--base %s", bases[i])
+        TRY(j->config.lora_rank && j->stored_base <= BASE_FROZEN && strcmp(o->base, bases[i]),
+            trials[n].opt.base = bases[i], "--base %s", bases[i])
     for (int i = 0; i < 2; i++)
         TRY(o->cluster, trials[n].products = i ? 1.1 : 1 / 1.1, "products %s by a tenth", i ? "faster" : "slower")
 #undef TRY
@@ -384,7 +385,7 @@ typedef struct {
     const Options *given;
     Trial best[BEST]; // (count) the fastest first
     int count, tried, dry_runs;
-    int all;          // none is left out because the law says that it is slower
+    int all;          // none is left out because the traffic formula says that it is slower
     double sequences; // of a step
     double fastest,
         arithmetic; // FLOP/s of the fastest op; seconds of arithmetic that no layout is without; 0: not known yet
@@ -400,19 +401,18 @@ static double least_memory(const Job *j, const Options *o) {
                                            (!strcmp(o->accumulate, "local") && o->accum > 1 ? 4 : 0));
 }
 
-/* Seconds that a step cannot do without, by the law: arithmetic, with the exchanges of tp and cp, for which it waits,
+/* Seconds that a step cannot do without, by the traffic formula: arithmetic, with the exchanges of tp and cp, for which it waits,
  * and the pipeline's bubble; or what travels over fsdp. */
 static double least_seconds(const Search *s) {
     const Job *j = &s->job;
-    Traffic law[AXES][COLLECTIVES];
+    Traffic expected[AXES][COLLECTIVES];
     double seconds[AXES] = ZERO;
-    law_of(law, &j->config, j->mesh.world, 0, &j->opt);
+    expected_traffic(expected, &j->config, j->mesh.world, 0, &j->opt, sizeof(StepReport));
     for (int a = 0; a < AXES; a++)
-        for (int o = 0; o < SEND; o++)
-            if (law[a][o].calls)
-                seconds[a] +=
-                    (double)law[a][o].calls *
-                    exchange_seconds(&j->cluster.exchange[a][o], (double)law[a][o].bytes / (double)law[a][o].calls);
+        for (int o = 0; o < SEND; o++) {
+            double calls = (double)expected[a][o].calls, bytes = (double)expected[a][o].bytes;
+            if (calls > 0) seconds[a] += calls * exchange_seconds(&j->cluster.exchange[a][o], bytes / calls);
+        }
     double busy = s->arithmetic + seconds[AXIS_TP] + seconds[AXIS_CP];
     return fmax(busy * (1 + (double)(j->opt.pp - 1) / j->opt.pp_chunks / j->opt.accum), seconds[AXIS_FSDP]);
 }
@@ -556,25 +556,26 @@ static double exposed_of(const Estimate *e) {
     return sum;
 }
 
-static void estimate_json(FILE *f, const Estimate *e) {
-    const char *comma = "";
-    fprintf(f,
-            "\"step_s\":%.9g,\"tokens_per_s\":%.9g,\"mfu\":%.6g,\"flops_per_s\":{\"by_mask\":%.9g,\"with_again\":%.9g,"
-            "\"full_attention\":%.9g},\"compute_s\":%.9g,\"exposed_s\":%.9g",
-            e->step, e->tokens, e->mfu, e->flops / e->step, (e->flops + e->again) / e->step, e->full / e->step,
-            e->compute, exposed_of(e));
-    for (int k = 0; k < 2; k++) {
-        fprintf(f, k ? "},\"exchange_s\":{" : ",\"waited_s\":{");
-        comma = "";
-        for (int a = 0; a < AXES; a++)
-            if (e->exchange[a] > 0)
-                fprintf(f, "%s\"%s\":%.9g", comma, axis_names[a], k ? e->exchange[a] : e->waited[a]), comma = ",";
+static void json_add_estimate(cJSON *root, const Estimate *e) {
+    cJSON *json = cJSON_AddObjectToObject(root, "estimate");
+    cJSON_AddNumberToObject(json, "step_s", e->step);
+    cJSON_AddNumberToObject(json, "tokens_per_s", e->tokens);
+    cJSON_AddNumberToObject(json, "mfu", e->mfu);
+    cJSON *rates = cJSON_AddObjectToObject(json, "flops_per_s");
+    cJSON_AddNumberToObject(rates, "causal_attention", e->flops / e->step);
+    cJSON_AddNumberToObject(rates, "with_recomputation", (e->flops + e->again) / e->step);
+    cJSON_AddNumberToObject(rates, "full_attention", e->full / e->step);
+    cJSON_AddNumberToObject(json, "compute_s", e->compute);
+    cJSON_AddNumberToObject(json, "exposed_s", exposed_of(e));
+    cJSON *waited = cJSON_AddObjectToObject(json, "waited_s"), *busy = cJSON_AddObjectToObject(json, "communication_s");
+    for (int a = 0; a < AXES; a++) {
+        if (e->exchange[a] <= 0) continue;
+        cJSON_AddNumberToObject(waited, axis_names[a], e->waited[a]);
+        cJSON_AddNumberToObject(busy, axis_names[a], e->exchange[a]);
     }
-    comma = "";
-    fprintf(f, "},\"ops\":{");
+    cJSON *ops = cJSON_AddObjectToObject(json, "ops");
     for (int i = 0; i < OP_COUNT; i++)
-        if (e->ops[i] > 0) fprintf(f, "%s\"%s\":%.9g", comma, op_names[i], e->ops[i]), comma = ",";
-    fprintf(f, "}");
+        if (e->ops[i] > 0) cJSON_AddNumberToObject(ops, op_names[i], e->ops[i]);
 }
 
 static void estimate_print(FILE *f, const Cluster *c, const Plan *p, const Estimate *e) {
@@ -618,22 +619,19 @@ static void estimate_print(FILE *f, const Cluster *c, const Plan *p, const Estim
 /* `estimate` NULL: there is none. */
 static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, const Estimate *estimate) {
     const Mesh *m = p->mesh;
-    int *colours = (int *)checked_malloc(sizeof(int) * AXES * (size_t)m->world), key;
+    int *leaders = (int *)checked_malloc(sizeof(int) * AXES * (size_t)m->world), key;
+    cJSON *root = cJSON_CreateObject();
+    json_add_mesh(root, m);
+    json_add_integer(root, "tokens_per_step", tokens_per_step);
+    cJSON *classes = cJSON_AddArrayToObject(root, "rank_classes");
+    for (int c = 0; c < p->count; c++) cJSON_AddItemToArray(classes, class_json(p, c));
     for (int r = 0; r < m->world; r++)
-        for (int a = 0; a < AXES; a++) mesh_group(m, r, (Axis)a, &colours[r * AXES + a], &key);
-    fprintf(f, "{");
-    mesh_json(f, m);
-    fprintf(f, ",\"tokens_per_step\":%" PRId64 ",\"rank_classes\":[", tokens_per_step);
-    for (int c = 0; c < p->count; c++) {
-        if (c) fprintf(f, ",");
-        class_json(f, p, c);
-    }
-    fprintf(f, "],");
-    groups_json(f, m, colours);
-    fprintf(f, ",\"estimate\":{");
-    if (estimate) estimate_json(f, estimate);
-    fprintf(f, "}}\n");
-    free(colours);
+        for (int a = 0; a < AXES; a++) mesh_group(m, r, (Axis)a, &leaders[r * AXES + a], &key);
+    json_add_groups(root, m, leaders);
+    if (estimate) json_add_estimate(root, estimate);
+    else cJSON_AddNullToObject(root, "estimate");
+    json_write_line(f, root);
+    free(leaders);
 }
 
 #include "plan_page.h" // defines: page_write

@@ -5,7 +5,7 @@
  */
 #ifndef LOGGER_H
 #define LOGGER_H
-#include "plan.h"
+#include "json.h"
 #include "../dataloader.h"
 #include "checkpoint.h" // defines: write_all, comm_barrier
 
@@ -309,11 +309,10 @@ static void layout_print(const Mesh *m, const int *colours, const int *hosts, FI
 
 static void layout_write(const char *out, const Mesh *mesh, const int *colours) {
     FILE *f = logger_create(out, "layout.json");
-    fprintf(f, "{");
-    mesh_json(f, mesh);
-    fprintf(f, ",");
-    groups_json(f, mesh, colours);
-    fprintf(f, "}\n");
+    cJSON *root = cJSON_CreateObject();
+    json_add_mesh(root, mesh);
+    json_add_groups(root, mesh, colours);
+    json_write_line(f, root);
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", out, strerror(errno));
 }
 

@@ -16,7 +16,7 @@ typedef struct {
     int *hosts;  // (world) a number for the host of each rank
 } Parallel;
 
-/* How the options shard the model: what fsdp.h and the law go by. */
+/* How the options shard the model: what fsdp.h goes by. */
 static Sharding sharding_of(const Options *o) {
     Sharding s = ZERO;
     s.strategy = strategy_find(o->sharding);

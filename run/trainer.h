@@ -249,22 +249,18 @@ static void print_banner(const Job *j, const Trainer *trainer, const Trainer *dr
     funlockfile(stdout);
 }
 
-/* From the options alone: a mesh that was made of them wrongly (replicas flattened into one group, as it happened to
- * others) must not make the law. */
-static void law_of(Traffic law[AXES][COLLECTIVES], const Llama3Config *c, int world, int rank, const Options *o) {
-    Sharding how = sharding_of(o);
-    law_of_step(law, c, world, rank, o, &how, sizeof(StepReport));
-}
-
-/* Law, dry run and wire, memory by the dry run and in use: after the first step, on every rank. */
+/* Compares expected, dry-run and measured traffic, and dry-run and measured memory, after the first step of every rank.
+ */
 static void check_first_step(Trainer *trainer, const Trainer *dry_run) {
+    const Parallel *p = &trainer->parallel, *dry = &dry_run->parallel;
     Ledger l = ZERO;
-    law_of(l.law, trainer->whole_config, trainer->parallel.mesh.world, trainer->parallel.rank, trainer->opt);
-    memcpy(l.dry_run, dry_run->parallel.comm.traffic_started, sizeof l.dry_run);
-    memcpy(l.wire, trainer->parallel.comm.wire, sizeof l.wire);
-    for (int c = 0; c < MEM_CATEGORIES; c++)
-        l.dry_run_memory[c] = dry_run->parallel.dev.arenas[c].peak,
-        l.measured[c] = trainer->parallel.dev.arenas[c].peak;
+    expected_traffic(l.expected, trainer->whole_config, p->mesh.world, p->rank, trainer->opt, sizeof(StepReport));
+    memcpy(l.dry_run, dry->comm.traffic_started, sizeof l.dry_run);
+    memcpy(l.measured, p->comm.wire, sizeof l.measured);
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        l.dry_run_memory[c] = dry->dev.arenas[c].peak;
+        l.measured_memory[c] = p->dev.arenas[c].peak;
+    }
     if (trainer->parallel.rank == 0 && trainer->opt->out) {
         FILE *f = logger_create(trainer->opt->out, "ledger.json");
         ledger_write(&l, &dry_run->parallel.dev, f);

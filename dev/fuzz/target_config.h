@@ -51,10 +51,10 @@ static void check_rope(const Llama3Config *c) {
     for (int i = 0; i < POSITIONS * c->HD; i++) EXPECT(fabsf(table[i]) <= 1, "the rotation table has %g", table[i]);
 }
 
-/* The law against the dry run, of a few micro-batches; then what --plan prints of all of them. A micro-batch whose head
+/* The traffic formula against the dry run, of a few micro-batches; then what --plan prints of all of them. A micro-batch whose head
  * is made of very many chunks takes long to be dry-run: of such a one the memory is added up, and no more. */
 static void check_plan(Job *j, int rank) {
-    Traffic law[AXES][COLLECTIVES];
+    Traffic expected[AXES][COLLECTIVES];
     static Trainer dry_run;
     int accum = j->opt.accum, long_dry_run = (int64_t)j->opt.batch * j->opt.seq / 16 > 512;
     j->opt.accum = 1 + (accum - 1) % 4;
@@ -66,13 +66,13 @@ static void check_plan(Job *j, int rank) {
     } else {
         dry_run_open(&dry_run, j, rank, NULL);
     }
-    law_of(law, &j->config, j->mesh.world, rank, &j->opt);
+    expected_traffic(expected, &j->config, j->mesh.world, rank, &j->opt, sizeof(StepReport));
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES && !long_dry_run; i++) {
-        Traffic l = law[i / COLLECTIVES][i % COLLECTIVES],
+        Traffic e = expected[i / COLLECTIVES][i % COLLECTIVES],
                 w = dry_run.parallel.comm.traffic_started[i / COLLECTIVES][i % COLLECTIVES];
-        EXPECT(traffic_equal(l, w),
-               "exchange %d: the law says %" PRId64 " calls and %" PRId64 " bytes, the walk %" PRId64 " and %" PRId64,
-               i, l.calls, l.bytes, w.calls, w.bytes);
+        EXPECT(traffic_equal(e, w),
+               "row %d: expected %" PRId64 " calls and %" PRId64 " bytes, the dry run has %" PRId64 " and %" PRId64, i,
+               e.calls, e.bytes, w.calls, w.bytes);
     }
     j->opt.accum = accum;
     RankClass all = {rank, &dry_run, &dry_run.parallel.dev, &dry_run.parallel.comm, {{{0, 0}}}};
@@ -80,7 +80,7 @@ static void check_plan(Job *j, int rank) {
         few = !long_dry_run && accum <= 64 && parts <= 8; // of others, as if all were as this one
     Plan plan = ZERO;
     plan.mesh = &j->mesh, plan.classes = &all, plan.count = 1;
-    memcpy(all.law, law, sizeof law);
+    memcpy(all.expected, expected, sizeof expected);
     if (few) {
         char problem[1024];
         Replay replay;

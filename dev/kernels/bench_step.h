@@ -1,7 +1,8 @@
 /* bench_step.h: a training job of one rank that takes steps when it is told to, and says where their time goes.
  *
  * Owns `bench_gpu train`: options as the program's, random tokens, questions on stdin, a JSON object for each answer.
- * The first step is checked as the program's own is: law, dry run and wire, memory by the dry run and in use. A caller
+ * The first step is checked as the program's own is: expected, dry-run and measured traffic, dry-run and
+ * measured memory. A caller
  * includes train_llama3.cu before.
  */
 #ifndef BENCH_STEP_H
@@ -142,7 +143,7 @@ static void train_answers(int argc, char **argv) {
                 printf("%s%.6g", i ? "," : "", 1e3 * timed_step(trainer, ++step, &s));
                 if (step == 1)
                     rate = matmul_rate(&trainer->parallel.dev),
-                    check_first_step(trainer, dry_run); // law, dry run and wire; memory as planned
+                    check_first_step(trainer, dry_run); // traffic and memory as planned
             }
             printf("],\"loss\":%.9g,\"norm\":%.9g,\"matmul_rate\":%.6g}\n", s.loss, s.grad_norm, rate);
         } else if (!strcmp(line, "parts\n") && step) {

@@ -176,7 +176,7 @@ class Report:
 # ---------------------------------------------------------------- a training step
 
 def start_ours(args, m, folder):
-    """The child, with its first steps done: law, walk and wire have been compared."""
+    """The child, with its first steps done: expected, dry-run and measured traffic have been compared."""
     config = dict(model_type="llama", hidden_size=m["C"], num_hidden_layers=m["L"], num_attention_heads=m["NH"], num_key_value_heads=m["NKV"], head_dim=m["HD"],
                   intermediate_size=m["FF"], vocab_size=m["V"], max_position_embeddings=8192, rope_theta=500000.0, rms_norm_eps=1e-5, tie_word_embeddings=m["tied"])
     Path(folder, "config.json").write_text(json.dumps(config))

@@ -100,15 +100,15 @@ fault "--deterministic does nothing" run/parallel.h \
 more "local accumulation takes samples in the order of the other" dataloader.h \
     's|    if (s->local) j = .*||' bits "have one rank's bits"
 more "local accumulation reduces every micro-batch" fsdp.h \
-    's/(last || !f->accumulates_unsharded);/1;/' faults "law, walk and wire"
+    's/(last || !f->accumulates_unsharded);/1;/' faults "expected, dry-run and measured"
 more "a step is handed out before its last sample" dataloader.h \
     's|!l->ring\[l->produced % LOADER_DEPTH\].unread|l->ring[l->produced % LOADER_DEPTH].unread <= 1|' data "handed out when all"
 more "the bad sample that is found first is named, not the first in order" dataloader.h \
     's/ || i < batch->bad))/))/' failures "first in order"
 more "replicas are not exchanged" fsdp.h \
-    's|    return f->replicas > 1 && last;.*|    return 0 * last;|' faults "law, walk and wire"
+    's|    return f->replicas > 1 && last;.*|    return 0 * last;|' faults "expected, dry-run and measured"
 fault "replicas are flattened into one group that shards" lib/mesh.h \
-    's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "law, walk and wire"
+    's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "expected, dry-run and measured"
 more "a rank shuffles from another seed" run/trainer.h \
     's|^                 (uint64_t)j->opt.seed,|                 (uint64_t)j->opt.seed + (uint64_t)(trainer->parallel.rank == 2),|' faults "rank 2 shuffles samples"
 more "a clipped step of one replica is scaled differently" fsdp.h \
@@ -116,9 +116,9 @@ more "a clipped step of one replica is scaled differently" fsdp.h \
 more "the rotation is forgotten when activations are computed again" train_llama3.cu \
     's|        rope_forward(dev, a->qkv|        if (!again) rope_forward(dev, a->qkv|' faults "recompute full: gradients of one rank"
 more "without sharding, only the own part of the gradient is summed" fsdp.h \
-    's|    if (kind == GATHER_SHARDS) return over_shards.*|    if (kind == GATHER_SHARDS) return 0;|' faults "law, walk and wire"
+    's|    if (kind == GATHER_SHARDS) return over_shards.*|    if (kind == GATHER_SHARDS) return 0;|' faults "expected, dry-run and measured"
 fault "ZeRO-2 frees what it should keep" fsdp.h \
-    's|{"shard_grad_op", 1, AFTER_LAST_USE|{"shard_grad_op", 1, AFTER_FORWARD|' faults "law, walk and wire"
+    's|{"shard_grad_op", 1, AFTER_LAST_USE|{"shard_grad_op", 1, AFTER_FORWARD|' faults "expected, dry-run and measured"
 more "a micro-batch's gradient is not rounded where it goes nowhere" fsdp.h \
     's|    f->rounds_micro_batches = .*|    f->rounds_micro_batches = 0;|' reduce-dtype "gradients reduced in bf16"
 more "an all-reduce rounds the sum so far" fsdp.h \
@@ -177,7 +177,7 @@ more "ranks that differ in memory are planned as one" run/plan.h \
     's|alike &= a->arenas\[c\].peak == b->arenas\[c\].peak|alike \&= 1|' plan "is planned as what it is"
 if [ -n "$all" ]; then
     fault "a pipeline adds up its micro-batches one after the other" run/parallel.h \
-        's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' mesh-bits "law, walk and wire|have one rank's bits"
+        's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' mesh-bits "expected, dry-run and measured|have one rank's bits"
     fault "one rank's gradients of keys and values are lost" train_llama3.cu \
         's|sum_pieces(m->dev, m->kv_mine, m->kv, m->mesh->size\[AXIS_CP\],|sum_pieces(m->dev, m->kv_mine, m->kv, m->mesh->size[AXIS_CP] - 1,|' mesh-faults "cp 2 .*worst gradient"
     fault "a stage awaits two messages in the other order" pipeline_parallel.h \
@@ -206,7 +206,7 @@ if [ -n "$all" ]; then
     fault "two runs may save to one directory" run/out_dir.h 's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' "checkpoints refusals" "two runs"
     fault "a run goes on from the oldest checkpoint" run/out_dir.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
     fault "a unit's reduction is never started" fsdp.h \
-        's|^    reductions_advance(f, u, micro);|    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { gradient_release(f, u); return; }\n&|' faults "law, walk and wire"
+        's|^    reductions_advance(f, u, micro);|    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { gradient_release(f, u); return; }\n&|' faults "expected, dry-run and measured"
     fault "gradients are scaled by the world" fsdp.h \
         's|^        if (!f->accumulates_unsharded) accumulate_finish(f, u, s->micro);|        for (int64_t i = 0; i < u->shard_size \&\& !f->dev->dry_run \&\& replace; i++) sum[i] *= (float)f->ranks;\n&|' faults "gradients of one rank"
     fault "the mean is divided by the micro-batches once more" train_llama3.cu \
@@ -214,11 +214,11 @@ if [ -n "$all" ]; then
     fault "replicas are exchanged and not summed" fsdp.h \
         's|^    if (kind == REDUCE_REPLICAS)$|    if (0)|' faults "gradients of one rank"
     fault "a unit is reduced twice" train_llama3.cu \
-        's|        fsdp_reduce_gradients(m->fsdp, trained, micro);|&\n        if (l == 0) { fsdp_gradients(m->fsdp, trained, micro); fsdp_reduce_gradients(m->fsdp, trained, micro); }|' faults "law, walk and wire"
+        's|        fsdp_reduce_gradients(m->fsdp, trained, micro);|&\n        if (l == 0) { fsdp_gradients(m->fsdp, trained, micro); fsdp_reduce_gradients(m->fsdp, trained, micro); }|' faults "expected, dry-run and measured"
     fault "a rank gathers in another order" fsdp.h \
         's|^static void fsdp_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \
-        's|        block_forward(m, l, 0);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "law, walk and wire"
+        's|        block_forward(m, l, 0);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "expected, dry-run and measured"
     fault "a rank draws its weights from another seed" train_llama3.cu \
         's|parallel.fsdp.seed = (uint64_t)j->opt.seed;|parallel.fsdp.seed = (uint64_t)(j->opt.seed + (rank == 1));|' layouts "draws weights from another seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_order(f->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"

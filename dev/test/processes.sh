@@ -188,8 +188,8 @@ launches() {
 }
 
 # ---------------------------------------------------------------- hybrids: the groups that were asked for, and their traffic
-# received DIR AXIS : bytes that a rank received over AXIS in a step, as the wire counted them
-received() { grep -oE "\"axis\":\"$2\"[^}]*\}[^}]*\}" "$1/ledger.json" | sed -E 's/.*"wire":([0-9]+)\}$/\1/' | awk '{ sum += $1 } END { print sum + 0 }'; }
+# received DIR AXIS : bytes that a rank received over AXIS in a step, as the transport measured them
+received() { grep -oE "\"axis\":\"$2\"[^}]*\}[^}]*\}" "$1/ledger.json" | sed -E 's/.*"measured":([0-9]+)\}$/\1/' | awk '{ sum += $1 } END { print sum + 0 }'; }
 
 hybrid() {
     local name="2 replicas of 4 shards on 8 ranks" groups='"dp_shard":[[0,1,2,3],[4,5,6,7]],"dp_replicate":[[0,4],[1,5],[2,6],[3,7]],"fsdp":[[0,1,2,3],[4,5,6,7]]' layout start
@@ -271,14 +271,14 @@ files() {
     if grep -qE "step +1/.* \| MB of a rank: params [0-9.]+, grads [0-9.]+, optimizer [0-9.]+, activations [0-9.]+" threads.said; then pass "the first progress line tells memory by category" "$(grep -oE 'MB of a rank.*' threads.said)"
     else fail "the first progress line tells memory by category" "$(grep -m1 'step ' threads.said)"; fi
     json threads/layout.json world mesh tp cp pp dp_shard dp_replicate groups fsdp
-    json threads/ledger.json traffic axis op calls bytes law walk wire memory category measured flops
+    json threads/ledger.json traffic axis op calls bytes expected dry_run measured memory category flops
     json threads/plan.json world mesh tokens_per_step rank_classes ranks memory peak flops traffic groups estimate
     if grep -q '"fsdp":\[\[0,1\]\]' threads/layout.json; then pass "layout.json: both ranks shard together" '"fsdp":[[0,1]]'; else fail "layout.json: both ranks shard together" "$(cat threads/layout.json)"; fi
-    rows=$(grep -oE '"law":[0-9]+,"walk":[0-9]+,"wire":[0-9]+' threads/ledger.json | wc -l)
-    unequal=$(grep -oE '"law":[0-9]+,"walk":[0-9]+,"wire":[0-9]+' threads/ledger.json | tr -c '0-9\n' ' ' | awk '$1 != $2 || $2 != $3 || $1 == 0' | wc -l)
-    if [ "$rows" -ge 6 ] && [ "$unequal" = 0 ]; then pass "ledger.json: law = walk = wire" "$rows figures"; else fail "ledger.json: law = walk = wire" "$unequal of $rows figures differ, at least 6 expected"; fi
-    rows=$(grep -oE '"walk":[0-9]+,"measured":[0-9]+' threads/ledger.json | wc -l)
-    unequal=$(grep -oE '"walk":[0-9]+,"measured":[0-9]+' threads/ledger.json | tr -c '0-9\n' ' ' | awk '$1 != $2' | wc -l)
+    rows=$(grep -oE '"expected":[0-9]+,"dry_run":[0-9]+,"measured":[0-9]+' threads/ledger.json | wc -l)
+    unequal=$(grep -oE '"expected":[0-9]+,"dry_run":[0-9]+,"measured":[0-9]+' threads/ledger.json | tr -c '0-9\n' ' ' | awk '$1 != $2 || $2 != $3 || $1 == 0' | wc -l)
+    if [ "$rows" -ge 6 ] && [ "$unequal" = 0 ]; then pass "ledger.json: expected = dry run = measured" "$rows figures"; else fail "ledger.json: expected = dry run = measured" "$unequal of $rows figures differ, at least 6 expected"; fi
+    rows=$(grep -oE '"category":"[a-z]+","dry_run":[0-9]+,"measured":[0-9]+' threads/ledger.json | wc -l)
+    unequal=$(grep -oE '"category":"[a-z]+","dry_run":[0-9]+,"measured":[0-9]+' threads/ledger.json | tr -c '0-9\n' ' ' | awk '$1 != $2' | wc -l)
     if [ "$rows" = 7 ] && [ "$unequal" = 0 ]; then pass "ledger.json: memory walked = measured" "$rows categories"; else fail "ledger.json: memory walked = measured" "$unequal of $rows categories differ, 7 expected"; fi
     for option in "--seq 32" "--steps 12" "--seed 7" "--batch 2" "--lr 0.002" "--model model" "--accum 1" "--clip 1" "--ranks 2"; do
         grep -qxF -- "$option" threads/config.txt || { fail "config.txt holds every option" "no line '$option'"; return; }

@@ -211,11 +211,11 @@ static void test_layouts_mpi(int process, int world) {
 }
 #endif
 
-/* Validation between two steps gathers and frees as it needs, and leaves the steps what they are: the same losses, the
- * law's traffic. */
+/* Validation between two steps gathers and frees as it needs, and leaves the steps what they are: the same losses and the
+ * expected traffic. */
 static struct {
     double loss[3], validation[2];
-    int lawful;
+    int as_expected; // steps whose traffic the formula predicts
 } between;
 
 static void between_body(Job *j, int rank) {
@@ -223,11 +223,13 @@ static void between_body(Job *j, int rank) {
     Trainer *trainer = &o->trainer;
     int validates = trainer->val->num_files > 0;
     int64_t targets;
-    Traffic law[AXES][COLLECTIVES];
-    law_of(law, trainer->whole_config, trainer->parallel.mesh.world, trainer->parallel.rank, trainer->opt);
+    Traffic expected[AXES][COLLECTIVES];
+    expected_traffic(expected, trainer->whole_config, trainer->parallel.mesh.world, trainer->parallel.rank,
+                     trainer->opt, sizeof(StepReport));
     for (int step = 1; step <= 3; step++) {
         StepStats s = train_step(trainer, step);
-        __atomic_fetch_add(&between.lawful, !memcmp(law, trainer->parallel.comm.wire, sizeof law), __ATOMIC_RELAXED);
+        __atomic_fetch_add(&between.as_expected, !memcmp(expected, trainer->parallel.comm.wire, sizeof expected),
+                           __ATOMIC_RELAXED);
         double loss = validates && step < 3 ? evaluate(trainer, trainer->val, 0, &targets) : 0;
         if (rank == 0) between.loss[step - 1] = s.loss;
         if (rank == 0 && step < 3) between.validation[step - 1] = loss;
@@ -262,10 +264,10 @@ static void test_validation_between(void) {
                  "%d ranks, %s, %s: validation between steps changes nothing, and has one rank's loss", world,
                  strategies[i < 0 ? 0 : i % STRATEGIES].name, tied ? "tied" : "untied");
         CHECK(name,
-              !memcmp(without, between.loss, sizeof without) && between.lawful == 3 * world &&
+              !memcmp(without, between.loss, sizeof without) && between.as_expected == 3 * world &&
                   off <= (sizeof(floatX) == 4 ? 1e-5 : 3e-3),
-              "last loss %.9g and %.9g; %d of %d steps move what the law says; validation off by %.1g", between.loss[2],
-              without[2], between.lawful, 3 * world, off);
+              "last loss %.9g and %.9g; %d of %d steps have the expected traffic; validation off by %.1g",
+              between.loss[2], without[2], between.as_expected, 3 * world, off);
         free(data);
         free(val);
     }

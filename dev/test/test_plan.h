@@ -73,12 +73,12 @@ static void test_estimate(void) {
     // nothing to hide behind: the lane of fsdp carries all exchanges one after the other, then the reports are
     // exchanged
     const char *line = make_cluster_file("line.json", free_of_cost, free_of_cost, latency, bandwidth, "");
-    Traffic law[AXES][COLLECTIVES], all = {0, 0};
+    Traffic expected[AXES][COLLECTIVES], all = {0, 0};
     e = estimate_with(line, "--model tiny --accum 3 --slots 4", 2, &w);
-    law_of(law, w.whole_config, w.parallel.mesh.world, w.parallel.rank, w.opt);
+    expected_traffic(expected, w.whole_config, w.parallel.mesh.world, w.parallel.rank, w.opt, sizeof(StepReport));
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++)
-        all.calls += law[i / COLLECTIVES][i % COLLECTIVES].calls,
-            all.bytes += law[i / COLLECTIVES][i % COLLECTIVES].bytes;
+        all.calls += expected[i / COLLECTIVES][i % COLLECTIVES].calls,
+            all.bytes += expected[i / COLLECTIVES][i % COLLECTIVES].bytes;
     want = (double)all.calls * latency + (double)all.bytes / bandwidth;
     CHECK("exchanges with nothing to hide behind take calls x latency + bytes / bandwidth, all of it exposed",
           off_by(e.step, want) < 1e-9 && off_by(exposed_of(&e), want) < 1e-9,
@@ -322,15 +322,15 @@ static const cJSON *class_in_json(const cJSON *plan, int rank) {
     return listed == 1 ? found : NULL;
 }
 
-/* Differences of a rank's own dry run and law from what the plan has for its class, in memory and as JSON. */
+/* Differences of a rank's own dry run and traffic formula from what the plan has for its class, in memory and as JSON. */
 static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Trainer *own) {
     const RankClass *c = &p->classes[p->class_of[own->parallel.rank]];
     const cJSON *said = class_in_json(json, own->parallel.rank);
-    Traffic law[AXES][COLLECTIVES];
-    law_of(law, &j->config, j->mesh.world, own->parallel.rank, &j->opt);
-    int differ = memcmp(law, c->law, sizeof law) != 0 ||
-                 memcmp(law, own->parallel.comm.traffic_started, sizeof law) != 0 ||
-                 memcmp(law, c->comm->traffic_started, sizeof law) != 0;
+    Traffic expected[AXES][COLLECTIVES];
+    expected_traffic(expected, &j->config, j->mesh.world, own->parallel.rank, &j->opt, sizeof(StepReport));
+    int differ = memcmp(expected, c->expected, sizeof expected) != 0 ||
+                 memcmp(expected, own->parallel.comm.traffic_started, sizeof expected) != 0 ||
+                 memcmp(expected, c->comm->traffic_started, sizeof expected) != 0;
     for (int m = 0; m < MEM_CATEGORIES; m++) differ += own->parallel.dev.arenas[m].peak != c->dry_run->arenas[m].peak;
     differ += device_flops(&own->parallel.dev, 0) != device_flops(c->dry_run, 0) ||
               device_flops(&own->parallel.dev, 1) != device_flops(c->dry_run, 1);

@@ -485,7 +485,7 @@ static void test_search(void) {
     end_job(j);
 }
 
-/* Layouts that the law alone rules out would not have been listed. */
+/* Layouts that the traffic formula alone rules out would not have been listed. */
 static void test_search_bounds(void) {
     Search *s[2];
     int equal = 1;
@@ -501,7 +501,7 @@ static void test_search_bounds(void) {
     }
     for (int i = 0; i < BEST; i++)
         equal &= s[0]->best[i].e.step == s[1]->best[i].e.step && s[0]->best[i].memory == s[1]->best[i].memory;
-    CHECK("--search: what the law rules out is not walked, and would not have been listed",
+    CHECK("--search: what the traffic formula rules out is not walked, and would not have been listed",
           equal && s[0]->count == BEST && s[1]->count == BEST && s[0]->dry_runs < s[1]->dry_runs,
           "%d and %d of %d walked", s[0]->dry_runs, s[1]->dry_runs, s[1]->tried);
     for (int all = 0; all < 2; all++) free(s[all]);
