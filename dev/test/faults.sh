@@ -151,9 +151,9 @@ more "what a checkpoint is read into stays" fsdp.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(f->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), chunk, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
 more "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
 fault "a resumed run begins its epoch anew" run/trainer.h 's|^                 trainer->progress.epoch,|                 0,|; s|^                 trainer->progress.samples_in_epoch};|                 0};|' checkpoints "are 4 steps"
-fault "the second chunk's queries stand right behind the first's" lib/ops.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
-more "a slice of the vocabulary takes its neighbour's first token" lib/ops.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
-more "sums of slices are not brought to one largest logit" lib/ops.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
+fault "the second chunk's queries stand right behind the first's" lib/ops_common.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
+more "a slice of the vocabulary takes its neighbour's first token" lib/ops_common.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
+more "sums of slices are not brought to one largest logit" lib/ops_common.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
 fault "gradients of norms are not summed over tp" fsdp.h \
     's|^            tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);||' mesh-faults "tp 2 .*worst gradient"
 fault "a group that shards has members of two tp slices" lib/mesh.h \

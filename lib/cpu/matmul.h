@@ -3,12 +3,30 @@
  * Included by kernels.h. Owns: the plain product, in tiles that attention uses too, oneDNN's where it is there, and the
  * cache of those (ops_open, ops_close). A caller may rely on: the same bits for any number of threads.
  */
+#ifndef CPU_MATMUL_H
+#define CPU_MATMUL_H
+#include "../ops_common.h" // defines: Matmul
+#include "vectors.h"       // defines: vfloat, load_x, store_x, MR, NR
+#include <omp.h>
+#ifdef HAVE_ONEDNN
+#include <dnnl.h>
+#endif
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
+#endif
+
 enum {                // where a sum is cut at them they decide bits: fixed, whatever the threads
     DX_DEPTH = 16384, // outputs in a partial sum of an fp32 dX: oneDNN is 20 % slower on longer ones
     DW_TOKENS = 1024, // tokens in a partial sum of a dW: beyond this oneDNN's bits depend on the threads
     PLAIN_ROWS = 128,
     PLAIN_COLS = 256,
     PLAIN_DEPTH = 256, // blocks of the plain product
+    RATE_ROWS = 512,
+    RATE_COLS = 768,
+    RATE_COUNTS = 1, // of the matmul that measures what this device can do
     PLAIN_PACK = PLAIN_ROWS * PLAIN_DEPTH + PLAIN_COLS * PLAIN_DEPTH + PLAIN_ROWS * PLAIN_COLS
 };
 
@@ -58,13 +76,6 @@ static void pack_panel(float *panel, int64_t width, const floatX *in, int64_t ro
         for (int64_t j = 0; j < count; j++)
             for (int64_t k = 0; k < depth; k++) panel[k * width + j] = to_float(in[j * row + k * col]);
 }
-
-typedef struct { // int64_t throughout: no padding, so two can be compared as bytes
-    int64_t M, N, K;
-    int64_t a_row, a_col, b_row, b_col, c_row; // elements between neighbours
-    int64_t c_float;                           // 1: C is fp32, 0: C is floatX (as A and B are)
-    int64_t accumulate;                        // 1: +=; a C of floatX is rounded again
-} Matmul;
 
 typedef struct MatmulCache {
     int plain;   // 1: no library, or the library has no fast product for floatX
@@ -285,3 +296,6 @@ static void cpu_linear_backward_weight(Device *dev, float *dw, const floatX *dy,
         cpu_matmul(dev, &p, dw, dy + n * dy_stride, x + (int64_t)n * IC);
     }
 }
+
+#pragma GCC diagnostic pop
+#endif

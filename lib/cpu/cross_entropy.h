@@ -1,0 +1,122 @@
+/* cross_entropy.h: the loss on the CPU. The contracts are in lib/ops.h. */
+#ifndef CPU_CROSS_ENTROPY_H
+#define CPU_CROSS_ENTROPY_H
+#include "../ops_common.h" // defines: LossPart, join_parts, slice_row
+#include "vectors.h"       // defines: vfloat, load_float, store_x, vexp
+#include <omp.h>
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
+#endif
+
+enum {
+    LOSS_BLOCK = 512,                      // logits in a partial sum of exponentials
+    LOGIT_ROWS = 1024, LOGITS = 1 << 25 // at a time: at most so many rows, and 128 MiB of them
+};
+
+/* The largest of a row of logits and the sum of the exponentials of what they are below it. The row comes from memory
+ * once: a block's exponentials, which take the logits' place where `kept` is given (it is `logits`), are of what its
+ * logits are below its own largest, until factors[block] brings them to one scale. */
+static float exponentials_sum(const float *logits, float *kept, int64_t V, float *largest_logit,
+                              float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
+    int64_t blocks = blocks_of(V, LOSS_BLOCK);
+    float max = -INFINITY;
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
+        vfloat largest = vsplat(-INFINITY), sum = vsplat(0);
+        for (int64_t i = begin; i < end; i += VL) largest = vmax(largest, load_fill(logits + i, V - i, -INFINITY));
+        factors[b] = vmax_lane(largest);
+        if (factors[b] > max) max = factors[b];
+        float base = factors[b] == -INFINITY ? 0.0f : factors[b]; // nothing but -infinity: exp(-inf - 0) = 0
+        for (int64_t i = begin; i < end; i += VL) {
+            vfloat e = vexp(load_fill(logits + i, V - i, -INFINITY) - base);
+            if (kept) store_float(kept + i, e, V - i);
+            sum += e;
+        }
+        sums[b] = vsum(sum);
+    }
+    vfloat totals = vsplat(0);
+    float base = max == -INFINITY ? 0.0f : max;
+    for (int64_t b = 0; b < blocks; b += VL) {
+        vfloat factor = vexp(load_fill(factors + b, blocks - b, -INFINITY) - base);
+        totals += factor * load_float(sums + b, blocks - b);
+        vstore(factors + b, factor);
+    }
+    *largest_logit = max;
+    return vsum(totals);
+}
+
+/* Loss: -log softmax(logits)[target], and its gradient softmax(logits) - onehot(target) over the logits. */
+static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad,
+                               float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
+    floatX *dlogits = (floatX *)(void *)logits; // never overtakes what is still to be read: floatX is no wider
+    if (target < 0) {
+        if (want_grad) memset(dlogits, 0, (size_t)V * sizeof(floatX));
+        return 0.0f;
+    }
+    float target_logit = logits[target], max,
+          total = exponentials_sum(logits, want_grad ? logits : NULL, V, &max, factors, sums), inverse = 1.0f / total;
+    if (want_grad) {
+        int64_t blocks = blocks_of(V, LOSS_BLOCK);
+        float at_target = logits[target] * (factors[target / LOSS_BLOCK] * inverse) - 1.0f;
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
+            float factor = factors[b] * inverse;
+            for (int64_t i = begin; i < end; i += VL)
+                store_x(dlogits + i, load_float(logits + i, V - i) * factor, V - i);
+        }
+        dlogits[target] = from_float(at_target);
+    }
+    return (max - target_logit) + logf(total);
+}
+
+static int64_t loss_blocks(int64_t V) { return round_up(blocks_of(V, LOSS_BLOCK), VL); }
+static size_t cpu_cross_entropy_scratch(const Device *dev, int64_t V) {
+    return (size_t)(dev->threads * 2 * loss_blocks(V)) * sizeof(float);
+}
+static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V,
+                              int want_grad, void *scratchpad) {
+#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8) // rows in a row: the processor reads ahead
+    for (int n = 0; n < N; n++) {
+        float *factors = (float *)scratchpad + omp_get_thread_num() * 2 * loss_blocks(V);
+        losses[n] =
+            cross_entropy_row(logits + (int64_t)n * V, targets[n], V, want_grad, factors, factors + loss_blocks(V));
+    }
+}
+
+static void cpu_cross_entropy_part(Device *dev, float *parts, const float *logits, const int32_t *targets, int first,
+                                   int N, int V, void *scratchpad) {
+#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
+    for (int n = 0; n < N; n++) {
+        float *factors = (float *)scratchpad + omp_get_thread_num() * 2 * loss_blocks(V);
+        const float *row = logits + (int64_t)n * V;
+        int at = slice_row(targets[n], first, V);
+        LossPart part = {-INFINITY, 0, at < 0 ? -INFINITY : row[at]};
+        if (targets[n] >= 0) part.sum = exponentials_sum(row, NULL, V, &part.max, factors, factors + loss_blocks(V));
+        memcpy(parts + 3 * (int64_t)n, &part, sizeof part);
+    }
+}
+
+static void cpu_cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts,
+                                   const int32_t *targets, int ranks, int first, int N, int V, int want_grad) {
+#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
+    for (int n = 0; n < N; n++) {
+        float *row = logits + (int64_t)n * V;
+        floatX *dlogits = (floatX *)(void *)row;
+        int at = slice_row(targets[n], first, V);
+        LossPart all = join_parts(parts, ranks, N, n);
+        float inverse = 1.0f / all.sum;
+        losses[n] = targets[n] < 0 ? 0 : (all.max - all.target) + logf(all.sum);
+        if (want_grad && targets[n] < 0) memset(dlogits, 0, (size_t)V * sizeof(floatX));
+        if (!want_grad || targets[n] < 0) continue;
+        float at_target = at < 0 ? 0 : exp_float(row[at] - all.max) * inverse - 1.0f;
+        for (int64_t i = 0; i < V; i += VL)
+            store_x(dlogits + i, vexp(load_float(row + i, V - i) - all.max) * inverse, V - i);
+        if (at >= 0) dlogits[at] = from_float(at_target);
+    }
+}
+
+#pragma GCC diagnostic pop
+#endif

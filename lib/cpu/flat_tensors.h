@@ -1,0 +1,149 @@
+/* flat_tensors.h: ops on flat tensors on the CPU: sums over pieces, gradient norm, AdamW, casts. The contracts are in
+ * lib/ops.h. */
+#ifndef CPU_FLAT_TENSORS_H
+#define CPU_FLAT_TENSORS_H
+#include "../ops_common.h" // defines: NORM_BLOCK
+#include "vectors.h"       // defines: vfloat, load_float, store_float, vstream
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
+#endif
+
+enum { STREAM_FLOATS = 1 << 20 }; // a sum of so many goes past the caches
+
+static inline vfloat load_piece(const void *pieces, Dtype dtype, int64_t at, int64_t n) {
+    return dtype == DTYPE_BF16 ? load_bf16((const bf16 *)pieces + at, n) : load_float((const float *)pieces + at, n);
+}
+
+/* out is fp32 but in sum_pieces, where it is floatX as the pieces are; there is no `accumulate` there. */
+static inline void tree_sum_of(Device *dev, void *out, Dtype out_dtype, const void *pieces, Dtype dtype, int n,
+                               int64_t count, int accumulate) {
+    float *sums = (float *)out;
+    int past = out_dtype == DTYPE_F32 && !accumulate && out != pieces && count >= STREAM_FLOATS &&
+               (uintptr_t)out % sizeof(vfloat) == 0; // the caches
+#pragma omp parallel num_threads(dev->threads)
+    {
+#pragma omp for nowait
+        for (int64_t i = 0; i < count; i += VL) {
+            vfloat level[32]; // sums that wait for their right neighbour, widest first
+            int waiting = 0;
+            for (int k = 0; k < n; k++) {
+                vfloat sum = load_piece(pieces, dtype, k * count + i, count - i);
+                for (int bits = k; bits & 1; bits >>= 1) sum = level[--waiting] + sum;
+                level[waiting++] = sum;
+            }
+            vfloat total = level[--waiting];
+            while (waiting) total = level[--waiting] + total;
+            if (accumulate) total = load_float(sums + i, count - i) + total;
+            if (past && i + VL <= count) vstream(sums + i, total);
+            else if (out_dtype == DTYPE_F32) store_float(sums + i, total, count - i);
+            else store_bf16((bf16 *)out + i, total, count - i);
+        }
+        vstream_end();
+    }
+}
+
+static void cpu_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count,
+                         int accumulate) {
+    if (dtype == DTYPE_F32) tree_sum_of(dev, out, DTYPE_F32, pieces, DTYPE_F32, n, count, accumulate);
+    else tree_sum_of(dev, out, DTYPE_F32, pieces, DTYPE_BF16, n, count, accumulate);
+}
+static void cpu_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int n, int64_t count) {
+    tree_sum_of(dev, out, FLOATX, pieces, FLOATX, n, count, 0);
+}
+
+static void cpu_exact_total(Device *dev, ExactSum *total, const float *x, int64_t count) {
+    ExactSum sum = ZERO;
+    (void)dev;
+    for (int64_t i = 0; i < count; i++) exact_add(&sum, x[i]);
+    exact_merge(total, &sum);
+}
+
+static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
+#pragma omp parallel num_threads(dev->threads)
+    {
+        ExactSum sum = ZERO; // of this thread: exact, so it does not matter whose blocks are whose
+#pragma omp for
+        for (int64_t b = 0; b < count; b += NORM_BLOCK) {
+            vfloat squares = vsplat(0);
+            for (int64_t i = b; i < min_i64(count, b + NORM_BLOCK); i += VL) {
+                vfloat v = load_float(x + i, count - i);
+                squares = vfma(v, v, squares);
+            }
+            exact_add(&sum, vsum(squares));
+        }
+#pragma omp critical(squared_norm)
+        exact_merge(total, &sum);
+    }
+}
+
+/* PyTorch's AdamW: decay first, then p -= lr/(1-beta1^t) m / (sqrt(v)/sqrt(1-beta2^t) + eps). */
+static void cpu_adamw(Device *dev, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr,
+                      float beta1, float beta2, float eps, float weight_decay, float grad_scale, int step) {
+    float keep = (float)(1.0 - (double)lr * weight_decay), rate = (float)(lr / (1.0 - pow(beta1, step)));
+    float root = (float)(1.0 / sqrt(1.0 - pow(beta2, step))), new1 = (float)(1.0 - beta1), new2 = (float)(1.0 - beta2);
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t i = 0; i < count; i += VL) {
+        int64_t n = count - i;
+        vfloat grad = vrounded(load_float(g + i, n) * grad_scale), m0 = load_float(m + i, n);
+        vfloat m1 = vfma(grad - m0, vsplat(new1), m0);
+        vfloat v1 = vfma(grad * new2, grad, vrounded(load_float(v + i, n) * beta2));
+        vfloat update = m1 / vfma(vsqrt(v1), vsplat(root), vsplat(eps));
+        vfloat p1 = vfma(update, vsplat(-rate), vrounded(load_float(p + i, n) * keep));
+        store_float(m + i, m1, n);
+        store_float(v + i, v1, n);
+        store_float(p + i, p1, n);
+        if (copy) store_x(copy + i, p1, n);
+    }
+}
+
+static void cpu_scale(Device *dev, floatX *x, float by, int64_t count) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * by, count - i);
+}
+
+static void cpu_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t block = 0; block < blocks_of(count, INT8_BLOCK); block++) {
+        int64_t at = block * INT8_BLOCK, n = min_i64(INT8_BLOCK, count - at);
+        int8_t last[INT8_BLOCK] = {0};
+        float wide[INT8_BLOCK];
+        const int8_t *bytes = n == INT8_BLOCK ? in + at : (const int8_t *)memcpy(last, in + at, (size_t)n);
+        for (int i = 0; i < INT8_BLOCK; i++) wide[i] = (float)bytes[i]; // of a known length: vectors without a rest
+        for (int64_t i = 0; i < n; i += VL) store_x(out + at + i, vload(wide + i) * scales[block], n - i);
+    }
+}
+
+/* Sums over the rank in order, then one rounding of the product with `by`. */
+static void cpu_adapter_merge(Device *dev, float *w, const float *a, const float *b, float by, int R, int64_t IC,
+                              int64_t OC) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t o = 0; o < OC; o++)
+        for (int64_t i = 0; i < IC; i += VL) {
+            vfloat sum = vsplat(0);
+            for (int64_t r = 0; r < R; r++) sum = vfma(load_float(a + r * IC + i, IC - i), vsplat(b[o * R + r]), sum);
+            store_float(w + o * IC + i, vfma(sum, vsplat(by), load_float(w + o * IC + i, IC - i)), IC - i);
+        }
+}
+
+static void cpu_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t i = 0; i < count; i += VL) store_bf16(out + i, load_float(in + i, count - i), count - i);
+}
+
+/* A sum over words, each mixed with its place: the same in whatever order, so for any number of threads. */
+static void cpu_fingerprint(Device *dev, uint64_t *total, const void *data, int64_t bytes) {
+    uint64_t sum = 0;
+#pragma omp parallel for num_threads(dev->threads) reduction(+ : sum)
+    for (int64_t i = 0; i < bytes / 8; i++) {
+        uint64_t word;
+        memcpy(&word, (const char *)data + 8 * i, 8);
+        sum += mix64(word + (uint64_t)i * 0x9E3779B97F4A7C15ull);
+    }
+    *total = sum;
+}
+
+#pragma GCC diagnostic pop
+#endif

@@ -1,0 +1,163 @@
+/* cross_entropy.cuh: the loss on NVIDIA GPUs. The contracts are in lib/ops.h. */
+#ifndef CUDA_CROSS_ENTROPY_CUH
+#define CUDA_CROSS_ENTROPY_CUH
+#include "../ops_common.h" // defines: LossPart, join_parts, slice_row
+#include "vectors.cuh"     // defines: load, store, warp_max, warp_sum, KERNEL_BY_WIDTH
+
+static constexpr int LOSS_TILE = 4; // vectors of logits that a thread has in flight
+enum {                              // the model computes the loss in tiles of at most
+    LOGIT_ROWS = 2048,              // tokens, and
+    LOGITS = 1 << 28                // logits: 1 GiB
+};
+
+/* The largest of a row of logits and the sum of exp(logit - largest), on all threads of a block. The pass goes from the
+ * row's end to its beginning, keeps each thread's maximum and sum, and leaves the last `held` logits in shared memory.
+ */
+template <int W>
+static __device__ __forceinline__ void exponentials_sum(const float *row, int V, float *tail, int held,
+                                                        float *maxima /* (WARP) */, float *sums /* (WARP) */,
+                                                        float *largest_logit, float *total) {
+    int step = (int)blockDim.x * W, tile = LOSS_TILE * step, at = (int)threadIdx.x * W, near = V - held;
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
+    float v[LOSS_TILE][W], max = -INFINITY, sum = 0;
+    for (int t = (V - 1) / tile * tile; t >= 0; t -= tile) {
+        float largest = -INFINITY;
+#pragma unroll
+        for (int u = 0; u < LOSS_TILE; u++) {
+            int i = t + u * step + at;
+#pragma unroll
+            for (int j = 0; j < W; j++) v[u][j] = -INFINITY;
+            if (i < V) load(v[u], row + i);
+        }
+#pragma unroll
+        for (int u = 0; u < LOSS_TILE; u++) {
+            int i = t + u * step + at;
+            if (i >= near && i < V) store_shared(tail + i - near, v[u]);
+#pragma unroll
+            for (int j = 0; j < W; j++) largest = fmaxf(largest, v[u][j]);
+        }
+        if (largest > max) sum *= __expf(max - largest), max = largest;
+        float base = max == -INFINITY ? 0.0f : max; // nothing but -infinity: exp(-inf - 0) = 0
+#pragma unroll
+        for (int u = 0; u < LOSS_TILE; u++)
+#pragma unroll
+            for (int j = 0; j < W; j++) sum += __expf(v[u][j] - base);
+    }
+    auto scaled = [](float s, float from, float to) { return from == to ? s : s * __expf(from - to); };
+    float of_warp = warp_max(max), sum_of_warp = warp_sum(scaled(sum, max, of_warp));
+    if (lane == 0) maxima[warp] = of_warp, sums[warp] = sum_of_warp;
+    __syncthreads();
+    of_warp = lane < warps ? maxima[lane] : -INFINITY;
+    *largest_logit = max = warp_max(of_warp);
+    *total = warp_sum(lane < warps ? scaled(sums[lane], of_warp, max) : 0.0f);
+}
+
+/* The gradient of a row where its logits are, the last `held` of which lie in shared memory; target: its place in the
+ * row, if it is there. Element i of floatX lies over logit i / 2 in bf16. A tile of it is written when all threads have
+ * read all logits of that tile and of those before it (the barrier): what it covers ends where its own logits end, and
+ * those that are still to be read lie behind. */
+template <int W>
+static __device__ __forceinline__ void loss_gradient(float *row, int V, int target, float max, float inverse,
+                                                     const float *tail, int held) {
+    floatX *dlogits = (floatX *)row;
+    int step = (int)blockDim.x * W, tile = LOSS_TILE * step, at = (int)threadIdx.x * W, near = V - held;
+    float v[LOSS_TILE][W];
+    for (int t = 0; t < V; t += tile) {
+#pragma unroll
+        for (int u = 0; u < LOSS_TILE; u++) {
+            int i = t + u * step + at;
+            if (i < near) load(v[u], row + i);
+            else if (i < V) load(v[u], tail + i - near);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int u = 0; u < LOSS_TILE; u++) {
+            int i = t + u * step + at;
+#pragma unroll
+            for (int j = 0; j < W; j++) v[u][j] = __expf(v[u][j] - max) * inverse - (i + j == target ? 1.0f : 0.0f);
+            if (i < V) store(dlogits + i, v[u]);
+        }
+    }
+}
+template <int W> static __device__ __forceinline__ void no_gradient(float *row, int V) {
+    float none[W] = {};
+    for (int i = (int)threadIdx.x * W; i < V; i += (int)blockDim.x * W) store((floatX *)row + i, none);
+}
+
+/* Loss and gradient of a row, by one block. What the first pass leaves in shared memory is the end of the row; the
+ * second, from the beginning on, finds the rest in the L2 cache: 4 V bytes come from memory once and sizeof(floatX) V
+ * go back. */
+template <int W>
+__global__ void __launch_bounds__(MAX_BLOCK)
+    cross_entropy_kernel(float *losses, float *logits, const int32_t *targets, int V, int want_grad, int held) {
+    DYN_SHARED(float, tail); // (held): logits V - held ... V - 1
+    SHARED(float, maxima, WARP);
+    SHARED(float, sums, WARP);
+    float *row = logits + (int64_t)blockIdx.x * V, max, sum;
+    int target = targets[blockIdx.x];
+    if (target < 0) {
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (want_grad) no_gradient<W>(row, V);
+        return;
+    }
+    float target_logit = row[target]; // read by all before the first barrier
+    exponentials_sum<W>(row, V, tail, held, maxima, sums, &max, &sum);
+    if (threadIdx.x == 0) losses[blockIdx.x] = (max - target_logit) + logf(sum);
+    if (want_grad) loss_gradient<W>(row, V, target, max, 1.0f / sum, tail, held);
+}
+static size_t cuda_cross_entropy_scratch(const Device *dev, int64_t V) { return (void)dev, (void)V, 0; }
+static int loss_shared_bytes(const Device *dev) {
+    return dev->shared_limit - 1024;
+} // dynamic; the kernel has some of its own
+static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V,
+                               int want_grad, void *scratchpad) {
+    (void)scratchpad;
+    int held = want_grad ? (int)min_i64(V, loss_shared_bytes(dev) / 16 * 4) : 0; // whole vectors
+    if (N)
+        KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_kernel, (unsigned)N,
+                        threads_for(blocks_of(V, W), MAX_BLOCK), held * sizeof(float), losses, logits, targets, V,
+                        want_grad, held);
+}
+
+/* A block a row. */
+template <int W>
+__global__ void __launch_bounds__(MAX_BLOCK)
+    cross_entropy_part_kernel(float *parts, const float *logits, const int32_t *targets, int first, int V) {
+    SHARED(float, maxima, WARP);
+    SHARED(float, sums, WARP);
+    const float *row = logits + (int64_t)blockIdx.x * V;
+    float *part = parts + 3 * (int64_t)blockIdx.x, max = -INFINITY, sum = 0;
+    int at = slice_row(targets[blockIdx.x], first, V);
+    if (targets[blockIdx.x] >= 0) exponentials_sum<W>(row, V, NULL, 0, maxima, sums, &max, &sum);
+    if (threadIdx.x == 0) part[0] = max, part[1] = sum, part[2] = at < 0 ? -INFINITY : row[at];
+}
+static void cuda_cross_entropy_part(Device *dev, float *parts, const float *logits, const int32_t *targets, int first,
+                                    int N, int V, void *scratchpad) {
+    (void)scratchpad;
+    if (N)
+        KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_part_kernel, (unsigned)N,
+                        threads_for(blocks_of(V, W), MAX_BLOCK), 0, parts, logits, targets, first, V);
+}
+template <int W>
+__global__ void __launch_bounds__(BLOCK, 6)
+    cross_entropy_join_kernel(float *losses, float *logits, const float *parts, const int32_t *targets, int ranks,
+                              int first, int V, int want_grad) {
+    float *row = logits + (int64_t)blockIdx.x * V;
+    if (targets[blockIdx.x] < 0) {
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (want_grad) no_gradient<W>(row, V);
+        return;
+    }
+    LossPart all = join_parts(parts, ranks, gridDim.x, blockIdx.x);
+    if (threadIdx.x == 0) losses[blockIdx.x] = (all.max - all.target) + logf(all.sum);
+    if (want_grad) loss_gradient<W>(row, V, slice_row(targets[blockIdx.x], first, V), all.max, 1.0f / all.sum, NULL, 0);
+}
+static void cuda_cross_entropy_join(Device *dev, float *losses, float *logits, const float *parts,
+                                    const int32_t *targets, int ranks, int first, int N, int V, int want_grad) {
+    if (N)
+        KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_join_kernel, (unsigned)N,
+                        threads_for(want_grad ? blocks_of(V, W) : 1, BLOCK), 0, losses, logits, parts, targets, ranks,
+                        first, V, want_grad);
+}
+
+#endif

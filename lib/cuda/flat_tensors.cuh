@@ -1,0 +1,263 @@
+/* flat_tensors.cuh: ops on flat tensors on NVIDIA GPUs. The contracts are in lib/ops.h. */
+#ifndef CUDA_FLAT_TENSORS_CUH
+#define CUDA_FLAT_TENSORS_CUH
+#include "../ops_common.h" // defines: NORM_BLOCK
+#include "vectors.cuh"     // defines: load_some, store_some, warp_sum
+
+// ---------------------------------------------------------------------------
+// flat tensors: sums over pieces, norm, AdamW, cast
+
+/* A thread W elements of all n pieces. level[b] waits for its right neighbour: a sum of 2^b pieces; their indices are
+ * known when the loops are unrolled, so they stay in registers. n < 2^LEVELS. */
+template <int W, int LEVELS, class Out, class T>
+static __device__ __forceinline__ void tree_sum_of(Out *out, const T *pieces, int n, int64_t count, int accumulate) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    float level[LEVELS][W], sum[W] = {};
+    if (left <= 0) return;
+    for (int k = 0; k < n; k++) {
+        int waits = 0;
+        load_some<W, true>(sum, pieces + k * count + i, left);
+#pragma unroll
+        for (int b = 0; b < LEVELS; b++) {
+            if (waits) continue;
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                if (k >> b & 1) sum[j] = level[b][j] + sum[j];
+                else level[b][j] = sum[j];
+            waits = !(k >> b & 1);
+        }
+    }
+    int some = 0; // sums that had no right neighbour, the narrowest first
+#pragma unroll
+    for (int b = 0; b < LEVELS; b++) {
+        if (!(n >> b & 1)) continue;
+#pragma unroll
+        for (int j = 0; j < W; j++) sum[j] = some ? level[b][j] + sum[j] : level[b][j];
+        some = 1;
+    }
+    if (accumulate) {
+        float before[W];
+        load_some<W, false>(before, out + i, left);
+#pragma unroll
+        for (int j = 0; j < W; j++) sum[j] = before[j] + sum[j];
+    }
+    store_some<W, false>(out + i, sum, left);
+}
+template <class Out, class T>
+__global__ void __launch_bounds__(BLOCK)
+    tree_sum_kernel(Out *out, const T *pieces, int n, int64_t count, int accumulate) {
+    tree_sum_of<FLAT, 4>(out, pieces, n, count, accumulate);
+}
+template <class Out, class T>
+__global__ void __launch_bounds__(BLOCK)
+    tree_sum_many_kernel(Out *out, const T *pieces, int n, int64_t count, int accumulate) { // or at odd places
+    tree_sum_of<1, 31>(out, pieces, n, count, accumulate);
+}
+template <class Out, class T>
+static void cuda_tree_sum_of(Device *dev, Out *out, const T *pieces, int n, int64_t count, int accumulate) {
+    int vectors = n < 16 && in_vectors(n > 1 ? count : 0, FLAT, out, pieces);
+    if (!count) return;
+    if (vectors)
+        KERNEL(dev, (tree_sum_kernel<Out, T>), grid_of(blocks_of(count, BLOCK * FLAT)), BLOCK, 0, out, pieces, n, count,
+               accumulate);
+    else
+        KERNEL(dev, (tree_sum_many_kernel<Out, T>), grid_of(blocks_of(count, BLOCK)), BLOCK, 0, out, pieces, n, count,
+               accumulate);
+}
+static void cuda_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count,
+                          int accumulate) {
+    if (dtype == DTYPE_F32) cuda_tree_sum_of(dev, out, (const float *)pieces, n, count, accumulate);
+    else cuda_tree_sum_of(dev, out, (const bf16 *)pieces, n, count, accumulate);
+}
+static void cuda_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int n, int64_t count) {
+    cuda_tree_sum_of(dev, out, pieces, n, count, 0);
+}
+
+/* Exact sums: a thread keeps the digits in registers (the loop over them is unrolled), a warp adds its threads' to the
+ * total. They are integers: whoever comes first, the sum is the same. The host passes the carries on. */
+typedef struct {
+    uint64_t digit[EXACT_DIGITS], not_finite;
+} ExactPart;
+static __device__ __forceinline__ void exact_add_to(ExactPart *s, float x) {
+    uint64_t low, high;
+    int i = exact_digits(x, &low, &high);
+    s->not_finite += i < 0;
+#pragma unroll
+    for (int d = 0; d < EXACT_DIGITS; d++) s->digit[d] += d == i ? low : d == i + 1 ? high : 0;
+}
+static __device__ __forceinline__ void exact_add_all(ExactSum *total, ExactPart *s) {
+#pragma unroll
+    for (int d = 0; d <= EXACT_DIGITS; d++) {
+        uint64_t sum = warp_sum(d < EXACT_DIGITS ? s->digit[d] : s->not_finite);
+        if (sum && threadIdx.x % WARP == 0)
+            atomicAdd((unsigned long long *)(d < EXACT_DIGITS ? &total->digit[d] : &total->not_finite),
+                      (unsigned long long)sum);
+    }
+}
+
+static __global__ void __launch_bounds__(BLOCK) exact_total_kernel(ExactSum *total, const float *x, int64_t count) {
+    ExactPart s = {};
+    for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < count; i += (int64_t)gridDim.x * BLOCK)
+        exact_add_to(&s, x[i]);
+    exact_add_all(total, &s);
+}
+/* So many blocks as fill the GPU, if there is work for them: for kernels whose sums do not depend on it. */
+static unsigned filling_grid(const Device *dev, int64_t blocks) {
+    return (unsigned)min_i64(blocks, 4 * (int64_t)dev->multiprocessors);
+}
+static void cuda_exact_total(Device *dev, ExactSum *total, const float *x, int64_t count) {
+    if (count) KERNEL(dev, exact_total_kernel, filling_grid(dev, blocks_of(count, BLOCK)), BLOCK, 0, total, x, count);
+}
+
+/* A warp takes WARP blocks of NORM_BLOCK elements at a time: a lane 4 elements of each, and then the sum of one. */
+template <int W>
+__global__ void __launch_bounds__(BLOCK) squared_norm_kernel(ExactSum *total, const float *x, int64_t count) {
+    static_assert(NORM_BLOCK == 4 * WARP, "a lane has 4 elements");
+    int lane = (int)threadIdx.x % WARP;
+    int64_t warp = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / WARP, warps = (int64_t)gridDim.x * BLOCK / WARP;
+    ExactPart s = {};
+    for (int64_t first = warp * WARP * NORM_BLOCK; first < count; first += warps * WARP * NORM_BLOCK) {
+        float mine = 0;
+#pragma unroll 8
+        for (int k = 0; k < WARP; k++) {
+            int64_t i = first + k * NORM_BLOCK + lane * 4;
+            float v[4];
+            load_some<4, true>(v, x + i, W == 4 || i + 4 > count ? count - i : 0);
+            if (W == 1 && i + 4 <= count)
+                for (int j = 0; j < 4; j++) v[j] = x[i + j];
+            float squares = warp_sum(fmaf(v[3], v[3], fmaf(v[2], v[2], fmaf(v[1], v[1], __fmul_rn(v[0], v[0])))));
+            mine = k == lane ? squares : mine;
+        }
+        exact_add_to(&s, mine);
+    }
+    exact_add_all(total, &s);
+}
+static void cuda_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
+    if (count)
+        KERNEL_BY_WIDTH(dev, in_vectors(0, FLAT, x), FLAT, squared_norm_kernel,
+                        filling_grid(dev, blocks_of(count, (int)BLOCK * NORM_BLOCK)), BLOCK, 0, total, x, count);
+}
+
+typedef struct {
+    float keep, rate, root, new1, new2, beta2, eps, grad_scale;
+} AdamScalars;
+/* A thread W elements, 28 bytes each and the copy. What is rounded and what is fused is said: so it is the same for
+ * every W, and as in C. */
+template <int W>
+__global__ void __launch_bounds__(BLOCK)
+    adamw_kernel(float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, AdamScalars a) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    float pi[W], mi[W], vi[W], gi[W];
+    if (left <= 0) return;
+    load_some<W, true>(gi, g + i, left);
+    load_some<W, true>(mi, m + i, left);
+    load_some<W, true>(vi, v + i, left);
+    load_some<W, true>(pi, p + i, left);
+#pragma unroll
+    for (int j = 0; j < W; j++) {
+        float grad = __fmul_rn(gi[j], a.grad_scale);
+        mi[j] = fmaf(grad - mi[j], a.new1, mi[j]);
+        vi[j] = fmaf(grad * a.new2, grad, __fmul_rn(vi[j], a.beta2));
+        pi[j] = fmaf(mi[j] / fmaf(sqrtf(vi[j]), a.root, a.eps), -a.rate, __fmul_rn(pi[j], a.keep));
+    }
+    store_some<W, true>(m + i, mi, left);
+    store_some<W, true>(v + i, vi, left);
+    store_some<W, true>(p + i, pi, left);
+    if (copy) store_some<W, false>(copy + i, pi, left);
+}
+static void cuda_adamw(Device *dev, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr,
+                       float beta1, float beta2, float eps, float weight_decay, float grad_scale, int step) {
+    AdamScalars a = {(float)(1.0 - (double)lr * weight_decay),
+                     (float)(lr / (1.0 - pow(beta1, step))),
+                     (float)(1.0 / sqrt(1.0 - pow(beta2, step))),
+                     (float)(1.0 - beta1),
+                     (float)(1.0 - beta2),
+                     beta2,
+                     eps,
+                     grad_scale};
+    int vectors = in_vectors(0, FLAT, p, m, v, g) && (uintptr_t)copy % (FLAT * sizeof(floatX)) == 0;
+    if (count)
+        KERNEL_BY_WIDTH(dev, vectors, FLAT, adamw_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, p, m, v, g,
+                        copy, count, a);
+}
+
+template <int W>
+__global__ void __launch_bounds__(BLOCK) cast_to_bf16_kernel(bf16 *out, const float *in, int64_t count) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    float v[W];
+    if (left <= 0) return;
+    load_some<W, true>(v, in + i, left);
+    store_some<W, false>(out + i, v, left);
+}
+static void cuda_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {
+    if (count)
+        KERNEL_BY_WIDTH(dev, in_vectors(0, 8, out, in), 8, cast_to_bf16_kernel, grid_of(blocks_of(count, BLOCK * W)),
+                        BLOCK, 0, out, in, count);
+}
+
+template <int W> __global__ void __launch_bounds__(BLOCK) scale_kernel(floatX *x, float by, int64_t count) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    float v[W];
+    if (left <= 0) return;
+    load_some<W, false>(v, x + i, left);
+#pragma unroll
+    for (int k = 0; k < W; k++) v[k] *= by;
+    store_some<W, false>(x + i, v, left);
+}
+static void cuda_scale(Device *dev, floatX *x, float by, int64_t count) {
+    if (count)
+        KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, x), WIDE, scale_kernel, grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0,
+                        x, by, count);
+}
+
+/* A thread widens W bytes of a block, which come as words of four. */
+template <int W>
+__global__ void __launch_bounds__(BLOCK)
+    dequantize_kernel(floatX *out, const int8_t *in, const float *scales, int64_t count) {
+    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    if (left <= 0) return;
+    float by = scales[i / INT8_BLOCK], v[W];
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        if (W % 4 == 0 && left >= W)
+            v[k] = (float)(int8_t)(((const uint32_t *)(const void *)(in + i))[k / 4] >> k % 4 * 8) * by;
+        else v[k] = k < left ? (float)in[i + k] * by : 0;
+    }
+    store_some<W, false>(out + i, v, left);
+}
+static void cuda_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
+    if (count)
+        KERNEL_BY_WIDTH(dev, in_vectors(0, WIDE, out, in), WIDE, dequantize_kernel,
+                        grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, out, in, scales, count);
+}
+
+static __global__ void __launch_bounds__(BLOCK)
+    adapter_merge_kernel(float *w, const float *a, const float *b, float by, int R, int64_t IC, int64_t count) {
+    int64_t at = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+    float sum = 0;
+    if (at >= count) return;
+    for (int r = 0; r < R; r++) sum = fmaf(a[r * IC + at % IC], b[at / IC * R + r], sum);
+    w[at] = fmaf(sum, by, w[at]);
+}
+static void cuda_adapter_merge(Device *dev, float *w, const float *a, const float *b, float by, int R, int64_t IC,
+                               int64_t OC) {
+    if (IC > 0 && OC > 0)
+        KERNEL(dev, adapter_merge_kernel, grid_of(blocks_of(IC * OC, BLOCK)), BLOCK, 0, w, a, b, by, R, IC, IC * OC);
+}
+
+static __global__ void __launch_bounds__(BLOCK)
+    fingerprint_kernel(unsigned long long *total, const uint64_t *words, int64_t count) {
+    uint64_t sum = 0;
+    for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < count; i += (int64_t)gridDim.x * BLOCK)
+        sum += mix64(words[i] + (uint64_t)i * 0x9E3779B97F4A7C15ull);
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) atomicAdd(total, (unsigned long long)sum);
+}
+static void cuda_fingerprint(Device *dev, uint64_t *total, const void *data, int64_t bytes) {
+    device_zero(dev, total, sizeof *total);
+    if (bytes)
+        KERNEL(dev, fingerprint_kernel, filling_grid(dev, blocks_of(bytes / 8, BLOCK)), BLOCK, 0,
+               (unsigned long long *)total, (const uint64_t *)data, bytes / 8);
+}
+
+#endif
