@@ -1,40 +1,37 @@
-/* fsdp.h: data parallelism written out: FSDP (ZeRO-3), ZeRO-2, DDP, and hybrids of them.
+/* fsdp.h: fully sharded data parallelism: FSDP (ZeRO-3), ZeRO-2, DDP, and hybrids of them.
  *
- * A unit (the embedding, a block or a few, the head) is one flat buffer of its tensors. The ranks of the `fsdp` group
- * each own an equal range of it, their shard: master weights, gradient and Adam's moments, 16 bytes an element.
- * The vocabulary is three verbs: unshard_start, fsdp_reshard, fsdp_reduce_gradients; a strategy is a row that says when
- * each takes effect. The model asks for fsdp_unshard and fsdp_gradients. Under full_shard a full-size buffer exists
- * only in a slot, and there are few slots: they are the limit on what is in flight. Beside adapters the model's own
- * units are frozen: weights as they are gathered, in the compute dtype or as blocks of 8 bits, and nothing else;
- * fsdp_unshard widens the latter into a slot. Nobody asks for their gradients.
+ * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Every
+ * rank of the fsdp group owns an equal shard of each unit: fp32 master weights, gradient and Adam's moments, 16 bytes
+ * per parameter. fsdp_unshard all-gathers a unit's weights before it computes and fsdp_reshard frees them after it.
+ * fsdp_reduce_gradients reduce-scatters a unit's gradient to its owners while other units compute, and
+ * fsdp_finish_gradients waits for all of them. Full-size weights and gradients live in small pools of buffers, which
+ * also limit how far prefetching runs ahead.
  */
 #ifndef FSDP_H
 #define FSDP_H
 #include "lib/comm.h"
-#include "llama3.h"
+#include "lib/int8.h"
 #include "lib/ops.h"
+#include "llama3.h"
 
 // ---------------------------------------------------------------------------
 // strategies
 
-/* Who asks to free a unit. Of a strategy: from which pass on it is freed indeed. */
+/* The points of a step at which the model offers to free a unit's weights, in their order. */
 typedef enum {
     AFTER_FORWARD,
-    AFTER_BACKWARD,
-    AFTER_LAST_USE /* nothing in this step needs it any more */,
+    AFTER_BACKWARD, // of one micro-batch
+    AFTER_LAST_USE, // nothing in this step needs the unit any more
     RESHARD_NEVER
 } ReshardPoint;
 
 typedef struct {
     const char *name;
-    int sharded; // state (master, gradient, moments): this rank's shard of each unit, and gradients are
-                 // reduce-scattered; else all of it is on every rank, weights need no gathering, and gradients are
-                 // all-reduced
-    ReshardPoint reshard; // gathered weights; they are gathered again when they are needed next
+    int sharded;          // 1: each rank keeps one shard of each unit's state. 0: all of it (DDP)
+    ReshardPoint reshard; // the first point at which unsharded weights are freed
 } Strategy;
 
 static const Strategy strategies[] = {
-    //               sharded   weights freed
     {"full_shard", 1, AFTER_FORWARD},     // FSDP, ZeRO-3
     {"shard_grad_op", 1, AFTER_LAST_USE}, // ZeRO-2
     {"no_shard", 0, RESHARD_NEVER},       // DDP
@@ -48,478 +45,491 @@ static const Strategy *strategy_find(const char *name) {
     return NULL;
 }
 
-typedef struct { // how a run shards: the options that fsdp.h goes by
+/* The options that decide what FSDP does. */
+typedef struct {
     const Strategy *strategy;
-    int slots;              // gathered blocks in flight
-    int micro_batches;      // micro-batches a step
-    int accumulate_locally; // micro-batches are summed unsharded on each rank, and over ranks once a step
-    int deterministic;      // micro-batches are summed as a binary tree
-    Dtype reduce_dtype;     // in which gradients travel; they are summed in fp32
-    int transport_sums;     // the transport sums them on their way, in an order of its own, and in that dtype
-    int check_replicas;     // what replicas have in common will be compared
-    int writes_files;       // files will be written
-    int merges_adapters;    // … and adapters added to the frozen weights there
+    int slots;              // how many blocks may be unsharded at once
+    int micro_batches;      // per step
+    int accumulate_locally; // sum micro-batches unsharded on each rank, and reduce once per step
+    int deterministic;      // sum micro-batches as a binary tree
+    Dtype reduce_dtype;     // of gradients while they travel; sums are fp32
+    int transport_sums;     // NCCL sums during the reduce-scatter, in its own order and in reduce_dtype
+    int check_replicas;     // replicas' weights will be compared
+    int writes_files;       // checkpoints or an export will be written
+    int merges_adapters;    // the export adds the adapters to the frozen weights
 } Sharding;
 
 // ---------------------------------------------------------------------------
-// what a rank has of each unit
+// what a rank holds of each unit
 
-enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2, MAX_CASCADE = 21 };
-
-/* Weights of 8 bits as they are kept and gathered: the parts of all ranks one behind the other, each its blocks' bytes,
- * their scales, then its elements that are in no block, as of norms, in the compute dtype. A cut between ranks is one
- * between blocks. */
-typedef struct {
-    int64_t shards, blocks, unquantized, bytes;
-} QuantizedLayout; // how many parts (0: the weights are not in 8 bits); of a part
+enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2, MAX_PARTIAL_SUMS = 20 };
 
 typedef struct {
-    const Unit *unit;
-    int64_t padded; // the unit's size rounded up, so that what a rank of a replica owns is a multiple of TENSOR_ALIGN
-    int64_t shard_size;               // padded / ranks: what a reduce-scatter leaves this rank, element rank × part on
-    int64_t state_begin, state_count; // the elements that this rank keeps state of: its part; without sharding all
-    int64_t replica_begin, replica_count; // the elements that nobody else answers for: its part divided among replicas
-    float *master;                        // (held) weights in fp32
-    float *grad;                          // (held) sum over ranks and micro-batches of the gradient of the summed loss
-    float
-        *accumulated; // sum over micro-batches: within grad, or, accumulated_size locally, (padded) of this rank alone
-    float *partial_sums
-        [MAX_CASCADE]; // as total; deterministic: sums of 1, 2, 4, … micro-batches that wait for their neighbour
-    float *exp_avg, *exp_avg_sq; // (held) AdamW's moments
-    floatX *
-        sharded_weights; // (held) the weights as they are gathered; in fp32 the master itself. In 8 bits: bytes, as QuantizedLayout says
-    floatX *
-        persistent_weights; // (padded) where they are gathered to, when they stay for the step; NULL: a slot. On a GPU the host
-                            // waits between one use and the next, as it reads a step's sums or writes a batch
-    floatX *unsharded_weights;   // (padded) while gathered, else NULL
-    floatX *dequantized_weights; // (padded) of 8 bits, while they are computed with, else NULL
-    QuantizedLayout quantized;
-    float *unsharded_gradient; // (padded) while this unit's gradient is made or reduced, else NULL
+    const Unit *unit;           // its tensors and where they lie
+    int64_t padded;             // unit->size, rounded up so that shards and replicas' slices are equal and aligned
+    int64_t shard_size;         // padded / ranks; rank i's shard begins at i * shard_size
+    int64_t state_begin;        // the range of elements whose state this rank keeps: its shard, or all
+    int64_t state_count;        //
+    int64_t replica_begin;      // this replica's slice of the shard, for the all-reduce across replicas
+    int64_t replica_count;      //
+    float *master;              // (state_count) weights
+    float *grad;                // (state_count) of the summed loss: over ranks and micro-batches
+    float *exp_avg;             // (state_count) AdamW's first moment
+    float *exp_avg_sq;          // (state_count) AdamW's second moment
+    floatX *sharded_weights;    // (state_count) what is all-gathered; fp32: master; int8: see QuantizedLayout
+    floatX *persistent_weights; // (padded) unsharded weights that live for the whole step (ZeRO-2), or NULL
+    floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard to fsdp_reshard, else NULL
+    floatX *dequantized;        // (padded) the same for a unit in int8, as the model reads them, else NULL
+    QuantizedLayout quantized;  // of sharded_weights and unsharded_weights in int8
     Request all_gather;
+    float *unsharded_gradient;             // (padded) from fsdp_gradients until it is reduced, else NULL
+    float *partial_sums[MAX_PARTIAL_SUMS]; // (accumulated_size) stack of sums over micro-batches; see
+                                           // accumulation_target. [0] is part of grad, or unsharded when local
 } FsdpUnit;
-
-typedef struct {
-    UnitKind kind; // blocks share slots; embedding and head have their own
-    void *memory;  // (largest padded unit of that kind)
-    int taken;
-    DeviceEvent freed; // on a GPU: who had it last is through with it
-} PoolBuffer;
 
 /* What AdamW reads and writes of a unit. */
 typedef enum { STATE_MASTER, STATE_GRAD, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_COPY, STATES } StateKind;
-static const struct {
-    MemCategory category;
-    size_t element;
-    int written;
-} states[STATES] = {{MEM_PARAMS, sizeof(float), 1},
-                    {MEM_GRADS, sizeof(float), 0},
-                    {MEM_OPTIMIZER, sizeof(float), 1},
-                    {MEM_OPTIMIZER, sizeof(float), 1},
-                    {MEM_PARAMS, sizeof(floatX), 1}};
 
-typedef struct {        // of one unit
-    void *at[STATES];   // (held) where AdamW computes with it; NULL: there is none, as of the copy in fp32
-    void *near[STATES]; // where it comes to; NULL: it does not lie elsewhere
-    DeviceEvent fetched, stored;
-} Staged;
+/* (state_count) NULL: there is none. STATE_COPY: the weights in the compute dtype, if that is not fp32. */
+static void *state_of(const FsdpUnit *u, StateKind kind) {
+    switch (kind) {
+    case STATE_MASTER: return u->master;
+    case STATE_GRAD: return u->grad;
+    case STATE_EXP_AVG: return u->exp_avg;
+    case STATE_EXP_AVG_SQ: return u->exp_avg_sq;
+    default: return (void *)u->sharded_weights == (void *)u->master ? NULL : u->sharded_weights;
+    }
+}
 
-/* What a unit's gradient goes through, in this order: one unit at a stage, so that all stages travel at once. */
-typedef enum { REDUCE_SHARDS, REDUCE_REPLICAS, GATHER_REPLICAS, GATHER_SHARDS, REDUCTION_STEPS } ReductionStepKind;
+/* What a pool's buffers hold: weights as they are gathered, int8 weights after dequantization, fp32 gradients. */
+typedef enum { POOL_WEIGHTS, POOL_DEQUANTIZED, POOL_GRADIENTS, POOLS } PoolKind;
+
+typedef struct {
+    UnitKind kind; // a buffer serves units of one kind
+    void *memory;  // (largest padded unit of that kind)
+    int taken;
+    DeviceEvent freed; // GPU: the previous user's work on the buffer has ended
+} PoolBuffer;
+
+typedef struct {
+    PoolBuffer buffers[2 * MAX_SLOTS];
+    int count;
+} BufferPool;
+
+/* A gradient passes through these stages in this order. Each stage holds at most one unit, and different units can be
+ * in different stages, so all stages communicate at the same time. */
+typedef enum {
+    REDUCE_SCATTER_FSDP,     // each rank sums its shard
+    REDUCE_SCATTER_REPLICAS, // hybrid: each replica sums its slice of the shard
+    ALL_GATHER_REPLICAS,     // hybrid: and replicas exchange the sums
+    ALL_GATHER_FSDP,         // DDP: every rank gets the sum of the whole gradient
+    REDUCTION_STAGES
+} ReductionStage;
 
 typedef struct {
     FsdpUnit *unit; // NULL: the stage is empty
-    int micro;
+    int micro_batch;
     Request request;
-    bf16 *rounded; // what is sent, where gradients travel in bf16
-    void *receive; // what comes: of a reduction the pieces of all members; of a gather only in bf16, else it lands in
-                   // place
-} ReductionStep;
+    bf16 *rounded; // what is sent when gradients travel in bf16, else NULL
+    void *receive; // what arrives, before it is summed or converted. NULL: it arrives where it belongs
+} Reduction;
 
 typedef struct {
     Comm *comm;
     Device *dev;
-    const TensorTable *table;
+    const TensorTable *table; // of this rank's part of the model
     const Llama3Config *config;
     Sharding sharding;
     int ranks, rank;       // of the fsdp group
     int replicas, replica; // of the dp_replicate group
     FsdpUnit *units;       // (table->num_units)
-    PoolBuffer weight_slots[2 * MAX_SLOTS], gradient_slots[MAX_SLOTS], widened_slots[MAX_SLOTS];
-    int num_weight_slots, num_gradient_slots, num_widened_slots;
-    Staged staged[2];                                            // one is computed with while the other comes and goes
-    int weights_offloaded, gradients_offloaded, state_offloaded; // these lie in the slow tier, where nothing computes
-    ReductionStep reductions[REDUCTION_STEPS];
-    int accumulates_unsharded; // micro-batches are summed on this rank first: --accumulate local, or DDP's only one, straight in
-                               // its place
-    int rounds_micro_batches; // bf16: each micro-batch's gradient is rounded even where it goes nowhere, as on any other
-                              // layout
-    uint64_t seed;            // of the initial weights
-    uint64_t *
-        local_fingerprints; // (units) fingerprints of this rank's weights, where they are made; NULL: no rank has the same
-                            // weights, or it is not checked
-    uint64_t *fingerprints; // (1 + replicas, units) the same where the host reads them, and those of all ranks that
-                            // must have the same
-    float *
-        tp_replicated_gradients; // (1 + tp, most at a time) gradients of what tensor parallelism does not split; NULL: tp is 1
-    float *tied_gradient;        // (2, held) of a tied weight: of the other end of the pipeline, and what goes there
+    BufferPool pools[POOLS];
+    Reduction reductions[REDUCTION_STAGES];
+    int accumulates_unsharded; // micro-batches are summed unsharded before the reduction
+    int rounds_micro_batches;  // bf16 on one rank: round each micro-batch's gradient as if it had travelled
+    int num_partial_sums;      // per unit; more than one only in deterministic mode
+    int weights_offloaded;     // sharded weights are in memory where this device does not compute
+    int gradients_offloaded;
+    uint64_t seed;                  // of the initial weights
+    uint64_t *local_fingerprints;   // (units) of this rank's weights; NULL: no other rank has the same weights
+    uint64_t *fingerprints;         // (units) the same in the host's memory, then (ranks, units) of all that must agree
+    float *tp_replicated_gradients; // (n), (tp, n) gradients of tensors that tp does not split; NULL: tp is 1
+    float *tied_gradients;          // (2, state_count) of a tied weight: received, and sent
     Request tied_requests[2];
-    int tree_levels; // deterministic: levels of partial sums; 0: each micro-batch is added to the sum so far
 } Fsdp;
 
-/* Is all of a unit's weights on this rank at all times, where it can compute with them? */
-static int weights_are_resident(const Fsdp *f) {
-    return (f->ranks == 1 || !f->sharding.strategy->sharded) && !f->weights_offloaded;
+/* Is a unit's whole weight always in memory where this rank can compute with it? */
+static int weights_are_resident(const Fsdp *fsdp) {
+    return (fsdp->ranks == 1 || !fsdp->sharding.strategy->sharded) && !fsdp->weights_offloaded;
+}
+
+/* Bytes of a unit's weights as they are gathered, and of this rank's part of them. */
+static size_t unsharded_bytes(const FsdpUnit *u) {
+    if (u->quantized.shards) return (size_t)(u->quantized.shards * u->quantized.bytes);
+    return sizeof(floatX) * (size_t)u->padded;
+}
+static size_t sharded_bytes(const Fsdp *fsdp, const FsdpUnit *u) {
+    return unsharded_bytes(u) / (fsdp->sharding.strategy->sharded ? (size_t)fsdp->ranks : 1);
 }
 
 // ---------------------------------------------------------------------------
-// slots
+// pools of full-size buffers
 
-/* What is in a slot. */
-typedef enum {
-    SLOT_STORED,
-    SLOT_WIDENED,
-    SLOT_GRADIENT
-} SlotUse; // weights as they are gathered; of 8 bits, as they are computed with; in fp32
-
-/* Bytes of a unit's weights as they are gathered, of all ranks. */
-static size_t unsharded_bytes(const FsdpUnit *u) {
-    return u->quantized.shards ? (size_t)(u->quantized.shards * u->quantized.bytes)
-                               : sizeof(floatX) * (size_t)u->padded;
+/* Bytes that a unit needs of a buffer; 0: it uses no such buffer. */
+static size_t pool_bytes(PoolKind pool, const FsdpUnit *u) {
+    switch (pool) {
+    case POOL_WEIGHTS: return unsharded_bytes(u);
+    case POOL_DEQUANTIZED: return u->quantized.shards ? sizeof(floatX) * (size_t)u->padded : 0;
+    default: return sizeof(float) * (size_t)u->padded;
+    }
 }
 
-/* … and of this rank's part of them. */
-static size_t sharded_bytes(const Fsdp *f, const FsdpUnit *u) {
-    return f->sharding.strategy->sharded ? unsharded_bytes(u) / (size_t)f->ranks : unsharded_bytes(u);
-}
-
-static void slots_add(Fsdp *f, PoolBuffer *slots, int *count, UnitKind kind, int how_many, const char *name,
-                      SlotUse use) {
+/* Adds `count` buffers, each as large as the largest unit of that kind. */
+static void pool_add(Fsdp *fsdp, PoolKind pool, UnitKind kind, int count, const char *name) {
+    BufferPool *p = &fsdp->pools[pool];
     size_t largest = 0;
-    for (int i = 0; i < f->table->num_units; i++) {
-        const FsdpUnit *u = &f->units[i];
-        size_t bytes = use == SLOT_STORED ? unsharded_bytes(u)
-                                          : (use == SLOT_WIDENED ? sizeof(floatX) : sizeof(float)) * (size_t)u->padded;
-        if (u->unit->kind == kind && (use != SLOT_WIDENED || u->quantized.shards) && bytes > largest) largest = bytes;
+    for (int i = 0; i < fsdp->table->num_units; i++) {
+        size_t bytes = pool_bytes(pool, &fsdp->units[i]);
+        if (fsdp->units[i].unit->kind == kind && bytes > largest) largest = bytes;
     }
-    for (int i = 0; i < how_many && largest; i++) {
-        PoolBuffer *s = &slots[(*count)++];
-        s->kind = kind;
-        s->taken = 0;
-        s->memory = arena_alloc(f->dev, MEM_COMM, name, largest);
+    for (int i = 0; i < count && largest; i++) {
+        PoolBuffer *b = &p->buffers[p->count++];
+        b->kind = kind;
+        b->taken = 0;
+        b->memory = arena_alloc(fsdp->dev, MEM_COMM, name, largest);
     }
 }
 
-static PoolBuffer *slot_find(PoolBuffer *slots, int count, UnitKind kind) {
-    for (int i = 0; i < count; i++)
-        if (slots[i].kind == kind && !slots[i].taken) return &slots[i];
+/* A free buffer for units of that kind; NULL: all are taken. */
+static PoolBuffer *pool_find(BufferPool *pool, UnitKind kind) {
+    for (int i = 0; i < pool->count; i++)
+        if (pool->buffers[i].kind == kind && !pool->buffers[i].taken) return &pool->buffers[i];
     return NULL;
 }
 
-static void slot_release(Device *dev, PoolBuffer *slots, int count, const void *memory) {
-    for (int i = 0; i < count; i++)
-        if (slots[i].memory == memory) slots[i].taken = 0, device_record(dev, &slots[i].freed);
+static void *pool_take(Fsdp *fsdp, PoolKind pool, const FsdpUnit *u) {
+    static const char *const contents[POOLS] = {"the weights", "the dequantized weights", "the gradient"};
+    PoolBuffer *b = pool_find(&fsdp->pools[pool], u->unit->kind);
+    if (!b) run_failure("rank %d: no free buffer for %s of %s", fsdp->comm->rank, contents[pool], u->unit->name);
+    b->taken = 1;
+    comm_await(fsdp->comm, b->freed, u->unit->name);
+    return b->memory;
+}
+
+/* Does nothing if `memory` is not the pool's, such as persistent weights or NULL. */
+static void pool_release(Fsdp *fsdp, PoolKind pool, const void *memory) {
+    BufferPool *p = &fsdp->pools[pool];
+    for (int i = 0; i < p->count; i++) {
+        if (p->buffers[i].memory != memory) continue;
+        p->buffers[i].taken = 0;
+        device_record(fsdp->dev, &p->buffers[i].freed);
+    }
 }
 
 // ---------------------------------------------------------------------------
-// gather and free
+// unshard and reshard
 
-static void *slot_take(Fsdp *f, PoolBuffer *slots, int count, const FsdpUnit *u, const char *what) {
-    PoolBuffer *slot = slot_find(slots, count, u->unit->kind);
-    if (!slot) run_failure("rank %d: no free slot for %s of %s", f->comm->rank, what, u->unit->name);
-    slot->taken = 1;
-    comm_await(f->comm, slot->freed, u->unit->name);
-    return slot->memory;
-}
-
-/* Starts gathering a unit's weights from all shards. Where this rank has all of them nothing moves, unless they are
- * offloaded. */
-static void unshard_start(Fsdp *f, FsdpUnit *u) {
+/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device. */
+static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     if (u->unsharded_weights) return;
-    if (weights_are_resident(f)) {
+    if (weights_are_resident(fsdp)) {
         u->unsharded_weights = u->sharded_weights;
         return;
     }
-    StreamKind before = device_stream(f->dev, STREAM_GATHER);
-    u->unsharded_weights = u->persistent_weights
-                               ? u->persistent_weights
-                               : (floatX *)slot_take(f, f->weight_slots, f->num_weight_slots, u, "the weights");
-    size_t held = sharded_bytes(f, u);
+    StreamKind before = device_stream(fsdp->dev, STREAM_GATHER);
+    u->unsharded_weights = u->persistent_weights;
+    if (!u->unsharded_weights) u->unsharded_weights = (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
+    size_t bytes = sharded_bytes(fsdp, u);
+    int gathers = u->state_count < u->padded;
     void *mine = u->sharded_weights;
-    if (f->weights_offloaded)
-        device_copy(f->dev,
-                    mine = (char *)u->unsharded_weights + (u->state_count < u->padded ? (size_t)f->rank * held : 0),
-                    u->sharded_weights, held);
-    if (u->state_count < u->padded)
-        collective_start(f->comm, &u->all_gather, ALL_GATHER, AXIS_FSDP, u->unit->name, mine, u->unsharded_weights,
-                         u->quantized.shards ? held : (size_t)u->shard_size, u->quantized.shards ? DTYPE_BYTE : FLOATX);
-    else request_enqueued(f->comm, &u->all_gather, u->unit->name);
-    device_stream(f->dev, before);
+    if (fsdp->weights_offloaded) {
+        mine = (char *)u->unsharded_weights + (gathers ? (size_t)fsdp->rank * bytes : 0);
+        device_copy(fsdp->dev, mine, u->sharded_weights, bytes);
+    }
+    size_t count = u->quantized.shards ? bytes : (size_t)u->shard_size;
+    Dtype dtype = u->quantized.shards ? DTYPE_BYTE : FLOATX;
+    if (gathers)
+        collective_start(fsdp->comm, &u->all_gather, ALL_GATHER, AXIS_FSDP, u->unit->name, mine, u->unsharded_weights,
+                         count, dtype);
+    else request_enqueued(fsdp->comm, &u->all_gather, u->unit->name);
+    device_stream(fsdp->dev, before);
 }
 
-/* Gathers ahead of need, as far as free slots reach. */
-static void fsdp_prefetch(Fsdp *f, FsdpUnit *u) {
-    if (weights_are_resident(f) || u->persistent_weights ||
-        slot_find(f->weight_slots, f->num_weight_slots, u->unit->kind))
-        unshard_start(f, u);
+/* Starts the all-gather ahead of need, if a buffer is free. */
+static void fsdp_prefetch(Fsdp *fsdp, FsdpUnit *u) {
+    int has_memory = weights_are_resident(fsdp) || u->persistent_weights;
+    if (has_memory || pool_find(&fsdp->pools[POOL_WEIGHTS], u->unit->kind)) unshard_start(fsdp, u);
 }
 
-/* A tensor whose unit's weights came as bytes, into `out`: part by part, as its elements lie. */
-static void tensor_widen(Fsdp *f, const FsdpUnit *u, const Tensor *t, floatX *out) {
-    const QuantizedLayout *p = &u->quantized;
-    int64_t count = t->rows * t->cols,
-            each = t->int8_block < 0 ? p->unquantized
-                                     : p->blocks * INT8_BLOCK; // elements of a part, of this tensor's sort
-    for (int64_t done = 0, n; done < count; done += n) {
-        int64_t at = (t->int8_block < 0 ? t->unquantized_offset : t->int8_block * INT8_BLOCK) + done,
-                within = at % each;
-        const char *part = (const char *)u->unsharded_weights + at / each * p->bytes;
-        n = min_i64(count - done, each - within);
-        if (t->int8_block >= 0)
-            dequantize(f->dev, out + done, (const int8_t *)part + within,
-                       (const float *)(const void *)(part + p->blocks * INT8_BLOCK) + within / INT8_BLOCK, n);
-        else
-            device_copy(f->dev, out + done,
-                        part + p->blocks * (int64_t)(INT8_BLOCK + sizeof(float)) + within * (int64_t)sizeof(floatX),
-                        sizeof(floatX) * (size_t)n);
+static void dequantize_unit(Fsdp *fsdp, FsdpUnit *u) {
+    u->dequantized = (floatX *)pool_take(fsdp, POOL_DEQUANTIZED, u);
+    for (int i = u->unit->first_tensor; i < u->unit->first_tensor + u->unit->num_tensors; i++) {
+        const Tensor *t = &fsdp->table->tensors[i];
+        dequantize_elements(fsdp->dev, u->dequantized + t->offset, u->unsharded_weights, &u->quantized,
+                            tensor_is_quantized(t), tensor_first_of_sort(t), t->rows * t->cols);
     }
 }
 
-/* The gathered weights, (padded), valid until fsdp_reshard; waits for their arrival. Those of 8 bits are widened. */
-static const floatX *fsdp_unshard(Fsdp *f, FsdpUnit *u) {
-    unshard_start(f, u);
-    collective_wait(f->comm, &u->all_gather);
+/* The unit's weights (padded) in the compute dtype, valid until fsdp_reshard. Waits for their all-gather. */
+static const floatX *fsdp_unshard(Fsdp *fsdp, FsdpUnit *u) {
+    unshard_start(fsdp, u);
+    collective_wait(fsdp->comm, &u->all_gather);
     if (!u->quantized.shards) return u->unsharded_weights;
-    if (u->dequantized_weights) return u->dequantized_weights;
-    u->dequantized_weights =
-        (floatX *)slot_take(f, f->widened_slots, f->num_widened_slots, u, "weights of 8 bits, widened");
-    for (int i = u->unit->first_tensor; i < u->unit->first_tensor + u->unit->num_tensors; i++)
-        tensor_widen(f, u, &f->table->tensors[i], u->dequantized_weights + f->table->tensors[i].offset);
-    return u->dequantized_weights;
+    if (!u->dequantized) dequantize_unit(fsdp, u);
+    return u->dequantized;
 }
 
-/* `pass` is through with the unit: frees its weights, if the strategy frees them there. */
-static void fsdp_reshard(Fsdp *f, FsdpUnit *u, ReshardPoint pass) {
-    slot_release(f->dev, f->widened_slots, f->num_widened_slots, u->dequantized_weights);
-    u->dequantized_weights = NULL;
-    if (pass < (f->weights_offloaded && f->sharding.strategy->reshard == RESHARD_NEVER ? AFTER_FORWARD
-                                                                                       : f->sharding.strategy->reshard))
-        return; // what was fetched does not stay
-    slot_release(f->dev, f->weight_slots, f->num_weight_slots, u->unsharded_weights);
+/* Returns the unit's weights to the pool, if the strategy frees them at this point of the step. Offloaded weights of
+ * DDP are fetched like sharded ones, so they are freed like those of full_shard. */
+static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint now) {
+    ReshardPoint first = fsdp->sharding.strategy->reshard;
+    if (fsdp->weights_offloaded && first == RESHARD_NEVER) first = AFTER_FORWARD;
+    pool_release(fsdp, POOL_DEQUANTIZED, u->dequantized);
+    u->dequantized = NULL;
+    if (now < first) return;
+    pool_release(fsdp, POOL_WEIGHTS, u->unsharded_weights);
     u->unsharded_weights = NULL;
 }
 
 // ---------------------------------------------------------------------------
-// gradients and their reduction
+// gradients: sums over micro-batches
 
-/* Does the backward pass write this tensor's gradient with `=` (one product), not add to it? */
-static int gradient_is_assigned(const TensorTable *t, const Tensor *tensor) {
-    WeightKind kind = tensor->row->kind;
-    int tied_head = kind == W_EMBED && table_is_tied(t); // the head's product comes first, then the embedding adds
-    return tensor->row->rows != DIM_ONE && (kind != W_EMBED || tied_head);
+/* Does backward write this tensor's gradient with `=` (one matmul), or does it add to it? */
+static int gradient_is_assigned(const TensorTable *table, const Tensor *t) {
+    WeightKind kind = t->row->kind;
+    int tied_head = kind == W_EMBED && table_is_tied(table); // the head's matmul writes it before the embedding adds
+    return t->row->rows != DIM_ONE && (kind != W_EMBED || tied_head);
 }
 
-/* Zeroes what backward adds to, and the gaps between tensors and at the end: padding is zero and stays zero. */
-static void gradients_clear(Fsdp *f, const FsdpUnit *u) {
+/* Zeroes the tensors that backward adds to, and all padding: padding is zero and stays zero. */
+static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
     int64_t written = 0;
     for (int i = u->unit->first_tensor; i < u->unit->first_tensor + u->unit->num_tensors; i++) {
-        const Tensor *t = &f->table->tensors[i];
+        const Tensor *t = &fsdp->table->tensors[i];
         int64_t end = t->offset + t->rows * t->cols;
-        int64_t zeros = (gradient_is_assigned(f->table, t) ? t->offset : end) - written;
-        device_zero(f->dev, u->unsharded_gradient + written, sizeof(float) * (size_t)zeros);
+        int64_t zeros = (gradient_is_assigned(fsdp->table, t) ? t->offset : end) - written;
+        device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) * (size_t)zeros);
         written = end;
     }
-    device_zero(f->dev, u->unsharded_gradient + written, sizeof(float) * (size_t)(u->padded - written));
+    device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) * (size_t)(u->padded - written));
 }
 
-/* Elements of a unit's sum over micro-batches: its shard's, or all of them. */
-static int64_t accumulated_size(const Fsdp *f, const FsdpUnit *u) {
-    return f->accumulates_unsharded ? u->padded : u->shard_size;
-}
-
-/* The part of the gradient that this rank's reduce-scatter yields; the piece of it that this replica answers for. */
-static float *shard_gradient(const Fsdp *f, const FsdpUnit *u) {
-    return u->grad + (f->rank * u->shard_size - u->state_begin);
+/* This rank's shard within grad, and this replica's slice of the shard. */
+static float *shard_gradient(const Fsdp *fsdp, const FsdpUnit *u) {
+    return u->grad + (fsdp->rank * u->shard_size - u->state_begin);
 }
 static float *replica_gradient(const FsdpUnit *u) { return u->grad + (u->replica_begin - u->state_begin); }
 
-/* Where the gradient of micro-batch `micro` goes first; whether it replaces what is there. */
-static float *accumulate_into(Fsdp *f, FsdpUnit *u, int micro, int *replace) {
-    *replace = f->tree_levels ? micro % 2 == 0 : micro == 0;
-    return f->tree_levels ? u->partial_sums[0] : u->accumulated;
+/* Elements of a sum over micro-batches. */
+static int64_t accumulated_size(const Fsdp *fsdp, const FsdpUnit *u) {
+    return fsdp->accumulates_unsharded ? u->padded : u->shard_size;
 }
 
-/* Deterministic: micro-batches are summed as a binary tree too, by cascade (Knuth's binary counter): two sums of as
- * many micro-batches become one, a level up. The last micro-batch gathers what is left; u->total is the sum of all. */
-static void accumulate_finish(Fsdp *f, FsdpUnit *u, int micro) {
-    int level = 0, last = micro == f->sharding.micro_batches - 1;
-    for (int bits = micro; f->tree_levels && level + 1 < f->tree_levels && (bits & 1 || last); bits >>= 1, level++) {
-        int waits = micro >> (level + 1) & 1; // a sum of the next level waits: add to it; else move up
-        if (waits)
-            tree_sum(f->dev, u->partial_sums[level + 1], u->partial_sums[level], DTYPE_F32, 1, accumulated_size(f, u),
-                     1);
-        else {
-            float *up = u->partial_sums[level];
-            u->partial_sums[level] = u->partial_sums[level + 1], u->partial_sums[level + 1] = up;
-        }
-    }
-    if (f->tree_levels && last) u->accumulated = u->partial_sums[level];
-    if (f->accumulates_unsharded) return;
-    if (u->state_count == u->shard_size) u->grad = u->accumulated;
-    else if (last && u->accumulated != shard_gradient(f, u))
-        tree_sum(f->dev, shard_gradient(f, u), u->accumulated, DTYPE_F32, 1, u->shard_size, 0);
+/* Where micro-batch m's gradient is added, or, if *replace, written.
+ *
+ * Without --deterministic that is always partial_sums[0]. With it, micro-batches are summed as a binary tree by cascade
+ * summation: the stack of partial sums is a binary counter. Before micro-batch m it holds one sum for each one-bit of
+ * m, the largest at the bottom. An even m is pushed; an odd m is added to the sum on top, which is m - 1's. */
+static float *accumulation_target(const Fsdp *fsdp, FsdpUnit *u, int micro_batch, int *replace) {
+    int tree = fsdp->sharding.deterministic;
+    *replace = tree ? micro_batch % 2 == 0 : micro_batch == 0;
+    return u->partial_sums[tree ? __builtin_popcount((unsigned)micro_batch / 2) : 0];
 }
 
-static void gradient_release(Fsdp *f, FsdpUnit *u) {
-    slot_release(f->dev, f->gradient_slots, f->num_gradient_slots, u->unsharded_gradient);
+/* After micro-batch m: adds sums of equally many micro-batches to each other, and after the last one all sums. So the
+ * step's total is always in partial_sums[0]. */
+static void merge_partial_sums(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
+    if (!fsdp->sharding.deterministic) return;
+    int last = micro_batch == fsdp->sharding.micro_batches - 1;
+    int top = __builtin_popcount((unsigned)micro_batch / 2);
+    int merges = last ? top : __builtin_ctz(~(unsigned)micro_batch) - 1; // trailing one-bits; one is already added
+    for (; merges > 0; merges--, top--)
+        tree_sum(fsdp->dev, u->partial_sums[top - 1], u->partial_sums[top], DTYPE_F32, 1, accumulated_size(fsdp, u), 1);
+}
+
+static void gradient_release(Fsdp *fsdp, FsdpUnit *u) {
+    pool_release(fsdp, POOL_GRADIENTS, u->unsharded_gradient);
     u->unsharded_gradient = NULL;
 }
 
-/* A micro-batch's gradient is on this rank alone (there is one rank, or it is summed over ranks later): adds it up
- * here. */
-static void accumulate_here(Fsdp *f, FsdpUnit *u, int micro) {
+/* Adds a micro-batch's gradient on this rank: there is only one rank, or the reduction comes later. */
+static void accumulate_on_this_rank(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     int replace;
-    float *sum = accumulate_into(f, u, micro, &replace);
-    if (f->rounds_micro_batches) {
-        cast_to_bf16(f->dev, f->reductions[REDUCE_SHARDS].rounded, u->unsharded_gradient, u->padded);
-        tree_sum(f->dev, sum, f->reductions[REDUCE_SHARDS].rounded, DTYPE_BF16, 1, u->padded, !replace);
+    float *sum = accumulation_target(fsdp, u, micro_batch, &replace);
+    if (fsdp->rounds_micro_batches) {
+        bf16 *rounded = fsdp->reductions[REDUCE_SCATTER_FSDP].rounded;
+        cast_to_bf16(fsdp->dev, rounded, u->unsharded_gradient, u->padded);
+        tree_sum(fsdp->dev, sum, rounded, DTYPE_BF16, 1, u->padded, !replace);
     } else if (u->unsharded_gradient != sum) {
-        tree_sum(f->dev, sum, u->unsharded_gradient, DTYPE_F32, 1, u->padded, !replace);
+        tree_sum(fsdp->dev, sum, u->unsharded_gradient, DTYPE_F32, 1, u->padded, !replace);
     }
-    accumulate_finish(f, u, micro);
-    gradient_release(f, u);
-}
-
-/* Does the gradient of micro-batch `micro` go through this stage? */
-static int reduction_applies(const Fsdp *f, ReductionStepKind kind, int micro) {
-    int last = micro == f->sharding.micro_batches - 1,
-        over_shards = f->ranks > 1 && (last || !f->accumulates_unsharded);
-    if (kind == REDUCE_SHARDS) return over_shards;
-    if (kind == GATHER_SHARDS) return over_shards && !f->sharding.strategy->sharded; // an all-reduce
-    return f->replicas > 1 && last;                                                  // across replicas once a step
-}
-
-static void reduction_start(Fsdp *f, ReductionStepKind kind, FsdpUnit *u, int micro) {
-    ReductionStep *s = &f->reductions[kind];
-    int reduces = kind == REDUCE_SHARDS || kind == REDUCE_REPLICAS,
-        shards = kind == REDUCE_SHARDS || kind == GATHER_SHARDS;
-    int64_t piece = shards ? u->shard_size : u->replica_count,
-            count = reduces ? piece * (shards ? f->ranks : f->replicas) : piece; // of a member; that this rank sends
-    const float *from = kind == REDUCE_SHARDS     ? (f->accumulates_unsharded ? u->accumulated : u->unsharded_gradient)
-                        : kind == GATHER_REPLICAS ? replica_gradient(u)
-                                                  : shard_gradient(f, u);
-    void *into = kind == GATHER_REPLICAS ? shard_gradient(f, u) : kind == GATHER_SHARDS ? u->grad : s->receive;
-    if (s->rounded) cast_to_bf16(f->dev, s->rounded, from, count);
-    s->request.summed = f->sharding.transport_sums;
-    collective_start(f->comm, &s->request, reduces ? REDUCE_SCATTER : ALL_GATHER,
-                     shards ? AXIS_FSDP : AXIS_DP_REPLICATE, u->unit->name,
-                     s->rounded ? (const void *)s->rounded : from, s->rounded ? s->receive : into, (size_t)piece,
-                     f->sharding.reduce_dtype);
-    s->unit = u;
-    s->micro = micro;
-}
-
-/* What a stage received is put where it belongs; a reduction's pieces are summed as a binary tree, in fp32. */
-static void reduction_finish(Fsdp *f, ReductionStepKind kind) {
-    ReductionStep *s = &f->reductions[kind];
-    FsdpUnit *u = s->unit;
-    int replace = 1;
-    collective_wait(f->comm, &s->request);
-    if (kind == REDUCE_SHARDS) {
-        float *sum = f->accumulates_unsharded ? shard_gradient(f, u) : accumulate_into(f, u, s->micro, &replace);
-        tree_sum(f->dev, sum, s->receive, f->sharding.reduce_dtype, f->sharding.transport_sums ? 1 : f->ranks,
-                 u->shard_size, !replace);
-        if (!f->accumulates_unsharded) accumulate_finish(f, u, s->micro);
-        gradient_release(f, u);
-    }
-    if (kind == REDUCE_REPLICAS)
-        tree_sum(f->dev, replica_gradient(u), s->receive, f->sharding.reduce_dtype,
-                 f->sharding.transport_sums ? 1 : f->replicas, u->replica_count, 0);
-    if (kind == GATHER_REPLICAS && s->rounded)
-        tree_sum(f->dev, shard_gradient(f, u), s->receive, DTYPE_BF16, 1, u->shard_size, 0);
-    int last = s->micro ==
-               f->sharding.micro_batches -
-                   1; // what an all-reduce brings before that nobody uses, and it would round this rank's sum so far
-    if (kind == GATHER_SHARDS && s->rounded && last) tree_sum(f->dev, u->grad, s->receive, DTYPE_BF16, 1, u->padded, 0);
-    s->unit = NULL;
-}
-
-/* Moves every gradient in flight on by a stage. `entering`: one whose first stage begins; NULL: none. Returns how many
- * are in flight. On a GPU all of that is one stream's, which the compute stream waits for only where it needs a slot,
- * or the sums. */
-static int reductions_advance(Fsdp *f, FsdpUnit *entering, int entering_micro) {
-    int in_flight = 0;
-    if (entering) device_order(f->dev, STREAM_REDUCE, STREAM_COMPUTE); // its gradient is made there
-    StreamKind before = device_stream(f->dev, STREAM_REDUCE);
-    for (int from = REDUCTION_STEPS - 1; from >= -1; from--) { // the furthest first: it makes room for the next
-        FsdpUnit *u = from < 0 ? entering : f->reductions[from].unit;
-        int micro = from < 0 ? entering_micro : f->reductions[from].micro, to = from + 1;
-        if (!u) continue;
-        if (from >= 0) reduction_finish(f, (ReductionStepKind)from);
-        while (to < REDUCTION_STEPS && !reduction_applies(f, (ReductionStepKind)to, micro)) to++;
-        if (to < REDUCTION_STEPS) reduction_start(f, (ReductionStepKind)to, u, micro), in_flight++;
-    }
-    device_stream(f->dev, before);
-    return in_flight;
-}
-
-static void fsdp_finish_gradients(Fsdp *f) {
-    while (reductions_advance(f, NULL, 0)) {}
-    comm_await(f->comm, device_mark(f->dev, STREAM_REDUCE), "reductions");
-}
-
-/* Where backward leaves the gradient of micro-batch `micro`, (padded), made from zero.
- * Where it stays on this rank and there is no sum to add to, straight into its place. */
-static float *fsdp_gradients(Fsdp *f, FsdpUnit *u, int micro) {
-    for (int s = 0; s < REDUCTION_STEPS; s++)
-        if (f->reductions[s].unit == u) fsdp_finish_gradients(f); // tied: last to be reduced, first to be made again
-    if (u->unsharded_gradient) return u->unsharded_gradient;
-    int replace,
-        stays = (f->ranks == 1 || f->accumulates_unsharded) && !f->rounds_micro_batches && !f->gradients_offloaded;
-    float *sum = accumulate_into(f, u, micro, &replace);
-    u->unsharded_gradient =
-        stays && replace ? sum : (float *)slot_take(f, f->gradient_slots, f->num_gradient_slots, u, "the gradient");
-    gradients_clear(f, u);
-    return u->unsharded_gradient;
-}
-
-/* Starts the sum of a unit's gradient over all ranks: over the fsdp group by a reduce-scatter made of an all-to-all and
- * a sum in a fixed order, then over replicas, then, without sharding, everybody gets all of it. It travels while the
- * next blocks compute. Accumulated locally, that is done once a step, with the sum of all micro-batches. */
-static void fsdp_reduce_gradients(Fsdp *f, FsdpUnit *u, int micro) {
-    for (int s = 0; s < REDUCTION_STEPS;
-         s++) // of an interleaved pipeline: one run of blocks is at its last micro-batch before
-              // another one, whose gradients, with fewer stages, must not overtake
-        if (f->reductions[s].unit && reduction_applies(f, REDUCE_REPLICAS, f->reductions[s].micro) &&
-            !reduction_applies(f, REDUCE_REPLICAS, micro) && reduction_applies(f, GATHER_SHARDS, micro))
-            while (reductions_advance(f, NULL, 0)) {}
-    if (f->ranks == 1 || f->accumulates_unsharded) accumulate_here(f, u, micro);
-    reductions_advance(f, u, micro);
+    merge_partial_sums(fsdp, u, micro_batch);
+    gradient_release(fsdp, u);
 }
 
 // ---------------------------------------------------------------------------
-// loops over the shards
+// gradients: reduction over ranks
+
+/* Does the gradient of this micro-batch go through this stage? */
+static int reduction_applies(const Fsdp *fsdp, ReductionStage stage, int micro_batch) {
+    int last = micro_batch == fsdp->sharding.micro_batches - 1;
+    int over_fsdp = fsdp->ranks > 1 && (last || !fsdp->accumulates_unsharded);
+    if (stage == REDUCE_SCATTER_FSDP) return over_fsdp;
+    if (stage == ALL_GATHER_FSDP) return over_fsdp && !fsdp->sharding.strategy->sharded;
+    return fsdp->replicas > 1 && last; // across replicas once per step
+}
+
+/* Where the stage's input is, and where its result belongs. */
+static float *reduction_source(const Fsdp *fsdp, ReductionStage stage, const FsdpUnit *u) {
+    if (stage == REDUCE_SCATTER_FSDP) return fsdp->accumulates_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
+    return stage == ALL_GATHER_REPLICAS ? replica_gradient(u) : shard_gradient(fsdp, u);
+}
+
+static void reduction_start(Fsdp *fsdp, ReductionStage stage, FsdpUnit *u, int micro_batch) {
+    Reduction *r = &fsdp->reductions[stage];
+    int reduces = stage == REDUCE_SCATTER_FSDP || stage == REDUCE_SCATTER_REPLICAS;
+    int over_fsdp = stage == REDUCE_SCATTER_FSDP || stage == ALL_GATHER_FSDP;
+    int64_t piece = over_fsdp ? u->shard_size : u->replica_count; // of one member
+    int64_t count = reduces ? piece * (over_fsdp ? fsdp->ranks : fsdp->replicas) : piece;
+    const void *send = reduction_source(fsdp, stage, u);
+    void *receive = r->receive;
+    if (!receive) receive = stage == ALL_GATHER_REPLICAS ? shard_gradient(fsdp, u) : u->grad;
+    if (r->rounded) {
+        cast_to_bf16(fsdp->dev, r->rounded, (const float *)send, count);
+        send = r->rounded;
+    }
+    r->unit = u;
+    r->micro_batch = micro_batch;
+    r->request.summed = fsdp->sharding.transport_sums;
+    collective_start(fsdp->comm, &r->request, reduces ? REDUCE_SCATTER : ALL_GATHER,
+                     over_fsdp ? AXIS_FSDP : AXIS_DP_REPLICATE, u->unit->name, send, receive, (size_t)piece,
+                     fsdp->sharding.reduce_dtype);
+}
+
+/* Waits for a stage and puts what it received where it belongs. The pieces of a reduce-scatter arrive by all-to-all and
+ * are summed here in fp32, as a binary tree over ranks, unless NCCL has summed them. */
+static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
+    Reduction *r = &fsdp->reductions[stage];
+    FsdpUnit *u = r->unit;
+    Dtype dtype = fsdp->sharding.reduce_dtype;
+    int shard_pieces = fsdp->sharding.transport_sums ? 1 : fsdp->ranks;
+    int replica_pieces = fsdp->sharding.transport_sums ? 1 : fsdp->replicas;
+    int last = r->micro_batch == fsdp->sharding.micro_batches - 1;
+    collective_wait(fsdp->comm, &r->request);
+    switch (stage) {
+    case REDUCE_SCATTER_FSDP: {
+        int replace = 1;
+        float *sum = shard_gradient(fsdp, u);
+        if (!fsdp->accumulates_unsharded) sum = accumulation_target(fsdp, u, r->micro_batch, &replace);
+        tree_sum(fsdp->dev, sum, r->receive, dtype, shard_pieces, u->shard_size, !replace);
+        if (!fsdp->accumulates_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);
+        gradient_release(fsdp, u);
+        break;
+    }
+    case REDUCE_SCATTER_REPLICAS:
+        tree_sum(fsdp->dev, replica_gradient(u), r->receive, dtype, replica_pieces, u->replica_count, 0);
+        break;
+    case ALL_GATHER_REPLICAS:
+        if (r->rounded) tree_sum(fsdp->dev, shard_gradient(fsdp, u), r->receive, DTYPE_BF16, 1, u->shard_size, 0);
+        break;
+    default: // ALL_GATHER_FSDP; before the last micro-batch nothing reads the result, and it would round this rank's sum
+        if (r->rounded && last) tree_sum(fsdp->dev, u->grad, r->receive, DTYPE_BF16, 1, u->padded, 0);
+    }
+    r->unit = NULL;
+}
+
+/* Waits for every stage that is occupied and moves its unit to the unit's next stage; `entering` (or NULL) starts its
+ * first one. Returns how many units are being reduced. On a GPU this is all enqueued on STREAM_REDUCE, and the compute
+ * stream waits for it only where it needs a buffer or the sums. */
+static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
+    int in_flight = 0;
+    if (entering) device_order(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE); // backward has written its gradient
+    StreamKind before = device_stream(fsdp->dev, STREAM_REDUCE);
+    for (int from = REDUCTION_STAGES - 1; from >= -1; from--) { // the last stage first makes room for the one before
+        FsdpUnit *u = from < 0 ? entering : fsdp->reductions[from].unit;
+        int micro = from < 0 ? micro_batch : fsdp->reductions[from].micro_batch;
+        int to = from + 1;
+        if (!u) continue;
+        if (from >= 0) reduction_finish(fsdp, (ReductionStage)from);
+        while (to < REDUCTION_STAGES && !reduction_applies(fsdp, (ReductionStage)to, micro)) to++;
+        if (to == REDUCTION_STAGES) continue;
+        reduction_start(fsdp, (ReductionStage)to, u, micro);
+        in_flight++;
+    }
+    device_stream(fsdp->dev, before);
+    return in_flight;
+}
+
+static void reductions_drain(Fsdp *fsdp) {
+    while (reductions_advance(fsdp, NULL, 0)) {}
+}
+
+/* Waits until every unit's gradient is reduced. */
+static void fsdp_finish_gradients(Fsdp *fsdp) {
+    reductions_drain(fsdp);
+    comm_await(fsdp->comm, device_mark(fsdp->dev, STREAM_REDUCE), "reductions");
+}
+
+/* The buffer (padded) into which backward writes the unit's gradient of this micro-batch; what backward adds to is
+ * zero. If the gradient stays on this rank and begins a sum, that is the sum's own memory; else a buffer of the pool. */
+static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
+    for (int i = 0; i < REDUCTION_STAGES; i++) // a tied embedding is reduced last and needed again first
+        if (fsdp->reductions[i].unit == u) fsdp_finish_gradients(fsdp);
+    if (u->unsharded_gradient) return u->unsharded_gradient;
+    int replace;
+    float *sum = accumulation_target(fsdp, u, micro_batch, &replace);
+    int stays = (fsdp->ranks == 1 || fsdp->accumulates_unsharded) && !fsdp->rounds_micro_batches;
+    if (stays && replace && !fsdp->gradients_offloaded) u->unsharded_gradient = sum;
+    else u->unsharded_gradient = (float *)pool_take(fsdp, POOL_GRADIENTS, u);
+    gradients_clear(fsdp, u);
+    return u->unsharded_gradient;
+}
+
+/* Would this micro-batch's gradient, which skips the replica stages, arrive at ALL_GATHER_FSDP together with one that
+ * entered earlier and does not skip them? With an interleaved pipeline one virtual stage reaches its last micro-batch
+ * before another one does. */
+static int would_overtake(const Fsdp *fsdp, int micro_batch) {
+    if (reduction_applies(fsdp, REDUCE_SCATTER_REPLICAS, micro_batch)) return 0;
+    if (!reduction_applies(fsdp, ALL_GATHER_FSDP, micro_batch)) return 0;
+    for (int i = 0; i < REDUCTION_STAGES; i++) {
+        const Reduction *r = &fsdp->reductions[i];
+        if (r->unit && reduction_applies(fsdp, REDUCE_SCATTER_REPLICAS, r->micro_batch)) return 1;
+    }
+    return 0;
+}
+
+/* Starts to sum a unit's gradient over all ranks; it travels while the next units compute. With accumulates_unsharded
+ * that happens once per step, with the sum of all micro-batches. */
+static void fsdp_reduce_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
+    if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);
+    if (fsdp->ranks == 1 || fsdp->accumulates_unsharded) accumulate_on_this_rank(fsdp, u, micro_batch);
+    reductions_advance(fsdp, u, micro_batch);
+}
+
+// ---------------------------------------------------------------------------
+// loops over the tensors of which this rank keeps state
 
 typedef struct {
     FsdpUnit *unit;
     const Tensor *tensor;
-    int64_t first, count, at;
-} ShardPiece; // element first… of the rank's part of the tensor lies at at… of what the rank holds
+    int64_t first, count; // elements of this rank's part of the tensor
+    int64_t at;           // where they begin in the unit's state: master + at, grad + at, …
+} ShardPiece;
 
-/* Does another rank answer for what this one has of a tensor? What tensor parallelism does not split its first rank
- * owns, a tied weight the embedding. */
-static int is_owned_elsewhere(const Fsdp *f, const Tensor *t) {
-    return t->is_tied_copy || (t->row->split == SPLIT_NONE && f->table->part.tp_rank > 0);
+/* Is another rank responsible for saving and counting this tensor? Tensor-parallel rank 0 is for tensors that are not
+ * split, the embedding for a tied weight. */
+static int is_owned_elsewhere(const Fsdp *fsdp, const Tensor *t) {
+    return t->is_tied_copy || (t->row->split == SPLIT_NONE && fsdp->table->part.tp_rank > 0);
 }
 
-/* Visits each trained tensor's elements that this rank holds, or, with `owned`, of which every element of the model is
- * visited by one rank alone; in table order. Padding belongs to no tensor: nobody visits it. */
-static int next_piece(const Fsdp *f, int *i, ShardPiece *piece, int owned) {
-    while (*i < f->table->num_tensors) {
-        const Tensor *t = &f->table->tensors[(*i)++];
-        FsdpUnit *u = &f->units[t->unit];
-        if (u->unit->frozen) continue; // it has no state
-        int64_t begin = owned ? u->replica_begin : u->state_begin, count = owned ? u->replica_count : u->state_count;
-        if (owned && is_owned_elsewhere(f, t)) continue;
+static int next_piece(const Fsdp *fsdp, int *i, ShardPiece *piece, int unique) {
+    while (*i < fsdp->table->num_tensors) {
+        const Tensor *t = &fsdp->table->tensors[*i];
+        FsdpUnit *u = &fsdp->units[t->unit];
+        int64_t begin = unique ? u->replica_begin : u->state_begin;
+        int64_t count = unique ? u->replica_count : u->state_count;
+        ++*i;
+        if (u->unit->frozen || (unique && is_owned_elsewhere(fsdp, t))) continue;
         piece->unit = u;
         piece->tensor = t;
         piece->count = tensor_overlap(t, begin, begin + count, &piece->first);
@@ -528,530 +538,309 @@ static int next_piece(const Fsdp *f, int *i, ShardPiece *piece, int owned) {
     }
     return 0;
 }
-static int next_state_piece(const Fsdp *f, int *i, ShardPiece *piece) { return next_piece(f, i, piece, 0); }
-static int next_unique_piece(const Fsdp *f, int *i, ShardPiece *piece) { return next_piece(f, i, piece, 1); }
 
-/* The compute copy follows the master; needed once the master was set from outside AdamW. */
-static void fsdp_refresh_copies(Fsdp *f) {
-    for (int u = 0; u < f->table->num_units; u++)
-        if (f->units[u].master && (void *)f->units[u].sharded_weights != (void *)f->units[u].master)
-            cast_to_bf16(f->dev, (bf16 *)(void *)f->units[u].sharded_weights, f->units[u].master,
-                         f->units[u].state_count);
-    device_order(f->dev, STREAM_GATHER, STREAM_COMPUTE);
-}
+/* Iterate over the trained tensors in table order; *i starts at 0. next_state_piece visits every element whose state
+ * this rank keeps, next_unique_piece only those that no other rank visits. Padding belongs to no tensor. */
+static int next_state_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 0); }
+static int next_unique_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 1); }
 
-static void *state_of(const FsdpUnit *u, StateKind k) {
-    void *const all[STATES] = {u->master, u->grad, u->exp_avg, u->exp_avg_sq,
-                               (void *)u->sharded_weights == (void *)u->master ? NULL : u->sharded_weights};
-    return all[k];
-}
+// ---------------------------------------------------------------------------
+// gradients of weights that are on several ranks of tp or pp
 
-/* Elements [first, first + count) of the whole tensor's state of one kind, made on the host. */
-typedef void (*Fill)(const Fsdp *f, void *from, StateKind kind, float *out, const Tensor *tensor, int64_t first,
-                     int64_t count);
-
-/* Elements [first, first + count) of the rank's part of a tensor, in fp32 as the file or the seed has them. */
-static void fill_part(const Fsdp *f, Fill fill, void *from, StateKind kind, float *out, const Tensor *t, int64_t first,
-                      int64_t count) {
-    for (int64_t at = 0, run, whole; at < count; at += run) {
-        run = min_i64(count - at, tensor_run(t, first + at, &whole));
-        fill(f, from, kind, out + at, t, whole, run);
-    }
-}
-
-/* Weights that come in 8 bits: bytes and scales of the blocks from element `first` on, which begins one. 0: this tensor
- * does not. */
-typedef int (*FillBlocks)(void *from, int8_t *out, float *scales, const Tensor *tensor, int64_t first, int64_t count);
-
-static int fill_part_blocks(FillBlocks fill, void *from, int8_t *out, float *scales, const Tensor *t, int64_t first,
-                            int64_t count) {
-    for (int64_t at = 0, run, whole; at < count; at += run) { // tp cuts between blocks
-        run = min_i64(count - at, tensor_run(t, first + at, &whole));
-        if (!fill(from, out + at, scales + at / INT8_BLOCK, t, whole, run)) return 0;
-    }
-    return 1;
-}
-
-/* Sets what this rank holds of one kind of state, a chunk at a time. */
-static void fsdp_set_state(Fsdp *f, StateKind kind, Fill fill, void *from) {
-    enum { CHUNK = 1 << 20 };
-    float *chunk = (float *)checked_malloc(sizeof(float) * CHUNK);
-    ShardPiece p;
-    for (int i = 0; next_state_piece(f, &i, &p) && !f->dev->dry_run;)
-        for (int64_t done = 0, n; done < p.count; done += n) {
-            n = min_i64(CHUNK, p.count - done);
-            fill_part(f, fill, from, kind, chunk, p.tensor, p.first + done, n);
-            device_write(f->dev, (float *)state_of(p.unit, kind) + p.at + done, chunk, sizeof(float) * (size_t)n);
-            comm_alive(f->comm);
-        }
-    free(chunk);
-    if (kind == STATE_MASTER) fsdp_refresh_copies(f);
-}
-
-/* Sets what this rank holds of the frozen units, a chunk at a time: rounded to the compute dtype, or to blocks of 8
- * bits, unless they come as such by `fill_blocks` (NULL: none does). */
-static void fsdp_set_base(Fsdp *f, Fill fill, FillBlocks fill_blocks, void *from) {
-    enum { CHUNK = 1 << 20 }; // elements: whole blocks
-    if (f->config->base == BASE_TRAINED || f->dev->dry_run) return;
-    float *wide = (float *)checked_malloc(sizeof(float) * CHUNK);
-    char *narrow = (char *)checked_malloc(CHUNK * sizeof(floatX));
-    float *scales = (float *)checked_malloc(sizeof(float) * CHUNK / INT8_BLOCK);
-    for (int i = 0; i < f->table->num_tensors; i++) {
-        const Tensor *t = &f->table->tensors[i];
-        FsdpUnit *u = &f->units[t->unit];
-        const QuantizedLayout *p = &u->quantized;
-        int64_t elements = t->rows * t->cols, part = f->sharding.strategy->sharded ? f->rank : 0, first = 0,
-                count = elements, to;
-        char *place = (char *)u->sharded_weights;
-        if (!u->unit->frozen) continue;
-        if (!p->shards)
-            count = tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &first),
-            to = t->offset + first - u->state_begin;
-        else { // what of the tensor is in this rank's part
-            int64_t each = t->int8_block < 0 ? p->unquantized : p->blocks * INT8_BLOCK,
-                    at = t->int8_block < 0 ? t->unquantized_offset : t->int8_block * INT8_BLOCK;
-            first = max_i64(0, part * each - at), count = max_i64(0, min_i64(elements, (part + 1) * each - at) - first),
-            to = at + first - part * each;
-            if (t->int8_block < 0) place += p->blocks * (int64_t)(INT8_BLOCK + sizeof(float));
-        }
-        for (int64_t done = 0, n; done < count; done += n) {
-            n = min_i64(CHUNK, count - done);
-            int64_t blocks = int8_blocks(n);
-            int as_it_is = t->int8_block >= 0 && fill_blocks &&
-                           fill_part_blocks(fill_blocks, from, (int8_t *)narrow, scales, t, first + done, n);
-            if (!as_it_is) fill_part(f, fill, from, STATE_MASTER, wide, t, first + done, n);
-            if (t->int8_block >= 0) {
-                for (int64_t b = 0; b < blocks && !as_it_is; b++)
-                    scales[b] = quantize_int8_block((int8_t *)narrow + b * INT8_BLOCK, wide + b * INT8_BLOCK,
-                                                    min_i64(INT8_BLOCK, n - b * INT8_BLOCK));
-                device_write(f->dev, place + to + done, narrow, (size_t)n);
-                device_write(f->dev, place + p->blocks * INT8_BLOCK + (to + done) / INT8_BLOCK * (int64_t)sizeof(float),
-                             scales, sizeof(float) * (size_t)blocks);
-            } else {
-                for (int64_t e = 0; e < n; e++) ((floatX *)(void *)narrow)[e] = from_float(wide[e]);
-                device_write(f->dev, place + (to + done) * (int64_t)sizeof(floatX), narrow, sizeof(floatX) * (size_t)n);
-            }
-            comm_alive(f->comm);
-        }
-    }
-    free(wide), free(narrow), free(scales);
-    device_order(f->dev, STREAM_GATHER, STREAM_COMPUTE);
-}
-
-static void fill_at_random(const Fsdp *f, void *seed, StateKind kind, float *out, const Tensor *tensor, int64_t first,
-                           int64_t count) {
-    (void)kind;
-    tensor_init(out, tensor, f->config, *(const uint64_t *)seed, first, count, f->dev->threads);
-}
-static void fsdp_init_weights(Fsdp *f, uint64_t seed) {
-    f->seed = seed;
-    fsdp_set_base(f, fill_at_random, NULL, &seed);
-    fsdp_set_state(f, STATE_MASTER, fill_at_random, &seed);
-}
-
-static const float *fsdp_gather_state(Fsdp *f, FsdpUnit *u, StateKind kind);
-static void fsdp_release_state(Fsdp *f, const float *whole);
-
-/* All of a frozen unit's weights in fp32, (padded), with what its adapters add to them. */
-static const float *unit_merged(Fsdp *f, FsdpUnit *u) {
-    const Llama3Config *c = f->config;
-    float *whole = (float *)slot_take(f, f->gradient_slots, f->num_gradient_slots, u, "all of its weights");
-    tree_sum(f->dev, whole, fsdp_unshard(f, u), FLOATX, 1, u->padded, 0);
-    fsdp_reshard(f, u, AFTER_LAST_USE);
-    if (u->unit->kind != UNIT_BLOCK || !c->lora_rank) return whole;
-    FsdpUnit *adapters = &f->units[table_block_adapters(f->table, u->unit->first_block)];
-    const float *thin = fsdp_gather_state(f, adapters, STATE_MASTER);
-    for (int i = u->unit->first_tensor; i < u->unit->first_tensor + u->unit->num_tensors; i++) {
-        const Tensor *w = &f->table->tensors[i];
-        int64_t block = (w->offset - u->unit->offsets[w->row->kind]) / f->table->block_stride *
-                        f->table->adapters_stride; // where its block's adapters begin
-        if (!is_adapted(c, w->row->kind)) continue;
-        adapter_merge(f->dev, whole + w->offset, thin + block + adapters->unit->offsets[lora_a(w->row->kind)],
-                      thin + block + adapters->unit->offsets[lora_b(w->row->kind)], adapter_scale(c), c->lora_rank,
-                      w->cols, w->rows);
-    }
-    fsdp_release_state(f, thin);
-    return whole;
-}
-
-/* All of a unit's state of one kind, (padded), in the device's memory: where it lies, or gathered from all shards to
- * where the unit's gradient is made in a step. Between steps; valid until fsdp_release_state. All ranks of the group
- * call it alike. */
-static const float *fsdp_gather_state(Fsdp *f, FsdpUnit *u, StateKind kind) {
-    float *mine = (float *)state_of(u, kind);
-    if (u->unit->frozen) return unit_merged(f, u);
-    if (u->state_count == u->padded) return mine;
-    float *whole = (float *)slot_take(f, f->gradient_slots, f->num_gradient_slots, u, "all of its state");
-    if (f->dev->arenas[states[kind].category].slow && !SLOW_TIER_COMPUTES)
-        device_copy(f->dev, whole + u->state_begin, mine, sizeof(float) * (size_t)u->state_count),
-            mine = whole + u->state_begin;
-    all_gather_now(f->comm, AXIS_FSDP, u->unit->name, mine, whole, sizeof(float) * (size_t)u->shard_size);
-    return whole;
-}
-static void fsdp_release_state(Fsdp *f, const float *whole) {
-    slot_release(f->dev, f->gradient_slots, f->num_gradient_slots, whole);
-}
-
-/* Adds the squares of what this rank owns of the gradient: exact over blocks that no cut divides, so the norm has the
- * same bits on any number of ranks. Padding is zero. */
-static void fsdp_squared_norm(Fsdp *f, ExactSum *sum) {
-    ShardPiece p;
-    for (int u = 0, i; u < f->table->num_units; u++) {
-        int all_owned = 1;
-        const Unit *unit = &f->table->units[u];
-        if (unit->frozen) continue;
-        for (i = unit->first_tensor; i < unit->first_tensor + unit->num_tensors; i++)
-            all_owned &= !is_owned_elsewhere(f, &f->table->tensors[i]);
-        if (all_owned) squared_norm(f->dev, sum, replica_gradient(&f->units[u]), f->units[u].replica_count);
-        for (i = unit->first_tensor; !all_owned && next_unique_piece(f, &i, &p) && p.unit == &f->units[u];)
-            squared_norm(f->dev, sum, p.unit->grad + p.at, p.count);
-    }
-}
-
-/* Elements that tensor parallelism does not split, of trained units [first, end). */
-static int64_t tp_replicated_elements(const TensorTable *t, int first, int end) {
+/* Elements of the trained units [first, end) that tensor parallelism does not split. */
+static int64_t tp_replicated_elements(const TensorTable *table, int first, int end) {
     int64_t n = 0;
-    for (int i = 0; i < t->num_tensors; i++)
-        if (t->tensors[i].unit >= first && t->tensors[i].unit < end && t->tensors[i].row->split == SPLIT_NONE &&
-            !t->units[t->tensors[i].unit].frozen)
-            n += t->tensors[i].rows * t->tensors[i].cols;
+    for (int i = 0; i < table->num_tensors; i++) {
+        const Tensor *t = &table->tensors[i];
+        if (t->unit < first || t->unit >= end || table->units[t->unit].frozen) continue;
+        if (t->row->split == SPLIT_NONE) n += t->rows * t->cols;
+    }
     return n;
 }
 
-/* How many units are summed over tp at once: norms are few, so all; of adapters, which are many, one. */
-static int tp_replicated_units_at_once(const Fsdp *f) { return f->config->lora_rank ? 1 : f->table->num_units; }
+/* How many units one all-gather over tp covers: norms are small, so all units; adapters are large, so one. */
+static int tp_replicated_units_at_once(const Fsdp *fsdp) {
+    return fsdp->config->lora_rank ? 1 : fsdp->table->num_units;
+}
 
-/* What tensor parallelism does not split, the norms and one half of each adapter, has on each of its ranks the gradient
- * of that rank's rows of the sequence alone. Once a step it is gathered from all, and summed in the same order on each.
- */
-static void fsdp_sum_tp_replicated(Fsdp *f) {
-    const TensorTable *table = f->table;
-    Group *tp = &f->comm->groups[AXIS_TP];
-    for (int first = 0, end; first < table->num_units && tp->size > 1; first = end) {
-        end = first + tp_replicated_units_at_once(f);
-        int64_t n = tp_replicated_elements(table, first, end), at;
-        float *mine = f->tp_replicated_gradients,
-              *all = mine + n; // (n), (tp, n): what this rank does not hold is zero, as on its peers
+typedef enum { GRADIENTS_TO_BUFFER, BUFFER_TO_GRADIENTS } CopyDirection;
+
+/* Copies this rank's elements of the unsplit tensors of units [first, end) between their gradients and `buffer` (n). */
+static void copy_tp_replicated(Fsdp *fsdp, int first, int end, float *buffer, CopyDirection direction) {
+    const TensorTable *table = fsdp->table;
+    int last_tensor = table->units[end - 1].first_tensor + table->units[end - 1].num_tensors;
+    for (int i = table->units[first].first_tensor; i < last_tensor; i++) {
+        const Tensor *t = &table->tensors[i];
+        const FsdpUnit *u = &fsdp->units[t->unit];
+        if (t->row->split != SPLIT_NONE) continue;
+        int64_t begin, count = tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &begin);
+        float *grad = u->grad + (t->offset + begin - u->state_begin);
+        size_t bytes = sizeof(float) * (size_t)count;
+        if (count && direction == GRADIENTS_TO_BUFFER) device_copy(fsdp->dev, buffer + begin, grad, bytes);
+        if (count && direction == BUFFER_TO_GRADIENTS) device_copy(fsdp->dev, grad, buffer + begin, bytes);
+        buffer += t->rows * t->cols;
+    }
+}
+
+/* Sums, once per step, the gradients of norms, and of the adapter matrices that tensor parallelism does not split.
+ * With sequence parallelism each tp rank has their gradient of its own tokens only (EleutherAI/gpt-neox issue 1257).
+ * Every rank sums the same pieces in the same order, so the weights stay equal. */
+static void fsdp_sum_tp_replicated(Fsdp *fsdp) {
+    const TensorTable *table = fsdp->table;
+    Group *tp = &fsdp->comm->groups[AXIS_TP];
+    int units_at_once = tp_replicated_units_at_once(fsdp);
+    for (int first = 0; first < table->num_units && tp->size > 1; first += units_at_once) {
+        int end = first + units_at_once;
+        int64_t n = tp_replicated_elements(table, first, end);
+        float *mine = fsdp->tp_replicated_gradients;
+        float *all = mine + n; // (tp, n)
         if (!n) continue;
-        device_zero(f->dev, mine, sizeof(float) * (size_t)n);
-        for (int back = 0; back < 2; back++) {
-            at = 0;
-            for (int i = table->units[first].first_tensor;
-                 i < table->units[end - 1].first_tensor + table->units[end - 1].num_tensors; i++) {
-                const Tensor *t = &table->tensors[i];
-                FsdpUnit *u = &f->units[t->unit];
-                int64_t begin, count = tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &begin);
-                if (t->row->split != SPLIT_NONE) continue;
-                float *grad = u->grad + (t->offset + begin - u->state_begin), *place = mine + at + begin;
-                if (count) device_copy(f->dev, back ? grad : place, back ? place : grad, sizeof(float) * (size_t)count);
-                at += t->rows * t->cols;
-            }
-            if (back) break;
-            all_gather_now(f->comm, AXIS_TP, "gradients that tp does not split", mine, all, sizeof(float) * (size_t)n);
-            tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);
-        }
+        device_zero(fsdp->dev, mine, sizeof(float) * (size_t)n); // other shards' elements are zero on every tp rank
+        copy_tp_replicated(fsdp, first, end, mine, GRADIENTS_TO_BUFFER);
+        all_gather_now(fsdp->comm, AXIS_TP, "gradients that tp does not split", mine, all, sizeof(float) * (size_t)n);
+        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp->size, n, 0);
+        copy_tp_replicated(fsdp, first, end, mine, BUFFER_TO_GRADIENTS);
     }
 }
 
-/* A tied weight that is apart, as embedding and as head, has its gradient on the first and on the last stage of the
- * pipeline, or in two units of this rank. Once a step both get the sum: the same on both, and so both copies stay the
- * same. Shards are of the same elements. */
-static void fsdp_sum_tied_embedding(Fsdp *f) {
-    const TensorTable *t = f->table;
-    if (!t->part.tied_head_copy || (t->embed < 0 && t->head < 0) || t->units[t->embed >= 0 ? t->embed : t->head].frozen)
-        return;
-    FsdpUnit *u = &f->units[t->embed >= 0 ? t->embed : t->head];
-    int64_t first, count = tensor_overlap(&t->tensors[u->unit->first_tensor], u->state_begin,
-                                          u->state_begin + u->state_count, &first);
-    float *mine = u->grad, *others = f->tied_gradient;
-    size_t bytes = sizeof(float) * (size_t)u->state_count;
+/* Sends this rank's gradient of the tied weight to the pipeline's other end and receives that end's. */
+static void exchange_tied_gradient(Fsdp *fsdp, const FsdpUnit *u) {
+    const TensorTable *t = fsdp->table;
+    int is_first_stage = t->embed >= 0, peer = is_first_stage ? t->part.pp - 1 : 0;
+    float *received = fsdp->tied_gradients, *sent = received + u->state_count;
+    device_copy(fsdp->dev, sent, u->grad, sizeof(float) * (size_t)u->state_count);
+    for (int i = 0; i < 2; i++) { // the first stage sends first: NCCL runs messages one after the other
+        int sends = i == !is_first_stage;
+        point_start(fsdp->comm, &fsdp->tied_requests[i], sends ? SEND : RECEIVE, AXIS_PP, peer,
+                    "gradient of the tied weight", sends ? sent : received, (size_t)u->state_count, DTYPE_F32);
+    }
+    for (int i = 0; i < 2; i++) collective_wait(fsdp->comm, &fsdp->tied_requests[i]);
+}
+
+/* Adds, once per step, the embedding's and the head's gradient of a tied weight of which there are two copies: on the
+ * pipeline's first and last stage, or in two units of this rank. Both copies get the same sum, so they stay equal. The
+ * two units have equal sizes, so the shards of one rank cover the same elements. */
+static void fsdp_sum_tied_embedding(Fsdp *fsdp) {
+    const TensorTable *t = fsdp->table;
+    int unit = t->embed >= 0 ? t->embed : t->head;
+    if (!t->part.tied_head_copy || unit < 0 || t->units[unit].frozen) return;
+    FsdpUnit *u = &fsdp->units[unit];
+    const Tensor *weight = &t->tensors[u->unit->first_tensor];
+    int64_t first, count = tensor_overlap(weight, u->state_begin, u->state_begin + u->state_count, &first);
     if (t->part.pp > 1) {
-        int peer = t->embed >= 0 ? t->part.pp - 1 : 0;
-        device_copy(f->dev, f->tied_gradient + u->state_count, mine, bytes); // what is sent stays as it is
-        for (int i = 0; i < 2; i++) { // the first stage sends first: NCCL has one message after the other
-            int sends = i == (t->embed < 0);
-            point_start(f->comm, &f->tied_requests[i], sends ? SEND : RECEIVE, AXIS_PP, peer,
-                        "gradient of the tied weight", sends ? f->tied_gradient + u->state_count : others,
-                        (size_t)u->state_count, DTYPE_F32);
-        }
-        for (int i = 0; i < 2; i++) collective_wait(f->comm, &f->tied_requests[i]);
-        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);
+        exchange_tied_gradient(fsdp, u);
+        if (count) tree_sum(fsdp->dev, u->grad, fsdp->tied_gradients, DTYPE_F32, 1, count, 1);
         return;
     }
-    float *head = f->units[t->head].grad;
-    if (count) tree_sum(f->dev, mine, head, DTYPE_F32, 1, count, 1);
-    if (count) tree_sum(f->dev, head, mine, DTYPE_F32, 1, count, 0);
+    float *head = fsdp->units[t->head].grad;
+    if (count) tree_sum(fsdp->dev, u->grad, head, DTYPE_F32, 1, count, 1);
+    if (count) tree_sum(fsdp->dev, head, u->grad, DTYPE_F32, 1, count, 0);
 }
 
-typedef struct {
-    float lr, beta1, beta2, eps, weight_decay;
-} AdamW;
+// ---------------------------------------------------------------------------
+// comparison of replicas
 
-/* Brings a unit's state to where AdamW computes with it, beside the unit before; what was there before is put back
- * first. */
-static Staged *state_fetch(Fsdp *f, FsdpUnit *u) {
-    Staged *s = &f->staged[(u - f->units) % 2];
-    StreamKind before = device_stream(f->dev, STREAM_FETCH);
-    device_await(f->dev, s->stored);
-    for (int k = 0; k < STATES; k++) {
-        void *home = state_of(u, (StateKind)k);
-        s->at[k] =
-            home ? slow_fetch(f->dev, states[k].category, home, s->near[k], states[k].element * (size_t)u->state_count)
-                 : NULL;
+/* Do the ranks of this rank's group of `axis` hold the same weights? Replicas do, and without sharding the fsdp group. */
+static int is_replicated_over(const Fsdp *fsdp, Axis axis) {
+    if (fsdp->comm->groups[axis].size == 1) return 0;
+    return axis == AXIS_DP_REPLICATE || (axis == AXIS_FSDP && !fsdp->sharding.strategy->sharded);
+}
+
+/* Compares fingerprints of the weights that several ranks hold. Silent memory corruption shows nowhere else. */
+static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
+    Comm *comm = fsdp->comm;
+    int units = fsdp->table->num_units;
+    uint64_t *mine = fsdp->fingerprints, *all = mine + units;
+    for (int i = 0; i < units; i++) {
+        const FsdpUnit *u = &fsdp->units[i];
+        int64_t bytes = u->unit->frozen ? (int64_t)sharded_bytes(fsdp, u) : u->state_count * (int64_t)sizeof(float);
+        const void *weights = u->unit->frozen ? (const void *)u->sharded_weights : u->master;
+        fingerprint(fsdp->dev, fsdp->local_fingerprints + i, weights, bytes);
     }
-    if (f->state_offloaded) device_record(f->dev, &s->fetched);
-    device_stream(f->dev, before);
-    return s;
-}
-
-/* The compute stream is through with it: puts what AdamW wrote where it belongs. */
-static void state_store(Fsdp *f, FsdpUnit *u, Staged *s) {
-    if (f->state_offloaded) device_order(f->dev, STREAM_STORE, STREAM_COMPUTE);
-    StreamKind before = device_stream(f->dev, STREAM_STORE);
-    for (int k = 0; k < STATES; k++) {
-        void *home = state_of(u, (StateKind)k);
-        if (home && (k != STATE_COPY || s->near[k]))
-            slow_store(f->dev, states[k].category, home, s->at[k], states[k].element * (size_t)u->state_count,
-                       states[k].written); // files: the copy is gathered next
-    }
-    if (f->state_offloaded) device_record(f->dev, &s->stored);
-    device_stream(f->dev, before);
-}
-
-/* One AdamW step on what this rank holds; `grad_scale` turns the summed gradient into the clipped mean. Offloaded state
- * streams through: while a unit is updated the next one comes and the one before goes. */
-static void fsdp_adamw(Fsdp *f, const AdamW *o, float grad_scale, int step) {
-    ShardPiece p;
-    FsdpUnit *now = NULL, *ahead = NULL, *end = f->units + f->table->num_units;
-    Staged *s = NULL;
-    device_order(f->dev, STREAM_FETCH, STREAM_COMPUTE);
-    for (int i = 0; next_state_piece(f, &i, &p);) {
-        if (p.unit != now) {
-            device_pace(f->dev);
-            if (now) state_store(f, now, s);
-            now = p.unit;
-            s = now == ahead ? &f->staged[(now - f->units) % 2]
-                             : state_fetch(f, now); // there may be units of which this rank holds padding alone
-            if (now + 1 < end) state_fetch(f, ahead = now + 1);
-            comm_await(f->comm, s->fetched, "offloaded state");
-        }
-        float *master = (float *)s->at[STATE_MASTER], *grad = (float *)s->at[STATE_GRAD],
-              *exp_avg = (float *)s->at[STATE_EXP_AVG], *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ];
-        floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;
-        adamw(f->dev, master + p.at, exp_avg + p.at, exp_avg_sq + p.at, grad + p.at, copy, p.count, o->lr, o->beta1,
-              o->beta2, o->eps, p.tensor->row->weight_decay ? o->weight_decay : 0.0f, grad_scale, step);
-    }
-    if (now) state_store(f, now, s);
-    device_order(f->dev, STREAM_GATHER,
-                 f->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE); // the next step's weights
-    device_order(f->dev, STREAM_COMPUTE, STREAM_STORE);
-}
-
-/* Which ranks hold the same weights as this one: its replicas, and without sharding all ranks of its fsdp group. */
-static int is_replicated_over(const Fsdp *f, Axis axis) {
-    return f->comm->groups[axis].size > 1 &&
-           (axis == AXIS_DP_REPLICATE || (axis == AXIS_FSDP && !f->sharding.strategy->sharded));
-}
-
-/* What ranks have in common is still the same on each: silent corruption of memory shows nowhere else. */
-static void fsdp_check_replicas(Fsdp *f, int64_t step) {
-    int units = f->table->num_units;
-    uint64_t *mine = f->fingerprints, *all = mine + units;
-    for (int u = 0; u < units; u++) {
-        const FsdpUnit *of = &f->units[u];
-        if (!of->unit->frozen)
-            fingerprint(f->dev, f->local_fingerprints + u, of->master, of->state_count * (int64_t)sizeof(float));
-        else fingerprint(f->dev, f->local_fingerprints + u, of->sharded_weights, (int64_t)sharded_bytes(f, of));
-    }
-    device_read(f->dev, mine, f->local_fingerprints, sizeof(uint64_t) * (size_t)units);
+    device_read(fsdp->dev, mine, fsdp->local_fingerprints, sizeof(uint64_t) * (size_t)units);
     for (Axis axis = AXIS_TP; axis < AXES; axis = (Axis)(axis + 1)) {
-        Group *g = &f->comm->groups[axis];
-        if (!is_replicated_over(f, axis)) continue;
-        all_gather_now(f->comm, axis, "replica check", mine, all, sizeof(uint64_t) * (size_t)units);
-        for (int i = 0; i < units * g->size && !f->dev->dry_run; i++)
+        Group *g = &comm->groups[axis];
+        if (!is_replicated_over(fsdp, axis)) continue;
+        all_gather_now(comm, axis, "replica check", mine, all, sizeof(uint64_t) * (size_t)units);
+        for (int i = 0; i < units * g->size && !fsdp->dev->dry_run; i++)
             if (all[i] != all[i % units])
                 run_failure("step %" PRId64 ": ranks %d and %d are replicas (of %s), but their weights of %s differ: "
                             "memory or an exchange went wrong",
-                            step, f->comm->hosts->group_member(f->comm, g, 0),
-                            f->comm->hosts->group_member(f->comm, g, i / units), axis_names[axis],
-                            f->table->units[i % units].name);
+                            step, comm->hosts->group_member(comm, g, 0), comm->hosts->group_member(comm, g, i / units),
+                            axis_names[axis], fsdp->table->units[i % units].name);
     }
 }
 
 // ---------------------------------------------------------------------------
 // set-up
 
-static float *state_alloc(Fsdp *f, MemCategory category, const char *name, int64_t elements) {
-    return (float *)arena_alloc(f->dev, category, name, sizeof(float) * (size_t)elements);
+static float *state_alloc(Fsdp *fsdp, MemCategory category, const char *name, int64_t elements) {
+    return (float *)arena_alloc(fsdp->dev, category, name, sizeof(float) * (size_t)elements);
 }
 
-static void unit_open(Fsdp *f, FsdpUnit *u, const Unit *unit, int training) {
-    int sharded = f->sharding.strategy->sharded;
-    u->unit = unit;
-    u->padded = round_up(unit->size, (int64_t)TENSOR_ALIGN * f->ranks * f->replicas);
-    u->shard_size = u->padded / f->ranks;
-    u->state_count = sharded ? u->shard_size : u->padded;
-    u->state_begin = sharded ? f->rank * u->shard_size : 0;
-    u->replica_count = u->shard_size / f->replicas;
-    u->replica_begin = f->rank * u->shard_size + f->replica * u->replica_count;
-    if (unit->frozen) {
-        if (unit->int8_blocks) {
-            QuantizedLayout *p = &u->quantized;
-            p->shards = sharded ? f->ranks : 1;
-            p->blocks = round_up(unit->int8_blocks, 4 * p->shards) / p->shards; // scales begin on 16 bytes
-            p->unquantized = round_up(unit->unquantized, TENSOR_ALIGN * p->shards) / p->shards;
-            p->bytes = p->blocks * (int64_t)(INT8_BLOCK + sizeof(float)) + p->unquantized * (int64_t)sizeof(floatX);
-        }
-        u->sharded_weights = (floatX *)arena_alloc(
-            f->dev, MEM_PARAMS, unit->int8_blocks ? "frozen weights of 8 bits" : "frozen weights", sharded_bytes(f, u));
-        if (training && !weights_are_resident(f) && f->sharding.strategy->reshard == AFTER_LAST_USE)
-            u->persistent_weights =
-                (floatX *)arena_alloc(f->dev, MEM_COMM, "gathered weights of the step", unsharded_bytes(u));
-        return;
-    }
-    u->master = state_alloc(f, MEM_PARAMS, "master weights", u->state_count);
+static void open_persistent_weights(Fsdp *fsdp, FsdpUnit *u) {
+    if (weights_are_resident(fsdp) || fsdp->sharding.strategy->reshard != AFTER_LAST_USE) return;
+    u->persistent_weights =
+        (floatX *)arena_alloc(fsdp->dev, MEM_COMM, "gathered weights of the step", unsharded_bytes(u));
+}
+
+static void open_frozen_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
+    const Unit *unit = u->unit;
+    int shards = fsdp->sharding.strategy->sharded ? fsdp->ranks : 1;
+    if (unit->int8_blocks) u->quantized = quantized_layout(unit->int8_blocks, unit->unquantized, shards, TENSOR_ALIGN);
+    u->sharded_weights = (floatX *)arena_alloc(
+        fsdp->dev, MEM_PARAMS, unit->int8_blocks ? "frozen int8 weights" : "frozen weights", sharded_bytes(fsdp, u));
+    if (training) open_persistent_weights(fsdp, u);
+}
+
+static void open_trained_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
+    Device *dev = fsdp->dev;
+    u->master = state_alloc(fsdp, MEM_PARAMS, "master weights", u->state_count);
     u->sharded_weights = (floatX *)u->master;
-    MemCategory copies =
-        f->dev->arenas[MEM_PARAMS].slow ? MEM_PARAMS : MEM_COMM; // offloaded, they go where the master goes
+    MemCategory copies = dev->arenas[MEM_PARAMS].slow ? MEM_PARAMS : MEM_COMM; // the copy is offloaded with the master
     if (sizeof(floatX) != sizeof(float))
         u->sharded_weights =
-            (floatX *)arena_alloc(f->dev, copies, "weights to compute with", sizeof(floatX) * (size_t)u->state_count);
+            (floatX *)arena_alloc(dev, copies, "weights in the compute dtype", sizeof(floatX) * (size_t)u->state_count);
     if (!training) return;
-    if (!weights_are_resident(f) && f->sharding.strategy->reshard == AFTER_LAST_USE)
-        u->persistent_weights =
-            (floatX *)arena_alloc(f->dev, MEM_COMM, "gathered weights of the step", sizeof(floatX) * (size_t)u->padded);
-    u->grad = state_alloc(f, MEM_GRADS, "gradients", u->state_count);
-    u->accumulated = f->accumulates_unsharded ? u->grad : shard_gradient(f, u);
-    if (f->accumulates_unsharded && u->state_count < u->padded)
-        u->accumulated = state_alloc(f, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
-    u->partial_sums[0] = u->accumulated;
-    for (int l = 1; l < f->tree_levels; l++)
-        u->partial_sums[l] = state_alloc(f, MEM_WORKSPACE, "sums of micro-batches", accumulated_size(f, u));
-    u->exp_avg = state_alloc(f, MEM_OPTIMIZER, "exp_avg", u->state_count);
-    u->exp_avg_sq = state_alloc(f, MEM_OPTIMIZER, "exp_avg_sq", u->state_count);
+    open_persistent_weights(fsdp, u);
+    u->grad = state_alloc(fsdp, MEM_GRADS, "gradients", u->state_count);
+    u->partial_sums[0] = fsdp->accumulates_unsharded ? u->grad : shard_gradient(fsdp, u);
+    if (fsdp->accumulates_unsharded && u->state_count < u->padded)
+        u->partial_sums[0] = state_alloc(fsdp, MEM_GRADS, "gradients of this rank's micro-batches", u->padded);
+    for (int i = 1; i < fsdp->num_partial_sums; i++)
+        u->partial_sums[i] = state_alloc(fsdp, MEM_WORKSPACE, "sums of micro-batches", accumulated_size(fsdp, u));
+    u->exp_avg = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg", u->state_count);
+    u->exp_avg_sq = state_alloc(fsdp, MEM_OPTIMIZER, "exp_avg_sq", u->state_count);
 }
 
-/* Buffers of what gradients go through. */
-static void reductions_open(Fsdp *f) {
-    static const char *const names[REDUCTION_STEPS] = {
-        "gradient pieces of all ranks", "gradient pieces of all replicas", "gradients gathered from replicas",
-        "gradients gathered from ranks"};
-    int half = f->sharding.reduce_dtype == DTYPE_BF16, last = f->sharding.micro_batches - 1;
-    size_t element = half ? sizeof(bf16) : sizeof(float);
-    int64_t largest = 0;
-    for (int u = 0; u < f->table->num_units; u++)
-        if (!f->units[u].unit->frozen) largest = max_i64(largest, f->units[u].padded);
-    for (int k = 0; k < REDUCTION_STEPS; k++) {
-        int64_t whole =
-            k == REDUCE_SHARDS || k == GATHER_SHARDS ? largest : largest / f->ranks; // what all members have together
-        int64_t sent = k == REDUCE_SHARDS || k == REDUCE_REPLICAS ? whole
-                       : k == GATHER_SHARDS                       ? largest / f->ranks
-                                                                  : largest / f->ranks / f->replicas;
-        int applies = reduction_applies(f, (ReductionStepKind)k, last),
-            lands_in_place = (k == GATHER_REPLICAS || k == GATHER_SHARDS) && !half;
-        if (half && (applies || (k == REDUCE_SHARDS && f->rounds_micro_batches)))
-            f->reductions[k].rounded =
-                (bf16 *)arena_alloc(f->dev, MEM_COMM, "rounded gradients", sizeof(bf16) * (size_t)sent);
-        int summed = f->sharding.transport_sums && (k == REDUCE_SHARDS || k == REDUCE_REPLICAS),
-            members = k == REDUCE_SHARDS ? f->ranks : f->replicas;
-        if (applies && !lands_in_place)
-            f->reductions[k].receive =
-                arena_alloc(f->dev, MEM_COMM, names[k], element * (size_t)(summed ? whole / members : whole));
-    }
+static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
+    int sharded = fsdp->sharding.strategy->sharded;
+    u->unit = unit;
+    u->padded = round_up(unit->size, (int64_t)TENSOR_ALIGN * fsdp->ranks * fsdp->replicas);
+    u->shard_size = u->padded / fsdp->ranks;
+    u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;
+    u->state_count = sharded ? u->shard_size : u->padded;
+    u->replica_count = u->shard_size / fsdp->replicas;
+    u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
+    if (unit->frozen) open_frozen_unit(fsdp, u, training);
+    else open_trained_unit(fsdp, u, training);
 }
 
-/* Where state that was offloaded comes to, to be computed with. */
-static void staged_open(Fsdp *f) {
-    int64_t largest = 0;
-    const FsdpUnit *trained = f->units;
-    for (int u = 0; u < f->table->num_units; u++)
-        if (!f->units[u].unit->frozen) largest = max_i64(largest, f->units[u].state_count), trained = &f->units[u];
-    for (int i = 0; i < 2; i++)
-        for (int k = 0; k < STATES && !SLOW_TIER_COMPUTES; k++)
-            if (f->dev->arenas[states[k].category].slow && state_of(trained, (StateKind)k)) {
-                f->staged[i].near[k] = arena_alloc(f->dev, MEM_WORKSPACE, "offloaded state that AdamW computes with",
-                                                   (size_t)largest * states[k].element);
-                f->state_offloaded = 1;
-            }
+/* Where fp32 gradients never leave their place, backward writes into the sum itself and needs no pool. */
+static int gradients_are_made_in_place(const Fsdp *fsdp) {
+    return (fsdp->ranks == 1 || fsdp->accumulates_unsharded) && !fsdp->rounds_micro_batches &&
+           !fsdp->gradients_offloaded;
 }
 
-/* `training` = 0 (evaluation, generation): master weights only, no gradients, no moments, no gradient slots. */
-static void fsdp_open(Fsdp *f, Comm *comm, const TensorTable *table, const Llama3Config *config, const Sharding *how,
-                      int training) {
-    memset(f, 0, sizeof *f);
-    f->comm = comm;
-    f->dev = comm->dev;
-    f->table = table;
-    f->config = config;
-    f->sharding = *how;
-    f->tree_levels = how->deterministic;
-    while (how->deterministic && 1 << (f->tree_levels - 1) < how->micro_batches) f->tree_levels++;
-    f->ranks = comm->groups[AXIS_FSDP].size, f->rank = comm->groups[AXIS_FSDP].rank;
-    f->replicas = comm->groups[AXIS_DP_REPLICATE].size, f->replica = comm->groups[AXIS_DP_REPLICATE].rank;
-    f->accumulates_unsharded =
-        f->ranks > 1 && (how->micro_batches > 1 ? how->accumulate_locally : !how->strategy->sharded);
-    f->rounds_micro_batches = how->reduce_dtype == DTYPE_BF16 && f->ranks == 1;
-    f->weights_offloaded = f->dev->arenas[MEM_PARAMS].slow && !SLOW_TIER_COMPUTES;
-    f->gradients_offloaded = f->dev->arenas[MEM_GRADS].slow && !SLOW_TIER_COMPUTES;
-    f->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
-    for (int i = 0; i < table->num_units; i++) unit_open(f, &f->units[i], &table->units[i], training);
-    if (!weights_are_resident(f) && !f->units[0].persistent_weights) {
-        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_EMBED, 1, "gathered embedding", SLOT_STORED);
-        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_BLOCK, how->slots, "gathered blocks", SLOT_STORED);
-        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_HEAD, 1, "gathered head", SLOT_STORED);
-        slots_add(f, f->weight_slots, &f->num_weight_slots, UNIT_ADAPTERS, how->slots, "gathered adapters",
-                  SLOT_STORED);
+static void pools_open(Fsdp *fsdp, int training) {
+    const Sharding *how = &fsdp->sharding;
+    int adapters = fsdp->config->lora_rank > 0;
+    if (!weights_are_resident(fsdp) && !fsdp->units[0].persistent_weights) {
+        pool_add(fsdp, POOL_WEIGHTS, UNIT_EMBED, 1, "gathered embedding");
+        pool_add(fsdp, POOL_WEIGHTS, UNIT_BLOCK, how->slots, "gathered blocks");
+        pool_add(fsdp, POOL_WEIGHTS, UNIT_HEAD, 1, "gathered head");
+        pool_add(fsdp, POOL_WEIGHTS, UNIT_ADAPTERS, how->slots, "gathered adapters");
     }
     for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
-        slots_add(f, f->widened_slots, &f->num_widened_slots, (UnitKind)k, 1, "weights of 8 bits, widened",
-                  SLOT_WIDENED);
-    for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) { // what is gathered to be written, where no gradient's slot will do
-        int frozen = config->base != BASE_TRAINED && k != UNIT_ADAPTERS,
-            gathers = !training && how->writes_files && how->strategy->sharded && f->ranks > 1;
-        slots_add(f, f->gradient_slots, &f->num_gradient_slots, (UnitKind)k, frozen ? how->merges_adapters : gathers,
-                  "a unit to be written", SLOT_GRADIENT);
+        pool_add(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
+    for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) { // for fsdp_gather_state, unless there will be gradient buffers
+        int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
+        int gathers = !training && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;
+        pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, frozen ? how->merges_adapters : gathers, "a unit to be written");
     }
-    if (!training) return;
-    int in_place = (f->ranks == 1 || f->accumulates_unsharded) && !f->rounds_micro_batches &&
-                   !f->gradients_offloaded; // backward makes gradients where they belong
-    if (!in_place || how->micro_batches > 1) {
-        int adapters = config->lora_rank > 0;
-        slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_EMBED, !adapters, "embedding gradient",
-                  SLOT_GRADIENT);
-        slots_add(f, f->gradient_slots, &f->num_gradient_slots, adapters ? UNIT_ADAPTERS : UNIT_BLOCK,
-                  in_place ? 1 : GRADIENT_SLOTS, "block gradients", SLOT_GRADIENT);
-        slots_add(f, f->gradient_slots, &f->num_gradient_slots, UNIT_HEAD, !adapters, "head gradient", SLOT_GRADIENT);
-    }
-    reductions_open(f);
-    staged_open(f);
-    int64_t unsplit = 0;
-    for (int u = 0; u < table->num_units; u += tp_replicated_units_at_once(f))
-        unsplit = max_i64(unsplit, tp_replicated_elements(table, u, u + tp_replicated_units_at_once(f)));
-    int tied = table->embed >= 0 ? table->embed : table->head; // of a pipeline's ends
-    if (table->part.tied_head_copy && table->part.pp > 1 && tied >= 0 && !table->units[tied].frozen)
-        f->tied_gradient = (float *)arena_alloc(f->dev, MEM_COMM, "gradient of the tied weight",
-                                                2 * sizeof(float) * (size_t)f->units[tied].state_count);
-    if (unsplit && table->part.tp > 1)
-        f->tp_replicated_gradients = (float *)arena_alloc(f->dev, MEM_COMM, "gradients that tp does not split",
-                                                          sizeof(float) * (size_t)(unsplit * (1 + table->part.tp)));
-    int copies = (is_replicated_over(f, AXIS_DP_REPLICATE) ? f->replicas : 0) +
-                 (is_replicated_over(f, AXIS_FSDP) ? f->ranks : 0);
-    if ((!how->check_replicas && !how->writes_files) || !copies) return;
-    f->local_fingerprints = (uint64_t *)arena_alloc(f->dev, MEM_WORKSPACE, "fingerprints of the weights",
-                                                    sizeof(uint64_t) * (size_t)table->num_units);
-    f->fingerprints = (uint64_t *)arena_alloc(f->dev, MEM_HOST, "fingerprints of all ranks",
-                                              sizeof(uint64_t) * (size_t)table->num_units * (size_t)(1 + copies));
+    if (!training || (gradients_are_made_in_place(fsdp) && how->micro_batches == 1)) return;
+    pool_add(fsdp, POOL_GRADIENTS, UNIT_EMBED, !adapters, "embedding gradient");
+    pool_add(fsdp, POOL_GRADIENTS, adapters ? UNIT_ADAPTERS : UNIT_BLOCK,
+             gradients_are_made_in_place(fsdp) ? 1 : GRADIENT_SLOTS, "block gradients");
+    pool_add(fsdp, POOL_GRADIENTS, UNIT_HEAD, !adapters, "head gradient");
 }
 
-static void fsdp_close(Fsdp *f) {
-    for (int u = 0; f->units && u < f->table->num_units; u++) device_forget_event(f->units[u].all_gather.arrived);
-    for (int i = 0; i < REDUCTION_STEPS; i++) device_forget_event(f->reductions[i].request.arrived);
-    for (int i = 0; i < f->num_weight_slots; i++) device_forget_event(f->weight_slots[i].freed);
-    for (int i = 0; i < f->num_gradient_slots; i++) device_forget_event(f->gradient_slots[i].freed);
-    for (int i = 0; i < f->num_widened_slots; i++) device_forget_event(f->widened_slots[i].freed);
-    for (int i = 0; i < 2; i++) device_forget_event(f->tied_requests[i].arrived);
-    for (int i = 0; i < 2; i++) device_forget_event(f->staged[i].fetched), device_forget_event(f->staged[i].stored);
-    free(f->units);
+/* Buffers for one stage, as large as the largest trained unit needs. */
+static void reduction_open(Fsdp *fsdp, ReductionStage stage, int64_t largest) {
+    static const char *const names[REDUCTION_STAGES] = {
+        "gradient pieces of all ranks", "gradient pieces of all replicas", "gradients gathered from replicas",
+        "gradients gathered from ranks"};
+    Reduction *r = &fsdp->reductions[stage];
+    int half = fsdp->sharding.reduce_dtype == DTYPE_BF16;
+    int reduces = stage == REDUCE_SCATTER_FSDP || stage == REDUCE_SCATTER_REPLICAS;
+    int over_fsdp = stage == REDUCE_SCATTER_FSDP || stage == ALL_GATHER_FSDP;
+    int applies = reduction_applies(fsdp, stage, fsdp->sharding.micro_batches - 1);
+    int members = over_fsdp ? fsdp->ranks : fsdp->replicas;
+    int64_t whole = over_fsdp ? largest : largest / fsdp->ranks; // of all members together
+    int64_t sent = reduces ? whole : whole / members;
+    int64_t received = reduces && fsdp->sharding.transport_sums ? whole / members : whole;
+    if (half && (applies || (stage == REDUCE_SCATTER_FSDP && fsdp->rounds_micro_batches)))
+        r->rounded = (bf16 *)arena_alloc(fsdp->dev, MEM_COMM, "rounded gradients", sizeof(bf16) * (size_t)sent);
+    if (applies && (reduces || half))
+        r->receive =
+            arena_alloc(fsdp->dev, MEM_COMM, names[stage], (half ? sizeof(bf16) : sizeof(float)) * (size_t)received);
+}
+
+static void shared_gradients_open(Fsdp *fsdp) {
+    const TensorTable *t = fsdp->table;
+    int tied = t->embed >= 0 ? t->embed : t->head, units_at_once = tp_replicated_units_at_once(fsdp);
+    int64_t most = 0;
+    if (t->part.tied_head_copy && t->part.pp > 1 && tied >= 0 && !t->units[tied].frozen)
+        fsdp->tied_gradients =
+            state_alloc(fsdp, MEM_COMM, "gradient of the tied weight", 2 * fsdp->units[tied].state_count);
+    for (int u = 0; u < t->num_units; u += units_at_once)
+        most = max_i64(most, tp_replicated_elements(t, u, u + units_at_once));
+    if (most && t->part.tp > 1)
+        fsdp->tp_replicated_gradients =
+            state_alloc(fsdp, MEM_COMM, "gradients that tp does not split", most * (1 + t->part.tp));
+}
+
+static void fingerprints_open(Fsdp *fsdp) {
+    size_t bytes = sizeof(uint64_t) * (size_t)fsdp->table->num_units;
+    int copies = (is_replicated_over(fsdp, AXIS_DP_REPLICATE) ? fsdp->replicas : 0) +
+                 (is_replicated_over(fsdp, AXIS_FSDP) ? fsdp->ranks : 0);
+    if ((!fsdp->sharding.check_replicas && !fsdp->sharding.writes_files) || !copies) return;
+    fsdp->local_fingerprints = (uint64_t *)arena_alloc(fsdp->dev, MEM_WORKSPACE, "fingerprints of the weights", bytes);
+    fsdp->fingerprints =
+        (uint64_t *)arena_alloc(fsdp->dev, MEM_HOST, "fingerprints of all ranks", bytes * (size_t)(1 + copies));
+}
+
+/* `training` = 0 (evaluation, generation, export): weights only, no gradients and no optimizer state. */
+static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Llama3Config *config, const Sharding *how,
+                      int training) {
+    Device *dev = comm->dev;
+    int64_t largest = 0; // trained unit
+    memset(fsdp, 0, sizeof *fsdp);
+    fsdp->comm = comm;
+    fsdp->dev = dev;
+    fsdp->table = table;
+    fsdp->config = config;
+    fsdp->sharding = *how;
+    fsdp->ranks = comm->groups[AXIS_FSDP].size;
+    fsdp->rank = comm->groups[AXIS_FSDP].rank;
+    fsdp->replicas = comm->groups[AXIS_DP_REPLICATE].size;
+    fsdp->replica = comm->groups[AXIS_DP_REPLICATE].rank;
+    fsdp->accumulates_unsharded =
+        fsdp->ranks > 1 && (how->micro_batches > 1 ? how->accumulate_locally : !how->strategy->sharded);
+    fsdp->rounds_micro_batches = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
+    fsdp->num_partial_sums = 1; // as many as the stack of accumulation_target is high: log2 of the micro-batches
+    while (how->deterministic && 1 << fsdp->num_partial_sums < how->micro_batches) fsdp->num_partial_sums++;
+    fsdp->weights_offloaded = dev->arenas[MEM_PARAMS].slow && !SLOW_TIER_COMPUTES;
+    fsdp->gradients_offloaded = dev->arenas[MEM_GRADS].slow && !SLOW_TIER_COMPUTES;
+    fsdp->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
+    for (int i = 0; i < table->num_units; i++) unit_open(fsdp, &fsdp->units[i], &table->units[i], training);
+    pools_open(fsdp, training);
+    if (!training) return;
+    for (int i = 0; i < table->num_units; i++)
+        if (!table->units[i].frozen) largest = max_i64(largest, fsdp->units[i].padded);
+    for (int i = 0; i < REDUCTION_STAGES; i++) reduction_open(fsdp, (ReductionStage)i, largest);
+    shared_gradients_open(fsdp);
+    fingerprints_open(fsdp);
+}
+
+static void fsdp_close(Fsdp *fsdp) {
+    for (int i = 0; fsdp->units && i < fsdp->table->num_units; i++)
+        device_forget_event(fsdp->units[i].all_gather.arrived);
+    for (int i = 0; i < REDUCTION_STAGES; i++) device_forget_event(fsdp->reductions[i].request.arrived);
+    for (int p = 0; p < POOLS; p++)
+        for (int i = 0; i < fsdp->pools[p].count; i++) device_forget_event(fsdp->pools[p].buffers[i].freed);
+    for (int i = 0; i < 2; i++) device_forget_event(fsdp->tied_requests[i].arrived);
+    free(fsdp->units);
 }
 
 #endif

@@ -8,6 +8,7 @@
 #ifndef LLAMA3_H
 #define LLAMA3_H
 #include "lib/device.h"
+#include "lib/int8.h"
 #include <cjson/cJSON.h> // defines: cJSON_Parse, cJSON_GetObjectItemCaseSensitive, …
 #include <sys/stat.h>
 
@@ -394,19 +395,6 @@ static inline int is_quantized(BaseKind base, const TensorRow *row) {
            (base == BASE_INT8_ALL || (base == BASE_INT8 && row->unit == UNIT_BLOCK && row->rows != DIM_ONE));
 }
 
-static inline int64_t int8_blocks(int64_t elements) { return (elements + INT8_BLOCK - 1) / INT8_BLOCK; }
-
-/* One block of up to INT8_BLOCK elements. Returns its scale: no number where one of them is none, so that all of them
- * stay none. */
-static inline float quantize_int8_block(int8_t *out, const float *in, int64_t count) {
-    float largest = 0;
-    int finite = 1;
-    for (int64_t i = 0; i < count; i++) largest = fmaxf(largest, fabsf(in[i])), finite &= fabsf(in[i]) < INFINITY;
-    float step = finite ? largest / 127 : NAN;
-    for (int64_t i = 0; i < count; i++) out[i] = (int8_t)(step > 0 ? lrintf(fminf(127, fmaxf(-127, in[i] / step))) : 0);
-    return step;
-}
-
 enum { TENSOR_ALIGN = 128 }; // elements: 256 bytes in bf16, 512 in fp32; the same places in both precisions
 
 /* Which part of the model a rank has. Tensor parallelism gives each an equal part, give or take a row, of what `Split`
@@ -471,6 +459,13 @@ typedef struct {
         adapters_stride; // elements from a block to the next of its unit, of its weights and of their adapters
     int64_t num_parameters, num_trained; // of this part, without gaps
 } TensorTable;
+
+/* Quantized units keep quantized elements and others apart (lib/int8.h): which sort this tensor is, and the number of
+ * its first element among the unit's elements of that sort. */
+static inline int tensor_is_quantized(const Tensor *t) { return t->int8_block >= 0; }
+static inline int64_t tensor_first_of_sort(const Tensor *t) {
+    return tensor_is_quantized(t) ? t->int8_block * INT8_BLOCK : t->unquantized_offset;
+}
 
 static int64_t dim_size(const Llama3Config *c, Dim d) {
     switch (d) {

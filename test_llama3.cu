@@ -460,32 +460,24 @@ static double collected_losses[3], collected_norm; // of all three steps; of the
 static int collect_steps = 3;                      // or the first one alone
 static int64_t padding_touched, state_bytes, state_expected, steady_allocations, shared_differ;
 
-/* Slots hold garbage before use: what forgets to wait for a gather, or to clear padding, is seen. */
-static void poison_slots(Fsdp *f) {
-    struct {
-        PoolBuffer *slots;
-        int count;
-        SlotUse use;
-    } all[] = {{f->weight_slots, f->num_weight_slots, SLOT_STORED},
-               {f->widened_slots, f->num_widened_slots, SLOT_WIDENED},
-               {f->gradient_slots, f->num_gradient_slots, SLOT_GRADIENT}};
-    for (int s = 0; s < 3; s++)
-        for (int i = 0; i < all[s].count; i++) {
-            size_t bytes = 0, element = all[s].use == SLOT_GRADIENT ? sizeof(float) : sizeof(floatX);
+/* Fills the pools' buffers with garbage before use, so that a forgotten wait for a gather, or padding that is not
+ * cleared, shows. */
+static void poison_pools(Fsdp *f) {
+    for (int pool = 0; pool < POOLS; pool++)
+        for (int i = 0; i < f->pools[pool].count; i++) {
+            PoolBuffer *buffer = &f->pools[pool].buffers[i];
+            size_t bytes = 0, element = pool == POOL_GRADIENTS ? sizeof(float) : sizeof(floatX);
             for (int u = 0; u < f->table->num_units; u++) {
-                const FsdpUnit *unit = &f->units[u];
-                size_t of_unit = all[s].use == SLOT_STORED ? unsharded_bytes(unit) : element * (size_t)unit->padded;
-                if (unit->unit->kind == all[s].slots[i].kind &&
-                    (all[s].use != SLOT_WIDENED || unit->quantized.shards) && of_unit > bytes)
-                    bytes = of_unit;
+                size_t of_unit = pool_bytes((PoolKind)pool, &f->units[u]);
+                if (f->units[u].unit->kind == buffer->kind && of_unit > bytes) bytes = of_unit;
             }
             char *garbage = (char *)checked_malloc(bytes);
             for (size_t at = 0; at + element <= bytes; at += element) {
                 float large = 1e3f;
                 floatX wrong = from_float(3.0f);
-                memcpy(garbage + at, all[s].use == SLOT_GRADIENT ? (const void *)&large : &wrong, element);
+                memcpy(garbage + at, pool == POOL_GRADIENTS ? (const void *)&large : &wrong, element);
             }
-            device_write(f->dev, all[s].slots[i].memory, garbage, bytes);
+            device_write(f->dev, buffer->memory, garbage, bytes);
             free(garbage);
         }
 }
@@ -575,7 +567,7 @@ static uint64_t frozen_hash(const Fsdp *f) {
 static void ranks_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Trainer *trainer = &o->trainer;
-    poison_slots(&trainer->parallel.fsdp);
+    poison_pools(&trainer->parallel.fsdp);
     uint64_t frozen = frozen_hash(&trainer->parallel.fsdp);
 #ifdef HAVE_MPI
     memset(profiled, 0, sizeof profiled);
@@ -941,13 +933,13 @@ static void test_family(void) {
           fabs(sum / 4096) < 1e-3 && fabs(sqrt(square / 4096) - 0.02) < 1e-3, "mean %.2g, deviation %.4f", sum / 4096,
           sqrt(square / 4096));
     table_close(&t);
-    Options o = ZERO;
-    o.lr = 1, o.min_lr = 0.1, o.warmup = 10, o.steps = 110;
+    const LearningRate rate = {1, 0.1, 10, 110};
+    const double at[4] = {learning_rate_at(&rate, 5), learning_rate_at(&rate, 10), learning_rate_at(&rate, 60),
+                          learning_rate_at(&rate, 110)};
     CHECK("learning rate: warm-up, peak, half-way, end",
-          fabs(learning_rate(&o, 5) - 0.5) < 1e-12 && fabs(learning_rate(&o, 10) - 1) < 1e-12 &&
-              fabs(learning_rate(&o, 60) - 0.55) < 1e-12 && fabs(learning_rate(&o, 110) - 0.1) < 1e-12,
-          "%.3f %.3f %.3f %.3f", learning_rate(&o, 5), learning_rate(&o, 10), learning_rate(&o, 60),
-          learning_rate(&o, 110));
+          fabs(at[0] - 0.5) < 1e-12 && fabs(at[1] - 1) < 1e-12 && fabs(at[2] - 0.55) < 1e-12 &&
+              fabs(at[3] - 0.1) < 1e-12,
+          "%.3f %.3f %.3f %.3f", at[0], at[1], at[2], at[3]);
 }
 
 // ---------------------------------------------------------------------------

@@ -10,7 +10,8 @@
 #include "lib/comm.h"              // defines: Mesh (mesh.h), Comm, all_gather_now, comm_open
 #include "llama3.h"                // defines: Llama3Config, TensorTable, rope_table
 #include "lib/ops.h"               // defines: the ops: linear_forward, attention_backward, adamw, …
-#include "fsdp.h"                  // defines: Fsdp, fsdp_prefetch, fsdp_reshard, fsdp_reduce_gradients
+#include "fsdp.h"                  // defines: Fsdp, fsdp_unshard, fsdp_reshard, fsdp_reduce_gradients
+#include "optimizer.h"             // defines: Optimizer, optimizer_step, learning_rate_at, clip_coefficient
 #include "pipeline_parallel.h"     // defines: Schedule, PipelineStep, pipeline_source, pipeline_target
 #include "run/options.h"           // defines: Options, options_parse, options_write, number_after_colon
 #include "dataloader.h"            // defines: Dataset, Sampler, Loader
@@ -579,13 +580,6 @@ static void forward_only(Trainer *trainer, ReshardPoint pass) {
 // ---------------------------------------------------------------------------
 // one training step
 
-/* Linear warm-up to --lr, then a cosine down to --min-lr at the last step (Llama 3 paper, section 3.4.1). */
-static double learning_rate(const Options *o, int64_t step) { // step counts from 1
-    if (step <= o->warmup) return o->lr * (double)step / o->warmup;
-    double through = o->steps > o->warmup ? (double)(step - o->warmup) / (o->steps - o->warmup) : 1;
-    return o->min_lr + 0.5 * (1 + cos(M_PI * fmin(through, 1))) * (o->lr - o->min_lr);
-}
-
 /* All ranks have told of their step: same exchanges in the same order as rank 0? other samples than those before it? */
 static void check_reports(const Trainer *trainer, int64_t step, int64_t first_sample) {
     const StepReport *all = trainer->reports, *mine = &all[trainer->parallel.rank];
@@ -643,7 +637,7 @@ static int64_t first_bad_tensor(Trainer *trainer) {
 static void exchange_reports(Trainer *trainer, const StepBatch *batch, double start, double waited_before) {
     StepReport mine = ZERO;
     ExactSum sums[SUMS] = ZERO;
-    fsdp_squared_norm(&trainer->parallel.fsdp, &trainer->sums[SUM_SQUARED_NORM]);
+    gradient_squared_norm(&trainer->parallel.fsdp, &trainer->sums[SUM_SQUARED_NORM]);
     device_read(&trainer->parallel.dev, sums, trainer->sums, sizeof sums);
     exact_merge(&mine.loss, &sums[SUM_LOSS]);
     exact_merge(&mine.squared_norm, &sums[SUM_SQUARED_NORM]);
@@ -738,13 +732,14 @@ static StepStats train_step(Trainer *trainer, int64_t step) { // step counts fro
 
     StepStats s = sum_reports(trainer);
     if (!trainer->parallel.dev.dry_run) check_reports(trainer, step, first_sample);
-    double clip = o->clip > 0 ? fmin(1.0, o->clip / (s.grad_norm + 1e-6)) : 1.0; // torch.nn.utils.clip_grad_norm_
-    s.lr = learning_rate(o, step);
+    const LearningRate rate = {o->lr, o->min_lr, o->warmup, o->steps};
+    double clip = clip_coefficient(o->clip, s.grad_norm);
+    s.lr = learning_rate_at(&rate, step);
     AdamW adam = {(float)s.lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
     if (s.skipped) step_skip(trainer, step, &s);
     else if (s.targets || trainer->parallel.dev.dry_run)
-        fsdp_adamw(&trainer->parallel.fsdp, &adam, (float)(clip / (double)max_i64(1, s.targets)),
-                   (int)++trainer->progress.updates);
+        optimizer_step(&trainer->optimizer, &adam, (float)(clip / (double)max_i64(1, s.targets)),
+                       (int)++trainer->progress.updates);
     device_phase(&trainer->parallel.dev, NULL, NULL);
     span_end(&trainer->parallel.dev, whole, NULL, -1, 0);
     s.samples = sampler_global_batch(&trainer->loader.sampler);

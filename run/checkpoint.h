@@ -11,6 +11,7 @@
 #include "options.h"       // defines: Options, option_text
 #include "out_dir.h"       // defines: newest_checkpoint, checkpoint_path
 #include "safetensors.h"   // defines: StFiles, st_read, OutputFiles
+#include "sharded_state.h" // defines: fsdp_set_state, fsdp_set_base, random_weights
 #include <aio.h>
 #include <zlib.h> // defines: crc32
 
@@ -403,10 +404,10 @@ static int blocks_from_files(void *files, int8_t *out, float *scales, const Tens
 static void weights_load(Fsdp *f, StFiles *model, StFiles *adapters, const Checkpoint *from) {
     StFiles *trained = f->config->base == BASE_TRAINED ? model : adapters;
     if (model) fsdp_set_base(f, fill_from_files, blocks_from_files, model);
-    else fsdp_set_base(f, fill_at_random, NULL, &f->seed);
+    else fsdp_set_base(f, random_weights, NULL, &f->seed);
     if (from->dir[0]) checkpoint_load(f, from);
     else if (trained) fsdp_set_state(f, STATE_MASTER, fill_from_files, trained);
-    else fsdp_set_state(f, STATE_MASTER, fill_at_random, &f->seed);
+    else fsdp_set_state(f, STATE_MASTER, random_weights, &f->seed);
 }
 
 #endif

@@ -77,54 +77,54 @@ plant() {
 }
 
 fault "a unit is not reduced" fsdp.h \
-    's|^        tree_sum(f->dev, sum, s->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(f->dev, sum, s->receive|' faults "gradients of one rank"
-fault "weights of 8 bits take the scale of a neighbouring block" fsdp.h 's|within / INT8_BLOCK, n);|(within / INT8_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
+    's|^        tree_sum(fsdp->dev, sum, r->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(fsdp->dev, sum, r->receive|' faults "gradients of one rank"
+fault "weights of 8 bits take the scale of a neighbouring block" lib/int8.h 's|within / INT8_BLOCK, n);|(within / INT8_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
 more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|^            scales\[b\] =$|            scales[b ^ 1] =|' adapters "bytes and scales of the whole tensors. blocks"
-more "a cut between ranks goes through a block of 8 bits" fsdp.h 's|int64_t each = t->int8_block < 0 ? p->unquantized : p->blocks \* INT8_BLOCK,|int64_t each = t->int8_block < 0 ? p->unquantized : p->blocks * INT8_BLOCK - 32,|' adapters "every weight is that of its block"
-more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro);|' adapters "no free slot for the gradient of adapters of"
+more "a cut between ranks goes through a block of 8 bits" run/sharded_state.h 's|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)),|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)) - 32 * tensor_is_quantized(t),|' adapters "every weight is that of its block"
+more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro);|' adapters "no free buffer for the gradient of adapters of"
 more "adapters' sums of one tp rank are lost" fsdp.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
-fault "the base is updated by weight decay" fsdp.h \
-    's/^    if (now) state_store(f, now, s);/&\n    for (int u = 0; u < f->table->num_units; u++) if (f->units[u].unit->frozen \&\& !f->units[u].quantized.shards) scale(f->dev, f->units[u].sharded_weights, 1 - o->lr * o->weight_decay, f->units[u].state_count);/' adapters "the base is as it was"
+fault "the base is updated by weight decay" optimizer.h \
+    's/^    if (unit) store_state(o, unit, s);/&\n    for (int u = 0; u < fsdp->table->num_units; u++) if (fsdp->units[u].unit->frozen \&\& !fsdp->units[u].quantized.shards) scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/' adapters "the base is as it was"
 more "two ranks take the same samples" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
 fault "two ranks take the same samples, at run time" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' faults "train on the same samples"
-fault "padding of the last shard is trained" fsdp.h \
-    's|    device_zero(f->dev, u->unsharded_gradient + written, sizeof(float) \* (size_t)(u->padded - written));||; s|grad + p.at, copy, p.count,|grad + p.at, copy, p.tensor == \&f->table->tensors[now->unit->first_tensor + now->unit->num_tensors - 1] ? now->state_count - p.at : p.count,|' faults "padding stays zero"
+fault "padding of the last shard is not cleared" fsdp.h \
+    's|    device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) \* (size_t)(u->padded - written));||' faults "padding stays zero"
 fault "a gather is waited for only after its weights were used" fsdp.h \
-    's|    collective_wait(f->comm, &u->all_gather);||; s|^    slot_release(f->dev, f->weight_slots|    collective_wait(f->comm, \&u->all_gather);\n&|' faults "gradients of one rank"
+    's|    collective_wait(fsdp->comm, &u->all_gather);||; s|^    pool_release(fsdp, POOL_WEIGHTS|    collective_wait(fsdp->comm, \&u->all_gather);\n&|' faults "gradients of one rank"
 more "a reduction is not waited for" fsdp.h \
-    's|    collective_wait(f->comm, &s->request);||' faults "gradients of one rank|in flight"
+    's|    collective_wait(fsdp->comm, &r->request);||' faults "gradients of one rank|in flight"
 fault "--deterministic does nothing" run/parallel.h \
     's|    s.deterministic = o->deterministic;||' bits "have one rank's bits"
 more "local accumulation takes samples in the order of the other" dataloader.h \
     's|    if (s->local) j = .*||' bits "have one rank's bits"
 more "local accumulation reduces every micro-batch" fsdp.h \
-    's/(last || !f->accumulates_unsharded);/1;/' faults "expected, dry-run and measured"
+    's/(last || !fsdp->accumulates_unsharded);/1;/' faults "expected, dry-run and measured"
 more "a step is handed out before its last sample" dataloader.h \
     's|!l->ring\[l->produced % LOADER_DEPTH\].unread|l->ring[l->produced % LOADER_DEPTH].unread <= 1|' data "handed out when all"
 more "the bad sample that is found first is named, not the first in order" dataloader.h \
     's/ || i < batch->bad))/))/' failures "first in order"
 more "replicas are not exchanged" fsdp.h \
-    's|    return f->replicas > 1 && last;.*|    return 0 * last;|' faults "expected, dry-run and measured"
+    's|    return fsdp->replicas > 1 && last;.*|    return 0 * last;|' faults "expected, dry-run and measured"
 fault "replicas are flattened into one group that shards" lib/mesh.h \
     's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "expected, dry-run and measured"
 more "a rank shuffles from another seed" run/trainer.h \
     's|^                 (uint64_t)j->opt.seed,|                 (uint64_t)j->opt.seed + (uint64_t)(trainer->parallel.rank == 2),|' faults "rank 2 shuffles samples"
-more "a clipped step of one replica is scaled differently" fsdp.h \
-    's|o->weight_decay : 0.0f, grad_scale, step);|o->weight_decay : 0.0f, grad_scale * (f->replica ? 1.001f : 1), step);|' replicas "are replicas"
+more "a clipped step of one replica is scaled differently" optimizer.h \
+    's|weight_decay, grad_scale, step);|weight_decay, grad_scale * (fsdp->replica ? 1.001f : 1), step);|' replicas "are replicas"
 more "the rotation is forgotten when activations are computed again" train_llama3.cu \
     's|        rope_forward(dev, a->qkv|        if (!again) rope_forward(dev, a->qkv|' faults "recompute full: gradients of one rank"
 more "without sharding, only the own part of the gradient is summed" fsdp.h \
-    's|    if (kind == GATHER_SHARDS) return over_shards.*|    if (kind == GATHER_SHARDS) return 0;|' faults "expected, dry-run and measured"
+    's|    if (stage == ALL_GATHER_FSDP) return over_fsdp.*|    if (stage == ALL_GATHER_FSDP) return 0;|' faults "expected, dry-run and measured"
 fault "ZeRO-2 frees what it should keep" fsdp.h \
     's|{"shard_grad_op", 1, AFTER_LAST_USE|{"shard_grad_op", 1, AFTER_FORWARD|' faults "expected, dry-run and measured"
 more "a micro-batch's gradient is not rounded where it goes nowhere" fsdp.h \
-    's|    f->rounds_micro_batches = .*|    f->rounds_micro_batches = 0;|' reduce-dtype "gradients reduced in bf16"
+    's|    fsdp->rounds_micro_batches = .*|    fsdp->rounds_micro_batches = 0;|' reduce-dtype "gradients reduced in bf16"
 more "an all-reduce rounds the sum so far" fsdp.h \
-    's/ && s->rounded && last) tree_sum/ \&\& s->rounded) tree_sum/' reduce-dtype "summed in fp32 without sharding"
+    's/if (r->rounded && last) tree_sum/if (r->rounded) tree_sum/' reduce-dtype "summed in fp32 without sharding"
 more "a rank skips a reduction" fsdp.h \
-    's|^static void fsdp_reduce_gradients.*|&\n    if (f->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(f, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
+    's|^static void fsdp_reduce_gradients.*|&\n    if (fsdp->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(fsdp, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
 fault "exchanges are not compared as they start" lib/watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
 more "a rank does not show which op it is in" lib/device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
 more "the last exchanges are not written" lib/watchdog.h 's/if (code == 2 && process_watch.table) board/if (0) board/' failures "last exchanges are under OUT/flight"
@@ -147,15 +147,15 @@ fault "a checkpoint's files are not synced" run/checkpoint_writer.h 's/(fsync(fd
 fault "checksums are not compared" run/checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
 fault "whole units stay while a checkpoint is saved" run/checkpoint_writer.h \
     's|^                now = u, kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), whole, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
-more "what a checkpoint is read into stays" fsdp.h \
-    '/^static void fsdp_set_state/,/^}/s|            comm_alive(f->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), chunk, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
+more "what a checkpoint is read into stays" run/sharded_state.h \
+    '/^static void fsdp_set_state/,/^}/s|            comm_alive(fsdp->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), piece, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
 more "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
 fault "a resumed run begins its epoch anew" run/trainer.h 's|^                 trainer->progress.epoch,|                 0,|; s|^                 trainer->progress.samples_in_epoch};|                 0};|' checkpoints "are 4 steps"
 fault "the second chunk's queries stand right behind the first's" lib/ops_common.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
 more "a slice of the vocabulary takes its neighbour's first token" lib/ops_common.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
 more "sums of slices are not brought to one largest logit" lib/ops_common.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
 fault "gradients of norms are not summed over tp" fsdp.h \
-    's|^            tree_sum(f->dev, mine, all, DTYPE_F32, tp->size, n, 0);||' mesh-faults "tp 2 .*worst gradient"
+    's|^        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp->size, n, 0);||' mesh-faults "tp 2 .*worst gradient"
 fault "a group that shards has members of two tp slices" lib/mesh.h \
     's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
 fault "the loss is counted on every tp rank" train_llama3.cu \
@@ -185,9 +185,9 @@ if [ -n "$all" ]; then
     fault "one message too many" pipeline_parallel.h \
     's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) collective_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->message_bytes, DTYPE_BYTE), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
     fault "the tied weight's gradient is summed twice" fsdp.h \
-        's|^        if (count) tree_sum(f->dev, mine, others, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
+        's|^        if (count) tree_sum(fsdp->dev, u->grad, fsdp->tied_gradients, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
     fault "gradients with fewer stages overtake others" fsdp.h \
-        's|^            while (reductions_advance(f, NULL, 0)) {}|            {}|' mesh-bits "while its request is in flight"
+        's|^    if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);||' mesh-bits "while its request is in flight"
     fault "a validation counts its tokens on every rank that shares them" train_llama3.cu \
         's|            if (mesh_tells_samples(&trainer->parallel.mesh, trainer->parallel.rank)) mine.targets += n;|            mine.targets += n;|' mesh-use "counts every token once"
     fault "a checkpoint takes slices of columns as rows" run/checkpoint_writer.h \
@@ -206,36 +206,36 @@ if [ -n "$all" ]; then
     fault "two runs may save to one directory" run/out_dir.h 's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' "checkpoints refusals" "two runs"
     fault "a run goes on from the oldest checkpoint" run/out_dir.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
     fault "a unit's reduction is never started" fsdp.h \
-        's|^    reductions_advance(f, u, micro);|    if (u->unit->kind == UNIT_HEAD \&\& f->ranks > 1) { gradient_release(f, u); return; }\n&|' faults "expected, dry-run and measured"
+        's|^    reductions_advance(fsdp, u, micro_batch);|    if (u->unit->kind == UNIT_HEAD \&\& fsdp->ranks > 1) { gradient_release(fsdp, u); return; }\n&|' faults "expected, dry-run and measured"
     fault "gradients are scaled by the world" fsdp.h \
-        's|^        if (!f->accumulates_unsharded) accumulate_finish(f, u, s->micro);|        for (int64_t i = 0; i < u->shard_size \&\& !f->dev->dry_run \&\& replace; i++) sum[i] *= (float)f->ranks;\n&|' faults "gradients of one rank"
+        's|^        if (!fsdp->accumulates_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);|        for (int64_t i = 0; i < u->shard_size \&\& !fsdp->dev->dry_run \&\& replace; i++) sum[i] *= (float)fsdp->ranks;\n&|' faults "gradients of one rank"
     fault "the mean is divided by the micro-batches once more" train_llama3.cu \
         's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / trainer->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
     fault "replicas are exchanged and not summed" fsdp.h \
-        's|^    if (kind == REDUCE_REPLICAS)$|    if (0)|' faults "gradients of one rank"
+        's|^        tree_sum(fsdp->dev, replica_gradient(u), r->receive.*||' faults "gradients of one rank"
     fault "a unit is reduced twice" train_llama3.cu \
         's|        fsdp_reduce_gradients(m->fsdp, trained, micro);|&\n        if (l == 0) { fsdp_gradients(m->fsdp, trained, micro); fsdp_reduce_gradients(m->fsdp, trained, micro); }|' faults "expected, dry-run and measured"
     fault "a rank gathers in another order" fsdp.h \
-        's|^static void fsdp_prefetch.*|&\n    if (f->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
+        's|^static void fsdp_prefetch.*|&\n    if (fsdp->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \
         's|        block_forward(m, l, 0);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "expected, dry-run and measured"
     fault "a rank draws its weights from another seed" train_llama3.cu \
         's|parallel.fsdp.seed = (uint64_t)j->opt.seed;|parallel.fsdp.seed = (uint64_t)(j->opt.seed + (rank == 1));|' layouts "draws weights from another seed"
-    fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_order(f->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
-    fault "a slot is written before who had it is through" fsdp.h 's|    comm_await(f->comm, slot->freed, u->unit->name);||' orders "have one rank's bits"
-    fault "weights are gathered before AdamW has written them" fsdp.h '/^static void fsdp_adamw/,/^}/s|^    device_order(f->dev, STREAM_GATHER,$|    device_order(f->dev, STREAM_COMPUTE,|' orders "have one rank's bits"
-    fault "AdamW comes before the last sums" fsdp.h 's|    comm_await(f->comm, device_mark(f->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
+    fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_order(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
+    fault "a slot is written before who had it is through" fsdp.h 's|    comm_await(fsdp->comm, b->freed, u->unit->name);||' orders "have one rank's bits"
+    fault "weights are gathered before AdamW has written them" optimizer.h 's|^    device_order(dev, STREAM_GATHER,.*||' orders "have one rank's bits"
+    fault "AdamW comes before the last sums" fsdp.h 's|    comm_await(fsdp->comm, device_mark(fsdp->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
     fault "weights are used before they have arrived" lib/comm.h 's|    if (r->of_device) device_await(dev, r->arrived);||' orders "have one rank's bits"
     fault "weights are written while another rank copies them" lib/comm.h 's|device_await(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
     fault "exchanges of tp and cp travel on a stream that nobody orders" train_llama3.cu \
         's|    collective_start(m->comm, &m->exchange, .*|    StreamKind was = device_stream(m->dev, STREAM_SEND_NEXT);\n&\n    device_stream(m->dev, was);|' orders "have seed 0's bits"
     fault "a stage sends what is not made yet" pipeline_parallel.h 's|    device_order(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
     fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_order(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
-    fault "both ends of a pipeline send first, over NCCL" fsdp.h 's|        int sends = i == (t->embed < 0);|        int sends = i == 0;|' mesh "two ranks issue in two orders"
+    fault "both ends of a pipeline send first, over NCCL" fsdp.h 's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' mesh "two ranks issue in two orders"
     fault "receives are started in the order of their steps, over NCCL" pipeline_parallel.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
-    fault "AdamW does not wait for offloaded state" fsdp.h 's|            comm_await(f->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"
-    fault "offloaded state is overwritten on its way back" fsdp.h 's|    device_await(f->dev, s->stored);||' orders "have one rank's bits"
-    fault "offloaded state goes back before AdamW has written it" fsdp.h 's|    if (f->state_offloaded) device_order(f->dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"
+    fault "AdamW does not wait for offloaded state" optimizer.h 's|            comm_await(fsdp->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"
+    fault "offloaded state is overwritten on its way back" optimizer.h 's|    device_await(dev, s->stored);||' orders "have one rank's bits"
+    fault "offloaded state goes back before AdamW has written it" optimizer.h 's|    if (o->offloaded) device_order(dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"
 fi
 if [ "$all" = anchors ]; then
     echo "$((count - lost)) of $count planted faults change their files"

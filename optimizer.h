@@ -1,0 +1,178 @@
+/* optimizer.h: AdamW over the shards that a rank owns, the gradient norm for clipping, and the learning rate.
+ *
+ * Every rank updates only its own shard of each unit, so no communication is needed here. A caller may rely on: the
+ * gradient norm has the same bits for any number of ranks; padding is never updated. With --offload on a GPU, state is
+ * in the host's memory: while AdamW updates one unit, the next unit's state is copied in and the previous one's out.
+ */
+#ifndef OPTIMIZER_H
+#define OPTIMIZER_H
+#include "fsdp.h"
+
+// ---------------------------------------------------------------------------
+// learning rate and clipping
+
+typedef struct {
+    double peak, minimum;
+    int64_t warmup, steps; // steps of linear warm-up, and of the whole run
+} LearningRate;
+
+/* Linear warm-up to the peak, then a cosine down to the minimum at the last step (Llama 3 paper, section 3.4.1).
+ * `step` counts from 1. */
+static double learning_rate_at(const LearningRate *l, int64_t step) {
+    if (step <= l->warmup) return l->peak * (double)step / (double)l->warmup;
+    double decay_steps = (double)(l->steps - l->warmup);
+    double progress = decay_steps > 0 ? (double)(step - l->warmup) / decay_steps : 1;
+    return l->minimum + 0.5 * (1 + cos(M_PI * fmin(progress, 1))) * (l->peak - l->minimum);
+}
+
+/* torch.nn.utils.clip_grad_norm_. max_norm <= 0: no clipping. */
+static double clip_coefficient(double max_norm, double norm) {
+    return max_norm > 0 ? fmin(1.0, max_norm / (norm + 1e-6)) : 1.0;
+}
+
+/* Adds the squares of the gradient elements for which this rank is responsible. ExactSum adds the sums of fixed blocks
+ * of elements without rounding, and no cut between ranks divides a block, so the number of ranks does not change the
+ * result. Padding is zero, so whole slices can be summed where no tensor is owned elsewhere. */
+static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
+    for (int i = 0; i < fsdp->table->num_units; i++) {
+        const FsdpUnit *u = &fsdp->units[i];
+        int first = u->unit->first_tensor, end = first + u->unit->num_tensors, owns_all = 1;
+        if (u->unit->frozen) continue;
+        for (int t = first; t < end; t++) owns_all &= !is_owned_elsewhere(fsdp, &fsdp->table->tensors[t]);
+        if (owns_all) {
+            squared_norm(fsdp->dev, sum, replica_gradient(u), u->replica_count);
+            continue;
+        }
+        ShardPiece p;
+        for (int t = first; next_unique_piece(fsdp, &t, &p) && p.unit == u;)
+            squared_norm(fsdp->dev, sum, p.unit->grad + p.at, p.count);
+    }
+}
+
+// ---------------------------------------------------------------------------
+// AdamW
+
+typedef struct {
+    float lr, beta1, beta2, eps, weight_decay;
+} AdamW;
+
+/* How each kind of state is offloaded, and whether AdamW writes it. */
+static const struct {
+    MemCategory category;
+    size_t element_size;
+    int written;
+} state_kinds[STATES] = {
+    {MEM_PARAMS, sizeof(float), 1},    // STATE_MASTER
+    {MEM_GRADS, sizeof(float), 0},     // STATE_GRAD
+    {MEM_OPTIMIZER, sizeof(float), 1}, // STATE_EXP_AVG
+    {MEM_OPTIMIZER, sizeof(float), 1}, // STATE_EXP_AVG_SQ
+    {MEM_PARAMS, sizeof(floatX), 1},   // STATE_COPY
+};
+
+/* One unit's state while AdamW updates it. */
+typedef struct {
+    void *at[STATES];      // (state_count) where AdamW reads and writes; NULL: the unit has no such state
+    void *staging[STATES]; // (largest state_count) device memory for offloaded state; NULL: it is not offloaded
+    DeviceEvent fetched, stored;
+} UnitState;
+
+typedef struct {
+    Fsdp *fsdp;
+    UnitState states[2]; // AdamW updates one unit while the other one's state is copied
+    int offloaded;       // some state is copied to the device and back
+} Optimizer;
+
+static void optimizer_open(Optimizer *o, Fsdp *fsdp) {
+    int64_t largest = 0;
+    const FsdpUnit *trained = NULL;
+    memset(o, 0, sizeof *o);
+    o->fsdp = fsdp;
+    for (int i = 0; i < fsdp->table->num_units; i++) {
+        const FsdpUnit *u = &fsdp->units[i];
+        if (u->unit->frozen) continue;
+        largest = max_i64(largest, u->state_count);
+        trained = u;
+    }
+    for (int i = 0; i < 2 && trained && !SLOW_TIER_COMPUTES; i++)
+        for (int k = 0; k < STATES; k++) {
+            if (!fsdp->dev->arenas[state_kinds[k].category].slow || !state_of(trained, (StateKind)k)) continue;
+            o->states[i].staging[k] = arena_alloc(fsdp->dev, MEM_WORKSPACE, "offloaded state that AdamW computes with",
+                                                  (size_t)largest * state_kinds[k].element_size);
+            o->offloaded = 1;
+        }
+}
+
+static void optimizer_close(Optimizer *o) {
+    for (int i = 0; i < 2; i++) {
+        device_forget_event(o->states[i].fetched);
+        device_forget_event(o->states[i].stored);
+    }
+}
+
+/* Starts to copy a unit's offloaded state to the device, once the state that was there before has been stored. */
+static UnitState *fetch_state(Optimizer *o, FsdpUnit *u) {
+    Device *dev = o->fsdp->dev;
+    UnitState *s = &o->states[(u - o->fsdp->units) % 2];
+    StreamKind before = device_stream(dev, STREAM_FETCH);
+    device_await(dev, s->stored);
+    for (int k = 0; k < STATES; k++) {
+        void *state = state_of(u, (StateKind)k);
+        size_t bytes = state_kinds[k].element_size * (size_t)u->state_count;
+        s->at[k] = state ? slow_fetch(dev, state_kinds[k].category, state, s->staging[k], bytes) : NULL;
+    }
+    if (o->offloaded) device_record(dev, &s->fetched);
+    device_stream(dev, before);
+    return s;
+}
+
+/* Starts to copy what AdamW has written back to where the unit's state is kept. */
+static void store_state(Optimizer *o, FsdpUnit *u, UnitState *s) {
+    Device *dev = o->fsdp->dev;
+    if (o->offloaded) device_order(dev, STREAM_STORE, STREAM_COMPUTE);
+    StreamKind before = device_stream(dev, STREAM_STORE);
+    for (int k = 0; k < STATES; k++) {
+        void *state = state_of(u, (StateKind)k);
+        size_t bytes = state_kinds[k].element_size * (size_t)u->state_count;
+        if (!state || (k == STATE_COPY && !s->staging[k]))
+            continue; // in files the copy stays cached: it is gathered next
+        slow_store(dev, state_kinds[k].category, state, s->at[k], bytes, state_kinds[k].written);
+    }
+    if (o->offloaded) device_record(dev, &s->stored);
+    device_stream(dev, before);
+}
+
+/* One AdamW step (Loshchilov and Hutter 2019) on everything this rank keeps. `grad_scale` turns the summed gradient
+ * into the clipped mean; `step` counts updates from 1. */
+static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int step) {
+    Fsdp *fsdp = o->fsdp;
+    Device *dev = fsdp->dev;
+    FsdpUnit *unit = NULL, *fetched = NULL, *end = fsdp->units + fsdp->table->num_units;
+    UnitState *s = NULL;
+    ShardPiece p;
+    device_order(dev, STREAM_FETCH, STREAM_COMPUTE);
+    for (int i = 0; next_state_piece(fsdp, &i, &p);) {
+        if (p.unit != unit) {
+            device_pace(dev);
+            if (unit) store_state(o, unit, s);
+            unit = p.unit;
+            int is_fetched =
+                unit == fetched; // not the first one, nor one after a unit of which this rank has padding only
+            s = is_fetched ? &o->states[(unit - fsdp->units) % 2] : fetch_state(o, unit);
+            if (unit + 1 < end) {
+                fetched = unit + 1;
+                fetch_state(o, fetched);
+            }
+            comm_await(fsdp->comm, s->fetched, "offloaded state");
+        }
+        floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;
+        float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;
+        adamw(dev, (float *)s->at[STATE_MASTER] + p.at, (float *)s->at[STATE_EXP_AVG] + p.at,
+              (float *)s->at[STATE_EXP_AVG_SQ] + p.at, (float *)s->at[STATE_GRAD] + p.at, copy, p.count, a->lr,
+              a->beta1, a->beta2, a->eps, weight_decay, grad_scale, step);
+    }
+    if (unit) store_state(o, unit, s);
+    device_order(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE); // next step's weights
+    device_order(dev, STREAM_COMPUTE, STREAM_STORE);
+}
+
+#endif
