@@ -823,7 +823,7 @@ static double evaluate(Trainer *trainer, const Dataset *data, int64_t max_batche
 // a rank: dry-run first, then run
 
 /* One step of the rank with the arithmetic off: its memory, FLOPs and traffic; by a cluster's clock its time. */
-static void dry_run_open_events(Trainer *trainer, const Job *j, int rank, int64_t max_events, Script *script) {
+static void dry_run_open_events(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommEvents *events) {
     int64_t targets;
     trainer_bind(trainer, j, rank);
     device_open_dry_run(&trainer->parallel.dev, j->threads_per_rank, offloaded(&j->opt));
@@ -839,19 +839,19 @@ static void dry_run_open_events(Trainer *trainer, const Job *j, int rank, int64_
     memset(trainer->parallel.dev.ops, 0, sizeof trainer->parallel.dev.ops);
     trainer->parallel.dev.num_events = 0;
     if (j->opt.cluster) trainer->parallel.dev.rates = &j->cluster.rates; // from here on the clock runs
-    trainer->parallel.comm.script = script;
+    trainer->parallel.comm.events = events;
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(trainer, j->tokenizer, j->prompt, (int)j->prompt_length);
-    if (script) script->rest = trainer->parallel.dev.clock - script->computed;
+    if (events) events->compute_after = trainer->parallel.dev.clock - events->compute_total;
     if (trainer->model.training) matmul_rate(&trainer->parallel.dev);
 }
 
-/* With --trace twice: the first dry run counts the events of a step, which tells how large the timeline is. `script`:
+/* With --trace twice: the first dry run counts the events of a step, which tells how large the timeline is. `events`:
  * where the rank's exchanges are noted; NULL: nowhere. */
-static void dry_run_open(Trainer *trainer, const Job *j, int rank, Script *script) {
-    dry_run_open_events(trainer, j, rank, 0, script);
-    if (!j->opt.trace || script) return;
+static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommEvents *events) {
+    dry_run_open_events(trainer, j, rank, 0, events);
+    if (!j->opt.trace || events) return;
     int64_t of_step = trainer->parallel.dev.num_events + 2; // and a validation's, and a replica check's
     trainer_close(trainer);
     dry_run_open_events(trainer, j, rank, j->task == DO_PLAN ? of_step : min_i64(MAX_EVENTS, of_step * j->opt.steps),

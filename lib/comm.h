@@ -27,7 +27,7 @@ static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_
 typedef struct {
     int64_t calls, bytes;
 } Traffic;          // bytes that one rank receives from others; of sends, those that it sends
-#include "script.h" // defines: Script, ScriptLine, Names, script_add
+#include "comm_events.h" // defines: CommEvents, CommEvent, NameTable, comm_events_add
 
 typedef struct {
     Axis axis;
@@ -72,7 +72,7 @@ typedef struct Request {
     char *recv;       // (size, bytes), part p came from member p; receive: (bytes)
     size_t bytes;
     Dtype dtype;    // of the elements
-    int scripted;   // its slot in this rank's script + 1; 0: none is written, or it was waited for
+    int event_slot; // its slot in the list of communication events + 1; 0: not recorded, or waited for
     double started; // seconds
     Span span;
     int row;          // its axis' other exchanges in flight have other rows
@@ -136,7 +136,7 @@ struct Comm {
     Traffic wire[AXES][COLLECTIVES];   // where the transport moves bytes, by the transport's own group size
     Request *in_flight[MAX_IN_FLIGHT];
     int num_in_flight;
-    Script *script;          // where this rank's exchanges are noted; NULL: nowhere
+    CommEvents *events;      // where this rank's collectives and messages are recorded; NULL: nowhere
     Board *board;            // of this host
     BoardRank *self;         // this rank's record there; NULL: a dry run
     double timeout;          // seconds
@@ -590,49 +590,55 @@ static void request_enqueued(Comm *comm, Request *r, const char *what) {
     device_record(comm->dev, &r->arrived);
 }
 
-/* What the rank is at, as the script's number of "forward of model.layers.3". */
-static int32_t script_phase(Script *s, const Device *dev) {
+/* The name id of what the rank is doing: "forward of model.layers.3". */
+static int32_t comm_events_phase(CommEvents *e, const Device *dev) {
     char text[200];
-    if (s->phase >= 0 && s->phase_name == dev->phase_name && s->phase_of == dev->phase_of) return s->phase;
-    s->phase_name = dev->phase_name, s->phase_of = dev->phase_of;
+    if (e->phase >= 0 && e->phase_name == dev->phase_name && e->phase_of == dev->phase_of) return e->phase;
+    e->phase_name = dev->phase_name;
+    e->phase_of = dev->phase_of;
     snprintf(text, sizeof text, "%s%s%s", dev->phase_name ? dev->phase_name : "the step", dev->phase_of ? " of " : "",
              dev->phase_of ? dev->phase_of : "");
-    return s->phase = name_number(s->names, text);
+    e->phase = name_id(e->names, text);
+    return e->phase;
 }
 
-/* Seconds of arithmetic since the last line. */
-static double script_computed(Comm *comm) {
-    double since = comm->dev->clock - comm->script->computed;
-    comm->script->computed = comm->dev->clock;
-    return since;
+/* Adds an event, with the arithmetic since the previous one. */
+static void comm_record(Comm *comm, CommEvent event) {
+    CommEvents *e = comm->events;
+    event.compute_before = comm->dev->clock - e->compute_total;
+    event.phase = comm_events_phase(e, comm->dev);
+    e->compute_total = comm->dev->clock;
+    comm_events_add(e, &event);
 }
 
-static void script_start(Comm *comm, Request *r) {
-    Script *s = comm->script;
-    if (!~s->taken) run_failure("rank %d: more than 64 exchanges that nobody has waited for", comm->rank);
-    int slot = __builtin_ctzll(~s->taken);
-    ScriptLine line = {script_computed(comm),
-                       (int64_t)(r->bytes / dtype_size(r->dtype)),
-                       name_number(s->names, r->what),
-                       script_phase(s, comm->dev),
-                       r->channel ? r->channel->peer : -1,
-                       0,
-                       (uint8_t)slot,
-                       (uint8_t)r->collective,
-                       (uint8_t)r->group->axis,
-                       (uint8_t)r->dtype};
-    s->taken |= 1ull << slot;
-    r->scripted = slot + 1;
-    script_add(s, &line);
+static void comm_record_start(Comm *comm, Request *r) {
+    CommEvents *e = comm->events;
+    if (!~e->slots_taken)
+        run_failure("rank %d: more than %d collectives and messages are under way at once", comm->rank,
+                    COMM_EVENT_SLOTS);
+    int slot = __builtin_ctzll(~e->slots_taken);
+    CommEvent event = ZERO;
+    event.count = (int64_t)(r->bytes / dtype_size(r->dtype));
+    event.name = name_id(e->names, r->what);
+    event.peer = r->channel ? r->channel->peer : -1;
+    event.slot = (uint8_t)slot;
+    event.collective = (uint8_t)r->collective;
+    event.axis = (uint8_t)r->group->axis;
+    event.dtype = (uint8_t)r->dtype;
+    e->slots_taken |= 1ull << slot;
+    r->event_slot = slot + 1;
+    comm_record(comm, event);
 }
 
-static void script_wait(Comm *comm, Request *r) {
-    Script *s = comm->script;
-    ScriptLine line = {
-        script_computed(comm), 0, -1, script_phase(s, comm->dev), -1, 1, (uint8_t)(r->scripted - 1), 0, 0, 0};
-    s->taken &= ~(1ull << line.slot);
-    r->scripted = 0;
-    script_add(s, &line);
+static void comm_record_wait(Comm *comm, Request *r) {
+    CommEvent event = ZERO;
+    event.name = -1;
+    event.peer = -1;
+    event.is_wait = 1;
+    event.slot = (uint8_t)(r->event_slot - 1);
+    comm->events->slots_taken &= ~(1ull << event.slot);
+    r->event_slot = 0;
+    comm_record(comm, event);
 }
 
 /* What is exchanged is known: books it, and starts it, or in a dry run says when it will be over. */
@@ -650,7 +656,7 @@ static void request_start(Comm *comm, Request *r) {
     r->sequence = c ? c->next_sequence++ : g->next_sequence++;
     r->started = device_now(comm->dev);
     r->row = 0;
-    if (comm->script) script_start(comm, r);
+    if (comm->events) comm_record_start(comm, r);
     if (comm->dev->dry_run) { // how long it takes the replay of all ranks knows
         if (c) r->row = c->line - AXES + 1;
         event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, r->started,
@@ -833,7 +839,7 @@ static void collective_finish(Comm *comm, Request *r) {
  * streams are names only; of a GPU's streams only the compute stream counts. */
 static void collective_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
-    if (r->scripted) script_wait(comm, r);
+    if (r->event_slot) comm_record_wait(comm, r);
     if (!r->active && !r->enqueued) return;
     if (dev->dry_run) {
         r->active = 0;

@@ -93,29 +93,29 @@ static void page_stretch(FILE *f, PageRow at, int stage, Doing doing, double beg
  * included. */
 static void page_stage(FILE *f, const Replay *r, int stage, PageRow row) {
     const Actor *a = &r->actors[stage * mesh_stride(r->mesh, AXIS_PP)];
-    const Script *s = a->script;
+    const CommEvents *s = a->script;
     int64_t started[SLOTS];
     double begin = 0, now = 0;
     int doing = -1;
     for (int64_t i = 0; i <= s->count; i++) {
-        const ScriptLine *line = i < s->count ? &s->lines[i] : NULL;
+        const CommEvent *line = i < s->count ? &s->events[i] : NULL;
         const char *phase = line ? script_text(s, line->phase) : "";
         int next = DOES_REST;
         while (next > 0 && strncmp(phase, doing_names[next - 1], strlen(doing_names[next - 1]))) next--;
         next = next ? next - 1 : DOES_REST;
-        if (line && !line->waits) started[line->slot] = i;
-        double computed = line ? line->computed : s->rest;
-        const ScriptLine *of = line && line->waits ? &s->lines[started[line->slot]] : line;
+        if (line && !line->is_wait) started[line->slot] = i;
+        double computed = line ? line->compute_before : s->compute_after;
+        const CommEvent *of = line && line->is_wait ? &s->events[started[line->slot]] : line;
         int apart =
             !line ||
-            (of->axis == AXIS_PP && (line->waits ? a->times[i].end > a->times[i].start : of->collective == SEND)) ||
+            (of->axis == AXIS_PP && (line->is_wait ? a->times[i].end > a->times[i].start : of->collective == SEND)) ||
             of->axis == AXIS_WORLD;
         if (computed > 0 && doing != next && now > begin && doing >= 0)
             page_stretch(f, row, stage, (Doing)doing, begin, now), begin = now;
         if (computed > 0) doing = next;
         now += computed;
         if (apart && now > begin && doing >= 0) page_stretch(f, row, stage, (Doing)doing, begin, now), doing = -1;
-        if (line && line->waits) now = fmax(now, a->times[i].end);
+        if (line && line->is_wait) now = fmax(now, a->times[i].end);
         if (apart) begin = now;
     }
 }

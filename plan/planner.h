@@ -10,35 +10,35 @@
 // ---------------------------------------------------------------------------
 // the dry run of all ranks
 
-static uint64_t script_hash(const Script *s) {
+static uint64_t script_hash(const CommEvents *s) {
     uint64_t h = HASH_START;
     for (int64_t i = 0; i < s->count; i++) {
-        const ScriptLine *l = &s->lines[i];
+        const CommEvent *l = &s->events[i];
         uint64_t computed, words[4];
-        memcpy(&computed, &l->computed, sizeof computed);
+        memcpy(&computed, &l->compute_before, sizeof computed);
         words[0] = computed, words[1] = (uint64_t)l->count,
-        words[2] = (uint64_t)(uint32_t)l->what << 32 | (uint32_t)l->phase;
+        words[2] = (uint64_t)(uint32_t)l->name << 32 | (uint32_t)l->phase;
         words[3] = (uint64_t)(uint32_t)l->peer << 32 | (uint64_t)l->dtype << 24 |
-                   (uint64_t)(l->slot << 1 | l->waits) << 16 | (uint64_t)l->collective << 8 | l->axis;
+                   (uint64_t)(l->slot << 1 | l->is_wait) << 16 | (uint64_t)l->collective << 8 | l->axis;
         for (int w = 0; w < 4; w++) h = ((h ^ h >> 29) ^ words[w]) * 0x9E3779B97F4A7C15ull;
     }
     return h;
 }
 
 /* Keeps what `rank` asks of others: as that of another rank, where that is the same. */
-static void plan_keep_script(Plan *p, int rank, const Script *s) {
+static void plan_keep_script(Plan *p, int rank, const CommEvents *s) {
     uint64_t hash = script_hash(s);
     int k = 0;
     while (k < p->num_scripts && (p->hashes[k] != hash || p->scripts[k].count != s->count)) k++;
     p->script_of[rank] = k;
     if (k < p->num_scripts) return;
-    p->scripts = (Script *)realloc(p->scripts, sizeof *p->scripts * (size_t)(k + 1));
+    p->scripts = (CommEvents *)realloc(p->scripts, sizeof *p->scripts * (size_t)(k + 1));
     p->hashes = (uint64_t *)realloc(p->hashes, sizeof hash * (size_t)(k + 1));
     if (!p->scripts || !p->hashes) run_failure("out of memory");
-    Script *own = &p->scripts[p->num_scripts++];
+    CommEvents *own = &p->scripts[p->num_scripts++];
     *own = *s, p->hashes[k] = hash;
-    own->room = s->count, own->lines = (ScriptLine *)checked_malloc(sizeof(ScriptLine) * (size_t)s->count);
-    if (s->count) memcpy(own->lines, s->lines, sizeof(ScriptLine) * (size_t)s->count);
+    own->capacity = s->count, own->events = (CommEvent *)checked_malloc(sizeof(CommEvent) * (size_t)s->count);
+    if (s->count) memcpy(own->events, s->events, sizeof(CommEvent) * (size_t)s->count);
 }
 
 /* Makes a dry run of every rank, or one for all that have the same part of the model: of each stage and of each part of
@@ -46,7 +46,7 @@ static void plan_keep_script(Plan *p, int rank, const Script *s) {
  * divide, and then by a row; to compare layouts one of each stage is enough. */
 static void plan_open(Plan *p, const Job *j, DryRunKind kind) {
     int world = j->mesh.world;
-    Script script = ZERO;
+    CommEvents script = ZERO;
     memset(p, 0, sizeof *p);
     p->mesh = &j->mesh, p->dry_run_kind = kind;
     p->class_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
@@ -60,7 +60,7 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind) {
             continue;
         }
         Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
-        script_begin(&script, &p->names);
+        comm_events_clear(&script, &p->names);
         dry_run_open(dry_run, j, rank, &script);
         plan_keep_script(p, rank, &script);
         while (c < p->count && !dry_runs_alike(&dry_run->parallel.dev, &dry_run->parallel.comm, p->classes[c].dry_run,
@@ -78,13 +78,13 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind) {
         fresh->comm = &dry_run->parallel.comm;
         expected_traffic(fresh->expected, &j->config, world, rank, &j->opt, sizeof(StepReport));
     }
-    free(script.lines);
+    free(script.events);
 }
 
 static void plan_close(Plan *p) {
     for (int c = 0; c < p->count; c++) trainer_close(p->classes[c].trainer), free(p->classes[c].trainer);
-    for (int s = 0; s < p->num_scripts; s++) free(p->scripts[s].lines);
-    names_close(&p->names);
+    for (int s = 0; s < p->num_scripts; s++) free(p->scripts[s].events);
+    name_table_close(&p->names);
     free(p->classes), free(p->class_of), free(p->scripts), free(p->hashes), free(p->script_of);
 }
 
@@ -105,7 +105,7 @@ static int plan_replay(Replay *r, const Plan *p, const Cluster *c, char *problem
         of_parts = parts * p->mesh->size[AXIS_PP];
     Mesh mesh = {of_parts, {parts, 1, p->mesh->size[AXIS_PP], 1, 1}};
     if (p->dry_run_kind == DRY_RUN_ALL) mesh = *p->mesh;
-    const Script **scripts = (const Script **)checked_malloc(sizeof *scripts * (size_t)mesh.world);
+    const CommEvents **scripts = (const CommEvents **)checked_malloc(sizeof *scripts * (size_t)mesh.world);
     for (int i = 0; i < mesh.world; i++) scripts[i] = &p->scripts[p->script_of[replay_rank(p, i)]];
     replay_open(r, &mesh, scripts, p->mesh, c ? c->exchange : NULL, problem, size);
     free(scripts);
@@ -166,8 +166,8 @@ static Estimate estimate_of(const Plan *p, const Cluster *c, const Replay *r, in
         double seconds[AXES] = ZERO, players = 0;
         for (int i = 0; i < r->mesh->world; i++) players += r->actors[i].script == &p->scripts[s];
         for (int64_t l = 0; l < p->scripts[s].count && players > 0; l++) {
-            const ScriptLine *line = &p->scripts[s].lines[l];
-            if (!line->waits && line->collective != SEND)
+            const CommEvent *line = &p->scripts[s].events[l];
+            if (!line->is_wait && line->collective != SEND)
                 seconds[line->axis] += line_seconds(r, line); // as with bytes: of what comes
         }
         for (int x = 0; x < AXES; x++) e.exchange[x] += players * share * seconds[x];

@@ -25,7 +25,7 @@ enum {
 }; // of a rank: its collectives', and one for each of its channels (comm.h)
 
 typedef struct {
-    const Script *script;
+    const CommEvents *script;
     int64_t at;                          // the line that it has come to
     int waits_for;                       // the slot; -1: it has ended, or goes on
     int listed;                          // it is to be looked at
@@ -65,12 +65,12 @@ typedef struct {
     Sentence problem; // what is wrong; empty: nothing
 } Replay;
 
-static const char *script_text(const Script *s, int32_t name) { return name < 0 ? "?" : s->names->text[name]; }
+static const char *script_text(const CommEvents *s, int32_t name) { return name < 0 ? "?" : s->names->text[name]; }
 
 /* "all_gather of 'attention's input' (262144 x bf16) over tp in forward of model.layers.3" */
-static void say_script_line(Sentence *t, const Script *s, const ScriptLine *line) {
+static void say_script_line(Sentence *t, const CommEvents *s, const CommEvent *line) {
     say(t, "%s of '%s' (%" PRId64 " x %s) over %s in %s", collective_names[line->collective],
-        script_text(s, line->what), line->count, dtype_names[line->dtype], axis_names[line->axis],
+        script_text(s, line->name), line->count, dtype_names[line->dtype], axis_names[line->axis],
         script_text(s, line->phase));
 }
 
@@ -83,16 +83,16 @@ static void say_place(Sentence *t, const Mesh *m, int rank) {
     if (comma[0] == ',') say(t, ")");
 }
 
-static int lines_alike(const Script *a, const ScriptLine *x, const Script *b, const ScriptLine *y) {
+static int lines_alike(const CommEvents *a, const CommEvent *x, const CommEvents *b, const CommEvent *y) {
     return x->count == y->count && x->dtype == y->dtype && x->axis == y->axis &&
-           (a->names == b->names ? x->what == y->what : !strcmp(script_text(a, x->what), script_text(b, y->what)));
+           (a->names == b->names ? x->name == y->name : !strcmp(script_text(a, x->name), script_text(b, y->name)));
 }
 
 /* The how manieth line of a script that starts a collective over `axis` (0: the first); NULL: there are fewer. */
-static const ScriptLine *script_collective(const Script *s, int axis, int64_t number) {
+static const CommEvent *script_collective(const CommEvents *s, int axis, int64_t number) {
     for (int64_t i = 0; i < s->count; i++) {
-        const ScriptLine *line = &s->lines[i];
-        if (!line->waits && line->axis == axis && line->collective < SEND && number-- == 0) return line;
+        const CommEvent *line = &s->events[i];
+        if (!line->is_wait && line->axis == axis && line->collective < SEND && number-- == 0) return line;
     }
     return NULL;
 }
@@ -103,24 +103,24 @@ static void collectives_differ(Replay *p, int axis, int colour) {
     int size = mesh_group_size(p->mesh, (Axis)axis), best = 0, votes = 0, told = 0;
     for (int i = 0; i < size && votes * 2 <= size; i++) {
         int like = 0;
-        const Script *a = p->actors[mesh_group_member(p->mesh, colour, (Axis)axis, i)].script;
-        const ScriptLine *x = script_collective(a, axis, g->number);
+        const CommEvents *a = p->actors[mesh_group_member(p->mesh, colour, (Axis)axis, i)].script;
+        const CommEvent *x = script_collective(a, axis, g->number);
         for (int k = 0; k < size && x; k++) {
-            const Script *b = p->actors[mesh_group_member(p->mesh, colour, (Axis)axis, k)].script;
-            const ScriptLine *y = script_collective(b, axis, g->number);
+            const CommEvents *b = p->actors[mesh_group_member(p->mesh, colour, (Axis)axis, k)].script;
+            const CommEvent *y = script_collective(b, axis, g->number);
             like += y && y->collective == x->collective && lines_alike(a, x, b, y);
         }
         if (like > votes) votes = like, best = i;
     }
-    const Script *a = p->actors[mesh_group_member(p->mesh, colour, (Axis)axis, best)].script;
-    const ScriptLine *x = script_collective(a, axis, g->number);
+    const CommEvents *a = p->actors[mesh_group_member(p->mesh, colour, (Axis)axis, best)].script;
+    const CommEvent *x = script_collective(a, axis, g->number);
     say(&p->problem, "exchange %" PRId64 " over %s: %d of %d members start ", g->number + 1, axis_names[axis], votes,
         size);
     say_script_line(&p->problem, a, x);
     for (int k = 0; k < size && told < 4; k++) {
         int rank = mesh_group_member(p->mesh, colour, (Axis)axis, k);
-        const Script *b = p->actors[rank].script;
-        const ScriptLine *y = script_collective(b, axis, g->number);
+        const CommEvents *b = p->actors[rank].script;
+        const CommEvent *y = script_collective(b, axis, g->number);
         if (y && y->collective == x->collective && lines_alike(a, x, b, y)) continue;
         say(&p->problem, "; "), say_place(&p->problem, p->mesh, rank), say(&p->problem, " starts ");
         if (y) say_script_line(&p->problem, b, y);
@@ -135,7 +135,7 @@ static void replay_look(Replay *p, int rank) {
     p->list[p->listed++] = rank;
 }
 
-static const ScriptLine *queue_first(const Actor *a, const Queue *q) { return &a->script->lines[a->line[q->first]]; }
+static const CommEvent *queue_first(const Actor *a, const Queue *q) { return &a->script->events[a->line[q->first]]; }
 
 /* The first of a rank's queue has taken place. */
 static void exchange_complete(Replay *p, int rank, int queue, double start, double end) {
@@ -150,7 +150,7 @@ static void exchange_complete(Replay *p, int rank, int queue, double start, doub
     if (q->count || a->waits_for == slot) replay_look(p, rank);
 }
 
-static double line_seconds(const Replay *p, const ScriptLine *line) {
+static double line_seconds(const Replay *p, const CommEvent *line) {
     double others = line->collective < SEND ? mesh_group_size(p->whole, (Axis)line->axis) - 1 : 1;
     return p->rates ? exchange_seconds(&p->rates[line->axis][line->collective],
                                        (double)line->count * (double)dtype_size((Dtype)line->dtype) * others)
@@ -161,14 +161,14 @@ static double line_seconds(const Replay *p, const ScriptLine *line) {
 static void collective_arrive(Replay *p, int rank) {
     Actor *a = &p->actors[rank];
     Queue *q = &a->queue[COLLECTIVE_QUEUE];
-    const ScriptLine *line = queue_first(a, q);
+    const CommEvent *line = queue_first(a, q);
     int colour = p->colour[rank * AXES + line->axis], size = mesh_group_size(p->mesh, (Axis)line->axis);
     Gathering *g = &p->groups[line->axis * p->mesh->world + colour];
     q->came = 1;
     if (!g->arrived) g->first = rank, g->latest = g->free_at;
     else {
         const Actor *other = &p->actors[g->first];
-        const ScriptLine *its = queue_first(other, &other->queue[COLLECTIVE_QUEUE]);
+        const CommEvent *its = queue_first(other, &other->queue[COLLECTIVE_QUEUE]);
         if (its->collective != line->collective || !lines_alike(a->script, line, other->script, its)) {
             collectives_differ(p, line->axis, colour);
             return;
@@ -184,7 +184,7 @@ static void collective_arrive(Replay *p, int rank) {
 }
 
 /* Which queue an exchange of a rank is of. */
-static int queue_of(Actor *a, const ScriptLine *line) {
+static int queue_of(Actor *a, const CommEvent *line) {
     if (line->collective < SEND) return COLLECTIVE_QUEUE;
     int other = line->collective == SEND ? line->peer : ~line->peer, q = 1;
     while (q <= a->channels && a->peer[q] != other) q++;
@@ -196,14 +196,14 @@ static int queue_of(Actor *a, const ScriptLine *line) {
 /* The first message of a channel: has its other end started its own? */
 static void message_meet(Replay *p, int rank, int queue) {
     Actor *a = &p->actors[rank];
-    const ScriptLine *line = queue_first(a, &a->queue[queue]);
+    const CommEvent *line = queue_first(a, &a->queue[queue]);
     int sends = line->collective == SEND, colour = p->colour[rank * AXES + line->axis],
         peer = mesh_group_member(p->mesh, colour, (Axis)line->axis, line->peer),
         member = mesh_coordinate(p->mesh, rank, (Axis)line->axis), its_queue = 1;
     Actor *b = &p->actors[peer];
     while (its_queue <= b->channels && b->peer[its_queue] != (sends ? ~member : member)) its_queue++;
     if (its_queue > b->channels || !b->queue[its_queue].count) return;
-    const ScriptLine *its = queue_first(b, &b->queue[its_queue]);
+    const CommEvent *its = queue_first(b, &b->queue[its_queue]);
     if (!lines_alike(a->script, line, b->script, its)) {
         int ends[2] = {sends ? rank : peer, sends ? peer : rank};
         for (int i = 0; i < 2; i++) {
@@ -223,10 +223,10 @@ static void message_meet(Replay *p, int rank, int queue) {
 /* A rank goes on, up to a wait for what is not complete. */
 static void actor_goes_on(Replay *p, int rank) {
     Actor *a = &p->actors[rank];
-    const Script *s = a->script;
+    const CommEvents *s = a->script;
     while (a->at <= s->count) {
         if (a->waits_for >= 0) {
-            int slot = a->waits_for, axis = s->lines[a->line[slot]].axis;
+            int slot = a->waits_for, axis = s->events[a->line[slot]].axis;
             if (a->pending >> slot & 1) return;
             double start = a->clock;
             a->clock = fmax(start, a->complete[slot]);
@@ -236,12 +236,12 @@ static void actor_goes_on(Replay *p, int rank) {
         }
         if (a->at == s->count) { // the step is over
             a->at++, p->ended++;
-            a->clock += s->rest;
+            a->clock += s->compute_after;
             return;
         }
-        const ScriptLine *line = &s->lines[a->at];
-        a->clock += line->computed;
-        if (line->waits) {
+        const CommEvent *line = &s->events[a->at];
+        a->clock += line->compute_before;
+        if (line->is_wait) {
             a->waits_for = line->slot;
             continue;
         }
@@ -260,15 +260,15 @@ static void actor_goes_on(Replay *p, int rank) {
 /* Why does `rank` not come to a collective over `axis` (-1: to a message) that others have come to? Because of the
  * first of its queue, if it has started that one, or else of what it waits for itself. Returns who has not come to this
  * `obstacle`; -1: the rank has ended. */
-static int stands_behind(const Replay *p, int rank, int axis, const ScriptLine **obstacle) {
+static int stands_behind(const Replay *p, int rank, int axis, const CommEvent **obstacle) {
     Actor *a = &p->actors[rank];
     const Queue *q = &a->queue[COLLECTIVE_QUEUE];
     int started = 0;
     for (int i = 0, slot = q->first; i < q->count; i++, slot = a->behind[slot])
-        started |= a->script->lines[a->line[slot]].axis == axis;
+        started |= a->script->events[a->line[slot]].axis == axis;
     if (!started && a->waits_for < 0) return -1;
-    if (!started) q = &a->queue[queue_of(a, &a->script->lines[a->line[a->waits_for]])];
-    const ScriptLine *line = *obstacle = queue_first(a, q);
+    if (!started) q = &a->queue[queue_of(a, &a->script->events[a->line[a->waits_for]])];
+    const CommEvent *line = *obstacle = queue_first(a, q);
     int colour = p->colour[rank * AXES + line->axis];
     if (line->collective >= SEND) return mesh_group_member(p->mesh, colour, (Axis)line->axis, line->peer);
     for (int i = 0;; i++) { // one of the group has not come
@@ -283,7 +283,7 @@ static int stands_behind(const Replay *p, int rank, int axis, const ScriptLine *
 static void say_cycle(Replay *p) {
     enum { MOST = 64, TOLD = 8 };
     int path[MOST], n = 0, rank = 0, axis = -1, told = 0, again = 0;
-    const ScriptLine *line = NULL;
+    const CommEvent *line = NULL;
     while (p->actors[rank].waits_for < 0) rank++; // somebody waits: not all have ended
     say(&p->problem, "%d of %d ranks wait for ever", p->mesh->world - p->ended, p->mesh->world);
     for (int i = 0; i < 2 * MOST; i++) {
@@ -311,7 +311,7 @@ static void say_cycle(Replay *p) {
 // ---------------------------------------------------------------------------
 // the replay
 
-static void replay_open(Replay *p, const Mesh *mesh, const Script *const *scripts, const Mesh *whole,
+static void replay_open(Replay *p, const Mesh *mesh, const CommEvents *const *scripts, const Mesh *whole,
                         const ExchangeRate (*rates)[COLLECTIVES], char *problem, size_t size) {
     size_t world = (size_t)mesh->world;
     memset(p, 0, sizeof *p);

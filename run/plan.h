@@ -28,8 +28,8 @@ typedef struct {
     RankClass *classes; // (count), in the order of their first ranks
     int count;
     int *class_of; // (world)
-    Names names;
-    Script *scripts;  // (num_scripts) what ranks ask of each other, that of many once
+    NameTable names;
+    CommEvents *scripts;  // (num_scripts) what ranks ask of each other, that of many once
     uint64_t *hashes; // (num_scripts)
     int num_scripts;
     int *script_of;          // (world)

@@ -7,38 +7,38 @@ static Plan scripted; // whose scripts the ranks of a run are held against
 static int64_t script_lines, script_differences;
 static char script_difference[600];
 
-static int same_line(const Script *a, const ScriptLine *x, const Script *b, const ScriptLine *y) {
-    return x->waits == y->waits && x->slot == y->slot && x->count == y->count && x->peer == y->peer &&
+static int same_line(const CommEvents *a, const CommEvent *x, const CommEvents *b, const CommEvent *y) {
+    return x->is_wait == y->is_wait && x->slot == y->slot && x->count == y->count && x->peer == y->peer &&
            x->collective == y->collective && x->axis == y->axis && x->dtype == y->dtype &&
-           !strcmp(script_text(a, x->what), script_text(b, y->what)) &&
+           !strcmp(script_text(a, x->name), script_text(b, y->name)) &&
            !strcmp(script_text(a, x->phase), script_text(b, y->phase));
 }
 
 static void script_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    Names names = ZERO;
-    Script own = ZERO;
-    const Script *dry_run = &scripted.scripts[scripted.script_of[rank]];
+    NameTable names = ZERO;
+    CommEvents own = ZERO;
+    const CommEvents *dry_run = &scripted.scripts[scripted.script_of[rank]];
     for (int step = 1; step <= 2; step++) { // the second has what the first left behind
-        script_begin(&own, &names);
-        o->trainer.parallel.comm.script = &own;
+        comm_events_clear(&own, &names);
+        o->trainer.parallel.comm.events = &own;
         train_step(&o->trainer, step);
-        o->trainer.parallel.comm.script = NULL;
+        o->trainer.parallel.comm.events = NULL;
         int64_t differ = own.count != dry_run->count;
         for (int64_t i = 0; i < min_i64(own.count, dry_run->count); i++) {
-            if (same_line(&own, &own.lines[i], dry_run, &dry_run->lines[i])) continue;
+            if (same_line(&own, &own.events[i], dry_run, &dry_run->events[i])) continue;
             Sentence t = {script_difference, sizeof script_difference, 0};
             if (!differ++)
-                say(&t, "rank %d, line %d: ", rank, (int)i), say_script_line(&t, &own, &own.lines[i]),
-                    say(&t, ", walked "), say_script_line(&t, dry_run, &dry_run->lines[i]);
+                say(&t, "rank %d, line %d: ", rank, (int)i), say_script_line(&t, &own, &own.events[i]),
+                    say(&t, ", walked "), say_script_line(&t, dry_run, &dry_run->events[i]);
         }
         int64_t mine[2] = {differ, own.count}, all[2 * 16];
         all_gather_now(&o->trainer.parallel.comm, AXIS_WORLD, "differences", mine, all, sizeof mine);
         for (int i = 0; i < j->mesh.world && rank == 0; i++)
             script_differences += all[2 * i], script_lines += all[2 * i + 1];
     }
-    free(own.lines);
-    names_close(&names);
+    free(own.events);
+    name_table_close(&names);
     close_rank(o);
 }
 
@@ -104,8 +104,8 @@ static void test_scripts(int process, int world, const Transport *transport) {
 /* "rank clock" pairs of a replay of scripts made of words: `g:AXIS:COUNT` a gather, `s:PEER:COUNT` and `r:PEER:COUNT`
  * messages over pp, `wN` the wait for slot N, `cX` X seconds of arithmetic. */
 typedef struct {
-    Script s;
-    Names names;
+    CommEvents s;
+    NameTable names;
 } ByHand;
 
 static void by_hand(ByHand *h, const char *words) {
@@ -113,9 +113,9 @@ static void by_hand(ByHand *h, const char *words) {
     double computed = 0;
     snprintf(text, sizeof text, "%s", words);
     memset(h, 0, sizeof *h);
-    script_begin(&h->s, &h->names);
+    comm_events_clear(&h->s, &h->names);
     for (char *at, *word = strtok_r(text, " ", &at); word; word = strtok_r(NULL, " ", &at)) {
-        ScriptLine line = ZERO;
+        CommEvent line = ZERO;
         char axis[16] = "";
         int peer = -1;
         long count = 0;
@@ -123,28 +123,28 @@ static void by_hand(ByHand *h, const char *words) {
             computed += atof(word + 1);
             continue;
         }
-        line.computed = computed, computed = 0;
-        line.phase = name_number(&h->names, "a test"), line.what = -1, line.peer = -1;
-        if (word[0] == 'w') line.waits = 1, line.slot = (uint8_t)atoi(word + 1), h->s.taken &= ~(1ull << line.slot);
+        line.compute_before = computed, computed = 0;
+        line.phase = name_id(&h->names, "a test"), line.name = -1, line.peer = -1;
+        if (word[0] == 'w') line.is_wait = 1, line.slot = (uint8_t)atoi(word + 1), h->s.slots_taken &= ~(1ull << line.slot);
         else {
             if (word[0] == 'g') sscanf(word, "g:%15[a-z_]:%ld", axis, &count);
             else sscanf(word + 1, ":%d:%ld", &peer, &count), strcpy(axis, "pp");
             for (int a = 0; a < AXES; a++) line.axis = strcmp(axis, axis_names[a]) ? line.axis : (uint8_t)a;
             line.collective = word[0] == 'g' ? ALL_GATHER : word[0] == 's' ? SEND : RECEIVE;
             line.count = count, line.peer = peer, line.dtype = DTYPE_BYTE,
-            line.what = name_number(&h->names, strrchr(word, ':') + 1);
-            line.slot = (uint8_t)__builtin_ctzll(~h->s.taken), h->s.taken |= 1ull << line.slot;
+            line.name = name_id(&h->names, strrchr(word, ':') + 1);
+            line.slot = (uint8_t)__builtin_ctzll(~h->s.slots_taken), h->s.slots_taken |= 1ull << line.slot;
         }
-        script_add(&h->s, &line);
+        comm_events_add(&h->s, &line);
     }
-    h->s.rest = computed;
+    h->s.compute_after = computed;
 }
 
 /* Plays one script a rank; 1 second a byte. Returns the step's seconds; -1: they do not fit, and `problem` says why. */
 static double play(Mesh mesh, const char *const *words, char *problem, size_t size) {
     enum { MOST = 8 };
     ByHand hands[MOST];
-    const Script *scripts[MOST];
+    const CommEvents *scripts[MOST];
     static ExchangeRate rates[AXES][COLLECTIVES];
     Replay r;
     for (int a = 0; a < AXES; a++)
@@ -153,7 +153,7 @@ static double play(Mesh mesh, const char *const *words, char *problem, size_t si
     replay_open(&r, &mesh, scripts, &mesh, (const ExchangeRate(*)[COLLECTIVES])rates, problem, size);
     double seconds = replay_run(&r) ? r.seconds : -1;
     replay_close(&r);
-    for (int i = 0; i < mesh.world; i++) free(hands[i].s.lines), names_close(&hands[i].names);
+    for (int i = 0; i < mesh.world; i++) free(hands[i].s.events), name_table_close(&hands[i].names);
     return seconds;
 }
 
@@ -252,29 +252,29 @@ static void test_replay_by_hand(void) {
 // ---------------------------------------------------------------------------
 // faults in the scripts of 16,384 ranks
 
-static int64_t find_line(const Script *s, int collective, int axis, int64_t number) {
+static int64_t find_line(const CommEvents *s, int collective, int axis, int64_t number) {
     for (int64_t i = 0; i < s->count; i++)
-        if (!s->lines[i].waits && s->lines[i].collective == collective && s->lines[i].axis == axis && number-- == 0)
+        if (!s->events[i].is_wait && s->events[i].collective == collective && s->events[i].axis == axis && number-- == 0)
             return i;
     return -1;
 }
 
-static void drop_line(Script *s, int64_t at) {
-    memmove(&s->lines[at], &s->lines[at + 1], sizeof *s->lines * (size_t)(--s->count - at));
+static void drop_line(CommEvents *s, int64_t at) {
+    memmove(&s->events[at], &s->events[at + 1], sizeof *s->events * (size_t)(--s->count - at));
 }
 
 /* A receive, and the wait for it. */
-static void drop_receive(Script *s, int64_t at) {
-    int slot = s->lines[at].slot;
+static void drop_receive(CommEvents *s, int64_t at) {
+    int slot = s->events[at].slot;
     drop_line(s, at);
-    while (!s->lines[at].waits || s->lines[at].slot != slot) at++;
+    while (!s->events[at].is_wait || s->events[at].slot != slot) at++;
     drop_line(s, at);
 }
 
-static void swap_lines(Script *s, int64_t a, int64_t b) { // what is exchanged; places and slots stay
-    ScriptLine x = s->lines[a], y = s->lines[b];
-    s->lines[a] = y, s->lines[a].slot = x.slot, s->lines[a].computed = x.computed;
-    s->lines[b] = x, s->lines[b].slot = y.slot, s->lines[b].computed = y.computed;
+static void swap_lines(CommEvents *s, int64_t a, int64_t b) { // what is exchanged; places and slots stay
+    CommEvent x = s->events[a], y = s->events[b];
+    s->events[a] = y, s->events[a].slot = x.slot, s->events[a].compute_before = x.compute_before;
+    s->events[b] = x, s->events[b].slot = y.slot, s->events[b].compute_before = y.compute_before;
 }
 
 static void test_replay_405b(void) {
@@ -296,12 +296,12 @@ static void test_replay_405b(void) {
     plan_open(&p, j, DRY_RUN_PARTS); // others of the same part do the same: test_rank_classes
     for (int f = 0; f < 5; f++) {
         char problem[4096] = "", name[200];
-        Script *own = &p.scripts[p.script_of[ODD]], changed = *own;
-        const Script **scripts = (const Script **)checked_malloc(sizeof *scripts * 16384);
+        CommEvents *own = &p.scripts[p.script_of[ODD]], changed = *own;
+        const CommEvents **scripts = (const CommEvents **)checked_malloc(sizeof *scripts * 16384);
         Replay r;
-        changed.lines = (ScriptLine *)checked_malloc(sizeof *changed.lines * (size_t)own->count);
-        memcpy(changed.lines, own->lines, sizeof *changed.lines * (size_t)own->count);
-        if (f == 1) changed.lines[find_line(own, ALL_GATHER, AXIS_FSDP, 3)].count++;
+        changed.events = (CommEvent *)checked_malloc(sizeof *changed.events * (size_t)own->count);
+        memcpy(changed.events, own->events, sizeof *changed.events * (size_t)own->count);
+        if (f == 1) changed.events[find_line(own, ALL_GATHER, AXIS_FSDP, 3)].count++;
         if (f == 2) swap_lines(&changed, find_line(own, SEND, AXIS_PP, 0), find_line(own, SEND, AXIS_PP, 1));
         if (f == 3) drop_receive(&changed, find_line(own, RECEIVE, AXIS_PP, 0));
         if (f == 4)
@@ -313,7 +313,7 @@ static void test_replay_405b(void) {
         snprintf(name, sizeof name, "405B on 16,384 ranks replayed, planted on rank %d: %s", ODD, faults[f]);
         CHECK(name, fits == !f && says, "%s", fits ? "fits" : problem);
         replay_close(&r);
-        free(changed.lines);
+        free(changed.events);
         free(scripts);
     }
     plan_close(&p);

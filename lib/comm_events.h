@@ -1,0 +1,99 @@
+/* comm_events.h: the list of one rank's communication events in a step: where each collective or message starts, and
+ * where the rank waits for it.
+ *
+ * A dry run records the list of every rank of a plan; plan/simulate.h runs all lists against each other. A test records
+ * the same list from a real run and compares the two, event by event.
+ */
+#ifndef COMM_EVENTS_H
+#define COMM_EVENTS_H
+#include "device.h" // defines: hash_bytes, checked_malloc, run_failure
+
+typedef struct {   // a table of strings, each stored once; its id is its index
+    char **text;   // (count, capacity size / 2)
+    uint64_t *hash; // (count, capacity size / 2)
+    int32_t *slots; // (size) hash table with open addressing: id + 1; 0: empty
+    int count, size;
+} NameTable;
+
+typedef struct {           // a collective or message starts, or the rank waits for one
+    double compute_before; // seconds of arithmetic since the previous event, by the dry run's clock
+    int64_t count;         // elements that each member contributes
+    int32_t name, phase;   // ids in the name table: what is communicated; what the rank is doing
+    int32_t peer;          // of a message: the member of the axis at the other end; of a collective -1
+    uint8_t is_wait;
+    uint8_t slot; // identifies the communication from its start to its wait; then the slot is reused
+    uint8_t collective, axis, dtype;
+} CommEvent;
+
+typedef struct {
+    CommEvent *events; // (count, capacity)
+    int64_t count, capacity;
+    NameTable *names;
+    uint64_t slots_taken;                // bit set of the slots in use
+    double compute_total, compute_after; // seconds of arithmetic up to the last event; after it
+    const char *phase_name, *phase_of;   // the phase whose id is `phase`
+    int32_t phase;
+} CommEvents;
+
+enum { COMM_EVENT_SLOTS = 64 };
+
+/* Doubles the table. */
+static inline void name_table_grow(NameTable *t) {
+    t->size = t->size ? 2 * t->size : 256;
+    t->text = (char **)realloc(t->text, sizeof(char *) * (size_t)t->size / 2);
+    t->hash = (uint64_t *)realloc(t->hash, sizeof(uint64_t) * (size_t)t->size / 2);
+    free(t->slots);
+    t->slots = (int32_t *)checked_malloc(sizeof(int32_t) * (size_t)t->size);
+    if (!t->text || !t->hash) run_failure("out of memory");
+    for (int id = 0; id < t->count; id++) {
+        int slot = (int)(t->hash[id] % (uint64_t)t->size);
+        while (t->slots[slot]) slot = (slot + 1) % t->size;
+        t->slots[slot] = id + 1;
+    }
+}
+
+/* The id of `text`, which is added if it is new. */
+static inline int32_t name_id(NameTable *t, const char *text) {
+    uint64_t hash = hash_bytes(HASH_START, text, strlen(text));
+    if (t->count * 2 >= t->size) name_table_grow(t);
+    int slot = (int)(hash % (uint64_t)t->size);
+    for (; t->slots[slot]; slot = (slot + 1) % t->size) {
+        int id = t->slots[slot] - 1;
+        if (t->hash[id] == hash && !strcmp(t->text[id], text)) return id;
+    }
+    t->text[t->count] = strdup(text);
+    t->hash[t->count] = hash;
+    t->slots[slot] = ++t->count;
+    return t->count - 1;
+}
+
+static inline void name_table_close(NameTable *t) {
+    for (int i = 0; i < t->count; i++) free(t->text[i]);
+    free(t->text);
+    free(t->hash);
+    free(t->slots);
+    memset(t, 0, sizeof *t);
+}
+
+/* Empties the list and keeps its memory. */
+static inline void comm_events_clear(CommEvents *e, NameTable *names) {
+    e->count = 0;
+    e->slots_taken = 0;
+    e->compute_total = 0;
+    e->compute_after = 0;
+    e->names = names;
+    e->phase_name = NULL;
+    e->phase_of = NULL;
+    e->phase = -1;
+}
+
+static inline void comm_events_add(CommEvents *e, const CommEvent *event) {
+    if (e->count == e->capacity) {
+        e->capacity = e->capacity ? 2 * e->capacity : 1024;
+        e->events = (CommEvent *)realloc(e->events, sizeof *event * (size_t)e->capacity);
+        if (!e->events) run_failure("out of memory");
+    }
+    e->events[e->count++] = *event;
+}
+
+#endif
