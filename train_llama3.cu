@@ -29,87 +29,6 @@
 #include "run/trainer.h"           // defines: Trainer, Model, Parallel, trainer_allocate, trainer_close, StepReport
 
 // ---------------------------------------------------------------------------
-// tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022): between products each
-// rank of `tp` has its rows of the residual stream. Before a product that is split by columns they are gathered; one
-// that is split by rows leaves partial sums, of which each rank gets the total of its rows. On one rank nothing moves:
-// the rows are all there are
-
-/* An exchange that arithmetic waits for. */
-static void exchange(Model *m, Collective collective, Axis axis, const char *what, const void *send, void *recv,
-                     size_t count, Dtype dtype) {
-    collective_start(m->comm, &m->exchange, collective, axis, what, send, recv, count, dtype);
-    collective_wait(m->comm, &m->exchange);
-}
-
-/* All rows, (n·tp, C), of this rank's (n, C); valid until the next call. */
-static const floatX *rows_gather(Model *m, const floatX *rows, const char *what) {
-    if (m->mesh->size[AXIS_TP] == 1) return rows;
-    exchange(m, ALL_GATHER, AXIS_TP, what, rows, m->gathered, (size_t)residual_rows(m) * (size_t)m->config.C, FLOATX);
-    return m->gathered;
-}
-
-/* Where a product leaves what rows_reduce makes the sum of: (N, C). */
-static floatX *rows_partial(Model *m, floatX *rows) { return m->mesh->size[AXIS_TP] == 1 ? rows : m->partial; }
-
-/* This rank's rows (n, C) of the sum over all tp ranks: a reduce-scatter, made of an all-to-all and a sum in a fixed
- * order. */
-static void rows_reduce(Model *m, floatX *rows, const char *what) {
-    int64_t count = (int64_t)residual_rows(m) * m->config.C;
-    if (m->mesh->size[AXIS_TP] == 1) return;
-    exchange(m, REDUCE_SCATTER, AXIS_TP, what, m->partial, m->pieces, (size_t)count, FLOATX);
-    sum_pieces(m->dev, rows, m->pieces, m->mesh->size[AXIS_TP], count);
-}
-
-// ---------------------------------------------------------------------------
-// context parallelism (Llama 3 paper, section 3.3.2): each rank of `cp` has two chunks of every sequence, and for
-// attention the keys and values of all
-
-enum { KV_TO_SEQUENCE, KV_TO_RANKS };
-
-/* Between the order of ranks, (cp, B, 2 chunks), and that of the sequence, (B, 2·cp chunks): rank i has chunks i and
- * 2·cp - 1 - i. */
-static void kv_reorder(Model *m, floatX *to, const floatX *from, int direction) {
-    const Llama3Config *c = &m->config;
-    int cp = m->mesh->size[AXIS_CP], B = m->B;
-    size_t chunk = sizeof(floatX) * (size_t)(m->T / 2) * 2 * (size_t)c->NKV * (size_t)c->HD, of_rank = 2 * chunk,
-           of_sequence = of_rank * (size_t)cp; // bytes
-    for (int i = 0; i < cp; i++)
-        for (int half = 0; half < 2; half++) {
-            size_t ranks = (size_t)i * (size_t)B * of_rank + (size_t)half * chunk,
-                   sequence = (size_t)(half ? 2 * cp - 1 - i : i) * chunk;
-            if (direction == KV_TO_SEQUENCE)
-                device_copy_rows(m->dev, (char *)to + sequence, of_sequence, (const char *)from + ranks, of_rank, chunk,
-                                 B);
-            else
-                device_copy_rows(m->dev, (char *)to + ranks, of_rank, (const char *)from + sequence, of_sequence, chunk,
-                                 B);
-        }
-}
-
-/* Keys and values of the whole sequence, (B, T·cp, 2·NKV·HD), from all ranks' rows of queries, keys, values. */
-static const floatX *kv_gather(Model *m, const floatX *qkv) {
-    const Llama3Config *c = &m->config;
-    size_t bytes = sizeof(floatX) * 2 * (size_t)c->NKV * (size_t)c->HD, N = (size_t)m->B * (size_t)m->T;
-    device_copy_rows(m->dev, m->kv_mine, bytes, qkv + (int64_t)c->NH * c->HD, sizeof(floatX) * (size_t)qkv_width(c),
-                     bytes, (int)N);
-    exchange(m, ALL_GATHER, AXIS_CP, "keys and values", m->kv_mine, m->kv_parts, bytes / sizeof(floatX) * N, FLOATX);
-    kv_reorder(m, m->kv, m->kv_parts, KV_TO_SEQUENCE);
-    return m->kv;
-}
-
-/* The gradients of this rank's keys and values, summed over the queries of all ranks, to their columns of dqkv. */
-static void kv_reduce(Model *m, floatX *dqkv) {
-    const Llama3Config *c = &m->config;
-    size_t bytes = sizeof(floatX) * 2 * (size_t)c->NKV * (size_t)c->HD, N = (size_t)m->B * (size_t)m->T;
-    kv_reorder(m, m->kv_parts, m->dkv, KV_TO_RANKS);
-    exchange(m, REDUCE_SCATTER, AXIS_CP, "gradients of keys and values", m->kv_parts, m->kv, bytes / sizeof(floatX) * N,
-             FLOATX);
-    sum_pieces(m->dev, m->kv_mine, m->kv, m->mesh->size[AXIS_CP], (int64_t)(bytes / sizeof(floatX) * N));
-    device_copy_rows(m->dev, dqkv + (int64_t)c->NH * c->HD, sizeof(floatX) * (size_t)qkv_width(c), m->kv_mine, bytes,
-                     bytes, (int)N);
-}
-
-// ---------------------------------------------------------------------------
 // a block's weights, and the products with them: of some matrices that stand one below the other (queries, keys,
 // values; gate, up) it is one
 
@@ -149,9 +68,9 @@ static int product_last(WeightKind kind) { return kind == W_Q ? W_V : kind == W_
 /* An adapter's thin rows, alpha / rank · A x, (N, rank). */
 static const floatX *adapter_thin(Model *m, const BlockWeights *b, WeightKind kind, const floatX *x, int N, int IC) {
     const Llama3Config *c = &m->config;
-    linear_forward(m->dev, m->thin, x, b->adapters + b->adapters_at[lora_a(kind)], N, IC, c->lora_rank);
-    scale(m->dev, m->thin, adapter_scale(c), (int64_t)N * c->lora_rank);
-    return m->thin;
+    linear_forward(m->dev, m->lora_hidden, x, b->adapters + b->adapters_at[lora_a(kind)], N, IC, c->lora_rank);
+    scale(m->dev, m->lora_hidden, adapter_scale(c), (int64_t)N * c->lora_rank);
+    return m->lora_hidden;
 }
 
 /* y (N, OC) = x (N, IC) times the matrices from `kind` on, with what their adapters add. */
@@ -179,108 +98,117 @@ static void product_backward(Model *m, const BlockWeights *b, WeightKind kind, f
         int R = c->lora_rank, outputs = outputs_of(m, (WeightKind)k);
         linear_backward_weight(m->dev, b->dadapters + at_b, dy + column, OC,
                                adapter_thin(m, b, (WeightKind)k, x, N, IC), N, R, outputs, 0);
-        linear_backward_input(m->dev, m->dthin, dy + column, OC, b->adapters + at_b, N, R, outputs);
-        scale(m->dev, m->dthin, adapter_scale(c), (int64_t)N * R);
-        linear_backward_weight(m->dev, b->dadapters + a, m->dthin, R, x, N, IC, R, 0);
-        linear_backward_input_add(m->dev, dx, m->dthin, b->adapters + a, N, IC, R);
+        linear_backward_input(m->dev, m->d_lora_hidden, dy + column, OC, b->adapters + at_b, N, R, outputs);
+        scale(m->dev, m->d_lora_hidden, adapter_scale(c), (int64_t)N * R);
+        linear_backward_weight(m->dev, b->dadapters + a, m->d_lora_hidden, R, x, N, IC, R, 0);
+        linear_backward_input_add(m->dev, dx, m->d_lora_hidden, b->adapters + a, N, IC, R);
     }
 }
 
 // ---------------------------------------------------------------------------
 // one block, forward and backward
 
-/* Self-attention over the batch itself, or with a cache over all tokens so far. Positions run on through documents
- * (Llama 3 paper, section 3.2). */
-static AttentionShape attention_shape(const Model *m, int tokens_seen) {
+/* Causal self-attention of this rank's queries to `kv`. Positions continue through documents (Llama 3 paper, section
+ * 3.2). */
+static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
     const Llama3Config *c = &m->config;
-    int cp = m->mesh->size[AXIS_CP];
     AttentionShape s = ZERO;
-    s.B = m->B, s.Tq = m->T, s.Tk = tokens_seen, s.NH = c->NH, s.NKV = c->NKV, s.HD = c->HD;
-    s.q_offset = tokens_seen - m->T;
+    s.B = m->B;
+    s.Tq = m->T;
+    s.Tk = kv->tokens;
+    s.NH = c->NH;
+    s.NKV = c->NKV;
+    s.HD = c->HD;
     s.q_stride = qkv_width(c);
-    s.k_stride = s.v_stride = m->cache || cp > 1 ? 2 * c->NKV * c->HD : qkv_width(c);
+    s.k_stride = s.v_stride = kv->stride;
     s.o_stride = c->NH * c->HD;
-    s.q_doc = m->own_docs, s.k_doc = m->docs;
-    if (cp > 1) { // this rank's two chunks of the queries, all keys
-        s.Tk = m->T * cp, s.q_offset = position_of(m, 0, m->T), s.q_split = m->T / 2;
-        s.q_gap = position_of(m, s.q_split, m->T) - s.q_split - s.q_offset;
+    s.q_doc = m->own_docs;
+    s.k_doc = m->docs;
+    s.q_offset = m->past;
+    if (m->cp->size > 1) { // this rank's queries are two halves, the second of which continues after a gap
+        s.q_offset = cp_position(m->cp, 0, m->T);
+        s.q_split = m->T / 2;
+        s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;
     }
     return s;
 }
 
-/* Attention of block l from a->qkv into a->attn. In generation the new keys and values join the cache first. */
-static void block_attention(Model *m, int l, BlockActivations *a) {
+/* Generation: appends the new tokens' keys and values to block l's cache, and returns those of all tokens so far. */
+static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv) {
     const Llama3Config *c = &m->config;
     int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
-    const floatX *k = a->qkv + Q, *v = k + KV;
-    if (m->cache) {
-        floatX *cached = m->cache + (int64_t)l * m->positions_max * 2 * KV;
-        size_t bytes = sizeof(floatX) * (size_t)(2 * KV);
-        device_copy_rows(m->dev, cached + m->past * 2 * KV, bytes, a->qkv + Q, sizeof(floatX) * (size_t)(Q + 2 * KV),
-                         bytes, m->T);
-        k = cached, v = cached + KV;
-    }
-    if (m->mesh->size[AXIS_CP] > 1) k = kv_gather(m, a->qkv), v = k + KV;
-    AttentionShape shape = attention_shape(m, m->past + m->T);
-    attention_forward(m->dev, a->attn, a->lse, a->qkv, k, v, &shape);
+    size_t row = sizeof(floatX) * (size_t)(2 * KV);
+    floatX *cache = m->kv_cache + (int64_t)l * m->num_positions * 2 * KV;
+    device_copy_rows(m->dev, cache + m->past * 2 * KV, row, qkv + Q, sizeof(floatX) * (size_t)(Q + 2 * KV), row, m->T);
+    KeyValue kv = {cache, cache + KV, 2 * KV, m->past + m->T};
+    return kv;
 }
 
-/* From m->dattn to m->dqkv, of queries, keys and values as they were before the rotation. */
+/* Attention of block l from a->qkv into a->attn. */
+static void block_attention(Model *m, int l, BlockActivations *a) {
+    KeyValue kv = m->kv_cache ? kv_cache_append(m, l, a->qkv) : cp_all_gather_kv(m->cp, a->qkv);
+    AttentionShape shape = attention_shape(m, &kv);
+    attention_forward(m->dev, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
+}
+
+/* From m->d_attn to m->d_qkv, of queries, keys and values as they were before the rotation. */
 static void block_attention_backward(Model *m, const BlockActivations *a) {
     const Llama3Config *c = &m->config;
-    int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
-    AttentionShape shape = attention_shape(m, m->T);
-    const floatX *k = a->qkv + Q;
-    floatX *dk = m->dqkv + Q;
-    if (m->mesh->size[AXIS_CP] > 1) k = kv_gather(m, a->qkv), dk = m->dkv;
-    attention_backward(m->dev, m->dqkv, dk, dk + KV, m->dattn, a->attn, a->lse, a->qkv, k, k + KV, &shape);
-    if (m->mesh->size[AXIS_CP] > 1) kv_reduce(m, m->dqkv);
-    rope_backward(m->dev, m->dqkv, qkv_width(c), m->cos_sin, m->positions, m->B * m->T, m->T, c->NH + c->NKV, c->HD);
+    KeyValue kv = cp_all_gather_kv(m->cp, a->qkv);
+    AttentionShape shape = attention_shape(m, &kv);
+    floatX *dk = cp_key_gradient(m->cp, m->d_qkv), *dv = dk + (int64_t)c->NKV * c->HD;
+    attention_backward(m->dev, m->d_qkv, dk, dv, m->d_attn, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
+    cp_reduce_scatter_kv(m->cp, m->d_qkv);
+    rope_backward(m->dev, m->d_qkv, qkv_width(c), m->cos_sin, m->positions, m->B * m->T, m->T, c->NH + c->NKV, c->HD);
 }
 
-/* Block l. The residual stream comes in as a sum, x + branch, that the first norm forms on its way; of a chunk's first
+/* Block l. The residual stream comes in as a sum, x + sublayer_out, that the first norm forms on its way; of a stage's first
  * block as x. `again`: in backward, from a->x on, as much as was not kept; bits are the same, since norms read the
  * stored stream. */
 static void block_forward(Model *m, int l, int again) {
     const Llama3Config *c = &m->config;
     Device *dev = m->dev;
     BlockActivations *a = block_activations(m, l);
-    int first = l == m->chunk->first_block;
+    int first = l == m->stage->first_block;
     if (!again) device_phase(dev, "forward", m->table.units[table_block_unit(&m->table, l)].name);
     const BlockWeights b = block_weights(m, l, -1);
     const floatX *w = b.w;
     const int64_t *at = b.at;
-    int N = m->B * m->T, n = residual_rows(m), Q = c->NH * c->HD, QKV = qkv_width(c),
-        products = !again || a->keep < KEEP_PRODUCTS;
+    int N = m->B * m->T, n = m->tp->tokens, Q = c->NH * c->HD, QKV = qkv_width(c),
+        products = !again || a->keep < KEEP_MATMULS;
 
     if (first || again)
-        rmsnorm_forward(dev, a->attn_in, a->attn_rstd, NULL, a->x, NULL, w + at[W_ATTN_NORM], c->norm_eps, n, c->C);
+        rmsnorm_forward(dev, a->attn_norm, a->attn_rstd, NULL, a->x, NULL, w + at[W_ATTN_NORM], c->norm_eps, n, c->C);
     else
-        rmsnorm_forward(dev, a->attn_in, a->attn_rstd, a->x, block_activations(m, l + m->saved - 1)->mid, m->branch,
+        rmsnorm_forward(dev, a->attn_norm, a->attn_rstd, a->x,
+                        block_activations(m, l + m->num_kept - 1)->after_attention, m->sublayer_out,
                         w + at[W_ATTN_NORM], c->norm_eps, n, c->C);
     if (products) {
-        const floatX *attn_in = rows_gather(m, a->attn_in, "attention's input");
+        const floatX *attn_in = tp_all_gather_tokens(m->tp, a->attn_norm, "attention input");
         product_forward(m, &b, W_Q, a->qkv, attn_in, N, c->C, QKV); // Q, K and V are one product
         rope_forward(dev, a->qkv, QKV, m->cos_sin, m->positions + m->past, N, m->T, c->NH + c->NKV, c->HD);
         block_attention(m, l, a);
-        product_forward(m, &b, W_O, rows_partial(m, m->branch), a->attn, N, Q, c->C);
-        rows_reduce(m, m->branch, "attention's output");
+        product_forward(m, &b, W_O, tp_partial(m->tp, m->sublayer_out), a->attn, N, Q, c->C);
+        tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "attention output");
     }
 
     if (products)
-        rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, a->mid, a->x, m->branch, w + at[W_FFN_NORM], c->norm_eps, n, c->C);
-    else rmsnorm_forward(dev, a->ffn_in, a->ffn_rstd, NULL, a->mid, NULL, w + at[W_FFN_NORM], c->norm_eps, n, c->C);
+        rmsnorm_forward(dev, a->mlp_norm, a->mlp_rstd, a->after_attention, a->x, m->sublayer_out, w + at[W_FFN_NORM],
+                        c->norm_eps, n, c->C);
+    else
+        rmsnorm_forward(dev, a->mlp_norm, a->mlp_rstd, NULL, a->after_attention, NULL, w + at[W_FFN_NORM], c->norm_eps,
+                        n, c->C);
     if (products) {
-        const floatX *ffn_in = rows_gather(m, a->ffn_in, "feed-forward's input");
+        const floatX *ffn_in = tp_all_gather_tokens(m->tp, a->mlp_norm, "MLP input");
         product_forward(m, &b, W_GATE, a->gate_up, ffn_in, N, c->C, 2 * c->F); // gate and up are one product
     }
-    swiglu_forward(dev, a->hidden, a->gate_up, N, c->F);
+    swiglu_forward(dev, a->swiglu, a->gate_up, N, c->F);
     if (again) return;
-    product_forward(m, &b, W_DOWN, rows_partial(m, m->branch), a->hidden, N, c->F, c->C);
-    rows_reduce(m, m->branch, "feed-forward's output");
+    product_forward(m, &b, W_DOWN, tp_partial(m->tp, m->sublayer_out), a->swiglu, N, c->F, c->C);
+    tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "MLP output");
 }
 
-/* m->dx comes in as the gradient of the residual stream behind block l and leaves as that before it. */
+/* m->d_x comes in as the gradient of the residual stream behind block l and leaves as that before it. */
 static void block_backward(Model *m, int l, int micro) {
     const Llama3Config *c = &m->config;
     Device *dev = m->dev;
@@ -289,44 +217,38 @@ static void block_backward(Model *m, int l, int micro) {
     const BlockWeights b = block_weights(m, l, micro);
     const floatX *w = b.w;
     const int64_t *at = b.at;
-    int N = m->B * m->T, n = residual_rows(m), Q = c->NH * c->HD, QKV = qkv_width(c);
+    int N = m->B * m->T, n = m->tp->tokens, Q = c->NH * c->HD, QKV = qkv_width(c);
     dev->again = 1;
     if (a->keep < KEEP_ALL) block_forward(m, l, 1);
     dev->again = 0;
 
-    const floatX *dx = rows_gather(m, m->dx, "d feed-forward's output");
-    product_backward(m, &b, W_DOWN, m->dhidden, dx, a->hidden, N, c->F, c->C);
-    swiglu_backward(dev, a->gate_up, m->dhidden, a->gate_up, N, c->F); // in place: the gradient replaces gate and up
-    product_backward(m, &b, W_GATE, rows_partial(m, m->dnorm), a->gate_up,
-                     rows_gather(m, a->ffn_in, "feed-forward's input"), N, c->C, 2 * c->F);
-    rows_reduce(m, m->dnorm, "d feed-forward's input");
-    rmsnorm_backward(dev, m->dx, norm_gradient(&b, W_FFN_NORM), m->dnorm, m->dx, a->mid, a->ffn_rstd,
+    const floatX *dx = tp_all_gather_tokens(m->tp, m->d_x, "d MLP output");
+    product_backward(m, &b, W_DOWN, m->d_swiglu, dx, a->swiglu, N, c->F, c->C);
+    swiglu_backward(dev, a->gate_up, m->d_swiglu, a->gate_up, N, c->F); // in place: the gradient replaces gate and up
+    product_backward(m, &b, W_GATE, tp_partial(m->tp, m->d_norm), a->gate_up,
+                     tp_all_gather_tokens(m->tp, a->mlp_norm, "MLP input"), N, c->C, 2 * c->F);
+    tp_reduce_scatter_tokens(m->tp, m->d_norm, "d MLP input");
+    rmsnorm_backward(dev, m->d_x, norm_gradient(&b, W_FFN_NORM), m->d_norm, m->d_x, a->after_attention, a->mlp_rstd,
                      w + at[W_FFN_NORM], n, c->C);
 
-    dx = rows_gather(m, m->dx, "d attention's output");
-    product_backward(m, &b, W_O, m->dattn, dx, a->attn, N, Q, c->C);
+    dx = tp_all_gather_tokens(m->tp, m->d_x, "d attention output");
+    product_backward(m, &b, W_O, m->d_attn, dx, a->attn, N, Q, c->C);
     block_attention_backward(m, a);
-    product_backward(m, &b, W_Q, rows_partial(m, m->dnorm), m->dqkv, rows_gather(m, a->attn_in, "attention's input"), N,
-                     c->C, QKV);
-    rows_reduce(m, m->dnorm, "d attention's input");
-    rmsnorm_backward(dev, m->dx, norm_gradient(&b, W_ATTN_NORM), m->dnorm, m->dx, a->x, a->attn_rstd,
+    product_backward(m, &b, W_Q, tp_partial(m->tp, m->d_norm), m->d_qkv,
+                     tp_all_gather_tokens(m->tp, a->attn_norm, "attention input"), N, c->C, QKV);
+    tp_reduce_scatter_tokens(m->tp, m->d_norm, "d attention input");
+    rmsnorm_backward(dev, m->d_x, norm_gradient(&b, W_ATTN_NORM), m->d_norm, m->d_x, a->x, a->attn_rstd,
                      w + at[W_ATTN_NORM], n, c->C);
 }
 
 // ---------------------------------------------------------------------------
 // the whole model: embedding, blocks, head and loss
 
-/* Of the chunk that is computed now: do the tokens come in, does the loss come out? */
-static int reads_tokens(const Model *m) { return m->table.embed >= 0 && m->chunk == m->table.stages; }
-static int computes_loss(const Model *m) {
-    return m->table.head >= 0 && m->chunk == &m->table.stages[m->table.part.virtual_stages - 1];
-}
-
-/* The unit behind the chunk's blocks. */
+/* The unit behind the stage's blocks. */
 static int stage_end(const Model *m) {
-    const Stage *chunk = m->chunk;
-    return chunk->num_blocks ? table_block_unit(&m->table, chunk->first_block + chunk->num_blocks - 1) + 1
-                             : chunk->first_unit;
+    const Stage *stage = m->stage;
+    return stage->num_blocks ? table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1
+                             : stage->first_unit;
 }
 
 /* The adapters of a unit of blocks; NULL: it has none. */
@@ -349,23 +271,18 @@ static void blocks_free(Model *m, int unit, ReshardPoint pass) {
     if (adapters_of(m, unit)) fsdp_reshard(m->fsdp, adapters_of(m, unit), pass);
 }
 
-/* Gathers what comes next while a unit of the chunk computes: as many units of blocks as slots allow, then the head. */
+/* Gathers what comes next while a unit of the stage computes: as many units of blocks as slots allow, then the head. */
 static void prefetch_forward(Model *m, int unit) {
-    const Stage *chunk = m->chunk;
+    const Stage *stage = m->stage;
     int last = stage_end(m) - 1;
-    for (int next = max_i64(unit + 1, chunk->first_unit); next <= last && next < unit + m->opt->slots; next++)
+    for (int next = max_i64(unit + 1, stage->first_unit); next <= last && next < unit + m->opt->slots; next++)
         blocks_prefetch(m, next);
-    if (unit == last && computes_loss(m)) fsdp_prefetch(m->fsdp, &m->fsdp->units[m->table.head]);
+    if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, &m->fsdp->units[m->table.head]);
 }
 
 static void prefetch_backward(Model *m, int unit) {
-    for (int next = unit - 1; next >= m->chunk->first_unit && next > unit - m->opt->slots; next--)
+    for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->opt->slots; next--)
         blocks_prefetch(m, next);
-}
-
-/* The first token of this rank's part of the vocabulary. */
-static int vocabulary_begin(const Model *m) {
-    return (int)split_begin(m->whole_config->V, m->mesh->size[AXIS_TP], mesh_coordinate(m->mesh, m->rank, AXIS_TP));
 }
 
 /* The batch's ids (B, T) to the residual stream of the first block. */
@@ -375,13 +292,13 @@ static void embed_forward(Model *m, ReshardPoint pass) {
     fsdp_prefetch(m->fsdp, embed);
     prefetch_forward(m, m->table.embed);
     const floatX *w = fsdp_unshard(m->fsdp, embed) + embed->unit->offsets[W_EMBED];
-    embedding_forward(m->dev, rows_partial(m, m->blocks[0].x), w, m->ids, vocabulary_begin(m), m->B * m->T, m->config.C,
-                      m->config.V);
-    rows_reduce(m, m->blocks[0].x, "embedding");
+    embedding_forward(m->dev, tp_partial(m->tp, m->blocks[0].x), w, m->ids, m->tp->first_vocabulary, m->B * m->T,
+                      m->config.C, m->config.V);
+    tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, "embedding");
     if (!table_is_tied(&m->table)) fsdp_reshard(m->fsdp, embed, pass); // tied: it is the head as well and stays
 }
 
-/* From m->dx, the gradient of the residual stream before the first block. */
+/* From m->d_x, the gradient of the residual stream before the first block. */
 static void embed_backward(Model *m, int micro, ReshardPoint pass) {
     FsdpUnit *embed = &m->fsdp->units[m->table.embed];
     device_phase(m->dev, "backward", embed->unit->name);
@@ -390,16 +307,16 @@ static void embed_backward(Model *m, int micro, ReshardPoint pass) {
         return;
     }
     float *dembed = fsdp_gradients(m->fsdp, embed, micro) + embed->unit->offsets[W_EMBED];
-    embedding_backward(m->dev, dembed, rows_gather(m, m->dx, "d embedding"), m->ids, vocabulary_begin(m), m->B * m->T,
-                       m->config.C, m->config.V);
+    embedding_backward(m->dev, dembed, tp_all_gather_tokens(m->tp, m->d_x, "d embedding"), m->ids,
+                       m->tp->first_vocabulary, m->B * m->T, m->config.C, m->config.V);
     fsdp_reshard(m->fsdp, embed, pass); // ZeRO-2 kept it
     fsdp_reduce_gradients(m->fsdp, embed, micro);
 }
 
-/* The chunk's blocks, from the first one's x to the residual stream behind the last one: its `mid` + branch. */
+/* The stage's blocks, from the first one's x to the residual stream behind the last one: its after_attention + sublayer_out. */
 static void blocks_forward(Model *m, ReshardPoint pass) {
-    const Stage *chunk = m->chunk;
-    for (int l = chunk->first_block; l < chunk->first_block + chunk->num_blocks; l++) {
+    const Stage *stage = m->stage;
+    for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++) {
         int unit = table_block_unit(&m->table, l);
         const Unit *blocks = &m->table.units[unit];
         blocks_gather(m, unit);
@@ -409,11 +326,11 @@ static void blocks_forward(Model *m, ReshardPoint pass) {
     }
 }
 
-/* From m->dx behind the chunk's last block to m->dx before its first. Gradients go out to their shards, unit by unit,
+/* From m->d_x behind the stage's last block to m->d_x before its first. Gradients go out to their shards, unit by unit,
  * while the next unit computes. */
 static void blocks_backward(Model *m, int micro, ReshardPoint pass) {
-    const Stage *chunk = m->chunk;
-    for (int l = chunk->first_block + chunk->num_blocks - 1; l >= chunk->first_block; l--) {
+    const Stage *stage = m->stage;
+    for (int l = stage->first_block + stage->num_blocks - 1; l >= stage->first_block; l--) {
         int unit = table_block_unit(&m->table, l);
         blocks_gather(m, unit);
         block_backward(m, l, micro);
@@ -425,22 +342,8 @@ static void blocks_backward(Model *m, int micro, ReshardPoint pass) {
     }
 }
 
-/* Losses of n rows from their logits, which with `backward` become dlogits. Of a vocabulary that is split each rank
- * tells its part of the softmax: the largest logit, the sum of exponentials, the target's logit. */
-static void chunk_loss(Model *m, int row, int n, int backward) {
-    int tp = m->mesh->size[AXIS_TP], V = m->config.V, first = vocabulary_begin(m);
-    if (tp == 1) {
-        cross_entropy(m->dev, m->losses + row, m->logits, m->targets + row, n, V, backward);
-        return;
-    }
-    float *mine = m->loss_parts, *all = mine + 3 * (int64_t)n; // (n, 3), (tp, n, 3)
-    cross_entropy_part(m->dev, mine, m->logits, m->targets + row, first, n, V);
-    exchange(m, ALL_GATHER, AXIS_TP, "softmax parts", mine, all, 3 * (size_t)n, DTYPE_F32);
-    cross_entropy_join(m->dev, m->losses + row, m->logits, all, m->targets + row, tp, first, n, V, backward);
-}
-
 /* Final norm, logits and losses of N rows, a chunk of rows at a time: never all logits at once. With
- * `backward` also the gradients: logits become dlogits where they lie, m->dx leaves as the gradient of the residual
+ * `backward` also the gradients: logits become dlogits where they lie, m->d_x leaves as the gradient of the residual
  * stream. */
 static void head_loss(Model *m, int micro, int backward) {
     const Llama3Config *c = &m->config;
@@ -451,31 +354,31 @@ static void head_loss(Model *m, int micro, int backward) {
     device_phase(dev, "loss", unit->unit->name);
     const floatX *w = fsdp_unshard(m->fsdp, unit);
     float *dw = backward && !unit->unit->frozen ? fsdp_gradients(m->fsdp, unit, micro) : NULL;
-    int N = m->B * m->T, n = residual_rows(m), begin = n * mesh_coordinate(m->mesh, m->rank, AXIS_TP);
+    int N = m->B * m->T, n = m->tp->tokens, begin = n * m->tp->rank;
 
-    floatX *final_x = m->chunk->num_blocks ? m->final_x : m->blocks[0].x;
-    if (m->chunk->num_blocks)
-        rmsnorm_forward(dev, m->final_in, m->final_rstd, final_x, m->blocks[m->saved - 1].mid, m->branch,
-                        w + at[W_FINAL_NORM], c->norm_eps, n, c->C);
+    floatX *final_x = m->stage->num_blocks ? m->final_x : m->blocks[0].x;
+    if (m->stage->num_blocks)
+        rmsnorm_forward(dev, m->final_norm, m->final_rstd, final_x, m->blocks[m->num_kept - 1].after_attention,
+                        m->sublayer_out, w + at[W_FINAL_NORM], c->norm_eps, n, c->C);
     else
-        rmsnorm_forward(dev, m->final_in, m->final_rstd, NULL, final_x, NULL, w + at[W_FINAL_NORM], c->norm_eps, n,
+        rmsnorm_forward(dev, m->final_norm, m->final_rstd, NULL, final_x, NULL, w + at[W_FINAL_NORM], c->norm_eps, n,
                         c->C);
-    const floatX *final_in = rows_gather(m, m->final_in, "head's input");
-    floatX *dnorm = backward ? rows_partial(m, m->dnorm) : NULL;
+    const floatX *final_in = tp_all_gather_tokens(m->tp, m->final_norm, "head input");
+    floatX *dnorm = backward ? tp_partial(m->tp, m->d_norm) : NULL;
     for (int row = 0; row < N; row += m->logit_rows) {
         int rows = (int)min_i64(m->logit_rows, N - row);
         const floatX *in = final_in + (int64_t)row * c->C, *dlogits = (floatX *)m->logits;
         int64_t stride = (int64_t)c->V *
                          (int64_t)(sizeof(float) / sizeof(floatX)); // dlogits lie at the start of their row of logits
         linear_forward_fp32(dev, m->logits, in, w + head, rows, c->C, c->V);
-        chunk_loss(m, row, rows, backward);
+        tp_cross_entropy(m->tp, m->losses + row, m->logits, m->targets + row, rows, c->V, backward);
         if (!backward) continue;
         linear_backward_input(dev, dnorm + (int64_t)row * c->C, dlogits, stride, w + head, rows, c->C, c->V);
         if (dw) linear_backward_weight(dev, dw + head, dlogits, stride, in, rows, c->C, c->V, row > 0);
     }
     if (backward) {
-        rows_reduce(m, m->dnorm, "d head's input");
-        rmsnorm_backward(dev, m->dx, dw ? dw + at[W_FINAL_NORM] : NULL, m->dnorm, NULL, final_x, m->final_rstd,
+        tp_reduce_scatter_tokens(m->tp, m->d_norm, "d head input");
+        rmsnorm_backward(dev, m->d_x, dw ? dw + at[W_FINAL_NORM] : NULL, m->d_norm, NULL, final_x, m->final_rstd,
                          w + at[W_FINAL_NORM], n, c->C);
     }
     exact_total(dev, m->loss_sum, m->losses + begin, n); // of its rows: all tp ranks know all losses
@@ -496,30 +399,30 @@ static MicroBatch micro_batch(const Trainer *trainer, const StepBatch *batch, in
     return b;
 }
 
-/* What the chunk that is computed now needs of a micro-batch: others may have come since. */
+/* What the stage that is computed now needs of a micro-batch: others may have come since. */
 static void feed_micro_batch(Model *m, const MicroBatch *b) {
     size_t bytes = sizeof(int32_t) * (size_t)m->B * (size_t)m->T;
-    if (b->inputs && reads_tokens(m)) device_feed(m->dev, m->ids, b->inputs, bytes);
-    if (b->targets && computes_loss(m)) device_feed(m->dev, m->targets, b->targets, bytes);
-    if (b->docs) device_feed(m->dev, m->docs, b->docs, bytes * (size_t)m->mesh->size[AXIS_CP]);
+    if (b->inputs && stage_embeds(m)) device_feed(m->dev, m->ids, b->inputs, bytes);
+    if (b->targets && stage_has_loss(m)) device_feed(m->dev, m->targets, b->targets, bytes);
+    if (b->docs) device_feed(m->dev, m->docs, b->docs, bytes * (size_t)m->cp->size);
     if (b->docs && m->own_docs != m->docs) device_feed(m->dev, m->own_docs, b->own_docs, bytes);
 }
 
-/* A micro-batch through this rank's chunk: from its tokens, or what the stage before it sends, to what the next one
+/* A micro-batch through this rank's stage: from its tokens, or what the stage before it sends, to what the next one
  * gets, or, at the last stage, with the blocks' output where head_loss finds it. */
 static void stage_forward(Trainer *trainer, const PipelineStep *step, const MicroBatch *batch, ReshardPoint pass) {
     Model *m = &trainer->model;
-    model_enter(&trainer->model, step->stage, step->activation_set);
+    model_enter_stage(&trainer->model, step->stage, step->activation_set);
     feed_micro_batch(&trainer->model, batch);
-    if (reads_tokens(&trainer->model)) embed_forward(&trainer->model, pass);
-    else prefetch_forward(&trainer->model, m->chunk->first_unit - 1);
+    if (stage_embeds(&trainer->model)) embed_forward(&trainer->model, pass);
+    else prefetch_forward(&trainer->model, m->stage->first_unit - 1);
     pipeline_receive(&trainer->parallel.pipeline, step, m->blocks[0].x);
     blocks_forward(&trainer->model, pass);
-    if (computes_loss(&trainer->model)) return;
+    if (stage_has_loss(&trainer->model)) return;
     PipelineMessage *out = pipeline_output(&trainer->parallel.pipeline, step);
-    if (m->chunk->num_blocks)
-        residual_add(&trainer->parallel.dev, out->data, m->blocks[m->saved - 1].mid, m->branch,
-                     (int64_t)residual_rows(&trainer->model) * trainer->model.config.C);
+    if (m->stage->num_blocks)
+        residual_add(&trainer->parallel.dev, out->data, m->blocks[m->num_kept - 1].after_attention, m->sublayer_out,
+                     (int64_t)trainer->parallel.tp.tokens * trainer->model.config.C);
     else device_copy(&trainer->parallel.dev, out->data, m->blocks[0].x, trainer->parallel.pipeline.message_bytes);
     pipeline_send(&trainer->parallel.pipeline, step, out);
 }
@@ -529,11 +432,11 @@ static void stage_backward(Trainer *trainer, const PipelineStep *step, const Mic
     Model *m = &trainer->model;
     Fsdp *f = &trainer->parallel.fsdp;
     ReshardPoint pass = step->micro_batch == trainer->opt->accum - 1 ? AFTER_LAST_USE : AFTER_BACKWARD;
-    model_enter(&trainer->model, step->stage, step->activation_set);
+    model_enter_stage(&trainer->model, step->stage, step->activation_set);
     if (trainer->parallel.pipeline.schedule.pp > 1) feed_micro_batch(&trainer->model, batch); // else it is there
     int end = stage_end(&trainer->model);
     prefetch_backward(&trainer->model, end);
-    if (computes_loss(&trainer->model)) { // its forward was the step before
+    if (stage_has_loss(&trainer->model)) { // its forward was the step before
         FsdpUnit *head = &f->units[trainer->model.table.head];
         head_loss(&trainer->model, step->micro_batch, 1);
         fsdp_reshard(f, head, pass);
@@ -542,14 +445,14 @@ static void stage_backward(Trainer *trainer, const PipelineStep *step, const Mic
         if (!table_is_tied(&trainer->model.table) && !head->unit->frozen)
             fsdp_reduce_gradients(f, head, step->micro_batch); // tied: the embedding adds to it first
     }
-    pipeline_receive(&trainer->parallel.pipeline, step, m->dx);
+    pipeline_receive(&trainer->parallel.pipeline, step, m->d_x);
     blocks_backward(&trainer->model, step->micro_batch, pass);
-    if (reads_tokens(&trainer->model)) {
+    if (stage_embeds(&trainer->model)) {
         embed_backward(&trainer->model, step->micro_batch, pass);
         return;
     }
     PipelineMessage *out = pipeline_output(&trainer->parallel.pipeline, step);
-    device_copy(&trainer->parallel.dev, out->data, m->dx, trainer->parallel.pipeline.message_bytes);
+    device_copy(&trainer->parallel.dev, out->data, m->d_x, trainer->parallel.pipeline.message_bytes);
     pipeline_send(&trainer->parallel.pipeline, step, out);
 }
 

@@ -8,15 +8,15 @@
 static const float *next_token_logits(Trainer *trainer, const int32_t *ids, int count, int past) {
     const Llama3Config *c = &trainer->model.config;
     Model *m = &trainer->model;
-    m->T = count, m->past = past;
+    model_set_tokens(m, m->B, count, past);
     device_write(&trainer->parallel.dev, m->ids, ids, sizeof(int32_t) * (size_t)count);
     forward_only(trainer, AFTER_LAST_USE);
     FsdpUnit *head = &trainer->parallel.fsdp.units[trainer->model.table.head];
     const int64_t *at = head->unit->offsets;
     const floatX *w = fsdp_unshard(&trainer->parallel.fsdp, head);
-    rmsnorm_forward(&trainer->parallel.dev, m->final_in, m->final_rstd, m->final_x, m->blocks[m->saved - 1].mid,
-                    m->branch, w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
-    linear_forward_fp32(&trainer->parallel.dev, m->logits, m->final_in + (int64_t)(count - 1) * c->C,
+    rmsnorm_forward(&trainer->parallel.dev, m->final_norm, m->final_rstd, m->final_x, m->blocks[m->num_kept - 1].after_attention,
+                    m->sublayer_out, w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
+    linear_forward_fp32(&trainer->parallel.dev, m->logits, m->final_norm + (int64_t)(count - 1) * c->C,
                         w + at[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED], 1, c->C, c->V);
     fsdp_reshard(&trainer->parallel.fsdp, head, AFTER_LAST_USE);
     device_read(&trainer->parallel.dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);

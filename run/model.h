@@ -1,231 +1,266 @@
-/* model.h: what this rank computes of the model: its configuration, its tensors, and the activations.
+/* model.h: the part of the model that this rank computes, and the buffers it computes in.
  *
- * A caller may rely on: model_open allocates every buffer that the forward and backward passes use; which activations
- * a block keeps follows --recompute.
+ * model_open allocates everything that the forward and backward passes of train_llama3.cu use. A caller may rely on:
+ * which activations a block keeps from forward to backward follows --recompute; all others share one set of buffers.
  */
 #ifndef MODEL_H
 #define MODEL_H
-#include "../fsdp.h"              // defines: Fsdp, Comm, Device, TensorTable
+#include "../context_parallel.h"  // defines: ContextParallel
+#include "../fsdp.h"              // defines: Fsdp, Comm, Device, TensorTable, Stage
 #include "../pipeline_parallel.h" // defines: Schedule
+#include "../tensor_parallel.h"   // defines: TensorParallel
 #include "options.h"              // defines: Options, number_after_colon
 
-/* What a block keeps from forward to backward; the rest is computed again, in buffers that such blocks share. */
-typedef enum { KEEP_INPUT, KEEP_PRODUCTS, KEEP_ALL } Keep;
+/* What a block keeps from forward to backward: the residual stream it read (--recompute full); also the outputs of its
+ * matmuls and of attention (selective); or everything (none). Backward recomputes the rest (activation checkpointing,
+ * Chen et al. 2016; selective: Korthikanti et al. 2022, section 5). */
+typedef enum { KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
 
-/* What stands between a block's products has N = B·T rows and this rank's heads, QKV = (NH + 2·NKV)·HD, or this rank's
- * part of F. The residual stream and its norms have n rows: all, or with tensor parallelism this rank's, N / tp. */
-typedef struct {      // of one block, what backward needs
-    Keep keep;        //          kept by
-    floatX *x;        // (n, C)       all       residual stream as the block reads it
-    floatX *attn_in;  // (n, C)       KEEP_ALL  normed
-    float *attn_rstd; // (n)          KEEP_ALL
-    floatX *qkv;      // (N, QKV)     PRODUCTS  queries, keys, values, after the rotation (it is done in place: to do it
-                      // again saves nothing)
-    floatX *attn;     // (N, NH·HD)   PRODUCTS  attention's output
-    float *lse;       // (B, NH, T)   PRODUCTS  log of the softmax's denominator
-    floatX *mid;      // (n, C)       PRODUCTS  residual stream between attention and feed-forward
-    floatX *ffn_in;   // (n, C)       KEEP_ALL  normed
-    float *ffn_rstd;  // (n)          KEEP_ALL
-    floatX *gate_up;  // (N, 2F)      PRODUCTS
-    floatX *hidden;   // (N, F)       KEEP_ALL  silu(gate)·up
+/* One block's activations. The residual stream and the norms have n tokens: N = B·T, or with tensor parallelism this
+ * rank's share of them. Activations between matmuls have N tokens and this rank's local heads and part of F; a row of
+ * queries, keys and values is QKV = (NH + 2·NKV)·HD wide. The right column: kept from which Keep on. */
+typedef struct {
+    Keep keep;
+    floatX *x;               // (n, C)       KEEP_INPUT    residual stream before the block
+    floatX *attn_norm;       // (n, C)       KEEP_ALL      normalized input of attention
+    float *attn_rstd;        // (n)          KEEP_ALL      1 / rms of x
+    floatX *qkv;             // (N, QKV)     KEEP_MATMULS  queries, keys, values; rotated in place
+    floatX *attn;            // (N, NH·HD)   KEEP_MATMULS  output of attention
+    float *lse;              // (B, NH, T)   KEEP_MATMULS  log of the softmax's denominator
+    floatX *after_attention; // (n, C)       KEEP_MATMULS  residual stream after attention
+    floatX *mlp_norm;        // (n, C)       KEEP_ALL      normalized input of the MLP
+    float *mlp_rstd;         // (n)          KEEP_ALL      1 / rms of after_attention
+    floatX *gate_up;         // (N, 2F)      KEEP_MATMULS
+    floatX *swiglu;          // (N, F)       KEEP_ALL      silu(gate) · up
 } BlockActivations;
 
 typedef struct {
     const Options *opt;
     const Llama3Config *whole_config;
     Llama3Config config; // of this rank: its tensor-parallel share of the heads, of F and of the vocabulary
-    TensorTable table;   // of this rank's tensors
+    TensorTable table;   // this rank's tensors
     int training;        // activations are kept for backward
-    const Mesh *mesh;
-    int rank;
     Device *dev;
     Comm *comm;
     Fsdp *fsdp;
-    ExactSum *loss_sum;       // of the step so far
-    int B, T;                 // of the batch that is computed now; T: this rank's part of the sequence
-    int past;                 // generation: tokens before this batch, whose keys and values are in the cache
-    const Stage *chunk;       // whose blocks are computed now, …
-    BlockActivations *blocks; // (saved) … and their activations, of this micro-batch
-    int saved;                // blocks whose activations are kept: all of the chunk when training, else one
-    BlockActivations *all;    // of all chunks and of all micro-batches that are under way at the same time
-    int sets[MAX_STAGES];     // where in `all` those of a chunk begin
-    BlockActivations again;   // where what is not kept is computed, and computed again; NULL where all blocks keep it
-    floatX *branch;           // (n, C) what the last half-block adds to the residual stream
-    floatX *final_x, *final_in;
-    float *final_rstd;                   // the final norm's input, output, 1/rms
-    float *logits;                       // (logit_rows, V) of this rank's part of the vocabulary
-    int logit_rows;                      // that exist at a time
-    float *losses;                       // (N)
-    floatX *gathered, *partial, *pieces; // with tensor parallelism, (n·tp, C): all rows of the sequence; a product's
-                                         // sums over this rank's part alone; those of all ranks for n rows
-    float *loss_parts;               // … (1 + tp, logit_rows, 3) what each part of the vocabulary has of the softmax
-    floatX *kv_mine, *kv_parts, *kv; // with context parallelism: keys and values of this rank (N, 2·NKV·HD), of all
-                                     // ranks (cp, N, …), in the order of the sequence (B, T·cp, …)
-    int32_t *ids, *targets;          // (N) of the batch that is computed now
-    int32_t *docs, *own_docs; // (B, T·cp) its documents, and (N) those of this rank's tokens: the same without context
-                              // parallelism; NULL without --doc-mask
-    Request exchange;         // of tp or cp: arithmetic waits for each
-    floatX *dx, *dnorm, *dqkv, *dattn, *dhidden; // gradients of: residual stream (n, C), a norm's output (n, C), …
-    floatX *dkv;                                 // … of kv
-    floatX *thin,
-        *dthin;     // (N, rank) between the two matrices of an adapter, and its gradient; NULL: there are no adapters
-    float *cos_sin; // (positions, 2, HD/2)
-    int32_t *positions; // (positions) 0, 1, 2, …
-    floatX *cache;      // generation: (L, positions, 2·NKV·HD) keys and values; else NULL
-    float *next_logits; // generation: (V) where the host reads them
-    int positions_max;
+    TensorParallel *tp;
+    ContextParallel *cp;
+
+    // what is computed now
+    int B, T;                    // sequences of the micro-batch; this rank's tokens of each
+    int past;                    // generation: tokens before these, whose keys and values are in the cache
+    int32_t *ids, *targets;      // (N)
+    int32_t *docs;               // (B, T·cp) each token's document; NULL without --doc-mask
+    int32_t *own_docs;           // (N) the same of this rank's tokens: `docs` itself if cp = 1
+    const Stage *stage;          // the virtual stage
+    BlockActivations *blocks;    // (num_kept) of the stage's blocks and the current micro-batch
+    int num_kept;                // blocks of the stage; 1 when not training: each block overwrites the last one's
+    BlockActivations *all;       // (sets of all virtual stages) for all micro-batches in flight
+    int first_set[MAX_STAGES];   // a virtual stage's first entry in `all`
+    BlockActivations recomputed; // shared buffers of what blocks do not keep
+
+    // forward
+    floatX *sublayer_out; // (n, C) output of the last sublayer; the next RMSNorm adds it to the residual stream
+    floatX *final_x;      // (n, C) residual stream after the last block
+    floatX *final_norm;   // (n, C) its final norm
+    float *final_rstd;    // (n)
+    float *logits;        // (logit_rows, V) of a chunk of tokens; backward overwrites them with their gradients
+    int logit_rows;       // tokens in a chunk
+    float *losses;        // (n·tp)
+    ExactSum *loss_sum;   // sum over this rank's tokens and the micro-batches of the step so far
+    floatX *lora_hidden;  // (N, rank) x A^T of the adapter that is computed now; NULL without adapters
+    float *cos_sin;       // (num_positions, 2, HD/2) rotary embedding
+    int32_t *positions;   // (T; with a cache num_positions) of this rank's tokens in the sequence
+    int num_positions;    // of a whole sequence
+    floatX *kv_cache;     // generation: (L, num_positions, 2·NKV·HD) keys and values; else NULL
+    float *next_logits;   // generation: (V) in host memory
+
+    // backward: gradients of
+    floatX *d_x;           // (n, C) the residual stream
+    floatX *d_norm;        // (n, C) a norm's output
+    floatX *d_qkv;         // (N, QKV) queries, keys, values
+    floatX *d_attn;        // (N, NH·HD) attention's output
+    floatX *d_swiglu;      // (N, F)
+    floatX *d_lora_hidden; // (N, rank)
 } Model;
 
 static inline int qkv_width(const Llama3Config *c) { return (c->NH + 2 * c->NKV) * c->HD; }
 
-/* n: rows of the residual stream on this rank. */
-static inline int residual_rows(const Model *m) {
-    int tp = m->mesh->size[AXIS_TP];
-    return (m->B * m->T + tp - 1) / tp;
+// ---------------------------------------------------------------------------
+// the current virtual stage
+
+/* Activation sets that one micro-batch takes of a stage. A stage without blocks (embedding or head alone) takes one, for
+ * the residual stream. */
+static inline int stage_sets(const Stage *stage) { return stage->num_blocks ? stage->num_blocks : 1; }
+
+/* Virtual stage v is computed from now on, with its activations number `set`. */
+static void model_enter_stage(Model *m, int v, int set) {
+    m->stage = &m->table.stages[v];
+    m->num_kept = m->training ? stage_sets(m->stage) : 1;
+    m->blocks = m->all + m->first_set[v] + (m->training ? set * m->num_kept : 0);
 }
+
+static inline BlockActivations *block_activations(const Model *m, int l) {
+    return &m->blocks[(l - m->stage->first_block) % m->num_kept];
+}
+static inline int is_first_of_stage(const Model *m, int l) { return l == m->stage->first_block; }
+
+/* Does the current stage embed the tokens? Does it compute the loss? */
+static int stage_embeds(const Model *m) { return m->table.embed >= 0 && m->stage == m->table.stages; }
+static int stage_has_loss(const Model *m) {
+    return m->table.head >= 0 && m->stage == &m->table.stages[m->table.part.virtual_stages - 1];
+}
+
+/* The following micro-batches have B sequences of T tokens of this rank, behind `past` cached ones. */
+static void model_set_tokens(Model *m, int B, int T, int past) {
+    m->B = B;
+    m->T = T;
+    m->past = past;
+    tp_set_tokens(m->tp, B * T);
+}
+
+// ---------------------------------------------------------------------------
+// allocation
 
 static floatX *activation(Model *m, const char *name, int64_t elements) {
     return (floatX *)arena_alloc(m->dev, MEM_ACTIVATIONS, name, sizeof(floatX) * (size_t)elements);
 }
-
 static float *activation_fp32(Model *m, const char *name, int64_t elements) {
     return (float *)arena_alloc(m->dev, MEM_ACTIVATIONS, name, sizeof(float) * (size_t)elements);
 }
-
-static Keep block_keeps(const Model *m, int l) {
-    const char *what = m->opt->recompute;
-    if (!m->training || !strcmp(what, "none")) return KEEP_ALL;
-    if (!strcmp(what, "selective")) return KEEP_PRODUCTS;
-    return !strcmp(what, "full") || l % number_after_colon(what, "every") == 0 ? KEEP_INPUT : KEEP_ALL;
+static int32_t *activation_int32(Model *m, const char *name, int64_t elements) {
+    return (int32_t *)arena_alloc(m->dev, MEM_ACTIVATIONS, name, sizeof(int32_t) * (size_t)elements);
 }
 
-/* Allocates what is kept from level `first` to level `last`; the others point to where `shared` has them. */
-static void block_activations_open(Model *m, BlockActivations *a, int64_t N, Keep first, Keep last,
+static Keep block_keeps(const Model *m, int l) {
+    const char *recompute = m->opt->recompute;
+    if (!m->training || !strcmp(recompute, "none")) return KEEP_ALL;
+    if (!strcmp(recompute, "selective")) return KEEP_MATMULS;
+    if (!strcmp(recompute, "full")) return KEEP_INPUT;
+    return l % number_after_colon(recompute, "every") ? KEEP_ALL : KEEP_INPUT;
+}
+
+/* Allocates what is kept from level `first` to level `last`; all others point to the buffers of `shared`. */
+static void block_activations_open(Model *m, BlockActivations *a, Keep first, Keep last,
                                    const BlockActivations *shared) {
     const Llama3Config *c = &m->config;
-    int64_t n = residual_rows(m);
-    int products = first <= KEEP_PRODUCTS && last >= KEEP_PRODUCTS, all = last == KEEP_ALL;
+    int64_t n = m->tp->tokens, N = (int64_t)m->B * m->T;
     *a = *shared;
     a->keep = last;
     if (first == KEEP_INPUT) a->x = activation(m, "residual stream", n * c->C);
-    if (all) a->attn_in = activation(m, "attention norm", n * c->C);
-    if (all) a->attn_rstd = activation_fp32(m, "1/rms", n);
-    if (products) a->qkv = activation(m, "queries, keys, values", N * qkv_width(c));
-    if (products) a->attn = activation(m, "attention output", N * c->NH * c->HD);
-    if (products) a->lse = activation_fp32(m, "softmax denominators", N * c->NH);
-    if (products) a->mid = activation(m, "residual stream", n * c->C);
-    if (all) a->ffn_in = activation(m, "feed-forward norm", n * c->C);
-    if (all) a->ffn_rstd = activation_fp32(m, "1/rms", n);
-    if (products) a->gate_up = activation(m, "gate and up", 2 * N * c->F);
-    if (all) a->hidden = activation(m, "hidden", N * c->F);
+    if (first <= KEEP_MATMULS && last >= KEEP_MATMULS) {
+        a->qkv = activation(m, "queries, keys, values", N * qkv_width(c));
+        a->attn = activation(m, "attention output", N * c->NH * c->HD);
+        a->lse = activation_fp32(m, "softmax denominators", N * c->NH);
+        a->after_attention = activation(m, "residual stream", n * c->C);
+        a->gate_up = activation(m, "gate and up", 2 * N * c->F);
+    }
+    if (last < KEEP_ALL) return;
+    a->attn_norm = activation(m, "attention norm", n * c->C);
+    a->attn_rstd = activation_fp32(m, "1/rms", n);
+    a->mlp_norm = activation(m, "MLP norm", n * c->C);
+    a->mlp_rstd = activation_fp32(m, "1/rms", n);
+    a->swiglu = activation(m, "SwiGLU output", N * c->F);
 }
 
-/* Where this rank's tokens stand in the sequence: all of it, or chunks i and 2·cp - 1 - i of 2·cp, so that under the
- * causal mask all ranks have as much to do. Token t of `T` that it has. */
-static int position_of(const Model *m, int t, int T) {
-    int cp = m->mesh->size[AXIS_CP], i = mesh_coordinate(m->mesh, m->rank, AXIS_CP), chunk = T / 2;
-    if (cp == 1) return t;
-    return t < chunk ? i * chunk + t : (2 * cp - 1 - i) * chunk + t - chunk;
-}
-
-/* Blocks whose activations a chunk keeps. One without blocks (an end of a pipeline may have embedding or head alone)
- * has the residual stream of one. */
-static inline int stage_sets(const Stage *chunk) { return chunk->num_blocks ? chunk->num_blocks : 1; }
-
-/* From here on chunk `v` is computed, with its set `slot` of activations. */
-static void model_enter(Model *m, int v, int slot) {
-    m->chunk = &m->table.stages[v];
-    m->saved = m->training ? stage_sets(m->chunk) : 1;
-    m->blocks = m->all + m->sets[v] + (m->training ? slot * m->saved : 0);
-}
-static inline BlockActivations *block_activations(const Model *m, int l) {
-    return &m->blocks[(l - m->chunk->first_block) % m->saved];
-}
-
-/* Buffers for batches of up to (B, T), T of this rank. `cached` > 0: keys and values of that many positions are kept.
- */
-static void model_open(Model *m, const Schedule *schedule, int B, int T, int cached) {
-    const Llama3Config *c = &m->config;
-    int tp = m->mesh->size[AXIS_TP], cp = m->mesh->size[AXIS_CP];
-    m->B = B, m->T = T, m->past = 0;
-    int64_t N = (int64_t)B * T, Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD, n = residual_rows(m),
-            whole = n * tp;
+/* All sets of block activations: for training one for each block and micro-batch in flight, else a single one. */
+static void blocks_open(Model *m, const Schedule *schedule) {
     const BlockActivations nothing = ZERO;
+    int stages = m->table.part.virtual_stages, count = m->training ? 0 : 1;
     Keep least = KEEP_ALL;
-    int count = 0;
-    for (int v = 0; v < m->table.part.virtual_stages; v++) {
-        const Stage *chunk = &m->table.stages[v];
-        m->sets[v] = m->training ? count : 0;
-        count += m->training ? schedule->activation_sets[v] * stage_sets(chunk) : 0;
-        for (int l = chunk->first_block; l < chunk->first_block + chunk->num_blocks; l++)
+    for (int v = 0; v < stages && m->training; v++) {
+        const Stage *stage = &m->table.stages[v];
+        m->first_set[v] = count;
+        count += schedule->activation_sets[v] * stage_sets(stage);
+        for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++)
             least = (Keep)min_i64(least, block_keeps(m, l));
     }
-    m->all = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)max_i64(1, count));
-    if (least < KEEP_ALL) block_activations_open(m, &m->again, N, (Keep)(least + 1), KEEP_ALL, &nothing);
-    if (!m->training) block_activations_open(m, m->all, N, KEEP_INPUT, KEEP_ALL, &nothing);
-    for (int v = 0; v < m->table.part.virtual_stages && m->training; v++)
-        for (int i = 0; i < schedule->activation_sets[v] * stage_sets(&m->table.stages[v]); i++)
-            block_activations_open(m, &m->all[m->sets[v] + i], N, KEEP_INPUT,
-                                   m->table.stages[v].num_blocks ? block_keeps(m, m->table.stages[v].first_block +
-                                                                                      i % m->table.stages[v].num_blocks)
-                                                                 : KEEP_INPUT,
-                                   &m->again);
-    model_enter(m, 0, 0);
-    m->branch = activation(m, "branch", n * c->C);
-    if (m->table.embed >= 0) m->ids = (int32_t *)activation_fp32(m, "token ids", N);
-    if (m->opt->doc_mask) m->own_docs = m->docs = (int32_t *)activation_fp32(m, "documents", N * cp);
-    if (m->opt->doc_mask && cp > 1) m->own_docs = (int32_t *)activation_fp32(m, "documents of this rank's tokens", N);
-    if (tp > 1) {
-        m->gathered = activation(m, "all rows", whole * c->C);
-        m->partial = activation(m, "partial sums", whole * c->C);
-        m->pieces = activation(m, "partial sums of all ranks", whole * c->C);
-        device_zero(m->dev, m->partial,
-                    sizeof(floatX) * (size_t)(whole * c->C)); // rows beyond N are zero, and stay so
+    m->all = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)count);
+    if (least < KEEP_ALL) block_activations_open(m, &m->recomputed, (Keep)(least + 1), KEEP_ALL, &nothing);
+    if (!m->training) block_activations_open(m, m->all, KEEP_INPUT, KEEP_ALL, &nothing);
+    for (int v = 0; v < stages && m->training; v++) {
+        const Stage *stage = &m->table.stages[v];
+        for (int i = 0; i < schedule->activation_sets[v] * stage_sets(stage); i++) {
+            Keep keep = stage->num_blocks ? block_keeps(m, stage->first_block + i % stage->num_blocks) : KEEP_INPUT;
+            block_activations_open(m, &m->all[m->first_set[v] + i], KEEP_INPUT, keep, &m->recomputed);
+        }
     }
-    if (m->table.head >= 0) {
-        m->final_x = activation(m, "residual stream", n * c->C);
-        m->final_in = activation(m, "final norm", n * c->C);
-        m->final_rstd = activation_fp32(m, "1/rms", n);
-        m->losses = activation_fp32(m, "losses", whole);
-        m->targets = (int32_t *)activation_fp32(m, "targets", N);
-        int V = (m->whole_config->V + tp - 1) / tp; // the most that a rank has: all go through as many chunks
-        m->logit_rows = (int)min_i64(N, max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15)));
-        m->logits = activation_fp32(m, "logits", (int64_t)m->logit_rows * c->V);
-        if (tp > 1) m->loss_parts = activation_fp32(m, "softmax parts", 3 * (int64_t)m->logit_rows * (1 + tp));
-        device_zero(m->dev, m->losses, sizeof(float) * (size_t)whole); // as above
-    }
-    if (cp > 1) {
-        m->kv_mine = activation(m, "keys and values", N * 2 * KV);
-        m->kv_parts = activation(m, "keys and values of all ranks", N * cp * 2 * KV);
-        m->kv = activation(m, "keys and values in order", N * cp * 2 * KV);
-        if (m->training) m->dkv = activation(m, "d keys and values", N * cp * 2 * KV);
-    }
-    if (m->training) {
-        m->dx = activation(m, "d residual stream", n * c->C);
-        m->dnorm = activation(m, "d norm", n * c->C);
-        m->dqkv = activation(m, "d queries, keys, values", N * qkv_width(c));
-        m->dattn = activation(m, "d attention output", N * Q);
-        m->dhidden = activation(m, "d hidden", N * c->F);
-    }
-    if (c->lora_rank) m->thin = activation(m, "between an adapter's matrices", N * c->lora_rank);
-    if (c->lora_rank && m->training) m->dthin = activation(m, "between an adapter's matrices", N * c->lora_rank);
-    m->positions_max = cached ? cached : T * cp;
-    m->cos_sin = activation_fp32(m, "rotation table", (int64_t)m->positions_max * c->HD);
-    m->positions = (int32_t *)activation_fp32(m, "positions", cached ? cached : T);
-    if (cached) m->cache = activation(m, "keys and values", (int64_t)c->L * cached * 2 * c->NKV * c->HD);
-    if (cached)
-        m->next_logits = (float *)arena_alloc(m->dev, MEM_HOST, "next token's logits", sizeof(float) * (size_t)c->V);
+    model_enter_stage(m, 0, 0);
+}
+
+/* Tokens whose logits exist at the same time; every tp rank has the same number, whatever its part of the vocabulary. */
+static int logit_rows(const Model *m) {
+    int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
+    return (int)min_i64(m->B * m->T, max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15)));
+}
+
+static void head_open(Model *m) {
+    const Llama3Config *c = &m->config;
+    int64_t n = m->tp->tokens, all = n * m->tp->size;
+    m->final_x = activation(m, "residual stream", n * c->C);
+    m->final_norm = activation(m, "final norm", n * c->C);
+    m->final_rstd = activation_fp32(m, "1/rms", n);
+    m->losses = activation_fp32(m, "losses", all);
+    m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
+    m->logit_rows = logit_rows(m);
+    m->logits = activation_fp32(m, "logits", (int64_t)m->logit_rows * c->V);
+    device_zero(m->dev, m->losses, sizeof(float) * (size_t)all); // those beyond N stay zero
+}
+
+/* The rotation of every position, and the positions of this rank's tokens. */
+static void positions_open(Model *m, int count) {
+    const Llama3Config *c = &m->config;
+    m->cos_sin = activation_fp32(m, "rotation table", (int64_t)m->num_positions * c->HD);
+    m->positions = activation_int32(m, "positions", count);
     if (m->dev->dry_run) return;
-    count = cached ? cached : T;
-    size_t table = sizeof(float) * (size_t)m->positions_max * (size_t)c->HD;
+    size_t table = sizeof(float) * (size_t)m->num_positions * (size_t)c->HD;
     float *cos_sin = (float *)checked_malloc(table);
     int32_t *positions = (int32_t *)checked_malloc(sizeof(int32_t) * (size_t)count);
-    rope_table(cos_sin, c, m->positions_max);
-    for (int t = 0; t < count; t++) positions[t] = position_of(m, t, T);
+    rope_table(cos_sin, c, m->num_positions);
+    for (int t = 0; t < count; t++) positions[t] = cp_position(m->cp, t, m->T);
     device_write(m->dev, m->cos_sin, cos_sin, table);
     device_write(m->dev, m->positions, positions, sizeof(int32_t) * (size_t)count);
     free(cos_sin);
     free(positions);
+}
+
+/* Buffers for micro-batches of B sequences, of which this rank has T tokens each. cached > 0: generation, with a cache
+ * for the keys and values of that many positions. */
+static void model_open(Model *m, const Schedule *schedule, int B, int T, int cached) {
+    const Llama3Config *c = &m->config;
+    int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD, N = (int64_t)B * T;
+    int first_vocabulary = (int)split_begin(m->whole_config->V, m->table.part.tp, m->table.part.tp_rank);
+    tp_open(m->tp, m->comm, (int)N, c->C, first_vocabulary);
+    cp_open(m->cp, m->comm, B, T, Q, KV, m->training);
+    model_set_tokens(m, B, T, 0);
+    int64_t n = m->tp->tokens;
+    blocks_open(m, schedule);
+    m->sublayer_out = activation(m, "sublayer output", n * c->C);
+    if (m->table.embed >= 0) m->ids = activation_int32(m, "token ids", N);
+    if (m->opt->doc_mask) m->docs = activation_int32(m, "documents", N * m->cp->size);
+    m->own_docs = m->docs;
+    if (m->docs && m->cp->size > 1) m->own_docs = activation_int32(m, "documents of this rank's tokens", N);
+    if (m->table.head >= 0) head_open(m);
+    if (m->table.head >= 0) tp_open_loss(m->tp, m->logit_rows);
+    if (m->training) {
+        m->d_x = activation(m, "d residual stream", n * c->C);
+        m->d_norm = activation(m, "d norm", n * c->C);
+        m->d_qkv = activation(m, "d queries, keys, values", N * qkv_width(c));
+        m->d_attn = activation(m, "d attention output", N * Q);
+        m->d_swiglu = activation(m, "d SwiGLU output", N * c->F);
+    }
+    if (c->lora_rank) m->lora_hidden = activation(m, "LoRA hidden", N * c->lora_rank);
+    if (c->lora_rank && m->training) m->d_lora_hidden = activation(m, "d LoRA hidden", N * c->lora_rank);
+    m->num_positions = cached ? cached : T * m->cp->size;
+    positions_open(m, cached ? cached : T);
+    if (!cached) return;
+    m->kv_cache = activation(m, "cached keys and values", (int64_t)c->L * cached * 2 * KV);
+    m->next_logits = (float *)arena_alloc(m->dev, MEM_HOST, "next token's logits", sizeof(float) * (size_t)c->V);
+}
+
+static void model_close(Model *m) {
+    free(m->all);
+    table_close(&m->table);
 }
 
 #endif

@@ -2,7 +2,9 @@
 #ifndef PARALLEL_H
 #define PARALLEL_H
 #include "../fsdp.h"              // defines: Fsdp, Comm, Mesh, Device
+#include "../context_parallel.h"  // defines: ContextParallel
 #include "../pipeline_parallel.h" // defines: Pipeline
+#include "../tensor_parallel.h"   // defines: TensorParallel
 #include "options.h"              // defines: Options
 
 typedef struct {
@@ -11,6 +13,8 @@ typedef struct {
     Device dev;
     Comm comm;
     Fsdp fsdp;
+    TensorParallel tp;
+    ContextParallel cp;
     Pipeline pipeline;
     int *layout; // (world, AXES) each rank's groups, named by their first member, as the transport reports them
     int *hosts;  // (world) a number for the host of each rank

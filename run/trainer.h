@@ -77,7 +77,7 @@ static void trainer_allocate(Trainer *trainer, const Job *j) {
         Pipeline *pipeline = &trainer->parallel.pipeline;
         model_open(&trainer->model, &pipeline->schedule, j->opt.batch, T, cached);
         pipeline_open(pipeline, &trainer->parallel.comm,
-                      sizeof(floatX) * (size_t)residual_rows(&trainer->model) * (size_t)j->config.C);
+                      sizeof(floatX) * (size_t)trainer->parallel.tp.tokens * (size_t)j->config.C);
     }
     trainer->model.loss_sum = &trainer->sums[SUM_LOSS];
     trainer->eval_inputs = (int32_t *)arena_alloc(&trainer->parallel.dev, MEM_HOST, "token batches", tokens);
@@ -132,10 +132,10 @@ static void trainer_close(Trainer *trainer) {
     if (trainer->parallel.dev.dry_run) free(trainer->parallel.dev.events);
     free(trainer->parallel.layout);
     free(trainer->parallel.hosts);
-    free(trainer->model.all);
     pipeline_close(&trainer->parallel.pipeline);
-    device_forget_event(trainer->model.exchange.arrived);
-    table_close(&trainer->model.table);
+    tp_close(&trainer->parallel.tp);
+    cp_close(&trainer->parallel.cp);
+    model_close(&trainer->model);
     optimizer_close(&trainer->optimizer);
     fsdp_close(&trainer->parallel.fsdp);
     comm_close(&trainer->parallel.comm);
@@ -169,11 +169,11 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     m->whole_config = &j->config;
     m->opt = o;
     m->training = j->task == DO_TRAIN || j->task == DO_PLAN;
-    m->mesh = &p->mesh;
-    m->rank = rank;
     m->dev = &p->dev;
     m->comm = &p->comm;
     m->fsdp = &p->fsdp;
+    m->tp = &p->tp;
+    m->cp = &p->cp;
 }
 
 /* Which categories of memory live in the slow tier: bits by MemCategory. */

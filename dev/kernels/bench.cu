@@ -17,10 +17,10 @@ static void forward_products(Trainer *trainer) {
         const FsdpUnit *u = &trainer->parallel.fsdp.units[table_block_unit(&trainer->model.table, l)];
         const int64_t *at = u->unit->offsets;
         const floatX *w = u->sharded_weights;
-        linear_forward(&trainer->parallel.dev, a->qkv, a->attn_in, w + at[W_Q], N, c->C, QKV);
-        linear_forward(&trainer->parallel.dev, m->branch, a->attn, w + at[W_O], N, Q, c->C);
-        linear_forward(&trainer->parallel.dev, a->gate_up, a->ffn_in, w + at[W_GATE], N, c->C, 2 * c->F);
-        linear_forward(&trainer->parallel.dev, m->branch, a->hidden, w + at[W_DOWN], N, c->F, c->C);
+        linear_forward(&trainer->parallel.dev, a->qkv, a->attn_norm, w + at[W_Q], N, c->C, QKV);
+        linear_forward(&trainer->parallel.dev, m->sublayer_out, a->attn, w + at[W_O], N, Q, c->C);
+        linear_forward(&trainer->parallel.dev, a->gate_up, a->mlp_norm, w + at[W_GATE], N, c->C, 2 * c->F);
+        linear_forward(&trainer->parallel.dev, m->sublayer_out, a->swiglu, w + at[W_DOWN], N, c->F, c->C);
     }
 }
 
@@ -34,16 +34,16 @@ static void backward_products(Trainer *trainer) {
         const int64_t *at = u->unit->offsets;
         const floatX *w = u->sharded_weights;
         float *dw = u->grad;
-        linear_backward_input(&trainer->parallel.dev, m->dhidden, m->dx, c->C, w + at[W_DOWN], N, c->F, c->C);
-        linear_backward_weight(&trainer->parallel.dev, dw + at[W_DOWN], m->dx, c->C, a->hidden, N, c->F, c->C, 0);
-        linear_backward_input(&trainer->parallel.dev, m->dnorm, a->gate_up, 2 * c->F, w + at[W_GATE], N, c->C,
+        linear_backward_input(&trainer->parallel.dev, m->d_swiglu, m->d_x, c->C, w + at[W_DOWN], N, c->F, c->C);
+        linear_backward_weight(&trainer->parallel.dev, dw + at[W_DOWN], m->d_x, c->C, a->swiglu, N, c->F, c->C, 0);
+        linear_backward_input(&trainer->parallel.dev, m->d_norm, a->gate_up, 2 * c->F, w + at[W_GATE], N, c->C,
                               2 * c->F);
-        linear_backward_weight(&trainer->parallel.dev, dw + at[W_GATE], a->gate_up, 2 * c->F, a->ffn_in, N, c->C,
+        linear_backward_weight(&trainer->parallel.dev, dw + at[W_GATE], a->gate_up, 2 * c->F, a->mlp_norm, N, c->C,
                                2 * c->F, 0);
-        linear_backward_input(&trainer->parallel.dev, m->dattn, m->dx, c->C, w + at[W_O], N, Q, c->C);
-        linear_backward_weight(&trainer->parallel.dev, dw + at[W_O], m->dx, c->C, a->attn, N, Q, c->C, 0);
-        linear_backward_input(&trainer->parallel.dev, m->dnorm, m->dqkv, QKV, w + at[W_Q], N, c->C, QKV);
-        linear_backward_weight(&trainer->parallel.dev, dw + at[W_Q], m->dqkv, QKV, a->attn_in, N, c->C, QKV, 0);
+        linear_backward_input(&trainer->parallel.dev, m->d_attn, m->d_x, c->C, w + at[W_O], N, Q, c->C);
+        linear_backward_weight(&trainer->parallel.dev, dw + at[W_O], m->d_x, c->C, a->attn, N, Q, c->C, 0);
+        linear_backward_input(&trainer->parallel.dev, m->d_norm, m->d_qkv, QKV, w + at[W_Q], N, c->C, QKV);
+        linear_backward_weight(&trainer->parallel.dev, dw + at[W_Q], m->d_qkv, QKV, a->attn_norm, N, c->C, QKV, 0);
     }
 }
 
@@ -54,9 +54,9 @@ static void head_products(Trainer *trainer) {
     int64_t head = u->unit->offsets[W_HEAD], stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX));
     for (int row = 0; row < m->B * m->T; row += m->logit_rows) {
         int n = (int)min_i64(m->logit_rows, m->B * m->T - row);
-        const floatX *in = m->final_in + (int64_t)row * c->C, *dlogits = (const floatX *)m->logits;
+        const floatX *in = m->final_norm + (int64_t)row * c->C, *dlogits = (const floatX *)m->logits;
         linear_forward_fp32(&trainer->parallel.dev, m->logits, in, u->sharded_weights + head, n, c->C, c->V);
-        linear_backward_input(&trainer->parallel.dev, m->dnorm + (int64_t)row * c->C, dlogits, stride,
+        linear_backward_input(&trainer->parallel.dev, m->d_norm + (int64_t)row * c->C, dlogits, stride,
                               u->sharded_weights + head, n, c->C, c->V);
         linear_backward_weight(&trainer->parallel.dev, u->grad + head, dlogits, stride, in, n, c->C, c->V, row > 0);
     }

@@ -12,7 +12,7 @@ static void all_logits(Trainer *trainer, int T, FILE *out) {
     const floatX *w = fsdp_unshard(&trainer->parallel.fsdp, head) +
                       head->unit->offsets[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED];
     for (int t = 0; t < T; t++) {
-        linear_forward_fp32(&trainer->parallel.dev, m->logits, m->final_in + (int64_t)t * c->C, w, 1, c->C, c->V);
+        linear_forward_fp32(&trainer->parallel.dev, m->logits, m->final_norm + (int64_t)t * c->C, w, 1, c->C, c->V);
         device_read(&trainer->parallel.dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
         if (fwrite(m->next_logits, sizeof(float), (size_t)c->V, out) != (size_t)c->V)
             run_failure("the logits could not be written: %s", strerror(errno));

@@ -142,7 +142,7 @@ more "every micro-batch has the first one's documents" train_llama3.cu \
 more "validation does not tell documents apart" train_llama3.cu \
     's|            device_write(&trainer->parallel.dev, trainer->model.docs, trainer->eval_docs, .*|            {}|' documents "validation masks"
 more "backward sees all documents" train_llama3.cu \
-    's|    AttentionShape shape = attention_shape(m, m->T);|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
+    's|    floatX \*dk = cp_key_gradient.*|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
 fault "a checkpoint's files are not synced" run/checkpoint_writer.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" run/checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
 fault "whole units stay while a checkpoint is saved" run/checkpoint_writer.h \
@@ -164,8 +164,8 @@ fault "a tp peer takes other samples" run/trainer.h \
     's|^                 mesh_coordinate(&trainer->parallel.mesh, trainer->parallel.rank, AXIS_DP_SHARD),|                 (mesh_coordinate(\&j->mesh, trainer->parallel.rank, AXIS_DP_SHARD) + mesh_coordinate(\&j->mesh, trainer->parallel.rank, AXIS_TP)) % j->mesh.size[AXIS_DP_SHARD],|' mesh-faults "have parts of the same model for the same samples, but train on different ones|train on the same samples .both"
 fault "a slice of columns is taken as one of rows" llama3.h \
     's|^    \*whole = (t->first_row + row) \* t->whole_cols + t->first_col + col;|    if (t->row->split == SPLIT_COLUMNS) { *whole = t->first_col * t->whole_rows + at; return t->rows * t->cols - at; }\n&|' mesh-faults "tp 2 .*worst gradient"
-fault "a rank's second chunk stands one chunk too early" run/model.h \
-    's|(2 \* cp - 1 - i) \* chunk + t - chunk;|(2 * cp - 2 - i) * chunk + t - chunk;|' mesh-faults "cp 2 .*worst gradient"
+fault "a rank's second half stands one part too early" context_parallel.h \
+    's|(2 \* cp->size - 1 - cp->rank) \* half + t - half;|(2 * cp->size - 2 - cp->rank) * half + t - half;|' mesh-faults "cp 2 .*worst gradient"
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
     's|micro_batch(trainer, batch, step->micro_batch);|micro_batch(trainer, batch, trainer->model.table.embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|' mesh-faults "pp 2 .*worst gradient"
 fault "all stages are planned as the first" plan/planner.h \
@@ -178,8 +178,8 @@ more "ranks that differ in memory are planned as one" run/plan.h \
 if [ -n "$all" ]; then
     fault "a pipeline adds up its micro-batches one after the other" run/parallel.h \
         's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' mesh-bits "expected, dry-run and measured|have one rank's bits"
-    fault "one rank's gradients of keys and values are lost" train_llama3.cu \
-        's|sum_pieces(m->dev, m->kv_mine, m->kv, m->mesh->size\[AXIS_CP\],|sum_pieces(m->dev, m->kv_mine, m->kv, m->mesh->size[AXIS_CP] - 1,|' mesh-faults "cp 2 .*worst gradient"
+    fault "one rank's gradients of keys and values are lost" context_parallel.h \
+        's|sum_pieces(cp->dev, cp->own, pieces, cp->size,|sum_pieces(cp->dev, cp->own, pieces, cp->size - 1,|' mesh-faults "cp 2 .*worst gradient"
     fault "a stage awaits two messages in the other order" pipeline_parallel.h \
     's|p->schedule.receives\[p->receives_started\]|p->schedule.receives[p->schedule.pp_rank ? p->receives_started ^ 1 : p->receives_started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
     fault "one message too many" pipeline_parallel.h \
@@ -227,8 +227,8 @@ if [ -n "$all" ]; then
     fault "AdamW comes before the last sums" fsdp.h 's|    comm_await(fsdp->comm, device_mark(fsdp->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
     fault "weights are used before they have arrived" lib/comm.h 's|    if (r->of_device) device_await(dev, r->arrived);||' orders "have one rank's bits"
     fault "weights are written while another rank copies them" lib/comm.h 's|device_await(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
-    fault "exchanges of tp and cp travel on a stream that nobody orders" train_llama3.cu \
-        's|    collective_start(m->comm, &m->exchange, .*|    StreamKind was = device_stream(m->dev, STREAM_SEND_NEXT);\n&\n    device_stream(m->dev, was);|' orders "have seed 0's bits"
+    fault "tensor parallelism's collectives travel on a stream that nothing orders" tensor_parallel.h \
+        's|    collective_start(tp->comm, &tp->request, .*FLOATX);|    StreamKind was = device_stream(tp->dev, STREAM_SEND_NEXT);\n&\n    device_stream(tp->dev, was);|' orders "have seed 0's bits"
     fault "a stage sends what is not made yet" pipeline_parallel.h 's|    device_order(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
     fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_order(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
     fault "both ends of a pipeline send first, over NCCL" fsdp.h 's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' mesh "two ranks issue in two orders"

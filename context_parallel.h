@@ -1,0 +1,143 @@
+/* context_parallel.h: context parallelism with all-gathered keys and values (Llama 3 paper, section 3.3.2).
+ *
+ * A sequence is cut into 2·cp parts, and rank i of the cp group computes parts i and 2·cp - 1 - i: under the causal
+ * mask all ranks then have the same work. Only attention looks beyond a rank's own tokens: before it, keys and values
+ * of all ranks are all-gathered; in backward their gradients are reduce-scattered. On a group of one rank these calls
+ * neither copy nor send.
+ */
+#ifndef CONTEXT_PARALLEL_H
+#define CONTEXT_PARALLEL_H
+#include "lib/comm.h" // defines: Comm, Device, Request, collective_start, collective_wait
+#include "lib/ops.h"  // defines: sum_pieces
+
+/* Keys and values as attention reads them: `tokens` of each sequence, `stride` elements from one to the next. */
+typedef struct {
+    const floatX *k, *v; // (B, tokens, NKV, HD)
+    int64_t stride;
+    int tokens;
+} KeyValue;
+
+typedef struct {
+    Comm *comm;
+    Device *dev;
+    int size, rank;     // of the cp group
+    int B, T;           // sequences; this rank's tokens of each
+    int64_t Q, KV;      // NH·HD and NKV·HD: widths of a token's queries, and of its keys or values
+    floatX *own;        // (B, T, 2·KV) this rank's keys and values; NULL if size = 1, as the following
+    floatX *of_ranks;   // (size, B, T, 2·KV) those of all ranks
+    floatX *sequence;   // (B, T·size, 2·KV) the same in the order of the sequence
+    floatX *d_sequence; // (B, T·size, 2·KV) their gradients from this rank's queries
+    Request request;
+} ContextParallel;
+
+static void cp_open(ContextParallel *cp, Comm *comm, int B, int T, int64_t Q, int64_t KV, int training) {
+    memset(cp, 0, sizeof *cp);
+    cp->comm = comm;
+    cp->dev = comm->dev;
+    cp->size = comm->groups[AXIS_CP].size;
+    cp->rank = comm->groups[AXIS_CP].rank;
+    cp->B = B;
+    cp->T = T;
+    cp->Q = Q;
+    cp->KV = KV;
+    if (cp->size == 1) return;
+    size_t bytes = sizeof(floatX) * (size_t)B * (size_t)T * 2 * (size_t)KV, all = bytes * (size_t)cp->size;
+    cp->own = (floatX *)arena_alloc(cp->dev, MEM_ACTIVATIONS, "keys and values", bytes);
+    cp->of_ranks = (floatX *)arena_alloc(cp->dev, MEM_ACTIVATIONS, "keys and values of all cp ranks", all);
+    cp->sequence = (floatX *)arena_alloc(cp->dev, MEM_ACTIVATIONS, "keys and values of the sequence", all);
+    if (training)
+        cp->d_sequence = (floatX *)arena_alloc(cp->dev, MEM_ACTIVATIONS, "d keys and values of the sequence", all);
+}
+
+static void cp_close(ContextParallel *cp) { device_forget_event(cp->request.arrived); }
+
+/* Position in the sequence of this rank's token t of T: its first half is part `rank` of 2·size, its second half part
+ * 2·size - 1 - rank. */
+static int cp_position(const ContextParallel *cp, int t, int T) {
+    int half = T / 2;
+    if (cp->size == 1) return t;
+    return t < half ? cp->rank * half + t : (2 * cp->size - 1 - cp->rank) * half + t - half;
+}
+
+/* Copies between the order of ranks, (size, B, 2 halves), and that of the sequence, (B, 2·size parts). */
+enum { CP_TO_SEQUENCE, CP_TO_RANKS };
+static void cp_reorder(ContextParallel *cp, floatX *to, const floatX *from, int direction) {
+    size_t half = sizeof(floatX) * (size_t)(cp->T / 2) * 2 * (size_t)cp->KV; // bytes
+    size_t rank_stride = 2 * half, sequence_stride = rank_stride * (size_t)cp->size;
+    for (int rank = 0; rank < cp->size; rank++)
+        for (int second = 0; second < 2; second++) {
+            int part = second ? 2 * cp->size - 1 - rank : rank;
+            size_t in_ranks = (size_t)rank * (size_t)cp->B * rank_stride + (size_t)second * half;
+            size_t in_sequence = (size_t)part * half;
+            if (direction == CP_TO_SEQUENCE)
+                device_copy_rows(cp->dev, (char *)to + in_sequence, sequence_stride, (const char *)from + in_ranks,
+                                 rank_stride, half, cp->B);
+            else
+                device_copy_rows(cp->dev, (char *)to + in_ranks, rank_stride, (const char *)from + in_sequence,
+                                 sequence_stride, half, cp->B);
+        }
+}
+
+// ---------------------------------------------------------------------------
+// before attention: keys and values of the whole sequence
+
+static void cp_all_gather_start(ContextParallel *cp, const floatX *qkv /* (B·T, Q + 2·KV) */) {
+    size_t row = sizeof(floatX) * 2 * (size_t)cp->KV, qkv_row = sizeof(floatX) * (size_t)(cp->Q + 2 * cp->KV);
+    size_t N = (size_t)cp->B * (size_t)cp->T;
+    if (cp->size == 1) return;
+    device_copy_rows(cp->dev, cp->own, row, qkv + cp->Q, qkv_row, row, (int)N);
+    collective_start(cp->comm, &cp->request, ALL_GATHER, AXIS_CP, "keys and values", cp->own, cp->of_ranks,
+                     row / sizeof(floatX) * N, FLOATX);
+}
+static KeyValue cp_all_gather_wait(ContextParallel *cp, const floatX *qkv /* as started */) {
+    KeyValue kv = {qkv + cp->Q, qkv + cp->Q + cp->KV, cp->Q + 2 * cp->KV, cp->T};
+    if (cp->size == 1) return kv;
+    collective_wait(cp->comm, &cp->request);
+    cp_reorder(cp, cp->sequence, cp->of_ranks, CP_TO_SEQUENCE);
+    kv.k = cp->sequence;
+    kv.v = cp->sequence + cp->KV;
+    kv.stride = 2 * cp->KV;
+    kv.tokens = cp->T * cp->size;
+    return kv;
+}
+
+/* Returns the keys and values of all tokens of the sequence, from each rank's rows of queries, keys and values. Valid
+ * until the next call. */
+static KeyValue cp_all_gather_kv(ContextParallel *cp, const floatX *qkv /* (B·T, Q + 2·KV) */) {
+    cp_all_gather_start(cp, qkv);
+    return cp_all_gather_wait(cp, qkv);
+}
+
+// ---------------------------------------------------------------------------
+// after attention's backward: the gradients of this rank's keys and values
+
+/* Where attention_backward leaves the gradients of the keys (the values' are KV further): with one rank in their
+ * columns of d_qkv. */
+static floatX *cp_key_gradient(ContextParallel *cp, floatX *d_qkv) {
+    return cp->size == 1 ? d_qkv + cp->Q : cp->d_sequence;
+}
+
+static void cp_reduce_scatter_start(ContextParallel *cp) {
+    size_t count = (size_t)cp->B * (size_t)cp->T * 2 * (size_t)cp->KV;
+    if (cp->size == 1) return;
+    cp_reorder(cp, cp->of_ranks, cp->d_sequence, CP_TO_RANKS);
+    collective_start(cp->comm, &cp->request, REDUCE_SCATTER, AXIS_CP, "gradients of keys and values", cp->of_ranks,
+                     cp->sequence, count, FLOATX);
+}
+static void cp_reduce_scatter_wait(ContextParallel *cp, floatX *d_qkv) {
+    size_t row = sizeof(floatX) * 2 * (size_t)cp->KV, qkv_row = sizeof(floatX) * (size_t)(cp->Q + 2 * cp->KV);
+    int N = cp->B * cp->T;
+    floatX *pieces = cp->sequence; // (size, B, T, 2·KV) what the queries of each rank contribute
+    if (cp->size == 1) return;
+    collective_wait(cp->comm, &cp->request);
+    sum_pieces(cp->dev, cp->own, pieces, cp->size, (int64_t)N * 2 * cp->KV);
+    device_copy_rows(cp->dev, d_qkv + cp->Q, qkv_row, cp->own, row, row, N);
+}
+
+/* Sums the gradients of this rank's keys and values over the queries of all ranks, into their columns of d_qkv. */
+static void cp_reduce_scatter_kv(ContextParallel *cp, floatX *d_qkv /* (B·T, Q + 2·KV) */) {
+    cp_reduce_scatter_start(cp);
+    cp_reduce_scatter_wait(cp, d_qkv);
+}
+
+#endif
