@@ -7,7 +7,7 @@
  */
 #ifndef CONTEXT_PARALLEL_H
 #define CONTEXT_PARALLEL_H
-#include "lib/comm.h" // defines: Comm, Device, Request, collective_start, collective_wait
+#include "lib/comm.h" // defines: Comm, Device, Request, collective_start, comm_wait
 #include "lib/ops.h"  // defines: sum_pieces
 
 /* Keys and values as attention reads them: `tokens` of each sequence, `stride` elements from one to the next. */
@@ -49,7 +49,7 @@ static void cp_open(ContextParallel *cp, Comm *comm, int B, int T, int64_t Q, in
         cp->d_sequence = (floatX *)arena_alloc(cp->dev, MEM_ACTIVATIONS, "d keys and values of the sequence", all);
 }
 
-static void cp_close(ContextParallel *cp) { device_forget_event(cp->request.arrived); }
+static void cp_close(ContextParallel *cp) { device_destroy_event(cp->request.arrived); }
 
 /* Position in the sequence of this rank's token t of T: its first half is part `rank` of 2·size, its second half part
  * 2·size - 1 - rank. */
@@ -92,7 +92,7 @@ static void cp_all_gather_start(ContextParallel *cp, const floatX *qkv /* (B·T,
 static KeyValue cp_all_gather_wait(ContextParallel *cp, const floatX *qkv /* as started */) {
     KeyValue kv = {qkv + cp->Q, qkv + cp->Q + cp->KV, cp->Q + 2 * cp->KV, cp->T};
     if (cp->size == 1) return kv;
-    collective_wait(cp->comm, &cp->request);
+    comm_wait(cp->comm, &cp->request);
     cp_reorder(cp, cp->sequence, cp->of_ranks, CP_TO_SEQUENCE);
     kv.k = cp->sequence;
     kv.v = cp->sequence + cp->KV;
@@ -129,7 +129,7 @@ static void cp_reduce_scatter_wait(ContextParallel *cp, floatX *d_qkv) {
     int N = cp->B * cp->T;
     floatX *pieces = cp->sequence; // (size, B, T, 2·KV) what the queries of each rank contribute
     if (cp->size == 1) return;
-    collective_wait(cp->comm, &cp->request);
+    comm_wait(cp->comm, &cp->request);
     sum_pieces(cp->dev, cp->own, pieces, cp->size, (int64_t)N * 2 * cp->KV);
     device_copy_rows(cp->dev, d_qkv + cp->Q, qkv_row, cp->own, row, row, N);
 }

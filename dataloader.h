@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/stat.h>
+#include <pthread.h>
 
 // ---------------------------------------------------------------------------
 // token files (little-endian): a header, the tokens, and with TOKEN_FILE_MASKED one byte per token: 0 = not a target
@@ -488,7 +489,7 @@ static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
 /* Gives the batch's buffer back, and wakes as many workers as there are samples to read into it, at most one each. */
 static void loader_release(Loader *l, Device *dev) {
     if (dev->dry_run) return;
-    device_await_on_host(l->ring[l->consumed % LOADER_DEPTH].fed);
+    device_synchronize_event(l->ring[l->consumed % LOADER_DEPTH].fed);
     pthread_mutex_lock(&l->lock);
     l->consumed++;
     pthread_mutex_unlock(&l->lock);
@@ -502,7 +503,7 @@ static void loader_close(Loader *l, Device *dev) {
     pthread_cond_broadcast(&l->room);
     pthread_mutex_unlock(&l->lock);
     for (int i = 0; i < l->num_workers; i++) pthread_join(l->workers[i].thread, NULL);
-    for (int i = 0; i < LOADER_DEPTH; i++) device_forget_event(l->ring[i].fed);
+    for (int i = 0; i < LOADER_DEPTH; i++) device_destroy_event(l->ring[i].fed);
 }
 
 #endif

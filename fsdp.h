@@ -212,7 +212,7 @@ static void *pool_take(Fsdp *fsdp, PoolKind pool, const FsdpUnit *u) {
     PoolBuffer *b = pool_find(&fsdp->pools[pool], u->unit->kind);
     if (!b) run_failure("rank %d: no free buffer for %s of %s", fsdp->comm->rank, contents[pool], u->unit->name);
     b->taken = 1;
-    comm_await(fsdp->comm, b->freed, u->unit->name);
+    comm_wait_event(fsdp->comm, b->freed, u->unit->name);
     return b->memory;
 }
 
@@ -222,7 +222,7 @@ static void pool_release(Fsdp *fsdp, PoolKind pool, const void *memory) {
     for (int i = 0; i < p->count; i++) {
         if (p->buffers[i].memory != memory) continue;
         p->buffers[i].taken = 0;
-        device_record(fsdp->dev, &p->buffers[i].freed);
+        device_record_event(fsdp->dev, &p->buffers[i].freed);
     }
 }
 
@@ -236,7 +236,7 @@ static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
         u->unsharded_weights = u->sharded_weights;
         return;
     }
-    StreamKind before = device_stream(fsdp->dev, STREAM_GATHER);
+    StreamKind before = device_set_stream(fsdp->dev, STREAM_GATHER);
     u->unsharded_weights = u->persistent_weights;
     if (!u->unsharded_weights) u->unsharded_weights = (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
     size_t bytes = sharded_bytes(fsdp, u);
@@ -252,7 +252,7 @@ static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
         collective_start(fsdp->comm, &u->all_gather, ALL_GATHER, AXIS_FSDP, u->unit->name, mine, u->unsharded_weights,
                          count, dtype);
     else request_enqueued(fsdp->comm, &u->all_gather, u->unit->name);
-    device_stream(fsdp->dev, before);
+    device_set_stream(fsdp->dev, before);
 }
 
 /* Starts the all-gather ahead of need, if a buffer is free. */
@@ -273,7 +273,7 @@ static void dequantize_unit(Fsdp *fsdp, FsdpUnit *u) {
 /* The unit's weights (padded) in the compute dtype, valid until fsdp_reshard. Waits for their all-gather. */
 static const floatX *fsdp_unshard(Fsdp *fsdp, FsdpUnit *u) {
     unshard_start(fsdp, u);
-    collective_wait(fsdp->comm, &u->all_gather);
+    comm_wait(fsdp->comm, &u->all_gather);
     if (!u->quantized.shards) return u->unsharded_weights;
     if (!u->dequantized) dequantize_unit(fsdp, u);
     return u->dequantized;
@@ -415,7 +415,7 @@ static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
     int shard_pieces = fsdp->sharding.transport_sums ? 1 : fsdp->ranks;
     int replica_pieces = fsdp->sharding.transport_sums ? 1 : fsdp->replicas;
     int last = r->micro_batch == fsdp->sharding.micro_batches - 1;
-    collective_wait(fsdp->comm, &r->request);
+    comm_wait(fsdp->comm, &r->request);
     switch (stage) {
     case REDUCE_SCATTER_FSDP: {
         int replace = 1;
@@ -443,8 +443,8 @@ static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
  * stream waits for it only where it needs a buffer or the sums. */
 static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
     int in_flight = 0;
-    if (entering) device_order(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE); // backward has written its gradient
-    StreamKind before = device_stream(fsdp->dev, STREAM_REDUCE);
+    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE); // backward has written its gradient
+    StreamKind before = device_set_stream(fsdp->dev, STREAM_REDUCE);
     for (int from = REDUCTION_STAGES - 1; from >= -1; from--) { // the last stage first makes room for the one before
         FsdpUnit *u = from < 0 ? entering : fsdp->reductions[from].unit;
         int micro = from < 0 ? micro_batch : fsdp->reductions[from].micro_batch;
@@ -456,7 +456,7 @@ static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
         reduction_start(fsdp, (ReductionStage)to, u, micro);
         in_flight++;
     }
-    device_stream(fsdp->dev, before);
+    device_set_stream(fsdp->dev, before);
     return in_flight;
 }
 
@@ -467,7 +467,7 @@ static void reductions_drain(Fsdp *fsdp) {
 /* Waits until every unit's gradient is reduced. */
 static void fsdp_finish_gradients(Fsdp *fsdp) {
     reductions_drain(fsdp);
-    comm_await(fsdp->comm, device_mark(fsdp->dev, STREAM_REDUCE), "reductions");
+    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");
 }
 
 /* The buffer (padded) into which backward writes the unit's gradient of this micro-batch; what backward adds to is
@@ -614,7 +614,7 @@ static void exchange_tied_gradient(Fsdp *fsdp, const FsdpUnit *u) {
         point_start(fsdp->comm, &fsdp->tied_requests[i], sends ? SEND : RECEIVE, AXIS_PP, peer,
                     "gradient of the tied weight", sends ? sent : received, (size_t)u->state_count, DTYPE_F32);
     }
-    for (int i = 0; i < 2; i++) collective_wait(fsdp->comm, &fsdp->tied_requests[i]);
+    for (int i = 0; i < 2; i++) comm_wait(fsdp->comm, &fsdp->tied_requests[i]);
 }
 
 /* Adds, once per step, the embedding's and the head's gradient of a tied weight of which there are two copies: on the
@@ -697,7 +697,7 @@ static void open_trained_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
     Device *dev = fsdp->dev;
     u->master = state_alloc(fsdp, MEM_PARAMS, "master weights", u->state_count);
     u->sharded_weights = (floatX *)u->master;
-    MemCategory copies = dev->arenas[MEM_PARAMS].slow ? MEM_PARAMS : MEM_COMM; // the copy is offloaded with the master
+    MemCategory copies = dev->arenas[MEM_PARAMS].offloaded ? MEM_PARAMS : MEM_COMM; // the copy is offloaded with the master
     if (sizeof(floatX) != sizeof(float))
         u->sharded_weights =
             (floatX *)arena_alloc(dev, copies, "weights in the compute dtype", sizeof(floatX) * (size_t)u->state_count);
@@ -820,8 +820,8 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->rounds_micro_batches = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
     fsdp->num_partial_sums = 1; // as many as the stack of accumulation_target is high: log2 of the micro-batches
     while (how->deterministic && 1 << fsdp->num_partial_sums < how->micro_batches) fsdp->num_partial_sums++;
-    fsdp->weights_offloaded = dev->arenas[MEM_PARAMS].slow && !SLOW_TIER_COMPUTES;
-    fsdp->gradients_offloaded = dev->arenas[MEM_GRADS].slow && !SLOW_TIER_COMPUTES;
+    fsdp->weights_offloaded = dev->arenas[MEM_PARAMS].offloaded && !OFFLOAD_IN_PLACE;
+    fsdp->gradients_offloaded = dev->arenas[MEM_GRADS].offloaded && !OFFLOAD_IN_PLACE;
     fsdp->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
     for (int i = 0; i < table->num_units; i++) unit_open(fsdp, &fsdp->units[i], &table->units[i], training);
     pools_open(fsdp, training);
@@ -835,11 +835,11 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
 
 static void fsdp_close(Fsdp *fsdp) {
     for (int i = 0; fsdp->units && i < fsdp->table->num_units; i++)
-        device_forget_event(fsdp->units[i].all_gather.arrived);
-    for (int i = 0; i < REDUCTION_STAGES; i++) device_forget_event(fsdp->reductions[i].request.arrived);
+        device_destroy_event(fsdp->units[i].all_gather.arrived);
+    for (int i = 0; i < REDUCTION_STAGES; i++) device_destroy_event(fsdp->reductions[i].request.arrived);
     for (int p = 0; p < POOLS; p++)
-        for (int i = 0; i < fsdp->pools[p].count; i++) device_forget_event(fsdp->pools[p].buffers[i].freed);
-    for (int i = 0; i < 2; i++) device_forget_event(fsdp->tied_requests[i].arrived);
+        for (int i = 0; i < fsdp->pools[p].count; i++) device_destroy_event(fsdp->pools[p].buffers[i].freed);
+    for (int i = 0; i < 2; i++) device_destroy_event(fsdp->tied_requests[i].arrived);
     free(fsdp->units);
 }
 

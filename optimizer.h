@@ -93,9 +93,9 @@ static void optimizer_open(Optimizer *o, Fsdp *fsdp) {
         largest = max_i64(largest, u->state_count);
         trained = u;
     }
-    for (int i = 0; i < 2 && trained && !SLOW_TIER_COMPUTES; i++)
+    for (int i = 0; i < 2 && trained && !OFFLOAD_IN_PLACE; i++)
         for (int k = 0; k < STATES; k++) {
-            if (!fsdp->dev->arenas[state_kinds[k].category].slow || !state_of(trained, (StateKind)k)) continue;
+            if (!fsdp->dev->arenas[state_kinds[k].category].offloaded || !state_of(trained, (StateKind)k)) continue;
             o->states[i].staging[k] = arena_alloc(fsdp->dev, MEM_WORKSPACE, "offloaded state that AdamW computes with",
                                                   (size_t)largest * state_kinds[k].element_size);
             o->offloaded = 1;
@@ -104,8 +104,8 @@ static void optimizer_open(Optimizer *o, Fsdp *fsdp) {
 
 static void optimizer_close(Optimizer *o) {
     for (int i = 0; i < 2; i++) {
-        device_forget_event(o->states[i].fetched);
-        device_forget_event(o->states[i].stored);
+        device_destroy_event(o->states[i].fetched);
+        device_destroy_event(o->states[i].stored);
     }
 }
 
@@ -113,32 +113,32 @@ static void optimizer_close(Optimizer *o) {
 static UnitState *fetch_state(Optimizer *o, FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
     UnitState *s = &o->states[(u - o->fsdp->units) % 2];
-    StreamKind before = device_stream(dev, STREAM_FETCH);
-    device_await(dev, s->stored);
+    StreamKind before = device_set_stream(dev, STREAM_FETCH);
+    device_wait_event(dev, s->stored);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
         size_t bytes = state_kinds[k].element_size * (size_t)u->state_count;
-        s->at[k] = state ? slow_fetch(dev, state_kinds[k].category, state, s->staging[k], bytes) : NULL;
+        s->at[k] = state ? offload_fetch(dev, state_kinds[k].category, state, s->staging[k], bytes) : NULL;
     }
-    if (o->offloaded) device_record(dev, &s->fetched);
-    device_stream(dev, before);
+    if (o->offloaded) device_record_event(dev, &s->fetched);
+    device_set_stream(dev, before);
     return s;
 }
 
 /* Starts to copy what AdamW has written back to where the unit's state is kept. */
 static void store_state(Optimizer *o, FsdpUnit *u, UnitState *s) {
     Device *dev = o->fsdp->dev;
-    if (o->offloaded) device_order(dev, STREAM_STORE, STREAM_COMPUTE);
-    StreamKind before = device_stream(dev, STREAM_STORE);
+    if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);
+    StreamKind before = device_set_stream(dev, STREAM_STORE);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
         size_t bytes = state_kinds[k].element_size * (size_t)u->state_count;
         if (!state || (k == STATE_COPY && !s->staging[k]))
             continue; // in files the copy stays cached: it is gathered next
-        slow_store(dev, state_kinds[k].category, state, s->at[k], bytes, state_kinds[k].written);
+        offload_store(dev, state_kinds[k].category, state, s->at[k], bytes, state_kinds[k].written);
     }
-    if (o->offloaded) device_record(dev, &s->stored);
-    device_stream(dev, before);
+    if (o->offloaded) device_record_event(dev, &s->stored);
+    device_set_stream(dev, before);
 }
 
 /* One AdamW step (Loshchilov and Hutter 2019) on everything this rank keeps. `grad_scale` turns the summed gradient
@@ -149,7 +149,7 @@ static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int s
     FsdpUnit *unit = NULL, *fetched = NULL, *end = fsdp->units + fsdp->table->num_units;
     UnitState *s = NULL;
     ShardPiece p;
-    device_order(dev, STREAM_FETCH, STREAM_COMPUTE);
+    device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE);
     for (int i = 0; next_state_piece(fsdp, &i, &p);) {
         if (p.unit != unit) {
             device_pace(dev);
@@ -162,7 +162,7 @@ static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int s
                 fetched = unit + 1;
                 fetch_state(o, fetched);
             }
-            comm_await(fsdp->comm, s->fetched, "offloaded state");
+            comm_wait_event(fsdp->comm, s->fetched, "offloaded state");
         }
         floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;
         float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;
@@ -171,8 +171,8 @@ static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int s
               a->beta1, a->beta2, a->eps, weight_decay, grad_scale, step);
     }
     if (unit) store_state(o, unit, s);
-    device_order(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE); // next step's weights
-    device_order(dev, STREAM_COMPUTE, STREAM_STORE);
+    device_wait_stream(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE); // next step's weights
+    device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);
 }
 
 #endif

@@ -215,11 +215,11 @@ static void pipeline_start_receive(Pipeline *p, const PipelineStep *step) {
     Device *dev = p->comm->dev;
     PipelineMessage *in = &p->in[step->kind][step->receive_buffer];
     StreamKind on = step->kind == PIPE_FORWARD ? STREAM_RECEIVE_PREVIOUS : STREAM_RECEIVE_NEXT, before;
-    device_order(dev, on, STREAM_COMPUTE); // which has read what was there before
-    before = device_stream(dev, on);
+    device_wait_stream(dev, on, STREAM_COMPUTE); // which has read what was there before
+    before = device_set_stream(dev, on);
     point_start(p->comm, &in->request, RECEIVE, AXIS_PP, pipeline_source(&p->schedule, step), message_name(p, step, 0),
                 in->data, p->message_bytes / sizeof(floatX), FLOATX);
-    device_stream(dev, before);
+    device_set_stream(dev, before);
 }
 
 /* Before a step: receives that the schedule wants under way by now. */
@@ -232,29 +232,29 @@ static void pipeline_start_receives(Pipeline *p, const PipelineStep *step) {
 static void pipeline_receive(Pipeline *p, const PipelineStep *step, floatX *to) {
     if (pipeline_source(&p->schedule, step) < 0) return;
     PipelineMessage *in = &p->in[step->kind][step->receive_buffer];
-    collective_wait(p->comm, &in->request);
+    comm_wait(p->comm, &in->request);
     device_copy(p->comm->dev, to, in->data, p->message_bytes);
 }
 
 /* A buffer for a step's output, and then its departure. */
 static PipelineMessage *pipeline_output(Pipeline *p, const PipelineStep *step) {
     PipelineMessage *out = &p->out[step->kind][p->sent[step->kind]++ % 2];
-    collective_wait(p->comm, &out->request); // the one before the last has left
+    comm_wait(p->comm, &out->request); // the one before the last has left
     return out;
 }
 static void pipeline_send(Pipeline *p, const PipelineStep *step, PipelineMessage *out) {
     Device *dev = p->comm->dev;
     StreamKind on = step->kind == PIPE_FORWARD ? STREAM_SEND_NEXT : STREAM_SEND_PREVIOUS, before;
-    device_order(dev, on, STREAM_COMPUTE);
-    before = device_stream(dev, on);
+    device_wait_stream(dev, on, STREAM_COMPUTE);
+    before = device_set_stream(dev, on);
     point_start(p->comm, &out->request, SEND, AXIS_PP, pipeline_target(&p->schedule, step), message_name(p, step, 1),
                 out->data, p->message_bytes / sizeof(floatX), FLOATX);
-    device_stream(dev, before);
+    device_set_stream(dev, before);
 }
 
 /* The step's last sends have left. */
 static void pipeline_finish(Pipeline *p) {
-    for (int i = 0; i < 4; i++) collective_wait(p->comm, &p->out[i / 2][i % 2].request);
+    for (int i = 0; i < 4; i++) comm_wait(p->comm, &p->out[i / 2][i % 2].request);
     p->receives_started = 0, p->sent[PIPE_FORWARD] = p->sent[PIPE_BACKWARD] = 0; // each step is the first one again
 }
 
@@ -277,8 +277,8 @@ static void pipeline_open(Pipeline *p, Comm *comm, size_t bytes) {
 static void pipeline_close(Pipeline *p) {
     for (int kind = 0; kind < 2; kind++) {
         for (int i = 0; p->in[kind] && i < p->schedule.receive_buffers[kind]; i++)
-            device_forget_event(p->in[kind][i].request.arrived);
-        for (int i = 0; i < 2; i++) device_forget_event(p->out[kind][i].request.arrived);
+            device_destroy_event(p->in[kind][i].request.arrived);
+        for (int i = 0; i < 2; i++) device_destroy_event(p->out[kind][i].request.arrived);
         free(p->in[kind]);
     }
     if (p->comm && p->comm->dev->dry_run) free(p->names);

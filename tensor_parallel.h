@@ -8,7 +8,7 @@
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H
-#include "lib/comm.h" // defines: Comm, Device, Request, collective_start, collective_wait
+#include "lib/comm.h" // defines: Comm, Device, Request, collective_start, comm_wait
 #include "lib/ops.h"  // defines: sum_pieces, cross_entropy, cross_entropy_part, cross_entropy_join
 
 typedef struct {
@@ -49,7 +49,7 @@ static void tp_open_loss(TensorParallel *tp, int logit_rows) {
     if (tp->size > 1) tp->loss_parts = (float *)arena_alloc(tp->dev, MEM_ACTIVATIONS, "softmax statistics", bytes);
 }
 
-static void tp_close(TensorParallel *tp) { device_forget_event(tp->request.arrived); }
+static void tp_close(TensorParallel *tp) { device_destroy_event(tp->request.arrived); }
 
 /* The following micro-batches have N tokens, at most as many as tp_open was told. */
 static void tp_set_tokens(TensorParallel *tp, int N) { tp->tokens = (N + tp->size - 1) / tp->size; }
@@ -64,7 +64,7 @@ static void tp_all_gather_start(TensorParallel *tp, const floatX *x /* (n,C) */,
 }
 static const floatX *tp_all_gather_wait(TensorParallel *tp, const floatX *x /* (n,C), as started */) {
     if (tp->size == 1) return x;
-    collective_wait(tp->comm, &tp->request);
+    comm_wait(tp->comm, &tp->request);
     return tp->gathered;
 }
 
@@ -88,7 +88,7 @@ static void tp_reduce_scatter_start(TensorParallel *tp, const char *what) {
 /* The transport only moves the pieces: adding them in the order of ranks gives the same bits on every transport. */
 static void tp_reduce_scatter_wait(TensorParallel *tp, floatX *sum /* (n,C) = */) {
     if (tp->size == 1) return;
-    collective_wait(tp->comm, &tp->request);
+    comm_wait(tp->comm, &tp->request);
     sum_pieces(tp->dev, sum, tp->pieces, tp->size, (int64_t)tp->tokens * tp->C);
 }
 
@@ -113,7 +113,7 @@ static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, f
     cross_entropy_part(tp->dev, own, logits, targets, tp->first_vocabulary, rows, V);
     collective_start(tp->comm, &tp->request, ALL_GATHER, AXIS_TP, "softmax statistics", own, all, 3 * (size_t)rows,
                      DTYPE_F32);
-    collective_wait(tp->comm, &tp->request);
+    comm_wait(tp->comm, &tp->request);
     cross_entropy_join(tp->dev, losses, logits, all, targets, tp->size, tp->first_vocabulary, rows, V, with_gradient);
 }
 

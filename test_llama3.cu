@@ -777,8 +777,8 @@ static void test_bits(void) {
                         compare_bits(model, 0, world, B, &transport_threads, more, first, 0);
                     }
             snprintf(more, sizeof more, " --recompute %s --wrap size:99999 --slots 3 --offload all%s%s",
-                     tied ? "selective" : "every:2", SLOW_TIER_COMPUTES ? " --out " : "",
-                     SLOW_TIER_COMPUTES ? scratch_dir : "");
+                     tied ? "selective" : "every:2", OFFLOAD_IN_PLACE ? " --out " : "",
+                     OFFLOAD_IN_PLACE ? scratch_dir : "");
             compare_bits(model, 0, 2, B, &transport_threads, more, first, 0);
         }
 }

@@ -218,9 +218,9 @@ static void block_backward(Model *m, int l, int micro) {
     const floatX *w = b.w;
     const int64_t *at = b.at;
     int N = m->B * m->T, n = m->tp->tokens, Q = c->NH * c->HD, QKV = qkv_width(c);
-    dev->again = 1;
+    dev->recomputing = 1;
     if (a->keep < KEEP_ALL) block_forward(m, l, 1);
-    dev->again = 0;
+    dev->recomputing = 0;
 
     const floatX *dx = tp_all_gather_tokens(m->tp, m->d_x, "d MLP output");
     product_backward(m, &b, W_DOWN, m->d_swiglu, dx, a->swiglu, N, c->F, c->C);
@@ -623,12 +623,12 @@ static StepStats train_step(Trainer *trainer, int64_t step) { // step counts fro
                          DTYPE_BYTE);
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
     run_schedule(trainer, batch);
-    device_record(&trainer->parallel.dev, &batch->fed);
+    device_record_event(&trainer->parallel.dev, &batch->fed);
     fsdp_finish_gradients(&trainer->parallel.fsdp);
     device_phase(&trainer->parallel.dev, "optimizer", NULL);
     fsdp_sum_tp_replicated(&trainer->parallel.fsdp);
     fsdp_sum_tied_embedding(&trainer->parallel.fsdp);
-    collective_wait(&trainer->parallel.comm, &trainer->samples_told);
+    comm_wait(&trainer->parallel.comm, &trainer->samples_told);
     exchange_reports(trainer, batch, start, waited);
     int64_t first_sample = trainer->parallel.dev.dry_run ? 0 : batch->windows[0];
     loader_release(&trainer->loader, &trainer->parallel.dev);
@@ -806,7 +806,7 @@ static int train_and_log(Trainer *trainer, const Trainer *dry_run, int64_t step,
     if (trainer->parallel.rank == 0)
         logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples,
                        &trainer->parallel.mesh);
-    if (o->trace) device_finish(&trainer->parallel.dev); // what follows is no part of the step
+    if (o->trace) device_synchronize_all(&trainer->parallel.dev); // what follows is no part of the step
     events = trainer->parallel.dev.num_events;
     double start = seconds_now();
     if (trainer->parallel.fsdp.fingerprints && o->check_replicas && step % o->check_replicas == 0)
@@ -830,7 +830,7 @@ static int train(Trainer *trainer, const Trainer *dry_run) {
     int64_t last = trainer->opt->steps, traced = 0;
     double flops = device_flops(&dry_run->parallel.dev, 0), rate = 0; // FLOP/s
     int ends = trainer->progress.step == last;
-    events_drop(&trainer->parallel.dev, 0);                      // the timeline begins here
+    timeline_truncate(&trainer->parallel.dev, 0);                      // the timeline begins here
     if (ends && trainer->opt->out) save_when_due(trainer, 0, 1); // nothing is left to train: a copy in --out
     while (!ends) {
         int64_t before = trainer->parallel.dev.num_events;
@@ -871,7 +871,7 @@ static void write_run_files(const Job *j, const Trainer *trainer) {
 /* Opens for real what was dry-run: device, groups, shards, weights. */
 static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank) {
     trainer_bind(trainer, j, rank);
-    if (SLOW_TIER_COMPUTES && offloaded(&j->opt))
+    if (OFFLOAD_IN_PLACE && offloaded(&j->opt))
         make_directories(j->opt.out); // by each rank: they may be on different hosts
     device_open(&trainer->parallel.dev, &dry_run->parallel.dev, j->opt.out, rank);
     ops_open(&trainer->parallel.dev, rank == 0);

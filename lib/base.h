@@ -30,9 +30,11 @@ enum { CUDA_BUILD = 1 };
 enum { CUDA_BUILD = 0 };
 #endif
 #ifdef __cplusplus // an initializer that sets every member to zero
-#define ZERO {}
+#define ZERO                                                                                                           \
+    {}
 #else
-#define ZERO { 0 }
+#define ZERO                                                                                                           \
+    { 0 }
 #include <assert.h> // static_assert
 #endif
 

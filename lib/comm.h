@@ -11,6 +11,9 @@
 #include "device.h"
 #include "mesh.h" // defines: Axis, Mesh, mesh_open, mesh_coordinate, mesh_group_size
 #include <sched.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
 #ifdef HAVE_MPI
 #define OMPI_SKIP_MPICXX
 #include <mpi.h> // defines: MPI_Iallgather, MPI_Ialltoall, MPI_Test, …
@@ -164,8 +167,8 @@ static inline double bytes_moved(const Request *r) { return (double)r->bytes * (
 
 /* From here on it is in flight, as the timeline has it. */
 static void request_begin(Comm *comm, Request *r) {
-    r->span = span_begin(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what,
-                         bytes_moved(r), !r->of_device);
+    r->span = span_begin(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, bytes_moved(r),
+                         !r->of_device);
 }
 
 // ---------------------------------------------------------------------------
@@ -252,7 +255,7 @@ static void threads_start_message(Comm *comm, Request *r) {
     if (r->collective == RECEIVE) return;
     wire->bytes += (int64_t)r->bytes;
     slot->send = r->send;
-    if (r->of_device) device_record(comm->dev, &slot->ready);
+    if (r->of_device) device_record_event(comm->dev, &slot->ready);
     __atomic_store_n(&slot->posted, r->sequence + 1, __ATOMIC_RELEASE);
 }
 
@@ -261,9 +264,10 @@ static int threads_test_message(Comm *comm, Request *r) {
     int sends = r->collective == SEND;
     if (__atomic_load_n(sends ? &slot->done : &slot->posted, __ATOMIC_ACQUIRE) != r->sequence + 1) return 0;
     if (r->of_device) request_begin(comm, r);
-    if (r->of_device) device_await(comm->dev, sends ? slot->copied : slot->ready);
+    if (r->of_device) device_wait_event(comm->dev, sends ? slot->copied : slot->ready);
     if (sends) return 1;
-    if (r->of_device) device_copy(comm->dev, r->recv, slot->send, r->bytes), device_record(comm->dev, &slot->copied);
+    if (r->of_device)
+        device_copy(comm->dev, r->recv, slot->send, r->bytes), device_record_event(comm->dev, &slot->copied);
     else memcpy(r->recv, slot->send, r->bytes);
     comm->wire[r->group->axis][RECEIVE].bytes += (int64_t)r->bytes;
     __atomic_store_n(&slot->done, r->sequence + 1, __ATOMIC_RELEASE);
@@ -278,7 +282,7 @@ static void threads_start(Comm *comm, Request *r) {
     ThreadSlot *mine = &thread_slots(r)[r->group->rank];
     r->next = 0;
     mine->send = r->send;
-    if (r->of_device) device_record(comm->dev, &mine->ready);
+    if (r->of_device) device_record_event(comm->dev, &mine->ready);
     else request_begin(comm, r);
     __atomic_store_n(&mine->posted, r->sequence + 1, __ATOMIC_RELEASE);
     comm->wire[r->group->axis][r->collective].calls++;
@@ -294,7 +298,7 @@ static int threads_test(Comm *comm, Request *r) {
         const char *from = slots[p].send + (r->collective == REDUCE_SCATTER ? (size_t)me * r->bytes : 0);
         char *to = r->recv + (size_t)p * r->bytes;
         if (r->of_device && !r->next) request_begin(comm, r);
-        if (r->of_device) device_await(comm->dev, slots[p].ready);
+        if (r->of_device) device_wait_event(comm->dev, slots[p].ready);
         if (to == from) {
         } // a gather in place has its own part
         else if (r->of_device)
@@ -302,13 +306,13 @@ static int threads_test(Comm *comm, Request *r) {
         else memcpy(to, from, r->bytes);
         if (p != me) comm->wire[r->group->axis][r->collective].bytes += (int64_t)r->bytes;
         if (++r->next < n) continue;
-        if (r->of_device) device_record(comm->dev, &slots[me].copied);
+        if (r->of_device) device_record_event(comm->dev, &slots[me].copied);
         __atomic_store_n(&slots[me].done, r->sequence + 1, __ATOMIC_RELEASE);
     }
     for (int p = 0; p < n; p++) // the others may still read what we sent
         if (__atomic_load_n(&slots[p].done, __ATOMIC_ACQUIRE) < r->sequence + 1) return 0;
     for (int p = 0; p < n && r->of_device; p++)
-        device_await(comm->dev, slots[p].copied); // and on the GPU they may for longer
+        device_wait_event(comm->dev, slots[p].copied); // and on the GPU they may for longer
     return 1;
 }
 
@@ -340,10 +344,10 @@ static void thread_world_close(ThreadWorld *w) {
         ThreadGroup *g = w->groups;
         w->groups = g->next;
         for (int i = 0; i < THREAD_SLOTS * g->size; i++)
-            device_forget_event(g->slots[i].ready), device_forget_event(g->slots[i].copied);
+            device_destroy_event(g->slots[i].ready), device_destroy_event(g->slots[i].copied);
         for (int p = 0; p < g->size * g->size; p++) {
             for (int i = 0; i < THREAD_SLOTS && g->messages[p]; i++)
-                device_forget_event(g->messages[p][i].ready), device_forget_event(g->messages[p][i].copied);
+                device_destroy_event(g->messages[p][i].ready), device_destroy_event(g->messages[p][i].copied);
             free(g->messages[p]);
         }
         free(g->messages);
@@ -544,7 +548,7 @@ static void request_end(Comm *comm, Request *r) {
     if (!r->span.begun) r->flight->finished = seconds_now();
     span_end(comm->dev, r->span, seconds, r->line, r->sequence + 1);
     if (!r->of_device) return;
-    device_record(comm->dev, &r->arrived);
+    device_record_event(comm->dev, &r->arrived);
     r->enqueued = 1;
 }
 
@@ -558,10 +562,10 @@ static void comm_progress(Comm *comm) {
     for (int i = 0; i < comm->num_in_flight; i++) {
         Request *r = comm->in_flight[i];
         if (!r->active || (CUDA_BUILD && r->of_device && busy[r->on])) continue;
-        StreamKind before = device_stream(comm->dev, r->on);
+        StreamKind before = device_set_stream(comm->dev, r->on);
         if (transport_of(comm, r)->test(comm, r)) request_end(comm, r);
         else busy[r->on] = 1;
-        device_stream(comm->dev, before);
+        device_set_stream(comm->dev, before);
     }
     for (int i = 0; i < comm->num_in_flight; i++)
         if (comm->in_flight[i]->active) comm->in_flight[kept++] = comm->in_flight[i];
@@ -587,7 +591,7 @@ static void comm_arrived(void *arg, int line, int64_t number, double start, doub
 static void request_enqueued(Comm *comm, Request *r, const char *what) {
     r->what = what;
     r->of_device = r->enqueued = !comm->dev->dry_run;
-    device_record(comm->dev, &r->arrived);
+    device_record_event(comm->dev, &r->arrived);
 }
 
 /* The name id of what the rank is doing: "forward of model.layers.3". */
@@ -651,7 +655,7 @@ static void request_start(Comm *comm, Request *r) {
     if (comm->num_in_flight == MAX_IN_FLIGHT)
         run_failure("rank %d: more than %d exchanges in flight", comm->rank, MAX_IN_FLIGHT);
     r->active = 1;
-    r->on = comm->dev->on;
+    r->on = comm->dev->current_stream;
     r->line = c ? c->line : (int)axis;
     r->sequence = c ? c->next_sequence++ : g->next_sequence++;
     r->started = device_now(comm->dev);
@@ -659,8 +663,8 @@ static void request_start(Comm *comm, Request *r) {
     if (comm->events) comm_record_start(comm, r);
     if (comm->dev->dry_run) { // how long it takes the replay of all ranks knows
         if (c) r->row = c->line - AXES + 1;
-        event_add(comm->dev, EVENT_EXCHANGE, comm_lane(r), collective_names[r->collective], r->what, r->started,
-                  r->started, bytes_moved(r));
+        event_add(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, r->started, r->started,
+                  bytes_moved(r));
         return;
     }
     if (CUDA_BUILD && r->of_device)
@@ -837,7 +841,7 @@ static void collective_finish(Comm *comm, Request *r) {
 /* Returns when the collective is complete; on a GPU the chosen stream waits, and the host only until all of it is in
  * its stream. This is the waiting that arithmetic does not hide. A CPU waits whichever stream is chosen, because its
  * streams are names only; of a GPU's streams only the compute stream counts. */
-static void collective_wait(Comm *comm, Request *r) {
+static void comm_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
     if (r->event_slot) comm_record_wait(comm, r);
     if (!r->active && !r->enqueued) return;
@@ -846,22 +850,22 @@ static void collective_wait(Comm *comm, Request *r) {
         event_add(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, dev->clock, dev->clock, 0);
         return;
     }
-    int counts = CUDA_BUILD ? dev->on == STREAM_COMPUTE : r->active;
+    int counts = CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active;
     Span span = ZERO;
     if (counts) span = span_begin(dev, EVENT_WAIT, STREAM_COMPUTE, "wait", r->what, 0, !r->of_device);
     if (r->active) collective_finish(comm, r);
-    if (r->of_device) device_await(dev, r->arrived);
+    if (r->of_device) device_wait_event(dev, r->arrived);
     r->enqueued = 0;
     if (counts) span_end(dev, span, &comm->wait_seconds, -1, 0);
 }
 
 /* The chosen stream, not the host, waits for an event of another one; that of the compute stream counts as waiting.
  * `what` it is for. */
-static void comm_await(Comm *comm, DeviceEvent event, const char *what) {
-    int counts = CUDA_BUILD && (event || comm->dev->dry_run) && comm->dev->on == STREAM_COMPUTE;
+static void comm_wait_event(Comm *comm, DeviceEvent event, const char *what) {
+    int counts = CUDA_BUILD && (event || comm->dev->dry_run) && comm->dev->current_stream == STREAM_COMPUTE;
     Span span = ZERO;
     if (counts) span = span_begin(comm->dev, EVENT_WAIT, STREAM_COMPUTE, "wait", what, 0, 0);
-    device_await(comm->dev, event);
+    device_wait_event(comm->dev, event);
     if (counts) span_end(comm->dev, span, &comm->wait_seconds, -1, 0);
 }
 
@@ -889,8 +893,8 @@ static void comm_alive(Comm *comm) {
 static void all_gather_now(Comm *comm, Axis axis, const char *what, const void *send, void *recv, size_t bytes) {
     Request r = ZERO;
     collective_start(comm, &r, ALL_GATHER, axis, what, send, recv, bytes, DTYPE_BYTE);
-    collective_wait(comm, &r);
-    device_forget_event(r.arrived);
+    comm_wait(comm, &r);
+    device_destroy_event(r.arrived);
 }
 
 /* Returns when all ranks have called it. `what` names the place in error messages and in the timeline. */
@@ -996,8 +1000,8 @@ static void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const
     comm->progress = -1;
     comm->self = hosts->record(comm);
     comm->self->now.op = OP_COUNT; // none yet
-    dev->shown = &comm->self->now;
-    dev->arrived = comm_arrived;
+    dev->activity = &comm->self->now;
+    dev->comm_finished = comm_arrived;
     dev->watch = mesh->world > 1 || !comm->board->threads ? comm_watch
                                                           : NULL; // others wait for this rank, or a monitor watches it
     dev->poll_arg = comm;

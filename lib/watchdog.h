@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/mman.h>
 
 typedef enum { RANK_STARTING, RANK_COMPUTING, RANK_WAITING, RANK_READING, RANK_ENDING, RANK_ENDED } RankState;
 
@@ -190,7 +191,7 @@ static void say_doing(Sentence *t, BoardRank *k) {
     if (k->state == RANK_STARTING) say(t, " (finding the other ranks, reading the data's heads, opening groups)");
     if (k->state == RANK_WAITING) say(t, " for "), say_exchange(t, k, k->wait_line, k->wait_number);
     if (k->state == RANK_COMPUTING && !instead && k->now.op < OP_COUNT)
-        say(t, k->now.runs ? " (%s)" : " (between ops, after %s)", op_names[k->now.op]);
+        say(t, k->now.running ? " (%s)" : " (between ops, after %s)", op_names[k->now.op]);
 }
 
 /* "rank 2 (process 77) is stopped; it was computing (adamw)", "… has been computing for 61.2 s (attention_backward)" */

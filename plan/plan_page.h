@@ -53,7 +53,7 @@ static void page_memory(FILE *f, const Plan *p, double have) {
         fprintf(f, "%s</text></g>\n", length > 38 ? "…" : "");
         free(name);
         for (int m = 0; m < MEM_CATEGORIES; m++) {
-            double bytes = d->arenas[m].slow ? 0 : (double)d->arenas[m].peak, width = bytes / most * width_of_most;
+            double bytes = d->arenas[m].offloaded ? 0 : (double)d->arenas[m].peak, width = bytes / most * width_of_most;
             if (width > 0)
                 fprintf(f,
                         "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\"><title>%s: %.3f "

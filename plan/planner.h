@@ -156,7 +156,7 @@ static Estimate estimate_of(const Plan *p, const Cluster *c, const Replay *r, in
         if (computed > e.most * (1 + 1e-9)) e.most = computed, e.most_rank = replay_rank(p, i);
         const Device *dry_run = p->classes[p->class_of[replay_rank(p, i)]].dry_run;
         for (int o = 0; o < OP_COUNT; o++) e.ops[o] += share * dry_run->ops[o].seconds;
-        double attention[2] = {dry_run->ops[OP_ATTENTION_FORWARD].flops - dry_run->ops[OP_ATTENTION_FORWARD].again,
+        double attention[2] = {dry_run->ops[OP_ATTENTION_FORWARD].flops - dry_run->ops[OP_ATTENTION_FORWARD].recomputed,
                                dry_run->ops[OP_ATTENTION_BACKWARD].flops};
         e.flops += share * device_flops(dry_run, 0), e.again += share * device_flops(dry_run, 1);
         e.full +=

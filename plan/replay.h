@@ -356,7 +356,7 @@ static void replay_times(const Replay *p, int rank, Device *dry_run) {
     for (int64_t i = 0; i < min_i64(dry_run->num_events, dry_run->max_events); i++) {
         Event *e = &dry_run->events[i];
         double took = e->end - e->start;
-        if (e->kind == EVENT_EXCHANGE) {
+        if (e->kind == EVENT_COMM) {
             e->start = a->times[line].start, e->end = a->times[line].end, line++;
             continue;
         }

@@ -14,6 +14,8 @@
 #include "sharded_state.h" // defines: fsdp_set_state, fsdp_set_base, random_weights
 #include <aio.h>
 #include <zlib.h> // defines: crc32
+#include <fcntl.h>
+#include <sys/stat.h>
 
 // ---------------------------------------------------------------------------
 // trainer.json: where a run stands, under which options, and the checksums of the files beside it

@@ -11,6 +11,9 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/stat.h>
 
 // ---------------------------------------------------------------------------
 // save: units are gathered in the order of the files; chunks are filled by the ranks whose they are, and written by a
@@ -120,7 +123,7 @@ static void saver_close(Saver *s) {
     const ModelPart *part = s->f ? &s->f->table->part : NULL;
     for (int i = 0; s->parts && i < part->pp * part->tp; i++) table_close(&s->parts[i]);
     free(s->parts);
-    device_forget_event(s->passed.arrived);
+    device_destroy_event(s->passed.arrived);
     output_files_close(&s->checkpoint);
     output_files_close(&s->exported);
 }
@@ -266,7 +269,7 @@ static const float *unit_of_all(Saver *s, int stage, const Unit *u, StateKind ki
         point_start(f->comm, &s->passed, sends ? SEND : RECEIVE, AXIS_PP,
                     (part->pp_rank + (sends ? 1 : part->pp - 1)) % part->pp, "a unit to be written", s->of_parts,
                     bytes * (size_t)part->tp, DTYPE_BYTE);
-        collective_wait(f->comm, &s->passed);
+        comm_wait(f->comm, &s->passed);
     }
     return s->of_parts;
 }

@@ -14,6 +14,8 @@
 #include "plan.h"
 #include "../plan/cluster.h"
 #include "logger.h"
+#include <pthread.h>
+#include <sched.h>
 
 typedef enum { DO_TRAIN, DO_EVAL, DO_GENERATE, DO_EXPORT, DO_PLAN } Task;
 static const char *const task_names[] = {"training", "--eval", "--generate", "--export", "--plan"};
@@ -102,7 +104,7 @@ static Task job_task(const Options *o) {
 static void check_offload(const Job *j) {
     const Options *o = &j->opt;
     int offloads = strcmp(o->offload, "none") != 0, recomputes = strcmp(o->recompute, "none") != 0;
-    if (SLOW_TIER_COMPUTES && offloads && j->task == DO_TRAIN && !o->out)
+    if (OFFLOAD_IN_PLACE && offloads && j->task == DO_TRAIN && !o->out)
         user_error("--offload %s keeps state in files under --out: add --out DIR, on a disk with enough space",
                    o->offload);
     if ((offloads || recomputes) && !job_trains(j))

@@ -107,7 +107,7 @@ static const OptionRow option_rows[] = {
     {OPT_TEXT, "reduce-dtype", FIELD(reduce_dtype), 0, 0, "fp32|bf16", "fp32",
      "dtype in which gradients are sent; they are summed in fp32, except by NCCL, which sums in this dtype"},
     {OPT_TEXT, "offload", FIELD(offload), 0, 0, "none|optimizer|all", "none",
-     "keep AdamW's moments, or all sharded state, " SLOW_TIER_HELP},
+     "keep AdamW's moments, or all sharded state, " OFFLOAD_HELP},
     {OPT_GROUP, "memory", 0, 0, 0, NULL, NULL, NULL},
     {OPT_TEXT, "recompute", FIELD(recompute), 0, 0, "none|selective|full|every:N", "none",
      "activations to recompute in backward: norms and SwiGLU (selective), all but the inputs of blocks (full), or "

@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <fcntl.h>
 
 // ---------------------------------------------------------------------------
 // file operations that survive a crash

@@ -117,7 +117,7 @@ static void class_table(FILE *f, const RankClass *c, int with_buffers) {
     fprintf(f, "  memory of a rank by category\n");
     for (int i = 0; i < MEM_CATEGORIES; i++)
         fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], dry_run->arenas[i].peak,
-                dry_run->arenas[i].slow ? "  " SLOW_TIER : "");
+                dry_run->arenas[i].offloaded ? "  " OFFLOAD_PLACE : "");
     fprintf(f, "    %-45s %22zu  (%.2f GB), first in %s\n", "in all", device_peak(dry_run),
             (double)device_peak(dry_run) / 1e9, dry_run->peak_when);
     if (device_arenas(dry_run, 1))
@@ -178,15 +178,15 @@ static double matmul_rate(Device *dev) {
     device_write(dev, w, numbers, sizeof(floatX) * (size_t)(C * C));
     free(numbers);
     for (int i = 0; i < times; i++) {
-        device_wait(dev);
+        device_synchronize(dev);
         double start = seconds_now();
         linear_forward(dev, y, x, w, N, C, C);
-        device_wait(dev);
+        device_synchronize(dev);
         best = fmin(best, seconds_now() - start);
     }
     memcpy(dev->ops, ops, sizeof ops); // no op of the step
     device_phase(dev, NULL, NULL);
-    dev->clock = clock, events_drop(dev, events);
+    dev->clock = clock, timeline_truncate(dev, events);
     arena_release(dev, MEM_WORKSPACE, mark);
     return RATE_COUNTS ? 2.0 * N * C * C / best : 0;
 }

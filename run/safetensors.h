@@ -9,6 +9,7 @@
 #define SAFETENSORS_H
 #include "../fsdp.h" // defines: Tensor, TensorTable, StateKind
 #include <fcntl.h>
+#include <sys/stat.h>
 
 // ---------------------------------------------------------------------------
 // safetensors: 8 bytes length of a JSON header, the header, the tensors' bytes

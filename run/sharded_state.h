@@ -58,7 +58,7 @@ static void fsdp_refresh_copies(Fsdp *fsdp) {
         bf16 *copy = (bf16 *)state_of(u, STATE_COPY);
         if (u->master && copy) cast_to_bf16(fsdp->dev, copy, u->master, u->state_count);
     }
-    device_order(fsdp->dev, STREAM_GATHER, STREAM_COMPUTE);
+    device_wait_stream(fsdp->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
 /* Sets one kind of state of all trained tensors. */
@@ -164,7 +164,7 @@ static void fsdp_set_base(Fsdp *fsdp, StateSource read, Int8Source read_int8, vo
     free(from.fp32);
     free(from.rounded);
     free(from.scales);
-    device_order(fsdp->dev, STREAM_GATHER, STREAM_COMPUTE);
+    device_wait_stream(fsdp->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
 static void fsdp_init_weights(Fsdp *fsdp, uint64_t seed) {
@@ -185,7 +185,7 @@ static const float *gather_trained(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
     MemCategory category = kind == STATE_MASTER ? MEM_PARAMS : MEM_OPTIMIZER;
     if (u->state_count == u->padded) return mine;
     float *whole = (float *)pool_take(fsdp, POOL_GRADIENTS, u);
-    if (fsdp->dev->arenas[category].slow && !SLOW_TIER_COMPUTES) {
+    if (fsdp->dev->arenas[category].offloaded && !OFFLOAD_IN_PLACE) {
         device_copy(fsdp->dev, whole + u->state_begin, mine, sizeof(float) * (size_t)u->state_count);
         mine = whole + u->state_begin;
     }

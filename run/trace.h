@@ -7,10 +7,11 @@
 #define TRACE_H
 #include "../lib/comm.h" // defines: Comm, Device, comm_clock_offset, comm_barrier
 #include "out_dir.h"     // defines: write_all
+#include <fcntl.h>
 
 /* Replaces the events since number `events` by one event: work outside of a training step, such as a validation. */
 static void trace_as_one_event(Device *dev, int64_t events, const char *name, double start) {
-    events_drop(dev, events);
+    timeline_truncate(dev, events);
     event_add(dev, EVENT_PHASE, STREAM_COMPUTE, name, NULL, start, seconds_now(), 0);
 }
 
@@ -98,7 +99,7 @@ static int64_t trace_offset(Comm *comm, int64_t bytes) {
 static void trace_write(Comm *comm, const char *path) {
     Device *dev = comm->dev;
     Phase before = comm_phase(comm, PHASE_SAVING);
-    device_finish(dev);                                          // so that the last ops have their times
+    device_synchronize_all(dev);                                 // so that the last ops have their times
     dev->max_events = min_i64(dev->max_events, dev->num_events); // the timeline ends before its own collectives
     size_t length;
     char *text = trace_text(comm, &length), temporary[4096 + 16];

@@ -176,7 +176,7 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     m->cp = &p->cp;
 }
 
-/* Which categories of memory live in the slow tier: bits by MemCategory. */
+/* Which categories of memory live in the offloaded memory: bits by MemCategory. */
 static unsigned offloaded(const Options *o) {
     unsigned optimizer = 1u << MEM_OPTIMIZER, all = optimizer | 1u << MEM_PARAMS | 1u << MEM_GRADS;
     return !strcmp(o->offload, "all") ? all : !strcmp(o->offload, "optimizer") ? optimizer : 0;
@@ -230,8 +230,8 @@ static void print_banner(const Job *j, const Trainer *trainer, const Trainer *dr
     if (trainer->parallel.fsdp.replicas > 1) printf(", %d replicas", trainer->parallel.fsdp.replicas);
     printf(": %.1f MB a rank", (double)device_peak(&dry_run->parallel.dev) / 1e6);
     if (offloaded)
-        printf(" and %.1f MB " SLOW_TIER "%s", (double)offloaded / 1e6,
-               SLOW_TIER_COMPUTES && is_in_memory(j->opt.out) ? ", but those lie in memory: --out is a tmpfs" : "");
+        printf(" and %.1f MB " OFFLOAD_PLACE "%s", (double)offloaded / 1e6,
+               OFFLOAD_IN_PLACE && is_in_memory(j->opt.out) ? ", but those lie in memory: --out is a tmpfs" : "");
     printf("\n");
     layout_print(&j->mesh, trainer->parallel.layout, trainer->parallel.hosts, stdout);
     if (trainer->parallel.comm.library_memory > 0)

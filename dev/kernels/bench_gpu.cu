@@ -52,7 +52,7 @@ static void time_calls(Device *dev, double *seconds, int calls, Run run, Prepare
         run(set);
         if (i >= 0) cuda_check(cudaEventRecord(call_end[i], dev->stream), "recording an event");
     }
-    device_wait(dev);
+    device_synchronize(dev);
     for (int i = 0; i < calls; i++) {
         float ms = 0;
         cuda_check(cudaEventElapsedTime(&ms, call_start[i], call_end[i]), "asking for a time");
@@ -115,7 +115,7 @@ static int32_t *take_ids(Bench *b, int64_t count, int below) {
 static void bench_open(Bench *b, int tiny, size_t pool) {
     Device dry_run;
     memset(b, 0, sizeof *b);
-    cuda_require_gpu();
+    device_count();
     device_open_dry_run(&dry_run, 1, 0);
     dry_run.arenas[MEM_WORKSPACE].peak = (tiny ? 1u << 20 : 1u << 30) + CUDA_WORKSPACE_BYTES;
     device_open(&b->dev, &dry_run, ".", 0);
@@ -125,7 +125,7 @@ static void bench_open(Bench *b, int tiny, size_t pool) {
     cuda_check(cudaMalloc((void **)&b->base, b->size), "getting memory to measure in");
 }
 static void bench_close(Bench *b) {
-    device_wait(&b->dev);
+    device_synchronize(&b->dev);
     cudaFree(b->base);
     ops_close(&b->dev);
     device_close(&b->dev);
@@ -358,7 +358,7 @@ static void product_row(Bench *b, Worst *worst, double *sums, const char *what, 
     enum { ROUNDS = 9 };
     int calls = b->tiny ? 1 : 5, found, fastest = -1;
     run(0);
-    device_wait(&b->dev);
+    device_synchronize(&b->dev);
     CudaMatmulEntry *m = b->dev.cuda_matmuls->entries; // made for this shape just now
     if (!m || !m->found) run_failure("bench_gpu.cu: cuBLASLt has nothing for %s", what);
     cublasLtMatmulAlgo_t chosen = m->algo;

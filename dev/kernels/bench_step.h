@@ -74,7 +74,7 @@ static int64_t calls_of(const Device *dev) {
 static double timed_step(Trainer *trainer, int64_t step, StepStats *s) {
     double start = seconds_now();
     *s = train_step(trainer, step);
-    device_wait(&trainer->parallel.dev);
+    device_synchronize(&trainer->parallel.dev);
     return seconds_now() - start;
 }
 

@@ -40,7 +40,7 @@
  * of) say where a figure comes from. Of products and attention each op needs a row in the dtype of the build; an op
  * takes the rate of the row nearest in FLOPs and FLOPs a byte. Other ops move bytes at memory_bytes_per_s.
  */
-#include "../../lib/comm.h" // defines: Comm, collective_start, collective_wait, all_gather_now, the transports
+#include "../../lib/comm.h" // defines: Comm, collective_start, comm_wait, all_gather_now, the transports
 #include "../../lib/ops.h"  // defines: tree_sum, linear_forward, attention_forward, …
 #include "../../llama3.h"   // defines: llama3_presets, read_file, cJSON
 #include <sys/resource.h>
@@ -152,7 +152,7 @@ static size_t part_bytes(const Rank *r) { return (size_t)r->count * sizeof(float
 static void in_use(Rank *r, Collective collective) {
     Request request = ZERO;
     collective_start(&r->comm, &request, collective, AXIS_FSDP, "page", r->send, r->recv, part_bytes(r), DTYPE_BYTE);
-    collective_wait(&r->comm, &request);
+    comm_wait(&r->comm, &request);
     r->received += (int64_t)part_bytes(r) * (r->n - 1);
 }
 static void gather_in_use(Rank *r) { in_use(r, ALL_GATHER); }

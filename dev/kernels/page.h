@@ -694,10 +694,10 @@ static void case_check(Case *c, const Op *op, double *rate, Worst *worst, double
         }
         case_restore(c);
         case_poison(c);
-        device_wait(c->dev);
+        device_synchronize(c->dev);
         double start = seconds_now();
         op->versions[v].run(c);
-        device_wait(c->dev);
+        device_synchronize(c->dev);
         estimate[v] = fmax(seconds_now() - start, 1e-9);
         if (work > 1e6) rate[v] = work / estimate[v];
         errors[v] = compare_all(c, &worst[v]);
@@ -763,7 +763,7 @@ static int page_main(int argc, char **argv, const Op *const *ops, int count) {
     static const MemCategory used[] = {MEM_WORKSPACE, MEM_ACTIVATIONS, MEM_COMM};
     for (int i = 0; i < 3; i++) dry_run.arenas[used[i]].peak += page_memory(used[i]);
 #ifdef USE_CUDA
-    cuda_require_gpu();
+    device_count();
 #endif
     device_open(&dev, &dry_run, ".", 0);
     ops_open(&dev, 1);

@@ -92,9 +92,9 @@ fault "two ranks take the same samples, at run time" dataloader.h \
 fault "padding of the last shard is not cleared" fsdp.h \
     's|    device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) \* (size_t)(u->padded - written));||' faults "padding stays zero"
 fault "a gather is waited for only after its weights were used" fsdp.h \
-    's|    collective_wait(fsdp->comm, &u->all_gather);||; s|^    pool_release(fsdp, POOL_WEIGHTS|    collective_wait(fsdp->comm, \&u->all_gather);\n&|' faults "gradients of one rank"
+    's|    comm_wait(fsdp->comm, &u->all_gather);||; s|^    pool_release(fsdp, POOL_WEIGHTS|    comm_wait(fsdp->comm, \&u->all_gather);\n&|' faults "gradients of one rank"
 more "a reduction is not waited for" fsdp.h \
-    's|    collective_wait(fsdp->comm, &r->request);||' faults "gradients of one rank|in flight"
+    's|    comm_wait(fsdp->comm, &r->request);||' faults "gradients of one rank|in flight"
 fault "--deterministic does nothing" run/parallel.h \
     's|    s.deterministic = o->deterministic;||' bits "have one rank's bits"
 more "local accumulation takes samples in the order of the other" dataloader.h \
@@ -126,14 +126,14 @@ more "an all-reduce rounds the sum so far" fsdp.h \
 more "a rank skips a reduction" fsdp.h \
     's|^static void fsdp_reduce_gradients.*|&\n    if (fsdp->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(fsdp, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
 fault "exchanges are not compared as they start" lib/watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
-more "a rank does not show which op it is in" lib/device.h 's/dev->shown->op = op, //' failures "a rank that computes for ever"
+more "a rank does not show which op it is in" lib/device.h 's/^        dev->activity->op = op;//' failures "a rank that computes for ever"
 more "the last exchanges are not written" lib/watchdog.h 's/if (code == 2 && process_watch.table) board/if (0) board/' failures "last exchanges are under OUT/flight"
 more "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
 more "receives are started in the order of their steps" pipeline_parallel.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
 more "a rank fills the pipeline one micro-batch too late" pipeline_parallel.h 's/: 2 \* after + /: after + /' pipeline "comes? to their end|micro-batches more"
 fault "a set of activations is used again too soon" pipeline_parallel.h 's|s->activation_sets.step->stage. = alive.step->stage.;|s->activation_sets[step->stage] = 1 + alive[step->stage] / 2;|' pipeline "sets of activations are not shared"
 fault "messages are not compared as they start" lib/watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
-fault "waiting is not counted while gradients are reduced" lib/comm.h 's/CUDA_BUILD ? dev->on == STREAM_COMPUTE : r->active/dev->on == STREAM_COMPUTE \&\& (r->active || CUDA_BUILD)/' "mpi waiting" "the reported waiting is"
+fault "waiting is not counted while gradients are reduced" lib/comm.h 's/CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active/dev->current_stream == STREAM_COMPUTE \&\& (r->active || CUDA_BUILD)/' "mpi waiting" "the reported waiting is"
 fault "a send is over before its receiver has read it" lib/comm.h 's/sends ? &slot->done : &slot->posted/\&slot->posted/' pipeline "arrive whole and in order|what one rank makes"
 fault "documents are off by one" dataloader.h \
     's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' documents "documents: every gradient equals PyTorch's"
@@ -183,7 +183,7 @@ if [ -n "$all" ]; then
     fault "a stage awaits two messages in the other order" pipeline_parallel.h \
     's|p->schedule.receives\[p->receives_started\]|p->schedule.receives[p->schedule.pp_rank ? p->receives_started ^ 1 : p->receives_started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
     fault "one message too many" pipeline_parallel.h \
-    's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) collective_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->message_bytes, DTYPE_BYTE), collective_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
+    's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) comm_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->message_bytes, DTYPE_BYTE), comm_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
     fault "the tied weight's gradient is summed twice" fsdp.h \
         's|^        if (count) tree_sum(fsdp->dev, u->grad, fsdp->tied_gradients, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
     fault "gradients with fewer stages overtake others" fsdp.h \
@@ -221,21 +221,21 @@ if [ -n "$all" ]; then
         's|        block_forward(m, l, 0);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "expected, dry-run and measured"
     fault "a rank draws its weights from another seed" train_llama3.cu \
         's|parallel.fsdp.seed = (uint64_t)j->opt.seed;|parallel.fsdp.seed = (uint64_t)(j->opt.seed + (rank == 1));|' layouts "draws weights from another seed"
-    fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_order(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
-    fault "a slot is written before who had it is through" fsdp.h 's|    comm_await(fsdp->comm, b->freed, u->unit->name);||' orders "have one rank's bits"
-    fault "weights are gathered before AdamW has written them" optimizer.h 's|^    device_order(dev, STREAM_GATHER,.*||' orders "have one rank's bits"
-    fault "AdamW comes before the last sums" fsdp.h 's|    comm_await(fsdp->comm, device_mark(fsdp->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
-    fault "weights are used before they have arrived" lib/comm.h 's|    if (r->of_device) device_await(dev, r->arrived);||' orders "have one rank's bits"
-    fault "weights are written while another rank copies them" lib/comm.h 's|device_await(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
+    fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
+    fault "a slot is written before who had it is through" fsdp.h 's|    comm_wait_event(fsdp->comm, b->freed, u->unit->name);||' orders "have one rank's bits"
+    fault "weights are gathered before AdamW has written them" optimizer.h 's|^    device_wait_stream(dev, STREAM_GATHER,.*||' orders "have one rank's bits"
+    fault "AdamW comes before the last sums" fsdp.h 's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
+    fault "weights are used before they have arrived" lib/comm.h 's|    if (r->of_device) device_wait_event(dev, r->arrived);||' orders "have one rank's bits"
+    fault "weights are written while another rank copies them" lib/comm.h 's|device_wait_event(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
     fault "tensor parallelism's collectives travel on a stream that nothing orders" tensor_parallel.h \
-        's|    collective_start(tp->comm, &tp->request, .*FLOATX);|    StreamKind was = device_stream(tp->dev, STREAM_SEND_NEXT);\n&\n    device_stream(tp->dev, was);|' orders "have seed 0's bits"
-    fault "a stage sends what is not made yet" pipeline_parallel.h 's|    device_order(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
-    fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_order(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
+        's|    collective_start(tp->comm, &tp->request, .*FLOATX);|    StreamKind was = device_set_stream(tp->dev, STREAM_SEND_NEXT);\n&\n    device_set_stream(tp->dev, was);|' orders "have seed 0's bits"
+    fault "a stage sends what is not made yet" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
+    fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
     fault "both ends of a pipeline send first, over NCCL" fsdp.h 's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' mesh "two ranks issue in two orders"
     fault "receives are started in the order of their steps, over NCCL" pipeline_parallel.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
-    fault "AdamW does not wait for offloaded state" optimizer.h 's|            comm_await(fsdp->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"
-    fault "offloaded state is overwritten on its way back" optimizer.h 's|    device_await(dev, s->stored);||' orders "have one rank's bits"
-    fault "offloaded state goes back before AdamW has written it" optimizer.h 's|    if (o->offloaded) device_order(dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"
+    fault "AdamW does not wait for offloaded state" optimizer.h 's|            comm_wait_event(fsdp->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"
+    fault "offloaded state is overwritten on its way back" optimizer.h 's|    device_wait_event(dev, s->stored);||' orders "have one rank's bits"
+    fault "offloaded state goes back before AdamW has written it" optimizer.h 's|    if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"
 fi
 if [ "$all" = anchors ]; then
     echo "$((count - lost)) of $count planted faults change their files"

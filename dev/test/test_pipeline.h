@@ -299,10 +299,10 @@ static void run_members(int process, int world, const Transport *transport, doub
 
 /* On a stream of its own, after what the compute stream did with the buffer. */
 static void message(Member *m, Request *r, Collective way, int peer, int name, void *buffer, size_t bytes) {
-    StreamKind on = way == SEND ? STREAM_SEND_NEXT : STREAM_RECEIVE_PREVIOUS, before = device_stream(&m->dev, on);
-    device_order(&m->dev, on, STREAM_COMPUTE);
+    StreamKind on = way == SEND ? STREAM_SEND_NEXT : STREAM_RECEIVE_PREVIOUS, before = device_set_stream(&m->dev, on);
+    device_wait_stream(&m->dev, on, STREAM_COMPUTE);
     point_start(&m->comm, r, way, AXIS_PP, peer, message_names[name], buffer, bytes, DTYPE_BYTE);
-    device_stream(&m->dev, before);
+    device_set_stream(&m->dev, before);
     if (way == SEND) m->sent++, m->sent_bytes += (int64_t)bytes;
     else m->received++, m->received_bytes += (int64_t)bytes;
 }
@@ -354,7 +354,7 @@ static void messages_body(Job *j, int rank) {
             if ((rank + s + k) % 2) message(m, &r[0], RECEIVE, before, s, in, bytes);
             else message(m, &r[1], SEND, next, s, out, bytes);
         }
-        collective_wait(&m->comm, &r[s % 2]), collective_wait(&m->comm, &r[!(s % 2)]);
+        comm_wait(&m->comm, &r[s % 2]), comm_wait(&m->comm, &r[!(s % 2)]);
         message_check(m, in, before, s, bytes);
     }
     for (int k = 0; k < MANY;
@@ -370,13 +370,13 @@ static void messages_body(Job *j, int rank) {
     }
     for (int k = 0; k < MANY; k++)
         message(m, &r[MANY + k], RECEIVE, k % 2 ? next : before, k, many[MANY + k], (size_t)(k + 1) * 331);
-    for (int k = 2 * MANY - 1; k >= 0; k--) collective_wait(&m->comm, &r[k]);
+    for (int k = 2 * MANY - 1; k >= 0; k--) comm_wait(&m->comm, &r[k]);
     for (int k = 0; k < MANY; k++) message_check(m, many[MANY + k], k % 2 ? next : before, k, (size_t)(k + 1) * 331);
     for (int k = 0; k < 3 * THREAD_SLOTS; k++) { // more than are remembered
         message_fill(m, many[0], next, k % NAMED_MESSAGES, 64);
         message(m, &r[0], RECEIVE, before, k % NAMED_MESSAGES, many[1], 64);
         message(m, &r[1], SEND, next, k % NAMED_MESSAGES, many[0], 64);
-        collective_wait(&m->comm, &r[1]), collective_wait(&m->comm, &r[0]);
+        comm_wait(&m->comm, &r[1]), comm_wait(&m->comm, &r[0]);
         message_check(m, many[1], before, k % NAMED_MESSAGES, 64);
     }
     for (int p = 0; p < n; p++) { // everybody with everybody
@@ -385,7 +385,7 @@ static void messages_body(Job *j, int rank) {
         message(m, &r[p], SEND, p, rank, many[p], 100);
         message(m, &r[MANY + p], RECEIVE, p, p, many[MANY + p], 100);
     }
-    for (int p = 0; p < n; p++) collective_wait(&m->comm, &r[p]), collective_wait(&m->comm, &r[MANY + p]);
+    for (int p = 0; p < n; p++) comm_wait(&m->comm, &r[p]), comm_wait(&m->comm, &r[MANY + p]);
     for (int p = 0; p < n; p++)
         if (p != rank) message_check(m, many[MANY + p], p, rank, 100);
     int64_t miscounted = 0, told_apart = 0;
@@ -460,18 +460,18 @@ static void toy_body(Job *j, int rank) {
         for (int e = 0; e < FLOATS; e++)
             near[e] = forward ? (float)(step->micro_batch + e % 3) : 1.0f; // the tokens, or of the loss
         if (pipeline_source(&s, step) >= 0)
-            collective_wait(&m->comm, &receive[step->kind][step->receive_buffer]),
+            comm_wait(&m->comm, &receive[step->kind][step->receive_buffer]),
                 device_read(&m->dev, near, received[step->kind][step->receive_buffer], sizeof near);
         if (forward) device_write(&m->dev, kept[step->stage][step->activation_set], near, sizeof near);
         else device_read(&m->dev, x, kept[step->stage][step->activation_set], sizeof near);
         for (int e = 0; e < FLOATS; e++) near[e] = forward ? 3 * near[e] + (float)at : 5 * near[e] + x[e];
         if (!forward) sums[step->stage] = 0.3f * sums[step->stage] + near[0] + near[FLOATS - 1];
         if (to < 0) continue;
-        collective_wait(&m->comm, &send[step->kind]); // the last one that way has left its buffer
+        comm_wait(&m->comm, &send[step->kind]); // the last one that way has left its buffer
         device_write(&m->dev, sent[step->kind], near, sizeof near);
         message(m, &send[step->kind], SEND, to, step->micro_batch, sent[step->kind], sizeof near);
     }
-    for (int way = 0; way < 2; way++) collective_wait(&m->comm, &send[way]);
+    for (int way = 0; way < 2; way++) comm_wait(&m->comm, &send[way]);
     for (int c = 0; c < toy_chunks; c++) { // the same without a pipeline
         float want = 0;
         for (int k = 0; k < toy_micros; k++) {
@@ -542,8 +542,8 @@ static void test_messages_of_a_dry_run(void) {
     point_start(&comm, &to, SEND, AXIS_PP, 2, "m0", NULL, 3000000, DTYPE_BYTE);
     for (int k = 0; k < 2; k++)
         point_start(&comm, &from[k], RECEIVE, AXIS_PP, 0, message_names[k], NULL, 1000000, DTYPE_BYTE);
-    for (int k = 0; k < 2; k++) collective_wait(&comm, &from[k]);
-    collective_wait(&comm, &to);
+    for (int k = 0; k < 2; k++) comm_wait(&comm, &from[k]);
+    comm_wait(&comm, &to);
     Traffic sent = comm.traffic_started[AXIS_PP][SEND], received = comm.traffic_started[AXIS_PP][RECEIVE];
     CHECK("a dry run counts the bytes of a send and of a receive",
           sent.calls == 1 && sent.bytes == 3000000 && received.calls == 2 && received.bytes == 2000000,
@@ -596,12 +596,12 @@ static void failing_body(Job *j, int rank) {
     int mine = rank, all[8], c = failing_case;
     Request r[3] = ZERO;
     for (int k = 0; k < 2 && c < EMPTY; k++) { // two that do meet
-        if (rank < 2) message(m, &r[0], rank ? RECEIVE : SEND, !rank, k, buffer, 64), collective_wait(&m->comm, &r[0]);
+        if (rank < 2) message(m, &r[0], rank ? RECEIVE : SEND, !rank, k, buffer, 64), comm_wait(&m->comm, &r[0]);
         all_gather_now(&m->comm, AXIS_WORLD, "ranks", &mine, all, sizeof mine);
     }
-    if (c == NOBODY_SENDS && rank == 1) message(m, &r[0], RECEIVE, 2, 2, buffer, 64), collective_wait(&m->comm, &r[0]);
+    if (c == NOBODY_SENDS && rank == 1) message(m, &r[0], RECEIVE, 2, 2, buffer, 64), comm_wait(&m->comm, &r[0]);
     if (c == NOBODY_SENDS && rank == 2) op_begin(&m->dev, OP_SWIGLU_FORWARD, 0, 0), sleep(20); // computes for ever
-    if (c == ONE_TOO_MANY && rank == 0) message(m, &r[0], SEND, 1, 2, buffer, 4096), collective_wait(&m->comm, &r[0]);
+    if (c == ONE_TOO_MANY && rank == 0) message(m, &r[0], SEND, 1, 2, buffer, 4096), comm_wait(&m->comm, &r[0]);
     if (c == SWAPPED && rank < 2)
         message(m, &r[1], rank ? RECEIVE : SEND, !rank, rank ? 3 : 2, buffer, 64),
             message(m, &r[2], rank ? RECEIVE : SEND, !rank, rank ? 2 : 3, buffer + 64, 64);

@@ -149,7 +149,7 @@ static void test_timeline_of_gpus(const Transport *transport) {
  * there are. */
 static void steps_alone(Job *j, int rank) { // start-up, which marks each buffer's end, does not count
     Opened *o = open_rank(j, rank);
-    device_finish(&o->trainer.parallel.dev);
+    device_synchronize_all(&o->trainer.parallel.dev);
     comm_barrier(&o->trainer.parallel.comm, "queues are empty");
     if (rank == 0) cuda_on_cpu.deepest = 0;
     comm_barrier(&o->trainer.parallel.comm, "queues are watched");

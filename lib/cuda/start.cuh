@@ -10,7 +10,7 @@
 
 /* A GPU, and kernels for heads of HD elements. */
 static void cuda_require_head_size(int HD) {
-    cuda_require_gpu();
+    device_count();
     if (!cuda_attention_has(HD))
         user_error("attention heads of %d elements have no CUDA kernel, 1 to 256 are expected: use ./train_llama3, "
                    "which runs on the processor",
@@ -39,7 +39,7 @@ static void cuda_ops_open(Device *dev, int say) {
 static void cuda_ops_close(Device *dev) {
     CudaMatmulCache *cache = dev->cuda_matmuls;
     if (!cache) return;
-    device_wait(dev); // products may still use the workspace
+    device_synchronize(dev); // products may still use the workspace
     for (CudaMatmulEntry *m = cache->entries, *next; m; m = next) {
         next = m->next;
         for (int i = 0; i < 3; i++) cublasLtMatrixLayoutDestroy(m->layout[i]);

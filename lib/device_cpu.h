@@ -1,0 +1,227 @@
+/* device_cpu.h: the CPU as a device: memory, offloading to files, copies. Streams and events are empty here, because an
+ * op or a copy is complete when its function returns. device_cuda.h has the same functions for a GPU.
+ */
+#ifndef DEVICE_CPU_H
+#define DEVICE_CPU_H
+#include "device_types.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
+
+#define DEVICE_NAME "this host"
+#define OFFLOAD_PLACE "in files"
+#define OFFLOAD_HELP "in files under --out that are mapped into memory"
+enum { OFFLOAD_IN_PLACE = 1 }; // ops read and write offloaded buffers directly: a mapped file is memory like any other
+
+// ---------------------------------------------------------------------------
+// memory
+
+static inline int device_count(void) { return 1; }
+
+/* The device of the `local`-th rank of this host. */
+static inline int device_of(int local) {
+    (void)local;
+    return 0;
+}
+
+/* Bytes of memory. */
+static inline double device_memory(int gpu) {
+    (void)gpu;
+    return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+}
+
+/* Bytes that a rank needs, by its dry run: of the device, and of pinned memory of the host, which only a GPU needs. */
+static inline size_t device_need(const Device *dry_run) { return device_peak(dry_run); }
+static inline size_t pinned_need(const Device *dry_run) {
+    (void)dry_run;
+    return 0;
+}
+static inline double pinned_memory(void) { return INFINITY; }
+
+static inline void device_attach(Device *dev) { (void)dev; }
+static inline void device_detach(Device *dev) { (void)dev; }
+static inline void device_start_clock(Device *dev) { (void)dev; }
+
+/* Maps a new file DIR/offload-RANK-CATEGORY of `bytes` bytes. The file is unlinked at once, so that nothing is left
+ * behind however the run ends. */
+static inline void *map_file(const char *dir, int rank, const char *category, size_t bytes) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/offload-%d-%s", dir, rank, category);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0)
+        user_error("cannot create %s for --offload (%s): give an --out that is writable", path, strerror(errno));
+    unlink(path);
+    int error = posix_fallocate(fd, 0, (off_t)bytes); // reports a full disk now instead of a SIGBUS later
+    if (error)
+        user_error("cannot reserve %zu bytes for %s under --out (%s): --offload needs that much free disk space", bytes,
+                   path, strerror(error));
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (p == MAP_FAILED)
+        user_error("cannot map %zu bytes of %s (%s): use more ranks or a smaller model", bytes, path, strerror(errno));
+    return p;
+}
+
+/* Is this directory on a tmpfs or ramfs? Offloading to files there saves no memory. */
+static inline int is_in_memory(const char *dir) {
+    const uint32_t tmpfs = 0x01021994u, ramfs = 0x858458F6u; // from the kernel's magic.h
+    struct statfs info;
+    return !statfs(dir, &info) && ((uint32_t)info.f_type == tmpfs || (uint32_t)info.f_type == ramfs);
+}
+
+/* Memory for an arena, set to zero. Offloaded arenas are files under `out`. Pages become resident when first used. */
+static inline void *memory_open(Device *dev, MemCategory category, size_t bytes, size_t rank_needs, const char *out,
+                                int rank) {
+    (void)rank_needs;
+    if (dev->arenas[category].offloaded) return map_file(out, rank, mem_category_names[category], bytes);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        user_error("cannot reserve %zu bytes of memory for %s (%s): use more ranks, a smaller --batch or --seq, or a "
+                   "smaller model",
+                   bytes, mem_category_names[category], strerror(errno));
+    if (bytes >= (8u << 20)) madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
+static inline void memory_close(Device *dev, MemCategory category, Arena *a) {
+    (void)dev;
+    (void)category;
+    munmap(a->base, a->reserved);
+}
+
+// ---------------------------------------------------------------------------
+// copies; in a dry run they do nothing
+
+/* Within the device. */
+static inline void device_copy(Device *dev, void *to, const void *from, size_t bytes) {
+    if (!dev->dry_run && bytes) memcpy(to, from, bytes);
+}
+
+/* From the device to the host; returns when the data is there. */
+static inline void device_read(Device *dev, void *to, const void *from, size_t bytes) {
+    device_copy(dev, to, from, bytes);
+}
+
+/* From the host to the device; the host may reuse its memory at once. */
+static inline void device_write(Device *dev, void *to, const void *from, size_t bytes) {
+    device_copy(dev, to, from, bytes);
+}
+
+/* From MEM_HOST to the device; the source must not change until the next device_read or device_synchronize. */
+static inline void device_feed(Device *dev, void *to, const void *from, size_t bytes) {
+    device_copy(dev, to, from, bytes);
+}
+
+/* `rows` rows of `bytes` bytes, whose starts are a stride apart; strides in bytes. */
+static inline void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride,
+                                    size_t bytes, int rows) {
+    for (int i = 0; i < rows && !dev->dry_run; i++)
+        memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
+}
+
+static inline void device_zero(Device *dev, void *p, size_t bytes) {
+    if (!dev->dry_run && bytes) memset(p, 0, bytes);
+}
+
+// ---------------------------------------------------------------------------
+// streams and events, in PyTorch's words
+
+/* Ops and copies go to stream `to` from here on. Returns the stream that was current. */
+static inline StreamKind device_set_stream(Device *dev, StreamKind to) {
+    StreamKind before = dev->current_stream;
+    dev->current_stream = to;
+    return before;
+}
+
+/* The host waits for the current stream. */
+static inline void device_synchronize(Device *dev) { (void)dev; }
+
+/* Records how far the current stream has come. The event is created when *event is NULL. Also streams of other ranks in
+ * this process may wait for it. */
+static inline void device_record_event(Device *dev, DeviceEvent *event) {
+    (void)dev;
+    (void)event;
+}
+
+/* The current stream waits for an event; one that was never recorded (NULL) has happened. */
+static inline void device_wait_event(Device *dev, DeviceEvent event) {
+    (void)dev;
+    (void)event;
+}
+
+/* The host waits for an event. */
+static inline void device_synchronize_event(DeviceEvent event) { (void)event; }
+
+static inline void device_destroy_event(DeviceEvent event) { (void)event; }
+
+/* An event for everything given to stream `of` so far. */
+static inline DeviceEvent device_stream_event(Device *dev, StreamKind of) {
+    (void)dev;
+    (void)of;
+    return NULL;
+}
+
+/* What is given to `later` from now on waits for everything given to `earlier` so far. */
+static inline void device_wait_stream(Device *dev, StreamKind later, StreamKind earlier) {
+    (void)dev;
+    (void)later;
+    (void)earlier;
+}
+
+// ---------------------------------------------------------------------------
+// offloaded buffers
+
+/* Asks the system to read a buffer ahead from its file, or to drop its pages from memory; the file keeps them. */
+static inline void offload_advise(Device *dev, MemCategory category, const void *from, size_t bytes, int read_ahead) {
+    if (dev->dry_run || !dev->arenas[category].offloaded) return;
+    const uintptr_t page = 4096;
+    uintptr_t begin = (uintptr_t)from + (read_ahead ? 0 : page - 1);
+    uintptr_t end = (uintptr_t)from + bytes + (read_ahead ? page - 1 : 0);
+    begin &= ~(page - 1);
+    end &= ~(page - 1);
+    if (end > begin) madvise((void *)begin, end - begin, read_ahead ? MADV_WILLNEED : MADV_DONTNEED);
+}
+
+/* Fetches an offloaded buffer before ops use it. Returns where they find it: in `near`, or in its home. */
+static inline void *offload_fetch(Device *dev, MemCategory category, void *home, void *near, size_t bytes) {
+    (void)near;
+    offload_advise(dev, category, home, bytes, 1);
+    return home;
+}
+
+/* Stores an offloaded buffer after ops have used it, if they have `written` it. */
+static inline void offload_store(Device *dev, MemCategory category, void *home, const void *near, size_t bytes,
+                                 int written) {
+    (void)near;
+    (void)written;
+    offload_advise(dev, category, home, bytes, 0);
+}
+
+// ---------------------------------------------------------------------------
+// time
+
+/* Keeps the host from running far ahead of its GPU. */
+static inline void device_pace(Device *dev) { (void)dev; }
+
+/* On a GPU: records the time at which the current stream comes here; adds a span whose time is known once the GPU has
+ * come to its end. */
+static inline void record_time(Device *dev, DeviceEvent *event) {
+    (void)dev;
+    (void)event;
+}
+static inline void span_add_open(Device *dev, const OpenSpan *o) {
+    (void)dev;
+    (void)o;
+}
+
+/* How many spans have ended, and in *running the first collective that has begun and not ended, or NULL. */
+static inline int64_t device_settled(Device *dev, const OpenSpan **running) {
+    (void)dev;
+    *running = NULL;
+    return 0;
+}
+
+/* Forgets the timeline's entries from number `event` on. */
+static inline void timeline_truncate(Device *dev, int64_t event) { dev->num_events = event; }
+
+#endif

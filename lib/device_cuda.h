@@ -1,0 +1,484 @@
+/* device_cuda.h: an NVIDIA GPU as a device: errors, launches, memory, copies, streams, events, and the times of spans.
+ * device_cpu.h has the same functions for a CPU. While other ranks depend on it, the host waits for the GPU by polling
+ * (host_wait) and not inside a CUDA call, where no timeout runs.
+ */
+#ifndef DEVICE_CUDA_H
+#define DEVICE_CUDA_H
+#include "device_types.h"
+#ifdef HAVE_NCCL
+#include <nccl.h>
+#endif
+
+#define DEVICE_NAME "this GPU"
+#define OFFLOAD_PLACE "in the host's memory"
+#define OFFLOAD_HELP "in pinned memory of the host"
+enum { OFFLOAD_IN_PLACE = 0 }; // each matmul would read its weights over the bus; copying them once is faster
+
+// ---------------------------------------------------------------------------
+// errors and launches
+
+static inline void cuda_failed(cudaError_t error, const char *what) {
+    if (error == cudaErrorNoKernelImageForDevice)
+        user_error("CUDA: %s: this program contains no kernel for this GPU: build it on this machine with make CUDA=1",
+                   what);
+    if (error == cudaErrorMemoryAllocation)
+        user_error("CUDA: %s: out of memory on the GPU: use more ranks, a smaller --batch or --seq, --recompute full, "
+                   "or a smaller model",
+                   what);
+    run_failure("CUDA: %s failed, or something enqueued before it: %s (%s). Most errors of a kernel show up in a later "
+                "call: to find the kernel, run again on one rank with CUDA_LAUNCH_BLOCKING=1, or run the same options "
+                "with the build of make cuda-on-cpu, which names the place",
+                what, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+static inline void cuda_check(cudaError_t error, const char *what) {
+    if (error != cudaSuccess) cuda_failed(error, what);
+}
+
+/* The answer of cudaEventQuery or cudaStreamQuery. Not ready is no failure, but unless it is cleared, the check of the
+ * next launch would find it. */
+static inline int cuda_is_ready(cudaError_t state, const char *what) {
+    if (state != cudaErrorNotReady) cuda_check(state, what);
+    else cudaGetLastError();
+    return state == cudaSuccess;
+}
+
+#ifndef CUDA_ON_CPU // dev/cuda_on_cpu implements these three itself
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
+    (kernel)<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
+#define SHARED(type, name, count) __shared__ __align__(16) type name[count] // a fixed number of elements
+#define DYN_SHARED(type, name)                                                                                         \
+    extern __shared__ __align__(128) char dynamic_shared_memory[];                                                     \
+    type *name = (type *)dynamic_shared_memory // as many bytes as the launch gives
+#endif
+/* Launches a kernel on the current stream; a launch that fails ends the run with the kernel's name. The name of a
+ * kernel goes in parentheses if it contains commas. */
+#define KERNEL(dev, kernel, grid, block, shared_bytes, ...)                                                            \
+    do {                                                                                                               \
+        LAUNCH(kernel, grid, block, shared_bytes, (dev)->stream, __VA_ARGS__);                                         \
+        cuda_check(cudaGetLastError(), "the launch of " #kernel);                                                      \
+    } while (0)
+
+// ---------------------------------------------------------------------------
+// the GPU
+
+/* Returns how many GPUs there are; ends the run if there is none, or no suitable driver. */
+static inline int device_count(void) {
+    int count = 0, driver = 0, runtime = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+    if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = 0;
+    if (error == cudaErrorInsufficientDriver && !driver)
+        user_error("no NVIDIA driver was found: install one, or use ./train_llama3, which runs on the CPU");
+    if (error == cudaErrorInsufficientDriver || (driver && driver / 1000 < runtime / 1000))
+        user_error("the NVIDIA driver supports CUDA %d.%d, but this program was built with CUDA %d.%d: install a newer "
+                   "driver, or build with an older toolkit",
+                   driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    if (error == cudaErrorNoDevice || (error == cudaSuccess && !count))
+        user_error("no NVIDIA GPU is visible (CUDA_VISIBLE_DEVICES may hide some): use ./train_llama3, which runs on "
+                   "the CPU");
+    cuda_check(error, "looking for a GPU");
+    cudaDeviceProp gpu;
+    cuda_check(cudaGetDeviceProperties(&gpu, 0), "asking for the GPU's properties");
+    if (gpu.major < 8)
+        user_error("%s has compute capability %d.%d, but 8.0 (Ampere) or newer is needed: use ./train_llama3, which "
+                   "runs on the CPU",
+                   gpu.name, gpu.major, gpu.minor);
+    return count;
+}
+
+/* The GPU of the `local`-th rank of this host. */
+static inline int device_of(int local) { return local % device_count(); }
+
+/* Bytes of the GPU's memory that are free. */
+static inline double device_memory(int gpu) {
+    size_t have = 0, total = 0;
+    cuda_check(cudaSetDevice(gpu), "choosing a GPU");
+    cuda_check(cudaMemGetInfo(&have, &total), "asking for the GPU's memory");
+    return (double)have;
+}
+
+/* Bytes that a rank needs, by its dry run: of the GPU, and of the host's memory, all of which is pinned. */
+static inline size_t device_need(const Device *dry_run) {
+    return device_peak(dry_run) - dry_run->arenas[MEM_HOST].peak;
+}
+static inline size_t pinned_need(const Device *dry_run) {
+    return device_arenas(dry_run, 1) + dry_run->arenas[MEM_HOST].peak;
+}
+
+/* Bytes of the host's memory that can be pinned. The system would grant more than it has, and then kill processes. */
+static inline double pinned_memory(void) {
+    long long kilobytes = 0;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %lld", &kilobytes) != 1) {}
+    if (f) fclose(f);
+    return kilobytes ? 1024.0 * (double)kilobytes : INFINITY;
+}
+
+/* Makes the GPU this thread's and creates its streams. Streams on which other ranks wait have a higher priority. */
+static inline void device_attach(Device *dev) {
+    int least, most;
+    cuda_check(cudaSetDevice(dev->gpu), "choosing a GPU");
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &most), "asking for the priorities of streams");
+    for (int i = 0; i < STREAMS; i++) {
+        int priority = i == STREAM_COMPUTE ? least : most;
+        cuda_check(cudaStreamCreateWithPriority(&dev->streams[i], cudaStreamNonBlocking, priority),
+                   "creating a stream");
+    }
+    dev->stream = dev->streams[STREAM_COMPUTE];
+    cuda_check(cudaDeviceGetAttribute(&dev->multiprocessors, cudaDevAttrMultiProcessorCount, dev->gpu),
+               "asking for the number of multiprocessors");
+    cuda_check(cudaDeviceGetAttribute(&dev->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev->gpu),
+               "asking for the size of shared memory");
+}
+
+// ---------------------------------------------------------------------------
+// memory
+
+/* NCCL reads and writes memory in place only if it allocated it itself. */
+static inline int nccl_allocates(const Device *dev, MemCategory category) {
+    return dev->by_nccl && category == MEM_COMM;
+}
+
+static inline cudaError_t gpu_alloc(const Device *dev, MemCategory category, void **p, size_t bytes) {
+#ifdef HAVE_NCCL
+    if (nccl_allocates(dev, category)) {
+        ncclResult_t result = ncclMemAlloc(p, bytes);
+        if (result != ncclSuccess && result != ncclUnhandledCudaError)
+            run_failure("NCCL could not allocate %.2f GB for collectives: %s. NCCL_DEBUG=INFO gives details",
+                        (double)bytes / 1e9, ncclGetErrorString(result));
+        return result == ncclSuccess ? cudaSuccess : cudaErrorMemoryAllocation; // the only CUDA error that it meets
+    }
+#endif
+    (void)dev;
+    (void)category;
+    return cudaMalloc(p, bytes);
+}
+
+static inline void gpu_free(const Device *dev, MemCategory category, void *p) {
+#ifdef HAVE_NCCL
+    if (nccl_allocates(dev, category)) {
+        ncclMemFree(p);
+        return;
+    }
+#endif
+    (void)dev;
+    (void)category;
+    cudaFree(p);
+}
+
+/* Host memory could not be pinned, or the GPU has too little memory: says how much was needed. */
+__attribute__((noreturn)) static inline void memory_missing(const Device *dev, MemCategory category, size_t bytes,
+                                                            size_t rank_needs) {
+    size_t have = 0, total = 0;
+    cudaGetLastError(); // clears the error that is reported here
+    if (dev->arenas[category].offloaded)
+        user_error("could not pin %.2f GB of the host's memory for %s: --offload needs that much on each rank; use "
+                   "more hosts, or fewer ranks on each",
+                   (double)bytes / 1e9, mem_category_names[category]);
+    if (category == MEM_HOST)
+        user_error("could not pin %.2f GB of the host's memory: use fewer ranks on a host, or a smaller --batch or "
+                   "--seq",
+                   (double)bytes / 1e9);
+    cudaMemGetInfo(&have, &total);
+    user_error(
+        "could not allocate %.2f GB for %s: a rank needs %.2f GB of the GPU, which has %.2f GB, %.2f GB of them "
+        "free now: use a smaller --batch or --seq, --recompute full, more GPUs, or a smaller model; --plan shows "
+        "how much memory each kind of buffer takes",
+        (double)bytes / 1e9, mem_category_names[category], (double)rank_needs / 1e9, (double)total / 1e9,
+        (double)have / 1e9);
+}
+
+/* Memory for an arena, set to zero. Offloaded arenas are pinned memory of the host, which kernels can reach. */
+static inline void *memory_open(Device *dev, MemCategory category, size_t bytes, size_t rank_needs, const char *out,
+                                int rank) {
+    (void)out;
+    (void)rank;
+    void *p = NULL;
+    int offloaded = dev->arenas[category].offloaded, on_host = category == MEM_HOST || offloaded;
+    cudaError_t error;
+    if (on_host) error = cudaHostAlloc(&p, bytes, offloaded ? cudaHostAllocMapped : cudaHostAllocDefault);
+    else error = gpu_alloc(dev, category, &p, bytes);
+    if (error == cudaErrorMemoryAllocation) memory_missing(dev, category, bytes, rank_needs);
+    cuda_check(error, "allocating memory");
+    if (on_host) memset(p, 0, bytes);
+    else cuda_check(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
+    return p;
+}
+
+static inline void memory_close(Device *dev, MemCategory category, Arena *a) {
+    if (category == MEM_HOST || a->offloaded) cudaFreeHost(a->base);
+    else gpu_free(dev, category, a->base);
+}
+
+// ---------------------------------------------------------------------------
+// the times of spans, from events that their streams record
+
+/* Room for one more element in a list of `count` elements that grows. */
+static inline void *list_room(void *list, int count, int *max, size_t size) {
+    if (count < *max) return list;
+    *max = *max ? 2 * *max : 256;
+    list = realloc(list, size * (size_t)*max);
+    if (!list) run_failure("out of memory on the host for a list of %d events", *max);
+    return list;
+}
+
+/* Records the time at which the current stream comes here. */
+static inline void record_time(Device *dev, DeviceEvent *event) {
+    if (dev->num_spare) *event = dev->spare_events[--dev->num_spare];
+    else cuda_check(cudaEventCreateWithFlags(event, cudaEventDefault), "creating an event");
+    cuda_check(cudaEventRecord(*event, dev->stream), "recording an event");
+}
+
+static inline void event_reuse(Device *dev, DeviceEvent event) {
+    dev->spare_events =
+        (DeviceEvent *)list_room(dev->spare_events, dev->num_spare, &dev->max_spare, sizeof(DeviceEvent));
+    dev->spare_events[dev->num_spare++] = event;
+}
+
+/* Adds a span whose end is recorded; its time is known once the GPU is there. */
+static inline void span_add_open(Device *dev, const OpenSpan *o) {
+    dev->open_spans = (OpenSpan *)list_room(dev->open_spans, dev->num_open, &dev->max_open, sizeof *o);
+    dev->open_spans[dev->num_open++] = *o;
+}
+
+/* Seconds by the host's clock at which the GPU reached an event. */
+static inline double event_seconds(Device *dev, DeviceEvent event) {
+    float milliseconds;
+    cuda_check(cudaEventElapsedTime(&milliseconds, dev->zero, event), "asking for an event's time");
+    return dev->zero_seconds + 1e-3 * milliseconds;
+}
+
+/* Gives spans that the GPU has finished their times. */
+static inline void spans_settle(Device *dev) {
+    int kept = 0;
+    for (int i = 0; i < dev->num_open; i++) {
+        OpenSpan o = dev->open_spans[i];
+        if (!cuda_is_ready(cudaEventQuery(o.ended), "asking for an event")) {
+            dev->open_spans[kept++] = o;
+            continue;
+        }
+        double start = event_seconds(dev, o.span.begun), end = event_seconds(dev, o.ended);
+        dev->settled++;
+        if (dev->events && o.span.event >= 0 && o.span.event < dev->max_events) {
+            dev->events[o.span.event].start = start;
+            dev->events[o.span.event].end = end;
+        }
+        if (o.seconds) *o.seconds += end - start;
+        if (o.line >= 0 && dev->comm_finished) dev->comm_finished(dev->poll_arg, o.line, o.number, start, end);
+        event_reuse(dev, o.span.begun);
+        event_reuse(dev, o.ended);
+    }
+    dev->num_open = kept;
+}
+
+/* How many spans have ended, and in *running the first collective that has begun and not ended, or NULL. */
+static inline int64_t device_settled(Device *dev, const OpenSpan **running) {
+    spans_settle(dev);
+    *running = NULL;
+    for (int i = dev->num_open - 1; i >= 0; i--)
+        if (dev->open_spans[i].line >= 0 &&
+            cuda_is_ready(cudaEventQuery(dev->open_spans[i].span.begun), "asking for an event"))
+            *running = &dev->open_spans[i];
+    return dev->settled;
+}
+
+/* Forgets the timeline's entries from number `event` on. */
+static inline void timeline_truncate(Device *dev, int64_t event) {
+    dev->num_events = event;
+    for (int i = 0; i < dev->num_open; i++)
+        if (dev->open_spans[i].span.event >= event) dev->open_spans[i].span.event = -1;
+}
+
+/* Moves the zero of GPU times forward now and then, when no span is open: CUDA gives times as a float of milliseconds,
+ * which is exact to a microsecond only for short times. */
+static inline void clock_move(Device *dev) {
+    if (dev->num_open || !dev->zero || seconds_now() - dev->zero_seconds < 10) return;
+    DeviceEvent before = dev->zero;
+    dev->zero = NULL;
+    record_time(dev, &dev->zero);
+    cuda_check(cudaEventSynchronize(dev->zero), "waiting for an event");
+    float milliseconds;
+    cuda_check(cudaEventElapsedTime(&milliseconds, before, dev->zero), "asking for an event's time");
+    dev->zero_seconds += 1e-3 * milliseconds;
+    cudaEventDestroy(before);
+}
+
+// ---------------------------------------------------------------------------
+// streams and events, in PyTorch's words
+
+/* Ops and copies go to stream `to` from here on. Returns the stream that was current. */
+static inline StreamKind device_set_stream(Device *dev, StreamKind to) {
+    StreamKind before = dev->current_stream;
+    dev->current_stream = to;
+    dev->stream = dev->streams[to];
+    return before;
+}
+
+/* The host waits until the GPU has reached `event`, or with NULL the end of the current stream. It checks the timeout
+ * meanwhile (dev->watch): if a rank is lost, a collective, and so its stream, may never end. */
+static inline void host_wait(Device *dev, DeviceEvent event) {
+    if (!dev->watch) {
+        cuda_check(event ? cudaEventSynchronize(event) : cudaStreamSynchronize(dev->stream), "waiting for the GPU");
+        return;
+    }
+    double start = seconds_now(), looked = start;
+    for (int spins = 0;; spins++) {
+        cudaError_t state = event ? cudaEventQuery(event) : cudaStreamQuery(dev->stream);
+        if (cuda_is_ready(state, "waiting for the GPU")) break;
+        if (spins > 2000) usleep(20);
+        double now = seconds_now();
+        if (now - looked < 0.05) continue;
+        looked = now;
+        dev->watch(dev->poll_arg, now - start);
+    }
+    if (looked > start) dev->watch(dev->poll_arg, 0); // the wait is over
+}
+
+/* The host waits for the current stream. */
+static inline void device_synchronize(Device *dev) {
+    if (dev->dry_run) return;
+    host_wait(dev, NULL);
+    spans_settle(dev);
+    clock_move(dev);
+}
+
+/* Records how far the current stream has come. The event is created when *event is NULL. Also streams of other ranks in
+ * this process may wait for it. */
+static inline void device_record_event(Device *dev, DeviceEvent *event) {
+    if (dev->dry_run) return;
+    if (!*event) cuda_check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "creating an event");
+    cuda_check(cudaEventRecord(*event, dev->stream), "recording an event");
+}
+
+/* The current stream waits for an event; one that was never recorded (NULL) has happened. */
+static inline void device_wait_event(Device *dev, DeviceEvent event) {
+    if (!dev->dry_run && event) cuda_check(cudaStreamWaitEvent(dev->stream, event, 0), "waiting for an event");
+}
+
+/* The host waits for an event. */
+static inline void device_synchronize_event(DeviceEvent event) {
+    if (event) cuda_check(cudaEventSynchronize(event), "waiting for an event");
+}
+
+static inline void device_destroy_event(DeviceEvent event) {
+    if (event) cudaEventDestroy(event);
+}
+
+/* An event for everything given to stream `of` so far. */
+static inline DeviceEvent device_stream_event(Device *dev, StreamKind of) {
+    StreamKind before = device_set_stream(dev, of);
+    device_record_event(dev, &dev->order[of]);
+    device_set_stream(dev, before);
+    return dev->order[of];
+}
+
+/* What is given to `later` from now on waits for everything given to `earlier` so far. */
+static inline void device_wait_stream(Device *dev, StreamKind later, StreamKind earlier) {
+    DeviceEvent event = device_stream_event(dev, earlier);
+    StreamKind before = device_set_stream(dev, later);
+    device_wait_event(dev, event);
+    device_set_stream(dev, before);
+}
+
+/* Keeps the host at most a few phases ahead of its GPU. A full queue, of about 1,000 entries, would hold the host in the
+ * call that enqueues, where no timeout runs, and with it the other ranks of this process. */
+static inline void device_pace(Device *dev) {
+    if (dev->dry_run) return;
+    DeviceEvent *event = &dev->phases[dev->num_phases % 4];
+    if (dev->num_phases++ >= 4) {
+        host_wait(dev, *event);
+        dev->settled++;
+    }
+    device_record_event(dev, event);
+}
+
+static inline void device_start_clock(Device *dev) {
+    device_synchronize(dev);
+    record_time(dev, &dev->zero);
+    cuda_check(cudaEventSynchronize(dev->zero), "waiting for an event");
+    dev->zero_seconds = seconds_now();
+}
+
+static inline void device_detach(Device *dev) {
+    for (int i = 0; i < STREAMS; i++) {
+        if (!dev->streams[i]) continue;
+        device_destroy_event(dev->order[i]);
+        cudaStreamDestroy(dev->streams[i]);
+    }
+    for (int i = 0; i < 4; i++) device_destroy_event(dev->phases[i]);
+    for (int i = 0; i < dev->num_open; i++) {
+        cudaEventDestroy(dev->open_spans[i].span.begun);
+        cudaEventDestroy(dev->open_spans[i].ended);
+    }
+    for (int i = 0; i < dev->num_spare; i++) cudaEventDestroy(dev->spare_events[i]);
+    device_destroy_event(dev->zero);
+    free(dev->open_spans);
+    free(dev->spare_events);
+}
+
+// ---------------------------------------------------------------------------
+// copies, on the current stream; in a dry run they do nothing
+
+/* With `wait`, the host waits before and after: a copy of memory that is not pinned blocks inside the call, where no
+ * timeout runs. */
+static inline void copy_async(Device *dev, void *to, const void *from, size_t bytes, int wait) {
+    if (dev->dry_run || !bytes) return;
+    if (wait) device_synchronize(dev);
+    cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, dev->stream), "a copy");
+    if (wait) device_synchronize(dev);
+}
+
+/* Within the device. */
+static inline void device_copy(Device *dev, void *to, const void *from, size_t bytes) {
+    copy_async(dev, to, from, bytes, 0);
+}
+
+/* From the device to the host; returns when the data is there. */
+static inline void device_read(Device *dev, void *to, const void *from, size_t bytes) {
+    copy_async(dev, to, from, bytes, 1);
+}
+
+/* From the host to the device; the host may reuse its memory at once. */
+static inline void device_write(Device *dev, void *to, const void *from, size_t bytes) {
+    copy_async(dev, to, from, bytes, 1);
+}
+
+/* From MEM_HOST to the device; the source must not change until the next device_read or device_synchronize. */
+static inline void device_feed(Device *dev, void *to, const void *from, size_t bytes) {
+    copy_async(dev, to, from, bytes, 0);
+}
+
+/* `rows` rows of `bytes` bytes, whose starts are a stride apart; strides in bytes. */
+static inline void device_copy_rows(Device *dev, void *to, size_t to_stride, const void *from, size_t from_stride,
+                                    size_t bytes, int rows) {
+    if (dev->dry_run) return;
+    cuda_check(
+        cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows, cudaMemcpyDeviceToDevice, dev->stream),
+        "a copy of rows");
+}
+
+static inline void device_zero(Device *dev, void *p, size_t bytes) {
+    if (!dev->dry_run && bytes) cuda_check(cudaMemsetAsync(p, 0, bytes, dev->stream), "clearing memory");
+}
+
+/* Fetches an offloaded buffer before ops use it. Returns where they find it: in `near`, or in its home. */
+static inline void *offload_fetch(Device *dev, MemCategory category, void *home, void *near, size_t bytes) {
+    if (!dev->arenas[category].offloaded) return home;
+    device_copy(dev, near, home, bytes);
+    return near;
+}
+
+/* Stores an offloaded buffer after ops have used it, if they have `written` it. */
+static inline void offload_store(Device *dev, MemCategory category, void *home, const void *near, size_t bytes,
+                                 int written) {
+    if (dev->arenas[category].offloaded && written) device_copy(dev, home, near, bytes);
+}
+
+static inline int is_in_memory(const char *dir) { // no files are made
+    (void)dir;
+    return 0;
+}
+
+#endif

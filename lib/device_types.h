@@ -1,0 +1,262 @@
+/* device_types.h: the device of one rank, as a struct: memory arenas, the ledger of ops, streams, and the timeline.
+ *
+ * device_cpu.h and device_cuda.h implement memory, copies and streams for it; device.h is what the rest of the program
+ * includes.
+ */
+#ifndef DEVICE_TYPES_H
+#define DEVICE_TYPES_H
+#include "base.h"
+
+// ---------------------------------------------------------------------------
+// memory
+
+typedef enum {
+    MEM_PARAMS,
+    MEM_GRADS,
+    MEM_OPTIMIZER,
+    MEM_ACTIVATIONS,
+    MEM_COMM,
+    MEM_WORKSPACE,
+    MEM_HOST, // read and written by the host only
+    MEM_CATEGORIES
+} MemCategory;
+static const char *const mem_category_names[MEM_CATEGORIES] = {"params", "grads",     "optimizer", "activations",
+                                                               "comm",   "workspace", "host"};
+
+/* All buffers of a category, allocated and released as a stack. */
+typedef struct {
+    char *base;
+    size_t reserved; // bytes; a run reserves the peak of its dry run
+    size_t used, peak;
+    int offloaded; // lies in a file mapped into memory, which the system may evict; for a GPU, in the host's memory
+} Arena;
+
+typedef struct {
+    const char *name;
+    MemCategory category;
+    size_t bytes; // of the largest buffer with this name
+    int count;
+} Buffer;
+
+enum { MAX_BUFFERS = 96 };
+
+// ---------------------------------------------------------------------------
+// ops
+
+typedef enum {
+    OP_EMBEDDING_FORWARD,
+    OP_EMBEDDING_BACKWARD,
+    OP_RMSNORM_FORWARD,
+    OP_RMSNORM_BACKWARD,
+    OP_RESIDUAL_ADD,
+    OP_LINEAR_FORWARD,
+    OP_LINEAR_BACKWARD_INPUT,
+    OP_LINEAR_BACKWARD_WEIGHT,
+    OP_ROPE_FORWARD,
+    OP_ROPE_BACKWARD,
+    OP_ATTENTION_FORWARD,
+    OP_ATTENTION_BACKWARD,
+    OP_SWIGLU_FORWARD,
+    OP_SWIGLU_BACKWARD,
+    OP_CROSS_ENTROPY,
+    OP_EXACT_TOTAL,
+    OP_TREE_SUM,
+    OP_SUM_PIECES,
+    OP_SQUARED_NORM,
+    OP_ADAMW,
+    OP_CAST,
+    OP_FINGERPRINT,
+    OP_SCALE,
+    OP_DEQUANTIZE,
+    OP_ADAPTER_MERGE,
+    OP_COUNT
+} OpKind;
+static const char *const op_names[OP_COUNT] = {"embedding_forward",
+                                               "embedding_backward",
+                                               "rmsnorm_forward",
+                                               "rmsnorm_backward",
+                                               "residual_add",
+                                               "linear_forward",
+                                               "linear_backward_input",
+                                               "linear_backward_weight",
+                                               "rope_forward",
+                                               "rope_backward",
+                                               "attention_forward",
+                                               "attention_backward",
+                                               "swiglu_forward",
+                                               "swiglu_backward",
+                                               "cross_entropy",
+                                               "exact_total",
+                                               "tree_sum",
+                                               "sum_pieces",
+                                               "squared_norm",
+                                               "adamw",
+                                               "cast",
+                                               "fingerprint",
+                                               "scale",
+                                               "dequantize",
+                                               "adapter_merge"};
+
+/* The ledger's entry for one kind of op. */
+typedef struct {
+    int64_t calls;
+    double flops;
+    double bytes;      // read and written
+    double seconds;    // measured, or estimated in a dry run with OpRates
+    double recomputed; // the part of `flops` that recomputes activations
+} OpStat;
+
+/* Measured speed of an op at one size. */
+typedef struct {
+    OpKind op;
+    double flops;
+    double intensity; // FLOPs per byte
+    double rate;      // FLOPs per second
+} OpRate;
+
+/* The speed of a machine for one rank, for estimates in a dry run. */
+typedef struct {
+    const OpRate *ops; // (count)
+    int count;
+    double memory; // bytes per second, read and written
+} OpRates;
+
+/* What a rank computes at the moment, for others to read. */
+typedef struct {
+    int op; // the op that runs, or, if `running` is 0, that ran last; OP_COUNT: none yet
+    int running;
+    double since; // seconds
+} Activity;
+
+// ---------------------------------------------------------------------------
+// streams, events, the timeline
+
+/* Streams of a GPU run side by side. Ops and copies go to the current stream (device_set_stream) and keep their order
+ * there; across streams order comes only from device_wait_stream and device_wait_event. A CPU runs one thing after the
+ * other, and its streams are only names. */
+typedef enum {
+    STREAM_COMPUTE,
+    STREAM_GATHER,
+    STREAM_REDUCE,
+    STREAM_FETCH,
+    STREAM_STORE,
+    STREAM_SEND_NEXT, // this and the following: between stages of a pipeline
+    STREAM_RECEIVE_NEXT,
+    STREAM_SEND_PREVIOUS,
+    STREAM_RECEIVE_PREVIOUS,
+    STREAMS
+} StreamKind;
+static const char *const stream_names[STREAMS] = {"compute",
+                                                  "gather",
+                                                  "reduce",
+                                                  "fetch",
+                                                  "store",
+                                                  "send to next",
+                                                  "receive from next",
+                                                  "send to previous",
+                                                  "receive from previous"};
+
+typedef struct CUevent_st *DeviceEvent; // CUDA's event; NULL on a CPU
+
+typedef enum { EVENT_OP, EVENT_WAIT, EVENT_PHASE, EVENT_STEP, EVENT_COMM } EventKind;
+
+/* An entry of the timeline, of a run with --trace or of a dry run. */
+typedef struct {
+    const char *name, *of; // what happened, and to what; `of` may be NULL
+    double start, end;     // seconds
+    double amount;         // an op's FLOPs, a collective's bytes from other ranks, a step's number
+    int kind;              // EventKind
+    int lane;              // a stream, or a lane of comm.h
+} Event;
+
+enum { MAX_EVENTS = 1 << 18 };
+
+/* Something that lasts from span_begin to span_end. */
+typedef struct {
+    double start;      // seconds
+    int64_t event;     // its index in the timeline
+    DeviceEvent begun; // on a GPU: recorded in the stream at its start; NULL: the host's clock counts
+} Span;
+
+/* On a GPU: a span whose end is recorded in its stream, which may not have reached it yet. */
+typedef struct {
+    Span span;
+    DeviceEvent ended;
+    double *seconds; // its duration is added here; NULL: nowhere
+    int line;        // of a collective: its line in the heartbeat table (watchdog.h); -1: not a collective
+    int64_t number;  // of a collective: its number on that line, from 1
+} OpenSpan;
+
+// ---------------------------------------------------------------------------
+// the device
+
+typedef struct {
+    int dry_run;       // count everything, compute nothing, touch no memory
+    int threads;       // OpenMP threads of this rank
+    int deterministic; // equal bits in each run, also where that costs time
+    int gpu;           // number of this rank's GPU on its host
+    int by_nccl;       // NCCL carries the collectives of GPU memory
+    int blocking;      // wait for each op before the next, so that its errors and times are its own
+
+    Arena arenas[MEM_CATEGORIES];
+    Buffer buffers[MAX_BUFFERS];
+    int num_buffers;
+    size_t peak;        // the most bytes that all arenas together held at once, offloaded ones apart
+    char peak_when[96]; // during which phase, and which buffer was the last
+
+    OpStat ops[OP_COUNT];
+    OpKind op; // the running op
+    Span op_span;
+    int recomputing;      // ops that run now recompute activations
+    const OpRates *rates; // dry run: estimates each op's time; NULL: ops take no time
+    double clock;         // dry run: seconds of computing since its step began
+
+    StreamKind current_stream;
+    Event *events;      // (max_events) the timeline; NULL: not kept
+    int64_t num_events; // counted even if the timeline is not kept or is full
+    int64_t max_events;
+    Span phase;
+    int in_phase;
+    const char *phase_name; // forward, backward, …; NULL: none
+    const char *phase_of;   // the unit that it concerns, or NULL
+    Activity *activity;     // shared with other ranks' view of this one; NULL: nobody looks
+
+    /* Set by comm.h, called with poll_arg. */
+    void (*poll)(void *);                 // lets collectives progress between ops; NULL: none is in flight
+    void (*watch)(void *, double waited); // checks the timeout while the host waits for the GPU, and with 0 after it
+    void (*comm_finished)(void *, int line, int64_t number, double start, double end); // the GPU finished a collective
+    void *poll_arg;
+
+    struct MatmulCache *matmuls; // oneDNN's primitives by shape (lib/cpu/matmul.h)
+#ifdef USE_CUDA
+    cudaStream_t stream; // the current one
+    cudaStream_t streams[STREAMS];
+    DeviceEvent order[STREAMS]; // how far each stream has come, for another stream to wait for
+    DeviceEvent zero;           // GPU times are measured from this event, …
+    double zero_seconds;        // … which happened at this time of the host's clock
+    OpenSpan *open_spans;       // (num_open, room for max_open) in the order of their ends
+    int num_open, max_open;
+    DeviceEvent *spare_events; // (num_spare, room for max_spare) for spans to use
+    int num_spare, max_spare;
+    int64_t settled;       // spans and phases that the GPU has finished
+    DeviceEvent phases[4]; // the starts of the last phases
+    int64_t num_phases;
+    struct CudaMatmulCache *cuda_matmuls; // cuBLASLt's choices by shape (lib/cuda/matmul.cuh)
+    int multiprocessors;
+    int shared_limit; // bytes of shared memory that a block may use
+#endif
+} Device;
+
+/* Seconds: the host's clock, or in a dry run its estimate. */
+static inline double device_now(const Device *dev) { return dev->dry_run ? dev->clock : seconds_now(); }
+
+/* The largest number of bytes in arenas that are offloaded, or that are not. */
+static inline size_t device_arenas(const Device *dev, int offloaded) {
+    size_t sum = 0;
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        if (dev->arenas[c].offloaded == offloaded) sum += dev->arenas[c].peak;
+    return sum;
+}
+static inline size_t device_peak(const Device *dev) { return device_arenas(dev, 0); }
+
+#endif
