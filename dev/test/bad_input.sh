@@ -583,10 +583,10 @@ stored() {
     if "$program" --plan --model stored --seq 16 --lora-rank 4 --world 4 2>&1 | grep -q -- "--base"; then fail "the plan of a model of 8 bits" "offers another --base"; else pass "the plan of a model of 8 bits" "offers no other --base"; fi
     bad "adapters in 8 bits" "--export --dtype int8: adapters are exported as fp32 or bf16" "${train[@]}" --model trained --lora-rank 4 --export beside8 --dtype int8
     bad "--dtype that is none" "--dtype int4: expected one of fp32.bf16.int8.int8:all" --model trained --export four --dtype int4
-    spoiled_stored "8 bits whose scales are missing" "tensor model.layers.0.self_attn.q_proj.weight is in 8 bits, and model.layers.0.self_attn.q_proj.weight.scale of its 16 blocks is missing" model.safetensors 's/layers.0.self_attn.q_proj.weight.scale/layers.0.self_attn.q_proj.weight.skale/'
-    spoiled_stored "8 bits whose scales are no floats" "q_proj.weight.scale of its [0-9]+ blocks is not as long, or no F32" model.safetensors 's/(q_proj.weight.scale":\{"dtype":")F32(","shape":\[)([0-9]+)/\1I32\2\3/'
-    spoiled_stored "8 bits that config.json does not have" "tensor model.layers.0.self_attn.q_proj.weight is kept in 8 bits, config.json .quantization_config. says otherwise" config.json '/quantization_config/d'
-    spoiled_stored "more in 8 bits than there is" "tensor model.embed_tokens.weight is not in 8 bits, config.json .quantization_config. says otherwise" config.json 's/"all_tensors": false/"all_tensors": true/'
+    spoiled_stored "8 bits whose scales are missing" "tensor model.layers.0.self_attn.q_proj.weight is int8, but its scales model.layers.0.self_attn.q_proj.weight.scale are missing" model.safetensors 's/layers.0.self_attn.q_proj.weight.scale/layers.0.self_attn.q_proj.weight.skale/'
+    spoiled_stored "8 bits whose scales are no floats" "q_proj.weight.scale have another length or dtype" model.safetensors 's/(q_proj.weight.scale":\{"dtype":")F32(","shape":\[)([0-9]+)/\1I32\2\3/'
+    spoiled_stored "8 bits that config.json does not have" "tensor model.layers.0.self_attn.q_proj.weight is int8, but quantization_config in config.json says otherwise" config.json '/quantization_config/d'
+    spoiled_stored "more in 8 bits than there is" "tensor model.embed_tokens.weight is not int8, but quantization_config in config.json says otherwise" config.json 's/"all_tensors": false/"all_tensors": true/'
     spoiled_stored "8 bits of another kind" '"quantization_config" is bitsandbytes; weights of 8 bits are read as --export --dtype int8 writes them' config.json 's/"method": "[a-z0-9_]*"/"quant_method": "bitsandbytes"/'
     spoiled_stored "8 bits of which is not told" '"all_tensors" of "quantization_config" must be true or false' config.json 's/"all_tensors": false/"all_tensors": 0/'
 }
@@ -617,13 +617,13 @@ adapters() {
     bad "--adapters of another rank" "--lora-rank 8, but the adapters in adapters have rank 4" "${lora[@]}" --lora-rank 8 --adapters adapters
     bad "--adapters of another alpha" "--lora-alpha 4, but the adapters in adapters have alpha 8" "${lora[@]}" --lora-alpha 4 --adapters adapters
     bad "--adapters of other matrices" "--lora-targets q,v, but the adapters in adapters are for q,k,v,o,gate,up,down" "${lora[@]}" --lora-targets q,v --adapters adapters
-    bad "--adapters of another model" "adapters: tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight is 4 x 32 F32, the model .* has 4 x 64" --model "$fixture" "${evaluate[@]}" --adapters adapters
+    bad "--adapters of another model" "adapters/adapter_model.safetensors: tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight is 4 x 32 F32, but the model .* has 4 x 64" --model "$fixture" "${evaluate[@]}" --adapters adapters
     spoiled_adapters "adapters of another kind" '"peft_type" is "IA3", which this program.s adapters do not have: expected LORA' 's/"LORA"/"IA3"/'
     spoiled_adapters "adapters with a bias" '"bias" is "all"' 's/"none"/"all"/'
     spoiled_adapters "DoRA" '"use_dora" is true' 's/"r": 4/"use_dora": true, "r": 4/'
     spoiled_adapters "adapters of several ranks" '"rank_pattern" is \{"q_proj":2\}' 's/"r": 4/"rank_pattern": {"q_proj": 2}, "r": 4/'
     spoiled_adapters "adapters without a rank" '"r" is missing' 's/"r": 4,//'
-    spoiled_adapters "adapters with another rank than their tensors" 'is 4 x 32 F32, the model .* has 2 x 32' 's/"r": 4/"r": 2/'
+    spoiled_adapters "adapters with another rank than their tensors" 'is 4 x 32 F32, but the model .* has 2 x 32' 's/"r": 4/"r": 2/'
     spoiled_adapters "adapters on the head" '"target_modules" has "lm_head"' 's/"q_proj"/"lm_head"/'
     spoiled_adapters "adapters on a pattern" '"target_modules" is no list of names' 's/"target_modules": .*/"target_modules": "all-linear"/'
     spoiled_adapters "a tensor that adapts nothing" 'tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight adapts nothing' 's/"q_proj", //'
