@@ -463,7 +463,7 @@ static void output_add_tensor(OutputFiles *o, const Tensor *tensor, StateKind ki
     o->tensors[o->num_tensors++] = t;
 }
 
-/* Adds files `stem`… that hold tensors [begin, end) of the table: first all of the first kind of state, then the next. */
+/* Adds files `stem`… that hold tensors [begin, end) of the table: all of the first kind of state, then the next. */
 static void output_files_add(OutputFiles *o, const TensorTable *table, int begin, int end, const char *stem,
                              const StateKind *kinds, int num_kinds) {
     int first = o->num_tensors, first_file = o->num_files, count = num_kinds * (end - begin);
