@@ -150,12 +150,9 @@ typedef struct {
     int num_partial_sums;      // per unit; more than one only in deterministic mode
     int weights_offloaded;     // sharded weights are in memory where this device does not compute
     int gradients_offloaded;
-    uint64_t seed;                  // of the initial weights
-    uint64_t *local_fingerprints;   // (units) of this rank's weights; NULL: no other rank has the same weights
-    uint64_t *fingerprints;         // (units) the same in the host's memory, then (ranks, units) of all that must agree
-    float *tp_replicated_gradients; // (n), (tp, n) gradients of tensors that tp does not split; NULL: tp is 1
-    float *tied_gradients;          // (2, state_count) of a tied weight: received, and sent
-    Request tied_requests[2];
+    uint64_t seed;                // of the initial weights
+    uint64_t *local_fingerprints; // (units) of this rank's weights; NULL: no other rank has the same weights
+    uint64_t *fingerprints;       // (units) the same in the host's memory, then (ranks, units) of all that must agree
 } Fsdp;
 
 /* Is a unit's whole weight always in memory where this rank can compute with it? */
@@ -432,7 +429,7 @@ static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
     case ALL_GATHER_REPLICAS:
         if (r->rounded) tree_sum(fsdp->dev, shard_gradient(fsdp, u), r->receive, DTYPE_BF16, 1, u->shard_size, 0);
         break;
-    default: // ALL_GATHER_FSDP; before the last micro-batch nothing reads the result, and it would round this rank's sum
+    default: // ALL_GATHER_FSDP. Before the last micro-batch nothing reads the result, and it would round the sum
         if (r->rounded && last) tree_sum(fsdp->dev, u->grad, r->receive, DTYPE_BF16, 1, u->padded, 0);
     }
     r->unit = NULL;
@@ -471,7 +468,7 @@ static void fsdp_finish_gradients(Fsdp *fsdp) {
 }
 
 /* The buffer (padded) into which backward writes the unit's gradient of this micro-batch; what backward adds to is
- * zero. If the gradient stays on this rank and begins a sum, that is the sum's own memory; else a buffer of the pool. */
+ * zero. If the gradient stays on this rank and begins a sum, this is the sum's own memory, else a buffer of the pool. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     for (int i = 0; i < REDUCTION_STAGES; i++) // a tied embedding is reduced last and needed again first
         if (fsdp->reductions[i].unit == u) fsdp_finish_gradients(fsdp);
@@ -545,102 +542,9 @@ static int next_state_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { retur
 static int next_unique_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 1); }
 
 // ---------------------------------------------------------------------------
-// gradients of weights that are on several ranks of tp or pp
-
-/* Elements of the trained units [first, end) that tensor parallelism does not split. */
-static int64_t tp_replicated_elements(const TensorTable *table, int first, int end) {
-    int64_t n = 0;
-    for (int i = 0; i < table->num_tensors; i++) {
-        const Tensor *t = &table->tensors[i];
-        if (t->unit < first || t->unit >= end || table->units[t->unit].frozen) continue;
-        if (t->row->split == SPLIT_NONE) n += t->rows * t->cols;
-    }
-    return n;
-}
-
-/* How many units one all-gather over tp covers: norms are small, so all units; adapters are large, so one. */
-static int tp_replicated_units_at_once(const Fsdp *fsdp) {
-    return fsdp->config->lora_rank ? 1 : fsdp->table->num_units;
-}
-
-typedef enum { GRADIENTS_TO_BUFFER, BUFFER_TO_GRADIENTS } CopyDirection;
-
-/* Copies this rank's elements of the unsplit tensors of units [first, end) between their gradients and `buffer` (n). */
-static void copy_tp_replicated(Fsdp *fsdp, int first, int end, float *buffer, CopyDirection direction) {
-    const TensorTable *table = fsdp->table;
-    int last_tensor = table->units[end - 1].first_tensor + table->units[end - 1].num_tensors;
-    for (int i = table->units[first].first_tensor; i < last_tensor; i++) {
-        const Tensor *t = &table->tensors[i];
-        const FsdpUnit *u = &fsdp->units[t->unit];
-        if (t->row->split != SPLIT_NONE) continue;
-        int64_t begin, count = tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &begin);
-        float *grad = u->grad + (t->offset + begin - u->state_begin);
-        size_t bytes = sizeof(float) * (size_t)count;
-        if (count && direction == GRADIENTS_TO_BUFFER) device_copy(fsdp->dev, buffer + begin, grad, bytes);
-        if (count && direction == BUFFER_TO_GRADIENTS) device_copy(fsdp->dev, grad, buffer + begin, bytes);
-        buffer += t->rows * t->cols;
-    }
-}
-
-/* Sums, once per step, the gradients of norms, and of the adapter matrices that tensor parallelism does not split.
- * With sequence parallelism each tp rank has their gradient of its own tokens only (EleutherAI/gpt-neox issue 1257).
- * Every rank sums the same pieces in the same order, so the weights stay equal. */
-static void fsdp_sum_tp_replicated(Fsdp *fsdp) {
-    const TensorTable *table = fsdp->table;
-    Group *tp = &fsdp->comm->groups[AXIS_TP];
-    int units_at_once = tp_replicated_units_at_once(fsdp);
-    for (int first = 0; first < table->num_units && tp->size > 1; first += units_at_once) {
-        int end = first + units_at_once;
-        int64_t n = tp_replicated_elements(table, first, end);
-        float *mine = fsdp->tp_replicated_gradients;
-        float *all = mine + n; // (tp, n)
-        if (!n) continue;
-        device_zero(fsdp->dev, mine, sizeof(float) * (size_t)n); // other shards' elements are zero on every tp rank
-        copy_tp_replicated(fsdp, first, end, mine, GRADIENTS_TO_BUFFER);
-        all_gather_now(fsdp->comm, AXIS_TP, "gradients that tp does not split", mine, all, sizeof(float) * (size_t)n);
-        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp->size, n, 0);
-        copy_tp_replicated(fsdp, first, end, mine, BUFFER_TO_GRADIENTS);
-    }
-}
-
-/* Sends this rank's gradient of the tied weight to the pipeline's other end and receives that end's. */
-static void exchange_tied_gradient(Fsdp *fsdp, const FsdpUnit *u) {
-    const TensorTable *t = fsdp->table;
-    int is_first_stage = t->embed >= 0, peer = is_first_stage ? t->part.pp - 1 : 0;
-    float *received = fsdp->tied_gradients, *sent = received + u->state_count;
-    device_copy(fsdp->dev, sent, u->grad, sizeof(float) * (size_t)u->state_count);
-    for (int i = 0; i < 2; i++) { // the first stage sends first: NCCL runs messages one after the other
-        int sends = i == !is_first_stage;
-        point_start(fsdp->comm, &fsdp->tied_requests[i], sends ? SEND : RECEIVE, AXIS_PP, peer,
-                    "gradient of the tied weight", sends ? sent : received, (size_t)u->state_count, DTYPE_F32);
-    }
-    for (int i = 0; i < 2; i++) comm_wait(fsdp->comm, &fsdp->tied_requests[i]);
-}
-
-/* Adds, once per step, the embedding's and the head's gradient of a tied weight of which there are two copies: on the
- * pipeline's first and last stage, or in two units of this rank. Both copies get the same sum, so they stay equal. The
- * two units have equal sizes, so the shards of one rank cover the same elements. */
-static void fsdp_sum_tied_embedding(Fsdp *fsdp) {
-    const TensorTable *t = fsdp->table;
-    int unit = t->embed >= 0 ? t->embed : t->head;
-    if (!t->part.tied_head_copy || unit < 0 || t->units[unit].frozen) return;
-    FsdpUnit *u = &fsdp->units[unit];
-    const Tensor *weight = &t->tensors[u->unit->first_tensor];
-    int64_t first, count = tensor_overlap(weight, u->state_begin, u->state_begin + u->state_count, &first);
-    if (t->part.pp > 1) {
-        exchange_tied_gradient(fsdp, u);
-        if (count) tree_sum(fsdp->dev, u->grad, fsdp->tied_gradients, DTYPE_F32, 1, count, 1);
-        return;
-    }
-    float *head = fsdp->units[t->head].grad;
-    if (count) tree_sum(fsdp->dev, u->grad, head, DTYPE_F32, 1, count, 1);
-    if (count) tree_sum(fsdp->dev, head, u->grad, DTYPE_F32, 1, count, 0);
-}
-
-// ---------------------------------------------------------------------------
 // comparison of replicas
 
-/* Do the ranks of this rank's group of `axis` hold the same weights? Replicas do, and without sharding the fsdp group. */
+/* Do the ranks of this rank's group of `axis` hold the same weights? Replicas do; the fsdp group without sharding. */
 static int is_replicated_over(const Fsdp *fsdp, Axis axis) {
     if (fsdp->comm->groups[axis].size == 1) return 0;
     return axis == AXIS_DP_REPLICATE || (axis == AXIS_FSDP && !fsdp->sharding.strategy->sharded);
@@ -697,7 +601,8 @@ static void open_trained_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
     Device *dev = fsdp->dev;
     u->master = state_alloc(fsdp, MEM_PARAMS, "master weights", u->state_count);
     u->sharded_weights = (floatX *)u->master;
-    MemCategory copies = dev->arenas[MEM_PARAMS].offloaded ? MEM_PARAMS : MEM_COMM; // the copy is offloaded with the master
+    MemCategory copies =
+        dev->arenas[MEM_PARAMS].offloaded ? MEM_PARAMS : MEM_COMM; // the copy is offloaded with the master
     if (sizeof(floatX) != sizeof(float))
         u->sharded_weights =
             (floatX *)arena_alloc(dev, copies, "weights in the compute dtype", sizeof(floatX) * (size_t)u->state_count);
@@ -776,20 +681,6 @@ static void reduction_open(Fsdp *fsdp, ReductionStage stage, int64_t largest) {
             arena_alloc(fsdp->dev, MEM_COMM, names[stage], (half ? sizeof(bf16) : sizeof(float)) * (size_t)received);
 }
 
-static void shared_gradients_open(Fsdp *fsdp) {
-    const TensorTable *t = fsdp->table;
-    int tied = t->embed >= 0 ? t->embed : t->head, units_at_once = tp_replicated_units_at_once(fsdp);
-    int64_t most = 0;
-    if (t->part.tied_head_copy && t->part.pp > 1 && tied >= 0 && !t->units[tied].frozen)
-        fsdp->tied_gradients =
-            state_alloc(fsdp, MEM_COMM, "gradient of the tied weight", 2 * fsdp->units[tied].state_count);
-    for (int u = 0; u < t->num_units; u += units_at_once)
-        most = max_i64(most, tp_replicated_elements(t, u, u + units_at_once));
-    if (most && t->part.tp > 1)
-        fsdp->tp_replicated_gradients =
-            state_alloc(fsdp, MEM_COMM, "gradients that tp does not split", most * (1 + t->part.tp));
-}
-
 static void fingerprints_open(Fsdp *fsdp) {
     size_t bytes = sizeof(uint64_t) * (size_t)fsdp->table->num_units;
     int copies = (is_replicated_over(fsdp, AXIS_DP_REPLICATE) ? fsdp->replicas : 0) +
@@ -829,7 +720,6 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     for (int i = 0; i < table->num_units; i++)
         if (!table->units[i].frozen) largest = max_i64(largest, fsdp->units[i].padded);
     for (int i = 0; i < REDUCTION_STAGES; i++) reduction_open(fsdp, (ReductionStage)i, largest);
-    shared_gradients_open(fsdp);
     fingerprints_open(fsdp);
 }
 
@@ -839,7 +729,6 @@ static void fsdp_close(Fsdp *fsdp) {
     for (int i = 0; i < REDUCTION_STAGES; i++) device_destroy_event(fsdp->reductions[i].request.arrived);
     for (int p = 0; p < POOLS; p++)
         for (int i = 0; i < fsdp->pools[p].count; i++) device_destroy_event(fsdp->pools[p].buffers[i].freed);
-    for (int i = 0; i < 2; i++) device_destroy_event(fsdp->tied_requests[i].arrived);
     free(fsdp->units);
 }
 

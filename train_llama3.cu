@@ -11,6 +11,7 @@
 #include "llama3.h"                // defines: Llama3Config, TensorTable, rope_table
 #include "lib/ops.h"               // defines: the ops: linear_forward, attention_backward, adamw, …
 #include "fsdp.h"                  // defines: Fsdp, fsdp_unshard, fsdp_reshard, fsdp_reduce_gradients
+#include "shared_gradients.h"      // defines: sum_shared_gradients
 #include "optimizer.h"             // defines: Optimizer, optimizer_step, learning_rate_at, clip_coefficient
 #include "pipeline_parallel.h"     // defines: Schedule, PipelineStep, pipeline_source, pipeline_target
 #include "run/options.h"           // defines: Options, options_parse, options_write, number_after_colon
@@ -626,8 +627,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) { // step counts fro
     device_record_event(&trainer->parallel.dev, &batch->fed);
     fsdp_finish_gradients(&trainer->parallel.fsdp);
     device_phase(&trainer->parallel.dev, "optimizer", NULL);
-    fsdp_sum_tp_replicated(&trainer->parallel.fsdp);
-    fsdp_sum_tied_embedding(&trainer->parallel.fsdp);
+    sum_shared_gradients(&trainer->shared_gradients);
     comm_wait(&trainer->parallel.comm, &trainer->samples_told);
     exchange_reports(trainer, batch, start, waited);
     int64_t first_sample = trainer->parallel.dev.dry_run ? 0 : batch->windows[0];

@@ -1,4 +1,5 @@
-/* sharded_state.h: the state of FSDP's shards, set and read tensor by tensor: initial weights, import, checkpoints, export.
+/* sharded_state.h: sets and reads the state of FSDP's shards tensor by tensor, for initial weights, import, checkpoints
+ * and export.
  *
  * Sources of weights (a seed, safetensors, a checkpoint) know whole tensors of the model; a rank keeps a range of its
  * part of each. A caller may rely on: state is set in pieces of bounded size, so loading needs little memory; what is
@@ -23,7 +24,7 @@ typedef void (*StateSource)(const Fsdp *fsdp, void *source, StateKind kind, floa
  * 0 if this tensor is not stored so. */
 typedef int (*Int8Source)(void *source, int8_t *out, float *scales, const Tensor *tensor, int64_t first, int64_t count);
 
-/* Elements [first, first + count) of this rank's part of a tensor, which may be a range of the whole tensor's columns. */
+/* Elements [first, first + count) of this rank's part of a tensor, which may be some columns of the whole tensor. */
 static void read_part(const Fsdp *fsdp, StateSource read, void *source, StateKind kind, float *out, const Tensor *t,
                       int64_t first, int64_t count) {
     for (int64_t at = 0, run, whole; at < count; at += run) {

@@ -5,10 +5,11 @@
  */
 #ifndef TRAINER_H
 #define TRAINER_H
-#include "../optimizer.h" // defines: Optimizer
-#include "job.h"          // defines: Job, Options, Checkpoint, Saver, Logger, Dataset, Loader, Tokenizer
-#include "model.h"        // defines: Model, model_open
-#include "parallel.h"     // defines: Parallel, sharding_of
+#include "../optimizer.h"        // defines: Optimizer
+#include "../shared_gradients.h" // defines: SharedGradients
+#include "job.h"                 // defines: Job, Options, Checkpoint, Saver, Logger, Dataset, Loader, Tokenizer
+#include "model.h"               // defines: Model, model_open
+#include "parallel.h"            // defines: Parallel, sharding_of
 
 typedef struct { // what each rank tells all others at the end of a step; the only exchange beside FSDP's
     ExactSum loss, squared_norm;     // of all its tokens, of its part of the gradient
@@ -33,6 +34,7 @@ typedef struct Trainer { // all that one rank trains with
     const Checkpoint *resume_from;
     Model model;
     Parallel parallel;
+    SharedGradients shared_gradients;
     Optimizer optimizer;
     Loader loader;
     Saver saver;
@@ -70,7 +72,10 @@ static void trainer_allocate(Trainer *trainer, const Job *j) {
     Sharding how = sharding_of(&j->opt);
     fsdp_open(&trainer->parallel.fsdp, &trainer->parallel.comm, &trainer->model.table, trainer->whole_config, &how,
               trainer->model.training);
-    if (trainer->model.training) optimizer_open(&trainer->optimizer, &trainer->parallel.fsdp);
+    if (trainer->model.training) {
+        shared_gradients_open(&trainer->shared_gradients, &trainer->parallel.fsdp);
+        optimizer_open(&trainer->optimizer, &trainer->parallel.fsdp);
+    }
     if (j->task != DO_EXPORT) {
         int T = j->opt.seq / j->mesh.size[AXIS_CP],
             cached = j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0;
@@ -137,6 +142,7 @@ static void trainer_close(Trainer *trainer) {
     cp_close(&trainer->parallel.cp);
     model_close(&trainer->model);
     optimizer_close(&trainer->optimizer);
+    shared_gradients_close(&trainer->shared_gradients);
     fsdp_close(&trainer->parallel.fsdp);
     comm_close(&trainer->parallel.comm);
     device_close(&trainer->parallel.dev);
