@@ -59,6 +59,18 @@ static int cp_position(const ContextParallel *cp, int t, int T) {
     return t < half ? cp->rank * half + t : (2 * cp->size - 1 - cp->rank) * half + t - half;
 }
 
+/* Copies the tokens of a sequence (T) that rank i of `cp` computes. `selected` (T / cp) may be `sequence` itself. */
+static void cp_select_halves(int32_t *selected, const int32_t *sequence, int T, int cp, int i) {
+    int half = T / (2 * cp);
+    size_t bytes = sizeof(int32_t) * (size_t)half;
+    if (cp == 1) {
+        memmove(selected, sequence, sizeof(int32_t) * (size_t)T);
+        return;
+    }
+    memmove(selected, sequence + (int64_t)i * half, bytes);
+    memmove(selected + half, sequence + (int64_t)(2 * cp - 1 - i) * half, bytes);
+}
+
 /* Copies between the order of ranks, (size, B, 2 halves), and that of the sequence, (B, 2·size parts). */
 enum { CP_TO_SEQUENCE, CP_TO_RANKS };
 static void cp_reorder(ContextParallel *cp, floatX *to, const floatX *from, int direction) {

@@ -8,6 +8,7 @@
  */
 #ifndef DATALOADER_H
 #define DATALOADER_H
+#include "context_parallel.h" // defines: cp_select_halves
 #include "lib/device.h"
 #include <fcntl.h>
 #include <glob.h>
@@ -267,20 +268,6 @@ static int64_t sampler_window(const Sampler *s, int64_t step, int m, int b) {
     if (s->local) j = ((int64_t)s->replica * s->shards + s->shard) * s->accumulation + m;
     int64_t epoch, position = sampler_position(s, step, &epoch) + j * s->B + b;
     return permute(position % s->samples, s->samples, mix64(s->seed + (uint64_t)epoch + 1));
-}
-
-/* Copies the tokens of a sequence (T) that context-parallel rank i computes. The sequence is cut into 2·cp parts, and
- * rank i takes parts i and 2·cp - 1 - i, so that the causal mask gives every rank the same work (Llama 3 paper, 3.3.2).
- * `selected` (T / cp) may be `sequence` itself. */
-static void cp_select_halves(int32_t *selected, const int32_t *sequence, int T, int cp, int i) {
-    int half = T / (2 * cp);
-    size_t bytes = sizeof(int32_t) * (size_t)half;
-    if (cp == 1) {
-        memmove(selected, sequence, sizeof(int32_t) * (size_t)T);
-        return;
-    }
-    memmove(selected, sequence + (int64_t)i * half, bytes);
-    memmove(selected + half, sequence + (int64_t)(2 * cp - 1 - i) * half, bytes);
 }
 
 // ---------------------------------------------------------------------------
