@@ -1,100 +1,86 @@
-/* adapters.h: the files of adapters, in the layout of Hugging Face's PEFT.
+/* lora.h: linear layers with LoRA adapters (Hu et al. 2021).
  *
- * Owns: adapter_config.json, read and written, and the check of adapter_model.safetensors against the tensor table. A
- * caller may rely on: what these files ask for and this program does not do (another kind of adapter, biases, ranks
- * that differ) is refused by name.
+ * A linear layer computes y = x W^T. An adapter leaves W frozen and trains two small matrices, A (rank, IC) and
+ * B (OC, rank), that add to it: y = x W^T + alpha / rank · (x A^T) B^T. Matrices that are fused into one matmul (Q, K and
+ * V; gate and up) have an adapter each. Without adapters each call is the matmul alone.
  */
-#ifndef ADAPTERS_H
-#define ADAPTERS_H
-#include "run/safetensors.h"
+#ifndef LORA_H
+#define LORA_H
+#include "lib/ops.h" // defines: linear_forward, linear_forward_add, linear_backward_weight, …
+#include "llama3.h"  // defines: Llama3Config, adapter_scale
 
-static const char adapters_stem[] = "adapter_model"; // of the files of tensors
+typedef struct {
+    const floatX *a;     // (rank, IC)
+    const floatX *b;     // (outputs, rank)
+    float *d_a, *d_b;    // their gradients, which backward assigns
+    int column, outputs; // the layer's outputs that it adds to: `outputs` of them from `column` on
+} Adapter;
 
-/* A key that must be as this program has it, where it is there at all: false, null, empty, or `wanted`. */
-static void adapters_refuse_unless(const cJSON *json, const char *path, const char *key, const char *wanted) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
-    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item) ||
-        ((cJSON_IsObject(item) || cJSON_IsArray(item)) && !item->child))
-        return;
-    if (cJSON_IsString(item) && wanted && !strcmp(item->valuestring, wanted)) return;
-    char *given = cJSON_PrintUnformatted(item);
-    user_error("%s: \"%s\" is %s, which this program's adapters do not have: expected %s", path, key,
-               given ? given : "?", wanted ? wanted : "false, null, or none of it");
+enum { MAX_FUSED = 3 }; // matrices in one matmul
+
+typedef struct {
+    const floatX *w; // (OC, IC)
+    float *d_w;      // (OC, IC) its gradient, which backward assigns; NULL: frozen
+    int IC, OC;
+    int num_adapters;
+    Adapter adapters[MAX_FUSED];
+} Linear;
+
+typedef struct {
+    Device *dev;
+    int rank;                  // 0: there are no adapters
+    float scale;               // alpha / rank
+    floatX *hidden, *d_hidden; // (N, rank) scale · x A^T, and its gradient; d_hidden is NULL when not training
+} Lora;
+
+/* Allocates for micro-batches of up to N tokens. */
+static void lora_open(Lora *lora, Device *dev, const Llama3Config *c, int64_t N, int training) {
+    memset(lora, 0, sizeof *lora);
+    lora->dev = dev;
+    lora->rank = c->lora_rank;
+    if (!lora->rank) return;
+    size_t bytes = sizeof(floatX) * (size_t)N * (size_t)lora->rank;
+    lora->scale = adapter_scale(c);
+    lora->hidden = (floatX *)arena_alloc(dev, MEM_ACTIVATIONS, "LoRA hidden", bytes);
+    if (training) lora->d_hidden = (floatX *)arena_alloc(dev, MEM_ACTIVATIONS, "d LoRA hidden", bytes);
 }
 
-/* Rank, alpha and targets of the adapters in `dir`, into the model's configuration. */
-static void adapters_config_read(Llama3Config *c, const char *dir) {
-    static const char *const unknown[] = {"use_rslora",
-                                          "use_dora",
-                                          "use_qalora",
-                                          "use_bdlora",
-                                          "alora_invocation_tokens",
-                                          "arrow_config",
-                                          "kasa_config",
-                                          "monteclora_config",
-                                          "velora_config",
-                                          "fan_in_fan_out",
-                                          "lora_bias",
-                                          "layers_to_transform",
-                                          "layer_replication",
-                                          "rank_pattern",
-                                          "alpha_pattern",
-                                          "modules_to_save",
-                                          "trainable_token_indices",
-                                          "target_parameters",
-                                          "exclude_modules"};
-    char path[4096 + 32];
-    snprintf(path, sizeof path, "%s/adapter_config.json", dir);
-    char *text = read_text_file(path);
-    if (!text) user_error("--adapters %s: cannot read %s: %s", dir, path, strerror(errno));
-    cJSON *json = cJSON_Parse(text);
-    if (!cJSON_IsObject(json)) user_error("%s is not a JSON object: expected PEFT's adapter_config.json", path);
-    adapters_refuse_unless(json, path, "peft_type", "LORA");
-    adapters_refuse_unless(json, path, "bias", "none");
-    for (int i = 0; i < (int)(sizeof unknown / sizeof *unknown); i++)
-        adapters_refuse_unless(json, path, unknown[i], NULL);
-    c->lora_rank = json_integer(json, path, "r", NAN, 1, c->C);
-    c->lora_alpha = json_number(json, path, "lora_alpha", NAN, 1e-6, 1e6);
-    const cJSON *modules = cJSON_GetObjectItemCaseSensitive(json, "target_modules"), *module;
-    if (!cJSON_IsArray(modules) || !modules->child)
-        user_error("%s: \"target_modules\" is no list of names: expected some of q_proj, k_proj, v_proj, o_proj, "
-                   "gate_proj, up_proj, down_proj",
-                   path);
-    cJSON_ArrayForEach(module, modules) {
-        const char *name = cJSON_IsString(module) ? module->valuestring : "?";
-        int known = 0;
-        while (known < LORA_TARGETS && strcmp(name, lora_targets[known].peft)) known++;
-        if (known == LORA_TARGETS)
-            user_error("%s: \"target_modules\" has \"%s\", which has no adapters here: expected some of q_proj, "
-                       "k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
-                       path, name);
-        c->lora_targets |= 1u << known;
+/* lora->hidden = scale · x A^T. */
+static void lora_hidden_forward(const Lora *lora, const Adapter *adapter, const floatX *x, int N, int IC) {
+    linear_forward(lora->dev, lora->hidden, x, adapter->a, N, IC, lora->rank);
+    scale(lora->dev, lora->hidden, lora->scale, (int64_t)N * lora->rank);
+}
+
+static void lora_linear_forward(const Lora *lora, floatX *y /* (N,OC) = */, const floatX *x /* (N,IC) */,
+                                const Linear *layer, int N) {
+    linear_forward(lora->dev, y, x, layer->w, N, layer->IC, layer->OC);
+    for (int i = 0; i < layer->num_adapters; i++) {
+        const Adapter *adapter = &layer->adapters[i];
+        lora_hidden_forward(lora, adapter, x, N, layer->IC);
+        linear_forward_add(lora->dev, y + adapter->column, layer->OC, lora->hidden, adapter->b, N, lora->rank,
+                           adapter->outputs);
     }
-    cJSON_Delete(json);
-    free(text);
 }
 
-/* As PEFT reads it; goes beside adapter_model.safetensors. Nothing in it depends on where the base came from. */
-static void adapters_config_write(const Llama3Config *c, FILE *f) {
-    const char *comma = "";
-    fprintf(f,
-            "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n  \"base_model_name_or_path\": null,\n  "
-            "\"r\": %d,\n  \"lora_alpha\": %.9g,\n  \"lora_dropout\": 0.0,\n  \"bias\": \"none\",\n"
-            "  \"fan_in_fan_out\": false,\n  \"inference_mode\": true,\n  \"target_modules\": [",
-            c->lora_rank, c->lora_alpha);
-    for (int i = 0; i < LORA_TARGETS; i++)
-        if (c->lora_targets >> i & 1) fprintf(f, "%s\"%s\"", comma, lora_targets[i].peft), comma = ", ";
-    fprintf(f, "]\n}\n");
+/* The gradients of one adapter, and what it adds to dx. The hidden rows are recomputed: keeping them would take N · rank
+ * values for every layer. */
+static void adapter_backward(const Lora *lora, const Adapter *adapter, floatX *dx /* (N,IC) += */,
+                             const floatX *dy /* (N,OC) */, const floatX *x /* (N,IC) */, const Linear *layer, int N) {
+    Device *dev = lora->dev;
+    const floatX *dy_columns = dy + adapter->column; // (N, outputs), rows OC apart
+    lora_hidden_forward(lora, adapter, x, N, layer->IC);
+    linear_backward_weight(dev, adapter->d_b, dy_columns, layer->OC, lora->hidden, N, lora->rank, adapter->outputs, 0);
+    linear_backward_input(dev, lora->d_hidden, dy_columns, layer->OC, adapter->b, N, lora->rank, adapter->outputs);
+    scale(dev, lora->d_hidden, lora->scale, (int64_t)N * lora->rank);
+    linear_backward_weight(dev, adapter->d_a, lora->d_hidden, lora->rank, x, N, layer->IC, lora->rank, 0);
+    linear_backward_input_add(dev, dx, lora->d_hidden, adapter->a, N, layer->IC, lora->rank);
 }
 
-/* Opens the tensors and holds them against the table, whose adapters are of this configuration. */
-static void adapters_open(StFiles *s, const char *dir, const TensorTable *table) {
-    if (!st_open(s, dir, adapters_stem)) user_error("%s has no %s.safetensors", dir, adapters_stem);
-    for (int i = table_first_adapter(table); i < table->num_tensors; i++) st_require_tensor(s, dir, &table->tensors[i], "");
-    for (int i = 0; i < s->count; i++)
-        if (!table_find(table, s->tensors[i].name))
-            user_error("%s: tensor %s adapts nothing that this model and its adapter_config.json have", dir,
-                       s->tensors[i].name);
+static void lora_linear_backward(const Lora *lora, floatX *dx /* (N,IC) = */, const floatX *dy /* (N,OC) */,
+                                 const floatX *x /* (N,IC) */, const Linear *layer, int N) {
+    linear_backward_input(lora->dev, dx, dy, layer->OC, layer->w, N, layer->IC, layer->OC);
+    if (layer->d_w) linear_backward_weight(lora->dev, layer->d_w, dy, layer->OC, x, N, layer->IC, layer->OC, 0);
+    for (int i = 0; i < layer->num_adapters; i++) adapter_backward(lora, &layer->adapters[i], dx, dy, x, layer, N);
 }
 
 #endif

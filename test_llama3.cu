@@ -213,8 +213,8 @@ static void micro_step(Trainer *trainer, const int32_t *inputs, const int32_t *t
                        int micro) {
     MicroBatch batch = {inputs, targets, docs, docs};
     PipelineStep forward = {PIPE_FORWARD, micro, 0, 0, 0, 0}, backward = {PIPE_BACKWARD, micro, 0, 0, 0, 0};
-    stage_forward(trainer, &forward, &batch, AFTER_FORWARD);
-    stage_backward(trainer, &backward, &batch);
+    stage_forward(&trainer->model, &trainer->parallel.pipeline, &forward, &batch, AFTER_FORWARD);
+    stage_backward(&trainer->model, &trainer->parallel.pipeline, &backward, &batch);
 }
 
 static void end_job(Job *j) {
@@ -396,8 +396,8 @@ static void test_fixture(const char *fixture, const char *base) {
     device_write(&trainer->parallel.dev, trainer->model.targets, b->targets, bytes);
     if (masked) device_write(&trainer->parallel.dev, trainer->model.docs, b->docs, bytes);
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
-    forward_only(trainer, AFTER_LAST_USE);
-    head_loss(&trainer->model, 0, 0);
+    model_forward(&trainer->model, &trainer->parallel.pipeline);
+    head_forward(&trainer->model);
     ExactSum sum = ZERO, unsettled;
     device_read(&trainer->parallel.dev, &unsettled, &trainer->sums[SUM_LOSS], sizeof unsettled);
     exact_merge(&sum, &unsettled);

@@ -11,9 +11,12 @@
 #include "llama3.h"                // defines: Llama3Config, TensorTable, rope_table
 #include "lib/ops.h"               // defines: the ops: linear_forward, attention_backward, adamw, …
 #include "fsdp.h"                  // defines: Fsdp, fsdp_unshard, fsdp_reshard, fsdp_reduce_gradients
-#include "shared_gradients.h"      // defines: sum_shared_gradients
 #include "optimizer.h"             // defines: Optimizer, optimizer_step, learning_rate_at, clip_coefficient
+#include "lora.h"                  // defines: lora_linear_forward, lora_linear_backward
+#include "tensor_parallel.h"       // defines: tp_all_gather_tokens, tp_reduce_scatter_tokens, tp_cross_entropy
+#include "context_parallel.h"      // defines: cp_all_gather_kv, cp_reduce_scatter_kv
 #include "pipeline_parallel.h"     // defines: Schedule, PipelineStep, pipeline_source, pipeline_target
+#include "shared_gradients.h"      // defines: sum_shared_gradients
 #include "run/options.h"           // defines: Options, options_parse, options_write, number_after_colon
 #include "dataloader.h"            // defines: Dataset, Sampler, Loader
 #include "tokenizer.h"             // defines: Tokenizer, tokenizer_encode, tokenizer_decode
@@ -27,87 +30,11 @@
 #include "run/trace.h"             // defines: trace_write
 #include "run/audit.h"             // defines: audit
 #include "run/encode.h"            // defines: encode_or_decode
+#include "run/weights.h"           // defines: BlockWeights, HeadWeights, block_weights, head_weights
 #include "run/trainer.h"           // defines: Trainer, Model, Parallel, trainer_allocate, trainer_close, StepReport
 
 // ---------------------------------------------------------------------------
-// a block's weights, and the products with them: of some matrices that stand one below the other (queries, keys,
-// values; gate, up) it is one
-
-typedef struct {
-    const floatX *w, *adapters;      // of its unit, from this block's on, and of their adapters'; NULL: it has none
-    float *dw, *dadapters;           // their gradients; NULL: frozen, or there are none
-    const int64_t *at, *adapters_at; // where each kind of weight lies there
-} BlockWeights;
-
-/* Waits for their arrival. micro < 0: gradients are not asked for. */
-static BlockWeights block_weights(Model *m, int l, int micro) {
-    const TensorTable *t = &m->table;
-    FsdpUnit *unit = &m->fsdp->units[table_block_unit(t, l)];
-    BlockWeights b = ZERO;
-    b.w = fsdp_unshard(m->fsdp, unit) + table_block_offset(t, l), b.at = unit->unit->offsets;
-    if (micro >= 0 && !unit->unit->frozen) b.dw = fsdp_gradients(m->fsdp, unit, micro) + table_block_offset(t, l);
-    if (!m->config.lora_rank) return b;
-    FsdpUnit *adapters = &m->fsdp->units[table_block_adapters(t, l)];
-    b.adapters = fsdp_unshard(m->fsdp, adapters) + table_adapters_offset(t, l), b.adapters_at = adapters->unit->offsets;
-    if (micro >= 0) b.dadapters = fsdp_gradients(m->fsdp, adapters, micro) + table_adapters_offset(t, l);
-    return b;
-}
-static float *norm_gradient(const BlockWeights *b, WeightKind kind) { return b->dw ? b->dw + b->at[kind] : NULL; }
-
-/* The rows of a matrix on this rank: as many outputs it has. */
-static int outputs_of(const Model *m, WeightKind kind) {
-    const Llama3Config *c = &m->config;
-    return kind == W_Q                      ? c->NH * c->HD
-           : kind == W_K || kind == W_V     ? c->NKV * c->HD
-           : kind == W_GATE || kind == W_UP ? c->F
-                                            : c->C;
-}
-
-/* What a product that begins with the matrix `kind` has behind that one. */
-static int product_last(WeightKind kind) { return kind == W_Q ? W_V : kind == W_GATE ? W_UP : kind; }
-
-/* An adapter's thin rows, alpha / rank · A x, (N, rank). */
-static const floatX *adapter_thin(Model *m, const BlockWeights *b, WeightKind kind, const floatX *x, int N, int IC) {
-    const Llama3Config *c = &m->config;
-    linear_forward(m->dev, m->lora_hidden, x, b->adapters + b->adapters_at[lora_a(kind)], N, IC, c->lora_rank);
-    scale(m->dev, m->lora_hidden, adapter_scale(c), (int64_t)N * c->lora_rank);
-    return m->lora_hidden;
-}
-
-/* y (N, OC) = x (N, IC) times the matrices from `kind` on, with what their adapters add. */
-static void product_forward(Model *m, const BlockWeights *b, WeightKind kind, floatX *y, const floatX *x, int N, int IC,
-                            int OC) {
-    linear_forward(m->dev, y, x, b->w + b->at[kind], N, IC, OC);
-    int64_t column = 0;
-    for (int k = kind; k <= product_last(kind); column += outputs_of(m, (WeightKind)k++))
-        if (is_adapted(&m->config, (WeightKind)k))
-            linear_forward_add(m->dev, y + column, OC, adapter_thin(m, b, (WeightKind)k, x, N, IC),
-                               b->adapters + b->adapters_at[lora_b((WeightKind)k)], N, m->config.lora_rank,
-                               outputs_of(m, (WeightKind)k));
-}
-
-/* From dy (N, OC): dx (N, IC), and the gradients of the matrices from `kind` on, or of their adapters. */
-static void product_backward(Model *m, const BlockWeights *b, WeightKind kind, floatX *dx, const floatX *dy,
-                             const floatX *x, int N, int IC, int OC) {
-    const Llama3Config *c = &m->config;
-    int64_t column = 0;
-    linear_backward_input(m->dev, dx, dy, OC, b->w + b->at[kind], N, IC, OC);
-    if (b->dw) linear_backward_weight(m->dev, b->dw + b->at[kind], dy, OC, x, N, IC, OC, 0);
-    for (int k = kind; k <= product_last(kind); column += outputs_of(m, (WeightKind)k++)) {
-        if (!is_adapted(c, (WeightKind)k)) continue;
-        int64_t a = b->adapters_at[lora_a((WeightKind)k)], at_b = b->adapters_at[lora_b((WeightKind)k)];
-        int R = c->lora_rank, outputs = outputs_of(m, (WeightKind)k);
-        linear_backward_weight(m->dev, b->dadapters + at_b, dy + column, OC,
-                               adapter_thin(m, b, (WeightKind)k, x, N, IC), N, R, outputs, 0);
-        linear_backward_input(m->dev, m->d_lora_hidden, dy + column, OC, b->adapters + at_b, N, R, outputs);
-        scale(m->dev, m->d_lora_hidden, adapter_scale(c), (int64_t)N * R);
-        linear_backward_weight(m->dev, b->dadapters + a, m->d_lora_hidden, R, x, N, IC, R, 0);
-        linear_backward_input_add(m->dev, dx, m->d_lora_hidden, b->adapters + a, N, IC, R);
-    }
-}
-
-// ---------------------------------------------------------------------------
-// one block, forward and backward
+// a block, forward. N = B·T tokens stand between matmuls; the residual stream has n of them, this tp rank's share
 
 /* Causal self-attention of this rank's queries to `kv`. Positions continue through documents (Llama 3 paper, section
  * 3.2). */
@@ -135,272 +62,323 @@ static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
 }
 
 /* Generation: appends the new tokens' keys and values to block l's cache, and returns those of all tokens so far. */
-static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv) {
+static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */) {
     const Llama3Config *c = &m->config;
     int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
-    size_t row = sizeof(floatX) * (size_t)(2 * KV);
+    size_t row = sizeof(floatX) * (size_t)(2 * KV), qkv_row = sizeof(floatX) * (size_t)(Q + 2 * KV);
     floatX *cache = m->kv_cache + (int64_t)l * m->num_positions * 2 * KV;
-    device_copy_rows(m->dev, cache + m->past * 2 * KV, row, qkv + Q, sizeof(floatX) * (size_t)(Q + 2 * KV), row, m->T);
+    device_copy_rows(m->dev, cache + m->past * 2 * KV, row, qkv + Q, qkv_row, row, m->T);
     KeyValue kv = {cache, cache + KV, 2 * KV, m->past + m->T};
     return kv;
 }
 
-/* Attention of block l from a->qkv into a->attn. */
-static void block_attention(Model *m, int l, BlockActivations *a) {
+/* a->attn_norm to m->sublayer_out, which the next RMSNorm adds to the residual stream. */
+static void attention_sublayer_forward(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
+    const Llama3Config *c = &m->config;
+    int N = m->B * m->T;
+    const floatX *x = tp_all_gather_tokens(m->tp, a->attn_norm, "attention input");
+    lora_linear_forward(&m->lora, a->qkv, x, &w->qkv, N);
+    rope_forward(m->dev, a->qkv, qkv_width(c), m->cos_sin, m->positions + m->past, N, m->T, c->NH + c->NKV, c->HD);
     KeyValue kv = m->kv_cache ? kv_cache_append(m, l, a->qkv) : cp_all_gather_kv(m->cp, a->qkv);
     AttentionShape shape = attention_shape(m, &kv);
     attention_forward(m->dev, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
+    floatX *partial = tp_partial(m->tp, m->sublayer_out);
+    lora_linear_forward(&m->lora, partial, a->attn, &w->o, N);
+    tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "attention output");
 }
 
-/* From m->d_attn to m->d_qkv, of queries, keys and values as they were before the rotation. */
-static void block_attention_backward(Model *m, const BlockActivations *a) {
+static void mlp_gate_up_forward(Model *m, const BlockWeights *w, BlockActivations *a) {
+    const floatX *x = tp_all_gather_tokens(m->tp, a->mlp_norm, "MLP input");
+    lora_linear_forward(&m->lora, a->gate_up, x, &w->gate_up, m->B * m->T);
+}
+
+/* a->mlp_norm to m->sublayer_out, which the next RMSNorm adds to the residual stream. */
+static void mlp_forward(Model *m, const BlockWeights *w, BlockActivations *a) {
+    int N = m->B * m->T;
+    mlp_gate_up_forward(m, w, a);
+    swiglu_forward(m->dev, a->swiglu, a->gate_up, N, m->config.F);
+    floatX *partial = tp_partial(m->tp, m->sublayer_out);
+    lora_linear_forward(&m->lora, partial, a->swiglu, &w->down, N);
+    tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "MLP output");
+}
+
+/* out = RMSNorm(stream), where stream = x + added is stored too; added NULL: stream is x itself. */
+static void norm_forward(Model *m, floatX *out, float *rstd, floatX *stream, const floatX *x, const floatX *added,
+                         const floatX *w) {
+    rmsnorm_forward(m->dev, out, rstd, stream, x, added, w, m->config.norm_eps, m->tp->tokens, m->config.C);
+}
+
+/* Block l: from the previous block's residual stream, which is after_attention + sublayer_out of that block, to its
+ * own. The first block of a stage finds the whole stream in a->x. */
+static void block_forward(Model *m, int l) {
+    BlockActivations *a = block_activations(m, l);
+    device_phase(m->dev, "forward", m->table.units[table_block_unit(&m->table, l)].name);
+    const BlockWeights w = block_weights(m, l, NO_GRADIENTS);
+    if (l == m->stage->first_block) norm_forward(m, a->attn_norm, a->attn_rstd, NULL, a->x, NULL, w.attn_norm);
+    else
+        norm_forward(m, a->attn_norm, a->attn_rstd, a->x, block_activations(m, l - 1)->after_attention, m->sublayer_out,
+                     w.attn_norm);
+    attention_sublayer_forward(m, l, &w, a);
+    norm_forward(m, a->mlp_norm, a->mlp_rstd, a->after_attention, a->x, m->sublayer_out, w.mlp_norm);
+    mlp_forward(m, &w, a);
+}
+
+/* Activation checkpointing: recomputes what the block did not keep, into buffers that all such blocks share. The bits
+ * are those of the forward pass, since the norms read the stored residual stream. */
+static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
+    if (a->keep == KEEP_ALL) return;
+    m->dev->recomputing = 1;
+    norm_forward(m, a->attn_norm, a->attn_rstd, NULL, a->x, NULL, w->attn_norm);
+    if (a->keep == KEEP_INPUT) {
+        attention_sublayer_forward(m, l, w, a);
+        norm_forward(m, a->mlp_norm, a->mlp_rstd, a->after_attention, a->x, m->sublayer_out, w->mlp_norm);
+        mlp_gate_up_forward(m, w, a);
+    } else {
+        norm_forward(m, a->mlp_norm, a->mlp_rstd, NULL, a->after_attention, NULL, w->mlp_norm);
+    }
+    swiglu_forward(m->dev, a->swiglu, a->gate_up, m->B * m->T, m->config.F);
+    m->dev->recomputing = 0;
+}
+
+// ---------------------------------------------------------------------------
+// a block, backward: each function mirrors its forward, last line first
+
+/* m->d_x, the gradient of the MLP's output, to m->d_norm, that of its normalized input. */
+static void mlp_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
+    int N = m->B * m->T;
+    const floatX *d_out = tp_all_gather_tokens(m->tp, m->d_x, "d MLP output");
+    lora_linear_backward(&m->lora, m->d_swiglu, d_out, a->swiglu, &w->down, N);
+    floatX *d_gate_up = a->gate_up; // in place: nothing reads gate and up after this
+    swiglu_backward(m->dev, d_gate_up, m->d_swiglu, a->gate_up, N, m->config.F);
+    const floatX *x = tp_all_gather_tokens(m->tp, a->mlp_norm, "MLP input");
+    floatX *partial = tp_partial(m->tp, m->d_norm);
+    lora_linear_backward(&m->lora, partial, d_gate_up, x, &w->gate_up, N);
+    tp_reduce_scatter_tokens(m->tp, m->d_norm, "d MLP input");
+}
+
+/* m->d_x, the gradient of attention's output, to m->d_norm, that of its normalized input. */
+static void attention_sublayer_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
     const Llama3Config *c = &m->config;
+    int N = m->B * m->T;
+    const floatX *d_out = tp_all_gather_tokens(m->tp, m->d_x, "d attention output");
+    lora_linear_backward(&m->lora, m->d_attn, d_out, a->attn, &w->o, N);
     KeyValue kv = cp_all_gather_kv(m->cp, a->qkv);
     AttentionShape shape = attention_shape(m, &kv);
     floatX *dk = cp_key_gradient(m->cp, m->d_qkv), *dv = dk + (int64_t)c->NKV * c->HD;
     attention_backward(m->dev, m->d_qkv, dk, dv, m->d_attn, a->attn, a->lse, a->qkv, kv.k, kv.v, &shape);
     cp_reduce_scatter_kv(m->cp, m->d_qkv);
-    rope_backward(m->dev, m->d_qkv, qkv_width(c), m->cos_sin, m->positions, m->B * m->T, m->T, c->NH + c->NKV, c->HD);
-}
-
-/* Block l. The residual stream comes in as a sum, x + sublayer_out, that the first norm forms on its way; of a stage's first
- * block as x. `again`: in backward, from a->x on, as much as was not kept; bits are the same, since norms read the
- * stored stream. */
-static void block_forward(Model *m, int l, int again) {
-    const Llama3Config *c = &m->config;
-    Device *dev = m->dev;
-    BlockActivations *a = block_activations(m, l);
-    int first = l == m->stage->first_block;
-    if (!again) device_phase(dev, "forward", m->table.units[table_block_unit(&m->table, l)].name);
-    const BlockWeights b = block_weights(m, l, -1);
-    const floatX *w = b.w;
-    const int64_t *at = b.at;
-    int N = m->B * m->T, n = m->tp->tokens, Q = c->NH * c->HD, QKV = qkv_width(c),
-        products = !again || a->keep < KEEP_MATMULS;
-
-    if (first || again)
-        rmsnorm_forward(dev, a->attn_norm, a->attn_rstd, NULL, a->x, NULL, w + at[W_ATTN_NORM], c->norm_eps, n, c->C);
-    else
-        rmsnorm_forward(dev, a->attn_norm, a->attn_rstd, a->x,
-                        block_activations(m, l + m->num_kept - 1)->after_attention, m->sublayer_out,
-                        w + at[W_ATTN_NORM], c->norm_eps, n, c->C);
-    if (products) {
-        const floatX *attn_in = tp_all_gather_tokens(m->tp, a->attn_norm, "attention input");
-        product_forward(m, &b, W_Q, a->qkv, attn_in, N, c->C, QKV); // Q, K and V are one product
-        rope_forward(dev, a->qkv, QKV, m->cos_sin, m->positions + m->past, N, m->T, c->NH + c->NKV, c->HD);
-        block_attention(m, l, a);
-        product_forward(m, &b, W_O, tp_partial(m->tp, m->sublayer_out), a->attn, N, Q, c->C);
-        tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "attention output");
-    }
-
-    if (products)
-        rmsnorm_forward(dev, a->mlp_norm, a->mlp_rstd, a->after_attention, a->x, m->sublayer_out, w + at[W_FFN_NORM],
-                        c->norm_eps, n, c->C);
-    else
-        rmsnorm_forward(dev, a->mlp_norm, a->mlp_rstd, NULL, a->after_attention, NULL, w + at[W_FFN_NORM], c->norm_eps,
-                        n, c->C);
-    if (products) {
-        const floatX *ffn_in = tp_all_gather_tokens(m->tp, a->mlp_norm, "MLP input");
-        product_forward(m, &b, W_GATE, a->gate_up, ffn_in, N, c->C, 2 * c->F); // gate and up are one product
-    }
-    swiglu_forward(dev, a->swiglu, a->gate_up, N, c->F);
-    if (again) return;
-    product_forward(m, &b, W_DOWN, tp_partial(m->tp, m->sublayer_out), a->swiglu, N, c->F, c->C);
-    tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "MLP output");
-}
-
-/* m->d_x comes in as the gradient of the residual stream behind block l and leaves as that before it. */
-static void block_backward(Model *m, int l, int micro) {
-    const Llama3Config *c = &m->config;
-    Device *dev = m->dev;
-    BlockActivations *a = block_activations(m, l);
-    device_phase(dev, "backward", m->table.units[table_block_unit(&m->table, l)].name);
-    const BlockWeights b = block_weights(m, l, micro);
-    const floatX *w = b.w;
-    const int64_t *at = b.at;
-    int N = m->B * m->T, n = m->tp->tokens, Q = c->NH * c->HD, QKV = qkv_width(c);
-    dev->recomputing = 1;
-    if (a->keep < KEEP_ALL) block_forward(m, l, 1);
-    dev->recomputing = 0;
-
-    const floatX *dx = tp_all_gather_tokens(m->tp, m->d_x, "d MLP output");
-    product_backward(m, &b, W_DOWN, m->d_swiglu, dx, a->swiglu, N, c->F, c->C);
-    swiglu_backward(dev, a->gate_up, m->d_swiglu, a->gate_up, N, c->F); // in place: the gradient replaces gate and up
-    product_backward(m, &b, W_GATE, tp_partial(m->tp, m->d_norm), a->gate_up,
-                     tp_all_gather_tokens(m->tp, a->mlp_norm, "MLP input"), N, c->C, 2 * c->F);
-    tp_reduce_scatter_tokens(m->tp, m->d_norm, "d MLP input");
-    rmsnorm_backward(dev, m->d_x, norm_gradient(&b, W_FFN_NORM), m->d_norm, m->d_x, a->after_attention, a->mlp_rstd,
-                     w + at[W_FFN_NORM], n, c->C);
-
-    dx = tp_all_gather_tokens(m->tp, m->d_x, "d attention output");
-    product_backward(m, &b, W_O, m->d_attn, dx, a->attn, N, Q, c->C);
-    block_attention_backward(m, a);
-    product_backward(m, &b, W_Q, tp_partial(m->tp, m->d_norm), m->d_qkv,
-                     tp_all_gather_tokens(m->tp, a->attn_norm, "attention input"), N, c->C, QKV);
+    rope_backward(m->dev, m->d_qkv, qkv_width(c), m->cos_sin, m->positions, N, m->T, c->NH + c->NKV, c->HD);
+    const floatX *x = tp_all_gather_tokens(m->tp, a->attn_norm, "attention input");
+    floatX *partial = tp_partial(m->tp, m->d_norm);
+    lora_linear_backward(&m->lora, partial, m->d_qkv, x, &w->qkv, N);
     tp_reduce_scatter_tokens(m->tp, m->d_norm, "d attention input");
-    rmsnorm_backward(dev, m->d_x, norm_gradient(&b, W_ATTN_NORM), m->d_norm, m->d_x, a->x, a->attn_rstd,
-                     w + at[W_ATTN_NORM], n, c->C);
+}
+
+/* Adds the gradient through a norm, from m->d_norm, to m->d_x: the residual stream feeds both the norm and the sum. */
+static void norm_backward(Model *m, float *d_w, const floatX *x, const float *rstd, const floatX *w) {
+    rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
+}
+
+/* Block l: m->d_x, the gradient of the residual stream after the block, becomes that before it. */
+static void block_backward(Model *m, int l, int micro_batch) {
+    BlockActivations *a = block_activations(m, l);
+    device_phase(m->dev, "backward", m->table.units[table_block_unit(&m->table, l)].name);
+    const BlockWeights w = block_weights(m, l, micro_batch);
+    block_recompute(m, l, &w, a);
+    mlp_backward(m, &w, a);
+    norm_backward(m, w.d_mlp_norm, a->after_attention, a->mlp_rstd, w.mlp_norm);
+    attention_sublayer_backward(m, &w, a);
+    norm_backward(m, w.d_attn_norm, a->x, a->attn_rstd, w.attn_norm);
 }
 
 // ---------------------------------------------------------------------------
-// the whole model: embedding, blocks, head and loss
+// embedding and head
 
-/* The unit behind the stage's blocks. */
+/* m->ids (N) to the residual stream before the stage's first block. */
+static void embed_forward(Model *m) {
+    FsdpUnit *unit = &m->fsdp->units[m->table.embed];
+    const UnitTensors t = unit_tensors(m->fsdp, unit, 0, NO_GRADIENTS);
+    floatX *partial = tp_partial(m->tp, m->blocks[0].x);
+    embedding_forward(m->dev, partial, weight_of(&t, W_EMBED), m->ids, m->tp->first_vocabulary, m->B * m->T,
+                      m->config.C, m->config.V);
+    tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, "embedding");
+}
+
+static void embed_backward(Model *m, int micro_batch) {
+    FsdpUnit *unit = &m->fsdp->units[m->table.embed];
+    float *d_embed = fsdp_gradients(m->fsdp, unit, micro_batch) + unit->unit->offsets[W_EMBED];
+    const floatX *d_x = tp_all_gather_tokens(m->tp, m->d_x, "d embedding");
+    embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_vocabulary, m->B * m->T, m->config.C, m->config.V);
+}
+
+/* The residual stream that the head reads: of a stage without blocks its input. */
+static floatX *head_input(Model *m) { return m->stage->num_blocks ? m->final_x : m->blocks[0].x; }
+
+/* Returns the final norm of all tokens, (N, C), from the residual stream after the last block. */
+static const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
+    floatX *x = head_input(m);
+    if (m->stage->num_blocks)
+        norm_forward(m, m->final_norm, m->final_rstd, x, m->blocks[m->num_kept - 1].after_attention, m->sublayer_out,
+                     w->norm);
+    else norm_forward(m, m->final_norm, m->final_rstd, NULL, x, NULL, w->norm);
+    return tp_all_gather_tokens(m->tp, m->final_norm, "head input");
+}
+
+/* Logits and losses of tokens [first, first + count). With `with_gradients` m->logits become their own gradients. */
+static void head_chunk_forward(Model *m, const HeadWeights *w, const floatX *x /* (N,C) */, int first, int count,
+                               int with_gradients) {
+    int C = m->config.C, V = m->config.V;
+    linear_forward_fp32(m->dev, m->logits, x + (int64_t)first * C, w->head, count, C, V);
+    tp_cross_entropy(m->tp, m->losses + first, m->logits, m->targets + first, count, V, with_gradients);
+}
+
+static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_x /* (N,C) */, const floatX *x, int first,
+                                int count) {
+    int C = m->config.C, V = m->config.V;
+    int64_t at = (int64_t)first * C, stride = (int64_t)V * (int64_t)(sizeof(float) / sizeof(floatX));
+    const floatX *d_logits = (const floatX *)m->logits; // each row lies at the start of its row of logits
+    linear_backward_input(m->dev, d_x + at, d_logits, stride, w->head, count, C, V);
+    if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, first > 0);
+}
+
+/* Adds the losses of this rank's tokens to those of the step; all tp ranks know the losses of all N tokens. */
+static void add_losses(Model *m) {
+    exact_total(m->dev, m->loss_sum, m->losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
+}
+
+/* The losses of a micro-batch, a chunk of tokens at a time: the logits of all tokens never exist at once. */
+static void head_forward(Model *m) {
+    int N = m->B * m->T;
+    device_phase(m->dev, "loss", m->table.units[m->table.head].name);
+    const HeadWeights w = head_weights(m, NO_GRADIENTS);
+    const floatX *x = final_norm_forward(m, &w);
+    for (int first = 0; first < N; first += m->logit_rows)
+        head_chunk_forward(m, &w, x, first, (int)min_i64(m->logit_rows, N - first), 0);
+    add_losses(m);
+}
+
+/* The same with gradients, into m->d_x. Each chunk goes backward while its logits are there. */
+static void head_forward_backward(Model *m, int micro_batch) {
+    int N = m->B * m->T;
+    device_phase(m->dev, "loss", m->table.units[m->table.head].name);
+    const HeadWeights w = head_weights(m, micro_batch);
+    const floatX *x = final_norm_forward(m, &w);
+    floatX *partial = tp_partial(m->tp, m->d_norm);
+    for (int first = 0; first < N; first += m->logit_rows) {
+        int count = (int)min_i64(m->logit_rows, N - first);
+        head_chunk_forward(m, &w, x, first, count, 1);
+        head_chunk_backward(m, &w, partial, x, first, count);
+    }
+    tp_reduce_scatter_tokens(m->tp, m->d_norm, "d head input");
+    rmsnorm_backward(m->dev, m->d_x, w.d_norm, m->d_norm, NULL, head_input(m), m->final_rstd, w.norm, m->tp->tokens,
+                     m->config.C);
+    add_losses(m);
+}
+
+// ---------------------------------------------------------------------------
+// the blocks of a pipeline stage with FSDP: each is unsharded before it computes and resharded after it
+
+/* The adapters of a unit of blocks; NULL: there are none. */
+static FsdpUnit *adapters_of(Model *m, int unit) {
+    int block = m->table.units[unit].first_block;
+    return m->config.lora_rank ? &m->fsdp->units[table_block_adapters(&m->table, block)] : NULL;
+}
+
+/* Starts to unshard a unit of blocks and its adapters. */
+static void blocks_prefetch(Model *m, int unit) {
+    FsdpUnit *adapters = adapters_of(m, unit);
+    fsdp_prefetch(m->fsdp, &m->fsdp->units[unit]);
+    if (adapters) fsdp_prefetch(m->fsdp, adapters);
+}
+static void blocks_reshard(Model *m, int unit, ReshardPoint now) {
+    FsdpUnit *adapters = adapters_of(m, unit);
+    fsdp_reshard(m->fsdp, &m->fsdp->units[unit], now);
+    if (adapters) fsdp_reshard(m->fsdp, adapters, now);
+}
+
+/* The unit after the stage's blocks. */
 static int stage_end(const Model *m) {
     const Stage *stage = m->stage;
-    return stage->num_blocks ? table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1
-                             : stage->first_unit;
+    if (!stage->num_blocks) return stage->first_unit;
+    return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* The adapters of a unit of blocks; NULL: it has none. */
-static FsdpUnit *adapters_of(Model *m, int unit) {
-    const Unit *u = &m->table.units[unit];
-    return m->config.lora_rank ? &m->fsdp->units[table_block_adapters(&m->table, u->first_block)] : NULL;
-}
-
-/* A unit of blocks, with its adapters. */
-static void blocks_gather(Model *m, int unit) {
-    fsdp_prefetch(m->fsdp, &m->fsdp->units[unit]);
-    if (adapters_of(m, unit)) fsdp_prefetch(m->fsdp, adapters_of(m, unit));
-}
-static void blocks_prefetch(Model *m, int unit) {
-    fsdp_prefetch(m->fsdp, &m->fsdp->units[unit]);
-    if (adapters_of(m, unit)) fsdp_prefetch(m->fsdp, adapters_of(m, unit));
-}
-static void blocks_free(Model *m, int unit, ReshardPoint pass) {
-    fsdp_reshard(m->fsdp, &m->fsdp->units[unit], pass);
-    if (adapters_of(m, unit)) fsdp_reshard(m->fsdp, adapters_of(m, unit), pass);
-}
-
-/* Gathers what comes next while a unit of the stage computes: as many units of blocks as slots allow, then the head. */
+/* While `unit` computes, FSDP all-gathers the following units: of blocks as many as --slots allows, then the head. */
 static void prefetch_forward(Model *m, int unit) {
-    const Stage *stage = m->stage;
-    int last = stage_end(m) - 1;
-    for (int next = max_i64(unit + 1, stage->first_unit); next <= last && next < unit + m->opt->slots; next++)
-        blocks_prefetch(m, next);
+    int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
+    for (int next = first; next <= last && next < unit + m->opt->slots; next++) blocks_prefetch(m, next);
     if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, &m->fsdp->units[m->table.head]);
 }
-
 static void prefetch_backward(Model *m, int unit) {
     for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->opt->slots; next--)
         blocks_prefetch(m, next);
 }
 
-/* The batch's ids (B, T) to the residual stream of the first block. */
-static void embed_forward(Model *m, ReshardPoint pass) {
+static void stage_embed_forward(Model *m, ReshardPoint now) {
     FsdpUnit *embed = &m->fsdp->units[m->table.embed];
     device_phase(m->dev, "forward", embed->unit->name);
     fsdp_prefetch(m->fsdp, embed);
     prefetch_forward(m, m->table.embed);
-    const floatX *w = fsdp_unshard(m->fsdp, embed) + embed->unit->offsets[W_EMBED];
-    embedding_forward(m->dev, tp_partial(m->tp, m->blocks[0].x), w, m->ids, m->tp->first_vocabulary, m->B * m->T,
-                      m->config.C, m->config.V);
-    tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, "embedding");
-    if (!table_is_tied(&m->table)) fsdp_reshard(m->fsdp, embed, pass); // tied: it is the head as well and stays
+    embed_forward(m);
+    if (!table_is_tied(&m->table)) fsdp_reshard(m->fsdp, embed, now); // tied: the head needs it too
 }
 
-/* From m->d_x, the gradient of the residual stream before the first block. */
-static void embed_backward(Model *m, int micro, ReshardPoint pass) {
+static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint now) {
     FsdpUnit *embed = &m->fsdp->units[m->table.embed];
     device_phase(m->dev, "backward", embed->unit->name);
-    if (embed->unit->frozen) {
-        fsdp_reshard(m->fsdp, embed, pass); // ZeRO-2 kept it
-        return;
-    }
-    float *dembed = fsdp_gradients(m->fsdp, embed, micro) + embed->unit->offsets[W_EMBED];
-    embedding_backward(m->dev, dembed, tp_all_gather_tokens(m->tp, m->d_x, "d embedding"), m->ids,
-                       m->tp->first_vocabulary, m->B * m->T, m->config.C, m->config.V);
-    fsdp_reshard(m->fsdp, embed, pass); // ZeRO-2 kept it
-    fsdp_reduce_gradients(m->fsdp, embed, micro);
+    if (!embed->unit->frozen) embed_backward(m, micro_batch);
+    fsdp_reshard(m->fsdp, embed, now); // under ZeRO-2 it is unsharded until here
+    if (!embed->unit->frozen) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
 }
 
-/* The stage's blocks, from the first one's x to the residual stream behind the last one: its after_attention + sublayer_out. */
-static void blocks_forward(Model *m, ReshardPoint pass) {
+/* From the first block's x to the residual stream after the last block: its after_attention + sublayer_out. */
+static void stage_blocks_forward(Model *m, ReshardPoint now) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++) {
         int unit = table_block_unit(&m->table, l);
         const Unit *blocks = &m->table.units[unit];
-        blocks_gather(m, unit);
+        blocks_prefetch(m, unit);
         prefetch_forward(m, unit);
-        block_forward(m, l, 0);
-        if (l == blocks->first_block + blocks->num_blocks - 1) blocks_free(m, unit, pass);
+        block_forward(m, l);
+        if (l == blocks->first_block + blocks->num_blocks - 1) blocks_reshard(m, unit, now);
     }
 }
 
-/* From m->d_x behind the stage's last block to m->d_x before its first. Gradients go out to their shards, unit by unit,
- * while the next unit computes. */
-static void blocks_backward(Model *m, int micro, ReshardPoint pass) {
+/* From m->d_x after the stage's last block to m->d_x before its first. The gradients of a unit are reduced to their
+ * shards while the next unit computes. */
+static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block + stage->num_blocks - 1; l >= stage->first_block; l--) {
         int unit = table_block_unit(&m->table, l);
-        blocks_gather(m, unit);
-        block_backward(m, l, micro);
+        blocks_prefetch(m, unit);
+        block_backward(m, l, micro_batch);
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
-        blocks_free(m, unit, pass);
+        blocks_reshard(m, unit, now);
         prefetch_backward(m, unit - 1);
         FsdpUnit *trained = adapters_of(m, unit) ? adapters_of(m, unit) : &m->fsdp->units[unit];
-        fsdp_reduce_gradients(m->fsdp, trained, micro);
+        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
-}
-
-/* Final norm, logits and losses of N rows, a chunk of rows at a time: never all logits at once. With
- * `backward` also the gradients: logits become dlogits where they lie, m->d_x leaves as the gradient of the residual
- * stream. */
-static void head_loss(Model *m, int micro, int backward) {
-    const Llama3Config *c = &m->config;
-    Device *dev = m->dev;
-    FsdpUnit *unit = &m->fsdp->units[m->table.head];
-    const int64_t *at = unit->unit->offsets;
-    int64_t head = at[table_is_tied(&m->table) ? W_EMBED : W_HEAD];
-    device_phase(dev, "loss", unit->unit->name);
-    const floatX *w = fsdp_unshard(m->fsdp, unit);
-    float *dw = backward && !unit->unit->frozen ? fsdp_gradients(m->fsdp, unit, micro) : NULL;
-    int N = m->B * m->T, n = m->tp->tokens, begin = n * m->tp->rank;
-
-    floatX *final_x = m->stage->num_blocks ? m->final_x : m->blocks[0].x;
-    if (m->stage->num_blocks)
-        rmsnorm_forward(dev, m->final_norm, m->final_rstd, final_x, m->blocks[m->num_kept - 1].after_attention,
-                        m->sublayer_out, w + at[W_FINAL_NORM], c->norm_eps, n, c->C);
-    else
-        rmsnorm_forward(dev, m->final_norm, m->final_rstd, NULL, final_x, NULL, w + at[W_FINAL_NORM], c->norm_eps, n,
-                        c->C);
-    const floatX *final_in = tp_all_gather_tokens(m->tp, m->final_norm, "head input");
-    floatX *dnorm = backward ? tp_partial(m->tp, m->d_norm) : NULL;
-    for (int row = 0; row < N; row += m->logit_rows) {
-        int rows = (int)min_i64(m->logit_rows, N - row);
-        const floatX *in = final_in + (int64_t)row * c->C, *dlogits = (floatX *)m->logits;
-        int64_t stride = (int64_t)c->V *
-                         (int64_t)(sizeof(float) / sizeof(floatX)); // dlogits lie at the start of their row of logits
-        linear_forward_fp32(dev, m->logits, in, w + head, rows, c->C, c->V);
-        tp_cross_entropy(m->tp, m->losses + row, m->logits, m->targets + row, rows, c->V, backward);
-        if (!backward) continue;
-        linear_backward_input(dev, dnorm + (int64_t)row * c->C, dlogits, stride, w + head, rows, c->C, c->V);
-        if (dw) linear_backward_weight(dev, dw + head, dlogits, stride, in, rows, c->C, c->V, row > 0);
-    }
-    if (backward) {
-        tp_reduce_scatter_tokens(m->tp, m->d_norm, "d head input");
-        rmsnorm_backward(dev, m->d_x, dw ? dw + at[W_FINAL_NORM] : NULL, m->d_norm, NULL, final_x, m->final_rstd,
-                         w + at[W_FINAL_NORM], n, c->C);
-    }
-    exact_total(dev, m->loss_sum, m->losses + begin, n); // of its rows: all tp ranks know all losses
 }
 
 // ---------------------------------------------------------------------------
-// pipeline parallelism: the steps of the schedule (pipeline.h). One rank is a pipeline of one stage
+// the steps of the pipeline's schedule (pipeline_parallel.h); one rank is a pipeline of one stage
 
 typedef struct {
-    const int32_t *inputs, *targets, *docs, *own_docs;
-} MicroBatch; // where the host has them; NULL: the device has them already, or there are none
+    const int32_t *inputs, *targets; // (B, T)
+    const int32_t *docs;             // (B, T·cp); NULL without --doc-mask
+    const int32_t *own_docs;         // (B, T)
+} MicroBatch;                        // in host memory; NULL: the device has it already
 
-static MicroBatch micro_batch(const Trainer *trainer, const StepBatch *batch, int micro) {
-    int64_t at = (int64_t)micro * trainer->model.B * trainer->model.T;
-    MicroBatch b = {batch->inputs + at, batch->targets + at,
-                    batch->docs ? batch->docs + at * trainer->parallel.mesh.size[AXIS_CP] : NULL,
-                    batch->docs ? batch->own_docs + at : NULL};
+static MicroBatch micro_batch_of(const Model *m, const StepBatch *batch, int micro_batch) {
+    int64_t at = (int64_t)micro_batch * m->B * m->T;
+    MicroBatch b = {batch->inputs + at, batch->targets + at, NULL, NULL};
+    if (batch->docs) b.docs = batch->docs + at * m->cp->size;
+    if (batch->docs) b.own_docs = batch->own_docs + at;
     return b;
 }
 
-/* What the stage that is computed now needs of a micro-batch: others may have come since. */
+/* Copies to the device what the current stage needs of a micro-batch. In a pipeline it is copied again for backward:
+ * other micro-batches have come in between. */
 static void feed_micro_batch(Model *m, const MicroBatch *b) {
     size_t bytes = sizeof(int32_t) * (size_t)m->B * (size_t)m->T;
     if (b->inputs && stage_embeds(m)) device_feed(m->dev, m->ids, b->inputs, bytes);
@@ -409,75 +387,72 @@ static void feed_micro_batch(Model *m, const MicroBatch *b) {
     if (b->docs && m->own_docs != m->docs) device_feed(m->dev, m->own_docs, b->own_docs, bytes);
 }
 
-/* A micro-batch through this rank's stage: from its tokens, or what the stage before it sends, to what the next one
- * gets, or, at the last stage, with the blocks' output where head_loss finds it. */
-static void stage_forward(Trainer *trainer, const PipelineStep *step, const MicroBatch *batch, ReshardPoint pass) {
-    Model *m = &trainer->model;
-    model_enter_stage(&trainer->model, step->stage, step->activation_set);
-    feed_micro_batch(&trainer->model, batch);
-    if (stage_embeds(&trainer->model)) embed_forward(&trainer->model, pass);
-    else prefetch_forward(&trainer->model, m->stage->first_unit - 1);
-    pipeline_receive(&trainer->parallel.pipeline, step, m->blocks[0].x);
-    blocks_forward(&trainer->model, pass);
-    if (stage_has_loss(&trainer->model)) return;
-    PipelineMessage *out = pipeline_output(&trainer->parallel.pipeline, step);
+/* A micro-batch through this rank's stage, from its tokens or the previous stage's output to the next stage's input. The
+ * last stage stops before the head. */
+static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step, const MicroBatch *batch,
+                          ReshardPoint now) {
+    model_enter_stage(m, step->stage, step->activation_set);
+    feed_micro_batch(m, batch);
+    if (stage_embeds(m)) stage_embed_forward(m, now);
+    else prefetch_forward(m, m->stage->first_unit - 1);
+    pipeline_receive(pipeline, step, m->blocks[0].x);
+    stage_blocks_forward(m, now);
+    if (stage_has_loss(m)) return;
+    PipelineMessage *out = pipeline_output(pipeline, step);
     if (m->stage->num_blocks)
-        residual_add(&trainer->parallel.dev, out->data, m->blocks[m->num_kept - 1].after_attention, m->sublayer_out,
-                     (int64_t)trainer->parallel.tp.tokens * trainer->model.config.C);
-    else device_copy(&trainer->parallel.dev, out->data, m->blocks[0].x, trainer->parallel.pipeline.message_bytes);
-    pipeline_send(&trainer->parallel.pipeline, step, out);
+        residual_add(m->dev, out->data, m->blocks[m->num_kept - 1].after_attention, m->sublayer_out,
+                     (int64_t)m->tp->tokens * m->config.C);
+    else device_copy(m->dev, out->data, m->blocks[0].x, pipeline->message_bytes);
+    pipeline_send(pipeline, step, out);
 }
 
-/* The micro-batch's way back: gradients of the SUM of its losses. */
-static void stage_backward(Trainer *trainer, const PipelineStep *step, const MicroBatch *batch) {
-    Model *m = &trainer->model;
-    Fsdp *f = &trainer->parallel.fsdp;
-    ReshardPoint pass = step->micro_batch == trainer->opt->accum - 1 ? AFTER_LAST_USE : AFTER_BACKWARD;
-    model_enter_stage(&trainer->model, step->stage, step->activation_set);
-    if (trainer->parallel.pipeline.schedule.pp > 1) feed_micro_batch(&trainer->model, batch); // else it is there
-    int end = stage_end(&trainer->model);
-    prefetch_backward(&trainer->model, end);
-    if (stage_has_loss(&trainer->model)) { // its forward was the step before
-        FsdpUnit *head = &f->units[trainer->model.table.head];
-        head_loss(&trainer->model, step->micro_batch, 1);
-        fsdp_reshard(f, head, pass);
-        prefetch_backward(&trainer->model,
-                          end - 1); // before a reduction, behind which it would wait where they share a way
-        if (!table_is_tied(&trainer->model.table) && !head->unit->frozen)
-            fsdp_reduce_gradients(f, head, step->micro_batch); // tied: the embedding adds to it first
+/* The micro-batch's way back: gradients of the SUM of its losses, not of their mean. */
+static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *step, const MicroBatch *batch) {
+    int last = step->micro_batch == pipeline->schedule.micro_batches - 1;
+    ReshardPoint now = last ? AFTER_LAST_USE : AFTER_BACKWARD;
+    model_enter_stage(m, step->stage, step->activation_set);
+    if (pipeline->schedule.pp > 1) feed_micro_batch(m, batch); // else it is still there
+    int end = stage_end(m);
+    prefetch_backward(m, end);
+    if (stage_has_loss(m)) { // its forward was the previous step
+        FsdpUnit *head = &m->fsdp->units[m->table.head];
+        head_forward_backward(m, step->micro_batch);
+        fsdp_reshard(m->fsdp, head, now);
+        prefetch_backward(m, end - 1); // before the reduction, behind which it would wait on a shared connection
+        if (!table_is_tied(&m->table) && !head->unit->frozen) // tied: the embedding adds to this gradient first
+            fsdp_reduce_gradients(m->fsdp, head, step->micro_batch);
     }
-    pipeline_receive(&trainer->parallel.pipeline, step, m->d_x);
-    blocks_backward(&trainer->model, step->micro_batch, pass);
-    if (stage_embeds(&trainer->model)) {
-        embed_backward(&trainer->model, step->micro_batch, pass);
+    pipeline_receive(pipeline, step, m->d_x);
+    stage_blocks_backward(m, step->micro_batch, now);
+    if (stage_embeds(m)) {
+        stage_embed_backward(m, step->micro_batch, now);
         return;
     }
-    PipelineMessage *out = pipeline_output(&trainer->parallel.pipeline, step);
-    device_copy(&trainer->parallel.dev, out->data, m->d_x, trainer->parallel.pipeline.message_bytes);
-    pipeline_send(&trainer->parallel.pipeline, step, out);
+    PipelineMessage *out = pipeline_output(pipeline, step);
+    device_copy(m->dev, out->data, m->d_x, pipeline->message_bytes);
+    pipeline_send(pipeline, step, out);
 }
 
 /* All micro-batches of a step, forward and backward, in the order of the schedule. */
-static void run_schedule(Trainer *trainer, const StepBatch *batch) {
-    const Schedule *s = &trainer->parallel.pipeline.schedule;
+static void run_schedule(Model *m, Pipeline *pipeline, const StepBatch *batch) {
+    const Schedule *s = &pipeline->schedule;
     for (int i = 0; i < s->num_steps; i++) {
         const PipelineStep *step = &s->steps[i];
-        MicroBatch micro = micro_batch(trainer, batch, step->micro_batch);
-        pipeline_start_receives(&trainer->parallel.pipeline, step);
-        if (step->kind == PIPE_FORWARD) stage_forward(trainer, step, &micro, AFTER_FORWARD);
-        else stage_backward(trainer, step, &micro);
+        MicroBatch micro_batch = micro_batch_of(m, batch, step->micro_batch);
+        pipeline_start_receives(pipeline, step);
+        if (step->kind == PIPE_FORWARD) stage_forward(m, pipeline, step, &micro_batch, AFTER_FORWARD);
+        else stage_backward(m, pipeline, step, &micro_batch);
     }
-    pipeline_finish(&trainer->parallel.pipeline);
+    pipeline_finish(pipeline);
 }
 
-/* Forward of the batch that the model's ids and documents are of; leaves the loss's input at the last stage. */
-static void forward_only(Trainer *trainer, ReshardPoint pass) {
-    const MicroBatch there = ZERO;
-    for (int v = 0; v < trainer->model.table.part.virtual_stages; v++) {
+/* Forward only, of the micro-batch that is on the device; the last stage stops before the head. */
+static void model_forward(Model *m, Pipeline *pipeline) {
+    const MicroBatch on_device = ZERO;
+    for (int v = 0; v < m->table.part.virtual_stages; v++) {
         PipelineStep step = {PIPE_FORWARD, 0, v, 0, 0, 0};
-        if (pipeline_source(&trainer->parallel.pipeline.schedule, &step) >= 0)
-            pipeline_start_receive(&trainer->parallel.pipeline, &step);
-        stage_forward(trainer, &step, &there, pass);
+        if (pipeline_source(&pipeline->schedule, &step) >= 0) pipeline_start_receive(pipeline, &step);
+        stage_forward(m, pipeline, &step, &on_device, AFTER_LAST_USE);
     }
 }
 
@@ -623,7 +598,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) { // step counts fro
                          batch->windows, trainer->samples, sizeof(int64_t) * (size_t)trainer->loader.samples,
                          DTYPE_BYTE);
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
-    run_schedule(trainer, batch);
+    run_schedule(&trainer->model, &trainer->parallel.pipeline, batch);
     device_record_event(&trainer->parallel.dev, &batch->fed);
     fsdp_finish_gradients(&trainer->parallel.fsdp);
     device_phase(&trainer->parallel.dev, "optimizer", NULL);
@@ -700,10 +675,10 @@ static double evaluate(Trainer *trainer, const Dataset *data, int64_t max_batche
                              cp_rank);
         if (trainer->model.own_docs != trainer->model.docs)
             device_write(&trainer->parallel.dev, trainer->model.own_docs, trainer->eval_docs, bytes);
-        forward_only(trainer, AFTER_LAST_USE);
+        model_forward(&trainer->model, &trainer->parallel.pipeline);
         if (trainer->model.table.head < 0) continue;
         device_write(&trainer->parallel.dev, trainer->model.targets, trainer->eval_targets, bytes);
-        head_loss(&trainer->model, 0, 0);
+        head_forward(&trainer->model);
         fsdp_reshard(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[trainer->model.table.head], AFTER_LAST_USE);
     }
     device_phase(&trainer->parallel.dev, NULL, NULL);

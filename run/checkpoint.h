@@ -7,8 +7,8 @@
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 #include "../dataloader.h" // defines: Sampler, sampler_position
-#include "../lora.h"       // defines: adapters_open
 #include "options.h"       // defines: Options, option_text
+#include "peft.h"          // defines: adapters_open
 #include "out_dir.h"       // defines: newest_checkpoint, checkpoint_path
 #include "safetensors.h"   // defines: StFiles, st_read, OutputFiles
 #include "sharded_state.h" // defines: fsdp_set_state, fsdp_set_base, random_weights

@@ -10,15 +10,11 @@ static const float *next_token_logits(Trainer *trainer, const int32_t *ids, int 
     Model *m = &trainer->model;
     model_set_tokens(m, m->B, count, past);
     device_write(&trainer->parallel.dev, m->ids, ids, sizeof(int32_t) * (size_t)count);
-    forward_only(trainer, AFTER_LAST_USE);
-    FsdpUnit *head = &trainer->parallel.fsdp.units[trainer->model.table.head];
-    const int64_t *at = head->unit->offsets;
-    const floatX *w = fsdp_unshard(&trainer->parallel.fsdp, head);
-    rmsnorm_forward(&trainer->parallel.dev, m->final_norm, m->final_rstd, m->final_x, m->blocks[m->num_kept - 1].after_attention,
-                    m->sublayer_out, w + at[W_FINAL_NORM], c->norm_eps, count, c->C);
-    linear_forward_fp32(&trainer->parallel.dev, m->logits, m->final_norm + (int64_t)(count - 1) * c->C,
-                        w + at[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED], 1, c->C, c->V);
-    fsdp_reshard(&trainer->parallel.fsdp, head, AFTER_LAST_USE);
+    model_forward(m, &trainer->parallel.pipeline);
+    const HeadWeights w = head_weights(m, NO_GRADIENTS);
+    const floatX *x = final_norm_forward(m, &w) + (int64_t)(count - 1) * c->C;
+    linear_forward_fp32(&trainer->parallel.dev, m->logits, x, w.head, 1, c->C, c->V);
+    fsdp_reshard(m->fsdp, &m->fsdp->units[m->table.head], AFTER_LAST_USE);
     device_read(&trainer->parallel.dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
     return m->next_logits;
 }

@@ -7,6 +7,7 @@
 #define MODEL_H
 #include "../context_parallel.h"  // defines: ContextParallel
 #include "../fsdp.h"              // defines: Fsdp, Comm, Device, TensorTable, Stage
+#include "../lora.h"              // defines: Lora
 #include "../pipeline_parallel.h" // defines: Schedule
 #include "../tensor_parallel.h"   // defines: TensorParallel
 #include "options.h"              // defines: Options, number_after_colon
@@ -68,7 +69,7 @@ typedef struct {
     int logit_rows;       // tokens in a chunk
     float *losses;        // (n·tp)
     ExactSum *loss_sum;   // sum over this rank's tokens and the micro-batches of the step so far
-    floatX *lora_hidden;  // (N, rank) x A^T of the adapter that is computed now; NULL without adapters
+    Lora lora;            // buffers of the adapters
     float *cos_sin;       // (num_positions, 2, HD/2) rotary embedding
     int32_t *positions;   // (T; with a cache num_positions) of this rank's tokens in the sequence
     int num_positions;    // of a whole sequence
@@ -76,12 +77,11 @@ typedef struct {
     float *next_logits;   // generation: (V) in host memory
 
     // backward: gradients of
-    floatX *d_x;           // (n, C) the residual stream
-    floatX *d_norm;        // (n, C) a norm's output
-    floatX *d_qkv;         // (N, QKV) queries, keys, values
-    floatX *d_attn;        // (N, NH·HD) attention's output
-    floatX *d_swiglu;      // (N, F)
-    floatX *d_lora_hidden; // (N, rank)
+    floatX *d_x;      // (n, C) the residual stream
+    floatX *d_norm;   // (n, C) a norm's output
+    floatX *d_qkv;    // (N, QKV) queries, keys, values
+    floatX *d_attn;   // (N, NH·HD) attention's output
+    floatX *d_swiglu; // (N, F)
 } Model;
 
 static inline int qkv_width(const Llama3Config *c) { return (c->NH + 2 * c->NKV) * c->HD; }
@@ -249,8 +249,7 @@ static void model_open(Model *m, const Schedule *schedule, int B, int T, int cac
         m->d_attn = activation(m, "d attention output", N * Q);
         m->d_swiglu = activation(m, "d SwiGLU output", N * c->F);
     }
-    if (c->lora_rank) m->lora_hidden = activation(m, "LoRA hidden", N * c->lora_rank);
-    if (c->lora_rank && m->training) m->d_lora_hidden = activation(m, "d LoRA hidden", N * c->lora_rank);
+    lora_open(&m->lora, m->dev, c, N, m->training);
     m->num_positions = cached ? cached : T * m->cp->size;
     positions_open(m, cached ? cached : T);
     if (!cached) return;

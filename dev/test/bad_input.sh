@@ -618,15 +618,15 @@ adapters() {
     bad "--adapters of another alpha" "--lora-alpha 4, but the adapters in adapters have alpha 8" "${lora[@]}" --lora-alpha 4 --adapters adapters
     bad "--adapters of other matrices" "--lora-targets q,v, but the adapters in adapters are for q,k,v,o,gate,up,down" "${lora[@]}" --lora-targets q,v --adapters adapters
     bad "--adapters of another model" "adapters/adapter_model.safetensors: tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight is 4 x 32 F32, but the model .* has 4 x 64" --model "$fixture" "${evaluate[@]}" --adapters adapters
-    spoiled_adapters "adapters of another kind" '"peft_type" is "IA3", which this program.s adapters do not have: expected LORA' 's/"LORA"/"IA3"/'
+    spoiled_adapters "adapters of another kind" '"peft_type" is "IA3", which is not supported: expected LORA' 's/"LORA"/"IA3"/'
     spoiled_adapters "adapters with a bias" '"bias" is "all"' 's/"none"/"all"/'
     spoiled_adapters "DoRA" '"use_dora" is true' 's/"r": 4/"use_dora": true, "r": 4/'
     spoiled_adapters "adapters of several ranks" '"rank_pattern" is \{"q_proj":2\}' 's/"r": 4/"rank_pattern": {"q_proj": 2}, "r": 4/'
     spoiled_adapters "adapters without a rank" '"r" is missing' 's/"r": 4,//'
     spoiled_adapters "adapters with another rank than their tensors" 'is 4 x 32 F32, but the model .* has 2 x 32' 's/"r": 4/"r": 2/'
     spoiled_adapters "adapters on the head" '"target_modules" has "lm_head"' 's/"q_proj"/"lm_head"/'
-    spoiled_adapters "adapters on a pattern" '"target_modules" is no list of names' 's/"target_modules": .*/"target_modules": "all-linear"/'
-    spoiled_adapters "a tensor that adapts nothing" 'tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight adapts nothing' 's/"q_proj", //'
+    spoiled_adapters "adapters on a pattern" '"target_modules" is not a list of names' 's/"target_modules": .*/"target_modules": "all-linear"/'
+    spoiled_adapters "a tensor that adapts nothing" 'tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight does not belong to this model' 's/"q_proj", //'
     bad "a checkpoint of adapters resumed without them" "--resume adapted/step-00000001 holds adapters of rank 4: resume with --lora-rank 4" "${train[@]}" --resume adapted --steps 2
     bad "a checkpoint of adapters without its model" "--resume adapted/step-00000001 holds adapters: add --model" --data good/train.tok --seq 16 --batch 1 --threads 1 --lora-rank 4 --base int8 --resume adapted --steps 2
     bad "a checkpoint of a whole model resumed with adapters" "--resume whole/step-00000001 holds a whole model, but --lora-rank 4 trains adapters" "${lora[@]}" --resume whole --steps 2

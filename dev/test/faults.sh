@@ -81,7 +81,7 @@ fault "a unit is not reduced" fsdp.h \
 fault "weights of 8 bits take the scale of a neighbouring block" lib/int8.h 's|within / INT8_BLOCK, n);|(within / INT8_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
 more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|^            scales\[b\] =$|            scales[b ^ 1] =|' adapters "bytes and scales of the whole tensors. blocks"
 more "a cut between ranks goes through a block of 8 bits" run/sharded_state.h 's|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)),|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)) - 32 * tensor_is_quantized(t),|' adapters "every weight is that of its block"
-more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro);|' adapters "no free buffer for the gradient of adapters of"
+more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|' adapters "no free buffer for the gradient of adapters of"
 more "adapters' sums of one tp rank are lost" shared_gradients.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
 fault "the base is updated by weight decay" optimizer.h \
     's/^    if (unit) store_state(o, unit, s);/&\n    for (int u = 0; u < fsdp->table->num_units; u++) if (fsdp->units[u].unit->frozen \&\& !fsdp->units[u].quantized.shards) scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/' adapters "the base is as it was"
@@ -114,7 +114,7 @@ more "a rank shuffles from another seed" run/trainer.h \
 more "a clipped step of one replica is scaled differently" optimizer.h \
     's|weight_decay, grad_scale, step);|weight_decay, grad_scale * (fsdp->replica ? 1.001f : 1), step);|' replicas "are replicas"
 more "the rotation is forgotten when activations are computed again" train_llama3.cu \
-    's|        rope_forward(dev, a->qkv|        if (!again) rope_forward(dev, a->qkv|' faults "recompute full: gradients of one rank"
+    's|    rope_forward(m->dev, a->qkv|    if (!m->dev->recomputing) rope_forward(m->dev, a->qkv|' faults "recompute full: gradients of one rank"
 more "without sharding, only the own part of the gradient is summed" fsdp.h \
     's|    if (stage == ALL_GATHER_FSDP) return over_fsdp.*|    if (stage == ALL_GATHER_FSDP) return 0;|' faults "expected, dry-run and measured"
 fault "ZeRO-2 frees what it should keep" fsdp.h \
@@ -138,7 +138,7 @@ fault "a send is over before its receiver has read it" lib/comm.h 's/sends ? &sl
 fault "documents are off by one" dataloader.h \
     's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' documents "documents: every gradient equals PyTorch's"
 more "every micro-batch has the first one's documents" train_llama3.cu \
-    's|batch->docs + at \* trainer->parallel.mesh.size\[AXIS_CP\]|batch->docs|' documents "have one rank's bits"
+    's|batch->docs + at \* m->cp->size|batch->docs|' documents "have one rank's bits"
 more "validation does not tell documents apart" train_llama3.cu \
     's|            device_write(&trainer->parallel.dev, trainer->model.docs, trainer->eval_docs, .*|            {}|' documents "validation masks"
 more "backward sees all documents" train_llama3.cu \
@@ -159,7 +159,7 @@ fault "gradients of norms are not summed over tp" shared_gradients.h \
 fault "a group that shards has members of two tp slices" lib/mesh.h \
     's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
 fault "the loss is counted on every tp rank" train_llama3.cu \
-    's|exact_total(dev, m->loss_sum, m->losses + begin, n);|exact_total(dev, m->loss_sum, m->losses, N);|' mesh-faults "tp 2 .*losses 1"
+    's|exact_total(m->dev, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' mesh-faults "tp 2 .*losses 1"
 fault "a tp peer takes other samples" run/trainer.h \
     's|^                 mesh_coordinate(&trainer->parallel.mesh, trainer->parallel.rank, AXIS_DP_SHARD),|                 (mesh_coordinate(\&j->mesh, trainer->parallel.rank, AXIS_DP_SHARD) + mesh_coordinate(\&j->mesh, trainer->parallel.rank, AXIS_TP)) % j->mesh.size[AXIS_DP_SHARD],|' mesh-faults "have parts of the same model for the same samples, but train on different ones|train on the same samples .both"
 fault "a slice of columns is taken as one of rows" llama3.h \
@@ -167,7 +167,7 @@ fault "a slice of columns is taken as one of rows" llama3.h \
 fault "a rank's second half stands one part too early" context_parallel.h \
     's|(2 \* cp->size - 1 - cp->rank) \* half + t - half;|(2 * cp->size - 2 - cp->rank) * half + t - half;|' mesh-faults "cp 2 .*worst gradient"
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
-    's|micro_batch(trainer, batch, step->micro_batch);|micro_batch(trainer, batch, trainer->model.table.embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|' mesh-faults "pp 2 .*worst gradient"
+    's|micro_batch_of(m, batch, step->micro_batch);|micro_batch_of(m, batch, m->table.embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|' mesh-faults "pp 2 .*worst gradient"
 fault "all stages are planned as the first" plan/planner.h \
     's|alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD)|alike %= mesh_stride(\&j->mesh, AXIS_PP)|' plan "is planned as what it is"
 more "a replay takes one count for another" plan/replay.h 's|return x->count == y->count \&\& |return |' replay "another count"
@@ -214,11 +214,11 @@ if [ -n "$all" ]; then
     fault "replicas are exchanged and not summed" fsdp.h \
         's|^        tree_sum(fsdp->dev, replica_gradient(u), r->receive.*||' faults "gradients of one rank"
     fault "a unit is reduced twice" train_llama3.cu \
-        's|        fsdp_reduce_gradients(m->fsdp, trained, micro);|&\n        if (l == 0) { fsdp_gradients(m->fsdp, trained, micro); fsdp_reduce_gradients(m->fsdp, trained, micro); }|' faults "expected, dry-run and measured"
+        's|        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|&\n        if (l == 0) { fsdp_gradients(m->fsdp, trained, micro_batch); fsdp_reduce_gradients(m->fsdp, trained, micro_batch); }|' faults "expected, dry-run and measured"
     fault "a rank gathers in another order" fsdp.h \
         's|^static void fsdp_prefetch.*|&\n    if (fsdp->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \
-        's|        block_forward(m, l, 0);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "expected, dry-run and measured"
+        's|        block_forward(m, l);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "expected, dry-run and measured"
     fault "a rank draws its weights from another seed" train_llama3.cu \
         's|parallel.fsdp.seed = (uint64_t)j->opt.seed;|parallel.fsdp.seed = (uint64_t)(j->opt.seed + (rank == 1));|' layouts "draws weights from another seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"

@@ -33,8 +33,8 @@ static float *losses_of_window(Trainer *trainer, const int32_t *ids, const int32
     device_write(&trainer->parallel.dev, trainer->model.targets, targets, bytes);
     if (trainer->model.docs) device_write(&trainer->parallel.dev, trainer->model.docs, docs, bytes);
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
-    forward_only(trainer, AFTER_LAST_USE);
-    head_loss(&trainer->model, 0, 0);
+    model_forward(&trainer->model, &trainer->parallel.pipeline);
+    head_forward(&trainer->model);
     fsdp_reshard(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[trainer->model.table.head], AFTER_LAST_USE);
     free(docs);
     return floats_on_host(&trainer->parallel.dev, trainer->model.losses, T);

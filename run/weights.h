@@ -1,0 +1,119 @@
+/* weights.h: the weights of a block and of the head by name, as the FSDP units hold them.
+ *
+ * A unit is one flat buffer with the tensors of a block (or several). Here its offsets become pointers with names:
+ * block_weights waits until the block is unsharded and returns where each matrix lies, with its adapters and, for
+ * backward, with the places of their gradients. The pointers are valid until the unit is resharded.
+ */
+#ifndef WEIGHTS_H
+#define WEIGHTS_H
+#include "../lora.h" // defines: Linear, Adapter
+#include "model.h"   // defines: Model, Fsdp, TensorTable
+
+/* All of this rank: with tensor parallelism NH, NKV, F and V are its share. Gradients are fp32, NULL for a frozen
+ * weight and in forward. */
+typedef struct {
+    const floatX *attn_norm; // (C)
+    Linear qkv;              // (QKV, C) queries, keys and values, fused into one matmul
+    Linear o;                // (C, NH·HD)
+    const floatX *mlp_norm;  // (C)
+    Linear gate_up;          // (2F, C) gate and up, fused
+    Linear down;             // (C, F)
+    float *d_attn_norm;      // (C) backward adds to it
+    float *d_mlp_norm;       // (C) backward adds to it
+} BlockWeights;
+
+typedef struct {
+    const floatX *norm; // (C)
+    const floatX *head; // (V, C) the embedding itself if they are tied
+    float *d_norm;      // (C) backward adds to it
+    float *d_head;      // (V, C) backward assigns it
+} HeadWeights;
+
+enum { NO_GRADIENTS = -1 }; // in place of a micro-batch: forward only
+
+/* The tensors of one block within an unsharded unit. */
+typedef struct {
+    const floatX *weights;  // from the block's first element on
+    float *gradients;       // the same of the full-size gradient; NULL: frozen, or forward
+    const int64_t *offsets; // (W_KINDS) of each kind of tensor
+} UnitTensors;
+
+/* Waits until the unit is unsharded. `first`: the block's first element in the unit. */
+static UnitTensors unit_tensors(Fsdp *fsdp, FsdpUnit *unit, int64_t first, int micro_batch) {
+    UnitTensors t = {fsdp_unshard(fsdp, unit) + first, NULL, unit->unit->offsets};
+    if (micro_batch != NO_GRADIENTS && !unit->unit->frozen)
+        t.gradients = fsdp_gradients(fsdp, unit, micro_batch) + first;
+    return t;
+}
+static const floatX *weight_of(const UnitTensors *t, WeightKind kind) { return t->weights + t->offsets[kind]; }
+static float *gradient_of(const UnitTensors *t, WeightKind kind) {
+    return t->gradients ? t->gradients + t->offsets[kind] : NULL;
+}
+
+/* Outputs of a matrix on this rank. */
+static int outputs_of(const Llama3Config *c, WeightKind kind) {
+    switch (kind) {
+    case W_Q: return c->NH * c->HD;
+    case W_K:
+    case W_V: return c->NKV * c->HD;
+    case W_GATE:
+    case W_UP: return c->F;
+    default: return c->C;
+    }
+}
+
+/* The matrices `first` to `last`, which lie one after the other and have IC inputs, as one layer with their adapters. */
+static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, const UnitTensors *adapters,
+                           WeightKind first, WeightKind last, int IC) {
+    Linear layer = ZERO;
+    layer.w = weight_of(block, first);
+    layer.d_w = gradient_of(block, first);
+    layer.IC = IC;
+    for (int k = first; k <= (int)last; k++) {
+        WeightKind kind = (WeightKind)k;
+        int outputs = outputs_of(c, kind);
+        if (is_adapted(c, kind)) {
+            Adapter *adapter = &layer.adapters[layer.num_adapters++];
+            adapter->a = weight_of(adapters, lora_a(kind));
+            adapter->b = weight_of(adapters, lora_b(kind));
+            adapter->d_a = gradient_of(adapters, lora_a(kind));
+            adapter->d_b = gradient_of(adapters, lora_b(kind));
+            adapter->column = layer.OC;
+            adapter->outputs = outputs;
+        }
+        layer.OC += outputs;
+    }
+    return layer;
+}
+
+/* The weights of block l, with gradients for `micro_batch` unless it is NO_GRADIENTS. */
+static BlockWeights block_weights(Model *m, int l, int micro_batch) {
+    const TensorTable *table = &m->table;
+    const Llama3Config *c = &m->config;
+    FsdpUnit *unit = &m->fsdp->units[table_block_unit(table, l)];
+    UnitTensors block = unit_tensors(m->fsdp, unit, table_block_offset(table, l), micro_batch), adapters = ZERO;
+    if (c->lora_rank) {
+        unit = &m->fsdp->units[table_block_adapters(table, l)];
+        adapters = unit_tensors(m->fsdp, unit, table_adapters_offset(table, l), micro_batch);
+    }
+    BlockWeights w = ZERO;
+    w.attn_norm = weight_of(&block, W_ATTN_NORM);
+    w.qkv = linear_layer(c, &block, &adapters, W_Q, W_V, c->C);
+    w.o = linear_layer(c, &block, &adapters, W_O, W_O, c->NH * c->HD);
+    w.mlp_norm = weight_of(&block, W_FFN_NORM);
+    w.gate_up = linear_layer(c, &block, &adapters, W_GATE, W_UP, c->C);
+    w.down = linear_layer(c, &block, &adapters, W_DOWN, W_DOWN, c->F);
+    w.d_attn_norm = gradient_of(&block, W_ATTN_NORM);
+    w.d_mlp_norm = gradient_of(&block, W_FFN_NORM);
+    return w;
+}
+
+static HeadWeights head_weights(Model *m, int micro_batch) {
+    UnitTensors t = unit_tensors(m->fsdp, &m->fsdp->units[m->table.head], 0, micro_batch);
+    WeightKind head = table_is_tied(&m->table) ? W_EMBED : W_HEAD;
+    HeadWeights w = {weight_of(&t, W_FINAL_NORM), weight_of(&t, head), gradient_of(&t, W_FINAL_NORM),
+                     gradient_of(&t, head)};
+    return w;
+}
+
+#endif
