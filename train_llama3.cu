@@ -26,11 +26,12 @@
 #include "run/checkpoint_writer.h" // defines: Saver, checkpoint_save, signals_install
 #include "run/export.h"            // defines: model_export
 #include "run/plan.h"              // defines: law_of_step, Ledger, ledger_check, Cluster, Plan, plan_print
-#include "run/logger.h"            // defines: Logger, logger_step, layout_write
+#include "run/logger.h"            // defines: Logger, logger_step
 #include "run/trace.h"             // defines: trace_write
 #include "run/audit.h"             // defines: audit
 #include "run/encode.h"            // defines: encode_or_decode
 #include "run/weights.h"           // defines: BlockWeights, HeadWeights, block_weights, head_weights
+#include "run/banner.h"            // defines: print_banner, layout_read_back, layout_write
 #include "run/trainer.h"           // defines: Trainer, Model, Parallel, trainer_allocate, trainer_close, StepReport
 
 // ---------------------------------------------------------------------------
@@ -628,10 +629,9 @@ static StepStats train_step(Trainer *trainer, int64_t step) { // step counts fro
             sampler_position(&trainer->loader.sampler, step - 1, &trainer->progress.epoch) + s.samples;
     s.data_wait_seconds = trainer->loader.wait_seconds;
     s.wait_seconds = trainer->parallel.comm.wait_seconds - waited;
-    s.exchange_seconds = trainer->parallel.comm.exchange_seconds - exchanged;
-    s.overlap = s.exchange_seconds > 0
-                    ? fmax(0, 1 - (s.wait_seconds + trainer->parallel.comm.poll_seconds - polled) / s.exchange_seconds)
-                    : 0;
+    s.communication_seconds = trainer->parallel.comm.exchange_seconds - exchanged;
+    double blocked = s.wait_seconds + trainer->parallel.comm.poll_seconds - polled;
+    s.overlap = s.communication_seconds > 0 ? fmax(0, 1 - blocked / s.communication_seconds) : 0;
     s.seconds = seconds_now() - start;
     return s;
 }
@@ -775,12 +775,12 @@ static int train_and_log(Trainer *trainer, const Trainer *dry_run, int64_t step,
     asked = signals_asked(trainer);
     if (first) *rate = matmul_rate(&trainer->parallel.dev);
     if (first) check_first_step(trainer, dry_run);
-    if (trainer->parallel.rank == 0)
-        logger_step(&trainer->logger, step, o->steps, &s, trainer->figures, o->seq, &trainer->parallel.dev,
-                    &trainer->parallel.comm);
-    if (trainer->parallel.rank == 0)
+    if (trainer->parallel.rank == 0) {
+        const StepPlace at = {step, o->steps, o->seq};
+        logger_step(&trainer->logger, at, &s, trainer->figures, &trainer->parallel.dev, &trainer->parallel.comm);
         logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples,
                        &trainer->parallel.mesh);
+    }
     if (o->trace) device_synchronize_all(&trainer->parallel.dev); // what follows is no part of the step
     events = trainer->parallel.dev.num_events;
     double start = seconds_now();
@@ -837,7 +837,9 @@ static void write_run_files(const Job *j, const Trainer *trainer) {
     FILE *f = logger_create(j->opt.out, "config.txt");
     options_write(trainer->opt, f);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
-    layout_write(j->opt.out, &j->mesh, trainer->parallel.layout);
+    f = logger_create(j->opt.out, "layout.json");
+    layout_write(f, &j->mesh, trainer->parallel.layout);
+    if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->opt.out, strerror(errno));
     plan_open(&plan, j, DRY_RUN_PARTS);
     write_plan(j, &plan, NULL);
     plan_close(&plan);

@@ -122,7 +122,7 @@ ranks() {
     for run in "--ranks 2" "--ranks 4 --sharding shard_grad_op"; do
         rm -rf "$work/run"
         "${ours[@]}" "$program" "${common[@]}" $run --out "$work/run" || { echo "FAIL $run"; return 1; }
-        sed -n 's/.*"step":4,.*"wait_s":\([^,]*\),.*"exchange_s":\([^,]*\),.*/\1 \2/p' "$work/run/metrics.jsonl" | awk -v run="$run" '{ printf "%s: exchanges take %.3f ms of a step, of which %.3f ms keep the compute stream waiting\n", run, 1e3 * $2, 1e3 * $1 }'
+        sed -n 's/.*"step":4,.*"wait_s":\([^,]*\),.*"communication_s":\([^,]*\),.*/\1 \2/p' "$work/run/metrics.jsonl" | awk -v run="$run" '{ printf "%s: collectives take %.3f ms of a step, of which %.3f ms keep the compute stream waiting\n", run, 1e3 * $2, 1e3 * $1 }'
     done
     echo "bound: deterministic runs of 1, 1 again, 2 and 4 ranks have the same bits | = $runs | $equal | $([ $equal = $runs ] && echo met || echo MISSED)"
     [ $equal = $runs ]

@@ -23,7 +23,7 @@ table() {
             # shellcheck disable=SC2086
             "$program" --model "$model" --data data/kjv/train.tok --ranks "$ranks" --steps 6 $options $row --out "$work/out" >"$work/said"
             sed -nE 's/.*"step":([0-9]+).*"seconds":([0-9.]+),"tokens_per_s".*/\1 \2/p' "$work/out/metrics.jsonl" | awk '$1 > 2 { print $2 }' >>"$work/$tables.$i.seconds"
-            sed -nE 's/.*: ([0-9.]+ MB a rank.*)/\1/p' "$work/said" | sed 's/ a rank//; s/ in files/ in files/' >"$work/$tables.$i.memory"
+            sed -nE 's/^memory per rank: (.*)/\1/p' "$work/said" >"$work/$tables.$i.memory"
             sed -nE 's/.*"bytes":\{"fsdp":([0-9]+),"dp_replicate":([0-9]+),"tp":([0-9]+),"cp":([0-9]+),"pp":([0-9]+).*/\1 \2 \3 \4 \5/p' "$work/out/metrics.jsonl" | tail -n 1 |
                 awk '{ printf "%.1f + %.1f", $1 / 1e6, $2 / 1e6; if ($3 + $4 + $5) printf " + %.1f", ($3 + $4 + $5) / 1e6 }' >"$work/$tables.$i.bytes"
         done

@@ -16,6 +16,14 @@ static inline void json_add_flops(cJSON *object, const char *key, double flops) 
     cJSON_AddRawToObject(object, key, text);
 }
 
+/* A number in a printf format; null if it is not finite, since JSON has neither infinity nor NaN. */
+static inline cJSON *json_real(const char *format, double value) {
+    char text[64];
+    if (!isfinite(value)) return cJSON_CreateNull();
+    snprintf(text, sizeof text, format, value);
+    return cJSON_CreateRaw(text);
+}
+
 /* Writes `root` as one line and deletes it. */
 static inline void json_write_line(FILE *f, cJSON *root) {
     char *text = cJSON_PrintUnformatted(root);

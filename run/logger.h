@@ -1,40 +1,53 @@
-/* logger.h: what a run says while it runs. The progress line, under --out metrics.jsonl and layout.json, and the
- * timeline (--trace).
+/* logger.h: what a run reports while it trains: progress lines, metrics.jsonl and samples.jsonl.
  *
- * Owns: the files it writes. Only rank 0 has a logger that writes. Lines of an earlier run are never written over.
+ * Only rank 0 has an open logger; the other ranks' figures come with the step report. A caller may rely on: the files
+ * are appended to, so that a resumed run continues them; logger_sync has everything on disk.
  */
 #ifndef LOGGER_H
 #define LOGGER_H
-#include "json.h"
-#include "../dataloader.h"
-#include "checkpoint.h" // defines: write_all, comm_barrier
+#include "../dataloader.h" // defines: Dataset, Loader
+#include "checkpoint.h"    // defines: Progress
+#include "json.h"          // defines: json_add_integer, json_add_real, json_write_line
 
-typedef struct { // of one rank and step, or of all its steps
-    double seconds,
-        wait_seconds; // to the step report, which comes before the optimizer; of these, waiting for other ranks
+typedef struct {         // of one rank: in one step, or summed over steps
+    double seconds;      // from the start of the step to its report, which comes before the optimizer
+    double wait_seconds; // of these, waiting for other ranks
     int64_t tokens;
     int64_t memory; // peak bytes of all arenas in memory
 } RankFigures;
 
+typedef struct { // of one training step
+    double loss, grad_norm, lr;
+    double seconds;               // of this rank
+    double wait_seconds;          // of these, waiting for other ranks
+    double data_wait_seconds;     // of these, waiting for samples
+    double communication_seconds; // of these, with a collective or message in flight
+    double overlap;               // fraction of communication_seconds during which this rank did not wait
+    double mfu;                   // FLOP/s relative to the measured rate of a large matmul; 0: not measured yet
+    int skipped;                  // loss or gradient was not finite; the weights were not changed
+    int64_t targets, samples;     // of all ranks
+} StepStats;
+
 typedef struct Logger {
     const char *out;          // NULL: no files
     FILE *metrics, *consumed; // consumed: samples.jsonl
-    double last_line;         // when the last progress line was printed
+    double last_line;         // time of the last progress line
     int64_t samples, steps;   // so far
     RankFigures *ranks;       // (world) sums over the steps so far
     int world;
 } Logger;
 
-static double computing(const RankFigures *r) { return fmax(0, r->seconds - r->wait_seconds); }
+static double compute_seconds(const RankFigures *r) { return fmax(0, r->seconds - r->wait_seconds); }
 
-static int slowest_rank(const RankFigures *ranks, int world, double *over_mean) {
+/* The rank that computed longest; `ratio`: its time relative to the mean. */
+static int slowest_rank(const RankFigures *ranks, int world, double *ratio) {
     int slowest = 0;
     double sum = 0;
     for (int i = 0; i < world; i++) {
-        sum += computing(&ranks[i]);
-        if (computing(&ranks[i]) > computing(&ranks[slowest])) slowest = i;
+        sum += compute_seconds(&ranks[i]);
+        if (compute_seconds(&ranks[i]) > compute_seconds(&ranks[slowest])) slowest = i;
     }
-    *over_mean = sum > 0 ? computing(&ranks[slowest]) * world / sum : 1;
+    *ratio = sum > 0 ? compute_seconds(&ranks[slowest]) * world / sum : 1;
     return slowest;
 }
 
@@ -47,7 +60,7 @@ static FILE *logger_file(const char *out, const char *name, const char *mode) {
 }
 static FILE *logger_create(const char *out, const char *name) { return logger_file(out, name, "w"); }
 
-/* `at`: where the run goes on; what it wrote before stands in the files already. */
+/* Opens the files of a run that has come as far as `at`. */
 static void logger_open(Logger *l, const char *out, int world, const Progress *at) {
     memset(l, 0, sizeof *l);
     l->out = out;
@@ -57,59 +70,81 @@ static void logger_open(Logger *l, const char *out, int world, const Progress *a
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
     l->consumed = logger_file(out, "samples.jsonl", "a");
-    sync_directory(out); // no checkpoint's name lasts without theirs
+    sync_directory(out); // the files' names must be on disk before those of checkpoints
 }
 
-/* What the next lines of samples.jsonl are about, unless earlier ones said so. `consumed_before`: of the epoch in which
- * they begin. */
+/* Describes the data of the following lines of samples.jsonl, unless a run with the same data has done so.
+ * `consumed_before`: samples of the current epoch that were consumed before the first of these lines. */
 static void logger_data(Logger *l, const Dataset *data, const char *tail, int64_t consumed_before, int data_changed) {
     if (!l->consumed || (ftell(l->consumed) > 0 && !data_changed)) return;
-    fprintf(l->consumed,
-            "{\"data\":\"%016" PRIx64 "\",\"windows\":%" PRId64 ",\"tail\":\"%s\",\"consumed_before\":%" PRId64 "}\n",
-            data->fingerprint, data->windows, tail, consumed_before);
+    char fingerprint[20];
+    snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, data->fingerprint);
+    cJSON *line = cJSON_CreateObject();
+    cJSON_AddStringToObject(line, "data", fingerprint);
+    json_add_integer(line, "windows", data->windows);
+    cJSON_AddStringToObject(line, "tail", tail);
+    json_add_integer(line, "consumed_before", consumed_before);
+    json_write_line(l->consumed, line);
 }
 
-/* The samples of a step, (world, count); of ranks that share them, one is heard. */
+/* Writes the samples (world, count) of a step. Of ranks that share samples, only one is listed. */
 static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t *samples, int64_t count,
                            const Mesh *mesh) {
-    const char *comma = "";
     if (!l->consumed) return;
-    fprintf(l->consumed, "{\"step\":%" PRId64 ",\"epoch\":%" PRId64 ",\"samples\":[", step, epoch);
+    cJSON *line = cJSON_CreateObject();
+    json_add_integer(line, "step", step);
+    json_add_integer(line, "epoch", epoch);
+    cJSON *list = cJSON_AddArrayToObject(line, "samples");
     for (int rank = 0; rank < mesh->world; rank++)
-        for (int64_t i = 0; i < count && mesh_tells_samples(mesh, rank); i++, comma = ",")
-            fprintf(l->consumed, "%s%" PRId64, comma, samples[rank * count + i]);
-    fprintf(l->consumed, "]}\n");
+        for (int64_t i = 0; i < count && mesh_tells_samples(mesh, rank); i++)
+            cJSON_AddItemToArray(list, cJSON_CreateNumber((double)samples[rank * count + i]));
+    json_write_line(l->consumed, line);
     fflush(l->consumed);
 }
 
-/* A checkpoint must not know of steps that its run's files do not tell. */
+/* Syncs the files to disk. A checkpoint must not be newer than they are. */
 static void logger_sync(Logger *l) {
     if (l->out &&
         (fflush(l->metrics) || fflush(l->consumed) || fsync(fileno(l->metrics)) || fsync(fileno(l->consumed))))
         user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->out, strerror(errno));
 }
 
-/* What each rank did, least, mean and most, and which was slowest: the one that the others waited for. */
+// ---------------------------------------------------------------------------
+// the table of ranks at the end of a run
+
+enum { TABLE_COLUMNS = 4 };
+
+static void print_table_row(const char *name, const double row[TABLE_COLUMNS]) {
+    printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", name, row[0], row[1], row[2], row[3]);
+}
+
+/* Prints what each rank did over all steps, and the slowest rank, which the others waited for. */
 static void logger_ranks(const Logger *l) {
     enum { SHOWN = 64 };
-    double over_mean, low[4] = ZERO, mean[4] = ZERO, high[4] = ZERO;
-    int slowest = slowest_rank(l->ranks, l->world, &over_mean);
+    double ratio, least[TABLE_COLUMNS] = ZERO, mean[TABLE_COLUMNS] = ZERO, most[TABLE_COLUMNS] = ZERO;
+    int slowest = slowest_rank(l->ranks, l->world, &ratio);
+    char name[32];
     printf("ranks, over %" PRId64 " step%s %10s %14s %14s %14s\n", l->steps, l->steps == 1 ? "" : "s", "tokens/s",
            "computing s", "waiting s", "memory MB");
     for (int i = 0; i < l->world; i++) {
         const RankFigures *r = &l->ranks[i];
-        double of[4] = {(double)r->tokens / r->seconds, computing(r), r->wait_seconds, (double)r->memory / 1e6};
-        for (int k = 0; k < 4; k++)
-            low[k] = i ? fmin(low[k], of[k]) : of[k], high[k] = i ? fmax(high[k], of[k]) : of[k],
-            mean[k] += of[k] / l->world;
-        if (i < SHOWN) printf("  rank %-12d %12.0f %14.3f %14.3f %14.1f\n", i, of[0], of[1], of[2], of[3]);
+        double row[TABLE_COLUMNS] = {(double)r->tokens / r->seconds, compute_seconds(r), r->wait_seconds,
+                                     (double)r->memory / 1e6};
+        for (int k = 0; k < TABLE_COLUMNS; k++) {
+            least[k] = i ? fmin(least[k], row[k]) : row[k];
+            most[k] = i ? fmax(most[k], row[k]) : row[k];
+            mean[k] += row[k] / l->world;
+        }
+        snprintf(name, sizeof name, "rank %d", i);
+        if (i < SHOWN) print_table_row(name, row);
     }
     if (l->world > SHOWN)
-        printf("  and %d more; with --out metrics.jsonl has all of them for the last step\n", l->world - SHOWN);
-    printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "least", low[0], low[1], low[2], low[3]);
-    printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "mean", mean[0], mean[1], mean[2], mean[3]);
-    printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", "most", high[0], high[1], high[2], high[3]);
-    printf("  slowest: rank %d, computing %.1f %% longer than the mean\n", slowest, 100 * (over_mean - 1));
+        printf("  … and %d more ranks; with --out, metrics.jsonl lists all of them for the last step\n",
+               l->world - SHOWN);
+    print_table_row("least", least);
+    print_table_row("mean", mean);
+    print_table_row("most", most);
+    printf("  slowest: rank %d, which computed %.1f %% longer than the mean\n", slowest, 100 * (ratio - 1));
 }
 
 static void logger_close(Logger *l) {
@@ -119,108 +154,135 @@ static void logger_close(Logger *l) {
         user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->out, strerror(errno));
 }
 
-typedef struct { // one training step
-    double loss, grad_norm, lr;
-    double seconds, wait_seconds; // of this rank; in which it waited for other ranks
-    double data_wait_seconds;     // in which it waited for its samples
-    double exchange_seconds,
-        overlap;              // in which an exchange was in flight; the part of them that arithmetic hid (0 to 1)
-    double mfu;               // FLOP/s over those of bare products; 0: not known yet
-    int skipped;              // the weights stay as they are: loss or gradient is not finite
-    int64_t targets, samples; // of all ranks
-} StepStats;
+// ---------------------------------------------------------------------------
+// one step
 
-/* "name": value, as JSON has it: no infinity, no NaN. */
-static void json_real(FILE *f, const char *name, double value) {
-    if (isfinite(value)) fprintf(f, ",\"%s\":%.9g", name, value);
-    else fprintf(f, ",\"%s\":null", name);
-}
-
-/* Each rank's figures, as arrays in rank order. */
-static void ranks_json(FILE *f, const RankFigures *ranks, int world) {
-    static const char *const names[] = {"tokens_per_s", "compute_s", "wait_s", "memory"};
-    for (int k = 0; k < 4; k++) {
-        fprintf(f, "%s\"%s\":[", k ? "," : ",\"ranks\":{", names[k]);
-        for (int i = 0; i < world; i++) {
-            const RankFigures *r = &ranks[i];
-            if (i) fputc(',', f);
-            if (k == 3) fprintf(f, "%" PRId64, r->memory);
-            else
-                fprintf(f, k ? "%.6f" : "%.1f",
-                        k == 0   ? (double)r->tokens / r->seconds
-                        : k == 1 ? computing(r)
-                                 : r->wait_seconds);
-        }
-        fprintf(f, "]");
+/* Adds every rank's figures of this step, as arrays in the order of ranks. */
+static void json_add_ranks(cJSON *line, const RankFigures *ranks, int world) {
+    cJSON *object = cJSON_AddObjectToObject(line, "ranks");
+    cJSON *rates = cJSON_AddArrayToObject(object, "tokens_per_s");
+    cJSON *compute = cJSON_AddArrayToObject(object, "compute_s");
+    cJSON *waits = cJSON_AddArrayToObject(object, "wait_s");
+    cJSON *memory = cJSON_AddArrayToObject(object, "memory");
+    for (int i = 0; i < world; i++) {
+        const RankFigures *r = &ranks[i];
+        cJSON_AddItemToArray(rates, json_real("%.1f", (double)r->tokens / r->seconds));
+        cJSON_AddItemToArray(compute, json_real("%.6f", compute_seconds(r)));
+        cJSON_AddItemToArray(waits, json_real("%.6f", r->wait_seconds));
+        cJSON_AddItemToArray(memory, cJSON_CreateNumber((double)r->memory));
     }
-    fprintf(f, "}");
 }
 
-/* `ranks`: what each rank told of this step. */
-static void logger_step(Logger *l, int64_t step, int64_t steps, const StepStats *s, const RankFigures *ranks, int T,
-                        const Device *dev, const Comm *comm) {
-    double rate = (double)(s->samples * T) / s->seconds, over_mean; // tokens/s
-    int slowest = slowest_rank(ranks, l->world, &over_mean);
+/* "rank_min_max":{"seconds":[least,most],"memory":[least,most]} */
+static void json_add_rank_range(cJSON *line, const RankFigures *ranks, int world) {
     RankFigures least = ranks[0], most = ranks[0];
-    l->samples += s->samples;
-    l->steps++;
-    for (int i = 0; i < l->world; i++) {
-        RankFigures *sum = &l->ranks[i];
-        least.seconds = fmin(least.seconds, ranks[i].seconds), most.seconds = fmax(most.seconds, ranks[i].seconds);
-        least.memory = min_i64(least.memory, ranks[i].memory), most.memory = max_i64(most.memory, ranks[i].memory);
-        sum->seconds += ranks[i].seconds, sum->wait_seconds += ranks[i].wait_seconds, sum->tokens += ranks[i].tokens;
-        sum->memory = max_i64(sum->memory, ranks[i].memory);
+    for (int i = 1; i < world; i++) {
+        least.seconds = fmin(least.seconds, ranks[i].seconds);
+        most.seconds = fmax(most.seconds, ranks[i].seconds);
+        least.memory = min_i64(least.memory, ranks[i].memory);
+        most.memory = max_i64(most.memory, ranks[i].memory);
     }
-    if (l->metrics) {
-        fprintf(l->metrics, "{\"step\":%" PRId64, step);
-        json_real(l->metrics, "loss", s->loss);
-        json_real(l->metrics, "grad_norm", s->grad_norm);
-        if (s->skipped) fprintf(l->metrics, ",\"skipped\":true");
-        fprintf(l->metrics,
-                ",\"lr\":%.9g,\"tokens\":%" PRId64 ",\"samples\":%" PRId64
-                ",\"seconds\":%.6f,\"tokens_per_s\":%.1f,\"mfu\":%.4f,\"wait_s\":%.6f,\"data_wait_s\":%.6f,\"exchange_"
-                "s\":%.6f,\"overlap\":%.4f,\"memory\":{",
-                s->lr, l->samples * T, l->samples, s->seconds, rate, s->mfu, s->wait_seconds, s->data_wait_seconds,
-                s->exchange_seconds, s->overlap);
-        for (int c = 0; c < MEM_CATEGORIES; c++)
-            fprintf(l->metrics, "%s\"%s\":%zu", c ? "," : "", mem_category_names[c], dev->arenas[c].peak);
-        static const Axis shown[] = {AXIS_FSDP, AXIS_DP_REPLICATE, AXIS_TP, AXIS_CP, AXIS_PP};
-        fprintf(l->metrics, "},\"bytes\":{");
-        for (int i = 0; i < 5; i++) {
-            int64_t bytes = 0;
-            for (int o = 0; o < COLLECTIVES; o++)
-                bytes += o == SEND ? 0 : comm->wire[shown[i]][o].bytes; // what comes from others
-            fprintf(l->metrics, "%s\"%s\":%" PRId64, i ? "," : "", axis_names[shown[i]], bytes);
-        }
-        fprintf(l->metrics,
-                "},\"rank_min_max\":{\"seconds\":[%.6f,%.6f],\"memory\":[%" PRId64 ",%" PRId64 "]},\"slowest_rank\":%d",
-                least.seconds, most.seconds, least.memory, most.memory, slowest);
-        if (l->world <= 64 || step == steps) ranks_json(l->metrics, ranks, l->world);
-        fprintf(l->metrics, "}\n");
-        fflush(l->metrics);
+    cJSON *range = cJSON_AddObjectToObject(line, "rank_min_max");
+    cJSON *seconds = cJSON_AddArrayToObject(range, "seconds"), *memory = cJSON_AddArrayToObject(range, "memory");
+    cJSON_AddItemToArray(seconds, json_real("%.6f", least.seconds));
+    cJSON_AddItemToArray(seconds, json_real("%.6f", most.seconds));
+    cJSON_AddItemToArray(memory, cJSON_CreateNumber((double)least.memory));
+    cJSON_AddItemToArray(memory, cJSON_CreateNumber((double)most.memory));
+}
+
+/* Memory by category, and the bytes that this rank received in this step by axis. */
+static void json_add_device(cJSON *line, const Device *dev, const Comm *comm) {
+    static const Axis axes[] = {AXIS_FSDP, AXIS_DP_REPLICATE, AXIS_TP, AXIS_CP, AXIS_PP};
+    cJSON *memory = cJSON_AddObjectToObject(line, "memory");
+    for (int c = 0; c < MEM_CATEGORIES; c++)
+        json_add_integer(memory, mem_category_names[c], (int64_t)dev->arenas[c].peak);
+    cJSON *traffic = cJSON_AddObjectToObject(line, "bytes");
+    for (int i = 0; i < (int)(sizeof axes / sizeof *axes); i++) {
+        int64_t received = 0;
+        for (int op = 0; op < COLLECTIVES; op++)
+            if (op != SEND) received += comm->wire[axes[i]][op].bytes;
+        json_add_integer(traffic, axis_names[axes[i]], received);
     }
-    if (step > 1 && step < steps && seconds_now() - l->last_line < 2) return; // at most a line every two seconds
-    l->last_line = seconds_now();
-    flockfile(stdout); // a whole line, whatever other ranks have to say
-    printf("step %6" PRId64 "/%" PRId64 " | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", step, steps,
-           s->loss, s->grad_norm, s->lr, s->seconds, rate);
-    if (s->mfu > 0) printf(" | %3.0f %% of the product rate", 100 * s->mfu);
+}
+
+/* Where the step is in the run, and the number of tokens of a sample. */
+typedef struct {
+    int64_t step, steps;
+    int T;
+} StepPlace;
+
+static void logger_metrics(Logger *l, StepPlace at, const StepStats *s, const RankFigures *ranks, const Device *dev,
+                           const Comm *comm) {
+    double ratio;
+    cJSON *line = cJSON_CreateObject();
+    json_add_integer(line, "step", at.step);
+    cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->loss));
+    cJSON_AddItemToObject(line, "grad_norm", json_real("%.9g", s->grad_norm));
+    if (s->skipped) cJSON_AddTrueToObject(line, "skipped");
+    cJSON_AddItemToObject(line, "lr", json_real("%.9g", s->lr));
+    json_add_integer(line, "tokens", l->samples * at.T);
+    json_add_integer(line, "samples", l->samples);
+    cJSON_AddItemToObject(line, "seconds", json_real("%.6f", s->seconds));
+    cJSON_AddItemToObject(line, "tokens_per_s", json_real("%.1f", (double)(s->samples * at.T) / s->seconds));
+    cJSON_AddItemToObject(line, "mfu", json_real("%.4f", s->mfu));
+    cJSON_AddItemToObject(line, "wait_s", json_real("%.6f", s->wait_seconds));
+    cJSON_AddItemToObject(line, "data_wait_s", json_real("%.6f", s->data_wait_seconds));
+    cJSON_AddItemToObject(line, "communication_s", json_real("%.6f", s->communication_seconds));
+    cJSON_AddItemToObject(line, "overlap", json_real("%.4f", s->overlap));
+    json_add_device(line, dev, comm);
+    json_add_rank_range(line, ranks, l->world);
+    json_add_integer(line, "slowest_rank", slowest_rank(ranks, l->world, &ratio));
+    if (l->world <= 64 || at.step == at.steps) json_add_ranks(line, ranks, l->world);
+    json_write_line(l->metrics, line);
+    fflush(l->metrics);
+}
+
+static void logger_progress(const Logger *l, StepPlace at, const StepStats *s, const RankFigures *ranks,
+                            const Device *dev) {
+    double ratio, rate = (double)(s->samples * at.T) / s->seconds; // tokens/s
+    int slowest = slowest_rank(ranks, l->world, &ratio);
+    flockfile(stdout); // keeps the line whole while other ranks print
+    printf("step %6" PRId64 "/%" PRId64 " | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", at.step,
+           at.steps, s->loss, s->grad_norm, s->lr, s->seconds, rate);
+    if (s->mfu > 0) printf(" | %3.0f %% of the matmul rate", 100 * s->mfu);
     printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
-    if (s->exchange_seconds > 0) printf(", %2.0f %% of exchange hidden", 100 * s->overlap);
-    if (over_mean > 1.1) printf(" | rank %d computes %.0f %% longer than the mean", slowest, 100 * (over_mean - 1));
-    for (int c = 0, shown = 0; c < MEM_CATEGORIES && l->steps == 1; c++) // it stays as it is
+    if (s->communication_seconds > 0) printf(" · communication %2.0f %% overlapped", 100 * s->overlap);
+    if (ratio > 1.1) printf(" | rank %d computed %.0f %% longer than the mean", slowest, 100 * (ratio - 1));
+    for (int c = 0, shown = 0; c < MEM_CATEGORIES && l->steps == 1; c++) // it is the same in every step
         if (dev->arenas[c].peak)
-            printf("%s%s %.1f", shown++ ? ", " : " | MB of a rank: ", mem_category_names[c],
+            printf("%s%s %.1f", shown++ ? ", " : " | MB per rank: ", mem_category_names[c],
                    (double)dev->arenas[c].peak / 1e6);
     printf("\n");
     fflush(stdout);
     funlockfile(stdout);
 }
 
+/* Records a step; `ranks` (world) are all ranks' figures. Prints the first and the last step, and at most one line in
+ * two seconds. */
+static void logger_step(Logger *l, StepPlace at, const StepStats *s, const RankFigures *ranks, const Device *dev,
+                        const Comm *comm) {
+    l->samples += s->samples;
+    l->steps++;
+    for (int i = 0; i < l->world; i++) {
+        RankFigures *sum = &l->ranks[i];
+        sum->seconds += ranks[i].seconds;
+        sum->wait_seconds += ranks[i].wait_seconds;
+        sum->tokens += ranks[i].tokens;
+        sum->memory = max_i64(sum->memory, ranks[i].memory);
+    }
+    if (l->metrics) logger_metrics(l, at, s, ranks, dev, comm);
+    if (at.step > 1 && at.step < at.steps && seconds_now() - l->last_line < 2) return;
+    l->last_line = seconds_now();
+    logger_progress(l, at, s, ranks, dev);
+}
+
 static void logger_validation(Logger *l, int64_t step, double loss, int64_t targets) {
     if (l->metrics) {
-        fprintf(l->metrics, "{\"step\":%" PRId64 ",\"val_loss\":%.9g,\"val_tokens\":%" PRId64 "}\n", step, loss,
-                targets);
+        cJSON *line = cJSON_CreateObject();
+        json_add_integer(line, "step", step);
+        cJSON_AddItemToObject(line, "val_loss", json_real("%.9g", loss));
+        json_add_integer(line, "val_tokens", targets);
+        json_write_line(l->metrics, line);
         fflush(l->metrics);
     }
     printf("step %6" PRId64 " | validation loss %.4f (perplexity %.2f) on %" PRId64 " tokens\n", step, loss, exp(loss),
@@ -228,92 +290,15 @@ static void logger_validation(Logger *l, int64_t step, double loss, int64_t targ
     fflush(stdout);
 }
 
-/* What this rank's samples cost, once its loader is closed: of the reading, what steps waited for is what arithmetic
- * did not hide. */
+/* What reading cost this rank, once its loader is closed. Steps wait only for what was not read ahead. */
 static void logger_loader(const Loader *l) {
     if (!l->consumed) return;
-    printf("loader: %d worker%s, first batch after %.2f ms", l->num_workers, l->num_workers > 1 ? "s" : "",
+    printf("data loading: %d worker%s; the first batch took %.2f ms", l->num_workers, l->num_workers > 1 ? "s" : "",
            1e3 * l->first_batch_seconds);
     if (l->consumed > 1)
-        printf(", then %.3f ms a step waiting", 1e3 * l->later_wait_seconds / (double)(l->consumed - 1));
-    printf(", %.3f ms a step reading\n", 1e3 * l->read_seconds * (double)l->samples / (double)l->claimed);
+        printf("; later steps waited %.3f ms each", 1e3 * l->later_wait_seconds / (double)(l->consumed - 1));
+    printf("; reading took %.3f ms per step\n", 1e3 * l->read_seconds * (double)l->samples / (double)l->claimed);
     fflush(stdout);
-}
-
-/* Which ranks share a group, read back from the transport: (world, AXES) the first member's world rank.
- * All ranks call it; the exchange is one of start-up. */
-static int *layout_read_back(Comm *comm) {
-    int mine[AXES], *all = (int *)checked_malloc(sizeof(int) * AXES * (size_t)comm->mesh.world);
-    for (int a = 0; a < AXES; a++) mine[a] = comm->hosts->group_member(comm, &comm->groups[a], 0);
-    all_gather_now(comm, AXIS_WORLD, "layout", mine, all, sizeof mine);
-    return all;
-}
-
-/* For each rank a number that is its host's alone. All ranks call it. */
-static int *hosts_read_back(Comm *comm) {
-    int mine = (int)(hash_bytes(HASH_START, comm->board->host, strlen(comm->board->host)) >> 33),
-        *all = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
-    all_gather_now(comm, AXIS_WORLD, "hosts", &mine, all, sizeof mine);
-    return all;
-}
-
-/* Groups of an axis that span hosts: what they exchange crosses the network. */
-static int groups_across_hosts(const Mesh *m, const int *colours, int axis, const int *hosts) {
-    int across = 0;
-    for (int first = 0; first < m->world; first++)
-        for (int r = first + 1, same = 1; r < m->world && colours[first * AXES + axis] == first && same; r++) {
-            same = colours[r * AXES + axis] != first || hosts[r] == hosts[first];
-            across += !same;
-        }
-    return across;
-}
-
-/* "fsdp 0-3, 4-7": the members of every group with more than one, as they were read back. */
-static void layout_print(const Mesh *m, const int *colours, const int *hosts, FILE *f) {
-    enum { SHOWN = 32 };
-    int several = 0, beside = 0; // hosts; ranks that are on the first one
-    for (int r = 0; r < m->world; r++) several |= hosts[r] != hosts[0], beside += hosts[r] == hosts[0];
-    for (int a = 0; a < AXES; a++) {
-        int size = mesh_group_size(m, (Axis)a), groups = 0;
-        if (size == 1 || a == AXIS_WORLD) continue;
-        fprintf(f, "%s: %d group%s of %d:", axis_names[a], m->world / size, m->world > size ? "s" : "", size);
-        char *listed = (char *)checked_malloc((size_t)m->world);
-        for (int first = 0; first < m->world && groups < SHOWN; first++) {
-            int members = 0, last = first, step = 0, even = 1;
-            if (listed[first]) continue;
-            for (int r = first; r < m->world; r++) {
-                if (colours[r * AXES + a] != colours[first * AXES + a]) continue;
-                if (members == 1) step = r - first;
-                even &= members < 2 || r - last == step;
-                last = r, listed[r] = 1, members++;
-            }
-            fprintf(f, groups++ ? ", " : " ");
-            if (even && (members > 2 || step == 1)) fprintf(f, step > 1 ? "%d-%d by %d" : "%d-%d", first, last, step);
-            else
-                for (int r = first; r < m->world; r++)
-                    if (colours[r * AXES + a] == colours[first * AXES + a]) fprintf(f, r > first ? "+%d" : "%d", r);
-            if (members != size) fprintf(f, " (%d members)", members);
-        }
-        free(listed);
-        if (groups < m->world / size) fprintf(f, " … (all of them in layout.json)");
-        int across = several ? groups_across_hosts(m, colours, a, hosts) : 0;
-        if (across)
-            fprintf(f, "; %d of them across hosts%s", across,
-                    a == AXIS_FSDP && beside % size == 0
-                        ? ", where each would fit within one: start ranks host after host (mpirun --map-by slot)"
-                        : "");
-        else if (several) fprintf(f, "; each within a host");
-        fprintf(f, "\n");
-    }
-}
-
-static void layout_write(const char *out, const Mesh *mesh, const int *colours) {
-    FILE *f = logger_create(out, "layout.json");
-    cJSON *root = cJSON_CreateObject();
-    json_add_mesh(root, mesh);
-    json_add_groups(root, mesh, colours);
-    json_write_line(f, root);
-    if (fclose(f)) user_error("cannot write layout.json under %s: %s", out, strerror(errno));
 }
 
 #endif

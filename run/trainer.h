@@ -188,23 +188,23 @@ static unsigned offloaded(const Options *o) {
     return !strcmp(o->offload, "all") ? all : !strcmp(o->offload, "optimizer") ? optimizer : 0;
 }
 
+/* Refuses a run that needs more memory than there is, before any rank allocates. */
 static void check_memory(const Job *j, const Device *dry_run) {
-    int sharing =
-        j->transport == j->host_transport ? j->local_ranks : 1; // a device: all of this host, unless each has its own
+    int sharing = j->transport == j->host_transport ? j->local_ranks : 1; // with NCCL each rank has its own GPU
     double need = (double)device_need(dry_run) * sharing;
     if (need > j->available_memory)
-        user_error("%d rank%s of " DEVICE_NAME
-                   " need %.2f GB, it has %.2f GB: use more of them, a smaller --batch or --seq, --recompute full, or "
-                   "a smaller model (--plan shows what takes how much)",
-                   sharing, sharing > 1 ? "s" : "", need / 1e9, j->available_memory / 1e9);
+        user_error("the run needs %.2f GB of memory on " DEVICE_NAME " for %d rank%s, but %.2f GB are free: use more "
+                   "hosts or GPUs, a smaller --batch or --seq, --recompute full, or a smaller model (--plan lists what "
+                   "needs how much)",
+                   need / 1e9, sharing, sharing > 1 ? "s" : "", j->available_memory / 1e9);
     double pinned = (double)pinned_need(dry_run) * j->local_ranks, have = pinned_memory();
     if (pinned > have)
-        user_error("%.2f GB of this host's memory would be pinned by its %d rank%s, %.2f GB are free: use more hosts, "
-                   "or offload less",
+        user_error("the run needs %.2f GB of pinned memory on this host for %d rank%s, but %.2f GB are free: use more "
+                   "hosts, or offload less",
                    pinned / 1e9, j->local_ranks, j->local_ranks > 1 ? "s" : "", have / 1e9);
 }
 
-/* All ranks were started alike, with the same data; tells which is not. */
+/* All ranks must have been started with the same options, data and checkpoint. */
 static void check_agreement(Trainer *trainer) {
     char *text;
     size_t length;
@@ -219,44 +219,11 @@ static void check_agreement(Trainer *trainer) {
     all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "options and data", &mine, all, sizeof mine);
     for (int i = 1; i < trainer->parallel.mesh.world; i++)
         if (all[i] != all[0])
-            user_error("rank %d was started with other options, other data or another checkpoint than rank 0: start "
-                       "all ranks alike",
+            user_error("rank %d was started with different options, data or checkpoint than rank 0: start all ranks "
+                       "with the same command and the same files",
                        i);
     free(all);
     free(text);
-}
-
-static void print_banner(const Job *j, const Trainer *trainer, const Trainer *dry_run) {
-    size_t offloaded = device_arenas(&dry_run->parallel.dev, 1);
-    flockfile(stdout); // whole lines: another rank may be about to end the run with a sentence of its own
-    printf("%s: %.1f M parameters, %s, %d rank%s x %d thread%s over %s, %s over %d", j->opt.model,
-           (double)j->table.num_parameters / 1e6, PRECISION_NAME, j->mesh.world, j->mesh.world > 1 ? "s" : "",
-           j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", j->transport->name, j->opt.sharding,
-           trainer->parallel.fsdp.ranks);
-    if (trainer->parallel.fsdp.replicas > 1) printf(", %d replicas", trainer->parallel.fsdp.replicas);
-    printf(": %.1f MB a rank", (double)device_peak(&dry_run->parallel.dev) / 1e6);
-    if (offloaded)
-        printf(" and %.1f MB " OFFLOAD_PLACE "%s", (double)offloaded / 1e6,
-               OFFLOAD_IN_PLACE && is_in_memory(j->opt.out) ? ", but those lie in memory: --out is a tmpfs" : "");
-    printf("\n");
-    layout_print(&j->mesh, trainer->parallel.layout, trainer->parallel.hosts, stdout);
-    if (trainer->parallel.comm.library_memory > 0)
-        printf("beside what is planned, NCCL took %.1f MB of each GPU\n", trainer->parallel.comm.library_memory / 1e6);
-    if (j->task == DO_TRAIN)
-        printf("%" PRId64 " samples of %d tokens, read by %d worker%s a rank; a step takes %d x %d x %d = %" PRId64
-               " of them; weights %s\n",
-               j->data.windows, j->opt.seq, trainer->loader.num_workers, trainer->loader.num_workers > 1 ? "s" : "",
-               mesh_data_ranks(&j->mesh), j->opt.accum, j->opt.batch, sampler_global_batch(&trainer->loader.sampler),
-               j->has_weights          ? "read from the model's directory"
-               : j->resume_from.dir[0] ? "of the checkpoint"
-                                       : "drawn at random");
-    if (j->resume_from.dir[0])
-        printf("goes on from %s, read in %.2f s: %" PRId64 " step%s, %" PRId64 " samples so far%s%s\n",
-               j->resume_from.dir, trainer->load_seconds, j->resume_from.progress.step,
-               j->resume_from.progress.step == 1 ? "" : "s", j->resume_from.progress.samples,
-               j->resume_from.changes ? "; with changes: " : "", j->resume_from.changes ? j->resume_from.changes : "");
-    fflush(stdout);
-    funlockfile(stdout);
 }
 
 /* Compares expected, dry-run and measured traffic, and dry-run and measured memory, after the first step of every rank.

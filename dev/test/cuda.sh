@@ -172,8 +172,8 @@ refusals() {
     CUDA_ON_CPU_DEVICES=0 bad "no GPU" "^error: no NVIDIA GPU is visible.*\./train_llama3" 1 "${train[@]}" --steps 1
     CUDA_ON_CPU_DRIVER=12040 bad "a driver that is too old" "^error: the NVIDIA driver supports CUDA 12\.4, but this program was built with CUDA 13\.[0-9]: install a newer driver" 1 "${train[@]}" --steps 1
     CUDA_ON_CPU_CHIP=sm_70 bad "a GPU that is too old" "^error: .*compute capability 7\.0, but 8\.0.*needed" 1 "${train[@]}" --steps 1
-    CUDA_ON_CPU_MEMORY=4000000000000 bad "more memory to pin than the host has" "^error: [0-9.]+ GB of this host's memory would be pinned by its 1 rank, [0-9.]+ GB are free" 1 --model llama3-70b --vocab-size 600 --data text/train.tok --seq 64 --batch 1 --steps 1 --offload all
-    CUDA_ON_CPU_MEMORY=4000000 bad "a GPU that is too small, by the plan" "^error: 2 ranks of this GPU need 0\.[0-9]+ GB, it has 0\.00 GB: .*--recompute" 1 "${train[@]}" --steps 1 --ranks 2
+    CUDA_ON_CPU_MEMORY=4000000000000 bad "more memory to pin than the host has" "^error: the run needs [0-9.]+ GB of pinned memory on this host for 1 rank, but [0-9.]+ GB are free" 1 --model llama3-70b --vocab-size 600 --data text/train.tok --seq 64 --batch 1 --steps 1 --offload all
+    CUDA_ON_CPU_MEMORY=4000000 bad "a GPU that is too small, by the plan" "^error: the run needs 0\.[0-9]+ GB of memory on this GPU for 2 ranks, but 0\.00 GB are free: .*--recompute" 1 "${train[@]}" --steps 1 --ranks 2
     CUDA_ON_CPU_FAIL=cudaMalloc:2:3 bad "memory that is gone meanwhile" "^error: could not allocate .* GB for [a-z]+: a rank needs .* GB" 1 "${train[@]}" --steps 1 --ranks 2
     CUDA_ON_CPU_FAIL=cudaStreamQuery:700:3 bad "a kernel that went wrong" "^failure: CUDA: .*an illegal memory access.*CUDA_LAUNCH_BLOCKING=1.*cuda-on-cpu" 2 "${train[@]}" --steps 1 --ranks 2
     CUDA_ON_CPU_FAIL=LAUNCH:700:40 bad "a fault of one launch" "^failure: CUDA: the launch of [a-z_0-9<>, ()]+ failed.*an illegal memory access" 2 "${train[@]}" --steps 1 --ranks 3

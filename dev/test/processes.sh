@@ -157,7 +157,7 @@ ranks_lost() {
     not_started "a rank stopped in start-up" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: .*rank 1 \(process [0-9]+\) is stopped; it was starting.*--timeout" \
         bash -c '"$0" "$@" & pid=$!; until ls /proc/$pid/task | grep -qv "^$pid\$"; do :; done; kill -STOP $pid; wait $pid' "$program" "${train[@]}" --batch 1 --steps 1 --timeout 0.5 --out never
     alone "an error of one rank alone, before it finds the others" "^error: unknown option --nonsense" --nonsense
-    alone "an error of one rank alone, when ranks compare" "^error: rank 2 was started with other options" --lr 7
+    alone "an error of one rank alone, when ranks compare" "^error: rank 2 was started with different options" --lr 7
     alone "an error of one rank alone, after it found the others" "^error: no token file at nowhere" --data nowhere
 }
 
@@ -229,18 +229,18 @@ offload() {
     done
     started=()
     if ! wait "$pid"; then fail "$name: trains within $limit kB" "$(cat .out .err | tail -n 1)"
-    elif [ "$most" -gt 0 ] && [ "$most" -lt "$limit" ]; then pass "$name: trains within $limit kB" "anonymous memory at most $most kB; $(sed -nE 's/.*: ([0-9.]+ MB a rank and [0-9.]+ MB in files).*/\1/p' .out)"
+    elif [ "$most" -gt 0 ] && [ "$most" -lt "$limit" ]; then pass "$name: trains within $limit kB" "anonymous memory at most $most kB; $(sed -nE 's/^memory per rank: ([0-9.]+ MB and [0-9.]+ MB in files).*/\1/p' .out)"
     else fail "$name: trains within $limit kB" "anonymous memory up to $most kB"; fi
     if diff <(figures in-memory loss) <(figures in-files loss) >/dev/null && diff <(figures in-memory grad_norm) <(figures in-files grad_norm) >/dev/null; then pass "$name: the same bits" "$(figures in-files loss | tail -n 1)"
     else fail "$name: the same bits" "$(figures in-memory loss | tail -n 1) in memory, $(figures in-files loss | tail -n 1) in files"; fi
     local memory
     if memory=$(mktemp -d -p /dev/shm 2>/dev/null) && [ "$(stat -f -c %T "$memory")" = tmpfs ]; then
         runs "$name: into files that lie in memory" "$program" "${big[@]}" --steps 1 --offload all --out "$memory/out" &&
-            if grep -q 'MB in files, but those lie in memory' .out; then pass "$name: files that lie in memory are told" "$(grep -m1 -o 'and [0-9.]* MB in files.*' .out)"; else fail "$name: files that lie in memory are told" "$(head -n 1 .out)"; fi
+            if grep -q 'MB in files, which is memory, too' .out; then pass "$name: files that lie in memory are told" "$(grep -m1 -o 'and [0-9.]* MB in files.*' .out)"; else fail "$name: files that lie in memory are told" "$(head -n 1 .out)"; fi
     fi
     rm -rf "${memory:-}"
     [ -z "$have_mpi" ] || runs "$name: 2 processes, into a directory that nobody has made" "${mpi[@]}" -np 2 "$program" "${big[@]}" --offload all --out new/in-files &&
-        pass "$name: 2 processes, into a directory that nobody has made" "$(sed -nE 's/.*: ([0-9.]+ MB a rank and [0-9.]+ MB in files).*/\1/p' .out)"
+        pass "$name: 2 processes, into a directory that nobody has made" "$(sed -nE 's/^memory per rank: ([0-9.]+ MB and [0-9.]+ MB in files).*/\1/p' .out)"
     if [ -z "$(find in-files new -name 'offload*')" ]; then pass "$name: nothing is left behind" "$(ls in-files | tr '\n' ' ')"; else fail "$name: nothing is left behind" "$(ls in-files)"; fi
 }
 
@@ -268,7 +268,7 @@ files() {
     json steps.jsonl step loss grad_norm lr tokens samples seconds tokens_per_s mfu wait_s data_wait_s memory params grads optimizer activations comm workspace \
         bytes fsdp dp_replicate tp cp pp rank_min_max
     json validations.jsonl step val_loss
-    if grep -qE "step +1/.* \| MB of a rank: params [0-9.]+, grads [0-9.]+, optimizer [0-9.]+, activations [0-9.]+" threads.said; then pass "the first progress line tells memory by category" "$(grep -oE 'MB of a rank.*' threads.said)"
+    if grep -qE "step +1/.* \| MB per rank: params [0-9.]+, grads [0-9.]+, optimizer [0-9.]+, activations [0-9.]+" threads.said; then pass "the first progress line tells memory by category" "$(grep -oE 'MB per rank.*' threads.said)"
     else fail "the first progress line tells memory by category" "$(grep -m1 'step ' threads.said)"; fi
     json threads/layout.json world mesh tp cp pp dp_shard dp_replicate groups fsdp
     json threads/ledger.json traffic axis op calls bytes expected dry_run measured memory category flops
@@ -331,7 +331,7 @@ timelines() {
 training() {
     local first last exported
     runs "training" "$program" "${train[@]}" --ranks 2 --batch 8 --steps 80 --lr 5e-3 --warmup 8 --val text/val.tok --val-every 20 --out run --export trained || return
-    if grep -qE '^loader: [0-9]+ workers?, first batch after [0-9.]+ ms, then [0-9.]+ ms a step waiting, [0-9.]+ ms a step reading$' .out; then pass "the log ends with what the loader cost" "$(grep '^loader: ' .out)"
+    if grep -qE '^data loading: [0-9]+ workers?; the first batch took [0-9.]+ ms; later steps waited [0-9.]+ ms each; reading took [0-9.]+ ms per step$' .out; then pass "the log ends with what the loader cost" "$(grep '^data loading: ' .out)"
     else fail "the log ends with what the loader cost" "the last line: $(tail -n 1 .out)"; fi
     first=$(figures run val_loss | head -n 1)
     last=$(figures run val_loss | tail -n 1)

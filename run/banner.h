@@ -1,0 +1,72 @@
+/* banner.h: what a training run prints before its first step: model, weights, ranks, memory, groups and data. */
+#ifndef BANNER_H
+#define BANNER_H
+#include "layout.h"  // defines: layout_print
+#include "trainer.h" // defines: Trainer, Job
+
+/* "1,234,567" */
+static const char *with_commas(char text[32], int64_t n) {
+    char digits[24];
+    int length = snprintf(digits, sizeof digits, "%" PRId64, n), used = 0;
+    for (int i = 0; i < length; i++) {
+        if (i && (length - i) % 3 == 0) text[used++] = ',';
+        text[used++] = digits[i];
+    }
+    text[used] = 0;
+    return text;
+}
+
+static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
+
+static void print_model(const Job *j) {
+    printf("model: %s, %.1f M parameters, %s\n", j->opt.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME);
+    if (j->has_weights) printf("weights: read from %s\n", j->opt.model);
+    else if (j->resume_from.dir[0]) printf("weights: read from the checkpoint\n");
+    else printf("weights: random initialization (seed %d)\n", j->opt.seed);
+}
+
+static void print_ranks(const Job *j, const Trainer *trainer, const Device *dry_run) {
+    const Fsdp *fsdp = &trainer->parallel.fsdp;
+    size_t offloaded = device_arenas(dry_run, 1);
+    printf("ranks: %d x %d thread%s over %s, %s over %d", j->mesh.world, j->threads_per_rank,
+           plural(j->threads_per_rank), j->transport->name, j->opt.sharding, fsdp->ranks);
+    if (fsdp->replicas > 1) printf(", %d replicas", fsdp->replicas);
+    printf("\nmemory per rank: %.1f MB", (double)device_peak(dry_run) / 1e6);
+    if (offloaded) printf(" and %.1f MB " OFFLOAD_PLACE, (double)offloaded / 1e6);
+    if (offloaded && OFFLOAD_IN_PLACE && is_in_memory(j->opt.out))
+        printf(", which is memory, too: --out is on a tmpfs; choose a directory on a disk");
+    printf("\n");
+    layout_print(&j->mesh, trainer->parallel.layout, trainer->parallel.hosts, stdout);
+    double library = trainer->parallel.comm.library_memory;
+    if (library > 0) printf("NCCL allocated another %.1f MB on each GPU\n", library / 1e6);
+}
+
+static void print_data(const Job *j, const Trainer *trainer) {
+    const Options *o = &j->opt;
+    char samples[32];
+    printf("data: %s samples of %d tokens; a step takes %d data rank%s x %d micro-batch%s x %d = %" PRId64
+           "; %d loader worker%s per rank\n",
+           with_commas(samples, j->data.windows), o->seq, mesh_data_ranks(&j->mesh), plural(mesh_data_ranks(&j->mesh)),
+           o->accum, o->accum == 1 ? "" : "es", o->batch, sampler_global_batch(&trainer->loader.sampler),
+           trainer->loader.num_workers, plural(trainer->loader.num_workers));
+}
+
+static void print_resumed(const Checkpoint *from, double seconds) {
+    char step[32], samples[32];
+    printf("resumed from %s in %.2f s (step %s, %s samples)", from->dir, seconds,
+           with_commas(step, from->progress.step), with_commas(samples, from->progress.samples));
+    if (from->changes) printf("; changed since then: %s", from->changes);
+    printf("\n");
+}
+
+static void print_banner(const Job *j, const Trainer *trainer, const Trainer *dry_run) {
+    flockfile(stdout); // keeps the lines together, in case another rank ends the run with an error now
+    print_model(j);
+    print_ranks(j, trainer, &dry_run->parallel.dev);
+    if (j->task == DO_TRAIN) print_data(j, trainer);
+    if (j->resume_from.dir[0]) print_resumed(&j->resume_from, trainer->load_seconds);
+    fflush(stdout);
+    funlockfile(stdout);
+}
+
+#endif

@@ -1,0 +1,96 @@
+/* layout.h: the groups of ranks as the communicators themselves report them, for the banner and layout.json.
+ *
+ * A mesh that was flattened by mistake computes the same losses; only the members of its groups show it. Groups are
+ * given by leaders: (world, AXES) the lowest rank of the group that each rank belongs to on each axis.
+ */
+#ifndef LAYOUT_H
+#define LAYOUT_H
+#include "../lib/comm.h" // defines: Comm, all_gather_now
+#include "json.h"        // defines: json_add_mesh, json_add_groups
+
+/* The leaders of all groups. All ranks call it; the caller frees the result. */
+static int *layout_read_back(Comm *comm) {
+    int mine[AXES], *leaders = (int *)checked_malloc(sizeof(int) * AXES * (size_t)comm->mesh.world);
+    for (int a = 0; a < AXES; a++) mine[a] = comm->hosts->group_member(comm, &comm->groups[a], 0);
+    all_gather_now(comm, AXIS_WORLD, "layout", mine, leaders, sizeof mine);
+    return leaders;
+}
+
+/* (world) a number for each rank that is the same for the ranks of one host. All ranks call it. */
+static int *hosts_read_back(Comm *comm) {
+    const char *host = comm->board->host;
+    int mine = (int)(hash_bytes(HASH_START, host, strlen(host)) >> 33);
+    int *hosts = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
+    all_gather_now(comm, AXIS_WORLD, "hosts", &mine, hosts, sizeof mine);
+    return hosts;
+}
+
+/* How many groups of an axis have members on several hosts, so that their traffic crosses the network. */
+static int groups_across_hosts(const Mesh *m, const int *leaders, int axis, const int *hosts) {
+    int count = 0;
+    for (int first = 0; first < m->world; first++) {
+        int crosses = 0;
+        for (int r = first + 1; r < m->world && leaders[first * AXES + axis] == first; r++)
+            crosses |= leaders[r * AXES + axis] == first && hosts[r] != hosts[first];
+        count += crosses;
+    }
+    return count;
+}
+
+/* Prints the members of the group that `first` leads, "0-3", "0-6 by 2" or "0+3+4", and marks them in `listed`. */
+static void group_print(FILE *f, const Mesh *m, const int *leaders, int axis, int first, char *listed) {
+    int members = 0, last = first, step = 0, is_even = 1;
+    for (int r = first; r < m->world; r++) {
+        if (leaders[r * AXES + axis] != leaders[first * AXES + axis]) continue;
+        if (members == 1) step = r - first;
+        is_even &= members < 2 || r - last == step;
+        last = r;
+        listed[r] = 1;
+        members++;
+    }
+    if (is_even && step == 1) fprintf(f, "%d-%d", first, last);
+    else if (is_even && members > 2) fprintf(f, "%d-%d by %d", first, last, step);
+    else
+        for (int r = first; r <= last; r++)
+            if (leaders[r * AXES + axis] == leaders[first * AXES + axis]) fprintf(f, r > first ? "+%d" : "%d", r);
+    if (members != mesh_group_size(m, (Axis)axis)) fprintf(f, " (%d members)", members);
+}
+
+/* Prints "fsdp: 2 groups of 4: 0-3, 4-7; each within a host", a line for every axis with groups of several ranks. */
+static void layout_print(const Mesh *m, const int *leaders, const int *hosts, FILE *f) {
+    enum { SHOWN = 32 };
+    int several_hosts = 0, on_first_host = 0;
+    for (int r = 0; r < m->world; r++) {
+        several_hosts |= hosts[r] != hosts[0];
+        on_first_host += hosts[r] == hosts[0];
+    }
+    for (int a = 0; a < AXES; a++) {
+        int size = mesh_group_size(m, (Axis)a), printed = 0;
+        if (size == 1 || a == AXIS_WORLD) continue;
+        fprintf(f, "%s: %d group%s of %d: ", axis_names[a], m->world / size, m->world > size ? "s" : "", size);
+        char *listed = (char *)checked_malloc((size_t)m->world);
+        for (int first = 0; first < m->world && printed < SHOWN; first++) {
+            if (listed[first]) continue;
+            if (printed++) fprintf(f, ", ");
+            group_print(f, m, leaders, a, first, listed);
+        }
+        free(listed);
+        if (printed < m->world / size) fprintf(f, ", … (layout.json lists all)");
+        int across = several_hosts ? groups_across_hosts(m, leaders, a, hosts) : 0;
+        int could_fit = a == AXIS_FSDP && on_first_host % size == 0;
+        if (across) fprintf(f, "; %d of them across hosts", across);
+        if (across && could_fit)
+            fprintf(f, ", although each would fit within one: number the ranks host by host (mpirun --map-by slot)");
+        if (several_hosts && !across) fprintf(f, "; each within a host");
+        fprintf(f, "\n");
+    }
+}
+
+static void layout_write(FILE *f, const Mesh *mesh, const int *leaders) {
+    cJSON *root = cJSON_CreateObject();
+    json_add_mesh(root, mesh);
+    json_add_groups(root, mesh, leaders);
+    json_write_line(f, root);
+}
+
+#endif
