@@ -58,7 +58,7 @@ static inline void store_rounded(floatX *out, vfloat x, int64_t n) {
           nan = (vuint)((vint)(u & 0x7FFFFFFFu) > 0x7F800000);
     vhalf half = NARROW((nan & ((u >> 16) | 0x40u)) | (~nan & rounded));
     if (WHOLE(n)) memcpy(out, &half, sizeof half);
-    else store_ragged_half(out, half, n);
+    else store_tail_half(out, half, n);
 #else
     store_float(out, x, n);
 #endif

@@ -1,6 +1,11 @@
-/* cross_entropy.h: the loss on the CPU. The contracts are in lib/ops.h. */
+/* cross_entropy.h: the loss on the CPU. The contracts are in lib/ops.h.
+ *
+ * A row of logits does not fit the caches, so it is read from memory once: exponentials are taken block by block,
+ * relative to the largest logit of the block, and scaled to the row's largest logit when that is known.
+ */
 #ifndef CPU_CROSS_ENTROPY_H
 #define CPU_CROSS_ENTROPY_H
+#include "../device.h"     // defines: Device
 #include "../ops_common.h" // defines: LossPart, join_parts, slice_row
 #include "vectors.h"       // defines: vfloat, load_float, store_x, vexp
 #include <omp.h>
@@ -12,30 +17,45 @@
 #endif
 
 enum {
-    LOSS_BLOCK = 512,                      // logits in a partial sum of exponentials
-    LOGIT_ROWS = 1024, LOGITS = 1 << 25 // at a time: at most so many rows, and 128 MiB of them
+    LOSS_BLOCK = 512,  // logits in one partial sum of exponentials
+    LOGIT_ROWS = 1024, // the model computes the loss in tiles of at most so many tokens,
+    LOGITS = 1 << 25   // and of at most so many logits: 128 MiB
 };
 
-/* The largest of a row of logits and the sum of the exponentials of what they are below it. The row comes from memory
- * once: a block's exponentials, which take the logits' place where `kept` is given (it is `logits`), are of what its
- * logits are below its own largest, until factors[block] brings them to one scale. */
-static float exponentials_sum(const float *logits, float *kept, int64_t V, float *largest_logit,
-                              float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
+/* Floats per thread for the blocks' factors, and as many for their sums. */
+static int64_t loss_blocks(int64_t V) { return round_up(blocks_of(V, LOSS_BLOCK), VL); }
+static size_t cpu_cross_entropy_scratch(const Device *dev, int64_t V) {
+    return (size_t)(dev->threads * 2 * loss_blocks(V)) * sizeof(float);
+}
+
+/* The sum of exp(logit - base) over one block. kept, if not NULL, receives the exponentials. */
+static float exponentials_of_block(const float *logits, float *kept, int64_t n, int64_t left, float base) {
+    vfloat sum = vsplat(0);
+    for (int64_t i = 0; i < n; i += VL) {
+        vfloat e = vexp(load_fill(logits + i, left - i, -INFINITY) - base);
+        if (kept) store_float(kept + i, e, left - i);
+        sum += e;
+    }
+    return vsum(sum);
+}
+
+/* Returns the sum of exp(logit - largest logit) over a row of V logits, and the largest logit. With `kept`, which is
+ * then `logits`, the exponentials replace the logits: those of block b are relative to the block's own largest logit,
+ * and factors[b] is what they still have to be multiplied by.
+ *   factors, sums (loss_blocks(V)) are scratch memory */
+static float exponentials_sum(const float *logits, float *kept, int64_t V, float *largest_logit, float *factors,
+                              float *sums) {
     int64_t blocks = blocks_of(V, LOSS_BLOCK);
     float max = -INFINITY;
     for (int64_t b = 0; b < blocks; b++) {
-        int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
-        vfloat largest = vsplat(-INFINITY), sum = vsplat(0);
-        for (int64_t i = begin; i < end; i += VL) largest = vmax(largest, load_fill(logits + i, V - i, -INFINITY));
+        int64_t begin = b * LOSS_BLOCK, n = min_i64(V - begin, LOSS_BLOCK);
+        vfloat largest = vsplat(-INFINITY);
+        for (int64_t i = begin; i < begin + n; i += VL)
+            largest = vmax(largest, load_fill(logits + i, V - i, -INFINITY));
         factors[b] = vmax_lane(largest);
         if (factors[b] > max) max = factors[b];
-        float base = factors[b] == -INFINITY ? 0.0f : factors[b]; // nothing but -infinity: exp(-inf - 0) = 0
-        for (int64_t i = begin; i < end; i += VL) {
-            vfloat e = vexp(load_fill(logits + i, V - i, -INFINITY) - base);
-            if (kept) store_float(kept + i, e, V - i);
-            sum += e;
-        }
-        sums[b] = vsum(sum);
+        float base = factors[b] == -INFINITY ? 0.0f : factors[b]; // all logits are -infinity: exp(-inf - 0) = 0
+        sums[b] = exponentials_of_block(logits + begin, kept ? kept + begin : NULL, n, V - begin, base);
     }
     vfloat totals = vsplat(0);
     float base = max == -INFINITY ? 0.0f : max;
@@ -48,53 +68,54 @@ static float exponentials_sum(const float *logits, float *kept, int64_t V, float
     return vsum(totals);
 }
 
-/* Loss: -log softmax(logits)[target], and its gradient softmax(logits) - onehot(target) over the logits. */
-static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad,
-                               float *factors /* (blocks, up to VL) */, float *sums /* as factors */) {
-    floatX *dlogits = (floatX *)(void *)logits; // never overtakes what is still to be read: floatX is no wider
+/* One row. The gradient in floatX overwrites the exponentials from the front; since floatX is no wider than fp32, it
+ * never overwrites one that is still to be read. */
+static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad, float *factors, float *sums) {
+    floatX *dlogits = (floatX *)(void *)logits;
     if (target < 0) {
         if (want_grad) memset(dlogits, 0, (size_t)V * sizeof(floatX));
         return 0.0f;
     }
-    float target_logit = logits[target], max,
-          total = exponentials_sum(logits, want_grad ? logits : NULL, V, &max, factors, sums), inverse = 1.0f / total;
-    if (want_grad) {
-        int64_t blocks = blocks_of(V, LOSS_BLOCK);
-        float at_target = logits[target] * (factors[target / LOSS_BLOCK] * inverse) - 1.0f;
-        for (int64_t b = 0; b < blocks; b++) {
-            int64_t begin = b * LOSS_BLOCK, end = min_i64(V, begin + LOSS_BLOCK);
-            float factor = factors[b] * inverse;
-            for (int64_t i = begin; i < end; i += VL)
-                store_x(dlogits + i, load_float(logits + i, V - i) * factor, V - i);
-        }
-        dlogits[target] = from_float(at_target);
+    float target_logit = logits[target], max;
+    float total = exponentials_sum(logits, want_grad ? logits : NULL, V, &max, factors, sums);
+    float loss = (max - target_logit) + logf(total);
+    if (!want_grad) return loss;
+
+    float inverse = 1.0f / total;
+    float at_target = logits[target] * (factors[target / LOSS_BLOCK] * inverse) - 1.0f;
+    for (int64_t begin = 0; begin < V; begin += LOSS_BLOCK) {
+        int64_t end = min_i64(V, begin + LOSS_BLOCK);
+        float factor = factors[begin / LOSS_BLOCK] * inverse;
+        for (int64_t i = begin; i < end; i += VL)
+            store_x(dlogits + i, load_float(logits + i, V - i) * factor, V - i);
     }
-    return (max - target_logit) + logf(total);
+    dlogits[target] = from_float(at_target);
+    return loss;
 }
 
-static int64_t loss_blocks(int64_t V) { return round_up(blocks_of(V, LOSS_BLOCK), VL); }
-static size_t cpu_cross_entropy_scratch(const Device *dev, int64_t V) {
-    return (size_t)(dev->threads * 2 * loss_blocks(V)) * sizeof(float);
-}
 static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V,
-                              int want_grad, void *scratchpad) {
-#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8) // rows in a row: the processor reads ahead
+                              int want_grad, void *workspace) {
+#pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8) // adjacent rows: the hardware prefetches them
     for (int n = 0; n < N; n++) {
-        float *factors = (float *)scratchpad + omp_get_thread_num() * 2 * loss_blocks(V);
-        losses[n] =
-            cross_entropy_row(logits + (int64_t)n * V, targets[n], V, want_grad, factors, factors + loss_blocks(V));
+        float *factors = (float *)workspace + omp_get_thread_num() * 2 * loss_blocks(V);
+        float *sums = factors + loss_blocks(V);
+        losses[n] = cross_entropy_row(logits + (int64_t)n * V, targets[n], V, want_grad, factors, sums);
     }
 }
+
+// ---------------------------------------------------------------------------
+// a vocabulary that is split over ranks
 
 static void cpu_cross_entropy_part(Device *dev, float *parts, const float *logits, const int32_t *targets, int first,
-                                   int N, int V, void *scratchpad) {
+                                   int N, int V, void *workspace) {
 #pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
     for (int n = 0; n < N; n++) {
-        float *factors = (float *)scratchpad + omp_get_thread_num() * 2 * loss_blocks(V);
+        float *factors = (float *)workspace + omp_get_thread_num() * 2 * loss_blocks(V);
+        float *sums = factors + loss_blocks(V);
         const float *row = logits + (int64_t)n * V;
         int at = slice_row(targets[n], first, V);
         LossPart part = {-INFINITY, 0, at < 0 ? -INFINITY : row[at]};
-        if (targets[n] >= 0) part.sum = exponentials_sum(row, NULL, V, &part.max, factors, factors + loss_blocks(V));
+        if (targets[n] >= 0) part.sum = exponentials_sum(row, NULL, V, &part.max, factors, sums);
         memcpy(parts + 3 * (int64_t)n, &part, sizeof part);
     }
 }

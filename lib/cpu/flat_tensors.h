@@ -1,7 +1,11 @@
-/* flat_tensors.h: ops on flat tensors on the CPU: sums over pieces, gradient norm, AdamW, casts. The contracts are in
- * lib/ops.h. */
+/* flat_tensors.h: ops on tensors as flat arrays, on the CPU: sums of ranks' pieces, gradient norm, AdamW, casts, int8.
+ *
+ * The contracts are in lib/ops.h. Each element, or each block of a fixed number of elements, is computed alone, so the
+ * result does not depend on the number of threads or on where a tensor is cut.
+ */
 #ifndef CPU_FLAT_TENSORS_H
 #define CPU_FLAT_TENSORS_H
+#include "../device.h"     // defines: Device, ExactSum, INT8_BLOCK
 #include "../ops_common.h" // defines: NORM_BLOCK
 #include "vectors.h"       // defines: vfloat, load_float, store_float, vstream
 
@@ -11,33 +15,51 @@
 #pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
 #endif
 
-enum { STREAM_FLOATS = 1 << 20 }; // a sum of so many goes past the caches
+enum { STREAM_FLOATS = 1 << 20 }; // sums of at least so many floats bypass the caches
+
+// ---------------------------------------------------------------------------
+// sums over pieces
 
 static inline vfloat load_piece(const void *pieces, Dtype dtype, int64_t at, int64_t n) {
     return dtype == DTYPE_BF16 ? load_bf16((const bf16 *)pieces + at, n) : load_float((const float *)pieces + at, n);
 }
 
-/* out is fp32 but in sum_pieces, where it is floatX as the pieces are; there is no `accumulate` there. */
+/* The sum of element i … i + VL - 1 of n pieces by a binary tree. level[] holds the finished left halves, widest first:
+ * piece k completes as many subtrees as k has trailing one bits. */
+static inline vfloat tree_sum_vector(const void *pieces, Dtype dtype, int n, int64_t count, int64_t i) {
+    vfloat level[32];
+    int waiting = 0;
+    for (int k = 0; k < n; k++) {
+        vfloat sum = load_piece(pieces, dtype, k * count + i, count - i);
+        for (int bits = k; bits & 1; bits >>= 1) {
+            waiting--;
+            sum = level[waiting] + sum;
+        }
+        level[waiting] = sum;
+        waiting++;
+    }
+    waiting--;
+    vfloat total = level[waiting];
+    while (waiting > 0) {
+        waiting--;
+        total = level[waiting] + total;
+    }
+    return total;
+}
+
+/* out is fp32 or, without `accumulate`, bf16. */
 static inline void tree_sum_of(Device *dev, void *out, Dtype out_dtype, const void *pieces, Dtype dtype, int n,
                                int64_t count, int accumulate) {
     float *sums = (float *)out;
-    int past = out_dtype == DTYPE_F32 && !accumulate && out != pieces && count >= STREAM_FLOATS &&
-               (uintptr_t)out % sizeof(vfloat) == 0; // the caches
+    int aligned = (uintptr_t)out % sizeof(vfloat) == 0;
+    int stream = out_dtype == DTYPE_F32 && !accumulate && out != pieces && count >= STREAM_FLOATS && aligned;
 #pragma omp parallel num_threads(dev->threads)
     {
 #pragma omp for nowait
         for (int64_t i = 0; i < count; i += VL) {
-            vfloat level[32]; // sums that wait for their right neighbour, widest first
-            int waiting = 0;
-            for (int k = 0; k < n; k++) {
-                vfloat sum = load_piece(pieces, dtype, k * count + i, count - i);
-                for (int bits = k; bits & 1; bits >>= 1) sum = level[--waiting] + sum;
-                level[waiting++] = sum;
-            }
-            vfloat total = level[--waiting];
-            while (waiting) total = level[--waiting] + total;
+            vfloat total = tree_sum_vector(pieces, dtype, n, count, i);
             if (accumulate) total = load_float(sums + i, count - i) + total;
-            if (past && i + VL <= count) vstream(sums + i, total);
+            if (stream && i + VL <= count) vstream(sums + i, total);
             else if (out_dtype == DTYPE_F32) store_float(sums + i, total, count - i);
             else store_bf16((bf16 *)out + i, total, count - i);
         }
@@ -47,24 +69,31 @@ static inline void tree_sum_of(Device *dev, void *out, Dtype out_dtype, const vo
 
 static void cpu_tree_sum(Device *dev, float *out, const void *pieces, Dtype dtype, int n, int64_t count,
                          int accumulate) {
+    // two calls with constant dtypes: each is compiled for its own
     if (dtype == DTYPE_F32) tree_sum_of(dev, out, DTYPE_F32, pieces, DTYPE_F32, n, count, accumulate);
     else tree_sum_of(dev, out, DTYPE_F32, pieces, DTYPE_BF16, n, count, accumulate);
 }
+
 static void cpu_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int n, int64_t count) {
     tree_sum_of(dev, out, FLOATX, pieces, FLOATX, n, count, 0);
 }
 
+// ---------------------------------------------------------------------------
+// gradient norm
+
 static void cpu_exact_total(Device *dev, ExactSum *total, const float *x, int64_t count) {
-    ExactSum sum = ZERO;
     (void)dev;
+    ExactSum sum = ZERO;
     for (int64_t i = 0; i < count; i++) exact_add(&sum, x[i]);
     exact_merge(total, &sum);
 }
 
+/* Each thread sums its blocks' sums of squares; these sums are exact, so it does not matter which thread has which
+ * block. */
 static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64_t count) {
 #pragma omp parallel num_threads(dev->threads)
     {
-        ExactSum sum = ZERO; // of this thread: exact, so it does not matter whose blocks are whose
+        ExactSum sum = ZERO;
 #pragma omp for
         for (int64_t b = 0; b < count; b += NORM_BLOCK) {
             vfloat squares = vsplat(0);
@@ -79,11 +108,15 @@ static void cpu_squared_norm(Device *dev, ExactSum *total, const float *x, int64
     }
 }
 
-/* PyTorch's AdamW: decay first, then p -= lr/(1-beta1^t) m / (sqrt(v)/sqrt(1-beta2^t) + eps). */
+// ---------------------------------------------------------------------------
+// AdamW
+
 static void cpu_adamw(Device *dev, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr,
                       float beta1, float beta2, float eps, float weight_decay, float grad_scale, int step) {
-    float keep = (float)(1.0 - (double)lr * weight_decay), rate = (float)(lr / (1.0 - pow(beta1, step)));
-    float root = (float)(1.0 / sqrt(1.0 - pow(beta2, step))), new1 = (float)(1.0 - beta1), new2 = (float)(1.0 - beta2);
+    float keep = (float)(1.0 - (double)lr * weight_decay);
+    float rate = (float)(lr / (1.0 - pow(beta1, step)));       // lr with the first moment's bias correction
+    float root = (float)(1.0 / sqrt(1.0 - pow(beta2, step))); // the second moment's, outside of the square root
+    float new1 = (float)(1.0 - beta1), new2 = (float)(1.0 - beta2);
 #pragma omp parallel for num_threads(dev->threads)
     for (int64_t i = 0; i < count; i += VL) {
         int64_t n = count - i;
@@ -99,42 +132,52 @@ static void cpu_adamw(Device *dev, float *p, float *m, float *v, const float *g,
     }
 }
 
-static void cpu_scale(Device *dev, floatX *x, float by, int64_t count) {
-#pragma omp parallel for num_threads(dev->threads)
-    for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * by, count - i);
-}
-
-static void cpu_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
-#pragma omp parallel for num_threads(dev->threads)
-    for (int64_t block = 0; block < blocks_of(count, INT8_BLOCK); block++) {
-        int64_t at = block * INT8_BLOCK, n = min_i64(INT8_BLOCK, count - at);
-        int8_t last[INT8_BLOCK] = {0};
-        float wide[INT8_BLOCK];
-        const int8_t *bytes = n == INT8_BLOCK ? in + at : (const int8_t *)memcpy(last, in + at, (size_t)n);
-        for (int i = 0; i < INT8_BLOCK; i++) wide[i] = (float)bytes[i]; // of a known length: vectors without a rest
-        for (int64_t i = 0; i < n; i += VL) store_x(out + at + i, vload(wide + i) * scales[block], n - i);
-    }
-}
-
-/* Sums over the rank in order, then one rounding of the product with `by`. */
-static void cpu_adapter_merge(Device *dev, float *w, const float *a, const float *b, float by, int R, int64_t IC,
-                              int64_t OC) {
-#pragma omp parallel for num_threads(dev->threads)
-    for (int64_t o = 0; o < OC; o++)
-        for (int64_t i = 0; i < IC; i += VL) {
-            vfloat sum = vsplat(0);
-            for (int64_t r = 0; r < R; r++) sum = vfma(load_float(a + r * IC + i, IC - i), vsplat(b[o * R + r]), sum);
-            store_float(w + o * IC + i, vfma(sum, vsplat(by), load_float(w + o * IC + i, IC - i)), IC - i);
-        }
-}
+// ---------------------------------------------------------------------------
+// element by element
 
 static void cpu_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {
 #pragma omp parallel for num_threads(dev->threads)
     for (int64_t i = 0; i < count; i += VL) store_bf16(out + i, load_float(in + i, count - i), count - i);
 }
 
-/* A sum over words, each mixed with its place: the same in whatever order, so for any number of threads. */
-static void cpu_fingerprint(Device *dev, uint64_t *total, const void *data, int64_t bytes) {
+static void cpu_scale(Device *dev, floatX *x, float by, int64_t count) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t i = 0; i < count; i += VL) store_x(x + i, load_x(x + i, count - i) * by, count - i);
+}
+
+/* The last block may be shorter: it is copied to a whole one, so that every loop has a constant length. */
+static void cpu_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t block = 0; block < blocks_of(count, INT8_BLOCK); block++) {
+        int64_t at = block * INT8_BLOCK, n = min_i64(INT8_BLOCK, count - at);
+        int8_t last[INT8_BLOCK] = {0};
+        float values[INT8_BLOCK];
+        const int8_t *bytes = in + at;
+        if (n < INT8_BLOCK) {
+            memcpy(last, bytes, (size_t)n);
+            bytes = last;
+        }
+        for (int i = 0; i < INT8_BLOCK; i++) values[i] = (float)bytes[i];
+        for (int64_t i = 0; i < n; i += VL) store_x(out + at + i, vload(values + i) * scales[block], n - i);
+    }
+}
+
+/* Sums over the adapter's rank in order, then adds the sum times `by` with one rounding. */
+static void cpu_adapter_merge(Device *dev, float *w, const float *a, const float *b, float by, int R, int64_t IC,
+                              int64_t OC) {
+#pragma omp parallel for num_threads(dev->threads)
+    for (int64_t o = 0; o < OC; o++) {
+        float *row = w + o * IC;
+        for (int64_t i = 0; i < IC; i += VL) {
+            vfloat sum = vsplat(0);
+            for (int64_t r = 0; r < R; r++) sum = vfma(load_float(a + r * IC + i, IC - i), vsplat(b[o * R + r]), sum);
+            store_float(row + i, vfma(sum, vsplat(by), load_float(row + i, IC - i)), IC - i);
+        }
+    }
+}
+
+/* The sum over all 64-bit words, each hashed together with its index: a sum, so that any order gives the same hash. */
+static void cpu_fingerprint(Device *dev, uint64_t *hash, const void *data, int64_t bytes) {
     uint64_t sum = 0;
 #pragma omp parallel for num_threads(dev->threads) reduction(+ : sum)
     for (int64_t i = 0; i < bytes / 8; i++) {
@@ -142,7 +185,7 @@ static void cpu_fingerprint(Device *dev, uint64_t *total, const void *data, int6
         memcpy(&word, (const char *)data + 8 * i, 8);
         sum += mix64(word + (uint64_t)i * 0x9E3779B97F4A7C15ull);
     }
-    *total = sum;
+    *hash = sum;
 }
 
 #pragma GCC diagnostic pop

@@ -1,10 +1,12 @@
-/* products.h: matrix products in C: C(M,N) = or += A(M,K) B(K,N), any strides.
+/* matmul.h: matmuls on the CPU: oneDNN's where it is installed and fast, otherwise a plain C matmul in register tiles.
  *
- * Included by kernels.h. Owns: the plain product, in tiles that attention uses too, oneDNN's where it is there, and the
- * cache of those (ops_open, ops_close). A caller may rely on: the same bits for any number of threads.
+ * The contracts of the linear layers are in lib/ops.h. A caller may rely on: the same bits for any number of threads.
+ * oneDNN's matmul primitives are made once per shape and kept (ops_open, ops_close). The tile of the plain matmul,
+ * tile_matmul, is also the inner loop of attention.
  */
 #ifndef CPU_MATMUL_H
 #define CPU_MATMUL_H
+#include "../device.h"     // defines: Device, run_failure, checked_malloc
 #include "../ops_common.h" // defines: Matmul
 #include "vectors.h"       // defines: vfloat, load_x, store_x, MR, NR
 #include <omp.h>
@@ -18,29 +20,32 @@
 #pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
 #endif
 
-enum {                // where a sum is cut at them they decide bits: fixed, whatever the threads
-    DX_DEPTH = 16384, // outputs in a partial sum of an fp32 dX: oneDNN is 20 % slower on longer ones
-    DW_TOKENS = 1024, // tokens in a partial sum of a dW: beyond this oneDNN's bits depend on the threads
-    PLAIN_ROWS = 128,
+/* Sums are cut at DX_DEPTH and DW_TOKENS, so these never depend on the number of threads. */
+enum {
+    DX_DEPTH = 16384,  // outputs in a partial sum of an fp32 dx: oneDNN is 20 % slower on longer ones
+    DW_TOKENS = 1024,  // tokens in a partial sum of dw: beyond this oneDNN's bits depend on the number of threads
+    PLAIN_ROWS = 128,  // block of C that the plain matmul computes at a time,
     PLAIN_COLS = 256,
-    PLAIN_DEPTH = 256, // blocks of the plain product
-    RATE_ROWS = 512,
+    PLAIN_DEPTH = 256, // and the part of the sums for which A and B are packed
+    PLAIN_PACK = PLAIN_ROWS * PLAIN_DEPTH + PLAIN_COLS * PLAIN_DEPTH + PLAIN_ROWS * PLAIN_COLS, // floats per thread
+    RATE_ROWS = 512,   // shape of the matmul that measures this device's speed
     RATE_COLS = 768,
-    RATE_COUNTS = 1, // of the matmul that measures what this device can do
-    PLAIN_PACK = PLAIN_ROWS * PLAIN_DEPTH + PLAIN_COLS * PLAIN_DEPTH + PLAIN_ROWS * PLAIN_COLS
+    RATE_COUNTS = 1 // whether that measurement means anything
 };
 
-/* The inner loop of attention and of the plain product: c(MR,N) = or += a(MR,K) b(K,N), sums over k in order. N is a
- * multiple of VL; NR columns of b lie next to each other; column j starts at b + j * b_col (1, or K where b is packed
- * in panels of NR). With `pair` 2 an element of a or b is two bf16, (2k, 2k+1) along the sum (see PAIR below). */
+// ---------------------------------------------------------------------------
+// the register tile
+
+/* c (MR, `vectors` vectors) = or += a (MR, K) b (K, …), with all sums in registers, over k in order. With `pair` 2 an
+ * element of a or b is two bf16, 2k and 2k + 1 along the sum (PAIR in vectors.h). */
 static inline __attribute__((always_inline)) void tile_columns(float *c, int64_t c_row, const float *a, int64_t a_row,
                                                                int64_t a_col, const float *b, int64_t b_row, int64_t K,
                                                                int accumulate, const int vectors, const int pair) {
-    vfloat sum[MR][2]; // registers, once the loops over r are unrolled
+    vfloat sum[MR][2]; // in registers, because all loops over it are unrolled
 #pragma GCC unroll 8
     for (int r = 0; r < MR; r++)
         for (int i = 0; i < vectors; i++) sum[r][i] = accumulate ? vload(c + r * c_row + i * VL) : vsplat(0);
-    for (int64_t k = 0; k < K; k++, a += a_col, b += b_row) {
+    for (int64_t k = 0; k < K; k++) {
         vfloat bk[2];
         for (int i = 0; i < vectors; i++) bk[i] = vload(b + i * VL);
 #pragma GCC unroll 8
@@ -48,46 +53,48 @@ static inline __attribute__((always_inline)) void tile_columns(float *c, int64_t
             for (int i = 0; i < vectors; i++)
                 sum[r][i] =
                     pair == 2 ? vdot_pairs(vsplat(a[r * a_row]), bk[i], sum[r][i]) : sum[r][i] + a[r * a_row] * bk[i];
+        a += a_col;
+        b += b_row;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < MR; r++)
         for (int i = 0; i < vectors; i++) vstore(c + r * c_row + i * VL, sum[r][i]);
 }
+
+/* c (MR, N) = or += a (MR, K) b (K, N). N is a multiple of VL. NR columns of b are adjacent; column j begins at
+ * b + j * b_col: b_col is 1 for an ordinary matrix, K for one that is packed in panels of NR columns. */
 static inline __attribute__((always_inline)) void tile_matmul(float *c, int64_t c_row, const float *a, int64_t a_row,
-                                                               int64_t a_col, const float *b, int64_t b_row,
-                                                               int64_t b_col, int64_t N, int64_t K, int accumulate,
-                                                               const int pair) {
+                                                              int64_t a_col, const float *b, int64_t b_row,
+                                                              int64_t b_col, int64_t N, int64_t K, int accumulate,
+                                                              const int pair) {
     int64_t j = 0;
     for (; j + VL < N; j += NR)
         tile_columns(c + j, c_row, a, a_row, a_col, b + j * b_col, b_row, K, accumulate, 2, pair);
     if (j < N) tile_columns(c + j, c_row, a, a_row, a_col, b + j * b_col, b_row, K, accumulate, 1, pair);
 }
 
-/* Widens the vectors in(j * row), `depth` elements col apart each, into panel(depth, width); `count` of them exist, the
- * rest are zero. */
+// ---------------------------------------------------------------------------
+// the plain matmul
+
+/* panel (depth, width) = `count` vectors of `depth` floatX, converted to fp32; zeros for vectors beyond count. Vector j
+ * begins at in + j * row, its elements are col apart. */
 static void pack_panel(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count,
                        int64_t depth) {
     count = min_i64(count, width);
     if (count < width) memset(panel, 0, (size_t)(width * depth) * sizeof(float));
-    if (row == 1) // both ways read memory in order
+    if (row == 1) { // both loop orders read memory in order
         for (int64_t k = 0; k < depth; k++)
             for (int64_t j = 0; j < count; j++) panel[k * width + j] = to_float(in[j + k * col]);
-    else
+    } else {
         for (int64_t j = 0; j < count; j++)
             for (int64_t k = 0; k < depth; k++) panel[k * width + j] = to_float(in[j * row + k * col]);
+    }
 }
 
-typedef struct MatmulCache {
-    int plain;   // 1: no library, or the library has no fast product for floatX
-    float *pack; // threads x PLAIN_PACK, for the plain product, had when first needed
-    struct dnnl_engine *engine;
-    struct dnnl_stream *stream;
-    struct MatmulEntry *entries; // products that the library was asked for
-} MatmulCache;
-
-/* One block of C: A and B are widened and packed piece by piece; every sum goes over k in order. */
+/* The block of C that begins at (i0, j0). A and B are packed for PLAIN_DEPTH steps of the sums at a time, so that the
+ * inner loop reads both in order and from the cache. */
 static void plain_matmul_block(const Matmul *p, char *c, const floatX *a, const floatX *b, int64_t i0, int64_t j0,
-                                float *pack) {
+                               float *pack) {
     float *as = pack, *bs = as + PLAIN_ROWS * PLAIN_DEPTH, *cs = bs + PLAIN_COLS * PLAIN_DEPTH;
     int64_t rows = min_i64(PLAIN_ROWS, p->M - i0), cols = min_i64(PLAIN_COLS, p->N - j0);
     for (int64_t k0 = 0; k0 < p->K; k0 += PLAIN_DEPTH) {
@@ -101,17 +108,32 @@ static void plain_matmul_block(const Matmul *p, char *c, const floatX *a, const 
         for (int64_t j = 0; j < cols; j += NR)
             for (int64_t i = 0; i < rows; i += MR)
                 tile_matmul(cs + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH, NR,
-                             1, NR, depth, k0 > 0, 1);
+                            1, NR, depth, k0 > 0, 1);
     }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < cols; j += VL) {
             int64_t at = (i0 + i) * p->c_row + j0 + j;
             vfloat x = vload(cs + i * PLAIN_COLS + j);
-            if (!p->c_float)
-                store_x((floatX *)c + at, p->accumulate ? load_x((floatX *)c + at, cols - j) + x : x, cols - j);
-            else store_float((float *)c + at, p->accumulate ? load_float((float *)c + at, cols - j) + x : x, cols - j);
+            if (p->c_float) {
+                float *to = (float *)c + at;
+                store_float(to, p->accumulate ? load_float(to, cols - j) + x : x, cols - j);
+            } else {
+                floatX *to = (floatX *)c + at;
+                store_x(to, p->accumulate ? load_x(to, cols - j) + x : x, cols - j);
+            }
         }
 }
+
+// ---------------------------------------------------------------------------
+// oneDNN
+
+typedef struct MatmulCache {
+    int plain;   // 1: every matmul is the plain one, because oneDNN is missing or not fast in floatX
+    float *pack; // (threads, PLAIN_PACK) for the plain matmul, allocated when first used
+    struct dnnl_engine *engine;
+    struct dnnl_stream *stream;
+    struct MatmulEntry *entries; // one per shape, made when it is first met
+} MatmulCache;
 
 #ifdef HAVE_ONEDNN
 #if DNNL_VERSION_MAJOR >= 3 // memory descriptors are objects; in oneDNN 2 they are plain structs
@@ -125,24 +147,26 @@ static void plain_matmul_block(const Matmul *p, char *c, const floatX *a, const 
 #define DESC_FREE(d) (void)(d)
 #define APPEND_SUM(post) dnnl_post_ops_append_sum(post, 1.0f)
 #endif
+
 typedef struct MatmulEntry {
     Matmul matmul;
-    dnnl_primitive_t primitive; // NULL: the library has none that is worth using
+    dnnl_primitive_t primitive; // NULL: oneDNN has only its slow reference implementation for this shape
     dnnl_memory_t memory[3];    // A, B, C
     struct MatmulEntry *next;
 } MatmulEntry;
 
-/* Its scratchpad is oneDNN's own: one for all products of a thread, had when a primitive is made, not in the step. */
+/* Fills in the entry's primitive and memory objects. oneDNN keeps one scratchpad for all primitives of a thread, which
+ * it allocates here and not during the step. */
 static void matmul_create(MatmulCache *cache, MatmulEntry *entry) {
     const Matmul *p = &entry->matmul;
     dnnl_data_type_t x = FLOATX == DTYPE_BF16 ? dnnl_bf16 : dnnl_f32, types[3] = {x, x, p->c_float ? dnnl_f32 : x};
-    dnnl_dims_t sizes[3] = {{p->M, p->K}, {p->K, p->N}, {p->M, p->N}},
-                strides[3] = {{p->a_row, p->a_col}, {p->b_row, p->b_col}, {p->c_row, 1}};
+    dnnl_dims_t sizes[3] = {{p->M, p->K}, {p->K, p->N}, {p->M, p->N}};
+    dnnl_dims_t strides[3] = {{p->a_row, p->a_col}, {p->b_row, p->b_col}, {p->c_row, 1}};
     dnnl_memory_desc_t d[3];
     dnnl_primitive_attr_t attr = NULL;
     dnnl_post_ops_t post = NULL;
-    dnnl_primitive_desc_t plan = NULL;
-    const char *how = "ref";
+    dnnl_primitive_desc_t desc = NULL;
+    const char *implementation = "ref";
     for (int i = 0; i < 3; i++)
         if (DESC_INIT(&d[i], 2, sizes[i], types[i], strides[i]) != dnnl_success) return;
     dnnl_primitive_attr_create(&attr);
@@ -150,19 +174,19 @@ static void matmul_create(MatmulCache *cache, MatmulEntry *entry) {
     if (p->accumulate) APPEND_SUM(post);
     dnnl_primitive_attr_set_post_ops(attr, post);
 #if DNNL_VERSION_MAJOR >= 3
-    dnnl_matmul_primitive_desc_create(&plan, cache->engine, d[0], d[1], NULL, d[2], attr);
+    dnnl_matmul_primitive_desc_create(&desc, cache->engine, d[0], d[1], NULL, d[2], attr);
 #else
     dnnl_matmul_desc_t op;
     if (dnnl_matmul_desc_init(&op, &d[0], &d[1], NULL, &d[2]) == dnnl_success)
-        dnnl_primitive_desc_create(&plan, &op, attr, cache->engine, NULL);
+        dnnl_primitive_desc_create(&desc, &op, attr, cache->engine, NULL);
 #endif
-    if (plan) dnnl_primitive_desc_query(plan, dnnl_query_impl_info_str, 0, &how);
-    if (strncmp(how, "ref", 3)) dnnl_primitive_create(&entry->primitive, plan);
+    if (desc) dnnl_primitive_desc_query(desc, dnnl_query_impl_info_str, 0, &implementation);
+    if (strncmp(implementation, "ref", 3)) dnnl_primitive_create(&entry->primitive, desc);
     for (int i = 0; i < 3; i++) {
         dnnl_memory_create(&entry->memory[i], DESC(d[i]), cache->engine, NULL);
         DESC_FREE(d[i]);
     }
-    if (plan) dnnl_primitive_desc_destroy(plan);
+    if (desc) dnnl_primitive_desc_destroy(desc);
     dnnl_post_ops_destroy(post);
     dnnl_primitive_attr_destroy(attr);
 }
@@ -174,39 +198,24 @@ static MatmulEntry *matmul_find(MatmulCache *cache, const Matmul *p) {
     entry->matmul = *p;
     matmul_create(cache, entry);
     entry->next = cache->entries;
-    return cache->entries = entry;
-}
-#endif
-
-static void cpu_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
-    MatmulCache *cache = dev->matmuls;
-#ifdef HAVE_ONEDNN
-    MatmulEntry *entry = cache->plain ? NULL : matmul_find(cache, p);
-    if (entry && entry->primitive) {
-        dnnl_memory_set_data_handle(entry->memory[0], (void *)(uintptr_t)a);
-        dnnl_memory_set_data_handle(entry->memory[1], (void *)(uintptr_t)b);
-        dnnl_memory_set_data_handle(entry->memory[2], c);
-        dnnl_exec_arg_t args[3] = {
-            {DNNL_ARG_SRC, entry->memory[0]}, {DNNL_ARG_WEIGHTS, entry->memory[1]}, {DNNL_ARG_DST, entry->memory[2]}};
-        dnnl_status_t status = dnnl_primitive_execute(entry->primitive, cache->stream, 3, args);
-        if (status != dnnl_success)
-            run_failure("oneDNN: a product of (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64
-                        ") failed with status %d",
-                        p->M, p->K, p->K, p->N, status);
-        return;
-    }
-#endif
-    if (!cache->pack) cache->pack = (float *)checked_malloc((size_t)dev->threads * PLAIN_PACK * sizeof(float));
-    int64_t across = blocks_of(p->N, PLAIN_COLS), blocks = blocks_of(p->M, PLAIN_ROWS) * across;
-#pragma omp parallel for num_threads(dev->threads) schedule(dynamic)
-    for (int64_t i = 0; i < blocks; i++)
-        plain_matmul_block(p, (char *)c, a, b, i / across * PLAIN_ROWS, i % across * PLAIN_COLS,
-                            cache->pack + (int64_t)omp_get_thread_num() * PLAIN_PACK);
+    cache->entries = entry;
+    return entry;
 }
 
-static void cpu_require_head_size(int HD) { (void)HD; } // any
+static void onednn_matmul(MatmulCache *cache, const MatmulEntry *entry, void *c, const floatX *a, const floatX *b) {
+    const Matmul *p = &entry->matmul;
+    dnnl_memory_set_data_handle(entry->memory[0], (void *)(uintptr_t)a);
+    dnnl_memory_set_data_handle(entry->memory[1], (void *)(uintptr_t)b);
+    dnnl_memory_set_data_handle(entry->memory[2], c);
+    dnnl_exec_arg_t args[3] = {
+        {DNNL_ARG_SRC, entry->memory[0]}, {DNNL_ARG_WEIGHTS, entry->memory[1]}, {DNNL_ARG_DST, entry->memory[2]}};
+    dnnl_status_t status = dnnl_primitive_execute(entry->primitive, cache->stream, 3, args);
+    if (status != dnnl_success)
+        run_failure("oneDNN: the matmul of (%" PRId64 ",%" PRId64 ") by (%" PRId64 ",%" PRId64
+                    ") failed with status %d",
+                    p->M, p->K, p->K, p->N, status);
+}
 
-#ifdef HAVE_ONEDNN
 /* Whether oneDNN's matmuls have the same bits for any number of threads. Its AVX-512 kernels do. Its older ones (AVX2
  * and SSE4.1) compute the edges of a thread's share in another order, so that small matmuls differ in the last bit. */
 static int onednn_is_deterministic(void) {
@@ -216,35 +225,60 @@ static int onednn_is_deterministic(void) {
     return 0; // not known
 #endif
 }
+
+/* Starts oneDNN. Returns NULL, or the reason why the plain matmul is used instead. */
+static const char *onednn_open(const Device *dev, MatmulCache *cache) {
+    Matmul probe = {256, 256, 256, 256, 1, 1, 256, 256, 0, 0};
+#if DNNL_VERSION_MAJOR < 3
+    dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16); // oneDNN 2's AMX kernels crash: illegal instruction
+#endif
+    if (dnnl_engine_create(&cache->engine, dnnl_cpu, 0) != dnnl_success) return "oneDNN did not start";
+    if (dnnl_stream_create(&cache->stream, cache->engine, dnnl_stream_default_flags) != dnnl_success)
+        return "oneDNN did not start";
+#if defined(PRECISION_BF16) && defined(__x86_64__)
+    if (!__builtin_cpu_supports("avx512bf16")) return "this processor has no bf16 instructions"; // emulated: slower
+#endif
+    if (dev->deterministic && !onednn_is_deterministic())
+        return "on this processor the bits of oneDNN's matmuls depend on the number of threads";
+    if (!matmul_find(cache, &probe)->primitive) return "oneDNN has no fast matmul in " PRECISION_NAME " here";
+    return NULL;
+}
 #endif
 
-/* Once per rank, on the rank's own thread: the library's threads are a property of the thread that calls it. */
+// ---------------------------------------------------------------------------
+// one matmul, by either
+
+static void cpu_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, const floatX *b) {
+    MatmulCache *cache = dev->matmuls;
+#ifdef HAVE_ONEDNN
+    MatmulEntry *entry = cache->plain ? NULL : matmul_find(cache, p);
+    if (entry && entry->primitive) {
+        onednn_matmul(cache, entry, c, a, b);
+        return;
+    }
+#endif
+    if (!cache->pack) cache->pack = (float *)checked_malloc((size_t)dev->threads * PLAIN_PACK * sizeof(float));
+    int64_t across = blocks_of(p->N, PLAIN_COLS), blocks = blocks_of(p->M, PLAIN_ROWS) * across;
+#pragma omp parallel for num_threads(dev->threads) schedule(dynamic)
+    for (int64_t i = 0; i < blocks; i++)
+        plain_matmul_block(p, (char *)c, a, b, i / across * PLAIN_ROWS, i % across * PLAIN_COLS,
+                           cache->pack + (int64_t)omp_get_thread_num() * PLAIN_PACK);
+}
+
+static void cpu_require_head_size(int HD) { (void)HD; } // every size works
+
+/* oneDNN takes the number of threads from the thread that calls it: hence once per rank, on the rank's own thread. */
 static void cpu_ops_open(Device *dev, int say) {
     if (dev->dry_run) return;
     omp_set_num_threads(dev->threads);
-    MatmulCache *cache = dev->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
+    dev->matmuls = (MatmulCache *)checked_malloc(sizeof(MatmulCache));
 #ifdef HAVE_ONEDNN
-    const char *why = NULL;
-    Matmul probe = {256, 256, 256, 256, 1, 1, 256, 256, 0, 0};
-#if DNNL_VERSION_MAJOR < 3
-    dnnl_set_max_cpu_isa(
-        dnnl_cpu_isa_avx512_core_bf16); // its products by tiles (AMX) end the process: Illegal instruction
-#endif
-    if (dnnl_engine_create(&cache->engine, dnnl_cpu, 0) != dnnl_success ||
-        dnnl_stream_create(&cache->stream, cache->engine, dnnl_stream_default_flags) != dnnl_success)
-        why = "oneDNN did not start";
-#if defined(PRECISION_BF16) && defined(__x86_64__)
-    else if (!__builtin_cpu_supports("avx512bf16"))
-        why = "this processor has no bf16 instructions"; // the library would emulate them, slower
-#endif
-    else if (dev->deterministic && !onednn_is_deterministic())
-        why = "on this processor the bits of oneDNN's matmuls depend on the number of threads";
-    else if (!matmul_find(cache, &probe)->primitive) why = "oneDNN has no fast product for " PRECISION_NAME " here";
+    const char *why = onednn_open(dev, dev->matmuls);
 #else
     const char *why = "built without oneDNN";
 #endif
-    cache->plain = why != NULL;
-    if (why && say) fprintf(stderr, "matrix products: plain C, %s\n", why);
+    dev->matmuls->plain = why != NULL;
+    if (why && say) fprintf(stderr, "note: matmuls are plain C, several times slower: %s\n", why);
 }
 
 static void cpu_ops_close(Device *dev) {
@@ -265,30 +299,38 @@ static void cpu_ops_close(Device *dev) {
     dev->matmuls = NULL;
 }
 
+// ---------------------------------------------------------------------------
+// linear layers: each is one matmul, with the weight's transposition in the strides
+
 static void cpu_linear_forward(Device *dev, void *y, int y_float, const floatX *x, const floatX *w, int N, int IC,
                                int OC) {
     Matmul p = {N, OC, IC, IC, 1, 1, IC, OC, y_float, 0};
     cpu_matmul(dev, &p, y, x, w);
 }
+
 static void cpu_linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N,
                                    int IC, int OC) {
     Matmul p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
     cpu_matmul(dev, &p, y, x, w);
 }
-static void cpu_linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC,
-                                          int OC) {
-    Matmul p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
-    cpu_matmul(dev, &p, dx, dy, w);
-}
+
+/* In fp32 the sum is computed in parts of DX_DEPTH outputs; in bf16 in one, since dx would be rounded between parts. */
 static void cpu_linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w,
                                       int N, int IC, int OC) {
-    int64_t depth = FLOATX == DTYPE_F32 ? DX_DEPTH : OC; // bf16 sums must not be rounded on the way
+    int64_t depth = FLOATX == DTYPE_F32 ? DX_DEPTH : OC;
     for (int64_t o = 0; o < OC; o += depth) {
         Matmul p = {N, IC, min_i64(depth, OC - o), dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, o > 0};
         cpu_matmul(dev, &p, dx, dy + o, w + o * IC);
     }
 }
-/* Summed in chunks of DW_TOKENS tokens, each rounded to fp32 and then added. */
+
+static void cpu_linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC,
+                                          int OC) {
+    Matmul p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
+    cpu_matmul(dev, &p, dx, dy, w);
+}
+
+/* The sum over tokens is computed in parts of DW_TOKENS tokens, each rounded to fp32 and then added. */
 static void cpu_linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x,
                                        int N, int IC, int OC, int accumulate) {
     for (int n = 0; n < N; n += DW_TOKENS) {

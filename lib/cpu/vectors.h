@@ -1,18 +1,19 @@
-/* vectors.h: what loops over floats are written in: vectors of VL floats, by GCC's vector extensions.
+/* vectors.h: vectors of VL floats, by GCC's vector extensions. Every loop over floats on the CPU is written in them.
  *
- * A tail is a vector whose last lanes are filled, so that it goes through the same instructions as the body: that is
- * what makes cuts of a tensor invisible in its bits. load_x and store_x widen and round floatX; a vpair is twice as
- * long and, in bf16, cheaper to widen. VL is 16, 8 or 4 by what the processor has; nothing else in the program asks for
- * that.
+ * VL is 16 with AVX-512, 8 with AVX2, otherwise 4; only this file asks which. load_x and store_x convert between floatX
+ * in memory and fp32 in registers. The tail of a row is a vector whose last lanes are filled with zeros, so it goes
+ * through the same instructions as the rest: where a tensor is cut does not show in its bits.
  */
 #ifndef VECTORS_H
 #define VECTORS_H
-#include "../device.h" // defines: floatX, ZERO
+#include "../base.h" // defines: floatX, bf16, ZERO
+#include <math.h>
+#include <string.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 #ifdef __NVCC__
-#pragma nv_diag_suppress 1675 // nvcc hands "GCC unroll" through, but remarks on it
+#pragma nv_diag_suppress 1675 // nvcc passes "GCC unroll" to the host compiler, with a remark
 #endif
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-function" // a program need not use all of them
@@ -20,59 +21,66 @@
 #pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
 #endif
 
-// MR: rows of a tile, as many as leave MR x 2 vectors of sums in registers. WIDEN, NARROW: bf16's 16 bits to fp32 lanes
-// and back.
-enum {
+// ---------------------------------------------------------------------------
+// what differs between processors
+//
+// MR: rows of a matmul's register tile; MR x 2 vectors of sums fill about half of the registers.
+// WIDEN, NARROW: 16-bit lanes to the low halves of 32-bit lanes, and back.
+
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #define AVX512 1
-    VL = 16,
-    MR = 8, // 32 registers
+enum { VL = 16, MR = 8 }; // 32 registers
 #define LANE_NUMBERS                                                                                                   \
     { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 }
 #define NATIVE(op) _mm512_##op##_ps
 #define WIDEN(h) (vuint) _mm512_cvtepu16_epi32((__m256i)(h))
 #define NARROW(u) (vhalf) _mm512_cvtepi32_epi16((__m512i)(u))
 #elif defined(__AVX2__) && defined(__FMA__)
-    VL = 8,
-    MR = 4, // 16 registers
+enum { VL = 8, MR = 4 }; // 16 registers
 #define LANE_NUMBERS                                                                                                   \
     { 0, 1, 2, 3, 4, 5, 6, 7 }
 #define NATIVE(op) _mm256_##op##_ps
 #define WIDEN(h) (vuint) _mm256_cvtepu16_epi32((__m128i)(h))
-#define NARROW(u)                                                                                                      \
+#define NARROW(u) /* packus works within each 128-bit half; the permutation brings the two results together */         \
     (vhalf) _mm256_castsi256_si128(                                                                                    \
-        _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)(u), (__m256i)(u)), 0x08)) // packus: within each half
+        _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)(u), (__m256i)(u)), 0x08))
 #else
-    VL = 4,
-    MR = 4,
+enum { VL = 4, MR = 4 };
 #define LANE_NUMBERS                                                                                                   \
     { 0, 1, 2, 3 }
 #define WIDEN(h) __builtin_convertvector(h, vuint)
 #define NARROW(u) __builtin_convertvector(u, vhalf)
 #endif
-    NR = 2 * VL // floats of a pair of vectors
-};
+enum { NR = 2 * VL }; // columns of a matmul's register tile: two vectors
+
 typedef float vfloat __attribute__((vector_size(VL * 4)));
 typedef int32_t vint __attribute__((vector_size(VL * 4)));
 typedef uint32_t vuint __attribute__((vector_size(VL * 4)));
 typedef uint16_t vhalf __attribute__((vector_size(VL * 2)));
+typedef float vfloats __attribute__((vector_size(VL * 4), aligned(4))); // a vector in memory, at any float's address
+
+// ---------------------------------------------------------------------------
+// arithmetic
+
 static inline vfloat vsplat(float s) {
     vfloat zero = ZERO;
     return s - zero;
 }
+
+/* a where the mask's lanes are all ones, b where they are zero. */
 static inline vfloat vselect(vint mask, vfloat a, vfloat b) { return (vfloat)((mask & (vint)a) | (~mask & (vint)b)); }
 
-/* Whether gcc fuses a*b + c depends on the code around it (on which side of a branch the product landed, on who else
- * uses it). Where a product meets an addition we say which we want: vfma(a, b, c) is fused, vrounded(a * b) is not. */
+/* Whether gcc fuses a * b + c into one rounding depends on the code around it. So that results do not, every product
+ * that meets an addition says what it wants: vfma(a, b, c) is fused, vrounded(a * b) + c is not. */
 #ifdef NATIVE
 static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return NATIVE(fmadd)(a, b, c); }
-static inline vfloat vmax(vfloat a, vfloat b) { return NATIVE(max)(a, b); } // b where either is not a number
+static inline vfloat vmax(vfloat a, vfloat b) { return NATIVE(max)(a, b); } // b if either is NaN
 static inline vfloat vmin(vfloat a, vfloat b) { return NATIVE(min)(a, b); }
 static inline vfloat vsqrt(vfloat a) { return NATIVE(sqrt)(a); }
 static inline vfloat vrounded(vfloat x) {
     __asm__("" : "+v"(x));
     return x;
-} // in a register
+}
 #else
 static inline vfloat vfma(vfloat a, vfloat b, vfloat c) { return a * b + c; }
 static inline vfloat vmax(vfloat a, vfloat b) { return vselect(a > b, a, b); }
@@ -86,27 +94,20 @@ static inline vfloat vrounded(vfloat x) {
     return x;
 }
 #endif
+
+/* PAIR: how many operands a 32-bit lane of a matmul holds. With AVX512_BF16 it is 2 in bf16: one instruction multiplies
+ * both and adds them to c. Otherwise a lane is one float. */
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
 #define HAVE_PAIRS 1
-enum { PAIR = 2 }; // c + sum of the products of two bf16 in each lane of a and b
+enum { PAIR = 2 };
 static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
 #else
 enum { PAIR = 1 };
 static inline vfloat vdot_pairs(vfloat a, vfloat b, vfloat c) { return a * b + c; }
 #endif
-typedef float vfloats __attribute__((
-    vector_size(VL * 4), aligned(4))); // in memory; as floats, so that the compiler knows what a store leaves alone
-static inline vfloat vload(const float *p) { return *(const vfloats *)(const void *)p; }
-static inline void vstore(float *p, vfloat x) { *(vfloats *)(void *)p = x; }
-#ifdef NATIVE // vstream: past the caches, for what is larger than they are; p is a multiple of a vector. vstream_end:
-              // before others read it
-static inline void vstream(float *p, vfloat x) { NATIVE(stream)(p, x); }
-static inline void vstream_end(void) { _mm_sfence(); }
-#else
-static inline void vstream(float *p, vfloat x) { vstore(p, x); }
-static inline void vstream_end(void) {}
-#endif
-static inline vfloat vpick(vfloat a, vfloat b, vint lane) { // lanes of a (from 0 on) and b (from VL on)
+
+/* Lane i of the result is lane `lane[i]` of a (0 … VL - 1) or of b (VL … 2 VL - 1). */
+static inline vfloat vpick(vfloat a, vfloat b, vint lane) {
 #ifdef __clang__
     vfloat x;
     for (int l = 0; l < VL; l++) x[l] = lane[l] < VL ? a[lane[l]] : b[lane[l] - VL];
@@ -115,73 +116,105 @@ static inline vfloat vpick(vfloat a, vfloat b, vint lane) { // lanes of a (from 
     return __builtin_shuffle(a, b, lane);
 #endif
 }
+
+/* Exchanges lanes whose numbers differ in the bit h only. */
 static inline vfloat vswap(vfloat x, int h) {
     const vint lane = LANE_NUMBERS;
     return vpick(x, x, lane ^ h);
-} // lanes whose numbers differ in bit h
-static inline float vsum(vfloat x) { // by halves
+}
+
+/* The sum over all lanes: halves are added until one lane is left. */
+static inline float vsum(vfloat x) {
 #pragma GCC unroll 4
     for (int h = VL / 2; h; h /= 2) x += vswap(x, h);
     return x[0];
 }
+
+/* The largest lane. */
 static inline float vmax_lane(vfloat x) {
 #pragma GCC unroll 4
     for (int h = VL / 2; h; h /= 2) x = vmax(x, vswap(x, h));
     return x[0];
 }
 
-/* Up to VL elements; lanes from n on hold `fill` (or 0). Without masks the ragged ends are kept out of line, so that
- * the loops stay in registers. */
+// ---------------------------------------------------------------------------
+// memory
+//
+// Loads and stores take n, the number of elements that are left in the row: lanes from n on are zero when loaded and
+// are not stored. AVX-512 has masks for that; elsewhere the tail is in functions of its own, out of the loop's way.
+
+static inline vfloat vload(const float *p) { return *(const vfloats *)(const void *)p; }
+static inline void vstore(float *p, vfloat x) { *(vfloats *)(void *)p = x; }
+
+/* Stores past the caches, for tensors larger than they are. p is aligned to a whole vector. vstream_end comes before
+ * other threads read what was stored. */
+#ifdef NATIVE
+static inline void vstream(float *p, vfloat x) { NATIVE(stream)(p, x); }
+static inline void vstream_end(void) { _mm_sfence(); }
+#else
+static inline void vstream(float *p, vfloat x) { vstore(p, x); }
+static inline void vstream_end(void) {}
+#endif
+
 #define WHOLE(n) __builtin_expect((n) >= VL, 1)
 #ifdef AVX512
-#define RAGGED static inline
+#define TAIL static inline
 #define LANES(n) (__mmask16)((1u << (n)) - 1)
-RAGGED vfloat load_ragged(const float *p, int64_t n, float fill) {
+TAIL vfloat load_tail(const float *p, int64_t n, float fill) {
     return _mm512_mask_loadu_ps(vsplat(fill), LANES(n), p);
 }
-RAGGED void store_ragged(float *p, vfloat x, int64_t n) { _mm512_mask_storeu_ps(p, LANES(n), x); }
-RAGGED vhalf load_ragged_half(const void *p, int64_t n) { return (vhalf)_mm256_maskz_loadu_epi16(LANES(n), p); }
-RAGGED void store_ragged_half(void *p, vhalf h, int64_t n) { _mm256_mask_storeu_epi16(p, LANES(n), (__m256i)h); }
-RAGGED vuint load_ragged_bits(const void *p, int64_t n) { return (vuint)_mm512_maskz_loadu_epi16((1u << n) - 1, p); }
-RAGGED void store_ragged_bits(void *p, vuint bits, int64_t n) {
+TAIL void store_tail(float *p, vfloat x, int64_t n) { _mm512_mask_storeu_ps(p, LANES(n), x); }
+TAIL vhalf load_tail_half(const void *p, int64_t n) { return (vhalf)_mm256_maskz_loadu_epi16(LANES(n), p); }
+TAIL void store_tail_half(void *p, vhalf h, int64_t n) { _mm256_mask_storeu_epi16(p, LANES(n), (__m256i)h); }
+TAIL vuint load_tail_bits(const void *p, int64_t n) { return (vuint)_mm512_maskz_loadu_epi16((1u << n) - 1, p); }
+TAIL void store_tail_bits(void *p, vuint bits, int64_t n) {
     _mm512_mask_storeu_epi16(p, (1u << n) - 1, (__m512i)bits);
 }
 #else
-#define RAGGED static __attribute__((noinline, cold))
-RAGGED vfloat load_ragged(const float *p, int64_t n, float fill) {
+#define TAIL static __attribute__((noinline, cold))
+TAIL vfloat load_tail(const float *p, int64_t n, float fill) {
     vfloat x = vsplat(fill);
     memcpy(&x, p, (size_t)n * 4);
     return x;
 }
-RAGGED void store_ragged(float *p, vfloat x, int64_t n) { memcpy(p, &x, (size_t)n * 4); }
-RAGGED vhalf load_ragged_half(const void *p, int64_t n) {
+TAIL void store_tail(float *p, vfloat x, int64_t n) { memcpy(p, &x, (size_t)n * 4); }
+TAIL vhalf load_tail_half(const void *p, int64_t n) {
     vhalf h = ZERO;
     memcpy(&h, p, (size_t)n * 2);
     return h;
 }
-RAGGED void store_ragged_half(void *p, vhalf h, int64_t n) { memcpy(p, &h, (size_t)n * 2); }
-RAGGED vuint load_ragged_bits(const void *p, int64_t n) {
+TAIL void store_tail_half(void *p, vhalf h, int64_t n) { memcpy(p, &h, (size_t)n * 2); }
+TAIL vuint load_tail_bits(const void *p, int64_t n) {
     vuint bits = ZERO;
     memcpy(&bits, p, (size_t)n * 2);
     return bits;
 }
-RAGGED void store_ragged_bits(void *p, vuint bits, int64_t n) { memcpy(p, &bits, (size_t)n * 2); }
+TAIL void store_tail_bits(void *p, vuint bits, int64_t n) { memcpy(p, &bits, (size_t)n * 2); }
 #endif
+
+/* Lanes from n on hold `fill`. */
 static inline vfloat load_fill(const float *p, int64_t n, float fill) {
-    return WHOLE(n) ? vload(p) : load_ragged(p, n, fill);
+    return WHOLE(n) ? vload(p) : load_tail(p, n, fill);
 }
 static inline vfloat load_float(const float *p, int64_t n) { return load_fill(p, n, 0.0f); }
-static inline void store_float(float *p, vfloat x, int64_t n) { WHOLE(n) ? vstore(p, x) : store_ragged(p, x, n); }
-static inline vuint load_bits(const bf16 *p, int64_t n) { // in the lower halves
+static inline void store_float(float *p, vfloat x, int64_t n) {
+    if (WHOLE(n)) vstore(p, x);
+    else store_tail(p, x, n);
+}
+
+/* bf16 bits in the low halves of 32-bit lanes. A bf16 is the upper half of an fp32, so shifting them up by 16 bits
+ * converts them. */
+static inline vuint load_bits(const bf16 *p, int64_t n) {
     vhalf h;
     if (WHOLE(n)) memcpy(&h, p, sizeof h);
-    else h = load_ragged_half(p, n);
+    else h = load_tail_half(p, n);
     return WIDEN(h);
 }
-static inline vfloat load_bf16(const bf16 *p, int64_t n) {
-    return (vfloat)(load_bits(p, n) << 16);
-} // an fp32's upper half
-static inline vhalf vround(vfloat x) { // as float_to_bf16 does; the processor's own instruction makes 0 of denormals
+static inline vfloat load_bf16(const bf16 *p, int64_t n) { return (vfloat)(load_bits(p, n) << 16); }
+
+/* Rounds to the nearest bf16, ties to even, as float_to_bf16 does. The AVX512_BF16 instruction differs in one point: it
+ * turns denormals into 0. */
+static inline vhalf vround(vfloat x) {
 #ifdef __AVX512BF16__
     return (vhalf)_mm512_cvtneps_pbh(x);
 #else
@@ -193,8 +226,9 @@ static inline vhalf vround(vfloat x) { // as float_to_bf16 does; the processor's
 static inline void store_bf16(bf16 *p, vfloat x, int64_t n) {
     vhalf h = vround(x);
     if (WHOLE(n)) memcpy(p, &h, sizeof h);
-    else store_ragged_half(p, h, n);
+    else store_tail_half(p, h, n);
 }
+
 #ifdef PRECISION_BF16
 static inline vfloat load_x(const floatX *p, int64_t n) { return load_bf16(p, n); }
 static inline void store_x(floatX *p, vfloat x, int64_t n) { store_bf16(p, x, n); }
@@ -203,17 +237,50 @@ static inline vfloat load_x(const floatX *p, int64_t n) { return load_float(p, n
 static inline void store_x(floatX *p, vfloat x, int64_t n) { store_float(p, x, n); }
 #endif
 
-/* 2 VL elements at once, for loops that mostly widen and round. In bf16 they are the even and the odd ones: one
- * instruction widens each half of the 32 bits that two of them share, where neighbours in two vectors take two. */
+// ---------------------------------------------------------------------------
+// pairs of vectors: 2 VL elements, for loops that mostly convert floatX
+//
+// In fp32, a is the first VL elements and b the next. In bf16, a has the even and b the odd elements: two neighbours
+// share 32 bits, and one shift or mask converts one of them, where vectors of adjacent elements take two instructions.
+
 typedef struct {
     vfloat a, b;
 } vpair;
+
+static inline vpair pair_splat(float s) {
+    vpair x = {vsplat(s), vsplat(s)};
+    return x;
+}
+static inline vpair pair_add(vpair x, vpair y) {
+    vpair sum = {x.a + y.a, x.b + y.b};
+    return sum;
+}
+static inline vpair pair_mul(vpair x, vpair y) {
+    vpair product = {x.a * y.a, x.b * y.b};
+    return product;
+}
+static inline vpair pair_scale(vpair x, vfloat s) {
+    vpair product = {x.a * s, x.b * s};
+    return product;
+}
+static inline vpair pair_fma(vpair x, vpair y, vpair z) {
+    vpair sum = {vfma(x.a, y.a, z.a), vfma(x.b, y.b, z.b)};
+    return sum;
+}
+static inline vpair pair_rounded(vpair x) {
+    vpair rounded = {vrounded(x.a), vrounded(x.b)};
+    return rounded;
+}
+
+/* A vector that may lie wholly beyond the end of the row. */
 static inline vfloat load_some(const float *p, int64_t n) { return n > 0 ? load_float(p, n) : vsplat(0); }
 static inline void store_some(float *p, vfloat x, int64_t n) {
     if (n > 0) store_float(p, x, n);
 }
+
 #ifdef PRECISION_BF16
-static inline vuint vround_pair(vfloat even, vfloat odd) { // rounded, interleaved
+/* Rounds both vectors and interleaves them: element 2 i is lane i of `even`, element 2 i + 1 lane i of `odd`. */
+static inline vuint vround_pair(vfloat even, vfloat odd) {
 #ifdef __AVX512BF16__
     static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -229,13 +296,14 @@ static inline vpair widen_pair(vuint bits) {
 static inline vpair load_pair(const floatX *p, int64_t n) {
     vuint bits = ZERO;
     if (__builtin_expect(n >= 2 * VL, 1)) memcpy(&bits, p, sizeof bits);
-    else bits = load_ragged_bits(p, n);
+    else bits = load_tail_bits(p, n);
     return widen_pair(bits);
 }
-static inline vpair store_pair(floatX *p, vpair x, int64_t n) { // returns what is stored
+/* Returns what was stored: x rounded to floatX. */
+static inline vpair store_pair(floatX *p, vpair x, int64_t n) {
     vuint bits = vround_pair(x.a, x.b);
     if (__builtin_expect(n >= 2 * VL, 1)) memcpy(p, &bits, sizeof bits);
-    else store_ragged_bits(p, bits, n);
+    else store_tail_bits(p, bits, n);
     return widen_pair(bits);
 }
 static inline vpair load_pair_float(const float *p, int64_t n) {
@@ -245,8 +313,8 @@ static inline vpair load_pair_float(const float *p, int64_t n) {
     return x;
 }
 static inline void store_pair_float(float *p, vpair x, int64_t n) {
-    const vint lane = LANE_NUMBERS,
-               order = lane / 2 + (lane & 1) * (int)VL; // cuda_bf16.h has operators of its own for what is no int
+    const vint lane = LANE_NUMBERS;
+    const vint order = lane / 2 + (lane & 1) * (int)VL; // (int): cuda_bf16.h overloads * for an enumerator
     store_some(p, vpick(x.a, x.b, order), n);
     store_some(p + VL, vpick(x.a, x.b, order + VL / 2), n - VL);
 }
@@ -256,7 +324,8 @@ static inline vpair load_pair_float(const float *p, int64_t n) {
     return x;
 }
 static inline void store_pair_float(float *p, vpair x, int64_t n) {
-    store_some(p, x.a, n), store_some(p + VL, x.b, n - VL);
+    store_some(p, x.a, n);
+    store_some(p + VL, x.b, n - VL);
 }
 static inline vpair load_pair(const floatX *p, int64_t n) { return load_pair_float(p, n); }
 static inline vpair store_pair(floatX *p, vpair x, int64_t n) {
@@ -265,15 +334,18 @@ static inline vpair store_pair(floatX *p, vpair x, int64_t n) {
 }
 #endif
 
-/* e^x within 1 ulp: x = n ln 2 + r, |r| <= ln 2 / 2; e^r by the polynomial of degree 6, with 1 + r as it begins, whose
- * largest relative error is least (3e-9; Lawson's iteration); 2^n by adding n to the exponent. Exactly 0 below -87.33,
- * where floats lose bits; 2.4e38 above 88.37. */
+// ---------------------------------------------------------------------------
+// functions
+
+/* e^x within 1 ulp. x = n ln 2 + r with |r| <= ln 2 / 2, so e^x = 2^n e^r. e^r is a polynomial of degree 6 that begins
+ * with 1 + r and has the least relative error among such (3e-9, by Lawson's iteration). 2^n is added to the exponent
+ * bits. The result is exactly 0 below -87.33, where floats become denormal, and 2.4e38 above 88.37. */
 static inline vfloat vexp(vfloat x) {
     const float round_bias = 12582912.0f; // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
     vint too_low = x < -87.33f;
     x = vmin(vsplat(88.37f), x);
     vfloat biased = vfma(x, vsplat(1.44269504f), vsplat(round_bias)), n = biased - round_bias;
-    vfloat r = vfma(n, vsplat(-0.693145752f), x); // ln 2 in two parts, the first short enough that n times it is exact
+    vfloat r = vfma(n, vsplat(-0.693145752f), x); // ln 2 in two parts; n times the first, which is short, is exact
     r = vfma(n, vsplat(-1.42860677e-6f), r);
     static const float polynomial[7] = {0.00138145406f, 0.00836874545f, 0.0416683890f, 0.166665211f, 0.49999994f, 1, 1};
     vfloat p = vsplat(polynomial[0]);
@@ -282,7 +354,10 @@ static inline vfloat vexp(vfloat x) {
     p = (vfloat)((vuint)p + ((vuint)biased << 23));
     return (vfloat)(~too_low & (vint)p);
 }
-static inline vfloat vreciprocal(vfloat x) { // within 1 ulp; a Newton step is half as dear as a division
+static inline float exp_float(float x) { return vexp(vsplat(x))[0]; }
+
+/* 1 / x within 1 ulp: an approximation and a Newton step take half the time of a division. */
+static inline vfloat vreciprocal(vfloat x) {
 #ifdef AVX512
     vfloat y = _mm512_rcp14_ps(x);
     return vfma(y, vfma(-x, y, vsplat(1)), y);
@@ -290,7 +365,6 @@ static inline vfloat vreciprocal(vfloat x) { // within 1 ulp; a Newton step is h
     return 1.0f / x;
 #endif
 }
-static inline float exp_float(float x) { return vexp(vsplat(x))[0]; }
 
 #pragma GCC diagnostic pop
 #endif
