@@ -1,8 +1,8 @@
-/* checkpoint.h: what a checkpoint is, and how a run resumes from one.
+/* checkpoint.h: the contents of a checkpoint, and resuming from one.
  *
- * A checkpoint is a Hugging Face directory with the weights in fp32, plus the optimizer's moments and trainer.json:
- * step, options, and a CRC-32 of each 4 MiB chunk of each file. A caller may rely on: checkpoints do not depend on the
- * parallel layout; every file is compared with its checksums before anything of it is used.
+ * A checkpoint is a Hugging Face directory with the weights in fp32, the optimizer's moments and trainer.json, which
+ * holds the step, the options and a CRC-32 of each 4 MiB chunk of each file. A caller may rely on: checkpoints do not
+ * depend on the parallel layout; every chunk is compared with its checksum before anything in it is used.
  */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
@@ -18,65 +18,73 @@
 #include <sys/stat.h>
 
 // ---------------------------------------------------------------------------
-// trainer.json: where a run stands, under which options, and the checksums of the files beside it
+// trainer.json: the progress of the run, its options, and the checksums of the other files
 
 typedef struct {
-    int64_t step, updates, skips;    // so far; steps that changed the weights, that did not
-    int64_t samples;                 // consumed so far, by all ranks
-    int64_t epoch, samples_in_epoch; // of these, the last ones' epoch, and how many in it
+    int64_t step, updates, skips;    // finished steps: those that changed the weights, and those that were skipped
+    int64_t samples;                 // consumed by all ranks
+    int64_t epoch, samples_in_epoch; // the current epoch, and how many of its samples were consumed
     uint64_t data_fingerprint;       // of the token files
 } Progress;
 
-/* What a step consumes, whatever divides it among ranks. */
+/* Samples that all ranks consume in a step. */
 static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
     return (int64_t)mesh_data_ranks(mesh) * o->batch * o->accum;
 }
 
-/* The options that change what is computed; how it is divided among ranks does not. */
+/* Options that affect the training result. How the work is divided over ranks does not. */
 static const char *const training_options[] = {"seq",    "doc-mask", "tail",         "steps",       "lr",
                                                "min-lr", "warmup",   "weight-decay", "beta1",       "beta2",
                                                "eps",    "clip",     "seed",         "reduce-dtype"};
-static const char *const adapter_options[] = {"lora-rank", "lora-alpha", "lora-targets",
-                                              "base"}; // … and, where there are adapters, these
+static const char *const adapter_options[] = {"lora-rank", "lora-alpha", "lora-targets", "base"};
 enum {
     TRAINING_OPTIONS = sizeof training_options / sizeof training_options[0],
     ADAPTER_OPTIONS = sizeof adapter_options / sizeof adapter_options[0],
     SETTINGS = TRAINING_OPTIONS + ADAPTER_OPTIONS + 4
 };
 
-/* What must be as it was, to go on: rows of a name and its value. */
+/* A setting that must be the same when the run is resumed. */
 typedef struct {
     char name[24], value[64];
 } Setting;
-/* Returns how many. `base`: the fingerprint of what adapters stand beside. */
+
+static void setting_set(Setting *s, const char *name, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    snprintf(s->name, sizeof s->name, "%s", name);
+    vsnprintf(s->value, sizeof s->value, format, values);
+    va_end(values);
+}
+
+/* Fills in the settings of this run and returns their number. `data`: fingerprint of the token files; `base`: of the
+ * frozen model beneath the adapters. */
 static int settings_in_force(Setting rows[SETTINGS], const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
-    int count = o->lora_rank ? TRAINING_OPTIONS + ADAPTER_OPTIONS : TRAINING_OPTIONS;
-    for (int i = 0; i < count; i++) {
-        const char *name = i < TRAINING_OPTIONS ? training_options[i] : adapter_options[i - TRAINING_OPTIONS];
-        snprintf(rows[i].name, sizeof rows[i].name, "--%s", name);
-        option_text(o, name, rows[i].value, sizeof rows[i].value);
-        if (!strcmp(name, "steps") && o->min_lr == o->lr)
-            snprintf(rows[i].value, sizeof rows[i].value, "any"); // only the schedule knows them
+    int count = 0, options = o->lora_rank ? TRAINING_OPTIONS + ADAPTER_OPTIONS : TRAINING_OPTIONS;
+    for (int i = 0; i < options; i++) {
+        const char *option = i < TRAINING_OPTIONS ? training_options[i] : adapter_options[i - TRAINING_OPTIONS];
+        char name[24], value[64];
+        snprintf(name, sizeof name, "--%s", option);
+        option_text(o, option, value, sizeof value);
+        // the number of steps matters only to a learning rate that changes
+        setting_set(&rows[count++], name, "%s", !strcmp(option, "steps") && o->min_lr == o->lr ? "any" : value);
     }
-    Setting *more = rows + count;
-    if (o->lora_rank)
-        snprintf(more->name, sizeof more->name, "base model"),
-            snprintf(more->value, sizeof more->value, "%016" PRIx64, base), more++, count++;
-    snprintf(more[0].name, sizeof more->name, "samples a step"),
-        snprintf(more[0].value, sizeof more->value, "%" PRId64, samples_per_step(o, mesh));
-    snprintf(more[1].name, sizeof more->name, "precision"), snprintf(more[1].value, sizeof more->value, PRECISION_NAME);
-    snprintf(more[2].name, sizeof more->name, "data"), snprintf(more[2].value, sizeof more->value, "%016" PRIx64, data);
-    return count + 3;
+    if (o->lora_rank) setting_set(&rows[count++], "base model", "%016" PRIx64, base);
+    setting_set(&rows[count++], "samples a step", "%" PRId64, samples_per_step(o, mesh));
+    setting_set(&rows[count++], "precision", "%s", PRECISION_NAME);
+    setting_set(&rows[count++], "data", "%016" PRIx64, data);
+    return count;
 }
 
 static int64_t trainer_integer(const cJSON *json, const char *path, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
     if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble) ||
         !(item->valuedouble >= 0 && item->valuedouble <= 9e15))
-        user_error("%s: \"%s\" is missing or no whole number: the file is damaged", path, key);
+        user_error("%s: \"%s\" is missing or not a whole number: the file is damaged; resume from another checkpoint",
+                   path, key);
     return (int64_t)item->valuedouble;
 }
 
+/* (chunks) the CRC-32 of each file chunk of a text. */
 static uint32_t *chunk_sums(const char *text, size_t length) {
     uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (length / FILE_CHUNK_BYTES + 1));
     for (size_t at = 0; at < length; at += FILE_CHUNK_BYTES)
@@ -85,10 +93,10 @@ static uint32_t *chunk_sums(const char *text, size_t length) {
     return sums;
 }
 
-/* The small files beside the weights, which rank 0 has in memory. */
+/* The small files next to the weights, such as config.json; rank 0 writes them from memory. */
 typedef struct {
     const char *name;
-    char *text;
+    char *text; // (length)
     size_t length;
 } CompanionFile;
 typedef struct {
@@ -107,45 +115,51 @@ static void trainer_file(FILE *f, int first, const char *name, int64_t bytes, co
     fprintf(f, "]}");
 }
 
-/* The text of trainer.json but for its last line, the text's own checksum. `sums`: of all chunks of `files`, file by
- * file. */
+/* The text of trainer.json except for its last line, the checksum of this text. `sums`: of all chunks of `files`, file
+ * by file. */
 static char *trainer_text(const Progress *at, const Setting *rows, int num_rows, const OutputFiles *files,
-                          const uint32_t *sums, const Companions *beside, size_t *length) {
+                          const uint32_t *sums, const Companions *companions, size_t *length) {
     char *text;
     FILE *f = open_memstream(&text, length);
-    if (!f) run_failure("out of memory");
+    if (!f) run_failure("out of memory for trainer.json");
     fprintf(f,
             "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64
             ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64 ",\n\"settings\":{",
             at->step, at->updates, at->skips, at->samples, at->epoch, at->samples_in_epoch);
     for (int i = 0; i < num_rows; i++) fprintf(f, "%s\"%s\":\"%s\"", i ? "," : "", rows[i].name, rows[i].value);
     fprintf(f, "},\n\"chunk_bytes\":%d,\n\"files\":{", FILE_CHUNK_BYTES);
-    for (int i = 0; i < files->num_files; sums += output_file_chunks(&files->files[i++]))
-        trainer_file(f, i == 0, files->files[i].name, files->files[i].bytes, sums,
-                     output_file_chunks(&files->files[i]));
-    for (int i = 0; i < beside->count; i++) {
-        uint32_t *of_file = chunk_sums(beside->files[i].text, beside->files[i].length);
-        trainer_file(f, 0, beside->files[i].name, (int64_t)beside->files[i].length, of_file,
-                     chunks_of((int64_t)beside->files[i].length));
-        free(of_file);
+    for (int i = 0; i < files->num_files; i++) {
+        const OutputFile *file = &files->files[i];
+        trainer_file(f, i == 0, file->name, file->bytes, sums, output_file_chunks(file));
+        sums += output_file_chunks(file);
+    }
+    for (int i = 0; i < companions->count; i++) {
+        const CompanionFile *file = &companions->files[i];
+        uint32_t *file_sums = chunk_sums(file->text, file->length);
+        trainer_file(f, 0, file->name, (int64_t)file->length, file_sums, chunks_of((int64_t)file->length));
+        free(file_sums);
     }
     fprintf(f, "\n}");
     return memory_file(f, &text, length);
 }
 
-/* The checksums of a file of `length` bytes, as trainer.json has them. */
-static uint32_t *file_sums(const cJSON *files, const char *trainer, const char *path, int64_t length) {
+/* (chunks) the checksums that trainer.json has for the file at `path`, which has `length` bytes. */
+static uint32_t *expected_sums(const cJSON *files, const char *trainer, const char *path, int64_t length) {
     const char *name = strrchr(path, '/') + 1;
     const cJSON *file = cJSON_GetObjectItemCaseSensitive(files, name),
                 *list = cJSON_GetObjectItemCaseSensitive(file, "crc32"), *item;
-    if (!file) user_error("%s is no file of this checkpoint: %s does not list it", path, trainer);
+    if (!file)
+        user_error("%s does not belong to this checkpoint: %s does not list it; resume from another checkpoint", path,
+                   trainer);
     int64_t bytes = trainer_integer(file, trainer, "bytes"), n = 0;
     if (bytes != length)
-        user_error("%s has %" PRId64 " bytes, %" PRId64 " were written: it is truncated or damaged", path, length,
-                   bytes);
+        user_error("%s has %" PRId64 " bytes, but the checkpoint was written with %" PRId64
+                   ": the file is truncated or damaged; resume from another checkpoint",
+                   path, length, bytes);
     if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != chunks_of(bytes))
-        user_error("%s: %s has %" PRId64 " chunks and %d checksums: the file is damaged", trainer, name,
-                   chunks_of(bytes), cJSON_GetArraySize(list));
+        user_error("%s: %s has %" PRId64 " chunks, but %d checksums: trainer.json is damaged; resume from another "
+                   "checkpoint",
+                   trainer, name, chunks_of(bytes), cJSON_GetArraySize(list));
     uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(chunks_of(bytes) + 1));
     cJSON_ArrayForEach(item, list) sums[n++] = (uint32_t)item->valuedouble;
     return sums;
@@ -154,11 +168,12 @@ static uint32_t *file_sums(const cJSON *files, const char *trainer, const char *
 static void chunk_check(const char *path, int64_t chunk, const char *bytes, int64_t length, uint32_t wanted) {
     if ((uint32_t)crc32(0, (const Bytef *)bytes, (uInt)length) != wanted)
         user_error("%s is damaged: bytes %" PRId64 " to %" PRId64
-                   " do not have the checksum that trainer.json has; take another checkpoint",
+                   " do not have the checksum in trainer.json; resume from another checkpoint",
                    path, chunk * FILE_CHUNK_BYTES, chunk * FILE_CHUNK_BYTES + length - 1);
 }
 
-/* All files that the checkpoint lists are there; those beside the weights are as they were written. */
+/* All files that trainer.json lists must exist. The small ones are compared with their checksums now, the weights and
+ * moments when they are read. */
 static void companions_check(const char *dir, const cJSON *files, const char *trainer) {
     char path[4096 + 128];
     const cJSON *file;
@@ -166,35 +181,39 @@ static void companions_check(const char *dir, const cJSON *files, const char *tr
         const char *ending = strstr(file->string, ".safetensors");
         size_t length;
         snprintf(path, sizeof path, "%s/%s", dir, file->string);
-        if (strchr(file->string, '/')) user_error("%s: \"%s\" names no file beside it", trainer, file->string);
-        if (access(path, R_OK)) user_error("cannot read %s: %s; the checkpoint is not whole", path, strerror(errno));
-        if (ending && !ending[12]) continue; // read later, chunk by chunk
+        if (strchr(file->string, '/'))
+            user_error("%s: \"%s\" is not the name of a file in the same directory", trainer, file->string);
+        if (access(path, R_OK))
+            user_error("cannot read %s: %s; the checkpoint is incomplete, resume from another one", path,
+                       strerror(errno));
+        if (ending && !ending[strlen(".safetensors")]) continue;
         char *text = read_file(path, &length);
         if (!text) user_error("cannot read %s: %s", path, strerror(errno));
-        uint32_t *sums = file_sums(files, trainer, path, (int64_t)length);
+        uint32_t *sums = expected_sums(files, trainer, path, (int64_t)length);
         for (int64_t c = 0; c < chunks_of((int64_t)length); c++)
             chunk_check(path, c, text + c * FILE_CHUNK_BYTES,
                         min_i64(FILE_CHUNK_BYTES, (int64_t)length - c * FILE_CHUNK_BYTES), sums[c]);
-        free(sums), free(text);
+        free(sums);
+        free(text);
     }
 }
 
 // ---------------------------------------------------------------------------
 // resume
 
-typedef struct {    // a checkpoint that a run goes on from
+typedef struct {    // the checkpoint that a run resumes from
     char dir[4096]; // "": none
     Progress progress;
     StFiles weights, moments;
-    uint32_t **weight_sums, **moment_sums; // of each file its chunks' CRC-32
+    uint32_t **weight_sums, **moment_sums; // (files, chunks) their CRC-32
     uint64_t fingerprint;                  // of trainer.json
-    Setting settings[SETTINGS];
+    Setting settings[SETTINGS];            // (num_settings) of the run that wrote it
     int num_settings;
-    int data_changed; // --allow-changes: its place in the data means nothing here
-    char *changes;    // --allow-changes: what is not as it was; NULL: all is
+    int data_changed; // --allow-changes: other data, so that samples_in_epoch has no meaning
+    char *changes;    // --allow-changes: the settings that differ, as text; NULL: none
 } Checkpoint;
 
-/* Which of the settings are not those of the checkpoint: refused, or told. */
+/* Compares the settings of this run with those of the checkpoint. Differences are an error without --allow-changes. */
 static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, uint64_t data,
                              uint64_t base) {
     Setting now[SETTINGS];
@@ -203,58 +222,62 @@ static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o,
     c->num_settings = settings_in_force(now, o, mesh, data, base);
     for (int i = 0; i < c->num_settings; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, now[i].name);
-        const char *was = cJSON_IsString(item) ? item->valuestring : "not told";
+        const char *was = cJSON_IsString(item) ? item->valuestring : "not recorded";
         c->settings[i] = now[i];
         snprintf(c->settings[i].value, sizeof c->settings[i].value, "%s", was);
         if (!strcmp(was, now[i].value)) continue;
-        if (!strcmp(now[i].name, "data") || !strcmp(now[i].name, "--seq")) c->data_changed = 1; // other windows
+        if (!strcmp(now[i].name, "data") || !strcmp(now[i].name, "--seq")) c->data_changed = 1;
         if (used < room)
             used += snprintf(list + used, (size_t)(room - used), "%s%s %s, was %s", used ? "; " : "", now[i].name,
                              now[i].value, was);
     }
     if (used && !o->allow_changes)
-        user_error("--resume %s: this run would compute something else than the one that wrote it (%s): give the old "
-                   "values, or add --allow-changes",
+        user_error("--resume %s: options that affect the training result have changed (%s): give the old values, or "
+                   "add --allow-changes",
                    c->dir, list);
     if (used) c->changes = strdup(list);
 }
 
-/* The checkpoint's config.json must describe this model. */
+/* The checkpoint's config.json must describe this model. Both are printed and compared line by line. */
 static void config_compare(const char *dir, const Llama3Config *mine, const char *model) {
     char path[4096 + 32], *text[2], *line[2], *state[2];
     size_t length;
     snprintf(path, sizeof path, "%s/config.json", dir);
-    Llama3Config there = config_from_json(path);
+    Llama3Config theirs = config_from_json(path);
     for (int i = 0; i < 2; i++) {
         FILE *f = open_memstream(&text[i], &length);
-        if (!f) run_failure("out of memory");
-        config_write_json(i ? &there : mine, "float32", BASE_TRAINED, f);
+        if (!f) run_failure("out of memory for config.json");
+        config_write_json(i ? &theirs : mine, "float32", BASE_TRAINED, f);
         memory_file(f, &text[i], &length);
         line[i] = strtok_r(text[i], "\n", &state[i]);
     }
     while (line[0] && line[1]) {
         if (strcmp(line[0], line[1]))
-            user_error("%s describes another model than --model %s: %s, expected %s", path, model,
-                       line[1] + strspn(line[1], " "), line[0] + strspn(line[0], " "));
+            user_error("%s describes a different model than --model %s: %s, expected %s; remove --model, or resume "
+                       "from another checkpoint",
+                       path, model, line[1] + strspn(line[1], " "), line[0] + strspn(line[0], " "));
         for (int i = 0; i < 2; i++) line[i] = strtok_r(NULL, "\n", &state[i]);
     }
-    free(text[0]), free(text[1]);
+    free(text[0]);
+    free(text[1]);
 }
 
-/* Where --resume points: "" with `auto` and no checkpoint in --out yet. A run's directory stands for its newest. */
+/* The directory of the checkpoint that --resume means: a checkpoint, or the newest one of a run's directory. "" with
+ * --resume auto and no checkpoint in --out yet. */
 static void checkpoint_find(char dir[4096], const Options *o) {
     char path[4096 + 32];
-    int count, automatic = !strcmp(o->resume, "auto");
-    const char *of = automatic ? o->out : o->resume;
-    snprintf(dir, 4096, "%s", of);
-    snprintf(path, sizeof path, "%s/trainer.json", of);
-    if (!automatic && !access(path, F_OK)) return;
-    int64_t newest = newest_checkpoint(of, INT64_MAX, &count);
-    if (newest >= 0) checkpoint_path(dir, 4096, of, newest);
-    else if (automatic) dir[0] = 0;
+    int count, is_auto = !strcmp(o->resume, "auto");
+    const char *given = is_auto ? o->out : o->resume;
+    snprintf(dir, 4096, "%s", given);
+    snprintf(path, sizeof path, "%s/trainer.json", given);
+    if (!is_auto && !access(path, F_OK)) return;
+    int64_t newest = newest_checkpoint(given, INT64_MAX, &count);
+    if (newest >= 0) checkpoint_path(dir, 4096, given, newest);
+    else if (is_auto) dir[0] = 0;
     else
-        user_error("--resume %s: no checkpoint there; expected a directory step-%0*d, one that holds such, or auto", of,
-                   STEP_DIGITS, 0);
+        user_error("--resume %s: no checkpoint found; expected a directory step-%0*d, a directory that holds such "
+                   "directories, or auto",
+                   given, STEP_DIGITS, 0);
 }
 
 static uint32_t **sums_of_files(const StFiles *s, const cJSON *files, const char *trainer) {
@@ -262,138 +285,189 @@ static uint32_t **sums_of_files(const StFiles *s, const cJSON *files, const char
     for (int i = 0; i < s->num_files; i++) {
         struct stat info;
         if (fstat(s->fds[i], &info)) user_error("cannot read %s: %s", s->paths[i], strerror(errno));
-        sums[i] = file_sums(files, trainer, s->paths[i], info.st_size);
+        sums[i] = expected_sums(files, trainer, s->paths[i], info.st_size);
     }
     return sums;
 }
 
-/* c->dir is found: reads its trainer.json and the headers of all files, and holds them against model, options and data
- * (its fingerprint). */
-static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, uint64_t data, uint64_t base,
-                            const Llama3Config *config, const TensorTable *table) {
-    char path[4096 + 32], own[64];
+/* Reads trainer.json. Its last line is the checksum of the text before it. */
+static cJSON *trainer_read(const char *path, uint64_t *fingerprint) {
+    static const char last_key[] = ",\n\"crc32\":";
+    char expected[64] = "";
     size_t length;
-    snprintf(path, sizeof path, "%s/trainer.json", c->dir);
     char *text = read_file(path, &length), *last = NULL;
-    if (!text) user_error("--resume %s: cannot read %s: %s", o->resume, path, strerror(errno));
-    for (char *at = text; (at = strstr(at, ",\n\"crc32\":")); at++) last = at;
-    if (last) snprintf(own, sizeof own, ",\n\"crc32\":%lu}\n", crc32(0, (const Bytef *)text, (uInt)(last - text)));
-    if (!last || strcmp(own, last)) user_error("%s is damaged: its checksum is not that of its text", path);
-    c->fingerprint = hash_bytes(HASH_START, text, length);
+    if (!text) user_error("cannot read %s: %s", path, strerror(errno));
+    for (char *at = strstr(text, last_key); at; at = strstr(at + 1, last_key)) last = at;
+    if (last)
+        snprintf(expected, sizeof expected, "%s%lu}\n", last_key, crc32(0, (const Bytef *)text, (uInt)(last - text)));
+    if (!last || strcmp(expected, last))
+        user_error("%s is damaged: its checksum does not match its text; resume from another checkpoint", path);
+    *fingerprint = hash_bytes(HASH_START, text, length);
     cJSON *json = cJSON_Parse(text);
-    const cJSON *settings = json_object(json, path, "settings"), *files = json_object(json, path, "files");
+    free(text);
     if (trainer_integer(json, path, "format") != 1 || trainer_integer(json, path, "chunk_bytes") != FILE_CHUNK_BYTES ||
-        !settings || !files)
-        user_error("%s: another version of this program wrote it", path);
-    c->progress.step = trainer_integer(json, path, "step"),
-    c->progress.updates = trainer_integer(json, path, "updates"),
-    c->progress.skips = trainer_integer(json, path, "skips");
-    c->progress.samples = trainer_integer(json, path, "samples"),
-    c->progress.epoch = trainer_integer(json, path, "epoch"),
-    c->progress.samples_in_epoch = trainer_integer(json, path, "samples_of_epoch");
-    companions_check(c->dir, files, path);
-    settings_compare(c, settings, o, mesh, data, base);
+        !json_object(json, path, "settings") || !json_object(json, path, "files"))
+        user_error("%s was written by another version of this program: resume with that version", path);
+    return json;
+}
+
+static Progress trainer_progress(const cJSON *json, const char *path) {
+    Progress p = ZERO;
+    p.step = trainer_integer(json, path, "step");
+    p.updates = trainer_integer(json, path, "updates");
+    p.skips = trainer_integer(json, path, "skips");
+    p.samples = trainer_integer(json, path, "samples");
+    p.epoch = trainer_integer(json, path, "epoch");
+    p.samples_in_epoch = trainer_integer(json, path, "samples_of_epoch");
+    return p;
+}
+
+/* Opens the files of weights and moments, and compares their tensors with the table. */
+static void checkpoint_open_tensors(Checkpoint *c, const Options *o, const Llama3Config *config,
+                                    const TensorTable *table) {
+    int first = config->lora_rank ? table_first_adapter(table) : 0;
     if (config->lora_rank) adapters_open(&c->weights, c->dir, table);
     else {
         config_compare(c->dir, config, o->model);
         if (!model_weights_open(&c->weights, c->dir, table, BASE_TRAINED))
-            user_error("%s has no model.safetensors", c->dir);
+            user_error("%s has no model.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
     }
-    if (!st_open(&c->moments, c->dir, "optimizer")) user_error("%s has no optimizer.safetensors", c->dir);
-    for (int i = config->lora_rank ? table_first_adapter(table) : 0; i < table->num_tensors; i++)
-        st_require_tensor(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]),
-            st_require_tensor(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
-    c->weight_sums = sums_of_files(&c->weights, files, path), c->moment_sums = sums_of_files(&c->moments, files, path);
+    if (!st_open(&c->moments, c->dir, "optimizer"))
+        user_error("%s has no optimizer.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
+    for (int i = first; i < table->num_tensors; i++) {
+        st_require_tensor(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]);
+        st_require_tensor(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
+    }
+}
+
+/* Opens the checkpoint in c->dir: reads trainer.json and the headers of all files, and compares them with the options,
+ * the model and the fingerprints of the data and of the base model. */
+static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, uint64_t data, uint64_t base,
+                            const Llama3Config *config, const TensorTable *table) {
+    char path[4096 + 32];
+    snprintf(path, sizeof path, "%s/trainer.json", c->dir);
+    cJSON *json = trainer_read(path, &c->fingerprint);
+    const cJSON *files = json_object(json, path, "files");
+    c->progress = trainer_progress(json, path);
+    companions_check(c->dir, files, path);
+    settings_compare(c, json_object(json, path, "settings"), o, mesh, data, base);
+    checkpoint_open_tensors(c, o, config, table);
+    c->weight_sums = sums_of_files(&c->weights, files, path);
+    c->moment_sums = sums_of_files(&c->moments, files, path);
     cJSON_Delete(json);
-    free(text);
     if (c->progress.step > o->steps)
-        user_error("%s stands at step %" PRId64 ", further than --steps %d", c->dir, c->progress.step, o->steps);
+        user_error("--resume %s has finished step %" PRId64 ", but --steps is %d: use a larger --steps", c->dir,
+                   c->progress.step, o->steps);
 }
 
 static void checkpoint_close(Checkpoint *c) {
     for (int i = 0; i < c->weights.num_files && c->dir[0]; i++) free(c->weight_sums[i]);
     for (int i = 0; i < c->moments.num_files && c->dir[0]; i++) free(c->moment_sums[i]);
-    free(c->weight_sums), free(c->moment_sums), free(c->changes);
-    st_close(&c->weights), st_close(&c->moments);
+    free(c->weight_sums);
+    free(c->moment_sums);
+    free(c->changes);
+    st_close(&c->weights);
+    st_close(&c->moments);
 }
 
-typedef struct { // of one rank: the chunk that was read last, and the one behind it on its way
-    const Checkpoint *resume_from;
-    const StFiles *of;   // NULL: none yet
-    int file, coming;    // coming: `next` is under way, into bytes[1]
-    int64_t chunk, have; // which of its file; its bytes
-    char *bytes[2];      // (FILE_CHUNK_BYTES)
-    struct aiocb next;
+// ---------------------------------------------------------------------------
+// reading state chunk by chunk, while the disk reads ahead
+
+typedef struct {
+    const Checkpoint *checkpoint;
+    const StFiles *files;  // those that `file` counts in: weights or moments; NULL: nothing was read yet
+    int file;              // the chunk in bytes[0]: its file, …
+    int64_t chunk, length; // … its number in the file, and its size in bytes
+    char *bytes[2];        // (FILE_CHUNK_BYTES) the current chunk; the next one, while `reading_ahead`
+    int reading_ahead;
+    struct aiocb request; // that reads the next chunk
 } ChunkReader;
 
-/* What the next chunk's reading yields: its bytes, or -1 and errno. */
-static int64_t chunk_arrives(ChunkReader *r) {
-    const struct aiocb *const waits[] = {&r->next};
-    while (aio_error(&r->next) == EINPROGRESS) aio_suspend(waits, 1, NULL);
-    r->coming = 0;
-    errno = aio_error(&r->next);
-    return aio_return(&r->next);
+/* Waits for the next chunk. Returns its bytes, or -1 with errno. */
+static int64_t chunk_await(ChunkReader *r) {
+    const struct aiocb *const requests[] = {&r->request};
+    while (aio_error(&r->request) == EINPROGRESS) aio_suspend(requests, 1, NULL);
+    r->reading_ahead = 0;
+    errno = aio_error(&r->request);
+    return aio_return(&r->request);
 }
 
-/* Chunk `chunk` of a file into bytes[0], checked; the disk goes on with the next one meanwhile. */
-static void chunk_read(ChunkReader *r, const StFiles *of, int file, int64_t chunk) {
-    if (r->of == of && r->file == file && r->chunk == chunk) return;
-    uint32_t wanted =
-        (of == &r->resume_from->weights ? r->resume_from->weight_sums : r->resume_from->moment_sums)[file][chunk];
-    int64_t at = chunk * FILE_CHUNK_BYTES, came = r->coming ? chunk_arrives(r) : 0;
-    if (r->of == of && r->file == file && r->chunk + 1 == chunk && came > 0) {
-        char *read = r->bytes[1];
-        r->bytes[1] = r->bytes[0], r->bytes[0] = read;
+/* Lets the disk read the chunk after the current one. */
+static void chunk_read_ahead(ChunkReader *r) {
+    memset(&r->request, 0, sizeof r->request);
+    r->request.aio_fildes = r->files->fds[r->file];
+    r->request.aio_offset = (r->chunk + 1) * FILE_CHUNK_BYTES;
+    r->request.aio_buf = r->bytes[1];
+    r->request.aio_nbytes = FILE_CHUNK_BYTES;
+    r->reading_ahead = aio_read(&r->request) == 0;
+}
+
+/* Reads a chunk of a file into bytes[0], and compares it with its checksum. */
+static void chunk_read(ChunkReader *r, const StFiles *files, int file, int64_t chunk) {
+    const Checkpoint *c = r->checkpoint;
+    if (r->files == files && r->file == file && r->chunk == chunk) return;
+    uint32_t expected = (files == &c->weights ? c->weight_sums : c->moment_sums)[file][chunk];
+    int64_t at = chunk * FILE_CHUNK_BYTES, got = r->reading_ahead ? chunk_await(r) : 0;
+    if (r->files == files && r->file == file && r->chunk + 1 == chunk && got > 0) {
+        char *next = r->bytes[1];
+        r->bytes[1] = r->bytes[0];
+        r->bytes[0] = next;
     } else {
-        came = pread(of->fds[file], r->bytes[0], FILE_CHUNK_BYTES, at);
+        got = pread(files->fds[file], r->bytes[0], FILE_CHUNK_BYTES, at);
     }
-    if (came <= 0)
-        user_error("%s cannot be read from byte %" PRId64 " on: %s", of->paths[file], at,
-                   came ? strerror(errno) : "it ends there");
-    r->of = of, r->file = file, r->chunk = chunk, r->have = came;
-    posix_fadvise(of->fds[file], at, FILE_CHUNK_BYTES, POSIX_FADV_DONTNEED); // pages are dear while state is filled
-    memset(&r->next, 0, sizeof r->next);
-    r->next.aio_fildes = of->fds[file], r->next.aio_offset = at + FILE_CHUNK_BYTES, r->next.aio_buf = r->bytes[1],
-    r->next.aio_nbytes = FILE_CHUNK_BYTES;
-    r->coming = came == FILE_CHUNK_BYTES && aio_read(&r->next) == 0;
-    chunk_check(of->paths[file], chunk, r->bytes[0], came, wanted);
+    if (got <= 0)
+        user_error("cannot read %s from byte %" PRId64 " on: %s", files->paths[file], at,
+                   got ? strerror(errno) : "the file ends there");
+    r->files = files;
+    r->file = file;
+    r->chunk = chunk;
+    r->length = got;
+    posix_fadvise(files->fds[file], at, FILE_CHUNK_BYTES, POSIX_FADV_DONTNEED); // the state needs the memory
+    if (got == FILE_CHUNK_BYTES) chunk_read_ahead(r);
+    chunk_check(files->paths[file], chunk, r->bytes[0], got, expected);
 }
 
 static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, float *out, const Tensor *tensor,
                                  int64_t first, int64_t count) {
     ChunkReader *r = (ChunkReader *)reader;
-    const StFiles *of = kind == STATE_MASTER ? &r->resume_from->weights : &r->resume_from->moments;
+    const StFiles *files = kind == STATE_MASTER ? &r->checkpoint->weights : &r->checkpoint->moments;
     char name[96], *to = (char *)out;
     (void)f;
     snprintf(name, sizeof name, "%s%s", tensor->name, out_suffixes[kind]);
-    const StTensor *t = st_find(of, name);
+    const StTensor *t = st_find(files, name);
     int64_t at = t->begin + first * (int64_t)sizeof(float), end = at + count * (int64_t)sizeof(float);
     while (at < end) {
-        chunk_read(r, of, t->file, at / FILE_CHUNK_BYTES);
-        int64_t skip = at % FILE_CHUNK_BYTES, n = min_i64(end - at, r->have - skip);
-        if (n <= 0) user_error("%s ends within tensor %s", t->path, name);
+        chunk_read(r, files, t->file, at / FILE_CHUNK_BYTES);
+        int64_t skip = at % FILE_CHUNK_BYTES, n = min_i64(end - at, r->length - skip);
+        if (n <= 0)
+            user_error("%s ends within tensor %s: it is truncated; resume from another checkpoint", t->path, name);
         memcpy(to, r->bytes[0] + skip, (size_t)n);
-        at += n, to += n;
+        at += n;
+        to += n;
     }
 }
 
-/* All of this rank's state, as it was. */
+/* Reads this rank's weights and moments. */
 static void checkpoint_load(Fsdp *f, const Checkpoint *c) {
     ChunkReader r = ZERO;
-    r.resume_from = c;
+    r.checkpoint = c;
     for (int i = 0; i < 2; i++) r.bytes[i] = (char *)checked_malloc(FILE_CHUNK_BYTES);
     fsdp_set_state(f, STATE_MASTER, fill_from_checkpoint, &r);
     fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);
     fsdp_set_state(f, STATE_EXP_AVG_SQ, fill_from_checkpoint, &r);
-    if (r.coming) chunk_arrives(&r);
+    if (r.reading_ahead) chunk_await(&r);
     for (int i = 0; i < 2; i++) free(r.bytes[i]);
 }
+
+// ---------------------------------------------------------------------------
+// the weights that a run starts from
 
 static void fill_from_files(const Fsdp *f, void *files, StateKind kind, float *out, const Tensor *tensor, int64_t first,
                             int64_t count) {
     (void)f, (void)kind;
     st_read(st_find((const StFiles *)files, tensor->name), out, first, count);
 }
+/* int8 blocks as the files hold them; 0 if the tensor is not int8 there. */
 static int blocks_from_files(void *files, int8_t *out, float *scales, const Tensor *tensor, int64_t first,
                              int64_t count) {
     const StTensor *t = st_find((const StFiles *)files, tensor->name);
@@ -401,10 +475,10 @@ static int blocks_from_files(void *files, int8_t *out, float *scales, const Tens
     return t->dtype == ST_I8;
 }
 
-/* The weights that a run begins with, each rank its own ranges: of a Hugging Face directory, or NULL, by the seed;
- * adapters of files of their own, or by the seed; or what is trained as a checkpoint has it. */
+/* Sets the weights that a run starts from; each rank reads only its own ranges. The frozen base comes from the model's
+ * files, or from the seed if `model` is NULL; what is trained from the checkpoint, from files, or from the seed. */
 static void weights_load(Fsdp *f, StFiles *model, StFiles *adapters, const Checkpoint *from) {
-    StFiles *trained = f->config->base == BASE_TRAINED ? model : adapters;
+    StFiles *trained = f->config->base == BASE_TRAINED ? model : adapters; // NULL: none
     if (model) fsdp_set_base(f, fill_from_files, blocks_from_files, model);
     else fsdp_set_base(f, random_weights, NULL, &f->seed);
     if (from->dir[0]) checkpoint_load(f, from);

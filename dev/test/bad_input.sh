@@ -412,8 +412,8 @@ tasks() {
     bad "--save-mode of another kind" "--save-mode later: expected one of sync.async" "${train[@]}" --save-mode later --out saved
     bad "--allow-changes without --resume" "--allow-changes has no effect without --resume" "${train[@]}" --allow-changes
     bad "--resume auto without --out" "--resume auto looks for checkpoints in --out: add --out" "${train[@]}" --resume auto
-    bad "--resume of nothing" "--resume nowhere: no checkpoint there; expected a directory step-00000000" "${train[@]}" --resume nowhere
-    bad "--resume of a model" "--resume trained: no checkpoint there" "${train[@]}" --resume trained
+    bad "--resume of nothing" "--resume nowhere: no checkpoint found; expected a directory step-00000000" "${train[@]}" --resume nowhere
+    bad "--resume of a model" "--resume trained: no checkpoint found" "${train[@]}" --resume trained
     bad "--resume in an evaluation" "--resume trained continues training, and --eval does not train" --model trained --eval good/val.tok --resume trained
     bad "--audit without --out" "--audit reads what a run left in --out: add --out" --audit
     bad "--audit of no run" "--audit: cannot read trained/samples.jsonl" --audit --out trained
@@ -422,7 +422,7 @@ tasks() {
     bad "--resume with --doc-mask, which the run before had not" "--resume saved/step-00000001: .*--doc-mask on, was off.*--allow-changes" "${train[@]}" --steps 1 --resume saved --doc-mask
     bad "--resume with other data" "--resume saved/step-00000001: .*data [0-9a-f]+, was [0-9a-f]+" "${train[@]}" --steps 1 --resume saved --data good/val.tok
     works "a run of two steps that saves" "$program" "${train[@]}" --steps 2 --lr 1e-3 --min-lr 1e-3 --out saved2
-    bad "--resume behind --steps" "saved2/step-00000002 stands at step 2, further than --steps 1" "${train[@]}" --steps 1 --lr 1e-3 --min-lr 1e-3 --resume saved2
+    bad "--resume behind --steps" "--resume saved2/step-00000002 has finished step 2, but --steps is 1: use a larger --steps" "${train[@]}" --steps 1 --lr 1e-3 --min-lr 1e-3 --resume saved2
     bad "--recompute in an evaluation" "--recompute has no effect with --eval" --model trained --eval good/val.tok --recompute full
     bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
     everywhere "a model larger than this host's memory" "needs [0-9.]+ GB of memory on .*, but [0-9.]+ GB are free" --model llama3-70b --data good/train.tok --seq 4096 --batch 1
@@ -571,7 +571,7 @@ stored() {
     works "… and all of it" "$program" "${train[@]}" --model trained --export all --dtype int8:all
     everywhere "a model of 8 bits trained itself" "--model stored has int8 weights, and int8 weights cannot be trained, because .* rounding error: add --lora-rank 16" "${train[@]}" --model stored
     bad "a model of 8 bits trained itself, planned" "--model stored has int8 weights, and int8 weights cannot be trained" --plan --model stored --seq 16 --world 2
-    bad "a model of 8 bits resumed" "--resume stored: no checkpoint there" "${train[@]}" --resume stored
+    bad "a model of 8 bits resumed" "--resume stored: no checkpoint found" "${train[@]}" --resume stored
     bad "a model of 8 bits beside another --base" "--base (fp32|bf16): the weights of --model stored are stored as --base int8: remove --base" "${train[@]}" --model stored --lora-rank 4 --base "$precision"
     bad "a model of 8 bits, all of it asked for" "--base int8:all: the weights of --model stored are stored as --base int8: remove --base" "${train[@]}" --model stored --lora-rank 4 --base int8:all
     bad "a model of 8 bits exported as such" "--export --dtype int8:all: the weights of stored are int8 already" --model stored --export twice --dtype int8:all

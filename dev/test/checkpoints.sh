@@ -158,7 +158,7 @@ points_of() {
             [ ! -L found/out/latest ] || [ -s found/out/latest/trainer.json ] || wrong="latest leads to $(readlink found/out/latest), which is not whole"
             in_folder found "${command[@]}"
             wrong=${wrong:-$(complaint found whole-sync/root $?)}
-            code=$(told found "goes on from") # the step that it came back from
+            code=$(told found "resumed from") # the step that it came back from
             [ -n "$wrong" ] || [ "${code:-0}" -ge "${said:-0}" ] || wrong="step $said was said to be saved, the run came back from step ${code:-0}"
             from[$way]+="${code:-0} "
             if [ -z "$wrong" ]; then good[$way]=$((${good[$way]:-0} + 1)); else bad[$way]+="call $what: $wrong; "; fi
@@ -187,7 +187,7 @@ points_again() {
         in_folder found "${command[@]}"
         wrong=$(complaint found whole-sync/root $?)
         [ -z "$wrong" ] || bad+="call $at, then call $(tail -n 1 again/state/calls): $wrong; "
-        from+=" $(told found "goes on from")"
+        from+=" $(told found "resumed from")"
         count=$((count + 1))
     done
     if [ -n "$bad" ]; then fail "two crashes, one after the other" "$bad"; else pass "two crashes, one after the other" "$count times; came back from step$from"; fi
