@@ -7,7 +7,8 @@
 #ifndef CLUSTER_H
 #define CLUSTER_H
 #include "../lib/comm.h"
-#include "../llama3.h" // defines: json_number, json_integer, json_object, read_text_file
+#include "../lib/json.h"
+#include "../llama3.h"
 
 typedef struct {
     char name[128];

@@ -7,6 +7,7 @@
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 #include "../dataloader.h" // defines: Sampler, sampler_position
+#include "config_json.h"   // defines: config_from_json, config_write_json
 #include "options.h"       // defines: Options, option_text
 #include "peft.h"          // defines: adapters_open
 #include "out_dir.h"       // defines: newest_checkpoint, checkpoint_path

@@ -7,6 +7,7 @@
 #ifndef CHECKPOINT_WRITER_H
 #define CHECKPOINT_WRITER_H
 #include "checkpoint.h" // defines: Checkpoint, Progress, trainer_text
+#include "config_json.h" // defines: config_write_json
 #include "sharded_state.h" // defines: fsdp_gather_state, fsdp_release_state
 #include <signal.h>
 #include <sys/resource.h>

@@ -9,6 +9,7 @@
 #include "options.h"
 #include "../tokenizer.h"
 #include "checkpoint.h"
+#include "config_json.h"
 #include "export.h"
 #include "trace.h"
 #include "plan.h"

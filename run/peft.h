@@ -6,6 +6,7 @@
  */
 #ifndef PEFT_H
 #define PEFT_H
+#include "../lib/json.h" // defines: json_number, json_integer, read_text_file
 #include "safetensors.h" // defines: StFiles, st_open, st_require_tensor, Llama3Config, TensorTable, json_number
 
 static const char adapters_stem[] = "adapter_model"; // file name of the tensors, without .safetensors

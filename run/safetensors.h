@@ -6,6 +6,7 @@
 #ifndef SAFETENSORS_H
 #define SAFETENSORS_H
 #include "../fsdp.h" // defines: Tensor, TensorTable, StateKind
+#include "../lib/json.h"
 #include <fcntl.h>
 #include <sys/stat.h>
 

@@ -10,7 +10,7 @@
  */
 #include "harness.h" // defines: give, finding, EXPECT, held, said_out
 #include <ftw.h>
-#include "llama3.h"
+#include "run/config_json.h"
 
 /* A dry run takes as long as the model has blocks, and a deep model has only more of the same: a few have to do. */
 static Llama3Config config_shallow(const char *model) {

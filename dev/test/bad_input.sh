@@ -587,7 +587,7 @@ stored() {
     spoiled_stored "8 bits whose scales are no floats" "q_proj.weight.scale have another length or dtype" model.safetensors 's/(q_proj.weight.scale":\{"dtype":")F32(","shape":\[)([0-9]+)/\1I32\2\3/'
     spoiled_stored "8 bits that config.json does not have" "tensor model.layers.0.self_attn.q_proj.weight is int8, but quantization_config in config.json says otherwise" config.json '/quantization_config/d'
     spoiled_stored "more in 8 bits than there is" "tensor model.embed_tokens.weight is not int8, but quantization_config in config.json says otherwise" config.json 's/"all_tensors": false/"all_tensors": true/'
-    spoiled_stored "8 bits of another kind" '"quantization_config" is bitsandbytes; weights of 8 bits are read as --export --dtype int8 writes them' config.json 's/"method": "[a-z0-9_]*"/"quant_method": "bitsandbytes"/'
+    spoiled_stored "8 bits of another kind" 'the weights are quantized by bitsandbytes; the only supported method is absmax_int8_block64' config.json 's/"method": "[a-z0-9_]*"/"quant_method": "bitsandbytes"/'
     spoiled_stored "8 bits of which is not told" '"all_tensors" of "quantization_config" must be true or false' config.json 's/"all_tensors": false/"all_tensors": 0/'
 }
 

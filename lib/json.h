@@ -1,0 +1,45 @@
+/* json.h: reads JSON files with cJSON. A missing or unsuitable value is a user error that names file, key and range. */
+#ifndef LIB_JSON_H
+#define LIB_JSON_H
+#include "base.h"
+#include <cjson/cJSON.h> // defines: cJSON_Parse, cJSON_GetObjectItemCaseSensitive, …
+
+static char *read_text_file(const char *path) {
+    size_t length;
+    return read_file(path, &length);
+}
+
+/* `fallback` is the value of a key that is absent or null; NAN: the key is required. */
+static double json_number(const cJSON *json, const char *path, const char *key, double fallback, double low,
+                          double high) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    int present = item && !cJSON_IsNull(item);
+    if (present && !cJSON_IsNumber(item)) user_error("%s: \"%s\" must be a number", path, key);
+    if (!present && isnan(fallback))
+        user_error("%s: \"%s\" is missing: expected a number from %g to %g", path, key, low, high);
+    double x = present ? item->valuedouble : fallback;
+    if (!(x >= low && x <= high)) user_error("%s: \"%s\" is %g, expected %g to %g", path, key, x, low, high);
+    return x;
+}
+
+static int json_integer(const cJSON *json, const char *path, const char *key, double fallback, int low, int high) {
+    double x = json_number(json, path, key, fallback, low, high);
+    if (x != floor(x)) user_error("%s: \"%s\" is %g, expected a whole number", path, key, x);
+    return (int)x;
+}
+
+/* NULL: the key is absent or null. */
+static const cJSON *json_object(const cJSON *json, const char *path, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (!item || cJSON_IsNull(item)) return NULL;
+    if (!cJSON_IsObject(item)) user_error("%s: \"%s\" must be an object or null", path, key);
+    return item;
+}
+
+static int json_flag(const cJSON *json, const char *path, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (item && !cJSON_IsBool(item) && !cJSON_IsNull(item)) user_error("%s: \"%s\" must be true or false", path, key);
+    return cJSON_IsTrue(item);
+}
+
+#endif
