@@ -129,9 +129,9 @@ fault "exchanges are not compared as they start" lib/watchdog.h 's/other->order 
 more "a rank does not show which op it is in" lib/device.h 's/^        dev->activity->op = op;//' failures "a rank that computes for ever"
 more "the last exchanges are not written" lib/watchdog.h 's/if (code == 2 && process_watch.table) board/if (0) board/' failures "last exchanges are under OUT/flight"
 more "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
-more "receives are started in the order of their steps" pipeline_parallel.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
-more "a rank fills the pipeline one micro-batch too late" pipeline_parallel.h 's/: 2 \* after + /: after + /' pipeline "comes? to their end|micro-batches more"
-fault "a set of activations is used again too soon" pipeline_parallel.h 's|s->activation_sets.step->stage. = alive.step->stage.;|s->activation_sets[step->stage] = 1 + alive[step->stage] / 2;|' pipeline "sets of activations are not shared"
+more "receives are started in the order of their steps" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
+more "a rank fills the pipeline one micro-batch too late" lib/pipeline_schedule.h 's/: 2 \* later_ranks + /: later_ranks + /' pipeline "comes? to their end|micro-batches more"
+fault "a set of activations is used again too soon" lib/pipeline_schedule.h 's|(int)max_i64(alive.step.stage., s->activation_sets.step.stage.);|(int)max_i64(1 + alive[step.stage] / 2, s->activation_sets[step.stage]);|' pipeline "sets of activations are not shared"
 fault "messages are not compared as they start" lib/watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
 fault "waiting is not counted while gradients are reduced" lib/comm.h 's/CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active/dev->current_stream == STREAM_COMPUTE \&\& (r->active || CUDA_BUILD)/' "mpi waiting" "the reported waiting is"
 fault "a send is over before its receiver has read it" lib/comm.h 's/sends ? &slot->done : &slot->posted/\&slot->posted/' pipeline "arrive whole and in order|what one rank makes"
@@ -172,7 +172,7 @@ fault "all stages are planned as the first" plan/planner.h \
     's|alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD)|alike %= mesh_stride(\&j->mesh, AXIS_PP)|' plan "is planned as what it is"
 more "a replay takes one count for another" plan/replay.h 's|return x->count == y->count \&\& |return |' replay "another count"
 more "a message is planned under another name" pipeline_parallel.h \
-    's|what, step->micro_batch, at);|what, step->micro_batch + p->comm->dev->dry_run, at);|' replay "events as walked"
+    's|"gradients", step->micro_batch,$|"gradients", step->micro_batch + p->comm->dev->dry_run,|' replay "events as walked"
 more "ranks that differ in memory are planned as one" run/plan.h \
     's|alike &= a->arenas\[c\].peak == b->arenas\[c\].peak|alike \&= 1|' plan "is planned as what it is"
 if [ -n "$all" ]; then
@@ -181,7 +181,7 @@ if [ -n "$all" ]; then
     fault "one rank's gradients of keys and values are lost" context_parallel.h \
         's|sum_pieces(cp->dev, cp->own, pieces, cp->size,|sum_pieces(cp->dev, cp->own, pieces, cp->size - 1,|' mesh-faults "cp 2 .*worst gradient"
     fault "a stage awaits two messages in the other order" pipeline_parallel.h \
-    's|p->schedule.receives\[p->receives_started\]|p->schedule.receives[p->schedule.pp_rank ? p->receives_started ^ 1 : p->receives_started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
+    's|s->receives\[p->receives_started\]|s->receives[s->pp_rank ? p->receives_started ^ 1 : p->receives_started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
     fault "one message too many" pipeline_parallel.h \
     's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) comm_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->message_bytes, DTYPE_BYTE), comm_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
     fault "the tied weight's gradient is summed twice" shared_gradients.h \
@@ -232,7 +232,7 @@ if [ -n "$all" ]; then
     fault "a stage sends what is not made yet" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
     fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
     fault "both ends of a pipeline send first, over NCCL" shared_gradients.h 's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' mesh "two ranks issue in two orders"
-    fault "receives are started in the order of their steps, over NCCL" pipeline_parallel.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
+    fault "receives are started in the order of their steps, over NCCL" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
     fault "AdamW does not wait for offloaded state" optimizer.h 's|            comm_wait_event(fsdp->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"
     fault "offloaded state is overwritten on its way back" optimizer.h 's|    device_wait_event(dev, s->stored);||' orders "have one rank's bits"
     fault "offloaded state goes back before AdamW has written it" optimizer.h 's|    if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"

@@ -30,7 +30,7 @@ static int schedule_is_whole(const Schedule *s) {
 static int loss_is_followed(const Schedule *s) {
     for (int i = 0; i < s->num_steps; i++) {
         const PipelineStep *step = &s->steps[i];
-        if (step->kind == PIPE_BACKWARD || virtual_stage(s, step->stage) != s->pp * s->virtual_stages - 1) continue;
+        if (step->kind == PIPE_BACKWARD || stage_number(s, step->stage) != s->pp * s->virtual_stages - 1) continue;
         if (i + 1 == s->num_steps || step[1].kind != PIPE_BACKWARD || step[1].stage != step->stage ||
             step[1].micro_batch != step->micro_batch)
             return 0;
@@ -40,11 +40,11 @@ static int loss_is_followed(const Schedule *s) {
 
 /* What a step makes for another: its kind, micro-batch and the stage it is for. */
 static int message_to(const Schedule *s, const PipelineStep *step) {
-    return ((int)step->kind * MOST_MICROS + step->micro_batch) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->stage) +
+    return ((int)step->kind * MOST_MICROS + step->micro_batch) * MOST_STAGES * MOST_CHUNKS + stage_number(s, step->stage) +
            (step->kind == PIPE_FORWARD ? 1 : -1);
 }
 static int message_for(const Schedule *s, const PipelineStep *step) {
-    return ((int)step->kind * MOST_MICROS + step->micro_batch) * MOST_STAGES * MOST_CHUNKS + virtual_stage(s, step->stage);
+    return ((int)step->kind * MOST_MICROS + step->micro_batch) * MOST_STAGES * MOST_CHUNKS + stage_number(s, step->stage);
 }
 
 /* Does `q` await what comes from `p`, activations and gradients, in the order in which p sends it? */
@@ -451,7 +451,7 @@ static void toy_body(Job *j, int rank) {
     }
     for (int i = 0; i < s.num_steps; i++) {
         const PipelineStep *step = &s.steps[i];
-        int at = virtual_stage(&s, step->stage), to = pipeline_target(&s, step), forward = step->kind == PIPE_FORWARD;
+        int at = stage_number(&s, step->stage), to = pipeline_target(&s, step), forward = step->kind == PIPE_FORWARD;
         for (; started < step->receives_started; started++) {
             const PipelineStep *awaits = &s.steps[s.receives[started]];
             message(m, &receive[awaits->kind][awaits->receive_buffer], RECEIVE, pipeline_source(&s, awaits), awaits->micro_batch,
@@ -479,7 +479,7 @@ static void toy_body(Job *j, int rank) {
             for (int e = 0; e < 2; e++) {
                 float in[MOST_STAGES * MOST_CHUNKS], v = (float)(k + (e ? (FLOATS - 1) % 3 : 0)), g = 1;
                 for (int at = 0; at < S; at++) in[at] = v, v = 3 * v + (float)at;
-                for (int at = S - 1; at >= virtual_stage(&s, c); at--) g = 5 * g + in[at];
+                for (int at = S - 1; at >= stage_number(&s, c); at--) g = 5 * g + in[at];
                 sum = e ? sum + g : g;
             }
             want = 0.3f * want + sum;
