@@ -113,6 +113,7 @@ beside "ops, step by step" "make --no-print-directory -s -C dev/kernels check $p
 beside "fuzzing, a short run" "make --no-print-directory -s -C dev/fuzz check $engines"
 [ "${1:-}" != all ] || beside "gpu_check.sh, on CUDA on a CPU" dev/test/gpu_check.sh
 beside "ops, step by step, CUDA on a CPU" "make --no-print-directory -s -C dev/kernels check-cuda $pages_cuda"
+beside "style" dev/test/style.sh
 beside "checkpoints" "dev/test/checkpoints.sh build/cpu-fp32/train_llama3 ${1:+all}"
 beside "bad input" "dev/test/bad_input.sh build/cpu-fp32/train_llama3"
 beside "instruction data" "dev/test/chat.sh build/cpu-fp32/train_llama3"

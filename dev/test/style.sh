@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# style.sh [RULE…]: checks the rules of style that a program can check. It prints FILE:LINE: RULE: what, and fails for
+# the rules in `enforced`; of the others it prints how many violations are left, or, if they are named, each of them.
+# style.sh count: tokens of C without comments, and words of comments, of the program and of everything.
+#
+#   columns         at most 120 columns in code
+#   comma           no comma operator outside the header of a for loop
+#   assignment      none inside a condition, an argument or an expression
+#   ternary         none inside another one
+#   two-statements  one statement a line
+#   function-lines  functions have at most 60 lines
+#   parameters      and 8 parameters; ops, which have a contract each, may have more
+#   phrase          no phrase of dev/test/phrases.txt in comments, messages and documentation
+#   layers          includes point downwards: lib, llama3.h, sharding and parallelism, run, the program, plan and tests
+#   cycles          no file includes itself through others
+#   alone           every header compiles alone, as C11 and as C++20; CUDA's headers in the emulator's C++
+#   length          README.md has at most 150 lines, and the files a reader starts with at most what `ceilings` says
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+enforced="cycles"
+rules="columns comma assignment ternary two-statements function-lines parameters phrase layers cycles alone length"
+ceilings="README.md:150 train_llama3.cu:900 llama3.h:600 fsdp.h:800 dataloader.h:500 tokenizer.h:700"
+# At most ten: RULE:FILE:FUNCTION, each with its reason.
+exceptions=()
+
+files() { git ls-files --cached --others --exclude-standard -- "$@" 2>/dev/null | grep -vE '^data/|/fixtures/' | while IFS= read -r f; do [ -f "$f" ] && echo "$f"; done; }
+
+mapfile -t code < <(files '*.h' '*.c' '*.cu' '*.cuh')
+mapfile -t scripts < <(files '*.sh' '*.py' '*.mk' Makefile '*/Makefile' .ci/run)
+mapfile -t texts < <(files '*.md')
+"${CC:-cc}" -std=c11 -O1 -o "$work/style" dev/test/style.c || exit 1
+
+if [ "${1:-}" = count ]; then
+    "$work/style" --count "${code[@]}" | awk '
+        { tokens += $2; words += $3 }
+        $1 !~ /^(plan|dev)\// && $1 !~ /^test_/ { program_tokens += $2; program_words += $3 }
+        END {
+            printf "the program without plan, tests and dev: %d tokens, %d words of comments\n", program_tokens, program_words
+            printf "everything: %d tokens, %d words of comments\n", tokens, words
+        }'
+    exit
+fi
+
+# layer FILE: a file includes files of its own layer and of those below
+layer() {
+    case $1 in
+        lib/base.h) echo 0 ;;
+        lib/device*) echo 1 ;;
+        lib/*) echo 2 ;;
+        llama3.h | tokenizer.h) echo 3 ;;
+        fsdp.h | optimizer.h | dataloader.h | lora.h | *_parallel.h) echo 4 ;;
+        run/*) echo 5 ;;
+        train_llama3.cu) echo 6 ;;
+        *) echo 7 ;;
+    esac
+}
+
+# includes: FILE:LINE INCLUDED of all project files that the program's files include
+includes() {
+    local file line text name found
+    for file in "${code[@]}"; do
+        while IFS=: read -r line text; do
+            name=${text#*\"} name=${name%%\"*}
+            found=
+            for name in "$(dirname "$file")/$name" "$name"; do
+                name=$(realpath -m --relative-to=. "$name")
+                if [ -f "$name" ]; then found=$name; break; fi
+            done
+            [ -z "$found" ] || echo "$file:$line $found"
+        done < <(grep -nE '^ *# *include *"' "$file")
+    done
+}
+
+check_includes() {
+    local from to
+    includes >"$work/includes"
+    while read -r from to; do
+        if [ "$(layer "$to")" -gt "$(layer "${from%:*}")" ]; then echo "$from: layers: includes $to, of a higher layer"; fi
+    done <"$work/includes"
+    sed 's/:[0-9]* / /' "$work/includes" | tsort 2>&1 >"$work/order" | sed -nE 's/^tsort: ([^ ]+\.[a-z]+)$/\1:1: cycles: includes itself through others/p'
+}
+
+# alone FILE: compiles a header by itself, in both languages
+alone() {
+    local file=$1 flags warnings="-Wall -Wextra -Werror -Wno-unused-function -Wno-unused-variable -Wno-pragma-once-outside-header"
+    flags="-I. -Idev/cuda_on_cpu -march=native -fopenmp"
+    local installed="" mpi
+    if mpi=$(mpicc --showme:compile 2>/dev/null); then installed+=" -DHAVE_MPI $mpi"; fi
+    if "${CC:-cc}" -include dnnl.h -E -x c /dev/null >/dev/null 2>&1; then installed+=" -DHAVE_ONEDNN"; fi
+    echo "#include \"$file\"" >"$2"
+    case $file in
+        *.cuh | dev/cuda_on_cpu/* | lib/device_cuda.h | lib/transport_nccl.h) ;;
+        *) "${CC:-cc}" -x c -std=c11 $flags $installed $warnings -fsyntax-only "$2" 2>"$2.said" || { echo "$file:1: alone: not as C11: $(grep -a -m1 error "$2.said")"; return; } ;;
+    esac
+    case $file in
+        *.cuh | dev/cuda_on_cpu/* | lib/device_cuda.h | lib/transport_nccl.h) installed="-DUSE_CUDA -DHAVE_NCCL -Wno-unknown-pragmas -Wno-uninitialized -Wno-maybe-uninitialized" ;;
+    esac
+    "${CXX:-c++}" -x c++ -std=c++20 $flags $installed $warnings -fsyntax-only "$2" 2>"$2.said" || echo "$file:1: alone: not as C++20: $(grep -a -m1 error "$2.said")"
+}
+
+check_alone() {
+    local file n=0
+    for file in "${code[@]}"; do
+        case $file in
+            dev/test/* | dev/fuzz/* | dev/cuda_on_cpu/* | dev/kernels/* | dev/data/*) continue ;; # parts of one program each
+            *.h | *.cuh) ;;
+            *) continue ;;
+        esac
+        while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n || true; done
+        n=$((n + 1))
+        alone "$file" "$work/alone-$n.c" >"$work/alone-$n.found" &
+    done
+    wait
+    cat "$work"/alone-*.found
+}
+
+check_length() {
+    local entry file lines
+    for entry in $ceilings; do
+        file=${entry%:*}
+        lines=$(wc -l <"$file")
+        [ "$lines" -le "${entry#*:}" ] || echo "$file:1: length: $lines lines, at most ${entry#*:}"
+    done
+}
+
+# an op may have as many parameters as its contract needs
+not_ops() { grep -vE '^(lib/ops[^:]*|lib/cpu/[^:]*|lib/cuda/[^:]*|dev/kernels/[^:]*|dev/cuda_on_cpu/[^:]*|dev/test/test_kernels.h):[0-9]+: parameters:'; }
+# phrases.txt names what it bans; so does the checker
+not_exceptions() {
+    local entry pattern='^dev/test/(style|phrases)[^:]*:[0-9]+: phrase'
+    for entry in ${exceptions[@]+"${exceptions[@]}"}; do
+        IFS=: read -r rule file name <<<"$entry"
+        pattern+="|^$file:[0-9]+: $rule: $name "
+    done
+    grep -vE "$pattern"
+}
+
+asked=" $* "
+found=$work/found
+{
+    PHRASES=dev/test/phrases.txt "$work/style" "${code[@]}" "${scripts[@]}" "${texts[@]}"
+    check_includes
+    check_length
+    check_alone
+} | not_ops | not_exceptions >"$found"
+for rule in $rules; do
+    count=$(grep -cE "^[^:]+:[0-9]+: $rule: " "$found")
+    if [[ " $enforced " == *" $rule "* ]]; then
+        grep -E "^[^:]+:[0-9]+: $rule: " "$found" | sed 's/^/FAIL /'
+        if [ "$count" = 0 ]; then echo "pass style: $rule: no violation in $((${#code[@]} + ${#scripts[@]} + ${#texts[@]})) files"; passed=$((passed + 1)); else failed=$((failed + count)); fi
+    else
+        [[ $asked != *" $rule "* ]] || grep -E "^[^:]+:[0-9]+: $rule: " "$found"
+        echo "not enforced yet: $rule: $count"
+    fi
+done
+if [ "${#exceptions[@]}" -gt 10 ]; then echo "FAIL style: ${#exceptions[@]} exceptions, at most 10"; failed=$((failed + 1)); fi
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
