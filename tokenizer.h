@@ -9,7 +9,7 @@
  */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
-#include "lib/device.h" // defines: hash_bytes, user_error, run_failure, checked_malloc, min_i64
+#include "lib/base.h" // defines: hash_bytes, user_error, run_failure, checked_malloc, min_i64
 #include "lib/sha256.h"
 #include "lib/utf8.h" // defines: utf8_valid_length
 #define PCRE2_CODE_UNIT_WIDTH 8

@@ -1,47 +1,48 @@
-/* chat.c: turns conversations into token files with a loss mask, for fine-tuning on instructions.
+/* chat.c: turns conversations into token files with a loss mask, for instruction tuning.
  * Usage: chat --tokenizer F --out-train A.tok [--out-val B.tok [--val-fraction 0.05]] JSONL...
- * A line is a conversation, {"messages":[{"role":"system|user|assistant","content":"…"},…]} or the list of messages
- * alone. It is written through the chat template that the tokenizer's special tokens belong to, with the end-of-text
- * token behind it. Targets are what the assistant says and the token that ends its turn; nothing else is. Samples are
- * windows over these conversations one behind the other, as over text: they are packed, none starts a window.
- * Names of special tokens in what is said are plain text. Memory holds one line. Nothing that exists is overwritten.
+ *
+ * A line is a conversation, {"messages":[{"role":"system|user|assistant","content":"…"},…]} or only the list of
+ * messages. It is rendered with the chat template that the tokenizer's special tokens belong to, and followed by the
+ * end-of-text token. Only what the assistant says, and the token that ends its turn, are targets. Conversations are
+ * packed: samples are windows over all of them, one after the other. Names of special tokens inside a message are plain
+ * text. Only one line is in memory at a time. Existing files are not overwritten.
  */
 #include "corpus.h"
 #include <cjson/cJSON.h> // defines: cJSON_ParseWithOpts, cJSON_GetObjectItemCaseSensitive, …
 
-/* A turn is: open, the role, close (or none), `between`, the content, end, `behind`. */
+/* A turn is rendered as: open, the role, close (if any), `before_content`, the content, end, `after_turn`. */
 typedef struct {
     const char *name;
     const char *begin, *open, *close, *end; // names of special tokens; NULL: the template has none
-    const char *between, *behind;
-    int trims;          // blanks around the content go
-    const char *system; // what the system says where the first message is another's; NULL: nothing
+    const char *before_content, *after_turn;
+    int trims;          // white space around the content is removed
+    const char *system; // the system message if the conversation has none; NULL: there is no default
 } Template;
 
 static const Template templates[] = {
     {"Llama 3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "\n\n", "", 1, NULL},
-    {"ChatML, as SmolLM2-Instruct has it", NULL, "<|im_start|>", NULL, "<|im_end|>", "\n", "\n", 0,
+    {"ChatML as in SmolLM2-Instruct", NULL, "<|im_start|>", NULL, "<|im_end|>", "\n", "\n", 0,
      "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
 };
 enum { TEMPLATES = sizeof templates / sizeof templates[0] };
 
-/* A conversation as tokens, and what rendering it needs; all grows to the longest one. */
+/* One conversation as tokens, and buffers that grow to the longest one. */
 typedef struct {
     const Tokenizer *t;
     const Template *form;
     int32_t *ids;  // (count) tokens
     uint8_t *mask; // (count) 1: a target
     size_t count, ids_room, mask_room;
-    char *text; // of one encoding
+    char *text; // (text_room) what is encoded at once
     size_t text_room;
-    pcre2_code *blank; // one blank character
+    pcre2_code *space; // matches one white-space character
     pcre2_match_data *match;
 } Chat;
 
 // ---------------------------------------------------------------------------
 // the template
 
-/* The first template all of whose special tokens the tokenizer has. */
+/* The first template whose special tokens the tokenizer has. */
 static const Template *template_find(const Tokenizer *t, const char *path) {
     for (int i = 0; i < TEMPLATES; i++) {
         const char *const names[] = {templates[i].begin, templates[i].open, templates[i].close, templates[i].end};
@@ -49,30 +50,38 @@ static const Template *template_find(const Tokenizer *t, const char *path) {
         for (int n = 0; n < 4; n++) missing += names[n] && tokenizer_special(t, names[n]) == NO_TOKEN;
         if (!missing) return &templates[i];
     }
-    user_error("tokenizer %s has the special tokens of no chat template, expected <|start_header_id|>, "
+    user_error("tokenizer %s does not have the special tokens of a chat template, expected <|start_header_id|>, "
                "<|end_header_id|>, <|eot_id|> (Llama 3) or "
-               "<|im_start|>, <|im_end|> (ChatML); take the tokenizer of an instruction-tuned model",
+               "<|im_start|>, <|im_end|> (ChatML); use the tokenizer of an instruction-tuned model",
                path);
 }
 
 static void chat_mask(Chat *c, size_t first, int target) {
-    if (c->count > c->mask_room) c->mask = (uint8_t *)grown(c->mask, c->mask_room = c->count + c->count / 2 + 1024);
+    if (c->count > c->mask_room) {
+        c->mask_room = c->count + c->count / 2 + 1024;
+        c->mask = (uint8_t *)grown(c->mask, c->mask_room);
+    }
     for (size_t i = first; i < c->count; i++) c->mask[i] = (uint8_t)target;
 }
 
 static void chat_special(Chat *c, const char *name, int target) {
     if (!name) return;
-    if (c->count >= c->ids_room)
-        c->ids = (int32_t *)grown(c->ids, (c->ids_room = c->count + c->count / 2 + 1024) * sizeof *c->ids);
+    if (c->count >= c->ids_room) {
+        c->ids_room = c->count + c->count / 2 + 1024;
+        c->ids = (int32_t *)grown(c->ids, c->ids_room * sizeof *c->ids);
+    }
     c->ids[c->count++] = tokenizer_special(c->t, name);
     chat_mask(c, c->count - 1, target);
 }
 
-/* `head` and `content` as one text, as they are between two special tokens: a token may hold bytes of both. It is a
- * target like the content's. */
+/* Encodes `head` and `content` as one text, because a token may contain bytes of both. Such a token is a target if the
+ * content is. */
 static void chat_text(Chat *c, const char *head, const char *content, size_t len, int target) {
     size_t head_len = strlen(head), first = c->count, at = 0;
-    if (head_len + len > c->text_room) c->text = (char *)grown(c->text, c->text_room = 2 * (head_len + len) + 1024);
+    if (head_len + len > c->text_room) {
+        c->text_room = 2 * (head_len + len) + 1024;
+        c->text = (char *)grown(c->text, c->text_room);
+    }
     memcpy(c->text, head, head_len);
     memcpy(c->text + head_len, content, len);
     c->count = tokenizer_encode(c->t, c->text, head_len + len, &c->ids, &c->ids_room, c->count);
@@ -83,32 +92,45 @@ static void chat_text(Chat *c, const char *head, const char *content, size_t len
     }
 }
 
-/* Bytes of the blank character that starts at `at`; 0: it is another. */
-static size_t blank_at(const Chat *c, const char *text, size_t len, size_t at) {
-    int rc = pcre2_match(c->blank, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, c->match, NULL);
+/* The length of the white-space character at `at`; 0 if it is another character. */
+static size_t space_at(const Chat *c, const char *text, size_t len, size_t at) {
+    int rc = pcre2_match(c->space, (PCRE2_SPTR)text, len, at, PCRE2_NO_UTF_CHECK, c->match, NULL);
     return rc > 0 ? pcre2_get_ovector_pointer(c->match)[1] - at : 0;
+}
+
+/* Removes white space at both ends of the content. */
+static const char *chat_trim(const Chat *c, const char *content, size_t *len) {
+    while (*len) {
+        size_t n = space_at(c, content, *len, 0);
+        if (!n) break;
+        content += n;
+        *len -= n;
+    }
+    while (*len) {
+        size_t last = *len - 1; // the first byte of the last character
+        while (((uint8_t)content[last] & 0xC0) == 0x80) last--;
+        if (!space_at(c, content, *len, last)) break;
+        *len = last;
+    }
+    return content;
 }
 
 static void chat_turn(Chat *c, const char *role, const char *content, size_t len) {
     const Template *form = c->form;
     int target = !strcmp(role, "assistant");
-    for (size_t n; form->trims && len && (n = blank_at(c, content, len, 0)) > 0;) content += n, len -= n;
-    for (size_t last; form->trims && len; len = last) {
-        for (last = len - 1; ((uint8_t)content[last] & 0xC0) == 0x80;) last--; // the last character's first byte
-        if (!blank_at(c, content, len, last)) break;
-    }
+    if (form->trims) content = chat_trim(c, content, &len);
     chat_special(c, form->open, 0);
     if (form->close) {
         chat_text(c, role, "", 0, 0);
         chat_special(c, form->close, 0);
-        chat_text(c, form->between, content, len, target);
+        chat_text(c, form->before_content, content, len, target);
     } else {
         char head[32];
-        snprintf(head, sizeof head, "%s%s", role, form->between);
+        snprintf(head, sizeof head, "%s%s", role, form->before_content);
         chat_text(c, head, content, len, target);
     }
     chat_special(c, form->end, target);
-    if (*form->behind) chat_text(c, form->behind, "", 0, 0);
+    if (*form->after_turn) chat_text(c, form->after_turn, "", 0, 0);
 }
 
 // ---------------------------------------------------------------------------
@@ -119,8 +141,8 @@ typedef struct {
     uint64_t line;
 } Place;
 
-#define CHAT_WANTED                                                                                                    \
-    "expected one conversation a line, {\"messages\":[{\"role\":\"system|user|assistant\",\"content\":\"…\"},…]}"
+#define CHAT_EXPECTED                                                                                                  \
+    "expected one conversation per line, {\"messages\":[{\"role\":\"system|user|assistant\",\"content\":\"…\"},…]}"
 
 __attribute__((noreturn, format(printf, 2, 3))) static void refuse(const Place *at, const char *format, ...) {
     char found[512];
@@ -128,34 +150,36 @@ __attribute__((noreturn, format(printf, 2, 3))) static void refuse(const Place *
     va_start(args, format);
     vsnprintf(found, sizeof found, format, args);
     va_end(args);
-    user_error("%s, line %" PRIu64 ": %s; " CHAT_WANTED, at->path, at->line, found);
+    user_error("%s, line %" PRIu64 ": %s; " CHAT_EXPECTED, at->path, at->line, found);
 }
 
-/* What no template here writes must not get lost. */
+/* Refuses what the templates here cannot render, instead of dropping it. */
 static void refuse_tools(const Place *at, const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     if (item && !cJSON_IsNull(item) && !(cJSON_IsArray(item) && !item->child))
-        refuse(at, "\"%s\" cannot be written by the template: leave such conversations out", key);
+        refuse(at, "\"%s\" cannot be rendered by the template: leave such conversations out", key);
 }
 
 static void refuse_bad_text(const Place *at, const char *text, size_t len) {
     size_t valid = utf8_valid_length(text, len);
-    if (valid < len) refuse(at, "no UTF-8 at byte %zu of the line", valid);
+    if (valid < len) refuse(at, "invalid UTF-8 at byte %zu of the line", valid);
     if (memchr(text, 0, len)) refuse(at, "a zero byte in the line");
     for (const char *p = text; (p = strchr(p, '\\')) && p[1]; p += 2) // cJSON would end the string there
         if (!strncmp(p, "\\u0000", 6)) refuse(at, "\\u0000 in a string, which is not text");
 }
 
-/* Renders one line of len bytes and a zero. */
+/* Renders one line of `len` bytes, which ends with a NUL. */
 static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
     refuse_bad_text(at, text, len);
     const char *end = text;
     cJSON *json = cJSON_ParseWithOpts(text, &end, 1), *messages = json, *message;
     if (!json)
-        refuse(at, "no JSON at byte %zu of the line, '%.*s'", (size_t)(end - text),
+        refuse(at, "invalid JSON at byte %zu of the line, '%.*s'", (size_t)(end - text),
                (int)min_i64(24, (int64_t)strcspn(end, "\r\n")), end);
-    if (cJSON_IsObject(json))
-        messages = cJSON_GetObjectItemCaseSensitive(json, "messages"), refuse_tools(at, json, "tools");
+    if (cJSON_IsObject(json)) {
+        messages = cJSON_GetObjectItemCaseSensitive(json, "messages");
+        refuse_tools(at, json, "tools");
+    }
     if (!cJSON_IsArray(messages)) refuse(at, "there is no list of messages");
     if (!messages->child) refuse(at, "the conversation is empty");
     c->count = 0;
@@ -165,11 +189,11 @@ static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
         const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role"),
                     *content = cJSON_GetObjectItemCaseSensitive(message, "content");
         number++;
-        if (!cJSON_IsObject(message)) refuse(at, "message %d is no object", number);
+        if (!cJSON_IsObject(message)) refuse(at, "message %d is not an object", number);
         if (!cJSON_IsString(role)) refuse(at, "message %d has no \"role\" that is a string", number);
         if (strcmp(role->valuestring, "system") && strcmp(role->valuestring, "user") &&
             strcmp(role->valuestring, "assistant"))
-            refuse(at, "message %d is of the unknown role '%.40s'", number, role->valuestring);
+            refuse(at, "message %d has the unknown role '%.40s'", number, role->valuestring);
         if (!cJSON_IsString(content)) refuse(at, "message %d has no \"content\" that is a string", number);
         refuse_tools(at, message, "tool_calls");
         if (number == 1 && c->form->system && strcmp(role->valuestring, "system"))
@@ -181,8 +205,8 @@ static void chat_line(Chat *c, const Place *at, const char *text, size_t len) {
 
 // ---------------------------------------------------------------------------
 
-/* Appends the conversations of a file; returns how many. */
-static uint64_t chat_file(Chat *c, const char *path, TokenWriter *train, TokenWriter *val, Chooser *chooser) {
+/* Appends the conversations of a file; returns their number. */
+static uint64_t chat_file(Chat *c, const char *path, TokenWriter *train, TokenWriter *val, ValidationSplit *split) {
     FILE *f = fopen(path, "rb");
     char *line = NULL;
     size_t room = 0;
@@ -193,11 +217,11 @@ static uint64_t chat_file(Chat *c, const char *path, TokenWriter *train, TokenWr
         at.line++;
         if (strspn(line, " \t\r\n") == (size_t)len) continue;
         chat_line(c, &at, line, (size_t)len);
-        TokenWriter *w = choose(chooser, (size_t)len) ? val : train;
+        TokenWriter *w = is_validation(split, (size_t)len) ? val : train;
         size_t n = c->count;
         writer_narrow(w, c->ids, n);
         writer_write(w, c->ids, c->mask, n);
-        writer_write(w, &c->t->eos, (const uint8_t *)"", 1); // a zero: no target
+        writer_write(w, &c->t->eos, (const uint8_t *)"", 1); // mask 0: not a target
         w->bytes += (uint64_t)len;
         conversations++;
     }
@@ -215,7 +239,7 @@ static void refuse_existing(const char *path) {
 int main(int argc, char **argv) {
     static const char usage[] = "usage: chat --tokenizer FILE --out-train FILE [--out-val FILE [--val-fraction 0.05]] "
                                 "JSONL...; conversations are packed: samples are windows "
-                                "over all of them one behind the other, and only the assistant's tokens are targets";
+                                "over all of them, one after the other, and only the assistant's tokens are targets";
     const char *tokenizer = NULL, *out_train = NULL, *out_val = NULL, *value,
                **files = (const char **)checked_malloc((size_t)argc * sizeof *files);
     int num_files = 0;
@@ -229,12 +253,10 @@ int main(int argc, char **argv) {
         else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; %s", argv[i], usage);
         else files[num_files++] = argv[i];
     }
-    const char *missing = !tokenizer                 ? "--tokenizer"
-                          : !out_train               ? "--out-train"
-                          : fraction > 0 && !out_val ? "--out-val"
-                          : !num_files               ? "a file of conversations"
-                                                     : NULL;
-    if (missing) user_error("%s is missing; %s", missing, usage);
+    if (!tokenizer) user_error("--tokenizer is missing; %s", usage);
+    if (!out_train) user_error("--out-train is missing; %s", usage);
+    if (fraction > 0 && !out_val) user_error("--out-val is missing; %s", usage);
+    if (!num_files) user_error("a file of conversations is missing; %s", usage);
     if (out_val && !strcmp(out_train, out_val))
         user_error("--out-train and --out-val are both %s, expected two files", out_val);
     refuse_existing(out_train);
@@ -242,24 +264,31 @@ int main(int argc, char **argv) {
 
     Tokenizer *t = tokenizer_open(tokenizer);
     Chat c = ZERO;
-    c.t = t, c.form = template_find(t, tokenizer);
-    c.blank = expression_open("[" SPACES "\\x{1c}-\\x{1f}]",
-                              PCRE2_ANCHORED); // what Python's strip takes, as the template's trim does
+    c.t = t;
+    c.form = template_find(t, tokenizer);
+    // what Python's strip() removes, which the templates' trim filter calls
+    c.space = expression_open("[" SPACES "\\x{1c}-\\x{1f}]", PCRE2_ANCHORED);
     c.match = pcre2_match_data_create(1, NULL);
     TokenWriter train = ZERO, val = ZERO;
-    Chooser chooser = {out_val ? fraction > 0 ? fraction : 0.05 : 0, 0, 0};
+    ValidationSplit split = {fraction > 0 ? fraction : 0.05, 0, 0};
+    if (!out_val) split.fraction = 0;
     uint64_t conversations = 0;
     writer_open(&train, out_train, t, 1);
     if (out_val) writer_open(&val, out_val, t, 1);
-    for (int i = 0; i < num_files; i++) conversations += chat_file(&c, files[i], &train, &val, &chooser);
+    for (int i = 0; i < num_files; i++) conversations += chat_file(&c, files[i], &train, &val, &split);
     if (!train.targets || (out_val && !val.targets))
-        user_error("%" PRIu64 " conversations leave %s without a word of the assistant; give more of them",
+        user_error("%" PRIu64
+                   " conversations leave %s without a target; give more conversations in which the assistant speaks",
                    conversations, train.targets ? out_val : out_train);
-    printf("%" PRIu64 " conversations, template of %s\n", conversations, c.form->name);
+    printf("%" PRIu64 " conversations, chat template: %s\n", conversations, c.form->name);
     writer_close(&train);
     if (out_val) writer_close(&val);
-    pcre2_code_free(c.blank), pcre2_match_data_free(c.match);
-    free(c.ids), free(c.mask), free(c.text), free(files);
+    pcre2_code_free(c.space);
+    pcre2_match_data_free(c.match);
+    free(c.ids);
+    free(c.mask);
+    free(c.text);
+    free(files);
     tokenizer_close(t);
     return 0;
 }

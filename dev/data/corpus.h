@@ -1,9 +1,9 @@
-/* corpus.h: what the tools of this folder share: the list of documents, where text may be cut, files out, token files,
- * options.
+/* corpus.h: what the tools of this folder share: documents, places where text may be cut, output files, token files,
+ * and options.
  *
- * A document is a text file. Files that the user names must be text; in folders, hidden files, token files,
- * tokenizers and whatever is not UTF-8 text are passed over. Documents may be larger than memory: corpus_check
- * reads each once through a small buffer and notes its length; the tools then read as much at a time as they want.
+ * A document is a text file. A file that the user names must be text. In folders, hidden files, token files, tokenizers
+ * and everything that is not UTF-8 text are skipped. Documents may be larger than memory: corpus_check reads each
+ * one through a small buffer and records its length, and the tools then read it piece by piece.
  */
 #ifndef CORPUS_H
 #define CORPUS_H
@@ -12,18 +12,21 @@
 
 typedef struct {
     char *path;
-    int named;
-    uint64_t len;
-} Document; // named: given by the user, not found in a folder; len: bytes
+    int named;    // named by the user, not found in a folder
+    uint64_t len; // bytes
+} Document;
 typedef struct {
     Document *documents;
-    size_t count, capacity, passed;
-    uint64_t len;
-} Corpus; // passed: over, by corpus_check; len: of all
+    size_t count, capacity;
+    size_t skipped; // files that corpus_check skipped
+    uint64_t len;   // bytes of all documents
+} Corpus;
 
 static inline void corpus_add(Corpus *c, const char *path, int named) {
-    if (c->count == c->capacity)
-        c->documents = (Document *)grown(c->documents, (c->capacity = 2 * c->capacity + 64) * sizeof *c->documents);
+    if (c->count == c->capacity) {
+        c->capacity = 2 * c->capacity + 64;
+        c->documents = (Document *)grown(c->documents, c->capacity * sizeof *c->documents);
+    }
     c->documents[c->count].path = strdup(path);
     c->documents[c->count++].named = named;
 }
@@ -33,7 +36,7 @@ static inline int ends_with(const char *s, const char *end) {
     return n >= m && !strcmp(s + n - m, end);
 }
 
-/* All files below a folder in the order of their names, so that the same folder gives the same tokens anywhere. */
+/* Adds all files below a folder, sorted by name, so that the same folder gives the same tokens on every machine. */
 static inline void corpus_walk(Corpus *c, const char *folder) {
     struct dirent **entries;
     int n = scandir(folder, &entries, NULL, alphasort); // no setlocale here: alphasort compares bytes
@@ -45,7 +48,7 @@ static inline void corpus_walk(Corpus *c, const char *folder) {
         struct stat info;
         sprintf(path, "%s/%s", folder, name);
         if (name[0] != '.' && !ends_with(name, ".tok") && strcmp(name, "tokenizer.model") &&
-            !lstat(path, &info)) { // links could lead in a circle
+            !lstat(path, &info)) { // symbolic links are skipped: they could form a cycle
             if (S_ISDIR(info.st_mode)) corpus_walk(c, path);
             else if (S_ISREG(info.st_mode) && info.st_size) corpus_add(c, path, 0);
         }
@@ -68,44 +71,48 @@ static inline FILE *document_open(const Document *d) {
     FILE *f = fopen(d->path, "rb");
     if (!f) user_error("%s cannot be opened: %s; expected a readable text file", d->path, strerror(errno));
     if (fstat(fileno(f), &info) || !S_ISREG(info.st_mode))
-        user_error("%s is no file on a disk, expected one: it is read twice; write the text to a file first", d->path);
+        user_error("%s is not a regular file, but it is read twice: write the text to a file first", d->path);
     return f;
 }
 
-/* The next n bytes, as many as corpus_check has seen. */
+/* Reads the next n bytes, which corpus_check has seen. */
 static inline void document_read(const Document *d, FILE *f, char *text, size_t n) {
     size_t got = fread(text, 1, n, f);
     if (got != n)
-        user_error("%s ended %zu bytes before its %" PRIu64 ": %s; it must not change while it is read", d->path,
-                   n - got, d->len, ferror(f) ? strerror(errno) : "cut short");
+        user_error("%s ended %zu bytes before its end at %" PRIu64 ": %s; it must not change while it is read", d->path,
+                   n - got, d->len, ferror(f) ? strerror(errno) : "it became shorter");
 }
 
-/* The document's length, 0 where it is to be passed over. */
+/* The document's length in bytes; 0 if it is to be skipped because it is not text. */
 static inline uint64_t document_length(const Document *d, char *buffer, size_t room) {
     FILE *f = document_open(d);
     uint64_t len = 0;
-    for (size_t have = 0, n; (n = fread(buffer + have, 1, room - have, f)) || have;) {
-        size_t valid = utf8_valid_length(buffer, have += n);
+    size_t have = 0; // bytes in the buffer
+    for (;;) {
+        size_t n = fread(buffer + have, 1, room - have, f);
+        have += n;
+        if (!have) break;
+        size_t valid = utf8_valid_length(buffer, have);
         const char *zero = (const char *)memchr(buffer, 0, valid);
-        if (zero || have - valid > 3 ||
-            !n) { // three bytes may wait for the fourth of their character, but not for ever
+        if (zero || have - valid > 3 || !n) { // up to 3 bytes may be the beginning of a character that continues
             if (d->named)
                 user_error("%s is not text: %s at byte %" PRIu64
                            "; expected UTF-8 (iconv -f latin1 -t utf-8 converts older text)",
-                           d->path, zero ? "a zero byte" : "no UTF-8",
+                           d->path, zero ? "a zero byte" : "invalid UTF-8",
                            len + (zero ? (uint64_t)(zero - buffer) : valid));
             fclose(f);
             return 0;
         }
         len += valid;
-        memmove(buffer, buffer + valid, have -= valid);
+        have -= valid;
+        memmove(buffer, buffer + valid, have);
     }
     if (ferror(f)) user_error("%s cannot be read: %s; expected a readable text file", d->path, strerror(errno));
     fclose(f);
     return len;
 }
 
-/* Keeps the documents that are text, with their lengths. */
+/* Keeps the documents that are text, and records their lengths. */
 static inline void corpus_check(Corpus *c) {
     enum { ROOM = 1 << 20 };
     char *buffer = (char *)checked_malloc(ROOM);
@@ -119,26 +126,28 @@ static inline void corpus_check(Corpus *c) {
         else free(d.path);
     }
     free(buffer);
-    c->passed = given - c->count;
+    c->skipped = given - c->count;
     if (!c->count) user_error("%zu files were given, none with text in it; expected UTF-8 text", given);
 }
 
-/* Where text may be cut without a change in its tokens: behind a letter or a number that something else follows.
- * Of split_open's alternatives, those that take letters or numbers end with them, the others take none: there a piece
- * ends, whatever stands before it or behind. And none looks back, or ahead past the first character that is not blank.
- */
-static inline pcre2_code *cut_open(void) { return expression_open("[" LETTERS NUMBERS "](?=[^" LETTERS NUMBERS "])", 0); }
+/* Matches the places where text may be cut without changing its tokens: after a letter or number that is followed by
+ * another character. Each alternative of split_open's expression either ends with letters or numbers or contains none,
+ * so a piece always ends there, whatever precedes or follows. And no alternative looks back, or ahead beyond the first
+ * character that is not white space. */
+static inline pcre2_code *cut_open(void) {
+    return expression_open("[" LETTERS NUMBERS "](?=[^" LETTERS NUMBERS "])", 0);
+}
 
-/* The first such place in text[from .. len), or 0. `from` is the start of a character. */
+/* The first such place in text[from .. len), or 0 if there is none. `from` is the start of a character. */
 static inline size_t cut_next(const pcre2_code *cut, pcre2_match_data *match, const char *text, size_t len,
                               size_t from) {
     int rc = pcre2_match(cut, (PCRE2_SPTR)text + from, len - from, 0, 0, match, NULL);
     return rc > 0 ? from + pcre2_get_ovector_pointer(match)[1] : 0;
 }
 
-/* Output goes to PATH.partial, which replaces PATH only when it is whole. What is not whole when an error ends the
- * program is removed. */
-static char *unfinished_outputs[4]; // their PATH.partial; NULL: none
+/* Output is written to PATH.partial, which is renamed to PATH when it is complete. If an error ends the program, the
+ * incomplete files are removed. */
+static char *unfinished_outputs[4]; // their PATH.partial; NULL: an empty entry
 static inline void outputs_discard(int code) {
     (void)code;
     for (size_t i = 0; i < sizeof unfinished_outputs / sizeof unfinished_outputs[0]; i++)
@@ -156,7 +165,7 @@ static inline FILE *output_open(const char *path) {
     if (!f)
         user_error("%s cannot be written: %s; expected a folder that exists and may be written to", partial,
                    strerror(errno));
-    while (*slot) slot++; // no tool writes as many
+    while (*slot) slot++; // no tool writes four files
     *slot = partial;
     process_end.last_words = outputs_discard;
     return f;
@@ -166,28 +175,30 @@ static inline void output_close(FILE *f, const char *path) {
     char *partial = path_with(path, ".partial"), **slot = unfinished_outputs;
     int failed = fflush(f) || ferror(f) || fsync(fileno(f));
     if (fclose(f) || failed || rename(partial, path))
-        user_error("%s could not be written whole: %s; is the disk full?", path, strerror(errno));
+        user_error("%s could not be written completely: %s; is the disk full?", path, strerror(errno));
     while (!*slot || strcmp(*slot, partial)) slot++;
-    free(*slot), free(partial);
+    free(*slot);
+    free(partial);
     *slot = NULL;
 }
 
 // ---------------------------------------------------------------------------
 // token files
 
-typedef struct { // CONTRACT of token files: 64 bytes, little-endian, then tokens, then the mask where flagged
+typedef struct { // 64 bytes, little-endian, as TokenFileHeader in dataloader.h describes it
     char magic[8];
     uint32_t version, width, vocab_size, flags;
     uint64_t count;
-    uint8_t tokenizer[32]; // SHA-256 of its file
+    uint8_t tokenizer[32]; // SHA-256 of the tokenizer's file
 } TokenHeader;
 
 typedef struct {
     const char *path;
-    FILE *file, *mask; // mask: one byte a token, in a file without a name until it is known where it goes; NULL: none
+    FILE *file;
+    FILE *mask; // one byte per token, in an unnamed file until the number of tokens is known; NULL: no mask
     const Tokenizer *t;
-    uint32_t width;                 // bytes a token
-    uint64_t count, targets, bytes; // tokens, tokens that the mask makes targets, and text bytes so far
+    uint32_t width;                 // bytes per token
+    uint64_t count, targets, bytes; // so far: tokens, tokens that are targets, bytes of text
 } TokenWriter;
 
 static inline void writer_header(const TokenWriter *w) {
@@ -204,7 +215,9 @@ static inline void writer_header(const TokenWriter *w) {
 }
 
 static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer *t, int masked) {
-    w->path = path, w->t = t, w->width = t->vocab_size <= 65536 ? 2 : 4;
+    w->path = path;
+    w->t = t;
+    w->width = t->vocab_size <= 65536 ? 2 : 4;
     w->file = output_open(path);
     if (masked) {
         char *name = path_with(path, ".mask.partial");
@@ -213,16 +226,16 @@ static inline void writer_open(TokenWriter *w, const char *path, const Tokenizer
             user_error("%s cannot be written: %s; expected a folder that may be written to", name, strerror(errno));
         free(name);
     }
-    writer_header(w); // written again with the count
+    writer_header(w); // reserves its place; writer_close writes it again with the count
 }
 
-/* Ids as they lie in the file, in place. */
+/* Converts ids to the width that the file has, in place. */
 static inline void writer_narrow(const TokenWriter *w, int32_t *ids, size_t n) {
     for (size_t i = 0; i < n && w->width == 2; i++)
         memcpy((char *)ids + 2 * i, &ids[i], 2); // little-endian: the low bytes come first
 }
 
-/* n tokens, as writer_narrow leaves them; mask: (n), NULL for a file that has none. */
+/* Appends n tokens that writer_narrow has converted. mask: (n); NULL for a file without a mask. */
 static inline void writer_write(TokenWriter *w, const int32_t *tokens, const uint8_t *mask, size_t n) {
     if (fwrite(tokens, w->width, n, w->file) != n || (mask && fwrite(mask, 1, n, w->mask) != n))
         user_error("%s.partial cannot be written to: %s; is the disk full?", w->path, strerror(errno));
@@ -234,9 +247,9 @@ static inline void writer_close(TokenWriter *w) {
     char buffer[1 << 16];
     if (w->mask) rewind(w->mask);
     for (size_t n; w->mask && (n = fread(buffer, 1, sizeof buffer, w->mask)) > 0;)
-        fwrite(buffer, 1, n, w->file); // output_close sees an error
+        fwrite(buffer, 1, n, w->file); // output_close checks for errors
     if (w->mask && (ferror(w->mask) || (uint64_t)ftello(w->file) != sizeof(TokenHeader) + w->count * (w->width + 1)))
-        user_error("the mask of %s could not be written whole: %s; is the disk full?", w->path, strerror(errno));
+        user_error("the mask of %s could not be written completely: %s; is the disk full?", w->path, strerror(errno));
     writer_header(w);
     if (w->mask) fclose(w->mask);
     output_close(w->file, w->path);
@@ -246,14 +259,15 @@ static inline void writer_close(TokenWriter *w) {
     else printf("%s: %" PRIu64 " tokens from %.2f MB of text\n", w->path, w->count, (double)w->bytes / 1e6);
 }
 
-/* Which text validates. */
+/* Decides which text is for validation. */
 typedef struct {
-    double fraction;
-    uint64_t seen, chosen;
-} Chooser; // bytes so far, and of these for validation
+    double fraction;       // of the text that is for validation
+    uint64_t seen, chosen; // bytes so far; those of them that are for validation
+} ValidationSplit;
 
-/* Spreads validation evenly: a chunk is taken when that brings the chosen bytes closer to their share. */
-static inline int choose(Chooser *c, size_t len) {
+/* Whether the next `len` bytes are for validation. Spreads it evenly: they are taken if that brings the number of chosen
+ * bytes closer to their share. */
+static inline int is_validation(ValidationSplit *c, size_t len) {
     double share = c->fraction * (double)(c->seen + len / 2);
     int val = c->fraction > 0 && (double)c->chosen + (double)len / 2 <= share;
     c->seen += len;
@@ -264,7 +278,7 @@ static inline int choose(Chooser *c, size_t len) {
 // ---------------------------------------------------------------------------
 // options
 
-/* If argv[*i] is `name`, its value, and *i moves on to it; else NULL. */
+/* If argv[*i] is `name`, returns its value and moves *i to it; otherwise returns NULL. */
 static inline const char *option_value(int argc, char **argv, int *i, const char *name) {
     if (strcmp(argv[*i], name)) return NULL;
     if (*i + 1 >= argc) user_error("%s was given without a value; expected one after it", name);

@@ -1,6 +1,6 @@
-/* encode.c: the ids of whole files, and how long encoding alone took; dev/pytorch/compare_tokenizer.py asks it.
- * Usage: encode TOKENIZER FILE... For each file, any bytes, it writes to standard output: the seconds (a double), the
- * number of ids (uint64), the ids (int32).
+/* encode.c: the token ids of whole files and the time that encoding took, for dev/pytorch/compare_tokenizer.py.
+ * Usage: encode TOKENIZER FILE... For each file, which may contain any bytes, it writes to standard output: the seconds
+ * (double), the number of ids (uint64), the ids (int32).
  */
 #include "corpus.h"
 
@@ -14,7 +14,7 @@ int main(int argc, char **argv) {
         Document d = {argv[i], 1, 0};
         FILE *f = document_open(&d);
         struct stat info;
-        if (fstat(fileno(f), &info)) user_error("%s: its size cannot be had: %s", d.path, strerror(errno));
+        if (fstat(fileno(f), &info)) user_error("%s: cannot read its size: %s", d.path, strerror(errno));
         char *text = (char *)checked_malloc((size_t)info.st_size);
         document_read(&d, f, text, (size_t)info.st_size);
         double started = seconds_now();

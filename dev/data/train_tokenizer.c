@@ -1,47 +1,54 @@
-/* train_tokenizer.c: makes a tokenizer.model of a given size from text, by byte-pair encoding (Sennrich et al. 2016,
- * on bytes as in GPT-2): the pair of neighbours that occurs most often becomes a token, again and again.
+/* train_tokenizer.c: trains a tokenizer.model of a given size on text, by byte-pair encoding (Sennrich et al. 2016, on
+ * bytes as in GPT-2): the most frequent pair of adjacent tokens becomes a new token, until there are enough.
  * Usage: train_tokenizer --vocab-size 4096 --out tokenizer.model FILE|DIR...
- * The size counts Llama 3's 256 special tokens, which need no line in the file. Ranks 0 to 255 are the bytes. Of
- * pairs equally frequent the one of smaller ids is taken, so the same text gives the same file. Of more text than
- * MAX_TEXT the first part of each file serves, the same share of all: pieces and pairs are counted in memory.
+ *
+ * The size includes Llama 3's 256 special tokens, which have no line in the file. Ranks 0 to 255 are the single bytes.
+ * Among equally frequent pairs the one with the smaller ids is merged, so the same text gives the same file. Pieces and
+ * pairs are counted in memory; of more text than MAX_TEXT, the first part of each file is used, the same share of all.
  */
 #include "corpus.h"
 
 enum {
-    MAX_PIECE = 4096, // bytes; longer pieces are no language (base64, minified code) and teach nothing
-    MAX_TOKEN = 128,  // bytes, as long as the longest of Llama 3
-    MAX_TEXT = 1 << 29
-}; // bytes
+    MAX_PIECE = 4096,  // bytes; longer pieces are not language (base64, minified code) and are ignored
+    MAX_TOKEN = 128,   // bytes, the length of Llama 3's longest token
+    MAX_TEXT = 1 << 29 // bytes
+};
 
+/* A distinct piece of text. */
 typedef struct {
     char *bytes;
     uint32_t len, hash;
-    int64_t count;
-    int32_t *symbols;
+    int64_t count;    // how often it occurs
+    int32_t *symbols; // (num_symbols) its tokens so far
     uint32_t num_symbols;
-} Piece; // a distinct piece of text
+} Piece;
+
+/* A pair of adjacent tokens. */
 typedef struct {
-    uint64_t key;
-    int64_t count;
-    uint32_t *where, num_where, room;
-} Pair; // key: left << 32 | right; where: pieces that have or had it
+    uint64_t key;    // left << 32 | right
+    int64_t count;   // how often it occurs in the text
+    uint32_t *where; // (num_where) pieces that contain it, or did
+    uint32_t num_where, room;
+} Pair;
+
 typedef struct {
     int64_t count;
-    uint64_t key;
+    uint64_t key; // of a pair
 } Candidate;
 
 typedef struct {
-    Tokenizer t;   // the vocabulary so far, for its table of bytes; nothing else of it is set
-    Piece *pieces; // (num_pieces), found by piece_slots
-    uint32_t *piece_slots, piece_mask, num_pieces, max_pieces;
-    Pair *pairs; // (pair_mask + 1) open addressing, key 0 with no `where` is empty
+    Tokenizer t;           // the vocabulary so far; only its table of tokens is set
+    Piece *pieces;         // (num_pieces)
+    uint32_t *piece_slots; // (piece_mask + 1) hash table: index of a piece + 1; 0: empty
+    uint32_t piece_mask, num_pieces, max_pieces;
+    Pair *pairs; // (pair_mask + 1) hash table with open addressing; `where` is NULL in an empty slot
     uint64_t pair_mask, num_pairs;
-    Candidate *heap; // most frequent on top; entries whose count has changed since are mended when met
+    Candidate *heap; // the most frequent pair on top; an entry with an outdated count is corrected when it is popped
     size_t heap_size, heap_room;
 } Trainer;
 
 // ---------------------------------------------------------------------------
-// the distinct pieces of the text and how often each occurs
+// the distinct pieces of the text, and how often each occurs
 
 static void pieces_grow(Trainer *b) {
     b->max_pieces = 2 * b->max_pieces + 4096;
@@ -54,7 +61,7 @@ static void pieces_grow(Trainer *b) {
     for (uint32_t p = 0; p < b->num_pieces; p++) {
         uint32_t i = b->pieces[p].hash & b->piece_mask;
         while (b->piece_slots[i]) i = (i + 1) & b->piece_mask;
-        b->piece_slots[i] = p + 1; // 0: empty
+        b->piece_slots[i] = p + 1;
     }
 }
 
@@ -72,13 +79,16 @@ static void piece_count(Trainer *b, const char *bytes, size_t len) {
     Piece *p = &b->pieces[b->num_pieces];
     p->bytes = (char *)checked_malloc(len);
     memcpy(p->bytes, bytes, len);
-    p->len = p->num_symbols = (uint32_t)len, p->hash = hash, p->count = 1;
+    p->len = (uint32_t)len;
+    p->num_symbols = (uint32_t)len;
+    p->hash = hash;
+    p->count = 1;
     p->symbols = (int32_t *)checked_malloc(len * sizeof *p->symbols);
     for (size_t j = 0; j < len; j++) p->symbols[j] = (uint8_t)bytes[j];
     b->piece_slots[i] = ++b->num_pieces;
 }
 
-/* Returns the bytes of text that were looked at. */
+/* Counts the pieces of the corpus. Returns the number of bytes that were used. */
 static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
     pcre2_code *split = split_open();
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
@@ -91,7 +101,7 @@ static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
         FILE *f = document_open(document);
         document_read(document, f, text, len);
         fclose(f);
-        len = utf8_valid_length(text, len); // its last character may be cut
+        len = utf8_valid_length(text, len); // the last character may be incomplete
         for (size_t at = 0, end; at < len; at = end) {
             end = split_next(split, 1, match, text, len, at);
             piece_count(b, text + at, end - at);
@@ -105,23 +115,28 @@ static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
 }
 
 // ---------------------------------------------------------------------------
-// pairs of neighbours, and the most frequent of them
+// pairs of adjacent tokens, and the most frequent of them
 
 static int more_frequent(Candidate a, Candidate b) { return a.count != b.count ? a.count > b.count : a.key < b.key; }
 
 static void candidate_push(Trainer *b, int64_t count, uint64_t key) {
     Candidate c = {count, key};
-    if (b->heap_size == b->heap_room)
-        b->heap = (Candidate *)grown(b->heap, (b->heap_room = 2 * b->heap_room + 4096) * sizeof *b->heap);
+    if (b->heap_size == b->heap_room) {
+        b->heap_room = 2 * b->heap_room + 4096;
+        b->heap = (Candidate *)grown(b->heap, b->heap_room * sizeof *b->heap);
+    }
     size_t i = b->heap_size++;
-    for (; i && more_frequent(c, b->heap[(i - 1) / 2]); i = (i - 1) / 2) b->heap[i] = b->heap[(i - 1) / 2];
+    while (i && more_frequent(c, b->heap[(i - 1) / 2])) {
+        b->heap[i] = b->heap[(i - 1) / 2];
+        i = (i - 1) / 2;
+    }
     b->heap[i] = c;
 }
 
 static Candidate candidate_pop(Trainer *b) {
     Candidate top = b->heap[0], last = b->heap[--b->heap_size];
-    size_t i = 0, child;
-    while ((child = 2 * i + 1) < b->heap_size) {
+    size_t i = 0;
+    for (size_t child = 1; child < b->heap_size; child = 2 * i + 1) {
         if (child + 1 < b->heap_size && more_frequent(b->heap[child + 1], b->heap[child])) child++;
         if (!more_frequent(b->heap[child], last)) break;
         b->heap[i] = b->heap[child];
@@ -144,18 +159,20 @@ static Pair *pair_find(Trainer *b, uint64_t key) {
         for (uint64_t i = 0; b->pairs && i <= b->pair_mask; i++)
             if (b->pairs[i].where) *pair_slot(wider, mask, b->pairs[i].key) = b->pairs[i];
         free(b->pairs);
-        b->pairs = wider, b->pair_mask = mask;
+        b->pairs = wider;
+        b->pair_mask = mask;
     }
     Pair *p = pair_slot(b->pairs, b->pair_mask, key);
     if (p->where) return p;
     b->num_pairs++;
-    p->key = key, p->room = 4;
+    p->key = key;
+    p->room = 4;
     p->where = (uint32_t *)checked_malloc(p->room * sizeof *p->where);
     return p;
 }
 
-/* Adds `sign` times a piece's pairs to the counts; pairs with `token` in them (all pairs for NO_TOKEN) learn that they
- * are found here. */
+/* Adds the pairs of a piece to the counts (sign +1) or removes them (-1). When adding, the piece is recorded in the pairs
+ * that contain `token`; with NO_TOKEN in all of them. */
 static void piece_add_pairs(Trainer *b, uint32_t piece, int sign, int32_t token) {
     const Piece *p = &b->pieces[piece];
     for (uint32_t i = 0; i + 1 < p->num_symbols; i++) {
@@ -164,31 +181,36 @@ static void piece_add_pairs(Trainer *b, uint32_t piece, int sign, int32_t token)
         pair->count += sign * p->count;
         if (sign < 0 || (token != NO_TOKEN && left != token && right != token)) continue;
         if (!pair->num_where || pair->where[pair->num_where - 1] != piece) {
-            if (pair->num_where == pair->room)
-                pair->where = (uint32_t *)grown(pair->where, (pair->room *= 2) * sizeof *pair->where);
+            if (pair->num_where == pair->room) {
+                pair->room *= 2;
+                pair->where = (uint32_t *)grown(pair->where, pair->room * sizeof *pair->where);
+            }
             pair->where[pair->num_where++] = piece;
         }
         if (token != NO_TOKEN) candidate_push(b, pair->count, pair->key);
     }
 }
 
-/* Replaces left, right by `token` in every piece, from left to right as the encoder does. */
+/* Replaces the pair by `token` in every piece, from left to right, as the encoder does. */
 static void merge_everywhere(Trainer *b, uint64_t key, int32_t token) {
     int32_t left = (int32_t)(key >> 32), right = (int32_t)key;
     Pair *pair = pair_find(b, key);
     uint32_t *where = pair->where, num_where = pair->num_where;
-    pair->where = (uint32_t *)checked_malloc(sizeof *where); // the table may move below, and this pair is used up
-    pair->num_where = 0, pair->room = 1;
+    pair->where = (uint32_t *)checked_malloc(sizeof *where); // the table of pairs may move below
+    pair->num_where = 0;
+    pair->room = 1;
     for (uint32_t w = 0; w < num_where; w++) {
         Piece *p = &b->pieces[where[w]];
         int32_t *s = p->symbols;
         uint32_t i = 0, n = 0;
         while (i + 1 < p->num_symbols && (s[i] != left || s[i + 1] != right)) i++;
-        if (i + 1 >= p->num_symbols) continue; // had it once
+        if (i + 1 >= p->num_symbols) continue; // it no longer contains the pair
         piece_add_pairs(b, where[w], -1, token);
-        for (i = 0; i < p->num_symbols; i++)
-            if (i + 1 < p->num_symbols && s[i] == left && s[i + 1] == right) s[n++] = token, i++;
-            else s[n++] = s[i];
+        for (i = 0; i < p->num_symbols; i++) {
+            int merges = i + 1 < p->num_symbols && s[i] == left && s[i + 1] == right;
+            s[n++] = merges ? token : s[i];
+            i += (uint32_t)merges;
+        }
         p->num_symbols = n;
         piece_add_pairs(b, where[w], +1, token);
     }
@@ -201,7 +223,8 @@ static void merge_everywhere(Trainer *b, uint64_t key, int32_t token) {
 static void vocabulary_add(Tokenizer *t, const char *bytes, size_t n) {
     memcpy(t->bytes + t->start[t->n_base], bytes, n);
     TokenSlot *slot = token_slot(t, bytes, n);
-    slot->hash = token_hash(bytes, n), slot->id = t->n_base++;
+    slot->hash = token_hash(bytes, n);
+    slot->id = t->n_base++;
     t->start[t->n_base] = t->start[t->n_base - 1] + n;
     if (n > t->longest) t->longest = n;
 }
@@ -229,15 +252,18 @@ static void learn(Trainer *b, int n_base) {
         Candidate c = candidate_pop(b);
         int64_t count = pair_find(b, c.key)->count;
         if (count < c.count && count > 0) candidate_push(b, count, c.key);
-        if (count != c.count || count == 0) continue; // a rise has pushed an entry of its own
+        if (count != c.count || count == 0) continue; // an increase has pushed another entry
         int32_t left = (int32_t)(c.key >> 32), right = (int32_t)c.key;
         size_t n = token_length(t, left) + token_length(t, right);
         char bytes[2 * MAX_TOKEN];
         if (n > MAX_TOKEN) continue;
         memcpy(bytes, t->bytes + t->start[left], token_length(t, left));
         memcpy(bytes + token_length(t, left), t->bytes + t->start[right], token_length(t, right));
-        int32_t token = token_find(t, bytes, n); // a token may come from several pairs: a+bc, ab+c
-        if (token == NO_TOKEN) vocabulary_add(t, bytes, n), token = t->n_base - 1;
+        int32_t token = token_find(t, bytes, n); // several pairs may form the same token: a+bc, ab+c
+        if (token == NO_TOKEN) {
+            token = t->n_base;
+            vocabulary_add(t, bytes, n);
+        }
         merge_everywhere(b, c.key, token);
     }
 }
@@ -262,7 +288,7 @@ static void vocabulary_write(const Tokenizer *t, const char *path) {
 }
 
 int main(int argc, char **argv) {
-    static Trainer b; // its fields are large tables, nothing else uses it
+    static Trainer b;
     Corpus corpus = ZERO;
     const char *out = NULL, *value;
     long vocab_size = 4096;
@@ -281,7 +307,7 @@ int main(int argc, char **argv) {
     }
     if (!out || !corpus.count)
         user_error("%s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...",
-                   out ? "there is no text file in what was given" : "--out is missing");
+                   out ? "no text file was given" : "--out is missing");
     double started = seconds_now();
     corpus_check(&corpus);
     uint64_t bytes = pieces_of(&b, &corpus);
@@ -289,8 +315,8 @@ int main(int argc, char **argv) {
     vocabulary_open(&b.t, n_base);
     learn(&b, n_base);
     if (b.t.n_base < n_base)
-        user_error("%" PRIu64
-                   " bytes of text have pairs for %d tokens only, %d were wanted; give more text, or --vocab-size %d",
+        user_error("%" PRIu64 " bytes of text contain pairs for only %d tokens, but %d were asked for; give more text, "
+                              "or --vocab-size %d",
                    bytes, b.t.n_base, n_base, b.t.n_base + NUM_SPECIAL_TOKENS);
     vocabulary_write(&b.t, out);
     printf("%s: %ld tokens (%d of the text, %d special) from %.2f MB in %u distinct pieces, %.2f s\n", out, vocab_size,

@@ -80,7 +80,7 @@ gives "ChatML: names of special tokens in what is said are plain text" bin/chat 
 
 # ---------------------------------------------------------------- a planted fault
 mkdir -p planted/dev/data
-cp "$top"/*.h planted/
+cp -r "$top"/*.h "$top/lib" planted/
 cp "$top"/dev/data/Makefile "$top"/dev/data/*.[ch] planted/dev/data/
 sed -i 's|        writer_write(w, c->ids, c->mask, n);|        memmove(c->mask + 1, c->mask, n - 1);\n&|' planted/dev/data/chat.c
 if cmp -s planted/dev/data/chat.c "$top/dev/data/chat.c"; then fail "planted: the mask is shifted by one" "the edit no longer matches chat.c"
@@ -124,39 +124,39 @@ bad() {
 # line NAME PATTERN JSON : behind a good line
 line() {
     { printf '%s\n' "$talk"; printf '%s\n' "$3"; } >wrong.jsonl
-    bad "$1" "wrong.jsonl, line 2: $2.*; expected one conversation a line" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
+    bad "$1" "wrong.jsonl, line 2: $2.*; expected one conversation per line" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
 }
-line "no JSON" "no JSON at byte [0-9]+ of the line, 'hello" '{"messages": hello}'
-line "half a line of JSON" "no JSON at byte" '[{"role":"user","content":"a"}'
-line "two values on a line" "no JSON at byte [0-9]+ of the line, '\[" "$talk $talk"
-line "half a surrogate" "no JSON at byte" '[{"role":"user","content":"\ud800"}]'
+line "no JSON" "invalid JSON at byte [0-9]+ of the line, 'hello" '{"messages": hello}'
+line "half a line of JSON" "invalid JSON at byte" '[{"role":"user","content":"a"}'
+line "two values on a line" "invalid JSON at byte [0-9]+ of the line, '\[" "$talk $talk"
+line "half a surrogate" "invalid JSON at byte" '[{"role":"user","content":"\ud800"}]'
 line "a number" "there is no list of messages" '12'
 line "no messages" "there is no list of messages" '{"conversation":[]}'
 line "messages that are no list" "there is no list of messages" '{"messages":"hello"}'
 line "an empty conversation" "the conversation is empty" '{"messages":[]}'
-line "a message that is none" "message 1 is no object" '["hello"]'
+line "a message that is none" "message 1 is not an object" '["hello"]'
 line "a message without a role" "message 2 has no \"role\" that is a string" '[{"role":"user","content":"a"},{"content":"b"}]'
-line "an unknown role" "message 1 is of the unknown role 'tool'" '[{"role":"tool","content":"a"}]'
-line "a role with a capital" "message 1 is of the unknown role 'User'" '[{"role":"User","content":"a"}]'
+line "an unknown role" "message 1 has the unknown role 'tool'" '[{"role":"tool","content":"a"}]'
+line "a role with a capital" "message 1 has the unknown role 'User'" '[{"role":"User","content":"a"}]'
 line "a message without content" "message 1 has no \"content\" that is a string" '[{"role":"user"}]'
 line "content in parts" "message 1 has no \"content\" that is a string" '[{"role":"user","content":[{"type":"text","text":"a"}]}]'
 line "content that is null" "message 2 has no \"content\" that is a string" '[{"role":"user","content":"a"},{"role":"assistant","content":null}]'
-line "calls of tools" "\"tool_calls\" cannot be written" '[{"role":"assistant","content":"","tool_calls":[{"id":"1"}]}]'
-line "tools" "\"tools\" cannot be written" '{"tools":[{"name":"f"}],"messages":[{"role":"user","content":"a"}]}'
+line "calls of tools" "\"tool_calls\" cannot be rendered" '[{"role":"assistant","content":"","tool_calls":[{"id":"1"}]}]'
+line "tools" "\"tools\" cannot be rendered" '{"tools":[{"name":"f"}],"messages":[{"role":"user","content":"a"}]}'
 line "a zero in a string" ".u0000 in a string" '[{"role":"user","content":"a\u0000b"}]'
 { printf '%s\n' "$talk"; printf '[{"role":"user","content":"\377"}]\n'; } >wrong.jsonl
-bad "no UTF-8" "wrong.jsonl, line 2: no UTF-8 at byte 27" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
+bad "no UTF-8" "wrong.jsonl, line 2: invalid UTF-8 at byte 27" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
 { printf '%s\n' "$talk"; printf '[{"role":"user","content":"\0"}]\n'; } >wrong.jsonl
 bad "a zero byte" "wrong.jsonl, line 2: a zero byte" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
 if { printf '%s\n' '[{"role":"assistant","content":"a\\u0000b"}]'; } >one.jsonl && rm -f one.tok && bin/chat --tokenizer llama3.model --out-train one.tok one.jsonl >.out 2>.err; then pass "a backslash before u0000 is text" "$(dump one.tok)"; else fail "a backslash before u0000 is text" "$(cat .err)"; fi
 printf '[{"role":"user","content":"a"}]\n' >wrong.jsonl
-bad "nothing to learn" "1 conversations leave bad.tok without a word of the assistant" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
+bad "nothing to learn" "1 conversations leave bad.tok without a target" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
 printf '%s\n' "$talk" >one.jsonl
-bad "too few to validate" "1 conversations leave bad.val without a word" bin/chat --tokenizer llama3.model --out-train bad.tok --out-val bad.val one.jsonl
+bad "too few to validate" "1 conversations leave bad.val without a target" bin/chat --tokenizer llama3.model --out-train bad.tok --out-val bad.val one.jsonl
 bad "a folder for conversations" "cannot be read: Is a directory" bin/chat --tokenizer llama3.model --out-train bad.tok planted
 bad "conversations that are not there" "nowhere cannot be opened" bin/chat --tokenizer llama3.model --out-train bad.tok nowhere
 sed 's/im_start/start/' chatml.model >other.model
-bad "a tokenizer without a template" "other.model has the special tokens of no chat template" bin/chat --tokenizer other.model --out-train bad.tok one.jsonl
+bad "a tokenizer without a template" "other.model does not have the special tokens of a chat template" bin/chat --tokenizer other.model --out-train bad.tok one.jsonl
 bad "an output that exists" "all.tok exists already" bin/chat --tokenizer llama3.model --out-train all.tok one.jsonl
 bad "one file for both" "are both bad.tok" bin/chat --tokenizer llama3.model --out-train bad.tok --out-val bad.tok one.jsonl
 bad "no tokenizer" "--tokenizer is missing; usage: chat" bin/chat --out-train bad.tok one.jsonl

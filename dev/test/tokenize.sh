@@ -95,17 +95,17 @@ rm -f large large.train large.val
 # ---------------------------------------------------------------- what is no text
 give() { echo bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val; }
 { printf a; yes "$(printf '\303\251')" | head -n 1000000 | tr -d '\n'; } >long # characters lie across the ends of what is read at a time
-{ cat long; printf '\377 and on'; } >broken; bad "a byte that is no UTF-8, far into a file" "broken is not text: no UTF-8 at byte 2000001;" $(give) broken
+{ cat long; printf '\377 and on'; } >broken; bad "a byte that is no UTF-8, far into a file" "broken is not text: invalid UTF-8 at byte 2000001;" $(give) broken
 { cat long; printf '\0 and on'; } >broken; bad "a zero byte, far into a file" "broken is not text: a zero byte at byte 2000001;" $(give) broken
-{ cat long; printf '\342\202'; } >broken; bad "a character cut by the file's end" "broken is not text: no UTF-8 at byte 2000001;" $(give) broken
+{ cat long; printf '\342\202'; } >broken; bad "a character cut by the file's end" "broken is not text: invalid UTF-8 at byte 2000001;" $(give) broken
 printf '\377' >broken
-bad "a byte that is no UTF-8, alone" "no UTF-8 at byte 0;" $(give) broken
+bad "a byte that is no UTF-8, alone" "invalid UTF-8 at byte 0;" $(give) broken
 bad "a tokenizer from what is no text" "broken is not text" bin/train_tokenizer --vocab-size 600 --out none.model broken
 : >empty; bad "an empty file" "1 files were given, none with text" $(give) empty
 echo few >small; bad "too little text" "too few to split" $(give) small
 mkfifo pipe
 cat text >pipe 2>/dev/null &
-bad "a pipe" "pipe is no file on a disk" $(give) pipe
+bad "a pipe" "pipe is not a regular file" $(give) pipe
 bad "a text that is not there" "nowhere cannot be found" $(give) nowhere
 bad "no threads" "--threads 0 was given, expected a number from 1" $(give) --threads 0 text
 bad "words for threads" "--threads two was given" $(give) --threads two text
@@ -113,10 +113,10 @@ bad "a folder that cannot be written to" "none/bad.train.partial cannot be writt
 bad "a disk that is full" "bad.train.partial cannot be written to: .*; is the disk full" bash -c "trap '' XFSZ; ulimit -f 400; $(give) text" # KB a file
 mkdir mixed; cp text mixed/a; cp broken mixed/b; : >mixed/c; cp letters mixed/d
 tokens plain text letters; cp .out plain.out
-if tokens mixed mixed && cmp plain.train mixed.train && cmp plain.val mixed.val && grep -q "^1 files that are empty or no UTF-8 text were passed over" .out; then
-    pass "in a folder, what is no text is passed over" "$(head -n 1 .out)"
+if tokens mixed mixed && cmp plain.train mixed.train && cmp plain.val mixed.val && grep -q "^1 files were skipped: they are empty or not UTF-8 text" .out; then
+    pass "files in a folder that are not text are skipped" "$(head -n 1 .out)"
 else
-    fail "in a folder, what is no text is passed over" "$(cat .out .err)"
+    fail "files in a folder that are not text are skipped" "$(cat .out .err)"
 fi
 
 echo "$passed passed, $failed failed"
