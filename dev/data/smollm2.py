@@ -7,6 +7,7 @@ Writes config.json, model.safetensors (fp32) and tokenizer.model. The package ho
 once to 4 bits (Q4_1; the embedding to 8, Q8_0): the weights written here are what these blocks stand for, not those that were
 trained. `--gguf` names another file, of a larger SmolLM2.
 """
+
 import argparse
 import base64
 import importlib.util
@@ -22,9 +23,15 @@ EXPRESSION = r"\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\p{L}++| ?[^\s\p{L}\p{N}]++|\s+(?![
 NORMAL, CONTROL = 1, 3  # GGUF's types of tokens
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 BLOCK_NAMES = {
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
 }
 
 
@@ -33,6 +40,7 @@ def die(text):
 
 
 # ---------------------------------------------------------------- the tokenizer
+
 
 def byte_of_character():
     """GPT-2's tokens are written in printable characters: a byte that is one stands for itself, the others follow from U+0100 on."""
@@ -48,7 +56,7 @@ def merged(token, ranks):
         rank, i = min((ranks.get(pair, len(ranks)), i) for i, pair in enumerate(zip(parts, parts[1:])))
         if rank == len(ranks):
             break
-        parts[i:i + 2] = [parts[i] + parts[i + 1]]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
     return parts
 
 
@@ -67,13 +75,22 @@ def check_merges(name, tokens, merges, characters):
         die(f"{name}: its tokens do not stand in the order of its merges; this kind of tokenizer is not handled")
     extra = set(ids) - set(results) - set(characters)
     if extra:
-        die(f"{name}: {len(extra)} tokens come from no merge, such as {min(extra)!r}; this kind of tokenizer is not handled")
+        die(
+            f"{name}: {len(extra)} tokens come from no merge, such as {min(extra)!r}; this kind of tokenizer is not "
+            f"handled"
+        )
     ranks = {pair: i for i, pair in enumerate(merges)}
     for (a, b), i in zip(merges, order):
         if any(len(part) > 1 and ids.get(part, i) >= i for part in (a, b)):
-            die(f"{name}: the token {a + b!r} comes before its parts {a!r} and {b!r}; this kind of tokenizer is not handled")
+            die(
+                f"{name}: the token {a + b!r} comes before its parts {a!r} and {b!r}; this kind of tokenizer is not "
+                f"handled"
+            )
         if merged(a + b, ranks) != [a + b]:
-            die(f"{name}: the characters of the token {a + b!r} merge to {merged(a + b, ranks)}; this kind of tokenizer is not handled")
+            die(
+                f"{name}: the characters of the token {a + b!r} merge to {merged(a + b, ranks)}; this kind of "
+                f"tokenizer is not handled"
+            )
 
 
 def tokenizer_text(name, tokens, types, merges, bos, eos, eot):
@@ -88,13 +105,23 @@ def tokenizer_text(name, tokens, types, merges, bos, eos, eot):
     for i, token in enumerate(tokens):
         if i in special:
             if not token.isascii() or not token.isprintable() or " " in token:
-                die(f"{name}: the special token {token!r} has other characters than ASCII's printable ones, which tokenizer.model cannot name")
+                die(
+                    f"{name}: the special token {token!r} has other characters than ASCII's printable ones, which "
+                    f"tokenizer.model cannot name"
+                )
             lines.append(f"special {token} {i}")
         else:
             lines.append(f"{base64.b64encode(bytes(bytes_of[c] for c in token)).decode()} {i}")
     present = {token for token, kind in zip(tokens, types) if kind == NORMAL}
-    head = ["byte-level-bpe 1", f"tokens {len(tokens)}", f"missing {sum(c not in present for c in bytes_of)}", f"bos {bos}", f"eos {eos}", f"eot {eot}",
-            f"split {EXPRESSION}"]
+    head = [
+        "byte-level-bpe 1",
+        f"tokens {len(tokens)}",
+        f"missing {sum(c not in present for c in bytes_of)}",
+        f"bos {bos}",
+        f"eos {eos}",
+        f"eot {eot}",
+        f"split {EXPRESSION}",
+    ]
     return "\n".join(head + lines) + "\n"
 
 
@@ -110,6 +137,7 @@ def gguf_tokenizer(name, field):
 
 
 # ---------------------------------------------------------------- the weights
+
 
 def hugging_face_name(name):
     part = name.removesuffix(".weight").split(".")
@@ -130,6 +158,7 @@ def rows_by_halves(matrix, heads):
 def weights(reader, heads, kv_heads):
     import gguf
     import numpy
+
     out = {}
     for tensor in reader.tensors:
         name = hugging_face_name(tensor.name)
@@ -143,12 +172,25 @@ def weights(reader, heads, kv_heads):
 def config(field, tied):
     hidden, heads = field("llama.embedding_length"), field("llama.attention.head_count")
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(field("tokenizer.ggml.tokens")), "hidden_size": hidden,
-        "intermediate_size": field("llama.feed_forward_length"), "num_hidden_layers": field("llama.block_count"), "num_attention_heads": heads,
-        "num_key_value_heads": field("llama.attention.head_count_kv"), "head_dim": hidden // heads, "max_position_embeddings": field("llama.context_length"),
-        "rope_theta": field("llama.rope.freq_base"), "rms_norm_eps": float(f"{field('llama.attention.layer_norm_rms_epsilon'):.6g}"),  # an fp32 there
-        "tie_word_embeddings": tied, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "torch_dtype": "float32",
-        "bos_token_id": field("tokenizer.ggml.bos_token_id"), "eos_token_id": field("tokenizer.ggml.eos_token_id"),
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": len(field("tokenizer.ggml.tokens")),
+        "hidden_size": hidden,
+        "intermediate_size": field("llama.feed_forward_length"),
+        "num_hidden_layers": field("llama.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": field("llama.attention.head_count_kv"),
+        "head_dim": hidden // heads,
+        "max_position_embeddings": field("llama.context_length"),
+        "rope_theta": field("llama.rope.freq_base"),
+        "rms_norm_eps": float(f"{field('llama.attention.layer_norm_rms_epsilon'):.6g}"),  # an fp32 there
+        "tie_word_embeddings": tied,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": "float32",
+        "bos_token_id": field("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": field("tokenizer.ggml.eos_token_id"),
     }
 
 
@@ -184,20 +226,27 @@ def main():
         if name not in reader.fields:
             die(f"{path.name} has no field {name}; expected a Llama model with its tokenizer")
         return reader.fields[name].contents()
+
     if field("general.architecture") != "llama":
         die(f"{path.name} is of the architecture {field('general.architecture')}, expected llama")
     tokenizer = gguf_tokenizer(path.name, field)
     tensors = weights(reader, field("llama.attention.head_count"), field("llama.attention.head_count_kv"))
     args.out.mkdir(parents=True, exist_ok=True)
-    files = {"tokenizer.model": tokenizer, "config.json": json.dumps(config(field, "lm_head.weight" not in tensors), indent=2) + "\n"}
+    files = {
+        "tokenizer.model": tokenizer,
+        "config.json": json.dumps(config(field, "lm_head.weight" not in tensors), indent=2) + "\n",
+    }
     for name, text in files.items():
         (args.out / name).write_text(text, encoding="ascii")
     save_file(tensors, args.out / "model.safetensors.partial", metadata={"format": "pt"})
     shutil.copymode(args.out / "config.json", args.out / "model.safetensors.partial")  # else only its owner may read it
     os.replace(args.out / "model.safetensors.partial", args.out / "model.safetensors")
     kinds = sorted({tensor.tensor_type.name for tensor in reader.tensors})
-    print(f"{args.out}: {sum(t.size for t in tensors.values()) / 1e6:.1f} M parameters in {len(tensors)} tensors, fp32, from {path.name} ({', '.join(kinds)}: quantized once); "
-          f"{len(tokenizer.splitlines()) - 7} tokens")
+    print(
+        f"{args.out}: {sum(t.size for t in tensors.values()) / 1e6:.1f} M parameters in {len(tensors)} tensors, fp32, "
+        f"from {path.name} ({', '.join(kinds)}: quantized once); "
+        f"{len(tokenizer.splitlines()) - 7} tokens"
+    )
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ place of averages, torch.compile of the whole model under FSDP2, max-autotune (o
 `--ours CMD` (repeatable) adds a line such as 'mpirun --bind-to none -np 2 build/cpu-bf16/train_llama3', run from the
 repository's root; its path names its precision. The program's speed is read from metrics.jsonl.
 """
+
 import argparse
 import ctypes
 import json
@@ -53,8 +54,10 @@ MODELS = {  # as in ../../README.md; both untied
     "bench-8m": dict(C=288, L=6, NH=6, NKV=6, FF=768, V=4096, T=256, B=8),
     "bench-125m": dict(C=768, L=12, NH=12, NKV=4, FF=2048, V=32000, T=512, B=2),
 }
-MEMORY = ("glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
-          ":glibc.malloc.top_pad=67108864")  # in a turn, freed memory stays, on huge pages, as in the program's arenas
+MEMORY = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
+    ":glibc.malloc.top_pad=67108864"
+)  # in a turn, freed memory stays, on huge pages, as in the program's arenas
 RATIOS = [  # what, of whom, to the best of whom
     ("1 rank / PyTorch compiled", "ours-1", ["compiled"]),
     ("1 rank / better of PyTorch eager and compiled", "ours-1", ["eager", "compiled"]),
@@ -70,6 +73,7 @@ RATIOS = [  # what, of whom, to the best of whom
 
 class Block(nn.Module):
     """Written for speed; reference.py is the one written to be read."""
+
     def __init__(self, C, NH, NKV, FF, **_):
         super().__init__()
         self.NH, self.NKV, self.HD = NH, NKV, C // NH
@@ -79,14 +83,14 @@ class Block(nn.Module):
         self.gate, self.up = nn.Linear(C, FF, bias=False), nn.Linear(C, FF, bias=False)
         self.down = nn.Linear(FF, C, bias=False)
 
-    def rotate(self, x, cos, sin):                                       # (B, N, T, HD)
+    def rotate(self, x, cos, sin):  # (B, N, T, HD)
         a, b = x.chunk(2, dim=-1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
-    def forward(self, x, cos, sin):                                      # (B, T, C)
+    def forward(self, x, cos, sin):  # (B, T, C)
         B, T, C = x.shape
         qkv = self.qkv(self.norm1(x)).view(B, T, -1, self.HD).transpose(1, 2)
-        q, k, v = qkv.split((self.NH, self.NKV, self.NKV), dim=1)        # (B, NH | NKV, T, HD)
+        q, k, v = qkv.split((self.NH, self.NKV, self.NKV), dim=1)  # (B, NH | NKV, T, HD)
         q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.NH != self.NKV)
         x = x + self.o(y.transpose(1, 2).reshape(B, T, C))
@@ -99,7 +103,7 @@ class Head(nn.Module):
         super().__init__()
         self.norm, self.linear = nn.RMSNorm(C, eps=1e-5), nn.Linear(C, V, bias=False)
 
-    def forward(self, x, targets):                                       # (B, T, C), (B, T) -> mean loss
+    def forward(self, x, targets):  # (B, T, C), (B, T) -> mean loss
         return F.cross_entropy(self.linear(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
@@ -110,13 +114,13 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(C=C, NH=NH, **rest) for _ in range(L))
         HD = C // NH
         angle = torch.outer(torch.arange(T).float(), 500000.0 ** (-torch.arange(0, HD, 2).float() / HD))
-        self.register_buffer("cos", angle.cos())                         # (T, HD/2)
+        self.register_buffer("cos", angle.cos())  # (T, HD/2)
         self.register_buffer("sin", angle.sin())
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
 
-    def forward(self, ids, targets):                                     # (B, T) each -> mean loss
+    def forward(self, ids, targets):  # (B, T) each -> mean loss
         x = self.embed(ids)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
@@ -128,7 +132,11 @@ def shard(model, bf16, compiled):
     if compiled:
         for part in (*model.blocks, model.head):
             part.compile(dynamic=False)
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if bf16 else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        if bf16
+        else MixedPrecisionPolicy()
+    )
     for part in (model.embed, *model.blocks):
         fully_shard(part, mp_policy=policy)
     fully_shard(model.head, mp_policy=policy, reshard_after_forward=False)  # its backward comes next
@@ -162,8 +170,8 @@ def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting, tune_malloc):
             seconds.append(time.perf_counter() - start)
         optimizer.zero_grad(set_to_none=True)
         del tokens, loss
-        if tune_malloc:                                                  # the memory is another's now; malloc as
-            ctypes.CDLL(None).malloc_trim(0)                             # installed faults more in later steps after this
+        if tune_malloc:  # the memory is another's now; malloc as
+            ctypes.CDLL(None).malloc_trim(0)  # installed faults more in later steps after this
         pipe.send(seconds)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -171,19 +179,40 @@ def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting, tune_malloc):
 
 class PyTorch:
     """One contestant: its processes keep their model between turns."""
+
     def __init__(self, kind, m, precision, threads, tune_malloc):
         ranks = 2 if kind.startswith("fsdp2") else 1
         self.key, self.tokens = kind, m["B"] * m["T"]
-        self.name = "PyTorch " + {"eager": "eager", "compiled": "compiled", "fsdp2": "FSDP2", "fsdp2-compiled": "FSDP2, compiled"}[kind]
-        self.name += f", {shape(ranks, threads)}" + (", gloo" if ranks > 1 else "") + (", malloc tuned" if tune_malloc else "")
+        self.name = (
+            "PyTorch "
+            + {"eager": "eager", "compiled": "compiled", "fsdp2": "FSDP2", "fsdp2-compiled": "FSDP2, compiled"}[kind]
+        )
+        self.name += (
+            f", {shape(ranks, threads)}" + (", gloo" if ranks > 1 else "") + (", malloc tuned" if tune_malloc else "")
+        )
         self.folder = tempfile.TemporaryDirectory()
         context, self.pipes, self.processes = multiprocessing.get_context("spawn"), [], []
         if tune_malloc:
-            os.environ["GLIBC_TUNABLES"] = MEMORY                        # for the processes that start here
+            os.environ["GLIBC_TUNABLES"] = MEMORY  # for the processes that start here
         for rank in range(ranks):
             here, there = context.Pipe()
-            self.processes.append(context.Process(target=worker, daemon=True, args=(
-                there, rank, ranks, max(1, threads // ranks), m, precision == "bf16", kind, self.folder.name + "/meeting", tune_malloc)))
+            self.processes.append(
+                context.Process(
+                    target=worker,
+                    daemon=True,
+                    args=(
+                        there,
+                        rank,
+                        ranks,
+                        max(1, threads // ranks),
+                        m,
+                        precision == "bf16",
+                        kind,
+                        self.folder.name + "/meeting",
+                        tune_malloc,
+                    ),
+                )
+            )
             self.processes[-1].start()
             there.close()
             self.pipes.append(here)
@@ -193,7 +222,7 @@ class PyTorch:
         """Tokens per second of each of `steps` steps, over all ranks."""
         for pipe in self.pipes:
             pipe.send(steps + warmup)
-        answers = [pipe.recv() for pipe in self.pipes]                   # EOFError: a rank died
+        answers = [pipe.recv() for pipe in self.pipes]  # EOFError: a rank died
         return [self.tokens / max(seconds) for seconds in zip(*answers)][-steps:]
 
     def kill(self):
@@ -210,11 +239,14 @@ class PyTorch:
 
 class Ours:
     """The C program: a process of its own each turn."""
+
     processes = ()
 
     def __init__(self, key, name, model, command):
         m = MODELS[model]
-        ranks = int((re.search(r"(?:-np|-n|--ranks) (\d+)", command) or [0, 1])[1])  # the same samples a step, over all ranks
+        ranks = int(
+            (re.search(r"(?:-np|-n|--ranks) (\d+)", command) or [0, 1])[1]
+        )  # the same samples a step, over all ranks
         self.key, self.name, self.vocab = key, name, m["V"]
         self.command = shlex.split(command) + f"--model {model} --seq {m['T']} --batch {m['B'] // ranks}".split()
         self.environment = dict(os.environ)
@@ -224,7 +256,9 @@ class Ours:
     def turn(self, steps, warmup):
         with tempfile.TemporaryDirectory() as out:
             data, tokens = Path(out) / "random.tok", torch.randint(self.vocab, (200_000,), dtype=torch.int32).numpy()
-            data.write_bytes(struct.pack("<8sIIIIQ32s", b"LLM3TOK1", 1, 4, self.vocab, 0, tokens.size, bytes(32)) + tokens.tobytes())
+            data.write_bytes(
+                struct.pack("<8sIIIIQ32s", b"LLM3TOK1", 1, 4, self.vocab, 0, tokens.size, bytes(32)) + tokens.tobytes()
+            )
             command = self.command + ["--data", str(data), "--steps", str(steps + warmup), "--out", out]
             done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=self.environment)
             if done.returncode:
@@ -244,14 +278,18 @@ def shape(ranks, threads):
 def line_up(args, model, precision):
     """The contestants of one model and precision that --only selects and this machine has."""
     chosen = lambda key: not args.only or key.startswith(tuple(args.only.split(",")))
-    contestants = [PyTorch(kind, MODELS[model], precision, args.threads, args.tune_malloc)
-                   for kind in ("eager", "compiled", "fsdp2", "fsdp2-compiled") if chosen(kind)]
+    contestants = [
+        PyTorch(kind, MODELS[model], precision, args.threads, args.tune_malloc)
+        for kind in ("eager", "compiled", "fsdp2", "fsdp2-compiled")
+        if chosen(kind)
+    ]
     program, half = f"build/cpu-{precision}/train_llama3", max(1, args.threads // 2)
     if (ROOT / program).exists():
         for key, transport, ranks, command in (
-                ("ours-1", "", 1, f"{program} --threads {args.threads}"),
-                ("ours-threads", ", threads", 2, f"{program} --ranks 2 --threads {half}"),
-                ("ours-mpi", ", mpi", 2, f"mpirun --bind-to none -np 2 {program} --threads {half}")):
+            ("ours-1", "", 1, f"{program} --threads {args.threads}"),
+            ("ours-threads", ", threads", 2, f"{program} --ranks 2 --threads {half}"),
+            ("ours-mpi", ", mpi", 2, f"mpirun --bind-to none -np 2 {program} --threads {half}"),
+        ):
             if chosen(key) and (key != "ours-mpi" or shutil.which("mpirun")):
                 contestants.append(Ours(key, f"this program, {shape(ranks, args.threads)}{transport}", model, command))
     else:
@@ -261,7 +299,9 @@ def line_up(args, model, precision):
 
 def cpu_seconds(contestants):
     """CPU time taken so far by the contestants' processes."""
-    stats = [Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split() for c in contestants for p in c.processes]
+    stats = [
+        Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split() for c in contestants for p in c.processes
+    ]
     return sum(int(s[11]) + int(s[12]) for s in stats) / os.sysconf("SC_CLK_TCK")
 
 
@@ -269,7 +309,7 @@ def compete(args, model, precision):
     """-> {key: (name, [speeds of a round, for each round])}, and the CPU seconds that those who waited took a second."""
     contestants, waits = line_up(args, model, precision), [0]
     result = {c.key: (c.name, []) for c in contestants}
-    for r in range(-1, args.rounds):                                     # -1: PyTorch starts, compiles, warms up
+    for r in range(-1, args.rounds):  # -1: PyTorch starts, compiles, warms up
         for c in contestants[::-1] if r % 2 else contestants[:]:
             if r < 0 and not c.processes:
                 continue
@@ -286,8 +326,11 @@ def compete(args, model, precision):
             if r >= 0:
                 waits.append((cpu_seconds(others) - before) / (time.perf_counter() - start))
                 result[c.key][1].append(speeds)
-            print(f"{model} {precision}, round {r + 1}: {c.name}: {statistics.median(speeds):,.0f} tokens/s, "
-                  f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
+            print(
+                f"{model} {precision}, round {r + 1}: {c.name}: {statistics.median(speeds):,.0f} tokens/s, "
+                f"{time.perf_counter() - start:.0f} s",
+                file=sys.stderr,
+            )
     for c in contestants:
         c.close()
     return result, max(waits)
@@ -306,11 +349,22 @@ def machine():
     """The processor's name, and a line on it and the tree."""
     info = dict(line.split(":", 1) for line in reversed(Path("/proc/cpuinfo").read_text().splitlines()) if ":" in line)
     info = {key.strip(): value.strip() for key, value in info.items()}
-    name = " ".join(re.sub(r"\(R\)|\(TM\)|@.*|\bCPU\b|\bProcessor\b|\d+-Core", "", info.get("model name", platform.machine())).split())
+    name = " ".join(
+        re.sub(
+            r"\(R\)|\(TM\)|@.*|\bCPU\b|\bProcessor\b|\d+-Core", "", info.get("model name", platform.machine())
+        ).split()
+    )
     has = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in info.get("flags", "").split()]
-    tree = subprocess.run(["git", "describe", "--always", "--dirty= with changes", "--exclude", "*"], cwd=ROOT, capture_output=True, text=True)
-    return name, (f"{name} ({', '.join(has)}), {len(os.sched_getaffinity(0))} cores; PyTorch {torch.__version__}, "
-                  f"Python {platform.python_version()}; tree of commit {tree.stdout.strip() or 'unknown'}.")
+    tree = subprocess.run(
+        ["git", "describe", "--always", "--dirty= with changes", "--exclude", "*"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    return name, (
+        f"{name} ({', '.join(has)}), {len(os.sched_getaffinity(0))} cores; PyTorch {torch.__version__}, "
+        f"Python {platform.python_version()}; tree of commit {tree.stdout.strip() or 'unknown'}."
+    )
 
 
 def main():
@@ -318,7 +372,9 @@ def main():
     args.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     args.add_argument("--precision", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     args.add_argument("--only", metavar="NAMES", help="contestants whose names begin so, e.g. fsdp2,ours (all)")
-    args.add_argument("--ours", action="append", default=[], metavar="CMD", help="one more of the C program; may be repeated")
+    args.add_argument(
+        "--ours", action="append", default=[], metavar="CMD", help="one more of the C program; may be repeated"
+    )
     args.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="over all ranks (all cores)")
     args.add_argument("--rounds", type=int, default=3, help="turns of each contestant (3)")
     args.add_argument("--steps", type=int, default=4, help="measured steps a turn (4)")
@@ -331,12 +387,17 @@ def main():
             sys.exit(f"error: --ours '{command}': its path must name its precision, fp32 or bf16")
 
     if os.getloadavg()[0] > 0.5:
-        print(f"note: a load average of {os.getloadavg()[0]:.1f}: other programs are running, and the figures suffer", file=sys.stderr)
+        print(
+            f"note: a load average of {os.getloadavg()[0]:.1f}: other programs are running, and the figures suffer",
+            file=sys.stderr,
+        )
     name, described = machine()
-    text = [f"# Training speed on {name} beside PyTorch, in turns, one run\n",
-            f"`python dev/pytorch/bench.py {shlex.join(sys.argv[1:])}`\n".replace(" `", "`"), described
-            + " The docstring of `bench.py` lists the contestants and their settings.\n",
-            "| model | precision | program | tokens/s, median | slowest to fastest step |\n|---|---|---|---|---|"]
+    text = [
+        f"# Training speed on {name} beside PyTorch, in turns, one run\n",
+        f"`python dev/pytorch/bench.py {shlex.join(sys.argv[1:])}`\n".replace(" `", "`"),
+        described + " The docstring of `bench.py` lists the contestants and their settings.\n",
+        "| model | precision | program | tokens/s, median | slowest to fastest step |\n|---|---|---|---|---|",
+    ]
     print("\n".join(text), flush=True)
     results, waits = {}, 0
     for model in args.models:
@@ -345,15 +406,25 @@ def main():
             waits = max(waits, wait)
             for label, rounds in results[model, precision].values():
                 s = [speed for speeds in rounds for speed in speeds]
-                text.append(f"| {model} | {precision} | {label} | {statistics.median(s):,.0f} | {min(s):,.0f} to {max(s):,.0f} |")
+                text.append(
+                    f"| {model} | {precision} | {label} | {statistics.median(s):,.0f} | {min(s):,.0f} to {max(s):,.0f} "
+                    f"|"
+                )
                 print(text[-1], flush=True)
 
     columns = list(results)
-    text.append("\nRatios of speeds, the median of each round's ratio (least to greatest); `1 rank`, `2 ranks`: this program.\n\n| |"
-                + "".join(f" {model} {precision} |" for model, precision in columns) + "\n|---|" + "---|" * len(columns))
-    text += [f"| {what} | " + " | ".join(ratio(results[column], mine, theirs) for column in columns) + " |" for what, mine, theirs in RATIOS]
-    text.append(f"\nPyTorch's processes took at most {100 * waits:.1f} % of a core, all together, while another had its turn.")
-    print("\n".join(text[-len(RATIOS) - 2:]))
+    text.append(
+        "\nRatios of speeds, the median of each round's ratio (least to greatest); `1 rank`, `2 ranks`: this program.\n"
+        "\n| |" + "".join(f" {model} {precision} |" for model, precision in columns) + "\n|---|" + "---|" * len(columns)
+    )
+    text += [
+        f"| {what} | " + " | ".join(ratio(results[column], mine, theirs) for column in columns) + " |"
+        for what, mine, theirs in RATIOS
+    ]
+    text.append(
+        f"\nPyTorch's processes took at most {100 * waits:.1f} % of a core, all together, while another had its turn."
+    )
+    print("\n".join(text[-len(RATIOS) - 2 :]))
     if args.write:
         path = ROOT / "dev/results" / f"cpu-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
         path.write_text("\n".join(text) + "\n")

@@ -12,6 +12,7 @@ attention that PyTorch chooses, `flash`: its flash backend. What ran is read fro
 AdamW in bf16 as well, which trains differently.
 --device cpu --tiny executes every line without a GPU; its times mean nothing. Without PyTorch the C program is measured alone.
 """
+
 import argparse
 import gc
 import json
@@ -36,19 +37,75 @@ except ImportError as missing:
     torch = None
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = {"compiled": ("flash", "default"), "eager": ("default", "flash"), "compiled, pure bf16": ("default",)}  # in order of weight: time may end
+KINDS = {
+    "compiled": ("flash", "default"),
+    "eager": ("default", "flash"),
+    "compiled, pure bf16": ("default",),
+}  # in order of weight: time may end
 MODELS = {
-    "1B": dict(title="Llama-3.2-1B", V=128256, C=2048, L=16, few=16, NH=32, NKV=8, HD=64, FF=8192, tied=True, T=8192, accum=4, kinds=KINDS),
-    "8B": dict(title="{L} blocks of Llama-3-8B's shape", V=128256, C=4096, L=16, few=6, NH=32, NKV=8, HD=128, FF=14336, tied=False, T=8192, accum=4, kinds=["compiled"]),
-    "tiny": dict(title="A tiny model", V=300, C=64, L=2, few=2, NH=2, NKV=1, HD=64, FF=96, tied=False, T=40, accum=2, kinds=KINDS),
-    "tiny-apart": dict(title="{L} blocks of another", V=300, C=64, L=2, few=1, NH=2, NKV=1, HD=64, FF=96, tied=True, T=40, accum=2, kinds=["compiled"]),
+    "1B": dict(
+        title="Llama-3.2-1B",
+        V=128256,
+        C=2048,
+        L=16,
+        few=16,
+        NH=32,
+        NKV=8,
+        HD=64,
+        FF=8192,
+        tied=True,
+        T=8192,
+        accum=4,
+        kinds=KINDS,
+    ),
+    "8B": dict(
+        title="{L} blocks of Llama-3-8B's shape",
+        V=128256,
+        C=4096,
+        L=16,
+        few=6,
+        NH=32,
+        NKV=8,
+        HD=128,
+        FF=14336,
+        tied=False,
+        T=8192,
+        accum=4,
+        kinds=["compiled"],
+    ),
+    "tiny": dict(
+        title="A tiny model", V=300, C=64, L=2, few=2, NH=2, NKV=1, HD=64, FF=96, tied=False, T=40, accum=2, kinds=KINDS
+    ),
+    "tiny-apart": dict(
+        title="{L} blocks of another",
+        V=300,
+        C=64,
+        L=2,
+        few=1,
+        NH=2,
+        NKV=1,
+        HD=64,
+        FF=96,
+        tied=True,
+        T=40,
+        accum=2,
+        kinds=["compiled"],
+    ),
 }
-BUDGET = {"block products": 281, "head products": 77, "cross-entropy": 4.5, "attention": 226, "memory-bound ops": 31, "AdamW and norm": 12}  # ms, 1B on an H200
+BUDGET = {
+    "block products": 281,
+    "head products": 77,
+    "cross-entropy": 4.5,
+    "attention": 226,
+    "memory-bound ops": 31,
+    "AdamW and norm": 12,
+}  # ms, 1B on an H200
 BOUNDS = {("compiled", "flash"): 1.0, ("compiled", "default"): 0.9}
 started = time.monotonic()
 
 
 # ---------------------------------------------------------------- PyTorch
+
 
 def backend(name):
     return sdpa_kernel(SDPBackend.FLASH_ATTENTION) if name == "flash" else nullcontext()
@@ -56,21 +113,26 @@ def backend(name):
 
 class Theirs:
     """PyTorch's model and optimizer; `kind` and `attention` say how it is run."""
+
     def __init__(self, m, device, pure):
         torch.manual_seed(0)
         with torch.device(device):
             self.model = Llama(m)
         if pure:
-            for p in self.model.parameters():                            # cos and sin stay fp32
+            for p in self.model.parameters():  # cos and sin stay fp32
                 p.data = p.data.to(torch.bfloat16)
         self.m, self.device, self.pure, self.forward = m, device, pure, None
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
 
     def choose(self, kind, attention):
-        torch._dynamo.reset()                                            # attention is chosen when the model is traced
+        torch._dynamo.reset()  # attention is chosen when the model is traced
         self.attention, self.forward = attention, self.model
         if kind.startswith("compiled"):
-            self.forward = torch.compile(self.model, dynamic=False, fullgraph=True, backend="inductor" if self.device == "cuda" else "aot_eager")
+            self.forward = torch.compile(
+                self.model, dynamic=False, fullgraph=True, backend="inductor" if self.device == "cuda" else "aot_eager"
+            )
 
     def wait(self):
         if self.device == "cuda":
@@ -79,7 +141,7 @@ class Theirs:
     def close(self):
         del self.model, self.optimizer, self.forward
         torch._dynamo.reset()
-        gc.collect()                                                     # what was compiled refers to itself
+        gc.collect()  # what was compiled refers to itself
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
@@ -113,19 +175,34 @@ class Theirs:
                 self.step()
                 self.wait()
             cost = lambda e: getattr(e, "self_device_time_total" if self.device == "cuda" else "self_cpu_time_total", 0)
-            rows = [e for e in profile.key_averages() if cost(e) > 0 and re.search("flash|fmha|cudnn|sdpa|attention", e.key, re.I)]
-            return ", ".join(dict.fromkeys(re.sub(r"^void |[<(].*", "", e.key)[:60] for e in sorted(rows, key=cost, reverse=True)[:2])) or "none found"
-        except RuntimeError as error:                                    # no permission to profile, on some machines
+            rows = [
+                e
+                for e in profile.key_averages()
+                if cost(e) > 0 and re.search("flash|fmha|cudnn|sdpa|attention", e.key, re.I)
+            ]
+            return (
+                ", ".join(
+                    dict.fromkeys(
+                        re.sub(r"^void |[<(].*", "", e.key)[:60] for e in sorted(rows, key=cost, reverse=True)[:2]
+                    )
+                )
+                or "none found"
+            )
+        except RuntimeError as error:  # no permission to profile, on some machines
             return f"not known ({str(error).splitlines()[0][:60]})"
 
 
 # ---------------------------------------------------------------- the C program
 
+
 class Ours:
     """A child process; ask() sends it a line and reads the JSON object that answers. It need not be there while PyTorch has the GPU."""
+
     def __init__(self, args, what):
         environment = dict(os.environ, **({"LD_LIBRARY_PATH": args.library_path} if args.library_path else {}))
-        self.child = subprocess.Popen([args.program, *what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+        self.child = subprocess.Popen(
+            [args.program, *what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+        )
 
     def answer(self):
         for line in self.child.stdout:
@@ -147,6 +224,7 @@ class Ours:
 class Report:
     """Markdown under one heading of --out, on disk after each line; what other calls wrote under other headings stays. Bounds
     and JSON objects are printed, for gpu_check.sh to collect."""
+
     def __init__(self, args, heading):
         self.path, self.heading, self.text = args.out, heading, []
         there = self.path.read_text() if self.path and self.path.exists() else ""
@@ -161,24 +239,57 @@ class Report:
 
     def bound(self, name, limit, value, most=False):
         met = value <= limit if most else value >= limit
-        print(f"bound: {name} | {'<=' if most else '>='} {limit:g} | {value:.3f} | {'met' if met else 'MISSED'}", flush=True)
+        print(
+            f"bound: {name} | {'<=' if most else '>='} {limit:g} | {value:.3f} | {'met' if met else 'MISSED'}",
+            flush=True,
+        )
 
     def speeds(self):
-        self.say("\n| program | ms a step, median | least to most | tokens/s | this program's speed / its | |\n|---|---:|---:|---:|---:|---|")
+        self.say(
+            "\n| program | ms a step, median | least to most | tokens/s | this program's speed / its | |\n"
+            "|---|---:|---:|---:|---:|---|"
+        )
 
     def speed(self, name, m, ms, mine=None, note=""):
         median = statistics.median(ms)
         ratio, tokens = median / statistics.median(mine or ms), 1e3 * m["T"] * m["accum"] / median
-        self.say(f"| {name} | {median:,.1f} | {min(ms):,.1f} to {max(ms):,.1f} | {tokens:,.0f} | {f'{ratio:.3f}' if mine else ''} | {note} |")
-        print(json.dumps(dict(section="training", model=self.heading, program=name, ms=[round(x, 3) for x in ms], tokens_per_s=round(tokens, 1), ratio=round(ratio, 4))))
+        self.say(
+            f"| {name} | {median:,.1f} | {min(ms):,.1f} to {max(ms):,.1f} | {tokens:,.0f} | "
+            f"{f'{ratio:.3f}' if mine else ''} | {note} |"
+        )
+        print(
+            json.dumps(
+                dict(
+                    section="training",
+                    model=self.heading,
+                    program=name,
+                    ms=[round(x, 3) for x in ms],
+                    tokens_per_s=round(tokens, 1),
+                    ratio=round(ratio, 4),
+                )
+            )
+        )
 
 
 # ---------------------------------------------------------------- a training step
 
+
 def start_ours(args, m, folder):
     """The child, with its first steps done: expected, dry-run and measured traffic have been compared."""
-    config = dict(model_type="llama", hidden_size=m["C"], num_hidden_layers=m["L"], num_attention_heads=m["NH"], num_key_value_heads=m["NKV"], head_dim=m["HD"],
-                  intermediate_size=m["FF"], vocab_size=m["V"], max_position_embeddings=8192, rope_theta=500000.0, rms_norm_eps=1e-5, tie_word_embeddings=m["tied"])
+    config = dict(
+        model_type="llama",
+        hidden_size=m["C"],
+        num_hidden_layers=m["L"],
+        num_attention_heads=m["NH"],
+        num_key_value_heads=m["NKV"],
+        head_dim=m["HD"],
+        intermediate_size=m["FF"],
+        vocab_size=m["V"],
+        max_position_embeddings=8192,
+        rope_theta=500000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=m["tied"],
+    )
     Path(folder, "config.json").write_text(json.dumps(config))
     ours = Ours(args, ["train", "--model", folder, "--seq", str(m["T"]), "--batch", "1", "--accum", str(m["accum"])])
     ours.answer()
@@ -189,13 +300,24 @@ def start_ours(args, m, folder):
 def describe_ours(report, ours, budget):
     memory, answer = ours.ask("memory"), ours.ask("parts")
     parts = answer["parts"]
-    report.say(f"\nMemory: planned {memory['planned'] / 1e9:.2f} GB (all arenas; cuBLASLt's workspace is one), taken {memory['taken'] / 1e9:.2f} GB.")
-    report.bound(f"{report.heading}: device memory beyond the plan, MiB", 64, (memory["taken"] - memory["planned"]) / 2**20, most=True)
+    report.say(
+        f"\nMemory: planned {memory['planned'] / 1e9:.2f} GB (all arenas; cuBLASLt's workspace is one), taken "
+        f"{memory['taken'] / 1e9:.2f} GB."
+    )
+    report.bound(
+        f"{report.heading}: device memory beyond the plan, MiB",
+        64,
+        (memory["taken"] - memory["planned"]) / 2**20,
+        most=True,
+    )
     parts["attention"] = parts["attention forward"] + parts["attention backward"]
     report.say("\n| part of a step | ms | budget of an H200, estimated, ms |\n|---|---:|---:|")
     for name in (*list(BUDGET), "attention forward", "attention backward"):
         report.say(f"| {name} | {parts[name]:.1f} | {budget.get(name, '')} |")
-    report.say(f"| all; the step by the host's clock | {answer['sum']:.1f}; {answer['step']:.1f} | {sum(budget.values()) or ''} |")
+    report.say(
+        f"| all; the step by the host's clock | {answer['sum']:.1f}; {answer['step']:.1f} | "
+        f"{sum(budget.values()) or ''} |"
+    )
     print(json.dumps(dict(section="parts", model=report.heading, **answer)))
 
 
@@ -221,7 +343,13 @@ def measure(report, args, theirs, kind, attention, ours, mine):
             elif ours:
                 own += ours.ask(f"steps {args.steps}")["ms"]
     peak = torch.cuda.max_memory_allocated() / 1e9 if theirs.device == "cuda" else 0
-    report.speed(f"PyTorch {kind}, {attention}", theirs.m, ms, own, f"{kernels}; loss {loss:.3f}; {peak:.0f} GB; first steps {begun:.0f} s")
+    report.speed(
+        f"PyTorch {kind}, {attention}",
+        theirs.m,
+        ms,
+        own,
+        f"{kernels}; loss {loss:.3f}; {peak:.0f} GB; first steps {begun:.0f} s",
+    )
     return ms, own
 
 
@@ -229,11 +357,18 @@ def train(args, name):
     m = dict(MODELS[name])
     room = torch.cuda.get_device_properties(0).total_memory if torch and args.device == "cuda" else 0
     apart = name in ("8B", "tiny-apart") or 0 < room < 100e9
-    if 0 < room < 120e9:                                                 # fp32 state, and what a step takes beside it: 16 blocks in 141 GB
+    if 0 < room < 120e9:  # fp32 state, and what a step takes beside it: 16 blocks in 141 GB
         m["L"] = min(m["L"], m["few"])
     report, times = Report(args, m["title"].format(**m)), {}
-    report.say(f"{m['T'] * m['accum']:,} tokens a step: {m['accum']} micro-batches of 1 x {m['T']:,}; " + (f"PyTorch {torch.__version__}" if torch else "no PyTorch here: this program alone")
-               + ("; both do not fit at once: one after the other has the GPU, twice." if apart else "; both on the GPU, in turns."))
+    report.say(
+        f"{m['T'] * m['accum']:,} tokens a step: {m['accum']} micro-batches of 1 x {m['T']:,}; "
+        + (f"PyTorch {torch.__version__}" if torch else "no PyTorch here: this program alone")
+        + (
+            "; both do not fit at once: one after the other has the GPU, twice."
+            if apart
+            else "; both on the GPU, in turns."
+        )
+    )
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(2 if apart and torch else 1):
             if out_of_time(args, 60 * (args.device == "cuda"), report, "A turn"):
@@ -248,19 +383,35 @@ def train(args, name):
             if apart:
                 ours.close()
             for pure in (False, True) if torch else ():
-                kinds = [(k, a) for k in m["kinds"] for a in KINDS[k] if k.endswith("pure bf16") == pure and not (turn and k != "compiled")]
+                kinds = [
+                    (k, a)
+                    for k in m["kinds"]
+                    for a in KINDS[k]
+                    if k.endswith("pure bf16") == pure and not (turn and k != "compiled")
+                ]
                 theirs = Theirs(m, args.device, pure) if kinds else None
                 for kind, attention in kinds:
-                    if out_of_time(args, (70 if kind.startswith("compiled") else 20) * (args.device == "cuda"), report, f"PyTorch {kind}, {attention}"):
+                    if out_of_time(
+                        args,
+                        (70 if kind.startswith("compiled") else 20) * (args.device == "cuda"),
+                        report,
+                        f"PyTorch {kind}, {attention}",
+                    ):
                         continue
                     try:
                         ms, own = measure(report, args, theirs, kind, attention, None if apart else ours, mine)
                         both = times.setdefault((kind, attention), ([], []))
                         both[0].extend(ms), both[1].extend(own)
-                        if (kind, attention) in BOUNDS:                  # told at once, and again after a second turn
-                            report.bound(f"{report.heading}: speed / PyTorch {kind}, {attention}", BOUNDS[kind, attention], statistics.median(both[0]) / statistics.median(both[1]))
+                        if (kind, attention) in BOUNDS:  # told at once, and again after a second turn
+                            report.bound(
+                                f"{report.heading}: speed / PyTorch {kind}, {attention}",
+                                BOUNDS[kind, attention],
+                                statistics.median(both[0]) / statistics.median(both[1]),
+                            )
                     except torch.OutOfMemoryError as error:
-                        report.say(f"\nPyTorch {kind}, {attention}: out of memory ({str(error).splitlines()[0][:100]})\n")
+                        report.say(
+                            f"\nPyTorch {kind}, {attention}: out of memory ({str(error).splitlines()[0][:100]})\n"
+                        )
                 if theirs:
                     theirs.close()
             if not apart:
@@ -269,9 +420,12 @@ def train(args, name):
 
 # ---------------------------------------------------------------- attention alone
 
+
 def torch_attention(m, device, HD, name, calls):
     """Milliseconds of forward and of backward on tensors as the model has them, call by call; on a GPU all are enqueued at once."""
-    qkv = torch.randn(1, m["T"], (m["NH"] + 2 * m["NKV"]) * HD, device=device, dtype=torch.bfloat16).view(1, m["T"], -1, HD)
+    qkv = torch.randn(1, m["T"], (m["NH"] + 2 * m["NKV"]) * HD, device=device, dtype=torch.bfloat16).view(
+        1, m["T"], -1, HD
+    )
     q, k, v = (x.detach().transpose(1, 2).requires_grad_() for x in qkv.split((m["NH"], m["NKV"], m["NKV"]), dim=2))
     dout = torch.randn(1, m["T"], m["NH"], HD, device=device, dtype=torch.bfloat16).transpose(1, 2)
     marks = []
@@ -281,7 +435,7 @@ def torch_attention(m, device, HD, name, calls):
         if device == "cuda":
             marks[-1].record()
 
-    for _ in range(3 + calls):                                           # three to warm up
+    for _ in range(3 + calls):  # three to warm up
         mark()
         with backend(name):
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -297,8 +451,14 @@ def torch_attention(m, device, HD, name, calls):
 def attention(args):
     m, bounds = MODELS["tiny" if args.tiny else "1B"], []
     report = Report(args, "Attention beside PyTorch's")
-    report.say(f"One sequence of {m['T']:,} tokens, {m['NH']} heads over {m['NKV']}, causal counted half, backward 2.5 x forward; medians of {args.rounds} turns of {args.steps} calls each.\n")
-    report.say("| | this program, ms | TFLOP/s | PyTorch, ms | TFLOP/s | this program's speed / its |\n|---|---:|---:|---:|---:|---:|")
+    report.say(
+        f"One sequence of {m['T']:,} tokens, {m['NH']} heads over {m['NKV']}, causal counted half, backward 2.5 x "
+        f"forward; medians of {args.rounds} turns of {args.steps} calls each.\n"
+    )
+    report.say(
+        "| | this program, ms | TFLOP/s | PyTorch, ms | TFLOP/s | this program's speed / its |\n"
+        "|---|---:|---:|---:|---:|---:|"
+    )
     ours = Ours(args, ["attention", *["tiny"] * args.tiny])
     for HD, name in [(HD, name) for HD in (64, 128) for name in ("flash", "default")] if torch else ():
         mine, theirs = {"forward": [], "backward": []}, {"forward": [], "backward": []}
@@ -308,9 +468,20 @@ def attention(args):
                 mine[way] += answer[way]
                 theirs[way] += other[way]
         for way, factor in (("forward", 1), ("backward", 2.5)):
-            a, b, tera = statistics.median(mine[way]), statistics.median(theirs[way]), factor * answer["forward_flops"] / 1e9  # FLOPs over ms
-            report.say(f"| heads of {HD}, {way}, PyTorch's {name} | {a:.3f} | {tera / a:.0f} | {b:.3f} | {tera / b:.0f} | {b / a:.3f} |")
-            print(json.dumps(dict(section="attention", HD=HD, way=way, backend=name, ms=a, theirs_ms=b, ratio=round(b / a, 4))))
+            a, b, tera = (
+                statistics.median(mine[way]),
+                statistics.median(theirs[way]),
+                factor * answer["forward_flops"] / 1e9,
+            )  # FLOPs over ms
+            report.say(
+                f"| heads of {HD}, {way}, PyTorch's {name} | {a:.3f} | {tera / a:.0f} | {b:.3f} | {tera / b:.0f} | "
+                f"{b / a:.3f} |"
+            )
+            print(
+                json.dumps(
+                    dict(section="attention", HD=HD, way=way, backend=name, ms=a, theirs_ms=b, ratio=round(b / a, 4))
+                )
+            )
             if name == "flash":
                 bounds.append((f"attention {way}, heads of {HD}: speed / PyTorch flash", 0.9, b / a))
     ours.close()

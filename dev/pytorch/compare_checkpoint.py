@@ -8,6 +8,7 @@ checkpoint's directory, as it lies, goes through from_pretrained, and so does it
 the loss must be --eval's. The same steps in torch, by the samples that the run told, give AdamW's moments. Then models saved by
 save_pretrained, in three dtypes, in one file and in several, are read by the program. Ends with an error if a bound is missed.
 """
+
 import argparse
 import importlib.metadata
 import json
@@ -27,17 +28,43 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 T, WINDOWS, VOCABULARY = 96, 8, 600
-STEPS, BATCH, RANKS, LR, EPS = 12, 2, 2, 3e-3, 1e-5  # with an epsilon of 1e-8 the last bits of tiny gradients decide: torch's fp32 and fp64 then part by 1e-3
+STEPS, BATCH, RANKS, LR, EPS = (
+    12,
+    2,
+    2,
+    3e-3,
+    1e-5,
+)  # with an epsilon of 1e-8 the last bits of tiny gradients decide: torch's fp32 and fp64 then part by 1e-3
 BOUND, MOMENT_BOUND = 1e-5, 1e-4  # of a loss; of a moment's norm
-NOTICED = 1e-3                    # of a loss: what a setting that is lost must change
-HEADER = 64                       # bytes of a token file before its tokens
-SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+NOTICED = 1e-3  # of a loss: what a setting that is lost must change
+HEADER = 64  # bytes of a token file before its tokens
+SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+}
 
 
 def drawn(**settings):
     """A small model, drawn wide enough that attention looks somewhere."""
-    config = LlamaConfig(hidden_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=352, vocab_size=VOCABULARY,
-                         max_position_embeddings=512, initializer_range=0.1, rms_norm_eps=1e-5, bos_token_id=None, eos_token_id=None, **settings)
+    config = LlamaConfig(
+        hidden_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=352,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        rms_norm_eps=1e-5,
+        bos_token_id=None,
+        eos_token_id=None,
+        **settings,
+    )
     return LlamaForCausalLM(config)
 
 
@@ -49,11 +76,18 @@ def theirs(model, windows):
 
 
 def ours(program, folder, text):
-    return json.loads(run(program, "--model", folder, "--eval", text / "few.tok", "--seq", T, "--batch", WINDOWS).splitlines()[-1])["loss"]
+    return json.loads(
+        run(program, "--model", folder, "--eval", text / "few.tok", "--seq", T, "--batch", WINDOWS).splitlines()[-1]
+    )["loss"]
 
 
 def add_loss(report, what, a, b):
-    report.add(f"{what}: --eval {a:.7f}, transformers {b:.7f}; relative difference", f"{abs(a - b) / b:.1e}", f"<= {BOUND:.0e}", abs(a - b) <= BOUND * b)
+    report.add(
+        f"{what}: --eval {a:.7f}, transformers {b:.7f}; relative difference",
+        f"{abs(a - b) / b:.1e}",
+        f"<= {BOUND:.0e}",
+        abs(a - b) <= BOUND * b,
+    )
 
 
 def tokens(path):
@@ -61,7 +95,7 @@ def tokens(path):
 
 
 def windows_of(ids, indices):
-    return torch.stack([ids[i * T:i * T + T + 1] for i in indices])
+    return torch.stack([ids[i * T : i * T + T + 1] for i in indices])
 
 
 def load(folder):
@@ -75,13 +109,20 @@ def compare_moments(report, name, start, run_folder, checkpoint, text):
     model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float64).train()
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=LR, betas=(0.9, 0.95), eps=EPS)
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        lr=LR,
+        betas=(0.9, 0.95),
+        eps=EPS,
+    )
     ids = tokens(text / "train.tok")
     steps = [json.loads(line) for line in (run_folder / "samples.jsonl").read_text().splitlines()]
     for step in (s for s in steps if "samples" in s):
         windows = windows_of(ids, step["samples"])
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(windows[:, :-1]).logits.flatten(0, 1), windows[:, 1:].flatten()).backward()
+        torch.nn.functional.cross_entropy(
+            model(windows[:, :-1]).logits.flatten(0, 1), windows[:, 1:].flatten()
+        ).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     found = {}
@@ -90,18 +131,38 @@ def compare_moments(report, name, start, run_folder, checkpoint, text):
             found |= {key: f.get_tensor(key) for key in f.keys()}
     parameters = dict(model.named_parameters())
     expected = {f"{n}.{moment}" for n in parameters for moment in ("exp_avg", "exp_avg_sq")}
-    report.add(f"{name}: names in optimizer*.safetensors, all parameters' exp_avg and exp_avg_sq", f"{len(found)}, {len(set(found) ^ expected)} others", f"{len(expected)}, 0 others", set(found) == expected)
+    report.add(
+        f"{name}: names in optimizer*.safetensors, all parameters' exp_avg and exp_avg_sq",
+        f"{len(found)}, {len(set(found) ^ expected)} others",
+        f"{len(expected)}, 0 others",
+        set(found) == expected,
+    )
     for moment in ("exp_avg", "exp_avg_sq"):
-        worst = max(((found[f"{n}.{moment}"] - optimizer.state[p][moment]).norm() / optimizer.state[p][moment].norm()).item() for n, p in parameters.items())
-        report.add(f"{name}: {moment} after {STEPS} steps beside torch.optim.AdamW's, worst tensor, relative to its norm", f"{worst:.1e}", f"<= {MOMENT_BOUND:.0e}", worst <= MOMENT_BOUND)
+        worst = max(
+            ((found[f"{n}.{moment}"] - optimizer.state[p][moment]).norm() / optimizer.state[p][moment].norm()).item()
+            for n, p in parameters.items()
+        )
+        report.add(
+            f"{name}: {moment} after {STEPS} steps beside torch.optim.AdamW's, worst tensor, relative to its norm",
+            f"{worst:.1e}",
+            f"<= {MOMENT_BOUND:.0e}",
+            worst <= MOMENT_BOUND,
+        )
 
 
 def compare_export(report, name, program, checkpoint, folder, text, windows):
     run(program, "--model", checkpoint, "--export", folder, "--dtype", "bf16")
     files = sorted(f.name for f in folder.iterdir())
     weights = [f for f in files if f.startswith("model") and f.endswith(".safetensors")]
-    wanted = sorted(["config.json", "tokenizer.model", *weights] + (["model.safetensors.index.json"] if len(weights) > 1 else []))
-    report.add(f"{name}: files of --export --dtype bf16", " ".join(files), "weights, config.json, tokenizer.model", bool(weights) and files == wanted)
+    wanted = sorted(
+        ["config.json", "tokenizer.model", *weights] + (["model.safetensors.index.json"] if len(weights) > 1 else [])
+    )
+    report.add(
+        f"{name}: files of --export --dtype bf16",
+        " ".join(files),
+        "weights, config.json, tokenizer.model",
+        bool(weights) and files == wanted,
+    )
     model, complaints = load(folder)
     report.add(f"{name}: the export in from_pretrained, complaints", complaints or "none", "none", not complaints)
     report.add(f"{name}: the export's dtype", model.dtype, torch.bfloat16, model.dtype == torch.bfloat16)
@@ -110,32 +171,82 @@ def compare_export(report, name, program, checkpoint, folder, text, windows):
         exact |= load_file(file)
     state = model.state_dict()
     equal = sum(torch.equal(tensor.bfloat16(), state[key]) for key, tensor in exact.items())
-    report.add(f"{name}: tensors of the export equal to the checkpoint's, rounded by torch", equal, len(exact), equal == len(exact))
+    report.add(
+        f"{name}: tensors of the export equal to the checkpoint's, rounded by torch",
+        equal,
+        len(exact),
+        equal == len(exact),
+    )
     add_loss(report, f"{name}, exported in bf16", ours(program, folder, text), theirs(model, windows))
 
 
 def checkpoints(report, scratch, text, windows, split):
-    cases = [("untied", {}, BUILD / "train_llama3"), ("tied", {"tie_word_embeddings": True}, BUILD / "train_llama3"),
-             ("scaled RoPE", {"rope_parameters": SCALING}, BUILD / "train_llama3"), ("several files, tied", {"tie_word_embeddings": True}, split), ("several files", {}, split)]
+    cases = [
+        ("untied", {}, BUILD / "train_llama3"),
+        ("tied", {"tie_word_embeddings": True}, BUILD / "train_llama3"),
+        ("scaled RoPE", {"rope_parameters": SCALING}, BUILD / "train_llama3"),
+        ("several files, tied", {"tie_word_embeddings": True}, split),
+        ("several files", {}, split),
+    ]
     for number, (name, settings, program) in enumerate(cases):
         torch.manual_seed(number)
         start, out = scratch / f"start-{number}", scratch / f"run-{number}"
         drawn(**settings).save_pretrained(start)
-        run(program, "--ranks", RANKS, "--model", start, "--data", text / "train.tok", "--seq", T, "--batch", BATCH, "--steps", STEPS, "--lr", LR, "--min-lr", LR, "--warmup", 0, "--eps", EPS, "--out", out)
+        run(
+            program,
+            "--ranks",
+            RANKS,
+            "--model",
+            start,
+            "--data",
+            text / "train.tok",
+            "--seq",
+            T,
+            "--batch",
+            BATCH,
+            "--steps",
+            STEPS,
+            "--lr",
+            LR,
+            "--min-lr",
+            LR,
+            "--warmup",
+            0,
+            "--eps",
+            EPS,
+            "--out",
+            out,
+        )
         checkpoint = out / "latest"
         weights = sorted(checkpoint.glob("model*.safetensors"))
         several = program == split
-        report.add(f"{name}: files of weights, and an index", f"{len(weights)}, {'an' if (checkpoint / 'model.safetensors.index.json').is_file() else 'no'} index",
-                   "2 or more, an index" if several else "1, no index", (len(weights) > 1) == several == (checkpoint / "model.safetensors.index.json").is_file())
+        report.add(
+            f"{name}: files of weights, and an index",
+            f"{len(weights)}, {'an' if (checkpoint / 'model.safetensors.index.json').is_file() else 'no'} index",
+            "2 or more, an index" if several else "1, no index",
+            (len(weights) > 1) == several == (checkpoint / "model.safetensors.index.json").is_file(),
+        )
         model, complaints = load(checkpoint)
-        report.add(f"{name}: the checkpoint's directory in from_pretrained, complaints", complaints or "none", "none", not complaints)
+        report.add(
+            f"{name}: the checkpoint's directory in from_pretrained, complaints",
+            complaints or "none",
+            "none",
+            not complaints,
+        )
         report.add(f"{name}: its dtype", model.dtype, torch.float32, model.dtype == torch.float32)
         loss = ours(program, checkpoint, text)
         add_loss(report, f"{name}, the checkpoint", loss, theirs(model, windows))
         if "rope_parameters" in settings:
-            plain = LlamaForCausalLM.from_pretrained(checkpoint, rope_parameters={"rope_type": "default", "rope_theta": SCALING["rope_theta"]})
+            plain = LlamaForCausalLM.from_pretrained(
+                checkpoint, rope_parameters={"rope_type": "default", "rope_theta": SCALING["rope_theta"]}
+            )
             change = abs(theirs(plain, windows) - loss) / loss
-            report.add(f"{name}: what that loss would change by without the scaling, relative", f"{change:.1e}", f">= {NOTICED:.0e}", change >= NOTICED)
+            report.add(
+                f"{name}: what that loss would change by without the scaling, relative",
+                f"{change:.1e}",
+                f">= {NOTICED:.0e}",
+                change >= NOTICED,
+            )
         compare_moments(report, name, start, out, checkpoint, text)
         compare_export(report, name, program, checkpoint, scratch / f"export-{number}", text, windows)
 
@@ -146,12 +257,25 @@ def saved_by_transformers(report, scratch, text, windows):
             for shards in (None, "1MB"):
                 torch.manual_seed(7 + tied)
                 folder = scratch / f"saved-{tied}-{dtype}-{shards}"
-                drawn(tie_word_embeddings=tied).to(dtype).save_pretrained(folder, **({"max_shard_size": shards} if shards else {}))
-                model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)  # not the one drawn: to() rounded RoPE's frequencies, too
+                drawn(tie_word_embeddings=tied).to(dtype).save_pretrained(
+                    folder, **({"max_shard_size": shards} if shards else {})
+                )
+                model = LlamaForCausalLM.from_pretrained(
+                    folder, dtype=torch.float32
+                )  # not the one drawn: to() rounded RoPE's frequencies, too
                 files = len(list(folder.glob("*.safetensors")))
                 if (files > 1) != bool(shards):
-                    sys.exit(f"error: save_pretrained made {files} files with max_shard_size {shards}: the models here are of another size than thought")
-                add_loss(report, f"save_pretrained, {'tied' if tied else 'untied'}, {str(dtype).removeprefix('torch.')}, files: {files}", ours(BUILD / "train_llama3", folder, text), theirs(model, windows))
+                    sys.exit(
+                        f"error: save_pretrained made {files} files with max_shard_size {shards}: the models here are "
+                        f"of another size than thought"
+                    )
+                add_loss(
+                    report,
+                    f"save_pretrained, {'tied' if tied else 'untied'}, {str(dtype).removeprefix('torch.')}, files: "
+                    f"{files}",
+                    ours(BUILD / "train_llama3", folder, text),
+                    theirs(model, windows),
+                )
 
 
 def main():
@@ -162,12 +286,26 @@ def main():
     logging.disable_progress_bar()
     report = Report()
     run("make", "-s", "-C", TOP, "PRECISION=fp32", "build/cpu-fp32/train_llama3")
-    run("make", "-s", "-C", TOP, "PRECISION=fp32", "BUILD=build/split-fp32", "CFLAGS=-O3 -DMAX_FILE_BYTES=1000000", "build/split-fp32/train_llama3")
+    run(
+        "make",
+        "-s",
+        "-C",
+        TOP,
+        "PRECISION=fp32",
+        "BUILD=build/split-fp32",
+        "CFLAGS=-O3 -DMAX_FILE_BYTES=1000000",
+        "build/split-fp32/train_llama3",
+    )
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
         text = scratch / "text"
-        run(TOP / "dev" / "data" / "text.sh", text, *sorted(TOP.glob("*.h")), env=os.environ | {"VOCAB_SIZE": str(VOCABULARY)})
-        few = tokens(text / "val.tok")[:WINDOWS * T + 1]
+        run(
+            TOP / "dev" / "data" / "text.sh",
+            text,
+            *sorted(TOP.glob("*.h")),
+            env=os.environ | {"VOCAB_SIZE": str(VOCABULARY)},
+        )
+        few = tokens(text / "val.tok")[: WINDOWS * T + 1]
         write_token_file(text / "few.tok", text, few.tolist(), VOCABULARY)
         windows = windows_of(few, range(WINDOWS))
         checkpoints(report, scratch, text, windows, TOP / "build" / "split-fp32" / "train_llama3")
@@ -175,9 +313,14 @@ def main():
     if args.out:
         commit = run("git", "-C", TOP, "rev-parse", "--short", "HEAD").decode().strip()
         rows = [(what, figure, bound, good) for what, figure, bound, good in report.rows]
-        args.out.write_text(f"# Checkpoints beside transformers {importlib.metadata.version('transformers')}, torch {importlib.metadata.version('torch')}\n\n"
-                            f"`python dev/pytorch/compare_checkpoint.py`; tree of commit {commit}, fp32 build; models of 0.6 M parameters, {STEPS} steps on {RANKS} ranks.\n\n"
-                            + compare_tokenizer.table(["what", "found", "expected", "good"], rows), encoding="utf-8")
+        args.out.write_text(
+            f"# Checkpoints beside transformers {importlib.metadata.version('transformers')}, torch "
+            f"{importlib.metadata.version('torch')}\n\n"
+            f"`python dev/pytorch/compare_checkpoint.py`; tree of commit {commit}, fp32 build; models of 0.6 M "
+            f"parameters, {STEPS} steps on {RANKS} ranks.\n\n"
+            + compare_tokenizer.table(["what", "found", "expected", "good"], rows),
+            encoding="utf-8",
+        )
     if report.wrong:
         sys.exit(f"error: {report.wrong} of {len(report.rows)} figures miss their bounds")
     print(f"{len(report.rows)} figures, all within their bounds")

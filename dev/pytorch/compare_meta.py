@@ -7,6 +7,7 @@ scaled RoPE, tied or not), are converted; then the logits of transformers' Llama
 compared with Meta's. Each case must also notice what it is there for: queries that are not turned round, RoPE not scaled, parts
 joined in another order. What is no release must be refused. Ends with an error where a bound is missed.
 """
+
 import argparse
 import base64
 import hashlib
@@ -31,8 +32,10 @@ SPLIT = {}  # name of a stand-in's class: which dimension fairscale splits
 
 def stand_in(name, base, dimension, takes):
     """fairscale's layer on one process is torch's. `takes`: how many of the arguments are sizes."""
+
     def init(self, *sizes, **options):
         base.__init__(self, *sizes[:takes], **({"bias": False} if base is nn.Linear else {}))
+
     SPLIT[name] = dimension
     return type(name, (base,), {"__init__": init})
 
@@ -49,6 +52,7 @@ def meta_model():
     sys.modules.update({name: types.ModuleType(name) for name in names} | {m.__name__: m for m in (layers, initialize)})
     sys.modules[names[2]].initialize, sys.modules[names[2]].layers = initialize, layers
     from llama_models.llama3 import args, model
+
     return args.ModelArgs, model.Transformer
 
 
@@ -68,16 +72,26 @@ def release(folder, parts, params, dtype, tied, classes):
     folder.mkdir()
     (folder / "params.json").write_text(json.dumps(params))
     tokens = [bytes([b]) for b in range(VOCABULARY - 256)]
-    (folder / "tokenizer.model").write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(t), i) for i, t in enumerate(tokens)))
-    split = {name: SPLIT.get(type(model.get_submodule(name.rpartition(".")[0])).__name__) for name, _ in model.named_parameters()}
+    (folder / "tokenizer.model").write_bytes(
+        b"".join(b"%s %d\n" % (base64.b64encode(t), i) for i, t in enumerate(tokens))
+    )
+    split = {
+        name: SPLIT.get(type(model.get_submodule(name.rpartition(".")[0])).__name__)
+        for name, _ in model.named_parameters()
+    }
     for i in range(parts):
-        part = {name: (p if split[name] is None else p.chunk(parts, dim=split[name])[i]).detach().to(dtype).clone() for name, p in model.named_parameters()}
+        part = {
+            name: (p if split[name] is None else p.chunk(parts, dim=split[name])[i]).detach().to(dtype).clone()
+            for name, p in model.named_parameters()
+        }
         torch.save(part | {"rope.freqs": torch.zeros(4)}, folder / f"consolidated.{i:02d}.pth")
     return model
 
 
 def convert(folder, out, *options):
-    return subprocess.run([sys.executable, TOP / "dev" / "data" / "from_meta.py", folder, out, *options], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, TOP / "dev" / "data" / "from_meta.py", folder, out, *options], capture_output=True, text=True
+    )
 
 
 def logits(folder, tokens, change=None):
@@ -97,7 +111,9 @@ def unturned(model):  # queries and keys in Meta's order again
 
 def swapped(model):  # the parts of one product the other way round
     for layer in model.model.layers:
-        layer.mlp.down_proj.weight.data = layer.mlp.down_proj.weight.data.roll(model.config.intermediate_size // 2, dims=1)
+        layer.mlp.down_proj.weight.data = layer.mlp.down_proj.weight.data.roll(
+            model.config.intermediate_size // 2, dims=1
+        )
 
 
 def unscaled(folder):
@@ -105,12 +121,18 @@ def unscaled(folder):
         plain = json.loads((folder / "config.json").read_text())
         HD = plain["head_dim"]
         model.model.rotary_emb.inv_freq = 1.0 / plain["rope_theta"] ** (torch.arange(0, HD, 2).float() / HD)
+
     return change
 
 
 def token_file(path, tokens, tokenizer):
     ids = tokens.flatten().tolist()
-    path.write_bytes(b"LLM3TOK1" + struct.pack("<IIIIQ", 1, 2, VOCABULARY, 0, len(ids)) + hashlib.sha256(tokenizer.read_bytes()).digest() + struct.pack(f"<{len(ids)}H", *ids))
+    path.write_bytes(
+        b"LLM3TOK1"
+        + struct.pack("<IIIIQ", 1, 2, VOCABULARY, 0, len(ids))
+        + hashlib.sha256(tokenizer.read_bytes()).digest()
+        + struct.pack(f"<{len(ids)}H", *ids)
+    )
 
 
 def program_loss(program, folder, tokens, scratch):
@@ -118,7 +140,11 @@ def program_loss(program, folder, tokens, scratch):
     for i, window in enumerate(tokens):
         file = scratch / f"window-{i}.tok"
         token_file(file, window, folder / "tokenizer.model")  # a window is a file's only one
-        run = subprocess.run([program, "--model", folder, "--eval", file, "--seq", str(T - 1), "--batch", "1", "--threads", "1"], capture_output=True, text=True)
+        run = subprocess.run(
+            [program, "--model", folder, "--eval", file, "--seq", str(T - 1), "--batch", "1", "--threads", "1"],
+            capture_output=True,
+            text=True,
+        )
         if run.returncode:
             sys.exit(f"error: the program refuses the converted model: {run.stderr.strip()}")
         losses.append(json.loads(run.stdout)["loss"])
@@ -126,14 +152,34 @@ def program_loss(program, folder, tokens, scratch):
 
 
 def compare(scratch, program, classes):
-    base = {"dim": 128, "n_layers": 3, "n_heads": 8, "n_kv_heads": 4, "vocab_size": VOCABULARY, "multiple_of": 32, "ffn_dim_multiplier": 1.3, "norm_eps": 1e-5, "rope_theta": 500000.0}
+    base = {
+        "dim": 128,
+        "n_layers": 3,
+        "n_heads": 8,
+        "n_kv_heads": 4,
+        "vocab_size": VOCABULARY,
+        "multiple_of": 32,
+        "ffn_dim_multiplier": 1.3,
+        "norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+    }
     wide = base | {"dim": 256, "n_heads": 4, "n_kv_heads": 2, "use_scaled_rope": True}
-    cases = [("Llama 3", 1, base, torch.float32, False), ("Llama 3", 2, base, torch.float32, False), ("Llama 3", 4, base, torch.bfloat16, False),
-             ("Llama 3.1", 1, wide, torch.bfloat16, False), ("Llama 3.1", 2, wide, torch.float32, False), ("Llama 3.2, tied", 1, wide, torch.bfloat16, True)]
+    cases = [
+        ("Llama 3", 1, base, torch.float32, False),
+        ("Llama 3", 2, base, torch.float32, False),
+        ("Llama 3", 4, base, torch.bfloat16, False),
+        ("Llama 3.1", 1, wide, torch.bfloat16, False),
+        ("Llama 3.1", 2, wide, torch.float32, False),
+        ("Llama 3.2, tied", 1, wide, torch.bfloat16, True),
+    ]
     wrong = []
     for number, (name, parts, params, dtype, tied) in enumerate(cases):
         torch.manual_seed(number)
-        folder, out, label = scratch / f"release-{number}", scratch / f"converted-{number}", f"{name}, {parts} part(s), {str(dtype).removeprefix('torch.')}"
+        folder, out, label = (
+            scratch / f"release-{number}",
+            scratch / f"converted-{number}",
+            f"{name}, {parts} part(s), {str(dtype).removeprefix('torch.')}",
+        )
         model = release(folder, parts, params, dtype, tied, classes)
         scaled = params.get("use_scaled_rope", False)
         made = convert(folder, out, *(["--rope-factor", "8"] if tied else []))  # Meta's code knows of no other factor
@@ -143,18 +189,33 @@ def compare(scratch, program, classes):
         want = model(tokens, 0)
         got = logits(out, tokens)
         loss = nn.functional.cross_entropy(want[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).item()
-        figures = {"logits": (got - want).abs().max().item(), "loss of the C program": abs(program_loss(program, out, tokens, scratch) - loss)}
-        faults = {"queries not turned round": unturned} | ({"parts swapped": swapped} if parts > 1 else {}) | ({"RoPE not scaled": unscaled(out)} if scaled else {})
+        figures = {
+            "logits": (got - want).abs().max().item(),
+            "loss of the C program": abs(program_loss(program, out, tokens, scratch) - loss),
+        }
+        faults = (
+            {"queries not turned round": unturned}
+            | ({"parts swapped": swapped} if parts > 1 else {})
+            | ({"RoPE not scaled": unscaled(out)} if scaled else {})
+        )
         noticed = {what: (logits(out, tokens, change) - want).abs().max().item() for what, change in faults.items()}
         written = json.loads((out / "config.json").read_text())
         if written["tie_word_embeddings"] != tied or bool(written["rope_scaling"]) != scaled:
             wrong.append(f"{label}: config.json has {written}")
-        print(f"{label}: largest difference of " + ", ".join(f"{what} {x:.1e}" for what, x in figures.items()) + f" (bound {BOUND:.0e}; logits to {want.abs().max():.1f}, loss {loss:.4f}); "
-              + ", ".join(f"{what}: {x:.1e}" for what, x in noticed.items()), flush=True)
+        print(
+            f"{label}: largest difference of "
+            + ", ".join(f"{what} {x:.1e}" for what, x in figures.items())
+            + f" (bound {BOUND:.0e}; logits to {want.abs().max():.1f}, loss {loss:.4f}); "
+            + ", ".join(f"{what}: {x:.1e}" for what, x in noticed.items()),
+            flush=True,
+        )
         wrong += [f"{label}: {what} {x:.1e} over {BOUND:.0e}" for what, x in figures.items() if not x <= BOUND]
         wrong += [f"{label}: {what} changes only {x:.1e}" for what, x in noticed.items() if not x >= NOTICED]
         if tied:
-            if convert(folder, scratch / "default").returncode or json.loads((scratch / "default" / "config.json").read_text())["rope_scaling"]["factor"] != 32:
+            if (
+                convert(folder, scratch / "default").returncode
+                or json.loads((scratch / "default" / "config.json").read_text())["rope_scaling"]["factor"] != 32
+            ):
                 wrong.append(f"{label}: the factor of a tied model is not 32 by default")
     return wrong
 
@@ -176,24 +237,58 @@ def refusals(scratch):
             part = torch.load(folder / "consolidated.01.pth", weights_only=True)
             change(part)
             torch.save(part, folder / "consolidated.01.pth")
+
         return to
-    cut = {"a part that is missing": (lambda f: (f / "consolidated.00.pth").unlink(), "without a gap"),
-           "no weights": (lambda f: [p.unlink() for p in f.glob("*.pth")], "no consolidated"),
-           "a part that is cut off": (lambda f: (f / "consolidated.01.pth").write_bytes((f / "consolidated.01.pth").read_bytes()[:-5000]), "consolidated.01.pth cannot be read"),
-           "a tensor that is missing": (weights(lambda p: p.pop("layers.1.attention.wo.weight")), "layers.1.attention.wo.weight"),
-           "a surplus tensor": (weights(lambda p: p.update({"lora": torch.zeros(1)})), "lora"),
-           "a part of another shape": (weights(lambda p: p.update({"layers.0.attention.wk.weight": torch.zeros(16, 128)})), "layers.0.attention.wk.weight"),
-           "a part of another dtype": (weights(lambda p: p.update({"norm.weight": p["norm.weight"].half()})), "norm.weight in part 1 is torch.float16"),
-           "params.json of Llama 2": (lambda f: (f / "params.json").write_text('{"dim": 128, "n_layers": 3, "n_heads": 8, "norm_eps": 1e-5, "vocab_size": -1}'), "rope_theta"),
-           "params.json that is none": (lambda f: (f / "params.json").write_text("hello"), "params.json"),
-           "another number of layers": (lambda f: (f / "params.json").write_text((f / "params.json").read_text().replace('"n_layers": 3', '"n_layers": 2')), "layers.2."),
-           "no tokenizer": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer.model")}
+
+    cut = {
+        "a part that is missing": (lambda f: (f / "consolidated.00.pth").unlink(), "without a gap"),
+        "no weights": (lambda f: [p.unlink() for p in f.glob("*.pth")], "no consolidated"),
+        "a part that is cut off": (
+            lambda f: (f / "consolidated.01.pth").write_bytes((f / "consolidated.01.pth").read_bytes()[:-5000]),
+            "consolidated.01.pth cannot be read",
+        ),
+        "a tensor that is missing": (
+            weights(lambda p: p.pop("layers.1.attention.wo.weight")),
+            "layers.1.attention.wo.weight",
+        ),
+        "a surplus tensor": (weights(lambda p: p.update({"lora": torch.zeros(1)})), "lora"),
+        "a part of another shape": (
+            weights(lambda p: p.update({"layers.0.attention.wk.weight": torch.zeros(16, 128)})),
+            "layers.0.attention.wk.weight",
+        ),
+        "a part of another dtype": (
+            weights(lambda p: p.update({"norm.weight": p["norm.weight"].half()})),
+            "norm.weight in part 1 is torch.float16",
+        ),
+        "params.json of Llama 2": (
+            lambda f: (f / "params.json").write_text(
+                '{"dim": 128, "n_layers": 3, "n_heads": 8, "norm_eps": 1e-5, "vocab_size": -1}'
+            ),
+            "rope_theta",
+        ),
+        "params.json that is none": (lambda f: (f / "params.json").write_text("hello"), "params.json"),
+        "another number of layers": (
+            lambda f: (f / "params.json").write_text(
+                (f / "params.json").read_text().replace('"n_layers": 3', '"n_layers": 2')
+            ),
+            "layers.2.",
+        ),
+        "no tokenizer": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer.model"),
+    }
     wrong = []
     for i, (name, (change, pattern)) in enumerate(cut.items()):
         out = scratch / "refused" / str(i)
         made = convert(changed(f"changed-{i}", change), out)
-        if made.returncode == 0 or not made.stderr.startswith("error: ") or len(made.stderr.splitlines()) != 1 or pattern not in made.stderr or out.exists():
-            wrong.append(f"{name}: expected one line with '{pattern}', got {made.stderr.strip()[-300:] or made.stdout.strip()}")
+        if (
+            made.returncode == 0
+            or not made.stderr.startswith("error: ")
+            or len(made.stderr.splitlines()) != 1
+            or pattern not in made.stderr
+            or out.exists()
+        ):
+            wrong.append(
+                f"{name}: expected one line with '{pattern}', got {made.stderr.strip()[-300:] or made.stdout.strip()}"
+            )
     existing = convert(good, scratch / "converted-1")
     if "exists already" not in existing.stderr:
         wrong.append(f"a folder that exists: {existing.stderr.strip()}")

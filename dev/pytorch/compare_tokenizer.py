@@ -11,6 +11,7 @@ split likewise; texts that are no UTF-8 are left out, which that library does no
 which Digits of tokenizers 0.23 knows and its regular expressions do not: tokenizer.h has Unicode 16.
 Speed: encoding alone, one thread, the two in turns, medians. Ends with an error if ids differ or a bound is missed.
 """
+
 import argparse
 import base64
 import contextlib
@@ -42,11 +43,13 @@ class Ours:
     def files(self, paths):
         """(seconds, ids as bytes) of each."""
         for first in range(0, len(paths), 1000):  # no longer a command line
-            out = subprocess.run([TOOL, self.model, *paths[first:first + 1000]], stdout=subprocess.PIPE, check=True).stdout
+            out = subprocess.run(
+                [TOOL, self.model, *paths[first : first + 1000]], stdout=subprocess.PIPE, check=True
+            ).stdout
             at = 0
             while at < len(out):
                 seconds, count = struct.unpack_from("<dQ", out, at)
-                yield seconds, out[at + 16:at + 16 + 4 * count]
+                yield seconds, out[at + 16 : at + 16 + 4 * count]
                 at += 16 + 4 * count
 
     def texts(self, texts):
@@ -98,12 +101,17 @@ def difference(tiktoken, ours, ids):
     i = next((i for i, (a, b) in enumerate(zip(ours, ids)) if a != b), min(len(ours), len(ids)))
     text = tiktoken.decode_bytes(ids)
     at = len(tiktoken.decode_bytes(ids[:i]))
-    return f"id {i}, byte {at}: {text[max(0, at - 20):at]!r} then {text[at:at + 30]!r}: ours {list(ours[i:i + 6])}, expected {ids[i:i + 6]}"
+    return f"id {i}, byte {at}: {text[max(0, at - 20) : at]!r} then {text[at : at + 30]!r}: ours {list(ours[i : i + 6])}, expected {ids[i : i + 6]}"
 
 
 class Comparison:
     def __init__(self, encodings, any_bytes):
-        self.encodings, self.any_bytes, self.rows, self.wrong = encodings, any_bytes, [], 0  # encodings: [(name, Ours, tiktoken.Encoding)]
+        self.encodings, self.any_bytes, self.rows, self.wrong = (
+            encodings,
+            any_bytes,
+            [],
+            0,
+        )  # encodings: [(name, Ours, tiktoken.Encoding)]
 
     def check(self, what, named):
         """`named`: [(name, bytes)]. Tells how many differ and where the first does."""
@@ -121,7 +129,12 @@ class Comparison:
                     if differ < 4:
                         print(f"  DIFFERENT: {label}, tokenizer {name}: {difference(tiktoken, ours, ids)}")
         size = sum(len(text) for _, text in named)
-        row = f"{len(named):,d}", f"{size:,d}", f"{count:,d}", f"{differ}" + (f" (the other gave up on {panics})" if panics else "")
+        row = (
+            f"{len(named):,d}",
+            f"{size:,d}",
+            f"{count:,d}",
+            f"{differ}" + (f" (the other gave up on {panics})" if panics else ""),
+        )
         self.rows.append((what, *row))
         self.wrong += differ
         print(f"{what}: {row[0]} texts, {row[1]} bytes, {row[2]} ids, {row[3]} differ", flush=True)
@@ -129,9 +142,23 @@ class Comparison:
 
 def every_character(without=()):
     """Each character but surrogates, between letters, digits, signs and blanks; a text for each kind of neighbours."""
-    around = ["a{0}b", " 1{0}2 ", " {0}\n", "{0}{0}'", "'{0}x", "  {0} \n{0}ab", "'r{0}\u00e9 'l", "{0}{0}{0}{0}{0}\n{0}"]
+    around = [
+        "a{0}b",
+        " 1{0}2 ",
+        " {0}\n",
+        "{0}{0}'",
+        "'{0}x",
+        "  {0} \n{0}ab",
+        "'r{0}\u00e9 'l",
+        "{0}{0}{0}{0}{0}\n{0}",
+    ]
     for form in around:
-        yield form, "|\n".join(form.format(chr(c)) for c in range(0x110000) if not 0xD800 <= c < 0xE000 and c not in without).encode()
+        yield (
+            form,
+            "|\n".join(
+                form.format(chr(c)) for c in range(0x110000) if not 0xD800 <= c < 0xE000 and c not in without
+            ).encode(),
+        )
 
 
 def random_texts(n):
@@ -141,7 +168,7 @@ def random_texts(n):
         text = bytearray()
         for part in rng.choices(parts, k=rng.randrange(1, 12)):
             at = rng.randrange(len(part))
-            text += part[at:at + rng.randrange(1, 30)]
+            text += part[at : at + rng.randrange(1, 30)]
         if i % 3 == 0:
             text = text.decode(errors="ignore").encode()
         elif i % 3 == 1:
@@ -203,7 +230,9 @@ def long_pieces():
 def llama3_encodings(scratch, given):
     """tiktoken with pairs, which also lie in pairs.model, and with Llama 3's tokenizer, and that one's path."""
     model = fixture.find_tokenizer(given)
-    (scratch / "pairs.model").write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in fixture.pairs().items()))
+    (scratch / "pairs.model").write_bytes(
+        b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in fixture.pairs().items())
+    )
     return fixture.encoding(fixture.pairs()), fixture.encoding(fixture.load(model)), model
 
 
@@ -211,6 +240,7 @@ def smollm2_encodings(scratch):
     """The same of transformers and SmolLM2, by way of dev/data/smollm2.py."""
     import gguf
     import make_smollm2_fixture as fixture2
+
     path, model = fixture2.smollm2.find_gguf(), scratch / "smollm2.model"
     fields = gguf.GGUFReader(path).fields
     model.write_text(fixture2.smollm2.gguf_tokenizer(path.name, lambda name: fields[name].contents()), encoding="ascii")
@@ -220,7 +250,16 @@ def smollm2_encodings(scratch):
 
 
 def table(head, rows):
-    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(map(str, row)) + " |" for row in rows)]) + "\n"
+    return (
+        "\n".join(
+            [
+                "| " + " | ".join(head) + " |",
+                "|" + "---|" * len(head),
+                *("| " + " | ".join(map(str, row)) + " |" for row in rows),
+            ]
+        )
+        + "\n"
+    )
 
 
 def main():
@@ -239,14 +278,21 @@ def main():
 
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
-        split, tiktoken, model = smollm2_encodings(scratch) if args.smollm2 else llama3_encodings(scratch, args.tokenizer)
+        split, tiktoken, model = (
+            smollm2_encodings(scratch) if args.smollm2 else llama3_encodings(scratch, args.tokenizer)
+        )
         c = Ours(model, scratch)
-        comparison = Comparison([("pairs", Ours(scratch / "pairs.model", scratch), split), ("given", c, tiktoken)], any_bytes=not args.smollm2)
+        comparison = Comparison(
+            [("pairs", Ours(scratch / "pairs.model", scratch), split), ("given", c, tiktoken)],
+            any_bytes=not args.smollm2,
+        )
         bible, source = king_james(scratch), list(own_source())
         for form, text in every_character(UNICODE_17_NUMBERS if args.smollm2 else ()):
             comparison.check(f"every character □ as {form.format('□')!r}", [(form, text)])
         comparison.check("the fixture's texts", list(fixture.cases().items()))
-        comparison.check("random texts" + (", two in three broken" if comparison.any_bytes else ""), list(random_texts(20000)))
+        comparison.check(
+            "random texts" + (", two in three broken" if comparison.any_bytes else ""), list(random_texts(20000))
+        )
         if bible:
             comparison.check("King James, book by book", bible)
             bible = b"".join(text for _, text in bible)
@@ -258,7 +304,11 @@ def main():
         comparison.check("pieces of 1 MB, and 300,000 blanks", [*pieces, ("fewer blanks", b" " * 300_000)])
 
         scripts = " ".join(fixture.SCRIPTS.values()).encode() * 200
-        texts = [("King James", bible), ("this repository", b"".join(text for _, text in source)), ("the fixture's scripts, 200 times", scripts)]
+        texts = [
+            ("King James", bible),
+            ("this repository", b"".join(text for _, text in source)),
+            ("the fixture's scripts, 200 times", scripts),
+        ]
         texts.append(("what was named", b"\n".join(text for _, text in named if decoded(text) is not None)))
         texts = [(name, text) for name, text in texts if text]
         speeds, slow = [], []
@@ -266,28 +316,66 @@ def main():
             seconds = speed(c, tiktoken, text, args.rounds)
             rates = [[len(text) / 1e6 / s for s in side] for side in seconds]
             medians = [statistics.median(side) for side in rates]
-            ratios = [theirs_too / own for own, theirs_too in zip(*seconds)]  # of neighbours in time, which share the machine's mood
+            ratios = [
+                theirs_too / own for own, theirs_too in zip(*seconds)
+            ]  # of neighbours in time, which share the machine's mood
             ratio = statistics.median(ratios)
-            speeds.append((name, f"{len(text) / 1e6:.2f}", *(f"{m:.1f} ({min(side):.1f} to {max(side):.1f})" for m, side in zip(medians, rates)), f"{ratio:.2f}"))
-            slow += [f"{name}: {ratio:.2f} times the speed of {other}, expected {LEAST_RATIO}"] if ratio < LEAST_RATIO else []
-            print("{}: {} MB, ours {} MB/s, {} {} MB/s, {} times".format(*speeds[-1][:3], other, *speeds[-1][3:]), flush=True)
+            speeds.append(
+                (
+                    name,
+                    f"{len(text) / 1e6:.2f}",
+                    *(f"{m:.1f} ({min(side):.1f} to {max(side):.1f})" for m, side in zip(medians, rates)),
+                    f"{ratio:.2f}",
+                )
+            )
+            slow += (
+                [f"{name}: {ratio:.2f} times the speed of {other}, expected {LEAST_RATIO}"]
+                if ratio < LEAST_RATIO
+                else []
+            )
+            print(
+                "{}: {} MB, ours {} MB/s, {} {} MB/s, {} times".format(*speeds[-1][:3], other, *speeds[-1][3:]),
+                flush=True,
+            )
         long = []
         for (name, text), (seconds, _) in zip(pieces, c.texts([text for _, text in pieces])):
             taken, _ = theirs(tiktoken, text)
             long.append((name, f"{seconds:.2f} s", "gives up" if taken is None else f"{taken:.2f} s"))
-            slow += [f"a piece of 1 MB, {name}: {seconds:.2f} s, expected under {MOST_SECONDS} s"] if seconds >= MOST_SECONDS else []
-            print("1 MB without a place to split, {}: ours {}, {} {}".format(*long[-1][:2], other, long[-1][2]), flush=True)
+            slow += (
+                [f"a piece of 1 MB, {name}: {seconds:.2f} s, expected under {MOST_SECONDS} s"]
+                if seconds >= MOST_SECONDS
+                else []
+            )
+            print(
+                "1 MB without a place to split, {}: ours {}, {} {}".format(*long[-1][:2], other, long[-1][2]),
+                flush=True,
+            )
 
     if args.out:
-        commit = subprocess.run(["git", "-C", TOP, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        command = " ".join(["python dev/pytorch/compare_tokenizer.py", *(["FOLDER"] * len(args.paths)), *(["--smollm2"] if args.smollm2 else []), f"--rounds {args.rounds}"])
+        commit = subprocess.run(
+            ["git", "-C", TOP, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        ).stdout.strip()
+        command = " ".join(
+            [
+                "python dev/pytorch/compare_tokenizer.py",
+                *(["FOLDER"] * len(args.paths)),
+                *(["--smollm2"] if args.smollm2 else []),
+                f"--rounds {args.rounds}",
+            ]
+        )
         args.out.write_text(
-            f"# The tokenizer beside {other} {importlib.metadata.version(other)}\n\n`{command}`; tree of commit {commit}.\n\n## Ids\n\n"
-            f"With {'SmolLM2' if args.smollm2 else 'Llama 3'}'s tokenizer.model and with one in which any two bytes are a token, which shows where text is split; ids of both counted.\n\n"
+            f"# The tokenizer beside {other} {importlib.metadata.version(other)}\n\n`{command}`; tree of commit "
+            f"{commit}.\n\n## Ids\n\n"
+            f"With {'SmolLM2' if args.smollm2 else 'Llama 3'}'s tokenizer.model and with one in which any two bytes "
+            f"are a token, which shows where text is split; ids of both counted.\n\n"
             + table(["text", "texts", "bytes", "ids", "differ"], comparison.rows)
-            + f"\n## Speed\n\nOne thread, in turns, MB/s: median of {args.rounds} rounds (slowest to fastest), and the median of their ratios.\n\n"
+            + f"\n## Speed\n\nOne thread, in turns, MB/s: median of {args.rounds} rounds (slowest to fastest), and the "
+            f"median of their ratios.\n\n"
             + table(["text", "MB", "tokenizer.h", other, "ratio"], speeds)
-            + "\n## A piece of 1 MB without a place to split\n\n" + table(["of", "tokenizer.h", other], long), encoding="utf-8")
+            + "\n## A piece of 1 MB without a place to split\n\n"
+            + table(["of", "tokenizer.h", other], long),
+            encoding="utf-8",
+        )
     if comparison.wrong or slow:
         sys.exit("error: " + "; ".join([*([f"{comparison.wrong} texts differ"] if comparison.wrong else []), *slow]))
     print("all equal")

@@ -7,6 +7,7 @@ Everything is float64, gradients by autograd. Inputs are rounded to bf16 first, 
 numbers. OP.N.bin is read by fixture_open in dev/kernels/page.h: a line `size …` (the case's sizes, as the page has them),
 lines `NAME ROWS COLS`, an empty line, the values. A tensor that the op updates is there before, NAME, and after, NAME.out.
 """
+
 import argparse
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def grads(out, dout, *inputs):
 
 # each function yields (op, size, tensors): op and names as in its page; sizes that divide nothing
 
+
 def rmsnorm():
     for N, C in (5, 77), (3, 16), (1, 1):
         x, delta, w = draw(N, C), draw(N, C), draw(1, C)
@@ -47,8 +49,20 @@ def rmsnorm():
         rstd = torch.rsqrt(x.square().mean(1, keepdim=True) + eps32())
         dx, dw = grads(out, dout, x, weight)
         if C > 1:  # C = 1: dx is a difference of equals
-            yield "rmsnorm_backward", (N, C), {"dout": dout, "x": x, "rstd": rstd, "w": w, "dx": residual, "dx.out": residual + dx,
-                                               "dw": dw_before, "dw.out": dw_before + dw}
+            yield (
+                "rmsnorm_backward",
+                (N, C),
+                {
+                    "dout": dout,
+                    "x": x,
+                    "rstd": rstd,
+                    "w": w,
+                    "dx": residual,
+                    "dx.out": residual + dx,
+                    "dw": dw_before,
+                    "dw.out": dw_before + dw,
+                },
+            )
 
 
 def swiglu():
@@ -62,7 +76,12 @@ def swiglu():
 
 def embedding():
     # ids, C, V, the table's first token; the page's sizes have two more before that
-    for ids, C, V, *first in ([2, 0, 2, -1, 4, 2, -7, 1], 13, 5), ([0], 1, 1), ([3] * 20 + [-1, 7] + [3] * 9, 17, 9), ([3, 9, 4, 8, -4, 5, 4, 0], 7, 5, 4):
+    for ids, C, V, *first in (
+        ([2, 0, 2, -1, 4, 2, -7, 1], 13, 5),
+        ([0], 1, 1),
+        ([3] * 20 + [-1, 7] + [3] * 9, 17, 9),
+        ([3, 9, 4, 8, -4, 5, 4, 0], 7, 5, 4),
+    ):
         ids, N, low = torch.tensor(ids), len(ids), sum(first)
         embed, dx, dembed = draw(V, C).requires_grad_(), draw(N, C), draw(V, C)
         here = ((ids >= low) & (ids < low + V))[:, None].double()
@@ -76,20 +95,36 @@ def embedding():
 
 def rope():
     # N, T, heads, HD, elements behind the heads, direction; as transformers' apply_rotary_pos_emb
-    for N, T, heads, HD, spare, direction in (6, 3, 2, 18, 5, 1), (6, 3, 2, 18, 5, -1), (7, 7, 1, 2, 0, 1), (5, 4, 3, 34, 1, -1):
+    for N, T, heads, HD, spare, direction in (
+        (6, 3, 2, 18, 5, 1),
+        (6, 3, 2, 18, 5, -1),
+        (7, 7, 1, 2, 0, 1),
+        (5, 4, 3, 34, 1, -1),
+    ):
         frequency = 500000.0 ** (-torch.arange(0, HD, 2, dtype=torch.float64) / HD)
         angles = torch.arange(T, dtype=torch.float64)[:, None] * frequency
         positions = torch.randperm(T)
-        cos, sin = ([f(angles).repeat(1, 2)[positions[torch.arange(N) % T]][:, None] for f in (torch.cos, torch.sin)])
+        cos, sin = [f(angles).repeat(1, 2)[positions[torch.arange(N) % T]][:, None] for f in (torch.cos, torch.sin)]
         rows = draw(N, heads * HD + spare)
-        x = torch.zeros(N, heads, HD, dtype=torch.float64) if direction < 0 else rows[:, :heads * HD].reshape(N, heads, HD)
+        x = (
+            torch.zeros(N, heads, HD, dtype=torch.float64)
+            if direction < 0
+            else rows[:, : heads * HD].reshape(N, heads, HD)
+        )
         x.requires_grad_()
-        out = x * cos + torch.cat((-x[..., HD // 2:], x[..., :HD // 2]), -1) * sin
+        out = x * cos + torch.cat((-x[..., HD // 2 :], x[..., : HD // 2]), -1) * sin
         if direction < 0:
-            (out,) = grads(out, rows[:, :heads * HD].reshape(N, heads, HD), x)
-        yield "rope", (N, T, heads, HD, heads * HD + spare, direction), {
-            "x": rows, "x.out": torch.cat((out.reshape(N, -1), rows[:, heads * HD:]), 1),
-            "cos_sin": torch.cat((torch.cos(angles), torch.sin(angles)), 1), "positions": positions[None].double()}
+            (out,) = grads(out, rows[:, : heads * HD].reshape(N, heads, HD), x)
+        yield (
+            "rope",
+            (N, T, heads, HD, heads * HD + spare, direction),
+            {
+                "x": rows,
+                "x.out": torch.cat((out.reshape(N, -1), rows[:, heads * HD :]), 1),
+                "cos_sin": torch.cat((torch.cos(angles), torch.sin(angles)), 1),
+                "positions": positions[None].double(),
+            },
+        )
 
 
 def squared_norm():
@@ -101,15 +136,29 @@ def squared_norm():
 def adamw():
     for count, steps in (77, 3), (1, 1):
         p = draw(count, 1).requires_grad_()
-        optimizer = torch.optim.AdamW([p], lr=eps32(3e-4), betas=(eps32(0.9), eps32(0.95)), eps=eps32(1e-8), weight_decay=eps32(0.1))
+        optimizer = torch.optim.AdamW(
+            [p], lr=eps32(3e-4), betas=(eps32(0.9), eps32(0.95)), eps=eps32(1e-8), weight_decay=eps32(0.1)
+        )
         m, v = torch.zeros(2, count, 1, dtype=torch.float64)
         for step in range(1, steps + 1):
             before, g = p.detach().clone(), draw(count, 1)
             p.grad = g * eps32(0.37)
             optimizer.step()
             state = optimizer.state[p]
-            yield "adamw", (count, step), {"p": before, "p.out": p, "m": m, "m.out": state["exp_avg"], "v": v, "v.out": state["exp_avg_sq"],
-                                           "g": g, "copy": p}
+            yield (
+                "adamw",
+                (count, step),
+                {
+                    "p": before,
+                    "p.out": p,
+                    "m": m,
+                    "m.out": state["exp_avg"],
+                    "v": v,
+                    "v.out": state["exp_avg_sq"],
+                    "g": g,
+                    "copy": p,
+                },
+            )
             m, v = state["exp_avg"].clone(), state["exp_avg_sq"].clone()
 
 
@@ -117,15 +166,25 @@ def tree_sum():
     for n, count, accumulate in (1, 5, 1), (2, 33, 0), (7, 33, 1), (12, 17, 0):
         pieces, out = draw(n, count), draw(count, 1)
         total = pieces.sum(0)[:, None] + accumulate * out
-        yield "tree_sum", (n, count, accumulate), {"pieces": pieces, "out": out, "out.out": total} if accumulate else {"pieces": pieces, "out": total}
+        yield (
+            "tree_sum",
+            (n, count, accumulate),
+            {"pieces": pieces, "out": out, "out.out": total} if accumulate else {"pieces": pieces, "out": total},
+        )
     for n, count in (3, 33), (8, 17), (1, 5):
         pieces = draw(n, count)
         yield "sum_pieces", (n, count), {"pieces": pieces, "out": pieces.sum(0)[:, None]}
 
 
 def cast():
-    ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2**-100 * (1 + 2**-8), 1 + 2**-8 + 2**-23, 1 + 2**-8 - 2**-23])
-    for bits, x in (8, torch.cat((ties, torch.randn(200)))), (8, torch.tensor([3.4e38, -3.4e38, float("inf"), 0, -0.0])), (24, torch.randn(100).double()):
+    ties = torch.tensor(
+        [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2**-100 * (1 + 2**-8), 1 + 2**-8 + 2**-23, 1 + 2**-8 - 2**-23]
+    )
+    for bits, x in (
+        (8, torch.cat((ties, torch.randn(200)))),
+        (8, torch.tensor([3.4e38, -3.4e38, float("inf"), 0, -0.0])),
+        (24, torch.randn(100).double()),
+    ):
         out = x.bfloat16() if bits == 8 else x.float()
         yield "cast", (len(x), bits), {"in": x[:, None], "out": out[:, None]}
 
@@ -135,13 +194,22 @@ def dequantize():
         scales = torch.rand((count + 63) // 64).double() + 2**-10
         bytes = torch.randint(-127, 128, (len(scales) * 64,), dtype=torch.int8)
         out = bytes.double() * scales.repeat_interleave(64)
-        yield "dequantize", (count,), {"in": bytes[:count, None].double(), "scales": scales[:, None], "out": out[:count, None]}
+        yield (
+            "dequantize",
+            (count,),
+            {"in": bytes[:count, None].double(), "scales": scales[:, None], "out": out[:count, None]},
+        )
 
 
 def linear():
     # N, IC, OC, elements behind each row of dy
     for N, IC, OC, spare in (5, 33, 7, 0), (3, 9, 19, 4), (1, 1, 1, 2):
-        x, w, dy, dw_before = draw(N, IC).requires_grad_(), draw(OC, IC).requires_grad_(), draw(N, OC + spare), draw(OC, IC)
+        x, w, dy, dw_before = (
+            draw(N, IC).requires_grad_(),
+            draw(OC, IC).requires_grad_(),
+            draw(N, OC + spare),
+            draw(OC, IC),
+        )
         y = torch.nn.functional.linear(x, w)
         dx, dw = grads(y, dy[:, :OC], x, w)
         yield "linear_forward", (N, IC, OC, int(spare > 0)), {"x": x, "w": w, "y": y}
@@ -153,7 +221,12 @@ def linear():
 def attention():
     # B, Tq, Tk, NH, NKV, HD, q_offset: query t sees keys 0 ... q_offset + t; the third has queries that see nothing. q_split,
     # q_gap: queries from q_split on stand q_gap further
-    for B, Tq, Tk, NH, NKV, HD, offset, *chunks in (2, 7, 7, 4, 2, 10, 0), (1, 5, 23, 3, 1, 18, 18), (1, 7, 4, 2, 2, 6, -2), (2, 6, 12, 4, 2, 10, 0, 3, 6):
+    for B, Tq, Tk, NH, NKV, HD, offset, *chunks in (
+        (2, 7, 7, 4, 2, 10, 0),
+        (1, 5, 23, 3, 1, 18, 18),
+        (1, 7, 4, 2, 2, 6, -2),
+        (2, 6, 12, 4, 2, 10, 0, 3, 6),
+    ):
         split, gap = chunks or (0, 0)
         position = offset + torch.arange(Tq) + gap * (torch.arange(Tq) >= split)
         q, dout = draw(B, Tq, NH * HD).requires_grad_(), draw(B, Tq, NH * HD)
@@ -178,10 +251,30 @@ def cross_entropy():
         targets[1:2] = -100  # what PyTorch ignores; the op ignores all that is negative
         losses = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="none")
         (d,) = grads(losses.sum(), None, logits)
-        yield "cross_entropy", (N, V), {"logits": logits, "logits.out": d, "targets": targets[:, None].double(), "losses": losses[:, None]}
+        yield (
+            "cross_entropy",
+            (N, V),
+            {"logits": logits, "logits.out": d, "targets": targets[:, None].double(), "losses": losses[:, None]},
+        )
 
 
-MAKERS = {f.__name__: f for f in (rmsnorm, swiglu, embedding, rope, squared_norm, adamw, tree_sum, cast, dequantize, linear, attention, cross_entropy)}
+MAKERS = {
+    f.__name__: f
+    for f in (
+        rmsnorm,
+        swiglu,
+        embedding,
+        rope,
+        squared_norm,
+        adamw,
+        tree_sum,
+        cast,
+        dequantize,
+        linear,
+        attention,
+        cross_entropy,
+    )
+}
 
 
 def write(path, size, tensors):

@@ -6,13 +6,16 @@ A case is a directory: adapter_config.json and adapter_model.safetensors as PEFT
 beside --model of its base) and expected.safetensors: batch, loss and logits, every adapter's gradient, ten AdamW steps, in fp32 and, as
 make_fixtures.py has them, errors of bf16. B is drawn at random: as PEFT begins, with zeros, A would have no gradient.
 """
+
 import argparse
 import copy
 import json
 import os
 from pathlib import Path
 
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # bf16 products by tiles (AMX) fail for some of these shapes
+os.environ.setdefault(
+    "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
+)  # bf16 products by tiles (AMX) fail for some of these shapes
 
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file
@@ -65,8 +68,17 @@ def make_case(name, case, seed, out):
     torch.manual_seed(seed)
     batch = load_file(base / "expected.safetensors")
     ids, targets = batch["input_ids"].long(), batch["targets"].long()
-    model = get_peft_model(LlamaForCausalLM.from_pretrained(base, attn_implementation="eager", dtype=torch.float32),
-                           LoraConfig(r=case["r"], lora_alpha=case["lora_alpha"], target_modules=case["target_modules"], lora_dropout=0.0, bias="none", task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        LlamaForCausalLM.from_pretrained(base, attn_implementation="eager", dtype=torch.float32),
+        LoraConfig(
+            r=case["r"],
+            lora_alpha=case["lora_alpha"],
+            target_modules=case["target_modules"],
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
+        ),
+    )
     for n, p in trained(model).items():
         if "lora_B" in n:
             torch.nn.init.normal_(p, std=0.1)
@@ -80,7 +92,14 @@ def make_case(name, case, seed, out):
 
     logits, loss, grads = gradients(model, ids, targets)
     losses, norms, final = train(model, ids, targets)
-    tensors = {"input_ids": ids.int(), "targets": targets.int(), "logits": logits, "loss": loss.reshape(1), "step_losses": losses, "step_norms": norms}
+    tensors = {
+        "input_ids": ids.int(),
+        "targets": targets.int(),
+        "logits": logits,
+        "loss": loss.reshape(1),
+        "step_losses": losses,
+        "step_norms": norms,
+    }
     tensors |= {f"grad.{n}": g for n, g in grads.items()} | {f"final.{n}": w for n, w in final.items()}
     low = copy.deepcopy(model).bfloat16()
     _, low_loss, low_grads = gradients(low, ids, targets)
@@ -88,8 +107,15 @@ def make_case(name, case, seed, out):
     tensors |= {"bf16.loss": low_loss.float().reshape(1), "bf16.ref_loss": ref_loss.reshape(1)}
     tensors |= {f"bf16.grad_error.{n}": torch.tensor([error(low_grads[n], g)]) for n, g in ref_grads.items()}
     tensors |= {f"bf16.ref_grad.{n}": g for n, g in ref_grads.items()}
-    save_file({n: t.detach().float().contiguous() if t.is_floating_point() else t for n, t in tensors.items()}, directory / "expected.safetensors", metadata={"format": "pt"})
-    print(f"{name}: {len(grads)} adapters' tensors beside {case['base']}, loss {loss:.6f}, norms {norms[0]:.2f} to {norms[-1]:.2f}")
+    save_file(
+        {n: t.detach().float().contiguous() if t.is_floating_point() else t for n, t in tensors.items()},
+        directory / "expected.safetensors",
+        metadata={"format": "pt"},
+    )
+    print(
+        f"{name}: {len(grads)} adapters' tensors beside {case['base']}, loss {loss:.6f}, norms {norms[0]:.2f} to "
+        f"{norms[-1]:.2f}"
+    )
 
 
 def main():

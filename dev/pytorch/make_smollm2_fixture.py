@@ -9,6 +9,7 @@ A line of smollm2_cases.txt: name, then a hash (FNV-1a over little-endian int32)
 SmolLM2's tokenizer is transformers' reading of the GGUF file, with one thing put right: the file names its splitting `smollm`, which
 transformers 5 passes over. SmolLM2's tokenizer.json has Digits(individual_digits) before ByteLevel; so has what is compared here.
 """
+
 import argparse
 import json
 import struct
@@ -20,7 +21,7 @@ import make_tokenizer_fixture as fixture
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "data"))
 import smollm2  # noqa: E402
 
-LEARNED = 900        # tokens of smollm2_tokens.txt
+LEARNED = 900  # tokens of smollm2_tokens.txt
 SIZE_LIMIT = 50_000  # bytes, both files together: they are committed
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
@@ -45,12 +46,19 @@ class Reference:
 
 def split_as_smollm2():
     from tokenizers import pre_tokenizers
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
 
 
 def real():
     """SmolLM2's, as transformers reads it but for the splitting."""
     from transformers import AutoTokenizer
+
     path = smollm2.find_gguf()
     backend = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer
     backend.pre_tokenizer = split_as_smollm2()
@@ -60,11 +68,14 @@ def real():
 def made(tokens, merges):
     """(Reference, tokenizer.model) of tokens and merges in GPT-2's characters, behind the special tokens."""
     from tokenizers import Tokenizer, models
+
     tokens = SPECIAL + tokens
     backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     backend.pre_tokenizer = split_as_smollm2()
     types = [smollm2.CONTROL] * len(SPECIAL) + [smollm2.NORMAL] * (len(tokens) - len(SPECIAL))
-    return Reference(backend), smollm2.tokenizer_text("made here", tokens, types, merges, SPECIAL[1], SPECIAL[0], SPECIAL[2])
+    return Reference(backend), smollm2.tokenizer_text(
+        "made here", tokens, types, merges, SPECIAL[1], SPECIAL[0], SPECIAL[2]
+    )
 
 
 def pairs():
@@ -75,6 +86,7 @@ def pairs():
 
 def learned():
     from tokenizers import Tokenizer, models, trainers
+
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = split_as_smollm2()
     texts = [text for group in (fixture.SCRIPTS, fixture.CODE, fixture.SIGNS) for text in group.values()]
@@ -85,7 +97,9 @@ def learned():
 
 def main():
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("--out", type=Path, default=Path(__file__).resolve().parent.parent / "test" / "fixtures" / "tokenizer")
+    args.add_argument(
+        "--out", type=Path, default=Path(__file__).resolve().parent.parent / "test" / "fixtures" / "tokenizer"
+    )
     args = args.parse_args()
     (split, _), (merging, tokens), smol = pairs(), learned(), real()
     lines = []
@@ -97,7 +111,10 @@ def main():
         seen = [t.encode_ordinary(string) for t in (split, merging, smol)]
         lines.append(" ".join([name, *(f"{fixture.fnv1a(struct.pack(f'<{len(ids)}i', *ids)):016x}" for ids in seen)]))
     cases = "\n".join(lines) + "\n"
-    print(f"{len(lines)} texts; smollm2_tokens.txt {len(tokens):,d} and smollm2_cases.txt {len(cases):,d} bytes; {tokens.splitlines()[2]}")
+    print(
+        f"{len(lines)} texts; smollm2_tokens.txt {len(tokens):,d} and smollm2_cases.txt {len(cases):,d} bytes; "
+        f"{tokens.splitlines()[2]}"
+    )
     if len(tokens) + len(cases) > SIZE_LIMIT:
         sys.exit(f"error: {len(tokens) + len(cases):,d} bytes are over the limit of {SIZE_LIMIT:,d}; nothing written")
     (args.out / "smollm2_tokens.txt").write_text(tokens, encoding="ascii")
