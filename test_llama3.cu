@@ -1283,7 +1283,7 @@ static void generation_body(Job *j, int rank) {
 
 static void export_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
-    model_export(&o->trainer.saver);
+    model_export(&o->trainer.writer);
     close_rank(o);
 }
 

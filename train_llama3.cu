@@ -23,7 +23,7 @@
 #include "run/safetensors.h"       // defines: StFiles, model_weights_open
 #include "run/out_dir.h"           // defines: out_directory_open, make_directories
 #include "run/checkpoint.h"        // defines: Checkpoint, checkpoint_open, weights_load
-#include "run/checkpoint_writer.h" // defines: Saver, checkpoint_save, signals_install
+#include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, signals_install
 #include "run/export.h"            // defines: model_export
 #include "run/plan.h"              // defines: law_of_step, Ledger, ledger_check, Cluster, Plan, plan_print
 #include "run/logger.h"            // defines: Logger, logger_step
@@ -528,7 +528,7 @@ static void exchange_reports(Trainer *trainer, const StepBatch *batch, double st
     mine.samples_hash = batch->samples_hash;
     mine.setup = sampler_fingerprint(&trainer->loader.sampler) ^ mix64(trainer->parallel.fsdp.seed);
     mine.to_save = save_signals, mine.to_end = end_signals;
-    mine.writing = save_is_writing(&trainer->saver);
+    mine.writing = is_writing(&trainer->writer);
     for (int a = 0; a < AXES; a++) mine.order[a] = (uint32_t)(trainer->parallel.comm.groups[a].order >> 32);
     channel_orders(&trainer->parallel.comm, mine.channels);
     mine.figures.seconds = seconds_now() - start;
@@ -741,12 +741,12 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
     const Options *o = trainer->opt;
     int64_t step = trainer->progress.step, events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    int due =
-        trainer->saver.saved != step && (ends || (asked & SIGNAL_SAVE) || (o->save_every && step % o->save_every == 0));
-    if (trainer->saver.files && (due || ends || !trainer->writing)) checkpoint_commit(&trainer->saver);
+    int is_save_step = o->save_every && step % o->save_every == 0;
+    int due = trainer->writer.saved_step != step && (ends || (asked & SIGNAL_SAVE) || is_save_step);
+    if (trainer->writer.files && (due || ends || !trainer->writing)) checkpoint_commit(&trainer->writer);
     if (due && trainer->parallel.rank == 0) logger_sync(&trainer->logger);
-    if (due) checkpoint_save(&trainer->saver, &trainer->progress);
-    if (ends && trainer->saver.files) checkpoint_commit(&trainer->saver);
+    if (due) checkpoint_save(&trainer->writer, &trainer->progress);
+    if (ends && trainer->writer.files) checkpoint_commit(&trainer->writer);
     trace_as_one_event(&trainer->parallel.dev, events, "saving", start);
 }
 
@@ -910,7 +910,7 @@ static void rank_main(Job *j, int rank) {
     if (j->task == DO_TRAIN) whole = rank_train(trainer, dry_run, j);
     if (j->task == DO_EVAL) rank_eval(trainer, j);
     if (j->task == DO_GENERATE) generate(trainer, j->tokenizer, j->prompt, (int)j->prompt_length);
-    if (j->opt.export_dir && whole) model_export(&trainer->saver);
+    if (j->opt.export_dir && whole) model_export(&trainer->writer);
     else if (j->opt.export_dir && trainer->parallel.rank == 0)
         printf("not exported: the run ended at step %" PRId64 " of %d; --resume goes on, and exports at its end\n",
                trainer->progress.step, j->opt.steps);

@@ -1,541 +1,642 @@
 /* checkpoint_writer.h: writes checkpoints and exported models.
  *
- * FSDP units are unsharded one after the other, in the order of the files; each 4 MiB chunk of a file is filled,
- * written and checksummed by one rank. A caller may rely on: no rank holds more than one unsharded unit beyond its own
- * state; a checkpoint becomes visible by one rename, after all of its bytes are on the disk.
+ * FSDP units are gathered one after the other, in the order of the files. Each 4 MiB chunk of a file belongs to one
+ * rank, which fills it, checksums it and writes it in a thread. A caller may rely on: no rank holds more than one
+ * gathered unit beyond its own state; a checkpoint becomes visible by one rename, after all its bytes are on disk.
  */
 #ifndef CHECKPOINT_WRITER_H
 #define CHECKPOINT_WRITER_H
-#include "checkpoint.h" // defines: Checkpoint, Progress, trainer_text
-#include "config_json.h" // defines: config_write_json
+#include "checkpoint.h"    // defines: Checkpoint, Progress, trainer_text
 #include "sharded_state.h" // defines: fsdp_gather_state, fsdp_release_state
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
-// ---------------------------------------------------------------------------
-// save: units are gathered in the order of the files; chunks are filled by the ranks whose they are, and written by a
-// thread
-
-typedef struct Saver {
-    Fsdp *f;
+typedef struct CheckpointWriter {
+    Fsdp *fsdp;
     const Options *opt;
-    const Checkpoint *resume_from; // where the run goes on
-    uint64_t base_fingerprint;     // the fingerprint of what adapters stand beside
-    const char *tokenizer;         // its file, which goes along; NULL: none
+    const Checkpoint *resume_from; // the run resumed from it; dir "": a new run
+    uint64_t base_fingerprint;     // of the frozen model beneath the adapters
+    const char *tokenizer;         // a file that is copied next to the weights; NULL: none
     const Llama3Config *config;
-    const TensorTable *whole; // the model, in the order of the files
-    TensorTable *parts; // (stages, tp) what each rank has that splits the model with this one; NULL: it has all of it
-    float *of_parts;    // (tp, largest padded unit) a unit's state of one kind, of all ranks that have parts of it
-    Request passed;     // that on its way through the pipeline
+    const TensorTable *whole; // all tensors of the model, in the order of the files
+    TensorTable *parts;       // (pp, tp) the tables of the ranks that split the model; NULL: it is not split
+    float *gathered;          // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks
+    Request relay;            // of `gathered`, from one pipeline stage to the next
     OutputFiles checkpoint, exported;
-    char
-        *buffers; // (num_buffers, FILE_CHUNK_BYTES) chunks on their way to the disk, on a page each; async: all of this
-                  // rank's, a copy of its state
+    char *buffers; // (num_buffers, FILE_CHUNK_BYTES) chunks on their way to the disk, each on a page boundary
     int num_buffers;
-    uint32_t *sums; // (chunks / ranks, rounded up) of this rank's chunks: rank, rank + ranks, …
-    // the save in flight
+    uint32_t *sums; // (chunks of this rank) their CRC-32; chunk i of all files belongs to rank i mod world
+    // the files that are being written
     const OutputFiles *files; // NULL: none
-    char dir[4096];           // where they are written, under names with this behind:
-    const char *suffix;
+    char dir[4096];
+    const char *suffix; // of the files' names until they are complete
     Progress progress;
-    double start, held; // when it began; seconds in which training stood still for it
-    int file;           // the place in the files that is filled next
-    int64_t offset, chunk;
-    int64_t own, filled, written; // this rank's chunks
-    int done;                     // all of them are on the disk
-    int64_t saved;                // the step of the newest checkpoint, written or in flight; -1: none
-    pthread_t writer;
-    pthread_mutex_t lock;
-    pthread_cond_t moved;
-} Saver;
+    double start, paused;         // when the write began; seconds for which it stopped training
+    int file;                     // the file whose bytes are produced next, …
+    int64_t offset;               // … the next byte in it, …
+    int64_t first_chunk;          // … and the number of its first chunk among all files
+    int64_t own, filled, written; // chunks of this rank: all, filled so far, written so far
+    int done;                     // all of them are on disk; set by the thread
+    int64_t saved_step;           // the newest checkpoint, complete or being written; -1: none
+    pthread_t thread;
+    pthread_mutex_t lock; // guards filled and written
+    pthread_cond_t changed;
+} CheckpointWriter;
 
 enum { CHUNKS_IN_FLIGHT = 4, PAGE_BYTES = 4096 };
 
-static int64_t saver_share(const Saver *s, const OutputFiles *o) {
-    return (o->chunks + s->f->comm->mesh.world - 1) / s->f->comm->mesh.world;
+// ---------------------------------------------------------------------------
+// opening and closing
+
+/* The largest number of chunks that a rank has. */
+static int64_t writer_share(const CheckpointWriter *w, const OutputFiles *files) {
+    int world = w->fsdp->comm->mesh.world;
+    return (files->chunks + world - 1) / world;
 }
 
-/* A unit of another stage is as long with its padding as it would be here. */
+/* A unit's size with padding, also of a unit that only another stage has. */
 static int64_t unit_padded(const Fsdp *f, const Unit *u) {
     return round_up(u->size, (int64_t)TENSOR_ALIGN * f->ranks * f->replicas);
 }
 
-/* Where ranks split the model: what each has of it, and where a unit's parts come together. */
-static void saver_parts(Saver *s, const Llama3Config *config) {
-    ModelPart part = s->f->table->part;
+/* If tensor or pipeline parallelism splits the model: the tables of all parts, and the buffer for a unit's parts. */
+static void writer_open_parts(CheckpointWriter *w) {
+    const Fsdp *f = w->fsdp;
+    ModelPart part = f->table->part;
     int64_t largest = 0;
     if (part.tp == 1 && part.pp == 1 && !part.tied_head_copy) return;
-    s->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.pp * part.tp));
+    w->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.pp * part.tp));
     for (part.pp_rank = 0; part.pp_rank < part.pp; part.pp_rank++)
         for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++)
-            table_open(&s->parts[part.pp_rank * part.tp + part.tp_rank], config, s->f->table->wrap, &part);
-    for (int p = 0; p < part.pp; p++)
-        for (int u = 0; u < s->parts[p * part.tp].num_units; u++)
-            if (!s->parts[p * part.tp].units[u].frozen || s->f->sharding.merges_adapters)
-                largest = max_i64(largest, unit_padded(s->f, &s->parts[p * part.tp].units[u]));
-    s->of_parts = (float *)arena_alloc(s->f->dev, MEM_COMM, "a unit of all ranks that have parts of it",
+            table_open(&w->parts[part.pp_rank * part.tp + part.tp_rank], w->config, f->table->wrap, &part);
+    for (int stage = 0; stage < part.pp; stage++) {
+        const TensorTable *table = &w->parts[stage * part.tp];
+        for (int u = 0; u < table->num_units; u++)
+            if (!table->units[u].frozen || f->sharding.merges_adapters)
+                largest = max_i64(largest, unit_padded(f, &table->units[u]));
+    }
+    w->gathered = (float *)arena_alloc(f->dev, MEM_COMM, "a unit of all ranks that have parts of it",
                                        sizeof(float) * (size_t)(largest * part.tp));
 }
 
-/* Binds the saver; then checkpoint_prepare, export_prepare or both, and saver_allocate. */
-static void saver_open(Saver *s, Fsdp *f, const Llama3Config *config, const TensorTable *whole, const Options *o) {
-    memset(s, 0, sizeof *s);
-    s->f = f;
-    s->config = config;
-    s->whole = whole;
-    s->opt = o;
-    s->saved = -1;
+/* Binds the writer; then checkpoint_prepare, export_prepare or both, and checkpoint_writer_allocate. */
+static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const Llama3Config *config,
+                                   const TensorTable *whole, const Options *o) {
+    memset(w, 0, sizeof *w);
+    w->fsdp = fsdp;
+    w->config = config;
+    w->whole = whole;
+    w->opt = o;
+    w->saved_step = -1;
 }
 
-/* Lays out the files of checkpoints. The run resumes from `from`, where that has a directory. */
-static void checkpoint_prepare(Saver *s, const Checkpoint *from) {
+/* Lays out the files of checkpoints: the trained weights, and the moments. */
+static void checkpoint_prepare(CheckpointWriter *w, const Checkpoint *from) {
     const StateKind master[] = {STATE_MASTER}, moments[] = {STATE_EXP_AVG, STATE_EXP_AVG_SQ};
-    int adapters = s->config->lora_rank > 0, first = adapters ? table_first_adapter(s->whole) : 0;
-    s->resume_from = from;
-    if (from->dir[0]) checkpoint_path(s->dir, sizeof s->dir, s->opt->out, from->progress.step);
-    if (s->dir[0] && !access(s->dir, F_OK)) s->saved = from->progress.step; // it is not written a second time
-    output_files_add(&s->checkpoint, s->whole, first, s->whole->num_tensors, adapters ? adapters_stem : "model", master,
-                     1);
-    output_files_add(&s->checkpoint, s->whole, first, s->whole->num_tensors, "optimizer", moments, 2);
+    int adapters = w->config->lora_rank > 0, first = adapters ? table_first_adapter(w->whole) : 0;
+    int end = w->whole->num_tensors;
+    w->resume_from = from;
+    if (from->dir[0]) checkpoint_path(w->dir, sizeof w->dir, w->opt->out, from->progress.step);
+    if (w->dir[0] && !access(w->dir, F_OK)) w->saved_step = from->progress.step; // need not be written again
+    output_files_add(&w->checkpoint, w->whole, first, end, adapters ? adapters_stem : "model", master, 1);
+    output_files_add(&w->checkpoint, w->whole, first, end, "optimizer", moments, 2);
 }
 
-/* Allocates what saving needs: buffers for a few chunks or, with --save-mode async, for all chunks that this rank
- * writes. */
-static void saver_allocate(Saver *s) {
-    int async = s->checkpoint.num_files && !strcmp(s->opt->save_mode, "async");
-    int64_t share = max_i64(saver_share(s, &s->checkpoint), saver_share(s, &s->exported));
+/* Allocates buffers for a few chunks or, with --save-mode async, for all chunks of this rank. */
+static void checkpoint_writer_allocate(CheckpointWriter *w) {
+    Device *dev = w->fsdp->dev;
+    int async = w->checkpoint.num_files && !strcmp(w->opt->save_mode, "async");
+    int64_t share = max_i64(writer_share(w, &w->checkpoint), writer_share(w, &w->exported));
     if (!share) return;
-    s->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
-    if (async) s->num_buffers = (int)max_i64(s->num_buffers, saver_share(s, &s->checkpoint));
-    saver_parts(s, s->config);
-    size_t bytes = (size_t)s->num_buffers * FILE_CHUNK_BYTES;
-    uintptr_t buffers = (uintptr_t)arena_alloc(s->f->dev, MEM_HOST, "chunks to be written", bytes + PAGE_BYTES);
-    s->buffers = (char *)((buffers + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1));
-    if (async && !s->f->dev->dry_run)
-        memset(s->buffers, 0, bytes); // so that the first save does not wait for page faults
-    s->sums = (uint32_t *)arena_alloc(s->f->dev, MEM_HOST, "checksums", sizeof(uint32_t) * (size_t)share);
+    w->num_buffers = (int)min_i64(CHUNKS_IN_FLIGHT, share);
+    if (async) w->num_buffers = (int)max_i64(w->num_buffers, writer_share(w, &w->checkpoint));
+    writer_open_parts(w);
+    size_t bytes = (size_t)w->num_buffers * FILE_CHUNK_BYTES;
+    uintptr_t buffers = (uintptr_t)arena_alloc(dev, MEM_HOST, "chunks to be written", bytes + PAGE_BYTES);
+    w->buffers = (char *)((buffers + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1));
+    if (async && !dev->dry_run) memset(w->buffers, 0, bytes); // so that the first save does not wait for page faults
+    w->sums = (uint32_t *)arena_alloc(dev, MEM_HOST, "checksums", sizeof(uint32_t) * (size_t)share);
 }
 
-static void saver_close(Saver *s) {
-    const ModelPart *part = s->f ? &s->f->table->part : NULL;
-    for (int i = 0; s->parts && i < part->pp * part->tp; i++) table_close(&s->parts[i]);
-    free(s->parts);
-    device_destroy_event(s->passed.arrived);
-    output_files_close(&s->checkpoint);
-    output_files_close(&s->exported);
+static void checkpoint_writer_close(CheckpointWriter *w) {
+    const ModelPart *part = w->fsdp ? &w->fsdp->table->part : NULL;
+    for (int i = 0; w->parts && i < part->pp * part->tp; i++) table_close(&w->parts[i]);
+    free(w->parts);
+    device_destroy_event(w->relay.arrived);
+    output_files_close(&w->checkpoint);
+    output_files_close(&w->exported);
 }
 
-static void out_path(const Saver *s, char *path, size_t size, int file, const char *suffix) {
-    snprintf(path, size, "%s/%s%s", s->dir, s->files->files[file].name, suffix);
+// ---------------------------------------------------------------------------
+// the thread that writes this rank's chunks. It makes no call of the transport
+
+static void output_path(const CheckpointWriter *w, char *path, size_t size, int file, const char *suffix) {
+    snprintf(path, size, "%s/%s%s", w->dir, w->files->files[file].name, suffix);
 }
 
-/* Gives back the room that the files took. Their names stay until the next run comes: other ranks may be about to open
- * them, and are not to blame. */
-static void save_failed(const Saver *s, const char *what, const char *path, int reason) {
+/* Ends the run with an error. A checkpoint's files are truncated first, so that they free the disk; their names stay
+ * until the next run, because other ranks may be about to open them. */
+static void write_failed(const CheckpointWriter *w, const char *what, const char *path, int reason) {
     char name[4096 + 128];
-    for (int i = 0; s->files == &s->checkpoint && i < s->files->num_files; i++) {
-        out_path(s, name, sizeof name, i, s->suffix);
-        if (truncate(name, 0)) continue; // not made yet
+    int is_checkpoint = w->files == &w->checkpoint;
+    for (int i = 0; is_checkpoint && i < w->files->num_files; i++) {
+        output_path(w, name, sizeof name, i, w->suffix);
+        if (truncate(name, 0)) continue; // it was not created yet
     }
     user_error("cannot %s %s: %s%s", what, path, strerror(reason),
-               s->files == &s->checkpoint ? "; the checkpoint before it is untouched" : "");
+               is_checkpoint ? "; the previous checkpoint is intact" : "");
 }
 
-/* Past the page cache, which a model would push everything else out of; what does not end with a page, or cannot be
- * written so, through it. 0 or errno. */
+/* Writes a chunk past the page cache, since a model would displace everything else from it. What is no multiple of a
+ * page, or lies on a file system without O_DIRECT, goes through the cache. Returns 0 or errno. */
 static int chunk_write(int fd, const char *chunk, int64_t bytes, int64_t at) {
     int flags = fcntl(fd, F_GETFL), direct = flags & O_DIRECT;
-    if (direct && bytes % PAGE_BYTES) fcntl(fd, F_SETFL, flags & ~O_DIRECT), direct = 0;
+    if (direct && bytes % PAGE_BYTES) {
+        fcntl(fd, F_SETFL, flags & ~O_DIRECT);
+        direct = 0;
+    }
     for (int64_t done = 0; done < bytes;) {
         ssize_t wrote = pwrite(fd, chunk + done, (size_t)(bytes - done), at + done);
-        if (wrote < 0 && errno == EINVAL && direct) fcntl(fd, F_SETFL, flags & ~O_DIRECT), direct = 0;
-        else if (wrote <= 0 && errno != EINTR) return wrote ? errno : EIO;
+        if (wrote < 0 && errno == EINVAL && direct) {
+            fcntl(fd, F_SETFL, flags & ~O_DIRECT);
+            direct = 0;
+        } else if (wrote <= 0 && errno != EINTR) {
+            return wrote ? errno : EIO;
+        }
         done += max_i64(0, wrote);
     }
     return 0;
 }
 
-/* A chunk's checksum is made by whoever has time: arithmetic waits for the chunks to be filled, or it goes on beside
- * the writer. */
-static int saver_copies(const Saver *s) { return s->num_buffers >= s->own; }
-static void chunk_sum(Saver *s, int64_t i, int64_t bytes) {
-    s->sums[i] = (uint32_t)crc32(0, (const Bytef *)s->buffers + i % s->num_buffers * FILE_CHUNK_BYTES, (uInt)bytes);
+/* Does each chunk of this rank have a buffer of its own, so that training continues while they are written? Then the
+ * thread computes the checksums; otherwise the rank does, which would only wait for the thread. */
+static int writes_in_background(const CheckpointWriter *w) { return w->num_buffers >= w->own; }
+
+static char *chunk_buffer(const CheckpointWriter *w, int64_t i) {
+    return w->buffers + i % w->num_buffers * FILE_CHUNK_BYTES;
 }
 
-/* Writes this rank's chunks in order, as they are filled; makes no call of the transport. */
-static void *save_write(void *arg) {
-    Saver *s = (Saver *)arg;
+static void chunk_sum(CheckpointWriter *w, int64_t i, int64_t bytes) {
+    w->sums[i] = (uint32_t)crc32(0, (const Bytef *)chunk_buffer(w, i), (uInt)bytes);
+}
+
+static int open_output(const CheckpointWriter *w, const char *path) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC | O_DIRECT);
+    if (fd < 0) fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) write_failed(w, "open", path, errno); // for example on a host that does not share the directory
+    return fd;
+}
+
+/* Writes this rank's chunks in order, as they are filled. */
+static void *writer_thread(void *arg) {
+    CheckpointWriter *w = (CheckpointWriter *)arg;
     char path[4096 + 128] = "";
-    int world = s->f->comm->mesh.world, file = 0, fd = -1, failed;
-    int64_t first = 0; // chunk of the file
-    if (saver_copies(s)) setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
-    for (int64_t i = 0, id = s->f->comm->rank; i < s->own; i++, id += world) {
-        for (; id >= first + output_file_chunks(&s->files->files[file]);
-             first += output_file_chunks(&s->files->files[file++])) {
-            if (fd >= 0 && (fsync(fd) || close(fd))) save_failed(s, "write", path, errno);
+    const OutputFile *files = w->files->files;
+    int world = w->fsdp->comm->mesh.world, file = 0, fd = -1;
+    int64_t first = 0; // number of the file's first chunk
+    if (writes_in_background(w)) setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10); // training comes first
+    for (int64_t i = 0, chunk = w->fsdp->comm->rank; i < w->own; i++, chunk += world) {
+        while (chunk >= first + output_file_chunks(&files[file])) {
+            if (fd >= 0 && (fsync(fd) || close(fd))) write_failed(w, "write", path, errno);
             fd = -1;
+            first += output_file_chunks(&files[file]);
+            file++;
         }
-        out_path(s, path, sizeof path, file, s->suffix);
-        if (fd < 0) fd = open(path, O_WRONLY | O_CLOEXEC | O_DIRECT);
-        if (fd < 0) fd = open(path, O_WRONLY | O_CLOEXEC);
-        if (fd < 0) save_failed(s, "open", path, errno); // as on a host that does not share the directory
-        pthread_mutex_lock(&s->lock);
-        while (s->filled <= i) pthread_cond_wait(&s->moved, &s->lock);
-        pthread_mutex_unlock(&s->lock);
-        int64_t at = (id - first) * FILE_CHUNK_BYTES,
-                bytes = min_i64(FILE_CHUNK_BYTES, s->files->files[file].bytes - at);
-        if (saver_copies(s)) chunk_sum(s, i, bytes);
-        if ((failed = chunk_write(fd, s->buffers + i % s->num_buffers * FILE_CHUNK_BYTES, bytes, at)))
-            save_failed(s, "write", path, failed);
-        pthread_mutex_lock(&s->lock);
-        s->written = i + 1;
-        pthread_cond_broadcast(&s->moved);
-        pthread_mutex_unlock(&s->lock);
+        output_path(w, path, sizeof path, file, w->suffix);
+        if (fd < 0) fd = open_output(w, path);
+        pthread_mutex_lock(&w->lock);
+        while (w->filled <= i) pthread_cond_wait(&w->changed, &w->lock);
+        pthread_mutex_unlock(&w->lock);
+        int64_t at = (chunk - first) * FILE_CHUNK_BYTES, bytes = min_i64(FILE_CHUNK_BYTES, files[file].bytes - at);
+        if (writes_in_background(w)) chunk_sum(w, i, bytes);
+        int failed = chunk_write(fd, chunk_buffer(w, i), bytes, at);
+        if (failed) write_failed(w, "write", path, failed);
+        pthread_mutex_lock(&w->lock);
+        w->written = i + 1;
+        pthread_cond_broadcast(&w->changed);
+        pthread_mutex_unlock(&w->lock);
     }
-    if (fd >= 0 && (fsync(fd) || close(fd))) save_failed(s, "write", path, errno);
-    __atomic_store_n(&s->done, 1, __ATOMIC_RELEASE);
+    if (fd >= 0 && (fsync(fd) || close(fd))) write_failed(w, "write", path, errno);
+    __atomic_store_n(&w->done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
 
-/* Until the writer has room for a chunk, or, with `all`, has written all. */
-static void save_await(Saver *s, int all) {
-    pthread_mutex_lock(&s->lock);
-    while (all ? s->written < s->own : s->filled - s->written >= s->num_buffers) {
-        pthread_cond_wait(&s->moved, &s->lock);
-        comm_alive(s->f->comm);
+// ---------------------------------------------------------------------------
+// producing the bytes of all files in order. Every rank passes over all of them and stores those of its own chunks
+
+/* Waits until a buffer is free or, with `all`, until all chunks are written. */
+static void wait_for_thread(CheckpointWriter *w, int all) {
+    pthread_mutex_lock(&w->lock);
+    while (all ? w->written < w->own : w->filled - w->written >= w->num_buffers) {
+        pthread_cond_wait(&w->changed, &w->lock);
+        comm_alive(w->fsdp->comm);
     }
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&w->lock);
 }
 
-/* Where the next of `bytes` bytes of the files belong, `n` of them, as many as lie in one chunk; NULL: it is another
- * rank's. save_filled must follow. */
-static char *save_room(Saver *s, int64_t bytes, int64_t *n) {
-    int64_t chunk = s->offset / FILE_CHUNK_BYTES, begin = chunk * FILE_CHUNK_BYTES;
-    *n = min_i64(bytes, min_i64(begin + FILE_CHUNK_BYTES, s->files->files[s->file].bytes) - s->offset);
-    if ((s->chunk + chunk) % s->f->comm->mesh.world != s->f->comm->rank) return NULL;
-    if (s->offset == begin) save_await(s, 0);
-    return s->buffers + s->filled % s->num_buffers * FILE_CHUNK_BYTES + (s->offset - begin);
+/* Where the next bytes belong: `n` of them, at most `bytes`, which lie in the current chunk. NULL: another rank stores
+ * it. advance must follow. */
+static char *next_place(CheckpointWriter *w, int64_t bytes, int64_t *n) {
+    const Comm *comm = w->fsdp->comm;
+    int64_t chunk = w->offset / FILE_CHUNK_BYTES, begin = chunk * FILE_CHUNK_BYTES;
+    int64_t end = min_i64(begin + FILE_CHUNK_BYTES, w->files->files[w->file].bytes);
+    *n = min_i64(bytes, end - w->offset);
+    if ((w->first_chunk + chunk) % comm->mesh.world != comm->rank) return NULL;
+    if (w->offset == begin) wait_for_thread(w, 0);
+    return chunk_buffer(w, w->filled) + (w->offset - begin);
 }
 
-/* Are any of the next bytes of the files this rank's? */
-static int save_has_part(const Saver *s, int64_t bytes) {
-    int mine = 0;
-    for (int64_t c = s->offset / FILE_CHUNK_BYTES; c * FILE_CHUNK_BYTES < s->offset + bytes; c++)
-        mine |= (s->chunk + c) % s->f->comm->mesh.world == s->f->comm->rank;
-    return mine;
+/* The next `n` bytes have been produced; `stored`: they belong to this rank's chunk. */
+static void advance(CheckpointWriter *w, int64_t n, int stored) {
+    int64_t begin = w->offset / FILE_CHUNK_BYTES * FILE_CHUNK_BYTES;
+    int64_t end = min_i64(begin + FILE_CHUNK_BYTES, w->files->files[w->file].bytes);
+    w->offset += n;
+    if (!stored || w->offset < end) return;
+    if (!writes_in_background(w)) chunk_sum(w, w->filled, end - begin);
+    pthread_mutex_lock(&w->lock);
+    w->filled++;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
 }
 
-/* The next `n` bytes are there, `mine` or not. */
-static void save_filled(Saver *s, int64_t n, int mine) {
-    int64_t begin = s->offset / FILE_CHUNK_BYTES * FILE_CHUNK_BYTES,
-            end = min_i64(begin + FILE_CHUNK_BYTES, s->files->files[s->file].bytes);
-    s->offset += n;
-    if (!mine || s->offset < end) return;
-    if (!saver_copies(s)) chunk_sum(s, s->filled, end - begin);
-    pthread_mutex_lock(&s->lock);
-    s->filled++;
-    pthread_cond_broadcast(&s->moved);
-    pthread_mutex_unlock(&s->lock);
+/* Does this rank store any of the next bytes? */
+static int stores_some(const CheckpointWriter *w, int64_t bytes) {
+    const Comm *comm = w->fsdp->comm;
+    int some = 0;
+    for (int64_t c = w->offset / FILE_CHUNK_BYTES; c * FILE_CHUNK_BYTES < w->offset + bytes; c++)
+        some |= (w->first_chunk + c) % comm->mesh.world == comm->rank;
+    return some;
 }
 
-/* The next bytes of the files, from the host's memory. */
-static void save_put(Saver *s, const void *from, int64_t bytes) {
+/* Produces the next bytes from host memory. */
+static void put_bytes(CheckpointWriter *w, const void *from, int64_t bytes) {
     for (int64_t done = 0, n; done < bytes; done += n) {
-        char *to = save_room(s, bytes - done, &n);
+        char *to = next_place(w, bytes - done, &n);
         if (to) memcpy(to, (const char *)from + done, (size_t)n);
-        save_filled(s, n, to != NULL);
+        advance(w, n, to != NULL);
     }
 }
 
-/* Unit `u` of stage `stage`, its state of one kind, of all ranks that have parts of it: (tp, padded). Through a
- * pipeline it goes from rank to rank, until all have it. */
-static const float *unit_of_all(Saver *s, int stage, const Unit *u, StateKind kind) {
-    Fsdp *f = s->f;
+/* One kind of state of a unit that tensor or pipeline parallelism splits: the parts (tp, padded) of all ranks that have
+ * some of it. Its stage gathers it, and passes it on from stage to stage until all have it. */
+static const float *gather_parts(CheckpointWriter *w, int stage, const Unit *u, StateKind kind) {
+    Fsdp *f = w->fsdp;
     const ModelPart *part = &f->table->part;
-    int64_t padded = unit_padded(f, u);
-    size_t bytes = sizeof(float) * (size_t)padded;
+    size_t bytes = sizeof(float) * (size_t)unit_padded(f, u);
     if (stage == part->pp_rank) {
-        FsdpUnit *mine = &f->units[u - s->parts[stage * part->tp].units];
+        FsdpUnit *mine = &f->units[u - w->parts[stage * part->tp].units];
         const float *state = fsdp_gather_state(f, mine, kind);
-        all_gather_now(f->comm, AXIS_TP, u->name, state, s->of_parts, bytes);
+        all_gather_now(f->comm, AXIS_TP, u->name, state, w->gathered, bytes);
         fsdp_release_state(f, state);
     }
-    int passes = (part->pp_rank - stage + part->pp) % part->pp; // ranks that had it before this one
-    for (int sends = 0; sends < 2 && part->pp > 1; sends++) {
-        if (sends ? passes == part->pp - 1 : passes == 0) continue;
-        point_start(f->comm, &s->passed, sends ? SEND : RECEIVE, AXIS_PP,
-                    (part->pp_rank + (sends ? 1 : part->pp - 1)) % part->pp, "a unit to be written", s->of_parts,
+    int distance = (part->pp_rank - stage + part->pp) % part->pp; // stages that have it before this one
+    int next = (part->pp_rank + 1) % part->pp, previous = (part->pp_rank + part->pp - 1) % part->pp;
+    if (distance > 0) {
+        point_start(f->comm, &w->relay, RECEIVE, AXIS_PP, previous, "a unit to be written", w->gathered,
                     bytes * (size_t)part->tp, DTYPE_BYTE);
-        comm_wait(f->comm, &s->passed);
+        comm_wait(f->comm, &w->relay);
     }
-    return s->of_parts;
+    if (distance < part->pp - 1) {
+        point_start(f->comm, &w->relay, SEND, AXIS_PP, next, "a unit to be written", w->gathered,
+                    bytes * (size_t)part->tp, DTYPE_BYTE);
+        comm_wait(f->comm, &w->relay);
+    }
+    return w->gathered;
 }
 
-/* Elements [first, first + count) of a whole tensor, to the host, from the parts (tp, padded) of its unit; `of`: the
- * first of the tables that tell where those are. */
-static void save_read(const Saver *s, const TensorTable *of, int number, const float *unit, int64_t padded, float *out,
-                      int64_t first, int64_t count) {
-    const Tensor *t = &of->tensors[number];
-    int64_t rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1,
-            line = t->whole_rows * t->whole_cols / rows; // a line goes over all parts in turn
+/* A tensor in a gathered unit. */
+typedef struct {
+    const TensorTable *tables; // (tp) of the ranks whose parts were gathered
+    int number;                // of the tensor in these tables
+    const float *unit;         // (tp, padded)
+    int64_t padded;
+} GatheredTensor;
+
+/* Copies elements [first, first + count) of the whole tensor to host memory, `out` (count). A tensor that is split by
+ * columns has a piece of every row in each part; one that is split by rows is one row of pieces. */
+static void read_elements(const CheckpointWriter *w, const GatheredTensor *g, float *out, int64_t first,
+                          int64_t count) {
+    const Tensor *t = &g->tables->tensors[g->number];
+    int64_t rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1;
+    int64_t row_length = t->whole_rows * t->whole_cols / rows;
     for (int64_t done = 0, n; done < count; done += n) {
-        int64_t row = (first + done) / line, at = (first + done) % line, p = 0;
-        while (at >= of[p].tensors[number].rows * of[p].tensors[number].cols / rows)
-            at -= of[p].tensors[number].rows * of[p].tensors[number].cols / rows, p++;
-        const Tensor *part = &of[p].tensors[number];
-        int64_t has = part->rows * part->cols / rows;
-        n = min_i64(count - done, has - at);
-        device_read(s->f->dev, out + done, unit + p * padded + part->offset + row * has + at,
+        int64_t row = (first + done) / row_length, at = (first + done) % row_length, p = 0;
+        const Tensor *part = t;
+        while (at >= part->rows * part->cols / rows) {
+            at -= part->rows * part->cols / rows;
+            p++;
+            part = &g->tables[p].tensors[g->number];
+        }
+        int64_t piece = part->rows * part->cols / rows;
+        n = min_i64(count - done, piece - at);
+        device_read(w->fsdp->dev, out + done, g->unit + p * g->padded + part->offset + row * piece + at,
                     sizeof(float) * (size_t)n);
     }
 }
 
-/* A whole tensor as the files have it. */
-static void save_tensor(Saver *s, const OutputTensor *t, const TensorTable *of, int number, const float *unit,
-                        int64_t padded) {
-    enum { AT_ONCE = 1 << 14 }; // elements: whole blocks
-    float wide[AT_ONCE], scales[(int)AT_ONCE / (int)INT8_BLOCK];
-    bf16 half[AT_ONCE];
-    int8_t bytes[AT_ONCE];
-    const void *from = t->scales             ? (void *)scales
-                       : t->dtype == ST_I8   ? (void *)bytes
-                       : t->dtype == ST_BF16 ? (void *)half
-                                             : (void *)wide;
-    int64_t elements = t->tensor->rows * t->tensor->cols, size = st_dtype_sizes[t->dtype];
-    int as_it_is = t->dtype == ST_F32 && !t->scales && s->offset % size == 0; // from the device straight into a chunk
-    for (int64_t at = 0, n; at < elements; at += n) {
-        if (as_it_is) {
-            char *to = save_room(s, (elements - at) * size, &n);
-            if (to) save_read(s, of, number, unit, padded, (float *)(void *)to, at, n / size);
-            save_filled(s, n, to != NULL);
-            n /= size;
-            continue;
-        }
-        n = min_i64(AT_ONCE, elements - at);
-        int64_t length = (t->scales ? int8_blocks(n) : n) * size;
-        int mine = save_has_part(s, length);
-        if (mine) save_read(s, of, number, unit, padded, wide, at, n);
-        for (int64_t i = 0; i < n && mine && from == half; i++) half[i] = float_to_bf16(wide[i]);
-        for (int64_t b = 0; b < int8_blocks(n) && mine && (from == bytes || from == scales); b++) {
-            scales[b] =
-                quantize_int8_block(bytes + b * INT8_BLOCK, wide + b * INT8_BLOCK, min_i64(INT8_BLOCK, n - b * INT8_BLOCK));
-            if (!isfinite(scales[b]))
-                user_error("--export --dtype %s: tensor %s has values that are not finite, for which 8 bits have none: "
-                           "look at the model's loss",
-                           s->opt->dtype, t->tensor->name);
-        }
-        save_put(s, from, length);
+enum { PUT_ELEMENTS = 1 << 14 }; // how many elements are converted at a time: whole int8 blocks
+
+typedef struct {
+    float fp32[PUT_ELEMENTS];
+    bf16 half[PUT_ELEMENTS];
+    int8_t int8[PUT_ELEMENTS];
+    float scales[(int)PUT_ELEMENTS / (int)INT8_BLOCK];
+} PutBuffers;
+
+/* Converts n elements of b->fp32 to what the file holds. */
+static void convert_elements(const CheckpointWriter *w, const OutputTensor *t, PutBuffers *b, int64_t n) {
+    for (int64_t i = 0; i < n && t->dtype == ST_BF16; i++) b->half[i] = float_to_bf16(b->fp32[i]);
+    for (int64_t i = 0; i < int8_blocks(n) && (t->dtype == ST_I8 || t->scales); i++) {
+        int64_t at = i * INT8_BLOCK;
+        b->scales[i] = quantize_int8_block(b->int8 + at, b->fp32 + at, min_i64(INT8_BLOCK, n - at));
+        if (!isfinite(b->scales[i]))
+            user_error("--export --dtype %s: tensor %s has values that are not finite, which int8 cannot represent: "
+                       "export with --dtype fp32, and find out why training diverged",
+                       w->opt->dtype, t->tensor->name);
     }
 }
 
-/* Of a tensor of the whole model: on which stage it is, and its number there. */
-static int saver_find(const Saver *s, int index, int *number) {
-    const ModelPart *part = &s->f->table->part;
+/* Produces the bytes of a tensor. */
+static void put_tensor(CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g) {
+    int64_t elements = t->tensor->rows * t->tensor->cols, size = st_dtype_sizes[t->dtype];
+    if (t->dtype == ST_F32 && !t->scales && w->offset % size == 0) { // from the device straight into the chunk
+        for (int64_t done = 0, n; done < elements * size; done += n) {
+            char *to = next_place(w, elements * size - done, &n);
+            if (to) read_elements(w, g, (float *)(void *)to, done / size, n / size);
+            advance(w, n, to != NULL);
+        }
+        return;
+    }
+    PutBuffers b;
+    const void *bytes = b.fp32;
+    if (t->dtype == ST_BF16) bytes = b.half;
+    if (t->dtype == ST_I8) bytes = b.int8;
+    if (t->scales) bytes = b.scales;
+    for (int64_t at = 0, n; at < elements; at += n) {
+        n = min_i64(PUT_ELEMENTS, elements - at);
+        int64_t length = (t->scales ? int8_blocks(n) : n) * size;
+        if (stores_some(w, length)) {
+            read_elements(w, g, b.fp32, at, n);
+            convert_elements(w, t, &b, n);
+        }
+        put_bytes(w, bytes, length);
+    }
+}
+
+/* The pipeline stage that has a tensor of the whole model, and its number in that stage's tables. */
+static int find_stage(const CheckpointWriter *w, int index, int *number) {
+    const ModelPart *part = &w->fsdp->table->part;
     for (int stage = 0; stage < part->pp; stage++) {
-        const TensorTable *t = &s->parts[stage * part->tp];
+        const TensorTable *t = &w->parts[stage * part->tp];
         for (*number = 0; *number < t->num_tensors; ++*number)
             if (t->tensors[*number].index == index && !t->tensors[*number].is_tied_copy) return stage;
     }
     return -1;
 }
 
-/* All bytes of all files, in order: unit after unit is gathered, and freed. */
-static void save_stream(Saver *s) {
-    const Unit *now = NULL;
-    const float *whole = NULL;
+/* Produces the bytes of all files. A unit is gathered when its first tensor comes, and released after its last one. */
+static void put_files(CheckpointWriter *w) {
+    Fsdp *f = w->fsdp;
+    const Unit *unit = NULL;
+    const float *state = NULL; // of `unit`, gathered
     StateKind kind = STATES;
-    for (s->file = 0, s->chunk = 0; s->file < s->files->num_files;
-         s->chunk += output_file_chunks(&s->files->files[s->file++])) {
-        const OutputFile *file = &s->files->files[s->file];
-        s->offset = 0;
-        save_put(s, file->header, file->header_bytes);
+    w->first_chunk = 0;
+    for (w->file = 0; w->file < w->files->num_files; w->file++) {
+        const OutputFile *file = &w->files->files[w->file];
+        w->offset = 0;
+        put_bytes(w, file->header, file->header_bytes);
         for (int i = file->first; i < file->first + file->count; i++) {
-            const OutputTensor *t = &s->files->tensors[i];
-            int number = t->tensor->index, stage = s->parts ? saver_find(s, t->tensor->index, &number) : 0;
-            const TensorTable *of = s->parts ? &s->parts[stage * s->f->table->part.tp] : s->f->table;
-            const Unit *u = &of->units[of->tensors[number].unit];
-            if (u != now || t->kind != kind) {
-                if (now && !s->parts) fsdp_release_state(s->f, whole);
-                whole = s->parts ? unit_of_all(s, stage, u, t->kind)
-                                 : fsdp_gather_state(s->f, &s->f->units[u - of->units], t->kind);
-                now = u, kind = t->kind;
+            const OutputTensor *t = &w->files->tensors[i];
+            int number = t->tensor->index, stage = w->parts ? find_stage(w, t->tensor->index, &number) : 0;
+            const TensorTable *tables = w->parts ? &w->parts[stage * f->table->part.tp] : f->table;
+            const Unit *u = &tables->units[tables->tensors[number].unit];
+            if (u != unit || t->kind != kind) {
+                if (unit && !w->parts) fsdp_release_state(f, state);
+                state = w->parts ? gather_parts(w, stage, u, t->kind)
+                                 : fsdp_gather_state(f, &f->units[u - tables->units], t->kind);
+                unit = u;
+                kind = t->kind;
             }
-            save_tensor(s, t, of, number, whole, unit_padded(s->f, u));
-            comm_alive(s->f->comm);
+            const GatheredTensor gathered = {tables, number, state, unit_padded(f, u)};
+            put_tensor(w, t, &gathered);
+            comm_alive(f->comm);
         }
+        w->first_chunk += output_file_chunks(file);
     }
-    if (now && !s->parts) fsdp_release_state(s->f, whole);
+    if (unit && !w->parts) fsdp_release_state(f, state);
 }
 
-/* Rank 0 makes the files, each as long as it will be: a disk without room says so now. */
-static void save_make_files(Saver *s) {
+// ---------------------------------------------------------------------------
+// one write of all files: write_start, then write_finish
+
+/* Rank 0 creates the files in their final size, so that a full disk is noticed at once. */
+static void create_files(CheckpointWriter *w) {
     char path[4096 + 128];
-    if (s->files == &s->checkpoint && mkdir(s->dir, 0777))
-        user_error("cannot make %s: %s; the checkpoint before it is untouched", s->dir, strerror(errno));
-    for (int i = 0; i < s->files->num_files; i++) {
-        out_path(s, path, sizeof path, i, s->suffix);
+    if (w->files == &w->checkpoint && mkdir(w->dir, 0777))
+        user_error("cannot create %s: %s; the previous checkpoint is intact", w->dir, strerror(errno));
+    for (int i = 0; i < w->files->num_files; i++) {
+        output_path(w, path, sizeof path, i, w->suffix);
         int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), failed = fd < 0;
 #ifdef __linux__
-        failed = failed || (fallocate(fd, 0, 0, s->files->files[i].bytes) && errno != EOPNOTSUPP && errno != ENOSYS);
+        failed = failed || (fallocate(fd, 0, 0, w->files->files[i].bytes) && errno != EOPNOTSUPP && errno != ENOSYS);
 #endif
-        if (failed || ftruncate(fd, s->files->files[i].bytes)) save_failed(s, "make", path, errno);
+        if (failed || ftruncate(fd, w->files->files[i].bytes)) write_failed(w, "create", path, errno);
         close(fd);
     }
 }
 
-/* Starts to write `files` into s->dir: returns once all of this rank's chunks are filled, and, unless they have buffers
- * of their own, written. */
-static void save_start(Saver *s, const OutputFiles *files, const char *suffix) {
-    Comm *comm = s->f->comm;
-    s->files = files, s->suffix = suffix;
-    s->own = files->chunks / comm->mesh.world + (comm->rank < files->chunks % comm->mesh.world);
-    s->filled = s->written = s->done = 0;
-    if (comm->rank == 0) save_make_files(s);
-    comm_barrier(comm, "saving: files made");
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->moved, NULL);
-    if (pthread_create(&s->writer, NULL, save_write, s))
-        run_failure("the thread that writes files could not be started");
-    save_stream(s);
+/* Starts to write `files` into w->dir, under names that end with `suffix`. Returns when the bytes of all files are in
+ * buffers or, if the buffers are fewer, mostly written. */
+static void write_start(CheckpointWriter *w, const OutputFiles *files, const char *suffix) {
+    Comm *comm = w->fsdp->comm;
+    w->files = files;
+    w->suffix = suffix;
+    w->own = files->chunks / comm->mesh.world + (comm->rank < files->chunks % comm->mesh.world);
+    w->filled = 0;
+    w->written = 0;
+    w->done = 0;
+    if (comm->rank == 0) create_files(w);
+    comm_barrier(comm, "saving: files created");
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->changed, NULL);
+    if (pthread_create(&w->thread, NULL, writer_thread, w)) run_failure("cannot start the thread that writes files");
+    put_files(w);
 }
 
-static int save_is_writing(Saver *s) { return s->files && !__atomic_load_n(&s->done, __ATOMIC_ACQUIRE); }
+static int is_writing(CheckpointWriter *w) { return w->files && !__atomic_load_n(&w->done, __ATOMIC_ACQUIRE); }
 
-/* Until all ranks' chunks are on their disks. */
-static void save_finish(Saver *s) {
-    save_await(s, 1);
-    pthread_join(s->writer, NULL);
-    pthread_mutex_destroy(&s->lock);
-    pthread_cond_destroy(&s->moved);
-    comm_barrier(s->f->comm, "saving: chunks written");
+/* Waits until the chunks of all ranks are on disk. */
+static void write_finish(CheckpointWriter *w) {
+    wait_for_thread(w, 1);
+    pthread_join(w->thread, NULL);
+    pthread_mutex_destroy(&w->lock);
+    pthread_cond_destroy(&w->changed);
+    comm_barrier(w->fsdp->comm, "saving: chunks written");
 }
 
-/* What stands beside the weights in any directory: config.json, indices, the tokenizer. Written, and kept in `c` for
- * their checksums. */
-static void save_companions(Saver *s, Companions *c) {
-    static const char *const stems[] = {"model", "adapter_model", "optimizer"},
-                             *const indices[] = {"model.safetensors.index.json", "adapter_model.safetensors.index.json",
-                                                 "optimizer.safetensors.index.json"};
-    int adapters = s->files->tensors[0].tensor->row->unit == UNIT_ADAPTERS;
+/* Writes the small files next to the weights: config.json, indices and the tokenizer. They stay in `c`, for their
+ * checksums. */
+static void write_companions(CheckpointWriter *w, Companions *c) {
+    static const char *const stems[] = {"model", "adapter_model", "optimizer"};
+    static const char *const indices[] = {"model.safetensors.index.json", "adapter_model.safetensors.index.json",
+                                          "optimizer.safetensors.index.json"};
+    int adapters = w->files->tensors[0].tensor->row->unit == UNIT_ADAPTERS;
     memset(c, 0, sizeof *c);
     CompanionFile *file = companion_add(c, adapters ? "adapter_config.json" : "config.json");
     FILE *f = open_memstream(&file->text, &file->length);
-    if (!f) run_failure("out of memory");
-    if (adapters) adapters_config_write(s->f->config, f);
-    else config_write_json(s->f->config, s->files->dtype == ST_BF16 ? "bfloat16" : "float32", s->files->base, f);
+    if (!f) run_failure("out of memory for %s", file->name);
+    if (adapters) adapters_config_write(w->fsdp->config, f);
+    else config_write_json(w->fsdp->config, w->files->dtype == ST_BF16 ? "bfloat16" : "float32", w->files->base, f);
     memory_file(f, &file->text, &file->length);
     for (int i = 0; i < 3; i++) {
         size_t length;
-        char *text = output_files_index(s->files, stems[i], &length);
+        char *text = output_files_index(w->files, stems[i], &length);
         if (!text) continue;
         file = companion_add(c, indices[i]);
-        file->text = text, file->length = length;
+        file->text = text;
+        file->length = length;
     }
-    if (s->tokenizer) {
+    if (w->tokenizer) {
         file = companion_add(c, "tokenizer.model");
-        file->text = read_file(s->tokenizer, &file->length);
-        if (!file->text) user_error("cannot read the tokenizer %s: %s", s->tokenizer, strerror(errno));
+        file->text = read_file(w->tokenizer, &file->length);
+        if (!file->text) user_error("cannot read the tokenizer %s: %s", w->tokenizer, strerror(errno));
     }
-    for (int i = 0; i < c->count; i++) write_new_file(s->dir, c->files[i].name, c->files[i].text, c->files[i].length);
+    for (int i = 0; i < c->count; i++) write_new_file(w->dir, c->files[i].name, c->files[i].text, c->files[i].length);
 }
 
 static void companions_free(Companions *c) {
     for (int i = 0; i < c->count; i++) free(c->files[i].text);
 }
 
-/* The checkpoint becomes one, by its name: everything in it is on the disk before, and the name is before older ones
- * go. */
-static void checkpoint_commit(Saver *s) {
-    Comm *comm = s->f->comm;
+// ---------------------------------------------------------------------------
+// checkpoints
+
+/* (chunks) the checksums of all chunks, from all ranks. */
+static uint32_t *gather_sums(CheckpointWriter *w) {
+    Comm *comm = w->fsdp->comm;
     int world = comm->mesh.world;
-    int64_t share = saver_share(s, s->files);
+    int64_t share = writer_share(w, w->files);
+    uint32_t *all = (uint32_t *)checked_malloc(sizeof *all * (size_t)(share * world));
+    uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(w->files->chunks + 1));
+    all_gather_now(comm, AXIS_WORLD, "saving: checksums", w->sums, all, sizeof *all * (size_t)share);
+    for (int64_t chunk = 0; chunk < w->files->chunks; chunk++) sums[chunk] = all[chunk % world * share + chunk / world];
+    free(all);
+    return sums;
+}
+
+/* Writes trainer.json. A checkpoint of the step that the run resumed from keeps the settings of the run that computed
+ * it. */
+static void write_trainer_json(CheckpointWriter *w, const uint32_t *sums, const Companions *companions) {
+    const Checkpoint *from = w->resume_from;
+    Setting now[SETTINGS];
+    const Setting *settings = now;
+    int count = settings_in_force(now, w->opt, &w->fsdp->comm->mesh, w->progress.data_fingerprint, w->base_fingerprint);
+    if (from->dir[0] && from->progress.step == w->progress.step) {
+        settings = from->settings;
+        count = from->num_settings;
+    }
+    size_t length;
+    char *text = trainer_text(&w->progress, settings, count, w->files, sums, companions, &length), last_line[64];
+    unsigned long sum = crc32(0, (const Bytef *)text, (uInt)length);
+    size_t more = (size_t)snprintf(last_line, sizeof last_line, ",\n\"crc32\":%lu}\n", sum);
+    char *whole = (char *)checked_malloc(length + more);
+    memcpy(whole, text, length);
+    memcpy(whole + length, last_line, more);
+    write_new_file(w->dir, "trainer.json", whole, length + more);
+    free(text);
+    free(whole);
+}
+
+/* Rank 0 makes the checkpoint visible. Everything in it is on disk before it gets its name, and its name is on disk
+ * before older checkpoints are removed. */
+static void publish_checkpoint(CheckpointWriter *w, const uint32_t *sums) {
+    const char *out = w->opt->out;
+    char path[4096];
+    Companions companions;
+    double start = seconds_now();
+    write_companions(w, &companions);
+    write_trainer_json(w, sums, &companions);
+    sync_directory(w->dir);
+    checkpoint_path(path, sizeof path, out, w->progress.step);
+    if (rename(w->dir, path)) write_failed(w, "rename to", path, errno);
+    sync_directory(out);
+    update_latest_link(out, w->progress.step);
+    remove_old_checkpoints(out, w->opt->keep);
+    w->paused += seconds_now() - start;
+    printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", w->progress.step, path,
+           12e-6 * (double)w->whole->num_trained, seconds_now() - w->start);
+    if (!strcmp(w->opt->save_mode, "async")) printf("; training paused for %.2f s", w->paused);
+    printf("\n");
+    fflush(stdout);
+    companions_free(&companions);
+}
+
+/* Waits until the files are written, and makes them a checkpoint. */
+static void checkpoint_commit(CheckpointWriter *w) {
+    Comm *comm = w->fsdp->comm;
     Phase before = comm_phase(comm, PHASE_SAVING);
     double start = seconds_now();
-    save_finish(s);
-    uint32_t *all = (uint32_t *)checked_malloc(sizeof *all * (size_t)(share * world)),
-             *sums = (uint32_t *)checked_malloc(sizeof *sums * (size_t)(s->files->chunks + 1));
-    all_gather_now(comm, AXIS_WORLD, "saving: checksums", s->sums, all, sizeof *all * (size_t)share);
-    for (int64_t id = 0; id < s->files->chunks; id++) sums[id] = all[id % world * share + id / world];
-    if (comm->rank == 0) {
-        Setting now[SETTINGS];
-        Companions beside;
-        char path[4096], *text, *whole;
-        size_t length;
-        int as_it_was = s->resume_from->dir[0] && s->resume_from->progress.step == s->progress.step,
-            rows = settings_in_force(now, s->opt, &comm->mesh, s->progress.data_fingerprint, s->base_fingerprint);
-        save_companions(s, &beside);
-        text = trainer_text(&s->progress, as_it_was ? s->resume_from->settings : now,
-                            as_it_was ? s->resume_from->num_settings : rows, s->files, sums, &beside,
-                            &length); // those that made it
-        whole = (char *)checked_malloc(length + 64);
-        memcpy(whole, text, length);
-        size_t more =
-            (size_t)snprintf(whole + length, 64, ",\n\"crc32\":%lu}\n", crc32(0, (const Bytef *)text, (uInt)length));
-        write_new_file(s->dir, "trainer.json", whole, length + more);
-        sync_directory(s->dir);
-        checkpoint_path(path, sizeof path, s->opt->out, s->progress.step);
-        if (rename(s->dir, path)) save_failed(s, "rename to", path, errno);
-        sync_directory(s->opt->out);
-        update_latest_link(s->opt->out, s->progress.step);
-        remove_old_checkpoints(s->opt->out, s->opt->keep);
-        double end = seconds_now();
-        printf("step %6" PRId64 " | saved %s, %.1f MB in %.2f s", s->progress.step, path,
-               12e-6 * (double)s->whole->num_trained, end - s->start);
-        if (!strcmp(s->opt->save_mode, "async"))
-            printf(", in %.2f s of which training stood still", s->held + end - start);
-        printf("\n");
-        fflush(stdout);
-        free(text), free(whole), companions_free(&beside);
-    }
-    free(all), free(sums);
-    s->files = NULL;
+    write_finish(w);
+    uint32_t *sums = gather_sums(w);
+    w->paused += seconds_now() - start;
+    if (comm->rank == 0) publish_checkpoint(w, sums);
+    free(sums);
+    w->files = NULL;
     comm_barrier(comm, "saving: done");
     comm_phase(comm, before);
 }
 
-/* Saves all state. --save-mode async: returns when it is copied; it becomes a checkpoint by a later checkpoint_commit,
- * of all ranks alike. */
-static void checkpoint_save(Saver *s, const Progress *at) {
-    Comm *comm = s->f->comm;
-    Phase before = comm_phase(comm, PHASE_SAVING);
-    if (s->files) checkpoint_commit(s); // one at a time
-    s->progress = *at, s->start = seconds_now(), s->saved = at->step;
-    if (s->f->fingerprints) fsdp_check_replicas(s->f, at->step); // any of them may write
-    uint64_t name = mix64((uint64_t)getpid() ^ (uint64_t)time(NULL) << 32 ^ (uint64_t)(seconds_now() * 1e9)),
-             *names = (uint64_t *)checked_malloc(sizeof name * (size_t)comm->mesh.world);
+/* Names the directory in which the checkpoint is written, by a random number of rank 0. */
+static void name_directory(CheckpointWriter *w) {
+    Comm *comm = w->fsdp->comm;
+    uint64_t name = mix64((uint64_t)getpid() ^ (uint64_t)time(NULL) << 32 ^ (uint64_t)(seconds_now() * 1e9));
+    uint64_t *names = (uint64_t *)checked_malloc(sizeof name * (size_t)comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, "saving: name", &name, names, sizeof name);
-    snprintf(s->dir, sizeof s->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, s->opt->out, STEP_DIGITS, at->step,
-             names[0]);
+    snprintf(w->dir, sizeof w->dir, "%s/" SAVING "step-%0*" PRId64 "-%016" PRIx64, w->opt->out, STEP_DIGITS,
+             w->progress.step, names[0]);
     free(names);
-    save_start(s, &s->checkpoint, "");
-    s->held = seconds_now() - s->start;
-    if (strcmp(s->opt->save_mode, "async")) checkpoint_commit(s);
+}
+
+/* Saves the state of all ranks. With --save-mode async it returns when the state is copied; a later checkpoint_commit
+ * of all ranks makes it a checkpoint. */
+static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
+    Comm *comm = w->fsdp->comm;
+    Phase before = comm_phase(comm, PHASE_SAVING);
+    if (w->files) checkpoint_commit(w); // the previous one
+    w->progress = *at;
+    w->start = seconds_now();
+    w->saved_step = at->step;
+    if (w->fsdp->fingerprints) fsdp_check_replicas(w->fsdp, at->step); // each replica writes some of the chunks
+    name_directory(w);
+    write_start(w, &w->checkpoint, "");
+    w->paused = seconds_now() - w->start;
+    if (strcmp(w->opt->save_mode, "async")) checkpoint_commit(w);
     comm_phase(comm, before);
 }
 
 // ---------------------------------------------------------------------------
-// signals: SIGUSR1 saves and goes on; SIGUSR2 and SIGTERM save and end. Ranks tell each other at the end of a step, so
-// that all save the same
+// signals: SIGUSR1 saves a checkpoint; SIGUSR2 and SIGTERM save one and end the run. Ranks tell each other in the step
+// report, so that all save after the same step
 
 enum { SIGNAL_SAVE = 1, SIGNAL_END = 2 };
-static volatile sig_atomic_t save_signals, end_signals; // how many came to this process so far
+static volatile sig_atomic_t save_signals, end_signals; // received by this process so far
 
 static void signal_count(int number) {
     if (number == SIGUSR1) save_signals = save_signals + 1;
     else end_signals = end_signals + 1;
 }
 
-static void signals_install(int terminates) {
+static void signals_install(int handle_sigterm) {
     struct sigaction action = ZERO;
     action.sa_handler = signal_count;
     action.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &action, NULL);
     sigaction(SIGUSR2, &action, NULL);
-    if (terminates) sigaction(SIGTERM, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); // a file that may not grow is an error like any other
+    if (handle_sigterm) sigaction(SIGTERM, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN); // a file that exceeds the size limit is an error like any other
 }
 #endif

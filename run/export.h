@@ -5,7 +5,7 @@
  */
 #ifndef EXPORT_H
 #define EXPORT_H
-#include "checkpoint_writer.h" // defines: Saver, save_start, save_finish
+#include "checkpoint_writer.h" // defines: CheckpointWriter, write_start, write_finish
 
 /* Which weights --dtype stores in int8. The others are in export_dtype: with int8, the dtype in which this build
  * computes. */
@@ -26,7 +26,7 @@ static void export_files(OutputFiles *files, const TensorTable *whole, const Opt
 }
 
 /* Lays out the files of --export. */
-static void export_prepare(Saver *s) { export_files(&s->exported, s->whole, s->opt); }
+static void export_prepare(CheckpointWriter *w) { export_files(&w->exported, w->whole, w->opt); }
 
 /* Refuses an unusable directory before training starts, so that neither its result nor an existing file is lost. */
 static void export_check(const char *dir, const TensorTable *table, const Options *o) {
@@ -52,25 +52,25 @@ static void export_check(const char *dir, const TensorTable *table, const Option
 }
 
 /* Writes the weights, config.json and, if there is one, the tokenizer. Weights are renamed when all are on disk. */
-static void model_export(Saver *s) {
-    Comm *comm = s->f->comm;
+static void model_export(CheckpointWriter *w) {
+    Comm *comm = w->fsdp->comm;
     Phase before = comm_phase(comm, PHASE_SAVING);
-    snprintf(s->dir, sizeof s->dir, "%s", s->opt->export_dir);
-    save_start(s, &s->exported, ".part");
-    save_finish(s);
-    for (int i = 0; i < s->files->num_files && comm->rank == 0; i++) {
+    snprintf(w->dir, sizeof w->dir, "%s", w->opt->export_dir);
+    write_start(w, &w->exported, ".part");
+    write_finish(w);
+    for (int i = 0; i < w->files->num_files && comm->rank == 0; i++) {
         char path[4096 + 128], temporary[4096 + 128];
-        out_path(s, path, sizeof path, i, "");
-        out_path(s, temporary, sizeof temporary, i, s->suffix);
+        output_path(w, path, sizeof path, i, "");
+        output_path(w, temporary, sizeof temporary, i, w->suffix);
         if (rename(temporary, path)) user_error("cannot rename %s: %s", temporary, strerror(errno));
     }
-    Companions beside = ZERO;
+    Companions companions = ZERO;
     if (comm->rank == 0) {
-        save_companions(s, &beside);
-        sync_directory(s->dir);
+        write_companions(w, &companions);
+        sync_directory(w->dir);
     }
-    companions_free(&beside);
-    s->files = NULL;
+    companions_free(&companions);
+    w->files = NULL;
     comm_barrier(comm, "export: done");
     comm_phase(comm, before);
 }

@@ -7,7 +7,7 @@
 #define TRAINER_H
 #include "../optimizer.h"        // defines: Optimizer
 #include "../shared_gradients.h" // defines: SharedGradients
-#include "job.h"                 // defines: Job, Options, Checkpoint, Saver, Logger, Dataset, Loader, Tokenizer
+#include "job.h"                 // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Dataset, Loader, Tokenizer
 #include "model.h"               // defines: Model, model_open
 #include "parallel.h"            // defines: Parallel, sharding_of
 
@@ -37,7 +37,7 @@ typedef struct Trainer { // all that one rank trains with
     SharedGradients shared_gradients;
     Optimizer optimizer;
     Loader loader;
-    Saver saver;
+    CheckpointWriter writer;
     Logger logger;        // writes on rank 0 only
     Progress progress;    // how far the run has come; skipped steps had a gradient that was not finite
     ExactSum *sums;       // (SUMS) of the step so far, where ops add to them
@@ -93,12 +93,12 @@ static void trainer_allocate(Trainer *trainer, const Job *j) {
         (char *)arena_alloc(&trainer->parallel.dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN,
         exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
-    saver_open(&trainer->saver, &trainer->parallel.fsdp, trainer->whole_config, trainer->whole_table, &j->opt);
-    trainer->saver.tokenizer = j->tokenizer_path[0] ? j->tokenizer_path : NULL;
-    trainer->saver.base_fingerprint = j->base_fingerprint;
-    if (trains && j->opt.out) checkpoint_prepare(&trainer->saver, &j->resume_from);
-    if (exports) export_prepare(&trainer->saver);
-    saver_allocate(&trainer->saver);
+    checkpoint_writer_open(&trainer->writer, &trainer->parallel.fsdp, trainer->whole_config, trainer->whole_table, &j->opt);
+    trainer->writer.tokenizer = j->tokenizer_path[0] ? j->tokenizer_path : NULL;
+    trainer->writer.base_fingerprint = j->base_fingerprint;
+    if (trains && j->opt.out) checkpoint_prepare(&trainer->writer, &j->resume_from);
+    if (exports) export_prepare(&trainer->writer);
+    checkpoint_writer_allocate(&trainer->writer);
     if (!trainer->model.training) return;
     size_t samples = sizeof(int64_t) * (size_t)j->opt.accum * (size_t)j->opt.batch * (size_t)j->mesh.world;
     if (j->opt.out)
@@ -132,7 +132,7 @@ static void trainer_allocate(Trainer *trainer, const Job *j) {
 
 static void trainer_close(Trainer *trainer) {
     if (trainer->model.training) loader_close(&trainer->loader, &trainer->parallel.dev);
-    saver_close(&trainer->saver);
+    checkpoint_writer_close(&trainer->writer);
     if (!trainer->parallel.dev.dry_run) ops_close(&trainer->parallel.dev);
     if (trainer->parallel.dev.dry_run) free(trainer->parallel.dev.events);
     free(trainer->parallel.layout);

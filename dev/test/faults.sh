@@ -79,7 +79,7 @@ plant() {
 fault "a unit is not reduced" fsdp.h \
     's|^        tree_sum(fsdp->dev, sum, r->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(fsdp->dev, sum, r->receive|' faults "gradients of one rank"
 fault "weights of 8 bits take the scale of a neighbouring block" lib/int8.h 's|within / INT8_BLOCK, n);|(within / INT8_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
-more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|^            scales\[b\] =$|            scales[b ^ 1] =|' adapters "bytes and scales of the whole tensors. blocks"
+more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|^        b->scales\[i\] = quantize|        b->scales[i ^ 1] = quantize|' adapters "bytes and scales of the whole tensors. blocks"
 more "a cut between ranks goes through a block of 8 bits" run/sharded_state.h 's|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)),|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)) - 32 * tensor_is_quantized(t),|' adapters "every weight is that of its block"
 more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|' adapters "no free buffer for the gradient of adapters of"
 more "adapters' sums of one tp rank are lost" shared_gradients.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
@@ -143,10 +143,10 @@ more "validation does not tell documents apart" train_llama3.cu \
     's|            device_write(&trainer->parallel.dev, trainer->model.docs, trainer->eval_docs, .*|            {}|' documents "validation masks"
 more "backward sees all documents" train_llama3.cu \
     's|    floatX \*dk = cp_key_gradient.*|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
-fault "a checkpoint's files are not synced" run/checkpoint_writer.h 's/(fsync(fd) || close(fd))) save_failed/close(fd)) save_failed/' "checkpoints points" "names as synced"
+fault "a checkpoint's files are not synced" run/checkpoint_writer.h 's/(fsync(fd) || close(fd))) write_failed/close(fd)) write_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" run/checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
 fault "whole units stay while a checkpoint is saved" run/checkpoint_writer.h \
-    's|^                now = u, kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), whole, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
+    's|^                kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), state, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
 more "what a checkpoint is read into stays" run/sharded_state.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(fsdp->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), piece, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
 more "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
@@ -191,14 +191,14 @@ if [ -n "$all" ]; then
     fault "a validation counts its tokens on every rank that shares them" train_llama3.cu \
         's|            if (mesh_tells_samples(&trainer->parallel.mesh, trainer->parallel.rank)) mine.targets += n;|            mine.targets += n;|' mesh-use "counts every token once"
     fault "a checkpoint takes slices of columns as rows" run/checkpoint_writer.h \
-        's/rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1,/rows = 1,/' mesh-use "has the same bytes"
+        's/rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1;/rows = 1;/' mesh-use "has the same bytes"
     fault "a resumed run begins its moments anew" run/checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
-    fault "checksums come in the order of ranks" run/checkpoint_writer.h 's|sums\[id\] = all\[id % world \* share + id / world\];|sums[id] = all[id];|' checkpoints "same bytes"
+    fault "checksums come in the order of ranks" run/checkpoint_writer.h 's|sums\[chunk\] = all\[chunk % world \* share + chunk / world\];|sums[chunk] = all[chunk];|' checkpoints "same bytes"
     fault "a resumed run counts its updates anew" run/trainer.h 's|    trainer->progress = j->resume_from.progress;|&\n    trainer->progress.updates = 0;|' checkpoints "are 4 steps"
     fault "an epoch's end is not the audit's" dataloader.h 's/s->start_epoch + 1 + since_epoch/s->start_epoch + since_epoch/' checkpoints "audit"
-    fault "a checkpoint's directory is not synced" run/checkpoint_writer.h 's/^        sync_directory(s->dir);//' "checkpoints points" "names as synced"
+    fault "a checkpoint's directory is not synced" run/checkpoint_writer.h '/publish_checkpoint/,/^}/s/^    sync_directory(w->dir);//' "checkpoints points" "names as synced"
     fault "the name of --out is not synced" run/out_dir.h 's/parent >= 0 && fsync(parent) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
-    fault "latest comes before its checkpoint" run/checkpoint_writer.h 's/^        if (rename(s->dir, path)) save_failed.*/        update_latest_link(s->opt->out, s->progress.step);\n&/' "checkpoints points" "latest leads to"
+    fault "latest comes before its checkpoint" run/checkpoint_writer.h 's/^    if (rename(w->dir, path)) write_failed.*/    update_latest_link(out, w->progress.step);\n&/' "checkpoints points" "latest leads to"
     fault "what a dead run left stays" run/out_dir.h 's/^    remove_leftovers(out);//' "checkpoints points" "left behind"
     fault "checkpoints that a dead run had no time to remove stay" run/out_dir.h 's/^    remove_old_checkpoints(out, keep);.*//' "checkpoints points" "other checkpoints"
     fault "metrics are not synced before a checkpoint" run/logger.h 's/ || fsync(fileno(l->metrics))//' "checkpoints points" "other figures in metrics.jsonl"

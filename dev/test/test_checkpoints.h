@@ -240,7 +240,7 @@ static Resident *resident; // shared with the child that measures
 static void saving_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Trainer *trainer = &o->trainer;
-    size_t unit = 0, copies = 0, chunks = (size_t)trainer->saver.num_buffers * FILE_CHUNK_BYTES + PAGE_BYTES;
+    size_t unit = 0, copies = 0, chunks = (size_t)trainer->writer.num_buffers * FILE_CHUNK_BYTES + PAGE_BYTES;
     for (int u = 0; u < trainer->model.table.num_units; u++) {
         unit = trainer->parallel.fsdp.units[u].padded > (int64_t)unit ? (size_t)trainer->parallel.fsdp.units[u].padded
                                                                       : unit;
@@ -264,7 +264,7 @@ static void saving_body(Job *j, int rank) {
         resident->before = memory_told("VmRSS"), resident->more = 2.0 * (double)(sizeof(float) * unit + chunks),
         memory_forget();
     comm_barrier(&trainer->parallel.comm, "before saving");
-    checkpoint_save(&trainer->saver, &trainer->progress);
+    checkpoint_save(&trainer->writer, &trainer->progress);
     comm_barrier(&trainer->parallel.comm, "all have saved");
     if (rank == 0) resident->saved = memory_told("VmHWM") - resident->before;
     close_rank(o);
