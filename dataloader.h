@@ -347,21 +347,23 @@ static int64_t loader_claim(Loader *l) {
     return sample;
 }
 
-/* Reads window `window` to position i of the batch. Returns the number of targets, or -1 and a message in `error`. */
-static int loader_read_window(const Loader *l, StepBatch *batch, int64_t i, int64_t window, char *raw, char *error) {
-    int T = l->data->T, own = T / l->cp;
+/* Reads window `window` to position i of the batch, of context-parallel rank cp_rank. Returns the number of targets, or
+ * -1 and a message in `error`. */
+static int read_window(const Dataset *data, int cp, int cp_rank, StepBatch *batch, int64_t i, int64_t window,
+                       char *raw /* (window_bytes) */, char *error /* as batch->error */) {
+    int T = data->T, own = T / cp;
     int32_t *inputs = batch->inputs + i * own, *targets = batch->targets + i * own;
     int32_t *all_inputs = inputs, *all_targets = targets;
-    if (l->cp > 1) {
+    if (cp > 1) {
         all_inputs = (int32_t *)(void *)(raw + raw_bytes(T));
         all_targets = all_inputs + T;
     }
-    int num_targets = dataset_window(l->data, window, all_inputs, all_targets, raw, error, sizeof batch->error);
-    if (batch->docs) document_ids(batch->docs + i * T, all_inputs, T, l->data->document_end);
-    if (l->cp == 1) return num_targets;
-    if (batch->docs) cp_select_halves(batch->own_docs + i * own, batch->docs + i * T, T, l->cp, l->cp_rank);
-    cp_select_halves(inputs, all_inputs, T, l->cp, l->cp_rank);
-    cp_select_halves(targets, all_targets, T, l->cp, l->cp_rank);
+    int num_targets = dataset_window(data, window, all_inputs, all_targets, raw, error, sizeof batch->error);
+    if (batch->docs) document_ids(batch->docs + i * T, all_inputs, T, data->document_end);
+    if (cp == 1) return num_targets;
+    if (batch->docs) cp_select_halves(batch->own_docs + i * own, batch->docs + i * T, T, cp, cp_rank);
+    cp_select_halves(inputs, all_inputs, T, cp, cp_rank);
+    cp_select_halves(targets, all_targets, T, cp, cp_rank);
     return num_targets;
 }
 
@@ -374,7 +376,7 @@ static void loader_read(Loader *l, int64_t sample, char *raw) {
     char error[sizeof batch->error] = "";
     double start = seconds_now();
     int64_t window = sampler_window(&l->sampler, l->first_step + step, (int)(i / B), (int)(i % B));
-    int num_targets = loader_read_window(l, batch, i, window, raw, error);
+    int num_targets = read_window(l->data, l->cp, l->cp_rank, batch, i, window, raw, error);
     double seconds = seconds_now() - start;
 
     pthread_mutex_lock(&l->lock);

@@ -391,12 +391,9 @@ static void test_fixture(const char *fixture, const char *base) {
     StepBatch *b = &trainer->loader.ring[0];
     double count = (double)b->num_targets;
 
-    size_t bytes = sizeof(int32_t) * (size_t)(trainer->model.B * trainer->model.T);
-    device_write(&trainer->parallel.dev, trainer->model.ids, b->inputs, bytes);
-    device_write(&trainer->parallel.dev, trainer->model.targets, b->targets, bytes);
-    if (masked) device_write(&trainer->parallel.dev, trainer->model.docs, b->docs, bytes);
+    MicroBatch batch = micro_batch_of(&trainer->model, b, 0);
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
-    model_forward(&trainer->model, &trainer->parallel.pipeline);
+    model_forward(&trainer->model, &trainer->parallel.pipeline, &batch);
     head_forward(&trainer->model);
     ExactSum sum = ZERO, unsettled;
     device_read(&trainer->parallel.dev, &unsettled, &trainer->sums[SUM_LOSS], sizeof unsettled);
@@ -1507,7 +1504,7 @@ static void bad_gradient(Job *j, int rank) {
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
     exchange_reports(trainer, &trainer->loader.ring[0], 0, 0);
     StepStats s = sum_reports(trainer);
-    if (s.skipped) step_skip(trainer, 2, &s);
+    if (s.skipped) skip_update(trainer, 2, &s);
 }
 
 static void run_bad_gradient(void *arguments) {
@@ -1654,7 +1651,7 @@ static void test_failures(void) {
     said = sentence(said_all);
     CHECK("another order on another host is told by the step's reports",
           code == 2 &&
-              strstr(said, "step 1: ranks 0 and 1 did not start the same exchanges over fsdp in the same order"),
+              strstr(said, "step 1: ranks 0 and 1 did not start the same collectives over fsdp in the same order"),
           "code %d: %s", code, said);
     Board *b = board_open_threads(2, 1);
     BoardRank *const beside[2] = {board_rank(b, 1), board_rank(b, 1)};
@@ -1669,7 +1666,7 @@ static void test_failures(void) {
     code = child_says(run_other_seed, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("a rank with another seed ends the run, and is named",
-          code == 2 && strstr(said, "rank 2 shuffles samples or draws weights from another seed"), "code %d: %s", code,
+          code == 2 && strstr(said, "rank 2 shuffles samples or initializes weights with a different seed"), "code %d: %s", code,
           said);
     test_messages_that_fail();
     char more[700];
@@ -1677,7 +1674,7 @@ static void test_failures(void) {
     code = child_says(run_bad_gradient, more, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("a gradient that is not finite names its tensor and rank, and ends the run after --max-skips",
-          code == 2 && strstr(said, "model.layers.1.mlp.up_proj.weight, in the part of the sum that rank 1 owns)"),
+          code == 2 && strstr(said, "model.layers.1.mlp.up_proj.weight, in the shard of rank 1)"),
           "code %d: %s", code, said);
     for (int ddp = 0; ddp < 2; ddp++) {
         snprintf(more, sizeof more, "%s %s", arguments, ddp ? "--sharding no_shard" : "--dp-replicate 2");

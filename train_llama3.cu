@@ -1,38 +1,40 @@
-/* train_llama3.cu: trains Llama 3 with fully sharded data parallelism, and tensor, context and pipeline parallelism
- * over it. Reads from top to bottom: the model (block forward, block backward), one training step, evaluation,
- * generation, main. Options: options.h.
+/* train_llama3.cu: trains Llama 3 with fully sharded data parallelism and tensor, context and pipeline parallelism.
  *
- * Every piece of arithmetic is an op (kernels.h), every exchange a collective or a message (comm.h), every
- * buffer comes from an arena (device.h). So the same code trains, and, on a dry-run device, tells the memory,
- * FLOPs and traffic of any rank before anything is allocated.
+ * Read it from top to bottom: one block forward and backward, embedding and head, a pipeline stage under FSDP, the
+ * training step, evaluation and generation, the dry run, main. Every piece of arithmetic is an op (lib/ops.h), every
+ * communication a collective or a message (lib/comm.h), every buffer comes from an arena (lib/device.h). So the same
+ * code also runs as a dry run, without arithmetic or memory, which predicts the memory, FLOPs and traffic of any rank.
  */
-#include "lib/device.h"            // defines: floatX, Device, arena_alloc, user_error, run_failure
-#include "lib/comm.h"              // defines: Mesh (mesh.h), Comm, all_gather_now, comm_open
-#include "llama3.h"                // defines: Llama3Config, TensorTable, rope_table
-#include "lib/ops.h"               // defines: the ops: linear_forward, attention_backward, adamw, …
+#include "lib/device.h"            // defines: floatX, Device, arena_alloc, device_phase
+#include "lib/comm.h"              // defines: Mesh, Comm, all_gather_now, comm_open
+#include "lib/ops.h"               // defines: rmsnorm_forward, rope_forward, attention_forward, …
+#include "llama3.h"                // defines: Llama3Config, TensorTable
 #include "fsdp.h"                  // defines: Fsdp, fsdp_unshard, fsdp_reshard, fsdp_reduce_gradients
+#include "shared_gradients.h"      // defines: sum_shared_gradients
 #include "optimizer.h"             // defines: Optimizer, optimizer_step, learning_rate_at, clip_coefficient
-#include "lora.h"                  // defines: lora_linear_forward, lora_linear_backward
 #include "tensor_parallel.h"       // defines: tp_all_gather_tokens, tp_reduce_scatter_tokens, tp_cross_entropy
 #include "context_parallel.h"      // defines: cp_all_gather_kv, cp_reduce_scatter_kv
-#include "pipeline_parallel.h"     // defines: Schedule, PipelineStep, pipeline_source, pipeline_target
-#include "shared_gradients.h"      // defines: sum_shared_gradients
-#include "run/options.h"           // defines: Options, options_parse, options_write, number_after_colon
-#include "dataloader.h"            // defines: Dataset, Sampler, Loader
-#include "tokenizer.h"             // defines: Tokenizer, tokenizer_encode, tokenizer_decode
-#include "run/safetensors.h"       // defines: StFiles, model_weights_open
-#include "run/out_dir.h"           // defines: out_directory_open, make_directories
-#include "run/checkpoint.h"        // defines: Checkpoint, checkpoint_open, weights_load
-#include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, signals_install
+#include "pipeline_parallel.h"     // defines: Schedule, PipelineStep, pipeline_receive, pipeline_send
+#include "lora.h"                  // defines: lora_linear_forward, lora_linear_backward
+#include "dataloader.h"            // defines: Dataset, Loader, StepBatch, loader_next, read_window
+#include "tokenizer.h"             // defines: Tokenizer, print_token
+#include "run/options.h"           // defines: Options, options_parse, options_write
+#include "run/job.h"               // defines: Job, job_open: everything that is checked before ranks start
+#include "run/model.h"             // defines: Model, BlockActivations: the buffers of the forward and backward pass
+#include "run/weights.h"           // defines: BlockWeights, HeadWeights, block_weights, head_weights
+#include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
+#include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, check_first_step
+#include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_reports, signals_asked
+#include "run/generate.h"          // defines: Candidate, sample_token
+#include "run/checkpoint.h"        // defines: Checkpoint, weights_load
+#include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit, signals_install
 #include "run/export.h"            // defines: model_export
-#include "run/plan.h"              // defines: law_of_step, Ledger, ledger_check, Cluster, Plan, plan_print
-#include "run/logger.h"            // defines: Logger, logger_step
-#include "run/trace.h"             // defines: trace_write
+#include "run/plan.h"              // defines: Plan, matmul_rate
+#include "run/logger.h"            // defines: Logger, StepStats, logger_step
+#include "run/banner.h"            // defines: print_banner, layout_read_back, layout_write
+#include "run/trace.h"             // defines: trace_write, trace_as_one_event
 #include "run/audit.h"             // defines: audit
 #include "run/encode.h"            // defines: encode_or_decode
-#include "run/weights.h"           // defines: BlockWeights, HeadWeights, block_weights, head_weights
-#include "run/banner.h"            // defines: print_banner, layout_read_back, layout_write
-#include "run/trainer.h"           // defines: Trainer, Model, Parallel, trainer_allocate, trainer_close, StepReport
 
 // ---------------------------------------------------------------------------
 // a block, forward. N = B·T tokens stand between matmuls; the residual stream has n of them, this tp rank's share
@@ -447,387 +449,360 @@ static void run_schedule(Model *m, Pipeline *pipeline, const StepBatch *batch) {
     pipeline_finish(pipeline);
 }
 
-/* Forward only, of the micro-batch that is on the device; the last stage stops before the head. */
-static void model_forward(Model *m, Pipeline *pipeline) {
-    const MicroBatch on_device = ZERO;
+/* Forward only, for evaluation and generation; the last stage stops before the head. */
+static void model_forward(Model *m, Pipeline *pipeline, const MicroBatch *batch) {
     for (int v = 0; v < m->table.part.virtual_stages; v++) {
         PipelineStep step = {PIPE_FORWARD, 0, v, 0, 0, 0};
         if (pipeline_source(&pipeline->schedule, &step) >= 0) pipeline_start_receive(pipeline, &step);
-        stage_forward(m, pipeline, &step, &on_device, AFTER_LAST_USE);
+        stage_forward(m, pipeline, &step, batch, AFTER_LAST_USE);
     }
 }
 
 // ---------------------------------------------------------------------------
 // one training step
 
-/* All ranks have told of their step: same exchanges in the same order as rank 0? other samples than those before it? */
-static void check_reports(const Trainer *trainer, int64_t step, int64_t first_sample) {
-    const StepReport *all = trainer->reports, *mine = &all[trainer->parallel.rank];
-    int distinct = sampler_global_batch(&trainer->loader.sampler) <=
-                   trainer->data->windows; // else padding repeats samples within a step
-    for (int a = 0; a < AXES; a++)
-        for (int i = 0; i < trainer->parallel.rank;
-             i++) // on one host exchanges were compared as they started; this also compares hosts
-            if (mine->order[a] != all[i].order[a] &&
-                mesh_together(&trainer->parallel.mesh, trainer->parallel.rank, i, (Axis)a))
-                run_failure("step %" PRId64
-                            ": ranks %d and %d did not start the same exchanges over %s in the same order",
-                            step, i, trainer->parallel.rank, axis_names[a]);
-    for (int i = 0; i < trainer->parallel.rank; i++) {
-        int axis = channels_differ(i, all[i].channels, trainer->parallel.rank, mine->channels);
-        if (axis >= 0)
-            run_failure("step %" PRId64 ": what ranks %d and %d sent each other over %s is not what they awaited", step,
-                        i, trainer->parallel.rank, axis_names[axis]);
-    }
-    if (mine->setup != all[0].setup)
-        run_failure("step %" PRId64 ": rank %d shuffles samples or draws weights from another seed than rank 0", step,
-                    trainer->parallel.rank);
-    for (int i = 0; i < trainer->parallel.rank; i++) {
-        int share = mesh_data_rank(&trainer->parallel.mesh, i) ==
-                    mesh_data_rank(&trainer->parallel.mesh, trainer->parallel.rank),
-            same = mine->samples_hash == all[i].samples_hash;
-        if (same && !share && distinct)
-            run_failure("step %" PRId64 ": ranks %d and %d train on the same samples (both start with window %" PRId64
-                        "); data-parallel ranks must differ",
-                        step, i, trainer->parallel.rank, first_sample);
-        if (share && !same)
-            run_failure("step %" PRId64 ": ranks %d and %d have parts of the same model for the same samples, but "
-                        "train on different ones (rank %d starts with window %" PRId64 ")",
-                        step, i, trainer->parallel.rank, trainer->parallel.rank, first_sample);
-    }
+/* Where a rank's clocks stood at the start of a step. */
+typedef struct {
+    double start;                         // s
+    double waited, communicated, blocked; // s, since the run began: see Comm
+} StepClock;
+
+static StepClock step_clock(const Comm *comm) {
+    StepClock c = {seconds_now(), comm->wait_seconds, comm->exchange_seconds, comm->poll_seconds};
+    return c;
 }
 
-/* The first tensor with a gradient that is not finite, of what this rank owns; -1: there is none. */
-static int64_t first_bad_tensor(Trainer *trainer) {
-    enum { CHUNK = 1 << 14 };
-    float chunk[CHUNK];
-    ShardPiece p;
-    for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);)
-        for (int64_t done = 0; done < p.count; done += CHUNK) {
-            int64_t n = min_i64(CHUNK, p.count - done);
-            device_read(&trainer->parallel.dev, chunk, p.unit->grad + p.at + done, sizeof(float) * (size_t)n);
-            for (int64_t e = 0; e < n; e++)
-                if (!isfinite(chunk[e])) return p.tensor->index;
-        }
-    return -1;
+static void step_times(const Trainer *trainer, const StepClock *c, StepStats *s) {
+    const Comm *comm = &trainer->parallel.comm;
+    s->seconds = seconds_now() - c->start;
+    s->data_wait_seconds = trainer->loader.wait_seconds;
+    s->wait_seconds = comm->wait_seconds - c->waited;
+    s->communication_seconds = comm->exchange_seconds - c->communicated;
+    double blocked = s->wait_seconds + comm->poll_seconds - c->blocked;
+    s->overlap = s->communication_seconds > 0 ? fmax(0, 1 - blocked / s->communication_seconds) : 0;
 }
 
-/* Tells all ranks of this rank's part of the step, and hears of theirs. Here the host waits for the device: the only
- * time in a step. */
-static void exchange_reports(Trainer *trainer, const StepBatch *batch, double start, double waited_before) {
-    StepReport mine = ZERO;
-    ExactSum sums[SUMS] = ZERO;
-    gradient_squared_norm(&trainer->parallel.fsdp, &trainer->sums[SUM_SQUARED_NORM]);
-    device_read(&trainer->parallel.dev, sums, trainer->sums, sizeof sums);
-    exact_merge(&mine.loss, &sums[SUM_LOSS]);
-    exact_merge(&mine.squared_norm, &sums[SUM_SQUARED_NORM]);
-    mine.bad_tensor = mine.squared_norm.not_finite ? first_bad_tensor(trainer) : -1;
-    mine.targets = mesh_tells_samples(&trainer->parallel.mesh, trainer->parallel.rank)
-                       ? batch->num_targets
-                       : 0; // of those that share them, one counts
-    mine.samples_hash = batch->samples_hash;
-    mine.setup = sampler_fingerprint(&trainer->loader.sampler) ^ mix64(trainer->parallel.fsdp.seed);
-    mine.to_save = save_signals, mine.to_end = end_signals;
-    mine.writing = is_writing(&trainer->writer);
-    for (int a = 0; a < AXES; a++) mine.order[a] = (uint32_t)(trainer->parallel.comm.groups[a].order >> 32);
-    channel_orders(&trainer->parallel.comm, mine.channels);
-    mine.figures.seconds = seconds_now() - start;
-    mine.figures.wait_seconds = trainer->parallel.comm.wait_seconds - waited_before;
-    mine.figures.tokens = (int64_t)trainer->opt->batch * trainer->opt->seq * trainer->opt->accum /
-                          mesh_stride(&trainer->parallel.mesh, AXIS_DP_SHARD); // its part of those that it shares
-    mine.figures.memory = (int64_t)device_peak(&trainer->parallel.dev);
-    all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "step report", &mine, trainer->reports, sizeof mine);
-}
-
-/* Loss and gradient norm are means over all targets of the step, of all ranks and micro-batches: sums of all, divided
- * once. */
-static StepStats sum_reports(const Trainer *trainer) {
-    StepStats s = ZERO;
-    ExactSum loss = ZERO, squared_norm = ZERO;
-    for (int i = 0; i < trainer->parallel.mesh.world && !trainer->parallel.dev.dry_run; i++) {
-        const StepReport *report = &trainer->reports[i];
-        exact_merge(&loss, &report->loss);
-        exact_merge(&squared_norm, &report->squared_norm);
-        s.targets += report->targets;
-        trainer->figures[i] = report->figures;
-    }
-    s.loss = exact_value(&loss) / (double)max_i64(1, s.targets);
-    s.grad_norm = sqrt(exact_value(&squared_norm)) / (double)max_i64(1, s.targets);
-    s.skipped = !isfinite(s.loss) || !isfinite(s.grad_norm);
-    return s;
-}
-
-/* Loss or gradient is not finite: every rank has the same sums, so all skip the update alike. Too many such steps end
- * the run. */
-static void step_skip(Trainer *trainer, int64_t step, const StepStats *s) {
-    char where[300];
-    int owner = -1, source = -1, used = 0;
-    for (int i = trainer->parallel.mesh.world - 1; i >= 0; i--) {
-        int64_t bad = trainer->reports[i].bad_tensor;
-        if (bad >= 0 && (owner < 0 || bad <= trainer->reports[owner].bad_tensor)) owner = i;
-        if (trainer->reports[i].loss.not_finite) source = i;
-    }
-    if (owner >= 0)
-        used = snprintf(where, sizeof where, "first in the gradient of %s, in the part of the sum that rank %d owns",
-                        trainer->whole_table->tensors[trainer->reports[owner].bad_tensor].name, owner);
-    else
-        used = snprintf(where, sizeof where, "each gradient is finite, %s not",
-                        isfinite(s->loss) ? "but the squares of some are" : "the loss is");
-    if (source >= 0) snprintf(where + used, sizeof where - (size_t)used, "; the loss of rank %d itself is not", source);
-    if (++trainer->progress.skips > trainer->opt->max_skips)
-        run_failure("step %" PRId64 ": loss %g, gradient norm %g: not finite (%s), and --max-skips %d allows no more "
-                    "of them: lower --lr, lengthen --warmup, or look at the data",
-                    step, s->loss, s->grad_norm, where, trainer->opt->max_skips);
-    if (trainer->parallel.rank) return;
-    printf("step %6" PRId64 " | skipped, %" PRId64 " of at most %d: loss %g, gradient norm %g: not finite (%s)\n", step,
-           trainer->progress.skips, trainer->opt->max_skips, s->loss, s->grad_norm, where);
-    fflush(stdout);
-}
-
-static StepStats train_step(Trainer *trainer, int64_t step) { // step counts from 1
-    const Options *o = trainer->opt;
-    double start = seconds_now(), waited = trainer->parallel.comm.wait_seconds,
-           exchanged = trainer->parallel.comm.exchange_seconds, polled = trainer->parallel.comm.poll_seconds;
-    comm_clear_ledger(&trainer->parallel.comm);
-    Span whole = span_begin(&trainer->parallel.dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step,
-                            !is_timed(&trainer->parallel.dev));
-    rank_state(trainer->parallel.comm.self, RANK_READING, start);
-    StepBatch *batch = loader_next(&trainer->loader, &trainer->parallel.dev, o->timeout);
-    rank_state(trainer->parallel.comm.self, RANK_COMPUTING, seconds_now());
+/* The next step's samples of this rank; with --out all ranks' sample numbers are gathered meanwhile, for samples.jsonl. */
+static StepBatch *next_batch(Trainer *trainer, const StepClock *clock) {
+    Parallel *p = &trainer->parallel;
+    rank_state(p->comm.self, RANK_READING, clock->start);
+    StepBatch *batch = loader_next(&trainer->loader, &p->dev, trainer->opt->timeout);
+    rank_state(p->comm.self, RANK_COMPUTING, seconds_now());
     if (trainer->samples)
-        collective_start(&trainer->parallel.comm, &trainer->samples_told, ALL_GATHER, AXIS_WORLD, "samples",
-                         batch->windows, trainer->samples, sizeof(int64_t) * (size_t)trainer->loader.samples,
-                         DTYPE_BYTE);
-    device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
-    run_schedule(&trainer->model, &trainer->parallel.pipeline, batch);
-    device_record_event(&trainer->parallel.dev, &batch->fed);
-    fsdp_finish_gradients(&trainer->parallel.fsdp);
-    device_phase(&trainer->parallel.dev, "optimizer", NULL);
+        collective_start(&p->comm, &trainer->samples_gather, ALL_GATHER, AXIS_WORLD, "samples", batch->windows,
+                         trainer->samples, sizeof(int64_t) * (size_t)trainer->loader.samples, DTYPE_BYTE);
+    return batch;
+}
+
+/* AdamW on this rank's shards, with the clipped mean gradient. */
+static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
+    const Options *o = trainer->opt;
+    const LearningRate rate = {o->lr, o->min_lr, o->warmup, o->steps};
+    s->lr = learning_rate_at(&rate, step);
+    if (s->skipped) {
+        skip_update(trainer, step, s);
+        return;
+    }
+    if (!s->targets && !trainer->parallel.dev.dry_run) return;
+    AdamW adam = {(float)s->lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
+    double clip = clip_coefficient(o->clip, s->grad_norm), mean = clip / (double)max_i64(1, s->targets);
+    trainer->progress.updates++;
+    optimizer_step(&trainer->optimizer, &adam, (float)mean, (int)trainer->progress.updates);
+}
+
+/* Step number `step`, counted from 1: forward and backward of all micro-batches, the sum of their gradients over all
+ * ranks, and the update. */
+static StepStats train_step(Trainer *trainer, int64_t step) {
+    Parallel *p = &trainer->parallel;
+    Device *dev = &p->dev;
+    StepClock clock = step_clock(&p->comm);
+    comm_clear_ledger(&p->comm);
+    Span whole = span_begin(dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, !is_timed(dev));
+    StepBatch *batch = next_batch(trainer, &clock);
+    device_zero(dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    run_schedule(&trainer->model, &p->pipeline, batch);
+    device_record_event(dev, &batch->fed);
+    fsdp_finish_gradients(&p->fsdp);
+    device_phase(dev, "optimizer", NULL);
     sum_shared_gradients(&trainer->shared_gradients);
-    comm_wait(&trainer->parallel.comm, &trainer->samples_told);
-    exchange_reports(trainer, batch, start, waited);
-    int64_t first_sample = trainer->parallel.dev.dry_run ? 0 : batch->windows[0];
-    loader_release(&trainer->loader, &trainer->parallel.dev);
+    comm_wait(&p->comm, &trainer->samples_gather);
+    exchange_reports(trainer, batch, clock.start, clock.waited);
+    int64_t first_window = dev->dry_run ? 0 : batch->windows[0];
+    loader_release(&trainer->loader, dev);
 
     StepStats s = sum_reports(trainer);
-    if (!trainer->parallel.dev.dry_run) check_reports(trainer, step, first_sample);
-    const LearningRate rate = {o->lr, o->min_lr, o->warmup, o->steps};
-    double clip = clip_coefficient(o->clip, s.grad_norm);
-    s.lr = learning_rate_at(&rate, step);
-    AdamW adam = {(float)s.lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
-    if (s.skipped) step_skip(trainer, step, &s);
-    else if (s.targets || trainer->parallel.dev.dry_run)
-        optimizer_step(&trainer->optimizer, &adam, (float)(clip / (double)max_i64(1, s.targets)),
-                       (int)++trainer->progress.updates);
-    device_phase(&trainer->parallel.dev, NULL, NULL);
-    span_end(&trainer->parallel.dev, whole, NULL, -1, 0);
+    check_reports(trainer, step, first_window);
+    update_weights(trainer, step, &s);
+    device_phase(dev, NULL, NULL);
+    span_end(dev, whole, NULL, -1, 0);
     s.samples = sampler_global_batch(&trainer->loader.sampler);
-    trainer->progress.step = step;
-    trainer->progress.samples += s.samples;
-    if (!trainer->parallel.dev.dry_run)
-        trainer->progress.samples_in_epoch =
-            sampler_position(&trainer->loader.sampler, step - 1, &trainer->progress.epoch) + s.samples;
-    s.data_wait_seconds = trainer->loader.wait_seconds;
-    s.wait_seconds = trainer->parallel.comm.wait_seconds - waited;
-    s.communication_seconds = trainer->parallel.comm.exchange_seconds - exchanged;
-    double blocked = s.wait_seconds + trainer->parallel.comm.poll_seconds - polled;
-    s.overlap = s.communication_seconds > 0 ? fmax(0, 1 - blocked / s.communication_seconds) : 0;
-    s.seconds = seconds_now() - start;
+    Progress *progress = &trainer->progress;
+    progress->step = step;
+    progress->samples += s.samples;
+    if (!dev->dry_run) {
+        int64_t before = sampler_position(&trainer->loader.sampler, step - 1, &progress->epoch);
+        progress->samples_in_epoch = before + s.samples;
+    }
+    step_times(trainer, &clock, &s);
     return s;
 }
 
 // ---------------------------------------------------------------------------
-// evaluation and generation
+// evaluation
 
-/* Mean loss over the first `max_batches` micro-batches of every rank (0: over all windows). Every target counts
- * once whatever the number of ranks: windows past the end have none. */
-static double evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches, int64_t *num_targets) {
-    StepReport mine = ZERO; // its sums are all that is told here
-    int B = trainer->opt->batch, T = trainer->opt->seq, cp = trainer->parallel.mesh.size[AXIS_CP],
-        cp_rank = mesh_coordinate(&trainer->parallel.mesh, trainer->parallel.rank, AXIS_CP),
-        ranks = mesh_data_ranks(&trainer->parallel.mesh);
-    size_t bytes = sizeof(int32_t) * (size_t)B * (size_t)(T / cp);
-    ExactSum sum = ZERO;
-    Phase before = comm_phase(&trainer->parallel.comm, PHASE_VALIDATION);
-    device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
-    int64_t batches =
-        trainer->parallel.dev.dry_run ? 1 : (data->windows + (int64_t)B * ranks - 1) / ((int64_t)B * ranks);
-    if (max_batches) batches = min_i64(batches, max_batches);
-    for (int64_t i = 0; i < batches; i++) {
-        char error[1024];
-        for (int b = 0; b < B && !trainer->parallel.dev.dry_run; b++) {
-            int32_t *inputs = trainer->eval_inputs + (int64_t)b * T, *targets = trainer->eval_targets + (int64_t)b * T;
-            int n = dataset_window(
-                data, (i * ranks + mesh_data_rank(&trainer->parallel.mesh, trainer->parallel.rank)) * B + b, inputs,
-                targets, trainer->eval_raw, error, sizeof error);
-            if (n < 0) user_error("%s", error);
-            if (mesh_tells_samples(&trainer->parallel.mesh, trainer->parallel.rank)) mine.targets += n;
-            if (trainer->eval_docs) document_ids(trainer->eval_docs + (int64_t)b * T, inputs, T, data->document_end);
-            cp_select_halves(trainer->eval_inputs + (int64_t)b * (T / cp), inputs, T, cp, cp_rank),
-                cp_select_halves(trainer->eval_targets + (int64_t)b * (T / cp), targets, T, cp, cp_rank);
-        }
-        if (trainer->model.table.embed >= 0)
-            device_write(&trainer->parallel.dev, trainer->model.ids, trainer->eval_inputs, bytes);
-        if (trainer->model.docs)
-            device_write(&trainer->parallel.dev, trainer->model.docs, trainer->eval_docs, bytes * (size_t)cp);
-        for (int b = 0; b < B && trainer->model.own_docs != trainer->model.docs; b++)
-            cp_select_halves(trainer->eval_docs + (int64_t)b * (T / cp), trainer->eval_docs + (int64_t)b * T, T, cp,
-                             cp_rank);
-        if (trainer->model.own_docs != trainer->model.docs)
-            device_write(&trainer->parallel.dev, trainer->model.own_docs, trainer->eval_docs, bytes);
-        model_forward(&trainer->model, &trainer->parallel.pipeline);
-        if (trainer->model.table.head < 0) continue;
-        device_write(&trainer->parallel.dev, trainer->model.targets, trainer->eval_targets, bytes);
-        head_forward(&trainer->model);
-        fsdp_reshard(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[trainer->model.table.head], AFTER_LAST_USE);
+/* Reads a micro-batch of windows, from `first` on; those past the end of the data have no targets. Returns the number
+ * of targets. */
+static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t first) {
+    const ContextParallel *cp = &trainer->parallel.cp;
+    StepBatch *batch = &trainer->eval_batch;
+    int64_t num_targets = 0;
+    device_synchronize_event(batch->fed);
+    for (int b = 0; b < trainer->model.B; b++) {
+        int n = read_window(data, cp->size, cp->rank, batch, b, first + b, trainer->eval_raw, batch->error);
+        if (n < 0) user_error("%s", batch->error);
+        num_targets += n;
     }
-    device_phase(&trainer->parallel.dev, NULL, NULL);
-    device_read(&trainer->parallel.dev, &sum, &trainer->sums[SUM_LOSS], sizeof sum);
-    exact_merge(&mine.loss, &sum);
-    all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "evaluation", &mine, trainer->reports, sizeof mine);
-    comm_phase(&trainer->parallel.comm, before);
-    ExactSum loss = ZERO;
-    *num_targets = 0;
-    for (int i = 0; i < trainer->parallel.mesh.world && !trainer->parallel.dev.dry_run; i++) {
-        exact_merge(&loss, &trainer->reports[i].loss);
-        *num_targets += trainer->reports[i].targets;
-    }
-    return exact_value(&loss) / (double)max_i64(1, *num_targets);
+    return num_targets;
 }
 
-#include "run/generate.h" // defines: generate
+/* The losses of a micro-batch, added to the sums of the step. */
+static void evaluate_micro_batch(Trainer *trainer) {
+    Model *m = &trainer->model;
+    MicroBatch batch = micro_batch_of(m, &trainer->eval_batch, 0);
+    model_forward(m, &trainer->parallel.pipeline, &batch);
+    device_record_event(m->dev, &trainer->eval_batch.fed);
+    if (m->table.head < 0) return;
+    head_forward(m);
+    fsdp_reshard(m->fsdp, &m->fsdp->units[m->table.head], AFTER_LAST_USE);
+}
+
+/* Mean loss over the first `max_batches` micro-batches of every rank; 0: over all windows. Every target counts once,
+ * whatever the number of ranks. */
+static double evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches, int64_t *num_targets) {
+    Parallel *p = &trainer->parallel;
+    int B = trainer->model.B, counts = mesh_tells_samples(&p->mesh, p->rank);
+    int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = (data->windows + round - 1) / round;
+    StepReport mine = ZERO; // only its loss and targets are used
+    ExactSum sum = ZERO;
+    if (p->dev.dry_run) batches = 1;
+    if (max_batches) batches = min_i64(batches, max_batches);
+    Phase before = comm_phase(&p->comm, PHASE_VALIDATION);
+    device_zero(&p->dev, trainer->sums, sizeof *trainer->sums * SUMS);
+    for (int64_t i = 0; i < batches; i++) {
+        int64_t first = i * round + (int64_t)mesh_data_rank(&p->mesh, p->rank) * B;
+        int64_t n = p->dev.dry_run ? 0 : read_eval_batch(trainer, data, first);
+        if (counts) mine.targets += n;
+        evaluate_micro_batch(trainer);
+    }
+    device_phase(&p->dev, NULL, NULL);
+    device_read(&p->dev, &sum, &trainer->sums[SUM_LOSS], sizeof sum);
+    exact_merge(&mine.loss, &sum);
+    all_gather_now(&p->comm, AXIS_WORLD, "evaluation", &mine, trainer->reports, sizeof mine);
+    comm_phase(&p->comm, before);
+    StepStats total = sum_reports(trainer);
+    *num_targets = total.targets;
+    return total.loss;
+}
 
 // ---------------------------------------------------------------------------
-// a rank: dry-run first, then run
+// generation
 
-/* One step of the rank with the arithmetic off: its memory, FLOPs and traffic; by a cluster's clock its time. */
-static void dry_run_open_events(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommEvents *events) {
+/* Returns the logits (V), in host memory, of the token after the given ones; `past` tokens before them are in the
+ * cache. */
+static const float *next_token_logits(Trainer *trainer, const int32_t *ids, int count, int past) {
+    Model *m = &trainer->model;
+    int C = m->config.C, V = m->config.V;
+    const MicroBatch batch = {ids, NULL, NULL, NULL};
+    model_set_tokens(m, m->B, count, past);
+    model_forward(m, &trainer->parallel.pipeline, &batch);
+    const HeadWeights w = head_weights(m, NO_GRADIENTS);
+    const floatX *x = final_norm_forward(m, &w);
+    linear_forward_fp32(m->dev, m->logits, x + (int64_t)(count - 1) * C, w.head, 1, C, V);
+    fsdp_reshard(m->fsdp, &m->fsdp->units[m->table.head], AFTER_LAST_USE);
+    device_read(m->dev, m->next_logits, m->logits, sizeof(float) * (size_t)V);
+    return m->next_logits;
+}
+
+/* The id that rank 0 sampled, on every rank: GPUs of different kinds may differ in the last bits of the logits. */
+static int32_t id_of_rank_0(Trainer *trainer, int32_t id) {
+    Parallel *p = &trainer->parallel;
+    if (p->mesh.world == 1) return id;
+    all_gather_now(&p->comm, AXIS_WORLD, "next token", &id, trainer->reports, sizeof id);
+    memcpy(&id, trainer->reports, sizeof id);
+    return id;
+}
+
+/* Continues the prompt `ids`. All ranks compute it, rank 0 prints it. */
+static void generate(Trainer *trainer, const Tokenizer *tokenizer, const int32_t *ids, int count) {
+    const Options *o = trainer->opt;
+    int V = trainer->model.config.V, prints = trainer->parallel.rank == 0;
+    if (trainer->parallel.dev.dry_run) { // the two shapes that need the most memory
+        next_token_logits(trainer, ids, count, 0);
+        next_token_logits(trainer, ids, 1, count + o->max_tokens - 1);
+        return;
+    }
+    Candidate *scratch = (Candidate *)checked_malloc(sizeof(Candidate) * (size_t)V);
+    const float *logits = next_token_logits(trainer, ids, count, 0);
+    for (int i = 0; i < count && prints; i++) print_token(tokenizer, ids[i], stdout);
+    for (int i = 0; i < o->max_tokens; i++) {
+        double u = uniform_of_seed((uint64_t)o->seed, i);
+        int32_t id = id_of_rank_0(trainer, sample_token(logits, V, o->temperature, o->top_p, u, scratch));
+        if (tokenizer_ends(tokenizer, id) || id >= tokenizer->vocab_size) break;
+        if (prints) {
+            print_token(tokenizer, id, stdout);
+            fflush(stdout);
+        }
+        if (i + 1 < o->max_tokens) logits = next_token_logits(trainer, &id, 1, count + i);
+    }
+    if (prints) printf("\n");
+    free(scratch);
+}
+
+// ---------------------------------------------------------------------------
+// the dry run of a rank
+
+/* Runs one step (or one evaluation, or one token) on a dry-run device: no arithmetic, no memory. What the device and the
+ * communicators counted is the rank's memory, FLOPs and traffic; with a cluster file also its time. */
+static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommEvents *events) {
+    Parallel *p = &trainer->parallel;
+    Device *dev = &p->dev;
     int64_t targets;
     trainer_bind(trainer, j, rank);
-    device_open_dry_run(&trainer->parallel.dev, j->threads_per_rank, offloaded(&j->opt));
-    trainer->parallel.dev.deterministic = j->opt.deterministic;
-    trainer->parallel.dev.gpu = job_gpu_of_rank(j, rank),
-    trainer->parallel.dev.by_nccl = j->transport != j->host_transport;
-    ops_open(&trainer->parallel.dev, 0);
-    trainer->parallel.dev.max_events = max_events;
-    comm_open_dry_run(&trainer->parallel.comm, &trainer->parallel.dev, &j->mesh, rank);
+    device_open_dry_run(dev, j->threads_per_rank, offloaded(&j->opt));
+    dev->deterministic = j->opt.deterministic;
+    dev->gpu = job_gpu_of_rank(j, rank);
+    dev->by_nccl = j->transport != j->host_transport;
+    ops_open(dev, 0);
+    dev->max_events = max_events;
+    comm_open_dry_run(&p->comm, dev, &j->mesh, rank);
     trainer_allocate(trainer, j);
-    fsdp_init_weights(&trainer->parallel.fsdp, 0);
-    if (trainer->parallel.fsdp.fingerprints) fsdp_check_replicas(&trainer->parallel.fsdp, 0);
-    memset(trainer->parallel.dev.ops, 0, sizeof trainer->parallel.dev.ops);
-    trainer->parallel.dev.num_events = 0;
-    if (j->opt.cluster) trainer->parallel.dev.rates = &j->cluster.rates; // from here on the clock runs
-    trainer->parallel.comm.events = events;
+    fsdp_init_weights(&p->fsdp, 0);
+    if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
+    memset(dev->ops, 0, sizeof dev->ops); // start-up does not count
+    dev->num_events = 0;
+    if (j->opt.cluster) dev->rates = &j->cluster.rates; // from here on time is simulated
+    p->comm.events = events;
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(trainer, j->tokenizer, j->prompt, (int)j->prompt_length);
-    if (events) events->compute_after = trainer->parallel.dev.clock - events->compute_total;
-    if (trainer->model.training) matmul_rate(&trainer->parallel.dev);
+    if (events) events->compute_after = dev->clock - events->compute_total;
+    if (trainer->model.training) matmul_rate(dev);
 }
 
-/* With --trace twice: the first dry run counts the events of a step, which tells how large the timeline is. `events`:
- * where the rank's exchanges are noted; NULL: nowhere. */
+/* The dry run of `rank`. `events`: where its communication is listed; NULL: nowhere. With --trace there are two dry
+ * runs: the first one counts the events of a step, the second one reserves memory for the timeline of all steps. */
 static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommEvents *events) {
-    dry_run_open_events(trainer, j, rank, 0, events);
+    dry_run_once(trainer, j, rank, 0, events);
     if (!j->opt.trace || events) return;
-    int64_t of_step = trainer->parallel.dev.num_events + 2; // and a validation's, and a replica check's
+    int64_t per_step = trainer->parallel.dev.num_events + 2; // one for a validation, one for a check of the replicas
+    int64_t of_run = min_i64(MAX_EVENTS, per_step * j->opt.steps);
     trainer_close(trainer);
-    dry_run_open_events(trainer, j, rank, j->task == DO_PLAN ? of_step : min_i64(MAX_EVENTS, of_step * j->opt.steps),
-                        NULL);
+    dry_run_once(trainer, j, rank, j->task == DO_PLAN ? per_step : of_run, NULL);
 }
 
-/* Saves what has come due, and lets an earlier checkpoint that is written become one. All ranks know the same. */
+// ---------------------------------------------------------------------------
+// training
+
+/* Saves a checkpoint when it is due, and makes an earlier one visible once all ranks have written it. All ranks decide
+ * alike: they know the same reports. */
 static void save_when_due(Trainer *trainer, int asked, int ends) {
     const Options *o = trainer->opt;
+    CheckpointWriter *writer = &trainer->writer;
     int64_t step = trainer->progress.step, events = trainer->parallel.dev.num_events;
     double start = seconds_now();
-    int is_save_step = o->save_every && step % o->save_every == 0;
-    int due = trainer->writer.saved_step != step && (ends || (asked & SIGNAL_SAVE) || is_save_step);
-    if (trainer->writer.files && (due || ends || !trainer->writing)) checkpoint_commit(&trainer->writer);
+    int wanted = ends || asked & SIGNAL_SAVE || (o->save_every && step % o->save_every == 0);
+    int due = wanted && writer->saved_step != step;
+    if (writer->files && (due || ends || !trainer->is_writing)) checkpoint_commit(writer);
     if (due && trainer->parallel.rank == 0) logger_sync(&trainer->logger);
-    if (due) checkpoint_save(&trainer->writer, &trainer->progress);
-    if (ends && trainer->writer.files) checkpoint_commit(&trainer->writer);
+    if (due) checkpoint_save(writer, &trainer->progress);
+    if (ends && writer->files) checkpoint_commit(writer);
     trace_as_one_event(&trainer->parallel.dev, events, "saving", start);
 }
 
-/* What signals ask for that was not acted on yet: of a signal that mpirun hands to all, each process hears in its own
- * time. Notes who still writes. */
-static int signals_asked(Trainer *trainer) {
-    int to_save = 0, to_end = 0;
-    trainer->writing = 0;
-    for (int i = 0; i < trainer->parallel.mesh.world; i++) {
-        const StepReport *report = &trainer->reports[i];
-        to_save = to_save > report->to_save ? to_save : report->to_save, to_end |= report->to_end,
-        trainer->writing |= report->writing;
-    }
-    int asked = (to_save > trainer->saves_asked ? SIGNAL_SAVE : 0) | (to_end ? SIGNAL_END : 0);
-    trainer->saves_asked = to_save;
-    return asked;
+static void check_replicas_when_due(Trainer *trainer, int64_t step) {
+    Parallel *p = &trainer->parallel;
+    int every = trainer->opt->check_replicas;
+    int64_t events = p->dev.num_events;
+    double start = seconds_now();
+    if (!p->fsdp.fingerprints || !every || step % every) return;
+    fsdp_check_replicas(&p->fsdp, step);
+    trace_as_one_event(&p->dev, events, "replica check", start);
 }
 
-/* One step and all that stands around it. Returns what signals asked for. */
-static int train_and_log(Trainer *trainer, const Trainer *dry_run, int64_t step, double flops, double *rate) {
+/* After every --val-every steps and after the last one. */
+static void validate_when_due(Trainer *trainer, int64_t step) {
     const Options *o = trainer->opt;
-    int first = step == trainer->resume_from->progress.step + 1, asked;
-    int64_t targets, events;
-    StepStats s = train_step(trainer, step);
-    s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
-    asked = signals_asked(trainer);
-    if (first) *rate = matmul_rate(&trainer->parallel.dev);
-    if (first) check_first_step(trainer, dry_run);
-    if (trainer->parallel.rank == 0) {
-        const StepPlace at = {step, o->steps, o->seq};
-        logger_step(&trainer->logger, at, &s, trainer->figures, &trainer->parallel.dev, &trainer->parallel.comm);
-        logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples,
-                       &trainer->parallel.mesh);
-    }
-    if (o->trace) device_synchronize_all(&trainer->parallel.dev); // what follows is no part of the step
-    events = trainer->parallel.dev.num_events;
+    int64_t events = trainer->parallel.dev.num_events, targets;
     double start = seconds_now();
-    if (trainer->parallel.fsdp.fingerprints && o->check_replicas && step % o->check_replicas == 0)
-        fsdp_check_replicas(&trainer->parallel.fsdp, step),
-            trace_as_one_event(&trainer->parallel.dev, events, "replica check", start);
-    if (!trainer->val->num_files || (step < o->steps && (!o->val_every || step % o->val_every))) return asked;
-    events = trainer->parallel.dev.num_events, start = seconds_now();
+    int due = step >= o->steps || (o->val_every && step % o->val_every == 0);
+    if (!trainer->val->num_files || !due) return;
     double loss = evaluate(trainer, trainer->val, o->val_batches, &targets);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
     if (!isfinite(loss))
-        run_failure("step %" PRId64
-                    ": validation loss %g: not finite; lower --lr, lengthen --warmup, or look at the data",
+        run_failure("step %" PRId64 ": the validation loss is %g, not finite: lower --lr, lengthen --warmup, or check "
+                    "the data",
                     step, loss);
     if (trainer->parallel.rank == 0) logger_validation(&trainer->logger, step, loss, targets);
+}
+
+static void log_step(Trainer *trainer, int64_t step, const StepStats *s) {
+    const Parallel *p = &trainer->parallel;
+    const StepPlace at = {step, trainer->opt->steps, trainer->opt->seq};
+    if (p->rank) return;
+    logger_step(&trainer->logger, at, s, trainer->figures, &p->dev, &p->comm);
+    logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples,
+                   &p->mesh);
+}
+
+/* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
+ * measured after the first step. Returns what signals asked for. */
+static int train_and_log(Trainer *trainer, const Trainer *dry_run, int64_t step, double flops, double *rate) {
+    int first = step == trainer->resume_from->progress.step + 1;
+    StepStats s = train_step(trainer, step);
+    s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
+    int asked = signals_asked(trainer);
+    if (first) *rate = matmul_rate(&trainer->parallel.dev);
+    if (first) check_first_step(trainer, dry_run);
+    log_step(trainer, step, &s);
+    if (trainer->opt->trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
+    check_replicas_when_due(trainer, step);
+    validate_when_due(trainer, step);
     return asked;
 }
 
-/* From the step behind the last one to --steps, or to the one in which a signal asks for the end. Returns whether it
- * came to --steps. */
+/* --trace: writes the timeline of all ranks; `traced`: the last step of which it has all events. */
+static void write_timeline(Trainer *trainer, int64_t traced) {
+    const Options *o = trainer->opt;
+    trace_write(&trainer->parallel.comm, o->trace);
+    if (trainer->parallel.rank) return;
+    if (traced == o->steps) printf("timeline of all steps: %s\n", o->trace);
+    else
+        printf("timeline of the first %" PRId64 " of %d steps: %s (it has room for %" PRId64 " events per rank)\n",
+               traced, o->steps, o->trace, trainer->parallel.dev.max_events);
+}
+
+/* Trains up to --steps, or until a signal asks for the end. Returns 1 if --steps was reached. */
 static int train(Trainer *trainer, const Trainer *dry_run) {
-    int64_t last = trainer->opt->steps, traced = 0;
-    double flops = device_flops(&dry_run->parallel.dev, 0), rate = 0; // FLOP/s
-    int ends = trainer->progress.step == last;
-    timeline_truncate(&trainer->parallel.dev, 0);                      // the timeline begins here
-    if (ends && trainer->opt->out) save_when_due(trainer, 0, 1); // nothing is left to train: a copy in --out
+    const Options *o = trainer->opt;
+    Device *dev = &trainer->parallel.dev;
+    Progress *progress = &trainer->progress;
+    int64_t traced = 0;
+    double flops = device_flops(&dry_run->parallel.dev, 0), rate = 0;
+    int ends = progress->step == o->steps;
+    timeline_truncate(dev, 0);                        // the timeline begins here
+    if (ends && o->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
     while (!ends) {
-        int64_t before = trainer->parallel.dev.num_events;
-        int asked = train_and_log(trainer, dry_run, trainer->progress.step + 1, flops, &rate);
-        if (before < trainer->parallel.dev.num_events &&
-            trainer->parallel.dev.num_events <= trainer->parallel.dev.max_events)
-            traced = trainer->progress.step;
-        ends = trainer->progress.step == last || asked & SIGNAL_END;
+        int64_t events = dev->num_events;
+        int asked = train_and_log(trainer, dry_run, progress->step + 1, flops, &rate);
+        if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
+        ends = progress->step == o->steps || asked & SIGNAL_END;
         if (asked && trainer->parallel.rank == 0)
-            printf("step %6" PRId64 " | a signal asks to save%s\n", trainer->progress.step,
-                   asked & SIGNAL_END ? ", and to end" : "");
-        if (trainer->opt->out) save_when_due(trainer, asked, ends);
+            printf("step %6" PRId64 " | a signal asked to save%s\n", progress->step,
+                   asked & SIGNAL_END ? " and to end the run" : "");
+        if (o->out) save_when_due(trainer, asked, ends);
     }
-    if (trainer->opt->trace) {
-        trace_write(&trainer->parallel.comm, trainer->opt->trace);
-        if (trainer->parallel.rank == 0 && traced == last) printf("timeline of all steps: %s\n", trainer->opt->trace);
-        if (trainer->parallel.rank == 0 && traced < last)
-            printf("timeline of the first %" PRId64 " of %" PRId64 " steps: %s (it has room for %" PRId64
-                   " events a rank)\n",
-                   traced, last, trainer->opt->trace, trainer->parallel.dev.max_events);
-    }
-    return trainer->progress.step == last;
+    if (o->trace) write_timeline(trainer, traced);
+    return progress->step == o->steps;
 }
 
 #include "plan/planner.h" // defines: Plan's dry runs and replay: plan_open, plan_main, write_plan
@@ -845,55 +820,62 @@ static void write_run_files(const Job *j, const Trainer *trainer) {
     plan_close(&plan);
 }
 
-/* Opens for real what was dry-run: device, groups, shards, weights. */
+// ---------------------------------------------------------------------------
+// one rank, from its dry run to its end
+
+/* Opens what was dry-run before: the device, the communicators, and the weights in their shards. */
 static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank) {
+    const Options *o = &j->opt;
+    Parallel *p = &trainer->parallel;
     trainer_bind(trainer, j, rank);
-    if (OFFLOAD_IN_PLACE && offloaded(&j->opt))
-        make_directories(j->opt.out); // by each rank: they may be on different hosts
-    device_open(&trainer->parallel.dev, &dry_run->parallel.dev, j->opt.out, rank);
-    ops_open(&trainer->parallel.dev, rank == 0);
-    comm_open(&trainer->parallel.comm, &trainer->parallel.dev, &j->mesh, rank, j->transport, j->host_transport,
-              &j->thread_world, j->opt.timeout);
-    if (j->opt.out) comm_leave_flights(&trainer->parallel.comm, j->opt.out);
+    if (OFFLOAD_IN_PLACE && offloaded(o)) make_directories(o->out); // by each rank: hosts may not share the directory
+    device_open(&p->dev, &dry_run->parallel.dev, o->out, rank);
+    ops_open(&p->dev, rank == 0);
+    comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, o->timeout);
+    if (o->out) comm_leave_flights(&p->comm, o->out);
     check_agreement(trainer);
-    trainer->parallel.layout = layout_read_back(&trainer->parallel.comm);
-    trainer->parallel.hosts = hosts_read_back(&trainer->parallel.comm);
-    __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // by every rank, and they may be threads
+    p->layout = layout_read_back(&p->comm);
+    p->hosts = hosts_read_back(&p->comm);
+    __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
     trainer_allocate(trainer, j);
-    trainer->parallel.fsdp.seed = (uint64_t)j->opt.seed;
+    p->fsdp.seed = (uint64_t)o->seed;
     double start = seconds_now();
-    weights_load(&trainer->parallel.fsdp, j->has_weights ? &j->weights : NULL, j->opt.adapters ? &j->adapters : NULL,
-                 &j->resume_from);
-    comm_barrier(&trainer->parallel.comm,
-                 "start-up: weights are in place"); // a slow disk is start-up's, not the first step's
+    weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL, &j->resume_from);
+    comm_barrier(&p->comm, "start-up: weights are loaded"); // a slow disk must not count as waiting in the first step
     trainer->load_seconds = seconds_now() - start;
-    comm_phase(&trainer->parallel.comm, PHASE_STEP);
+    comm_phase(&p->comm, PHASE_STEP);
 }
 
 static int rank_train(Trainer *trainer, const Trainer *dry_run, const Job *j) {
-    if (trainer->parallel.rank == 0) {
+    int speaks = trainer->parallel.rank == 0;
+    if (speaks) {
         print_banner(j, trainer, dry_run);
         logger_open(&trainer->logger, j->opt.out, j->mesh.world, &trainer->progress);
         logger_data(&trainer->logger, trainer->data, j->opt.tail, trainer->progress.samples_in_epoch,
                     j->resume_from.data_changed);
         if (j->opt.out) write_run_files(j, trainer);
     }
-    int whole = train(trainer, dry_run);
+    int complete = train(trainer, dry_run);
     loader_close(&trainer->loader, &trainer->parallel.dev);
-    if (trainer->parallel.rank == 0) logger_loader(&trainer->loader), logger_close(&trainer->logger);
-    return whole;
+    if (speaks) logger_loader(&trainer->loader);
+    if (speaks) logger_close(&trainer->logger);
+    return complete;
 }
 
+/* --eval: one line of JSON. */
 static void rank_eval(Trainer *trainer, const Job *j) {
     int64_t targets;
     double loss = evaluate(trainer, &j->val, 0, &targets);
     if (!isfinite(loss))
-        user_error("the loss of %s on %s is %g, not finite: look at the weights", j->opt.model, j->opt.eval, loss);
-    cJSON *name = cJSON_CreateString(j->opt.eval); // escaped as JSON wants it
+        user_error("the loss of %s on %s is %g, expected a finite number: check that the weights are those of this "
+                   "model",
+                   j->opt.model, j->opt.eval, loss);
+    if (trainer->parallel.rank) return;
+    cJSON *name = cJSON_CreateString(j->opt.eval); // escapes the file's name
     char *quoted = cJSON_PrintUnformatted(name);
-    if (trainer->parallel.rank == 0)
-        printf("{\"file\":%s,\"tokens\":%" PRId64 ",\"loss\":%.9g,\"perplexity\":%.9g}\n", quoted, targets, loss,
-               exp(fmin(loss, 709))); // JSON has no infinity
+    double perplexity = exp(fmin(loss, 709)); // JSON has no infinity
+    printf("{\"file\":%s,\"tokens\":%" PRId64 ",\"loss\":%.9g,\"perplexity\":%.9g}\n", quoted, targets, loss,
+           perplexity);
     free(quoted);
     cJSON_Delete(name);
 }
@@ -902,17 +884,19 @@ static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     dry_run_open(dry_run, j, rank, NULL);
-    if (rank == 0 || j->host_transport == &transport_threads)
-        check_memory(j, &dry_run->parallel.dev); // before any rank takes memory that others are to have
-    if (rank == 0) job_check_outputs(j); // the last thing that can refuse, since it may leave a directory behind
+    int speaks_for_host = rank == 0 || j->host_transport == &transport_threads;
+    if (speaks_for_host) check_memory(j, &dry_run->parallel.dev); // before any rank takes memory
+    if (rank == 0) job_check_outputs(j);                          // last, since it may create a directory
     trainer_open(trainer, dry_run, j, rank);
-    int whole = j->task == DO_EXPORT;
-    if (j->task == DO_TRAIN) whole = rank_train(trainer, dry_run, j);
+    int complete = j->task == DO_EXPORT;
+    if (j->task == DO_TRAIN) complete = rank_train(trainer, dry_run, j);
     if (j->task == DO_EVAL) rank_eval(trainer, j);
     if (j->task == DO_GENERATE) generate(trainer, j->tokenizer, j->prompt, (int)j->prompt_length);
-    if (j->opt.export_dir && whole) model_export(&trainer->writer);
-    else if (j->opt.export_dir && trainer->parallel.rank == 0)
-        printf("not exported: the run ended at step %" PRId64 " of %d; --resume goes on, and exports at its end\n",
+    if (j->opt.export_dir && complete) model_export(&trainer->writer);
+    if (j->opt.export_dir && !complete && rank == 0)
+        printf("not exported: the run ended at step %" PRId64
+               " of %d; continue it with --resume to export the model at "
+               "its end\n",
                trainer->progress.step, j->opt.steps);
     trainer_close(trainer);
     trainer_close(dry_run);
@@ -921,7 +905,7 @@ static void rank_main(Job *j, int rank) {
 }
 
 // ---------------------------------------------------------------------------
-// main
+// the process: its ranks, and main
 
 typedef struct {
     Job *job;
@@ -935,7 +919,7 @@ static void *rank_thread(void *arg) {
     return NULL;
 }
 
-/* Runs `body` (rank_main) for the job's ranks: this process's one, or all of them as threads. */
+/* Runs `body` (rank_main) for the ranks of this process: a single one under mpirun, all of them as threads without. */
 static void launch(Job *j, int process, void (*body)(Job *, int)) {
     int world = j->mesh.world;
     if (j->host_transport != &transport_threads || world == 1) {
@@ -945,9 +929,13 @@ static void launch(Job *j, int process, void (*body)(Job *, int)) {
     pthread_t *threads = (pthread_t *)checked_malloc(sizeof(pthread_t) * (size_t)world);
     RankThread *args = (RankThread *)checked_malloc(sizeof(RankThread) * (size_t)world);
     for (int i = 0; i < world; i++) {
-        args[i].job = j, args[i].rank = i, args[i].body = body;
+        args[i].job = j;
+        args[i].rank = i;
+        args[i].body = body;
         if (pthread_create(&threads[i], NULL, rank_thread, &args[i]))
-            run_failure("the thread of rank %d could not be started", i);
+            run_failure("the thread of rank %d could not be started: use fewer --ranks, or raise this account's limit "
+                        "of threads (ulimit -u)",
+                        i);
     }
     for (int i = 0; i < world; i++) pthread_join(threads[i], NULL);
     free(threads);
@@ -958,7 +946,7 @@ static void launch(Job *j, int process, void (*body)(Job *, int)) {
 int main(int argc, char **argv) {
     int process = rank_of_launcher();
     process_end.process = process;
-    process_end.quiet = 1; // all processes check the same input: until ranks have met, the first speaks
+    process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
     Job job = ZERO;
     job.opt = options_parse(argc, argv);
     if (job.opt.help && process == 0) options_print_help(stdout);

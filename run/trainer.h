@@ -1,7 +1,8 @@
-/* trainer.h: what one rank trains with, and what is checked before and behind its first step.
+/* trainer.h: everything that one rank trains with, and the checks before and after its first step.
  *
- * A caller may rely on: the same code allocates on a dry-run device and on a real one; after check_first_step the
- * traffic formula, the dry run and the measured traffic are equal, or the run has ended.
+ * A Trainer is bound to its rank (trainer_bind), then allocated on a dry-run device or on a real one by the same code
+ * (trainer_allocate). A caller may rely on: after check_first_step the expected, dry-run and measured traffic are equal,
+ * or the run has ended.
  */
 #ifndef TRAINER_H
 #define TRAINER_H
@@ -11,22 +12,24 @@
 #include "model.h"               // defines: Model, model_open
 #include "parallel.h"            // defines: Parallel, sharding_of
 
-typedef struct { // what each rank tells all others at the end of a step; the only exchange beside FSDP's
-    ExactSum loss, squared_norm;     // of all its tokens, of its part of the gradient
-    int64_t targets;                 // positions that count
-    int64_t bad_tensor;              // the first of this rank whose gradient is not finite; -1: none
-    uint64_t setup;                  // of what all ranks began with: the shuffle, the seed of the weights
-    uint64_t samples_hash;           // of the samples' indices
-    uint32_t order[AXES];            // of each group's collectives so far
-    ChannelOrder channels[CHANNELS]; // of the messages with each other rank
-    int to_save, to_end;             // signals that its process was sent so far
-    int writing;                     // its part of a checkpoint is not yet on the disk
+/* What each rank tells all others at the end of a step (step_report.h). */
+typedef struct {
+    ExactSum loss;                   // sum over this rank's tokens
+    ExactSum squared_norm;           // of the gradient elements that this rank owns
+    int64_t targets;                 // positions with a loss; 0 if another rank counts the same ones
+    int64_t bad_tensor;              // the first tensor whose gradient is not finite; -1: none
+    uint64_t seeds;                  // hash of the sampler and of the seed of the weights
+    uint64_t samples_hash;           // hash of the samples that this rank trained on
+    uint32_t order[AXES];            // hash of the collectives that it started on each axis
+    ChannelOrder channels[CHANNELS]; // hashes of its messages with each other rank
+    int save_signals, end_signals;   // signals that its process has received so far
+    int is_writing;                  // its part of a checkpoint is not on the disk yet
     RankFigures figures;
 } StepReport;
 
 enum { SUM_LOSS, SUM_SQUARED_NORM, SUMS };
 
-typedef struct Trainer { // all that one rank trains with
+typedef struct Trainer {
     const Options *opt;
     const Llama3Config *whole_config;
     const TensorTable *whole_table; // of the whole model, without parallelism
@@ -38,114 +41,144 @@ typedef struct Trainer { // all that one rank trains with
     Optimizer optimizer;
     Loader loader;
     CheckpointWriter writer;
-    Logger logger;        // writes on rank 0 only
-    Progress progress;    // how far the run has come; skipped steps had a gradient that was not finite
-    ExactSum *sums;       // (SUMS) of the step so far, where ops add to them
-    StepReport *reports;  // (world)
-    RankFigures *figures; // (world) the same ranks' figures, side by side
-    int64_t *samples;     // (world, accumulation, B) with --out: what the step consumes
-    Request samples_told;
-    int32_t *eval_inputs, *eval_targets, *eval_docs; // (B, T); documents NULL without --doc-mask
-    char *eval_raw;                                  // 5·(T + 1) bytes
-    double load_seconds;                             // in which all ranks had their weights
-    int saves_asked;                                 // saves that signals asked for and that were done
-    int writing; // by the last step's reports, a part of a checkpoint is not yet on the disk
+    Logger logger;     // writes on rank 0 only
+    Progress progress; // steps, samples, updates and skipped updates so far
+
+    // a step
+    ExactSum *sums;         // (SUMS) of the step so far, in device memory
+    StepReport *reports;    // (world)
+    RankFigures *figures;   // (world) those of the reports
+    int64_t *samples;       // (world, accumulation, B) the samples of all ranks; NULL without --out
+    Request samples_gather; // of `samples`
+    int save_signals_seen;  // signals that asked for a checkpoint, and got it
+    int is_writing;         // some rank's part of a checkpoint is not on the disk yet
+
+    // evaluation
+    StepBatch eval_batch; // one micro-batch
+    char *eval_raw;       // (window_bytes) scratch space for reading a window
+
+    double load_seconds; // from the start of loading to the moment when all ranks had their weights
 } Trainer;
 
-/* Allocates everything a rank needs, on a dry-run device or a real one. */
-static void trainer_allocate(Trainer *trainer, const Job *j) {
-    size_t tokens = sizeof(int32_t) * (size_t)j->opt.batch * (size_t)j->opt.seq,
-           timeline = sizeof(Event) * (size_t)trainer->parallel.dev.max_events;
-    if (j->task == DO_PLAN && timeline)
-        trainer->parallel.dev.events =
-            (Event *)checked_malloc(timeline); // of the dry run itself; the plan is of a run without
-    else if (timeline && trainer->parallel.dev.dry_run)
-        arena_alloc(&trainer->parallel.dev, MEM_HOST, "timeline", timeline);
-    else if (timeline)
-        trainer->parallel.dev.events = (Event *)arena_alloc(&trainer->parallel.dev, MEM_HOST, "timeline", timeline);
-    trainer->sums =
-        (ExactSum *)arena_alloc(&trainer->parallel.dev, MEM_WORKSPACE, "sums of the step", sizeof(ExactSum) * SUMS);
-    trainer->reports = (StepReport *)arena_alloc(&trainer->parallel.dev, MEM_HOST, "step reports",
-                                                 sizeof(StepReport) * (size_t)j->mesh.world);
-    trainer->figures = (RankFigures *)arena_alloc(&trainer->parallel.dev, MEM_HOST, "figures of all ranks",
-                                                  sizeof(RankFigures) * (size_t)j->mesh.world);
-    Sharding how = sharding_of(&j->opt);
-    fsdp_open(&trainer->parallel.fsdp, &trainer->parallel.comm, &trainer->model.table, trainer->whole_config, &how,
-              trainer->model.training);
-    if (trainer->model.training) {
-        shared_gradients_open(&trainer->shared_gradients, &trainer->parallel.fsdp);
-        optimizer_open(&trainer->optimizer, &trainer->parallel.fsdp);
-    }
-    if (j->task != DO_EXPORT) {
-        int T = j->opt.seq / j->mesh.size[AXIS_CP],
-            cached = j->task == DO_GENERATE ? (int)j->prompt_length + j->opt.max_tokens : 0;
-        Pipeline *pipeline = &trainer->parallel.pipeline;
-        model_open(&trainer->model, &pipeline->schedule, j->opt.batch, T, cached);
-        pipeline_open(pipeline, &trainer->parallel.comm,
-                      sizeof(floatX) * (size_t)trainer->parallel.tp.tokens * (size_t)j->config.C);
-    }
-    trainer->model.loss_sum = &trainer->sums[SUM_LOSS];
-    trainer->eval_inputs = (int32_t *)arena_alloc(&trainer->parallel.dev, MEM_HOST, "token batches", tokens);
-    trainer->eval_targets = (int32_t *)arena_alloc(&trainer->parallel.dev, MEM_HOST, "token batches", tokens);
-    if (j->opt.doc_mask)
-        trainer->eval_docs = (int32_t *)arena_alloc(&trainer->parallel.dev, MEM_HOST, "documents", tokens);
-    trainer->eval_raw =
-        (char *)arena_alloc(&trainer->parallel.dev, MEM_HOST, "raw window", 5 * ((size_t)j->opt.seq + 1));
-    int trains = j->task == DO_TRAIN || j->task == DO_PLAN,
-        exports = j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT);
+// ---------------------------------------------------------------------------
+// allocation
+
+static void timeline_open(Device *dev, const Job *j) {
+    size_t bytes = sizeof(Event) * (size_t)dev->max_events;
+    if (!bytes) return;
+    if (j->task == DO_PLAN) dev->events = (Event *)checked_malloc(bytes); // not part of the planned memory
+    else if (dev->dry_run) arena_alloc(dev, MEM_HOST, "timeline", bytes);
+    else dev->events = (Event *)arena_alloc(dev, MEM_HOST, "timeline", bytes);
+}
+
+static void evaluation_open(Trainer *trainer, const Options *o) {
+    Device *dev = &trainer->parallel.dev;
+    int cp = trainer->parallel.mesh.size[AXIS_CP];
+    size_t whole = sizeof(int32_t) * (size_t)o->batch * (size_t)o->seq, own = whole / (size_t)cp;
+    StepBatch *batch = &trainer->eval_batch;
+    batch->inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", own);
+    batch->targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", own);
+    if (o->doc_mask) batch->docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents", whole);
+    batch->own_docs = batch->docs;
+    if (o->doc_mask && cp > 1)
+        batch->own_docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents of this rank's tokens", own);
+    trainer->eval_raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
+}
+
+static void checkpoints_open(Trainer *trainer, const Job *j) {
+    int trains = j->task == DO_TRAIN || j->task == DO_PLAN;
     checkpoint_writer_open(&trainer->writer, &trainer->parallel.fsdp, trainer->whole_config, trainer->whole_table, &j->opt);
     trainer->writer.tokenizer = j->tokenizer_path[0] ? j->tokenizer_path : NULL;
     trainer->writer.base_fingerprint = j->base_fingerprint;
     if (trains && j->opt.out) checkpoint_prepare(&trainer->writer, &j->resume_from);
-    if (exports) export_prepare(&trainer->writer);
+    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_prepare(&trainer->writer);
     checkpoint_writer_allocate(&trainer->writer);
-    if (!trainer->model.training) return;
-    size_t samples = sizeof(int64_t) * (size_t)j->opt.accum * (size_t)j->opt.batch * (size_t)j->mesh.world;
-    if (j->opt.out)
-        trainer->samples = (int64_t *)arena_alloc(&trainer->parallel.dev, MEM_HOST, "samples of all ranks", samples);
-    trainer->progress = j->resume_from.progress;
-    trainer->progress.data_fingerprint = j->data.fingerprint;
-    if (j->resume_from.data_changed) trainer->progress.epoch = trainer->progress.samples_in_epoch = 0;
-    Sampler s = {j->data.windows,
-                 (uint64_t)j->opt.seed,
-                 !strcmp(j->opt.tail, "pad"),
-                 trainer->parallel.mesh.size[AXIS_DP_SHARD],
-                 trainer->parallel.mesh.size[AXIS_DP_REPLICATE],
-                 mesh_coordinate(&trainer->parallel.mesh, trainer->parallel.rank, AXIS_DP_SHARD),
-                 mesh_coordinate(&trainer->parallel.mesh, trainer->parallel.rank, AXIS_DP_REPLICATE),
-                 j->opt.accum,
-                 j->opt.batch,
-                 how.accumulate_locally,
-                 trainer->progress.step,
-                 trainer->progress.epoch,
-                 trainer->progress.samples_in_epoch};
-    LoaderOptions options = {j->opt.seq,
-                             j->opt.doc_mask,
-                             trainer->parallel.mesh.size[AXIS_CP],
-                             mesh_coordinate(&trainer->parallel.mesh, trainer->parallel.rank, AXIS_CP),
-                             trainer->progress.step,
-                             j->opt.steps,
-                             j->opt.workers,
-                             j->cores_per_rank};
+}
+
+/* The data loader continues where the checkpoint ended; with other data it begins a new epoch. */
+static void data_open(Trainer *trainer, const Job *j) {
+    const Options *o = &j->opt;
+    const Mesh *mesh = &trainer->parallel.mesh;
+    Progress *progress = &trainer->progress;
+    int rank = trainer->parallel.rank;
+    *progress = j->resume_from.progress;
+    progress->data_fingerprint = j->data.fingerprint;
+    if (j->resume_from.data_changed) progress->epoch = progress->samples_in_epoch = 0;
+    Sampler s = ZERO;
+    s.samples = j->data.windows;
+    s.seed = (uint64_t)o->seed;
+    s.pad = !strcmp(o->tail, "pad");
+    s.shards = mesh->size[AXIS_DP_SHARD];
+    s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);
+    s.replicas = mesh->size[AXIS_DP_REPLICATE];
+    s.replica = mesh_coordinate(mesh, rank, AXIS_DP_REPLICATE);
+    s.accumulation = o->accum;
+    s.B = o->batch;
+    s.local = trainer->parallel.fsdp.sharding.accumulate_locally;
+    s.start_step = progress->step;
+    s.start_epoch = progress->epoch;
+    s.start_sample = progress->samples_in_epoch;
+    LoaderOptions options = ZERO;
+    options.T = o->seq;
+    options.document_ids = o->doc_mask;
+    options.cp = mesh->size[AXIS_CP];
+    options.cp_rank = mesh_coordinate(mesh, rank, AXIS_CP);
+    options.first_step = progress->step;
+    options.end_step = o->steps;
+    options.workers = o->workers;
+    options.cores = j->cores_per_rank;
     loader_open(&trainer->loader, &trainer->parallel.dev, &j->data, &s, &options);
 }
 
+/* Allocates everything that this rank needs, on a dry-run device or a real one. */
+static void trainer_allocate(Trainer *trainer, const Job *j) {
+    const Options *o = &j->opt;
+    Model *m = &trainer->model;
+    Parallel *p = &trainer->parallel;
+    Device *dev = &p->dev;
+    size_t world = (size_t)j->mesh.world;
+    timeline_open(dev, j);
+    trainer->sums = (ExactSum *)arena_alloc(dev, MEM_WORKSPACE, "sums of the step", sizeof(ExactSum) * SUMS);
+    trainer->reports = (StepReport *)arena_alloc(dev, MEM_HOST, "step reports", sizeof(StepReport) * world);
+    trainer->figures = (RankFigures *)arena_alloc(dev, MEM_HOST, "figures of all ranks", sizeof(RankFigures) * world);
+    Sharding sharding = sharding_of(o);
+    fsdp_open(&p->fsdp, &p->comm, &m->table, trainer->whole_config, &sharding, m->training);
+    if (m->training) {
+        shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
+        optimizer_open(&trainer->optimizer, &p->fsdp);
+    }
+    m->loss_sum = &trainer->sums[SUM_LOSS];
+    if (j->task != DO_EXPORT) {
+        int cached = j->task == DO_GENERATE ? (int)j->prompt_length + o->max_tokens : 0;
+        model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], cached);
+        pipeline_open(&p->pipeline, &p->comm, sizeof(floatX) * (size_t)p->tp.tokens * (size_t)m->config.C);
+    }
+    evaluation_open(trainer, o);
+    checkpoints_open(trainer, j);
+    if (!m->training) return;
+    size_t samples = sizeof(int64_t) * (size_t)o->accum * (size_t)o->batch * world;
+    if (o->out) trainer->samples = (int64_t *)arena_alloc(dev, MEM_HOST, "samples of all ranks", samples);
+    data_open(trainer, j);
+}
+
 static void trainer_close(Trainer *trainer) {
-    if (trainer->model.training) loader_close(&trainer->loader, &trainer->parallel.dev);
+    Parallel *p = &trainer->parallel;
+    if (trainer->model.training) loader_close(&trainer->loader, &p->dev);
+    device_destroy_event(trainer->eval_batch.fed);
     checkpoint_writer_close(&trainer->writer);
-    if (!trainer->parallel.dev.dry_run) ops_close(&trainer->parallel.dev);
-    if (trainer->parallel.dev.dry_run) free(trainer->parallel.dev.events);
-    free(trainer->parallel.layout);
-    free(trainer->parallel.hosts);
-    pipeline_close(&trainer->parallel.pipeline);
-    tp_close(&trainer->parallel.tp);
-    cp_close(&trainer->parallel.cp);
+    if (!p->dev.dry_run) ops_close(&p->dev);
+    if (p->dev.dry_run) free(p->dev.events);
+    free(p->layout);
+    free(p->hosts);
+    pipeline_close(&p->pipeline);
+    tp_close(&p->tp);
+    cp_close(&p->cp);
     model_close(&trainer->model);
-    optimizer_close(&trainer->optimizer);
     shared_gradients_close(&trainer->shared_gradients);
-    fsdp_close(&trainer->parallel.fsdp);
-    comm_close(&trainer->parallel.comm);
-    device_close(&trainer->parallel.dev);
+    optimizer_close(&trainer->optimizer);
+    fsdp_close(&p->fsdp);
+    comm_close(&p->comm);
+    device_close(&p->dev);
 }
 
 /* The schedule, tensors and configuration of `rank`; nothing is allocated on its device yet. */
@@ -182,7 +215,10 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     m->cp = &p->cp;
 }
 
-/* Which categories of memory live in the offloaded memory: bits by MemCategory. */
+// ---------------------------------------------------------------------------
+// checks
+
+/* The categories of memory that are offloaded, as bits by MemCategory. */
 static unsigned offloaded(const Options *o) {
     unsigned optimizer = 1u << MEM_OPTIMIZER, all = optimizer | 1u << MEM_PARAMS | 1u << MEM_GRADS;
     return !strcmp(o->offload, "all") ? all : !strcmp(o->offload, "optimizer") ? optimizer : 0;

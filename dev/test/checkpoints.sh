@@ -402,7 +402,7 @@ signalled() {
     if [ "$code" != 0 ] || [ "$(newest told)" != "$steps" ]; then fail "$name: SIG$signal saves and ends" "exit code $code, the last step is $steps, the last checkpoint of step $(newest told): $(tail -n 1 told.log)"; return; fi
     pass "$name: SIG$signal saves and ends" "exit code 0, the last step and checkpoint is $steps"
     if [[ " $* " == *" --export exported "* ]]; then
-        if grep -qx "not exported: the run ended at step $steps of 100000000; --resume goes on, and exports at its end" told.log && [ ! -e told/exported/model.safetensors ]; then pass "$name: what SIG$signal ends is not exported, and says so" "$(grep '^not exported' told.log)"
+        if grep -qx "not exported: the run ended at step $steps of 100000000; continue it with --resume to export the model at its end" told.log && [ ! -e told/exported/model.safetensors ]; then pass "$name: what SIG$signal ends is not exported, and says so" "$(grep '^not exported' told.log)"
         else fail "$name: what SIG$signal ends is not exported, and says so" "$(ls told/exported 2>/dev/null | tr '\n' ' ')$(tail -n 1 told.log)"; fi
     fi
     rm -rf untold

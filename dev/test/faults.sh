@@ -110,7 +110,7 @@ more "replicas are not exchanged" fsdp.h \
 fault "replicas are flattened into one group that shards" lib/mesh.h \
     's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "expected, dry-run and measured"
 more "a rank shuffles from another seed" run/trainer.h \
-    's|^                 (uint64_t)j->opt.seed,|                 (uint64_t)j->opt.seed + (uint64_t)(trainer->parallel.rank == 2),|' faults "rank 2 shuffles samples"
+    's|    s.seed = (uint64_t)o->seed;|    s.seed = (uint64_t)o->seed + (uint64_t)(rank == 2);|' faults "rank 2 shuffles samples"
 more "a clipped step of one replica is scaled differently" optimizer.h \
     's|weight_decay, grad_scale, step);|weight_decay, grad_scale * (fsdp->replica ? 1.001f : 1), step);|' replicas "are replicas"
 more "the rotation is forgotten when activations are computed again" train_llama3.cu \
@@ -128,7 +128,7 @@ more "a rank skips a reduction" fsdp.h \
 fault "exchanges are not compared as they start" lib/watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
 more "a rank does not show which op it is in" lib/device.h 's/^        dev->activity->op = op;//' failures "a rank that computes for ever"
 more "the last exchanges are not written" lib/watchdog.h 's/if (code == 2 && process_watch.table) board/if (0) board/' failures "last exchanges are under OUT/flight"
-more "orders are not compared across hosts" train_llama3.cu 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
+more "orders are not compared across hosts" run/step_report.h 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
 more "receives are started in the order of their steps" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
 more "a rank fills the pipeline one micro-batch too late" lib/pipeline_schedule.h 's/: 2 \* later_ranks + /: later_ranks + /' pipeline "comes? to their end|micro-batches more"
 fault "a set of activations is used again too soon" lib/pipeline_schedule.h 's|(int)max_i64(alive.step.stage., s->activation_sets.step.stage.);|(int)max_i64(1 + alive[step.stage] / 2, s->activation_sets[step.stage]);|' pipeline "sets of activations are not shared"
@@ -140,7 +140,7 @@ fault "documents are off by one" dataloader.h \
 more "every micro-batch has the first one's documents" train_llama3.cu \
     's|batch->docs + at \* m->cp->size|batch->docs|' documents "have one rank's bits"
 more "validation does not tell documents apart" train_llama3.cu \
-    's|            device_write(&trainer->parallel.dev, trainer->model.docs, trainer->eval_docs, .*|            {}|' documents "validation masks"
+    's|    MicroBatch batch = micro_batch_of(m, &trainer->eval_batch, 0);|&\n    batch.docs = NULL;|' documents "validation masks"
 more "backward sees all documents" train_llama3.cu \
     's|    floatX \*dk = cp_key_gradient.*|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
 fault "a checkpoint's files are not synced" run/checkpoint_writer.h 's/(fsync(fd) || close(fd))) write_failed/close(fd)) write_failed/' "checkpoints points" "names as synced"
@@ -149,8 +149,8 @@ fault "whole units stay while a checkpoint is saved" run/checkpoint_writer.h \
     's|^                kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), state, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
 more "what a checkpoint is read into stays" run/sharded_state.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(fsdp->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), piece, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
-more "a run that a signal ends exports" train_llama3.cu 's/ && whole) model_export/ \&\& whole + 1) model_export/' "checkpoints signals" "is not exported"
-fault "a resumed run begins its epoch anew" run/trainer.h 's|^                 trainer->progress.epoch,|                 0,|; s|^                 trainer->progress.samples_in_epoch};|                 0};|' checkpoints "are 4 steps"
+more "a run that a signal ends exports" train_llama3.cu 's/ && complete) model_export/ \&\& complete + 1) model_export/' "checkpoints signals" "is not exported"
+fault "a resumed run begins its epoch anew" run/trainer.h 's|    s.start_epoch = progress->epoch;||; s|    s.start_sample = progress->samples_in_epoch;||' checkpoints "are 4 steps"
 fault "the second chunk's queries stand right behind the first's" lib/ops_common.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
 more "a slice of the vocabulary takes its neighbour's first token" lib/ops_common.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
 more "sums of slices are not brought to one largest logit" lib/ops_common.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
@@ -161,7 +161,7 @@ fault "a group that shards has members of two tp slices" lib/mesh.h \
 fault "the loss is counted on every tp rank" train_llama3.cu \
     's|exact_total(m->dev, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' mesh-faults "tp 2 .*losses 1"
 fault "a tp peer takes other samples" run/trainer.h \
-    's|^                 mesh_coordinate(&trainer->parallel.mesh, trainer->parallel.rank, AXIS_DP_SHARD),|                 (mesh_coordinate(\&j->mesh, trainer->parallel.rank, AXIS_DP_SHARD) + mesh_coordinate(\&j->mesh, trainer->parallel.rank, AXIS_TP)) % j->mesh.size[AXIS_DP_SHARD],|' mesh-faults "have parts of the same model for the same samples, but train on different ones|train on the same samples .both"
+    's|    s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);|    s.shard = (mesh_coordinate(mesh, rank, AXIS_DP_SHARD) + mesh_coordinate(mesh, rank, AXIS_TP)) % s.shards;|' mesh-faults "hold parts of the same replica of the model, but they train on different samples|train on the same samples .both"
 fault "a slice of columns is taken as one of rows" llama3.h \
     's|^    \*whole = (t->first_row + row) \* t->whole_cols + t->first_col + col;|    if (t->row->split == SPLIT_COLUMNS) { *whole = t->first_col * t->whole_rows + at; return t->rows * t->cols - at; }\n&|' mesh-faults "tp 2 .*worst gradient"
 fault "a rank's second half stands one part too early" context_parallel.h \
@@ -189,12 +189,12 @@ if [ -n "$all" ]; then
     fault "gradients with fewer stages overtake others" fsdp.h \
         's|^    if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);||' mesh-bits "while its request is in flight"
     fault "a validation counts its tokens on every rank that shares them" train_llama3.cu \
-        's|            if (mesh_tells_samples(&trainer->parallel.mesh, trainer->parallel.rank)) mine.targets += n;|            mine.targets += n;|' mesh-use "counts every token once"
+        's|        if (counts) mine.targets += n;|        mine.targets += n;|' mesh-use "counts every token once"
     fault "a checkpoint takes slices of columns as rows" run/checkpoint_writer.h \
         's/rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1;/rows = 1;/' mesh-use "has the same bytes"
     fault "a resumed run begins its moments anew" run/checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
     fault "checksums come in the order of ranks" run/checkpoint_writer.h 's|sums\[chunk\] = all\[chunk % world \* share + chunk / world\];|sums[chunk] = all[chunk];|' checkpoints "same bytes"
-    fault "a resumed run counts its updates anew" run/trainer.h 's|    trainer->progress = j->resume_from.progress;|&\n    trainer->progress.updates = 0;|' checkpoints "are 4 steps"
+    fault "a resumed run counts its updates anew" run/trainer.h 's|    \*progress = j->resume_from.progress;|&\n    progress->updates = 0;|' checkpoints "are 4 steps"
     fault "an epoch's end is not the audit's" dataloader.h 's/s->start_epoch + 1 + since_epoch/s->start_epoch + since_epoch/' checkpoints "audit"
     fault "a checkpoint's directory is not synced" run/checkpoint_writer.h '/publish_checkpoint/,/^}/s/^    sync_directory(w->dir);//' "checkpoints points" "names as synced"
     fault "the name of --out is not synced" run/out_dir.h 's/parent >= 0 && fsync(parent) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
@@ -209,8 +209,8 @@ if [ -n "$all" ]; then
         's|^    reductions_advance(fsdp, u, micro_batch);|    if (u->unit->kind == UNIT_HEAD \&\& fsdp->ranks > 1) { gradient_release(fsdp, u); return; }\n&|' faults "expected, dry-run and measured"
     fault "gradients are scaled by the world" fsdp.h \
         's|^        if (!fsdp->accumulates_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);|        for (int64_t i = 0; i < u->shard_size \&\& !fsdp->dev->dry_run \&\& replace; i++) sum[i] *= (float)fsdp->ranks;\n&|' faults "gradients of one rank"
-    fault "the mean is divided by the micro-batches once more" train_llama3.cu \
-        's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / trainer->opt->accum / |; s|(float)(clip / (double)max_i64|(float)(clip / o->accum / (double)max_i64|' faults "gradient norm of one rank"
+    fault "the mean is divided by the micro-batches once more" run/step_report.h \
+        's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / trainer->opt->accum / |' faults "gradient norm of one rank"
     fault "replicas are exchanged and not summed" fsdp.h \
         's|^        tree_sum(fsdp->dev, replica_gradient(u), r->receive.*||' faults "gradients of one rank"
     fault "a unit is reduced twice" train_llama3.cu \
@@ -220,7 +220,7 @@ if [ -n "$all" ]; then
     fault "a block is gathered once too often" train_llama3.cu \
         's|        block_forward(m, l);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "expected, dry-run and measured"
     fault "a rank draws its weights from another seed" train_llama3.cu \
-        's|parallel.fsdp.seed = (uint64_t)j->opt.seed;|parallel.fsdp.seed = (uint64_t)(j->opt.seed + (rank == 1));|' layouts "draws weights from another seed"
+        's|    p->fsdp.seed = (uint64_t)o->seed;|    p->fsdp.seed = (uint64_t)(o->seed + (rank == 1));|' layouts "initializes weights with a different seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
     fault "a slot is written before who had it is through" fsdp.h 's|    comm_wait_event(fsdp->comm, b->freed, u->unit->name);||' orders "have one rank's bits"
     fault "weights are gathered before AdamW has written them" optimizer.h 's|^    device_wait_stream(dev, STREAM_GATHER,.*||' orders "have one rank's bits"

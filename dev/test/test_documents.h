@@ -29,11 +29,10 @@ static float *losses_of_window(Trainer *trainer, const int32_t *ids, const int32
     size_t bytes = sizeof(int32_t) * (size_t)T;
     int32_t *docs = (int32_t *)checked_malloc(bytes);
     document_ids(docs, ids, T, DOCUMENT_END);
-    device_write(&trainer->parallel.dev, trainer->model.ids, ids, bytes);
-    device_write(&trainer->parallel.dev, trainer->model.targets, targets, bytes);
-    if (trainer->model.docs) device_write(&trainer->parallel.dev, trainer->model.docs, docs, bytes);
+    int32_t *masked = trainer->model.docs ? docs : NULL;
+    MicroBatch batch = {ids, targets, masked, masked};
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
-    model_forward(&trainer->model, &trainer->parallel.pipeline);
+    model_forward(&trainer->model, &trainer->parallel.pipeline, &batch);
     head_forward(&trainer->model);
     fsdp_reshard(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[trainer->model.table.head], AFTER_LAST_USE);
     free(docs);

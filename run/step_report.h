@@ -1,0 +1,175 @@
+/* step_report.h: what the ranks tell each other at the end of a step, and what they conclude from it.
+ *
+ * Every rank all-gathers its StepReport. From the same reports each rank computes the same loss and gradient norm, and
+ * so decides alike whether to update the weights. A caller may rely on: after check_reports all ranks have started the
+ * same collectives in the same order, and ranks that must train on different samples did.
+ */
+#ifndef STEP_REPORT_H
+#define STEP_REPORT_H
+#include "trainer.h" // defines: Trainer, StepReport, SUM_LOSS, SUM_SQUARED_NORM
+
+/* Index, in the whole model, of the first tensor with an element of the gradient that is not finite, among those that
+ * this rank owns; -1: there is none. */
+static int64_t first_bad_tensor(Trainer *trainer) {
+    enum { CHUNK = 1 << 14 };
+    float values[CHUNK];
+    ShardPiece p;
+    for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);)
+        for (int64_t done = 0; done < p.count; done += CHUNK) {
+            int64_t n = min_i64(CHUNK, p.count - done);
+            device_read(&trainer->parallel.dev, values, p.unit->grad + p.at + done, sizeof(float) * (size_t)n);
+            for (int64_t e = 0; e < n; e++)
+                if (!isfinite(values[e])) return p.tensor->index;
+        }
+    return -1;
+}
+
+/* This rank's report. Reading the sums from the device waits until all of the step's arithmetic is done: the only place
+ * in a step where the host waits for the device. `start`, `waited`: time and seconds of waiting at the step's start. */
+static StepReport report_of_rank(Trainer *trainer, const StepBatch *batch, double start, double waited) {
+    Parallel *p = &trainer->parallel;
+    const Options *o = trainer->opt;
+    StepReport report = ZERO;
+    ExactSum sums[SUMS] = ZERO;
+    gradient_squared_norm(&p->fsdp, &trainer->sums[SUM_SQUARED_NORM]);
+    device_read(&p->dev, sums, trainer->sums, sizeof sums);
+    exact_merge(&report.loss, &sums[SUM_LOSS]);
+    exact_merge(&report.squared_norm, &sums[SUM_SQUARED_NORM]);
+    report.bad_tensor = report.squared_norm.not_finite ? first_bad_tensor(trainer) : -1;
+    report.targets = mesh_tells_samples(&p->mesh, p->rank) ? batch->num_targets : 0;
+    report.samples_hash = batch->samples_hash;
+    report.seeds = sampler_fingerprint(&trainer->loader.sampler) ^ mix64(p->fsdp.seed);
+    report.save_signals = save_signals;
+    report.end_signals = end_signals;
+    report.is_writing = is_writing(&trainer->writer);
+    for (int a = 0; a < AXES; a++) report.order[a] = (uint32_t)(p->comm.groups[a].order >> 32);
+    channel_orders(&p->comm, report.channels);
+    report.figures.seconds = seconds_now() - start;
+    report.figures.wait_seconds = p->comm.wait_seconds - waited;
+    report.figures.tokens = (int64_t)o->batch * o->seq * o->accum / mesh_stride(&p->mesh, AXIS_DP_SHARD);
+    report.figures.memory = (int64_t)device_peak(&p->dev);
+    return report;
+}
+
+static void exchange_reports(Trainer *trainer, const StepBatch *batch, double start, double waited) {
+    StepReport mine = report_of_rank(trainer, batch, start, waited);
+    all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "step report", &mine, trainer->reports, sizeof mine);
+}
+
+/* Loss and gradient norm of the step: sums over all ranks and micro-batches, divided once by the number of targets. */
+static StepStats sum_reports(const Trainer *trainer) {
+    StepStats s = ZERO;
+    ExactSum loss = ZERO, squared_norm = ZERO;
+    for (int i = 0; i < trainer->parallel.mesh.world && !trainer->parallel.dev.dry_run; i++) {
+        const StepReport *report = &trainer->reports[i];
+        exact_merge(&loss, &report->loss);
+        exact_merge(&squared_norm, &report->squared_norm);
+        s.targets += report->targets;
+        trainer->figures[i] = report->figures;
+    }
+    s.loss = exact_value(&loss) / (double)max_i64(1, s.targets);
+    s.grad_norm = sqrt(exact_value(&squared_norm)) / (double)max_i64(1, s.targets);
+    s.skipped = !isfinite(s.loss) || !isfinite(s.grad_norm);
+    return s;
+}
+
+// ---------------------------------------------------------------------------
+// checks
+
+/* Did all ranks of each group start the same collectives in the same order, and did both ends of each connection start
+ * the same messages? On one host collectives are compared as they start; this compares hosts too. */
+static void check_orders(const Trainer *trainer, int64_t step) {
+    const Parallel *p = &trainer->parallel;
+    const StepReport *all = trainer->reports, *mine = &all[p->rank];
+    for (int a = 0; a < AXES; a++)
+        for (int i = 0; i < p->rank; i++)
+            if (mine->order[a] != all[i].order[a] && mesh_together(&p->mesh, p->rank, i, (Axis)a))
+                run_failure("step %" PRId64 ": ranks %d and %d did not start the same collectives over %s in the same "
+                            "order",
+                            step, i, p->rank, axis_names[a]);
+    for (int i = 0; i < p->rank; i++) {
+        int axis = channels_differ(i, all[i].channels, p->rank, mine->channels);
+        if (axis >= 0)
+            run_failure("step %" PRId64 ": the messages that ranks %d and %d sent each other over %s are not those "
+                        "that the other one received",
+                        step, i, p->rank, axis_names[axis]);
+    }
+}
+
+/* Ranks that share a data-parallel coordinate must have trained on the same samples, all others on different ones.
+ * `first_window`: the first of this rank's samples. */
+static void check_samples(const Trainer *trainer, int64_t step, int64_t first_window) {
+    const Parallel *p = &trainer->parallel;
+    const StepReport *all = trainer->reports, *mine = &all[p->rank];
+    int repeats = sampler_global_batch(&trainer->loader.sampler) > trainer->data->windows; // --tail pad may repeat
+    for (int i = 0; i < p->rank; i++) {
+        int same_data = mesh_data_rank(&p->mesh, i) == mesh_data_rank(&p->mesh, p->rank);
+        int same_samples = mine->samples_hash == all[i].samples_hash;
+        if (same_samples && !same_data && !repeats)
+            run_failure("step %" PRId64 ": ranks %d and %d train on the same samples (both start with window %" PRId64
+                        "), but data-parallel ranks must train on different ones",
+                        step, i, p->rank, first_window);
+        if (same_data && !same_samples)
+            run_failure("step %" PRId64 ": ranks %d and %d hold parts of the same replica of the model, but they train "
+                        "on different samples (rank %d starts with window %" PRId64 ")",
+                        step, i, p->rank, p->rank, first_window);
+    }
+}
+
+static void check_reports(const Trainer *trainer, int64_t step, int64_t first_window) {
+    int rank = trainer->parallel.rank;
+    if (trainer->parallel.dev.dry_run) return;
+    check_orders(trainer, step);
+    if (trainer->reports[rank].seeds != trainer->reports[0].seeds)
+        run_failure("step %" PRId64 ": rank %d shuffles samples or initializes weights with a different seed than "
+                    "rank 0",
+                    step, rank);
+    check_samples(trainer, step, first_window);
+}
+
+/* The loss or the gradient norm is not finite. All ranks know the same sums, so all of them skip the update; after
+ * --max-skips such steps the run ends. */
+static void skip_update(Trainer *trainer, int64_t step, const StepStats *s) {
+    char cause[300];
+    int owner = -1, source = -1, used = 0;
+    for (int i = trainer->parallel.mesh.world - 1; i >= 0; i--) {
+        int64_t bad = trainer->reports[i].bad_tensor;
+        if (bad >= 0 && (owner < 0 || bad <= trainer->reports[owner].bad_tensor)) owner = i;
+        if (trainer->reports[i].loss.not_finite) source = i;
+    }
+    if (owner >= 0)
+        used = snprintf(cause, sizeof cause, "first in the gradient of %s, in the shard of rank %d",
+                        trainer->whole_table->tensors[trainer->reports[owner].bad_tensor].name, owner);
+    else
+        used = snprintf(cause, sizeof cause, "every gradient element is finite, but %s",
+                        isfinite(s->loss) ? "some of their squares are not" : "the loss is not");
+    if (source >= 0) snprintf(cause + used, sizeof cause - (size_t)used, "; rank %d's own loss is not finite", source);
+    trainer->progress.skips++;
+    if (trainer->progress.skips > trainer->opt->max_skips)
+        run_failure("step %" PRId64 ": loss %g and gradient norm %g are not both finite (%s), and --max-skips %d does "
+                    "not allow another skipped step: lower --lr, lengthen --warmup, or check the data",
+                    step, s->loss, s->grad_norm, cause, trainer->opt->max_skips);
+    if (trainer->parallel.rank) return;
+    printf("step %6" PRId64 " | update skipped (%" PRId64 " of at most %d): loss %g and gradient norm %g are not both "
+           "finite (%s)\n",
+           step, trainer->progress.skips, trainer->opt->max_skips, s->loss, s->grad_norm, cause);
+    fflush(stdout);
+}
+
+/* What signals ask for and has not been done yet: SIGNAL_SAVE, SIGNAL_END. Processes receive a signal that mpirun
+ * forwards to all at different moments, so the reports are counted, not this process's own signals. */
+static int signals_asked(Trainer *trainer) {
+    int to_save = 0, to_end = 0;
+    trainer->is_writing = 0;
+    for (int i = 0; i < trainer->parallel.mesh.world; i++) {
+        const StepReport *report = &trainer->reports[i];
+        to_save = (int)max_i64(to_save, report->save_signals);
+        to_end |= report->end_signals;
+        trainer->is_writing |= report->is_writing;
+    }
+    int asked = (to_save > trainer->save_signals_seen ? SIGNAL_SAVE : 0) | (to_end ? SIGNAL_END : 0);
+    trainer->save_signals_seen = to_save;
+    return asked;
+}
+
+#endif
