@@ -1,8 +1,8 @@
 /* lora.h: linear layers with LoRA adapters (Hu et al. 2021).
  *
- * A linear layer computes y = x W^T. An adapter leaves W frozen and trains two small matrices, A (rank, IC) and
- * B (OC, rank), that add to it: y = x W^T + alpha / rank · (x A^T) B^T. Matrices that are fused into one matmul (Q, K and
- * V; gate and up) have an adapter each. Without adapters each call is the matmul alone.
+ * A linear layer computes y = x W^T. An adapter leaves W frozen and trains two small matrices, A (rank, IC) and B (OC,
+ * rank), that add to it: y = x W^T + alpha / rank · (x A^T) B^T. Matrices that are fused into one matmul (Q, K and V;
+ * gate and up) have an adapter each. Without adapters each call is the matmul alone.
  */
 #ifndef LORA_H
 #define LORA_H
@@ -62,8 +62,8 @@ static void lora_linear_forward(const Lora *lora, floatX *y /* (N,OC) = */, cons
     }
 }
 
-/* The gradients of one adapter, and what it adds to dx. The hidden rows are recomputed: keeping them would take N · rank
- * values for every layer. */
+/* The gradients of one adapter, and what it adds to dx. The hidden rows are recomputed: keeping them would take N ·
+ * rank values for every layer. */
 static void adapter_backward(const Lora *lora, const Adapter *adapter, floatX *dx /* (N,IC) += */,
                              const floatX *dy /* (N,OC) */, const floatX *x /* (N,IC) */, const Linear *layer, int N) {
     Device *dev = lora->dev;

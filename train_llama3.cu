@@ -23,7 +23,7 @@
 #include "run/model.h"             // defines: Model, BlockActivations: the buffers of the forward and backward pass
 #include "run/weights.h"           // defines: BlockWeights, HeadWeights, block_weights, head_weights
 #include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
-#include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, check_first_step
+#include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, trainer_open, check_first_step
 #include "run/step_report.h"       // defines: exchange_reports, sum_reports, check_reports, signals_asked
 #include "run/generate.h"          // defines: Candidate, sample_token
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
@@ -34,6 +34,7 @@
 #include "run/banner.h"            // defines: print_banner, layout_read_back, layout_write
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
 #include "run/audit.h"             // defines: audit
+#include "run/launch.h"            // defines: launch
 #include "run/encode.h"            // defines: encode_or_decode
 
 // ---------------------------------------------------------------------------
@@ -390,8 +391,8 @@ static void feed_micro_batch(Model *m, const MicroBatch *b) {
     if (b->docs && m->own_docs != m->docs) device_feed(m->dev, m->own_docs, b->own_docs, bytes);
 }
 
-/* A micro-batch through this rank's stage, from its tokens or the previous stage's output to the next stage's input. The
- * last stage stops before the head. */
+/* A micro-batch through this rank's stage, from its tokens or the previous stage's output to the next stage's input.
+ * The last stage stops before the head. */
 static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step, const MicroBatch *batch,
                           ReshardPoint now) {
     model_enter_stage(m, step->stage, step->activation_set);
@@ -461,28 +462,8 @@ static void model_forward(Model *m, Pipeline *pipeline, const MicroBatch *batch)
 // ---------------------------------------------------------------------------
 // one training step
 
-/* Where a rank's clocks stood at the start of a step. */
-typedef struct {
-    double start;                         // s
-    double waited, communicated, blocked; // s, since the run began: see Comm
-} StepClock;
-
-static StepClock step_clock(const Comm *comm) {
-    StepClock c = {seconds_now(), comm->wait_seconds, comm->exchange_seconds, comm->poll_seconds};
-    return c;
-}
-
-static void step_times(const Trainer *trainer, const StepClock *c, StepStats *s) {
-    const Comm *comm = &trainer->parallel.comm;
-    s->seconds = seconds_now() - c->start;
-    s->data_wait_seconds = trainer->loader.wait_seconds;
-    s->wait_seconds = comm->wait_seconds - c->waited;
-    s->communication_seconds = comm->exchange_seconds - c->communicated;
-    double blocked = s->wait_seconds + comm->poll_seconds - c->blocked;
-    s->overlap = s->communication_seconds > 0 ? fmax(0, 1 - blocked / s->communication_seconds) : 0;
-}
-
-/* The next step's samples of this rank; with --out all ranks' sample numbers are gathered meanwhile, for samples.jsonl. */
+/* The next step's samples of this rank; with --out all ranks' sample numbers are gathered meanwhile, for samples.jsonl.
+ */
 static StepBatch *next_batch(Trainer *trainer, const StepClock *clock) {
     Parallel *p = &trainer->parallel;
     rank_state(p->comm.self, RANK_READING, clock->start);
@@ -661,8 +642,8 @@ static void generate(Trainer *trainer, const Tokenizer *tokenizer, const int32_t
 // ---------------------------------------------------------------------------
 // the dry run of a rank
 
-/* Runs one step (or one evaluation, or one token) on a dry-run device: no arithmetic, no memory. What the device and the
- * communicators counted is the rank's memory, FLOPs and traffic; with a cluster file also its time. */
+/* Runs one step (or one evaluation, or one token) on a dry-run device: no arithmetic, no memory. What the device and
+ * the communicators counted is the rank's memory, FLOPs and traffic; with a cluster file also its time. */
 static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommEvents *events) {
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
@@ -823,29 +804,6 @@ static void write_run_files(const Job *j, const Trainer *trainer) {
 // ---------------------------------------------------------------------------
 // one rank, from its dry run to its end
 
-/* Opens what was dry-run before: the device, the communicators, and the weights in their shards. */
-static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank) {
-    const Options *o = &j->opt;
-    Parallel *p = &trainer->parallel;
-    trainer_bind(trainer, j, rank);
-    if (OFFLOAD_IN_PLACE && offloaded(o)) make_directories(o->out); // by each rank: hosts may not share the directory
-    device_open(&p->dev, &dry_run->parallel.dev, o->out, rank);
-    ops_open(&p->dev, rank == 0);
-    comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, o->timeout);
-    if (o->out) comm_leave_flights(&p->comm, o->out);
-    check_agreement(trainer);
-    p->layout = layout_read_back(&p->comm);
-    p->hosts = hosts_read_back(&p->comm);
-    __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
-    trainer_allocate(trainer, j);
-    p->fsdp.seed = (uint64_t)o->seed;
-    double start = seconds_now();
-    weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL, &j->resume_from);
-    comm_barrier(&p->comm, "start-up: weights are loaded"); // a slow disk must not count as waiting in the first step
-    trainer->load_seconds = seconds_now() - start;
-    comm_phase(&p->comm, PHASE_STEP);
-}
-
 static int rank_train(Trainer *trainer, const Trainer *dry_run, const Job *j) {
     int speaks = trainer->parallel.rank == 0;
     if (speaks) {
@@ -905,42 +863,7 @@ static void rank_main(Job *j, int rank) {
 }
 
 // ---------------------------------------------------------------------------
-// the process: its ranks, and main
-
-typedef struct {
-    Job *job;
-    int rank;
-    void (*body)(Job *, int);
-} RankThread;
-
-static void *rank_thread(void *arg) {
-    RankThread *t = (RankThread *)arg;
-    t->body(t->job, t->rank);
-    return NULL;
-}
-
-/* Runs `body` (rank_main) for the ranks of this process: a single one under mpirun, all of them as threads without. */
-static void launch(Job *j, int process, void (*body)(Job *, int)) {
-    int world = j->mesh.world;
-    if (j->host_transport != &transport_threads || world == 1) {
-        body(j, process);
-        return;
-    }
-    pthread_t *threads = (pthread_t *)checked_malloc(sizeof(pthread_t) * (size_t)world);
-    RankThread *args = (RankThread *)checked_malloc(sizeof(RankThread) * (size_t)world);
-    for (int i = 0; i < world; i++) {
-        args[i].job = j;
-        args[i].rank = i;
-        args[i].body = body;
-        if (pthread_create(&threads[i], NULL, rank_thread, &args[i]))
-            run_failure("the thread of rank %d could not be started: use fewer --ranks, or raise this account's limit "
-                        "of threads (ulimit -u)",
-                        i);
-    }
-    for (int i = 0; i < world; i++) pthread_join(threads[i], NULL);
-    free(threads);
-    free(args);
-}
+// main
 
 #ifndef TESTING
 int main(int argc, char **argv) {

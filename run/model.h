@@ -89,8 +89,8 @@ static inline int qkv_width(const Llama3Config *c) { return (c->NH + 2 * c->NKV)
 // ---------------------------------------------------------------------------
 // the current virtual stage
 
-/* Activation sets that one micro-batch takes of a stage. A stage without blocks (embedding or head alone) takes one, for
- * the residual stream. */
+/* Activation sets that one micro-batch takes of a stage. A stage without blocks (embedding or head alone) takes one,
+ * for the residual stream. */
 static inline int stage_sets(const Stage *stage) { return stage->num_blocks ? stage->num_blocks : 1; }
 
 /* Virtual stage v is computed from now on, with its activations number `set`. */
@@ -188,7 +188,8 @@ static void blocks_open(Model *m, const Schedule *schedule) {
     model_enter_stage(m, 0, 0);
 }
 
-/* Tokens whose logits exist at the same time; every tp rank has the same number, whatever its part of the vocabulary. */
+/* Tokens whose logits exist at the same time; every tp rank has the same number, whatever its part of the vocabulary.
+ */
 static int logit_rows(const Model *m) {
     int V = (m->whole_config->V + m->tp->size - 1) / m->tp->size;
     return (int)min_i64(m->B * m->T, max_i64(16, min_i64(LOGIT_ROWS, (LOGITS / V) & ~15)));

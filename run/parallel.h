@@ -1,4 +1,5 @@
-/* parallel.h: how this rank takes part in the run: its place in the mesh, its device, communicators, shards, pipeline. */
+/* parallel.h: how this rank takes part in the run: its place in the mesh, its device, communicators, shards, pipeline.
+ */
 #ifndef PARALLEL_H
 #define PARALLEL_H
 #include "../fsdp.h"              // defines: Fsdp, Comm, Mesh, Device

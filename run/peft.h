@@ -1,7 +1,7 @@
 /* peft.h: adapter files in the layout of Hugging Face's PEFT.
  *
- * Reads and writes adapter_config.json, and checks adapter_model.safetensors against the tensor table. A caller may rely
- * on: whatever these files ask for and this program does not support (other kinds of adapters, biases, ranks that
+ * Reads and writes adapter_config.json, and checks adapter_model.safetensors against the tensor table. A caller may
+ * rely on: whatever these files ask for and this program does not support (other kinds of adapters, biases, ranks that
  * differ between layers) is refused by name.
  */
 #ifndef PEFT_H
@@ -19,31 +19,31 @@ static void adapters_refuse_unless(const cJSON *json, const char *path, const ch
         return;
     if (cJSON_IsString(item) && wanted && !strcmp(item->valuestring, wanted)) return;
     char *given = cJSON_PrintUnformatted(item);
-    user_error("%s: \"%s\" is %s, which is not supported: expected %s", path, key,
-               given ? given : "?", wanted ? wanted : "false, null, or no such key");
+    user_error("%s: \"%s\" is %s, which is not supported: expected %s", path, key, given ? given : "?",
+               wanted ? wanted : "false, null, or no such key");
 }
 
 /* Sets the configuration's rank, alpha and target matrices from DIR/adapter_config.json. */
 static void adapters_config_read(Llama3Config *c, const char *dir) {
     static const char *const unsupported[] = {"use_rslora",
-                                          "use_dora",
-                                          "use_qalora",
-                                          "use_bdlora",
-                                          "alora_invocation_tokens",
-                                          "arrow_config",
-                                          "kasa_config",
-                                          "monteclora_config",
-                                          "velora_config",
-                                          "fan_in_fan_out",
-                                          "lora_bias",
-                                          "layers_to_transform",
-                                          "layer_replication",
-                                          "rank_pattern",
-                                          "alpha_pattern",
-                                          "modules_to_save",
-                                          "trainable_token_indices",
-                                          "target_parameters",
-                                          "exclude_modules"};
+                                              "use_dora",
+                                              "use_qalora",
+                                              "use_bdlora",
+                                              "alora_invocation_tokens",
+                                              "arrow_config",
+                                              "kasa_config",
+                                              "monteclora_config",
+                                              "velora_config",
+                                              "fan_in_fan_out",
+                                              "lora_bias",
+                                              "layers_to_transform",
+                                              "layer_replication",
+                                              "rank_pattern",
+                                              "alpha_pattern",
+                                              "modules_to_save",
+                                              "trainable_token_indices",
+                                              "target_parameters",
+                                              "exclude_modules"};
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/adapter_config.json", dir);
     char *text = read_text_file(path);
@@ -93,12 +93,13 @@ static void adapters_config_write(const Llama3Config *c, FILE *f) {
 static void adapters_open(StFiles *s, const char *dir, const TensorTable *table) {
     if (!st_open(s, dir, adapters_stem))
         user_error("%s has no %s.safetensors: expected a directory with PEFT adapters", dir, adapters_stem);
-    for (int i = table_first_adapter(table); i < table->num_tensors; i++) st_require_tensor(s, dir, &table->tensors[i], "");
+    for (int i = table_first_adapter(table); i < table->num_tensors; i++)
+        st_require_tensor(s, dir, &table->tensors[i], "");
     for (int i = 0; i < s->count; i++)
         if (!table_find(table, s->tensors[i].name))
             user_error("%s: tensor %s does not belong to this model and its adapter_config.json: expected adapters of "
-                       "target_modules only", dir,
-                       s->tensors[i].name);
+                       "target_modules only",
+                       dir, s->tensors[i].name);
 }
 
 #endif

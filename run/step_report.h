@@ -8,6 +8,33 @@
 #define STEP_REPORT_H
 #include "trainer.h" // defines: Trainer, StepReport, SUM_LOSS, SUM_SQUARED_NORM
 
+// ---------------------------------------------------------------------------
+// the times of a step
+
+/* Where a rank's clocks stood at the start of a step. */
+typedef struct {
+    double start;                         // s
+    double waited, communicated, blocked; // s, since the run began: see Comm
+} StepClock;
+
+static StepClock step_clock(const Comm *comm) {
+    StepClock c = {seconds_now(), comm->wait_seconds, comm->exchange_seconds, comm->poll_seconds};
+    return c;
+}
+
+static void step_times(const Trainer *trainer, const StepClock *c, StepStats *s) {
+    const Comm *comm = &trainer->parallel.comm;
+    s->seconds = seconds_now() - c->start;
+    s->data_wait_seconds = trainer->loader.wait_seconds;
+    s->wait_seconds = comm->wait_seconds - c->waited;
+    s->communication_seconds = comm->exchange_seconds - c->communicated;
+    double blocked = s->wait_seconds + comm->poll_seconds - c->blocked;
+    s->overlap = s->communication_seconds > 0 ? fmax(0, 1 - blocked / s->communication_seconds) : 0;
+}
+
+// ---------------------------------------------------------------------------
+// reports
+
 /* Index, in the whole model, of the first tensor with an element of the gradient that is not finite, among those that
  * this rank owns; -1: there is none. */
 static int64_t first_bad_tensor(Trainer *trainer) {

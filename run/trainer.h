@@ -1,13 +1,14 @@
 /* trainer.h: everything that one rank trains with, and the checks before and after its first step.
  *
  * A Trainer is bound to its rank (trainer_bind), then allocated on a dry-run device or on a real one by the same code
- * (trainer_allocate). A caller may rely on: after check_first_step the expected, dry-run and measured traffic are equal,
- * or the run has ended.
+ * (trainer_allocate). A caller may rely on: after check_first_step the expected, dry-run and measured traffic are
+ * equal, or the run has ended.
  */
 #ifndef TRAINER_H
 #define TRAINER_H
 #include "../optimizer.h"        // defines: Optimizer
 #include "../shared_gradients.h" // defines: SharedGradients
+#include "layout.h"              // defines: layout_read_back, hosts_read_back
 #include "job.h"                 // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Dataset, Loader, Tokenizer
 #include "model.h"               // defines: Model, model_open
 #include "parallel.h"            // defines: Parallel, sharding_of
@@ -280,6 +281,32 @@ static void check_first_step(Trainer *trainer, const Trainer *dry_run) {
         fclose(f);
     }
     ledger_check(&l, trainer->parallel.rank);
+}
+
+// ---------------------------------------------------------------------------
+// start
+
+/* Opens what was dry-run before: the device, the communicators, and the weights in their shards. */
+static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int rank) {
+    const Options *o = &j->opt;
+    Parallel *p = &trainer->parallel;
+    trainer_bind(trainer, j, rank);
+    if (OFFLOAD_IN_PLACE && offloaded(o)) make_directories(o->out); // by each rank: hosts may not share the directory
+    device_open(&p->dev, &dry_run->parallel.dev, o->out, rank);
+    ops_open(&p->dev, rank == 0);
+    comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, o->timeout);
+    if (o->out) comm_leave_flights(&p->comm, o->out);
+    check_agreement(trainer);
+    p->layout = layout_read_back(&p->comm);
+    p->hosts = hosts_read_back(&p->comm);
+    __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
+    trainer_allocate(trainer, j);
+    p->fsdp.seed = (uint64_t)o->seed;
+    double start = seconds_now();
+    weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL, &j->resume_from);
+    comm_barrier(&p->comm, "start-up: weights are loaded"); // a slow disk must not count as waiting in the first step
+    trainer->load_seconds = seconds_now() - start;
+    comm_phase(&p->comm, PHASE_STEP);
 }
 
 #endif

@@ -62,7 +62,8 @@ static int outputs_of(const Llama3Config *c, WeightKind kind) {
     }
 }
 
-/* The matrices `first` to `last`, which lie one after the other and have IC inputs, as one layer with their adapters. */
+/* The matrices `first` to `last`, which lie one after the other and have IC inputs, as one layer with their adapters.
+ */
 static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, const UnitTensors *adapters,
                            WeightKind first, WeightKind last, int IC) {
     Linear layer = ZERO;

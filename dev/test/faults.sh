@@ -219,7 +219,7 @@ if [ -n "$all" ]; then
         's|^static void fsdp_prefetch.*|&\n    if (fsdp->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \
         's|        block_forward(m, l);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "expected, dry-run and measured"
-    fault "a rank draws its weights from another seed" train_llama3.cu \
+    fault "a rank draws its weights from another seed" run/trainer.h \
         's|    p->fsdp.seed = (uint64_t)o->seed;|    p->fsdp.seed = (uint64_t)(o->seed + (rank == 1));|' layouts "initializes weights with a different seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
     fault "a slot is written before who had it is through" fsdp.h 's|    comm_wait_event(fsdp->comm, b->freed, u->unit->name);||' orders "have one rank's bits"

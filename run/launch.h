@@ -1,0 +1,41 @@
+/* launch.h: runs the ranks of this process: a single one under mpirun, or all of them as threads. */
+#ifndef LAUNCH_H
+#define LAUNCH_H
+#include "job.h" // defines: Job, Transport
+
+typedef struct {
+    Job *job;
+    int rank;
+    void (*body)(Job *, int);
+} RankThread;
+
+static void *rank_thread(void *arg) {
+    RankThread *t = (RankThread *)arg;
+    t->body(t->job, t->rank);
+    return NULL;
+}
+
+/* Calls body(job, rank) for each rank of this process; `process`: this process's rank under mpirun. */
+static void launch(Job *j, int process, void (*body)(Job *, int)) {
+    int world = j->mesh.world;
+    if (j->host_transport != &transport_threads || world == 1) {
+        body(j, process);
+        return;
+    }
+    pthread_t *threads = (pthread_t *)checked_malloc(sizeof(pthread_t) * (size_t)world);
+    RankThread *args = (RankThread *)checked_malloc(sizeof(RankThread) * (size_t)world);
+    for (int i = 0; i < world; i++) {
+        args[i].job = j;
+        args[i].rank = i;
+        args[i].body = body;
+        if (pthread_create(&threads[i], NULL, rank_thread, &args[i]))
+            run_failure("the thread of rank %d could not be started: use fewer --ranks, or raise this account's limit "
+                        "of threads (ulimit -u)",
+                        i);
+    }
+    for (int i = 0; i < world; i++) pthread_join(threads[i], NULL);
+    free(threads);
+    free(args);
+}
+
+#endif
