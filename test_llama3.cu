@@ -89,9 +89,10 @@ static void profile(Collective op, int count, MPI_Datatype type, MPI_Comm comm) 
     MPI_Comm_size(comm, &size);
     MPI_Type_size(type, &bytes);
     while (i < num_profiled && profiled[i].comm != comm) i++;
-    if (i == AXES)
-        memset(profiled, 0, sizeof profiled),
-            i = num_profiled = 0; // those of earlier cases, at which nobody looks any more
+    if (i == AXES) {
+        memset(profiled, 0, sizeof profiled);
+        i = num_profiled = 0; // those of earlier cases, at which nobody looks any more
+    }
     if (i == num_profiled) profiled[num_profiled++].comm = comm;
     profiled[i].of[op].calls++;
     profiled[i].of[op].bytes += (op == SEND || op == RECEIVE ? 1 : (int64_t)(size - 1)) * count * bytes;
@@ -141,7 +142,10 @@ static const char *make_token_file(const char *name, int64_t count, int vocab, i
     const char *path = scratch_path(name);
     TokenFileHeader h = ZERO;
     memcpy(h.magic, TOKEN_FILE_MAGIC, 8);
-    h.version = 1, h.width = 2, h.vocab_size = (uint32_t)vocab, h.flags = masked ? TOKEN_FILE_MASKED : 0,
+    h.version = 1;
+    h.width = 2;
+    h.vocab_size = (uint32_t)vocab;
+    h.flags = masked ? TOKEN_FILE_MASKED : 0;
     h.count = (uint64_t)count;
     char part[300];
     snprintf(part, sizeof part, "%s.%d", path,
@@ -446,7 +450,8 @@ static void test_pytorch(void) {
                                            "llama32", "odd",  "one_token", "one_head",
                                            "headdim", "eps",  "longer",    "headdim128"};
     for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) test_fixture(fixtures[i], NULL);
-    test_fixture("lora_odd", "odd"), test_fixture("lora_tied", "tied");
+    test_fixture("lora_odd", "odd");
+    test_fixture("lora_tied", "tied");
 }
 
 // ---------------------------------------------------------------------------
@@ -723,8 +728,14 @@ static void bits_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     for (int step = 1; step <= bits_steps; step++) {
         StepStats s = train_step(&o->trainer, step);
-        if (rank == 0) bits_of[step - 1].loss = s.loss, bits_of[step - 1].norm = s.grad_norm;
-        if (step == 1) matmul_rate(&o->trainer.parallel.dev), check_first_step(&o->trainer, &o->dry_run);
+        if (rank == 0) {
+            bits_of[step - 1].loss = s.loss;
+            bits_of[step - 1].norm = s.grad_norm;
+        }
+        if (step == 1) {
+            matmul_rate(&o->trainer.parallel.dev);
+            check_first_step(&o->trainer, &o->dry_run);
+        }
         if (step == 20 && bits_weights) collect_state(&o->trainer, STATE_MASTER, bits_weights);
     }
     close_rank(o);
@@ -786,7 +797,10 @@ static uint64_t weights_of[4];
 static void replicas_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     Fsdp *f = &o->trainer.parallel.fsdp;
-    for (int step = 1; step <= 3; step++) train_step(&o->trainer, step), fsdp_check_replicas(f, step);
+    for (int step = 1; step <= 3; step++) {
+        train_step(&o->trainer, step);
+        fsdp_check_replicas(f, step);
+    }
     uint64_t h = HASH_START;
     for (int u = 0; u < f->table->num_units; u++) {
         size_t bytes = sizeof(float) * (size_t)f->units[u].state_count;
@@ -923,7 +937,10 @@ static void test_family(void) {
     double sum = 0, square = 0;
     tensor_init(whole, head, &c, 7, 1000, 4096, 2);
     tensor_init(part, head, &c, 7, 2000, 1000, 1);
-    for (int i = 0; i < 4096; i++) sum += whole[i], square += (double)whole[i] * whole[i];
+    for (int i = 0; i < 4096; i++) {
+        sum += whole[i];
+        square += (double)whole[i] * whole[i];
+    }
     CHECK("initial weights depend on seed, tensor and element alone", !memcmp(part, whole + 1000, sizeof part),
           "1000 elements drawn from another place");
     CHECK("initial weights have mean 0 and deviation 0.02",
@@ -953,7 +970,8 @@ static void test_sampler(void) {
         {96, 9, 0, 2, 2, 0, 0, 3, 1, 0, 0, 0, 0},  {5, 9, 0, 2, 2, 0, 0, 2, 2, 0, 0, 0, 0}};
     for (size_t i = 0; i < 4 * sizeof layouts / sizeof *layouts; i++) {
         Sampler s = layouts[i / 4], one = {s.samples, s.seed, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0};
-        s.pad = i % 2, s.local = i / 2 % 2;
+        s.pad = i % 2;
+        s.local = i / 2 % 2;
         int64_t gb = sampler_global_batch(&s), steps = s.pad ? (s.samples + gb - 1) / gb : s.samples / gb, wrong = 0,
                 uneven = 0;
         int64_t least = steps * gb / s.samples, most = (steps * gb + s.samples - 1) / s.samples;
@@ -1004,7 +1022,10 @@ static void test_sampler_goes_on(void) {
                 else counts[epoch][sampler_window(&after, step, m, 0)]++;
             }
         for (int e = 0; e < 2; e++)
-            for (int w = 0; w < 103; w++) more += counts[e][w] > 1, missing[e] += !counts[e][w];
+            for (int w = 0; w < 103; w++) {
+                more += counts[e][w] > 1;
+                missing[e] += !counts[e][w];
+            }
         CHECK(pad ? "an epoch goes on with steps of another size, tail padded"
                   : "an epoch goes on with steps of another size, tail dropped",
               more == (pad ? 4 : 0) && missing[0] == (pad ? 0 : 1) && missing[1] == (pad ? 0 : 3),
@@ -1113,7 +1134,11 @@ static void test_loader(void) {
         struct rusage start, end;
         open_loader(&l, &dev, &d, &samplers[sharers[i][1]], 300, sharers[i][0]);
         getrusage(RUSAGE_SELF, &start);
-        for (int step = 0; step < 200; step++) loader_next(&l, &dev, 60), usleep(300), loader_release(&l, &dev);
+        for (int step = 0; step < 200; step++) {
+            loader_next(&l, &dev, 60);
+            usleep(300);
+            loader_release(&l, &dev);
+        }
         getrusage(RUSAGE_SELF, &end);
         loader_close(&l, &dev);
         device_close(&dev);
@@ -1209,7 +1234,10 @@ static void test_data(void) {
                             same += window == sampler_window(&reference, step * 12 + j * BATCH + b, 0, 0);
                         counts[window]++;
                     }
-        for (int i = 0; i < SAMPLES; i++) once += counts[i] == 1, repeated += counts[i] > 1;
+        for (int i = 0; i < SAMPLES; i++) {
+            once += counts[i] == 1;
+            repeated += counts[i] > 1;
+        }
         s.shard = 0;
         int other_epoch = 0;
         for (int64_t step = 0; step < steps; step++)
@@ -1258,7 +1286,10 @@ static void eval_body(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     int64_t targets;
     double loss = evaluate(&o->trainer, &j->val, 0, &targets);
-    if (rank == 0) eval_loss = loss, eval_targets = targets;
+    if (rank == 0) {
+        eval_loss = loss;
+        eval_targets = targets;
+    }
     close_rank(o);
 }
 
@@ -1317,7 +1348,9 @@ static void test_use(void) {
         table_open(&j->table, &j->config, 0, &WHOLE_MODEL);
         j->has_weights = model_weights_open(&j->weights, j->opt.model, &j->table, BASE_TRAINED);
         j->task = DO_GENERATE;
-        j->opt.batch = 1, j->opt.seq = 12, j->opt.max_tokens = 4;
+        j->opt.batch = 1;
+        j->opt.seq = 12;
+        j->opt.max_tokens = 4;
         j->prompt_length = 12;
         j->prompt = (int32_t *)checked_malloc(sizeof(int32_t) * 12);
         for (int t = 0; t < 12; t++) j->prompt[t] = (t * 37 + 5) % 131;
@@ -1409,7 +1442,10 @@ static const char *sentence(char *said) {
 static void late_rank(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     train_step(&o->trainer, 1);
-    if (rank == 2) op_begin(&o->trainer.parallel.dev, OP_ATTENTION_BACKWARD, 0, 0), sleep(20); // computes for ever
+    if (rank == 2) {
+        op_begin(&o->trainer.parallel.dev, OP_ATTENTION_BACKWARD, 0, 0);
+        sleep(20); // computes for ever
+    }
     train_step(&o->trainer, 2);
 }
 
@@ -1540,8 +1576,10 @@ static void skipping(Job *j, int rank) {
     for (int step = 1; step <= 3; step++) {
         size_t bytes = sizeof(float) * (size_t)u->state_count;
         float *start = floats_on_host(&trainer->parallel.dev, u->master, u->state_count);
-        if (step == 2 && rank == 1)
-            set_float(&trainer->parallel.dev, u->master, NAN), fsdp_refresh_copies(&trainer->parallel.fsdp);
+        if (step == 2 && rank == 1) {
+            set_float(&trainer->parallel.dev, u->master, NAN);
+            fsdp_refresh_copies(&trainer->parallel.fsdp);
+        }
         float *before = floats_on_host(&trainer->parallel.dev, u->master, u->state_count);
         StepStats s = train_step(trainer, step);
         __atomic_fetch_add(&skipped_alike, s.skipped == (step == 2) && trainer->progress.updates == (step == 3 ? 2 : 1),
@@ -1549,8 +1587,10 @@ static void skipping(Job *j, int rank) {
         float *after = floats_on_host(&trainer->parallel.dev, u->master, u->state_count);
         __atomic_fetch_add(step == 2 ? &changed_by_skip : &trained_after, memcmp(before, after, bytes) != 0,
                            __ATOMIC_RELAXED);
-        if (step == 2 && rank == 1)
-            set_float(&trainer->parallel.dev, u->master, start[0]), fsdp_refresh_copies(&trainer->parallel.fsdp);
+        if (step == 2 && rank == 1) {
+            set_float(&trainer->parallel.dev, u->master, start[0]);
+            fsdp_refresh_copies(&trainer->parallel.fsdp);
+        }
         free(start);
         free(before);
         free(after);
@@ -1666,16 +1706,16 @@ static void test_failures(void) {
     code = child_says(run_other_seed, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("a rank with another seed ends the run, and is named",
-          code == 2 && strstr(said, "rank 2 shuffles samples or initializes weights with a different seed"), "code %d: %s", code,
-          said);
+          code == 2 && strstr(said, "rank 2 shuffles samples or initializes weights with a different seed"),
+          "code %d: %s", code, said);
     test_messages_that_fail();
     char more[700];
     snprintf(more, sizeof more, "%s --max-skips 0", arguments);
     code = child_says(run_bad_gradient, more, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("a gradient that is not finite names its tensor and rank, and ends the run after --max-skips",
-          code == 2 && strstr(said, "model.layers.1.mlp.up_proj.weight, in the shard of rank 1)"),
-          "code %d: %s", code, said);
+          code == 2 && strstr(said, "model.layers.1.mlp.up_proj.weight, in the shard of rank 1)"), "code %d: %s", code,
+          said);
     for (int ddp = 0; ddp < 2; ddp++) {
         snprintf(more, sizeof more, "%s %s", arguments, ddp ? "--sharding no_shard" : "--dp-replicate 2");
         code = child_says(run_bad_replica, more, said_all, sizeof said_all);
@@ -1814,7 +1854,9 @@ int main(int argc, char **argv) {
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
         Started started = comm_start_process(&argc, &argv, 60);
-        process = started.rank, processes = started.world, (void)processes;
+        process = started.rank;
+        processes = started.world;
+        (void)processes;
     }
     const char *place = getenv("TMPDIR") && strlen(getenv("TMPDIR")) < 40 ? getenv("TMPDIR") : "/tmp";
     snprintf(scratch_dir, sizeof scratch_dir, "%.40s/llama3-test-XXXXXX", place);

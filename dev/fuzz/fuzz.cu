@@ -33,7 +33,8 @@ static int next_byte(Bytes *b) { return b->left ? (b->left--, *b->at++) : 0; }
 static Bytes up_to_zero(Bytes *b) {
     Bytes head = {b->at, strnlen((const char *)b->at, b->left)};
     size_t taken = head.left + (head.left < b->left);
-    b->at += taken, b->left -= taken;
+    b->at += taken;
+    b->left -= taken;
     return head;
 }
 
@@ -102,7 +103,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memset(&process_watch, 0, sizeof process_watch);
     rewind(stdout);
     rewind(stderr);
-    held.promise = NULL, held.taken = 0;
+    held.promise = NULL;
+    held.taken = 0;
     running = 1;
     if (!_setjmp(program_ended)) {
         target->run(in);
@@ -131,7 +133,9 @@ static void print_dictionary(const Target *t) {
 }
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *where) {
-    (void)info, (void)kind, (void)where;
+    (void)info;
+    (void)kind;
+    (void)where;
     return remove(path);
 }
 
@@ -160,22 +164,27 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     for (int i = 0; i < TARGETS; i++)
         if (!strcmp(name, targets[i].name)) target = &targets[i];
     collect_option_words();
-    if (target && *argc >= 2 && !strcmp((*argv)[1], "--dictionary")) print_dictionary(target), exit(0);
+    if (target && *argc >= 2 && !strcmp((*argv)[1], "--dictionary")) {
+        print_dictionary(target);
+        exit(0);
+    }
     snprintf(folder, sizeof folder, "%s",
              given                      ? given
              : access("/dev/shm", W_OK) ? "/tmp/llama3-fuzz-XXXXXX"
                                         : "/dev/shm/llama3-fuzz-XXXXXX");
     if (!target || (!given && !mkdtemp(folder)))
         finding("'%s' is the name of no target, or there is no folder %s", name, folder);
-    mkdir(path_of("weights"), 0700), mkdir(path_of("parts"), 0700);
+    mkdir(path_of("weights"), 0700);
+    mkdir(path_of("parts"), 0700);
     for (int i = 0; i < 3; i++) unsetenv(launchers[i]);
-    said_out.file = fmemopen(said_out.text, sizeof said_out.text, "w"),
+    said_out.file = fmemopen(said_out.text, sizeof said_out.text, "w");
     said_err.file = fmemopen(said_err.text, sizeof said_err.text, "w");
     static char *with_length[64], longest[32]; // the engine learns how long inputs may be
     if (*argc > 62) finding("%d arguments", *argc);
     memcpy(with_length, *argv, sizeof(char *) * (size_t)*argc);
     snprintf(longest, sizeof longest, "-max_len=%zu", target->longest);
-    with_length[(*argc)++] = longest, *argv = with_length;
+    with_length[(*argc)++] = longest;
+    *argv = with_length;
     split_open();
     __sanitizer_install_malloc_and_free_hooks(block_taken, block_given);
     atexit(say_how_many);

@@ -146,11 +146,13 @@ static pcre2_code *split_once(PCRE2_SPTR pattern, size_t length, uint32_t option
     if (!codes[other] || strcmp(compiled[other], (const char *)pattern)) {
         char *limited = (char *)malloc(strlen((const char *)pattern) + 64);
         sprintf(limited, "%s%s", other ? "(*LIMIT_MATCH=20000)" : "", (const char *)pattern);
-        pcre2_code_free(codes[other]), free(compiled[other]);
+        pcre2_code_free(codes[other]);
+        free(compiled[other]);
         codes[other] = pcre2_compile((PCRE2_SPTR)limited, length, options, error, at, NULL);
         if (codes[other])
             pcre2_jit_compile(codes[other], PCRE2_JIT_COMPLETE); // so that the program's own call takes nothing
-        compiled[other] = strdup((const char *)pattern), free(limited);
+        compiled[other] = strdup((const char *)pattern);
+        free(limited);
     }
     running = counted;
     return codes[other];

@@ -94,7 +94,8 @@ int main(int argc, char **argv) {
         else if (argv[i][0] != '-') plain_add(argv[i]);
     }
     qsort(plain_seeds, (size_t)num_plain_seeds, sizeof *plain_seeds, plain_by_name);
-    signal(SIGABRT, plain_keep), signal(SIGALRM, plain_keep);
+    signal(SIGABRT, plain_keep);
+    signal(SIGALRM, plain_keep);
     uint64_t hash = HASH_START;
     double start = seconds_now();
     long long run = 0;

@@ -79,7 +79,9 @@ static void check_plan(Job *j, int rank) {
     int parts = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_PP],
         few = !long_dry_run && accum <= 64 && parts <= 8; // of others, as if all were as this one
     Plan plan = ZERO;
-    plan.mesh = &j->mesh, plan.classes = &all, plan.count = 1;
+    plan.mesh = &j->mesh;
+    plan.classes = &all;
+    plan.count = 1;
     memcpy(all.expected, expected, sizeof expected);
     if (few) {
         char problem[1024];
@@ -114,7 +116,10 @@ static void give_completed(Bytes file) {
     if (file.left > 1) memcpy(text, file.at, file.left - 1);
     size_t end = strlen(text);
     while (end && strchr(" \t\r\n", text[end - 1])) end--;
-    if (end) memcpy(text + end, text[end - 1] == '{' ? " " : ",", 1), memcpy(text + end + 1, good, sizeof good);
+    if (end) {
+        memcpy(text + end, text[end - 1] == '{' ? " " : ",", 1);
+        memcpy(text + end + 1, good, sizeof good);
+    }
     give("config.json", text, strlen(text));
     free(text);
 }
@@ -154,7 +159,9 @@ static void fuzz_config(Bytes in) {
     check_config_written(&c);
     check_rope(&c);
     Words w = words_open(in);
-    words_add(&w, "--plan"), words_add(&w, "--model"), words_add(&w, folder);
+    words_add(&w, "--plan");
+    words_add(&w, "--model");
+    words_add(&w, folder);
     memset(&j, 0, sizeof j);
     j.opt = options_parse(w.count, w.words);
     j.opt.out = NULL; // no plan.json

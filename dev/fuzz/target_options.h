@@ -84,7 +84,10 @@ static void check_config_txt(const Options *o) {
         *end = 0;
         if (blank) *blank = 0;
         words_add(&w, line);
-        if (blank) words_add(&w, blank + 1), *blank = ' ';
+        if (blank) {
+            words_add(&w, blank + 1);
+            *blank = ' ';
+        }
         *end = '\n';
     }
     held.promise = "config.txt as options";
@@ -114,8 +117,8 @@ static void fuzz_options(Bytes in) {
         job_prepare(&j, choose_transport(&j, 1), 1, 1);
         double product = 1;
         for (int a = 0; a < MESH_AXES; a++) product *= j.mesh.size[a];
-        EXPECT(j.task == DO_PLAN && product == j.mesh.world && j.threads_per_rank > 0, "task %d, world %d of %.0f, %d threads",
-               j.task, j.mesh.world, product, j.threads_per_rank);
+        EXPECT(j.task == DO_PLAN && product == j.mesh.world && j.threads_per_rank > 0,
+               "task %d, world %d of %.0f, %d threads", j.task, j.mesh.world, product, j.threads_per_rank);
         job_close(&j);
     }
     words_close(&w);

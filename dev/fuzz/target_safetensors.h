@@ -14,7 +14,8 @@ static void give_weights(const char *name, const TensorTable *all, int first, in
     OutputFiles out = ZERO;
     const StateKind weights[] = {STATE_MASTER};
     char file[4096] = "";
-    t.tensors += first, t.num_tensors = count;
+    t.tensors += first;
+    t.num_tensors = count;
     output_files_add(&out, &t, 0, t.num_tensors, "part", weights, 1);
     memcpy(file, out.files[0].header, (size_t)out.files[0].header_bytes);
     give(name, file, (size_t)out.files[0].bytes);
@@ -89,14 +90,21 @@ static void fuzz_safetensors(Bytes in) {
         size_t room = 100 * in.left + 4096, at = 0; // a line grows by less than 100 bytes
         uint8_t *file = (uint8_t *)checked_malloc(room);
         if ((kind | 32) == 't' || (kind | 32) == 'q') {
-            at = build_safetensors(file, room, in), in.left = 0;
+            at = build_safetensors(file, room, in);
+            in.left = 0;
         } else if ((kind | 32) == 'h') {
             Bytes header = up_to_zero(&in);
             uint64_t length = header.left;
             memcpy(file, &length, at = 8);
-            if (length) memcpy(file + at, header.at, length), at += length;
+            if (length) {
+                memcpy(file + at, header.at, length);
+                at += length;
+            }
         }
-        if (in.left) memcpy(file + at, in.at, in.left), at += in.left;
+        if (in.left) {
+            memcpy(file + at, in.at, in.left);
+            at += in.left;
+        }
         give("weights/model.safetensors", file, at);
         memset(&s, 0, sizeof s);
         st_add_file(&s, path_of("weights/model.safetensors")); // by itself, whatever its tensors

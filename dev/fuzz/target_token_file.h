@@ -80,15 +80,23 @@ static void check_windows(const Dataset *d, const Witness *files, int num_files)
     EXPECT(dataset_window(d, d->windows, inputs, targets, raw, error, sizeof error) == 0 &&
                targets[0] == IGNORED_TARGET,
            "the window behind the last has targets");
-    free(inputs), free(targets), free(raw);
+    free(inputs);
+    free(targets);
+    free(raw);
     if (refused) user_error("%s", error);
 }
 
 /* Every rank's samples of one epoch: each window once (with padding: at least once). The first step is read. */
 static void check_epoch(const Dataset *d, int shape, int pad) {
     Sampler s = ZERO;
-    s.samples = d->windows, s.seed = (uint64_t)shape, s.pad = pad, s.replicas = 1, s.local = shape >> 6 & 1;
-    s.shards = 1 + (shape & 3), s.accumulation = 1 + (shape >> 2 & 3), s.B = 1 + (shape >> 4 & 3);
+    s.samples = d->windows;
+    s.seed = (uint64_t)shape;
+    s.pad = pad;
+    s.replicas = 1;
+    s.local = shape >> 6 & 1;
+    s.shards = 1 + (shape & 3);
+    s.accumulation = 1 + (shape >> 2 & 3);
+    s.B = 1 + (shape >> 4 & 3);
     if (!pad && d->windows < sampler_global_batch(&s)) return; // the program refuses it
     int64_t steps = sampler_steps_per_epoch(&s), once = 0;
     uint8_t *seen = (uint8_t *)calloc(1, (size_t)d->windows);
@@ -97,7 +105,8 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
             int64_t w = sampler_window(&s, i / (s.accumulation * s.B), (int)(i / s.B % s.accumulation), (int)(i % s.B));
             EXPECT(w >= 0 && w < d->windows && (pad || !seen[w]),
                    "an epoch takes window %" PRId64 " of %" PRId64 " again", w, d->windows);
-            once += !seen[w], seen[w] = 1;
+            once += !seen[w];
+            seen[w] = 1;
         }
     EXPECT(once == (pad ? d->windows : steps * sampler_global_batch(&s)),
            "an epoch of %" PRId64 " windows takes %" PRId64, d->windows, once);
@@ -105,14 +114,19 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     size_t elements = (size_t)s.accumulation * (size_t)s.B * (size_t)d->T;
     static Loader l;
     memset(&l, 0, sizeof l);
-    l.data = d, l.sampler = s, l.sampler.shard = 0, l.samples = s.accumulation * s.B, l.first_step = steps, l.steps = 1,
+    l.data = d;
+    l.sampler = s;
+    l.sampler.shard = 0;
+    l.samples = s.accumulation * s.B;
+    l.first_step = steps;
+    l.steps = 1;
     l.cp = 1; // the first of the second epoch
     pthread_mutex_init(&l.lock, NULL);
     pthread_cond_init(&l.ready, NULL);
     char *raw = (char *)malloc(5 * ((size_t)d->T + 1));
     StepBatch *batch = &l.ring[0];
-    batch->inputs = (int32_t *)malloc(sizeof(int32_t) * elements),
-    batch->targets = (int32_t *)malloc(sizeof(int32_t) * elements),
+    batch->inputs = (int32_t *)malloc(sizeof(int32_t) * elements);
+    batch->targets = (int32_t *)malloc(sizeof(int32_t) * elements);
     batch->windows = (int64_t *)malloc(sizeof(int64_t) * (size_t)l.samples);
     for (int64_t sample; (sample = loader_claim(&l)) >= 0;) loader_read(&l, sample, raw);
     if (batch->error[0]) user_error("%s", batch->error);
@@ -125,7 +139,10 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     }
     EXPECT(batch->num_targets == targets, "a step has %" PRId64 " targets, counted %" PRId64, targets,
            batch->num_targets);
-    free(batch->inputs), free(batch->targets), free(batch->windows), free(raw);
+    free(batch->inputs);
+    free(batch->targets);
+    free(batch->windows);
+    free(raw);
 }
 
 /* A header that belongs to the bytes, which FITTING makes tokens below V. Returns the file's size. */

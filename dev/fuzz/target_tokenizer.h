@@ -36,17 +36,28 @@ static size_t plain_encode(const Tokenizer *t, const char *piece, size_t n, int3
     size_t ends[LONGEST_TOKEN * 4], parts = n;
     ids[0] = token_find(t, piece, n);
     if (ids[0] != NO_TOKEN) return 1;
-    for (size_t i = 0; i < n; i++) ends[i] = i + 1, ids[i] = token_find(t, piece + i, 1);
+    for (size_t i = 0; i < n; i++) {
+        ends[i] = i + 1;
+        ids[i] = token_find(t, piece + i, 1);
+    }
     for (;;) {
         size_t best = parts;
         int32_t lowest = INT32_MAX;
         for (size_t i = 0, start = 0; i + 1 < parts; start = ends[i++]) {
             int32_t id = token_find(t, piece + start, ends[i + 1] - start);
-            if (id != NO_TOKEN && id < lowest) lowest = id, best = i;
+            if (id != NO_TOKEN && id < lowest) {
+                lowest = id;
+                best = i;
+            }
         }
         if (best == parts) return parts;
-        ids[best] = lowest, ends[best] = ends[best + 1], parts--;
-        for (size_t i = best + 1; i < parts; i++) ids[i] = ids[i + 1], ends[i] = ends[i + 1];
+        ids[best] = lowest;
+        ends[best] = ends[best + 1];
+        parts--;
+        for (size_t i = best + 1; i < parts; i++) {
+            ids[i] = ids[i + 1];
+            ends[i] = ends[i + 1];
+        }
     }
 }
 
@@ -127,7 +138,9 @@ static void check_encoding(const Tokenizer *t, const char *text, size_t length) 
     decode_ids(t, "ids", lines, used);
     EXPECT(said_length(&said_out) == left && !memcmp(said_out.text, kept, left),
            "--decode gives %zu bytes, expected the %zu that were encoded", said_length(&said_out), left);
-    free(lines), free(ids), free(kept);
+    free(lines);
+    free(ids);
+    free(kept);
 }
 
 static void check_vocabulary(const Tokenizer *t) {
@@ -160,10 +173,13 @@ static Tokenizer *open_vocabulary(Bytes *in) {
     for (size_t n; (n = (size_t)next_byte(in)) >= 2 && n <= LONGEST_TOKEN && n <= in->left && count < MOST_TOKENS;) {
         int known = 0;
         for (int i = 0; i < count; i++) known |= tokens[i].n == n && !memcmp(tokens[i].bytes, in->at, n);
-        if (!known)
-            used += base64_line(in->at, n, 256 + count, lines + used), tokens[count].bytes = in->at,
-                                                                       tokens[count++].n = n;
-        in->at += n, in->left -= n;
+        if (!known) {
+            used += base64_line(in->at, n, 256 + count, lines + used);
+            tokens[count].bytes = in->at;
+            tokens[count++].n = n;
+        }
+        in->at += n;
+        in->left -= n;
     }
     held.promise = "a good tokenizer.model";
     Tokenizer *t = tokenizer_open(give("tokenizer.model", lines, used));
@@ -195,7 +211,10 @@ static Tokenizer *open_other(Bytes *in) {
         for (int i = 0; i < count; i++) known |= tokens[i].n == n && !memcmp(tokens[i].bytes, in->at, n);
         for (size_t i = 0; i < n; i++)
             known |= (in->at[i] ^ 0x55) >= left; // a token of bytes that are missing: none such
-        if (!known) tokens[count].bytes = in->at, tokens[count++].n = n;
+        if (!known) {
+            tokens[count].bytes = in->at;
+            tokens[count++].n = n;
+        }
     }
     size_t used = (size_t)snprintf(
         lines, 1024,

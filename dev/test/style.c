@@ -378,6 +378,7 @@ static void expression_token(const Source *s, Parser *p, int i) {
         if (statement || now->kind == CONDITION || now->kind == GROUP || now->kind == INDEX)
             report(s, line, "comma", "a comma operator outside a for header", 200);
     }
+    if (is(s, now->open - 1, "__attribute__") || is(s, p->levels[p->depth > 0 ? p->depth - 1 : 0].open - 1, "__attribute__")) return;
     int declares = now->kind == CONDITION && is_declaration(s, now->open + 1); // C++: if (Type x = …)
     int holds_expression = now->kind == CONDITION || now->kind == CALL || now->kind == GROUP || now->kind == INDEX;
     if (is_assignment(s, i) && holds_expression && !declares && p->function >= 0)

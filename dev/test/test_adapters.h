@@ -88,9 +88,11 @@ static void test_adapters_layouts(void) {
                     const Tensor *t = &j->table.tensors[i];
                     int64_t n = t->rows * t->cols;
                     double norm = norm_of(one.grads + at, n);
-                    if (!j->table.units[t->unit].frozen)
-                        compared++, error = worst_of(error, norm_of_difference(collected + at, one.grads + at, 1, n) /
-                                                                fmax(norm, 1e-20));
+                    if (!j->table.units[t->unit].frozen) {
+                        compared++;
+                        error = worst_of(error,
+                                         norm_of_difference(collected + at, one.grads + at, 1, n) / fmax(norm, 1e-20));
+                    }
                     at += n;
                 }
                 for (int i = 0; i < 3; i++) loss = worst_of(loss, fabs(collected_losses[i] / one.losses[i] - 1));
@@ -129,9 +131,10 @@ static void test_blocks8(void) {
                                 : normal_of_bits(mix64((uint64_t)(b * INT8_BLOCK + i))) *
                                       powf(10, (float)(b % 30) - 20) * (b % 7 == 0 && i == n / 2 ? 100 : 1);
         float step = quantize_int8_block(out, in, n), largest = 0;
-        for (int i = 0; i < n; i++)
-            largest = fmaxf(largest, fabsf(in[i])),
+        for (int i = 0; i < n; i++) {
+            largest = fmaxf(largest, fabsf(in[i]));
             worst = fmax(worst, step > 0 ? fabs(in[i] - (double)out[i] * step) / step : fabs(in[i]));
+        }
         for (int i = 0; i < n; i++)
             wrong += out[i] < -127 || (step > 0 && fabsf(in[i]) == largest && abs(out[i]) != 127);
     }
@@ -170,9 +173,10 @@ static void widened_body(Job *j, int rank) {
             run = min_i64(n - at, tensor_run(t, at, &whole));
             for (int64_t e = 0; e < run; e++) wrong += to_float(have[at + e]) != to_float(from_float(want[whole + e]));
         }
-        __atomic_fetch_add(&widened_wrong, wrong, __ATOMIC_RELAXED),
-            __atomic_fetch_add(&widened_elements, n, __ATOMIC_RELAXED);
-        free(want), free(have);
+        __atomic_fetch_add(&widened_wrong, wrong, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&widened_elements, n, __ATOMIC_RELAXED);
+        free(want);
+        free(have);
         if (i == u->unit->first_tensor + u->unit->num_tensors - 1)
             fsdp_reshard(&trainer->parallel.fsdp, u, AFTER_LAST_USE);
     }
@@ -256,9 +260,9 @@ static void test_adapters_files(void) {
     char said[4096], common[900], reference[300], exported[300], merged[300], name[300], theirs[340], step[340];
     int files;
     const char *model = strdup(scratch_path("adapted-base"));
-    snprintf(reference, sizeof reference, "%s", scratch_path("adapted-run")),
-        snprintf(exported, sizeof exported, "%s", scratch_path("adapted-export")),
-        snprintf(merged, sizeof merged, "%s", scratch_path("adapted-merged"));
+    snprintf(reference, sizeof reference, "%s", scratch_path("adapted-run"));
+    snprintf(exported, sizeof exported, "%s", scratch_path("adapted-export"));
+    snprintf(merged, sizeof merged, "%s", scratch_path("adapted-merged"));
     const char *data = strdup(make_token_file("adapted.tok", 6000, 64, 7));
     int code = run_whole(said, 1, "--model %s --data %s --seq 32 --batch 4 --steps 3 --warmup 0 --lr 1e-2 --export %s",
                          adapters_model(0), data, model);
@@ -285,8 +289,8 @@ static void test_adapters_files(void) {
         snprintf(theirs, sizeof theirs, "rm -rf %s", out);
         if (system(theirs)) printf("could not remove %s\n", out);
     }
-    snprintf(theirs, sizeof theirs, "%s/adapter_model.safetensors", exported),
-        snprintf(step, sizeof step, "%s/step-00000004/adapter_model.safetensors", reference);
+    snprintf(theirs, sizeof theirs, "%s/adapter_model.safetensors", exported);
+    snprintf(step, sizeof step, "%s/step-00000004/adapter_model.safetensors", reference);
     CHECK("adapters: --export writes the checkpoint's", files_equal(theirs, step), "%s", theirs);
     double beside[3], alone;
     for (int i = 0; i < 3; i++) {
@@ -378,22 +382,33 @@ static void test_stored8(void) {
                 int8_t *bytes = (int8_t *)checked_malloc((size_t)n), block[INT8_BLOCK];
                 st_read(st_find(&whole, t->name), want, 0, n);
                 st_read(have, read, 0, n);
-                if (have->dtype == ST_I8)
-                    st_read_quantized(have, bytes, scales, 0, n), apart += have->file != have->scales->file;
+                if (have->dtype == ST_I8) {
+                    st_read_quantized(have, bytes, scales, 0, n);
+                    apart += have->file != have->scales->file;
+                }
                 for (int64_t at = 0; at < n; at += INT8_BLOCK) {
                     int64_t m = min_i64(INT8_BLOCK, n - at);
                     float step = quantize_int8_block(block, want + at, m);
-                    for (int64_t e = 0; e < m && have->dtype == ST_I8; e++)
-                        compared++, wrong += bytes[at + e] != block[e] || scales[at / INT8_BLOCK] != step ||
-                                             read[at + e] != (float)block[e] * step;
+                    for (int64_t e = 0; e < m && have->dtype == ST_I8; e++) {
+                        compared++;
+                        wrong += bytes[at + e] != block[e] || scales[at / INT8_BLOCK] != step ||
+                                 read[at + e] != (float)block[e] * step;
+                    }
                     for (int64_t e = 0; e < m && have->dtype != ST_I8; e++)
                         plain_wrong += read[at + e] != to_float(from_float(want[at + e]));
                 }
                 float part = 0; // from within a block on
-                if (n > 70) st_read(have, &part, 67, 1), wrong += part != read[67];
-                free(want), free(read), free(scales), free(bytes);
+                if (n > 70) {
+                    st_read(have, &part, 67, 1);
+                    wrong += part != read[67];
+                }
+                free(want);
+                free(read);
+                free(scales);
+                free(bytes);
             }
-            st_close(&whole), st_close(&blocks);
+            st_close(&whole);
+            st_close(&blocks);
             table_close(&table);
             snprintf(name, sizeof name, "%s, --dtype %s: bytes and scales of the whole tensors' blocks",
                      odd ? "odd" : "tied", dtype);

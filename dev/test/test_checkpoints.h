@@ -37,9 +37,13 @@ static int files_that_differ(const char *a, const char *b, int *count) {
         while ((item = readdir(d))) {
             char x[512], y[512];
             if (item->d_name[0] == '.') continue;
-            snprintf(x, sizeof x, "%s/%.200s", a, item->d_name), snprintf(y, sizeof y, "%s/%.200s", b, item->d_name);
+            snprintf(x, sizeof x, "%s/%.200s", a, item->d_name);
+            snprintf(y, sizeof y, "%s/%.200s", b, item->d_name);
             if (turn) differ += access(x, F_OK) != 0;
-            else differ += !files_equal(x, y), ++*count;
+            else {
+                differ += !files_equal(x, y);
+                ++*count;
+            }
         }
         closedir(d);
     }
@@ -58,8 +62,8 @@ static void goes_on(int tied, const SavingLayout *l, const char *model, const ch
     char said[4096], out[300], name[256], step2[320], step4[320], theirs[320];
     int files, code;
     snprintf(out, sizeof out, "%s-%d", scratch_path("goes-on"), l->world);
-    snprintf(step2, sizeof step2, "%s/step-00000002", reference),
-        snprintf(step4, sizeof step4, "%s/step-00000004", reference);
+    snprintf(step2, sizeof step2, "%s/step-00000002", reference);
+    snprintf(step4, sizeof step4, "%s/step-00000004", reference);
     code = run_whole(said, l->world,
                      "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --timeout 60 --deterministic "
                      "--batch 1 --accum %d --resume %s --out %s%s",
@@ -81,8 +85,8 @@ static void saves_again(int tied, const SavingLayout *l, const char *model, cons
     char said[4096], out[300], name[256], step4[320], theirs[320], command[400];
     int files, code;
     snprintf(out, sizeof out, "%s-%d", scratch_path("again"), l->world);
-    snprintf(step4, sizeof step4, "%s/step-00000004", reference),
-        snprintf(theirs, sizeof theirs, "%s/step-00000004", out);
+    snprintf(step4, sizeof step4, "%s/step-00000004", reference);
+    snprintf(theirs, sizeof theirs, "%s/step-00000004", out);
     code = run_whole(said, l->world,
                      "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --timeout 60 --batch 1 --resume "
                      "%s --allow-changes --out %s%s",
@@ -253,16 +257,18 @@ static void saving_body(Job *j, int rank) {
     if (rank == 0) {
         resident->state = 2.0 * (double)(trainer->parallel.dev.arenas[MEM_PARAMS].used +
                                          trainer->parallel.dev.arenas[MEM_OPTIMIZER].used);
-        resident->loaded = memory_told("VmHWM") - resident->start,
+        resident->loaded = memory_told("VmHWM") - resident->start;
         resident->expected =
             resident->state + 2.0 * (double)copies +
             2.0 * sizeof(float) * ((double)unit + (1 << 20)); // fsdp_set_state reads a million elements at a time
     }
     train_step(trainer, trainer->progress.step + 1);
     comm_barrier(&trainer->parallel.comm, "all have trained");
-    if (rank == 0)
-        resident->before = memory_told("VmRSS"), resident->more = 2.0 * (double)(sizeof(float) * unit + chunks),
+    if (rank == 0) {
+        resident->before = memory_told("VmRSS");
+        resident->more = 2.0 * (double)(sizeof(float) * unit + chunks);
         memory_forget();
+    }
     comm_barrier(&trainer->parallel.comm, "before saving");
     checkpoint_save(&trainer->writer, &trainer->progress);
     comm_barrier(&trainer->parallel.comm, "all have saved");
@@ -286,8 +292,8 @@ static void test_memory_of_saving(void) {
     char said[4096], arguments[1024], model[300], out[2][300];
     const double spare = 16e6; // stacks, buffers of files, what the libraries take
     snprintf(model, sizeof model, "%s", scratch_path("many-blocks"));
-    snprintf(out[0], sizeof out[0], "%s", scratch_path("many-saved")),
-        snprintf(out[1], sizeof out[1], "%s", scratch_path("many-again"));
+    snprintf(out[0], sizeof out[0], "%s", scratch_path("many-saved"));
+    snprintf(out[1], sizeof out[1], "%s", scratch_path("many-again"));
     const char *data = make_token_file("many.tok", 3000, 64, 0);
     mkdir(model, 0777);
     char path[400];
@@ -358,8 +364,8 @@ static void test_checkpoints_mpi(int process, int world) {
         MPI_Barrier(MPI_COMM_WORLD);
         if (process || !mode) continue;
         char first[320];
-        snprintf(first, sizeof first, "%s-0/step-00000004", out),
-            snprintf(theirs, sizeof theirs, "%s/step-00000004", here);
+        snprintf(first, sizeof first, "%s-0/step-00000004", out);
+        snprintf(theirs, sizeof theirs, "%s/step-00000004", here);
         int differ = files_that_differ(first, theirs, &files);
         snprintf(arguments, sizeof arguments, "%d processes %s", world,
                  mode == 1 ? "go on from a checkpoint as the run that was not stopped"

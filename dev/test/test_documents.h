@@ -51,7 +51,10 @@ static void test_documents_apart(int masked) {
              make_document_file("apart.tok", 3000, 40, 7), T, masked ? " --doc-mask" : "");
     Job *j = make_job(arguments, 1, &transport_threads);
     Opened *o = open_rank(j, 0);
-    for (int t = 0; t < T; t++) ids[0][t] = ids[1][t] = 3 + (t * 7 + t / 5) % 50, targets[t] = 3 + (t * 11) % 60;
+    for (int t = 0; t < T; t++) {
+        ids[0][t] = ids[1][t] = 3 + (t * 7 + t / 5) % 50;
+        targets[t] = 3 + (t * 11) % 60;
+    }
     ids[0][FIRST - 1] = ids[1][FIRST - 1] = ids[0][70] = ids[1][70] = DOCUMENT_END;
     for (int t = 0; t < FIRST - 1; t++) ids[1][t] = ids[0][FIRST - 2 - t]; // the other way round
     for (int i = 0; i < 2; i++) losses[i] = losses_of_window(&o->trainer, ids[i], targets);
@@ -83,7 +86,8 @@ static void test_documents_of_steps(void) {
         for (int i = 0; i < 6; i++) {
             int32_t docs[16];
             document_ids(docs, b->inputs + 16 * i, 16, DOCUMENT_END);
-            wrong += memcmp(docs, b->docs + 16 * i, sizeof docs) != 0, later += docs[15];
+            wrong += memcmp(docs, b->docs + 16 * i, sizeof docs) != 0;
+            later += docs[15];
         }
         loader_release(&o->trainer.loader, &o->trainer.parallel.dev);
     }

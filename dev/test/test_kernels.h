@@ -143,8 +143,15 @@ static void test_compare_named(KernelTest *t, const char *what, const void *got,
             double y = is_x ? to_float(((const floatX *)got)[r * stride + c]) : ((const float *)got)[r * stride + c],
                    x = ref[r * cols + c], d = y - x;
             row_error += d * d;
-            if (first < 0 && !(d * d * (double)cols <= t->row_bound * t->row_bound * row_norm)) first = c, first_y = y;
-            if (!(fabs(d) <= farthest)) farthest = fabs(d), far = r * cols + c, far_y = y;
+            if (first < 0 && !(d * d * (double)cols <= t->row_bound * t->row_bound * row_norm)) {
+                first = c;
+                first_y = y;
+            }
+            if (!(fabs(d) <= farthest)) {
+                farthest = fabs(d);
+                far = r * cols + c;
+                far_y = y;
+            }
         }
         error += row_error;
         double e = row_error > 0 ? sqrt(row_error / row_norm) : row_error;
@@ -172,7 +179,10 @@ static void test_same_named(KernelTest *t, const char *what, const void *a, cons
     test_bad(t, "%s has other bits, byte %" PRId64 " of %" PRId64 " is %02x, not %02x", what, i, bytes, p[i], q[i]);
 }
 
-static void test_bounds(KernelTest *t, double bound, double row_bound) { t->bound = bound, t->row_bound = row_bound; }
+static void test_bounds(KernelTest *t, double bound, double row_bound) {
+    t->bound = bound;
+    t->row_bound = row_bound;
+}
 static void test_report(KernelTest *t, const char *name) {
     test_free_all(t);
     CHECK(name, t->worst <= t->bound && t->worst_row <= t->row_bound && !t->unequal && !t->overruns,
@@ -202,15 +212,23 @@ static void test_embedding(KernelTest *t) {
         int32_t *ids = (int32_t *)test_alloc(t, N * 4);
         for (int n = 0; n < N; n++) ids[n] = n % 7 == 6 ? -1 : (int32_t)(fabs(test_random(t)) * all);
         for (int n = 0; n < N && sizes[i][3]; n++) ids[n] = fabs(test_random(t)) * 100 < sizes[i][3] ? often : ids[n];
-        if (low)
-            ids[0] = INT32_MAX, ids[1] = INT32_MIN, ids[2] = low - 1, ids[3] = low, ids[4] = low + V - 1,
+        if (low) {
+            ids[0] = INT32_MAX;
+            ids[1] = INT32_MIN;
+            ids[2] = low - 1;
+            ids[3] = low;
+            ids[4] = low + V - 1;
             ids[5] = low + V;
+        }
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
             floatX *x = test_xs(t, N * C, 1);
             float *dembed = (float *)test_copy(t, start, V * C * 4);
             embedding_forward(&t->dev[threads], x, embed, ids, low, N, C, V);
             embedding_backward(&t->dev[threads], dembed, dx, ids, low, N, C, V);
-            if (!first) first = x, dfirst = dembed;
+            if (!first) {
+                first = x;
+                dfirst = dembed;
+            }
             test_same(t, x, first, N * C * (int64_t)sizeof(floatX));
             test_same(t, dembed, dfirst, V * C * 4);
         }
@@ -249,7 +267,12 @@ static void test_rmsnorm(KernelTest *t) {
             if (residual && threads == 2) memcpy(dx, residual, (size_t)(N * C * XS)); // 2: dresidual is dx
             rmsnorm_backward(&t->dev[threads], dx, dw, dout, residual && threads == 2 ? dx : residual, in, rstd, w, N,
                              C);
-            if (!first) first = out, first_dx = dx, first_dw = dw, first_rstd = rstd;
+            if (!first) {
+                first = out;
+                first_dx = dx;
+                first_dw = dw;
+                first_rstd = rstd;
+            }
             test_same(t, out, first, N * C * XS);
             test_same(t, dx, first_dx, N * C * XS);
             test_same(t, dw, first_dw, C * 4);
@@ -332,8 +355,14 @@ static void test_linear(KernelTest *t) {
                    *dsum = (floatX *)test_copy(t, dx_start, N * IC * XS);
             linear_forward_add(dev, sum, stride, x, w, N, IC, OC);
             linear_backward_input_add(dev, dsum, dense, w, N, IC, OC);
-            if (!first)
-                first = y, first_dx = dx, first_logits = logits, first_dw = dw, first_sum = sum, first_dsum = dsum;
+            if (!first) {
+                first = y;
+                first_dx = dx;
+                first_logits = logits;
+                first_dw = dw;
+                first_sum = sum;
+                first_dsum = dsum;
+            }
             test_same(t, y, first, N * OC * XS);
             test_same(t, dx, first_dx, N * IC * XS);
             test_same(t, sum, first_sum, N * stride * XS);
@@ -352,7 +381,8 @@ static void test_linear(KernelTest *t) {
             for (int o = 0; o < OC; o++)
                 for (int c = 0; c < IC; c++) {
                     double xv = to_float(x[n * IC + c]), wv = to_float(w[o * IC + c]), d = to_float(dy[n * stride + o]);
-                    yref[n * OC + o] += xv * wv, sumref[n * OC + o] += xv * wv;
+                    yref[n * OC + o] += xv * wv;
+                    sumref[n * OC + o] += xv * wv;
                     dsumref[n * IC + c] += to_float(dense[n * OC + o]) * wv;
                     dxref[n * IC + c] += d * wv;
                     dwref[o * IC + c] += d * xv;
@@ -405,14 +435,20 @@ static void test_adapter_ops(KernelTest *t) {
             scale(dev, scaled, -1.7f, count);
             dequantize(dev, wide, bytes, scales, count);
             adapter_merge(dev, merged, a, b, 0.3f, R, IC, OC);
-            if (!first) first = scaled, first_wide = wide, first_w = merged;
+            if (!first) {
+                first = scaled;
+                first_wide = wide;
+                first_w = merged;
+            }
             test_same(t, scaled, first, count * XS);
             test_same(t, wide, first_wide, count * XS);
             test_same(t, merged, first_w, count * 4);
         }
         double *ref = test_doubles(t, count), *wide_ref = test_doubles(t, count), *w_ref = test_doubles(t, count);
         for (int e = 0; e < count; e++) {
-            ref[e] = -1.7 * to_float(x[e]), wide_ref[e] = (double)bytes[e] * scales[e / INT8_BLOCK], w_ref[e] = w[e];
+            ref[e] = -1.7 * to_float(x[e]);
+            wide_ref[e] = (double)bytes[e] * scales[e / INT8_BLOCK];
+            w_ref[e] = w[e];
             for (int r = 0; r < R; r++) w_ref[e] += (double)0.3f * b[e / IC * R + r] * a[r * IC + e % IC];
         }
         test_compare(t, first, 1, IC, ref, OC, IC);
@@ -439,9 +475,10 @@ static void test_rope(KernelTest *t) {
         float *table = test_floats(t, 100 * HD, 1);
         int32_t *positions = (int32_t *)test_alloc(t, T * 4);
         for (int j = 0; j < T; j++) positions[j] = (j * 37 + 5) % 100;
-        for (int p = 0; p < 100 * half; p++)
-            table[p / half * HD + p % half] = (float)cos(p * 0.7),
-                                      table[p / half * HD + half + p % half] = (float)sin(p * 0.7);
+        for (int p = 0; p < 100 * half; p++) {
+            table[p / half * HD + p % half] = (float)cos(p * 0.7);
+            table[p / half * HD + half + p % half] = (float)sin(p * 0.7);
+        }
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
             floatX *y = (floatX *)test_copy(t, x, N * stride * XS);
             (back ? rope_backward : rope_forward)(&t->dev[threads], y, stride, table, positions, N, T, heads, HD);
@@ -471,13 +508,19 @@ static void test_swiglu(KernelTest *t) {
         int N = sizes[i][0], F = sizes[i][1], XS = (int)sizeof(floatX);
         test_shape(t, "swiglu (N %d, F %d)", N, F);
         floatX *gu = test_xs(t, N * 2 * F, 6), *dh = test_xs(t, N * F, 1), *first = NULL, *first_d = NULL;
-        if (F > 5) gu[0] = from_float(-300.0f), gu[1] = from_float(300.0f);
+        if (F > 5) {
+            gu[0] = from_float(-300.0f);
+            gu[1] = from_float(300.0f);
+        }
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
             floatX *h = test_xs(t, N * F, 1),
                    *d = threads == 2 ? (floatX *)test_copy(t, gu, N * 2 * F * XS) : test_xs(t, N * 2 * F, 1);
             swiglu_forward(&t->dev[threads], h, gu, N, F);
             swiglu_backward(&t->dev[threads], d, dh, threads == 2 ? d : gu, N, F); // 2: in place
-            if (!first) first = h, first_d = d;
+            if (!first) {
+                first = h;
+                first_d = d;
+            }
             test_same(t, h, first, N * F * XS);
             test_same(t, d, first_d, N * 2 * F * XS);
         }
@@ -520,7 +563,10 @@ static void test_cross_entropy(KernelTest *t) {
             changed += memcmp(d, logits, (size_t)(N * V * 4)) != 0;
             cross_entropy(&t->dev[threads], losses, d, targets, N, V, 1);
             same_losses += memcmp(losses, kept, (size_t)N * 4) == 0;
-            if (!first) first = d, first_losses = losses;
+            if (!first) {
+                first = d;
+                first_losses = losses;
+            }
             for (int n = 0; n < N; n++)
                 test_same(t, (floatX *)(void *)d + n * stride, (floatX *)(void *)first + n * stride, V * XS);
             test_same(t, losses, first_losses, N * 4);
@@ -566,8 +612,10 @@ static void test_cross_entropy_slices(KernelTest *t) {
         int32_t *targets = (int32_t *)test_alloc(t, N * 4);
         for (int n = 0; n < N; n++)
             targets[n] = n % 4 == 3 ? -1 - n : n % 2 ? (int32_t)(fabs(test_random(t)) * V) : cut[n / 2 % ranks];
-        for (int v = 0; v < cut[1] && ranks > 1; v++)
-            logits[v] = -INFINITY, targets[0] = V - 1; // row 0: a whole slice that cannot be
+        for (int v = 0; v < cut[1] && ranks > 1; v++) {
+            logits[v] = -INFINITY;
+            targets[0] = V - 1; // row 0: a whole slice that cannot be
+        }
         cross_entropy(&t->dev[1], joined, (float *)test_copy(t, logits, N * V * 4), targets, N, V, 0);
         double *ref = test_doubles(t, N * V);
         for (int n = 0; n < N; n++) {
@@ -722,12 +770,22 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_spl
                c->B, c->Tq, c->Tk, c->NH, c->NKV, c->HD, c->q_offset, q_gap, q_split, c->docs, c->spare);
     AttentionShape s;
     memset(&s, 0, sizeof s);
-    s.B = c->B, s.Tq = c->Tq, s.Tk = c->Tk, s.NH = c->NH, s.NKV = c->NKV, s.HD = c->HD, s.q_offset = c->q_offset,
-    s.q_split = q_split, s.q_gap = q_gap;
-    if (c->docs == 3) s.k_doc = test_cut_documents(t, c->B, c->Tk), s.q_doc = test_documents_of_queries(t, &s);
-    else if (c->docs)
-        s.k_doc = test_documents(t, c->B, c->Tk, 0),
+    s.B = c->B;
+    s.Tq = c->Tq;
+    s.Tk = c->Tk;
+    s.NH = c->NH;
+    s.NKV = c->NKV;
+    s.HD = c->HD;
+    s.q_offset = c->q_offset;
+    s.q_split = q_split;
+    s.q_gap = q_gap;
+    if (c->docs == 3) {
+        s.k_doc = test_cut_documents(t, c->B, c->Tk);
+        s.q_doc = test_documents_of_queries(t, &s);
+    } else if (c->docs) {
+        s.k_doc = test_documents(t, c->B, c->Tk, 0);
         s.q_doc = c->Tq == c->Tk && c->docs == 1 ? s.k_doc : test_documents(t, c->B, c->Tq, c->docs == 2);
+    }
     s.q_stride = fused ? qw + 2 * kw : qw + (c->spare == 8 ? 8 : 3);
     s.k_stride = s.v_stride = fused ? qw + 2 * kw : kw + (c->spare == 8 ? 8 : 5);
     s.o_stride = qw + c->spare;
@@ -744,7 +802,11 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_spl
         float *lse = test_floats(t, N * c->NH, 1);
         attention_forward(&t->dev[threads], out, lse, q, k, v, &s);
         attention_backward(&t->dev[threads], d, d + (k - q), d + (v - q), dout, out, lse, q, k, v, &s);
-        if (!first_out) first_out = out, first_lse = lse, first_d = d;
+        if (!first_out) {
+            first_out = out;
+            first_lse = lse;
+            first_d = d;
+        }
         test_same(t, out, first_out, N * s.o_stride * XS);
         test_same(t, lse, first_lse, N * c->NH * 4);
         test_same(t, d, first_d, total * XS); // unused keys and gaps hold what they held
@@ -908,7 +970,9 @@ static void test_adamw(KernelTest *t) {
                 v = b2 * (double)v + (1 - (double)b2) * g * g;
                 p -= lr / (1 - pow(b1, step)) * m / (sqrt(v) / sqrt(1 - pow(b2, step)) + eps);
             }
-            ref[0][j] = p, ref[1][j] = m, ref[2][j] = v;
+            ref[0][j] = p;
+            ref[1][j] = m;
+            ref[2][j] = v;
         }
         for (int j = 0; j < 3; j++) test_compare(t, first[j], 0, n, ref[j], 1, n);
     }
@@ -942,10 +1006,15 @@ static void test_flat(KernelTest *t) {
             float *sizes = (float *)test_alloc(t, count * 4);
             ExactSum exact = ZERO, expected = ZERO;
             uint64_t *print = (uint64_t *)test_alloc(t, 8), expected_print = 0, word;
-            for (int64_t j = 0; j < count; j++) sizes[j] = fabsf(pieces[j]), exact_add(&exact, sizes[j]);
+            for (int64_t j = 0; j < count; j++) {
+                sizes[j] = fabsf(pieces[j]);
+                exact_add(&exact, sizes[j]);
+            }
             exact_merge(&expected, &exact);
-            for (int64_t j = 0; j < count / 2; j++)
-                memcpy(&word, pieces + 2 * j, 8), expected_print += mix64(word + (uint64_t)j * 0x9E3779B97F4A7C15ull);
+            for (int64_t j = 0; j < count / 2; j++) {
+                memcpy(&word, pieces + 2 * j, 8);
+                expected_print += mix64(word + (uint64_t)j * 0x9E3779B97F4A7C15ull);
+            }
             for (int threads = 1; threads <= TEST_THREADS; threads++) {
                 float *room = test_floats(t, count + VL, 1),
                       *out = room + (VL - (uintptr_t)room / 4 % VL) % VL; // a whole vector: long sums stream
@@ -973,9 +1042,11 @@ static void test_flat(KernelTest *t) {
                 test_same(t, in_place, level, count * 4);
                 test_same(t, sum, with_start, count * 4);
                 for (int64_t j = 0; j < count; j++)
-                    if (cast[j].bits != float_to_bf16(pieces[j]).bits)
-                        t->unequal++, test_bad(t, "cast of element %" PRId64 " is %04x, expected %04x", j, cast[j].bits,
-                                               float_to_bf16(pieces[j]).bits);
+                    if (cast[j].bits != float_to_bf16(pieces[j]).bits) {
+                        t->unequal++;
+                        test_bad(t, "cast of element %" PRId64 " is %04x, expected %04x", j, cast[j].bits,
+                                 float_to_bf16(pieces[j]).bits);
+                    }
             }
             test_free_all(t);
         }
@@ -1037,8 +1108,15 @@ static void every_op(Device *dev, float *f, floatX *x, int32_t *ids) {
     const int N = 16, C = 40, V = 17;
     AttentionShape s;
     memset(&s, 0, sizeof s);
-    s.B = 2, s.Tq = 8, s.Tk = 9, s.NH = 4, s.NKV = 2, s.HD = 10, s.q_offset = -2;
-    s.q_stride = s.o_stride = 40, s.k_stride = s.v_stride = 20;
+    s.B = 2;
+    s.Tq = 8;
+    s.Tk = 9;
+    s.NH = 4;
+    s.NKV = 2;
+    s.HD = 10;
+    s.q_offset = -2;
+    s.q_stride = s.o_stride = 40;
+    s.k_stride = s.v_stride = 20;
     const int64_t D = 2000; // distance between tensors
     embedding_forward(dev, x, x + D, ids, 0, N, C, V);
     embedding_backward(dev, f, x, ids, 0, N, C, V);
@@ -1102,11 +1180,17 @@ static void test_dry_run(KernelTest *t) {
     double pairs = 0;
     AttentionShape s;
     memset(&s, 0, sizeof s);
-    s.B = 1, s.NH = 1, s.NKV = 1, s.HD = 1, s.Tk = 9;
+    s.B = 1;
+    s.NH = 1;
+    s.NKV = 1;
+    s.HD = 1;
+    s.Tk = 9;
     int wrong = 0;
     for (s.Tq = 1; s.Tq < 15; s.Tq++)
         for (int i = 0; i < 40 * 36; i++, pairs = 0) {
-            s.q_offset = i % 40 - 20, s.q_split = i / 40 % 6 * 3 - 1, s.q_gap = i / 240 * 4; // q_split -1 ... 14
+            s.q_offset = i % 40 - 20;
+            s.q_split = i / 40 % 6 * 3 - 1;
+            s.q_gap = i / 240 * 4; // q_split -1 ... 14
             for (int q = 0; q < s.Tq; q++)
                 for (int k = 0; k < s.Tk; k++) pairs += test_sees(&s, 0, q, k);
             wrong += pairs != attention_pairs(&s);
@@ -1144,8 +1228,10 @@ static void test_kernels(void) {
                                                   test_swiglu,       test_cross_entropy, test_cross_entropy_slices,
                                                   test_flat,         test_sum_pieces,    test_adamw,
                                                   test_dry_run};
-    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
-        t.random = t.seed, tests[i](&t); // its numbers are the same, whatever other tests draw
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
+        t.random = t.seed;
+        tests[i](&t); // its numbers are the same, whatever other tests draw
+    }
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
         ops_close(&t.dev[threads]);
         device_close(&t.dev[threads]);

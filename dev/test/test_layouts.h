@@ -50,7 +50,10 @@ static const OneRank *one_rank(int tied, const char *data, int samples, const ch
              "%d --reduce-dtype %s",
              small_model(tied), data, samples, dtype);
     collect(arguments, 0, 1, &transport_threads);
-    kept[i].tied = tied, kept[i].samples = samples, kept[i].of.grads = collected, kept[i].of.norm = collected_norm;
+    kept[i].tied = tied;
+    kept[i].samples = samples;
+    kept[i].of.grads = collected;
+    kept[i].of.norm = collected_norm;
     snprintf(kept[i].dtype, sizeof kept[i].dtype, "%s", dtype);
     memcpy(kept[i].of.losses, collected_losses, sizeof collected_losses);
     collected = NULL;
@@ -77,7 +80,9 @@ static Difference difference_from(const OneRank *one, const char *model) {
     }
     for (int i = 0; i < collect_steps; i++) d.loss = worst_of(d.loss, fabs(collected_losses[i] / one->losses[i] - 1));
     d.norm = fabs(collected_norm / one->norm - 1);
-    d.padding = padding_touched, d.allocations = steady_allocations, d.bytes = state_bytes - state_expected;
+    d.padding = padding_touched;
+    d.allocations = steady_allocations;
+    d.bytes = state_bytes - state_expected;
     table_close(&t);
     return d;
 }
@@ -128,7 +133,10 @@ static Difference try_layout(const int *v, char *name, size_t size, int process,
 }
 
 static void layout_values(int64_t i, int *v) {
-    for (int f = 0; f < FACTORS; f++) v[f] = (int)(i % factor_counts[f]), i /= factor_counts[f];
+    for (int f = 0; f < FACTORS; f++) {
+        v[f] = (int)(i % factor_counts[f]);
+        i /= factor_counts[f];
+    }
 }
 
 static int64_t layouts_in_all(void) {
@@ -178,7 +186,8 @@ static void test_layouts_all(void) {
             layout_values(i, v);
             Difference d = try_layout(v, name, sizeof name, 0, &transport_threads);
             if (!difference_allowed(&d, bound) && !failed++) snprintf(first, sizeof first, "%s", name);
-            worst.error = worst_of(worst.error, d.error), worst.ratio = worst_of(worst.ratio, d.ratio),
+            worst.error = worst_of(worst.error, d.error);
+            worst.ratio = worst_of(worst.ratio, d.ratio);
             worst.norm = worst_of(worst.norm, d.norm);
         }
         snprintf(name, sizeof name, "dp-shard %d x dp-replicate %d, %s, accumulate %s", splits[v[0]].shard,

@@ -44,7 +44,10 @@ enum {
 static const int mesh_counts[MESH_FACTORS] = {3, 3, 3, 3, 2, 2, 2, 2, 2, 4, 2, 3, 2};
 
 static void mesh_values(int64_t i, int *v) {
-    for (int f = 0; f < MESH_FACTORS; f++) v[f] = (int)(i % mesh_counts[f]), i /= mesh_counts[f];
+    for (int f = 0; f < MESH_FACTORS; f++) {
+        v[f] = (int)(i % mesh_counts[f]);
+        i /= mesh_counts[f];
+    }
 }
 
 static int64_t meshes_in_all(void) {
@@ -96,7 +99,9 @@ static const OneRank *mesh_reference(const int *v) {
     char arguments[1024];
     mesh_arguments(arguments, sizeof arguments, v, MESH_SAMPLES);
     collect(arguments, 0, 1, &transport_threads);
-    m->key = key, m->of.grads = collected, m->of.norm = collected_norm;
+    m->key = key;
+    m->of.grads = collected;
+    m->of.norm = collected_norm;
     memcpy(m->of.losses, collected_losses, sizeof collected_losses);
     collected = NULL;
     return &m->of;
@@ -227,16 +232,23 @@ static void test_mesh_all(void) {
         snprintf(first, sizeof first, "none");
         mesh_values(mesh, v);
         for (int i = 0; i < (v[MESH_PP] ? 32 : 16); i++) { // without a pipeline there are no schedules: all else twice
-            v[MESH_DOCS] = i & 1, v[MESH_TIED] = i >> 1 & 1, v[MESH_MASK] = i >> 2 & 1;
-            v[MESH_SCHEDULE] = v[MESH_PP] ? i >> 3 & 1 : 0, v[MESH_LIGHT] = i >> 4 & 1;
+            v[MESH_DOCS] = i & 1;
+            v[MESH_TIED] = i >> 1 & 1;
+            v[MESH_MASK] = i >> 2 & 1;
+            v[MESH_SCHEDULE] = v[MESH_PP] ? i >> 3 & 1 : 0;
+            v[MESH_LIGHT] = i >> 4 & 1;
             int turn = (i + (int)mesh) % 24; // any 16 that follow each other have all pairs
-            v[MESH_RECOMPUTE] = turn % 4, v[MESH_SHARDING] = turn % 3, v[MESH_ACCUMULATE] = turn / 12;
+            v[MESH_RECOMPUTE] = turn % 4;
+            v[MESH_SHARDING] = turn % 3;
+            v[MESH_ACCUMULATE] = turn / 12;
             if (!mesh_exists(v)) continue;
             Difference d = try_mesh(v, name, sizeof name, 0, &transport_threads);
             tried++;
             if (!mesh_allowed(&d) && !failed++) snprintf(first, sizeof first, "%s", name);
-            worst.error = worst_of(worst.error, d.error), worst.ratio = worst_of(worst.ratio, d.ratio),
-            worst.norm = worst_of(worst.norm, d.norm), worst.loss = worst_of(worst.loss, d.loss);
+            worst.error = worst_of(worst.error, d.error);
+            worst.ratio = worst_of(worst.ratio, d.ratio);
+            worst.norm = worst_of(worst.norm, d.norm);
+            worst.loss = worst_of(worst.loss, d.loss);
             for (int t = 0; t < 3; t++) met += !seen[t][v[turning[t]]][v[turning[(t + 1) % 3]]]++;
         }
         if (!tried) continue;

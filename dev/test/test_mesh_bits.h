@@ -34,7 +34,8 @@ static const RunBits *one_ranks_bits(int tied) {
     if (one->weights) return one;
     one->parameters = run_bits(tied, 1, 1, "", MESH_LOSSES, 0, &transport_threads);
     memcpy(one->steps, bits_of, sizeof one->steps);
-    one->weights = bits_weights, bits_weights = NULL;
+    one->weights = bits_weights;
+    bits_weights = NULL;
     return one;
 }
 
@@ -47,7 +48,8 @@ static void compare_pipeline_bits(int tied, int ranks, int data_ranks, const cha
     int64_t differ = 0, n = run_bits(tied, ranks, data_ranks, layout, 20, process, transport);
     for (int i = 0; i < 20 && one; i++) equal += !memcmp(&bits_of[i], &one->steps[i], sizeof *bits_of);
     for (int64_t i = 0; i < n && one; i++) differ += bits_weights[i] != one->weights[i];
-    free(bits_weights), bits_weights = NULL;
+    free(bits_weights);
+    bits_weights = NULL;
     snprintf(name, sizeof name, "%s, %d ranks over %s,%s: 20 deterministic steps have one rank's bits, and its weights",
              tied ? "tied" : "untied", ranks, transport->name, layout);
     if (one)
@@ -63,7 +65,8 @@ static void compare_mesh_losses(int tied, int ranks, int data_ranks, const char 
     const RunBits *one = process == 0 ? one_ranks_bits(tied) : NULL;
     double off = 0, bound = sizeof(floatX) == 4 ? 1e-5 : 2e-3;
     run_bits(tied, ranks, data_ranks, layout, MESH_LOSSES, process, transport);
-    free(bits_weights), bits_weights = NULL;
+    free(bits_weights);
+    bits_weights = NULL;
     for (int i = 0; i < MESH_LOSSES && one; i++) off = worst_of(off, fabs(bits_of[i].loss / one->steps[i].loss - 1));
     snprintf(name, sizeof name, "%s, %d ranks over %s,%s: losses of %d steps of one rank", tied ? "tied" : "untied",
              ranks, transport->name, layout, MESH_LOSSES);
@@ -76,18 +79,17 @@ static void test_mesh_bits(void) {
     static const struct {
         int tied, ranks, data_ranks;
         const char *layout;
-    } pipelines[] =
-        {
-            {0, 2, 1, " --pp 2"},
-            {1, 4, 1, " --pp 4 --pp-schedule interleaved --pp-light-ends"},
-            {0, 3, 1, " --pp 3 --pp-light-ends --recompute full"},
-            {0, 4, 2, " --pp 2 --dp-shard 2 --sharding full_shard --accumulate sharded --recompute selective"},
-            {1, 8, 4, " --pp 2 --dp-shard 2 --dp-replicate 2 --recompute every:2"},
-            {0, 8, 2, " --pp 4 --pp-schedule interleaved --dp-replicate 2 --sharding no_shard"},
-            {1, 6, 2, " --pp 3 --dp-shard 2 --sharding full_shard"},
-            {0, 8, 4,
-             " --pp 2 --pp-schedule interleaved --dp-shard 2 --dp-replicate 2 --sharding no_shard --accumulate "
-             "sharded"}}; // whose last micro-batch of one run comes before the others of the other run
+    } pipelines[] = {
+        {0, 2, 1, " --pp 2"},
+        {1, 4, 1, " --pp 4 --pp-schedule interleaved --pp-light-ends"},
+        {0, 3, 1, " --pp 3 --pp-light-ends --recompute full"},
+        {0, 4, 2, " --pp 2 --dp-shard 2 --sharding full_shard --accumulate sharded --recompute selective"},
+        {1, 8, 4, " --pp 2 --dp-shard 2 --dp-replicate 2 --recompute every:2"},
+        {0, 8, 2, " --pp 4 --pp-schedule interleaved --dp-replicate 2 --sharding no_shard"},
+        {1, 6, 2, " --pp 3 --dp-shard 2 --sharding full_shard"},
+        {0, 8, 4,
+         " --pp 2 --pp-schedule interleaved --dp-shard 2 --dp-replicate 2 --sharding no_shard --accumulate "
+         "sharded"}}; // whose last micro-batch of one run comes before the others of the other run
     static const struct {
         int tied, ranks, data_ranks;
         const char *layout;

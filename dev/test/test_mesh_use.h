@@ -39,8 +39,8 @@ static void compare_mesh_saving(int tied, int all) {
                          model, data, out);
     for (int i = 0; i < 2; i++) {
         char one[400], theirs[400];
-        snprintf(one, sizeof one, "%s/step-%08d", reference, 2 + 2 * i),
-            snprintf(theirs, sizeof theirs, "%s/step-%08d", out, 2 + 2 * i);
+        snprintf(one, sizeof one, "%s/step-%08d", reference, 2 + 2 * i);
+        snprintf(theirs, sizeof theirs, "%s/step-%08d", out, 2 + 2 * i);
         differ[i] = files_that_differ(one, theirs, &files[i]);
     }
     snprintf(name, sizeof name, "%s: a pipeline of 2 x dp-shard 2 saves the checkpoints of one rank",
@@ -56,8 +56,8 @@ static void compare_mesh_saving(int tied, int all) {
                                              {3, " --pp 3 --pp-light-ends", 0}};
     for (int i = 0; i < (all ? 4 : 2); i++) {
         char of_one[400];
-        snprintf(of_one, sizeof of_one, "%s-export0", out),
-            snprintf(export_of, sizeof export_of, "%s-export%d", out, i);
+        snprintf(of_one, sizeof of_one, "%s-export0", out);
+        snprintf(export_of, sizeof export_of, "%s-export%d", out, i);
         code = run_whole(said, exporters[i].world, "--model %s/step-00000004 --threads 1 --timeout 60 --export %s%s",
                          reference, export_of, exporters[i].options);
         if (!i) continue;
@@ -85,7 +85,10 @@ static void compare_mesh_validation(int tied, int ranks, int data_ranks, const c
         memset(&between, 0, sizeof between);
         launch(j, 0, between_body);
         end_job(j);
-        if (one) memcpy(validation, between.validation, sizeof validation), memcpy(loss, between.loss, sizeof loss);
+        if (one) {
+            memcpy(validation, between.validation, sizeof validation);
+            memcpy(loss, between.loss, sizeof loss);
+        }
     }
     for (int i = 0; i < 2; i++) off = worst_of(off, fabs(between.validation[i] / validation[i] - 1));
     for (int i = 0; i < 3; i++) steps_off = worst_of(steps_off, fabs(between.loss[i] / loss[i] - 1));
@@ -155,8 +158,10 @@ static void audit_meshes(void) {
 
 static void test_mesh_use(void) {
     for (int tied = 0; tied < 2; tied++)
-        if (!is_short || tied == (sizeof(floatX) == 2))
-            compare_mesh_saving(tied, 0), compare_mesh_evaluation(tied); // of a short run, in each precision one
+        if (!is_short || tied == (sizeof(floatX) == 2)) {
+            compare_mesh_saving(tied, 0);
+            compare_mesh_evaluation(tied); // of a short run, in each precision one
+        }
     compare_mesh_validation(0, 8, 1, " --tp 2 --cp 2 --pp 2");
     compare_mesh_validation(1, 8, 2, " --tp 2 --pp 2 --dp-shard 2 --pp-light-ends");
     audit_meshes();

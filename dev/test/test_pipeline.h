@@ -12,11 +12,13 @@ static int schedule_is_whole(const Schedule *s) {
     memset(holds, -1, sizeof holds);
     for (int i = 0; i < s->num_steps && whole; i++) {
         const PipelineStep *step = &s->steps[i];
-        if (step->stage < 0 || step->stage >= s->virtual_stages || step->activation_set < 0 || step->activation_set >= s->activation_sets[step->stage])
+        if (step->stage < 0 || step->stage >= s->virtual_stages || step->activation_set < 0 ||
+            step->activation_set >= s->activation_sets[step->stage])
             return 0;
         int *held = &holds[step->stage][step->activation_set], before = *held,
             *next = step->kind == PIPE_FORWARD ? forward : backward;
-        whole &= step->micro_batch == next[step->stage]++ && before == (step->kind == PIPE_FORWARD ? -1 : step->micro_batch);
+        whole &=
+            step->micro_batch == next[step->stage]++ && before == (step->kind == PIPE_FORWARD ? -1 : step->micro_batch);
         *held = step->kind == PIPE_FORWARD ? step->micro_batch : -1;
         alive[step->stage] += step->kind == PIPE_FORWARD ? 1 : -1;
         most[step->stage] = (int)max_i64(most[step->stage], alive[step->stage]);
@@ -40,11 +42,12 @@ static int loss_is_followed(const Schedule *s) {
 
 /* What a step makes for another: its kind, micro-batch and the stage it is for. */
 static int message_to(const Schedule *s, const PipelineStep *step) {
-    return ((int)step->kind * MOST_MICROS + step->micro_batch) * MOST_STAGES * MOST_CHUNKS + stage_number(s, step->stage) +
-           (step->kind == PIPE_FORWARD ? 1 : -1);
+    return ((int)step->kind * MOST_MICROS + step->micro_batch) * MOST_STAGES * MOST_CHUNKS +
+           stage_number(s, step->stage) + (step->kind == PIPE_FORWARD ? 1 : -1);
 }
 static int message_for(const Schedule *s, const PipelineStep *step) {
-    return ((int)step->kind * MOST_MICROS + step->micro_batch) * MOST_STAGES * MOST_CHUNKS + stage_number(s, step->stage);
+    return ((int)step->kind * MOST_MICROS + step->micro_batch) * MOST_STAGES * MOST_CHUNKS +
+           stage_number(s, step->stage);
 }
 
 /* Does `q` await what comes from `p`, activations and gradients, in the order in which p sends it? */
@@ -107,7 +110,8 @@ static int replay_synchronous(const Schedule *ranks, int at_once) {
                 if (first[p] == last[p] || at[q] == ranks[q].num_steps || pipeline_source(&ranks[q], step) != p ||
                     message_for(&ranks[q], step) != queue[p][first[p]])
                     continue;
-                got[queue[p][first[p]++]] = 1, moved = 1;
+                got[queue[p][first[p]++]] = 1;
+                moved = 1;
             }
         }
     }
@@ -128,8 +132,10 @@ static int messages_of(const Schedule *s, int *messages, int *whole) {
             taken[to->kind][to->receive_buffer] = 1 + s->receives[started];
             messages[n++] = message_for(s, to);
         }
-        if (pipeline_source(s, step) >= 0)
-            *whole &= taken[step->kind][step->receive_buffer] == 1 + i, taken[step->kind][step->receive_buffer] = 0;
+        if (pipeline_source(s, step) >= 0) {
+            *whole &= taken[step->kind][step->receive_buffer] == 1 + i;
+            taken[step->kind][step->receive_buffer] = 0;
+        }
         if (pipeline_target(s, step) >= 0) messages[n++] = message_to(s, step);
     }
     *whole &= started == s->num_receives;
@@ -152,8 +158,15 @@ static int replay_one_by_one(const Schedule *ranks, int *whole) {
         for (int p = 0; p < P; p++) {
             if (at[p] == count[p]) continue;
             int *end = &ends[list[p][at[p]]];
-            if (!*end) *end = 1 + p, moved = 1;
-            else if (*end != 1 + p) at[p]++, at[*end - 1]++, left -= 2, moved = 1;
+            if (!*end) {
+                *end = 1 + p;
+                moved = 1;
+            } else if (*end != 1 + p) {
+                at[p]++;
+                at[*end - 1]++;
+                left -= 2;
+                moved = 1;
+            }
         }
     }
     return !left;
@@ -169,7 +182,8 @@ static void test_schedules(void) {
                 Schedule of[MOST_STAGES];
                 for (int p = 0; p < P; p++) schedule_open(&of[p], P, p, V, k);
                 for (int p = 0; p < P; p++, ranks++) {
-                    whole += schedule_is_whole(&of[p]), followed += loss_is_followed(&of[p]);
+                    whole += schedule_is_whole(&of[p]);
+                    followed += loss_is_followed(&of[p]);
                     for (int q = 0; q < P; q++, pairs++) ordered += order_is_kept(&of[p], &of[q]);
                     for (int c = 0; c < V; c++) most_of_chunk = (int)max_i64(most_of_chunk, of[p].activation_sets[c]);
                 }
@@ -225,8 +239,11 @@ static void test_stage_blocks(void) {
                 for (int s = 0; s < S; s++) {
                     int n = stage_blocks(L, S, light, s, &first),
                         whole = n + (light && S > 1 && (s == 0 || s == S - 1));
-                    sum_right &= first == next, next += n, empty += n < 1;
-                    least = (int)min_i64(least, whole), most = (int)max_i64(most, whole);
+                    sum_right &= first == next;
+                    next += n;
+                    empty += n < 1;
+                    least = (int)min_i64(least, whole);
+                    most = (int)max_i64(most, whole);
                     if (s > 0 && s < S - 1) inner_least = (int)min_i64(inner_least, n);
                     if (s == 0) ends[0] = n;
                     if (s == S - 1) ends[1] = n;
@@ -268,10 +285,13 @@ typedef struct {
 static Member *member_open(Job *j, int rank, size_t bytes) {
     Member *m = (Member *)checked_malloc(sizeof *m);
     Device dry_run;
-    m->mesh = j->mesh, m->rank = rank, m->world = j->mesh.world;
+    m->mesh = j->mesh;
+    m->rank = rank;
+    m->world = j->mesh.world;
     device_open_dry_run(&dry_run, 1, 0);
     dry_run.arenas[MEM_COMM].peak = bytes;
-    dry_run.gpu = device_of(rank), dry_run.by_nccl = j->transport != j->host_transport;
+    dry_run.gpu = device_of(rank);
+    dry_run.by_nccl = j->transport != j->host_transport;
     device_open(&m->dev, &dry_run, ".", rank);
     comm_open(&m->comm, &m->dev, &m->mesh, rank, j->transport, j->host_transport, &j->thread_world, j->opt.timeout);
     comm_phase(&m->comm, PHASE_STEP);
@@ -289,7 +309,9 @@ static void *member_buffer(Member *m, size_t bytes) { return arena_alloc(&m->dev
 static void run_members(int process, int world, const Transport *transport, double timeout, void (*body)(Job *, int)) {
     Job *j = (Job *)checked_malloc(sizeof *j);
     Mesh mesh = {world, {1, 1, world, 1, 1}};
-    j->mesh = mesh, j->transport = transport, j->opt.timeout = timeout;
+    j->mesh = mesh;
+    j->transport = transport;
+    j->opt.timeout = timeout;
     j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
     pthread_mutex_init(&j->thread_world.lock, NULL);
     launch(j, process, body);
@@ -303,8 +325,13 @@ static void message(Member *m, Request *r, Collective way, int peer, int name, v
     device_wait_stream(&m->dev, on, STREAM_COMPUTE);
     point_start(&m->comm, r, way, AXIS_PP, peer, message_names[name], buffer, bytes, DTYPE_BYTE);
     device_set_stream(&m->dev, before);
-    if (way == SEND) m->sent++, m->sent_bytes += (int64_t)bytes;
-    else m->received++, m->received_bytes += (int64_t)bytes;
+    if (way == SEND) {
+        m->sent++;
+        m->sent_bytes += (int64_t)bytes;
+    } else {
+        m->received++;
+        m->received_bytes += (int64_t)bytes;
+    }
 }
 
 static unsigned char message_byte(int from, int to, int name, size_t i) {
@@ -338,7 +365,10 @@ static void add_up(Member *m, int64_t of_this, int64_t *of_all) {
 static void messages_body(Job *j, int rank) {
     enum { MANY = 12 };
 #ifdef HAVE_MPI
-    if (j->transport == &transport_mpi) memset(profiled, 0, sizeof profiled), num_profiled = 0;
+    if (j->transport == &transport_mpi) {
+        memset(profiled, 0, sizeof profiled);
+        num_profiled = 0;
+    }
 #endif
     Member *m = member_open(j, rank, 2 * MOST_BYTES + 64 * 8192);
     int n = m->world, next = (rank + 1) % n, before = (rank + n - 1) % n;
@@ -354,7 +384,8 @@ static void messages_body(Job *j, int rank) {
             if ((rank + s + k) % 2) message(m, &r[0], RECEIVE, before, s, in, bytes);
             else message(m, &r[1], SEND, next, s, out, bytes);
         }
-        comm_wait(&m->comm, &r[s % 2]), comm_wait(&m->comm, &r[!(s % 2)]);
+        comm_wait(&m->comm, &r[s % 2]);
+        comm_wait(&m->comm, &r[!(s % 2)]);
         message_check(m, in, before, s, bytes);
     }
     for (int k = 0; k < MANY;
@@ -376,7 +407,8 @@ static void messages_body(Job *j, int rank) {
         message_fill(m, many[0], next, k % NAMED_MESSAGES, 64);
         message(m, &r[0], RECEIVE, before, k % NAMED_MESSAGES, many[1], 64);
         message(m, &r[1], SEND, next, k % NAMED_MESSAGES, many[0], 64);
-        comm_wait(&m->comm, &r[1]), comm_wait(&m->comm, &r[0]);
+        comm_wait(&m->comm, &r[1]);
+        comm_wait(&m->comm, &r[0]);
         message_check(m, many[1], before, k % NAMED_MESSAGES, 64);
     }
     for (int p = 0; p < n; p++) { // everybody with everybody
@@ -385,7 +417,10 @@ static void messages_body(Job *j, int rank) {
         message(m, &r[p], SEND, p, rank, many[p], 100);
         message(m, &r[MANY + p], RECEIVE, p, p, many[MANY + p], 100);
     }
-    for (int p = 0; p < n; p++) comm_wait(&m->comm, &r[p]), comm_wait(&m->comm, &r[MANY + p]);
+    for (int p = 0; p < n; p++) {
+        comm_wait(&m->comm, &r[p]);
+        comm_wait(&m->comm, &r[MANY + p]);
+    }
     for (int p = 0; p < n; p++)
         if (p != rank) message_check(m, many[MANY + p], p, rank, 100);
     int64_t miscounted = 0, told_apart = 0;
@@ -420,8 +455,10 @@ static void messages_body(Job *j, int rank) {
         for (int i = 0; i < m->comm.groups[a].size; i++)
             m->wrong +=
                 m->comm.hosts->group_member(&m->comm, &m->comm.groups[a], i) != mesh_member(&m->mesh, rank, (Axis)a, i);
-    add_up(m, m->wrong, &messages_wrong), add_up(m, m->received, &messages_passed),
-        add_up(m, miscounted, &messages_miscounted), add_up(m, told_apart, &messages_told_apart);
+    add_up(m, m->wrong, &messages_wrong);
+    add_up(m, m->received, &messages_passed);
+    add_up(m, miscounted, &messages_miscounted);
+    add_up(m, told_apart, &messages_told_apart);
     member_close(m);
 }
 
@@ -454,14 +491,15 @@ static void toy_body(Job *j, int rank) {
         int at = stage_number(&s, step->stage), to = pipeline_target(&s, step), forward = step->kind == PIPE_FORWARD;
         for (; started < step->receives_started; started++) {
             const PipelineStep *awaits = &s.steps[s.receives[started]];
-            message(m, &receive[awaits->kind][awaits->receive_buffer], RECEIVE, pipeline_source(&s, awaits), awaits->micro_batch,
-                    received[awaits->kind][awaits->receive_buffer], sizeof near);
+            message(m, &receive[awaits->kind][awaits->receive_buffer], RECEIVE, pipeline_source(&s, awaits),
+                    awaits->micro_batch, received[awaits->kind][awaits->receive_buffer], sizeof near);
         }
         for (int e = 0; e < FLOATS; e++)
             near[e] = forward ? (float)(step->micro_batch + e % 3) : 1.0f; // the tokens, or of the loss
-        if (pipeline_source(&s, step) >= 0)
-            comm_wait(&m->comm, &receive[step->kind][step->receive_buffer]),
-                device_read(&m->dev, near, received[step->kind][step->receive_buffer], sizeof near);
+        if (pipeline_source(&s, step) >= 0) {
+            comm_wait(&m->comm, &receive[step->kind][step->receive_buffer]);
+            device_read(&m->dev, near, received[step->kind][step->receive_buffer], sizeof near);
+        }
         if (forward) device_write(&m->dev, kept[step->stage][step->activation_set], near, sizeof near);
         else device_read(&m->dev, x, kept[step->stage][step->activation_set], sizeof near);
         for (int e = 0; e < FLOATS; e++) near[e] = forward ? 3 * near[e] + (float)at : 5 * near[e] + x[e];
@@ -478,7 +516,10 @@ static void toy_body(Job *j, int rank) {
             float sum = 0;
             for (int e = 0; e < 2; e++) {
                 float in[MOST_STAGES * MOST_CHUNKS], v = (float)(k + (e ? (FLOATS - 1) % 3 : 0)), g = 1;
-                for (int at = 0; at < S; at++) in[at] = v, v = 3 * v + (float)at;
+                for (int at = 0; at < S; at++) {
+                    in[at] = v;
+                    v = 3 * v + (float)at;
+                }
                 for (int at = S - 1; at >= stage_number(&s, c); at--) g = 5 * g + in[at];
                 sum = e ? sum + g : g;
             }
@@ -501,7 +542,8 @@ static void test_toys(int process, int world, const Transport *transport) {
     for (toy_chunks = 1; toy_chunks <= 3; toy_chunks++)
         for (toy_micros = 1; toy_micros <= 2 * world + 1; toy_micros++) {
             if ((toy_chunks > 1 || CUDA_BUILD) && toy_micros % world) continue;
-            run_members(process, world, transport, 60, toy_body), toys++;
+            run_members(process, world, transport, 60, toy_body);
+            toys++;
         }
     snprintf(name, sizeof name, "%d ranks over %s: a pipeline of numbers by either schedule makes what one rank makes",
              world, transport->name);
@@ -580,7 +622,8 @@ static void test_pipeline(void) {
         test_toys(0, world, &transport_threads);
         test_toys(0, world, transport_find("nccl"));
     }
-    cuda_on_cpu.devices = devices, cuda_on_cpu.seed = seed;
+    cuda_on_cpu.devices = devices;
+    cuda_on_cpu.seed = seed;
 #endif
 }
 
@@ -596,15 +639,28 @@ static void failing_body(Job *j, int rank) {
     int mine = rank, all[8], c = failing_case;
     Request r[3] = ZERO;
     for (int k = 0; k < 2 && c < EMPTY; k++) { // two that do meet
-        if (rank < 2) message(m, &r[0], rank ? RECEIVE : SEND, !rank, k, buffer, 64), comm_wait(&m->comm, &r[0]);
+        if (rank < 2) {
+            message(m, &r[0], rank ? RECEIVE : SEND, !rank, k, buffer, 64);
+            comm_wait(&m->comm, &r[0]);
+        }
         all_gather_now(&m->comm, AXIS_WORLD, "ranks", &mine, all, sizeof mine);
     }
-    if (c == NOBODY_SENDS && rank == 1) message(m, &r[0], RECEIVE, 2, 2, buffer, 64), comm_wait(&m->comm, &r[0]);
-    if (c == NOBODY_SENDS && rank == 2) op_begin(&m->dev, OP_SWIGLU_FORWARD, 0, 0), sleep(20); // computes for ever
-    if (c == ONE_TOO_MANY && rank == 0) message(m, &r[0], SEND, 1, 2, buffer, 4096), comm_wait(&m->comm, &r[0]);
-    if (c == SWAPPED && rank < 2)
-        message(m, &r[1], rank ? RECEIVE : SEND, !rank, rank ? 3 : 2, buffer, 64),
-            message(m, &r[2], rank ? RECEIVE : SEND, !rank, rank ? 2 : 3, buffer + 64, 64);
+    if (c == NOBODY_SENDS && rank == 1) {
+        message(m, &r[0], RECEIVE, 2, 2, buffer, 64);
+        comm_wait(&m->comm, &r[0]);
+    }
+    if (c == NOBODY_SENDS && rank == 2) {
+        op_begin(&m->dev, OP_SWIGLU_FORWARD, 0, 0);
+        sleep(20); // computes for ever
+    }
+    if (c == ONE_TOO_MANY && rank == 0) {
+        message(m, &r[0], SEND, 1, 2, buffer, 4096);
+        comm_wait(&m->comm, &r[0]);
+    }
+    if (c == SWAPPED && rank < 2) {
+        message(m, &r[1], rank ? RECEIVE : SEND, !rank, rank ? 3 : 2, buffer, 64);
+        message(m, &r[2], rank ? RECEIVE : SEND, !rank, rank ? 2 : 3, buffer + 64, 64);
+    }
     if (c == OTHER_SIZE && rank < 2) message(m, &r[1], rank ? RECEIVE : SEND, !rank, 2, buffer, rank ? 128 : 64);
     if (c == EMPTY && rank == 0) message(m, &r[0], SEND, 1, 0, buffer, 0);
     if (c == TO_ITSELF && rank == 0) message(m, &r[0], SEND, 0, 0, buffer, 64);
@@ -613,7 +669,10 @@ static void failing_body(Job *j, int rank) {
     sleep(20);
 }
 
-static void run_failing(void *arguments) { (void)arguments, run_members(0, 3, &transport_threads, 1, failing_body); }
+static void run_failing(void *arguments) {
+    (void)arguments;
+    run_members(0, 3, &transport_threads, 1, failing_body);
+}
 
 static void test_messages_that_fail(void) {
     static const struct {

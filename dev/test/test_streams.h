@@ -47,7 +47,8 @@ static void test_orders(void) {
     StepBits first[20] = ZERO;
     uint64_t before = cuda_on_cpu.seed;
     int devices = cuda_on_cpu.devices;
-    cuda_on_cpu.devices = 2, bits_steps = 6;
+    cuda_on_cpu.devices = 2;
+    bits_steps = 6;
     compare_bits("odd", 0, 1, 1, &transport_threads, "", first, 1);
     for (int seed = 0; seed < 8; seed++) {
         char more[160];
@@ -73,7 +74,8 @@ static void test_orders(void) {
         int world;
     } meshes[] = {
         {" --tp 2 --pp 2", 4}, {" --pp 2", 2}, {" --cp 2 --recompute full", 2}, {" --tp 2 --pp 2 --lora-rank 3", 4}};
-    cuda_on_cpu.devices = 4, bits_steps = 3;
+    cuda_on_cpu.devices = 4;
+    bits_steps = 3;
     for (int i = 0; i < 4; i++)
         for (int seed = 0; seed < (i == 1 ? 16 : 8); seed++) { // their sums are made in another order than one rank's;
                                                                // what two stages do to each other is seldom seen
@@ -84,7 +86,9 @@ static void test_orders(void) {
                      10 + seed);
             compare_bits("tied", 0, meshes[i].world, 1, by_nccl ? nccl : &transport_threads, more, first, !seed);
         }
-    cuda_on_cpu.seed = before, cuda_on_cpu.devices = devices, bits_steps = 20;
+    cuda_on_cpu.seed = before;
+    cuda_on_cpu.devices = devices;
+    bits_steps = 20;
 }
 
 typedef struct {
@@ -108,8 +112,10 @@ static Beside read_beside(const char *path) {
             beside |= from < end && to > start;
         }
         int gather = !strncmp(name, "all_gather", 10);
-        b.gathers += gather, b.hidden += gather && beside, b.reductions += !gather,
-            b.reduced_beside += !gather && beside;
+        b.gathers += gather;
+        b.hidden += gather && beside;
+        b.reductions += !gather;
+        b.reduced_beside += !gather && beside;
     }
     cJSON_Delete(root);
     free(text);
@@ -122,7 +128,7 @@ static void test_timeline_of_gpus(const Transport *transport) {
     snprintf(file, sizeof file, "gpus-%s.json", transport->name);
     snprintf(path, sizeof path, "%s/%s", scratch_dir, file);
     Costs before = cuda_on_cpu.costs;
-    cuda_on_cpu.costs.enqueue = 0.01,
+    cuda_on_cpu.costs.enqueue = 0.01;
     cuda_on_cpu.costs.launch = cuda_on_cpu.costs.product = 20; // a host that is ahead of its GPU
     TraceFound t = trace_run(file, 0, 2, 3, 0, transport);
     cuda_on_cpu.costs = before;

@@ -249,7 +249,9 @@ static int comes_back(const Tokenizer *t, const char *text, size_t len, size_t *
 }
 
 static uint64_t token_random(uint64_t *state) { // xorshift64 (Marsaglia 2003)
-    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
     return *state;
 }
 
@@ -282,18 +284,21 @@ static void test_tokenizer_round_trip(const Tokenizer *t) {
     char text[256];
     size_t count, lost = 0, tried = 0;
     for (int i = 0; i < 256; i++) text[i] = (char)i;
-    lost += !comes_back(t, text, 256, &count), tried++;
+    lost += !comes_back(t, text, 256, &count);
+    tried++;
     for (int i = 0; i < 3000; i++) {
         size_t len = token_random(&state) % 256;
         for (size_t j = 0; j < len; j++) text[j] = (char)token_random(&state);
-        lost += !comes_back(t, text, len, &count), tried++;
+        lost += !comes_back(t, text, len, &count);
+        tried++;
         for (len = 0; len < 200;) {
             const char *part = parts[token_random(&state) % (sizeof parts / sizeof parts[0])];
             memcpy(text + len, part, strlen(part));
             len += strlen(part);
             if (token_random(&state) % 16 == 0) break;
         }
-        lost += !comes_back(t, text, len, &count), tried++;
+        lost += !comes_back(t, text, len, &count);
+        tried++;
     }
     CHECK("tokenizer: any bytes come back, UTF-8 or not", lost == 0, "%zu of %zu texts differ", lost, tried);
 }
@@ -407,7 +412,9 @@ static void test_tokenizer_cases(const char *name, CaseCheck kind, const Tokeniz
     }
     CHECK(name, texts > 400 && !differ && !lost, "%d of %d texts differ, %d do not come back%s", differ, texts, lost,
           wrong);
-    free(all), free(bytes), free(ids);
+    free(all);
+    free(bytes);
+    free(ids);
 }
 
 /* Cuts random texts at every place that cut_next names, and elsewhere, which must show. */
@@ -467,14 +474,22 @@ static void test_tokenizer_cuts(const Tokenizer *t) {
             size_t n = tokenizer_encode(t, text, at, &ids[1], &capacity[1], 0);
             n = tokenizer_encode(t, text + at, len - at, &ids[1], &capacity[1], n);
             int same = n == whole && !memcmp(ids[0], ids[1], n * sizeof **ids);
-            if (at == next) cuts++, wrong += !same;
-            else elsewhere++, shown += !same;
+            if (at == next) {
+                cuts++;
+                wrong += !same;
+            } else {
+                elsewhere++;
+                shown += !same;
+            }
         }
     }
     CHECK("tokenizer: text cut behind a word or number has the tokens of the whole",
           wrong == 0 && cuts > 10000 && shown > elsewhere / 4, "%zu of %zu cuts change tokens, %zu of %zu elsewhere",
           wrong, cuts, shown, elsewhere);
-    pcre2_code_free(cut), pcre2_match_data_free(match), free(ids[0]), free(ids[1]);
+    pcre2_code_free(cut);
+    pcre2_match_data_free(match);
+    free(ids[0]);
+    free(ids[1]);
 }
 
 static void test_tokenizer_tiktoken(const char *path) {
@@ -532,7 +547,8 @@ static void expect_bad_own(const char *path, const char *name, int line, const c
     sprintf(bad, "%.*s%s%s", (int)(at - good), good, instead, strchr(at, '\n') + 1);
     test_write(path, bad, strlen(bad));
     expect_user_error(name, test_open_tokenizer, path, part);
-    free(good), free(bad);
+    free(good);
+    free(bad);
 }
 
 static void test_own_malformed(const char *path) {
@@ -637,7 +653,8 @@ static void test_own_ids(const char *path) {
           "%d", tokenizer_special(t, "<|im_end|>"));
     tokenizer_close(t);
     char *no_piece = test_own_text(), *split = strstr(no_piece, "split "), *rest = strchr(split, '\n');
-    memcpy(split, "split [abc ]+", 13), memmove(split + 13, rest, strlen(rest) + 1);
+    memcpy(split, "split [abc ]+", 13);
+    memmove(split + 13, rest, strlen(rest) + 1);
     test_write(path, no_piece, strlen(no_piece));
     expect_user_error("byte-level BPE: an expression that leaves text over ends with a sentence", test_own_encode, path,
                       "no piece at byte 4 of a text of 7 bytes");
@@ -681,7 +698,10 @@ static void test_own_cases(const char *name, CaseCheck kind, const Tokenizer *t)
             snprintf(wrong, sizeof wrong, "; the first is %.*s", (int)width, wanted);
     }
     CHECK(name, texts > 200 && !differ, "%d of %d texts differ%s", differ, texts, wrong);
-    free(texts_all), free(wanted_all), free(bytes), free(ids);
+    free(texts_all);
+    free(wanted_all);
+    free(bytes);
+    free(ids);
 }
 
 static void test_own_tokenizer(const char *path) {

@@ -8,9 +8,9 @@
 #ifdef HAVE_MPI
 static const double longest_poll = 1e-4; // seconds of processor time: a poll takes less, computing takes more
 static struct {
-    int incomplete;      // the last MPI_Test found its request incomplete
-    double at, cpu;      // when it was called, in seconds of the clock and of this thread's processor time
-    double seconds;      // in which this process waited, so far
+    int incomplete; // the last MPI_Test found its request incomplete
+    double at, cpu; // when it was called, in seconds of the clock and of this thread's processor time
+    double seconds; // in which this process waited, so far
 } witness;
 
 int MPI_Test(MPI_Request *request, int *complete, MPI_Status *status) {
