@@ -1,13 +1,16 @@
-"""from_meta.py: Llama 3 as Meta releases it, consolidated.NN.pth and params.json, as a Hugging Face directory.
+"""from_meta.py: converts Meta's releases of Llama 3, consolidated.NN.pth and params.json, to a Hugging Face directory.
 
     pip install torch
     python dev/data/from_meta.py DIR OUTDIR [--rope-factor F] [--positions N]
 
-Writes config.json, model.safetensors (in the dtype of the release) and tokenizer.model, which ./train_llama3 --model and
-transformers read. Handled: Llama 3, 3.1, 3.2 (1B, 3B) and 3.3, base and instruct, in one or several model-parallel parts; not
-the vision models, nor quantized ones. The parts are mapped, not read: memory holds one tensor at a time.
-params.json says whether RoPE is scaled but not by how much: 8, and 32 where embedding and head are tied, as Meta's models of
-3.1 and 3.2 on Hugging Face have it; nor for how many positions the model was made: 131,072 where it is scaled, else 8,192.
+Writes config.json, model.safetensors (in the dtype of the release) and tokenizer.model, which ./train_llama3 --model
+and transformers read. It handles Llama 3, 3.1, 3.2 (1B, 3B) and 3.3, base and instruct, in one or several
+model-parallel parts, but neither the vision models nor quantized ones. The parts are memory-mapped, so only one tensor
+at a time is in memory.
+
+params.json says whether RoPE is scaled, but not by how much. The factor is 8, or 32 if embedding and head are tied, as
+in Meta's 3.1 and 3.2 models on Hugging Face. It does not say either for how many positions the model was trained:
+131,072 if RoPE is scaled, otherwise 8,192.
 """
 
 import argparse
@@ -24,8 +27,9 @@ WHOLE, ROWS, COLUMNS = (
     None,
     0,
     1,
-)  # how a tensor lies in the parts: every one has it, or they are parts of dimension 0 or 1
-# Meta's name, Hugging Face's, how it is split. torch's Linear keeps (out, in): a product split by outputs is split by rows.
+)  # how a tensor is distributed over the parts: each has all of it, or a slice of dimension 0 or 1
+# Meta's name, Hugging Face's name, how it is split. torch.nn.Linear stores (out, in), so a linear layer that is split
+# by its outputs is split by rows.
 MODEL = [
     ("tok_embeddings.weight", "model.embed_tokens.weight", ROWS),
     ("norm.weight", "model.norm.weight", WHOLE),
@@ -42,7 +46,7 @@ BLOCK = [
     ("feed_forward.w2.weight", "mlp.down_proj.weight", COLUMNS),
     ("feed_forward.w3.weight", "mlp.up_proj.weight", ROWS),
 ]
-SPECIAL_TOKENS = 256  # behind the base vocabulary; <|begin_of_text|> is the first of them
+SPECIAL_TOKENS = 256  # after the base vocabulary; <|begin_of_text|> is the first of them
 END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN = 1, 8, 9
 
 
@@ -50,7 +54,7 @@ def die(text):
     sys.exit(f"error: {text}")
 
 
-# ---------------------------------------------------------------- what is read
+# ---------------------------------------------------------------- reading
 
 
 def read_params(folder):
@@ -95,7 +99,7 @@ def open_parts(folder):
     for path in paths:
         try:
             part = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        except Exception as error:  # pickle, zip and torch have kinds of their own
+        except Exception as error:  # pickle, zip and torch raise errors of many types
             die(
                 f"{path} cannot be read: {str(error).splitlines()[0]}; expected a file of weights as torch saves them; "
                 f"download it again"
@@ -114,7 +118,7 @@ def open_parts(folder):
 
 
 class Release:
-    """The parts as one model: names, shapes, and each tensor as Hugging Face has it."""
+    """The parts as one model: names, shapes, and each tensor in Hugging Face's layout."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -195,13 +199,13 @@ class Release:
 
 
 def rows_by_halves(matrix, head_dim):
-    """RoPE turns pairs of a head's rows. Meta's are neighbours, 2i and 2i + 1; Hugging Face's are i and i + HD/2:
-    (heads, HD/2, 2, C) to (heads, 2, HD/2, C)."""
+    """RoPE rotates pairs of a head's rows. In Meta's layout a pair is adjacent, 2i and 2i + 1; in Hugging Face's it is
+    i and i + HD/2. Reorders (heads, HD/2, 2, C) to (heads, 2, HD/2, C)."""
     rows, columns = matrix.shape
     return matrix.reshape(rows // head_dim, head_dim // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
 
 
-# ---------------------------------------------------------------- what is written
+# ---------------------------------------------------------------- writing
 
 
 def config(release, factor, positions):
@@ -238,7 +242,7 @@ def config(release, factor, positions):
 
 
 def write_weights(release, path):
-    """safetensors: 8 bytes length of the header, the header as JSON, the tensors one behind the other."""
+    """safetensors: 8 bytes with the length of the header, the header as JSON, then the tensors."""
     import torch
 
     header, at = {"__metadata__": {"format": "pt"}}, 0
@@ -263,7 +267,7 @@ def write_weights(release, path):
 
 
 def find_tokenizer(folder):
-    """Beside the weights, or where Meta's downloads of Llama 3 keep it."""
+    """Next to the weights, or in the folder above, where Meta's downloads of Llama 3 put it."""
     for path in (folder / "tokenizer.model", folder.parent / "tokenizer.model"):
         if path.is_file():
             return path

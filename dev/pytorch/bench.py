@@ -4,25 +4,27 @@
     python dev/pytorch/bench.py --write                          # writes dev/results/cpu-<processor>.md
     python dev/pytorch/bench.py --models bench-8m --only fsdp2,ours --rounds 1
 
-A step is forward + backward + clip + AdamW on random tokens, the same number of them for every contestant. Machines
-drift, so the contestants of a model and precision take turns, --rounds times, every other round in reverse; speeds are
-medians over the steps of all rounds, ratios medians of each round's ratio. Each contestant of PyTorch is a process or
-two of its own, so that none sees another's compile cache, and sleeps between turns: the CPU time it took then is
-measured and reported. --threads N (all cores) are one rank × N threads, or two ranks × N/2:
+A step is forward + backward + clipping + AdamW on random tokens, the same number of them for every contestant. Because
+machines drift, the contestants of a model and precision take turns, --rounds times, every other round in reverse order.
+Speeds are medians over the steps of all rounds, ratios are medians of each round's ratio. Each PyTorch contestant runs
+in processes of its own, so that none shares another's compile cache, and sleeps between its turns; the CPU time that it
+uses while sleeping is measured and reported. --threads N (default: all cores) means one rank × N threads, or two
+ranks × N/2 threads:
 
-    eager, compiled         scaled_dot_product_attention, fused AdamW, autocast for bf16; torch.compile of the whole model
-    fsdp2, fsdp2-compiled   fully_shard over gloo: embedding, blocks and head (which stays gathered), as torchtitan does;
+    eager, compiled         scaled_dot_product_attention, fused AdamW, autocast for bf16; torch.compile of the model
+    fsdp2, fsdp2-compiled   fully_shard over gloo: embedding, blocks and head (which stays unsharded), as in torchtitan;
                             bf16 by MixedPrecisionPolicy, gradients reduced in fp32; torch.compile of blocks and head
     ours-1                  build/cpu-<precision>/train_llama3, one rank
     ours-threads, ours-mpi  FSDP on two ranks, as threads of a process and under mpirun
 
-PyTorch runs as it is installed. --tune-malloc lets its processes keep freed memory during a turn, on huge pages (glibc
-2.35 or newer), as the program's own arenas do; bench-8m then gains about a tenth. Tried with it, and no faster (CPU time
-of a step of bench-8m bf16, within 2 %): embedding and head in the root's unit, inputs of blocks cast to bf16, sums in
-place of averages, torch.compile of the whole model under FSDP2, max-autotune (one thread).
+PyTorch runs as it is installed. --tune-malloc lets its processes keep freed memory during a turn, on huge pages
+(glibc 2.35 or newer), as the program's arenas do; bench-8m becomes about a tenth faster. These were tried in addition
+and were not faster (CPU time of a step of bench-8m bf16, within 2 %): embedding and head in the root's unit, block
+inputs cast to bf16, sums instead of averages, torch.compile of the whole model under FSDP2, max-autotune (one
+thread).
 
-`--ours CMD` (repeatable) adds a line such as 'mpirun --bind-to none -np 2 build/cpu-bf16/train_llama3', run from the
-repository's root; its path names its precision. The program's speed is read from metrics.jsonl.
+`--ours CMD` (repeatable) adds a contestant such as 'mpirun --bind-to none -np 2 build/cpu-bf16/train_llama3', run from
+the repository's root; its path names its precision. The program's speed is read from metrics.jsonl.
 """
 
 import argparse
@@ -50,15 +52,15 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = {  # as in ../../README.md; both untied
+MODELS = {  # the program's presets of these names; both untied
     "bench-8m": dict(C=288, L=6, NH=6, NKV=6, FF=768, V=4096, T=256, B=8),
     "bench-125m": dict(C=768, L=12, NH=12, NKV=4, FF=2048, V=32000, T=512, B=2),
 }
 MEMORY = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
     ":glibc.malloc.top_pad=67108864"
-)  # in a turn, freed memory stays, on huge pages, as in the program's arenas
-RATIOS = [  # what, of whom, to the best of whom
+)  # during a turn, freed memory is kept, on huge pages, as in the program's arenas
+RATIOS = [  # label, numerator, the best of these as denominator
     ("1 rank / PyTorch compiled", "ours-1", ["compiled"]),
     ("1 rank / better of PyTorch eager and compiled", "ours-1", ["eager", "compiled"]),
     ("2 ranks, threads / 1 rank", "ours-threads", ["ours-1"]),
@@ -72,7 +74,7 @@ RATIOS = [  # what, of whom, to the best of whom
 
 
 class Block(nn.Module):
-    """Written for speed; reference.py is the one written to be read."""
+    """Written for speed; reference.py is the version written to be read."""
 
     def __init__(self, C, NH, NKV, FF, **_):
         super().__init__()
@@ -128,7 +130,8 @@ class Model(nn.Module):
 
 
 def shard(model, bf16, compiled):
-    """FSDP2 over all ranks, in torchtitan's units. The embedding gives bf16, so inputs need no cast (cos, sin stay fp32)."""
+    """FSDP2 over all ranks, with torchtitan's units. The embedding outputs bf16, so inputs need no cast (cos and sin
+    stay fp32)."""
     if compiled:
         for part in (*model.blocks, model.head):
             part.compile(dynamic=False)
@@ -139,12 +142,13 @@ def shard(model, bf16, compiled):
     )
     for part in (model.embed, *model.blocks):
         fully_shard(part, mp_policy=policy)
-    fully_shard(model.head, mp_policy=policy, reshard_after_forward=False)  # its backward comes next
+    fully_shard(model.head, mp_policy=policy, reshard_after_forward=False)  # its backward comes first
     fully_shard(model, mp_policy=policy)
 
 
 def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting, tune_malloc):
-    """One rank of a PyTorch contestant: for every number that arrives, trains as many steps and sends their seconds."""
+    """One rank of a PyTorch contestant: for each number that it receives, it trains that many steps and sends their
+    seconds."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model, batch, compiled = Model(**m), m["B"] // ranks, kind.endswith("compiled")
@@ -178,7 +182,7 @@ def worker(pipe, rank, ranks, threads, m, bf16, kind, meeting, tune_malloc):
 
 
 class PyTorch:
-    """One contestant: its processes keep their model between turns."""
+    """One contestant; its processes keep their model between turns."""
 
     def __init__(self, kind, m, precision, threads, tune_malloc):
         ranks = 2 if kind.startswith("fsdp2") else 1
@@ -238,7 +242,7 @@ class PyTorch:
 
 
 class Ours:
-    """The C program: a process of its own each turn."""
+    """The C program; each turn is a process of its own."""
 
     processes = ()
 
@@ -276,7 +280,7 @@ def shape(ranks, threads):
 
 
 def line_up(args, model, precision):
-    """The contestants of one model and precision that --only selects and this machine has."""
+    """The contestants of one model and precision that --only selects and that this machine can run."""
     chosen = lambda key: not args.only or key.startswith(tuple(args.only.split(",")))
     contestants = [
         PyTorch(kind, MODELS[model], precision, args.threads, args.tune_malloc)
@@ -298,7 +302,7 @@ def line_up(args, model, precision):
 
 
 def cpu_seconds(contestants):
-    """CPU time taken so far by the contestants' processes."""
+    """CPU time used so far by the contestants' processes."""
     stats = [
         Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2].split() for c in contestants for p in c.processes
     ]
@@ -306,7 +310,7 @@ def cpu_seconds(contestants):
 
 
 def compete(args, model, precision):
-    """-> {key: (name, [speeds of a round, for each round])}, and the CPU seconds that those who waited took a second."""
+    """Returns {key: (name, [speeds of each round])}, and the CPU seconds per second that waiting contestants used."""
     contestants, waits = line_up(args, model, precision), [0]
     result = {c.key: (c.name, []) for c in contestants}
     for r in range(-1, args.rounds):  # -1: PyTorch starts, compiles, warms up
@@ -337,7 +341,7 @@ def compete(args, model, precision):
 
 
 def ratio(result, mine, theirs):
-    """Median, least and greatest over rounds of mine / the best of theirs."""
+    """Median, minimum and maximum over rounds of mine / the best of theirs."""
     if mine not in result or not all(key in result for key in theirs):
         return "–"
     medians = {key: [statistics.median(s) for s in result[key][1]] for key in (mine, *theirs)}
@@ -346,7 +350,7 @@ def ratio(result, mine, theirs):
 
 
 def machine():
-    """The processor's name, and a line on it and the tree."""
+    """The processor's name, and a line about it and the commit."""
     info = dict(line.split(":", 1) for line in reversed(Path("/proc/cpuinfo").read_text().splitlines()) if ":" in line)
     info = {key.strip(): value.strip() for key, value in info.items()}
     name = " ".join(

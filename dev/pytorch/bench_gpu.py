@@ -1,16 +1,20 @@
-"""bench_gpu.py: a training step and attention of the CUDA build beside PyTorch's, in turns, on one GPU.
+"""bench_gpu.py: a training step and attention of the CUDA build and of PyTorch, in turns on one GPU.
 
     make CUDA=1 cuda-programs
-    python dev/pytorch/bench_gpu.py --out training-gpu.md      # what dev/gpu_check.sh does in its stages attention and training
+    python dev/pytorch/bench_gpu.py --out training-gpu.md      # dev/gpu_check.sh: stages attention and training
 
-A step is forward + backward of --accum micro-batches, clipping and AdamW on random tokens, to the end of its last kernel. The
-C program is a child process that keeps its model on the GPU and takes steps when asked (build/cuda-bf16/bench_gpu); PyTorch's
-model stays in this process; they take turns of a few steps, so that clocks and temperature are the same for both. Where both
-do not fit, one after the other has the GPU, twice. PyTorch: parameters, gradients and AdamW in fp32, bf16 autocast, a residual
-stream in bf16 (fast_llama.py), fused AdamW, foreach clipping; `compiled` is torch.compile of the whole model. `default`: the
-attention that PyTorch chooses, `flash`: its flash backend. What ran is read from the profiler. `pure bf16` has parameters and
-AdamW in bf16 as well, which trains differently.
---device cpu --tiny executes every line without a GPU; its times mean nothing. Without PyTorch the C program is measured alone.
+A step is forward + backward of --accum micro-batches, clipping and AdamW on random tokens, measured to the end of its
+last kernel. The C program is a child process that keeps its model on the GPU and runs steps on request
+(build/cuda-bf16/bench_gpu); PyTorch's model stays in this process. They take turns of a few steps, so that clocks and
+temperature are the same for both. If both do not fit into memory, each has the GPU to itself, twice.
+
+PyTorch has parameters, gradients and AdamW in fp32, bf16 autocast, a residual stream in bf16 (fast_llama.py), fused
+AdamW and foreach clipping. `compiled` is torch.compile of the whole model; `default` is the attention that PyTorch
+chooses, `flash` its flash backend (the profiler says which kernels ran); `pure bf16` also has parameters and AdamW in
+bf16, which trains differently.
+
+--device cpu --tiny executes every line without a GPU; its times mean nothing. Without PyTorch, only the C program is
+measured.
 """
 
 import argparse
@@ -41,7 +45,7 @@ KINDS = {
     "compiled": ("flash", "default"),
     "eager": ("default", "flash"),
     "compiled, pure bf16": ("default",),
-}  # in order of weight: time may end
+}  # most important first, because the time may run out
 MODELS = {
     "1B": dict(
         title="Llama-3.2-1B",
@@ -127,7 +131,7 @@ class Theirs:
         )
 
     def choose(self, kind, attention):
-        torch._dynamo.reset()  # attention is chosen when the model is traced
+        torch._dynamo.reset()  # the attention backend is chosen when the model is traced
         self.attention, self.forward = attention, self.model
         if kind.startswith("compiled"):
             self.forward = torch.compile(
@@ -141,7 +145,7 @@ class Theirs:
     def close(self):
         del self.model, self.optimizer, self.forward
         torch._dynamo.reset()
-        gc.collect()  # what was compiled refers to itself
+        gc.collect()  # compiled models contain reference cycles
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
@@ -157,7 +161,7 @@ class Theirs:
         return loss
 
     def steps(self, count):
-        """Milliseconds of each, and the last loss."""
+        """Milliseconds of each step, and the last loss."""
         ms = []
         for _ in range(count):
             self.wait()
@@ -168,7 +172,7 @@ class Theirs:
         return ms, loss.item()
 
     def attention_kernels(self):
-        """What attention ran, by the profiler: the two that took longest."""
+        """The two attention kernels that took longest, according to the profiler."""
         on = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (self.device == "cuda")
         try:
             with torch.profiler.profile(activities=on) as profile:
@@ -188,7 +192,7 @@ class Theirs:
                 )
                 or "none found"
             )
-        except RuntimeError as error:  # no permission to profile, on some machines
+        except RuntimeError as error:  # some machines do not permit profiling
             return f"not known ({str(error).splitlines()[0][:60]})"
 
 
@@ -196,7 +200,8 @@ class Theirs:
 
 
 class Ours:
-    """A child process; ask() sends it a line and reads the JSON object that answers. It need not be there while PyTorch has the GPU."""
+    """A child process; ask() sends it a line and reads the JSON object that answers. It may be closed while PyTorch
+    has the GPU."""
 
     def __init__(self, args, what):
         environment = dict(os.environ, **({"LD_LIBRARY_PATH": args.library_path} if args.library_path else {}))
@@ -222,8 +227,8 @@ class Ours:
 
 
 class Report:
-    """Markdown under one heading of --out, on disk after each line; what other calls wrote under other headings stays. Bounds
-    and JSON objects are printed, for gpu_check.sh to collect."""
+    """Markdown under one heading of --out, written to disk after each line; text under other headings, written by
+    other calls, is kept. Bounds and JSON objects are also printed, for gpu_check.sh to collect."""
 
     def __init__(self, args, heading):
         self.path, self.heading, self.text = args.out, heading, []
@@ -275,7 +280,7 @@ class Report:
 
 
 def start_ours(args, m, folder):
-    """The child, with its first steps done: expected, dry-run and measured traffic have been compared."""
+    """Starts the child and runs its first steps, which compare expected, dry-run and measured traffic."""
     config = dict(
         model_type="llama",
         hidden_size=m["C"],
@@ -329,7 +334,8 @@ def out_of_time(args, seconds, report, what):
 
 
 def measure(report, args, theirs, kind, attention, ours, mine):
-    """Milliseconds of PyTorch run in one way, and of ours in turns with it; where ours is not resident, those of its last turn."""
+    """Milliseconds of PyTorch, and of ours in turns with it. If ours is not resident, its milliseconds are those of
+    its last turn."""
     begun = time.monotonic()
     theirs.choose(kind, attention)
     if theirs.device == "cuda":
@@ -357,7 +363,7 @@ def train(args, name):
     m = dict(MODELS[name])
     room = torch.cuda.get_device_properties(0).total_memory if torch and args.device == "cuda" else 0
     apart = name in ("8B", "tiny-apart") or 0 < room < 100e9
-    if 0 < room < 120e9:  # fp32 state, and what a step takes beside it: 16 blocks in 141 GB
+    if 0 < room < 120e9:  # fp32 state plus what a step needs: 16 blocks in 141 GB
         m["L"] = min(m["L"], m["few"])
     report, times = Report(args, m["title"].format(**m)), {}
     report.say(
@@ -402,7 +408,7 @@ def train(args, name):
                         ms, own = measure(report, args, theirs, kind, attention, None if apart else ours, mine)
                         both = times.setdefault((kind, attention), ([], []))
                         both[0].extend(ms), both[1].extend(own)
-                        if (kind, attention) in BOUNDS:  # told at once, and again after a second turn
+                        if (kind, attention) in BOUNDS:  # reported immediately, and again after a second turn
                             report.bound(
                                 f"{report.heading}: speed / PyTorch {kind}, {attention}",
                                 BOUNDS[kind, attention],
@@ -422,7 +428,8 @@ def train(args, name):
 
 
 def torch_attention(m, device, HD, name, calls):
-    """Milliseconds of forward and of backward on tensors as the model has them, call by call; on a GPU all are enqueued at once."""
+    """Milliseconds of forward and of backward, call by call, on tensors in the model's layout; on a GPU all calls are
+    enqueued at once."""
     qkv = torch.randn(1, m["T"], (m["NH"] + 2 * m["NKV"]) * HD, device=device, dtype=torch.bfloat16).view(
         1, m["T"], -1, HD
     )
@@ -435,7 +442,7 @@ def torch_attention(m, device, HD, name, calls):
         if device == "cuda":
             marks[-1].record()
 
-    for _ in range(3 + calls):  # three to warm up
+    for _ in range(3 + calls):  # three warm-up calls
         mark()
         with backend(name):
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

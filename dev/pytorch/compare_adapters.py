@@ -1,11 +1,14 @@
-"""compare_adapters.py: adapters that the program trains beside SmolLM2-135M-Instruct, in PEFT and transformers, and its 8-bit base.
+"""compare_adapters.py: LoRA on SmolLM2-135M-Instruct: adapters in PEFT and transformers, the int8 base.
 
-    make PRECISION=fp32 programs && dev/data/smollm2.py data/smollm2 && TOKENIZER=data/smollm2/tokenizer.model VAL_FRACTION=0.01 dev/data/kjv.sh data/kjv-finetune
+    make PRECISION=fp32 programs
+    dev/data/smollm2.py data/smollm2
+    TOKENIZER=data/smollm2/tokenizer.model VAL_FRACTION=0.01 dev/data/kjv.sh data/kjv-finetune
     python dev/pytorch/compare_adapters.py [--steps 100] [--out dev/results/adapters.md]
 
-Needs torch, transformers, peft. On the King James text: 100 steps of LoRA with the base in fp32 and in 8 bits, validated; the adapters through
-PEFT's from_pretrained, and merged into a model through transformers', beside the program's logits (fp32 build); steps a second of full fine-tuning
-and of adapters, in turns. The package's weights were quantized once, to 4 bits a number. Ends with an error if a bound is missed.
+Needs torch, transformers and peft. On the King James text: 100 steps of LoRA with the base in fp32 and in int8, with
+validation; the logits of the adapters loaded by PEFT, and of the merged model loaded by transformers, against the
+program's (fp32 build); steps per second of full fine-tuning and of LoRA, in turns. The package's weights were
+quantized to 4 bits once. Ends with an error if a bound is missed.
 """
 
 import argparse
@@ -35,7 +38,7 @@ def commit():
 
 
 def train(out, model, data, steps, *more):
-    """Runs the program; the lines of its metrics."""
+    """Runs the program; returns the lines of its metrics."""
     run(
         TRAIN,
         "--model",
@@ -84,7 +87,7 @@ def compare_logits(report, scratch, model, ids):
     peft = PeftModel.from_pretrained(base, scratch / "adapters").eval()
     mine, peft_logits = ours(model, scratch / "adapters"), theirs(peft)
     plain = theirs(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval())
-    without = largest(ours(model), plain)  # 30 blocks in fp32, whose sums are in another order
+    without = largest(ours(model), plain)  # 30 blocks in fp32, with sums in another order
     report.add(
         f"logits of {WINDOWS} x {T} tokens, up to {numpy.abs(mine).max():.0f}, adapters as PEFT loads them: largest "
         f"difference {largest(mine, peft_logits):.1e} (without adapters {without:.1e}); relative",
@@ -111,7 +114,7 @@ def compare_logits(report, scratch, model, ids):
         "<= 1e-5",
         relative(mine, merged) <= 1e-5 and largest(mine, merged) <= 2 * without,
     )
-    # their norms round to fp32 whatever the model is in
+    # transformers' norms round to fp32, whatever the model's dtype is
     LlamaRMSNorm.forward = lambda norm, x: (
         norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
     )
@@ -154,7 +157,7 @@ def compare_logits(report, scratch, model, ids):
 
 
 def compare_stored(report, scratch, model):
-    """The 8-bit files, widened in PyTorch as the README says."""
+    """Compares the int8 files, dequantized in PyTorch as docs/guide/lora-and-int8.md says."""
     run(TRAIN, "--model", model, "--export", scratch / "int8", "--dtype", "int8", "--ranks", 2)
     run(TRAIN, "--model", scratch / "int8", "--export", scratch / "widened")
     stored, widened, whole = (

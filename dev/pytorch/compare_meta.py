@@ -1,11 +1,12 @@
-"""compare_meta.py: holds dev/data/from_meta.py against Meta's own model code.
+"""compare_meta.py: compares dev/data/from_meta.py with Meta's own model code.
 
     python compare_meta.py [--program ../../build/cpu-fp32/train_llama3]        needs torch, transformers, llama-models
 
-Small random models of llama-models' Transformer, saved as releases are (one to four parts, fp32 and bf16, with and without
-scaled RoPE, tied or not), are converted; then the logits of transformers' LlamaForCausalLM, and the loss of the C program, are
-compared with Meta's. Each case must also notice what it is there for: queries that are not turned round, RoPE not scaled, parts
-joined in another order. What is no release must be refused. Ends with an error where a bound is missed.
+Small random models of llama-models' Transformer, saved as releases are (one to four parts, fp32 and bf16, with and
+without scaled RoPE, tied or not), are converted. Then the logits of transformers' LlamaForCausalLM and the loss of
+the C program are compared with Meta's. Each case must also detect the error that it is there for: queries in the
+wrong order, RoPE without scaling, parts joined in another order. What is not a release must be refused. Ends with an
+error if a bound is missed.
 """
 
 import argparse
@@ -25,13 +26,13 @@ from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
 TOP = Path(__file__).resolve().parent.parent.parent
-BOUND, NOTICED = 5e-5, 1e-2  # of logits and losses of the order of 1; what a mistake must change
+BOUND, NOTICED = 5e-5, 1e-2  # of logits and losses of about 1; how much an error must change them
 T, WINDOWS, VOCABULARY = 96, 3, 512
-SPLIT = {}  # name of a stand-in's class: which dimension fairscale splits
+SPLIT = {}  # class to replace: which dimension fairscale splits
 
 
 def stand_in(name, base, dimension, takes):
-    """fairscale's layer on one process is torch's. `takes`: how many of the arguments are sizes."""
+    """On one process, fairscale's layers equal torch's. `takes`: how many of the arguments are sizes."""
 
     def init(self, *sizes, **options):
         base.__init__(self, *sizes[:takes], **({"bias": False} if base is nn.Linear else {}))
@@ -41,7 +42,7 @@ def stand_in(name, base, dimension, takes):
 
 
 def meta_model():
-    """llama-models' model.py, whose layers are fairscale's."""
+    """llama-models' model.py, with fairscale's layers replaced."""
     layers = types.ModuleType("fairscale.nn.model_parallel.layers")
     layers.ColumnParallelLinear = stand_in("ColumnParallelLinear", nn.Linear, 0, 2)
     layers.RowParallelLinear = stand_in("RowParallelLinear", nn.Linear, 1, 2)
@@ -57,7 +58,7 @@ def meta_model():
 
 
 def release(folder, parts, params, dtype, tied, classes):
-    """Writes one as Meta does; returns the model."""
+    """Writes a release as Meta does; returns the model."""
     arguments, transformer = classes
     model = transformer(arguments(max_batch_size=WINDOWS, max_seq_len=T, **params))
     for name, p in model.named_parameters():
@@ -102,14 +103,14 @@ def logits(folder, tokens, change=None):
         return model(tokens).logits
 
 
-def unturned(model):  # queries and keys in Meta's order again
+def unturned(model):  # queries and keys back in Meta's order
     c = model.config
     for layer in model.model.layers:
         for p in (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight):
             p.data = p.data.reshape(-1, 2, c.head_dim // 2, c.hidden_size).transpose(1, 2).reshape(p.shape)
 
 
-def swapped(model):  # the parts of one product the other way round
+def swapped(model):  # the parts of one linear layer in reverse order
     for layer in model.model.layers:
         layer.mlp.down_proj.weight.data = layer.mlp.down_proj.weight.data.roll(
             model.config.intermediate_size // 2, dims=1
@@ -139,7 +140,7 @@ def program_loss(program, folder, tokens, scratch):
     losses = []
     for i, window in enumerate(tokens):
         file = scratch / f"window-{i}.tok"
-        token_file(file, window, folder / "tokenizer.model")  # a window is a file's only one
+        token_file(file, window, folder / "tokenizer.model")  # each file has one window
         run = subprocess.run(
             [program, "--model", folder, "--eval", file, "--seq", str(T - 1), "--batch", "1", "--threads", "1"],
             capture_output=True,
@@ -182,7 +183,7 @@ def compare(scratch, program, classes):
         )
         model = release(folder, parts, params, dtype, tied, classes)
         scaled = params.get("use_scaled_rope", False)
-        made = convert(folder, out, *(["--rope-factor", "8"] if tied else []))  # Meta's code knows of no other factor
+        made = convert(folder, out, *(["--rope-factor", "8"] if tied else []))  # Meta's code has no other factor
         if made.returncode:
             sys.exit(f"error: {label}: {made.stderr.strip()}")
         tokens = torch.randint(0, VOCABULARY - 256, (WINDOWS, T))
@@ -221,7 +222,7 @@ def compare(scratch, program, classes):
 
 
 def refusals(scratch):
-    """Each change of a good release, and what the sentence must say."""
+    """Changes of a good release, each with a part of the message that must refuse it."""
     good = scratch / "release-1"
 
     def changed(name, change):

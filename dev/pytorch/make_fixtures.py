@@ -28,17 +28,17 @@ from transformers import LlamaForCausalLM  # noqa: E402  (after the environment:
 from transformers.utils import logging  # noqa: E402
 
 TOLERANCE = 1e-5      # reference against transformers, ||delta|| / ||theirs||, both in fp32
-TEETH = 1e-3          # what a case is about must move some gradient by more than this, 100 times the tolerance
+TEETH = 1e-3          # what a case tests must change some gradient by more than this, 100 times the tolerance
 SIZE_LIMIT = 5_000_000  # bytes, all fixtures together: they are committed
 STEPS, CLIP = 10, 1.0
 
 LLAMA31 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                original_max_position_embeddings=8192)
 
-# C, FF, L, NH, NKV, V: the model; HD only where config.json is to name head_dim; B, T: the batch.
-# `ignored`: share of targets that are IGNORE. `std`: of the matrices, `small` of those that write the residual.
-# `teeth`: Config fields that a wrong program would read so; the gradients must notice.
-# `saved`: config.json as transformers 5 saves it (rope_parameters), else as on the Hub (rope_theta, rope_scaling).
+# C, FF, L, NH, NKV, V: the model; HD only if config.json is to name head_dim; B, T: the batch.
+# `ignored`: share of targets that are IGNORE. `std`: of the matrices, `small` of those before the residual stream.
+# `teeth`: Config fields as a wrong program would read them; the gradients must differ then.
+# `saved`: config.json as transformers 5 saves it (rope_parameters), otherwise as on the Hub (rope_theta, rope_scaling).
 CASES = {
     "base": dict(C=64, FF=72, L=2, NH=4, NKV=2, V=256, B=2, T=32, teeth=dict(rope_theta=10000.0)),
     "tied": dict(C=32, FF=48, L=2, NH=4, NKV=2, V=128, B=2, T=24, tied=True, ignored=0.25, std=0.15, final=True),
@@ -57,7 +57,8 @@ CASES = {
                 teeth=dict(rms_norm_eps=1e-5)),
     "longer": dict(C=24, FF=40, L=1, NH=6, NKV=2, HD=64, V=64, B=1, T=200, std=0.15),
     "headdim128": dict(C=16, FF=24, L=1, NH=2, NKV=1, HD=128, V=64, B=2, T=77, std=0.15),
-    "documents": dict(C=16, FF=24, L=2, NH=4, NKV=2, HD=8, V=48, B=4, T=37, std=0.25, document_end=2, teeth=dict(document_end=None)),
+    "documents": dict(C=16, FF=24, L=2, NH=4, NKV=2, HD=8, V=48, B=4, T=37, std=0.25, document_end=2,
+                      teeth=dict(document_end=None)),
 }
 
 
@@ -65,7 +66,7 @@ CASES = {
 # inputs: configuration, weights, batch
 
 def config_json(c):
-    """As in the published Llama 3 repositories; head_dim is named in 3.2's only, eos_token_id can be a list."""
+    """As in the published Llama 3 repositories; head_dim appears only in 3.2's, and eos_token_id can be a list."""
     config = {
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
         "eos_token_id": [1, 2] if c.get("scaling") else 1, "hidden_act": "silu", "hidden_size": c["C"],
@@ -82,7 +83,7 @@ def config_json(c):
 
 
 def draw_weights(config, c, rng):
-    """Wider than a usual initialization, so that attention is far from uniform and no gradient is tiny."""
+    """Larger than a usual initialization, so that attention is far from uniform and no gradient is tiny."""
     weights = {}
     for name, p in Llama(config).state_dict().items():
         noise = torch.randn(p.shape, generator=rng)
@@ -121,10 +122,11 @@ def logits_of(model, ids):
 
 
 def mask_of(theirs, ids):
-    """What transformers adds to scores (B, 1, T, T) where documents are told apart; None: its own causal mask."""
+    """What transformers adds to the scores (B, 1, T, T) with a document mask; None: its own causal mask."""
     if theirs.document_end is None:
         return None
-    return torch.zeros((), dtype=theirs.dtype).masked_fill(hidden_keys(ids, theirs.document_end), torch.finfo(theirs.dtype).min)
+    hidden = hidden_keys(ids, theirs.document_end)
+    return torch.zeros((), dtype=theirs.dtype).masked_fill(hidden, torch.finfo(theirs.dtype).min)
 
 
 def gradients(model, ids, targets):
@@ -137,7 +139,7 @@ def gradients(model, ids, targets):
 
 
 def train(model, ids, targets):
-    """STEPS of AdamW on one batch: losses before each update, gradient norms before clipping, the final weights."""
+    """STEPS steps of AdamW on one batch: losses before each update, gradient norms before clipping, final weights."""
     model = copy.deepcopy(model)
     optimizer, losses, norms = adamw(model), [], []
     for _ in range(STEPS):
@@ -151,7 +153,7 @@ def train(model, ids, targets):
 
 
 def error(x, reference):
-    """||x - reference|| / ||reference||; where the reference is zero, ||x||."""
+    """||x - reference|| / ||reference||, or ||x|| if the reference is zero."""
     x, reference = x.double(), reference.double()
     norm = reference.norm()
     return ((x - reference).norm() / (norm if norm > 0 else 1.0)).item()
@@ -185,7 +187,7 @@ def expected(model, ids, targets, keep_final):
     out |= {f"bf16.grad_error.{n}": torch.tensor([error(low_grads[n], g)]) for n, g in ref_grads.items()}
     out |= {f"bf16.ref_grad.{n}": g for n, g in ref_grads.items()}
 
-    # how far fp32 itself is from the truth: no test can ask for less
+    # how far fp32 itself is from the exact result: no test can ask for less
     exact = copy.deepcopy(model).double()
     logits64, _, grads64 = gradients(exact, ids, targets)
     losses64, norms64, final64 = train(exact, ids, targets)
@@ -228,7 +230,8 @@ def make_case(name, c, seed, directory):
     their_logits, their_loss, their_grads = gradients(theirs, ids, targets)
     if set(grads) != set(their_grads):
         sys.exit(f"error: case {name}: parameter names differ: {sorted(set(grads) ^ set(their_grads))}")
-    own_loss = theirs(ids, attention_mask=mask_of(theirs, ids), labels=targets, shift_labels=targets).loss.detach()  # transformers' own cross-entropy
+    # transformers' own cross-entropy
+    own_loss = theirs(ids, attention_mask=mask_of(theirs, ids), labels=targets, shift_labels=targets).loss.detach()
     d_logits = check(name, "logits", error(logits, their_logits), TOLERANCE)
     d_loss = check(name, "loss", max(error(loss, their_loss), error(loss, own_loss)), TOLERANCE)
     d_grad, where = worst(grads, their_grads)
@@ -237,7 +240,7 @@ def make_case(name, c, seed, directory):
     d_steps = check(name, f"losses and gradient norms of {STEPS} steps",
                     max(error(losses, their_losses), error(norms, their_norms)), TOLERANCE)
 
-    # would this case notice the mistake it is there for?
+    # would this case detect the error that it is there for?
     bite = ""
     if "teeth" in c:
         wrong = Llama(dataclasses.replace(config, **c["teeth"]))
@@ -292,7 +295,7 @@ def main():
             make_case(name, c, seed, Path(scratch))
             shutil.rmtree(args.out / name, ignore_errors=True)
             (args.out / name).mkdir(parents=True)
-            for file in Path(scratch).iterdir():  # not copytree: the scratch folder is private, fixtures are not
+            for file in Path(scratch).iterdir():  # not copytree: the scratch folder's permissions are private
                 (args.out / name / file.name).write_bytes(file.read_bytes())
     total = sum(f.stat().st_size for f in args.out.rglob("*") if f.is_file())
     print(f"{args.out}: {total:,d} bytes in all, limit {SIZE_LIMIT:,d}")

@@ -1,11 +1,12 @@
-"""What PyTorch makes of small inputs, op by op: the figures that the pages of dev/kernels hold their definitions against.
+"""make_kernel_fixtures.py: what PyTorch computes on small inputs, op by op, for the pages of dev/kernels.
 
     python make_kernel_fixtures.py                all ops into ../kernels/fixtures
     python make_kernel_fixtures.py swiglu         those of one function below
 
-Everything is float64, gradients by autograd. Inputs are rounded to bf16 first, so that both precisions read the same
-numbers. OP.N.bin is read by fixture_open in dev/kernels/page.h: a line `size …` (the case's sizes, as the page has them),
-lines `NAME ROWS COLS`, an empty line, the values. A tensor that the op updates is there before, NAME, and after, NAME.out.
+Everything is float64, with gradients by autograd. Inputs are rounded to bf16 first, so that both precisions read the
+same numbers. fixture_open in dev/kernels/page.h reads OP.N.bin: a line `size …` with the case's sizes in the page's
+order, lines `NAME ROWS COLS`, an empty line, the values. A tensor that the op updates is there twice: before as NAME,
+after as NAME.out.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def grads(out, dout, *inputs):
     return torch.autograd.grad(out, inputs, dout)
 
 
-# each function yields (op, size, tensors): op and names as in its page; sizes that divide nothing
+# each function yields (op, size, tensors): op and names as in its page; sizes that nothing divides
 
 
 def rmsnorm():
@@ -75,7 +76,7 @@ def swiglu():
 
 
 def embedding():
-    # ids, C, V, the table's first token; the page's sizes have two more before that
+    # ids, C, V, the table's first token; the page has two more sizes before that
     for ids, C, V, *first in (
         ([2, 0, 2, -1, 4, 2, -7, 1], 13, 5),
         ([0], 1, 1),
@@ -219,8 +220,8 @@ def linear():
 
 
 def attention():
-    # B, Tq, Tk, NH, NKV, HD, q_offset: query t sees keys 0 ... q_offset + t; the third has queries that see nothing. q_split,
-    # q_gap: queries from q_split on stand q_gap further
+    # B, Tq, Tk, NH, NKV, HD, q_offset: query t sees keys 0 ... q_offset + t; in the third case some queries see none.
+    # q_split, q_gap: queries from q_split on have positions q_gap later.
     for B, Tq, Tk, NH, NKV, HD, offset, *chunks in (
         (2, 7, 7, 4, 2, 10, 0),
         (1, 5, 23, 3, 1, 18, 18),
@@ -297,7 +298,7 @@ def main():
     torch.set_num_threads(1)
     out.mkdir(exist_ok=True)
     for name in args.ops or MAKERS:
-        torch.manual_seed(sum(name.encode()))  # an op's figures do not change when another is added
+        torch.manual_seed(sum(name.encode()))  # an op's inputs do not change when another op is added
         count = {}
         for op, size, tensors in MAKERS[name]():
             count[op] = count.get(op, 0) + 1

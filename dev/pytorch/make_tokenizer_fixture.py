@@ -1,15 +1,15 @@
-"""make_tokenizer_fixture.py: writes the texts, and the ids that tiktoken gives them, which test_tokenizer.h compares with.
+"""make_tokenizer_fixture.py: writes texts with tiktoken's ids, for test_tokenizer.h to compare with.
 
     python make_tokenizer_fixture.py [--tokenizer FILE] [--out DIR]
 
 Three tokenizers encode each text:
-- Llama 3's own, from PyPI's llama-models (`pip install tiktoken llama-models`): its ids stand in cases.txt, the file itself may not lie
-  here. The tests compare with them where the environment names it (LLAMA3_TOKENIZER).
-- one learned from these texts by tiktoken's own trainer, tokens.txt: always compared, it shows that merges are right.
-- `pairs`, in which any two bytes are a token: always compared, it shows where a text was split.
+- Llama 3's own, from PyPI's llama-models (`pip install tiktoken llama-models`): its ids are in cases.txt, but the file
+  itself may not be distributed here. The tests compare with these ids if LLAMA3_TOKENIZER names the file.
+- one trained on these texts by tiktoken's own trainer, tokens.txt: always compared; shows that merges are right.
+- `pairs`, in which any two bytes are a token: always compared; shows where a text was split.
 
-A line of cases.txt: name, base64 of the text's bytes, two hashes, ids. The hashes (FNV-1a over little-endian int32) are of tiktoken's ids
-with `pairs` and with tokens.txt; the ids are Llama 3's.
+A line of cases.txt: name, base64 of the text's bytes, two hashes, ids. The hashes (FNV-1a over little-endian int32) are
+of tiktoken's ids with `pairs` and with tokens.txt; the ids are Llama 3's.
 """
 
 import argparse
@@ -27,9 +27,10 @@ EXPRESSION = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-SHA256 = "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55"  # of the tokenizer.model of Llama 3, 3.1, 3.2 and 3.3
+# of the tokenizer.model of Llama 3, 3.1, 3.2 and 3.3
+SHA256 = "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55"
 
-# Sentences written for this file, a script or a language each.
+# Sentences written for this file, one per script or language.
 SCRIPTS = {
     "english": "The shop at the corner sells bread, buttons and, on Fridays, unreliable advice. Nobody's complained; "
     "they'd rather queue.",
@@ -83,13 +84,14 @@ SCRIPTS = {
     "adlam": "𞤀𞤣𞤤𞤢𞤥 𞥑𞥒𞥓",
 }
 
-# Letters and numbers assigned since Unicode 14, which older libraries take for signs: the ends of their ranges.
+# Letters and numbers assigned since Unicode 14, which older libraries treat as symbols: the ends of their ranges.
 NEW_LETTERS = """
-1c89 1c8a a7cb a7cd a7da a7dc 105c0 105f3 10d4a 10d65 10d6f 10d85 10ec2 10ec4 1123f 11240 11380 11389 1138b 1138e 11390 113b5 113b7 113d1 113d3 11bc0
-11be0 11f02 11f04 11f10 11f12 11f33 1342f 13441 13446 13460 143fa 16100 1611d 16d40 16d6c 18cff 1b132 1b155 1df25 1df2a 1e030 1e06d 1e4d0 1e4eb 1e5d0
-1e5ed 1e5f0 2b739 2ebf0 2ee5d 31350 323af"""
+1c89 1c8a a7cb a7cd a7da a7dc 105c0 105f3 10d4a 10d65 10d6f 10d85 10ec2 10ec4 1123f 11240 11380 11389 1138b 1138e
+11390 113b5 113b7 113d1 113d3 11bc0 11be0 11f02 11f04 11f10 11f12 11f33 1342f 13441 13446 13460 143fa 16100 1611d
+16d40 16d6c 18cff 1b132 1b155 1df25 1df2a 1e030 1e06d 1e4d0 1e4eb 1e5d0 1e5ed 1e5f0 2b739 2ebf0 2ee5d 31350 323af"""
 NEW_NUMBERS = """
-10d40 10d49 116d0 116e3 11bf0 11bf9 11f50 11f59 16130 16139 16d70 16d79 1ccf0 1ccf9 1d2c0 1d2d3 1e4f0 1e4f9 1e5f1 1e5fa"""
+10d40 10d49 116d0 116e3 11bf0 11bf9 11f50 11f59 16130 16139 16d70 16d79 1ccf0 1ccf9 1d2c0 1d2d3 1e4f0 1e4f9 1e5f1
+1e5fa"""
 
 EMOJI = {
     "faces": "😀😃 🙂🙃🫠 🥹 😶‍🌫️ ❤️ ❤ ☺️ ☺ ✂️",
@@ -143,8 +145,11 @@ CODE = {
     "diff": "@@ -1,4 +1,4 @@\n-    old_line();\n+    new_line();\n \n",
 }
 
-# Tokens that no merge of their parts leads to: found only because a piece is looked up whole first.
-WHOLE = "Việc này hợp nhiều điều. Každý všechno založ! Küçük bir gölge mümkün olsun, vardı. Даже глаза, например. Arthropoda しない .:.:.:.:.:.:.:.:"
+# Tokens that no sequence of merges produces: found only because a whole piece is looked up first.
+WHOLE = (
+    "Việc này hợp nhiều điều. Každý všechno založ! Küçük bir gölge mümkün olsun, vardı. "
+    "Даже глаза, например. Arthropoda しない .:.:.:.:.:.:.:.:"
+)
 
 ENDINGS = (
     "I'm you're he's she'd we've they'll don't I'M YOU'RE HE'S SHE'D WE'VE THEY'LL DON'T 'Re 'vE 'Ll 'lL it'S o'clock "
@@ -218,7 +223,8 @@ CONTROLS = {
 
 REST = b" and then 12345 words don't split"
 
-# Not UTF-8: from the first wrong byte on, tiktoken's _encode_bytes merges without splitting, the last piece before included.
+# Not UTF-8: from the first wrong byte on, tiktoken's _encode_bytes merges without splitting, including the last piece
+# before it.
 INVALID = {
     "all_bytes": bytes(range(256)),
     "all_bytes_backward": bytes(range(255, -1, -1)),
@@ -320,14 +326,14 @@ def encoding(ranks):
 
 
 def pairs():
-    """A tokenizer whose ids tell where pieces end: every byte, and every two bytes, are a token."""
+    """A tokenizer whose ids show where pieces end: every byte, and every two bytes, are a token."""
     return {bytes([i]): i for i in range(256)} | {
         bytes([i, j]): 256 + 256 * i + j for i in range(256) for j in range(256)
     }
 
 
 def learn(text):
-    """{bytes: rank} learned from a text by tiktoken's trainer."""
+    """{bytes: rank}, trained on a text by tiktoken's trainer."""
     from tiktoken._educational import bpe_train
 
     return bpe_train(text, LEARNED, EXPRESSION, visualise=None)
@@ -341,7 +347,7 @@ def fnv1a(data):
 
 
 def find_tokenizer(path):
-    """The path given, else $LLAMA3_TOKENIZER, else the one in the package llama-models."""
+    """The given path, or $LLAMA3_TOKENIZER, or the file in the package llama-models."""
     if path or os.environ.get("LLAMA3_TOKENIZER"):
         return Path(path or os.environ["LLAMA3_TOKENIZER"])
     try:

@@ -1,11 +1,11 @@
 """reference.py: Llama 3 as plain PyTorch, the model that the C program is compared with.
 
-Owns nothing but the mathematics: eager, explicit matrix products, no fused op, no cache, no dropout.
-A caller may rely on: parameters carry Hugging Face's names, so `state_dict()` is a model.safetensors;
-`make_fixtures.py` holds logits, loss and every gradient against transformers' LlamaForCausalLM.
+Only the mathematics: eager, explicit matmuls, no fused ops, no cache, no dropout. A caller may rely on: parameters have
+Hugging Face's names, so `state_dict()` is a model.safetensors; `make_fixtures.py` compares logits, loss and every
+gradient with transformers' LlamaForCausalLM.
 
 Shapes: B batch, T positions, C hidden size, V vocabulary, NH query heads, NKV key/value heads, HD head dim,
-FF inner width of the MLP. Weights are stored (out, in), as torch.nn.Linear does: y = x W^T.
+FF inner width of the MLP. Weights are stored (out, in), as in torch.nn.Linear: y = x W^T.
 """
 import json
 import math
@@ -17,7 +17,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-IGNORE = -100  # a target that is no target; F.cross_entropy's own default
+IGNORE = -100  # not a target; F.cross_entropy's own default
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Config:
     rope_theta: float
     rope_scaling: dict | None  # Llama 3.1's frequency scaling, None for plain RoPE
     tie_word_embeddings: bool
-    document_end: int | None = None  # the token that ends a document, of which attention sees no other; not of config.json
+    document_end: int | None = None  # document mask: attention stays within documents that end with this token
 
     @staticmethod
     def from_json(path):
@@ -56,7 +56,7 @@ class Config:
 
 
 def wide(x):
-    """The type that norms, rotations, softmax and loss are computed in: fp32 for bf16, else x's own."""
+    """The dtype in which norms, RoPE, softmax and loss are computed: fp32 for bf16, otherwise x's own."""
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
@@ -107,13 +107,13 @@ class RMSNorm(nn.Module):
 
 
 def hidden_keys(ids, document_end):
-    """True where a query does not see a key: the key is later, or of another document, (B, 1, T, T)."""
+    """True where a query must not see a key, because the key is later or of another document: (B, 1, T, T)."""
     T = ids.shape[1]
     hidden = torch.ones(T, T, dtype=torch.bool).triu(diagonal=1)           # (T, T), true where key > query
     if document_end is None:
         return hidden
     ends = ids == document_end
-    document = ends.cumsum(1) - ends.long()             # (B, T): how many ended before this token
+    document = ends.cumsum(1) - ends.long()             # (B, T): how many documents ended before this token
     return (hidden | (document[:, :, None] != document[:, None, :]))[:, None]
 
 
@@ -173,7 +173,7 @@ class Llama(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.config = c
-        self.model = nn.Module()                        # only a prefix: Hugging Face calls the trunk `model.`
+        self.model = nn.Module()                        # only a prefix, as in Hugging Face's names
         self.model.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.model.layers = nn.ModuleList(Block(c) for _ in range(c.num_hidden_layers))
         self.model.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -192,8 +192,8 @@ class Llama(nn.Module):
 
 
 def loss_sum(logits, targets):
-    """The SUM of the token losses and how many there are. targets: (B, T), already the next token, IGNORE = none.
-    Sums can be added over micro-batches and ranks and divided once; averages cannot (see the tests)."""
+    """The SUM of the token losses and the number of targets. targets: (B, T), already the next token, IGNORE = none.
+    Sums can be added over micro-batches and ranks and divided once; averages cannot."""
     total = F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
     return total, (targets != IGNORE).sum()
 
@@ -206,7 +206,7 @@ def load(directory, dtype=torch.float32):
 
 
 def adamw(model, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1):
-    """Decay on all weights but those of the norms: they are the vectors."""
+    """Weight decay on all weights except those of the norms, which are the vectors."""
     decay = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() == 1]
     return torch.optim.AdamW([{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}],
