@@ -38,10 +38,15 @@
 #include "run/encode.h"            // defines: encode_or_decode
 
 // ---------------------------------------------------------------------------
-// a block, forward. N = B·T tokens stand between matmuls; the residual stream has n of them, this tp rank's share
+// a block, forward
+//
+// A block is RMSNorm, attention, RMSNorm, MLP, and each sublayer's output is added to the residual stream. The addition
+// is fused into the following RMSNorm: a sublayer leaves its output in m->sublayer_out, and the next norm reads the
+// stream once, adds it and stores the sum. Matmuls see all N = B·T tokens of the micro-batch; the residual stream has n
+// of them, this tp rank's share.
 
-/* Causal self-attention of this rank's queries to `kv`. Positions continue through documents (Llama 3 paper, section
- * 3.2). */
+/* Causal self-attention of this rank's queries to `kv`. --doc-mask keeps it within a document, but positions count on
+ * through documents (Llama 3 paper, section 3.2). */
 static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
     const Llama3Config *c = &m->config;
     AttentionShape s = ZERO;
@@ -65,7 +70,8 @@ static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
     return s;
 }
 
-/* Generation: appends the new tokens' keys and values to block l's cache, and returns those of all tokens so far. */
+/* Generation only: appends the new tokens' keys and values to block l's cache and returns those of all tokens so far.
+ */
 static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */) {
     const Llama3Config *c = &m->config;
     int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
@@ -76,7 +82,7 @@ static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */
     return kv;
 }
 
-/* a->attn_norm to m->sublayer_out, which the next RMSNorm adds to the residual stream. */
+/* Attention of the normalized input a->attn_norm, into m->sublayer_out. */
 static void attention_sublayer_forward(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
     const Llama3Config *c = &m->config;
     int N = m->B * m->T;
@@ -96,8 +102,8 @@ static void mlp_gate_up_forward(Model *m, const BlockWeights *w, BlockActivation
     lora_linear_forward(&m->lora, a->gate_up, x, &w->gate_up, m->B * m->T);
 }
 
-/* a->mlp_norm to m->sublayer_out, which the next RMSNorm adds to the residual stream. */
-static void mlp_forward(Model *m, const BlockWeights *w, BlockActivations *a) {
+/* The MLP of the normalized input a->mlp_norm, down(silu(gate) · up), into m->sublayer_out. */
+static void mlp_sublayer_forward(Model *m, const BlockWeights *w, BlockActivations *a) {
     int N = m->B * m->T;
     mlp_gate_up_forward(m, w, a);
     swiglu_forward(m->dev, a->swiglu, a->gate_up, N, m->config.F);
@@ -106,29 +112,29 @@ static void mlp_forward(Model *m, const BlockWeights *w, BlockActivations *a) {
     tp_reduce_scatter_tokens(m->tp, m->sublayer_out, "MLP output");
 }
 
-/* out = RMSNorm(stream), where stream = x + added is stored too; added NULL: stream is x itself. */
-static void norm_forward(Model *m, floatX *out, float *rstd, floatX *stream, const floatX *x, const floatX *added,
+/* out = RMSNorm(x + added) · w; also stores the sum x + added. Without `added` (NULL) out = RMSNorm(x) · w. */
+static void norm_forward(Model *m, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *added,
                          const floatX *w) {
-    rmsnorm_forward(m->dev, out, rstd, stream, x, added, w, m->config.norm_eps, m->tp->tokens, m->config.C);
+    rmsnorm_forward(m->dev, out, rstd, sum, x, added, w, m->config.norm_eps, m->tp->tokens, m->config.C);
 }
 
-/* Block l: from the previous block's residual stream, which is after_attention + sublayer_out of that block, to its
- * own. The first block of a stage finds the whole stream in a->x. */
+/* Block l. The residual stream before it is the sum of the previous block's after_attention and m->sublayer_out; the
+ * first block of a pipeline stage finds it in a->x already. */
 static void block_forward(Model *m, int l) {
     BlockActivations *a = block_activations(m, l);
+    int first = l == m->stage->first_block;
+    const floatX *before = first ? a->x : block_activations(m, l - 1)->after_attention;
+    const floatX *added = first ? NULL : m->sublayer_out;
     device_phase(m->dev, "forward", m->table.units[table_block_unit(&m->table, l)].name);
     const BlockWeights w = block_weights(m, l, NO_GRADIENTS);
-    if (l == m->stage->first_block) norm_forward(m, a->attn_norm, a->attn_rstd, NULL, a->x, NULL, w.attn_norm);
-    else
-        norm_forward(m, a->attn_norm, a->attn_rstd, a->x, block_activations(m, l - 1)->after_attention, m->sublayer_out,
-                     w.attn_norm);
+    norm_forward(m, a->attn_norm, a->attn_rstd, first ? NULL : a->x, before, added, w.attn_norm);
     attention_sublayer_forward(m, l, &w, a);
     norm_forward(m, a->mlp_norm, a->mlp_rstd, a->after_attention, a->x, m->sublayer_out, w.mlp_norm);
-    mlp_forward(m, &w, a);
+    mlp_sublayer_forward(m, &w, a);
 }
 
-/* Activation checkpointing: recomputes what the block did not keep, into buffers that all such blocks share. The bits
- * are those of the forward pass, since the norms read the stored residual stream. */
+/* Activation checkpointing: recomputes what the block did not keep, into buffers that all such blocks share. The result
+ * has the bits of the forward pass, because the norms read the residual stream that it stored. */
 static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
     if (a->keep == KEEP_ALL) return;
     m->dev->recomputing = 1;
@@ -145,10 +151,12 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
 }
 
 // ---------------------------------------------------------------------------
-// a block, backward: each function mirrors its forward, last line first
+// a block, backward. Each function mirrors its forward, last line first
+//
+// m->d_x is the gradient of the residual stream. It is also that of a sublayer's output, since the output is added to
+// the stream. A sublayer's backward turns it into m->d_norm, the gradient of the sublayer's normalized input.
 
-/* m->d_x, the gradient of the MLP's output, to m->d_norm, that of its normalized input. */
-static void mlp_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
+static void mlp_sublayer_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
     int N = m->B * m->T;
     const floatX *d_out = tp_all_gather_tokens(m->tp, m->d_x, "d MLP output");
     lora_linear_backward(&m->lora, m->d_swiglu, d_out, a->swiglu, &w->down, N);
@@ -160,7 +168,6 @@ static void mlp_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
     tp_reduce_scatter_tokens(m->tp, m->d_norm, "d MLP input");
 }
 
-/* m->d_x, the gradient of attention's output, to m->d_norm, that of its normalized input. */
 static void attention_sublayer_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
     const Llama3Config *c = &m->config;
     int N = m->B * m->T;
@@ -178,18 +185,18 @@ static void attention_sublayer_backward(Model *m, const BlockWeights *w, BlockAc
     tp_reduce_scatter_tokens(m->tp, m->d_norm, "d attention input");
 }
 
-/* Adds the gradient through a norm, from m->d_norm, to m->d_x: the residual stream feeds both the norm and the sum. */
+/* Adds to m->d_x what comes back through a norm: the residual stream feeds both the norm and the next sum. */
 static void norm_backward(Model *m, float *d_w, const floatX *x, const float *rstd, const floatX *w) {
     rmsnorm_backward(m->dev, m->d_x, d_w, m->d_norm, m->d_x, x, rstd, w, m->tp->tokens, m->config.C);
 }
 
-/* Block l: m->d_x, the gradient of the residual stream after the block, becomes that before it. */
+/* Block l. m->d_x is the gradient of the residual stream after the block, and becomes the one before it. */
 static void block_backward(Model *m, int l, int micro_batch) {
     BlockActivations *a = block_activations(m, l);
     device_phase(m->dev, "backward", m->table.units[table_block_unit(&m->table, l)].name);
     const BlockWeights w = block_weights(m, l, micro_batch);
     block_recompute(m, l, &w, a);
-    mlp_backward(m, &w, a);
+    mlp_sublayer_backward(m, &w, a);
     norm_backward(m, w.d_mlp_norm, a->after_attention, a->mlp_rstd, w.mlp_norm);
     attention_sublayer_backward(m, &w, a);
     norm_backward(m, w.d_attn_norm, a->x, a->attn_rstd, w.attn_norm);
@@ -198,7 +205,7 @@ static void block_backward(Model *m, int l, int micro_batch) {
 // ---------------------------------------------------------------------------
 // embedding and head
 
-/* m->ids (N) to the residual stream before the stage's first block. */
+/* The embedding of m->ids (N), into the residual stream before the first block. */
 static void embed_forward(Model *m) {
     FsdpUnit *unit = &m->fsdp->units[m->table.embed];
     const UnitTensors t = unit_tensors(m->fsdp, unit, 0, NO_GRADIENTS);
@@ -215,10 +222,10 @@ static void embed_backward(Model *m, int micro_batch) {
     embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_vocabulary, m->B * m->T, m->config.C, m->config.V);
 }
 
-/* The residual stream that the head reads: of a stage without blocks its input. */
+/* The residual stream that the head reads. A stage without blocks receives it; else the final norm stores it. */
 static floatX *head_input(Model *m) { return m->stage->num_blocks ? m->final_x : m->blocks[0].x; }
 
-/* Returns the final norm of all tokens, (N, C), from the residual stream after the last block. */
+/* The final RMSNorm. Returns its output for all tokens, (N, C). */
 static const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
     floatX *x = head_input(m);
     if (m->stage->num_blocks)
@@ -228,7 +235,8 @@ static const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
     return tp_all_gather_tokens(m->tp, m->final_norm, "head input");
 }
 
-/* Logits and losses of tokens [first, first + count). With `with_gradients` m->logits become their own gradients. */
+/* Logits and losses of tokens [first, first + count). With `with_gradients` the logits are overwritten with their
+ * gradients. */
 static void head_chunk_forward(Model *m, const HeadWeights *w, const floatX *x /* (N,C) */, int first, int count,
                                int with_gradients) {
     int C = m->config.C, V = m->config.V;
@@ -245,12 +253,13 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_x /* (
     if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, first > 0);
 }
 
-/* Adds the losses of this rank's tokens to those of the step; all tp ranks know the losses of all N tokens. */
+/* Adds the losses of this rank's n tokens to the sum of the step. (Each tp rank has computed the losses of all N.) */
 static void add_losses(Model *m) {
     exact_total(m->dev, m->loss_sum, m->losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
 }
 
-/* The losses of a micro-batch, a chunk of tokens at a time: the logits of all tokens never exist at once. */
+/* Final norm, logits and losses. The logits of all tokens never exist at once: they are computed in chunks of
+ * m->logit_rows tokens. */
 static void head_forward(Model *m) {
     int N = m->B * m->T;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
@@ -261,7 +270,7 @@ static void head_forward(Model *m) {
     add_losses(m);
 }
 
-/* The same with gradients, into m->d_x. Each chunk goes backward while its logits are there. */
+/* The same, and backward, into m->d_x. Each chunk of logits goes backward before the next chunk replaces it. */
 static void head_forward_backward(Model *m, int micro_batch) {
     int N = m->B * m->T;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
@@ -335,7 +344,8 @@ static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint now) {
     if (!embed->unit->frozen) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
 }
 
-/* From the first block's x to the residual stream after the last block: its after_attention + sublayer_out. */
+/* All blocks of the stage. The residual stream after the last one is the sum of its after_attention and
+ * m->sublayer_out. */
 static void stage_blocks_forward(Model *m, ReshardPoint now) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++) {
@@ -348,8 +358,8 @@ static void stage_blocks_forward(Model *m, ReshardPoint now) {
     }
 }
 
-/* From m->d_x after the stage's last block to m->d_x before its first. The gradients of a unit are reduced to their
- * shards while the next unit computes. */
+/* All blocks of the stage in reverse order: m->d_x after the last one becomes m->d_x before the first. While a unit
+ * computes, FSDP reduces the gradients of the unit before it. */
 static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block + stage->num_blocks - 1; l >= stage->first_block; l--) {
@@ -365,13 +375,15 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
 }
 
 // ---------------------------------------------------------------------------
-// the steps of the pipeline's schedule (pipeline_parallel.h); one rank is a pipeline of one stage
+// pipeline steps: one micro-batch through one stage, in the order of the schedule (pipeline_parallel.h). Without
+// pipeline parallelism there is one stage, which embeds and computes the loss
 
+/* A micro-batch in host memory. NULL: it is not needed, or already on the device. */
 typedef struct {
     const int32_t *inputs, *targets; // (B, T)
-    const int32_t *docs;             // (B, T·cp); NULL without --doc-mask
-    const int32_t *own_docs;         // (B, T)
-} MicroBatch;                        // in host memory; NULL: the device has it already
+    const int32_t *docs;             // (B, T·cp) document of each token of the sequence
+    const int32_t *own_docs;         // (B, T) the same for this rank's tokens
+} MicroBatch;
 
 static MicroBatch micro_batch_of(const Model *m, const StepBatch *batch, int micro_batch) {
     int64_t at = (int64_t)micro_batch * m->B * m->T;
@@ -381,8 +393,7 @@ static MicroBatch micro_batch_of(const Model *m, const StepBatch *batch, int mic
     return b;
 }
 
-/* Copies to the device what the current stage needs of a micro-batch. In a pipeline it is copied again for backward:
- * other micro-batches have come in between. */
+/* Copies to the device what the current stage needs of a micro-batch. */
 static void feed_micro_batch(Model *m, const MicroBatch *b) {
     size_t bytes = sizeof(int32_t) * (size_t)m->B * (size_t)m->T;
     if (b->inputs && stage_embeds(m)) device_feed(m->dev, m->ids, b->inputs, bytes);
@@ -391,8 +402,8 @@ static void feed_micro_batch(Model *m, const MicroBatch *b) {
     if (b->docs && m->own_docs != m->docs) device_feed(m->dev, m->own_docs, b->own_docs, bytes);
 }
 
-/* A micro-batch through this rank's stage, from its tokens or the previous stage's output to the next stage's input.
- * The last stage stops before the head. */
+/* Forward of a micro-batch through the stage: from its tokens, or the previous stage's output, to what the next stage
+ * receives. The last stage leaves the residual stream to the head. */
 static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step, const MicroBatch *batch,
                           ReshardPoint now) {
     model_enter_stage(m, step->stage, step->activation_set);
@@ -410,19 +421,20 @@ static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step
     pipeline_send(pipeline, step, out);
 }
 
-/* The micro-batch's way back: gradients of the SUM of its losses, not of their mean. */
+/* Backward of a micro-batch through the stage. Gradients are those of the SUM of its losses; the optimizer divides by
+ * the number of targets in the step. */
 static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *step, const MicroBatch *batch) {
     int last = step->micro_batch == pipeline->schedule.micro_batches - 1;
     ReshardPoint now = last ? AFTER_LAST_USE : AFTER_BACKWARD;
     model_enter_stage(m, step->stage, step->activation_set);
-    if (pipeline->schedule.pp > 1) feed_micro_batch(m, batch); // else it is still there
+    if (pipeline->schedule.pp > 1) feed_micro_batch(m, batch); // another one came in between
     int end = stage_end(m);
     prefetch_backward(m, end);
-    if (stage_has_loss(m)) { // its forward was the previous step
+    if (stage_has_loss(m)) { // the previous step was the forward of this micro-batch
         FsdpUnit *head = &m->fsdp->units[m->table.head];
         head_forward_backward(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, now);
-        prefetch_backward(m, end - 1); // before the reduction, behind which it would wait on a shared connection
+        prefetch_backward(m, end - 1); // before the reduction: on a shared connection it would wait for it
         if (!table_is_tied(&m->table) && !head->unit->frozen) // tied: the embedding adds to this gradient first
             fsdp_reduce_gradients(m->fsdp, head, step->micro_batch);
     }
@@ -450,7 +462,7 @@ static void run_schedule(Model *m, Pipeline *pipeline, const StepBatch *batch) {
     pipeline_finish(pipeline);
 }
 
-/* Forward only, for evaluation and generation; the last stage stops before the head. */
+/* Forward alone, for evaluation and generation. The last stage leaves the residual stream to the head. */
 static void model_forward(Model *m, Pipeline *pipeline, const MicroBatch *batch) {
     for (int v = 0; v < m->table.part.virtual_stages; v++) {
         PipelineStep step = {PIPE_FORWARD, 0, v, 0, 0, 0};
@@ -462,7 +474,7 @@ static void model_forward(Model *m, Pipeline *pipeline, const MicroBatch *batch)
 // ---------------------------------------------------------------------------
 // one training step
 
-/* The next step's samples of this rank; with --out all ranks' sample numbers are gathered meanwhile, for samples.jsonl.
+/* This rank's samples of the next step. With --out, starts to gather the sample numbers of all ranks for samples.jsonl.
  */
 static StepBatch *next_batch(Trainer *trainer, const StepClock *clock) {
     Parallel *p = &trainer->parallel;
@@ -491,8 +503,8 @@ static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
     optimizer_step(&trainer->optimizer, &adam, (float)mean, (int)trainer->progress.updates);
 }
 
-/* Step number `step`, counted from 1: forward and backward of all micro-batches, the sum of their gradients over all
- * ranks, and the update. */
+/* One training step: forward and backward of all micro-batches, the sum of their gradients over all ranks, and the
+ * update of the weights. `step` counts from 1. */
 static StepStats train_step(Trainer *trainer, int64_t step) {
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;

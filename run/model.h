@@ -103,7 +103,6 @@ static void model_enter_stage(Model *m, int v, int set) {
 static inline BlockActivations *block_activations(const Model *m, int l) {
     return &m->blocks[(l - m->stage->first_block) % m->num_kept];
 }
-static inline int is_first_of_stage(const Model *m, int l) { return l == m->stage->first_block; }
 
 /* Does the current stage embed the tokens? Does it compute the loss? */
 static int stage_embeds(const Model *m) { return m->table.embed >= 0 && m->stage == m->table.stages; }

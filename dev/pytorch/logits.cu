@@ -1,23 +1,21 @@
-/* logits.cu: the program's logits at every position; compare_smollm2.py and compare_adapters.py ask it.
+/* logits.cu: writes the program's logits at every position, for compare_smollm2.py and compare_adapters.py.
  *   logits MODEL IDS T [ADAPTERS] > LOGITS    IDS: int32, windows of T ids; LOGITS: float, (windows, T, V)
  */
 #define TESTING
 #include "train_llama3.cu"
 
-/* The last layers of next_token_logits, which computes one row alone, for all T rows of what it computed them from. */
-static void all_logits(Trainer *trainer, int T, FILE *out) {
-    const Llama3Config *c = &trainer->model.config;
-    Model *m = &trainer->model;
-    FsdpUnit *head = &trainer->parallel.fsdp.units[trainer->model.table.head];
-    const floatX *w = fsdp_unshard(&trainer->parallel.fsdp, head) +
-                      head->unit->offsets[head->unit->kind == UNIT_HEAD ? W_HEAD : W_EMBED];
+/* Writes the logits of all T tokens that next_token_logits computed, from the final norm that it left behind; it returns
+ * those of the last token only. */
+static void all_logits(Model *m, int T, FILE *out) {
+    int C = m->config.C, V = m->config.V;
+    const HeadWeights w = head_weights(m, NO_GRADIENTS);
     for (int t = 0; t < T; t++) {
-        linear_forward_fp32(&trainer->parallel.dev, m->logits, m->final_norm + (int64_t)t * c->C, w, 1, c->C, c->V);
-        device_read(&trainer->parallel.dev, m->next_logits, m->logits, sizeof(float) * (size_t)c->V);
-        if (fwrite(m->next_logits, sizeof(float), (size_t)c->V, out) != (size_t)c->V)
+        linear_forward_fp32(m->dev, m->logits, m->final_norm + (int64_t)t * C, w.head, 1, C, V);
+        device_read(m->dev, m->next_logits, m->logits, sizeof(float) * (size_t)V);
+        if (fwrite(m->next_logits, sizeof(float), (size_t)V, out) != (size_t)V)
             run_failure("the logits could not be written: %s", strerror(errno));
     }
-    fsdp_reshard(&trainer->parallel.fsdp, head, AFTER_LAST_USE);
+    fsdp_reshard(m->fsdp, &m->fsdp->units[m->table.head], AFTER_LAST_USE);
 }
 
 int main(int argc, char **argv) {
@@ -43,7 +41,7 @@ int main(int argc, char **argv) {
     trainer_open(trainer, dry_run, j, 0);
     for (size_t at = 0; at < length; at += sizeof(int32_t) * (size_t)T) {
         next_token_logits(trainer, (const int32_t *)(ids + at), T, 0);
-        all_logits(trainer, T, stdout);
+        all_logits(&trainer->model, T, stdout);
     }
     return fflush(stdout) ? 2 : 0;
 }
