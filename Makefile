@@ -1,5 +1,6 @@
 # make            the program, in the best precision of this machine (or PRECISION=fp32|bf16); where nvcc is, or with
 #                 CUDA=1, train_llama3_cuda too (CUDA= leaves it out)
+# make planner      plan_llama3 alone, which estimates runs
 # make gpu-programs  all that dev/gpu_check.sh runs on a machine with a GPU; build/ may be copied there
 # make cuda-on-cpu  train_llama3_cuda and its test, whose kernels run on the processor (dev/cuda_on_cpu), both precisions
 # make demo       installs what is missing, builds, fetches a text, trains on 2 ranks, samples
@@ -83,7 +84,7 @@ CPU_CUDA_BUILD := build/cuda-on-cpu-$(PRECISION)
 CPU_CUDA_FLAGS := -x c++ -Wno-uninitialized -Wno-maybe-uninitialized -std=c++20 -DUSE_CUDA -DHAVE_NCCL -Idev/cuda_on_cpu -Wno-unknown-pragmas -O2 $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) $(filter -g -O% -fsanitize%,$(CFLAGS))
 CUDA_ON_CPU := $(wildcard dev/cuda_on_cpu/*.h)
 
-all: train_llama3 $(if $(CUDA),train_llama3_cuda)
+all: train_llama3 plan_llama3 $(if $(CUDA),train_llama3_cuda)
 
 train_llama3: $(BUILD)/train_llama3
 	@ln -sf $< $@
@@ -95,6 +96,13 @@ train_llama3: $(BUILD)/train_llama3
 
 $(BUILD)/train_llama3: train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) $< -o $@ $(LIBS)
+
+plan_llama3 planner: $(BUILD)/plan_llama3
+	@ln -sf $< plan_llama3
+	@echo "built $< ($(PRECISION))"
+
+$(BUILD)/plan_llama3: plan/plan_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
+	$(CC) -x c $(FLAGS) -Wno-unused-function $< -o $@ $(LIBS)
 
 $(BUILD)/test_llama3: test_llama3.cu train_llama3.cu $(HEADERS) $(BUILD)/flags | needed
 	$(CC) -x c $(FLAGS) -Wno-unused-function $(WRAP) $< -o $@ $(LIBS)
@@ -155,7 +163,7 @@ build/%/flags: always
 needed:
 	@$(if $(NEEDED),echo "error: missing: $(NEEDED). Install with: $(INSTALL) $(strip $(MISSING))   (or make deps)" >&2; exit 1)
 
-programs: $(BUILD)/train_llama3 $(BUILD)/test_llama3
+programs: $(BUILD)/train_llama3 $(BUILD)/test_llama3 $(if $(filter fp32,$(PRECISION)),$(BUILD)/plan_llama3)
 test-programs: programs $(CPU_CUDA_BUILD)/train_llama3_cuda $(CPU_CUDA_BUILD)/test_llama3_cuda
 
 # ---------------------------------------------------------------- what people type
@@ -195,6 +203,6 @@ syntax:
 	g++ -x c++ -std=c++20 -fopenmp -Wall -Wextra -Wno-unused-function $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) -fsyntax-only train_llama3.cu
 
 clean:
-	rm -rf build train_llama3 train_llama3_cuda
+	rm -rf build train_llama3 plan_llama3 train_llama3_cuda
 
-.PHONY: all always needed programs test-programs test-fp32 test-bf16 test-all-fp32 test-all-bf16 cuda-programs cuda-on-cpu cuda-on-cpu-programs gpu-programs deps demo finetune test test-all bench fuzz syntax clean
+.PHONY: all planner always needed programs test-programs test-fp32 test-bf16 test-all-fp32 test-all-bf16 cuda-programs cuda-on-cpu cuda-on-cpu-programs gpu-programs deps demo finetune test test-all bench fuzz syntax clean

@@ -197,6 +197,7 @@ static Job *make_job(const char *arguments, int world, const Transport *transpor
     argv[0] = (char *)"train_llama3";
     for (char *word = strtok(strdup(arguments), " "); word && argc < 128; word = strtok(NULL, " ")) argv[argc++] = word;
     j->opt = options_parse(argc, argv);
+    j->opt.is_planner = j->opt.plan;
     j->transport = transport;
     j->host_transport = !strcmp(transport->name, "nccl") ? &transport_threads : transport;
     if (j->transport != j->host_transport) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); // as choose_transport does
@@ -1791,7 +1792,7 @@ static void test_failures(void) {
 #include "dev/test/test_documents.h"
 #include "dev/test/test_mesh_bits.h"
 #include "dev/test/test_plan.h"
-#include "dev/test/test_replay.h"
+#include "dev/test/test_simulate.h"
 #include "dev/test/test_checkpoints.h"
 #include "dev/test/test_adapters.h"
 #include "dev/test/test_mesh_use.h"
@@ -1842,7 +1843,7 @@ int main(int argc, char **argv) {
                   {"checkpoints-all", test_checkpoints_all, IF_NAMED},
                   {"adapters", test_adapters, BOTH_BUILDS},
                   {"plan", test_plan, C_BUILD},
-                  {"replay", test_replay, BOTH_BUILDS},
+                  {"simulate", test_simulate, BOTH_BUILDS},
                   {"failures", test_failures, C_BUILD},
                   {"pipeline", test_pipeline, BOTH_BUILDS},
                   {"faults", test_faults, CUDA},
@@ -1869,7 +1870,7 @@ int main(int argc, char **argv) {
         test_mpi(process, processes);
         test_mesh_mpi(process, processes);
         test_mesh_bits_mpi(process, processes);
-        test_scripts(process, processes, &transport_mpi);
+        test_events(process, processes, &transport_mpi);
         test_trace(process, processes, &transport_mpi);
         test_checkpoints_mpi(process, processes);
     }

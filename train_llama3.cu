@@ -29,7 +29,8 @@
 #include "run/checkpoint.h"        // defines: Checkpoint, weights_load
 #include "run/checkpoint_writer.h" // defines: CheckpointWriter, checkpoint_save, checkpoint_commit, signals_install
 #include "run/export.h"            // defines: model_export
-#include "run/plan.h"              // defines: Plan, matmul_rate
+#include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file
+#include "run/matmul_rate.h"       // defines: matmul_rate
 #include "run/logger.h"            // defines: Logger, StepStats, logger_step
 #include "run/banner.h"            // defines: print_banner, layout_read_back, layout_write
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
@@ -655,7 +656,7 @@ static void generate(Trainer *trainer, const Tokenizer *tokenizer, const int32_t
 // the dry run of a rank
 
 /* Runs one step (or one evaluation, or one token) on a dry-run device: no arithmetic, no memory. What the device and
- * the communicators counted is the rank's memory, FLOPs and traffic; with a cluster file also its time. */
+ * the communicators counted is the rank's memory, FLOPs and traffic; with rates of ops also its time. */
 static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommEvents *events) {
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
@@ -673,7 +674,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
     memset(dev->ops, 0, sizeof dev->ops); // start-up does not count
     dev->num_events = 0;
-    if (j->opt.cluster) dev->rates = &j->cluster.rates; // from here on time is simulated
+    dev->rates = j->op_rates; // from here on the clock runs
     p->comm.events = events;
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1, &targets);
@@ -798,7 +799,46 @@ static int train(Trainer *trainer, const Trainer *dry_run) {
     return progress->step == o->steps;
 }
 
-#include "plan/planner.h" // defines: Plan's dry runs and replay: plan_open, plan_main, write_plan
+// ---------------------------------------------------------------------------
+// plans
+
+/* Dry-runs the ranks of a plan. `lists`: takes each rank's communication events, to be simulated; NULL: not kept. */
+static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists) {
+    EventLists own;
+    EventLists *kept = lists ? lists : &own;
+    CommEvents recorded = ZERO;
+    memset(p, 0, sizeof *p);
+    p->mesh = &j->mesh;
+    p->dry_run_kind = kind;
+    p->class_of = (int *)checked_malloc(sizeof(int) * (size_t)j->mesh.world);
+    event_lists_open(kept, j->mesh.world);
+    for (int rank = 0; rank < j->mesh.world; rank++) {
+        int representative = plan_representative(p, rank);
+        if (representative < rank) {
+            p->class_of[rank] = p->class_of[representative];
+            kept->list_of[rank] = kept->list_of[representative];
+            continue;
+        }
+        Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
+        comm_events_clear(&recorded, &kept->names);
+        dry_run_open(dry_run, j, rank, &recorded);
+        event_lists_keep(kept, rank, &recorded);
+        plan_add(p, j, rank, dry_run);
+    }
+    free(recorded.events);
+    if (!lists) event_lists_close(&own);
+}
+
+/* --plan: memory, FLOPs and traffic of every kind of rank. Step times and comparisons come from plan_llama3. */
+static void plan_main(Job *j) {
+    int64_t tokens = samples_per_step(&j->opt, &j->mesh) * j->opt.seq;
+    Plan plan;
+    job_check_outputs(j);
+    plan_open(&plan, j, DRY_RUN_PARTS, NULL);
+    plan_print(stdout, j, &plan, tokens);
+    if (j->opt.out) plan_write_file(j->opt.out, &plan, tokens, NULL);
+    plan_close(&plan);
+}
 
 static void write_run_files(const Job *j, const Trainer *trainer) {
     Plan plan;
@@ -808,8 +848,8 @@ static void write_run_files(const Job *j, const Trainer *trainer) {
     f = logger_create(j->opt.out, "layout.json");
     layout_write(f, &j->mesh, trainer->parallel.layout);
     if (fclose(f)) user_error("cannot write layout.json under %s: %s", j->opt.out, strerror(errno));
-    plan_open(&plan, j, DRY_RUN_PARTS);
-    write_plan(j, &plan, NULL);
+    plan_open(&plan, j, DRY_RUN_PARTS, NULL);
+    plan_write_file(j->opt.out, &plan, samples_per_step(&j->opt, &j->mesh) * j->opt.seq, NULL);
     plan_close(&plan);
 }
 
@@ -884,7 +924,7 @@ int main(int argc, char **argv) {
     process_end.quiet = 1; // every process checks the same input: until they are connected, the first one speaks
     Job job = ZERO;
     job.opt = options_parse(argc, argv);
-    if (job.opt.help && process == 0) options_print_help(stdout);
+    if (job.opt.help && process == 0) options_print_help(stdout, 0);
     if (job.opt.help) return 0;
     if (job.opt.encode || job.opt.decode) {
         if (process == 0) encode_or_decode(job.opt.tokenizer, job.opt.encode, job.opt.decode);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# estimate.sh [OUT [ROUNDS]] : what a plan says a step of bench-125m takes on this host, beside what it takes; a table into OUT (default
+# estimate.sh [OUT [ROUNDS]] : the estimated time of a step of bench-125m on this host, next to the measured time; a table into OUT (default
 # dev/results/estimate-cpu.md). The cluster file is measured first, then all runs in turns; medians of their steps. Takes 15 minutes.
 # CLUSTER=FILE: one that was measured before.
 set -euo pipefail
@@ -9,7 +9,7 @@ out=${1:-dev/results/estimate-cpu.md} rounds=${2:-3} cores=$(nproc)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 [ -f data/kjv/train.tok ] || dev/data/kjv.sh data/kjv >/dev/null
-precisions=$(ls -d build/cpu-*/train_llama3 | sed -nE 's/.*cpu-([a-z0-9]+)\/.*/\1/p')
+precisions=$(ls -d build/cpu-*/plan_llama3 | sed -nE 's/.*cpu-([a-z0-9]+)\/.*/\1/p')
 cluster=${CLUSTER:-build/cluster.json}
 [ -n "${CLUSTER:-}" ] || make -s -C dev/kernels collectives CLUSTER="$cluster" >"$work/said" || { tail -n 20 "$work/said" >&2; exit 1; }
 
@@ -40,16 +40,16 @@ for ((round = 0; round < rounds; round++)); do
 done
 
 {
-    printf '# A step as planned and as measured\n\n%s, %s cores; commit %s; `dev/estimate.sh`; cluster file of the same host (`make -C dev/kernels collectives`). bench-125m, 2 x 512 tokens a micro-batch; %s runs of each row in turns, medians of their steps.\n\n' \
+    printf '# Step time, estimated and measured\n\n%s, %s cores; commit %s; `dev/estimate.sh`; cluster file of the same host (`make -C dev/kernels collectives`). bench-125m, 2 x 512 tokens a micro-batch; %s runs of each row in turns, medians of their steps.\n\n' \
         "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$cores" "$(git describe --always --dirty 2>/dev/null || echo none)" "$rounds"
-    printf '| ranks | options | | planned | arithmetic | exchange | measured | planned / measured |\n|---|---|---|---|---|---|---|---|\n'
+    printf '| ranks | options | | estimated | arithmetic | waiting | measured | estimated / measured |\n|---|---|---|---|---|---|---|---|\n'
     for precision in $precisions; do
         i=0
         for row in "${rows[@]}"; do
             i=$((i + 1))
             read -r ranks transport options <<<"$row"
             # shellcheck disable=SC2086
-            rm -rf "$work/plan" && "build/cpu-$precision/train_llama3" --plan --world "$ranks" $train $options --threads $((cores / ranks)) --transport "$transport" --cluster "$cluster" --out "$work/plan" >/dev/null
+            rm -rf "$work/plan" && "build/cpu-$precision/plan_llama3" --world "$ranks" $train $options --threads $((cores / ranks)) --transport "$transport" --cluster "$cluster" --out "$work/plan" >/dev/null
             sort -n "$work/$precision.$i.seconds" | awk -v ranks="$ranks" -v options="$transport, \`$options\`" -v precision="$precision" \
                 -v planned="$(sed -nE 's/.*"step_s":([0-9.e+-]+).*/\1/p' "$work/plan/plan.json")" -v compute="$(sed -nE 's/.*"compute_s":([0-9.e+-]+).*/\1/p' "$work/plan/plan.json")" -v exposed="$(sed -nE 's/.*"exposed_s":([0-9.e+-]+).*/\1/p' "$work/plan/plan.json")" \
                 '{ v[NR] = $1 } END { m = (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2; printf "| %d | %s | %s | %.3f s | %.3f s | %.3f s | %.3f s | %.2f |\n", ranks, options, precision, planned, compute, exposed, m, planned / m }'

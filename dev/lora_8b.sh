@@ -26,8 +26,8 @@ wait "$process" || { cat "$work/said" >&2; exit 1; }
     awk -v most="$most" -v planned="$(grep -oE '"category":"[a-z]+","dry_run":[0-9]+' "$work/out/ledger.json" | grep -oE '[0-9]+' | awk '{ s += $1 } END { print s }')" \
         'BEGIN { printf "| both, in all | %.2f GB at most | %.2f GB resident at most |\n\n", 2 * planned / 1e9, most * 1024 / 1e9 }'
     sed -nE 's/.*"step":([0-9]+),"loss":([0-9.]+).*"seconds":([0-9.]+).*/step \1: loss \2, \3 s\n/p' "$work/out/metrics.jsonl"
-    printf '## 70B on two ranks of 80 GB\n\n`--plan --model llama3-70b --base int8 --lora-rank 16 --world 2 --batch 1 --seq 2048`, its memory and what would change it:\n\n```\n'
-    "$program" --plan --model llama3-70b --base int8 --lora-rank 16 --world 2 --batch 1 --seq 2048 | sed -n '/^  memory of a rank by category/,/in all/p; /^  if one thing/,$p'
+    printf '## 70B on two ranks of 80 GB\n\n`plan_llama3 --model llama3-70b --base int8 --lora-rank 16 --world 2 --batch 1 --seq 2048`, its memory and what would change it:\n\n```\n'
+    "${program%/*}/plan_llama3" --model llama3-70b --base int8 --lora-rank 16 --world 2 --batch 1 --seq 2048 | sed -n '/^  memory per rank by category/,/^    total /p; /^  with one change/,$p'
     printf '```\n'
 } >"$work/table"
 mv "$work/table" "$out"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# plan_405b.sh [OUT] : the layouts of Llama 3 405B in the paper's Table 4 (arXiv 2407.21783), every rank walked and replayed, beside what
-# the paper reports; a table into OUT (default dev/results/plan-405b.md). `make PRECISION=bf16` builds what it needs. Takes about 5 minutes.
+# plan_405b.sh [OUT] : the layouts of Llama 3 405B in the paper's Table 4 (arXiv 2407.21783), every rank dry-run and simulated, next to
+# what the paper reports; a table into OUT (default dev/results/plan-405b.md). `make PRECISION=bf16` builds what it needs. Takes about 5 minutes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-out=${1:-dev/results/plan-405b.md} program=build/cpu-bf16/train_llama3 cluster=dev/clusters/h100-8.json
+out=${1:-dev/results/plan-405b.md} program=build/cpu-bf16/plan_llama3 cluster=dev/clusters/h100-8.json
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT
 
 # plan OPTIONS… : the plan's text into $said
-plan() { "$program" --plan --model llama3.1-405b --tp 8 --pp 16 --batch 1 --sharding shard_grad_op --accumulate local --pp-light-ends --cluster "$cluster" "$@" >"$said"; }
+plan() { "$program" --model llama3.1-405b --tp 8 --pp 16 --batch 1 --sharding shard_grad_op --accumulate local --pp-light-ends --cluster "$cluster" "$@" >"$said"; }
 
 # value REGEX : what its group matches in the plan's text
 value() { sed -nE "s/.*$1.*/\1/p" "$said" | head -n 1; }
@@ -18,17 +18,17 @@ row() {
     local name=$1 paper=$2 mask full
     shift 2
     plan "$@"
-    mask=$(value 'TFLOP\/s a rank: ([0-9.]+) \(attention as') full=$(value '; ([0-9.]+) \(attention over all keys')
-    awk -v name="$name" -v paper="$paper" -v mask="$mask" -v full="$full" -v step="$(value 'estimated step ([0-9.]+) s')" -v mfu="$(value 'MFU ([0-9.]+) %')" -v memory="$(value 'memory: ([0-9.]+) of')" -v took="$(value 'replayed in ([0-9.]+) s')" -v resident="$(value 'replayed in [0-9.]+ s and ([0-9]+) MB')" \
+    mask=$(value 'TFLOP\/s per rank: ([0-9.]+) \(attention over unmasked') full=$(value '; ([0-9.]+) \(attention over all keys')
+    awk -v name="$name" -v paper="$paper" -v mask="$mask" -v full="$full" -v step="$(value 'estimated step time ([0-9.]+) s')" -v mfu="$(value 'MFU ([0-9.]+) %')" -v memory="$(value 'memory: ([0-9.]+) of')" -v took="$(value 'simulated in ([0-9.]+) s')" -v resident="$(value 'simulated in [0-9.]+ s and ([0-9]+) MB')" \
         'BEGIN { printf "| %s | %s s | %s %% | %.0f (%+.1f %%) | %.0f (%+.1f %%) | %s | %s GB | %.0f s, %.0f MB |\n", name, step, mfu, mask, 100 * (mask / paper - 1), full, 100 * (full / paper - 1), paper, memory, took, resident }'
     eval "$of=$mask"
 }
 
 {
-    printf '# The layouts of Llama 3 405B, walked and replayed\n\n`dev/plan_405b.sh`; commit %s; bf16; cluster file `%s`: datasheets times efficiencies that are assumed there, none of them fitted.\n\n' "$(git rev-parse --short HEAD 2>/dev/null || echo none)" "$cluster"
+    printf '# The layouts of Llama 3 405B, simulated\n\n`dev/plan_405b.sh`; commit %s; bf16; cluster file `%s`: datasheets times efficiencies that are assumed there, none of them fitted.\n\n' "$(git rev-parse --short HEAD 2>/dev/null || echo none)" "$cluster"
     printf 'TP 8, PP 16, micro-batches of one sequence, interleaved with light ends, ZeRO-2 with gradients summed locally, no recomputation. The paper does not say how many chunks a rank has. '
-    printf 'In brackets: against what the paper reports (its Table 4, TFLOP/s a GPU). Walked and replayed is every rank; the last column is what that took.\n\n'
-    printf '| layout | step | MFU | TFLOP/s a GPU, attention by its mask | over all keys | reported | memory | walked in |\n|---|---|---|---|---|---|---|---|\n'
+    printf 'In brackets: against what the paper reports (its Table 4, TFLOP/s a GPU). Every rank is dry-run and simulated; the last column is what that took.\n\n'
+    printf '| layout | step | MFU | TFLOP/s a GPU, attention by its mask | over all keys | reported | memory | simulated in |\n|---|---|---|---|---|---|---|---|\n'
     for chunks in 1 2 4 8; do
         interleaved=(--pp-schedule interleaved --pp-chunks "$chunks")
         [ "$chunks" -gt 1 ] || interleaved=(--pp-schedule 1f1b)
@@ -43,7 +43,7 @@ row() {
     done
     printf '\n## The layout for 131,072 tokens, in full\n\n```\n'
     plan --cp 16 --dp-shard 8 --seq 131072 --accum 16 --world 16384 --pp-schedule interleaved --pp-chunks 8
-    sed -n '/walked and replayed/,$p' "$said"
+    sed -n '/dry-run and simulated/,$p' "$said"
     printf '```\n'
 } >"$out.part"
 mv "$out.part" "$out"

@@ -107,25 +107,6 @@ typedef struct Transport {
         (*gpus_close)(Comm *); // when all groups are there, and before they go; NULL: nothing to do
 } Transport;
 
-enum { MAX_POINTS = 32 };
-
-typedef struct {               // what an exchange takes, by a cluster file
-    double latency, bandwidth; // seconds; bytes a second that a rank receives from others
-    int points;                // where it was measured: between the points, not by the line
-    double bytes[MAX_POINTS], seconds[MAX_POINTS];
-    char of[160]; // of which transport, ranks and hosts, for people
-} ExchangeRate;
-
-static double exchange_seconds(const ExchangeRate *e, double bytes) {
-    if (!e->points) return e->latency + bytes / e->bandwidth;
-    int last = e->points - 1, i = 1;
-    if (bytes <= e->bytes[0]) return e->seconds[0];
-    if (bytes >= e->bytes[last]) return e->seconds[last] * bytes / e->bytes[last];
-    while (bytes > e->bytes[i]) i++;
-    double part = log(bytes / e->bytes[i - 1]) / log(e->bytes[i] / e->bytes[i - 1]);
-    return e->seconds[i - 1] * pow(e->seconds[i] / e->seconds[i - 1], part);
-}
-
 struct Comm {
     Device *dev;
     const Transport *transport; // of what lies in the device's memory

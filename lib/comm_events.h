@@ -8,8 +8,8 @@
 #define COMM_EVENTS_H
 #include "device.h" // defines: hash_bytes, checked_malloc, run_failure
 
-typedef struct {   // a table of strings, each stored once; its id is its index
-    char **text;   // (count, capacity size / 2)
+typedef struct {    // a table of strings, each stored once; its id is its index
+    char **text;    // (count, capacity size / 2)
     uint64_t *hash; // (count, capacity size / 2)
     int32_t *slots; // (size) hash table with open addressing: id + 1; 0: empty
     int count, size;
@@ -94,6 +94,65 @@ static inline void comm_events_add(CommEvents *e, const CommEvent *event) {
         if (!e->events) run_failure("out of memory");
     }
     e->events[e->count++] = *event;
+}
+
+// ---------------------------------------------------------------------------
+// the lists of all ranks
+
+typedef struct { // ranks whose lists are equal share one
+    NameTable names;
+    CommEvents *lists; // (count)
+    uint64_t *hashes;  // (count)
+    int count;
+    int *list_of; // (world) index into lists
+} EventLists;
+
+static inline void event_lists_open(EventLists *l, int world) {
+    memset(l, 0, sizeof *l);
+    l->list_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
+}
+
+static inline uint64_t comm_events_hash(const CommEvents *e) {
+    uint64_t h = HASH_START;
+    for (int64_t i = 0; i < e->count; i++) {
+        const CommEvent *x = &e->events[i];
+        uint64_t words[4];
+        memcpy(words, &x->compute_before, sizeof words[0]);
+        words[1] = (uint64_t)x->count;
+        words[2] = (uint64_t)(uint32_t)x->name << 32 | (uint32_t)x->phase;
+        words[3] = (uint64_t)(uint32_t)x->peer << 32 | (uint64_t)x->dtype << 24 |
+                   (uint64_t)(x->slot << 1 | x->is_wait) << 16 | (uint64_t)x->collective << 8 | x->axis;
+        for (int w = 0; w < 4; w++) h = ((h ^ h >> 29) ^ words[w]) * 0x9E3779B97F4A7C15ull;
+    }
+    return h;
+}
+
+/* Keeps a copy of `events` as the list of `rank`, or refers to an equal list of another rank. */
+static inline void event_lists_keep(EventLists *l, int rank, const CommEvents *events) {
+    uint64_t hash = comm_events_hash(events);
+    int i = 0;
+    while (i < l->count && (l->hashes[i] != hash || l->lists[i].count != events->count)) i++;
+    l->list_of[rank] = i;
+    if (i < l->count) return;
+    l->lists = (CommEvents *)realloc(l->lists, sizeof *l->lists * (size_t)(i + 1));
+    l->hashes = (uint64_t *)realloc(l->hashes, sizeof *l->hashes * (size_t)(i + 1));
+    if (!l->lists || !l->hashes) run_failure("out of memory");
+    size_t bytes = sizeof(CommEvent) * (size_t)events->count;
+    CommEvents *copy = &l->lists[l->count++];
+    *copy = *events;
+    copy->capacity = events->count;
+    copy->events = (CommEvent *)checked_malloc(bytes);
+    if (bytes) memcpy(copy->events, events->events, bytes);
+    l->hashes[i] = hash;
+}
+
+static inline void event_lists_close(EventLists *l) {
+    for (int i = 0; i < l->count; i++) free(l->lists[i].events);
+    name_table_close(&l->names);
+    free(l->lists);
+    free(l->hashes);
+    free(l->list_of);
+    memset(l, 0, sizeof *l);
 }
 
 #endif

@@ -12,8 +12,6 @@
 #include "config_json.h"
 #include "export.h"
 #include "trace.h"
-#include "plan.h"
-#include "../plan/cluster.h"
 #include "logger.h"
 #include <pthread.h>
 #include <sched.h>
@@ -44,7 +42,7 @@ typedef struct {
     const Transport *transport;      // between the ranks' devices
     const Transport *host_transport; // between host memories; differs from `transport` only with NCCL
     ThreadWorld thread_world;        // ranks that are threads meet here
-    Cluster cluster;                 // --plan --cluster
+    const OpRates *op_rates;         // how fast ops are on the planned machines; NULL: dry runs take no time
 } Job;
 
 static int job_trains(const Job *j) { return j->task == DO_TRAIN || j->task == DO_PLAN; }
@@ -88,17 +86,14 @@ static Task job_task(const Options *o) {
         user_error("--resume %s continues training, and %s does not train: remove --resume (a checkpoint can also be "
                    "given as --model DIR)",
                    o->resume, task_names[task]);
-    if (o->cluster && !o->plan)
-        user_error("--cluster %s belongs to --plan, which estimates a step's time by it: add --plan, or leave it out",
-                   o->cluster);
-    if (o->search && !o->cluster)
-        user_error("--search compares what --plan estimates by a cluster: add --plan --cluster FILE (dev/clusters has "
-                   "some), or leave it out");
-    if (o->search && (o->out || o->trace))
-        user_error("--search prints a list, and --%s is of one layout: leave one of them out",
-                   o->out ? "out" : "trace");
-    if (o->trace && task != DO_TRAIN && !o->cluster)
-        user_error("--trace %s: training has a timeline, and --plan with --cluster; leave it out", o->trace);
+    if (!o->is_planner && (o->cluster || o->search))
+        user_error("--%s is an option of plan_llama3, which estimates step times: run ./plan_llama3 with these options, "
+                   "without --plan",
+                   o->cluster ? "cluster" : "search");
+    if (!o->is_planner && o->trace && task != DO_TRAIN)
+        user_error("--trace %s has no effect with %s: only training has a timeline; remove --trace (plan_llama3 writes "
+                   "an estimated one)",
+                   o->trace, task_names[task]);
     return task;
 }
 
@@ -605,7 +600,6 @@ static void job_prepare(Job *j, int world, int local_ranks, int ranks_sharing) {
     job_find_checkpoint(j);
     job_model(j);
     job_layout(j, world, local_ranks, ranks_sharing);
-    if (o->cluster) cluster_open(&j->cluster, o->cluster, &j->mesh, o->threads, o->transport);
     if (j->task == DO_PLAN) return;
     if (j->task == DO_TRAIN && !o->data)
         user_error("--data is missing: give token files to train on (make demo shows a complete run, --help lists all "
@@ -692,7 +686,6 @@ static void job_close(Job *j) {
     thread_world_close(&j->thread_world);
     table_close(&j->table);
     free(j->prompt);
-    free(j->cluster.ops);
 }
 
 #endif

@@ -32,6 +32,7 @@ typedef struct { // in the groups of --help; the table below says what each one 
     double timeout; // seconds
     const char *cluster, *eval, *export_dir, *dtype, *generate, *encode, *decode;
     int plan, world, search, merge, max_tokens, audit, help;
+    int is_planner; // not an option: plan_llama3 is running, not train_llama3
     double temperature, top_p;
     uint64_t given[2]; // bit i: row i of the table was on the command line
 } Options;
@@ -49,6 +50,8 @@ typedef struct {
 } OptionRow;
 
 #define FIELD(f) offsetof(Options, f)
+#define TRAINER_TASKS "do instead of training"
+#define PLANNER_OPTIONS "estimate a run (plan_llama3)"
 static const OptionRow option_rows[] = {
     {OPT_GROUP, "model", 0, 0, 0, NULL, NULL, NULL},
     {OPT_TEXT, "model", FIELD(model), 0, 0, "NAME|DIR", "tiny",
@@ -84,6 +87,8 @@ static const OptionRow option_rows[] = {
     {OPT_INT, "pp", FIELD(pp), 0, 1 << 20, "N|auto", "1",
      "pipeline parallelism: N stages with a part of the blocks each; --accum should be several times N; the defaults "
      "become --sharding shard_grad_op --accumulate local"},
+    {OPT_INT, "world", FIELD(world), 0, 1 << 20, "N", "0",
+     "with --plan, and in plan_llama3: the number of ranks; 0: as many as were started"},
     {OPT_TEXT, "pp-schedule", FIELD(pp_schedule), 0, 0, "1f1b|interleaved", "1f1b",
      "1f1b: one stage per rank, one forward and one backward in turn; interleaved: several virtual stages per rank "
      "(--pp-chunks), which idle less and send more messages"},
@@ -173,20 +178,12 @@ static const OptionRow option_rows[] = {
      "sum in a fixed order: layouts with equally many micro-batches give equal bits, if the numbers of micro-batches "
      "and of ranks are powers of two"},
     {OPT_TEXT, "trace", FIELD(trace), 0, 0, "FILE", NULL,
-     "write a timeline of every op and collective, for chrome://tracing or ui.perfetto.dev; with --plan --cluster, the "
-     "estimated timeline"},
-    {OPT_GROUP, "do instead of training", 0, 0, 0, NULL, NULL, NULL},
+     "write a timeline of every op and collective, for chrome://tracing or ui.perfetto.dev; plan_llama3 --cluster "
+     "writes the estimated timeline"},
+    {OPT_GROUP, TRAINER_TASKS, 0, 0, 0, NULL, NULL, NULL},
     {OPT_FLAG, "plan", FIELD(plan), 0, 0, NULL, NULL,
-     "dry run and simulate every rank, without allocating anything: print memory, FLOPs and traffic of each kind of "
-     "rank, and check that their collectives match"},
-    {OPT_INT, "world", FIELD(world), 0, 1 << 20, "N", "0",
-     "with --plan: the number of ranks; 0: as many as were started"},
-    {OPT_TEXT, "cluster", FIELD(cluster), 0, 0, "FILE", NULL,
-     "with --plan: estimate the time of a step on the machines that FILE describes (examples in dev/clusters and "
-     "dev/results); with --out, also write plan.html"},
-    {OPT_FLAG, "search", FIELD(search), 0, 0, NULL, NULL,
-     "with --plan --cluster: list the fastest layouts that fit and take as many sequences per step; options of the "
-     "mesh, pipeline, sharding and recomputation that are given stay fixed"},
+     "print memory, FLOPs and traffic of each kind of rank, found by dry runs; nothing large is allocated (plan_llama3 "
+     "estimates step times, too)"},
     {OPT_TEXT, "eval", FIELD(eval), 0, 0, "FILE", NULL,
      "print the loss and perplexity of a token file as one line of JSON"},
     {OPT_TEXT, "export", FIELD(export_dir), 0, 0, "DIR", NULL,
@@ -209,6 +206,13 @@ static const OptionRow option_rows[] = {
     {OPT_TEXT, "decode", FIELD(decode), 0, 0, "FILE", NULL,
      "print the text of token ids, one per line (needs --tokenizer)"},
     {OPT_FLAG, "help", FIELD(help), 0, 0, NULL, NULL, "print this list"},
+    {OPT_GROUP, PLANNER_OPTIONS, 0, 0, 0, NULL, NULL, NULL},
+    {OPT_TEXT, "cluster", FIELD(cluster), 0, 0, "FILE", NULL,
+     "estimate the time of a step on the machines that FILE describes (examples in dev/clusters and dev/results); with "
+     "--out, also write plan.html"},
+    {OPT_FLAG, "search", FIELD(search), 0, 0, NULL, NULL,
+     "with --cluster: list the fastest layouts that fit in memory and train as many sequences per step; options of the "
+     "mesh, pipeline, sharding and recomputation that are given stay fixed"},
 };
 enum { OPTION_ROWS = sizeof option_rows / sizeof option_rows[0] };
 
@@ -360,10 +364,15 @@ static void print_wrapped(FILE *f, const char *text, int column, int indent) {
     fprintf(f, "\n");
 }
 
-static void options_print_help(FILE *f) {
+/* `is_planner`: the help of plan_llama3, else that of train_llama3. */
+static void options_print_help(FILE *f, int is_planner) {
     enum { INDENT = 36 };
+    const char *hidden_group = is_planner ? TRAINER_TASKS : PLANNER_OPTIONS;
+    int is_hidden = 0;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
+        if (row->kind == OPT_GROUP) is_hidden = !strcmp(row->name, hidden_group);
+        if (is_hidden) continue;
         if (row->kind == OPT_GROUP) {
             fprintf(f, "%s\n", row->name);
             continue;

@@ -1,50 +1,90 @@
-/* plan.h: what a step will cost on every kind of rank, found by a dry run before any rank starts (--plan, plan.json). */
+/* plan.h: what a training step costs on every kind of rank, found by dry runs before any rank starts (--plan,
+ * plan.json).
+ *
+ * Ranks with the same memory, FLOPs and traffic form a class, and one dry run stands for all of them. train_llama3
+ * prints classes and writes plan.json; plan_llama3 also simulates the step of all ranks together.
+ */
 #ifndef PLAN_H
 #define PLAN_H
-#include "../fsdp.h"
-#include "ledger.h"         // defines: expected_traffic, traffic_equal, json_add_traffic, json_add_flops_by_op
-#include "../plan/replay.h" // defines: Replay, replay_run
+#include "ledger.h"  // defines: Traffic, traffic_equal, json_add_traffic, json_add_flops_by_op
+#include "trainer.h" // defines: Trainer, trainer_close, Job
 
-// ---------------------------------------------------------------------------
-// a plan: ranks that are alike, one of which was dry-run for all
-
-struct Trainer;
 typedef struct {
-    int rank;                // the first of them
-    struct Trainer *trainer; // its dry run, whose figures these are:
-    const Device *dry_run;
-    const Comm *comm;
+    int first_rank;        // the lowest rank of the class, whose dry run this is
+    Trainer *trainer;      // the dry run; what follows points into it
+    const Device *dry_run; // its memory, FLOPs and timeline
+    const Comm *comm;      // its traffic
     Traffic expected[AXES][COLLECTIVES];
 } RankClass;
 
+/* Which ranks get a dry run of their own. Coordinates on other axes change only who a rank's peers are. Tensor-parallel
+ * ranks differ where a size does not divide, by one row. */
 typedef enum {
-    DRY_RUN_STAGES,
-    DRY_RUN_PARTS,
-    DRY_RUN_ALL
-} DryRunKind; // one of each stage; of each stage and each part of tensor parallelism; every one
+    DRY_RUN_STAGES, // one rank of each pipeline stage: enough to compare layouts
+    DRY_RUN_PARTS,  // one of each pipeline stage and tensor-parallel rank
+    DRY_RUN_ALL     // every rank
+} DryRunKind;
 
 typedef struct {
     const Mesh *mesh;
-    RankClass *classes; // (count), in the order of their first ranks
+    DryRunKind dry_run_kind;
+    RankClass *classes; // (count), ordered by their first ranks
     int count;
-    int *class_of; // (world)
-    NameTable names;
-    CommEvents *scripts;  // (num_scripts) what ranks ask of each other, that of many once
-    uint64_t *hashes; // (num_scripts)
-    int num_scripts;
-    int *script_of;          // (world)
-    DryRunKind dry_run_kind; // which ranks were dry-run
+    int *class_of; // (world) index into classes
 } Plan;
 
-static int dry_runs_alike(const Device *a, const Comm *a_comm, const Device *b, const Comm *b_comm) {
-    int alike = device_flops(a, 0) == device_flops(b, 0) && device_flops(a, 1) == device_flops(b, 1);
-    for (int c = 0; c < MEM_CATEGORIES; c++) alike &= a->arenas[c].peak == b->arenas[c].peak;
-    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++)
-        alike &= traffic_equal(a_comm->traffic_started[i / COLLECTIVES][i % COLLECTIVES],
-                               b_comm->traffic_started[i / COLLECTIVES][i % COLLECTIVES]);
-    return alike;
+/* The rank whose dry run stands for `rank`. */
+static int plan_representative(const Plan *p, int rank) {
+    const Mesh *m = p->mesh;
+    if (p->dry_run_kind == DRY_RUN_ALL) return rank;
+    int first = rank - mesh_coordinate(m, rank, AXIS_CP) * mesh_stride(m, AXIS_CP);
+    first %= mesh_stride(m, AXIS_DP_SHARD);
+    if (p->dry_run_kind == DRY_RUN_STAGES) first -= mesh_coordinate(m, first, AXIS_TP);
+    return first;
 }
 
+static int is_of_class(const RankClass *c, const Device *dev, const Comm *comm) {
+    int equal =
+        device_flops(dev, 0) == device_flops(c->dry_run, 0) && device_flops(dev, 1) == device_flops(c->dry_run, 1);
+    for (int m = 0; m < MEM_CATEGORIES; m++) equal &= dev->arenas[m].peak == c->dry_run->arenas[m].peak;
+    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++)
+        equal &= traffic_equal(comm->traffic_started[i / COLLECTIVES][i % COLLECTIVES],
+                               c->comm->traffic_started[i / COLLECTIVES][i % COLLECTIVES]);
+    return equal;
+}
+
+/* Puts `rank` into the class that its dry run fits, or makes it the first of a new one. Takes over `trainer`. */
+static void plan_add(Plan *p, const Job *j, int rank, Trainer *trainer) {
+    const Device *dev = &trainer->parallel.dev;
+    const Comm *comm = &trainer->parallel.comm;
+    int i = 0;
+    while (i < p->count && !is_of_class(&p->classes[i], dev, comm)) i++;
+    p->class_of[rank] = i;
+    if (i < p->count) {
+        trainer_close(trainer);
+        free(trainer);
+        return;
+    }
+    p->classes = (RankClass *)realloc(p->classes, sizeof(RankClass) * (size_t)(i + 1));
+    if (!p->classes) run_failure("out of memory");
+    RankClass *added = &p->classes[p->count++];
+    added->first_rank = rank;
+    added->trainer = trainer;
+    added->dry_run = dev;
+    added->comm = comm;
+    expected_traffic(added->expected, &j->config, j->mesh.world, rank, &j->opt, sizeof(StepReport));
+}
+
+static void plan_close(Plan *p) {
+    for (int c = 0; c < p->count; c++) {
+        trainer_close(p->classes[c].trainer);
+        free(p->classes[c].trainer);
+    }
+    free(p->classes);
+    free(p->class_of);
+}
+
+/* The class that needs the most memory. */
 static const RankClass *plan_largest(const Plan *p) {
     const RankClass *largest = p->classes;
     for (int c = 1; c < p->count; c++)
@@ -52,45 +92,115 @@ static const RankClass *plan_largest(const Plan *p) {
     return largest;
 }
 
-/* "0-3, 8-11, …": the numbers below n that are set, `most` runs of them. */
-static void runs_print(FILE *f, const char *set, int n, int most) {
-    int runs = 0;
-    for (int i = 0, end; i < n; i = end + 1) {
-        for (end = i; end < n && set[end]; end++) {}
-        if (end == i) continue;
-        if (runs++ == most) {
+// ---------------------------------------------------------------------------
+// printed
+
+/* Prints which of `n` flags are set as ranges, "0-3, 8-11, …", at most `most` of them. */
+static void print_ranges(FILE *f, const char *is_set, int n, int most) {
+    int ranges = 0;
+    for (int begin = 0, end; begin < n; begin = end + 1) {
+        for (end = begin; end < n && is_set[end]; end++) {}
+        if (end == begin) continue;
+        if (ranges == most) {
             fprintf(f, ", …");
             return;
         }
-        fprintf(f, end - i > 1 ? "%s%d-%d" : "%s%d", runs > 1 ? ", " : "", i, end - 1);
+        fprintf(f, end - begin > 1 ? "%s%d-%d" : "%s%d", ranges ? ", " : "", begin, end - 1);
+        ranges++;
     }
 }
 
-/* "pp 1-14, tp 0: ranks 128, 136, 144, … (1792)" */
-static void class_print(FILE *f, const Plan *p, int class_index) {
+static int count_set(const char *is_set, int n) {
+    int count = 0;
+    for (int i = 0; i < n; i++) count += is_set[i];
+    return count;
+}
+
+/* Prints which ranks a class holds: "pp 1-14, tp 0: ranks 128, 136, 144, … (1792)". The pipeline stages and
+ * tensor-parallel ranks are named if the class is all ranks with these coordinates. */
+static void print_class_ranks(FILE *f, const Plan *p, int class_index) {
     const Mesh *m = p->mesh;
-    int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP], stages = 0, parts = 0, ranks = 0;
-    char *of_stage = (char *)checked_malloc((size_t)pp), *of_part = (char *)checked_malloc((size_t)tp),
-         *of_rank = (char *)checked_malloc((size_t)m->world);
-    for (int r = 0; r < m->world; r++)
-        if (p->class_of[r] == class_index)
-            of_rank[r] = of_stage[mesh_coordinate(m, r, AXIS_PP)] = of_part[mesh_coordinate(m, r, AXIS_TP)] = 1,
-            ranks++;
-    for (int i = 0; i < pp; i++) stages += of_stage[i];
-    for (int i = 0; i < tp; i++) parts += of_part[i];
-    int told = ranks == m->world / (pp * tp) * stages * parts &&
-               (stages < pp || parts < tp); // all of those parts of all of those stages
-    if (told && stages < pp) fprintf(f, "pp "), runs_print(f, of_stage, pp, pp);
-    if (told && parts < tp) fprintf(f, stages < pp ? ", tp " : "tp "), runs_print(f, of_part, tp, tp);
-    fprintf(f, ranks > 1 ? "%sranks " : "%srank ", told ? ": " : "");
-    runs_print(f, of_rank, m->world, 4);
+    int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP];
+    char *has_stage = (char *)checked_malloc((size_t)pp), *has_tp = (char *)checked_malloc((size_t)tp);
+    char *has_rank = (char *)checked_malloc((size_t)m->world);
+    for (int r = 0; r < m->world; r++) {
+        if (p->class_of[r] != class_index) continue;
+        has_rank[r] = 1;
+        has_stage[mesh_coordinate(m, r, AXIS_PP)] = 1;
+        has_tp[mesh_coordinate(m, r, AXIS_TP)] = 1;
+    }
+    int stages = count_set(has_stage, pp), tp_ranks = count_set(has_tp, tp), ranks = count_set(has_rank, m->world);
+    int is_product = ranks == m->world / (pp * tp) * stages * tp_ranks;
+    int names_stages = is_product && stages < pp, names_tp = is_product && tp_ranks < tp;
+    if (names_stages) {
+        fprintf(f, "pp ");
+        print_ranges(f, has_stage, pp, pp);
+    }
+    if (names_tp) {
+        fprintf(f, names_stages ? ", tp " : "tp ");
+        print_ranges(f, has_tp, tp, tp);
+    }
+    fprintf(f, ranks > 1 ? "%sranks " : "%srank ", names_stages || names_tp ? ": " : "");
+    print_ranges(f, has_rank, m->world, 4);
     if (ranks > 1) fprintf(f, " (%d)", ranks);
     fprintf(f, "\n");
-    free(of_stage), free(of_part), free(of_rank);
+    free(has_stage);
+    free(has_tp);
+    free(has_rank);
+}
+
+static void print_class_memory(FILE *f, const Device *dry_run, int with_buffers) {
+    if (with_buffers) fprintf(f, "  memory per rank by buffer, in bytes (count x size of the largest of that name)\n");
+    for (int i = 0; i < dry_run->num_buffers && with_buffers; i++)
+        fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[dry_run->buffers[i].category],
+                dry_run->buffers[i].name, dry_run->buffers[i].count, dry_run->buffers[i].bytes);
+    fprintf(f, "  memory per rank by category, in bytes\n");
+    for (int i = 0; i < MEM_CATEGORIES; i++)
+        fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], dry_run->arenas[i].peak,
+                dry_run->arenas[i].offloaded ? "  " OFFLOAD_PLACE : "");
+    size_t peak = device_peak(dry_run), offloaded = device_arenas(dry_run, 1);
+    fprintf(f, "    %-45s %22zu  (%.2f GB), first reached in: %s\n", "total", peak, (double)peak / 1e9,
+            dry_run->peak_when);
+    if (offloaded)
+        fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "total " OFFLOAD_PLACE, offloaded, (double)offloaded / 1e9);
+}
+
+static void print_class(FILE *f, const RankClass *c, int with_buffers) {
+    print_class_memory(f, c->dry_run, with_buffers);
+    fprintf(f, "  FLOPs per rank and step: %.6g (a matmul M x N x K counts 2MNK; attention counts unmasked pairs)\n",
+            device_flops(c->dry_run, 0));
+    if (device_flops(c->dry_run, 1) > 0)
+        fprintf(f, "  FLOPs of recomputed activations, in addition: %.6g\n", device_flops(c->dry_run, 1));
+    fprintf(f, "  communication per rank and step, in bytes%16s %20s\n", "expected", "dry run");
+    for (int a = 0; a < AXES; a++)
+        for (int o = 0; o < COLLECTIVES; o++) {
+            Traffic expected = c->expected[a][o], dry_run = c->comm->traffic_started[a][o];
+            if (is_unused(expected) && is_unused(dry_run)) continue;
+            fprintf(f, "    %-13s %-15s %4" PRId64 " calls %14" PRId64 " %20" PRId64 "\n", axis_names[a],
+                    collective_names[o], dry_run.calls, expected.bytes, dry_run.bytes);
+        }
+}
+
+/* Prints one class after the other; the one that needs the most memory with its buffers. */
+static void plan_print(FILE *f, const Job *j, const Plan *p, int64_t tokens_per_step) {
+    const Mesh *m = p->mesh;
+    int replicas = m->size[AXIS_DP_REPLICATE];
+    fprintf(f,
+            "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64
+            " tokens per step; ",
+            j->opt.model, (double)j->table.num_parameters / 1e6, PRECISION_NAME, m->world, m->world > 1 ? "s" : "",
+            j->threads_per_rank, j->threads_per_rank > 1 ? "s" : "", j->opt.sharding, mesh_group_size(m, AXIS_FSDP),
+            replicas, replicas > 1 ? "s" : "", tokens_per_step);
+    if (p->count == 1) fprintf(f, "all ranks have the same memory, FLOPs and traffic\n");
+    else fprintf(f, "%d kinds of ranks, which differ in memory, FLOPs or traffic\n", p->count);
+    for (int c = 0; c < p->count; c++) {
+        if (p->count > 1) print_class_ranks(f, p, c);
+        print_class(f, &p->classes[c], &p->classes[c] == plan_largest(p));
+    }
 }
 
 // ---------------------------------------------------------------------------
-// the plan for people, and as plan.json
+// plan.json
 
 static cJSON *class_json(const Plan *p, int class_index) {
     const RankClass *c = &p->classes[class_index];
@@ -108,87 +218,28 @@ static cJSON *class_json(const Plan *p, int class_index) {
     return json;
 }
 
-static void class_table(FILE *f, const RankClass *c, int with_buffers) {
-    const Device *dry_run = c->dry_run;
-    if (with_buffers) fprintf(f, "  memory of a rank by buffer (bytes; of buffers that share a name, the largest)\n");
-    for (int i = 0; i < dry_run->num_buffers && with_buffers; i++)
-        fprintf(f, "    %-12s %-32s %6d x %16zu\n", mem_category_names[dry_run->buffers[i].category],
-                dry_run->buffers[i].name, dry_run->buffers[i].count, dry_run->buffers[i].bytes);
-    fprintf(f, "  memory of a rank by category\n");
-    for (int i = 0; i < MEM_CATEGORIES; i++)
-        fprintf(f, "    %-45s %22zu%s\n", mem_category_names[i], dry_run->arenas[i].peak,
-                dry_run->arenas[i].offloaded ? "  " OFFLOAD_PLACE : "");
-    fprintf(f, "    %-45s %22zu  (%.2f GB), first in %s\n", "in all", device_peak(dry_run),
-            (double)device_peak(dry_run) / 1e9, dry_run->peak_when);
-    if (device_arenas(dry_run, 1))
-        fprintf(f, "    %-45s %22zu  (%.2f GB)\n", "in files", device_arenas(dry_run, 1),
-                (double)device_arenas(dry_run, 1) / 1e9);
-    fprintf(f,
-            "  arithmetic of a rank and step: %.6g FLOP (a product of M x N x K counts 2MNK, attention what the mask "
-            "lets through)\n",
-            device_flops(dry_run, 0));
-    if (device_flops(dry_run, 1) > 0)
-        fprintf(f, "  and of activations computed again: %.6g FLOP\n", device_flops(dry_run, 1));
-    fprintf(f, "  communication of a rank per step%27s %20s\n", "expected", "dry run");
-    for (int a = 0; a < AXES; a++)
-        for (int o = 0; o < COLLECTIVES; o++)
-            if (c->expected[a][o].calls || c->comm->traffic_started[a][o].calls)
-                fprintf(f, "    %-13s %-15s %4" PRId64 " calls %14" PRId64 " %20" PRId64 " bytes\n", axis_names[a],
-                        collective_names[o], c->comm->traffic_started[a][o].calls, c->expected[a][o].bytes,
-                        c->comm->traffic_started[a][o].bytes);
-}
-
-/* A class under the other; buffers of the one that needs the most memory. */
-static void plan_print(FILE *f, const char *model, int threads, const TensorTable *t, const Plan *p,
-                       const char *strategy, int64_t tokens_per_step) {
+/* `estimate`: the times that plan_llama3 simulated, which this function takes over; NULL: null. */
+static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate) {
     const Mesh *m = p->mesh;
-    fprintf(f,
-            "%s: %.1f M parameters, %s, %d rank%s x %d thread%s: %s over %d, %d replica%s, %" PRId64 " tokens a step; ",
-            model, (double)t->num_parameters / 1e6, PRECISION_NAME, m->world, m->world > 1 ? "s" : "", threads,
-            threads > 1 ? "s" : "", strategy, mesh_group_size(m, AXIS_FSDP), m->size[AXIS_DP_REPLICATE],
-            m->size[AXIS_DP_REPLICATE] > 1 ? "s" : "", tokens_per_step);
-    if (p->count == 1) fprintf(f, "all ranks are alike\n");
-    else fprintf(f, "%d kinds of ranks\n", p->count);
-    for (int c = 0; c < p->count; c++) {
-        if (p->count > 1) class_print(f, p, c);
-        class_table(f, &p->classes[c], &p->classes[c] == plan_largest(p));
-    }
+    int *leaders = (int *)checked_malloc(sizeof(int) * AXES * (size_t)m->world), key;
+    cJSON *root = cJSON_CreateObject();
+    json_add_mesh(root, m);
+    json_add_integer(root, "tokens_per_step", tokens_per_step);
+    cJSON *classes = cJSON_AddArrayToObject(root, "rank_classes");
+    for (int c = 0; c < p->count; c++) cJSON_AddItemToArray(classes, class_json(p, c));
+    for (int r = 0; r < m->world; r++)
+        for (int a = 0; a < AXES; a++) mesh_group(m, r, (Axis)a, &leaders[r * AXES + a], &key);
+    json_add_groups(root, m, leaders);
+    cJSON_AddItemToObject(root, "estimate", estimate ? estimate : cJSON_CreateNull());
+    json_write_line(f, root);
+    free(leaders);
 }
 
-// ---------------------------------------------------------------------------
-// the rate of bare products
-
-/* FLOP/s of this rank at a plain product of the model's kind, beside which a step's speed is shown. */
-static double matmul_rate(Device *dev) {
-    const int N = RATE_ROWS, C = RATE_COLS, times = 4;
-    OpStat ops[OP_COUNT];
-    double clock = dev->clock;
-    int64_t events = dev->num_events;
-    size_t mark = arena_mark(dev, MEM_WORKSPACE);
-    device_phase(dev, "measuring the product rate", NULL);
-    memcpy(ops, dev->ops, sizeof ops);
-    floatX *x = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C)),
-           *w = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(C * C));
-    floatX *y = (floatX *)scratch(dev, "product rate", sizeof(floatX) * (size_t)(N * C));
-    double best = 1e30;
-    int most = dev->dry_run ? 0 : (N > C ? N : C) * C;
-    floatX *numbers = (floatX *)checked_malloc(sizeof(floatX) * (size_t)most);
-    for (int i = 0; i < most; i++) numbers[i] = from_float((float)(i % 17) - 8);
-    device_write(dev, x, numbers, sizeof(floatX) * (size_t)(N * C));
-    device_write(dev, w, numbers, sizeof(floatX) * (size_t)(C * C));
-    free(numbers);
-    for (int i = 0; i < times; i++) {
-        device_synchronize(dev);
-        double start = seconds_now();
-        linear_forward(dev, y, x, w, N, C, C);
-        device_synchronize(dev);
-        best = fmin(best, seconds_now() - start);
-    }
-    memcpy(dev->ops, ops, sizeof ops); // no op of the step
-    device_phase(dev, NULL, NULL);
-    dev->clock = clock, timeline_truncate(dev, events);
-    arena_release(dev, MEM_WORKSPACE, mark);
-    return RATE_COUNTS ? 2.0 * N * C * C / best : 0;
+/* Writes plan.json into --out. */
+static void plan_write_file(const char *out, const Plan *p, int64_t tokens_per_step, cJSON *estimate) {
+    FILE *f = logger_create(out, "plan.json");
+    plan_write(f, p, tokens_per_step, estimate);
+    if (fclose(f)) user_error("cannot write plan.json in --out %s: %s", out, strerror(errno));
 }
 
 #endif

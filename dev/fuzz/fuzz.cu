@@ -21,6 +21,7 @@ static Llama3Config config_shallow(const char *model) {
 #define config_load(model) config_shallow(model)
 #define TESTING
 #include "train_llama3.cu"
+#include "plan/estimate.h" // defines: plan_simulate
 
 typedef struct {
     const uint8_t *at;

@@ -85,15 +85,17 @@ static void check_plan(Job *j, int rank) {
     memcpy(all.expected, expected, sizeof expected);
     if (few) {
         char problem[1024];
-        Replay replay;
-        plan_open(&plan, j, DRY_RUN_PARTS);
-        int fits = plan_replay(&replay, &plan, NULL, problem, sizeof problem, 0);
-        EXPECT(fits, "the ranks do not fit each other: %s", problem);
-        replay_close(&replay);
+        EventLists events;
+        Simulation simulation;
+        plan_open(&plan, j, DRY_RUN_PARTS, &events);
+        int fits = plan_simulate(&simulation, &plan, &events, NULL, 0, problem, sizeof problem);
+        EXPECT(fits, "the ranks do not fit together: %s", problem);
+        simulation_close(&simulation);
+        event_lists_close(&events);
     } else {
         plan.class_of = (int *)checked_malloc(sizeof(int) * (size_t)j->mesh.world);
     }
-    plan_print(stdout, j->opt.model, j->threads_per_rank, &j->table, &plan, j->opt.sharding, 1);
+    plan_print(stdout, j, &plan, 1);
     EXPECT(said_length(&said_out) > 0, "--plan prints nothing");
     if (j->mesh.world <= 8) { // plan.json lists the ranks
         rewind(stdout);

@@ -110,7 +110,7 @@ static void fuzz_options(Bytes in) {
     check_limits(&o);
     check_said(&o, &w);
     check_config_txt(&o);
-    if (o.help) options_print_help(stdout);
+    if (o.help) options_print_help(stdout, o.is_planner);
     if (preset_find(o.model) && (o.plan || !o.data)) { // else files that are not ours would be looked for
         memset(&j, 0, sizeof j);
         j.opt = o;

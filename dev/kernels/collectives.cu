@@ -28,7 +28,7 @@
  * more ranks than cores. op: "all_gather", "reduce_scatter" (the exchange alone, which can hide behind arithmetic) and
  * "reduce_scatter+sum".
  *
- * train_llama3 --plan --cluster FILE reads it (plan.h), also where it was written by hand, as dev/clusters/h100-8.json.
+ * plan_llama3 --cluster FILE reads it (plan/cluster.h); dev/clusters/h100-8.json was written by hand.
  * Beside the above such a file may have, and needs where it has rates of a device: ranks_per_host        ranks stand on
  * hosts in the order of their numbers; where it is absent, as many as a host has cores hosts_per_rack        for
  * people: which groups leave a rack communicator_bytes    of a rank, for each of NCCL's communicators: they are beside

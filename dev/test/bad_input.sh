@@ -5,6 +5,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+planner=${program%/*}/plan_llama3
 top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -139,7 +140,7 @@ prepare() {
 contract="model vocab-size tokenizer data val tail workers doc-mask seq batch accum accumulate tp cp pp dp-shard dp-replicate
     pp-schedule pp-chunks pp-light-ends sharding wrap slots reduce-dtype offload recompute steps lr min-lr warmup weight-decay
     beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters out save-every save-mode keep resume
-    allow-changes val-every seed threads timeout transport deterministic trace plan world cluster search eval export dtype merge
+    allow-changes val-every seed threads timeout transport deterministic trace plan world eval export dtype merge
     generate max-tokens temperature top-p audit encode decode ranks help"
 
 help_text() {
@@ -488,31 +489,36 @@ outputs() {
 }
 
 # ---------------------------------------------------------------- cluster files, and timelines
+# bad_plan NAME PATTERN OPTIONS… : refused by plan_llama3
+bad_plan() { program=$planner bad "$@"; }
+
 # bad_cluster NAME PATTERN SED [OPTIONS…] : a good cluster file changed by SED
 bad_cluster() {
     local name=$1 pattern=$2 edit=$3
     shift 3
     sed -E "$edit" "$top/dev/results/cluster-cpu-amd-epyc.json" >cluster.json
     cmp -s cluster.json "$top/dev/results/cluster-cpu-amd-epyc.json" && fail "cluster file: $name" "the edit no longer matches the file"
-    bad "cluster file: $name" "cluster.json.*$pattern" --plan --cluster cluster.json --world 2 "$@"
+    bad_plan "cluster file: $name" "cluster.json.*$pattern" --cluster cluster.json --world 2 "$@"
 }
 
 clusters() {
     local good=$top/dev/results/cluster-cpu-amd-epyc.json
-    works "the good cluster file" "$program" --plan --cluster "$good" --world 2
-    works "a cluster of devices" "$program" --plan --cluster "$top/dev/clusters/h100-8.json" --world 64
-    everywhere "--cluster without --plan" "--cluster .* belongs to --plan" "${train[@]}" --cluster "$good"
-    works "a search" "$program" --plan --cluster "$top/dev/clusters/h100-8.json" --world 4 --model tiny --search
-    bad "--search without a cluster" "--search compares .* --cluster FILE" --plan --world 4 --search
-    bad "--search with --out" "--search prints a list, and --out" --plan --cluster "$top/dev/clusters/h100-8.json" --world 4 --search --out plan
-    bad "--search by a cluster that does not say how much memory there is" "does not say how much memory" --plan --cluster <(grep -v '"memory_bytes_per_host"' "$top/dev/clusters/h100-8.json") --world 4 --search
-    bad "--cluster of nothing" "nowhere.json" --plan --cluster nowhere.json
-    bad "--cluster of a directory" "good" --plan --cluster good
+    works "the good cluster file" "$planner" --cluster "$good" --world 2
+    works "a cluster of devices" "$planner" --cluster "$top/dev/clusters/h100-8.json" --world 64
+    everywhere "--cluster of a training run" "--cluster is an option of plan_llama3" "${train[@]}" --cluster "$good"
+    bad "--search of a plan without times" "--search is an option of plan_llama3" --plan --world 4 --search
+    bad_plan "an evaluation" "--eval is an option of train_llama3" --eval good/val.tok
+    works "a search" "$planner" --cluster "$top/dev/clusters/h100-8.json" --world 4 --model tiny --search
+    bad_plan "--search without a cluster" "--search compares .* --cluster FILE" --world 4 --search
+    bad_plan "--search with --out" "--search prints a list, and --out" --cluster "$top/dev/clusters/h100-8.json" --world 4 --search --out plan
+    bad_plan "--search by a cluster that does not say how much memory there is" "lacks memory_bytes_per_host" --cluster <(grep -v '"memory_bytes_per_host"' "$top/dev/clusters/h100-8.json") --world 4 --search
+    bad_plan "--cluster of nothing" "nowhere.json" --cluster nowhere.json
+    bad_plan "--cluster of a directory" "good" --cluster good
     echo '[1, 2]' >list.json
-    bad "--cluster of a list" "list.json is no JSON object" --plan --cluster list.json
+    bad_plan "--cluster of a list" "list.json is not a JSON object" --cluster list.json
     head -c 3000 "$good" >half.json
-    bad "--cluster cut off" "half.json is no JSON object" --plan --cluster half.json
-    bad "--cluster that is a config.json" '"name" must be a text' --plan --cluster model/config.json
+    bad_plan "--cluster cut off" "half.json is not a JSON object" --cluster half.json
+    bad_plan "--cluster that is a config.json" '"name" must be a text' --cluster model/config.json
     bad_cluster "no memory rate" '"memory_bytes_per_s" is missing' '/"memory_bytes_per_s"/d'
     bad_cluster "a negative memory rate" '"memory_bytes_per_s" is -1' 's/("memory_bytes_per_s": )[0-9]+/\1-1/'
     bad_cluster "rates of a rack" '"rates_of" is "rack", expected one of host' 's/("rates_of": )"host"/\1"rack"/'
@@ -529,14 +535,15 @@ clusters() {
     bad_cluster "an exchange without its latency" 'row 1 of "exchange": "latency_s" is missing' 's/"latency_s":6.472e-07,//'
     bad_cluster "more bytes than times" 'row 1 of "exchange": "measured_bytes" has 11 and "measured_s" 10' 's/"measured_bytes":\[256/"measured_bytes":[128,256/'
     bad_cluster "bytes that fall" 'row 1 of "exchange": number 2 of "measured_bytes"' 's/"measured_bytes":\[256,1024/"measured_bytes":[256,128/'
-    bad_cluster "links without those between hosts" '"links": "between_hosts" is missing; a group of 4 ranks on 2 hosts' 's/"exchange": \[/"links":{"within_host":{"latency_s":0,"bytes_per_s":1e9}},"was": [/' --world 4
-    bad "--transport that the cluster file lacks" '"exchange" has no row of all_gather over mpi' --plan --world 2 --transport mpi --cluster <(sed '/"mpi"/d; s/.*"threads","ranks":8.*sum.*/  {"transport":"threads","ranks":9,"hosts":1,"op":"all_gather","latency_s":1,"bytes_per_s":1}]}/' "$good")
+    bad_cluster "links without those between hosts" '"links": "between_hosts" is missing: add it; a group of 4 ranks on 2 hosts' 's/"exchange": \[/"links":{"within_host":{"latency_s":0,"bytes_per_s":1e9}},"was": [/' --world 4
+    bad_plan "--transport that the cluster file lacks" '"exchange" has no row of all_gather over mpi' --world 2 --transport mpi --cluster <(sed '/"mpi"/d; s/.*"threads","ranks":8.*sum.*/  {"transport":"threads","ranks":9,"hosts":1,"op":"all_gather","latency_s":1,"bytes_per_s":1}]}/' "$good")
     echo "{}" >timeline.json
     everywhere "--trace onto a file" "--trace timeline.json exists already" "${train[@]}" --trace timeline.json
     everywhere "--trace below nothing" "cannot create --trace no/where.json" "${train[@]}" --trace no/where.json
-    bad "--trace of a plan without a clock" "--trace new.json: training has a timeline" --plan --trace new.json
-    bad "--trace of an evaluation" "--trace new.json: training has a timeline" --model trained --eval good/val.tok --seq 16 --trace new.json
-    bad "--trace of a plan onto a file" "--trace timeline.json exists already" --plan --cluster "$good" --trace timeline.json
+    bad "--trace of a plan without times" "--trace new.json has no effect with --plan: only training has a timeline" --plan --trace new.json
+    bad_plan "--trace of an estimate without a cluster" "--trace new.json: an estimated timeline needs a cluster" --trace new.json
+    bad "--trace of an evaluation" "--trace new.json has no effect with --eval: only training has a timeline" --model trained --eval good/val.tok --seq 16 --trace new.json
+    bad_plan "--trace of a plan onto a file" "--trace timeline.json exists already" --cluster "$good" --trace timeline.json
     if [ -e new.json ] || [ -e no ]; then fail "a refused --trace leaves nothing" "$(ls -d new.json no 2>&1)"; else pass "a refused --trace leaves nothing" "no file was made"; fi
 }
 
@@ -580,7 +587,7 @@ stored() {
     bad "a tp that would cut a block of a model of 8 bits" "use a smaller --tp, or dequantize the model with --export DIR --dtype" --model stored --eval good/val.tok --seq 16 --ranks 2 --tp 2
     mkdir -p halfcopied && cp stored/config.json halfcopied
     bad "a model of 8 bits without its weights" "halfcopied/config.json describes int8 weights, but there is no model.safetensors" "${train[@]}" --model halfcopied --lora-rank 4
-    if "$program" --plan --model stored --seq 16 --lora-rank 4 --world 4 2>&1 | grep -q -- "--base"; then fail "the plan of a model of 8 bits" "offers another --base"; else pass "the plan of a model of 8 bits" "offers no other --base"; fi
+    if "$planner" --model stored --seq 16 --lora-rank 4 --world 4 2>&1 | grep -q -- "--base"; then fail "the plan of a model of 8 bits" "offers another --base"; else pass "the plan of a model of 8 bits" "offers no other --base"; fi
     bad "adapters in 8 bits" "--export --dtype int8: adapters are exported as fp32 or bf16" "${train[@]}" --model trained --lora-rank 4 --export beside8 --dtype int8
     bad "--dtype that is none" "--dtype int4: expected one of fp32.bf16.int8.int8:all" --model trained --export four --dtype int4
     spoiled_stored "8 bits whose scales are missing" "tensor model.layers.0.self_attn.q_proj.weight is int8, but its scales model.layers.0.self_attn.q_proj.weight.scale are missing" model.safetensors 's/layers.0.self_attn.q_proj.weight.scale/layers.0.self_attn.q_proj.weight.skale/'

@@ -42,7 +42,7 @@ plant() {
     local src=$1 name=$2 file=$3 edit=$4 group=$5 expected=$6 compile=${flags%% -L*} libs=-L${flags#* -L} caught= line last process start=$SECONDS
     [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
     compile="${compile/-O3/-O0} -x c" # compiling takes longer than running, but for two groups
-    case $group in bits | mesh-bits | reduce-dtype | replay) compile="${compile/-O0/-O1}" ;; esac
+    case $group in bits | mesh-bits | reduce-dtype | simulate) compile="${compile/-O0/-O1}" ;; esac
     [[ $group != orders && $name != *"over NCCL"* ]] || compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags) libs=
     local built=test_llama3.cu test=("./test" "$group") top=$PWD
     if [ "$group" = "mpi waiting" ]; then test=(mpirun --oversubscribe --bind-to none -np 2 ./test mpi waiting)
@@ -168,13 +168,13 @@ fault "a rank's second half stands one part too early" context_parallel.h \
     's|(2 \* cp->size - 1 - cp->rank) \* half + t - half;|(2 * cp->size - 2 - cp->rank) * half + t - half;|' mesh-faults "cp 2 .*worst gradient"
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
     's|micro_batch_of(m, batch, step->micro_batch);|micro_batch_of(m, batch, m->table.embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|' mesh-faults "pp 2 .*worst gradient"
-fault "all stages are planned as the first" plan/planner.h \
-    's|alike %= mesh_stride(&j->mesh, AXIS_DP_SHARD)|alike %= mesh_stride(\&j->mesh, AXIS_PP)|' plan "is planned as what it is"
-more "a replay takes one count for another" plan/replay.h 's|return x->count == y->count \&\& |return |' replay "another count"
+fault "all stages are planned as the first" run/plan.h \
+    's|first %= mesh_stride(m, AXIS_DP_SHARD)|first %= mesh_stride(m, AXIS_PP)|' plan "is that of its own dry run"
+more "the simulation takes one count for another" plan/simulate.h 's|return x->count == y->count \&\& |return |' simulate "another count"
 more "a message is planned under another name" pipeline_parallel.h \
-    's|"gradients", step->micro_batch,$|"gradients", step->micro_batch + p->comm->dev->dry_run,|' replay "events as walked"
+    's|"gradients", step->micro_batch,$|"gradients", step->micro_batch + p->comm->dev->dry_run,|' simulate "the events of the dry run"
 more "ranks that differ in memory are planned as one" run/plan.h \
-    's|alike &= a->arenas\[c\].peak == b->arenas\[c\].peak|alike \&= 1|' plan "is planned as what it is"
+    's|equal &= dev->arenas\[m\].peak == c->dry_run->arenas\[m\].peak|equal \&= 1|' plan "is that of its own dry run"
 if [ -n "$all" ]; then
     fault "a pipeline adds up its micro-batches one after the other" run/parallel.h \
         's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' mesh-bits "expected, dry-run and measured|have one rank's bits"

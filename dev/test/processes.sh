@@ -4,6 +4,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
+planner=${program%/*}/plan_llama3
 top=$PWD
 work=$(mktemp -d)
 started=() # processes that may be left over
@@ -319,8 +320,8 @@ timelines() {
     sends=$(grep -cE '"cat":"communication","name":"send: (activations|gradients) [0-3] to stage [0-2]"' pipeline.json) receives=$(grep -cE '"cat":"communication","name":"receive: (activations|gradients) [0-3] to stage [0-2]"' pipeline.json)
     if [ "$sends" = 48 ] && [ "$receives" = 48 ]; then pass "messages in the timeline of a pipeline" "3 steps x 4 micro-batches x 2 ways x 2 boundaries = 48 sends and 48 receives"
     else fail "messages in the timeline of a pipeline" "$sends sends and $receives receives of 48 each"; fi
-    runs "the planned timeline" "$program" --plan --world 4 --cluster "$top/dev/clusters/h100-8.json" --out estimate --trace planned.json && timeline planned.json 1
-    json estimate/plan.json step_s tokens_per_s mfu compute_s exchange_s exposed_s ops linear_forward
+    runs "the estimated timeline" "$planner" --world 4 --cluster "$top/dev/clusters/h100-8.json" --out estimate --trace planned.json && timeline planned.json 1
+    json estimate/plan.json step_s tokens_per_s mfu compute_s communication_s exposed_s ops linear_forward
     if grep -q '</html>' estimate/plan.html && grep -q ' GB</text>' estimate/plan.html && grep -q '<title>stage 0: backward' estimate/plan.html; then pass "plan.html beside it" "memory and the step"
     else fail "plan.html beside it" "$(ls -l estimate 2>&1)"; fi
     [ -n "$have_mpi" ] || return

@@ -1,4 +1,9 @@
-/* test_plan.h: the estimate of a step's time against arithmetic done by hand, and the timeline that a run leaves. */
+/* test_plan.h: memory, FLOPs and traffic of a plan against its ranks' own dry runs, estimated step times against
+ * arithmetic done by hand, and the timelines of runs and plans.
+ */
+#include "../../plan/alternatives.h"
+#include "../../plan/report.h"
+#include "../../plan/search.h"
 
 /* A machine with one rate for all products and attention (FLOP/s), one for memory (bytes/s), and one line for every
  * exchange. `more`: keys to stand beside them. */
@@ -32,23 +37,35 @@ static const char *make_cluster_file(const char *name, double rate, double memor
     return path;
 }
 
-static Job *estimated; // the last one
-static Replay replayed;
-static const Plan *estimated_plan;
+static struct { // the last estimate; stays open, since its dry runs point into it
+    Job *job;
+    Plan plan;
+    EventLists events;
+    Simulation simulation;
+    Cluster cluster;
+} estimated;
 
-/* `world` ranks by the cluster file at `path`, replayed; `dry_run`: rank 0. */
+/* Estimates a step of `world` ranks by the cluster file at `path`. `dry_run`: takes that of rank 0. */
 static Estimate estimate_with(const char *path, const char *options, int world, Trainer *dry_run) {
     char arguments[1024], problem[1024];
-    static Plan plan;
     snprintf(arguments, sizeof arguments, "--plan --cluster %s %s", path, options);
-    Job *j = estimated = make_job(arguments, world, &transport_threads);
-    estimated_plan = &plan;
-    plan_open(&plan, j, DRY_RUN_ALL);
-    int fits = plan_replay(&replayed, &plan, &j->cluster, problem, sizeof problem, 1);
-    Estimate e = estimate_of(&plan, &j->cluster, &replayed, 1000, j->opt.seq);
-    if (!fits) e.step = NAN;
-    *dry_run = *plan.classes[0].trainer;
-    return e; // job and plan stay: the dry run points into them
+    Job *j = make_job(arguments, world, &transport_threads);
+    estimated.job = j;
+    cluster_open(&estimated.cluster, path, &j->mesh, j->opt.threads, j->opt.transport);
+    j->op_rates = &estimated.cluster.rates;
+    plan_open(&estimated.plan, j, DRY_RUN_ALL, &estimated.events);
+    int fits = plan_simulate(&estimated.simulation, &estimated.plan, &estimated.events, &estimated.cluster, 1, problem,
+                             sizeof problem);
+    Estimate e = estimate_of(&estimated.plan, &estimated.events, &estimated.cluster, &estimated.simulation, j);
+    if (!fits) e.step_seconds = NAN;
+    *dry_run = *estimated.plan.classes[0].trainer;
+    return e;
+}
+
+/* Tokens per second of the last estimate, if a step took `seconds`. */
+static double estimated_tokens(double seconds) {
+    const Job *j = estimated.job;
+    return (double)(samples_per_step(&j->opt, &j->mesh) * j->opt.seq) / seconds;
 }
 
 static double off_by(double have, double want) { return fabs(have / want - 1); }
@@ -59,16 +76,17 @@ static void test_estimate(void) {
     Estimate e = estimate_with(make_cluster_file("rate.json", R, free_of_cost, 0, free_of_cost, ""),
                                "--model tiny --accum 2", 1, &w);
     double want = device_flops(&w.parallel.dev, 0) / R;
-    CHECK("with one rate of products and no other cost a step takes FLOPs / rate",
-          off_by(e.step, want) < 1e-9 && exposed_of(&e) == 0 && off_by(e.mfu, 1) < 1e-9 &&
-              off_by(e.tokens, 1000 / want) < 1e-9,
-          "%.9g s and %.9g s, %g s of waits, %.9g of the peak", e.step, want, exposed_of(&e), e.mfu);
+    CHECK("with one rate of matmuls and no other cost a step takes FLOPs / rate",
+          off_by(e.step_seconds, want) < 1e-9 && exposed_seconds(&e) == 0 && off_by(e.mfu, 1) < 1e-9 &&
+              off_by(e.tokens_per_second, estimated_tokens(want)) < 1e-9,
+          "%.9g s and %.9g s, %g s of waits, %.9g of the peak", e.step_seconds, want, exposed_seconds(&e), e.mfu);
 
     e = estimate_with(make_cluster_file("memory.json", free_of_cost, 5e9, 0, free_of_cost, ""), "--model tiny", 1, &w);
     want = 0;
     for (int i = 0; i < OP_COUNT; i++) want += w.parallel.dev.ops[i].bytes / 5e9;
     CHECK("with one rate of memory and no other cost a step takes bytes / rate",
-          off_by(e.step, want) < 1e-9 && off_by(e.compute, want) < 1e-9, "%.9g s and %.9g s", e.step, want);
+          off_by(e.step_seconds, want) < 1e-9 && off_by(e.compute, want) < 1e-9, "%.9g s and %.9g s", e.step_seconds,
+          want);
 
     // nothing to hide behind: the lane of fsdp carries all exchanges one after the other, then the reports are
     // exchanged
@@ -80,9 +98,10 @@ static void test_estimate(void) {
         all.calls += expected[i / COLLECTIVES][i % COLLECTIVES].calls,
             all.bytes += expected[i / COLLECTIVES][i % COLLECTIVES].bytes;
     want = (double)all.calls * latency + (double)all.bytes / bandwidth;
-    CHECK("exchanges with nothing to hide behind take calls x latency + bytes / bandwidth, all of it exposed",
-          off_by(e.step, want) < 1e-9 && off_by(exposed_of(&e), want) < 1e-9,
-          "%.9g s and %.9g s, of which %.9g s of waits", e.step, want, exposed_of(&e));
+    CHECK(
+        "communication without arithmetic to hide behind takes calls x latency + bytes / bandwidth, all of it exposed",
+        off_by(e.step_seconds, want) < 1e-9 && off_by(exposed_seconds(&e), want) < 1e-9,
+        "%.9g s and %.9g s, of which %.9g s of waits", e.step_seconds, want, exposed_seconds(&e));
 
     // short beside every block: what is exposed is what no block's arithmetic lies beside, the first gathers and the
     // last sums
@@ -91,26 +110,30 @@ static void test_estimate(void) {
     double embed = (double)w.parallel.fsdp.units[0].shard_size, block = (double)w.parallel.fsdp.units[1].shard_size,
            bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
     want = 5 * latency + bytes / bandwidth;
-    double arithmetic = device_flops(&w.parallel.dev, 0) / 1e9, fsdp = e.exchange[AXIS_FSDP];
-    CHECK("exchanges beside arithmetic are hidden but for the first two gathers, the last two sums and the report",
-          off_by(exposed_of(&e), want) < 1e-6 && off_by(e.step, arithmetic + want) < 1e-9 && fsdp > 2 * want,
-          "%.9g s and %.9g s of waits, of %.4g s of exchange; step %.9g s and %.9g s", exposed_of(&e), want, fsdp,
-          e.step, arithmetic + want);
+    double arithmetic = device_flops(&w.parallel.dev, 0) / 1e9, fsdp = e.communication[AXIS_FSDP];
+    CHECK("arithmetic hides communication, except the first two all-gathers, the last two reductions and the report",
+          off_by(exposed_seconds(&e), want) < 1e-6 && off_by(e.step_seconds, arithmetic + want) < 1e-9 &&
+              fsdp > 2 * want,
+          "%.9g s and %.9g s of waits, of %.4g s of exchange; step %.9g s and %.9g s", exposed_seconds(&e), want, fsdp,
+          e.step_seconds, arithmetic + want);
 
     e = estimate_with(make_cluster_file("slow.json", 1e9, free_of_cost, latency, 1e5, ""), "--model tiny", 2, &w);
-    double lane = e.exchange[AXIS_FSDP];
-    CHECK("exchanges longer than the arithmetic beside them: the step is at least their lane, and arithmetic + waits",
-          e.step >= lane && e.step < lane + arithmetic && off_by(e.step, e.compute + exposed_of(&e)) < 1e-9,
-          "step %.6g s, lane %.6g s, arithmetic %.6g s, waits %.6g s", e.step, lane, e.compute, exposed_of(&e));
+    double lane = e.communication[AXIS_FSDP];
+    CHECK("communication that takes longer than arithmetic: the step takes at least as long as it, and arithmetic + "
+          "waits",
+          e.step_seconds >= lane && e.step_seconds < lane + arithmetic &&
+              off_by(e.step_seconds, e.compute + exposed_seconds(&e)) < 1e-9,
+          "step %.6g s, lane %.6g s, arithmetic %.6g s, waits %.6g s", e.step_seconds, lane, e.compute,
+          exposed_seconds(&e));
 
-    ExchangeRate curve = ZERO;
+    CollectiveRate curve = ZERO;
     curve.points = 2, curve.bytes[0] = 100, curve.bytes[1] = 10000, curve.seconds[0] = 1, curve.seconds[1] = 4;
     CHECK("between measured points an exchange is interpolated in logarithms, beyond them at the last one's bytes a "
           "second",
-          off_by(exchange_seconds(&curve, 1000), 2) < 1e-12 && exchange_seconds(&curve, 10) == 1 &&
-              off_by(exchange_seconds(&curve, 20000), 8) < 1e-12,
-          "%g, %g, %g s", exchange_seconds(&curve, 1000), exchange_seconds(&curve, 10),
-          exchange_seconds(&curve, 20000));
+          off_by(collective_seconds(&curve, 1000), 2) < 1e-12 && collective_seconds(&curve, 10) == 1 &&
+              off_by(collective_seconds(&curve, 20000), 8) < 1e-12,
+          "%g, %g, %g s", collective_seconds(&curve, 1000), collective_seconds(&curve, 10),
+          collective_seconds(&curve, 20000));
     const OpRate shapes[] = {
         {OP_LINEAR_FORWARD, 1e6, 10, 1e9}, {OP_LINEAR_FORWARD, 1e9, 10, 2e9}, {OP_LINEAR_FORWARD, 1e9, 1000, 4e9}};
     const OpRates rates = {shapes, 3, 1e30};
@@ -125,9 +148,9 @@ static void test_estimate(void) {
                                     "\"links\":{\"within_host\":{\"latency_s\":1e-6,\"bytes_per_s\":8e10},\"between_"
                                     "hosts\":{\"latency_s\":1e-5,\"bytes_per_s\":1e10}},"),
                   "--model tiny", 16, &w);
-    const ExchangeRate *gather = &estimated->cluster.exchange[AXIS_FSDP][ALL_GATHER],
-                       *scatter = &estimated->cluster.exchange[AXIS_FSDP][REDUCE_SCATTER];
-    CHECK("links: a gather shares the links of a host, an all-to-all has one a rank",
+    const CollectiveRate *gather = &estimated.cluster.collectives[AXIS_FSDP][ALL_GATHER],
+                         *scatter = &estimated.cluster.collectives[AXIS_FSDP][REDUCE_SCATTER];
+    CHECK("links: an all-gather uses all links of a host, an all-to-all one per rank",
           off_by(gather->bandwidth, 2e10) < 1e-12 && off_by(scatter->bandwidth, 15.0 / 14 * 1e10) < 1e-12 &&
               off_by(gather->latency, 1e-6 + 3e-5) < 1e-12,
           "%.4g and %.4g bytes/s, latency %.3g s", gather->bandwidth, scatter->bandwidth, gather->latency);
@@ -302,7 +325,8 @@ static void test_ranks_alike(void) {
                       device_flops(&first.parallel.dev, 1) != device_flops(&other.parallel.dev, 1);
             trainer_close(&other);
         }
-        snprintf(name, sizeof name, "%d ranks, %s: all are planned alike", world, layouts[i]);
+        snprintf(name, sizeof name, "%d ranks, %s: all ranks have the same memory, FLOPs and traffic", world,
+                 layouts[i]);
         CHECK(name, !differ && first.parallel.dev.peak == device_peak(&first.parallel.dev),
               "%d differences; %zu bytes at the fullest moment, %zu in arenas", differ, first.parallel.dev.peak,
               device_peak(&first.parallel.dev));
@@ -322,7 +346,7 @@ static const cJSON *class_in_json(const cJSON *plan, int rank) {
     return listed == 1 ? found : NULL;
 }
 
-/* Differences of a rank's own dry run and traffic formula from what the plan has for its class, in memory and as JSON. */
+/* Differences between a rank's own dry run and traffic formula and its class in the plan, in memory and as JSON. */
 static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Trainer *own) {
     const RankClass *c = &p->classes[p->class_of[own->parallel.rank]];
     const cJSON *said = class_in_json(json, own->parallel.rank);
@@ -372,12 +396,16 @@ static void test_rank_classes(void) {
                  odd ? mesh_model(odd == 2) : "tiny", meshes[i].options);
         Job *j = make_job(arguments, 16, &transport_threads);
         Plan every;
-        plan_open(&plan, j, DRY_RUN_PARTS), plan_open(&every, j, DRY_RUN_ALL);
+        EventLists of_parts, of_all;
+        plan_open(&plan, j, DRY_RUN_PARTS, &of_parts);
+        plan_open(&every, j, DRY_RUN_ALL, &of_all);
         for (int a = 0; a < 16; a++)
             for (int b = 0; b < a; b++)
-                differ += (every.script_of[a] == every.script_of[b]) != (plan.script_of[a] == plan.script_of[b]);
+                differ += (of_all.list_of[a] == of_all.list_of[b]) != (of_parts.list_of[a] == of_parts.list_of[b]);
         differ += memcmp(plan.class_of, every.class_of, sizeof(int) * 16) != 0;
         plan_close(&every);
+        event_lists_close(&of_parts);
+        event_lists_close(&of_all);
         FILE *f = fopen(scratch_path("classes.json"), "w");
         plan_write(f, &plan, 1, NULL);
         fclose(f);
@@ -390,7 +418,8 @@ static void test_rank_classes(void) {
             for (at = 0; next_unique_piece(&own.parallel.fsdp, &at, &piece);) owned += piece.count;
             trainer_close(&own);
         }
-        snprintf(name, sizeof name, "16 ranks, %s: each is planned as what it is", meshes[i].options);
+        snprintf(name, sizeof name, "16 ranks, %s: the plan of each rank is that of its own dry run",
+                 meshes[i].options);
         CHECK(name, !differ && plan.count == meshes[i].classes && owned == j->table.num_parameters,
               "%d differences; %d kinds of ranks, expected %d; %" PRId64 " parameters owned of %" PRId64, differ,
               plan.count, meshes[i].classes, owned, j->table.num_parameters);
@@ -462,15 +491,16 @@ static void test_plan(void) {
              path);
     Trainer w;
     Estimate e = estimate_with(make_cluster_file("trace.json", 1e9, 1e9, 1e-5, 1e7, ""), arguments, 8, &w);
-    write_planned_trace(estimated, &replayed);
+    write_simulated_trace(estimated.job, &estimated.simulation);
     TraceFound t = read_trace(path);
     int ops = 0;
     for (int i = 0; i < OP_COUNT; i++) ops += (int)w.parallel.dev.ops[i].calls;
-    CHECK("the planned timeline has every op of rank 0, the exchanges of both stages, none of a lane beside another",
-          t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 &&
-              exposed_of(&e) > 0 &&
-              t.fsdp == 2 * (int)(w.parallel.comm.traffic_started[AXIS_FSDP][ALL_GATHER].calls +
-                                  w.parallel.comm.traffic_started[AXIS_FSDP][REDUCE_SCATTER].calls),
-          "%d ranks, %d ops of %d, %d exchanges, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
+    CHECK(
+        "the estimated timeline has every op of rank 0 and the collectives of both stages, and no lane overlaps itself",
+        t.valid && t.ranks == 2 && t.ops == ops && t.overlaps == 0 && t.steps == 2 && t.waits > 0 &&
+            exposed_seconds(&e) > 0 &&
+            t.fsdp == 2 * (int)(w.parallel.comm.traffic_started[AXIS_FSDP][ALL_GATHER].calls +
+                                w.parallel.comm.traffic_started[AXIS_FSDP][REDUCE_SCATTER].calls),
+        "%d ranks, %d ops of %d, %d exchanges, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
     trainer_close(&w);
 }

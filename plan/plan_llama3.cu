@@ -1,0 +1,95 @@
+/* plan_llama3.cu: plans a training run without running it: memory, traffic and, on the machines of a cluster file, the
+ * time of a step, for any number of ranks on a laptop. It takes the options of train_llama3, and includes that program:
+ * every rank is dry-run by the code that would train, and all ranks are simulated together.
+ *
+ *   plan_llama3 --model llama3-8b --world 64                                          memory and traffic
+ *   plan_llama3 --model llama3-8b --world 64 --cluster dev/clusters/h100-8.json       and the time of a step
+ *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --out DIR --trace FILE    plan.json, plan.html, a timeline
+ *   plan_llama3 --model llama3-8b --world 64 --cluster FILE --search                  the fastest layouts
+ */
+#include "program.h"      // defines: the training program
+#include "cluster.h"      // defines: Cluster, cluster_open
+#include "simulate.h"     // defines: Simulation
+#include "estimate.h"     // defines: plan_simulate, estimate_of, print_estimate
+#include "alternatives.h" // defines: print_alternatives
+#include "search.h"       // defines: search_main
+#include "report.h"       // defines: report_write_file, write_simulated_trace
+
+static void plan_one_layout(Job *j, const Cluster *cluster) {
+    const Options *o = &j->opt;
+    int64_t tokens = samples_per_step(o, &j->mesh) * o->seq;
+    Plan plan;
+    EventLists events;
+    Simulation simulation;
+    Estimate estimate = ZERO;
+    char problem[8192];
+    double start = seconds_now();
+    plan_open(&plan, j, DRY_RUN_ALL, &events);
+    if (!plan_simulate(&simulation, &plan, &events, cluster, cluster && (o->trace || o->out), problem, sizeof problem))
+        run_failure("the ranks of the plan do not fit together: %s", problem);
+    plan_print(stdout, j, &plan, tokens);
+    print_simulation(stdout, &events, &simulation, seconds_now() - start);
+    if (cluster) {
+        estimate = estimate_of(&plan, &events, cluster, &simulation, j);
+        print_estimate(stdout, cluster, &plan, &estimate);
+    }
+    print_alternatives(stdout, j, &plan, cluster, cluster ? &estimate : NULL);
+    if (o->out) {
+        plan_write_file(o->out, &plan, tokens, cluster ? estimate_json(&estimate) : NULL);
+        report_write_file(o->out, j, &plan, &simulation, cluster, &estimate);
+    }
+    if (o->trace) write_simulated_trace(j, &simulation);
+    simulation_close(&simulation);
+    event_lists_close(&events);
+    plan_close(&plan);
+}
+
+/* Refuses options that a plan cannot honour. */
+static void check_plan_options(const Options *o) {
+    const char *other = NULL;
+    if (o->eval) other = "eval";
+    if (o->generate) other = "generate";
+    if (o->export_dir) other = "export";
+    if (o->encode) other = "encode";
+    if (o->decode) other = "decode";
+    if (o->audit) other = "audit";
+    if (other) user_error("--%s is an option of train_llama3; plan_llama3 plans training: remove it", other);
+    if (o->search && !o->cluster)
+        user_error("--search compares estimated step times, which need a cluster: add --cluster FILE (dev/clusters has "
+                   "some), or remove --search");
+    if (o->search && (o->out || o->trace))
+        user_error("--search prints a list of layouts, and --%s describes a single one: remove one of them",
+                   o->out ? "out" : "trace");
+    if (o->trace && !o->cluster)
+        user_error("--trace %s: an estimated timeline needs a cluster: add --cluster FILE (dev/clusters has some), or "
+                   "remove --trace",
+                   o->trace);
+}
+
+int main(int argc, char **argv) {
+    Job job = ZERO;
+    Cluster cluster;
+    job.opt = options_parse(argc, argv);
+    if (job.opt.help) {
+        options_print_help(stdout, 1);
+        return 0;
+    }
+    check_plan_options(&job.opt);
+    job.opt.plan = 1;
+    job.opt.is_planner = 1;
+    Started started = {0, 1, 0, 1, 1};
+    job_open(&job, &started);
+    if (job.opt.cluster) {
+        cluster_open(&cluster, job.opt.cluster, &job.mesh, job.opt.threads, job.opt.transport);
+        job.op_rates = &cluster.rates;
+    }
+    if (job.opt.search) {
+        search_main(&job, &cluster);
+    } else {
+        job_check_outputs(&job);
+        plan_one_layout(&job, job.opt.cluster ? &cluster : NULL);
+    }
+    if (job.opt.cluster) cluster_close(&cluster);
+    job_close(&job);
+    return 0;
+}
