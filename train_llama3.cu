@@ -20,7 +20,7 @@
 #include "tokenizer.h"             // defines: Tokenizer, print_token
 #include "run/options.h"           // defines: Options, options_parse, options_write
 #include "run/job.h"               // defines: Job, job_open: everything that is checked before ranks start
-#include "run/model.h"             // defines: Model, BlockActivations: the buffers of the forward and backward pass
+#include "run/model.h"             // defines: Model, BlockActivations, MicroBatch: what forward and backward compute in
 #include "run/weights.h"           // defines: BlockWeights, HeadWeights, block_weights, head_weights
 #include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
 #include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, trainer_open, check_first_step
@@ -378,30 +378,6 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
 // ---------------------------------------------------------------------------
 // pipeline steps: one micro-batch through one stage, in the order of the schedule (pipeline_parallel.h). Without
 // pipeline parallelism there is one stage, which embeds and computes the loss
-
-/* A micro-batch in host memory. NULL: it is not needed, or already on the device. */
-typedef struct {
-    const int32_t *inputs, *targets; // (B, T)
-    const int32_t *docs;             // (B, T·cp) document of each token of the sequence
-    const int32_t *own_docs;         // (B, T) the same for this rank's tokens
-} MicroBatch;
-
-static MicroBatch micro_batch_of(const Model *m, const StepBatch *batch, int micro_batch) {
-    int64_t at = (int64_t)micro_batch * m->B * m->T;
-    MicroBatch b = {batch->inputs + at, batch->targets + at, NULL, NULL};
-    if (batch->docs) b.docs = batch->docs + at * m->cp->size;
-    if (batch->docs) b.own_docs = batch->own_docs + at;
-    return b;
-}
-
-/* Copies to the device what the current stage needs of a micro-batch. */
-static void feed_micro_batch(Model *m, const MicroBatch *b) {
-    size_t bytes = sizeof(int32_t) * (size_t)m->B * (size_t)m->T;
-    if (b->inputs && stage_embeds(m)) device_feed(m->dev, m->ids, b->inputs, bytes);
-    if (b->targets && stage_has_loss(m)) device_feed(m->dev, m->targets, b->targets, bytes);
-    if (b->docs) device_feed(m->dev, m->docs, b->docs, bytes * (size_t)m->cp->size);
-    if (b->docs && m->own_docs != m->docs) device_feed(m->dev, m->own_docs, b->own_docs, bytes);
-}
 
 /* Forward of a micro-batch through the stage: from its tokens, or the previous stage's output, to what the next stage
  * receives. The last stage leaves the residual stream to the head. */

@@ -6,6 +6,7 @@
 #ifndef MODEL_H
 #define MODEL_H
 #include "../context_parallel.h"  // defines: ContextParallel
+#include "../dataloader.h"        // defines: StepBatch
 #include "../fsdp.h"              // defines: Fsdp, Comm, Device, TensorTable, Stage
 #include "../lora.h"              // defines: Lora
 #include "../pipeline_parallel.h" // defines: Schedule
@@ -116,6 +117,33 @@ static void model_set_tokens(Model *m, int B, int T, int past) {
     m->T = T;
     m->past = past;
     tp_set_tokens(m->tp, B * T);
+}
+
+// ---------------------------------------------------------------------------
+// a micro-batch
+
+/* A micro-batch in host memory. NULL: it is not needed, or already on the device. */
+typedef struct {
+    const int32_t *inputs, *targets; // (B, T)
+    const int32_t *docs;             // (B, T·cp) document of each token of the sequence
+    const int32_t *own_docs;         // (B, T) the same for this rank's tokens
+} MicroBatch;
+
+static MicroBatch micro_batch_of(const Model *m, const StepBatch *batch, int micro_batch) {
+    int64_t at = (int64_t)micro_batch * m->B * m->T;
+    MicroBatch b = {batch->inputs + at, batch->targets + at, NULL, NULL};
+    if (batch->docs) b.docs = batch->docs + at * m->cp->size;
+    if (batch->docs) b.own_docs = batch->own_docs + at;
+    return b;
+}
+
+/* Copies to the device what the current stage needs of a micro-batch. */
+static void feed_micro_batch(Model *m, const MicroBatch *b) {
+    size_t bytes = sizeof(int32_t) * (size_t)m->B * (size_t)m->T;
+    if (b->inputs && stage_embeds(m)) device_feed(m->dev, m->ids, b->inputs, bytes);
+    if (b->targets && stage_has_loss(m)) device_feed(m->dev, m->targets, b->targets, bytes);
+    if (b->docs) device_feed(m->dev, m->docs, b->docs, bytes * (size_t)m->cp->size);
+    if (b->docs && m->own_docs != m->docs) device_feed(m->dev, m->own_docs, b->own_docs, bytes);
 }
 
 // ---------------------------------------------------------------------------

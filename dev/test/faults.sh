@@ -137,7 +137,7 @@ fault "waiting is not counted while gradients are reduced" lib/comm.h 's/CUDA_BU
 fault "a send is over before its receiver has read it" lib/comm.h 's/sends ? &slot->done : &slot->posted/\&slot->posted/' pipeline "arrive whole and in order|what one rank makes"
 fault "documents are off by one" dataloader.h \
     's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' documents "documents: every gradient equals PyTorch's"
-more "every micro-batch has the first one's documents" train_llama3.cu \
+more "every micro-batch has the first one's documents" run/model.h \
     's|batch->docs + at \* m->cp->size|batch->docs|' documents "have one rank's bits"
 more "validation does not tell documents apart" train_llama3.cu \
     's|    MicroBatch batch = micro_batch_of(m, &trainer->eval_batch, 0);|&\n    batch.docs = NULL;|' documents "validation masks"
