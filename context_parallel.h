@@ -7,7 +7,7 @@
  */
 #ifndef CONTEXT_PARALLEL_H
 #define CONTEXT_PARALLEL_H
-#include "lib/comm.h" // defines: Comm, Device, Request, collective_start, comm_wait
+#include "lib/comm.h" // defines: Comm, Device, Request, all_gather_start, comm_wait
 #include "lib/ops.h"  // defines: sum_pieces
 
 /* Keys and values as attention reads them: `tokens` of each sequence, `stride` elements from one to the next. */
@@ -49,7 +49,7 @@ static void cp_open(ContextParallel *cp, Comm *comm, int B, int T, int64_t Q, in
         cp->d_sequence = (floatX *)arena_alloc(cp->dev, MEM_ACTIVATIONS, "d keys and values of the sequence", all);
 }
 
-static void cp_close(ContextParallel *cp) { device_destroy_event(cp->request.arrived); }
+static void cp_close(ContextParallel *cp) { request_close(&cp->request); }
 
 /* Position in the sequence of this rank's token t of T: its first half is part `rank` of 2·size, its second half part
  * 2·size - 1 - rank. */
@@ -98,7 +98,7 @@ static void cp_all_gather_start(ContextParallel *cp, const floatX *qkv /* (B·T,
     size_t N = (size_t)cp->B * (size_t)cp->T;
     if (cp->size == 1) return;
     device_copy_rows(cp->dev, cp->own, row, qkv + cp->Q, qkv_row, row, (int)N);
-    collective_start(cp->comm, &cp->request, ALL_GATHER, AXIS_CP, "keys and values", cp->own, cp->of_ranks,
+    all_gather_start(cp->comm, &cp->request, AXIS_CP, "keys and values", cp->own, cp->of_ranks,
                      row / sizeof(floatX) * N, FLOATX);
 }
 static KeyValue cp_all_gather_wait(ContextParallel *cp, const floatX *qkv /* as started */) {
@@ -133,8 +133,8 @@ static void cp_reduce_scatter_start(ContextParallel *cp) {
     size_t count = (size_t)cp->B * (size_t)cp->T * 2 * (size_t)cp->KV;
     if (cp->size == 1) return;
     cp_reorder(cp, cp->of_ranks, cp->d_sequence, CP_TO_RANKS);
-    collective_start(cp->comm, &cp->request, REDUCE_SCATTER, AXIS_CP, "gradients of keys and values", cp->of_ranks,
-                     cp->sequence, count, FLOATX);
+    reduce_scatter_start(cp->comm, &cp->request, AXIS_CP, "gradients of keys and values", cp->of_ranks, cp->sequence,
+                         count, FLOATX);
 }
 static void cp_reduce_scatter_wait(ContextParallel *cp, floatX *d_qkv) {
     size_t row = sizeof(floatX) * 2 * (size_t)cp->KV, qkv_row = sizeof(floatX) * (size_t)(cp->Q + 2 * cp->KV);

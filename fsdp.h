@@ -246,9 +246,9 @@ static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     size_t count = u->quantized.shards ? bytes : (size_t)u->shard_size;
     Dtype dtype = u->quantized.shards ? DTYPE_BYTE : FLOATX;
     if (gathers)
-        collective_start(fsdp->comm, &u->all_gather, ALL_GATHER, AXIS_FSDP, u->unit->name, mine, u->unsharded_weights,
-                         count, dtype);
-    else request_enqueued(fsdp->comm, &u->all_gather, u->unit->name);
+        all_gather_start(fsdp->comm, &u->all_gather, AXIS_FSDP, u->unit->name, mine, u->unsharded_weights, count,
+                         dtype);
+    else request_follow_stream(fsdp->comm, &u->all_gather, u->unit->name);
     device_set_stream(fsdp->dev, before);
 }
 
@@ -398,9 +398,11 @@ static void reduction_start(Fsdp *fsdp, ReductionStage stage, FsdpUnit *u, int m
     r->unit = u;
     r->micro_batch = micro_batch;
     r->request.summed = fsdp->sharding.transport_sums;
-    collective_start(fsdp->comm, &r->request, reduces ? REDUCE_SCATTER : ALL_GATHER,
-                     over_fsdp ? AXIS_FSDP : AXIS_DP_REPLICATE, u->unit->name, send, receive, (size_t)piece,
-                     fsdp->sharding.reduce_dtype);
+    Axis axis = over_fsdp ? AXIS_FSDP : AXIS_DP_REPLICATE;
+    Dtype dtype = fsdp->sharding.reduce_dtype;
+    size_t n = (size_t)piece;
+    if (reduces) reduce_scatter_start(fsdp->comm, &r->request, axis, u->unit->name, send, receive, n, dtype);
+    else all_gather_start(fsdp->comm, &r->request, axis, u->unit->name, send, receive, n, dtype);
 }
 
 /* Waits for a stage and puts what it received where it belongs. The pieces of a reduce-scatter arrive by all-to-all and
@@ -724,9 +726,8 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
 }
 
 static void fsdp_close(Fsdp *fsdp) {
-    for (int i = 0; fsdp->units && i < fsdp->table->num_units; i++)
-        device_destroy_event(fsdp->units[i].all_gather.arrived);
-    for (int i = 0; i < REDUCTION_STAGES; i++) device_destroy_event(fsdp->reductions[i].request.arrived);
+    for (int i = 0; fsdp->units && i < fsdp->table->num_units; i++) request_close(&fsdp->units[i].all_gather);
+    for (int i = 0; i < REDUCTION_STAGES; i++) request_close(&fsdp->reductions[i].request);
     for (int p = 0; p < POOLS; p++)
         for (int i = 0; i < fsdp->pools[p].count; i++) device_destroy_event(fsdp->pools[p].buffers[i].freed);
     free(fsdp->units);

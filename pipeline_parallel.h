@@ -46,7 +46,7 @@ static void pipeline_start_receive(Pipeline *p, const PipelineStep *step) {
     StreamKind on = step->kind == PIPE_FORWARD ? STREAM_RECEIVE_PREVIOUS : STREAM_RECEIVE_NEXT;
     device_wait_stream(dev, on, STREAM_COMPUTE); // which has read the buffer's previous message
     StreamKind before = device_set_stream(dev, on);
-    point_start(p->comm, &in->request, RECEIVE, AXIS_PP, pipeline_source(&p->schedule, step), message_name(p, step, 0),
+    receive_start(p->comm, &in->request, AXIS_PP, pipeline_source(&p->schedule, step), message_name(p, step, 0),
                 in->data, p->message_bytes / sizeof(floatX), FLOATX);
     device_set_stream(dev, before);
 }
@@ -80,7 +80,7 @@ static void pipeline_send(Pipeline *p, const PipelineStep *step, PipelineMessage
     StreamKind on = step->kind == PIPE_FORWARD ? STREAM_SEND_NEXT : STREAM_SEND_PREVIOUS;
     device_wait_stream(dev, on, STREAM_COMPUTE);
     StreamKind before = device_set_stream(dev, on);
-    point_start(p->comm, &out->request, SEND, AXIS_PP, pipeline_target(&p->schedule, step), message_name(p, step, 1),
+    send_start(p->comm, &out->request, AXIS_PP, pipeline_target(&p->schedule, step), message_name(p, step, 1),
                 out->data, p->message_bytes / sizeof(floatX), FLOATX);
     device_set_stream(dev, before);
 }
@@ -115,8 +115,8 @@ static void pipeline_open(Pipeline *p, Comm *comm, size_t message_bytes) {
 static void pipeline_close(Pipeline *p) {
     for (int kind = 0; kind < 2; kind++) {
         for (int i = 0; p->in[kind] && i < p->schedule.receive_buffers[kind]; i++)
-            device_destroy_event(p->in[kind][i].request.arrived);
-        for (int i = 0; i < 2; i++) device_destroy_event(p->out[kind][i].request.arrived);
+            request_close(&p->in[kind][i].request);
+        for (int i = 0; i < 2; i++) request_close(&p->out[kind][i].request);
         free(p->in[kind]);
     }
     if (p->comm && p->comm->dev->dry_run) free(p->names);

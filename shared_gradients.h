@@ -89,8 +89,10 @@ static void exchange_tied_gradient(SharedGradients *s, const FsdpUnit *u) {
     device_copy(fsdp->dev, sent, u->grad, sizeof(float) * (size_t)u->state_count);
     for (int i = 0; i < 2; i++) { // the first stage sends first: NCCL runs messages one after the other
         int sends = i == !is_first_stage;
-        point_start(fsdp->comm, &s->tied_requests[i], sends ? SEND : RECEIVE, AXIS_PP, peer,
-                    "gradient of the tied weight", sends ? sent : received, (size_t)u->state_count, DTYPE_F32);
+        Request *r = &s->tied_requests[i];
+        size_t n = (size_t)u->state_count;
+        if (sends) send_start(fsdp->comm, r, AXIS_PP, peer, "gradient of the tied weight", sent, n, DTYPE_F32);
+        else receive_start(fsdp->comm, r, AXIS_PP, peer, "gradient of the tied weight", received, n, DTYPE_F32);
     }
     for (int i = 0; i < 2; i++) comm_wait(fsdp->comm, &s->tied_requests[i]);
 }
@@ -138,7 +140,7 @@ static void shared_gradients_open(SharedGradients *s, Fsdp *fsdp) {
 }
 
 static void shared_gradients_close(SharedGradients *s) {
-    for (int i = 0; i < 2; i++) device_destroy_event(s->tied_requests[i].arrived);
+    for (int i = 0; i < 2; i++) request_close(&s->tied_requests[i]);
 }
 
 #endif

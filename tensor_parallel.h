@@ -8,7 +8,7 @@
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H
-#include "lib/comm.h" // defines: Comm, Device, Request, collective_start, comm_wait
+#include "lib/comm.h" // defines: Comm, Device, Request, all_gather_start, comm_wait
 #include "lib/ops.h"  // defines: sum_pieces, cross_entropy, cross_entropy_part, cross_entropy_join
 
 typedef struct {
@@ -49,7 +49,7 @@ static void tp_open_loss(TensorParallel *tp, int logit_rows) {
     if (tp->size > 1) tp->loss_parts = (float *)arena_alloc(tp->dev, MEM_ACTIVATIONS, "softmax statistics", bytes);
 }
 
-static void tp_close(TensorParallel *tp) { device_destroy_event(tp->request.arrived); }
+static void tp_close(TensorParallel *tp) { request_close(&tp->request); }
 
 /* The following micro-batches have N tokens, at most as many as tp_open was told. */
 static void tp_set_tokens(TensorParallel *tp, int N) { tp->tokens = (N + tp->size - 1) / tp->size; }
@@ -60,7 +60,7 @@ static void tp_set_tokens(TensorParallel *tp, int N) { tp->tokens = (N + tp->siz
 static void tp_all_gather_start(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
     size_t count = (size_t)tp->tokens * (size_t)tp->C;
     if (tp->size == 1) return;
-    collective_start(tp->comm, &tp->request, ALL_GATHER, AXIS_TP, what, x, tp->gathered, count, FLOATX);
+    all_gather_start(tp->comm, &tp->request, AXIS_TP, what, x, tp->gathered, count, FLOATX);
 }
 static const floatX *tp_all_gather_wait(TensorParallel *tp, const floatX *x /* (n,C), as started */) {
     if (tp->size == 1) return x;
@@ -83,7 +83,7 @@ static floatX *tp_partial(TensorParallel *tp, floatX *sum /* (n,C) */) { return 
 static void tp_reduce_scatter_start(TensorParallel *tp, const char *what) {
     size_t count = (size_t)tp->tokens * (size_t)tp->C;
     if (tp->size == 1) return;
-    collective_start(tp->comm, &tp->request, REDUCE_SCATTER, AXIS_TP, what, tp->partial, tp->pieces, count, FLOATX);
+    reduce_scatter_start(tp->comm, &tp->request, AXIS_TP, what, tp->partial, tp->pieces, count, FLOATX);
 }
 /* The transport only moves the pieces: adding them in the order of ranks gives the same bits on every transport. */
 static void tp_reduce_scatter_wait(TensorParallel *tp, floatX *sum /* (n,C) = */) {
@@ -111,8 +111,7 @@ static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, f
     }
     float *own = tp->loss_parts, *all = own + 3 * (int64_t)rows; // (rows, 3), (size, rows, 3)
     cross_entropy_part(tp->dev, own, logits, targets, tp->first_vocabulary, rows, V);
-    collective_start(tp->comm, &tp->request, ALL_GATHER, AXIS_TP, "softmax statistics", own, all, 3 * (size_t)rows,
-                     DTYPE_F32);
+    all_gather_start(tp->comm, &tp->request, AXIS_TP, "softmax statistics", own, all, 3 * (size_t)rows, DTYPE_F32);
     comm_wait(tp->comm, &tp->request);
     cross_entropy_join(tp->dev, losses, logits, all, targets, tp->size, tp->first_vocabulary, rows, V, with_gradient);
 }

@@ -1475,8 +1475,8 @@ static void run_same_samples(void *arguments) {
     launch(make_job((const char *)arguments, 4, &transport_threads), 0, same_samples);
 }
 
-/* Two exchanges that one of the ranks skips, or starts the other way round. */
-static void exchange_pair(Job *j, int rank, int skip, int turn) {
+/* Two collectives, of which one rank skips the first, or which one rank starts in the other order. */
+static void two_collectives(Job *j, int rank, int skip, int turn) {
     Opened *o = open_rank(j, rank);
     float send = 0, recv[8];
     train_step(&o->trainer, 1);
@@ -1487,12 +1487,12 @@ static void exchange_pair(Job *j, int rank, int skip, int turn) {
     sleep(20);
 }
 
-static void skips(Job *j, int rank) { exchange_pair(j, rank, 1, -1); }
-static void turns(Job *j, int rank) { exchange_pair(j, rank, -1, 1); }
+static void skips(Job *j, int rank) { two_collectives(j, rank, 1, -1); }
+static void turns(Job *j, int rank) { two_collectives(j, rank, -1, 1); }
 static void run_skips(void *arguments) { launch(make_job((const char *)arguments, 4, &transport_threads), 0, skips); }
 static void run_turns(void *arguments) { launch(make_job((const char *)arguments, 2, &transport_threads), 0, turns); }
 
-/* As if a rank of another host, whose exchanges no board compares, had reported another order. */
+/* As if a rank of another host, whose collectives no heartbeat table compares, had reported another order. */
 static void other_report(Job *j, int rank) {
     Opened *o = open_rank(j, rank);
     train_step(&o->trainer, 1);
@@ -1504,7 +1504,7 @@ static void run_other_report(void *arguments) {
     launch(make_job((const char *)arguments, 2, &transport_threads), 0, other_report);
 }
 
-/* Flight files under `out` whose first line is `first`, which hold the exchanges of fsdp. */
+/* Flight files under `out` whose first line is `first`, and which list the collectives of fsdp. */
 static int count_flights(const char *out, int ranks, const char *first) {
     int found = 0;
     for (int i = 0; i < ranks; i++) {
@@ -1659,12 +1659,12 @@ static void test_failures(void) {
     double took = seconds_now() - start;
     said = sentence(said_all);
     CHECK("a rank that computes for ever ends the run at the deadline, by name and op",
-          code == 2 && took < 3 && strstr(said, "for all_gather of 'embedding' over fsdp (4 ranks") &&
-              strstr(said, "; rank 2 has been computing (attention_backward) for 1.") &&
-              strstr(said, "its last exchange over fsdp was 10: reduce_scatter of 'embedding'"),
+          code == 2 && took < 3 && strstr(said, "of 'embedding' on fsdp (4 ranks)") &&
+              strstr(said, "; rank 2 has been running attention_backward for 1.") &&
+              strstr(said, "its last collective was reduce_scatter #10 of 'embedding' on fsdp"),
           "code %d after %.1f s (bound 3): %s", code, took, said);
-    int flights = count_flights(out, 4, "rank 2 has been computing (attention_backward)");
-    CHECK("every rank's last exchanges are under OUT/flight", flights == 4, "%d of 4 files", flights);
+    int flights = count_flights(out, 4, "rank 2 has been running attention_backward");
+    CHECK("every rank's last collectives are under OUT/flight", flights == 4, "%d of 4 files", flights);
     snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 6", fixture_dir, data);
     code = child_says(run_same_samples, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
@@ -1674,11 +1674,11 @@ static void test_failures(void) {
         const char *name;
         void (*run)(void *);
         const char *said;
-    } orders[] = {{"a rank that skips an exchange is told as soon as it starts the next", run_skips,
-                   "exchange 11 of fsdp: ranks 0, 2, 3 started all_gather of 'first' (4 bytes); rank 1 started "
-                   "all_gather of 'second' (4 bytes); rank 1 is the odd one"},
-                  {"of two ranks that start two exchanges in another order both are told", run_turns,
-                   "exchange 11 of fsdp: rank 0 started all_gather of 'first' (4 bytes); rank 1 started all_gather of "
+    } orders[] = {{"a rank that skips a collective is named as soon as it starts the next one", run_skips,
+                   "collective #11 on fsdp: ranks 0, 2, 3 started all_gather of 'first' (4 bytes); rank 1 started "
+                   "all_gather of 'second' (4 bytes); only rank 1 differs"},
+                  {"of two ranks that start two collectives in different orders both are named", run_turns,
+                   "collective #11 on fsdp: rank 0 started all_gather of 'first' (4 bytes); rank 1 started all_gather of "
                    "'second' (4 bytes). All"}};
     for (int i = 0; i < 2; i++) {
         start = seconds_now();
@@ -1694,16 +1694,16 @@ static void test_failures(void) {
           code == 2 &&
               strstr(said, "step 1: ranks 0 and 1 did not start the same collectives over fsdp in the same order"),
           "code %d: %s", code, said);
-    Board *b = board_open_threads(2, 1);
-    BoardRank *const beside[2] = {board_rank(b, 1), board_rank(b, 1)};
+    HeartbeatTable *b = heartbeats_open_threads(2, 1);
+    Heartbeat *const neighbors[2] = {heartbeat_at(b, 1), heartbeat_at(b, 1)};
     uint64_t order = HASH_START;
     start = seconds_now();
+    FlightStart gather = {ALL_GATHER, "model.layers.12", 256, DTYPE_F32, start};
     for (int i = 0; i < 1000000; i++)
-        flight_start(b, board_rank(b, 0), beside, AXIS_FSDP, ALL_GATHER, "model.layers.12", 256, DTYPE_F32, &order,
-                     start);
+        flight_collective(b, heartbeat_at(b, 0), neighbors, AXIS_FSDP, &gather, &order);
     took = (seconds_now() - start) * 1e3;
-    CHECK("an exchange is noted and compared in less than a microsecond", took < 1000, "%.0f ns (bound 1000)", took);
-    munmap(b, board_bytes(2));
+    CHECK("a collective is recorded and compared in less than a microsecond", took < 1000, "%.0f ns (bound 1000)", took);
+    munmap(b, heartbeats_bytes(2));
     code = child_says(run_other_seed, arguments, said_all, sizeof said_all);
     said = sentence(said_all);
     CHECK("a rank with another seed ends the run, and is named",
@@ -1854,7 +1854,7 @@ int main(int argc, char **argv) {
                    (FLOATX == DTYPE_BF16 && !is_short); // else dev/test/cuda.sh compares some, and there are the orders
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
-        Started started = comm_start_process(&argc, &argv, 60);
+        LaunchInfo started = comm_start_process(&argc, &argv, 60);
         process = started.rank;
         processes = started.world;
         (void)processes;

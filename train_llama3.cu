@@ -6,7 +6,7 @@
  * code also runs as a dry run, without arithmetic or memory, which predicts the memory, FLOPs and traffic of any rank.
  */
 #include "lib/device.h"            // defines: floatX, Device, arena_alloc, device_phase
-#include "lib/comm.h"              // defines: Mesh, Comm, all_gather_now, comm_open
+#include "lib/comm_open.h"         // defines: Comm, LaunchInfo, comm_start_process, comm_open
 #include "lib/ops.h"               // defines: rmsnorm_forward, rope_forward, attention_forward, …
 #include "llama3.h"                // defines: Llama3Config, TensorTable
 #include "fsdp.h"                  // defines: Fsdp, fsdp_unshard, fsdp_reshard, fsdp_reduce_gradients
@@ -455,11 +455,11 @@ static void model_forward(Model *m, Pipeline *pipeline, const MicroBatch *batch)
  */
 static StepBatch *next_batch(Trainer *trainer, const StepClock *clock) {
     Parallel *p = &trainer->parallel;
-    rank_state(p->comm.self, RANK_READING, clock->start);
+    rank_state(p->comm.heartbeat, RANK_READING, clock->start);
     StepBatch *batch = loader_next(&trainer->loader, &p->dev, trainer->opt->timeout);
-    rank_state(p->comm.self, RANK_COMPUTING, seconds_now());
+    rank_state(p->comm.heartbeat, RANK_COMPUTING, seconds_now());
     if (trainer->samples)
-        collective_start(&p->comm, &trainer->samples_gather, ALL_GATHER, AXIS_WORLD, "samples", batch->windows,
+        all_gather_start(&p->comm, &trainer->samples_gather, AXIS_WORLD, "samples", batch->windows,
                          trainer->samples, sizeof(int64_t) * (size_t)trainer->loader.samples, DTYPE_BYTE);
     return batch;
 }
@@ -911,7 +911,7 @@ int main(int argc, char **argv) {
         if (process == 0) audit(job.opt.out);
         return 0;
     }
-    Started started = comm_start_process(&argc, &argv, job.opt.timeout);
+    LaunchInfo started = comm_start_process(&argc, &argv, job.opt.timeout);
     job_open(&job, &started);
     if (job.opt.out && job.task == DO_TRAIN) signals_install(!under_mpirun());
     if (job.task == DO_PLAN) {

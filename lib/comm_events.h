@@ -8,6 +8,16 @@
 #define COMM_EVENTS_H
 #include "device.h" // defines: hash_bytes, checked_malloc, run_failure
 
+/* A reduce-scatter delivers the parts of all members side by side, and fsdp.h adds them in its own order. A send and a
+ * receive are the two ends of a message. */
+typedef enum { ALL_GATHER, REDUCE_SCATTER, SEND, RECEIVE, COLLECTIVES } Collective;
+static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_scatter", "send", "receive"};
+
+typedef struct {
+    int64_t calls;
+    int64_t bytes; // that one rank receives from other ranks; of sends, bytes that it sends
+} Traffic;
+
 typedef struct {    // a table of strings, each stored once; its id is its index
     char **text;    // (count, capacity size / 2)
     uint64_t *hash; // (count, capacity size / 2)

@@ -5,7 +5,7 @@
  */
 #ifndef MESH_H
 #define MESH_H
-#include "device.h"
+#include "base.h"
 
 typedef enum {
     AXIS_TP,

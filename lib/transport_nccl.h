@@ -1,15 +1,19 @@
-/* nccl.h: the transport between GPUs.
+/* transport_nccl.h: collectives and messages of GPU memory over NCCL; threads or MPI carry what the host holds.
  *
- * Included by comm.h behind the collectives. A caller may rely on: exchanges are enqueued, and the host waits for none
- * of them, but watches (comm_watch); a GPU or a member that is not as it should be is named before the first exchange;
- * a communicator that is stuck is aborted.
+ * A collective is enqueued on a stream and the host waits for none of them; comm_open.h watches the timeout (comm_watch).
+ * Ranks that share a GPU, or groups whose members differ from the mesh, are found before the first collective. When the
+ * run fails, this process's communicators are aborted, because a GPU that waits for a lost rank waits forever.
  */
+#ifndef TRANSPORT_NCCL_H
+#define TRANSPORT_NCCL_H
+#include "comm.h"
+#include <signal.h>
 
-/* The axes over which GPUs have collectives. A communicator of NCCL's takes memory, so beside these there are those of
- * a pipeline's links alone. */
+/* The axes with collectives of GPU memory. A communicator takes memory, so the others have none, except that each
+ * neighbor in the pipeline has one. */
 static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
 
-/* How many communicators a rank has: of all ranks, of each axis, of the links to its neighbours; a plan counts their
+/* How many communicators a rank has: of all ranks, of each axis, of the links to its neighbors. --plan counts their
  * memory. */
 static inline int nccl_communicators(const Mesh *m) {
     int count = m->world > 1, pp = m->size[AXIS_PP];
@@ -20,26 +24,30 @@ static inline int nccl_communicators(const Mesh *m) {
 #ifdef HAVE_NCCL
 enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0], NCCL_COMMUNICATORS = NCCL_AXES + LINKS };
 
-/* The i-th of this rank's communicators, which may be NULL, and of which axis it is. */
-static ncclComm_t *nccl_communicator(Comm *comm, int i, Axis *axis) {
+/* The i-th of this rank's communicators, which may be NULL, and its axis. */
+static inline ncclComm_t *nccl_communicator(Comm *comm, int i, Axis *axis) {
     *axis = i < NCCL_AXES ? nccl_axes[i] : AXIS_PP;
     return i < NCCL_AXES ? &comm->groups[nccl_axes[i]].nccl : &comm->links[i - NCCL_AXES];
 }
 
-/* This thread's rank. Whoever ends the process stops its own: a GPU that waits for a lost rank waits for good. */
-static __thread Comm *nccl_own;
+// ---------------------------------------------------------------------------
+// errors and aborting
 
-static void nccl_is_stuck(int signal_number) {
+static __thread Comm *nccl_own; // this thread's rank, for nccl_abort
+
+static inline void nccl_is_stuck(int signal_number) {
     (void)signal_number;
     if (process_end.abort_all) process_end.abort_all(2);
     _exit(2);
 }
 
-static void nccl_abort(void) {
+/* Aborts this rank's communicators, as one group, so that all are told before the first is waited for. An abort may
+ * itself wait for the GPU, so it gets one second. */
+static inline void nccl_abort(void) {
     if (!nccl_own) return;
-    signal(SIGALRM, nccl_is_stuck); // an abort that waits for the GPU, as it may
+    signal(SIGALRM, nccl_is_stuck);
     alarm(1);
-    ncclGroupStart(); // so that all are told before the first is waited for
+    ncclGroupStart();
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
         Axis axis;
         ncclComm_t c = *nccl_communicator(nccl_own, i, &axis);
@@ -50,156 +58,221 @@ static void nccl_abort(void) {
     alarm(0);
 }
 
-/* A call on communicator `c` has come to its end: those here do not block, and are at work until they say otherwise. */
-static void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, const char *what, const char *of) {
+/* NCCL is still connecting the members of a communicator: tells the watchdog for which collective this rank waits. */
+static inline void nccl_note_waiting(Comm *comm, ncclComm_t c, double since) {
+    Heartbeat *me = comm->heartbeat;
+    me->wait_line = AXIS_WORLD;
+    me->wait_number = comm->groups[AXIS_WORLD].next_sequence + 1;
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
+        Axis axis;
+        if (*nccl_communicator(comm, i, &axis) != c) continue;
+        me->wait_line = axis;
+        me->wait_number = comm->groups[axis].next_sequence;
+    }
+    rank_state(me, RANK_WAITING, since);
+}
+
+/* Waits until a call on communicator `c`, which does not block, has ended. `what` was called `of` what, in words. */
+static inline void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, const char *what, const char *of) {
     double start = seconds_now();
-    RankState before = (RankState)comm->self->state;
+    RankState before = (RankState)comm->heartbeat->state;
     for (int spins = 0; result == ncclInProgress; spins++) {
         if (ncclCommGetAsyncError(c, &result) != ncclSuccess) result = ncclSystemError;
         if (result != ncclInProgress) break;
         if (spins > 1000) usleep(100);
         double waited = seconds_now() - start;
-        if (waited > 0.5 && comm->self->state != RANK_WAITING) { // the first exchanges of a group connect its members
-            comm->self->wait_line = AXIS_WORLD, comm->self->wait_number = comm->groups[AXIS_WORLD].next_sequence + 1;
-            for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-                Axis axis;
-                if (*nccl_communicator(comm, i, &axis) == c)
-                    comm->self->wait_line = axis, comm->self->wait_number = comm->groups[axis].next_sequence;
-            }
-            rank_state(comm->self, RANK_WAITING, start);
-        }
-        if (waited > comm->timeout * phases[comm->self->phase].limit)
-            run_failure("rank %d: NCCL was at work for %.1f s to %s %s: look at the other ranks; NCCL_DEBUG=INFO says "
-                        "more, --timeout sets the limit",
+        if (waited > 0.5 && comm->heartbeat->state != RANK_WAITING) nccl_note_waiting(comm, c, start);
+        if (waited > comm->timeout * phases[comm->heartbeat->phase].limit)
+            run_failure("rank %d: NCCL took longer than %.1f s to %s %s: look at the other ranks; NCCL_DEBUG=INFO "
+                        "gives details, --timeout sets the limit",
                         comm->rank, waited, what, of);
     }
-    if (comm->self->state != (int)before) rank_state(comm->self, before, seconds_now());
+    if (comm->heartbeat->state != (int)before) rank_state(comm->heartbeat, before, seconds_now());
     if (result != ncclSuccess)
-        run_failure("rank %d: NCCL could not %s %s: %s (%s). NCCL_DEBUG=INFO says more", comm->rank, what, of,
+        run_failure("rank %d: NCCL could not %s %s: %s (%s). NCCL_DEBUG=INFO gives details", comm->rank, what, of,
                     ncclGetErrorString(result), c ? ncclGetLastError(c) : "no communicator");
 }
 
-/* Every rank has a GPU of its own: NCCL would hang, or refuse in words that name no rank. */
-static void nccl_check_gpus(Comm *comm) {
+/* Ends the run if a communicator has failed. A rank that is lost need not show up here. */
+static inline void nccl_check_errors(Comm *comm) {
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
+        Axis axis;
+        ncclComm_t c = *nccl_communicator(comm, i, &axis);
+        ncclResult_t state = ncclSuccess;
+        if (c) ncclCommGetAsyncError(c, &state);
+        if (state != ncclSuccess && state != ncclInProgress)
+            run_failure("rank %d: NCCL lost the group of %s: %s (%s). Look at the other ranks; NCCL_DEBUG=INFO gives "
+                        "details",
+                        comm->rank, axis_names[axis], ncclGetErrorString(state), ncclGetLastError(c));
+    }
+}
+
+// ---------------------------------------------------------------------------
+// opening
+
+/* Each rank must have a GPU of its own. Otherwise NCCL would hang, or refuse without naming a rank. */
+static inline void nccl_check_gpus(Comm *comm) {
     cudaDeviceProp mine;
-    cuda_check(cudaGetDeviceProperties(&mine, comm->dev->gpu), "asking what GPU this is");
+    cuda_check(cudaGetDeviceProperties(&mine, comm->dev->gpu), "asking for the GPU's properties");
     cudaUUID_t *all = (cudaUUID_t *)checked_malloc(sizeof mine.uuid * (size_t)comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, "GPUs", &mine.uuid, all, sizeof mine.uuid);
     for (int i = 0; i < comm->rank; i++)
         if (!memcmp(&all[i], &mine.uuid, sizeof mine.uuid))
-            user_error("ranks %d and %d share one GPU (%s, number %d of its host), and NCCL wants a GPU for each: "
+            user_error("ranks %d and %d share one GPU (%s, number %d of its host), but NCCL needs a GPU for each rank: "
                        "start as many ranks on a host as it has GPUs, or share one with --ranks N --transport threads",
                        i, comm->rank, mine.name, comm->dev->gpu);
     free(all);
 }
 
-/* The members of a group, as its communicator has them: they tell each other who they are. */
-static void nccl_check_members(Comm *comm, Group *g) {
+/* The members of a communicator tell each other who they are; they must be the group's. */
+static inline void nccl_check_members(Comm *comm, Group *g) {
     int size = 0, rank = -1, mine = comm->rank;
     ncclCommCount(g->nccl, &size);
     ncclCommUserRank(g->nccl, &rank);
     if (size != g->size || rank != g->rank)
-        run_failure("rank %d: NCCL's group of %s has %d members and this rank is its %d, expected %d and %d",
+        run_failure("rank %d: NCCL's group of %s has %d members, of which this rank is number %d; expected %d and %d",
                     comm->rank, axis_names[g->axis], size, rank, g->size, g->rank);
     size_t bytes = sizeof(int) * (size_t)size;
-    int *near = (int *)checked_malloc(bytes), *all = comm->members;
-    device_write(comm->dev, all + rank, &mine, sizeof mine);
-    nccl_check(comm, g->nccl, ncclAllGather(all + rank, all, 1, ncclInt32, g->nccl, comm->dev->stream),
+    int *members = (int *)checked_malloc(bytes), *gpu_members = comm->members;
+    device_write(comm->dev, gpu_members + rank, &mine, sizeof mine);
+    nccl_check(comm, g->nccl, ncclAllGather(gpu_members + rank, gpu_members, 1, ncclInt32, g->nccl, comm->dev->stream),
                "meet the members of", axis_names[g->axis]);
-    device_read(comm->dev, near, all, bytes);
-    for (int i = 0; i < size; i++)
-        if (near[i] != comm->hosts->group_member(comm, g, i))
-            run_failure("rank %d: member %d of %s is rank %d to NCCL, and rank %d to %s", comm->rank, i,
-                        axis_names[g->axis], near[i], comm->hosts->group_member(comm, g, i), comm->hosts->name);
-    free(near);
+    device_read(comm->dev, members, gpu_members, bytes);
+    for (int i = 0; i < size; i++) {
+        int expected = comm->hosts->group_member(comm, g, i);
+        if (members[i] == expected) continue;
+        run_failure("rank %d: member %d of %s is rank %d to NCCL, and rank %d to %s", comm->rank, i,
+                    axis_names[g->axis], members[i], expected, comm->hosts->name);
+    }
+    free(members);
 }
 
-/* A communicator for each way between neighbours of a pipeline. Links that share no rank are split off together: 0-1,
- * 2-3, …; 1-2, 3-4, …; of an odd number the last one's to the first. */
-static void nccl_open_links(Comm *comm, ncclConfig_t *config) {
+/* Opens a communicator for each direction between neighbors of the pipeline. Links that share no rank are split off
+ * together: turn 0 has the links 0-1, 2-3, and so on, turn 1 has 1-2, 3-4, and so on, and with an odd number of ranks
+ * turn 2 has the
+ * link from the last rank to the first. In a link the sender is rank 0. */
+static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
     const Group *g = &comm->groups[AXIS_PP];
     int P = g->size, me = g->rank, previous = (me + P - 1) % P;
+    int turns = P == 1 ? 0 : 2 + P % 2, directions = P > 2 ? 2 : 1; // two ranks are each other's next
+    int my_turn = P % 2 && me == P - 1 ? 2 : me % 2;
+    int turn_of_previous = P % 2 && previous == P - 1 ? 2 : previous % 2;
     config->commName = "pp";
-    for (int turn = 0; turn < (P == 1 ? 0 : 2 + P % 2); turn++)
-        for (int back = 0; back < (P > 2 ? 2 : 1); back++) { // of two, one is the next of the other either way
-            int starts = turn == (P % 2 && me == P - 1 ? 2 : me % 2),
-                ends = turn == (P % 2 && previous == P - 1 ? 2 : previous % 2);
-            Link link = starts ? (back ? LINK_FROM_NEXT : LINK_TO_NEXT) : back ? LINK_TO_PREVIOUS : LINK_FROM_PREVIOUS;
-            int colour = starts || ends ? mesh_member(&comm->mesh, comm->rank, AXIS_PP, starts ? me : previous)
-                                        : NCCL_SPLIT_NOCOLOR;
-            ncclComm_t none = NULL, *made = starts || ends ? &comm->links[link] : &none;
-            nccl_check(comm, comm->nccl, ncclCommSplit(comm->nccl, colour, starts != back ? 0 : 1, made, config),
-                       "split off", "a link of pp"); // who sends is the first
-            if (starts || ends) nccl_check(comm, *made, ncclInProgress, "open", "a link of pp");
+    for (int turn = 0; turn < turns; turn++)
+        for (int back = 0; back < directions; back++) {
+            int to_next = turn == my_turn, takes_part = to_next || turn == turn_of_previous;
+            Link forward = to_next ? LINK_TO_NEXT : LINK_FROM_PREVIOUS;
+            Link backward = to_next ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
+            ncclComm_t none = NULL, *made = takes_part ? &comm->links[back ? backward : forward] : &none;
+            int colour = NCCL_SPLIT_NOCOLOR, key = to_next != back ? 0 : 1;
+            if (takes_part) colour = mesh_member(&comm->mesh, comm->rank, AXIS_PP, to_next ? me : previous);
+            nccl_check(comm, comm->nccl, ncclCommSplit(comm->nccl, colour, key, made, config), "split off",
+                       "a link of pp");
+            if (takes_part) nccl_check(comm, *made, ncclInProgress, "open", "a link of pp");
         }
 }
 
-/* One communicator of all ranks, and from it one for each axis; all ranks split in the same order. */
-static void nccl_open(Comm *comm) {
+/* Splits an axis' communicator off that of all ranks, and registers the communication buffers with it. Registration
+ * needs equal buffers on all members, and the ranks of tp and pp have different parts of the model. */
+static inline void nccl_open_group(Comm *comm, Group *g, ncclConfig_t *config) {
+    int colour, key;
+    const Arena *buffers = &comm->dev->arenas[MEM_COMM];
+    mesh_group(&comm->mesh, comm->rank, g->axis, &colour, &key);
+    config->commName = axis_names[g->axis];
+    nccl_check(comm, comm->nccl, ncclCommSplit(comm->nccl, colour, key, &g->nccl, config), "split off",
+               axis_names[g->axis]);
+    nccl_check(comm, g->nccl, ncclInProgress, "open the group of", axis_names[g->axis]);
+    nccl_check_members(comm, g);
+    if (g->axis < AXIS_DP_SHARD) return;
+    nccl_check(comm, g->nccl, ncclCommRegister(g->nccl, buffers->base, buffers->reserved, &g->registered),
+               "register the memory of", axis_names[g->axis]);
+}
+
+/* Opens one communicator of all ranks, and from it one for each axis and link. All ranks split in the same order. */
+static inline void nccl_open(Comm *comm) {
     ncclUniqueId mine = ZERO, *all = (ncclUniqueId *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    Arena *exchanged = &comm->dev->arenas[MEM_COMM];
     config.blocking = 0;
-    double before = device_memory(comm->dev->gpu);
+    double free_before = device_memory(comm->dev->gpu);
     int version = 0;
     ncclGetVersion(&version);
     if (version < 22600)
-        user_error("NCCL is of version %d.%d, 2.26 or newer is expected, which lets several groups share a GPU safely: "
+        user_error("NCCL has version %d.%d, but 2.26 or newer is needed, where several groups can share a GPU safely: "
                    "install a newer one",
                    version / 10000, version % 10000 / 100);
     nccl_check_gpus(comm);
     if (comm->rank == 0 && ncclGetUniqueId(&mine) != ncclSuccess)
-        run_failure("rank 0: NCCL has no network interface to meet the other ranks on: NCCL_SOCKET_IFNAME names one, "
-                    "NCCL_DEBUG=INFO says more");
+        run_failure("rank 0: NCCL found no network interface for meeting the other ranks: NCCL_SOCKET_IFNAME selects "
+                    "one, NCCL_DEBUG=INFO gives details");
     all_gather_now(comm, AXIS_WORLD, "NCCL's identity", &mine, all, sizeof mine);
-    nccl_own = comm, process_end.abort_collectives = nccl_abort;
+    nccl_own = comm;
+    process_end.abort_collectives = nccl_abort;
     ncclResult_t begun = ncclCommInitRankConfig(&comm->nccl, comm->mesh.world, all[0], comm->rank, &config);
     nccl_check(comm, comm->nccl, begun, "open the group of", "all ranks");
     free(all);
-    for (int i = 0; i < NCCL_AXES; i++) {
-        int colour, key;
-        Group *g = &comm->groups[nccl_axes[i]];
-        if (g->size == 1) continue;
-        mesh_group(&comm->mesh, comm->rank, g->axis, &colour, &key);
-        config.commName = axis_names[g->axis];
-        nccl_check(comm, comm->nccl, ncclCommSplit(comm->nccl, colour, key, &g->nccl, &config), "split off",
-                   axis_names[g->axis]);
-        nccl_check(comm, g->nccl, ncclInProgress, "open the group of", axis_names[g->axis]);
-        nccl_check_members(comm, g);
-        if (g->axis < AXIS_DP_SHARD)
-            continue; // NCCL wants what it knows at the same place on all members: ranks of tp and pp have other parts
-                      // of the model
-        nccl_check(comm, g->nccl, ncclCommRegister(g->nccl, exchanged->base, exchanged->reserved, &g->registered),
-                   "register the memory of", axis_names[g->axis]);
-    }
+    for (int i = 0; i < NCCL_AXES; i++)
+        if (comm->groups[nccl_axes[i]].size > 1) nccl_open_group(comm, &comm->groups[nccl_axes[i]], &config);
     nccl_open_links(comm, &config);
-    comm->library_memory =
-        fmax(0, before - device_memory(comm->dev->gpu)); // of what is beyond the plan the largest part
+    comm->library_memory = fmax(0, free_before - device_memory(comm->dev->gpu));
 }
 
-static void nccl_close(Comm *comm) {
-    for (int step = 0; step < 2;
-         step++) // all of them begin to close before the first is waited for: neighbours have theirs in another order
-        for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-            Axis axis;
-            ncclComm_t *c = nccl_communicator(comm, i, &axis);
-            if (!*c) continue;
-            if (step == 0) {
-                if (i < NCCL_AXES && comm->groups[axis].registered)
-                    ncclCommDeregister(*c, comm->groups[axis].registered);
-                ncclCommFinalize(*c);
-                continue;
-            }
-            nccl_check(comm, *c, ncclInProgress, "close the group of", axis_names[axis]);
-            ncclCommDestroy(*c), *c = NULL;
-        }
+/* Closes all communicators. All begin to close before the first is waited for: neighbors wait in another order. */
+static inline void nccl_close(Comm *comm) {
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
+        Axis axis;
+        ncclComm_t c = *nccl_communicator(comm, i, &axis);
+        if (!c) continue;
+        if (i < NCCL_AXES && comm->groups[axis].registered) ncclCommDeregister(c, comm->groups[axis].registered);
+        ncclCommFinalize(c);
+    }
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
+        Axis axis;
+        ncclComm_t *c = nccl_communicator(comm, i, &axis);
+        if (!*c) continue;
+        nccl_check(comm, *c, ncclInProgress, "close the group of", axis_names[axis]);
+        ncclCommDestroy(*c);
+        *c = NULL;
+    }
     nccl_check(comm, comm->nccl, ncclCommFinalize(comm->nccl), "close the group of", "all ranks");
-    ncclCommDestroy(comm->nccl), comm->nccl = NULL, nccl_own = NULL;
+    ncclCommDestroy(comm->nccl);
+    comm->nccl = NULL;
+    nccl_own = NULL;
 }
 
-/* Everybody's parts come apart, as from an all-to-all, and fsdp.h sums them in its order; or NCCL sums them on the way.
- */
-static void nccl_start(Comm *comm, Request *r) {
+/* Gives a channel the communicator of its link. */
+static inline void nccl_channel_open(Comm *comm, Channel *c) {
+    const Group *g = &comm->groups[c->axis];
+    int next = (g->rank + 1) % g->size, previous = (g->rank + g->size - 1) % g->size;
+    int forward = c->peer == (c->receives ? previous : next), backward = c->peer == (c->receives ? next : previous);
+    if (!forward && !backward)
+        run_failure("a message between members %d and %d of the %d of %s: NCCL carries messages only between neighbors",
+                    g->rank, c->peer, g->size, axis_names[c->axis]);
+    if (forward) c->nccl = comm->links[c->receives ? LINK_FROM_PREVIOUS : LINK_TO_NEXT];
+    else c->nccl = comm->links[c->receives ? LINK_FROM_NEXT : LINK_TO_PREVIOUS];
+}
+
+// ---------------------------------------------------------------------------
+// collectives and messages
+
+/* Sends a part to each member and receives one from each: fsdp.h adds them in its own order. */
+static inline ncclResult_t nccl_all_to_all(Request *r, ncclComm_t c, int size, cudaStream_t stream) {
+    ncclGroupStart();
+    for (int p = 0; p < size; p++) {
+        ncclSend(r->send + (size_t)p * r->bytes, r->bytes, ncclUint8, p, c, stream);
+        ncclRecv(r->recv + (size_t)p * r->bytes, r->bytes, ncclUint8, p, c, stream);
+    }
+    return ncclGroupEnd();
+}
+
+/* NCCL adds, in its own order. */
+static inline ncclResult_t nccl_reduce_scatter(Request *r, ncclComm_t c, cudaStream_t stream) {
+    ncclDataType_t type = r->dtype == DTYPE_BF16 ? ncclBfloat16 : ncclFloat32;
+    return ncclReduceScatter(r->send, r->recv, r->bytes / dtype_size(r->dtype), type, ncclSum, c, stream);
+}
+
+static inline void nccl_start(Comm *comm, Request *r) {
+    static const char *const starts[COLLECTIVES] = {"start the all_gather of", "start the reduce_scatter of",
+                                                    "start the send of", "start the receive of"};
     Group *g = r->group;
     cudaStream_t stream = comm->dev->stream;
     ncclComm_t c = r->channel ? r->channel->nccl : g->nccl;
@@ -208,44 +281,26 @@ static void nccl_start(Comm *comm, Request *r) {
     if (result != ncclSuccess) nccl_check(comm, c, result, "count the members of", axis_names[g->axis]);
     request_begin(comm, r);
     if (r->collective == ALL_GATHER) result = ncclAllGather(r->send, r->recv, r->bytes, ncclUint8, c, stream);
-    else if (r->collective == SEND)
-        result = ncclSend(r->send, r->bytes, ncclUint8, 1, c, stream); // of a link the first member sends to the second
+    else if (r->collective == SEND) result = ncclSend(r->send, r->bytes, ncclUint8, 1, c, stream);
     else if (r->collective == RECEIVE) result = ncclRecv(r->recv, r->bytes, ncclUint8, 0, c, stream);
-    else if (r->summed) {
-        int half = r->dtype == DTYPE_BF16;
-        result = ncclReduceScatter(r->send, r->recv, r->bytes / (half ? sizeof(bf16) : sizeof(float)),
-                                   half ? ncclBfloat16 : ncclFloat32, ncclSum, c, stream);
-    } else {
-        ncclGroupStart();
-        for (int p = 0; p < size; p++) {
-            ncclSend(r->send + (size_t)p * r->bytes, r->bytes, ncclUint8, p, c, stream);
-            ncclRecv(r->recv + (size_t)p * r->bytes, r->bytes, ncclUint8, p, c, stream);
-        }
-        result = ncclGroupEnd();
-    }
-    static const char *const starts[COLLECTIVES] = {"start the all_gather of", "start the reduce_scatter of",
-                                                    "start the send of", "start the receive of"};
+    else if (r->summed) result = nccl_reduce_scatter(r, c, stream);
+    else result = nccl_all_to_all(r, c, size, stream);
     nccl_check(comm, c, result, starts[r->collective], r->what);
-    comm->wire[g->axis][r->collective].calls++;
-    comm->wire[g->axis][r->collective].bytes += (r->channel ? 1 : (int64_t)(size - 1)) * (int64_t)r->bytes;
+    Traffic *measured = &comm->traffic_measured[g->axis][r->collective];
+    measured->calls++;
+    measured->bytes += (r->channel ? 1 : (int64_t)(size - 1)) * (int64_t)r->bytes;
 }
 
-static int nccl_test(Comm *comm, Request *r) { return (void)comm, (void)r, 1; } // the stream has all of it
-
-static const Transport transport_nccl = {"nccl",    NULL, NULL,      nccl_start,
-                                         nccl_test, NULL, nccl_open, nccl_close}; // groups are the hosts' transport's
-
-/* Has a communicator failed? A rank that is lost need not show there. */
-static void nccl_look(Comm *comm) {
-    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-        Axis axis;
-        ncclComm_t c = *nccl_communicator(comm, i, &axis);
-        ncclResult_t state = ncclSuccess;
-        if (c) ncclCommGetAsyncError(c, &state);
-        if (state != ncclSuccess && state != ncclInProgress)
-            run_failure(
-                "rank %d: NCCL lost the group of %s: %s (%s). Look at the other ranks; NCCL_DEBUG=INFO says more",
-                comm->rank, axis_names[axis], ncclGetErrorString(state), ncclGetLastError(c));
-    }
+/* All of it is in its stream once it is started. */
+static inline int nccl_test(Comm *comm, Request *r) {
+    (void)comm;
+    (void)r;
+    return 1;
 }
+
+/* Groups are opened by the transport of the hosts. */
+static const Transport transport_nccl = {"nccl", NULL,      NULL,       nccl_start,       nccl_test,
+                                         NULL,   nccl_open, nccl_close, nccl_channel_open};
+#endif
+
 #endif

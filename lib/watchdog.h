@@ -1,127 +1,147 @@
-/* watchdog.h: who is missing. A board on each host that its ranks write on, and a monitor that reads it.
+/* watchdog.h: names the rank that is to blame when a collective does not complete.
  *
- * A rank that waits cannot know for whom, and one that is stopped or killed says nothing. So every rank writes on its
- * host's board what it does now and which exchanges it has started: plain stores into shared memory. Whoever finds
- * something wrong names the culprit in one sentence and leaves the last exchanges of this host's ranks under
- * OUT/flight: a rank at its deadline; a rank that starts another exchange than the one beside it, or awaits another
- * message than it is sent; or the monitor, a process forked before MPI starts, which sees who cannot speak: killed,
- * stopped, stuck in MPI_Init or on a disk.
- * Ranks as threads have a board in their process's memory and no monitor. comm.h includes this and names the axes.
+ * A rank that waits cannot know for whom, and a rank that was stopped or killed says nothing. So each host has a
+ * heartbeat table in shared memory, where each of its ranks writes what it is doing and which collectives it has
+ * started. Three can find something wrong, and name the culprit in one sentence: a rank whose wait has timed out; a
+ * rank that starts another collective than its neighbors; and the monitor, a process that is forked before MPI starts
+ * and finds ranks that were killed, stopped, or are stuck. The last collectives of each rank are then written to
+ * OUT/flight. Ranks that are threads have a table in their process's memory and no monitor.
  */
 #ifndef WATCHDOG_H
 #define WATCHDOG_H
+#include "comm_events.h" // defines: Collective, collective_names
+#include "device.h"      // defines: Activity, op_names
+#include "mesh.h"        // defines: Axis, axis_names, mesh_group
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+
+// ---------------------------------------------------------------------------
+// the heartbeat table
 
 typedef enum { RANK_STARTING, RANK_COMPUTING, RANK_WAITING, RANK_READING, RANK_ENDING, RANK_ENDED } RankState;
 
-/* A wait in a step may last --timeout; what takes long on one rank, while the others wait for it, has a longer limit.
- */
+/* A wait in a step may last --timeout. Where one rank works long while others wait for it, the limit is a multiple. */
 typedef enum { PHASE_START, PHASE_STEP, PHASE_VALIDATION, PHASE_SAVING, PHASE_END, PHASES } Phase;
 static const struct {
     const char *name;
-    int limit;
-} phases[PHASES] = { // in times of --timeout
-    {"start-up", 4},
-    {"a step", 1},
-    {"validation", 4},
-    {"saving", 4},
-    {"the end of the run", 4}};
+    int limit; // in multiples of --timeout
+} phases[PHASES] = {{"start-up", 4}, {"a step", 1}, {"validation", 4}, {"saving", 4}, {"the end of the run", 4}};
 
-enum { FLIGHTS = 64, BOARD_RANKS = 256 }; // exchanges remembered a line; ranks of a host, at most
+enum { FLIGHTS = 64 };          // collectives that are remembered on each line
+enum { MAX_LOCAL_RANKS = 256 }; // ranks on one host
+enum { CHANNELS = 8 };          // channels of one rank
 
-/* A line is what exchanges are numbered along: of a group its collectives, named by their axis; of messages a channel,
- * from one rank to another over an axis, of which sender and receiver each have an end. */
-enum { CHANNELS = 8, LINES = AXES + CHANNELS }; // CHANNELS: ends that a rank has at most
+/* Collectives are numbered from 1 along a line: the collectives of a group have the line of its axis, and the messages
+ * of a channel the line AXES + number of the channel. */
+enum { LINES = (int)AXES + (int)CHANNELS };
 
 typedef struct {
-    int axis, receives, peer;
-} ChannelEnd; // receives: 0: it sends; peer: the rank, in the world, at the other end
+    int axis;
+    int receives; // 1: this rank receives; 0: it sends
+    int peer;     // the rank in the world at the other end
+} ChannelEnd;
 
+/* The flight recorder's entry for one collective or message. */
 typedef struct {
-    int64_t number;           // the how manieth exchange of its line, from 1; 0: none. Written last
-    uint64_t order;           // hash of all of the line up to this one
-    int64_t bytes;            // of one member's part, or of the message
-    double started, finished; // seconds; finished 0: in flight
+    int64_t number;  // on its line, from 1; 0: empty. Written last
+    uint64_t order;  // hash of everything on the line up to this entry
+    int64_t bytes;   // of one member's part, or of the message
+    double started;  // seconds
+    double finished; // 0: in flight
     int collective;
-    char unit[40];
+    char what[40];
     char pad[44]; // two cache lines
-} Flight;
+} FlightRecord;
 
-typedef struct BoardRank {
-    int process;          // its number; written last: then the rank is on the board
-    int rank;             // in the world
-    uint64_t born, space; // start time and namespace of the process: numbers are used again
-    int state, phase;
-    double since; // seconds: when the state began
-    Activity now; // the op
-    int told;     // its launcher told it to end
-    int wait_line;
-    int64_t wait_number;           // RANK_WAITING: for which exchange
-    int colour[AXES];              // of its groups, from 1; 0: not opened
-    int num_channels;              // written after the end it counts
-    ChannelEnd channels[CHANNELS]; // lines from AXES on
-    int64_t started[LINES];        // exchanges started on each
-    Flight flights[LINES][FLIGHTS];
-} BoardRank;
+/* What one rank tells the others on its host. */
+typedef struct Heartbeat {
+    int process;        // its process id; 0: not in the table yet. Written last
+    int rank;           // in the world
+    uint64_t born;      // start time of the process, because process ids are reused
+    uint64_t pid_space; // its namespace of process ids
+    int state, phase;   // RankState, Phase
+    double since;       // seconds: since when it is in this state
+    Activity activity;  // the op
+    int told_to_end;    // the signal by which its launcher ended it
+    int wait_line;      // RANK_WAITING: for this collective
+    int64_t wait_number;
+    int colour[AXES]; // of its groups, from 1; 0: not opened yet
+    int num_channels; // written after the channel that it counts
+    ChannelEnd channels[CHANNELS];
+    int64_t started[LINES]; // collectives started on each line
+    FlightRecord flights[LINES][FLIGHTS];
+} Heartbeat;
 
-typedef struct Board {
-    int attached, capacity; // ranks that are on it, that fit
-    int expected;           // ranks of this host, as the launcher tells; 0: it does not
+typedef struct HeartbeatTable {
+    int attached, capacity; // ranks in the table; places
+    int expected;           // ranks on this host, as the launcher says; 0: it does not say
     int world;
-    int threads;             // the ranks are threads of one process
-    int said;                // exit code: a rank of this host has told why the run ends
-    int flown;               // somebody writes the flight files
-    double timeout;          // seconds
-    char host[64], name[64]; // of this host, of the segment
-    char out[4096];          // --out; "": none
-} Board;
+    int threads;         // the ranks are threads of one process
+    int said;            // exit code with which a rank or the monitor has reported a failure
+    int flights_written; // somebody writes OUT/flight
+    double timeout;      // seconds
+    char host[64];       // this host's name
+    char name[64];       // of the shared memory file
+    char out[4096];      // --out; "": none
+} HeartbeatTable;
 
-/* Where this process writes what it does, and what it shares with the other processes of its host. */
+/* The table that this process writes to when it ends, and its own record there. */
 static struct {
-    Board *table;
-    BoardRank *record;
-} process_watch;
+    HeartbeatTable *table;
+    Heartbeat *record;
+} own_heartbeat;
 
-static inline BoardRank *board_rank(Board *b, int i) { return (BoardRank *)(b + 1) + i; }
-static inline size_t board_bytes(int ranks) { return sizeof(Board) + sizeof(BoardRank) * (size_t)ranks; }
-static inline double phase_limit(const Board *b, int phase) { return b->timeout * phases[phase].limit; }
+static inline Heartbeat *heartbeat_at(HeartbeatTable *t, int i) { return (Heartbeat *)(t + 1) + i; }
+static inline size_t heartbeats_bytes(int ranks) { return sizeof(HeartbeatTable) + sizeof(Heartbeat) * (size_t)ranks; }
+static inline double phase_limit(const HeartbeatTable *t, int phase) { return t->timeout * phases[phase].limit; }
 
-static inline void rank_state(BoardRank *me, RankState state, double now) {
+static inline void rank_state(Heartbeat *me, RankState state, double now) {
     if (!me) return; // a dry run
     me->state = state;
     me->since = now;
 }
 
-/* Where rank `k` remembers exchange `number` of a line; NULL: not started, or too long ago. */
-static inline Flight *flight_of(BoardRank *k, int line, int64_t number) {
-    Flight *e = &k->flights[line][number % FLIGHTS];
+/* Writes down to which groups a rank belongs. */
+static inline void heartbeat_groups(Heartbeat *k, const Mesh *mesh, int rank) {
+    for (int a = 0; a < AXES; a++) {
+        int colour, key;
+        mesh_group(mesh, rank, (Axis)a, &colour, &key);
+        k->colour[a] = colour + 1;
+    }
+}
+
+/* A rank's record of collective `number` on a line; NULL: not started, or overwritten since. */
+static inline FlightRecord *flight_of(Heartbeat *k, int line, int64_t number) {
+    FlightRecord *e = &k->flights[line][number % FLIGHTS];
     return number && __atomic_load_n(&e->number, __ATOMIC_SEQ_CST) == number ? e : NULL;
 }
 
-/* The line of `k` that meets line `line` of `me`: of its group the same, of a channel the other end. -1: none, or not
- * yet. */
-static int line_beside(const BoardRank *k, const BoardRank *me, int line) {
-    if (line < AXES) return k->colour[line] == me->colour[line] ? line : -1;
+static inline int is_channel(int line) { return line >= AXES; }
+
+/* The line of rank `k` that corresponds to `line` of `me`: of a group the same, of a channel the other end. -1: none,
+ * or not opened yet. */
+static inline int line_of_other(const Heartbeat *k, const Heartbeat *me, int line) {
+    if (!is_channel(line)) return k->colour[line] == me->colour[line] ? line : -1;
     const ChannelEnd *mine = &me->channels[line - AXES];
-    for (int i = 0; k->rank == mine->peer && i < __atomic_load_n(&k->num_channels, __ATOMIC_SEQ_CST); i++)
-        if (k->channels[i].axis == mine->axis && k->channels[i].peer == me->rank &&
-            k->channels[i].receives != mine->receives)
-            return AXES + i;
+    if (k->rank != mine->peer) return -1;
+    for (int i = 0; i < __atomic_load_n(&k->num_channels, __ATOMIC_SEQ_CST); i++) {
+        const ChannelEnd *end = &k->channels[i];
+        if (end->axis == mine->axis && end->peer == me->rank && end->receives != mine->receives) return AXES + i;
+    }
     return -1;
 }
 
 // ---------------------------------------------------------------------------
-// what a rank does, in words
+// what a rank is doing, in words
 
 typedef struct {
     char *at;
     size_t size, used;
 } Sentence;
 
-__attribute__((format(printf, 2, 3))) static void say(Sentence *t, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static inline void say(Sentence *t, const char *format, ...) {
     va_list args;
     va_start(args, format);
     int n = vsnprintf(t->at + t->used, t->size - t->used, format, args);
@@ -129,42 +149,41 @@ __attribute__((format(printf, 2, 3))) static void say(Sentence *t, const char *f
     t->used = (size_t)min_i64((int64_t)t->used + n, (int64_t)t->size - 1);
 }
 
-/* The state letter of a process and when it started, from /proc; 0: there is none. */
-static int process_stat(int process, uint64_t *born) {
+/* Reads a process's state letter and start time from /proc. Returns 0 if there is no such process. */
+static inline int process_stat(int process, uint64_t *born) {
     char path[64], line[1024];
     snprintf(path, sizeof path, "/proc/%d/stat", process);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    char state = 0;
-    ssize_t n = fd < 0 ? 0 : read(fd, line, sizeof line - 1);
-    if (fd >= 0) close(fd);
+    if (fd < 0) return 0;
+    ssize_t n = read(fd, line, sizeof line - 1);
+    close(fd);
     line[n > 0 ? n : 0] = 0;
-    char *at = strrchr(line, ')'); // the name before it may hold anything
+    const char *at = strrchr(line, ')'); // the name before it may contain anything
+    char state = 0;
     if (!at || sscanf(at, ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %" SCNu64,
                       &state, born) != 2)
         return 0;
     return state;
 }
 
-static uint64_t process_space(void) {
+static inline uint64_t process_space(void) {
     struct stat info;
     return stat("/proc/self/ns/pid", &info) ? 0 : (uint64_t)info.st_ino;
 }
 
-typedef enum { PROCESS_GONE, PROCESS_STOPPED, PROCESS_RUNS } ProcessState;
+typedef enum { PROCESS_DIED, PROCESS_STOPPED, PROCESS_RUNS } ProcessState;
 
-static ProcessState process_state(const BoardRank *k) {
+static inline ProcessState process_state(const Heartbeat *k) {
     uint64_t born = 0;
-    if (k->space != process_space()) return PROCESS_RUNS; // of another namespace: nothing is known of it
+    if (k->pid_space != process_space()) return PROCESS_RUNS; // another namespace, where we cannot look
     int state = process_stat(k->process, &born);
-    if (!state || born != k->born || state == 'Z' || state == 'X') return PROCESS_GONE;
+    if (!state || born != k->born || state == 'Z' || state == 'X') return PROCESS_DIED;
     return state == 'T' || state == 't' ? PROCESS_STOPPED : PROCESS_RUNS;
 }
 
-static int is_channel(int line) { return line >= AXES; }
-
 /* "pp", "pp from rank 3" */
-static void say_line(Sentence *t, const BoardRank *k, int line) {
-    if (line < AXES) {
+static inline void say_line(Sentence *t, const Heartbeat *k, int line) {
+    if (!is_channel(line)) {
         say(t, "%s", axis_names[line]);
         return;
     }
@@ -172,429 +191,549 @@ static void say_line(Sentence *t, const BoardRank *k, int line) {
     say(t, "%s %s rank %d", axis_names[c->axis], c->receives ? "from" : "to", c->peer);
 }
 
-/* "all_gather of 'embedding' over fsdp", "receive of 'activations of micro-batch 2' over pp from rank 3" */
-static void say_exchange(Sentence *t, BoardRank *k, int line, int64_t number) {
-    const Flight *e = flight_of(k, line, number);
-    if (e) say(t, "%s of '%s' over ", collective_names[e->collective], e->unit);
-    else say(t, "exchange %" PRId64 " over ", number);
+/* "all_gather #12 of 'embedding' on fsdp", "receive #3 of 'activations of micro-batch 2' on pp from rank 3" */
+static inline void say_collective(Sentence *t, Heartbeat *k, int line, int64_t number) {
+    const FlightRecord *e = flight_of(k, line, number);
+    if (e) say(t, "%s #%" PRId64 " of '%s' on ", collective_names[e->collective], number, e->what);
+    else say(t, "%s #%" PRId64 " on ", is_channel(line) ? "message" : "collective", number);
     say_line(t, k, line);
 }
 
-static double last_sign(const BoardRank *k) { return fmax(k->since, k->now.since); }
+/* When a rank last changed its state or began or ended an op. */
+static inline double last_sign(const Heartbeat *k) { return fmax(k->since, k->activity.since); }
 
-static void say_doing(Sentence *t, BoardRank *k) {
-    static const char *const names[] = {"starting", "computing", "waiting", "reading data", "ending", "done"};
-    const char *instead = k->phase == PHASE_SAVING  ? "writing"
-                          : k->phase == PHASE_START ? "reading or drawing weights"
-                                                    : NULL;
-    say(t, "%s", k->state == RANK_COMPUTING && instead ? instead : names[k->state]);
-    if (k->state == RANK_STARTING) say(t, " (finding the other ranks, reading the data's heads, opening groups)");
-    if (k->state == RANK_WAITING) say(t, " for "), say_exchange(t, k, k->wait_line, k->wait_number);
-    if (k->state == RANK_COMPUTING && !instead && k->now.op < OP_COUNT)
-        say(t, k->now.running ? " (%s)" : " (between ops, after %s)", op_names[k->now.op]);
-}
-
-/* "rank 2 (process 77) is stopped; it was computing (adamw)", "… has been computing for 61.2 s (attention_backward)" */
-static void say_rank(Sentence *t, Board *b, BoardRank *k, ProcessState process, double now) {
-    say(t, "rank %d", k->rank);
-    if (!b->threads) say(t, " (process %d)", k->process);
-    if (k->state == RANK_ENDED) say(t, " has ended");
-    else if (process == PROCESS_RUNS) say(t, " has been "), say_doing(t, k), say(t, " for %.1f s", now - last_sign(k));
-    else {
-        say(t, process == PROCESS_STOPPED ? " is stopped" : " is gone: killed, perhaps for want of memory, or crashed");
-        say(t, "; it was "), say_doing(t, k);
+/* "running adamw", "waiting for all_gather #12 of 'embedding' on fsdp" */
+static inline void say_doing(Sentence *t, Heartbeat *k) {
+    const Activity *a = &k->activity;
+    switch (k->state) {
+    case RANK_STARTING: say(t, "starting (finding the other ranks, reading the data's headers, opening groups)"); break;
+    case RANK_READING: say(t, "reading data"); break;
+    case RANK_ENDING: say(t, "ending"); break;
+    case RANK_ENDED: say(t, "done"); break;
+    case RANK_WAITING:
+        say(t, "waiting for ");
+        say_collective(t, k, k->wait_line, k->wait_number);
+        break;
+    default:
+        if (k->phase == PHASE_SAVING) say(t, "writing");
+        else if (k->phase == PHASE_START) say(t, "reading or initializing weights");
+        else if (a->op >= OP_COUNT) say(t, "computing");
+        else if (a->running) say(t, "running %s", op_names[a->op]);
+        else say(t, "computing between ops, after %s", op_names[a->op]);
     }
 }
 
-static void say_last_exchange(Sentence *t, BoardRank *k, int line) {
-    int64_t last = k->started[line];
-    const Flight *e = flight_of(k, line, last);
-    say(t, e ? "; its last exchange over " : "; it has started no exchange over ");
-    say_line(t, k, line);
-    if (e) say(t, " was %" PRId64 ": %s of '%s'", last, collective_names[e->collective], e->unit);
+/* "rank 2 on host b7 (process 77) is stopped. It was running adamw", "rank 2 has been running adamw for 61.2 s" */
+static inline void say_rank(Sentence *t, const HeartbeatTable *table, Heartbeat *k, ProcessState process, double now) {
+    say(t, "rank %d", k->rank);
+    if (!table->threads) say(t, " on host %s (process %d)", table->host, k->process);
+    if (k->state == RANK_ENDED) {
+        say(t, " has ended");
+        return;
+    }
+    if (process == PROCESS_RUNS) {
+        say(t, " has been ");
+        say_doing(t, k);
+        say(t, " for %.1f s", now - last_sign(k));
+        return;
+    }
+    if (process == PROCESS_STOPPED) say(t, " is stopped");
+    else say(t, " died: it crashed or was killed, possibly for lack of memory");
+    say(t, ". It was ");
+    say_doing(t, k);
 }
 
-/* Who of this host keeps `me` from finishing an exchange. Suspected in this order: who is gone or stopped; who does not
- * wait, though it has not started this exchange or has not stirred for half the limit; who waits elsewhere and has not
- * started it, and may in turn wait for another host. Returns whether the blame is certain. */
-static int say_culprits(Sentence *t, Board *b, BoardRank *me, int line, int64_t number, double limit) {
-    int named = 0, certain = 0, n = __atomic_load_n(&b->attached, __ATOMIC_ACQUIRE);
-    double now = seconds_now();
+/* "; its last collective was reduce_scatter #65 of 'embedding' on fsdp" */
+static inline void say_last_collective(Sentence *t, Heartbeat *k, int line) {
+    const char *kind = is_channel(line) ? "message" : "collective";
+    if (flight_of(k, line, k->started[line])) {
+        say(t, "; its last %s was ", kind);
+        say_collective(t, k, line, k->started[line]);
+    } else {
+        say(t, "; it has started no %s on ", kind);
+        say_line(t, k, line);
+    }
+}
+
+/* How likely rank `k` is the reason that `me` waits for a collective: 0 it died or was stopped; 1 it does not wait, and
+ * has not started the collective or has shown no sign of life for half the limit; 2 it has not started it and waits for
+ * something else, possibly for another host; 3 it is not. `line`: the line of k, or -1. */
+static inline int suspicion_of(Heartbeat *k, Heartbeat *me, int line, int64_t number, double limit, int *is_behind) {
+    int its = line_of_other(k, me, line);
+    int takes_part = its >= 0 || (is_channel(line) && k->rank == me->channels[line - AXES].peer);
+    int has_started = its >= 0 && __atomic_load_n(&k->started[its], __ATOMIC_RELAXED) >= number;
+    int is_silent = seconds_now() - last_sign(k) > limit / 2;
+    *is_behind = takes_part && !has_started;
+    if (process_state(k) != PROCESS_RUNS) return 0;
+    if (k->state != RANK_WAITING && (*is_behind || is_silent)) return 1;
+    return *is_behind ? 2 : 3;
+}
+
+/* Names the most likely ranks of this host that keep `me` from completing a collective. Returns whether the blame is
+ * certain. */
+static inline int say_culprits(Sentence *t, HeartbeatTable *table, Heartbeat *me, int line, int64_t number,
+                               double limit) {
+    int named = 0, certain = 0, n = __atomic_load_n(&table->attached, __ATOMIC_ACQUIRE);
     for (int suspicion = 0; suspicion < 3 && !named; suspicion++)
         for (int i = 0; i < n; i++) {
-            BoardRank *k = board_rank(b, i);
+            Heartbeat *k = heartbeat_at(table, i);
+            int is_behind, its = line_of_other(k, me, line);
             if (k == me || !k->process) continue;
-            ProcessState process = process_state(k);
-            int its = line_beside(k, me, line),
-                taken_part = its >= 0 && __atomic_load_n(&k->started[its], __ATOMIC_RELAXED) >= number;
-            int behind = !taken_part && (its >= 0 || (is_channel(line) && k->rank == me->channels[line - AXES].peer));
-            int busy = k->state != RANK_WAITING && (behind || now - last_sign(k) > limit / 2);
-            if ((process != PROCESS_RUNS ? 0 : busy ? 1 : behind ? 2 : 3) != suspicion || named++ >= 4) continue;
+            if (suspicion_of(k, me, line, number, limit, &is_behind) != suspicion) continue;
+            if (named++ >= 4) continue;
             certain = suspicion < 2;
-            say(t, "%s", named > 1 ? ", " : "");
-            say_rank(t, b, k, process, now);
-            if (behind && its >= 0) say_last_exchange(t, k, its);
-            else if (behind)
+            if (named > 1) say(t, ". Also ");
+            say_rank(t, table, k, process_state(k), seconds_now());
+            if (!is_behind) continue;
+            if (its >= 0) say_last_collective(t, k, its);
+            else
                 say(t, "; it has %s rank %d nothing", me->channels[line - AXES].receives ? "sent" : "received from",
                     me->rank);
         }
     if (named > 4) say(t, ", and %d more", named - 4);
-    if (!named)
-        say(t,
-            n == b->world ? "all %d ranks are waiting" : "all %d ranks of host %s are waiting: look at the other hosts",
-            n, b->host);
+    if (!named && n == table->world) say(t, "all %d ranks are waiting", n);
+    else if (!named) say(t, "all %d ranks of host %s are waiting: look at the other hosts", n, table->host);
     return certain;
 }
 
-/* One file a rank of this host. */
-static void board_write_flights(Board *b) {
+// ---------------------------------------------------------------------------
+// the flight files
+
+/* Writes a line's last collectives as a table. */
+static inline void write_flight_line(FILE *f, Heartbeat *k, int line, double now) {
+    char name[512];
+    Sentence t = {name, sizeof name, 0};
+    if (!k->started[line]) return;
+    say_line(&t, k, line);
+    fprintf(f, "\n%s: %" PRId64 " %ss started; the last ones\n", name, k->started[line],
+            is_channel(line) ? "message" : "collective");
+    fprintf(f, "%10s  %-14s  %-32s %12s  %14s  %12s\n", "number", "collective", "of", "bytes", "started, s ago",
+            "took, s");
+    for (int64_t x = max_i64(1, k->started[line] - FLIGHTS + 1); x <= k->started[line]; x++) {
+        const FlightRecord *e = flight_of(k, line, x);
+        if (!e) continue;
+        fprintf(f, "%10" PRId64 "  %-14s  %-32s %12" PRId64 "  %14.6f  ", x, collective_names[e->collective], e->what,
+                e->bytes, now - e->started);
+        if (e->finished > 0) fprintf(f, "%12.6f\n", e->finished - e->started);
+        else fprintf(f, "%12s\n", "in flight");
+    }
+}
+
+/* Writes OUT/flight/rank-N.txt for each rank of this host. */
+static inline void heartbeats_write_flights(HeartbeatTable *table) {
     char path[4096 + 64], doing[512];
-    if (!b->out[0] || __atomic_exchange_n(&b->flown, 1, __ATOMIC_SEQ_CST)) return;
-    snprintf(path, sizeof path, "%s/flight", b->out);
+    if (!table->out[0] || __atomic_exchange_n(&table->flights_written, 1, __ATOMIC_SEQ_CST)) return;
+    snprintf(path, sizeof path, "%s/flight", table->out);
     mkdir(path, 0777);
-    for (int i = 0; i < __atomic_load_n(&b->attached, __ATOMIC_ACQUIRE); i++) {
-        BoardRank *k = board_rank(b, i);
+    for (int i = 0; i < __atomic_load_n(&table->attached, __ATOMIC_ACQUIRE); i++) {
+        Heartbeat *k = heartbeat_at(table, i);
         Sentence t = {doing, sizeof doing, 0};
         double now = seconds_now();
-        snprintf(path, sizeof path, "%s/flight/rank-%d.txt", b->out, k->rank);
+        snprintf(path, sizeof path, "%s/flight/rank-%d.txt", table->out, k->rank);
         FILE *f = fopen(path, "w");
-        if (!f) continue; // the sentence matters more
-        say_rank(&t, b, k, process_state(k), now);
-        fprintf(f, "%s\nof %d ranks, on %s, in %s\n", doing, b->world, b->host, phases[k->phase].name);
-        for (int a = 0; a < LINES; a++) {
-            if (!k->started[a]) continue;
-            t.used = 0, say_line(&t, k, a);
-            fprintf(f, "\n%s: %" PRId64 " exchanges started; the last ones\n%10s  %-14s  %-32s %12s  %14s  %12s\n",
-                    doing, k->started[a], "exchange", "collective", "unit", "bytes", "started, s ago", "took, s");
-            for (int64_t x = max_i64(1, k->started[a] - FLIGHTS + 1); x <= k->started[a]; x++) {
-                const Flight *e = flight_of(k, a, x);
-                if (!e) continue;
-                fprintf(f, "%10" PRId64 "  %-14s  %-32s %12" PRId64 "  %14.6f  ", x, collective_names[e->collective],
-                        e->unit, e->bytes, now - e->started);
-                if (e->finished > 0) fprintf(f, "%12.6f\n", e->finished - e->started);
-                else fprintf(f, "%12s\n", "in flight");
-            }
-        }
+        if (!f) continue; // the failure's own message matters more
+        say_rank(&t, table, k, process_state(k), now);
+        fprintf(f, "%s\none of %d ranks, on host %s, in %s\n", doing, table->world, table->host, phases[k->phase].name);
+        for (int line = 0; line < LINES; line++) write_flight_line(f, k, line, now);
         fclose(f);
     }
 }
 
-static void board_last_words(int code) {
-    if (code == 2 && process_watch.table) board_write_flights(process_watch.table);
+static inline void heartbeats_last_words(int code) {
+    if (code == 2 && own_heartbeat.table) heartbeats_write_flights(own_heartbeat.table);
 }
 
 // ---------------------------------------------------------------------------
-// exchanges on the board
+// the order of collectives: all ranks of a group must start the same ones
 
-/* Two ranks of this host that are beside `me` in its group, in a ring: if no rank differs from those beside it, none
- * differ. */
-static void board_beside(Board *b, BoardRank *me, int axis, BoardRank *beside[2]) {
-    int n = b->attached, at = (int)(me - board_rank(b, 0));
+/* What is started. */
+typedef struct {
+    Collective collective;
+    const char *what;
+    size_t bytes;
+    Dtype dtype;
+    double now; // seconds
+} FlightStart;
+
+/* Two ranks of this host that are next to `me` in a ring of its group. If no rank differs from its neighbors, all are
+ * equal. */
+static inline void heartbeat_neighbors(HeartbeatTable *table, Heartbeat *me, int axis, Heartbeat *neighbors[2]) {
+    int n = table->attached, at = (int)(me - heartbeat_at(table, 0));
     for (int side = 0; side < 2; side++)
-        for (int i = 1; i < n && !beside[side]; i++) {
-            BoardRank *k = board_rank(b, (at + (side ? n - i : i)) % n);
-            if (k->colour[axis] == me->colour[axis]) beside[side] = k;
+        for (int i = 1; i < n && !neighbors[side]; i++) {
+            Heartbeat *k = heartbeat_at(table, (at + (side ? n - i : i)) % n);
+            if (k->colour[axis] == me->colour[axis]) neighbors[side] = k;
         }
 }
 
-/* Have ranks of this group started different exchanges as their `number`-th? */
-static int flights_part(Board *b, BoardRank *me, int axis, int64_t number) {
-    const Flight *first = NULL;
-    for (int i = 0; i < b->attached; i++) {
-        BoardRank *k = board_rank(b, i);
-        const Flight *e = k->colour[axis] == me->colour[axis] ? flight_of(k, axis, number) : NULL;
+/* Rank i's record of the collective, if it is in the group of `me`. */
+static inline const FlightRecord *member_flight(HeartbeatTable *table, int i, const Heartbeat *me, int axis,
+                                                int64_t number) {
+    Heartbeat *k = heartbeat_at(table, i);
+    return k->colour[axis] == me->colour[axis] ? flight_of(k, axis, number) : NULL;
+}
+
+/* Have two ranks of this group started different collectives with this number, or before it? */
+static inline int flights_differ(HeartbeatTable *table, Heartbeat *me, int axis, int64_t number) {
+    const FlightRecord *first = NULL;
+    for (int i = 0; i < table->attached; i++) {
+        const FlightRecord *e = member_flight(table, i, me, axis, number);
         if (e && first && e->order != first->order) return 1;
         if (e) first = e;
     }
     return 0;
 }
 
-/* Ranks of `me`'s group part at exchange `number`, or before: names the first one, what each started, and who is alone
- * with it. */
-__attribute__((noreturn)) static void flights_differ(Board *b, BoardRank *me, int axis, int64_t number) {
-    char text[2048];
-    Sentence t = {text, sizeof text, 0};
-    int kinds = 0, odd = -1, most = 0, second = 0, missing = 1;
-    for (int tries = 0; tries < 20 && missing;
-         tries++) { // the others may be on their way: more of them make clear who is odd
+/* Waits up to 0.2 s for the other members to start the collective too: more of them show who differs. */
+static inline void await_other_members(HeartbeatTable *table, const Heartbeat *me, int axis, int64_t number) {
+    int missing = 1;
+    for (int tries = 0; tries < 20 && missing; tries++) {
         usleep(10000);
         missing = 0;
-        for (int i = 0; i < b->attached; i++)
-            missing += board_rank(b, i)->colour[axis] == me->colour[axis] && board_rank(b, i)->started[axis] < number;
+        for (int i = 0; i < table->attached; i++) {
+            const Heartbeat *k = heartbeat_at(table, i);
+            missing += k->colour[axis] == me->colour[axis] && k->started[axis] < number;
+        }
     }
-    while (number > 1 && flights_part(b, me, axis, number - 1)) number--;
-    for (int i = 0; i < b->attached; i++) {
-        BoardRank *k = board_rank(b, i);
-        const Flight *e = k->colour[axis] == me->colour[axis] ? flight_of(k, axis, number) : NULL;
-        int seen = 0, count = 0;
-        for (int pass = 0; e && !seen && pass < 2; pass++) // count those that did the same, then name them
-            for (int p = 0; p < b->attached; p++) {
-                BoardRank *other = board_rank(b, p);
-                const Flight *o = other->colour[axis] == me->colour[axis] ? flight_of(other, axis, number) : NULL;
-                if (!o || o->order != e->order) continue;
-                seen |= p < i; // told already
-                if (!seen && pass == 0) count++;
-                if (!seen && pass == 1)
-                    say(&t, "%s%d",
-                        p > i   ? ", "
-                        : kinds ? (count > 1 ? "; ranks " : "; rank ")
-                                : (count > 1 ? "ranks " : "rank "),
-                        other->rank);
-            }
-        if (!e || seen) continue;
-        say(&t, " started %s of '%s' (%" PRId64 " bytes)", collective_names[e->collective], e->unit, e->bytes);
-        kinds++;
-        if (count > most) second = most, most = count;
-        else if (count > second) second = count;
-        if (count == 1) odd = odd == -1 ? k->rank : -2;
+}
+
+/* Says which ranks started what rank i started: "ranks 0, 2, 3 started all_gather of 'first' (4 bytes)". Returns how
+ * many they are, or 0 if a rank before i is one of them and it has been said. */
+static inline int say_who_started(Sentence *t, HeartbeatTable *table, int i, Heartbeat *me, int axis, int64_t number) {
+    const FlightRecord *e = member_flight(table, i, me, axis, number);
+    int count = 0;
+    for (int p = 0; e && p < table->attached; p++) {
+        const FlightRecord *other = member_flight(table, p, me, axis, number);
+        if (!other || other->order != e->order) continue;
+        if (p < i) return 0;
+        count++;
     }
-    if (most > 1 && odd >= 0) say(&t, "; rank %d is the odd one", odd);
-    run_failure("exchange %" PRId64 " of %s: %s. All ranks of a group must start the same exchanges in the same order",
+    if (!e) return 0;
+    say(t, t->used ? "; rank%s" : "rank%s", count > 1 ? "s" : "");
+    int said = 0;
+    for (int p = i; p < table->attached; p++) {
+        const FlightRecord *other = member_flight(table, p, me, axis, number);
+        if (other && other->order == e->order) say(t, "%s%d", said++ ? ", " : " ", heartbeat_at(table, p)->rank);
+    }
+    say(t, " started %s of '%s' (%" PRId64 " bytes)", collective_names[e->collective], e->what, e->bytes);
+    return count;
+}
+
+/* Ranks of this group have started different collectives: ends the run, and names the first that differs, what each
+ * rank started, and the rank that differs from all others. */
+__attribute__((noreturn)) static inline void order_failed(HeartbeatTable *table, Heartbeat *me, int axis,
+                                                          int64_t number) {
+    char text[2048];
+    Sentence t = {text, sizeof text, 0};
+    int odd = -1, num_odd = 0, most = 0;
+    await_other_members(table, me, axis, number);
+    while (number > 1 && flights_differ(table, me, axis, number - 1)) number--;
+    for (int i = 0; i < table->attached; i++) {
+        int count = say_who_started(&t, table, i, me, axis, number);
+        if (count > most) most = count;
+        if (count != 1) continue;
+        odd = heartbeat_at(table, i)->rank;
+        num_odd++;
+    }
+    if (most > 1 && num_odd == 1) say(&t, "; only rank %d differs", odd);
+    run_failure("collective #%" PRId64 " on %s: %s. All ranks of a group must start the same collectives in the same "
+                "order",
                 number, axis_names[axis], text);
 }
 
-/* Another end of a channel of `me`; who has the other one, if this host does. */
-static void channel_beside(Board *b, BoardRank *me, int axis, int receives, int peer, BoardRank **beside) {
-    ChannelEnd end = {axis, receives, peer};
-    me->channels[me->num_channels] = end;
-    __atomic_store_n(&me->num_channels, me->num_channels + 1, __ATOMIC_SEQ_CST);
-    for (int i = 0; i < b->attached; i++)
-        if (board_rank(b, i)->rank == peer) *beside = board_rank(b, i);
-}
-
-/* Notes that `me` starts its next exchange on a line. `order`: that of the line so far, and then with this exchange;
- * `kind` is what others must have started there too. */
-static inline Flight *flight_note(BoardRank *me, int line, int kind, int collective, const char *what, size_t bytes,
-                                  int dtype, uint64_t *order, double now) {
+/* Adds what `me` starts next on a line to its flight records. `kind` is what other ranks must start as well; *order is
+ * the hash of the line so far, to which this is added. */
+static inline FlightRecord *flight_add(Heartbeat *me, int line, int kind, const FlightStart *s, uint64_t *order) {
     int64_t number = me->started[line] + 1;
-    Flight *e = &me->flights[line][number % FLIGHTS];
-    uint64_t words[sizeof e->unit / 8] = ZERO, h = (*order ^ ((uint64_t)bytes << 8 | (uint64_t)(dtype << 4 | kind))) *
-                                                   0x100000001B3ull;
-    memcpy(words, what, strnlen(what, sizeof words - 1));
-    for (size_t i = 0; i < sizeof words / 8; i++)
-        h = ((h ^ h >> 29) ^ words[i]) * 0x9E3779B97F4A7C15ull; // each step can be undone: no single difference is lost
-    memcpy(e->unit, words, sizeof words);
-    e->order = *order = h;
-    e->bytes = (int64_t)bytes;
-    e->collective = collective;
-    e->started = now;
+    FlightRecord *e = &me->flights[line][number % FLIGHTS];
+    uint64_t words[sizeof e->what / 8] = ZERO;
+    uint64_t h = (*order ^ ((uint64_t)s->bytes << 8 | (uint64_t)((int)s->dtype << 4 | kind))) * 0x100000001B3ull;
+    memcpy(words, s->what, strnlen(s->what, sizeof words - 1));
+    for (size_t i = 0; i < sizeof words / 8; i++) // each step is invertible, so that a single difference is never lost
+        h = ((h ^ h >> 29) ^ words[i]) * 0x9E3779B97F4A7C15ull;
+    memcpy(e->what, words, sizeof words);
+    *order = h;
+    e->order = h;
+    e->bytes = (int64_t)s->bytes;
+    e->collective = s->collective;
+    e->started = s->now;
     e->finished = 0;
-    __atomic_store_n(&e->number, number, __ATOMIC_SEQ_CST); // of two that start at once, at least one sees the other
+    __atomic_store_n(&e->number, number, __ATOMIC_SEQ_CST); // if two ranks start at once, at least one sees the other
     __atomic_store_n(&me->started[line], number, __ATOMIC_RELAXED);
     return e;
 }
 
-/* … a collective, and holds it against those of the ranks beside it. */
-static inline Flight *flight_start(Board *b, BoardRank *me, BoardRank *const beside[2], int axis, int collective,
-                                   const char *what, size_t bytes, int dtype, uint64_t *order, double now) {
-    Flight *e = flight_note(me, axis, collective, collective, what, bytes, dtype, order, now);
-    uint64_t h = *order;
-    for (int side = 0; side < 2 && beside[side]; side++) {
-        const Flight *other = flight_of(beside[side], axis, e->number);
-        if (other && other->order != h) flights_differ(b, me, axis, e->number);
+/* Records a collective that starts, and compares it with what the neighbors have started. */
+static inline FlightRecord *flight_collective(HeartbeatTable *table, Heartbeat *me, Heartbeat *const neighbors[2],
+                                              int axis, const FlightStart *s, uint64_t *order) {
+    FlightRecord *e = flight_add(me, axis, (int)s->collective, s, order);
+    uint64_t own = *order;
+    for (int side = 0; side < 2 && neighbors[side]; side++) {
+        const FlightRecord *other = flight_of(neighbors[side], axis, e->number);
+        if (other && other->order != own) order_failed(table, me, axis, e->number);
     }
     return e;
 }
 
-/* … a send, or a receive, and holds it against what the rank at the other end has started; NULL: it is on another host.
- * Of the two that start a message the later one finds what differs, before any byte of it has moved. */
-static inline Flight *message_start(BoardRank *me, BoardRank *peer, int line, int collective, const char *what,
-                                    size_t bytes, int dtype, uint64_t *order, double now) {
-    Flight *e = flight_note(me, line, COLLECTIVES, collective, what, bytes, dtype, order, now);
-    int64_t number = e->number;
-    int its = peer ? line_beside(peer, me, line) : -1;
-    const Flight *other = its >= 0 ? flight_of(peer, its, number) : NULL;
-    if (!other || other->order == e->order) return e;
-    for (int parted = 1; parted && number > 1; number -= parted) { // the first that differs
-        const Flight *a = flight_of(me, line, number - 1), *z = flight_of(peer, its, number - 1);
-        parted = a && z && a->order != z->order;
+/* Adds an end of a channel of `me`. Returns the record of the rank at the other end; NULL: it is on another host. */
+static inline Heartbeat *heartbeat_add_channel(HeartbeatTable *table, Heartbeat *me, int axis, int receives, int peer) {
+    ChannelEnd end = {axis, receives, peer};
+    me->channels[me->num_channels] = end;
+    __atomic_store_n(&me->num_channels, me->num_channels + 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < table->attached; i++)
+        if (heartbeat_at(table, i)->rank == peer) return heartbeat_at(table, i);
+    return NULL;
+}
+
+/* Both ends of a channel have different messages number `number`, or before: ends the run, and names the first. */
+__attribute__((noreturn)) static inline void message_failed(Heartbeat *me, Heartbeat *peer, int line, int64_t number) {
+    int its = line_of_other(peer, me, line);
+    for (; number > 1; number--) {
+        const FlightRecord *a = flight_of(me, line, number - 1), *b = flight_of(peer, its, number - 1);
+        if (!a || !b || a->order == b->order) break;
     }
-    const Flight *ours = flight_of(me, line, number), *theirs = flight_of(peer, its, number);
     const ChannelEnd *end = &me->channels[line - AXES];
-    const Flight *sent = end->receives ? theirs : ours, *awaited = end->receives ? ours : theirs;
-    run_failure("message %" PRId64 " from rank %d to rank %d over %s: '%s' (%" PRId64 " bytes) is sent, '%s' (%" PRId64
-                " bytes) is awaited. Both must take the same messages in the same order",
+    const FlightRecord *mine = flight_of(me, line, number), *theirs = flight_of(peer, its, number);
+    const FlightRecord *sent = end->receives ? theirs : mine, *expected = end->receives ? mine : theirs;
+    run_failure("message #%" PRId64 " from rank %d to rank %d on %s: '%s' (%" PRId64 " bytes) is sent, but '%s' "
+                "(%" PRId64 " bytes) is expected. Both ranks must send and receive the same messages in the same order",
                 number, end->receives ? end->peer : me->rank, end->receives ? me->rank : end->peer,
-                axis_names[end->axis], sent->unit, sent->bytes, awaited->unit, awaited->bytes);
+                axis_names[end->axis], sent->what, sent->bytes, expected->what, expected->bytes);
+}
+
+/* Records a send or receive that starts, and compares it with what the rank at the other end has started; peer NULL: it
+ * is on another host. The later of the two finds a difference, before any byte has moved. */
+static inline FlightRecord *flight_message(Heartbeat *me, Heartbeat *peer, int line, const FlightStart *s,
+                                           uint64_t *order) {
+    FlightRecord *e = flight_add(me, line, COLLECTIVES, s, order);
+    int its = peer ? line_of_other(peer, me, line) : -1;
+    const FlightRecord *other = its >= 0 ? flight_of(peer, its, e->number) : NULL;
+    if (other && other->order != e->order) message_failed(me, peer, line, e->number);
+    return e;
 }
 
 // ---------------------------------------------------------------------------
-// a board in this process's memory
+// the table of ranks that are threads
 
-static Board *board_open_threads(int ranks, double timeout) {
-    void *p =
-        mmap(NULL, board_bytes(ranks), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED)
-        run_failure("out of memory: %zu bytes to note what ranks do could not be had", board_bytes(ranks));
-    Board *b = (Board *)p;
-    b->attached = b->capacity = b->expected = b->world = ranks;
-    b->threads = 1;
-    b->timeout = timeout;
-    gethostname(b->host, sizeof b->host - 1);
+static inline HeartbeatTable *heartbeats_open_threads(int ranks, double timeout) {
+    size_t bytes = heartbeats_bytes(ranks);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) run_failure("out of memory: could not reserve %zu bytes for the heartbeat table", bytes);
+    HeartbeatTable *table = (HeartbeatTable *)p;
+    table->attached = ranks;
+    table->capacity = ranks;
+    table->expected = ranks;
+    table->world = ranks;
+    table->threads = 1;
+    table->timeout = timeout;
+    gethostname(table->host, sizeof table->host - 1);
     for (int i = 0; i < ranks; i++) {
-        BoardRank *k = board_rank(b, i);
-        k->rank = i, k->process = (int)getpid(), k->space = process_space(), k->since = seconds_now();
+        Heartbeat *k = heartbeat_at(table, i);
+        k->rank = i;
+        k->process = (int)getpid();
+        k->pid_space = process_space();
+        k->since = seconds_now();
         process_stat(k->process, &k->born);
     }
-    return b;
+    return table;
 }
 
 // ---------------------------------------------------------------------------
-// a board of processes, and the monitor
+// the table of ranks that are processes, and the monitor
 
 #ifdef HAVE_MPI
-/* A sentence of the monitor's; false: a rank has spoken already. */
-static int monitor_says(Board *b, const char *text) {
+/* Reports a failure. Returns 0 if a rank of this host has already reported one. */
+static inline int monitor_says(HeartbeatTable *table, const char *text) {
     char line[4096];
     int none = 0, n = snprintf(line, sizeof line, "failure: %s\n", text);
-    if (!__atomic_compare_exchange_n(&b->said, &none, 2, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 0;
-    if (write(STDERR_FILENO, line, (size_t)min_i64(n, sizeof line - 1)) < 0)
-        return 1; // nobody listens: end the ranks all the same
+    if (!__atomic_compare_exchange_n(&table->said, &none, 2, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 0;
+    if (write(STDERR_FILENO, line, (size_t)min_i64(n, sizeof line - 1)) < 0) return 1; // the ranks are ended anyway
     return 1;
 }
 
-/* Sends every rank of this host that is still there a signal. */
-static void monitor_signals(Board *b, int signal_number) {
-    for (int i = 0; i < b->attached; i++) {
-        BoardRank *k = board_rank(b, i);
-        if (k->process && k->space == process_space() && process_state(k) != PROCESS_GONE)
+/* Sends a signal to each rank of this host that is alive. */
+static inline void monitor_signals(HeartbeatTable *table, int signal_number) {
+    for (int i = 0; i < table->attached; i++) {
+        Heartbeat *k = heartbeat_at(table, i);
+        if (k->process && k->pid_space == process_space() && process_state(k) != PROCESS_DIED)
             kill(k->process, signal_number);
     }
 }
 
-/* Looks at all ranks of this host; says who is lost, or late. Returns how many may still go on. */
-static int monitor_look(Board *b) {
-    char text[3072];
-    Sentence t = {text, sizeof text, 0};
+/* What the monitor sees when it looks at all ranks of its host. */
+typedef struct {
+    int present, alive, died; // ranks in the table; that may continue; that died unexpectedly
+    Heartbeat *late;          // a rank without a sign of life beyond its limit, or NULL
+    Heartbeat *stopped;       // a stopped one, or NULL
+} MonitorView;
+
+static inline void monitor_look_at(HeartbeatTable *table, Heartbeat *k, MonitorView *view, Sentence *t) {
+    if (!__atomic_load_n(&k->process, __ATOMIC_ACQUIRE)) { // it is about to write its record
+        view->alive++;
+        return;
+    }
     double now = seconds_now();
-    int n = __atomic_load_n(&b->attached, __ATOMIC_ACQUIRE), alive = 0, lost = 0, present = 0;
-    BoardRank *late = NULL, *stopped = NULL;
-    for (int i = 0; i < n; i++) {
-        BoardRank *k = board_rank(b, i);
-        if (!__atomic_load_n(&k->process, __ATOMIC_ACQUIRE)) {
-            alive++;
-            continue;
-        } // about to write its record
-        present++;
-        ProcessState process = process_state(k);
-        if (__atomic_load_n(&k->state, __ATOMIC_ACQUIRE) == RANK_ENDED) continue;
-        alive += process != PROCESS_GONE;
-        if (process == PROCESS_STOPPED) stopped = k;
-        if (process == PROCESS_GONE && !k->told && lost++ < 4) {
-            say(&t, "%s", lost > 1 ? ", " : "");
-            say_rank(&t, b, k, process, now);
-            if (k->started[AXIS_FSDP]) say_last_exchange(&t, k, AXIS_FSDP);
-        }
-        double grace =
-            process == PROCESS_RUNS && k->state == RANK_WAITING ? 2.5 : 0.5; // who waits watches its own deadline
-        if (process != PROCESS_GONE && now - last_sign(k) > phase_limit(b, k->phase) + grace && !late) late = k;
+    ProcessState process = process_state(k);
+    view->present++;
+    if (__atomic_load_n(&k->state, __ATOMIC_ACQUIRE) == RANK_ENDED) return;
+    if (process == PROCESS_STOPPED) view->stopped = k;
+    if (process != PROCESS_DIED) {
+        view->alive++;
+        double grace = process == PROCESS_RUNS && k->state == RANK_WAITING ? 2.5 : 0.5; // who waits has its own timeout
+        int is_late = now - last_sign(k) > phase_limit(table, k->phase) + grace;
+        if (is_late && !view->late) view->late = k;
+        return;
     }
-    if (__atomic_load_n(&b->said, __ATOMIC_SEQ_CST) || (!lost && !late)) return alive;
-    if (lost > 4) say(&t, ", and %d more", lost - 4);
-    if (!lost) {
-        double limit = phase_limit(b, late->phase);
-        say(&t, "no sign of life for %.1f s in %s: ", now - last_sign(late), phases[late->phase].name);
-        say_rank(&t, b, late, process_state(late), now);
-        if (stopped && stopped != late) say(&t, "; "), say_rank(&t, b, stopped, PROCESS_STOPPED, now);
-        else if (late->phase == PHASE_START && b->expected > present)
-            say(&t, "; %d of this host's %d ranks never started this program", b->expected - present, b->expected);
-        else if (late->state == RANK_WAITING && late != stopped)
-            say(&t, "; "), say_culprits(&t, b, late, late->wait_line, late->wait_number, limit);
-        say(&t, ". The limit here is %.6g s (%d x --timeout)", limit, phases[late->phase].limit);
-    }
-    if (monitor_says(b, text)) {
-        board_write_flights(b);
-        monitor_signals(b, SIGTERM); // they end with 2, and their launcher ends the others
-        monitor_signals(b, SIGCONT);
-    }
-    return alive;
+    if (k->told_to_end || view->died++ >= 4) return;
+    if (view->died > 1) say(t, ". Also ");
+    say_rank(t, table, k, process, now);
+    if (k->started[AXIS_FSDP]) say_last_collective(t, k, AXIS_FSDP);
 }
 
-__attribute__((noreturn)) static void monitor(Board *b) {
+/* Describes a rank that is late, and what may be the reason. */
+static inline void monitor_say_late(HeartbeatTable *table, const MonitorView *view, Sentence *t) {
+    Heartbeat *late = view->late;
+    double now = seconds_now(), limit = phase_limit(table, late->phase);
+    say(t, "no sign of life for %.1f s in %s: ", now - last_sign(late), phases[late->phase].name);
+    say_rank(t, table, late, process_state(late), now);
+    if (view->stopped && view->stopped != late) {
+        say(t, "; ");
+        say_rank(t, table, view->stopped, PROCESS_STOPPED, now);
+    } else if (late->phase == PHASE_START && table->expected > view->present)
+        say(t, "; %d of this host's %d ranks never started this program", table->expected - view->present,
+            table->expected);
+    else if (late->state == RANK_WAITING && late != view->stopped) {
+        say(t, "; ");
+        say_culprits(t, table, late, late->wait_line, late->wait_number, limit);
+    }
+    say(t, ". The limit here is %.6g s (%d x --timeout)", limit, phases[late->phase].limit);
+}
+
+/* Looks at all ranks of this host, and ends them if one has died or is late. Returns how many may continue. */
+static inline int monitor_look(HeartbeatTable *table) {
+    char text[3072];
+    Sentence t = {text, sizeof text, 0};
+    MonitorView view = ZERO;
+    int n = __atomic_load_n(&table->attached, __ATOMIC_ACQUIRE);
+    for (int i = 0; i < n; i++) monitor_look_at(table, heartbeat_at(table, i), &view, &t);
+    if (__atomic_load_n(&table->said, __ATOMIC_SEQ_CST) || (!view.died && !view.late)) return view.alive;
+    if (view.died > 4) say(&t, ", and %d more", view.died - 4);
+    if (!view.died) monitor_say_late(table, &view, &t);
+    if (monitor_says(table, text)) {
+        heartbeats_write_flights(table);
+        monitor_signals(table, SIGTERM); // they exit with 2, and their launcher ends the other hosts
+        monitor_signals(table, SIGCONT); // so that also stopped ones receive it
+    }
+    return view.alive;
+}
+
+/* The monitor's process: runs until no rank of its host may continue. */
+__attribute__((noreturn)) static inline void monitor(HeartbeatTable *table) {
     double said_at = 0;
     int null = open("/dev/null", O_RDWR);
-    setsid(); // its launcher ends the ranks' process groups
+    setsid(); // the launcher signals the ranks' process groups
     signal(SIGPIPE, SIG_IGN);
     dup2(null, STDIN_FILENO);
-    dup2(null, STDOUT_FILENO); // launchers wait until nobody holds their pipes
+    dup2(null, STDOUT_FILENO); // launchers wait until all processes have closed their pipes
     for (int fd = 3; fd < 256; fd++) close(fd);
-    while (monitor_look(b)) {
+    while (monitor_look(table)) {
         usleep(20000);
-        if (!said_at && __atomic_load_n(&b->said, __ATOMIC_SEQ_CST)) said_at = seconds_now();
-        if (said_at && seconds_now() - said_at > 2) monitor_signals(b, SIGKILL); // nobody is left behind
+        if (!said_at && __atomic_load_n(&table->said, __ATOMIC_SEQ_CST)) said_at = seconds_now();
+        if (said_at && seconds_now() - said_at > 2) monitor_signals(table, SIGKILL);
     }
     int ended = 1;
-    for (int i = 0; i < b->attached; i++) ended &= board_rank(b, i)->state == RANK_ENDED;
-    if (!ended && b->said != 1) board_write_flights(b); // ended from outside: another host may have failed
-    unlink(b->name);                                    // where start-up did not get so far
+    for (int i = 0; i < table->attached; i++) ended &= heartbeat_at(table, i)->state == RANK_ENDED;
+    if (!ended && table->said != 1) heartbeats_write_flights(table); // ended from outside: another host may have failed
+    unlink(table->name); // in case start-up did not get as far as removing it
     _exit(0);
 }
 
-/* A launcher tells its processes to end: so the monitor does not count them as lost. */
-static void told_to_end(int signal_number) {
-    process_watch.record->told = signal_number;
-    if (process_watch.table->said) _exit(process_watch.table->said);
+/* A signal by which the launcher ends this process; the monitor must not count it as a failure. */
+static inline void end_on_signal(int signal_number) {
+    own_heartbeat.record->told_to_end = signal_number;
+    if (own_heartbeat.table->said) _exit(own_heartbeat.table->said);
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }
 
-/* Maps this host's board, made by whichever rank comes first. All ranks that one launcher started on this host find the
- * same name, and nobody else does. */
-static void board_join(double timeout, int rank, int world) {
+/* A file name that all ranks of one launch on one host compute alike, and nobody else. */
+static inline void heartbeats_file_name(char *name, size_t size) {
     static const char *const job[] = {"PMIX_NAMESPACE", "PMIX_SERVER_URI2", "OMPI_MCA_ess_base_jobid",
                                       "SLURM_JOB_ID",   "SLURM_STEP_ID",    "PMI_JOBID"};
-    static const char *const local_size[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
-    char name[64];
     uint64_t h = HASH_START;
     int known = 0;
-    for (int i = 0; i < 6; i++)
-        if (getenv(job[i])) h = hash_bytes(h, getenv(job[i]), strlen(getenv(job[i])) + 1), known = 1;
+    for (int i = 0; i < 6; i++) {
+        const char *value = getenv(job[i]);
+        if (!value) continue;
+        h = hash_bytes(h, value, strlen(value) + 1);
+        known = 1;
+    }
     if (!known) h = (uint64_t)getppid(); // the launcher
-    snprintf(name, sizeof name, "%s/llama3-%d-%016" PRIx64, access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm",
-             (int)getuid(), mix64(h));
+    snprintf(name, size, "%s/llama3-%d-%016" PRIx64, access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm", (int)getuid(),
+             mix64(h));
+}
+
+__attribute__((noreturn)) static inline void sharing_failed(const char *name, int error) {
+    user_error("cannot create %s, which the ranks of this host share (%s): free space there", name, strerror(error));
+}
+
+/* Opens this host's table, which whichever rank comes first creates. *index: this rank's place in it. */
+static inline HeartbeatTable *heartbeats_attach(const char *name, int *index) {
     int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    int failed = fd < 0 || ftruncate(fd, (off_t)board_bytes(BOARD_RANKS))
-                     ? errno
-                     : posix_fallocate(fd, 0, sizeof(Board)); // pages that are there: no SIGBUS where memory is short
-    void *p = failed ? MAP_FAILED : mmap(NULL, board_bytes(BOARD_RANKS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED)
-        user_error("cannot share %s between the ranks of this host (%s): make room there", name,
-                   strerror(failed ? failed : errno));
-    Board *b = (Board *)p;
-    int i = __atomic_fetch_add(&b->attached, 1, __ATOMIC_SEQ_CST);
-    if (i >= BOARD_RANKS)
-        __atomic_fetch_sub(&b->attached, 1, __ATOMIC_SEQ_CST),
-            user_error("more than %d ranks were started on this host: start at most %d", BOARD_RANKS, BOARD_RANKS);
-    failed = posix_fallocate(fd, (off_t)board_bytes(i), sizeof(BoardRank));
-    if (failed)
-        user_error("cannot share %s between the ranks of this host (%s): make room there", name, strerror(failed));
+    if (fd < 0 || ftruncate(fd, (off_t)heartbeats_bytes(MAX_LOCAL_RANKS))) sharing_failed(name, errno);
+    int error = posix_fallocate(fd, 0, sizeof(HeartbeatTable)); // reports a lack of memory now, not as a SIGBUS later
+    if (error) sharing_failed(name, error);
+    void *p = mmap(NULL, heartbeats_bytes(MAX_LOCAL_RANKS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) sharing_failed(name, errno);
+    HeartbeatTable *table = (HeartbeatTable *)p;
+    int i = __atomic_fetch_add(&table->attached, 1, __ATOMIC_SEQ_CST);
+    if (i >= MAX_LOCAL_RANKS) {
+        __atomic_fetch_sub(&table->attached, 1, __ATOMIC_SEQ_CST);
+        user_error("more than %d ranks were started on this host: start at most %d", MAX_LOCAL_RANKS, MAX_LOCAL_RANKS);
+    }
+    error = posix_fallocate(fd, (off_t)heartbeats_bytes(i), sizeof(Heartbeat));
+    if (error) sharing_failed(name, error);
     close(fd);
-    BoardRank *me = board_rank(b, i);
+    *index = i;
+    return table;
+}
+
+/* Adds this process to the table of its host; the first one starts the monitor. */
+static inline void heartbeats_join(double timeout, int rank, int world) {
+    static const char *const local_size[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
+    char name[64];
+    int i;
+    heartbeats_file_name(name, sizeof name);
+    HeartbeatTable *table = heartbeats_attach(name, &i);
+    Heartbeat *me = heartbeat_at(table, i);
     me->rank = rank;
-    me->state = RANK_STARTING, me->phase = PHASE_START, me->since = seconds_now();
-    me->space = process_space();
+    me->state = RANK_STARTING;
+    me->phase = PHASE_START;
+    me->since = seconds_now();
+    me->pid_space = process_space();
     process_stat((int)getpid(), &me->born);
-    process_watch.table = b, process_watch.record = me, process_end.said = &b->said;
-    process_end.last_words = board_last_words;
+    own_heartbeat.table = table;
+    own_heartbeat.record = me;
+    process_end.said = &table->said;
+    process_end.last_words = heartbeats_last_words;
     if (i == 0) {
-        b->capacity = BOARD_RANKS;
-        b->world = world;
-        b->timeout = timeout;
-        gethostname(b->host, sizeof b->host - 1);
-        snprintf(b->name, sizeof b->name, "%s", name);
+        table->capacity = MAX_LOCAL_RANKS;
+        table->world = world;
+        table->timeout = timeout;
+        gethostname(table->host, sizeof table->host - 1);
+        snprintf(table->name, sizeof table->name, "%s", name);
         for (int k = 0; k < 2; k++)
-            if (getenv(local_size[k])) b->expected = atoi(getenv(local_size[k]));
+            if (getenv(local_size[k])) table->expected = atoi(getenv(local_size[k]));
     }
     __atomic_store_n(&me->process, (int)getpid(), __ATOMIC_RELEASE);
     if (i == 0) {
         pid_t pid = fork();
-        if (pid < 0)
-            run_failure("the process that watches over this host's ranks could not be started (%s)", strerror(errno));
-        if (pid == 0) monitor(b);
+        if (pid < 0) run_failure("could not start the monitor of this host's ranks (%s)", strerror(errno));
+        if (pid == 0) monitor(table);
     }
-    signal(SIGTERM, told_to_end);
-    signal(SIGINT, told_to_end);
-    signal(SIGHUP, told_to_end);
+    signal(SIGTERM, end_on_signal);
+    signal(SIGINT, end_on_signal);
+    signal(SIGHUP, end_on_signal);
 }
 #endif
 

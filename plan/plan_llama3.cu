@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
     check_plan_options(&job.opt);
     job.opt.plan = 1;
     job.opt.is_planner = 1;
-    Started started = {0, 1, 0, 1, 1};
+    LaunchInfo started = {0, 1, 0, 1, 1};
     job_open(&job, &started);
     if (job.opt.cluster) {
         cluster_open(&cluster, job.opt.cluster, &job.mesh, job.opt.threads, job.opt.transport);

@@ -126,7 +126,7 @@ static void checkpoint_writer_close(CheckpointWriter *w) {
     const ModelPart *part = w->fsdp ? &w->fsdp->table->part : NULL;
     for (int i = 0; w->parts && i < part->pp * part->tp; i++) table_close(&w->parts[i]);
     free(w->parts);
-    device_destroy_event(w->relay.arrived);
+    request_close(&w->relay);
     output_files_close(&w->checkpoint);
     output_files_close(&w->exported);
 }
@@ -296,12 +296,12 @@ static const float *gather_parts(CheckpointWriter *w, int stage, const Unit *u, 
     int distance = (part->pp_rank - stage + part->pp) % part->pp; // stages that have it before this one
     int next = (part->pp_rank + 1) % part->pp, previous = (part->pp_rank + part->pp - 1) % part->pp;
     if (distance > 0) {
-        point_start(f->comm, &w->relay, RECEIVE, AXIS_PP, previous, "a unit to be written", w->gathered,
+        receive_start(f->comm, &w->relay, AXIS_PP, previous, "a unit to be written", w->gathered,
                     bytes * (size_t)part->tp, DTYPE_BYTE);
         comm_wait(f->comm, &w->relay);
     }
     if (distance < part->pp - 1) {
-        point_start(f->comm, &w->relay, SEND, AXIS_PP, next, "a unit to be written", w->gathered,
+        send_start(f->comm, &w->relay, AXIS_PP, next, "a unit to be written", w->gathered,
                     bytes * (size_t)part->tp, DTYPE_BYTE);
         comm_wait(f->comm, &w->relay);
     }

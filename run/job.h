@@ -13,6 +13,7 @@
 #include "export.h"
 #include "trace.h"
 #include "logger.h"
+#include "../lib/comm_open.h" // defines: LaunchInfo, Transport, ThreadWorld, transport_find, launched_by_mpi
 #include <pthread.h>
 #include <sched.h>
 
@@ -666,7 +667,7 @@ static int choose_transport(Job *j, int processes) {
     return o->ranks ? o->ranks : 1;
 }
 
-static void job_open(Job *j, const Started *s) {
+static void job_open(Job *j, const LaunchInfo *s) {
     int world = choose_transport(j, s->world), threads = 0; // ranks that are, or will be, threads of this process
     if (j->host_transport == &transport_threads) threads = world;
     else if (j->opt.plan) threads = j->opt.ranks;

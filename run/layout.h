@@ -18,7 +18,7 @@ static int *layout_read_back(Comm *comm) {
 
 /* (world) a number for each rank that is the same for the ranks of one host. All ranks call it. */
 static int *hosts_read_back(Comm *comm) {
-    const char *host = comm->board->host;
+    const char *host = comm->heartbeats->host;
     int mine = (int)(hash_bytes(HASH_START, host, strlen(host)) >> 33);
     int *hosts = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, "hosts", &mine, hosts, sizeof mine);

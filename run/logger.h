@@ -200,7 +200,7 @@ static void json_add_device(cJSON *line, const Device *dev, const Comm *comm) {
     for (int i = 0; i < (int)(sizeof axes / sizeof *axes); i++) {
         int64_t received = 0;
         for (int op = 0; op < COLLECTIVES; op++)
-            if (op != SEND) received += comm->wire[axes[i]][op].bytes;
+            if (op != SEND) received += comm->traffic_measured[axes[i]][op].bytes;
         json_add_integer(traffic, axis_names[axes[i]], received);
     }
 }

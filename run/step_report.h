@@ -18,7 +18,7 @@ typedef struct {
 } StepClock;
 
 static StepClock step_clock(const Comm *comm) {
-    StepClock c = {seconds_now(), comm->wait_seconds, comm->exchange_seconds, comm->poll_seconds};
+    StepClock c = {seconds_now(), comm->wait_seconds, comm->comm_seconds, comm->poll_seconds};
     return c;
 }
 
@@ -27,7 +27,7 @@ static void step_times(const Trainer *trainer, const StepClock *c, StepStats *s)
     s->seconds = seconds_now() - c->start;
     s->data_wait_seconds = trainer->loader.wait_seconds;
     s->wait_seconds = comm->wait_seconds - c->waited;
-    s->communication_seconds = comm->exchange_seconds - c->communicated;
+    s->communication_seconds = comm->comm_seconds - c->communicated;
     double blocked = s->wait_seconds + comm->poll_seconds - c->blocked;
     s->overlap = s->communication_seconds > 0 ? fmax(0, 1 - blocked / s->communication_seconds) : 0;
 }

@@ -271,7 +271,7 @@ static void check_first_step(Trainer *trainer, const Trainer *dry_run) {
     Ledger l = ZERO;
     expected_traffic(l.expected, trainer->whole_config, p->mesh.world, p->rank, trainer->opt, sizeof(StepReport));
     memcpy(l.dry_run, dry->comm.traffic_started, sizeof l.dry_run);
-    memcpy(l.measured, p->comm.wire, sizeof l.measured);
+    memcpy(l.measured, p->comm.traffic_measured, sizeof l.measured);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         l.dry_run_memory[c] = dry->dev.arenas[c].peak;
         l.measured_memory[c] = p->dev.arenas[c].peak;
@@ -296,7 +296,7 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     device_open(&p->dev, &dry_run->parallel.dev, o->out, rank);
     ops_open(&p->dev, rank == 0);
     comm_open(&p->comm, &p->dev, &j->mesh, rank, j->transport, j->host_transport, &j->thread_world, o->timeout);
-    if (o->out) comm_leave_flights(&p->comm, o->out);
+    if (o->out) comm_set_flight_directory(&p->comm, o->out);
     check_agreement(trainer);
     p->layout = layout_read_back(&p->comm);
     p->hosts = hosts_read_back(&p->comm);

@@ -101,7 +101,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     Bytes in = {data, size};
     executions++;
     memset(&process_end, 0, sizeof process_end);
-    memset(&process_watch, 0, sizeof process_watch);
+    memset(&own_heartbeat, 0, sizeof own_heartbeat);
     rewind(stdout);
     rewind(stderr);
     held.promise = NULL;

@@ -40,9 +40,10 @@
  * of) say where a figure comes from. Of products and attention each op needs a row in the dtype of the build; an op
  * takes the rate of the row nearest in FLOPs and FLOPs a byte. Other ops move bytes at memory_bytes_per_s.
  */
-#include "../../lib/comm.h" // defines: Comm, collective_start, comm_wait, all_gather_now, the transports
+#include "../../lib/comm_open.h" // defines: Comm, collective_start, comm_wait, all_gather_now, the transports
 #include "../../lib/ops.h"  // defines: tree_sum, linear_forward, attention_forward, …
-#include "../../llama3.h"   // defines: llama3_presets, read_file, cJSON
+#include "../../lib/json.h"   // defines: cJSON
+#include "../../llama3.h"     // defines: llama3_presets
 #include <sys/resource.h>
 
 enum { MOST_SIZES = 16, MOST_ROUNDS = 99, MOST_VERSIONS = 10, FEWEST_ROUNDS = 3 };
@@ -288,7 +289,7 @@ typedef struct Results { // of one group; rank 0 keeps them
     double seconds[MOST_VERSIONS][MOST_SIZES];
     int64_t wrong[MOST_VERSIONS], compared[MOST_VERSIONS]; // elements
     int64_t planted;                                       // elements found wrong where one was
-    Traffic started, wire;
+    Traffic started, measured;
     int64_t received; // bytes, by our own count
     double unrest;    // times a second that this process lost a core
 } Results;
@@ -399,9 +400,11 @@ static void rank_measure(Rank *r) {
         out->ranks = r->n, out->hosts = (int)lround(hosts), out->oversubscribed = r->on_host > host_cores(),
         out->threads = r->dev.threads;
         for (int c = 0; c < COLLECTIVES; c++) {
-            Traffic started = r->comm.traffic_started[AXIS_FSDP][c], wire = r->comm.wire[AXIS_FSDP][c];
-            out->started.calls += started.calls, out->started.bytes += started.bytes, out->wire.calls += wire.calls,
-                out->wire.bytes += wire.bytes;
+            Traffic started = r->comm.traffic_started[AXIS_FSDP][c], measured = r->comm.traffic_measured[AXIS_FSDP][c];
+            out->started.calls += started.calls;
+            out->started.bytes += started.bytes;
+            out->measured.calls += measured.calls;
+            out->measured.bytes += measured.bytes;
         }
         out->received = r->received;
     }
@@ -651,9 +654,10 @@ static void results_check(const Results *r) {
     snprintf(what, sizeof what, "%s, %d ranks: an element made wrong on each is seen", r->transport->name, r->ranks);
     page_check(r->planted == r->ranks, what, "%" PRId64 " of %d", r->planted, r->ranks);
     snprintf(what, sizeof what, "%s, %d ranks: booked = on the wire = received", r->transport->name, r->ranks);
-    page_check(r->started.calls == r->wire.calls && r->started.bytes == r->wire.bytes && r->wire.bytes == r->received,
+    page_check(r->started.calls == r->measured.calls && r->started.bytes == r->measured.bytes &&
+                   r->measured.bytes == r->received,
                what, "%" PRId64 " and %" PRId64 " calls, %" PRId64 ", %" PRId64 " and %" PRId64 " bytes",
-               r->started.calls, r->wire.calls, r->started.bytes, r->wire.bytes, r->received);
+               r->started.calls, r->measured.calls, r->started.bytes, r->measured.bytes, r->received);
 }
 
 static void results_into(const Results *r, cJSON *root) {
@@ -995,7 +999,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(what, "threads")) check_fit(), run_threads();
 #ifdef HAVE_MPI
     else if (!strcmp(what, "mpi")) {
-        Started started = comm_start_process(&argc, &argv, 60);
+        LaunchInfo started = comm_start_process(&argc, &argv, 60);
         process = started.rank;
         if (started.world < 2) user_error("mpi: %d process: start with mpirun -np N, N at least 2", started.world);
         run_mpi(started.rank, started.world, started.on_host);

@@ -124,17 +124,17 @@ more "a micro-batch's gradient is not rounded where it goes nowhere" fsdp.h \
 more "an all-reduce rounds the sum so far" fsdp.h \
     's/if (r->rounded && last) tree_sum/if (r->rounded) tree_sum/' reduce-dtype "summed in fp32 without sharding"
 more "a rank skips a reduction" fsdp.h \
-    's|^static void fsdp_reduce_gradients.*|&\n    if (fsdp->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(fsdp, u); return; }|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
-fault "exchanges are not compared as they start" lib/watchdog.h 's/other->order != h/0/' failures "a rank that skips an exchange is told"
+    's|^static void fsdp_reduce_gradients.*|&\n    if (fsdp->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(fsdp, u); return; }|' faults "collective #[0-9]+ on fsdp: .*rank 1 started"
+fault "collectives are not compared as they start" lib/watchdog.h 's/other->order != own/0/' failures "a rank that skips a collective is named"
 more "a rank does not show which op it is in" lib/device.h 's/^        dev->activity->op = op;//' failures "a rank that computes for ever"
-more "the last exchanges are not written" lib/watchdog.h 's/if (code == 2 && process_watch.table) board/if (0) board/' failures "last exchanges are under OUT/flight"
+more "the last collectives are not written" lib/watchdog.h 's/if (code == 2 && own_heartbeat.table) heart/if (0) heart/' failures "last collectives are under OUT/flight"
 more "orders are not compared across hosts" run/step_report.h 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
 more "receives are started in the order of their steps" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
 more "a rank fills the pipeline one micro-batch too late" lib/pipeline_schedule.h 's/: 2 \* later_ranks + /: later_ranks + /' pipeline "comes? to their end|micro-batches more"
 fault "a set of activations is used again too soon" lib/pipeline_schedule.h 's|(int)max_i64(alive.step.stage., s->activation_sets.step.stage.);|(int)max_i64(1 + alive[step.stage] / 2, s->activation_sets[step.stage]);|' pipeline "sets of activations are not shared"
 fault "messages are not compared as they start" lib/watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
 fault "waiting is not counted while gradients are reduced" lib/comm.h 's/CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active/dev->current_stream == STREAM_COMPUTE \&\& (r->active || CUDA_BUILD)/' "mpi waiting" "the reported waiting is"
-fault "a send is over before its receiver has read it" lib/comm.h 's/sends ? &slot->done : &slot->posted/\&slot->posted/' pipeline "arrive whole and in order|what one rank makes"
+fault "a send is over before its receiver has read it" lib/transport_threads.h 's/load_n(&slot->done,/load_n(\&slot->posted,/' pipeline "arrive whole and in order|what one rank makes"
 fault "documents are off by one" dataloader.h \
     's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' documents "documents: every gradient equals PyTorch's"
 more "every micro-batch has the first one's documents" run/model.h \
@@ -181,9 +181,9 @@ if [ -n "$all" ]; then
     fault "one rank's gradients of keys and values are lost" context_parallel.h \
         's|sum_pieces(cp->dev, cp->own, pieces, cp->size,|sum_pieces(cp->dev, cp->own, pieces, cp->size - 1,|' mesh-faults "cp 2 .*worst gradient"
     fault "a stage awaits two messages in the other order" pipeline_parallel.h \
-    's|s->receives\[p->receives_started\]|s->receives[s->pp_rank ? p->receives_started ^ 1 : p->receives_started]|' mesh-faults "over pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is awaited"
+    's|s->receives\[p->receives_started\]|s->receives[s->pp_rank ? p->receives_started ^ 1 : p->receives_started]|' mesh-faults "on pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is expected"
     fault "one message too many" pipeline_parallel.h \
-    's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) comm_wait(p->comm, \&again->request), point_start(p->comm, \&again->request, SEND, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->message_bytes, DTYPE_BYTE), comm_wait(p->comm, \&again->request);|' mesh-faults "over pp: .again. .*is sent"
+    's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) comm_wait(p->comm, \&again->request), send_start(p->comm, \&again->request, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->message_bytes, DTYPE_BYTE), comm_wait(p->comm, \&again->request);|' mesh-faults "on pp: .again. .*is sent"
     fault "the tied weight's gradient is summed twice" shared_gradients.h \
         's|^        if (count) tree_sum(fsdp->dev, u->grad, s->tied_buffer, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
     fault "gradients with fewer stages overtake others" fsdp.h \
@@ -216,7 +216,7 @@ if [ -n "$all" ]; then
     fault "a unit is reduced twice" train_llama3.cu \
         's|        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|&\n        if (l == 0) { fsdp_gradients(m->fsdp, trained, micro_batch); fsdp_reduce_gradients(m->fsdp, trained, micro_batch); }|' faults "expected, dry-run and measured"
     fault "a rank gathers in another order" fsdp.h \
-        's|^static void fsdp_prefetch.*|&\n    if (fsdp->rank == 1) return;|' faults "exchange [0-9]+ of fsdp: .*rank 1 started"
+        's|^static void fsdp_prefetch.*|&\n    if (fsdp->rank == 1) return;|' faults "collective #[0-9]+ on fsdp: .*rank 1 started"
     fault "a block is gathered once too often" train_llama3.cu \
         's|        block_forward(m, l);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "expected, dry-run and measured"
     fault "a rank draws its weights from another seed" run/trainer.h \
@@ -225,10 +225,10 @@ if [ -n "$all" ]; then
     fault "a slot is written before who had it is through" fsdp.h 's|    comm_wait_event(fsdp->comm, b->freed, u->unit->name);||' orders "have one rank's bits"
     fault "weights are gathered before AdamW has written them" optimizer.h 's|^    device_wait_stream(dev, STREAM_GATHER,.*||' orders "have one rank's bits"
     fault "AdamW comes before the last sums" fsdp.h 's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
-    fault "weights are used before they have arrived" lib/comm.h 's|    if (r->of_device) device_wait_event(dev, r->arrived);||' orders "have one rank's bits"
-    fault "weights are written while another rank copies them" lib/comm.h 's|device_wait_event(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
+    fault "weights are used before they have arrived" lib/comm.h 's|    if (r->on_device) device_wait_event(dev, r->arrived);||' orders "have one rank's bits"
+    fault "weights are written while another rank copies them" lib/transport_threads.h 's|device_wait_event(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
     fault "tensor parallelism's collectives travel on a stream that nothing orders" tensor_parallel.h \
-        's|    collective_start(tp->comm, &tp->request, .*FLOATX);|    StreamKind was = device_set_stream(tp->dev, STREAM_SEND_NEXT);\n&\n    device_set_stream(tp->dev, was);|' orders "have seed 0's bits"
+        's|    [a-z_]*_start(tp->comm, &tp->request, .*FLOATX);|    StreamKind was = device_set_stream(tp->dev, STREAM_SEND_NEXT);\n&\n    device_set_stream(tp->dev, was);|' orders "have seed 0's bits"
     fault "a stage sends what is not made yet" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
     fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
     fault "both ends of a pipeline send first, over NCCL" shared_gradients.h 's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' mesh "two ranks issue in two orders"

@@ -142,20 +142,20 @@ alone() {
 }
 
 ranks_lost() {
-    local waited='^failure: rank [0-9]+ waited 2\.[0-9] s for (all_gather|reduce_scatter) of .* over (fsdp|world) \(3 ranks, exchange [0-9]+ of this group\); '
-    local last='its last exchange over fsdp was [0-9]+: (all_gather|reduce_scatter) of '
-    local message="(send|receive) of '(activations|gradients) [0-3] to stage [0-2]' over pp" runs_lost=0 shared_before layout=()
+    local waited='^failure: rank [0-9]+ waited 2\.[0-9] s for (all_gather|reduce_scatter) #[0-9]+ of .* on (fsdp|world) \(3 ranks\); '
+    local last='its last collective was (all_gather|reduce_scatter) #[0-9]+ of .* on fsdp' did='It was (computing|running|waiting|reading)'
+    local message="(send|receive) #[0-9]+ of '(activations|gradients) [0-3] to stage [0-2]' on pp" runs_lost=0 shared_before layout=()
     shared_before=$(shared_memory)
-    lost "a stopped rank" 3 1 STOP 4 2 "${waited}rank 1 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
-    lost "a stopped rank of another host" "1 2" 2 STOP 4 2 "${waited}rank 2 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
-    lost "a stopped rank, alone on its host" "2 1" 2 STOP 5 2 "^failure: no sign of life for 2\.[0-9] s in a step: rank 2 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
-    lost "a killed rank" 3 1 KILL 2 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; it was (computing|waiting|reading).*; $last"
-    lost "a killed rank of another host" "1 2" 1 KILL 2 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; $last"
+    lost "a stopped rank" 3 1 STOP 4 2 "${waited}rank 1 on host [^ ]+ \(process [0-9]+\) is stopped\. $did"
+    lost "a stopped rank of another host" "1 2" 2 STOP 4 2 "${waited}rank 2 on host [^ ]+ \(process [0-9]+\) is stopped\. $did"
+    lost "a stopped rank, alone on its host" "2 1" 2 STOP 5 2 "^failure: no sign of life for 2\.[0-9] s in a step: rank 2 on host [^ ]+ \(process [0-9]+\) is stopped\. $did"
+    lost "a killed rank" 3 1 KILL 2 "137 2" "^failure: rank 1 on host [^ ]+ \(process [0-9]+\) died: .*\. $did.*; $last"
+    lost "a killed rank of another host" "1 2" 1 KILL 2 "137 2" "^failure: rank 1 on host [^ ]+ \(process [0-9]+\) died: .*; $last"
     layout=(--pp 3 --accum 4)
-    lost "a stopped stage of a pipeline" 3 1 STOP 4 2 "^failure: rank [02] waited 2\.[0-9] s for ($message|all_gather of .* over world).*; rank 1 \(process [0-9]+\) is stopped; it was (computing|waiting|reading)"
-    lost "a killed stage of a pipeline" 3 1 KILL 4 "137 2" "^failure: rank 1 \(process [0-9]+\) is gone: killed, .*; it was (computing|reading|waiting for ($message|all_gather of .* over world))"
+    lost "a stopped stage of a pipeline" 3 1 STOP 4 2 "^failure: rank [02] waited 2\.[0-9] s for ($message|all_gather #[0-9]+ of .* on world).*; rank 1 on host [^ ]+ \(process [0-9]+\) is stopped\. $did"
+    lost "a killed stage of a pipeline" 3 1 KILL 4 "137 2" "^failure: rank 1 on host [^ ]+ \(process [0-9]+\) died: .*\. It was (computing|running|reading|waiting for ($message|all_gather #[0-9]+ of .* on world))"
     not_started "a process that never starts this program" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: rank 0 .*; 1 of this host's 2 ranks never started this program.*--timeout" sleep 8
-    not_started "a rank stopped in start-up" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: .*rank 1 \(process [0-9]+\) is stopped; it was starting.*--timeout" \
+    not_started "a rank stopped in start-up" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: .*rank 1 on host [^ ]+ \(process [0-9]+\) is stopped\. It was starting.*--timeout" \
         bash -c '"$0" "$@" & pid=$!; until ls /proc/$pid/task | grep -qv "^$pid\$"; do :; done; kill -STOP $pid; wait $pid' "$program" "${train[@]}" --batch 1 --steps 1 --timeout 0.5 --out never
     alone "an error of one rank alone, before it finds the others" "^error: unknown option --nonsense" --nonsense
     alone "an error of one rank alone, when ranks compare" "^error: rank 2 was started with different options" --lr 7

@@ -1,5 +1,6 @@
 /* test_pipeline.h: the schedules of all shapes, replayed rank by rank; messages between ranks, and those that do not
  * meet. A part of test_llama3.cu. */
+#include "../../lib/comm_open.h"
 #include "../../pipeline_parallel.h"
 
 enum { MOST_STAGES = 8, MOST_CHUNKS = 4, MOST_MICROS = 24, MOST_STEPS = 2 * MOST_CHUNKS * MOST_MICROS };
@@ -323,7 +324,8 @@ static void run_members(int process, int world, const Transport *transport, doub
 static void message(Member *m, Request *r, Collective way, int peer, int name, void *buffer, size_t bytes) {
     StreamKind on = way == SEND ? STREAM_SEND_NEXT : STREAM_RECEIVE_PREVIOUS, before = device_set_stream(&m->dev, on);
     device_wait_stream(&m->dev, on, STREAM_COMPUTE);
-    point_start(&m->comm, r, way, AXIS_PP, peer, message_names[name], buffer, bytes, DTYPE_BYTE);
+    if (way == SEND) send_start(&m->comm, r, AXIS_PP, peer, message_names[name], buffer, bytes, DTYPE_BYTE);
+    else receive_start(&m->comm, r, AXIS_PP, peer, message_names[name], buffer, bytes, DTYPE_BYTE);
     device_set_stream(&m->dev, before);
     if (way == SEND) {
         m->sent++;
@@ -424,8 +426,8 @@ static void messages_body(Job *j, int rank) {
     for (int p = 0; p < n; p++)
         if (p != rank) message_check(m, many[MANY + p], p, rank, 100);
     int64_t miscounted = 0, told_apart = 0;
-    Traffic told[2][2] = {{m->comm.traffic_started[AXIS_PP][SEND], m->comm.wire[AXIS_PP][SEND]},
-                          {m->comm.traffic_started[AXIS_PP][RECEIVE], m->comm.wire[AXIS_PP][RECEIVE]}};
+    Traffic told[2][2] = {{m->comm.traffic_started[AXIS_PP][SEND], m->comm.traffic_measured[AXIS_PP][SEND]},
+                          {m->comm.traffic_started[AXIS_PP][RECEIVE], m->comm.traffic_measured[AXIS_PP][RECEIVE]}};
     for (int k = 0; k < 4; k++) {
         Traffic t = told[k / 2][k % 2],
                 want = {k / 2 ? m->received : m->sent, k / 2 ? m->received_bytes : m->sent_bytes};
@@ -527,8 +529,8 @@ static void toy_body(Job *j, int rank) {
         }
         m->wrong += !(fabsf(sums[c] / want - 1) < 1e-5f);
     }
-    m->wrong +=
-        m->comm.wire[AXIS_PP][SEND].calls != m->sent || m->comm.wire[AXIS_PP][RECEIVE].bytes != m->received_bytes;
+    m->wrong += m->comm.traffic_measured[AXIS_PP][SEND].calls != m->sent ||
+                m->comm.traffic_measured[AXIS_PP][RECEIVE].bytes != m->received_bytes;
     add_up(m, m->wrong, &toy_wrong);
     schedule_close(&s);
     free(sums);
@@ -581,9 +583,8 @@ static void test_messages_of_a_dry_run(void) {
     Request from[2] = ZERO, to = ZERO;
     device_open_dry_run(&dev, 1, 0);
     comm_open_dry_run(&comm, &dev, &mesh, 1);
-    point_start(&comm, &to, SEND, AXIS_PP, 2, "m0", NULL, 3000000, DTYPE_BYTE);
-    for (int k = 0; k < 2; k++)
-        point_start(&comm, &from[k], RECEIVE, AXIS_PP, 0, message_names[k], NULL, 1000000, DTYPE_BYTE);
+    send_start(&comm, &to, AXIS_PP, 2, "m0", NULL, 3000000, DTYPE_BYTE);
+    for (int k = 0; k < 2; k++) receive_start(&comm, &from[k], AXIS_PP, 0, message_names[k], NULL, 1000000, DTYPE_BYTE);
     for (int k = 0; k < 2; k++) comm_wait(&comm, &from[k]);
     comm_wait(&comm, &to);
     Traffic sent = comm.traffic_started[AXIS_PP][SEND], received = comm.traffic_started[AXIS_PP][RECEIVE];
@@ -680,19 +681,17 @@ static void test_messages_that_fail(void) {
         double within;
     } cases[] = {
         {"a message that nobody sends ends the run at the deadline, by its name and the rank that should have",
-         " for receive of 'm2' over pp from rank 2 (message 1); rank 2 has been computing (swiglu_forward) for ",
+         "for receive #1 of 'm2' on pp from rank 2; rank 2 has been running swiglu_forward for ",
          "it has sent rank 1 nothing", 3},
         {"a message too many ends the run at the deadline, by its name and the rank that awaits none",
-         " for send of 'm2' over pp to rank 1 (message 3); rank 1 has been waiting for all_gather of 'reports' over "
-         "world for ",
-         "its last exchange over pp from rank 0 was 2: receive of 'm1'", 3},
+         "for send #3 of 'm2' on pp to rank 1; rank 1 has been waiting for all_gather #",
+         "; its last message was receive #2 of 'm1' on pp from rank 0", 3},
         {"two messages in another order are told as the second rank starts the first",
-         "message 3 from rank 0 to rank 1 over pp: 'm2' (64 bytes) is sent, 'm3' (64 bytes) is awaited", "", 0.9},
+         "message #3 from rank 0 to rank 1 on pp: 'm2' (64 bytes) is sent, but 'm3' (64 bytes) is expected", "", 0.9},
         {"a message of another size is told before it moves",
-         "message 3 from rank 0 to rank 1 over pp: 'm2' (64 bytes) is sent, 'm2' (128 bytes) is awaited", "", 0.9},
-        {"a message of no bytes is refused", "send of 0 bytes of m0", "", 0.9},
-        {"a message to oneself is refused",
-         "send of 64 bytes of m0 with member 0 of the 3 of pp, of which it is member 0", "", 0.9}};
+         "message #3 from rank 0 to rank 1 on pp: 'm2' (64 bytes) is sent, but 'm2' (128 bytes) is expected", "", 0.9},
+        {"a message of no bytes is refused", "send of 0 bytes of 'm0'", "", 0.9},
+        {"a message to oneself is refused", "send of 64 bytes of 'm0' with member 0 of pp: expected", "", 0.9}};
     for (failing_case = 0; failing_case < 6; failing_case++) {
         char said_all[4096];
         double start = seconds_now();

@@ -1,0 +1,191 @@
+/* comm_open.h: how ranks start and end: the launcher (mpirun, srun or none), transports by name, and opening a Comm.
+ */
+#ifndef COMM_OPEN_H
+#define COMM_OPEN_H
+#include "comm.h"
+#include "transport_mpi.h"
+#include "transport_nccl.h"
+#include "transport_threads.h"
+#include <sched.h>
+
+// ---------------------------------------------------------------------------
+// the launcher
+
+/* Was this process started by mpirun, mpiexec or srun? */
+static inline int launched_by_mpi(void) {
+    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK");
+}
+
+/* mpirun forwards SIGUSR1 and SIGUSR2, and kills within a second after SIGTERM; srun leaves more time. */
+static inline int under_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") != NULL; }
+
+/* This process's rank as its launcher gives it, before MPI has started; 0 without a launcher. */
+static inline int rank_of_launcher(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
+    for (int i = 0; i < 3; i++)
+        if (getenv(names[i])) return atoi(getenv(names[i]));
+    return 0;
+}
+
+/* How this process was started. */
+typedef struct {
+    int rank, world;    // of the process; number of processes
+    int local, on_host; // its number on this host; number of processes on this host
+    int on_cores;       // processes that share its cores: all on this host, or 1 if the launcher binds each to its own
+} LaunchInfo;
+
+#ifdef HAVE_MPI
+static inline void mpi_abort_all(int code) { MPI_Abort(MPI_COMM_WORLD, code); }
+
+/* Finds the other processes of this host, and which of them may run on the same cores. */
+static inline void find_local_processes(LaunchInfo *l) {
+    MPI_Comm host;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, l->rank, MPI_INFO_NULL, &host);
+    MPI_Comm_rank(host, &l->local);
+    MPI_Comm_size(host, &l->on_host);
+    cpu_set_t mine = ZERO, *all = (cpu_set_t *)checked_malloc(sizeof mine * (size_t)l->on_host);
+    sched_getaffinity(0, sizeof mine, &mine);
+    MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, host);
+    l->on_cores = 0;
+    for (int i = 0; i < l->on_host; i++) l->on_cores += CPU_EQUAL(&mine, &all[i]);
+    free(all);
+    MPI_Comm_free(&host);
+}
+#endif
+
+/* Initializes MPI if a launcher started this process. */
+static inline LaunchInfo comm_start_process(int *argc, char ***argv, double timeout) {
+    LaunchInfo l = {0, 1, 0, 1, 1};
+    if (!launched_by_mpi()) return l;
+#ifdef HAVE_MPI
+    const char *size = getenv("OMPI_COMM_WORLD_SIZE"), *local = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (size && local && !strcmp(size, local)) { // one host: do not search for network hardware, which takes 0.2 s
+        setenv("OMPI_MCA_pml", "ob1", 0);
+        setenv("OMPI_MCA_btl", "self,vader", 0);
+    }
+    heartbeats_join(timeout, rank_of_launcher(), size ? atoi(size) : 0);
+    int provided;
+    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &l.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &l.world);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    find_local_processes(&l);
+    unlink(own_heartbeat.table->name); // all ranks of this host have opened it, and nothing must stay behind
+    own_heartbeat.record->rank = l.rank;
+    own_heartbeat.table->world = l.world;
+    process_end.abort_all = mpi_abort_all;
+#else
+    (void)argc;
+    (void)argv;
+    (void)timeout;
+    user_error("started by mpirun or srun, but this build has no MPI: install Open MPI (make deps) and build again, or "
+               "use --ranks N without mpirun");
+#endif
+    return l;
+}
+
+static inline void comm_end_process(void) {
+#ifdef HAVE_MPI
+    int initialized;
+    MPI_Initialized(&initialized);
+    if (!initialized) return;
+    rank_state(own_heartbeat.record, RANK_ENDING, seconds_now());
+    own_heartbeat.record->phase = PHASE_END;
+    MPI_Finalize();
+    rank_state(own_heartbeat.record, RANK_ENDED, seconds_now());
+#endif
+}
+
+// ---------------------------------------------------------------------------
+// opening and closing a Comm
+
+/* The transport of that name; NULL: this build does not have it. */
+static inline const Transport *transport_find(const char *name) {
+    static const Transport *const built[] = {
+        &transport_threads,
+#ifdef HAVE_MPI
+        &transport_mpi,
+#endif
+#ifdef HAVE_NCCL
+        &transport_nccl,
+#endif
+    };
+    for (int i = 0; i < (int)(sizeof built / sizeof *built); i++)
+        if (!strcmp(built[i]->name, name)) return built[i];
+    return NULL;
+}
+
+/* Called while the host waits for its GPU, and with waited = 0 when it has finished waiting. As long as spans of the
+ * GPU end, it makes progress; else it is stuck in a collective or a kernel. */
+static inline void comm_watch(void *arg, double waited) {
+    Comm *comm = (Comm *)arg;
+    double now = seconds_now(), limit = comm->timeout * phases[comm->heartbeat->phase].limit;
+    const OpenSpan *running = NULL;
+    int64_t settled = waited > 0 ? device_settled(comm->dev, &running) : -1;
+#ifdef HAVE_NCCL
+    nccl_check_errors(comm);
+#endif
+    if (settled != comm->gpu_progress) {
+        comm->gpu_progress = settled;
+        comm->gpu_progress_at = now;
+        rank_state(comm->heartbeat, RANK_COMPUTING, now);
+    }
+    double stuck = now - comm->gpu_progress_at;
+    if (running && stuck > 0.5 && comm->heartbeat->state != RANK_WAITING) {
+        comm->heartbeat->wait_line = running->line;
+        comm->heartbeat->wait_number = running->number;
+        rank_state(comm->heartbeat, RANK_WAITING, comm->gpu_progress_at);
+    }
+    if (settled < 0 || stuck < limit) return;
+    if (running) wait_expired(comm, running->line, running->number, stuck);
+    else
+        run_failure("rank %d waited %.1f s for its GPU, which runs no collective: a kernel does not end; --timeout "
+                    "sets the limit",
+                    comm->rank, stuck);
+}
+
+/* The GPU has finished a collective. */
+static inline void comm_finished(void *arg, int line, int64_t number, double start, double end) {
+    FlightRecord *record = flight_of(((Comm *)arg)->heartbeat, line, number);
+    if (!record) return;
+    record->started = start;
+    record->finished = end;
+}
+
+/* Opens all groups of a rank. `hosts` carries host memory and `transport` device memory; they differ with NCCL only.
+ * `threads` is shared by ranks that are threads. */
+static inline void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank, const Transport *transport,
+                             const Transport *hosts, ThreadWorld *threads, double timeout) {
+    comm_open_dry_run(comm, dev, mesh, rank);
+    comm->transport = transport;
+    comm->hosts = hosts;
+    comm->thread_world = threads;
+    comm->timeout = timeout;
+    comm->gpu_progress = -1;
+    comm->heartbeat = hosts->heartbeat_open(comm);
+    comm->heartbeat->activity.op = OP_COUNT; // no op yet
+    dev->activity = &comm->heartbeat->activity;
+    dev->comm_finished = comm_finished;
+    int is_watched = mesh->world > 1 || !comm->heartbeats->threads; // by other ranks, or by a monitor
+    dev->watch = is_watched ? comm_watch : NULL;
+    dev->poll_arg = comm;
+    for (int a = 0; a < AXES; a++) {
+        int colour, key;
+        Group *g = &comm->groups[a];
+        mesh_group(mesh, rank, (Axis)a, &colour, &key);
+        hosts->group_open(comm, g, colour, key);
+        if (g->size != mesh_group_size(mesh, (Axis)a) || g->rank != key)
+            run_failure("rank %d: the group of %s has %d members, of which this rank is number %d; expected %d and %d",
+                        rank, axis_names[a], g->size, g->rank, mesh_group_size(mesh, (Axis)a), key);
+    }
+    for (int a = 0; a < AXES; a++)
+        if (comm->groups[a].size > 1)
+            heartbeat_neighbors(comm->heartbeats, comm->heartbeat, a, comm->groups[a].neighbors);
+    if (transport->gpus_open && mesh->world > 1) transport->gpus_open(comm);
+}
+
+static inline void comm_close(Comm *comm) {
+    if (comm->transport && comm->transport->gpus_close && comm->mesh.world > 1) comm->transport->gpus_close(comm);
+}
+
+#endif

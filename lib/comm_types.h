@@ -1,0 +1,154 @@
+/* comm_types.h: what a rank knows about communication: its groups, channels, requests, and the transport's interface.
+ *
+ * comm.h starts and waits for collectives and messages. transport_threads.h, transport_mpi.h and transport_nccl.h move
+ * the bytes; comm_open.h chooses one and opens the groups.
+ */
+#ifndef COMM_TYPES_H
+#define COMM_TYPES_H
+#include "comm_events.h" // defines: Collective, Traffic, CommEvents
+#include "device.h"      // defines: Device, DeviceEvent, Span, StreamKind
+#include "mesh.h"        // defines: Axis, Mesh
+#include "watchdog.h"    // defines: HeartbeatTable, Heartbeat, FlightRecord
+#ifdef HAVE_MPI
+#define OMPI_SKIP_MPICXX
+#include <mpi.h>
+#endif
+#ifdef HAVE_NCCL
+#include <nccl.h>
+#endif
+
+/* The ranks of one axis that share all other coordinates, as this rank sees them. */
+typedef struct {
+    Axis axis;
+    int size, rank;          // number of members; which of them this rank is
+    int64_t next_sequence;   // collectives started so far
+    uint64_t order;          // hash of all of them; equal on all members
+    Heartbeat *neighbors[2]; // members on this host whose collectives are compared with this rank's; NULL: none
+    struct ThreadGroup *threads;
+#ifdef HAVE_MPI
+    MPI_Comm mpi;
+#endif
+#ifdef HAVE_NCCL
+    ncclComm_t nccl;  // NULL: no collectives of GPU memory on this axis
+    void *registered; // NCCL's handle of the communication buffers; NULL: not registered
+#endif
+} Group;
+
+/* One end of the messages from one member of a group to another. The n-th send matches the n-th receive, whatever else
+ * either rank communicates. */
+typedef struct Channel {
+    int axis;
+    int receives;             // 1: this rank receives; 0: it sends
+    int peer, peer_rank;      // the other end: its number in the group, its rank in the world
+    int line;                 // in the heartbeat table
+    int64_t next_sequence;    // messages started so far
+    uint64_t order;           // hash of all of them; equal at both ends
+    Heartbeat *peer_record;   // NULL: the peer is on another host
+    struct ThreadSlot *slots; // threads: (THREAD_SLOTS) NULL: not used yet
+#ifdef HAVE_NCCL
+    ncclComm_t nccl; // a communicator of these two ranks, so that a message waits for nothing else
+#endif
+} Channel;
+
+/* The neighbors of a rank in a pipeline, which is a ring. */
+typedef enum { LINK_TO_NEXT, LINK_FROM_PREVIOUS, LINK_TO_PREVIOUS, LINK_FROM_NEXT, LINKS } Link;
+
+/* A collective, send or receive, from its start to its wait. Set to zero before its first use. */
+typedef struct Request {
+    int active; // started, and the transport is not done with it
+    Collective collective;
+    Group *group;
+    Channel *channel; // of a send or receive; NULL: a collective
+    const char *what; // the name of what is communicated
+    const char *send; // all_gather, send: (bytes); reduce_scatter: (size, bytes), part p goes to member p
+    char *recv;       // (size, bytes), part p is from member p; receive: (bytes)
+    size_t bytes;
+    Dtype dtype;
+    double started; // seconds
+    int event_slot; // its slot in the list of communication events + 1; 0: not in the list
+    Span span;
+    int lane;         // timeline: collectives of one axis that are in flight together have different lanes
+    int line;         // in the heartbeat table: the group's or the channel's
+    int64_t sequence; // its number on that line, from 0
+    FlightRecord *record;
+    int on_device;     // its buffers are memory of the device
+    int summed;        // NCCL: the reduce-scatter adds, in NCCL's order, and recv is (bytes)
+    StreamKind stream; // of the device, on which it runs
+    int enqueued;      // the stream has all of it; `arrived` is recorded after it
+    DeviceEvent arrived;
+    int parts_copied; // threads: parts that this rank has copied
+#ifdef HAVE_MPI
+    MPI_Request mpi;
+#endif
+} Request;
+
+enum { MAX_IN_FLIGHT = 32 };
+
+typedef struct Comm Comm;
+
+/* Moves bytes between ranks. */
+typedef struct Transport {
+    const char *name;
+    void (*group_open)(Comm *, Group *, int colour, int key);
+    int (*group_member)(Comm *, Group *, int i); // world rank of member i, as the transport itself reports it
+    void (*start)(Comm *, Request *);
+    int (*test)(Comm *, Request *);          // 1: complete; of a GPU: all of it is in its stream
+    Heartbeat *(*heartbeat_open)(Comm *);    // this rank's record in the heartbeat table
+    void (*gpus_open)(Comm *);               // after the groups are open; NULL: nothing to do
+    void (*gpus_close)(Comm *);              // before the groups close
+    void (*channel_open)(Comm *, Channel *); // NULL: nothing to do
+} Transport;
+
+struct Comm {
+    Device *dev;
+    const Transport *transport; // of device memory
+    const Transport *hosts;     // of host memory, and of the groups; equal to `transport` except with NCCL
+    Mesh mesh;
+    int rank; // in the world
+    Group groups[AXES];
+    Channel channels[CHANNELS]; // (num_channels) opened when first used
+    int num_channels;
+
+    Traffic traffic_started[AXES][COLLECTIVES];  // as the program started it; in a dry run, the prediction
+    Traffic traffic_measured[AXES][COLLECTIVES]; // as the transport moved it, by the transport's own group sizes
+
+    Request *in_flight[MAX_IN_FLIGHT];
+    int num_in_flight;
+    CommEvents *events; // the list to which communication events are added; NULL: none
+
+    HeartbeatTable *heartbeats; // of this host
+    Heartbeat *heartbeat;       // this rank's record in it; NULL: a dry run
+    double timeout;             // seconds
+    int64_t gpu_progress;       // how much the GPU had done when the host last looked while waiting for it, …
+    double gpu_progress_at;     // … and the time since when that has not changed
+
+    double comm_seconds;    // in which a collective was in flight; of a GPU: their durations in their streams
+    double wait_seconds;    // in which this rank, or the compute stream of its GPU, waited for communication
+    double poll_seconds;    // in which this rank moved bytes between ops
+    double in_flight_since; // seconds
+
+    double library_memory; // bytes of the GPU that NCCL allocated for itself
+
+    struct ThreadWorld *thread_world;
+#ifdef HAVE_NCCL
+    ncclComm_t nccl;         // of all ranks; the groups' communicators are split from it
+    ncclComm_t links[LINKS]; // NULL: no such neighbor, or, of two ranks, it belongs to the other one
+    int *members;            // (world) memory of the GPU, for comparing members
+#endif
+};
+
+/* The timeline's lane: one for each axis, and more for collectives of an axis that are in flight together. */
+static inline int comm_lane(const Request *r) { return (int)STREAMS + (int)r->group->axis + r->lane * (int)AXES; }
+
+/* Bytes that this rank receives from others; of a send, bytes that it sends. */
+static inline double request_traffic(const Request *r) {
+    return (double)r->bytes * (r->channel ? 1 : r->group->size - 1);
+}
+
+/* The transport has begun it. */
+static inline void request_begin(Comm *comm, Request *r) {
+    r->span = span_begin(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what,
+                         request_traffic(r), !r->on_device);
+}
+
+#endif

@@ -1,0 +1,109 @@
+/* transport_mpi.h: ranks as processes on any number of hosts, over MPI's non-blocking collectives and messages.
+ *
+ * A reduce-scatter is an MPI_Ialltoall, and fsdp.h adds the parts in its own order. Empty in a build without MPI.
+ */
+#ifndef TRANSPORT_MPI_H
+#define TRANSPORT_MPI_H
+#include "comm_types.h"
+
+#ifdef HAVE_MPI
+static inline void mpi_group_open(Comm *comm, Group *g, int colour, int key) {
+    (void)comm;
+    MPI_Comm_split(MPI_COMM_WORLD, colour, key, &g->mpi);
+    MPI_Comm_rank(g->mpi, &g->rank);
+    MPI_Comm_size(g->mpi, &g->size);
+}
+
+static inline int mpi_group_member(Comm *comm, Group *g, int i) {
+    (void)comm;
+    int world_rank;
+    MPI_Group group, world;
+    MPI_Comm_group(g->mpi, &group);
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    MPI_Group_translate_ranks(group, 1, &i, world, &world_rank);
+    MPI_Group_free(&group);
+    MPI_Group_free(&world);
+    return world_rank;
+}
+
+/* The number of elements of *type in r->bytes. MPI's counts are int, so large buffers are counted in units of 256
+ * bytes, of which every shard is a multiple. */
+static inline int mpi_count(const Request *r, MPI_Datatype *type) {
+    enum { UNIT = 256 };
+    *type = MPI_BYTE;
+    if (r->bytes <= INT32_MAX) return (int)r->bytes;
+    if (r->bytes % UNIT || r->bytes / UNIT > INT32_MAX)
+        run_failure("%s: MPI cannot send a part of %zu bytes: expected a multiple of %d below %d times that", r->what,
+                    r->bytes, UNIT, INT32_MAX);
+    MPI_Type_contiguous(UNIT, MPI_BYTE, type);
+    MPI_Type_commit(type);
+    return (int)(r->bytes / UNIT);
+}
+
+static inline void mpi_start(Comm *comm, Request *r) {
+    MPI_Datatype type;
+    int n = mpi_count(r, &type), error = MPI_SUCCESS;
+    MPI_Comm on = r->group->mpi;
+    int in_place = r->send == r->recv + (size_t)r->group->rank * r->bytes; // of an all-gather
+    const void *send = in_place ? MPI_IN_PLACE : r->send;
+    switch (r->collective) {
+    case ALL_GATHER: error = MPI_Iallgather(send, n, type, r->recv, n, type, on, &r->mpi); break;
+    case REDUCE_SCATTER: error = MPI_Ialltoall(r->send, n, type, r->recv, n, type, on, &r->mpi); break;
+    case SEND: error = MPI_Isend(r->send, n, type, r->channel->peer, 0, on, &r->mpi); break;
+    case RECEIVE: error = MPI_Irecv(r->recv, n, type, r->channel->peer, 0, on, &r->mpi); break;
+    case COLLECTIVES: break;
+    }
+    request_begin(comm, r);
+    if (error != MPI_SUCCESS)
+        run_failure("rank %d: MPI refused %s of '%s' with error code %d", comm->rank, collective_names[r->collective],
+                    r->what, error);
+    if (type != MPI_BYTE) MPI_Type_free(&type);
+    int size;
+    MPI_Comm_size(r->group->mpi, &size);
+    Traffic *measured = &comm->traffic_measured[r->group->axis][r->collective];
+    measured->calls++;
+    measured->bytes += (r->channel ? 1 : (int64_t)(size - 1)) * (int64_t)r->bytes;
+}
+
+/* A message from another host has the expected size. Within a host the watchdog compares both ends earlier. */
+static inline void mpi_check_received(const Comm *comm, const Request *r, const MPI_Status *status, int error) {
+    MPI_Count bytes = 0;
+    int kind = MPI_SUCCESS;
+    MPI_Error_class(error, &kind);
+    if (kind == MPI_SUCCESS) MPI_Get_elements_x(status, MPI_BYTE, &bytes);
+    if (kind == MPI_SUCCESS ? (size_t)bytes == r->bytes : kind != MPI_ERR_TRUNCATE) return;
+    run_failure("rank %d: message %" PRId64 " from member %d of %s has %s bytes than the %zu of '%s', which this rank "
+                "expects. Both ranks must send and receive the same messages in the same order",
+                comm->rank, r->sequence + 1, r->channel->peer, axis_names[r->group->axis],
+                kind == MPI_SUCCESS ? "fewer" : "more", r->bytes, r->what);
+}
+
+static inline int mpi_test(Comm *comm, Request *r) {
+    int complete = 0;
+    MPI_Status status;
+    int error = MPI_Test(&r->mpi, &complete, &status);
+    if (r->collective == RECEIVE && (complete || error != MPI_SUCCESS)) mpi_check_received(comm, r, &status, error);
+    if (error != MPI_SUCCESS)
+        run_failure("rank %d: %s of '%s' over MPI failed with error code %d", comm->rank,
+                    collective_names[r->collective], r->what, error);
+    return complete;
+}
+
+/* This process's record has existed since before MPI started. Clears what an earlier mesh left there; nobody reads it
+ * before all ranks have opened the new mesh. */
+static inline Heartbeat *mpi_heartbeat_open(Comm *comm) {
+    Heartbeat *me = own_heartbeat.record;
+    me->num_channels = 0;
+    memset(me->started, 0, sizeof me->started);
+    memset(me->flights, 0, sizeof me->flights);
+    rank_state(me, RANK_COMPUTING, seconds_now());
+    heartbeat_groups(me, &comm->mesh, comm->rank);
+    comm->heartbeats = own_heartbeat.table;
+    return me;
+}
+
+static const Transport transport_mpi = {
+    "mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_heartbeat_open, NULL, NULL, NULL};
+#endif
+
+#endif
