@@ -2,10 +2,9 @@
  *
  * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Every
  * rank of the fsdp group owns an equal shard of each unit: fp32 master weights, gradient and Adam's moments, 16 bytes
- * per parameter. fsdp_unshard all-gathers a unit's weights before it computes and fsdp_reshard frees them after it.
- * fsdp_reduce_gradients reduce-scatters a unit's gradient to its owners while other units compute, and
- * fsdp_finish_gradients waits for all of them. Full-size weights and gradients live in small pools of buffers, which
- * also limit how far prefetching runs ahead.
+ * per parameter. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients starts to
+ * reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. Full-size weights and
+ * gradients live only in small pools of buffers, which also limit how far prefetching runs ahead.
  */
 #ifndef FSDP_H
 #define FSDP_H
@@ -65,11 +64,11 @@ typedef struct {
 enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2, MAX_PARTIAL_SUMS = 20 };
 
 typedef struct {
-    const Unit *unit;           // its tensors and where they lie
+    const Unit *unit;           // its tensors and their offsets
     int64_t padded;             // unit->size, rounded up so that shards and replicas' slices are equal and aligned
     int64_t shard_size;         // padded / ranks; rank i's shard begins at i * shard_size
-    int64_t state_begin;        // the range of elements whose state this rank keeps: its shard, or all
-    int64_t state_count;        //
+    int64_t state_begin;        // this rank keeps the state of elements [state_begin, state_begin + state_count): its
+    int64_t state_count;        // shard, or without sharding all
     int64_t replica_begin;      // this replica's slice of the shard, for the all-reduce across replicas
     int64_t replica_count;      //
     float *master;              // (state_count) weights
@@ -367,6 +366,9 @@ static void accumulate_on_this_rank(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
 // ---------------------------------------------------------------------------
 // gradients: reduction over ranks
 
+static int stage_reduces(ReductionStage s) { return s == REDUCE_SCATTER_FSDP || s == REDUCE_SCATTER_REPLICAS; }
+static int stage_is_over_fsdp(ReductionStage s) { return s == REDUCE_SCATTER_FSDP || s == ALL_GATHER_FSDP; }
+
 /* Does the gradient of this micro-batch go through this stage? */
 static int reduction_applies(const Fsdp *fsdp, ReductionStage stage, int micro_batch) {
     int last = micro_batch == fsdp->sharding.micro_batches - 1;
@@ -376,18 +378,21 @@ static int reduction_applies(const Fsdp *fsdp, ReductionStage stage, int micro_b
     return fsdp->replicas > 1 && last; // across replicas once per step
 }
 
-/* Where the stage's input is, and where its result belongs. */
+/* What the stage sends. */
 static float *reduction_source(const Fsdp *fsdp, ReductionStage stage, const FsdpUnit *u) {
-    if (stage == REDUCE_SCATTER_FSDP) return fsdp->accumulates_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
-    return stage == ALL_GATHER_REPLICAS ? replica_gradient(u) : shard_gradient(fsdp, u);
+    switch (stage) {
+    case REDUCE_SCATTER_FSDP: return fsdp->accumulates_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
+    case ALL_GATHER_REPLICAS: return replica_gradient(u);
+    default: return shard_gradient(fsdp, u);
+    }
 }
 
 static void reduction_start(Fsdp *fsdp, ReductionStage stage, FsdpUnit *u, int micro_batch) {
     Reduction *r = &fsdp->reductions[stage];
-    int reduces = stage == REDUCE_SCATTER_FSDP || stage == REDUCE_SCATTER_REPLICAS;
-    int over_fsdp = stage == REDUCE_SCATTER_FSDP || stage == ALL_GATHER_FSDP;
+    int reduces = stage_reduces(stage), over_fsdp = stage_is_over_fsdp(stage);
+    int members = over_fsdp ? fsdp->ranks : fsdp->replicas;
     int64_t piece = over_fsdp ? u->shard_size : u->replica_count; // of one member
-    int64_t count = reduces ? piece * (over_fsdp ? fsdp->ranks : fsdp->replicas) : piece;
+    int64_t count = reduces ? piece * members : piece;            // that this rank sends
     const void *send = reduction_source(fsdp, stage, u);
     void *receive = r->receive;
     if (!receive) receive = stage == ALL_GATHER_REPLICAS ? shard_gradient(fsdp, u) : u->grad;
@@ -470,7 +475,7 @@ static void fsdp_finish_gradients(Fsdp *fsdp) {
 }
 
 /* The buffer (padded) into which backward writes the unit's gradient of this micro-batch; what backward adds to is
- * zero. If the gradient stays on this rank and begins a sum, this is the sum's own memory, else a buffer of the pool. */
+ * zero. If the gradient stays on this rank and begins a sum, it is the sum itself; otherwise a buffer of the pool. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     for (int i = 0; i < REDUCTION_STAGES; i++) // a tied embedding is reduced last and needed again first
         if (fsdp->reductions[i].unit == u) fsdp_finish_gradients(fsdp);
@@ -571,7 +576,7 @@ static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
         for (int i = 0; i < units * g->size && !fsdp->dev->dry_run; i++)
             if (all[i] != all[i % units])
                 run_failure("step %" PRId64 ": ranks %d and %d are replicas (of %s), but their weights of %s differ: "
-                            "memory or an exchange went wrong",
+                            "this rank's or the other's memory, or the transport, is faulty",
                             step, comm->hosts->group_member(comm, g, 0), comm->hosts->group_member(comm, g, i / units),
                             axis_names[axis], fsdp->table->units[i % units].name);
     }
@@ -669,8 +674,7 @@ static void reduction_open(Fsdp *fsdp, ReductionStage stage, int64_t largest) {
         "gradients gathered from ranks"};
     Reduction *r = &fsdp->reductions[stage];
     int half = fsdp->sharding.reduce_dtype == DTYPE_BF16;
-    int reduces = stage == REDUCE_SCATTER_FSDP || stage == REDUCE_SCATTER_REPLICAS;
-    int over_fsdp = stage == REDUCE_SCATTER_FSDP || stage == ALL_GATHER_FSDP;
+    int reduces = stage_reduces(stage), over_fsdp = stage_is_over_fsdp(stage);
     int applies = reduction_applies(fsdp, stage, fsdp->sharding.micro_batches - 1);
     int members = over_fsdp ? fsdp->ranks : fsdp->replicas;
     int64_t whole = over_fsdp ? largest : largest / fsdp->ranks; // of all members together

@@ -171,7 +171,8 @@ static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int s
               a->beta1, a->beta2, a->eps, weight_decay, grad_scale, step);
     }
     if (unit) store_state(o, unit, s);
-    device_wait_stream(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE); // next step's weights
+    /* The next step's all-gathers read what was written here. */
+    device_wait_stream(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE);
     device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);
 }
 
