@@ -532,10 +532,10 @@ static void compare_shared_gradients(Trainer *trainer) {
              *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)trainer->parallel.mesh.world);
     ShardPiece p;
     for (int i = 0; next_state_piece(&trainer->parallel.fsdp, &i, &p);) {
-        int shared = p.tensor->row->split == SPLIT_NONE                                 ? 0
-                     : p.tensor->index == 0 && trainer->model.table.part.tied_head_copy ? 1
-                                                                                        : -1;
-        if (shared < 0) continue;
+        int is_norm = p.tensor->row->split == SPLIT_NONE;
+        int is_tied = p.tensor->index == 0 && trainer->model.table.part.tied_head_copy;
+        if (!is_norm && !is_tied) continue;
+        int shared = is_norm ? 0 : 1;
         float *have = floats_on_host(&trainer->parallel.dev, p.unit->grad + p.at, p.count);
         mine[shared] = hash_bytes(mine[shared], have, sizeof(float) * (size_t)p.count);
         free(have);
@@ -1318,9 +1318,11 @@ static void export_body(Job *j, int rank) {
 
 static int files_equal(const char *a, const char *b) {
     FILE *x = fopen(a, "rb"), *y = fopen(b, "rb");
-    int equal = x && y, c;
-    while (equal && (c = fgetc(x)) != EOF) equal = c == fgetc(y);
-    equal = equal && fgetc(y) == EOF;
+    int equal = x && y;
+    for (int c = 0; equal && c != EOF;) {
+        c = fgetc(x);
+        equal = c == fgetc(y);
+    }
     if (x) fclose(x);
     if (y) fclose(y);
     return equal;
@@ -1363,14 +1365,22 @@ static void test_use(void) {
               generation_difference);
         end_job(j);
     }
-    for (int layout = 1; layout <= 5; layout++) { // on 1, 2, 3 ranks; on 4 as 2 replicas; on 3 without sharding
+    static const struct {
+        int world;
+        const char *options, *name;
+    } exporters[] = {
+        {1, "", ""},
+        {2, "", ""},
+        {3, "", ""},
+        {4, " --dp-replicate 2", ", 2 replicas,"},
+        {3, " --sharding no_shard", " without sharding"},
+    };
+    for (int layout = 1; layout <= 5; layout++) {
         char model[256], original[512];
-        int world = layout == 5 ? 3 : layout;
+        int world = exporters[layout - 1].world;
         snprintf(model, sizeof model, "%s/export%d", scratch_dir, layout);
         snprintf(arguments, sizeof arguments, "--model %s/odd --export %s%s", fixture_dir, model,
-                 layout == 4   ? " --dp-replicate 2"
-                 : layout == 5 ? " --sharding no_shard"
-                               : "");
+                 exporters[layout - 1].options);
         Job *j = make_job(arguments, world, &transport_threads);
         export_check(model, &j->table, &j->opt);
         launch(j, 0, export_body);
@@ -1378,9 +1388,7 @@ static void test_use(void) {
         snprintf(original, sizeof original, "%s/export1/model.safetensors", scratch_dir);
         strcat(model, "/model.safetensors");
         snprintf(name, sizeof name, "export from %d ranks%s writes the bytes of one", world,
-                 layout == 4   ? ", 2 replicas,"
-                 : layout == 5 ? " without sharding"
-                               : "");
+                 exporters[layout - 1].name);
         CHECK(name, files_equal(model, original), "%s", "compared byte by byte");
     }
     snprintf(arguments, sizeof arguments, "--model %s/export3 --eval %s --seq 16 --batch 3", scratch_dir,
@@ -1425,8 +1433,10 @@ static int child_says(void (*body)(void *), void *arg, char *said, size_t size) 
     }
     close(ends[1]);
     size_t used = 0;
-    ssize_t got;
-    while (used + 1 < size && (got = read(ends[0], said + used, size - 1 - used)) > 0) used += (size_t)got;
+    for (ssize_t got = 1; got > 0 && used + 1 < size;) {
+        got = read(ends[0], said + used, size - 1 - used);
+        if (got > 0) used += (size_t)got;
+    }
     said[used] = 0;
     close(ends[0]);
     waitpid(pid, &status, 0);
@@ -1881,8 +1891,9 @@ int main(int argc, char **argv) {
                         strstr(CUDA_BUILD ? " mesh orders streams pipeline faults use adapters "
                                           : " bits checkpoints failures pipeline ",
                                spaced(groups[g].name)); // in fp32
-        int wanted = (argc == 1 || is_short) && !elsewhere && groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD) &&
-                     groups[g].run != (bits_too ? CUDA_BUILD ? test_orders : NULL : test_bits);
+        int runs_here = groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD);
+        int left_out = bits_too ? CUDA_BUILD && groups[g].run == test_orders : groups[g].run == test_bits;
+        int wanted = (argc == 1 || is_short) && runs_here && !elsewhere && !left_out;
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (!wanted) continue;
         double start = seconds_now();

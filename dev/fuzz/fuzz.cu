@@ -28,7 +28,11 @@ typedef struct {
     size_t left;
 } Bytes; // what is left of an input
 
-static int next_byte(Bytes *b) { return b->left ? (b->left--, *b->at++) : 0; }
+static int next_byte(Bytes *b) {
+    if (!b->left) return 0;
+    b->left--;
+    return *b->at++;
+}
 
 /* The bytes up to the first zero; what follows it is left. */
 static Bytes up_to_zero(Bytes *b) {
@@ -169,10 +173,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
         print_dictionary(target);
         exit(0);
     }
-    snprintf(folder, sizeof folder, "%s",
-             given                      ? given
-             : access("/dev/shm", W_OK) ? "/tmp/llama3-fuzz-XXXXXX"
-                                        : "/dev/shm/llama3-fuzz-XXXXXX");
+    const char *place = access("/dev/shm", W_OK) ? "/tmp/llama3-fuzz-XXXXXX" : "/dev/shm/llama3-fuzz-XXXXXX";
+    snprintf(folder, sizeof folder, "%s", given ? given : place);
     if (!target || (!given && !mkdtemp(folder)))
         finding("'%s' is the name of no target, or there is no folder %s", name, folder);
     mkdir(path_of("weights"), 0700);

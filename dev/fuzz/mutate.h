@@ -8,7 +8,10 @@
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most); // the engine's own
 
 static uint64_t random_state;
-static uint64_t below(uint64_t n) { return mix64(random_state += 0x9E3779B97F4A7C15ull) % n; }
+static uint64_t below(uint64_t n) {
+    random_state += 0x9E3779B97F4A7C15ull;
+    return mix64(random_state) % n;
+}
 
 static const char *random_word(void) {
     uint64_t words = 0;
@@ -147,7 +150,10 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned
         case 1: change_word(&t); break;
         case 2: change_item(&t); break;
         }
-        if (json && !is_json(&t)) memcpy(t.bytes, before, t.size = size_before);
+        if (json && !is_json(&t)) {
+            t.size = size_before;
+            memcpy(t.bytes, before, t.size);
+        }
     }
     return t.size ? t.size : LLVMFuzzerMutate(data, size, most); // libFuzzer wants a byte
 }

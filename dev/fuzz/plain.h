@@ -40,7 +40,7 @@ static void plain_add(const char *path) {
         seed->bytes = (uint8_t *)read_file(path, &seed->size);
         snprintf(seed->path, sizeof seed->path, "%s", path);
     }
-    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+    for (struct dirent *entry = dir ? readdir(dir) : NULL; entry; entry = readdir(dir)) {
         char below[512];
         snprintf(below, sizeof below, "%s/%s", path, entry->d_name);
         if (entry->d_name[0] != '.') plain_add(below);
@@ -102,7 +102,8 @@ int main(int argc, char **argv) {
     for (; run < (runs < 0 ? num_plain_seeds : runs) && num_plain_seeds; run++) { // the seeds themselves come first
         random_state = mix64((uint64_t)seed) + (uint64_t)run;
         const PlainInput *from = &plain_seeds[run < num_plain_seeds ? (uint64_t)run : below((uint64_t)num_plain_seeds)];
-        memcpy(plain_input, from->bytes, plain_size = from->size);
+        plain_size = from->size;
+        memcpy(plain_input, from->bytes, plain_size);
         for (uint64_t changes = run < num_plain_seeds ? 0 : 1 + below(3); changes; changes--)
             plain_size = LLVMFuzzerCustomMutator(plain_input, plain_size,
                                                  target->longest > plain_size ? target->longest : plain_size,

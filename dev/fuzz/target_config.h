@@ -51,8 +51,8 @@ static void check_rope(const Llama3Config *c) {
     for (int i = 0; i < POSITIONS * c->HD; i++) EXPECT(fabsf(table[i]) <= 1, "the rotation table has %g", table[i]);
 }
 
-/* The traffic formula against the dry run, of a few micro-batches; then what --plan prints of all of them. A micro-batch whose head
- * is made of very many chunks takes long to be dry-run: of such a one the memory is added up, and no more. */
+/* Compares the traffic formula with the dry run of a few micro-batches, then runs --plan for all of them. The dry run
+ * of a micro-batch whose head is cut into very many pieces takes long: for those only the memory is added up. */
 static void check_plan(Job *j, int rank) {
     Traffic expected[AXES][COLLECTIVES];
     static Trainer dry_run;

@@ -30,9 +30,9 @@ static void check_limits(const Options *o) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow *row = &option_rows[i];
         const char *field = (const char *)o + row->offset;
-        double x = row->kind == OPT_INT    ? *(const int *)field
-                   : row->kind == OPT_REAL ? *(const double *)field
-                                           : row->low;
+        double x = row->low;
+        if (row->kind == OPT_INT) x = *(const int *)field;
+        if (row->kind == OPT_REAL) x = *(const double *)field;
         EXPECT(x >= row->low && x <= row->high, "--%s is %g, its limits are %g and %g", row->name, x, row->low,
                row->high);
         const char *text = row->kind == OPT_TEXT ? *(const char *const *)field : NULL;
@@ -79,7 +79,7 @@ static void check_config_txt(const Options *o) {
     char *first = (char *)memcpy(checked_malloc(length + 1), said_out.text, length);
     Words w = ZERO;
     words_add(&w, "train_llama3");
-    for (char *line = first, *end; (end = strchr(line, '\n')); line = end + 1) {
+    for (char *line = first, *end = strchr(line, '\n'); end; line = end + 1, end = strchr(line, '\n')) {
         char *blank = (char *)memchr(line, ' ', (size_t)(end - line));
         *end = 0;
         if (blank) *blank = 0;

@@ -63,7 +63,9 @@ static size_t build_safetensors(uint8_t *file, size_t room, Bytes lines) {
     for (char *line = strtok_r(list, "\n", &state); line; line = strtok_r(NULL, "\n", &state)) {
         char name[64] = "", dtype[8] = "", dims[64] = "";
         sscanf(line, "%63s %7s %63s", name, dtype, dims);
-        double bytes = strstr(dtype, "16") ? 2 : strstr(dtype, "8") ? 1 : 4;
+        double bytes = 4;
+        if (strstr(dtype, "16")) bytes = 2;
+        else if (strstr(dtype, "8")) bytes = 1;
         for (char *dim = dims; *dim; dim += strcspn(dim, ","), dim += *dim == ',') bytes *= atof(dim);
         p += sprintf(p, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%.17g,%.17g]}", name, dtype, dims,
                      at, at + bytes);
@@ -95,7 +97,8 @@ static void fuzz_safetensors(Bytes in) {
         } else if ((kind | 32) == 'h') {
             Bytes header = up_to_zero(&in);
             uint64_t length = header.left;
-            memcpy(file, &length, at = 8);
+            at = sizeof length;
+            memcpy(file, &length, at);
             if (length) {
                 memcpy(file + at, header.at, length);
                 at += length;

@@ -128,7 +128,7 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     batch->inputs = (int32_t *)malloc(sizeof(int32_t) * elements);
     batch->targets = (int32_t *)malloc(sizeof(int32_t) * elements);
     batch->windows = (int64_t *)malloc(sizeof(int64_t) * (size_t)l.samples);
-    for (int64_t sample; (sample = loader_claim(&l)) >= 0;) loader_read(&l, sample, raw);
+    for (int64_t sample = loader_claim(&l); sample >= 0; sample = loader_claim(&l)) loader_read(&l, sample, raw);
     if (batch->error[0]) user_error("%s", batch->error);
     int64_t targets = 0;
     for (size_t i = 0; i < elements; i++) {

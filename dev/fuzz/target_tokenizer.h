@@ -67,7 +67,11 @@ static size_t plain_valid_length(const uint8_t *p, size_t length) {
     size_t at = 0;
     for (size_t n; at < length; at += n) {
         uint32_t code = p[at];
-        n = code < 0x80 ? 1 : code >> 5 == 6 ? 2 : code >> 4 == 14 ? 3 : code >> 3 == 30 ? 4 : 0;
+        n = 0;
+        if (code < 0x80) n = 1;
+        else if (code >> 5 == 6) n = 2;
+        else if (code >> 4 == 14) n = 3;
+        else if (code >> 3 == 30) n = 4;
         if (!n || n > length - at) break;
         if (n > 1) code &= 0x7Fu >> n;
         size_t i = 1;
@@ -161,6 +165,12 @@ static void check_vocabulary(const Tokenizer *t) {
 
 enum { MOST_LINES = 256 * 16 + MOST_TOKENS * (LONGEST_TOKEN * 2 + 16) }; // bytes
 
+/* The length of the next token's bytes, which follow it; 0: there is none. */
+static size_t next_length(Bytes *in) {
+    size_t n = (size_t)next_byte(in);
+    return n >= 2 && n <= LONGEST_TOKEN && n <= in->left ? n : 0;
+}
+
 /* The tokenizer of a vocabulary that the input spells out; its tokens have to come back. */
 static Tokenizer *open_vocabulary(Bytes *in) {
     struct {
@@ -170,7 +180,7 @@ static Tokenizer *open_vocabulary(Bytes *in) {
     char lines[MOST_LINES];
     size_t used = byte_lines(lines, 256);
     int count = 0;
-    for (size_t n; (n = (size_t)next_byte(in)) >= 2 && n <= LONGEST_TOKEN && n <= in->left && count < MOST_TOKENS;) {
+    for (size_t n = next_length(in); n && count < MOST_TOKENS; n = next_length(in)) {
         int known = 0;
         for (int i = 0; i < count; i++) known |= tokens[i].n == n && !memcmp(tokens[i].bytes, in->at, n);
         if (!known) {
@@ -205,8 +215,7 @@ static Tokenizer *open_other(Bytes *in) {
     char lines[MOST_LINES + 1024];
     int missing = next_byte(in), left = 256 - missing, count = 0;
     Bytes expression = up_to_zero(in);
-    for (size_t n; (n = (size_t)next_byte(in)) >= 2 && n <= LONGEST_TOKEN && n <= in->left && count < MOST_TOKENS;
-         in->at += n, in->left -= n) {
+    for (size_t n = next_length(in); n && count < MOST_TOKENS; n = next_length(in)) {
         int known = 0;
         for (int i = 0; i < count; i++) known |= tokens[i].n == n && !memcmp(tokens[i].bytes, in->at, n);
         for (size_t i = 0; i < n; i++)
@@ -215,6 +224,8 @@ static Tokenizer *open_other(Bytes *in) {
             tokens[count].bytes = in->at;
             tokens[count++].n = n;
         }
+        in->at += n;
+        in->left -= n;
     }
     size_t used = (size_t)snprintf(
         lines, 1024,
@@ -266,7 +277,10 @@ static Tokenizer *open_lines(Bytes *in, int kind) {
 
 static void fuzz_tokenizer(Bytes in) {
     int kind = next_byte(&in);
-    Tokenizer *t = kind == 'v' ? open_vocabulary(&in) : kind == 'o' ? open_other(&in) : open_lines(&in, kind);
+    Tokenizer *t;
+    if (kind == 'v') t = open_vocabulary(&in);
+    else if (kind == 'o') t = open_other(&in);
+    else t = open_lines(&in, kind);
     held.taken = 1;
     char *text = text_of(in);
     check_vocabulary(t);

@@ -371,6 +371,7 @@ static void statement_end(Level *now) {
 static void expression_token(const Source *s, Parser *p, int i) {
     Level *now = &p->levels[p->depth];
     int line = s->tokens[i].line;
+    if (is(s, now->open - 2, "__attribute__")) return; // __attribute__((a, b))
     if (is(s, i, ",")) {
         int statement = now->kind == STATEMENTS && p->function >= 0 && !is_declaration(s, now->statement);
         now->commas++;
@@ -378,7 +379,6 @@ static void expression_token(const Source *s, Parser *p, int i) {
         if (statement || now->kind == CONDITION || now->kind == GROUP || now->kind == INDEX)
             report(s, line, "comma", "a comma operator outside a for header", 200);
     }
-    if (is(s, now->open - 1, "__attribute__") || is(s, p->levels[p->depth > 0 ? p->depth - 1 : 0].open - 1, "__attribute__")) return;
     int declares = now->kind == CONDITION && is_declaration(s, now->open + 1); // C++: if (Type x = …)
     int holds_expression = now->kind == CONDITION || now->kind == CALL || now->kind == GROUP || now->kind == INDEX;
     if (is_assignment(s, i) && holds_expression && !declares && p->function >= 0)

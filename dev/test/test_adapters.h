@@ -75,11 +75,9 @@ static void test_adapters_layouts(void) {
             for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
                 double error = 0, loss = 0;
                 int64_t at = 0, compared = 0;
-                if (CUDA_BUILD ? l != (base == 0   ? 4
-                                       : base == 1 ? 0
-                                                   : 3)
-                               : base && (l + (size_t)tied + (size_t)base) % 2)
-                    continue; // on half of them each; of GPUs on a few
+                static const size_t layout_on_gpus[] = {4, 0, 3};
+                if (CUDA_BUILD && l != layout_on_gpus[base]) continue; // one layout for each kind of base
+                if (!CUDA_BUILD && base && (l + (size_t)tied + (size_t)base) % 2) continue; // half of the layouts
                 snprintf(out, sizeof out, "%s --out %s", layouts[l].options, scratch_dir);
                 adapted_arguments(arguments, sizeof arguments, tied, base, ADAPTED_SAMPLES / layouts[l].data_ranks,
                                   strstr(layouts[l].options, "offload") ? out : layouts[l].options);
@@ -126,10 +124,10 @@ static void test_blocks8(void) {
         float in[INT8_BLOCK];
         int8_t out[INT8_BLOCK];
         int n = b % 3 ? INT8_BLOCK : 1 + b % INT8_BLOCK;
-        for (int i = 0; i < n; i++)
-            in[i] = b % 50 == 0 ? 0
-                                : normal_of_bits(mix64((uint64_t)(b * INT8_BLOCK + i))) *
-                                      powf(10, (float)(b % 30) - 20) * (b % 7 == 0 && i == n / 2 ? 100 : 1);
+        for (int i = 0; i < n; i++) {
+            float outlier = b % 7 == 0 && i == n / 2 ? 100 : 1, magnitude = powf(10, (float)(b % 30) - 20) * outlier;
+            in[i] = b % 50 == 0 ? 0 : normal_of_bits(mix64((uint64_t)(b * INT8_BLOCK + i))) * magnitude;
+        }
         float step = quantize_int8_block(out, in, n), largest = 0;
         for (int i = 0; i < n; i++) {
             largest = fmaxf(largest, fabsf(in[i]));
@@ -294,25 +292,21 @@ static void test_adapters_files(void) {
     CHECK("adapters: --export writes the checkpoint's", files_equal(theirs, step), "%s", theirs);
     double beside[3], alone;
     for (int i = 0; i < 3; i++) {
-        const char *how = i == 0 ? "" : i == 1 ? " --sharding no_shard" : " --tp 2";
+        const char *const hows[] = {"", " --sharding no_shard", " --tp 2"}, *how = hows[i];
         code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --eval %s --seq 32 --batch 4%s", model, exported,
                          data, how);
         beside[i] = code ? NAN : loss_said(said);
     }
-    for (int i = 0; i < 4; i++) { // merged by one rank, by two, by tp, by a pipeline: the same file
+    static const char *const mergers[] = {"one rank", "two ranks", "two tp ranks", "two stages"};
+    static const char *const merger_options[] = {"", "", " --tp 2", " --pp 2"};
+    for (int i = 0; i < 4; i++) { // each writes the same file
         char again[320];
         snprintf(again, sizeof again, "%s-%d", merged, i);
         code = run_whole(said, 1 + (i > 0), "--model %s --adapters %s --export %s --merge%s", model, exported, again,
-                         i < 2    ? ""
-                         : i == 2 ? " --tp 2"
-                                  : " --pp 2");
+                         merger_options[i]);
         int same = files_that_differ(again, i ? theirs : again, &files);
         if (i == 0) snprintf(theirs, sizeof theirs, "%s", again);
-        snprintf(name, sizeof name, "adapters: --merge by %s",
-                 i == 0   ? "one rank"
-                 : i == 1 ? "two ranks"
-                 : i == 2 ? "two tp ranks"
-                          : "two stages");
+        snprintf(name, sizeof name, "adapters: --merge by %s", mergers[i]);
         CHECK(name, !code && !same && files == 2, "%d of %d files differ from one rank's; %s", same, files,
               code ? sentence(said) : "");
     }

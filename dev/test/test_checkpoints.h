@@ -31,10 +31,9 @@ static int files_that_differ(const char *a, const char *b, int *count) {
     int differ = 0;
     *count = 0;
     for (int turn = 0; turn < 2; turn++) {
-        struct dirent *item;
         DIR *d = opendir(turn ? b : a);
         if (!d) return 1000;
-        while ((item = readdir(d))) {
+        for (struct dirent *item = readdir(d); item; item = readdir(d)) {
             char x[512], y[512];
             if (item->d_name[0] == '.') continue;
             snprintf(x, sizeof x, "%s/%.200s", a, item->d_name);

@@ -141,11 +141,9 @@ static void test_doc_mask(void) {
     compare_bits("odd", 0, 1, 1, &transport_threads, mask, first, 1);
     CHECK("--doc-mask: the loss is another than without", first[0].loss != without[0].loss, "%.9f and %.9f",
           first[0].loss, without[0].loss);
-    for (int world = 1; world <= 4; world *= 2) {
-        snprintf(more, sizeof more, "%s%s", mask,
-                 world == 1   ? " --recompute full"
-                 : world == 2 ? " --accumulate local"
-                              : " --dp-replicate 2");
+    static const char *const variants[] = {" --recompute full", " --accumulate local", " --dp-replicate 2"};
+    for (int i = 0, world = 1; i < 3; i++, world *= 2) {
+        snprintf(more, sizeof more, "%s%s", mask, variants[i]);
         compare_bits("odd", 0, world, 1, &transport_threads, more, first, 0);
     }
     bits_steps = steps;

@@ -610,8 +610,11 @@ static void test_cross_entropy_slices(KernelTest *t) {
             cut[r] = (int)max_i64(r, (int64_t)r * r * V / (ranks * ranks)); // no two of one width, if there is room
         float *logits = test_floats(t, N * V, scales[i % 3]), *joined = test_floats(t, N, 1), *first_losses = NULL;
         int32_t *targets = (int32_t *)test_alloc(t, N * 4);
-        for (int n = 0; n < N; n++)
-            targets[n] = n % 4 == 3 ? -1 - n : n % 2 ? (int32_t)(fabs(test_random(t)) * V) : cut[n / 2 % ranks];
+        for (int n = 0; n < N; n++) {
+            targets[n] = cut[n / 2 % ranks];
+            if (n % 2) targets[n] = (int32_t)(fabs(test_random(t)) * V);
+            if (n % 4 == 3) targets[n] = -1 - n;
+        }
         for (int v = 0; v < cut[1] && ranks > 1; v++) {
             logits[v] = -INFINITY;
             targets[0] = V - 1; // row 0: a whole slice that cannot be
@@ -734,7 +737,9 @@ static int32_t *test_documents(KernelTest *t, int B, int T, int nowhere) {
     int32_t *doc = (int32_t *)test_alloc(t, B * T * 4), id = 3;
     for (int i = 0; i < B * T; i++) {
         if (test_random(t) > 0.9) id++;
-        doc[i] = nowhere && i % 5 == 0 ? -7 : i % T == 0 ? (id = 3) : id;
+        int in_no_document = nowhere && i % 5 == 0;
+        if (!in_no_document && i % T == 0) id = 3;
+        doc[i] = in_no_document ? -7 : id;
     }
     return doc;
 }
@@ -786,8 +791,9 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_spl
         s.k_doc = test_documents(t, c->B, c->Tk, 0);
         s.q_doc = c->Tq == c->Tk && c->docs == 1 ? s.k_doc : test_documents(t, c->B, c->Tq, c->docs == 2);
     }
-    s.q_stride = fused ? qw + 2 * kw : qw + (c->spare == 8 ? 8 : 3);
-    s.k_stride = s.v_stride = fused ? qw + 2 * kw : kw + (c->spare == 8 ? 8 : 5);
+    int q_spare = c->spare == 8 ? 8 : 3, k_spare = c->spare == 8 ? 8 : 5;
+    s.q_stride = fused ? qw + 2 * kw : qw + q_spare;
+    s.k_stride = s.v_stride = fused ? qw + 2 * kw : kw + k_spare;
     s.o_stride = qw + c->spare;
     int64_t q_batch = c->Tq * s.q_stride, kv_batch = c->Tk * s.k_stride, N = (int64_t)c->B * c->Tq;
     int64_t q_size = c->B * q_batch, kv_size = fused ? 0 : c->B * (c->Tk + c->spare) * s.k_stride,

@@ -220,8 +220,8 @@ static void test_layouts_mpi(int process, int world) {
 }
 #endif
 
-/* Validation between two steps gathers and frees as it needs, and leaves the steps what they are: the same losses and the
- * expected traffic. */
+/* Validation between two steps unshards and reshards units as it needs them. It must not change the steps, which have
+ * the same losses and the expected traffic. */
 static struct {
     double loss[3], validation[2];
     int as_expected; // steps whose traffic the formula predicts

@@ -109,9 +109,9 @@ static const OneRank *mesh_reference(const int *v) {
 
 /* Runs a mesh; what differs from one rank (known to process 0). */
 static Difference try_mesh(const int *v, char *name, size_t size, int process, const Transport *transport) {
-    static const char *const recompute[] = {"none", "selective", "full", "every:2"}, *const sharding[] = {
-                                                                                         "shard_grad_op", "full_shard",
-                                                                                         "no_shard"};
+    static const char *const recompute[] = {"none", "selective", "full", "every:2"};
+    static const char *const sharding[] = {"shard_grad_op", "full_shard", "no_shard"};
+    const char *not_the_default = v[MESH_PP] ? " --accumulate sharded" : " --accumulate local";
     char arguments[2048], layout[400];
     int data_ranks = 1 << (v[MESH_SHARD] + v[MESH_REPLICATE]);
     snprintf(layout, sizeof layout,
@@ -119,9 +119,7 @@ static Difference try_mesh(const int *v, char *name, size_t size, int process, c
              mesh_size(v[MESH_TP]), mesh_size(v[MESH_CP]), mesh_size(v[MESH_PP]), mesh_size(v[MESH_SHARD]),
              mesh_size(v[MESH_REPLICATE]), v[MESH_SCHEDULE] ? " --pp-schedule interleaved" : "",
              v[MESH_LIGHT] ? " --pp-light-ends" : "", recompute[v[MESH_RECOMPUTE]], sharding[v[MESH_SHARDING]],
-             !v[MESH_ACCUMULATE] ? ""
-             : v[MESH_PP]        ? " --accumulate sharded"
-                                 : " --accumulate local"); // the other one than is usual there
+             v[MESH_ACCUMULATE] ? not_the_default : "");
     snprintf(name, size, "%s%s%s%s", layout, v[MESH_DOCS] ? ", documents" : "", v[MESH_MASK] ? ", masked losses" : "",
              v[MESH_TIED] ? ", tied" : "");
     const OneRank *one = process == 0 ? mesh_reference(v) : NULL;

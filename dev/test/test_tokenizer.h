@@ -31,8 +31,10 @@ static void expect_user_error(const char *name, void (*fn)(const void *), const 
         _exit(0);
     }
     close(ends[1]);
-    for (ssize_t n; len < sizeof text - 1 && (n = read(ends[0], text + len, sizeof text - 1 - len)) > 0;)
-        len += (size_t)n;
+    for (ssize_t n = 1; n > 0 && len < sizeof text - 1;) {
+        n = read(ends[0], text + len, sizeof text - 1 - len);
+        if (n > 0) len += (size_t)n;
+    }
     close(ends[0]);
     waitpid(child, &status, 0);
     text[len] = 0;
@@ -320,12 +322,11 @@ static void test_tokenizer_long_pieces(const Tokenizer *t) {
     char *text = (char *)checked_malloc(len);
     uint64_t state = 1;
     for (int kind = 0; kind < 5; kind++) {
-        for (size_t i = 0; i < len; i++)
-            text[i] = kind == 0   ? (char)('a' + token_random(&state) % 4)
-                      : kind == 1 ? 'a'
-                      : kind == 2 ? ' '
-                      : kind == 3 ? '-'
-                                  : (char)(0x80 + i % 64);
+        for (size_t i = 0; i < len; i++) {
+            text[i] = " a -"[kind % 4];
+            if (kind == 0) text[i] = (char)('a' + token_random(&state) % 4);
+            if (kind == 4) text[i] = (char)(0x80 + i % 64);
+        }
         double started = thread_seconds();
         int same = comes_back(t, text, len, &count);
         double seconds = thread_seconds() - started;
