@@ -64,7 +64,7 @@ typedef struct {
 enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2, MAX_PARTIAL_SUMS = 20 };
 
 typedef struct {
-    const Unit *unit;           // its tensors and their offsets
+    const Unit *table_unit;     // its tensors and their offsets
     int64_t padded;             // unit->size, rounded up so that shards and replicas' slices are equal and aligned
     int64_t shard_size;         // padded / ranks; rank i's shard begins at i * shard_size
     int64_t state_begin;        // this rank keeps the state of elements [state_begin, state_begin + state_count): its
@@ -186,7 +186,7 @@ static void pool_add(Fsdp *fsdp, PoolKind pool, UnitKind kind, int count, const 
     size_t largest = 0;
     for (int i = 0; i < fsdp->table->num_units; i++) {
         size_t bytes = pool_bytes(pool, &fsdp->units[i]);
-        if (fsdp->units[i].unit->kind == kind && bytes > largest) largest = bytes;
+        if (fsdp->units[i].table_unit->kind == kind && bytes > largest) largest = bytes;
     }
     for (int i = 0; i < count && largest; i++) {
         PoolBuffer *b = &p->buffers[p->count++];
@@ -205,10 +205,10 @@ static PoolBuffer *pool_find(BufferPool *pool, UnitKind kind) {
 
 static void *pool_take(Fsdp *fsdp, PoolKind pool, const FsdpUnit *u) {
     static const char *const contents[POOLS] = {"the weights", "the dequantized weights", "the gradient"};
-    PoolBuffer *b = pool_find(&fsdp->pools[pool], u->unit->kind);
-    if (!b) run_failure("rank %d: no free buffer for %s of %s", fsdp->comm->rank, contents[pool], u->unit->name);
+    PoolBuffer *b = pool_find(&fsdp->pools[pool], u->table_unit->kind);
+    if (!b) run_failure("rank %d: no free buffer for %s of %s", fsdp->comm->rank, contents[pool], u->table_unit->name);
     b->taken = 1;
-    comm_wait_event(fsdp->comm, b->freed, u->unit->name);
+    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name);
     return b->memory;
 }
 
@@ -245,21 +245,21 @@ static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     size_t count = u->quantized.shards ? bytes : (size_t)u->shard_size;
     Dtype dtype = u->quantized.shards ? DTYPE_BYTE : FLOATX;
     if (gathers)
-        all_gather_start(fsdp->comm, &u->all_gather, AXIS_FSDP, u->unit->name, mine, u->unsharded_weights, count,
+        all_gather_start(fsdp->comm, &u->all_gather, AXIS_FSDP, u->table_unit->name, mine, u->unsharded_weights, count,
                          dtype);
-    else request_follow_stream(fsdp->comm, &u->all_gather, u->unit->name);
+    else request_follow_stream(fsdp->comm, &u->all_gather, u->table_unit->name);
     device_set_stream(fsdp->dev, before);
 }
 
 /* Starts the all-gather ahead of need, if a buffer is free. */
 static void fsdp_prefetch(Fsdp *fsdp, FsdpUnit *u) {
     int has_memory = weights_are_resident(fsdp) || u->persistent_weights;
-    if (has_memory || pool_find(&fsdp->pools[POOL_WEIGHTS], u->unit->kind)) unshard_start(fsdp, u);
+    if (has_memory || pool_find(&fsdp->pools[POOL_WEIGHTS], u->table_unit->kind)) unshard_start(fsdp, u);
 }
 
 static void dequantize_unit(Fsdp *fsdp, FsdpUnit *u) {
     u->dequantized = (floatX *)pool_take(fsdp, POOL_DEQUANTIZED, u);
-    for (int i = u->unit->first_tensor; i < u->unit->first_tensor + u->unit->num_tensors; i++) {
+    for (int i = u->table_unit->first_tensor; i < u->table_unit->first_tensor + u->table_unit->num_tensors; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
         dequantize_elements(fsdp->dev, u->dequantized + t->offset, u->unsharded_weights, &u->quantized,
                             tensor_is_quantized(t), tensor_first_of_sort(t), t->rows * t->cols);
@@ -300,7 +300,7 @@ static int gradient_is_assigned(const TensorTable *table, const Tensor *t) {
 /* Zeroes the tensors that backward adds to, and all padding: padding is zero and stays zero. */
 static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
     int64_t written = 0;
-    for (int i = u->unit->first_tensor; i < u->unit->first_tensor + u->unit->num_tensors; i++) {
+    for (int i = u->table_unit->first_tensor; i < u->table_unit->first_tensor + u->table_unit->num_tensors; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
         int64_t end = t->offset + t->rows * t->cols;
         int64_t zeros = (gradient_is_assigned(fsdp->table, t) ? t->offset : end) - written;
@@ -406,8 +406,8 @@ static void reduction_start(Fsdp *fsdp, ReductionStage stage, FsdpUnit *u, int m
     Axis axis = over_fsdp ? AXIS_FSDP : AXIS_DP_REPLICATE;
     Dtype dtype = fsdp->sharding.reduce_dtype;
     size_t n = (size_t)piece;
-    if (reduces) reduce_scatter_start(fsdp->comm, &r->request, axis, u->unit->name, send, receive, n, dtype);
-    else all_gather_start(fsdp->comm, &r->request, axis, u->unit->name, send, receive, n, dtype);
+    if (reduces) reduce_scatter_start(fsdp->comm, &r->request, axis, u->table_unit->name, send, receive, n, dtype);
+    else all_gather_start(fsdp->comm, &r->request, axis, u->table_unit->name, send, receive, n, dtype);
 }
 
 /* Waits for a stage and puts what it received where it belongs. The pieces of a reduce-scatter arrive by all-to-all and
@@ -533,7 +533,7 @@ static int next_piece(const Fsdp *fsdp, int *i, ShardPiece *piece, int unique) {
         int64_t begin = unique ? u->replica_begin : u->state_begin;
         int64_t count = unique ? u->replica_count : u->state_count;
         ++*i;
-        if (u->unit->frozen || (unique && is_owned_elsewhere(fsdp, t))) continue;
+        if (u->table_unit->frozen || (unique && is_owned_elsewhere(fsdp, t))) continue;
         piece->unit = u;
         piece->tensor = t;
         piece->count = tensor_overlap(t, begin, begin + count, &piece->first);
@@ -564,8 +564,9 @@ static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
     uint64_t *mine = fsdp->fingerprints, *all = mine + units;
     for (int i = 0; i < units; i++) {
         const FsdpUnit *u = &fsdp->units[i];
-        int64_t bytes = u->unit->frozen ? (int64_t)sharded_bytes(fsdp, u) : u->state_count * (int64_t)sizeof(float);
-        const void *weights = u->unit->frozen ? (const void *)u->sharded_weights : u->master;
+        int64_t bytes =
+            u->table_unit->frozen ? (int64_t)sharded_bytes(fsdp, u) : u->state_count * (int64_t)sizeof(float);
+        const void *weights = u->table_unit->frozen ? (const void *)u->sharded_weights : u->master;
         fingerprint(fsdp->dev, fsdp->local_fingerprints + i, weights, bytes);
     }
     device_read(fsdp->dev, mine, fsdp->local_fingerprints, sizeof(uint64_t) * (size_t)units);
@@ -596,7 +597,7 @@ static void open_persistent_weights(Fsdp *fsdp, FsdpUnit *u) {
 }
 
 static void open_frozen_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
-    const Unit *unit = u->unit;
+    const Unit *unit = u->table_unit;
     int shards = fsdp->sharding.strategy->sharded ? fsdp->ranks : 1;
     if (unit->int8_blocks) u->quantized = quantized_layout(unit->int8_blocks, unit->unquantized, shards, TENSOR_ALIGN);
     u->sharded_weights = (floatX *)arena_alloc(
@@ -627,7 +628,7 @@ static void open_trained_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
 
 static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     int sharded = fsdp->sharding.strategy->sharded;
-    u->unit = unit;
+    u->table_unit = unit;
     u->padded = round_up(unit->size, (int64_t)TENSOR_ALIGN * fsdp->ranks * fsdp->replicas);
     u->shard_size = u->padded / fsdp->ranks;
     u->state_begin = sharded ? fsdp->rank * u->shard_size : 0;

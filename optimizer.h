@@ -36,8 +36,8 @@ static double clip_coefficient(double max_norm, double norm) {
 static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
     for (int i = 0; i < fsdp->table->num_units; i++) {
         const FsdpUnit *u = &fsdp->units[i];
-        int first = u->unit->first_tensor, end = first + u->unit->num_tensors, owns_all = 1;
-        if (u->unit->frozen) continue;
+        int first = u->table_unit->first_tensor, end = first + u->table_unit->num_tensors, owns_all = 1;
+        if (u->table_unit->frozen) continue;
         for (int t = first; t < end; t++) owns_all &= !is_owned_elsewhere(fsdp, &fsdp->table->tensors[t]);
         if (owns_all) {
             squared_norm(fsdp->dev, sum, replica_gradient(u), u->replica_count);
@@ -89,7 +89,7 @@ static void optimizer_open(Optimizer *o, Fsdp *fsdp) {
     o->fsdp = fsdp;
     for (int i = 0; i < fsdp->table->num_units; i++) {
         const FsdpUnit *u = &fsdp->units[i];
-        if (u->unit->frozen) continue;
+        if (u->table_unit->frozen) continue;
         largest = max_i64(largest, u->state_count);
         trained = u;
     }

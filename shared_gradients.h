@@ -105,7 +105,7 @@ static void sum_tied_weight(SharedGradients *s) {
     int unit = tied_copy_unit(t);
     if (unit < 0) return;
     FsdpUnit *u = &fsdp->units[unit];
-    const Tensor *weight = &t->tensors[u->unit->first_tensor];
+    const Tensor *weight = &t->tensors[u->table_unit->first_tensor];
     int64_t first, count = tensor_overlap(weight, u->state_begin, u->state_begin + u->state_count, &first);
     if (t->part.pp > 1) {
         exchange_tied_gradient(s, u);

@@ -472,7 +472,7 @@ static void poison_pools(Fsdp *f) {
             size_t bytes = 0, element = pool == POOL_GRADIENTS ? sizeof(float) : sizeof(floatX);
             for (int u = 0; u < f->table->num_units; u++) {
                 size_t of_unit = pool_bytes((PoolKind)pool, &f->units[u]);
-                if (f->units[u].unit->kind == buffer->kind && of_unit > bytes) bytes = of_unit;
+                if (f->units[u].table_unit->kind == buffer->kind && of_unit > bytes) bytes = of_unit;
             }
             char *garbage = (char *)checked_malloc(bytes);
             for (size_t at = 0; at + element <= bytes; at += element) {
@@ -490,7 +490,7 @@ static int64_t count_touched_padding(const Fsdp *f) {
     int64_t touched = 0;
     for (int u = 0; u < f->table->num_units; u++) {
         const FsdpUnit *unit = &f->units[u];
-        if (unit->unit->frozen) continue;
+        if (unit->table_unit->frozen) continue;
         char *owned = (char *)checked_malloc((size_t)unit->state_count);
         ShardPiece p;
         for (int i = 0; next_state_piece(f, &i, &p);)
@@ -559,7 +559,7 @@ static uint64_t frozen_hash(const Fsdp *f) {
     uint64_t hash = HASH_START;
     for (int u = 0; u < f->table->num_units; u++) {
         size_t bytes = sharded_bytes(f, &f->units[u]);
-        if (!f->units[u].unit->frozen) continue;
+        if (!f->units[u].table_unit->frozen) continue;
         void *have = on_host(f->dev, f->units[u].sharded_weights, bytes);
         hash = hash_bytes(hash, have, bytes);
         free(have);

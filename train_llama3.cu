@@ -218,7 +218,7 @@ static void embed_forward(Model *m) {
 
 static void embed_backward(Model *m, int micro_batch) {
     FsdpUnit *unit = &m->fsdp->units[m->table.embed];
-    float *d_embed = fsdp_gradients(m->fsdp, unit, micro_batch) + unit->unit->offsets[W_EMBED];
+    float *d_embed = fsdp_gradients(m->fsdp, unit, micro_batch) + unit->table_unit->offsets[W_EMBED];
     const floatX *d_x = tp_all_gather_tokens(m->tp, m->d_x, "d embedding");
     embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_vocabulary, m->B * m->T, m->config.C, m->config.V);
 }
@@ -330,7 +330,7 @@ static void prefetch_backward(Model *m, int unit) {
 
 static void stage_embed_forward(Model *m, ReshardPoint now) {
     FsdpUnit *embed = &m->fsdp->units[m->table.embed];
-    device_phase(m->dev, "forward", embed->unit->name);
+    device_phase(m->dev, "forward", embed->table_unit->name);
     fsdp_prefetch(m->fsdp, embed);
     prefetch_forward(m, m->table.embed);
     embed_forward(m);
@@ -339,10 +339,10 @@ static void stage_embed_forward(Model *m, ReshardPoint now) {
 
 static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint now) {
     FsdpUnit *embed = &m->fsdp->units[m->table.embed];
-    device_phase(m->dev, "backward", embed->unit->name);
-    if (!embed->unit->frozen) embed_backward(m, micro_batch);
+    device_phase(m->dev, "backward", embed->table_unit->name);
+    if (!embed->table_unit->frozen) embed_backward(m, micro_batch);
     fsdp_reshard(m->fsdp, embed, now); // under ZeRO-2 it is unsharded until here
-    if (!embed->unit->frozen) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
+    if (!embed->table_unit->frozen) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
 }
 
 /* All blocks of the stage. The residual stream after the last one is the sum of its after_attention and
@@ -412,7 +412,7 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
         head_forward_backward(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, now);
         prefetch_backward(m, end - 1); // before the reduction: on a shared connection it would wait for it
-        if (!table_is_tied(&m->table) && !head->unit->frozen) // tied: the embedding adds to this gradient first
+        if (!table_is_tied(&m->table) && !head->table_unit->frozen) // tied: the embedding adds to this gradient first
             fsdp_reduce_gradients(m->fsdp, head, step->micro_batch);
     }
     pipeline_receive(pipeline, step, m->d_x);

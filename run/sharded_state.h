@@ -152,7 +152,7 @@ static void fsdp_set_base(Fsdp *fsdp, StateSource read, Int8Source read_int8, vo
     for (int i = 0; i < fsdp->table->num_tensors; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
         FsdpUnit *u = &fsdp->units[t->unit];
-        if (!u->unit->frozen) continue;
+        if (!u->table_unit->frozen) continue;
         if (u->quantized.shards) {
             set_quantized_tensor(fsdp, &from, u, t);
             continue;
@@ -190,7 +190,7 @@ static const float *gather_trained(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
         device_copy(fsdp->dev, whole + u->state_begin, mine, sizeof(float) * (size_t)u->state_count);
         mine = whole + u->state_begin;
     }
-    all_gather_now(fsdp->comm, AXIS_FSDP, u->unit->name, mine, whole, sizeof(float) * (size_t)u->shard_size);
+    all_gather_now(fsdp->comm, AXIS_FSDP, u->table_unit->name, mine, whole, sizeof(float) * (size_t)u->shard_size);
     return whole;
 }
 
@@ -198,16 +198,16 @@ static const float *gather_trained(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
 static void merge_adapters(Fsdp *fsdp, const FsdpUnit *u, float *weights) {
     const TensorTable *table = fsdp->table;
     const Llama3Config *c = fsdp->config;
-    FsdpUnit *adapters = &fsdp->units[table_block_adapters(table, u->unit->first_block)];
+    FsdpUnit *adapters = &fsdp->units[table_block_adapters(table, u->table_unit->first_block)];
     const float *gathered = gather_trained(fsdp, adapters, STATE_MASTER);
-    for (int i = u->unit->first_tensor; i < u->unit->first_tensor + u->unit->num_tensors; i++) {
+    for (int i = u->table_unit->first_tensor; i < u->table_unit->first_tensor + u->table_unit->num_tensors; i++) {
         const Tensor *w = &table->tensors[i];
         WeightKind kind = w->row->kind;
         if (!is_adapted(c, kind)) continue;
-        int64_t block = (w->offset - u->unit->offsets[kind]) / table->block_stride; // within the unit
+        int64_t block = (w->offset - u->table_unit->offsets[kind]) / table->block_stride; // within the unit
         const float *of_block = gathered + block * table->adapters_stride;
-        adapter_merge(fsdp->dev, weights + w->offset, of_block + adapters->unit->offsets[lora_a(kind)],
-                      of_block + adapters->unit->offsets[lora_b(kind)], adapter_scale(c), c->lora_rank, w->cols,
+        adapter_merge(fsdp->dev, weights + w->offset, of_block + adapters->table_unit->offsets[lora_a(kind)],
+                      of_block + adapters->table_unit->offsets[lora_b(kind)], adapter_scale(c), c->lora_rank, w->cols,
                       w->rows);
     }
     fsdp_release_state(fsdp, gathered);
@@ -215,11 +215,11 @@ static void merge_adapters(Fsdp *fsdp, const FsdpUnit *u, float *weights) {
 
 /* The same for any unit. Of a frozen one: its weights in fp32, with its adapters merged in. */
 static const float *fsdp_gather_state(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
-    if (!u->unit->frozen) return gather_trained(fsdp, u, kind);
+    if (!u->table_unit->frozen) return gather_trained(fsdp, u, kind);
     float *whole = (float *)pool_take(fsdp, POOL_GRADIENTS, u);
     tree_sum(fsdp->dev, whole, fsdp_unshard(fsdp, u), FLOATX, 1, u->padded, 0); // converts to fp32
     fsdp_reshard(fsdp, u, AFTER_LAST_USE);
-    if (u->unit->kind == UNIT_BLOCK && fsdp->config->lora_rank) merge_adapters(fsdp, u, whole);
+    if (u->table_unit->kind == UNIT_BLOCK && fsdp->config->lora_rank) merge_adapters(fsdp, u, whole);
     return whole;
 }
 

@@ -40,8 +40,8 @@ typedef struct {
 
 /* Waits until the unit is unsharded. `first`: the block's first element in the unit. */
 static UnitTensors unit_tensors(Fsdp *fsdp, FsdpUnit *unit, int64_t first, int micro_batch) {
-    UnitTensors t = {fsdp_unshard(fsdp, unit) + first, NULL, unit->unit->offsets};
-    if (micro_batch != NO_GRADIENTS && !unit->unit->frozen)
+    UnitTensors t = {fsdp_unshard(fsdp, unit) + first, NULL, unit->table_unit->offsets};
+    if (micro_batch != NO_GRADIENTS && !unit->table_unit->frozen)
         t.gradients = fsdp_gradients(fsdp, unit, micro_batch) + first;
     return t;
 }

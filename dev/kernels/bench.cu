@@ -15,7 +15,7 @@ static void forward_products(Trainer *trainer) {
     for (int l = 0; l < c->L; l++) {
         BlockActivations *a = &m->blocks[l];
         const FsdpUnit *u = &trainer->parallel.fsdp.units[table_block_unit(&trainer->model.table, l)];
-        const int64_t *at = u->unit->offsets;
+        const int64_t *at = u->table_unit->offsets;
         const floatX *w = u->sharded_weights;
         linear_forward(&trainer->parallel.dev, a->qkv, a->attn_norm, w + at[W_Q], N, c->C, QKV);
         linear_forward(&trainer->parallel.dev, m->sublayer_out, a->attn, w + at[W_O], N, Q, c->C);
@@ -31,7 +31,7 @@ static void backward_products(Trainer *trainer) {
     for (int l = c->L - 1; l >= 0; l--) {
         BlockActivations *a = &m->blocks[l];
         const FsdpUnit *u = &trainer->parallel.fsdp.units[table_block_unit(&trainer->model.table, l)];
-        const int64_t *at = u->unit->offsets;
+        const int64_t *at = u->table_unit->offsets;
         const floatX *w = u->sharded_weights;
         float *dw = u->grad;
         linear_backward_input(&trainer->parallel.dev, m->d_swiglu, m->d_x, c->C, w + at[W_DOWN], N, c->F, c->C);
@@ -51,7 +51,7 @@ static void head_products(Trainer *trainer) {
     const Llama3Config *c = &trainer->model.config;
     Model *m = &trainer->model;
     const FsdpUnit *u = &trainer->parallel.fsdp.units[trainer->model.table.head];
-    int64_t head = u->unit->offsets[W_HEAD], stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX));
+    int64_t head = u->table_unit->offsets[W_HEAD], stride = (int64_t)c->V * (int64_t)(sizeof(float) / sizeof(floatX));
     for (int row = 0; row < m->B * m->T; row += m->logit_rows) {
         int n = (int)min_i64(m->logit_rows, m->B * m->T - row);
         const floatX *in = m->final_norm + (int64_t)row * c->C, *dlogits = (const floatX *)m->logits;

@@ -77,14 +77,14 @@ plant() {
 }
 
 fault "a unit is not reduced" fsdp.h \
-    's|^        tree_sum(fsdp->dev, sum, r->receive|        if (u->unit->kind != UNIT_HEAD) tree_sum(fsdp->dev, sum, r->receive|' faults "gradients of one rank"
+    's|^        tree_sum(fsdp->dev, sum, r->receive|        if (u->table_unit->kind != UNIT_HEAD) tree_sum(fsdp->dev, sum, r->receive|' faults "gradients of one rank"
 fault "weights of 8 bits take the scale of a neighbouring block" lib/int8.h 's|within / INT8_BLOCK, n);|(within / INT8_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
 more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|^        b->scales\[i\] = quantize|        b->scales[i ^ 1] = quantize|' adapters "bytes and scales of the whole tensors. blocks"
 more "a cut between ranks goes through a block of 8 bits" run/sharded_state.h 's|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)),|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)) - 32 * tensor_is_quantized(t),|' adapters "every weight is that of its block"
 more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|' adapters "no free buffer for the gradient of adapters of"
-more "adapters' sums of one tp rank are lost" shared_gradients.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
+more "adapters' sums of one tp rank are lost" shared_gradients.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->table_unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
 fault "the base is updated by weight decay" optimizer.h \
-    's/^    if (unit) store_state(o, unit, s);/&\n    for (int u = 0; u < fsdp->table->num_units; u++) if (fsdp->units[u].unit->frozen \&\& !fsdp->units[u].quantized.shards) scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/' adapters "the base is as it was"
+    's/^    if (unit) store_state(o, unit, s);/&\n    for (int u = 0; u < fsdp->table->num_units; u++) if (fsdp->units[u].table_unit->frozen \&\& !fsdp->units[u].quantized.shards) scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/' adapters "the base is as it was"
 more "two ranks take the same samples" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
 fault "two ranks take the same samples, at run time" dataloader.h \
@@ -124,7 +124,7 @@ more "a micro-batch's gradient is not rounded where it goes nowhere" fsdp.h \
 more "an all-reduce rounds the sum so far" fsdp.h \
     's/if (r->rounded && last) tree_sum/if (r->rounded) tree_sum/' reduce-dtype "summed in fp32 without sharding"
 more "a rank skips a reduction" fsdp.h \
-    's|^static void fsdp_reduce_gradients.*|&\n    if (fsdp->rank == 1 \&\& u->unit->kind == UNIT_HEAD) { gradient_release(fsdp, u); return; }|' faults "collective #[0-9]+ on fsdp: .*rank 1 started"
+    's|^static void fsdp_reduce_gradients.*|&\n    if (fsdp->rank == 1 \&\& u->table_unit->kind == UNIT_HEAD) { gradient_release(fsdp, u); return; }|' faults "collective #[0-9]+ on fsdp: .*rank 1 started"
 fault "collectives are not compared as they start" lib/watchdog.h 's/other->order != own/0/' failures "a rank that skips a collective is named"
 more "a rank does not show which op it is in" lib/device.h 's/^        dev->activity->op = op;//' failures "a rank that computes for ever"
 more "the last collectives are not written" lib/watchdog.h 's/if (code == 2 && own_heartbeat.table) heart/if (0) heart/' failures "last collectives are under OUT/flight"
@@ -206,7 +206,7 @@ if [ -n "$all" ]; then
     fault "two runs may save to one directory" run/out_dir.h 's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' "checkpoints refusals" "two runs"
     fault "a run goes on from the oldest checkpoint" run/out_dir.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
     fault "a unit's reduction is never started" fsdp.h \
-        's|^    reductions_advance(fsdp, u, micro_batch);|    if (u->unit->kind == UNIT_HEAD \&\& fsdp->ranks > 1) { gradient_release(fsdp, u); return; }\n&|' faults "expected, dry-run and measured"
+        's|^    reductions_advance(fsdp, u, micro_batch);|    if (u->table_unit->kind == UNIT_HEAD \&\& fsdp->ranks > 1) { gradient_release(fsdp, u); return; }\n&|' faults "expected, dry-run and measured"
     fault "gradients are scaled by the world" fsdp.h \
         's|^        if (!fsdp->accumulates_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);|        for (int64_t i = 0; i < u->shard_size \&\& !fsdp->dev->dry_run \&\& replace; i++) sum[i] *= (float)fsdp->ranks;\n&|' faults "gradients of one rank"
     fault "the mean is divided by the micro-batches once more" run/step_report.h \
@@ -222,7 +222,7 @@ if [ -n "$all" ]; then
     fault "a rank draws its weights from another seed" run/trainer.h \
         's|    p->fsdp.seed = (uint64_t)o->seed;|    p->fsdp.seed = (uint64_t)(o->seed + (rank == 1));|' layouts "initializes weights with a different seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
-    fault "a slot is written before who had it is through" fsdp.h 's|    comm_wait_event(fsdp->comm, b->freed, u->unit->name);||' orders "have one rank's bits"
+    fault "a slot is written before who had it is through" fsdp.h 's|    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name);||' orders "have one rank's bits"
     fault "weights are gathered before AdamW has written them" optimizer.h 's|^    device_wait_stream(dev, STREAM_GATHER,.*||' orders "have one rank's bits"
     fault "AdamW comes before the last sums" fsdp.h 's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
     fault "weights are used before they have arrived" lib/comm.h 's|    if (r->on_device) device_wait_event(dev, r->arrived);||' orders "have one rank's bits"

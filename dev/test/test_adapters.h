@@ -155,7 +155,7 @@ static void widened_body(Job *j, int rank) {
         const Tensor *t = &trainer->model.table.tensors[i];
         FsdpUnit *u = &trainer->parallel.fsdp.units[t->unit];
         int64_t n = t->rows * t->cols, all = t->whole_rows * t->whole_cols, run, whole;
-        if (!u->unit->frozen) continue;
+        if (!u->table_unit->frozen) continue;
         float *want = (float *)checked_malloc(sizeof(float) * (size_t)all);
         tensor_init(want, t, trainer->whole_config, (uint64_t)j->opt.seed, 0, all, 1);
         for (int64_t at = 0; at < all && is_quantized(trainer->whole_config->base, t->row); at += INT8_BLOCK) {
@@ -175,7 +175,7 @@ static void widened_body(Job *j, int rank) {
         __atomic_fetch_add(&widened_elements, n, __ATOMIC_RELAXED);
         free(want);
         free(have);
-        if (i == u->unit->first_tensor + u->unit->num_tensors - 1)
+        if (i == u->table_unit->first_tensor + u->table_unit->num_tensors - 1)
             fsdp_reshard(&trainer->parallel.fsdp, u, AFTER_LAST_USE);
     }
     close_rank(o);
