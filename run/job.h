@@ -88,8 +88,8 @@ static Task job_task(const Options *o) {
                    "given as --model DIR)",
                    o->resume, task_names[task]);
     if (!o->is_planner && (o->cluster || o->search))
-        user_error("--%s is an option of plan_llama3, which estimates step times: run ./plan_llama3 with these options, "
-                   "without --plan",
+        user_error("--%s is an option of plan_llama3, which estimates step times: run ./plan_llama3 with these "
+                   "options, without --plan",
                    o->cluster ? "cluster" : "search");
     if (!o->is_planner && o->trace && task != DO_TRAIN)
         user_error("--trace %s has no effect with %s: only training has a timeline; remove --trace (plan_llama3 writes "

@@ -116,7 +116,8 @@ static void update_latest_link(const char *out, int64_t step) {
     snprintf(fresh, sizeof fresh, "%s/" SAVING "latest", out);
     if (readlink(link, now, sizeof now - 1) > 0 && !strcmp(now, target)) return;
     unlink(fresh);
-    if (symlink(target, fresh) || rename(fresh, link)) user_error("cannot create the link %s: %s", link, strerror(errno));
+    if (symlink(target, fresh) || rename(fresh, link))
+        user_error("cannot create the link %s: %s", link, strerror(errno));
     sync_directory(out);
 }
 

@@ -10,7 +10,7 @@
 #include "../shared_gradients.h" // defines: SharedGradients
 #include "ledger.h"              // defines: Ledger, ledger_check, expected_traffic
 #include "layout.h"              // defines: layout_read_back, hosts_read_back
-#include "job.h"                 // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Dataset, Loader, Tokenizer
+#include "job.h"                 // defines: Job, Options, CheckpointWriter, Logger, Dataset, Loader
 #include "model.h"               // defines: Model, model_open
 #include "parallel.h"            // defines: Parallel, sharding_of
 
@@ -89,7 +89,8 @@ static void evaluation_open(Trainer *trainer, const Options *o) {
 
 static void checkpoints_open(Trainer *trainer, const Job *j) {
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN;
-    checkpoint_writer_open(&trainer->writer, &trainer->parallel.fsdp, trainer->whole_config, trainer->whole_table, &j->opt);
+    checkpoint_writer_open(&trainer->writer, &trainer->parallel.fsdp, trainer->whole_config, trainer->whole_table,
+                           &j->opt);
     trainer->writer.tokenizer = j->tokenizer_path[0] ? j->tokenizer_path : NULL;
     trainer->writer.base_fingerprint = j->base_fingerprint;
     if (trains && j->opt.out) checkpoint_prepare(&trainer->writer, &j->resume_from);
