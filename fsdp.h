@@ -225,7 +225,8 @@ static void pool_release(Fsdp *fsdp, PoolKind pool, const void *memory) {
 // ---------------------------------------------------------------------------
 // unshard and reshard
 
-/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device. */
+/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device; without sharding that
+ * copy is all there is to wait for. */
 static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     if (u->unsharded_weights) return;
     if (weights_are_resident(fsdp)) {
@@ -236,15 +237,15 @@ static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     u->unsharded_weights = u->persistent_weights;
     if (!u->unsharded_weights) u->unsharded_weights = (floatX *)pool_take(fsdp, POOL_WEIGHTS, u);
     size_t bytes = sharded_bytes(fsdp, u);
-    int gathers = u->state_count < u->padded;
+    int is_sharded = u->state_count < u->padded;
     void *mine = u->sharded_weights;
     if (fsdp->weights_offloaded) {
-        mine = (char *)u->unsharded_weights + (gathers ? (size_t)fsdp->rank * bytes : 0);
+        mine = (char *)u->unsharded_weights + (is_sharded ? (size_t)fsdp->rank * bytes : 0);
         device_copy(fsdp->dev, mine, u->sharded_weights, bytes);
     }
     size_t count = u->quantized.shards ? bytes : (size_t)u->shard_size;
     Dtype dtype = u->quantized.shards ? DTYPE_BYTE : FLOATX;
-    if (gathers)
+    if (is_sharded)
         all_gather_start(fsdp->comm, &u->all_gather, AXIS_FSDP, u->table_unit->name, mine, u->unsharded_weights, count,
                          dtype);
     else request_follow_stream(fsdp->comm, &u->all_gather, u->table_unit->name);
@@ -262,7 +263,7 @@ static void dequantize_unit(Fsdp *fsdp, FsdpUnit *u) {
     for (int i = u->table_unit->first_tensor; i < u->table_unit->first_tensor + u->table_unit->num_tensors; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
         dequantize_elements(fsdp->dev, u->dequantized + t->offset, u->unsharded_weights, &u->quantized,
-                            tensor_is_quantized(t), tensor_first_of_sort(t), t->rows * t->cols);
+                            tensor_is_quantized(t), tensor_stored_at(t), t->rows * t->cols);
     }
 }
 

@@ -252,7 +252,7 @@ typedef struct {
     Stage stages[MAX_STAGES]; // (part.virtual_stages)
     int num_blocks;           // of all stages
     int embed, head;          // units, -1: another rank has it. Tied: the same unit, unless part.tied_head_copy
-    int64_t wrap;             // as table_open was given it
+    int64_t wrap;             // parameters that a unit of blocks has at least; 0: one block per unit
     int blocks_per_unit;      // the last unit of a stage may have fewer
     int64_t block_stride;     // elements from a block to the next one in the same unit
     int64_t adapters_stride;  // the same for adapters
@@ -260,10 +260,10 @@ typedef struct {
     int64_t num_trained;
 } TensorTable;
 
-/* A quantized unit keeps its quantized elements and the others apart: which sort this tensor is, and the number of its
- * first element among the unit's elements of that sort. */
+/* A quantized unit stores int8 elements and unquantized ones apart (lib/int8.h). tensor_stored_at: where the tensor
+ * begins among the unit's int8 elements, or, if it is not quantized, among the unquantized ones. */
 static inline int tensor_is_quantized(const Tensor *t) { return t->int8_block >= 0; }
-static inline int64_t tensor_first_of_sort(const Tensor *t) {
+static inline int64_t tensor_stored_at(const Tensor *t) {
     return tensor_is_quantized(t) ? t->int8_block * INT8_BLOCK : t->unquantized_offset;
 }
 

@@ -48,7 +48,7 @@ static QuantizedLayout quantized_layout(int64_t blocks, int64_t unquantized, int
     return l;
 }
 
-/* Elements per shard of one sort: quantized or not. */
+/* How many int8 elements, or how many unquantized ones, a shard holds. */
 static inline int64_t quantized_shard_elements(const QuantizedLayout *l, int quantized) {
     return quantized ? l->blocks * INT8_BLOCK : l->unquantized;
 }
@@ -59,8 +59,8 @@ static inline int64_t quantized_rest_at(const QuantizedLayout *l) {
     return l->blocks * (int64_t)(INT8_BLOCK + sizeof(float));
 }
 
-/* Converts elements [first, first + count) of a gathered unit to floatX, out (count). `quantized` tells which sort of
- * elements; `first` counts from the unit's first element of that sort. */
+/* Converts elements [first, first + count) of a gathered unit to floatX, out (count). The int8 elements of all shards
+ * are numbered from 0, and so are the unquantized ones; `quantized` says which of the two are meant. */
 static void dequantize_elements(Device *dev, floatX *out, const void *gathered, const QuantizedLayout *l, int quantized,
                                 int64_t first, int64_t count) {
     int64_t per_shard = quantized_shard_elements(l, quantized);

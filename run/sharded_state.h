@@ -123,11 +123,11 @@ static void set_frozen_int8(Fsdp *fsdp, const FrozenSource *from, const Tensor *
     }
 }
 
-/* The elements of tensor t that this rank's shard of a quantized unit holds. Quantized elements and unquantized ones
- * have shards of their own; t's elements are [t0, t0 + size) of its sort. */
+/* Sets the elements of tensor t that this rank's shard of a quantized unit holds. Int8 elements and unquantized ones are
+ * numbered and sharded apart; t's begin at number t0. */
 static void set_quantized_tensor(Fsdp *fsdp, const FrozenSource *from, FsdpUnit *u, const Tensor *t) {
     const QuantizedLayout *l = &u->quantized;
-    int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)), t0 = tensor_first_of_sort(t);
+    int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)), t0 = tensor_stored_at(t);
     int64_t shard_begin = fsdp->sharding.strategy->sharded ? fsdp->rank * per_shard : 0;
     int64_t begin = max_i64(t0, shard_begin), end = min_i64(t0 + t->rows * t->cols, shard_begin + per_shard);
     int64_t first = begin - t0, at = begin - shard_begin;
