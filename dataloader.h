@@ -133,14 +133,9 @@ static int token_file_read(const TokenFile *f, int64_t first, int64_t n, char *r
 }
 
 static inline uint32_t token_at(const char *raw, int64_t t, int width) {
-    uint16_t narrow;
-    uint32_t wide;
-    if (width == 4) {
-        memcpy(&wide, raw + 4 * t, 4);
-        return wide;
-    }
-    memcpy(&narrow, raw + 2 * t, 2);
-    return narrow;
+    uint32_t token = 0;
+    memcpy(&token, raw + t * width, (size_t)width); // the file and the machine are little-endian
+    return token;
 }
 
 /* Reads window `index` to inputs (T) and targets (T), with `raw` (5·(T + 1) bytes) as scratch space. Returns the number
@@ -398,8 +393,11 @@ static void loader_read(Loader *l, int64_t sample, char *raw) {
 
 static void *loader_worker(void *arg) {
     LoaderWorker *w = (LoaderWorker *)arg;
-    for (int64_t sample; (sample = loader_claim(w->loader)) >= 0;) loader_read(w->loader, sample, w->raw);
-    return NULL;
+    for (;;) {
+        int64_t sample = loader_claim(w->loader);
+        if (sample < 0) return NULL;
+        loader_read(w->loader, sample, w->raw);
+    }
 }
 
 /* Memory for workers is reserved for LOADER_WORKERS of them even if the machine has fewer cores, so that a plan does

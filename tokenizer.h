@@ -472,7 +472,7 @@ static inline void tokenizer_find_missing_bytes(Tokenizer *t, const char *path) 
 static inline Tokenizer *tokenizer_open(const char *path) {
     Tokenizer *t = (Tokenizer *)checked_malloc(sizeof *t);
     size_t len;
-    char *text = tokenizer_read_file(path, &len), *line;
+    char *text = tokenizer_read_file(path, &len);
     const char *header[NUM_HEADER_LINES];
     sha256(text, len, t->fingerprint);
     size_t text_len = len;
@@ -482,7 +482,9 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     TokenizerLines in = {path, text, text + text_len, 0};
     t->llama3 = strncmp(text, tokenizer_header_words[0], strlen(tokenizer_header_words[0])) != 0;
     if (!t->llama3) tokenizer_read_header(&in, header);
-    for (int32_t id = 0; (line = tokenizer_line(&in)); id++) tokenizer_read_token(t, &in, line, id);
+    int32_t id = 0;
+    for (const char *line = tokenizer_line(&in); line; line = tokenizer_line(&in))
+        tokenizer_read_token(t, &in, line, id++);
     tokenizer_find_missing_bytes(t, path);
     if (t->llama3) {
         tokenizer_add_special(t);
@@ -508,8 +510,8 @@ static inline void tokenizer_close(Tokenizer *t) {
 /* Whether generation stops after this token. */
 static inline int tokenizer_ends(const Tokenizer *t, int32_t id) { return id == t->eos || id == t->eot; }
 
-/* Points *bytes at the token's bytes inside the tokenizer (not NUL-terminated) and returns their number. A special token
- * gives its name. An id outside 0 .. vocab_size - 1 gives 0, which no token has. */
+/* Points *bytes at the token's bytes inside the tokenizer (not NUL-terminated) and returns their number. A special
+ * token gives its name. An id outside 0 .. vocab_size - 1 gives 0, which no token has. */
 static inline size_t tokenizer_decode(const Tokenizer *t, int32_t id, const char **bytes) {
     *bytes = NULL;
     if (id < 0 || id >= t->vocab_size) return 0;
@@ -645,9 +647,9 @@ static inline int token_is_space(const Tokenizer *t, int32_t id) {
     return 1;
 }
 
-/* Encodes the text from its first byte that is not UTF-8, at `valid`: the expression cannot split it, so it is one piece.
- * In Llama 3's format this piece begins earlier, as in tiktoken's _encode_bytes: with the last piece before it, and
- * with all white-space tokens before that if it starts with one. `first_id` and `last_piece_id` index *e->ids. */
+/* Encodes the text from its first byte that is not UTF-8, at `valid`: the expression cannot split it, so it is one
+ * piece. In Llama 3's format this piece begins earlier, as in tiktoken's _encode_bytes: with the last piece before it,
+ * and with all white-space tokens before that if it starts with one. `first_id` and `last_piece_id` index *e->ids. */
 static inline void encode_rest(Encoder *e, const char *text, size_t len, size_t valid, size_t first_id,
                                size_t last_piece_id) {
     const Tokenizer *t = e->t;

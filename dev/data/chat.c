@@ -164,7 +164,7 @@ static void refuse_bad_text(const Place *at, const char *text, size_t len) {
     size_t valid = utf8_valid_length(text, len);
     if (valid < len) refuse(at, "invalid UTF-8 at byte %zu of the line", valid);
     if (memchr(text, 0, len)) refuse(at, "a zero byte in the line");
-    for (const char *p = text; (p = strchr(p, '\\')) && p[1]; p += 2) // cJSON would end the string there
+    for (const char *p = strchr(text, '\\'); p && p[1]; p = strchr(p + 2, '\\')) // cJSON would end the string there
         if (!strncmp(p, "\\u0000", 6)) refuse(at, "\\u0000 in a string, which is not text");
 }
 
@@ -213,7 +213,9 @@ static uint64_t chat_file(Chat *c, const char *path, TokenWriter *train, TokenWr
     uint64_t conversations = 0;
     Place at = {path, 0};
     if (!f) user_error("%s cannot be opened: %s; expected a file of JSON lines", path, strerror(errno));
-    for (ssize_t len; (len = getline(&line, &room, f)) >= 0;) {
+    for (;;) {
+        ssize_t len = getline(&line, &room, f);
+        if (len < 0) break;
         at.line++;
         if (strspn(line, " \t\r\n") == (size_t)len) continue;
         chat_line(c, &at, line, (size_t)len);
@@ -245,10 +247,10 @@ int main(int argc, char **argv) {
     int num_files = 0;
     double fraction = 0;
     for (int i = 1; i < argc; i++) {
-        if ((value = option_value(argc, argv, &i, "--tokenizer"))) tokenizer = value;
-        else if ((value = option_value(argc, argv, &i, "--out-train"))) out_train = value;
-        else if ((value = option_value(argc, argv, &i, "--out-val"))) out_val = value;
-        else if ((value = option_value(argc, argv, &i, "--val-fraction"))) fraction = fraction_option(value);
+        if (option_value(argc, argv, &i, "--tokenizer", &tokenizer)) continue;
+        if (option_value(argc, argv, &i, "--out-train", &out_train)) continue;
+        if (option_value(argc, argv, &i, "--out-val", &out_val)) continue;
+        if (option_value(argc, argv, &i, "--val-fraction", &value)) fraction = fraction_option(value);
         else if (!strcmp(argv[i], "--help")) return puts(usage) < 0;
         else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; %s", argv[i], usage);
         else files[num_files++] = argv[i];

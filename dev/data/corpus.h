@@ -246,8 +246,11 @@ static inline void writer_write(TokenWriter *w, const int32_t *tokens, const uin
 static inline void writer_close(TokenWriter *w) {
     char buffer[1 << 16];
     if (w->mask) rewind(w->mask);
-    for (size_t n; w->mask && (n = fread(buffer, 1, sizeof buffer, w->mask)) > 0;)
+    while (w->mask) {
+        size_t n = fread(buffer, 1, sizeof buffer, w->mask);
+        if (!n) break;
         fwrite(buffer, 1, n, w->file); // output_close checks for errors
+    }
     if (w->mask && (ferror(w->mask) || (uint64_t)ftello(w->file) != sizeof(TokenHeader) + w->count * (w->width + 1)))
         user_error("the mask of %s could not be written completely: %s; is the disk full?", w->path, strerror(errno));
     writer_header(w);
@@ -265,8 +268,8 @@ typedef struct {
     uint64_t seen, chosen; // bytes so far; those of them that are for validation
 } ValidationSplit;
 
-/* Whether the next `len` bytes are for validation. Spreads it evenly: they are taken if that brings the number of chosen
- * bytes closer to their share. */
+/* Whether the next `len` bytes are for validation. Spreads it evenly: they are taken if that brings the number of
+ * chosen bytes closer to their share. */
 static inline int is_validation(ValidationSplit *c, size_t len) {
     double share = c->fraction * (double)(c->seen + len / 2);
     int val = c->fraction > 0 && (double)c->chosen + (double)len / 2 <= share;
@@ -278,11 +281,12 @@ static inline int is_validation(ValidationSplit *c, size_t len) {
 // ---------------------------------------------------------------------------
 // options
 
-/* If argv[*i] is `name`, returns its value and moves *i to it; otherwise returns NULL. */
-static inline const char *option_value(int argc, char **argv, int *i, const char *name) {
-    if (strcmp(argv[*i], name)) return NULL;
+/* If argv[*i] is `name`, stores the argument after it in *value, moves *i to it and returns 1. */
+static inline int option_value(int argc, char **argv, int *i, const char *name, const char **value) {
+    if (strcmp(argv[*i], name)) return 0;
     if (*i + 1 >= argc) user_error("%s was given without a value; expected one after it", name);
-    return argv[++*i];
+    *value = argv[++*i];
+    return 1;
 }
 
 static inline double fraction_option(const char *value) {

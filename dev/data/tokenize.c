@@ -39,8 +39,8 @@ static size_t paragraph_end(const char *text, size_t len, size_t at, size_t size
     return end;
 }
 
-/* The size of paragraphs in bytes; 0: the text is divided by whole documents, because validation gets enough of them and
- * none dominates it. */
+/* The size of paragraphs in bytes; 0: the text is divided by whole documents, because validation gets enough of them
+ * and none dominates it. */
 static size_t paragraph_size(const Corpus *corpus, double fraction) {
     double total = (double)corpus->len, largest = 0;
     for (size_t d = 0; d < corpus->count; d++) largest = fmax(largest, (double)corpus->documents[d].len);
@@ -202,13 +202,13 @@ int main(int argc, char **argv) {
     r->split.fraction = 0.05;
     r->slice = SLICE;
     for (int i = 1; i < argc; i++) {
-        if ((value = option_value(argc, argv, &i, "--tokenizer"))) tokenizer = value;
-        else if ((value = option_value(argc, argv, &i, "--out-train"))) out_train = value;
-        else if ((value = option_value(argc, argv, &i, "--out-val"))) out_val = value;
-        else if ((value = option_value(argc, argv, &i, "--val-fraction"))) r->split.fraction = fraction_option(value);
-        else if ((value = option_value(argc, argv, &i, "--threads")))
+        if (option_value(argc, argv, &i, "--tokenizer", &tokenizer)) continue;
+        if (option_value(argc, argv, &i, "--out-train", &out_train)) continue;
+        if (option_value(argc, argv, &i, "--out-val", &out_val)) continue;
+        if (option_value(argc, argv, &i, "--val-fraction", &value)) r->split.fraction = fraction_option(value);
+        else if (option_value(argc, argv, &i, "--threads", &value))
             omp_set_num_threads((int)number_option("--threads", value, 1, 1024));
-        else if ((value = option_value(argc, argv, &i, "--slice")))
+        else if (option_value(argc, argv, &i, "--slice", &value))
             r->slice = (size_t)number_option("--slice", value, 1, 1 << 30); // for tests: about so many bytes
         else if (!strncmp(argv[i], "--", 2)) user_error("unknown option %s; %s", argv[i], usage);
         else corpus_add_path(&r->corpus, argv[i]);

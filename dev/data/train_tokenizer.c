@@ -171,8 +171,8 @@ static Pair *pair_find(Trainer *b, uint64_t key) {
     return p;
 }
 
-/* Adds the pairs of a piece to the counts (sign +1) or removes them (-1). When adding, the piece is recorded in the pairs
- * that contain `token`; with NO_TOKEN in all of them. */
+/* Adds the pairs of a piece to the counts (sign +1) or removes them (-1). When adding, the piece is recorded in the
+ * pairs that contain `token`; with NO_TOKEN in all of them. */
 static void piece_add_pairs(Trainer *b, uint32_t piece, int sign, int32_t token) {
     const Piece *p = &b->pieces[piece];
     for (uint32_t i = 0; i + 1 < p->num_symbols; i++) {
@@ -294,14 +294,14 @@ int main(int argc, char **argv) {
     long vocab_size = 4096;
     for (int i = 1; i < argc; i++) {
         char *end;
-        if ((value = option_value(argc, argv, &i, "--vocab-size"))) {
+        if (option_value(argc, argv, &i, "--out", &out)) continue;
+        if (option_value(argc, argv, &i, "--vocab-size", &value)) {
             vocab_size = strtol(value, &end, 10);
             if (*end || vocab_size < 512 || vocab_size > 1 << 20)
                 user_error("--vocab-size %s was given, expected a number from 512 (256 bytes and 256 special tokens) "
                            "to 1048576",
                            value);
-        } else if ((value = option_value(argc, argv, &i, "--out"))) out = value;
-        else if (!strncmp(argv[i], "--", 2))
+        } else if (!strncmp(argv[i], "--", 2))
             user_error("unknown option %s; usage: train_tokenizer --vocab-size N --out FILE TEXT|FOLDER...", argv[i]);
         else corpus_add_path(&corpus, argv[i]);
     }
@@ -316,7 +316,7 @@ int main(int argc, char **argv) {
     learn(&b, n_base);
     if (b.t.n_base < n_base)
         user_error("%" PRIu64 " bytes of text contain pairs for only %d tokens, but %d were asked for; give more text, "
-                              "or --vocab-size %d",
+                   "or --vocab-size %d",
                    bytes, b.t.n_base, n_base, b.t.n_base + NUM_SPECIAL_TOKENS);
     vocabulary_write(&b.t, out);
     printf("%s: %ld tokens (%d of the text, %d special) from %.2f MB in %u distinct pieces, %.2f s\n", out, vocab_size,
