@@ -5,8 +5,8 @@
 #include "../../plan/report.h"
 #include "../../plan/search.h"
 
-/* A machine with one rate for all products and attention (FLOP/s), one for memory (bytes/s), and one line for every
- * exchange. `more`: keys to stand beside them. */
+/* Writes the cluster file of a machine with one rate for matmuls and attention (FLOP/s), one for memory (bytes/s), and
+ * one latency and bandwidth for every collective. `more`: additional keys. */
 static const char *make_cluster_file(const char *name, double rate, double memory, double latency, double bandwidth,
                                      const char *more) {
     static const char *const products[] = {"linear_forward", "linear_backward_weight", "linear_backward_input"},
@@ -72,7 +72,7 @@ static double off_by(double have, double want) { return fabs(have / want - 1); }
 
 static void test_estimate(void) {
     Trainer w;
-    const double R = 3e9, free_of_cost = 1e30, latency = 1e-5, bandwidth = 2e9;
+    const double R = 3e9, free_of_cost = 1e30;
     Estimate e = estimate_with(make_cluster_file("rate.json", R, free_of_cost, 0, free_of_cost, ""),
                                "--model tiny --accum 2", 1, &w);
     double want = device_flops(&w.parallel.dev, 0) / R;
@@ -87,49 +87,54 @@ static void test_estimate(void) {
     CHECK("with one rate of memory and no other cost a step takes bytes / rate",
           off_by(e.step_seconds, want) < 1e-9 && off_by(e.compute, want) < 1e-9, "%.9g s and %.9g s", e.step_seconds,
           want);
+}
 
-    // nothing to hide behind: the lane of fsdp carries all exchanges one after the other, then the reports are
-    // exchanged
+/* Communication that takes time, with arithmetic that takes none and with arithmetic that hides it. */
+static void test_estimated_communication(void) {
+    Trainer w;
+    const double free_of_cost = 1e30, latency = 1e-5, bandwidth = 2e9;
     const char *line = make_cluster_file("line.json", free_of_cost, free_of_cost, latency, bandwidth, "");
     Traffic expected[AXES][COLLECTIVES], all = {0, 0};
-    e = estimate_with(line, "--model tiny --accum 3 --slots 4", 2, &w);
+    Estimate e = estimate_with(line, "--model tiny --accum 3 --slots 4", 2, &w);
     expected_traffic(expected, w.whole_config, w.parallel.mesh.world, w.parallel.rank, w.opt, sizeof(StepReport));
-    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++)
-        all.calls += expected[i / COLLECTIVES][i % COLLECTIVES].calls,
-            all.bytes += expected[i / COLLECTIVES][i % COLLECTIVES].bytes;
-    want = (double)all.calls * latency + (double)all.bytes / bandwidth;
-    CHECK(
-        "communication without arithmetic to hide behind takes calls x latency + bytes / bandwidth, all of it exposed",
-        off_by(e.step_seconds, want) < 1e-9 && off_by(exposed_seconds(&e), want) < 1e-9,
-        "%.9g s and %.9g s, of which %.9g s of waits", e.step_seconds, want, exposed_seconds(&e));
+    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
+        all.calls += expected[i / COLLECTIVES][i % COLLECTIVES].calls;
+        all.bytes += expected[i / COLLECTIVES][i % COLLECTIVES].bytes;
+    }
+    double want = (double)all.calls * latency + (double)all.bytes / bandwidth;
+    CHECK("without arithmetic, communication takes calls x latency + bytes / bandwidth, all of it exposed",
+          off_by(e.step_seconds, want) < 1e-9 && off_by(exposed_seconds(&e), want) < 1e-9,
+          "%.9g s and %.9g s, of which %.9g s of waits", e.step_seconds, want, exposed_seconds(&e));
 
-    // short beside every block: what is exposed is what no block's arithmetic lies beside, the first gathers and the
-    // last sums
+    // Every block computes longer than its collectives take: only the first all-gathers and the last reductions are
+    // exposed, because nothing computes at the same time.
     e = estimate_with(make_cluster_file("hidden.json", 1e9, free_of_cost, latency, bandwidth, ""), "--model tiny", 2,
                       &w);
-    double embed = (double)w.parallel.fsdp.units[0].shard_size, block = (double)w.parallel.fsdp.units[1].shard_size,
-           bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
+    double embed = (double)w.parallel.fsdp.units[0].shard_size, block = (double)w.parallel.fsdp.units[1].shard_size;
+    double bytes = (embed + block) * (sizeof(floatX) + sizeof(float)) + sizeof(StepReport);
     want = 5 * latency + bytes / bandwidth;
     double arithmetic = device_flops(&w.parallel.dev, 0) / 1e9, fsdp = e.communication[AXIS_FSDP];
     CHECK("arithmetic hides communication, except the first two all-gathers, the last two reductions and the report",
           off_by(exposed_seconds(&e), want) < 1e-6 && off_by(e.step_seconds, arithmetic + want) < 1e-9 &&
               fsdp > 2 * want,
-          "%.9g s and %.9g s of waits, of %.4g s of exchange; step %.9g s and %.9g s", exposed_seconds(&e), want, fsdp,
-          e.step_seconds, arithmetic + want);
+          "%.9g s and %.9g s of waits, of %.4g s of communication; step %.9g s and %.9g s", exposed_seconds(&e), want,
+          fsdp, e.step_seconds, arithmetic + want);
 
     e = estimate_with(make_cluster_file("slow.json", 1e9, free_of_cost, latency, 1e5, ""), "--model tiny", 2, &w);
     double lane = e.communication[AXIS_FSDP];
-    CHECK("communication that takes longer than arithmetic: the step takes at least as long as it, and arithmetic + "
-          "waits",
+    CHECK("communication longer than arithmetic: the step takes at least as long, and is arithmetic + waits",
           e.step_seconds >= lane && e.step_seconds < lane + arithmetic &&
               off_by(e.step_seconds, e.compute + exposed_seconds(&e)) < 1e-9,
-          "step %.6g s, lane %.6g s, arithmetic %.6g s, waits %.6g s", e.step_seconds, lane, e.compute,
+          "step %.6g s, communication %.6g s, arithmetic %.6g s, waits %.6g s", e.step_seconds, lane, e.compute,
           exposed_seconds(&e));
+}
 
-    CollectiveRate curve = ZERO;
-    curve.points = 2, curve.bytes[0] = 100, curve.bytes[1] = 10000, curve.seconds[0] = 1, curve.seconds[1] = 4;
-    CHECK("between measured points an exchange is interpolated in logarithms, beyond them at the last one's bytes a "
-          "second",
+static void test_rates(void) {
+    Trainer w;
+    const double free_of_cost = 1e30, latency = 1e-5, bandwidth = 2e9;
+    CollectiveRate curve = {0, 0, 2, {100, 10000}, {1, 4}, ""};
+    CHECK("between measured points seconds are interpolated in logarithms; above them the bandwidth is that of "
+          "the last",
           off_by(collective_seconds(&curve, 1000), 2) < 1e-12 && collective_seconds(&curve, 10) == 1 &&
               off_by(collective_seconds(&curve, 20000), 8) < 1e-12,
           "%g, %g, %g s", collective_seconds(&curve, 1000), collective_seconds(&curve, 10),
@@ -137,13 +142,13 @@ static void test_estimate(void) {
     const OpRate shapes[] = {
         {OP_LINEAR_FORWARD, 1e6, 10, 1e9}, {OP_LINEAR_FORWARD, 1e9, 10, 2e9}, {OP_LINEAR_FORWARD, 1e9, 1000, 4e9}};
     const OpRates rates = {shapes, 3, 1e30};
-    CHECK("an op has the rate of the shape nearest in FLOPs and FLOPs a byte",
+    CHECK("an op has the rate of the shape nearest in FLOPs and FLOPs per byte",
           off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e6, 2e5), 2e6 / 1e9) < 1e-12 &&
               off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 2e7), 2e8 / 2e9) < 1e-12 &&
               off_by(op_seconds(&rates, OP_LINEAR_FORWARD, 2e8, 3e5), 2e8 / 4e9) < 1e-12,
           "%s", "three shapes");
 
-    // 16 ranks, 2 a host: gathered parts come to a host over both links; of an all-to-all 14 of 15 parts over one's own
+    // 16 ranks, 2 per host: an all-gather uses both links of a host; of an all-to-all, 14 of 15 parts use one's own
     estimate_with(make_cluster_file("links.json", 1e9, free_of_cost, latency, bandwidth,
                                     "\"links\":{\"within_host\":{\"latency_s\":1e-6,\"bytes_per_s\":8e10},\"between_"
                                     "hosts\":{\"latency_s\":1e-5,\"bytes_per_s\":1e10}},"),
@@ -164,14 +169,17 @@ typedef struct {
     int64_t start, end;
 } Slice; // ns
 
-static int by_start(const void *a, const void *b) { // of two that start together the longer one first
+/* Of two slices that start together the longer one comes first. */
+static int by_start(const void *a, const void *b) {
     const Slice *x = (const Slice *)a, *y = (const Slice *)b;
     if (x->pid != y->pid) return x->pid - y->pid;
     if (x->tid != y->tid) return x->tid - y->tid;
-    return x->start != y->start ? (x->start > y->start ? 1 : -1) : (x->end < y->end) - (x->end > y->end);
+    if (x->start != y->start) return x->start > y->start ? 1 : -1;
+    return (x->end < y->end) - (x->end > y->end);
 }
 
-/* Slices that begin within another of their lane and end behind it; in lanes of exchanges also those that nest. */
+/* Counts slices that begin within another slice of their lane and end after it; in lanes of communication, nested ones
+ * count too. */
 static int count_overlaps(Slice *s, int n) {
     int overlaps = 0, depth = 0;
     int64_t ends[64]; // of the slices that are open
@@ -188,42 +196,57 @@ static int count_overlaps(Slice *s, int n) {
 typedef struct {
     int valid, ranks, lanes, ops, phases, steps, waits, fsdp, world, overlaps, events;
     double apart;
-} TraceFound; // of all ranks; ops of rank 0; s
+} TraceFound; // counts over all ranks; `ops` of rank 0; `apart`: seconds
 
 static int64_t json_ns(const cJSON *event, const char *key) {
     return llround(1000 * cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(event, key)));
 }
 
+enum { TRACED_REPORTS = 8, TRACED_RANKS = 16 };
+
+typedef struct { // the step reports, which all ranks all-gather together
+    int64_t last_start[TRACED_REPORTS], first_end[TRACED_REPORTS]; // ns, over all ranks
+    int count[TRACED_RANKS];
+} TracedReports;
+
+/* Counts one event of the file. */
+static void count_traced(TraceFound *t, TracedReports *reports, Slice *slice, const cJSON *e, const char *kind) {
+    slice->pid = (int)json_ns(e, "pid") / 1000;
+    slice->tid = (int)json_ns(e, "tid") / 1000;
+    slice->start = json_ns(e, "ts");
+    slice->end = slice->start + json_ns(e, "dur");
+    t->valid &= slice->start >= 0 && slice->end >= slice->start;
+    t->ops += !strcmp(kind, "op") && slice->pid == 0;
+    t->phases += !strcmp(kind, "phase");
+    t->steps += !strcmp(kind, "step");
+    t->waits += !strcmp(kind, "wait");
+    if (strcmp(kind, "communication")) return;
+    int axis = (slice->tid - (int)STREAMS) % (int)AXES; // lanes of communication follow those of streams
+    t->fsdp += axis == AXIS_FSDP;
+    t->world += axis == AXIS_WORLD;
+    if (axis != AXIS_WORLD || slice->pid >= TRACED_RANKS || reports->count[slice->pid] == TRACED_REPORTS) return;
+    int report = reports->count[slice->pid]++;
+    reports->last_start[report] = max_i64(reports->last_start[report], slice->start);
+    reports->first_end[report] = min_i64(reports->first_end[report], slice->end);
+}
+
 static TraceFound read_trace(const char *path) {
     TraceFound t = ZERO;
+    TracedReports reports = ZERO;
     char *text = read_text_file(path);
     cJSON *root = text ? cJSON_Parse(text) : NULL, *list = cJSON_GetObjectItemCaseSensitive(root, "traceEvents"), *e;
     Slice *slices = (Slice *)checked_malloc(sizeof(Slice) * (size_t)(cJSON_GetArraySize(list) + 1));
-    enum { REPORTS = 8, RANKS = 16 };
-    int64_t begun[REPORTS], ended[REPORTS]; // the last rank's start and the first one's end of a step's reports
-    int reports[RANKS] = {0};
     t.valid = cJSON_IsArray(list);
-    for (int i = 0; i < REPORTS; i++) begun[i] = 0, ended[i] = INT64_MAX;
+    for (int i = 0; i < TRACED_REPORTS; i++) reports.first_end[i] = INT64_MAX;
     cJSON_ArrayForEach(e, list) {
-        const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "name")),
-                   *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "cat"));
-        t.ranks += !strcmp(name, "process_name"), t.lanes += !strcmp(name, "thread_name");
-        if (!kind) continue;
-        Slice *s = &slices[t.events++];
-        s->pid = (int)json_ns(e, "pid") / 1000, s->tid = (int)json_ns(e, "tid") / 1000, s->start = json_ns(e, "ts"),
-        s->end = s->start + json_ns(e, "dur");
-        t.valid &= s->start >= 0 && s->end >= s->start;
-        t.ops += !strcmp(kind, "op") && s->pid == 0, t.phases += !strcmp(kind, "phase"),
-            t.steps += !strcmp(kind, "step"), t.waits += !strcmp(kind, "wait");
-        int axis = (s->tid - (int)STREAMS) % (int)AXES; // exchanges have their lanes behind the streams'
-        if (strcmp(kind, "communication")) continue;
-        t.fsdp += axis == AXIS_FSDP, t.world += axis == AXIS_WORLD;
-        if (axis != AXIS_WORLD || s->pid >= RANKS || reports[s->pid] == REPORTS) continue;
-        int64_t *first = &begun[reports[s->pid]], *last = &ended[reports[s->pid]++];
-        *first = max_i64(*first, s->start), *last = min_i64(*last, s->end);
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "name"));
+        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(e, "cat"));
+        t.ranks += !strcmp(name, "process_name");
+        t.lanes += !strcmp(name, "thread_name");
+        if (kind) count_traced(&t, &reports, &slices[t.events++], e, kind);
     }
-    for (int i = 0; i < REPORTS && ended[i] < INT64_MAX; i++)
-        t.apart = fmax(t.apart, 1e-9 * (double)(begun[i] - ended[i]));
+    for (int i = 0; i < TRACED_REPORTS && reports.first_end[i] < INT64_MAX; i++)
+        t.apart = fmax(t.apart, 1e-9 * (double)(reports.last_start[i] - reports.first_end[i]));
     t.overlaps = count_overlaps(slices, t.events);
     free(slices);
     cJSON_Delete(root);
@@ -231,9 +254,11 @@ static TraceFound read_trace(const char *path) {
     return t;
 }
 
-static int64_t traced_allocations, traced_calls[2],
-    traced_ops;                              // of the third step; of fsdp and world in a step; ops of a step, of rank 0
-static int traced_memory_equal, traced_room; // room: 0, all that is needed
+static int64_t traced_allocations; // of the third step
+static int64_t traced_calls[2];    // of fsdp and of world, in a step of rank 0
+static int64_t traced_ops;         // of a step of rank 0
+static int traced_memory_equal;    // ranks whose timeline has the memory of the dry run
+static int traced_room;            // events; 0: as many as are needed
 
 static void trace_body(Job *j, int rank) {
     clock_ahead = 1000 * rank;
@@ -251,23 +276,28 @@ static void trace_body(Job *j, int rank) {
     __atomic_fetch_add(&traced_allocations, own_allocations - before, __ATOMIC_RELAXED);
     __atomic_fetch_add(&traced_memory_equal, equal, __ATOMIC_RELAXED);
     if (rank == 0) {
-        for (int op = 0; op < COLLECTIVES; op++)
-            traced_calls[0] += o->dry_run.parallel.comm.traffic_started[AXIS_FSDP][op].calls,
-                traced_calls[1] += o->dry_run.parallel.comm.traffic_started[AXIS_WORLD][op].calls;
+        for (int op = 0; op < COLLECTIVES; op++) {
+            traced_calls[0] += o->dry_run.parallel.comm.traffic_started[AXIS_FSDP][op].calls;
+            traced_calls[1] += o->dry_run.parallel.comm.traffic_started[AXIS_WORLD][op].calls;
+        }
         for (int i = 0; i < OP_COUNT; i++) traced_ops += o->dry_run.parallel.dev.ops[i].calls;
     }
     close_rank(o);
     clock_ahead = 0;
 }
 
-/* Ranks train `steps` steps with --trace into a file of its own; the figures above are of this run. */
+/* Trains `steps` steps with --trace; sets the counts above. */
 static TraceFound trace_run(const char *name, int process, int world, int steps, int room, const Transport *transport) {
     char arguments[1024], path[256];
     snprintf(path, sizeof path, "%s/%s", scratch_dir, name);
     snprintf(arguments, sizeof arguments,
              "--model %s/odd --data %s --seq 16 --batch 2 --accum 2 --slots 3 --steps %d --timeout 60 --trace %s",
              fixture_dir, make_token_file("trace.tok", 6000, 64, 0), steps, path);
-    traced_allocations = traced_calls[0] = traced_calls[1] = traced_ops = traced_memory_equal = 0;
+    traced_allocations = 0;
+    traced_calls[0] = 0;
+    traced_calls[1] = 0;
+    traced_ops = 0;
+    traced_memory_equal = 0;
     traced_room = room;
     Job *j = make_job(arguments, world, transport);
     launch(j, process, trace_body);
@@ -278,21 +308,21 @@ static TraceFound trace_run(const char *name, int process, int world, int steps,
 static void check_trace(const char *name, TraceFound t, int world, int steps, const Transport *transport) {
     char what[160];
     int of_threads = transport == &transport_threads ? world : 1; // whose figures this process has
-    snprintf(what, sizeof what, "%s: a timeline of %d ranks over %s has every rank, op, step and exchange", name, world,
-             transport->name);
+    snprintf(what, sizeof what, "%s: a timeline of %d ranks over %s has every rank, op, step and collective", name,
+             world, transport->name);
     CHECK(what,
           t.valid && t.ranks == world && t.lanes >= world * (world > 1 ? 3 : 1) && t.ops == steps * (int)traced_ops &&
               t.steps == world * steps && t.phases > t.steps && t.fsdp == world * steps * (int)traced_calls[0] &&
               t.world == world * steps * (int)traced_calls[1],
-          "%d ranks, %d lanes, %d ops of %d, %d exchanges over fsdp of %d, %d over world of %d, %d waits", t.ranks,
+          "%d ranks, %d lanes, %d ops of %d, %d collectives over fsdp of %d, %d over world of %d, %d waits", t.ranks,
           t.lanes, t.ops, steps * (int)traced_ops, t.fsdp, world * steps * (int)traced_calls[0], t.world,
           world * steps * (int)traced_calls[1], t.waits);
     snprintf(what, sizeof what, "%s: events of a lane follow or nest, over %s", name, transport->name);
     CHECK(what, t.events > 0 && t.overlaps == 0, "%d of %d overlap", t.overlaps, t.events);
     snprintf(what, sizeof what, "%s: ranks whose clocks are 1000 s apart are aligned, over %s", name, transport->name);
     CHECK(what, t.apart < 0.02,
-          "the last rank began to exchange a step's report at most %.2g s after the first had ended, < 0.02", t.apart);
-    snprintf(what, sizeof what, "%s: the timeline's memory is walked, and no step allocates, over %s", name,
+          "the last rank started a step's report at most %.2g s after the first had finished it, < 0.02", t.apart);
+    snprintf(what, sizeof what, "%s: the dry run predicts the timeline's memory, and no step allocates, over %s", name,
              transport->name);
     CHECK(what, traced_memory_equal == of_threads && traced_allocations == 0, "%d of %d ranks, %" PRId64 " allocations",
           traced_memory_equal, of_threads, traced_allocations);
@@ -303,7 +333,7 @@ static void test_trace(int process, int world, const Transport *transport) {
     if (process == 0) check_trace("--trace", t, world, 3, transport);
 }
 
-/* Of data parallelism alone one rank's memory, FLOPs and traffic are every rank's. */
+/* With data parallelism alone, all ranks have the same memory, FLOPs and traffic. */
 static void test_ranks_alike(void) {
     static const char *const layouts[] = {"--accum 3", "--dp-replicate 2 --accumulate local --accum 2 --recompute full",
                                           "--dp-replicate 3 --sharding no_shard --wrap size:2000000",
@@ -366,8 +396,7 @@ static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Tr
     return differ;
 }
 
-/* Stages of a pipeline differ, and parts of tensor parallelism by a row: each rank is planned as it would be dry-run by
- * itself. */
+/* Pipeline stages differ, and tensor-parallel ranks by one row: each rank's plan must be that of its own dry run. */
 static void test_rank_classes(void) {
     static const struct {
         const char *options;
@@ -430,7 +459,8 @@ static void test_rank_classes(void) {
     }
 }
 
-/* Activations of tiny by hand: what each way to recompute keeps of a block, and one set of what it shares. */
+/* Activation memory of tiny, counted by hand: what each --recompute keeps of a block, and one set of what blocks share.
+ */
 static void test_recompute_memory(void) {
     static const char *const ways[] = {"none", "selective", "full", "every:2", "every:1"};
     enum { N = 8 * 256, C = 256, F = 768, NH = 4, QKV = 8 * 64, L = 6, X = sizeof(floatX) };
@@ -456,20 +486,21 @@ static void test_recompute_memory(void) {
     }
 }
 
-/* Eight ranks on two hosts, one host after the other and by turns. */
+/* Eight ranks on two hosts, placed host by host and alternately. */
 static void test_hosts(void) {
     Mesh m = mesh_of(8, 4, 2);
-    int colours[8 * AXES], one[8], turns[8], key;
+    int colours[8 * AXES], one[8], alternate[8], key;
     for (int r = 0; r < 8; r++) {
-        one[r] = r / 4, turns[r] = r % 2;
+        one[r] = r / 4;
+        alternate[r] = r % 2;
         for (int a = 0; a < AXES; a++) mesh_group(&m, r, (Axis)a, &colours[r * AXES + a], &key);
     }
     int within = groups_across_hosts(&m, colours, AXIS_FSDP, one),
         across = groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, one),
-        mixed = groups_across_hosts(&m, colours, AXIS_FSDP, turns);
+        mixed = groups_across_hosts(&m, colours, AXIS_FSDP, alternate);
     CHECK("groups that span hosts are counted",
-          within == 0 && across == 4 && mixed == 2 && !groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, turns),
-          "fsdp %d, dp_replicate %d; by turns fsdp %d", within, across, mixed);
+          within == 0 && across == 4 && mixed == 2 && !groups_across_hosts(&m, colours, AXIS_DP_REPLICATE, alternate),
+          "fsdp %d, dp_replicate %d; alternately fsdp %d", within, across, mixed);
 }
 
 static void test_plan(void) {
@@ -478,11 +509,13 @@ static void test_plan(void) {
     test_rank_classes();
     test_recompute_memory();
     test_estimate();
+    test_estimated_communication();
+    test_rates();
     test_trace(0, 1, &transport_threads);
     test_trace(0, 2, &transport_threads);
     test_trace(0, 3, &transport_threads);
     TraceFound full = trace_run("full.json", 0, 2, 3, 400, &transport_threads);
-    CHECK("a timeline that is full stops and is whole all the same",
+    CHECK("a timeline without room for more events stops, and is a valid file",
           full.valid && full.events == 2 * 400 && full.overlaps == 0, "%d events of 2 x 400, %d overlap", full.events,
           full.overlaps);
     char arguments[1024], path[256];
@@ -501,6 +534,6 @@ static void test_plan(void) {
             exposed_seconds(&e) > 0 &&
             t.fsdp == 2 * (int)(w.parallel.comm.traffic_started[AXIS_FSDP][ALL_GATHER].calls +
                                 w.parallel.comm.traffic_started[AXIS_FSDP][REDUCE_SCATTER].calls),
-        "%d ranks, %d ops of %d, %d exchanges, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
+        "%d ranks, %d ops of %d, %d collectives, %d overlap", t.ranks, t.ops, ops, t.fsdp, t.overlaps);
     trainer_close(&w);
 }

@@ -140,7 +140,8 @@ static void add_by_hand(ByHand *h, const char *word, double compute) {
     else sscanf(word + 1, ":%d:%ld", &event.peer, &count);
     for (int a = 0; a < AXES; a++)
         if (!strcmp(axis, axis_names[a])) event.axis = (uint8_t)a;
-    event.collective = word[0] == 'g' ? ALL_GATHER : word[0] == 's' ? SEND : RECEIVE;
+    event.collective = word[0] == 's' ? SEND : RECEIVE;
+    if (word[0] == 'g') event.collective = ALL_GATHER;
     event.count = count;
     event.dtype = DTYPE_BYTE;
     event.name = name_id(&h->names, strrchr(word, ':') + 1);
@@ -190,94 +191,98 @@ static double simulate_words(Mesh mesh, const char *const *words, char *problem,
     return seconds;
 }
 
+/* `mesh`: index into the meshes of test_simulation_by_hand. */
+static const struct {
+    const char *name;
+    int mesh;
+    const char *words[4];
+    double seconds;
+    const char *problem[4];
+} simulation_cases[] = {
+    {"a gather begins with its last member, and all end together",
+     0,
+     {"c3 g:tp:2 w0 c1", "c5 g:tp:2 c1 w0"},
+     5 + 2 + 1,
+     {0}},
+    {"arithmetic hides communication", 0, {"g:tp:4 c10 w0", "g:tp:4 c10 w0"}, 10, {0}},
+    {"a group's collectives follow each other", 0, {"g:tp:4 g:tp:5 w0 w1", "g:tp:4 g:tp:5 w0 w1"}, 9, {0}},
+    {"collectives of two axes overlap",
+     3,
+     {"g:tp:4 g:cp:5 w0 w1", "g:tp:4 g:cp:5 w0 w1", "g:tp:4 g:cp:5 w0 w1", "g:tp:4 g:cp:5 w0 w1"},
+     5,
+     {0}},
+    {"messages of a channel follow each other, those of another channel overlap",
+     2,
+     {"s:1:3 s:1:3 w0 w1", "r:0:3 r:0:3 s:2:5 w0 w1 w2", "r:1:5 w0"},
+     6,
+     {0}},
+    {"a send is synchronous: it waits for its receive", 1, {"s:1:2 w0 c1", "c7 r:0:2 w0"}, 7 + 2 + 1, {0}},
+    {"a pipeline of three fills and drains",
+     2,
+     {"c1 s:1:1 w0 c1 s:1:1 w0", "r:0:1 w0 c1 s:2:1 r:0:1 w1 c1 w0 s:2:1 w0", "r:1:1 w0 c1 r:1:1 w0 c1"},
+     7,
+     {0}},
+    {"a different count: both counts are named",
+     0,
+     {"g:tp:4 w0", "g:tp:5 w0"},
+     -1,
+     {"collective 1 over tp", "all_gather of '4' (4 x bytes)", "rank 1 (tp 1) starts all_gather of '5' (5 x bytes)",
+      "in a test"}},
+    {"two groups in opposite order on two ranks: the cycle is named",
+     0,
+     {"g:tp:4 w0 g:world:5 w0", "g:world:5 w0 g:tp:4 w0"},
+     -1,
+     {"2 of 2 ranks wait forever",
+      "rank 0 (tp 0) started all_gather of '4' (4 x bytes) over tp in a test, which rank 1 has not reached",
+      "rank 1 (tp 1) started all_gather of '5'", "which rank 0 has not reached"}},
+    {"the cycle is named also if nobody waits before both are started",
+     0,
+     {"g:tp:4 g:world:5 w0 w1", "g:world:5 g:tp:4 w0 w1"},
+     -1,
+     {"2 of 2 ranks wait forever", "rank 1 (tp 1) started all_gather of '5'", "", ""}},
+    {"opposite order without a cycle is no problem",
+     3,
+     {"g:tp:4 w0 g:cp:5 w0", "g:tp:4 w0 g:cp:5 w0", "g:tp:4 w0 g:cp:5 w0", "g:cp:5 w0 g:tp:4 w0"},
+     18,
+     {0}},
+    {"a missing receive",
+     1,
+     {"s:1:2 w0 s:1:3 w0", "r:0:2 w0"},
+     -1,
+     {"1 of 2 ranks wait forever", "rank 0 (pp 0) started send of '3'",
+      "which rank 1 never reaches: its step has ended", ""}},
+    {"a swapped pair of sends",
+     1,
+     {"s:1:3 s:1:2 w0 w1", "r:0:2 r:0:3 w0 w1"},
+     -1,
+     {"rank 0 (pp 0) started send of '3'", "at the other end rank 1 (pp 1) started receive of '2'", "", ""}},
+    {"two that send to each other first",
+     1,
+     {"s:1:2 w0 r:1:2 w0", "s:0:2 w0 r:0:2 w0"},
+     -1,
+     {"2 of 2 ranks wait forever", "rank 0 (pp 0) started send", "rank 1 (pp 1) started send",
+      "which rank 0 has not reached"}},
+    {"a member that does not take part",
+     0,
+     {"g:tp:2 w0", "c1"},
+     -1,
+     {"1 of 2 ranks wait forever", "rank 0 (tp 0) started all_gather of '2'", "its step has ended", ""}},
+};
+
 static void test_simulation_by_hand(void) {
     const Mesh tp2 = {2, {2, 1, 1, 1, 1}}, pp2 = {2, {1, 1, 2, 1, 1}}, pp3 = {3, {1, 1, 3, 1, 1}},
                both = {4, {2, 2, 1, 1, 1}};
-    static const struct {
-        const char *name;
-        int mesh;
-        const char *words[4];
-        double seconds;
-        const char *problem[4];
-    } cases[] = {
-        {"a gather begins with its last member, and all end together",
-         0,
-         {"c3 g:tp:2 w0 c1", "c5 g:tp:2 c1 w0"},
-         5 + 2 + 1,
-         {0}},
-        {"arithmetic hides communication", 0, {"g:tp:4 c10 w0", "g:tp:4 c10 w0"}, 10, {0}},
-        {"a group's collectives follow each other", 0, {"g:tp:4 g:tp:5 w0 w1", "g:tp:4 g:tp:5 w0 w1"}, 9, {0}},
-        {"collectives of two axes overlap",
-         3,
-         {"g:tp:4 g:cp:5 w0 w1", "g:tp:4 g:cp:5 w0 w1", "g:tp:4 g:cp:5 w0 w1", "g:tp:4 g:cp:5 w0 w1"},
-         5,
-         {0}},
-        {"messages of a channel follow each other, those of another channel overlap",
-         2,
-         {"s:1:3 s:1:3 w0 w1", "r:0:3 r:0:3 s:2:5 w0 w1 w2", "r:1:5 w0"},
-         6,
-         {0}},
-        {"a send is synchronous: it waits for its receive", 1, {"s:1:2 w0 c1", "c7 r:0:2 w0"}, 7 + 2 + 1, {0}},
-        {"a pipeline of three fills and drains",
-         2,
-         {"c1 s:1:1 w0 c1 s:1:1 w0", "r:0:1 w0 c1 s:2:1 r:0:1 w1 c1 w0 s:2:1 w0", "r:1:1 w0 c1 r:1:1 w0 c1"},
-         7,
-         {0}},
-        {"a different count: both counts are named",
-         0,
-         {"g:tp:4 w0", "g:tp:5 w0"},
-         -1,
-         {"collective 1 over tp", "all_gather of '4' (4 x bytes)", "rank 1 (tp 1) starts all_gather of '5' (5 x bytes)",
-          "in a test"}},
-        {"two groups in opposite order on two ranks: the cycle is named",
-         0,
-         {"g:tp:4 w0 g:world:5 w0", "g:world:5 w0 g:tp:4 w0"},
-         -1,
-         {"2 of 2 ranks wait forever",
-          "rank 0 (tp 0) started all_gather of '4' (4 x bytes) over tp in a test, which rank 1 has not reached",
-          "rank 1 (tp 1) started all_gather of '5'", "which rank 0 has not reached"}},
-        {"the cycle is named also if nobody waits before both are started",
-         0,
-         {"g:tp:4 g:world:5 w0 w1", "g:world:5 g:tp:4 w0 w1"},
-         -1,
-         {"2 of 2 ranks wait forever", "rank 1 (tp 1) started all_gather of '5'", "", ""}},
-        {"opposite order without a cycle is no problem",
-         3,
-         {"g:tp:4 w0 g:cp:5 w0", "g:tp:4 w0 g:cp:5 w0", "g:tp:4 w0 g:cp:5 w0", "g:cp:5 w0 g:tp:4 w0"},
-         18,
-         {0}},
-        {"a missing receive",
-         1,
-         {"s:1:2 w0 s:1:3 w0", "r:0:2 w0"},
-         -1,
-         {"1 of 2 ranks wait forever", "rank 0 (pp 0) started send of '3'",
-          "which rank 1 never reaches: its step has ended", ""}},
-        {"a swapped pair of sends",
-         1,
-         {"s:1:3 s:1:2 w0 w1", "r:0:2 r:0:3 w0 w1"},
-         -1,
-         {"rank 0 (pp 0) started send of '3'", "at the other end rank 1 (pp 1) started receive of '2'", "", ""}},
-        {"two that send to each other first",
-         1,
-         {"s:1:2 w0 r:1:2 w0", "s:0:2 w0 r:0:2 w0"},
-         -1,
-         {"2 of 2 ranks wait forever", "rank 0 (pp 0) started send", "rank 1 (pp 1) started send",
-          "which rank 0 has not reached"}},
-        {"a member that does not take part",
-         0,
-         {"g:tp:2 w0", "c1"},
-         -1,
-         {"1 of 2 ranks wait forever", "rank 0 (tp 0) started all_gather of '2'", "its step has ended", ""}},
-    };
     const Mesh meshes[] = {tp2, pp2, pp3, both};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < sizeof simulation_cases / sizeof *simulation_cases; i++) {
         char problem[2048] = "", name[200];
-        double seconds = simulate_words(meshes[cases[i].mesh], cases[i].words, problem, sizeof problem);
-        int told = 1;
-        for (int k = 0; k < 4 && cases[i].problem[k]; k++) told &= strstr(problem, cases[i].problem[k]) != NULL;
-        snprintf(name, sizeof name, "simulation: %s", cases[i].name);
-        CHECK(name, seconds == cases[i].seconds && told && (seconds < 0) == (problem[0] != 0), "%g s, expected %g %s",
-              seconds, cases[i].seconds, problem);
+        double seconds =
+            simulate_words(meshes[simulation_cases[i].mesh], simulation_cases[i].words, problem, sizeof problem);
+        int says = 1;
+        for (int k = 0; k < 4 && simulation_cases[i].problem[k]; k++)
+            says &= strstr(problem, simulation_cases[i].problem[k]) != NULL;
+        snprintf(name, sizeof name, "simulation: %s", simulation_cases[i].name);
+        CHECK(name, seconds == simulation_cases[i].seconds && says && (seconds < 0) == (problem[0] != 0),
+              "%g s, expected %g %s", seconds, simulation_cases[i].seconds, problem);
     }
 }
 
@@ -433,7 +438,8 @@ static void test_paper(void) {
             "--model llama3.1-405b --tp 8 --pp 16 --batch 1 --pp-schedule interleaved --pp-chunks 8 --pp-light-ends %s",
             rows[i].options);
         Estimate e = estimate_by(options, rows[i].world, DRY_RUN_STAGES, &memory);
-        have[i] = e.flops / e.step_seconds, full[i] = e.full_attention_flops / e.step_seconds;
+        have[i] = e.flops / e.step_seconds;
+        full[i] = e.full_attention_flops / e.step_seconds;
     }
     double ratio = have[1] / have[0], want = rows[1].paper / rows[0].paper;
     CHECK("405B on 8,192 GPUs: the paper's TFLOP/s within 25 %", off_by(have[0], rows[0].paper) < 0.25,
@@ -483,17 +489,20 @@ static void test_plan_page(void) {
     free(text);
 }
 
-/* A search among all layouts of 16 ranks: none by hand that fits is faster, and the first is what a plan of it says. */
+/* A search among all layouts of 16 ranks: no layout that is given by hand and fits is faster. */
 static void test_search(void) {
-    static const char *const by_hand[] = {"--tp 2 --dp-shard 8",
-                                          "--pp 2 --dp-shard 8 --pp-schedule interleaved --pp-chunks 4",
-                                          "--cp 2",
-                                          "--dp-replicate 2",
-                                          "--sharding full_shard --recompute full",
-                                          "--tp 8 --pp 2",
-                                          "--pp 4 --tp 4",
-                                          "--sharding shard_grad_op --accumulate local",
-                                          "--tp 2 --cp 2 --pp 2"};
+    static const struct {
+        const char *options;
+        int model_ranks; // tp x cp x pp: the accumulation makes 128 sequences per step of every layout
+    } by_hand[] = {{"--tp 2 --dp-shard 8", 2},
+                   {"--pp 2 --dp-shard 8 --pp-schedule interleaved --pp-chunks 4", 2},
+                   {"--cp 2", 2},
+                   {"--dp-replicate 2", 1},
+                   {"--sharding full_shard --recompute full", 1},
+                   {"--tp 8 --pp 2", 16},
+                   {"--pp 4 --tp 4", 16},
+                   {"--sharding shard_grad_op --accumulate local", 1},
+                   {"--tp 2 --cp 2 --pp 2", 8}};
     char options[512];
     Search *s = (Search *)checked_malloc(sizeof *s);
     Job *j =
@@ -507,17 +516,13 @@ static void test_search(void) {
     for (int i = 0; i < s->count; i++)
         sorted &= s->best[i].memory <= have &&
                   (i == 0 || s->best[i - 1].estimate.step_seconds <= s->best[i].estimate.step_seconds);
-    for (int i = 0; i < (int)(sizeof by_hand / sizeof *by_hand);
-         i++) { // 128 sequences a step, by whatever accumulation
-        int model = strstr(by_hand[i], "--tp 8")                                                                 ? 16
-                    : strstr(by_hand[i], "--tp 4")                                                               ? 16
-                    : strstr(by_hand[i], "--tp 2 --cp")                                                          ? 8
-                    : strstr(by_hand[i], "--tp 2") || strstr(by_hand[i], "--cp") || strstr(by_hand[i], "--pp 2") ? 2
-                                                                                                                 : 1;
-        snprintf(options, sizeof options, "--model llama3-8b --seq 8192 --batch 1 --accum %d %s", 8 * model,
-                 by_hand[i]);
+    for (int i = 0; i < (int)(sizeof by_hand / sizeof *by_hand); i++) {
+        snprintf(options, sizeof options, "--model llama3-8b --seq 8192 --batch 1 --accum %d %s",
+                 8 * by_hand[i].model_ranks, by_hand[i].options);
         Estimate e = estimate_by(options, 16, DRY_RUN_ALL, &memory);
-        if (memory <= have) tried++, fastest = fmin(fastest, e.step_seconds);
+        if (memory > have) continue;
+        tried++;
+        fastest = fmin(fastest, e.step_seconds);
     }
     const Options *b = &s->best[0].opt;
     snprintf(options, sizeof options,
