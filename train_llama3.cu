@@ -46,43 +46,6 @@
 // stream once, adds it and stores the sum. Matmuls see all N = B·T tokens of the micro-batch; the residual stream has n
 // of them, this tp rank's share.
 
-/* Causal self-attention of this rank's queries to `kv`. --doc-mask keeps it within a document, but positions count on
- * through documents (Llama 3 paper, section 3.2). */
-static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
-    const Llama3Config *c = &m->config;
-    AttentionShape s = ZERO;
-    s.B = m->B;
-    s.Tq = m->T;
-    s.Tk = kv->tokens;
-    s.NH = c->NH;
-    s.NKV = c->NKV;
-    s.HD = c->HD;
-    s.q_stride = qkv_width(c);
-    s.k_stride = s.v_stride = kv->stride;
-    s.o_stride = c->NH * c->HD;
-    s.q_doc = m->own_docs;
-    s.k_doc = m->docs;
-    s.q_offset = m->past;
-    if (m->cp->size > 1) { // this rank's queries are two halves, the second of which continues after a gap
-        s.q_offset = cp_position(m->cp, 0, m->T);
-        s.q_split = m->T / 2;
-        s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;
-    }
-    return s;
-}
-
-/* Generation only: appends the new tokens' keys and values to block l's cache and returns those of all tokens so far.
- */
-static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */) {
-    const Llama3Config *c = &m->config;
-    int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
-    size_t row = sizeof(floatX) * (size_t)(2 * KV), qkv_row = sizeof(floatX) * (size_t)(Q + 2 * KV);
-    floatX *cache = m->kv_cache + (int64_t)l * m->num_positions * 2 * KV;
-    device_copy_rows(m->dev, cache + m->past * 2 * KV, row, qkv + Q, qkv_row, row, m->T);
-    KeyValue kv = {cache, cache + KV, 2 * KV, m->past + m->T};
-    return kv;
-}
-
 /* Attention of the normalized input a->attn_norm, into m->sublayer_out. */
 static void attention_sublayer_forward(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
     const Llama3Config *c = &m->config;
@@ -880,9 +843,8 @@ static void rank_main(Job *j, int rank) {
     if (j->task == DO_GENERATE) generate(trainer, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (j->opt.export_dir && complete) model_export(&trainer->writer);
     if (j->opt.export_dir && !complete && rank == 0)
-        printf("not exported: the run ended at step %" PRId64
-               " of %d; continue it with --resume to export the model at "
-               "its end\n",
+        printf("not exported: the run ended at step %" PRId64 " of %d; continue it with --resume to export the model "
+               "at its end\n",
                trainer->progress.step, j->opt.steps);
     trainer_close(trainer);
     trainer_close(dry_run);

@@ -120,6 +120,46 @@ static void model_set_tokens(Model *m, int B, int T, int past) {
 }
 
 // ---------------------------------------------------------------------------
+// what attention reads
+
+/* Causal self-attention of this rank's queries to `kv`. --doc-mask keeps it within a document, but positions count on
+ * through documents (Llama 3 paper, section 3.2). */
+static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
+    const Llama3Config *c = &m->config;
+    AttentionShape s = ZERO;
+    s.B = m->B;
+    s.Tq = m->T;
+    s.Tk = kv->tokens;
+    s.NH = c->NH;
+    s.NKV = c->NKV;
+    s.HD = c->HD;
+    s.q_stride = qkv_width(c);
+    s.k_stride = s.v_stride = kv->stride;
+    s.o_stride = c->NH * c->HD;
+    s.q_doc = m->own_docs;
+    s.k_doc = m->docs;
+    s.q_offset = m->past;
+    if (m->cp->size > 1) { // this rank's queries are two halves, the second of which continues after a gap
+        s.q_offset = cp_position(m->cp, 0, m->T);
+        s.q_split = m->T / 2;
+        s.q_gap = cp_position(m->cp, s.q_split, m->T) - s.q_split - s.q_offset;
+    }
+    return s;
+}
+
+/* Generation only: appends the new tokens' keys and values to block l's cache and returns those of all tokens so far.
+ */
+static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */) {
+    const Llama3Config *c = &m->config;
+    int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
+    size_t row = sizeof(floatX) * (size_t)(2 * KV), qkv_row = sizeof(floatX) * (size_t)(Q + 2 * KV);
+    floatX *cache = m->kv_cache + (int64_t)l * m->num_positions * 2 * KV;
+    device_copy_rows(m->dev, cache + m->past * 2 * KV, row, qkv + Q, qkv_row, row, m->T);
+    KeyValue kv = {cache, cache + KV, 2 * KV, m->past + m->T};
+    return kv;
+}
+
+// ---------------------------------------------------------------------------
 // a micro-batch
 
 /* A micro-batch in host memory. NULL: it is not needed, or already on the device. */

@@ -85,7 +85,10 @@ static void adapters_config_write(const Llama3Config *c, FILE *f) {
             "  \"fan_in_fan_out\": false,\n  \"inference_mode\": true,\n  \"target_modules\": [",
             c->lora_rank, c->lora_alpha);
     for (int i = 0; i < LORA_TARGETS; i++)
-        if (c->lora_targets >> i & 1) fprintf(f, "%s\"%s\"", comma, lora_targets[i].peft), comma = ", ";
+        if (c->lora_targets >> i & 1) {
+            fprintf(f, "%s\"%s\"", comma, lora_targets[i].peft);
+            comma = ", ";
+        }
     fprintf(f, "]\n}\n");
 }
 

@@ -10,7 +10,7 @@
 #include "../shared_gradients.h" // defines: SharedGradients
 #include "ledger.h"              // defines: Ledger, ledger_check, expected_traffic
 #include "layout.h"              // defines: layout_read_back, hosts_read_back
-#include "job.h"                 // defines: Job, Options, CheckpointWriter, Logger, Dataset, Loader
+#include "job.h"                 // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader
 #include "model.h"               // defines: Model, model_open
 #include "parallel.h"            // defines: Parallel, sharding_of
 
@@ -89,13 +89,13 @@ static void evaluation_open(Trainer *trainer, const Options *o) {
 
 static void checkpoints_open(Trainer *trainer, const Job *j) {
     int trains = j->task == DO_TRAIN || j->task == DO_PLAN;
-    checkpoint_writer_open(&trainer->writer, &trainer->parallel.fsdp, trainer->whole_config, trainer->whole_table,
-                           &j->opt);
-    trainer->writer.tokenizer = j->tokenizer_path[0] ? j->tokenizer_path : NULL;
-    trainer->writer.base_fingerprint = j->base_fingerprint;
-    if (trains && j->opt.out) checkpoint_prepare(&trainer->writer, &j->resume_from);
-    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_prepare(&trainer->writer);
-    checkpoint_writer_allocate(&trainer->writer);
+    CheckpointWriter *w = &trainer->writer;
+    checkpoint_writer_open(w, &trainer->parallel.fsdp, trainer->whole_config, trainer->whole_table, &j->opt);
+    w->tokenizer = j->tokenizer_path[0] ? j->tokenizer_path : NULL;
+    w->base_fingerprint = j->base_fingerprint;
+    if (trains && j->opt.out) checkpoint_prepare(w, &j->resume_from);
+    if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_prepare(w);
+    checkpoint_writer_allocate(w);
 }
 
 /* The data loader continues where the checkpoint ended; with other data it begins a new epoch. */
@@ -224,7 +224,8 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
 /* The categories of memory that are offloaded, as bits by MemCategory. */
 static unsigned offloaded(const Options *o) {
     unsigned optimizer = 1u << MEM_OPTIMIZER, all = optimizer | 1u << MEM_PARAMS | 1u << MEM_GRADS;
-    return !strcmp(o->offload, "all") ? all : !strcmp(o->offload, "optimizer") ? optimizer : 0;
+    if (!strcmp(o->offload, "all")) return all;
+    return !strcmp(o->offload, "optimizer") ? optimizer : 0;
 }
 
 /* Refuses a run that needs more memory than there is, before any rank allocates. */

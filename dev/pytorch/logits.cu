@@ -4,8 +4,8 @@
 #define TESTING
 #include "train_llama3.cu"
 
-/* Writes the logits of all T tokens that next_token_logits computed, from the final norm that it left behind; it returns
- * those of the last token only. */
+/* Writes the logits of all T tokens that next_token_logits computed, from the final norm that it left behind; it
+ * returns those of the last token only. */
 static void all_logits(Model *m, int T, FILE *out) {
     int C = m->config.C, V = m->config.V;
     const HeadWeights w = head_weights(m, NO_GRADIENTS);
