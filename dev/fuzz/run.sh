@@ -55,8 +55,8 @@ fuzz() {
 if [ "$mode" = check ]; then
     for engine in $third; do
         for target; do
-            runs=20000
-            [ "$engine" = libfuzzer ] || runs=5000
+            runs=${SHORT_RUNS:-5000}
+            [ "$engine" != libfuzzer ] || runs=$((4 * runs))
             fuzz "$engine" "$target" "$runs" ", $engine"
         done
     done

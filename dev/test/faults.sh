@@ -83,7 +83,7 @@ more "weights of 8 bits are written with the scale of a neighbouring block" run/
 more "a cut between ranks goes through a block of 8 bits" run/sharded_state.h 's|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)),|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)) - 32 * tensor_is_quantized(t),|' adapters "every weight is that of its block"
 more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|' adapters "no free buffer for the gradient of adapters of"
 more "adapters' sums of one tp rank are lost" shared_gradients.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->table_unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
-fault "the base is updated by weight decay" optimizer.h \
+more "the base is updated by weight decay" optimizer.h \
     's/^    if (unit) store_state(o, unit, s);/&\n    for (int u = 0; u < fsdp->table->num_units; u++) if (fsdp->units[u].table_unit->frozen \&\& !fsdp->units[u].quantized.shards) scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/' adapters "the base is as it was"
 more "two ranks take the same samples" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
@@ -91,7 +91,7 @@ fault "two ranks take the same samples, at run time" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' faults "train on the same samples"
 fault "padding of the last shard is not cleared" fsdp.h \
     's|    device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) \* (size_t)(u->padded - written));||' faults "padding stays zero"
-fault "a gather is waited for only after its weights were used" fsdp.h \
+more "a gather is waited for only after its weights were used" fsdp.h \
     's|    comm_wait(fsdp->comm, &u->all_gather);||; s|^    pool_release(fsdp, POOL_WEIGHTS|    comm_wait(fsdp->comm, \&u->all_gather);\n&|' faults "gradients of one rank"
 more "a reduction is not waited for" fsdp.h \
     's|    comm_wait(fsdp->comm, &r->request);||' faults "gradients of one rank|in flight"
@@ -131,11 +131,11 @@ more "the last collectives are not written" lib/watchdog.h 's/if (code == 2 && o
 more "orders are not compared across hosts" run/step_report.h 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
 more "receives are started in the order of their steps" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
 more "a rank fills the pipeline one micro-batch too late" lib/pipeline_schedule.h 's/: 2 \* later_ranks + /: later_ranks + /' pipeline "comes? to their end|micro-batches more"
-fault "a set of activations is used again too soon" lib/pipeline_schedule.h 's|(int)max_i64(alive.step.stage., s->activation_sets.step.stage.);|(int)max_i64(1 + alive[step.stage] / 2, s->activation_sets[step.stage]);|' pipeline "sets of activations are not shared"
-fault "messages are not compared as they start" lib/watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
+more "a set of activations is used again too soon" lib/pipeline_schedule.h 's|(int)max_i64(alive.step.stage., s->activation_sets.step.stage.);|(int)max_i64(1 + alive[step.stage] / 2, s->activation_sets[step.stage]);|' pipeline "sets of activations are not shared"
+more "messages are not compared as they start" lib/watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
 fault "waiting is not counted while gradients are reduced" lib/comm.h 's/CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active/dev->current_stream == STREAM_COMPUTE \&\& (r->active || CUDA_BUILD)/' "mpi waiting" "the reported waiting is"
-fault "a send is over before its receiver has read it" lib/transport_threads.h 's/load_n(&slot->done,/load_n(\&slot->posted,/' pipeline "arrive whole and in order|what one rank makes"
-fault "documents are off by one" dataloader.h \
+more "a send is over before its receiver has read it" lib/transport_threads.h 's/load_n(&slot->done,/load_n(\&slot->posted,/' pipeline "arrive whole and in order|what one rank makes"
+more "documents are off by one" dataloader.h \
     's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' documents "documents: every gradient equals PyTorch's"
 more "every micro-batch has the first one's documents" run/model.h \
     's|batch->docs + at \* m->cp->size|batch->docs|' documents "have one rank's bits"
@@ -143,32 +143,32 @@ more "validation does not tell documents apart" train_llama3.cu \
     's|    MicroBatch batch = micro_batch_of(m, &trainer->eval_batch, 0);|&\n    batch.docs = NULL;|' documents "validation masks"
 more "backward sees all documents" train_llama3.cu \
     's|    floatX \*dk = cp_key_gradient.*|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
-fault "a checkpoint's files are not synced" run/checkpoint_writer.h 's/(fsync(fd) || close(fd))) write_failed/close(fd)) write_failed/' "checkpoints points" "names as synced"
+more "a checkpoint's files are not synced" run/checkpoint_writer.h 's/(fsync(fd) || close(fd))) write_failed/close(fd)) write_failed/' "checkpoints points" "names as synced"
 fault "checksums are not compared" run/checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
-fault "whole units stay while a checkpoint is saved" run/checkpoint_writer.h \
+more "whole units stay while a checkpoint is saved" run/checkpoint_writer.h \
     's|^                kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), state, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
 more "what a checkpoint is read into stays" run/sharded_state.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(fsdp->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), piece, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
 more "a run that a signal ends exports" train_llama3.cu 's/ && complete) model_export/ \&\& complete + 1) model_export/' "checkpoints signals" "is not exported"
-fault "a resumed run begins its epoch anew" run/trainer.h 's|    s.start_epoch = progress->epoch;||; s|    s.start_sample = progress->samples_in_epoch;||' checkpoints "are 4 steps"
-fault "the second chunk's queries stand right behind the first's" lib/ops_common.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
+more "a resumed run begins its epoch anew" run/trainer.h 's|    s.start_epoch = progress->epoch;||; s|    s.start_sample = progress->samples_in_epoch;||' checkpoints "are 4 steps"
+more "the second chunk's queries stand right behind the first's" lib/ops_common.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
 more "a slice of the vocabulary takes its neighbour's first token" lib/ops_common.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
 more "sums of slices are not brought to one largest logit" lib/ops_common.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
 fault "gradients of norms are not summed over tp" shared_gradients.h \
     's|^        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);||' mesh-faults "tp 2 .*worst gradient"
-fault "a group that shards has members of two tp slices" lib/mesh.h \
+more "a group that shards has members of two tp slices" lib/mesh.h \
     's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
 fault "the loss is counted on every tp rank" train_llama3.cu \
     's|exact_total(m->dev, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' mesh-faults "tp 2 .*losses 1"
-fault "a tp peer takes other samples" run/trainer.h \
+more "a tp peer takes other samples" run/trainer.h \
     's|    s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);|    s.shard = (mesh_coordinate(mesh, rank, AXIS_DP_SHARD) + mesh_coordinate(mesh, rank, AXIS_TP)) % s.shards;|' mesh-faults "hold parts of the same replica of the model, but they train on different samples|train on the same samples .both"
-fault "a slice of columns is taken as one of rows" llama3.h \
+more "a slice of columns is taken as one of rows" llama3.h \
     's|^    \*whole = (t->first_row + row) \* t->whole_cols + t->first_col + col;|    if (t->row->split == SPLIT_COLUMNS) { *whole = t->first_col * t->whole_rows + at; return t->rows * t->cols - at; }\n&|' mesh-faults "tp 2 .*worst gradient"
 fault "a rank's second half stands one part too early" context_parallel.h \
     's|(2 \* cp->size - 1 - cp->rank) \* half + t - half;|(2 * cp->size - 2 - cp->rank) * half + t - half;|' mesh-faults "cp 2 .*worst gradient"
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
     's|micro_batch_of(m, batch, step->micro_batch);|micro_batch_of(m, batch, m->table.embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|' mesh-faults "pp 2 .*worst gradient"
-fault "all stages are planned as the first" run/plan.h \
+more "all stages are planned as the first" run/plan.h \
     's|first %= mesh_stride(m, AXIS_DP_SHARD)|first %= mesh_stride(m, AXIS_PP)|' plan "is that of its own dry run"
 more "the simulation takes one count for another" plan/simulate.h 's|return x->count == y->count \&\& |return |' simulate "another count"
 more "a message is planned under another name" pipeline_parallel.h \

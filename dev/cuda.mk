@@ -1,0 +1,78 @@
+# cuda.mk: builds with CUDA, and with the emulator of dev/cuda_on_cpu. The Makefile includes it.
+NVCC  := $(firstword $(shell command -v nvcc /usr/local/cuda/bin/nvcc 2>/dev/null))
+CUDA  ?= $(if $(NVCC),1)
+CUDA_PRECISION := $(if $(filter command line environment,$(origin PRECISION)),$(PRECISION),bf16)
+CUDA_BUILD := build/cuda-$(CUDA_PRECISION)
+# machine code for Ampere and Hopper, and PTX for later GPUs
+CUDA_CODE  := $(foreach a,80 90,-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
+              -gencode arch=compute_90,code=compute_90 -t 2
+CUDA_FLAGS := -x cu -std=c++20 -O3 -DUSE_CUDA $(CUDA_CODE) -Xptxas -v,-warn-spills,-warn-lmem-usage,-Werror \
+              -Xcompiler -fopenmp,-march=$(ARCH),-ffp-contract=fast,-fno-math-errno \
+              $(if $(filter bf16,$(CUDA_PRECISION)),-DPRECISION_BF16)
+CUDA_LIBS  := -lcublasLt -lcjson -lpcre2-8 -lz -lm
+# Several GPUs need NCCL, and several hosts MPI to start on them. Tests of the CUDA build need neither.
+NCCL_PLACES := $(dir $(NVCC))../include /usr/include /usr/local/include $(NCCL_HOME)/include
+HAVE_NCCL   := $(if $(NVCC),$(if $(wildcard $(NCCL_PLACES:=/nccl.h)),1))
+ifneq ($(HAVE_NCCL),)
+CUDA_FLAGS += -DHAVE_NCCL $(NCCL_HOME:%=-I%/include)
+CUDA_LIBS  += $(NCCL_HOME:%=-L%/lib) -lnccl
+endif
+CUDA_MPI   := $(if $(HAVE_MPI),-DHAVE_MPI $(filter-out -pthread,$(MPI_CFLAGS)) $(filter -L% -l%,$(MPI_LIBS)))
+NO_NVCC    := error: CUDA=1 needs nvcc, of NVIDIA's CUDA toolkit; it is not in the PATH or in /usr/local/cuda/bin
+
+# The emulator runs the same kernels as functions of this processor. -fsanitize=thread is for compiling alone: its hooks
+# are in dev/cuda_on_cpu.
+CPU_CUDA_BUILD := build/cuda-on-cpu-$(PRECISION)
+CPU_CUDA_FLAGS := -x c++ -Wno-uninitialized -Wno-maybe-uninitialized -std=c++20 -DUSE_CUDA -DHAVE_NCCL \
+                  -Idev/cuda_on_cpu -Wno-unknown-pragmas -O2 \
+                  $(filter-out -O% -std=% -x c -DHAVE_MPI -DHAVE_ONEDNN $(MPI_CFLAGS),$(FLAGS)) \
+                  $(filter -g -O% -fsanitize%,$(CFLAGS))
+CUDA_ON_CPU := $(wildcard dev/cuda_on_cpu/*.h)
+link_on_cpu = $(CXX) -fopenmp $(filter -fsanitize=address%,$(CFLAGS)) $@.o -o $@ -lcjson -lpcre2-8 -lz -lm -pthread
+
+train_llama3_cuda: $(CUDA_BUILD)/train_llama3_cuda
+	@ln -sf $< $@
+	@echo "built $< ($(CUDA_PRECISION))"
+	@$(if $(HAVE_NCCL),,echo "  without NCCL: one GPU")
+	@$(if $(HAVE_MPI),,$(if $(HAVE_NCCL),echo "  without MPI: the GPUs of one host$(comma) --ranks N --transport nccl"))
+
+# What ptxas says about each kernel, its registers and shared memory, stays next to the program.
+$(CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_BUILD)/flags | needed
+	@$(if $(NVCC),,echo "$(NO_NVCC)" >&2; exit 1)
+	$(NVCC) $(CUDA_FLAGS) $(if $(findstring train,$@),$(CUDA_MPI)) $< -o $@ $(CUDA_LIBS) 2> $@.ptxas || \
+	    { cat $@.ptxas >&2; exit 1; }
+
+$(CPU_CUDA_BUILD)/%_cuda: %.cu train_llama3.cu $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
+	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -c $< -o $@.o
+	$(link_on_cpu)
+
+# the program with times, op by op and step by step; dev/gpu_check.sh runs it
+BENCH_GPU := dev/kernels/bench_gpu.cu dev/kernels/bench_step.h train_llama3.cu
+$(CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_BUILD)/flags | needed
+	$(NVCC) $(CUDA_FLAGS) -I. $< -o $@ $(CUDA_LIBS) 2> $@.ptxas || { cat $@.ptxas >&2; exit 1; }
+
+$(CPU_CUDA_BUILD)/bench_gpu: $(BENCH_GPU) $(HEADERS) $(CUDA_ON_CPU) $(CPU_CUDA_BUILD)/flags | needed
+	$(CXX) $(CPU_CUDA_FLAGS) -Wno-unused-function -I. -c $< -o $@.o
+	$(link_on_cpu)
+
+CUDA_PROGRAMS := train_llama3_cuda test_llama3_cuda
+cuda-programs: $(CUDA_PROGRAMS:%=$(CUDA_BUILD)/%) $(if $(filter bf16,$(CUDA_PRECISION)),$(CUDA_BUILD)/bench_gpu)
+cuda-on-cpu-programs: $(CUDA_PROGRAMS:%=$(CPU_CUDA_BUILD)/%) \
+                      $(if $(filter bf16,$(PRECISION)),$(CPU_CUDA_BUILD)/bench_gpu)
+cuda-on-cpu:
+	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=fp32 cuda-on-cpu-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=bf16 cuda-on-cpu-programs
+
+# everything that dev/gpu_check.sh runs, for a machine with one GPU but neither compiler nor MPI, to which build/ is
+# copied; libraries are installed anew, not overwritten, because a program may have them open
+GPU_HOST := CUDA=1 ARCH=x86-64-v3
+gpu-programs:
+	@$(MAKE) --no-print-directory -j$(JOBS) $(GPU_HOST) HAVE_MPI= HAVE_NCCL= PRECISION=bf16 cuda-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) $(GPU_HOST) HAVE_MPI= HAVE_NCCL= PRECISION=fp32 cuda-programs
+	@$(MAKE) --no-print-directory -j$(JOBS) -C dev/kernels $(GPU_HOST) CUDA_ARCH=sm_90 cuda-pages
+	@mkdir -p build/lib
+	@ldd build/cuda-bf16/train_llama3_cuda | awk '/libcjson|libpcre2|libz/ {print $$3}' | \
+	    xargs -I{} install -m 644 {} build/lib/
+	@git rev-parse --short HEAD > build/commit
+
+.PHONY: cuda-programs cuda-on-cpu cuda-on-cpu-programs gpu-programs

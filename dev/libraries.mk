@@ -1,0 +1,47 @@
+# libraries.mk: which libraries are installed, and the packages of this system that have them. The Makefile includes it.
+has_header = $(shell $(CC) $(2) -include $(1) -E -x c /dev/null >/dev/null 2>&1 && echo 1)
+# Fedora's mpicc is not in the PATH
+MPICC       := $(firstword $(shell command -v mpicc /usr/lib64/openmpi/bin/mpicc 2>/dev/null))
+MPI_CFLAGS  := $(if $(MPICC),$(shell $(MPICC) --showme:compile 2>/dev/null))
+MPI_LIBS    := $(if $(MPICC),$(shell $(MPICC) --showme:link 2>/dev/null))
+HAVE_MPI    := $(if $(MPICC),$(call has_header,mpi.h,$(MPI_CFLAGS)))
+HAVE_ONEDNN := $(call has_header,dnnl.h)
+HAVE_CJSON  := $(call has_header,cjson/cJSON.h)
+HAVE_PCRE2  := $(call has_header,pcre2.h,-DPCRE2_CODE_UNIT_WIDTH=8)
+HAVE_ZLIB   := $(call has_header,zlib.h)
+
+# PACKAGES: the names of MPI, oneDNN, cJSON, PCRE2 and zlib, in this order; EXTRA: what `make deps` also installs
+command_or = $(if $(shell command -v $(1) 2>/dev/null),,$(2))
+ifneq ($(shell command -v apt-get 2>/dev/null),)
+SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
+UPDATE   := $(SUDO) apt-get update -qq
+INSTALL  := $(SUDO) apt-get install -y --no-install-recommends
+PACKAGES := libopenmpi-dev libdnnl-dev libcjson-dev libpcre2-dev zlib1g-dev
+EXTRA    := $(call command_or,mpirun,openmpi-bin) $(call command_or,bible /usr/games/bible,bible-kjv) \
+            $(call command_or,$(CXX),g++)
+else ifneq ($(shell command -v dnf 2>/dev/null),)
+INSTALL  := sudo dnf install -y
+PACKAGES := openmpi-devel onednn-devel cjson-devel pcre2-devel zlib-devel
+EXTRA    := $(call command_or,$(CXX),gcc-c++)
+else ifneq ($(shell command -v pacman 2>/dev/null),)
+INSTALL  := sudo pacman -S --needed
+PACKAGES := openmpi onednn cjson pcre2 zlib
+else
+INSTALL  := brew install
+PACKAGES := open-mpi onednn cjson pcre2 zlib
+endif
+OPTIONAL := $(if $(HAVE_MPI),,$(word 1,$(PACKAGES))) $(if $(HAVE_ONEDNN),,$(word 2,$(PACKAGES)))
+NEEDED   := $(strip $(if $(HAVE_CJSON),,$(word 3,$(PACKAGES))) $(if $(HAVE_PCRE2),,$(word 4,$(PACKAGES))) \
+                    $(if $(HAVE_ZLIB),,$(word 5,$(PACKAGES))))
+MISSING  := $(strip $(OPTIONAL) $(NEEDED))
+
+needed:
+	@$(if $(NEEDED),echo "error: missing: $(NEEDED). Install with: $(INSTALL) $(MISSING)   (or make deps)" >&2; exit 1)
+
+deps:
+	@if [ -n "$(strip $(MISSING) $(EXTRA))" ]; then \
+	    echo "installing $(strip $(MISSING) $(EXTRA))"; \
+	    $(if $(UPDATE),$(UPDATE);) \
+	    DEBIAN_FRONTEND=noninteractive $(INSTALL) $(strip $(MISSING) $(EXTRA)); fi
+
+.PHONY: needed deps
