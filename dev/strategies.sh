@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# strategies.sh [MODEL [ROUNDS]] : what each strategy and option costs: time of a step, memory of a rank, bytes that it receives.
-# All in turns, so that a noisy machine is noisy for all; times are medians, shown as ratios to the first row of their table. ONLY=3: the third table.
+# strategies.sh [MODEL [ROUNDS]]: measures what each strategy and option costs: time per step, memory per rank, bytes that
+# a rank receives. All rows take turns, so that a noisy machine is noisy for all. Times are medians, also shown as ratios
+# to the first row of their table. ONLY=3 measures the third table only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 model=${1:-bench-8m} rounds=${2:-5}
@@ -9,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 program=${PROGRAM:-./train_llama3} tables=0
 [ -f data/kjv/train.tok ] || dev/data/kjv.sh data/kjv >/dev/null
 
-# table RANKS OPTIONS ROW… : each row is what is added to the options
+# table RANKS OPTIONS ROW…: each row is added to the options
 table() {
     local ranks=$1 options=$2 row i round base='' ms
     shift 2
@@ -21,8 +22,10 @@ table() {
             i=$((i + 1))
             rm -rf "$work/out"
             # shellcheck disable=SC2086
-            "$program" --model "$model" --data data/kjv/train.tok --ranks "$ranks" --steps 6 $options $row --out "$work/out" >"$work/said"
-            sed -nE 's/.*"step":([0-9]+).*"seconds":([0-9.]+),"tokens_per_s".*/\1 \2/p' "$work/out/metrics.jsonl" | awk '$1 > 2 { print $2 }' >>"$work/$tables.$i.seconds"
+            "$program" --model "$model" --data data/kjv/train.tok --ranks "$ranks" --steps 6 $options $row \
+                --out "$work/out" >"$work/said"
+            sed -nE 's/.*"step":([0-9]+).*"seconds":([0-9.]+),"tokens_per_s".*/\1 \2/p' "$work/out/metrics.jsonl" |
+                awk '$1 > 2 { print $2 }' >>"$work/$tables.$i.seconds"
             sed -nE 's/^memory per rank: (.*)/\1/p' "$work/said" >"$work/$tables.$i.memory"
             sed -nE 's/.*"bytes":\{"fsdp":([0-9]+),"dp_replicate":([0-9]+),"tp":([0-9]+),"cp":([0-9]+),"pp":([0-9]+).*/\1 \2 \3 \4 \5/p' "$work/out/metrics.jsonl" | tail -n 1 |
                 awk '{ printf "%.1f + %.1f", $1 / 1e6, $2 / 1e6; if ($3 + $4 + $5) printf " + %.1f", ($3 + $4 + $5) / 1e6 }' >"$work/$tables.$i.bytes"
@@ -42,5 +45,5 @@ printf '# Strategies and options side by side\n\n%s, %s cores; %s; commit %s; `d
 table 2 "--batch 2 --accum 2" "--sharding full_shard" "--sharding shard_grad_op" "--sharding no_shard" "--accumulate local" "--sharding shard_grad_op --accumulate local" "--sharding no_shard --accumulate local" \
     "--dp-replicate 2" "--reduce-dtype bf16" "--wrap size:3000000" "--slots 4" "--recompute selective" "--recompute full" "--recompute every:2" "--offload optimizer" "--offload all" "--deterministic"
 table 4 "--batch 1 --accum 2" "--sharding full_shard" "--dp-replicate 2" "--dp-replicate 2 --sharding shard_grad_op" "--dp-replicate 4" "--sharding no_shard --accumulate local"
-# meshes of 4 ranks, as many samples a step for each
+# meshes of 4 ranks, each with the same number of samples per step
 table 4 "--warmup 0" "--batch 4 --accum 2" "--tp 2 --batch 8 --accum 2" "--cp 2 --batch 8 --accum 2" "--pp 2 --batch 2 --accum 8" "--pp 2 --pp-schedule interleaved --batch 2 --accum 8" "--tp 2 --pp 2 --batch 2 --accum 16"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# kjv.sh OUTDIR : the King James Bible (4.3 MB, public domain), from Debian's packages bible-kjv and bible-kjv-text,
-# as one text a book in OUTDIR/text, then as tokens: see text.sh, whose settings hold here too.
+# kjv.sh OUTDIR: writes the King James Bible (4.3 MB, public domain), from Debian's packages bible-kjv and
+# bible-kjv-text, as one text per book into OUTDIR/text, and then as tokens with text.sh, whose settings apply.
 set -euo pipefail
 die() { echo "error: $*" >&2; exit 1; }
 
@@ -11,12 +11,13 @@ bible=$(command -v bible || true)
 for path in /usr/games/bible; do [ -n "$bible" ] || { [ -x "$path" ] && bible=$path; } || true; done
 
 if ! [ -f "$out/text/66-Revelation.txt" ]; then
-    [ -n "$bible" ] || die "the program 'bible' is not installed; run: apt-get install bible-kjv bible-kjv-text, or take any text: dev/data/text.sh OUTDIR FILE|DIR..., or this repository's own: dev/data/self.sh OUTDIR"
-    mkdir -p -- "$out" || die "folder $out cannot be made; choose another"
+    [ -n "$bible" ] || die "the program 'bible' is not installed; run: apt-get install bible-kjv bible-kjv-text," \
+        "or use any text: dev/data/text.sh OUTDIR FILE|DIR..., or this repository's own: dev/data/self.sh OUTDIR"
+    mkdir -p -- "$out" || die "folder $out cannot be created; choose another"
     rm -rf -- "$out/text.partial" "$out/text"
     mkdir -- "$out/text.partial"
-    # Lines too long to be broken (-l) leave one verse a line, indented and numbered, under a line `Book Chapter`.
-    # The folder goes through the environment, as awk would read backslashes in an assignment.
+    # With very long lines (-l) there is one verse per line, indented and numbered, under a line `Book Chapter`.
+    # The folder is passed in the environment, because awk would interpret backslashes in an assignment.
     "$bible" -l100000 'Gen1:1-Rev22:21' </dev/null | TEXT="$out/text.partial" awk '
         /^[[:space:]]*$/ { next }
         /^  [0-9]+ / { if (!file) exit 1; sub(/^ +/, ""); sub(/ +$/, ""); print >file; verses++; next }
@@ -29,13 +30,18 @@ if ! [ -f "$out/text/66-Revelation.txt" ]; then
                 file = sprintf("%s/%02d-%s.txt", ENVIRON["TEXT"], ++books, name)
                 print book >file
             }
-            printf "\nChapter %s\n", chapter >file # the only blank line, so that chunks are cut before chapters
+            printf "\nChapter %s\n", chapter >file # the only empty lines, so that text is cut before chapters
             next
         }
         { strange++ }
-        END { if (books != 66 || verses != 31102 || strange) { print books, verses, strange + 0 >"/dev/stderr"; exit 1 } }
+        END {
+            if (books == 66 && verses == 31102 && !strange) exit
+            print books, verses, strange + 0 >"/dev/stderr"
+            exit 1
+        }
     ' 2>"$out/text.partial/.counts" ||
-        die "the program 'bible' gave (books, verses, strange lines) $(tail -n 1 "$out/text.partial/.counts"), expected 66 31102 0; reinstall: apt-get install --reinstall bible-kjv bible-kjv-text"
+        die "the program 'bible' printed (books, verses, other lines) $(tail -n 1 "$out/text.partial/.counts")," \
+            "expected 66 31102 0; reinstall it: apt-get install --reinstall bible-kjv bible-kjv-text"
     rm -f -- "$out/text.partial/.counts"
     mv -- "$out/text.partial" "$out/text"
 fi

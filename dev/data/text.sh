@@ -1,38 +1,49 @@
 #!/usr/bin/env bash
-# text.sh OUTDIR FILE|DIR... : any text into OUTDIR/train.tok, OUTDIR/val.tok and OUTDIR/tokenizer.model.
-# A tokenizer of 4,096 tokens is trained on the text, unless one is given: TOKENIZER=path/to/tokenizer.model text.sh ...
-# VOCAB_SIZE and VAL_FRACTION (0.05) may be set. Does nothing when the outputs are newer than everything they come from.
+# text.sh OUTDIR FILE|DIR...: turns text into OUTDIR/train.tok, OUTDIR/val.tok and OUTDIR/tokenizer.model.
+# It trains a tokenizer of 4,096 tokens on the text, unless one is given: TOKENIZER=path/to/tokenizer.model text.sh ...
+# VOCAB_SIZE and VAL_FRACTION (0.05) may be set. It does nothing if the outputs are newer than everything they depend
+# on.
 set -euo pipefail
 die() { echo "error: $*" >&2; exit 1; }
 
-[ $# -ge 2 ] || die "text.sh was given $# arguments, expected OUTDIR and at least one text file or folder: text.sh OUTDIR FILE|DIR..."
+[ $# -ge 2 ] || die "text.sh was given $# arguments, expected an output folder and at least one text file or folder:" \
+    "text.sh OUTDIR FILE|DIR..."
 out=$1
 shift
 for path in "$@"; do [ -e "$path" ] || die "$path does not exist; expected a text file or a folder of them"; done
-[ -n "$(find -H "$@" -type f -size +0c -print -quit)" ] || die "there is no text in $*; expected text files, or folders of them"
+[ -n "$(find -H "$@" -type f -size +0c -print -quit)" ] ||
+    die "there is no text in $*; expected text files, or folders of them"
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 tools=$here/../../build/data
-mkdir -p -- "$out" || die "folder $out cannot be made; choose another"
+mkdir -p -- "$out" || die "folder $out cannot be created; choose another"
 
 log=$(mktemp)
 made=$(mktemp)
 trap 'rm -f "$log" "$made"' EXIT
-make -s -C "$here" >"$log" 2>&1 || die "the tools of dev/data do not build: $(grep -m1 -i 'error' "$log" || tail -n 1 "$log"); with libpcre2-dev installed, try: make -C dev/data"
+make -s -C "$here" >"$log" 2>&1 ||
+    die "the tools of dev/data do not build: $(grep -m1 -i 'error' "$log" || tail -n 1 "$log");" \
+        "install libpcre2-dev and try: make -C dev/data"
 
-# What the outputs were made of: if this record is the same and nothing is newer than it, they are up to date.
+# What the outputs were made from. If this record is the same and nothing is newer than it, they are up to date.
 record=$out/.made-from
-{ printf 'tokenizer %s\nvocabulary %s\nvalidation %s\n' "${TOKENIZER:-trained}" "${VOCAB_SIZE:-4096}" "${VAL_FRACTION:-0.05}"; printf '%s\n' "$@"; } >"$made"
+{
+    printf 'tokenizer %s\nvocabulary %s\n' "${TOKENIZER:-trained}" "${VOCAB_SIZE:-4096}"
+    printf 'validation %s\n' "${VAL_FRACTION:-0.05}"
+    printf '%s\n' "$@"
+} >"$made"
 if [ -f "$out/train.tok" ] && [ -f "$out/val.tok" ] && [ -f "$out/tokenizer.model" ] && cmp -s "$made" "$record"; then
-    newer=$(find -H "$@" "$tools/train_tokenizer" "$tools/tokenize" ${TOKENIZER:+"$TOKENIZER"} -newer "$record" -print -quit)
+    sources=("$@" "$tools/train_tokenizer" "$tools/tokenize" ${TOKENIZER:+"$TOKENIZER"})
+    newer=$(find -H "${sources[@]}" -newer "$record" -print -quit)
     [ -n "$newer" ] || exit 0
 fi
 rm -f -- "$record"
 
 if [ -n "${TOKENIZER:-}" ]; then
-    [ -f "$TOKENIZER" ] || die "TOKENIZER=$TOKENIZER is no file; expected a tokenizer.model"
+    [ -f "$TOKENIZER" ] || die "TOKENIZER=$TOKENIZER is not a file; expected a tokenizer.model"
     if ! [ "$TOKENIZER" -ef "$out/tokenizer.model" ]; then cp -- "$TOKENIZER" "$out/tokenizer.model"; fi
 else
     "$tools/train_tokenizer" --vocab-size "${VOCAB_SIZE:-4096}" --out "$out/tokenizer.model" "$@"
 fi
-"$tools/tokenize" --tokenizer "$out/tokenizer.model" --out-train "$out/train.tok" --out-val "$out/val.tok" --val-fraction "${VAL_FRACTION:-0.05}" "$@"
+"$tools/tokenize" --tokenizer "$out/tokenizer.model" --out-train "$out/train.tok" --out-val "$out/val.tok" \
+    --val-fraction "${VAL_FRACTION:-0.05}" "$@"
 cat "$made" >"$record"
