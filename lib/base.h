@@ -140,8 +140,8 @@ static inline BOTH int exact_digits(float x, uint64_t *low, uint64_t *high) {
     v.f = x;
     int exponent = (int)(v.u >> 23 & 255);
     int shift = exponent ? exponent - 1 : 0;
-    uint64_t implicit_bit = exponent ? 0x800000u : 0;
-    uint64_t mantissa = ((v.u & 0x7FFFFF) | implicit_bit) << (shift % 32);
+    uint32_t implicit_bit = exponent ? 0x800000u : 0;
+    uint64_t mantissa = (uint64_t)((v.u & 0x7FFFFF) | implicit_bit) << (shift % 32);
     int finite = exponent != 255;
     *low = finite ? (uint32_t)mantissa : 0;
     *high = finite ? mantissa >> 32 : 0;

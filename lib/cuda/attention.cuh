@@ -1,4 +1,10 @@
-/* attention.cuh: attention on NVIDIA GPUs. The contracts are in lib/ops.h. */
+/* attention.cuh: attention on NVIDIA GPUs: which kernels a call needs, and their launches. The contracts are in
+ * lib/ops.h.
+ *
+ * In bf16, heads of 64 or 128 elements whose rows are aligned to 16 bytes run on tensor cores; everything else runs in
+ * fp32 arithmetic, which for bf16 is slow. T x T scores are never stored. Every kernel gives the same bits on each run,
+ * except dq on tensor cores, whose additions are in no fixed order unless dev->deterministic.
+ */
 #ifndef CUDA_ATTENTION_CUH
 #define CUDA_ATTENTION_CUH
 #include "attention_common.cuh" // defines: AttentionCall
@@ -6,15 +12,15 @@
 #include "attention_plain.cuh"  // defines: attention_forward_plain, attention_backward_keys_plain
 
 // ---------------------------------------------------------------------------
-// launches
+// before backward
 
-/* D, lse2 and zeros in dq_sums, for ATTENTION_PAD queries of a head a block. LANES threads a row: HD / 8 with 16-byte
- * loads, or a warp. */
+/* Computes D and lse2 and zeroes dq_sums. A block has ATTENTION_PAD queries of a head; LANES threads share a row: HD /
+ * 8 with loads of 16 bytes, or a whole warp with single elements. */
 template <int LANES> static __global__ void __launch_bounds__(256) attention_backward_prepare(const AttentionCall a) {
     const AttentionShape &s = a.s;
     const int lane = (int)threadIdx.x % LANES, tiles = a.padded / ATTENTION_PAD;
-    const int h = (int)blockIdx.x % s.NH, t0 = (int)blockIdx.x / s.NH % tiles * ATTENTION_PAD,
-              b = (int)blockIdx.x / s.NH / tiles;
+    const int h = (int)blockIdx.x % s.NH, t0 = (int)blockIdx.x / s.NH % tiles * ATTENTION_PAD;
+    const int b = (int)blockIdx.x / s.NH / tiles;
     const int64_t first = ((int64_t)b * s.NH + h) * a.padded + t0;
     for (int row = (int)threadIdx.x / LANES; row < ATTENTION_PAD; row += 256 / LANES) {
         const int t = t0 + row, exists = t < s.Tq;
@@ -27,17 +33,22 @@ template <int LANES> static __global__ void __launch_bounds__(256) attention_bac
                 sum = fmaf(__uint_as_float(us[i] << 16), __uint_as_float(vs[i] << 16), sum);
                 sum = fmaf(__uint_as_float(us[i] & 0xFFFF0000u), __uint_as_float(vs[i] & 0xFFFF0000u), sum);
             }
-        } else if (exists)
+        } else if (exists) {
             for (int d = lane; d < s.HD; d += LANES) sum = fmaf(to_float(x[d]), to_float(y[d]), sum);
+        }
         for (int d = LANES / 2; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
         if (lane) continue;
         float lse = exists ? a.lse_read[((int64_t)b * s.NH + h) * s.Tq + t] : -INFINITY;
-        a.D[first + row] = sum, a.lse2[first + row] = lse == -INFINITY ? INFINITY : lse * LOG2_E;
+        a.D[first + row] = sum;
+        a.lse2[first + row] = lse == -INFINITY ? INFINITY : lse * LOG2_E;
     }
     const float4 zero = {0, 0, 0, 0};
     for (int i = (int)threadIdx.x; a.dq_sums && i < ATTENTION_PAD * s.HD / 4; i += 256)
         ((float4 *)(void *)(a.dq_sums + first * s.HD))[i] = zero;
 }
+
+// ---------------------------------------------------------------------------
+// the choice of kernels and the work space
 
 #define ATTENTION_KERNEL(kernel, blocks, threads, bytes, a)                                                            \
     do {                                                                                                               \
@@ -46,41 +57,56 @@ template <int LANES> static __global__ void __launch_bounds__(256) attention_bac
         KERNEL(dev, kernel, (unsigned)(blocks), (unsigned)(threads), (size_t)(bytes), a);                              \
     } while (0)
 
-/* 0: heads of HD elements cannot be had; 1: by plain arithmetic, which in bf16 is slow; 2: by tensor cores. */
-static int cuda_attention_has(int HD) {
-    return HD < 1 || HD > 256 ? 0 : FLOATX == DTYPE_BF16 && (HD == 64 || HD == 128) ? 2 : 1;
+typedef enum { ATTENTION_NONE, ATTENTION_PLAIN, ATTENTION_TENSOR_CORES } AttentionSupport;
+
+/* Which kernels compute heads of HD elements. */
+static AttentionSupport cuda_attention_support(int HD) {
+    if (HD < 1 || HD > 256) return ATTENTION_NONE;
+    return FLOATX == DTYPE_BF16 && (HD == 64 || HD == 128) ? ATTENTION_TENSOR_CORES : ATTENTION_PLAIN;
 }
 
+/* Rows of D, lse2 and dq_sums. */
 static int64_t attention_rows(const AttentionShape *s) {
     return (int64_t)s->B * s->NH * round_up(s->Tq, ATTENTION_PAD);
-} // of D, lse2 and dq_sums
+}
 
 static size_t cuda_attention_scratch(const Device *dev, const AttentionShape *s, int backward) {
-    int sums = cuda_attention_has(s->HD) == 2 && !dev->deterministic;
+    int sums = cuda_attention_support(s->HD) == ATTENTION_TENSOR_CORES && !dev->deterministic;
     return backward ? (size_t)(attention_rows(s) * (2 + (sums ? s->HD : 0))) * sizeof(float) : 0;
 }
 
 static AttentionCall attention_call(const AttentionShape *s, const floatX *q, const floatX *k, const floatX *v,
-                                    float *space) {
+                                    float *workspace) {
+    int64_t groups = (int64_t)s->B * s->NKV, bytes = (int64_t)s->Tk * s->HD * 2 * (int64_t)sizeof *k; // of K and V
     AttentionCall a;
     memset(&a, 0, sizeof a);
-    a.s = *s, a.q = q, a.k = k, a.v = v, a.D = space, a.lse2 = space + attention_rows(s),
-    a.dq_sums = space + 2 * attention_rows(s);
-    a.padded = (int)round_up(s->Tq, ATTENTION_PAD), a.scale = 1.0f / sqrtf((float)s->HD), a.scale2 = a.scale * LOG2_E;
-    a.section = (int)max_i64(
-        1, min_i64((int64_t)s->B * s->NKV, ATTENTION_L2 / ((int64_t)s->Tk * s->HD * 2 * (int64_t)sizeof *k)));
+    a.s = *s;
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.D = workspace;
+    a.lse2 = workspace + attention_rows(s);
+    a.dq_sums = workspace + 2 * attention_rows(s);
+    a.padded = (int)round_up(s->Tq, ATTENTION_PAD);
+    a.section = (int)max_i64(1, min_i64(groups, ATTENTION_L2 / bytes));
+    a.scale = 1.0f / sqrtf((float)s->HD);
+    a.scale2 = a.scale * LOG2_E;
     return a;
 }
+
 static int64_t attention_blocks(const AttentionShape *s, int heads, int T, int tile) {
     return (int64_t)s->B * heads * ((T + tile - 1) / tile);
 }
 
+// ---------------------------------------------------------------------------
+// launches
+
 #ifdef PRECISION_BF16
-/* Do rows, at these pointers and these strides apart, lie as tensor cores take them? */
+/* Whether tensor cores can compute this call: the head's size, and rows that are aligned to 16 bytes. */
 static int attention_mma(const AttentionShape *s, const void *const *pointers, int count) {
     uintptr_t bits = (uintptr_t)(s->q_stride | s->k_stride | s->v_stride | s->o_stride) * sizeof(bf16);
     for (int i = 0; i < count; i++) bits |= (uintptr_t)pointers[i];
-    return cuda_attention_has(s->HD) == 2 && bits % 16 == 0;
+    return cuda_attention_support(s->HD) == ATTENTION_TENSOR_CORES && bits % 16 == 0;
 }
 template <int HD> static void attention_forward_launch(Device *dev, const AttentionCall *a) {
     ATTENTION_KERNEL(attention_forward_mma<HD>, attention_blocks(&a->s, a->s.NH, a->s.Tq, 128), 128,
@@ -101,7 +127,7 @@ template <int HD, int KEYS> static void attention_backward_launch(Device *dev, c
                          (2 * 128 * HD + 2 * 4096) * sizeof(bf16), *a);
     }
 }
-/* GPUs with 99 KB of shared memory a block get smaller tiles. */
+/* GPUs whose blocks can have only 99 KB of shared memory get smaller tiles. */
 template <int HD> static void attention_backward_launch(Device *dev, const AttentionCall *a) {
     if (dev->shared_limit >= Backward<HD, 128>::BYTES) attention_backward_launch<HD, 128>(dev, a);
     else attention_backward_launch<HD, 64>(dev, a);
@@ -122,16 +148,17 @@ template <int DIM> static void attention_backward_plain_launch(Device *dev, cons
                      PLAIN_THREADS, Z::BACKWARD_BYTES, *a);
 }
 
-static void attention_refuse(const AttentionShape *s) {
-    if (!cuda_attention_has(s->HD))
-        run_failure("attention: heads of %d elements reached the GPU, whose kernels take 1 to 256", s->HD);
+static void attention_require_support(const AttentionShape *s) {
+    if (cuda_attention_support(s->HD) == ATTENTION_NONE)
+        run_failure("attention: heads of %d elements reached the GPU; its kernels compute 1 to 256", s->HD);
 }
 
 static void cuda_attention_forward(Device *dev, floatX *out, float *lse, const floatX *q, const floatX *k,
-                                   const floatX *v, const AttentionShape *s, void *scratchpad) {
-    AttentionCall a = attention_call(s, q, k, v, (float *)scratchpad);
-    a.out = out, a.lse = lse;
-    attention_refuse(s);
+                                   const floatX *v, const AttentionShape *s, void *workspace) {
+    AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
+    a.out = out;
+    a.lse = lse;
+    attention_require_support(s);
     if (!s->B || !s->Tq) return;
 #ifdef PRECISION_BF16
     const void *const pointers[] = {out, q, k, v};
@@ -148,10 +175,15 @@ static void cuda_attention_forward(Device *dev, floatX *out, float *lse, const f
 
 static void cuda_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv, const floatX *dout,
                                     const floatX *out, const float *lse, const floatX *q, const floatX *k,
-                                    const floatX *v, const AttentionShape *s, void *scratchpad) {
-    AttentionCall a = attention_call(s, q, k, v, (float *)scratchpad);
-    a.dq = dq, a.dk = dk, a.dv = dv, a.dout = dout, a.out_read = out, a.lse_read = lse;
-    attention_refuse(s);
+                                    const floatX *v, const AttentionShape *s, void *workspace) {
+    AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
+    a.dq = dq;
+    a.dk = dk;
+    a.dv = dv;
+    a.dout = dout;
+    a.out_read = out;
+    a.lse_read = lse;
+    attention_require_support(s);
     if (!s->B || !s->Tq) return;
 #ifdef PRECISION_BF16
     const void *const pointers[] = {dq, dk, dv, dout, out, q, k, v};

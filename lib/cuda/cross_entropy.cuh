@@ -1,18 +1,22 @@
-/* cross_entropy.cuh: the loss on NVIDIA GPUs. The contracts are in lib/ops.h. */
+/* cross_entropy.cuh: the loss on NVIDIA GPUs. The contracts are in lib/ops.h.
+ *
+ * A block computes one row of logits: a pass for the largest logit and the sum of exponentials, and, if the gradient is
+ * wanted, a second pass that overwrites the logits with it.
+ */
 #ifndef CUDA_CROSS_ENTROPY_CUH
 #define CUDA_CROSS_ENTROPY_CUH
 #include "../ops_common.h" // defines: LossPart, join_parts, slice_row
 #include "vectors.cuh"     // defines: load, store, warp_max, warp_sum, KERNEL_BY_WIDTH
 
-static constexpr int LOSS_TILE = 4; // vectors of logits that a thread has in flight
-enum {                              // the model computes the loss in tiles of at most
-    LOGIT_ROWS = 2048,              // tokens, and
-    LOGITS = 1 << 28                // logits: 1 GiB
+static constexpr int LOSS_TILE = 4; // vectors of logits that a thread loads before it uses the first
+enum {
+    LOGIT_ROWS = 2048, // the model computes the loss in tiles of at most so many tokens,
+    LOGITS = 1 << 28   // and of at most so many logits: 1 GiB
 };
 
-/* The largest of a row of logits and the sum of exp(logit - largest), on all threads of a block. The pass goes from the
- * row's end to its beginning, keeps each thread's maximum and sum, and leaves the last `held` logits in shared memory.
- */
+/* The largest logit of a row and the sum of exp(logit - largest), on all threads of a block. Each thread keeps a
+ * maximum and a sum relative to it (an online softmax). The pass goes from the row's end to its beginning and leaves
+ * the last `held` logits in shared memory (`tail`), where the second pass finds them. */
 template <int W>
 static __device__ __forceinline__ void exponentials_sum(const float *row, int V, float *tail, int held,
                                                         float *maxima /* (WARP) */, float *sums /* (WARP) */,
@@ -36,8 +40,11 @@ static __device__ __forceinline__ void exponentials_sum(const float *row, int V,
 #pragma unroll
             for (int j = 0; j < W; j++) largest = fmaxf(largest, v[u][j]);
         }
-        if (largest > max) sum *= __expf(max - largest), max = largest;
-        float base = max == -INFINITY ? 0.0f : max; // nothing but -infinity: exp(-inf - 0) = 0
+        if (largest > max) {
+            sum *= __expf(max - largest);
+            max = largest;
+        }
+        float base = max == -INFINITY ? 0.0f : max; // all logits are -infinity: exp(-inf - 0) = 0
 #pragma unroll
         for (int u = 0; u < LOSS_TILE; u++)
 #pragma unroll
@@ -45,17 +52,20 @@ static __device__ __forceinline__ void exponentials_sum(const float *row, int V,
     }
     auto scaled = [](float s, float from, float to) { return from == to ? s : s * __expf(from - to); };
     float of_warp = warp_max(max), sum_of_warp = warp_sum(scaled(sum, max, of_warp));
-    if (lane == 0) maxima[warp] = of_warp, sums[warp] = sum_of_warp;
+    if (lane == 0) {
+        maxima[warp] = of_warp;
+        sums[warp] = sum_of_warp;
+    }
     __syncthreads();
     of_warp = lane < warps ? maxima[lane] : -INFINITY;
-    *largest_logit = max = warp_max(of_warp);
+    max = warp_max(of_warp);
+    *largest_logit = max;
     *total = warp_sum(lane < warps ? scaled(sums[lane], of_warp, max) : 0.0f);
 }
 
-/* The gradient of a row where its logits are, the last `held` of which lie in shared memory; target: its place in the
- * row, if it is there. Element i of floatX lies over logit i / 2 in bf16. A tile of it is written when all threads have
- * read all logits of that tile and of those before it (the barrier): what it covers ends where its own logits end, and
- * those that are still to be read lie behind. */
+/* Overwrites a row of logits with its gradient; `target` is the target's index in the row, -1 if another rank has it.
+ * In bf16, gradient i occupies half of logit i / 2's memory. So all threads read a tile of logits, then a barrier, then
+ * they write the tile's gradients: these overwrite logits of this tile and of earlier ones only. */
 template <int W>
 static __device__ __forceinline__ void loss_gradient(float *row, int V, int target, float max, float inverse,
                                                      const float *tail, int held) {
@@ -84,13 +94,13 @@ template <int W> static __device__ __forceinline__ void no_gradient(float *row, 
     for (int i = (int)threadIdx.x * W; i < V; i += (int)blockDim.x * W) store((floatX *)row + i, none);
 }
 
-/* Loss and gradient of a row, by one block. What the first pass leaves in shared memory is the end of the row; the
- * second, from the beginning on, finds the rest in the L2 cache: 4 V bytes come from memory once and sizeof(floatX) V
- * go back. */
+/* Loss and gradient of a row, by one block. The gradient needs the logits a second time. The first pass leaves the end
+ * of the row in shared memory and read the beginning last, so that it is still in the L2 cache: 4 V bytes come from
+ * memory, once, and V * sizeof(floatX) return. */
 template <int W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     cross_entropy_kernel(float *losses, float *logits, const int32_t *targets, int V, int want_grad, int held) {
-    DYN_SHARED(float, tail); // (held): logits V - held ... V - 1
+    DYN_SHARED(float, tail); // (held): logits V - held … V - 1
     SHARED(float, maxima, WARP);
     SHARED(float, sums, WARP);
     float *row = logits + (int64_t)blockIdx.x * V, max, sum;
@@ -100,26 +110,33 @@ __global__ void __launch_bounds__(MAX_BLOCK)
         if (want_grad) no_gradient<W>(row, V);
         return;
     }
-    float target_logit = row[target]; // read by all before the first barrier
+    float target_logit = row[target]; // every thread reads it before the first barrier
     exponentials_sum<W>(row, V, tail, held, maxima, sums, &max, &sum);
     if (threadIdx.x == 0) losses[blockIdx.x] = (max - target_logit) + logf(sum);
     if (want_grad) loss_gradient<W>(row, V, target, max, 1.0f / sum, tail, held);
 }
-static size_t cuda_cross_entropy_scratch(const Device *dev, int64_t V) { return (void)dev, (void)V, 0; }
-static int loss_shared_bytes(const Device *dev) {
-    return dev->shared_limit - 1024;
-} // dynamic; the kernel has some of its own
+
+static size_t cuda_cross_entropy_scratch(const Device *dev, int64_t V) {
+    (void)dev;
+    (void)V;
+    return 0;
+}
+/* Dynamic shared memory; 1 KiB is left for the kernel's static arrays. */
+static int loss_shared_bytes(const Device *dev) { return dev->shared_limit - 1024; }
+
 static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V,
-                               int want_grad, void *scratchpad) {
-    (void)scratchpad;
-    int held = want_grad ? (int)min_i64(V, loss_shared_bytes(dev) / 16 * 4) : 0; // whole vectors
+                               int want_grad, void *workspace) {
+    (void)workspace;
+    int held = want_grad ? (int)min_i64(V, loss_shared_bytes(dev) / 16 * 4) : 0; // floats, whole vectors of 16 bytes
     if (N)
         KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_kernel, (unsigned)N,
                         threads_for(blocks_of(V, W), MAX_BLOCK), held * sizeof(float), losses, logits, targets, V,
                         want_grad, held);
 }
 
-/* A block a row. */
+// ---------------------------------------------------------------------------
+// a vocabulary that is split over ranks; a block has one row
+
 template <int W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     cross_entropy_part_kernel(float *parts, const float *logits, const int32_t *targets, int first, int V) {
@@ -129,11 +146,15 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     float *part = parts + 3 * (int64_t)blockIdx.x, max = -INFINITY, sum = 0;
     int at = slice_row(targets[blockIdx.x], first, V);
     if (targets[blockIdx.x] >= 0) exponentials_sum<W>(row, V, NULL, 0, maxima, sums, &max, &sum);
-    if (threadIdx.x == 0) part[0] = max, part[1] = sum, part[2] = at < 0 ? -INFINITY : row[at];
+    if (threadIdx.x == 0) {
+        part[0] = max;
+        part[1] = sum;
+        part[2] = at < 0 ? -INFINITY : row[at];
+    }
 }
 static void cuda_cross_entropy_part(Device *dev, float *parts, const float *logits, const int32_t *targets, int first,
-                                    int N, int V, void *scratchpad) {
-    (void)scratchpad;
+                                    int N, int V, void *workspace) {
+    (void)workspace;
     if (N)
         KERNEL_BY_WIDTH(dev, in_vectors(V, FLAT, logits), FLAT, cross_entropy_part_kernel, (unsigned)N,
                         threads_for(blocks_of(V, W), MAX_BLOCK), 0, parts, logits, targets, first, V);

@@ -1,14 +1,20 @@
-/* flat_tensors.cuh: ops on flat tensors on NVIDIA GPUs. The contracts are in lib/ops.h. */
+/* flat_tensors.cuh: ops on tensors as flat arrays, on NVIDIA GPUs: sums of ranks' pieces, gradient norm, AdamW, casts,
+ * int8. The contracts are in lib/ops.h.
+ *
+ * Elements, or blocks of a fixed number of elements, are computed alone, so the result does not depend on the grid or
+ * on where a tensor is cut.
+ */
 #ifndef CUDA_FLAT_TENSORS_CUH
 #define CUDA_FLAT_TENSORS_CUH
 #include "../ops_common.h" // defines: NORM_BLOCK
-#include "vectors.cuh"     // defines: load_some, store_some, warp_sum
+#include "vectors.cuh"     // defines: load_some, store_some, warp_sum, filling_grid
 
 // ---------------------------------------------------------------------------
-// flat tensors: sums over pieces, norm, AdamW, cast
+// sums over pieces
 
-/* A thread W elements of all n pieces. level[b] waits for its right neighbour: a sum of 2^b pieces; their indices are
- * known when the loops are unrolled, so they stay in registers. n < 2^LEVELS. */
+/* A thread sums W elements over all n < 2^LEVELS pieces by a binary tree. level[b] is a finished left half, the sum of
+ * 2^b pieces, that waits for its right half. The indices of level[] are constants once the loops are unrolled, so it
+ * stays in registers. */
 template <int W, int LEVELS, class Out, class T>
 static __device__ __forceinline__ void tree_sum_of(Out *out, const T *pieces, int n, int64_t count, int accumulate) {
     int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
@@ -27,7 +33,7 @@ static __device__ __forceinline__ void tree_sum_of(Out *out, const T *pieces, in
             waits = !(k >> b & 1);
         }
     }
-    int some = 0; // sums that had no right neighbour, the narrowest first
+    int some = 0; // what is left are left halves without a right one: they are added from the narrowest on
 #pragma unroll
     for (int b = 0; b < LEVELS; b++) {
         if (!(n >> b & 1)) continue;
@@ -50,13 +56,13 @@ __global__ void __launch_bounds__(BLOCK)
 }
 template <class Out, class T>
 __global__ void __launch_bounds__(BLOCK)
-    tree_sum_many_kernel(Out *out, const T *pieces, int n, int64_t count, int accumulate) { // or at odd places
+    tree_sum_many_kernel(Out *out, const T *pieces, int n, int64_t count, int accumulate) { // also for unaligned pieces
     tree_sum_of<1, 31>(out, pieces, n, count, accumulate);
 }
 template <class Out, class T>
 static void cuda_tree_sum_of(Device *dev, Out *out, const T *pieces, int n, int64_t count, int accumulate) {
-    int vectors = n < 16 && in_vectors(n > 1 ? count : 0, FLAT, out, pieces);
     if (!count) return;
+    int vectors = n < 16 && in_vectors(n > 1 ? count : 0, FLAT, out, pieces);
     if (vectors)
         KERNEL(dev, (tree_sum_kernel<Out, T>), grid_of(blocks_of(count, BLOCK * FLAT)), BLOCK, 0, out, pieces, n, count,
                accumulate);
@@ -73,8 +79,12 @@ static void cuda_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int 
     cuda_tree_sum_of(dev, out, pieces, n, count, 0);
 }
 
-/* Exact sums: a thread keeps the digits in registers (the loop over them is unrolled), a warp adds its threads' to the
- * total. They are integers: whoever comes first, the sum is the same. The host passes the carries on. */
+// ---------------------------------------------------------------------------
+// exact sums (ExactSum in lib/base.h) and the gradient norm
+
+/* A thread's part of an exact sum. Its digits are in registers, since every loop over them is unrolled. Digits are
+ * integers, so warps add theirs to the total with atomics: any order gives the same sum. The host propagates carries
+ * when it reads the total. */
 typedef struct {
     uint64_t digit[EXACT_DIGITS], not_finite;
 } ExactPart;
@@ -101,15 +111,12 @@ static __global__ void __launch_bounds__(BLOCK) exact_total_kernel(ExactSum *tot
         exact_add_to(&s, x[i]);
     exact_add_all(total, &s);
 }
-/* So many blocks as fill the GPU, if there is work for them: for kernels whose sums do not depend on it. */
-static unsigned filling_grid(const Device *dev, int64_t blocks) {
-    return (unsigned)min_i64(blocks, 4 * (int64_t)dev->multiprocessors);
-}
 static void cuda_exact_total(Device *dev, ExactSum *total, const float *x, int64_t count) {
     if (count) KERNEL(dev, exact_total_kernel, filling_grid(dev, blocks_of(count, BLOCK)), BLOCK, 0, total, x, count);
 }
 
-/* A warp takes WARP blocks of NORM_BLOCK elements at a time: a lane 4 elements of each, and then the sum of one. */
+/* A warp takes WARP blocks of NORM_BLOCK elements at a time. Each lane has 4 elements of every block; when a block's
+ * sum of squares is complete, lane k keeps the sum of block k and adds it to its exact sum. */
 template <int W>
 __global__ void __launch_bounds__(BLOCK) squared_norm_kernel(ExactSum *total, const float *x, int64_t count) {
     static_assert(NORM_BLOCK == 4 * WARP, "a lane has 4 elements");
@@ -138,11 +145,19 @@ static void cuda_squared_norm(Device *dev, ExactSum *total, const float *x, int6
                         filling_grid(dev, blocks_of(count, (int)BLOCK * NORM_BLOCK)), BLOCK, 0, total, x, count);
 }
 
+// ---------------------------------------------------------------------------
+// AdamW
+
 typedef struct {
-    float keep, rate, root, new1, new2, beta2, eps, grad_scale;
+    float keep;       // 1 - lr * weight_decay
+    float rate;       // lr / (1 - beta1^step)
+    float root;       // 1 / sqrt(1 - beta2^step)
+    float new1, new2; // 1 - beta1, 1 - beta2
+    float beta2, eps, grad_scale;
 } AdamScalars;
-/* A thread W elements, 28 bytes each and the copy. What is rounded and what is fused is said: so it is the same for
- * every W, and as in C. */
+
+/* A thread has W elements. Every product that meets an addition is explicitly fused (fmaf) or rounded (__fmul_rn), so
+ * the result is the same for every W. */
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
     adamw_kernel(float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, AdamScalars a) {
@@ -181,6 +196,9 @@ static void cuda_adamw(Device *dev, float *p, float *m, float *v, const float *g
                         copy, count, a);
 }
 
+// ---------------------------------------------------------------------------
+// element by element: a thread has W elements
+
 template <int W>
 __global__ void __launch_bounds__(BLOCK) cast_to_bf16_kernel(bf16 *out, const float *in, int64_t count) {
     int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
@@ -210,7 +228,7 @@ static void cuda_scale(Device *dev, floatX *x, float by, int64_t count) {
                         x, by, count);
 }
 
-/* A thread widens W bytes of a block, which come as words of four. */
+/* The int8 elements are loaded as words of four. A thread's W elements are in one block, since W divides INT8_BLOCK. */
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
     dequantize_kernel(floatX *out, const int8_t *in, const float *scales, int64_t count) {
@@ -245,6 +263,7 @@ static void cuda_adapter_merge(Device *dev, float *w, const float *a, const floa
         KERNEL(dev, adapter_merge_kernel, grid_of(blocks_of(IC * OC, BLOCK)), BLOCK, 0, w, a, b, by, R, IC, IC * OC);
 }
 
+/* The sum over all words, each hashed together with its index: any order gives the same hash. */
 static __global__ void __launch_bounds__(BLOCK)
     fingerprint_kernel(unsigned long long *total, const uint64_t *words, int64_t count) {
     uint64_t sum = 0;

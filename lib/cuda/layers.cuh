@@ -1,4 +1,8 @@
-/* layers.cuh: embedding, RMSNorm, RoPE and SwiGLU on NVIDIA GPUs. The contracts are in lib/ops.h. */
+/* layers.cuh: embedding, RMSNorm, residual addition, RoPE and SwiGLU on NVIDIA GPUs. The contracts are in lib/ops.h.
+ *
+ * All of these are limited by memory bandwidth, so each kernel reads its inputs once and loads 16 bytes at a time
+ * wherever rows are aligned.
+ */
 #ifndef CUDA_LAYERS_CUH
 #define CUDA_LAYERS_CUH
 #include "../ops_common.h" // defines: slice_row, NORM_ROWS
@@ -9,51 +13,56 @@ static constexpr int TOKENS_AHEAD = 4; // rows of dx that a thread loads ahead o
 static constexpr int SORT_BLOCK = 512; // threads in a block of the sort
 static constexpr int SORT_TOKENS = 4;  // tokens that each of its threads places
 
+// ---------------------------------------------------------------------------
+// embedding
 
-/* A thread copies one T, of floatX or of 16 bytes; a row has `length` of them, in `chunks` blocks. */
+/* A thread copies one T: 16 bytes, or one floatX. A row is `length` of them and takes `row_blocks` blocks. */
 template <class T>
 __global__ void __launch_bounds__(BLOCK)
-    embedding_forward_kernel(T *x, const T *embed, const int32_t *ids, int first, int V, int length, int chunks) {
-    int64_t n = blockIdx.x / (unsigned)chunks, i = (int64_t)(blockIdx.x % (unsigned)chunks) * BLOCK + threadIdx.x,
-            row = slice_row(ids[n], first, V);
+    embedding_forward_kernel(T *x, const T *embed, const int32_t *ids, int first, int V, int length, int row_blocks) {
+    int64_t n = blockIdx.x / (unsigned)row_blocks;
+    int64_t i = (int64_t)(blockIdx.x % (unsigned)row_blocks) * BLOCK + threadIdx.x;
+    int64_t row = slice_row(ids[n], first, V);
     if (i < length) x[n * length + i] = row < 0 ? T{} : embed[row * length + i];
 }
 static void cuda_embedding_forward(Device *dev, floatX *x, const floatX *embed, const int32_t *ids, int first, int N,
                                    int C, int V) {
-    int vectors = in_vectors(C, WIDE, x, embed), length = vectors ? C / WIDE : C,
-        chunks = (int)blocks_of(length, BLOCK);
     if (!N) return;
-    unsigned grid = grid_of((int64_t)N * chunks), threads = threads_for(length, BLOCK);
+    int vectors = in_vectors(C, WIDE, x, embed), length = vectors ? C / WIDE : C;
+    int row_blocks = (int)blocks_of(length, BLOCK);
+    unsigned grid = grid_of((int64_t)N * row_blocks), threads = threads_for(length, BLOCK);
     if (vectors)
         KERNEL(dev, (embedding_forward_kernel<uint4>), grid, threads, 0, (uint4 *)x, (const uint4 *)embed, ids, first,
-               V, length, chunks);
-    else KERNEL(dev, (embedding_forward_kernel<floatX>), grid, threads, 0, x, embed, ids, first, V, length, chunks);
+               V, length, row_blocks);
+    else KERNEL(dev, (embedding_forward_kernel<floatX>), grid, threads, 0, x, embed, ids, first, V, length, row_blocks);
 }
 
-/* The embedding's gradient: a token may occur once or be nine tenths of a batch, and its sum must not be one thread's
- * work. Tokens are sorted by id; the sorted list is cut into blocks of TOKEN_BLOCK. A block adds the runs of one id
- * that begin in it to dembed; a run's parts in later blocks go to `partial`, a row a block, and a second kernel adds
- * those in their order.
+/* The embedding's gradient. One token may fill most of a batch, so its sum must not be the work of one thread; and the
+ * order of additions must be fixed, so there are no atomics. Three kernels:
+ *   1. sort the tokens by id (stable, so equal ids stay in the order of tokens);
+ *   2. each block takes TOKEN_BLOCK sorted tokens. It sums up runs of equal ids and adds those that begin in the block
+ *      to dembed. A run that began in an earlier block goes to `partial`, one row per block;
+ *   3. for each run that crosses blocks, add its rows of `partial` to dembed, in order.
  *
- * The sort: a token's place is the number of tokens that come before it. A block finds it for WARP * SORT_TOKENS
- * tokens, each warp counting in its share of all: N^2 comparisons of two instructions. At 32,768 tokens that is about
- * the time of the sums, and it takes neither passes nor counters per id. */
+ * The sort: a token's place is the number of tokens that come before it. Each block finds it for WARP * SORT_TOKENS
+ * tokens; its warps share the N comparisons of each. That is N^2 comparisons of two instructions: at N = 32,768 about
+ * as long as the sums take, but without passes over the data and without a counter per id. */
 static __global__ void __launch_bounds__(SORT_BLOCK) sort_tokens_kernel(int32_t *order, const int32_t *ids, int N) {
     SHARED(int, counts, SORT_BLOCK *SORT_TOKENS);
     const int warps = SORT_BLOCK / WARP, tokens = WARP * SORT_TOKENS;
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    int64_t n0 = (int64_t)blockIdx.x * tokens, n1 = min_i64(N, n0 + tokens), begin = (int64_t)N * warp / warps,
-            end = (int64_t)N * (warp + 1) / warps;
+    int64_t n0 = (int64_t)blockIdx.x * tokens, n1 = min_i64(N, n0 + tokens);                     // this block's tokens
+    int64_t begin = (int64_t)N * warp / warps, end = (int64_t)N * (warp + 1) / warps; // this warp compares with these
     int32_t mine[SORT_TOKENS], before[SORT_TOKENS] = {};
 #pragma unroll
     for (int j = 0; j < SORT_TOKENS; j++) mine[j] = n0 + lane + WARP * j < N ? ids[n0 + lane + WARP * j] : 0;
-    for (int64_t m = begin; m < min_i64(end, n0); m++) // of equal ids, those of earlier tokens come before
+    for (int64_t m = begin; m < min_i64(end, n0); m++) // earlier tokens: those of the same id come before
 #pragma unroll
         for (int j = 0; j < SORT_TOKENS; j++) before[j] += ids[m] <= mine[j];
-    for (int64_t m = max_i64(begin, n1); m < end; m++)
+    for (int64_t m = max_i64(begin, n1); m < end; m++) // later tokens
 #pragma unroll
         for (int j = 0; j < SORT_TOKENS; j++) before[j] += ids[m] < mine[j];
-    for (int64_t m = n0 + warp; m < n1; m += warps) // among themselves
+    for (int64_t m = n0 + warp; m < n1; m += warps) // tokens of this block
 #pragma unroll
         for (int j = 0; j < SORT_TOKENS; j++)
             before[j] += ids[m] < mine[j] || (ids[m] == mine[j] && m < n0 + lane + WARP * j);
@@ -67,26 +76,28 @@ static __global__ void __launch_bounds__(SORT_BLOCK) sort_tokens_kernel(int32_t 
     }
 }
 
-/* A block: TOKEN_BLOCK sorted tokens; a thread W columns of all of them. Reads dx once, and dembed once for each id in
- * it. */
+/* Step 2. A block has TOKEN_BLOCK sorted tokens, a thread W columns of all of them. dx is read once, a row of dembed
+ * once for each id in the block. */
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
-    embedding_backward_kernel(float *dembed, float *partial /* (blocks, C) */, const floatX *dx, const int32_t *ids,
+    embedding_backward_kernel(float *dembed, float *partial /* (blocks, C) = */, const floatX *dx, const int32_t *ids,
                               const int32_t *order, int first, int V, int N, int C) {
     SHARED(int32_t, token, TOKEN_BLOCK);
-    SHARED(int32_t, id, TOKEN_BLOCK + TOKENS_AHEAD); // as rows of the table, -1: none
+    SHARED(int32_t, id, TOKEN_BLOCK + TOKENS_AHEAD); // rows of this rank's table; -1: the token of another rank
     int64_t begin = (int64_t)blockIdx.x * TOKEN_BLOCK, column = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
     int count = (int)min_i64(TOKEN_BLOCK, N - begin);
-    if ((int)threadIdx.x < count)
-        token[threadIdx.x] = order[begin + threadIdx.x],
+    if ((int)threadIdx.x < count) {
+        token[threadIdx.x] = order[begin + threadIdx.x];
         id[threadIdx.x] = slice_row(ids[order[begin + threadIdx.x]], first, V);
-    else if (threadIdx.x < TOKEN_BLOCK + TOKENS_AHEAD) id[threadIdx.x] = -1;
-    int32_t earlier = begin ? slice_row(ids[order[begin - 1]], first, V) : -1; // its run may go on here
+    } else if (threadIdx.x < TOKEN_BLOCK + TOKENS_AHEAD) {
+        id[threadIdx.x] = -1;
+    }
+    int32_t earlier = begin ? slice_row(ids[order[begin - 1]], first, V) : -1; // a run of this id began earlier
     __syncthreads();
     if (column >= C) return;
     float v[TOKENS_AHEAD][W], sum[W] = {};
     for (int k0 = 0; k0 < count; k0 += TOKENS_AHEAD) {
-        int any = -1; // of the slice: those of others stand together, and their rows are not read
+        int any = -1; // other ranks' tokens are sorted next to each other; their rows of dx are not read
 #pragma unroll
         for (int r = 0; r < TOKENS_AHEAD; r++) any = max(any, id[k0 + r]);
         if (any < 0) continue;
@@ -98,9 +109,10 @@ __global__ void __launch_bounds__(BLOCK)
             int k = k0 + r;
             if (k >= count || id[k] < 0) continue;
             for (int j = 0; j < W; j++) sum[j] += v[r][j];
-            if (id[k + 1] == id[k]) continue; // the run goes on
-            if (id[k] == earlier) store(partial + (int64_t)blockIdx.x * C + column, sum);
-            else {
+            if (id[k + 1] == id[k]) continue; // the run continues
+            if (id[k] == earlier) {
+                store(partial + (int64_t)blockIdx.x * C + column, sum);
+            } else {
                 float *out = dembed + (int64_t)id[k] * C + column, old[W];
                 load(old, out);
                 for (int j = 0; j < W; j++) old[j] += sum[j];
@@ -111,19 +123,19 @@ __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-/* A block: the run that goes on into block b of the sorted tokens, and did not already into block b - 1, if there is
- * one. */
+/* Step 3. The run that crosses from block b - 1 of the sorted tokens into block b, unless it already crossed into block
+ * b - 1: then an earlier block of this kernel adds it. A binary search finds the run's last block. */
 template <int W>
 __global__ void __launch_bounds__(WARP *SUM_LANES)
     embedding_runs_kernel(float *dembed, const float *partial, const int32_t *ids, const int32_t *order, int first,
                           int V, int N, int C) {
     SHARED(float, sums, SUM_LANES *WARP *W);
     int b = (int)blockIdx.x + 1, last = (int)((N - 1) / TOKEN_BLOCK);
-    const int32_t *tokens = order + (int64_t)b * TOKEN_BLOCK; // of block b
+    const int32_t *tokens = order + (int64_t)b * TOKEN_BLOCK; // block b begins here
     int32_t id = ids[*tokens];
     int64_t row = slice_row(id, first, V);
     if (row < 0 || ids[tokens[-1]] != id || (b > 1 && ids[tokens[-TOKEN_BLOCK - 1]] == id)) return;
-    int low = 0, high = last - b; // the run's last block is b + low ... b + high
+    int low = 0, high = last - b; // the run's last block is between b + low and b + high
     while (low < high) {
         int middle = (low + high + 1) / 2;
         if (ids[tokens[(int64_t)middle * TOKEN_BLOCK]] == id) low = middle;
@@ -137,11 +149,11 @@ static size_t cuda_embedding_backward_scratch(int N, int C) {
     return embedding_order_bytes(N) + (size_t)(blocks_of(N, TOKEN_BLOCK) * C) * sizeof(float);
 }
 static void cuda_embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int first, int N,
-                                    int C, int V, void *scratchpad) {
-    int32_t *order = (int32_t *)scratchpad; // (N)
-    float *partial = (float *)((char *)scratchpad + embedding_order_bytes(N));
-    unsigned blocks = (unsigned)blocks_of(N, TOKEN_BLOCK);
+                                    int C, int V, void *workspace) {
     if (!N) return;
+    int32_t *order = (int32_t *)workspace; // (N) the tokens, sorted by id
+    float *partial = (float *)((char *)workspace + embedding_order_bytes(N)); // (blocks, C)
+    unsigned blocks = (unsigned)blocks_of(N, TOKEN_BLOCK);
     KERNEL(dev, sort_tokens_kernel, (unsigned)blocks_of(N, WARP * SORT_TOKENS), SORT_BLOCK, 0, order, ids, N);
     KERNEL_BY_WIDTH(dev, in_vectors(C, WIDE, dx, dembed), WIDE, embedding_backward_kernel,
                     dim3(blocks, (unsigned)blocks_of(C, BLOCK * W)), BLOCK, 0, dembed, partial, dx, ids, order, first,
@@ -152,8 +164,12 @@ static void cuda_embedding_backward(Device *dev, float *dembed, const floatX *dx
                         ids, order, first, V, N, C);
 }
 
-/* A block a row, a thread a vector of it, or several where the row has more than MAX_BLOCK: all but the first are read
- * twice, the second time from a cache. */
+// ---------------------------------------------------------------------------
+// RMSNorm
+
+/* A block has one row, a thread one vector of it, which it keeps in registers between the sum of squares and the
+ * output. In rows of more than MAX_BLOCK vectors a thread has several; all but the first are read again, from the
+ * cache. */
 template <int W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     rmsnorm_forward_kernel(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
@@ -171,11 +187,14 @@ __global__ void __launch_bounds__(MAX_BLOCK)
             load(d, delta + row + i);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                v[j] = to_float(from_float(v[j] + d[j])); // the rounded sum: recomputing it elsewhere gives these bits
+                v[j] = to_float(from_float(v[j] + d[j])); // rounded: recomputing the norm from `sum` gives these bits
             store(sum + row + i, v);
         }
 #pragma unroll
-        for (int j = 0; j < W; j++) squares = fmaf(v[j], v[j], squares), kept[j] = i == first ? v[j] : kept[j];
+        for (int j = 0; j < W; j++) {
+            squares = fmaf(v[j], v[j], squares);
+            kept[j] = i == first ? v[j] : kept[j];
+        }
     }
     float scale = rsqrtf(__fdividef(block_sum(squares, sums), (float)C) + eps);
     if (threadIdx.x == 0) rstd[blockIdx.x] = scale;
@@ -196,26 +215,30 @@ static void cuda_rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *
                         threads_for(blocks_of(C, W), MAX_BLOCK), 0, out, rstd, sum, x, delta, w, eps, C);
 }
 
-/* A block NORM_ROWS rows, one after the other; a thread the same columns of each, and so their dw: that of its first
- * vector in registers, that of others (C > MAX_BLOCK * W) in `partial`. Reads x, dout and dresidual and writes dx,
- * once. */
+/* A block has NORM_ROWS rows, one after the other. A thread has the same columns of each, and therefore their dw: the
+ * first vector's in registers, others' (C > MAX_BLOCK * W) in `partial`. x, dout and dresidual are read once and dx is
+ * written once. The formula is rmsnorm_backward's in lib/ops.h: `accumulate` adds a vector to the row's dot product
+ * g y and to dw, `finish` computes dx when the dot product is known. */
 template <int W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     rmsnorm_backward_kernel(floatX *dx, float *partial /* (blocks, C) = */, const floatX *dout, const floatX *dresidual,
                             const floatX *x, const float *rstd, const floatX *w, int N, int C) {
-    SHARED(float, sums, 2 * WARP); // in turns: a row's are read while the next row's are written
+    SHARED(float, sums, 2 * WARP); // two halves in turn: one row's sums are read while the next row's are written
     int64_t begin = (int64_t)blockIdx.x * NORM_ROWS, end = min_i64(N, begin + NORM_ROWS);
     int first = (int)threadIdx.x * W, step = (int)blockDim.x * W;
     float *dw = partial + (int64_t)blockIdx.x * C, first_w[W] = {}, first_dw[W] = {}, scale, dot, mean;
-    auto gather = [&](const floatX *xi, const floatX *di, float(&y)[W], float(&d)[W], const float(&weight)[W],
-                      float(&dw_sum)[W]) {
+    auto accumulate = [&](const floatX *xi, const floatX *di, float(&y)[W], float(&d)[W], const float(&weight)[W],
+                          float(&dw_sum)[W]) {
         load(y, xi);
         load(d, di);
 #pragma unroll
-        for (int j = 0; j < W; j++)
-            y[j] *= scale, dot = fmaf(d[j] * weight[j], y[j], dot), dw_sum[j] = fmaf(d[j], y[j], dw_sum[j]);
+        for (int j = 0; j < W; j++) {
+            y[j] *= scale;
+            dot = fmaf(d[j] * weight[j], y[j], dot);
+            dw_sum[j] = fmaf(d[j], y[j], dw_sum[j]);
+        }
     };
-    auto spread = [&](floatX *out, const floatX *residual, const float(&y)[W], const float(&d)[W],
+    auto finish = [&](floatX *out, const floatX *residual, const float(&y)[W], const float(&d)[W],
                       const float(&weight)[W]) {
         float r[W] = {};
         if (residual) load(r, residual);
@@ -226,24 +249,25 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     if (first < C) load(first_w, w + first);
     for (int64_t n = begin; n < end; n++) {
         float y[W] = {}, d[W] = {}, other_y[W], other_d[W], other_w[W], other_dw[W];
-        scale = rstd[n], dot = 0;
-        if (first < C) gather(x + n * C + first, dout + n * C + first, y, d, first_w, first_dw);
+        scale = rstd[n];
+        dot = 0;
+        if (first < C) accumulate(x + n * C + first, dout + n * C + first, y, d, first_w, first_dw);
 #pragma unroll 1
         for (int i = first + step; i < C; i += step) {
             load_some<W, false>(other_dw, dw + i, n > begin ? W : 0);
             load(other_w, w + i);
-            gather(x + n * C + i, dout + n * C + i, other_y, other_d, other_w, other_dw);
+            accumulate(x + n * C + i, dout + n * C + i, other_y, other_d, other_w, other_dw);
             store(dw + i, other_dw);
         }
         mean = -__fdividef(block_sum(dot, sums + n % 2 * WARP), (float)C);
-        if (first < C) spread(dx + n * C + first, dresidual ? dresidual + n * C + first : NULL, y, d, first_w);
+        if (first < C) finish(dx + n * C + first, dresidual ? dresidual + n * C + first : NULL, y, d, first_w);
 #pragma unroll 1
         for (int i = first + step; i < C; i += step) {
             load(other_y, x + n * C + i);
             load(other_d, dout + n * C + i);
             load(other_w, w + i);
             for (int j = 0; j < W; j++) other_y[j] *= scale;
-            spread(dx + n * C + i, dresidual ? dresidual + n * C + i : NULL, other_y, other_d, other_w);
+            finish(dx + n * C + i, dresidual ? dresidual + n * C + i : NULL, other_y, other_d, other_w);
         }
     }
     if (first < C) store(dw + first, first_dw);
@@ -257,10 +281,10 @@ static size_t cuda_rmsnorm_backward_scratch(int N, int C) {
     return (size_t)(blocks_of(N, NORM_ROWS) * C) * sizeof(float);
 }
 static void cuda_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floatX *dout, const floatX *dresidual,
-                                  const floatX *x, const float *rstd, const floatX *w, int N, int C, void *scratchpad) {
-    float *partial = (float *)scratchpad;
-    int blocks = (int)blocks_of(N, NORM_ROWS);
+                                  const floatX *x, const float *rstd, const floatX *w, int N, int C, void *workspace) {
     if (!N) return;
+    float *partial = (float *)workspace; // (blocks, C)
+    int blocks = (int)blocks_of(N, NORM_ROWS);
     KERNEL_BY_WIDTH(dev, in_vectors(C, WIDE, dx, dout, dresidual, x, w), WIDE, rmsnorm_backward_kernel,
                     (unsigned)blocks, threads_for(blocks_of(C, W), MAX_BLOCK), 0, dx, partial, dout, dresidual, x, rstd,
                     w, N, C);
@@ -269,7 +293,9 @@ static void cuda_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floa
                blocks, C);
 }
 
-/* A block a token: its angles are read once. A thread turns W pairs of one head, then of another. */
+// ---------------------------------------------------------------------------
+// residual addition
+
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
     residual_add_kernel(floatX *out, const floatX *x, const floatX *delta, int64_t count) {
@@ -288,6 +314,11 @@ static void cuda_residual_add(Device *dev, floatX *out, const floatX *x, const f
                         grid_of(blocks_of(count, BLOCK * W)), BLOCK, 0, out, x, delta, count);
 }
 
+// ---------------------------------------------------------------------------
+// RoPE
+
+/* A block has one token, so that its angles are read once. A thread rotates W pairs of elements of one head, then of
+ * another. */
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
     rope_kernel(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int T, int heads, int HD,
@@ -320,15 +351,18 @@ static void cuda_rope(Device *dev, floatX *x, int64_t stride, const float *cos_s
                         0, x, stride, cos_sin, positions, T, heads, HD, direction);
 }
 
-static __device__ __forceinline__ float gpu_sigmoid(float x) {
-    return __fdividef(1.0f, 1.0f + __expf(-x));
-} // exp = infinity: 0
+// ---------------------------------------------------------------------------
+// SwiGLU: a thread has W elements of gate and of up; a row takes `row_blocks` blocks
 
-/* A thread W elements of gate and up; a row is `chunks` blocks. Forward reads 2 F and writes F of it, backward reads 3
- * F, writes 2 F. */
+static __device__ __forceinline__ float gpu_sigmoid(float x) {
+    return __fdividef(1.0f, 1.0f + __expf(-x)); // 0 where exp(-x) is infinite
+}
+
 template <int W>
-__global__ void __launch_bounds__(BLOCK) swiglu_forward_kernel(floatX *h, const floatX *gate_up, int F, int chunks) {
-    int64_t n = blockIdx.x / (unsigned)chunks, i = ((int64_t)(blockIdx.x % (unsigned)chunks) * BLOCK + threadIdx.x) * W;
+__global__ void __launch_bounds__(BLOCK)
+    swiglu_forward_kernel(floatX *h, const floatX *gate_up, int F, int row_blocks) {
+    int64_t n = blockIdx.x / (unsigned)row_blocks;
+    int64_t i = ((int64_t)(blockIdx.x % (unsigned)row_blocks) * BLOCK + threadIdx.x) * W;
     if (i >= F) return;
     float g[W], u[W];
     load(g, gate_up + n * 2 * F + i);
@@ -344,8 +378,9 @@ static void cuda_swiglu_forward(Device *dev, floatX *h, const floatX *gate_up, i
 }
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
-    swiglu_backward_kernel(floatX *dgate_up, const floatX *dh, const floatX *gate_up, int F, int chunks) {
-    int64_t n = blockIdx.x / (unsigned)chunks, i = ((int64_t)(blockIdx.x % (unsigned)chunks) * BLOCK + threadIdx.x) * W;
+    swiglu_backward_kernel(floatX *dgate_up, const floatX *dh, const floatX *gate_up, int F, int row_blocks) {
+    int64_t n = blockIdx.x / (unsigned)row_blocks;
+    int64_t i = ((int64_t)(blockIdx.x % (unsigned)row_blocks) * BLOCK + threadIdx.x) * W;
     if (i >= F) return;
     float g[W], u[W], d[W];
     load(g, gate_up + n * 2 * F + i);
@@ -354,7 +389,8 @@ __global__ void __launch_bounds__(BLOCK)
 #pragma unroll
     for (int j = 0; j < W; j++) {
         float s = gpu_sigmoid(g[j]), silu = __fmul_rn(g[j], s), slope = fmaf(s, 1.0f - silu, silu); // d silu / d gate
-        g[j] = d[j] * u[j] * slope, u[j] = d[j] * silu;
+        g[j] = d[j] * u[j] * slope;
+        u[j] = d[j] * silu;
     }
     store(dgate_up + n * 2 * F + i, g);
     store(dgate_up + n * 2 * F + F + i, u);

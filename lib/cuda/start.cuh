@@ -1,49 +1,48 @@
-/* start.cuh: start and end of the CUDA implementation of the ops. */
+/* start.cuh: start and end of the CUDA implementation of the ops, and which attention heads it can compute. */
 #ifndef CUDA_START_CUH
 #define CUDA_START_CUH
-#include "attention.cuh"     // defines: cuda_attention_has
-#include "cross_entropy.cuh" // defines: cross_entropy_kernel
-#include "matmul.cuh"        // defines: CudaMatmulCache
+#include "attention.cuh"     // defines: cuda_attention_support
+#include "cross_entropy.cuh" // defines: cross_entropy_kernel, loss_shared_bytes
+#include "matmul.cuh"        // defines: CudaMatmulCache, CUDA_WORKSPACE_BYTES
 
-// ---------------------------------------------------------------------------
-// start and end
-
-/* A GPU, and kernels for heads of HD elements. */
+/* Ends the program with an error if there is no GPU, or if no kernel computes heads of HD elements. */
 static void cuda_require_head_size(int HD) {
-    device_count();
-    if (!cuda_attention_has(HD))
+    device_count(); // ends the program with an error if there is no GPU
+    AttentionSupport support = cuda_attention_support(HD);
+    if (support == ATTENTION_NONE)
         user_error("attention heads of %d elements have no CUDA kernel, 1 to 256 are expected: use ./train_llama3, "
                    "which runs on the processor",
                    HD);
-    if (cuda_attention_has(HD) == 1 && FLOATX == DTYPE_BF16)
+    if (support == ATTENTION_PLAIN && FLOATX == DTYPE_BF16)
         fprintf(stderr,
-                "attention: tensor cores serve heads of 64 and 128 elements; those of %d go through a plain kernel, "
-                "many times slower\n",
+                "note: attention on tensor cores has heads of 64 or 128 elements; heads of %d use a plain kernel, many "
+                "times slower\n",
                 HD);
 }
 
-/* Once per rank, on the rank's own thread. `say`: whether this rank tells of what is slower than it should be. */
 static void cuda_ops_open(Device *dev, int say) {
     void *workspace = arena_alloc(dev, MEM_WORKSPACE, "cuBLASLt", CUDA_WORKSPACE_BYTES);
     if (dev->dry_run) return;
-    CudaMatmulCache *cache = dev->cuda_matmuls = (CudaMatmulCache *)checked_malloc(sizeof *cache);
+    CudaMatmulCache *cache = (CudaMatmulCache *)checked_malloc(sizeof *cache);
+    dev->cuda_matmuls = cache;
     cache->say = say;
     cublas_check(cublasLtCreate(&cache->handle), "its start");
     cache->workspace = workspace;
-    const void *with_shared[2] = {(const void *)cross_entropy_kernel<FLAT>, (const void *)cross_entropy_kernel<1>};
-    for (int i = 0; i < 2; i++)
+    const void *kernels[2] = {(const void *)cross_entropy_kernel<FLAT>, (const void *)cross_entropy_kernel<1>};
+    for (int i = 0; i < 2; i++) // more than 48 KB of shared memory must be asked for
         cuda_check(
-            cudaFuncSetAttribute(with_shared[i], cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(dev)),
+            cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, loss_shared_bytes(dev)),
             "asking for shared memory");
 }
+
 static void cuda_ops_close(Device *dev) {
     CudaMatmulCache *cache = dev->cuda_matmuls;
     if (!cache) return;
-    device_synchronize(dev); // products may still use the workspace
+    device_synchronize(dev); // matmuls may still use the workspace
     for (CudaMatmulEntry *m = cache->entries, *next; m; m = next) {
         next = m->next;
         for (int i = 0; i < 3; i++) cublasLtMatrixLayoutDestroy(m->layout[i]);
-        cublasLtMatmulDescDestroy(m->how);
+        cublasLtMatmulDescDestroy(m->desc);
         free(m);
     }
     cublasLtDestroy(cache->handle);

@@ -1,9 +1,14 @@
-/* vectors.cuh: what all CUDA kernels share: vectors of elements in registers, sums over warps and blocks, launches. */
+/* vectors.cuh: what the CUDA kernels share: vectors of elements in registers, sums over warps and blocks, launches.
+ *
+ * A caller may rely on: every kernel in lib/cuda gives the same bits on each run, except attention's dq on tensor cores
+ * without dev->deterministic. Launchers, the functions cuda_<op>, never wait for the GPU.
+ */
 #ifndef CUDA_VECTORS_CUH
 #define CUDA_VECTORS_CUH
-#include "../device.h" // defines: floatX, bf16, KERNEL, SHARED
+#include "../device.h" // defines: floatX, bf16, KERNEL, SHARED, run_failure
 
-// elements that a thread loads at once, of floatX and of floats; macros, so that messages name a kernel with its width
+/* Elements that a thread loads at once: WIDE of floatX (16 bytes), FLAT of fp32. Macros, so that a kernel's name in an
+ * error message shows its width. */
 #ifdef PRECISION_BF16
 #define WIDE 8
 #else
@@ -13,56 +18,78 @@
 static constexpr int WARP = 32;
 static constexpr int BLOCK = 256;      // threads in a block, unless a kernel says otherwise
 static constexpr int MAX_BLOCK = 1024; // threads that a block can have
-static constexpr int SUM_LANES = 8;    // threads that share the rows of a sum over rows
+static constexpr int SUM_LANES = 8;    // threads that share the rows of a sum over rows (add_rows)
 
 // ---------------------------------------------------------------------------
-// vectors in registers; sums over warps and blocks
+// conversions
 
 static inline __device__ float widen(float x) { return x; }
 static inline __device__ float widen(bf16 x) { return bf16_to_float(x); }
 static inline __device__ void narrow(float *p, float x) { *p = x; }
 static inline __device__ void narrow(bf16 *p, float x) { *p = float_to_bf16(x); }
 
-static inline __device__ uint32_t round_pair(float low, float high) { // to bf16, in one instruction
+/* Two floats, rounded to bf16 by one instruction; `low` is in the lower 16 bits. */
+static inline __device__ uint32_t round_pair(float low, float high) {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     uint32_t bits;
     memcpy(&bits, &pair, sizeof bits);
     return bits;
 }
 
-/* W elements at p, which is a multiple of their bytes (of 16, if they are more). W = 1: at any place.
- * ONCE: nobody comes back for them soon, so they leave the caches first. */
+// ---------------------------------------------------------------------------
+// loads and stores of W elements
+//
+// The address is a multiple of the vector's bytes (of 16, if it is longer). W = 1 works at any address. ONCE marks data
+// that is not used again soon: it is evicted from the caches first.
+
 template <int W, bool ONCE = false> static __device__ __forceinline__ void load(float (&v)[W], const float *p) {
-    if constexpr (W == 1) v[0] = *p;
-    else
+    if constexpr (W == 1) {
+        v[0] = *p;
+    } else {
 #pragma unroll
         for (int i = 0; i < W; i += 4) {
             float4 x = ONCE ? __ldcs((const float4 *)(p + i)) : *(const float4 *)(p + i);
-            v[i] = x.x, v[i + 1] = x.y, v[i + 2] = x.z, v[i + 3] = x.w;
+            v[i] = x.x;
+            v[i + 1] = x.y;
+            v[i + 2] = x.z;
+            v[i + 3] = x.w;
         }
+    }
 }
+
+/* A bf16 is the upper half of an fp32: a word of two is split by a shift and a mask. */
 template <int W, bool ONCE = false> static __device__ __forceinline__ void load(float (&v)[W], const bf16 *p) {
-    if constexpr (W == 1) v[0] = bf16_to_float(*p);
-    else
+    if constexpr (W == 1) {
+        v[0] = bf16_to_float(*p);
+    } else {
 #pragma unroll
-        for (int i = 0; i < W; i += 4) { // 8 at once where there are as many
+        for (int i = 0; i < W; i += 4) { // 8 elements at a time if W is a multiple of 8, otherwise 4
             uint32_t u[4];
             if (W % 8 == 0 && i % 8) continue;
             if (W % 8 == 0) {
                 uint4 x = ONCE ? __ldcs((const uint4 *)(p + i)) : *(const uint4 *)(p + i);
-                u[0] = x.x, u[1] = x.y, u[2] = x.z, u[3] = x.w;
+                u[0] = x.x;
+                u[1] = x.y;
+                u[2] = x.z;
+                u[3] = x.w;
             } else {
                 uint2 x = ONCE ? __ldcs((const uint2 *)(p + i)) : *(const uint2 *)(p + i);
-                u[0] = x.x, u[1] = x.y;
+                u[0] = x.x;
+                u[1] = x.y;
             }
 #pragma unroll
-            for (int j = 0; j < (W % 8 ? 2 : 4); j++)
-                v[i + 2 * j] = __uint_as_float(u[j] << 16), v[i + 2 * j + 1] = __uint_as_float(u[j] & 0xFFFF0000u);
+            for (int j = 0; j < (W % 8 ? 2 : 4); j++) {
+                v[i + 2 * j] = __uint_as_float(u[j] << 16);
+                v[i + 2 * j + 1] = __uint_as_float(u[j] & 0xFFFF0000u);
+            }
         }
+    }
 }
+
+/* One store instruction. Left to itself, the compiler may split a vector into four. */
 #ifdef CUDA_ON_CPU
 template <class T> static inline void store_vector(T *p, T x) { __stwb(p, x); }
-#else // left to the compiler, a vector may become four stores
+#else
 static __device__ __forceinline__ void store_vector(uint2 *p, uint2 x) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(x.x), "r"(x.y) : "memory");
 }
@@ -77,19 +104,23 @@ static __device__ __forceinline__ void store_vector(float4 *p, float4 x) {
                  : "memory");
 }
 #endif
+
 template <int W, bool ONCE = false> static __device__ __forceinline__ void store(float *p, const float (&v)[W]) {
-    if constexpr (W == 1) *p = v[0];
-    else
+    if constexpr (W == 1) {
+        *p = v[0];
+    } else {
 #pragma unroll
         for (int i = 0; i < W; i += 4) {
             float4 x = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
             if (ONCE) __stcs((float4 *)(p + i), x);
             else store_vector((float4 *)(p + i), x);
         }
+    }
 }
 template <int W, bool ONCE = false> static __device__ __forceinline__ void store(bf16 *p, const float (&v)[W]) {
-    if constexpr (W == 1) *p = float_to_bf16(v[0]);
-    else if constexpr (W == 4) {
+    if constexpr (W == 1) {
+        *p = float_to_bf16(v[0]);
+    } else if constexpr (W == 4) {
         uint2 x = make_uint2(round_pair(v[0], v[1]), round_pair(v[2], v[3]));
         if (ONCE) __stcs((uint2 *)p, x);
         else store_vector((uint2 *)p, x);
@@ -105,7 +136,8 @@ template <int W> static __device__ __forceinline__ void store_shared(float *p, c
     if constexpr (W == 1) *p = v[0];
     else *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
 }
-/* The same where only n of the elements may exist; those beyond are 0. */
+
+/* The same at the end of a tensor, where only n elements are left: the others are 0, and are not stored. */
 template <int W, bool ONCE, class T>
 static __device__ __forceinline__ void load_some(float (&v)[W], const T *p, int64_t n) {
     if (n >= W) load<W, ONCE>(v, p);
@@ -122,7 +154,11 @@ static __device__ __forceinline__ void store_some(T *p, const float (&v)[W], int
             if (j < n) narrow(p + j, v[j]);
 }
 
-template <class T> static __device__ __forceinline__ T warp_sum(T x) { // on all lanes; the order is that of the halves
+// ---------------------------------------------------------------------------
+// sums over warps and blocks; their order is fixed
+
+/* The sum over a warp, on all of its lanes. */
+template <class T> static __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
     for (int h = WARP / 2; h; h /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, h);
     return x;
@@ -132,7 +168,9 @@ static __device__ __forceinline__ float warp_max(float x) {
     for (int h = WARP / 2; h; h /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, h));
     return x;
 }
-/* On all threads of a block of whole warps. `sums` (WARP) is shared memory that no thread still reads. */
+
+/* The sum over a block of whole warps, on all of its threads. sums (WARP) is shared memory that no thread still reads.
+ * */
 static __device__ __forceinline__ float block_sum(float x, float *sums) {
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
     x = warp_sum(x);
@@ -141,9 +179,9 @@ static __device__ __forceinline__ float block_sum(float x, float *sums) {
     return warp_sum(lane < warps ? sums[lane] : 0.0f);
 }
 
-/* out[column ...] += the sum of n rows of `in`, `width` apart, by a block of (WARP, SUM_LANES) threads: each has W
- * columns and every SUM_LANES-th row; then the lanes are added in their order. `sums` (SUM_LANES * WARP * W) is shared
- * memory. */
+/* out (width) += the sum over the n rows of in (n, width). The block has (WARP, SUM_LANES) threads: a thread adds up W
+ * columns of every SUM_LANES-th row, and then the SUM_LANES partial sums of a column are added in order. blockIdx.y
+ * says which columns. sums (SUM_LANES * WARP * W) is shared memory. */
 template <int W>
 static __device__ __forceinline__ void add_rows(float *out, const float *in, int64_t n, int width, float *sums) {
     int column = ((int)blockIdx.y * WARP + (int)threadIdx.x) * W;
@@ -166,13 +204,17 @@ static __device__ __forceinline__ void add_rows(float *out, const float *in, int
     store(out + column, v);
 }
 
-/* Do rows of `length` elements that begin at these addresses begin and end with vectors of `width` elements, at most 16
- * bytes? */
+// ---------------------------------------------------------------------------
+// launches
+
+/* Whether rows of `length` elements that begin at these addresses consist of whole, aligned vectors of `width` elements
+ * (at most 16 bytes). NULL stands for a tensor that is not there. */
 static int in_vectors(int64_t length, int width, const void *a, const void *b = NULL, const void *c = NULL,
                       const void *d = NULL, const void *e = NULL) {
     return length % width == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d | (uintptr_t)e) % 16 == 0;
 }
-/* Launches kernel<W>, W = `wide` or 1. `grid` and `block` are expressions of W. */
+
+/* Launches kernel<W> with W = `wide` if `vectors`, otherwise with W = 1. grid and block are expressions of W. */
 #define KERNEL_BY_WIDTH(dev, vectors, wide, kernel, grid, block, shared_bytes, ...)                                    \
     do {                                                                                                               \
         if (vectors) {                                                                                                 \
@@ -185,11 +227,22 @@ static int in_vectors(int64_t length, int width, const void *a, const void *b = 
             KERNEL(dev, (kernel<1>), grid, block, shared_bytes, __VA_ARGS__);                                          \
         }                                                                                                              \
     } while (0)
-/* Whole warps, at most `most` threads, for `count` things of which each takes one. */
+
+/* Threads for `count` items of one thread each: whole warps, at most `most`. */
 static unsigned threads_for(int64_t count, int64_t most) { return (unsigned)min_i64(most, round_up(count, WARP)); }
+
 static unsigned grid_of(int64_t blocks) {
-    if (blocks > INT32_MAX) run_failure("a kernel would need %" PRId64 " blocks: a grid has at most 2^31 - 1", blocks);
+    if (blocks > INT32_MAX)
+        run_failure("a CUDA kernel needs %" PRId64 " blocks; a grid has at most 2^31 - 1: use a smaller --batch or "
+                    "--seq, or more ranks",
+                    blocks);
     return (unsigned)blocks;
+}
+
+/* As many blocks as keep the GPU busy, if there is work for them. Only for kernels whose result does not depend on the
+ * number of blocks. */
+static unsigned filling_grid(const Device *dev, int64_t blocks) {
+    return (unsigned)min_i64(blocks, 4 * (int64_t)dev->multiprocessors);
 }
 
 #endif
