@@ -16,9 +16,9 @@ static double json_number(const cJSON *json, const char *path, const char *key, 
     int present = item && !cJSON_IsNull(item);
     if (present && !cJSON_IsNumber(item)) user_error("%s: \"%s\" must be a number", path, key);
     if (!present && isnan(fallback))
-        user_error("%s: \"%s\" is missing: expected a number from %g to %g", path, key, low, high);
+        user_error("%s: \"%s\" is missing: expected a number from %.10g to %.10g", path, key, low, high);
     double x = present ? item->valuedouble : fallback;
-    if (!(x >= low && x <= high)) user_error("%s: \"%s\" is %g, expected %g to %g", path, key, x, low, high);
+    if (!(x >= low && x <= high)) user_error("%s: \"%s\" is %g, expected %.10g to %.10g", path, key, x, low, high);
     return x;
 }
 

@@ -70,8 +70,9 @@ static inline PipelineStep pipeline_step(const Schedule *s, PipelineStepKind kin
 /* The steps of one rank, and how many sets of activations each stage needs. */
 static void schedule_steps(Schedule *s) {
     int forwards = s->micro_batches * s->virtual_stages, later_ranks = s->pp - s->pp_rank - 1;
-    /* Forwards before the first backward arrives. With several stages a rank runs two further ahead per later rank:
-     * while it computes the first, the other's backward is on its way. Megatron-LM's schedules are equally long. */
+    /* How many forwards come before the first backward: one per later rank. With several stages per rank it is two per
+     * later rank, because the gradient of one micro-batch is on its way while the next one's is computed, and all
+     * forwards of the stages before the last. Megatron-LM's schedules are equally long. */
     int warm_up = s->virtual_stages == 1 ? later_ranks : 2 * later_ranks + (s->virtual_stages - 1) * s->pp;
     warm_up = (int)min_i64(forwards, warm_up);
     s->steps = (PipelineStep *)checked_malloc(sizeof *s->steps * 2 * (size_t)forwards);

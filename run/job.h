@@ -437,8 +437,9 @@ static int tensor_parallel_fits(const Job *j, char *problem, size_t size) {
                tp, o->model, c->NH, c->NKV, fits);
     const TensorRow *split = find_split_int8_block(c, tp);
     if (split) {
-        const char *layer = strstr(split->name, "%d."); // "model.layers.%d.self_attn.o_proj.weight"
-        REFUSE("--tp %d would split %s within a block of %d int8 weights that share a scale: use a smaller --tp, or %s",
+        const char *layer = strstr(split->name, "%d."); // "model.layers.%d.self_attn.o_proj"
+        REFUSE("--tp %d would split %s.weight within a block of %d int8 weights that share a scale: use a smaller "
+               "--tp, or %s",
                tp, layer ? layer + 3 : split->name, INT8_BLOCK,
                j->stored_base > BASE_FROZEN ? "dequantize the model with --export DIR --dtype fp32 or bf16"
                                             : "--base " PRECISION_NAME);

@@ -364,7 +364,7 @@ safetensors() {
     bad "safetensors: a tensor missing" "changed.*tensor model.norm.weight is missing" --model changed "${evaluate[@]}"
     bad_header "a tensor too many" "tensor model.extra.weight is not part of the model" 's/\{"__metadata__"/{"model.extra.weight":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__"/'
     bad_header "a name with a line end" "tensor " 's/\{"__metadata__"/{"a\\nerror: b":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__"/'
-    spoil changed/model.safetensors "$fixture/model.safetensors" $((8 + header_length)) 4 $((0x7fc00000)); bad "safetensors: not a number among the weights" "not finite" --model changed "${evaluate[@]}"
+    spoil changed/model.safetensors "$fixture/model.safetensors" $((8 + header_length)) 4 $((0x7fc00000)); bad "safetensors: not a number among the weights" "expected a finite number" --model changed "${evaluate[@]}"
     { cat "$fixture/model.safetensors"; printf 'more than there should be'; } >changed/model.safetensors; bad_weights "bytes behind the last tensor" "bytes"
     bad_header "another dtype" "dtype F64, expected F32" '0,/"F32"/s//"F64"/'
     bad_header "a tensor that is a number" "dtype|tensor" 's/\{"__metadata__"/{"model.extra.weight":7,"__metadata__"/'
