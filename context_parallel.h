@@ -10,7 +10,7 @@
 #include "lib/comm.h" // defines: Comm, Device, Request, all_gather_start, comm_wait
 #include "lib/ops.h"  // defines: sum_pieces
 
-/* Keys and values as attention reads them: `tokens` of each sequence, `stride` elements from one to the next. */
+/* Keys and values as attention reads them: of `tokens` tokens of each sequence, `stride` elements apart. */
 typedef struct {
     const floatX *k, *v; // (B, tokens, NKV, HD)
     int64_t stride;
@@ -20,11 +20,12 @@ typedef struct {
 typedef struct {
     Comm *comm;
     Device *dev;
-    int size, rank;     // of the cp group
-    int B, T;           // sequences; this rank's tokens of each
-    int64_t Q, KV;      // NH·HD and NKV·HD: widths of a token's queries, and of its keys or values
-    floatX *own;        // (B, T, 2·KV) this rank's keys and values; NULL if size = 1, as the following
-    floatX *of_ranks;   // (size, B, T, 2·KV) those of all ranks
+    int size, rank; // of the cp group
+    int B, T;       // sequences of a micro-batch; this rank's tokens of each
+    int64_t Q, KV;  // NH·HD and NKV·HD: a token's queries, its keys (or values)
+    // the following are NULL if size = 1
+    floatX *own;        // (B, T, 2·KV) keys and values of this rank's tokens
+    floatX *of_ranks;   // (size, B, T, 2·KV) those of all ranks, in the order of ranks
     floatX *sequence;   // (B, T·size, 2·KV) the same in the order of the sequence
     floatX *d_sequence; // (B, T·size, 2·KV) their gradients from this rank's queries
     Request request;
@@ -51,8 +52,8 @@ static void cp_open(ContextParallel *cp, Comm *comm, int B, int T, int64_t Q, in
 
 static void cp_close(ContextParallel *cp) { request_close(&cp->request); }
 
-/* Position in the sequence of this rank's token t of T: its first half is part `rank` of 2·size, its second half part
- * 2·size - 1 - rank. */
+/* Position in the sequence of token t of this rank's T tokens. Their first half is part `rank` of the 2·size parts,
+ * their second half is part 2·size - 1 - rank. */
 static int cp_position(const ContextParallel *cp, int t, int T) {
     int half = T / 2;
     if (cp->size == 1) return t;
@@ -71,7 +72,8 @@ static void cp_select_halves(int32_t *selected, const int32_t *sequence, int T, 
     memmove(selected + half, sequence + (int64_t)(2 * cp - 1 - i) * half, bytes);
 }
 
-/* Copies between the order of ranks, (size, B, 2 halves), and that of the sequence, (B, 2·size parts). */
+/* Copies keys and values from the order of ranks, (size, B, 2 halves), to that of the sequence, (B, 2·size parts), or
+ * back. */
 enum { CP_TO_SEQUENCE, CP_TO_RANKS };
 static void cp_reorder(ContextParallel *cp, floatX *to, const floatX *from, int direction) {
     size_t half = sizeof(floatX) * (size_t)(cp->T / 2) * 2 * (size_t)cp->KV; // bytes
@@ -123,8 +125,8 @@ static KeyValue cp_all_gather_kv(ContextParallel *cp, const floatX *qkv /* (B·T
 // ---------------------------------------------------------------------------
 // after attention's backward: the gradients of this rank's keys and values
 
-/* Where attention_backward leaves the gradients of the keys (the values' are KV further): with one rank in their
- * columns of d_qkv. */
+/* Where attention_backward shall write the gradients of the keys; those of the values follow KV elements later. With
+ * one rank that is their place in d_qkv. */
 static floatX *cp_key_gradient(ContextParallel *cp, floatX *d_qkv) {
     return cp->size == 1 ? d_qkv + cp->Q : cp->d_sequence;
 }

@@ -1,10 +1,10 @@
 /* tensor_parallel.h: tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022).
  *
- * Each rank of the tp group has a part of every matrix. Matrices split by outputs (Q, K, V, gate, up, the head) need
- * the inputs of all tokens; matrices split by inputs (O, down) yield partial sums for all tokens. Everything between,
- * the residual stream and the norms, is split by tokens. So a sublayer all-gathers its input's tokens at the start and
- * reduce-scatters its output's tokens at the end; backward does the same with the gradients. On a group of one rank
- * these calls neither copy nor send.
+ * Each rank of the tp group holds a part of every matrix. A matrix split by outputs (Q, K, V, gate, up, the head) needs
+ * the inputs of all N tokens; one split by inputs (O, down) yields partial sums for all N tokens. Between them, in the
+ * residual stream and the norms, each rank has only its n = N / size tokens. So a sublayer starts with an all-gather of
+ * its input's tokens and ends with a reduce-scatter of its output's; backward does the same with gradients. On a group
+ * of one rank these calls neither copy nor send.
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H
@@ -14,19 +14,20 @@
 typedef struct {
     Comm *comm;
     Device *dev;
-    int size, rank; // of the tp group
-    int tokens;     // n: of the current micro-batch on this rank, rounded up; N = B·T is split into `size` shares
-    int C;          // width of the residual stream
-    int first_vocabulary; // the first token id of this rank's rows of the embedding and the head
-    floatX *gathered;     // (n·size, C) tokens of all ranks; NULL if size = 1, as the following
-    floatX *partial;      // (n·size, C) partial sums for all tokens; rows from N on stay zero
-    floatX *pieces;       // (size, n, C) partial sums that all ranks computed for this rank's tokens
-    float *loss_parts;    // (1 + size, rows of logits, 3) softmax statistics of this rank's, then of each rank's ids
+    int size, rank;     // of the tp group
+    int tokens;         // n: this rank's tokens of a micro-batch of N = B·T; N / size, rounded up
+    int C;              // width of the residual stream
+    int first_token_id; // of this rank's rows of the embedding and the head
+    // the following are NULL if size = 1
+    floatX *gathered;  // (n·size, C) tokens of all ranks
+    floatX *partial;   // (n·size, C) partial sums for all tokens; rows N and up are padding and stay zero
+    floatX *pieces;    // (size, n, C) what each rank contributes to the sums of this rank's tokens
+    float *loss_parts; // (1 + size, rows of logits, 3) softmax statistics: this rank's, then those of every rank
     Request request;
 } TensorParallel;
 
 /* Allocates for micro-batches of up to N tokens. */
-static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_vocabulary) {
+static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_token_id) {
     memset(tp, 0, sizeof *tp);
     tp->comm = comm;
     tp->dev = comm->dev;
@@ -34,7 +35,7 @@ static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_voca
     tp->rank = comm->groups[AXIS_TP].rank;
     tp->tokens = (N + tp->size - 1) / tp->size;
     tp->C = C;
-    tp->first_vocabulary = first_vocabulary;
+    tp->first_token_id = first_token_id;
     if (tp->size == 1) return;
     size_t bytes = sizeof(floatX) * (size_t)tp->tokens * (size_t)tp->size * (size_t)C;
     tp->gathered = (floatX *)arena_alloc(tp->dev, MEM_ACTIVATIONS, "tokens of all tp ranks", bytes);
@@ -43,7 +44,7 @@ static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_voca
     device_zero(tp->dev, tp->partial, bytes);
 }
 
-/* For the rank that has the head: `logit_rows` rows of logits exist at a time. */
+/* Allocates for the loss, on ranks that have the head. `logit_rows`: how many tokens' logits exist at a time. */
 static void tp_open_loss(TensorParallel *tp, int logit_rows) {
     size_t bytes = sizeof(float) * 3 * (size_t)logit_rows * (size_t)(1 + tp->size);
     if (tp->size > 1) tp->loss_parts = (float *)arena_alloc(tp->dev, MEM_ACTIVATIONS, "softmax statistics", bytes);
@@ -51,7 +52,7 @@ static void tp_open_loss(TensorParallel *tp, int logit_rows) {
 
 static void tp_close(TensorParallel *tp) { request_close(&tp->request); }
 
-/* The following micro-batches have N tokens, at most as many as tp_open was told. */
+/* From now on micro-batches have N tokens, at most as many as given to tp_open. */
 static void tp_set_tokens(TensorParallel *tp, int N) { tp->tokens = (N + tp->size - 1) / tp->size; }
 
 // ---------------------------------------------------------------------------
@@ -101,8 +102,8 @@ static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = 
 // ---------------------------------------------------------------------------
 // the loss over a vocabulary that is split among ranks
 
-/* cross_entropy of `rows` rows of which this rank has the logits of V token ids. Ranks exchange three numbers a row:
- * the largest logit, the sum of exponentials and the target's logit; all of them get the same losses. */
+/* cross_entropy (lib/ops.h) where this rank has the logits of V of the token ids. For each row the ranks all-gather
+ * three numbers, the largest logit, the sum of exponentials and the target's logit, and so compute the same loss. */
 static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, float *logits /* (rows,V) */,
                              const int32_t *targets /* (rows) */, int rows, int V, int with_gradient) {
     if (tp->size == 1) {
@@ -110,10 +111,10 @@ static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, f
         return;
     }
     float *own = tp->loss_parts, *all = own + 3 * (int64_t)rows; // (rows, 3), (size, rows, 3)
-    cross_entropy_part(tp->dev, own, logits, targets, tp->first_vocabulary, rows, V);
+    cross_entropy_part(tp->dev, own, logits, targets, tp->first_token_id, rows, V);
     all_gather_start(tp->comm, &tp->request, AXIS_TP, "softmax statistics", own, all, 3 * (size_t)rows, DTYPE_F32);
     comm_wait(tp->comm, &tp->request);
-    cross_entropy_join(tp->dev, losses, logits, all, targets, tp->size, tp->first_vocabulary, rows, V, with_gradient);
+    cross_entropy_join(tp->dev, losses, logits, all, targets, tp->size, tp->first_token_id, rows, V, with_gradient);
 }
 
 #endif

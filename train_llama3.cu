@@ -174,7 +174,7 @@ static void embed_forward(Model *m) {
     FsdpUnit *unit = &m->fsdp->units[m->table.embed];
     const UnitTensors t = unit_tensors(m->fsdp, unit, 0, NO_GRADIENTS);
     floatX *partial = tp_partial(m->tp, m->blocks[0].x);
-    embedding_forward(m->dev, partial, weight_of(&t, W_EMBED), m->ids, m->tp->first_vocabulary, m->B * m->T,
+    embedding_forward(m->dev, partial, weight_of(&t, W_EMBED), m->ids, m->tp->first_token_id, m->B * m->T,
                       m->config.C, m->config.V);
     tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, "embedding");
 }
@@ -183,7 +183,7 @@ static void embed_backward(Model *m, int micro_batch) {
     FsdpUnit *unit = &m->fsdp->units[m->table.embed];
     float *d_embed = fsdp_gradients(m->fsdp, unit, micro_batch) + unit->table_unit->offsets[W_EMBED];
     const floatX *d_x = tp_all_gather_tokens(m->tp, m->d_x, "d embedding");
-    embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_vocabulary, m->B * m->T, m->config.C, m->config.V);
+    embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_token_id, m->B * m->T, m->config.C, m->config.V);
 }
 
 /* The residual stream that the head reads. A stage without blocks receives it; else the final norm stores it. */
