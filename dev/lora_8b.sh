@@ -28,8 +28,8 @@ plan=(--model llama3-70b --base int8 --lora-rank 16 --world 2 --batch 1 --seq 20
         "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" \
         "$(awk '/^MemTotal/ { print $2 * 1024 / 1e9 }' /proc/meminfo)" \
         "$(git describe --always --dirty 2>/dev/null || echo none)"
-    printf 'Llama 3 8B, random weights, int8 base, rank 16, 2 ranks as threads of one process, 1 x 128 tokens per rank, '
-    printf '`--recompute full`.\n\n| per rank | planned, bytes | measured |\n|---|---|---|\n'
+    printf 'Llama 3 8B, random weights, int8 base, rank 16, 2 ranks as threads of one process, '
+    printf '1 x 128 tokens per rank, `--recompute full`.\n\n| per rank | planned, bytes | measured |\n|---|---|---|\n'
     awk '{ printf "| %s | %s | %s |\n", $1, $2, $3 }' "$work/memory"
     awk -v resident="$resident" '
         { planned += $2 }
@@ -39,7 +39,8 @@ plan=(--model llama3-70b --base int8 --lora-rank 16 --world 2 --batch 1 --seq 20
         }' "$work/memory"
     sed -nE 's/.*"step":([0-9]+),"loss":([0-9.]+).*"seconds":([0-9.]+).*/step \1: loss \2, \3 s\n/p' \
         "$work/out/metrics.jsonl"
-    printf '## 70B on two ranks of 80 GB\n\n`plan_llama3 %s`: its memory, and what would change it:\n\n```\n' "${plan[*]}"
+    printf '## 70B on two ranks of 80 GB\n\n`plan_llama3 %s`: its memory, and what would change it:\n\n```\n' \
+        "${plan[*]}"
     "$planner" "${plan[@]}" | sed -n '/^  memory per rank by category/,/^    total /p; /^  with one change/,$p'
     printf '```\n'
 } >"$work/table"

@@ -223,15 +223,15 @@ static void print_gpu_sizes(FILE *f, const Alternatives *a, double need) {
     for (int s = 0; s < (int)(sizeof sizes / sizeof *sizes); s++) {
         double smaller = s ? sizes[s - 1] : 0;
         if (need <= sizes[s]) {
-            fprintf(f, "  fits in GPUs of %.0f GB\n", sizes[s] / 1e9);
+            fprintf(f, "  GPUs of %.0f GB hold it\n", sizes[s] / 1e9);
             if (j->config.lora_rank) print_longest_seq(f, j, sizes[s]);
             return;
         }
         if (j->config.lora_rank && sizes[s] == 80e9) print_longest_seq(f, j, sizes[s]);
         for (int i = 0; i < a->count; i++)
             if (a->list[i].memory <= sizes[s] && a->list[i].memory > smaller)
-                fprintf(f, "  %.2f GB do not fit in GPUs of %.0f GB, but with %s they are %.2f GB, which do\n",
-                        need / 1e9, sizes[s] / 1e9, a->list[i].change, a->list[i].memory / 1e9);
+                fprintf(f, "  GPUs of %.0f GB hold it with %s: %.2f GB instead of %.2f GB\n", sizes[s] / 1e9,
+                        a->list[i].change, a->list[i].memory / 1e9, need / 1e9);
     }
 }
 
