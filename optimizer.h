@@ -109,10 +109,13 @@ static void optimizer_close(Optimizer *o) {
     }
 }
 
+/* Neighbouring units have different buffers. */
+static UnitState *unit_state(Optimizer *o, const FsdpUnit *u) { return &o->states[(u - o->fsdp->units) % 2]; }
+
 /* Starts to copy a unit's offloaded state to the device, once the state that was there before has been stored. */
-static UnitState *fetch_state(Optimizer *o, FsdpUnit *u) {
+static void fetch_state(Optimizer *o, const FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
-    UnitState *s = &o->states[(u - o->fsdp->units) % 2];
+    UnitState *s = unit_state(o, u);
     StreamKind before = device_set_stream(dev, STREAM_FETCH);
     device_wait_event(dev, s->stored);
     for (int k = 0; k < STATES; k++) {
@@ -122,55 +125,65 @@ static UnitState *fetch_state(Optimizer *o, FsdpUnit *u) {
     }
     if (o->offloaded) device_record_event(dev, &s->fetched);
     device_set_stream(dev, before);
-    return s;
 }
 
 /* Starts to copy what AdamW has written back to where the unit's state is kept. */
-static void store_state(Optimizer *o, FsdpUnit *u, UnitState *s) {
+static void store_state(Optimizer *o, const FsdpUnit *u) {
     Device *dev = o->fsdp->dev;
+    UnitState *s = unit_state(o, u);
     if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);
     StreamKind before = device_set_stream(dev, STREAM_STORE);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
         size_t bytes = state_kinds[k].element_size * (size_t)u->state_count;
-        if (!state || (k == STATE_COPY && !s->staging[k]))
-            continue; // in files the copy stays cached: it is gathered next
+        if (!state) continue;
+        if (k == STATE_COPY && !s->staging[k]) continue; // offloaded to files: it stays cached, for the next all-gather
         offload_store(dev, state_kinds[k].category, state, s->at[k], bytes, state_kinds[k].written);
     }
     if (o->offloaded) device_record_event(dev, &s->stored);
     device_set_stream(dev, before);
 }
 
-/* One AdamW step (Loshchilov and Hutter 2019) on everything this rank keeps. `grad_scale` turns the summed gradient
- * into the clipped mean; `step` counts updates from 1. */
+/* Does this rank keep state of the unit's tensors? Not of a frozen unit, nor if its shard is padding only. */
+static int has_state(const Fsdp *fsdp, const FsdpUnit *u) {
+    ShardPiece p;
+    int i = u->table_unit->first_tensor;
+    return next_state_piece(fsdp, &i, &p) && p.unit == u;
+}
+
+/* AdamW (Loshchilov and Hutter 2019) on what this rank keeps of one unit. */
+static void update_unit(Optimizer *o, const FsdpUnit *u, const AdamW *a, float grad_scale, int step) {
+    const UnitState *s = unit_state(o, u);
+    ShardPiece p;
+    for (int i = u->table_unit->first_tensor; next_state_piece(o->fsdp, &i, &p) && p.unit == u;) {
+        float *master = (float *)s->at[STATE_MASTER] + p.at, *grad = (float *)s->at[STATE_GRAD] + p.at;
+        float *exp_avg = (float *)s->at[STATE_EXP_AVG] + p.at, *exp_avg_sq = (float *)s->at[STATE_EXP_AVG_SQ] + p.at;
+        floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;
+        float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;
+        adamw(o->fsdp->dev, master, exp_avg, exp_avg_sq, grad, copy, p.count, a->lr, a->beta1, a->beta2, a->eps,
+              weight_decay, grad_scale, step);
+    }
+}
+
+/* Updates everything this rank keeps. `grad_scale` turns the summed gradient into the clipped mean; `step` counts
+ * updates from 1. */
 static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int step) {
     Fsdp *fsdp = o->fsdp;
     Device *dev = fsdp->dev;
-    FsdpUnit *unit = NULL, *fetched = NULL, *end = fsdp->units + fsdp->table->num_units;
-    UnitState *s = NULL;
-    ShardPiece p;
+    const FsdpUnit *fetched = NULL, *end = fsdp->units + fsdp->table->num_units;
     device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE);
-    for (int i = 0; next_state_piece(fsdp, &i, &p);) {
-        if (p.unit != unit) {
-            device_pace(dev);
-            if (unit) store_state(o, unit, s);
-            unit = p.unit;
-            int is_fetched =
-                unit == fetched; // not the first one, nor one after a unit of which this rank has padding only
-            s = is_fetched ? &o->states[(unit - fsdp->units) % 2] : fetch_state(o, unit);
-            if (unit + 1 < end) {
-                fetched = unit + 1;
-                fetch_state(o, fetched);
-            }
-            comm_wait_event(fsdp->comm, s->fetched, "offloaded state");
+    for (const FsdpUnit *u = fsdp->units; u < end; u++) {
+        if (!has_state(fsdp, u)) continue;
+        device_pace(dev);
+        if (u != fetched) fetch_state(o, u);
+        if (u + 1 < end) {
+            fetched = u + 1;
+            fetch_state(o, fetched);
         }
-        floatX *copy = s->at[STATE_COPY] ? (floatX *)s->at[STATE_COPY] + p.at : NULL;
-        float weight_decay = p.tensor->row->weight_decay ? a->weight_decay : 0.0f;
-        adamw(dev, (float *)s->at[STATE_MASTER] + p.at, (float *)s->at[STATE_EXP_AVG] + p.at,
-              (float *)s->at[STATE_EXP_AVG_SQ] + p.at, (float *)s->at[STATE_GRAD] + p.at, copy, p.count, a->lr,
-              a->beta1, a->beta2, a->eps, weight_decay, grad_scale, step);
+        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state");
+        update_unit(o, u, a, grad_scale, step);
+        store_state(o, u);
     }
-    if (unit) store_state(o, unit, s);
     /* The next step's all-gathers read what was written here. */
     device_wait_stream(dev, STREAM_GATHER, fsdp->weights_offloaded ? STREAM_STORE : STREAM_COMPUTE);
     device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);

@@ -84,7 +84,7 @@ more "a cut between ranks goes through a block of 8 bits" run/sharded_state.h 's
 more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|' adapters "no free buffer for the gradient of adapters of"
 more "adapters' sums of one tp rank are lost" shared_gradients.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->table_unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
 more "the base is updated by weight decay" optimizer.h \
-    's/^    if (unit) store_state(o, unit, s);/&\n    for (int u = 0; u < fsdp->table->num_units; u++) if (fsdp->units[u].table_unit->frozen \&\& !fsdp->units[u].quantized.shards) scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/' adapters "the base is as it was"
+    's/^    device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);/&\n    for (int u = 0; u < fsdp->table->num_units; u++) if (fsdp->units[u].table_unit->frozen \&\& !fsdp->units[u].quantized.shards) scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/' adapters "the base is as it was"
 more "two ranks take the same samples" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
 fault "two ranks take the same samples, at run time" dataloader.h \
@@ -233,7 +233,7 @@ if [ -n "$all" ]; then
     fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
     fault "both ends of a pipeline send first, over NCCL" shared_gradients.h 's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' mesh "two ranks issue in two orders"
     fault "receives are started in the order of their steps, over NCCL" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
-    fault "AdamW does not wait for offloaded state" optimizer.h 's|            comm_wait_event(fsdp->comm, s->fetched, "offloaded state");||' orders "have one rank's bits"
+    fault "AdamW does not wait for offloaded state" optimizer.h 's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state");||' orders "have one rank's bits"
     fault "offloaded state is overwritten on its way back" optimizer.h 's|    device_wait_event(dev, s->stored);||' orders "have one rank's bits"
     fault "offloaded state goes back before AdamW has written it" optimizer.h 's|    if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"
 fi
