@@ -42,7 +42,11 @@ fuzz() {
     done=$(logged '^Done ([0-9]+) runs') edges=$(logged ' cov: ([0-9]+) ') taken=$(logged '^taken: ([0-9]+) of')
     name="fuzz $target${4:-}"
     if [ "$target" = planted ]; then
-        if grep -q heap-buffer-overflow "$log"; then pass "$name: its fault is found"; else fail "$name: its fault is not found in $runs executions"; fi
+        if grep -q heap-buffer-overflow "$log"; then
+            pass "$name: its fault is found"
+        else
+            fail "$name: its fault is not found in $runs executions"
+        fi
         rm -f "$out/found/planted-"*
     elif [ "$code" = 0 ] && [ "${done:-0}" -gt 0 ] && [ "${taken:-0}" -gt 0 ]; then
         pass "$name: $done executions, 0 findings, $seconds s, ${edges:-uncounted} edges, $((100 * taken / done)) % taken"
@@ -63,12 +67,17 @@ if [ "$mode" = check ]; then
     if [[ $third = *plain* ]]; then
         execute plain options 2000 && first=$(logged '^inputs: ([0-9a-f]+)')
         execute plain options 2000
-        if [ -n "$first" ] && [ "$first" = "$(logged '^inputs: ([0-9a-f]+)')" ]; then pass "fuzz plain: the same inputs again"; else fail "fuzz plain: other inputs than before"; fi
+        if [ -n "$first" ] && [ "$first" = "$(logged '^inputs: ([0-9a-f]+)')" ]; then
+            pass "fuzz plain: the same inputs again"
+        else
+            fail "fuzz plain: other inputs than before"
+        fi
     fi
 elif [ -n "$mode" ]; then
     [ "$mode" = libfuzzer ] || echo "without libFuzzer (clang has it): seeds changed at random, no coverage guides them"
     for target; do fuzz "$mode" "$target" "$third"; done
 fi
-[ "$mode" != "" ] && [ "$mode$third" != check ] || echo "fuzz: neither clang with libFuzzer nor a compiler with sanitizers is here: left out"
+[ "$mode" != "" ] && [ "$mode$third" != check ] || echo \
+    "fuzz: neither clang with libFuzzer nor a compiler with sanitizers is here: left out"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -16,7 +16,8 @@ seed() { mkdir -p "seeds/$(dirname "$1")"; cat >"seeds/$1"; }
 
 # ---------------------------------------------------------------- token files
 # tokens WIDTH VOCABULARY FLAGS TOKEN… : a token file; a mask is written by whoever sets its flag
-tokens() { local w=$1 v=$2 f=$3; shift 3; printf LLM3TOK1; le 4 1 "$w" "$v" "$f"; le 8 $#; head -c 32 /dev/zero; le "$w" "$@"; }
+tokens() { local w=$1 v=$2 f=$3; shift 3; printf LLM3TOK1; le 4 1 "$w" "$v" "$f"; le 8 $#; head -c 32 /dev/zero; le \
+    "$w" "$@"; }
 { le 1 3 98 0 0; tokens 2 100 0 {0..19}; } | seed token_file/narrow
 { le 1 4 50 66 1; le 2 {1..60}; } | seed token_file/built
 { le 1 2 200 119 23; le 4 {1..30}; } | seed token_file/built-masked-wide
@@ -30,8 +31,10 @@ tokens() { local w=$1 v=$2 f=$3; shift 3; printf LLM3TOK1; le 4 1 "$w" "$v" "$f"
 
 # ---------------------------------------------------------------- tokenizers
 word() { le 1 ${#1}; printf %s "$1"; }
-{ printf v; word ab; word abc; word bc; word ' the'; word '  '; word aa; printf '\0%s' "The abc isn't  the aaaa 12345, ab!"; } | seed tokenizer/words
-{ printf v; printf '\2\xc3\xa9'; printf '\3\xe3\x81\x82'; printf '\0é\xe3\x81\x82 \xf0\x9f\x98\x80\r\n\r\n  \t x \xc2\xa0y'; } | seed tokenizer/unicode
+{ printf v; word ab; word abc; word bc; word ' the'; word '  '; word aa; printf '\0%s' \
+    "The abc isn't  the aaaa 12345, ab!"; } | seed tokenizer/words
+{ printf v; printf '\2\xc3\xa9'; printf '\3\xe3\x81\x82'; printf \
+    '\0é\xe3\x81\x82 \xf0\x9f\x98\x80\r\n\r\n  \t x \xc2\xa0y'; } | seed tokenizer/unicode
 { printf v; word aa; word aaaa; word aaa; printf '\0%s' aaaaaaaaaaaaaaaaaaaaaaaaaaa; } | seed tokenizer/long-piece
 { printf v; word ab; printf '\0ab  \xff\xfeab \xc3'; } | seed tokenizer/not-utf-8
 { printf 'e\0YWI= 256\nYWJj 257\nIHRoZQ== 258\n\0'; printf '0\n97\n256 258'; } | seed tokenizer/lines-and-ids
@@ -41,7 +44,8 @@ word() { le 1 ${#1}; printf %s "$1"; }
 { printf 'e\1qg== 255\n\0'; } | seed tokenizer/last-byte
 { printf 'f{"version": "1.0"}'; } | seed tokenizer/json
 expression="\\p{N}|'(?:s|t|re|ve|m|ll|d)| ?\\p{L}++| ?[^\\s\\p{L}\\p{N}]++|\\s+(?![^\\s\\p{N}])|\\s+"
-{ printf 'o\0%s\0' "$expression"; word ab; word abc; word bc; word ' the'; word '  '; printf '\0%s' "The abc isn't  12 ab!"; } | seed tokenizer/other
+{ printf 'o\0%s\0' "$expression"; word ab; word abc; word bc; word ' the'; word '  '; printf '\0%s' \
+    "The abc isn't  12 ab!"; } | seed tokenizer/other
 { printf 'o\20%s\0' "$expression"; word '!!'; printf '\0!\252!\1a\x0\377!'; } | seed tokenizer/other-missing
 { printf 'o\0[^\\s\\p{N}]{1,3}|(?i:B)+?|\\r\0'; word ab; printf '\0ab\r7'; } | seed tokenizer/other-leaves-text
 { printf 'o\0(a*)*|.\0\0aaaa'; } | seed tokenizer/other-nothing
@@ -53,8 +57,10 @@ config='{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_
  "intermediate_size": 48, "vocab_size": 600, "max_position_embeddings": 256, "attention_bias": false, "rope_theta": 500000'
 scaling='{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 128}'
 printf 'f%s}' "$config" | seed config/plain
-printf 'f%s, "rope_scaling": %s}\0--world\n4\n--accum\n3\n--deterministic' "$config" "$scaling" | seed config/scaled-4-ranks
-printf 'f%s, "tie_word_embeddings": true, "rope_parameters": %s}\0--world\n8\n--slots\n3\n--seq\n16' "$config" "${scaling%\}}"', "rope_theta": 10000}' | seed config/tied-8-ranks
+printf 'f%s, "rope_scaling": %s}\0--world\n4\n--accum\n3\n--deterministic' "$config" "$scaling" |
+    seed config/scaled-4-ranks
+printf 'f%s, "tie_word_embeddings": true, "rope_parameters": %s}\0--world\n8\n--slots\n3\n--seq\n16' "$config" \
+    "${scaling%\}}"', "rope_theta": 10000}' | seed config/tied-8-ranks
 printf 'f%s, "head_dim": 16, "rms_norm_eps": 1e-05, "hidden_act": "silu", "mlp_bias": false, "rope_scaling": null}\0--batch\n4\n--vocab-size\n1000\n--ranks\n3' "$config" | seed config/head-dim
 printf 'd{}' | seed config/lacks-all
 printf 'd{"rope_parameters": %s}\0--world=3\n--tail=pad' "$scaling" | seed config/lacks-most
@@ -78,10 +84,13 @@ printf '%s\n' --plan --world 64 --model llama3-70b --seq 512 --batch=2 --accum 4
 printf '%s\n' --plan --ranks 3 --dp-shard auto --deterministic --slots 4 --threads 2 | seed options/plan-ranks
 printf '%s\n' --generate '' --temperature 0 --top-p 1 --max-tokens 1 --min-lr=-1 --dtype bf16 | seed options/generate
 printf '%s\n' --model out/a --eval val.tok --tokenizer t.model --vocab-size 0 --transport threads | seed options/eval
-printf '%s\n' --sharding full_shard --wrap=block --tp 1 --recompute none --offload none --timeout 0.1 | seed options/later
-printf '%s\n' --plan --world 64 --model llama3-8b --tp 4 --cp 2 --pp 4 --pp-schedule interleaved --pp-chunks 2 --pp-light-ends --accum 8 --seq 64 --dp-replicate 2 | seed options/mesh
+printf '%s\n' --sharding full_shard --wrap=block --tp 1 --recompute none --offload none --timeout 0.1 |
+    seed options/later
+printf '%s\n' --plan --world 64 --model llama3-8b --tp 4 --cp 2 --pp 4 --pp-schedule interleaved --pp-chunks 2 \
+    --pp-light-ends --accum 8 --seq 64 --dp-replicate 2 | seed options/mesh
 printf '%s\n' --plan --out out --export dir --help | seed options/help
-printf '%s\n' --steps 1e9 --beta2 0.999999999 --eps 1 --clip 1e30 --seed 2147483647 --weight-decay 0 | seed options/limits
+printf '%s\n' --steps 1e9 --beta2 0.999999999 --eps 1 --clip 1e30 --seed 2147483647 --weight-decay 0 |
+    seed options/limits
 printf '%s\n' --steps many | seed options/not-a-number
 printf '%s\n' --encode= | seed options/empty
 { printf -- --; printf 'x%.0s' {1..100}; } | seed options/long
@@ -118,12 +127,15 @@ model F32 4; { printf f; le 8 $((${#entries} + 2)); printf '{%s}' "$entries"; da
 printf 'h{}\0' | seed safetensors/was-no-tensor
 printf 'h{"a":{"dtype":"F32","shape":[0,1e19],"data_offsets":[0,0]}}\0' | seed safetensors/was-larger-than-63-bits
 printf 't%s\n' 'a F32 2,3' 'b BF16 4' 'c F16 1,2,2' 'd I32 1' 'e F32 2,0' | seed safetensors/lines
-lines() { sed -E 's/\},?/\n/g; s/"([a-z0-9_.]*)":\{"dtype":"F32","shape":\[([0-9,]*)\][^\n]*/\1 F32 \2/g' <<<"$entries"; }
-model F32 4; printf 'q%s\n' "$(lines | sed -E '/proj/ { s/(.*) F32 (.*)/\1 I8 \2\n\1.scale F32 1/ }')" | seed safetensors/model-in-8-bits
+lines() { sed -E 's/\},?/\n/g; s/"([a-z0-9_.]*)":\{"dtype":"F32","shape":\[([0-9,]*)\][^\n]*/\1 F32 \2/g' \
+    <<<"$entries"; }
+model F32 4; printf 'q%s\n' "$(lines | sed -E '/proj/ { s/(.*) F32 (.*)/\1 I8 \2\n\1.scale F32 1/ }')" |
+    seed safetensors/model-in-8-bits
 printf 't%s\n' 'a I8 2,65' 'a.scale F32 3' 'b I8 0' 'b.scale F32 0' 'c I8 3' | seed safetensors/in-8-bits
 map() { sed -E 's/:\{[^}]*\}/:"part-1.safetensors"/g' <<<"{$entries}"; }
 model F32 4; printf 't%s\n' "$(lines)" | seed safetensors/model-as-lines
-model F32 4; printf 'i{"metadata":{},"weight_map":%s}' "$(map | sed -E 's/("model.layers.0.self_attn.o_proj)/\n\1/' | sed '2s/part-1/part-2/g')" | seed safetensors/index
+model F32 4; printf 'i{"metadata":{},"weight_map":%s}' \
+    "$(map | sed -E 's/("model.layers.0.self_attn.o_proj)/\n\1/' | sed '2s/part-1/part-2/g')" | seed safetensors/index
 printf 'i{"weight_map":{"a":"../b"}}' | seed safetensors/index-elsewhere
 
 echo seq | seed planted/word

@@ -10,7 +10,8 @@ top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 LC_ALL=C
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 \
+    LC_ALL=C
 passed=0 failed=0
 
 # ---------------------------------------------------------------- how a run is judged
@@ -19,15 +20,20 @@ fail() { echo "FAIL $1: ${2:0:400}"; failed=$((failed + 1)); }
 
 state() { find . -type f ! -name .log -exec cksum {} + | sort; }
 
-# what is wrong with a refusal that left `.log` and the exit code $1; the sentence has to match $2. Nothing: it is as it should be
+# what is wrong with a refusal that left `.log` and the exit code $1; the sentence has to match $2. Nothing: it is as it
+# should be
 complaint() {
     local code=$1 pattern=$2 lines
     lines=$(grep -ac '^error: ' .log)
     if [ "$code" = 124 ]; then echo "still running after 5 s"
-    elif grep -aqE 'Sanitizer|Segmentation|core dumped|Assertion|smashing|process received signal|Failing at address' .log; then echo "a crash: $(tail -n 1 .log)"
-    elif [ "$lines" != 1 ]; then echo "$lines lines begin with 'error: ', expected 1; exit code $code; the output ends with: $(tail -n 2 .log | tr '\n' ' ')"
+    elif grep -aqE 'Sanitizer|Segmentation|core dumped|Assertion|smashing|process received signal|Failing at address' \
+        .log; then
+        echo "a crash: $(tail -n 1 .log)"
+    elif [ "$lines" != 1 ]; then
+        echo "$lines lines begin with 'error: ', expected 1; exit code $code; the output ends with: $(tail -n 2 .log | tr '\n' ' ')"
     elif [ "$code" != 1 ]; then echo "exit code $code, expected 1; $(grep -am1 '^error: ' .log)"
-    elif ! grep -a '^error: ' .log | grep -aqE -- "$pattern"; then echo "the sentence does not match '$pattern': $(grep -am1 '^error: ' .log)"
+    elif ! grep -a '^error: ' .log | grep -aqE -- "$pattern"; then
+        echo "the sentence does not match '$pattern': $(grep -am1 '^error: ' .log)"
     fi
 }
 
@@ -50,7 +56,11 @@ refused() {
     local name=$1 wrong took
     shift
     judge "$@"
-    if [ -n "$wrong" ]; then fail "$name" "$wrong"; else pass "$name" "$took ms, $(grep -am1 '^error: ' .log | cut -c8-)"; fi
+    if [ -n "$wrong" ]; then
+        fail "$name" "$wrong"
+    else
+        pass "$name" "$took ms, $(grep -am1 '^error: ' .log | cut -c8-)"
+    fi
 }
 
 # bad NAME PATTERN OPTIONS… : on one rank.   everywhere: also on three ranks as threads, and on two as processes
@@ -112,7 +122,8 @@ weights() {
     mkdir -p "$1"
     cp "$fixture/config.json" "$1/"
     cat >"$1/.header"
-    { le 8 "$(wc -c <"$1/.header")"; cat "$1/.header"; tail -c +$((9 + header_length)) "$fixture/model.safetensors"; } >"$1/model.safetensors"
+    { le 8 "$(wc -c <"$1/.header")"; cat "$1/.header"; tail -c +$((9 + header_length)) "$fixture/model.safetensors"; \
+        } >"$1/model.safetensors"
     rm "$1/.header"
 }
 
@@ -126,7 +137,8 @@ prepare() {
     config model
     train=(--model model --data good/train.tok --seq 16 --batch 1 --steps 1 --threads 1)
     works "the good input trains" "$program" "${train[@]}" --export trained
-    { printf LLM3TOK1; le 4 1; le 4 2; le 4 256; le 4 0; le 8 100; head -c 32 /dev/zero; for ((i = 0; i < 100; i++)); do le 2 $((i * 37 % 256)); done; } >bytes.tok
+    { printf LLM3TOK1; le 4 1; le 4 2; le 4 256; le 4 0; le 8 100; head -c 32 /dev/zero; for ((i = 0; i < 100; i++)); \
+        do le 2 $((i * 37 % 256)); done; } >bytes.tok
     evaluate=(--eval bytes.tok --seq 8 --batch 1 --threads 1)
     works "the good weights are evaluated" "$program" --model "$fixture" "${evaluate[@]}"
     mpi=(mpirun --oversubscribe --bind-to none) have_mpi=1
@@ -164,7 +176,8 @@ bad_values() {
     pass "values of --$name" "$# bad ones refused; the last: $(grep -am1 '^error: ' .log | cut -c8-)"
 }
 
-# every option with a number: letters, nothing, two numbers, a number and more, beyond its range; a fraction where it is whole
+# every option with a number: letters, nothing, two numbers, a number and more, beyond its range; a fraction where it is
+# whole
 option_values() {
     local name kind
     while read -r name kind; do
@@ -189,11 +202,13 @@ command_line() {
     bad "an option of 5,000 letters" "unknown option" "${train[@]}" "--$(printf 'x%.0s' {1..5000})"
     bad "a flag with a value" "--plan takes no value" --plan=yes
     everywhere "a value that is no number" "--steps many: expected a whole number" "${train[@]}" --steps many
-    bad "more loader workers than there may be" "--workers 65: expected a whole number from 0 to 64" "${train[@]}" --workers 65
+    bad "more loader workers than there may be" "--workers 65: expected a whole number from 0 to 64" "${train[@]}" \
+        --workers 65
     works "more loader workers than samples" "$program" "${train[@]}" --workers 64
     bad "an option without its value" "--steps needs a value" "${train[@]}" --steps
     bad "no data at all" "--data is missing" --model tiny
-    for option in model data val tokenizer out export eval encode decode; do bad "--$option ''" "--$option.*needs a value" "${train[@]}" "--$option" ""; done
+    for option in model data val tokenizer out export eval encode decode; do bad "--$option ''" \
+        "--$option.*needs a value" "${train[@]}" "--$option" ""; done
     bad "a model that is none" "--model llama9.*(preset|directory)" "${train[@]}" --model llama9
     help_text
     option_values
@@ -230,17 +245,26 @@ token_files() {
     for ((i = 0; i < 2000; i++)); do printf '\xff\xff'; done | dd of=large.tok bs=1 seek=64 conv=notrunc status=none
     head -c 4064 large.tok >tokens.tok
     spoil large.tok tokens.tok 24 8 2000
-    everywhere "tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535, the vocabulary has 600" "${data[@]}" large.tok
-    everywhere "validation tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535" "${train[@]}" --val large.tok
-    everywhere "evaluated tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535" --model trained --eval large.tok --seq 16 --threads 1
+    everywhere "tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535, the vocabulary has 600" \
+        "${data[@]}" large.tok
+    everywhere "validation tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535" "${train[@]}" --val \
+        large.tok
+    everywhere "evaluated tokens outside the vocabulary" "large.tok: token [0-9]+ is 65535" --model trained --eval \
+        large.tok --seq 16 --threads 1
     { cat good/tokenizer.model; printf 'IHF1aXRlIG90aGVy %d\n' "$(wc -l <good/tokenizer.model)"; } >other.model
-    everywhere "a tokenizer that does not match" "tokenized with a different tokenizer than other.model" "${train[@]}" --tokenizer other.model
+    everywhere "a tokenizer that does not match" "tokenized with a different tokenizer than other.model" \
+        "${train[@]}" --tokenizer other.model
     bad "a tokenizer that is not there" "none.model" "${train[@]}" --tokenizer none.model
-    everywhere "a sequence longer than the data" "holds 100 tokens.*--seq 128 needs 129" --model model --data bytes.tok --seq 128 --batch 1 --threads 1
-    everywhere "a sequence longer than the model's positions" "--seq 257 exceeds the 256 positions" "${train[@]}" --seq 257
-    bad "a step larger than the data" "1 data ranks x batch 4 x accum 9 = 36.*--tail pad" --model model --data bytes.tok --seq 8 --batch 4 --accum 9 --steps 1 --threads 1
-    works "the same step with --tail pad" "$program" --model model --data bytes.tok --seq 8 --batch 4 --accum 9 --steps 1 --threads 1 --tail pad
-    bad "a step larger than the data, 3 threads" "3 data ranks x batch 5 x accum 1 = 15" --model model --data bytes.tok --seq 8 --batch 5 --steps 1 --threads 1 --ranks 3
+    everywhere "a sequence longer than the data" "holds 100 tokens.*--seq 128 needs 129" --model model --data \
+        bytes.tok --seq 128 --batch 1 --threads 1
+    everywhere "a sequence longer than the model's positions" "--seq 257 exceeds the 256 positions" "${train[@]}" \
+        --seq 257
+    bad "a step larger than the data" "1 data ranks x batch 4 x accum 9 = 36.*--tail pad" --model model --data \
+        bytes.tok --seq 8 --batch 4 --accum 9 --steps 1 --threads 1
+    works "the same step with --tail pad" "$program" --model model --data bytes.tok --seq 8 --batch 4 --accum 9 \
+        --steps 1 --threads 1 --tail pad
+    bad "a step larger than the data, 3 threads" "3 data ranks x batch 5 x accum 1 = 15" --model model --data \
+        bytes.tok --seq 8 --batch 5 --steps 1 --threads 1 --ranks 3
 }
 
 # ---------------------------------------------------------------- config.json
@@ -280,7 +304,8 @@ configs() {
     bad_config "rope frequencies the wrong way round" 'high_freq_factor' 's/("high_freq_factor": )4/\11/'
     bad_config "another model_type" '"mistral"' 's/"model_type": "llama"/"model_type": "mistral"/'
     bad_config "biases" 'attention_bias.*true' 's/("attention_bias": )false/\1true/'
-    bad_config "tied weights as a word" 'tie_word_embeddings' 's/("attention_bias": false)/\1, "tie_word_embeddings": "yes"/'
+    bad_config "tied weights as a word" 'tie_word_embeddings' \
+        's/("attention_bias": false)/\1, "tie_word_embeddings": "yes"/'
     config huge 's/("hidden_size": )32/\11048576/; s/("num_hidden_layers": )2/\12000/; s/("num_attention_heads": )4/\165536/; s/("intermediate_size": )48/\116777216/'
     everywhere "config.json: a model larger than all memory" "GB|larger|memory" "${train[@]}" --model huge
     bad "config.json: its plan" "GB|larger|memory" --model huge --plan
@@ -305,7 +330,8 @@ tokenizers() {
     sed -i '300s/.*/IA== 299/' bad.model; bad_tokenizer "a token twice" "line 300.*again"
     head -n 100 good/tokenizer.model >bad.model; bad_tokenizer "bytes that are missing" "no token for the single byte"
     head -c 5000 "$program" >bad.model; bad_tokenizer "a program" "found the byte 0x"
-    head -c $(($(wc -c <good/tokenizer.model) - 6)) good/tokenizer.model >bad.model; bad_tokenizer "cut off" "line $lines.*expected"
+    head -c $(($(wc -c <good/tokenizer.model) - 6)) good/tokenizer.model >bad.model; bad_tokenizer "cut off" \
+        "line $lines.*expected"
     printf '{"version": "1.0"}' >bad.model; bad_tokenizer "Hugging Face's tokenizer.json" "is JSON"
     printf '\n\n\n' >bad.model; bad_tokenizer "blank lines" "line 1"
     bad "tokenizer: a directory" "is not a file" --encode sample/00.txt --tokenizer good
@@ -316,7 +342,8 @@ tokenizers() {
     bad "--decode of a directory" "good.*directory" --decode good --tokenizer good/tokenizer.model
     for id in 600 -1 99999999999999999999; do
         echo "$id" >ids
-        bad "--decode of $id" "ids: id .* is outside the tokenizer's 0 to 599" --decode ids --tokenizer good/tokenizer.model
+        bad "--decode of $id" "ids: id .* is outside the tokenizer's 0 to 599" --decode ids --tokenizer \
+            good/tokenizer.model
     done
     echo "12 and 13" >ids
     bad "--decode of words" "ids: .*expected token ids" --decode ids --tokenizer good/tokenizer.model
@@ -326,7 +353,8 @@ tokenizers() {
 # bad_header NAME PATTERN SED : the fixture's header changed by SED
 bad_header() {
     header | sed -E "$3" | weights changed
-    cmp -s changed/model.safetensors "$fixture/model.safetensors" && fail "safetensors: $1" "the edit no longer matches the fixture"
+    cmp -s changed/model.safetensors "$fixture/model.safetensors" &&
+        fail "safetensors: $1" "the edit no longer matches the fixture"
     bad "safetensors: $1" "changed.*$2" --model changed "${evaluate[@]}"
 }
 
@@ -338,7 +366,8 @@ safetensors() {
     header | weights changed
     head -c 100000 "$fixture/model.safetensors" >changed/model.safetensors
     everywhere "safetensors: truncated" "changed/model.safetensors.*truncated" --model changed "${evaluate[@]}"
-    head -c 1000 "$fixture/model.safetensors" >changed/model.safetensors; bad_weights "header cut off" "not a safetensors file"
+    head -c 1000 "$fixture/model.safetensors" >changed/model.safetensors; bad_weights "header cut off" \
+        "not a safetensors file"
     head -c 5 "$fixture/model.safetensors" >changed/model.safetensors; bad_weights "5 bytes" "not a safetensors file"
     for n in -1 $((1 << 63)) 0 100000000 343385; do
         spoil changed/model.safetensors "$fixture/model.safetensors" 0 8 "$n"
@@ -354,7 +383,8 @@ safetensors() {
     bad_header "offsets with a fraction" "offsets|lies at bytes" "s/$k[0-9,]+/${k//\\/}186880.5,195072.5/"
     bad_header "one offset" "data_offsets" "s/$k[0-9,]+/${k//\\/}186880/"
     bad_header "tensors that overlap" "overlap" "s/$k[0-9,]+/${k//\\/}131328,139520/"
-    bad_header "a tensor twice" "twice|again|overlap" 's/"model.layers.1.self_attn.k_proj.weight"/"model.layers.0.self_attn.k_proj.weight"/'
+    bad_header "a tensor twice" "twice|again|overlap" \
+        's/"model.layers.1.self_attn.k_proj.weight"/"model.layers.0.self_attn.k_proj.weight"/'
     bad_header "a shape turned round" "k_proj.weight is 64 x 32 .*has 32 x 64" "s/($k)/\1/; s/\[32,64\]/[64,32]/"
     bad_header "a shape beyond all" "shape" 's/\[32,64\]/[1e300,64]/'
     bad_header "a negative shape" "shape" 's/\[32,64\]/[-32,-64]/'
@@ -362,10 +392,14 @@ safetensors() {
     header | sed -E 's/,"model.norm.weight":\{[^}]*\}//' | weights changed # the last one: its bytes go too
     truncate -s -256 changed/model.safetensors
     bad "safetensors: a tensor missing" "changed.*tensor model.norm.weight is missing" --model changed "${evaluate[@]}"
-    bad_header "a tensor too many" "tensor model.extra.weight is not part of the model" 's/\{"__metadata__"/{"model.extra.weight":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__"/'
-    bad_header "a name with a line end" "tensor " 's/\{"__metadata__"/{"a\\nerror: b":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__"/'
-    spoil changed/model.safetensors "$fixture/model.safetensors" $((8 + header_length)) 4 $((0x7fc00000)); bad "safetensors: not a number among the weights" "expected a finite number" --model changed "${evaluate[@]}"
-    { cat "$fixture/model.safetensors"; printf 'more than there should be'; } >changed/model.safetensors; bad_weights "bytes behind the last tensor" "bytes"
+    bad_header "a tensor too many" "tensor model.extra.weight is not part of the model" \
+        's/\{"__metadata__"/{"model.extra.weight":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__"/'
+    bad_header "a name with a line end" "tensor " \
+        's/\{"__metadata__"/{"a\\nerror: b":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__"/'
+    spoil changed/model.safetensors "$fixture/model.safetensors" $((8 + header_length)) 4 $((0x7fc00000)); bad \
+        "safetensors: not a number among the weights" "expected a finite number" --model changed "${evaluate[@]}"
+    { cat "$fixture/model.safetensors"; printf 'more than there should be'; } >changed/model.safetensors; bad_weights \
+        "bytes behind the last tensor" "bytes"
     bad_header "another dtype" "dtype F64, expected F32" '0,/"F32"/s//"F64"/'
     bad_header "a tensor that is a number" "dtype|tensor" 's/\{"__metadata__"/{"model.extra.weight":7,"__metadata__"/'
     header | weights changed
@@ -384,13 +418,19 @@ tasks() {
     everywhere "--generate without weights" "has no weights" --model model --generate hello
     bad "--generate from a preset" "tiny has no weights" --model tiny --generate hello
     bad "--generate without a tokenizer" "--generate needs a tokenizer" --model "$fixture" --generate hello
-    bad "--generate with a tokenizer that is too large" "has 600 tokens, but the model.s vocabulary has 256" --model "$fixture" --generate hello --tokenizer good/tokenizer.model
-    bad "--generate beyond the model's positions" "--max-tokens 300 exceed the model.s 256 positions" --model trained --generate hello --max-tokens 300
+    bad "--generate with a tokenizer that is too large" "has 600 tokens, but the model.s vocabulary has 256" --model \
+        "$fixture" --generate hello --tokenizer good/tokenizer.model
+    bad "--generate beyond the model's positions" "--max-tokens 300 exceed the model.s 256 positions" --model trained \
+        --generate hello --max-tokens 300
     mkdir -p lone
     cp good/train.tok lone/
-    everywhere "--doc-mask without a tokenizer" "--doc-mask needs a tokenizer, .* next to lone/train.tok: give one with --tokenizer" "${train[@]}" --data lone/train.tok --doc-mask
-    bad "--doc-mask of a prompt" "--doc-mask has no effect with --generate, .* single document: remove --doc-mask" --model trained --generate hello --doc-mask
-    bad "--doc-mask of an export" "--doc-mask has no effect with --export alone" --model trained --export elsewhere --doc-mask
+    everywhere "--doc-mask without a tokenizer" \
+        "--doc-mask needs a tokenizer, .* next to lone/train.tok: give one with --tokenizer" "${train[@]}" --data \
+        lone/train.tok --doc-mask
+    bad "--doc-mask of a prompt" "--doc-mask has no effect with --generate, .* single document: remove --doc-mask" \
+        --model trained --generate hello --doc-mask
+    bad "--doc-mask of an export" "--doc-mask has no effect with --export alone" --model trained --export elsewhere \
+        --doc-mask
     works "an evaluation with --doc-mask" "$program" --model trained --eval good/val.tok --seq 16 --doc-mask
     works "a plan with --doc-mask" "$program" --plan --doc-mask
     everywhere "--eval without weights" "has no weights" --model model --eval good/val.tok
@@ -398,40 +438,63 @@ tasks() {
     bad "--eval of nothing" "nowhere.tok" --model trained --eval nowhere.tok
     bad "--world without --plan" "--world 8 has no effect without --plan" "${train[@]}" --world 8
     everywhere "ranks that do not fit the mesh" "dp-shard 4 .*= 4 ranks, but [123]" "${train[@]}" --dp-shard 4
-    bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " "${train[@]}" --dp-shard 3 --ranks 2
+    bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " \
+        "${train[@]}" --dp-shard 3 --ranks 2
     bad "--dp-replicate 4 with 6 ranks" "dp-shard 1 x dp-replicate 4 = 4 ranks, but 6 .*choose tp x cp x pp x dp-shard x dp-replicate = .*1 x 1 x 1 x 2 x 3" "${train[@]}" --dp-replicate 4 --ranks 6
-    bad "two sizes left open" "--dp-shard auto and --dp-replicate auto: only one of them" "${train[@]}" --dp-shard auto --dp-replicate auto --ranks 2
+    bad "two sizes left open" "--dp-shard auto and --dp-replicate auto: only one of them" "${train[@]}" --dp-shard \
+        auto --dp-replicate auto --ranks 2
     bad "--val-every without --val" "--val-every has no effect without --val" "${train[@]}" --val-every 5
     bad "--dtype without --export" "--dtype has no effect without --export" "${train[@]}" --dtype bf16
-    bad "--encode and --decode at once" "one at a time" --encode good/val.tok --decode good/val.tok --tokenizer good/tokenizer.model
+    bad "--encode and --decode at once" "one at a time" --encode good/val.tok --decode good/val.tok --tokenizer \
+        good/tokenizer.model
     bad "--min-lr below 0" "--min-lr -0.5: expected 0 or more, or -1" "${train[@]}" --min-lr -0.5
-    bad "--offload without --out" "--offload all keeps state in files under --out: add --out" "${train[@]}" --offload all
-    bad "--offload in an evaluation" "--offload has no effect with --eval" --model trained --eval good/val.tok --offload all
+    bad "--offload without --out" "--offload all keeps state in files under --out: add --out" "${train[@]}" --offload \
+        all
+    bad "--offload in an evaluation" "--offload has no effect with --eval" --model trained --eval good/val.tok \
+        --offload all
     bad "--save-every without --out" "--save-every has no effect without --out" "${train[@]}" --save-every 5
     bad "--keep without --out" "--keep has no effect without --out" "${train[@]}" --keep 2
     bad "--save-mode without --out" "--save-mode has no effect without --out" "${train[@]}" --save-mode async
-    bad "--save-mode of another kind" "--save-mode later: expected one of sync.async" "${train[@]}" --save-mode later --out saved
-    bad "--allow-changes without --resume" "--allow-changes has no effect without --resume" "${train[@]}" --allow-changes
-    bad "--resume auto without --out" "--resume auto looks for checkpoints in --out: add --out" "${train[@]}" --resume auto
-    bad "--resume of nothing" "--resume nowhere: no checkpoint found; expected a directory step-00000000" "${train[@]}" --resume nowhere
+    bad "--save-mode of another kind" "--save-mode later: expected one of sync.async" "${train[@]}" --save-mode later \
+        --out saved
+    bad "--allow-changes without --resume" "--allow-changes has no effect without --resume" "${train[@]}" \
+        --allow-changes
+    bad "--resume auto without --out" "--resume auto looks for checkpoints in --out: add --out" "${train[@]}" \
+        --resume auto
+    bad "--resume of nothing" "--resume nowhere: no checkpoint found; expected a directory step-00000000" \
+        "${train[@]}" --resume nowhere
     bad "--resume of a model" "--resume trained: no checkpoint found" "${train[@]}" --resume trained
-    bad "--resume in an evaluation" "--resume trained continues training, and --eval does not train" --model trained --eval good/val.tok --resume trained
+    bad "--resume in an evaluation" "--resume trained continues training, and --eval does not train" --model trained \
+        --eval good/val.tok --resume trained
     bad "--audit without --out" "--audit reads what a run left in --out: add --out" --audit
     bad "--audit of no run" "--audit: cannot read trained/samples.jsonl" --audit --out trained
     works "a run that saves" "$program" "${train[@]}" --steps 1 --out saved
-    bad "--resume with another learning rate" "--resume saved/step-00000001: .*--lr 0.1, was 0.0003; --min-lr 0.01, was 3e-05.*--allow-changes" "${train[@]}" --steps 1 --resume saved --lr 0.1
-    bad "--resume with --doc-mask, which the run before had not" "--resume saved/step-00000001: .*--doc-mask on, was off.*--allow-changes" "${train[@]}" --steps 1 --resume saved --doc-mask
-    bad "--resume with other data" "--resume saved/step-00000001: .*data [0-9a-f]+, was [0-9a-f]+" "${train[@]}" --steps 1 --resume saved --data good/val.tok
+    bad "--resume with another learning rate" \
+        "--resume saved/step-00000001: .*--lr 0.1, was 0.0003; --min-lr 0.01, was 3e-05.*--allow-changes" \
+        "${train[@]}" --steps 1 --resume saved --lr 0.1
+    bad "--resume with --doc-mask, which the run before had not" \
+        "--resume saved/step-00000001: .*--doc-mask on, was off.*--allow-changes" "${train[@]}" --steps 1 --resume \
+        saved --doc-mask
+    bad "--resume with other data" "--resume saved/step-00000001: .*data [0-9a-f]+, was [0-9a-f]+" "${train[@]}" \
+        --steps 1 --resume saved --data good/val.tok
     works "a run of two steps that saves" "$program" "${train[@]}" --steps 2 --lr 1e-3 --min-lr 1e-3 --out saved2
-    bad "--resume behind --steps" "--resume saved2/step-00000002 has finished step 2, but --steps is 1: use a larger --steps" "${train[@]}" --steps 1 --lr 1e-3 --min-lr 1e-3 --resume saved2
-    bad "--recompute in an evaluation" "--recompute has no effect with --eval" --model trained --eval good/val.tok --recompute full
+    bad "--resume behind --steps" \
+        "--resume saved2/step-00000002 has finished step 2, but --steps is 1: use a larger --steps" "${train[@]}" \
+        --steps 1 --lr 1e-3 --min-lr 1e-3 --resume saved2
+    bad "--recompute in an evaluation" "--recompute has no effect with --eval" --model trained --eval good/val.tok \
+        --recompute full
     bad "--transport mpi without mpirun" "mpirun" "${train[@]}" --transport mpi
-    everywhere "a model larger than this host's memory" "needs [0-9.]+ GB of memory on .*, but [0-9.]+ GB are free" --model llama3-70b --data good/train.tok --seq 4096 --batch 1
+    everywhere "a model larger than this host's memory" "needs [0-9.]+ GB of memory on .*, but [0-9.]+ GB are free" \
+        --model llama3-70b --data good/train.tok --seq 4096 --batch 1
     [ -n "$have_mpi" ] || return
-    refused "--ranks 3 under mpirun -np 2" "--ranks 3, but mpirun started 2" "${mpi[@]}" -np 2 "$program" "${train[@]}" --ranks 3
-    refused "--transport threads under mpirun -np 2" "--transport threads .*2 processes were started" "${mpi[@]}" -np 2 "$program" "${train[@]}" --transport threads
-    refused "ranks started with different options" "rank 1 was started with different options" "${mpi[@]}" -np 1 "$program" "${train[@]}" : -np 1 "$program" "${train[@]}" --seed 5
-    refused "a file that only the second rank lacks" "nowhere.tok" "${mpi[@]}" -np 1 "$program" "${train[@]}" : -np 1 "$program" "${train[@]}" --data nowhere.tok
+    refused "--ranks 3 under mpirun -np 2" "--ranks 3, but mpirun started 2" "${mpi[@]}" -np 2 "$program" \
+        "${train[@]}" --ranks 3
+    refused "--transport threads under mpirun -np 2" "--transport threads .*2 processes were started" "${mpi[@]}" -np \
+        2 "$program" "${train[@]}" --transport threads
+    refused "ranks started with different options" "rank 1 was started with different options" "${mpi[@]}" -np 1 \
+        "$program" "${train[@]}" : -np 1 "$program" "${train[@]}" --seed 5
+    refused "a file that only the second rank lacks" "nowhere.tok" "${mpi[@]}" -np 1 "$program" "${train[@]}" : -np 1 \
+        "$program" "${train[@]}" --data nowhere.tok
 }
 
 # ---------------------------------------------------------------- tensor, context and pipeline parallelism
@@ -441,25 +504,46 @@ meshes() {
     bad "a tp that is no part of the ranks" "tp 2 x cp 1 x pp 1 x dp-shard 1 x dp-replicate 1 = 2 ranks, but 3 were started: start 2 ranks, or .*, 1 x 1 x 1 x 3 x 1" "${train[@]}" --tp 2 --ranks 3
     bad "a mesh of 16,384 that does not make them up" "tp 8 x cp 16 x pp 16 x dp-shard 4 x dp-replicate 1 = 8192 ranks, but 16384 are planned: plan 8192 ranks, or choose .* = 8 x 16 x 16 x (4 x 2|8 x 1), 8 x 16 x 16 x (8 x 1|4 x 2)" "${big[@]}" --dp-shard 4
     works "the same with --dp-shard 8" "$program" "${big[@]}" --dp-shard 8
-    bad "two sizes left open, tp and pp" "--tp auto and --pp auto: only one of them follows" "${train[@]}" --tp auto --pp auto --dp-shard 1 --ranks 2
-    bad "--tp over the key/value heads" "--tp 4 does not divide model's 4 query heads and 2 key/value heads.*use --tp 1, 2$" "${train[@]}" --tp 4 --ranks 4
-    bad "--tp that is no part of the heads" "--tp 3 does not divide model's 4 query heads and 2 key/value heads.*use --tp 1, 2$" "${train[@]}" --tp 3 --ranks 3
-    bad "--tp over the key/value heads, planned" "--tp 16 does not divide llama3.1-405b's 128 query heads and 8 key/value heads.*use --tp 1, 2, 4, 8$" --plan --world 16 --model llama3.1-405b --tp 16
+    bad "two sizes left open, tp and pp" "--tp auto and --pp auto: only one of them follows" "${train[@]}" --tp auto \
+        --pp auto --dp-shard 1 --ranks 2
+    bad "--tp over the key/value heads" \
+        "--tp 4 does not divide model's 4 query heads and 2 key/value heads.*use --tp 1, 2$" "${train[@]}" --tp 4 \
+        --ranks 4
+    bad "--tp that is no part of the heads" \
+        "--tp 3 does not divide model's 4 query heads and 2 key/value heads.*use --tp 1, 2$" "${train[@]}" --tp 3 \
+        --ranks 3
+    bad "--tp over the key/value heads, planned" \
+        "--tp 16 does not divide llama3.1-405b's 128 query heads and 8 key/value heads.*use --tp 1, 2, 4, 8$" --plan \
+        --world 16 --model llama3.1-405b --tp 16
     bad "--cp that does not divide the sequence" "--cp 3 splits each sequence into 6 equal parts, and --seq 16 is not a multiple of 6: use --seq 12 or --seq 18, or --cp 1, 2, 4, 8$" "${train[@]}" --cp 3 --ranks 3
-    bad "--cp of more chunks than tokens" "--cp 16 splits each sequence into 32 .*--seq 16 .*: use --seq 32, or --cp 1, 2, 4, 8$" --model model --plan --world 16 --seq 16 --cp 16
-    bad "more pipeline stages than blocks" "--pp 3 x --pp-chunks 1 = 3 virtual stages, but model has 2 blocks: use at most 2 virtual stages" "${train[@]}" --pp 3 --ranks 3
-    bad "more virtual stages than blocks" "--pp 2 x --pp-chunks 2 = 4 virtual stages, but model has 2 blocks: use at most 2 virtual stages" "${train[@]}" --pp 2 --ranks 2 --accum 2 --pp-schedule interleaved
+    bad "--cp of more chunks than tokens" \
+        "--cp 16 splits each sequence into 32 .*--seq 16 .*: use --seq 32, or --cp 1, 2, 4, 8$" --model model --plan \
+        --world 16 --seq 16 --cp 16
+    bad "more pipeline stages than blocks" \
+        "--pp 3 x --pp-chunks 1 = 3 virtual stages, but model has 2 blocks: use at most 2 virtual stages" \
+        "${train[@]}" --pp 3 --ranks 3
+    bad "more virtual stages than blocks" \
+        "--pp 2 x --pp-chunks 2 = 4 virtual stages, but model has 2 blocks: use at most 2 virtual stages" \
+        "${train[@]}" --pp 2 --ranks 2 --accum 2 --pp-schedule interleaved
     bad "light ends without a block" "--pp 5 x --pp-chunks 1 = 5 virtual stages, the first and the last with one block fewer, but model has 2 blocks: use at most 4 virtual stages" "${train[@]}" --pp 5 --ranks 5 --pp-light-ends
     works "light ends of a block each" "$program" "${train[@]}" --pp 2 --ranks 2 --pp-light-ends
-    bad "interleaving that does not divide --accum" "interleaved needs --accum to be a multiple of --pp 2, and --accum is 3: use --accum 2 or 4" --model tiny --plan --world 2 --pp 2 --accum 3 --pp-schedule interleaved
-    bad "--pp-chunks of 1f1b" "--pp-schedule 1f1b with --pp-chunks 2: 1f1b has one virtual stage per rank" "${train[@]}" --pp 2 --ranks 2 --pp-chunks 2
-    bad "interleaving of one virtual stage" "--pp-schedule interleaved with --pp-chunks 1: .*interleaved has two or more" "${train[@]}" --pp 2 --ranks 2 --pp-schedule interleaved --pp-chunks 1
-    everywhere "--pp-schedule without --pp" "--pp-schedule has no effect without --pp" "${train[@]}" --pp-schedule interleaved
+    bad "interleaving that does not divide --accum" \
+        "interleaved needs --accum to be a multiple of --pp 2, and --accum is 3: use --accum 2 or 4" --model tiny \
+        --plan --world 2 --pp 2 --accum 3 --pp-schedule interleaved
+    bad "--pp-chunks of 1f1b" "--pp-schedule 1f1b with --pp-chunks 2: 1f1b has one virtual stage per rank" \
+        "${train[@]}" --pp 2 --ranks 2 --pp-chunks 2
+    bad "interleaving of one virtual stage" \
+        "--pp-schedule interleaved with --pp-chunks 1: .*interleaved has two or more" "${train[@]}" --pp 2 --ranks 2 \
+        --pp-schedule interleaved --pp-chunks 1
+    everywhere "--pp-schedule without --pp" "--pp-schedule has no effect without --pp" "${train[@]}" --pp-schedule \
+        interleaved
     bad "--pp-chunks without --pp" "--pp-chunks has no effect without --pp" "${train[@]}" --pp-chunks 2
     bad "--pp-light-ends without --pp" "--pp-light-ends has no effect without --pp" "${train[@]}" --pp-light-ends
     bad_values pp-schedule "" "1f1b|interleaved" gpipe 1f1b:2
     for axis in tp cp pp; do
-        bad "--generate with --$axis" "--generate computes one token at a time, without --tp, --cp and --pp: remove them" --model trained --generate hello --"$axis" 2 --ranks 2
+        bad "--generate with --$axis" \
+            "--generate computes one token at a time, without --tp, --cp and --pp: remove them" --model trained \
+            --generate hello --"$axis" 2 --ranks 2
     done
 }
 
@@ -481,10 +565,12 @@ outputs() {
     bad "--export of a model onto itself" "model.safetensors exists" --model trained --export trained
     bad "--export onto a config.json" "half" "${train[@]}" --export half
     bad "--export onto a model in several files" "index" "${train[@]}" --export index
-    bad "--export below a file" "cannot create the directory --export good/train.tok/where" "${train[@]}" --export good/train.tok/where
+    bad "--export below a file" "cannot create the directory --export good/train.tok/where" "${train[@]}" --export \
+        good/train.tok/where
     bad "--export where a file is" "--export file" "${train[@]}" --export file
     # what cannot be written has to be known before the steps, not after them
-    if grep -q '^step ' .log; then fail "--export where a file is, known before training" "$(grep -c '^step ' .log) step lines came first"
+    if grep -q '^step ' .log; then
+        fail "--export where a file is, known before training" "$(grep -c '^step ' .log) step lines came first"
     else pass "--export where a file is, known before training" "no step was made"; fi
 }
 
@@ -497,7 +583,8 @@ bad_cluster() {
     local name=$1 pattern=$2 edit=$3
     shift 3
     sed -E "$edit" "$top/dev/results/cluster-cpu-amd-epyc.json" >cluster.json
-    cmp -s cluster.json "$top/dev/results/cluster-cpu-amd-epyc.json" && fail "cluster file: $name" "the edit no longer matches the file"
+    cmp -s cluster.json "$top/dev/results/cluster-cpu-amd-epyc.json" &&
+        fail "cluster file: $name" "the edit no longer matches the file"
     bad_plan "cluster file: $name" "cluster.json.*$pattern" --cluster cluster.json --world 2 "$@"
 }
 
@@ -510,8 +597,10 @@ clusters() {
     bad_plan "an evaluation" "--eval is an option of train_llama3" --eval good/val.tok
     works "a search" "$planner" --cluster "$top/dev/clusters/h100-8.json" --world 4 --model tiny --search
     bad_plan "--search without a cluster" "--search compares .* --cluster FILE" --world 4 --search
-    bad_plan "--search with --out" "--search prints a list, and --out" --cluster "$top/dev/clusters/h100-8.json" --world 4 --search --out plan
-    bad_plan "--search by a cluster that does not say how much memory there is" "lacks memory_bytes_per_host" --cluster <(grep -v '"memory_bytes_per_host"' "$top/dev/clusters/h100-8.json") --world 4 --search
+    bad_plan "--search with --out" "--search prints a list, and --out" --cluster "$top/dev/clusters/h100-8.json" \
+        --world 4 --search --out plan
+    bad_plan "--search by a cluster that does not say how much memory there is" "lacks memory_bytes_per_host" \
+        --cluster <(grep -v '"memory_bytes_per_host"' "$top/dev/clusters/h100-8.json") --world 4 --search
     bad_plan "--cluster of nothing" "nowhere.json" --cluster nowhere.json
     bad_plan "--cluster of a directory" "good" --cluster good
     echo '[1, 2]' >list.json
@@ -522,29 +611,46 @@ clusters() {
     bad_cluster "no memory rate" '"memory_bytes_per_s" is missing' '/"memory_bytes_per_s"/d'
     bad_cluster "a negative memory rate" '"memory_bytes_per_s" is -1' 's/("memory_bytes_per_s": )[0-9]+/\1-1/'
     bad_cluster "rates of a rack" '"rates_of" is "rack", expected one of host' 's/("rates_of": )"host"/\1"rack"/'
-    bad_cluster "rates of a device, and no word of how many" '"ranks_per_host" is missing' 's/("rates_of": )"host"/\1"device"/'
+    bad_cluster "rates of a device, and no word of how many" '"ranks_per_host" is missing' \
+        's/("rates_of": )"host"/\1"device"/'
     bad_cluster "no cores" '"cores_per_host" is missing' '/"cores_per_host"/d'
     bad_cluster "products that are none" '"products" must be a list' 's/"products": \[/"products": 7, "was": [/'
-    bad_cluster "no products of this dtype" '"products" has no row of linear_forward in fp32' '/"fp32","op":"linear_forward"/d'
+    bad_cluster "no products of this dtype" '"products" has no row of linear_forward in fp32' \
+        '/"fp32","op":"linear_forward"/d'
     bad_cluster "no attention" '"attention" has no row of attention_forward' 's/"attention": \[/"was": [/'
     bad_cluster "a product without its K" 'row 1 of "products": "K" is missing' 's/,"K":256//'
-    bad_cluster "a rate as a word" 'row [0-9]+ of "products": "flops_per_s" must be a number' 's/("M":2048.*"flops_per_s":)[0-9]+/\1"fast"/'
+    bad_cluster "a rate as a word" 'row [0-9]+ of "products": "flops_per_s" must be a number' \
+        's/("M":2048.*"flops_per_s":)[0-9]+/\1"fast"/'
     bad_cluster "an op that is none" 'row 1 of "products": "op" is "linear"' 's/"linear_forward"/"linear"/'
     bad_cluster "a dtype that is none" '"dtype" is "fp8", expected one of fp32' 's/"fp32"/"fp8"/'
-    bad_cluster "no exchanges" '"exchange" has no row of all_gather, and there are no "links"' 's/"exchange": \[/"was": [/'
-    bad_cluster "an exchange without its latency" 'row 1 of "exchange": "latency_s" is missing' 's/"latency_s":6.472e-07,//'
-    bad_cluster "more bytes than times" 'row 1 of "exchange": "measured_bytes" has 11 and "measured_s" 10' 's/"measured_bytes":\[256/"measured_bytes":[128,256/'
-    bad_cluster "bytes that fall" 'row 1 of "exchange": number 2 of "measured_bytes"' 's/"measured_bytes":\[256,1024/"measured_bytes":[256,128/'
-    bad_cluster "links without those between hosts" '"links": "between_hosts" is missing: add it; a group of 4 ranks on 2 hosts' 's/"exchange": \[/"links":{"within_host":{"latency_s":0,"bytes_per_s":1e9}},"was": [/' --world 4
+    bad_cluster "no exchanges" '"exchange" has no row of all_gather, and there are no "links"' \
+        's/"exchange": \[/"was": [/'
+    bad_cluster "an exchange without its latency" 'row 1 of "exchange": "latency_s" is missing' \
+        's/"latency_s":6.472e-07,//'
+    bad_cluster "more bytes than times" 'row 1 of "exchange": "measured_bytes" has 11 and "measured_s" 10' \
+        's/"measured_bytes":\[256/"measured_bytes":[128,256/'
+    bad_cluster "bytes that fall" 'row 1 of "exchange": number 2 of "measured_bytes"' \
+        's/"measured_bytes":\[256,1024/"measured_bytes":[256,128/'
+    bad_cluster "links without those between hosts" \
+        '"links": "between_hosts" is missing: add it; a group of 4 ranks on 2 hosts' \
+        's/"exchange": \[/"links":{"within_host":{"latency_s":0,"bytes_per_s":1e9}},"was": [/' --world 4
     bad_plan "--transport that the cluster file lacks" '"exchange" has no row of all_gather over mpi' --world 2 --transport mpi --cluster <(sed '/"mpi"/d; s/.*"threads","ranks":8.*sum.*/  {"transport":"threads","ranks":9,"hosts":1,"op":"all_gather","latency_s":1,"bytes_per_s":1}]}/' "$good")
     echo "{}" >timeline.json
     everywhere "--trace onto a file" "--trace timeline.json exists already" "${train[@]}" --trace timeline.json
     everywhere "--trace below nothing" "cannot create --trace no/where.json" "${train[@]}" --trace no/where.json
-    bad "--trace of a plan without times" "--trace new.json has no effect with --plan: only training has a timeline" --plan --trace new.json
-    bad_plan "--trace of an estimate without a cluster" "--trace new.json: an estimated timeline needs a cluster" --trace new.json
-    bad "--trace of an evaluation" "--trace new.json has no effect with --eval: only training has a timeline" --model trained --eval good/val.tok --seq 16 --trace new.json
-    bad_plan "--trace of a plan onto a file" "--trace timeline.json exists already" --cluster "$good" --trace timeline.json
-    if [ -e new.json ] || [ -e no ]; then fail "a refused --trace leaves nothing" "$(ls -d new.json no 2>&1)"; else pass "a refused --trace leaves nothing" "no file was made"; fi
+    bad "--trace of a plan without times" "--trace new.json has no effect with --plan: only training has a timeline" \
+        --plan --trace new.json
+    bad_plan "--trace of an estimate without a cluster" "--trace new.json: an estimated timeline needs a cluster" \
+        --trace new.json
+    bad "--trace of an evaluation" "--trace new.json has no effect with --eval: only training has a timeline" --model \
+        trained --eval good/val.tok --seq 16 --trace new.json
+    bad_plan "--trace of a plan onto a file" "--trace timeline.json exists already" --cluster "$good" --trace \
+        timeline.json
+    if [ -e new.json ] || [ -e no ]; then
+        fail "a refused --trace leaves nothing" "$(ls -d new.json no 2>&1)"
+    else
+        pass "a refused --trace leaves nothing" "no file was made"
+    fi
 }
 
 # ---------------------------------------------------------------- adapters
@@ -572,75 +678,135 @@ stored() {
     works "a model is exported in 8 bits" "$program" --model trained --export stored --dtype int8
     works "… and evaluated" "$program" --model stored --eval good/val.tok --seq 16
     works "… and adapted" "$program" "${train[@]}" --model stored --lora-rank 4 --export beside
-    works "adapters beside a model whose weights are rounded while it streams in" "$program" "${train[@]}" --model trained --base int8 --lora-rank 4 --out rounded
-    works "… go on beside its 8-bit files" "$program" "${train[@]}" --model stored --lora-rank 4 --resume rounded --steps 2 --lr 1e-3 --min-lr 1e-3 --allow-changes
-    works "… and merged, in 8 bits again" "$program" --model stored --adapters beside --export again --merge --dtype int8
+    works "adapters beside a model whose weights are rounded while it streams in" "$program" "${train[@]}" --model \
+        trained --base int8 --lora-rank 4 --out rounded
+    works "… go on beside its 8-bit files" "$program" "${train[@]}" --model stored --lora-rank 4 --resume rounded \
+        --steps 2 --lr 1e-3 --min-lr 1e-3 --allow-changes
+    works "… and merged, in 8 bits again" "$program" --model stored --adapters beside --export again --merge --dtype \
+        int8
     works "… and all of it" "$program" "${train[@]}" --model trained --export all --dtype int8:all
     everywhere "a model of 8 bits trained itself" "--model stored has int8 weights, and int8 weights cannot be trained, because .* rounding error: add --lora-rank 16" "${train[@]}" --model stored
-    bad "a model of 8 bits trained itself, planned" "--model stored has int8 weights, and int8 weights cannot be trained" --plan --model stored --seq 16 --world 2
+    bad "a model of 8 bits trained itself, planned" \
+        "--model stored has int8 weights, and int8 weights cannot be trained" --plan --model stored --seq 16 --world 2
     bad "a model of 8 bits resumed" "--resume stored: no checkpoint found" "${train[@]}" --resume stored
-    bad "a model of 8 bits beside another --base" "--base (fp32|bf16): the weights of --model stored are stored as --base int8: remove --base" "${train[@]}" --model stored --lora-rank 4 --base "$precision"
-    bad "a model of 8 bits, all of it asked for" "--base int8:all: the weights of --model stored are stored as --base int8: remove --base" "${train[@]}" --model stored --lora-rank 4 --base int8:all
-    bad "a model of 8 bits exported as such" "--export --dtype int8:all: the weights of stored are int8 already" --model stored --export twice --dtype int8:all
-    bad "a model of 8 bits exported with --base" "--export --base int8: an export of stored always dequantizes its int8 weights: remove --base" --model stored --base int8 --export twice
-    bad "--dtype and --base of 8 bits" "--export --base int8 --dtype int8: --dtype alone decides how weights are written: remove --base" --model trained --base int8 --export twice --dtype int8
-    bad "a tp that would cut a block of a model of 8 bits" "use a smaller --tp, or dequantize the model with --export DIR --dtype" --model stored --eval good/val.tok --seq 16 --ranks 2 --tp 2
+    bad "a model of 8 bits beside another --base" \
+        "--base (fp32|bf16): the weights of --model stored are stored as --base int8: remove --base" "${train[@]}" \
+        --model stored --lora-rank 4 --base "$precision"
+    bad "a model of 8 bits, all of it asked for" \
+        "--base int8:all: the weights of --model stored are stored as --base int8: remove --base" "${train[@]}" \
+        --model stored --lora-rank 4 --base int8:all
+    bad "a model of 8 bits exported as such" "--export --dtype int8:all: the weights of stored are int8 already" \
+        --model stored --export twice --dtype int8:all
+    bad "a model of 8 bits exported with --base" \
+        "--export --base int8: an export of stored always dequantizes its int8 weights: remove --base" --model stored \
+        --base int8 --export twice
+    bad "--dtype and --base of 8 bits" \
+        "--export --base int8 --dtype int8: --dtype alone decides how weights are written: remove --base" --model \
+        trained --base int8 --export twice --dtype int8
+    bad "a tp that would cut a block of a model of 8 bits" \
+        "use a smaller --tp, or dequantize the model with --export DIR --dtype" --model stored --eval good/val.tok \
+        --seq 16 --ranks 2 --tp 2
     mkdir -p halfcopied && cp stored/config.json halfcopied
-    bad "a model of 8 bits without its weights" "halfcopied/config.json describes int8 weights, but there is no model.safetensors" "${train[@]}" --model halfcopied --lora-rank 4
-    if "$planner" --model stored --seq 16 --lora-rank 4 --world 4 2>&1 | grep -q -- "--base"; then fail "the plan of a model of 8 bits" "offers another --base"; else pass "the plan of a model of 8 bits" "offers no other --base"; fi
-    bad "adapters in 8 bits" "--export --dtype int8: adapters are exported as fp32 or bf16" "${train[@]}" --model trained --lora-rank 4 --export beside8 --dtype int8
-    bad "--dtype that is none" "--dtype int4: expected one of fp32.bf16.int8.int8:all" --model trained --export four --dtype int4
+    bad "a model of 8 bits without its weights" \
+        "halfcopied/config.json describes int8 weights, but there is no model.safetensors" "${train[@]}" --model \
+        halfcopied --lora-rank 4
+    if "$planner" --model stored --seq 16 --lora-rank 4 --world 4 2>&1 | grep -q -- "--base"; then
+        fail "the plan of a model of 8 bits" "offers another --base"
+    else
+        pass "the plan of a model of 8 bits" "offers no other --base"
+    fi
+    bad "adapters in 8 bits" "--export --dtype int8: adapters are exported as fp32 or bf16" "${train[@]}" --model \
+        trained --lora-rank 4 --export beside8 --dtype int8
+    bad "--dtype that is none" "--dtype int4: expected one of fp32.bf16.int8.int8:all" --model trained --export four \
+        --dtype int4
     spoiled_stored "8 bits whose scales are missing" "tensor model.layers.0.self_attn.q_proj.weight is int8, but its scales model.layers.0.self_attn.q_proj.weight.scale are missing" model.safetensors 's/layers.0.self_attn.q_proj.weight.scale/layers.0.self_attn.q_proj.weight.skale/'
-    spoiled_stored "8 bits whose scales are no floats" "q_proj.weight.scale have another length or dtype" model.safetensors 's/(q_proj.weight.scale":\{"dtype":")F32(","shape":\[)([0-9]+)/\1I32\2\3/'
+    spoiled_stored "8 bits whose scales are no floats" "q_proj.weight.scale have another length or dtype" \
+        model.safetensors 's/(q_proj.weight.scale":\{"dtype":")F32(","shape":\[)([0-9]+)/\1I32\2\3/'
     spoiled_stored "8 bits that config.json does not have" "tensor model.layers.0.self_attn.q_proj.weight is int8, but quantization_config in config.json says otherwise" config.json '/quantization_config/d'
-    spoiled_stored "more in 8 bits than there is" "tensor model.embed_tokens.weight is not int8, but quantization_config in config.json says otherwise" config.json 's/"all_tensors": false/"all_tensors": true/'
-    spoiled_stored "8 bits of another kind" 'the weights are quantized by bitsandbytes; the only supported method is absmax_int8_block64' config.json 's/"method": "[a-z0-9_]*"/"quant_method": "bitsandbytes"/'
-    spoiled_stored "8 bits of which is not told" '"all_tensors" of "quantization_config" must be true or false' config.json 's/"all_tensors": false/"all_tensors": 0/'
+    spoiled_stored "more in 8 bits than there is" \
+        "tensor model.embed_tokens.weight is not int8, but quantization_config in config.json says otherwise" \
+        config.json 's/"all_tensors": false/"all_tensors": true/'
+    spoiled_stored "8 bits of another kind" \
+        'the weights are quantized by bitsandbytes; the only supported method is absmax_int8_block64' config.json \
+        's/"method": "[a-z0-9_]*"/"quant_method": "bitsandbytes"/'
+    spoiled_stored "8 bits of which is not told" '"all_tensors" of "quantization_config" must be true or false' \
+        config.json 's/"all_tensors": false/"all_tensors": 0/'
 }
 
 adapters() {
     local lora=("${train[@]}" --model trained --lora-rank 4)
     works "adapters are trained" "$program" "${lora[@]}" --export adapters
-    works "and evaluated, beside a model in 8 bits" "$program" --model trained --adapters adapters --base int8 --eval good/val.tok --seq 16
+    works "and evaluated, beside a model in 8 bits" "$program" --model trained --adapters adapters --base int8 --eval \
+        good/val.tok --seq 16
     works "and go on" "$program" "${train[@]}" --model trained --adapters adapters --base int8 --out adapted
     works "another model" "$program" "${train[@]}" --seed 2 --export another
     works "a run of a whole model" "$program" "${train[@]}" --out whole
     everywhere "a quantized base without adapters" "--base int8 needs adapters: int8 weights cannot be trained, because .* rounding error; add --lora-rank 16, or use --base (fp32|bf16)" "${train[@]}" --base int8
     bad "all of it in 8 bits without adapters" "--base int8:all needs adapters" "${train[@]}" --base int8:all
-    bad "--base of a dtype that is none" "--base int4: expected one of fp32\|bf16\|int8\|int8:all" "${lora[@]}" --base int4
+    bad "--base of a dtype that is none" "--base int4: expected one of fp32\|bf16\|int8\|int8:all" "${lora[@]}" \
+        --base int4
     bad "--base of another precision" "--base (fp32|bf16): this build computes in" "${lora[@]}" --base "$other"
-    everywhere "adapters on a matrix that is none" '--lora-targets q,head: a block has no linear layer "head": expected some of q,k,v,o,gate,up,down' "${lora[@]}" --lora-targets q,head
+    everywhere "adapters on a matrix that is none" \
+        '--lora-targets q,head: a block has no linear layer "head": expected some of q,k,v,o,gate,up,down' \
+        "${lora[@]}" --lora-targets q,head
     bad "adapters on nothing" '--lora-targets q,,v: a block has no linear layer ""' "${lora[@]}" --lora-targets q,,v
-    bad "adapters wider than the model" "--lora-rank 33 exceeds the hidden size of trained, 32" "${train[@]}" --model trained --lora-rank 33
+    bad "adapters wider than the model" "--lora-rank 33 exceeds the hidden size of trained, 32" "${train[@]}" --model \
+        trained --lora-rank 33
     bad "--lora-alpha without adapters" "--lora-alpha has no effect without --lora-rank" "${train[@]}" --lora-alpha 3
-    bad "--lora-targets without adapters" "--lora-targets has no effect without --lora-rank" "${train[@]}" --lora-targets q
-    bad "--lora-rank of an evaluation" "--lora-rank 4 creates adapters to be trained, and --eval does not train" --model trained --eval good/val.tok --seq 16 --lora-rank 4
-    bad "--merge without adapters" "--merge adds adapters to the model.s weights, and there are no adapters" --model trained --export merged --merge
+    bad "--lora-targets without adapters" "--lora-targets has no effect without --lora-rank" "${train[@]}" \
+        --lora-targets q
+    bad "--lora-rank of an evaluation" "--lora-rank 4 creates adapters to be trained, and --eval does not train" \
+        --model trained --eval good/val.tok --seq 16 --lora-rank 4
+    bad "--merge without adapters" "--merge adds adapters to the model.s weights, and there are no adapters" --model \
+        trained --export merged --merge
     bad "--merge without --export" "--merge has no effect without --export" "${lora[@]}" --merge
-    bad "--export of adapters as they are" "--export with --adapters would only copy the adapters: add --merge" --model trained --adapters adapters --export copied
+    bad "--export of adapters as they are" "--export with --adapters would only copy the adapters: add --merge" \
+        --model trained --adapters adapters --export copied
     bad "--export of a model in 8 bits" "--export --base int8 would write weights rounded to int8 in full precision: remove --base, or use --dtype int8" --model trained --base int8 --export rounded
-    bad "--export onto adapters" "adapters/adapter_(model.safetensors|config.json) exists already" "${lora[@]}" --export adapters
-    bad "--adapters that are not there" "--adapters nowhere: cannot read nowhere/adapter_config.json" --model trained --adapters nowhere --eval good/val.tok --seq 16
-    bad "--adapters of another rank" "--lora-rank 8, but the adapters in adapters have rank 4" "${lora[@]}" --lora-rank 8 --adapters adapters
-    bad "--adapters of another alpha" "--lora-alpha 4, but the adapters in adapters have alpha 8" "${lora[@]}" --lora-alpha 4 --adapters adapters
-    bad "--adapters of other matrices" "--lora-targets q,v, but the adapters in adapters are for q,k,v,o,gate,up,down" "${lora[@]}" --lora-targets q,v --adapters adapters
+    bad "--export onto adapters" "adapters/adapter_(model.safetensors|config.json) exists already" "${lora[@]}" \
+        --export adapters
+    bad "--adapters that are not there" "--adapters nowhere: cannot read nowhere/adapter_config.json" --model trained \
+        --adapters nowhere --eval good/val.tok --seq 16
+    bad "--adapters of another rank" "--lora-rank 8, but the adapters in adapters have rank 4" "${lora[@]}" \
+        --lora-rank 8 --adapters adapters
+    bad "--adapters of another alpha" "--lora-alpha 4, but the adapters in adapters have alpha 8" "${lora[@]}" \
+        --lora-alpha 4 --adapters adapters
+    bad "--adapters of other matrices" \
+        "--lora-targets q,v, but the adapters in adapters are for q,k,v,o,gate,up,down" "${lora[@]}" --lora-targets \
+        q,v --adapters adapters
     bad "--adapters of another model" "adapters/adapter_model.safetensors: tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight is 4 x 32 F32, but the model .* has 4 x 64" --model "$fixture" "${evaluate[@]}" --adapters adapters
-    spoiled_adapters "adapters of another kind" '"peft_type" is "IA3", which is not supported: expected LORA' 's/"LORA"/"IA3"/'
+    spoiled_adapters "adapters of another kind" '"peft_type" is "IA3", which is not supported: expected LORA' \
+        's/"LORA"/"IA3"/'
     spoiled_adapters "adapters with a bias" '"bias" is "all"' 's/"none"/"all"/'
     spoiled_adapters "DoRA" '"use_dora" is true' 's/"r": 4/"use_dora": true, "r": 4/'
-    spoiled_adapters "adapters of several ranks" '"rank_pattern" is \{"q_proj":2\}' 's/"r": 4/"rank_pattern": {"q_proj": 2}, "r": 4/'
+    spoiled_adapters "adapters of several ranks" '"rank_pattern" is \{"q_proj":2\}' \
+        's/"r": 4/"rank_pattern": {"q_proj": 2}, "r": 4/'
     spoiled_adapters "adapters without a rank" '"r" is missing' 's/"r": 4,//'
-    spoiled_adapters "adapters with another rank than their tensors" 'is 4 x 32 F32, but the model .* has 2 x 32' 's/"r": 4/"r": 2/'
+    spoiled_adapters "adapters with another rank than their tensors" 'is 4 x 32 F32, but the model .* has 2 x 32' \
+        's/"r": 4/"r": 2/'
     spoiled_adapters "adapters on the head" '"target_modules" has "lm_head"' 's/"q_proj"/"lm_head"/'
-    spoiled_adapters "adapters on a pattern" '"target_modules" is not a list of names' 's/"target_modules": .*/"target_modules": "all-linear"/'
-    spoiled_adapters "a tensor that adapts nothing" 'tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight does not belong to this model' 's/"q_proj", //'
-    bad "a checkpoint of adapters resumed without them" "--resume adapted/step-00000001 holds adapters of rank 4: resume with --lora-rank 4" "${train[@]}" --resume adapted --steps 2
-    bad "a checkpoint of adapters without its model" "--resume adapted/step-00000001 holds adapters: add --model" --data good/train.tok --seq 16 --batch 1 --threads 1 --lora-rank 4 --base int8 --resume adapted --steps 2
-    bad "a checkpoint of a whole model resumed with adapters" "--resume whole/step-00000001 holds a whole model, but --lora-rank 4 trains adapters" "${lora[@]}" --resume whole --steps 2
-    bad "a checkpoint of adapters beside another base" "--base fp32, was int8|--base bf16, was int8" "${lora[@]}" --resume adapted --steps 2
-    bad "a checkpoint of adapters beside another model" "base model [0-9a-f]{16}, was [0-9a-f]{16}" "${train[@]}" --model another --lora-rank 4 --base int8 --resume adapted --steps 2
-    bad "--adapters and --resume" "--adapters adapters and --resume adapted both give the adapters to start from" "${lora[@]}" --adapters adapters --base int8 --resume adapted --steps 2
-    bad "a tp that would cut a block of 8 bits" "--tp 2 would split self_attn.o_proj.weight within a block of 64 int8 weights" "${lora[@]}" --base int8 --tp 2 --ranks 2
+    spoiled_adapters "adapters on a pattern" '"target_modules" is not a list of names' \
+        's/"target_modules": .*/"target_modules": "all-linear"/'
+    spoiled_adapters "a tensor that adapts nothing" \
+        'tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight does not belong to this model' \
+        's/"q_proj", //'
+    bad "a checkpoint of adapters resumed without them" \
+        "--resume adapted/step-00000001 holds adapters of rank 4: resume with --lora-rank 4" "${train[@]}" --resume \
+        adapted --steps 2
+    bad "a checkpoint of adapters without its model" "--resume adapted/step-00000001 holds adapters: add --model" \
+        --data good/train.tok --seq 16 --batch 1 --threads 1 --lora-rank 4 --base int8 --resume adapted --steps 2
+    bad "a checkpoint of a whole model resumed with adapters" \
+        "--resume whole/step-00000001 holds a whole model, but --lora-rank 4 trains adapters" "${lora[@]}" --resume \
+        whole --steps 2
+    bad "a checkpoint of adapters beside another base" "--base fp32, was int8|--base bf16, was int8" "${lora[@]}" \
+        --resume adapted --steps 2
+    bad "a checkpoint of adapters beside another model" "base model [0-9a-f]{16}, was [0-9a-f]{16}" "${train[@]}" \
+        --model another --lora-rank 4 --base int8 --resume adapted --steps 2
+    bad "--adapters and --resume" "--adapters adapters and --resume adapted both give the adapters to start from" \
+        "${lora[@]}" --adapters adapters --base int8 --resume adapted --steps 2
+    bad "a tp that would cut a block of 8 bits" \
+        "--tp 2 would split self_attn.o_proj.weight within a block of 64 int8 weights" "${lora[@]}" --base int8 --tp \
+        2 --ranks 2
     works "… and one that does not" "$program" --plan --model llama3-8b --world 8 --tp 8 --base int8 --lora-rank 16
 }
 
@@ -650,7 +816,8 @@ corpora() {
     : >blank.txt
     refused "text.sh with a folder without files" "none" "$top/dev/data/text.sh" tokens none
     refused "text.sh with an empty text" "blank.txt|text" "$top/dev/data/text.sh" tokens blank.txt
-    refused "text.sh with a text that is not there" "nothing.txt does not exist" "$top/dev/data/text.sh" tokens nothing.txt
+    refused "text.sh with a text that is not there" "nothing.txt does not exist" "$top/dev/data/text.sh" tokens \
+        nothing.txt
     refused "text.sh without a text" "expected OUTDIR and at least one text" "$top/dev/data/text.sh" tokens
     refused "text.sh into a file" "file" "$top/dev/data/text.sh" file sample/00.txt
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # chat.sh [PROGRAM] : instruction data. Conversations become the ids and the targets that their template asks for, by
-# hand; what is no conversation is refused with its line; the program trains on the targets alone; a planted fault is caught.
+# hand; what is no conversation is refused with its line; the program trains on the targets alone; a planted fault is
+# caught.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
@@ -13,14 +14,16 @@ passed=0 failed=0
 pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: ${2:0:600}"; failed=$((failed + 1)); }
 
-make -s -C dev/data OUT="$work/bin" "$work/bin/chat" >"$work/log" 2>&1 || { cat "$work/log"; echo "FAIL dev/data/chat does not build"; echo "0 passed, 1 failed"; exit 1; }
+make -s -C dev/data OUT="$work/bin" "$work/bin/chat" >"$work/log" 2>&1 ||
+    { cat "$work/log"; echo "FAIL dev/data/chat does not build"; echo "0 passed, 1 failed"; exit 1; }
 cd "$work"
 
 # ---------------------------------------------------------------- tokenizers whose ids can be told by hand
 # base64 ID BYTE… : a token's line
 base64() {
     local alphabet=ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/ a=$2 b=${3:-0}
-    printf '%s%s%s= %d\n' "${alphabet:a >> 2:1}" "${alphabet:((a & 3) << 4) + (b >> 4):1}" "$([ $# = 3 ] && echo "${alphabet:(b & 15) << 2:1}" || echo =)" "$1"
+    printf '%s%s%s= %d\n' "${alphabet:a >> 2:1}" "${alphabet:((a & 3) << 4) + (b >> 4):1}" \
+        "$([ $# = 3 ] && echo "${alphabet:(b & 15) << 2:1}" || echo =)" "$1"
 }
 # bytes FIRST : the 256 bytes from that id on, then "\n\n" and "er"
 bytes() {
@@ -32,15 +35,19 @@ bytes() {
 # a byte is its own id and 3, "\n\n" 259, "er" 260, <|endoftext|> 0, <|im_start|> 1, <|im_end|> 2
 { printf '%s\n' 'byte-level-bpe 1' 'tokens 261' 'missing 0' 'bos <|im_start|>' 'eos <|endoftext|>' 'eot <|im_end|>' 'split  ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+' \
       'special <|endoftext|> 0' 'special <|im_start|> 1' 'special <|im_end|> 2'; bytes 3; } >chatml.model
-bytes 0 >llama3.model # a byte is its own id, "\n\n" 256, "er" 257; <|begin_of_text|> 258, <|end_of_text|> 259, the headers' 264 and 265, <|eot_id|> 267
+# a byte is its own id, "\n\n" 256, "er" 257; <|begin_of_text|> 258, <|end_of_text|> 259, the headers' 264 and 265,
+# <|eot_id|> 267
+bytes 0 >llama3.model
 
 # dump FILE : ids, a target with a star behind it
 dump() {
     local count=$(($(od -An -v -tu8 -j24 -N8 "$1")))
-    paste -d' ' <(od -An -v -w2 -tu2 -j64 -N$((2 * count)) "$1") <(od -An -v -w1 -tu1 -j$((64 + 2 * count)) "$1") | awk '{ printf "%s%s%s", (NR > 1 ? " " : ""), $1, ($2 ? "*" : "") } END { print "" }'
+    paste -d' ' <(od -An -v -w2 -tu2 -j64 -N$((2 * count)) "$1") <(od -An -v -w1 -tu1 -j$((64 + 2 * count)) "$1") |
+        awk '{ printf "%s%s%s", (NR > 1 ? " " : ""), $1, ($2 ? "*" : "") } END { print "" }'
 }
 # say OFFSET TEXT [STAR] : the ids of text without "\n\n" and "er"
-say() { printf %b "$2" | od -An -v -w1 -tu1 | awk -v offset="$1" -v star="${3:-}" '{ printf "%d%s ", $1 + offset, star }'; }
+say() { printf %b "$2" | od -An -v -w1 -tu1 | awk -v offset="$1" -v star="${3:-}" \
+    '{ printf "%d%s ", $1 + offset, star }'; }
 
 # gives NAME CHAT TOKENIZER JSON IDS : what CHAT makes of a conversation
 gives() {
@@ -51,7 +58,8 @@ gives() {
     if [ "$got" = "$(echo $5)" ]; then pass "$1" "$got"; else fail "$1" "$got$(cat .err), expected $(echo $5)"; fi
 }
 
-user="117 115 257" assistant="97 115 115 105 115 116 97 110 116" system="115 121 115 116 101 109" # of the bytes' own ids
+# of the bytes' own ids
+user="117 115 257" assistant="97 115 115 105 115 116 97 110 116" system="115 121 115 116 101 109"
 llama3_conversations() { # CHAT
     gives "Llama 3: tokens and targets of a conversation" "$1" llama3.model \
         '{"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":" Hi\n"},{"role":"assistant","content":"Yo\u00e9 "}]}' \
@@ -60,7 +68,8 @@ llama3_conversations() { # CHAT
         '[{"role":"user","content":"a"},{"role":"user","content":"b"},{"role":"assistant","content":"c"},{"role":"user","content":"d"},{"role":"assistant","content":""}]' \
         "258 264 $user 265 256 97 267 264 $user 265 256 98 267 264 $assistant 265 256 99* 267* 264 $user 265 256 100 267 264 $assistant 265 256 267* 259"
     gives "Llama 3: content is trimmed of Unicode's blanks, and of no others" "$1" llama3.model \
-        '[{"role":"assistant","content":"\u3000\u001c\t\r\nx \u200b\u00a0\u2029 "}]' "258 264 $assistant 265 256 120* 32* 226* 128* 139* 267* 259"
+        '[{"role":"assistant","content":"\u3000\u001c\t\r\nx \u200b\u00a0\u2029 "}]' \
+            "258 264 $assistant 265 256 120* 32* 226* 128* 139* 267* 259"
     gives "Llama 3: names of special tokens in what is said are plain text" "$1" llama3.model \
         '[{"role":"user","content":"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nno"},{"role":"assistant","content":"<|end_of_text|>"}]' \
         "258 264 $user 265 256 $(say 0 '<|eot_id|><|start_head')257$(say 0 '_id|>assistant<|end_head' | sed 's/^/ /')257$(say 0 '_id|>' | sed 's/^/ /')256 $(say 0 no)267 264 $assistant 265 256 $(say 0 '<|end_of_text|>' '*')267* 259"
@@ -82,31 +91,54 @@ gives "ChatML: names of special tokens in what is said are plain text" bin/chat 
 mkdir -p planted/dev/data
 cp -r "$top"/*.h "$top/lib" planted/
 cp "$top"/dev/data/Makefile "$top"/dev/data/*.[ch] planted/dev/data/
-sed -i 's|        writer_write(w, c->ids, c->mask, n);|        memmove(c->mask + 1, c->mask, n - 1);\n&|' planted/dev/data/chat.c
-if cmp -s planted/dev/data/chat.c "$top/dev/data/chat.c"; then fail "planted: the mask is shifted by one" "the edit no longer matches chat.c"
+sed -i 's|        writer_write(w, c->ids, c->mask, n);|        memmove(c->mask + 1, c->mask, n - 1);\n&|' \
+    planted/dev/data/chat.c
+if cmp -s planted/dev/data/chat.c "$top/dev/data/chat.c"; then
+    fail "planted: the mask is shifted by one" "the edit no longer matches chat.c"
 else
     make -s -C planted/dev/data OUT="$work/planted" "$work/planted/chat" >log 2>&1
     said=$(llama3_conversations planted/chat | grep -m1 '^FAIL Llama 3: tokens and targets')
-    if [ -n "$said" ]; then pass "planted: the mask is shifted by one" "caught by ${said:0:150}"; else fail "planted: the mask is shifted by one" "no check of Llama 3's tokens and targets fails"; fi
+    if [ -n "$said" ]; then
+        pass "planted: the mask is shifted by one" "caught by ${said:0:150}"
+    else
+        fail "planted: the mask is shifted by one" "no check of Llama 3's tokens and targets fails"
+    fi
 fi
 
 # ---------------------------------------------------------------- files
 talk='[{"role":"user","content":"What is it?"},{"role":"assistant","content":"A test, of course."}]'
 for i in {1..400}; do printf '{"messages":[{"role":"user","content":"Question %d?"},{"role":"assistant","content":"Answer %d"}],"source":"a test"}\n' "$i" $((i * i)); done >many.jsonl
-{ printf '%s\r\n\n' "$talk"; head -n 3 many.jsonl | head -c -1; } >odd.jsonl # ends of Windows' lines, an empty line, no end of the last one
-if bin/chat --tokenizer llama3.model --out-train train.tok --out-val val.tok --val-fraction 0.1 many.jsonl >.out 2>.err && bin/chat --tokenizer llama3.model --out-train all.tok many.jsonl >.whole &&
-    [ "$(dump train.tok | tr ' ' '\n' | grep -c '^259$') $(dump val.tok | tr ' ' '\n' | grep -c '^259$')" = "360 40" ] && ! [ -e train.tok.partial ]; then
-    if [ "$({ dump train.tok; dump val.tok; } | sed 's/ 259/&\n/g' | sed 's/^ //' | grep . | sort)" = "$(dump all.tok | sed 's/ 259/&\n/g' | sed 's/^ //' | grep . | sort)" ]; then
+# ends of Windows' lines, an empty line, no end of the last one
+{ printf '%s\r\n\n' "$talk"; head -n 3 many.jsonl | head -c -1; } >odd.jsonl
+if bin/chat --tokenizer llama3.model --out-train train.tok --out-val val.tok --val-fraction 0.1 many.jsonl >.out \
+    2>.err && bin/chat --tokenizer llama3.model --out-train all.tok many.jsonl >.whole &&
+    [ "$(dump train.tok | tr ' ' '\n' | grep -c '^259$') $(dump val.tok | tr ' ' '\n' | grep -c '^259$')" = \
+        "360 40" ] && ! [ -e train.tok.partial ]; then
+    if [ "$({ dump train.tok; dump val.tok; } | sed 's/ 259/&\n/g' | sed 's/^ //' | grep . | sort)" = \
+        "$(dump all.tok | sed 's/ 259/&\n/g' | sed 's/^ //' | grep . | sort)" ]; then
         pass "a tenth of the conversations validates, each goes to one file, whole" "$(tr '\n' ' ' <.out)"
-    else fail "a tenth of the conversations validates, each goes to one file, whole" "the two files hold others than one file of all"; fi
+    else
+        fail "a tenth of the conversations validates, each goes to one file, whole" \
+            "the two files hold others than one file of all"
+    fi
 else fail "a tenth of the conversations validates, each goes to one file, whole" "$(cat .out .err)"; fi
-if bin/chat --tokenizer llama3.model --out-train odd.tok odd.jsonl >.out 2>.err && [ "$(dump odd.tok | tr ' ' '\n' | grep -c '^259$')" = 4 ]; then pass "line ends of Windows, an empty line, no end of the last line" "$(tail -n 1 .out)"
+if bin/chat --tokenizer llama3.model --out-train odd.tok odd.jsonl >.out 2>.err &&
+    [ "$(dump odd.tok | tr ' ' '\n' | grep -c '^259$')" = 4 ]; then
+    pass "line ends of Windows, an empty line, no end of the last line" "$(tail -n 1 .out)"
 else fail "line ends of Windows, an empty line, no end of the last line" "$(cat .out .err)"; fi
-if bin/chat --tokenizer llama3.model --out-train piped.tok <(cat many.jsonl) >.out 2>.err && cmp -s piped.tok all.tok; then pass "a pipe is read like a file" "$(tail -n 1 .out)"; else fail "a pipe is read like a file" "$(cat .out .err)"; fi
+if bin/chat --tokenizer llama3.model --out-train piped.tok <(cat many.jsonl) >.out 2>.err &&
+    cmp -s piped.tok all.tok; then
+    pass "a pipe is read like a file" "$(tail -n 1 .out)"
+else
+    fail "a pipe is read like a file" "$(cat .out .err)"
+fi
 
 # more than the memory allowed
-for i in {1..150}; do cat many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl; done >large.jsonl
-if (ulimit -v 40000 && bin/chat --tokenizer llama3.model --out-train large.tok large.jsonl >.out 2>.err) && [ "$(wc -c <large.jsonl)" -gt 60000000 ]; then pass "$(($(wc -c <large.jsonl) / 1000000)) MB of conversations are read in less than 40 MB" "$(tail -n 1 .out)"
+for i in {1..150}; do cat many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl \
+    many.jsonl many.jsonl; done >large.jsonl
+if (ulimit -v 40000 && bin/chat --tokenizer llama3.model --out-train large.tok large.jsonl >.out 2>.err) &&
+    [ "$(wc -c <large.jsonl)" -gt 60000000 ]; then
+    pass "$(($(wc -c <large.jsonl) / 1000000)) MB of conversations are read in less than 40 MB" "$(tail -n 1 .out)"
 else fail "more conversations than memory" "$(cat .out .err)"; fi
 rm -f large.*
 
@@ -117,14 +149,16 @@ bad() {
     shift 2
     timeout 60 "$@" </dev/null >.out 2>.err
     code=$?
-    if [ "$code" != 1 ] || [ "$(wc -l <.err)" != 1 ] || ! grep -qE "^error: .*$pattern" .err; then fail "$name" "exit code $code, expected 1 and 'error: …$pattern': $(cat .err)"
+    if [ "$code" != 1 ] || [ "$(wc -l <.err)" != 1 ] || ! grep -qE "^error: .*$pattern" .err; then
+        fail "$name" "exit code $code, expected 1 and 'error: …$pattern': $(cat .err)"
     elif compgen -G 'bad.*' >/dev/null; then fail "$name" "left behind: $(echo bad.*)"
     else pass "$name" "$(cat .err)"; fi
 }
 # line NAME PATTERN JSON : behind a good line
 line() {
     { printf '%s\n' "$talk"; printf '%s\n' "$3"; } >wrong.jsonl
-    bad "$1" "wrong.jsonl, line 2: $2.*; expected one conversation per line" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
+    bad "$1" "wrong.jsonl, line 2: $2.*; expected one conversation per line" bin/chat --tokenizer llama3.model \
+        --out-train bad.tok wrong.jsonl
 }
 line "no JSON" "invalid JSON at byte [0-9]+ of the line, 'hello" '{"messages": hello}'
 line "half a line of JSON" "invalid JSON at byte" '[{"role":"user","content":"a"}'
@@ -135,33 +169,52 @@ line "no messages" "there is no list of messages" '{"conversation":[]}'
 line "messages that are no list" "there is no list of messages" '{"messages":"hello"}'
 line "an empty conversation" "the conversation is empty" '{"messages":[]}'
 line "a message that is none" "message 1 is not an object" '["hello"]'
-line "a message without a role" "message 2 has no \"role\" that is a string" '[{"role":"user","content":"a"},{"content":"b"}]'
+line "a message without a role" "message 2 has no \"role\" that is a string" \
+    '[{"role":"user","content":"a"},{"content":"b"}]'
 line "an unknown role" "message 1 has the unknown role 'tool'" '[{"role":"tool","content":"a"}]'
 line "a role with a capital" "message 1 has the unknown role 'User'" '[{"role":"User","content":"a"}]'
 line "a message without content" "message 1 has no \"content\" that is a string" '[{"role":"user"}]'
-line "content in parts" "message 1 has no \"content\" that is a string" '[{"role":"user","content":[{"type":"text","text":"a"}]}]'
-line "content that is null" "message 2 has no \"content\" that is a string" '[{"role":"user","content":"a"},{"role":"assistant","content":null}]'
-line "calls of tools" "\"tool_calls\" cannot be rendered" '[{"role":"assistant","content":"","tool_calls":[{"id":"1"}]}]'
+line "content in parts" "message 1 has no \"content\" that is a string" \
+    '[{"role":"user","content":[{"type":"text","text":"a"}]}]'
+line "content that is null" "message 2 has no \"content\" that is a string" \
+    '[{"role":"user","content":"a"},{"role":"assistant","content":null}]'
+line "calls of tools" "\"tool_calls\" cannot be rendered" \
+    '[{"role":"assistant","content":"","tool_calls":[{"id":"1"}]}]'
 line "tools" "\"tools\" cannot be rendered" '{"tools":[{"name":"f"}],"messages":[{"role":"user","content":"a"}]}'
 line "a zero in a string" ".u0000 in a string" '[{"role":"user","content":"a\u0000b"}]'
 { printf '%s\n' "$talk"; printf '[{"role":"user","content":"\377"}]\n'; } >wrong.jsonl
-bad "no UTF-8" "wrong.jsonl, line 2: invalid UTF-8 at byte 27" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
+bad "no UTF-8" "wrong.jsonl, line 2: invalid UTF-8 at byte 27" bin/chat --tokenizer llama3.model --out-train bad.tok \
+    wrong.jsonl
 { printf '%s\n' "$talk"; printf '[{"role":"user","content":"\0"}]\n'; } >wrong.jsonl
 bad "a zero byte" "wrong.jsonl, line 2: a zero byte" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
-if { printf '%s\n' '[{"role":"assistant","content":"a\\u0000b"}]'; } >one.jsonl && rm -f one.tok && bin/chat --tokenizer llama3.model --out-train one.tok one.jsonl >.out 2>.err; then pass "a backslash before u0000 is text" "$(dump one.tok)"; else fail "a backslash before u0000 is text" "$(cat .err)"; fi
+if { printf '%s\n' '[{"role":"assistant","content":"a\\u0000b"}]'; } >one.jsonl && rm -f one.tok &&
+    bin/chat --tokenizer llama3.model --out-train one.tok one.jsonl >.out 2>.err; then
+    pass "a backslash before u0000 is text" "$(dump one.tok)"
+else
+    fail "a backslash before u0000 is text" "$(cat .err)"
+fi
 printf '[{"role":"user","content":"a"}]\n' >wrong.jsonl
-bad "nothing to learn" "1 conversations leave bad.tok without a target" bin/chat --tokenizer llama3.model --out-train bad.tok wrong.jsonl
+bad "nothing to learn" "1 conversations leave bad.tok without a target" bin/chat --tokenizer llama3.model --out-train \
+    bad.tok wrong.jsonl
 printf '%s\n' "$talk" >one.jsonl
-bad "too few to validate" "1 conversations leave bad.val without a target" bin/chat --tokenizer llama3.model --out-train bad.tok --out-val bad.val one.jsonl
-bad "a folder for conversations" "cannot be read: Is a directory" bin/chat --tokenizer llama3.model --out-train bad.tok planted
-bad "conversations that are not there" "nowhere cannot be opened" bin/chat --tokenizer llama3.model --out-train bad.tok nowhere
+bad "too few to validate" "1 conversations leave bad.val without a target" bin/chat --tokenizer llama3.model \
+    --out-train bad.tok --out-val bad.val one.jsonl
+bad "a folder for conversations" "cannot be read: Is a directory" bin/chat --tokenizer llama3.model --out-train \
+    bad.tok planted
+bad "conversations that are not there" "nowhere cannot be opened" bin/chat --tokenizer llama3.model --out-train \
+    bad.tok nowhere
 sed 's/im_start/start/' chatml.model >other.model
-bad "a tokenizer without a template" "other.model does not have the special tokens of a chat template" bin/chat --tokenizer other.model --out-train bad.tok one.jsonl
+bad "a tokenizer without a template" "other.model does not have the special tokens of a chat template" bin/chat \
+    --tokenizer other.model --out-train bad.tok one.jsonl
 bad "an output that exists" "all.tok exists already" bin/chat --tokenizer llama3.model --out-train all.tok one.jsonl
-bad "one file for both" "are both bad.tok" bin/chat --tokenizer llama3.model --out-train bad.tok --out-val bad.tok one.jsonl
+bad "one file for both" "are both bad.tok" bin/chat --tokenizer llama3.model --out-train bad.tok --out-val bad.tok \
+    one.jsonl
 bad "no tokenizer" "--tokenizer is missing; usage: chat" bin/chat --out-train bad.tok one.jsonl
-bad "a fraction without a file" "--out-val is missing" bin/chat --tokenizer llama3.model --out-train bad.tok --val-fraction 0.1 one.jsonl
-bad "a disk that is full" "bad.tok.*; is the disk full" bash -c "trap '' XFSZ; ulimit -f 20; bin/chat --tokenizer llama3.model --out-train bad.tok many.jsonl" # KB a file
+bad "a fraction without a file" "--out-val is missing" bin/chat --tokenizer llama3.model --out-train bad.tok \
+    --val-fraction 0.1 one.jsonl
+# KB a file
+bad "a disk that is full" "bad.tok.*; is the disk full" bash -c \
+    "trap '' XFSZ; ulimit -f 20; bin/chat --tokenizer llama3.model --out-train bad.tok many.jsonl"
 
 # ---------------------------------------------------------------- the program trains on the targets alone
 mkdir model
@@ -176,18 +229,37 @@ with others.tok '\0\1' '\1\0'
 with everything.tok '\0' '\1'
 # number FILE NAME : a figure of a JSON line
 number() { sed -n "s/.*\"$2\":\([-0-9.e+]*\).*/\1/p" "$1" | tail -n 1; }
-train=(timeout 60 "$program" --model model --tokenizer llama3.model --data four.tok --seq "$seq" --batch 1 --steps 1 --lr 0 --min-lr 0 --threads 1)
-if [ $((count % 2)) = 1 ] && "${train[@]}" --ranks 2 --val four.tok --val-every 1 --out run --export weights >.out 2>.err; then
-    for file in four others everything; do timeout 60 "$program" --model weights --tokenizer llama3.model --eval $file.tok --seq "$seq" --threads 1 >.eval-$file 2>>.err; done
+train=(timeout 60 "$program" --model model --tokenizer llama3.model --data four.tok --seq "$seq" --batch 1 --steps 1 \
+    --lr 0 --min-lr 0 --threads 1)
+if [ $((count % 2)) = 1 ] && "${train[@]}" --ranks 2 --val four.tok --val-every 1 --out run --export weights >.out \
+    2>.err; then
+    for file in four others everything; do timeout 60 "$program" --model weights --tokenizer llama3.model --eval \
+        $file.tok --seq "$seq" --threads 1 >.eval-$file 2>>.err; done
     seen=$(number run/metrics.jsonl val_tokens)
-    if [ "$(number .eval-four tokens) $(number .eval-others tokens) $seen" = "$targets $((count - 1 - targets)) $targets" ]; then pass "--eval and --val count the targets" "$seen of $((count - 1))"
-    else fail "--eval and --val count the targets" "$(cat .eval-*) $seen, expected $targets and $((count - 1 - targets)): $(cat .err)"; fi
+    if [ "$(number .eval-four tokens) $(number .eval-others tokens) $seen" = \
+        "$targets $((count - 1 - targets)) $targets" ]; then
+        pass "--eval and --val count the targets" "$seen of $((count - 1))"
+    else
+        fail "--eval and --val count the targets" \
+            "$(cat .eval-*) $seen, expected $targets and $((count - 1 - targets)): $(cat .err)"
+    fi
     # sums of losses over targets and over all others are the sum over all
     difference=$(awk -v a="$(number .eval-four loss)" -v n="$targets" -v b="$(number .eval-others loss)" -v all="$(number .eval-everything loss)" -v count=$((count - 1)) 'BEGIN { d = (a * n + b * (count - n)) / count - all; printf "%.2e %d", d, (d < 1e-5 && d > -1e-5 && (a - all) ^ 2 > 1e-6) }')
-    if [ "${difference#* }" = 1 ]; then pass "the losses of targets and others add up to that of all" "difference ${difference% *}, bound 1e-5"; else fail "the losses of targets and others add up to that of all" "$difference: $(cat .eval-*)"; fi
+    if [ "${difference#* }" = 1 ]; then
+        pass "the losses of targets and others add up to that of all" "difference ${difference% *}, bound 1e-5"
+    else
+        fail "the losses of targets and others add up to that of all" "$difference: $(cat .eval-*)"
+    fi
     # two ranks with a window each, and as many targets as fall there
-    difference=$(awk -v a="$(number .eval-four loss)" -v b="$(sed -n 's/.*"step":1,"loss":\([0-9.e+-]*\).*/\1/p' run/metrics.jsonl)" 'BEGIN { d = a - b; printf "%.2e %d", d, (d < 1e-5 && d > -1e-5 && b > 0) }')
-    if [ "${difference#* }" = 1 ]; then pass "a step's loss on 2 ranks is the mean over all targets" "difference from --eval ${difference% *}, bound 1e-5"; else fail "a step's loss on 2 ranks is the mean over all targets" "$difference: $(cat run/metrics.jsonl .eval-four)"; fi
+    difference=$(awk -v a="$(number .eval-four loss)" -v \
+        b="$(sed -n 's/.*"step":1,"loss":\([0-9.e+-]*\).*/\1/p' run/metrics.jsonl)" \
+        'BEGIN { d = a - b; printf "%.2e %d", d, (d < 1e-5 && d > -1e-5 && b > 0) }')
+    if [ "${difference#* }" = 1 ]; then
+        pass "a step's loss on 2 ranks is the mean over all targets" \
+            "difference from --eval ${difference% *}, bound 1e-5"
+    else
+        fail "a step's loss on 2 ranks is the mean over all targets" "$difference: $(cat run/metrics.jsonl .eval-four)"
+    fi
 else fail "the program trains on a file with a mask" "$count tokens: $(cat .err)"; fi
 
 echo "$passed passed, $failed failed"

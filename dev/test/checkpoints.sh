@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# checkpoints.sh [PROGRAM] [all] [GROUP…] : whatever happens to a run that saves, it comes back from a whole checkpoint and ends with the
-# bits of the run that nothing happened to. Groups: shim, points (a crash at the n-th change of a file, power lost or not), kills (random
-# ranks at random moments), errors (the n-th change fails), damage, refusals (what a save cannot do), signals. With `all` every n, and more kills.
+# checkpoints.sh [PROGRAM] [all] [GROUP…] : whatever happens to a run that saves, it comes back from a whole checkpoint
+# and ends with the
+# bits of the run that nothing happened to. Groups: shim, points (a crash at the n-th change of a file, power lost or
+# not), kills (random
+# ranks at random moments), errors (the n-th change fails), damage, refusals (what a save cannot do), signals. With
+# `all` every n, and more kills.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
@@ -15,7 +18,8 @@ started=() # processes that may be left over
 mounted=
 trap 'end_started; [ -z "$mounted" ] || umount "$mounted"; chattr -R -i "$work" 2>/dev/null; rm -rf "$work"' EXIT
 cd "$work"
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 LC_ALL=C
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 \
+    LC_ALL=C
 passed=0 failed=0
 
 pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
@@ -42,7 +46,8 @@ prepare() {
 {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
  "intermediate_size": 48, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
 END_OF_CONFIG
-    run=("$program" --model "$work/model" --data "$work/text/train.tok" --seq 16 --batch 1 --threads 1 --deterministic --out out --keep 2 --resume auto
+    run=("$program" --model "$work/model" --data "$work/text/train.tok" --seq 16 --batch 1 --threads 1 \
+        --deterministic --out out --keep 2 --resume auto
         --lr 0.001 --min-lr 0.001) # a schedule that --steps does not change
     saves=(--steps 6 --save-every 2) # three checkpoints, of which the first is deleted
     mpi=(mpirun --oversubscribe --bind-to none) have_mpi=1
@@ -55,42 +60,57 @@ END_OF_CONFIG
         echo "dev/test/crash_shim.c is for Linux: crash points are left out"
         return
     fi
-    "${CC:-cc}" -O1 -shared -fPIC -o shim.so "$top/dev/test/crash_shim.c" -ldl && "${CC:-cc}" -O1 -DTOOL -o tool "$top/dev/test/crash_shim.c" || { fail "dev/test/crash_shim.c" "does not build"; exit 1; }
+    "${CC:-cc}" -O1 -shared -fPIC -o shim.so "$top/dev/test/crash_shim.c" -ldl &&
+        "${CC:-cc}" -O1 -DTOOL -o tool "$top/dev/test/crash_shim.c" ||
+        { fail "dev/test/crash_shim.c" "does not build"; exit 1; }
 }
 
 # in_folder FOLDER COMMAND… : there; what it says comes into FOLDER.log
-in_folder() { local folder=$1; shift; (cd "$folder" && exec timeout -k 1 60 "$@" </dev/null >"$work/$folder.log" 2>&1); }
+in_folder() { local folder=$1; shift; (cd "$folder" &&
+    exec timeout -k 1 60 "$@" </dev/null >"$work/$folder.log" 2>&1); }
 
 sums() { (cd "$1/out" && sha256sum step-*/* && readlink latest) 2>/dev/null; }
 figures() { sed -nE 's/^\{"step":([0-9]+),"loss":([^,]*),"grad_norm":([^,}]*).*/\1 \2 \3/p' "$1/out/metrics.jsonl"; }
 newest() { ls -d "$1"/out/step-* 2>/dev/null | tail -n 1 | sed 's/.*step-0*//'; }
-told() { sed -nE "s/.*$2.*step-0*([0-9]+).*/\1/p" "$1.log" | tail -n 1; } # the last step that FOLDER's log has behind a word
+# the last step that FOLDER's log has behind a word
+told() { sed -nE "s/.*$2.*step-0*([0-9]+).*/\1/p" "$1.log" | tail -n 1; }
 
-# complaint FOLDER REFERENCE CODE : what is wrong with a run that came to its end with exit code CODE. Nothing: it is as if nothing had happened to it
+# complaint FOLDER REFERENCE CODE : what is wrong with a run that came to its end with exit code CODE. Nothing: it is as
+# if nothing had happened to it
 complaint() {
     local left
     left=$(find "$1" -name '.saving-*' -o -name '.deleting-*' | head -n 3 | tr '\n' ' ')
     if [ "$3" != 0 ]; then echo "exit code $3: $(grep -aE '^(error|failure): ' "$1.log" || tail -n 1 "$1.log")"
-    elif [ "$(sums "$1")" != "$(sums "$2")" ]; then echo "other checkpoints: $(diff <(sums "$2") <(sums "$1") | grep -m2 '^[<>]' | tr '\n' ' ')"
-    elif [ "$(figures "$1")" != "$(figures "$2")" ]; then echo "other figures in metrics.jsonl: $(diff <(figures "$2") <(figures "$1") | grep -m2 '^[<>]' | tr '\n' ' ')"
+    elif [ "$(sums "$1")" != "$(sums "$2")" ]; then
+        echo "other checkpoints: $(diff <(sums "$2") <(sums "$1") | grep -m2 '^[<>]' | tr '\n' ' ')"
+    elif [ "$(figures "$1")" != "$(figures "$2")" ]; then
+        echo "other figures in metrics.jsonl: $(diff <(figures "$2") <(figures "$1") | grep -m2 '^[<>]' | tr '\n' ' ')"
     elif [ -n "$left" ]; then echo "left behind: $left"
     fi
 }
 
-# ---------------------------------------------------------------- the file system that loses what was not synced finds out who saves badly
+# ---------------------------------------------------------------- the file system that loses what was not synced finds
+# out who saves badly
 # lost_after HOW NAMES DATA : at how many crash points that saver's file is not whole, or older than it said
 lost_after() {
     local how=$1 names=$2 data=$3 at said found points=0 lost=0
     for ((at = 1; at <= 20; at++)); do
         rm -rf dead
         mkdir -p dead/root dead/state
-        CRASH_ROOT=dead/root CRASH_STATE=dead/state CRASH_AT=$at LD_PRELOAD=$work/shim.so "$work/tool" save dead/root "$how" >dead/log 2>&1
+        CRASH_ROOT=dead/root CRASH_STATE=dead/state CRASH_AT=$at LD_PRELOAD=$work/shim.so "$work/tool" save dead/root \
+            "$how" >dead/log 2>&1
         [ "$(wc -l <dead/state/calls)" = "$at" ] || break # it came to its end
         points=$((points + 1))
         said=$(sed -n 's/^saved //p' dead/log | tail -n 1)
         if [ "$names" = kill ]; then found=$(cat dead/root/current 2>/dev/null)
-        else ./tool rebuild dead/state dead/root dead/found "$names" "$data" "$at" && found=$(tr '\0' 0 2>/dev/null <dead/found/current); fi
-        if [ "${#found}" != 1000 ] && [ -n "$found$said" ] || [ -n "${found//${found:0:1}/}" ] || [ "${found:0:1}" -lt "${said:-0}" ] 2>/dev/null; then lost=$((lost + 1)); fi
+        else
+            ./tool rebuild dead/state dead/root dead/found "$names" "$data" "$at" &&
+                found=$(tr '\0' 0 2>/dev/null <dead/found/current)
+        fi
+        if [ "${#found}" != 1000 ] && [ -n "$found$said" ] || [ -n "${found//${found:0:1}/}" ] ||
+            [ "${found:0:1}" -lt "${said:-0}" ] 2>/dev/null; then
+            lost=$((lost + 1))
+        fi
     done
     echo "$lost of $points"
 } 2>/dev/null
@@ -99,18 +119,33 @@ shim() {
     local how way lost
     for way in "kill -" "synced empty" "synced half" "all zeros" "all half" "mixed half"; do
         lost=$(lost_after whole $way)
-        if [ "$lost" = "0 of 18" ]; then pass "a saver that syncs file and directory, $way" "its file is lost at $lost crash points"; else fail "a saver that syncs file and directory, $way" "its file is lost at $lost crash points, expected 0 of 18"; fi
+        if [ "$lost" = "0 of 18" ]; then
+            pass "a saver that syncs file and directory, $way" "its file is lost at $lost crash points"
+        else
+            fail "a saver that syncs file and directory, $way" \
+                "its file is lost at $lost crash points, expected 0 of 18"
+        fi
     done
-    for how in "in-place kill -" "in-place synced empty" "rename synced empty" "rename all zeros" "rename all half" "rename mixed half" "file synced empty"; do
+    for how in "in-place kill -" "in-place synced empty" "rename synced empty" "rename all zeros" "rename all half" \
+        "rename mixed half" "file synced empty"; do
         lost=$(lost_after $how)
-        if [ "${lost%% *}" -gt 0 ]; then pass "a bad saver is caught: $how" "its file is lost at $lost crash points"; else fail "a bad saver is caught: $how" "its file is lost at $lost crash points"; fi
+        if [ "${lost%% *}" -gt 0 ]; then
+            pass "a bad saver is caught: $how" "its file is lost at $lost crash points"
+        else
+            fail "a bad saver is caught: $how" "its file is lost at $lost crash points"
+        fi
     done
     lost=$(lost_after rename kill -)
-    if [ "$lost" = "0 of 12" ]; then pass "a saver that renames, killed with the power on" "its file is lost at $lost crash points"; else fail "a saver that renames, killed with the power on" "its file is lost at $lost crash points, expected 0 of 12"; fi
+    if [ "$lost" = "0 of 12" ]; then
+        pass "a saver that renames, killed with the power on" "its file is lost at $lost crash points"
+    else
+        fail "a saver that renames, killed with the power on" "its file is lost at $lost crash points, expected 0 of 12"
+    fi
 }
 
 # ---------------------------------------------------------------- a crash at the n-th change of a file
-# under_shim FOLDER AT COMMAND… : a run in FOLDER/root, with what is there; AT is CRASH_AT=n, it dies in place of the n-th call, or ERROR_AT=n, that call fails
+# under_shim FOLDER AT COMMAND… : a run in FOLDER/root, with what is there; AT is CRASH_AT=n, it dies in place of the
+# n-th call, or ERROR_AT=n, that call fails
 under_shim() {
     local folder=$1 at=$2
     shift 2
@@ -119,18 +154,22 @@ under_shim() {
     in_folder "$folder/root" env CRASH_ROOT=. CRASH_STATE="$work/$folder/state" "$at" LD_PRELOAD="$work/shim.so" "$@"
 } 2>/dev/null
 
-# crash_points MODE CALLS : all, or some, and of those by which the last checkpoint becomes one every other, sync and async in turns
+# crash_points MODE CALLS : all, or some, and of those by which the last checkpoint becomes one every other, sync and
+# async in turns
 crash_points() {
     if [ -n "$all" ]; then seq "$2"
     else
         seq $((${#1} + 4)) $(($2 / 4)) "$2"
-        grep -E ' (rename|symlink|fsync /out$|fsync [^ ]*/.saving-[^/]*$)' "whole-$1/state/calls" | tail -n 8 | awk -v odd=$((${#1} % 2)) 'NR % 2 == odd { print $1 }'
+        grep -E ' (rename|symlink|fsync /out$|fsync [^ ]*/.saving-[^/]*$)' "whole-$1/state/calls" | tail -n 8 |
+            awk -v odd=$((${#1} % 2)) 'NR % 2 == odd { print $1 }'
     fi | sort -nu
 }
 
-# points_of MODE : crash points of a run with --save-mode MODE; after each, what the disk may hold, and the same command again
+# points_of MODE : crash points of a run with --save-mode MODE; after each, what the disk may hold, and the same command
+# again
 points_of() {
-    local mode=$1 command=("${run[@]}" "${saves[@]}" --ranks 2 --save-mode "$1") at calls what wrong said way code dies=0
+    local mode=$1 command=("${run[@]}" "${saves[@]}" --ranks 2 --save-mode "$1") at calls what wrong said way code \
+        dies=0
     local -A good=() bad=() from=()
     rm -rf "whole-$mode"
     under_shim "whole-$mode" CRASH_AT=0 "${command[@]}"
@@ -155,19 +194,24 @@ points_of() {
                 any*) ./tool rebuild dead/state dead/root found mixed half "$at" ;;
             esac
             wrong=
-            [ ! -L found/out/latest ] || [ -s found/out/latest/trainer.json ] || wrong="latest leads to $(readlink found/out/latest), which is not whole"
+            [ ! -L found/out/latest ] || [ -s found/out/latest/trainer.json ] ||
+                wrong="latest leads to $(readlink found/out/latest), which is not whole"
             in_folder found "${command[@]}"
             wrong=${wrong:-$(complaint found whole-sync/root $?)}
             code=$(told found "resumed from") # the step that it came back from
-            [ -n "$wrong" ] || [ "${code:-0}" -ge "${said:-0}" ] || wrong="step $said was said to be saved, the run came back from step ${code:-0}"
+            [ -n "$wrong" ] || [ "${code:-0}" -ge "${said:-0}" ] ||
+                wrong="step $said was said to be saved, the run came back from step ${code:-0}"
             from[$way]+="${code:-0} "
             if [ -z "$wrong" ]; then good[$way]=$((${good[$way]:-0} + 1)); else bad[$way]+="call $what: $wrong; "; fi
         done
     done
     for way in "killed" "names as synced, empty files" "all names, zeros" "any names, half files"; do
         what="a crash while it saves, $mode, $way"
-        if [ -n "${bad[$way]:-}" ] || [ "${good[$way]:-0}" != "$dies" ] || [ "$dies" -lt 5 ]; then fail "$what" "${good[$way]:-0} of $dies crash points are as they should be; ${bad[$way]:-}"
-        else pass "$what" "$dies crash points of $calls; came back from step$(tr ' ' '\n' <<<"${from[$way]}" | grep . | sort -n | uniq -c | awk '{printf " %s (%s times)", $2, $1}')"; fi
+        if [ -n "${bad[$way]:-}" ] || [ "${good[$way]:-0}" != "$dies" ] || [ "$dies" -lt 5 ]; then
+            fail "$what" "${good[$way]:-0} of $dies crash points are as they should be; ${bad[$way]:-}"
+        else
+            pass "$what" "$dies crash points of $calls; came back from step$(tr ' ' '\n' <<<"${from[$way]}" | grep . | sort -n | uniq -c | awk '{printf " %s (%s times)", $2, $1}')"
+        fi
     done
 }
 
@@ -190,12 +234,17 @@ points_again() {
         from+=" $(told found "resumed from")"
         count=$((count + 1))
     done
-    if [ -n "$bad" ]; then fail "two crashes, one after the other" "$bad"; else pass "two crashes, one after the other" "$count times; came back from step$from"; fi
+    if [ -n "$bad" ]; then
+        fail "two crashes, one after the other" "$bad"
+    else
+        pass "two crashes, one after the other" "$count times; came back from step$from"
+    fi
 }
 
 points() { points_of sync; points_of async; points_again; }
 
-# in place of a crash, the n-th change of a file fails: the run ends with one line that names a file, or with all that it should have done
+# in place of a crash, the n-th change of a file fails: the run ends with one line that names a file, or with all that
+# it should have done
 errors() {
     local command=("${run[@]}" "${saves[@]}" --ranks 2) at calls step=1 code wrong count=0 ended=0 bad=
     rm -rf whole-sync
@@ -217,7 +266,11 @@ errors() {
         wrong=${wrong:-$(complaint dead/root whole-sync/root $?)}
         [ -z "$wrong" ] || bad+="call $(sed -n "${at}p" dead/state/calls): $wrong; "
     done
-    if [ -n "$bad" ] || [ "$ended" = 0 ]; then fail "a change of a file fails" "$bad"; else pass "a change of a file fails" "$count calls of $calls; $ended runs ended with an error that names the file, the others did without; the next one had the bits of a run without errors"; fi
+    if [ -n "$bad" ] || [ "$ended" = 0 ]; then
+        fail "a change of a file fails" "$bad"
+    else
+        pass "a change of a file fails" "$count calls of $calls; $ended runs ended with an error that names the file, the others did without; the next one had the bits of a run without errors"
+    fi
 }
 
 # ---------------------------------------------------------------- random ranks killed at random moments
@@ -230,9 +283,11 @@ ranks_of() { # the processes that LAUNCHER started
     done
 }
 
-# kills_of RANKS COUNT MODE : each time the same command goes on with what the last one left; whole runs on the way are judged, too
+# kills_of RANKS COUNT MODE : each time the same command goes on with what the last one left; whole runs on the way are
+# judged, too
 kills_of() {
-    local ranks=$1 count=$2 name="$1 processes, --save-mode $3" killed=0 whole=0 code start took victim launcher wrong bad= reached= ms
+    local ranks=$1 count=$2 name="$1 processes, --save-mode $3" killed=0 whole=0 code start took victim launcher \
+        wrong bad= reached= ms
     local command=("${mpi[@]}" -np "$ranks" "${run[@]}" --steps 60 --save-every 3 --save-mode "$3" --timeout 5)
     rm -rf unhurt hurt
     mkdir unhurt hurt
@@ -248,8 +303,12 @@ kills_of() {
         ms=$((RANDOM % took))
         sleep "$((ms / 1000)).$(printf %03d $((ms % 1000)))"
         victim=$(ranks_of "$launcher" | sort -n | sed -n "$((RANDOM % ranks + 1))p")
-        [ -n "$victim" ] && kill -KILL "$victim" 2>/dev/null && killed=$((killed + 1)) && reached+=" $(figures hurt 2>/dev/null | tail -n 1 | cut -d' ' -f1)"
-        if ! wait_until 15 gone "$launcher"; then bad="still running 15 s after rank process $victim was killed"; end_started; fi
+        [ -n "$victim" ] && kill -KILL "$victim" 2>/dev/null && killed=$((killed + 1)) &&
+            reached+=" $(figures hurt 2>/dev/null | tail -n 1 | cut -d' ' -f1)"
+        if ! wait_until 15 gone "$launcher"; then
+            bad="still running 15 s after rank process $victim was killed"
+            end_started
+        fi
         wait "$launcher" 2>/dev/null
         code=$?
         started=()
@@ -262,7 +321,11 @@ kills_of() {
         fi
     done
     [ -n "$bad" ] || { in_folder hurt "${command[@]}"; bad=$(complaint hurt unhurt $?); }
-    if [ -n "$bad" ]; then fail "random ranks killed, $name" "after $killed kills: $bad"; else pass "random ranks killed, $name" "$killed kills, after steps$reached; $((whole + 1)) came to their end with the bits of an unhurt run, which takes $took ms"; fi
+    if [ -n "$bad" ]; then
+        fail "random ranks killed, $name" "after $killed kills: $bad"
+    else
+        pass "random ranks killed, $name" "$killed kills, after steps$reached; $((whole + 1)) came to their end with the bits of an unhurt run, which takes $took ms"
+    fi
 }
 
 kills() {
@@ -273,7 +336,8 @@ kills() {
 }
 
 # ---------------------------------------------------------------- damaged checkpoints
-# refused NAME PATTERN FOLDER COMMAND… : exit code 1, one line `error: …` like PATTERN, and the checkpoints that there were are as before
+# refused NAME PATTERN FOLDER COMMAND… : exit code 1, one line `error: …` like PATTERN, and the checkpoints that there
+# were are as before
 refused() {
     local name=$1 pattern=$2 folder=$3 before code after
     shift 3
@@ -282,9 +346,13 @@ refused() {
     code=$?
     after=$(sums "$folder")
     if [ "$code" != 1 ]; then fail "$name" "exit code $code, expected 1: $(tail -n 1 "$folder.log")"
-    elif [ "$(grep -ac '^error: ' "$folder.log")" != 1 ] || ! grep -a '^error: ' "$folder.log" | grep -qE -- "$pattern"; then fail "$name" "expected one line 'error: …$pattern…': $(grep -a '^error: ' "$folder.log" || tail -n 1 "$folder.log")"
-    elif [ "$(grep -vxFc -- "$after" <<<"$before")" != 0 ]; then fail "$name" "checkpoints changed: $(diff <(echo "$before") <(echo "$after") | grep -m2 '^[<>]' | tr '\n' ' ')"
-    elif [ -n "$(find "$folder"/out/.saving-* -type f -size +0 2>/dev/null)" ]; then fail "$name" "keeps the room of $(find "$folder"/out/.saving-* -type f -size +0 | head -n 1)"
+    elif [ "$(grep -ac '^error: ' "$folder.log")" != 1 ] || ! grep -a '^error: ' "$folder.log" |
+        grep -qE -- "$pattern"; then
+        fail "$name" "expected one line 'error: …$pattern…': $(grep -a '^error: ' "$folder.log" || tail -n 1 "$folder.log")"
+    elif [ "$(grep -vxFc -- "$after" <<<"$before")" != 0 ]; then
+        fail "$name" "checkpoints changed: $(diff <(echo "$before") <(echo "$after") | grep -m2 '^[<>]' | tr '\n' ' ')"
+    elif [ -n "$(find "$folder"/out/.saving-* -type f -size +0 2>/dev/null)" ]; then
+        fail "$name" "keeps the room of $(find "$folder"/out/.saving-* -type f -size +0 | head -n 1)"
     else pass "$name" "$(grep -a '^error: ' "$folder.log" | cut -c8-)"; fi
 }
 
@@ -324,7 +392,11 @@ damage() {
     last=$(sums base)
     copy hurt
     in_folder hurt "${resume[@]}"
-    if [ $? = 0 ] && [ "$(newest hurt)" = 8 ] && [ "$(sums base)" = "$last" ]; then pass "the same, undamaged" "goes on from step 6 to 8"; else fail "the same, undamaged" "$(tail -n 1 hurt.log)"; fi
+    if [ $? = 0 ] && [ "$(newest hurt)" = 8 ] && [ "$(sums base)" = "$last" ]; then
+        pass "the same, undamaged" "goes on from step 6 to 8"
+    else
+        fail "the same, undamaged" "$(tail -n 1 hurt.log)"
+    fi
 }
 
 # ---------------------------------------------------------------- saves that cannot be
@@ -341,40 +413,52 @@ refusals() {
     started=("$launcher")
     wait_until 20 has_steps two 3
     refused "two runs with one --out" "out.*(run|process)" two "${run[@]}" --steps 8
-    if gone "$launcher"; then fail "the first of them goes on" "$(tail -n 1 two/first)"; else pass "the first of them goes on" "$(grep -c '"loss"' two/out/metrics.jsonl) steps"; fi
+    if gone "$launcher"; then
+        fail "the first of them goes on" "$(tail -n 1 two/first)"
+    else
+        pass "the first of them goes on" "$(grep -c '"loss"' two/out/metrics.jsonl) steps"
+    fi
     kill -KILL "$launcher" 2>/dev/null
     wait "$launcher" 2>/dev/null
     started=()
 
     copy hurt
     if [ "$(id -u)" != 0 ]; then chmod 555 hurt/out; else chattr +i hurt/out 2>/dev/null; fi
-    if touch hurt/out/probe 2>/dev/null; then echo "no way to make a directory that this user cannot write into: left out"
+    if touch hurt/out/probe 2>/dev/null; then
+        echo "no way to make a directory that this user cannot write into: left out"
     else refused "a directory without permission" "out" hurt "${run[@]}" --steps 8 --ranks 2; fi
     chattr -i hurt/out 2>/dev/null
     chmod 755 hurt/out
 
     copy hurt
     before=$(du -k --apparent-size hurt/out/step-00000006/* | sort -n | tail -n 1 | cut -f1) # kB of the largest file
-    (ulimit -f $((before / 2)); refused "files may not grow so large" "out.*: File too large" hurt "${run[@]}" --steps 8 --ranks 2; echo "$passed $failed" >counts)
+    (ulimit -f $((before / 2)); refused "files may not grow so large" "out.*: File too large" hurt "${run[@]}" \
+        --steps 8 --ranks 2; echo "$passed $failed" >counts)
     read -r passed failed <counts
 
     mkdir full
     if mount -t tmpfs -o size=64m tmpfs full 2>/dev/null; then
         mounted=$work/full
         cp -a base/. full/
-        mount -o "remount,size=$(($(du -sk full | cut -f1) + $(du -sk full/out/step-00000006 | cut -f1) / 2))k" "$mounted"
+        mount -o "remount,size=$(($(du -sk full | cut -f1) + $(du -sk full/out/step-00000006 | cut -f1) / 2))k" \
+            "$mounted"
         refused "a full disk" "out.*: No space left on device" full "${run[@]}" --steps 8 --ranks 2
         mount -o remount,size=64m "$mounted"
         in_folder base "${run[@]}" --steps 8 --ranks 2
         in_folder full "${run[@]}" --steps 8 --ranks 2
         before=$(complaint full base $?)
-        if [ -z "$before" ]; then pass "with more room it goes on" "from step 6 to 8"; else fail "with more room it goes on" "$before"; fi
+        if [ -z "$before" ]; then
+            pass "with more room it goes on" "from step 6 to 8"
+        else
+            fail "with more room it goes on" "$before"
+        fi
         umount "$mounted" && mounted=
     else echo "no tmpfs may be mounted: a full disk is left out"; fi
 }
 
 # ---------------------------------------------------------------- signals
-# signalled NAME SIGNALS LAUNCH… : each of SIGNALS saves; the last one also ends the run with exit code 0, and what comes after has the bits of a run that got none
+# signalled NAME SIGNALS LAUNCH… : each of SIGNALS saves; the last one also ends the run with exit code 0, and what
+# comes after has the bits of a run that got none
 signalled() {
     local name=$1 signals=$2 launcher signal before wrong steps code
     shift 2
@@ -388,31 +472,52 @@ signalled() {
         before=$(newest told)
         kill "-$signal" "$launcher"
         newer() { [ "$(newest told)" != "$before" ]; }
-        wait_until 10 newer || { fail "$name: SIG$signal saves" "no checkpoint within 10 s: $(tail -n 1 told.log)"; end_started; wait "$launcher" 2>/dev/null; return; }
+        wait_until 10 newer || { fail "$name: SIG$signal saves" "no checkpoint within 10 s: $(tail -n 1 told.log)"; \
+            end_started; wait "$launcher" 2>/dev/null; return; }
         if [ "$signal" = USR1 ]; then
             steps=$(wc -l <told/out/metrics.jsonl)
-            if wait_until 10 has_steps told $((steps + 3)); then pass "$name: SIGUSR1 saves and goes on" "step-$(newest told), then 3 more steps"; else fail "$name: SIGUSR1 saves and goes on" "no more steps: $(tail -n 1 told.log)"; fi
+            if wait_until 10 has_steps told $((steps + 3)); then
+                pass "$name: SIGUSR1 saves and goes on" "step-$(newest told), then 3 more steps"
+            else
+                fail "$name: SIGUSR1 saves and goes on" "no more steps: $(tail -n 1 told.log)"
+            fi
         fi
     done
-    wait_until 10 gone "$launcher" || { fail "$name: SIG$signal saves and ends" "still running 10 s later: $(tail -n 1 told.log)"; end_started; }
+    wait_until 10 gone "$launcher" || { fail "$name: SIG$signal saves and ends" \
+        "still running 10 s later: $(tail -n 1 told.log)"; end_started; }
     wait "$launcher" 2>/dev/null
     code=$?
     started=()
     steps=$(figures told | tail -n 1 | cut -d' ' -f1)
-    if [ "$code" != 0 ] || [ "$(newest told)" != "$steps" ]; then fail "$name: SIG$signal saves and ends" "exit code $code, the last step is $steps, the last checkpoint of step $(newest told): $(tail -n 1 told.log)"; return; fi
+    if [ "$code" != 0 ] || [ "$(newest told)" != "$steps" ]; then
+        fail "$name: SIG$signal saves and ends" "exit code $code, the last step is $steps, the last checkpoint of step $(newest told): $(tail -n 1 told.log)"
+        return
+    fi
     pass "$name: SIG$signal saves and ends" "exit code 0, the last step and checkpoint is $steps"
     if [[ " $* " == *" --export exported "* ]]; then
-        if grep -qx "not exported: the run ended at step $steps of 100000000; continue it with --resume to export the model at its end" told.log && [ ! -e told/exported/model.safetensors ]; then pass "$name: what SIG$signal ends is not exported, and says so" "$(grep '^not exported' told.log)"
-        else fail "$name: what SIG$signal ends is not exported, and says so" "$(ls told/exported 2>/dev/null | tr '\n' ' ')$(tail -n 1 told.log)"; fi
+        if grep -qx "not exported: the run ended at step $steps of 100000000; continue it with --resume to export the model at its end" told.log && [ ! -e told/exported/model.safetensors ]; then
+            pass "$name: what SIG$signal ends is not exported, and says so" "$(grep '^not exported' told.log)"
+        else
+            fail "$name: what SIG$signal ends is not exported, and says so" \
+                "$(ls told/exported 2>/dev/null | tr '\n' ' ')$(tail -n 1 told.log)"
+        fi
     fi
     rm -rf untold
     mkdir untold
     in_folder untold "$@" --steps $((steps + 2)) && in_folder told "$@" --steps $((steps + 2))
     code=$?
-    [ "$(cat untold/out/latest/* | sha256sum)" = "$(cat told/out/latest/* | sha256sum)" ] && wrong= || wrong="other bits in step-$(newest told) than in step-$(newest untold) of a run without signals"
+    [ "$(cat untold/out/latest/* | sha256sum)" = "$(cat told/out/latest/* | sha256sum)" ] && wrong= ||
+        wrong="other bits in step-$(newest told) than in step-$(newest untold) of a run without signals"
     [ "$(figures untold)" = "$(figures told)" ] || wrong="other figures in metrics.jsonl"
-    if [[ " $* " == *" --export exported "* ]] && ! cmp -s untold/exported/model.safetensors told/exported/model.safetensors; then wrong="the model that is exported then is another, or none"; fi
-    if [ "$code" = 0 ] && [ -z "$wrong" ]; then pass "$name: goes on after SIG$signal" "step $steps to $((steps + 2)), the bits of a run without signals"; else fail "$name: goes on after SIG$signal" "exit code $code, $wrong: $(tail -n 1 told.log)"; fi
+    if [[ " $* " == *" --export exported "* ]] && ! cmp -s untold/exported/model.safetensors \
+        told/exported/model.safetensors; then
+        wrong="the model that is exported then is another, or none"
+    fi
+    if [ "$code" = 0 ] && [ -z "$wrong" ]; then
+        pass "$name: goes on after SIG$signal" "step $steps to $((steps + 2)), the bits of a run without signals"
+    else
+        fail "$name: goes on after SIG$signal" "exit code $code, $wrong: $(tail -n 1 told.log)"
+    fi
 }
 
 signals() {

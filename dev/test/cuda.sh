@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# cuda.sh [all] : the CUDA build as a whole, its kernels run on this processor (dev/cuda_on_cpu); beside the C build. Where nvcc is
-# installed: it compiles for GPUs without a spill, and attention is made of the instructions it should be made of. With `all` in both
+# cuda.sh [all] : the CUDA build as a whole, its kernels run on this processor (dev/cuda_on_cpu); beside the C build.
+# Where nvcc is
+# installed: it compiles for GPUs without a spill, and attention is made of the instructions it should be made of. With
+# `all` in both
 # precisions, held against the table of registers; and more orders of streams.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -37,7 +39,8 @@ losses() { sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),
 run() {
     local out=$1
     shift
-    timeout 300 "$@" --out "$out" </dev/null >.out 2>.err || { fail "$out" "exit code $?: $(cat .out .err | tail -n 1)"; return 1; }
+    timeout 300 "$@" --out "$out" </dev/null >.out 2>.err ||
+        { fail "$out" "exit code $?: $(cat .out .err | tail -n 1)"; return 1; }
     losses "$out" >"$out.txt"
 }
 
@@ -49,9 +52,14 @@ training() {
         run "c-$precision" "$top/build/cpu-$precision/train_llama3" "${train[@]}" --steps 20 || continue
         run "cuda-$precision" "$(cuda $precision)" "${train[@]}" --steps 20 || continue
         local worst
-        worst=$(paste -d' ' "c-$precision.txt" "cuda-$precision.txt" | awk '{d = $2 - $5; if (d < 0) d = -d; if (!(d <= w)) w = d} END {printf "%d %.3g", NR, w}')
-        if [ "${worst%% *}" = 20 ] && awk "BEGIN {exit !(${worst#* } <= $limit)}"; then pass "$precision: 20 steps on CUDA have the C build's losses" "largest difference ${worst#* } <= $limit"
-        else fail "$precision: 20 steps on CUDA have the C build's losses" "steps and largest difference $worst, expected 20 and $limit"; fi
+        worst=$(paste -d' ' "c-$precision.txt" "cuda-$precision.txt" |
+            awk '{d = $2 - $5; if (d < 0) d = -d; if (!(d <= w)) w = d} END {printf "%d %.3g", NR, w}')
+        if [ "${worst%% *}" = 20 ] && awk "BEGIN {exit !(${worst#* } <= $limit)}"; then
+            pass "$precision: 20 steps on CUDA have the C build's losses" "largest difference ${worst#* } <= $limit"
+        else
+            fail "$precision: 20 steps on CUDA have the C build's losses" \
+                "steps and largest difference $worst, expected 20 and $limit"
+        fi
     done
 }
 
@@ -63,40 +71,67 @@ same_bits() {
     for precision in ${all:+fp32} bf16; do
         run "one-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
         run "two-$precision" "$(cuda $precision)" "${common[@]}" --accum 2 --ranks 2 || continue
-        CUDA_ON_CPU_DEVICES=4 run "four-$precision" "$(cuda $precision)" "${common[@]}" --accum 1 --ranks 4 --dp-replicate 2 --recompute selective --transport nccl --trace "four-$precision.json" || continue
+        CUDA_ON_CPU_DEVICES=4 run "four-$precision" "$(cuda $precision)" "${common[@]}" --accum 1 --ranks 4 \
+            --dp-replicate 2 --recompute selective --transport nccl --trace "four-$precision.json" || continue
         run "far-$precision" "$(cuda $precision)" "${common[@]}" --accum 2 --ranks 2 --offload all --slots 3 || continue
-        if [ -s "one-$precision.txt" ] && cmp -s "one-$precision.txt" "two-$precision.txt" && cmp -s "one-$precision.txt" "four-$precision.txt" && cmp -s "one-$precision.txt" "far-$precision.txt"; then
+        if [ -s "one-$precision.txt" ] && cmp -s "one-$precision.txt" "two-$precision.txt" &&
+            cmp -s "one-$precision.txt" "four-$precision.txt" && cmp -s "one-$precision.txt" "far-$precision.txt"; then
             pass "$precision: deterministic, 2 ranks, 2 x 2 over NCCL and 2 with all state offloaded have one rank's bits on CUDA" "$(tail -n 1 "one-$precision.txt")"
-        else fail "$precision: deterministic, 2 ranks, 2 x 2 over NCCL and 2 with all state offloaded have one rank's bits on CUDA" "$(tail -qn 1 {one,two,four,far}-$precision.txt | tr '\n' ';')"; fi
+        else
+            fail "$precision: deterministic, 2 ranks, 2 x 2 over NCCL and 2 with all state offloaded have one rank's bits on CUDA" "$(tail -qn 1 {one,two,four,far}-$precision.txt | tr '\n' ';')"
+        fi
         local gathers
         gathers=$(grep -c '"cat":"communication","name":"all_gather: model' "four-$precision.json")
-        if [ "$gathers" -gt 0 ]; then pass "$precision: the timeline of four GPUs has their gathers" "$gathers"; else fail "$precision: the timeline of four GPUs has their gathers" "$(head -c 200 "four-$precision.json")"; fi
+        if [ "$gathers" -gt 0 ]; then
+            pass "$precision: the timeline of four GPUs has their gathers" "$gathers"
+        else
+            fail "$precision: the timeline of four GPUs has their gathers" "$(head -c 200 "four-$precision.json")"
+        fi
     done
     local equal=0 seeds=2
     [ -z "$all" ] || seeds=8
     for ((seed = 1; seed <= seeds; seed++)); do
-        CUDA_ON_CPU_SEED=$seed run "seed-$seed" "$(cuda bf16)" "${common[@]}" --accum 2 --ranks 2 && cmp -s two-bf16.txt "seed-$seed.txt" && equal=$((equal + 1))
+        CUDA_ON_CPU_SEED=$seed run "seed-$seed" "$(cuda bf16)" "${common[@]}" --accum 2 --ranks 2 &&
+            cmp -s two-bf16.txt "seed-$seed.txt" && equal=$((equal + 1))
     done
-    if [ $equal = $seeds ]; then pass "$seeds random orders of streams, warps and lanes give equal bits" "$equal of $seeds"; else fail "$seeds random orders of streams, warps and lanes give equal bits" "$equal of $seeds"; fi
+    if [ $equal = $seeds ]; then
+        pass "$seeds random orders of streams, warps and lanes give equal bits" "$equal of $seeds"
+    else
+        fail "$seeds random orders of streams, warps and lanes give equal bits" "$equal of $seeds"
+    fi
 }
 
 # a model that two GPUs wrote, and its loss as one and two have it: nothing but weights is in memory there
 use() {
     local one two
-    CUDA_ON_CPU_DEVICES=2 run written "$(cuda fp32)" "${train[@]}" --steps 1 --ranks 2 --transport nccl --sharding no_shard --export exported || return
+    CUDA_ON_CPU_DEVICES=2 run written "$(cuda fp32)" "${train[@]}" --steps 1 --ranks 2 --transport nccl --sharding \
+        no_shard --export exported || return
     one=$("$(cuda fp32)" --model exported --eval text/val.tok --seq 75 --batch 2 2>&1 | tail -n 1)
-    two=$(CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model exported --eval text/val.tok --seq 75 --batch 2 --ranks 2 --transport nccl 2>&1 | tail -n 1)
-    if [[ "$one" == *'"loss":'* ]] && [ "$one" = "$two" ]; then pass "two GPUs write a model and measure it as one does" "$two"; else fail "two GPUs write a model and measure it as one does" "$one; $two"; fi
+    two=$(CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model exported --eval text/val.tok --seq 75 --batch 2 --ranks 2 \
+        --transport nccl 2>&1 | tail -n 1)
+    if [[ "$one" == *'"loss":'* ]] && [ "$one" = "$two" ]; then
+        pass "two GPUs write a model and measure it as one does" "$two"
+    else
+        fail "two GPUs write a model and measure it as one does" "$one; $two"
+    fi
     # … and in 8 bits: the files and the loss of the processor's
     local by how losses=
     for by in cuda cpu; do
-        how=$("$("$by" fp32)" --model exported --export "stored-$by" --dtype int8 2>&1) || { fail "a model is written in 8 bits by $by" "$how"; return; }
+        how=$("$("$by" fp32)" --model exported --export "stored-$by" --dtype int8 2>&1) ||
+            { fail "a model is written in 8 bits by $by" "$how"; return; }
     done
-    losses=$(for how in "" "--ranks 2 --transport nccl"; do CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model stored-cuda --eval text/val.tok --seq 75 --batch 2 $how 2>&1 | tail -n 1; done | sort -u)
+    losses=$(for how in "" "--ranks 2 --transport nccl"; do CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model stored-cuda \
+        --eval text/val.tok --seq 75 --batch 2 $how 2>&1 | tail -n 1; done | sort -u)
     two=$("$(cpu fp32)" --model stored-cpu --eval text/val.tok --seq 75 --batch 2 2>&1 | tail -n 1)
-    if diff -r stored-cuda stored-cpu >/dev/null && [ "$(wc -l <<<"$losses")" = 1 ] && awk -v a="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$losses")" -v b="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$two")" 'BEGIN { exit !(a > 0 && a / b - 1 < 1e-5 && b / a - 1 < 1e-5) }'; then
+    if diff -r stored-cuda stored-cpu >/dev/null && [ "$(wc -l <<<"$losses")" = 1 ] &&
+        awk -v a="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$losses")" -v \
+        b="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$two")" \
+        'BEGIN { exit !(a > 0 && a / b - 1 < 1e-5 && b / a - 1 < 1e-5) }'; then
         pass "a model in 8 bits: CUDA writes the processor's files, and has its loss" "$losses"
-    else fail "a model in 8 bits: CUDA writes the processor's files, and has its loss" "$(diff -r stored-cuda stored-cpu); $losses; $two"; fi
+    else
+        fail "a model in 8 bits: CUDA writes the processor's files, and has its loss" \
+            "$(diff -r stored-cuda stored-cpu); $losses; $two"
+    fi
 }
 
 # ---------------------------------------------------------------- saved, and gone on from
@@ -105,15 +140,21 @@ same_files() {
     local name=$1 steps=$2 first=$3 step out told=
     shift 3
     for out in "$@"; do
-        for step in $steps; do told+=$(diff -r "$first/step-0000000$step" "$out/step-0000000$step" 2>&1 | head -n 1); done
+        for step in $steps; do told+=$(diff -r "$first/step-0000000$step" "$out/step-0000000$step" 2>&1 |
+            head -n 1); done
     done
-    if [ -s "$first/step-0000000${steps: -1}/trainer.json" ] && [ -z "$told" ]; then pass "$name" "$(cat "$first/step-0000000${steps: -1}"/* | sha256sum | cut -c1-16), and loss $(tail -n 1 "$first.txt" | cut -d' ' -f2)"; else fail "$name" "$told"; fi
+    if [ -s "$first/step-0000000${steps: -1}/trainer.json" ] && [ -z "$told" ]; then
+        pass "$name" "$(cat "$first/step-0000000${steps: -1}"/* | sha256sum | cut -c1-16), and loss $(tail -n 1 "$first.txt" | cut -d' ' -f2)"
+    else
+        fail "$name" "$told"
+    fi
 }
 
 # resume OUT OF PROGRAM ARGUMENT… : from the first checkpoint of run OF; trains the step that is left, and no other
 resume() {
     run "$1" "${@:3}" --resume "$2/step-00000001" || return 1
-    cmp -s <(tail -n 1 "$2.txt") "$1.txt" || { fail "$1: goes on with the step that is left" "its steps, losses and norms: $(tr '\n' ';' <"$1.txt"), expected $(tail -n 1 "$2.txt")"; return 1; }
+    cmp -s <(tail -n 1 "$2.txt") "$1.txt" || { fail "$1: goes on with the step that is left" \
+        "its steps, losses and norms: $(tr '\n' ';' <"$1.txt"), expected $(tail -n 1 "$2.txt")"; return 1; }
 }
 
 saves() {
@@ -123,31 +164,42 @@ saves() {
     for precision in fp32 ${all:+bf16}; do
         run "saved-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
         resume "resumed-$precision" "saved-$precision" "$(cuda $precision)" "${common[@]}" --accum 4 || continue
-        same_files "$precision: a run that is resumed on CUDA leaves what the one that was not stopped leaves" 2 "saved-$precision" "resumed-$precision"
+        same_files "$precision: a run that is resumed on CUDA leaves what the one that was not stopped leaves" 2 \
+            "saved-$precision" "resumed-$precision"
     done
-    CUDA_ON_CPU_DEVICES=2 run saved-far "$(cuda fp32)" "${common[@]}" --accum 2 --ranks 2 --transport nccl --offload all || return
-    CUDA_ON_CPU_DEVICES=2 resume resumed-far saved-far "$(cuda fp32)" "${common[@]}" --accum 2 --ranks 2 --transport nccl --offload all || return
+    CUDA_ON_CPU_DEVICES=2 run saved-far "$(cuda fp32)" "${common[@]}" --accum 2 --ranks 2 --transport nccl --offload \
+        all || return
+    CUDA_ON_CPU_DEVICES=2 resume resumed-far saved-far "$(cuda fp32)" "${common[@]}" --accum 2 --ranks 2 --transport \
+        nccl --offload all || return
     same_files "two GPUs over NCCL with all state offloaded are resumed as well" 2 saved-far resumed-far
-    CUDA_ON_CPU_DEVICES=4 run saved-nccl "$(cuda fp32)" "${common[@]}" --ranks 4 --dp-replicate 2 --transport nccl --save-mode async || return
+    CUDA_ON_CPU_DEVICES=4 run saved-nccl "$(cuda fp32)" "${common[@]}" --ranks 4 --dp-replicate 2 --transport nccl \
+        --save-mode async || return
     run saved-threads "$(cuda fp32)" "${common[@]}" --ranks 4 --dp-replicate 2 || return
-    same_files "one GPU, two offloaded, 2 x 2 over NCCL that save meanwhile, and 2 x 2 threads save the same files" "1 2" saved-fp32 saved-far saved-nccl saved-threads
+    same_files "one GPU, two offloaded, 2 x 2 over NCCL that save meanwhile, and 2 x 2 threads save the same files" \
+        "1 2" saved-fp32 saved-far saved-nccl saved-threads
 }
 
 # tensor, context and pipeline parallelism, which validate, save, and go on: both transports make the same files
 meshes() {
     local precision
     local -x CUDA_ON_CPU_PROTECT=0 # to open and close the memory of eight takes longest
-    local -a common=(--model model --data text/train.tok --val text/val.tok --val-every 1 --val-batches 2 --seq 76 --batch 1 --accum 2 --threads 1 --ranks 8 --tp 2 --cp 2 --pp 2
+    local -a common=(--model model --data text/train.tok --val text/val.tok --val-every 1 --val-batches 2 --seq 76 \
+        --batch 1 --accum 2 --threads 1 --ranks 8 --tp 2 --cp 2 --pp 2
                      --steps 2 --save-every 1 --warmup 1 --lr 3e-3 --deterministic)
     for precision in fp32 bf16; do
         run "mesh-$precision" "$(cuda $precision)" "${common[@]}" || continue
-        CUDA_ON_CPU_DEVICES=8 run "mesh-nccl-$precision" "$(cuda $precision)" "${common[@]}" --transport nccl --save-mode async || continue
-        CUDA_ON_CPU_DEVICES=8 resume "mesh-resumed-$precision" "mesh-nccl-$precision" "$(cuda $precision)" "${common[@]}" --transport nccl || continue
-        same_files "$precision: tp 2 x cp 2 x pp 2 over NCCL saves what it saves over threads" "1 2" "mesh-$precision" "mesh-nccl-$precision"
+        CUDA_ON_CPU_DEVICES=8 run "mesh-nccl-$precision" "$(cuda $precision)" "${common[@]}" --transport nccl \
+            --save-mode async || continue
+        CUDA_ON_CPU_DEVICES=8 resume "mesh-resumed-$precision" "mesh-nccl-$precision" "$(cuda $precision)" \
+            "${common[@]}" --transport nccl || continue
+        same_files "$precision: tp 2 x cp 2 x pp 2 over NCCL saves what it saves over threads" "1 2" \
+            "mesh-$precision" "mesh-nccl-$precision"
         same_files "$precision: tp 2 x cp 2 x pp 2 over NCCL is resumed" 2 "mesh-$precision" "mesh-resumed-$precision"
         local one
         one=$(sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' "mesh-$precision/metrics.jsonl" | tr '\n' ' ')
-        if [ "$(wc -w <<<"$one")" -ge 2 ] && [ "$one" = "$(sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' "mesh-nccl-$precision/metrics.jsonl" | tr '\n' ' ')" ]; then pass "$precision: and measures the same losses of what it does not train on" "$one"
+        if [ "$(wc -w <<<"$one")" -ge 2 ] && [ "$one" = \
+            "$(sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' "mesh-nccl-$precision/metrics.jsonl" | tr '\n' ' ')" ]; then
+            pass "$precision: and measures the same losses of what it does not train on" "$one"
         else fail "$precision: and measures the same losses of what it does not train on" "$one"; fi
     done
 }
@@ -159,58 +211,91 @@ bad() {
     shift 3
     timeout 60 "$(cuda bf16)" "$@" </dev/null >.out 2>.err
     got=$?
-    if [ "$got" = "$code" ] && [ "$(grep -cE '^(error|failure): ' .err)" = 1 ] && grep -qE "$pattern" .err; then pass "$name" "$(head -n 1 .err)"
-    else fail "$name" "exit code $got, expected $code and one line like '$pattern': $(cat .err | head -n 3 | tr '\n' ' ')"; fi
+    if [ "$got" = "$code" ] && [ "$(grep -cE '^(error|failure): ' .err)" = 1 ] && grep -qE "$pattern" .err; then
+        pass "$name" "$(head -n 1 .err)"
+    else
+        fail "$name" "exit code $got, expected $code and one line like '$pattern': $(cat .err | head -n 3 | tr '\n' ' ')"
+    fi
 }
 
 refusals() {
     bad "heads that no kernel has" "head.* 320.*256" 1 "${train[@]}" --model wide --steps 1
     bad "MPI between GPUs" "^error: --transport mpi: start with mpirun" 1 "${train[@]}" --steps 1 --transport mpi
-    bad "two ranks on one GPU over NCCL" "^error: 2 ranks on a host that has 1 GPU, .*--ranks N --transport threads" 1 "${train[@]}" --steps 1 --ranks 2 --transport nccl
+    bad "two ranks on one GPU over NCCL" "^error: 2 ranks on a host that has 1 GPU, .*--ranks N --transport threads" \
+        1 "${train[@]}" --steps 1 --ranks 2 --transport nccl
     export CUDA_ON_CPU_DEVICES=2
-    bad "offloaded sums that NCCL should reduce" "^error: --offload all keeps gradients" 1 "${train[@]}" --steps 1 --ranks 2 --transport nccl --accum 2 --accumulate local --offload all
-    bad "offloaded gradients that NCCL should sum" "^error: --offload all keeps gradients in the host.s memory, where NCCL.*--offload optimizer" 1 "${train[@]}" --steps 1 --ranks 2 --transport nccl --sharding no_shard --offload all
+    bad "offloaded sums that NCCL should reduce" "^error: --offload all keeps gradients" 1 "${train[@]}" --steps 1 \
+        --ranks 2 --transport nccl --accum 2 --accumulate local --offload all
+    bad "offloaded gradients that NCCL should sum" \
+        "^error: --offload all keeps gradients in the host.s memory, where NCCL.*--offload optimizer" 1 "${train[@]}" \
+        --steps 1 --ranks 2 --transport nccl --sharding no_shard --offload all
     unset CUDA_ON_CPU_DEVICES
     CUDA_ON_CPU_DEVICES=0 bad "no GPU" "^error: no NVIDIA GPU is visible.*\./train_llama3" 1 "${train[@]}" --steps 1
     CUDA_ON_CPU_DRIVER=12040 bad "a driver that is too old" "^error: the NVIDIA driver supports CUDA 12\.4, but this program was built with CUDA 13\.[0-9]: install a newer driver" 1 "${train[@]}" --steps 1
-    CUDA_ON_CPU_CHIP=sm_70 bad "a GPU that is too old" "^error: .*compute capability 7\.0, but 8\.0.*needed" 1 "${train[@]}" --steps 1
-    CUDA_ON_CPU_MEMORY=4000000000000 bad "more memory to pin than the host has" "^error: the run needs [0-9.]+ GB of pinned memory on this host for 1 rank, but [0-9.]+ GB are free" 1 --model llama3-70b --vocab-size 600 --data text/train.tok --seq 64 --batch 1 --steps 1 --offload all
-    CUDA_ON_CPU_MEMORY=4000000 bad "a GPU that is too small, by the plan" "^error: the run needs 0\.[0-9]+ GB of memory on this GPU for 2 ranks, but 0\.00 GB are free: .*--recompute" 1 "${train[@]}" --steps 1 --ranks 2
-    CUDA_ON_CPU_FAIL=cudaMalloc:2:3 bad "memory that is gone meanwhile" "^error: could not allocate .* GB for [a-z]+: a rank needs .* GB" 1 "${train[@]}" --steps 1 --ranks 2
-    CUDA_ON_CPU_FAIL=cudaStreamQuery:700:3 bad "a kernel that went wrong" "^failure: CUDA: .*an illegal memory access.*CUDA_LAUNCH_BLOCKING=1.*cuda-on-cpu" 2 "${train[@]}" --steps 1 --ranks 2
-    CUDA_ON_CPU_FAIL=LAUNCH:700:40 bad "a fault of one launch" "^failure: CUDA: the launch of [a-z_0-9<>, ()]+ failed.*an illegal memory access" 2 "${train[@]}" --steps 1 --ranks 3
-    CUDA_ON_CPU_FAIL=LAUNCH:209:1 bad "a build without code for this GPU" "^error: CUDA: the launch of .*no kernel for this GPU.*make CUDA=1" 1 "${train[@]}" --steps 1
+    CUDA_ON_CPU_CHIP=sm_70 bad "a GPU that is too old" "^error: .*compute capability 7\.0, but 8\.0.*needed" 1 \
+        "${train[@]}" --steps 1
+    CUDA_ON_CPU_MEMORY=4000000000000 bad "more memory to pin than the host has" \
+        "^error: the run needs [0-9.]+ GB of pinned memory on this host for 1 rank, but [0-9.]+ GB are free" 1 \
+        --model llama3-70b --vocab-size 600 --data text/train.tok --seq 64 --batch 1 --steps 1 --offload all
+    CUDA_ON_CPU_MEMORY=4000000 bad "a GPU that is too small, by the plan" \
+        "^error: the run needs 0\.[0-9]+ GB of memory on this GPU for 2 ranks, but 0\.00 GB are free: .*--recompute" \
+        1 "${train[@]}" --steps 1 --ranks 2
+    CUDA_ON_CPU_FAIL=cudaMalloc:2:3 bad "memory that is gone meanwhile" \
+        "^error: could not allocate .* GB for [a-z]+: a rank needs .* GB" 1 "${train[@]}" --steps 1 --ranks 2
+    CUDA_ON_CPU_FAIL=cudaStreamQuery:700:3 bad "a kernel that went wrong" \
+        "^failure: CUDA: .*an illegal memory access.*CUDA_LAUNCH_BLOCKING=1.*cuda-on-cpu" 2 "${train[@]}" --steps 1 \
+        --ranks 2
+    CUDA_ON_CPU_FAIL=LAUNCH:700:40 bad "a fault of one launch" \
+        "^failure: CUDA: the launch of [a-z_0-9<>, ()]+ failed.*an illegal memory access" 2 "${train[@]}" --steps 1 \
+        --ranks 3
+    CUDA_ON_CPU_FAIL=LAUNCH:209:1 bad "a build without code for this GPU" \
+        "^error: CUDA: the launch of .*no kernel for this GPU.*make CUDA=1" 1 "${train[@]}" --steps 1
 }
 
 # ---------------------------------------------------------------- compiled for GPUs, where nvcc is
-# instructions of each attention kernel of tensor cores: name, mma, ldmatrix, accesses to local memory; of the machine's code where it
+# instructions of each attention kernel of tensor cores: name, mma, ldmatrix, accesses to local memory; of the machine's
+# code where it
 # can be read, else of PTX
 instructions() {
     if command -v cuobjdump >/dev/null && command -v nvdisasm >/dev/null; then
         cuobjdump -sass "$top/build/cuda-bf16/test_llama3_cuda" | awk '/Function :/ {name = $3} /HMMA/ {mma[name]++} /LDSM/ {load[name]++} /LDL|STL/ {spill[name]++}
             END {for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0}'
     else
-        (cd "$top" && $(sed -E 's/-gencode [^ ]+//g; s/ -t [0-9]+//; s/-Xptxas [^ ]+//; s/ -l[^ ]+//g' build/cuda-bf16/flags) -arch=compute_90 -ptx train_llama3.cu -o "$work/ptx") >.out 2>&1
+        (cd "$top" && $(sed -E 's/-gencode [^ ]+//g; s/ -t [0-9]+//; s/-Xptxas [^ ]+//; s/ -l[^ ]+//g' \
+            build/cuda-bf16/flags) -arch=compute_90 -ptx train_llama3.cu -o "$work/ptx") >.out 2>&1
         awk '/\.entry / {match($0, /_Z[A-Za-z0-9_]+/); name = substr($0, RSTART, RLENGTH)} /mma\.sync/ {mma[name]++} /ldmatrix/ {load[name]++} /ld\.local|st\.local/ {spill[name]++}
             END {for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0}' ptx
     fi
 }
 
 compiled() {
-    if (cd "$top" && $(<build/cuda-on-cpu-bf16/flags) -Wno-unused-function -I. -fsyntax-only dev/kernels/bench_gpu.cu) >.out 2>&1; then pass "what measures ops and steps on a GPU compiles with the program" "dev/kernels/bench_gpu.cu"
+    if (cd "$top" && $(<build/cuda-on-cpu-bf16/flags) -Wno-unused-function -I. -fsyntax-only \
+        dev/kernels/bench_gpu.cu) >.out 2>&1; then
+        pass "what measures ops and steps on a GPU compiles with the program" "dev/kernels/bench_gpu.cu"
     else fail "what measures ops and steps on a GPU compiles with the program" "$(grep -m3 error .out)"; fi
     [ -n "$all" ] || return # make compiles the program for GPUs where nvcc is; all of what follows takes minutes
-    if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then echo "no nvcc: whether the kernels compile for GPUs is left out"; return; fi
+    if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+        echo "no nvcc: whether the kernels compile for GPUs is left out"
+        return
+    fi
     local precision count
     for precision in bf16 fp32; do
-        if make --no-print-directory -C "$top" CUDA=1 PRECISION=$precision build/cuda-$precision/test_llama3_cuda >.out 2>&1; then pass "$precision: the program, in its test, compiles for sm_80, sm_90 and PTX" "no warning of ptxas"
-        else fail "$precision: the program, in its test, compiles for sm_80, sm_90 and PTX" "$(grep -iE 'error|warning' .out | head -n 3)"; fi
+        if make --no-print-directory -C "$top" CUDA=1 PRECISION=$precision build/cuda-$precision/test_llama3_cuda \
+            >.out 2>&1; then
+            pass "$precision: the program, in its test, compiles for sm_80, sm_90 and PTX" "no warning of ptxas"
+        else
+            fail "$precision: the program, in its test, compiles for sm_80, sm_90 and PTX" \
+                "$(grep -iE 'error|warning' .out | head -n 3)"
+        fi
     done
-    if "$top/dev/test/cuda_table.sh" >.out 2>&1; then pass "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 1 .out)"
+    if "$top/dev/test/cuda_table.sh" >.out 2>&1; then
+        pass "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 1 .out)"
     else fail "no kernel spills, uses local memory, or takes more registers than the table says" "$(tail -n 3 .out)"; fi
     instructions >.sass
     count=$(grep -c attention .sass)
-    if [ "$count" -ge 8 ] && ! grep attention .sass | awk '$2 < 16 || $3 < 8 || $4 > 0' | grep -q .; then pass "attention is mma and ldmatrix, without local memory" "$count kernels: $(grep attention .sass | awk '{m += $2; l += $3} END {print m " mma, " l " ldmatrix"}')"
+    if [ "$count" -ge 8 ] && ! grep attention .sass | awk '$2 < 16 || $3 < 8 || $4 > 0' | grep -q .; then
+        pass "attention is mma and ldmatrix, without local memory" \
+            "$count kernels: $(grep attention .sass | awk '{m += $2; l += $3} END {print m " mma, " l " ldmatrix"}')"
     else fail "attention is mma and ldmatrix, without local memory" "$(cat .sass)"; fi
 }
 

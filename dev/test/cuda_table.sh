@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# cuda_table.sh [--update] : what nvcc makes of each CUDA kernel, against the committed table dev/results/cuda-kernels.txt.
+# cuda_table.sh [--update] : what nvcc makes of each CUDA kernel, against the committed table
+# dev/results/cuda-kernels.txt.
 # No kernel may spill or use local memory, none may take more registers than the table says, and the table has them all.
 # Needs nvcc, no GPU; builds both precisions. --update writes the table. CUDA on a CPU reads name and registers of it.
 set -euo pipefail
@@ -17,24 +18,28 @@ kernels() {
              for (i = 2; i <= NF; i++) if ($i == "registers,") registers = $(i - 1); else if ($i ~ /^smem/) shared = $(i - 2)
              print name, registers, shared, arch, stack, spills}' "$1" | c++filt -t |
         sed -E 's/^void //; s/\(int\)|\(bool\)//g; s/^([^ (<]*(<[^(]*>)?)\([^)]*\) /\1 /' |
-        awk '{for (name = $1; NF > 6; NF--) {name = name $2; for (i = 2; i < NF; i++) $i = $(i + 1)} $1 = name; print}' # a name has no spaces
+        # a name has no spaces
+        awk '{for (name = $1; NF > 6; NF--) {name = name $2; for (i = 2; i < NF; i++) $i = $(i + 1)} $1 = name; print}'
 }
 
 # NAME THREADS: launch bounds stand in the PTX only
 bounds() {
     awk '/\.entry / {match($0, /_Z[A-Za-z0-9_]+/); name = substr($0, RSTART, RLENGTH)} /^\.maxntid/ {gsub(",", ""); print name, $2}' "$1" | c++filt -t |
-        sed -E 's/^void //; s/\(int\)|\(bool\)//g; s/^([^ (<]*(<[^(]*>)?)\([^)]*\) /\1 /' | awk '{name = $1; for (i = 2; i < NF; i++) name = name $i; print name, $NF}'
+        sed -E 's/^void //; s/\(int\)|\(bool\)//g; s/^([^ (<]*(<[^(]*>)?)\([^)]*\) /\1 /' |
+            awk '{name = $1; for (i = 2; i < NF; i++) name = name $i; print name, $NF}'
 }
 
 for precision in fp32 bf16; do
-    make --no-print-directory PRECISION=$precision build/cuda-$precision/test_llama3_cuda >"$work/make" 2>&1 || { grep -i error "$work/make"; exit 1; }
+    make --no-print-directory PRECISION=$precision build/cuda-$precision/test_llama3_cuda >"$work/make" 2>&1 ||
+        { grep -i error "$work/make"; exit 1; }
     kernels build/cuda-$precision/test_llama3_cuda.ptxas | sed "s/^/$precision /" >>"$work/kernels"
     front=$(sed -E "s/-gencode [^ ]+//g; s/ -t [0-9]+//; s/-Xptxas [^ ]+//; s/ -l[^ ]+//g" build/cuda-$precision/flags)
     $front -arch=compute_90 -ptx train_llama3.cu -o "$work/ptx" 2>"$work/make" || { cat "$work/make"; exit 1; }
     bounds "$work/ptx" >>"$work/bounds"
 done
 
-# Blocks an SM holds: of 65,536 registers, given to warps in units of 256 and split among four schedulers; 2,048 threads;
+# Blocks an SM holds: of 65,536 registers, given to warps in units of 256 and split among four schedulers; 2,048
+# threads;
 # shared memory of 164 KB (sm_80) or 228 KB (sm_90), of which a block takes 1 KB more than it asks for.
 awk 'FILENAME ~ /bounds$/ {threads[$1] = $2; next}
      {name = $2; at = $1 " " $5; known[name] = 1; registers[name, at] = $3; if ($4 > shared[name]) shared[name] = $4; if ($3 > most[name]) most[name] = $3
@@ -73,5 +78,6 @@ grew=$(awk '/^#/ {next} FILENAME != last {last = FILENAME; file++}
             !($1 in was) {print $1 " is not in the table"}
             ($1 in was) && $2 > was[$1] {print $1 " takes " $2 " registers, " was[$1] " in the table"}
             END {for (name in was) if (!(name in now)) print name " is no longer there"}' $table "$work/table")
-[ -z "$grew" ] || { echo "$grew"; echo "error: the kernels are not those of $table; where it is right, run $0 --update"; exit 1; }
+[ -z "$grew" ] || { echo "$grew"; echo \
+    "error: the kernels are not those of $table; where it is right, run $0 --update"; exit 1; }
 echo "$(wc -l <"$work/rows") kernels, no spills, no local memory, no register more than in $table"

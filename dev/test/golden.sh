@@ -22,10 +22,13 @@ grep -q -m1 avx512f /proc/cpuinfo || library=HAVE_ONEDNN=
 
 # build TREE : the programs that are compared
 build() {
-    make -s -C "$1" PRECISION=fp32 CUDA= $library BUILD=build/golden-cpu-fp32 build/golden-cpu-fp32/train_llama3 || exit 1
+    make -s -C "$1" PRECISION=fp32 CUDA= $library BUILD=build/golden-cpu-fp32 build/golden-cpu-fp32/train_llama3 ||
+        exit 1
     [ -z "$quick" ] || return 0
-    make -s -C "$1" PRECISION=bf16 CUDA= $library BUILD=build/golden-cpu-bf16 build/golden-cpu-bf16/train_llama3 || exit 1
-    make -s -C "$1" PRECISION=fp32 CPU_CUDA_BUILD=build/golden-emulator build/golden-emulator/train_llama3_cuda || exit 1
+    make -s -C "$1" PRECISION=bf16 CUDA= $library BUILD=build/golden-cpu-bf16 build/golden-cpu-bf16/train_llama3 ||
+        exit 1
+    make -s -C "$1" PRECISION=fp32 CPU_CUDA_BUILD=build/golden-emulator build/golden-emulator/train_llama3_cuda ||
+        exit 1
 }
 build "$base"
 build "$top"
@@ -54,7 +57,8 @@ run() {
 
 # results OUT : what both sides must have alike
 results() {
-    sed -nE 's/^\{"step":([0-9]+),"(val_)?loss":([^,]*),("grad_norm":[^,]*,"lr":[^,]*)?.*/\1 \3 \4/p' "$work/$1/metrics.jsonl"
+    sed -nE 's/^\{"step":([0-9]+),"(val_)?loss":([^,]*),("grad_norm":[^,]*,"lr":[^,]*)?.*/\1 \3 \4/p' \
+        "$work/$1/metrics.jsonl"
     (cd "$work/$1" && cat samples.jsonl 2>/dev/null | sha256sum; sha256sum step-*/* 2>/dev/null; readlink latest)
 }
 
@@ -64,10 +68,13 @@ compare() {
     old=$(results "old-$2") new=$(results "new-$2")
     if [ -z "$old" ]; then fail "$1" "the old program gives nothing: $(tail -n 1 "$work/old-$2.log")"
     elif [ "$old" = "$new" ]; then pass "$1: $(wc -l <<<"$old") values and hashes"
-    else fail "$1" "$(diff <(echo "$old") <(echo "$new") | head -n 4 | tr '\n' ' '); $(tail -n 1 "$work/new-$2.log")"; fi
+    else
+        fail "$1" "$(diff <(echo "$old") <(echo "$new") | head -n 4 | tr '\n' ' '); $(tail -n 1 "$work/new-$2.log")"
+    fi
 }
 
-common=(--data text/train.tok --val text/val.tok --val-every 3 --seq 32 --batch 1 --threads 1 --steps 6 --save-every 3 --lr 0.003 --warmup 2 --deterministic)
+common=(--data text/train.tok --val text/val.tok --val-every 3 --seq 32 --batch 1 --threads 1 --steps 6 --save-every \
+    3 --lr 0.003 --warmup 2 --deterministic)
 count=0
 # golden NAME PROGRAM OPTIONS… : six steps with two checkpoints and two validations
 golden() {
@@ -80,30 +87,35 @@ golden() {
     wait
     compare "$name" "$count"
 }
-fp32=build/golden-cpu-fp32/train_llama3 bf16=build/golden-cpu-bf16/train_llama3 emulator=build/golden-emulator/train_llama3_cuda
+fp32=build/golden-cpu-fp32/train_llama3 bf16=build/golden-cpu-bf16/train_llama3 \
+    emulator=build/golden-emulator/train_llama3_cuda
 m=(--model model)
 
 golden "one rank" $fp32 "${m[@]}" --accum 2
 golden "full_shard on 4 ranks" $fp32 "${m[@]}" --ranks 4 --accum 2
-golden "shard_grad_op, sums kept locally" $fp32 "${m[@]}" --ranks 2 --accum 3 --sharding shard_grad_op --accumulate local
+golden "shard_grad_op, sums kept locally" $fp32 "${m[@]}" --ranks 2 --accum 3 --sharding shard_grad_op --accumulate \
+    local
 golden "no_shard, selective recomputation" $fp32 "${m[@]}" --ranks 2 --sharding no_shard --recompute selective
 golden "hybrid, units by size" $fp32 "${m[@]}" --ranks 4 --dp-replicate 2 --wrap size:20000 --recompute every:2
 golden "tensor parallelism" $fp32 "${m[@]}" --ranks 4 --tp 2 --recompute full
 golden "context parallelism, documents" $fp32 "${m[@]}" --ranks 4 --cp 2 --doc-mask --batch 2
 golden "1F1B" $fp32 "${m[@]}" --ranks 4 --pp 2 --accum 4 --recompute selective
-golden "interleaved pipeline, tied" $fp32 --model tied --ranks 4 --pp 2 --pp-schedule interleaved --pp-chunks 2 --accum 4
+golden "interleaved pipeline, tied" $fp32 --model tied --ranks 4 --pp 2 --pp-schedule interleaved --pp-chunks 2 \
+    --accum 4
 golden "tp, cp, pp and shards" $fp32 --model tied --ranks 16 --tp 2 --cp 2 --pp 2 --accum 2 --doc-mask
 golden "offload of everything, asynchronous saves" $fp32 "${m[@]}" --ranks 2 --offload all --save-mode async
 golden "gradients reduced in bf16" $fp32 "${m[@]}" --ranks 4 --reduce-dtype bf16
 golden "LoRA on fp32" $fp32 "${m[@]}" --ranks 2 --lora-rank 4 --lora-alpha 8 --base fp32
 golden "LoRA on int8" $fp32 "${m[@]}" --ranks 4 --lora-rank 4 --lora-alpha 8 --base int8 --dp-replicate 2
-golden "LoRA on int8:all with tp" $fp32 --model wide --ranks 4 --tp 2 --lora-rank 4 --lora-targets q,v,down --base int8:all --recompute full
+golden "LoRA on int8:all with tp" $fp32 --model wide --ranks 4 --tp 2 --lora-rank 4 --lora-targets q,v,down --base \
+    int8:all --recompute full
 if [ -z "$quick" ]; then
     golden "bf16, one rank" $bf16 "${m[@]}" --accum 2
     golden "bf16, full_shard and recomputation" $bf16 "${m[@]}" --ranks 4 --recompute selective
     golden "bf16, tp, cp, pp" $bf16 --model tied --ranks 8 --tp 2 --cp 2 --pp 2 --accum 2
     golden "bf16, LoRA on int8" $bf16 "${m[@]}" --ranks 2 --lora-rank 4 --base int8
-    golden "bf16, interleaved, light ends" $bf16 "${m[@]}" --ranks 2 --pp 2 --pp-light-ends --accum 2 --recompute every:2
+    golden "bf16, interleaved, light ends" $bf16 "${m[@]}" --ranks 2 --pp 2 --pp-light-ends --accum 2 --recompute \
+        every:2
     golden "emulator, full_shard" $emulator "${m[@]}" --ranks 2 --accum 2
     golden "emulator, tp and pp" $emulator --model tied --ranks 4 --tp 2 --pp 2 --accum 2
     golden "emulator, LoRA on int8" $emulator "${m[@]}" --ranks 2 --lora-rank 4 --base int8
@@ -115,7 +127,11 @@ same() {
     wanted "$name" || return 0
     shift
     old=$(cd "$work" && "$base/$fp32" "$@" 2>&1) new=$(cd "$work" && "$top/$fp32" "$@" 2>&1)
-    if [ -n "$old" ] && [ "$old" = "$new" ]; then pass "$name: ${#old} characters"; else fail "$name" "$(diff <(echo "$old") <(echo "$new") | head -n 4 | tr '\n' ' ')"; fi
+    if [ -n "$old" ] && [ "$old" = "$new" ]; then
+        pass "$name: ${#old} characters"
+    else
+        fail "$name" "$(diff <(echo "$old") <(echo "$new") | head -n 4 | tr '\n' ' ')"
+    fi
 }
 
 # what the old program wrote: read, evaluated, exported, sampled from, and trained on by both
@@ -125,16 +141,23 @@ same "--eval" --model $start --eval text/val.tok --seq 32 --batch 1 --threads 1 
 same "--encode" --encode text/tokenizer.model --tokenizer text/tokenizer.model
 if wanted "--generate"; then
     for side in base top; do
-        (cd "$work" && "${!side}/$fp32" --model $start --generate "int main" --max-tokens 40 --temperature 0.8 --seed 3 --threads 1 --deterministic 2>/dev/null | grep -v '^[a-z ]*:\| tokens/s' >"generated-$side")
+        (cd "$work" && "${!side}/$fp32" --model $start --generate "int main" --max-tokens 40 --temperature 0.8 --seed \
+            3 --threads 1 --deterministic 2>/dev/null | grep -v '^[a-z ]*:\| tokens/s' >"generated-$side")
     done
-    if [ -s "$work/generated-base" ] && cmp -s "$work/generated-base" "$work/generated-top"; then pass "--generate: $(wc -c <"$work/generated-base") bytes"
+    if [ -s "$work/generated-base" ] && cmp -s "$work/generated-base" "$work/generated-top"; then
+        pass "--generate: $(wc -c <"$work/generated-base") bytes"
     else fail "--generate" "$(diff "$work/generated-base" "$work/generated-top" | head -n 6 | tr '\n' ' ')"; fi
 fi
 for dtype in fp32 bf16 int8; do
     wanted "--export" || continue
-    for side in base top; do (cd "$work" && "${!side}/$fp32" --model $start --export "export-$dtype-$side" --dtype $dtype --threads 1 >/dev/null 2>&1); done
+    for side in base top; do (cd "$work" && "${!side}/$fp32" --model $start --export "export-$dtype-$side" --dtype \
+        $dtype --threads 1 >/dev/null 2>&1); done
     old=$(cd "$work/export-$dtype-base" && sha256sum *) new=$(cd "$work/export-$dtype-top" && sha256sum *)
-    if [ -n "$old" ] && [ "$old" = "$new" ]; then pass "--export --dtype $dtype: $(wc -l <<<"$old") files"; else fail "--export --dtype $dtype" "$(diff <(echo "$old") <(echo "$new") | tr '\n' ' ')"; fi
+    if [ -n "$old" ] && [ "$old" = "$new" ]; then
+        pass "--export --dtype $dtype: $(wc -l <<<"$old") files"
+    else
+        fail "--export --dtype $dtype" "$(diff <(echo "$old") <(echo "$new") | tr '\n' ' ')"
+    fi
 done
 for layout in "--accum 2" "--ranks 4 --tp 2" "--ranks 4 --pp 2 --sharding no_shard"; do
     wanted "resumed" || continue

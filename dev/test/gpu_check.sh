@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# gpu_check.sh : dev/gpu_check.sh with small shapes on CUDA on a CPU, so that no line of it runs for the first time on a GPU: all
-# stages, rows that are kept and replaced, failures that are told. With PyTorch, if python3 has it, it is compared with too.
+# gpu_check.sh : dev/gpu_check.sh with small shapes on CUDA on a CPU, so that no line of it runs for the first time on a
+# GPU: all
+# stages, rows that are kept and replaced, failures that are told. With PyTorch, if python3 has it, it is compared with
+# too.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
@@ -30,37 +32,78 @@ export PATH=$work/bin:$PATH
 measured="attention training training-8b"
 command -v python3 >/dev/null || measured=
 check machine kernels tests ranks roofline sanitizer pages $measured
-if [ $code = 0 ] && ! grep -q FAILED "$work/out/gpu-check.md"; then pass "every stage runs" "$(grep -c '^== ' "$work/said") stages"; else fail "every stage runs" "exit code $code: $(grep FAILED "$work/out/gpu-check.md" | head -n 2) $(tail -n 1 "$work/out/gpu-check.log")"; fi
+if [ $code = 0 ] && ! grep -q FAILED "$work/out/gpu-check.md"; then
+    pass "every stage runs" "$(grep -c '^== ' "$work/said") stages"
+else
+    fail "every stage runs" \
+        "exit code $code: $(grep FAILED "$work/out/gpu-check.md" | head -n 2) $(tail -n 1 "$work/out/gpu-check.log")"
+fi
 missing=
-for stage in machine kernels-bf16 kernels-fp32 tests-bf16 tests-fp32 ranks roofline sanitizer $measured; do [ "$(rows $stage 'CUDA on a CPU')" = 1 ] || missing+=" $stage"; done
-if [ -z "$missing" ]; then pass "the table has a row of each stage" "$(row ranks)"; else fail "the table has a row of each stage" "missing:$missing"; fi
-if row ranks | grep -qF '| 1755 to 1980 MHz, median 1980, 600.1 W, 55 °C | CUDA on a CPU (sm_90), driver 580.1, ' && ! grep -qsaF "$work/bin/nvidia-smi" /proc/[0-9]*/cmdline; then pass "clocks are those of the stage, and nothing goes on sampling" "$(row ranks | cut -d'|' -f5)"
+for stage in machine kernels-bf16 kernels-fp32 tests-bf16 tests-fp32 ranks roofline sanitizer $measured; do [ \
+    "$(rows $stage 'CUDA on a CPU')" = 1 ] || missing+=" $stage"; done
+if [ -z "$missing" ]; then
+    pass "the table has a row of each stage" "$(row ranks)"
+else
+    fail "the table has a row of each stage" "missing:$missing"
+fi
+if row ranks | grep -qF '| 1755 to 1980 MHz, median 1980, 600.1 W, 55 °C | CUDA on a CPU (sm_90), driver 580.1, ' &&
+    ! grep -qsaF "$work/bin/nvidia-smi" /proc/[0-9]*/cmdline; then
+    pass "clocks are those of the stage, and nothing goes on sampling" "$(row ranks | cut -d'|' -f5)"
 else fail "clocks are those of the stage, and nothing goes on sampling" "$(row ranks)"; fi
-if [ "$(rows ranks '= 7 | 7 | met')" = 1 ]; then pass "ranks on one GPU have one rank's bits" "7 of 7"; else fail "ranks on one GPU have one rank's bits" "$(row ranks)"; fi
+if [ "$(rows ranks '= 7 | 7 | met')" = 1 ]; then
+    pass "ranks on one GPU have one rank's bits" "7 of 7"
+else
+    fail "ranks on one GPU have one rank's bits" "$(row ranks)"
+fi
 count=$(grep -cE '^\| .* \| [0-9.e+-]+ \| [0-9.e+-]+ \| [0-9.]+ \|$' "$work/out/roofline-gpu.md")
-if [ "$count" = 62 ] && [ "$(rows roofline '>= 0')" = 2 ]; then pass "the roofline has every figure and two bounds" "$count figures"; else fail "the roofline has every figure and two bounds" "$count figures, expected 62; $(row roofline)"; fi
+if [ "$count" = 62 ] && [ "$(rows roofline '>= 0')" = 2 ]; then
+    pass "the roofline has every figure and two bounds" "$count figures"
+else
+    fail "the roofline has every figure and two bounds" "$count figures, expected 62; $(row roofline)"
+fi
 if [ -n "$measured" ]; then
-    if python3 -m json.tool "$work/out/gpu-check.json" >/dev/null; then pass "results are JSON" "$(wc -c <"$work/out/gpu-check.json") bytes"; else fail "results are JSON" "$(head -n 3 "$work/out/gpu-check.json")"; fi
+    if python3 -m json.tool "$work/out/gpu-check.json" >/dev/null; then
+        pass "results are JSON" "$(wc -c <"$work/out/gpu-check.json") bytes"
+    else
+        fail "results are JSON" "$(head -n 3 "$work/out/gpu-check.json")"
+    fi
     count=$(grep -c '^| this program | [0-9.,]* | ' "$work/out/training-gpu.md")
-    if [ "$count" -ge 2 ] && [ "$(rows 'training.*' 'beyond the plan, MiB | <= 64 | .* met')" = 2 ] && [ "$(grep -c '^| block products | [0-9]' "$work/out/training-gpu.md")" = 2 ]; then
+    if [ "$count" -ge 2 ] && [ "$(rows 'training.*' 'beyond the plan, MiB | <= 64 | .* met')" = 2 ] &&
+        [ "$(grep -c '^| block products | [0-9]' "$work/out/training-gpu.md")" = 2 ]; then
         pass "training has times, parts and memory of both models" "$count rows"
     else fail "training has times, parts and memory of both models" "$(cat "$work/out/training-gpu.md")"; fi
 fi
 
 cp "$work/out/gpu-check.md" "$work/before"
 check tests
-if [ $code = 0 ] && [ "$(rows tests-bf16 '')" = 1 ] && diff <(cut -d'|' -f2 "$work/before") <(cut -d'|' -f2 "$work/out/gpu-check.md") >/dev/null; then pass "a later call replaces its rows and keeps the others" "$(row tests-bf16)"
+if [ $code = 0 ] && [ "$(rows tests-bf16 '')" = 1 ] &&
+    diff <(cut -d'|' -f2 "$work/before") <(cut -d'|' -f2 "$work/out/gpu-check.md") >/dev/null; then
+    pass "a later call replaces its rows and keeps the others" "$(row tests-bf16)"
 else fail "a later call replaces its rows and keeps the others" "$(diff "$work/before" "$work/out/gpu-check.md")"; fi
 
 CUDA_ON_CPU_FAIL=LAUNCH:700:200 check tests
-if [ $code = 1 ] && [ "$(rows tests-bf16 'FAILED, exit code 2')" = 1 ] && grep -q '^failure: CUDA: the launch of' "$work/said"; then pass "a kernel that fails is a row that says so" "$(row tests-bf16)"
+if [ $code = 1 ] && [ "$(rows tests-bf16 'FAILED, exit code 2')" = 1 ] &&
+    grep -q '^failure: CUDA: the launch of' "$work/said"; then
+    pass "a kernel that fails is a row that says so" "$(row tests-bf16)"
 else fail "a kernel that fails is a row that says so" "exit code $code: $(row tests-bf16)"; fi
 CUDA_ON_CPU_FAIL=LAUNCH:700:9 check roofline
-if [ $code = 1 ] && [ "$(rows roofline 'FAILED')" = 1 ] && [ "$(rows ranks '| met')" = 1 ]; then pass "a measurement that fails is a row that says so" "$(row roofline)"; else fail "a measurement that fails is a row that says so" "exit code $code: $(row roofline)"; fi
+if [ $code = 1 ] && [ "$(rows roofline 'FAILED')" = 1 ] && [ "$(rows ranks '| met')" = 1 ]; then
+    pass "a measurement that fails is a row that says so" "$(row roofline)"
+else
+    fail "a measurement that fails is a row that says so" "exit code $code: $(row roofline)"
+fi
 LIMIT=3 check ranks
-if [ $code = 0 ] && grep -q '^left out: ' "$work/said" && [ "$(rows ranks '| met')" = 1 ]; then pass "a stage without time is left out, and its row stays" "$(tail -n 1 "$work/said")"; else fail "a stage without time is left out, and its row stays" "$(tail -n 2 "$work/said")"; fi
+if [ $code = 0 ] && grep -q '^left out: ' "$work/said" && [ "$(rows ranks '| met')" = 1 ]; then
+    pass "a stage without time is left out, and its row stays" "$(tail -n 1 "$work/said")"
+else
+    fail "a stage without time is left out, and its row stays" "$(tail -n 2 "$work/said")"
+fi
 CUDA_ON_CPU_DEVICES=0 check ranks
-if [ $code = 1 ] && grep -q '^error: .*no NVIDIA GPU is visible.*DRY=1' "$work/said"; then pass "without a GPU it says so" "$(tail -n 1 "$work/said")"; else fail "without a GPU it says so" "exit code $code: $(tail -n 2 "$work/said")"; fi
+if [ $code = 1 ] && grep -q '^error: .*no NVIDIA GPU is visible.*DRY=1' "$work/said"; then
+    pass "without a GPU it says so" "$(tail -n 1 "$work/said")"
+else
+    fail "without a GPU it says so" "exit code $code: $(tail -n 2 "$work/said")"
+fi
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

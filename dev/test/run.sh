@@ -61,7 +61,8 @@ count() {
 # wanted NAME: whether this suite is to run
 wanted() {
     [[ $1 =~ ${ONLY:-} ]] || return 1
-    [ -z "${RESUME:-}" ] || ! grep -qF "| $1 | " "$table" || ! grep -F "| $1 | " "$table" | grep -q " 0 failed.*| $commit |"
+    [ -z "${RESUME:-}" ] || ! grep -qF "| $1 | " "$table" || ! grep -F "| $1 | " "$table" |
+        grep -q " 0 failed.*| $commit |"
 }
 
 # suite NAME COMMAND…: runs a suite and shows its output as it comes

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # sample_text.sh DIR: writes 24 text files of 8 to 48 KB into DIR, 650 KB in all. The tests train on them.
-# The words are invented and drawn by a random generator with a fixed seed, so every machine writes the same bytes and no
+# The words are invented and drawn by a random generator with a fixed seed, so every machine writes the same bytes and
+# no
 # change of the repository changes what the tests train on. Later words depend on earlier ones, so the loss can fall.
 set -euo pipefail
-[ $# -eq 1 ] || { echo "error: sample_text.sh was given $# arguments; expected one, the directory to write to" >&2; exit 1; }
+[ $# -eq 1 ] || { echo "error: sample_text.sh was given $# arguments; expected one, the directory to write to" >&2; \
+    exit 1; }
 mkdir -p "$1"
 LC_ALL=C awk -v dir="$1" '
 function draw(n) { # a number from 0 to n - 1: the minimal standard generator of Park and Miller, exact in doubles

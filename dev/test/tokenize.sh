@@ -12,7 +12,8 @@ passed=0 failed=0
 pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: ${2:0:400}"; failed=$((failed + 1)); }
 
-make -s -C dev/data OUT="$work/bin" >"$work/log" 2>&1 || { cat "$work/log"; echo "FAIL the tools of dev/data do not build"; echo "0 passed, 1 failed"; exit 1; }
+make -s -C dev/data OUT="$work/bin" >"$work/log" 2>&1 ||
+    { cat "$work/log"; echo "FAIL the tools of dev/data do not build"; echo "0 passed, 1 failed"; exit 1; }
 cd "$work"
 
 # tokens NAME ARGUMENT… : tokenizes into NAME.train and NAME.val
@@ -28,7 +29,8 @@ bad() {
     shift 2
     timeout 60 "$@" </dev/null >.out 2>.err
     code=$?
-    if [ "$code" = 1 ] && [ "$(wc -l <.err)" = 1 ] && grep -qE "^error: .*$pattern" .err; then pass "$name" "$(cat .err)"
+    if [ "$code" = 1 ] && [ "$(wc -l <.err)" = 1 ] && grep -qE "^error: .*$pattern" .err; then
+        pass "$name" "$(cat .err)"
     else fail "$name" "exit code $code, expected 1 and 'error: …$pattern': $(cat .err)"; fi
 }
 
@@ -44,7 +46,8 @@ awk 'function draw(n) { x = x * 16807 % 2147483647; return x % n }
                      printf "%s", draw(9) ? " " : draw(3) ? ", " : "\t  "
                  }
                  printf "%s", draw(8) ? "\n" : draw(4) ? "\n\n" : " \r\n \n" } }' >text
-bin/train_tokenizer --vocab-size 1000 --out tokenizer.model text >.out || { fail "the tokenizer" "$(cat .out)"; exit 1; }
+bin/train_tokenizer --vocab-size 1000 --out tokenizer.model text >.out ||
+    { fail "the tokenizer" "$(cat .out)"; exit 1; }
 
 # ---------------------------------------------------------------- the same bytes
 # same NAME TEXT… : one thread with slices of whole stretches, against other threads and slices
@@ -54,7 +57,9 @@ same() {
     tokens whole --threads 1 --slice 1000000000 "$@" || { fail "$name" "$(cat .err)"; return; }
     for threads in 1 2 3 8; do
         for slice in 1 5000 262144; do
-            tokens cut --threads "$threads" --slice "$slice" "$@" && cmp whole.train cut.train && cmp whole.val cut.val || { fail "$name" "$threads threads, slices of $slice bytes: $(cat .err)"; return; }
+            tokens cut --threads "$threads" --slice "$slice" "$@" && cmp whole.train cut.train &&
+                cmp whole.val cut.val || { fail "$name" "$threads threads, slices of $slice bytes: $(cat .err)"; \
+                return; }
             run=$((run + 1))
         done
     done
@@ -63,7 +68,11 @@ same() {
 same "one document: the same for any threads and slices" text
 sum=$(cat whole.train whole.val tokenizer.model | sha256sum | cut -c1-16)
 # what the first tools gave, which knew neither threads nor slices
-if [ "$sum" = 0d651bc3854c2b59 ]; then pass "tokens and tokenizer are those of earlier versions" "$sum"; else fail "tokens and tokenizer are those of earlier versions" "$sum"; fi
+if [ "$sum" = 0d651bc3854c2b59 ]; then
+    pass "tokens and tokenizer are those of earlier versions" "$sum"
+else
+    fail "tokens and tokenizer are those of earlier versions" "$sum"
+fi
 
 mkdir many
 split -l 25 -a 4 text many/part
@@ -74,17 +83,23 @@ tr -dc 'a-z' <text >letters # none
 same "a text without a place to cut: the same for any threads and slices" letters
 
 # ---------------------------------------------------------------- larger than memory
-# large NAME MB : text of so many MB, with 2 threads in 64 MB of addresses (one heap for both; else it reserves 64 MB for each)
+# large NAME MB : text of so many MB, with 2 threads in 64 MB of addresses (one heap for both; else it reserves 64 MB
+# for each)
 large() {
     local name=$1 bytes=0 size
     size=$(wc -c <text)
     for ((; bytes < $2 * 1000000; bytes += size)); do cat text; done >large
-    if (export MALLOC_ARENA_MAX=1 && ulimit -v 64000 && tokens large --threads 2 large); then pass "$name" "$(tail -n 1 .out)"; else fail "$name" "$(cat .err)"; fi
+    if (export MALLOC_ARENA_MAX=1 && ulimit -v 64000 && tokens large --threads 2 large); then
+        pass "$name" "$(tail -n 1 .out)"
+    else
+        fail "$name" "$(cat .err)"
+    fi
 }
 large "100 MB of text are tokenized in less than 64 MB" 100
 if [ "${1:-}" = all ]; then
     large "3 GB of text are tokenized in less than 64 MB" 3000
-    if (ulimit -v 3000000 && bin/train_tokenizer --vocab-size 1000 --out large.model large >.out 2>.err) && grep -q "a sample: the first 17" .out; then
+    if (ulimit -v 3000000 && bin/train_tokenizer --vocab-size 1000 --out large.model large >.out 2>.err) &&
+        grep -q "a sample: the first 17" .out; then
         pass "a tokenizer is trained on a sample of 3 GB" "$(tr '\n' ' ' <.out)"
     else
         fail "a tokenizer is trained on a sample of 3 GB" "$(cat .out .err)"
@@ -94,10 +109,14 @@ rm -f large large.train large.val
 
 # ---------------------------------------------------------------- what is no text
 give() { echo bin/tokenize --tokenizer tokenizer.model --out-train bad.train --out-val bad.val; }
-{ printf a; yes "$(printf '\303\251')" | head -n 1000000 | tr -d '\n'; } >long # characters lie across the ends of what is read at a time
-{ cat long; printf '\377 and on'; } >broken; bad "a byte that is no UTF-8, far into a file" "broken is not text: invalid UTF-8 at byte 2000001;" $(give) broken
-{ cat long; printf '\0 and on'; } >broken; bad "a zero byte, far into a file" "broken is not text: a zero byte at byte 2000001;" $(give) broken
-{ cat long; printf '\342\202'; } >broken; bad "a character cut by the file's end" "broken is not text: invalid UTF-8 at byte 2000001;" $(give) broken
+# characters lie across the ends of what is read at a time
+{ printf a; yes "$(printf '\303\251')" | head -n 1000000 | tr -d '\n'; } >long
+{ cat long; printf '\377 and on'; } >broken; bad "a byte that is no UTF-8, far into a file" \
+    "broken is not text: invalid UTF-8 at byte 2000001;" $(give) broken
+{ cat long; printf '\0 and on'; } >broken; bad "a zero byte, far into a file" \
+    "broken is not text: a zero byte at byte 2000001;" $(give) broken
+{ cat long; printf '\342\202'; } >broken; bad "a character cut by the file's end" \
+    "broken is not text: invalid UTF-8 at byte 2000001;" $(give) broken
 printf '\377' >broken
 bad "a byte that is no UTF-8, alone" "invalid UTF-8 at byte 0;" $(give) broken
 bad "a tokenizer from what is no text" "broken is not text" bin/train_tokenizer --vocab-size 600 --out none.model broken
@@ -109,11 +128,15 @@ bad "a pipe" "pipe is not a regular file" $(give) pipe
 bad "a text that is not there" "nowhere cannot be found" $(give) nowhere
 bad "no threads" "--threads 0 was given, expected a number from 1" $(give) --threads 0 text
 bad "words for threads" "--threads two was given" $(give) --threads two text
-bad "a folder that cannot be written to" "none/bad.train.partial cannot be written" bin/tokenize --tokenizer tokenizer.model --out-train none/bad.train --out-val bad.val text
-bad "a disk that is full" "bad.train.partial cannot be written to: .*; is the disk full" bash -c "trap '' XFSZ; ulimit -f 400; $(give) text" # KB a file
+bad "a folder that cannot be written to" "none/bad.train.partial cannot be written" bin/tokenize --tokenizer \
+    tokenizer.model --out-train none/bad.train --out-val bad.val text
+# KB a file
+bad "a disk that is full" "bad.train.partial cannot be written to: .*; is the disk full" bash -c \
+    "trap '' XFSZ; ulimit -f 400; $(give) text"
 mkdir mixed; cp text mixed/a; cp broken mixed/b; : >mixed/c; cp letters mixed/d
 tokens plain text letters; cp .out plain.out
-if tokens mixed mixed && cmp plain.train mixed.train && cmp plain.val mixed.val && grep -q "^1 files were skipped: they are empty or not UTF-8 text" .out; then
+if tokens mixed mixed && cmp plain.train mixed.train && cmp plain.val mixed.val &&
+    grep -q "^1 files were skipped: they are empty or not UTF-8 text" .out; then
     pass "files in a folder that are not text are skipped" "$(head -n 1 .out)"
 else
     fail "files in a folder that are not text are skipped" "$(cat .out .err)"
