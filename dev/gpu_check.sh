@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# gpu_check.sh : what only an NVIDIA GPU can tell. Stages, each under its own time limit; what is known is on disk after each.
+# gpu_check.sh : what only an NVIDIA GPU can tell. Stages, each under its own time limit; what is known is on disk after
+# each.
 #
 #   make gpu-programs              builds all that it runs; on another machine too: then copy build/ here
-#   dev/gpu_check.sh               all: build machine kernels tests ranks roofline attention sanitizer training training-8b pages
+# dev/gpu_check.sh               all: build machine kernels tests ranks roofline attention sanitizer training
+# training-8b pages
 #   STAGES="kernels ranks" dev/gpu_check.sh
-#   OUT=folder       results (dev/results): gpu-check.md, .json, .log, roofline-gpu.md, training-gpu.md, kernels-gpu.md; what is
+# OUT=folder       results (dev/results): gpu-check.md, .json, .log, roofline-gpu.md, training-gpu.md, kernels-gpu.md;
+# what is
 #                    there of other stages stays
 #   LIMIT=seconds    for the whole call (540): a stage gets no more than is left
 #   PYTHON=python3   with PyTorch, which attention and training are compared with; without it they are measured alone
 #   TESTS=groups     of the test program, in place of those that kernels and tests run
-#   DRY=1            on CUDA on a CPU (make cuda-on-cpu), with small shapes: every line runs, and no figure means anything
+# DRY=1            on CUDA on a CPU (make cuda-on-cpu), with small shapes: every line runs, and no figure means anything
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 stages=${STAGES:-build machine kernels tests ranks roofline attention sanitizer training training-8b pages}
@@ -24,13 +27,16 @@ for dir in /usr/local/nvidia/bin /usr/local/cuda/bin; do [ -d $dir ] && PATH=$PA
 
 # the programs' libraries: what was brought along; CUDA's of the toolkit, else of Python packages. PyTorch keeps its own
 libraries=$PWD/build/lib
-for dir in /usr/local/cuda/lib64 $($python -c 'import glob, sysconfig; print(*glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/lib"))' 2>/dev/null); do
+for dir in /usr/local/cuda/lib64 \
+    $($python -c 'import glob, sysconfig; print(*glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/lib"))' \
+    2>/dev/null); do
     [ -d "$dir" ] && libraries+=:$dir
 done
 ours=(env "LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
 commit=$(git describe --always --dirty --exclude '*' 2>/dev/null || cat build/commit 2>/dev/null || echo unknown)
 
-quoted() { local s=${*//[$'\001'-$'\037']/}; s=${s//\\/\\\\}; s=${s//\"/\\\"}; printf '"%s"' "${s//|//}"; } # for JSON, and for a table's cell
+# for JSON, and for a table's cell
+quoted() { local s=${*//[$'\001'-$'\037']/}; s=${s//\\/\\\\}; s=${s//\"/\\\"}; printf '"%s"' "${s//|//}"; }
 wanted() { [[ " $stages " == *" $1 "* ]]; }
 
 # while a stage ran, once a second: least, median and most of the multiprocessors' MHz, median of W, most of °C
@@ -39,14 +45,17 @@ clocks() {
     local mhz watt hot
     [ -s "$work/clocks" ] || return
     tr -d ' ' <"$work/clocks" >"$work/samples"
-    mhz=$(cut -d, -f1 "$work/samples" | sort -n) watt=$(cut -d, -f2 "$work/samples") hot=$(cut -d, -f3 "$work/samples" | sort -n)
+    mhz=$(cut -d, -f1 "$work/samples" | sort -n) watt=$(cut -d, -f2 "$work/samples") hot=$(cut -d, -f3 "$work/samples" |
+        sort -n)
     echo "$(head -n 1 <<<"$mhz") to $(tail -n 1 <<<"$mhz") MHz, median $(middle <<<"$mhz"), $(middle <<<"$watt") W, $(tail -n 1 <<<"$hot") °C"
 }
 
 # the row of a stage: into the JSON in place of an earlier one, and all rows into the table
 row() { # NAME RESULT CODE SECONDS CLOCKS, its log in $log
     local line bounds figures
-    bounds=$(sed -n 's/^bound: //p' "$log" | tac | awk -F' [|] ' '!seen[$1]++' | tac | tr -d '"[]\\' | sed 's/.*/"&"/' | paste -sd,) # the last of a name
+    # the last of a name
+    bounds=$(sed -n 's/^bound: //p' "$log" | tac | awk -F' [|] ' '!seen[$1]++' | tac | tr -d '"[]\\' | sed 's/.*/"&"/' |
+        paste -sd,)
     figures=$(grep '^{"section"' "$log" | paste -sd,)
     line="$(quoted "$1"): {\"result\":$(quoted "$2"),\"code\":$3,\"seconds\":$4,\"clocks\":$(quoted "$5"),\"where\":$(quoted "${gpu:-}, $(date -u +%F), commit $commit"),\"bounds\":[$bounds],\"figures\":[$figures]}"
     { [ -f "$json" ] && grep '^"' "$json" | sed 's/,$//'; } >"$work/rows"
@@ -61,7 +70,8 @@ row() { # NAME RESULT CODE SECONDS CLOCKS, its log in $log
     } >"$out/gpu-check.md"
 }
 
-# stage NAME SECONDS COMMAND… : its output into the log; a row with its last `N passed, N failed`, its bounds, or its last line
+# stage NAME SECONDS COMMAND… : its output into the log; a row with its last `N passed, N failed`, its bounds, or its
+# last line
 stage() {
     local name=$1 limit=$2 start=$SECONDS said code sampler= left=$((whole - SECONDS))
     shift 2
@@ -71,7 +81,8 @@ stage() {
     if [ "$limit" -lt 5 ]; then echo "left out: $left s are left"; return 0; fi
     : >"$work/clocks"
     if command -v nvidia-smi >/dev/null; then
-        nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader,nounits -l 1 >"$work/clocks" 2>/dev/null &
+        nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu --format=csv,noheader,nounits -l 1 \
+            >"$work/clocks" 2>/dev/null &
         sampler=$!
     fi
     timeout -k 5 "$limit" "$@" >"$log" 2>&1
@@ -79,7 +90,8 @@ stage() {
     [ -n "$sampler" ] && { kill $sampler; wait $sampler; } 2>/dev/null
     { echo "== $name, $(date -u +%FT%TZ), commit $commit, exit code $code"; cat "$log"; } >>"$all"
     said=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1)
-    [ -z "$said" ] && grep -q '^bound: ' "$log" && said="bounds: $(grep -c '^bound: .*| met$' "$log") met, $(grep -c '^bound: .*| MISSED$' "$log") missed"
+    [ -z "$said" ] && grep -q '^bound: ' "$log" && \
+        said="bounds: $(grep -c '^bound: .*| met$' "$log") met, $(grep -c '^bound: .*| MISSED$' "$log") missed"
     [ -z "$said" ] && said=$(grep -vE '^$|^[|{]' "$log" | tail -n 1 | cut -c1-200)
     [ $code = 124 ] && said="ran past its $limit s; $said"
     if [ $code != 0 ] && [[ $name != memcheck* && $name != racecheck* || $code != 124 ]]; then
@@ -93,7 +105,8 @@ stage() {
 }
 
 machine() {
-    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,clocks.mem,power.limit --format=csv,noheader
+    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,clocks.mem,power.limit \
+        --format=csv,noheader
     nvcc --version | tail -n 1
     echo "libraries of the program: $("${ours[@]}" ldd $bench | grep -E 'cublas|cudart|cjson|pcre2' | tr -s ' \t' ' ' | tr '\n' ';')"
     $python -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version())' || echo "no PyTorch: nothing is compared with it"
@@ -111,13 +124,20 @@ ranks() {
     fi
     local -a common=(--model "$model" --data "$work/random.tok" --seq $seq --batch 1 --steps 4 --warmup 2 --threads 1)
     "${ours[@]}" "$bench" tokens "$work/random.tok" || return 1
-    for run in "--accum 4" "--accum 4" "--accum 2 --ranks 2" "--accum 1 --ranks 4" "--accum 1 --ranks 4 --dp-replicate 2 --recompute selective" "--accum 2 --ranks 2 --sharding no_shard" "--accum 2 --ranks 2 --offload all"; do
+    for run in "--accum 4" "--accum 4" "--accum 2 --ranks 2" "--accum 1 --ranks 4" \
+        "--accum 1 --ranks 4 --dp-replicate 2 --recompute selective" "--accum 2 --ranks 2 --sharding no_shard" \
+        "--accum 2 --ranks 2 --offload all"; do
         rm -rf "$work/run"
         "${ours[@]}" "$program" "${common[@]}" --deterministic $run --out "$work/run" || { echo "FAIL $run"; return 1; }
-        sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2 \3/p' "$work/run/metrics.jsonl" >"$work/bits"
+        sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2 \3/p' "$work/run/metrics.jsonl" \
+            >"$work/bits"
         [ $runs = 0 ] && cp "$work/bits" "$work/first"
         runs=$((runs + 1))
-        if [ "$(wc -l <"$work/bits")" = 4 ] && cmp -s "$work/bits" "$work/first"; then equal=$((equal + 1)); else echo "FAIL other bits: $run: $(tr '\n' ';' <"$work/bits") not $(tr '\n' ';' <"$work/first")"; fi
+        if [ "$(wc -l <"$work/bits")" = 4 ] && cmp -s "$work/bits" "$work/first"; then
+            equal=$((equal + 1))
+        else
+            echo "FAIL other bits: $run: $(tr '\n' ';' <"$work/bits") not $(tr '\n' ';' <"$work/first")"
+        fi
     done
     for run in "--ranks 2" "--ranks 4 --sharding shard_grad_op"; do
         rm -rf "$work/run"
@@ -130,14 +150,19 @@ ranks() {
 
 sanitizer() { # it refuses some machines' GPUs
     command -v compute-sanitizer >/dev/null || { echo "not available: no compute-sanitizer"; return; }
-    if "${ours[@]}" compute-sanitizer --error-exitcode 1 "$bench" probe; then echo "works"; else echo "not available: $(compute-sanitizer --version | tail -n 1) fails on a program of one kernel"; fi
+    if "${ours[@]}" compute-sanitizer --error-exitcode 1 "$bench" probe; then
+        echo "works"
+    else
+        echo "not available: $(compute-sanitizer --version | tail -n 1) fails on a program of one kernel"
+    fi
 }
 
 build() { # what is missing, whatever its age
     local p program
     for p in bf16 fp32; do
         for program in train_llama3_cuda test_llama3_cuda $([ $p = bf16 ] && echo bench_gpu); do
-            [ -x build/cuda-$p/$program ] || make --no-print-directory CUDA=1 PRECISION=$p build/cuda-$p/$program || return
+            [ -x build/cuda-$p/$program ] || make --no-print-directory CUDA=1 PRECISION=$p build/cuda-$p/$program ||
+                return
         done
     done
     echo "programs are there"
@@ -149,7 +174,8 @@ pages() { # as far as time lets it come
     [ -n "$dry" ] && names=cast
     for p in bf16 fp32; do
         [ -n "$dry" ] && [ ! -x build/kernels-cuda$on-$p/pages ] && continue
-        [ -x build/kernels-cuda$on-$p/pages ] || make --no-print-directory -C dev/kernels CUDA=1 ../../build/kernels-cuda-$p/pages >&2 || return
+        [ -x build/kernels-cuda$on-$p/pages ] || make --no-print-directory -C dev/kernels CUDA=1 \
+            ../../build/kernels-cuda-$p/pages >&2 || return
         programs+=" $PWD/build/kernels-cuda$on-$p/pages"
     done
     NAMES=$names PAGES=$programs "${ours[@]}" dev/kernels/pages.sh table-cuda | tee "$out/kernels-gpu.md"
@@ -162,8 +188,11 @@ if ! gpu=$("${ours[@]}" "$bench" probe 2>"$log") && ! wanted build; then
     echo "error: $bench probe: $(tail -n 1 "$log" | sed 's/^error: //'). Without a GPU, DRY=1 runs all of this on CUDA on a CPU" >&2
     exit 1
 fi
-if wanted build && [ -z "$dry" ]; then stage build 500 bash dev/gpu_check.sh build && gpu=$("${ours[@]}" "$bench" probe 2>&1 | tail -n 1); fi
-gpu=${gpu%%,*}$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | sed 's/^/, driver /')
+if wanted build && [ -z "$dry" ]; then
+    stage build 500 bash dev/gpu_check.sh build && gpu=$("${ours[@]}" "$bench" probe 2>&1 | tail -n 1)
+fi
+gpu=${gpu%%,*}$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 |
+    sed 's/^/, driver /')
 test=("${ours[@]}" build/cuda$on-bf16/test_llama3_cuda) test32=("${ours[@]}" build/cuda$on-fp32/test_llama3_cuda)
 if wanted machine; then stage machine 60 bash dev/gpu_check.sh machine; cat "$log"; fi
 if wanted kernels; then
@@ -177,18 +206,26 @@ fi
 if wanted ranks; then stage ranks 60 bash dev/gpu_check.sh ranks; fi
 if wanted roofline; then
     stage roofline 100 "${ours[@]}" $bench roofline ${dry:+tiny}
-    { echo "# The ops of the CUDA build beside what the GPU can do"; printf '\n%s, %s, commit %s: `bench_gpu roofline`, medians.\n' "$gpu" "$(date -u +%F)" "$commit"; grep -vE '^(\{|bound:)' "$log"; } >"$out/roofline-gpu.md"
+    { echo "# The ops of the CUDA build beside what the GPU can do"; printf \
+        '\n%s, %s, commit %s: `bench_gpu roofline`, medians.\n' "$gpu" "$(date -u +%F)" "$commit"; grep -vE \
+        '^(\{|bound:)' "$log"; } >"$out/roofline-gpu.md"
 fi
-beside=("$python" dev/pytorch/bench_gpu.py --program $bench --library-path "$libraries" --out "$out/training-gpu.md" ${dry:+--device cpu --tiny --rounds 2 --steps 1})
+beside=("$python" dev/pytorch/bench_gpu.py --program $bench --library-path "$libraries" --out "$out/training-gpu.md" \
+    ${dry:+--device cpu --tiny --rounds 2 --steps 1})
 if wanted attention; then stage attention 60 "${beside[@]}" attention; fi
 if wanted sanitizer; then
     stage sanitizer 40 bash dev/gpu_check.sh sanitizer
     if grep -q '^works' "$log"; then
         stage memcheck-bf16 60 "${ours[@]}" compute-sanitizer --error-exitcode 1 "${test[@]:2}" kernels
-        stage racecheck-bf16 60 "${ours[@]}" compute-sanitizer --tool racecheck --error-exitcode 1 "${test[@]:2}" kernels
+        stage racecheck-bf16 60 "${ours[@]}" compute-sanitizer --tool racecheck --error-exitcode 1 "${test[@]:2}" \
+            kernels
     fi
 fi
-if wanted training; then stage training 310 "${beside[@]}" --limit $((whole - SECONDS < 310 ? whole - SECONDS - 15 : 295)) 1B; fi
-if wanted training-8b; then stage training-8b 520 "${beside[@]}" --rounds 2 --limit $((whole - SECONDS < 520 ? whole - SECONDS - 15 : 505)) 8B; fi
+if wanted training; then
+    stage training 310 "${beside[@]}" --limit $((whole - SECONDS < 310 ? whole - SECONDS - 15 : 295)) 1B
+fi
+if wanted training-8b; then
+    stage training-8b 520 "${beside[@]}" --rounds 2 --limit $((whole - SECONDS < 520 ? whole - SECONDS - 15 : 505)) 8B
+fi
 if wanted pages; then stage pages 500 bash dev/gpu_check.sh pages; fi
 exit $failed

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# strategies.sh [MODEL [ROUNDS]]: measures what each strategy and option costs: time per step, memory per rank, bytes that
-# a rank receives. All rows take turns, so that a noisy machine is noisy for all. Times are medians, also shown as ratios
+# strategies.sh [MODEL [ROUNDS]]: measures what each strategy and option costs: time per step, memory per rank, bytes
+# that
+# a rank receives. All rows take turns, so that a noisy machine is noisy for all. Times are medians, also shown as
+# ratios
 # to the first row of their table. ONLY=3 measures the third table only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -35,15 +37,25 @@ table() {
     i=0
     for row; do
         i=$((i + 1))
-        ms=$(sort -n "$work/$tables.$i.seconds" | awk '{ v[NR] = $1 } END { printf "%.1f", 1000 * (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2 }')
+        ms=$(sort -n "$work/$tables.$i.seconds" | awk \
+            '{ v[NR] = $1 } END { printf "%.1f", 1000 * (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2 }')
         base=${base:-$ms}
-        printf '| `%s` | %s | %s | %s | %s |\n' "$row" "$ms" "$(awk -v a="$ms" -v b="$base" 'BEGIN { printf "%.3f", a / b }')" "$(cat "$work/$tables.$i.memory")" "$(cat "$work/$tables.$i.bytes")"
+        printf '| `%s` | %s | %s | %s | %s |\n' "$row" "$ms" \
+            "$(awk -v a="$ms" -v b="$base" 'BEGIN { printf "%.3f", a / b }')" "$(cat "$work/$tables.$i.memory")" \
+            "$(cat "$work/$tables.$i.bytes")"
     done
 }
 
-printf '# Strategies and options side by side\n\n%s, %s cores; %s; commit %s; `dev/strategies.sh %s %s`.\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" "$("$program" --plan --model "$model" | head -n 1 | cut -d: -f1,2 | cut -d, -f1,2)" "$(git rev-parse --short HEAD 2>/dev/null || echo none)" "$model" "$rounds"
+printf '# Strategies and options side by side\n\n%s, %s cores; %s; commit %s; `dev/strategies.sh %s %s`.\n' \
+    "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" \
+    "$("$program" --plan --model "$model" | head -n 1 | cut -d: -f1,2 | cut -d, -f1,2)" \
+    "$(git rev-parse --short HEAD 2>/dev/null || echo none)" "$model" "$rounds"
 table 2 "--batch 2 --accum 2" "--sharding full_shard" "--sharding shard_grad_op" "--sharding no_shard" "--accumulate local" "--sharding shard_grad_op --accumulate local" "--sharding no_shard --accumulate local" \
-    "--dp-replicate 2" "--reduce-dtype bf16" "--wrap size:3000000" "--slots 4" "--recompute selective" "--recompute full" "--recompute every:2" "--offload optimizer" "--offload all" "--deterministic"
-table 4 "--batch 1 --accum 2" "--sharding full_shard" "--dp-replicate 2" "--dp-replicate 2 --sharding shard_grad_op" "--dp-replicate 4" "--sharding no_shard --accumulate local"
+    "--dp-replicate 2" "--reduce-dtype bf16" "--wrap size:3000000" "--slots 4" "--recompute selective" \
+        "--recompute full" "--recompute every:2" "--offload optimizer" "--offload all" "--deterministic"
+table 4 "--batch 1 --accum 2" "--sharding full_shard" "--dp-replicate 2" "--dp-replicate 2 --sharding shard_grad_op" \
+    "--dp-replicate 4" "--sharding no_shard --accumulate local"
 # meshes of 4 ranks, each with the same number of samples per step
-table 4 "--warmup 0" "--batch 4 --accum 2" "--tp 2 --batch 8 --accum 2" "--cp 2 --batch 8 --accum 2" "--pp 2 --batch 2 --accum 8" "--pp 2 --pp-schedule interleaved --batch 2 --accum 8" "--tp 2 --pp 2 --batch 2 --accum 16"
+table 4 "--warmup 0" "--batch 4 --accum 2" "--tp 2 --batch 8 --accum 2" "--cp 2 --batch 8 --accum 2" \
+    "--pp 2 --batch 2 --accum 8" "--pp 2 --pp-schedule interleaved --batch 2 --accum 8" \
+    "--tp 2 --pp 2 --batch 2 --accum 16"

@@ -18,9 +18,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 printf '#include <mpi.h>\nint main(int n, char **v) { MPI_Init(&n, &v); MPI_Finalize(); return 0; }\n' >"$work/empty.c"
 mpicc -O2 "$work/empty.c" -o "$work/empty"
-printf 'LLM3TOK1\1\0\0\0\2\0\0\0\0\20\0\0\0\0\0\0\0\20\0\0\0\0\0\0' >"$work/zero.tok"  # version 1, width 2, vocabulary 4096, no flags, 4096 tokens
+# version 1, width 2, vocabulary 4096, no flags, 4096 tokens
+printf 'LLM3TOK1\1\0\0\0\2\0\0\0\0\20\0\0\0\0\0\0\0\20\0\0\0\0\0\0' >"$work/zero.tok"
 head -c $((32 + 2 * 4096)) /dev/zero >>"$work/zero.tok"
-milliseconds() { local start=$EPOCHREALTIME; "$@" >/dev/null 2>&1; local end=$EPOCHREALTIME; echo $(((${end/./} - ${start/./}) / 1000)); }
+milliseconds() { local start=$EPOCHREALTIME; "$@" >/dev/null 2>&1; local end=$EPOCHREALTIME; echo \
+    $(((${end/./} - ${start/./}) / 1000)); }
 empty=() ours=()
 for ((i = 0; i < rounds; i++)); do
     empty+=("$(milliseconds mpirun --bind-to none -np 2 "$work/empty")")

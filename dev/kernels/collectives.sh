@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# collectives.sh [--check] [--rounds N] : the exchanges' page, over the programs in $COLLECTIVES (one a precision), and the
+# collectives.sh [--check] [--rounds N] : the exchanges' page, over the programs in $COLLECTIVES (one a precision), and
+# the
 # cluster file $CLUSTER, where a relative path counts from the repository's root. Ends with `N passed, N failed`.
 # --check: a few small sizes, and the cluster file is thrown away.
 set -uo pipefail

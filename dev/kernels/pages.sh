@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# pages.sh check | table | check-cuda | table-cuda [ARG…] : what make of that name runs, over the programs in $PAGES. In CUDA
-# they have all pages in one, named in $NAMES. check ends with `N passed, N failed`; table prints Markdown, and fails where a check does.
+# pages.sh check | table | check-cuda | table-cuda [ARG…] : what make of that name runs, over the programs in $PAGES. In
+# CUDA
+# they have all pages in one, named in $NAMES. check ends with `N passed, N failed`; table prints Markdown, and fails
+# where a check does.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 what=${1:?check, table, check-cuda or table-cuda}
