@@ -45,8 +45,8 @@ row() {
     printf 'cluster file `%s`: datasheets times efficiencies assumed there, none of them fitted.\n\n' "$cluster"
     printf 'TP 8, PP 16, micro-batches of one sequence, interleaved with light ends, ZeRO-2 with local accumulation, '
     printf 'no recomputation. The paper does not say how many virtual stages a rank has. In brackets: compared with '
-    printf 'what the paper reports (Table 4, TFLOP/s per GPU). Every rank is dry-run and simulated; the last column says '
-    printf 'what that took.\n\n'
+    printf 'what the paper reports (Table 4, TFLOP/s per GPU). Every rank is dry-run and simulated; the last column '
+    printf 'says what that took.\n\n'
     printf '| layout | step | MFU | TFLOP/s per GPU, attention over unmasked pairs | over all keys | reported | memory '
     printf '| simulated in |\n|---|---|---|---|---|---|---|---|\n'
     for stages in 1 2 4 8; do

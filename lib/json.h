@@ -1,4 +1,5 @@
-/* json.h: reads JSON files with cJSON. A missing or unsuitable value is a user error that names file, key and range. */
+/* json.h: reads and writes JSON files with cJSON. A missing or unsuitable value is a user error that names file, key and
+ * range. */
 #ifndef LIB_JSON_H
 #define LIB_JSON_H
 #include "base.h"
@@ -40,6 +41,38 @@ static int json_flag(const cJSON *json, const char *path, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
     if (item && !cJSON_IsBool(item) && !cJSON_IsNull(item)) user_error("%s: \"%s\" must be true or false", path, key);
     return cJSON_IsTrue(item);
+}
+
+// ---------------------------------------------------------------------------
+// writing
+
+/* cJSON itself writes numbers above 10^15 with an exponent. */
+static inline void json_add_integer(cJSON *object, const char *key, int64_t value) {
+    char text[32];
+    snprintf(text, sizeof text, "%" PRId64, value);
+    cJSON_AddRawToObject(object, key, text);
+}
+static inline void json_add_flops(cJSON *object, const char *key, double flops) {
+    char text[400];
+    snprintf(text, sizeof text, "%.0f", flops);
+    cJSON_AddRawToObject(object, key, text);
+}
+
+/* A number in a printf format; null if it is not finite, since JSON has neither infinity nor NaN. */
+static inline cJSON *json_real(const char *format, double value) {
+    char text[64];
+    if (!isfinite(value)) return cJSON_CreateNull();
+    snprintf(text, sizeof text, format, value);
+    return cJSON_CreateRaw(text);
+}
+
+/* Writes `root` as one line and deletes it. */
+static inline void json_write_line(FILE *f, cJSON *root) {
+    char *text = cJSON_PrintUnformatted(root);
+    if (!text) run_failure("out of memory while writing JSON");
+    fprintf(f, "%s\n", text);
+    free(text);
+    cJSON_Delete(root);
 }
 
 #endif

@@ -147,9 +147,10 @@ static void print_simulation(FILE *f, const EventLists *lists, const Simulation 
     for (int i = 0; i < s->mesh.world * (int)AXES; i++) collectives += s->groups[i].begun;
     getrusage(RUSAGE_SELF, &used); // ru_maxrss is in KiB
     fprintf(f,
-            "  %d ranks dry-run and simulated in %.2f s and %.0f MB: %" PRId64 " events (%d different lists), %" PRId64
+            "  %d ranks dry-run and simulated in %.2f s and %.0f MB: %" PRId64 " events (%d distinct list%s), %" PRId64
             " collectives; all members of each collective agree, and every send meets its receive\n",
-            s->mesh.world, seconds, (double)used.ru_maxrss * 1024 / 1e6, events, lists->count, collectives);
+            s->mesh.world, seconds, (double)used.ru_maxrss * 1024 / 1e6, events, lists->count,
+            lists->count > 1 ? "s" : "", collectives);
 }
 
 /* How the groups of each axis are placed on hosts and racks, and what they carry. */
@@ -197,8 +198,7 @@ static void print_estimate(FILE *f, const Cluster *c, const Plan *p, const Estim
         "MFU %.1f %% of %.4g FLOP/s per rank\n",
         e->step_seconds, e->compute, exposed_seconds(e), e->tokens_per_second, 100 * e->mfu, c->peak);
     print_rates(f, c, e);
-    fprintf(f,
-            "    on %s with %d rank%s per host; an op has the rate of the nearest listed shape, at most %.4g bytes/s\n",
+    fprintf(f, "    cluster: %s; %d rank%s per host; an op has the rate of the nearest listed shape, or %.4g bytes/s\n",
             c->name, c->ranks_per_host, c->ranks_per_host > 1 ? "s" : "", c->rates.memory);
     print_estimated_memory(f, c, p);
     print_groups(f, c, p);

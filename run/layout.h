@@ -6,7 +6,7 @@
 #ifndef LAYOUT_H
 #define LAYOUT_H
 #include "../lib/comm.h" // defines: Comm, all_gather_now
-#include "json.h"        // defines: json_add_mesh, json_add_groups
+#include "../lib/json.h" // defines: json_add_integer, json_write_line
 
 /* The leaders of all groups. All ranks call it; the caller frees the result. */
 static int *layout_read_back(Comm *comm) {
@@ -83,6 +83,38 @@ static void layout_print(const Mesh *m, const int *leaders, const int *hosts, FI
             fprintf(f, ", although each would fit within one: number the ranks host by host (mpirun --map-by slot)");
         if (several_hosts && !across) fprintf(f, "; each within a host");
         fprintf(f, "\n");
+    }
+}
+
+/* "world":8,"mesh":{"tp":1,…} */
+static inline void json_add_mesh(cJSON *root, const Mesh *m) {
+    json_add_integer(root, "world", m->world);
+    cJSON *mesh = cJSON_AddObjectToObject(root, "mesh");
+    for (int a = 0; a < MESH_AXES; a++) json_add_integer(mesh, axis_names[a], m->size[a]);
+}
+
+/* The members of the group that `first` leads, in rank order; ranks with the same leader are in one group. */
+static inline cJSON *json_group(const Mesh *m, const int *leaders, int axis, int first, char *listed) {
+    cJSON *members = cJSON_CreateArray();
+    int missing = mesh_group_size(m, (Axis)axis);
+    for (int r = first; r < m->world && missing > 0; r++) {
+        if (leaders[r * AXES + axis] != leaders[first * AXES + axis]) continue;
+        cJSON_AddItemToArray(members, cJSON_CreateNumber(r));
+        listed[r] = 1;
+        missing--;
+    }
+    return members;
+}
+
+/* "groups":{"fsdp":[[0,1,…],…],…}. leaders: (world, AXES) the first rank of each rank's group on each axis. */
+static inline void json_add_groups(cJSON *root, const Mesh *m, const int *leaders) {
+    cJSON *groups = cJSON_AddObjectToObject(root, "groups");
+    for (int axis = 0; axis < AXES; axis++) {
+        cJSON *list = cJSON_AddArrayToObject(groups, axis_names[axis]);
+        char *listed = (char *)checked_malloc((size_t)m->world);
+        for (int first = 0; first < m->world; first++)
+            if (!listed[first]) cJSON_AddItemToArray(list, json_group(m, leaders, axis, first, listed));
+        free(listed);
     }
 }
 

@@ -6,7 +6,7 @@
  */
 #ifndef LEDGER_H
 #define LEDGER_H
-#include "json.h"    // defines: json_add_integer, json_add_flops, json_write_line
+#include "../lib/json.h" // defines: json_add_integer, json_add_flops, json_write_line
 #include "traffic.h" // defines: expected_traffic
 
 typedef struct {

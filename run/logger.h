@@ -7,7 +7,7 @@
 #define LOGGER_H
 #include "../dataloader.h" // defines: Dataset, Loader
 #include "checkpoint.h"    // defines: Progress
-#include "json.h"          // defines: json_add_integer, json_add_real, json_write_line
+#include "../lib/json.h"   // defines: json_add_integer, json_real, json_write_line
 
 typedef struct {         // of one rank: in one step, or summed over steps
     double seconds;      // from the start of the step to its report, which comes before the optimizer

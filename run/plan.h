@@ -6,6 +6,7 @@
  */
 #ifndef PLAN_H
 #define PLAN_H
+#include "layout.h"  // defines: json_add_mesh, json_add_groups
 #include "ledger.h"  // defines: Traffic, traffic_equal, json_add_traffic, json_add_flops_by_op
 #include "trainer.h" // defines: Trainer, trainer_close, Job
 
