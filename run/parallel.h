@@ -1,4 +1,5 @@
-/* parallel.h: how this rank takes part in the run: its place in the mesh, its device, communicators, shards, pipeline.
+/* parallel.h: everything of a rank that depends on the layout: its place in the mesh, its device, its communicators,
+ * its shards of the model, and its part in tensor, context and pipeline parallelism.
  */
 #ifndef PARALLEL_H
 #define PARALLEL_H
@@ -17,11 +18,11 @@ typedef struct {
     TensorParallel tp;
     ContextParallel cp;
     Pipeline pipeline;
-    int *layout; // (world, AXES) each rank's groups, named by their first member, as the transport reports them
-    int *hosts;  // (world) a number for the host of each rank
+    int *layout; // (world, AXES) the first member of each rank's groups, as the communicators report it
+    int *hosts;  // (world) a number for each rank's host
 } Parallel;
 
-/* How the options shard the model: what fsdp.h goes by. */
+/* How the options shard the model. */
 static Sharding sharding_of(const Options *o) {
     Sharding s = ZERO;
     s.strategy = strategy_find(o->sharding);

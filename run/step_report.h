@@ -11,10 +11,12 @@
 // ---------------------------------------------------------------------------
 // the times of a step
 
-/* Where a rank's clocks stood at the start of a step. */
+/* The clocks of this rank at the start of a step, in seconds. */
 typedef struct {
-    double start;                         // s
-    double waited, communicated, blocked; // s, since the run began: see Comm
+    double start;        // by seconds_now
+    double waited;       // since the run began: waiting for other ranks,
+    double communicated; // with communication in flight,
+    double polled;       // moving bytes between ops
 } StepClock;
 
 static StepClock step_clock(const Comm *comm) {
@@ -28,7 +30,7 @@ static void step_times(const Trainer *trainer, const StepClock *c, StepStats *s)
     s->data_wait_seconds = trainer->loader.wait_seconds;
     s->wait_seconds = comm->wait_seconds - c->waited;
     s->communication_seconds = comm->comm_seconds - c->communicated;
-    double blocked = s->wait_seconds + comm->poll_seconds - c->blocked;
+    double blocked = s->wait_seconds + comm->poll_seconds - c->polled;
     s->overlap = s->communication_seconds > 0 ? fmax(0, 1 - blocked / s->communication_seconds) : 0;
 }
 

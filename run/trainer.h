@@ -48,11 +48,11 @@ typedef struct Trainer {
 
     // a step
     ExactSum *sums;         // (SUMS) of the step so far, in device memory
-    StepReport *reports;    // (world)
-    RankFigures *figures;   // (world) those of the reports
+    StepReport *reports;    // (world) of all ranks
+    RankFigures *figures;   // (world) the figures in the reports
     int64_t *samples;       // (world, accumulation, B) the samples of all ranks; NULL without --out
-    Request samples_gather; // of `samples`
-    int save_signals_seen;  // signals that asked for a checkpoint, and got it
+    Request samples_gather; // the all-gather of `samples`, in flight during the step
+    int save_signals_seen;  // signals that asked for a checkpoint and were obeyed
     int is_writing;         // some rank's part of a checkpoint is not on the disk yet
 
     // evaluation
