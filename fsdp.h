@@ -64,26 +64,32 @@ typedef struct {
 enum { MAX_SLOTS = 20, GRADIENT_SLOTS = 2, MAX_PARTIAL_SUMS = 20 };
 
 typedef struct {
-    const Unit *table_unit;     // its tensors and their offsets
-    int64_t padded;             // unit->size, rounded up so that shards and replicas' slices are equal and aligned
-    int64_t shard_size;         // padded / ranks; rank i's shard begins at i * shard_size
-    int64_t state_begin;        // this rank keeps the state of elements [state_begin, state_begin + state_count): its
-    int64_t state_count;        // shard, or without sharding all
-    int64_t replica_begin;      // this replica's slice of the shard, for the all-reduce across replicas
-    int64_t replica_count;      //
-    float *master;              // (state_count) weights
-    float *grad;                // (state_count) of the summed loss: over ranks and micro-batches
-    float *exp_avg;             // (state_count) AdamW's first moment
-    float *exp_avg_sq;          // (state_count) AdamW's second moment
-    floatX *sharded_weights;    // (state_count) what is all-gathered; fp32: master; int8: see QuantizedLayout
-    floatX *persistent_weights; // (padded) unsharded weights that live for the whole step (ZeRO-2), or NULL
+    const Unit *table_unit; // its tensors and their offsets
+
+    // ranges, in elements
+    int64_t padded;     // table_unit->size, rounded up so that shards and replicas' slices are equal and aligned
+    int64_t shard_size; // padded / ranks; rank i's shard begins at i * shard_size
+    int64_t state_begin, state_count;     // whose state this rank keeps: its shard, or without sharding all
+    int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
+
+    // state, kept from step to step; a frozen unit has sharded_weights only
+    float *master;             // (state_count) weights
+    float *grad;               // (state_count) of the summed loss: over ranks and micro-batches
+    float *exp_avg;            // (state_count) AdamW's first moment
+    float *exp_avg_sq;         // (state_count) AdamW's second moment
+    floatX *sharded_weights;   // (state_count) what is all-gathered; fp32: master; int8: see QuantizedLayout
+    QuantizedLayout quantized; // of sharded_weights and unsharded_weights in int8
+
+    // full-size buffers
+    floatX *persistent_weights; // (padded) ZeRO-2: for unsharded_weights of the whole step; NULL: use the pool
     floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard to fsdp_reshard, else NULL
-    floatX *dequantized;        // (padded) the same for a unit in int8, as the model reads them, else NULL
-    QuantizedLayout quantized;  // of sharded_weights and unsharded_weights in int8
+    floatX *dequantized;        // (padded) unsharded int8 weights in the compute dtype, until fsdp_reshard, else NULL
+    float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
     Request all_gather;
-    float *unsharded_gradient;             // (padded) from fsdp_gradients until it is reduced, else NULL
-    float *partial_sums[MAX_PARTIAL_SUMS]; // (accumulated_size) stack of sums over micro-batches; see
-                                           // accumulation_target. [0] is part of grad, or unsharded when local
+
+    // sums over micro-batches, (accumulated_size) each. [0] is part of grad, or with accumulates_unsharded a buffer;
+    // the others are for --deterministic, see accumulation_target
+    float *partial_sums[MAX_PARTIAL_SUMS];
 } FsdpUnit;
 
 /* What AdamW reads and writes of a unit. */
@@ -145,7 +151,7 @@ typedef struct {
     BufferPool pools[POOLS];
     Reduction reductions[REDUCTION_STAGES];
     int accumulates_unsharded; // micro-batches are summed unsharded before the reduction
-    int rounds_micro_batches;  // bf16 on one rank: round each micro-batch's gradient as if it had travelled
+    int rounds_micro_batches;  // one rank, reduce_dtype bf16: round gradients as ranks that send them do
     int num_partial_sums;      // per unit; more than one only in deterministic mode
     int weights_offloaded;     // sharded weights are in memory where this device does not compute
     int gradients_offloaded;
