@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# gpu_check.sh : what only an NVIDIA GPU can tell. Stages, each under its own time limit; what is known is on disk after
-# each.
+# gpu_check.sh: checks and measures what only an NVIDIA GPU can show. It runs in stages, each with its own time limit,
+# and writes the results to disk after each stage.
 #
-#   make gpu-programs              builds all that it runs; on another machine too: then copy build/ here
-# dev/gpu_check.sh               all: build machine kernels tests ranks roofline attention sanitizer training
-# training-8b pages
+#   make gpu-programs              builds everything that it runs; if on another machine, copy build/ here
+#   dev/gpu_check.sh               all stages: build machine kernels tests ranks roofline attention sanitizer training
+#                                  training-8b pages
 #   STAGES="kernels ranks" dev/gpu_check.sh
-# OUT=folder       results (dev/results): gpu-check.md, .json, .log, roofline-gpu.md, training-gpu.md, kernels-gpu.md;
-# what is
-#                    there of other stages stays
-#   LIMIT=seconds    for the whole call (540): a stage gets no more than is left
-#   PYTHON=python3   with PyTorch, which attention and training are compared with; without it they are measured alone
-#   TESTS=groups     of the test program, in place of those that kernels and tests run
-# DRY=1            on CUDA on a CPU (make cuda-on-cpu), with small shapes: every line runs, and no figure means anything
+#   OUT=folder       results (dev/results): gpu-check.md, .json, .log, roofline-gpu.md, training-gpu.md, kernels-gpu.md;
+#                    earlier results of other stages are kept
+#   LIMIT=seconds    for the whole call (540): a stage gets at most what is left
+#   PYTHON=python3   with PyTorch, for comparison in attention and training; without it only this program is measured
+#   TESTS=groups     groups of the test program, instead of those that the stages kernels and tests run
+#   DRY=1            on CUDA on a CPU (make cuda-on-cpu), with small shapes: every line runs, but no figure has a meaning
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 stages=${STAGES:-build machine kernels tests ranks roofline attention sanitizer training training-8b pages}
@@ -25,7 +24,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
 for dir in /usr/local/nvidia/bin /usr/local/cuda/bin; do [ -d $dir ] && PATH=$PATH:$dir; done
 
-# the programs' libraries: what was brought along; CUDA's of the toolkit, else of Python packages. PyTorch keeps its own
+# the programs' libraries: those copied along, then CUDA's from the toolkit or from Python packages; PyTorch has its own
 libraries=$PWD/build/lib
 for dir in /usr/local/cuda/lib64 \
     $($python -c 'import glob, sysconfig; print(*glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/*/lib"))' \
@@ -39,7 +38,7 @@ commit=$(git describe --always --dirty --exclude '*' 2>/dev/null || cat build/co
 quoted() { local s=${*//[$'\001'-$'\037']/}; s=${s//\\/\\\\}; s=${s//\"/\\\"}; printf '"%s"' "${s//|//}"; }
 wanted() { [[ " $stages " == *" $1 "* ]]; }
 
-# while a stage ran, once a second: least, median and most of the multiprocessors' MHz, median of W, most of °C
+# sampled once a second during a stage: minimum, maximum and median MHz of the multiprocessors, median W, maximum °C
 middle() { sort -n | awk '{x[NR] = $1} END {print x[int((NR + 1) / 2)]}'; }
 clocks() {
     local mhz watt hot
@@ -50,7 +49,7 @@ clocks() {
     echo "$(head -n 1 <<<"$mhz") to $(tail -n 1 <<<"$mhz") MHz, median $(middle <<<"$mhz"), $(middle <<<"$watt") W, $(tail -n 1 <<<"$hot") °C"
 }
 
-# the row of a stage: into the JSON in place of an earlier one, and all rows into the table
+# writes the row of a stage into the JSON, replacing an earlier one, and all rows into the table
 row() { # NAME RESULT CODE SECONDS CLOCKS, its log in $log
     local line bounds figures
     # the last of a name
@@ -70,8 +69,8 @@ row() { # NAME RESULT CODE SECONDS CLOCKS, its log in $log
     } >"$out/gpu-check.md"
 }
 
-# stage NAME SECONDS COMMAND… : its output into the log; a row with its last `N passed, N failed`, its bounds, or its
-# last line
+# stage NAME SECONDS COMMAND…: writes the command's output into the log, and a row with its last `N passed, N failed`, its
+# bounds, or its last line
 stage() {
     local name=$1 limit=$2 start=$SECONDS said code sampler= left=$((whole - SECONDS))
     shift 2
@@ -109,11 +108,12 @@ machine() {
         --format=csv,noheader
     nvcc --version | tail -n 1
     echo "libraries of the program: $("${ours[@]}" ldd $bench | grep -E 'cublas|cudart|cjson|pcre2' | tr -s ' \t' ' ' | tr '\n' ';')"
-    $python -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version())' || echo "no PyTorch: nothing is compared with it"
+    $python -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version())' || echo "no PyTorch: nothing to compare with"
     "${ours[@]}" "$bench" probe
 }
 
-# 1, 2 and 4 ranks on one GPU, and 1 again: losses and norms to the last bit; then what ranks do without --deterministic
+# 1, 2 and 4 ranks on one GPU, and 1 again: losses and norms must have equal bits; then the collectives without
+# --deterministic
 ranks() {
     local program=build/cuda$on-bf16/train_llama3_cuda equal=0 runs=0 run model=tiny seq=256
     if [ -n "$dry" ]; then
@@ -148,7 +148,7 @@ ranks() {
     [ $equal = $runs ]
 }
 
-sanitizer() { # it refuses some machines' GPUs
+sanitizer() { # compute-sanitizer does not support the GPUs of some machines
     command -v compute-sanitizer >/dev/null || { echo "not available: no compute-sanitizer"; return; }
     if "${ours[@]}" compute-sanitizer --error-exitcode 1 "$bench" probe; then
         echo "works"
@@ -157,7 +157,7 @@ sanitizer() { # it refuses some machines' GPUs
     fi
 }
 
-build() { # what is missing, whatever its age
+build() { # builds what is missing, without looking at the age of what is there
     local p program
     for p in bf16 fp32; do
         for program in train_llama3_cuda test_llama3_cuda $([ $p = bf16 ] && echo bench_gpu); do
@@ -168,7 +168,7 @@ build() { # what is missing, whatever its age
     echo "programs are there"
 }
 
-pages() { # as far as time lets it come
+pages() { # as many as fit into the time
     local p names="" programs=""
     for p in dev/kernels/*.cuh; do p=$(basename "$p" .cuh); [ "$p" = page ] || names+=" $p"; done
     [ -n "$dry" ] && names=cast
@@ -181,7 +181,7 @@ pages() { # as far as time lets it come
     NAMES=$names PAGES=$programs "${ours[@]}" dev/kernels/pages.sh table-cuda | tee "$out/kernels-gpu.md"
 }
 
-if [ $# -gt 0 ]; then "$1"; exit; fi # a stage that is a function, under its time limit
+if [ $# -gt 0 ]; then "$1"; exit; fi # `stage` calls this script again to run a function under its time limit
 
 : >>"$all"
 if ! gpu=$("${ours[@]}" "$bench" probe 2>"$log") && ! wanted build; then

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # strategies.sh [MODEL [ROUNDS]]: measures what each strategy and option costs: time per step, memory per rank, bytes
-# that
-# a rank receives. All rows take turns, so that a noisy machine is noisy for all. Times are medians, also shown as
-# ratios
-# to the first row of their table. ONLY=3 measures the third table only.
+# that a rank receives. All rows take turns, so that a noisy machine is noisy for all. Times are medians, also shown as
+# ratios to the first row of their table. ONLY=3 measures the third table only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 model=${1:-bench-8m} rounds=${2:-5}
@@ -12,9 +10,31 @@ trap 'rm -rf "$work"' EXIT
 program=${PROGRAM:-./train_llama3} tables=0
 [ -f data/kjv/train.tok ] || dev/data/kjv.sh data/kjv >/dev/null
 
+# measure RANKS OPTIONS ROW FILE: one run; appends its step times to FILE.seconds, writes FILE.memory and FILE.bytes
+measure() {
+    local ranks=$1 options=$2 row=$3 file=$4 metrics=$work/out/metrics.jsonl
+    rm -rf "$work/out"
+    # shellcheck disable=SC2086
+    "$program" --model "$model" --data data/kjv/train.tok --ranks "$ranks" --steps 6 $options $row --out "$work/out" \
+        >"$work/said"
+    sed -nE 's/.*"step":([0-9]+).*"seconds":([0-9.]+),"tokens_per_s".*/\1 \2/p' "$metrics" |
+        awk '$1 > 2 { print $2 }' >>"$file.seconds"
+    sed -nE 's/^memory per rank: (.*)/\1/p' "$work/said" >"$file.memory"
+    tail -n 1 "$metrics" | sed -E 's/.*"bytes":\{([^}]*)\}.*/\1/; s/"[a-z_]+"://g' |
+        awk -F, '{
+            printf "%.1f + %.1f", $1 / 1e6, $2 / 1e6
+            if ($3 + $4 + $5) printf " + %.1f", ($3 + $4 + $5) / 1e6
+        }' >"$file.bytes"
+}
+
+# median_ms: the median of the seconds on standard input, in milliseconds
+median_ms() {
+    sort -n | awk '{ v[NR] = $1 } END { printf "%.1f", 1000 * (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2 }'
+}
+
 # table RANKS OPTIONS ROW…: each row is added to the options
 table() {
-    local ranks=$1 options=$2 row i round base='' ms
+    local ranks=$1 options=$2 row i round base='' ms file
     shift 2
     tables=$((tables + 1))
     [ "${ONLY:-$tables}" = "$tables" ] || return 0
@@ -22,37 +42,32 @@ table() {
         i=0
         for row; do
             i=$((i + 1))
-            rm -rf "$work/out"
-            # shellcheck disable=SC2086
-            "$program" --model "$model" --data data/kjv/train.tok --ranks "$ranks" --steps 6 $options $row \
-                --out "$work/out" >"$work/said"
-            sed -nE 's/.*"step":([0-9]+).*"seconds":([0-9.]+),"tokens_per_s".*/\1 \2/p' "$work/out/metrics.jsonl" |
-                awk '$1 > 2 { print $2 }' >>"$work/$tables.$i.seconds"
-            sed -nE 's/^memory per rank: (.*)/\1/p' "$work/said" >"$work/$tables.$i.memory"
-            sed -nE 's/.*"bytes":\{"fsdp":([0-9]+),"dp_replicate":([0-9]+),"tp":([0-9]+),"cp":([0-9]+),"pp":([0-9]+).*/\1 \2 \3 \4 \5/p' "$work/out/metrics.jsonl" | tail -n 1 |
-                awk '{ printf "%.1f + %.1f", $1 / 1e6, $2 / 1e6; if ($3 + $4 + $5) printf " + %.1f", ($3 + $4 + $5) / 1e6 }' >"$work/$tables.$i.bytes"
+            measure "$ranks" "$options" "$row" "$work/$tables.$i"
         done
     done
-    printf '\n%s ranks as threads, `%s`\n\n| | ms a step | time | memory of a rank | MB received a step: fsdp + dp_replicate (+ tp, cp, pp) |\n|---|---|---|---|---|\n' "$ranks" "$options"
+    printf '\n%s ranks as threads, `%s`\n\n' "$ranks" "$options"
+    printf '| | ms per step | time | memory per rank | MB received per step: fsdp + dp_replicate (+ tp, cp, pp) |\n'
+    printf '|---|---|---|---|---|\n'
     i=0
     for row; do
         i=$((i + 1))
-        ms=$(sort -n "$work/$tables.$i.seconds" | awk \
-            '{ v[NR] = $1 } END { printf "%.1f", 1000 * (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2 }')
+        file=$work/$tables.$i
+        ms=$(median_ms <"$file.seconds")
         base=${base:-$ms}
         printf '| `%s` | %s | %s | %s | %s |\n' "$row" "$ms" \
-            "$(awk -v a="$ms" -v b="$base" 'BEGIN { printf "%.3f", a / b }')" "$(cat "$work/$tables.$i.memory")" \
-            "$(cat "$work/$tables.$i.bytes")"
+            "$(awk -v a="$ms" -v b="$base" 'BEGIN { printf "%.3f", a / b }')" "$(cat "$file.memory")" "$(cat "$file.bytes")"
     done
 }
 
-printf '# Strategies and options side by side\n\n%s, %s cores; %s; commit %s; `dev/strategies.sh %s %s`.\n' \
-    "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" \
-    "$("$program" --plan --model "$model" | head -n 1 | cut -d: -f1,2 | cut -d, -f1,2)" \
-    "$(git rev-parse --short HEAD 2>/dev/null || echo none)" "$model" "$rounds"
-table 2 "--batch 2 --accum 2" "--sharding full_shard" "--sharding shard_grad_op" "--sharding no_shard" "--accumulate local" "--sharding shard_grad_op --accumulate local" "--sharding no_shard --accumulate local" \
-    "--dp-replicate 2" "--reduce-dtype bf16" "--wrap size:3000000" "--slots 4" "--recompute selective" \
-        "--recompute full" "--recompute every:2" "--offload optimizer" "--offload all" "--deterministic"
+processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
+described=$("$program" --plan --model "$model" | head -n 1 | cut -d: -f1,2 | cut -d, -f1,2)
+printf '# Strategies and options side by side\n\n%s, %s cores; %s; commit %s; `dev/strategies.sh %s %s`.\n' "$processor" \
+    "$(nproc)" "$described" "$(git rev-parse --short HEAD 2>/dev/null || echo none)" "$model" "$rounds"
+table 2 "--batch 2 --accum 2" "--sharding full_shard" "--sharding shard_grad_op" "--sharding no_shard" \
+    "--accumulate local" "--sharding shard_grad_op --accumulate local" "--sharding no_shard --accumulate local" \
+    "--dp-replicate 2" "--reduce-dtype bf16" "--wrap size:3000000" "--slots 4" \
+    "--recompute selective" "--recompute full" "--recompute every:2" \
+    "--offload optimizer" "--offload all" "--deterministic"
 table 4 "--batch 1 --accum 2" "--sharding full_shard" "--dp-replicate 2" "--dp-replicate 2 --sharding shard_grad_op" \
     "--dp-replicate 4" "--sharding no_shard --accumulate local"
 # meshes of 4 ranks, each with the same number of samples per step
