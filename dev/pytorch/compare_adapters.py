@@ -159,9 +159,9 @@ def compare_logits(report, scratch, model, ids):
 def compare_stored(report, scratch, model):
     """Compares the int8 files, dequantized in PyTorch as docs/guide/lora-and-int8.md says."""
     run(TRAIN, "--model", model, "--export", scratch / "int8", "--dtype", "int8", "--ranks", 2)
-    run(TRAIN, "--model", scratch / "int8", "--export", scratch / "widened")
-    stored, widened, whole = (
-        load_file(folder / "model.safetensors") for folder in (scratch / "int8", scratch / "widened", model)
+    run(TRAIN, "--model", scratch / "int8", "--export", scratch / "dequantized")
+    stored, dequantized, whole = (
+        load_file(folder / "model.safetensors") for folder in (scratch / "int8", scratch / "dequantized", model)
     )
     differ, worst, count = 0, 0.0, 0
     for name, weights in whole.items():
@@ -170,9 +170,9 @@ def compare_stored(report, scratch, model):
             steps = stored[name + ".scale"].repeat_interleave(64)[: w.numel()].view(w.shape)
             w, count = w.float() * steps, count + 1
             worst = max(worst, float(((w - weights.float()).abs() / steps.clamp_min(1e-30)).max()))
-        differ += not torch.equal(w, widened[name])
+        differ += not torch.equal(w, dequantized[name])
     report.add(
-        f"files of --dtype int8: {count} tensors widened in PyTorch that differ from --export's",
+        f"files of --dtype int8: {count} tensors dequantized in PyTorch that differ from --export's",
         differ,
         0,
         differ == 0 and count > 0,
@@ -280,7 +280,7 @@ def main():
         cpu = next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
         with open(args.out, "w") as f:
             f.write(
-                f"# Adapters beside SmolLM2-135M-Instruct\n\n{cpu}; `python dev/pytorch/compare_adapters.py --steps "
+                f"# Adapters on SmolLM2-135M-Instruct\n\n{cpu}; `python dev/pytorch/compare_adapters.py --steps "
                 f"{args.steps}`; commit {commit()}; fp32 build, 2 ranks, rank-16 adapters on all seven matrices. "
                 "The package's weights were quantized once, to 4 bits a number.\n\n| | measured | bound | met |\n"
                 "|---|---|---|---|\n"

@@ -315,7 +315,7 @@ def main():
         commit = run("git", "-C", TOP, "rev-parse", "--short", "HEAD").decode().strip()
         rows = [(what, figure, bound, good) for what, figure, bound, good in report.rows]
         args.out.write_text(
-            f"# Checkpoints beside transformers {importlib.metadata.version('transformers')}, torch "
+            f"# Checkpoints in transformers {importlib.metadata.version('transformers')}, torch "
             f"{importlib.metadata.version('torch')}\n\n"
             f"`python dev/pytorch/compare_checkpoint.py`; tree of commit {commit}, fp32 build; models of 0.6 M "
             f"parameters, {STEPS} steps on {RANKS} ranks.\n\n"

@@ -248,7 +248,7 @@ def make_case(name, c, seed, directory):
         moved, where_moved = worst(gradients(wrong, ids, targets)[2], grads)
         if moved < TEETH:
             sys.exit(f"error: case {name}: with {c['teeth']} no gradient moves by more than {moved:.1e}: "
-                     f"the case tests nothing; widen its weights")
+                     f"the case tests nothing; enlarge its weights")
         bite = f"  teeth {moved:.0e} ({short(where_moved)})"
 
     tensors, figures = expected(ours, ids, targets, c.get("final", False))
