@@ -18,9 +18,10 @@
  * Chen et al. 2016; selective: Korthikanti et al. 2022, section 5). */
 typedef enum { KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
 
-/* One block's activations. The residual stream and the norms have n tokens: N = B·T, or with tensor parallelism this
- * rank's share of them. Activations between matmuls have N tokens and this rank's local heads and part of F; a row of
- * queries, keys and values is QKV = (NH + 2·NKV)·HD wide. The right column: kept from which Keep on. */
+/* One block's activations. A micro-batch has N = B·T tokens on this context-parallel rank. Activations between matmuls
+ * are of all N and of this tensor-parallel rank's heads and part of F; QKV = (NH + 2·NKV)·HD is the width of a token's
+ * queries, keys and values. The residual stream and the norms are of n tokens: N, or this tensor-parallel rank's share
+ * of them. The right column says from which Keep on each is kept. */
 typedef struct {
     Keep keep;
     floatX *x;               // (n, C)       KEEP_INPUT    residual stream before the block
@@ -54,12 +55,12 @@ typedef struct {
     int32_t *ids, *targets;      // (N)
     int32_t *docs;               // (B, T·cp) each token's document; NULL without --doc-mask
     int32_t *own_docs;           // (N) the same of this rank's tokens: `docs` itself if cp = 1
-    const Stage *stage;          // the virtual stage
-    BlockActivations *blocks;    // (num_kept) of the stage's blocks and the current micro-batch
+    const Stage *stage;          // the virtual stage that is computed
+    BlockActivations *blocks;    // (num_kept) activations of the stage's blocks, of the current micro-batch
     int num_kept;                // blocks of the stage; 1 when not training: each block overwrites the last one's
-    BlockActivations *all;       // (sets of all virtual stages) for all micro-batches in flight
-    int first_set[MAX_STAGES];   // a virtual stage's first entry in `all`
-    BlockActivations recomputed; // shared buffers of what blocks do not keep
+    BlockActivations *sets;      // the activations of all virtual stages and micro-batches in flight
+    int first_set[MAX_STAGES];   // where those of each virtual stage begin in `sets`
+    BlockActivations recomputed; // buffers for what blocks do not keep, shared by all of them
 
     // forward
     floatX *sublayer_out; // (n, C) output of the last sublayer; the next RMSNorm adds it to the residual stream
@@ -90,15 +91,16 @@ static inline int qkv_width(const Llama3Config *c) { return (c->NH + 2 * c->NKV)
 // ---------------------------------------------------------------------------
 // the current virtual stage
 
-/* Activation sets that one micro-batch takes of a stage. A stage without blocks (embedding or head alone) takes one,
- * for the residual stream. */
-static inline int stage_sets(const Stage *stage) { return stage->num_blocks ? stage->num_blocks : 1; }
+/* How many BlockActivations a micro-batch takes on a stage: one for each block; on a stage without blocks (embedding or
+ * head alone) one, for the residual stream. */
+static inline int activations_of_stage(const Stage *stage) { return stage->num_blocks ? stage->num_blocks : 1; }
 
-/* Virtual stage v is computed from now on, with its activations number `set`. */
+/* From now on virtual stage v is computed. `set`: which of its sets of activations, one for each micro-batch in flight,
+ * is used. */
 static void model_enter_stage(Model *m, int v, int set) {
     m->stage = &m->table.stages[v];
-    m->num_kept = m->training ? stage_sets(m->stage) : 1;
-    m->blocks = m->all + m->first_set[v] + (m->training ? set * m->num_kept : 0);
+    m->num_kept = m->training ? activations_of_stage(m->stage) : 1;
+    m->blocks = m->sets + m->first_set[v] + (m->training ? set * m->num_kept : 0);
 }
 
 static inline BlockActivations *block_activations(const Model *m, int l) {
@@ -111,7 +113,7 @@ static int stage_has_loss(const Model *m) {
     return m->table.head >= 0 && m->stage == &m->table.stages[m->table.part.virtual_stages - 1];
 }
 
-/* The following micro-batches have B sequences of T tokens of this rank, behind `past` cached ones. */
+/* From now on micro-batches have B sequences, of which this rank computes T tokens each, after `past` cached ones. */
 static void model_set_tokens(Model *m, int B, int T, int past) {
     m->B = B;
     m->T = T;
@@ -238,18 +240,18 @@ static void blocks_open(Model *m, const Schedule *schedule) {
     for (int v = 0; v < stages && m->training; v++) {
         const Stage *stage = &m->table.stages[v];
         m->first_set[v] = count;
-        count += schedule->activation_sets[v] * stage_sets(stage);
+        count += schedule->activation_sets[v] * activations_of_stage(stage);
         for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++)
             least = (Keep)min_i64(least, block_keeps(m, l));
     }
-    m->all = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)count);
+    m->sets = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)count);
     if (least < KEEP_ALL) block_activations_open(m, &m->recomputed, (Keep)(least + 1), KEEP_ALL, &nothing);
-    if (!m->training) block_activations_open(m, m->all, KEEP_INPUT, KEEP_ALL, &nothing);
+    if (!m->training) block_activations_open(m, m->sets, KEEP_INPUT, KEEP_ALL, &nothing);
     for (int v = 0; v < stages && m->training; v++) {
         const Stage *stage = &m->table.stages[v];
-        for (int i = 0; i < schedule->activation_sets[v] * stage_sets(stage); i++) {
+        for (int i = 0; i < schedule->activation_sets[v] * activations_of_stage(stage); i++) {
             Keep keep = stage->num_blocks ? block_keeps(m, stage->first_block + i % stage->num_blocks) : KEEP_INPUT;
-            block_activations_open(m, &m->all[m->first_set[v] + i], KEEP_INPUT, keep, &m->recomputed);
+            block_activations_open(m, &m->sets[m->first_set[v] + i], KEEP_INPUT, keep, &m->recomputed);
         }
     }
     model_enter_stage(m, 0, 0);
@@ -326,7 +328,7 @@ static void model_open(Model *m, const Schedule *schedule, int B, int T, int cac
 }
 
 static void model_close(Model *m) {
-    free(m->all);
+    free(m->sets);
     table_close(&m->table);
 }
 
