@@ -2,8 +2,8 @@
  *
  * This is the "expected" figure of ledger.json and plan.json, next to "dry_run" and "measured". It shares no code with
  * fsdp.h, the parallel headers or the mesh, because a prediction that shares code with the program cannot catch the
- * program's errors. There is one function per axis. A collective over n ranks gives a rank n - 1 pieces: all but its
- * own. Sends count what the rank sends.
+ * program's errors. At the end there is one function per axis. In a collective over n ranks, a rank receives n - 1
+ * pieces, all but its own. A send counts what the rank sends.
  */
 #ifndef TRAFFIC_H
 #define TRAFFIC_H
@@ -86,8 +86,8 @@ static int64_t quantized_shard_bytes(int64_t blocks, int64_t elements, int64_t r
 typedef struct {
     int64_t elements;    // of the block's own tensors, each aligned
     int64_t adapters;    // of its adapters
-    int64_t int8_blocks; // blocks of int8 weights, if it is quantized
-    int64_t unquantized; // elements that stay in the compute dtype beside those
+    int64_t int8_blocks; // groups of 64 int8 weights with one scale, if the block is quantized
+    int64_t unquantized; // elements of the norms, if they stay in the compute dtype
 } BlockSize;
 
 /* One transformer block after the split by tp: two norms (C), qkv, o, gate and up, down. LoRA adds A (rank, in) and
@@ -120,8 +120,26 @@ static void add_stage(UnitSizes *u, const RankLayout *l, const BlockSize *b, int
                            quantized_shard_bytes(rest * b->int8_blocks, rest * b->unquantized, l->fsdp);
 }
 
-/* --wrap size:N joins as many blocks as have N parameters together. The embedding is (V, C); the head is the final
- * norm (C) and (V, C). Tied, they are one unit, except where a pipeline or a deterministic sum needs two leaves. */
+/* Adds the units of the embedding (V, C), on the first stage, and of the head, the final norm (C) and (V, C), on the
+ * last. A tied model has one unit for both, unless a pipeline has its ends on different stages or --deterministic sums
+ * the gradients of the two uses separately. */
+static void add_ends(UnitSizes *u, const RankLayout *l) {
+    const Llama3Config *c = l->config;
+    int64_t VC = ((c->V + l->tp - 1) / l->tp) * (int64_t)c->C, pad = TENSOR_ALIGN * l->fsdp * l->replicas;
+    int has_two_units = !c->tied || l->pp > 1 || l->options->deterministic, has_head_unit = l->is_last && has_two_units;
+    u->tied = round_up(aligned(VC) + aligned(c->C), pad);
+    u->end_units = l->is_first + has_head_unit;
+    if (l->is_first) u->ends += c->tied ? u->tied : round_up(aligned(VC), pad);
+    if (has_head_unit) u->ends += u->tied;
+    u->ends_shard = u->ends / l->fsdp * (int64_t)sizeof(floatX);
+    if (c->base != BASE_INT8_ALL) return;
+    int64_t embedding = int8_blocks(VC), head = int8_blocks(VC) + int8_blocks(c->C);
+    u->ends_shard = 0;
+    if (l->is_first) u->ends_shard += quantized_shard_bytes(has_two_units ? embedding : head, 0, l->fsdp);
+    if (has_head_unit) u->ends_shard += quantized_shard_bytes(head, 0, l->fsdp);
+}
+
+/* --wrap size:N joins as many blocks to a unit as have N parameters together, within a virtual stage. */
 static UnitSizes unit_sizes(const RankLayout *l) {
     const Llama3Config *c = l->config;
     const Options *o = l->options;
@@ -132,31 +150,19 @@ static UnitSizes unit_sizes(const RankLayout *l) {
     joined = min_i64(c->L, max_i64(1, joined));
     for (int v = 0; v < o->pp_chunks; v++) {
         int begin, stage = v * (int)l->pp + (int)l->pp_rank;
-        add_stage(&u, l, &b, stage_blocks(c->L, (int)l->pp * o->pp_chunks, o->pp_light_ends, stage, &begin), joined);
+        int count = stage_blocks(c->L, (int)l->pp * o->pp_chunks, o->pp_light_ends, stage, &begin);
+        add_stage(&u, l, &b, count, joined);
     }
-    int64_t VC = ((c->V + l->tp - 1) / l->tp) * (int64_t)c->C, pad = TENSOR_ALIGN * l->fsdp * l->replicas;
-    int tied_head_copy = c->tied && (l->pp > 1 || o->deterministic);
-    int has_head_unit = l->is_last && (!c->tied || tied_head_copy);
-    u.tied = round_up(aligned(VC) + aligned(c->C), pad);
-    u.end_units = l->is_first + has_head_unit;
-    if (l->is_first) u.ends += c->tied ? u.tied : round_up(aligned(VC), pad);
-    if (has_head_unit) u.ends += u.tied;
-    u.ends_shard = u.ends / l->fsdp * (int64_t)sizeof(floatX);
     if (c->base < BASE_INT8) u.blocks_shard = u.blocks / l->fsdp * (int64_t)sizeof(floatX);
-    if (c->base == BASE_INT8_ALL) {
-        int64_t with_norm = int8_blocks(VC) + int8_blocks(c->C);
-        u.ends_shard = 0;
-        if (l->is_first)
-            u.ends_shard += quantized_shard_bytes(c->tied && !tied_head_copy ? with_norm : int8_blocks(VC), 0, l->fsdp);
-        if (has_head_unit) u.ends_shard += quantized_shard_bytes(with_norm, 0, l->fsdp);
-    }
+    add_ends(&u, l);
     return u;
 }
 
 // ---------------------------------------------------------------------------
 // one function per axis
 
-/* A gradient that is reduced: all units, or with LoRA the adapters' alone; fp32, or bf16 with --reduce-dtype bf16. */
+/* Units with gradients, and the bytes of these gradients, which are sent in fp32 or --reduce-dtype bf16. With LoRA only
+ * adapters have gradients. */
 static int64_t gradient_units(const RankLayout *l, const UnitSizes *u) {
     return l->has_adapters ? u->block_units : u->block_units + u->end_units;
 }
@@ -165,12 +171,12 @@ static int64_t gradient_bytes(const RankLayout *l, const UnitSizes *u) {
     return bytes_per_element * (l->has_adapters ? u->adapters : u->blocks + u->ends);
 }
 
-/* FSDP (Rajbhandari et al. 2020, section 7; table in PyTorch's FSDP notes). Weights, in the compute dtype or as int8:
- * full_shard all-gathers each unit of blocks twice per micro-batch (forward, backward), embedding and head once (the
- * head stays unsharded until its backward; the embedding's backward reads no weights); shard_grad_op all-gathers each
- * unit once per step. Gradients: each unit is reduce-scattered once per micro-batch, or once per step with
- * --accumulate local. no_shard (DDP) gathers no weights; its all-reduce is a reduce-scatter and an all-gather. Units of
- * adapters are gathered together with their block's unit. */
+/* FSDP (Rajbhandari et al. 2020, section 7; PyTorch's FSDP notes). Weights, in the compute dtype or as int8: full_shard
+ * all-gathers each unit of blocks twice per micro-batch (forward, backward), embedding and head once (the head stays
+ * unsharded until its backward, the embedding's backward reads no weights; tied, they are one unit); shard_grad_op
+ * all-gathers each unit once per step. Gradients: each unit is reduce-scattered once per micro-batch, or once per step
+ * with --accumulate local. no_shard (DDP) gathers no weights; its all-reduce is a reduce-scatter and an all-gather.
+ * Units of adapters are gathered together with their block's unit. */
 static void fsdp_traffic(Traffic out[COLLECTIVES], const RankLayout *l, const UnitSizes *u) {
     const Options *o = l->options;
     int64_t k = l->micro_batches, n = l->fsdp, reductions = strcmp(o->accumulate, "local") ? k : 1;
