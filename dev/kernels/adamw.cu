@@ -1,9 +1,9 @@
-/* adamw.cu: one step of AdamW (Loshchilov & Hutter 2019, algorithm 2) in the order of PyTorch's torch.optim.AdamW:
+/* adamw.cu: one step of AdamW (Loshchilov & Hutter 2019, algorithm 2), in the order of PyTorch's torch.optim.AdamW:
  *   p -= lr weight_decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
- *   p -= lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps),  and the compute copy of p, rounded to floatX.
+ *   p -= lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps);  copy = p, rounded to floatX
  *
- * A square root and a division, and four fp32 tensors read, three and the copy written: it waits for memory, so what
- * counts is how often each tensor makes the trip.
+ * Each parameter takes a square root and a division, but also seven transfers of fp32 and one of floatX. The step is
+ * limited by memory bandwidth, so what counts is how often each tensor is read and written.
  */
 #include "page.h"
 

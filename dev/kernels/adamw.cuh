@@ -1,8 +1,8 @@
 /* adamw.cuh: the steps of AdamW on a GPU.
  *
- * 28 bytes of fp32 and a copy of 2 (bf16) move for each parameter, and some twenty instructions: memory decides by far,
- * so what counts is that each tensor makes the trip once. What all elements have in common is computed on the host, in
- * double.
+ * Each parameter moves 28 bytes of fp32, and 2 of a bf16 copy, for about twenty instructions. Memory bandwidth is the
+ * limit by far, so each tensor must be read and written once. What all elements have in common is computed on the host,
+ * in double precision.
  */
 
 typedef struct {

@@ -1,12 +1,13 @@
-/* attention.cu: causal attention with grouped heads, out = softmax(q k^T / sqrt(HD)) v, and its backward.
+/* attention.cu: causal attention with grouped query heads, out = softmax(q k^T / sqrt(HD)) v, and its backward.
  *
- * 4 HD FLOPs (backward: 10 HD) and an exponential for each pair of a query and a key that it sees; NH query heads share
- * NKV key/value heads. The scores of T queries are T^2 numbers, the tensors T HD: so scores are not kept. The softmax
- * goes on block by block with the largest score so far (Milakov & Gimelshein 2018), and the backward computes the
- * scores again (Dao et al. 2022). What is left are small matrix products, and exponentials. Queries stand at
- * consecutive positions from q_offset on, or, where context parallelism gives a rank two chunks of the sequence, those
- * from q_split on q_gap positions further. The op also takes documents, which hide more of the scores; here a query
- * sees all keys up to its own position.
+ * Each visible pair of a query and a key takes 4 HD FLOPs (backward: 10 HD) and an exponential. NH query heads share
+ * NKV key/value heads. T queries have T^2 scores but only T HD elements, so the scores are never stored: forward keeps
+ * a running softmax over blocks of keys (Milakov & Gimelshein 2018), and backward recomputes the scores (Dao et al.
+ * 2022). That leaves small matmuls and exponentials, which the steps below make fast.
+ *
+ * Queries are at consecutive positions from q_offset on. With context parallelism a rank has two halves of a sequence;
+ * then queries from q_split on are at positions q_gap higher. The op also takes document boundaries, which mask more
+ * scores; this page does not use them.
  */
 #include "page.h"
 

@@ -1,9 +1,9 @@
 /* attention.cuh: the steps of attention on a GPU.
  *
- * Naive: three kernels, and the scores of every query and key in memory between them: 8 GB for 32 heads and 8,192
- * tokens. Tiled: a block keeps its queries, takes a tile of keys and values after the other through shared memory, and
- * the softmax goes on from tile to tile; nothing of size T^2 exists. What is then left to gain is how fast two small
- * products run: plain FMAs here, tensor cores in the op in use.
+ * Naive: three kernels, with the scores of all queries and keys in memory between them: 8 GB for 32 heads and 8,192
+ * tokens. Tiled: a block keeps its queries and loads one tile of keys and values after the other into shared memory,
+ * with an online softmax from tile to tile; nothing of size T^2 exists. What is left is the speed of two small matmuls:
+ * FMAs here, tensor cores in the op in use.
  */
 
 // ---------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-/* bench.cu: a whole training step beside its own bare matrix products, in turns, in one run.
+/* bench.cu: the time of a whole training step next to the time of its matmuls alone, measured in turns in one run.
  *
- *   bench MODEL [ROUNDS]    medians; the step's rate is (product time) / (step time)
+ *   bench MODEL [ROUNDS]    medians; the step's efficiency is (matmul time) / (step time)
  *
- * The products are those of the step, in its order and shapes, on the same buffers: oneDNN's matmul on plain
- * layouts and nothing else. What is missing to 100 % is attention and everything that moves memory.
+ * The matmuls are those of the step, in its order and shapes, on the same buffers: oneDNN on plain layouts and nothing
+ * else. What is missing to 100 % is attention and the ops that are limited by memory bandwidth.
  */
 #define TESTING
 #include "train_llama3.cu"

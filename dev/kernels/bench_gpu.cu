@@ -1,16 +1,17 @@
-/* bench_gpu.cu: what the CUDA build does on a GPU, in milliseconds; dev/gpu_check.sh and dev/pytorch/bench_gpu.py start
- * it.
+/* bench_gpu.cu: the CUDA build on a GPU, in milliseconds. dev/gpu_check.sh and dev/pytorch/bench_gpu.py run it.
  *
- *   bench_gpu probe               which GPU, driver and memory; one kernel, checked
+ *   bench_gpu probe               the GPU, its driver and memory; one kernel, checked
  *   bench_gpu tokens FILE         random tokens of a vocabulary of 4,096, for runs of --model tiny
- *   bench_gpu roofline [tiny]     copy and product rates, then every op beside them: Markdown, a JSON object a figure,
- * lines `bound: …` bench_gpu attention [tiny]    for each line `HD CALLS` of the input a JSON object: ms of forward and
- * backward, call by call bench_gpu train OPTION…       a job of one rank with the program's options and random tokens;
- * for each line of the input
- *                                 (`steps N`, `parts`, `memory`) a JSON object; ends at `quit` or the input's end
- * Times are the GPU's own, between events, with the next calls enqueued behind; a step's is the host's, to its last
- * kernel's end. Data are random, operands of several hundred MB at least and rotated, so that no cache holds them.
- * `tiny`: every line, no figure.
+ *   bench_gpu roofline [tiny]     copy rate and matmul rate, then every op next to them: Markdown, one JSON object per
+ *                                 figure, and lines `bound: …`
+ *   bench_gpu attention [tiny]    for each input line `HD CALLS` a JSON object: milliseconds of forward and backward,
+ *                                 call by call
+ *   bench_gpu train OPTION…       a job of one rank with the program's options and random tokens; for each input line
+ *                                 (`steps N`, `parts`, `memory`) a JSON object; ends at `quit` or at the input's end
+ *
+ * Times are the GPU's own, between events, with the next calls already enqueued. A step's time is the host's, until the
+ * step's last kernel has ended. Operands are random, at least several hundred MB, and used in rotation, so that no
+ * cache holds them. With `tiny` every line is printed, without figures.
  */
 #ifndef USE_CUDA
 #error "bench_gpu.cu is for CUDA; bench.cu measures a step on a processor"

@@ -1,9 +1,8 @@
-/* bench_step.h: a training job of one rank that takes steps when it is told to, and says where their time goes.
+/* bench_step.h: `bench_gpu train`: a training job of one rank that takes steps on request and says where the time goes.
  *
- * Owns `bench_gpu train`: options as the program's, random tokens, questions on stdin, a JSON object for each answer.
- * The first step is checked as the program's own is: expected, dry-run and measured traffic, dry-run and
- * measured memory. A caller
- * includes train_llama3.cu before.
+ * It takes the program's options, trains on random tokens, reads requests from stdin and answers each with a JSON
+ * object. The first step is checked as in the program: expected, dry-run and measured traffic, dry-run and measured
+ * memory. A file that includes this one includes train_llama3.cu first.
  */
 #ifndef BENCH_STEP_H
 #define BENCH_STEP_H

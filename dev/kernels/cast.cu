@@ -1,8 +1,8 @@
-/* cast.cu: fp32 rounded to floatX: the nearest bf16, the even one of two as near (in fp32: a copy).
+/* cast.cu: fp32 rounded to floatX: to the nearest bf16, ties to even; in fp32 a copy.
  *
- * bf16 is the upper half of an fp32, so rounding is an addition to the lower half that may carry into the upper. Four
- * bytes in, two out: it waits for memory as soon as it is done for more than one element at a time. Versions must give
- * the definition's bits.
+ * A bf16 is the upper half of an fp32, so rounding adds to the lower half and lets the carry reach the upper half. Four
+ * bytes are read and two written: once several elements are converted at a time, memory bandwidth is the limit. All
+ * versions must give the definition's bits.
  */
 #include "page.h"
 

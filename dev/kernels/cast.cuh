@@ -1,7 +1,7 @@
 /* cast.cuh: the steps of rounding fp32 to floatX on a GPU.
  *
- * Four bytes in, two out. The rounding is one instruction for two elements; how many bytes an instruction moves is all
- * there is to gain.
+ * Four bytes are read and two written. One instruction rounds two elements, so all there is to gain is the number of
+ * bytes that one load or store moves.
  */
 
 // Thread i: W elements from i W on; a tail that is shorter is taken one by one.

@@ -1,44 +1,49 @@
-/* collectives.cu: what the exchanges of comm.h cost, by transport and group size, beside plain ways to do the same; and
- * the cluster file, which tells it, and the rates of the ops, to whoever estimates a step.
+/* collectives.cu: measures the collectives of comm.h by transport and group size, next to plain ways of doing the same,
+ * and writes the cluster file, from which plan_llama3 estimates step times.
  *
- *   collectives rates                    memory, products and attention of this host, by the program's own ops
- *   collectives threads                  exchanges in groups of 2, 3, 4 and 8 threads of this process
- *   mpirun -np N … collectives mpi       exchanges in one group of N processes
- *   with --into FILE (adds to it)  --check (a few small sizes)  --rounds N  --command TEXT  --commit HASH (what FILE
- * says of itself)
+ *   collectives rates                    memory, matmuls and attention of this host, by the program's own ops
+ *   collectives threads                  collectives in groups of 2, 3, 4 and 8 threads of this process
+ *   mpirun -np N … collectives mpi       collectives in one group of N processes
+ *     --into FILE                        adds the figures to FILE
+ *     --check                            a few small sizes only
+ *     --rounds N
+ *     --command TEXT  --commit HASH      what FILE records as its origin
  *
- * The last line is `N passed, N failed`; the program ends with 1 when a check failed. `make collectives` runs all of
- * them.
+ * The last line is `N passed, N failed`; the exit code is 1 when a check failed. `make collectives` runs all of them.
  *
- * The cluster file is one JSON object. Units stand in the names: _s seconds, bytes_per_s, flops_per_s.
- *   name                  processor and cores;  command, commit: what wrote the file
- *   rates_of              "host": the rates below are those of all cores of a host together, and its ranks share them
- *                         ("device": of one device, which one rank has to itself)
- *   cores_per_host        memory_bytes_per_host
- *   memory_bytes_per_s    bytes read and written by an op that only moves memory (out += in, beyond the caches)
+ * The cluster file is one JSON object. Units are in the names: _s is seconds, bytes_per_s, flops_per_s.
+ *   name                  processor and cores
+ *   command, commit       what wrote the file
+ *   rates_of              "host": the rates are those of all cores of a host together, which its ranks share;
+ *                         "device": of one device, which one rank has to itself
+ *   cores_per_host, memory_bytes_per_host
+ *   memory_bytes_per_s    bytes read and written by an op that only moves memory (out += in, larger than the caches)
  *   copy_bytes_per_s      the same for memcpy
- *   products              [{dtype, op, of, M, N, K, flops_per_s}, …]  C(M,N) = a sum over K; `of` says whose shape it
- * is attention             [{dtype, op, of, B, T, NH, NKV, HD, flops_per_s}, …]  FLOPs are those that the mask lets
- * through exchange              [{transport, ranks, hosts, op, oversubscribed, latency_s, bytes_per_s, fit_error,
- *                           measured_bytes: […], measured_s: […]}, …]
- * A plan finds an axis of its mesh by the size of the group and the hosts it spans.
- * An exchange takes latency_s + (bytes that a rank receives from others) / bytes_per_s. The line is fitted to the
- * measured pairs by least squares on the relative error; fit_error is the largest one left. Parts that fit a cache
- * travel faster than one line can say: who needs more than the line interpolates between the pairs. `oversubscribed`:
- * more ranks than cores. op: "all_gather", "reduce_scatter" (the exchange alone, which can hide behind arithmetic) and
- * "reduce_scatter+sum".
+ *   products              [{dtype, op, of, M, N, K, flops_per_s}, …]  matmuls C(M,N) with a sum over K; `of` names the
+ *                         model whose shape it is
+ *   attention             [{dtype, op, of, B, T, NH, NKV, HD, flops_per_s}, …]  FLOPs of the pairs that the mask lets
+ *                         through
+ *   exchange              [{transport, ranks, hosts, op, oversubscribed, latency_s, bytes_per_s, fit_error,
+ *                           measured_bytes: […], measured_s: […]}, …]  collectives
+ * A plan looks up each axis of its mesh by the size of the group and the number of hosts it spans. A collective takes
+ * latency_s + (bytes that a rank receives) / bytes_per_s. This line is fitted to the measured pairs by least squares of
+ * the relative error; fit_error is the largest relative error. Messages that fit a cache are faster than one line can
+ * express: for more accuracy interpolate between the pairs. `oversubscribed` means more ranks than cores. op is
+ * "all_gather", "reduce_scatter" (the communication alone, which can overlap with computation) or "reduce_scatter+sum".
  *
- * plan_llama3 --cluster FILE reads it (plan/cluster.h); dev/clusters/h100-8.json was written by hand.
- * Beside the above such a file may have, and needs where it has rates of a device: ranks_per_host        ranks stand on
- * hosts in the order of their numbers; where it is absent, as many as a host has cores hosts_per_rack        for
- * people: which groups leave a rack communicator_bytes    of a rank, for each of NCCL's communicators: they are beside
- * what a dry run counts; peak_flops_per_s      {fp32, bf16}: what utilisation is measured by; absent: the fastest product
- * listed links                 {within_host: {latency_s, bytes_per_s}, between_hosts: {…}}, of one rank and direction,
- * for groups that "exchange" does not list; latency_s once for each doubling of the group. Without links the nearest
- * row is taken. An all-gather comes to a host once, over the links of all members there; of an all-to-all (a
- * reduce-scatter here) what comes from other hosts comes over a rank's own link. Keys that nobody reads (source, note,
- * of) say where a figure comes from. Of products and attention each op needs a row in the dtype of the build; an op
- * takes the rate of the row nearest in FLOPs and FLOPs a byte. Other ops move bytes at memory_bytes_per_s.
+ * plan_llama3 --cluster FILE reads the file (plan/cluster.h). dev/clusters/h100-8.json was written by hand. Such a file
+ * may also have these keys, and needs them if its rates are those of a device:
+ *   ranks_per_host        ranks are placed on hosts in the order of their numbers (default: one per core)
+ *   hosts_per_rack        for people: which groups leave a rack
+ *   communicator_bytes    memory of a rank for each NCCL communicator, on top of what a dry run counts
+ *   peak_flops_per_s      {fp32, bf16}: the peak that utilization is relative to (default: the fastest matmul listed)
+ *   links                 {within_host: {latency_s, bytes_per_s}, between_hosts: {…}} of one rank and direction, for
+ *                         groups that "exchange" does not list; latency_s counts once for each doubling of the group.
+ *                         Without links the nearest row of "exchange" is used
+ * With links, an all-gather reaches a host once, over the links of all members on it; in an all-to-all (here: a
+ * reduce-scatter) data from other hosts arrives over a rank's own link. Keys that no program reads (source, note, of)
+ * say where a figure comes from. Each matmul and attention op needs a row in the build's dtype; an op takes the rate of
+ * the row that is nearest in FLOPs and in FLOPs per byte. All other ops take bytes / memory_bytes_per_s.
  */
 #include "../../lib/comm_open.h" // defines: Comm, collective_start, comm_wait, all_gather_now, the transports
 #include "../../lib/ops.h"  // defines: tree_sum, linear_forward, attention_forward, …

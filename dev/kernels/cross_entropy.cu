@@ -1,11 +1,13 @@
-/* cross_entropy.cu: the loss of a row of logits, -log softmax(logits)[target] = log(sum of exponentials) -
- * logits[target], and its gradient, softmax(logits) - onehot(target), where the logits were.
+/* cross_entropy.cu: the loss of a row of logits, -log softmax(logits)[target], and its gradient,
+ * softmax(logits) - onehot(target), which overwrites the logits.
  *
- * An exponential a logit, of which a row has tens of thousands. fp32 logits come in, the gradient that goes out is
- * floatX, so rows of bf16 fill the first half of theirs. A negative target is ignored: loss and gradient are zero. The
- * largest logit is taken off first, so that no exponential overflows: e^(x - max) / sum of e^(x - max) is the same.
- * Where ranks have slices of the vocabulary, each makes three numbers of a row, its largest, its sum and its target's
- * logit; all ranks' numbers are joined by each, and it goes on with the joined largest and sum (Shoeybi et al. 2019).
+ * A row has tens of thousands of logits, each of which takes an exponential. Logits are fp32 and the gradient is
+ * floatX, so in bf16 a row's gradient fills the first half of the row. A negative target is ignored: its loss and
+ * gradient are zero. The largest logit is subtracted first, so that no exponential overflows; this does not change the
+ * softmax.
+ *
+ * With tensor parallelism each rank has a slice of the vocabulary. It computes three numbers per row (largest logit,
+ * sum of exponentials, target's logit), all ranks exchange them, and each combines them (Shoeybi et al. 2019).
  */
 #include "page.h"
 

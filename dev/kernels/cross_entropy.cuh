@@ -1,9 +1,9 @@
 /* cross_entropy.cuh: the steps of the loss on a GPU.
  *
- * A block has a row: half a megabyte of logits for Llama 3's vocabulary. Reading it once for the largest, once for the
- * sum and once for the gradient is three trips; the least is one, if the row has room on the multiprocessor. The
- * gradient lies at the beginning of the row's own bytes. Threads write it in step: what a step overwrites lies before
- * or in what all have read by the barrier in its middle, since floatX is no wider than a float.
+ * A block has a row: half a megabyte of logits for Llama 3's vocabulary. One pass for the largest logit, one for the
+ * sum and one for the gradient read it three times; once is enough if the row fits on the multiprocessor. The gradient
+ * overwrites the beginning of the row. Threads advance together: since floatX is no wider than a float, what a step
+ * writes covers only logits that all threads have read before the barrier in the middle of the step.
  */
 
 /* Gradient of a row from its largest logit and the inverse of its sum, W elements a thread and step. */

@@ -1,7 +1,7 @@
-/* dequantize.cu: weights of 8 bits as they are computed with: byte i times the scale of its block of INT8_BLOCK.
+/* dequantize.cu: int8 weights converted for matmuls: each byte times the scale of its block of INT8_BLOCK elements.
  *
- * A byte in, two or four out: it waits for memory, and in training it stands between a unit's gather and its products.
- * Blocks begin at multiples of INT8_BLOCK, so that vectors never have two scales.
+ * One byte is read and two or four are written, so memory bandwidth is the limit. In training this op runs after an
+ * FSDP unit is unsharded. Blocks begin at multiples of INT8_BLOCK, so a vector never has two scales.
  */
 #include "page.h"
 

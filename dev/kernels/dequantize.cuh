@@ -1,7 +1,7 @@
-/* dequantize.cuh: the steps of widening weights of 8 bits on a GPU.
+/* dequantize.cuh: the steps of dequantizing int8 weights on a GPU.
  *
- * A byte in, two or four out: most of the traffic is what is written, so stores must be wide; and as few instructions
- * as possible may stand between two loads.
+ * One byte is read and two or four are written. Most of the traffic is stores, so these must be wide, and few
+ * instructions may come between two loads.
  */
 
 // Thread i: W bytes from i W on, read one by one.

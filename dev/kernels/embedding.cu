@@ -1,10 +1,9 @@
-/* embedding.cu: row n of x is row ids[n] of the table, and the backward: row n of dx is added to row ids[n] of the
- * gradient.
+/* embedding.cu: row n of x is row ids[n] of the table. Backward: row n of dx is added to row ids[n] of the gradient.
  *
- * No arithmetic worth the name; rows come from anywhere in the table. The backward's question is who may add: tokens
- * repeat, and what two threads add to one row at once is lost, or added in an order that the next run does not repeat.
- * The table has V tokens from `first` on; a row of x is zero where the id is another, and gives no gradient: so ranks
- * split the vocabulary.
+ * There is almost no arithmetic, and rows are read from anywhere in the table. The question of backward is which thread
+ * may add: tokens repeat, and if two threads add to one row at once, an addition is lost or, with atomics, the order
+ * changes from run to run. With tensor parallelism the table is a slice of the vocabulary, V tokens from `first` on;
+ * tokens of other slices give a row of zeros and no gradient.
  */
 #include "page.h"
 

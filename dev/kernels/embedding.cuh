@@ -1,8 +1,8 @@
 /* embedding.cuh: the steps of the embedding on a GPU.
  *
- * Forward: rows are copied. Backward: rows are added to rows, several to the same one; who adds, and in which order?
- * With atomics everyone, in an order that the next run does not repeat; without, somebody must know all tokens of a
- * row.
+ * Forward copies rows. Backward adds rows to rows, several to the same one: which thread adds, and in which order? With
+ * atomics every thread may, in an order that changes from run to run. Without them, one thread must know all tokens of
+ * a row.
  */
 
 // ---------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-/* linear.cu: a linear layer, y = x w^T with w as PyTorch's nn.Linear keeps it (a row an output), and its two backward
- * products, dx = dy w and dw += dy^T x.
+/* linear.cu: a linear layer, y = x w^T with w (OC, IC) as in PyTorch's nn.Linear, and its two backward matmuls,
+ * dx = dy w and dw += dy^T x.
  *
- * N IC + OC IC + N OC elements for 2 N IC OC FLOPs: memory need not matter. All steps serve to make that true: what was
- * fetched is used many times before it is let go, by a tile of sums in registers, then by blocks in the nearest caches.
- * The three are one product, C(M,N) = A(M,K) B(K,N), with different strides. What differs is which way memory runs: in
- * the forward along the sum, in the two others along the rows of B and C.
+ * N IC + OC IC + N OC elements take 2 N IC OC FLOPs, so memory bandwidth need not be the limit. Each step brings that
+ * closer: what was loaded is used many times before it is evicted, first by a tile of sums in registers, then by blocks
+ * that fit the caches. All three are one matmul, C (M, N) = A (M, K) B (K, N), with different strides: in forward
+ * memory is contiguous along the sum, in backward along the rows of B and C.
  */
 #include "page.h"
 

@@ -1,9 +1,10 @@
-/* linear.cuh: the steps of a matrix product on a GPU.
+/* linear.cuh: the steps of a matmul on a GPU.
  *
- * The same as on a processor, with other places to keep things: what was fetched from memory must enter many products
- * before it is let go, first in shared memory, which a block fills and all its threads read, then in registers. From
- * there on the multipliers decide: tensor cores take a 16 x 16 by 16 x 8 product of bf16 an instruction (mma), 16 times
- * as many as FMAs. C(M,N) = A(M,K) B(K,N) by strides, as in linear.cu. Grids are flat: tile numbers pass 65,535.
+ * As on a CPU, what was loaded from memory must enter many multiplications before it is dropped: first from shared
+ * memory, which a block fills and all of its threads read, then from registers. After that the multipliers are the
+ * limit: with mma, one instruction on tensor cores multiplies 16 x 16 by 16 x 8 bf16, 16 times the rate of FMAs. C (M,
+ * N) = A (M, K) B (K, N) by strides, as in linear.cu. Grids are one-dimensional, since there may be more than 65,535
+ * tiles.
  */
 
 /* C[i][j] = or += sum. */

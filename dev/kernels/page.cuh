@@ -1,11 +1,10 @@
-/* page.cuh: what a page needs of a GPU: the rates that figures are held against, times by events, and what its kernels
- * share.
+/* page.cuh: what the pages need of a GPU: the rates that times are compared with, times by events, what kernels share.
  *
- * Rates are measured in the same run: the copy rate is that of a large copy within the device (bytes read and written),
- * the product rate that of the fastest of cuBLASLt's products with shapes of Llama's layers, on random data. Before
- * each timed call a kernel reads more bytes than the L2 cache holds, so that operands come from memory; while it runs,
- * the call is enqueued behind it, so that no launch waits for the host. Where kernels run on a processor
- * (dev/cuda_on_cpu) nothing is timed.
+ * Rates are measured in the same run. The copy rate is that of a large copy within the device, bytes read and written.
+ * The matmul rate is that of the fastest of cuBLASLt's matmuls with shapes of Llama's layers, on random data. Before
+ * each timed call a kernel reads more bytes than the L2 cache holds, so that operands come from memory; the call is
+ * enqueued while that kernel runs, so that no launch waits for the host. On the emulator (dev/cuda_on_cpu) nothing is
+ * timed.
  */
 #ifndef PAGE_CUH
 #define PAGE_CUH

@@ -1,14 +1,13 @@
-/* page.h: what every page of this folder stands on: the cases, the checks, the measured roofline, the table.
+/* page.h: the framework of the pages in this folder: cases, checks, the measured roofline, the table of times.
  *
- * A page holds one op, or an op and its backward: the plain definition in double precision, the steps on the way, the
- * one in use; OP.cuh beside it has the steps in CUDA. This file fills the buffers, holds the definition against
- * PyTorch's figures (fixtures/OP.N.bin, written by
- * ../pytorch/make_kernel_fixtures.py) and every version against the definition, times the versions in turns, and
- * prints.
+ * A page is about one op, or an op and its backward. It has the plain definition in double precision, the naive
+ * version, each step of optimization, and last the version in use; OP.cuh has the steps in CUDA. This file fills the
+ * buffers, compares the definition with PyTorch's results (fixtures/OP.N.bin, by ../pytorch/make_kernel_fixtures.py)
+ * and every version with the definition, measures the versions in turns, and prints.
  *
  *   OP [--check] [--rounds N] [--threads N] [--size WORD] [--markdown] [--fixtures DIR]
  *
- * The last line is `N passed, N failed` (on stderr with --markdown); the program ends with 1 when a check failed.
+ * The last line is `N passed, N failed` (on stderr with --markdown); the exit code is 1 when a check failed.
  */
 #ifndef PAGE_H
 #define PAGE_H

@@ -1,7 +1,6 @@
-/* pages.cu: all pages that have steps in CUDA, in one program: kernels.cuh, of which most are long to compile, is
- * compiled once.
+/* pages.cu: all pages with CUDA steps in one program, so that lib/cuda, which takes long to compile, is compiled once.
  *
- *   pages NAME|all [what a page takes: page.h]
+ *   pages NAME|all [options of a page: page.h]
  */
 #ifndef USE_CUDA
 #error "pages.cu is for CUDA: in C each page is a program of its own"

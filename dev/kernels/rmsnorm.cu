@@ -1,7 +1,7 @@
-/* rmsnorm.cu: RMSNorm (Zhang & Sennrich 2019, eq. 4), out = w x / sqrt(mean(x^2) + eps), and its backward.
+/* rmsnorm.cu: RMSNorm (Zhang & Sennrich 2019, equation 4), out = w x / sqrt(mean(x^2) + eps), and its backward.
  *
- * A few FLOPs an element: the work is to move each element once. Forward takes the residual addition along, because
- * x + delta is what it reads anyway.
+ * An element takes a few FLOPs, so memory bandwidth is the limit and the work is to move each element once. Forward
+ * also does the residual addition, since x + delta is what it normalizes.
  */
 #include "page.h"
 

@@ -1,8 +1,8 @@
 /* rmsnorm.cuh: the steps of RMSNorm on a GPU.
  *
- * A row is a sum that all its elements wait for. Who holds the row while it is made decides: one thread (and memory is
- * read in steps of a whole row), a warp, whose lanes add up by shuffles, or a block. The gradient of the weight is the
- * other way round: a sum over all rows, which many blocks must share without an order that changes from run to run.
+ * Every element of a row waits for the row's sum. So the question is who owns a row: one thread, which reads memory
+ * with a stride of a whole row; a warp, whose lanes add up with shuffles; or a block. The weight's gradient is a sum
+ * over all rows, which many blocks must share in an order that does not change from run to run.
  */
 
 // ---------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-/* rope.cu: rotary position embedding (Su et al. 2021, eq. 34), in place, forward and backward.
+/* rope.cu: rotary position embedding (Su et al. 2021, equation 34), in place, forward and backward.
  *
- * Element i of a head turns with element i + HD/2 by the angle position x THETA^(-2i / HD): Hugging Face's pairing. The
- * transposed of a rotation is the rotation by minus the angle: backward is the same loop with another sign of the sine.
- * What costs is the sine, unless a table has it; then nothing costs but moving the heads.
+ * Element i of a head rotates with element i + HD/2 by the angle position * THETA^(-2i / HD): Hugging Face's pairing. A
+ * rotation's transpose is the rotation by the opposite angle, so backward is the same loop with the sine negated.
+ * Computing sines is expensive; with a table of them only moving the heads takes time.
  */
 #include "page.h"
 

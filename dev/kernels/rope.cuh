@@ -1,7 +1,7 @@
 /* rope.cuh: the steps of RoPE on a GPU.
  *
- * Two elements are read, turned and written back where they were. The angle's cosine and sine come from a table that
- * all heads of a token share, so it is read from the caches; what remains is to move the heads at full width.
+ * Two elements are read, rotated and written back. The cosine and sine of the angle come from a table that all heads of
+ * a token share, so they are read from the caches. What is left is to move the heads with wide loads and stores.
  */
 
 static const double TURN = 6.283185307179586;

@@ -1,9 +1,9 @@
 /* squared_norm.cu: the sum of squares of a gradient, for clipping by its norm.
  *
- * Each element is read once and met with one multiply-add; the loop waits for memory. What must be thought of is the
- * sum: one fp32 accumulator stops growing at 2^24 times what is added to it, and a sum that depends on the order of its
- * additions has other bits on other numbers of threads or ranks. So fp32 sums short blocks, and something wider the
- * blocks.
+ * Each element is read once and takes one multiply-add, so memory bandwidth is the limit. The difficulty is the sum. A
+ * single fp32 accumulator stops growing at about 2^24 times what is added to it; and if the result depends on the order
+ * of additions, it changes with the number of threads or ranks. So short blocks are summed in fp32, and the blocks'
+ * sums in something wider.
  */
 #include "page.h"
 

@@ -1,8 +1,8 @@
 /* squared_norm.cuh: the steps of the sum of squares on a GPU.
  *
- * Thousands of threads have a sum each, and one number must come of them. Atomic additions of floats do it in an order
- * that the next run does not repeat; a second kernel does it in a fixed order, but cut differently, as ranks cut it,
- * the order is another. Integers have no order.
+ * Thousands of threads each have a sum, and one number must result. Atomic additions of floats happen in an order that
+ * changes from run to run. A second kernel has a fixed order, but another one as soon as ranks cut the tensor
+ * elsewhere. Additions of integers give the same sum in any order.
  */
 
 enum { NORM_GRID = 1024 }; // blocks: several for each multiprocessor of any GPU

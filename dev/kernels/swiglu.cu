@@ -1,7 +1,7 @@
 /* swiglu.cu: SwiGLU (Shazeer 2020), h = silu(gate) up with silu(x) = x sigmoid(x), and its backward.
  *
- * One exponential an element, and three elements moved (backward: five). With libm's exponential it waits for
- * arithmetic; with sixteen exponentials at once it gets close to waiting for memory.
+ * An element takes one exponential and three memory transfers (backward: five). With libm's exponential arithmetic is
+ * the limit; with sixteen exponentials at a time memory bandwidth nearly is.
  */
 #include "page.h"
 

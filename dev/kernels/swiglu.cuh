@@ -1,8 +1,8 @@
 /* swiglu.cuh: the steps of SwiGLU on a GPU.
  *
- * A GPU has arithmetic to spare here: an exponential and a division are hidden behind loads. What counts is bytes, that
- * each is moved once, and that enough of them are under way: memory answers after some 600 ns, so an H100 keeps its 3
- * TB/s only with about 2 MB asked for at any time, 15 KB for each of its multiprocessors.
+ * A GPU has arithmetic to spare here: loads hide an exponential and a division. What counts is that each byte is moved
+ * once and that enough bytes are in flight: memory answers after about 600 ns, so an H100 reaches its 3 TB/s only with
+ * about 2 MB requested at any time, 15 KB for each multiprocessor.
  */
 
 // ---------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-/* tree_sum.cu: the sum of n pieces, element by element, as the binary tree ((0+1)+(2+3))+...: how gradients of ranks
- * are added.
+/* tree_sum.cu: the sum of n pieces, element by element, as a binary tree, ((0+1)+(2+3))+…: how ranks' gradients are
+ * added.
  *
- * fp32 addition is not associative, so an order must be chosen. From left to right, one rank more moves every rounding;
- * in the tree, two ranks that add their halves first give the bits of one rank that has them both. Here the definition
- * rounds each sum to fp32, and versions must give its bits: a sum from left to right would not pass. sum_pieces is the
- * same tree over activations: the pieces and the sum are floatX, rounded once.
+ * Addition in fp32 is not associative, so the program has to choose an order. From left to right, one more rank changes
+ * every rounding. In a tree, two ranks that each add up their half give the same bits as one rank that has both halves.
+ * The definition here rounds every sum to fp32, and versions must give its bits; a sum from left to right would fail.
+ * sum_pieces is the same tree for activations: pieces and sum are floatX, and the sum is rounded once.
  */
 #include "page.h"
 

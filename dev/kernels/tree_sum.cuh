@@ -1,7 +1,8 @@
 /* tree_sum.cuh: the steps of the tree-shaped sum on a GPU.
  *
- * Every element has its own tree, so threads never meet. What they need is a place for the sums that wait: memory, or
- * registers, which have no address, so that the shape of the tree must be known when the kernel is compiled.
+ * Every element has a tree of its own, so threads share nothing. What a thread needs is a place for the sums that wait
+ * for their right half: memory, or registers. Registers cannot be indexed, so the shape of the tree must be known when
+ * the kernel is compiled.
  */
 
 static __global__ void __launch_bounds__(256) add_kernel(float *a, const float *b, int64_t count) {
