@@ -120,20 +120,24 @@ static void adamw_with_copy(Case *c) {
 
 static const Version op_versions[] = {
     {"1 five passes",
-     "the formula line by line: decay, m, v, update, copy; p goes to memory and back twice and is read a third time, "
-     "the others more than once.",
+     "The formula line by line: decay, m, v, update, copy. p travels to memory and back twice and is read a third "
+     "time; the other tensors also move more than once.",
      adamw_passes},
     {"2 one pass",
-     "an element's whole step while it is at hand: each tensor makes the trip once, p once more for the copy.",
+     "All five lines for one element while it is in registers: each tensor is read and written once, and p is read "
+     "once more for the copy.",
      adamw_one_pass},
     {"3 vectors",
-     "square roots and divisions of a vector at once, without a question whether the tensors overlap; m moves by one "
-     "fused (1 - beta1) (g - m).",
+     "Square roots and divisions of whole vectors, without checks for overlapping tensors; m is updated by one fused "
+     "(1 - beta1) (g - m).",
      adamw_vectors},
-    {"4 the copy too", "the compute copy is rounded from the register, not by a pass of its own: p is not read again.",
+    {"4 the copy too",
+     "The copy is rounded from the register instead of by a pass of its own: p is not read again.",
      adamw_with_copy},
     {"in use: threads",
-     "vectors over threads; no element knows another, so neither threads nor shards show in the bits.", adamw_in_use},
+     "Vectors divided over threads. Elements are independent, so neither the number of threads nor the shards change "
+     "the bits.",
+     adamw_in_use},
     END_OF_VERSIONS};
 #endif
 

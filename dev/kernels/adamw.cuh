@@ -79,11 +79,12 @@ template <int W> static void adamw_one_pass(Case *c) {
 
 static const Version op_versions[] = {
     {"1 five passes",
-     "a kernel for each line of the formula, as calls on whole tensors make them: p and m are read and written again "
-     "and again.",
+     "A kernel for each line of the formula, like separate tensor operations in PyTorch: p and m are read and written "
+     "again and again.",
      adamw_passes},
-    {"2 one pass", "an element's whole step by one thread, the copy too: each tensor makes the trip once.",
+    {"2 one pass",
+     "One thread computes all of an element's step and its copy: each tensor is read and written once.",
      adamw_one_pass<1>},
-    {"3 vectors", "16 bytes a load: four loads under way a thread, of four elements each.", adamw_one_pass<4>},
-    {"in use", "the op of kernels.cuh.", adamw_in_use},
+    {"3 vectors", "Loads of 16 bytes: each thread has four loads of four elements in flight.", adamw_one_pass<4>},
+    {"in use", "The op of lib/cuda.", adamw_in_use},
     END_OF_VERSIONS};

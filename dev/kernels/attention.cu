@@ -288,8 +288,8 @@ static void forward_groups(Case *c) { forward_tiles(c, (int)(c->size[3] / c->siz
 static void forward_pairs(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size[4]), 2); }
 #define FORWARD_PAIRS                                                                                                  \
     {"6 pairs of bf16",                                                                                                \
-     "q and K stay bf16, probabilities become it: one instruction multiplies two of them; along the keys, two rows "   \
-     "of V are interleaved.",                                                                                          \
+     "Q and K stay bf16 and probabilities are rounded to it: one instruction multiplies two of them. For sums over "   \
+     "keys, two rows of V are interleaved.",                                                                           \
      forward_pairs},
 #define THREADED ", pairs of bf16"
 #else
@@ -299,28 +299,29 @@ static void forward_pairs(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size
 
 static const Version forward_versions[] = {
     {"1 three ops",
-     "scores, softmax, product, a head's whole (T,T) each time, of which almost half is masked away again.",
+     "Scores, softmax, weighted sum, with all T x T scores of a head each time, although the mask drops almost half of "
+     "them.",
      forward_three_ops},
     {"2 online softmax",
-     "key by key, with the largest score so far; what was added is scaled when it grows: no (T,T), and nothing is "
-     "computed for keys that are not seen.",
+     "Key by key with the largest score so far; when it grows, the sums so far are rescaled. There is no T x T tensor, "
+     "and masked keys cost nothing.",
      forward_online},
     {"3 vectors",
-     "a block of keys at a time: one scaling a block, exponentials and products by vectors; but a score is the sum "
-     "over a vector's lanes, which costs more than its products.",
+     "A block of keys at a time, so one rescaling per block, and exponentials and products by vectors. But each score "
+     "is a sum over a vector's lanes, which costs more than its products.",
      forward_vectors},
     {"4 a tile in registers",
-     "K is transposed once a head, so that lanes are keys and no sum crosses them; several queries share each load of "
-     "K and V.",
+     "K is transposed once per head, so that lanes are keys and no sum crosses lanes; several queries share each load "
+     "of K and V.",
      forward_heads},
     {"5 grouped heads",
-     "the query heads of one key/value head are rows of the same strips: K and V are widened and transposed once for "
-     "all of them. (One head a group, as in bench-8m: as before.)",
+     "The query heads of one key/value head are rows of the same tiles: K and V are converted and transposed once for "
+     "all of them. (With one head per group, as in bench-8m, nothing changes.)",
      forward_groups},
     FORWARD_PAIRS{"in use: threads",
-                  "blocks of rows over threads, those that see most keys first, and a few heads at a time, so that "
-                  "their K and V stay in the cache; the softmax of a strip row after row, so that no row waits for "
-                  "another's sum over lanes; rows of K and V are asked for ahead.",
+                  "Blocks of rows divided over threads, those that see most keys first, and a few heads at a time, so "
+                  "that their K and V stay in the cache. The softmax of a tile computes all rows' maxima first, so that "
+                  "no row waits for another's sum over lanes. Rows of K and V are prefetched.",
                   forward_in_use},
     END_OF_VERSIONS};
 #endif
@@ -560,30 +561,30 @@ static void backward_one_thread(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 five products",
-     "P and dS of a head, (T,T) each, then the products with them, masked or not: each element of both is fetched "
-     "twice more.",
+     "P and dS of a head, T x T each, then the matmuls with them, masked or not: each element of both is loaded twice "
+     "more.",
      backward_five_products},
     {"2 by rows",
-     "P from the scores and lse, which the forward kept; D from dout and out, so that dS needs no second look at its "
-     "row: pair by pair, and only pairs that are seen.",
+     "P comes from the scores and lse, which forward kept; D comes from dout and out, so dS needs no second pass over "
+     "its row. Pair by pair, and only visible pairs.",
      backward_by_rows},
     {"3 vectors",
-     "a block of keys of one row at a time, exponentials and products by vectors; dK and dV go to the cache and back "
-     "for each query.",
+     "A block of keys of one row at a time, exponentials and products by vectors; dK and dV travel to the cache and "
+     "back for each query.",
      backward_vectors},
     {"4 tiles in registers",
-     "128 rows by 128 keys: P and dS of them lie in the nearest cache, and all five products are tiles, those of dK "
-     "and dV over the rows.",
+     "Tiles of 128 rows by 128 keys: their P and dS stay in the L1 or L2 cache, and all five matmuls work on tiles in "
+     "registers, those of dK and dV summing over rows.",
      backward_heads},
     {"5 grouped heads",
-     "the query heads of one key/value head are rows of the same blocks: K and V are made ready once for them, and "
-     "longer sums go to dK and dV.",
+     "The query heads of one key/value head are rows of the same tiles: K and V are prepared once for all of them, and "
+     "longer sums are added to dK and dV.",
      backward_groups},
     {"6 as in use, one thread",
-     "no products where no row of a strip sees a key; K and V transposed by vectors" THREADED ".", backward_one_thread},
+     "No products where no row of a tile sees a key; K and V transposed by vectors" THREADED ".", backward_one_thread},
     {"in use: threads",
-     "blocks of rows over threads; those of one head add to dK and dV in a fixed order, each waiting for its turn: the "
-     "same bits for any number of threads. Rows are asked for ahead.",
+     "Blocks of rows divided over threads. Those of one head add to dK and dV in a fixed order, each waiting for its "
+     "turn: the same bits for any number of threads. Rows are prefetched.",
      backward_in_use},
     END_OF_VERSIONS};
 #endif

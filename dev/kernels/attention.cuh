@@ -140,16 +140,16 @@ static void forward_tiles(Case *c) {
 
 static const Version forward_versions[] = {
     {"1 three kernels",
-     "scores, softmax, product, a thread an element (the softmax: a warp a row): T^2 numbers are written once and read "
-     "four times.",
+     "Scores, softmax, weighted sum, a thread per element (softmax: a warp per row): T x T numbers are written once "
+     "and read four times.",
      forward_three_kernels},
     {"2 tiles, online softmax",
-     "32 queries by 32 keys in shared memory, a query's largest, sum and output in registers of four threads: the "
-     "scores are never stored, and tiles that nobody sees are skipped.",
+     "Tiles of 32 queries by 32 keys in shared memory; four threads keep a query's largest score, sum and output in "
+     "registers. Scores are never stored, and tiles that the mask hides are skipped.",
      forward_tiles},
     {"in use",
-     "the op of kernels.cuh: in bf16 both products on tensor cores, the probabilities in registers from one to the "
-     "other, the next keys under way meanwhile.",
+     "The op of lib/cuda: in bf16 both matmuls run on tensor cores, the probabilities stay in registers from one to "
+     "the other, and the next keys are loaded meanwhile.",
      forward_in_use},
     END_OF_VERSIONS};
 
@@ -287,15 +287,16 @@ static void backward_tiles(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 three kernels",
-     "P and dS of all pairs in memory, then a thread for each element of dq, dk and dv: two tensors of T^2, each read "
+     "P and dS of all pairs in memory, then a thread for each element of dq, dk and dv: two T x T tensors, each read "
      "twice.",
      backward_naive},
     {"2 tiles, twice",
-     "P and dS are computed again, 32 x 32 at a time, in shared memory: once by owners of queries, for dq, once by "
-     "owners of keys, for dk and dv; seven products, no atomic additions, the same bits in each run.",
+     "P and dS are recomputed, 32 x 32 at a time, in shared memory: once by blocks that own queries, for dq, and once "
+     "by blocks that own keys, for dk and dv. Seven matmuls instead of five, but no atomics and the same bits on each "
+     "run.",
      backward_tiles},
     {"in use",
-     "the op of kernels.cuh: in bf16 on tensor cores; by default owners of keys alone, five products, dq added up in "
-     "fp32 by atomics.",
+     "The op of lib/cuda: in bf16 on tensor cores; by default blocks that own keys compute all five matmuls, and dq is "
+     "summed in fp32 with atomics.",
      backward_in_use},
     END_OF_VERSIONS};

@@ -85,19 +85,24 @@ static void answer_parts(Trainer *trainer, int64_t step) {
         cuda_check(cudaEventCreateWithFlags(&m.events[i], cudaEventDefault), "making an event");
     int64_t before = calls_of(&trainer->parallel.dev);
     StepStats s;
-    trainer->parallel.dev.poll = mark_op, trainer->parallel.dev.poll_arg = &m; // exchanges, whose place this is, are not in flight on one rank
+    trainer->parallel.dev.poll = mark_op; // collectives use this otherwise; one rank has none
+    trainer->parallel.dev.poll_arg = &m;
     cuda_check(cudaEventRecord(m.events[0], trainer->parallel.dev.stream), "recording an event");
     double took = timed_step(trainer, step, &s), parts[PARTS] = ZERO, sum = 0;
     trainer->parallel.dev.poll = NULL;
     if (m.count != calls_of(&trainer->parallel.dev) - before)
-        run_failure("bench_gpu.cu: %" PRId64 " ops were marked, %" PRId64 " ran", m.count, calls_of(&trainer->parallel.dev) - before);
+        run_failure("bench_gpu.cu: %" PRId64 " ops were marked, %" PRId64 " ran", m.count,
+                    calls_of(&trainer->parallel.dev) - before);
     for (int64_t i = 0; i < m.count; i++) {
         float ms = 0;
         cuda_check(cudaEventElapsedTime(&ms, m.events[i], m.events[i + 1]), "asking for a time");
         parts[m.parts[i]] += ms;
     }
     printf("{\"parts\":{");
-    for (int p = 0; p < PARTS; p++) printf("%s\"%s\":%.6g", p ? "," : "", part_names[p], parts[p]), sum += parts[p];
+    for (int p = 0; p < PARTS; p++) {
+        printf("%s\"%s\":%.6g", p ? "," : "", part_names[p], parts[p]);
+        sum += parts[p];
+    }
     printf("},\"sum\":%.6g,\"step\":%.6g}\n", sum, 1e3 * took);
     for (int64_t i = 0; i <= m.most; i++) cudaEventDestroy(m.events[i]);
     free(m.events);
@@ -122,7 +127,8 @@ static void train_answers(int argc, char **argv) {
     j->transport = j->host_transport = &transport_threads;
     job_prepare(j, 1, 1, 1);
     pthread_mutex_init(&j->thread_world.lock, NULL);
-    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer), *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
+    Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
+    Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     dry_run_open(dry_run, j, 0, NULL);
     check_memory(j, &dry_run->parallel.dev);
     double free_before = device_memory(0), planned = (double)device_need(&dry_run->parallel.dev), rate = 0,

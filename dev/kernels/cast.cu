@@ -79,21 +79,20 @@ static void cast_instruction(Case *c) {
 
 static const Version op_versions[] = {
     {"1 by value",
-     "the number is taken apart into fraction and exponent, the fraction rounded: three calls an element.",
+     "The number is split into fraction and exponent, and the fraction is rounded: three function calls per element.",
      cast_by_value},
     {"2 by bits",
-     "half of what is cut off is added to the bits, a little less where the number would become odd; the carry does "
-     "the rest. The compiler makes vectors of it.",
+     "Half of the last kept bit is added to the bits, a little less if that would round a tie to odd; the carry does "
+     "the rest. The compiler vectorizes this.",
      cast_scalar},
     {"3 vectors",
-     "the same integer arithmetic on the vectors of kernels.h, NaN by a mask: no faster where the compiler found its "
-     "vectors, and not left to it.",
+     "The same integer arithmetic on the vectors of lib/cpu/vectors.h, with a mask for NaN: no faster where the "
+     "compiler vectorized the loop, but not left to it.",
      cast_integers},
     {"4 the instruction",
-     "where the processor rounds to bf16 itself (AVX512_BF16), one instruction instead of nine; elsewhere the same as "
-     "before.",
+     "Processors with AVX512_BF16 round by one instruction instead of nine; elsewhere nothing changes.",
      cast_instruction},
-    {"in use: threads", "vectors over threads.", cast_in_use},
+    {"in use: threads", "Vectors divided over threads.", cast_in_use},
     END_OF_VERSIONS};
 #endif
 

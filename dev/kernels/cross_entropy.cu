@@ -196,28 +196,30 @@ static void loss_by_blocks(Case *c) {
 }
 
 static const Version op_versions[] = {
-    {"1 libm, double", "the formula: the largest, the sum, the gradient; two calls of exp() a logit.", loss_double},
+    {"1 libm, double", "The formula: largest logit, sum, gradient, with two calls of exp() per logit.", loss_double},
     {"2 libm, float",
-     "expf() instead; only the sum stays in double, because a float's digits are used up when tens of thousands have "
-     "been added.",
+     "expf() instead. Only the sum stays in double: a float runs out of digits after tens of thousands of additions.",
      loss_float},
     {"3 vexp",
-     "a vector of exponentials at once; the target is mended afterwards, so that no vector asks whether it holds it.",
+     "A vector of exponentials at a time. The target's gradient is corrected afterwards, so that no vector has to "
+     "check whether it contains the target.",
      loss_vectors},
     {"4 exponentials kept",
-     "each is computed once, and waits where its logit was until the sum is known: a store costs less than an "
-     "exponential.",
+     "Each exponential is computed once and stored in its logit's place until the sum is known: a store costs less "
+     "than an exponential.",
      loss_kept},
     {"5 blocks",
-     "a block's largest, exponentials and sum while it is at hand: the row comes from memory once, while the block "
-     "before it is computed; each block is brought to the row's largest with the gradient.",
+     "A block's largest logit, exponentials and sum while it is in the cache: the row comes from memory once, "
+     "prefetched while the previous block is computed. Each block is scaled to the row's largest logit together with "
+     "the gradient.",
      loss_by_blocks},
     {"in use: threads",
-     "as 5, rows over threads; the blocks' factors and the sum of their sums by vectors, once all largest are known.",
+     "As 5, with rows divided over threads, and the blocks' factors and their weighted sum by vectors once all maxima "
+     "are known.",
      loss_in_use},
     {"in use: 4 slices",
-     "what four ranks compute that share the vocabulary, and copies of it all: a slice's logits are read again for the "
-     "gradient, whose exponentials are computed again.",
+     "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "
+     "second time for the gradient, and its exponentials recomputed.",
      loss_in_slices},
     END_OF_VERSIONS};
 #endif

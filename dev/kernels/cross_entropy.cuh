@@ -82,13 +82,17 @@ static void loss_online(Case *c) {
 
 static const Version op_versions[] = {
     {"1 three passes",
-     "a block a row, one element a thread at a time: the largest, the sum, the gradient; the row is read three times.",
+     "A block per row, one element per thread at a time: largest logit, sum, gradient. The row is read three times.",
      loss_three_passes},
     {"2 online, vectors",
-     "largest and sum in one pass (Milakov & Gimelshein 2018), 16 bytes a load: the row is read twice.", loss_online},
-    {"in use", "the op of kernels.cuh.", loss_in_use},
+     "Largest logit and sum in one pass (Milakov & Gimelshein 2018), with loads of 16 bytes: the row is read twice.",
+     loss_online},
+    {"in use",
+     "The op of lib/cuda: the end of the row stays in shared memory, its beginning in the L2 cache, so memory is read "
+     "once.",
+     loss_in_use},
     {"in use: 4 slices",
-     "what four ranks compute that share the vocabulary, and copies of it all: a slice's logits are read again for the "
-     "gradient.",
+     "What four ranks compute that share the vocabulary, and the copies it takes here. A slice's logits are read a "
+     "second time for the gradient.",
      loss_in_slices},
     END_OF_VERSIONS};

@@ -51,14 +51,15 @@ static void dequantize_vectors(Case *c) {
 }
 
 static const Version op_versions[] = {
-    {"1 by element", "a byte, its scale, a product; which scale is asked for each one.", dequantize_by_element},
-    {"2 by block", "the scale is read once for a block, and the compiler makes vectors of what is within.",
+    {"1 by element", "A byte, its scale, a product; the scale is looked up for each element.", dequantize_by_element},
+    {"2 by block",
+     "The scale is read once per block, and the compiler vectorizes the loop over the block.",
      dequantize_by_block},
     {"3 vectors",
-     "all of a block is widened into fp32, by a loop whose length the compiler knows, then scaled and rounded as all "
-     "of kernels.h is: in bf16 by the instruction, where there is one.",
+     "A whole block is converted to fp32 by a loop of constant length, then scaled and rounded with the vectors of "
+     "lib/cpu/vectors.h: in bf16 by the hardware's instruction, where there is one.",
      dequantize_vectors},
-    {"in use: threads", "blocks over threads.", dequantize_in_use},
+    {"in use: threads", "Blocks divided over threads.", dequantize_in_use},
     END_OF_VERSIONS};
 #endif
 

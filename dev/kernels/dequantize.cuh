@@ -21,8 +21,11 @@ template <int W> static void dequantize_by_bytes(Case *c) {
 }
 
 static const Version op_versions[] = {
-    {"1 a byte a thread", "a warp reads 32 bytes and one scale: a quarter of a cache line at a time.",
+    {"1 a byte a thread",
+     "A warp reads 32 bytes and one scale: a quarter of a cache line at a time.",
      dequantize_by_bytes<1>},
-    {"2 a store of 16 bytes", "as many as fill one; their bytes are read one by one.", dequantize_by_bytes<WIDE>},
-    {"in use", "the op of kernels.cuh: bytes come as words too.", dequantize_in_use},
+    {"2 a store of 16 bytes",
+     "Each thread converts as many elements as fill a store of 16 bytes, but reads their bytes one by one.",
+     dequantize_by_bytes<WIDE>},
+    {"in use", "The op of lib/cuda: the bytes are loaded as words, too.", dequantize_in_use},
     END_OF_VERSIONS};

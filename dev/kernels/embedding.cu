@@ -95,15 +95,15 @@ static void forward_copies(Case *c) {
 
 static const Version forward_versions[] = {
     {"1 by columns",
-     "an element of every token, then the next element of every token: each one is taken from another cache line.",
+     "One element of every token, then the next element of every token: each one comes from another cache line.",
      forward_columns},
-    {"2 by rows", "a token's row at once: memory is read and written in order, but for the jump from row to row.",
+    {"2 by rows",
+     "A token's whole row at once: memory is read and written in order, except for the jump from row to row.",
      forward_rows},
     {"3 copies",
-     "one question a row, whether it is there, and then the library's copy, which takes whole vectors whatever an "
-     "element is.",
+     "One check per row whether it is in this slice, then memcpy, which moves whole vectors whatever the element type.",
      forward_copies},
-    {"in use: threads", "rows over threads; a copy has no order.", forward_in_use},
+    {"in use: threads", "Rows divided over threads; copies need no order.", forward_in_use},
     END_OF_VERSIONS};
 #endif
 
@@ -190,23 +190,23 @@ static void backward_columns(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 search",
-     "each row of the table looks through all tokens for its own: nobody else adds to it, and nearly all looking is in "
-     "vain.",
+     "Each row of the table searches all tokens for its own: no two threads add to the same row, but almost every "
+     "comparison is in vain.",
      backward_search},
     {"2 scatter",
-     "each token adds its row, a vector at a time, to the row that its id names: every token is looked at once.",
+     "Each token adds its row, a vector at a time, to the row that its id names: every token is read once.",
      backward_scatter},
     {"3 atomic additions",
-     "tokens over threads; a row may be two threads' at once, so every single element is added by an atomic exchange: "
-     "slower than one thread alone, and the order, so the bits, are another in each run.",
+     "Tokens divided over threads. Two threads may add to the same row, so each element is added by an atomic "
+     "compare-and-exchange: slower than one thread alone, and the order, hence the bits, changes from run to run.",
      backward_atomic},
     {"4 columns",
-     "columns over threads instead, the scatter in each: as fast whatever the tokens are, the same bits for any number "
-     "of threads, but each thread takes short pieces of all rows.",
+     "Columns divided over threads instead, with a scatter in each: the speed does not depend on the tokens, and the "
+     "bits do not depend on the number of threads; but each thread reads short pieces of all rows.",
      backward_columns},
     {"in use: owners",
-     "a thread owns the ids that leave its number as remainder, and adds their rows, whole, in the order of the "
-     "tokens: the same bits again; where one token is most of the text, its owner works alone.",
+     "A thread owns the ids whose remainder is its number, and adds whole rows in the order of tokens: again the same "
+     "bits; if one token is most of the text, its owner works alone.",
      backward_in_use},
     END_OF_VERSIONS};
 #endif

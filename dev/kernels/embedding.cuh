@@ -31,9 +31,9 @@ static void forward_vectors(Case *c) {
 }
 
 static const Version forward_versions[] = {
-    {"1 an element a thread", "neighbouring threads copy neighbouring elements of a row.", forward_elements},
-    {"2 vectors", "16 bytes a thread.", forward_vectors},
-    {"in use", "the op of kernels.cuh.", forward_in_use},
+    {"1 an element a thread", "Adjacent threads copy adjacent elements of a row.", forward_elements},
+    {"2 vectors", "16 bytes per thread.", forward_vectors},
+    {"in use", "The op of lib/cuda.", forward_in_use},
     END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
@@ -86,19 +86,19 @@ static void backward_first_owns(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 atomic additions",
-     "an element a thread, added to its row atomically: fast where tokens differ, a queue where one token is most of "
-     "the text; other bits in each run.",
+     "An element per thread, added to its row atomically: fast if tokens differ, a queue if one token is most of the "
+     "text, and other bits on each run.",
      backward_atomic},
     {"2 columns",
-     "a thread has a column and takes all tokens, one after the other: the same bits in each run, but a warp a "
-     "multiprocessor waits for memory N times.",
+     "A thread has a column and goes over all tokens: the same bits on each run, but there are few threads, and each "
+     "waits for memory N times.",
      backward_columns},
     {"3 the first owns",
-     "the block of the first token of an id looks for the others and adds their rows: blocks enough, but each reads "
-     "all ids, and the owner of a frequent token works alone.",
+     "The block of an id's first token searches for its other tokens and adds their rows: there are enough blocks, but "
+     "each reads all ids, and the owner of a frequent token works alone.",
      backward_first_owns},
     {"in use: sorted",
-     "the op of kernels.cuh: tokens are sorted by id, stretches of 64 of them added up by blocks of their own, then "
-     "the parts of a row in their order.",
+     "The op of lib/cuda: tokens are sorted by id, blocks sum up 64 sorted tokens each, then the parts of a row are "
+     "added in order.",
      backward_in_use},
     END_OF_VERSIONS};

@@ -201,24 +201,20 @@ static void plain(Case *c) {
 }
 
 #define PACKED                                                                                                         \
-    {                                                                                                                  \
-        "4 panels",                                                                                                    \
-            "blocks of A and B are copied into panels first: the tile reads both from front to back, out of the "      \
-            "nearest caches, and each is widened to fp32 once a block, not once a tile.",                              \
-            packed                                                                                                     \
-    }
+    {"4 panels",                                                                                                       \
+     "Blocks of A and B are first copied into panels: the tile reads both from front to back, from the nearest "       \
+     "caches, and each element is converted to fp32 once per block instead of once per tile.",                         \
+     packed}
 #define PLAIN                                                                                                          \
-    {                                                                                                                  \
-        "5 threads",                                                                                                   \
-            "blocks over threads: the plain product of kernels.h, in use where there is no oneDNN, or, for bf16, no "  \
-            "instruction for it.",                                                                                     \
-            plain                                                                                                      \
-    }
+    {"5 threads",                                                                                                      \
+     "Blocks divided over threads: the plain matmul of lib/cpu, in use without oneDNN and, in bf16, on processors "    \
+     "without bf16 instructions.",                                                                                     \
+     plain}
 #ifdef HAVE_PAIRS
 #define PAIRS                                                                                                          \
     {"6 pairs of bf16",                                                                                                \
-     "panels hold bf16 as they are, two neighbours along the sum in 32 bits, which one instruction multiplies and "    \
-     "adds: nothing is widened, and a sum takes half as many steps.",                                                  \
+     "Panels hold bf16 as they are, two neighbours along the sum in 32 bits, which one instruction multiplies and "    \
+     "adds: nothing is converted, and a sum takes half as many steps.",                                                \
      packed_pairs},
 #else
 #define PAIRS
@@ -256,26 +252,27 @@ static void forward_definition(Case *c) {
 #ifndef USE_CUDA
 static const Version forward_versions[] = {
     {"1 triple loop",
-     "the formula: each sum is one chain of additions, each waiting for the one before, and all of w passes by for "
+     "The formula: each sum is one chain of additions, each waiting for the previous one, and all of w is read for "
      "each row of x.",
      triple_loop},
-    {"2 vectors", "x and w lie along the sum, so a vector takes VL products of it: as many partial sums as lanes.",
+    {"2 vectors",
+     "x and w are contiguous along the sum, so a vector multiplies VL elements of it: as many partial sums as lanes.",
      dot_products},
     {"3 a tile in registers",
-     "several rows of x by several of w at once: each vector that is loaded enters as many products, and as many "
-     "chains run side by side.",
+     "Several rows of x by several rows of w at once: each vector that is loaded enters several products, and several "
+     "chains of additions run side by side.",
      dot_tiles},
     PACKED,
     PLAIN,
     PAIRS{"in use: oneDNN",
-          "the same ideas with code made for the shape when it is first met, prefetches, and blocks fitted to the "
-          "caches; kept from then on.",
+          "The same ideas, with code that oneDNN generates for the shape when it is first met, prefetching, and blocks "
+          "fitted to the caches; the code is kept.",
           in_use},
     END_OF_VERSIONS};
 #endif
 
 // ---------------------------------------------------------------------------
-// backward. Rows of dy may lie further apart than they are long: those of the head are where fp32 logits were.
+// backward. Rows of dy may be further apart than they are long: the head's are in the memory of fp32 logits.
 
 enum { HEAD_SPARE = FLOATX == DTYPE_BF16 ? 32000 : 0 };
 
@@ -302,20 +299,21 @@ static void input_definition(Case *c) {
 #ifndef USE_CUDA
 static const Version input_versions[] = {
     {"1 triple loop",
-     "the formula: a sum goes down a column of w, and takes one element of each cache line it touches.", triple_loop},
+     "The formula: a sum goes down a column of w, which uses one element of each cache line it touches.",
+     triple_loop},
     {"2 by rows",
-     "the loops in another order: a row of dx is a sum of rows of w, so w is read as it lies, by vectors; each product "
-     "reads and writes its sum.",
+     "The loops in another order: a row of dx is a sum of rows of w, so w is read in order, by vectors; but each "
+     "product reads and writes its sum.",
      sums_of_rows},
     {"3 a tile in registers",
-     "the sums of several rows by two vectors stay in registers until they are complete; w is read once for that many "
-     "rows, but down a narrow strip, from one row to the next, which the caches do not like.",
+     "The sums of several rows by two vectors stay in registers until they are complete. w is read once for that many "
+     "rows, but down a narrow strip, from one row to the next, which suits the caches badly.",
      row_tiles},
     PACKED,
     PLAIN,
     PAIRS{"in use: oneDNN",
-          "as in the forward; in fp32, sums over more than 16,384 outputs (the head's) in two or more parts, on which "
-          "it is faster.",
+          "As in forward. In fp32, sums over more than 16,384 outputs (the head's) are computed in several parts, "
+          "which is faster.",
           in_use},
     END_OF_VERSIONS};
 #endif
@@ -343,19 +341,21 @@ static void weight_definition(Case *c) {
 
 #ifndef USE_CUDA
 static const Version weight_versions[] = {
-    {"1 triple loop", "the formula: the sum is over tokens, so it goes down a column of dy and one of x.", triple_loop},
+    {"1 triple loop",
+     "The formula: the sum is over tokens, so it goes down a column of dy and a column of x.",
+     triple_loop},
     {"2 by rows",
-     "a row of dw is a sum of rows of x; only dy is still read down its columns, one element for each row of x.",
+     "A row of dw is a sum of rows of x; only dy is still read down its columns, one element for each row of x.",
      sums_of_rows},
     {"3 a tile in registers",
-     "several rows of dw by two vectors stay in registers over all tokens; but columns of dy whose rows are a power of "
-     "two apart crowd into a few places of the cache, and alone this can lose to 2.",
+     "Several rows of dw by two vectors stay in registers over all tokens. But elements of a dy column that are a "
+     "power of two apart compete for a few places of the cache, and alone this version can lose to 2.",
      row_tiles},
     PACKED,
     PLAIN,
     PAIRS{"in use: oneDNN",
-          "as in the forward; at most 1,024 tokens at a time, each part added in fp32, because a longer sum it divides "
-          "among threads: then the bits depend on how many there are.",
+          "As in forward, for at most 1,024 tokens at a time, each part added in fp32: longer sums oneDNN divides "
+          "among threads, and then the bits depend on how many there are.",
           in_use},
     END_OF_VERSIONS};
 #endif

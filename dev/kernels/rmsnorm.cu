@@ -96,15 +96,16 @@ static void forward_fused(Case *c) {
 
 static const Version forward_versions[] = {
     {"1 scalar",
-     "two ops, one element at a time; each sum of squares is one chain of additions, four cycles an element.",
+     "Two ops, one element at a time; each sum of squares is one chain of additions, four cycles per element.",
      forward_scalar},
-    {"2 vectors", "a vector at a time: as many partial sums as lanes, so the chain is that many times shorter.",
+    {"2 vectors",
+     "A vector at a time: as many partial sums as lanes, so the chain of additions is that many times shorter.",
      forward_vectors},
     {"3 fused addition",
-     "a row's addition, norm and scaling follow each other: the sum is read back from the nearest cache, not from "
-     "memory.",
+     "A row is added, summed and scaled before the next one: the sum is read back from the L1 cache, not from memory.",
      forward_fused},
-    {"in use: threads", "rows over threads; no sum crosses a row, so the bits do not depend on the threads.",
+    {"in use: threads",
+     "Rows divided over threads. No sum crosses rows, so the bits do not depend on the number of threads.",
      forward_in_use},
     END_OF_VERSIONS};
 #endif
@@ -242,17 +243,19 @@ static void backward_threads(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 scalar",
-     "the two formulas, one after the other: dw goes down columns, and takes one element of each cache line it "
+     "The two formulas, one after the other. dw is summed down columns, which uses one element of each cache line it "
      "touches.",
      backward_scalar},
-    {"2 by rows", "dw is added to row by row, while the row is at hand: memory is read in order, once.",
+    {"2 by rows",
+     "dw is added to row by row, while the row is in the cache: memory is read in order, once.",
      backward_by_rows},
-    {"3 vectors", "a vector at a time: the dot product is no longer one chain of additions.", backward_vectors},
+    {"3 vectors", "A vector at a time: the dot product is no longer one chain of additions.", backward_vectors},
     {"4 threads",
-     "rows over threads, a dw for each, added up at the end; fast, but the bits of dw depend on the number of threads.",
+     "Rows divided over threads, each with a dw of its own, added up at the end. Fast, but the bits of dw depend on "
+     "the number of threads.",
      backward_threads},
     {"in use: blocks of rows",
-     "a dw for every 32 rows instead, added up in their order: the same bits for any number of threads.",
+     "A dw for every 32 rows instead, added up in order: the same bits for any number of threads.",
      backward_in_use},
     END_OF_VERSIONS};
 #endif

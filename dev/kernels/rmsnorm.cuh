@@ -90,14 +90,16 @@ static void forward_vectors(Case *c) {
 
 static const Version forward_versions[] = {
     {"1 a row a thread",
-     "the C code, rows over threads: a warp's loads are 32 rows apart from each other, and of each sector that is "
-     "fetched a sixteenth is wanted now (bf16); the caches, small for so many rows, must keep the rest.",
+     "The C code, with rows divided over threads. A warp's loads are a row apart, so only a sixteenth of each memory "
+     "sector is used at once (bf16); the caches, small for so many rows, must keep the rest.",
      forward_row_a_thread},
     {"2 a row a warp",
-     "lanes take neighbouring elements and add their sums up by five shuffles: memory is read in whole lines.",
+     "Lanes take adjacent elements and add up their sums by five shuffles: memory is read in whole cache lines.",
      forward_row_a_warp},
-    {"3 vectors, row kept", "16 bytes a load; the rounded sum waits in shared memory for the scale.", forward_vectors},
-    {"in use", "the op of kernels.cuh.", forward_in_use},
+    {"3 vectors, row kept",
+     "Loads of 16 bytes; the rounded sum stays in shared memory until the scale is known.",
+     forward_vectors},
+    {"in use", "The op of lib/cuda.", forward_in_use},
     END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
@@ -160,12 +162,12 @@ static void backward_two_stages(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 atomic additions",
-     "a warp a row; every product is added to its column of dw as it comes. N threads want each of the C sums, one "
-     "after the other, and in an order that the next run does not repeat: other bits each time.",
+     "A warp per row; every product is added to its column of dw at once. N threads queue for each of the C sums, and "
+     "the order of additions, hence the bits, changes from run to run.",
      backward_atomic},
     {"2 two stages",
-     "dw by itself: sums over 32 rows, then over those sums, each in a fixed order, so the same bits in each run; dout "
-     "and x are read twice.",
+     "dw separately: sums over 32 rows, then over those sums, each in a fixed order, so the same bits on each run; but "
+     "dout and x are read twice.",
      backward_two_stages},
-    {"in use", "the op of kernels.cuh.", backward_in_use},
+    {"in use", "The op of lib/cuda.", backward_in_use},
     END_OF_VERSIONS};

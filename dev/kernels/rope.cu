@@ -145,25 +145,25 @@ static void rope_heads_inside(Case *c) {
 
 static const Version rope_versions[] = {
     {"1 pow, cos and sin",
-     "the formula, for each pair of each head; in double, for at position 1000 a float's angle has lost three of its "
-     "seven digits.",
+     "The formula for each pair of each head. In double: at position 1,000 a float's angle has lost three of its seven "
+     "digits.",
      rope_functions},
-    {"2 once a token", "all heads of a token turn by the same angles: each is computed once for them.",
+    {"2 once a token",
+     "All heads of a token rotate by the same angles: they are computed once for all of them.",
      rope_once_a_token},
     {"3 a table",
-     "positions come again in every sequence, layer and step: a table of all, made once, takes the functions out of "
+     "The same positions occur in every sequence, layer and step: a table, computed once, removes the functions from "
      "the step.",
      rope_table},
     {"4 vectors",
-     "the table holds all cosines of a position, then all sines, as the heads hold their halves: four vectors are "
-     "loaded, none is taken apart.",
+     "The table has all cosines of a position, then all sines, as a head has its halves: four vectors are loaded and "
+     "none needs shuffling.",
      rope_vectors},
     {"5 heads inside",
-     "vectors of the table are loaded, and the sine given its sign, once for all heads of the token; and where a half "
-     "ends in part of a vector (HD 48), no head's load waits any more for the masked store just before it, which its "
-     "lanes overlap.",
+     "The table's vectors are loaded, and the sine given its sign, once for all heads of a token. Where half a head "
+     "ends within a vector (HD 48), no head's load waits any more for the masked store before it, which it overlaps.",
      rope_heads_inside},
-    {"in use: threads", "rows over threads.", rope_in_use},
+    {"in use: threads", "Rows divided over threads.", rope_in_use},
     END_OF_VERSIONS};
 #endif
 

@@ -65,16 +65,17 @@ static void rope_vectors(Case *c) {
 }
 
 static const Version rope_versions[] = {{"1 pow, cos and sin",
-                                         "the formula, a pair a thread: a power in double, then sine and cosine by the "
-                                         "hardware's estimates; hundreds of instructions for 8 bytes moved (bf16).",
+                                         "The formula, a pair per thread: a power in double, then the hardware's "
+                                         "approximate sine and cosine; hundreds of instructions to move 8 bytes "
+                                         "(bf16).",
                                          rope_pairs<false>},
                                         {"2 a table",
-                                         "cosines and sines of all positions, made once: 8 bytes more a pair, but from "
-                                         "the caches, for all heads of a token read the same.",
+                                         "Cosines and sines of all positions, computed once: 8 bytes more per pair, "
+                                         "but from the caches, since all heads of a token read the same ones.",
                                          rope_pairs<true>},
                                         {"3 vectors",
-                                         "16 bytes a load: an eighth of the instructions (bf16), and the divisions "
-                                         "that say who is who are paid once for eight pairs.",
+                                         "Loads of 16 bytes: an eighth of the instructions (bf16), and the divisions "
+                                         "that compute a thread's head and element are done once for eight pairs.",
                                          rope_vectors},
-                                        {"in use", "the op of kernels.cuh.", rope_in_use},
+                                        {"in use", "The op of lib/cuda.", rope_in_use},
                                         END_OF_VERSIONS};

@@ -72,19 +72,22 @@ static void norm_in_use(Case *c) {
 }
 
 static const Version norm_versions[] = {
-    {"1 double", "the definition: each element is widened, and waits for the sum of all before it.", norm_double},
+    {"1 double",
+     "The definition: each element is converted to double and waits for the sum of all before it.",
+     norm_double},
     {"2 blocks",
-     "128 squares in fp32, such blocks in double: no widening, but the additions still wait for each other.",
+     "128 squares in fp32, the blocks' sums in double: no conversions, but the additions still wait for each other.",
      norm_blocks},
     {"3 vectors",
-     "as many partial sums in a block as lanes: the chain of additions is that many times shorter, and blocks overlap.",
+     "As many partial sums in a block as lanes: the chain of additions is that many times shorter, and blocks overlap.",
      norm_vectors},
     {"4 threads",
-     "blocks over threads, a double for each: as fast as memory, but the last bits depend on the number of threads.",
+     "Blocks divided over threads, each with a double: as fast as memory, but the last bits depend on the number of "
+     "threads.",
      norm_threads},
     {"in use: exact",
-     "a fixed-point sum, wide enough for every float, for each thread: integers have no order, so neither have blocks, "
-     "threads or ranks.",
+     "Each thread has a fixed-point sum that is wide enough for every float. Integer sums do not depend on the order "
+     "of additions, so the bits depend neither on threads nor on ranks.",
      norm_in_use},
     END_OF_VERSIONS};
 #endif

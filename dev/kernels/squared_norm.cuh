@@ -62,14 +62,15 @@ static void norm_in_use(Case *c) {
 
 static const Version norm_versions[] = {
     {"1 atomic additions",
-     "a sum a thread, a block, then one float addition a block to the total: other bits in each run.", norm_atomic<1>},
-    {"2 vectors", "16 bytes a load.", norm_atomic<FLAT>},
+     "A sum per thread, then per block, then one atomic float addition per block: other bits on each run.",
+     norm_atomic<1>},
+    {"2 vectors", "Loads of 16 bytes.", norm_atomic<FLAT>},
     {"3 two stages",
-     "the sums of 1,024 blocks go to memory, a second kernel adds them up: the same bits in each run of the same "
+     "The sums of 1,024 blocks go to memory and a second kernel adds them up: the same bits on each run, for the same "
      "tensor on the same number of ranks.",
      norm_two_stages},
     {"in use: exact",
-     "fp32 sums of 128 elements, added as integers to a fixed-point number wide enough for every float: atomics again, "
-     "and yet the same bits in each run and for any number of ranks.",
+     "fp32 sums of 128 elements, added as integers to a fixed-point number that is wide enough for every float: "
+     "atomics again, and yet the same bits on each run and for any number of ranks.",
      norm_in_use},
     END_OF_VERSIONS};

@@ -64,14 +64,18 @@ static void forward_vectors(Case *c) {
 }
 
 static const Version forward_versions[] = {
-    {"1 libm, double", "the formula with exp(): every element goes through double precision and a function call.",
+    {"1 libm, double",
+     "The formula with exp(): every element is converted to double and takes a function call.",
      forward_libm_double},
-    {"2 libm, float", "expf() instead: half the digits, which is all that storage keeps, in less than half the time.",
+    {"2 libm, float",
+     "expf() instead: half the digits, which is all that is stored, in less than half the time.",
      forward_libm_float},
-    {"3 vexp", "a polynomial for a whole vector at once: no call, no table, and the division is a vector's too.",
+    {"3 vexp",
+     "A polynomial for a whole vector at a time: no call, no table, and divisions of whole vectors too.",
      forward_vectors},
     {"in use: threads",
-     "rows over threads; each row is computed by the same instructions, so the bits do not depend on the threads.",
+     "Rows divided over threads. Each row is computed by the same instructions, so the bits do not depend on the "
+     "number of threads.",
      forward_in_use},
     END_OF_VERSIONS};
 #endif
@@ -156,16 +160,17 @@ static void backward_vectors(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 two ops",
-     "the product's backward, then silu's, as automatic differentiation would: two exponentials an element, and a "
-     "tensor between.",
+     "The product's backward, then silu's, as automatic differentiation would do it: two exponentials per element, and "
+     "a tensor in between.",
      backward_two_ops},
-    {"2 one pass", "both gradients from one sigmoid: half the exponentials, and nothing in between goes to memory.",
+    {"2 one pass",
+     "Both gradients from one sigmoid: half the exponentials, and no tensor in between.",
      backward_one_pass},
     {"3 vexp",
-     "vectors; with silu at hand, its slope sigmoid (1 + g (1 - sigmoid)) is one fused instruction: sigmoid (1 - silu) "
-     "+ silu.",
+     "Vectors; given silu, its derivative sigmoid (1 + g (1 - sigmoid)) is one fused instruction: sigmoid (1 - silu) + "
+     "silu.",
      backward_vectors},
-    {"in use: threads", "rows over threads.", backward_in_use},
+    {"in use: threads", "Rows divided over threads.", backward_in_use},
     END_OF_VERSIONS};
 #endif
 

@@ -42,13 +42,13 @@ static void forward_vectors(Case *c) {
 
 static const Version forward_versions[] = {
     {"1 an element a thread",
-     "neighbouring threads take neighbouring elements, so a warp's loads are whole cache lines; but each thread has 4 "
-     "bytes under way (bf16), and 2,048 threads, as many as a multiprocessor holds, 8 KB.",
+     "Adjacent threads take adjacent elements, so a warp's loads are whole cache lines. But a thread has only 4 bytes "
+     "in flight (bf16), and the 2,048 threads that a multiprocessor can hold have 8 KB.",
      forward_elements},
     {"2 vectors",
-     "16 bytes a load: the same bytes with an eighth of the instructions, and eight times as many of them under way.",
+     "Loads of 16 bytes: the same bytes with an eighth of the instructions, and eight times as many bytes in flight.",
      forward_vectors},
-    {"in use", "the op of kernels.cuh.", forward_in_use},
+    {"in use", "The op of lib/cuda.", forward_in_use},
     END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
@@ -121,11 +121,13 @@ static void backward_vectors(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 two ops",
-     "the product's backward, then silu's, as automatic differentiation would: an fp32 tensor goes to memory and back "
-     "between them.",
+     "The product's backward, then silu's, as automatic differentiation would do it: an fp32 tensor travels to memory "
+     "and back in between.",
      backward_two_ops},
-    {"2 one pass", "both gradients from one sigmoid; each element is read and written once.", backward_one_pass},
-    {"3 vectors", "16 bytes a load and store, and one division of row by column a thread, not one an element.",
+    {"2 one pass", "Both gradients from one sigmoid; each element is read and written once.", backward_one_pass},
+    {"3 vectors",
+     "Loads and stores of 16 bytes, and the division that finds row and column once per thread instead of once per "
+     "element.",
      backward_vectors},
-    {"in use", "the op of kernels.cuh.", backward_in_use},
+    {"in use", "The op of lib/cuda.", backward_in_use},
     END_OF_VERSIONS};

@@ -110,20 +110,21 @@ static void sum_one_pass(Case *c) {
 }
 
 static const Version op_versions[] = {
-    {"1 recursive", "the tree as it is written, for one element after another: more calls than additions.",
+    {"1 recursive",
+     "The tree as it is written, for one element after the other: more function calls than additions.",
      sum_recursive},
     {"2 level by level",
-     "all pairs, then all pairs of pairs, over whole pieces: plain loops that become vectors, but every level goes to "
-     "memory and back, and the pieces must be copied.",
+     "All pairs, then all pairs of pairs, over whole pieces: plain loops that the compiler vectorizes, but every level "
+     "travels to memory and back, and the pieces must be copied.",
      sum_levels},
     {"3 one pass",
-     "vectors of the pieces from left to right; sums wait on a small stack for their right neighbour, as the 1s of a "
-     "binary counter wait: each piece is read once, and nothing else moves. For single elements the turns of the stack "
-     "would cost more than they save.",
+     "Vectors of the pieces from left to right. Finished left halves wait on a small stack for their right half, like "
+     "the 1 bits of a binary counter: each piece is read once and nothing else moves. With single elements the stack "
+     "would cost more than it saves.",
      sum_one_pass},
     {"in use: threads",
-     "vectors over threads; an element's tree is its own. A long sum goes past the caches: what is overwritten need "
-     "not be fetched.",
+     "Vectors divided over threads; each element has its own tree. A long sum bypasses the caches: what is overwritten "
+     "need not be loaded.",
      sum_in_use},
     END_OF_VERSIONS};
 
@@ -137,8 +138,10 @@ static void pieces_recursive(Case *c) {
 }
 
 static const Version pieces_versions[] = {
-    {"1 widened, recursive", "the pieces as floats, then version 1 above, then rounded.", pieces_recursive},
-    {"in use: threads", "as above, widened and rounded on the way.", pieces_in_use},
+    {"1 widened, recursive",
+     "The pieces converted to fp32, then version 1 of tree_sum, then rounded.",
+     pieces_recursive},
+    {"in use: threads", "As tree_sum in use, with the conversions on the way.", pieces_in_use},
     END_OF_VERSIONS};
 #endif
 

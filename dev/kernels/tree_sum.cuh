@@ -65,15 +65,17 @@ static void sum_vectors(Case *c) { // a piece of odd length begins where no vect
 
 static const Version op_versions[] = {
     {"1 level by level",
-     "a kernel for each pair of pieces: every sum of a level goes to memory and comes back for the next, and the "
+     "A kernel for each pair of pieces: every sum of a level goes to memory and comes back for the next, and the "
      "pieces must be copied first.",
      sum_levels},
     {"2 one pass",
-     "a thread has its element's whole tree in registers, unrolled by templates for 1, 2, 4, … 64 pieces: each piece "
+     "A thread has its element's whole tree in registers, unrolled by templates for 1, 2, 4, … 64 pieces: each piece "
      "is read once.",
      sum_width<1, 1>},
-    {"3 vectors", "16 bytes a load, all pieces' loads under way together.", sum_vectors},
-    {"in use", "the op of kernels.cuh.", sum_in_use},
+    {"3 vectors", "Loads of 16 bytes, with the loads of all pieces in flight together.", sum_vectors},
+    {"in use", "The op of lib/cuda.", sum_in_use},
     END_OF_VERSIONS};
-static const Version pieces_versions[] = {{"in use", "the op of kernels.cuh: tree_sum's, over floatX.", pieces_in_use},
+static const Version pieces_versions[] = {{"in use",
+                                           "The op of lib/cuda: tree_sum with floatX pieces and output.",
+                                           pieces_in_use},
                                           END_OF_VERSIONS};
