@@ -386,9 +386,9 @@ files() {
     unequal=$(grep -oE '"category":"[a-z]+","dry_run":[0-9]+,"measured":[0-9]+' threads/ledger.json |
         tr -c '0-9\n' ' ' | awk '$1 != $2' | wc -l)
     if [ "$rows" = 7 ] && [ "$unequal" = 0 ]; then
-        pass "ledger.json: memory walked = measured" "$rows categories"
+        pass "ledger.json: memory of the dry run = measured" "$rows categories"
     else
-        fail "ledger.json: memory walked = measured" "$unequal of $rows categories differ, 7 expected"
+        fail "ledger.json: memory of the dry run = measured" "$unequal of $rows categories differ, 7 expected"
     fi
     for option in "--seq 32" "--steps 12" "--seed 7" "--batch 2" "--lr 0.002" "--model model" "--accum 1" "--clip 1" \
         "--ranks 2"; do
