@@ -286,9 +286,10 @@ inline void launches_begin(int device) {
         if (!l->begun) {
             bool may = is_free(l->stream) && l->stream->queue.front().meets.get() == l;
             for (size_t k = 0; k < i && may; k++) may = all[k]->comm != l->comm || all[k]->aborted;
-            if (may)
-                l->begun = true, l->start = std::max({start_of(l->stream), l->comm->over, nccl().ordered ? before : 0});
-            else if (nccl().ordered) return;
+            if (may) {
+                l->begun = true;
+                l->start = std::max({start_of(l->stream), l->comm->over, nccl().ordered ? before : 0});
+            } else if (nccl().ordered) return;
         }
         before = l->start;
     }
@@ -415,7 +416,10 @@ inline std::shared_ptr<Collective> collective_of(const NcclCall &c, NcclLaunch *
         if (others.empty()) {
             x = std::make_shared<Collective>(Collective{team, 2, {}, false, false, 0});
             team->halves[{from, to, c.kind}].push_back(x);
-        } else x = others.front(), others.pop_front();
+        } else {
+            x = others.front();
+            others.pop_front();
+        }
     } else {
         auto &slot = team->collectives[c.comm->collectives++];
         if (!slot) slot = std::make_shared<Collective>(Collective{team, team->members.size(), {}, false, false, 0});
@@ -500,7 +504,9 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
             if (l->comm == c.comm) launch = l;
         if (!launch) {
             launch = std::make_shared<NcclLaunch>();
-            launch->comm = c.comm, launch->team = c.comm->team.get(), launch->stream = c.stream;
+            launch->comm = c.comm;
+            launch->team = c.comm->team.get();
+            launch->stream = c.stream;
             launches.push_back(launch);
         }
         if (launch->stream != c.stream)
@@ -532,7 +538,10 @@ inline ncclResult_t issue(const std::vector<NcclCall> &calls) { // now, or when 
     if (calls[0].comm->blocking || !choose(2)) return nccl_launch(calls), ncclSuccess;
     auto job = std::make_shared<NcclJob>(NcclJob{calls[0].api, (int)choose(4), nullptr, nullptr, calls});
     job->then = [job = job.get()] { nccl_launch(job->calls), job->calls.clear(); };
-    for (const NcclCall &c : calls) c.comm->job = job, check_launched(c.stream);
+    for (const NcclCall &c : calls) {
+        c.comm->job = job;
+        check_launched(c.stream);
+    }
     for (const NcclCall &c : calls) c.stream->unlaunched = describe(c);
     return ncclInProgress;
 }
@@ -578,7 +587,10 @@ inline ncclComm_t new_comm(const ncclConfig_t &config, int rank, int device) {
     comm->config.commName = comm->name.c_str();
     nccl().comms.insert(comm);
     World &w = nccl().worlds[device];
-    if (!w.communicators++) w.rank = rank, w.calls = 0;
+    if (!w.communicators++) {
+        w.rank = rank;
+        w.calls = 0;
+    }
     return comm;
 }
 
@@ -592,7 +604,8 @@ inline void join(std::shared_ptr<Team> team, ncclComm_t comm) {
                    comm->name.c_str(), comm->device);
             comm->error = ncclInvalidUsage;
         }
-    team->members[(size_t)comm->rank] = comm, team->devices[(size_t)comm->rank] = comm->device;
+    team->members[(size_t)comm->rank] = comm;
+    team->devices[(size_t)comm->rank] = comm->device;
     team->joined++;
     team->clock = std::max(team->clock, host_clock);
     for (ncclComm_t m : team->members)

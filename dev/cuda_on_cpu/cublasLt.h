@@ -185,8 +185,10 @@ __attribute__((no_sanitize("address", "undefined"))) inline void multiply_tile(f
     FloatV sum[TILE_COLUMNS][2] = {}, rows[2];
     for (int64_t k = 0; k < depth; k++) {
         memcpy(rows, a + k * TILE_ROWS, sizeof rows);
-        for (int j = 0; j < TILE_COLUMNS; j++)
-            sum[j][0] += rows[0] * b[k * TILE_COLUMNS + j], sum[j][1] += rows[1] * b[k * TILE_COLUMNS + j];
+        for (int j = 0; j < TILE_COLUMNS; j++) {
+            sum[j][0] += rows[0] * b[k * TILE_COLUMNS + j];
+            sum[j][1] += rows[1] * b[k * TILE_COLUMNS + j];
+        }
     }
     memcpy(sums, sum, sizeof sums);
 }
@@ -260,9 +262,19 @@ inline cublasStatus_t check_problem(Place at, const CublasLtDesc *op, CublasLtLa
 
 inline uint64_t problem_hash(const CublasLtDesc *op, CublasLtLayout *const (&x)[4]) {
     uint64_t h = 0xCBF29CE484222325ull;
-    auto mix = [&h](uint64_t v) { h = (h ^ v) * 0x100000001B3ull, h ^= h >> 29; };
-    mix((uint64_t)op->compute), mix((uint64_t)op->transposed[0]), mix((uint64_t)op->transposed[1]);
-    for (int i = 0; i < 4; i++) mix((uint64_t)x[i]->type), mix(x[i]->rows), mix(x[i]->columns), mix((uint64_t)x[i]->ld);
+    auto mix = [&h](uint64_t v) {
+        h = (h ^ v) * 0x100000001B3ull;
+        h ^= h >> 29;
+    };
+    mix((uint64_t)op->compute);
+    mix((uint64_t)op->transposed[0]);
+    mix((uint64_t)op->transposed[1]);
+    for (int i = 0; i < 4; i++) {
+        mix((uint64_t)x[i]->type);
+        mix(x[i]->rows);
+        mix(x[i]->columns);
+        mix((uint64_t)x[i]->ld);
+    }
     return h;
 }
 
@@ -359,7 +371,10 @@ inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
         return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a matrix has %d bytes, given are %zu",
                            attribute, wide ? 8 : 4, bytes);
     if (wide) memcpy(&v, value, sizeof v);
-    else memcpy(&narrow, value, sizeof narrow), v = narrow;
+    else {
+        memcpy(&narrow, value, sizeof narrow);
+        v = narrow;
+    }
     switch (attribute) {
     case CUBLASLT_MATRIX_LAYOUT_TYPE: l->type = (int32_t)v; break;
     case CUBLASLT_MATRIX_LAYOUT_ROWS: l->rows = (uint64_t)v; break;

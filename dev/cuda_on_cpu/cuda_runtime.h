@@ -297,9 +297,13 @@ inline uint64_t random_state, random_seed = ~0ull;
 
 __forceinline__ uint64_t
 random_bits() { // 48 of them, by xorshift; the sequence begins anew when the seed is set to another
-    if (random_seed != cuda_on_cpu.seed)
-        random_seed = cuda_on_cpu.seed, random_state = (random_seed + 1) * 0x9E3779B97F4A7C15ull | 1;
-    random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
+    if (random_seed != cuda_on_cpu.seed) {
+        random_seed = cuda_on_cpu.seed;
+        random_state = (random_seed + 1) * 0x9E3779B97F4A7C15ull | 1;
+    }
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
     return random_state >> 16;
 }
 

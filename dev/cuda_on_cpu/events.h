@@ -30,7 +30,8 @@ inline cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWi
 
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     CUDA_ON_CPU_CALL("cudaDeviceGetStreamPriorityRange");
-    *least = LEAST_PRIORITY, *greatest = GREATEST_PRIORITY;
+    *least = LEAST_PRIORITY;
+    *greatest = GREATEST_PRIORITY;
     return cudaSuccess;
 }
 

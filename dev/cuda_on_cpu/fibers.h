@@ -56,7 +56,8 @@ __forceinline__ void arrived(Fiber *me) {
 }
 
 __forceinline__ void switch_fiber(Fiber *from, Fiber *to) {
-    left = from, entered = to;
+    left = from;
+    entered = to;
 #if CUDA_ON_CPU_ASAN
     __sanitizer_start_switch_fiber(&from->fake, to->stack, to->bytes);
 #endif
@@ -255,7 +256,9 @@ __attribute__((noreturn)) inline void deadlock() {
 inline void wait(Place at, const char *what, uint32_t mask) {
     Thread *me = current;
     check_behavior();
-    me->at = at, me->waits = what, me->mask = mask;
+    me->at = at;
+    me->waits = what;
+    me->mask = mask;
     Thread *next = pick();
     if (!next) deadlock();
     Fiber *to = next->fiber;
@@ -321,8 +324,11 @@ inline int block_barrier(int predicate, Place at, const char *what) {
     if (!me) fail(&at, "%s is for kernels, not for host code", what);
     if (block.ended)
         fail(&at, "waits in %s, but %d threads of the block have ended: let every thread reach it", what, block.ended);
-    if (!block.waiting) block.barrier = at, block.barrier_what = what, block.first_waiting = me->number;
-    else if (!(block.barrier == at) || block.barrier_what != what)
+    if (!block.waiting) {
+        block.barrier = at;
+        block.barrier_what = what;
+        block.first_waiting = me->number;
+    } else if (!(block.barrier == at) || block.barrier_what != what)
         fail(&at, "comes to %s while %s waits in %s at %s:%d: all threads of a block must come to the same barrier",
              what, thread_name(&threads[block.first_waiting]).c_str(), block.barrier_what, block.barrier.file,
              block.barrier.line);
@@ -356,7 +362,10 @@ inline void warp_meet(uint32_t mask, Place at, const char *what, void *mine,
     while (m < end && m->mask != mask) m++;
     if (m == end) {
         w->num_meetings++;
-        m->mask = mask, m->arrived = 0, m->at = at, m->what = what;
+        m->mask = mask;
+        m->arrived = 0;
+        m->at = at;
+        m->what = what;
     } else if (!(m->at == at) || m->what != what)
         fail(&at,
              "comes to %s while lanes 0x%08x wait for it in %s at %s:%d: all lanes of a mask must come to the same "
@@ -388,7 +397,8 @@ inline void poison(const void *p, size_t bytes) {
 #if CUDA_ON_CPU_ASAN
     __asan_poison_memory_region(p, bytes);
 #else
-    (void)p, (void)bytes;
+    (void)p;
+    (void)bytes;
 #endif
 }
 
@@ -396,7 +406,8 @@ inline void unpoison(const void *p, size_t bytes) {
 #if CUDA_ON_CPU_ASAN
     __asan_unpoison_memory_region(p, bytes);
 #else
-    (void)p, (void)bytes;
+    (void)p;
+    (void)bytes;
 #endif
 }
 
@@ -480,8 +491,12 @@ inline void run_block() {
         warps[w].num_meetings = 0;
         block.ready[w] = warps[w].exist;
     }
-    for (int i = 0; i < block.threads; i++)
-        threads[i].fiber = nullptr, threads[i].waits = nullptr, threads[i].at.file = nullptr, threads[i].group = 0;
+    for (int i = 0; i < block.threads; i++) {
+        threads[i].fiber = nullptr;
+        threads[i].waits = nullptr;
+        threads[i].at.file = nullptr;
+        threads[i].group = 0;
+    }
     set_current(pick());
     switch_fiber(&outside, free_fiber());
     if (block.ended < block.threads) deadlock();
@@ -492,13 +507,16 @@ inline void run_block() {
 inline void run_grid(const Launch *launch) {
     running = launch;
     on_device = true;
-    gridDim = launch->grid, blockDim = launch->block;
+    gridDim = launch->grid;
+    blockDim = launch->block;
     block.threads = (int)(blockDim.x * blockDim.y * blockDim.z);
     block.warps = (block.threads + WARP - 1) / WARP;
     for (int i = 0; i < block.threads; i++) {
         unsigned n = (unsigned)i;
         threads[i].index = make_uint3(n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y);
-        threads[i].number = i, threads[i].warp = i / WARP, threads[i].lane = i % WARP;
+        threads[i].number = i;
+        threads[i].warp = i / WARP;
+        threads[i].lane = i % WARP;
     }
     for (int w = 0; w < block.warps; w++) {
         int lanes = block.threads - w * WARP;

@@ -164,13 +164,16 @@ template <typename T> inline T __ldca(const T *p, emu::Place at = emu::Place::he
     return *emu::aligned(p, at, "__ldca");
 }
 template <typename T> inline void __stcs(T *p, std::type_identity_t<T> x, emu::Place at = emu::Place::here()) {
-    emu::aligned(p, at, "__stcs"), *p = x;
+    emu::aligned(p, at, "__stcs");
+    *p = x;
 }
 template <typename T> inline void __stcg(T *p, std::type_identity_t<T> x, emu::Place at = emu::Place::here()) {
-    emu::aligned(p, at, "__stcg"), *p = x;
+    emu::aligned(p, at, "__stcg");
+    *p = x;
 }
 template <typename T> inline void __stwb(T *p, std::type_identity_t<T> x, emu::Place at = emu::Place::here()) {
-    emu::aligned(p, at, "__stwb"), *p = x;
+    emu::aligned(p, at, "__stwb");
+    *p = x;
 }
 
 inline size_t __cvta_generic_to_shared(const void *p) { return (size_t)((const char *)p - emu::shared_arena); }

@@ -171,8 +171,10 @@ inline ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclCom
             for (end = i; end < all.size() && all[end].color == all[i].color; end++) {}
             auto part = std::make_shared<emu::Team>(
                 emu::Team{"", std::vector<ncclComm_t>(end - i), std::vector<int>(end - i, -1), 0, 0, {}, {}, {}});
-            for (size_t k = i; k < end && all[k].child; k++)
-                all[k].child->rank = (int)(k - i), emu::join(part, all[k].child);
+            for (size_t k = i; k < end && all[k].child; k++) {
+                all[k].child->rank = (int)(k - i);
+                emu::join(part, all[k].child);
+            }
         }
     }
     if (!parent->blocking && emu::choose(2)) *child = made;
@@ -347,7 +349,8 @@ inline ncclResult_t ncclGroupEnd(emu::Place at = emu::Place::here()) {
     if (--emu::group_depth) return api.error;
     std::vector<emu::NcclCall> calls = std::move(emu::group_calls);
     ncclResult_t e = api.error ? api.error : emu::group_error;
-    emu::group_calls.clear(), emu::group_error = ncclSuccess;
+    emu::group_calls.clear();
+    emu::group_error = ncclSuccess;
     return e ? e : emu::issue(calls);
 }
 

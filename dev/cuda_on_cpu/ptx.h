@@ -54,7 +54,8 @@ enum { LANES = 4 };
 typedef float FloatV __attribute__((vector_size(LANES * 4)));
 
 __forceinline__ void put_pair(float *first, float *second, uint32_t pair) {
-    *first = __uint_as_float(pair << 16), *second = __uint_as_float(pair & 0xFFFF0000u);
+    *first = __uint_as_float(pair << 16);
+    *second = __uint_as_float(pair & 0xFFFF0000u);
 }
 
 inline void multiply(void *const *lane, uint32_t) {
@@ -74,15 +75,21 @@ inline void multiply(void *const *lane, uint32_t) {
     for (int j = 0; j < 8; j += LANES)
         for (int i = 0; i < 16; i += 4) {
             FloatV sum[4], row;
-            memcpy(&sum[0], &d[i][j], sizeof row), memcpy(&sum[1], &d[i + 1][j], sizeof row);
-            memcpy(&sum[2], &d[i + 2][j], sizeof row), memcpy(&sum[3], &d[i + 3][j], sizeof row);
+            memcpy(&sum[0], &d[i][j], sizeof row);
+            memcpy(&sum[1], &d[i + 1][j], sizeof row);
+            memcpy(&sum[2], &d[i + 2][j], sizeof row);
+            memcpy(&sum[3], &d[i + 3][j], sizeof row);
             for (int k = 0; k < 16; k++) {
                 memcpy(&row, &b[k][j], sizeof row);
-                sum[0] += a[i][k] * row, sum[1] += a[i + 1][k] * row, sum[2] += a[i + 2][k] * row,
-                    sum[3] += a[i + 3][k] * row;
+                sum[0] += a[i][k] * row;
+                sum[1] += a[i + 1][k] * row;
+                sum[2] += a[i + 2][k] * row;
+                sum[3] += a[i + 3][k] * row;
             }
-            memcpy(&d[i][j], &sum[0], sizeof row), memcpy(&d[i + 1][j], &sum[1], sizeof row);
-            memcpy(&d[i + 2][j], &sum[2], sizeof row), memcpy(&d[i + 3][j], &sum[3], sizeof row);
+            memcpy(&d[i][j], &sum[0], sizeof row);
+            memcpy(&d[i + 1][j], &sum[1], sizeof row);
+            memcpy(&d[i + 2][j], &sum[2], sizeof row);
+            memcpy(&d[i + 3][j], &sum[3], sizeof row);
         }
     for (int t = 0; t < WARP; t++) {
         const Mma *m = (const Mma *)lane[t];

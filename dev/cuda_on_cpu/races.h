@@ -32,7 +32,8 @@ inline uint32_t race_known[MAX_THREADS]
 CUDA_ON_CPU_PLAIN inline void races_after_barrier() { race_phase++; }
 
 CUDA_ON_CPU_PLAIN inline void races_after_syncwarp(uint32_t mask) {
-    uint32_t(*known)[WARP] = race_known + current->warp * WARP, all[WARP] = {0};
+    uint32_t(*known)[WARP] = race_known + current->warp * WARP;
+    uint32_t all[WARP] = {0};
     for (int i = 0; i < WARP; i++) {
         if (!(mask >> i & 1)) continue;
         known[i][i]++; // what it did before has a smaller time
@@ -78,7 +79,10 @@ CUDA_ON_CPU_PLAIN inline void races_touch(const void *p, size_t bytes, bool writ
             if (a.thread / WARP != me->warp || known[a.thread % WARP] <= a.time) race(p, write, code, a, writes);
         }
         Access &mine = write ? b->write : b->read;
-        mine.phase = race_phase, mine.time = known[me->lane], mine.thread = me->number, mine.code = code;
+        mine.phase = race_phase;
+        mine.time = known[me->lane];
+        mine.thread = me->number;
+        mine.code = code;
     }
 }
 

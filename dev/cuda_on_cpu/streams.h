@@ -515,7 +515,10 @@ inline bool run_one() {
         if (op.run && !m.sticky) op.run();
         best->clock = start + op.lasts;
     }
-    if (op.record) op.record->done = true, op.record->time = best->clock;
+    if (op.record) {
+        op.record->done = true;
+        op.record->time = best->clock;
+    }
     best->queue.pop_front();
     return true;
 }
@@ -641,16 +644,17 @@ inline cudaError_t check_launch(Launch &l, std::string *why) {
     else if (count > MAX_THREADS || l.block.x > 1024 || l.block.y > 1024 || l.block.z > 64)
         snprintf(text, sizeof text, "block (%u, %u, %u) is over 1024 threads, or 64 in z", l.block.x, l.block.y,
                  l.block.z);
-    else if (l.shared > most || l.shared > chip.shared)
-        e = cudaErrorInvalidValue, snprintf(text, sizeof text,
-                                            "%zu bytes of dynamic shared memory: %zu are allowed on this device; "
-                                            "cudaFuncSetAttribute raises that up to %zu on sm_%d",
-                                            l.shared, most, chip.shared, chip.chip);
-    else if (taken > 65536)
-        e = cudaErrorLaunchOutOfResources,
+    else if (l.shared > most || l.shared > chip.shared) {
+        e = cudaErrorInvalidValue;
+        snprintf(text, sizeof text,
+                 "%zu bytes of dynamic shared memory: %zu are allowed on this device; "
+                 "cudaFuncSetAttribute raises that up to %zu on sm_%d",
+                 l.shared, most, chip.shared, chip.chip);
+    } else if (taken > 65536) {
+        e = cudaErrorLaunchOutOfResources;
         snprintf(text, sizeof text, "%llu threads of %d registers take %llu of 65536 registers",
                  (unsigned long long)count, registers, (unsigned long long)taken);
-    else return cudaSuccess;
+    } else return cudaSuccess;
     *why = text;
     return e;
 }
@@ -660,7 +664,11 @@ template <typename P> inline void check_argument(const Launch &l, const P &argum
         if (argument)
             check_range(("kernel " + l.name + ", argument " + std::to_string(number)).c_str(), (const void *)argument,
                         0, l.device, l.at);
-    } else (void)l, (void)argument, (void)number;
+    } else {
+        (void)l;
+        (void)argument;
+        (void)number;
+    }
 }
 
 inline void run_launch(const Launch &l) {
@@ -824,17 +832,24 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     snprintf(p->name, sizeof p->name, "CUDA on a CPU (sm_%d)", chip.chip);
     snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "%d %d", (int)getpid(), device);
     p->totalGlobalMem = cuda_on_cpu.memory;
-    p->sharedMemPerBlock = emu::STATIC_SHARED_LIMIT, p->sharedMemPerBlockOptin = chip.shared;
-    p->sharedMemPerMultiprocessor = chip.shared_of_sm, p->reservedSharedMemPerBlock = 1024;
+    p->sharedMemPerBlock = emu::STATIC_SHARED_LIMIT;
+    p->sharedMemPerBlockOptin = chip.shared;
+    p->sharedMemPerMultiprocessor = chip.shared_of_sm;
+    p->reservedSharedMemPerBlock = 1024;
     p->regsPerBlock = p->regsPerMultiprocessor = 65536;
-    p->warpSize = emu::WARP, p->maxThreadsPerBlock = 1024;
-    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
-    p->maxGridSize[0] = 0x7FFFFFFF, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-    p->major = chip.chip / 10, p->minor = chip.chip % 10;
+    p->warpSize = emu::WARP;
+    p->maxThreadsPerBlock = 1024;
+    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
+    p->maxThreadsDim[2] = 64;
+    p->maxGridSize[0] = 0x7FFFFFFF;
+    p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+    p->major = chip.chip / 10;
+    p->minor = chip.chip % 10;
     p->multiProcessorCount = cuda_on_cpu.multiprocessors;
-    p->maxThreadsPerMultiProcessor = chip.threads_of_sm, p->maxBlocksPerMultiProcessor = chip.blocks_of_sm;
+    p->maxThreadsPerMultiProcessor = chip.threads_of_sm;
+    p->maxBlocksPerMultiProcessor = chip.blocks_of_sm;
     p->l2CacheSize = 50 << 20;
-    p->unifiedAddressing = p->managedMemory = p->concurrentManagedAccess = p->concurrentKernels = 1,
+    p->unifiedAddressing = p->managedMemory = p->concurrentManagedAccess = p->concurrentKernels = 1;
     p->asyncEngineCount = 2;
     p->pciBusID = device;
     return cudaSuccess;
@@ -980,7 +995,8 @@ inline cudaError_t copy(const char *api, Place at, void *to, size_t to_pitch, co
         staged = std::make_shared<std::vector<char>>(width * height);
         for (size_t i = 0; i < height; i++)
             memcpy(staged->data() + i * width, (const char *)from + i * from_pitch, width);
-        from = staged->data(), from_pitch = width;
+        from = staged->data();
+        from_pitch = width;
     }
     enqueue(s, cuda_on_cpu.costs.copy + cuda_on_cpu.costs.byte * (double)(width * height), [=] {
         check_no_zone(to_what.c_str(), to, (height - 1) * to_pitch + width, at);

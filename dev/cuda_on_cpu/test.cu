@@ -96,7 +96,10 @@ __global__ void block_primitives(int *out, int *counts, float *sums) { // out (b
     int block = (int)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z));
     if (t == 0) {
         int *o = out + 4 * block;
-        o[0] = count, o[1] = some, o[2] = every, o[3] = (int)((size_t)dynamic % 128);
+        o[0] = count;
+        o[1] = some;
+        o[2] = every;
+        o[3] = (int)((size_t)dynamic % 128);
     }
     atomicAdd(&counts[0], 1);
     atomicMax(&counts[1], t);
@@ -121,13 +124,17 @@ static void test_block() {
     check(!bad, "barriers that count, shared memory static and dynamic, three dimensions: %d of 12 blocks differ", bad);
     check(c[0] == 1152 && c[1] == 95 && c[2] == -95 && c[3] == 4095 && host_floats(sums, 1)[0] == 288,
           "atomics: %d %d %d %d", c[0], c[1], c[2], c[3]);
-    MUST(cudaFree(out)), MUST(cudaFree(counts)), MUST(cudaFree(sums));
+    MUST(cudaFree(out));
+    MUST(cudaFree(counts));
+    MUST(cudaFree(sums));
 }
 
 __global__ void cached(float4 *y, const float4 *x, __nv_bfloat162 *z, unsigned long long *n) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     float4 v = __ldcs(&x[i]), w = __ldg(&x[i]);
-    v.x = __expf(v.x) + w.y, v.y = exp2f(v.y), v.z = rsqrtf(v.z * v.z + 1),
+    v.x = __expf(v.x) + w.y;
+    v.y = exp2f(v.y);
+    v.z = rsqrtf(v.z * v.z + 1);
     v.w = fmaf(v.w, __fdividef(v.w, 3), __frcp_rn(4));
     __stcs(&y[i], v);
     z[i] = __floats2bfloat162_rn(w.x, w.y);
@@ -152,20 +159,27 @@ static void test_cached() {
         double want[4] = {exp(a[0]) + a[1], exp2(a[1]), 1 / sqrt(a[2] * a[2] + 1), (double)a[3] * (a[3] / 3) + 0.25};
         for (size_t j = 0; j < 4; j++) worst = fmax(worst, fabs(h[4 * i + j] - want[j]));
         uint32_t low, high, both;
-        memcpy(&low, &a[0], 4), memcpy(&high, &a[1], 4), memcpy(&both, &b[i], 4);
+        memcpy(&low, &a[0], 4);
+        memcpy(&high, &a[1], 4);
+        memcpy(&both, &b[i], 4);
         bad += both != (low >> 16 | (high & 0xFFFF0000u));
     }
     check(worst < 1e-6, "cached loads and stores, fast maths: off by %.1e (bound 1e-6)", worst);
     check(!bad, "pairs of bf16: %d of %d differ", bad, N);
     check(got[0] == 17 && got[1] == 18, "atomicCAS, atomicExch");
-    MUST(cudaFree(x)), MUST(cudaFree(y)), MUST(cudaFree(z)), MUST(cudaFree(n));
+    MUST(cudaFree(x));
+    MUST(cudaFree(y));
+    MUST(cudaFree(z));
+    MUST(cudaFree(n));
     int rounded = 0;
     for (uint32_t u = 0; u < 1u << 20;
          u++) { // every 4093rd bit pattern: the nearest of the two neighbours, ties to even
         uint32_t bits = u * 4093u, low = bits & 0xFFFF0000u;
         float f, down, up;
         uint32_t next = low + 0x10000u;
-        memcpy(&f, &bits, 4), memcpy(&down, &low, 4), memcpy(&up, &next, 4);
+        memcpy(&f, &bits, 4);
+        memcpy(&down, &low, 4);
+        memcpy(&up, &next, 4);
         unsigned short got_bits = __bfloat16_as_ushort(__float2bfloat16_rn(f));
         if (isnan(f)) {
             rounded += got_bits != 0x7FFF;
@@ -285,7 +299,9 @@ template <bool WAITS> static std::vector<float> run_product(int M, int N, int K)
     RUN((product<WAITS>), dim3((unsigned)(N + 63) / 64, (unsigned)(M + 63) / 64), 128, PRODUCT_SHARED, 0, c, a, b, M, N,
         K);
     std::vector<float> h = host_floats(c, (size_t)(M * N));
-    MUST(cudaFree(a)), MUST(cudaFree(b)), MUST(cudaFree(c));
+    MUST(cudaFree(a));
+    MUST(cudaFree(b));
+    MUST(cudaFree(c));
     return h;
 }
 
@@ -334,8 +350,12 @@ static uint64_t ping_pong(int waits) {
     MUST(cudaMemcpyAsync(pinned, y, N * 4, cudaMemcpyDeviceToHost, s[0]));
     MUST(cudaStreamSynchronize(s[0]));
     uint64_t h = fingerprint(1, pinned, N * 4);
-    MUST(cudaStreamDestroy(s[0])), MUST(cudaStreamDestroy(s[1])), MUST(cudaEventDestroy(e));
-    MUST(cudaFree(x)), MUST(cudaFree(y)), MUST(cudaFreeHost(pinned));
+    MUST(cudaStreamDestroy(s[0]));
+    MUST(cudaStreamDestroy(s[1]));
+    MUST(cudaEventDestroy(e));
+    MUST(cudaFree(x));
+    MUST(cudaFree(y));
+    MUST(cudaFreeHost(pinned));
     return h;
 }
 
@@ -351,7 +371,9 @@ static uint64_t default_stream_and_zones() {
     MUST(cudaMemsetAsync(x, 0, 512, s));
     RUN(add, 1, 128, 0, 0, y, x, 3.0f, 128);
     std::vector<float> h = host_floats(y, 128);
-    MUST(cudaStreamDestroy(s)), MUST(cudaFree(x)), MUST(cudaFree(y));
+    MUST(cudaStreamDestroy(s));
+    MUST(cudaFree(x));
+    MUST(cudaFree(y));
     return fingerprint(1, h.data(), 512);
 }
 
@@ -368,7 +390,8 @@ static void test_streams() {
     float *pinned, *d = device_floats(4, nullptr), ms = -1, back[4] = {0};
     int calls = 0;
     MUST(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    MUST(cudaEventCreateWithFlags(&from, cudaEventDefault)), MUST(cudaEventCreateWithFlags(&to, cudaEventDefault));
+    MUST(cudaEventCreateWithFlags(&from, cudaEventDefault));
+    MUST(cudaEventCreateWithFlags(&to, cudaEventDefault));
     MUST(cudaHostAlloc(&pinned, 16, cudaHostAllocDefault));
     MUST(cudaEventRecord(from, s));
     MUST(cudaMemsetAsync(d, 0, 16, s));
@@ -386,7 +409,8 @@ static void test_streams() {
     for (int i = 0; i < 4; i++) pinned[i] = 5;
     MUST(cudaMemcpyAsync(d, pageable, 8, cudaMemcpyHostToDevice, s));
     MUST(cudaMemcpyAsync(d + 2, pinned, 8, cudaMemcpyHostToDevice, s));
-    pageable[0] = 100, pinned[0] = 6;
+    pageable[0] = 100;
+    pinned[0] = 6;
     MUST(cudaMemcpyAsync(back, d, 16, cudaMemcpyDeviceToHost, s)); // pageable: done when it returns
     check(back[0] == 1 && back[1] == 2 && back[2] == 6 && back[3] == 5,
           "a pageable source is read at the call, a pinned one later");
@@ -403,7 +427,10 @@ static void test_streams() {
     check(cudaEventRecord(from, s) == cudaErrorInvalidResourceHandle &&
               cudaGetLastError() == cudaErrorInvalidResourceHandle,
           "an event that is gone is refused");
-    MUST(cudaFree(d)), MUST(cudaFreeHost(pinned)), MUST(cudaStreamDestroy(s)), MUST(cudaEventDestroy(to));
+    MUST(cudaFree(d));
+    MUST(cudaFreeHost(pinned));
+    MUST(cudaStreamDestroy(s));
+    MUST(cudaEventDestroy(to));
 }
 
 /* A trace by the logical clock, us: two streams that run side by side, then one that waits for the other. */
@@ -416,14 +443,15 @@ static uint64_t trace_of_two_streams() {
     int least = 0, greatest = 0, priority = 0;
     MUST(cudaMallocHost(&pinned, 16384));
     MUST(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    MUST(cudaStreamCreateWithPriority(&s[0], cudaStreamNonBlocking, greatest - 3)),
-        MUST(cudaStreamCreateWithPriority(&s[1], cudaStreamNonBlocking, least));
+    MUST(cudaStreamCreateWithPriority(&s[0], cudaStreamNonBlocking, greatest - 3));
+    MUST(cudaStreamCreateWithPriority(&s[1], cudaStreamNonBlocking, least));
     MUST(cudaStreamGetPriority(s[0], &priority));
     if (least != 0 || greatest != -5 || priority != -5) return 0;
     for (cudaEvent_t &i : e) MUST(cudaEventCreate(&i));
     MUST(cudaEventRecord(e[0], s[0]));
     RUN(add, 40, 1024, 0, s[0], y, x, 0.5f, 4096); // 2 + 40.96
-    MUST(cudaEventRecord(e[1], s[0])), MUST(cudaEventRecord(e[2], s[1]));
+    MUST(cudaEventRecord(e[1], s[0]));
+    MUST(cudaEventRecord(e[2], s[1]));
     RUN(add, 32, 128, 0, s[1], z, x, 2.0f, 4096); // 2 + 4.096, at the same time
     MUST(cudaEventRecord(e[3], s[1]));
     MUST(cudaStreamWaitEvent(s[1], e[1], 0));
@@ -433,13 +461,19 @@ static uint64_t trace_of_two_streams() {
     cudaGetLastError();                // perhaps that it was asked too early
     MUST(cudaEventRecord(e[5], s[0])); // the host was at e[4]
     MUST(cudaStreamSynchronize(s[0]));
-    MUST(cudaEventElapsedTime(&trace.wide, e[0], e[1])), MUST(cudaEventElapsedTime(&trace.narrow, e[2], e[3]));
-    MUST(cudaEventElapsedTime(&trace.waited, e[0], e[3])), MUST(cudaEventElapsedTime(&trace.copied, e[1], e[4])),
-        MUST(cudaEventElapsedTime(&trace.host, e[4], e[5]));
+    MUST(cudaEventElapsedTime(&trace.wide, e[0], e[1]));
+    MUST(cudaEventElapsedTime(&trace.narrow, e[2], e[3]));
+    MUST(cudaEventElapsedTime(&trace.waited, e[0], e[3]));
+    MUST(cudaEventElapsedTime(&trace.copied, e[1], e[4]));
+    MUST(cudaEventElapsedTime(&trace.host, e[4], e[5]));
     uint64_t h = fingerprint(1, pinned, 16384);
     for (cudaEvent_t i : e) MUST(cudaEventDestroy(i));
-    MUST(cudaStreamDestroy(s[0])), MUST(cudaStreamDestroy(s[1]));
-    MUST(cudaFree(x)), MUST(cudaFree(y)), MUST(cudaFree(z)), MUST(cudaFreeHost(pinned));
+    MUST(cudaStreamDestroy(s[0]));
+    MUST(cudaStreamDestroy(s[1]));
+    MUST(cudaFree(x));
+    MUST(cudaFree(y));
+    MUST(cudaFree(z));
+    MUST(cudaFreeHost(pinned));
     return fingerprint(h, &trace, sizeof trace);
 }
 
@@ -463,7 +497,8 @@ static uint64_t places() {
         p[i] = device_floats(16, nullptr);
     }
     MUST(cudaSetDevice(0));
-    MUST(cudaHostAlloc(&p[2], 64, cudaHostAllocMapped)), MUST(cudaHostAlloc(&p[3], 64, cudaHostAllocDefault));
+    MUST(cudaHostAlloc(&p[2], 64, cudaHostAllocMapped));
+    MUST(cudaHostAlloc(&p[3], 64, cudaHostAllocDefault));
     for (int i = 0; i < 16; i++) p[3][i] = (float)i;
     uint64_t bad = 0;
     for (int from = 0; from < 4; from++)
@@ -483,7 +518,10 @@ static uint64_t places() {
     bad += p[2][3] != 6 || p[2][9] != 0 || cudaHostGetDevicePointer(&mapped, p[2], 0) || mapped != p[2] ||
            cudaHostGetDevicePointer(&none, p[3], 0) != cudaErrorInvalidValue || none;
     cudaGetLastError();
-    for (int i = 0; i < 2; i++) MUST(cudaFree(p[i])), MUST(cudaFreeHost(p[2 + i]));
+    for (int i = 0; i < 2; i++) {
+        MUST(cudaFree(p[i]));
+        MUST(cudaFreeHost(p[2 + i]));
+    }
     cuda_on_cpu.devices = 1;
     return bad;
 }
@@ -499,8 +537,9 @@ static void test_devices() {
     float ms;
     for (int i = 0; i < 2; i++) {
         MUST(cudaSetDevice(i));
-        MUST(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking)), MUST(cudaEventCreate(&e[i])),
-            MUST(cudaEventRecord(e[i], s[i]));
+        MUST(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking));
+        MUST(cudaEventCreate(&e[i]));
+        MUST(cudaEventRecord(e[i], s[i]));
     }
     check(cudaEventRecord(e[0], s[1]) == cudaErrorInvalidResourceHandle &&
               cudaGetLastError() == cudaErrorInvalidResourceHandle,
@@ -513,7 +552,10 @@ static void test_devices() {
           "no time between two devices");
     LAUNCH(add, 1, 16, 0, s[0], nullptr, nullptr, 1.0f, 0);
     check(cudaGetLastError() == cudaErrorInvalidResourceHandle, "a launch in another device's stream is refused");
-    for (int i = 0; i < 2; i++) MUST(cudaStreamDestroy(s[i])), MUST(cudaEventDestroy(e[i]));
+    for (int i = 0; i < 2; i++) {
+        MUST(cudaStreamDestroy(s[i]));
+        MUST(cudaEventDestroy(e[i]));
+    }
     MUST(cudaSetDevice(0));
     cuda_on_cpu.devices = 1;
 }
@@ -552,7 +594,8 @@ static void *ring_rank(void *arg) {
 static void test_ranks() {
     pthread_t threads[4];
     ring.x = device_floats(128, small);
-    pthread_barrier_init(&ring.barrier, NULL, 4), pthread_barrier_init(&ring.meeting, NULL, 4);
+    pthread_barrier_init(&ring.barrier, NULL, 4);
+    pthread_barrier_init(&ring.meeting, NULL, 4);
     for (cudaEvent_t &e : ring.done) MUST(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     for (size_t i = 0; i < 4; i++) pthread_create(&threads[i], NULL, ring_rank, (void *)i);
     for (pthread_t t : threads) pthread_join(t, NULL);
@@ -600,8 +643,8 @@ static void test_errors() {
     cudaDeviceProp p;
     int major, minor;
     MUST(cudaGetDeviceProperties(&p, 0));
-    MUST(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0)),
-        MUST(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
+    MUST(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    MUST(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
     check(p.major == 8 && p.minor == 6 && major == 8 && minor == 6 && p.sharedMemPerBlockOptin == 101376,
           "the chip is told as %s", p.name);
     cuda_on_cpu.chip = 90;
@@ -648,10 +691,12 @@ static void test_errors() {
     cuda_on_cpu.devices = 2;
     MUST(cudaSetDevice(1));
     size_t free_there, free_here;
-    MUST(cudaMalloc(&big, 1 << 20)), MUST(cudaMemGetInfo(&free_there, &total));
+    MUST(cudaMalloc(&big, 1 << 20));
+    MUST(cudaMemGetInfo(&free_there, &total));
     LAUNCH(nothing, 1, 32, 100000, 0);
     int both = refused(cudaErrorInvalidValue);
-    MUST(cudaSetDevice(0)), MUST(cudaMemGetInfo(&free_here, &total));
+    MUST(cudaSetDevice(0));
+    MUST(cudaMemGetInfo(&free_here, &total));
     RUN(nothing, 1, 32, 100000, 0);
     check(both && free_here - free_there == (1 << 20) - 4,
           "each of two devices has its memory and its kernels' attributes");
@@ -661,7 +706,8 @@ static void test_errors() {
 
     cudaPointerAttributes a;
     float *pinned, *managed;
-    MUST(cudaHostAlloc(&pinned, 64, cudaHostAllocMapped)), MUST(cudaMallocManaged(&managed, 64));
+    MUST(cudaHostAlloc(&pinned, 64, cudaHostAllocMapped));
+    MUST(cudaMallocManaged(&managed, 64));
     int right = !cudaPointerGetAttributes(&a, d) && a.type == cudaMemoryTypeDevice &&
                 !cudaPointerGetAttributes(&a, pinned + 3) && a.type == cudaMemoryTypeHost;
     right &= !cudaPointerGetAttributes(&a, &a) && a.type == cudaMemoryTypeUnregistered &&
@@ -670,7 +716,9 @@ static void test_errors() {
     RUN(add, 1, 1, 0, 0, managed, pinned, 3.0f, 0);
     MUST(cudaDeviceSynchronize());
     check(right && managed[0] == 1, "pointers are told apart");
-    MUST(cudaFree(managed)), MUST(cudaFreeHost(pinned)), MUST(cudaFree(d));
+    MUST(cudaFree(managed));
+    MUST(cudaFreeHost(pinned));
+    MUST(cudaFree(d));
     int blocks = 0;
     MUST(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, nothing, 256, 50000));
     check(blocks == 4, "occupancy: %d blocks", blocks);
@@ -706,9 +754,12 @@ struct Lt { // one product, column-major
         if (found != 1) must(1, "no algorithm");
     }
     ~Lt() {
-        cublasLtMatmulPreferenceDestroy(preference), cublasLtMatrixLayoutDestroy(c), cublasLtMatrixLayoutDestroy(b),
-            cublasLtMatrixLayoutDestroy(a);
-        cublasLtMatmulDescDestroy(op), cublasLtDestroy(handle);
+        cublasLtMatmulPreferenceDestroy(preference);
+        cublasLtMatrixLayoutDestroy(c);
+        cublasLtMatrixLayoutDestroy(b);
+        cublasLtMatrixLayoutDestroy(a);
+        cublasLtMatmulDescDestroy(op);
+        cublasLtDestroy(handle);
     }
     cublasStatus_t run(float alpha, const void *A, const void *B, float beta, const void *C, void *D, void *workspace,
                        size_t bytes) {
@@ -748,7 +799,10 @@ static std::vector<float> run_lt(int M, int N, int K, int ta, int tb, bool bf16_
             if (bf16_out) x = __bfloat162float(__float2bfloat16((float)x));
             *worst = fmax(*worst, fabs(x - h[at]));
         }
-    MUST(cudaFree(a)), MUST(cudaFree(b)), MUST(cudaFree(c)), MUST(cudaFree(workspace));
+    MUST(cudaFree(a));
+    MUST(cudaFree(b));
+    MUST(cudaFree(c));
+    MUST(cudaFree(workspace));
     return h;
 }
 
@@ -784,7 +838,9 @@ static void test_lt() {
     cuda_on_cpu_fail("cublasLtMatmul", (cudaError_t)CUBLAS_STATUS_EXECUTION_FAILED, 1);
     check(wide.run(1, y, y + 512, 0, x, x, workspace, 1 << 16) == CUBLAS_STATUS_EXECUTION_FAILED,
           "a failure of the library, injected");
-    MUST(cudaFree(x)), MUST(cudaFree(y)), MUST(cudaFree(workspace));
+    MUST(cudaFree(x));
+    MUST(cudaFree(y));
+    MUST(cudaFree(workspace));
 
     // an element's bits depend on its row and its column alone: corners of a large product are the small products
     static const int N = 300, M = 100, K = 777;
@@ -810,7 +866,10 @@ static void test_lt() {
     for (int i = 0; i < 4; i++) MUST(whole.run(1, a, b, 0, c, c, workspace, 1 << 16));
     MUST(cudaDeviceSynchronize());
     check(1, "  ... at %.2f GFLOP/s", 4 * 2e-9 * M * N * K / (emu::now() - start));
-    MUST(cudaFree(a)), MUST(cudaFree(b)), MUST(cudaFree(c)), MUST(cudaFree(workspace));
+    MUST(cudaFree(a));
+    MUST(cudaFree(b));
+    MUST(cudaFree(c));
+    MUST(cudaFree(workspace));
 }
 
 // ---------------------------------------------------------------------------
@@ -834,7 +893,8 @@ static uint64_t sums_and_product() {
     float *x = device_floats(37 * 1000, [](size_t i) { return sinf((float)i); }), *y = device_floats(37, nullptr);
     RUN(row_sums, 37, 256, 0, 0, y, x, 1000);
     std::vector<float> sums = host_floats(y, 37), c = run_product<true>(70, 72, 96);
-    MUST(cudaFree(x)), MUST(cudaFree(y));
+    MUST(cudaFree(x));
+    MUST(cudaFree(y));
     return fingerprint(fingerprint(1, sums.data(), sums.size() * 4), c.data(), c.size() * 4);
 }
 

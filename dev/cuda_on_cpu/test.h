@@ -70,7 +70,8 @@ static void planted(const char *title, const char *texts, void (*wrong)(void)) {
     fflush(stdout);
     pid_t child = fork();
     if (!child) {
-        dup2(ends[1], 1), dup2(ends[1], 2);
+        dup2(ends[1], 1);
+        dup2(ends[1], 2);
         close(ends[0]);
         alarm(60);
         wrong();

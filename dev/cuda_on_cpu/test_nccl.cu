@@ -46,15 +46,16 @@ static ncclResult_t settled(ncclComm_t comm) { // until it is in progress no mor
 
 static ncclConfig_t config_of(const char *name) {
     ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
-    c.blocking = run.blocking, c.commName = name;
+    c.blocking = run.blocking;
+    c.commName = name;
     return c;
 }
 
 static void *rank_main(void *arg) {
     Rank *r = (Rank *)arg;
     MUST(cudaSetDevice(run.same_device ? 0 : r->rank));
-    MUST(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking)),
-        MUST(cudaStreamCreateWithFlags(&r->second, cudaStreamNonBlocking));
+    MUST(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
+    MUST(cudaStreamCreateWithFlags(&r->second, cudaStreamNonBlocking));
     ncclConfig_t config = config_of("world");
     if (!run.same_device) DO(ncclCommInitRankConfig(&r->world, r->ranks, run.id, r->rank, &config), r->world);
     run.body(r);
@@ -62,7 +63,8 @@ static void *rank_main(void *arg) {
         DO(ncclCommFinalize(r->world), r->world);
         NC(ncclCommDestroy(r->world));
     }
-    MUST(cudaStreamDestroy(r->stream)), MUST(cudaStreamDestroy(r->second));
+    MUST(cudaStreamDestroy(r->stream));
+    MUST(cudaStreamDestroy(r->second));
     return NULL;
 }
 
@@ -70,7 +72,10 @@ static void *rank_main(void *arg) {
 static uint64_t on_ranks(int ranks, int blocking, void (*body)(Rank *), int same_device = 0) {
     pthread_t threads[MAX_RANKS];
     cuda_on_cpu.devices = ranks;
-    run.ranks = ranks, run.blocking = blocking, run.same_device = same_device, run.body = body;
+    run.ranks = ranks;
+    run.blocking = blocking;
+    run.same_device = same_device;
+    run.body = body;
     NC(ncclGetUniqueId(&run.id));
     pthread_barrier_init(&run.barrier, NULL, (unsigned)ranks);
     for (int i = 0; i < ranks; i++) {
@@ -78,7 +83,10 @@ static uint64_t on_ranks(int ranks, int blocking, void (*body)(Rank *), int same
         pthread_create(&threads[i], NULL, rank_main, &run.of[i]);
     }
     uint64_t h = 1;
-    for (int i = 0; i < ranks; i++) pthread_join(threads[i], NULL), h = fingerprint(h, &run.of[i].hash, 8);
+    for (int i = 0; i < ranks; i++) {
+        pthread_join(threads[i], NULL);
+        h = fingerprint(h, &run.of[i].hash, 8);
+    }
     pthread_barrier_destroy(&run.barrier);
     cuda_on_cpu.devices = 1;
     return h;
@@ -132,9 +140,10 @@ static void collectives(Rank *r) {
                     double all = op == ncclSum ? 0 : -1;
                     for (int k = 0; k < r->ranks; k++)
                         all = op == ncclSum ? all + value_of(k, i) : fmax(all, value_of(k, i));
-                    put(mine.data(), t.type, i, value_of(r->rank, i)), put(sums.data(), t.type, i, all);
-                    put(want.data(), t.type, i, value_of((int)(i / COUNT), i % COUNT)),
-                        put(root.data(), t.type, i, value_of(r->ranks - 1, i));
+                    put(mine.data(), t.type, i, value_of(r->rank, i));
+                    put(sums.data(), t.type, i, all);
+                    put(want.data(), t.type, i, value_of((int)(i / COUNT), i % COUNT));
+                    put(root.data(), t.type, i, value_of(r->ranks - 1, i));
                 }
                 size_t piece = COUNT * t.bytes;
                 auto fresh = [&](char *to, const char *from, size_t bytes) {
@@ -172,11 +181,11 @@ static void groups(Rank *r) {
         MUST(cudaMemcpyAsync(x, h.data(), 256, cudaMemcpyHostToDevice, r->stream));
         RUN(scale, 1, 64, 0, r->stream, x, 10.0f, 32); // 10 rank + 1
         NC(ncclGroupStart());
-        NC(ncclSend(x, 16, ncclFloat, next, r->world, r->stream)),
-            NC(ncclRecv(x + 32, 16, ncclFloat, before, r->world, r->stream));
+        NC(ncclSend(x, 16, ncclFloat, next, r->world, r->stream));
+        NC(ncclRecv(x + 32, 16, ncclFloat, before, r->world, r->stream));
         NC(ncclGroupStart());
-        NC(ncclSend(x + 16, 8, ncclFloat, r->rank, r->world, r->stream)),
-            NC(ncclRecv(x + 48, 8, ncclFloat, r->rank, r->world, r->stream));
+        NC(ncclSend(x + 16, 8, ncclFloat, r->rank, r->world, r->stream));
+        NC(ncclRecv(x + 48, 8, ncclFloat, r->rank, r->world, r->stream));
         NC(ncclGroupEnd());
         DO(ncclGroupEnd(), r->world);
         NC(ncclGroupStart());
@@ -264,7 +273,9 @@ static void overlap(Rank *r) {
         MUST(cudaFree(full[i]));
         for (cudaEvent_t e : {ready[i], freed[i], done[i]}) MUST(cudaEventDestroy(e));
     }
-    MUST(cudaStreamDestroy(compute)), MUST(cudaFree(shard)), MUST(cudaFree(sum));
+    MUST(cudaStreamDestroy(compute));
+    MUST(cudaFree(shard));
+    MUST(cudaFree(sum));
 }
 
 static int run_ranks, run_blocking;
@@ -304,13 +315,16 @@ static void test_results() {
     for (auto &b : bodies)
         for (int ranks = 2; ranks <= MAX_RANKS; ranks++) {
             int different = 0;
-            bad = 0, run_ranks = ranks, run_body = b.body;
+            bad = 0;
+            run_ranks = ranks;
+            run_body = b.body;
             for (run_blocking = 0; run_blocking < 2; run_blocking++) different += different_bits(run_once);
             check(!different && !bad, "%s, %d ranks: %d of %d seeds differ, %d results are wrong", b.name, ranks,
                   different, 2 * SEEDS, bad);
         }
     bad = 0;
-    on_ranks(1, 0, collectives), on_ranks(1, 1, groups);
+    on_ranks(1, 0, collectives);
+    on_ranks(1, 1, groups);
     check(!bad, "one rank alone: %d results are wrong", bad);
 }
 
@@ -335,15 +349,21 @@ static void splits(Rank *r) { // 4 ranks: pairs in turned order; a group of thre
     ncclConfig_t config = config_of("pair");
     int wrong = 0, rank = -1, count = -1, device = -1;
     ncclResult_t e = ncclCommSplit(r->world, r->rank % 2, -r->rank, &pair, &config);
-    if (!run.blocking) wrong += e != ncclInProgress, __atomic_add_fetch(&seen.null_child, !pair, __ATOMIC_RELAXED);
+    if (!run.blocking) {
+        wrong += e != ncclInProgress;
+        __atomic_add_fetch(&seen.null_child, !pair, __ATOMIC_RELAXED);
+    }
     wrong += settled(r->world) != ncclSuccess || !pair || settled(pair) != ncclSuccess;
     DO(ncclCommSplit(r->world, r->rank == 1 ? NCCL_SPLIT_NOCOLOR : 5, 0, &three, NULL), r->world);
     wrong += !three != (r->rank == 1);
-    NC(ncclCommUserRank(pair, &rank)), NC(ncclCommCount(pair, &count)), NC(ncclCommCuDevice(pair, &device));
+    NC(ncclCommUserRank(pair, &rank));
+    NC(ncclCommCount(pair, &count));
+    NC(ncclCommCuDevice(pair, &device));
     wrong += rank != (r->rank < 2) || count != 2 || device != r->rank;
     if (three) {
         wrong += settled(three) != ncclSuccess;
-        NC(ncclCommUserRank(three, &rank)), NC(ncclCommCount(three, &count));
+        NC(ncclCommUserRank(three, &rank));
+        NC(ncclCommCount(three, &count));
         wrong += rank != (r->rank ? r->rank - 1 : 0) || count != 3;
     }
     float *x = device_floats(4, NULL), mine[4] = {(float)r->rank, 0, 0, 0}, want[4];
@@ -352,7 +372,9 @@ static void splits(Rank *r) { // 4 ranks: pairs in turned order; a group of thre
     NC(ncclCommRegister(pair, x, 16, &handle));
     DO(ncclAllGather(x, x + 2, 1, ncclFloat, pair, r->stream), pair);
     if (three) DO(ncclAllReduce(x, x, 1, ncclFloat, ncclSum, three, r->stream), three);
-    want[0] = three ? 5 : (float)r->rank, want[1] = 0, want[2] = (float)(2 + r->rank % 2),
+    want[0] = three ? 5 : (float)r->rank;
+    want[1] = 0;
+    want[2] = (float)(2 + r->rank % 2);
     want[3] = (float)(r->rank % 2);
     count_bad(r, x, 16, want);
     NC(ncclCommDeregister(pair, handle));
@@ -367,7 +389,10 @@ static void progress(Rank *r) { // what may be in progress is, now and then
     float *x = device_floats(8, small);
     for (int i = 0; i < 16; i++) {
         ncclResult_t e = ncclAllReduce(x, x, 8, ncclFloat, ncclMax, r->world, r->stream);
-        if (e == ncclInProgress) __atomic_add_fetch(&seen.in_progress, 1, __ATOMIC_RELAXED), e = settled(r->world);
+        if (e == ncclInProgress) {
+            __atomic_add_fetch(&seen.in_progress, 1, __ATOMIC_RELAXED);
+            e = settled(r->world);
+        }
         NC(e);
     }
     MUST(cudaStreamSynchronize(r->stream));
@@ -392,7 +417,10 @@ static void test_communicators() {
     bad = 0;
     on_ranks(3, 1, ring_order);
     check(!bad, "sums in bf16 round at each hop, and begin at another rank for each piece");
-    run_ranks = 4, run_body = splits, bad = 0, seen.bad = 0;
+    run_ranks = 4;
+    run_body = splits;
+    bad = 0;
+    seen.bad = 0;
     int different = 0;
     for (run_blocking = 0; run_blocking < 2; run_blocking++) different += different_bits(run_once);
     check(!different && !bad && !seen.bad, "splits by color and key, and no color: %d of %d seeds differ, %d wrong",
@@ -425,7 +453,8 @@ static void refusals(Rank *r) {
     wrong += ncclGroupEnd() != ncclInvalidArgument || cudaStreamQuery(r->stream) != cudaSuccess;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t comm;
-    config.minCTAs = 4, config.maxCTAs = 2;
+    config.minCTAs = 4;
+    config.maxCTAs = 2;
     wrong += ncclCommSplit(r->world, 0, 0, &comm, &config) != ncclInvalidArgument ||
              !strstr(ncclGetLastError(r->world), "ncclCommSplit");
     if (!r->rank) {
@@ -450,10 +479,10 @@ static void traffic(Rank *r) {
     NC(ncclAllReduce(x, x, 16, ncclFloat, ncclSum, r->world, r->stream));         // 96
     NC(ncclBroadcast(x, x, 16, ncclFloat, 2, r->world, r->stream));               // 64, not the root
     NC(ncclGroupStart());
-    NC(ncclSend(x, 2, ncclFloat, 3 - r->rank, r->world, r->stream)),
-        NC(ncclRecv(x + 8, 2, ncclFloat, 3 - r->rank, r->world, r->stream)); // 8
-    NC(ncclSend(x, 2, ncclFloat, r->rank, r->world, r->stream)),
-        NC(ncclRecv(x + 10, 2, ncclFloat, r->rank, r->world, r->stream)); // 0
+    NC(ncclSend(x, 2, ncclFloat, 3 - r->rank, r->world, r->stream));
+    NC(ncclRecv(x + 8, 2, ncclFloat, 3 - r->rank, r->world, r->stream)); // 8
+    NC(ncclSend(x, 2, ncclFloat, r->rank, r->world, r->stream));
+    NC(ncclRecv(x + 10, 2, ncclFloat, r->rank, r->world, r->stream)); // 0
     NC(ncclGroupEnd());
     MUST(cudaStreamSynchronize(r->stream));
     MUST(cudaFree(x));
@@ -477,9 +506,10 @@ static void clocks(Rank *r) { // ranks begin at times of their own, and end a co
     MUST(cudaEventRecord(e[2], r->stream));
     RUN(scale, 1, 1000, 0, r->second, x + 512, 1.0f, 0); // meanwhile
     MUST(cudaEventRecord(e[3], r->second));
-    MUST(cudaStreamSynchronize(r->stream)), MUST(cudaStreamSynchronize(r->second));
-    MUST(cudaEventElapsedTime(&times[r->rank][0], e[0], e[1])),
-        MUST(cudaEventElapsedTime(&times[r->rank][1], e[1], e[2]));
+    MUST(cudaStreamSynchronize(r->stream));
+    MUST(cudaStreamSynchronize(r->second));
+    MUST(cudaEventElapsedTime(&times[r->rank][0], e[0], e[1]));
+    MUST(cudaEventElapsedTime(&times[r->rank][1], e[1], e[2]));
     MUST(cudaEventElapsedTime(&times[r->rank][2], e[0], e[3]));
     r->hash = fingerprint(r->hash, times[r->rank], sizeof times[0]);
     for (cudaEvent_t i : e) MUST(cudaEventDestroy(i));
@@ -487,7 +517,8 @@ static void clocks(Rank *r) { // ranks begin at times of their own, and end a co
 }
 
 static void test_clock() {
-    run_ranks = 3, run_body = clocks;
+    run_ranks = 3;
+    run_body = clocks;
     int different = 0;
     for (run_blocking = 0; run_blocking < 2; run_blocking++) different += different_bits(run_once);
     double moved = 5 + (double)(2 * 2 * 4096 / 3) * 2e-4;
@@ -528,7 +559,8 @@ static void lost(
     wrong += polls < 200;
     cudaGetLastError();
     pthread_barrier_wait(&run.barrier);
-    NC(ncclCommAbort(r->world)), NC(ncclCommAbort(other));
+    NC(ncclCommAbort(r->world));
+    NC(ncclCommAbort(other));
     r->world = NULL;
     MUST(cudaStreamSynchronize(r->stream));
     float n = (float)(r->ranks * r->ranks), want[3] = {n * 1 + 1, n * 2 + 1, 4};
@@ -552,7 +584,8 @@ static void remote(Rank *r) { // rank 0 fails at its second call: the others are
                         : e != ncclSuccess || state != ncclSuccess;
     NC(ncclCommAbort(r->world));
     r->world = NULL;
-    MUST(cudaStreamSynchronize(r->stream)), MUST(cudaFree(x));
+    MUST(cudaStreamSynchronize(r->stream));
+    MUST(cudaFree(x));
     __atomic_add_fetch(&seen.bad, wrong, __ATOMIC_RELAXED);
 }
 
@@ -562,7 +595,8 @@ static void test_lost() {
         for (int blocking = 0; blocking < 2; blocking++) {
             cuda_on_cpu.nccl_lose = "1:3";
             on_ranks(3, blocking, lost);
-            cuda_on_cpu.nccl_lose = nullptr, cuda_on_cpu.nccl_error = "0:2";
+            cuda_on_cpu.nccl_lose = nullptr;
+            cuda_on_cpu.nccl_error = "0:2";
             on_ranks(2, blocking, remote);
             cuda_on_cpu.nccl_error = nullptr;
         }
@@ -599,8 +633,10 @@ static void buffers(Rank *r) {
     if (which == 0) ncclAllReduce(one ? of_rank_0 : x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
     if (which == 1) ncclAllReduce(one ? host : x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
     if (which == 2) ncclAllGather(x, x + 8, 32, ncclFloat, r->world, r->stream);
-    if (which == 3)
-        cuda_on_cpu_red_zone(x + 7, 4, r->stream), ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+    if (which == 3) {
+        cuda_on_cpu_red_zone(x + 7, 4, r->stream);
+        ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+    }
     if (which == 4) ncclAllReduce((char *)x + 2, (char *)x + 2, 8, ncclFloat, ncclSum, r->world, r->stream);
     if (which == 5) ncclAllGather(x, x, 8, ncclFloat, r->world, r->stream); // in place for rank 0 alone
     if (which == 6) ncclReduceScatter(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
@@ -619,12 +655,27 @@ static void misuse(Rank *r) {
         ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
     }
     if (which == 1) ncclGroupEnd();
-    if (which == 2) ncclCommFinalize(r->world), ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
-    if (which == 3) ncclCommAbort(r->world), ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
-    if (which == 4) ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream), ncclCommDestroy(r->world);
+    if (which == 2) {
+        ncclCommFinalize(r->world);
+        ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+    }
+    if (which == 3) {
+        ncclCommAbort(r->world);
+        ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+    }
+    if (which == 4) {
+        ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+        ncclCommDestroy(r->world);
+    }
     if (which == 5) ncclSend(x, 8, ncclFloat, r->rank, r->world, r->stream);
-    if (which == 6) NC(ncclCommRegister(r->world, p, 256, &handle)), ncclMemFree(p);
-    if (which == 7) MUST(cudaMemsetAsync(p, 0, 4, r->stream)), ncclMemFree(p);
+    if (which == 6) {
+        NC(ncclCommRegister(r->world, p, 256, &handle));
+        ncclMemFree(p);
+    }
+    if (which == 7) {
+        MUST(cudaMemsetAsync(p, 0, 4, r->stream));
+        ncclMemFree(p);
+    }
     if (which == 8) ncclMemFree(x);
     if (which == 9) ncclCommDeregister(r->world, x);
     if (which == 10) {
@@ -638,8 +689,8 @@ static void misuse(Rank *r) {
     }
     if (which == 12) {
         NC(ncclGroupStart());
-        NC(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream)),
-            NC(ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclSum, r->world, r->second));
+        NC(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream));
+        NC(ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclSum, r->world, r->second));
         ncclGroupEnd();
     }
     MUST(cudaStreamSynchronize(r->stream));
@@ -656,16 +707,19 @@ static void impatient(Rank *r) { // not blocking
         ncclCommInitRankConfig(&comm, 2, id, r->rank, &config);
         ncclAllReduce(x, x, 8, ncclFloat, ncclSum, comm, r->stream);
     }
-    if (which == 1)
-        ncclCommSplit(r->world, 0, 0, &comm, &config), ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+    if (which == 1) {
+        ncclCommSplit(r->world, 0, 0, &comm, &config);
+        ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+    }
     if (which == 5) {
         DO(ncclCommSplit(r->world, 0, 0, &comm, &config), r->world);
         settled(comm);
     }
     for (int i = 0; i < 20 && which == 5; i++) {
-        ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream),
-            ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclSum, comm, r->second);
-        settled(r->world), settled(comm);
+        ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
+        ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclSum, comm, r->second);
+        settled(r->world);
+        settled(comm);
     }
     for (int i = 0; i < 20 && which == 2; i++) ncclAllReduce(x, x, 8, ncclFloat, ncclSum, r->world, r->stream);
     for (int i = 0; i < 20 && which == 3; i++)
@@ -694,7 +748,8 @@ static void two_orders(
         if (which == 2 && r->rank) usleep(20000);
     }
     if (which == 3) NC(ncclGroupEnd());
-    MUST(cudaStreamSynchronize(r->stream)), MUST(cudaStreamSynchronize(r->second));
+    MUST(cudaStreamSynchronize(r->stream));
+    MUST(cudaStreamSynchronize(r->second));
     MUST(cudaFree(x));
     NC(ncclCommDestroy(other));
 }
@@ -708,7 +763,8 @@ static void send_first(Rank *r) { // 0: both ranks; 1: a send and a collective o
     if (which == 1) NC(ncclAllReduce(x + 16, x + 16, 8, ncclFloat, ncclSum, r->world, r->stream));
     if (which != 1 || !r->rank) NC(ncclRecv(x + 8, 8, ncclFloat, !r->rank, r->world, r->stream));
     if (which == 3) NC(ncclGroupEnd());
-    MUST(cudaStreamSynchronize(r->stream)), MUST(cudaStreamSynchronize(r->second));
+    MUST(cudaStreamSynchronize(r->stream));
+    MUST(cudaStreamSynchronize(r->second));
     MUST(cudaFree(x));
 }
 
@@ -724,7 +780,8 @@ static void unordered(
         NC(ncclAllReduce(x + 8, x + 8, 8, ncclFloat, ncclSum, other, r->second));
         if (which) MUST(cudaStreamSynchronize(r->second));
     }
-    MUST(cudaStreamSynchronize(r->stream)), MUST(cudaStreamSynchronize(r->second));
+    MUST(cudaStreamSynchronize(r->stream));
+    MUST(cudaStreamSynchronize(r->second));
     MUST(cudaFree(x));
     NC(ncclCommDestroy(other));
 }
@@ -735,7 +792,8 @@ static void hasty_kernel(Rank *r) { // another stream reads what is gathered, an
     MUST(cudaMemcpyAsync(x, h.data(), 32, cudaMemcpyHostToDevice, r->stream));
     NC(ncclAllGather(x, x + 8, 8, ncclFloat, r->world, r->stream));
     RUN(scale, 1, 16, 0, r->second, x + 8, 3.0f, 16);
-    MUST(cudaStreamSynchronize(r->stream)), MUST(cudaStreamSynchronize(r->second));
+    MUST(cudaStreamSynchronize(r->stream));
+    MUST(cudaStreamSynchronize(r->second));
     MUST(cudaMemcpyAsync(&back, x + 8, 4, cudaMemcpyDeviceToHost, r->stream));
     r->hash = fingerprint(r->hash, &back, 4);
     MUST(cudaFree(x));
@@ -830,7 +888,9 @@ static void test_planted() {
     on_ranks(2, 1, unordered);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     check(1, "one after the other they need it not");
-    run_ranks = 2, run_blocking = 1, run_body = hasty_kernel;
+    run_ranks = 2;
+    run_blocking = 1;
+    run_body = hasty_kernel;
     int different = different_bits(run_once);
     check(different, "a kernel that does not wait for a gather: %d of %d seeds differ", different, SEEDS);
 }

@@ -50,12 +50,16 @@ static void each_query(Case *c, void (*run)(Case *c, const Query *i)) {
     for (i.b = 0; i.b < i.s.B; i.b++)
         for (i.h = 0; i.h < i.s.NH; i.h++)
             for (i.t = 0; i.t < i.s.Tq; i.t++) {
-                i.at = q_at(&i.s, i.b, i.t, i.h), i.seen = keys_seen(&i.s, i.t),
+                i.at = q_at(&i.s, i.b, i.t, i.h);
+                i.seen = keys_seen(&i.s, i.t);
                 i.lse = F("lse") + l_at(&i.s, i.b, i.t, i.h);
                 memset(i.row, 0, bytes);
                 run(c, &i);
             }
-    for (int64_t n = 0; n < count; n++) X("dk")[n] = from_float(i.dk[n]), X("dv")[n] = from_float(i.dv[n]);
+    for (int64_t n = 0; n < count; n++) {
+        X("dk")[n] = from_float(i.dk[n]);
+        X("dv")[n] = from_float(i.dv[n]);
+    }
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
@@ -90,8 +94,10 @@ static void forward_case(Case *c) {
     writes(c, "lse", IN_FLOAT, s.B * s.NH * s.Tq, 1);
     c->flops = c->products = 4.0 * s.HD * attention_pairs(&s);
     c->slots = (EXP_SLOTS + 2) * attention_pairs(&s); // scaled, less the largest; summed
-    if (FLOATX == DTYPE_BF16)
-        c->bound = 6e-3, c->row_bound = 16e-3; // probabilities are rounded too, to enter a product of bf16
+    if (FLOATX == DTYPE_BF16) {
+        c->bound = 6e-3;
+        c->row_bound = 16e-3; // probabilities are rounded too, to enter a product of bf16
+    }
 }
 
 static void forward_definition(Case *c) {
@@ -142,7 +148,10 @@ static void forward_three_ops(Case *c) {
             for (int64_t t = 0; t < s.Tq; t++) {
                 float *row = scores + t * s.Tk, max = -INFINITY, sum = 0;
                 for (int64_t j = 0; j < s.Tk; j++) max = fmaxf(max, row[j]);
-                for (int64_t j = 0; j < s.Tk; j++) row[j] = max == -INFINITY ? 0 : expf(row[j] - max), sum += row[j];
+                for (int64_t j = 0; j < s.Tk; j++) {
+                    row[j] = max == -INFINITY ? 0 : expf(row[j] - max);
+                    sum += row[j];
+                }
                 for (int64_t j = 0; j < s.Tk && sum > 0; j++) row[j] /= sum;
                 F("lse")[l_at(&s, b, t, h)] = max + logf(sum);
             }
@@ -162,8 +171,10 @@ static void online_query(Case *c, const Query *i) {
     for (int64_t j = 0; j < i->seen; j++) {
         int64_t key = k_at(&i->s, i->b, j, i->h);
         float score = dot(q, k + key, i->s.HD) * i->scale, rescale = 1;
-        if (score > max)
-            rescale = expf(max - score), max = score; // what was added so far had the smaller one in its exponents
+        if (score > max) {
+            rescale = expf(max - score);
+            max = score; // what was added so far had the smaller one in its exponents
+        }
         float p = expf(score - max);
         sum = sum * rescale + p;
         for (int d = 0; d < i->s.HD; d++) o[d] = o[d] * rescale + p * to_float(v[key + d]);
@@ -258,7 +269,8 @@ static inline __attribute__((always_inline)) void forward_tiles(Case *c, int hea
                     const floatX *q = r < rows ? X("q") + q_at(&s, b, (r0 + r) / heads, h0 + (r0 + r) % heads) : NULL;
                     if (pair == 2) operand_row(qs + r * ld, q, s.HD, round_up(depth, VL));
                     else widen(qs + r * ld, q, s.HD, ld);
-                    max[r] = -INFINITY, sum[r] = 0;
+                    max[r] = -INFINITY;
+                    sum[r] = 0;
                 }
                 memset(os, 0, (size_t)(MR * ld) * sizeof(float));
                 for (int64_t k0 = 0; k0 < end; k0 += FORWARD_KEYS) {
@@ -339,8 +351,10 @@ static void backward_case(Case *c) {
     for (int i = 0; i < 2; i++) writes(c, i == 0 ? "dk" : "dv", IN_X, s.B * s.Tk, s.NKV * s.HD);
     c->flops = c->products = 10.0 * s.HD * attention_pairs(&s);
     c->slots = (EXP_SLOTS + 3) * attention_pairs(&s); // scaled, less lse; dP - D; times P
-    if (FLOATX == DTYPE_BF16)
-        c->bound = 6e-3, c->row_bound = 16e-3; // P and dS are rounded too, to enter products of bf16
+    if (FLOATX == DTYPE_BF16) {
+        c->bound = 6e-3;
+        c->row_bound = 16e-3; // P and dS are rounded too, to enter products of bf16
+    }
 }
 
 static void backward_prepare(Case *c) { // out and lse that belong to q, k and v
@@ -357,8 +371,11 @@ static void pair_definition(Case *c, const AttentionShape *s, int64_t b, int64_t
                  *dout = D("dout") + q_at(s, b, t, h);
     const double *k = D("k") + k_at(s, b, j, h), *v = D("v") + k_at(s, b, j, h);
     double score = 0, dp = 0, sum = 0;
-    for (int64_t d = 0; d < s->HD; d++)
-        score += q[d] * k[d] / sqrt(s->HD), dp += dout[d] * v[d], sum += dout[d] * out[d];
+    for (int64_t d = 0; d < s->HD; d++) {
+        score += q[d] * k[d] / sqrt(s->HD);
+        dp += dout[d] * v[d];
+        sum += dout[d] * out[d];
+    }
     *p = exp(score - D("lse")[l_at(s, b, t, h)]);
     *ds = *p * (dp - sum) / sqrt(s->HD);
 }
@@ -433,7 +450,10 @@ static void backward_five_products(Case *c) {
                 for (int d = 0; d < s.HD; d++) X("dq")[q_at(&s, b, t, h) + d] = from_float(dq[d]);
             }
         }
-    for (int64_t n = 0; n < count; n++) X("dk")[n] = from_float(dk[n]), X("dv")[n] = from_float(dv[n]);
+    for (int64_t n = 0; n < count; n++) {
+        X("dk")[n] = from_float(dk[n]);
+        X("dv")[n] = from_float(dv[n]);
+    }
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
@@ -504,7 +524,10 @@ static void backward_tiles(Case *c, int heads) {
         transposed(kt, X("k") + k_at(&s, b, 0, h0), s.k_stride, s.Tk, s.HD, 1);
         transposed(vt, X("v") + k_at(&s, b, 0, h0), s.v_stride, s.Tk, s.HD, 1);
         rows_of(ks, X("k") + k_at(&s, b, 0, h0), s.k_stride, s.Tk, keys, s.HD, ld, 1);
-        if (h0 % G == 0) memset(dk, 0, wide), memset(dv, 0, wide);
+        if (h0 % G == 0) {
+            memset(dk, 0, wide);
+            memset(dv, 0, wide);
+        }
         for (int64_t r0 = (all - 1) / BACKWARD_ROWS * BACKWARD_ROWS; r0 >= 0;
              r0 -= BACKWARD_ROWS) { // late rows first: their shares are small, and add up best so
             int64_t rows = min_i64(BACKWARD_ROWS, all - r0), padded = round_up(rows, MR),

@@ -109,7 +109,8 @@ static __global__ void __launch_bounds__(TILE *TEAM)
             ps[row * (TILE + 1) + part + TEAM * i] = p;
             total += p;
         }
-        sum = sum * rescale + team_sum(total), max = largest;
+        sum = sum * rescale + team_sum(total);
+        max = largest;
         __syncwarp(); // a team's four threads are of one warp
 #pragma unroll
         for (int i = 0; i < MOST; i++) { // elements part, part + 4, …
@@ -166,11 +167,13 @@ static __global__ void __launch_bounds__(256)
     int sees = j < keys_seen(&s, t);
     for (int d = 0; d < s.HD && sees; d++) {
         float g = to_float(dout[at + d]);
-        score += to_float(q[at + d]) * to_float(k[key + d]), dp += g * to_float(v[key + d]),
-            D += g * to_float(out[at + d]);
+        score += to_float(q[at + d]) * to_float(k[key + d]);
+        dp += g * to_float(v[key + d]);
+        D += g * to_float(out[at + d]);
     }
     float p = sees ? expf(score * scale - lse[l_at(&s, b, t, h)]) : 0;
-    P[i] = p, dS[i] = p * (dp - D) * scale;
+    P[i] = p;
+    dS[i] = p * (dp - D) * scale;
 }
 static __global__ void __launch_bounds__(256)
     dq_kernel(floatX *dq, const float *dS, const floatX *k, AttentionShape s) {
@@ -190,10 +193,13 @@ static __global__ void __launch_bounds__(256) dk_dv_kernel(floatX *dk, floatX *d
     float to_k = 0, to_v = 0;
     for (int64_t h = kv * G; h < (kv + 1) * G; h++) {
         int64_t t = first_query(&s, (int)j), at = l_at(&s, b, t, h) * s.Tk + j, row = q_at(&s, b, t, h) + d;
-        for (; t < s.Tq; t++, at += s.Tk, row += s.NH * s.HD)
-            to_k += dS[at] * to_float(q[row]), to_v += P[at] * to_float(dout[row]);
+        for (; t < s.Tq; t++, at += s.Tk, row += s.NH * s.HD) {
+            to_k += dS[at] * to_float(q[row]);
+            to_v += P[at] * to_float(dout[row]);
+        }
     }
-    dk[i] = from_float(to_k), dv[i] = from_float(to_v);
+    dk[i] = from_float(to_k);
+    dv[i] = from_float(to_v);
 }
 static void backward_naive(Case *c) {
     AttentionShape s = shape_of(c);
@@ -221,9 +227,8 @@ static __device__ void tile_p_and_ds(float *ps, float *ds, const float *qs, cons
     float scale = 1 / sqrtf((float)HD);
     for (int j = part; j < TILE; j += TEAM) {
         float p = j < seen ? expf(dot_of(qs + row * width, ks + j * width, HD) * scale - lse) : 0;
-        ps[row * (TILE + 1) + j] = p,
-                              ds[row * (TILE + 1) + j] =
-                                  j < seen ? p * (dot_of(dos + row * width, vs + j * width, HD) - D) * scale : 0;
+        ps[row * (TILE + 1) + j] = p;
+        ds[row * (TILE + 1) + j] = j < seen ? p * (dot_of(dos + row * width, vs + j * width, HD) - D) * scale : 0;
     }
 }
 static __global__ void __launch_bounds__(TILE *TEAM)
@@ -256,10 +261,10 @@ static __global__ void __launch_bounds__(TILE *TEAM)
                 int d = part + TEAM * i;
                 if (d >= s.HD) break;
                 for (int x = 0; x < TILE; x++)
-                    if (of_keys)
-                        one[i] += ds[x * (TILE + 1) + row] * qs[x * width + d],
-                            two[i] += ps[x * (TILE + 1) + row] * dos[x * width + d];
-                    else one[i] += ds[row * (TILE + 1) + x] * ks[x * width + d];
+                    if (of_keys) {
+                        one[i] += ds[x * (TILE + 1) + row] * qs[x * width + d];
+                        two[i] += ps[x * (TILE + 1) + row] * dos[x * width + d];
+                    } else one[i] += ds[row * (TILE + 1) + x] * ks[x * width + d];
             }
         }
     if (first + row >= own) return;
@@ -267,10 +272,10 @@ static __global__ void __launch_bounds__(TILE *TEAM)
     for (int i = 0; i < MOST; i++) {
         int d = part + TEAM * i;
         if (d >= s.HD) break;
-        if (of_keys)
-            dk[k_at(&s, b, first + row, h0) + d] = from_float(one[i]),
-                                              dv[k_at(&s, b, first + row, h0) + d] = from_float(two[i]);
-        else dq[q_at(&s, b, first + row, h0) + d] = from_float(one[i]);
+        if (of_keys) {
+            dk[k_at(&s, b, first + row, h0) + d] = from_float(one[i]);
+            dv[k_at(&s, b, first + row, h0) + d] = from_float(two[i]);
+        } else dq[q_at(&s, b, first + row, h0) + d] = from_float(one[i]);
     }
 }
 static void backward_tiles(Case *c) {

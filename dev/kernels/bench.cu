@@ -81,7 +81,10 @@ int main(int argc, char **argv) {
     int fd = mkstemp(path);
     TokenFileHeader h = ZERO;
     memcpy(h.magic, TOKEN_FILE_MAGIC, 8);
-    h.version = 1, h.width = 2, h.vocab_size = 4096, h.count = 200000;
+    h.version = 1;
+    h.width = 2;
+    h.vocab_size = 4096;
+    h.count = 200000;
     FILE *f = fdopen(fd, "wb");
     fwrite(&h, sizeof h, 1, f);
     for (uint64_t i = 0; i < h.count; i++) {
@@ -108,7 +111,8 @@ int main(int argc, char **argv) {
         memset(trainer->parallel.dev.ops, 0, sizeof trainer->parallel.dev.ops);
         steps[i] = train_step(trainer, i + 2).seconds;
         for (int o = 0; o < OP_COUNT; o++) {
-            ops[o].calls = trainer->parallel.dev.ops[o].calls, ops[o].flops = trainer->parallel.dev.ops[o].flops,
+            ops[o].calls = trainer->parallel.dev.ops[o].calls;
+            ops[o].flops = trainer->parallel.dev.ops[o].flops;
             ops[o].bytes = trainer->parallel.dev.ops[o].bytes;
             ops[o].seconds += trainer->parallel.dev.ops[o].seconds / rounds;
         }

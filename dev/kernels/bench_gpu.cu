@@ -122,7 +122,8 @@ static void bench_open(Bench *b, int tiny, size_t pool) {
     device_open(&b->dev, &dry_run, ".", 0);
     ops_open(&b->dev, 0);
     events_open();
-    b->tiny = tiny, b->size = tiny ? (size_t)32 << 20 : pool;
+    b->tiny = tiny;
+    b->size = tiny ? (size_t)32 << 20 : pool;
     cuda_check(cudaMalloc((void **)&b->base, b->size), "getting memory to measure in");
 }
 static void bench_close(Bench *b) {
@@ -174,8 +175,10 @@ static void rates(Bench *b) {
     int64_t bytes = b->tiny ? 1 << 20 : 1ll << 30, n = b->tiny ? 64 : 8192;
     char *from[3], *to[3];
     b->used = 0;
-    for (int i = 0; i < 3; i++)
-        from[i] = (char *)take_x(b, bytes / (int64_t)sizeof(floatX)), to[i] = (char *)take(b, bytes);
+    for (int i = 0; i < 3; i++) {
+        from[i] = (char *)take_x(b, bytes / (int64_t)sizeof(floatX));
+        to[i] = (char *)take(b, bytes);
+    }
     double copy = median_time(&b->dev, 15, [&](int i) { device_copy(&b->dev, to[i % 3], from[i % 3], (size_t)bytes); });
     b->copy = 2.0 * (double)bytes / copy;
     b->used = 0;
@@ -220,8 +223,12 @@ static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     floatX *x[SETS], *y[SETS], *z[SETS], *sum[SETS];
     float *logits[SETS];
     b->used = 0;
-    for (int i = 0; i < SETS; i++)
-        x[i] = take_x(b, N * C), y[i] = take_x(b, N * C), z[i] = take_x(b, N * C), sum[i] = take_x(b, N * C);
+    for (int i = 0; i < SETS; i++) {
+        x[i] = take_x(b, N * C);
+        y[i] = take_x(b, N * C);
+        z[i] = take_x(b, N * C);
+        sum[i] = take_x(b, N * C);
+    }
     floatX *w = take_x(b, C), *embed = take_x(b, V * C);
     float *rstd = take_floats(b, N, 0.5f, 1), *dw = take_floats(b, C, -1, 1), *losses = take_floats(b, N, 0, 1);
     float *dembed = take_floats(b, V * C, -1, 1), *table = take_floats(b, (int64_t)T * s->HD, -1, 1);
@@ -241,7 +248,10 @@ static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     memory_op(b, worst, OP_ROPE_BACKWARD, s->name,
               [&](int i) { rope_backward(dev, x[i], QKV, table, places, N, T, s->NH + s->NKV, s->HD); });
     b->used = mark;
-    for (int i = 0; i < SETS; i++) x[i] = take_x(b, N * F), y[i] = take_x(b, 2 * N * F);
+    for (int i = 0; i < SETS; i++) {
+        x[i] = take_x(b, N * F);
+        y[i] = take_x(b, 2 * N * F);
+    }
     memory_op(b, worst, OP_SWIGLU_FORWARD, s->name, [&](int i) { swiglu_forward(dev, x[i], y[i], N, s->F); });
     memory_op(b, worst, OP_SWIGLU_BACKWARD, s->name, [&](int i) { swiglu_backward(dev, y[i], x[i], y[i], N, s->F); });
     b->used = mark;
@@ -264,9 +274,13 @@ static void memory_ops_flat(Bench *b, Worst *worst) {
     uint64_t *print = (uint64_t *)take(b, 256);
     ExactSum *total = (ExactSum *)take(b, sizeof *total);
     device_zero(dev, total, sizeof *total);
-    for (int i = 0; i < SETS; i++)
-        p[i] = take_floats(b, n, -1, 1), m[i] = take_floats(b, n, -1, 1), v[i] = take_floats(b, n, 0, 1),
-        g[i] = take_floats(b, n, -1, 1), copy[i] = take_x(b, n);
+    for (int i = 0; i < SETS; i++) {
+        p[i] = take_floats(b, n, -1, 1);
+        m[i] = take_floats(b, n, -1, 1);
+        v[i] = take_floats(b, n, 0, 1);
+        g[i] = take_floats(b, n, -1, 1);
+        copy[i] = take_x(b, n);
+    }
     memory_op(b, worst, OP_ADAMW, "flat",
               [&](int i) { adamw(dev, p[i], m[i], v[i], g[i], copy[i], n, 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 10); });
     memory_op(b, worst, OP_SQUARED_NORM, "flat", [&](int i) { squared_norm(dev, total, g[i], n); });
@@ -285,14 +299,21 @@ static double attention_seconds(Bench *b, int HD, int calls, double *forward,
     Device *dev = &b->dev;
     AttentionShape s;
     memset(&s, 0, sizeof s);
-    s.B = 1, s.Tq = s.Tk = b->tiny ? 160 : 8192, s.NH = b->tiny ? 4 : 32, s.NKV = b->tiny ? 2 : 8, s.HD = HD;
+    s.B = 1;
+    s.Tq = s.Tk = b->tiny ? 160 : 8192;
+    s.NH = b->tiny ? 4 : 32;
+    s.NKV = b->tiny ? 2 : 8;
+    s.HD = HD;
     int64_t Q = (int64_t)s.NH * HD, KV = (int64_t)s.NKV * HD, T = s.Tq;
-    s.q_stride = s.k_stride = s.v_stride = Q + 2 * KV, s.o_stride = Q;
+    s.q_stride = s.k_stride = s.v_stride = Q + 2 * KV;
+    s.o_stride = Q;
     floatX *qkv[SETS], *dqkv[SETS], *out[SETS], *dout[SETS];
     float *lse[SETS];
     b->used = 0;
     for (int i = 0; i < SETS; i++) {
-        qkv[i] = take_x(b, T * s.q_stride), dqkv[i] = take_x(b, T * s.q_stride), out[i] = take_x(b, T * Q),
+        qkv[i] = take_x(b, T * s.q_stride);
+        dqkv[i] = take_x(b, T * s.q_stride);
+        out[i] = take_x(b, T * Q);
         dout[i] = take_x(b, T * Q);
         lse[i] = take_floats(b, T * s.NH, 0, 1);
     }
@@ -374,7 +395,10 @@ static void product_row(Bench *b, Worst *worst, double *sums, const char *what, 
             continue;
         }
         double took = median_time(&b->dev, calls, run);
-        if (took < least) least = took, fastest = i;
+        if (took < least) {
+            least = took;
+            fastest = i;
+        }
     }
     for (int r = 0; r < ROUNDS; r++)
         for (int way = 0; way < 2; way++) {
@@ -387,7 +411,8 @@ static void product_row(Bench *b, Worst *worst, double *sums, const char *what, 
     snprintf(name, sizeof name, "%s; of %d: number %d", what, found, fastest + 1);
     figure("products", name, ours, flops / ours / 1e12, best / ours);
     note_worst(worst, best / ours, what);
-    sums[0] += ours, sums[1] += best;
+    sums[0] += ours;
+    sums[1] += best;
 }
 
 static void products_of(Bench *b, Worst *worst, double *sums, const Shape *s) {

@@ -10,7 +10,10 @@
 static void write_tokens(const char *path, int V, int64_t count) {
     TokenFileHeader h = ZERO;
     memcpy(h.magic, TOKEN_FILE_MAGIC, 8);
-    h.version = 1, h.width = 4, h.vocab_size = (uint32_t)V, h.count = (uint64_t)count;
+    h.version = 1;
+    h.width = 4;
+    h.vocab_size = (uint32_t)V;
+    h.count = (uint64_t)count;
     FILE *f = fopen(path, "wb");
     if (!f) user_error("cannot write %s: %s", path, strerror(errno));
     fwrite(&h, sizeof h, 1, f);
@@ -146,9 +149,10 @@ static void train_answers(int argc, char **argv) {
             printf("{\"ms\":[");
             for (int i = 0; i < wanted; i++) {
                 printf("%s%.6g", i ? "," : "", 1e3 * timed_step(trainer, ++step, &s));
-                if (step == 1)
-                    rate = matmul_rate(&trainer->parallel.dev),
+                if (step == 1) {
+                    rate = matmul_rate(&trainer->parallel.dev);
                     check_first_step(trainer, dry_run); // traffic and memory as planned
+                }
             }
             printf("],\"loss\":%.9g,\"norm\":%.9g,\"matmul_rate\":%.6g}\n", s.loss, s.grad_norm, rate);
         } else if (!strcmp(line, "parts\n") && step) {

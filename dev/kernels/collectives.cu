@@ -331,7 +331,10 @@ static void check_version(Rank *r, int v) {
     version->run(r);
     if (version->leaves == NOTHING) return;
     double wrong = total(r, (double)count_wrong(r, version->leaves, &compared)), all = total(r, (double)compared);
-    if (r->rank == 0) r->results->wrong[v] += (int64_t)wrong, r->results->compared[v] += (int64_t)all;
+    if (r->rank == 0) {
+        r->results->wrong[v] += (int64_t)wrong;
+        r->results->compared[v] += (int64_t)all;
+    }
     if (version->leaves != GATHERED || !version->op || r->planted) return;
     r->planted = 1;
     r->recv[r->n * r->count - 1] += 0.5f; // does the comparison see it?
@@ -367,7 +370,10 @@ static int choose_sizes(int64_t *part, int n, int on_host) {
     static const int64_t few[] = {256, 1004, 1 << 16, (1 << 20) + 4}; // two that are no multiple of a vector
     double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / 8;
     int count = 0;
-    if (page.check) memcpy(part, few, sizeof few), count = 4;
+    if (page.check) {
+        memcpy(part, few, sizeof few);
+        count = 4;
+    }
     for (int64_t bytes = 256; !page.check && bytes <= 64 << 20 && (double)bytes * (2 * n + 1) * on_host <= memory;
          bytes *= 4)
         part[count++] = bytes;
@@ -402,7 +408,9 @@ static void rank_measure(Rank *r) {
     double hosts = total(r, 1.0 / r->on_host);
     if (r->rank == 0) {
         out->unrest = (double)(after.ru_nivcsw - before.ru_nivcsw) / (seconds_now() - start);
-        out->ranks = r->n, out->hosts = (int)lround(hosts), out->oversubscribed = r->on_host > host_cores(),
+        out->ranks = r->n;
+        out->hosts = (int)lround(hosts);
+        out->oversubscribed = r->on_host > host_cores();
         out->threads = r->dev.threads;
         for (int c = 0; c < COLLECTIVES; c++) {
             Traffic started = r->comm.traffic_started[AXIS_FSDP][c], measured = r->comm.traffic_measured[AXIS_FSDP][c];
@@ -436,14 +444,23 @@ static Line fit_line(const double *bytes, const double *seconds, int n) {
         for (int i = 0; i < n; i++) {
             double x = bytes[i], y = seconds[i], now = line.latency + x * line.seconds_per_byte,
                    weight = 1 / (y * (turn ? now : y));
-            s0 += weight, s1 += weight * x, s2 += weight * x * x, t0 += weight * y, t1 += weight * x * y;
+            s0 += weight;
+            s1 += weight * x;
+            s2 += weight * x * x;
+            t0 += weight * y;
+            t1 += weight * x * y;
         }
         double slope = (s0 * t1 - s1 * t0) / (s0 * s2 - s1 * s1), latency = (t0 - slope * s1) / s0;
-        if (!(latency > 0))
-            latency = 0,
+        if (!(latency > 0)) {
+            latency = 0;
             slope = t1 / s2; // a line through zero, or one that noise alone shapes, where the best is neither
-        if (!(slope > 0)) slope = least, latency = fmax(0, (t0 - slope * s1) / s0);
-        line.latency = latency, line.seconds_per_byte = slope;
+        }
+        if (!(slope > 0)) {
+            slope = least;
+            latency = fmax(0, (t0 - slope * s1) / s0);
+        }
+        line.latency = latency;
+        line.seconds_per_byte = slope;
     }
     for (int i = 0; i < n; i++)
         line.error = fmax(line.error, fabs((line.latency + bytes[i] * line.seconds_per_byte) / seconds[i] - 1));
@@ -454,11 +471,17 @@ static void check_fit(void) {
     double bytes[10], seconds[10], worst = 0;
     for (double latency = 1e-7; latency < 1e-2; latency *= 10)
         for (double rate = 1e7; rate < 1e12; rate *= 10) {
-            for (int i = 0; i < 10; i++) bytes[i] = 256 * exp2(2 * i), seconds[i] = latency + bytes[i] / rate;
+            for (int i = 0; i < 10; i++) {
+                bytes[i] = 256 * exp2(2 * i);
+                seconds[i] = latency + bytes[i] / rate;
+            }
             Line line = fit_line(bytes, seconds, 10);
             worst = fmax(worst, fmax(fabs(line.latency / latency - 1), fabs(line.seconds_per_byte * rate - 1)));
         }
-    for (int i = 0; i < 4; i++) bytes[i] = 256 << (4 * i), seconds[i] = 4e-3 - 1e-4 * i;
+    for (int i = 0; i < 4; i++) {
+        bytes[i] = 256 << (4 * i);
+        seconds[i] = 4e-3 - 1e-4 * i;
+    }
     Line falling = fit_line(bytes, seconds, 4);
     page_check(falling.seconds_per_byte > 0 && isfinite(1 / falling.seconds_per_byte) && falling.latency >= 0,
                "points that fall, as noise has them, give a rate all the same", "%.3g s and %.3g bytes/s",
@@ -672,7 +695,10 @@ static void results_into(const Results *r, cJSON *root) {
         double bytes[MOST_SIZES], seconds[MOST_SIZES];
         const char *op = r->versions[v].op;
         if (!op) continue;
-        for (int i = 0; i < r->num_sizes; i++) bytes[i] = received_bytes(r, i), seconds[i] = digits(r->seconds[v][i]);
+        for (int i = 0; i < r->num_sizes; i++) {
+            bytes[i] = received_bytes(r, i);
+            seconds[i] = digits(r->seconds[v][i]);
+        }
         Line line = fit_line(bytes, seconds, r->num_sizes);
         printf("%-20s %12.2f %10.3f %8.0f %%\n", op, 1e6 * line.latency, 1e-9 / line.seconds_per_byte,
                100 * line.error);
@@ -719,7 +745,9 @@ static void *rank_thread(void *arg) {
 static void results_open(Results *r, const Transport *transport, const Version *versions, int count, int n,
                          int on_host) {
     memset(r, 0, sizeof *r);
-    r->transport = transport, r->versions = versions, r->num_versions = count;
+    r->transport = transport;
+    r->versions = versions;
+    r->num_versions = count;
     r->num_sizes = choose_sizes(r->part, n, on_host);
     if (!r->num_sizes)
         user_error("%d ranks: an eighth of this host's memory does not hold even their smallest messages: start fewer",
@@ -736,9 +764,13 @@ static void threads_group(Results *out, int n) {
     results_open(out, &transport_threads, threads_versions, (int)(sizeof threads_versions / sizeof *threads_versions),
                  n, n);
     for (int i = 0; i < n; i++) {
-        ranks[i].n = ranks[i].on_host = n, ranks[i].rank = i, ranks[i].all = ranks, ranks[i].barrier = &barrier,
+        ranks[i].n = ranks[i].on_host = n;
+        ranks[i].rank = i;
+        ranks[i].all = ranks;
+        ranks[i].barrier = &barrier;
         ranks[i].results = out;
-        args[i].rank = &ranks[i], args[i].world = &world;
+        args[i].rank = &ranks[i];
+        args[i].world = &world;
     }
     for (int i = 0; i < n; i++)
         if (pthread_create(&threads[i], NULL, rank_thread, &args[i]))
@@ -777,7 +809,10 @@ static void run_mpi(int process, int processes, int on_host) {
     Results *results = (Results *)checked_malloc(sizeof *results);
     Rank *r = (Rank *)checked_malloc(sizeof *r);
     MPI_Allreduce(MPI_IN_PLACE, &crowd, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    r->n = processes, r->rank = process, r->on_host = on_host, r->results = results;
+    r->n = processes;
+    r->rank = process;
+    r->on_host = on_host;
+    r->results = results;
     results_open(results, &transport_mpi, mpi_versions, (int)(sizeof mpi_versions / sizeof *mpi_versions), processes,
                  crowd);
     MPI_Allreduce(MPI_IN_PLACE, &results->num_sizes, 1, MPI_INT, MPI_MIN,
@@ -841,8 +876,11 @@ static double seconds_of(Rates *r, void (*run)(Rates *)) {
     while (n < page.rounds && (n < FEWEST_ROUNDS || spent < 0.5)) {
         int calls = 0;
         double start = seconds_now(), now;
-        do run(r), calls++, now = seconds_now();
-        while (now - start < TURN_SECONDS);
+        do {
+            run(r);
+            calls++;
+            now = seconds_now();
+        } while (now - start < TURN_SECONDS);
         times[n++] = (now - start) / calls;
         spent += now - start;
     }
@@ -891,9 +929,13 @@ static void matmul_rates(Device *dev, cJSON *list) {
         const Llama3Config *c = llama3_presets;
         while (strcmp(c->name, shapes[i].model)) c++;
         Rates r = ZERO;
-        r.dev = dev, r.N = shapes[i].tokens, r.IC = c->C, r.wide = shapes[i].which == HEAD;
+        r.dev = dev;
+        r.N = shapes[i].tokens;
+        r.IC = c->C;
+        r.wide = shapes[i].which == HEAD;
         r.OC = shapes[i].which == QKV ? (c->NH + 2 * c->NKV) * c->HD : shapes[i].which == GATE_UP ? 2 * c->F : c->V;
-        r.x = random_x(dev, (int64_t)r.N * r.IC, 1), r.w = random_x(dev, (int64_t)r.OC * r.IC, 0.02f),
+        r.x = random_x(dev, (int64_t)r.N * r.IC, 1);
+        r.w = random_x(dev, (int64_t)r.OC * r.IC, 0.02f);
         r.y = random_x(dev, r.N * output_stride(&r), 1);
         r.dw = floats(dev, (int64_t)r.OC * r.IC);
         const int forward_size[] = {r.N, r.OC, r.IC}, input_size[] = {r.N, r.IC, r.OC},
@@ -919,11 +961,16 @@ static void attention_rates(Device *dev, cJSON *list) {
         Rates r = ZERO;
         r.dev = dev;
         AttentionShape *s = &r.shape;
-        s->B = size[0], s->Tq = s->Tk = size[1], s->NH = size[2], s->NKV = size[3], s->HD = size[4];
-        s->q_stride = s->k_stride = s->v_stride = (int64_t)(s->NH + 2 * s->NKV) * s->HD,
+        s->B = size[0];
+        s->Tq = s->Tk = size[1];
+        s->NH = size[2];
+        s->NKV = size[3];
+        s->HD = size[4];
+        s->q_stride = s->k_stride = s->v_stride = (int64_t)(s->NH + 2 * s->NKV) * s->HD;
         s->o_stride = (int64_t)s->NH * s->HD;
         int64_t tokens = (int64_t)s->B * s->Tq;
-        r.x = random_x(dev, tokens * s->q_stride, 1), r.y = random_x(dev, tokens * s->o_stride, 1),
+        r.x = random_x(dev, tokens * s->q_stride, 1);
+        r.y = random_x(dev, tokens * s->o_stride, 1);
         r.w = random_x(dev, tokens * s->q_stride, 1);
         r.dw = floats(dev, tokens * s->NH);
         rate_of(&r, list, OP_ATTENTION_FORWARD, shapes[i].of, attend, names, size, 5);
@@ -936,7 +983,8 @@ static void memory_rates(Device *dev, cJSON *root) {
     Rates r = ZERO;
     r.dev = dev;
     r.count = page.check ? 1 << 20 : 1 << 26; // 256 MB each: beyond the caches of most
-    r.x = (floatX *)(void *)floats(dev, r.count), r.dw = floats(dev, r.count);
+    r.x = (floatX *)(void *)floats(dev, r.count);
+    r.dw = floats(dev, r.count);
     double moved = seconds_of(&r, move_memory),
            bytes = dev->ops[OP_TREE_SUM].bytes / (double)dev->ops[OP_TREE_SUM].calls;
     double copied = seconds_of(&r, copy_memory), all = 2 * sizeof(float) * (double)r.count;
@@ -969,7 +1017,8 @@ static void run_rates(void) {
            "GFLOP/s");
     memory_rates(&dev, root);
     cJSON *products = cluster_list(root, "products"), *attention = cluster_list(root, "attention");
-    drop_dtype(products), drop_dtype(attention);
+    drop_dtype(products);
+    drop_dtype(attention);
     matmul_rates(&dev, products);
     attention_rates(&dev, attention);
     if (page.into) cluster_close(root, page.into);
@@ -981,15 +1030,25 @@ static void run_rates(void) {
 // ---------------------------------------------------------------------------
 
 static void options(int argc, char **argv) {
-    page.rounds = 9, page.command = "collectives", page.commit = "none";
+    page.rounds = 9;
+    page.command = "collectives";
+    page.commit = "none";
     for (int i = 2; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--check")) page.check = 1;
-        else if (!strcmp(argv[i], "--into")) page.into = value, i++;
-        else if (!strcmp(argv[i], "--rounds")) page.rounds = atoi(value), i++;
-        else if (!strcmp(argv[i], "--command")) page.command = value, i++;
-        else if (!strcmp(argv[i], "--commit")) page.commit = value, i++;
-        else user_error("%s: expected --check, --into FILE, --rounds N, --command TEXT or --commit HASH", argv[i]);
+        else if (!strcmp(argv[i], "--into")) {
+            page.into = value;
+            i++;
+        } else if (!strcmp(argv[i], "--rounds")) {
+            page.rounds = atoi(value);
+            i++;
+        } else if (!strcmp(argv[i], "--command")) {
+            page.command = value;
+            i++;
+        } else if (!strcmp(argv[i], "--commit")) {
+            page.commit = value;
+            i++;
+        } else user_error("%s: expected --check, --into FILE, --rounds N, --command TEXT or --commit HASH", argv[i]);
     }
     if (page.rounds < 1 || page.rounds > MOST_ROUNDS)
         user_error("--rounds is %d, expected 1 to %d", page.rounds, MOST_ROUNDS);
@@ -1001,7 +1060,10 @@ int main(int argc, char **argv) {
     int process = 0;
     options(argc, argv);
     if (!strcmp(what, "rates")) run_rates();
-    else if (!strcmp(what, "threads")) check_fit(), run_threads();
+    else if (!strcmp(what, "threads")) {
+        check_fit();
+        run_threads();
+    }
 #ifdef HAVE_MPI
     else if (!strcmp(what, "mpi")) {
         LaunchInfo started = comm_start_process(&argc, &argv, 60);

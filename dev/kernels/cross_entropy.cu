@@ -31,7 +31,8 @@ static void loss_prepare(Case *c) {
         if (ignored(n)) I("targets")[n] = (int32_t)(-1 - n);
         else kept++;
     }
-    I("targets")[0] = 0, I("targets")[N - 1] = (int32_t)(V - 1);
+    I("targets")[0] = 0;
+    I("targets")[N - 1] = (int32_t)(V - 1);
     c->slots *= (double)kept / (double)N;
 }
 
@@ -181,7 +182,8 @@ static void loss_by_blocks(Case *c) {
             }
             float larger = fmaxf(max, own[0]);
             sum = sum * exp_float(max - larger) + vsum(sums) * exp_float(own[0] - larger);
-            max = larger, maxima[block] = own[0];
+            max = larger;
+            maxima[block] = own[0];
         }
         float gradient_at_target = exp_float(at_target - max) / sum - 1;
         for (int64_t block = 0; block < blocks; block++) {

@@ -23,7 +23,11 @@ static void draw_ids(Case *c, int often, int absent, int64_t *rows, int64_t *pre
         if (percent < often) ids[n] = (int32_t)(first + V / 2);
         else if (percent >= 100 - absent) ids[n] = (int32_t)(n % 2 ? first + V + n : first - 1 - n);
         int64_t row = row_of(c, ids[n]);
-        if (row >= 0) ++*present, *rows += !seen[row], seen[row] = 1;
+        if (row >= 0) {
+            ++*present;
+            *rows += !seen[row];
+            seen[row] = 1;
+        }
     }
     free(seen);
 }

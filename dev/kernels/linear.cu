@@ -98,8 +98,10 @@ static void dot_tiles(Case *c) {
         for (int64_t i = 0; i < w.p.M; i += DOTS) {
             const floatX *a[DOTS], *b[DOTS];
             vfloat sum[DOTS][DOTS] = ZERO;
-            for (int r = 0; r < DOTS; r++)
-                a[r] = w.a + min_i64(i + r, w.p.M - 1) * w.p.a_row, b[r] = w.b + min_i64(j + r, w.p.N - 1) * w.p.b_col;
+            for (int r = 0; r < DOTS; r++) {
+                a[r] = w.a + min_i64(i + r, w.p.M - 1) * w.p.a_row;
+                b[r] = w.b + min_i64(j + r, w.p.N - 1) * w.p.b_col;
+            }
             for (int64_t k = 0; k < w.p.K; k += VL) {
                 vfloat bk[DOTS];
 #pragma GCC unroll 8
@@ -129,7 +131,8 @@ static void row_tiles(Case *c) {
 #pragma GCC unroll 8
                 for (int r = 0; r < MR; r++) {
                     vfloat ak = vsplat(to_float(a[r][k * w.p.a_col]));
-                    sum[r][0] = vfma(ak, b0, sum[r][0]), sum[r][1] = vfma(ak, b1, sum[r][1]);
+                    sum[r][0] = vfma(ak, b0, sum[r][0]);
+                    sum[r][1] = vfma(ak, b1, sum[r][1]);
                 }
             }
             for (int r = 0; r < min_i64(MR, w.p.M - i); r++) {

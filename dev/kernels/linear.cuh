@@ -60,7 +60,10 @@ static __global__ void __launch_bounds__(256) tile_kernel(Matmul p, void *c, con
         for (int k = 0; k < DEPTH; k++) {
             float left[EACH], right[EACH];
 #pragma unroll
-            for (int r = 0; r < EACH; r++) left[r] = tiles[0][k][y + 16 * r], right[r] = tiles[1][k][x + 16 * r];
+            for (int r = 0; r < EACH; r++) {
+                left[r] = tiles[0][k][y + 16 * r];
+                right[r] = tiles[1][k][x + 16 * r];
+            }
 #pragma unroll
             for (int r = 0; r < EACH; r++)
 #pragma unroll
@@ -104,7 +107,8 @@ static __device__ __forceinline__ void fetch_async(bf16 *tile, const bf16 *from,
 template <bool ALONG_K, bool ROWS_FIRST>
 static __device__ __forceinline__ void fragment(uint32_t (&out)[4], const bf16 *tile, int r, int k) {
     int lane = threadIdx.x % WARP, matrix = lane / 8, one = matrix % 2 * 8, two = matrix / 2 * 8;
-    r += ROWS_FIRST ? one : two, k += ROWS_FIRST ? two : one;
+    r += ROWS_FIRST ? one : two;
+    k += ROWS_FIRST ? two : one;
     if (ALONG_K) ptx_ldmatrix_x4(out, tile + place<true>(r + lane % 8, k));
     else ptx_ldmatrix_x4_trans(out, tile + place<false>(r, k + lane % 8));
 }

@@ -48,8 +48,12 @@ static __global__ void random_kernel(floatX *x, int64_t count) { // uniform in (
 static __global__ void flush_kernel(
     uint4 *p, int64_t count) { // reads all of it; what it knows the compiler does not: nothing is written
     uint4 sum = make_uint4(0, 0, 0, 0);
-    for (int64_t i = thread_number(); i < count; i += (int64_t)gridDim.x * blockDim.x)
-        sum.x |= p[i].x, sum.y |= p[i].y, sum.z |= p[i].z, sum.w |= p[i].w;
+    for (int64_t i = thread_number(); i < count; i += (int64_t)gridDim.x * blockDim.x) {
+        sum.x |= p[i].x;
+        sum.y |= p[i].y;
+        sum.z |= p[i].z;
+        sum.w |= p[i].w;
+    }
     if (sum.x | sum.y | sum.z | sum.w) p[0] = sum;
 }
 
@@ -95,7 +99,8 @@ static void rates_open(Device *dev, const PageOptions *o) {
     arena_release(dev, MEM_ACTIVATIONS, 0);
     for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) {
         int64_t IC = shapes[i][0], OC = shapes[i][1], counts[3] = {RATE_TOKENS * OC, RATE_TOKENS * IC, OC * IC};
-        rate.size[0] = IC, rate.size[1] = OC;
+        rate.size[0] = IC;
+        rate.size[1] = OC;
         for (int k = 0; k < 3; k++) {
             rate.tensors[k].data =
                 arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page", (size_t)counts[k] * sizeof(floatX));
@@ -124,8 +129,10 @@ static Roofline case_times(Case *c, const Op *op, const double *estimate, int ro
         }
     for (int v = 0; v < PAGE_VERSIONS; v++) seconds[v] = times_median(&t[v]);
     Roofline roof;
-    roof.memory = case_bytes(c) / page_gpu.copy, roof.arithmetic = c->products / page_gpu.product;
-    roof.seconds = fmax(roof.memory, roof.arithmetic), roof.unrest = 0;
+    roof.memory = case_bytes(c) / page_gpu.copy;
+    roof.arithmetic = c->products / page_gpu.product;
+    roof.seconds = fmax(roof.memory, roof.arithmetic);
+    roof.unrest = 0;
     free(t);
     return roof;
 }

@@ -103,7 +103,12 @@ static PageTensor *page_tensor(Case *c, const char *name, Role role, Storage sto
     if (c->num_tensors == PAGE_TENSORS) run_failure("page.h: more than %d tensors", PAGE_TENSORS);
     PageTensor *t = &c->tensors[c->num_tensors++];
     memset(t, 0, sizeof *t);
-    t->name = name, t->role = role, t->storage = storage, t->rows = rows, t->cols = cols, t->scale = scale;
+    t->name = name;
+    t->role = role;
+    t->storage = storage;
+    t->rows = rows;
+    t->cols = cols;
+    t->scale = scale;
     t->touched = rows * cols * storage_bytes(storage);
     return t;
 }
@@ -205,10 +210,16 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
                            : is_x ? to_float(((floatX *)t->host)[r * stride + i])
                                   : ((float *)t->host)[r * stride + i];
                 if (y == ref[i]) row_norm += isinf(y) ? 0 : y * y; // infinities may agree
-                else row_error += (y - ref[i]) * (y - ref[i]), row_norm += ref[i] * ref[i];
+                else {
+                    row_error += (y - ref[i]) * (y - ref[i]);
+                    row_norm += ref[i] * ref[i];
+                }
             }
-            if (pass == 0) error += row_error, norm += row_norm, rows++;
-            else {
+            if (pass == 0) {
+                error += row_error;
+                norm += row_norm;
+                rows++;
+            } else {
                 double e = row_error == 0 ? 0 : sqrt(row_error / (row_norm + 1e-2 * norm / (double)rows));
                 if (!(e <= worst) && !isnan(worst)) worst = e; // NaN counts as worst, and stays
             }
@@ -216,7 +227,12 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
     double e = error == 0 ? 0 : sqrt(error / norm), bound = torch ? 1e-12 : is_x ? c->bound : c->float_bound;
     double of_bound = fmax(e / bound, torch ? 0 : worst / (is_x ? c->row_bound : 10 * c->float_bound));
     if (!rows || isnan(e) || isnan(worst)) of_bound = INFINITY;
-    if (of_bound >= w->of_bound) w->error = e, w->of_bound = of_bound, w->tensor = t->name, w->label = c->label;
+    if (of_bound >= w->of_bound) {
+        w->error = e;
+        w->of_bound = of_bound;
+        w->tensor = t->name;
+        w->label = c->label;
+    }
     w->rows += rows;
     return e;
 }
@@ -242,9 +258,11 @@ static double compare_all(Case *c, Worst *w) {
 
 static void case_open(Case *c, const Op *op, Device *dev, const char *label, const int64_t *size) {
     memset(c, 0, sizeof *c);
-    c->dev = dev, c->label = label;
+    c->dev = dev;
+    c->label = label;
     memcpy(c->size, size, sizeof c->size);
-    c->bound = FLOATX == DTYPE_BF16 ? 3e-3 : 5e-6, c->row_bound = FLOATX == DTYPE_BF16 ? 8e-3 : 5e-5,
+    c->bound = FLOATX == DTYPE_BF16 ? 3e-3 : 5e-6;
+    c->row_bound = FLOATX == DTYPE_BF16 ? 8e-3 : 5e-5;
     c->float_bound = 5e-6;
     op->declare(c);
     for (int i = 0; i < c->num_tensors; i++) {
@@ -662,11 +680,19 @@ static PageOptions page_options(int argc, char **argv) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--check")) o.check = 1;
         else if (!strcmp(argv[i], "--markdown")) page_checks.markdown = 1;
-        else if (!strcmp(argv[i], "--rounds")) o.rounds = atoi(value), i++;
-        else if (!strcmp(argv[i], "--threads")) o.threads = atoi(value), i++;
-        else if (!strcmp(argv[i], "--size")) o.size = value, i++;
-        else if (!strcmp(argv[i], "--fixtures")) o.fixtures = value, i++;
-        else
+        else if (!strcmp(argv[i], "--rounds")) {
+            o.rounds = atoi(value);
+            i++;
+        } else if (!strcmp(argv[i], "--threads")) {
+            o.threads = atoi(value);
+            i++;
+        } else if (!strcmp(argv[i], "--size")) {
+            o.size = value;
+            i++;
+        } else if (!strcmp(argv[i], "--fixtures")) {
+            o.fixtures = value;
+            i++;
+        } else
             user_error(
                 "%s: expected --check, --rounds N, --threads N, --size WORD (of a label), --markdown or --fixtures DIR",
                 argv[i]);
@@ -707,7 +733,9 @@ static void case_check(Case *c, const Op *op, double *rate, Worst *worst, double
 static void op_run(const Op *op, Device *dev, const PageOptions *o) {
     Worst worst[PAGE_VERSIONS], torch;
     double rate[PAGE_VERSIONS], estimate[PAGE_VERSIONS], errors[PAGE_VERSIONS], seconds[PAGE_VERSIONS];
-    memset(worst, 0, sizeof worst), memset(&torch, 0, sizeof torch), memset(rate, 0, sizeof rate);
+    memset(worst, 0, sizeof worst);
+    memset(&torch, 0, sizeof torch);
+    memset(rate, 0, sizeof rate);
     Case *c = (Case *)checked_malloc(sizeof *c);
     Fixture *f = (Fixture *)checked_malloc(sizeof *f);
     char path[4096];

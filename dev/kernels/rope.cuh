@@ -21,16 +21,18 @@ static __global__ void __launch_bounds__(256)
     if (n >= N) return;
     floatX *first = x + n * stride + head * HD + pair, *second = first + half;
     float a = to_float(*first), b = to_float(*second), cosine, sine;
-    if (TABLE)
-        cosine = cos_sin[(int64_t)positions[n % T] * HD + pair],
+    if (TABLE) {
+        cosine = cos_sin[(int64_t)positions[n % T] * HD + pair];
         sine = cos_sin[(int64_t)positions[n % T] * HD + half + pair];
-    else { // in double, and less whole turns: at position 8,000 a float's angle has lost four of its seven digits
+    } else { // in double, and less whole turns: at position 8,000 a float's angle has lost four of its seven digits
         double turns = (double)positions[n % T] * pow(THETA, -2.0 * (double)pair / (double)HD) / TURN;
         float angle = (float)((turns - rint(turns)) * TURN);
-        cosine = __cosf(angle), sine = __sinf(angle);
+        cosine = __cosf(angle);
+        sine = __sinf(angle);
     }
     turn(&a, &b, cosine, sine * direction);
-    *first = from_float(a), *second = from_float(b);
+    *first = from_float(a);
+    *second = from_float(b);
 }
 template <bool TABLE> static void rope_pairs(Case *c) {
     int64_t N = c->size[0], heads = c->size[2], HD = c->size[3];

@@ -93,7 +93,8 @@ static __global__ void __launch_bounds__(256)
     floatX *gate = gate_up + i / F * 2 * F + i % F, *up = gate + F;
     float g = to_float(*gate), u = to_float(*up);
     both_gradients(&g, &u, to_float(dh[i]));
-    *gate = from_float(g), *up = from_float(u);
+    *gate = from_float(g);
+    *up = from_float(u);
 }
 static void backward_one_pass(Case *c) {
     int64_t count = c->size[0] * c->size[1];
