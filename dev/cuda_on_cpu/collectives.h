@@ -535,7 +535,10 @@ inline ncclResult_t issue(const std::vector<NcclCall> &calls) { // now, or when 
     for (const NcclCall &c : calls)
         if (c.comm->blocking != calls[0].comm->blocking)
             return refuse(ncclInvalidArgument, "communicators that block and that do not are in one group");
-    if (calls[0].comm->blocking || !choose(2)) return nccl_launch(calls), ncclSuccess;
+    if (calls[0].comm->blocking || !choose(2)) {
+        nccl_launch(calls);
+        return ncclSuccess;
+    }
     auto job = std::make_shared<NcclJob>(NcclJob{calls[0].api, (int)choose(4), nullptr, nullptr, calls});
     job->then = [job = job.get()] { nccl_launch(job->calls), job->calls.clear(); };
     for (const NcclCall &c : calls) {

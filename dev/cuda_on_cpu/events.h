@@ -37,14 +37,16 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 
 inline cudaError_t cudaStreamGetPriority(cudaStream_t s, int *priority) {
     CUDA_ON_CPU_CALL("cudaStreamGetPriority");
-    if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    s = emu::stream_of(s);
+    if (!s) return call.give(cudaErrorInvalidResourceHandle);
     *priority = s->priority;
     return cudaSuccess;
 }
 
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     CUDA_ON_CPU_CALL("cudaStreamSynchronize");
-    if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    s = emu::stream_of(s);
+    if (!s) return call.give(cudaErrorInvalidResourceHandle);
     emu::finish(call.lock, s);
     return cudaSuccess;
 }
@@ -57,7 +59,8 @@ inline cudaError_t cudaDeviceSynchronize() {
 
 inline cudaError_t cudaStreamQuery(cudaStream_t s) {
     CUDA_ON_CPU_CALL("cudaStreamQuery");
-    if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    s = emu::stream_of(s);
+    if (!s) return call.give(cudaErrorInvalidResourceHandle);
     emu::check_launched(s);
     if (!s->queue.empty()) emu::poll_one(call.lock);
     if (!s->queue.empty()) return call.give(cudaErrorNotReady);
@@ -92,7 +95,8 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t e) { // queued records and waits
 
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
     CUDA_ON_CPU_CALL("cudaEventRecord");
-    if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    s = emu::stream_of(s);
+    if (!emu::machine().events.count(e) || !s) return call.give(cudaErrorInvalidResourceHandle);
     if (e->device != s->device) return call.give(cudaErrorInvalidResourceHandle);
     e->last = std::make_shared<emu::Mark>();
     emu::enqueue(s, 0, nullptr).record = e->last;
@@ -102,7 +106,8 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e,
                                        unsigned = 0) { // what is recorded later is not waited for
     CUDA_ON_CPU_CALL("cudaStreamWaitEvent");
-    if (!emu::machine().events.count(e) || !(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    s = emu::stream_of(s);
+    if (!emu::machine().events.count(e) || !s) return call.give(cudaErrorInvalidResourceHandle);
     if (e->last) emu::enqueue(s, 0, nullptr).awaits = e->last;
     return cudaSuccess;
 }
@@ -142,7 +147,8 @@ inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, c
 
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t function, void *argument) {
     CUDA_ON_CPU_CALL("cudaLaunchHostFunc");
-    if (!(s = emu::stream_of(s))) return call.give(cudaErrorInvalidResourceHandle);
+    s = emu::stream_of(s);
+    if (!s) return call.give(cudaErrorInvalidResourceHandle);
     emu::enqueue(s, cuda_on_cpu.costs.launch, [function, argument] { function(argument); }).on_host = true;
     return cudaSuccess;
 }

@@ -491,9 +491,18 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     int tiny = argc > 2 && !strcmp(argv[2], "tiny");
     Bench b;
-    if (!strcmp(what, "probe")) return probe(), 0;
-    if (!strcmp(what, "train")) return train_answers(argc, argv), 0;
-    if (!strcmp(what, "tokens") && argc == 3) return write_tokens(argv[2], 4096, 1 << 17), 0;
+    if (!strcmp(what, "probe")) {
+        probe();
+        return 0;
+    }
+    if (!strcmp(what, "train")) {
+        train_answers(argc, argv);
+        return 0;
+    }
+    if (!strcmp(what, "tokens") && argc == 3) {
+        write_tokens(argv[2], 4096, 1 << 17);
+        return 0;
+    }
     if (strcmp(what, "roofline") && strcmp(what, "attention"))
         user_error("bench_gpu probe | tokens FILE | roofline [tiny] | attention [tiny] | train OPTION…, not '%s'",
                    what);

@@ -281,7 +281,7 @@ static LevelKind kind_of_square_bracket(const Source *s, int i) {
 static LevelKind kind_of_brace(const Source *s, const Parser *p, int closed_parenthesis_open, int i) {
     const Level *now = &p->levels[p->depth];
     static const char *const types[] = {"struct", "union", "class", NULL};
-    if (is(s, i - 1, "=")) return INITIALIZER;
+    if (is(s, i - 1, "=") || (is(s, now->statement, "return") && now->statement < i)) return INITIALIZER;
     if (is(s, i - 1, ")")) {
         int before = closed_parenthesis_open - 1; // `name (…) {` and `if (…) {` are blocks, `(Type){` is a literal
         int block = has_kind(s, before, WORD) || is(s, before, "]") || is(s, before, ")") || is(s, before, ">");
@@ -371,7 +371,8 @@ static void statement_end(Level *now) {
 static void expression_token(const Source *s, Parser *p, int i) {
     Level *now = &p->levels[p->depth];
     int line = s->tokens[i].line;
-    if (is(s, now->open - 2, "__attribute__")) return; // __attribute__((a, b))
+    if (is(s, now->open - 2, "__attribute__")) return;                   // __attribute__((a, b))
+    if (is(s, now->open + 2, "<") && has_kind(s, now->open + 1, WORD)) return; // (template<a, b>)
     if (is(s, i, ",")) {
         int statement = now->kind == STATEMENTS && p->function >= 0 && !is_declaration(s, now->statement);
         now->commas++;
