@@ -481,6 +481,12 @@ static void fsdp_finish_gradients(Fsdp *fsdp) {
     comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");
 }
 
+/* Can backward write a gradient into the sum over micro-batches, without a buffer of the pool? */
+static int gradients_are_made_in_place(const Fsdp *fsdp) {
+    return (fsdp->ranks == 1 || fsdp->accumulates_unsharded) && !fsdp->rounds_micro_batches &&
+           !fsdp->gradients_offloaded;
+}
+
 /* The buffer (padded) into which backward writes the unit's gradient of this micro-batch; what backward adds to is
  * zero. If the gradient stays on this rank and begins a sum, it is the sum itself; otherwise a buffer of the pool. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
@@ -489,8 +495,7 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     if (u->unsharded_gradient) return u->unsharded_gradient;
     int replace;
     float *sum = accumulation_target(fsdp, u, micro_batch, &replace);
-    int stays = (fsdp->ranks == 1 || fsdp->accumulates_unsharded) && !fsdp->rounds_micro_batches;
-    if (stays && replace && !fsdp->gradients_offloaded) u->unsharded_gradient = sum;
+    if (replace && gradients_are_made_in_place(fsdp)) u->unsharded_gradient = sum;
     else u->unsharded_gradient = (float *)pool_take(fsdp, POOL_GRADIENTS, u);
     gradients_clear(fsdp, u);
     return u->unsharded_gradient;
@@ -644,12 +649,6 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
     u->replica_begin = fsdp->rank * u->shard_size + fsdp->replica * u->replica_count;
     if (unit->frozen) open_frozen_unit(fsdp, u, training);
     else open_trained_unit(fsdp, u, training);
-}
-
-/* Where fp32 gradients never leave their place, backward writes into the sum itself and needs no pool. */
-static int gradients_are_made_in_place(const Fsdp *fsdp) {
-    return (fsdp->ranks == 1 || fsdp->accumulates_unsharded) && !fsdp->rounds_micro_batches &&
-           !fsdp->gradients_offloaded;
 }
 
 static void pools_open(Fsdp *fsdp, int training) {
