@@ -513,7 +513,7 @@ static void evaluate_micro_batch(Trainer *trainer) {
  * whatever the number of ranks. */
 static double evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches, int64_t *num_targets) {
     Parallel *p = &trainer->parallel;
-    int B = trainer->model.B, counts = mesh_tells_samples(&p->mesh, p->rank);
+    int B = trainer->model.B, counts = mesh_counts_samples(&p->mesh, p->rank);
     int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = (data->windows + round - 1) / round;
     StepReport mine = ZERO; // only its loss and targets are used
     ExactSum sum = ZERO;

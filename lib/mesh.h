@@ -1,7 +1,8 @@
-/* mesh.h: the mesh of named axes: from inside out tp, cp, pp, dp_shard, dp_replicate (Llama 3 paper, section 3.3.2).
+/* mesh.h: the mesh of ranks with named axes, from inside out tp, cp, pp, dp_shard, dp_replicate (the order of the Llama
+ * 3 paper, section 3.3.2), and the groups of ranks along each axis.
  *
- * Owns: which rank is where, and who is in a group with whom. A caller may rely on: all of it is arithmetic on a rank's
- * number; sizes multiply to the number of ranks, or the run is refused with the arithmetic.
+ * A rank's coordinates and groups follow from its number by arithmetic. The sizes of the axes multiply to the number of
+ * ranks; if not, mesh_open ends the run and shows the arithmetic.
  */
 #ifndef MESH_H
 #define MESH_H
@@ -25,28 +26,33 @@ typedef struct {
     int size[MESH_AXES]; // their product is world
 } Mesh;
 
+/* A rank's coordinate on an axis. */
 static inline int mesh_coordinate(const Mesh *m, int rank, Axis axis) {
     for (int a = 0; a < (int)axis; a++) rank /= m->size[a];
     return rank % m->size[axis];
 }
 
+/* The distance in rank numbers between neighbors on an axis. */
 static inline int mesh_stride(const Mesh *m, Axis axis) {
     int stride = 1;
     for (int a = 0; a < (int)axis; a++) stride *= m->size[a];
     return stride;
 }
 
-static int mesh_group_size(const Mesh *m, Axis axis) {
+static inline int mesh_group_size(const Mesh *m, Axis axis) {
     if (axis == AXIS_WORLD) return m->world;
     if (axis == AXIS_FSDP) return m->size[AXIS_CP] * m->size[AXIS_DP_SHARD];
     return m->size[axis];
 }
 
-/* A group is named by its colour, the rank with coordinate 0 on the group's axes; members are ordered by `key`. */
-static void mesh_group(const Mesh *m, int rank, Axis axis, int *colour, int *key) {
+/* The group of a rank along an axis, as MPI_Comm_split wants it: *colour is the number of its first rank, and *key is
+ * this rank's place in it. */
+static inline void mesh_group(const Mesh *m, int rank, Axis axis, int *colour, int *key) {
     int cp = mesh_coordinate(m, rank, AXIS_CP), shard = mesh_coordinate(m, rank, AXIS_DP_SHARD);
-    if (axis == AXIS_WORLD) *colour = 0, *key = rank;
-    else if (axis == AXIS_FSDP) {
+    if (axis == AXIS_WORLD) {
+        *colour = 0;
+        *key = rank;
+    } else if (axis == AXIS_FSDP) {
         *colour = rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD);
         *key = shard * m->size[AXIS_CP] + cp;
     } else {
@@ -55,21 +61,22 @@ static void mesh_group(const Mesh *m, int rank, Axis axis, int *colour, int *key
     }
 }
 
-/* The rank in the world of member `i` of a group; and of the group that `rank` is in. */
+/* The number in the world of member `i` of the group with that colour. */
 static inline int mesh_group_member(const Mesh *m, int colour, Axis axis, int i) {
     int cp = m->size[AXIS_CP];
     if (axis == AXIS_WORLD) return i;
     if (axis == AXIS_FSDP) return colour + i % cp * mesh_stride(m, AXIS_CP) + i / cp * mesh_stride(m, AXIS_DP_SHARD);
     return colour + i * mesh_stride(m, axis);
 }
+
+/* The number in the world of member `i` of the group that `rank` is in. */
 static inline int mesh_member(const Mesh *m, int rank, Axis axis, int i) {
     int colour, key;
     mesh_group(m, rank, axis, &colour, &key);
     return mesh_group_member(m, colour, axis, i);
 }
 
-/* The most places, of so many ranks each, that a group of the axis is on, where ranks stand in the order of their
- * numbers. */
+/* On how many hosts the most spread group of an axis lies, if each host has `ranks_each` consecutive ranks. */
 static inline int group_spans(const Mesh *m, Axis axis, int ranks_each) {
     int most = 0;
     for (int r = 0; r < m->world; r++) {
@@ -84,48 +91,58 @@ static inline int group_spans(const Mesh *m, Axis axis, int ranks_each) {
 }
 
 /* Are two ranks in one group of the axis? */
-static int mesh_together(const Mesh *m, int a, int b, Axis axis) {
+static inline int mesh_together(const Mesh *m, int a, int b, Axis axis) {
     int colour[2], key;
     mesh_group(m, a, axis, &colour[0], &key);
     mesh_group(m, b, axis, &colour[1], &key);
     return colour[0] == colour[1];
 }
 
-/* Ranks that train on samples of their own; those of other axes share them. Which one of them a rank is, in the
- * sampler's order. */
+/* The number of data-parallel ranks, each with samples of its own; the ranks of tp, cp and pp share samples. */
 static inline int mesh_data_ranks(const Mesh *m) { return m->size[AXIS_DP_SHARD] * m->size[AXIS_DP_REPLICATE]; }
+
+/* Which data-parallel rank this is, in the sampler's order. */
 static inline int mesh_data_rank(const Mesh *m, int rank) { return rank / mesh_stride(m, AXIS_DP_SHARD); }
 
-/* The first of those that share samples: what they have in common, it alone tells. */
-static inline int mesh_tells_samples(const Mesh *m, int rank) { return rank % mesh_stride(m, AXIS_DP_SHARD) == 0; }
+/* Is this the first of the ranks that share samples? It counts them for all of these. */
+static inline int mesh_counts_samples(const Mesh *m, int rank) { return rank % mesh_stride(m, AXIS_DP_SHARD) == 0; }
+
+// ---------------------------------------------------------------------------
+// opening a mesh, and the error when it does not fit the ranks
 
 typedef struct {
     int size[MESH_AXES];
-    double away;
-} NearMesh;
+    double distance; // from the sizes that were asked for
+} MeshCandidate;
 
-/* Goes through all layouts of `left` ranks over axes from `axis` on; keeps the `count` that are nearest to what was
- * asked for. */
-static void meshes_near(NearMesh *nearest, int count, NearMesh *m, int axis, int left, const int *asked) {
-    for (int n = 1; n <= left; n++) {
-        double away = m->away;
-        if (left % n || (axis == AXIS_DP_REPLICATE && n != left)) continue;
-        m->size[axis] = n, m->away += fabs(log((double)n / asked[axis])) *
-                                      (axis < AXIS_DP_SHARD ? 8 : 1); // what splits the model is changed last
-        int place = count;
-        while (axis == AXIS_DP_REPLICATE && place > 0 && m->away < nearest[place - 1].away) place--;
-        if (axis < AXIS_DP_REPLICATE && m->away < nearest[count - 1].away)
-            meshes_near(nearest, count, m, axis + 1, left / n, asked);
-        if (place < count) {
-            memmove(nearest + place + 1, nearest + place, sizeof *nearest * (size_t)(count - 1 - place));
-            nearest[place] = *m;
-        }
-        m->away = away;
-    }
+/* Adds a candidate to the list of the `count` nearest, which is sorted by distance, if it belongs there. */
+static inline void mesh_candidate_add(MeshCandidate *nearest, int count, const MeshCandidate *m) {
+    int place = count;
+    while (place > 0 && m->distance < nearest[place - 1].distance) place--;
+    if (place == count) return;
+    memmove(nearest + place + 1, nearest + place, sizeof *nearest * (size_t)(count - 1 - place));
+    nearest[place] = *m;
 }
 
-/* "tp 8 x cp 16 x …", or without names "8 x 16 x …". */
-static size_t mesh_print(char *text, size_t size, const int *ranks, int names) {
+/* Tries all divisions of `left` ranks among `axis` and the axes after it, and keeps the `count` nearest to `asked`. The
+ * axes before dp_shard weigh more, because changing them changes how the model is split. */
+static inline void mesh_candidates(MeshCandidate *nearest, int count, MeshCandidate *m, int axis, int left,
+                                   const int *asked) {
+    int is_last = axis == AXIS_DP_REPLICATE, weight = axis < AXIS_DP_SHARD ? 8 : 1;
+    double distance = m->distance;
+    for (int n = is_last ? left : 1; n <= left; n++) {
+        if (left % n) continue;
+        m->size[axis] = n;
+        m->distance = distance + weight * fabs(log((double)n / asked[axis]));
+        if (is_last) mesh_candidate_add(nearest, count, m);
+        else if (m->distance < nearest[count - 1].distance)
+            mesh_candidates(nearest, count, m, axis + 1, left / n, asked);
+    }
+    m->distance = distance;
+}
+
+/* Prints "tp 8 x cp 16 x …", or without names "8 x 16 x …". Returns its length. */
+static inline size_t mesh_print(char *text, size_t size, const int *ranks, int names) {
     static const char *const options[] = {"tp", "cp", "pp", "dp-shard", "dp-replicate"};
     size_t used = 0;
     for (int a = 0; a < MESH_AXES && used < size; a++)
@@ -134,9 +151,29 @@ static size_t mesh_print(char *text, size_t size, const int *ranks, int names) {
     return used;
 }
 
-/* `asked`: ranks of each axis; 0, of one at most: as many as the others leave. Refused where they do not make up the
- * world. `planned`: of which nobody was started. */
-static Mesh mesh_open(int world, const int asked[MESH_AXES], int planned) {
+/* Ends the run, because the axes' sizes multiply to `product`, which is not the number of ranks. Shows the nearest
+ * meshes that fit. */
+__attribute__((noreturn)) static inline void mesh_refuse(const Mesh *m, double product, int planned) {
+    enum { SHOWN = 4 };
+    char given[160], fitting[256];
+    MeshCandidate nearest[SHOWN], none = ZERO;
+    size_t used = 0;
+    for (int i = 0; i < SHOWN; i++) nearest[i].distance = INFINITY;
+    mesh_candidates(nearest, SHOWN, &none, 0, m->world, m->size);
+    for (int i = 0; i < SHOWN && isfinite(nearest[i].distance); i++) {
+        if (i) used += (size_t)snprintf(fitting + used, sizeof fitting - used, ", ");
+        used += mesh_print(fitting + used, sizeof fitting - used, nearest[i].size, 0);
+    }
+    mesh_print(given, sizeof given, m->size, 1);
+    const char *are_started = m->world == 1 ? "was started" : "were started";
+    user_error("%s = %.0f ranks, but %d %s: %s %.0f ranks, or choose tp x cp x pp x dp-shard x dp-replicate = %s",
+               given, product, m->world, planned ? "are planned" : are_started, planned ? "plan" : "start", product,
+               fitting);
+}
+
+/* The mesh of `world` ranks with the sizes `asked`. One of them may be 0: it gets the ranks that the others leave.
+ * `planned`: for a plan, so that no ranks were started. */
+static inline Mesh mesh_open(int world, const int asked[MESH_AXES], int planned) {
     Mesh m = {world, {1, 1, 1, 1, 1}};
     double product = 1;
     int open = -1;
@@ -149,25 +186,12 @@ static Mesh mesh_open(int world, const int asked[MESH_AXES], int planned) {
                        a == AXIS_DP_REPLICATE ? "dp-replicate" : axis_names[a]);
         else open = a;
     }
-    if (open >= 0) m.size[open] = (int)fmax(1, floor(world / product)), product *= m.size[open];
-    if (product == world) return m;
-    enum { LISTED = 4 };
-    char said[160], fits[256];
-    NearMesh nearest[LISTED], none = ZERO;
-    size_t used = 0;
-    for (int i = 0; i < LISTED; i++) nearest[i].away = INFINITY;
-    meshes_near(nearest, LISTED, &none, 0, world, m.size);
-    for (int i = 0; i < LISTED && isfinite(nearest[i].away); i++) {
-        if (i) used += (size_t)snprintf(fits + used, sizeof fits - used, ", ");
-        used += mesh_print(fits + used, sizeof fits - used, nearest[i].size, 0);
+    if (open >= 0) {
+        m.size[open] = (int)fmax(1, floor(world / product));
+        product *= m.size[open];
     }
-    mesh_print(said, sizeof said, m.size, 1);
-    user_error("%s = %.0f ranks, but %d %s: %s %.0f ranks, or choose tp x cp x pp x dp-shard x dp-replicate = %s", said,
-               product, world,
-               planned      ? "are planned"
-               : world == 1 ? "was started"
-                            : "were started",
-               planned ? "plan" : "start", product, fits);
+    if (product == world) return m;
+    mesh_refuse(&m, product, planned);
 }
 
 #endif

@@ -96,7 +96,7 @@ static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t
     json_add_integer(line, "epoch", epoch);
     cJSON *list = cJSON_AddArrayToObject(line, "samples");
     for (int rank = 0; rank < mesh->world; rank++)
-        for (int64_t i = 0; i < count && mesh_tells_samples(mesh, rank); i++)
+        for (int64_t i = 0; i < count && mesh_counts_samples(mesh, rank); i++)
             cJSON_AddItemToArray(list, cJSON_CreateNumber((double)samples[rank * count + i]));
     json_write_line(l->consumed, line);
     fflush(l->consumed);

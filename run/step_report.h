@@ -65,7 +65,7 @@ static StepReport report_of_rank(Trainer *trainer, const StepBatch *batch, doubl
     exact_merge(&report.loss, &sums[SUM_LOSS]);
     exact_merge(&report.squared_norm, &sums[SUM_SQUARED_NORM]);
     report.bad_tensor = report.squared_norm.not_finite ? first_bad_tensor(trainer) : -1;
-    report.targets = mesh_tells_samples(&p->mesh, p->rank) ? batch->num_targets : 0;
+    report.targets = mesh_counts_samples(&p->mesh, p->rank) ? batch->num_targets : 0;
     report.samples_hash = batch->samples_hash;
     report.seeds = sampler_fingerprint(&trainer->loader.sampler) ^ mix64(p->fsdp.seed);
     report.save_signals = save_signals;
