@@ -155,14 +155,22 @@ contract="model vocab-size tokenizer data val tail workers doc-mask seq batch ac
     allow-changes val-every seed threads timeout transport deterministic trace plan world eval export dtype merge
     generate max-tokens temperature top-p audit encode decode ranks help"
 
-help_text() {
-    local code missing='' option
-    "$program" --help >help 2>.log
+# lists_options PROGRAM OPTION… : --help of PROGRAM has a line for each option
+lists_options() {
+    local listing=$1 name=${1##*/} code missing='' option
+    shift
+    "$listing" --help >help 2>.log
     code=$?
-    for option in $contract; do grep -qE -- "^  --$option " help || missing+=" --$option"; done
-    if [ "$code" != 0 ] || [ -s .log ]; then fail "--help" "exit code $code, on stderr: $(head -n 1 .log)"
-    elif [ -n "$missing" ]; then fail "--help lists every option" "missing:$missing"
-    else pass "--help lists every option" "$(wc -w <<<"$contract") of $(wc -w <<<"$contract")"; fi
+    for option in "$@"; do grep -qE -- "^  --$option " help || missing+=" --$option"; done
+    if [ "$code" != 0 ] || [ -s .log ]; then fail "$name --help" "exit code $code, on stderr: $(head -n 1 .log)"
+    elif [ -n "$missing" ]; then fail "$name --help lists every option" "missing:$missing"
+    else pass "$name --help lists every option" "$# of $#"; fi
+}
+
+help_text() {
+    # shellcheck disable=SC2086
+    lists_options "$program" $contract
+    lists_options "$planner" cluster search world trace out model data tp cp pp sharding recompute
 }
 
 # bad_values NAME VALUE… : the option refuses each of the values
