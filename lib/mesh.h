@@ -76,20 +76,6 @@ static inline int mesh_member(const Mesh *m, int rank, Axis axis, int i) {
     return mesh_group_member(m, colour, axis, i);
 }
 
-/* On how many hosts the most spread group of an axis lies, if each host has `ranks_each` consecutive ranks. */
-static inline int group_spans(const Mesh *m, Axis axis, int ranks_each) {
-    int most = 0;
-    for (int r = 0; r < m->world; r++) {
-        int colour, key, spans = 1;
-        mesh_group(m, r, axis, &colour, &key);
-        if (colour != r) continue;
-        for (int i = 1; i < mesh_group_size(m, axis); i++)
-            spans += mesh_group_member(m, r, axis, i) / ranks_each != mesh_group_member(m, r, axis, i - 1) / ranks_each;
-        most = spans > most ? spans : most;
-    }
-    return most;
-}
-
 /* Are two ranks in one group of the axis? */
 static inline int mesh_together(const Mesh *m, int a, int b, Axis axis) {
     int colour[2], key;

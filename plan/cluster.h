@@ -5,7 +5,7 @@
  */
 #ifndef CLUSTER_H
 #define CLUSTER_H
-#include "../lib/comm.h" // defines: Mesh, group_spans, Collective, collective_names
+#include "../lib/comm.h" // defines: Mesh, Collective, collective_names
 #include "../lib/json.h" // defines: json_number, json_integer, json_object, read_text_file
 #include "../lib/ops.h"  // defines: AttentionShape, attention_pairs, attention_bytes
 
@@ -39,6 +39,20 @@ static double collective_seconds(const CollectiveRate *rate, double bytes) {
     while (bytes > rate->bytes[i]) i++;
     double fraction = log(bytes / rate->bytes[i - 1]) / log(rate->bytes[i] / rate->bytes[i - 1]);
     return rate->seconds[i - 1] * pow(rate->seconds[i] / rate->seconds[i - 1], fraction);
+}
+
+/* On how many hosts the most spread group of an axis lies, if each host has `ranks_each` consecutive ranks. */
+static int group_spans(const Mesh *m, Axis axis, int ranks_each) {
+    int most = 0;
+    for (int r = 0; r < m->world; r++) {
+        int colour, key, spans = 1;
+        mesh_group(m, r, axis, &colour, &key);
+        if (colour != r) continue;
+        for (int i = 1; i < mesh_group_size(m, axis); i++)
+            spans += mesh_group_member(m, r, axis, i) / ranks_each != mesh_group_member(m, r, axis, i - 1) / ranks_each;
+        most = spans > most ? spans : most;
+    }
+    return most;
 }
 
 // ---------------------------------------------------------------------------
