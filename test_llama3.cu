@@ -1064,26 +1064,26 @@ static int64_t count_different(const StepBatch *batch, const Dataset *d, const S
     return different + (batch->num_targets != count) + (batch->windows[0] != sampler_window(s, step, 0, 0));
 }
 
-static void test_loader(void) {
-    static const Sampler samplers[] = {{211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0},
-                                       {211, 9, 1, 3, 1, 2, 0, 2, 1, 0, 0, 0, 0},
-                                       {211, 9, 1, 2, 2, 1, 1, 2, 2, 1, 0, 0, 0},
-                                       {211, 9, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0}};
+static const Sampler loader_samplers[] = {{211, 9, 0, 1, 1, 0, 0, 3, 2, 0, 0, 0, 0},
+                                          {211, 9, 1, 3, 1, 2, 0, 2, 1, 0, 0, 0, 0},
+                                          {211, 9, 1, 2, 2, 1, 1, 2, 2, 1, 0, 0, 0},
+                                          {211, 9, 0, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0}};
+
+static void test_loader_batches(Dataset *d) {
     static const int workers[] = {1, 2, 3, 7};
-    Dataset d = dataset_open(make_token_file("loader.tok", 211 * 16 + 1, 64, 5), 16, 64, 0);
     char name[200];
     Device dev;
     Loader l;
     for (int i = 0; i < 4; i++)
         for (int w = 0; w < 4; w++) {
-            const Sampler *s = &samplers[i];
+            const Sampler *s = &loader_samplers[i];
             static uint64_t hashes[4][422]; // of one worker
             int64_t steps = 2 * sampler_steps_per_epoch(s), different = 0, ahead = 0, other_hashes = 0;
-            open_loader(&l, &dev, &d, s, steps, workers[w]);
+            open_loader(&l, &dev, d, s, steps, workers[w]);
             for (int64_t step = 0; step < steps; step++) {
                 StepBatch *batch = loader_next(&l, &dev, 60);
                 if (step % 16 == 0) usleep(2000); // the others read on, and leave this batch alone
-                different += count_different(batch, &d, s, step);
+                different += count_different(batch, d, s, step);
                 if (!w) hashes[i][step] = batch->samples_hash;
                 other_hashes += batch->samples_hash != hashes[i][step];
                 pthread_mutex_lock(&l.lock);
@@ -1102,8 +1102,13 @@ static void test_loader(void) {
                   "%d elements and %d hashes of %d steps differ; at most %d steps ahead (bound %d), %d samples read",
                   (int)different, (int)other_hashes, (int)steps, (int)ahead, LOADER_DEPTH, (int)l.claimed);
         }
-    // by hand: samples that come in another order
-    open_loader_by_hand(&l, &dev, &d, &samplers[0], 10);
+}
+
+/* Samples that are read in another order than that of the steps. */
+static void test_loader_order(Dataset *d) {
+    Device dev;
+    Loader l;
+    open_loader_by_hand(&l, &dev, d, &loader_samplers[0], 10);
     int64_t whole[4] = {0}, n = l.samples;
     for (int64_t i = 0; i < 2 * n; i++) loader_claim(&l);
     for (int64_t i = 2 * n - 1; i >= n; i--) loader_read(&l, i, l.workers[0].raw);
@@ -1113,14 +1118,19 @@ static void test_loader(void) {
     loader_read(&l, 0, l.workers[0].raw);
     whole[2] = l.produced;
     CHECK("a step is handed out when all of its samples are there, and not before the step ahead of it",
-          !whole[0] && !whole[1] && whole[2] == 2 && !count_different(&l.ring[0], &d, &samplers[0], 0) &&
-              !count_different(&l.ring[1], &d, &samplers[0], 1),
+          !whole[0] && !whole[1] && whole[2] == 2 && !count_different(&l.ring[0], d, &loader_samplers[0], 0) &&
+              !count_different(&l.ring[1], d, &loader_samplers[0], 1),
           "%d whole without the first step's samples, %d without one of them, %d with all", (int)whole[0],
           (int)whole[1], (int)whole[2]);
     device_close(&dev);
-    // at rest: nobody looks again and again
+}
+
+/* Workers that have read ahead take no processor time. */
+static void test_loader_at_rest(Dataset *d) {
+    Device dev;
+    Loader l;
     struct timespec before, after;
-    open_loader(&l, &dev, &d, &samplers[0], 10, 7);
+    open_loader(&l, &dev, d, &loader_samplers[0], 10, 7);
     loader_next(&l, &dev, 60);
     usleep(50000);
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
@@ -1129,11 +1139,19 @@ static void test_loader(void) {
     double busy = (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec);
     loader_close(&l, &dev);
     device_close(&dev);
-    // at work: the training step sleeps once a step itself, each worker once where there is a sample for it
+    CHECK("workers that have read ahead sleep", busy < 0.015,
+          "7 of them: %.2f ms of processor time in 300 ms (bound 15)", 1e3 * busy);
+}
+
+/* The training step itself sleeps once a step, and each worker once if there is a sample for it. */
+static void test_loader_at_work(Dataset *d) {
+    char name[200];
+    Device dev;
+    Loader l;
     static const int sharers[][3] = {{7, 0, 6}, {2, 0, 2}, {7, 3, 1}}; // workers, sampler, workers that find a sample
     for (int i = 0; i < 3; i++) {
         struct rusage start, end;
-        open_loader(&l, &dev, &d, &samplers[sharers[i][1]], 300, sharers[i][0]);
+        open_loader(&l, &dev, d, &loader_samplers[sharers[i][1]], 300, sharers[i][0]);
         getrusage(RUSAGE_SELF, &start);
         for (int step = 0; step < 200; step++) {
             loader_next(&l, &dev, 60);
@@ -1152,8 +1170,14 @@ static void test_loader(void) {
               "taken)",
               sleeps, 1 + 2 * sharers[i][2]);
     }
-    CHECK("workers that have read ahead sleep", busy < 0.015,
-          "7 of them: %.2f ms of processor time in 300 ms (bound 15)", 1e3 * busy);
+}
+
+static void test_loader(void) {
+    Dataset d = dataset_open(make_token_file("loader.tok", 211 * 16 + 1, 64, 5), 16, 64, 0);
+    test_loader_batches(&d);
+    test_loader_order(&d);
+    test_loader_at_rest(&d);
+    test_loader_at_work(&d);
     dataset_close(&d);
 }
 
@@ -1202,7 +1226,7 @@ static void test_loader_memory(void) {
           seven);
 }
 
-static void test_data(void) {
+static void test_shuffling(void) {
     int64_t sizes[] = {1, 2, 3, 5, 64, 1000, 65537};
     for (int s = 0; s < 7; s++) {
         int64_t n = sizes[s], wrong = 0, moved = 0;
@@ -1216,7 +1240,10 @@ static void test_data(void) {
         CHECK(name, wrong == 0 && (n < 64 || moved > n * 9 / 10), "%" PRId64 " wrong, %" PRId64 " moved", wrong, moved);
         free(seen);
     }
-    // every window once an epoch, over all ranks; the tail dropped or padded; epochs differ
+}
+
+/* Over all ranks every window comes once an epoch, with the tail dropped or padded; epochs differ. */
+static void test_epochs(void) {
     for (int kind = 0; kind < 4; kind++) {
         int pad = kind % 2, local = kind / 2;
         enum { SAMPLES = 103, RANKS = 3, ACCUM = 2, BATCH = 2 };
@@ -1254,7 +1281,10 @@ static void test_data(void) {
         CHECK("the next epoch has another order", other_epoch >= steps - 1, "%d of %d steps begin elsewhere",
               other_epoch, (int)steps);
     }
-    // windows of real files: tokens, targets, mask, the partial last window
+}
+
+/* Windows of a token file: tokens, targets, mask, the partial last window. */
+static void test_windows(void) {
     char error[256], raw[200];
     int32_t inputs[16], targets[16];
     Dataset d = dataset_open(make_token_file("windows.tok", 100, 64, 5), 16, 64, 1);
@@ -1271,6 +1301,12 @@ static void test_data(void) {
           next_token == 0 && masked == 0 && total == 99 - 19, "%d wrong, %d wrongly ignored, %d of 80 targets",
           next_token, masked, total);
     dataset_close(&d);
+}
+
+static void test_data(void) {
+    test_shuffling();
+    test_epochs();
+    test_windows();
     test_sampler();
     test_sampler_goes_on();
     test_loader();
@@ -1328,7 +1364,8 @@ static int files_equal(const char *a, const char *b) {
     return equal;
 }
 
-static void test_use(void) {
+/* Returns the loss of one rank. */
+static double test_evaluation(void) {
     char arguments[1024], name[128];
     double one = 0;
     for (int world = 1; world <= 3; world++) { // 2,999 targets: windows, batches and ranks all have a rest
@@ -1342,6 +1379,11 @@ static void test_use(void) {
               "%" PRId64 " targets, loss %.9g, one rank %.9g", eval_targets, eval_loss, one);
         end_job(j);
     }
+    return one;
+}
+
+static void test_generation(void) {
+    char arguments[1024], name[128];
     for (int world = 1; world <= 2; world++) {
         Job *j = make_job("--plan", 1, &transport_threads);
         snprintf(arguments, sizeof arguments, "%s/odd", fixture_dir);
@@ -1365,6 +1407,11 @@ static void test_use(void) {
               generation_difference);
         end_job(j);
     }
+}
+
+/* `loss`: of the model that is exported. */
+static void test_export(double loss) {
+    char arguments[1024], name[128];
     static const struct {
         int world;
         const char *options, *name;
@@ -1395,8 +1442,14 @@ static void test_use(void) {
              scratch_path("eval.tok"));
     Job *j = make_job(arguments, 1, &transport_threads);
     launch(j, 0, eval_body);
-    CHECK("an exported model read again has the same loss", eval_loss == one, "%.9g and %.9g", eval_loss, one);
+    CHECK("an exported model read again has the same loss", eval_loss == loss, "%.9g and %.9g", eval_loss, loss);
     end_job(j);
+}
+
+static void test_use(void) {
+    double loss = test_evaluation();
+    test_generation();
+    test_export(loss);
     static const float logits[4] = {1, 3, 2, -5};
     Candidate scratch[4];
     CHECK("sampling: temperature 0 takes the likeliest, top-p cuts the rest off",
@@ -1657,87 +1710,107 @@ static void run_truncated(void *arguments) {
 
 #include "dev/test/test_pipeline.h"
 
-static void test_failures(void) {
-    char said_all[4096], arguments[512];
+/* How a run ended that was started with `run`: its exit code, its last sentence, and how long it took. */
+typedef struct {
+    int code;
+    double seconds;
     const char *said;
-    const char *out = scratch_path("late"), *data = make_token_file("failures.tok", 3000, 64, 0);
+    char output[4096];
+} Ending;
+
+static void end_run(Ending *e, void (*run)(void *), const void *argument) {
+    double start = seconds_now();
+    e->code = child_says(run, (void *)argument, e->output, sizeof e->output);
+    e->seconds = seconds_now() - start;
+    e->said = sentence(e->output);
+}
+
+static void test_late_rank(const char *data) {
+    char arguments[512];
+    Ending end;
+    const char *out = scratch_path("late");
     mkdir(out, 0777);
     snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 1 --out %s",
              fixture_dir, data, out);
-    double start = seconds_now();
-    int code = child_says(run_late_rank, arguments, said_all, sizeof said_all);
-    double took = seconds_now() - start;
-    said = sentence(said_all);
+    end_run(&end, run_late_rank, arguments);
     CHECK("a rank that computes for ever ends the run at the deadline, by name and op",
-          code == 2 && took < 3 && strstr(said, "of 'embedding' on fsdp (4 ranks)") &&
-              strstr(said, "; rank 2 has been running attention_backward for 1.") &&
-              strstr(said, "its last collective was reduce_scatter #10 of 'embedding' on fsdp"),
-          "code %d after %.1f s (bound 3): %s", code, took, said);
+          end.code == 2 && end.seconds < 3 && strstr(end.said, "of 'embedding' on fsdp (4 ranks)") &&
+              strstr(end.said, "; rank 2 has been running attention_backward for 1.") &&
+              strstr(end.said, "its last collective was reduce_scatter #10 of 'embedding' on fsdp"),
+          "code %d after %.1f s (bound 3): %s", end.code, end.seconds, end.said);
     int flights = count_flights(out, 4, "rank 2 has been running attention_backward");
     CHECK("every rank's last collectives are under OUT/flight", flights == 4, "%d of 4 files", flights);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 6", fixture_dir, data);
-    code = child_says(run_same_samples, arguments, said_all, sizeof said_all);
-    said = sentence(said_all);
-    CHECK("two ranks with the same samples end the run, and are named",
-          code == 2 && strstr(said, "ranks 1 and 3 train on the same samples"), "code %d: %s", code, said);
+}
+
+static void test_collective_orders(const char *arguments) {
     static const struct {
         const char *name;
         void (*run)(void *);
         const char *said;
-    } orders[] = {{"a rank that skips a collective is named as soon as it starts the next one", run_skips,
-                   "collective #11 on fsdp: ranks 0, 2, 3 started all_gather of 'first' (4 bytes); rank 1 started "
-                   "all_gather of 'second' (4 bytes); only rank 1 differs"},
-                  {"of two ranks that start two collectives in different orders both are named", run_turns,
-                   "collective #11 on fsdp: rank 0 started all_gather of 'first' (4 bytes); rank 1 started all_gather of "
-                   "'second' (4 bytes). All"}};
+    } orders[] = {
+        {"a rank that skips a collective is named as soon as it starts the next one", run_skips,
+         "collective #11 on fsdp: ranks 0, 2, 3 started all_gather of 'first' (4 bytes); rank 1 started "
+         "all_gather of 'second' (4 bytes); only rank 1 differs"},
+        {"of two ranks that start two collectives in different orders both are named", run_turns,
+         "collective #11 on fsdp: rank 0 started all_gather of 'first' (4 bytes); rank 1 started all_gather of "
+         "'second' (4 bytes). All"}};
+    Ending end;
     for (int i = 0; i < 2; i++) {
-        start = seconds_now();
-        code = child_says(orders[i].run, arguments, said_all, sizeof said_all);
-        took = seconds_now() - start;
-        said = sentence(said_all);
-        CHECK(orders[i].name, code == 2 && took < 3 && strstr(said, orders[i].said),
-              "code %d after %.1f s (bound 3, --timeout 6): %s", code, took, said);
+        end_run(&end, orders[i].run, arguments);
+        CHECK(orders[i].name, end.code == 2 && end.seconds < 3 && strstr(end.said, orders[i].said),
+              "code %d after %.1f s (bound 3, --timeout 6): %s", end.code, end.seconds, end.said);
     }
-    code = child_says(run_other_report, arguments, said_all, sizeof said_all);
-    said = sentence(said_all);
-    CHECK("another order on another host is told by the step's reports",
-          code == 2 &&
-              strstr(said, "step 1: ranks 0 and 1 did not start the same collectives over fsdp in the same order"),
-          "code %d: %s", code, said);
+    end_run(&end, run_other_report, arguments);
+    CHECK("the step's reports find a different order on another host",
+          end.code == 2 &&
+              strstr(end.said, "step 1: ranks 0 and 1 did not start the same collectives over fsdp in the same order"),
+          "code %d: %s", end.code, end.said);
+}
+
+static void test_recording_time(void) {
     HeartbeatTable *b = heartbeats_open_threads(2, 1);
     Heartbeat *const neighbors[2] = {heartbeat_at(b, 1), heartbeat_at(b, 1)};
     uint64_t order = HASH_START;
-    start = seconds_now();
+    double start = seconds_now();
     FlightStart gather = {ALL_GATHER, "model.layers.12", 256, DTYPE_F32, start};
-    for (int i = 0; i < 1000000; i++)
-        flight_collective(b, heartbeat_at(b, 0), neighbors, AXIS_FSDP, &gather, &order);
-    took = (seconds_now() - start) * 1e3;
-    CHECK("a collective is recorded and compared in less than a microsecond", took < 1000, "%.0f ns (bound 1000)", took);
+    for (int i = 0; i < 1000000; i++) flight_collective(b, heartbeat_at(b, 0), neighbors, AXIS_FSDP, &gather, &order);
+    double took = (seconds_now() - start) * 1e3;
+    CHECK("a collective is recorded and compared in less than a microsecond", took < 1000, "%.0f ns (bound 1000)",
+          took);
     munmap(b, heartbeats_bytes(2));
-    code = child_says(run_other_seed, arguments, said_all, sizeof said_all);
-    said = sentence(said_all);
-    CHECK("a rank with another seed ends the run, and is named",
-          code == 2 && strstr(said, "rank 2 shuffles samples or initializes weights with a different seed"),
-          "code %d: %s", code, said);
-    test_messages_that_fail();
+}
+
+/* Ranks that differ in what must be equal: samples, seed, weights of replicas. */
+static void test_ranks_that_differ(const char *arguments) {
     char more[700];
-    snprintf(more, sizeof more, "%s --max-skips 0", arguments);
-    code = child_says(run_bad_gradient, more, said_all, sizeof said_all);
-    said = sentence(said_all);
-    CHECK("a gradient that is not finite names its tensor and rank, and ends the run after --max-skips",
-          code == 2 && strstr(said, "model.layers.1.mlp.up_proj.weight, in the shard of rank 1)"), "code %d: %s", code,
-          said);
+    Ending end;
+    end_run(&end, run_same_samples, arguments);
+    CHECK("two ranks with the same samples end the run, and are named",
+          end.code == 2 && strstr(end.said, "ranks 1 and 3 train on the same samples"), "code %d: %s", end.code,
+          end.said);
+    end_run(&end, run_other_seed, arguments);
+    CHECK("a rank with another seed ends the run, and is named",
+          end.code == 2 && strstr(end.said, "rank 2 shuffles samples or initializes weights with a different seed"),
+          "code %d: %s", end.code, end.said);
     for (int ddp = 0; ddp < 2; ddp++) {
+        const char *replicas = ddp ? "ranks 0 and 2 are replicas" : "ranks 0 and 2 are replicas (of dp_replicate)";
         snprintf(more, sizeof more, "%s %s", arguments, ddp ? "--sharding no_shard" : "--dp-replicate 2");
-        code = child_says(run_bad_replica, more, said_all, sizeof said_all);
-        said = sentence(said_all);
+        end_run(&end, run_bad_replica, more);
         CHECK(ddp ? "no_shard: a bit that differs between ranks is found by the replica check"
                   : "hybrid: a bit that differs between replicas is found by the replica check",
-              code == 2 &&
-                  strstr(said, ddp ? "ranks 0 and 2 are replicas" : "ranks 0 and 2 are replicas (of dp_replicate)") &&
-                  strstr(said, "weights of model.layers.1 differ"),
-              "code %d: %s", code, said);
+              end.code == 2 && strstr(end.said, replicas) && strstr(end.said, "weights of model.layers.1 differ"),
+              "code %d: %s", end.code, end.said);
     }
+}
+
+static void test_steps_not_finite(const char *arguments) {
+    char more[700];
+    Ending end;
+    snprintf(more, sizeof more, "%s --max-skips 0", arguments);
+    end_run(&end, run_bad_gradient, more);
+    CHECK("a gradient that is not finite names its tensor and rank, and ends the run after --max-skips",
+          end.code == 2 && strstr(end.said, "model.layers.1.mlp.up_proj.weight, in the shard of rank 1)"),
+          "code %d: %s", end.code, end.said);
     Job *skips = make_job(arguments, 2, &transport_threads);
     launch(skips, 0, skipping);
     end_job(skips);
@@ -1745,56 +1818,72 @@ static void test_failures(void) {
           skipped_alike == 6 && !changed_by_skip && trained_after == 4,
           "%d of 6 as expected, %d weights changed by a skipped step, %d of 4 by others", (int)skipped_alike,
           (int)changed_by_skip, (int)trained_after);
-    // a token outside the vocabulary deep in the file
-    const char *path = make_token_file("outside.tok", 3000, 64, 0);
+}
+
+/* Writes tokens that no vocabulary of 64 has into a token file. */
+static void spoil_tokens(const char *path, const int64_t *places, const int *tokens, int count) {
     FILE *f = fopen(path, "r+b");
-    uint16_t token = 4000;
-    fseek(f, 64 + 2 * 1500, SEEK_SET);
-    fwrite(&token, 2, 1, f);
-    fclose(f);
-    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 180 --timeout 20", fixture_dir,
-             path);
-    code = child_says(bad_token, arguments, said_all, sizeof said_all);
-    said = sentence(said_all);
-    CHECK("a token outside the vocabulary is named with its place", code == 1 && strstr(said, "token 1500 is 4000"),
-          "code %d: %s", code, said);
-    // several of them: always the first in order, whoever of the workers meets it
-    f = fopen(make_token_file("spoiled.tok", 211 * 16 + 1, 64, 0), "r+b");
-    for (int i = 2; i < 12; i++) {
-        token = (uint16_t)(4000 + i);
-        fseek(f, 64 + 2 * (long)spoiled_token(i), SEEK_SET);
+    for (int i = 0; i < count; i++) {
+        uint16_t token = (uint16_t)tokens[i];
+        fseek(f, 64 + 2 * (long)places[i], SEEK_SET);
         fwrite(&token, 2, 1, f);
     }
     fclose(f);
+}
+
+static void test_spoiled_data(void) {
+    char arguments[512], expected[64];
+    Ending end;
+    int64_t places[12] = {1500};
+    int tokens[12] = {4000}, runs = 0, right = 0;
+    const char *path = make_token_file("outside.tok", 3000, 64, 0);
+    spoil_tokens(path, places, tokens, 1);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 180 --timeout 20", fixture_dir,
+             path);
+    end_run(&end, bad_token, arguments);
+    CHECK("a token outside the vocabulary is named with its place",
+          end.code == 1 && strstr(end.said, "token 1500 is 4000"), "code %d: %s", end.code, end.said);
+    for (int i = 0; i < 10; i++) {
+        places[i] = spoiled_token(2 + i);
+        tokens[i] = 4002 + i;
+    }
+    spoil_tokens(make_token_file("spoiled.tok", 211 * 16 + 1, 64, 0), places, tokens, 10);
     static const int workers[] = {0, 1, 2, 3, 7};
-    char expected[64];
-    int runs = 0, right = 0;
     snprintf(expected, sizeof expected, "token %" PRId64 " is 4002", spoiled_token(2));
     for (int i = 0; i < 50; i++, runs++) {
-        code = child_says(run_spoiled, (void *)&workers[i % 5], said_all, sizeof said_all);
-        said = sentence(said_all);
-        right += code == 1 && strstr(said, expected);
+        end_run(&end, run_spoiled, &workers[i % 5]);
+        right += end.code == 1 && strstr(end.said, expected);
     }
     CHECK("of several tokens outside the vocabulary the first in order is named, whichever worker meets it",
-          right == runs, "%d of %d runs name %s; the last: %s", right, runs, expected, said);
-    start = seconds_now();
-    code = child_says(run_dead_worker, (void *)make_token_file("dead.tok", 211 * 16 + 1, 64, 0), said_all,
-                      sizeof said_all);
-    took = seconds_now() - start;
-    said = sentence(said_all);
+          right == runs, "%d of %d runs name %s; the last: %s", right, runs, expected, end.said);
+    end_run(&end, run_dead_worker, make_token_file("dead.tok", 211 * 16 + 1, 64, 0));
     CHECK("a sample that never comes ends the run within the time-out",
-          code == 2 && took < 3 && strstr(said, "step 1: only 5 of its 6 samples") && strstr(said, "dead.tok"),
-          "code %d after %.1f s: %s", code, took, said);
+          end.code == 2 && end.seconds < 3 && strstr(end.said, "step 1: only 5 of its 6 samples") &&
+              strstr(end.said, "dead.tok"),
+          "code %d after %.1f s: %s", end.code, end.seconds, end.said);
     path = make_token_file("shrinks.tok", 3000, 64, 0);
     snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 20 --workers 2",
              fixture_dir, path);
-    code = child_says(run_truncated, arguments, said_all, sizeof said_all);
-    said = sentence(said_all);
+    end_run(&end, run_truncated, arguments);
     int64_t first = -1, last = -1;
-    const char *at = strstr(said, ": tokens ");
+    const char *at = strstr(end.said, ": tokens ");
     if (at && sscanf(at, ": tokens %" SCNd64 " to %" SCNd64, &first, &last) != 2) last = -1;
     CHECK("a file that is truncated while it is read is named, with its tokens",
-          code == 1 && strstr(said, path) && last == first + 16 && last >= 17, "code %d: %s", code, said);
+          end.code == 1 && strstr(end.said, path) && last == first + 16 && last >= 17, "code %d: %s", end.code,
+          end.said);
+}
+
+static void test_failures(void) {
+    char arguments[512];
+    const char *data = make_token_file("failures.tok", 3000, 64, 0);
+    test_late_rank(data);
+    snprintf(arguments, sizeof arguments, "--model %s/odd --data %s --seq 16 --batch 1 --timeout 6", fixture_dir, data);
+    test_collective_orders(arguments);
+    test_recording_time();
+    test_ranks_that_differ(arguments);
+    test_messages_that_fail();
+    test_steps_not_finite(arguments);
+    test_spoiled_data();
 }
 
 #include "dev/test/test_kernels.h"
@@ -1831,46 +1920,62 @@ static const char *left_out_if_short(void) {
     return " ";
 }
 
+enum { IF_NAMED, C_BUILD = 1, CUDA = 2, BOTH_BUILDS = C_BUILD | CUDA }; // where a group runs unless groups are named
+static const struct {
+    const char *name;
+    void (*run)(void);
+    int where;
+} groups[] = {{"kernels", test_kernels, BOTH_BUILDS},
+              {"tokenizer", test_tokenizer, C_BUILD},
+              {"family", test_family, C_BUILD},
+              {"data", test_data, C_BUILD},
+              {"pytorch", test_pytorch, BOTH_BUILDS},
+              {"documents", test_doc_mask, BOTH_BUILDS},
+              {"ranks", test_ranks, C_BUILD},
+              {"layouts", test_layouts, C_BUILD},
+              {"layouts-all", test_layouts_all, IF_NAMED},
+              {"mesh", CUDA_BUILD ? test_mesh_of_gpus : test_mesh, BOTH_BUILDS},
+              {"mesh-use", test_mesh_use, C_BUILD},
+              {"mesh-use-all", test_mesh_use_all, IF_NAMED},
+              {"mesh-bits", test_mesh_bits, C_BUILD},
+              {"mesh-bits-all", test_mesh_bits_all, IF_NAMED},
+              {"mesh-faults", test_mesh_faults, IF_NAMED},
+              {"mesh-all", test_mesh_all, IF_NAMED},
+              {"reduce-dtype", test_reduce_dtype, C_BUILD},
+              {"validation", test_validation_between, C_BUILD},
+              {"bits", test_bits, BOTH_BUILDS},
+              {"replicas", test_replicas, BOTH_BUILDS},
+              {"use", test_use, BOTH_BUILDS},
+              {"checkpoints", test_checkpoints, C_BUILD},
+              {"checkpoints-all", test_checkpoints_all, IF_NAMED},
+              {"adapters", test_adapters, BOTH_BUILDS},
+              {"plan", test_plan, C_BUILD},
+              {"simulate", test_simulate, BOTH_BUILDS},
+              {"failures", test_failures, C_BUILD},
+              {"pipeline", test_pipeline, BOTH_BUILDS},
+              {"faults", test_faults, CUDA}, // a part of "ranks"
+              {"streams", test_streams, CUDA},
+              {"orders", test_orders, CUDA}};
+
+/* Runs the groups that are named, or those of this build. */
+static void run_groups(int argc, char **argv) {
+    // dev/test/cuda.sh compares some layouts' bits, and so do "orders"
+    int bits_too = !CUDA_BUILD || (FLOATX == DTYPE_BF16 && !is_short);
+    for (size_t g = 0; g < sizeof groups / sizeof *groups; g++) {
+        int elsewhere = is_short && strstr(left_out_if_short(), spaced(groups[g].name));
+        int runs_here = groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD);
+        int left_out = bits_too ? CUDA_BUILD && groups[g].run == test_orders : groups[g].run == test_bits;
+        int wanted = (argc == 1 || is_short) && runs_here && !elsewhere && !left_out;
+        for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
+        if (!wanted) continue;
+        double start = seconds_now();
+        groups[g].run();
+        printf("---- %s: %.1f s\n", groups[g].name, seconds_now() - start);
+    }
+}
+
 int main(int argc, char **argv) {
-    enum { IF_NAMED, C_BUILD = 1, CUDA = 2, BOTH_BUILDS = C_BUILD | CUDA }; // where it runs unless groups are named
-    static const struct {
-        const char *name;
-        void (*run)(void);
-        int where;
-    } groups[] = {{"kernels", test_kernels, BOTH_BUILDS},
-                  {"tokenizer", test_tokenizer, C_BUILD},
-                  {"family", test_family, C_BUILD},
-                  {"data", test_data, C_BUILD},
-                  {"pytorch", test_pytorch, BOTH_BUILDS},
-                  {"documents", test_doc_mask, BOTH_BUILDS},
-                  {"ranks", test_ranks, C_BUILD},
-                  {"layouts", test_layouts, C_BUILD},
-                  {"layouts-all", test_layouts_all, IF_NAMED},
-                  {"mesh", CUDA_BUILD ? test_mesh_of_gpus : test_mesh, BOTH_BUILDS},
-                  {"mesh-use", test_mesh_use, C_BUILD},
-                  {"mesh-use-all", test_mesh_use_all, IF_NAMED},
-                  {"mesh-bits", test_mesh_bits, C_BUILD},
-                  {"mesh-bits-all", test_mesh_bits_all, IF_NAMED},
-                  {"mesh-faults", test_mesh_faults, IF_NAMED},
-                  {"mesh-all", test_mesh_all, IF_NAMED},
-                  {"reduce-dtype", test_reduce_dtype, C_BUILD},
-                  {"validation", test_validation_between, C_BUILD},
-                  {"bits", test_bits, BOTH_BUILDS},
-                  {"replicas", test_replicas, BOTH_BUILDS},
-                  {"use", test_use, BOTH_BUILDS},
-                  {"checkpoints", test_checkpoints, C_BUILD},
-                  {"checkpoints-all", test_checkpoints_all, IF_NAMED},
-                  {"adapters", test_adapters, BOTH_BUILDS},
-                  {"plan", test_plan, C_BUILD},
-                  {"simulate", test_simulate, BOTH_BUILDS},
-                  {"failures", test_failures, C_BUILD},
-                  {"pipeline", test_pipeline, BOTH_BUILDS},
-                  {"faults", test_faults, CUDA},
-                  {"streams", test_streams, CUDA},
-                  {"orders", test_orders, CUDA}}; // faults: a part of ranks
     is_short = argc == 2 && !strcmp(argv[1], "short");
-    int bits_too = !CUDA_BUILD ||
-                   (FLOATX == DTYPE_BF16 && !is_short); // else dev/test/cuda.sh compares some, and there are the orders
     int process = 0, processes = 1, mpi = argc > 1 && !strcmp(argv[1], "mpi");
     if (mpi) {
         LaunchInfo started = comm_start_process(&argc, &argv, 60);
@@ -1895,17 +2000,7 @@ int main(int argc, char **argv) {
     }
     if (all_of_mpi && processes > 1 && processes <= 4) test_messages(process, processes, &transport_mpi);
 #endif
-    for (size_t g = 0; g < sizeof groups / sizeof *groups && !mpi; g++) {
-        int elsewhere = is_short && strstr(left_out_if_short(), spaced(groups[g].name));
-        int runs_here = groups[g].where & (CUDA_BUILD ? CUDA : C_BUILD);
-        int left_out = bits_too ? CUDA_BUILD && groups[g].run == test_orders : groups[g].run == test_bits;
-        int wanted = (argc == 1 || is_short) && runs_here && !elsewhere && !left_out;
-        for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
-        if (!wanted) continue;
-        double start = seconds_now();
-        groups[g].run();
-        printf("---- %s: %.1f s\n", groups[g].name, seconds_now() - start);
-    }
+    if (!mpi) run_groups(argc, argv);
     if (process == 0) {
         char command[128];
         snprintf(command, sizeof command, "rm -rf %s", scratch_dir);

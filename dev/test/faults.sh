@@ -128,7 +128,7 @@ more "a rank skips a reduction" fsdp.h \
 fault "collectives are not compared as they start" lib/watchdog.h 's/other->order != own/0/' failures "a rank that skips a collective is named"
 more "a rank does not show which op it is in" lib/device.h 's/^        dev->activity->op = op;//' failures "a rank that computes for ever"
 more "the last collectives are not written" lib/watchdog.h 's/if (code == 2 && own_heartbeat.table) heart/if (0) heart/' failures "last collectives are under OUT/flight"
-more "orders are not compared across hosts" run/step_report.h 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "told by the step's reports"
+more "orders are not compared across hosts" run/step_report.h 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "the step's reports find a different order"
 more "receives are started in the order of their steps" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
 more "a rank fills the pipeline one micro-batch too late" lib/pipeline_schedule.h 's/: 2 \* later_ranks + /: later_ranks + /' pipeline "comes? to their end|micro-batches more"
 more "a set of activations is used again too soon" lib/pipeline_schedule.h 's|(int)max_i64(alive.step.stage., s->activation_sets.step.stage.);|(int)max_i64(1 + alive[step.stage] / 2, s->activation_sets[step.stage]);|' pipeline "sets of activations are not shared"
