@@ -92,7 +92,7 @@ static const cJSON *cluster_list(const cJSON *root, const char *path, const char
 enum { RATED_OPS = 5, RATED_MATMULS = 3 };
 static const OpKind rated_ops[RATED_OPS] = {OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_WEIGHT, OP_LINEAR_BACKWARD_INPUT,
                                             OP_ATTENTION_FORWARD, OP_ATTENTION_BACKWARD};
-static const char *const rate_lists[2] = {"products", "attention"}; // of the file
+static const char *const rate_lists[2] = {"matmuls", "attention"}; // of the file
 
 /* Sets FLOPs of a matmul (M, N) = (M, K)·(K, N), or its backward; returns its bytes read and written. Weight gradients
  * are fp32. */
@@ -169,8 +169,8 @@ static double nearest_row(const cJSON **nearest, CollectiveRate *rate, char wher
     int i = 0, ranks = group[0], hosts = group[1];
     char here[1024];
     const char *by, *op;
-    cJSON_ArrayForEach(row, cluster_list(root, path, "exchange")) {
-        snprintf(here, sizeof here, "%s: row %d of \"exchange\"", path, ++i);
+    cJSON_ArrayForEach(row, cluster_list(root, path, "collectives")) {
+        snprintf(here, sizeof here, "%s: row %d of \"collectives\"", path, ++i);
         cluster_word(row, here, "transport", NULL, &by);
         cluster_word(row, here, "op", "all_gather|reduce_scatter|reduce_scatter+sum", &op);
         int row_ranks = (int)cluster_number(row, here, "ranks", 2, 1 << 20);
@@ -243,7 +243,7 @@ static void cluster_collective(CollectiveRate *rate, const cJSON *root, const ch
     if (links && distance > 0) rate_of_links(rate, links, path, collective, ranks, hosts);
     else if (row) rate_of_row(rate, row, where);
     else
-        user_error("%s: \"exchange\" has no row of %s%s%s, and there are no \"links\": add one of them, a group of %d "
+        user_error("%s: \"collectives\" has no row of %s%s%s, and there are no \"links\": add one of them, a group of %d "
                    "ranks needs it",
                    path, collective_names[collective], transport ? " over " : "", transport ? transport : "", ranks);
 }

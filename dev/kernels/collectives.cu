@@ -19,12 +19,12 @@
  *   cores_per_host, memory_bytes_per_host
  *   memory_bytes_per_s    bytes read and written by an op that only moves memory (out += in, larger than the caches)
  *   copy_bytes_per_s      the same for memcpy
- *   products              [{dtype, op, of, M, N, K, flops_per_s}, …]  matmuls C(M,N) with a sum over K; `of` names the
+ *   matmuls               [{dtype, op, of, M, N, K, flops_per_s}, …]  matmuls C(M,N) with a sum over K; `of` names the
  *                         model whose shape it is
  *   attention             [{dtype, op, of, B, T, NH, NKV, HD, flops_per_s}, …]  FLOPs of the pairs that the mask lets
  *                         through
- *   exchange              [{transport, ranks, hosts, op, oversubscribed, latency_s, bytes_per_s, fit_error,
- *                           measured_bytes: […], measured_s: […]}, …]  collectives
+ *   collectives           [{transport, ranks, hosts, op, oversubscribed, latency_s, bytes_per_s, fit_error,
+ *                           measured_bytes: […], measured_s: […]}, …]
  * A plan looks up each axis of its mesh by the size of the group and the number of hosts it spans. A collective takes
  * latency_s + (bytes that a rank receives) / bytes_per_s. This line is fitted to the measured pairs by least squares of
  * the relative error; fit_error is the largest relative error. Messages that fit a cache are faster than one line can
@@ -38,8 +38,8 @@
  *   communicator_bytes    memory of a rank for each NCCL communicator, on top of what a dry run counts
  *   peak_flops_per_s      {fp32, bf16}: the peak that utilization is relative to (default: the fastest matmul listed)
  *   links                 {within_host: {latency_s, bytes_per_s}, between_hosts: {…}} of one rank and direction, for
- *                         groups that "exchange" does not list; latency_s counts once for each doubling of the group.
- *                         Without links the nearest row of "exchange" is used
+ *                         groups that "collectives" does not list; latency_s counts once for each doubling of the group.
+ *                         Without links the nearest row of "collectives" is used
  * With links, an all-gather reaches a host once, over the links of all members on it; in an all-to-all (here: a
  * reduce-scatter) data from other hosts arrives over a rank's own link. Keys that no program reads (source, note, of)
  * say where a figure comes from. Each matmul and attention op needs a row in the build's dtype; an op takes the rate of
@@ -585,7 +585,7 @@ static void set_number(cJSON *root, const char *key, double x) {
 static cJSON *cluster_exchange(const cJSON *root, const char *transport, int ranks, int hosts, const char *op) {
     cJSON *entry;
     cJSON_ArrayForEach(entry, cJSON_GetObjectItemCaseSensitive(
-                                  root, "exchange")) if (says(entry, "transport", transport) && says(entry, "op", op) &&
+                                  root, "collectives")) if (says(entry, "transport", transport) && says(entry, "op", op) &&
                                                          number(entry, "ranks") == ranks &&
                                                          number(entry, "hosts") == hosts) return entry;
     return NULL;
@@ -616,8 +616,8 @@ static void cluster_close(cJSON *root, const char *path) {
     if (ferror(f) | fclose(f) || rename(beside, path)) user_error("cannot write %s: %s", path, strerror(errno));
     char *text = read_file(path, &length);
     cJSON *back = text ? cJSON_Parse(text) : NULL;
-    const cJSON *exchange = cJSON_GetObjectItemCaseSensitive(back, "exchange"),
-                *products = cJSON_GetObjectItemCaseSensitive(back, "products");
+    const cJSON *exchange = cJSON_GetObjectItemCaseSensitive(back, "collectives"),
+                *products = cJSON_GetObjectItemCaseSensitive(back, "matmuls");
     page_check(back && cJSON_Compare(root, back, 1), "the cluster file read back is what was written",
                "%zu bytes, %d exchanges, %d products", length, cJSON_GetArraySize(exchange),
                cJSON_GetArraySize(products));
@@ -689,7 +689,7 @@ static void results_check(const Results *r) {
 }
 
 static void results_into(const Results *r, cJSON *root) {
-    cJSON *list = cluster_list(root, "exchange");
+    cJSON *list = cluster_list(root, "collectives");
     printf("\n%-20s %12s %10s %10s\n", "the line", "latency us", "GB/s", "off by");
     for (int v = 0; v < r->num_versions; v++) {
         double bytes[MOST_SIZES], seconds[MOST_SIZES];
@@ -1016,7 +1016,7 @@ static void run_rates(void) {
     printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.threads, "op", "of", "ms",
            "GFLOP/s");
     memory_rates(&dev, root);
-    cJSON *products = cluster_list(root, "products"), *attention = cluster_list(root, "attention");
+    cJSON *products = cluster_list(root, "matmuls"), *attention = cluster_list(root, "attention");
     drop_dtype(products);
     drop_dtype(attention);
     matmul_rates(&dev, products);

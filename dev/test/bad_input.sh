@@ -622,27 +622,27 @@ clusters() {
     bad_cluster "rates of a device, and no word of how many" '"ranks_per_host" is missing' \
         's/("rates_of": )"host"/\1"device"/'
     bad_cluster "no cores" '"cores_per_host" is missing' '/"cores_per_host"/d'
-    bad_cluster "products that are none" '"products" must be a list' 's/"products": \[/"products": 7, "was": [/'
-    bad_cluster "no products of this dtype" '"products" has no row of linear_forward in fp32' \
+    bad_cluster "matmuls that are no list" '"matmuls" must be a list' 's/"matmuls": \[/"matmuls": 7, "was": [/'
+    bad_cluster "no matmuls in this dtype" '"matmuls" has no row of linear_forward in fp32' \
         '/"fp32","op":"linear_forward"/d'
     bad_cluster "no attention" '"attention" has no row of attention_forward' 's/"attention": \[/"was": [/'
-    bad_cluster "a product without its K" 'row 1 of "products": "K" is missing' 's/,"K":256//'
-    bad_cluster "a rate as a word" 'row [0-9]+ of "products": "flops_per_s" must be a number' \
+    bad_cluster "a matmul without its K" 'row 1 of "matmuls": "K" is missing' 's/,"K":256//'
+    bad_cluster "a rate as a word" 'row [0-9]+ of "matmuls": "flops_per_s" must be a number' \
         's/("M":2048.*"flops_per_s":)[0-9]+/\1"fast"/'
-    bad_cluster "an op that is none" 'row 1 of "products": "op" is "linear"' 's/"linear_forward"/"linear"/'
+    bad_cluster "an op that is none" 'row 1 of "matmuls": "op" is "linear"' 's/"linear_forward"/"linear"/'
     bad_cluster "a dtype that is none" '"dtype" is "fp8", expected one of fp32' 's/"fp32"/"fp8"/'
-    bad_cluster "no exchanges" '"exchange" has no row of all_gather, and there are no "links"' \
-        's/"exchange": \[/"was": [/'
-    bad_cluster "an exchange without its latency" 'row 1 of "exchange": "latency_s" is missing' \
+    bad_cluster "no collectives" '"collectives" has no row of all_gather, and there are no "links"' \
+        's/"collectives": \[/"was": [/'
+    bad_cluster "a collective without its latency" 'row 1 of "collectives": "latency_s" is missing' \
         's/"latency_s":6.472e-07,//'
-    bad_cluster "more bytes than times" 'row 1 of "exchange": "measured_bytes" has 11 and "measured_s" 10' \
+    bad_cluster "more bytes than times" 'row 1 of "collectives": "measured_bytes" has 11 and "measured_s" 10' \
         's/"measured_bytes":\[256/"measured_bytes":[128,256/'
-    bad_cluster "bytes that fall" 'row 1 of "exchange": number 2 of "measured_bytes"' \
+    bad_cluster "bytes that fall" 'row 1 of "collectives": number 2 of "measured_bytes"' \
         's/"measured_bytes":\[256,1024/"measured_bytes":[256,128/'
     bad_cluster "links without those between hosts" \
         '"links": "between_hosts" is missing: add it; a group of 4 ranks on 2 hosts' \
-        's/"exchange": \[/"links":{"within_host":{"latency_s":0,"bytes_per_s":1e9}},"was": [/' --world 4
-    bad_plan "--transport that the cluster file lacks" '"exchange" has no row of all_gather over mpi' --world 2 --transport mpi --cluster <(sed '/"mpi"/d; s/.*"threads","ranks":8.*sum.*/  {"transport":"threads","ranks":9,"hosts":1,"op":"all_gather","latency_s":1,"bytes_per_s":1}]}/' "$good")
+        's/"collectives": \[/"links":{"within_host":{"latency_s":0,"bytes_per_s":1e9}},"was": [/' --world 4
+    bad_plan "--transport that the cluster file lacks" '"collectives" has no row of all_gather over mpi' --world 2 --transport mpi --cluster <(sed '/"mpi"/d; s/.*"threads","ranks":8.*sum.*/  {"transport":"threads","ranks":9,"hosts":1,"op":"all_gather","latency_s":1,"bytes_per_s":1}]}/' "$good")
     echo "{}" >timeline.json
     everywhere "--trace onto a file" "--trace timeline.json exists already" "${train[@]}" --trace timeline.json
     everywhere "--trace below nothing" "cannot create --trace no/where.json" "${train[@]}" --trace no/where.json

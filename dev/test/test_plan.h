@@ -16,7 +16,7 @@ static const char *make_cluster_file(const char *name, double rate, double memor
     FILE *f = fopen(path, "w");
     fprintf(f,
             "{\"name\":\"by "
-            "hand\",\"rates_of\":\"device\",\"ranks_per_host\":2,\"memory_bytes_per_s\":%.17g,%s\n\"products\":[",
+            "hand\",\"rates_of\":\"device\",\"ranks_per_host\":2,\"memory_bytes_per_s\":%.17g,%s\n\"matmuls\":[",
             memory, more);
     for (int i = 0; i < 6; i++)
         fprintf(f, "%s{\"dtype\":\"%s\",\"op\":\"%s\",\"M\":64,\"N\":64,\"K\":64,\"flops_per_s\":%.17g}",
@@ -26,7 +26,7 @@ static const char *make_cluster_file(const char *name, double rate, double memor
         fprintf(
             f, "%s{\"dtype\":\"%s\",\"op\":\"%s\",\"B\":1,\"T\":64,\"NH\":4,\"NKV\":2,\"HD\":64,\"flops_per_s\":%.17g}",
             i ? ",\n" : "", dtypes[i / 2], attention[i % 2], rate);
-    fprintf(f, "],\n\"exchange\":[");
+    fprintf(f, "],\n\"collectives\":[");
     for (int i = 0; i < 2; i++)
         fprintf(f,
                 "%s{\"transport\":\"threads\",\"ranks\":2,\"hosts\":1,\"op\":\"%s\",\"latency_s\":%.17g,\"bytes_per_"
