@@ -100,7 +100,7 @@ typedef enum { UNIT_EMBED, UNIT_BLOCK, UNIT_HEAD, UNIT_ADAPTERS, UNIT_KINDS } Un
 
 // clang-format off
 typedef enum {
-    W_EMBED, W_ATTN_NORM, W_Q, W_K, W_V, W_O, W_FFN_NORM, W_GATE, W_UP, W_DOWN, W_FINAL_NORM, W_HEAD,
+    W_EMBED, W_ATTN_NORM, W_Q, W_K, W_V, W_O, W_MLP_NORM, W_GATE, W_UP, W_DOWN, W_FINAL_NORM, W_HEAD,
     W_Q_A, W_Q_B, W_K_A, W_K_B, W_V_A, W_V_B, W_O_A, W_O_B, // LoRA's matrices A and B
     W_GATE_A, W_GATE_B, W_UP_A, W_UP_B, W_DOWN_A, W_DOWN_B,
     W_KINDS
@@ -142,7 +142,7 @@ static const TensorRow llama3_tensors[W_KINDS] = {
     {W_K,          UNIT_BLOCK, LAYER "self_attn.k_proj",         DIM_KV,  DIM_C, SPLIT_ROWS,    1, 1, INIT_NORMAL},
     {W_V,          UNIT_BLOCK, LAYER "self_attn.v_proj",         DIM_KV,  DIM_C, SPLIT_ROWS,    1, 1, INIT_NORMAL},
     {W_O,          UNIT_BLOCK, LAYER "self_attn.o_proj",         DIM_C,   DIM_Q, SPLIT_COLUMNS, 0, 1, INIT_RESIDUAL},
-    {W_FFN_NORM,   UNIT_BLOCK, LAYER "post_attention_layernorm", DIM_ONE, DIM_C, SPLIT_NONE,    0, 0, INIT_ONES},
+    {W_MLP_NORM,   UNIT_BLOCK, LAYER "post_attention_layernorm", DIM_ONE, DIM_C, SPLIT_NONE,    0, 0, INIT_ONES},
     {W_GATE,       UNIT_BLOCK, LAYER "mlp.gate_proj",            DIM_F,   DIM_C, SPLIT_ROWS,    0, 1, INIT_NORMAL},
     {W_UP,         UNIT_BLOCK, LAYER "mlp.up_proj",              DIM_F,   DIM_C, SPLIT_ROWS,    1, 1, INIT_NORMAL},
     {W_DOWN,       UNIT_BLOCK, LAYER "mlp.down_proj",            DIM_C,   DIM_F, SPLIT_COLUMNS, 0, 1, INIT_RESIDUAL},

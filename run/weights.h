@@ -101,11 +101,11 @@ static BlockWeights block_weights(Model *m, int l, int micro_batch) {
     w.attn_norm = weight_of(&block, W_ATTN_NORM);
     w.qkv = linear_layer(c, &block, &adapters, W_Q, W_V, c->C);
     w.o = linear_layer(c, &block, &adapters, W_O, W_O, c->NH * c->HD);
-    w.mlp_norm = weight_of(&block, W_FFN_NORM);
+    w.mlp_norm = weight_of(&block, W_MLP_NORM);
     w.gate_up = linear_layer(c, &block, &adapters, W_GATE, W_UP, c->C);
     w.down = linear_layer(c, &block, &adapters, W_DOWN, W_DOWN, c->F);
     w.d_attn_norm = gradient_of(&block, W_ATTN_NORM);
-    w.d_mlp_norm = gradient_of(&block, W_FFN_NORM);
+    w.d_mlp_norm = gradient_of(&block, W_MLP_NORM);
     return w;
 }
 
