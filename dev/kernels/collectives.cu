@@ -583,11 +583,11 @@ static void set_number(cJSON *root, const char *key, double x) {
 
 /* The same exchange in the file, if it is there. */
 static cJSON *cluster_exchange(const cJSON *root, const char *transport, int ranks, int hosts, const char *op) {
-    cJSON *entry;
-    cJSON_ArrayForEach(entry, cJSON_GetObjectItemCaseSensitive(
-                                  root, "collectives")) if (says(entry, "transport", transport) && says(entry, "op", op) &&
-                                                         number(entry, "ranks") == ranks &&
-                                                         number(entry, "hosts") == hosts) return entry;
+    cJSON *list = cJSON_GetObjectItemCaseSensitive(root, "collectives"), *entry;
+    cJSON_ArrayForEach(entry, list) {
+        int is_same_group = number(entry, "ranks") == ranks && number(entry, "hosts") == hosts;
+        if (is_same_group && says(entry, "transport", transport) && says(entry, "op", op)) return entry;
+    }
     return NULL;
 }
 
