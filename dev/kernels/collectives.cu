@@ -38,7 +38,7 @@
  *   communicator_bytes    memory of a rank for each NCCL communicator, on top of what a dry run counts
  *   peak_flops_per_s      {fp32, bf16}: the peak that utilization is relative to (default: the fastest matmul listed)
  *   links                 {within_host: {latency_s, bytes_per_s}, between_hosts: {…}} of one rank and direction, for
- *                         groups that "collectives" does not list; latency_s counts once for each doubling of the group.
+ *                         groups that "collectives" does not list; latency_s counts once per doubling of the group.
  *                         Without links the nearest row of "collectives" is used
  * With links, an all-gather reaches a host once, over the links of all members on it; in an all-to-all (here: a
  * reduce-scatter) data from other hosts arrives over a rank's own link. Keys that no program reads (source, note, of)
