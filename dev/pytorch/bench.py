@@ -397,7 +397,7 @@ def main():
         )
     name, described = machine()
     text = [
-        f"# Training speed on {name} beside PyTorch, in turns, one run\n",
+        f"# Training speed on {name} against PyTorch, in turns, one run\n",
         f"`python dev/pytorch/bench.py {shlex.join(sys.argv[1:])}`\n".replace(" `", "`"),
         described + " The docstring of `bench.py` lists the contestants and their settings.\n",
         "| model | precision | program | tokens/s, median | slowest to fastest step |\n|---|---|---|---|---|",

@@ -457,7 +457,7 @@ def torch_attention(m, device, HD, name, calls):
 
 def attention(args):
     m, bounds = MODELS["tiny" if args.tiny else "1B"], []
-    report = Report(args, "Attention beside PyTorch's")
+    report = Report(args, "Attention against PyTorch's")
     report.say(
         f"One sequence of {m['T']:,} tokens, {m['NH']} heads over {m['NKV']}, causal counted half, backward 2.5 x "
         f"forward; medians of {args.rounds} turns of {args.steps} calls each.\n"

@@ -144,7 +144,7 @@ def compare_moments(report, name, start, run_folder, checkpoint, text):
             for n, p in parameters.items()
         )
         report.add(
-            f"{name}: {moment} after {STEPS} steps beside torch.optim.AdamW's, worst tensor, relative to its norm",
+            f"{name}: {moment} after {STEPS} steps against torch.optim.AdamW's, worst tensor, relative to its norm",
             f"{worst:.1e}",
             f"<= {MOMENT_BOUND:.0e}",
             worst <= MOMENT_BOUND,

@@ -253,7 +253,7 @@ def main():
         command = "python dev/pytorch/compare_smollm2.py" + (" --text FILE" if args.text else "")
         rows = [(what.replace("|", "\\|"), figure, bound, good) for what, figure, bound, good in report.rows]
         args.out.write_text(
-            f"# SmolLM2-135M-Instruct beside transformers {importlib.metadata.version('transformers')}, torch "
+            f"# SmolLM2-135M-Instruct against transformers {importlib.metadata.version('transformers')}, torch "
             f"{importlib.metadata.version('torch')}\n\n"
             f"`{command}`; tree of commit {commit}, fp32 build, {'a text' if args.text else 'the King James text'}. "
             "The package's weights were quantized once (matrices Q4_1, embedding Q8_0); these figures are of what the "

@@ -372,7 +372,7 @@ def main():
             ]
         )
         args.out.write_text(
-            f"# The tokenizer beside {other} {importlib.metadata.version(other)}\n\n`{command}`; tree of commit "
+            f"# The tokenizer against {other} {importlib.metadata.version(other)}\n\n`{command}`; tree of commit "
             f"{commit}.\n\n## Ids\n\n"
             f"With {'SmolLM2' if args.smollm2 else 'Llama 3'}'s tokenizer.model and with one in which any two bytes "
             f"are a token, which shows where text is split; ids of both counted.\n\n"

@@ -95,7 +95,7 @@ def embedding():
 
 
 def rope():
-    # N, T, heads, HD, elements behind the heads, direction; as transformers' apply_rotary_pos_emb
+    # N, T, heads, HD, elements after the heads, direction; as transformers' apply_rotary_pos_emb
     for N, T, heads, HD, spare, direction in (
         (6, 3, 2, 18, 5, 1),
         (6, 3, 2, 18, 5, -1),
@@ -203,7 +203,7 @@ def dequantize():
 
 
 def linear():
-    # N, IC, OC, elements behind each row of dy
+    # N, IC, OC, elements after each row of dy
     for N, IC, OC, spare in (5, 33, 7, 0), (3, 9, 19, 4), (1, 1, 1, 2):
         x, w, dy, dw_before = (
             draw(N, IC).requires_grad_(),

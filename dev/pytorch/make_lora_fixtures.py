@@ -114,7 +114,7 @@ def make_case(name, case, seed, out):
         metadata={"format": "pt"},
     )
     print(
-        f"{name}: {len(grads)} adapters' tensors beside {case['base']}, loss {loss:.6f}, norms {norms[0]:.2f} to "
+        f"{name}: {len(grads)} adapter tensors for {case['base']}, loss {loss:.6f}, norms {norms[0]:.2f} to "
         f"{norms[-1]:.2f}"
     )
 
