@@ -377,9 +377,9 @@ static void checkpoint_close(Checkpoint *c) {
 typedef struct {
     const Checkpoint *checkpoint;
     const StFiles *files;  // those that `file` counts in: weights or moments; NULL: nothing was read yet
-    int file;              // the chunk in bytes[0]: its file, …
-    int64_t chunk, length; // … its number in the file, and its size in bytes
-    char *bytes[2];        // (FILE_CHUNK_BYTES) the current chunk; the next one, while `reading_ahead`
+    int file;              // of the current chunk
+    int64_t chunk, length; // number of the current chunk in its file; its bytes
+    char *bytes[2];        // (FILE_CHUNK_BYTES) the current chunk, and the next one while `reading_ahead`
     int reading_ahead;
     struct aiocb request; // that reads the next chunk
 } ChunkReader;

@@ -36,9 +36,9 @@ typedef struct CheckpointWriter {
     const char *suffix; // of the files' names until they are complete
     Progress progress;
     double start, paused;         // when the write began; seconds for which it stopped training
-    int file;                     // the file whose bytes are produced next, …
-    int64_t offset;               // … the next byte in it, …
-    int64_t first_chunk;          // … and the number of its first chunk among all files
+    int file;                     // the file whose bytes are produced next
+    int64_t offset;               // the next byte in it
+    int64_t first_chunk;          // number of the file's first chunk among all files
     int64_t own, filled, written; // chunks of this rank: all, filled so far, written so far
     int done;                     // all of them are on disk; set by the thread
     int64_t saved_step;           // the newest checkpoint, complete or being written; -1: none
@@ -297,12 +297,12 @@ static const float *gather_parts(CheckpointWriter *w, int stage, const Unit *u, 
     int next = (part->pp_rank + 1) % part->pp, previous = (part->pp_rank + part->pp - 1) % part->pp;
     if (distance > 0) {
         receive_start(f->comm, &w->relay, AXIS_PP, previous, "a unit to be written", w->gathered,
-                    bytes * (size_t)part->tp, DTYPE_BYTE);
+                      bytes * (size_t)part->tp, DTYPE_BYTE);
         comm_wait(f->comm, &w->relay);
     }
     if (distance < part->pp - 1) {
-        send_start(f->comm, &w->relay, AXIS_PP, next, "a unit to be written", w->gathered,
-                    bytes * (size_t)part->tp, DTYPE_BYTE);
+        send_start(f->comm, &w->relay, AXIS_PP, next, "a unit to be written", w->gathered, bytes * (size_t)part->tp,
+                   DTYPE_BYTE);
         comm_wait(f->comm, &w->relay);
     }
     return w->gathered;
@@ -623,6 +623,7 @@ static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
 // report, so that all save after the same step
 
 enum { SIGNAL_SAVE = 1, SIGNAL_END = 2 };
+enum { EXIT_ENDED_EARLY = 75 }; // EX_TEMPFAIL of sysexits.h: the same command can be run again, with --resume
 static volatile sig_atomic_t save_signals, end_signals; // received by this process so far
 
 static void signal_count(int number) {

@@ -11,17 +11,17 @@
 
 typedef struct {         // of one rank: in one step, or summed over steps
     double seconds;      // from the start of the step to its report, which comes before the optimizer
-    double wait_seconds; // of these, waiting for other ranks
+    double wait_seconds; // waiting for other ranks
     int64_t tokens;
     int64_t memory; // peak bytes of all arenas in memory
 } RankFigures;
 
 typedef struct { // of one training step
     double loss, grad_norm, lr;
-    double seconds;               // of this rank
-    double wait_seconds;          // of these, waiting for other ranks
-    double data_wait_seconds;     // of these, waiting for samples
-    double communication_seconds; // of these, with a collective or message in flight
+    double seconds;               // on this rank
+    double wait_seconds;          // waiting for other ranks
+    double data_wait_seconds;     // waiting for samples
+    double communication_seconds; // with a collective or message in flight
     double overlap;               // fraction of communication_seconds during which this rank did not wait
     double mfu;                   // FLOP/s relative to the measured rate of a large matmul; 0: not measured yet
     int skipped;                  // loss or gradient was not finite; the weights were not changed

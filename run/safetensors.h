@@ -359,9 +359,9 @@ static uint64_t model_fingerprint(const StFiles *s, const TensorTable *table, Ba
 #define FILE_CHUNK_BYTES (4 << 20) // a file chunk is written by one rank and has one checksum
 #endif
 #ifndef MAX_FILE_BYTES
-#define MAX_FILE_BYTES 5000000000ll // a larger model is split into several files, as transformers does it …
+#define MAX_FILE_BYTES 5000000000ll // a larger model is split into several files, as transformers does it
 #endif
-enum { MAX_FILES = 100 }; // … but into not many more than these, since all of them may be open at a time
+enum { MAX_FILES = 100 }; // files become larger rather than many more, since all of them may be open at a time
 
 typedef struct {
     const Tensor *tensor;
