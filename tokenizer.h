@@ -290,7 +290,8 @@ static inline void sha256_of_file(const char *path, uint8_t out[32]) {
 static inline size_t base64_decode(const char *p, size_t n, char *out) {
     static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     if (n == 0 || n % 4) return 0;
-    size_t size = 0, padding = p[n - 1] != '=' ? 0 : p[n - 2] != '=' ? 1 : 2;
+    size_t size = 0, padding = 0;
+    while (padding < 2 && p[n - 1 - padding] == '=') padding++;
     uint32_t bits = 0;
     for (size_t i = 0; i < n; i++) {
         const char *digit = i < n - padding ? (const char *)memchr(alphabet, p[i], 64) : alphabet;

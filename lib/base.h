@@ -48,7 +48,10 @@ typedef struct {
 typedef enum { DTYPE_F32, DTYPE_BF16, DTYPE_BYTE } Dtype;
 static const char *const dtype_names[] = {"fp32", "bf16", "bytes"};
 
-static inline size_t dtype_size(Dtype d) { return d == DTYPE_F32 ? 4 : d == DTYPE_BF16 ? 2 : 1; }
+static inline size_t dtype_size(Dtype d) {
+    static const size_t sizes[] = {4, 2, 1};
+    return sizes[d];
+}
 
 enum { INT8_BLOCK = 64 }; // int8 weights that share one fp32 scale
 

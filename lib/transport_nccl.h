@@ -18,7 +18,8 @@ static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE}
 static inline int nccl_communicators(const Mesh *m) {
     int count = m->world > 1, pp = m->size[AXIS_PP];
     for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
-    return count + (pp > 2 ? LINKS : pp == 2 ? 2 : 0);
+    if (pp > 2) return count + LINKS;
+    return pp == 2 ? count + 2 : count;
 }
 
 #ifdef HAVE_NCCL

@@ -11,7 +11,9 @@ static inline size_t utf8_character_length(const uint8_t *p, size_t left) {
     uint8_t c = p[0], second_min = 0x80, second_max = 0xBF;
     if (c < 0x80) return 1;
     if (c < 0xC2 || c > 0xF4) return 0;
-    size_t n = c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    size_t n = 2;
+    if (c >= 0xE0) n = 3;
+    if (c >= 0xF0) n = 4;
     if (c == 0xE0) second_min = 0xA0;
     if (c == 0xED) second_max = 0x9F;
     if (c == 0xF0) second_min = 0x90;

@@ -465,7 +465,8 @@ static void checkpoint_load(Fsdp *f, const Checkpoint *c) {
 
 static void fill_from_files(const Fsdp *f, void *files, StateKind kind, float *out, const Tensor *tensor, int64_t first,
                             int64_t count) {
-    (void)f, (void)kind;
+    (void)f;
+    (void)kind;
     st_read(st_find((const StFiles *)files, tensor->name), out, first, count);
 }
 /* int8 blocks as the files hold them; 0 if the tensor is not int8 there. */

@@ -10,7 +10,9 @@
 /* Which weights --dtype stores in int8. The others are in export_dtype: with int8, the dtype in which this build
  * computes. */
 static BaseKind export_base(const Options *o) {
-    return !strcmp(o->dtype, "int8") ? BASE_INT8 : !strcmp(o->dtype, "int8:all") ? BASE_INT8_ALL : BASE_TRAINED;
+    if (!strcmp(o->dtype, "int8")) return BASE_INT8;
+    if (!strcmp(o->dtype, "int8:all")) return BASE_INT8_ALL;
+    return BASE_TRAINED;
 }
 static StDtype export_dtype(const Options *o) {
     return strcmp(export_base(o) > BASE_FROZEN ? PRECISION_NAME : o->dtype, "bf16") ? ST_F32 : ST_BF16;
@@ -20,7 +22,8 @@ static StDtype export_dtype(const Options *o) {
 static void export_files(OutputFiles *files, const TensorTable *whole, const Options *o) {
     const StateKind weights[] = {STATE_MASTER};
     int first = table_first_adapter(whole), adapters_only = first < whole->num_tensors && !o->merge;
-    files->base = export_base(o), files->dtype = export_dtype(o);
+    files->base = export_base(o);
+    files->dtype = export_dtype(o);
     output_files_add(files, whole, adapters_only ? first : 0, adapters_only ? whole->num_tensors : first,
                      adapters_only ? adapters_stem : "model", weights, 1);
 }

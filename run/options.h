@@ -322,13 +322,19 @@ static int option_as_text(const Options *o, const OptionRow *row, char *value, s
     value[0] = 0;
     switch (row->kind) {
     case OPT_GROUP: return 0;
-    case OPT_INT: snprintf(value, size, "%d", *(const int *)field); return 1;
-    case OPT_REAL: snprintf(value, size, "%.9g", *(const double *)field); return 1;
+    case OPT_INT:
+        snprintf(value, size, "%d", *(const int *)field);
+        return 1;
+    case OPT_REAL:
+        snprintf(value, size, "%.9g", *(const double *)field);
+        return 1;
     case OPT_TEXT:
         if (!*(const char *const *)field) return 0;
         snprintf(value, size, "%s", *(const char *const *)field);
         return 1;
-    case OPT_FLAG: snprintf(value, size, *(const int *)field ? "on" : "off"); return *(const int *)field;
+    case OPT_FLAG:
+        snprintf(value, size, *(const int *)field ? "on" : "off");
+        return *(const int *)field;
     }
     return 0;
 }

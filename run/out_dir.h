@@ -64,9 +64,8 @@ static int make_directories(const char *path) {
 /* Removes a directory and the files in it, as far as permissions allow. */
 static void remove_directory(const char *dir) {
     char path[4096 + 300];
-    struct dirent *item;
     DIR *d = opendir(dir);
-    while (d && (item = readdir(d))) {
+    for (struct dirent *item = d ? readdir(d) : NULL; item; item = readdir(d)) {
         snprintf(path, sizeof path, "%s/%s", dir, item->d_name);
         if (strcmp(item->d_name, ".") && strcmp(item->d_name, "..")) unlink(path);
     }
@@ -96,10 +95,9 @@ static void checkpoint_path(char *path, size_t size, const char *out, int64_t st
 /* The step of the newest checkpoint in `out` before step `below`, or -1; `count`: the number of all checkpoints. */
 static int64_t newest_checkpoint(const char *out, int64_t below, int *count) {
     int64_t newest = -1;
-    struct dirent *item;
     DIR *d = opendir(out);
     *count = 0;
-    while (d && (item = readdir(d))) {
+    for (struct dirent *item = d ? readdir(d) : NULL; item; item = readdir(d)) {
         int64_t step = step_from_name(item->d_name);
         if (step >= 0) ++*count;
         if (step < below) newest = max_i64(newest, step);
@@ -124,9 +122,8 @@ static void update_latest_link(const char *out, int64_t step) {
 /* Removes checkpoints that a crashed run was writing or removing. */
 static void remove_leftovers(const char *out) {
     char path[4096 + 300];
-    struct dirent *item;
     DIR *d = opendir(out);
-    while (d && (item = readdir(d))) {
+    for (struct dirent *item = d ? readdir(d) : NULL; item; item = readdir(d)) {
         if (strncmp(item->d_name, SAVING, strlen(SAVING)) && strncmp(item->d_name, DELETING, strlen(DELETING)))
             continue;
         snprintf(path, sizeof path, "%s/%s", out, item->d_name);
@@ -141,8 +138,9 @@ static void remove_old_checkpoints(const char *out, int keep) {
     char path[4096], renamed[4096 + 32];
     int count;
     int64_t step = INT64_MAX;
-    for (int i = 0; keep && (step = newest_checkpoint(out, step, &count)) >= 0; i++) {
-        if (i < keep) continue;
+    for (int i = 0; keep && step >= 0; i++) {
+        step = newest_checkpoint(out, step, &count);
+        if (step < 0 || i < keep) continue;
         checkpoint_path(path, sizeof path, out, step);
         snprintf(renamed, sizeof renamed, "%s/" DELETING "%" PRId64, out, step);
         remove_directory(renamed);

@@ -173,9 +173,8 @@ static const StTensor *st_find(const StFiles *s, const char *name) {
 
 static inline float half_to_float(uint16_t h) { // IEEE 754 binary16
     int exponent = (h >> 10) & 31, fraction = h & 1023;
-    float x = exponent == 31 ? (fraction ? NAN : INFINITY)
-              : exponent     ? ldexpf((float)(1024 + fraction), exponent - 25)
-                             : ldexpf((float)fraction, -24);
+    float x = exponent ? ldexpf((float)(1024 + fraction), exponent - 25) : ldexpf((float)fraction, -24);
+    if (exponent == 31) x = fraction ? NAN : INFINITY;
     return h & 0x8000 ? -x : x;
 }
 

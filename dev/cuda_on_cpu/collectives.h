@@ -452,7 +452,8 @@ inline void check_order(const NcclLaunch &launch) {
     auto text = [](const Collective &x, int device, int other) {
         return x.of_device(device) ? x.of_device(device)->text : "what meets " + x.of_device(other)->text;
     };
-    auto wrong = [text](const Collective &x, const Collective &y, int me, int other) { // x before y here, y before x there
+    // x before y here, y before x there
+    auto wrong = [text](const Collective &x, const Collective &y, int me, int other) {
         fail(nullptr, "two ranks issue in two orders, on GPUs a deadlock: %s; then %s. But %s; then %s",
              text(x, me, other).c_str(), text(y, me, other).c_str(), text(y, other, me).c_str(),
              text(x, other, me).c_str());

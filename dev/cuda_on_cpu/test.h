@@ -80,7 +80,10 @@ static void planted(const char *title, const char *texts, void (*wrong)(void)) {
     close(ends[1]);
     std::string said;
     char buffer[4096];
-    for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;) said.append(buffer, (size_t)n);
+    for (ssize_t n = 1; n > 0;) {
+        n = read(ends[0], buffer, sizeof buffer);
+        if (n > 0) said.append(buffer, (size_t)n);
+    }
     close(ends[0]);
     int status = 0;
     waitpid(child, &status, 0);

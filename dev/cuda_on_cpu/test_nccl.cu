@@ -882,7 +882,7 @@ static void test_planted() {
     MISUSE(
         "two communicators in flight without NCCL_LAUNCH_ORDER_IMPLICIT",
         "ncclAllReduce|ncclAllReduce|in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1",
-        [](Rank *r) { unordered(r); }, (unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT"), 0), 1);
+        [](Rank *r) { unordered(r); }, unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT"), 1);
     unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
     which = 1;
     on_ranks(2, 1, unordered);

@@ -65,6 +65,11 @@ static char *state_path(char *path, int id, const char *kind) {
 }
 
 // ---------------------------------------------------------------- what lasts
+static char kind_of_file(const struct stat *info) {
+    if (S_ISDIR(info->st_mode)) return 'd';
+    return S_ISLNK(info->st_mode) ? 'l' : 'f';
+}
+
 #ifndef TOOL
 static char root[LONG_PATH]; // CRASH_ROOT, resolved
 
@@ -93,7 +98,10 @@ static void keep_data(int id, const char *name) {
         to = sys_open(AT_FDCWD, state_path(path, id, "data"), O_WRONLY | O_CREAT | O_TRUNC);
     long n;
     if (from < 0 || to < 0) broken("cannot keep", name);
-    while ((n = syscall(SYS_read, from, buffer, sizeof buffer)) > 0) sys_write(to, buffer, (size_t)n, path);
+    for (n = 1; n > 0;) {
+        n = syscall(SYS_read, from, buffer, sizeof buffer);
+        if (n > 0) sys_write(to, buffer, (size_t)n, path);
+    }
     syscall(SYS_close, from);
     syscall(SYS_close, to);
 }
@@ -105,13 +113,13 @@ static void keep_names(int id, const char *name, int all) {
     int to = sys_open(AT_FDCWD, state_path(path, id, "names"), O_WRONLY | O_CREAT | O_TRUNC);
     DIR *d = opendir(name);
     if (to < 0 || !d) broken("cannot keep", name);
-    for (struct dirent *e; (e = readdir(d));) {
+    for (struct dirent *e = readdir(d); e; e = readdir(d)) {
         struct stat info;
         char target[PATH_MAX] = "";
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
         snprintf(inner, sizeof inner, "%s/%s", name, e->d_name);
         if (lstat(inner, &info)) continue; // gone since
-        char kind = S_ISDIR(info.st_mode) ? 'd' : S_ISLNK(info.st_mode) ? 'l' : 'f';
+        char kind = kind_of_file(&info);
         int of = all ? id_new(info.st_ino) : id_of(info.st_ino);
         if (of < 0) broken("nobody was seen making", inner);
         if (kind == 'l' && readlink(inner, target, sizeof target - 1) < 0) broken("cannot read", inner);
@@ -470,7 +478,7 @@ static Names names_synced(int id) {
 static Names names_now(const char *path) {
     Names n = {0};
     DIR *d = path ? opendir(path) : NULL;
-    for (struct dirent *e; d && (e = readdir(d));) {
+    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
         char inner[LONG_PATH];
         struct stat info;
         Entry entry = {0};
@@ -479,7 +487,7 @@ static Names names_now(const char *path) {
         if (lstat(inner, &info)) broken("cannot find", inner);
         entry.id = id_of(info.st_ino);
         if (entry.id < 0) broken("nobody was seen making", inner);
-        entry.kind = S_ISDIR(info.st_mode) ? 'd' : S_ISLNK(info.st_mode) ? 'l' : 'f';
+        entry.kind = kind_of_file(&info);
         snprintf(entry.name, sizeof entry.name, "%s", e->d_name);
         if (entry.kind == 'l' && readlink(inner, entry.target, sizeof entry.target - 1) < 0)
             broken("cannot read", inner);
@@ -522,10 +530,9 @@ static void build_file(int id, const char *to) {
     char path[LONG_PATH];
     size_t had = 0, has = 0;
     char *kept = bytes_of(state_path(path, id, "data"), &had), *now = bytes_of(now_at[id], &has);
-    size_t size = !strcmp(data_mode, "empty") || !now ? had
-                  : !strcmp(data_mode, "zeros")       ? has
-                  : has / 2 > had                     ? has / 2
-                                                      : had;
+    size_t size = has / 2 > had ? has / 2 : had;
+    if (!strcmp(data_mode, "zeros")) size = has;
+    if (!strcmp(data_mode, "empty") || !now) size = had;
     char *bytes = (char *)calloc(size + 1, 1);
     if (!bytes) broken("out of memory for", to);
     if (kept) memcpy(bytes, kept, had < size ? had : size);
@@ -566,7 +573,8 @@ static int rebuild(char **arg) {
     State *s = fd < 0 ? (State *)MAP_FAILED : (State *)mmap(NULL, sizeof(State), PROT_READ, MAP_PRIVATE, fd, 0);
     if (s == MAP_FAILED) broken("cannot read", path);
     state = s;
-    names_mode = arg[3], data_mode = arg[4];
+    names_mode = arg[3];
+    data_mode = arg[4];
     seed = arg[5] ? (uint64_t)atoll(arg[5]) : 0;
     now_at[0] = arg[1];
     find_all(arg[1]);
@@ -590,8 +598,9 @@ static int save(const char *dir, const char *how) {
             broken("cannot write", dir);
         if ((syncs && fsync(fd)) || close(fd)) broken("cannot write", dir);
         if (!in_place && rename(temporary, path)) broken("cannot rename", temporary);
-        if (!strcmp(how, "whole") && ((fd = open(dir, O_RDONLY | O_DIRECTORY)) < 0 || fsync(fd) || close(fd)))
-            broken("cannot sync", dir);
+        int syncs_directory = !strcmp(how, "whole");
+        if (syncs_directory) fd = open(dir, O_RDONLY | O_DIRECTORY);
+        if (syncs_directory && (fd < 0 || fsync(fd) || close(fd))) broken("cannot sync", dir);
         dprintf(1, "saved %d\n", version);
     }
     return 0;

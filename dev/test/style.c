@@ -76,8 +76,8 @@ static void phrases_check(const Source *s, const char *text, int length, int lin
             if (regexec(&phrases[i].pattern, row, 1, &match, 0)) continue;
             char what[300];
             int found = (int)(match.rm_eo - match.rm_so);
-            snprintf(what, sizeof what, "'%.*s'%s%s", found, row + match.rm_so,
-                     *phrases[i].instead ? "; say: " : "", phrases[i].instead);
+            snprintf(what, sizeof what, "'%.*s'%s%s", found, row + match.rm_so, *phrases[i].instead ? "; say: " : "",
+                     phrases[i].instead);
             report(s, line, "phrase", what, 300);
         }
     }
@@ -146,8 +146,9 @@ static const char *skip_directive(const char *c) {
 }
 
 static int punctuation_length(const char *c) {
-    static const char *const longer[] = {"<<<", ">>>", "<<=", ">>=", "...", "->", "++", "--", "<<", ">>", "<=", ">=", "==",
-                                         "!=",  "&&",  "||",  "+=",  "-=",  "*=", "/=", "%=", "&=", "|=", "^=", "::"};
+    static const char *const longer[] = {"<<<", ">>>", "<<=", ">>=", "...", "->", "++", "--", "<<",
+                                         ">>",  "<=",  ">=",  "==",  "!=",  "&&", "||", "+=", "-=",
+                                         "*=",  "/=",  "%=",  "&=",  "|=",  "^=", "::"};
     for (size_t i = 0; i < sizeof longer / sizeof *longer; i++)
         if (!strncmp(c, longer[i], strlen(longer[i]))) return (int)strlen(longer[i]);
     return 1;
@@ -241,17 +242,16 @@ static int is_control(const Source *s, int i) {
 }
 
 static int is_assignment(const Source *s, int i) {
-    static const char *const signs[] = {"=",  "+=", "-=", "*=",  "/=",  "%=",
-                                        "&=", "|=", "^=", "<<=", ">>=", NULL};
+    static const char *const signs[] = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=", NULL};
     return has_kind(s, i, PUNCTUATION) && is_one_of(s, i, signs);
 }
 
 /* Is the statement that begins at token `i` a declaration? `Type name`, `Type *name`, or it begins with a keyword. */
 static int is_declaration(const Source *s, int i) {
-    static const char *const words[] = {"static", "const",  "extern",   "typedef", "struct", "union",     "enum",
-                                        "int",    "float",  "double",   "char",    "void",   "unsigned",  "long",
-                                        "signed", "short",  "volatile", "auto",    "inline", "constexpr", "template",
-                                        "using",  "class",  "alignas",  NULL};
+    static const char *const words[] = {"static", "const", "extern",   "typedef", "struct", "union",     "enum",
+                                        "int",    "float", "double",   "char",    "void",   "unsigned",  "long",
+                                        "signed", "short", "volatile", "auto",    "inline", "constexpr", "template",
+                                        "using",  "class", "alignas",  NULL};
     static const char *const expressions[] = {"return", "goto", "case", "delete", "throw", NULL};
     if (is_one_of(s, i, words)) return 1;
     if (!has_kind(s, i, WORD) || is_one_of(s, i, expressions)) return 0;
@@ -331,7 +331,8 @@ static void open_bracket(const Source *s, Parser *p, int i) {
         Level *now = &p->levels[p->depth];
         int starts_function = kind == STATEMENTS && p->function < 0 && is(s, i - 1, ")") && now->statement >= 0;
         if (starts_function) {
-            int empty = last_closed_open + 1 == i - 1 || (is(s, last_closed_open + 1, "void") && last_closed_open + 2 == i - 1);
+            int empty =
+                last_closed_open + 1 == i - 1 || (is(s, last_closed_open + 1, "void") && last_closed_open + 2 == i - 1);
             p->function = now->statement;
             p->function_depth = p->depth;
             p->parameters = empty ? 0 : last_closed_commas + 1;
@@ -359,8 +360,15 @@ static void close_bracket(const Source *s, Parser *p, int i) {
 static void statement_start(const Source *s, Level *now, int i) {
     now->statement = i;
     now->ternary = 0;
-    if (now->kind == STATEMENTS && is(s, i - 1, ";") && s->tokens[i - 1].line == s->tokens[i].line && !is(s, i, "break"))
+    if (now->kind == STATEMENTS && is(s, i - 1, ";") && s->tokens[i - 1].line == s->tokens[i].line &&
+        !is(s, i, "break"))
         report(s, s->tokens[i].line, "two-statements", "another statement on the same line", 200);
+}
+
+/* The comma of name<a, b>: only words and numbers back to the bracket. */
+static int is_template_argument(const Source *s, int i) {
+    while (has_kind(s, i - 1, WORD) || has_kind(s, i - 1, NUMBER) || is(s, i - 1, ",") || is(s, i - 1, "*")) i--;
+    return is(s, i - 1, "<") && has_kind(s, i - 2, WORD);
 }
 
 static void statement_end(Level *now) {
@@ -371,10 +379,11 @@ static void statement_end(Level *now) {
 static void expression_token(const Source *s, Parser *p, int i) {
     Level *now = &p->levels[p->depth];
     int line = s->tokens[i].line;
-    if (is(s, now->open - 2, "__attribute__")) return;                   // __attribute__((a, b))
+    if (is(s, now->open - 2, "__attribute__")) return;                         // __attribute__((a, b))
     if (is(s, now->open + 2, "<") && has_kind(s, now->open + 1, WORD)) return; // (template<a, b>)
     if (is(s, i, ",")) {
         int statement = now->kind == STATEMENTS && p->function >= 0 && !is_declaration(s, now->statement);
+        if (is(s, i + 1, "...") || is_template_argument(s, i)) return;
         now->commas++;
         now->ternary = 0;
         if (statement || now->kind == CONDITION || now->kind == GROUP || now->kind == INDEX)
@@ -428,10 +437,14 @@ static char *read_file(const char *path) {
         fprintf(stderr, "error: cannot read %s\n", path);
         exit(1);
     }
-    while ((n = fread(text + size, 1, room - size, file)) > 0) {
+    do {
+        n = fread(text + size, 1, room - size, file);
         size += n;
-        if (size == room) text = realloc(text, (room *= 2) + 1);
-    }
+        if (size == room) {
+            room *= 2;
+            text = realloc(text, room + 1);
+        }
+    } while (n > 0);
     fclose(file);
     text[size] = 0;
     return text;

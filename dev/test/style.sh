@@ -21,11 +21,16 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
 
-enforced="cycles"
+enforced="parameters layers cycles alone length comma assignment two-statements"
 rules="columns comma assignment ternary two-statements function-lines parameters phrase layers cycles alone length"
 ceilings="README.md:150 train_llama3.cu:900 llama3.h:600 fsdp.h:800 dataloader.h:500 tokenizer.h:700"
 # At most ten: RULE:FILE:FUNCTION, each with its reason.
-exceptions=()
+exceptions=(
+    "comma:dev/cuda_on_cpu/streams.h:a"         # a fold expression of C++ over a launch's arguments
+    "parameters:dev/test/crash_shim.c:counted"  # a system call with its five arguments
+    "parameters:lib/comm.h:collective_start"    # MPI's arguments of a collective
+    "parameters:lib/comm.h:message_start"       # and of a message
+)
 
 files() { git ls-files --cached --others --exclude-standard -- "$@" 2>/dev/null | grep -vE '^data/|/fixtures/' | while IFS= read -r f; do [ -f "$f" ] && echo "$f"; done; }
 

@@ -370,9 +370,11 @@ static const cJSON *class_in_json(const cJSON *plan, int rank) {
     const cJSON *found = NULL, *c, *r;
     int listed = 0;
     cJSON_ArrayForEach(c, cJSON_GetObjectItemCaseSensitive(plan, "rank_classes"))
-        cJSON_ArrayForEach(r, cJSON_GetObjectItemCaseSensitive(c, "ranks")) if ((int)cJSON_GetNumberValue(r) == rank)
-            found = c,
+        cJSON_ArrayForEach(r, cJSON_GetObjectItemCaseSensitive(c, "ranks")) {
+            if ((int)cJSON_GetNumberValue(r) != rank) continue;
+            found = c;
             listed++;
+        }
     return listed == 1 ? found : NULL;
 }
 

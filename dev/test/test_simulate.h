@@ -456,7 +456,7 @@ static void test_paper(void) {
 
 static int count_of(const char *text, const char *part) {
     int n = 0;
-    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) n++;
+    for (const char *at = strstr(text, part); at; at = strstr(at + strlen(part), part)) n++;
     return n;
 }
 
