@@ -162,10 +162,17 @@ static inline void request_start(Comm *comm, Request *r) {
     if (CUDA_BUILD && r->on_device) comm_progress(comm); // puts it into its stream before anything later
 }
 
-static inline void request_check_unused(const Comm *comm, const Request *r, Collective collective, const char *what) {
+/* Prepares a request for buffers with `count` elements of each member. */
+static inline void request_set(Comm *comm, Request *r, const char *what, const void *send, void *recv, size_t count,
+                               Dtype dtype) {
     if (r->active)
-        run_failure("rank %d: %s of '%s' is started while its request is in flight for '%s'", comm->rank,
-                    collective_names[collective], what, r->what);
+        run_failure("rank %d: '%s' is started while its request is in flight for '%s'", comm->rank, what, r->what);
+    r->what = what;
+    r->send = (const char *)send;
+    r->recv = (char *)recv;
+    r->bytes = count * dtype_size(dtype);
+    r->dtype = dtype;
+    r->on_device = is_of_device(comm->dev, send);
 }
 
 /* A request that completes when the current stream has done everything that it was given so far. */
@@ -176,41 +183,35 @@ static inline void request_follow_stream(Comm *comm, Request *r, const char *wha
     device_record_event(comm->dev, &r->arrived);
 }
 
-static inline void collective_start(Comm *comm, Request *r, Collective collective, Axis axis, const char *what,
-                                    const void *send, void *recv, size_t count, Dtype dtype) {
+static inline void collective_start(Comm *comm, Request *r, Collective collective, Axis axis) {
     Group *g = &comm->groups[axis];
-    request_check_unused(comm, r, collective, what);
     r->collective = collective;
     r->group = g;
     r->channel = NULL;
-    r->what = what;
-    r->send = (const char *)send;
-    r->recv = (char *)recv;
-    r->bytes = count * dtype_size(dtype);
-    r->dtype = dtype;
-    r->on_device = is_of_device(comm->dev, send);
     if (g->size > 1) {
         request_start(comm, r);
         return;
     }
-    if (send != recv) { // a group of one
-        if (r->on_device) device_copy(comm->dev, recv, send, r->bytes);
-        else if (!comm->dev->dry_run) memcpy(recv, send, r->bytes);
+    if (r->send != r->recv) { // a group of one
+        if (r->on_device) device_copy(comm->dev, r->recv, r->send, r->bytes);
+        else if (!comm->dev->dry_run) memcpy(r->recv, r->send, r->bytes);
     }
-    if (r->on_device) request_follow_stream(comm, r, what);
+    if (r->on_device) request_follow_stream(comm, r, r->what);
 }
 
 /* Starts an all-gather over this rank's group of an axis: each member's send (count) arrives in recv (size, count). */
 static inline void all_gather_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send, void *recv,
                                     size_t count, Dtype dtype) {
-    collective_start(comm, r, ALL_GATHER, axis, what, send, recv, count, dtype);
+    request_set(comm, r, what, send, recv, count, dtype);
+    collective_start(comm, r, ALL_GATHER, axis);
 }
 
 /* Starts a reduce-scatter of send (size, count): in recv (size, count) part p is member p's contribution to this rank's
  * part of the sum, and the caller adds them. With r->summed, NCCL adds them itself into recv (count). */
 static inline void reduce_scatter_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send,
                                         void *recv, size_t count, Dtype dtype) {
-    collective_start(comm, r, REDUCE_SCATTER, axis, what, send, recv, count, dtype);
+    request_set(comm, r, what, send, recv, count, dtype);
+    collective_start(comm, r, REDUCE_SCATTER, axis);
 }
 
 /* This rank's end of the messages to or from a member of `axis`. */
@@ -235,23 +236,16 @@ static inline Channel *channel_of(Comm *comm, Axis axis, int peer, int receives)
     return c;
 }
 
-static inline void message_start(Comm *comm, Request *r, Collective collective, Axis axis, int peer, const char *what,
-                                 void *buffer, size_t bytes, Dtype dtype) {
+static inline void message_start(Comm *comm, Request *r, Collective collective, Axis axis, int peer) {
     Group *g = &comm->groups[axis];
-    request_check_unused(comm, r, collective, what);
-    if (peer < 0 || peer >= g->size || peer == g->rank || !bytes)
+    if (peer < 0 || peer >= g->size || peer == g->rank || !r->bytes)
         run_failure("rank %d: %s of %zu bytes of '%s' with member %d of %s: expected at least one byte, and one of its "
                     "%d members but this rank, which is %d",
-                    comm->rank, collective_names[collective], bytes, what, peer, axis_names[axis], g->size, g->rank);
+                    comm->rank, collective_names[collective], r->bytes, r->what, peer, axis_names[axis], g->size,
+                    g->rank);
     r->collective = collective;
     r->group = g;
     r->channel = channel_of(comm, axis, peer, collective == RECEIVE);
-    r->what = what;
-    r->send = (const char *)buffer;
-    r->recv = (char *)buffer;
-    r->bytes = bytes;
-    r->dtype = dtype;
-    r->on_device = is_of_device(comm->dev, buffer);
     request_start(comm, r);
 }
 
@@ -261,13 +255,15 @@ static inline void message_start(Comm *comm, Request *r, Collective collective, 
  * again. NCCL sends only between neighbors of a ring. */
 static inline void send_start(Comm *comm, Request *r, Axis axis, int peer, const char *what, void *buffer, size_t count,
                               Dtype dtype) {
-    message_start(comm, r, SEND, axis, peer, what, buffer, count * dtype_size(dtype), dtype);
+    request_set(comm, r, what, buffer, buffer, count, dtype);
+    message_start(comm, r, SEND, axis, peer);
 }
 
 /* Starts to receive buffer (count) from member `peer`; see send_start. */
 static inline void receive_start(Comm *comm, Request *r, Axis axis, int peer, const char *what, void *buffer,
                                  size_t count, Dtype dtype) {
-    message_start(comm, r, RECEIVE, axis, peer, what, buffer, count * dtype_size(dtype), dtype);
+    request_set(comm, r, what, buffer, buffer, count, dtype);
+    message_start(comm, r, RECEIVE, axis, peer);
 }
 
 // ---------------------------------------------------------------------------

@@ -119,8 +119,8 @@ struct Comm {
     HeartbeatTable *heartbeats; // of this host
     Heartbeat *heartbeat;       // this rank's record in it; NULL: a dry run
     double timeout;             // seconds
-    int64_t gpu_progress;       // how much the GPU had done when the host last looked while waiting for it, …
-    double gpu_progress_at;     // … and the time since when that has not changed
+    int64_t gpu_progress;       // how many spans the GPU had finished when the host last looked while waiting for it
+    double gpu_progress_at;     // seconds: since when that has not changed
 
     double comm_seconds;    // in which a collective was in flight; of a GPU: their durations in their streams
     double wait_seconds;    // in which this rank, or the compute stream of its GPU, waited for communication

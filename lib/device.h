@@ -189,7 +189,7 @@ static inline void device_close(Device *dev) {
 // ---------------------------------------------------------------------------
 // buffers
 
-#ifdef CUDA_ON_CPU // a red zone behind each buffer finds accesses past its end; released memory is poisoned
+#ifdef CUDA_ON_CPU // a red zone after each buffer finds accesses past its end; released memory is poisoned
 enum { RED_ZONE = 256 };
 static inline void mark_buffer(Device *dev, MemCategory category, char *end) {
     if (!dev->dry_run && category != MEM_HOST) cuda_on_cpu_red_zone(end, RED_ZONE, dev->stream);

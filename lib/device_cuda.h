@@ -382,8 +382,8 @@ static inline void device_wait_stream(Device *dev, StreamKind later, StreamKind 
     device_set_stream(dev, before);
 }
 
-/* Keeps the host at most a few phases ahead of its GPU. A full queue, of about 1,000 entries, would hold the host in the
- * call that enqueues, where no timeout runs, and with it the other ranks of this process. */
+/* Keeps the host at most a few phases ahead of its GPU. A full queue, of about 1,000 entries, would hold the host in
+ * the call that enqueues, where no timeout runs, and with it the other ranks of this process. */
 static inline void device_pace(Device *dev) {
     if (dev->dry_run) return;
     DeviceEvent *event = &dev->phases[dev->num_phases % 4];

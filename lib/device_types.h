@@ -232,8 +232,8 @@ typedef struct {
     cudaStream_t stream; // the current one
     cudaStream_t streams[STREAMS];
     DeviceEvent order[STREAMS]; // how far each stream has come, for another stream to wait for
-    DeviceEvent zero;           // GPU times are measured from this event, …
-    double zero_seconds;        // … which happened at this time of the host's clock
+    DeviceEvent zero;           // GPU times are measured from this event
+    double zero_seconds;        // when it happened, by the host's clock
     OpenSpan *open_spans;       // (num_open, room for max_open) in the order of their ends
     int num_open, max_open;
     DeviceEvent *spare_events; // (num_spare, room for max_spare) for spans to use

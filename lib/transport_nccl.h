@@ -1,6 +1,6 @@
 /* transport_nccl.h: collectives and messages of GPU memory over NCCL; threads or MPI carry what the host holds.
  *
- * A collective is enqueued on a stream and the host waits for none of them; comm_open.h watches the timeout (comm_watch).
+ * A collective is enqueued on a stream, and the host does not wait for it; comm_watch in comm_open.h checks the timeout.
  * Ranks that share a GPU, or groups whose members differ from the mesh, are found before the first collective. When the
  * run fails, this process's communicators are aborted, because a GPU that waits for a lost rank waits forever.
  */
@@ -17,9 +17,10 @@ static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE}
  * memory. */
 static inline int nccl_communicators(const Mesh *m) {
     int count = m->world > 1, pp = m->size[AXIS_PP];
+    if (pp == 2) count += 2; // each is the other's next and previous neighbor
+    else if (pp > 2) count += LINKS;
     for (size_t i = 0; i < sizeof nccl_axes / sizeof *nccl_axes; i++) count += mesh_group_size(m, nccl_axes[i]) > 1;
-    if (pp > 2) return count + LINKS;
-    return pp == 2 ? count + 2 : count;
+    return count;
 }
 
 #ifdef HAVE_NCCL

@@ -157,7 +157,10 @@ static size_t part_bytes(const Rank *r) { return (size_t)r->count * sizeof(float
 
 static void in_use(Rank *r, Collective collective) {
     Request request = ZERO;
-    collective_start(&r->comm, &request, collective, AXIS_FSDP, "page", r->send, r->recv, part_bytes(r), DTYPE_BYTE);
+    size_t n = part_bytes(r);
+    if (collective == ALL_GATHER)
+        all_gather_start(&r->comm, &request, AXIS_FSDP, "page", r->send, r->recv, n, DTYPE_BYTE);
+    else reduce_scatter_start(&r->comm, &request, AXIS_FSDP, "page", r->send, r->recv, n, DTYPE_BYTE);
     comm_wait(&r->comm, &request);
     r->received += (int64_t)part_bytes(r) * (r->n - 1);
 }
