@@ -364,68 +364,88 @@ static void add_up(Member *m, int64_t of_this, int64_t *of_all) {
     if (m->rank == 0) *of_all += sum;
 }
 
-static void messages_body(Job *j, int rank) {
-    enum { MANY = 12 };
-#ifdef HAVE_MPI
-    if (j->transport == &transport_mpi) {
-        memset(profiled, 0, sizeof profiled);
-        num_profiled = 0;
-    }
-#endif
-    Member *m = member_open(j, rank, 2 * MOST_BYTES + 64 * 8192);
-    int n = m->world, next = (rank + 1) % n, before = (rank + n - 1) % n;
-    char *out = (char *)member_buffer(m, MOST_BYTES), *in = (char *)member_buffer(m, MOST_BYTES), *many[2 * MANY];
-    Request r[2 * MANY] = ZERO;
-    for (int i = 0; i < 2 * MANY; i++) many[i] = (char *)member_buffer(m, 4096);
-    for (int s = 0; s < MESSAGE_SIZES;
-         s++) { // round the ring; by turns the receive or the send comes first, and some ranks come late
+enum { MANY_MESSAGES = 12 };
+
+/* A rank of the ring, and its buffers. */
+typedef struct {
+    Member *m;
+    int next, before;
+    char *out, *in, *many[2 * MANY_MESSAGES];
+    Request r[2 * MANY_MESSAGES];
+} Messenger;
+
+/* Round the ring; receive and send take turns at being first, and some ranks come late. */
+static void messages_ring(Messenger *g, int rank) {
+    Member *m = g->m;
+    for (int s = 0; s < MESSAGE_SIZES; s++) {
         size_t bytes = message_bytes[s];
-        message_fill(m, out, next, s, bytes);
+        message_fill(m, g->out, g->next, s, bytes);
         if ((rank + s) % 3 == 0) usleep(3000);
         for (int k = 0; k < 2; k++) {
-            if ((rank + s + k) % 2) message(m, &r[0], RECEIVE, before, s, in, bytes);
-            else message(m, &r[1], SEND, next, s, out, bytes);
+            if ((rank + s + k) % 2) message(m, &g->r[0], RECEIVE, g->before, s, g->in, bytes);
+            else message(m, &g->r[1], SEND, g->next, s, g->out, bytes);
         }
-        comm_wait(&m->comm, &r[s % 2]);
-        comm_wait(&m->comm, &r[!(s % 2)]);
-        message_check(m, in, before, s, bytes);
+        comm_wait(&m->comm, &g->r[s % 2]);
+        comm_wait(&m->comm, &g->r[!(s % 2)]);
+        message_check(m, g->in, g->before, s, bytes);
     }
-    for (int k = 0; k < MANY;
-         k++) { // many of different sizes at once, both ways round, and a collective of the same ranks among them
+}
+
+/* Messages of different sizes are in flight at once in both directions, and a collective of the same ranks with them. */
+static void messages_at_once(Messenger *g, int rank) {
+    Member *m = g->m;
+    int n = m->world;
+    for (int k = 0; k < MANY_MESSAGES; k++) {
         size_t bytes = (size_t)(k + 1) * 331;
-        message_fill(m, many[k], k % 2 ? before : next, k, bytes);
-        message(m, &r[k], SEND, k % 2 ? before : next, k, many[k], bytes);
-        if (k == MANY / 2) {
+        message_fill(m, g->many[k], k % 2 ? g->before : g->next, k, bytes);
+        message(m, &g->r[k], SEND, k % 2 ? g->before : g->next, k, g->many[k], bytes);
+        if (k == MANY_MESSAGES / 2) {
             int mine = rank, all[8];
             all_gather_now(&m->comm, AXIS_PP, "ranks", &mine, all, sizeof mine);
             for (int i = 0; i < n; i++) m->wrong += all[i] != i;
         }
     }
-    for (int k = 0; k < MANY; k++)
-        message(m, &r[MANY + k], RECEIVE, k % 2 ? next : before, k, many[MANY + k], (size_t)(k + 1) * 331);
-    for (int k = 2 * MANY - 1; k >= 0; k--) comm_wait(&m->comm, &r[k]);
-    for (int k = 0; k < MANY; k++) message_check(m, many[MANY + k], k % 2 ? next : before, k, (size_t)(k + 1) * 331);
-    for (int k = 0; k < 3 * THREAD_SLOTS; k++) { // more than are remembered
-        message_fill(m, many[0], next, k % NAMED_MESSAGES, 64);
-        message(m, &r[0], RECEIVE, before, k % NAMED_MESSAGES, many[1], 64);
-        message(m, &r[1], SEND, next, k % NAMED_MESSAGES, many[0], 64);
-        comm_wait(&m->comm, &r[1]);
-        comm_wait(&m->comm, &r[0]);
-        message_check(m, many[1], before, k % NAMED_MESSAGES, 64);
+    for (int k = 0; k < MANY_MESSAGES; k++)
+        message(m, &g->r[MANY_MESSAGES + k], RECEIVE, k % 2 ? g->next : g->before, k, g->many[MANY_MESSAGES + k],
+                (size_t)(k + 1) * 331);
+    for (int k = 2 * MANY_MESSAGES - 1; k >= 0; k--) comm_wait(&m->comm, &g->r[k]);
+    for (int k = 0; k < MANY_MESSAGES; k++)
+        message_check(m, g->many[MANY_MESSAGES + k], k % 2 ? g->next : g->before, k, (size_t)(k + 1) * 331);
+}
+
+/* More messages than a channel remembers. */
+static void messages_repeated(Messenger *g) {
+    Member *m = g->m;
+    for (int k = 0; k < 3 * THREAD_SLOTS; k++) {
+        message_fill(m, g->many[0], g->next, k % NAMED_MESSAGES, 64);
+        message(m, &g->r[0], RECEIVE, g->before, k % NAMED_MESSAGES, g->many[1], 64);
+        message(m, &g->r[1], SEND, g->next, k % NAMED_MESSAGES, g->many[0], 64);
+        comm_wait(&m->comm, &g->r[1]);
+        comm_wait(&m->comm, &g->r[0]);
+        message_check(m, g->many[1], g->before, k % NAMED_MESSAGES, 64);
     }
-    for (int p = 0; p < n; p++) { // everybody with everybody
+}
+
+static void messages_all_to_all(Messenger *g, int rank) {
+    Member *m = g->m;
+    int n = m->world;
+    for (int p = 0; p < n; p++) {
         if (p == rank) continue;
-        message_fill(m, many[p], p, p, 100);
-        message(m, &r[p], SEND, p, rank, many[p], 100);
-        message(m, &r[MANY + p], RECEIVE, p, p, many[MANY + p], 100);
+        message_fill(m, g->many[p], p, p, 100);
+        message(m, &g->r[p], SEND, p, rank, g->many[p], 100);
+        message(m, &g->r[MANY_MESSAGES + p], RECEIVE, p, p, g->many[MANY_MESSAGES + p], 100);
     }
     for (int p = 0; p < n; p++) {
-        comm_wait(&m->comm, &r[p]);
-        comm_wait(&m->comm, &r[MANY + p]);
+        comm_wait(&m->comm, &g->r[p]);
+        comm_wait(&m->comm, &g->r[MANY_MESSAGES + p]);
     }
     for (int p = 0; p < n; p++)
-        if (p != rank) message_check(m, many[MANY + p], p, rank, 100);
-    int64_t miscounted = 0, told_apart = 0;
+        if (p != rank) message_check(m, g->many[MANY_MESSAGES + p], p, rank, 100);
+}
+
+/* How many counts of started, measured and, over MPI, profiled traffic differ from what was sent and received. */
+static int64_t messages_miscounted_by(const Job *j, const Member *m) {
+    int64_t miscounted = 0;
     Traffic told[2][2] = {{m->comm.traffic_started[AXIS_PP][SEND], m->comm.traffic_measured[AXIS_PP][SEND]},
                           {m->comm.traffic_started[AXIS_PP][RECEIVE], m->comm.traffic_measured[AXIS_PP][RECEIVE]}};
     for (int k = 0; k < 4; k++) {
@@ -434,17 +454,26 @@ static void messages_body(Job *j, int rank) {
         miscounted += !traffic_equal(t, want);
     }
 #ifdef HAVE_MPI
-    for (int c = 0; c < num_profiled; c++) // a third witness
+    for (int c = 0; c < num_profiled; c++)
         if (j->transport == &transport_mpi && profiled[c].comm == m->comm.groups[AXIS_PP].mpi)
             miscounted +=
                 !traffic_equal(profiled[c].of[SEND], told[0][0]) + !traffic_equal(profiled[c].of[RECEIVE], told[1][0]);
 #endif
+    (void)j;
+    return miscounted;
+}
+
+/* The orders of all channels are equal; a difference in any of them is found, whichever rank compares first. Returns
+ * how many are. */
+static int64_t messages_orders(Member *m, int rank) {
+    int64_t told_apart = 0;
+    int n = m->world;
     ChannelOrder mine[CHANNELS], all[8][CHANNELS];
     channel_orders(&m->comm, mine);
     all_gather_now(&m->comm, AXIS_WORLD, "channels", mine, all, sizeof mine);
     for (int p = 0; p < n; p++)
         m->wrong += p != rank && channels_differ(rank, mine, p, (const ChannelOrder *)all[p]) >= 0;
-    for (int i = 0; i < CHANNELS; i++) { // a difference in any of them is seen, whoever is asked first
+    for (int i = 0; i < CHANNELS; i++) {
         all[rank][i].order ^= 1;
         for (int p = 0; p < n && mine[i].peer >= 0; p++)
             told_apart +=
@@ -453,7 +482,30 @@ static void messages_body(Job *j, int rank) {
                 channels_differ(p, (const ChannelOrder *)all[p], rank, (const ChannelOrder *)all[rank]) == AXIS_PP;
         all[rank][i].order ^= 1;
     }
-    for (int a = 0; a < AXES; a++) // as the transport has them; all have met by now
+    return told_apart;
+}
+
+static void messages_body(Job *j, int rank) {
+#ifdef HAVE_MPI
+    if (j->transport == &transport_mpi) {
+        memset(profiled, 0, sizeof profiled);
+        num_profiled = 0;
+    }
+#endif
+    Member *m = member_open(j, rank, 2 * MOST_BYTES + 64 * 8192);
+    Messenger g = ZERO;
+    g.m = m;
+    g.next = (rank + 1) % m->world;
+    g.before = (rank + m->world - 1) % m->world;
+    g.out = (char *)member_buffer(m, MOST_BYTES);
+    g.in = (char *)member_buffer(m, MOST_BYTES);
+    for (int i = 0; i < 2 * MANY_MESSAGES; i++) g.many[i] = (char *)member_buffer(m, 4096);
+    messages_ring(&g, rank);
+    messages_at_once(&g, rank);
+    messages_repeated(&g);
+    messages_all_to_all(&g, rank);
+    int64_t miscounted = messages_miscounted_by(j, m), told_apart = messages_orders(m, rank);
+    for (int a = 0; a < AXES; a++) // the transport has the same members
         for (int i = 0; i < m->comm.groups[a].size; i++)
             m->wrong +=
                 m->comm.hosts->group_member(&m->comm, &m->comm.groups[a], i) != mesh_member(&m->mesh, rank, (Axis)a, i);
@@ -471,6 +523,25 @@ static void messages_body(Job *j, int rank) {
 static int toy_chunks, toy_micros;
 
 static int64_t toy_wrong;
+
+/* What a virtual stage sums without a pipeline. `at_stage`: its number among S; `last`: the index of the last element. */
+static float toy_sum(int S, int at_stage, int last) {
+    float want = 0;
+    for (int k = 0; k < toy_micros; k++) {
+        float sum = 0;
+        for (int e = 0; e < 2; e++) {
+            float in[MOST_STAGES * MOST_CHUNKS], v = (float)(k + (e ? last % 3 : 0)), g = 1;
+            for (int at = 0; at < S; at++) {
+                in[at] = v;
+                v = 3 * v + (float)at;
+            }
+            for (int at = S - 1; at >= at_stage; at--) g = 5 * g + in[at];
+            sum = e ? sum + g : g;
+        }
+        want = 0.3f * want + sum;
+    }
+    return want;
+}
 
 static void toy_body(Job *j, int rank) {
     enum { FLOATS = 300 };
@@ -512,23 +583,8 @@ static void toy_body(Job *j, int rank) {
         message(m, &send[step->kind], SEND, to, step->micro_batch, sent[step->kind], sizeof near);
     }
     for (int way = 0; way < 2; way++) comm_wait(&m->comm, &send[way]);
-    for (int c = 0; c < toy_chunks; c++) { // the same without a pipeline
-        float want = 0;
-        for (int k = 0; k < toy_micros; k++) {
-            float sum = 0;
-            for (int e = 0; e < 2; e++) {
-                float in[MOST_STAGES * MOST_CHUNKS], v = (float)(k + (e ? (FLOATS - 1) % 3 : 0)), g = 1;
-                for (int at = 0; at < S; at++) {
-                    in[at] = v;
-                    v = 3 * v + (float)at;
-                }
-                for (int at = S - 1; at >= stage_number(&s, c); at--) g = 5 * g + in[at];
-                sum = e ? sum + g : g;
-            }
-            want = 0.3f * want + sum;
-        }
-        m->wrong += !(fabsf(sums[c] / want - 1) < 1e-5f);
-    }
+    for (int c = 0; c < toy_chunks; c++)
+        m->wrong += !(fabsf(sums[c] / toy_sum(S, stage_number(&s, c), FLOATS - 1) - 1) < 1e-5f);
     m->wrong += m->comm.traffic_measured[AXIS_PP][SEND].calls != m->sent ||
                 m->comm.traffic_measured[AXIS_PP][RECEIVE].bytes != m->received_bytes;
     add_up(m, m->wrong, &toy_wrong);
