@@ -985,81 +985,77 @@ static void test_adamw(KernelTest *t) {
     test_report(t, "adamw follows PyTorch's definition, wherever the tensor is cut");
 }
 
-static void test_flat(KernelTest *t) {
-    test_bounds(t, 0, 0);
-    const int64_t counts[] = {1, 31, 300, 40001, (1 << 20) + 5}; // the last is beyond STREAM_FLOATS
+/* tree_sum is the binary tree, bit for bit, wherever the tensor is cut; casts round to nearest even. */
+static void test_tree_sums(KernelTest *t, const float *pieces, int n, int64_t count, int64_t cut) {
+    float *start = test_floats(t, count, 1), *level = test_floats(t, n * count, 1),
+          *shifted = test_floats(t, n * (count - cut), 1);
+    memcpy(level, pieces, (size_t)(n * count) * 4);
+    for (int width = 1; width < n; width *= 2) // the tree, level by level
+        for (int k = 0; k + width < n; k += 2 * width)
+            for (int64_t j = 0; j < count; j++) level[k * count + j] += level[(k + width) * count + j];
+    for (int k = 0; k < n; k++)
+        memcpy(shifted + k * (count - cut), pieces + k * count + cut, (size_t)(count - cut) * 4);
+    float *tail = test_floats(t, count - cut, 1), *with_start = test_floats(t, count, 1);
+    for (int64_t j = 0; j < count; j++) with_start[j] = start[j] + level[j];
+    tree_sum(&t->dev[1], tail, shifted, DTYPE_F32, n, count - cut, 0);
+    test_same(t, tail, level + cut, (count - cut) * 4);
+    for (int threads = 1; threads <= TEST_THREADS; threads++) {
+        float *room = test_floats(t, count + VL, 1),
+              *out = room + (VL - (uintptr_t)room / 4 % VL) % VL; // a whole vector: long sums stream
+        float *sum = (float *)test_copy(t, start, count * 4), *in_place = (float *)test_copy(t, pieces, n * count * 4);
+        bf16 *cast = (bf16 *)test_alloc(t, count * 2);
+        tree_sum(&t->dev[threads], out, pieces, DTYPE_F32, n, count, 0);
+        tree_sum(&t->dev[threads], sum, pieces, DTYPE_F32, n, count, 1);
+        tree_sum(&t->dev[threads], in_place, in_place, DTYPE_F32, n, count, 0);
+        cast_to_bf16(&t->dev[threads], cast, pieces, count);
+        test_same(t, out, level, count * 4);
+        test_same(t, in_place, level, count * 4);
+        test_same(t, sum, with_start, count * 4);
+        for (int64_t j = 0; j < count; j++)
+            if (cast[j].bits != float_to_bf16(pieces[j]).bits) {
+                t->unequal++;
+                test_bad(t, "cast of element %" PRId64 " is %04x, expected %04x", j, cast[j].bits,
+                         float_to_bf16(pieces[j]).bits);
+            }
+    }
+}
+
+/* squared_norm, exact_total and fingerprint. */
+static void test_reductions(KernelTest *t, const float *pieces, int64_t count, double *worst_norm, int *inexact) {
     const ExactSum none = ZERO;
-    double worst_norm = 0;
-    int inexact = 0;
-    for (int i = 0; i < 5; i++)
-        for (int n = 1; n <= (i < 4 ? 9 : 2); n++, t->cases++) {
-            int64_t count = counts[i], cut = i < 4 ? count / 3 : 1;
-            test_shape(t, "flat sums (%d pieces of %" PRId64 " elements)", n, count);
-            float *pieces = test_floats(t, n * count, 1), *start = test_floats(t, count, 1),
-                  *level = test_floats(t, n * count, 1), *shifted = test_floats(t, n * (count - cut), 1);
-            memcpy(level, pieces, (size_t)(n * count) * 4);
-            for (int width = 1; width < n; width *= 2) // the tree, level by level
-                for (int k = 0; k + width < n; k += 2 * width)
-                    for (int64_t j = 0; j < count; j++) level[k * count + j] += level[(k + width) * count + j];
-            for (int k = 0; k < n; k++)
-                memcpy(shifted + k * (count - cut), pieces + k * count + cut, (size_t)(count - cut) * 4);
-            float *tail = test_floats(t, count - cut, 1), *with_start = test_floats(t, count, 1);
-            for (int64_t j = 0; j < count; j++) with_start[j] = start[j] + level[j];
-            tree_sum(&t->dev[1], tail, shifted, DTYPE_F32, n, count - cut, 0);
-            test_same(t, tail, level + cut, (count - cut) * 4);
-            double norm = 0, first = 0;
-            for (int64_t j = 0; j < count; j++) norm += (double)pieces[j] * pieces[j];
-            float *sizes = (float *)test_alloc(t, count * 4);
-            ExactSum exact = ZERO, expected = ZERO;
-            uint64_t *print = (uint64_t *)test_alloc(t, 8), expected_print = 0, word;
-            for (int64_t j = 0; j < count; j++) {
-                sizes[j] = fabsf(pieces[j]);
-                exact_add(&exact, sizes[j]);
-            }
-            exact_merge(&expected, &exact);
-            for (int64_t j = 0; j < count / 2; j++) {
-                memcpy(&word, pieces + 2 * j, 8);
-                expected_print += mix64(word + (uint64_t)j * 0x9E3779B97F4A7C15ull);
-            }
-            for (int threads = 1; threads <= TEST_THREADS; threads++) {
-                float *room = test_floats(t, count + VL, 1),
-                      *out = room + (VL - (uintptr_t)room / 4 % VL) % VL; // a whole vector: long sums stream
-                float *sum = (float *)test_copy(t, start, count * 4),
-                      *in_place = (float *)test_copy(t, pieces, n * count * 4);
-                bf16 *cast = (bf16 *)test_alloc(t, count * 2);
-                tree_sum(&t->dev[threads], out, pieces, DTYPE_F32, n, count, 0);
-                tree_sum(&t->dev[threads], sum, pieces, DTYPE_F32, n, count, 1);
-                tree_sum(&t->dev[threads], in_place, in_place, DTYPE_F32, n, count, 0);
-                cast_to_bf16(&t->dev[threads], cast, pieces, count);
-                ExactSum *squares = (ExactSum *)test_copy(t, &none, sizeof none),
-                         *total = (ExactSum *)test_copy(t, &none, sizeof none), settled = ZERO, settled_total = ZERO;
-                squared_norm(&t->dev[threads], squares, pieces, count);
-                exact_total(&t->dev[threads], total, sizes, count);
-                fingerprint(&t->dev[threads], print, pieces, count / 2 * 8);
-                exact_merge(&settled, squares);
-                exact_merge(&settled_total, total);
-                inexact += memcmp(&settled_total, &expected, sizeof expected) != 0 || *print != expected_print;
-                double got = exact_value(&settled);
-                if (threads == 1) first = got;
-                t->unequal += got != first;
-                worst_norm = worst_of(worst_norm, fabs(got - norm) / norm);
-                if (!(fabs(got - norm) / norm <= 1e-6)) test_bad(t, "squared_norm is %.9g, expected %.9g", got, norm);
-                test_same(t, out, level, count * 4);
-                test_same(t, in_place, level, count * 4);
-                test_same(t, sum, with_start, count * 4);
-                for (int64_t j = 0; j < count; j++)
-                    if (cast[j].bits != float_to_bf16(pieces[j]).bits) {
-                        t->unequal++;
-                        test_bad(t, "cast of element %" PRId64 " is %04x, expected %04x", j, cast[j].bits,
-                                 float_to_bf16(pieces[j]).bits);
-                    }
-            }
-            test_free_all(t);
-        }
-    CHECK("squared_norm is accurate", worst_norm <= 1e-6, "error %.2g <= 1e-6%s", worst_norm, test_where(t));
-    CHECK("exact_total is exact, and a fingerprint the sum of its mixed words", !inexact, "%d differ", inexact);
-    test_report(t, "tree_sum is the binary tree, bit for bit, wherever the tensor is cut; casts round to nearest even");
+    double norm = 0, first = 0;
+    for (int64_t j = 0; j < count; j++) norm += (double)pieces[j] * pieces[j];
+    float *sizes = (float *)test_alloc(t, count * 4);
+    ExactSum exact = ZERO, expected = ZERO;
+    uint64_t *print = (uint64_t *)test_alloc(t, 8), expected_print = 0, word;
+    for (int64_t j = 0; j < count; j++) {
+        sizes[j] = fabsf(pieces[j]);
+        exact_add(&exact, sizes[j]);
+    }
+    exact_merge(&expected, &exact);
+    for (int64_t j = 0; j < count / 2; j++) {
+        memcpy(&word, pieces + 2 * j, 8);
+        expected_print += mix64(word + (uint64_t)j * 0x9E3779B97F4A7C15ull);
+    }
+    for (int threads = 1; threads <= TEST_THREADS; threads++) {
+        ExactSum *squares = (ExactSum *)test_copy(t, &none, sizeof none),
+                 *total = (ExactSum *)test_copy(t, &none, sizeof none), settled = ZERO, settled_total = ZERO;
+        squared_norm(&t->dev[threads], squares, pieces, count);
+        exact_total(&t->dev[threads], total, sizes, count);
+        fingerprint(&t->dev[threads], print, pieces, count / 2 * 8);
+        exact_merge(&settled, squares);
+        exact_merge(&settled_total, total);
+        *inexact += memcmp(&settled_total, &expected, sizeof expected) != 0 || *print != expected_print;
+        double got = exact_value(&settled);
+        if (threads == 1) first = got;
+        t->unequal += got != first;
+        *worst_norm = worst_of(*worst_norm, fabs(got - norm) / norm);
+        if (!(fabs(got - norm) / norm <= 1e-6)) test_bad(t, "squared_norm is %.9g, expected %.9g", got, norm);
+    }
+}
+
 #ifdef PRECISION_BF16
+static void test_vector_rounding(void) {
     int wrong = 0;
     for (uint64_t bits = 0; bits < (1ull << 32); bits += 4093) { // all kinds of floats, NaN and infinity among them
         uint32_t u = (uint32_t)bits;
@@ -1071,6 +1067,28 @@ static void test_flat(KernelTest *t) {
         wrong += y.bits != float_to_bf16(x).bits && !(denormal && !(y.bits & 0x7FFF));
     }
     CHECK("vector rounding to bf16 equals float_to_bf16, denormals aside", !wrong, "%d differ", wrong);
+}
+#endif
+
+static void test_flat(KernelTest *t) {
+    test_bounds(t, 0, 0);
+    const int64_t counts[] = {1, 31, 300, 40001, (1 << 20) + 5}; // the last is beyond STREAM_FLOATS
+    double worst_norm = 0;
+    int inexact = 0;
+    for (int i = 0; i < 5; i++)
+        for (int n = 1; n <= (i < 4 ? 9 : 2); n++, t->cases++) {
+            int64_t count = counts[i];
+            test_shape(t, "flat sums (%d pieces of %" PRId64 " elements)", n, count);
+            float *pieces = test_floats(t, n * count, 1);
+            test_tree_sums(t, pieces, n, count, i < 4 ? count / 3 : 1);
+            test_reductions(t, pieces, count, &worst_norm, &inexact);
+            test_free_all(t);
+        }
+    CHECK("squared_norm is accurate", worst_norm <= 1e-6, "error %.2g <= 1e-6%s", worst_norm, test_where(t));
+    CHECK("exact_total is exact, and a fingerprint the sum of its mixed words", !inexact, "%d differ", inexact);
+    test_report(t, "tree_sum is the binary tree, bit for bit, wherever the tensor is cut; casts round to nearest even");
+#ifdef PRECISION_BF16
+    test_vector_rounding();
 #endif
 }
 

@@ -391,7 +391,7 @@ static void messages_ring(Messenger *g, int rank) {
     }
 }
 
-/* Messages of different sizes are in flight at once in both directions, and a collective of the same ranks with them. */
+/* Messages of different sizes are in flight at once, both ways, and a collective of the same ranks with them. */
 static void messages_at_once(Messenger *g, int rank) {
     Member *m = g->m;
     int n = m->world;
@@ -524,7 +524,7 @@ static int toy_chunks, toy_micros;
 
 static int64_t toy_wrong;
 
-/* What a virtual stage sums without a pipeline. `at_stage`: its number among S; `last`: the index of the last element. */
+/* What a virtual stage sums without a pipeline. `at_stage`: its number among S; `last`: the index of the last token. */
 static float toy_sum(int S, int at_stage, int last) {
     float want = 0;
     for (int k = 0; k < toy_micros; k++) {
