@@ -3,6 +3,7 @@
 #ifndef COMM_OPEN_H
 #define COMM_OPEN_H
 #include "comm.h"
+#include "monitor.h"
 #include "transport_mpi.h"
 #include "transport_nccl.h"
 #include "transport_threads.h"

@@ -1,6 +1,6 @@
 /* transport_nccl.h: collectives and messages of GPU memory over NCCL; threads or MPI carry what the host holds.
  *
- * A collective is enqueued on a stream, and the host does not wait for it; comm_watch in comm_open.h checks the timeout.
+ * A collective is enqueued on a stream, and the host does not wait for it; comm_watch (comm_open.h) checks the timeout.
  * Ranks that share a GPU, or groups whose members differ from the mesh, are found before the first collective. When the
  * run fails, this process's communicators are aborted, because a GPU that waits for a lost rank waits forever.
  */

@@ -2,10 +2,9 @@
  *
  * A rank that waits cannot know for whom, and a rank that was stopped or killed says nothing. So each host has a
  * heartbeat table in shared memory, where each of its ranks writes what it is doing and which collectives it has
- * started. Three can find something wrong, and name the culprit in one sentence: a rank whose wait has timed out; a
- * rank that starts another collective than its neighbors; and the monitor, a process that is forked before MPI starts
- * and finds ranks that were killed, stopped, or are stuck. The last collectives of each rank are then written to
- * OUT/flight. Ranks that are threads have a table in their process's memory and no monitor.
+ * started. A rank whose wait has timed out, a rank that starts another collective than its neighbors, or the monitor
+ * (monitor.h) reads the table and names the culprit in one sentence. The last collectives of each rank are then written
+ * to OUT/flight. Ranks that are threads have a table in their process's memory and no monitor.
  */
 #ifndef WATCHDOG_H
 #define WATCHDOG_H
@@ -74,6 +73,7 @@ typedef struct Heartbeat {
     FlightRecord flights[LINES][FLIGHTS];
 } Heartbeat;
 
+/* One for each host; its ranks' heartbeats follow it in memory. */
 typedef struct HeartbeatTable {
     int attached, capacity; // ranks in the table; places
     int expected;           // ranks on this host, as the launcher says; 0: it does not say
@@ -537,204 +537,5 @@ static inline HeartbeatTable *heartbeats_open_threads(int ranks, double timeout)
     }
     return table;
 }
-
-// ---------------------------------------------------------------------------
-// the table of ranks that are processes, and the monitor
-
-#ifdef HAVE_MPI
-/* Reports a failure. Returns 0 if a rank of this host has already reported one. */
-static inline int monitor_says(HeartbeatTable *table, const char *text) {
-    char line[4096];
-    int none = 0, n = snprintf(line, sizeof line, "failure: %s\n", text);
-    if (!__atomic_compare_exchange_n(&table->said, &none, 2, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return 0;
-    if (write(STDERR_FILENO, line, (size_t)min_i64(n, sizeof line - 1)) < 0) return 1; // the ranks are ended anyway
-    return 1;
-}
-
-/* Sends a signal to each rank of this host that is alive. */
-static inline void monitor_signals(HeartbeatTable *table, int signal_number) {
-    for (int i = 0; i < table->attached; i++) {
-        Heartbeat *k = heartbeat_at(table, i);
-        if (k->process && k->pid_space == process_space() && process_state(k) != PROCESS_DIED)
-            kill(k->process, signal_number);
-    }
-}
-
-/* What the monitor sees when it looks at all ranks of its host. */
-typedef struct {
-    int present, alive, died; // ranks in the table; that may continue; that died unexpectedly
-    Heartbeat *late;          // a rank without a sign of life beyond its limit, or NULL
-    Heartbeat *stopped;       // a stopped one, or NULL
-} MonitorView;
-
-static inline void monitor_look_at(HeartbeatTable *table, Heartbeat *k, MonitorView *view, Sentence *t) {
-    if (!__atomic_load_n(&k->process, __ATOMIC_ACQUIRE)) { // it is about to write its record
-        view->alive++;
-        return;
-    }
-    double now = seconds_now();
-    ProcessState process = process_state(k);
-    view->present++;
-    if (__atomic_load_n(&k->state, __ATOMIC_ACQUIRE) == RANK_ENDED) return;
-    if (process == PROCESS_STOPPED) view->stopped = k;
-    if (process != PROCESS_DIED) {
-        view->alive++;
-        double grace = process == PROCESS_RUNS && k->state == RANK_WAITING ? 2.5 : 0.5; // who waits has its own timeout
-        int is_late = now - last_sign(k) > phase_limit(table, k->phase) + grace;
-        if (is_late && !view->late) view->late = k;
-        return;
-    }
-    if (k->told_to_end || view->died++ >= 4) return;
-    if (view->died > 1) say(t, ". Also ");
-    say_rank(t, table, k, process, now);
-    if (k->started[AXIS_FSDP]) say_last_collective(t, k, AXIS_FSDP);
-}
-
-/* Describes a rank that is late, and what may be the reason. */
-static inline void monitor_say_late(HeartbeatTable *table, const MonitorView *view, Sentence *t) {
-    Heartbeat *late = view->late;
-    double now = seconds_now(), limit = phase_limit(table, late->phase);
-    say(t, "no sign of life for %.1f s in %s: ", now - last_sign(late), phases[late->phase].name);
-    say_rank(t, table, late, process_state(late), now);
-    if (view->stopped && view->stopped != late) {
-        say(t, "; ");
-        say_rank(t, table, view->stopped, PROCESS_STOPPED, now);
-    } else if (late->phase == PHASE_START && table->expected > view->present)
-        say(t, "; %d of this host's %d ranks never started this program", table->expected - view->present,
-            table->expected);
-    else if (late->state == RANK_WAITING && late != view->stopped) {
-        say(t, "; ");
-        say_culprits(t, table, late, late->wait_line, late->wait_number, limit);
-    }
-    say(t, ". The limit here is %.6g s (%d x --timeout)", limit, phases[late->phase].limit);
-}
-
-/* Looks at all ranks of this host, and ends them if one has died or is late. Returns how many may continue. */
-static inline int monitor_look(HeartbeatTable *table) {
-    char text[3072];
-    Sentence t = {text, sizeof text, 0};
-    MonitorView view = ZERO;
-    int n = __atomic_load_n(&table->attached, __ATOMIC_ACQUIRE);
-    for (int i = 0; i < n; i++) monitor_look_at(table, heartbeat_at(table, i), &view, &t);
-    if (__atomic_load_n(&table->said, __ATOMIC_SEQ_CST) || (!view.died && !view.late)) return view.alive;
-    if (view.died > 4) say(&t, ", and %d more", view.died - 4);
-    if (!view.died) monitor_say_late(table, &view, &t);
-    if (monitor_says(table, text)) {
-        heartbeats_write_flights(table);
-        monitor_signals(table, SIGTERM); // they exit with 2, and their launcher ends the other hosts
-        monitor_signals(table, SIGCONT); // so that also stopped ones receive it
-    }
-    return view.alive;
-}
-
-/* The monitor's process: runs until no rank of its host may continue. */
-__attribute__((noreturn)) static inline void monitor(HeartbeatTable *table) {
-    double said_at = 0;
-    int null = open("/dev/null", O_RDWR);
-    setsid(); // the launcher signals the ranks' process groups
-    signal(SIGPIPE, SIG_IGN);
-    dup2(null, STDIN_FILENO);
-    dup2(null, STDOUT_FILENO); // launchers wait until all processes have closed their pipes
-    for (int fd = 3; fd < 256; fd++) close(fd);
-    while (monitor_look(table)) {
-        usleep(20000);
-        if (!said_at && __atomic_load_n(&table->said, __ATOMIC_SEQ_CST)) said_at = seconds_now();
-        if (said_at && seconds_now() - said_at > 2) monitor_signals(table, SIGKILL);
-    }
-    int ended = 1;
-    for (int i = 0; i < table->attached; i++) ended &= heartbeat_at(table, i)->state == RANK_ENDED;
-    if (!ended && table->said != 1) heartbeats_write_flights(table); // ended from outside: another host may have failed
-    unlink(table->name); // in case start-up did not get as far as removing it
-    _exit(0);
-}
-
-/* A signal by which the launcher ends this process; the monitor must not count it as a failure. */
-static inline void end_on_signal(int signal_number) {
-    own_heartbeat.record->told_to_end = signal_number;
-    if (own_heartbeat.table->said) _exit(own_heartbeat.table->said);
-    signal(signal_number, SIG_DFL);
-    raise(signal_number);
-}
-
-/* A file name that all ranks of one launch on one host compute alike, and nobody else. */
-static inline void heartbeats_file_name(char *name, size_t size) {
-    static const char *const job[] = {"PMIX_NAMESPACE", "PMIX_SERVER_URI2", "OMPI_MCA_ess_base_jobid",
-                                      "SLURM_JOB_ID",   "SLURM_STEP_ID",    "PMI_JOBID"};
-    uint64_t h = HASH_START;
-    int known = 0;
-    for (int i = 0; i < 6; i++) {
-        const char *value = getenv(job[i]);
-        if (!value) continue;
-        h = hash_bytes(h, value, strlen(value) + 1);
-        known = 1;
-    }
-    if (!known) h = (uint64_t)getppid(); // the launcher
-    snprintf(name, size, "%s/llama3-%d-%016" PRIx64, access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm", (int)getuid(),
-             mix64(h));
-}
-
-__attribute__((noreturn)) static inline void sharing_failed(const char *name, int error) {
-    user_error("cannot create %s, which the ranks of this host share (%s): free space there", name, strerror(error));
-}
-
-/* Opens this host's table, which whichever rank comes first creates. *index: this rank's place in it. */
-static inline HeartbeatTable *heartbeats_attach(const char *name, int *index) {
-    int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0 || ftruncate(fd, (off_t)heartbeats_bytes(MAX_LOCAL_RANKS))) sharing_failed(name, errno);
-    int error = posix_fallocate(fd, 0, sizeof(HeartbeatTable)); // reports a lack of memory now, not as a SIGBUS later
-    if (error) sharing_failed(name, error);
-    void *p = mmap(NULL, heartbeats_bytes(MAX_LOCAL_RANKS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED) sharing_failed(name, errno);
-    HeartbeatTable *table = (HeartbeatTable *)p;
-    int i = __atomic_fetch_add(&table->attached, 1, __ATOMIC_SEQ_CST);
-    if (i >= MAX_LOCAL_RANKS) {
-        __atomic_fetch_sub(&table->attached, 1, __ATOMIC_SEQ_CST);
-        user_error("more than %d ranks were started on this host: start at most %d", MAX_LOCAL_RANKS, MAX_LOCAL_RANKS);
-    }
-    error = posix_fallocate(fd, (off_t)heartbeats_bytes(i), sizeof(Heartbeat));
-    if (error) sharing_failed(name, error);
-    close(fd);
-    *index = i;
-    return table;
-}
-
-/* Adds this process to the table of its host; the first one starts the monitor. */
-static inline void heartbeats_join(double timeout, int rank, int world) {
-    static const char *const local_size[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
-    char name[64];
-    int i;
-    heartbeats_file_name(name, sizeof name);
-    HeartbeatTable *table = heartbeats_attach(name, &i);
-    Heartbeat *me = heartbeat_at(table, i);
-    me->rank = rank;
-    me->state = RANK_STARTING;
-    me->phase = PHASE_START;
-    me->since = seconds_now();
-    me->pid_space = process_space();
-    process_stat((int)getpid(), &me->born);
-    own_heartbeat.table = table;
-    own_heartbeat.record = me;
-    process_end.said = &table->said;
-    process_end.last_words = heartbeats_last_words;
-    if (i == 0) {
-        table->capacity = MAX_LOCAL_RANKS;
-        table->world = world;
-        table->timeout = timeout;
-        gethostname(table->host, sizeof table->host - 1);
-        snprintf(table->name, sizeof table->name, "%s", name);
-        for (int k = 0; k < 2; k++)
-            if (getenv(local_size[k])) table->expected = atoi(getenv(local_size[k]));
-    }
-    __atomic_store_n(&me->process, (int)getpid(), __ATOMIC_RELEASE);
-    if (i == 0) {
-        pid_t pid = fork();
-        if (pid < 0) run_failure("could not start the monitor of this host's ranks (%s)", strerror(errno));
-        if (pid == 0) monitor(table);
-    }
-    signal(SIGTERM, end_on_signal);
-    signal(SIGINT, end_on_signal);
-    signal(SIGHUP, end_on_signal);
-}
-#endif
 
 #endif
