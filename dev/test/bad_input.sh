@@ -605,7 +605,7 @@ clusters() {
     bad_plan "an evaluation" "--eval is an option of train_llama3" --eval good/val.tok
     works "a search" "$planner" --cluster "$top/dev/clusters/h100-8.json" --world 4 --model tiny --search
     bad_plan "--search without a cluster" "--search compares .* --cluster FILE" --world 4 --search
-    bad_plan "--search with --out" "--search prints a list, and --out" --cluster "$top/dev/clusters/h100-8.json" \
+    bad_plan "--search with --out" "--search prints a list of layouts, and --out" --cluster "$top/dev/clusters/h100-8.json" \
         --world 4 --search --out plan
     bad_plan "--search by a cluster that does not say how much memory there is" "lacks memory_bytes_per_host" \
         --cluster <(grep -v '"memory_bytes_per_host"' "$top/dev/clusters/h100-8.json") --world 4 --search
@@ -826,7 +826,7 @@ corpora() {
     refused "text.sh with an empty text" "blank.txt|text" "$top/dev/data/text.sh" tokens blank.txt
     refused "text.sh with a text that is not there" "nothing.txt does not exist" "$top/dev/data/text.sh" tokens \
         nothing.txt
-    refused "text.sh without a text" "expected OUTDIR and at least one text" "$top/dev/data/text.sh" tokens
+    refused "text.sh without a text" "expected an output folder and at least one text" "$top/dev/data/text.sh" tokens
     refused "text.sh into a file" "file" "$top/dev/data/text.sh" file sample/00.txt
 }
 
