@@ -554,7 +554,7 @@ static void compare_shared_gradients(Trainer *trainer) {
 
 static int64_t frozen_changed;
 
-/* Of all weights that nobody trains. */
+/* The hash of all frozen weights. */
 static uint64_t frozen_hash(const Fsdp *f) {
     uint64_t hash = HASH_START;
     for (int u = 0; u < f->table->num_units; u++) {

@@ -64,7 +64,7 @@ cuda-on-cpu:
 	@$(MAKE) --no-print-directory -j$(JOBS) PRECISION=bf16 cuda-on-cpu-programs
 
 # everything that dev/gpu_check.sh runs, for a machine with one GPU but neither compiler nor MPI, to which build/ is
-# copied; libraries are installed anew, not overwritten, because a program may have them open
+# copied; libraries are installed as new files, not overwritten, because a program may have them open
 GPU_HOST := CUDA=1 ARCH=x86-64-v3
 gpu-programs:
 	@$(MAKE) --no-print-directory -j$(JOBS) $(GPU_HOST) HAVE_MPI= HAVE_NCCL= PRECISION=bf16 cuda-programs

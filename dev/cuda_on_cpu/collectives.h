@@ -511,7 +511,7 @@ inline void nccl_launch(const std::vector<NcclCall> &calls) { // those that were
             launches.push_back(launch);
         }
         if (launch->stream != c.stream)
-            fail(nullptr, "%s: its group has another stream for this communicator: the stand-in takes one",
+            fail(nullptr, "%s: its group has another stream for this communicator: the emulator takes one",
                  describe(c).c_str());
         launch->lost |= broken || is_reached(cuda_on_cpu.nccl_lose, w); // never arrives
         if (broken) machine().changed.notify_all();
@@ -562,7 +562,7 @@ inline ncclResult_t nccl_call(NcclCall c) {
 /* A call on a communicator that others must make too: waits for them, or leaves that to ncclCommGetAsyncError. */
 inline ncclResult_t begin(NcclApi &api, ncclComm_t comm, const char *name, Place at, std::function<bool()> over,
                           std::function<void()> then) {
-    if (group_depth) fail(&at, "%s inside a group: the stand-in takes communication alone", name);
+    if (group_depth) fail(&at, "%s inside a group: the emulator takes communication alone", name);
     machine().changed.notify_all();
     if (comm->blocking) {
         run_until(

@@ -1,4 +1,4 @@
-/* cublasLt.h: stands in for cuBLASLt's matrix product: D = alpha op(A) op(B) + beta C.
+/* cublasLt.h: emulates cuBLASLt's matmul: D = alpha op(A) op(B) + beta C.
  *
  * It reads the real descriptors (column-major, leading dimensions, types, transposes) and holds the caller to what was
  * promised: alignment, workspace, no overlap. What the library refuses it refuses, with a line on stderr that says why;
@@ -143,7 +143,7 @@ struct LtCall {
 };
 
 // ---------------------------------------------------------------------------
-// the product: two vectors of rows by 6 columns at a time, operands widened to fp32 and laid side by side
+// The matmul computes two vectors of rows by 6 columns at a time, from operands converted to fp32.
 
 enum { TILE_ROWS = 2 * LANES, TILE_COLUMNS = 6, COLUMNS_AT_ONCE = 42 * TILE_COLUMNS };
 
@@ -341,7 +341,7 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cub
                                                      emu::Place at = emu::Place::here()) {
     int32_t v;
     if (!d || !value || bytes != sizeof v)
-        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a product has 4 bytes, given are %zu",
+        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "attribute %d of a matmul has 4 bytes, given are %zu",
                            attribute, bytes);
     memcpy(&v, value, sizeof v);
     switch (attribute) {
@@ -359,12 +359,12 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cub
         break;
     case CUBLASLT_MATMUL_DESC_EPILOGUE:
         if (v != CUBLASLT_EPILOGUE_DEFAULT)
-            return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %d: the stand-in has the default one alone",
+            return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %d: the emulator has the default one alone",
                                v);
         break;
     case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: d->sm_count = v; break;
     default:
-        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the stand-in knows no attribute %d of a product",
+        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the emulator knows no attribute %d of a matmul",
                            attribute);
     }
     return CUBLAS_STATUS_SUCCESS;
@@ -392,17 +392,17 @@ inline cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
     case CUBLASLT_MATRIX_LAYOUT_LD: l->ld = v; break;
     case CUBLASLT_MATRIX_LAYOUT_ORDER:
         if (v != CUBLASLT_ORDER_COL)
-            return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "order %lld: the stand-in has columns alone",
+            return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "order %lld: the emulator has columns alone",
                                (long long)v);
         break;
     case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
         if (v != 1)
             return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED,
-                               "batches of %lld: the stand-in has single products alone", (long long)v);
+                               "batches of %lld: the emulator has single matmuls only", (long long)v);
         break;
     case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: break;
     default:
-        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the stand-in knows no attribute %d of a matrix",
+        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the emulator knows no attribute %d of a matrix",
                            attribute);
     }
     return CUBLAS_STATUS_SUCCESS;
@@ -421,7 +421,7 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
              attribute <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)
         memcpy(&p->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
     else if (attribute != CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
-        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the stand-in knows no attribute %d of a preference",
+        return emu::refuse(at, CUBLAS_STATUS_NOT_SUPPORTED, "the emulator knows no attribute %d of a preference",
                            attribute);
     return CUBLAS_STATUS_SUCCESS;
 }

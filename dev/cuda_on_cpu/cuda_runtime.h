@@ -1,4 +1,4 @@
-/* cuda_runtime.h: stands in for the CUDA runtime, so that kernels run on a CPU: for tests, sanitizers and gdb.
+/* cuda_runtime.h: emulates the CUDA runtime, so that kernels run on a CPU: for tests, sanitizers and gdb.
  *
  * Here: the words of the language, vector types, error codes, the settings and the one way to fail. Then fibers.h (a
  * block of threads), streams.h (memory, queues, launches), events.h (streams, events), intrinsics.h and ptx.h (what
@@ -296,7 +296,7 @@ inline const Limits &chip_limits() {
 inline uint64_t random_state, random_seed = ~0ull;
 
 __forceinline__ uint64_t
-random_bits() { // 48 of them, by xorshift; the sequence begins anew when the seed is set to another
+random_bits() { // 48 of them, by xorshift; the sequence starts again when the seed changes
     if (random_seed != cuda_on_cpu.seed) {
         random_seed = cuda_on_cpu.seed;
         random_state = (random_seed + 1) * 0x9E3779B97F4A7C15ull | 1;

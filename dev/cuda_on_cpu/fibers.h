@@ -131,7 +131,7 @@ struct Thread {
     int number, warp, lane;
     Fiber *fiber;             // NULL: has not begun
     const char *waits;        // in what; NULL: does not wait
-    Place at;                 // … and where
+    Place at;                 // where it stands
     uint32_t mask;            // for which lanes; 0: for the block
     std::vector<Copy> copies; // cp.async under way, the oldest first
     unsigned group;           // of copies, that is open
@@ -164,7 +164,7 @@ struct Block {
     Place barrier;
     const char *barrier_what;
     int first_waiting, sum, result; // of the predicates of __syncthreads_or, _and, _count
-    uint64_t serial;                // of all blocks ever run: static shared memory is handed out anew in each
+    uint64_t serial;                // of all blocks ever run: static shared memory is handed out again in each
     char *shared_end;               // of what is handed out
     size_t static_bytes;
     int num_regions;

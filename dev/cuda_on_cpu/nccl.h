@@ -1,4 +1,4 @@
-/* nccl.h: stands in for NCCL 2.28: ranks are threads of one process, each with its own device.
+/* nccl.h: emulates NCCL 2.28: ranks are threads of one process, each with its own device.
  *
  * A collective is an operation of its stream, and meets those of the other ranks: when each is the head of its stream,
  * data moves; then each ends, in an order by the seed. A send meets its receive likewise. Whatever the library leaves

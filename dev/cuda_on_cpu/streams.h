@@ -284,7 +284,7 @@ inline void check_range(const char *what, const void *p, size_t bytes, int devic
              it->second.bytes);
 }
 
-/* … and, when the operation runs, no red zone may lie there. */
+/* When the operation runs, no red zone may lie there. */
 inline void check_no_zone(const char *what, const void *p, size_t bytes, Place at) {
     auto &zones = machine().zones;
     auto z = zones.upper_bound((char *)p);

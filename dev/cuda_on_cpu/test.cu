@@ -1024,7 +1024,7 @@ static void test_planted() {
     printf("planted errors, by row of README.md's table\n");
     planted("1: a stream that does not wait for another's event", "add",
             [] { disagree("add", [] { return ping_pong(0); }); });
-    planted("1: a launch's error that nobody asks for", "kernel nothing|empty", [] {
+    planted("1: a launch's error that is never read", "kernel nothing|empty", [] {
         LAUNCH(nothing, 0, 32, 0, 0);
         LAUNCH(nothing, 1, 32, 0, 0);
     });

@@ -1,4 +1,4 @@
-/* test_nccl.cu: the stand-in of NCCL, against plain computations; and misuse planted, each of which must be found.
+/* test_nccl.cu: the emulator of NCCL, against plain computations; and misuse planted, each of which must be found.
  *
  * Ranks are threads, each with its device. What is planted runs in a child, which must end as a failure that names the
  * call. The last line is `N passed, N failed`; the program ends with 1 when a check failed.
@@ -230,7 +230,7 @@ static void groups(Rank *r) {
     MUST(cudaFree(x));
 }
 
-/* Gathers on one stream, reductions on another, of two communicators; kernels between, buffers used by turns. */
+/* Gathers on one stream, reductions on another, of two communicators; kernels between, buffers used in turn. */
 static void overlap(Rank *r) {
     enum { N = 32, LAYERS = 6 };
     size_t R = (size_t)r->ranks;

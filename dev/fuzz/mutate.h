@@ -42,7 +42,7 @@ static int in_item(uint8_t c) {
     return c != ',' && c != '\n' && c != 0 && c != '{' && c != '}' && c != '[' && c != ']';
 }
 
-/* A run of such bytes, found from anywhere on; its length 0: there is none behind that place. */
+/* The next run of such bytes after a random place; its length is 0 if there is none. */
 static size_t find_run(const Text *t, int (*in)(uint8_t), size_t *at) {
     size_t end;
     for (*at = below(t->size + 1); *at < t->size && !in(t->bytes[*at]);) ++*at;

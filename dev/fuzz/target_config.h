@@ -109,7 +109,7 @@ static void check_plan(Job *j, int rank) {
     trainer_close(&dry_run);
 }
 
-/* Of a key that is there twice, the first counts. */
+/* If a key occurs twice, the first counts. */
 static void give_completed(Bytes file) {
     static const char good[] = "\"hidden_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,\"intermediate_"
                                "size\":48,\"vocab_size\":600,\"max_position_embeddings\":2048}";

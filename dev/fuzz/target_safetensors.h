@@ -1,6 +1,6 @@
 /* target_safetensors.h: weights, one file or several with an index.
  * Input: f FILE, h HEADER 0 DATA, t (q: of a model whose blocks are in 8 bits) and lines `NAME DTYPE DIM,DIM…` of
- * tensors one behind the other, or i INDEX (of part-1.safetensors, part-2.safetensors); F, H, T, Q, I: of a tied model.
+ * tensors one after the other, or i INDEX (of part-1.safetensors, part-2.safetensors); F, H, T, Q, I: of a tied model.
  */
 #ifndef TARGET_SAFETENSORS_H
 #define TARGET_SAFETENSORS_H

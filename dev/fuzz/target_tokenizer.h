@@ -243,7 +243,7 @@ static Tokenizer *open_other(Bytes *in) {
     return t;
 }
 
-/* The file written anew from the tokens is the same file; but in the digit before a = there are bits that mean nothing.
+/* The file written again from the tokens is the same file; but in the digit before a = there are bits that mean nothing.
  */
 static void check_lines(const Tokenizer *t, const char *lines, size_t size) {
     const char *at = lines, *bytes;

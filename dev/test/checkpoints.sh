@@ -75,7 +75,7 @@ newest() { ls -d "$1"/out/step-* 2>/dev/null | tail -n 1 | sed 's/.*step-0*//'; 
 # the last step that FOLDER's log has behind a word
 told() { sed -nE "s/.*$2.*step-0*([0-9]+).*/\1/p" "$1.log" | tail -n 1; }
 
-# complaint FOLDER REFERENCE CODE : what is wrong with a run that came to its end with exit code CODE. Nothing: it is as
+# complaint FOLDER REFERENCE CODE : what is wrong with a run that ended with exit code CODE. Nothing: it is as
 # if nothing had happened to it
 complaint() {
     local left
@@ -99,7 +99,7 @@ lost_after() {
         mkdir -p dead/root dead/state
         CRASH_ROOT=dead/root CRASH_STATE=dead/state CRASH_AT=$at LD_PRELOAD=$work/shim.so "$work/tool" save dead/root \
             "$how" >dead/log 2>&1
-        [ "$(wc -l <dead/state/calls)" = "$at" ] || break # it came to its end
+        [ "$(wc -l <dead/state/calls)" = "$at" ] || break # it has finished
         points=$((points + 1))
         said=$(sed -n 's/^saved //p' dead/log | tail -n 1)
         if [ "$names" = kill ]; then found=$(cat dead/root/current 2>/dev/null)
@@ -393,7 +393,7 @@ damage() {
     copy hurt
     in_folder hurt "${resume[@]}"
     if [ $? = 0 ] && [ "$(newest hurt)" = 8 ] && [ "$(sums base)" = "$last" ]; then
-        pass "the same, undamaged" "goes on from step 6 to 8"
+        pass "the same, undamaged" "resumes from step 6 and ends at 8"
     else
         fail "the same, undamaged" "$(tail -n 1 hurt.log)"
     fi

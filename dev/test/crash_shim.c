@@ -583,7 +583,7 @@ static int rebuild(char **arg) {
 }
 
 // ---------------------------------------------------------------- save DIR HOW
-/* A saver to try the library on: DIR/current is made anew three times, each told on stdout once it should last. HOW:
+/* A saver to try the library on: DIR/current is made again three times, each told on stdout once it should last. HOW:
  * in-place; rename, of a file that is not synced; file, which is synced and the directory is not; whole, as it should
  * be. */
 static int save(const char *dir, const char *how) {

@@ -113,7 +113,7 @@ more "a rank shuffles from another seed" run/trainer.h \
     's|    s.seed = (uint64_t)o->seed;|    s.seed = (uint64_t)o->seed + (uint64_t)(rank == 2);|' faults "rank 2 shuffles samples"
 more "a clipped step of one replica is scaled differently" optimizer.h \
     's|weight_decay, grad_scale, step);|weight_decay, grad_scale * (fsdp->replica ? 1.001f : 1), step);|' replicas "are replicas"
-more "the rotation is forgotten when activations are computed again" train_llama3.cu \
+more "the rotation is forgotten when activations are recomputed" train_llama3.cu \
     's|    rope_forward(m->dev, a->qkv|    if (!m->dev->recomputing) rope_forward(m->dev, a->qkv|' faults "recompute full: gradients of one rank"
 more "without sharding, only the own part of the gradient is summed" fsdp.h \
     's|    if (stage == ALL_GATHER_FSDP) return over_fsdp.*|    if (stage == ALL_GATHER_FSDP) return 0;|' faults "expected, dry-run and measured"
@@ -130,7 +130,7 @@ more "a rank does not show which op it is in" lib/device.h 's/^        dev->acti
 more "the last collectives are not written" lib/watchdog.h 's/if (code == 2 && own_heartbeat.table) heart/if (0) heart/' failures "last collectives are under OUT/flight"
 more "orders are not compared across hosts" run/step_report.h 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "the step's reports find a different order"
 more "receives are started in the order of their steps" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
-more "a rank fills the pipeline one micro-batch too late" lib/pipeline_schedule.h 's/: 2 \* later_ranks + /: later_ranks + /' pipeline "comes? to their end|micro-batches more"
+more "a rank fills the pipeline one micro-batch too late" lib/pipeline_schedule.h 's/: 2 \* later_ranks + /: later_ranks + /' pipeline "several ranks finish|micro-batches more"
 more "a set of activations is used again too soon" lib/pipeline_schedule.h 's|(int)max_i64(alive.step.stage., s->activation_sets.step.stage.);|(int)max_i64(1 + alive[step.stage] / 2, s->activation_sets[step.stage]);|' pipeline "sets of activations are not shared"
 more "messages are not compared as they start" lib/watchdog.h 's/other->order == e->order/1/' failures "two messages in another order"
 fault "waiting is not counted while gradients are reduced" lib/comm.h 's/CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active/dev->current_stream == STREAM_COMPUTE \&\& (r->active || CUDA_BUILD)/' "mpi waiting" "the reported waiting is"
@@ -151,7 +151,7 @@ more "what a checkpoint is read into stays" run/sharded_state.h \
     '/^static void fsdp_set_state/,/^}/s|            comm_alive(fsdp->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), piece, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
 more "a run that a signal ends exports" train_llama3.cu 's/ && complete) model_export/ \&\& complete + 1) model_export/' "checkpoints signals" "is not exported"
 more "a resumed run begins its epoch anew" run/trainer.h 's|    s.start_epoch = progress->epoch;||; s|    s.start_sample = progress->samples_in_epoch;||' checkpoints "are 4 steps"
-more "the second chunk's queries stand right behind the first's" lib/ops_common.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
+more "the second chunk's queries follow the first's directly" lib/ops_common.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
 more "a slice of the vocabulary takes its neighbour's first token" lib/ops_common.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
 more "sums of slices are not brought to one largest logit" lib/ops_common.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
 fault "gradients of norms are not summed over tp" shared_gradients.h \
@@ -204,7 +204,7 @@ if [ -n "$all" ]; then
     fault "metrics are not synced before a checkpoint" run/logger.h 's/ || fsync(fileno(l->metrics))//' "checkpoints points" "other figures in metrics.jsonl"
     fault "metrics are not cut back" run/out_dir.h 's/^    truncate_after_step(out, "metrics.jsonl", step);//' "checkpoints points" "other figures in metrics.jsonl"
     fault "two runs may save to one directory" run/out_dir.h 's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' "checkpoints refusals" "two runs"
-    fault "a run goes on from the oldest checkpoint" run/out_dir.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
+    fault "a run resumes from the oldest checkpoint" run/out_dir.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
     fault "a unit's reduction is never started" fsdp.h \
         's|^    reductions_advance(fsdp, u, micro_batch);|    if (u->table_unit->kind == UNIT_HEAD \&\& fsdp->ranks > 1) { gradient_release(fsdp, u); return; }\n&|' faults "expected, dry-run and measured"
     fault "gradients are scaled by the world" fsdp.h \
@@ -222,7 +222,7 @@ if [ -n "$all" ]; then
     fault "a rank draws its weights from another seed" run/trainer.h \
         's|    p->fsdp.seed = (uint64_t)o->seed;|    p->fsdp.seed = (uint64_t)(o->seed + (rank == 1));|' layouts "initializes weights with a different seed"
     fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
-    fault "a slot is written before who had it is through" fsdp.h 's|    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name);||' orders "have one rank's bits"
+    fault "a slot is written while its last user reads it" fsdp.h 's|    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name);||' orders "have one rank's bits"
     fault "weights are gathered before AdamW has written them" optimizer.h 's|^    device_wait_stream(dev, STREAM_GATHER,.*||' orders "have one rank's bits"
     fault "AdamW comes before the last sums" fsdp.h 's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
     fault "weights are used before they have arrived" lib/comm.h 's|    if (r->on_device) device_wait_event(dev, r->arrived);||' orders "have one rank's bits"

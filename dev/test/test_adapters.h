@@ -208,7 +208,7 @@ static void test_widened(void) {
             snprintf(arguments, sizeof arguments,
                      "--model %s --data %s --seq 16 --batch 1 --steps 1 --lora-rank 3 --base %s --timeout 60 %s",
                      layouts[l].odd ? small_model(base == 2) : adapters_model(0),
-                     make_token_file("widened.tok", 3000, 64, 0), adapted_bases[base], layouts[l].options);
+                     make_token_file("dequantized.tok", 3000, 64, 0), adapted_bases[base], layouts[l].options);
             Job *j = make_job(arguments, layouts[l].world, &transport_threads);
             launch(j, 0, widened_body);
             end_job(j);

@@ -1,4 +1,4 @@
-/* test_checkpoints.h: a checkpoint's bytes depend on the state alone; a run that goes on from one is the run that was
+/* test_checkpoints.h: a checkpoint's bytes depend on the state alone; a run that resumes from one is the run that was
  * never stopped; every sample is consumed once an epoch, across resumes. A part of test_llama3.cu. What happens when a
  * run dies while it saves, and what damaged files say, is tested from outside: checkpoints.sh. */
 
@@ -55,7 +55,7 @@ typedef struct {
     int split;
 } SavingLayout; // split: tp x cp x pp, whose ranks share samples; 0: none
 
-/* Every layout goes on from one rank's checkpoint, with as many micro-batches of one sample in a step: its next
+/* Every layout resumes from one rank's checkpoint, with as many micro-batches of one sample in a step: its next
  * checkpoint is one rank's. */
 static void goes_on(int tied, const SavingLayout *l, const char *model, const char *data, const char *reference) {
     char said[4096], out[300], name[256], step2[320], step4[320], theirs[320];
@@ -338,7 +338,7 @@ static void test_checkpoints(void) {
 static void test_checkpoints_all(void) { compare_saving(1); }
 
 #ifdef HAVE_MPI
-/* Processes go on from a checkpoint that threads wrote, and write its bytes. */
+/* Processes resume from a checkpoint that threads wrote, and write its bytes. */
 static void test_checkpoints_mpi(int process, int world) {
     char arguments[2048], out[280], theirs[320];
     const char *model = small_model(0), *data = strdup(make_token_file("checkpoints.tok", 3000, 64, 0));
@@ -367,7 +367,7 @@ static void test_checkpoints_mpi(int process, int world) {
         snprintf(theirs, sizeof theirs, "%s/step-00000004", here);
         int differ = files_that_differ(first, theirs, &files);
         snprintf(arguments, sizeof arguments, "%d processes %s", world,
-                 mode == 1 ? "go on from a checkpoint as the run that was not stopped"
+                 mode == 1 ? "resume from a checkpoint as the run that was not stopped"
                            : "save a checkpoint again, async, with the same bytes");
         CHECK(arguments, !differ && files >= 4, "%d of %d files differ", differ, files);
     }

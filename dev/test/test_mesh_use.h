@@ -31,7 +31,7 @@ static void compare_mesh_saving(int tied, int all) {
     const char *reference = saved_run(tied, "mesh-saved", model, data);
     for (int i = 0; i < (all ? 6 : 2); i++) goes_on(tied, &goers[i], model, data, reference);
     for (int i = 0; i < (all ? 14 : 4); i++) saves_again(tied, &savers[i], model, data, reference);
-    // a pipeline's own run, and another one that goes on from it
+    // a pipeline's own run, and another one that resumes from it
     snprintf(out, sizeof out, "%s%s", scratch_path("pipeline-saved"), tied ? "-tied" : "");
     int code = run_whole(said, 4,
                          "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --timeout 60 --deterministic "

@@ -1,4 +1,4 @@
-/* test_pipeline.h: the schedules of all shapes, replayed rank by rank; messages between ranks, and those that do not
+/* test_pipeline.h: the schedules of all shapes, simulated rank by rank; messages between ranks, and those that do not
  * meet. A part of test_llama3.cu. */
 #include "../../lib/comm_open.h"
 #include "../../pipeline_parallel.h"
@@ -62,7 +62,7 @@ static int order_is_kept(const Schedule *p, const Schedule *q) {
     }
 }
 
-/* Every rank begins each step as soon as it is through with the one before and the step's input is there. When is the
+/* Every rank begins each step as soon as it has finished the one before and the step's input is there. When is the
  * last one done? -1: never. */
 static int replay(const Schedule *ranks, int forward_takes, int backward_takes) {
     static int done[2 * MOST_MICROS * MOST_STAGES * MOST_CHUNKS]; // when what a message holds was made, +1
@@ -88,7 +88,7 @@ static int replay(const Schedule *ranks, int forward_takes, int backward_takes) 
 
 /* The same where nothing is kept on the way: a message goes only when it is the first of those its sender has yet to
  * send, and its receiver waits for it. A rank waits for a send before the next one that way (at_once: before it goes
- * on). Do all come to their end? */
+ * on). Do all finish? */
 static int replay_synchronous(const Schedule *ranks, int at_once) {
     static int queue[MOST_STAGES][MOST_STEPS], got[2 * MOST_MICROS * MOST_STAGES * MOST_CHUNKS];
     int at[MOST_STAGES] = ZERO, first[MOST_STAGES] = ZERO, last[MOST_STAGES] = ZERO,
@@ -143,7 +143,7 @@ static int messages_of(const Schedule *s, int *messages, int *whole) {
     return n;
 }
 
-/* Messages of all ranks, of each one after the other, and each waits for its other end: do all come to their end? */
+/* Messages of all ranks, of each one after the other, and each waits for its other end: do all finish? */
 static int replay_one_by_one(const Schedule *ranks, int *whole) {
     static int list[MOST_STAGES][2 * MOST_STEPS], ends[2 * MOST_MICROS * MOST_STAGES * MOST_CHUNKS];
     int P = ranks->pp, count[MOST_STAGES], at[MOST_STAGES] = ZERO, left = 0, moved = 1;
@@ -213,17 +213,17 @@ static void test_schedules(void) {
     CHECK("a step takes its work and (P - 1) / V micro-batches more", exact == shapes,
           "%d of %d shapes, backwards 1, 2 and 2/3 times as long as forwards", exact, shapes);
     CHECK("no schedule needs messages to be kept on the way, if a send is waited for before the next one that way",
-          through == shapes, "%d of %d shapes come to their end", through, shapes);
+          through == shapes, "%d of %d shapes finish", through, shapes);
     CHECK("ranks that start their messages as the schedule says need not even have two at once",
-          one_by_one == shapes - MOST_MICROS * MOST_CHUNKS, "%d of %d shapes of several ranks come to their end",
-          one_by_one, shapes - MOST_MICROS * MOST_CHUNKS);
+          one_by_one == shapes - MOST_MICROS * MOST_CHUNKS, "%d of %d shapes of several ranks finish", one_by_one,
+          shapes - MOST_MICROS * MOST_CHUNKS);
     CHECK("receives are started before their steps, into buffers that are free",
           fitting == ranks - MOST_MICROS * MOST_CHUNKS && most[0][0] <= 2 && most[0][1] <= 1 && most[1][0] <= 2 &&
               most[1][1] <= MOST_STAGES / 2,
           "%d of %d ranks; at most %d activations (bound 2) and %d gradients (1), of several chunks %d (2) and %d "
           "(half the stages)",
           fitting, ranks - MOST_MICROS * MOST_CHUNKS, most[0][0], most[0][1], most[1][0], most[1][1]);
-    CHECK("the replay notices ranks that wait for each other: each waits for its send at once", stuck > 0,
+    CHECK("the simulation notices ranks that wait for each other: each waits for its send at once", stuck > 0,
           "%d of %d shapes do", stuck, shapes);
 }
 
@@ -621,8 +621,7 @@ static void test_messages(int process, int world, const Transport *transport) {
         CHECK(name, messages_wrong == 0 && messages_passed > 200 * world, "%d wrong of %d", (int)messages_wrong,
               (int)messages_passed);
     snprintf(name, sizeof name,
-             "%d ranks over %s: calls and bytes of messages are booked as they are counted on the wire, and as the "
-             "caller counts them",
+             "%d ranks over %s: the dry run, the transport and the caller count the same calls and bytes of messages",
              world, transport->name);
     if (process == 0) CHECK(name, messages_miscounted == 0, "%d of %d differ", (int)messages_miscounted, world * 4);
     snprintf(name, sizeof name,

@@ -169,7 +169,7 @@ typedef struct {
     int64_t start, end;
 } Slice; // ns
 
-/* Of two slices that start together the longer one comes first. */
+/* If two slices start together, the longer one comes first. */
 static int by_start(const void *a, const void *b) {
     const Slice *x = (const Slice *)a, *y = (const Slice *)b;
     if (x->pid != y->pid) return x->pid - y->pid;

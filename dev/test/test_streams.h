@@ -93,7 +93,7 @@ static void test_orders(void) {
 
 typedef struct {
     int gathers, hidden, reductions, reduced_beside;
-} Beside; // exchanges of rank 0 over fsdp, and those that ran while an op of the compute stream did
+} Beside; // collectives of rank 0 on fsdp, and those that ran next to an op of the compute stream
 
 static Beside read_beside(const char *path) {
     Beside b = ZERO;
