@@ -297,8 +297,9 @@ static inline void request_poll_until_done(Comm *comm, Request *r) {
         comm_progress(comm);
         if (!r->active) break;
         sched_yield();
-        if (spins > 2000) usleep(20);
-        if (spins % 64) continue;
+        int sleeps = spins > 2000;
+        if (sleeps) usleep(20);
+        else if (spins % 64) continue; // reading the clock takes longer than a spin
         double waited = seconds_now() - start;
         if (waited > limit) wait_expired(comm, r->line, r->sequence + 1, waited);
     }

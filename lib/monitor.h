@@ -90,6 +90,7 @@ static inline int monitor_look(HeartbeatTable *table) {
     for (int i = 0; i < n; i++) monitor_look_at(table, heartbeat_at(table, i), &view, &t);
     if (__atomic_load_n(&table->said, __ATOMIC_SEQ_CST) || (!view.died && !view.late)) return view.alive;
     if (view.died > 4) say(&t, ", and %d more", view.died - 4);
+    if (view.died) say(&t, ".");
     if (!view.died) monitor_say_late(table, &view, &t);
     if (monitor_says(table, text)) {
         heartbeats_write_flights(table);
