@@ -197,8 +197,10 @@ static inline int is_quantized(BaseKind base, const TensorRow *row) {
 // ---------------------------------------------------------------------------
 // the tensor table of one rank's part of the model
 
-/* Tensors begin at multiples of this many elements within their unit: 256 bytes in bf16, 512 in fp32. */
-enum { TENSOR_ALIGN = 128, MAX_STAGES = 64 };
+enum {
+    TENSOR_ALIGN = 128, // tensors begin at multiples of so many elements in their unit: 256 bytes in bf16, 512 in fp32
+    MAX_STAGES = 64     // virtual stages per rank
+};
 
 /* Which part of the model a rank has. Tensor parallelism gives it an equal part of each split weight. Pipeline
  * parallelism gives it the blocks of `virtual_stages` stages: virtual stage v of rank p is stage v * pp + p. */
@@ -211,6 +213,7 @@ typedef struct {
 
 static const ModelPart WHOLE_MODEL = {1, 0, 1, 0, 1, 0, 0};
 
+/* One rank's part of one tensor. */
 typedef struct {
     char name[72];
     const TensorRow *row;
@@ -219,22 +222,23 @@ typedef struct {
     int is_tied_copy;               // the head's copy of the embedding: neither saved nor counted
     int64_t rows, cols;             // this rank's part of it
     int64_t first_row, first_col;   // where the part begins in the whole tensor
-    int64_t whole_rows, whole_cols; //
+    int64_t whole_rows, whole_cols; // of the whole tensor
     int64_t offset;                 // first element within the unit
     int64_t int8_block;             // its first block among the unit's int8 blocks; -1: it is not in int8
     int64_t unquantized_offset;     // not in int8: its first element among the unit's unquantized elements
 } Tensor;
 
+/* Tensors that are sharded, gathered and updated together, in one flat buffer. */
 typedef struct {
     UnitKind kind;
     char name[64];
     int first_tensor, num_tensors;
-    int first_block, num_blocks;
-    int64_t size;             // elements, with the gaps between tensors; equal on all tp ranks
-    int frozen;               // not trained
-    int64_t int8_blocks;      // in int8: blocks; 0: the unit is not quantized
-    int64_t unquantized;      // in int8: elements of its tensors that are not quantized, such as norms
-    int64_t offsets[W_KINDS]; // of each kind of weight in the unit's first block; -1: it has none
+    int first_block, num_blocks; // embedding and head count as one block
+    int64_t size;                // elements, with the gaps between tensors; equal on all tp ranks
+    int frozen;                  // not trained
+    int64_t int8_blocks;         // in int8: blocks; 0: the unit is not quantized
+    int64_t unquantized;         // in int8: elements of its tensors that are not quantized, such as norms
+    int64_t offsets[W_KINDS];    // of each kind of weight in the unit's first block; -1: it has none
 } Unit;
 
 /* A run of blocks: one virtual stage of the pipeline. */
@@ -243,6 +247,7 @@ typedef struct {
     int first_unit, first_adapters; // units of the first block, and of its adapters
 } Stage;
 
+/* All tensors and units of one rank's part of the model, in the order of the forward pass, then the adapters. */
 typedef struct {
     ModelPart part;
     Tensor *tensors;

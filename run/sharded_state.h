@@ -123,8 +123,8 @@ static void set_frozen_int8(Fsdp *fsdp, const FrozenSource *from, const Tensor *
     }
 }
 
-/* Sets the elements of tensor t that this rank's shard of a quantized unit holds. Int8 elements and unquantized ones are
- * numbered and sharded apart; t's begin at number t0. */
+/* Sets the elements of tensor t that this rank's shard of a quantized unit holds. Int8 elements are numbered and
+ * sharded apart from unquantized ones; t's begin at number t0. */
 static void set_quantized_tensor(Fsdp *fsdp, const FrozenSource *from, FsdpUnit *u, const Tensor *t) {
     const QuantizedLayout *l = &u->quantized;
     int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)), t0 = tensor_stored_at(t);
