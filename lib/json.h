@@ -1,5 +1,5 @@
-/* json.h: reads and writes JSON files with cJSON. A missing or unsuitable value is a user error that names the file, the
- * key and the range. */
+/* json.h: reads and writes JSON files with cJSON. A missing or unsuitable value is a user error that names the file,
+ * the key and the range. */
 #ifndef LIB_JSON_H
 #define LIB_JSON_H
 #include "base.h"
