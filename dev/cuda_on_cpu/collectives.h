@@ -73,7 +73,7 @@ struct Team { // the ranks of one communicator
     std::vector<ncclComm_t> members; // by rank; NULL: has not come yet, or has gone
     std::vector<int> devices;
     size_t joined;
-    double clock;                                              // us: when the last one came
+    double clock;                                                // us: when the last one came
     std::map<uint64_t, std::shared_ptr<Collective>> collectives; // by number: those that some rank has yet to issue
     std::map<std::tuple<int, int, int>, std::deque<std::shared_ptr<Collective>>>
         halves; // by sender, receiver, kind: those without the other
@@ -541,7 +541,10 @@ inline ncclResult_t issue(const std::vector<NcclCall> &calls) { // now, or when 
         return ncclSuccess;
     }
     auto job = std::make_shared<NcclJob>(NcclJob{calls[0].api, (int)choose(4), nullptr, nullptr, calls});
-    job->then = [job = job.get()] { nccl_launch(job->calls), job->calls.clear(); };
+    job->then = [job = job.get()] {
+        nccl_launch(job->calls);
+        job->calls.clear();
+    };
     for (const NcclCall &c : calls) {
         c.comm->job = job;
         check_launched(c.stream);

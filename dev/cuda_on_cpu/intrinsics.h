@@ -119,11 +119,11 @@ inline int __all_sync(unsigned mask, int predicate, emu::Place at = emu::Place::
     }
 #define CUDA_ON_CPU_ATOMICS(T)                                                                                         \
     CUDA_ON_CPU_ATOMIC(T, atomicAdd, old + x)                                                                          \
-    CUDA_ON_CPU_ATOMIC(T, atomicExch, x) CUDA_ON_CPU_ATOMIC(T, atomicMax, old > x ? old : x)                           \
-        CUDA_ON_CPU_ATOMIC(T, atomicMin, old < x ? old : x) CUDA_ON_CPU_ATOMIC(T, atomicOr, old | x)                   \
-            CUDA_ON_CPU_ATOMIC(T, atomicAnd, old &x) CUDA_ON_CPU_ATOMIC(T, atomicXor, old ^ x)                         \
-                CUDA_ON_CPU_UNSEEN inline T                                                                            \
-                atomicCAS(T *p, T expected, T x) {                                                                     \
+    CUDA_ON_CPU_ATOMIC(T, atomicExch, x)                                                                               \
+    CUDA_ON_CPU_ATOMIC(T, atomicMax, old > x ? old : x) CUDA_ON_CPU_ATOMIC(T, atomicMin, old < x ? old : x)            \
+        CUDA_ON_CPU_ATOMIC(T, atomicOr, old | x) CUDA_ON_CPU_ATOMIC(T, atomicAnd, old &x)                              \
+            CUDA_ON_CPU_ATOMIC(T, atomicXor, old ^ x) CUDA_ON_CPU_UNSEEN inline T                                      \
+            atomicCAS(T *p, T expected, T x) {                                                                         \
         T old = *p;                                                                                                    \
         if (old == expected) *p = x;                                                                                   \
         return old;                                                                                                    \

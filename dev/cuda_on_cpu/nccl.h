@@ -181,7 +181,10 @@ inline ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclCom
     return emu::begin(
         api, parent, "ncclCommSplit", at,
         [team, number] { return team->splits[number].size() == team->members.size(); },
-        [team, child, made] { *child = made, emu::host_reaches(team->clock); });
+        [team, child, made] {
+            *child = made;
+            emu::host_reaches(team->clock);
+        });
 }
 
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state, emu::Place at = emu::Place::here()) {

@@ -865,8 +865,10 @@ static void test_planted() {
                                          "two orders, of which one rank is late", "two orders in a group"};
     static int order;
     for (order = 0; order < 4; order++)
-        planted(orders[order], "two ranks issue in two orders|'world', rank |'other', rank |But |what meets",
-                [] { which = order, on_ranks(2, 1, two_orders); });
+        planted(orders[order], "two ranks issue in two orders|'world', rank |'other', rank |But |what meets", [] {
+            which = order;
+            on_ranks(2, 1, two_orders);
+        });
     MISUSE("registered memory at other places",
            "ncclAllReduce|rank 0|rank 1|at bytes 64 and 128 of what was registered", other_places, 0, 1);
     static const char *const sends[] = {"two ranks that each send before they receive",
@@ -874,8 +876,10 @@ static void test_planted() {
                                         "two sends on streams of their own"};
     static int first;
     for (first = 0; first < 3; first++)
-        planted(sends[first], "two ranks issue in two orders|'world', rank |ncclSend|But |what meets",
-                [] { which = first, on_ranks(2, 1, send_first); });
+        planted(sends[first], "two ranks issue in two orders|'world', rank |ncclSend|But |what meets", [] {
+            which = first;
+            on_ranks(2, 1, send_first);
+        });
     which = 3;
     on_ranks(2, 1, send_first);
     check(1, "in a group they may");

@@ -131,8 +131,7 @@ static const Version op_versions[] = {
      "Square roots and divisions of whole vectors, without checks for overlapping tensors; m is updated by one fused "
      "(1 - beta1) (g - m).",
      adamw_vectors},
-    {"4 the copy too",
-     "The copy is rounded from the register instead of by a pass of its own: p is not read again.",
+    {"4 the copy too", "The copy is rounded from the register instead of by a pass of its own: p is not read again.",
      adamw_with_copy},
     {"in use: threads",
      "Vectors divided over threads. Elements are independent, so neither the number of threads nor the shards change "

@@ -82,8 +82,7 @@ static const Version op_versions[] = {
      "A kernel for each line of the formula, like separate tensor operations in PyTorch: p and m are read and written "
      "again and again.",
      adamw_passes},
-    {"2 one pass",
-     "One thread computes all of an element's step and its copy: each tensor is read and written once.",
+    {"2 one pass", "One thread computes all of an element's step and its copy: each tensor is read and written once.",
      adamw_one_pass<1>},
     {"3 vectors", "Loads of 16 bytes: each thread has four loads of four elements in flight.", adamw_one_pass<4>},
     {"in use", "The op of lib/cuda.", adamw_in_use},

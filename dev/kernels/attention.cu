@@ -330,11 +330,12 @@ static const Version forward_versions[] = {
      "The query heads of one key/value head are rows of the same tiles: K and V are converted and transposed once for "
      "all of them. (With one head per group, as in bench-8m, nothing changes.)",
      forward_groups},
-    FORWARD_PAIRS{"in use: threads",
-                  "Blocks of rows divided over threads, those that see most keys first, and a few heads at a time, so "
-                  "that their K and V stay in the cache. The softmax of a tile computes all rows' maxima first, so that "
-                  "no row waits for another's sum over lanes. Rows of K and V are prefetched.",
-                  forward_in_use},
+    FORWARD_PAIRS{
+        "in use: threads",
+        "Blocks of rows divided over threads, those that see most keys first, and a few heads at a time, so "
+        "that their K and V stay in the cache. The softmax of a tile computes all rows' maxima first, so that "
+        "no row waits for another's sum over lanes. Rows of K and V are prefetched.",
+        forward_in_use},
     END_OF_VERSIONS};
 #endif
 

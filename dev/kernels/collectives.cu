@@ -46,9 +46,9 @@
  * the row that is nearest in FLOPs and in FLOPs per byte. All other ops take bytes / memory_bytes_per_s.
  */
 #include "../../lib/comm_open.h" // defines: Comm, collective_start, comm_wait, all_gather_now, the transports
-#include "../../lib/ops.h"  // defines: tree_sum, linear_forward, attention_forward, …
-#include "../../lib/json.h"   // defines: cJSON
-#include "../../llama3.h"     // defines: llama3_presets
+#include "../../lib/ops.h"       // defines: tree_sum, linear_forward, attention_forward, …
+#include "../../lib/json.h"      // defines: cJSON
+#include "../../llama3.h"        // defines: llama3_presets
 #include <sys/resource.h>
 
 enum { MOST_SIZES = 16, MOST_ROUNDS = 99, MOST_VERSIONS = 10, FEWEST_ROUNDS = 3 };

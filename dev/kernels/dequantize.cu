@@ -52,8 +52,7 @@ static void dequantize_vectors(Case *c) {
 
 static const Version op_versions[] = {
     {"1 by element", "A byte, its scale, a product; the scale is looked up for each element.", dequantize_by_element},
-    {"2 by block",
-     "The scale is read once per block, and the compiler vectorizes the loop over the block.",
+    {"2 by block", "The scale is read once per block, and the compiler vectorizes the loop over the block.",
      dequantize_by_block},
     {"3 vectors",
      "A whole block is converted to fp32 by a loop of constant length, then scaled and rounded with the vectors of "

@@ -21,8 +21,7 @@ template <int W> static void dequantize_by_bytes(Case *c) {
 }
 
 static const Version op_versions[] = {
-    {"1 a byte a thread",
-     "A warp reads 32 bytes and one scale: a quarter of a cache line at a time.",
+    {"1 a byte a thread", "A warp reads 32 bytes and one scale: a quarter of a cache line at a time.",
      dequantize_by_bytes<1>},
     {"2 a store of 16 bytes",
      "Each thread converts as many elements as fill a store of 16 bytes, but reads their bytes one by one.",

@@ -19,7 +19,7 @@ static Work work_of(Case *c) { // which of the three, its output says
     PageTensor *y = page_find(c, "y"), *dx = page_find(c, "dx"), *out = y ? y : dx ? dx : page_find(c, "dw");
     Matmul forward = {N, OC, IC, IC, 1, 1, IC, OC, out->storage == IN_FLOAT, 0};
     Matmul input = {N, IC, OC, dy_stride, 1, IC, 1, IC, 0, 0},
-            weight = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, out->role == UPDATED};
+           weight = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, out->role == UPDATED};
     Work w = {y ? forward : dx ? input : weight, out->data, y ? X("x") : X("dy"), y || dx ? X("w") : X("x")};
     return w;
 }
@@ -173,7 +173,7 @@ static inline __attribute__((always_inline)) void packed_block(const Work *w, in
         for (int64_t j = 0; j < cols; j += NR) // a panel of B stays in the nearest cache, while those of A pass
             for (int64_t i = 0; i < rows; i += MR)
                 tile_matmul(sums + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH,
-                             NR, 1, NR, depth, k0 > 0, pair);
+                            NR, 1, NR, depth, k0 > 0, pair);
     }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < cols; j += VL) put_vector(w, i0 + i, j0 + j, vload(sums + i * PLAIN_COLS + j));
@@ -204,15 +204,21 @@ static void plain(Case *c) {
 }
 
 #define PACKED                                                                                                         \
-    {"4 panels",                                                                                                       \
-     "Blocks of A and B are first copied into panels: the tile reads both from front to back, from the nearest "       \
-     "caches, and each element is converted to fp32 once per block instead of once per tile.",                         \
-     packed}
+    {                                                                                                                  \
+        "4 panels",                                                                                                    \
+            "Blocks of A and B are first copied into panels: the tile reads both from front to back, from the "        \
+            "nearest "                                                                                                 \
+            "caches, and each element is converted to fp32 once per block instead of once per tile.",                  \
+            packed                                                                                                     \
+    }
 #define PLAIN                                                                                                          \
-    {"5 threads",                                                                                                      \
-     "Blocks divided over threads: the plain matmul of lib/cpu, in use without oneDNN and, in bf16, on processors "    \
-     "without bf16 instructions.",                                                                                     \
-     plain}
+    {                                                                                                                  \
+        "5 threads",                                                                                                   \
+            "Blocks divided over threads: the plain matmul of lib/cpu, in use without oneDNN and, in bf16, on "        \
+            "processors "                                                                                              \
+            "without bf16 instructions.",                                                                              \
+            plain                                                                                                      \
+    }
 #ifdef HAVE_PAIRS
 #define PAIRS                                                                                                          \
     {"6 pairs of bf16",                                                                                                \
@@ -302,8 +308,7 @@ static void input_definition(Case *c) {
 #ifndef USE_CUDA
 static const Version input_versions[] = {
     {"1 triple loop",
-     "The formula: a sum goes down a column of w, which uses one element of each cache line it touches.",
-     triple_loop},
+     "The formula: a sum goes down a column of w, which uses one element of each cache line it touches.", triple_loop},
     {"2 by rows",
      "The loops in another order: a row of dx is a sum of rows of w, so w is read in order, by vectors; but each "
      "product reads and writes its sum.",
@@ -344,8 +349,7 @@ static void weight_definition(Case *c) {
 
 #ifndef USE_CUDA
 static const Version weight_versions[] = {
-    {"1 triple loop",
-     "The formula: the sum is over tokens, so it goes down a column of dy and a column of x.",
+    {"1 triple loop", "The formula: the sum is over tokens, so it goes down a column of dy and a column of x.",
      triple_loop},
     {"2 by rows",
      "A row of dw is a sum of rows of x; only dy is still read down its columns, one element for each row of x.",

@@ -187,7 +187,7 @@ static void tensor_cores(Case *c) {
 
 #define VERSIONS                                                                                                       \
     {                                                                                                                  \
-        {"1 naive", "A thread per element: two loads for each product, from the caches at best.", naive},                   \
+        {"1 naive", "A thread per element: two loads for each product, from the caches at best.", naive},              \
             {"2 tiles in shared memory",                                                                               \
              "16 x 16 elements a block: each operand is fetched once for sixteen products; but a product still takes " \
              "two loads from shared memory.",                                                                          \

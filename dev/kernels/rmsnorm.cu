@@ -246,8 +246,7 @@ static const Version backward_versions[] = {
      "The two formulas, one after the other. dw is summed down columns, which uses one element of each cache line it "
      "touches.",
      backward_scalar},
-    {"2 by rows",
-     "dw is added to row by row, while the row is in the cache: memory is read in order, once.",
+    {"2 by rows", "dw is added to row by row, while the row is in the cache: memory is read in order, once.",
      backward_by_rows},
     {"3 vectors", "A vector at a time: the dot product is no longer one chain of additions.", backward_vectors},
     {"4 threads",
@@ -255,8 +254,7 @@ static const Version backward_versions[] = {
      "the number of threads.",
      backward_threads},
     {"in use: blocks of rows",
-     "A dw for every 32 rows instead, added up in order: the same bits for any number of threads.",
-     backward_in_use},
+     "A dw for every 32 rows instead, added up in order: the same bits for any number of threads.", backward_in_use},
     END_OF_VERSIONS};
 #endif
 

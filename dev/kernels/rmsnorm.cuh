@@ -96,8 +96,7 @@ static const Version forward_versions[] = {
     {"2 a row a warp",
      "Lanes take adjacent elements and add up their sums by five shuffles: memory is read in whole cache lines.",
      forward_row_a_warp},
-    {"3 vectors, row kept",
-     "Loads of 16 bytes; the rounded sum stays in shared memory until the scale is known.",
+    {"3 vectors, row kept", "Loads of 16 bytes; the rounded sum stays in shared memory until the scale is known.",
      forward_vectors},
     {"in use", "The op of lib/cuda.", forward_in_use},
     END_OF_VERSIONS};

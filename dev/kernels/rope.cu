@@ -148,8 +148,7 @@ static const Version rope_versions[] = {
      "The formula for each pair of each head. In double: at position 1,000 a float's angle has lost three of its seven "
      "digits.",
      rope_functions},
-    {"2 once a token",
-     "All heads of a token rotate by the same angles: they are computed once for all of them.",
+    {"2 once a token", "All heads of a token rotate by the same angles: they are computed once for all of them.",
      rope_once_a_token},
     {"3 a table",
      "The same positions occur in every sequence, layer and step: a table, computed once, removes the functions from "

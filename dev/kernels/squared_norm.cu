@@ -72,8 +72,7 @@ static void norm_in_use(Case *c) {
 }
 
 static const Version norm_versions[] = {
-    {"1 double",
-     "The definition: each element is converted to double and waits for the sum of all before it.",
+    {"1 double", "The definition: each element is converted to double and waits for the sum of all before it.",
      norm_double},
     {"2 blocks",
      "128 squares in fp32, the blocks' sums in double: no conversions, but the additions still wait for each other.",

@@ -64,14 +64,11 @@ static void forward_vectors(Case *c) {
 }
 
 static const Version forward_versions[] = {
-    {"1 libm, double",
-     "The formula with exp(): every element is converted to double and takes a function call.",
+    {"1 libm, double", "The formula with exp(): every element is converted to double and takes a function call.",
      forward_libm_double},
-    {"2 libm, float",
-     "expf() instead: half the digits, which is all that is stored, in less than half the time.",
+    {"2 libm, float", "expf() instead: half the digits, which is all that is stored, in less than half the time.",
      forward_libm_float},
-    {"3 vexp",
-     "A polynomial for a whole vector at a time: no call, no table, and divisions of whole vectors too.",
+    {"3 vexp", "A polynomial for a whole vector at a time: no call, no table, and divisions of whole vectors too.",
      forward_vectors},
     {"in use: threads",
      "Rows divided over threads. Each row is computed by the same instructions, so the bits do not depend on the "
@@ -163,8 +160,7 @@ static const Version backward_versions[] = {
      "The product's backward, then silu's, as automatic differentiation would do it: two exponentials per element, and "
      "a tensor in between.",
      backward_two_ops},
-    {"2 one pass",
-     "Both gradients from one sigmoid: half the exponentials, and no tensor in between.",
+    {"2 one pass", "Both gradients from one sigmoid: half the exponentials, and no tensor in between.",
      backward_one_pass},
     {"3 vexp",
      "Vectors; given silu, its derivative sigmoid (1 + g (1 - sigmoid)) is one fused instruction: sigmoid (1 - silu) + "

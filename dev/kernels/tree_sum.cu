@@ -110,8 +110,7 @@ static void sum_one_pass(Case *c) {
 }
 
 static const Version op_versions[] = {
-    {"1 recursive",
-     "The tree as it is written, for one element after the other: more function calls than additions.",
+    {"1 recursive", "The tree as it is written, for one element after the other: more function calls than additions.",
      sum_recursive},
     {"2 level by level",
      "All pairs, then all pairs of pairs, over whole pieces: plain loops that the compiler vectorizes, but every level "
@@ -138,8 +137,7 @@ static void pieces_recursive(Case *c) {
 }
 
 static const Version pieces_versions[] = {
-    {"1 widened, recursive",
-     "The pieces converted to fp32, then version 1 of tree_sum, then rounded.",
+    {"1 widened, recursive", "The pieces converted to fp32, then version 1 of tree_sum, then rounded.",
      pieces_recursive},
     {"in use: threads", "As tree_sum in use, with the conversions on the way.", pieces_in_use},
     END_OF_VERSIONS};
