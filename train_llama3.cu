@@ -839,6 +839,7 @@ static void rank_main(Job *j, int rank) {
     trainer_open(trainer, dry_run, j, rank);
     int complete = j->task == DO_EXPORT;
     if (j->task == DO_TRAIN) complete = rank_train(trainer, dry_run, j);
+    if (j->task == DO_TRAIN && !complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by every thread
     if (j->task == DO_EVAL) rank_eval(trainer, j);
     if (j->task == DO_GENERATE) generate(trainer, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (j->opt.export_dir && complete) model_export(&trainer->writer);
@@ -883,6 +884,6 @@ int main(int argc, char **argv) {
     }
     job_close(&job);
     comm_end_process();
-    return 0;
+    return job.ended_early ? EXIT_ENDED_EARLY : 0;
 }
 #endif

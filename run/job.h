@@ -43,6 +43,7 @@ typedef struct {
     const Transport *transport;      // between the ranks' devices
     const Transport *host_transport; // between host memories; differs from `transport` only with NCCL
     ThreadWorld thread_world;        // ranks that are threads meet here
+    int ended_early;                 // a signal ended training before its last step, and everything is saved
     const OpRates *op_rates;         // how fast ops are on the planned machines; NULL: dry runs take no time
 } Job;
 

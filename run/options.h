@@ -149,7 +149,7 @@ static const OptionRow option_rows[] = {
      "directory for checkpoints, metrics.jsonl, samples.jsonl, config.txt, layout.json, plan.json and ledger.json"},
     {OPT_INT, "save-every", FIELD(save_every), 0, 1 << 30, "N", "0",
      "save a checkpoint every N steps and after the last one; 0: only after the last one; SIGUSR1 saves one too, "
-     "SIGUSR2 and SIGTERM save one and end the run"},
+     "SIGUSR2 and SIGTERM save one and end the run with exit code 75"},
     {OPT_TEXT, "save-mode", FIELD(save_mode), 0, 0, "sync|async", "sync",
      "async: copy the state to memory, which the plan includes, and write it while training continues"},
     {OPT_INT, "keep", FIELD(keep), 0, 1 << 30, "K", "0",

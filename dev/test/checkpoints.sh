@@ -457,7 +457,7 @@ refusals() {
 }
 
 # ---------------------------------------------------------------- signals
-# signalled NAME SIGNALS LAUNCH… : each of SIGNALS saves; the last one also ends the run with exit code 0, and what
+# signalled NAME SIGNALS LAUNCH… : each of SIGNALS saves; the last one also ends the run with exit code 75, and what
 # comes after has the bits of a run that got none
 signalled() {
     local name=$1 signals=$2 launcher signal before wrong steps code
@@ -489,11 +489,11 @@ signalled() {
     code=$?
     started=()
     steps=$(figures told | tail -n 1 | cut -d' ' -f1)
-    if [ "$code" != 0 ] || [ "$(newest told)" != "$steps" ]; then
+    if [ "$code" != 75 ] || [ "$(newest told)" != "$steps" ]; then
         fail "$name: SIG$signal saves and ends" "exit code $code, the last step is $steps, the last checkpoint of step $(newest told): $(tail -n 1 told.log)"
         return
     fi
-    pass "$name: SIG$signal saves and ends" "exit code 0, the last step and checkpoint is $steps"
+    pass "$name: SIG$signal saves and ends" "exit code 75, the last step and checkpoint is $steps"
     if [[ " $* " == *" --export exported "* ]]; then
         if grep -qx "not exported: the run ended at step $steps of 100000000; continue it with --resume to export the model at its end" told.log && [ ! -e told/exported/model.safetensors ]; then
             pass "$name: what SIG$signal ends is not exported, and says so" "$(grep '^not exported' told.log)"
