@@ -842,7 +842,7 @@ static void test_lt() {
     MUST(cudaFree(y));
     MUST(cudaFree(workspace));
 
-    // an element's bits depend on its row and its column alone: corners of a large product are the small products
+    // an element's bits depend on its row and its column alone: corners of a large matmul are small matmuls
     static const int N = 300, M = 100, K = 777;
     float *a = device_floats((size_t)(M * K), [](size_t i) { return sinf((float)i); }),
           *b = device_floats((size_t)(K * N), [](size_t i) { return cosf((float)i); }),

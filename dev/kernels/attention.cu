@@ -320,7 +320,7 @@ static const Version forward_versions[] = {
      forward_online},
     {"3 vectors",
      "A block of keys at a time, so one rescaling per block, and exponentials and products by vectors. But each score "
-     "is a sum over a vector's lanes, which costs more than its products.",
+     "is a sum over a vector's lanes, which costs more than its multiplications.",
      forward_vectors},
     {"4 a tile in registers",
      "K is transposed once per head, so that lanes are keys and no sum crosses lanes; several queries share each load "

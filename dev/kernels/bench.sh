@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bench.sh [ROUNDS] : the step beside its products in both precisions, and start-up beside an empty MPI program.
+# bench.sh [ROUNDS] : the step next to its matmuls in both precisions, and start-up next to an empty MPI program.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

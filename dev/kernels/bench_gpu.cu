@@ -81,7 +81,7 @@ static __global__ void random_ids_kernel(int32_t *ids, int64_t count, int below)
     if (i < count) ids[i] = (int32_t)(mix64((uint64_t)i + 77) % (uint64_t)below);
 }
 
-typedef struct { // a pool of device memory that each measurement begins anew
+typedef struct { // a pool of device memory that each measurement empties first
     Device dev;
     char *base;
     size_t size, used;
@@ -335,7 +335,7 @@ static double attention_seconds(Bench *b, int HD, int calls, double *forward,
 static void attention_rows_of(Bench *b) {
     double forward[MAX_CALLS], backward[MAX_CALLS];
     heading("Attention, 8,192 tokens, 32 heads over 8, causal counted half, backward 2.5 x forward", "TFLOP/s",
-            "of the product rate");
+            "of the matmul rate");
     for (int HD = 64; HD <= 128; HD += 64)
         for (int fixed = 0; fixed < 2; fixed++) {
             char what[96];

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# collectives.sh [--check] [--rounds N] : the exchanges' page, over the programs in $COLLECTIVES (one a precision), and
+# collectives.sh [--check] [--rounds N] : the page of collectives, over the programs in $COLLECTIVES (one a precision), and
 # the
 # cluster file $CLUSTER, where a relative path counts from the repository's root. Ends with `N passed, N failed`.
 # --check: a few small sizes, and the cluster file is thrown away.

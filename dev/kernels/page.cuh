@@ -117,7 +117,7 @@ static void rates_open(Device *dev, const PageOptions *o) {
            gpu.name, o->rounds, page_gpu.copy / 1e9, page_gpu.product / 1e12, PRECISION_NAME);
 }
 
-/* The bound here: what a case's bytes take at the copy rate, or its products at the product rate. */
+/* The bound here: what a case's bytes take at the copy rate, or its FLOPs at the rate of a matmul. */
 static Roofline case_times(Case *c, const Op *op, const double *estimate, int rounds, double *seconds) {
     Times *t = (Times *)checked_malloc(sizeof(Times) * (size_t)PAGE_VERSIONS);
     for (int r = 0; r < rounds; r++)

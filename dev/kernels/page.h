@@ -55,7 +55,7 @@ typedef struct { // one size of one op; `declare` fills the second half
     double flops; // as kernels.h books them: what the GFLOP/s count
     double
         slots; // vector instructions of the best way we know, times lanes: what the roofline counts (see SLOTS below)
-    double products; // FLOPs of matrix products, which have the dot-product instructions where floatX is bf16
+    double products; // FLOPs of matmuls, which have the dot-product instructions where floatX is bf16
     int restore; // UPDATED tensors get their first values back before each call, untimed: where repeating would drift
                  // off
     double bound, row_bound; // largest ||error|| / ||definition|| of a floatX output; the same of a single row
@@ -489,7 +489,7 @@ static __attribute__((noinline)) double fma_turns(void) {
     PEAK_LOOP(vfloat, vfma(sum[i], a, b))
     return 2 * (double)PEAK_LANES;
 }
-static __attribute__((noinline)) double product_turns(void) { // what matrix products are made of
+static __attribute__((noinline)) double product_turns(void) { // what matmuls are made of
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
     __m512bh a = (__m512bh)_mm512_set1_epi32(0x3F003F00), b = a;
     __asm__("" : "+v"(a), "+v"(b));
