@@ -129,50 +129,45 @@ enum { warpSize = 32 };
 // ---------------------------------------------------------------------------
 // error codes, CUDA's numbers and names; those below that persist end the device's life (streams.h)
 
+// clang-format off
 #define CUDA_ON_CPU_ERRORS(E)                                                                                          \
     E(cudaSuccess, 0, "no error")                                                                                      \
     E(cudaErrorInvalidValue, 1, "invalid argument")                                                                    \
-    E(cudaErrorMemoryAllocation, 2, "out of memory") E(cudaErrorInitializationError, 3, "initialization error") E(     \
-        cudaErrorInvalidConfiguration, 9, "invalid configuration argument") E(cudaErrorInvalidPitchValue, 12,          \
-                                                                              "invalid pitch argument")                \
-        E(cudaErrorInvalidDevicePointer, 17, "invalid device pointer") E(                                              \
-            cudaErrorInvalidMemcpyDirection, 21,                                                                       \
-            "invalid copy direction for memcpy") E(cudaErrorInsufficientDriver, 35,                                    \
-                                                   "CUDA driver version is insufficient for CUDA runtime version")     \
-            E(cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable") E(                 \
-                cudaErrorInvalidDeviceFunction, 98, "invalid device function") E(cudaErrorNoDevice, 100,               \
-                                                                                 "no CUDA-capable device is detected") \
-                E(cudaErrorInvalidDevice, 101, "invalid device ordinal") E(                                            \
-                    cudaErrorInvalidKernelImage, 200,                                                                  \
-                    "device kernel image is invalid") E(cudaErrorNoKernelImageForDevice, 209,                          \
-                                                        "no kernel image is available for execution on the device")    \
-                    E(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered") E(                        \
-                        cudaErrorUnsupportedPtxVersion, 222,                                                           \
-                        "the provided PTX was compiled with an unsupported toolchain.")                                \
-                        E(cudaErrorOperatingSystem, 304, "OS call failed or operation not supported on this OS") E(    \
-                            cudaErrorInvalidResourceHandle, 400, "invalid resource handle") E(cudaErrorNotReady, 600,  \
-                                                                                              "device not ready")      \
-                            E(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                \
-                                E(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch") E(    \
-                                    cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")            \
-                                    E(cudaErrorAssert, 710, "device-side assert triggered") E(                         \
-                                        cudaErrorHostMemoryAlreadyRegistered, 712,                                     \
-                                        "part or all of the requested memory range is already mapped")                 \
-                                        E(cudaErrorHostMemoryNotRegistered, 713,                                       \
-                                          "pointer does not correspond to a registered memory region")                 \
-                                            E(cudaErrorHardwareStackError, 714,                                        \
-                                              "hardware stack error") E(cudaErrorIllegalInstruction, 715,              \
-                                                                        "an illegal instruction was encountered")      \
-                                                E(cudaErrorMisalignedAddress, 716, "misaligned address") E(            \
-                                                    cudaErrorLaunchFailure, 719, "unspecified launch failure")         \
-                                                    E(cudaErrorNotPermitted, 800, "operation not permitted") E(        \
-                                                        cudaErrorNotSupported, 801, "operation not supported")         \
-                                                        E(cudaErrorSystemNotReady, 802, "system not yet initialized")  \
-                                                            E(cudaErrorSystemDriverMismatch, 803,                      \
-                                                              "system has unsupported display driver / cuda "          \
-                                                              "driver combination")                                    \
-                                                                E(cudaErrorTimeout, 909, "wait operation timed out")   \
-                                                                    E(cudaErrorUnknown, 999, "unknown error")
+    E(cudaErrorMemoryAllocation, 2, "out of memory")                                                                   \
+    E(cudaErrorInitializationError, 3, "initialization error")                                                         \
+    E(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                              \
+    E(cudaErrorInvalidPitchValue, 12, "invalid pitch argument")                                                        \
+    E(cudaErrorInvalidDevicePointer, 17, "invalid device pointer")                                                     \
+    E(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                                        \
+    E(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient for CUDA runtime version")                 \
+    E(cudaErrorDevicesUnavailable, 46, "CUDA-capable device(s) is/are busy or unavailable")                            \
+    E(cudaErrorInvalidDeviceFunction, 98, "invalid device function")                                                   \
+    E(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                                    \
+    E(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                                           \
+    E(cudaErrorInvalidKernelImage, 200, "device kernel image is invalid")                                              \
+    E(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for execution on the device")                \
+    E(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered")                                           \
+    E(cudaErrorUnsupportedPtxVersion, 222, "the provided PTX was compiled with an unsupported toolchain.")             \
+    E(cudaErrorOperatingSystem, 304, "OS call failed or operation not supported on this OS")                           \
+    E(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                                  \
+    E(cudaErrorNotReady, 600, "device not ready")                                                                      \
+    E(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                                        \
+    E(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")                                   \
+    E(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                                          \
+    E(cudaErrorAssert, 710, "device-side assert triggered")                                                            \
+    E(cudaErrorHostMemoryAlreadyRegistered, 712, "part or all of the requested memory range is already mapped")        \
+    E(cudaErrorHostMemoryNotRegistered, 713, "pointer does not correspond to a registered memory region")              \
+    E(cudaErrorHardwareStackError, 714, "hardware stack error")                                                        \
+    E(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")                                      \
+    E(cudaErrorMisalignedAddress, 716, "misaligned address")                                                           \
+    E(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                                       \
+    E(cudaErrorNotPermitted, 800, "operation not permitted")                                                           \
+    E(cudaErrorNotSupported, 801, "operation not supported")                                                           \
+    E(cudaErrorSystemNotReady, 802, "system not yet initialized")                                                      \
+    E(cudaErrorSystemDriverMismatch, 803, "system has unsupported display driver / cuda driver combination")           \
+    E(cudaErrorTimeout, 909, "wait operation timed out")                                                               \
+    E(cudaErrorUnknown, 999, "unknown error")
+// clang-format on
 
 enum cudaError {
 #define E(name, number, text) name = number,

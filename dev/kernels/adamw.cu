@@ -11,7 +11,7 @@ static const float LR = 3e-4f, BETA1 = 0.9f, BETA2 = 0.95f, EPS = 1e-8f, WEIGHT_
 static const float GRAD_SCALE = 0.37f; // clipping, and one over the number of tokens
 
 static void adamw_case(Case *c) { // size: count, step
-    int64_t count = c->size[0];   // a row an element: each is held to the bound
+    int64_t count = c->size[0];   // one element per row: each must meet the bound
     updates(c, "p", IN_FLOAT, count, 1, 1);
     updates(c, "m", IN_FLOAT, count, 1, 1);
     updates(c, "v", IN_FLOAT, count, 1, 1);
@@ -47,7 +47,7 @@ static void adamw_in_use(Case *c) {
 #ifndef USE_CUDA
 typedef struct {
     float keep, rate, root;
-} Factors; // what all elements have in common, computed in double
+} Factors; // the same for all elements, computed in double
 static Factors factors(const Case *c) {
     double step = (double)c->size[1];
     Factors f = {(float)(1.0 - (double)LR * (double)WEIGHT_DECAY),

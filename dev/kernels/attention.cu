@@ -28,13 +28,13 @@ static BOTH int64_t l_at(const AttentionShape *s, int64_t b, int64_t t, int64_t 
 } // in lse
 
 #ifndef USE_CUDA
-/* Where versions 2 and 3 are: one query of one head. */
+/* The state of versions 2 and 3: one query of one head. */
 typedef struct {
     AttentionShape s;
-    int64_t b, t, h, at, seen; // at: where its row starts in q, out, dout and dq; seen: keys
-    float scale, *lse;         // 1 / sqrt(HD); its place in lse
+    int64_t b, t, h, at, seen; // at: offset of its row in q, out, dout and dq; seen: how many keys it sees
+    float scale, *lse;         // 1 / sqrt(HD); the query's element of lse
     float *row;                // (HD, rounded up to VL), zeros
-    float *dk, *dv;            // (B,Tk,NKV,HD) sums in fp32: a key/value head has them from several query heads
+    float *dk, *dv;            // (B,Tk,NKV,HD) sums in fp32, over the query heads that share a key/value head
 } Query;
 
 static void each_query(Case *c, void (*run)(Case *c, const Query *i)) {
@@ -93,10 +93,10 @@ static void forward_case(Case *c) {
     writes(c, "out", IN_X, s.B * s.Tq, s.NH * s.HD);
     writes(c, "lse", IN_FLOAT, s.B * s.NH * s.Tq, 1);
     c->flops = c->products = 4.0 * s.HD * attention_pairs(&s);
-    c->slots = (EXP_SLOTS + 2) * attention_pairs(&s); // scaled, less the largest; summed
+    c->slots = (EXP_SLOTS + 2) * attention_pairs(&s); // scaling, subtraction of the largest; the sum
     if (FLOATX == DTYPE_BF16) {
         c->bound = 6e-3;
-        c->row_bound = 16e-3; // probabilities are rounded too, to enter a product of bf16
+        c->row_bound = 16e-3; // probabilities are rounded too, as operands of a bf16 matmul
     }
 }
 
@@ -115,7 +115,7 @@ static void forward_definition(Case *c) {
                     p[j] += q[q_at(&s, b, t, h) + d] * k[k_at(&s, b, j, h) + d] / sqrt(s.HD);
                 max = fmax(max, p[j]);
             }
-            for (int64_t d = 0; d < s.HD; d++) o[d] = 0; // and so it stays where a query sees nothing
+            for (int64_t d = 0; d < s.HD; d++) o[d] = 0; // stays 0 if a query sees no key
             for (int64_t j = 0; j < seen; j++) sum += exp(p[j] - max);
             for (int64_t j = 0; j < seen; j++)
                 for (int64_t d = 0; d < s.HD; d++) o[d] += exp(p[j] - max) / sum * v[k_at(&s, b, j, h) + d];
@@ -173,7 +173,7 @@ static void online_query(Case *c, const Query *i) {
         float score = dot(q, k + key, i->s.HD) * i->scale, rescale = 1;
         if (score > max) {
             rescale = expf(max - score);
-            max = score; // what was added so far had the smaller one in its exponents
+            max = score; // the sums so far are relative to the smaller maximum
         }
         float p = expf(score - max);
         sum = sum * rescale + p;
@@ -185,14 +185,14 @@ static void online_query(Case *c, const Query *i) {
 static void forward_online(Case *c) { each_query(c, online_query); }
 
 /* One row's step over n scores (a multiple of VL): they become exp(scale score - max so far); out(ld) and sum are
- * brought to that max. With pairs they become bf16, in place: what is written never overtakes what is still to be read.
+ * brought to that max. With pairs they become bf16, in place: writing never overtakes reading.
  */
 static inline __attribute__((always_inline)) void online_step(float *scores, int64_t n, float scale, float *max,
                                                               float *sum, float *out, int64_t ld, const int pair) {
     vfloat m = vsplat(-INFINITY), total = vsplat(0);
     for (int64_t j = 0; j < n; j += VL) m = vmax(m, vload(scores + j));
     float largest = fmaxf(*max, vmax_lane(m) * scale),
-          base = largest == -INFINITY ? 0 : largest; // nothing seen yet: exp(-inf - 0) = 0
+          base = largest == -INFINITY ? 0 : largest; // no key seen yet: exp(-inf - 0) = 0
     for (int64_t j = 0; j < n; j += VL) {
         vfloat e = vexp(vfma(vload(scores + j), vsplat(scale), vsplat(-base)));
         if (pair == 2) operand_store(scores, j, e);
@@ -207,7 +207,7 @@ static inline __attribute__((always_inline)) void online_step(float *scores, int
     *sum += vsum(total);
     *max = largest;
 }
-/* Queries that saw nothing: 0 and -infinity. */
+/* Queries that see no key: out 0, lse -infinity. */
 static void store_row(floatX *out, float *lse, const float *o, float max, float sum, int HD) {
     for (int d = 0; d < HD; d += VL) store_x(out + d, vload(o + d) * (sum > 0 ? 1 / sum : 0), HD - d);
     *lse = max + logf(sum);
@@ -228,18 +228,18 @@ static void vectors_query(Case *c, const Query *i) {
 }
 static void forward_vectors(Case *c) { each_query(c, vectors_query); }
 
-/* What tile_matmul takes, of `count` rows of one head that are `stride` apart: out(width), widened … */
+/* Operands of tile_matmul from `count` rows of one head, `stride` apart. One row in fp32: out (width). */
 static void widen(float *out, const floatX *in, int HD, int64_t width) {
     for (int64_t d = 0; d < width; d += VL) vstore(out + d, in && d < HD ? load_x(in + d, HD - d) : vsplat(0));
 }
-/* … panels(keys / NR, depth, NR), transposed … */
+/* Transposed: panels (keys / NR, depth, NR). */
 static inline __attribute__((always_inline)) void transposed(float *panels, const floatX *in, int64_t stride,
                                                              int64_t count, int HD, const int pair) {
     for (int64_t j = 0; j < count; j += NR)
         if (pair == 2) operand_panel(panels + j * blocks_of(HD, 2), in + j * stride, stride, count - j, HD);
         else pack_panel(panels + j * HD, NR, in + j * stride, stride, 1, count - j, HD);
 }
-/* … rows(keys / pair, ld), with pairs two rows interleaved; zeros up to `keys`. */
+/* Rows (keys / pair, ld); with pairs two rows are interleaved. Zeros up to `keys`. */
 static inline __attribute__((always_inline)) void rows_of(float *rows, const floatX *in, int64_t stride, int64_t count,
                                                           int64_t keys, int HD, int64_t ld, const int pair) {
     for (int64_t j = 0; j < keys; j += pair)
@@ -252,7 +252,7 @@ static inline __attribute__((always_inline)) void forward_tiles(Case *c, int hea
     AttentionShape s = shape_of(c);
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
     int64_t keys = round_up(s.Tk, NR), depth = blocks_of(s.HD, pair), width = round_up(s.HD, VL),
-            ld = width + VL; // a vector more, against cache conflicts
+            ld = width + VL; // one more vector, so that rows fall into other cache sets
     float *kt = (float *)scratch(c->dev, "K", (size_t)(keys * depth) * sizeof(float)),
           *vs = (float *)scratch(c->dev, "V", (size_t)(keys * ld) * sizeof(float));
     float *qs = (float *)scratch(c->dev, "a strip of q", (size_t)(MR * ld) * sizeof(float)),
@@ -351,14 +351,14 @@ static void backward_case(Case *c) {
     writes(c, "dq", IN_X, s.B * s.Tq, s.NH * s.HD);
     for (int i = 0; i < 2; i++) writes(c, i == 0 ? "dk" : "dv", IN_X, s.B * s.Tk, s.NKV * s.HD);
     c->flops = c->products = 10.0 * s.HD * attention_pairs(&s);
-    c->slots = (EXP_SLOTS + 3) * attention_pairs(&s); // scaled, less lse; dP - D; times P
+    c->slots = (EXP_SLOTS + 3) * attention_pairs(&s); // scaling, subtraction of lse; dP - D; the product with P
     if (FLOATX == DTYPE_BF16) {
         c->bound = 6e-3;
-        c->row_bound = 16e-3; // P and dS are rounded too, to enter products of bf16
+        c->row_bound = 16e-3; // P and dS are rounded too, as operands of bf16 matmuls
     }
 }
 
-static void backward_prepare(Case *c) { // out and lse that belong to q, k and v
+static void backward_prepare(Case *c) { // out and lse of q, k and v
     AttentionShape s = shape_of(c);
     case_to_device(c);
     attention_forward(c->dev, X("out"), F("lse"), X("q"), X("k"), X("v"), &s);
@@ -475,7 +475,7 @@ static void backward_by_rows(Case *c) { each_query(c, rows_query); }
 
 /* n scores and dP of one row (a multiple of VL) become P and dS. */
 static inline void p_and_ds(float *p, float *ds, int64_t n, float scale, float lse, float sum) {
-    float base = lse == -INFINITY ? 0 : lse; // nothing seen: exp(-inf - 0) = 0
+    float base = lse == -INFINITY ? 0 : lse; // no key seen: exp(-inf - 0) = 0
     for (int64_t j = 0; j < n; j += VL) {
         vfloat e = vexp(vfma(vload(p + j), vsplat(scale), vsplat(-base)));
         vstore(ds + j, e * ((vload(ds + j) - sum) * scale));
@@ -530,7 +530,7 @@ static void backward_tiles(Case *c, int heads) {
             memset(dv, 0, wide);
         }
         for (int64_t r0 = (all - 1) / BACKWARD_ROWS * BACKWARD_ROWS; r0 >= 0;
-             r0 -= BACKWARD_ROWS) { // late rows first: their shares are small, and add up best so
+             r0 -= BACKWARD_ROWS) { // last rows first: their contributions are small, so adding them first loses least
             int64_t rows = min_i64(BACKWARD_ROWS, all - r0), padded = round_up(rows, MR),
                     end = keys_seen(&s, (r0 + rows - 1) / heads);
             for (int64_t r = 0; r < padded; r++) {

@@ -19,7 +19,7 @@ static __global__ void __launch_bounds__(256)
     for (int d = 0; d < s.HD && j < keys_seen(&s, t); d++) sum += to_float(query[d]) * to_float(key[d]);
     scores[i] = j < keys_seen(&s, t) ? sum / sqrtf((float)s.HD) : -INFINITY;
 }
-// A warp a row; what sees nothing becomes zeros.
+// A warp per row; a row that sees no key becomes zeros.
 static __global__ void __launch_bounds__(256) softmax_kernel(float *scores, float *lse, int64_t rows, int64_t Tk) {
     int64_t row = thread_number() / WARP;
     if (row >= rows) return;
@@ -80,15 +80,16 @@ static __global__ void __launch_bounds__(TILE *TEAM)
     tiles_kernel(floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v, AttentionShape s) {
     DYN_SHARED(float, qs); // three tiles, then the probabilities
     float *ks = qs + TILE * (s.HD + 1), *vs = ks + TILE * (s.HD + 1), *ps = vs + TILE * (s.HD + 1);
+    // the last queries see the most keys: their blocks start first
     int64_t tiles = blocks_of(s.Tq, TILE), first = (tiles - 1 - blockIdx.x % tiles) * TILE,
-            h = blockIdx.x / tiles % s.NH, b = blockIdx.x / tiles / s.NH; // late queries, who see most, start first
+            h = blockIdx.x / tiles % s.NH, b = blockIdx.x / tiles / s.NH;
     int row = threadIdx.x / TEAM, part = threadIdx.x % TEAM, width = s.HD + 1;
     int64_t t = first + row, seen = t < s.Tq ? keys_seen(&s, t) : 0,
             end = keys_seen(&s, min_i64(s.Tq, first + TILE) - 1);
     float o[MOST] = {}, max = -INFINITY, sum = 0, scale = 1 / sqrtf((float)s.HD);
     tile_rows(qs, q + q_at(&s, b, 0, h), s.q_stride, first, s.Tq, s.HD);
     for (int64_t j0 = 0; j0 < end; j0 += TILE) {
-        __syncthreads(); // all are done with the tile before
+        __syncthreads(); // nobody reads the previous tile any more
         tile_rows(ks, k + k_at(&s, b, 0, h), s.k_stride, j0, s.Tk, s.HD);
         tile_rows(vs, v + k_at(&s, b, 0, h), s.v_stride, j0, s.Tk, s.HD);
         __syncthreads();
@@ -102,7 +103,7 @@ static __global__ void __launch_bounds__(TILE *TEAM)
         largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));
         float base = largest == -INFINITY ? 0 : largest,
-              rescale = expf(max - base); // nothing seen yet: exp(-inf - 0) = 0
+              rescale = expf(max - base); // no key seen yet: exp(-inf - 0) = 0
 #pragma unroll
         for (int i = 0; i < TILE / TEAM; i++) {
             float p = expf(score[i] - base);
@@ -217,7 +218,7 @@ static void backward_naive(Case *c) {
 
 // ---------------------------------------------------------------------------
 // backward, tiles. A block owns 32 queries and goes through the keys for dq, or 32 keys and goes through the queries of
-// the heads that share them, for dk and dv: who owns a row is the only one to add to it. P and dS are computed in both.
+// the heads that share them, for dk and dv: only the owner of a row adds to it. Both compute P and dS.
 
 /* P and dS of 32 x 32, a team a query, into ps and ds(TILE, TILE + 1). seen: keys from the tile's first on that the
  * team's query sees. */
@@ -244,7 +245,7 @@ static __global__ void __launch_bounds__(TILE *TEAM)
         for (int64_t other = 0; other < (of_keys ? s.Tq : s.Tk); other += TILE) {
             int64_t t0 = of_keys ? other : first, j0 = of_keys ? first : other, t = t0 + row, at = q_at(&s, b, t, h);
             if (keys_seen(&s, min_i64(s.Tq, t0 + TILE) - 1) <= j0)
-                continue; // nobody sees a key of it: the same for all threads
+                continue; // no query of the tile sees a key of it; the same for all threads
             __syncthreads();
             tile_rows(qs, q + q_at(&s, b, 0, h), s.q_stride, t0, s.Tq, s.HD);
             tile_rows(dos, dout + q_at(&s, b, 0, h), s.o_stride, t0, s.Tq, s.HD);

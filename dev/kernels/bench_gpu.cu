@@ -81,7 +81,7 @@ static __global__ void random_ids_kernel(int32_t *ids, int64_t count, int below)
     if (i < count) ids[i] = (int32_t)(mix64((uint64_t)i + 77) % (uint64_t)below);
 }
 
-typedef struct { // a pool of device memory that each measurement empties first
+typedef struct { // a pool of device memory; each measurement reuses all of it
     Device dev;
     char *base;
     size_t size, used;
@@ -258,7 +258,7 @@ static void memory_ops_of_rows(Bench *b, Worst *worst, const Shape *s) {
     for (int i = 0; i < SETS; i++) logits[i] = take_floats(b, rows * V, -1, 1);
     memory_op(
         b, worst, OP_CROSS_ENTROPY, s->name,
-        [&](int i) { cross_entropy(dev, losses, logits[i], ids, rows, s->V, 1); }, // logits are gone afterwards
+        [&](int i) { cross_entropy(dev, losses, logits[i], ids, rows, s->V, 1); }, // overwrites the logits
         [&](int i) {
             KERNEL(dev, random_kernel, grid_of(blocks_of(halves, 256)), 256, 0, (floatX *)logits[i], halves,
                    (uint64_t)i << 40, -1.0f, 1.0f);
@@ -327,7 +327,7 @@ static double attention_seconds(Bench *b, int HD, int calls, double *forward,
                            qkv[i] + Q + KV, &s);
     };
     time_calls(dev, forward, calls, run_forward,
-               [](int) {}); // its calls to warm up have filled out and lse of every set
+               [](int) {}); // the warm-up calls have filled out and lse of every set
     time_calls(dev, backward, calls, run_backward, [](int) {});
     return 4.0 * HD * attention_pairs(&s);
 }
@@ -369,11 +369,11 @@ static void attention_answers(Bench *b) {
 }
 
 // ---------------------------------------------------------------------------
-// products: the program's choice beside the best that cuBLASLt offers
+// matmuls: the algorithm that the program chooses next to the fastest that cuBLASLt offers
 
 enum { MAX_CANDIDATES = 48 };
 
-/* `run` is one op, a product. Which one the program takes and which is fastest are timed in turns. */
+/* `run` is one matmul op. The program's algorithm and the fastest one are timed in turns. */
 template <class Run>
 static void product_row(Bench *b, Worst *worst, double *sums, const char *what, double flops, Run run) {
     static cublasLtMatmulHeuristicResult_t results[MAX_CANDIDATES];
@@ -381,7 +381,7 @@ static void product_row(Bench *b, Worst *worst, double *sums, const char *what, 
     int calls = b->tiny ? 1 : 5, found, fastest = -1;
     run(0);
     device_synchronize(&b->dev);
-    CudaMatmulEntry *m = b->dev.cuda_matmuls->entries; // made for this shape just now
+    CudaMatmulEntry *m = b->dev.cuda_matmuls->entries; // the newest: this shape's
     if (!m || !m->found) run_failure("bench_gpu.cu: cuBLASLt has nothing for %s", what);
     cublasLtMatmulAlgo_t chosen = m->algo;
     double least = INFINITY, times[2][ROUNDS];
@@ -390,7 +390,7 @@ static void product_row(Bench *b, Worst *worst, double *sums, const char *what, 
         if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
         m->algo = results[i].algo;
         run(0);
-        if (!m->found) { // listed, and refused before anything ran: a plain kernel has stepped in
+        if (!m->found) { // cuBLASLt listed it and then refused it, so the plain kernel ran
             m->found = 1;
             continue;
         }

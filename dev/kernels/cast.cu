@@ -10,14 +10,14 @@ static void cast_case(Case *c) { // size: count, significant bits of PyTorch's f
     int64_t count = c->size[0];  // a row an element: each is held to the bound
     reads(c, "in", IN_FLOAT, count, 1, 1);
     writes(c, "out", IN_X, count, 1);
-    c->bound = c->row_bound = 1e-30; // not a bit
+    c->bound = c->row_bound = 1e-30; // every bit must be equal
 }
 
 /* x to the nearest number of `bits` significant bits, infinity where it leaves fp32's range of exponents. */
 static double nearest(double x, int bits) {
     int exponent;
     double fraction = frexp(x, &exponent),
-           y = ldexp(rint(ldexp(fraction, bits)), exponent - bits); // rint: halves to even
+           y = ldexp(rint(ldexp(fraction, bits)), exponent - bits); // rint rounds ties to even
     return fabs(y) < ldexp(1, 128) ? y : copysign(INFINITY, x);
 }
 
@@ -43,7 +43,7 @@ static void cast_by_value(Case *c) {
     floatX *out = X("out");
     for (int64_t i = 0; i < c->size[0]; i++)
         out[i] = from_float(
-            (float)nearest(in[i], FLOATX == DTYPE_BF16 ? 8 : 24)); // rounded already: from_float only moves it
+            (float)nearest(in[i], FLOATX == DTYPE_BF16 ? 8 : 24)); // already rounded: from_float changes no bit
 }
 
 static void cast_scalar(Case *c) {

@@ -53,7 +53,7 @@
 
 enum { MOST_SIZES = 16, MOST_ROUNDS = 99, MOST_VERSIONS = 10, FEWEST_ROUNDS = 3 };
 static const double TURN_SECONDS = 2e-3,
-                    VERSION_SECONDS = 0.15; // what a turn repeats a short call for; when a slow version has said enough
+                    VERSION_SECONDS = 0.15; // how long a short call is repeated; when a slow version is stopped
 
 static struct {
     int check, rounds, passed, failed;
@@ -83,7 +83,7 @@ static double median(double *x, int n) {
 static int host_cores(void) { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
 
 // ---------------------------------------------------------------------------
-// one rank, its buffers and what lies in them
+// one rank, its buffers and their contents
 
 typedef struct {
     int arrived, turn;
@@ -107,7 +107,7 @@ typedef struct Rank {
     struct Results *results;
 } Rank;
 
-/* What rank r has at element i of its send buffer: any bits will do, so long as nobody else has them there. In (-1, 1).
+/* Element i of rank r's send buffer: in (-1, 1), with bits that no other rank has there.
  */
 static inline float value(int rank, int64_t i) {
     uint32_t x = (uint32_t)i * 0x9E3779B1u ^ (uint32_t)(rank + 1) * 0x85EBCA77u;
@@ -134,7 +134,7 @@ static void tree_of_values(float *out, int first, int n, int64_t at, int64_t cou
 // what a version leaves behind
 typedef enum { NOTHING, GATHERED, SCATTERED, TREE_SUM, ANY_SUM } Leaves;
 
-/* Elements that are not what they should be; all are looked at. ANY_SUM: in whatever order, so within rounding. */
+/* How many of the elements are wrong. ANY_SUM: the order of additions is not fixed, so within rounding. */
 static int64_t count_wrong(const Rank *r, Leaves leaves, int64_t *compared) {
     int sums = leaves == TREE_SUM || leaves == ANY_SUM;
     float expected[BLOCK], bound = leaves == ANY_SUM ? (float)(r->n * r->n) * 0x1p-24f : 0;
@@ -171,7 +171,7 @@ static void reduce_in_use(Rank *r) {
     tree_sum(&r->dev, r->sum, r->recv, DTYPE_F32, r->n, r->count, 0);
 }
 
-/* The roofline: each rank copies as many bytes as it receives, its own part among them, and asks nobody. */
+/* The roofline: each rank copies as many bytes as it receives, its own part included, without any synchronization. */
 static void copy_alone(Rank *r) { memcpy(r->recv, r->send, part_bytes(r) * (size_t)r->n); }
 
 // ---------------------------------------------------------------------------
@@ -538,7 +538,7 @@ static void describe_host(char *text, size_t size) {
     snprintf(text, size, "%s, %d cores", processor, host_cores());
 }
 
-/* What stands in the file so far, or what a new one starts with. */
+/* The file's present contents, or those of a new one. */
 static cJSON *cluster_open(const char *path) {
     char name[256];
     size_t length;
@@ -584,7 +584,7 @@ static void set_number(cJSON *root, const char *key, double x) {
     else add(root, key, x);
 }
 
-/* The same exchange in the file, if it is there. */
+/* The entry of the same collective in the file, or NULL. */
 static cJSON *cluster_exchange(const cJSON *root, const char *transport, int ranks, int hosts, const char *op) {
     cJSON *list = cJSON_GetObjectItemCaseSensitive(root, "collectives"), *entry;
     cJSON_ArrayForEach(entry, list) {
@@ -607,7 +607,7 @@ static int count_unusable(const cJSON *item) {
     return bad;
 }
 
-/* Writes beside and renames, so that a reader finds a whole file; reads it back and holds it against what was written.
+/* Writes a temporary file and renames it, so that a reader finds a whole file; then reads it back and compares.
  */
 static void cluster_close(cJSON *root, const char *path) {
     char beside[4096];
@@ -857,7 +857,7 @@ static void attend(Rates *r) {
     const AttentionShape *s = &r->shape;
     attention_forward(r->dev, r->y, r->dw, r->x, r->x + s->NH * s->HD, r->x + (s->NH + s->NKV) * s->HD, s);
 }
-static void attend_backward(Rates *r) { // of its own output: any gradient will do
+static void attend_backward(Rates *r) { // its own output serves as a gradient
     const AttentionShape *s = &r->shape;
     int64_t k = s->NH * s->HD, v = (s->NH + s->NKV) * s->HD;
     attention_backward(r->dev, r->w, r->w + k, r->w + v, r->y, r->y, r->dw, r->x, r->x + k, r->x + v, s);
@@ -871,7 +871,7 @@ static void copy_memory(Rates *r) {
         memcpy(r->dw + i, (float *)(void *)r->x + i, sizeof(float) * (size_t)min_i64(PIECE, r->count - i));
 }
 
-/* Median seconds of a call; the first, which finds its pages and its primitive, does not count. */
+/* Median seconds of a call. The first call, which touches new pages and creates matmul primitives, does not count. */
 static double seconds_of(Rates *r, void (*run)(Rates *)) {
     double times[MOST_ROUNDS], spent = 0;
     int n = 0;
@@ -890,7 +890,7 @@ static double seconds_of(Rates *r, void (*run)(Rates *)) {
     return median(times, n);
 }
 
-/* One op of one shape, as an entry of `list`; its FLOPs are what it books itself. */
+/* One op of one shape as an entry of `list`; its FLOPs are those of the op ledger. */
 static void rate_of(Rates *r, cJSON *list, OpKind op, const char *of, void (*run)(Rates *), const char *const *names,
                     const int *sizes, int dims) {
     double seconds = seconds_of(r, run), flops = r->dev->ops[op].flops / (double)r->dev->ops[op].calls;
@@ -1012,7 +1012,7 @@ static void run_rates(void) {
     Device dry_run, dev;
     device_open_dry_run(&dry_run, host_cores(), 0);
     dry_run.arenas[MEM_WORKSPACE].peak = dry_run.arenas[MEM_ACTIVATIONS].peak =
-        (size_t)16 << 30; // addresses: pages come when touched
+        (size_t)16 << 30; // address space only: pages are allocated when touched
     device_open(&dev, &dry_run, ".", 0);
     ops_open(&dev, 1);
     cJSON *root = page.into ? cluster_open(page.into) : cJSON_CreateObject();

@@ -19,9 +19,9 @@ static void loss_case(Case *c) { // size: N, V
         N * V * (int64_t)(sizeof(float) + sizeof(floatX)) / 2; // is counted twice: floats read, floatX written
     reads(c, "targets", IN_INT, N, 1, (double)V);
     writes(c, "losses", IN_FLOAT, N, 1);
-    c->restore = 1; // a gradient is no logits
+    c->restore = 1; // the gradient has overwritten the logits
     c->flops = 4.0 * (double)(N * V);
-    c->slots = (EXP_SLOTS + 3) * (double)(N * V); // less the largest, summed, divided by the sum
+    c->slots = (EXP_SLOTS + 3) * (double)(N * V); // subtraction of the largest, the sum, the division
 }
 
 static int ignored(int64_t n) { return n % 8 == 3; }
@@ -75,7 +75,7 @@ static void loss_in_slices(Case *c) { // all by one rank: their logits are copie
 }
 
 #ifndef USE_CUDA
-/* Row n, or NULL where its target is negative: then it is done, all zero. */
+/* Row n, or NULL if its target is negative: then its gradient is zero already. */
 static float *row_of(Case *c, int64_t n) {
     float *logits = F("logits") + n * c->size[1];
     if (I("targets")[n] >= 0) return logits;
@@ -89,7 +89,7 @@ static void loss_double(Case *c) {
     for (int64_t n = 0; n < N; n++) {
         float *logits = row_of(c, n);
         if (!logits) continue;
-        floatX *gradient = (floatX *)(void *)logits; // floatX is no wider: writing does not overtake reading
+        floatX *gradient = (floatX *)(void *)logits; // floatX is no wider, so writing does not overtake reading
         int32_t target = I("targets")[n];
         double max = -INFINITY, sum = 0;
         for (int64_t i = 0; i < V; i++) max = fmax(max, (double)logits[i]);

@@ -19,7 +19,7 @@ static __device__ void gradient_of(float *logits, int32_t target, int64_t V, flo
         if (i < V) store(gradient + i, v);
     }
 }
-/* Rows without a target: zeros, and the block is done. */
+/* A row without a target: its gradient is zero, and the block is done. */
 static __device__ bool ignored_row(float *losses, float *logits, int32_t target, int64_t V) {
     if (target >= 0) return false;
     floatX *gradient = (floatX *)(void *)logits;
@@ -47,14 +47,14 @@ static __global__ void __launch_bounds__(256)
     float total = block_sum(sum, sums);
     if (threadIdx.x == 0)
         losses[blockIdx.x] =
-            logf(total) + (max - row[target]); // read before gradient_of's first barrier, so not overwritten yet
+            logf(total) + (max - row[target]); // read before gradient_of's first barrier, so it is not overwritten yet
     gradient_of<1>(row, target, V, max, 1 / total);
 }
 static void loss_three_passes(Case *c) {
     KERNEL(c->dev, loss_kernel1, (unsigned)c->size[0], 256, 0, F("losses"), F("logits"), I("targets"), c->size[1]);
 }
 
-// One pass for both: a thread's sum is of exponentials below its own largest so far, and shrinks when that grows.
+// One pass for both: a thread's sum is relative to its own largest logit so far, and is rescaled when that grows.
 template <int W>
 static __global__ void __launch_bounds__(512)
     loss_kernel2(float *losses, float *logits, const int32_t *targets, int64_t V) {

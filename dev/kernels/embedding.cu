@@ -10,8 +10,8 @@
 /* The row of the table that a token has, -1: none. */
 static int64_t row_of(const Case *c, int32_t id) { return slice_row(id, (int)c->size[5], (int)c->size[2]); }
 
-/* The ids: `often` of 100 tokens are one and the same, `absent` of 100 are not in the table, the rest are.
- * Counts what one call touches: rows of the table, and tokens that are in it. */
+/* Fills the ids: of 100 tokens, `often` are the same one and `absent` are not in the table. Counts the rows of the
+ * table and the tokens that a call touches. */
 static void draw_ids(Case *c, int often, int absent, int64_t *rows, int64_t *present) {
     int64_t N = c->size[0], V = c->size[2], first = c->size[5];
     int32_t *ids = I("ids");

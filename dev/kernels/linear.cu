@@ -14,7 +14,7 @@ typedef struct {
     const floatX *a, *b;
 } Work;
 
-static Work work_of(Case *c) { // which of the three, its output says
+static Work work_of(Case *c) { // the name of its output says which of the three it is
     int64_t N = c->size[0], IC = c->size[1], OC = c->size[2], dy_stride = OC + c->size[3];
     PageTensor *y = page_find(c, "y"), *dx = page_find(c, "dx"), *out = y ? y : dx ? dx : page_find(c, "dw");
     Matmul forward = {N, OC, IC, IC, 1, 1, IC, OC, out->storage == IN_FLOAT, 0};
@@ -61,7 +61,7 @@ static void triple_loop(Case *c) {
         }
 }
 
-/* Memory runs along the sum: dot products of vectors. */
+/* Both operands are contiguous along the sum: dot products of vectors. */
 static void dot_products(Case *c) {
     Work w = work_of(c);
     for (int64_t i = 0; i < w.p.M; i++)
@@ -73,7 +73,7 @@ static void dot_products(Case *c) {
         }
 }
 
-/* Memory runs along rows of B and C: a row of C is a sum of rows of B. */
+/* Rows of B and C are contiguous: a row of C is a sum of rows of B. */
 static void sums_of_rows(Case *c) {
     Work w = work_of(c);
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE), bytes = (size_t)round_up(w.p.N, VL) * sizeof(float);
@@ -90,7 +90,7 @@ static void sums_of_rows(Case *c) {
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
-/* The same two with a tile of sums in registers. Rows beyond the last are the last once more, and not stored. */
+/* The same two with a tile of sums in registers. Rows beyond the last repeat the last one and are not stored. */
 enum { DOTS = MR / 2 };
 static void dot_tiles(Case *c) {
     Work w = work_of(c);
@@ -142,7 +142,7 @@ static void row_tiles(Case *c) {
         }
 }
 
-/* panel(depth / 2, width): as pack_panel, but two neighbours along the sum in each 32 bits, not one float. */
+/* panel (depth / 2, width): as pack_panel, but each 32-bit word holds two bf16, adjacent along the sum. */
 static void pack_pairs(float *panel, int64_t width, const floatX *in, int64_t row, int64_t col, int64_t count,
                        int64_t depth) {
     memset(panel, 0, (size_t)(width * blocks_of(depth, 2)) * sizeof(float));
@@ -153,8 +153,8 @@ static void pack_pairs(float *panel, int64_t width, const floatX *in, int64_t ro
         }
 }
 
-/* Block number `block` of C. Pieces of A and B are copied into panels: what a tile reads lies in the order in which it
- * is read. */
+/* Block number `block` of C. Pieces of A and B are copied into panels, in the order in which a tile reads
+ * them. */
 static inline __attribute__((always_inline)) void packed_block(const Work *w, int64_t block, float *space,
                                                                const int pair) {
     void (*pack)(float *, int64_t, const floatX *, int64_t, int64_t, int64_t, int64_t) =
@@ -170,7 +170,7 @@ static inline __attribute__((always_inline)) void packed_block(const Work *w, in
         for (int64_t j = 0; j < cols; j += NR)
             pack(bs + j * PLAIN_DEPTH, NR, w->b + (j0 + j) * w->p.b_col + k0 * w->p.b_row, w->p.b_col, w->p.b_row,
                  cols - j, elements);
-        for (int64_t j = 0; j < cols; j += NR) // a panel of B stays in the nearest cache, while those of A pass
+        for (int64_t j = 0; j < cols; j += NR) // a panel of B stays in the L1 cache while the panels of A pass
             for (int64_t i = 0; i < rows; i += MR)
                 tile_matmul(sums + i * PLAIN_COLS + j, PLAIN_COLS, as + i * PLAIN_DEPTH, 1, MR, bs + j * PLAIN_DEPTH,
                             NR, 1, NR, depth, k0 > 0, pair);

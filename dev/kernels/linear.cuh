@@ -15,7 +15,7 @@ static __device__ __forceinline__ void put_sum(const Matmul &p, void *c, int64_t
     else ((float *)c)[at] = p.accumulate ? ((float *)c)[at] + sum : sum;
 }
 
-// Thread (x, y): one element of C; both its operands come past it along K.
+// Thread (x, y) computes one element of C: it reads a row of A and a column of B.
 static __global__ void __launch_bounds__(256) naive_kernel(Matmul p, void *c, const floatX *a, const floatX *b) {
     int64_t across = blocks_of(p.N, 32), i = blockIdx.x / across * 8 + threadIdx.y,
             j = blockIdx.x % across * 32 + threadIdx.x;
@@ -32,7 +32,7 @@ static void naive(Case *c) {
 }
 
 /* A piece of an operand, `rows` (of A, or columns of B) from r0 on, DEPTH along the sum from k0 on, into tile(DEPTH,
- * rows + 1); zeros beyond the edges. Neighbouring threads fetch neighbouring elements of memory, whichever way it runs.
+ * rows + 1); zeros beyond the edges. Neighbouring threads load neighbouring elements, whichever stride is 1.
  */
 template <int DEPTH, int ROWS>
 static __device__ __forceinline__ void fetch(float (&tile)[DEPTH][ROWS + 1], const floatX *from, int64_t row,
@@ -113,8 +113,8 @@ static __device__ __forceinline__ void fragment(uint32_t (&out)[4], const bf16 *
     else ptx_ldmatrix_x4_trans(out, tile + place<false>(r, k + lane % 8));
 }
 
-// A block of 8 warps: a tile of 128 x 128, of which warp (y, x) of 2 x 4 has 64 x 32. While a step is multiplied, two
-// more are under way.
+// A block of 8 warps: a tile of 128 x 128, of which warp (y, x) of 2 x 4 has 64 x 32. While a step is multiplied, the
+// next two are loaded.
 template <bool A_ALONG_K, bool B_ALONG_K>
 static __global__ void __launch_bounds__(256, 2) mma_kernel(Matmul p, void *c, const bf16 *a, const bf16 *b) {
     DYN_SHARED(bf16, stages); // (STAGES, STAGE)
@@ -128,14 +128,14 @@ static __global__ void __launch_bounds__(256, 2) mma_kernel(Matmul p, void *c, c
         bf16 *to = stages + ahead % STAGES * STAGE, *as = stages + (step + STAGES) % STAGES * STAGE,
              *bs = as + SIDE * DEPTH;
         if (step >= 0) {
-            ptx_cp_async_wait<STAGES - 2>(); // this thread's part of the step has come …
-            __syncthreads();                 // … everyone's has; and all are done with the stage that is filled next
+            ptx_cp_async_wait<STAGES - 2>(); // this thread's part of the step has arrived,
+            __syncthreads();                 // everyone's has, and nobody reads the stage that is filled next
         }
         if (ahead < steps) {
             fetch_async<A_ALONG_K>(to, a, A_ALONG_K ? p.a_row : p.a_col, i0, p.M, ahead * DEPTH, p.K);
             fetch_async<B_ALONG_K>(to + SIDE * DEPTH, b, B_ALONG_K ? p.b_col : p.b_row, j0, p.N, ahead * DEPTH, p.K);
         }
-        ptx_cp_async_commit(); // an empty group too: the wait counts groups
+        ptx_cp_async_commit(); // even if empty: the wait counts groups
         if (step < 0) continue;
 #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
@@ -169,7 +169,7 @@ static void tensor_cores(Case *c) {
             b_stride = w.p.b_row == 1 ? w.p.b_col : w.p.b_row;
     int64_t a_length = w.p.a_col == 1 ? w.p.K : w.p.M, b_length = w.p.b_row == 1 ? w.p.K : w.p.N;
     size_t bytes = STAGES * STAGE * sizeof(bf16);
-    if ((a_stride | b_stride | a_length | b_length) % 8) tiles<4>(c); // no 16 bytes that begin at their multiples
+    if ((a_stride | b_stride | a_length | b_length) % 8) tiles<4>(c); // rows are not aligned to 16 bytes
     else if (w.p.a_col != 1)
         KERNEL(c->dev, (mma_kernel<false, false>), (unsigned)blocks, 256, bytes, w.p, w.c, w.a, w.b);
     else if (w.p.b_row != 1)

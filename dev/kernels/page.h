@@ -52,10 +52,10 @@ typedef struct { // one size of one op; `declare` fills the second half
     int exactly; // the definition runs on PyTorch's own inputs: nothing is rounded
     PageTensor tensors[PAGE_TENSORS];
     int num_tensors;
-    double flops; // as kernels.h books them: what the GFLOP/s count
+    double flops; // as in the op ledger: what GFLOP/s are computed from
     double
         slots; // vector instructions of the best way we know, times lanes: what the roofline counts (see SLOTS below)
-    double products; // FLOPs of matmuls, which have the dot-product instructions where floatX is bf16
+    double products; // FLOPs of matmuls, which have dot-product instructions in bf16
     int restore; // UPDATED tensors get their first values back before each call, untimed: where repeating would drift
                  // off
     double bound, row_bound; // largest ||error|| / ||definition|| of a floatX output; the same of a single row
@@ -63,7 +63,7 @@ typedef struct { // one size of one op; `declare` fills the second half
 } Case;
 
 /* SLOTS: an addition, a multiplication or a fused pair of them is one instruction in the FMA units and takes one slot,
- * 2 of the FLOPs that the peak counts. An exponential is the 13 instructions of kernels.h's vexp; a division or a
+ * 2 of the FLOPs that the peak counts. An exponential is the 13 instructions of vexp; a division or a
  * square root can be had from the processor's estimate and a Newton step. Widening, rounding to bf16, masks and loads
  * run elsewhere: free. */
 enum { EXP_SLOTS = 13, DIVISION_SLOTS = 4 };
@@ -489,7 +489,7 @@ static __attribute__((noinline)) double fma_turns(void) {
     PEAK_LOOP(vfloat, vfma(sum[i], a, b))
     return 2 * (double)PEAK_LANES;
 }
-static __attribute__((noinline)) double product_turns(void) { // what matmuls are made of
+static __attribute__((noinline)) double product_turns(void) { // the inner loop of a matmul
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
     __m512bh a = (__m512bh)_mm512_set1_epi32(0x3F003F00), b = a;
     __asm__("" : "+v"(a), "+v"(b));

@@ -85,7 +85,7 @@ static void forward_fused(Case *c) {
         vfloat squares = vsplat(0);
         for (int64_t i = 0; i < C; i += VL) {
             store_x(row + i, load_x(x + n * C + i, C - i) + load_x(delta + n * C + i, C - i), C - i);
-            vfloat v = load_x(row + i, C - i); // as stored: backward will read these bits
+            vfloat v = load_x(row + i, C - i); // as stored: backward reads these bits
             squares = vfma(v, v, squares);
         }
         rstd[n] = 1.0f / sqrtf(vsum(squares) / (float)C + EPS);
@@ -112,7 +112,7 @@ static const Version forward_versions[] = {
 
 // ---------------------------------------------------------------------------
 // backward. With y = x rstd and g = dout w: dx = rstd (g - y mean(g y)) + the residual's gradient, dw += sum over rows
-// of dout y. The residual's gradient lies in dx, as in the training step.
+// of dout y. The residual's gradient is in dx, as in the training step.
 
 static void backward_case(Case *c) { // size: N, C
     int64_t N = c->size[0], C = c->size[1];
@@ -127,7 +127,7 @@ static void backward_case(Case *c) { // size: N, C
                                       // mean, times rstd, plus dx, and one to spare
 }
 
-static void backward_prepare(Case *c) { // an rstd that belongs to x
+static void backward_prepare(Case *c) { // the rstd of x
     int64_t N = c->size[0], C = c->size[1];
     const floatX *x = X("x");
     for (int64_t n = 0; n < N; n++) {
@@ -205,7 +205,7 @@ static void backward_by_rows(Case *c) {
     }
 }
 
-/* Rows [from, to), their share of dw added to dw(C). */
+/* Rows [from, to); adds their dw to dw (C). */
 static void backward_rows(Case *c, float *dw, int64_t from, int64_t to) {
     int64_t C = c->size[1];
     const floatX *dout = X("dout"), *x = X("x"), *w = X("w");

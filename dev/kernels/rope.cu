@@ -11,11 +11,11 @@ static const double THETA = 500000; // Llama 3's
 static void rope_case(Case *c) { // size: N, T, heads, HD, stride, direction (1: forward, -1: backward)
     int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4];
     updates(c, "x", IN_X, N, stride, 1)->touched =
-        N * heads * HD * (int64_t)sizeof(floatX); // behind the heads: the values, which do not turn
+        N * heads * HD * (int64_t)sizeof(floatX); // the values, which follow the heads, are not rotated
     reads(c, "cos_sin", IN_FLOAT, T, HD, 1);
     reads(c, "positions", IN_INT, 1, T, (double)T);
     c->flops = 3.0 * (double)(N * heads * HD);
-    c->slots = 2.0 * (double)(N * heads * HD); // a product, and a fused one
+    c->slots = 2.0 * (double)(N * heads * HD); // a multiplication and an FMA
 }
 
 static double angle_of(int64_t position, int64_t i, int64_t HD) {

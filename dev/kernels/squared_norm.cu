@@ -40,7 +40,7 @@ static void norm_blocks(Case *c) {
     F("total")[0] = (float)total;
 }
 
-/* One block, as in kernels.h. */
+/* One block, as the op in use sums it. */
 static inline float block_sum(const float *x, int64_t n) {
     vfloat sum = vsplat(0);
     for (int64_t i = 0; i < min_i64(n, NORM_BLOCK); i += VL) {

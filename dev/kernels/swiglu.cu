@@ -84,7 +84,7 @@ static void backward_case(Case *c) { // size: N, F
     int64_t N = c->size[0], F = c->size[1];
     updates(c, "gate_up", IN_X, N, 2 * F, 3);
     reads(c, "dh", IN_X, N, F, 1);
-    c->restore = 1; // a gradient of a gradient of a gradient is soon not a number
+    c->restore = 1; // the gradient has overwritten gate and up
     c->flops = 10.0 * (double)(N * F);
     c->slots =
         (double)(EXP_SLOTS + DIVISION_SLOTS + 7) * (double)(N * F); // 1 + e, silu, 1 - silu, slope, d u slope, d silu

@@ -10,11 +10,11 @@
 
 static void sum_case(Case *c) { // size: n, count, accumulate (1: += the sum)
     int64_t n = c->size[0], count = c->size[1], accumulate = c->size[2];
-    if (accumulate) updates(c, "out", IN_FLOAT, count, 1, 0.7); // a row an element: each is held to the bound
+    if (accumulate) updates(c, "out", IN_FLOAT, count, 1, 0.7); // one element per row: each must meet the bound
     else writes(c, "out", IN_FLOAT, count, 1);
     reads(c, "pieces", IN_FLOAT, n, count, 0.7); // 0.7: values of all 24 bits, whose sums are rounded
     c->flops = c->slots = (double)(n - 1 + accumulate) * (double)count;
-    c->float_bound = 1e-30; // not a bit
+    c->float_bound = 1e-30; // every bit must be equal
 }
 
 static double added(const Case *c, double a, double b) { return c->exactly ? a + b : (double)(float)(a + b); }
@@ -48,7 +48,7 @@ static void pieces_case(Case *c) { // size: n, count
     writes(c, "out", IN_X, count, 1);
     reads(c, "pieces", IN_X, n, count, 0.7);
     c->flops = c->slots = (double)(n - 1) * (double)count;
-    c->bound = c->row_bound = c->float_bound = 1e-30; // not a bit
+    c->bound = c->row_bound = c->float_bound = 1e-30; // every bit must be equal
 }
 static void pieces_definition(Case *c) {
     sum_definition(c);
