@@ -56,13 +56,13 @@ static void adapters_config_read(Llama3Config *c, const char *dir) {
         adapters_refuse_unless(json, path, unsupported[i], NULL);
     c->lora_rank = json_integer(json, path, "r", NAN, 1, c->C);
     c->lora_alpha = json_number(json, path, "lora_alpha", NAN, 1e-6, 1e6);
-    const cJSON *modules = cJSON_GetObjectItemCaseSensitive(json, "target_modules"), *module;
+    const cJSON *modules = cJSON_GetObjectItemCaseSensitive(json, "target_modules"), *target;
     if (!cJSON_IsArray(modules) || !modules->child)
         user_error("%s: \"target_modules\" is not a list of names: expected some of q_proj, k_proj, v_proj, o_proj, "
                    "gate_proj, up_proj, down_proj",
                    path);
-    cJSON_ArrayForEach(module, modules) {
-        const char *name = cJSON_IsString(module) ? module->valuestring : "?";
+    cJSON_ArrayForEach(target, modules) {
+        const char *name = cJSON_IsString(target) ? target->valuestring : "?";
         int known = 0;
         while (known < LORA_TARGETS && strcmp(name, lora_targets[known].peft)) known++;
         if (known == LORA_TARGETS)

@@ -240,7 +240,7 @@ static void test_lost_gpus(void) {
                   run_shared_gpu,
                   "",
                   1,
-                  {"3 ranks on a host that has 2 GPUs", "--transport threads"}},
+                  {"3 ranks were started on a host with 2 GPUs", "--transport threads"}},
                  {"a group that NCCL cannot open is named",
                   run_unsplit,
                   "",
