@@ -30,7 +30,8 @@ complaint() {
         .log; then
         echo "a crash: $(tail -n 1 .log)"
     elif [ "$lines" != 1 ]; then
-        echo "$lines lines begin with 'error: ', expected 1; exit code $code; the output ends with: $(tail -n 2 .log | tr '\n' ' ')"
+        echo "$lines lines begin with 'error: ', expected 1; exit code $code; the output ends with:" \
+            "$(tail -n 2 .log | tr '\n' ' ')"
     elif [ "$code" != 1 ]; then echo "exit code $code, expected 1; $(grep -am1 '^error: ' .log)"
     elif ! grep -a '^error: ' .log | grep -aqE -- "$pattern"; then
         echo "the sentence does not match '$pattern': $(grep -am1 '^error: ' .log)"
@@ -108,7 +109,8 @@ config() {
   "max_position_embeddings": 256,
   "attention_bias": false,
   "rope_theta": 500000,
-  "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 128}
+  "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+                   "original_max_position_embeddings": 128}
 }
 END
 }
@@ -149,11 +151,12 @@ prepare() {
 }
 
 # ---------------------------------------------------------------- the command line
-contract="model vocab-size tokenizer data val tail workers doc-mask seq batch accum accumulate tp cp pp dp-shard dp-replicate
-    pp-schedule pp-chunks pp-light-ends sharding wrap slots reduce-dtype offload recompute steps lr min-lr warmup weight-decay
-    beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters out save-every save-mode keep resume
-    allow-changes val-every seed threads timeout transport deterministic trace plan world eval export dtype merge
-    generate max-tokens temperature top-p audit encode decode ranks help"
+contract="model vocab-size tokenizer data val tail workers doc-mask seq batch accum accumulate tp cp pp dp-shard
+    dp-replicate pp-schedule pp-chunks pp-light-ends sharding wrap slots reduce-dtype offload recompute steps lr
+    min-lr warmup weight-decay beta1 beta2 eps clip max-skips lora-rank lora-alpha lora-targets base adapters
+    out save-every save-mode keep resume allow-changes val-every seed threads timeout transport deterministic
+    trace plan world eval export dtype merge generate max-tokens temperature top-p audit encode decode ranks
+    help"
 
 # lists_options PROGRAM OPTION… : --help of PROGRAM has a line for each option
 lists_options() {
@@ -307,14 +310,15 @@ configs() {
     bad_config "more key/value heads than heads" '4 query heads.*8 key/value heads' 's/("num_key_value_heads": )2/\18/'
     bad_config "an odd head dimension" 'head dimension 7 is odd' 's/("num_key_value_heads": 2),/\1, "head_dim": 7,/'
     bad_config "an unknown rope_type" 'rope.*"yarn"' 's/"rope_type": "llama3"/"rope_type": "yarn"/'
-    bad_config "rope_scaling as a word" 'rope_scaling' 's/("rope_scaling": ).*/\1"llama3"/'
+    bad_config "rope_scaling as a word" 'rope_scaling' '/"rope_scaling"/{N; s/("rope_scaling": ).*/\1"llama3"/}'
     bad_config "rope_scaling without its factor" '"factor" is missing' 's/"factor": 8, //'
     bad_config "rope frequencies the wrong way round" 'high_freq_factor' 's/("high_freq_factor": )4/\11/'
     bad_config "another model_type" '"mistral"' 's/"model_type": "llama"/"model_type": "mistral"/'
     bad_config "biases" 'attention_bias.*true' 's/("attention_bias": )false/\1true/'
     bad_config "tied weights as a word" 'tie_word_embeddings' \
         's/("attention_bias": false)/\1, "tie_word_embeddings": "yes"/'
-    config huge 's/("hidden_size": )32/\11048576/; s/("num_hidden_layers": )2/\12000/; s/("num_attention_heads": )4/\165536/; s/("intermediate_size": )48/\116777216/'
+    config huge 's/("hidden_size": )32/\11048576/; s/("num_hidden_layers": )2/\12000/
+        s/("num_attention_heads": )4/\165536/; s/("intermediate_size": )48/\116777216/'
     everywhere "config.json: a model larger than all memory" "GB|larger|memory" "${train[@]}" --model huge
     bad "config.json: its plan" "GB|larger|memory" --model huge --plan
     bad "more tokens a micro-batch than can be counted" "--batch 1048576" --model llama3.1-405b --plan --batch 1048576
@@ -448,7 +452,9 @@ tasks() {
     everywhere "ranks that do not fit the mesh" "dp-shard 4 .*= 4 ranks, but [123]" "${train[@]}" --dp-shard 4
     bad "--dp-shard 3 with 2 ranks" "tp 1 x cp 1 x pp 1 x dp-shard 3 x dp-replicate 1 = 3 ranks, but 2 " \
         "${train[@]}" --dp-shard 3 --ranks 2
-    bad "--dp-replicate 4 with 6 ranks" "dp-shard 1 x dp-replicate 4 = 4 ranks, but 6 .*choose tp x cp x pp x dp-shard x dp-replicate = .*1 x 1 x 1 x 2 x 3" "${train[@]}" --dp-replicate 4 --ranks 6
+    bad "--dp-replicate 4 with 6 ranks" \
+        "dp-shard 1 x dp-replicate 4 = 4 ranks, but 6 .*choose tp x .* x dp-replicate = .*1 x 1 x 1 x 2 x 3" \
+        "${train[@]}" --dp-replicate 4 --ranks 6
     bad "two sizes left open" "--dp-shard auto and --dp-replicate auto: only one of them" "${train[@]}" --dp-shard \
         auto --dp-replicate auto --ranks 2
     bad "--val-every without --val" "--val-every has no effect without --val" "${train[@]}" --val-every 5
@@ -508,9 +514,15 @@ tasks() {
 # ---------------------------------------------------------------- tensor, context and pipeline parallelism
 meshes() {
     local axis big=(--plan --world 16384 --model llama3.1-405b --seq 8192 --tp 8 --cp 16 --pp 16)
-    everywhere "a mesh of more ranks than there are" "tp 2 x cp 2 x pp 1 x dp-shard 2 x dp-replicate 1 = 8 ranks, but [123] .*start 8 ranks, or choose tp x cp x pp x dp-shard x dp-replicate = " "${train[@]}" --tp 2 --cp 2 --dp-shard 2
-    bad "a tp that is no part of the ranks" "tp 2 x cp 1 x pp 1 x dp-shard 1 x dp-replicate 1 = 2 ranks, but 3 were started: start 2 ranks, or .*, 1 x 1 x 1 x 3 x 1" "${train[@]}" --tp 2 --ranks 3
-    bad "a mesh of 16,384 that does not make them up" "tp 8 x cp 16 x pp 16 x dp-shard 4 x dp-replicate 1 = 8192 ranks, but 16384 are planned: plan 8192 ranks, or choose .* = 8 x 16 x 16 x (4 x 2|8 x 1), 8 x 16 x 16 x (8 x 1|4 x 2)" "${big[@]}" --dp-shard 4
+    everywhere "a mesh of more ranks than there are" \
+        "tp 2 x cp 2 x pp 1 x dp-shard 2 x dp-replicate 1 = 8 ranks, but [123] .*start 8 ranks, or choose tp x .* = " \
+        "${train[@]}" --tp 2 --cp 2 --dp-shard 2
+    bad "a tp that is no part of the ranks" \
+        "tp 2 x cp 1 x pp 1 x dp-shard 1 x .* = 2 ranks, but 3 were started: start 2 ranks, or .*, 1 x 1 x 1 x 3 x 1" \
+        "${train[@]}" --tp 2 --ranks 3
+    bad "a mesh of 16,384 that does not make them up" \
+        "dp-shard 4 x dp-replicate 1 = 8192 ranks, but 16384 are planned: .* = 8 x 16 x 16 x (4 x 2|8 x 1), 8 x" \
+        "${big[@]}" --dp-shard 4
     works "the same with --dp-shard 8" "$program" "${big[@]}" --dp-shard 8
     bad "two sizes left open, tp and pp" "--tp auto and --pp auto: only one of them follows" "${train[@]}" --tp auto \
         --pp auto --dp-shard 1 --ranks 2
@@ -523,7 +535,9 @@ meshes() {
     bad "--tp over the key/value heads, planned" \
         "--tp 16 does not divide llama3.1-405b's 128 query heads and 8 key/value heads.*use --tp 1, 2, 4, 8$" --plan \
         --world 16 --model llama3.1-405b --tp 16
-    bad "--cp that does not divide the sequence" "--cp 3 splits each sequence into 6 equal parts, and --seq 16 is not a multiple of 6: use --seq 12 or --seq 18, or --cp 1, 2, 4, 8$" "${train[@]}" --cp 3 --ranks 3
+    bad "--cp that does not divide the sequence" \
+        "--cp 3 splits .* 6 equal parts, and --seq 16 is not .*: use --seq 12 or --seq 18, or --cp 1, 2, 4, 8$" \
+        "${train[@]}" --cp 3 --ranks 3
     bad "--cp of more chunks than tokens" \
         "--cp 16 splits each sequence into 32 .*--seq 16 .*: use --seq 32, or --cp 1, 2, 4, 8$" --model model --plan \
         --world 16 --seq 16 --cp 16
@@ -533,7 +547,9 @@ meshes() {
     bad "more virtual stages than blocks" \
         "--pp 2 x --pp-chunks 2 = 4 virtual stages, but model has 2 blocks: use at most 2 virtual stages" \
         "${train[@]}" --pp 2 --ranks 2 --accum 2 --pp-schedule interleaved
-    bad "light ends without a block" "--pp 5 x --pp-chunks 1 = 5 virtual stages, the first and the last with one block fewer, but model has 2 blocks: use at most 4 virtual stages" "${train[@]}" --pp 5 --ranks 5 --pp-light-ends
+    bad "light ends without a block" \
+        "= 5 virtual stages, the first and the last with one block fewer, but model has 2 blocks: use at most 4" \
+        "${train[@]}" --pp 5 --ranks 5 --pp-light-ends
     works "light ends of a block each" "$program" "${train[@]}" --pp 2 --ranks 2 --pp-light-ends
     bad "interleaving that does not divide --accum" \
         "interleaved needs --accum to be a multiple of --pp 2, and --accum is 3: use --accum 2 or 4" --model tiny \
@@ -605,7 +621,8 @@ clusters() {
     bad_plan "an evaluation" "--eval is an option of train_llama3" --eval good/val.tok
     works "a search" "$planner" --cluster "$top/dev/clusters/h100-8.json" --world 4 --model tiny --search
     bad_plan "--search without a cluster" "--search compares .* --cluster FILE" --world 4 --search
-    bad_plan "--search with --out" "--search prints a list of layouts, and --out" --cluster "$top/dev/clusters/h100-8.json" \
+    bad_plan "--search with --out" "--search prints a list of layouts, and --out" \
+        --cluster "$top/dev/clusters/h100-8.json" \
         --world 4 --search --out plan
     bad_plan "--search by a cluster that does not say how much memory there is" "lacks memory_bytes_per_host" \
         --cluster <(grep -v '"memory_bytes_per_host"' "$top/dev/clusters/h100-8.json") --world 4 --search
@@ -642,7 +659,9 @@ clusters() {
     bad_cluster "links without those between hosts" \
         '"links": "between_hosts" is missing: add it; a group of 4 ranks on 2 hosts' \
         's/"collectives": \[/"links":{"within_host":{"latency_s":0,"bytes_per_s":1e9}},"was": [/' --world 4
-    bad_plan "--transport that the cluster file lacks" '"collectives" has no row of all_gather over mpi' --world 2 --transport mpi --cluster <(sed '/"mpi"/d; s/.*"threads","ranks":8.*sum.*/  {"transport":"threads","ranks":9,"hosts":1,"op":"all_gather","latency_s":1,"bytes_per_s":1}]}/' "$good")
+    local row='{"transport":"threads","ranks":9,"hosts":1,"op":"all_gather","latency_s":1,"bytes_per_s":1}'
+    bad_plan "--transport that the cluster file lacks" '"collectives" has no row of all_gather over mpi' \
+        --world 2 --transport mpi --cluster <(sed "/\"mpi\"/d; s/.*\"threads\",\"ranks\":8.*sum.*/  $row]}/" "$good")
     echo "{}" >timeline.json
     everywhere "--trace onto a file" "--trace timeline.json exists already" "${train[@]}" --trace timeline.json
     everywhere "--trace below nothing" "cannot create --trace no/where.json" "${train[@]}" --trace no/where.json
@@ -693,7 +712,9 @@ stored() {
     works "… and merged, in 8 bits again" "$program" --model stored --adapters beside --export again --merge --dtype \
         int8
     works "… and all of it" "$program" "${train[@]}" --model trained --export all --dtype int8:all
-    everywhere "a model of 8 bits trained itself" "--model stored has int8 weights, and int8 weights cannot be trained, because .* rounding error: add --lora-rank 16" "${train[@]}" --model stored
+    everywhere "a model of 8 bits trained itself" \
+        "--model stored has int8 weights, and int8 weights cannot be trained, .* rounding error: add --lora-rank 16" \
+        "${train[@]}" --model stored
     bad "a model of 8 bits trained itself, planned" \
         "--model stored has int8 weights, and int8 weights cannot be trained" --plan --model stored --seq 16 --world 2
     bad "a model of 8 bits resumed" "--resume stored: no checkpoint found" "${train[@]}" --resume stored
@@ -727,10 +748,14 @@ stored() {
         trained --lora-rank 4 --export beside8 --dtype int8
     bad "--dtype that is none" "--dtype int4: expected one of fp32.bf16.int8.int8:all" --model trained --export four \
         --dtype int4
-    spoiled_stored "8 bits whose scales are missing" "tensor model.layers.0.self_attn.q_proj.weight is int8, but its scales model.layers.0.self_attn.q_proj.weight.scale are missing" model.safetensors 's/layers.0.self_attn.q_proj.weight.scale/layers.0.self_attn.q_proj.weight.skale/'
+    spoiled_stored "8 bits whose scales are missing" \
+        "tensor .*q_proj.weight is int8, but its scales model.layers.0.self_attn.q_proj.weight.scale are missing" \
+        model.safetensors 's/layers.0.self_attn.q_proj.weight.scale/layers.0.self_attn.q_proj.weight.skale/'
     spoiled_stored "8 bits whose scales are no floats" "q_proj.weight.scale have another length or dtype" \
         model.safetensors 's/(q_proj.weight.scale":\{"dtype":")F32(","shape":\[)([0-9]+)/\1I32\2\3/'
-    spoiled_stored "8 bits that config.json does not have" "tensor model.layers.0.self_attn.q_proj.weight is int8, but quantization_config in config.json says otherwise" config.json '/quantization_config/d'
+    spoiled_stored "8 bits that config.json does not have" \
+        "tensor model.layers.0.self_attn.q_proj.weight is int8, but quantization_config .* says otherwise" \
+        config.json '/quantization_config/d'
     spoiled_stored "more in 8 bits than there is" \
         "tensor model.embed_tokens.weight is not int8, but quantization_config in config.json says otherwise" \
         config.json 's/"all_tensors": false/"all_tensors": true/'
@@ -749,7 +774,9 @@ adapters() {
     works "and go on" "$program" "${train[@]}" --model trained --adapters adapters --base int8 --out adapted
     works "another model" "$program" "${train[@]}" --seed 2 --export another
     works "a run of a whole model" "$program" "${train[@]}" --out whole
-    everywhere "a quantized base without adapters" "--base int8 needs adapters: int8 weights cannot be trained, because .* rounding error; add --lora-rank 16, or use --base (fp32|bf16)" "${train[@]}" --base int8
+    everywhere "a quantized base without adapters" \
+        "--base int8 needs adapters: int8 weights cannot .*; add --lora-rank 16, or use --base (fp32|bf16)" \
+        "${train[@]}" --base int8
     bad "all of it in 8 bits without adapters" "--base int8:all needs adapters" "${train[@]}" --base int8:all
     bad "--base of a dtype that is none" "--base int4: expected one of fp32\|bf16\|int8\|int8:all" "${lora[@]}" \
         --base int4
@@ -770,7 +797,9 @@ adapters() {
     bad "--merge without --export" "--merge has no effect without --export" "${lora[@]}" --merge
     bad "--export of adapters as they are" "--export with --adapters would only copy the adapters: add --merge" \
         --model trained --adapters adapters --export copied
-    bad "--export of a model in 8 bits" "--export --base int8 would write weights rounded to int8 in full precision: remove --base, or use --dtype int8" --model trained --base int8 --export rounded
+    bad "--export of a model in 8 bits" \
+        "--export --base int8 would write .* in full precision: remove --base, or use --dtype int8" \
+        --model trained --base int8 --export rounded
     bad "--export onto adapters" "adapters/adapter_(model.safetensors|config.json) exists already" "${lora[@]}" \
         --export adapters
     bad "--adapters that are not there" "--adapters nowhere: cannot read nowhere/adapter_config.json" --model trained \
@@ -782,7 +811,9 @@ adapters() {
     bad "--adapters of other matrices" \
         "--lora-targets q,v, but the adapters in adapters are for q,k,v,o,gate,up,down" "${lora[@]}" --lora-targets \
         q,v --adapters adapters
-    bad "--adapters of another model" "adapters/adapter_model.safetensors: tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight is 4 x 32 F32, but the model .* has 4 x 64" --model "$fixture" "${evaluate[@]}" --adapters adapters
+    bad "--adapters of another model" \
+        "adapters/adapter_model.safetensors: tensor .*q_proj.lora_A.weight is 4 x 32 F32, but the model .* has 4 x 64" \
+        --model "$fixture" "${evaluate[@]}" --adapters adapters
     spoiled_adapters "adapters of another kind" '"peft_type" is "IA3", which is not supported: expected LORA' \
         's/"LORA"/"IA3"/'
     spoiled_adapters "adapters with a bias" '"bias" is "all"' 's/"none"/"all"/'
