@@ -1,14 +1,14 @@
 /* tensor_parallel.h: tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022).
  *
- * Each rank of the tp group holds a part of every matrix. A matrix split by outputs (Q, K, V, gate, up, the head) needs
- * the inputs of all N tokens; one split by inputs (O, down) yields partial sums for all N tokens. Between them, in the
- * residual stream and the norms, each rank has only its n = N / size tokens. So a sublayer starts with an all-gather of
- * its input's tokens and ends with a reduce-scatter of its output's; backward does the same with gradients. On a group
- * of one rank these calls neither copy nor send.
+ * Each rank of the tp group holds a part of every weight matrix. A matrix split by outputs (Q, K, V, gate, up, the
+ * head) needs the inputs of all N tokens; one split by inputs (O, down) yields partial sums for all N tokens. Between
+ * them, in the residual stream and the norms, each rank has only its n = N / size tokens. So a sublayer starts with an
+ * all-gather of its input's tokens and ends with a reduce-scatter of its output's; backward does the same with
+ * gradients. On a group of one rank these calls neither copy nor send.
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H
-#include "lib/comm.h" // defines: Comm, Device, Request, all_gather_start, comm_wait
+#include "lib/comm.h" // defines: all_gather_start, reduce_scatter_start, comm_wait
 #include "lib/ops.h"  // defines: sum_pieces, cross_entropy, cross_entropy_part, cross_entropy_join
 
 typedef struct {
@@ -86,7 +86,8 @@ static void tp_reduce_scatter_start(TensorParallel *tp, const char *what) {
     if (tp->size == 1) return;
     reduce_scatter_start(tp->comm, &tp->request, AXIS_TP, what, tp->partial, tp->pieces, count, FLOATX);
 }
-/* The transport only moves the pieces: adding them in the order of ranks gives the same bits on every transport. */
+/* The transport only moves the pieces. They are added here, as a binary tree over ranks, so that every transport gives
+ * the same bits. */
 static void tp_reduce_scatter_wait(TensorParallel *tp, floatX *sum /* (n,C) = */) {
     if (tp->size == 1) return;
     comm_wait(tp->comm, &tp->request);

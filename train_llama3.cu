@@ -1,12 +1,13 @@
 /* train_llama3.cu: trains Llama 3 with fully sharded data parallelism and tensor, context and pipeline parallelism.
  *
  * Read it from top to bottom: one block forward and backward, embedding and head, a pipeline stage under FSDP, the
- * training step, evaluation and generation, the dry run, main. Every piece of arithmetic is an op (lib/ops.h), every
- * communication a collective or a message (lib/comm.h), every buffer comes from an arena (lib/device.h). So the same
- * code also runs as a dry run, without arithmetic or memory, which predicts the memory, FLOPs and traffic of any rank.
+ * training step, evaluation, generation, the dry run, the training loop, plans, one rank, main. Every piece of
+ * arithmetic is an op (lib/ops.h), every communication a collective or a message (lib/comm.h), every buffer of the step
+ * comes from an arena (lib/device.h). So the same code also runs as a dry run, without arithmetic or memory, which
+ * predicts the memory, FLOPs and traffic of any rank.
  */
-#include "lib/device.h"            // defines: floatX, Device, arena_alloc, device_phase
-#include "lib/comm_open.h"         // defines: Comm, LaunchInfo, comm_start_process, comm_open
+#include "lib/device.h"            // defines: arena_alloc, device_phase, device_copy, device_open_dry_run
+#include "lib/comm_open.h"         // defines: LaunchInfo, comm_start_process, comm_open
 #include "lib/ops.h"               // defines: rmsnorm_forward, rope_forward, attention_forward, …
 #include "llama3.h"                // defines: Llama3Config, TensorTable
 #include "fsdp.h"                  // defines: Fsdp, fsdp_unshard, fsdp_reshard, fsdp_reduce_gradients
@@ -14,7 +15,7 @@
 #include "optimizer.h"             // defines: Optimizer, optimizer_step, learning_rate_at, clip_coefficient
 #include "tensor_parallel.h"       // defines: tp_all_gather_tokens, tp_reduce_scatter_tokens, tp_cross_entropy
 #include "context_parallel.h"      // defines: cp_all_gather_kv, cp_reduce_scatter_kv
-#include "pipeline_parallel.h"     // defines: Schedule, PipelineStep, pipeline_receive, pipeline_send
+#include "pipeline_parallel.h"     // defines: Pipeline, pipeline_receive, pipeline_send
 #include "lora.h"                  // defines: lora_linear_forward, lora_linear_backward
 #include "dataloader.h"            // defines: Dataset, Loader, StepBatch, loader_next, read_window
 #include "tokenizer.h"             // defines: Tokenizer, print_token
@@ -32,7 +33,7 @@
 #include "run/plan.h"              // defines: Plan, plan_add, plan_print, plan_write_file
 #include "run/matmul_rate.h"       // defines: matmul_rate
 #include "run/logger.h"            // defines: Logger, StepStats, logger_step
-#include "run/banner.h"            // defines: print_banner, layout_read_back, layout_write
+#include "run/banner.h"            // defines: print_banner; includes run/layout.h
 #include "run/trace.h"             // defines: trace_write, trace_as_one_event
 #include "run/audit.h"             // defines: audit
 #include "run/launch.h"            // defines: launch
@@ -98,7 +99,7 @@ static void block_forward(Model *m, int l) {
 }
 
 /* Activation checkpointing: recomputes what the block did not keep, into buffers that all such blocks share. The result
- * has the bits of the forward pass, because the norms read the residual stream that it stored. */
+ * has the bits of the forward pass: there too, the norms were taken of the rounded residual stream, as stored. */
 static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
     if (a->keep == KEEP_ALL) return;
     m->dev->recomputing = 1;
@@ -212,7 +213,7 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_x /* (
                                 int count) {
     int C = m->config.C, V = m->config.V;
     int64_t at = (int64_t)first * C, stride = (int64_t)V * (int64_t)(sizeof(float) / sizeof(floatX));
-    const floatX *d_logits = (const floatX *)m->logits; // each row lies at the start of its row of logits
+    const floatX *d_logits = (const floatX *)m->logits; // overwrites the fp32 logits: rows are V floats apart
     linear_backward_input(m->dev, d_x + at, d_logits, stride, w->head, count, C, V);
     if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, first > 0);
 }
@@ -222,8 +223,8 @@ static void add_losses(Model *m) {
     exact_total(m->dev, m->loss_sum, m->losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
 }
 
-/* Final norm, logits and losses. The logits of all tokens never exist at once: they are computed in chunks of
- * m->logit_rows tokens. */
+/* Final norm, logits and losses. Logits are computed in chunks of m->logit_rows tokens, so that those of a long
+ * micro-batch never exist at once. */
 static void head_forward(Model *m) {
     int N = m->B * m->T;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
@@ -280,7 +281,8 @@ static int stage_end(const Model *m) {
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* While `unit` computes, FSDP all-gathers the following units: of blocks as many as --slots allows, then the head. */
+/* While `unit` computes, FSDP all-gathers the following units: of blocks as many as --slots allows, then the head.
+ * `unit`: a unit of blocks, the embedding, or first_unit - 1 if no unit of the stage computes yet. */
 static void prefetch_forward(Model *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
     for (int next = first; next <= last && next < unit + m->opt->slots; next++) blocks_prefetch(m, next);
@@ -323,7 +325,7 @@ static void stage_blocks_forward(Model *m, ReshardPoint now) {
 }
 
 /* All blocks of the stage in reverse order: m->d_x after the last one becomes m->d_x before the first. While a unit
- * computes, FSDP reduces the gradients of the unit before it. */
+ * computes, FSDP reduces the gradients of the unit that computed before it, unit + 1. */
 static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
     const Stage *stage = m->stage;
     for (int l = stage->first_block + stage->num_blocks - 1; l >= stage->first_block; l--) {
@@ -332,7 +334,7 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
         block_backward(m, l, micro_batch);
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
         blocks_reshard(m, unit, now);
-        prefetch_backward(m, unit - 1);
+        prefetch_backward(m, unit - 1); // the next unit computes at once: all-gather those that follow it
         FsdpUnit *trained = adapters_of(m, unit) ? adapters_of(m, unit) : &m->fsdp->units[unit];
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
@@ -367,14 +369,14 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
     int last = step->micro_batch == pipeline->schedule.micro_batches - 1;
     ReshardPoint now = last ? AFTER_LAST_USE : AFTER_BACKWARD;
     model_enter_stage(m, step->stage, step->activation_set);
-    if (pipeline->schedule.pp > 1) feed_micro_batch(m, batch); // another one came in between
+    if (pipeline->schedule.pp > 1) feed_micro_batch(m, batch); // others may have come since its forward
     int end = stage_end(m);
     prefetch_backward(m, end);
     if (stage_has_loss(m)) { // the previous step was the forward of this micro-batch
         FsdpUnit *head = &m->fsdp->units[m->table.head];
         head_forward_backward(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, now);
-        prefetch_backward(m, end - 1); // before the reduction: on a shared connection it would wait for it
+        prefetch_backward(m, end - 1); // on one connection, an all-gather would queue behind the reduction below
         if (!table_is_tied(&m->table) && !head->table_unit->frozen) // tied: the embedding adds to this gradient first
             fsdp_reduce_gradients(m->fsdp, head, step->micro_batch);
     }
@@ -405,7 +407,9 @@ static void run_schedule(Model *m, Pipeline *pipeline, const StepBatch *batch) {
 /* Forward alone, for evaluation and generation. The last stage leaves the residual stream to the head. */
 static void model_forward(Model *m, Pipeline *pipeline, const MicroBatch *batch) {
     for (int v = 0; v < m->table.part.virtual_stages; v++) {
-        PipelineStep step = {PIPE_FORWARD, 0, v, 0, 0, 0};
+        PipelineStep step = ZERO;
+        step.kind = PIPE_FORWARD;
+        step.stage = v;
         if (pipeline_source(&pipeline->schedule, &step) >= 0) pipeline_start_receive(pipeline, &step);
         stage_forward(m, pipeline, &step, batch, AFTER_LAST_USE);
     }
@@ -436,7 +440,7 @@ static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
         skip_update(trainer, step, s);
         return;
     }
-    if (!s->targets && !trainer->parallel.dev.dry_run) return;
+    if (!s->targets && !trainer->parallel.dev.dry_run) return; // every target is masked: there is nothing to learn
     AdamW adam = {(float)s->lr, (float)o->beta1, (float)o->beta2, (float)o->eps, (float)o->weight_decay};
     double clip = clip_coefficient(o->clip, s->grad_norm), mean = clip / (double)max_i64(1, s->targets);
     trainer->progress.updates++;
@@ -460,7 +464,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     sum_shared_gradients(&trainer->shared_gradients);
     comm_wait(&p->comm, &trainer->samples_gather);
     exchange_reports(trainer, batch, clock.start, clock.waited);
-    int64_t first_window = dev->dry_run ? 0 : batch->windows[0];
+    int64_t first_window = dev->dry_run ? 0 : batch->windows[0]; // the sample that an error message names
     loader_release(&trainer->loader, dev);
 
     StepStats s = sum_reports(trainer);
@@ -594,8 +598,9 @@ static void generate(Trainer *trainer, const Tokenizer *tokenizer, const int32_t
 // ---------------------------------------------------------------------------
 // the dry run of a rank
 
-/* Runs one step (or one evaluation, or one token) on a dry-run device: no arithmetic, no memory. What the device and
- * the communicators counted is the rank's memory, FLOPs and traffic; with rates of ops also its time. */
+/* Runs one step (or one micro-batch of an evaluation, or the largest calls of a generation) on a dry-run device: no
+ * arithmetic, no memory. What the device and the communicators counted is the rank's memory, FLOPs and traffic; with
+ * rates of ops also its time. */
 static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_events, CommEvents *events) {
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
@@ -623,11 +628,12 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
 }
 
 /* The dry run of `rank`. `events`: where its communication is listed; NULL: nowhere. With --trace there are two dry
- * runs: the first one counts the events of a step, the second one reserves memory for the timeline of all steps. */
+ * runs: the first one counts the events of a step, the second one reserves memory for the timeline, of all steps if they fit.
+ */
 static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommEvents *events) {
     dry_run_once(trainer, j, rank, 0, events);
     if (!j->opt.trace || events) return;
-    int64_t per_step = trainer->parallel.dev.num_events + 2; // one for a validation, one for a check of the replicas
+    int64_t per_step = trainer->parallel.dev.num_events + 3; // with a validation, a replica check and a save
     int64_t of_run = min_i64(MAX_EVENTS, per_step * j->opt.steps);
     trainer_close(trainer);
     dry_run_once(trainer, j, rank, j->task == DO_PLAN ? per_step : of_run, NULL);
@@ -645,6 +651,7 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
     double start = seconds_now();
     int wanted = ends || asked & SIGNAL_SAVE || (o->save_every && step % o->save_every == 0);
     int due = wanted && writer->saved_step != step;
+    // an earlier save is open: publish it if all ranks have written it, or if it cannot wait any longer
     if (writer->files && (due || ends || !trainer->is_writing)) checkpoint_commit(writer);
     if (due && trainer->parallel.rank == 0) logger_sync(&trainer->logger);
     if (due) checkpoint_save(writer, &trainer->progress);
@@ -741,7 +748,8 @@ static int train(Trainer *trainer, const Trainer *dry_run) {
 // ---------------------------------------------------------------------------
 // plans
 
-/* Dry-runs the ranks of a plan. `lists`: takes each rank's communication events, to be simulated; NULL: not kept. */
+/* Dry-runs one rank of each kind for a plan; the other ranks share its figures. `lists`: takes each rank's
+ * communication events, to be simulated; NULL: not kept. */
 static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists) {
     EventLists own;
     EventLists *kept = lists ? lists : &own;
@@ -833,8 +841,8 @@ static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     dry_run_open(dry_run, j, rank, NULL);
-    int speaks_for_host = rank == 0 || j->host_transport == &transport_threads;
-    if (speaks_for_host) check_memory(j, &dry_run->parallel.dev); // before any rank takes memory
+    int checks_memory = rank == 0 || j->host_transport == &transport_threads; // rank 0 counts all ranks of its host
+    if (checks_memory) check_memory(j, &dry_run->parallel.dev);   // before any rank takes memory
     if (rank == 0) job_check_outputs(j);                          // last, since it may create a directory
     trainer_open(trainer, dry_run, j, rank);
     int complete = j->task == DO_EXPORT;
