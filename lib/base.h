@@ -145,10 +145,9 @@ static inline BOTH int exact_digits(float x, uint64_t *low, uint64_t *high) {
     int shift = exponent ? exponent - 1 : 0;
     uint32_t implicit_bit = exponent ? 0x800000u : 0;
     uint64_t mantissa = (uint64_t)((v.u & 0x7FFFFF) | implicit_bit) << (shift % 32);
-    int finite = exponent != 255;
-    *low = finite ? (uint32_t)mantissa : 0;
-    *high = finite ? mantissa >> 32 : 0;
-    return finite ? shift / 32 : -1;
+    *low = exponent == 255 ? 0 : (uint32_t)mantissa;
+    *high = exponent == 255 ? 0 : mantissa >> 32;
+    return exponent == 255 ? -1 : shift / 32;
 }
 
 static inline void exact_add(ExactSum *s, float x) {

@@ -684,7 +684,7 @@ static void results_check(const Results *r) {
     }
     snprintf(what, sizeof what, "%s, %d ranks: an element made wrong on each is seen", r->transport->name, r->ranks);
     page_check(r->planted == r->ranks, what, "%" PRId64 " of %d", r->planted, r->ranks);
-    snprintf(what, sizeof what, "%s, %d ranks: booked = on the wire = received", r->transport->name, r->ranks);
+    snprintf(what, sizeof what, "%s, %d ranks: op ledger = measured = received", r->transport->name, r->ranks);
     page_check(r->started.calls == r->measured.calls && r->started.bytes == r->measured.bytes &&
                    r->measured.bytes == r->received,
                what, "%" PRId64 " and %" PRId64 " calls, %" PRId64 ", %" PRId64 " and %" PRId64 " bytes",
