@@ -112,7 +112,7 @@ fault "replicas are flattened into one group that shards" lib/mesh.h \
 more "a rank shuffles from another seed" run/trainer.h \
     's|    s.seed = (uint64_t)o->seed;|    s.seed = (uint64_t)o->seed + (uint64_t)(rank == 2);|' faults "rank 2 shuffles samples"
 more "a clipped step of one replica is scaled differently" optimizer.h \
-    's|weight_decay, grad_scale, step);|weight_decay, grad_scale * (fsdp->replica ? 1.001f : 1), step);|' replicas "are replicas"
+    's|weight_decay, grad_scale, step);|weight_decay, grad_scale * (o->fsdp->replica ? 1.001f : 1), step);|' replicas "are replicas"
 more "the rotation is forgotten when activations are recomputed" train_llama3.cu \
     's|    rope_forward(m->dev, a->qkv|    if (!m->dev->recomputing) rope_forward(m->dev, a->qkv|' faults "recompute full: gradients of one rank"
 more "without sharding, only the own part of the gradient is summed" fsdp.h \
