@@ -628,8 +628,8 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
 }
 
 /* The dry run of `rank`. `events`: where its communication is listed; NULL: nowhere. With --trace there are two dry
- * runs: the first one counts the events of a step, the second one reserves memory for the timeline, of all steps if they fit.
- */
+ * runs: the first one counts the events of a step, the second one reserves memory for the timeline of all steps, or of
+ * as many as fit. */
 static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommEvents *events) {
     dry_run_once(trainer, j, rank, 0, events);
     if (!j->opt.trace || events) return;
