@@ -3,8 +3,8 @@
  * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Every
  * rank of the fsdp group owns an equal shard of each unit: fp32 master weights, gradient and Adam's moments, 16 bytes
  * per parameter. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients starts to
- * reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. Full-size weights and
- * gradients live only in small pools of buffers, which also limit how far prefetching runs ahead.
+ * reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. Where the strategy frees
+ * full-size weights and gradients, they live in small pools of buffers, which also limit prefetching.
  */
 #ifndef FSDP_H
 #define FSDP_H
@@ -47,7 +47,7 @@ static const Strategy *strategy_find(const char *name) {
 /* The options that decide what FSDP does. */
 typedef struct {
     const Strategy *strategy;
-    int slots;              // how many blocks may be unsharded at once
+    int slots;              // how many units of blocks may be unsharded at once
     int micro_batches;      // per step
     int accumulate_locally; // sum micro-batches unsharded on each rank, and reduce once per step
     int deterministic;      // sum micro-batches as a binary tree
@@ -69,12 +69,12 @@ typedef struct {
     // ranges, in elements
     int64_t padded;     // table_unit->size, rounded up so that shards and replicas' slices are equal and aligned
     int64_t shard_size; // padded / ranks; rank i's shard begins at i * shard_size
-    int64_t state_begin, state_count;     // whose state this rank keeps: its shard, or without sharding all
+    int64_t state_begin, state_count;     // the elements whose state this rank keeps: its shard, or all
     int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
 
     // state, kept from step to step; a frozen unit has sharded_weights only
     float *master;             // (state_count) weights
-    float *grad;               // (state_count) of the summed loss: over ranks and micro-batches
+    float *grad;               // (state_count) of the loss summed over ranks and micro-batches
     float *exp_avg;            // (state_count) AdamW's first moment
     float *exp_avg_sq;         // (state_count) AdamW's second moment
     floatX *sharded_weights;   // (state_count) what is all-gathered; fp32: master; int8: see QuantizedLayout
@@ -82,13 +82,13 @@ typedef struct {
 
     // full-size buffers
     floatX *persistent_weights; // (padded) ZeRO-2: for unsharded_weights of the whole step; NULL: use the pool
-    floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard to fsdp_reshard, else NULL
+    floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard until it is freed, else NULL
     floatX *dequantized;        // (padded) unsharded int8 weights in the compute dtype, until fsdp_reshard, else NULL
     float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
     Request all_gather;
 
-    // sums over micro-batches, (accumulated_size) each. [0] is part of grad, or with accumulates_unsharded a buffer;
-    // the others are for --deterministic, see accumulation_target
+    // sums over micro-batches, (accumulated_size) each. [0] ends as the step's total: this rank's shard of grad; with
+    // accumulates_unsharded all of grad (DDP) or a full-size buffer. The others: --deterministic, accumulation_target
     float *partial_sums[MAX_PARTIAL_SUMS];
 } FsdpUnit;
 
@@ -151,12 +151,12 @@ typedef struct {
     BufferPool pools[POOLS];
     Reduction reductions[REDUCTION_STAGES];
     int accumulates_unsharded; // micro-batches are summed unsharded before the reduction
-    int rounds_micro_batches;  // one rank, reduce_dtype bf16: round gradients as ranks that send them do
+    int rounds_micro_batches;  // one fsdp rank, reduce_dtype bf16: round, so that the result is that of several
     int num_partial_sums;      // per unit; more than one only in deterministic mode
-    int weights_offloaded;     // sharded weights are in memory where this device does not compute
+    int weights_offloaded;     // sharded weights lie in host memory and are copied to the GPU for use
     int gradients_offloaded;
     uint64_t seed;                // of the initial weights
-    uint64_t *local_fingerprints; // (units) of this rank's weights; NULL: no other rank has the same weights
+    uint64_t *local_fingerprints; // (units) of this rank's weights; NULL: they are not compared
     uint64_t *fingerprints;       // (units) the same in the host's memory, then (ranks, units) of all that must agree
 } Fsdp;
 
@@ -297,7 +297,7 @@ static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint now) {
 // ---------------------------------------------------------------------------
 // gradients: sums over micro-batches
 
-/* Does backward write this tensor's gradient with `=` (one matmul), or does it add to it? */
+/* 1: backward assigns this tensor's gradient (its first matmul does). 0: backward only adds to it. */
 static int gradient_is_assigned(const TensorTable *table, const Tensor *t) {
     WeightKind kind = t->row->kind;
     int tied_head = kind == W_EMBED && table_is_tied(table); // the head's matmul writes it before the embedding adds
@@ -443,7 +443,8 @@ static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
     case ALL_GATHER_REPLICAS:
         if (r->rounded) tree_sum(fsdp->dev, shard_gradient(fsdp, u), r->receive, DTYPE_BF16, 1, u->shard_size, 0);
         break;
-    default: // ALL_GATHER_FSDP. Before the last micro-batch nothing reads the result, and it would round the sum
+    default: // ALL_GATHER_FSDP, after every micro-batch as in DDP. Only the last sum is stored: storing an earlier one
+             // would round the fp32 sum that the next micro-batch is added to
         if (r->rounded && last) tree_sum(fsdp->dev, u->grad, r->receive, DTYPE_BF16, 1, u->padded, 0);
     }
     r->unit = NULL;
@@ -456,7 +457,8 @@ static int reductions_advance(Fsdp *fsdp, FsdpUnit *entering, int micro_batch) {
     int in_flight = 0;
     if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE); // backward has written its gradient
     StreamKind before = device_set_stream(fsdp->dev, STREAM_REDUCE);
-    for (int from = REDUCTION_STAGES - 1; from >= -1; from--) { // the last stage first makes room for the one before
+    // from the last stage to the first, so that a unit moves into a stage that was just emptied; -1: the entering unit
+    for (int from = REDUCTION_STAGES - 1; from >= -1; from--) {
         FsdpUnit *u = from < 0 ? entering : fsdp->reductions[from].unit;
         int micro = from < 0 ? micro_batch : fsdp->reductions[from].micro_batch;
         int to = from + 1;
@@ -490,7 +492,8 @@ static int gradients_are_made_in_place(const Fsdp *fsdp) {
 /* The buffer (padded) into which backward writes the unit's gradient of this micro-batch; what backward adds to is
  * zero. If the gradient stays on this rank and begins a sum, it is the sum itself; otherwise a buffer of the pool. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
-    for (int i = 0; i < REDUCTION_STAGES; i++) // a tied embedding is reduced last and needed again first
+    // A tied embedding is the last unit that one micro-batch reduces and the first that the next one writes.
+    for (int i = 0; i < REDUCTION_STAGES; i++)
         if (fsdp->reductions[i].unit == u) fsdp_finish_gradients(fsdp);
     if (u->unsharded_gradient) return u->unsharded_gradient;
     int replace;
@@ -501,9 +504,10 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     return u->unsharded_gradient;
 }
 
-/* Would this micro-batch's gradient, which skips the replica stages, arrive at ALL_GATHER_FSDP together with one that
- * entered earlier and does not skip them? With an interleaved pipeline one virtual stage reaches its last micro-batch
- * before another one does. */
+/* Must the stages be drained before this micro-batch's gradient enters them? It happens in hybrid DDP: only gradients
+ * of the last micro-batch pass through the replica stages. With an interleaved pipeline one virtual stage reaches its
+ * last micro-batch before another one does; a gradient that skips the replica stages could then enter ALL_GATHER_FSDP
+ * together with one that does not, and a stage holds one unit. */
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
     if (reduction_applies(fsdp, REDUCE_SCATTER_REPLICAS, micro_batch)) return 0;
     if (!reduction_applies(fsdp, ALL_GATHER_FSDP, micro_batch)) return 0;
@@ -532,8 +536,8 @@ typedef struct {
     int64_t at;           // where they begin in the unit's state: master + at, grad + at, …
 } ShardPiece;
 
-/* Is another rank responsible for saving and counting this tensor? Tensor-parallel rank 0 is for tensors that are not
- * split, the embedding for a tied weight. */
+/* Is this tensor saved and counted elsewhere? A tensor that tensor parallelism does not split is tp rank 0's; a tied
+ * head is counted with the embedding. */
 static int is_owned_elsewhere(const Fsdp *fsdp, const Tensor *t) {
     return t->is_tied_copy || (t->row->split == SPLIT_NONE && fsdp->table->part.tp_rank > 0);
 }
@@ -555,7 +559,7 @@ static int next_piece(const Fsdp *fsdp, int *i, ShardPiece *piece, int unique) {
     return 0;
 }
 
-/* Iterate over the trained tensors in table order; *i starts at 0. next_state_piece visits every element whose state
+/* Iterate over the trained tensors in table order, from tensor *i. next_state_piece visits every element whose state
  * this rank keeps, next_unique_piece only those that no other rank visits. Padding belongs to no tensor. */
 static int next_state_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 0); }
 static int next_unique_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { return next_piece(fsdp, i, piece, 1); }
@@ -654,7 +658,7 @@ static void unit_open(Fsdp *fsdp, FsdpUnit *u, const Unit *unit, int training) {
 static void pools_open(Fsdp *fsdp, int training) {
     const Sharding *how = &fsdp->sharding;
     int adapters = fsdp->config->lora_rank > 0;
-    if (!weights_are_resident(fsdp) && !fsdp->units[0].persistent_weights) {
+    if (!weights_are_resident(fsdp) && !fsdp->units[0].persistent_weights) { // persistent: all units or none
         pool_add(fsdp, POOL_WEIGHTS, UNIT_EMBED, 1, "gathered embedding");
         pool_add(fsdp, POOL_WEIGHTS, UNIT_BLOCK, how->slots, "gathered blocks");
         pool_add(fsdp, POOL_WEIGHTS, UNIT_HEAD, 1, "gathered head");
@@ -662,10 +666,12 @@ static void pools_open(Fsdp *fsdp, int training) {
     }
     for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
         pool_add(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
-    for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) { // for fsdp_gather_state, unless there will be gradient buffers
+    // one fp32 buffer for each kind of unit that is gathered for a file; in training, gradient buffers serve for it
+    for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
         int gathers = !training && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;
-        pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, frozen ? how->merges_adapters : gathers, "a unit to be written");
+        int needed = frozen ? how->merges_adapters : gathers;
+        pool_add(fsdp, POOL_GRADIENTS, (UnitKind)k, needed, "a unit to be written");
     }
     if (!training || (gradients_are_made_in_place(fsdp) && how->micro_batches == 1)) return;
     pool_add(fsdp, POOL_GRADIENTS, UNIT_EMBED, !adapters, "embedding gradient");
@@ -684,7 +690,7 @@ static void reduction_open(Fsdp *fsdp, ReductionStage stage, int64_t largest) {
     int reduces = stage_reduces(stage), over_fsdp = stage_is_over_fsdp(stage);
     int applies = reduction_applies(fsdp, stage, fsdp->sharding.micro_batches - 1);
     int members = over_fsdp ? fsdp->ranks : fsdp->replicas;
-    int64_t whole = over_fsdp ? largest : largest / fsdp->ranks; // of all members together
+    int64_t whole = over_fsdp ? largest : largest / fsdp->ranks; // of the group: a unit over fsdp, a shard over replicas
     int64_t sent = reduces ? whole : whole / members;
     int64_t received = reduces && fsdp->sharding.transport_sums ? whole / members : whole;
     if (half && (applies || (stage == REDUCE_SCATTER_FSDP && fsdp->rounds_micro_batches)))
@@ -719,6 +725,7 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->rank = comm->groups[AXIS_FSDP].rank;
     fsdp->replicas = comm->groups[AXIS_DP_REPLICATE].size;
     fsdp->replica = comm->groups[AXIS_DP_REPLICATE].rank;
+    // with several micro-batches if asked for; with one under DDP, whose full-size gradient backward can write directly
     fsdp->accumulates_unsharded =
         fsdp->ranks > 1 && (how->micro_batches > 1 ? how->accumulate_locally : !how->strategy->sharded);
     fsdp->rounds_micro_batches = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
