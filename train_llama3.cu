@@ -11,7 +11,7 @@
 #include "lib/ops.h"               // defines: rmsnorm_forward, rope_forward, attention_forward, …
 #include "llama3.h"                // defines: Llama3Config, TensorTable
 #include "fsdp.h"                  // defines: Fsdp, fsdp_unshard, fsdp_reshard, fsdp_reduce_gradients
-#include "shared_gradients.h"      // defines: sum_shared_gradients
+#include "run/shared_gradients.h"  // defines: sum_shared_gradients
 #include "optimizer.h"             // defines: Optimizer, optimizer_step, learning_rate_at, clip_coefficient
 #include "tensor_parallel.h"       // defines: tp_all_gather_tokens, tp_reduce_scatter_tokens, tp_cross_entropy
 #include "context_parallel.h"      // defines: cp_all_gather_kv, cp_reduce_scatter_kv

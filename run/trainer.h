@@ -7,7 +7,7 @@
 #ifndef TRAINER_H
 #define TRAINER_H
 #include "../optimizer.h"        // defines: Optimizer
-#include "../shared_gradients.h" // defines: SharedGradients
+#include "shared_gradients.h" // defines: SharedGradients
 #include "ledger.h"              // defines: Ledger, ledger_check, expected_traffic
 #include "layout.h"              // defines: layout_read_back, hosts_read_back
 #include "job.h"                 // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader

@@ -82,7 +82,7 @@ fault "weights of 8 bits take the scale of a neighbouring block" lib/int8.h 's|w
 more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|^        b->scales\[i\] = quantize|        b->scales[i ^ 1] = quantize|' adapters "bytes and scales of the whole tensors. blocks"
 more "a cut between ranks goes through a block of 8 bits" run/sharded_state.h 's|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)),|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)) - 32 * tensor_is_quantized(t),|' adapters "every weight is that of its block"
 more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|' adapters "no free buffer for the gradient of adapters of"
-more "adapters' sums of one tp rank are lost" shared_gradients.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->table_unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
+more "adapters' sums of one tp rank are lost" run/shared_gradients.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->table_unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
 more "the base is updated by weight decay" optimizer.h \
     's/^    device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);/&\n    for (int u = 0; u < fsdp->table->num_units; u++) if (fsdp->units[u].table_unit->frozen \&\& !fsdp->units[u].quantized.shards) scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/' adapters "the base is as it was"
 more "two ranks take the same samples" dataloader.h \
@@ -154,7 +154,7 @@ more "a resumed run begins its epoch anew" run/trainer.h 's|    s.start_epoch = 
 more "the second chunk's queries follow the first's directly" lib/ops_common.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
 more "a slice of the vocabulary takes its neighbour's first token" lib/ops_common.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
 more "sums of slices are not brought to one largest logit" lib/ops_common.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
-fault "gradients of norms are not summed over tp" shared_gradients.h \
+fault "gradients of norms are not summed over tp" run/shared_gradients.h \
     's|^        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);||' mesh-faults "tp 2 .*worst gradient"
 more "a group that shards has members of two tp slices" lib/mesh.h \
     's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
@@ -184,7 +184,7 @@ if [ -n "$all" ]; then
     's|s->receives\[p->receives_started\]|s->receives[s->pp_rank ? p->receives_started ^ 1 : p->receives_started]|' mesh-faults "on pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is expected"
     fault "one message too many" pipeline_parallel.h \
     's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) comm_wait(p->comm, \&again->request), send_start(p->comm, \&again->request, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->message_bytes, DTYPE_BYTE), comm_wait(p->comm, \&again->request);|' mesh-faults "on pp: .again. .*is sent"
-    fault "the tied weight's gradient is summed twice" shared_gradients.h \
+    fault "the tied weight's gradient is summed twice" run/shared_gradients.h \
         's|^        if (count) tree_sum(fsdp->dev, u->grad, s->tied_buffer, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
     fault "gradients with fewer stages overtake others" fsdp.h \
         's|^    if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);||' mesh-bits "while its request is in flight"
@@ -231,7 +231,7 @@ if [ -n "$all" ]; then
         's|    [a-z_]*_start(tp->comm, &tp->request, .*FLOATX);|    StreamKind was = device_set_stream(tp->dev, STREAM_SEND_NEXT);\n&\n    device_set_stream(tp->dev, was);|' orders "have seed 0's bits"
     fault "a stage sends what is not made yet" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
     fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
-    fault "both ends of a pipeline send first, over NCCL" shared_gradients.h 's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' mesh "two ranks issue in two orders"
+    fault "both ends of a pipeline send first, over NCCL" run/shared_gradients.h 's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' mesh "two ranks issue in two orders"
     fault "receives are started in the order of their steps, over NCCL" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
     fault "AdamW does not wait for offloaded state" optimizer.h 's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state");||' orders "have one rank's bits"
     fault "offloaded state is overwritten on its way back" optimizer.h 's|    device_wait_event(dev, s->stored);||' orders "have one rank's bits"

@@ -6,7 +6,7 @@
  */
 #ifndef SHARED_GRADIENTS_H
 #define SHARED_GRADIENTS_H
-#include "fsdp.h"
+#include "../fsdp.h"
 
 typedef struct {
     Fsdp *fsdp;
