@@ -167,9 +167,10 @@ static const OptionRow option_rows[] = {
     {OPT_INT, "threads", FIELD(threads), 0, 1024, "N", "0",
      "threads per rank; 0: the cores of the host divided by its ranks"},
     {OPT_INT, "check-replicas", FIELD(check_replicas), 0, 1 << 30, "N", "100",
-     "every N steps, compare hashes of the state that replicas have in common; 0: never"},
+     "every N steps, compare hashes of the weights that replicas, or the ranks of no_shard, have in common; 0: only "
+     "before a checkpoint"},
     {OPT_REAL, "timeout", FIELD(timeout), 0.1, 1e6, "SECONDS", "600",
-     "longest wait for another rank; four times as long during start-up, validation and saving"},
+     "longest wait for another rank; four times as long during start-up, validation, saving and the end of the run"},
     {OPT_TEXT, "transport", FIELD(transport), 0, 0, "threads|mpi|nccl", NULL,
      "communication backend (default: nccl for GPUs, mpi under mpirun or srun, threads otherwise)"},
     {OPT_INT, "ranks", FIELD(ranks), 0, 4096, "N", "0",
