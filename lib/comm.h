@@ -1,10 +1,10 @@
 /* comm.h: collectives and messages between ranks: start one, compute, wait for it.
  *
- * Each has a name for error messages and the timeline, is counted in the traffic ledger, and no wait for it is longer
- * than the timeout; watchdog.h then names the rank that is to blame. All members of a group start its collectives in
- * the same order, or the run ends. After the wait the buffers may be reused. On a dry-run device a collective is
- * counted and nothing else happens. On a GPU it runs on the stream that was current at its start, and the stream that
- * is current at comm_wait waits for it. comm_open.h opens a Comm.
+ * Each has a name for error messages and the timeline, and is counted in the traffic ledger. A wait beyond the limit of
+ * the run's phase (`phases` in watchdog.h, 1 or 4 times --timeout) ends the run and names the rank that is to blame.
+ * All members of a group start its collectives in the same order, or the run ends. After the wait the buffers may be
+ * reused. On a dry-run device a collective is counted and nothing else happens. On a GPU it runs on the stream that was
+ * current at its start, and the stream that is current at comm_wait waits for it. comm_open.h opens a Comm.
  */
 #ifndef COMM_H
 #define COMM_H
@@ -114,8 +114,10 @@ static inline void comm_record_wait(Comm *comm, Request *r) {
 // ---------------------------------------------------------------------------
 // start
 
-/* The timeline's lane. On a GPU each stream runs one collective after the other, so a stream has a lane; else it is the
- * first lane that no other collective of this axis in flight has. */
+/* The timeline's lane within the axis. A stream of a GPU runs one collective after the other, so lanes belong to
+ * streams: on pp one for each stream of messages, on other axes 1 for STREAM_REDUCE and 0 for the rest. Without a GPU
+ * it is the first lane that no other collective of this axis in flight has. In a dry run (request_start) each channel
+ * has a lane, and all collectives have lane 0. */
 static inline int free_lane(const Comm *comm, const Request *r) {
     if (CUDA_BUILD && r->on_device)
         return r->stream >= STREAM_SEND_NEXT ? (int)r->stream - STREAM_SEND_NEXT : r->stream == STREAM_REDUCE;
@@ -192,7 +194,8 @@ static inline void collective_start(Comm *comm, Request *r, Collective collectiv
         request_start(comm, r);
         return;
     }
-    if (r->send != r->recv) { // a group of one
+    // a group of one: what it sends is what it receives
+    if (r->send != r->recv) {
         if (r->on_device) device_copy(comm->dev, r->recv, r->send, r->bytes);
         else if (!comm->dev->dry_run) memcpy(r->recv, r->send, r->bytes);
     }
@@ -206,8 +209,9 @@ static inline void all_gather_start(Comm *comm, Request *r, Axis axis, const cha
     collective_start(comm, r, ALL_GATHER, axis);
 }
 
-/* Starts a reduce-scatter of send (size, count): in recv (size, count) part p is member p's contribution to this rank's
- * part of the sum, and the caller adds them. With r->summed, NCCL adds them itself into recv (count). */
+/* Starts a reduce-scatter of send (size, count). The transport does its all-to-all: part p of recv (size, count) is
+ * member p's contribution to this rank's part of the sum, and the caller adds the parts. Only NCCL with r->summed adds
+ * them itself, into recv (count); other transports ignore r->summed. */
 static inline void reduce_scatter_start(Comm *comm, Request *r, Axis axis, const char *what, const void *send,
                                         void *recv, size_t count, Dtype dtype) {
     request_set(comm, r, what, send, recv, count, dtype);
@@ -221,7 +225,10 @@ static inline Channel *channel_of(Comm *comm, Axis axis, int peer, int receives)
         const Channel *c = &comm->channels[i];
         if (c->axis == (int)axis && c->peer == peer && c->receives == receives) return &comm->channels[i];
     }
-    if (i == CHANNELS) run_failure("rank %d: messages to or from more than %d other ranks", comm->rank, CHANNELS);
+    if (i == CHANNELS)
+        run_failure("rank %d: more than %d channels; on each axis, each rank it sends to takes one, and each rank it "
+                    "receives from: raise CHANNELS in lib/watchdog.h",
+                    comm->rank, CHANNELS);
     Channel *c = &comm->channels[i];
     comm->num_channels++;
     c->axis = (int)axis;
@@ -269,8 +276,9 @@ static inline void receive_start(Comm *comm, Request *r, Axis axis, int peer, co
 // ---------------------------------------------------------------------------
 // wait
 
-/* A wait has timed out: ends the run and names who is to blame. If that is not certain, the other hosts get time to
- * find it out: their monitors speak half a second later, and a launcher may take a second to end a run. */
+/* Called repeatedly once a wait has exceeded its limit: ends the run and names who is to blame. It returns instead
+ * while the culprit may be on another host and the limit was exceeded by less than 1.8 s: that host's monitor, which
+ * could name it, reports up to 0.5 s after the limit, and the launcher then takes about 1 s to end the run. */
 static inline void wait_expired(Comm *comm, int line, int64_t number, double waited) {
     char culprits[2048], name[160];
     Sentence blame = {culprits, sizeof culprits, 0}, collective = {name, sizeof name, 0};
@@ -327,8 +335,8 @@ static inline void comm_wait(Comm *comm, Request *r) {
     if (counts) span_end(dev, span, &comm->wait_seconds, -1, 0);
 }
 
-/* The current stream waits for an event of another stream; `what` the event stands for. The compute stream's time
- * counts as waiting. */
+/* The current stream waits for an event of another stream. `what` says in the timeline what the event stands for. The
+ * compute stream's time counts as waiting. */
 static inline void comm_wait_event(Comm *comm, DeviceEvent event, const char *what) {
     Device *dev = comm->dev;
     int counts = CUDA_BUILD && (event || dev->dry_run) && dev->current_stream == STREAM_COMPUTE;
@@ -359,12 +367,13 @@ static inline void comm_barrier(Comm *comm, const char *what) {
     free(ranks);
 }
 
-/* This rank's clock minus rank 0's, in seconds, and the largest error of that. A time that rank 0 sends has passed on
- * its clock before it arrives here, and a time that this rank sends has passed here before rank 0 sees it; each round
- * also sends when the previous one was seen. */
+/* This rank's clock minus rank 0's, in seconds, and the largest error of that. The difference is bounded from both
+ * sides, as in NTP: this rank's receive time minus rank 0's send time is an upper bound, this rank's send time minus
+ * rank 0's receive time a lower one. Each round also carries the receive time of the round before. The best bounds of
+ * 16 rounds count. */
 static inline double comm_clock_offset(Comm *comm, double *error) {
     typedef struct {
-        double sent, seen; // by the sender's clock
+        double sent, received; // by this member's clock: of this round, of the previous one
     } Times;
     Times mine = ZERO, *all = (Times *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
     double low = -INFINITY, high = INFINITY;
@@ -372,9 +381,9 @@ static inline double comm_clock_offset(Comm *comm, double *error) {
         double before = mine.sent;
         mine.sent = seconds_now();
         all_gather_now(comm, AXIS_WORLD, "clocks", &mine, all, sizeof mine);
-        mine.seen = seconds_now();
-        if (round) low = fmax(low, before - all[0].seen);
-        high = fmin(high, mine.seen - all[0].sent);
+        mine.received = seconds_now();
+        if (round) low = fmax(low, before - all[0].received);
+        high = fmin(high, mine.received - all[0].sent);
     }
     free(all);
     *error = comm->rank ? (high - low) / 2 : 0;
@@ -393,12 +402,13 @@ static inline Phase comm_phase(Comm *comm, Phase phase) {
     return before;
 }
 
-/* Gives a sign of life during long work outside of ops. The limit counts between two of these calls. */
+/* Gives a sign of life during long work outside of ops. The monitor's limit starts again with each call. */
 static inline void comm_alive(Comm *comm) {
     if (comm->heartbeat) rank_state(comm->heartbeat, (RankState)comm->heartbeat->state, seconds_now());
 }
 
-/* If the run fails, the last collectives of each rank are written below `out`. */
+/* If the run fails, the last collectives of each rank are written below `out`. All ranks call it; the first one in each
+ * host's heartbeat table stores the path there. */
 static inline void comm_set_flight_directory(Comm *comm, const char *out) {
     HeartbeatTable *table = comm->heartbeats;
     if (comm->heartbeat == heartbeat_at(table, 0)) snprintf(table->out, sizeof table->out, "%s", out);
@@ -425,7 +435,8 @@ static inline void channel_orders(const Comm *comm, ChannelOrder orders[CHANNELS
     }
 }
 
-/* Does one of `ends` belong to rank `owner` and match the end `e` of a channel to it? */
+/* `e` is a channel end of rank owner_of_e, and `ends` are those of the rank that it leads to. Is one of them e's other
+ * end, and has it seen the same messages? */
 static inline int channel_matches(const ChannelOrder *e, const ChannelOrder ends[CHANNELS], int owner_of_e) {
     for (int k = 0; k < CHANNELS; k++)
         if (ends[k].peer == owner_of_e && ends[k].axis == e->axis && ends[k].receives != e->receives &&
@@ -444,9 +455,10 @@ static inline int channels_differ(int a, const ChannelOrder of_a[CHANNELS], int 
 }
 
 // ---------------------------------------------------------------------------
-// a dry run
+// opening, as far as it needs no transport
 
-/* Opens a Comm that counts and moves nothing: of its groups only the sizes and this rank's place are known. */
+/* Fills in the sizes of the groups and this rank's place in them. In a dry run that is all: such a Comm counts its
+ * traffic and moves no bytes. comm_open calls it for real runs too, and then opens the transport. */
 static inline void comm_open_dry_run(Comm *comm, Device *dev, const Mesh *mesh, int rank) {
     memset(comm, 0, sizeof *comm);
     comm->dev = dev;
@@ -461,6 +473,7 @@ static inline void comm_open_dry_run(Comm *comm, Device *dev, const Mesh *mesh, 
         mesh_group(mesh, rank, (Axis)a, &colour, &g->rank);
     }
     if (!dev->by_nccl || mesh->world == 1) return;
+    // only nccl_check_members uses it; it is allocated in a dry run too, so that the predicted memory includes it
     int *members = (int *)arena_alloc(dev, MEM_COMM, "members of a group", sizeof(int) * (size_t)mesh->world);
 #ifdef HAVE_NCCL
     comm->members = members;

@@ -8,8 +8,8 @@
 #define COMM_EVENTS_H
 #include "device.h" // defines: hash_bytes, checked_malloc, run_failure
 
-/* A reduce-scatter delivers the parts of all members side by side, and fsdp.h adds them in its own order. A send and a
- * receive are the two ends of a message. */
+/* A reduce-scatter delivers the parts of all members side by side, and the caller adds them in its own order. A send
+ * and a receive are the two ends of a message. */
 typedef enum { ALL_GATHER, REDUCE_SCATTER, SEND, RECEIVE, COLLECTIVES } Collective;
 static const char *const collective_names[COLLECTIVES] = {"all_gather", "reduce_scatter", "send", "receive"};
 

@@ -17,7 +17,8 @@ static inline int launched_by_mpi(void) {
     return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK");
 }
 
-/* mpirun forwards SIGUSR1 and SIGUSR2, and kills within a second after SIGTERM; srun leaves more time. */
+/* Was this process started by Open MPI's mpirun? It kills its processes within a second after SIGTERM, too early for a
+ * checkpoint, and forwards SIGUSR1 and SIGUSR2; srun leaves more time after SIGTERM. */
 static inline int under_mpirun(void) { return getenv("OMPI_COMM_WORLD_SIZE") != NULL; }
 
 /* This process's rank as its launcher gives it, before MPI has started; 0 without a launcher. */

@@ -72,7 +72,7 @@ typedef struct Request {
     int64_t sequence; // its number on that line, from 0
     FlightRecord *record;
     int on_device;     // its buffers are memory of the device
-    int summed;        // NCCL: the reduce-scatter adds, in NCCL's order, and recv is (bytes)
+    int summed;        // NCCL adds during the reduce-scatter, in its own order, and recv is (bytes)
     StreamKind stream; // of the device, on which it runs
     int enqueued;      // the stream has all of it; `arrived` is recorded after it
     DeviceEvent arrived;
@@ -132,7 +132,7 @@ struct Comm {
     struct ThreadWorld *thread_world;
 #ifdef HAVE_NCCL
     ncclComm_t nccl;         // of all ranks; the groups' communicators are split from it
-    ncclComm_t links[LINKS]; // NULL: no such neighbor, or, of two ranks, it belongs to the other one
+    ncclComm_t links[LINKS]; // NULL: not opened. Two stages have only TO_NEXT and FROM_PREVIOUS: next is previous
     int *members;            // (world) memory of the GPU, for comparing members
 #endif
 };

@@ -1,6 +1,6 @@
 /* transport_mpi.h: ranks as processes on any number of hosts, over MPI's non-blocking collectives and messages.
  *
- * A reduce-scatter is an MPI_Ialltoall, and fsdp.h adds the parts in its own order. Empty in a build without MPI.
+ * A reduce-scatter is an MPI_Ialltoall, and the caller adds the parts in its own order. Empty in a build without MPI.
  */
 #ifndef TRANSPORT_MPI_H
 #define TRANSPORT_MPI_H
@@ -26,18 +26,21 @@ static inline int mpi_group_member(Comm *comm, Group *g, int i) {
     return world_rank;
 }
 
-/* The number of elements of *type in r->bytes. MPI's counts are int, so large buffers are counted in units of 256
- * bytes, of which every shard is a multiple. */
+/* The number of elements of *type in r->bytes. MPI's counts are int, so buffers above 2 GiB are counted in larger
+ * units: the largest power of two up to 256 bytes that divides the size. That is 256 for shards of floatX or fp32, at
+ * least 16 for int8 shards (quantized_layout). */
 static inline int mpi_count(const Request *r, MPI_Datatype *type) {
-    enum { UNIT = 256 };
+    size_t unit = 256;
     *type = MPI_BYTE;
     if (r->bytes <= INT32_MAX) return (int)r->bytes;
-    if (r->bytes % UNIT || r->bytes / UNIT > INT32_MAX)
-        run_failure("%s: MPI cannot send a part of %zu bytes: expected a multiple of %d below %d times that", r->what,
-                    r->bytes, UNIT, INT32_MAX);
-    MPI_Type_contiguous(UNIT, MPI_BYTE, type);
+    while (r->bytes % unit) unit /= 2;
+    if (r->bytes / unit > INT32_MAX)
+        run_failure("%s: MPI cannot send a part of %zu bytes: its counts are at most %d, here in units of %zu bytes. "
+                    "Use smaller FSDP units (--wrap), a smaller --batch or more ranks",
+                    r->what, r->bytes, INT32_MAX, unit);
+    MPI_Type_contiguous((int)unit, MPI_BYTE, type);
     MPI_Type_commit(type);
-    return (int)(r->bytes / UNIT);
+    return (int)(r->bytes / unit);
 }
 
 static inline void mpi_start(Comm *comm, Request *r) {
@@ -65,7 +68,8 @@ static inline void mpi_start(Comm *comm, Request *r) {
     measured->bytes += (r->channel ? 1 : (int64_t)(size - 1)) * (int64_t)r->bytes;
 }
 
-/* A message from another host has the expected size. Within a host the watchdog compares both ends earlier. */
+/* Ends the run unless a received message has the expected size. That finds differences between hosts; within a host the
+ * watchdog compares both ends before any byte is sent. */
 static inline void mpi_check_received(const Comm *comm, const Request *r, const MPI_Status *status, int error) {
     MPI_Count bytes = 0;
     int kind = MPI_SUCCESS;
@@ -103,7 +107,11 @@ static inline Heartbeat *mpi_heartbeat_open(Comm *comm) {
 }
 
 static const Transport transport_mpi = {
-    "mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_heartbeat_open, NULL, NULL, NULL};
+    "mpi", mpi_group_open, mpi_group_member, mpi_start, mpi_test, mpi_heartbeat_open,
+    NULL, // gpus_open
+    NULL, // gpus_close
+    NULL, // channel_open
+};
 #endif
 
 #endif

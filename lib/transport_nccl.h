@@ -9,8 +9,8 @@
 #include "comm.h"
 #include <signal.h>
 
-/* The axes with collectives of GPU memory. A communicator takes memory, so the others have none, except that each
- * neighbor in the pipeline has one. */
+/* The axes with collectives of GPU memory. A communicator takes memory, so the other axes have none. On pp each link
+ * has one: a direction to or from a neighbor. */
 static const Axis nccl_axes[] = {AXIS_TP, AXIS_CP, AXIS_FSDP, AXIS_DP_REPLICATE};
 
 /* How many communicators a rank has: of all ranks, of each axis, of the links to its neighbors. --plan counts their
@@ -60,7 +60,9 @@ static inline void nccl_abort(void) {
     alarm(0);
 }
 
-/* NCCL is still connecting the members of a communicator: tells the watchdog for which collective this rank waits. */
+/* NCCL is still connecting the members of a communicator: tells the watchdog for which collective this rank waits. On
+ * an axis that has been started, so it has its number (0 while the axis is being opened). The communicator of all ranks
+ * is opened between two collectives on world, so the next one's number stands for it. */
 static inline void nccl_note_waiting(Comm *comm, ncclComm_t c, double since) {
     Heartbeat *me = comm->heartbeat;
     me->wait_line = AXIS_WORLD;
@@ -149,9 +151,9 @@ static inline void nccl_check_members(Comm *comm, Group *g) {
     free(members);
 }
 
-/* Opens a communicator for each direction between neighbors of the pipeline. Links that share no rank are split off
- * together: turn 0 has the links 0-1, 2-3, and so on, turn 1 has 1-2, 3-4, and so on, and with an odd number of ranks
- * turn 2 has the
+/* Opens a communicator for each direction between neighbors of the pipeline. All ranks must call ncclCommSplit
+ * together, and one call can split off several links if they share no rank. So the links are opened in turns: turn 0
+ * has the links 0-1, 2-3, and so on, turn 1 has 1-2, 3-4, and so on, and with an odd number of ranks turn 2 has the
  * link from the last rank to the first. In a link the sender is rank 0. */
 static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
     const Group *g = &comm->groups[AXIS_PP];
@@ -175,7 +177,8 @@ static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
 }
 
 /* Splits an axis' communicator off that of all ranks, and registers the communication buffers with it. Registration
- * needs equal buffers on all members, and the ranks of tp and pp have different parts of the model. */
+ * needs equal buffers on all members, which tp's ranks need not have, as their parts of the model differ. cp's
+ * collectives use none of these buffers. So neither is registered. */
 static inline void nccl_open_group(Comm *comm, Group *g, ncclConfig_t *config) {
     int colour, key;
     const Arena *buffers = &comm->dev->arenas[MEM_COMM];
@@ -185,7 +188,7 @@ static inline void nccl_open_group(Comm *comm, Group *g, ncclConfig_t *config) {
                axis_names[g->axis]);
     nccl_check(comm, g->nccl, ncclInProgress, "open the group of", axis_names[g->axis]);
     nccl_check_members(comm, g);
-    if (g->axis < AXIS_DP_SHARD) return;
+    if (g->axis < AXIS_DP_SHARD) return; // tp, cp
     nccl_check(comm, g->nccl, ncclCommRegister(g->nccl, buffers->base, buffers->reserved, &g->registered),
                "register the memory of", axis_names[g->axis]);
 }
@@ -256,7 +259,7 @@ static inline void nccl_channel_open(Comm *comm, Channel *c) {
 // ---------------------------------------------------------------------------
 // collectives and messages
 
-/* Sends a part to each member and receives one from each: fsdp.h adds them in its own order. */
+/* Sends a part to each member and receives one from each; the caller adds them in its own order. */
 static inline ncclResult_t nccl_all_to_all(Request *r, ncclComm_t c, int size, cudaStream_t stream) {
     ncclGroupStart();
     for (int p = 0; p < size; p++) {
@@ -301,8 +304,17 @@ static inline int nccl_test(Comm *comm, Request *r) {
 }
 
 /* Groups are opened by the transport of the hosts. */
-static const Transport transport_nccl = {"nccl", NULL,      NULL,       nccl_start,       nccl_test,
-                                         NULL,   nccl_open, nccl_close, nccl_channel_open};
+static const Transport transport_nccl = {
+    "nccl",
+    NULL, // group_open
+    NULL, // group_member
+    nccl_start,
+    nccl_test,
+    NULL,              // heartbeat_open
+    nccl_open,         // gpus_open
+    nccl_close,        // gpus_close
+    nccl_channel_open, // channel_open
+};
 #endif
 
 #endif

@@ -76,10 +76,12 @@ static inline int threads_group_member(Comm *comm, Group *g, int i) {
     return __atomic_load_n(&g->threads->members[i], __ATOMIC_ACQUIRE);
 }
 
-/* The first thread makes the heartbeat table of all. */
+/* The first thread makes the heartbeat table of all. Under a launcher this process also has a record in its host's
+ * shared table, which its threads do not update: it signs off there, or the monitor would end the run for its silence.
+ * */
 static inline Heartbeat *threads_heartbeat_open(Comm *comm) {
     ThreadWorld *w = comm->thread_world;
-    rank_state(own_heartbeat.record, RANK_ENDED, seconds_now()); // of the process, where a launcher started it
+    rank_state(own_heartbeat.record, RANK_ENDED, seconds_now());
     pthread_mutex_lock(&w->lock);
     if (!w->heartbeats) {
         w->heartbeats = heartbeats_open_threads(comm->mesh.world, comm->timeout);
@@ -231,14 +233,11 @@ static inline int threads_test(Comm *comm, Request *r) {
     return 1;
 }
 
-static const Transport transport_threads = {"threads",
-                                            threads_group_open,
-                                            threads_group_member,
-                                            threads_start,
-                                            threads_test,
-                                            threads_heartbeat_open,
-                                            NULL,
-                                            NULL,
-                                            NULL};
+static const Transport transport_threads = {
+    "threads", threads_group_open, threads_group_member, threads_start, threads_test, threads_heartbeat_open,
+    NULL, // gpus_open
+    NULL, // gpus_close
+    NULL, // channel_open
+};
 
 #endif

@@ -214,7 +214,10 @@ static int queue_of(SimRank *r, const CommEvent *e) {
     if (e->collective < SEND) return COLLECTIVE_QUEUE;
     int peer = e->collective == SEND ? e->peer : ~e->peer, q = 1;
     while (q <= r->num_channels && r->channel_peer[q] != peer) q++;
-    if (q == SIM_QUEUES) run_failure("a rank has messages with more than %d others", CHANNELS);
+    if (q == SIM_QUEUES)
+        run_failure("a rank has more than %d channels; each rank it sends to takes one, and each rank it receives "
+                    "from: raise CHANNELS in lib/watchdog.h",
+                    CHANNELS);
     if (q > r->num_channels) {
         r->num_channels = q;
         r->channel_peer[q] = peer;
