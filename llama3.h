@@ -208,7 +208,7 @@ typedef struct {
     int tp, tp_rank;
     int pp, pp_rank, virtual_stages;
     int light_ends;     // the first and the last stage have one block less, to balance embedding and head
-    int tied_head_copy; // tied: the head is a unit of its own with a copy of the embedding; see run/shared_gradients.h
+    int tied_head_copy; // tied: the head is a unit of its own with a copy of the embedding (run/shared_gradients.h)
 } ModelPart;
 
 static const ModelPart WHOLE_MODEL = {1, 0, 1, 0, 1, 0, 0};

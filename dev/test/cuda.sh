@@ -220,14 +220,14 @@ bad() {
 
 refusals() {
     bad "heads that no kernel has" "head.* 320.*256" 1 "${train[@]}" --model wide --steps 1
-    bad "MPI between GPUs" "^error: --transport mpi: start with mpirun" 1 "${train[@]}" --steps 1 --transport mpi
-    bad "two ranks on one GPU over NCCL" "^error: 2 ranks on a host that has 1 GPU, .*--ranks N --transport threads" \
+    bad "MPI between GPUs" "^error: --transport mpi needs a launcher: start with mpirun" 1 "${train[@]}" --steps 1 --transport mpi
+    bad "two ranks on one GPU over NCCL" "^error: 2 ranks were started on a host with 1 GPU, .*--ranks N --transport threads" \
         1 "${train[@]}" --steps 1 --ranks 2 --transport nccl
     export CUDA_ON_CPU_DEVICES=2
     bad "offloaded sums that NCCL should reduce" "^error: --offload all keeps gradients" 1 "${train[@]}" --steps 1 \
         --ranks 2 --transport nccl --accum 2 --accumulate local --offload all
     bad "offloaded gradients that NCCL should sum" \
-        "^error: --offload all keeps gradients in the host.s memory, where NCCL.*--offload optimizer" 1 "${train[@]}" \
+        "^error: --offload all keeps gradients in host memory, where NCCL.*--offload optimizer" 1 "${train[@]}" \
         --steps 1 --ranks 2 --transport nccl --sharding no_shard --offload all
     unset CUDA_ON_CPU_DEVICES
     CUDA_ON_CPU_DEVICES=0 bad "no GPU" "^error: no NVIDIA GPU is visible.*\./train_llama3" 1 "${train[@]}" --steps 1
