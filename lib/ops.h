@@ -1,9 +1,11 @@
 /* ops.h: the ops that the model calls, one contract each. The CPU implements them in lib/cpu, NVIDIA GPUs in lib/cuda.
  *
  * Every op adds its FLOPs and bytes to the op ledger and then calls the implementation, unless the device is a dry run.
- * A caller may rely on: tensors are row-major and in the device's memory; arithmetic is fp32 whatever floatX is;
- * results have the same bits for any number of threads and wherever a flat tensor is cut. In the contracts N = B·T is
- * the number of tokens, "=" marks an output that is overwritten and "+=" one that is added to.
+ * A caller may rely on: tensors are row-major and in the device's memory; sums are fp32 whatever floatX is; results
+ * have the same bits for any number of threads and wherever a flat tensor is cut (squared_norm and dequantize: at
+ * multiples of their blocks). Exceptions: in bf16, attention rounds P and dS to bf16 for its matmuls; on tensor cores
+ * dq is summed with atomics unless dev->deterministic; cuBLASLt's bits change with the number of rows. In the contracts
+ * N = B·T is the number of tokens, "=" marks an output that is overwritten and "+=" one that is added to.
  */
 #ifndef OPS_H
 #define OPS_H
@@ -40,7 +42,8 @@ static void *op_workspace(Device *dev, const char *name, size_t bytes) {
 // ---------------------------------------------------------------------------
 // start and end
 
-/* Ends the program with an error if this machine, or every kernel, cannot compute heads of HD elements. */
+/* Ends the program with an error if the CUDA build finds no GPU or has no attention kernel for heads of HD elements.
+ * On the CPU every HD works. */
 static void ops_require_head_size(int HD) { IMPLEMENTATION(require_head_size)(HD); }
 
 /* Prepares the implementation: matmul libraries and their workspace. Called once per rank, on the rank's own thread.
@@ -186,8 +189,8 @@ static void rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *sum, 
 /* With y = x rstd and g = dout w:
  *   dx (N, C) = rstd (g - y mean(g y)) + dresidual
  *   dw (C)   += sum over rows of dout y; NULL if the weight is frozen
- * x (N, C) is what forward normalized, dresidual (N, C) the gradient that reaches x past the norm; it may be dx, or
- * NULL. */
+ * x (N, C) is the tensor that forward normalized. dresidual (N, C) is the gradient that reaches x through the residual
+ * connection: it may be the same memory as dx; NULL means zero. */
 static void rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floatX *dout, const floatX *dresidual,
                              const floatX *x, const float *rstd, const floatX *w, int N, int C) {
     double bytes = (double)N * C * X_BYTES * (dresidual ? 4 : 3) + N * F_BYTES + C * (X_BYTES + 2 * F_BYTES);
@@ -213,7 +216,8 @@ static void residual_add(Device *dev, floatX *out, const floatX *x, const floatX
 // rotary position embedding (Su et al. 2021), with Hugging Face's pairing: element i rotates with element i + HD/2
 
 /* Rotates, in place, the first `heads` heads of each row of x (N rows, `stride` elements apart). Row n is at position
- * positions[n % T]; cos_sin (positions, 2, HD/2) holds the cosines and sines of each position's angles. */
+ * positions[n % T], with positions (T); cos_sin (largest position + 1, 2, HD/2) holds the cosines, then the sines, of
+ * each position's angles. */
 static void rope_forward(Device *dev, floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int N,
                          int T, int heads, int HD) {
     double flops = 3.0 * N * heads * HD, bytes = 2.0 * N * heads * HD * X_BYTES;
@@ -271,8 +275,8 @@ static void attention_forward(Device *dev, floatX *out, float *lse, const floatX
 }
 
 /* dq, dk, dv = the gradients, laid out as q, k, v and in memory of their own. dout is laid out as out. With
- * P = exp(S - lse) and D = rowsum(dout * out) (Dao et al. 2022, appendix B.2):
- *   dV = P^T dO,  dP = dO V^T,  dS = P (dP - D),  dQ = dS K / sqrt(HD),  dK = dS^T Q / sqrt(HD) */
+ * S = q k^T / sqrt(HD), masked, P = exp(S - lse) and D = rowsum(dout * out) (Dao et al. 2022, appendix B.2):
+ *   dv = P^T dout,  dP = dout v^T,  dS = P (dP - D),  dq = dS k / sqrt(HD),  dk = dS^T q / sqrt(HD) */
 static void attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                const float *lse, const floatX *q, const floatX *k, const floatX *v,
                                const AttentionShape *s) {

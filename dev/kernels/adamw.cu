@@ -5,7 +5,8 @@
  * Each parameter takes a square root and a division, but also seven transfers of fp32 and one of floatX. The step is
  * limited by memory bandwidth, so what counts is how often each tensor is read and written.
  */
-#include "page.h"
+#include "page.h" // defines: reads, writes, updates, to declare tensors; X, F, their data for versions;
+                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vsplat, vfma, …
 
 static const float LR = 3e-4f, BETA1 = 0.9f, BETA2 = 0.95f, EPS = 1e-8f, WEIGHT_DECAY = 0.1f;
 static const float GRAD_SCALE = 0.37f; // clipping, and one over the number of tokens
@@ -18,7 +19,8 @@ static void adamw_case(Case *c) { // size: count, step
     reads(c, "g", IN_FLOAT, count, 1, 1);
     writes(c, "copy", IN_X, count, 1);
     c->flops = 14.0 * (double)count;
-    c->slots = (double)(2 * DIVISION_SLOTS + 9) * (double)count; // g scaled; m: 2; v: 3; the denominator; p: 2
+    // g scaled; m: 2; v: 3; the denominator; p: 2; and a square root and a division
+    c->slots = (double)(2 * DIVISION_SLOTS + 9) * (double)count;
 }
 
 static void adamw_prepare(Case *c) {

@@ -48,8 +48,8 @@ static void adamw_passes(Case *c) {
     KERNEL(c->dev, copy_kernel, blocks, 256, 0, X("copy"), F("p"), count);
 }
 
-// Thread i: W elements from i W on, the whole step. W is 1, or the 4 floats of 16 bytes; a tail that is shorter is
-// taken one by one.
+// Computes one element's step. adamw_kernel1 takes W elements per thread: 1, or the 4 floats of 16 bytes; a shorter
+// tail is taken one by one.
 static __device__ __forceinline__ void step_of(float *p, float *m, float *v, float g, Factors f) {
     float grad = g * GRAD_SCALE;
     *m += (1 - BETA1) * (grad - *m);
@@ -79,8 +79,8 @@ template <int W> static void adamw_one_pass(Case *c) {
 
 static const Version op_versions[] = {
     {"1 five passes",
-     "A kernel for each line of the formula, like separate tensor operations in PyTorch: p and m are read and written "
-     "again and again.",
+     "A kernel for each line of the formula, like separate tensor operations in PyTorch: p is read three times and "
+     "written twice; m, v and g are read twice.",
      adamw_passes},
     {"2 one pass", "One thread computes all of an element's step and its copy: each tensor is read and written once.",
      adamw_one_pass<1>},

@@ -9,7 +9,8 @@
  * then queries from q_split on are at positions q_gap higher. The op also takes document boundaries, which mask more
  * scores; this page does not use them.
  */
-#include "page.h"
+#include "page.h" // defines: reads, writes, to declare tensors; X, F, their data for versions;
+                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vsplat, vfma, …
 
 static AttentionShape shape_of(const Case *c) { // size: B, Tq, Tk, NH, NKV, HD, q_offset, q_split, q_gap
     const int64_t *n = c->size;
@@ -92,8 +93,8 @@ static void forward_case(Case *c) {
     reads(c, "v", IN_X, s.B * s.Tk, s.NKV * s.HD, 1);
     writes(c, "out", IN_X, s.B * s.Tq, s.NH * s.HD);
     writes(c, "lse", IN_FLOAT, s.B * s.NH * s.Tq, 1);
-    c->flops = c->products = 4.0 * s.HD * attention_pairs(&s);
-    c->slots = (EXP_SLOTS + 2) * attention_pairs(&s); // scaling, subtraction of the largest; the sum
+    c->flops = c->matmul_flops = 4.0 * s.HD * attention_pairs(&s);
+    c->slots = (EXP_SLOTS + 2) * attention_pairs(&s); // scaling and subtracting the largest is one FMA; the sum
     if (FLOATX == DTYPE_BF16) {
         c->bound = 6e-3;
         c->row_bound = 16e-3; // probabilities are rounded too, as operands of a bf16 matmul
@@ -184,8 +185,9 @@ static void online_query(Case *c, const Query *i) {
 }
 static void forward_online(Case *c) { each_query(c, online_query); }
 
-/* One row's step over n scores (a multiple of VL): they become exp(scale score - max so far); out(ld) and sum are
- * brought to that max. With pairs they become bf16, in place: writing never overtakes reading.
+/* One step of the online softmax for one row: n scores (a multiple of VL) become exp(scale score - max so far), and
+ * out (ld) and sum are rescaled to that max. With pairs the exponentials are stored in place as bf16, which are
+ * shorter, so no score is overwritten before it is read.
  */
 static inline __attribute__((always_inline)) void online_step(float *scores, int64_t n, float scale, float *max,
                                                               float *sum, float *out, int64_t ld, const int pair) {
@@ -207,7 +209,7 @@ static inline __attribute__((always_inline)) void online_step(float *scores, int
     *sum += vsum(total);
     *max = largest;
 }
-/* Queries that see no key: out 0, lse -infinity. */
+/* Stores a row's out and lse; for a query that sees no key out is 0 and lse -infinity. */
 static void store_row(floatX *out, float *lse, const float *o, float max, float sum, int HD) {
     for (int d = 0; d < HD; d += VL) store_x(out + d, vload(o + d) * (sum > 0 ? 1 / sum : 0), HD - d);
     *lse = max + logf(sum);
@@ -228,18 +230,18 @@ static void vectors_query(Case *c, const Query *i) {
 }
 static void forward_vectors(Case *c) { each_query(c, vectors_query); }
 
-/* Operands of tile_matmul from `count` rows of one head, `stride` apart. One row in fp32: out (width). */
+/* The next three functions prepare operands of tile_matmul. This one converts a row of a head to fp32: out (width). */
 static void widen(float *out, const floatX *in, int HD, int64_t width) {
     for (int64_t d = 0; d < width; d += VL) vstore(out + d, in && d < HD ? load_x(in + d, HD - d) : vsplat(0));
 }
-/* Transposed: panels (keys / NR, depth, NR). */
+/* Transposes `count` rows, `stride` apart, into panels (keys / NR, depth, NR). */
 static inline __attribute__((always_inline)) void transposed(float *panels, const floatX *in, int64_t stride,
                                                              int64_t count, int HD, const int pair) {
     for (int64_t j = 0; j < count; j += NR)
         if (pair == 2) operand_panel(panels + j * blocks_of(HD, 2), in + j * stride, stride, count - j, HD);
         else pack_panel(panels + j * HD, NR, in + j * stride, stride, 1, count - j, HD);
 }
-/* Rows (keys / pair, ld); with pairs two rows are interleaved. Zeros up to `keys`. */
+/* Copies `count` rows, `stride` apart, into rows (keys / pair, ld), two interleaved with pairs; zeros up to `keys`. */
 static inline __attribute__((always_inline)) void rows_of(float *rows, const floatX *in, int64_t stride, int64_t count,
                                                           int64_t keys, int HD, int64_t ld, const int pair) {
     for (int64_t j = 0; j < keys; j += pair)
@@ -247,7 +249,8 @@ static inline __attribute__((always_inline)) void rows_of(float *rows, const flo
         else widen(rows + j * ld, j < count ? in + j * stride : NULL, HD, ld);
 }
 
-/* Row r of `heads` heads from h0 on, which share their keys: query r / heads of head h0 + r % heads. */
+/* `heads` query heads from h0 on share their keys. Their queries are the rows of one matrix: row r is query r / heads
+ * of head h0 + r % heads. */
 static inline __attribute__((always_inline)) void forward_tiles(Case *c, int heads, const int pair) {
     AttentionShape s = shape_of(c);
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
@@ -319,8 +322,8 @@ static const Version forward_versions[] = {
      "and masked keys cost nothing.",
      forward_online},
     {"3 vectors",
-     "A block of keys at a time, so one rescaling per block, and exponentials and products by vectors. But each score "
-     "is a sum over a vector's lanes, which costs more than its multiplications.",
+     "A block of keys at a time, so one rescaling per block, and exponentials and dot products by vectors. But each "
+     "score is a sum over a vector's lanes, which costs more than its multiplications.",
      forward_vectors},
     {"4 a tile in registers",
      "K is transposed once per head, so that lanes are keys and no sum crosses lanes; several queries share each load "
@@ -350,8 +353,8 @@ static void backward_case(Case *c) {
     reads(c, "lse", IN_FLOAT, s.B * s.NH * s.Tq, 1, 1);
     writes(c, "dq", IN_X, s.B * s.Tq, s.NH * s.HD);
     for (int i = 0; i < 2; i++) writes(c, i == 0 ? "dk" : "dv", IN_X, s.B * s.Tk, s.NKV * s.HD);
-    c->flops = c->products = 10.0 * s.HD * attention_pairs(&s);
-    c->slots = (EXP_SLOTS + 3) * attention_pairs(&s); // scaling, subtraction of lse; dP - D; the product with P
+    c->flops = c->matmul_flops = 10.0 * s.HD * attention_pairs(&s);
+    c->slots = (EXP_SLOTS + 3) * attention_pairs(&s); // scaling and subtracting lse is one FMA; dP - D; times P
     if (FLOATX == DTYPE_BF16) {
         c->bound = 6e-3;
         c->row_bound = 16e-3; // P and dS are rounded too, as operands of bf16 matmuls
@@ -416,7 +419,7 @@ static void backward_in_use(Case *c) {
 }
 
 #ifndef USE_CUDA
-static void backward_five_products(Case *c) {
+static void backward_five_matmuls(Case *c) {
     AttentionShape s = shape_of(c);
     const floatX *q = X("q"), *k = X("k"), *v = X("v"), *dout = X("dout");
     int64_t count = (int64_t)s.B * s.Tk * s.NKV * s.HD;
@@ -506,7 +509,7 @@ static void vectors_backward_query(Case *c, const Query *i) {
 }
 static void backward_vectors(Case *c) { each_query(c, vectors_backward_query); }
 
-/* BACKWARD_ROWS rows by BACKWARD_KEYS keys at a time; rows as in forward_tiles. */
+/* Tiles of BACKWARD_ROWS rows and BACKWARD_KEYS keys; rows as in forward_tiles. */
 static void backward_tiles(Case *c, int heads) {
     AttentionShape s = shape_of(c);
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
@@ -584,17 +587,17 @@ static void backward_one_thread(Case *c) {
 }
 
 static const Version backward_versions[] = {
-    {"1 five products",
-     "P and dS of a head, T x T each, then the matmuls with them, masked or not: each element of both is loaded twice "
-     "more.",
-     backward_five_products},
+    {"1 five matmuls",
+     "P and dS of a head are T x T tensors, whose elements the later matmuls load again; masked pairs are computed "
+     "too.",
+     backward_five_matmuls},
     {"2 by rows",
      "P comes from the scores and lse, which forward kept; D comes from dout and out, so dS needs no second pass over "
      "its row. Pair by pair, and only visible pairs.",
      backward_by_rows},
     {"3 vectors",
-     "A block of keys of one row at a time, exponentials and products by vectors; dK and dV travel to the cache and "
-     "back for each query.",
+     "A block of keys of one row at a time, exponentials and dot products by vectors; dK and dV travel to the cache "
+     "and back for each query.",
      backward_vectors},
     {"4 tiles in registers",
      "Tiles of 128 rows by 128 keys: their P and dS stay in the L1 or L2 cache, and all five matmuls work on tiles in "
@@ -605,7 +608,7 @@ static const Version backward_versions[] = {
      "longer sums are added to dK and dV.",
      backward_groups},
     {"6 as in use, one thread",
-     "No products where no row of a tile sees a key; K and V transposed by vectors" THREADED ".", backward_one_thread},
+     "No matmul where no row of a tile sees a key; K and V transposed by vectors" THREADED ".", backward_one_thread},
     {"in use: threads",
      "Blocks of rows divided over threads. Those of one head add to dK and dV in a fixed order, each waiting for its "
      "turn: the same bits for any number of threads. Rows are prefetched.",

@@ -58,8 +58,8 @@ static void forward_three_kernels(Case *c) {
 
 enum { TILE = 32, TEAM = 4, MOST = 128 / TEAM /* sums a thread has registers for: HD up to 128 */ };
 
-/* Rows first ... first + TILE - 1 of `count` into tile(TILE, HD + 1), zeros beyond: the odd width spreads a column over
- * the banks. */
+/* Loads rows first ... first + TILE - 1 of `count` into tile (TILE, HD + 1), zeros beyond the last. The odd width
+ * spreads a column over the banks. */
 static __device__ void tile_rows(float *tile, const floatX *rows, int64_t stride, int64_t first, int64_t count,
                                  int HD) {
     for (int i = threadIdx.x; i < TILE * HD; i += TILE * TEAM)
@@ -142,8 +142,8 @@ static void forward_tiles(Case *c) {
 
 static const Version forward_versions[] = {
     {"1 three kernels",
-     "Scores, softmax, weighted sum, a thread per element (softmax: a warp per row): T x T numbers are written once "
-     "and read four times.",
+     "Scores, softmax, weighted sum, a thread per element (softmax: a warp per row): T x T numbers are written "
+     "twice and read four times.",
      forward_three_kernels},
     {"2 tiles, online softmax",
      "Tiles of 32 queries by 32 keys in shared memory; four threads keep a query's largest score, sum and output in "
@@ -156,7 +156,7 @@ static const Version forward_versions[] = {
     END_OF_VERSIONS};
 
 // ---------------------------------------------------------------------------
-// backward, naive: P and dS (B, NH, Tq, Tk), then a sum an element of dq, dk, dv
+// backward, naive: P and dS (B, NH, Tq, Tk) in memory, then one thread per element of dq, dk and dv
 
 static __global__ void __launch_bounds__(256)
     p_and_ds_kernel(float *P, float *dS, const floatX *q, const floatX *k, const floatX *v, const floatX *out,
@@ -220,8 +220,8 @@ static void backward_naive(Case *c) {
 // backward, tiles. A block owns 32 queries and goes through the keys for dq, or 32 keys and goes through the queries of
 // the heads that share them, for dk and dv: only the owner of a row adds to it. Both compute P and dS.
 
-/* P and dS of 32 x 32, a team a query, into ps and ds(TILE, TILE + 1). seen: keys from the tile's first on that the
- * team's query sees. */
+/* Computes P and dS of 32 x 32 pairs, one team per query, into ps and ds (TILE, TILE + 1). seen: how many keys of the
+ * tile, from its first on, the team's query sees. */
 static __device__ void tile_p_and_ds(float *ps, float *ds, const float *qs, const float *dos, const float *ks,
                                      const float *vs, int64_t seen, float lse, float D, int HD) {
     int row = threadIdx.x / TEAM, part = threadIdx.x % TEAM, width = HD + 1;
@@ -293,8 +293,8 @@ static void backward_tiles(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 three kernels",
-     "P and dS of all pairs in memory, then a thread for each element of dq, dk and dv: two T x T tensors, each read "
-     "twice.",
+     "P and dS of all pairs in memory, then a thread for each element of dq, dk and dv: of the two T x T tensors, P is "
+     "read once and dS twice.",
      backward_naive},
     {"2 tiles, twice",
      "P and dS are recomputed, 32 x 32 at a time, in shared memory: once by blocks that own queries, for dq, and once "

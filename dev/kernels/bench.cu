@@ -8,7 +8,7 @@
 #define TESTING
 #include "train_llama3.cu"
 
-static void forward_products(Trainer *trainer) {
+static void forward_matmuls(Trainer *trainer) {
     const Llama3Config *c = &trainer->model.config;
     Model *m = &trainer->model;
     int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
@@ -24,7 +24,7 @@ static void forward_products(Trainer *trainer) {
     }
 }
 
-static void backward_products(Trainer *trainer) {
+static void backward_matmuls(Trainer *trainer) {
     const Llama3Config *c = &trainer->model.config;
     Model *m = &trainer->model;
     int N = m->B * m->T, Q = c->NH * c->HD, QKV = qkv_width(c);
@@ -47,7 +47,7 @@ static void backward_products(Trainer *trainer) {
     }
 }
 
-static void head_products(Trainer *trainer) {
+static void head_matmuls(Trainer *trainer) {
     const Llama3Config *c = &trainer->model.config;
     Model *m = &trainer->model;
     const FsdpUnit *u = &trainer->parallel.fsdp.units[trainer->model.table.head];
@@ -105,7 +105,7 @@ int main(int argc, char **argv) {
     train_step(trainer, 1);
     memset(trainer->parallel.dev.ops, 0, sizeof trainer->parallel.dev.ops);
 
-    double steps[MOST], products[MOST], ratios[MOST];
+    double steps[MOST], matmuls[MOST], ratios[MOST];
     OpStat ops[OP_COUNT] = ZERO;
     for (int i = 0; i < rounds; i++) {
         memset(trainer->parallel.dev.ops, 0, sizeof trainer->parallel.dev.ops);
@@ -117,20 +117,20 @@ int main(int argc, char **argv) {
             ops[o].seconds += trainer->parallel.dev.ops[o].seconds / rounds;
         }
         double start = seconds_now();
-        forward_products(trainer);
-        head_products(trainer);
-        backward_products(trainer);
-        products[i] = seconds_now() - start;
-        ratios[i] = products[i] / steps[i];
+        forward_matmuls(trainer);
+        head_matmuls(trainer);
+        backward_matmuls(trainer);
+        matmuls[i] = seconds_now() - start;
+        ratios[i] = matmuls[i] / steps[i];
     }
     double flops =
         ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
-    double step = median(steps, rounds), product = median(products, rounds), ratio = median(ratios, rounds);
+    double step = median(steps, rounds), matmul = median(matmuls, rounds), ratio = median(ratios, rounds);
     printf("%s, %s, %d threads, %d rounds, medians\n", argv[1], PRECISION_NAME, trainer->parallel.dev.threads, rounds);
-    printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of products\n", 1e3 * step,
+    printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of matmuls\n", 1e3 * step,
            j->opt.batch * j->opt.seq / step, flops / step / 1e9);
-    printf("  products  %9.1f ms                    %6.1f GFLOP/s\n", 1e3 * product, flops / product / 1e9);
-    printf("  the whole step runs at %.1f %% of the rate of its products\n", 100 * ratio);
+    printf("  matmuls   %9.1f ms                    %6.1f GFLOP/s\n", 1e3 * matmul, flops / matmul / 1e9);
+    printf("  the whole step runs at %.1f %% of the rate of its matmuls\n", 100 * ratio);
     printf("  %-24s %6s %10s %10s %10s\n", "op", "calls", "ms a step", "GFLOP/s", "GB/s");
     for (int o = 0; o < OP_COUNT; o++)
         if (ops[o].calls)

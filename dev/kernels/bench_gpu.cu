@@ -183,13 +183,13 @@ static void rates(Bench *b) {
     b->copy = 2.0 * (double)bytes / copy;
     b->used = 0;
     floatX *x = take_x(b, n * n), *w = take_x(b, n * n), *y = take_x(b, n * n);
-    double product = median_time(&b->dev, 15, [&](int) { linear_forward(&b->dev, y, x, w, (int)n, (int)n, (int)n); });
-    b->matmul_rate = 2.0 * (double)(n * n * n) / product;
+    double matmul = median_time(&b->dev, 15, [&](int) { linear_forward(&b->dev, y, x, w, (int)n, (int)n, (int)n); });
+    b->matmul_rate = 2.0 * (double)(n * n * n) / matmul;
     heading("Rates of this GPU, on random data", "GB/s, TFLOP/s", "of itself");
     figure("rates", "copy within the device, bytes read and written", copy, b->copy / 1e9, 1);
     char what[96];
-    snprintf(what, sizeof what, "%s product of %" PRId64 " cubed", PRECISION_NAME, n);
-    figure("rates", what, product, b->matmul_rate / 1e12, 1);
+    snprintf(what, sizeof what, "%s matmul of %" PRId64 " cubed", PRECISION_NAME, n);
+    figure("rates", what, matmul, b->matmul_rate / 1e12, 1);
 }
 
 // ---------------------------------------------------------------------------
@@ -326,8 +326,7 @@ static double attention_seconds(Bench *b, int HD, int calls, double *forward,
         attention_backward(dev, dqkv[i], dqkv[i] + Q, dqkv[i] + Q + KV, dout[i], out[i], lse[i], qkv[i], qkv[i] + Q,
                            qkv[i] + Q + KV, &s);
     };
-    time_calls(dev, forward, calls, run_forward,
-               [](int) {}); // the warm-up calls have filled out and lse of every set
+    time_calls(dev, forward, calls, run_forward, [](int) {}); // the warm-up calls have filled out and lse of every set
     time_calls(dev, backward, calls, run_backward, [](int) {});
     return 4.0 * HD * attention_pairs(&s);
 }
@@ -375,7 +374,7 @@ enum { MAX_CANDIDATES = 48 };
 
 /* `run` is one matmul op. The program's algorithm and the fastest one are timed in turns. */
 template <class Run>
-static void product_row(Bench *b, Worst *worst, double *sums, const char *what, double flops, Run run) {
+static void matmul_row(Bench *b, Worst *worst, double *sums, const char *what, double flops, Run run) {
     static cublasLtMatmulHeuristicResult_t results[MAX_CANDIDATES];
     enum { ROUNDS = 9 };
     int calls = b->tiny ? 1 : 5, found, fastest = -1;
@@ -409,13 +408,13 @@ static void product_row(Bench *b, Worst *worst, double *sums, const char *what, 
     double ours = median(times[0], ROUNDS), best = fmin(ours, median(times[1], ROUNDS));
     char name[160];
     snprintf(name, sizeof name, "%s; of %d: number %d", what, found, fastest + 1);
-    figure("products", name, ours, flops / ours / 1e12, best / ours);
+    figure("matmuls", name, ours, flops / ours / 1e12, best / ours);
     note_worst(worst, best / ours, what);
     sums[0] += ours;
     sums[1] += best;
 }
 
-static void products_of(Bench *b, Worst *worst, double *sums, const Shape *s) {
+static void matmuls_of(Bench *b, Worst *worst, double *sums, const Shape *s) {
     Device *dev = &b->dev;
     int N = b->tiny ? 32 : 8192, rows = b->tiny ? 16 : LOGIT_ROWS, Q = s->NH * s->HD;
     const struct {
@@ -438,20 +437,20 @@ static void products_of(Bench *b, Worst *worst, double *sums, const Shape *s) {
         char what[96];
         snprintf(what, sizeof what, "%s %s, %d rows, forward", s->name, p.name, M);
         if (p.head)
-            product_row(b, worst, sums, what, flops,
-                        [&](int) { linear_forward_fp32(dev, (float *)into, x, w, M, IC, OC); });
-        else product_row(b, worst, sums, what, flops, [&](int) { linear_forward(dev, into, x, w, M, IC, OC); });
+            matmul_row(b, worst, sums, what, flops,
+                       [&](int) { linear_forward_fp32(dev, (float *)into, x, w, M, IC, OC); });
+        else matmul_row(b, worst, sums, what, flops, [&](int) { linear_forward(dev, into, x, w, M, IC, OC); });
         snprintf(what, sizeof what, "%s %s, %d rows, dX", s->name, p.name, M);
-        product_row(b, worst, sums, what, flops, [&](int) { linear_backward_input(dev, dx, y, stride, w, M, IC, OC); });
+        matmul_row(b, worst, sums, what, flops, [&](int) { linear_backward_input(dev, dx, y, stride, w, M, IC, OC); });
         snprintf(what, sizeof what, "%s %s, %d rows, dW", s->name, p.name, M);
-        product_row(b, worst, sums, what, flops,
-                    [&](int) { linear_backward_weight(dev, dw, y, stride, x, M, IC, OC, p.head); });
+        matmul_row(b, worst, sums, what, flops,
+                   [&](int) { linear_backward_weight(dev, dw, y, stride, x, M, IC, OC, p.head); });
     }
 }
 
 static void roofline(Bench *b) {
     const Shape *of = b->tiny ? tiny_shapes : shapes;
-    Worst memory = {INFINITY, ""}, products = {INFINITY, ""};
+    Worst memory = {INFINITY, ""}, matmuls = {INFINITY, ""};
     double sums[2] = {0, 0};
     rates(b);
     heading("Ops that move memory, at the bytes that the op's ledger counts", "GB/s", "of the copy rate");
@@ -459,12 +458,12 @@ static void roofline(Bench *b) {
     memory_ops_flat(b, &memory);
     bound("memory-bound ops, of the measured copy rate", 0.85, &memory);
     attention_rows_of(b);
-    heading("Products of a micro-batch of 8,192 tokens: the program's choice, and which of cuBLASLt's candidates is "
+    heading("Matmuls of a micro-batch of 8,192 tokens: the program's choice, and which of cuBLASLt's candidates is "
             "fastest",
             "TFLOP/s", "of the fastest");
-    for (int i = 0; i < 2; i++) products_of(b, &products, sums, &of[i]);
-    bound("products, of the fastest of cuBLASLt's candidates", 0.97, &products);
-    printf("\nAll products together: %.2f ms, the fastest of each %.2f ms.\n", 1e3 * sums[0], 1e3 * sums[1]);
+    for (int i = 0; i < 2; i++) matmuls_of(b, &matmuls, sums, &of[i]);
+    bound("matmuls, of the fastest of cuBLASLt's candidates", 0.97, &matmuls);
+    printf("\nAll matmuls together: %.2f ms, the fastest of each %.2f ms.\n", 1e3 * sums[0], 1e3 * sums[1]);
 }
 
 // ---------------------------------------------------------------------------

@@ -26,7 +26,7 @@ static void write_tokens(const char *path, int V, int64_t count) {
 
 /* Where a step's time goes: an event behind each op, so that what lies between two ops counts as the second's. */
 typedef enum {
-    PART_PRODUCTS,
+    PART_MATMULS,
     PART_HEAD,
     PART_LOSS,
     PART_ATTENTION_FORWARD,
@@ -35,7 +35,7 @@ typedef enum {
     PART_OPTIMIZER,
     PARTS
 } Part;
-static const char *const part_names[PARTS] = {"block products",    "head products",      "cross-entropy",
+static const char *const part_names[PARTS] = {"block matmuls",     "head matmuls",       "cross-entropy",
                                               "attention forward", "attention backward", "memory-bound ops",
                                               "AdamW and norm"};
 
@@ -51,7 +51,7 @@ static Part part_of(const Device *dev) {
     case OP_LINEAR_FORWARD:
     case OP_LINEAR_BACKWARD_INPUT:
     case OP_LINEAR_BACKWARD_WEIGHT:
-        return dev->phase_name && !strcmp(dev->phase_name, "loss") ? PART_HEAD : PART_PRODUCTS;
+        return dev->phase_name && !strcmp(dev->phase_name, "loss") ? PART_HEAD : PART_MATMULS;
     case OP_CROSS_ENTROPY: return PART_LOSS;
     case OP_ATTENTION_FORWARD: return PART_ATTENTION_FORWARD;
     case OP_ATTENTION_BACKWARD: return PART_ATTENTION_BACKWARD;

@@ -4,10 +4,11 @@
  * bytes are read and two written: once several elements are converted at a time, memory bandwidth is the limit. All
  * versions must give the definition's bits.
  */
-#include "page.h"
+#include "page.h" // defines: reads, writes, to declare tensors; X, F, their data for versions;
+                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, load_float, …
 
 static void cast_case(Case *c) { // size: count, significant bits of PyTorch's figures (8: bf16, 24: fp32)
-    int64_t count = c->size[0];  // a row an element: each is held to the bound
+    int64_t count = c->size[0];  // one element per row: each must meet the bound
     reads(c, "in", IN_FLOAT, count, 1, 1);
     writes(c, "out", IN_X, count, 1);
     c->bound = c->row_bound = 1e-30; // every bit must be equal

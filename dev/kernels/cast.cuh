@@ -4,7 +4,7 @@
  * bytes that one load or store moves.
  */
 
-// Thread i: W elements from i W on; a tail that is shorter is taken one by one.
+// Thread i converts W elements from i W on; a shorter tail is taken one by one.
 template <int W>
 static __global__ void __launch_bounds__(256) cast_kernel(floatX *out, const float *in, int64_t count) {
     int64_t i = thread_number() * W;

@@ -620,10 +620,10 @@ static void cluster_close(cJSON *root, const char *path) {
     char *text = read_file(path, &length);
     cJSON *back = text ? cJSON_Parse(text) : NULL;
     const cJSON *exchange = cJSON_GetObjectItemCaseSensitive(back, "collectives"),
-                *products = cJSON_GetObjectItemCaseSensitive(back, "matmuls");
+                *matmuls = cJSON_GetObjectItemCaseSensitive(back, "matmuls");
     page_check(back && cJSON_Compare(root, back, 1), "the cluster file read back is what was written",
-               "%zu bytes, %d exchanges, %d products", length, cJSON_GetArraySize(exchange),
-               cJSON_GetArraySize(products));
+               "%zu bytes, %d collectives, %d matmuls", length, cJSON_GetArraySize(exchange),
+               cJSON_GetArraySize(matmuls));
     page_check(back && !count_unusable(back), "its figures are positive and finite", "%d are not",
                back ? count_unusable(back) : 0);
     cJSON_Delete(back);
@@ -834,10 +834,10 @@ static void run_mpi(int process, int processes, int on_host) {
 
 typedef struct {
     Device *dev;
-    int N, IC, OC, wide; // of a product; wide: the output is fp32, as logits are
+    int N, IC, OC, wide; // of a matmul; wide: the output is fp32, as logits are
     AttentionShape shape;
-    floatX *x, *y, *w; // inputs, outputs, weights of a product; attention: q, k and v; out; their gradients
-    float *dw;         // products: gradient of the weights; attention: lse
+    floatX *x, *y, *w; // inputs, outputs, weights of a matmul; attention: q, k and v; out; their gradients
+    float *dw;         // matmuls: gradient of the weights; attention: lse
     int64_t count;     // memory: floats
 } Rates;
 
@@ -1019,10 +1019,10 @@ static void run_rates(void) {
     printf("\nrates, %s, %d threads\n%-24s %-26s %12s %10s\n", PRECISION_NAME, dev.threads, "op", "of", "ms",
            "GFLOP/s");
     memory_rates(&dev, root);
-    cJSON *products = cluster_list(root, "matmuls"), *attention = cluster_list(root, "attention");
-    drop_dtype(products);
+    cJSON *matmuls = cluster_list(root, "matmuls"), *attention = cluster_list(root, "attention");
+    drop_dtype(matmuls);
     drop_dtype(attention);
-    matmul_rates(&dev, products);
+    matmul_rates(&dev, matmuls);
     attention_rates(&dev, attention);
     if (page.into) cluster_close(root, page.into);
     else cJSON_Delete(root);

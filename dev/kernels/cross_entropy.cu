@@ -9,7 +9,8 @@
  * With tensor parallelism each rank has a slice of the vocabulary. It computes three numbers per row (largest logit,
  * sum of exponentials, target's logit), all ranks exchange them, and each combines them (Shoeybi et al. 2019).
  */
-#include "page.h"
+#include "page.h" // defines: reads, writes, updates, to declare tensors; F, I, their data for versions;
+                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vsplat, vexp, …
 
 static void loss_case(Case *c) { // size: N, V
     int64_t N = c->size[0], V = c->size[1];
@@ -21,7 +22,7 @@ static void loss_case(Case *c) { // size: N, V
     writes(c, "losses", IN_FLOAT, N, 1);
     c->restore = 1; // the gradient has overwritten the logits
     c->flops = 4.0 * (double)(N * V);
-    c->slots = (EXP_SLOTS + 3) * (double)(N * V); // subtraction of the largest, the sum, the division
+    c->slots = (EXP_SLOTS + 3) * (double)(N * V); // minus the largest logit; the sum; times the sum's inverse
 }
 
 static int ignored(int64_t n) { return n % 8 == 3; }

@@ -3,10 +3,11 @@
  * One byte is read and two or four are written, so memory bandwidth is the limit. In training this op runs after an
  * FSDP unit is unsharded. Blocks begin at multiples of INT8_BLOCK, so a vector never has two scales.
  */
-#include "page.h"
+#include "page.h" // defines: reads, writes, to declare tensors; X, F, B, their data for versions;
+                  // D, R, inputs and results for the definition
 
 static void dequantize_case(Case *c) { // size: count
-    int64_t count = c->size[0];        // a row an element: each is held to the bound
+    int64_t count = c->size[0];        // one element per row: each must meet the bound
     reads(c, "in", IN_BYTE, count, 1, 1);
     reads(c, "scales", IN_FLOAT, blocks_of(count, INT8_BLOCK), 1, 1);
     writes(c, "out", IN_X, count, 1);
@@ -51,7 +52,8 @@ static void dequantize_vectors(Case *c) {
 }
 
 static const Version op_versions[] = {
-    {"1 by element", "A byte, its scale, a product; the scale is looked up for each element.", dequantize_by_element},
+    {"1 by element", "A byte is converted and multiplied by its scale, which is looked up for each element.",
+     dequantize_by_element},
     {"2 by block", "The scale is read once per block, and the compiler vectorizes the loop over the block.",
      dequantize_by_block},
     {"3 vectors",

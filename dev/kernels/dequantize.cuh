@@ -4,7 +4,7 @@
  * instructions may come between two loads.
  */
 
-// Thread i: W bytes from i W on, read one by one.
+// Thread i converts W bytes from i W on, read one by one.
 template <int W>
 static __global__ void __launch_bounds__(256)
     dequantize_bytes(floatX *out, const int8_t *in, const float *scales, int64_t count) {

@@ -5,9 +5,10 @@
  * changes from run to run. With tensor parallelism the table is a slice of the vocabulary, V tokens from `first` on;
  * tokens of other slices give a row of zeros and no gradient.
  */
-#include "page.h"
+#include "page.h" // defines: reads, writes, updates, to declare tensors; X, F, I, their data for versions;
+                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h VL, load_x, load_float, …
 
-/* The row of the table that a token has, -1: none. */
+/* The token's row of the table; -1 if this slice does not have it. */
 static int64_t row_of(const Case *c, int32_t id) { return slice_row(id, (int)c->size[5], (int)c->size[2]); }
 
 /* Fills the ids: of 100 tokens, `often` are the same one and `absent` are not in the table. Counts the rows of the
@@ -155,21 +156,21 @@ static void backward_search(Case *c) {
             for (int64_t i = 0; i < C && row_of(c, ids[n]) == v; i++) dembed[v * C + i] += to_float(dx[n * C + i]);
 }
 
-/* Elements [from, to) of every row, for the ids that belong to `owner` of `owners`. */
-static void backward_part(Case *c, int64_t from, int64_t to, int owner, int owners) {
+/* Elements [from, to) of every row. */
+static void backward_part(Case *c, int64_t from, int64_t to) {
     int64_t N = c->size[0], C = c->size[1];
     const floatX *dx = X("dx");
     const int32_t *ids = I("ids");
     float *dembed = F("dembed");
     for (int64_t n = 0; n < N; n++) {
         int64_t row = row_of(c, ids[n]);
-        if (row < 0 || row % owners != owner) continue;
+        if (row < 0) continue;
         float *out = dembed + row * C;
         for (int64_t i = from; i < to; i += VL)
             store_float(out + i, load_float(out + i, to - i) + load_x(dx + n * C + i, to - i), to - i);
     }
 }
-static void backward_scatter(Case *c) { backward_part(c, 0, c->size[1], 0, 1); }
+static void backward_scatter(Case *c) { backward_part(c, 0, c->size[1]); }
 
 static void backward_atomic(Case *c) {
     int64_t N = c->size[0], C = c->size[1];
@@ -189,7 +190,7 @@ static void backward_columns(Case *c) {
     int64_t vectors = blocks_of(c->size[1], VL), threads = c->dev->threads;
 #pragma omp parallel for num_threads(c->dev->threads)
     for (int64_t t = 0; t < threads; t++)
-        backward_part(c, vectors * t / threads * VL, min_i64(vectors * (t + 1) / threads * VL, c->size[1]), 0, 1);
+        backward_part(c, vectors * t / threads * VL, min_i64(vectors * (t + 1) / threads * VL, c->size[1]));
 }
 
 static const Version backward_versions[] = {
@@ -208,10 +209,7 @@ static const Version backward_versions[] = {
      "Columns divided over threads instead, with a scatter in each: the speed does not depend on the tokens, and the "
      "bits do not depend on the number of threads; but each thread reads short pieces of all rows.",
      backward_columns},
-    {"in use: owners",
-     "A thread owns the ids whose remainder is its number, and adds whole rows in the order of tokens: again the same "
-     "bits; if one token is most of the text, its owner works alone.",
-     backward_in_use},
+    {"in use: columns", "The op of lib/cpu: version 4.", backward_in_use},
     END_OF_VERSIONS};
 #endif
 

@@ -8,7 +8,7 @@
 // ---------------------------------------------------------------------------
 // forward
 
-// Thread i: W elements of token n's row.
+// Thread i copies W elements of token n's row.
 template <int W>
 static __global__ void __launch_bounds__(256)
     forward_kernel1(floatX *x, const floatX *embed, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
@@ -65,7 +65,7 @@ static void backward_columns(Case *c) {
            (int)c->size[2], (int)c->size[5]);
 }
 
-// Block (x, n): if token n is the first with its id, it adds up all tokens that have it, 256 columns at a time.
+// Block (n, y): if token n is the first with its id, adds up columns 256 y to 256 y + 255 of all tokens with that id.
 static __global__ void __launch_bounds__(256)
     backward_kernel3(float *dembed, const floatX *dx, const int32_t *ids, int64_t N, int64_t C, int V, int first) {
     int64_t mine = blockIdx.x, i = (int64_t)blockIdx.y * 256 + threadIdx.x, row = slice_row(ids[mine], first, V);

@@ -6,7 +6,8 @@
  * that fit the caches. All three are one matmul, C (M, N) = A (M, K) B (K, N), with different strides: in forward
  * memory is contiguous along the sum, in backward along the rows of B and C.
  */
-#include "page.h"
+#include "page.h" // defines: reads, writes, updates, to declare tensors; X, F, their data for versions;
+                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vsplat, vfma, …
 
 typedef struct {
     Matmul p;
@@ -90,7 +91,7 @@ static void sums_of_rows(Case *c) {
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }
 
-/* The same two with a tile of sums in registers. Rows beyond the last repeat the last one and are not stored. */
+/* dot_products and sums_of_rows with a tile of sums in registers. Rows beyond the last repeat it and are not stored. */
 enum { DOTS = MR / 2 };
 static void dot_tiles(Case *c) {
     Work w = work_of(c);
@@ -235,7 +236,7 @@ static void plain(Case *c) {
 
 static void case_of(Case *c) {
     double work = 2.0 * (double)c->size[0] * (double)c->size[1] * (double)c->size[2];
-    c->flops = c->products = work;
+    c->flops = c->matmul_flops = work;
 }
 static void forward_case(Case *c) { // size: N, IC, OC, 1: y is fp32, as logits are
     reads(c, "x", IN_X, c->size[0], c->size[1], 1);
@@ -268,7 +269,7 @@ static const Version forward_versions[] = {
      "x and w are contiguous along the sum, so a vector multiplies VL elements of it: as many partial sums as lanes.",
      dot_products},
     {"3 a tile in registers",
-     "Several rows of x by several rows of w at once: each vector that is loaded enters several products, and several "
+     "Several rows of x by several rows of w at once: each vector that is loaded enters several FMAs, and several "
      "chains of additions run side by side.",
      dot_tiles},
     PACKED,
@@ -311,7 +312,7 @@ static const Version input_versions[] = {
      "The formula: a sum goes down a column of w, which uses one element of each cache line it touches.", triple_loop},
     {"2 by rows",
      "The loops in another order: a row of dx is a sum of rows of w, so w is read in order, by vectors; but each "
-     "product reads and writes its sum.",
+     "FMA loads and stores its sum.",
      sums_of_rows},
     {"3 a tile in registers",
      "The sums of several rows by two vectors stay in registers until they are complete. w is read once for that many "

@@ -31,8 +31,8 @@ static void naive(Case *c) {
            w.b);
 }
 
-/* A piece of an operand, `rows` (of A, or columns of B) from r0 on, DEPTH along the sum from k0 on, into tile(DEPTH,
- * rows + 1); zeros beyond the edges. Neighbouring threads load neighbouring elements, whichever stride is 1.
+/* Loads ROWS rows of A (or columns of B) from r0 on, and DEPTH elements along the sum from k0 on, into tile (DEPTH,
+ * ROWS + 1); zeros beyond the edges. Neighbouring threads load neighbouring elements, whichever stride is 1.
  */
 template <int DEPTH, int ROWS>
 static __device__ __forceinline__ void fetch(float (&tile)[DEPTH][ROWS + 1], const floatX *from, int64_t row,
@@ -44,7 +44,7 @@ static __device__ __forceinline__ void fetch(float (&tile)[DEPTH][ROWS + 1], con
     }
 }
 
-// A block of 16 x 16 threads has EACH x EACH elements of C a thread: element (x + 16 r, y + 16 s) of its tile.
+// A block has 16 x 16 threads; thread (y, x) has EACH x EACH elements of C: (y + 16 r, x + 16 s) of the block's tile.
 template <int EACH>
 static __global__ void __launch_bounds__(256) tile_kernel(Matmul p, void *c, const floatX *a, const floatX *b) {
     enum { SIDE = 16 * EACH, DEPTH = 16 };
@@ -88,9 +88,9 @@ enum {
     STAGE = 2 * SIDE * DEPTH
 }; // a tile of C; its operands' depth a step; steps under way; elements of a step
 
-/* Where 8 elements (16 bytes) of an operand's tile lie, from row r (of A, column of B) and depth k on: rows of DEPTH
- * where memory runs along K, else DEPTH rows of SIDE. Pieces change places within their row so that the eight that
- * ldmatrix reads together, one above the other, lie in different banks. */
+/* Index in an operand's tile of the 8 elements (16 bytes) from row r (of A, or column r of B) and depth k on. The tile
+ * is SIDE rows of DEPTH where memory runs along K, else DEPTH rows of SIDE. Pieces of 16 bytes are permuted within
+ * their row so that the eight that ldmatrix reads together, one below the other, are in different banks. */
 template <bool ALONG_K> static __device__ __forceinline__ int place(int r, int k) {
     return ALONG_K ? r * DEPTH + (k / 8 ^ r / 2 % 4) * 8 : k * SIDE + (r / 8 ^ k % 8) * 8;
 }
@@ -103,7 +103,8 @@ static __device__ __forceinline__ void fetch_async(bf16 *tile, const bf16 *from,
         ptx_cp_async(tile + place<ALONG_K>(r, k), from + at, r0 + r < rows && k0 + k < depth);
     }
 }
-/* The four 8 x 8 matrices of rows r ... r + 15, depth k ... k + 15: rows vary first in A's registers, depth in B's. */
+/* Loads the four 8 x 8 matrices of rows r to r + 15 and depth k to k + 15 as mma's operand. ROWS_FIRST: registers go
+ * along rows first (A), otherwise along the depth (B). */
 template <bool ALONG_K, bool ROWS_FIRST>
 static __device__ __forceinline__ void fragment(uint32_t (&out)[4], const bf16 *tile, int r, int k) {
     int lane = threadIdx.x % WARP, matrix = lane / 8, one = matrix % 2 * 8, two = matrix / 2 * 8;
@@ -113,8 +114,8 @@ static __device__ __forceinline__ void fragment(uint32_t (&out)[4], const bf16 *
     else ptx_ldmatrix_x4_trans(out, tile + place<false>(r, k + lane % 8));
 }
 
-// A block of 8 warps: a tile of 128 x 128, of which warp (y, x) of 2 x 4 has 64 x 32. While a step is multiplied, the
-// next two are loaded.
+// A block of 8 warps computes a tile of 128 x 128; warp (y, x) of 2 x 4 has 64 x 32 of it. While a step is multiplied,
+// the next two are loaded.
 template <bool A_ALONG_K, bool B_ALONG_K>
 static __global__ void __launch_bounds__(256, 2) mma_kernel(Matmul p, void *c, const bf16 *a, const bf16 *b) {
     DYN_SHARED(bf16, stages); // (STAGES, STAGE)
@@ -135,7 +136,7 @@ static __global__ void __launch_bounds__(256, 2) mma_kernel(Matmul p, void *c, c
             fetch_async<A_ALONG_K>(to, a, A_ALONG_K ? p.a_row : p.a_col, i0, p.M, ahead * DEPTH, p.K);
             fetch_async<B_ALONG_K>(to + SIDE * DEPTH, b, B_ALONG_K ? p.b_col : p.b_row, j0, p.N, ahead * DEPTH, p.K);
         }
-        ptx_cp_async_commit(); // even if empty: the wait counts groups
+        ptx_cp_async_commit(); // also if empty: the wait counts groups
         if (step < 0) continue;
 #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
@@ -157,7 +158,7 @@ static __global__ void __launch_bounds__(256, 2) mma_kernel(Matmul p, void *c, c
     for (int m = 0; m < 4; m++) {
 #pragma unroll
         for (int e = 0; e < 16;
-             e++) // element e % 4 of product (m, e / 4): rows lane / 4 and 8 below, columns 2 (lane % 4) and the next
+             e++) // element e % 4 of block (m, e / 4): rows lane / 4 and 8 below, columns 2 (lane % 4) and the next
             put_sum(p, c, i0 + row + 16 * m + lane / 4 + e % 4 / 2 * 8, j0 + col + e / 4 * 8 + lane % 4 * 2 + e % 2,
                     sum[m][e / 4][e % 4]);
         __syncwarp(); // what is added to comes for a quarter at a time: there are no registers for all
@@ -178,8 +179,8 @@ static void tensor_cores(Case *c) {
 }
 #define TENSOR_CORES                                                                                                   \
     {"4 tensor cores",                                                                                                 \
-     "bf16 goes to shared memory as it is, past the registers (cp.async), two steps ahead; ldmatrix deals it out as "  \
-     "mma wants it, whichever way memory ran (rows of odd length: as 3).",                                             \
+     "cp.async copies bf16 to shared memory without registers, two steps ahead; ldmatrix gives each lane the "         \
+     "elements that mma expects, for either order of memory (rows not aligned to 16 bytes: as 3).",                    \
      tensor_cores},
 #else
 #define TENSOR_CORES
@@ -187,13 +188,13 @@ static void tensor_cores(Case *c) {
 
 #define VERSIONS                                                                                                       \
     {                                                                                                                  \
-        {"1 naive", "A thread per element: two loads for each product, from the caches at best.", naive},              \
+        {"1 naive", "A thread per element: two loads for each FMA, from the caches at best.", naive},                  \
             {"2 tiles in shared memory",                                                                               \
-             "16 x 16 elements a block: each operand is fetched once for sixteen products; but a product still takes " \
+             "16 x 16 elements a block: each operand is fetched once for sixteen FMAs; but an FMA still takes "        \
              "two loads from shared memory.",                                                                          \
              tiles<1>},                                                                                                \
             {"3 tiles in registers",                                                                                   \
-             "4 x 4 elements a thread: eight loads for sixteen products, and tiles of 64 x 64, so memory is asked a "  \
+             "4 x 4 elements a thread: eight loads for sixteen FMAs, and tiles of 64 x 64, so memory is asked a "      \
              "quarter as often.",                                                                                      \
              tiles<4>},                                                                                                \
             TENSOR_CORES{"in use: cuBLASLt",                                                                           \

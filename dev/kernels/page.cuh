@@ -1,4 +1,4 @@
-/* page.cuh: what the pages need of a GPU: the rates that times are compared with, times by events, what kernels share.
+/* page.cuh: the GPU half of page.h: rates that times are compared with, timing by events, helpers of kernels.
  *
  * Rates are measured in the same run. The copy rate is that of a large copy within the device, bytes read and written.
  * The matmul rate is that of the fastest of cuBLASLt's matmuls with shapes of Llama's layers, on random data. Before
@@ -13,8 +13,8 @@ enum { RATE_TOKENS = 8192, RATE_CALLS = 9, FLUSH_BYTES = 256 << 20 }; // more th
 static const double FLOPS_UNIT = 1e12;
 static const char *const COLUMNS[3] = {"TFLOP/s", "of measured", "measured rates"};
 
-/* Bytes of an arena, which is cleared at once. The largest tensors: what is copied for the rate; P and dS of naive
- * attention. */
+/* Bytes of an arena, which is cleared when it is made. The largest tensors are those copied for the copy rate, and P
+ * and dS of naive attention. */
 #ifdef CUDA_ON_CPU
 static size_t page_memory(MemCategory category) { return category == MEM_COMM ? 0 : (size_t)12 << 20; }
 #else
@@ -36,7 +36,7 @@ static unsigned blocks_for(int64_t threads, int block) {
 
 static const size_t COPY_BYTES = (size_t)2 << 30;
 static struct {
-    double copy, product;
+    double copy, matmul;
     uint4 *flush;
     cudaEvent_t start, end;
 } page_gpu; // bytes/s, read + written; FLOP/s
@@ -46,7 +46,7 @@ static __global__ void random_kernel(floatX *x, int64_t count) { // uniform in (
     if (i < count) x[i] = from_float((float)(mix64((uint64_t)i) >> 40) * 0x1p-23f - 1.0f);
 }
 static __global__ void flush_kernel(
-    uint4 *p, int64_t count) { // reads all of it; what it knows the compiler does not: nothing is written
+    uint4 *p, int64_t count) { // reads all of it; it is zero, which the compiler cannot know, so nothing is written
     uint4 sum = make_uint4(0, 0, 0, 0);
     for (int64_t i = thread_number(); i < count; i += (int64_t)gridDim.x * blockDim.x) {
         sum.x |= p[i].x;
@@ -85,7 +85,7 @@ static void rate_matmul(Case *c) {
 static void rates_open(Device *dev, const PageOptions *o) {
     static const int shapes[][2] = {
         {2048, 16384}, {8192, 2048}, {4096, 6144}, {4096, 28672}, {14336, 4096}}; // IC, OC of 1B and 8B layers
-    static Case rate;                                                             // no page's
+    static Case rate;                                                             // not a case of any page
     cudaDeviceProp gpu;
     cuda_check(cudaGetDeviceProperties(&gpu, 0), "asking what GPU this is");
     cuda_check(cudaEventCreateWithFlags(&page_gpu.start, cudaEventDefault), "making an event");
@@ -106,23 +106,22 @@ static void rates_open(Device *dev, const PageOptions *o) {
                 arena_alloc(dev, MEM_ACTIVATIONS, "a tensor of a page", (size_t)counts[k] * sizeof(floatX));
             KERNEL(dev, random_kernel, blocks_for(counts[k], 256), 256, 0, (floatX *)rate.tensors[k].data, counts[k]);
         }
-        page_gpu.product =
-            fmax(page_gpu.product, 2 * (double)(RATE_TOKENS * IC * OC) / timed_median(&rate, rate_matmul));
+        page_gpu.matmul = fmax(page_gpu.matmul, 2 * (double)(RATE_TOKENS * IC * OC) / timed_median(&rate, rate_matmul));
         arena_release(dev, MEM_ACTIVATIONS, 0);
     }
     printf(page_checks.markdown ? "\n%s, %d rounds, medians; measured: %.0f GB/s copied (read and written), %.1f "
-                                  "TFLOP/s in the fastest product of %s.\n"
+                                  "TFLOP/s in the fastest matmul of %s.\n"
                                 : "%s, %d rounds, medians; measured: %.0f GB/s copied (read and written), %.1f TFLOP/s "
-                                  "in the fastest product of %s\n",
-           gpu.name, o->rounds, page_gpu.copy / 1e9, page_gpu.product / 1e12, PRECISION_NAME);
+                                  "in the fastest matmul of %s\n",
+           gpu.name, o->rounds, page_gpu.copy / 1e9, page_gpu.matmul / 1e12, PRECISION_NAME);
 }
 
-/* The bound here: what a case's bytes take at the copy rate, or its FLOPs at the rate of a matmul. */
+/* The roofline on a GPU: the case's bytes at the copy rate, or its matmul FLOPs at the matmul rate, if slower. */
 static Roofline case_times(Case *c, const Op *op, const double *estimate, int rounds, double *seconds) {
     Times *t = (Times *)checked_malloc(sizeof(Times) * (size_t)PAGE_VERSIONS);
     for (int r = 0; r < rounds; r++)
         for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++) {
-            if (estimate[v] < 0 || t[v].total > 0.6) continue; // a slow one has said enough
+            if (estimate[v] < 0 || t[v].total > 0.6) continue; // 0.6 s of a slow version are enough
             double took = timed_call(c, op->versions[v].run);
             if (r > 0 || rounds == 1) t[v].at[t[v].n++] = took; // the first round warms up
             t[v].total += took;
@@ -130,7 +129,7 @@ static Roofline case_times(Case *c, const Op *op, const double *estimate, int ro
     for (int v = 0; v < PAGE_VERSIONS; v++) seconds[v] = times_median(&t[v]);
     Roofline roof;
     roof.memory = case_bytes(c) / page_gpu.copy;
-    roof.arithmetic = c->products / page_gpu.product;
+    roof.arithmetic = c->matmul_flops / page_gpu.matmul;
     roof.seconds = fmax(roof.memory, roof.arithmetic);
     roof.unrest = 0;
     free(t);

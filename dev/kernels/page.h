@@ -33,39 +33,38 @@ typedef struct {
     Storage storage;
     int64_t rows, cols;
     double scale;    // random values: a sum of two from (-scale, scale); IN_INT: 0 ... scale - 1; IN_BYTE: -127 ... 127
-    int64_t touched; // bytes of it that one call reads or writes: all, unless the page says otherwise
-    int becomes_x;   // the op leaves floatX rows where fp32 rows of the same bytes were
+    int64_t touched; // bytes that one call reads or writes of it: all, unless the page says otherwise
+    int becomes_x;   // the op replaces each fp32 row by a floatX row that begins at the same address
     void *data;      // (rows, cols), in the device's arena
-    void *host;      // the same where the host writes and reads it: data, where that is the host's memory
+    void *host;      // (rows, cols), the host's copy of data; the same pointer on a CPU
     void *before;    // a copy of data, UPDATED only
     double *exact;   // (rows, cols): data in double precision; not WRITTEN
-    double *result;  // (rows, cols): what the definition makes of it; not READ
+    double *result;  // (rows, cols): the definition's result; not READ
 } PageTensor;
 
 enum { PAGE_DIMS = 9, PAGE_TENSORS = 24, PAGE_VERSIONS = 12, PAGE_ROUNDS = 199 };
 
-typedef struct { // one size of one op; `declare` fills the second half
+typedef struct { // one size of one op; the op's `declare` fills `tensors` and what follows
     const char *label;
     int64_t size[PAGE_DIMS];
     Device *dev;
-    int on_host; // X(), F() and I() are what the host reads and writes: `prepare` runs
+    int on_host; // while `prepare` runs: X(), F(), I() and B() return the host's copies
     int exactly; // the definition runs on PyTorch's own inputs: nothing is rounded
     PageTensor tensors[PAGE_TENSORS];
     int num_tensors;
-    double flops; // as in the op ledger: what GFLOP/s are computed from
-    double
-        slots; // vector instructions of the best way we know, times lanes: what the roofline counts (see SLOTS below)
-    double products; // FLOPs of matmuls, which have dot-product instructions in bf16
-    int restore; // UPDATED tensors get their first values back before each call, untimed: where repeating would drift
-                 // off
+    double flops;        // as in the op ledger; the table's GFLOP/s
+    double slots;        // arithmetic instructions of the best algorithm we know, times lanes (see SLOTS below)
+    double matmul_flops; // FLOPs of matmuls, for which processors have dot-product instructions in bf16
+    int restore; // before each call, untimed, UPDATED tensors get their first values back: repeated calls would change
+                 // them too much
     double bound, row_bound; // largest ||error|| / ||definition|| of a floatX output; the same of a single row
     double float_bound;      // of an fp32 output; its rows: 10 times that
 } Case;
 
-/* SLOTS: an addition, a multiplication or a fused pair of them is one instruction in the FMA units and takes one slot,
- * 2 of the FLOPs that the peak counts. An exponential is the 13 instructions of vexp; a division or a
- * square root can be had from the processor's estimate and a Newton step. Widening, rounding to bf16, masks and loads
- * run elsewhere: free. */
+/* SLOTS: an addition, a multiplication or a fused multiply-add is one instruction in the FMA units and takes one slot,
+ * 2 of the FLOPs that the peak counts. An exponential takes the 13 instructions of vexp without its masks. A division
+ * or a square root takes 4: the processor's estimate and a Newton step. Conversions between bf16 and fp32, masks, loads
+ * and stores run in other units and are not counted. */
 enum { EXP_SLOTS = 13, DIVISION_SLOTS = 4 };
 
 typedef struct {
@@ -82,13 +81,13 @@ typedef struct {
     void (*declare)(Case *c); // from c->size: tensors, flops, slots
     void (*prepare)(Case *c); // or NULL: makes random inputs fit together (an rstd that belongs to its x)
     void (*define)(Case *c);  // from D() to R()
-    const Version *versions;  // (at most PAGE_VERSIONS), END_OF_VERSIONS behind the last; in CUDA: those of OP.cuh
-    Size sizes[8]; // the first CHECKED, small, are those that --check runs too: one that divides nothing; in CUDA, one
-                   // of whole vectors and tiles
+    const Version *versions;  // at most PAGE_VERSIONS, then END_OF_VERSIONS; in CUDA: those of OP.cuh
+    Size sizes[8]; // --check runs the first CHECKED, which are small: one that no vector or tile divides; in CUDA also
+                   // one of whole vectors and tiles
 } Op;
 #define END_OF_VERSIONS                                                                                                \
     { NULL, NULL, NULL }
-#ifdef USE_CUDA // sizes that are worth a processor's time, or a GPU's
+#ifdef USE_CUDA // sizes that take a reasonable time on a CPU, and on a GPU
 enum { CHECKED = 2 };
 #define FOR_CPU(...)
 #define FOR_GPU(...) __VA_ARGS__
@@ -112,6 +111,8 @@ static PageTensor *page_tensor(Case *c, const char *name, Role role, Storage sto
     t->touched = rows * cols * storage_bytes(storage);
     return t;
 }
+/* These declare a tensor (rows, cols) of the case, which a call reads, writes or updates. Tensors that are read hold
+ * random values between -2 scale and 2 scale (see PageTensor.scale for integers). */
 static PageTensor *reads(Case *c, const char *name, Storage s, int64_t rows, int64_t cols, double scale) {
     return page_tensor(c, name, READ, s, rows, cols, scale);
 }
@@ -122,7 +123,8 @@ static PageTensor *updates(Case *c, const char *name, Storage s, int64_t rows, i
     return page_tensor(c, name, UPDATED, s, rows, cols, scale);
 }
 
-// what versions and definitions reach their tensors by, all with a Case *c at hand
+// ---------------------------------------------------------------------------
+// how versions and definitions name tensors; the macros need a `Case *c` in scope
 
 static PageTensor *page_find(Case *c, const char *name) {
     for (int i = 0; i < c->num_tensors; i++)
@@ -142,14 +144,16 @@ static double *page_doubles(Case *c, const char *name, int result) {
         run_failure("page: the definition %s tensor %s, which is not declared so", result ? "writes" : "reads", name);
     return p;
 }
+// the data of a tensor as floatX, float, int32_t and int8_t: for versions
 #define X(name) ((floatX *)page_data(c, name, IN_X))
 #define F(name) ((float *)page_data(c, name, IN_FLOAT))
 #define I(name) ((int32_t *)page_data(c, name, IN_INT))
 #define B(name) ((int8_t *)page_data(c, name, IN_BYTE))
-#define D(name) ((const double *)page_doubles(c, name, 0)) // the definition's inputs
-#define R(name) page_doubles(c, name, 1)                   // and results
+// inputs and results in double precision: for the definition
+#define D(name) ((const double *)page_doubles(c, name, 0))
+#define R(name) page_doubles(c, name, 1)
 
-/* What storage keeps of a value that the op stores and reads back. */
+/* x, rounded as floatX storage rounds a value that the op stores and reads back. */
 static inline double stored(const Case *c, double x) { return c->exactly ? x : (double)to_float(from_float((float)x)); }
 
 /* Whether the definition should compute part i of n, each of `flops`: where all would take long, it computes the first,
@@ -158,7 +162,7 @@ static int wanted(const Case *c, int64_t i, int64_t n, double flops) {
     double keep = 2e8 / flops;
     return c->exactly || keep >= (double)n || i == 0 || i == n - 1 || (double)(mix64((uint64_t)i) % (uint64_t)n) < keep;
 }
-static const uint64_t UNWRITTEN = 0x7FF8DEAD0000BEEFull; // a NaN that no arithmetic makes by itself
+static const uint64_t UNWRITTEN = 0x7FF8DEAD0000BEEFull; // a NaN that no arithmetic produces
 static int is_unwritten(double x) {
     uint64_t bits;
     memcpy(&bits, &x, 8);
@@ -186,7 +190,7 @@ static void page_check(int ok, const char *op, const char *what, const char *for
     va_end(args);
 }
 
-/* The worst that was seen of one version, each figure as a share of its bound too: 1 is the bound. */
+/* The largest error of one version, or of the definition, over all its cases. of_bound: its share of the bound. */
 typedef struct {
     double error, of_bound;
     const char *tensor, *label;
@@ -194,8 +198,8 @@ typedef struct {
     int sizes;
 } Worst;
 
-/* ||got - ref|| / ||ref||, over all rows and of the worst row, which is measured against at least a tenth of the
- * average one. */
+/* Returns ||got - ref|| / ||ref|| over all rows, and notes the largest share of a bound in w. The worst single row has
+ * a bound of its own; its ||ref|| counts as at least about a tenth of an average row's. */
 static double compare(const Case *c, const PageTensor *t, const double *torch, Worst *w) {
     double error = 0, norm = 0, worst = 0;
     int64_t rows = 0, stride = t->becomes_x ? t->cols * 4 / (int64_t)sizeof(floatX) : t->cols;
@@ -316,7 +320,7 @@ static double get_element(const PageTensor *t, int64_t i) {
            : t->storage == IN_BYTE  ? ((int8_t *)t->host)[i]
                                     : ((int32_t *)t->host)[i];
 }
-/* What the host has in its copies goes to the device, and back. Nothing where they are the same memory. */
+/* Copies all tensors from the host to the device, or back. Does nothing on a CPU, where both are the same memory. */
 static void case_to_device(Case *c) {
     for (int i = 0; i < c->num_tensors; i++)
         if (c->tensors[i].host != c->tensors[i].data)
@@ -347,7 +351,8 @@ static void case_random(Case *c) {
     }
 }
 
-/* The definition of what lies in the buffers, into `result`; keeps a copy of what versions will update. */
+/* Runs the definition, into `result`: on the buffers' values (from_data), or on `exact` as it is. Copies the tensors
+ * that versions will update to `before`. */
 static void case_define(Case *c, const Op *op, int from_data) {
     c->exactly = !from_data;
     for (int k = 0; k < c->num_tensors; k++) {
@@ -364,7 +369,7 @@ static void case_restore(Case *c) {
         if (c->tensors[i].before)
             device_copy(c->dev, c->tensors[i].data, c->tensors[i].before, page_bytes(&c->tensors[i]));
 }
-static void case_poison(Case *c) { // what a version leaves unwritten shows
+static void case_poison(Case *c) { // fills outputs with NaNs, so that an element left unwritten fails the check
     for (int i = 0; i < c->num_tensors; i++) {
         PageTensor *t = &c->tensors[i];
         if (t->role != WRITTEN) continue;
@@ -463,16 +468,16 @@ static double times_median(Times *t) {
 
 typedef struct {
     double seconds, memory, arithmetic, unrest;
-} Roofline; // seconds: the larger of the two; unrest: times a second that a thread lost its core
+} Roofline; // seconds: the larger of memory and arithmetic; unrest: how often per second a thread lost its core
 
 #ifdef USE_CUDA
 #include "page.cuh" // defines: the same for a GPU: rates_open, case_times, the units
 #else
 
 // ---------------------------------------------------------------------------
-// the roofline, measured beside the versions: no call is faster than its arithmetic at the processor's peak, nor than a
-// loop that reads, writes and updates the same bytes of the same buffers and does nothing else. So a case that fits a
-// cache is held against that cache, not against memory.
+// the roofline, measured in the same run as the versions: no call is faster than its arithmetic at the processor's
+// peak, nor than a loop that reads, writes and updates the same bytes of the same buffers and does nothing else. So a
+// case that fits a cache is compared with that cache, not with memory.
 
 /* FLOPs done from registers by one thread: ten chains, enough for two units with a latency of four. */
 enum { PEAK_CHAINS = 10, PEAK_TURNS = 20000, PEAK_LANES = VL * PEAK_CHAINS * PEAK_TURNS };
@@ -489,7 +494,7 @@ static __attribute__((noinline)) double fma_turns(void) {
     PEAK_LOOP(vfloat, vfma(sum[i], a, b))
     return 2 * (double)PEAK_LANES;
 }
-static __attribute__((noinline)) double product_turns(void) { // the inner loop of a matmul
+static __attribute__((noinline)) double matmul_turns(void) { // the inner loop of a matmul
 #if defined(PRECISION_BF16) && defined(__AVX512BF16__)
     __m512bh a = (__m512bh)_mm512_set1_epi32(0x3F003F00), b = a;
     __asm__("" : "+v"(a), "+v"(b));
@@ -561,10 +566,10 @@ static void stream(Case *c, int past_caches) {
 // ---------------------------------------------------------------------------
 // times: versions, streams and peaks take turns, so that whatever slows one slows all; medians over rounds
 
-/* One turn: an untimed call, then as many as a millisecond holds, each timed alone where tensors are restored in
- * between. */
+/* One turn: an untimed call, then as many calls as fit in a millisecond, each timed by itself, so that restoring
+ * tensors between two calls is not counted. */
 static void take_turn(Case *c, Times *t, void (*run)(Case *), int past_caches, double estimate) {
-    if (t->n && t->total > 0.6) return; // a slow one has said enough
+    if (t->n && t->total > 0.6) return; // 0.6 s of a slow version are enough
     int calls = estimate > 1e-3 ? 1 : estimate > 1e-3 / 32 ? (int)(1e-3 / estimate) : 32, warm = estimate < 0.05;
     double spent = 0, start;
     for (int i = -warm; i < calls; i++) {
@@ -581,14 +586,14 @@ static void take_turn(Case *c, Times *t, void (*run)(Case *), int past_caches, d
 static Roofline case_times(Case *c, const Op *op, const double *estimate, int rounds, double *seconds) {
     const int STREAMS = 2, PEAKS = 2;
     Times *t = (Times *)checked_malloc(sizeof(Times) * (size_t)(PAGE_VERSIONS + STREAMS)), *streams = t + PAGE_VERSIONS;
-    static double peaks[2]; // the fastest seen in this run: registers know no luck
+    static double peaks[2]; // FLOP/s of FMAs and of matmul instructions: the fastest of this run
     struct rusage before, after;
     double start = seconds_now();
     getrusage(RUSAGE_SELF, &before);
     for (int r = 0; r < rounds; r++) {
         for (int i = 0; i < STREAMS; i++) take_turn(c, &streams[i], NULL, i, r ? streams[i].at[r - 1] : 1e-3);
         for (int i = 0; i < PEAKS; i++)
-            peaks[i] = fmax(peaks[i], peak_rate(c->dev->threads, i ? product_turns : fma_turns));
+            peaks[i] = fmax(peaks[i], peak_rate(c->dev->threads, i ? matmul_turns : fma_turns));
         for (int v = 0; v < PAGE_VERSIONS && op->versions[v].run; v++)
             if (estimate[v] > 0) take_turn(c, &t[v], op->versions[v].run, 0, estimate[v]);
     }
@@ -597,7 +602,7 @@ static Roofline case_times(Case *c, const Op *op, const double *estimate, int ro
     Roofline roof;
     roof.memory = fmin(times_median(&streams[0]), times_median(&streams[1]));
     roof.unrest = (double)(after.ru_nivcsw - before.ru_nivcsw) / (seconds_now() - start) / c->dev->threads;
-    roof.arithmetic = 2 * c->slots / peaks[0] + c->products / peaks[1];
+    roof.arithmetic = 2 * c->slots / peaks[0] + c->matmul_flops / peaks[1];
     roof.seconds = fmax(roof.memory, roof.arithmetic);
     free(t);
     return roof;
@@ -607,15 +612,15 @@ static const double FLOPS_UNIT = 1e9;
 static const char *const COLUMNS[3] = {"GFLOP/s", "of the roofline", "roofline"};
 static size_t page_memory(MemCategory category) {
     return category == MEM_COMM ? 0 : (size_t)16 << 30;
-} // bytes of an arena: addresses, whose pages come when touched
+} // bytes of an arena: address space, which takes memory only where it is touched
 
 static void rates_open(Device *dev, const PageOptions *o) {
     (void)dev;
     printf(page_checks.markdown ? "\n%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused "
-                                  "multiply-adds, %.0f GFLOP/s in products of %s.\n"
+                                  "multiply-adds, %.0f GFLOP/s in matmuls of %s.\n"
                                 : "%d threads, %d rounds, medians; peaks from registers: %.0f GFLOP/s in fused "
-                                  "multiply-adds, %.0f GFLOP/s in products of %s\n",
-           o->threads, o->rounds, best_peak(o->threads, fma_turns) / 1e9, best_peak(o->threads, product_turns) / 1e9,
+                                  "multiply-adds, %.0f GFLOP/s in matmuls of %s\n",
+           o->threads, o->rounds, best_peak(o->threads, fma_turns) / 1e9, best_peak(o->threads, matmul_turns) / 1e9,
            PRECISION_NAME);
 }
 #endif
@@ -706,8 +711,9 @@ static PageOptions page_options(int argc, char **argv) {
     return o;
 }
 
-/* Every version against the definition of what lies in the buffers. rate: the slowest seen, in FLOPs and bytes a
- * second; a version that would take long by it is left out, with minus its estimate. */
+/* Compares every version with the definition on the buffers' values. rate (versions): FLOPs and bytes per second in the
+ * latest check of a case that is not tiny. A version that would take more than 2 s at that rate is left out, and its
+ * estimate is negative. */
 static void case_check(Case *c, const Op *op, double *rate, Worst *worst, double *estimate, double *errors) {
     double work = c->flops;
     for (int i = 0; i < c->num_tensors; i++) work += (double)c->tensors[i].touched;
@@ -786,7 +792,7 @@ static int page_main(int argc, char **argv, const Op *const *ops, int count) {
     PageOptions o = page_options(argc, argv);
     Device dry_run, dev;
     device_open_dry_run(&dry_run, o.threads, 0);
-    ops_open(&dry_run, 0); // what the library wants
+    ops_open(&dry_run, 0); // counts the workspace of the matmul library
     static const MemCategory used[] = {MEM_WORKSPACE, MEM_ACTIVATIONS, MEM_COMM};
     for (int i = 0; i < 3; i++) dry_run.arenas[used[i]].peak += page_memory(used[i]);
 #ifdef USE_CUDA

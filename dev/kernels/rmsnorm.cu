@@ -3,7 +3,8 @@
  * An element takes a few FLOPs, so memory bandwidth is the limit and the work is to move each element once. Forward
  * also does the residual addition, since x + delta is what it normalizes.
  */
-#include "page.h"
+#include "page.h" // defines: reads, writes, updates, to declare tensors; X, F, their data for versions;
+                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vsplat, vfma, …
 
 static const float EPS = 1e-5f;
 
@@ -19,7 +20,7 @@ static void forward_case(Case *c) { // size: N, C
     writes(c, "out", IN_X, N, C);
     writes(c, "rstd", IN_FLOAT, N, 1);
     c->flops = 4.0 * (double)(N * C);
-    c->slots = 4.0 * (double)(N * C); // x + delta, its square summed, times rstd, times w
+    c->slots = 4.0 * (double)(N * C); // x + delta; squares += its square; times rstd; times w
 }
 
 static void forward_definition(Case *c) {
@@ -105,14 +106,15 @@ static const Version forward_versions[] = {
      "A row is added, summed and scaled before the next one: the sum is read back from the L1 cache, not from memory.",
      forward_fused},
     {"in use: threads",
-     "Rows divided over threads. No sum crosses rows, so the bits do not depend on the number of threads.",
+     "Rows divided over threads: no sum crosses rows, so the bits do not depend on the number of threads. Each step "
+     "takes two vectors (vpair): two shorter chains of additions, and in bf16 fewer instructions to convert.",
      forward_in_use},
     END_OF_VERSIONS};
 #endif
 
 // ---------------------------------------------------------------------------
 // backward. With y = x rstd and g = dout w: dx = rstd (g - y mean(g y)) + the residual's gradient, dw += sum over rows
-// of dout y. The residual's gradient is in dx, as in the training step.
+// of dout y. dx holds the residual's gradient before the call, as in the training step.
 
 static void backward_case(Case *c) { // size: N, C
     int64_t N = c->size[0], C = c->size[1];
@@ -123,8 +125,9 @@ static void backward_case(Case *c) { // size: N, C
     updates(c, "dx", IN_X, N, C, 1);
     updates(c, "dw", IN_FLOAT, 1, C, 1);
     c->flops = 10.0 * (double)(N * C);
-    c->slots = 8.0 * (double)(N * C); // y, g, g y summed, dout y summed; in the second pass, with y and g kept: g - y
-                                      // mean, times rstd, plus dx, and one to spare
+    // First pass: y = x rstd; g = dout w; dot += g y; dw += dout y. Second pass, with y and g stored by the first:
+    // g - y mean; that times rstd, plus dx. Each is one multiplication or one fused multiply-add.
+    c->slots = 6.0 * (double)(N * C);
 }
 
 static void backward_prepare(Case *c) { // the rstd of x
@@ -254,7 +257,9 @@ static const Version backward_versions[] = {
      "the number of threads.",
      backward_threads},
     {"in use: blocks of rows",
-     "A dw for every 32 rows instead, added up in order: the same bits for any number of threads.", backward_in_use},
+     "A dw for every 32 rows instead, added up in order: the same bits for any number of threads. Each step takes two "
+     "vectors (vpair), as in forward.",
+     backward_in_use},
     END_OF_VERSIONS};
 #endif
 

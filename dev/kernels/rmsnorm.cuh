@@ -8,7 +8,8 @@
 // ---------------------------------------------------------------------------
 // forward
 
-// Thread n: row n. Neighbouring threads read C elements apart: each 2 bytes of them are fetched as a sector of 32.
+// Thread n computes row n. Neighbouring threads read C elements apart: for the 2 bytes of each, memory delivers a
+// sector of 32.
 static __global__ void __launch_bounds__(128)
     forward_kernel1(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
                     int64_t N, int64_t C) {
@@ -17,7 +18,7 @@ static __global__ void __launch_bounds__(128)
     float squares = 0;
     for (int64_t i = n * C; i < (n + 1) * C; i++) {
         sum[i] = from_float(to_float(x[i]) + to_float(delta[i]));
-        squares += to_float(sum[i]) * to_float(sum[i]); // of what is stored: backward will read these bits
+        squares += to_float(sum[i]) * to_float(sum[i]); // of the rounded sum: backward reads these bits
     }
     rstd[n] = 1.0f / sqrtf(squares / (float)C + EPS);
     for (int64_t i = 0; i < C; i++) out[n * C + i] = from_float(to_float(sum[n * C + i]) * rstd[n] * to_float(w[i]));
@@ -27,7 +28,7 @@ static void forward_row_a_thread(Case *c) {
            X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
-// A warp a row, lane by lane, four warps a block.
+// One warp per row, one element per lane and step; four warps per block.
 static __global__ void __launch_bounds__(128)
     forward_kernel2(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
                     int64_t N, int64_t C) {
@@ -49,7 +50,7 @@ static void forward_row_a_warp(Case *c) {
            X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
-// The same, W elements a lane; the row waits in shared memory for its scale, and is not read again.
+// As kernel 2, with W elements per lane and step. The row is kept in shared memory until its scale is known.
 template <int W>
 static __global__ void __launch_bounds__(128)
     forward_kernel3(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
@@ -68,7 +69,7 @@ static __global__ void __launch_bounds__(128)
             squares += v[j] * v[j];
         }
         store(sum + row + i, v);
-        store(kept + i, v); // for this lane alone: no barrier
+        store(kept + i, v); // only this lane reads it, so no barrier is needed
     }
     float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + EPS);
     if (lane == 0) rstd[n] = scale;
@@ -89,12 +90,13 @@ static void forward_vectors(Case *c) {
 }
 
 static const Version forward_versions[] = {
-    {"1 a row a thread",
+    {"1 one thread per row",
      "The C code, with rows divided over threads. A warp's loads are a row apart, so only a sixteenth of each memory "
      "sector is used at once (bf16); the caches, small for so many rows, must keep the rest.",
      forward_row_a_thread},
-    {"2 a row a warp",
-     "Lanes take adjacent elements and add up their sums by five shuffles: memory is read in whole cache lines.",
+    {"2 one warp per row",
+     "Lanes take adjacent elements and add up their sums by five shuffles: a warp reads whole sectors of 32 bytes, two "
+     "at a time in bf16, four in fp32.",
      forward_row_a_warp},
     {"3 vectors, row kept", "Loads of 16 bytes; the rounded sum stays in shared memory until the scale is known.",
      forward_vectors},
@@ -104,9 +106,9 @@ static const Version forward_versions[] = {
 // ---------------------------------------------------------------------------
 // backward
 
-enum { DW_ROWS = 32, DW_COLS = 128 }; // rows in a partial sum of dw; columns that a block of dw's kernels takes
+enum { DW_ROWS = 32, DW_COLS = 128 }; // rows in a partial sum of dw; columns per block of the two dw kernels
 
-// A warp a row: the dot product, then dx. With ATOMIC, dw too, each product added to its column by an atomic addition.
+// One warp per row: the dot product, then dx. With ATOMIC also dw: each dout y is added to its column atomically.
 template <bool ATOMIC>
 static __global__ void __launch_bounds__(128) dx_kernel(floatX *dx, float *dw, const floatX *dout, const floatX *x,
                                                         const float *rstd, const floatX *w, int64_t N, int64_t C) {
@@ -122,7 +124,7 @@ static __global__ void __launch_bounds__(128) dx_kernel(floatX *dx, float *dw, c
     float mean = warp_sum(dot) / (float)C;
     for (int64_t i = lane; i < C; i += WARP) {
         float y = to_float(x[row + i]) * scale, g = to_float(dout[row + i]) * to_float(w[i]);
-        dx[row + i] = from_float(scale * (g - y * mean) + to_float(dx[row + i])); // the residual's gradient lies in dx
+        dx[row + i] = from_float(scale * (g - y * mean) + to_float(dx[row + i])); // dx held the residual's gradient
     }
 }
 static void backward_atomic(Case *c) {
@@ -130,7 +132,8 @@ static void backward_atomic(Case *c) {
            X("w"), c->size[0], c->size[1]);
 }
 
-// Block (x, y): DW_COLS columns of rows DW_ROWS y ..., a column a thread, into row y of partial(blocks, C) …
+// Block (bx, by) sums rows by * DW_ROWS to by * DW_ROWS + DW_ROWS - 1 of DW_COLS columns, one column per thread, into
+// row by of partial (blocks, C).
 static __global__ void __launch_bounds__(DW_COLS)
     dw_partial_kernel(float *partial, const floatX *dout, const floatX *x, const float *rstd, int64_t N, int64_t C) {
     int64_t i = (int64_t)blockIdx.x * DW_COLS + threadIdx.x, first = (int64_t)blockIdx.y * DW_ROWS;
@@ -139,7 +142,7 @@ static __global__ void __launch_bounds__(DW_COLS)
         sum += to_float(dout[n * C + i]) * to_float(x[n * C + i]) * rstd[n];
     if (i < C) partial[blockIdx.y * C + i] = sum;
 }
-// … and those in their order.
+// Adds the rows of `partial` to dw, in order, one column per thread.
 static __global__ void __launch_bounds__(DW_COLS)
     dw_total_kernel(float *dw, const float *partial, int64_t blocks, int64_t C) {
     int64_t i = thread_number();
@@ -161,7 +164,7 @@ static void backward_two_stages(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 atomic additions",
-     "A warp per row; every product is added to its column of dw at once. N threads queue for each of the C sums, and "
+     "A warp per row; every dout y is added to its column of dw at once. N threads queue for each of the C sums, and "
      "the order of additions, hence the bits, changes from run to run.",
      backward_atomic},
     {"2 two stages",

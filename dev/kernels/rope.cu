@@ -4,14 +4,15 @@
  * rotation's transpose is the rotation by the opposite angle, so backward is the same loop with the sine negated.
  * Computing sines is expensive; with a table of them only moving the heads takes time.
  */
-#include "page.h"
+#include "page.h" // defines: reads, updates, to declare tensors; X, F, I, their data for versions;
+                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vfma, load_x, …
 
 static const double THETA = 500000; // Llama 3's
 
 static void rope_case(Case *c) { // size: N, T, heads, HD, stride, direction (1: forward, -1: backward)
     int64_t N = c->size[0], T = c->size[1], heads = c->size[2], HD = c->size[3], stride = c->size[4];
     updates(c, "x", IN_X, N, stride, 1)->touched =
-        N * heads * HD * (int64_t)sizeof(floatX); // the values, which follow the heads, are not rotated
+        N * heads * HD * (int64_t)sizeof(floatX); // a row ends with the value heads, which are not rotated
     reads(c, "cos_sin", IN_FLOAT, T, HD, 1);
     reads(c, "positions", IN_INT, 1, T, (double)T);
     c->flops = 3.0 * (double)(N * heads * HD);
@@ -162,7 +163,7 @@ static const Version rope_versions[] = {
      "The table's vectors are loaded, and the sine given its sign, once for all heads of a token. Where half a head "
      "ends within a vector (HD 48), no head's load waits any more for the masked store before it, which it overlaps.",
      rope_heads_inside},
-    {"in use: threads", "Rows divided over threads.", rope_in_use},
+    {"in use: threads", "Rows divided over threads, two vectors at a time (vpair).", rope_in_use},
     END_OF_VERSIONS};
 #endif
 

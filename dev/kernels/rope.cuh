@@ -24,7 +24,7 @@ static __global__ void __launch_bounds__(256)
     if (TABLE) {
         cosine = cos_sin[(int64_t)positions[n % T] * HD + pair];
         sine = cos_sin[(int64_t)positions[n % T] * HD + half + pair];
-    } else { // in double, and less whole turns: at position 8,000 a float's angle has lost four of its seven digits
+    } else { // in double, and without whole turns: at position 8,000 a float's angle has lost four of its seven digits
         double turns = (double)positions[n % T] * pow(THETA, -2.0 * (double)pair / (double)HD) / TURN;
         float angle = (float)((turns - rint(turns)) * TURN);
         cosine = __cosf(angle);
@@ -40,7 +40,7 @@ template <bool TABLE> static void rope_pairs(Case *c) {
            I("positions"), N, (int)c->size[1], (int)heads, (int)HD, (float)c->size[5]);
 }
 
-// The same with W pairs a thread: two loads and two stores of 16 bytes.
+// As kernel 1 with the table, and W pairs per thread: two loads and two stores of 16 bytes.
 template <int W>
 static __global__ void __launch_bounds__(256)
     rope_kernel2(floatX *x, int64_t stride, const float *cos_sin, const int32_t *positions, int64_t N, int T, int heads,

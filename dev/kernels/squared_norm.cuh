@@ -7,7 +7,7 @@
 
 enum { NORM_GRID = 1024 }; // blocks: several for each multiprocessor of any GPU
 
-// Thread i: every vector whose number leaves i as remainder. Then warps, then the block.
+// Thread i sums the squares of vectors i, i + threads, i + 2 threads, …; then each warp is summed, then the block.
 template <int W> static __device__ float squares_of(const float *x, int64_t count, float *sums) {
     float sum = 0, v[W];
     for (int64_t i = thread_number() * W; i < count; i += (int64_t)gridDim.x * blockDim.x * W) {

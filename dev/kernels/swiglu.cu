@@ -3,7 +3,8 @@
  * An element takes one exponential and three memory transfers (backward: five). With libm's exponential arithmetic is
  * the limit; with sixteen exponentials at a time memory bandwidth nearly is.
  */
-#include "page.h"
+#include "page.h" // defines: reads, writes, updates, to declare tensors; X, their data for versions;
+                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vfma, vexp, …
 
 // ---------------------------------------------------------------------------
 // forward
@@ -13,7 +14,7 @@ static void forward_case(Case *c) { // size: N, F
     reads(c, "gate_up", IN_X, N, 2 * F, 3);
     writes(c, "h", IN_X, N, F);
     c->flops = 5.0 * (double)(N * F);
-    c->slots = (double)(EXP_SLOTS + DIVISION_SLOTS + 2) * (double)(N * F); // 1 + e, g / that, times up
+    c->slots = (double)(EXP_SLOTS + DIVISION_SLOTS + 2) * (double)(N * F); // 1 + exp(-g); times up; the division
 }
 
 static void forward_definition(Case *c) {
@@ -71,8 +72,8 @@ static const Version forward_versions[] = {
     {"3 vexp", "A polynomial for a whole vector at a time: no call, no table, and divisions of whole vectors too.",
      forward_vectors},
     {"in use: threads",
-     "Rows divided over threads. Each row is computed by the same instructions, so the bits do not depend on the "
-     "number of threads.",
+     "Rows divided over threads, two vectors at a time (vpair). Each row is computed by the same instructions, so the "
+     "bits do not depend on the number of threads.",
      forward_in_use},
     END_OF_VERSIONS};
 #endif
@@ -86,8 +87,8 @@ static void backward_case(Case *c) { // size: N, F
     reads(c, "dh", IN_X, N, F, 1);
     c->restore = 1; // the gradient has overwritten gate and up
     c->flops = 10.0 * (double)(N * F);
-    c->slots =
-        (double)(EXP_SLOTS + DIVISION_SLOTS + 7) * (double)(N * F); // 1 + e, silu, 1 - silu, slope, d u slope, d silu
+    // With s = sigmoid(g): 1 + exp(-g); silu = g s; 1 - silu; slope = s (1 - silu) + silu; d up; times slope; d silu
+    c->slots = (double)(EXP_SLOTS + DIVISION_SLOTS + 7) * (double)(N * F);
 }
 
 static void backward_definition(Case *c) {
@@ -157,8 +158,8 @@ static void backward_vectors(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 two ops",
-     "The product's backward, then silu's, as automatic differentiation would do it: two exponentials per element, and "
-     "a tensor in between.",
+     "The backward of silu times up, then silu's, as automatic differentiation would do it: two exponentials per "
+     "element, and a tensor in between.",
      backward_two_ops},
     {"2 one pass", "Both gradients from one sigmoid: half the exponentials, and no tensor in between.",
      backward_one_pass},
@@ -166,7 +167,7 @@ static const Version backward_versions[] = {
      "Vectors; given silu, its derivative sigmoid (1 + g (1 - sigmoid)) is one fused instruction: sigmoid (1 - silu) + "
      "silu.",
      backward_vectors},
-    {"in use: threads", "Rows divided over threads.", backward_in_use},
+    {"in use: threads", "Rows divided over threads, two vectors at a time (vpair).", backward_in_use},
     END_OF_VERSIONS};
 #endif
 

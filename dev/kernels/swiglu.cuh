@@ -10,7 +10,7 @@
 
 static __device__ __forceinline__ float silu_of(float g) { return g / (1.0f + expf(-g)); }
 
-// Block (x, n): 256 elements of row n, a thread each; two loads and a store of 2 or 4 bytes a thread.
+// Each block has 256 elements of one row, one per thread: two loads and a store of 2 or 4 bytes.
 static __global__ void __launch_bounds__(256)
     forward_kernel1(floatX *h /* (N,F) */, const floatX *gate_up /* (N,2F) */, int64_t F) {
     int64_t n = blockIdx.x / blocks_of(F, 256), f = blockIdx.x % blocks_of(F, 256) * 256 + threadIdx.x;
@@ -23,7 +23,8 @@ static void forward_elements(Case *c) {
     KERNEL(c->dev, forward_kernel1, (unsigned)(N * blocks_of(F, 256)), 256, 0, X("h"), X("gate_up"), F);
 }
 
-// The same with W elements a thread: 16 bytes of them a load, or 1 where rows of odd length begin at odd places.
+// As kernel 1, with W elements per thread: 16 bytes per load, or W = 1 if F is not a multiple of WIDE, since then not
+// all rows are aligned to 16 bytes.
 template <int W>
 static __global__ void __launch_bounds__(256) forward_kernel2(floatX *h, const floatX *gate_up, int64_t F) {
     int64_t across = blocks_of(F, 256 * W), n = blockIdx.x / across, f = (blockIdx.x % across * 256 + threadIdx.x) * W;
@@ -42,8 +43,8 @@ static void forward_vectors(Case *c) {
 
 static const Version forward_versions[] = {
     {"1 an element a thread",
-     "Adjacent threads take adjacent elements, so a warp's loads are whole cache lines. But a thread has only 4 bytes "
-     "in flight (bf16), and the 2,048 threads that a multiprocessor can hold have 8 KB.",
+     "Adjacent threads take adjacent elements, so a warp's loads have no gaps: 64 bytes in bf16. But a thread has only "
+     "4 bytes in flight (bf16), and the 2,048 threads that a multiprocessor can hold have 8 KB.",
      forward_elements},
     {"2 vectors",
      "Loads of 16 bytes: the same bytes with an eighth of the instructions, and eight times as many bytes in flight.",
@@ -54,7 +55,8 @@ static const Version forward_versions[] = {
 // ---------------------------------------------------------------------------
 // backward, in place
 
-// dsilu(N,F) in between, as automatic differentiation has it: h = silu up, then silu = gate sigmoid(gate).
+// Two kernels with dsilu (N, F) between them, as automatic differentiation has it: the backward of h = silu up, then
+// that of silu = gate sigmoid(gate).
 static __global__ void __launch_bounds__(256)
     product_kernel(float *dsilu, floatX *gate_up, const floatX *dh, int64_t F, int64_t count) {
     int64_t i = thread_number();
@@ -122,8 +124,8 @@ static void backward_vectors(Case *c) {
 
 static const Version backward_versions[] = {
     {"1 two ops",
-     "The product's backward, then silu's, as automatic differentiation would do it: an fp32 tensor travels to memory "
-     "and back in between.",
+     "The backward of silu times up, then silu's, as automatic differentiation would do it: an fp32 tensor travels to "
+     "memory and back in between.",
      backward_two_ops},
     {"2 one pass", "Both gradients from one sigmoid; each element is read and written once.", backward_one_pass},
     {"3 vectors",

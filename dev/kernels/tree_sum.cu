@@ -6,7 +6,8 @@
  * The definition here rounds every sum to fp32, and versions must give its bits; a sum from left to right would fail.
  * sum_pieces is the same tree for activations: pieces and sum are floatX, and the sum is rounded once.
  */
-#include "page.h"
+#include "page.h" // defines: reads, writes, updates, to declare tensors; X, F, their data for versions;
+                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, load_float, …
 
 static void sum_case(Case *c) { // size: n, count, accumulate (1: += the sum)
     int64_t n = c->size[0], count = c->size[1], accumulate = c->size[2];

@@ -97,8 +97,8 @@ MODELS = {
     ),
 }
 BUDGET = {
-    "block products": 281,
-    "head products": 77,
+    "block matmuls": 281,
+    "head matmuls": 77,
     "cross-entropy": 4.5,
     "attention": 226,
     "memory-bound ops": 31,

@@ -69,7 +69,7 @@ if [ -n "$measured" ]; then
     fi
     count=$(grep -c '^| this program | [0-9.,]* | ' "$work/out/training-gpu.md")
     if [ "$count" -ge 2 ] && [ "$(rows 'training.*' 'beyond the plan, MiB | <= 64 | .* met')" = 2 ] &&
-        [ "$(grep -c '^| block products | [0-9]' "$work/out/training-gpu.md")" = 2 ]; then
+        [ "$(grep -c '^| block matmuls | [0-9]' "$work/out/training-gpu.md")" = 2 ]; then
         pass "training has times, parts and memory of both models" "$count rows"
     else fail "training has times, parts and memory of both models" "$(cat "$work/out/training-gpu.md")"; fi
 fi
