@@ -3,7 +3,7 @@
  * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Every
  * rank of the fsdp group owns an equal shard of each unit: fp32 master weights, gradient and Adam's moments, 16 bytes
  * per parameter. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients starts to
- * reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. Where the strategy frees
+ * reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. If the strategy frees
  * full-size weights and gradients, they live in small pools of buffers, which also limit prefetching.
  */
 #ifndef FSDP_H
@@ -20,7 +20,7 @@
 typedef enum {
     AFTER_FORWARD,
     AFTER_BACKWARD, // of one micro-batch
-    AFTER_LAST_USE, // nothing in this step needs the unit any more
+    AFTER_LAST_USE, // nothing else in this step needs the unit
     RESHARD_NEVER
 } ReshardPoint;
 
@@ -77,18 +77,19 @@ typedef struct {
     float *grad;               // (state_count) of the loss summed over ranks and micro-batches
     float *exp_avg;            // (state_count) AdamW's first moment
     float *exp_avg_sq;         // (state_count) AdamW's second moment
-    floatX *sharded_weights;   // (state_count) what is all-gathered; fp32: master; int8: see QuantizedLayout
+    floatX *sharded_weights;   // (state_count) what is all-gathered; fp32 build: master; int8: QuantizedLayout
     QuantizedLayout quantized; // of sharded_weights and unsharded_weights in int8
 
     // full-size buffers
-    floatX *persistent_weights; // (padded) ZeRO-2: for unsharded_weights of the whole step; NULL: use the pool
+    floatX *persistent_weights; // (padded) ZeRO-2: this unit's own buffer, for the whole step; NULL: use the pool
     floatX *unsharded_weights;  // (padded) from fsdp_prefetch or fsdp_unshard until it is freed, else NULL
     floatX *dequantized;        // (padded) unsharded int8 weights in the compute dtype, until fsdp_reshard, else NULL
     float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
     Request all_gather;
 
-    // sums over micro-batches, (accumulated_size) each. [0] ends as the step's total: this rank's shard of grad; with
-    // accumulates_unsharded all of grad (DDP) or a full-size buffer. The others: --deterministic, accumulation_target
+    // (accumulated_size) each. [0] is the sum over the step's micro-batches: this rank's shard within grad, summed over
+    // the fsdp group; with accumulates_unsharded this rank's own sum, not yet reduced, in grad (DDP) or in a buffer of
+    // its own. [1] and up exist with --deterministic: the stack that accumulation_target describes
     float *partial_sums[MAX_PARTIAL_SUMS];
 } FsdpUnit;
 
@@ -145,13 +146,13 @@ typedef struct {
     const TensorTable *table; // of this rank's part of the model
     const Llama3Config *config;
     Sharding sharding;
-    int ranks, rank;       // of the fsdp group
+    int ranks, rank;       // of the fsdp group, dp_shard × cp: context-parallel ranks shard the weights too
     int replicas, replica; // of the dp_replicate group
     FsdpUnit *units;       // (table->num_units)
     BufferPool pools[POOLS];
     Reduction reductions[REDUCTION_STAGES];
     int accumulates_unsharded; // micro-batches are summed unsharded before the reduction
-    int rounds_micro_batches;  // one fsdp rank, reduce_dtype bf16: round, so that the result is that of several
+    int rounds_micro_batches;  // one fsdp rank: gradients are rounded to bf16 as if they had been sent
     int num_partial_sums;      // per unit; more than one only in deterministic mode
     int weights_offloaded;     // sharded weights lie in host memory and are copied to the GPU for use
     int gradients_offloaded;
@@ -231,8 +232,8 @@ static void pool_release(Fsdp *fsdp, PoolKind pool, const void *memory) {
 // ---------------------------------------------------------------------------
 // unshard and reshard
 
-/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device; without sharding that
- * copy is all there is to wait for. */
+/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device. Without
+ * sharding there is no all-gather, and the request stands for that copy. */
 static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     if (u->unsharded_weights) return;
     if (weights_are_resident(fsdp)) {
@@ -283,7 +284,8 @@ static const floatX *fsdp_unshard(Fsdp *fsdp, FsdpUnit *u) {
 }
 
 /* Returns the unit's weights to the pool, if the strategy frees them at this point of the step. Offloaded weights of
- * DDP are fetched like sharded ones, so they are freed like those of full_shard. */
+ * DDP are fetched like sharded ones, so they are freed like those of full_shard. Dequantized weights are freed always.
+ */
 static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint now) {
     ReshardPoint first = fsdp->sharding.strategy->reshard;
     if (fsdp->weights_offloaded && first == RESHARD_NEVER) first = AFTER_FORWARD;
@@ -340,7 +342,7 @@ static float *accumulation_target(const Fsdp *fsdp, FsdpUnit *u, int micro_batch
 }
 
 /* After micro-batch m: adds sums of equally many micro-batches to each other, and after the last one all sums. So the
- * step's total is always in partial_sums[0]. */
+ * total of the step's micro-batches is always in partial_sums[0]. */
 static void merge_partial_sums(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     if (!fsdp->sharding.deterministic) return;
     int last = micro_batch == fsdp->sharding.micro_batches - 1;
@@ -443,8 +445,8 @@ static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
     case ALL_GATHER_REPLICAS:
         if (r->rounded) tree_sum(fsdp->dev, shard_gradient(fsdp, u), r->receive, DTYPE_BF16, 1, u->shard_size, 0);
         break;
-    default: // ALL_GATHER_FSDP, after every micro-batch as in DDP. Only the last sum is stored: storing an earlier one
-             // would round the fp32 sum that the next micro-batch is added to
+    default: // ALL_GATHER_FSDP. fp32 sums arrive in grad. bf16 sums are stored after the last micro-batch only: an
+             // earlier one would replace this rank's fp32 sum, to which the next micro-batch is added, by a rounded one
         if (r->rounded && last) tree_sum(fsdp->dev, u->grad, r->receive, DTYPE_BF16, 1, u->padded, 0);
     }
     r->unit = NULL;
@@ -490,7 +492,8 @@ static int gradients_are_made_in_place(const Fsdp *fsdp) {
 }
 
 /* The buffer (padded) into which backward writes the unit's gradient of this micro-batch; what backward adds to is
- * zero. If the gradient stays on this rank and begins a sum, it is the sum itself; otherwise a buffer of the pool. */
+ * zero. For the first micro-batch of a sum, where gradients_are_made_in_place, the buffer is the sum itself; otherwise
+ * it is taken from the pool. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     // A tied embedding is the last unit that one micro-batch reduces and the first that the next one writes.
     for (int i = 0; i < REDUCTION_STAGES; i++)
@@ -504,10 +507,9 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     return u->unsharded_gradient;
 }
 
-/* Must the stages be drained before this micro-batch's gradient enters them? It happens in hybrid DDP: only gradients
- * of the last micro-batch pass through the replica stages. With an interleaved pipeline one virtual stage reaches its
- * last micro-batch before another one does; a gradient that skips the replica stages could then enter ALL_GATHER_FSDP
- * together with one that does not, and a stage holds one unit. */
+/* Could two units need ALL_GATHER_FSDP at once? One that skips the replica stages, since this is not its last
+ * micro-batch, and one that has passed them. It happens only in hybrid DDP with an interleaved pipeline, where one
+ * virtual stage reaches its last micro-batch before another one does. */
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
     if (reduction_applies(fsdp, REDUCE_SCATTER_REPLICAS, micro_batch)) return 0;
     if (!reduction_applies(fsdp, ALL_GATHER_FSDP, micro_batch)) return 0;
@@ -567,13 +569,14 @@ static int next_unique_piece(const Fsdp *fsdp, int *i, ShardPiece *piece) { retu
 // ---------------------------------------------------------------------------
 // comparison of replicas
 
-/* Do the ranks of this rank's group of `axis` hold the same weights? Replicas do; the fsdp group without sharding. */
+/* Do the ranks of this rank's group of `axis` hold the same weights? Replicas do, and the fsdp group under no_shard. */
 static int is_replicated_over(const Fsdp *fsdp, Axis axis) {
     if (fsdp->comm->groups[axis].size == 1) return 0;
     return axis == AXIS_DP_REPLICATE || (axis == AXIS_FSDP && !fsdp->sharding.strategy->sharded);
 }
 
-/* Compares fingerprints of the weights that several ranks hold. Silent memory corruption shows nowhere else. */
+/* Compares fingerprints of the weights that replicas, or the ranks of no_shard, hold. Silent memory corruption may show
+ * nowhere else. */
 static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
     Comm *comm = fsdp->comm;
     int units = fsdp->table->num_units;
@@ -666,7 +669,7 @@ static void pools_open(Fsdp *fsdp, int training) {
     }
     for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
         pool_add(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
-    // one fp32 buffer for each kind of unit that is gathered for a file; in training, gradient buffers serve for it
+    // one fp32 buffer for each kind of unit that is gathered for a file; gradient buffers serve for trained units
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
         int gathers = !training && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;
@@ -690,7 +693,7 @@ static void reduction_open(Fsdp *fsdp, ReductionStage stage, int64_t largest) {
     int reduces = stage_reduces(stage), over_fsdp = stage_is_over_fsdp(stage);
     int applies = reduction_applies(fsdp, stage, fsdp->sharding.micro_batches - 1);
     int members = over_fsdp ? fsdp->ranks : fsdp->replicas;
-    int64_t whole = over_fsdp ? largest : largest / fsdp->ranks; // of the group: a unit over fsdp, a shard over replicas
+    int64_t whole = over_fsdp ? largest : largest / fsdp->ranks; // fsdp: a whole unit; replicas: a shard
     int64_t sent = reduces ? whole : whole / members;
     int64_t received = reduces && fsdp->sharding.transport_sums ? whole / members : whole;
     if (half && (applies || (stage == REDUCE_SCATTER_FSDP && fsdp->rounds_micro_batches)))
@@ -725,11 +728,11 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->rank = comm->groups[AXIS_FSDP].rank;
     fsdp->replicas = comm->groups[AXIS_DP_REPLICATE].size;
     fsdp->replica = comm->groups[AXIS_DP_REPLICATE].rank;
-    // with several micro-batches if asked for; with one under DDP, whose full-size gradient backward can write directly
+    // several micro-batches: --accumulate local. One: DDP, whose full-size gradient backward can write directly
     fsdp->accumulates_unsharded =
         fsdp->ranks > 1 && (how->micro_batches > 1 ? how->accumulate_locally : !how->strategy->sharded);
     fsdp->rounds_micro_batches = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
-    fsdp->num_partial_sums = 1; // as many as the stack of accumulation_target is high: log2 of the micro-batches
+    fsdp->num_partial_sums = 1; // the height of accumulation_target's stack: log2 of the micro-batches, rounded up
     while (how->deterministic && 1 << fsdp->num_partial_sums < how->micro_batches) fsdp->num_partial_sums++;
     fsdp->weights_offloaded = dev->arenas[MEM_PARAMS].offloaded && !OFFLOAD_IN_PLACE;
     fsdp->gradients_offloaded = dev->arenas[MEM_GRADS].offloaded && !OFFLOAD_IN_PLACE;

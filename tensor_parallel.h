@@ -1,10 +1,10 @@
 /* tensor_parallel.h: tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022).
  *
- * Each rank of the tp group holds a part of every weight matrix. A matrix split by outputs (Q, K, V, gate, up, the
- * head) needs the inputs of all N tokens; one split by inputs (O, down) yields partial sums for all N tokens. Between
- * them, in the residual stream and the norms, each rank has only its n = N / size tokens. So a sublayer starts with an
- * all-gather of its input's tokens and ends with a reduce-scatter of its output's; backward does the same with
- * gradients. On a group of one rank these calls neither copy nor send.
+ * Each rank of the tp group holds a part of every weight matrix of the model. A matrix split by outputs (Q, K, V, gate,
+ * up, the head) needs the inputs of all N tokens; one split by inputs (O, down), like the embedding, which is split by
+ * tokens' ids, yields partial sums for all N tokens. Between them, in the residual stream and the norms, each rank has
+ * only its n = N / size tokens. So a sublayer starts with an all-gather of its input's tokens and ends with a
+ * reduce-scatter of its output's; backward does the same with gradients. On one rank these calls neither copy nor send.
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H
@@ -56,7 +56,7 @@ static void tp_close(TensorParallel *tp) { request_close(&tp->request); }
 static void tp_set_tokens(TensorParallel *tp, int N) { tp->tokens = (N + tp->size - 1) / tp->size; }
 
 // ---------------------------------------------------------------------------
-// before a matrix that is split by outputs: the tokens of all ranks
+// the tokens of all ranks: in forward before a matrix that is split by outputs, in backward before one split by inputs
 
 static void tp_all_gather_start(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
     size_t count = (size_t)tp->tokens * (size_t)tp->C;
@@ -76,7 +76,7 @@ static const floatX *tp_all_gather_tokens(TensorParallel *tp, const floatX *x /*
 }
 
 // ---------------------------------------------------------------------------
-// after a matrix that is split by inputs: the sum over all ranks, of this rank's tokens
+// sums over all ranks for this rank's tokens: in forward after a matrix that is split by inputs, in backward by outputs
 
 /* Where the matrix's partial sums (N, C) go: with one rank, where there is nothing to add, straight to the result. */
 static floatX *tp_partial(TensorParallel *tp, floatX *sum /* (n,C) */) { return tp->size == 1 ? sum : tp->partial; }

@@ -119,7 +119,7 @@ static void block_recompute(Model *m, int l, const BlockWeights *w, BlockActivat
 // a block, backward. Each function mirrors its forward, last line first
 //
 // m->d_x is the gradient of the residual stream. It is also that of a sublayer's output, since the output is added to
-// the stream. A sublayer's backward turns it into m->d_norm, the gradient of the sublayer's normalized input.
+// the stream. A sublayer's backward reads it and writes m->d_norm, the gradient of its normalized input.
 
 static void mlp_sublayer_backward(Model *m, const BlockWeights *w, BlockActivations *a) {
     int N = m->B * m->T;
@@ -187,7 +187,7 @@ static void embed_backward(Model *m, int micro_batch) {
     embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_token_id, m->B * m->T, m->config.C, m->config.V);
 }
 
-/* The residual stream that the head reads. A stage without blocks receives it; else the final norm stores it. */
+/* The residual stream that the head reads. The final norm stores it; a stage without blocks has received it. */
 static floatX *head_input(Model *m) { return m->stage->num_blocks ? m->final_x : m->blocks[0].x; }
 
 /* The final RMSNorm. Returns its output for all tokens, (N, C). */
@@ -281,7 +281,7 @@ static int stage_end(const Model *m) {
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* While `unit` computes, FSDP all-gathers the following units: of blocks as many as --slots allows, then the head.
+/* While `unit` computes, FSDP all-gathers up to --slots - 1 units of blocks after it; beside the last one, the head.
  * `unit`: a unit of blocks, the embedding, or first_unit - 1 if no unit of the stage computes yet. */
 static void prefetch_forward(Model *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
@@ -306,7 +306,7 @@ static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint now) {
     FsdpUnit *embed = &m->fsdp->units[m->table.embed];
     device_phase(m->dev, "backward", embed->table_unit->name);
     if (!embed->table_unit->frozen) embed_backward(m, micro_batch);
-    fsdp_reshard(m->fsdp, embed, now); // under ZeRO-2 it is unsharded until here
+    fsdp_reshard(m->fsdp, embed, now); // ZeRO-2, last micro-batch: frees it here
     if (!embed->table_unit->frozen) fsdp_reduce_gradients(m->fsdp, embed, micro_batch);
 }
 
@@ -334,7 +334,7 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
         block_backward(m, l, micro_batch);
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
         blocks_reshard(m, unit, now);
-        prefetch_backward(m, unit - 1); // the next unit computes at once: all-gather those that follow it
+        prefetch_backward(m, unit - 1); // unit - 1 computes next and is gathered already: start those after it
         FsdpUnit *trained = adapters_of(m, unit) ? adapters_of(m, unit) : &m->fsdp->units[unit];
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
@@ -369,14 +369,14 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
     int last = step->micro_batch == pipeline->schedule.micro_batches - 1;
     ReshardPoint now = last ? AFTER_LAST_USE : AFTER_BACKWARD;
     model_enter_stage(m, step->stage, step->activation_set);
-    if (pipeline->schedule.pp > 1) feed_micro_batch(m, batch); // others may have come since its forward
+    if (pipeline->schedule.pp > 1) feed_micro_batch(m, batch); // another one may have overwritten its ids and targets
     int end = stage_end(m);
     prefetch_backward(m, end);
     if (stage_has_loss(m)) { // the previous step was the forward of this micro-batch
         FsdpUnit *head = &m->fsdp->units[m->table.head];
         head_forward_backward(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, now);
-        prefetch_backward(m, end - 1); // on one connection, an all-gather would queue behind the reduction below
+        prefetch_backward(m, end - 1); // on a shared connection it would queue behind the reduction: start it first
         if (!table_is_tied(&m->table) && !head->table_unit->frozen) // tied: the embedding adds to this gradient first
             fsdp_reduce_gradients(m->fsdp, head, step->micro_batch);
     }
@@ -502,7 +502,7 @@ static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t fi
     return num_targets;
 }
 
-/* The losses of a micro-batch, added to the sums of the step. */
+/* Adds the losses of a micro-batch to the sum of the evaluation. */
 static void evaluate_micro_batch(Trainer *trainer) {
     Model *m = &trainer->model;
     MicroBatch batch = micro_batch_of(m, &trainer->eval_batch, 0);
@@ -841,13 +841,13 @@ static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     dry_run_open(dry_run, j, rank, NULL);
-    int checks_memory = rank == 0 || j->host_transport == &transport_threads; // rank 0 counts all ranks of its host
-    if (checks_memory) check_memory(j, &dry_run->parallel.dev);   // before any rank takes memory
+    int checks_memory = rank == 0 || j->host_transport == &transport_threads; // a thread checks before it allocates
+    if (checks_memory) check_memory(j, &dry_run->parallel.dev);
     if (rank == 0) job_check_outputs(j);                          // last, since it may create a directory
     trainer_open(trainer, dry_run, j, rank);
     int complete = j->task == DO_EXPORT;
     if (j->task == DO_TRAIN) complete = rank_train(trainer, dry_run, j);
-    if (j->task == DO_TRAIN && !complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by every thread
+    if (j->task == DO_TRAIN && !complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
     if (j->task == DO_EVAL) rank_eval(trainer, j);
     if (j->task == DO_GENERATE) generate(trainer, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (j->opt.export_dir && complete) model_export(&trainer->writer);
