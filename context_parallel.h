@@ -23,11 +23,11 @@ typedef struct {
     int size, rank; // of the cp group
     int B, T;       // sequences of a micro-batch; this rank's tokens of each
     int64_t Q, KV;  // NH·HD and NKV·HD: a token's queries, its keys (or values)
-    // the following are NULL if size = 1
+    // Buffers; NULL if size = 1. In backward of_ranks, sequence and own hold gradients: sent, received, summed.
     floatX *own;        // (B, T, 2·KV) keys and values of this rank's tokens
     floatX *of_ranks;   // (size, B, T, 2·KV) those of all ranks, in the order of ranks
     floatX *sequence;   // (B, T·size, 2·KV) the same in the order of the sequence
-    floatX *d_sequence; // (B, T·size, 2·KV) their gradients from this rank's queries
+    floatX *d_sequence; // (B, T·size, 2·KV) their gradients from this rank's queries; NULL when not training
     Request request;
 } ContextParallel;
 
@@ -60,16 +60,17 @@ static int cp_position(const ContextParallel *cp, int t, int T) {
     return t < half ? cp->rank * half + t : (2 * cp->size - 1 - cp->rank) * half + t - half;
 }
 
-/* Copies the tokens of a sequence (T) that rank i of `cp` computes. `selected` (T / cp) may be `sequence` itself. */
-static void cp_select_halves(int32_t *selected, const int32_t *sequence, int T, int cp, int i) {
-    int half = T / (2 * cp);
+/* Copies the tokens that rank i of a cp group of `ranks` computes, of a whole sequence of `length` tokens. `selected`
+ * (length / ranks) may be `sequence` itself. */
+static void cp_select_halves(int32_t *selected, const int32_t *sequence, int length, int ranks, int i) {
+    int half = length / (2 * ranks);
     size_t bytes = sizeof(int32_t) * (size_t)half;
-    if (cp == 1) {
-        memmove(selected, sequence, sizeof(int32_t) * (size_t)T);
+    if (ranks == 1) {
+        memmove(selected, sequence, sizeof(int32_t) * (size_t)length);
         return;
     }
     memmove(selected, sequence + (int64_t)i * half, bytes);
-    memmove(selected + half, sequence + (int64_t)(2 * cp - 1 - i) * half, bytes);
+    memmove(selected + half, sequence + (int64_t)(2 * ranks - 1 - i) * half, bytes);
 }
 
 /* Copies keys and values from the order of ranks, (size, B, 2 halves), to that of the sequence, (B, 2·size parts), or
@@ -116,7 +117,7 @@ static KeyValue cp_all_gather_wait(ContextParallel *cp, const floatX *qkv /* as 
 }
 
 /* Returns the keys and values of all tokens of the sequence, from each rank's rows of queries, keys and values. Valid
- * until the next call. */
+ * until the next cp_all_gather_kv or cp_reduce_scatter_kv. */
 static KeyValue cp_all_gather_kv(ContextParallel *cp, const floatX *qkv /* (B·T, Q + 2·KV) */) {
     cp_all_gather_start(cp, qkv);
     return cp_all_gather_wait(cp, qkv);

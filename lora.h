@@ -30,7 +30,8 @@ typedef struct {
     Device *dev;
     int rank;                  // 0: there are no adapters
     float scale;               // alpha / rank
-    floatX *hidden, *d_hidden; // (N, rank) scale · x A^T, and its gradient; d_hidden is NULL when not training
+    floatX *hidden;            // (N, rank) scale · x A^T
+    floatX *d_hidden;          // (N, rank) backward: the gradient of hidden, then of x A^T; NULL when not training
 } Lora;
 
 /* Allocates for micro-batches of up to N tokens. */

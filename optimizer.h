@@ -1,8 +1,8 @@
 /* optimizer.h: AdamW over the shards that a rank owns, the gradient norm for clipping, and the learning rate.
  *
- * Every rank updates only its own shard of each unit, so no communication is needed here. A caller may rely on: the
- * gradient norm has the same bits for any number of ranks; padding is never updated. With --offload on a GPU, state is
- * in the host's memory: while AdamW updates one unit, the next unit's state is copied in and the previous one's out.
+ * Every rank updates the state that it keeps of each unit, so no communication is needed here. A caller may rely on:
+ * the gradient norm has the same bits for any number of ranks; padding is never updated. With --offload on a GPU, state
+ * is in the host's memory: while AdamW updates one unit, the next unit's state is copied in and the previous one's out.
  */
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H
@@ -72,7 +72,7 @@ static const struct {
 /* One unit's state while AdamW updates it. */
 typedef struct {
     void *at[STATES];      // (state_count) where AdamW reads and writes; NULL: the unit has no such state
-    void *staging[STATES]; // (largest state_count) device memory for offloaded state; NULL: it is not offloaded
+    void *staging[STATES]; // (largest state_count) for offloaded state; NULL: AdamW works on the state itself
     DeviceEvent fetched, stored;
 } UnitState;
 
@@ -84,7 +84,7 @@ typedef struct {
 
 static void optimizer_open(Optimizer *o, Fsdp *fsdp) {
     int64_t largest = 0;
-    const FsdpUnit *trained = NULL;
+    const FsdpUnit *trained = NULL; // any trained unit: all have the same kinds of state
     memset(o, 0, sizeof *o);
     o->fsdp = fsdp;
     for (int i = 0; i < fsdp->table->num_units; i++) {
@@ -137,7 +137,8 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
         void *state = state_of(u, (StateKind)k);
         size_t bytes = state_kinds[k].element_size * (size_t)u->state_count;
         if (!state) continue;
-        if (k == STATE_COPY && !s->staging[k]) continue; // offloaded to files: it stays cached, for the next all-gather
+        // on a CPU, storing would let the system evict the copy from memory, but the next all-gather reads it
+        if (k == STATE_COPY && !s->staging[k]) continue;
         offload_store(dev, state_kinds[k].category, state, s->at[k], bytes, state_kinds[k].written);
     }
     if (o->offloaded) device_record_event(dev, &s->stored);

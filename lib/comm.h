@@ -4,7 +4,8 @@
  * the run's phase (`phases` in watchdog.h, 1 or 4 times --timeout) ends the run and names the rank that is to blame.
  * All members of a group start its collectives in the same order, or the run ends. After the wait the buffers may be
  * reused. On a dry-run device a collective is counted and nothing else happens. On a GPU it runs on the stream that was
- * current at its start, and the stream that is current at comm_wait waits for it. comm_open.h opens a Comm.
+ * current at its start, and the stream that is current at comm_wait waits for it, if its buffers are device memory; for
+ * host memory the host waits. comm_open.h opens a Comm.
  */
 #ifndef COMM_H
 #define COMM_H
@@ -164,7 +165,7 @@ static inline void request_start(Comm *comm, Request *r) {
     if (CUDA_BUILD && r->on_device) comm_progress(comm); // puts it into its stream before anything later
 }
 
-/* Prepares a request for buffers with `count` elements of each member. */
+/* Prepares a request. `count`: elements that one member contributes, or elements of a message. */
 static inline void request_set(Comm *comm, Request *r, const char *what, const void *send, void *recv, size_t count,
                                Dtype dtype) {
     if (r->active)
@@ -226,8 +227,8 @@ static inline Channel *channel_of(Comm *comm, Axis axis, int peer, int receives)
         if (c->axis == (int)axis && c->peer == peer && c->receives == receives) return &comm->channels[i];
     }
     if (i == CHANNELS)
-        run_failure("rank %d: more than %d channels; on each axis, each rank it sends to takes one, and each rank it "
-                    "receives from: raise CHANNELS in lib/watchdog.h",
+        run_failure("rank %d: more than %d channels; every axis, other rank and direction that it uses needs one: "
+                    "raise CHANNELS in lib/watchdog.h",
                     comm->rank, CHANNELS);
     Channel *c = &comm->channels[i];
     comm->num_channels++;
@@ -259,7 +260,7 @@ static inline void message_start(Comm *comm, Request *r, Collective collective, 
 /* Starts to send buffer (count) to member `peer` of this rank's group of `axis`. The n-th send matches the peer's n-th
  * receive from this rank, whatever else either communicates. Both must use the same name, or the run ends, so the name
  * says what is sent and for which micro-batch; the string must outlive the timeline. Wait before writing to the buffer
- * again. NCCL sends only between neighbors of a ring. */
+ * again. NCCL sends only between neighboring stages, on AXIS_PP. */
 static inline void send_start(Comm *comm, Request *r, Axis axis, int peer, const char *what, void *buffer, size_t count,
                               Dtype dtype) {
     request_set(comm, r, what, buffer, buffer, count, dtype);
@@ -314,9 +315,9 @@ static inline void request_poll_until_done(Comm *comm, Request *r) {
     rank_state(comm->heartbeat, RANK_COMPUTING, seconds_now());
 }
 
-/* Waits for a request; one that is not in flight needs no wait. On a GPU the current stream waits, and the host only
- * until all of the request is in its stream. The time counts as waiting (communication that is not overlapped): on a
- * CPU always, because its streams are names only; on a GPU if the compute stream waits. */
+/* Waits for a request; one that is not in flight needs no wait. For device memory the current stream waits, and the
+ * host only until all of the request is in its stream. The time counts as waiting (communication that is not
+ * overlapped): on a CPU always, because its streams are names only; on a GPU if the compute stream waits. */
 static inline void comm_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
     if (r->event_slot) comm_record_wait(comm, r);
@@ -350,7 +351,8 @@ static inline void comm_wait_event(Comm *comm, DeviceEvent event, const char *wh
 static inline void request_close(Request *r) { device_destroy_event(r->arrived); }
 
 // ---------------------------------------------------------------------------
-// small blocking collectives of host memory
+// collectives that are started and waited for at once: host memory is complete on return, device memory once the
+// current stream gets there
 
 /* All-gathers send (bytes) of every member into recv (size, bytes). */
 static inline void all_gather_now(Comm *comm, Axis axis, const char *what, const void *send, void *recv, size_t bytes) {

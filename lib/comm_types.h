@@ -67,7 +67,7 @@ typedef struct Request {
     double started; // seconds
     int event_slot; // its slot in the list of communication events + 1; 0: not in the list
     Span span;
-    int lane;         // timeline: collectives of one axis that are in flight together have different lanes
+    int lane;         // timeline: for host memory, collectives of one axis in flight together have different ones
     int line;         // in the heartbeat table: the group's or the channel's
     int64_t sequence; // its number on that line, from 0
     FlightRecord *record;
@@ -137,7 +137,7 @@ struct Comm {
 #endif
 };
 
-/* The timeline's lane: one for each axis, and more for collectives of an axis that are in flight together. */
+/* The timeline's lane: one or more for each axis; see Request.lane. */
 static inline int comm_lane(const Request *r) { return (int)STREAMS + (int)r->group->axis + r->lane * (int)AXES; }
 
 /* Bytes that this rank receives from others; of a send, bytes that it sends. */

@@ -1,11 +1,11 @@
 /* ops.h: the ops that the model calls, one contract each. The CPU implements them in lib/cpu, NVIDIA GPUs in lib/cuda.
  *
  * Every op adds its FLOPs and bytes to the op ledger and then calls the implementation, unless the device is a dry run.
- * A caller may rely on: tensors are row-major and in the device's memory; sums are fp32 whatever floatX is; results
- * have the same bits for any number of threads and wherever a flat tensor is cut (squared_norm and dequantize: at
- * multiples of their blocks). Exceptions: in bf16, attention rounds P and dS to bf16 for its matmuls; on tensor cores
- * dq is summed with atomics unless dev->deterministic; cuBLASLt's bits change with the number of rows. In the contracts
- * N = B·T is the number of tokens, "=" marks an output that is overwritten and "+=" one that is added to.
+ * Tensors are row-major and in the device's memory. A caller may rely on: sums are fp32 whatever floatX is; results
+ * have the same bits for any number of threads; an elementwise op has the same bits if a tensor is processed in several
+ * pieces (squared_norm and dequantize: cut at multiples of their blocks). Exceptions: in bf16, attention rounds P and
+ * dS to bf16 for its matmuls; on tensor cores dq is summed with atomics unless dev->deterministic; cuBLASLt's bits
+ * change with the number of rows. In the contracts N = B·T tokens; "=" overwrites an output, "+=" adds to it.
  */
 #ifndef OPS_H
 #define OPS_H
@@ -47,7 +47,7 @@ static void *op_workspace(Device *dev, const char *name, size_t bytes) {
 static void ops_require_head_size(int HD) { IMPLEMENTATION(require_head_size)(HD); }
 
 /* Prepares the implementation: matmul libraries and their workspace. Called once per rank, on the rank's own thread.
- * say: this rank prints a line about whatever is slower than it should be. */
+ * say: this rank prints notes about slow configurations. */
 static void ops_open(Device *dev, int say) { IMPLEMENTATION(ops_open)(dev, say); }
 
 static void ops_close(Device *dev) {
@@ -238,7 +238,8 @@ static void rope_backward(Device *dev, floatX *x, int64_t stride, const float *c
 // ---------------------------------------------------------------------------
 // attention: causal, grouped query heads, never a (T, T) tensor (FlashAttention-2, Dao 2023)
 
-/* Visible (query, key) pairs with a query at any position below `position`, in one head of one sequence. */
+/* Visible (query, key) pairs, in one head of one sequence, if there were one query at each of the positions 0 to
+ * position - 1; the query at position p sees min(p + 1, Tk) keys. */
 static double pairs_below(const AttentionShape *s, double position) {
     double within = fmax(0, fmin(position, s->Tk));
     return within * (within + 1) / 2 + fmax(0, position - s->Tk) * s->Tk;
@@ -259,7 +260,9 @@ static double attention_bytes(const AttentionShape *s, int times) {
     return times * elements * X_BYTES + (double)s->B * s->NH * s->Tq * F_BYTES;
 }
 
-/* out (B, Tq, NH, HD) = softmax(q k^T / sqrt(HD), masked) v; zeros for a query that sees no key
+/* A query sees the keys of its document at its own position and before; positions of queries and the strides between
+ * the rows of all tensors are in AttentionShape (ops_common.h).
+ *   out (B, Tq, NH, HD) = softmax(q k^T / sqrt(HD), masked) v; zeros for a query that sees no key
  *   lse (B, NH, Tq)   = log of the sum of the exponentials of a query's scores, for backward; -INFINITY without keys
  *   q (B, Tq, NH, HD), k and v (B, Tk, NKV, HD); query head h attends to key/value head h / (NH / NKV) */
 static void attention_forward(Device *dev, floatX *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
@@ -312,9 +315,10 @@ static void swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh, con
 // ---------------------------------------------------------------------------
 // cross-entropy (torch.nn.functional.cross_entropy, reduction "none", negative targets ignored)
 
-/* losses (N) = -log softmax(logits)[target]; 0 where the target is negative. logits (N, V), targets (N).
- * With want_grad the logits' memory then holds the gradient of the sum of losses, softmax(logits) - onehot(target), as
- * floatX: its rows begin where the rows of fp32 logits began, V * 4 / sizeof(floatX) elements apart. */
+/* losses (N) = -log softmax(logits)[target]; 0 where the target is negative. logits (N, V), targets (N). With want_grad
+ * the logits' memory then holds the gradient of the sum of losses, softmax(logits) - onehot(target) or, where the
+ * target is negative, 0. It is floatX: its rows begin where the rows of fp32 logits began, V * 4 / sizeof(floatX)
+ * elements apart. */
 static void cross_entropy(Device *dev, float *losses, float *logits, const int32_t *targets, int N, int V,
                           int want_grad) {
     double bytes = (double)N * V * (F_BYTES + (want_grad ? X_BYTES : 0)) + 2 * F_BYTES * N;
@@ -328,8 +332,9 @@ static void cross_entropy(Device *dev, float *losses, float *logits, const int32
 }
 
 /* Vocabulary-parallel cross-entropy (Shoeybi et al. 2019, section 3), first half: what this rank's slice of V tokens,
- * beginning with `first`, contributes. parts (N, 3) = a LossPart for each row. targets (N) are of the whole
- * vocabulary. The ranks then all-gather their parts. */
+ * beginning with `first`, contributes. parts (N, 3) = the LossPart of each row: the largest logit, the sum of
+ * exp(logit - largest), the target's logit or -INFINITY. targets (N) are of the whole vocabulary. The ranks then
+ * all-gather their parts. */
 static void cross_entropy_part(Device *dev, float *parts, const float *logits, const int32_t *targets, int first, int N,
                                int V) {
     double bytes = (double)N * V * F_BYTES + 4 * F_BYTES * N;

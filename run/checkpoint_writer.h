@@ -1,8 +1,9 @@
 /* checkpoint_writer.h: writes checkpoints and exported models.
  *
  * FSDP units are gathered one after the other, in the order of the files. Each 4 MiB chunk of a file belongs to one
- * rank, which fills it, checksums it and writes it in a thread. A caller may rely on: no rank holds more than one
- * gathered unit beyond its own state; a checkpoint becomes visible by one rename, after all its bytes are on disk.
+ * rank, which fills it, checksums it and writes it in a thread. A caller may rely on: a rank gathers one unit at a time
+ * (with --save-mode async it also buffers its chunks of all files); a checkpoint becomes visible by one rename, after
+ * all its bytes are on disk.
  */
 #ifndef CHECKPOINT_WRITER_H
 #define CHECKPOINT_WRITER_H
@@ -101,7 +102,7 @@ static void checkpoint_prepare(CheckpointWriter *w, const Checkpoint *from) {
     int end = w->whole->num_tensors;
     w->resume_from = from;
     if (from->dir[0]) checkpoint_path(w->dir, sizeof w->dir, w->opt->out, from->progress.step);
-    if (w->dir[0] && !access(w->dir, F_OK)) w->saved_step = from->progress.step; // need not be written again
+    if (w->dir[0] && !access(w->dir, F_OK)) w->saved_step = from->progress.step; // it is in --out already
     output_files_add(&w->checkpoint, w->whole, first, end, adapters ? adapters_stem : "model", master, 1);
     output_files_add(&w->checkpoint, w->whole, first, end, "optimizer", moments, 2);
 }
@@ -172,8 +173,8 @@ static int chunk_write(int fd, const char *chunk, int64_t bytes, int64_t at) {
     return 0;
 }
 
-/* Does each chunk of this rank have a buffer of its own, so that training continues while they are written? Then the
- * thread computes the checksums; otherwise the rank does, which would only wait for the thread. */
+/* Does each chunk of this rank have a buffer of its own, so that the rank need not wait while they are written? Then
+ * the thread computes the checksums; otherwise the rank itself does, since it would be idle until a buffer is free. */
 static int writes_in_background(const CheckpointWriter *w) { return w->num_buffers >= w->own; }
 
 static char *chunk_buffer(const CheckpointWriter *w, int64_t i) {
@@ -238,8 +239,8 @@ static void wait_for_thread(CheckpointWriter *w, int all) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Where the next bytes belong: `n` of them, at most `bytes`, which lie in the current chunk. NULL: another rank stores
- * it. advance must follow. */
+/* Returns where the next bytes go. *n: how many of the next `bytes` bytes lie in the current chunk. NULL: that chunk
+ * belongs to another rank. Call advance afterwards. */
 static char *next_place(CheckpointWriter *w, int64_t bytes, int64_t *n) {
     const Comm *comm = w->fsdp->comm;
     int64_t chunk = w->offset / FILE_CHUNK_BYTES, begin = chunk * FILE_CHUNK_BYTES;
@@ -316,8 +317,9 @@ typedef struct {
     int64_t padded;
 } GatheredTensor;
 
-/* Copies elements [first, first + count) of the whole tensor to host memory, `out` (count). A tensor that is split by
- * columns has a piece of every row in each part; one that is split by rows is one row of pieces. */
+/* Copies elements [first, first + count) of the whole tensor to host memory, `out` (count). In a tensor that is
+ * split by columns, every row consists of one piece from each part. Otherwise the parts simply follow each other, and
+ * the whole tensor is treated as one row. */
 static void read_elements(const CheckpointWriter *w, const GatheredTensor *g, float *out, int64_t first,
                           int64_t count) {
     const Tensor *t = &g->tables->tensors[g->number];
@@ -610,7 +612,7 @@ static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
     w->progress = *at;
     w->start = seconds_now();
     w->saved_step = at->step;
-    if (w->fsdp->fingerprints) fsdp_check_replicas(w->fsdp, at->step); // each replica writes some of the chunks
+    if (w->fsdp->fingerprints) fsdp_check_replicas(w->fsdp, at->step); // the files mix chunks of all replicas
     name_directory(w);
     write_start(w, &w->checkpoint, "");
     w->paused = seconds_now() - w->start;
@@ -619,8 +621,8 @@ static void checkpoint_save(CheckpointWriter *w, const Progress *at) {
 }
 
 // ---------------------------------------------------------------------------
-// signals: SIGUSR1 saves a checkpoint; SIGUSR2 and SIGTERM save one and end the run. Ranks tell each other in the step
-// report, so that all save after the same step
+// signals: SIGUSR1 saves a checkpoint; SIGUSR2 and SIGTERM (not under mpirun) save one and end the run. Ranks tell each
+// other in the step report, so that all save after the same step
 
 enum { SIGNAL_SAVE = 1, SIGNAL_END = 2 };
 enum { EXIT_ENDED_EARLY = 75 }; // EX_TEMPFAIL of sysexits.h: the same command can be run again, with --resume

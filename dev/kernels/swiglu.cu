@@ -14,7 +14,7 @@ static void forward_case(Case *c) { // size: N, F
     reads(c, "gate_up", IN_X, N, 2 * F, 3);
     writes(c, "h", IN_X, N, F);
     c->flops = 5.0 * (double)(N * F);
-    c->slots = (double)(EXP_SLOTS + DIVISION_SLOTS + 2) * (double)(N * F); // 1 + exp(-g); times up; the division
+    c->slots = (double)(EXP_SLOTS + DIVISION_SLOTS + 2) * (double)(N * F); // the 2: 1 + exp(-g), times up
 }
 
 static void forward_definition(Case *c) {
@@ -164,8 +164,8 @@ static const Version backward_versions[] = {
     {"2 one pass", "Both gradients from one sigmoid: half the exponentials, and no tensor in between.",
      backward_one_pass},
     {"3 vexp",
-     "Vectors; given silu, its derivative sigmoid (1 + g (1 - sigmoid)) is one fused instruction: sigmoid (1 - silu) + "
-     "silu.",
+     "Vectors; given silu, its derivative sigmoid (1 + g (1 - sigmoid)) is a subtraction and one fused instruction: "
+     "sigmoid (1 - silu) + silu.",
      backward_vectors},
     {"in use: threads", "Rows divided over threads, two vectors at a time (vpair).", backward_in_use},
     END_OF_VERSIONS};

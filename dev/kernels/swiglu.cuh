@@ -47,7 +47,7 @@ static const Version forward_versions[] = {
      "4 bytes in flight (bf16), and the 2,048 threads that a multiprocessor can hold have 8 KB.",
      forward_elements},
     {"2 vectors",
-     "Loads of 16 bytes: the same bytes with an eighth of the instructions, and eight times as many bytes in flight.",
+     "Loads of 16 bytes: in bf16 the same bytes with an eighth of the instructions, and eight times as many in flight.",
      forward_vectors},
     {"in use", "The op of lib/cuda.", forward_in_use},
     END_OF_VERSIONS};
