@@ -87,9 +87,9 @@ typedef struct {
     float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
     Request all_gather;
 
-    // (accumulated_size) each. [0] is the sum over the step's micro-batches: this rank's shard within grad, summed over
-    // the fsdp group; with accumulates_unsharded this rank's own sum, not yet reduced, in grad (DDP) or in a buffer of
-    // its own. [1] and up exist with --deterministic: the stack that accumulation_target describes
+    // Sums over the step's micro-batches, (accumulated_size) each. [0] is their total: this rank's shard within grad,
+    // already summed over the fsdp group. With accumulates_unsharded it is full-size and not yet reduced: grad itself
+    // (DDP) or a buffer of its own. [1] and up exist with --deterministic: the stack that accumulation_target describes.
     float *partial_sums[MAX_PARTIAL_SUMS];
 } FsdpUnit;
 
@@ -158,7 +158,7 @@ typedef struct {
     int gradients_offloaded;
     uint64_t seed;                // of the initial weights
     uint64_t *local_fingerprints; // (units) of this rank's weights; NULL: they are not compared
-    uint64_t *fingerprints;       // (units) the same in the host's memory, then (ranks, units) of all that must agree
+    uint64_t *fingerprints;       // host memory: (units) this rank's, then (group size, units) of those compared
 } Fsdp;
 
 /* Is a unit's whole weight always in memory where this rank can compute with it? */
@@ -232,8 +232,8 @@ static void pool_release(Fsdp *fsdp, PoolKind pool, const void *memory) {
 // ---------------------------------------------------------------------------
 // unshard and reshard
 
-/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device. Without
- * sharding there is no all-gather, and the request stands for that copy. */
+/* Starts the all-gather of a unit's weights. Offloaded weights are first copied to the device. If they
+ * are not sharded, the request completes with that copy. */
 static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     if (u->unsharded_weights) return;
     if (weights_are_resident(fsdp)) {
@@ -507,9 +507,9 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     return u->unsharded_gradient;
 }
 
-/* Could two units need ALL_GATHER_FSDP at once? One that skips the replica stages, since this is not its last
- * micro-batch, and one that has passed them. It happens only in hybrid DDP with an interleaved pipeline, where one
- * virtual stage reaches its last micro-batch before another one does. */
+/* Would this unit meet another one in ALL_GATHER_FSDP? It skips the replica stages, since this is not its last
+ * micro-batch, while an earlier unit passes through them. That happens only in hybrid DDP with an interleaved pipeline,
+ * where one virtual stage reaches its last micro-batch before another one does. */
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
     if (reduction_applies(fsdp, REDUCE_SCATTER_REPLICAS, micro_batch)) return 0;
     if (!reduction_applies(fsdp, ALL_GATHER_FSDP, micro_batch)) return 0;
@@ -669,7 +669,8 @@ static void pools_open(Fsdp *fsdp, int training) {
     }
     for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
         pool_add(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
-    // one fp32 buffer for each kind of unit that is gathered for a file; gradient buffers serve for trained units
+    // Writing a file gathers a unit in fp32: into a gradient buffer when training, into one of these otherwise, and for
+    // frozen units with which adapters are merged.
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
         int gathers = !training && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;
@@ -728,11 +729,11 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     fsdp->rank = comm->groups[AXIS_FSDP].rank;
     fsdp->replicas = comm->groups[AXIS_DP_REPLICATE].size;
     fsdp->replica = comm->groups[AXIS_DP_REPLICATE].rank;
-    // several micro-batches: --accumulate local. One: DDP, whose full-size gradient backward can write directly
+    // With several micro-batches it is the user's choice. With one, DDP does it: backward writes straight into grad.
     fsdp->accumulates_unsharded =
         fsdp->ranks > 1 && (how->micro_batches > 1 ? how->accumulate_locally : !how->strategy->sharded);
     fsdp->rounds_micro_batches = how->reduce_dtype == DTYPE_BF16 && fsdp->ranks == 1;
-    fsdp->num_partial_sums = 1; // the height of accumulation_target's stack: log2 of the micro-batches, rounded up
+    fsdp->num_partial_sums = 1; // enough for accumulation_target's stack: log2 of the micro-batches, rounded up
     while (how->deterministic && 1 << fsdp->num_partial_sums < how->micro_batches) fsdp->num_partial_sums++;
     fsdp->weights_offloaded = dev->arenas[MEM_PARAMS].offloaded && !OFFLOAD_IN_PLACE;
     fsdp->gradients_offloaded = dev->arenas[MEM_GRADS].offloaded && !OFFLOAD_IN_PLACE;

@@ -1,8 +1,8 @@
 /* tensor_parallel.h: tensor parallelism (Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022).
  *
  * Each rank of the tp group holds a part of every weight matrix of the model. A matrix split by outputs (Q, K, V, gate,
- * up, the head) needs the inputs of all N tokens; one split by inputs (O, down), like the embedding, which is split by
- * tokens' ids, yields partial sums for all N tokens. Between them, in the residual stream and the norms, each rank has
+ * up, the head) needs the inputs of all N tokens; one split by inputs (O, down) yields partial sums for all N tokens.
+ * So does the embedding, which is split by token id. Between them, in the residual stream and the norms, each rank has
  * only its n = N / size tokens. So a sublayer starts with an all-gather of its input's tokens and ends with a
  * reduce-scatter of its output's; backward does the same with gradients. On one rank these calls neither copy nor send.
  */
@@ -20,7 +20,7 @@ typedef struct {
     int first_token_id; // of this rank's rows of the embedding and the head
     // the following are NULL if size = 1
     floatX *gathered;  // (n·size, C) tokens of all ranks
-    floatX *partial;   // (n·size, C) partial sums for all tokens; rows N and up are padding and stay zero
+    floatX *partial;   // (n·size, C) partial sums for all tokens; rows N and up are padding that nobody reads
     floatX *pieces;    // (size, n, C) what each rank contributes to the sums of this rank's tokens
     float *loss_parts; // (1 + size, rows of logits, 3) softmax statistics: this rank's, then those of every rank
     Request request;

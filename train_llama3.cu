@@ -281,8 +281,8 @@ static int stage_end(const Model *m) {
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* While `unit` computes, FSDP all-gathers up to --slots - 1 units of blocks after it; beside the last one, the head.
- * `unit`: a unit of blocks, the embedding, or first_unit - 1 if no unit of the stage computes yet. */
+/* While `unit` computes, FSDP all-gathers up to --slots - 1 units of blocks after it, and with the last one the
+ * head. `unit` may also be the embedding, or first_unit - 1 if no unit of the stage computes yet. */
 static void prefetch_forward(Model *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
     for (int next = first; next <= last && next < unit + m->opt->slots; next++) blocks_prefetch(m, next);
@@ -334,7 +334,7 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
         block_backward(m, l, micro_batch);
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
         blocks_reshard(m, unit, now);
-        prefetch_backward(m, unit - 1); // unit - 1 computes next and is gathered already: start those after it
+        prefetch_backward(m, unit - 1); // unit - 1 computes next: start those that follow it
         FsdpUnit *trained = adapters_of(m, unit) ? adapters_of(m, unit) : &m->fsdp->units[unit];
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
@@ -372,7 +372,7 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
     if (pipeline->schedule.pp > 1) feed_micro_batch(m, batch); // another one may have overwritten its ids and targets
     int end = stage_end(m);
     prefetch_backward(m, end);
-    if (stage_has_loss(m)) { // the previous step was the forward of this micro-batch
+    if (stage_has_loss(m)) { // its forward was the previous step: all that the head needs is in place
         FsdpUnit *head = &m->fsdp->units[m->table.head];
         head_forward_backward(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, now);
@@ -624,7 +624,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(trainer, j->tokenizer, j->prompt, (int)j->prompt_length);
     if (events) events->compute_after = dev->clock - events->compute_total;
-    if (trainer->model.training) matmul_rate(dev);
+    if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
 }
 
 /* The dry run of `rank`. `events`: where its communication is listed; NULL: nowhere. With --trace there are two dry
@@ -841,8 +841,8 @@ static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     dry_run_open(dry_run, j, rank, NULL);
-    int checks_memory = rank == 0 || j->host_transport == &transport_threads; // a thread checks before it allocates
-    if (checks_memory) check_memory(j, &dry_run->parallel.dev);
+    // Rank 0 checks for all ranks of its host. Ranks that are threads each check, as none may allocate before a check.
+    if (rank == 0 || j->host_transport == &transport_threads) check_memory(j, &dry_run->parallel.dev);
     if (rank == 0) job_check_outputs(j);                          // last, since it may create a directory
     trainer_open(trainer, dry_run, j, rank);
     int complete = j->task == DO_EXPORT;
