@@ -89,7 +89,7 @@ typedef struct {
 
     // Sums over the step's micro-batches, (accumulated_size) each. [0] is their total: this rank's shard within grad,
     // already summed over the fsdp group. With accumulates_unsharded it is full-size and not yet reduced: grad itself
-    // (DDP) or a buffer of its own. [1] and up exist with --deterministic: the stack that accumulation_target describes.
+    // (DDP) or a buffer of its own. [1] and up exist with --deterministic: the stack described at accumulation_target.
     float *partial_sums[MAX_PARTIAL_SUMS];
 } FsdpUnit;
 

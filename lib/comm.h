@@ -3,9 +3,9 @@
  * Each has a name for error messages and the timeline, and is counted in the traffic ledger. A wait beyond the limit of
  * the run's phase (`phases` in watchdog.h, 1 or 4 times --timeout) ends the run and names the rank that is to blame.
  * All members of a group start its collectives in the same order, or the run ends. After the wait the buffers may be
- * reused. On a dry-run device a collective is counted and nothing else happens. On a GPU it runs on the stream that was
- * current at its start, and the stream that is current at comm_wait waits for it, if its buffers are device memory; for
- * host memory the host waits. comm_open.h opens a Comm.
+ * reused. In a dry run a collective is counted and recorded, and no bytes move. On a GPU, one of device memory runs on
+ * the stream that was current at its start, and the stream that is current at comm_wait waits for it; for host memory
+ * the host waits. comm_open.h opens a Comm.
  */
 #ifndef COMM_H
 #define COMM_H
@@ -21,7 +21,8 @@ static inline const Transport *transport_of(const Comm *comm, const Request *r) 
     return r->on_device ? comm->transport : comm->hosts;
 }
 
-/* The transport is done: all of it is in its stream, or, if the host moves the bytes, it is complete. */
+/* The transport is done with the request: a GPU's is entirely in its stream; one whose bytes the host moves is
+ * complete. */
 static inline void request_end(Comm *comm, Request *r) {
     int is_timed_by_gpu = r->span.begun != NULL;
     r->active = 0;
@@ -115,10 +116,10 @@ static inline void comm_record_wait(Comm *comm, Request *r) {
 // ---------------------------------------------------------------------------
 // start
 
-/* The timeline's lane within the axis. A stream of a GPU runs one collective after the other, so lanes belong to
- * streams: on pp one for each stream of messages, on other axes 1 for STREAM_REDUCE and 0 for the rest. Without a GPU
- * it is the first lane that no other collective of this axis in flight has. In a dry run (request_start) each channel
- * has a lane, and all collectives have lane 0. */
+/* The row of the timeline, counted within the axis, in which the request is drawn; comm_lane makes it a row of the
+ * whole timeline. Memory of a GPU: on pp the number of the stream among the four message streams, on other axes 1 for
+ * STREAM_REDUCE and 0 for other streams. Other memory: the first row that no collective of this axis in flight has. Dry
+ * run (request_start): each channel has a row, and all collectives are in row 0. */
 static inline int free_lane(const Comm *comm, const Request *r) {
     if (CUDA_BUILD && r->on_device)
         return r->stream >= STREAM_SEND_NEXT ? (int)r->stream - STREAM_SEND_NEXT : r->stream == STREAM_REDUCE;
@@ -162,10 +163,11 @@ static inline void request_start(Comm *comm, Request *r) {
     transport_of(comm, r)->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
     comm->dev->poll = comm_poll;
-    if (CUDA_BUILD && r->on_device) comm_progress(comm); // puts it into its stream before anything later
+    if (CUDA_BUILD && r->on_device) comm_progress(comm); // NCCL: puts it into its stream before anything later
 }
 
-/* Prepares a request. `count`: elements that one member contributes, or elements of a message. */
+/* Prepares a request. `count`: elements of one part: of what a member sends in an all-gather, of the sum that it gets
+ * from a reduce-scatter, or of a message. */
 static inline void request_set(Comm *comm, Request *r, const char *what, const void *send, void *recv, size_t count,
                                Dtype dtype) {
     if (r->active)
@@ -315,9 +317,10 @@ static inline void request_poll_until_done(Comm *comm, Request *r) {
     rank_state(comm->heartbeat, RANK_COMPUTING, seconds_now());
 }
 
-/* Waits for a request; one that is not in flight needs no wait. For device memory the current stream waits, and the
- * host only until all of the request is in its stream. The time counts as waiting (communication that is not
- * overlapped): on a CPU always, because its streams are names only; on a GPU if the compute stream waits. */
+/* Waits for a request; one that was not started since its last wait returns at once. For device memory the current
+ * stream waits, and the host only until all of the request is in its stream. The time counts as waiting (communication
+ * that is not overlapped): on a CPU always, since a stream is only a label there and the rank's one thread waits; on a
+ * GPU if the current stream is STREAM_COMPUTE. */
 static inline void comm_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
     if (r->event_slot) comm_record_wait(comm, r);

@@ -27,7 +27,7 @@ typedef struct {    // a table of strings, each stored once; its id is its index
 
 typedef struct {           // a collective or message starts, or the rank waits for one
     double compute_before; // seconds of arithmetic since the previous event, by the dry run's clock
-    int64_t count;         // elements that each member contributes
+    int64_t count;         // elements of one part (see request_set in comm.h)
     int32_t name, phase;   // ids in the name table: what is communicated; what the rank is doing
     int32_t peer;          // of a message: the member of the axis at the other end; of a collective -1
     uint8_t is_wait;

@@ -44,7 +44,7 @@ typedef struct Channel {
     int64_t next_sequence;    // messages started so far
     uint64_t order;           // hash of all of them; equal at both ends
     Heartbeat *peer_record;   // NULL: the peer is on another host
-    struct ThreadSlot *slots; // threads: (THREAD_SLOTS) NULL: not used yet
+    struct ThreadSlot *slots; // (THREAD_SLOTS) of transport_threads; NULL until the first message
 #ifdef HAVE_NCCL
     ncclComm_t nccl; // a communicator of these two ranks, so that a message waits for nothing else
 #endif
@@ -67,7 +67,7 @@ typedef struct Request {
     double started; // seconds
     int event_slot; // its slot in the list of communication events + 1; 0: not in the list
     Span span;
-    int lane;         // timeline: for host memory, collectives of one axis in flight together have different ones
+    int lane;         // its row of the timeline, within the axis: see free_lane in comm.h
     int line;         // in the heartbeat table: the group's or the channel's
     int64_t sequence; // its number on that line, from 0
     FlightRecord *record;
@@ -110,7 +110,7 @@ struct Comm {
     int num_channels;
 
     Traffic traffic_started[AXES][COLLECTIVES];  // as the program started it; in a dry run, the prediction
-    Traffic traffic_measured[AXES][COLLECTIVES]; // as the transport moved it, by the transport's own group sizes
+    Traffic traffic_measured[AXES][COLLECTIVES]; // counted by the transport, with MPI's or NCCL's group sizes
 
     Request *in_flight[MAX_IN_FLIGHT];
     int num_in_flight;

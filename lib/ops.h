@@ -2,10 +2,10 @@
  *
  * Every op adds its FLOPs and bytes to the op ledger and then calls the implementation, unless the device is a dry run.
  * Tensors are row-major and in the device's memory. A caller may rely on: sums are fp32 whatever floatX is; results
- * have the same bits for any number of threads; an elementwise op has the same bits if a tensor is processed in several
- * pieces (squared_norm and dequantize: cut at multiples of their blocks). Exceptions: in bf16, attention rounds P and
- * dS to bf16 for its matmuls; on tensor cores dq is summed with atomics unless dev->deterministic; cuBLASLt's bits
- * change with the number of rows. In the contracts N = B·T tokens; "=" overwrites an output, "+=" adds to it.
+ * have the same bits for any number of threads; an elementwise op has the same bits if a tensor is processed in pieces,
+ * and so have squared_norm and dequantize if it is cut at multiples of their blocks. Exceptions: in bf16, attention
+ * rounds P and dS to bf16 for its matmuls; on tensor cores dq is summed with atomics unless dev->deterministic;
+ * cuBLASLt's bits change with the number of rows. In the contracts N = B·T tokens; "=" overwrites, "+=" adds.
  */
 #ifndef OPS_H
 #define OPS_H

@@ -8,8 +8,8 @@
 // ---------------------------------------------------------------------------
 // forward
 
-// Thread n computes row n. Neighbouring threads read C elements apart: for the 2 bytes of each, memory delivers a
-// sector of 32.
+// Thread n computes row n. Neighbouring threads read C elements apart: for each element, 2 bytes in bf16,
+// memory delivers a sector of 32.
 static __global__ void __launch_bounds__(128)
     forward_kernel1(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
                     int64_t N, int64_t C) {
@@ -50,7 +50,7 @@ static void forward_row_a_warp(Case *c) {
            X("delta"), X("w"), c->size[0], c->size[1]);
 }
 
-// As kernel 2, with W elements per lane and step. The row is kept in shared memory until its scale is known.
+// As kernel 2, with W elements per lane and step. The row is kept in shared memory until its rstd is known.
 template <int W>
 static __global__ void __launch_bounds__(128)
     forward_kernel3(floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta, const floatX *w,
@@ -91,14 +91,14 @@ static void forward_vectors(Case *c) {
 
 static const Version forward_versions[] = {
     {"1 one thread per row",
-     "The C code, with rows divided over threads. A warp's loads are a row apart, so only a sixteenth of each memory "
-     "sector is used at once (bf16); the caches, small for so many rows, must keep the rest.",
+     "The scalar loop with the addition in it, one row per thread. A warp's loads are a row apart, so only a sixteenth "
+     "of each memory sector is used at once (bf16); the caches, small for so many rows, must keep the rest.",
      forward_row_a_thread},
     {"2 one warp per row",
      "Lanes take adjacent elements and add up their sums by five shuffles: a warp reads whole sectors of 32 bytes, two "
      "at a time in bf16, four in fp32.",
      forward_row_a_warp},
-    {"3 vectors, row kept", "Loads of 16 bytes; the rounded sum stays in shared memory until the scale is known.",
+    {"3 vectors, row kept", "Loads of 16 bytes; the rounded sum stays in shared memory until its rstd is known.",
      forward_vectors},
     {"in use", "The op of lib/cuda.", forward_in_use},
     END_OF_VERSIONS};
