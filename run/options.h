@@ -98,7 +98,7 @@ static const OptionRow option_rows[] = {
     {OPT_FLAG, "pp-light-ends", FIELD(pp_light_ends), 0, 0, NULL, NULL,
      "give the first and the last virtual stage one block fewer, to balance the embedding and the head"},
     {OPT_INT, "dp-shard", FIELD(dp_shard), 0, 1 << 20, "N|auto", "auto",
-     "ranks over which FSDP shards the parameters; auto: all ranks of a replica"},
+     "ranks over which FSDP shards the parameters; auto: all that the other dimensions leave"},
     {OPT_INT, "dp-replicate", FIELD(dp_replicate), 0, 1 << 20, "N|auto", "1",
      "replicas of the sharded model (hybrid sharding); their gradients are summed once per step"},
     {OPT_GROUP, "sharding", 0, 0, 0, NULL, NULL, NULL},

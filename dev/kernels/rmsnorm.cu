@@ -125,9 +125,9 @@ static void backward_case(Case *c) { // size: N, C
     updates(c, "dx", IN_X, N, C, 1);
     updates(c, "dw", IN_FLOAT, 1, C, 1);
     c->flops = 10.0 * (double)(N * C);
-    // Of an ideal version, which keeps y and g from its first pass (the versions below compute them again). First pass:
-    // y = x rstd; g = dout w; dot += g y; dw += dout y. Second pass: g - y mean; that times rstd, plus dx. Each is one
-    // multiplication or one fused multiply-add.
+    // An ideal version keeps y and g from its first pass; the versions below compute them again. Its first pass has
+    // four operations: y = x rstd; g = dout w; dot += g y; dw += dout y. Its second pass has two: g - y mean; that times
+    // rstd, plus dx. Each is one multiplication or one fused multiply-add.
     c->slots = 6.0 * (double)(N * C);
 }
 
