@@ -24,7 +24,8 @@ anchors() {
     done <<<"${3//; s|/$'\n's|}"
 }
 
-# fault NAME FILE SED GROUP EXPECTED : after SED on FILE, a failing check of GROUP must match EXPECTED. As many at a time as there are cores.
+# fault NAME FILE SED GROUP EXPECTED: after SED on FILE, a failing check of GROUP must match EXPECTED. As many faults as
+# there are cores run at a time.
 # GROUP: of test_llama3, `mpi waiting` for that test on two processes, or `checkpoints GROUP` of checkpoints.sh
 fault() {
     if [ -n "$only" ] && [[ ! $1 =~ $only ]]; then return; fi
@@ -34,209 +35,552 @@ fault() {
     plant "$work/$count" "$@" >"$work/$count.said" &
 }
 
-more() { [ -z "$all" ] || fault "$@"; } # with `all` alone
+# more NAME FILE SED GROUP EXPECTED: a fault that is planted with `all` alone
+more() { [ -z "$all" ] || fault "$@"; }
 
 [ "$all" = anchors ] || flags=$(cat build/cpu-fp32/flags) # compiler, flags and libraries of the build under test
 
-plant() {
-    local src=$1 name=$2 file=$3 edit=$4 group=$5 expected=$6 compile=${flags%% -L*} libs=-L${flags#* -L} caught= line last process start=$SECONDS
+# choose_compiler NAME GROUP: sets plant's `compile` and `libs`
+choose_compiler() {
+    compile=${flags%% -L*}
+    libs=-L${flags#* -L}
     [ "$compile" != "$flags" ] || libs=${flags#* -pthread}
-    compile="${compile/-O3/-O0} -x c" # compiling takes longer than running, but for two groups
-    case $group in bits | mesh-bits | reduce-dtype | simulate) compile="${compile/-O0/-O1}" ;; esac
-    [[ $group != orders && $name != *"over NCCL"* ]] || compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags) libs=
-    local built=test_llama3.cu test=("./test" "$group") top=$PWD
-    if [ "$group" = "mpi waiting" ]; then test=(mpirun --oversubscribe --bind-to none -np 2 ./test mpi waiting)
-    elif [ "${group%% *}" != "$group" ]; then built=train_llama3.cu test=("$top/dev/test/checkpoints.sh" "$src/test" "${group#* }"); fi
-    mkdir -p "$src/dev"
-    cp ./*.h ./*.cu "$src/"
-    cp -r lib run plan "$src/"
-    cp -r dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu "$src/dev/"
-    sed -i "$edit" "$src/$file"
+    compile="${compile/-O3/-O0} -x c" # compiling takes longer than running, except in the next groups
+    case $2 in bits | mesh-bits | reduce-dtype | simulate) compile=${compile/-O0/-O1} ;; esac
+    if [[ $2 = orders || $1 = *"over NCCL"* ]]; then
+        compile=$(sed 's/ -O[23]/ -O1/g; s/-O1 -O1/-O1/' build/cuda-on-cpu-fp32/flags)
+        libs=
+    fi
+}
+
+# choose_test SRC GROUP: sets plant's `built` and `test`
+choose_test() {
+    built=test_llama3.cu
+    test=("./test" "$2")
+    if [ "$2" = "mpi waiting" ]; then
+        test=(mpirun --oversubscribe --bind-to none -np 2 ./test mpi waiting)
+    elif [ "${2%% *}" != "$2" ]; then
+        built=train_llama3.cu
+        test=("$PWD/dev/test/checkpoints.sh" "$1/test" "${2#* }")
+    fi
+}
+
+copy_source() {
+    mkdir -p "$1/dev"
+    cp ./*.h ./*.cu "$1/"
+    cp -r lib run plan "$1/"
+    cp -r dev/test dev/data dev/results dev/clusters dev/cuda_on_cpu "$1/dev/"
+}
+
+only_compile() {
+    if $compile -fsyntax-only -w "$built"; then
+        echo "pass planted: $name compiles"
+    else
+        echo "FAIL planted: $name does not compile"
+    fi
+}
+
+# run_until_caught EXPECTED: builds the test and runs it; sets plant's `caught` to the first line that matches and
+# `last` to the last line
+run_until_caught() {
+    local line process
+    local warnings="-Wno-unused-function -Wno-unused-variable -Wno-unused-parameter"
+    $compile $warnings "$built" -o test -x none $libs -lcjson -lpcre2-8 -lz -lm -pthread 2>&1 || true
+    exec 3< <(TMPDIR=$PWD exec timeout 200 "${test[@]}" 2>&1)
+    process=$!
+    while [ -z "$caught" ] && IFS= read -r line <&3; do
+        if [[ $line =~ ^(FAIL|failure:|CUDA\ on\ a\ CPU:).*($1) ]]; then caught=$line; fi
+        [ -z "$line" ] || last=$line
+    done
+    kill "$process" 2>/dev/null || true # the rest of the test would tell nothing more
+    wait "$process" || true
+}
+
+# plant SRC NAME FILE SED GROUP EXPECTED: one fault, in a copy of the source in SRC
+plant() {
+    local src=$1 name=$2 file=$3 group=$5 expected=$6 start=$SECONDS
+    local compile libs built test caught="" last=""
+    choose_compiler "$name" "$group"
+    choose_test "$src" "$group"
+    copy_source "$src"
+    sed -i "$4" "$src/$file"
     if cmp -s "$file" "$src/$file"; then
         echo "FAIL planted: $name: the edit no longer matches $file"
         return
     fi
     cd "$src"
     if [ "$all" = compile ]; then
-        if $compile -fsyntax-only -w "$built"; then echo "pass planted: $name compiles"; else echo "FAIL planted: $name does not compile"; fi
-        rm -rf "$src"
-        return
+        only_compile
+    else
+        run_until_caught "$expected"
+        if [ -n "$caught" ]; then
+            echo "pass planted: $name: after $((SECONDS - start)) s, caught by ${caught:0:150}"
+        else
+            echo "FAIL planted: $name: no failing check like '$expected'; the test ended with: $last"
+        fi
     fi
-    $compile -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter "$built" -o test -x none $libs -lcjson -lpcre2-8 -lz -lm -pthread 2>&1 || true
-    exec 3< <(TMPDIR=$src exec timeout 200 "${test[@]}" 2>&1)
-    process=$!
-    while [ -z "$caught" ] && IFS= read -r line <&3; do
-        if [[ $line =~ ^(FAIL|failure:|CUDA\ on\ a\ CPU:).*($expected) ]]; then caught=$line; fi
-        [ -z "$line" ] || last=$line
-    done
-    kill "$process" 2>/dev/null || true # the rest of the test would tell nothing more
-    wait "$process" || true
-    if [ -n "$caught" ]; then echo "pass planted: $name: after $((SECONDS - start)) s, caught by ${caught:0:150}"
-    else echo "FAIL planted: $name: no failing check like '$expected'; the test ended with: ${last:-}"; fi
     rm -rf "$src"
 }
 
-fault "a unit is not reduced" fsdp.h \
-    's|^        tree_sum(fsdp->dev, sum, r->receive|        if (u->table_unit->kind != UNIT_HEAD) tree_sum(fsdp->dev, sum, r->receive|' faults "gradients of one rank"
-fault "weights of 8 bits take the scale of a neighbouring block" lib/int8.h 's|within / INT8_BLOCK, n);|(within / INT8_BLOCK ^ 1), n);|' adapters "every weight is that of its block"
-more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h 's|^        b->scales\[i\] = quantize|        b->scales[i ^ 1] = quantize|' adapters "bytes and scales of the whole tensors. blocks"
-more "a cut between ranks goes through a block of 8 bits" run/sharded_state.h 's|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)),|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)) - 32 * tensor_is_quantized(t),|' adapters "every weight is that of its block"
-more "a block's adapters are left out of the reduction" train_llama3.cu 's|^        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|' adapters "no free buffer for the gradient of adapters of"
-more "adapters' sums of one tp rank are lost" run/shared_gradients.h 's/if (t->row->split != SPLIT_NONE) continue;/if (t->row->split != SPLIT_NONE || u->table_unit->kind == UNIT_ADAPTERS) continue;/' adapters "gradients, losses of one rank"
-more "the base is updated by weight decay" optimizer.h \
-    's/^    device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);/&\n    for (int u = 0; u < fsdp->table->num_units; u++) if (fsdp->units[u].table_unit->frozen \&\& !fsdp->units[u].quantized.shards) scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/' adapters "the base is as it was"
+edit='s|^        tree_sum(fsdp->dev, sum, r->receive|'
+edit+='        if (u->table_unit->kind != UNIT_HEAD) tree_sum(fsdp->dev, sum, r->receive|'
+fault "a unit is not reduced" fsdp.h "$edit" \
+    faults "gradients of one rank"
+
+fault "weights of 8 bits take the scale of a neighbouring block" lib/int8.h \
+    's|within / INT8_BLOCK, n);|(within / INT8_BLOCK ^ 1), n);|' \
+    adapters "every weight is that of its block"
+
+more "weights of 8 bits are written with the scale of a neighbouring block" run/checkpoint_writer.h \
+    's|^        b->scales\[i\] = quantize|        b->scales[i ^ 1] = quantize|' \
+    adapters "bytes and scales of the whole tensors. blocks"
+
+edit='s|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)),|'
+edit+='int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)) - 32 * tensor_is_quantized(t),|'
+more "a cut between ranks goes through a block of 8 bits" run/sharded_state.h "$edit" \
+    adapters "every weight is that of its block"
+
+edit='s|^        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|'
+edit+='        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|'
+more "a block's adapters are left out of the reduction" train_llama3.cu "$edit" \
+    adapters "no free buffer for the gradient of adapters of"
+
+edit='s/if (t->row->split != SPLIT_NONE) continue;/'
+edit+='if (t->row->split != SPLIT_NONE || u->table_unit->kind == UNIT_ADAPTERS) continue;/'
+more "adapters' sums of one tp rank are lost" run/shared_gradients.h "$edit" \
+    adapters "gradients, losses of one rank"
+
+edit='s/^    device_wait_stream(dev, STREAM_COMPUTE, STREAM_STORE);/&\n'
+edit+='    for (int u = 0; u < fsdp->table->num_units; u++) '
+edit+='if (fsdp->units[u].table_unit->frozen \&\& !fsdp->units[u].quantized.shards) '
+edit+='scale(dev, fsdp->units[u].sharded_weights, 1 - a->lr * a->weight_decay, fsdp->units[u].state_count);/'
+more "the base is updated by weight decay" optimizer.h "$edit" \
+    adapters "the base is as it was"
+
 more "two ranks take the same samples" dataloader.h \
-    's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' data "perm"
+    's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' \
+    data "perm"
+
 fault "two ranks take the same samples, at run time" dataloader.h \
-    's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' faults "train on the same samples"
-fault "padding of the last shard is not cleared" fsdp.h \
-    's|    device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) \* (size_t)(u->padded - written));||' faults "padding stays zero"
-more "a gather is waited for only after its weights were used" fsdp.h \
-    's|    comm_wait(fsdp->comm, &u->all_gather);||; s|^    pool_release(fsdp, POOL_WEIGHTS|    comm_wait(fsdp->comm, \&u->all_gather);\n&|' faults "gradients of one rank"
+    's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' \
+    faults "train on the same samples"
+
+edit='s|    device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) \* (size_t)(u->padded - written));||'
+fault "padding of the last shard is not cleared" fsdp.h "$edit" \
+    faults "padding stays zero"
+
+edit='s|    comm_wait(fsdp->comm, &u->all_gather);||; '
+edit+='s|^    pool_release(fsdp, POOL_WEIGHTS|    comm_wait(fsdp->comm, \&u->all_gather);\n&|'
+more "a gather is waited for only after its weights were used" fsdp.h "$edit" \
+    faults "gradients of one rank"
+
 more "a reduction is not waited for" fsdp.h \
-    's|    comm_wait(fsdp->comm, &r->request);||' faults "gradients of one rank|in flight"
+    's|    comm_wait(fsdp->comm, &r->request);||' \
+    faults "gradients of one rank|in flight"
+
 fault "--deterministic does nothing" run/parallel.h \
-    's|    s.deterministic = o->deterministic;||' bits "have one rank's bits"
+    's|    s.deterministic = o->deterministic;||' \
+    bits "have one rank's bits"
+
 more "local accumulation takes samples in the order of the other" dataloader.h \
-    's|    if (s->local) j = .*||' bits "have one rank's bits"
+    's|    if (s->local) j = .*||' \
+    bits "have one rank's bits"
+
 more "local accumulation reduces every micro-batch" fsdp.h \
-    's/(last || !fsdp->accumulates_unsharded);/1;/' faults "expected, dry-run and measured"
+    's/(last || !fsdp->accumulates_unsharded);/1;/' \
+    faults "expected, dry-run and measured"
+
 more "a step is handed out before its last sample" dataloader.h \
-    's|!l->ring\[l->produced % LOADER_DEPTH\].unread|l->ring[l->produced % LOADER_DEPTH].unread <= 1|' data "handed out when all"
+    's|!l->ring\[l->produced % LOADER_DEPTH\].unread|l->ring[l->produced % LOADER_DEPTH].unread <= 1|' \
+    data "handed out when all"
+
 more "the bad sample that is found first is named, not the first in order" dataloader.h \
-    's/ || i < batch->bad))/))/' failures "first in order"
+    's/ || i < batch->bad))/))/' \
+    failures "first in order"
+
 more "replicas are not exchanged" fsdp.h \
-    's|    return fsdp->replicas > 1 && last;.*|    return 0 * last;|' faults "expected, dry-run and measured"
-fault "replicas are flattened into one group that shards" lib/mesh.h \
-    's|^    if (product == world) return m;|    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|' faults "expected, dry-run and measured"
+    's|    return fsdp->replicas > 1 && last;.*|    return 0 * last;|' \
+    faults "expected, dry-run and measured"
+
+edit='s|^    if (product == world) return m;|'
+edit+='    m.size[AXIS_DP_SHARD] *= m.size[AXIS_DP_REPLICATE], m.size[AXIS_DP_REPLICATE] = 1;\n&|'
+fault "replicas are flattened into one group that shards" lib/mesh.h "$edit" \
+    faults "expected, dry-run and measured"
+
 more "a rank shuffles from another seed" run/trainer.h \
-    's|    s.seed = (uint64_t)o->seed;|    s.seed = (uint64_t)o->seed + (uint64_t)(rank == 2);|' faults "rank 2 shuffles samples"
+    's|    s.seed = (uint64_t)o->seed;|    s.seed = (uint64_t)o->seed + (uint64_t)(rank == 2);|' \
+    faults "rank 2 shuffles samples"
+
 more "a clipped step of one replica is scaled differently" optimizer.h \
-    's|weight_decay, grad_scale, step);|weight_decay, grad_scale * (o->fsdp->replica ? 1.001f : 1), step);|' replicas "are replicas"
+    's|weight_decay, grad_scale, step);|weight_decay, grad_scale * (o->fsdp->replica ? 1.001f : 1), step);|' \
+    replicas "are replicas"
+
 more "the rotation is forgotten when activations are recomputed" train_llama3.cu \
-    's|    rope_forward(m->dev, a->qkv|    if (!m->dev->recomputing) rope_forward(m->dev, a->qkv|' faults "recompute full: gradients of one rank"
+    's|    rope_forward(m->dev, a->qkv|    if (!m->dev->recomputing) rope_forward(m->dev, a->qkv|' \
+    faults "recompute full: gradients of one rank"
+
 more "without sharding, only the own part of the gradient is summed" fsdp.h \
-    's|    if (stage == ALL_GATHER_FSDP) return over_fsdp.*|    if (stage == ALL_GATHER_FSDP) return 0;|' faults "expected, dry-run and measured"
+    's|    if (stage == ALL_GATHER_FSDP) return over_fsdp.*|    if (stage == ALL_GATHER_FSDP) return 0;|' \
+    faults "expected, dry-run and measured"
+
 fault "ZeRO-2 frees what it should keep" fsdp.h \
-    's|{"shard_grad_op", 1, AFTER_LAST_USE|{"shard_grad_op", 1, AFTER_FORWARD|' faults "expected, dry-run and measured"
+    's|{"shard_grad_op", 1, AFTER_LAST_USE|{"shard_grad_op", 1, AFTER_FORWARD|' \
+    faults "expected, dry-run and measured"
+
 more "a micro-batch's gradient is not rounded where it goes nowhere" fsdp.h \
-    's|    fsdp->rounds_micro_batches = .*|    fsdp->rounds_micro_batches = 0;|' reduce-dtype "gradients reduced in bf16"
+    's|    fsdp->rounds_micro_batches = .*|    fsdp->rounds_micro_batches = 0;|' \
+    reduce-dtype "gradients reduced in bf16"
+
 more "an all-reduce rounds the sum so far" fsdp.h \
-    's/if (r->rounded && last) tree_sum/if (r->rounded) tree_sum/' reduce-dtype "summed in fp32 without sharding"
-more "a rank skips a reduction" fsdp.h \
-    's|^static void fsdp_reduce_gradients.*|&\n    if (fsdp->rank == 1 \&\& u->table_unit->kind == UNIT_HEAD) { gradient_release(fsdp, u); return; }|' faults "collective #[0-9]+ on fsdp: .*rank 1 started"
-fault "collectives are not compared as they start" lib/watchdog.h 's/other->order != own/0/' failures "a rank that skips a collective is named"
-more "a rank does not show which op it is in" lib/device.h 's/^        dev->activity->op = op;//' failures "a rank that computes for ever"
-more "the last collectives are not written" lib/watchdog.h 's/if (code == 2 && own_heartbeat.table) heart/if (0) heart/' failures "last collectives are under OUT/flight"
-more "orders are not compared across hosts" run/step_report.h 's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' failures "the step's reports find a different order"
-more "receives are started in the order of their steps" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "need not even have two at once|started before their steps"
-more "a rank fills the pipeline one micro-batch too late" lib/pipeline_schedule.h 's/: 2 \* later_ranks + /: later_ranks + /' pipeline "shapes finish|micro-batches more"
-more "a set of activations is used again too soon" lib/pipeline_schedule.h 's|(int)max_i64(alive.step.stage., s->activation_sets.step.stage.);|(int)max_i64(1 + alive[step.stage] / 2, s->activation_sets[step.stage]);|' pipeline "sets of activations are not shared"
-more "messages are not compared as they start" lib/watchdog.h 's/if (other \&\& other->order != e->order) message_failed/if (0) message_failed/' failures "two messages in another order"
-fault "waiting is not counted while gradients are reduced" lib/comm.h 's/CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active/dev->current_stream == STREAM_COMPUTE \&\& (r->active || CUDA_BUILD)/' "mpi waiting" "the reported waiting is"
-more "a send is over before its receiver has read it" lib/transport_threads.h 's/load_n(&slot->done,/load_n(\&slot->posted,/' pipeline "arrive whole and in order|what one rank makes"
+    's/if (r->rounded && last) tree_sum/if (r->rounded) tree_sum/' \
+    reduce-dtype "summed in fp32 without sharding"
+
+edit='s|^static void fsdp_reduce_gradients.*|&\n'
+edit+='    if (fsdp->rank == 1 \&\& u->table_unit->kind == UNIT_HEAD) { gradient_release(fsdp, u); return; }|'
+more "a rank skips a reduction" fsdp.h "$edit" \
+    faults "collective #[0-9]+ on fsdp: .*rank 1 started"
+
+fault "collectives are not compared as they start" lib/watchdog.h \
+    's/other->order != own/0/' \
+    failures "a rank that skips a collective is named"
+
+more "a rank does not show which op it is in" lib/device.h \
+    's/^        dev->activity->op = op;//' \
+    failures "a rank that computes for ever"
+
+more "the last collectives are not written" lib/watchdog.h \
+    's/if (code == 2 && own_heartbeat.table) heart/if (0) heart/' \
+    failures "last collectives are under OUT/flight"
+
+more "orders are not compared across hosts" run/step_report.h \
+    's/if (mine->order\[a\] != /if (0 \&\& mine->order[a] != /' \
+    failures "the step's reports find a different order"
+
+more "receives are started in the order of their steps" lib/pipeline_schedule.h \
+    's/^    qsort(order.*//' \
+    pipeline "need not even have two at once|started before their steps"
+
+more "a rank fills the pipeline one micro-batch too late" lib/pipeline_schedule.h \
+    's/: 2 \* later_ranks + /: later_ranks + /' \
+    pipeline "shapes finish|micro-batches more"
+
+edit='s|(int)max_i64(alive.step.stage., s->activation_sets.step.stage.);|'
+edit+='(int)max_i64(1 + alive[step.stage] / 2, s->activation_sets[step.stage]);|'
+more "a set of activations is used again too soon" lib/pipeline_schedule.h "$edit" \
+    pipeline "sets of activations are not shared"
+
+more "messages are not compared as they start" lib/watchdog.h \
+    's/if (other \&\& other->order != e->order) message_failed/if (0) message_failed/' \
+    failures "two messages in another order"
+
+edit='s/CUDA_BUILD ? dev->current_stream == STREAM_COMPUTE : r->active/'
+edit+='dev->current_stream == STREAM_COMPUTE \&\& (r->active || CUDA_BUILD)/'
+fault "waiting is not counted while gradients are reduced" lib/comm.h "$edit" \
+    "mpi waiting" "the reported waiting is"
+
+more "a send is over before its receiver has read it" lib/transport_threads.h \
+    's/load_n(&slot->done,/load_n(\&slot->posted,/' \
+    pipeline "arrive whole and in order|what one rank makes"
+
 more "documents are off by one" dataloader.h \
-    's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' documents "documents: every gradient equals PyTorch's"
+    's|^        docs\[t\] = ended;|        docs[t] = ended + (inputs[t] == document_end);|' \
+    documents "documents: every gradient equals PyTorch's"
+
 more "every micro-batch has the first one's documents" run/model.h \
-    's|batch->docs + at \* m->cp->size|batch->docs|' documents "have one rank's bits"
+    's|batch->docs + at \* m->cp->size|batch->docs|' \
+    documents "have one rank's bits"
+
 more "validation does not tell documents apart" train_llama3.cu \
-    's|    MicroBatch batch = micro_batch_of(m, &trainer->eval_batch, 0);|&\n    batch.docs = NULL;|' documents "validation masks"
+    's|    MicroBatch batch = micro_batch_of(m, &trainer->eval_batch, 0);|&\n    batch.docs = NULL;|' \
+    documents "validation masks"
+
 more "backward sees all documents" train_llama3.cu \
-    's|    floatX \*dk = cp_key_gradient.*|&\n    shape.q_doc = shape.k_doc = NULL;|' documents "documents: every gradient equals PyTorch's"
-more "a checkpoint's files are not synced" run/checkpoint_writer.h 's/(fsync(fd) || close(fd))) write_failed/close(fd)) write_failed/' "checkpoints points" "names as synced"
-fault "checksums are not compared" run/checkpoint.h 's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' "checkpoints damage" "flipped bit"
-more "whole units stay while a checkpoint is saved" run/checkpoint_writer.h \
-    's|^                kind = t->kind;|&\n                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), state, sizeof(float) * (size_t)u->size);|' checkpoints "memory while a checkpoint is saved"
-more "what a checkpoint is read into stays" run/sharded_state.h \
-    '/^static void fsdp_set_state/,/^}/s|            comm_alive(fsdp->comm);|            memcpy(checked_malloc(sizeof(float) * (size_t)n), piece, sizeof(float) * (size_t)n);\n&|' checkpoints "memory while a checkpoint is read"
-more "a run that a signal ends exports" train_llama3.cu 's/ && complete) model_export/ \&\& complete + 1) model_export/' "checkpoints signals" "is not exported"
-more "a resumed run begins its epoch anew" run/trainer.h 's|    s.start_epoch = progress->epoch;||; s|    s.start_sample = progress->samples_in_epoch;||' checkpoints "are 4 steps"
-more "the second chunk's queries follow the first's directly" lib/ops_common.h 's/ + (t >= s->q_split ? s->q_gap : 0);/;/' kernels "attention of two chunks"
-more "a slice of the vocabulary takes its neighbour's first token" lib/ops_common.h 's/id - first < V ? id - first/id - first <= V ? id - first/' kernels "embedding forward and backward"
-more "sums of slices are not brought to one largest logit" lib/ops_common.h 's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' kernels "cross_entropy in slices"
+    's|    floatX \*dk = cp_key_gradient.*|&\n    shape.q_doc = shape.k_doc = NULL;|' \
+    documents "documents: every gradient equals PyTorch's"
+
+more "a checkpoint's files are not synced" run/checkpoint_writer.h \
+    's/(fsync(fd) || close(fd))) write_failed/close(fd)) write_failed/' \
+    "checkpoints points" "names as synced"
+
+fault "checksums are not compared" run/checkpoint.h \
+    's/^static void chunk_check.*/&\n    if (chunk >= 0) return;/' \
+    "checkpoints damage" "flipped bit"
+
+edit='s|^                kind = t->kind;|&\n'
+edit+='                memcpy(checked_malloc(sizeof(float) * (size_t)u->size), state, '
+edit+='sizeof(float) * (size_t)u->size);|'
+more "whole units stay while a checkpoint is saved" run/checkpoint_writer.h "$edit" \
+    checkpoints "memory while a checkpoint is saved"
+
+edit='/^static void fsdp_set_state/,/^}/s|            comm_alive(fsdp->comm);|'
+edit+='            memcpy(checked_malloc(sizeof(float) * (size_t)n), piece, sizeof(float) * (size_t)n);\n&|'
+more "what a checkpoint is read into stays" run/sharded_state.h "$edit" \
+    checkpoints "memory while a checkpoint is read"
+
+more "a run that a signal ends exports" train_llama3.cu \
+    's/ && complete) model_export/ \&\& complete + 1) model_export/' \
+    "checkpoints signals" "is not exported"
+
+more "a resumed run begins its epoch anew" run/trainer.h \
+    's|    s.start_epoch = progress->epoch;||; s|    s.start_sample = progress->samples_in_epoch;||' \
+    checkpoints "are 4 steps"
+
+more "the second chunk's queries follow the first's directly" lib/ops_common.h \
+    's/ + (t >= s->q_split ? s->q_gap : 0);/;/' \
+    kernels "attention of two chunks"
+
+more "a slice of the vocabulary takes its neighbour's first token" lib/ops_common.h \
+    's/id - first < V ? id - first/id - first <= V ? id - first/' \
+    kernels "embedding forward and backward"
+
+more "sums of slices are not brought to one largest logit" lib/ops_common.h \
+    's/fmaf(part\[1\], expf(part\[0\] - all.max), all.sum)/all.sum + part[1]/' \
+    kernels "cross_entropy in slices"
+
 fault "gradients of norms are not summed over tp" run/shared_gradients.h \
-    's|^        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);||' mesh-faults "tp 2 .*worst gradient"
-more "a group that shards has members of two tp slices" lib/mesh.h \
-    's|\*colour = rank - cp \* .*|int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; *colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; s|if (axis == AXIS_FSDP) return colour + |if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |' mesh-faults "tp 2 .*worst gradient|fsdp"
+    's|^        tree_sum(fsdp->dev, mine, all, DTYPE_F32, tp, n, 0);||' \
+    mesh-faults "tp 2 .*worst gradient"
+
+edit='s|\*colour = rank - cp \* .*|'
+edit+='int mixed = shard % 2 \&\& m->size[AXIS_TP] > 1; '
+edit+='*colour = (rank - cp * mesh_stride(m, AXIS_CP) - shard * mesh_stride(m, AXIS_DP_SHARD)) ^ mixed;|; '
+edit+='s|if (axis == AXIS_FSDP) return colour + |'
+edit+='if (axis == AXIS_FSDP) return (colour ^ (i / cp % 2 \&\& m->size[AXIS_TP] > 1)) + |'
+more "a group that shards has members of two tp slices" lib/mesh.h "$edit" \
+    mesh-faults "tp 2 .*worst gradient|fsdp"
+
 fault "the loss is counted on every tp rank" train_llama3.cu \
-    's|exact_total(m->dev, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' mesh-faults "tp 2 .*losses 1"
-more "a tp peer takes other samples" run/trainer.h \
-    's|    s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);|    s.shard = (mesh_coordinate(mesh, rank, AXIS_DP_SHARD) + mesh_coordinate(mesh, rank, AXIS_TP)) % s.shards;|' mesh-faults "hold parts of the same replica of the model, but they train on different samples|train on the same samples .both"
-more "a slice of columns is taken as one of rows" llama3.h \
-    's|^    \*whole = (t->first_row + row) \* t->whole_cols + t->first_col + col;|    if (t->row->split == SPLIT_COLUMNS) { *whole = t->first_col * t->whole_rows + at; return t->rows * t->cols - at; }\n&|' mesh-faults "tp 2 .*worst gradient"
+    's|exact_total(m->dev, m->loss_sum, .*|exact_total(m->dev, m->loss_sum, m->losses, m->B * m->T);|' \
+    mesh-faults "tp 2 .*losses 1"
+
+edit='s|    s.shard = mesh_coordinate(mesh, rank, AXIS_DP_SHARD);|'
+edit+='    s.shard = (mesh_coordinate(mesh, rank, AXIS_DP_SHARD) '
+edit+='+ mesh_coordinate(mesh, rank, AXIS_TP)) % s.shards;|'
+more "a tp peer takes other samples" run/trainer.h "$edit" \
+    mesh-faults \
+    "hold parts of the same replica of the model, but they train on different samples|train on the same samples .both"
+
+edit='s|^    \*whole = (t->first_row + row) \* t->whole_cols + t->first_col + col;|'
+edit+='    if (t->row->split == SPLIT_COLUMNS) { *whole = t->first_col * t->whole_rows + at; '
+edit+='return t->rows * t->cols - at; }\n&|'
+more "a slice of columns is taken as one of rows" llama3.h "$edit" \
+    mesh-faults "tp 2 .*worst gradient"
+
 fault "a rank's second half stands one part too early" context_parallel.h \
-    's|(2 \* cp->size - 1 - cp->rank) \* half + t - half;|(2 * cp->size - 2 - cp->rank) * half + t - half;|' mesh-faults "cp 2 .*worst gradient"
-fault "the last stage takes two micro-batches in the other order" train_llama3.cu \
-    's|micro_batch_of(m, batch, step->micro_batch);|micro_batch_of(m, batch, m->table.embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|' mesh-faults "pp 2 .*worst gradient"
+    's|(2 \* cp->size - 1 - cp->rank) \* half + t - half;|(2 * cp->size - 2 - cp->rank) * half + t - half;|' \
+    mesh-faults "cp 2 .*worst gradient"
+
+edit='s|micro_batch_of(m, batch, step->micro_batch);|'
+edit+='micro_batch_of(m, batch, m->table.embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|'
+fault "the last stage takes two micro-batches in the other order" train_llama3.cu "$edit" \
+    mesh-faults "pp 2 .*worst gradient"
+
 more "all stages are planned as the first" run/plan.h \
-    's|first %= mesh_stride(m, AXIS_DP_SHARD)|first %= mesh_stride(m, AXIS_PP)|' plan "is that of its own dry run"
-more "the simulation takes one count for another" plan/simulate.h 's|return x->count == y->count \&\& |return |' simulate "another count"
+    's|first %= mesh_stride(m, AXIS_DP_SHARD)|first %= mesh_stride(m, AXIS_PP)|' \
+    plan "is that of its own dry run"
+
+more "the simulation takes one count for another" plan/simulate.h \
+    's|return x->count == y->count \&\& |return |' \
+    simulate "another count"
+
 more "a message is planned under another name" pipeline_parallel.h \
-    's|"gradients", step->micro_batch,$|"gradients", step->micro_batch + p->comm->dev->dry_run,|' simulate "the events of the dry run"
+    's|"gradients", step->micro_batch,$|"gradients", step->micro_batch + p->comm->dev->dry_run,|' \
+    simulate "the events of the dry run"
+
 more "ranks that differ in memory are planned as one" run/plan.h \
-    's|equal &= dev->arenas\[m\].peak == c->dry_run->arenas\[m\].peak|equal \&= 1|' plan "is that of its own dry run"
-if [ -n "$all" ]; then
-    fault "a pipeline adds up its micro-batches one after the other" run/parallel.h \
-        's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' mesh-bits "expected, dry-run and measured|have one rank's bits"
-    fault "one rank's gradients of keys and values are lost" context_parallel.h \
-        's|sum_pieces(cp->dev, cp->own, pieces, cp->size,|sum_pieces(cp->dev, cp->own, pieces, cp->size - 1,|' mesh-faults "cp 2 .*worst gradient"
-    fault "a stage awaits two messages in the other order" pipeline_parallel.h \
-    's|s->receives\[p->receives_started\]|s->receives[s->pp_rank ? p->receives_started ^ 1 : p->receives_started]|' mesh-faults "on pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is expected"
-    fault "one message too many" pipeline_parallel.h \
-    's|^static void pipeline_send(.*|&\n    static int more;\n    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) comm_wait(p->comm, \&again->request), send_start(p->comm, \&again->request, AXIS_PP, pipeline_target(\&p->schedule, step), "again", out->data, p->message_bytes, DTYPE_BYTE), comm_wait(p->comm, \&again->request);|' mesh-faults "on pp: .again. .*is sent"
-    fault "the tied weight's gradient is summed twice" run/shared_gradients.h \
-        's|^        if (count) tree_sum(fsdp->dev, u->grad, s->tied_buffer, DTYPE_F32, 1, count, 1);|&\n&|' mesh-faults "pp 2 .*tied.*worst gradient"
-    fault "gradients with fewer stages overtake others" fsdp.h \
-        's|^    if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);||' mesh-bits "while its request is in flight"
-    fault "a validation counts its tokens on every rank that shares them" train_llama3.cu \
-        's|        if (counts) mine.targets += n;|        mine.targets += n;|' mesh-use "counts every token once"
-    fault "a checkpoint takes slices of columns as rows" run/checkpoint_writer.h \
-        's/rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1;/rows = 1;/' mesh-use "has the same bytes"
-    fault "a resumed run begins its moments anew" run/checkpoint.h 's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' checkpoints "are 4 steps"
-    fault "checksums come in the order of ranks" run/checkpoint_writer.h 's|sums\[chunk\] = all\[chunk % world \* share + chunk / world\];|sums[chunk] = all[chunk];|' checkpoints "same bytes"
-    fault "a resumed run counts its updates anew" run/trainer.h 's|    \*progress = j->resume_from.progress;|&\n    progress->updates = 0;|' checkpoints "are 4 steps"
-    fault "an epoch's end is not the audit's" dataloader.h 's/s->start_epoch + 1 + since_epoch/s->start_epoch + since_epoch/' checkpoints "audit"
-    fault "a checkpoint's directory is not synced" run/checkpoint_writer.h '/publish_checkpoint/,/^}/s/^    sync_directory(w->dir);//' "checkpoints points" "names as synced"
-    fault "the name of --out is not synced" run/out_dir.h 's/parent >= 0 && fsync(parent) ? errno : 0;/0;/' "checkpoints points" "was said to be saved, the run came back from step 0"
-    fault "latest comes before its checkpoint" run/checkpoint_writer.h 's/^    if (rename(w->dir, path)) write_failed.*/    update_latest_link(out, w->progress.step);\n&/' "checkpoints points" "latest leads to"
-    fault "what a dead run left stays" run/out_dir.h 's/^    remove_leftovers(out);//' "checkpoints points" "left behind"
-    fault "checkpoints that a dead run had no time to remove stay" run/out_dir.h 's/^    remove_old_checkpoints(out, keep);.*//' "checkpoints points" "other checkpoints"
-    fault "metrics are not synced before a checkpoint" run/logger.h 's/ || fsync(fileno(l->metrics))//' "checkpoints points" "other figures in metrics.jsonl"
-    fault "metrics are not cut back" run/out_dir.h 's/^    truncate_after_step(out, "metrics.jsonl", step);//' "checkpoints points" "other figures in metrics.jsonl"
-    fault "two runs may save to one directory" run/out_dir.h 's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' "checkpoints refusals" "two runs"
-    fault "a run resumes from the oldest checkpoint" run/out_dir.h 's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' "checkpoints points" "."
-    fault "a unit's reduction is never started" fsdp.h \
-        's|^    reductions_advance(fsdp, u, micro_batch);|    if (u->table_unit->kind == UNIT_HEAD \&\& fsdp->ranks > 1) { gradient_release(fsdp, u); return; }\n&|' faults "expected, dry-run and measured"
-    fault "gradients are scaled by the world" fsdp.h \
-        's|^        if (!fsdp->accumulates_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);|        for (int64_t i = 0; i < u->shard_size \&\& !fsdp->dev->dry_run \&\& replace; i++) sum[i] *= (float)fsdp->ranks;\n&|' faults "gradients of one rank"
-    fault "the mean is divided by the micro-batches once more" run/step_report.h \
-        's|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |    s.grad_norm = sqrt(exact_value(\&squared_norm)) / trainer->opt->accum / |' faults "gradient norm of one rank"
-    fault "replicas are exchanged and not summed" fsdp.h \
-        's|^        tree_sum(fsdp->dev, replica_gradient(u), r->receive.*||' faults "gradients of one rank"
-    fault "a unit is reduced twice" train_llama3.cu \
-        's|        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|&\n        if (l == 0) { fsdp_gradients(m->fsdp, trained, micro_batch); fsdp_reduce_gradients(m->fsdp, trained, micro_batch); }|' faults "expected, dry-run and measured"
-    fault "a rank gathers in another order" fsdp.h \
-        's|^static void fsdp_prefetch.*|&\n    if (fsdp->rank == 1) return;|' faults "collective #[0-9]+ on fsdp: .*rank 1 started"
-    fault "a block is gathered once too often" train_llama3.cu \
-        's|        block_forward(m, l);|&\n        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); fsdp_unshard(m->fsdp, again); }|' faults "expected, dry-run and measured"
-    fault "a rank draws its weights from another seed" run/trainer.h \
-        's|    p->fsdp.seed = (uint64_t)o->seed;|    p->fsdp.seed = (uint64_t)(o->seed + (rank == 1));|' layouts "initializes weights with a different seed"
-    fault "a gradient is reduced before it is made" fsdp.h 's|    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' orders "have one rank's bits"
-    fault "a slot is written while its last user reads it" fsdp.h 's|    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name);||' orders "have one rank's bits"
-    fault "weights are gathered before AdamW has written them" optimizer.h 's|^    device_wait_stream(dev, STREAM_GATHER,.*||' orders "have one rank's bits"
-    fault "AdamW comes before the last sums" fsdp.h 's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");||' orders "have one rank's bits"
-    fault "weights are used before they have arrived" lib/comm.h 's|    if (r->on_device) device_wait_event(dev, r->arrived);||' orders "have one rank's bits"
-    fault "weights are written while another rank copies them" lib/transport_threads.h 's|device_wait_event(comm->dev, slots\[p\].copied);|{}|' orders "have one rank's bits"
-    fault "tensor parallelism's collectives travel on a stream that nothing orders" tensor_parallel.h \
-        's|    [a-z_]*_start(tp->comm, &tp->request, .*FLOATX);|    StreamKind was = device_set_stream(tp->dev, STREAM_SEND_NEXT);\n&\n    device_set_stream(tp->dev, was);|' orders "have seed 0's bits"
-    fault "a stage sends what is not made yet" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE);$||' orders "have seed 0's bits"
-    fault "a stage receives over what is still read" pipeline_parallel.h 's|    device_wait_stream(dev, on, STREAM_COMPUTE); // which.*||' orders "have seed 0's bits"
-    fault "both ends of a pipeline send first, over NCCL" run/shared_gradients.h 's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' mesh "two ranks issue in two orders"
-    fault "receives are started in the order of their steps, over NCCL" lib/pipeline_schedule.h 's/^    qsort(order.*//' pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
-    fault "AdamW does not wait for offloaded state" optimizer.h 's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state");||' orders "have one rank's bits"
-    fault "offloaded state is overwritten on its way back" optimizer.h 's|    device_wait_event(dev, s->stored);||' orders "have one rank's bits"
-    fault "offloaded state goes back before AdamW has written it" optimizer.h 's|    if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);||' orders "have one rank's bits"
-fi
+    's|equal &= dev->arenas\[m\].peak == c->dry_run->arenas\[m\].peak|equal \&= 1|' \
+    plan "is that of its own dry run"
+
+more "a pipeline adds up its micro-batches one after the other" run/parallel.h \
+    's|    s.deterministic = o->deterministic;|    s.deterministic = o->deterministic \&\& o->pp == 1;|' \
+    mesh-bits "expected, dry-run and measured|have one rank's bits"
+
+more "one rank's gradients of keys and values are lost" context_parallel.h \
+    's|sum_pieces(cp->dev, cp->own, pieces, cp->size,|sum_pieces(cp->dev, cp->own, pieces, cp->size - 1,|' \
+    mesh-faults "cp 2 .*worst gradient"
+
+more "a stage awaits two messages in the other order" pipeline_parallel.h \
+    's|s->receives\[p->receives_started\]|s->receives[s->pp_rank ? p->receives_started ^ 1 : p->receives_started]|' \
+    mesh-faults "on pp: .*0 to stage 1. .*is sent, .*1 to stage 1. .*is expected"
+
+edit='s|^static void pipeline_send(.*|&\n'
+edit+='    static int more;\n'
+edit+='    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2];\n'
+edit+='    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) '
+edit+='comm_wait(p->comm, \&again->request), '
+edit+='send_start(p->comm, \&again->request, AXIS_PP, pipeline_target(\&p->schedule, step), "again", '
+edit+='out->data, p->message_bytes, DTYPE_BYTE), '
+edit+='comm_wait(p->comm, \&again->request);|'
+more "one message too many" pipeline_parallel.h "$edit" \
+    mesh-faults "on pp: .again. .*is sent"
+
+more "the tied weight's gradient is summed twice" run/shared_gradients.h \
+    's|^        if (count) tree_sum(fsdp->dev, u->grad, s->tied_buffer, DTYPE_F32, 1, count, 1);|&\n&|' \
+    mesh-faults "pp 2 .*tied.*worst gradient"
+
+more "gradients with fewer stages overtake others" fsdp.h \
+    's|^    if (would_overtake(fsdp, micro_batch)) reductions_drain(fsdp);||' \
+    mesh-bits "while its request is in flight"
+
+more "a validation counts its tokens on every rank that shares them" train_llama3.cu \
+    's|        if (counts) mine.targets += n;|        mine.targets += n;|' \
+    mesh-use "counts every token once"
+
+more "a checkpoint takes slices of columns as rows" run/checkpoint_writer.h \
+    's/rows = t->row->split == SPLIT_COLUMNS ? t->whole_rows : 1;/rows = 1;/' \
+    mesh-use "has the same bytes"
+
+more "a resumed run begins its moments anew" run/checkpoint.h \
+    's|    fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);||' \
+    checkpoints "are 4 steps"
+
+more "checksums come in the order of ranks" run/checkpoint_writer.h \
+    's|sums\[chunk\] = all\[chunk % world \* share + chunk / world\];|sums[chunk] = all[chunk];|' \
+    checkpoints "same bytes"
+
+more "a resumed run counts its updates anew" run/trainer.h \
+    's|    \*progress = j->resume_from.progress;|&\n    progress->updates = 0;|' \
+    checkpoints "are 4 steps"
+
+more "an epoch's end is not the audit's" dataloader.h \
+    's/s->start_epoch + 1 + since_epoch/s->start_epoch + since_epoch/' \
+    checkpoints "audit"
+
+more "a checkpoint's directory is not synced" run/checkpoint_writer.h \
+    '/publish_checkpoint/,/^}/s/^    sync_directory(w->dir);//' \
+    "checkpoints points" "names as synced"
+
+more "the name of --out is not synced" run/out_dir.h \
+    's/parent >= 0 && fsync(parent) ? errno : 0;/0;/' \
+    "checkpoints points" "was said to be saved, the run came back from step 0"
+
+more "latest comes before its checkpoint" run/checkpoint_writer.h \
+    's/^    if (rename(w->dir, path)) write_failed.*/    update_latest_link(out, w->progress.step);\n&/' \
+    "checkpoints points" "latest leads to"
+
+more "what a dead run left stays" run/out_dir.h \
+    's/^    remove_leftovers(out);//' \
+    "checkpoints points" "left behind"
+
+more "checkpoints that a dead run had no time to remove stay" run/out_dir.h \
+    's/^    remove_old_checkpoints(out, keep);.*//' \
+    "checkpoints points" "other checkpoints"
+
+more "metrics are not synced before a checkpoint" run/logger.h \
+    's/ || fsync(fileno(l->metrics))//' \
+    "checkpoints points" "other figures in metrics.jsonl"
+
+more "metrics are not cut back" run/out_dir.h \
+    's/^    truncate_after_step(out, "metrics.jsonl", step);//' \
+    "checkpoints points" "other figures in metrics.jsonl"
+
+more "two runs may save to one directory" run/out_dir.h \
+    's/if (flock(lock, LOCK_EX | LOCK_NB))/if (0)/' \
+    "checkpoints refusals" "two runs"
+
+more "a run resumes from the oldest checkpoint" run/out_dir.h \
+    's/newest = max_i64(newest, step);/newest = newest < 0 ? step : newest < step ? newest : step;/' \
+    "checkpoints points" "."
+
+edit='s|^    reductions_advance(fsdp, u, micro_batch);|'
+edit+='    if (u->table_unit->kind == UNIT_HEAD \&\& fsdp->ranks > 1) { gradient_release(fsdp, u); return; }\n&|'
+more "a unit's reduction is never started" fsdp.h "$edit" \
+    faults "expected, dry-run and measured"
+
+edit='s|^        if (!fsdp->accumulates_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);|'
+edit+='        for (int64_t i = 0; i < u->shard_size \&\& !fsdp->dev->dry_run \&\& replace; i++) '
+edit+='sum[i] *= (float)fsdp->ranks;\n&|'
+more "gradients are scaled by the world" fsdp.h "$edit" \
+    faults "gradients of one rank"
+
+edit='s|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |'
+edit+='    s.grad_norm = sqrt(exact_value(\&squared_norm)) / trainer->opt->accum / |'
+more "the mean is divided by the micro-batches once more" run/step_report.h "$edit" \
+    faults "gradient norm of one rank"
+
+more "replicas are exchanged and not summed" fsdp.h \
+    's|^        tree_sum(fsdp->dev, replica_gradient(u), r->receive.*||' \
+    faults "gradients of one rank"
+
+edit='s|        fsdp_reduce_gradients(m->fsdp, trained, micro_batch);|&\n'
+edit+='        if (l == 0) { fsdp_gradients(m->fsdp, trained, micro_batch); '
+edit+='fsdp_reduce_gradients(m->fsdp, trained, micro_batch); }|'
+more "a unit is reduced twice" train_llama3.cu "$edit" \
+    faults "expected, dry-run and measured"
+
+more "a rank gathers in another order" fsdp.h \
+    's|^static void fsdp_prefetch.*|&\n    if (fsdp->rank == 1) return;|' \
+    faults "collective #[0-9]+ on fsdp: .*rank 1 started"
+
+edit='s|        block_forward(m, l);|&\n'
+edit+='        if (l == 0) { FsdpUnit *again = \&m->fsdp->units[unit]; '
+edit+='fsdp_reshard(m->fsdp, again, AFTER_LAST_USE); fsdp_prefetch(m->fsdp, again); '
+edit+='fsdp_unshard(m->fsdp, again); }|'
+more "a block is gathered once too often" train_llama3.cu "$edit" \
+    faults "expected, dry-run and measured"
+
+more "a rank draws its weights from another seed" run/trainer.h \
+    's|    p->fsdp.seed = (uint64_t)o->seed;|    p->fsdp.seed = (uint64_t)(o->seed + (rank == 1));|' \
+    layouts "initializes weights with a different seed"
+
+more "a gradient is reduced before it is made" fsdp.h \
+    's|    if (entering) device_wait_stream(fsdp->dev, STREAM_REDUCE, STREAM_COMPUTE);.*||' \
+    orders "have one rank's bits"
+
+more "a slot is written while its last user reads it" fsdp.h \
+    's|    comm_wait_event(fsdp->comm, b->freed, u->table_unit->name);||' \
+    orders "have one rank's bits"
+
+more "weights are gathered before AdamW has written them" optimizer.h \
+    's|^    device_wait_stream(dev, STREAM_GATHER,.*||' \
+    orders "have one rank's bits"
+
+more "AdamW comes before the last sums" fsdp.h \
+    's|    comm_wait_event(fsdp->comm, device_stream_event(fsdp->dev, STREAM_REDUCE), "reductions");||' \
+    orders "have one rank's bits"
+
+more "weights are used before they have arrived" lib/comm.h \
+    's|    if (r->on_device) device_wait_event(dev, r->arrived);||' \
+    orders "have one rank's bits"
+
+more "weights are written while another rank copies them" lib/transport_threads.h \
+    's|device_wait_event(comm->dev, slots\[p\].copied);|{}|' \
+    orders "have one rank's bits"
+
+edit='s|    [a-z_]*_start(tp->comm, &tp->request, .*FLOATX);|'
+edit+='    StreamKind was = device_set_stream(tp->dev, STREAM_SEND_NEXT);\n&\n'
+edit+='    device_set_stream(tp->dev, was);|'
+more "tensor parallelism's collectives travel on a stream that nothing orders" tensor_parallel.h "$edit" \
+    orders "have seed 0's bits"
+
+more "a stage sends what is not made yet" pipeline_parallel.h \
+    's|    device_wait_stream(dev, on, STREAM_COMPUTE);$||' \
+    orders "have seed 0's bits"
+
+more "a stage receives over what is still read" pipeline_parallel.h \
+    's|    device_wait_stream(dev, on, STREAM_COMPUTE); // which.*||' \
+    orders "have seed 0's bits"
+
+more "both ends of a pipeline send first, over NCCL" run/shared_gradients.h \
+    's|        int sends = i == !is_first_stage;|        int sends = i == 0;|' \
+    mesh "two ranks issue in two orders"
+
+more "receives are started in the order of their steps, over NCCL" lib/pipeline_schedule.h \
+    's/^    qsort(order.*//' \
+    pipeline "two ranks issue in two orders|waited [0-9.]+ s for|are in flight at once"
+
+more "AdamW does not wait for offloaded state" optimizer.h \
+    's|        comm_wait_event(fsdp->comm, unit_state(o, u)->fetched, "offloaded state");||' \
+    orders "have one rank's bits"
+
+more "offloaded state is overwritten on its way back" optimizer.h \
+    's|    device_wait_event(dev, s->stored);||' \
+    orders "have one rank's bits"
+
+more "offloaded state goes back before AdamW has written it" optimizer.h \
+    's|    if (o->offloaded) device_wait_stream(dev, STREAM_STORE, STREAM_COMPUTE);||' \
+    orders "have one rank's bits"
+
 if [ "$all" = anchors ]; then
     echo "$((count - lost)) of $count planted faults change their files"
     [ "$lost" = 0 ]
