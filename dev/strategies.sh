@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# strategies.sh [MODEL [ROUNDS]]: measures what each strategy and option costs: time per step, memory per rank, bytes
-# that a rank receives. All rows take turns, so that a noisy machine is noisy for all. Times are medians, also shown as
-# ratios to the first row of their table. ONLY=3 measures the third table only.
+# strategies.sh [MODEL [ROUNDS]]: measures what each strategy and option costs: time per step, the share of it in which
+# rank 0 waited for other ranks, the share of its communication that computing hid, how much longer than the mean the
+# slowest rank computed, memory per rank, and bytes that a rank receives. All rows take turns, so that a noisy machine
+# is noisy for all. All of these are medians over the steps; times are also shown as ratios to the first row of their
+# table. ONLY=3 measures the third table only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 model=${1:-bench-8m} rounds=${2:-5}
@@ -10,15 +12,31 @@ trap 'rm -rf "$work"' EXIT
 program=${PROGRAM:-./train_llama3} tables=0
 [ -f data/kjv/train.tok ] || dev/data/kjv.sh data/kjv >/dev/null
 
-# measure RANKS OPTIONS ROW FILE: one run; appends its step times to FILE.seconds, writes FILE.memory and FILE.bytes
+# steps METRICS: seconds, share of waiting, share of communication overlapped, and by how much the slowest rank's
+# computing exceeds the mean, a line per step from the third on
+steps() {
+    awk '
+        # number(key): the number after "key": in this line
+        function number(key) { return match($0, "\"" key "\":[0-9.]+") ? substr($0, RSTART + length(key) + 3) + 0 : 0 }
+        number("step") > 2 && match($0, /"compute_s":\[[^]]*/) {
+            count = split(substr($0, RSTART + 13, RLENGTH - 13), compute, ",")
+            sum = most = 0
+            for (i = 1; i <= count; i++) {
+                sum += compute[i]
+                if (compute[i] > most) most = compute[i]
+            }
+            print number("seconds"), number("wait_s") / number("seconds"), number("overlap"), most * count / sum - 1
+        }' "$1"
+}
+
+# measure RANKS OPTIONS ROW FILE: one run; appends a line per step to FILE.steps, writes FILE.memory and FILE.bytes
 measure() {
     local ranks=$1 options=$2 row=$3 file=$4 metrics=$work/out/metrics.jsonl
     rm -rf "$work/out"
     # shellcheck disable=SC2086
     "$program" --model "$model" --data data/kjv/train.tok --ranks "$ranks" --steps 6 $options $row --out "$work/out" \
         >"$work/said"
-    sed -nE 's/.*"step":([0-9]+).*"seconds":([0-9.]+),"tokens_per_s".*/\1 \2/p' "$metrics" |
-        awk '$1 > 2 { print $2 }' >>"$file.seconds"
+    steps "$metrics" >>"$file.steps"
     sed -nE 's/^memory per rank: (.*)/\1/p' "$work/said" >"$file.memory"
     tail -n 1 "$metrics" | sed -E 's/.*"bytes":\{([^}]*)\}.*/\1/; s/"[a-z_]+"://g' |
         awk -F, '{
@@ -27,9 +45,11 @@ measure() {
         }' >"$file.bytes"
 }
 
-# median_ms: the median of the seconds on standard input, in milliseconds
-median_ms() {
-    sort -n | awk '{ v[NR] = $1 } END { printf "%.1f", 1000 * (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2 }'
+# median FIELD FACTOR FORMAT FILE: the median of a field of the lines in FILE, times FACTOR
+median() {
+    cut -d' ' -f"$1" "$4" | sort -g | awk -v factor="$2" -v format="$3" '
+        { v[NR] = $1 }
+        END { printf format, factor * (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2 }'
 }
 
 # table RANKS OPTIONS ROW…: each row is added to the options
@@ -46,16 +66,18 @@ table() {
         done
     done
     printf '\n%s ranks as threads, `%s`\n\n' "$ranks" "$options"
-    printf '| | ms per step | time | memory per rank | MB received per step: fsdp + dp_replicate (+ tp, cp, pp) |\n'
-    printf '|---|---|---|---|---|\n'
+    printf '| | ms per step | time | waiting | communication overlapped | slowest rank computes | memory per rank '
+    printf '| MB received per step: fsdp + dp_replicate (+ tp, cp, pp) |\n|---|---|---|---|---|---|---|---|\n'
     i=0
     for row; do
         i=$((i + 1))
         file=$work/$tables.$i
-        ms=$(median_ms <"$file.seconds")
+        ms=$(median 1 1000 %.1f "$file.steps")
         base=${base:-$ms}
-        printf '| `%s` | %s | %s | %s | %s |\n' "$row" "$ms" \
-            "$(awk -v a="$ms" -v b="$base" 'BEGIN { printf "%.3f", a / b }')" "$(cat "$file.memory")" "$(cat "$file.bytes")"
+        printf '| `%s` | %s | %s | %s | %s | %s | %s | %s |\n' "$row" "$ms" \
+            "$(awk -v a="$ms" -v b="$base" 'BEGIN { printf "%.3f", a / b }')" "$(median 2 100 '%.0f %%' "$file.steps")" \
+            "$(median 3 100 '%.0f %%' "$file.steps")" "$(median 4 100 '+%.0f %%' "$file.steps")" \
+            "$(cat "$file.memory")" "$(cat "$file.bytes")"
     done
 }
 
