@@ -1,0 +1,266 @@
+/* test_ranks.h: any number of ranks computes the gradients, losses and norms of one rank, with the memory and the
+ * traffic that are expected. Offers collect() and compare_layout() to the tests of other layouts. Part of
+ * test_llama3.cu. */
+
+static float *collected; // all gradients of the model, tensors one after the other, before the optimizer
+static double collected_losses[3], collected_norm; // of all three steps; of the first
+static int collect_steps = 3;                      // or the first one alone
+static int64_t padding_touched, state_bytes, state_expected, steady_allocations, shared_differ;
+
+/* Fills the pools' buffers with garbage before use, so that a forgotten wait for a gather, or padding that is not
+ * cleared, shows. */
+static void poison_pools(Fsdp *f) {
+    for (int pool = 0; pool < POOLS; pool++)
+        for (int i = 0; i < f->pools[pool].count; i++) {
+            PoolBuffer *buffer = &f->pools[pool].buffers[i];
+            size_t bytes = 0, element = pool == POOL_GRADIENTS ? sizeof(float) : sizeof(floatX);
+            for (int u = 0; u < f->table->num_units; u++) {
+                size_t of_unit = pool_bytes((PoolKind)pool, &f->units[u]);
+                if (f->units[u].table_unit->kind == buffer->kind && of_unit > bytes) bytes = of_unit;
+            }
+            char *garbage = (char *)checked_malloc(bytes);
+            for (size_t at = 0; at + element <= bytes; at += element) {
+                float large = 1e3f;
+                floatX wrong = from_float(3.0f);
+                memcpy(garbage + at, pool == POOL_GRADIENTS ? (const void *)&large : &wrong, element);
+            }
+            device_write(f->dev, buffer->memory, garbage, bytes);
+            free(garbage);
+        }
+}
+
+/* Elements of this rank's shards that belong to no tensor and are not zero. */
+static int64_t count_touched_padding(const Fsdp *f) {
+    int64_t touched = 0;
+    for (int u = 0; u < f->table->num_units; u++) {
+        const FsdpUnit *unit = &f->units[u];
+        if (unit->table_unit->frozen) continue;
+        char *owned = (char *)checked_malloc((size_t)unit->state_count);
+        ShardPiece p;
+        for (int i = 0; next_state_piece(f, &i, &p);)
+            if (p.unit == unit) memset(owned + p.at, 1, (size_t)p.count);
+        const float *state[4] = {unit->master, unit->grad, unit->exp_avg, unit->exp_avg_sq};
+        for (int k = 0; k < 4; k++) {
+            float *have = floats_on_host(f->dev, state[k], unit->state_count);
+            for (int64_t e = 0; e < unit->state_count; e++) touched += !owned[e] && have[e] != 0;
+            free(have);
+        }
+        free(owned);
+    }
+    return touched;
+}
+
+/* What this rank owns of a kind of state, to its place in the whole model's: (num_parameters). */
+static void collect_state(Trainer *trainer, StateKind kind, float *all) {
+    ShardPiece p;
+    for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);) {
+        int64_t begin = 0, whole, run;
+        for (int t = 0; t < p.tensor->index; t++)
+            begin += trainer->whole_table->tensors[t].rows * trainer->whole_table->tensors[t].cols;
+        for (int64_t at = 0; at < p.count; at += run) {
+            run = min_i64(p.count - at, tensor_run(p.tensor, p.first + at, &whole));
+            device_read(&trainer->parallel.dev, all + begin + whole, (float *)state_of(p.unit, kind) + p.at + at,
+                        sizeof(float) * (size_t)run);
+        }
+    }
+#ifdef HAVE_MPI
+    if (trainer->parallel.comm.transport == &transport_mpi)
+        MPI_Allreduce(MPI_IN_PLACE, all, (int)trainer->whole_table->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+#endif
+}
+
+/* What several ranks have the whole gradient of, has the same bits on each: norms over tp, a tied weight on the first
+ * and the last stage. */
+static void compare_shared_gradients(Trainer *trainer) {
+    uint64_t mine[2] = {HASH_START, HASH_START},
+             *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)trainer->parallel.mesh.world);
+    ShardPiece p;
+    for (int i = 0; next_state_piece(&trainer->parallel.fsdp, &i, &p);) {
+        int is_norm = p.tensor->row->split == SPLIT_NONE;
+        int is_tied = p.tensor->index == 0 && trainer->model.table.part.tied_head_copy;
+        if (!is_norm && !is_tied) continue;
+        int shared = is_norm ? 0 : 1;
+        float *have = floats_on_host(&trainer->parallel.dev, p.unit->grad + p.at, p.count);
+        mine[shared] = hash_bytes(mine[shared], have, sizeof(float) * (size_t)p.count);
+        free(have);
+    }
+    int stages = trainer->parallel.mesh.size[AXIS_PP], stride = mesh_stride(&trainer->parallel.mesh, AXIS_PP);
+    all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "hashes", mine, all, sizeof mine);
+    for (int i = 0; i < trainer->parallel.rank; i++) {
+        if (mesh_together(&trainer->parallel.mesh, i, trainer->parallel.rank, AXIS_TP))
+            __atomic_fetch_add(&shared_differ, all[2 * i] != mine[0], __ATOMIC_RELAXED);
+        if (trainer->model.table.part.tied_head_copy && trainer->parallel.rank - i == (stages - 1) * stride &&
+            mesh_together(&trainer->parallel.mesh, i, trainer->parallel.rank, AXIS_PP))
+            __atomic_fetch_add(&shared_differ, all[2 * i + 1] != mine[1], __ATOMIC_RELAXED);
+    }
+    free(all);
+}
+
+static int64_t frozen_changed;
+
+/* The hash of all frozen weights. */
+static uint64_t frozen_hash(const Fsdp *f) {
+    uint64_t hash = HASH_START;
+    for (int u = 0; u < f->table->num_units; u++) {
+        size_t bytes = sharded_bytes(f, &f->units[u]);
+        if (!f->units[u].table_unit->frozen) continue;
+        void *have = on_host(f->dev, f->units[u].sharded_weights, bytes);
+        hash = hash_bytes(hash, have, bytes);
+        free(have);
+    }
+    return hash;
+}
+
+static void ranks_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    Trainer *trainer = &o->trainer;
+    poison_pools(&trainer->parallel.fsdp);
+    uint64_t frozen = frozen_hash(&trainer->parallel.fsdp);
+#ifdef HAVE_MPI
+    memset(profiled, 0, sizeof profiled);
+    num_profiled = 0;
+#endif
+    for (int step = 1; step <= collect_steps; step++) {
+        int alone = trainer->parallel.mesh.world == 1 ||
+                    j->transport != &transport_threads; // else other ranks' threads may be elsewhere
+        int64_t *counter = alone ? &allocations : &own_allocations, before = *counter;
+        StepStats s = train_step(trainer, step);
+        if (rank == 0) collected_losses[step - 1] = s.loss;
+        if (rank == 0 && step == 1) collected_norm = s.grad_norm;
+        if (step == 3) __atomic_fetch_add(&steady_allocations, *counter - before, __ATOMIC_RELAXED);
+        if (step > 1) continue;
+#ifdef HAVE_MPI
+        Traffic expected[AXES][COLLECTIVES];
+        expected_traffic(expected, trainer->whole_config, trainer->parallel.mesh.world, trainer->parallel.rank,
+                         trainer->opt, sizeof(StepReport));
+        for (int row = 0; row < (int)AXES * (int)COLLECTIVES && j->transport == &transport_mpi; row++) {
+            int a = row / COLLECTIVES, op = row % COLLECTIVES, c = 0;
+            while (c < num_profiled && profiled[c].comm != trainer->parallel.comm.groups[a].mpi) c++;
+            Traffic none = {0, 0}, seen = c < num_profiled ? profiled[c].of[op] : none;
+            if (!traffic_equal(expected[a][op], seen))
+                run_failure("over %s MPI's profiling interface saw %" PRId64 " calls and %" PRId64
+                            " bytes of %s, expected %" PRId64 " and %" PRId64,
+                            axis_names[a], seen.calls, seen.bytes, collective_names[op], expected[a][op].calls,
+                            expected[a][op].bytes);
+        }
+#endif
+        matmul_rate(&trainer->parallel.dev);
+        check_first_step(trainer, &o->dry_run); // expected = dry run = measured, or the test ends here
+        collect_state(trainer, STATE_GRAD, collected);
+        compare_shared_gradients(trainer);
+    }
+    __atomic_fetch_add(&padding_touched, count_touched_padding(&trainer->parallel.fsdp), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&frozen_changed, frozen_hash(&trainer->parallel.fsdp) != frozen, __ATOMIC_RELAXED);
+    if (rank == 0) {
+        state_bytes =
+            (int64_t)(trainer->parallel.dev.arenas[MEM_PARAMS].peak + trainer->parallel.dev.arenas[MEM_GRADS].peak +
+                      trainer->parallel.dev.arenas[MEM_OPTIMIZER].peak);
+        int sharded = strcmp(trainer->opt->sharding, "no_shard") != 0, ranks = trainer->parallel.fsdp.ranks;
+        int local = !strcmp(trainer->opt->accumulate, "local") && trainer->opt->accum > 1 && ranks > 1 &&
+                    sharded; // an unsharded gradient beside the shards
+        int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(trainer->opt->offload, "all")
+                              ? 2
+                              : 0); // offloaded, the copy in bf16 lies with the master
+        state_expected = 0;
+        for (int i = 0; i < trainer->parallel.dev.num_buffers; i++)
+            state_expected += trainer->parallel.dev.buffers[i].category <= MEM_OPTIMIZER
+                                  ? trainer->parallel.dev.buffers[i].count * RED_ZONE
+                                  : 0;
+        for (int u = 0; u < trainer->model.table.num_units; u++)
+            if (trainer->model.table.units[u].frozen)
+                state_expected +=
+                    round_up((int64_t)sharded_bytes(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[u]), 256);
+            else
+                state_expected += bytes * trainer->parallel.fsdp.units[u].padded / (sharded ? ranks : 1) +
+                                  (local ? 4 * trainer->parallel.fsdp.units[u].padded : 0);
+    }
+    close_rank(o);
+}
+
+/* Runs three steps; leaves gradients of the first, losses of all, and the witnesses' figures. */
+static int64_t collect(const char *arguments, int process, int world, const Transport *transport) {
+    Job *j = make_job(arguments, world, transport);
+    int64_t n = j->table.num_parameters;
+    free(collected);
+    collected = (float *)checked_malloc(sizeof(float) * (size_t)n);
+    padding_touched = steady_allocations = shared_differ = frozen_changed = 0;
+    launch(j, process, ranks_body);
+    end_job(j);
+    return n;
+}
+
+/* ranks × accum × B samples of one step, against one rank that takes them one at a time. */
+static void compare_layout(const char *model, int process, int world, int accum, int B, const Transport *transport,
+                           const char *more) {
+    char arguments[1024], name[256];
+    const char *common = "--seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60";
+    const char *data = make_token_file("ranks.tok", 6000, 64, 7);
+    int total = world * accum * B;
+    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --threads 1 --batch 1 --accum %d", fixture_dir,
+             model, data, common, total);
+    Job *table_of = make_job(arguments, 1, &transport_threads);
+    int64_t n = process == 0 ? collect(arguments, 0, 1, &transport_threads) : 0; // the first process compares
+    float *one = collected;
+    double norm = collected_norm, losses[3] = {collected_losses[0], collected_losses[1], collected_losses[2]},
+           error = 0, ratio = 0, loss_error = 0;
+    collected = NULL;
+    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --batch %d --accum %d %s", fixture_dir, model,
+             data, common, B, accum, more);
+    collect(arguments, process, world, transport);
+    int64_t at = 0;
+    for (int i = 0; i < table_of->table.num_tensors && process == 0; i++) {
+        int64_t m = table_of->table.tensors[i].rows * table_of->table.tensors[i].cols;
+        double size = fmax(norm_of(one + at, m), 1e-20);
+        error = worst_of(error, norm_of_difference(collected + at, one + at, 1, m) / size);
+        ratio = worst_of(ratio, fabs(norm_of(collected + at, m) / size - 1));
+        at += m;
+    }
+    for (int i = 0; i < 3 && process == 0; i++)
+        loss_error = worst_of(loss_error, fabs(collected_losses[i] / losses[i] - 1));
+    double bound = sizeof(floatX) == 4 ? 1e-5 : 1e-2;
+    if (process == 0) {
+        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradients of one rank", model, world,
+                 accum, B, transport->name, more);
+        CHECK(name, error <= bound && ratio <= bound,
+              "worst tensor of %" PRId64 " parameters %.2g, norm ratio off by %.2g, <= %.0e", n, error, ratio, bound);
+        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: losses of three steps of one rank",
+                 model, world, accum, B, transport->name, more);
+        CHECK(name, loss_error <= (sizeof(floatX) == 4 ? 1e-5 : 3e-3), "off by %.2g", loss_error);
+        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradient norm of one rank", model, world,
+                 accum, B, transport->name, more);
+        CHECK(name, fabs(collected_norm / norm - 1) <= bound, "ratio off by %.2g", fabs(collected_norm / norm - 1));
+        snprintf(name, sizeof name,
+                 "%s, %d ranks x accum %d x B %d over %s%s: padding stays zero, state is 16 bytes a padded parameter "
+                 "over ranks, no allocation in a step",
+                 model, world, accum, B, transport->name, more);
+        CHECK(name, padding_touched == 0 && state_bytes == state_expected && steady_allocations == 0,
+              "%" PRId64 " touched, %" PRId64 " of %" PRId64 " bytes, %" PRId64 " allocations", padding_touched,
+              state_bytes, state_expected, steady_allocations);
+    }
+    free(one);
+    end_job(table_of);
+}
+
+static void test_ranks(void) {
+    static const int worlds[] = {1, 2, 3, 4, 8};
+    for (int tied = 0; tied < 2; tied++)
+        for (int B = 1; B <= 2; B++)
+            for (int w = 0; w < 5; w++)
+                compare_layout(tied ? "tied" : "odd", 0, worlds[w], 48 / worlds[w] / B, B, &transport_threads, "");
+    compare_layout("odd", 0, 3, 1, 1, &transport_threads, "");
+    compare_layout("odd", 0, 8, 1, 2, &transport_threads, "");
+    compare_layout("base", 0, 2, 1, 2, &transport_threads, " --slots 3");
+    compare_layout("odd", 0, 3, 4, 1, &transport_threads, " --accumulate local");
+    compare_layout("tied", 0, 2, 3, 2, &transport_threads, " --accumulate local");
+    compare_layout("odd", 0, 2, 1, 2, &transport_threads, " --accumulate local");
+}
+
+/* The layouts that planted faults are tried on. */
+static void test_faults(void) {
+    compare_layout("odd", 0, 3, 2, 2, &transport_threads, "");
+    compare_layout("odd", 0, 4, 1, 1, &transport_threads, "");
+    compare_layout("odd", 0, 2, 2, 1, &transport_threads, " --accumulate local");
+    compare_layout("odd", 0, 4, 2, 1, &transport_threads, " --dp-replicate 2 --recompute full");
+    compare_layout("odd", 0, 3, 2, 1, &transport_threads, " --sharding no_shard");
+    compare_layout("odd", 0, 2, 2, 1, &transport_threads, " --sharding shard_grad_op --recompute selective");
+}
