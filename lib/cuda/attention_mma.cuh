@@ -338,15 +338,15 @@ DEVICE void backward_load(const AttentionCall &a, bf16 *tiles, const BackwardPla
 
 /* P^T = exp2(S^T scale2 - lse2), in registers (w) and in shared memory. */
 template <int QUERIES, int N>
-DEVICE void backward_p(uint32_t (&w)[2][N / 2][4], bf16 *my_ps, const float (&c)[2][N][4], const float *lse2,
-                       float scale2) {
+DEVICE void backward_p(const AttentionCall &a, uint32_t (&w)[2][N / 2][4], bf16 *my_ps, const float (&c)[2][N][4],
+                       const float *lse2) {
     const int at = mma_lane<QUERIES>(), left = opaque_lane() % 4 * 2;
     UNROLL for (int n = 0; n < N; n++) {
         float2 lse = *(const float2 *)(const void *)(lse2 + n * 8 + left);
         UNROLL for (int i = 0; i < 4; i++) {
             const float *score = &c[i / 2][n][i % 2 * 2];
             uint32_t two =
-                round_pair(ptx_exp2(fmaf(score[0], scale2, -lse.x)), ptx_exp2(fmaf(score[1], scale2, -lse.y)));
+                round_pair(ptx_exp2(fmaf(score[0], a.scale2, -lse.x)), ptx_exp2(fmaf(score[1], a.scale2, -lse.y)));
             w[i / 2][n / 2][n % 2 * 2 + i % 2] = two;
             *mma_word<QUERIES>(my_ps, at, i / 2, n, i % 2) = two;
         }
@@ -420,7 +420,7 @@ DEVICE void backward_half(const AttentionCall &a, bf16 *tiles, const BackwardPla
         if (!OWNS_DK) {
             if (s.q_doc || p->key + slice + 32 > query_position(&s, t) + 1 || p->key + KEYS > s.Tk)
                 mma_mask<1>(c, sequence_of(s, p->b), t, p->key + slice);
-            backward_p<QUERIES>(w, my_ps, c, rows, a.scale2);
+            backward_p<QUERIES>(a, w, my_ps, c, rows);
         }
         __syncthreads(); // P is complete, and nobody reads the previous step's rows any more
         t += QUERIES;
