@@ -56,7 +56,6 @@ static void cp_close(ContextParallel *cp) { request_close(&cp->request); }
  * their second half is part 2·size - 1 - rank. */
 static int cp_position(const ContextParallel *cp, int t, int T) {
     int half = T / 2;
-    if (cp->size == 1) return t;
     return t < half ? cp->rank * half + t : (2 * cp->size - 1 - cp->rank) * half + t - half;
 }
 
@@ -65,62 +64,44 @@ static int cp_position(const ContextParallel *cp, int t, int T) {
 static void cp_select_halves(int32_t *selected, const int32_t *sequence, int length, int ranks, int i) {
     int half = length / (2 * ranks);
     size_t bytes = sizeof(int32_t) * (size_t)half;
-    if (ranks == 1) {
-        memmove(selected, sequence, sizeof(int32_t) * (size_t)length);
-        return;
-    }
     memmove(selected, sequence + (int64_t)i * half, bytes);
     memmove(selected + half, sequence + (int64_t)(2 * ranks - 1 - i) * half, bytes);
 }
 
-/* Copies keys and values from the order of ranks, (size, B, 2 halves), to that of the sequence, (B, 2·size parts), or
- * back. */
+/* Copies keys and values from the order of ranks, cp->of_ranks (size, B, 2 halves), to that of the sequence, (B, 2·size
+ * parts), or back. */
 enum { CP_TO_SEQUENCE, CP_TO_RANKS };
-static void cp_reorder(ContextParallel *cp, floatX *to, const floatX *from, int direction) {
+static void cp_reorder(ContextParallel *cp, floatX *sequence, int direction) {
     size_t half = sizeof(floatX) * (size_t)(cp->T / 2) * 2 * (size_t)cp->KV; // bytes
     size_t rank_stride = 2 * half, sequence_stride = rank_stride * (size_t)cp->size;
     for (int rank = 0; rank < cp->size; rank++)
         for (int second = 0; second < 2; second++) {
-            int part = second ? 2 * cp->size - 1 - rank : rank;
-            size_t in_ranks = (size_t)rank * (size_t)cp->B * rank_stride + (size_t)second * half;
-            size_t in_sequence = (size_t)part * half;
+            size_t part = (size_t)(second ? 2 * cp->size - 1 - rank : rank);
+            char *in_sequence = (char *)sequence + part * half;
+            char *in_ranks = (char *)cp->of_ranks + (size_t)(rank * cp->B) * rank_stride + (size_t)second * half;
             if (direction == CP_TO_SEQUENCE)
-                device_copy_rows(cp->dev, (char *)to + in_sequence, sequence_stride, (const char *)from + in_ranks,
-                                 rank_stride, half, cp->B);
-            else
-                device_copy_rows(cp->dev, (char *)to + in_ranks, rank_stride, (const char *)from + in_sequence,
-                                 sequence_stride, half, cp->B);
+                device_copy_rows(cp->dev, in_sequence, sequence_stride, in_ranks, rank_stride, half, cp->B);
+            else device_copy_rows(cp->dev, in_ranks, rank_stride, in_sequence, sequence_stride, half, cp->B);
         }
 }
 
 // ---------------------------------------------------------------------------
 // before attention: keys and values of the whole sequence
 
-static void cp_all_gather_start(ContextParallel *cp, const floatX *qkv /* (B·T, Q + 2·KV) */) {
-    size_t row = sizeof(floatX) * 2 * (size_t)cp->KV, qkv_row = sizeof(floatX) * (size_t)(cp->Q + 2 * cp->KV);
-    size_t N = (size_t)cp->B * (size_t)cp->T;
-    if (cp->size == 1) return;
-    device_copy_rows(cp->dev, cp->own, row, qkv + cp->Q, qkv_row, row, (int)N);
-    all_gather_start(cp->comm, &cp->request, AXIS_CP, "keys and values", cp->own, cp->of_ranks,
-                     row / sizeof(floatX) * N, FLOATX);
-}
-static KeyValue cp_all_gather_wait(ContextParallel *cp, const floatX *qkv /* as started */) {
-    KeyValue kv = {qkv + cp->Q, qkv + cp->Q + cp->KV, cp->Q + 2 * cp->KV, cp->T};
-    if (cp->size == 1) return kv;
-    comm_wait(cp->comm, &cp->request);
-    cp_reorder(cp, cp->sequence, cp->of_ranks, CP_TO_SEQUENCE);
-    kv.k = cp->sequence;
-    kv.v = cp->sequence + cp->KV;
-    kv.stride = 2 * cp->KV;
-    kv.tokens = cp->T * cp->size;
-    return kv;
-}
-
 /* Returns the keys and values of all tokens of the sequence, from each rank's rows of queries, keys and values. Valid
  * until the next cp_all_gather_kv or cp_reduce_scatter_kv. */
 static KeyValue cp_all_gather_kv(ContextParallel *cp, const floatX *qkv /* (B·T, Q + 2·KV) */) {
-    cp_all_gather_start(cp, qkv);
-    return cp_all_gather_wait(cp, qkv);
+    KeyValue own = {qkv + cp->Q, qkv + cp->Q + cp->KV, cp->Q + 2 * cp->KV, cp->T};
+    size_t row = sizeof(floatX) * 2 * (size_t)cp->KV, qkv_row = sizeof(floatX) * (size_t)(cp->Q + 2 * cp->KV);
+    int N = cp->B * cp->T;
+    if (cp->size == 1) return own;
+    device_copy_rows(cp->dev, cp->own, row, own.k, qkv_row, row, N);
+    all_gather_start(cp->comm, &cp->request, AXIS_CP, "keys and values", cp->own, cp->of_ranks,
+                     row / sizeof(floatX) * (size_t)N, FLOATX);
+    comm_wait(cp->comm, &cp->request);
+    cp_reorder(cp, cp->sequence, CP_TO_SEQUENCE);
+    KeyValue all = {cp->sequence, cp->sequence + cp->KV, 2 * cp->KV, cp->T * cp->size};
+    return all;
 }
 
 // ---------------------------------------------------------------------------
@@ -132,27 +113,19 @@ static floatX *cp_key_gradient(ContextParallel *cp, floatX *d_qkv) {
     return cp->size == 1 ? d_qkv + cp->Q : cp->d_sequence;
 }
 
-static void cp_reduce_scatter_start(ContextParallel *cp) {
-    size_t count = (size_t)cp->B * (size_t)cp->T * 2 * (size_t)cp->KV;
-    if (cp->size == 1) return;
-    cp_reorder(cp, cp->of_ranks, cp->d_sequence, CP_TO_RANKS);
-    reduce_scatter_start(cp->comm, &cp->request, AXIS_CP, "gradients of keys and values", cp->of_ranks, cp->sequence,
-                         count, FLOATX);
-}
-static void cp_reduce_scatter_wait(ContextParallel *cp, floatX *d_qkv) {
-    size_t row = sizeof(floatX) * 2 * (size_t)cp->KV, qkv_row = sizeof(floatX) * (size_t)(cp->Q + 2 * cp->KV);
-    int N = cp->B * cp->T;
-    floatX *pieces = cp->sequence; // (size, B, T, 2·KV) what the queries of each rank contribute
-    if (cp->size == 1) return;
-    comm_wait(cp->comm, &cp->request);
-    sum_pieces(cp->dev, cp->own, pieces, cp->size, (int64_t)N * 2 * cp->KV);
-    device_copy_rows(cp->dev, d_qkv + cp->Q, qkv_row, cp->own, row, row, N);
-}
-
 /* Sums the gradients of this rank's keys and values over the queries of all ranks, into their columns of d_qkv. */
 static void cp_reduce_scatter_kv(ContextParallel *cp, floatX *d_qkv /* (B·T, Q + 2·KV) */) {
-    cp_reduce_scatter_start(cp);
-    cp_reduce_scatter_wait(cp, d_qkv);
+    size_t row = sizeof(floatX) * 2 * (size_t)cp->KV, qkv_row = sizeof(floatX) * (size_t)(cp->Q + 2 * cp->KV);
+    int N = cp->B * cp->T;
+    size_t count = (size_t)N * 2 * (size_t)cp->KV;
+    floatX *pieces = cp->sequence; // (size, B, T, 2·KV) what the queries of each rank contribute
+    if (cp->size == 1) return;
+    cp_reorder(cp, cp->d_sequence, CP_TO_RANKS);
+    reduce_scatter_start(cp->comm, &cp->request, AXIS_CP, "gradients of keys and values", cp->of_ranks, pieces, count,
+                         FLOATX);
+    comm_wait(cp->comm, &cp->request);
+    sum_pieces(cp->dev, cp->own, pieces, cp->size, (int64_t)count);
+    device_copy_rows(cp->dev, d_qkv + cp->Q, qkv_row, cp->own, row, row, N);
 }
 
 #endif

@@ -26,6 +26,9 @@ typedef struct {
     Request request;
 } TensorParallel;
 
+/* From now on micro-batches have N tokens, at most as many as given to tp_open. */
+static void tp_set_tokens(TensorParallel *tp, int N) { tp->tokens = (N + tp->size - 1) / tp->size; }
+
 /* Allocates for micro-batches of up to N tokens. */
 static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_token_id) {
     memset(tp, 0, sizeof *tp);
@@ -33,9 +36,9 @@ static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_toke
     tp->dev = comm->dev;
     tp->size = comm->groups[AXIS_TP].size;
     tp->rank = comm->groups[AXIS_TP].rank;
-    tp->tokens = (N + tp->size - 1) / tp->size;
     tp->C = C;
     tp->first_token_id = first_token_id;
+    tp_set_tokens(tp, N);
     if (tp->size == 1) return;
     size_t bytes = sizeof(floatX) * (size_t)tp->tokens * (size_t)tp->size * (size_t)C;
     tp->gathered = (floatX *)arena_alloc(tp->dev, MEM_ACTIVATIONS, "tokens of all tp ranks", bytes);
@@ -52,27 +55,16 @@ static void tp_open_loss(TensorParallel *tp, int logit_rows) {
 
 static void tp_close(TensorParallel *tp) { request_close(&tp->request); }
 
-/* From now on micro-batches have N tokens, at most as many as given to tp_open. */
-static void tp_set_tokens(TensorParallel *tp, int N) { tp->tokens = (N + tp->size - 1) / tp->size; }
-
 // ---------------------------------------------------------------------------
 // the tokens of all ranks: in forward before a matrix that is split by outputs, in backward before one split by inputs
 
-static void tp_all_gather_start(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
-    size_t count = (size_t)tp->tokens * (size_t)tp->C;
-    if (tp->size == 1) return;
-    all_gather_start(tp->comm, &tp->request, AXIS_TP, what, x, tp->gathered, count, FLOATX);
-}
-static const floatX *tp_all_gather_wait(TensorParallel *tp, const floatX *x /* (n,C), as started */) {
-    if (tp->size == 1) return x;
-    comm_wait(tp->comm, &tp->request);
-    return tp->gathered;
-}
-
 /* Returns x of all tokens, (N, C), valid until the next call. */
 static const floatX *tp_all_gather_tokens(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
-    tp_all_gather_start(tp, x, what);
-    return tp_all_gather_wait(tp, x);
+    size_t count = (size_t)tp->tokens * (size_t)tp->C;
+    if (tp->size == 1) return x;
+    all_gather_start(tp->comm, &tp->request, AXIS_TP, what, x, tp->gathered, count, FLOATX);
+    comm_wait(tp->comm, &tp->request);
+    return tp->gathered;
 }
 
 // ---------------------------------------------------------------------------
@@ -81,23 +73,14 @@ static const floatX *tp_all_gather_tokens(TensorParallel *tp, const floatX *x /*
 /* Where the matrix's partial sums (N, C) go: with one rank, where there is nothing to add, straight to the result. */
 static floatX *tp_partial(TensorParallel *tp, floatX *sum /* (n,C) */) { return tp->size == 1 ? sum : tp->partial; }
 
-static void tp_reduce_scatter_start(TensorParallel *tp, const char *what) {
+/* sum = the partial sums of all ranks for this rank's tokens. The transport only moves the pieces. They are added here,
+ * as a binary tree over ranks, so that every transport gives the same bits. */
+static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = */, const char *what) {
     size_t count = (size_t)tp->tokens * (size_t)tp->C;
     if (tp->size == 1) return;
     reduce_scatter_start(tp->comm, &tp->request, AXIS_TP, what, tp->partial, tp->pieces, count, FLOATX);
-}
-/* The transport only moves the pieces. They are added here, as a binary tree over ranks, so that every transport gives
- * the same bits. */
-static void tp_reduce_scatter_wait(TensorParallel *tp, floatX *sum /* (n,C) = */) {
-    if (tp->size == 1) return;
     comm_wait(tp->comm, &tp->request);
-    sum_pieces(tp->dev, sum, tp->pieces, tp->size, (int64_t)tp->tokens * tp->C);
-}
-
-/* sum = the partial sums of all ranks for this rank's tokens. */
-static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = */, const char *what) {
-    tp_reduce_scatter_start(tp, what);
-    tp_reduce_scatter_wait(tp, sum);
+    sum_pieces(tp->dev, sum, tp->pieces, tp->size, (int64_t)count);
 }
 
 // ---------------------------------------------------------------------------
