@@ -21,7 +21,7 @@
 #include "tokenizer.h"             // defines: Tokenizer, print_token
 #include "run/options.h"           // defines: Options, options_parse, options_write
 #include "run/job.h"               // defines: Job, job_open: everything that is checked before ranks start
-#include "run/model.h"             // defines: Model, BlockActivations, MicroBatch: what forward and backward compute in
+#include "run/model.h"             // defines: Model, BlockActivations: what forward and backward compute in
 #include "run/weights.h"           // defines: BlockWeights, HeadWeights, block_weights, head_weights
 #include "run/parallel.h"          // defines: Parallel: mesh, device, communicators, shards, pipeline
 #include "run/trainer.h"           // defines: Trainer, trainer_bind, trainer_allocate, trainer_open, check_first_step
@@ -200,15 +200,7 @@ static const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
     return tp_all_gather_tokens(m->tp, m->final_norm, "head input");
 }
 
-/* Logits and losses of tokens [first, first + count). With `with_gradients` the logits are overwritten with their
- * gradients. */
-static void head_chunk_forward(Model *m, const HeadWeights *w, const floatX *x /* (N,C) */, int first, int count,
-                               int with_gradients) {
-    int C = m->config.C, V = m->config.V;
-    linear_forward_fp32(m->dev, m->logits, x + (int64_t)first * C, w->head, count, C, V);
-    tp_cross_entropy(m->tp, m->losses + first, m->logits, m->targets + first, count, V, with_gradients);
-}
-
+/* From m->logits, which hold the gradients of the logits of tokens [first, first + count). */
 static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_x /* (N,C) */, const floatX *x, int first,
                                 int count) {
     int C = m->config.C, V = m->config.V;
@@ -218,39 +210,28 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_x /* (
     if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, first > 0);
 }
 
-/* Adds the losses of this rank's n tokens to the sum of the step. (Each tp rank has computed the losses of all N.) */
-static void add_losses(Model *m) {
-    exact_total(m->dev, m->loss_sum, m->losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
-}
-
-/* Final norm, logits and losses. Logits are computed in chunks of m->logit_rows tokens, so that those of a long
- * micro-batch never exist at once. */
-static void head_forward(Model *m) {
-    int N = m->B * m->T;
-    device_phase(m->dev, "loss", m->table.units[m->table.head].name);
-    const HeadWeights w = head_weights(m, NO_GRADIENTS);
-    const floatX *x = final_norm_forward(m, &w);
-    for (int first = 0; first < N; first += m->logit_rows)
-        head_chunk_forward(m, &w, x, first, (int)min_i64(m->logit_rows, N - first), 0);
-    add_losses(m);
-}
-
-/* The same, and backward, into m->d_x. Each chunk of logits goes backward before the next chunk replaces it. */
-static void head_forward_backward(Model *m, int micro_batch) {
-    int N = m->B * m->T;
+/* Final norm, logits and losses; unless `micro_batch` is NO_GRADIENTS also backward, into m->d_x. Logits are computed in
+ * chunks of m->logit_rows tokens, so that those of a long micro-batch never exist at once: each chunk goes backward
+ * before the next one replaces it. */
+static void head_forward(Model *m, int micro_batch) {
+    int N = m->B * m->T, C = m->config.C, V = m->config.V, goes_backward = micro_batch != NO_GRADIENTS;
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
     const HeadWeights w = head_weights(m, micro_batch);
     const floatX *x = final_norm_forward(m, &w);
     floatX *partial = tp_partial(m->tp, m->d_norm);
     for (int first = 0; first < N; first += m->logit_rows) {
         int count = (int)min_i64(m->logit_rows, N - first);
-        head_chunk_forward(m, &w, x, first, count, 1);
-        head_chunk_backward(m, &w, partial, x, first, count);
+        linear_forward_fp32(m->dev, m->logits, x + (int64_t)first * C, w.head, count, C, V);
+        tp_cross_entropy(m->tp, m->losses + first, m->logits, m->targets + first, count, V, goes_backward);
+        if (goes_backward) head_chunk_backward(m, &w, partial, x, first, count);
     }
-    tp_reduce_scatter_tokens(m->tp, m->d_norm, "d head input");
-    rmsnorm_backward(m->dev, m->d_x, w.d_norm, m->d_norm, NULL, head_input(m), m->final_rstd, w.norm, m->tp->tokens,
-                     m->config.C);
-    add_losses(m);
+    if (goes_backward) {
+        tp_reduce_scatter_tokens(m->tp, m->d_norm, "d head input");
+        rmsnorm_backward(m->dev, m->d_x, w.d_norm, m->d_norm, NULL, head_input(m), m->final_rstd, w.norm,
+                         m->tp->tokens, C);
+    }
+    // the losses of this rank's n tokens: each tp rank has computed those of all N
+    exact_total(m->dev, m->loss_sum, m->losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
 }
 
 // ---------------------------------------------------------------------------
@@ -346,10 +327,10 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
 
 /* Forward of a micro-batch through the stage: from its tokens, or the previous stage's output, to what the next stage
  * receives. The last stage leaves the residual stream to the head. */
-static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step, const MicroBatch *batch,
+static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step, const StepBatch *batch,
                           ReshardPoint now) {
     model_enter_stage(m, step->stage, step->activation_set);
-    feed_micro_batch(m, batch);
+    feed_micro_batch(m, batch, step->micro_batch);
     if (stage_embeds(m)) stage_embed_forward(m, now);
     else prefetch_forward(m, m->stage->first_unit - 1);
     pipeline_receive(pipeline, step, m->blocks[0].x);
@@ -365,16 +346,17 @@ static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step
 
 /* Backward of a micro-batch through the stage. Gradients are those of the SUM of its losses; the optimizer divides by
  * the number of targets in the step. */
-static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *step, const MicroBatch *batch) {
+static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *step, const StepBatch *batch) {
     int last = step->micro_batch == pipeline->schedule.micro_batches - 1;
     ReshardPoint now = last ? AFTER_LAST_USE : AFTER_BACKWARD;
     model_enter_stage(m, step->stage, step->activation_set);
-    if (pipeline->schedule.pp > 1) feed_micro_batch(m, batch); // another one may have overwritten its ids and targets
+    if (pipeline->schedule.pp > 1) // another micro-batch may have overwritten its ids and targets
+        feed_micro_batch(m, batch, step->micro_batch);
     int end = stage_end(m);
     prefetch_backward(m, end);
     if (stage_has_loss(m)) { // its forward was the previous step: all that the head needs is in place
         FsdpUnit *head = &m->fsdp->units[m->table.head];
-        head_forward_backward(m, step->micro_batch);
+        head_forward(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, now);
         prefetch_backward(m, end - 1); // on a shared connection it would queue behind the reduction: start it first
         if (!table_is_tied(&m->table) && !head->table_unit->frozen) // tied: the embedding adds to this gradient first
@@ -396,16 +378,15 @@ static void run_schedule(Model *m, Pipeline *pipeline, const StepBatch *batch) {
     const Schedule *s = &pipeline->schedule;
     for (int i = 0; i < s->num_steps; i++) {
         const PipelineStep *step = &s->steps[i];
-        MicroBatch micro_batch = micro_batch_of(m, batch, step->micro_batch);
         pipeline_start_receives(pipeline, step);
-        if (step->kind == PIPE_FORWARD) stage_forward(m, pipeline, step, &micro_batch, AFTER_FORWARD);
-        else stage_backward(m, pipeline, step, &micro_batch);
+        if (step->kind == PIPE_FORWARD) stage_forward(m, pipeline, step, batch, AFTER_FORWARD);
+        else stage_backward(m, pipeline, step, batch);
     }
     pipeline_finish(pipeline);
 }
 
-/* Forward alone, for evaluation and generation. The last stage leaves the residual stream to the head. */
-static void model_forward(Model *m, Pipeline *pipeline, const MicroBatch *batch) {
+/* Forward of the first micro-batch of `batch` alone, for evaluation and generation. The last stage leaves the residual stream to the head. */
+static void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
     for (int v = 0; v < m->table.part.virtual_stages; v++) {
         PipelineStep step = ZERO;
         step.kind = PIPE_FORWARD;
@@ -505,11 +486,10 @@ static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t fi
 /* Adds the losses of a micro-batch to the sum of the evaluation. */
 static void evaluate_micro_batch(Trainer *trainer) {
     Model *m = &trainer->model;
-    MicroBatch batch = micro_batch_of(m, &trainer->eval_batch, 0);
-    model_forward(m, &trainer->parallel.pipeline, &batch);
+    model_forward(m, &trainer->parallel.pipeline, &trainer->eval_batch);
     device_record_event(m->dev, &trainer->eval_batch.fed);
     if (m->table.head < 0) return;
-    head_forward(m);
+    head_forward(m, NO_GRADIENTS);
     fsdp_reshard(m->fsdp, &m->fsdp->units[m->table.head], AFTER_LAST_USE);
 }
 
@@ -546,10 +526,11 @@ static double evaluate(Trainer *trainer, const Dataset *data, int64_t max_batche
 
 /* Returns the logits (V), in host memory, of the token after the given ones; `past` tokens before them are in the
  * cache. */
-static const float *next_token_logits(Trainer *trainer, const int32_t *ids, int count, int past) {
+static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count, int past) {
     Model *m = &trainer->model;
     int C = m->config.C, V = m->config.V;
-    const MicroBatch batch = {ids, NULL, NULL, NULL};
+    StepBatch batch = ZERO;
+    batch.inputs = ids;
     model_set_tokens(m, m->B, count, past);
     model_forward(m, &trainer->parallel.pipeline, &batch);
     const HeadWeights w = head_weights(m, NO_GRADIENTS);
@@ -570,7 +551,7 @@ static int32_t id_of_rank_0(Trainer *trainer, int32_t id) {
 }
 
 /* Continues the prompt `ids`. All ranks compute it, rank 0 prints it. */
-static void generate(Trainer *trainer, const Tokenizer *tokenizer, const int32_t *ids, int count) {
+static void generate(Trainer *trainer, const Tokenizer *tokenizer, int32_t *ids, int count) {
     const Options *o = trainer->opt;
     int V = trainer->model.config.V, prints = trainer->parallel.rank == 0;
     if (trainer->parallel.dev.dry_run) { // the two shapes that need the most memory

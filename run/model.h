@@ -164,28 +164,16 @@ static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */
 // ---------------------------------------------------------------------------
 // a micro-batch
 
-/* A micro-batch in host memory. NULL: it is not needed, or already on the device. */
-typedef struct {
-    const int32_t *inputs, *targets; // (B, T)
-    const int32_t *docs;             // (B, T·cp) document of each token of the sequence
-    const int32_t *own_docs;         // (B, T) the same for this rank's tokens
-} MicroBatch;
-
-static MicroBatch micro_batch_of(const Model *m, const StepBatch *batch, int micro_batch) {
-    int64_t at = (int64_t)micro_batch * m->B * m->T;
-    MicroBatch b = {batch->inputs + at, batch->targets + at, NULL, NULL};
-    if (batch->docs) b.docs = batch->docs + at * m->cp->size;
-    if (batch->docs) b.own_docs = batch->own_docs + at;
-    return b;
-}
-
-/* Copies to the device what the current stage needs of a micro-batch. */
-static void feed_micro_batch(Model *m, const MicroBatch *b) {
-    size_t bytes = sizeof(int32_t) * (size_t)m->B * (size_t)m->T;
-    if (b->inputs && stage_embeds(m)) device_feed(m->dev, m->ids, b->inputs, bytes);
-    if (b->targets && stage_has_loss(m)) device_feed(m->dev, m->targets, b->targets, bytes);
-    if (b->docs) device_feed(m->dev, m->docs, b->docs, bytes * (size_t)m->cp->size);
-    if (b->docs && m->own_docs != m->docs) device_feed(m->dev, m->own_docs, b->own_docs, bytes);
+/* Copies to the device what the current stage needs of a micro-batch of `batch`, which is in host memory. Generation has
+ * no targets. */
+static void feed_micro_batch(Model *m, const StepBatch *batch, int micro_batch) {
+    int64_t N = (int64_t)m->B * m->T, at = micro_batch * N;
+    size_t bytes = sizeof(int32_t) * (size_t)N;
+    if (stage_embeds(m)) device_feed(m->dev, m->ids, batch->inputs + at, bytes);
+    if (batch->targets && stage_has_loss(m)) device_feed(m->dev, m->targets, batch->targets + at, bytes);
+    if (!batch->docs) return;
+    device_feed(m->dev, m->docs, batch->docs + at * m->cp->size, bytes * (size_t)m->cp->size);
+    if (m->own_docs != m->docs) device_feed(m->dev, m->own_docs, batch->own_docs + at, bytes);
 }
 
 // ---------------------------------------------------------------------------

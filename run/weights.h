@@ -50,29 +50,17 @@ static float *gradient_of(const UnitTensors *t, WeightKind kind) {
     return t->gradients ? t->gradients + t->offsets[kind] : NULL;
 }
 
-/* Outputs of a matrix on this rank. */
-static int outputs_of(const Llama3Config *c, WeightKind kind) {
-    switch (kind) {
-    case W_Q: return c->NH * c->HD;
-    case W_K:
-    case W_V: return c->NKV * c->HD;
-    case W_GATE:
-    case W_UP: return c->F;
-    default: return c->C;
-    }
-}
-
-/* The matrices `first` to `last`, which lie one after the other and have IC inputs, as one layer with their adapters.
- */
+/* The matrices `first` to `last`, which lie one after the other and have the same inputs, as one layer with their
+ * adapters. */
 static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, const UnitTensors *adapters,
-                           WeightKind first, WeightKind last, int IC) {
+                           WeightKind first, WeightKind last) {
     Linear layer = ZERO;
     layer.w = weight_of(block, first);
     layer.d_w = gradient_of(block, first);
-    layer.IC = IC;
+    layer.IC = (int)dim_size(c, llama3_tensors[first].cols);
     for (int k = first; k <= (int)last; k++) {
         WeightKind kind = (WeightKind)k;
-        int outputs = outputs_of(c, kind);
+        int outputs = (int)dim_size(c, llama3_tensors[kind].rows);
         if (is_adapted(c, kind)) {
             Adapter *adapter = &layer.adapters[layer.num_adapters++];
             adapter->a = weight_of(adapters, lora_a(kind));
@@ -99,11 +87,11 @@ static BlockWeights block_weights(Model *m, int l, int micro_batch) {
     }
     BlockWeights w = ZERO;
     w.attn_norm = weight_of(&block, W_ATTN_NORM);
-    w.qkv = linear_layer(c, &block, &adapters, W_Q, W_V, c->C);
-    w.o = linear_layer(c, &block, &adapters, W_O, W_O, c->NH * c->HD);
+    w.qkv = linear_layer(c, &block, &adapters, W_Q, W_V);
+    w.o = linear_layer(c, &block, &adapters, W_O, W_O);
     w.mlp_norm = weight_of(&block, W_MLP_NORM);
-    w.gate_up = linear_layer(c, &block, &adapters, W_GATE, W_UP, c->C);
-    w.down = linear_layer(c, &block, &adapters, W_DOWN, W_DOWN, c->F);
+    w.gate_up = linear_layer(c, &block, &adapters, W_GATE, W_UP);
+    w.down = linear_layer(c, &block, &adapters, W_DOWN, W_DOWN);
     w.d_attn_norm = gradient_of(&block, W_ATTN_NORM);
     w.d_mlp_norm = gradient_of(&block, W_MLP_NORM);
     return w;

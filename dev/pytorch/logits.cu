@@ -40,7 +40,7 @@ int main(int argc, char **argv) {
     dry_run_open(dry_run, j, 0, NULL);
     trainer_open(trainer, dry_run, j, 0);
     for (size_t at = 0; at < length; at += sizeof(int32_t) * (size_t)T) {
-        next_token_logits(trainer, (const int32_t *)(ids + at), T, 0);
+        next_token_logits(trainer, (int32_t *)(ids + at), T, 0);
         all_logits(&trainer->model, T, stdout);
     }
     return fflush(stdout) ? 2 : 0;

@@ -290,8 +290,9 @@ more "every micro-batch has the first one's documents" run/model.h \
     's|batch->docs + at \* m->cp->size|batch->docs|' \
     documents "have one rank's bits"
 
-more "validation does not tell documents apart" train_llama3.cu \
-    's|    MicroBatch batch = micro_batch_of(m, &trainer->eval_batch, 0);|&\n    batch.docs = NULL;|' \
+edit='s|    model_forward(m, &trainer->parallel.pipeline, &trainer->eval_batch);|    StepBatch batch = trainer->eval_batch;\n'
+edit+='    batch.docs = NULL;\n    model_forward(m, \&trainer->parallel.pipeline, \&batch);|'
+more "validation does not tell documents apart" train_llama3.cu "$edit" \
     documents "validation masks"
 
 more "backward sees all documents" train_llama3.cu \
@@ -370,8 +371,8 @@ fault "a rank's second half stands one part too early" context_parallel.h \
     's|(2 \* cp->size - 1 - cp->rank) \* half + t - half;|(2 * cp->size - 2 - cp->rank) * half + t - half;|' \
     mesh-faults "cp 2 .*worst gradient"
 
-edit='s|micro_batch_of(m, batch, step->micro_batch);|'
-edit+='micro_batch_of(m, batch, m->table.embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|'
+edit='s|feed_micro_batch(m, batch, step->micro_batch);|'
+edit+='feed_micro_batch(m, batch, m->table.embed < 0 ? step->micro_batch ^ 1 : step->micro_batch);|'
 fault "the last stage takes two micro-batches in the other order" train_llama3.cu "$edit" \
     mesh-faults "pp 2 .*worst gradient"
 

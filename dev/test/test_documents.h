@@ -24,16 +24,18 @@ static void test_documents_of(void) {
 }
 
 /* Losses (T) of a batch of one window, as validation computes them. */
-static float *losses_of_window(Trainer *trainer, const int32_t *ids, const int32_t *targets) {
+static float *losses_of_window(Trainer *trainer, int32_t *ids, int32_t *targets) {
     int T = trainer->model.T;
     size_t bytes = sizeof(int32_t) * (size_t)T;
     int32_t *docs = (int32_t *)checked_malloc(bytes);
     document_ids(docs, ids, T, DOCUMENT_END);
-    int32_t *masked = trainer->model.docs ? docs : NULL;
-    MicroBatch batch = {ids, targets, masked, masked};
+    StepBatch batch = ZERO;
+    batch.inputs = ids;
+    batch.targets = targets;
+    if (trainer->model.docs) batch.docs = batch.own_docs = docs;
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
     model_forward(&trainer->model, &trainer->parallel.pipeline, &batch);
-    head_forward(&trainer->model);
+    head_forward(&trainer->model, NO_GRADIENTS);
     fsdp_reshard(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[trainer->model.table.head], AFTER_LAST_USE);
     free(docs);
     return floats_on_host(&trainer->parallel.dev, trainer->model.losses, T);

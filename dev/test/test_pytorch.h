@@ -20,12 +20,10 @@ static void feed(Trainer *trainer, const float *ids, const float *targets) {
 }
 
 /* Forward and backward of one micro-batch, without a pipeline. */
-static void micro_step(Trainer *trainer, const int32_t *inputs, const int32_t *targets, const int32_t *docs,
-                       int micro) {
-    MicroBatch batch = {inputs, targets, docs, docs};
-    PipelineStep forward = {PIPE_FORWARD, micro, 0, 0, 0, 0}, backward = {PIPE_BACKWARD, micro, 0, 0, 0, 0};
-    stage_forward(&trainer->model, &trainer->parallel.pipeline, &forward, &batch, AFTER_FORWARD);
-    stage_backward(&trainer->model, &trainer->parallel.pipeline, &backward, &batch);
+static void micro_step(Trainer *trainer, const StepBatch *batch) {
+    PipelineStep forward = {PIPE_FORWARD, 0, 0, 0, 0, 0}, backward = {PIPE_BACKWARD, 0, 0, 0, 0, 0};
+    stage_forward(&trainer->model, &trainer->parallel.pipeline, &forward, batch, AFTER_FORWARD);
+    stage_backward(&trainer->model, &trainer->parallel.pipeline, &backward, batch);
 }
 
 static float *fixture_tensor(const StFiles *s, const char *name, int64_t *count) {
@@ -135,10 +133,9 @@ static void test_fixture(const char *fixture, const char *base) {
     StepBatch *b = &trainer->loader.ring[0];
     double count = (double)b->num_targets;
 
-    MicroBatch batch = micro_batch_of(&trainer->model, b, 0);
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
-    model_forward(&trainer->model, &trainer->parallel.pipeline, &batch);
-    head_forward(&trainer->model);
+    model_forward(&trainer->model, &trainer->parallel.pipeline, b);
+    head_forward(&trainer->model, NO_GRADIENTS);
     ExactSum sum = ZERO, unsettled;
     device_read(&trainer->parallel.dev, &unsettled, &trainer->sums[SUM_LOSS], sizeof unsettled);
     exact_merge(&sum, &unsettled);
@@ -151,7 +148,7 @@ static void test_fixture(const char *fixture, const char *base) {
     double logits_error = norm_of_difference(logits, want, 1, n) / norm_of(want, n), largest = 0;
     for (int64_t i = 0; i < n; i++) largest = worst_of(largest, fabs(logits[i] - want[i]));
     free(logits);
-    micro_step(trainer, b->inputs, b->targets, b->docs, 0);
+    micro_step(trainer, b);
     fsdp_finish_gradients(&trainer->parallel.fsdp);
     if (sizeof(floatX) == sizeof(float)) {
         Worst w = compare_gradients(trainer, &expected, "grad.", NULL, 1 / count);
