@@ -50,15 +50,14 @@ static float *gradient_of(const UnitTensors *t, WeightKind kind) {
     return t->gradients ? t->gradients + t->offsets[kind] : NULL;
 }
 
-/* The matrices `first` to `last`, which lie one after the other and have the same inputs, as one layer with their
- * adapters. */
+/* A matrix and those that are fused to it, as one layer with their adapters. */
 static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, const UnitTensors *adapters,
-                           WeightKind first, WeightKind last) {
+                           WeightKind first) {
     Linear layer = ZERO;
     layer.w = weight_of(block, first);
     layer.d_w = gradient_of(block, first);
     layer.IC = (int)dim_size(c, llama3_tensors[first].cols);
-    for (int k = first; k <= (int)last; k++) {
+    for (int k = first; k == (int)first || llama3_tensors[k].fused; k++) {
         WeightKind kind = (WeightKind)k;
         int outputs = (int)dim_size(c, llama3_tensors[kind].rows);
         if (is_adapted(c, kind)) {
@@ -87,11 +86,11 @@ static BlockWeights block_weights(Model *m, int l, int micro_batch) {
     }
     BlockWeights w = ZERO;
     w.attn_norm = weight_of(&block, W_ATTN_NORM);
-    w.qkv = linear_layer(c, &block, &adapters, W_Q, W_V);
-    w.o = linear_layer(c, &block, &adapters, W_O, W_O);
+    w.qkv = linear_layer(c, &block, &adapters, W_Q);
+    w.o = linear_layer(c, &block, &adapters, W_O);
     w.mlp_norm = weight_of(&block, W_MLP_NORM);
-    w.gate_up = linear_layer(c, &block, &adapters, W_GATE, W_UP);
-    w.down = linear_layer(c, &block, &adapters, W_DOWN, W_DOWN);
+    w.gate_up = linear_layer(c, &block, &adapters, W_GATE);
+    w.down = linear_layer(c, &block, &adapters, W_DOWN);
     w.d_attn_norm = gradient_of(&block, W_ATTN_NORM);
     w.d_mlp_norm = gradient_of(&block, W_MLP_NORM);
     return w;
