@@ -243,8 +243,8 @@ static void cluster_collective(CollectiveRate *rate, const cJSON *root, const ch
     if (links && distance > 0) rate_of_links(rate, links, path, collective, ranks, hosts);
     else if (row) rate_of_row(rate, row, where);
     else
-        user_error("%s: \"collectives\" has no row of %s%s%s, and there are no \"links\", but a group of %d ranks needs "
-                   "one of them: add it",
+        user_error("%s: \"collectives\" has no row of %s%s%s, and there are no \"links\", but a group of %d ranks "
+                   "needs one of them: add it",
                    path, collective_names[collective], transport ? " over " : "", transport ? transport : "", ranks);
 }
 

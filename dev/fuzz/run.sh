@@ -37,7 +37,7 @@ execute() {
 logged() { sed -nE "s/.*$1.*/\1/p" "$log" | tail -n 1; }
 
 fuzz() {
-    local engine=$1 target=$2 runs=$3 done edges taken name
+    local engine=$1 target=$2 runs=$3 done edges taken share name
     execute "$engine" "$target" "$runs"
     done=$(logged '^Done ([0-9]+) runs') edges=$(logged ' cov: ([0-9]+) ') taken=$(logged '^taken: ([0-9]+) of')
     name="fuzz $target${4:-}"
@@ -49,7 +49,8 @@ fuzz() {
         fi
         rm -f "$out/found/planted-"*
     elif [ "$code" = 0 ] && [ "${done:-0}" -gt 0 ] && [ "${taken:-0}" -gt 0 ]; then
-        pass "$name: $done executions, 0 findings, $seconds s, ${edges:-uncounted} edges, $((100 * taken / done)) % taken"
+        share=$((100 * taken / done))
+        pass "$name: $done executions, 0 findings, $seconds s, ${edges:-uncounted} edges, $share % taken"
     else
         grep -aE '^finding:|runtime error|ERROR: |Test unit written' "$log" | head -n 5
         fail "$name: exit code $code after $seconds s; all of it: $log"

@@ -243,8 +243,8 @@ static Tokenizer *open_other(Bytes *in) {
     return t;
 }
 
-/* Checks that writing the tokens as a file again gives the same file. The base64 digit before a = may differ in the bits
- * that encode nothing. */
+/* Checks that writing the tokens as a file again gives the same file. The base64 digit before a = may differ in the
+ * bits that encode nothing. */
 static void check_lines(const Tokenizer *t, const char *lines, size_t size) {
     const char *at = lines, *bytes;
     char line[MOST_LINES + 16];

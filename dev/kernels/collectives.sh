@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# collectives.sh [--check] [--rounds N] : the page of collectives, over the programs in $COLLECTIVES (one a precision), and
-# the
-# cluster file $CLUSTER, where a relative path counts from the repository's root. Ends with `N passed, N failed`.
+# collectives.sh [--check] [--rounds N] : the page of collectives, over the programs in $COLLECTIVES (one a precision),
+# and the cluster file $CLUSTER, where a relative path counts from the repository's root. Ends with
+# `N passed, N failed`.
 # --check: a few small sizes, and the cluster file is thrown away.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1
 cluster=${CLUSTER:-build/cluster.json}
 command="make -C dev/kernels collectives${*:+ ARGS=\"$*\"}"
+commit=$(git describe --always --dirty 2>/dev/null || echo none)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0 check=
@@ -17,8 +18,8 @@ case " $* " in *" --check "*) check=1 ;; esac
 part() {
     local name=$1 counts
     shift
-    timeout 300 "$@" --into "$work/cluster.json" --command "$command" --commit "$(git describe --always --dirty 2>/dev/null || echo none)" \
-        </dev/null 2>&1 | tee "$work/out" | grep -vE '^[0-9]+ passed, [0-9]+ failed$'
+    timeout 300 "$@" --into "$work/cluster.json" --command "$command" --commit "$commit" </dev/null 2>&1 |
+        tee "$work/out" | grep -vE '^[0-9]+ passed, [0-9]+ failed$'
     counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/out" | tail -n 1)
     if [ -z "$counts" ]; then
         echo "FAIL $name: ended before its last line"

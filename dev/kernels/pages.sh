@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # pages.sh check | table | check-cuda | table-cuda [ARG…] : what make of that name runs, over the programs in $PAGES. In
-# CUDA
-# they have all pages in one, named in $NAMES. check ends with `N passed, N failed`; table prints Markdown, and fails
-# where a check does.
+# CUDA they have all pages in one, named in $NAMES. check ends with `N passed, N failed`; table prints Markdown, and
+# fails where a check does.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 what=${1:?check, table, check-cuda or table-cuda}
@@ -28,33 +27,35 @@ if [ "$what" = check ] || [ "$what" = check-cuda ]; then
     exit
 fi
 
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo none)
 if [ "$what" = table-cuda ]; then
-echo "# The ops, step by step, on a GPU"
-echo
-echo "\`make -C dev/kernels table-cuda\`; $(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm --format=csv,noheader | head -n 1), $(date +%Y-%m-%d), commit $(git rev-parse --short HEAD 2>/dev/null || echo none)."
-cat <<'TEXT'
+    gpu=$(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm --format=csv,noheader | head -n 1)
+    cat <<TEXT
+# The ops, step by step, on a GPU
 
-Each table is one op in one precision, over sizes (8,192 tokens of a layer of Llama 3 1B or 8B, where the label does not say
-otherwise); the versions are those of the page `dev/kernels/OP.cuh`, in its order. Versions take turns; before each call the L2
-cache is flushed by reading, and the time is the GPU's own, between two events. The measured rates below each size are those
-of this GPU in the same run: what its bytes take at the rate of a large copy, or its matmuls at the rate of the fastest of
-cuBLASLt's matmuls with such shapes, whichever is longer; shares are of that. The error is ‖version − definition‖ / ‖definition‖,
-the largest over the outputs; the definition is in double precision and agrees with PyTorch's figures.
+\`make -C dev/kernels table-cuda\`; $gpu, $(date +%Y-%m-%d), commit $commit.
+
+Each table is one op in one precision, over sizes (8,192 tokens of a layer of Llama 3 1B or 8B, where the label does
+not say otherwise); the versions are those of the page \`dev/kernels/OP.cuh\`, in its order. Versions take turns; before
+each call the L2 cache is flushed by reading, and the time is the GPU's own, between two events. The measured rates
+below each size are those of this GPU in the same run: what its bytes take at the rate of a large copy, or its matmuls
+at the rate of the fastest of cuBLASLt's matmuls with such shapes, whichever is longer; shares are of that. The error
+is ‖version − definition‖ / ‖definition‖, the largest over the outputs; the definition is in double precision and
+agrees with PyTorch's figures.
 TEXT
-
 else
-echo "# The ops, step by step"
-echo
-echo "\`make -C dev/kernels table\`; $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores, commit $(git rev-parse --short HEAD 2>/dev/null || echo none)."
-cat <<'TEXT'
+    processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
+    cat <<TEXT
+# The ops, step by step
 
-Each table is one op in one precision, over sizes; the versions are those of the page `dev/kernels/OP.cu`, in its order. Versions
-take turns, and so do two loops that give the roofline: fused multiply-adds from registers, and a loop that reads and writes the
-same bytes of the same buffers and computes nothing. The roofline is the slower of the two for the case, so a case that fits a
-cache is held against that cache. The error is ‖version − definition‖ / ‖definition‖, the largest over the outputs; the definition
-is in double precision and agrees with PyTorch's figures.
+\`make -C dev/kernels table\`; $processor, $(nproc) cores, commit $commit.
+
+Each table is one op in one precision, over sizes; the versions are those of the page \`dev/kernels/OP.cu\`, in its
+order. Versions take turns, and so do two loops that give the roofline: fused multiply-adds from registers, and a loop
+that reads and writes the same bytes of the same buffers and computes nothing. The roofline is the slower of the two
+for the case, so a case that fits a cache is held against that cache. The error is ‖version − definition‖ /
+‖definition‖, the largest over the outputs; the definition is in double precision and agrees with PyTorch's figures.
 TEXT
-
 fi
 
 if [ "$what" = table-cuda ]; then # page after page: time on a GPU may end before the last

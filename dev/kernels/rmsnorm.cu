@@ -126,8 +126,8 @@ static void backward_case(Case *c) { // size: N, C
     updates(c, "dw", IN_FLOAT, 1, C, 1);
     c->flops = 10.0 * (double)(N * C);
     // An ideal version keeps y and g from its first pass; the versions below compute them again. Its first pass has
-    // four operations: y = x rstd; g = dout w; dot += g y; dw += dout y. Its second pass has two: g - y mean; that times
-    // rstd, plus dx. Each is one multiplication or one fused multiply-add.
+    // four operations: y = x rstd; g = dout w; dot += g y; dw += dout y. Its second pass has two: g - y mean; that
+    // times rstd, plus dx. Each is one multiplication or one fused multiply-add.
     c->slots = 6.0 * (double)(N * C);
 }
 

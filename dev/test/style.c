@@ -136,8 +136,8 @@ static const char *skip_comment(const char *c) {
     return end ? end + 2 : c + strlen(c);
 }
 
-/* Returns where a preprocessor directive ends: at the end of its line, later if a backslash continues the line, or where
- * a comment begins that ends the line. */
+/* Returns where a preprocessor directive ends: at the end of its line, later if a backslash continues the line, or
+ * where a comment begins that ends the line. */
 static const char *skip_directive(const char *c) {
     while (*c && *c != '\n' && !(*c == '/' && c[1] == '/')) {
         if (*c == '/' && c[1] == '*') c = skip_comment(c);
