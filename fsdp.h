@@ -135,6 +135,7 @@ typedef enum {
 typedef struct {
     FsdpUnit *unit; // NULL: the stage is empty
     int micro_batch;
+    int members; // ranks of the stage's group
     Request request;
     bf16 *rounded; // what is sent when gradients travel in bf16, else NULL
     void *receive; // what arrives, before it is summed or converted. NULL: it arrives where it belongs
@@ -267,10 +268,10 @@ static void fsdp_prefetch(Fsdp *fsdp, FsdpUnit *u) {
 
 static void dequantize_unit(Fsdp *fsdp, FsdpUnit *u) {
     u->dequantized = (floatX *)pool_take(fsdp, POOL_DEQUANTIZED, u);
-    for (int i = u->table_unit->first_tensor; i < u->table_unit->first_tensor + u->table_unit->num_tensors; i++) {
+    for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
         dequantize_elements(fsdp->dev, u->dequantized + t->offset, u->unsharded_weights, &u->quantized,
-                            tensor_is_quantized(t), tensor_stored_at(t), t->rows * t->cols);
+                            t->is_quantized, t->stored_at, t->rows * t->cols);
     }
 }
 
@@ -309,7 +310,7 @@ static int gradient_is_assigned(const TensorTable *table, const Tensor *t) {
 /* Zeroes the tensors that backward adds to, and all padding: padding is zero and stays zero. */
 static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
     int64_t written = 0;
-    for (int i = u->table_unit->first_tensor; i < u->table_unit->first_tensor + u->table_unit->num_tensors; i++) {
+    for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
         int64_t end = t->offset + t->rows * t->cols;
         int64_t zeros = (gradient_is_assigned(fsdp->table, t) ? t->offset : end) - written;
@@ -376,7 +377,9 @@ static void accumulate_on_this_rank(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
 // gradients: reduction over ranks
 
 static int stage_reduces(ReductionStage s) { return s == REDUCE_SCATTER_FSDP || s == REDUCE_SCATTER_REPLICAS; }
-static int stage_is_over_fsdp(ReductionStage s) { return s == REDUCE_SCATTER_FSDP || s == ALL_GATHER_FSDP; }
+static Axis stage_axis(ReductionStage s) {
+    return s == REDUCE_SCATTER_FSDP || s == ALL_GATHER_FSDP ? AXIS_FSDP : AXIS_DP_REPLICATE;
+}
 
 /* Does the gradient of this micro-batch go through this stage? */
 static int reduction_applies(const Fsdp *fsdp, ReductionStage stage, int micro_batch) {
@@ -387,32 +390,25 @@ static int reduction_applies(const Fsdp *fsdp, ReductionStage stage, int micro_b
     return fsdp->replicas > 1 && last; // across replicas once per step
 }
 
-/* What the stage sends. */
-static float *reduction_source(const Fsdp *fsdp, ReductionStage stage, const FsdpUnit *u) {
-    switch (stage) {
-    case REDUCE_SCATTER_FSDP: return fsdp->accumulates_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
-    case ALL_GATHER_REPLICAS: return replica_gradient(u);
-    default: return shard_gradient(fsdp, u);
-    }
+/* The part of grad that a stage completes for this step. The next stage sends it. */
+static float *reduction_result(const Fsdp *fsdp, int stage, const FsdpUnit *u) {
+    if (stage == REDUCE_SCATTER_REPLICAS) return replica_gradient(u);
+    return stage == ALL_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
 }
 
 static void reduction_start(Fsdp *fsdp, ReductionStage stage, FsdpUnit *u, int micro_batch) {
     Reduction *r = &fsdp->reductions[stage];
-    int reduces = stage_reduces(stage), over_fsdp = stage_is_over_fsdp(stage);
-    int members = over_fsdp ? fsdp->ranks : fsdp->replicas;
-    int64_t piece = over_fsdp ? u->shard_size : u->replica_count; // of one member
-    int64_t count = reduces ? piece * members : piece;            // that this rank sends
-    const void *send = reduction_source(fsdp, stage, u);
-    void *receive = r->receive;
-    if (!receive) receive = stage == ALL_GATHER_REPLICAS ? shard_gradient(fsdp, u) : u->grad;
-    if (r->rounded) {
-        cast_to_bf16(fsdp->dev, r->rounded, (const float *)send, count);
-        send = r->rounded;
-    }
+    int reduces = stage_reduces(stage);
+    Axis axis = stage_axis(stage);
+    int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count; // of one member
+    const float *sum = reduction_result(fsdp, stage - 1, u);
+    if (stage == REDUCE_SCATTER_FSDP) sum = fsdp->accumulates_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
+    const void *send = r->rounded ? (const void *)r->rounded : sum;
+    void *receive = r->receive ? r->receive : reduction_result(fsdp, stage, u);
+    if (r->rounded) cast_to_bf16(fsdp->dev, r->rounded, sum, reduces ? piece * r->members : piece);
     r->unit = u;
     r->micro_batch = micro_batch;
     r->request.summed = fsdp->sharding.transport_sums;
-    Axis axis = over_fsdp ? AXIS_FSDP : AXIS_DP_REPLICATE;
     Dtype dtype = fsdp->sharding.reduce_dtype;
     size_t n = (size_t)piece;
     if (reduces) reduce_scatter_start(fsdp->comm, &r->request, axis, u->table_unit->name, send, receive, n, dtype);
@@ -425,29 +421,21 @@ static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
     Reduction *r = &fsdp->reductions[stage];
     FsdpUnit *u = r->unit;
     Dtype dtype = fsdp->sharding.reduce_dtype;
-    int shard_pieces = fsdp->sharding.transport_sums ? 1 : fsdp->ranks;
-    int replica_pieces = fsdp->sharding.transport_sums ? 1 : fsdp->replicas;
+    int pieces = fsdp->sharding.transport_sums ? 1 : r->members, replace = 1;
     int last = r->micro_batch == fsdp->sharding.micro_batches - 1;
+    float *sum = reduction_result(fsdp, stage, u);
     comm_wait(fsdp->comm, &r->request);
-    switch (stage) {
-    case REDUCE_SCATTER_FSDP: {
-        int replace = 1;
-        float *sum = shard_gradient(fsdp, u);
+    if (stage == REDUCE_SCATTER_FSDP) {
         if (!fsdp->accumulates_unsharded) sum = accumulation_target(fsdp, u, r->micro_batch, &replace);
-        tree_sum(fsdp->dev, sum, r->receive, dtype, shard_pieces, u->shard_size, !replace);
+        tree_sum(fsdp->dev, sum, r->receive, dtype, pieces, u->shard_size, !replace);
         if (!fsdp->accumulates_unsharded) merge_partial_sums(fsdp, u, r->micro_batch);
         gradient_release(fsdp, u);
-        break;
-    }
-    case REDUCE_SCATTER_REPLICAS:
-        tree_sum(fsdp->dev, replica_gradient(u), r->receive, dtype, replica_pieces, u->replica_count, 0);
-        break;
-    case ALL_GATHER_REPLICAS:
-        if (r->rounded) tree_sum(fsdp->dev, shard_gradient(fsdp, u), r->receive, DTYPE_BF16, 1, u->shard_size, 0);
-        break;
-    default: // ALL_GATHER_FSDP. fp32 sums arrive in grad. bf16 sums are stored after the last micro-batch only: an
-             // earlier one would replace this rank's fp32 sum, to which the next micro-batch is added, by a rounded one
-        if (r->rounded && last) tree_sum(fsdp->dev, u->grad, r->receive, DTYPE_BF16, 1, u->padded, 0);
+    } else if (stage == REDUCE_SCATTER_REPLICAS) {
+        tree_sum(fsdp->dev, replica_gradient(u), r->receive, dtype, pieces, u->replica_count, 0);
+    } else { // All-gathers: fp32 sums arrive in grad. bf16 sums are stored after the last micro-batch only: an earlier
+             // one would replace this rank's fp32 sum, to which the next micro-batch is added, by a rounded one
+        int64_t count = stage == ALL_GATHER_FSDP ? u->padded : u->shard_size;
+        if (r->rounded && last) tree_sum(fsdp->dev, sum, r->receive, DTYPE_BF16, 1, count, 0);
     }
     r->unit = NULL;
 }
@@ -690,18 +678,17 @@ static void reduction_open(Fsdp *fsdp, ReductionStage stage, int64_t largest) {
         "gradient pieces of all ranks", "gradient pieces of all replicas", "gradients gathered from replicas",
         "gradients gathered from ranks"};
     Reduction *r = &fsdp->reductions[stage];
-    int half = fsdp->sharding.reduce_dtype == DTYPE_BF16;
-    int reduces = stage_reduces(stage), over_fsdp = stage_is_over_fsdp(stage);
+    Dtype dtype = fsdp->sharding.reduce_dtype;
+    int half = dtype == DTYPE_BF16, reduces = stage_reduces(stage);
     int applies = reduction_applies(fsdp, stage, fsdp->sharding.micro_batches - 1);
-    int members = over_fsdp ? fsdp->ranks : fsdp->replicas;
-    int64_t whole = over_fsdp ? largest : largest / fsdp->ranks; // fsdp: a whole unit; replicas: a shard
-    int64_t sent = reduces ? whole : whole / members;
-    int64_t received = reduces && fsdp->sharding.transport_sums ? whole / members : whole;
+    r->members = fsdp->comm->groups[stage_axis(stage)].size;
+    int64_t whole = stage_axis(stage) == AXIS_FSDP ? largest : largest / fsdp->ranks; // a unit, or for replicas a shard
+    int64_t sent = reduces ? whole : whole / r->members;
+    int64_t received = reduces && fsdp->sharding.transport_sums ? whole / r->members : whole;
     if (half && (applies || (stage == REDUCE_SCATTER_FSDP && fsdp->rounds_micro_batches)))
         r->rounded = (bf16 *)arena_alloc(fsdp->dev, MEM_COMM, "rounded gradients", sizeof(bf16) * (size_t)sent);
     if (applies && (reduces || half))
-        r->receive =
-            arena_alloc(fsdp->dev, MEM_COMM, names[stage], (half ? sizeof(bf16) : sizeof(float)) * (size_t)received);
+        r->receive = arena_alloc(fsdp->dev, MEM_COMM, names[stage], dtype_size(dtype) * (size_t)received);
 }
 
 static void fingerprints_open(Fsdp *fsdp) {

@@ -224,27 +224,28 @@ typedef struct {
     int64_t first_row, first_col;   // where the part begins in the whole tensor
     int64_t whole_rows, whole_cols; // of the whole tensor
     int64_t offset;                 // first element within the unit
-    int64_t int8_block;             // its first block among the unit's int8 blocks; -1: it is not in int8
-    int64_t unquantized_offset;     // not in int8: its first element among the unit's unquantized elements
+    int is_quantized;               // stored in int8
+    int64_t stored_at; // in a quantized unit: first element among its int8 elements, or among its unquantized ones
 } Tensor;
 
 /* Tensors that are sharded, gathered and updated together, in one flat buffer. */
 typedef struct {
     UnitKind kind;
     char name[64];
-    int first_tensor, num_tensors;
+    int first_tensor, end_tensor; // [first, end) in the table
     int first_block, num_blocks; // embedding and head count as one block
     int64_t size;                // elements, with the gaps between tensors; equal on all tp ranks
     int frozen;                  // not trained
     int64_t int8_blocks;         // in int8: blocks; 0: the unit is not quantized
     int64_t unquantized;         // in int8: elements of its tensors that are not quantized, such as norms
     int64_t offsets[W_KINDS];    // of each kind of weight in the unit's first block; -1: it has none
+    int64_t block_stride;        // elements from a block to the next one
 } Unit;
 
 /* A run of blocks: one virtual stage of the pipeline. */
 typedef struct {
     int first_block, num_blocks;
-    int first_unit, first_adapters; // units of the first block, and of its adapters
+    int first_unit; // of the first block
 } Stage;
 
 /* All tensors and units of one rank's part of the model, in the order of the forward pass, then the adapters. */
@@ -257,20 +258,12 @@ typedef struct {
     Stage stages[MAX_STAGES]; // (part.virtual_stages)
     int num_blocks;           // of all stages
     int embed, head;          // units, -1: another rank has it. Tied: the same unit, unless part.tied_head_copy
+    int first_adapters;       // units of adapters are in the order of the units of blocks
     int64_t wrap;             // parameters that a unit of blocks has at least; 0: one block per unit
     int blocks_per_unit;      // the last unit of a stage may have fewer
-    int64_t block_stride;     // elements from a block to the next one in the same unit
-    int64_t adapters_stride;  // the same for adapters
     int64_t num_parameters;   // of this part, without gaps
     int64_t num_trained;
 } TensorTable;
-
-/* A quantized unit stores int8 elements and unquantized ones apart (lib/int8.h). tensor_stored_at: where the tensor
- * begins among the unit's int8 elements, or, if it is not quantized, among the unquantized ones. */
-static inline int tensor_is_quantized(const Tensor *t) { return t->int8_block >= 0; }
-static inline int64_t tensor_stored_at(const Tensor *t) {
-    return tensor_is_quantized(t) ? t->int8_block * INT8_BLOCK : t->unquantized_offset;
-}
 
 static int64_t dim_size(const Llama3Config *c, Dim d) {
     switch (d) {
@@ -286,15 +279,17 @@ static int64_t dim_size(const Llama3Config *c, Dim d) {
 
 /* The first of `whole` rows or columns that rank i of n has. Parts differ by at most one. */
 static inline int64_t split_begin(int64_t whole, int n, int i) { return whole * i / n; }
+static inline int64_t split_count(int64_t whole, int n, int i) {
+    return split_begin(whole, n, i + 1) - split_begin(whole, n, i);
+}
 
 /* The configuration of a rank's part: its heads, its part of the MLP and of the vocabulary. */
 static Llama3Config config_of_part(const Llama3Config *whole, const ModelPart *part) {
     Llama3Config c = *whole;
-    int tp = part->tp, next = part->tp_rank + 1;
-    c.NH /= tp;
-    c.NKV /= tp;
-    c.F = (int)(split_begin(whole->F, tp, next) - split_begin(whole->F, tp, part->tp_rank));
-    c.V = (int)(split_begin(whole->V, tp, next) - split_begin(whole->V, tp, part->tp_rank));
+    c.NH /= part->tp;
+    c.NKV /= part->tp;
+    c.F = (int)split_count(whole->F, part->tp, part->tp_rank);
+    c.V = (int)split_count(whole->V, part->tp, part->tp_rank);
     return c;
 }
 
@@ -328,9 +323,10 @@ static int64_t table_add_tensor(TensorTable *t, const Llama3Config *c, const Ten
     if (row->split != SPLIT_NONE) {
         int d = row->split == SPLIT_COLUMNS;
         begin[d] = split_begin(whole[d], tp, tp_rank);
-        count[d] = split_begin(whole[d], tp, tp_rank + 1) - begin[d];
+        count[d] = split_count(whole[d], tp, tp_rank);
         largest[d] = (whole[d] + tp - 1) / tp;
     }
+    int64_t elements = count[0] * count[1], room = largest[0] * largest[1];
     tensor->is_tied_copy = c->tied && row->kind == W_HEAD;
     snprintf(tensor->name, sizeof tensor->name, tensor->is_tied_copy ? llama3_tensors[W_EMBED].name : row->name, block);
     strcat(tensor->name, ".weight");
@@ -344,20 +340,20 @@ static int64_t table_add_tensor(TensorTable *t, const Llama3Config *c, const Ten
     tensor->whole_rows = whole[0];
     tensor->whole_cols = whole[1];
     tensor->offset = row->fused ? end : round_up(u->size, TENSOR_ALIGN);
-    tensor->int8_block = -1;
     if (u->offsets[row->kind] < 0) u->offsets[row->kind] = tensor->offset;
-    u->size = (row->fused ? u->size : tensor->offset) + largest[0] * largest[1];
-    if (is_quantized(c->base, row)) {
-        tensor->int8_block = u->int8_blocks;
-        u->int8_blocks += int8_blocks(largest[0] * largest[1]);
+    u->size = (row->fused ? u->size : tensor->offset) + room;
+    tensor->is_quantized = is_quantized(c->base, row);
+    if (tensor->is_quantized) {
+        tensor->stored_at = u->int8_blocks * INT8_BLOCK;
+        u->int8_blocks += int8_blocks(room);
     } else {
-        tensor->unquantized_offset = u->unquantized;
-        u->unquantized += round_up(largest[0] * largest[1], TENSOR_ALIGN);
+        tensor->stored_at = u->unquantized;
+        u->unquantized += round_up(room, TENSOR_ALIGN);
     }
-    u->num_tensors++;
-    if (!tensor->is_tied_copy) t->num_parameters += count[0] * count[1];
-    if (!tensor->is_tied_copy && !u->frozen) t->num_trained += count[0] * count[1];
-    return tensor->offset + count[0] * count[1];
+    u->end_tensor = t->num_tensors;
+    if (!tensor->is_tied_copy) t->num_parameters += elements;
+    if (!tensor->is_tied_copy && !u->frozen) t->num_trained += elements;
+    return tensor->offset + elements;
 }
 
 /* Does a unit of this kind have this weight? Tied without a copy, the final norm is in the embedding's unit. */
@@ -386,10 +382,12 @@ static int table_add_unit(TensorTable *t, const Llama3Config *c, UnitKind kind, 
     else snprintf(u->name, sizeof u->name, "%smodel.layers.%d-%d", prefix, block, block + blocks - 1);
     if (c->tied && kind == UNIT_HEAD) // the copy is at the same place in its unit as the embedding
         table_add_tensor(t, c, &llama3_tensors[W_HEAD], unit, 0, 0);
-    for (int l = block; l < block + blocks; l++)
+    for (int l = block; l < block + blocks; l++) {
         for (int k = 0; k < W_KINDS; k++)
             if (unit_has(t, c, kind, &llama3_tensors[k]))
                 end = table_add_tensor(t, c, &llama3_tensors[k], unit, l, end);
+        if (l == block) u->block_stride = round_up(u->size, TENSOR_ALIGN);
+    }
     if (t->part.tied_head_copy && kind == UNIT_EMBED) // as large as the head with its norm, for equal shards
         u->size = round_up(u->size, TENSOR_ALIGN) + c->C;
     if (!u->int8_blocks) u->unquantized = 0;
@@ -418,11 +416,10 @@ static int stage_blocks(int L, int stages, int light_ends, int s, int *first) {
 }
 
 /* Appends the units of one virtual stage's blocks, or of their adapters. */
-static int table_add_stage(TensorTable *t, const Llama3Config *c, UnitKind kind, const Stage *stage) {
-    int first_unit = t->num_units, end = stage->first_block + stage->num_blocks;
+static void table_add_stage(TensorTable *t, const Llama3Config *c, UnitKind kind, const Stage *stage) {
+    int end = stage->first_block + stage->num_blocks;
     for (int l = stage->first_block; l < end; l += t->blocks_per_unit)
         table_add_unit(t, c, kind, l, (int)min_i64(t->blocks_per_unit, end - l));
-    return first_unit;
 }
 
 /* `wrap`: so many blocks become one unit that it has at least this many parameters, as with PyTorch's
@@ -443,20 +440,16 @@ static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap, cons
     t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * most_blocks * (adapted ? W_KINDS : W_Q_A));
     t->units = (Unit *)checked_malloc(sizeof(Unit) * most_blocks * (adapted ? 2 : 1));
     t->embed = part->pp_rank == 0 ? table_add_unit(t, c, UNIT_EMBED, 0, 1) : -1;
-    for (int v = 0; v < part->virtual_stages; v++)
-        t->stages[v].first_unit = table_add_stage(t, c, UNIT_BLOCK, &t->stages[v]);
+    for (int v = 0; v < part->virtual_stages; v++) {
+        t->stages[v].first_unit = t->num_units;
+        table_add_stage(t, c, UNIT_BLOCK, &t->stages[v]);
+    }
     if (part->pp_rank < part->pp - 1) t->head = -1;
     else if (c->tied && !part->tied_head_copy) t->head = t->embed;
     else t->head = table_add_unit(t, c, UNIT_HEAD, 0, 1);
+    t->first_adapters = t->num_units;
     for (int v = 0; v < part->virtual_stages && c->lora_rank; v++)
-        t->stages[v].first_adapters = table_add_stage(t, c, UNIT_ADAPTERS, &t->stages[v]);
-    for (int i = 0; i < t->num_units; i++) {
-        const Unit *u = &t->units[i];
-        const Tensor *first = &t->tensors[u->first_tensor], *of_second_block = first + u->num_tensors / u->num_blocks;
-        int64_t stride = u->num_blocks > 1 ? of_second_block->offset - first->offset : u->size;
-        if (u->kind == UNIT_BLOCK) t->block_stride = max_i64(t->block_stride, stride);
-        if (u->kind == UNIT_ADAPTERS) t->adapters_stride = max_i64(t->adapters_stride, stride);
-    }
+        table_add_stage(t, c, UNIT_ADAPTERS, &t->stages[v]);
 }
 
 static void table_close(TensorTable *t) {
@@ -480,19 +473,12 @@ static inline int table_block_unit(const TensorTable *t, int block) {
     return stage->first_unit + (block - stage->first_block) / t->blocks_per_unit;
 }
 static inline int table_block_adapters(const TensorTable *t, int block) {
-    const Stage *stage = table_stage(t, block);
-    return stage->first_adapters + (block - stage->first_block) / t->blocks_per_unit;
+    return t->first_adapters + table_block_unit(t, block) - t->stages[0].first_unit;
 }
 
-/* Where a block begins in its unit, and its adapters in theirs. */
+/* How many blocks of its unit come before this one. */
 static inline int table_block_in_unit(const TensorTable *t, int block) {
     return (block - table_stage(t, block)->first_block) % t->blocks_per_unit;
-}
-static inline int64_t table_block_offset(const TensorTable *t, int block) {
-    return table_block_in_unit(t, block) * t->block_stride;
-}
-static inline int64_t table_adapters_offset(const TensorTable *t, int block) {
-    return table_block_in_unit(t, block) * t->adapters_stride;
 }
 
 /* Are embedding and head one unit? */

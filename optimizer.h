@@ -36,7 +36,7 @@ static double clip_coefficient(double max_norm, double norm) {
 static void gradient_squared_norm(Fsdp *fsdp, ExactSum *sum) {
     for (int i = 0; i < fsdp->table->num_units; i++) {
         const FsdpUnit *u = &fsdp->units[i];
-        int first = u->table_unit->first_tensor, end = first + u->table_unit->num_tensors, owns_all = 1;
+        int first = u->table_unit->first_tensor, end = u->table_unit->end_tensor, owns_all = 1;
         if (u->table_unit->frozen) continue;
         for (int t = first; t < end; t++) owns_all &= !is_owned_elsewhere(fsdp, &fsdp->table->tensors[t]);
         if (owns_all) {
@@ -145,13 +145,6 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
     device_set_stream(dev, before);
 }
 
-/* Does this rank keep state of the unit's tensors? Not of a frozen unit, nor if its shard is padding only. */
-static int has_state(const Fsdp *fsdp, const FsdpUnit *u) {
-    ShardPiece p;
-    int i = u->table_unit->first_tensor;
-    return next_state_piece(fsdp, &i, &p) && p.unit == u;
-}
-
 /* AdamW (Loshchilov and Hutter 2019) on what this rank keeps of one unit. */
 static void update_unit(Optimizer *o, const FsdpUnit *u, const AdamW *a, float grad_scale, int step) {
     const UnitState *s = unit_state(o, u);
@@ -174,7 +167,7 @@ static void optimizer_step(Optimizer *o, const AdamW *a, float grad_scale, int s
     const FsdpUnit *fetched = NULL, *end = fsdp->units + fsdp->table->num_units;
     device_wait_stream(dev, STREAM_FETCH, STREAM_COMPUTE);
     for (const FsdpUnit *u = fsdp->units; u < end; u++) {
-        if (!has_state(fsdp, u)) continue;
+        if (u->table_unit->frozen) continue;
         device_pace(dev);
         if (u != fetched) fetch_state(o, u);
         if (u + 1 < end) {

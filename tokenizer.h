@@ -11,7 +11,6 @@
 #define TOKENIZER_H
 #include "lib/base.h" // defines: hash_bytes, user_error, run_failure, checked_malloc, min_i64
 #include "lib/sha256.h"
-#include "lib/utf8.h" // defines: utf8_valid_length
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h> // defines: pcre2_compile, pcre2_jit_compile, pcre2_match
 #include <sys/stat.h>
@@ -63,48 +62,27 @@ typedef struct Tokenizer {
     "\\x{10d40}-\\x{10d49}\\x{116d0}-\\x{116e3}\\x{11bf0}-\\x{11bf9}\\x{11f50}-\\x{11f59}\\x{16130}-\\x{16139}"        \
     "\\x{16d70}-\\x{16d79}\\x{1ccf0}-\\x{1ccf9}\\x{1d2c0}-\\x{1d2d3}\\x{1e4f0}-\\x{1e4f9}\\x{1e5f1}-\\x{1e5fa}"
 
-/* Compiles a pattern; NULL, an error number and its position where PCRE2 refuses it. */
-static inline pcre2_code *expression_compile(const char *pattern, uint32_t options, int *error, size_t *at) {
-    pcre2_code *code =
-        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | options, error, at, NULL);
-    if (code) pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // without a JIT, pcre2_match interprets the pattern
-    return code;
-}
-static inline pcre2_code *expression_open(const char *pattern, uint32_t options) {
-    int error;
-    size_t at;
-    pcre2_code *code = expression_compile(pattern, options, &error, &at);
-    if (!code)
-        run_failure("PCRE2 refuses an expression at character %zu (error %d); expected a build with Unicode: install "
-                    "libpcre2-dev",
-                    at, error);
-    return code;
-}
-
 /* Llama 3's expression (llama-models, models/llama3/tokenizer.py), one alternative per line. A repetition is possessive
  * (++, *+) where giving characters back could not help the rest of the pattern: the pieces are the same, without
  * retries. */
-static inline pcre2_code *split_open(void) {
-    // clang-format off
-    return expression_open(
-        "(?i:'s|'t|'re|'ve|'m|'ll|'d)"                                      // an English contraction
-        "|(?:\\x{20}|[^\\r\\n" LETTERS NUMBERS "])?+[" LETTERS "]++"        // a word, with one character before it
-        "|[" NUMBERS "]{1,3}+"                                              // up to three digits
-        "|\\x{20}?+[^" SPACES LETTERS NUMBERS "]++[\\r\\n]*+"               // punctuation, with the line ends after it
-        "|[" SPACES "]*[\\r\\n]+"                                           // empty lines
-        "|[" SPACES "]+(?![^" SPACES "])"                                   // spaces, except the one before a word
-        "|[" SPACES "]+",
-        PCRE2_ANCHORED);
-    // clang-format on
-}
+// clang-format off
+static const char llama3_split[] =
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)"                      // an English contraction
+    "|(?: |[^\\r\\n\\p{L}\\p{N}])?+\\p{L}++"            // a word, with one character before it
+    "|\\p{N}{1,3}+"                                     // up to three digits
+    "| ?+[^\\s\\p{L}\\p{N}]++[\\r\\n]*+"                // punctuation, with the line ends after it
+    "|\\s*[\\r\\n]+"                                    // empty lines
+    "|\\s+(?!\\S)"                                      // spaces, except the one before a word
+    "|\\s+";
+// clang-format on
 
 static inline int is_ascii_letter(char c) { return (uint8_t)((c | 32) - 'a') < 26; }
 static inline int is_ascii_digit(char c) { return c >= '0' && c <= '9'; }
 
 enum { EXPRESSION_LENGTH = 1000 /* characters of a file's expression, at most */ };
 
-/* Translates an expression from a file to PCRE2: replaces \p{L}, \p{N}, \s and \S by the classes above. Only syntax
- * that every engine reads alike is accepted: returns NULL, or where other syntax begins. `out` needs
+/* Translates an expression, Llama 3's or that of a file, to PCRE2: replaces \p{L}, \p{N}, \s and \S by the classes
+ * above. Only syntax that every engine reads alike is accepted: returns NULL, or where other syntax begins. `out` needs
  * EXPRESSION_LENGTH / 2 times the size of the longest class. */
 static inline const char *expression_translate(const char *from, char *out) {
     enum { CLASSES = 4 };
@@ -139,8 +117,8 @@ static inline const char *expression_translate(const char *from, char *out) {
     return NULL;
 }
 
-/* Compiles the expression that line `number` of a tokenizer's file gives. */
-static inline pcre2_code *split_open_own(const char *path, int number, const char *expression) {
+/* Compiles llama3_split, or the expression that line `number` of a tokenizer's file gives. */
+static inline pcre2_code *split_open(const char *path, int number, const char *expression) {
     size_t length = strlen(expression), at;
     uint32_t matches_empty = 0;
     int error;
@@ -153,13 +131,19 @@ static inline pcre2_code *split_open_own(const char *path, int number, const cha
         user_error("tokenizer %s, line %d: found '%.8s' in the expression, expected \\p{L} \\p{N} \\s \\S \\r \\n \\t "
                    "or an escaped punctuation character, and inside brackets neither \\S nor brackets",
                    path, number, other);
-    pcre2_code *code = expression_compile(pattern, PCRE2_ANCHORED, &error, &at);
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED,
+                                     &error, &at, NULL);
+    if (!code && expression == llama3_split)
+        run_failure("PCRE2 refuses an expression at character %zu (error %d); expected a build with Unicode: install "
+                    "libpcre2-dev",
+                    at, error);
     if (!code) {
         PCRE2_UCHAR why[128] = "";
         pcre2_get_error_message(error, why, sizeof why);
         user_error("tokenizer %s, line %d: found an expression that PCRE2 refuses (%s), expected a regular expression",
                    path, number, (const char *)why);
     }
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // without a JIT, pcre2_match interprets the pattern
     pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &matches_empty);
     if (matches_empty)
         user_error("tokenizer %s, line %d: found an expression that also matches the empty string, expected at least "
@@ -195,6 +179,13 @@ static inline size_t split_next(const pcre2_code *split, int llama3, pcre2_match
                    "%d), expected a match at every character: correct its `split` line",
                    at, len, rc);
     return end;
+}
+
+/* The number of leading bytes of `text` that are complete, valid UTF-8: PCRE2 checks this before it matches. */
+static inline size_t text_valid_length(const pcre2_code *split, pcre2_match_data *match, const char *text, size_t len) {
+    int rc = pcre2_match(split, (PCRE2_SPTR)text, len, 0, 0, match, NULL);
+    int is_valid = rc > PCRE2_ERROR_UTF8_ERR1 || rc < PCRE2_ERROR_UTF8_ERR21;
+    return is_valid ? len : pcre2_get_startchar(match);
 }
 
 // ---------------------------------------------------------------------------
@@ -415,8 +406,8 @@ static inline int32_t tokenizer_header_special(const Tokenizer *t, const char *p
     return id;
 }
 
-/* Applies the header's values; they are checked against the token lines, so this comes after them. */
-static inline void tokenizer_apply_header(Tokenizer *t, const char *path, const char *const values[NUM_HEADER_LINES]) {
+static inline void tokenizer_check_counts(const Tokenizer *t, const char *path,
+                                          const char *const values[NUM_HEADER_LINES]) {
     int tokens = tokenizer_header_number(path, HEADER_TOKENS, values[HEADER_TOKENS]);
     int missing = tokenizer_header_number(path, HEADER_MISSING, values[HEADER_MISSING]);
     if (t->n_base + t->num_special != tokens)
@@ -425,10 +416,6 @@ static inline void tokenizer_apply_header(Tokenizer *t, const char *path, const 
     if (t->num_missing != missing)
         user_error("tokenizer %s has no token for %d single bytes, its line %d says %d; copy the file again", path,
                    t->num_missing, HEADER_MISSING + 1, missing);
-    t->bos = tokenizer_header_special(t, path, HEADER_BOS, values[HEADER_BOS]);
-    t->eos = tokenizer_header_special(t, path, HEADER_EOS, values[HEADER_EOS]);
-    t->eot = tokenizer_header_special(t, path, HEADER_EOT, values[HEADER_EOT]);
-    t->split = split_open_own(path, HEADER_SPLIT + 1, values[HEADER_SPLIT]);
 }
 
 /* Refuses files of other kinds by what they contain, before any line is parsed. Returns the number of lines. */
@@ -474,7 +461,8 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     Tokenizer *t = (Tokenizer *)checked_malloc(sizeof *t);
     size_t len;
     char *text = tokenizer_read_file(path, &len);
-    const char *header[NUM_HEADER_LINES];
+    const char *header[NUM_HEADER_LINES] = { // what a header would say of Llama 3's format
+        "1", NULL, NULL, "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", llama3_split};
     sha256(text, len, t->fingerprint);
     size_t text_len = len;
     while (text_len > 1 && text[text_len - 1] == '\n') text_len--; // the last line may lack its newline
@@ -487,13 +475,12 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     for (const char *line = tokenizer_line(&in); line; line = tokenizer_line(&in))
         tokenizer_read_token(t, &in, line, id++);
     tokenizer_find_missing_bytes(t, path);
-    if (t->llama3) {
-        tokenizer_add_special(t);
-        t->bos = tokenizer_special(t, "<|begin_of_text|>");
-        t->eos = tokenizer_special(t, "<|end_of_text|>");
-        t->eot = tokenizer_special(t, "<|eot_id|>");
-        t->split = split_open();
-    } else tokenizer_apply_header(t, path, header);
+    if (t->llama3) tokenizer_add_special(t);
+    else tokenizer_check_counts(t, path, header);
+    t->bos = tokenizer_header_special(t, path, HEADER_BOS, header[HEADER_BOS]);
+    t->eos = tokenizer_header_special(t, path, HEADER_EOS, header[HEADER_EOS]);
+    t->eot = tokenizer_header_special(t, path, HEADER_EOT, header[HEADER_EOT]);
+    t->split = split_open(path, HEADER_SPLIT + 1, header[HEADER_SPLIT]);
     t->vocab_size = t->n_base + t->num_special;
     free(text);
     return t;
@@ -673,7 +660,7 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
     Encoder e = {t, ids, capacity, used, 0, NULL, NULL, NULL, 0};
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     if (!match) run_failure("out of memory: cannot allocate PCRE2's match data");
-    size_t valid = utf8_valid_length(text, len), last_piece_id = used;
+    size_t valid = text_valid_length(t->split, match, text, len), last_piece_id = used;
     for (size_t at = 0, end; at < valid; at = end) {
         end = split_next(t->split, t->llama3, match, text, valid, at);
         last_piece_id = e.used;

@@ -9,8 +9,10 @@
 #include "../lib/json.h" // defines: json_add_integer, json_add_flops, json_write_line
 #include "traffic.h" // defines: expected_traffic
 
+typedef enum { EXPECTED, DRY_RUN, MEASURED, SOURCES } FigureSource;
+
 typedef struct {
-    Traffic expected[AXES][COLLECTIVES], dry_run[AXES][COLLECTIVES], measured[AXES][COLLECTIVES];
+    Traffic traffic[SOURCES][AXES][COLLECTIVES];
     size_t dry_run_memory[MEM_CATEGORIES], measured_memory[MEM_CATEGORIES]; // peak bytes
 } Ledger;
 
@@ -19,7 +21,7 @@ static int traffic_equal(Traffic a, Traffic b) { return a.calls == b.calls && a.
 static int is_unused(Traffic t) { return !t.calls && !t.bytes; }
 
 /* The three figures of one row: "calls" or "bytes". */
-static void ledger_print_row(FILE *f, const char *axis, const char *collective, const int64_t figures[3],
+static void ledger_print_row(FILE *f, const char *axis, const char *collective, const int64_t figures[SOURCES],
                              const char *unit, int equal) {
     fprintf(f, "  %-13s %-15s %14" PRId64 " %14" PRId64 " %14" PRId64 " %s%s\n", axis, collective, figures[0],
             figures[1], figures[2], unit, equal ? "" : "  <- different");
@@ -30,13 +32,17 @@ static int ledger_print(const Ledger *l, FILE *f) {
     int differences = 0;
     if (f) fprintf(f, "  %-13s %-15s %14s %14s %14s\n", "axis", "collective", "expected", "dry run", "measured");
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
-        int axis = i / COLLECTIVES, op = i % COLLECTIVES;
-        Traffic expected = l->expected[axis][op], dry_run = l->dry_run[axis][op], measured = l->measured[axis][op];
-        int equal = traffic_equal(expected, dry_run) && traffic_equal(dry_run, measured);
+        int axis = i / COLLECTIVES, op = i % COLLECTIVES, equal = 1, used = 0;
+        int64_t calls[SOURCES], bytes[SOURCES];
+        for (int source = 0; source < SOURCES; source++) {
+            Traffic t = l->traffic[source][axis][op];
+            equal &= traffic_equal(t, l->traffic[EXPECTED][axis][op]);
+            used |= !is_unused(t);
+            calls[source] = t.calls;
+            bytes[source] = t.bytes;
+        }
         differences += !equal;
-        if (!f || (is_unused(expected) && is_unused(dry_run) && is_unused(measured))) continue;
-        int64_t calls[3] = {expected.calls, dry_run.calls, measured.calls};
-        int64_t bytes[3] = {expected.bytes, dry_run.bytes, measured.bytes};
+        if (!f || !used) continue;
         ledger_print_row(f, axis_names[axis], collective_names[op], calls, "calls", equal);
         ledger_print_row(f, "", "", bytes, "bytes", equal);
     }
@@ -62,27 +68,23 @@ static void ledger_check(const Ledger *l, int rank) {
 // ---------------------------------------------------------------------------
 // JSON
 
-/* {"expected":…,"dry_run":…} and, if `measured` is not NULL, "measured". */
-static void json_add_figures(cJSON *row, const char *key, int64_t expected, int64_t dry_run, const int64_t *measured) {
-    cJSON *figures = cJSON_AddObjectToObject(row, key);
-    json_add_integer(figures, "expected", expected);
-    json_add_integer(figures, "dry_run", dry_run);
-    if (measured) json_add_integer(figures, "measured", *measured);
-}
-
-/* Adds "traffic": one row for each axis and collective that is used. `measured` NULL: before the run, in plan.json. */
-static void json_add_traffic(cJSON *parent, const Traffic expected[AXES][COLLECTIVES],
-                             const Traffic dry_run[AXES][COLLECTIVES], const Traffic measured[AXES][COLLECTIVES]) {
+/* Adds "traffic": one row for each axis and collective that is used, with its calls and bytes from the first `sources`
+ * sources. */
+static void json_add_traffic(cJSON *parent, const Traffic traffic[][AXES][COLLECTIVES], int sources) {
+    static const char *const names[SOURCES] = {"expected", "dry_run", "measured"};
     cJSON *rows = cJSON_AddArrayToObject(parent, "traffic");
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
-        int axis = i / COLLECTIVES, op = i % COLLECTIVES;
-        Traffic e = expected[axis][op], d = dry_run[axis][op], m = measured ? measured[axis][op] : d;
-        if (is_unused(e) && is_unused(d) && is_unused(m)) continue;
+        int axis = i / COLLECTIVES, op = i % COLLECTIVES, used = 0;
+        for (int source = 0; source < sources; source++) used |= !is_unused(traffic[source][axis][op]);
+        if (!used) continue;
         cJSON *row = cJSON_CreateObject();
         cJSON_AddStringToObject(row, "axis", axis_names[axis]);
         cJSON_AddStringToObject(row, "op", collective_names[op]);
-        json_add_figures(row, "calls", e.calls, d.calls, measured ? &m.calls : NULL);
-        json_add_figures(row, "bytes", e.bytes, d.bytes, measured ? &m.bytes : NULL);
+        cJSON *calls = cJSON_AddObjectToObject(row, "calls"), *bytes = cJSON_AddObjectToObject(row, "bytes");
+        for (int source = 0; source < sources; source++) {
+            json_add_integer(calls, names[source], traffic[source][axis][op].calls);
+            json_add_integer(bytes, names[source], traffic[source][axis][op].bytes);
+        }
         cJSON_AddItemToArray(rows, row);
     }
 }
@@ -99,7 +101,7 @@ static void json_add_flops_by_op(cJSON *parent, const Device *dry_run) {
 
 static void ledger_write(const Ledger *l, const Device *dry_run, FILE *f) {
     cJSON *root = cJSON_CreateObject();
-    json_add_traffic(root, l->expected, l->dry_run, l->measured);
+    json_add_traffic(root, l->traffic, SOURCES);
     cJSON *memory = cJSON_AddArrayToObject(root, "memory");
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         cJSON *row = cJSON_CreateObject();

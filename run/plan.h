@@ -15,7 +15,7 @@ typedef struct {
     Trainer *trainer;      // the dry run; what follows points into it
     const Device *dry_run; // its memory, FLOPs and timeline
     const Comm *comm;      // its traffic
-    Traffic expected[AXES][COLLECTIVES];
+    Traffic traffic[2][AXES][COLLECTIVES]; // EXPECTED, DRY_RUN
 } RankClass;
 
 /* Which ranks get a dry run of their own. Coordinates on other axes change only who a rank's peers are. Tensor-parallel
@@ -45,12 +45,10 @@ static int plan_representative(const Plan *p, int rank) {
 }
 
 static int is_of_class(const RankClass *c, const Device *dev, const Comm *comm) {
-    int equal =
-        device_flops(dev, 0) == device_flops(c->dry_run, 0) && device_flops(dev, 1) == device_flops(c->dry_run, 1);
+    int equal = !memcmp(comm->traffic_started, c->traffic[DRY_RUN], sizeof comm->traffic_started);
+    for (int recomputed = 0; recomputed < 2; recomputed++)
+        equal &= device_flops(dev, recomputed) == device_flops(c->dry_run, recomputed);
     for (int m = 0; m < MEM_CATEGORIES; m++) equal &= dev->arenas[m].peak == c->dry_run->arenas[m].peak;
-    for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++)
-        equal &= traffic_equal(comm->traffic_started[i / COLLECTIVES][i % COLLECTIVES],
-                               c->comm->traffic_started[i / COLLECTIVES][i % COLLECTIVES]);
     return equal;
 }
 
@@ -73,7 +71,8 @@ static void plan_add(Plan *p, const Job *j, int rank, Trainer *trainer) {
     added->trainer = trainer;
     added->dry_run = dev;
     added->comm = comm;
-    expected_traffic(added->expected, &j->config, j->mesh.world, rank, &j->opt, sizeof(StepReport));
+    memcpy(added->traffic[DRY_RUN], comm->traffic_started, sizeof comm->traffic_started);
+    expected_traffic(added->traffic[EXPECTED], &j->config, j->mesh.world, rank, &j->opt, sizeof(StepReport));
 }
 
 static void plan_close(Plan *p) {
@@ -122,8 +121,8 @@ static int count_set(const char *is_set, int n) {
 static void print_class_ranks(FILE *f, const Plan *p, int class_index) {
     const Mesh *m = p->mesh;
     int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP];
-    char *has_stage = (char *)checked_malloc((size_t)pp), *has_tp = (char *)checked_malloc((size_t)tp);
-    char *has_rank = (char *)checked_malloc((size_t)m->world);
+    char *has_rank = (char *)checked_malloc((size_t)(m->world + pp + tp)), *has_stage = has_rank + m->world;
+    char *has_tp = has_stage + pp;
     for (int r = 0; r < m->world; r++) {
         if (p->class_of[r] != class_index) continue;
         has_rank[r] = 1;
@@ -145,8 +144,6 @@ static void print_class_ranks(FILE *f, const Plan *p, int class_index) {
     print_ranges(f, has_rank, m->world, 4);
     if (ranks > 1) fprintf(f, " (%d)", ranks);
     fprintf(f, "\n");
-    free(has_stage);
-    free(has_tp);
     free(has_rank);
 }
 
@@ -175,7 +172,7 @@ static void print_class(FILE *f, const RankClass *c, int with_buffers) {
     fprintf(f, "  communication per rank and step, in bytes%16s %20s\n", "expected", "dry run");
     for (int a = 0; a < AXES; a++)
         for (int o = 0; o < COLLECTIVES; o++) {
-            Traffic expected = c->expected[a][o], dry_run = c->comm->traffic_started[a][o];
+            Traffic expected = c->traffic[EXPECTED][a][o], dry_run = c->traffic[DRY_RUN][a][o];
             if (is_unused(expected) && is_unused(dry_run)) continue;
             fprintf(f, "    %-13s %-15s %4" PRId64 " calls %14" PRId64 " %20" PRId64 "\n", axis_names[a],
                     collective_names[o], dry_run.calls, expected.bytes, dry_run.bytes);
@@ -215,7 +212,7 @@ static cJSON *class_json(const Plan *p, int class_index) {
         json_add_integer(memory, mem_category_names[i], (int64_t)c->dry_run->arenas[i].peak);
     json_add_integer(json, "peak", (int64_t)device_peak(c->dry_run));
     json_add_flops_by_op(json, c->dry_run);
-    json_add_traffic(json, c->expected, c->comm->traffic_started, NULL);
+    json_add_traffic(json, c->traffic, 2);
     return json;
 }
 

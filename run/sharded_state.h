@@ -127,13 +127,13 @@ static void set_frozen_int8(Fsdp *fsdp, const FrozenSource *from, const Tensor *
  * sharded apart from unquantized ones; t's begin at number t0. */
 static void set_quantized_tensor(Fsdp *fsdp, const FrozenSource *from, FsdpUnit *u, const Tensor *t) {
     const QuantizedLayout *l = &u->quantized;
-    int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)), t0 = tensor_stored_at(t);
+    int64_t per_shard = quantized_shard_elements(l, t->is_quantized), t0 = t->stored_at;
     int64_t shard_begin = fsdp->sharding.strategy->sharded ? fsdp->rank * per_shard : 0;
     int64_t begin = max_i64(t0, shard_begin), end = min_i64(t0 + t->rows * t->cols, shard_begin + per_shard);
     int64_t first = begin - t0, at = begin - shard_begin;
     char *shard = (char *)u->sharded_weights;
     if (end <= begin) return;
-    if (tensor_is_quantized(t)) {
+    if (t->is_quantized) {
         float *scales = (float *)(void *)(shard + quantized_scales_at(l));
         set_frozen_int8(fsdp, from, t, first, end - begin, (int8_t *)shard + at, scales + at / INT8_BLOCK);
     } else {
@@ -200,12 +200,12 @@ static void merge_adapters(Fsdp *fsdp, const FsdpUnit *u, float *weights) {
     const Llama3Config *c = fsdp->config;
     FsdpUnit *adapters = &fsdp->units[table_block_adapters(table, u->table_unit->first_block)];
     const float *gathered = gather_trained(fsdp, adapters, STATE_MASTER);
-    for (int i = u->table_unit->first_tensor; i < u->table_unit->first_tensor + u->table_unit->num_tensors; i++) {
+    for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
         const Tensor *w = &table->tensors[i];
         WeightKind kind = w->row->kind;
         if (!is_adapted(c, kind)) continue;
-        int64_t block = (w->offset - u->table_unit->offsets[kind]) / table->block_stride; // within the unit
-        const float *of_block = gathered + block * table->adapters_stride;
+        int64_t block = (w->offset - u->table_unit->offsets[kind]) / u->table_unit->block_stride; // within the unit
+        const float *of_block = gathered + block * adapters->table_unit->block_stride;
         adapter_merge(fsdp->dev, weights + w->offset, of_block + adapters->table_unit->offsets[lora_a(kind)],
                       of_block + adapters->table_unit->offsets[lora_b(kind)], adapter_scale(c), c->lora_rank, w->cols,
                       w->rows);

@@ -18,48 +18,39 @@ typedef struct {
 // ---------------------------------------------------------------------------
 // weights that tensor parallelism does not split: norms, and one matrix of each adapter
 
-/* Elements of such weights in the trained units [first, end). */
-static int64_t tp_replicated_elements(const TensorTable *table, int first, int end) {
-    int64_t n = 0;
-    for (int i = 0; i < table->num_tensors; i++) {
-        const Tensor *t = &table->tensors[i];
-        if (t->unit < first || t->unit >= end || table->units[t->unit].frozen) continue;
-        if (t->row->split == SPLIT_NONE) n += t->rows * t->cols;
-    }
-    return n;
-}
-
 /* How many units one all-gather over tp covers: norms are small, so all units; adapters are large, so one. */
 static int tp_units_at_once(const Fsdp *fsdp) { return fsdp->config->lora_rank ? 1 : fsdp->table->num_units; }
 
-typedef enum { GRADIENTS_TO_BUFFER, BUFFER_TO_GRADIENTS } CopyDirection;
+typedef enum { COUNT_ONLY, GRADIENTS_TO_BUFFER, BUFFER_TO_GRADIENTS } CopyDirection;
 
-/* Copies this rank's elements of these tensors, in units [first, end), between their gradients and buffer (n). */
-static void copy_tp_replicated(Fsdp *fsdp, int first, int end, float *buffer, CopyDirection direction) {
+/* Copies this rank's elements of these tensors, in the trained units [first, end), between their gradients and buffer
+ * (n). Returns n, which counts the elements of all shards. */
+static int64_t copy_tp_replicated(Fsdp *fsdp, int first, int end, float *buffer, CopyDirection direction) {
     const TensorTable *table = fsdp->table;
-    int last_tensor = table->units[end - 1].first_tensor + table->units[end - 1].num_tensors;
-    for (int i = table->units[first].first_tensor; i < last_tensor; i++) {
+    int64_t n = 0;
+    for (int i = table->units[first].first_tensor; i < table->units[end - 1].end_tensor; i++) {
         const Tensor *t = &table->tensors[i];
         const FsdpUnit *u = &fsdp->units[t->unit];
+        if (u->table_unit->frozen) continue;
         if (t->row->split != SPLIT_NONE) continue;
         int64_t begin, count = tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &begin);
         float *grad = u->grad + (t->offset + begin - u->state_begin);
         size_t bytes = sizeof(float) * (size_t)count;
-        if (count && direction == GRADIENTS_TO_BUFFER) device_copy(fsdp->dev, buffer + begin, grad, bytes);
-        if (count && direction == BUFFER_TO_GRADIENTS) device_copy(fsdp->dev, grad, buffer + begin, bytes);
-        buffer += t->rows * t->cols;
+        if (count && direction == GRADIENTS_TO_BUFFER) device_copy(fsdp->dev, buffer + n + begin, grad, bytes);
+        if (count && direction == BUFFER_TO_GRADIENTS) device_copy(fsdp->dev, grad, buffer + n + begin, bytes);
+        n += t->rows * t->cols;
     }
+    return n;
 }
 
 /* With sequence parallelism each tp rank has these gradients for its own tokens only (EleutherAI/gpt-neox issue
  * 1257). */
 static void sum_tp_replicated(SharedGradients *s) {
     Fsdp *fsdp = s->fsdp;
-    const TensorTable *table = fsdp->table;
     int tp = fsdp->comm->groups[AXIS_TP].size, units_at_once = tp_units_at_once(fsdp);
-    for (int first = 0; first < table->num_units && tp > 1; first += units_at_once) {
+    for (int first = 0; first < fsdp->table->num_units && tp > 1; first += units_at_once) {
         int end = first + units_at_once;
-        int64_t n = tp_replicated_elements(table, first, end);
+        int64_t n = copy_tp_replicated(fsdp, first, end, NULL, COUNT_ONLY);
         size_t bytes = sizeof(float) * (size_t)n;
         float *mine = s->tp_buffer, *all = mine + n;
         if (!n) continue;
@@ -134,7 +125,7 @@ static void shared_gradients_open(SharedGradients *s, Fsdp *fsdp) {
     if (tied >= 0 && t->part.pp > 1)
         s->tied_buffer = state_alloc(fsdp, MEM_COMM, "gradient of the tied weight", 2 * fsdp->units[tied].state_count);
     for (int u = 0; u < t->num_units; u += units_at_once)
-        most = max_i64(most, tp_replicated_elements(t, u, u + units_at_once));
+        most = max_i64(most, copy_tp_replicated(fsdp, u, u + units_at_once, NULL, COUNT_ONLY));
     if (most && t->part.tp > 1)
         s->tp_buffer = state_alloc(fsdp, MEM_COMM, "gradients that tp does not split", most * (1 + t->part.tp));
 }

@@ -271,9 +271,9 @@ static void check_agreement(Trainer *trainer) {
 static void check_first_step(Trainer *trainer, const Trainer *dry_run) {
     const Parallel *p = &trainer->parallel, *dry = &dry_run->parallel;
     Ledger l = ZERO;
-    expected_traffic(l.expected, trainer->whole_config, p->mesh.world, p->rank, trainer->opt, sizeof(StepReport));
-    memcpy(l.dry_run, dry->comm.traffic_started, sizeof l.dry_run);
-    memcpy(l.measured, p->comm.traffic_measured, sizeof l.measured);
+    expected_traffic(l.traffic[EXPECTED], trainer->whole_config, p->mesh.world, p->rank, trainer->opt, sizeof(StepReport));
+    memcpy(l.traffic[DRY_RUN], dry->comm.traffic_started, sizeof l.traffic[DRY_RUN]);
+    memcpy(l.traffic[MEASURED], p->comm.traffic_measured, sizeof l.traffic[MEASURED]);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         l.dry_run_memory[c] = dry->dev.arenas[c].peak;
         l.measured_memory[c] = p->dev.arenas[c].peak;

@@ -38,8 +38,9 @@ typedef struct {
     const int64_t *offsets; // (W_KINDS) of each kind of tensor
 } UnitTensors;
 
-/* Waits until the unit is unsharded. `first`: the block's first element in the unit. */
-static UnitTensors unit_tensors(Fsdp *fsdp, FsdpUnit *unit, int64_t first, int micro_batch) {
+/* Waits until the unit is unsharded. `block`: the block's number within the unit. */
+static UnitTensors unit_tensors(Fsdp *fsdp, FsdpUnit *unit, int block, int micro_batch) {
+    int64_t first = block * unit->table_unit->block_stride;
     UnitTensors t = {fsdp_unshard(fsdp, unit) + first, NULL, unit->table_unit->offsets};
     if (micro_batch != NO_GRADIENTS && !unit->table_unit->frozen)
         t.gradients = fsdp_gradients(fsdp, unit, micro_batch) + first;
@@ -79,10 +80,11 @@ static BlockWeights block_weights(Model *m, int l, int micro_batch) {
     const TensorTable *table = &m->table;
     const Llama3Config *c = &m->config;
     FsdpUnit *unit = &m->fsdp->units[table_block_unit(table, l)];
-    UnitTensors block = unit_tensors(m->fsdp, unit, table_block_offset(table, l), micro_batch), adapters = ZERO;
+    int in_unit = table_block_in_unit(table, l);
+    UnitTensors block = unit_tensors(m->fsdp, unit, in_unit, micro_batch), adapters = ZERO;
     if (c->lora_rank) {
         unit = &m->fsdp->units[table_block_adapters(table, l)];
-        adapters = unit_tensors(m->fsdp, unit, table_adapters_offset(table, l), micro_batch);
+        adapters = unit_tensors(m->fsdp, unit, in_unit, micro_batch);
     }
     BlockWeights w = ZERO;
     w.attn_norm = weight_of(&block, W_ATTN_NORM);

@@ -8,6 +8,7 @@
 #ifndef CORPUS_H
 #define CORPUS_H
 #include "../../tokenizer.h"
+#include "utf8.h" // defines: utf8_valid_length
 #include <dirent.h>
 
 typedef struct {
@@ -130,8 +131,22 @@ static inline void corpus_check(Corpus *c) {
     if (!c->count) user_error("%zu files were given, none with text in it; expected UTF-8 text", given);
 }
 
+/* Compiles a pattern. */
+static inline pcre2_code *expression_open(const char *pattern, uint32_t options) {
+    int error;
+    size_t at;
+    pcre2_code *code =
+        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP | options, &error, &at, NULL);
+    if (!code)
+        run_failure("PCRE2 refuses an expression at character %zu (error %d); expected a build with Unicode: install "
+                    "libpcre2-dev",
+                    at, error);
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+    return code;
+}
+
 /* Matches the places where text may be cut without changing its tokens: after a letter or number that is followed by
- * another character. Each alternative of split_open's expression either ends with letters or numbers or contains none,
+ * another character. Each alternative of llama3_split either ends with letters or numbers or contains none,
  * so a piece always ends there, whatever precedes or follows. And no alternative looks back, or ahead beyond the first
  * character that is not white space. */
 static inline pcre2_code *cut_open(void) {

@@ -90,7 +90,7 @@ static void piece_count(Trainer *b, const char *bytes, size_t len) {
 
 /* Counts the pieces of the corpus. Returns the number of bytes that were used. */
 static uint64_t pieces_of(Trainer *b, const Corpus *corpus) {
-    pcre2_code *split = split_open();
+    pcre2_code *split = split_open("", 0, llama3_split);
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     uint64_t bytes = 0;
     for (size_t d = 0; d < corpus->count; d++) {

@@ -188,7 +188,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     snprintf(longest, sizeof longest, "-max_len=%zu", target->longest);
     with_length[(*argc)++] = longest;
     *argv = with_length;
-    split_open();
+    split_open("", 0, llama3_split);
     __sanitizer_install_malloc_and_free_hooks(block_taken, block_given);
     atexit(say_how_many);
     return 0;

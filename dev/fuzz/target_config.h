@@ -31,7 +31,7 @@ static void check_table(const TensorTable *t, const Llama3Config *c) {
     EXPECT((double)has == parameters, "%" PRId64 " parameters, expected %.0f", has, parameters);
     for (int u = 0; u < t->num_units; u++) {
         int64_t end = 0;
-        for (int i = t->units[u].first_tensor; i < t->units[u].first_tensor + t->units[u].num_tensors; i++) {
+        for (int i = t->units[u].first_tensor; i < t->units[u].end_tensor; i++) {
             const Tensor *tensor = &t->tensors[i];
             EXPECT(tensor->offset >= end && tensor->rows > 0 && tensor->cols > 0,
                    "tensor %s starts at %" PRId64 ", the one before ends at %" PRId64, tensor->name, tensor->offset,
@@ -75,14 +75,15 @@ static void check_plan(Job *j, int rank) {
                e.calls, e.bytes, w.calls, w.bytes);
     }
     j->opt.accum = accum;
-    RankClass all = {rank, &dry_run, &dry_run.parallel.dev, &dry_run.parallel.comm, {{{0, 0}}}};
+    RankClass all = {rank, &dry_run, &dry_run.parallel.dev, &dry_run.parallel.comm, {{{{0, 0}}}}};
     int parts = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_PP],
         few = !long_dry_run && accum <= 64 && parts <= 8; // of others, as if all were as this one
     Plan plan = ZERO;
     plan.mesh = &j->mesh;
     plan.classes = &all;
     plan.count = 1;
-    memcpy(all.expected, expected, sizeof expected);
+    memcpy(all.traffic[EXPECTED], expected, sizeof expected);
+    memcpy(all.traffic[DRY_RUN], dry_run.parallel.comm.traffic_started, sizeof expected);
     if (few) {
         char problem[1024];
         EventLists events;

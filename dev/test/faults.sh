@@ -135,8 +135,8 @@ more "weights of 8 bits are written with the scale of a neighbouring block" run/
     's|^        b->scales\[i\] = quantize|        b->scales[i ^ 1] = quantize|' \
     adapters "bytes and scales of the whole tensors. blocks"
 
-edit='s|int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)),|'
-edit+='int64_t per_shard = quantized_shard_elements(l, tensor_is_quantized(t)) - 32 * tensor_is_quantized(t),|'
+edit='s|int64_t per_shard = quantized_shard_elements(l, t->is_quantized),|'
+edit+='int64_t per_shard = quantized_shard_elements(l, t->is_quantized) - 32 * t->is_quantized,|'
 more "a cut between ranks goes through a block of 8 bits" run/sharded_state.h "$edit" \
     adapters "every weight is that of its block"
 

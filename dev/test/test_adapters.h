@@ -182,7 +182,7 @@ static void widened_body(Job *j, int rank) {
         __atomic_fetch_add(&widened_elements, n, __ATOMIC_RELAXED);
         free(want);
         free(have);
-        if (i == u->table_unit->first_tensor + u->table_unit->num_tensors - 1)
+        if (i == u->table_unit->end_tensor - 1)
             fsdp_reshard(&trainer->parallel.fsdp, u, AFTER_LAST_USE);
     }
     close_rank(o);

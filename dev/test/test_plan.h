@@ -384,7 +384,7 @@ static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Tr
     const cJSON *said = class_in_json(json, own->parallel.rank);
     Traffic expected[AXES][COLLECTIVES];
     expected_traffic(expected, &j->config, j->mesh.world, own->parallel.rank, &j->opt, sizeof(StepReport));
-    int differ = memcmp(expected, c->expected, sizeof expected) != 0 ||
+    int differ = memcmp(expected, c->traffic[EXPECTED], sizeof expected) != 0 ||
                  memcmp(expected, own->parallel.comm.traffic_started, sizeof expected) != 0 ||
                  memcmp(expected, c->comm->traffic_started, sizeof expected) != 0;
     for (int m = 0; m < MEM_CATEGORIES; m++) differ += own->parallel.dev.arenas[m].peak != c->dry_run->arenas[m].peak;
