@@ -348,8 +348,9 @@ static const Version forward_versions[] = {
 
 static void backward_case(Case *c) {
     AttentionShape s = shape_of(c);
-    for (int i = 0; i < 3; i++) reads(c, i == 0 ? "q" : i == 1 ? "dout" : "out", IN_X, s.B * s.Tq, s.NH * s.HD, 1);
-    for (int i = 0; i < 2; i++) reads(c, i == 0 ? "k" : "v", IN_X, s.B * s.Tk, s.NKV * s.HD, 1);
+    static const char *const of_queries[] = {"q", "dout", "out"}, *const of_keys[] = {"k", "v"};
+    for (int i = 0; i < 3; i++) reads(c, of_queries[i], IN_X, s.B * s.Tq, s.NH * s.HD, 1);
+    for (int i = 0; i < 2; i++) reads(c, of_keys[i], IN_X, s.B * s.Tk, s.NKV * s.HD, 1);
     reads(c, "lse", IN_FLOAT, s.B * s.NH * s.Tq, 1, 1);
     writes(c, "dq", IN_X, s.B * s.Tq, s.NH * s.HD);
     for (int i = 0; i < 2; i++) writes(c, i == 0 ? "dk" : "dv", IN_X, s.B * s.Tk, s.NKV * s.HD);
@@ -509,70 +510,106 @@ static void vectors_backward_query(Case *c, const Query *i) {
 }
 static void backward_vectors(Case *c) { each_query(c, vectors_backward_query); }
 
-/* Tiles of BACKWARD_ROWS rows and BACKWARD_KEYS keys; rows as in forward_tiles. */
+/* What tiles of BACKWARD_ROWS rows and BACKWARD_KEYS keys need of a key/value head and of a block of rows. Rows are as
+ * in forward_tiles: row i is query i / heads of head h0 + i % heads. */
+typedef struct {
+    AttentionShape s;
+    int64_t heads, b, h0, ld;      // ld: floats from one row of HD to the next
+    float *kt, *vt, *ks, *dk, *dv; // K and V transposed, K, dK and dV of the key/value head: (Tk, ld)
+    int64_t r0, rows, padded;      // the block's first row; padded: rows, a multiple of MR
+    float *q, *dout, *dq;          // (BACKWARD_ROWS, ld)
+    float *p, *ds;                 // (BACKWARD_ROWS, BACKWARD_KEYS)
+    float lse[BACKWARD_ROWS], sum[BACKWARD_ROWS];
+} BackwardTiles;
+
+static int64_t backward_q_at(const BackwardTiles *t, int64_t r) { // of row r of the block
+    return q_at(&t->s, t->b, (t->r0 + r) / t->heads, t->h0 + (t->r0 + r) % t->heads);
+}
+
+static void backward_load_rows(Case *c, BackwardTiles *t) {
+    for (int64_t r = 0; r < t->padded; r++) {
+        int64_t i = t->r0 + r, at = backward_q_at(t, r);
+        int inside = r < t->rows;
+        widen(t->q + r * t->ld, inside ? X("q") + at : NULL, t->s.HD, t->ld);
+        widen(t->dout + r * t->ld, inside ? X("dout") + at : NULL, t->s.HD, t->ld);
+        t->sum[r] = inside ? dot_vectors(X("dout") + at, X("out") + at, t->s.HD) : 0;
+        t->lse[r] = inside ? F("lse")[l_at(&t->s, t->b, i / t->heads, t->h0 + i % t->heads)] : -INFINITY;
+    }
+}
+
+/* Adds to dQ, dK and dV what the block's rows and keys [k0, k0 + n) contribute. */
+static void backward_tile(BackwardTiles *t, int64_t k0, int64_t n) {
+    int64_t HD = t->s.HD, ld = t->ld, width = round_up(HD, VL);
+    for (int64_t r = 0; r < t->padded; r += MR) {
+        float *pr = t->p + r * BACKWARD_KEYS, *dsr = t->ds + r * BACKWARD_KEYS;
+        tile_matmul(pr, BACKWARD_KEYS, t->q + r * ld, ld, 1, t->kt + k0 * HD, NR, HD, n, HD, 0, 1);
+        tile_matmul(dsr, BACKWARD_KEYS, t->dout + r * ld, ld, 1, t->vt + k0 * HD, NR, HD, n, HD, 0, 1);
+        for (int64_t x = 0; x < MR; x++) {
+            int64_t seen = r + x < t->rows ? max_i64(0, keys_seen(&t->s, (t->r0 + r + x) / t->heads) - k0) : 0;
+            for (int64_t j = seen; j < n; j++) pr[x * BACKWARD_KEYS + j] = -INFINITY;
+            p_and_ds(pr + x * BACKWARD_KEYS, dsr + x * BACKWARD_KEYS, n, 1 / sqrtf((float)HD), t->lse[r + x],
+                     t->sum[r + x]);
+        }
+        tile_matmul(t->dq + r * ld, ld, dsr, BACKWARD_KEYS, 1, t->ks + k0 * ld, ld, 1, width, n, 1, 1);
+    }
+    for (int64_t j = 0; j < n; j += MR) {
+        float *dv = t->dv + (k0 + j) * ld, *dk = t->dk + (k0 + j) * ld;
+        tile_matmul(dv, ld, t->p + j, 1, BACKWARD_KEYS, t->dout, ld, 1, width, t->padded, 1, 1);
+        tile_matmul(dk, ld, t->ds + j, 1, BACKWARD_KEYS, t->q, ld, 1, width, t->padded, 1, 1);
+    }
+}
+
+static void backward_store_row(floatX *to, const float *from, int64_t HD) {
+    for (int64_t d = 0; d < HD; d += VL) store_x(to + d, vload(from + d), HD - d);
+}
+
 static void backward_tiles(Case *c, int heads) {
+    BackwardTiles t;
     AttentionShape s = shape_of(c);
     size_t mark = arena_mark(c->dev, MEM_WORKSPACE);
-    int64_t keys = round_up(s.Tk, NR), width = round_up(s.HD, VL), ld = width + VL, G = s.NH / s.NKV;
+    int64_t keys = round_up(s.Tk, NR), ld = round_up(s.HD, VL) + VL, G = s.NH / s.NKV, all = (int64_t)s.Tq * heads;
     size_t wide = (size_t)(keys * ld) * sizeof(float), block = (size_t)(BACKWARD_ROWS * ld) * sizeof(float),
            square = BACKWARD_ROWS * BACKWARD_KEYS * sizeof(float);
-    float *kt = (float *)scratch(c->dev, "K, transposed", wide), *vt = (float *)scratch(c->dev, "V, transposed", wide),
-          *ks = (float *)scratch(c->dev, "K", wide);
-    float *dk = (float *)scratch(c->dev, "dK", wide), *dv = (float *)scratch(c->dev, "dV", wide),
-          *p = (float *)scratch(c->dev, "P", square), *ds = (float *)scratch(c->dev, "dS", square);
-    float *q = (float *)scratch(c->dev, "rows of q", block), *dout = (float *)scratch(c->dev, "of dout", block),
-          *dq = (float *)scratch(c->dev, "of dq", block);
-    float lse[BACKWARD_ROWS], sum[BACKWARD_ROWS];
+    t.s = s;
+    t.heads = heads;
+    t.ld = ld;
+    t.kt = (float *)scratch(c->dev, "K, transposed", wide);
+    t.vt = (float *)scratch(c->dev, "V, transposed", wide);
+    t.ks = (float *)scratch(c->dev, "K", wide);
+    t.dk = (float *)scratch(c->dev, "dK", wide);
+    t.dv = (float *)scratch(c->dev, "dV", wide);
+    t.p = (float *)scratch(c->dev, "P", square);
+    t.ds = (float *)scratch(c->dev, "dS", square);
+    t.q = (float *)scratch(c->dev, "rows of q", block);
+    t.dout = (float *)scratch(c->dev, "of dout", block);
+    t.dq = (float *)scratch(c->dev, "of dq", block);
     for (int64_t i = 0; i < s.B * (s.NH / heads); i++) {
-        int64_t b = i / (s.NH / heads), h0 = i % (s.NH / heads) * heads, all = (int64_t)s.Tq * heads;
-        transposed(kt, X("k") + k_at(&s, b, 0, h0), s.k_stride, s.Tk, s.HD, 1);
-        transposed(vt, X("v") + k_at(&s, b, 0, h0), s.v_stride, s.Tk, s.HD, 1);
-        rows_of(ks, X("k") + k_at(&s, b, 0, h0), s.k_stride, s.Tk, keys, s.HD, ld, 1);
-        if (h0 % G == 0) {
-            memset(dk, 0, wide);
-            memset(dv, 0, wide);
+        t.b = i / (s.NH / heads);
+        t.h0 = i % (s.NH / heads) * heads;
+        int64_t at = k_at(&s, t.b, 0, t.h0);
+        transposed(t.kt, X("k") + at, s.k_stride, s.Tk, s.HD, 1);
+        transposed(t.vt, X("v") + at, s.v_stride, s.Tk, s.HD, 1);
+        rows_of(t.ks, X("k") + at, s.k_stride, s.Tk, keys, s.HD, ld, 1);
+        if (t.h0 % G == 0) {
+            memset(t.dk, 0, wide);
+            memset(t.dv, 0, wide);
         }
-        for (int64_t r0 = (all - 1) / BACKWARD_ROWS * BACKWARD_ROWS; r0 >= 0;
-             r0 -= BACKWARD_ROWS) { // last rows first: their contributions are small, so adding them first loses least
-            int64_t rows = min_i64(BACKWARD_ROWS, all - r0), padded = round_up(rows, MR),
-                    end = keys_seen(&s, (r0 + rows - 1) / heads);
-            for (int64_t r = 0; r < padded; r++) {
-                int64_t t = (r0 + r) / heads, h = h0 + (r0 + r) % heads, at = q_at(&s, b, t, h);
-                widen(q + r * ld, r < rows ? X("q") + at : NULL, s.HD, ld);
-                widen(dout + r * ld, r < rows ? X("dout") + at : NULL, s.HD, ld);
-                sum[r] = r < rows ? dot_vectors(X("dout") + at, X("out") + at, s.HD) : 0;
-                lse[r] = r < rows ? F("lse")[l_at(&s, b, t, h)] : -INFINITY;
-            }
-            memset(dq, 0, block);
-            for (int64_t k0 = 0; k0 < end; k0 += BACKWARD_KEYS) {
-                int64_t n = round_up(min_i64(BACKWARD_KEYS, end - k0), NR);
-                for (int64_t r = 0; r < padded; r += MR) {
-                    float *pr = p + r * BACKWARD_KEYS, *dsr = ds + r * BACKWARD_KEYS;
-                    tile_matmul(pr, BACKWARD_KEYS, q + r * ld, ld, 1, kt + k0 * s.HD, NR, s.HD, n, s.HD, 0, 1);
-                    tile_matmul(dsr, BACKWARD_KEYS, dout + r * ld, ld, 1, vt + k0 * s.HD, NR, s.HD, n, s.HD, 0, 1);
-                    for (int64_t x = 0; x < MR; x++) {
-                        int64_t seen = r + x < rows ? max_i64(0, keys_seen(&s, (r0 + r + x) / heads) - k0) : 0;
-                        for (int64_t j = seen; j < n; j++) pr[x * BACKWARD_KEYS + j] = -INFINITY;
-                        p_and_ds(pr + x * BACKWARD_KEYS, dsr + x * BACKWARD_KEYS, n, 1 / sqrtf((float)s.HD), lse[r + x],
-                                 sum[r + x]);
-                    }
-                    tile_matmul(dq + r * ld, ld, dsr, BACKWARD_KEYS, 1, ks + k0 * ld, ld, 1, width, n, 1, 1);
-                }
-                for (int64_t j = 0; j < n; j += MR) {
-                    tile_matmul(dv + (k0 + j) * ld, ld, p + j, 1, BACKWARD_KEYS, dout, ld, 1, width, padded, 1, 1);
-                    tile_matmul(dk + (k0 + j) * ld, ld, ds + j, 1, BACKWARD_KEYS, q, ld, 1, width, padded, 1, 1);
-                }
-            }
-            for (int64_t r = 0; r < rows; r++)
-                for (int d = 0; d < s.HD; d += VL)
-                    store_x(X("dq") + q_at(&s, b, (r0 + r) / heads, h0 + (r0 + r) % heads) + d, vload(dq + r * ld + d),
-                            s.HD - d);
+        // last rows first: their contributions are small, so adding them first loses least
+        for (t.r0 = (all - 1) / BACKWARD_ROWS * BACKWARD_ROWS; t.r0 >= 0; t.r0 -= BACKWARD_ROWS) {
+            t.rows = min_i64(BACKWARD_ROWS, all - t.r0);
+            t.padded = round_up(t.rows, MR);
+            int64_t end = keys_seen(&s, (t.r0 + t.rows - 1) / heads);
+            backward_load_rows(c, &t);
+            memset(t.dq, 0, block);
+            for (int64_t k0 = 0; k0 < end; k0 += BACKWARD_KEYS)
+                backward_tile(&t, k0, round_up(min_i64(BACKWARD_KEYS, end - k0), NR));
+            for (int64_t r = 0; r < t.rows; r++)
+                backward_store_row(X("dq") + backward_q_at(&t, r), t.dq + r * ld, s.HD);
         }
-        for (int64_t j = 0; j < s.Tk && (h0 + heads) % G == 0; j++)
-            for (int d = 0; d < s.HD; d += VL) {
-                store_x(X("dk") + k_at(&s, b, j, h0) + d, vload(dk + j * ld + d), s.HD - d);
-                store_x(X("dv") + k_at(&s, b, j, h0) + d, vload(dv + j * ld + d), s.HD - d);
-            }
+        for (int64_t j = 0; j < s.Tk && (t.h0 + heads) % G == 0; j++) {
+            backward_store_row(X("dk") + k_at(&s, t.b, j, t.h0), t.dk + j * ld, s.HD);
+            backward_store_row(X("dv") + k_at(&s, t.b, j, t.h0), t.dv + j * ld, s.HD);
+        }
     }
     arena_release(c->dev, MEM_WORKSPACE, mark);
 }

@@ -72,25 +72,76 @@ static double median(double *x, int n) {
     return x[n / 2];
 }
 
-int main(int argc, char **argv) {
-    if (argc < 2) user_error("bench MODEL [ROUNDS]");
-    enum { MOST = 64 };
-    int rounds = argc > 2 ? atoi(argv[2]) : 7;
-    if (rounds < 1 || rounds > MOST) user_error("ROUNDS is %d, expected 1 to %d", rounds, MOST);
-    char path[] = "/tmp/llama3-bench-XXXXXX";
-    int fd = mkstemp(path);
+enum { MOST_ROUNDS = 64 };
+typedef struct {
+    int rounds;
+    double steps[MOST_ROUNDS], matmuls[MOST_ROUNDS], ratios[MOST_ROUNDS]; // seconds; ratios: matmuls / steps
+    OpStat ops[OP_COUNT];                                                 // of one step; seconds are means
+} Measured;
+
+static void write_random_tokens(FILE *f) {
     TokenFileHeader h = ZERO;
     memcpy(h.magic, TOKEN_FILE_MAGIC, 8);
     h.version = 1;
     h.width = 2;
     h.vocab_size = 4096;
     h.count = 200000;
-    FILE *f = fdopen(fd, "wb");
     fwrite(&h, sizeof h, 1, f);
     for (uint64_t i = 0; i < h.count; i++) {
         uint16_t token = (uint16_t)(mix64(i) % 4096);
         fwrite(&token, 2, 1, f);
     }
+}
+
+/* Steps and their matmuls in turns, after a first step that is not measured. */
+static void measure(Trainer *trainer, Measured *m) {
+    train_step(trainer, 1);
+    for (int i = 0; i < m->rounds; i++) {
+        OpStat *ops = trainer->parallel.dev.ops;
+        memset(ops, 0, sizeof trainer->parallel.dev.ops);
+        m->steps[i] = train_step(trainer, i + 2).seconds;
+        for (int o = 0; o < OP_COUNT; o++) {
+            m->ops[o].calls = ops[o].calls;
+            m->ops[o].flops = ops[o].flops;
+            m->ops[o].bytes = ops[o].bytes;
+            m->ops[o].seconds += ops[o].seconds / m->rounds;
+        }
+        double start = seconds_now();
+        forward_matmuls(trainer);
+        head_matmuls(trainer);
+        backward_matmuls(trainer);
+        m->matmuls[i] = seconds_now() - start;
+        m->ratios[i] = m->matmuls[i] / m->steps[i];
+    }
+}
+
+static void print_measured(const char *model, const Trainer *trainer, Measured *m) {
+    const Options *opt = trainer->opt;
+    const OpStat *ops = m->ops;
+    double flops =
+        ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
+    double step = median(m->steps, m->rounds), matmul = median(m->matmuls, m->rounds);
+    printf("%s, %s, %d threads, %d rounds, medians\n", model, PRECISION_NAME, trainer->parallel.dev.threads, m->rounds);
+    printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of matmuls\n", 1e3 * step, opt->batch * opt->seq / step,
+           flops / step / 1e9);
+    printf("  matmuls   %9.1f ms                    %6.1f GFLOP/s\n", 1e3 * matmul, flops / matmul / 1e9);
+    printf("  the whole step runs at %.1f %% of the rate of its matmuls\n", 100 * median(m->ratios, m->rounds));
+    printf("  %-24s %6s %10s %10s %10s\n", "op", "calls", "ms a step", "GFLOP/s", "GB/s");
+    for (int o = 0; o < OP_COUNT; o++)
+        if (ops[o].calls)
+            printf("  %-24s %6" PRId64 " %10.2f %10.1f %10.1f\n", op_names[o], ops[o].calls, 1e3 * ops[o].seconds,
+                   ops[o].flops / ops[o].seconds / 1e9, ops[o].bytes / ops[o].seconds / 1e9);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) user_error("bench MODEL [ROUNDS]");
+    static Measured measured;
+    measured.rounds = argc > 2 ? atoi(argv[2]) : 7;
+    if (measured.rounds < 1 || measured.rounds > MOST_ROUNDS)
+        user_error("ROUNDS is %d, expected 1 to %d", measured.rounds, MOST_ROUNDS);
+    char path[] = "/tmp/llama3-bench-XXXXXX";
+    FILE *f = fdopen(mkstemp(path), "wb");
+    write_random_tokens(f);
     fclose(f);
     char *arguments[] = {argv[0], (char *)"--model", argv[1], (char *)"--data", path, (char *)"--warmup", (char *)"0"};
     Job *j = (Job *)checked_malloc(sizeof *j);
@@ -102,40 +153,8 @@ int main(int argc, char **argv) {
     dry_run_open(dry_run, j, 0, NULL);
     trainer_open(trainer, dry_run, j, 0);
     unlink(path);
-    train_step(trainer, 1);
-    memset(trainer->parallel.dev.ops, 0, sizeof trainer->parallel.dev.ops);
-
-    double steps[MOST], matmuls[MOST], ratios[MOST];
-    OpStat ops[OP_COUNT] = ZERO;
-    for (int i = 0; i < rounds; i++) {
-        memset(trainer->parallel.dev.ops, 0, sizeof trainer->parallel.dev.ops);
-        steps[i] = train_step(trainer, i + 2).seconds;
-        for (int o = 0; o < OP_COUNT; o++) {
-            ops[o].calls = trainer->parallel.dev.ops[o].calls;
-            ops[o].flops = trainer->parallel.dev.ops[o].flops;
-            ops[o].bytes = trainer->parallel.dev.ops[o].bytes;
-            ops[o].seconds += trainer->parallel.dev.ops[o].seconds / rounds;
-        }
-        double start = seconds_now();
-        forward_matmuls(trainer);
-        head_matmuls(trainer);
-        backward_matmuls(trainer);
-        matmuls[i] = seconds_now() - start;
-        ratios[i] = matmuls[i] / steps[i];
-    }
-    double flops =
-        ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
-    double step = median(steps, rounds), matmul = median(matmuls, rounds), ratio = median(ratios, rounds);
-    printf("%s, %s, %d threads, %d rounds, medians\n", argv[1], PRECISION_NAME, trainer->parallel.dev.threads, rounds);
-    printf("  step      %9.1f ms  %8.0f tokens/s  %6.1f GFLOP/s of matmuls\n", 1e3 * step,
-           j->opt.batch * j->opt.seq / step, flops / step / 1e9);
-    printf("  matmuls   %9.1f ms                    %6.1f GFLOP/s\n", 1e3 * matmul, flops / matmul / 1e9);
-    printf("  the whole step runs at %.1f %% of the rate of its matmuls\n", 100 * ratio);
-    printf("  %-24s %6s %10s %10s %10s\n", "op", "calls", "ms a step", "GFLOP/s", "GB/s");
-    for (int o = 0; o < OP_COUNT; o++)
-        if (ops[o].calls)
-            printf("  %-24s %6" PRId64 " %10.2f %10.1f %10.1f\n", op_names[o], ops[o].calls, 1e3 * ops[o].seconds,
-                   ops[o].flops / ops[o].seconds / 1e9, ops[o].bytes / ops[o].seconds / 1e9);
+    measure(trainer, &measured);
+    print_measured(argv[1], trainer, &measured);
     trainer_close(trainer);
     trainer_close(dry_run);
     job_close(j);

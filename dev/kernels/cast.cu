@@ -23,7 +23,8 @@ static double nearest(double x, int bits) {
 }
 
 static void cast_definition(Case *c) {
-    int bits = c->exactly ? (int)c->size[1] : FLOATX == DTYPE_BF16 ? 8 : 24;
+    int bits = FLOATX == DTYPE_BF16 ? 8 : 24;
+    if (c->exactly) bits = (int)c->size[1];
     const double *in = D("in");
     double *out = R("out");
     for (int64_t i = 0; i < c->size[0]; i++)

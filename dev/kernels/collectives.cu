@@ -674,11 +674,10 @@ static void results_check(const Results *r) {
     char what[160];
     for (int v = 0; v < r->num_versions; v++) {
         if (r->versions[v].leaves == NOTHING) continue;
+        const char *summed = r->versions[v].leaves == ANY_SUM ? ", summed" : "";
+        if (r->versions[v].leaves == TREE_SUM) summed = ", summed as a tree";
         snprintf(what, sizeof what, "%s, %d ranks, %s, %s: every element arrives%s", r->transport->name, r->ranks,
-                 collective_names[r->versions[v].collective], r->versions[v].name,
-                 r->versions[v].leaves == TREE_SUM  ? ", summed as a tree"
-                 : r->versions[v].leaves == ANY_SUM ? ", summed"
-                                                    : "");
+                 collective_names[r->versions[v].collective], r->versions[v].name, summed);
         page_check(r->wrong[v] == 0 && r->compared[v] > 0, what, "%" PRId64 " of %" PRId64 " wrong, %d sizes",
                    r->wrong[v], r->compared[v], r->num_sizes);
     }
@@ -936,7 +935,8 @@ static void matmul_rates(Device *dev, cJSON *list) {
         r.N = shapes[i].tokens;
         r.IC = c->C;
         r.wide = shapes[i].which == HEAD;
-        r.OC = shapes[i].which == QKV ? (c->NH + 2 * c->NKV) * c->HD : shapes[i].which == GATE_UP ? 2 * c->F : c->V;
+        const int outputs[] = {[QKV] = (c->NH + 2 * c->NKV) * c->HD, [GATE_UP] = 2 * c->F, [HEAD] = c->V};
+        r.OC = outputs[shapes[i].which];
         r.x = random_x(dev, (int64_t)r.N * r.IC, 1);
         r.w = random_x(dev, (int64_t)r.OC * r.IC, 0.02f);
         r.y = random_x(dev, r.N * output_stride(&r), 1);

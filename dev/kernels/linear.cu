@@ -17,12 +17,17 @@ typedef struct {
 
 static Work work_of(Case *c) { // the name of its output says which of the three it is
     int64_t N = c->size[0], IC = c->size[1], OC = c->size[2], dy_stride = OC + c->size[3];
-    PageTensor *y = page_find(c, "y"), *dx = page_find(c, "dx"), *out = y ? y : dx ? dx : page_find(c, "dw");
-    Matmul forward = {N, OC, IC, IC, 1, 1, IC, OC, out->storage == IN_FLOAT, 0};
-    Matmul input = {N, IC, OC, dy_stride, 1, IC, 1, IC, 0, 0},
-           weight = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, out->role == UPDATED};
-    Work w = {y ? forward : dx ? input : weight, out->data, y ? X("x") : X("dy"), y || dx ? X("w") : X("x")};
-    return w;
+    PageTensor *y = page_find(c, "y"), *dx = page_find(c, "dx"), *dw = page_find(c, "dw");
+    if (y) {
+        Work forward = {{N, OC, IC, IC, 1, 1, IC, OC, y->storage == IN_FLOAT, 0}, y->data, X("x"), X("w")};
+        return forward;
+    }
+    if (dx) {
+        Work backward_input = {{N, IC, OC, dy_stride, 1, IC, 1, IC, 0, 0}, dx->data, X("dy"), X("w")};
+        return backward_input;
+    }
+    Work backward_weight = {{OC, IC, N, 1, dy_stride, IC, 1, IC, 1, dw->role == UPDATED}, dw->data, X("dy"), X("x")};
+    return backward_weight;
 }
 
 static void in_use(Case *c) {

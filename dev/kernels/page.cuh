@@ -19,7 +19,8 @@ static const char *const COLUMNS[3] = {"TFLOP/s", "of measured", "measured rates
 static size_t page_memory(MemCategory category) { return category == MEM_COMM ? 0 : (size_t)12 << 20; }
 #else
 static size_t page_memory(MemCategory category) {
-    return category == MEM_COMM ? (size_t)FLUSH_BYTES : category == MEM_WORKSPACE ? (size_t)17 << 30 : (size_t)5 << 30;
+    if (category == MEM_COMM) return FLUSH_BYTES;
+    return (size_t)(category == MEM_WORKSPACE ? 17 : 5) << 30;
 }
 #endif
 

@@ -25,7 +25,10 @@
 
 typedef enum { READ, WRITTEN, UPDATED } Role;             // UPDATED: read and written in place, as += is
 typedef enum { IN_X, IN_FLOAT, IN_INT, IN_BYTE } Storage; // floatX, float, int32_t, int8_t
-static inline int64_t storage_bytes(Storage s) { return s == IN_X ? (int64_t)sizeof(floatX) : s == IN_BYTE ? 1 : 4; }
+static inline int64_t storage_bytes(Storage s) {
+    if (s == IN_X) return (int64_t)sizeof(floatX);
+    return s == IN_BYTE ? 1 : 4;
+}
 
 typedef struct {
     const char *name;
@@ -139,7 +142,8 @@ static void *page_data(Case *c, const char *name, Storage storage) {
 }
 static double *page_doubles(Case *c, const char *name, int result) {
     PageTensor *t = page_find(c, name);
-    double *p = !t ? NULL : result ? t->result : t->exact;
+    double *p = NULL;
+    if (t) p = result ? t->result : t->exact;
     if (!p)
         run_failure("page: the definition %s tensor %s, which is not declared so", result ? "writes" : "reads", name);
     return p;
@@ -210,9 +214,9 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
             const double *ref = (torch ? torch : t->result) + r * t->cols;
             if (is_unwritten(ref[0])) continue;
             for (int64_t i = 0; i < t->cols; i++) {
-                double y = torch  ? t->result[r * t->cols + i]
-                           : is_x ? to_float(((floatX *)t->host)[r * stride + i])
-                                  : ((float *)t->host)[r * stride + i];
+                double y;
+                if (torch) y = t->result[r * t->cols + i];
+                else y = is_x ? to_float(((floatX *)t->host)[r * stride + i]) : ((float *)t->host)[r * stride + i];
                 if (y == ref[i]) row_norm += isinf(y) ? 0 : y * y; // infinities may agree
                 else {
                     row_error += (y - ref[i]) * (y - ref[i]);
@@ -228,8 +232,9 @@ static double compare(const Case *c, const PageTensor *t, const double *torch, W
                 if (!(e <= worst) && !isnan(worst)) worst = e; // NaN counts as worst, and stays
             }
         }
-    double e = error == 0 ? 0 : sqrt(error / norm), bound = torch ? 1e-12 : is_x ? c->bound : c->float_bound;
-    double of_bound = fmax(e / bound, torch ? 0 : worst / (is_x ? c->row_bound : 10 * c->float_bound));
+    double e = error == 0 ? 0 : sqrt(error / norm);
+    double bound = is_x ? c->bound : c->float_bound, row_bound = is_x ? c->row_bound : 10 * c->float_bound;
+    double of_bound = torch ? e / 1e-12 : fmax(e / bound, worst / row_bound);
     if (!rows || isnan(e) || isnan(worst)) of_bound = INFINITY;
     if (of_bound >= w->of_bound) {
         w->error = e;
@@ -315,10 +320,9 @@ static void set_element(PageTensor *t, int64_t i, double x) {
     else ((int32_t *)t->host)[i] = (int32_t)x;
 }
 static double get_element(const PageTensor *t, int64_t i) {
-    return t->storage == IN_X       ? to_float(((floatX *)t->host)[i])
-           : t->storage == IN_FLOAT ? ((float *)t->host)[i]
-           : t->storage == IN_BYTE  ? ((int8_t *)t->host)[i]
-                                    : ((int32_t *)t->host)[i];
+    if (t->storage == IN_X) return to_float(((floatX *)t->host)[i]);
+    if (t->storage == IN_FLOAT) return ((float *)t->host)[i];
+    return t->storage == IN_BYTE ? ((int8_t *)t->host)[i] : ((int32_t *)t->host)[i];
 }
 /* Copies all tensors from the host to the device, or back. Does nothing on a CPU, where both are the same memory. */
 static void case_to_device(Case *c) {
@@ -343,10 +347,10 @@ static void case_random(Case *c) {
             state = state * 6364136223846793005u + 1442695040888963407u;
             double a = (double)(state >> 43) / (1 << 21),
                    b = (double)(state >> 22 & 0x1FFFFF) / (1 << 21); // two in [0, 1)
-            set_element(t, i,
-                        t->storage == IN_INT    ? floor(a * t->scale)
-                        : t->storage == IN_BYTE ? floor(a * 255) - 127
-                                                : t->scale * 2 * (a + b - 1));
+            double x = t->scale * 2 * (a + b - 1);
+            if (t->storage == IN_INT) x = floor(a * t->scale);
+            if (t->storage == IN_BYTE) x = floor(a * 255) - 127;
+            set_element(t, i, x);
         }
     }
 }
@@ -570,7 +574,7 @@ static void stream(Case *c, int past_caches) {
  * tensors between two calls is not counted. */
 static void take_turn(Case *c, Times *t, void (*run)(Case *), int past_caches, double estimate) {
     if (t->n && t->total > 0.6) return; // 0.6 s of a slow version are enough
-    int calls = estimate > 1e-3 ? 1 : estimate > 1e-3 / 32 ? (int)(1e-3 / estimate) : 32, warm = estimate < 0.05;
+    int calls = (int)fmin(32, fmax(1, 1e-3 / estimate)), warm = estimate < 0.05;
     double spent = 0, start;
     for (int i = -warm; i < calls; i++) {
         if (c->restore) case_restore(c);
@@ -640,11 +644,10 @@ static void table_row(const char *label, const char *version, double seconds, do
                       const char *share, const char *error) {
     const char *format = page_checks.markdown ? "| %s | %s | %.*f | %.1f | %.1f | %s | %s |\n"
                                               : "%-34s %-26s %10.*f %9.1f %8.1f %16s %9s\n";
-    printf(format, label, version,
-           seconds < 1e-3  ? 4
-           : seconds < 0.1 ? 3
-                           : 1,
-           1e3 * seconds, flops / seconds / FLOPS_UNIT, bytes / seconds / 1e9, share, error);
+    int digits = seconds < 0.1 ? 3 : 1;
+    if (seconds < 1e-3) digits = 4;
+    printf(format, label, version, digits, 1e3 * seconds, flops / seconds / FLOPS_UNIT, bytes / seconds / 1e9, share,
+           error);
 }
 
 static void case_print(const Case *c, const Op *op, const Roofline *roof, const double *seconds, const double *estimate,

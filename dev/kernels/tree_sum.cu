@@ -138,7 +138,7 @@ static void pieces_recursive(Case *c) {
 }
 
 static const Version pieces_versions[] = {
-    {"1 widened, recursive", "The pieces converted to fp32, then version 1 of tree_sum, then rounded.",
+    {"1 in fp32, recursive", "The pieces converted to fp32, then version 1 of tree_sum, then rounded.",
      pieces_recursive},
     {"in use: threads", "As tree_sum in use, with the conversions on the way.", pieces_in_use},
     END_OF_VERSIONS};

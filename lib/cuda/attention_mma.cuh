@@ -133,8 +133,10 @@ DEVICE void mma_mask(float (&c)[M][N][4], const AttentionShape &x, int t, int j)
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int half = 0; half < 2; half++) {
             int row = m * 16 + half * 8 + lane / 4;
-            int bound = KEYS_ARE_ROWS ? (j + row < x.Tk ? first_query(&x, j + row) - t : INT32_MAX) - left
-                                      : min(x.Tk, query_position(&x, t + row) + 1) - j - left;
+            int bound = INT32_MAX; // of columns: keys from there on are masked, queries before it
+            if (!KEYS_ARE_ROWS) bound = min(x.Tk, query_position(&x, t + row) + 1) - j;
+            else if (j + row < x.Tk) bound = first_query(&x, j + row) - t;
+            bound -= left;
             UNROLL for (int n = 0; n < N; n++)
                 UNROLL for (int e = 0; e < 2; e++)
                     if (KEYS_ARE_ROWS ? n * 8 + e < bound : n * 8 + e >= bound) c[m][n][2 * half + e] = -INFINITY;

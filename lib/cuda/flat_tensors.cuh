@@ -93,7 +93,12 @@ static __device__ __forceinline__ void exact_add_to(ExactPart *s, float x) {
     int i = exact_digits(x, &low, &high);
     s->not_finite += i < 0;
 #pragma unroll
-    for (int d = 0; d < EXACT_DIGITS; d++) s->digit[d] += d == i ? low : d == i + 1 ? high : 0;
+    for (int d = 0; d < EXACT_DIGITS; d++) {
+        uint64_t word = 0;
+        if (d == i) word = low;
+        else if (d == i + 1) word = high;
+        s->digit[d] += word;
+    }
 }
 static __device__ __forceinline__ void exact_add_all(ExactSum *total, ExactPart *s) {
 #pragma unroll
