@@ -202,7 +202,8 @@ inline size_t sent(const NcclCall &c) { // bytes of its source
     return piece_of(c) * (c.kind == NCCL_SCATTER ? c.comm->team->members.size() : 1);
 }
 inline size_t taken(const NcclCall &c) { // bytes of its destination
-    return c.kind == NCCL_SEND ? 0 : piece_of(c) * (c.kind == NCCL_GATHER ? c.comm->team->members.size() : 1);
+    if (c.kind == NCCL_SEND) return 0;
+    return piece_of(c) * (c.kind == NCCL_GATHER ? c.comm->team->members.size() : 1);
 }
 inline size_t received(const Collective &x, const Part &p) { // bytes from others
     size_t ranks = x.team->members.size(), bytes = piece_of(p.call);

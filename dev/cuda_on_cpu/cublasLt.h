@@ -458,6 +458,54 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasL
     return CUBLAS_STATUS_SUCCESS;
 }
 
+namespace emu {
+inline bool overlap(const void *a, size_t n, const void *b, size_t m) {
+    return (const char *)a < (const char *)b + m && (const char *)b < (const char *)a + n;
+}
+
+/* Checks that A, B, C (unless NULL) and D are device memory, aligned as the algorithm was promised, and that the
+ * workspace is as large as it wants. */
+inline cublasStatus_t check_operands(Place at, CublasLtLayout *const x[4], const void *const pointers[4],
+                                     const cublasLtMatmulAlgo_t *algo, const void *workspace, size_t workspace_bytes,
+                                     int device) {
+    for (int i = 0; i < 4; i++) {
+        if (i == 2 && !pointers[i]) continue;
+        std::string what = std::string("cublasLt: matrix ") + "ABCD"[i];
+        uint64_t need = x[i]->type == CUDA_R_32F ? 4 : 2;
+        if (algo) need = algo->data[1 + i];
+        check_range(what.c_str(), pointers[i], extent(*x[i]), device, at);
+        if (need && (uintptr_t)pointers[i] % need)
+            fail(&at,
+                 "cublasLtMatmul: %c at %p is not aligned to %llu bytes, which the preference promised "
+                 "(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_%c_BYTES, 256 unless set)",
+                 "ABCD"[i], pointers[i], (unsigned long long)need, "ABCD"[i]);
+    }
+    size_t wanted = algo ? algo->data[5] : 0;
+    if (wanted > workspace_bytes)
+        return refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the algorithm wants %zu bytes of workspace, given are %zu",
+                      wanted, workspace_bytes);
+    if (workspace_bytes) {
+        check_range("cublasLt: the workspace", workspace, workspace_bytes, device, at);
+        if ((uintptr_t)workspace % 16)
+            fail(&at, "cublasLtMatmul: the workspace at %p is not aligned to 16 bytes", workspace);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Fails if D overlaps an operand, other than a C in the same place, or if the workspace overlaps any of the four. */
+inline void check_overlaps(Place at, CublasLtLayout *const x[4], const void *const pointers[4], const void *workspace,
+                           size_t workspace_bytes) {
+    const void *C = pointers[2], *D = pointers[3];
+    for (int i = 0; i < 3; i++) {
+        if (i == 2 && (!C || (C == D && x[2]->ld == x[3]->ld))) continue; // in place is allowed for C
+        if (overlap(D, extent(*x[3]), pointers[i], extent(*x[i]))) fail(&at, "cublasLtMatmul: D overlaps %c", "ABC"[i]);
+    }
+    for (int i = 0; i < 4; i++)
+        if (workspace_bytes && pointers[i] && overlap(workspace, workspace_bytes, pointers[i], extent(*x[i])))
+            fail(&at, "cublasLtMatmul: the workspace overlaps %c", "ABCD"[i]);
+}
+} // namespace emu
+
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op, const void *alpha, const void *A,
                                      cublasLtMatrixLayout_t Adesc, const void *B, cublasLtMatrixLayout_t Bdesc,
                                      const void *beta, const void *C, cublasLtMatrixLayout_t Cdesc, void *D,
@@ -482,38 +530,9 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t op
     if (algo && algo->data[0] != emu::problem_hash(op, x))
         return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE,
                            "the algorithm was chosen for other shapes, leading dimensions, types or transposes");
-    for (int i = 0; i < 4; i++) {
-        if (i == 2 && !C) continue;
-        std::string what = std::string("cublasLt: matrix ") + "ABCD"[i];
-        uint64_t need = algo ? algo->data[1 + i] : x[i]->type == CUDA_R_32F ? 4 : 2;
-        emu::check_range(what.c_str(), pointers[i], emu::extent(*x[i]), s->device, at);
-        if (need && (uintptr_t)pointers[i] % need)
-            emu::fail(&at,
-                      "cublasLtMatmul: %c at %p is not aligned to %llu bytes, which the preference promised "
-                      "(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_%c_BYTES, 256 unless set)",
-                      "ABCD"[i], pointers[i], (unsigned long long)need, "ABCD"[i]);
-    }
-    size_t wanted = algo ? algo->data[5] : 0;
-    if (wanted > workspace_bytes)
-        return emu::refuse(at, CUBLAS_STATUS_INVALID_VALUE, "the algorithm wants %zu bytes of workspace, given are %zu",
-                           wanted, workspace_bytes);
-    if (workspace_bytes) {
-        emu::check_range("cublasLt: the workspace", workspace, workspace_bytes, s->device, at);
-        if ((uintptr_t)workspace % 16)
-            emu::fail(&at, "cublasLtMatmul: the workspace at %p is not aligned to 16 bytes", workspace);
-    }
-    auto overlap = [](const void *a, size_t n, const void *b, size_t m) {
-        return (const char *)a < (const char *)b + m && (const char *)b < (const char *)a + n;
-    };
-    size_t extent_d = emu::extent(*Ddesc);
-    for (int i = 0; i < 3; i++) {
-        if (i == 2 && (!C || (C == D && Cdesc->ld == Ddesc->ld))) continue; // in place is allowed for C
-        if (overlap(D, extent_d, pointers[i], emu::extent(*x[i])))
-            emu::fail(&at, "cublasLtMatmul: D overlaps %c", "ABC"[i]);
-    }
-    for (int i = 0; i < 4; i++)
-        if (wanted && pointers[i] && overlap(workspace, wanted, pointers[i], emu::extent(*x[i])))
-            emu::fail(&at, "cublasLtMatmul: the workspace overlaps %c", "ABCD"[i]);
+    if (cublasStatus_t e = emu::check_operands(at, x, pointers, algo, workspace, workspace_bytes, s->device)) return e;
+    size_t wanted = algo ? algo->data[5] : 0, extent_d = emu::extent(*Ddesc);
+    emu::check_overlaps(at, x, pointers, workspace, wanted);
     emu::Matrix a = emu::matrix(A, *Adesc, op->transposed[0]), b = emu::matrix(B, *Bdesc, op->transposed[1]),
                 c = emu::matrix(C, *Cdesc, 0), d = emu::matrix(D, *Ddesc, 0);
     float alpha_now = on_device ? 0 : *(const float *)alpha, beta_now = on_device ? 0 : *(const float *)beta;

@@ -698,7 +698,8 @@ inline void launch(const char *name, Place at, void (*kernel)(P...), dim3 grid, 
     auto l = std::make_shared<Launch>(
         Launch{plain_name(name), at, (const void *)kernel, grid, threads_of_block, shared, device_now, false, nullptr});
     std::string why = "the error is injected, or persists";
-    cudaError_t e = call.error ? call.error : s ? check_launch(*l, &why) : cudaErrorInvalidResourceHandle;
+    cudaError_t e = call.error;
+    if (!e) e = s ? check_launch(*l, &why) : cudaErrorInvalidResourceHandle;
     if (e) {
         call.give(e);
         launch_error = "kernel " + l->name + ", " + at.file + ":" + std::to_string(at.line) + ": " +

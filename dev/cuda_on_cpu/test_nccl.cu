@@ -194,12 +194,8 @@ static void groups(Rank *r) {
         DO(ncclGroupEnd(), r->world);
         NC(ncclGroupStart());
         NC(ncclGroupEnd()); // nothing
-        for (int i = 0; i < 64; i++)
-            want[i] = i < 32   ? 10.0f * (float)r->rank + 1
-                      : i < 48 ? 10.0f * (float)before + 1
-                      : i < 56 ? 10.0f * (float)r->rank + 1
-                      : i < 60 ? (float)(r->ranks * (r->ranks - 1) / 2)
-                               : 0;
+        for (int i = 0; i < 56; i++) want[i] = 10.0f * (float)(i >= 32 && i < 48 ? before : r->rank) + 1;
+        for (int i = 56; i < 64; i++) want[i] = i < 60 ? (float)(r->ranks * (r->ranks - 1) / 2) : 0;
         count_bad(r, x, 256, want);
     }
     ncclComm_t other = NULL;
@@ -805,8 +801,7 @@ static void hasty_kernel(Rank *r) { // another stream reads what is gathered, an
         on_ranks(2, blocking, body);                                                                                   \
     })
 
-static void test_planted() {
-    printf("misuse\n");
+static void planted_arguments() {
     MISUSE(
         "counts differ",
         "ncclAllReduce (9 of float, sum) on communicator 'world', rank 1|ncclAllReduce (8 of float, sum)|rank 0|agree",
@@ -817,6 +812,9 @@ static void test_planted() {
     MISUSE("calls differ", "ncclAllGather|ncclReduceScatter|agree", differs, 4, 1);
     MISUSE("a send and its receive differ", "ncclSend (8 of float, peer 0)|ncclRecv (7 of float, peer 1)|agree",
            differs, 5, 1);
+}
+
+static void planted_buffers() {
     MISUSE("another device's memory", "the source of ncclAllReduce|rank 1|memory of device 0, used by device 1",
            buffers, 0, 1);
     MISUSE("host memory", "the source of ncclAllReduce|rank 1|should be device memory|pageable", buffers, 1, 1);
@@ -831,6 +829,9 @@ static void test_planted() {
     MISUSE("buffers that overlap", "ncclAllReduce|begins at byte -4 of the destination, in place it is 0", buffers, 7,
            1);
     MISUSE("another device's stream", "ncclAllReduce|rank 1|its stream is none of device 1", buffers, 8, 1);
+}
+
+static void planted_misuse() {
     MISUSE("a group that is not ended", "ncclGroupEnd is missing", misuse, 0, 1);
     MISUSE("a group that was not started", "ncclGroupEnd without ncclGroupStart", misuse, 1, 1);
     MISUSE("a call after ncclCommFinalize", "ncclAllReduce|after ncclCommFinalize", misuse, 2, 1);
@@ -845,6 +846,9 @@ static void test_planted() {
     MISUSE("an id from nowhere", "not ncclGetUniqueId's", misuse, 10, 1);
     MISUSE("an id used twice", "another call with this id", misuse, 11, 1);
     MISUSE("two streams for one communicator in a group", "its group has another stream", misuse, 12, 1);
+}
+
+static void planted_impatience() {
     MISUSE("a communicator is used before it is ready",
            "ncclAllReduce on communicator 'hasty'|ncclCommInitRankConfig is still in progress", impatient, 0, 0);
     MISUSE("a parent is used before its split is over",
@@ -861,6 +865,9 @@ static void test_planted() {
         impatient, 4, 0);
     MISUSE("another communicator's call while the first is in progress",
            "two ranks issue in two orders|'world'|'hasty'", impatient, 5, 0);
+}
+
+static void planted_orders() {
     static const char *const orders[] = {"two collectives in two orders", "a send and a collective in two orders",
                                          "two orders, of which one rank is late", "two orders in a group"};
     static int order;
@@ -883,6 +890,15 @@ static void test_planted() {
     which = 3;
     on_ranks(2, 1, send_first);
     check(1, "in a group they may");
+}
+
+static void test_planted() {
+    printf("misuse\n");
+    planted_arguments();
+    planted_buffers();
+    planted_misuse();
+    planted_impatience();
+    planted_orders();
     MISUSE(
         "two communicators in flight without NCCL_LAUNCH_ORDER_IMPLICIT",
         "ncclAllReduce|ncclAllReduce|in flight at once: set NCCL_LAUNCH_ORDER_IMPLICIT=1",
