@@ -175,8 +175,8 @@ static void embed_forward(Model *m) {
     FsdpUnit *unit = &m->fsdp->units[m->table.embed];
     const UnitTensors t = unit_tensors(m->fsdp, unit, 0, NO_GRADIENTS);
     floatX *partial = tp_partial(m->tp, m->blocks[0].x);
-    embedding_forward(m->dev, partial, weight_of(&t, W_EMBED), m->ids, m->tp->first_token_id, m->B * m->T,
-                      m->config.C, m->config.V);
+    embedding_forward(m->dev, partial, weight_of(&t, W_EMBED), m->ids, m->tp->first_token_id, m->B * m->T, m->config.C,
+                      m->config.V);
     tp_reduce_scatter_tokens(m->tp, m->blocks[0].x, "embedding");
 }
 
@@ -227,8 +227,8 @@ static void head_forward(Model *m, int micro_batch) {
     }
     if (goes_backward) {
         tp_reduce_scatter_tokens(m->tp, m->d_norm, "d head input");
-        rmsnorm_backward(m->dev, m->d_x, w.d_norm, m->d_norm, NULL, head_input(m), m->final_rstd, w.norm,
-                         m->tp->tokens, C);
+        rmsnorm_backward(m->dev, m->d_x, w.d_norm, m->d_norm, NULL, head_input(m), m->final_rstd, w.norm, m->tp->tokens,
+                         C);
     }
     // the losses of this rank's n tokens: each tp rank has computed those of all N
     exact_total(m->dev, m->loss_sum, m->losses + (int64_t)m->tp->tokens * m->tp->rank, m->tp->tokens);
@@ -404,17 +404,17 @@ static void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) 
 static StepBatch *next_batch(Trainer *trainer, const StepClock *clock) {
     Parallel *p = &trainer->parallel;
     rank_state(p->comm.heartbeat, RANK_READING, clock->start);
-    StepBatch *batch = loader_next(&trainer->loader, &p->dev, trainer->opt->timeout);
+    StepBatch *batch = loader_next(&trainer->loader, &p->dev, trainer->job->opt.timeout);
     rank_state(p->comm.heartbeat, RANK_COMPUTING, seconds_now());
     if (trainer->samples)
-        all_gather_start(&p->comm, &trainer->samples_gather, AXIS_WORLD, "samples", batch->windows,
-                         trainer->samples, sizeof(int64_t) * (size_t)trainer->loader.samples, DTYPE_BYTE);
+        all_gather_start(&p->comm, &trainer->samples_gather, AXIS_WORLD, "samples", batch->windows, trainer->samples,
+                         sizeof(int64_t) * (size_t)trainer->loader.samples, DTYPE_BYTE);
     return batch;
 }
 
 /* AdamW on this rank's shards, with the clipped mean gradient. */
 static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
-    const Options *o = trainer->opt;
+    const Options *o = &trainer->job->opt;
     const LearningRate rate = {o->lr, o->min_lr, o->warmup, o->steps};
     s->lr = learning_rate_at(&rate, step);
     if (s->skipped) {
@@ -550,24 +550,25 @@ static int32_t id_of_rank_0(Trainer *trainer, int32_t id) {
     return id;
 }
 
-/* Continues the prompt `ids`. All ranks compute it, rank 0 prints it. */
-static void generate(Trainer *trainer, const Tokenizer *tokenizer, int32_t *ids, int count) {
-    const Options *o = trainer->opt;
-    int V = trainer->model.config.V, prints = trainer->parallel.rank == 0;
+/* Continues the prompt of --generate. All ranks compute it, rank 0 prints it. */
+static void generate(Trainer *trainer) {
+    const Job *j = trainer->job;
+    const Options *o = &j->opt;
+    int V = trainer->model.config.V, count = (int)j->prompt_length, prints = trainer->parallel.rank == 0;
     if (trainer->parallel.dev.dry_run) { // the two shapes that need the most memory
-        next_token_logits(trainer, ids, count, 0);
-        next_token_logits(trainer, ids, 1, count + o->max_tokens - 1);
+        next_token_logits(trainer, j->prompt, count, 0);
+        next_token_logits(trainer, j->prompt, 1, count + o->max_tokens - 1);
         return;
     }
     Candidate *scratch = (Candidate *)checked_malloc(sizeof(Candidate) * (size_t)V);
-    const float *logits = next_token_logits(trainer, ids, count, 0);
-    for (int i = 0; i < count && prints; i++) print_token(tokenizer, ids[i], stdout);
+    const float *logits = next_token_logits(trainer, j->prompt, count, 0);
+    for (int i = 0; i < count && prints; i++) print_token(j->tokenizer, j->prompt[i], stdout);
     for (int i = 0; i < o->max_tokens; i++) {
         double u = uniform_of_seed((uint64_t)o->seed, i);
         int32_t id = id_of_rank_0(trainer, sample_token(logits, V, o->temperature, o->top_p, u, scratch));
-        if (tokenizer_ends(tokenizer, id) || id >= tokenizer->vocab_size) break;
+        if (tokenizer_ends(j->tokenizer, id) || id >= j->tokenizer->vocab_size) break;
         if (prints) {
-            print_token(tokenizer, id, stdout);
+            print_token(j->tokenizer, id, stdout);
             fflush(stdout);
         }
         if (i + 1 < o->max_tokens) logits = next_token_logits(trainer, &id, 1, count + i);
@@ -594,7 +595,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     ops_open(dev, 0);
     dev->max_events = max_events;
     comm_open_dry_run(&p->comm, dev, &j->mesh, rank);
-    trainer_allocate(trainer, j);
+    trainer_allocate(trainer);
     fsdp_init_weights(&p->fsdp, 0);
     if (p->fsdp.fingerprints) fsdp_check_replicas(&p->fsdp, 0);
     memset(dev->ops, 0, sizeof dev->ops); // start-up does not count
@@ -603,7 +604,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     p->comm.events = events;
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1, &targets);
-    else if (j->task == DO_GENERATE) generate(trainer, j->tokenizer, j->prompt, (int)j->prompt_length);
+    else if (j->task == DO_GENERATE) generate(trainer);
     if (events) events->compute_after = dev->clock - events->compute_total;
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
 }
@@ -626,7 +627,7 @@ static void dry_run_open(Trainer *trainer, const Job *j, int rank, CommEvents *e
 /* Saves a checkpoint when it is due, and makes an earlier one visible once all ranks have written it. All ranks decide
  * alike: they know the same reports. */
 static void save_when_due(Trainer *trainer, int asked, int ends) {
-    const Options *o = trainer->opt;
+    const Options *o = &trainer->job->opt;
     CheckpointWriter *writer = &trainer->writer;
     int64_t step = trainer->progress.step, events = trainer->parallel.dev.num_events;
     double start = seconds_now();
@@ -642,7 +643,7 @@ static void save_when_due(Trainer *trainer, int asked, int ends) {
 
 static void check_replicas_when_due(Trainer *trainer, int64_t step) {
     Parallel *p = &trainer->parallel;
-    int every = trainer->opt->check_replicas;
+    int every = trainer->job->opt.check_replicas;
     int64_t events = p->dev.num_events;
     double start = seconds_now();
     if (!p->fsdp.fingerprints || !every || step % every) return;
@@ -652,12 +653,12 @@ static void check_replicas_when_due(Trainer *trainer, int64_t step) {
 
 /* After every --val-every steps and after the last one. */
 static void validate_when_due(Trainer *trainer, int64_t step) {
-    const Options *o = trainer->opt;
+    const Options *o = &trainer->job->opt;
     int64_t events = trainer->parallel.dev.num_events, targets;
     double start = seconds_now();
     int due = step >= o->steps || (o->val_every && step % o->val_every == 0);
-    if (!trainer->val->num_files || !due) return;
-    double loss = evaluate(trainer, trainer->val, o->val_batches, &targets);
+    if (!trainer->job->val.num_files || !due) return;
+    double loss = evaluate(trainer, &trainer->job->val, o->val_batches, &targets);
     trace_as_one_event(&trainer->parallel.dev, events, "validation", start);
     if (!isfinite(loss))
         run_failure("step %" PRId64 ": the validation loss is %g, not finite: lower --lr, lengthen --warmup, or check "
@@ -668,7 +669,7 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
 
 static void log_step(Trainer *trainer, int64_t step, const StepStats *s) {
     const Parallel *p = &trainer->parallel;
-    const StepPlace at = {step, trainer->opt->steps, trainer->opt->seq};
+    const StepPlace at = {step, trainer->job->opt.steps, trainer->job->opt.seq};
     if (p->rank) return;
     logger_step(&trainer->logger, at, s, trainer->figures, &p->dev, &p->comm);
     logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples,
@@ -677,15 +678,15 @@ static void log_step(Trainer *trainer, int64_t step, const StepStats *s) {
 
 /* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
  * measured after the first step. Returns what signals asked for. */
-static int train_and_log(Trainer *trainer, const Trainer *dry_run, int64_t step, double flops, double *rate) {
-    int first = step == trainer->resume_from->progress.step + 1;
+static int train_and_log(Trainer *trainer, int64_t step, double flops, double *rate) {
+    int first = step == trainer->job->resume_from.progress.step + 1;
     StepStats s = train_step(trainer, step);
     s.mfu = *rate > 0 ? flops / s.seconds / *rate : 0;
     int asked = signals_asked(trainer);
     if (first) *rate = matmul_rate(&trainer->parallel.dev);
-    if (first) check_first_step(trainer, dry_run);
+    if (first) check_first_step(trainer);
     log_step(trainer, step, &s);
-    if (trainer->opt->trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
+    if (trainer->job->opt.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
     validate_when_due(trainer, step);
     return asked;
@@ -693,7 +694,7 @@ static int train_and_log(Trainer *trainer, const Trainer *dry_run, int64_t step,
 
 /* --trace: writes the timeline of all ranks; `traced`: the last step of which it has all events. */
 static void write_timeline(Trainer *trainer, int64_t traced) {
-    const Options *o = trainer->opt;
+    const Options *o = &trainer->job->opt;
     trace_write(&trainer->parallel.comm, o->trace);
     if (trainer->parallel.rank) return;
     if (traced == o->steps) printf("timeline of all steps: %s\n", o->trace);
@@ -703,18 +704,18 @@ static void write_timeline(Trainer *trainer, int64_t traced) {
 }
 
 /* Trains up to --steps, or until a signal asks for the end. Returns 1 if --steps was reached. */
-static int train(Trainer *trainer, const Trainer *dry_run) {
-    const Options *o = trainer->opt;
+static int train(Trainer *trainer) {
+    const Options *o = &trainer->job->opt;
     Device *dev = &trainer->parallel.dev;
     Progress *progress = &trainer->progress;
     int64_t traced = 0;
-    double flops = device_flops(&dry_run->parallel.dev, 0), rate = 0;
+    double flops = device_flops(&trainer->dry_run->parallel.dev, 0), rate = 0;
     int ends = progress->step == o->steps;
     timeline_truncate(dev, 0);                        // the timeline begins here
     if (ends && o->out) save_when_due(trainer, 0, 1); // nothing is left to train: save a copy under --out
     while (!ends) {
         int64_t events = dev->num_events;
-        int asked = train_and_log(trainer, dry_run, progress->step + 1, flops, &rate);
+        int asked = train_and_log(trainer, progress->step + 1, flops, &rate);
         if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
         ends = progress->step == o->steps || asked & SIGNAL_END;
         if (asked && trainer->parallel.rank == 0)
@@ -768,10 +769,11 @@ static void plan_main(Job *j) {
     plan_close(&plan);
 }
 
-static void write_run_files(const Job *j, const Trainer *trainer) {
+static void write_run_files(const Trainer *trainer) {
+    const Job *j = trainer->job;
     Plan plan;
     FILE *f = logger_create(j->opt.out, "config.txt");
-    options_write(trainer->opt, f);
+    options_write(&j->opt, f);
     if (fclose(f)) user_error("cannot write config.txt under %s: %s", j->opt.out, strerror(errno));
     f = logger_create(j->opt.out, "layout.json");
     layout_write(f, &j->mesh, trainer->parallel.layout);
@@ -784,16 +786,17 @@ static void write_run_files(const Job *j, const Trainer *trainer) {
 // ---------------------------------------------------------------------------
 // one rank, from its dry run to its end
 
-static int rank_train(Trainer *trainer, const Trainer *dry_run, const Job *j) {
+static int rank_train(Trainer *trainer) {
+    const Job *j = trainer->job;
     int speaks = trainer->parallel.rank == 0;
     if (speaks) {
-        print_banner(j, trainer, dry_run);
+        print_banner(trainer);
         logger_open(&trainer->logger, j->opt.out, j->mesh.world, &trainer->progress);
-        logger_data(&trainer->logger, trainer->data, j->opt.tail, trainer->progress.samples_in_epoch,
+        logger_data(&trainer->logger, &j->data, j->opt.tail, trainer->progress.samples_in_epoch,
                     j->resume_from.data_changed);
-        if (j->opt.out) write_run_files(j, trainer);
+        if (j->opt.out) write_run_files(trainer);
     }
-    int complete = train(trainer, dry_run);
+    int complete = train(trainer);
     loader_close(&trainer->loader, &trainer->parallel.dev);
     if (speaks) logger_loader(&trainer->loader);
     if (speaks) logger_close(&trainer->logger);
@@ -801,7 +804,8 @@ static int rank_train(Trainer *trainer, const Trainer *dry_run, const Job *j) {
 }
 
 /* --eval: one line of JSON. */
-static void rank_eval(Trainer *trainer, const Job *j) {
+static void rank_eval(Trainer *trainer) {
+    const Job *j = trainer->job;
     int64_t targets;
     double loss = evaluate(trainer, &j->val, 0, &targets);
     if (!isfinite(loss))
@@ -809,13 +813,12 @@ static void rank_eval(Trainer *trainer, const Job *j) {
                    "model",
                    j->opt.model, j->opt.eval, loss);
     if (trainer->parallel.rank) return;
-    cJSON *name = cJSON_CreateString(j->opt.eval); // escapes the file's name
-    char *quoted = cJSON_PrintUnformatted(name);
-    double perplexity = exp(fmin(loss, 709)); // JSON has no infinity
-    printf("{\"file\":%s,\"tokens\":%" PRId64 ",\"loss\":%.9g,\"perplexity\":%.9g}\n", quoted, targets, loss,
-           perplexity);
-    free(quoted);
-    cJSON_Delete(name);
+    cJSON *line = cJSON_CreateObject();
+    cJSON_AddStringToObject(line, "file", j->opt.eval);
+    json_add_integer(line, "tokens", targets);
+    cJSON_AddItemToObject(line, "loss", json_real("%.9g", loss));
+    cJSON_AddItemToObject(line, "perplexity", json_real("%.9g", exp(fmin(loss, 709)))); // JSON has no infinity
+    json_write_line(stdout, line);
 }
 
 static void rank_main(Job *j, int rank) {
@@ -824,13 +827,13 @@ static void rank_main(Job *j, int rank) {
     dry_run_open(dry_run, j, rank, NULL);
     // Rank 0 checks for all ranks of its host. Ranks that are threads each check, as none may allocate before a check.
     if (rank == 0 || j->host_transport == &transport_threads) check_memory(j, &dry_run->parallel.dev);
-    if (rank == 0) job_check_outputs(j);                          // last, since it may create a directory
+    if (rank == 0) job_check_outputs(j); // last, since it may create a directory
     trainer_open(trainer, dry_run, j, rank);
     int complete = j->task == DO_EXPORT;
-    if (j->task == DO_TRAIN) complete = rank_train(trainer, dry_run, j);
+    if (j->task == DO_TRAIN) complete = rank_train(trainer);
     if (j->task == DO_TRAIN && !complete) __atomic_store_n(&j->ended_early, 1, __ATOMIC_RELAXED); // by all threads
-    if (j->task == DO_EVAL) rank_eval(trainer, j);
-    if (j->task == DO_GENERATE) generate(trainer, j->tokenizer, j->prompt, (int)j->prompt_length);
+    if (j->task == DO_EVAL) rank_eval(trainer);
+    if (j->task == DO_GENERATE) generate(trainer);
     if (j->opt.export_dir && complete) model_export(&trainer->writer);
     if (j->opt.export_dir && !complete && rank == 0)
         printf("not exported: the run ended at step %" PRId64 " of %d; continue it with --resume to export the model "

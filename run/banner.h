@@ -25,7 +25,9 @@ static void print_model(const Job *j) {
     else printf("weights: random initialization (seed %d)\n", j->opt.seed);
 }
 
-static void print_ranks(const Job *j, const Trainer *trainer, const Device *dry_run) {
+static void print_ranks(const Trainer *trainer) {
+    const Job *j = trainer->job;
+    const Device *dry_run = &trainer->dry_run->parallel.dev;
     const Fsdp *fsdp = &trainer->parallel.fsdp;
     size_t offloaded = device_arenas(dry_run, 1);
     printf("ranks: %d x %d thread%s over %s, %s over %d", j->mesh.world, j->threads_per_rank,
@@ -41,7 +43,8 @@ static void print_ranks(const Job *j, const Trainer *trainer, const Device *dry_
     if (library > 0) printf("NCCL allocated another %.1f MB on each GPU\n", library / 1e6);
 }
 
-static void print_data(const Job *j, const Trainer *trainer) {
+static void print_data(const Trainer *trainer) {
+    const Job *j = trainer->job;
     const Options *o = &j->opt;
     char samples[32];
     printf("data: %s samples of %d tokens; a step takes %d data rank%s x %d micro-batch%s x %d = %" PRId64
@@ -59,11 +62,12 @@ static void print_resumed(const Checkpoint *from, double seconds) {
     printf("\n");
 }
 
-static void print_banner(const Job *j, const Trainer *trainer, const Trainer *dry_run) {
+static void print_banner(const Trainer *trainer) {
+    const Job *j = trainer->job;
     flockfile(stdout); // keeps the lines together, in case another rank ends the run with an error now
     print_model(j);
-    print_ranks(j, trainer, &dry_run->parallel.dev);
-    if (j->task == DO_TRAIN) print_data(j, trainer);
+    print_ranks(trainer);
+    if (j->task == DO_TRAIN) print_data(trainer);
     if (j->resume_from.dir[0]) print_resumed(&j->resume_from, trainer->load_seconds);
     fflush(stdout);
     funlockfile(stdout);

@@ -57,7 +57,7 @@ static int64_t first_bad_tensor(Trainer *trainer) {
  * in a step where the host waits for the device. `start`, `waited`: time and seconds of waiting at the step's start. */
 static StepReport report_of_rank(Trainer *trainer, const StepBatch *batch, double start, double waited) {
     Parallel *p = &trainer->parallel;
-    const Options *o = trainer->opt;
+    const Options *o = &trainer->job->opt;
     StepReport report = ZERO;
     ExactSum sums[SUMS] = ZERO;
     gradient_squared_norm(&p->fsdp, &trainer->sums[SUM_SQUARED_NORM]);
@@ -130,7 +130,7 @@ static void check_orders(const Trainer *trainer, int64_t step) {
 static void check_samples(const Trainer *trainer, int64_t step, int64_t first_window) {
     const Parallel *p = &trainer->parallel;
     const StepReport *all = trainer->reports, *mine = &all[p->rank];
-    int repeats = sampler_global_batch(&trainer->loader.sampler) > trainer->data->windows; // --tail pad may repeat
+    int repeats = sampler_global_batch(&trainer->loader.sampler) > trainer->job->data.windows; // --tail pad may repeat
     for (int i = 0; i < p->rank; i++) {
         int same_data = mesh_data_rank(&p->mesh, i) == mesh_data_rank(&p->mesh, p->rank);
         int same_samples = mine->samples_hash == all[i].samples_hash;
@@ -168,20 +168,20 @@ static void skip_update(Trainer *trainer, int64_t step, const StepStats *s) {
     }
     if (owner >= 0)
         used = snprintf(cause, sizeof cause, "first in the gradient of %s, in the shard of rank %d",
-                        trainer->whole_table->tensors[trainer->reports[owner].bad_tensor].name, owner);
+                        trainer->job->table.tensors[trainer->reports[owner].bad_tensor].name, owner);
     else
         used = snprintf(cause, sizeof cause, "every gradient element is finite, but %s",
                         isfinite(s->loss) ? "some of their squares are not" : "the loss is not");
     if (source >= 0) snprintf(cause + used, sizeof cause - (size_t)used, "; rank %d's own loss is not finite", source);
     trainer->progress.skips++;
-    if (trainer->progress.skips > trainer->opt->max_skips)
+    if (trainer->progress.skips > trainer->job->opt.max_skips)
         run_failure("step %" PRId64 ": loss %g and gradient norm %g are not both finite (%s), and --max-skips %d does "
                     "not allow another skipped step: lower --lr, lengthen --warmup, or check the data",
-                    step, s->loss, s->grad_norm, cause, trainer->opt->max_skips);
+                    step, s->loss, s->grad_norm, cause, trainer->job->opt.max_skips);
     if (trainer->parallel.rank) return;
     printf("step %6" PRId64 " | update skipped (%" PRId64 " of at most %d): loss %g and gradient norm %g are not both "
            "finite (%s)\n",
-           step, trainer->progress.skips, trainer->opt->max_skips, s->loss, s->grad_norm, cause);
+           step, trainer->progress.skips, trainer->job->opt.max_skips, s->loss, s->grad_norm, cause);
     fflush(stdout);
 }
 

@@ -6,13 +6,13 @@
  */
 #ifndef TRAINER_H
 #define TRAINER_H
-#include "../optimizer.h"        // defines: Optimizer
+#include "../optimizer.h"     // defines: Optimizer
 #include "shared_gradients.h" // defines: SharedGradients
-#include "ledger.h"              // defines: Ledger, ledger_check, expected_traffic
-#include "layout.h"              // defines: layout_read_back, hosts_read_back
-#include "job.h"                 // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader
-#include "model.h"               // defines: Model, model_open
-#include "parallel.h"            // defines: Parallel, sharding_of
+#include "ledger.h"           // defines: Ledger, ledger_check, expected_traffic
+#include "layout.h"           // defines: layout_read_back, hosts_read_back
+#include "job.h"              // defines: Job, Options, Checkpoint, CheckpointWriter, Logger, Loader
+#include "model.h"            // defines: Model, model_open
+#include "parallel.h"         // defines: Parallel, sharding_of
 
 /* What each rank tells all others at the end of a step (step_report.h). */
 typedef struct {
@@ -32,11 +32,8 @@ typedef struct {
 enum { SUM_LOSS, SUM_SQUARED_NORM, SUMS };
 
 typedef struct Trainer {
-    const Options *opt;
-    const Llama3Config *whole_config;
-    const TensorTable *whole_table; // of the whole model, without parallelism
-    const Dataset *data, *val;
-    const Checkpoint *resume_from;
+    const Job *job;                // options, configuration and data, which all ranks of a process share
+    const struct Trainer *dry_run; // this rank's dry run; NULL: this is the dry run
     Model model;
     Parallel parallel;
     SharedGradients shared_gradients;
@@ -73,7 +70,8 @@ static void timeline_open(Device *dev, const Job *j) {
     else dev->events = (Event *)arena_alloc(dev, MEM_HOST, "timeline", bytes);
 }
 
-static void evaluation_open(Trainer *trainer, const Options *o) {
+static void evaluation_open(Trainer *trainer) {
+    const Options *o = &trainer->job->opt;
     Device *dev = &trainer->parallel.dev;
     int cp = trainer->parallel.mesh.size[AXIS_CP];
     size_t whole = sizeof(int32_t) * (size_t)o->batch * (size_t)o->seq, own = whole / (size_t)cp;
@@ -87,19 +85,20 @@ static void evaluation_open(Trainer *trainer, const Options *o) {
     trainer->eval_raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
 }
 
-static void checkpoints_open(Trainer *trainer, const Job *j) {
-    int trains = j->task == DO_TRAIN || j->task == DO_PLAN;
+static void checkpoints_open(Trainer *trainer) {
+    const Job *j = trainer->job;
     CheckpointWriter *w = &trainer->writer;
-    checkpoint_writer_open(w, &trainer->parallel.fsdp, trainer->whole_config, trainer->whole_table, &j->opt);
+    checkpoint_writer_open(w, &trainer->parallel.fsdp, &j->config, &j->table, &j->opt);
     w->tokenizer = j->tokenizer_path[0] ? j->tokenizer_path : NULL;
     w->base_fingerprint = j->base_fingerprint;
-    if (trains && j->opt.out) checkpoint_prepare(w, &j->resume_from);
+    if (job_trains(j) && j->opt.out) checkpoint_prepare(w, &j->resume_from);
     if (j->opt.export_dir && (j->task == DO_TRAIN || j->task == DO_EXPORT)) export_prepare(w);
     checkpoint_writer_allocate(w);
 }
 
 /* The data loader continues where the checkpoint ended; with other data it begins a new epoch. */
-static void data_open(Trainer *trainer, const Job *j) {
+static void data_open(Trainer *trainer) {
+    const Job *j = trainer->job;
     const Options *o = &j->opt;
     const Mesh *mesh = &trainer->parallel.mesh;
     Progress *progress = &trainer->progress;
@@ -134,7 +133,8 @@ static void data_open(Trainer *trainer, const Job *j) {
 }
 
 /* Allocates everything that this rank needs, on a dry-run device or a real one. */
-static void trainer_allocate(Trainer *trainer, const Job *j) {
+static void trainer_allocate(Trainer *trainer) {
+    const Job *j = trainer->job;
     const Options *o = &j->opt;
     Model *m = &trainer->model;
     Parallel *p = &trainer->parallel;
@@ -145,7 +145,7 @@ static void trainer_allocate(Trainer *trainer, const Job *j) {
     trainer->reports = (StepReport *)arena_alloc(dev, MEM_HOST, "step reports", sizeof(StepReport) * world);
     trainer->figures = (RankFigures *)arena_alloc(dev, MEM_HOST, "figures of all ranks", sizeof(RankFigures) * world);
     Sharding sharding = sharding_of(o);
-    fsdp_open(&p->fsdp, &p->comm, &m->table, trainer->whole_config, &sharding, m->training);
+    fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
     if (m->training) {
         shared_gradients_open(&trainer->shared_gradients, &p->fsdp);
         optimizer_open(&trainer->optimizer, &p->fsdp);
@@ -156,12 +156,12 @@ static void trainer_allocate(Trainer *trainer, const Job *j) {
         model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], cached);
         pipeline_open(&p->pipeline, &p->comm, sizeof(floatX) * (size_t)p->tp.tokens * (size_t)m->config.C);
     }
-    evaluation_open(trainer, o);
-    checkpoints_open(trainer, j);
+    evaluation_open(trainer);
+    checkpoints_open(trainer);
     if (!m->training) return;
     size_t samples = sizeof(int64_t) * (size_t)o->accum * (size_t)o->batch * world;
     if (o->out) trainer->samples = (int64_t *)arena_alloc(dev, MEM_HOST, "samples of all ranks", samples);
-    data_open(trainer, j);
+    data_open(trainer);
 }
 
 static void trainer_close(Trainer *trainer) {
@@ -190,12 +190,7 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     Parallel *p = &trainer->parallel;
     Model *m = &trainer->model;
     memset(trainer, 0, sizeof *trainer);
-    trainer->opt = o;
-    trainer->whole_config = &j->config;
-    trainer->whole_table = &j->table;
-    trainer->data = &j->data;
-    trainer->val = &j->val;
-    trainer->resume_from = &j->resume_from;
+    trainer->job = j;
     p->mesh = j->mesh;
     p->rank = rank;
     ModelPart part = {j->mesh.size[AXIS_TP],
@@ -210,7 +205,7 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     m->config = config_of_part(&j->config, &part);
     m->whole_config = &j->config;
     m->opt = o;
-    m->training = j->task == DO_TRAIN || j->task == DO_PLAN;
+    m->training = job_trains(j);
     m->dev = &p->dev;
     m->comm = &p->comm;
     m->fsdp = &p->fsdp;
@@ -250,11 +245,11 @@ static void check_agreement(Trainer *trainer) {
     size_t length;
     FILE *f = open_memstream(&text, &length);
     if (!f) run_failure("out of memory");
-    options_write(trainer->opt, f);
+    options_write(&trainer->job->opt, f);
     fclose(f);
-    uint64_t mine = hash_bytes(hash_bytes(HASH_START, text, length), &trainer->data->fingerprint,
-                               sizeof trainer->data->fingerprint) ^
-                    trainer->resume_from->fingerprint;
+    uint64_t mine = hash_bytes(hash_bytes(HASH_START, text, length), &trainer->job->data.fingerprint,
+                               sizeof trainer->job->data.fingerprint) ^
+                    trainer->job->resume_from.fingerprint;
     uint64_t *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)trainer->parallel.mesh.world);
     all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "options and data", &mine, all, sizeof mine);
     for (int i = 1; i < trainer->parallel.mesh.world; i++)
@@ -268,22 +263,23 @@ static void check_agreement(Trainer *trainer) {
 
 /* Compares expected, dry-run and measured traffic, and dry-run and measured memory, after the first step of every rank.
  */
-static void check_first_step(Trainer *trainer, const Trainer *dry_run) {
-    const Parallel *p = &trainer->parallel, *dry = &dry_run->parallel;
+static void check_first_step(const Trainer *trainer) {
+    const Parallel *p = &trainer->parallel, *dry = &trainer->dry_run->parallel;
+    const Options *o = &trainer->job->opt;
     Ledger l = ZERO;
-    expected_traffic(l.traffic[EXPECTED], trainer->whole_config, p->mesh.world, p->rank, trainer->opt, sizeof(StepReport));
+    expected_traffic(l.traffic[EXPECTED], &trainer->job->config, p->mesh.world, p->rank, o, sizeof(StepReport));
     memcpy(l.traffic[DRY_RUN], dry->comm.traffic_started, sizeof l.traffic[DRY_RUN]);
     memcpy(l.traffic[MEASURED], p->comm.traffic_measured, sizeof l.traffic[MEASURED]);
     for (int c = 0; c < MEM_CATEGORIES; c++) {
         l.dry_run_memory[c] = dry->dev.arenas[c].peak;
         l.measured_memory[c] = p->dev.arenas[c].peak;
     }
-    if (trainer->parallel.rank == 0 && trainer->opt->out) {
-        FILE *f = logger_create(trainer->opt->out, "ledger.json");
-        ledger_write(&l, &dry_run->parallel.dev, f);
+    if (p->rank == 0 && o->out) {
+        FILE *f = logger_create(o->out, "ledger.json");
+        ledger_write(&l, &dry->dev, f);
         fclose(f);
     }
-    ledger_check(&l, trainer->parallel.rank);
+    ledger_check(&l, p->rank);
 }
 
 // ---------------------------------------------------------------------------
@@ -294,6 +290,7 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     const Options *o = &j->opt;
     Parallel *p = &trainer->parallel;
     trainer_bind(trainer, j, rank);
+    trainer->dry_run = dry_run;
     if (OFFLOAD_IN_PLACE && offloaded(o)) make_directories(o->out); // by each rank: hosts may not share the directory
     device_open(&p->dev, &dry_run->parallel.dev, o->out, rank);
     ops_open(&p->dev, rank == 0);
@@ -303,7 +300,7 @@ static void trainer_open(Trainer *trainer, const Trainer *dry_run, Job *j, int r
     p->layout = layout_read_back(&p->comm);
     p->hosts = hosts_read_back(&p->comm);
     __atomic_store_n(&process_end.quiet, 0, __ATOMIC_RELAXED); // from here on each process reports its own errors
-    trainer_allocate(trainer, j);
+    trainer_allocate(trainer);
     p->fsdp.seed = (uint64_t)o->seed;
     double start = seconds_now();
     weights_load(&p->fsdp, j->has_weights ? &j->weights : NULL, o->adapters ? &j->adapters : NULL, &j->resume_from);

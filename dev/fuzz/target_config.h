@@ -62,7 +62,7 @@ static void check_plan(Job *j, int rank) {
         trainer_bind(&dry_run, j, rank);
         device_open_dry_run(&dry_run.parallel.dev, j->threads_per_rank, 0);
         comm_open_dry_run(&dry_run.parallel.comm, &dry_run.parallel.dev, &j->mesh, rank);
-        trainer_allocate(&dry_run, j);
+        trainer_allocate(&dry_run);
     } else {
         dry_run_open(&dry_run, j, rank, NULL);
     }

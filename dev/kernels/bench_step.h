@@ -151,7 +151,7 @@ static void train_answers(int argc, char **argv) {
                 printf("%s%.6g", i ? "," : "", 1e3 * timed_step(trainer, ++step, &s));
                 if (step == 1) {
                     rate = matmul_rate(&trainer->parallel.dev);
-                    check_first_step(trainer, dry_run); // traffic and memory as planned
+                    check_first_step(trainer); // traffic and memory as planned
                 }
             }
             printf("],\"loss\":%.9g,\"norm\":%.9g,\"matmul_rate\":%.6g}\n", s.loss, s.grad_norm, rate);

@@ -20,7 +20,7 @@ static void bits_body(Job *j, int rank) {
         }
         if (step == 1) {
             matmul_rate(&o->trainer.parallel.dev);
-            check_first_step(&o->trainer, &o->dry_run);
+            check_first_step(&o->trainer);
         }
         if (step == 20 && bits_weights) collect_state(&o->trainer, STATE_MASTER, bits_weights);
     }

@@ -96,7 +96,8 @@ static void test_estimated_communication(void) {
     const char *line = make_cluster_file("line.json", free_of_cost, free_of_cost, latency, bandwidth, "");
     Traffic expected[AXES][COLLECTIVES], all = {0, 0};
     Estimate e = estimate_with(line, "--model tiny --accum 3 --slots 4", 2, &w);
-    expected_traffic(expected, w.whole_config, w.parallel.mesh.world, w.parallel.rank, w.opt, sizeof(StepReport));
+    expected_traffic(expected, &w.job->config, w.parallel.mesh.world, w.parallel.rank, &w.job->opt,
+                     sizeof(StepReport));
     for (int i = 0; i < (int)AXES * (int)COLLECTIVES; i++) {
         all.calls += expected[i / COLLECTIVES][i % COLLECTIVES].calls;
         all.bytes += expected[i / COLLECTIVES][i % COLLECTIVES].bytes;
@@ -268,11 +269,11 @@ static void trace_body(Job *j, int rank) {
     pthread_mutex_lock(&trainer->loader.lock);
     trainer->loader.steps++; // one more below
     pthread_mutex_unlock(&trainer->loader.lock);
-    train(trainer, &o->dry_run);
+    train(trainer);
     int equal = o->dry_run.parallel.dev.arenas[MEM_HOST].peak == trainer->parallel.dev.arenas[MEM_HOST].peak &&
                 trainer->parallel.dev.arenas[MEM_HOST].peak > sizeof(Event) * (size_t)trainer->parallel.dev.max_events;
     int64_t before = own_allocations;
-    train_step(trainer, trainer->opt->steps + 1);
+    train_step(trainer, trainer->job->opt.steps + 1);
     __atomic_fetch_add(&traced_allocations, own_allocations - before, __ATOMIC_RELAXED);
     __atomic_fetch_add(&traced_memory_equal, equal, __ATOMIC_RELAXED);
     if (rank == 0) {

@@ -56,7 +56,7 @@ static void collect_state(Trainer *trainer, StateKind kind, float *all) {
     for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);) {
         int64_t begin = 0, whole, run;
         for (int t = 0; t < p.tensor->index; t++)
-            begin += trainer->whole_table->tensors[t].rows * trainer->whole_table->tensors[t].cols;
+            begin += trainer->job->table.tensors[t].rows * trainer->job->table.tensors[t].cols;
         for (int64_t at = 0; at < p.count; at += run) {
             run = min_i64(p.count - at, tensor_run(p.tensor, p.first + at, &whole));
             device_read(&trainer->parallel.dev, all + begin + whole, (float *)state_of(p.unit, kind) + p.at + at,
@@ -65,7 +65,7 @@ static void collect_state(Trainer *trainer, StateKind kind, float *all) {
     }
 #ifdef HAVE_MPI
     if (trainer->parallel.comm.transport == &transport_mpi)
-        MPI_Allreduce(MPI_IN_PLACE, all, (int)trainer->whole_table->num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        MPI_Allreduce(MPI_IN_PLACE, all, (int)trainer->job->table.num_parameters, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 #endif
 }
 
@@ -131,8 +131,8 @@ static void ranks_body(Job *j, int rank) {
         if (step > 1) continue;
 #ifdef HAVE_MPI
         Traffic expected[AXES][COLLECTIVES];
-        expected_traffic(expected, trainer->whole_config, trainer->parallel.mesh.world, trainer->parallel.rank,
-                         trainer->opt, sizeof(StepReport));
+        expected_traffic(expected, &trainer->job->config, trainer->parallel.mesh.world, trainer->parallel.rank,
+                         &trainer->job->opt, sizeof(StepReport));
         for (int row = 0; row < (int)AXES * (int)COLLECTIVES && j->transport == &transport_mpi; row++) {
             int a = row / COLLECTIVES, op = row % COLLECTIVES, c = 0;
             while (c < num_profiled && profiled[c].comm != trainer->parallel.comm.groups[a].mpi) c++;
@@ -145,7 +145,7 @@ static void ranks_body(Job *j, int rank) {
         }
 #endif
         matmul_rate(&trainer->parallel.dev);
-        check_first_step(trainer, &o->dry_run); // expected = dry run = measured, or the test ends here
+        check_first_step(trainer); // expected = dry run = measured, or the test ends here
         collect_state(trainer, STATE_GRAD, collected);
         compare_shared_gradients(trainer);
     }
@@ -155,10 +155,10 @@ static void ranks_body(Job *j, int rank) {
         state_bytes =
             (int64_t)(trainer->parallel.dev.arenas[MEM_PARAMS].peak + trainer->parallel.dev.arenas[MEM_GRADS].peak +
                       trainer->parallel.dev.arenas[MEM_OPTIMIZER].peak);
-        int sharded = strcmp(trainer->opt->sharding, "no_shard") != 0, ranks = trainer->parallel.fsdp.ranks;
-        int local = !strcmp(trainer->opt->accumulate, "local") && trainer->opt->accum > 1 && ranks > 1 &&
+        int sharded = strcmp(trainer->job->opt.sharding, "no_shard") != 0, ranks = trainer->parallel.fsdp.ranks;
+        int local = !strcmp(trainer->job->opt.accumulate, "local") && trainer->job->opt.accum > 1 && ranks > 1 &&
                     sharded; // an unsharded gradient beside the shards
-        int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(trainer->opt->offload, "all")
+        int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(trainer->job->opt.offload, "all")
                               ? 2
                               : 0); // offloaded, the copy in bf16 lies with the master
         state_expected = 0;
