@@ -400,20 +400,24 @@ static void *loader_worker(void *arg) {
     }
 }
 
+/* Allocates a batch of `samples` samples of T tokens, of which this rank has T / cp. */
+static void step_batch_open(StepBatch *batch, Device *dev, int64_t samples, int T, int cp, int document_ids) {
+    size_t whole = sizeof(int32_t) * (size_t)samples * (size_t)T, own = whole / (size_t)cp;
+    batch->inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", own);
+    batch->targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", own);
+    if (document_ids) batch->docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents", whole);
+    batch->own_docs = batch->docs;
+    if (document_ids && cp > 1)
+        batch->own_docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents of this rank's tokens", own);
+}
+
 /* Memory for workers is reserved for LOADER_WORKERS of them even if the machine has fewer cores, so that a plan does
  * not depend on the machine that makes it. */
 static void loader_allocate(Loader *l, Device *dev, const LoaderOptions *o) {
-    size_t bytes = sizeof(int32_t) * (size_t)l->samples * (size_t)(o->T / o->cp);
+    size_t windows = sizeof(int64_t) * (size_t)l->samples;
     for (int i = 0; i < LOADER_DEPTH; i++) {
-        StepBatch *batch = &l->ring[i];
-        batch->inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
-        batch->targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", bytes);
-        if (o->document_ids) batch->docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents", bytes * (size_t)o->cp);
-        batch->own_docs = batch->docs;
-        if (o->document_ids && o->cp > 1)
-            batch->own_docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents of this rank's tokens", bytes);
-        size_t windows = sizeof(int64_t) * (size_t)l->samples;
-        batch->windows = (int64_t *)arena_alloc(dev, MEM_HOST, "sample numbers", windows);
+        step_batch_open(&l->ring[i], dev, l->samples, o->T, o->cp, o->document_ids);
+        l->ring[i].windows = (int64_t *)arena_alloc(dev, MEM_HOST, "sample numbers", windows);
     }
     for (int i = 0; i < (o->workers ? o->workers : LOADER_WORKERS); i++) {
         l->workers[i].loader = l;

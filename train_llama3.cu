@@ -401,9 +401,9 @@ static void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) 
 
 /* This rank's samples of the next step. With --out, starts to gather the sample numbers of all ranks for samples.jsonl.
  */
-static StepBatch *next_batch(Trainer *trainer, const StepClock *clock) {
+static StepBatch *next_batch(Trainer *trainer, double now) {
     Parallel *p = &trainer->parallel;
-    rank_state(p->comm.heartbeat, RANK_READING, clock->start);
+    rank_state(p->comm.heartbeat, RANK_READING, now);
     StepBatch *batch = loader_next(&trainer->loader, &p->dev, trainer->job->opt.timeout);
     rank_state(p->comm.heartbeat, RANK_COMPUTING, seconds_now());
     if (trainer->samples)
@@ -433,10 +433,10 @@ static void update_weights(Trainer *trainer, int64_t step, StepStats *s) {
 static StepStats train_step(Trainer *trainer, int64_t step) {
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
-    StepClock clock = step_clock(&p->comm);
+    double start = seconds_now();
     comm_clear_ledger(&p->comm);
     Span whole = span_begin(dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, !is_timed(dev));
-    StepBatch *batch = next_batch(trainer, &clock);
+    StepBatch *batch = next_batch(trainer, start);
     device_zero(dev, trainer->sums, sizeof *trainer->sums * SUMS);
     run_schedule(&trainer->model, &p->pipeline, batch);
     device_record_event(dev, &batch->fed);
@@ -444,7 +444,7 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     device_phase(dev, "optimizer", NULL);
     sum_shared_gradients(&trainer->shared_gradients);
     comm_wait(&p->comm, &trainer->samples_gather);
-    exchange_reports(trainer, batch, clock.start, clock.waited);
+    exchange_reports(trainer, batch, start);
     int64_t first_window = dev->dry_run ? 0 : batch->windows[0]; // the sample that an error message names
     loader_release(&trainer->loader, dev);
 
@@ -461,7 +461,12 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
         int64_t before = sampler_position(&trainer->loader.sampler, step - 1, &progress->epoch);
         progress->samples_in_epoch = before + s.samples;
     }
-    step_times(trainer, &clock, &s);
+    double blocked = p->comm.wait_seconds + p->comm.poll_seconds; // by communication
+    s.seconds = seconds_now() - start;
+    s.data_wait_seconds = trainer->loader.wait_seconds;
+    s.wait_seconds = p->comm.wait_seconds;
+    s.communication_seconds = p->comm.comm_seconds;
+    s.overlap = s.communication_seconds > 0 ? fmax(0, 1 - blocked / s.communication_seconds) : 0;
     return s;
 }
 

@@ -419,7 +419,9 @@ static inline void comm_set_flight_directory(Comm *comm, const char *out) {
     if (comm->heartbeat == heartbeat_at(table, 0)) snprintf(table->out, sizeof table->out, "%s", out);
 }
 
+/* The traffic and the times of communication count from here on. */
 static inline void comm_clear_ledger(Comm *comm) {
+    comm->comm_seconds = comm->wait_seconds = comm->poll_seconds = 0;
     memset(comm->traffic_started, 0, sizeof comm->traffic_started);
     memset(comm->traffic_measured, 0, sizeof comm->traffic_measured);
 }

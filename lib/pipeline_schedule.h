@@ -44,16 +44,19 @@ typedef struct {
 /* The number of one of this rank's virtual stages among all stages of the pipeline. */
 static inline int stage_number(const Schedule *s, int virtual_stage) { return virtual_stage * s->pp + s->pp_rank; }
 
+/* The pipeline rank that has a stage; -1: there is no such stage. */
+static inline int rank_of_stage(const Schedule *s, int stage) {
+    return stage < 0 || stage == s->pp * s->virtual_stages ? -1 : stage % s->pp;
+}
+
 /* The pipeline rank that sends a step's input; -1: the input is the tokens, or the loss. */
 static inline int pipeline_source(const Schedule *s, const PipelineStep *step) {
-    int stage = stage_number(s, step->stage), from = step->kind == PIPE_FORWARD ? stage - 1 : stage + 1;
-    return from < 0 || from == s->pp * s->virtual_stages ? -1 : from % s->pp;
+    return rank_of_stage(s, stage_number(s, step->stage) + (step->kind == PIPE_FORWARD ? -1 : 1));
 }
 
 /* The pipeline rank that receives a step's output; -1: none does. */
 static inline int pipeline_target(const Schedule *s, const PipelineStep *step) {
-    int stage = stage_number(s, step->stage), to = step->kind == PIPE_FORWARD ? stage + 1 : stage - 1;
-    return to < 0 || to == s->pp * s->virtual_stages ? -1 : to % s->pp;
+    return rank_of_stage(s, stage_number(s, step->stage) + (step->kind == PIPE_FORWARD ? 1 : -1));
 }
 
 /* A rank's n-th forward: P micro-batches pass its first stage, then its second one, up to the last; then the next P
@@ -182,13 +185,8 @@ static void schedule_receives(Schedule *s) {
     free(order);
 }
 
-/* The schedule of one rank. With several virtual stages micro_batches must be a multiple of pp; the options are checked
- * before. */
+/* The schedule of one rank. With several virtual stages micro_batches is a multiple of pp, as job.h checks. */
 static void schedule_open(Schedule *s, int pp, int pp_rank, int virtual_stages, int micro_batches) {
-    if (virtual_stages > 1 && micro_batches % pp)
-        run_failure(
-            "a schedule of %d micro-batches for %d virtual stages per rank: expected a multiple of the %d ranks",
-            micro_batches, virtual_stages, pp);
     memset(s, 0, sizeof *s);
     s->pp = pp;
     s->pp_rank = pp_rank;

@@ -3,26 +3,12 @@
 #define MATMUL_RATE_H
 #include "../lib/ops.h" // defines: linear_forward, scratch, RATE_ROWS, RATE_COLS, RATE_COUNTS
 
-/* Seconds of the fastest of several matmuls y (N, C) = x (N, C) · w (C, C). */
-static double best_matmul_seconds(Device *dev, floatX *y, const floatX *x, const floatX *w, int N, int C) {
-    const int repetitions = 4;
-    double best = INFINITY;
-    for (int i = 0; i < repetitions; i++) {
-        device_synchronize(dev);
-        double start = seconds_now();
-        linear_forward(dev, y, x, w, N, C, C);
-        device_synchronize(dev);
-        best = fmin(best, seconds_now() - start);
-    }
-    return best;
-}
-
-/* FLOP/s of a plain matmul in the compute dtype; 0 where such a rate means nothing (CUDA emulated on a CPU). The
+/* FLOP/s of a plain matmul y (N, C) = x (N, C) · w (C, C), the fastest of several, in the compute dtype; 0 where such a rate means nothing (CUDA emulated on a CPU). The
  * measurement leaves no trace in the device's counts and timeline. */
 static double matmul_rate(Device *dev) {
-    const int N = RATE_ROWS, C = RATE_COLS;
+    const int N = RATE_ROWS, C = RATE_COLS, repetitions = 4;
     OpStat ops[OP_COUNT];
-    double clock = dev->clock;
+    double clock = dev->clock, seconds = INFINITY;
     int64_t events = dev->num_events;
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     device_phase(dev, "measuring the matmul rate", NULL);
@@ -36,7 +22,13 @@ static double matmul_rate(Device *dev) {
     device_write(dev, x, numbers, sizeof(floatX) * (size_t)(N * C));
     device_write(dev, w, numbers, sizeof(floatX) * (size_t)(C * C));
     free(numbers);
-    double seconds = best_matmul_seconds(dev, y, x, w, N, C);
+    for (int i = 0; i < repetitions; i++) {
+        device_synchronize(dev);
+        double start = seconds_now();
+        linear_forward(dev, y, x, w, N, C, C);
+        device_synchronize(dev);
+        seconds = fmin(seconds, seconds_now() - start);
+    }
     memcpy(dev->ops, ops, sizeof ops);
     device_phase(dev, NULL, NULL);
     dev->clock = clock;

@@ -8,35 +8,6 @@
 #define STEP_REPORT_H
 #include "trainer.h" // defines: Trainer, StepReport, SUM_LOSS, SUM_SQUARED_NORM
 
-// ---------------------------------------------------------------------------
-// the times of a step
-
-/* The clocks of this rank at the start of a step, in seconds. */
-typedef struct {
-    double start;        // by seconds_now
-    double waited;       // since the run began: waiting for other ranks,
-    double communicated; // with communication in flight,
-    double polled;       // moving bytes between ops
-} StepClock;
-
-static StepClock step_clock(const Comm *comm) {
-    StepClock c = {seconds_now(), comm->wait_seconds, comm->comm_seconds, comm->poll_seconds};
-    return c;
-}
-
-static void step_times(const Trainer *trainer, const StepClock *c, StepStats *s) {
-    const Comm *comm = &trainer->parallel.comm;
-    s->seconds = seconds_now() - c->start;
-    s->data_wait_seconds = trainer->loader.wait_seconds;
-    s->wait_seconds = comm->wait_seconds - c->waited;
-    s->communication_seconds = comm->comm_seconds - c->communicated;
-    double blocked = s->wait_seconds + comm->poll_seconds - c->polled;
-    s->overlap = s->communication_seconds > 0 ? fmax(0, 1 - blocked / s->communication_seconds) : 0;
-}
-
-// ---------------------------------------------------------------------------
-// reports
-
 /* Index, in the whole model, of the first tensor with an element of the gradient that is not finite, among those that
  * this rank owns; -1: there is none. */
 static int64_t first_bad_tensor(Trainer *trainer) {
@@ -53,9 +24,9 @@ static int64_t first_bad_tensor(Trainer *trainer) {
     return -1;
 }
 
-/* This rank's report. Reading the sums from the device waits until all of the step's arithmetic is done: the only place
- * in a step where the host waits for the device. `start`, `waited`: time and seconds of waiting at the step's start. */
-static StepReport report_of_rank(Trainer *trainer, const StepBatch *batch, double start, double waited) {
+/* All-gathers the reports of all ranks. Reading the sums from the device waits until all of the step's arithmetic is
+ * done: the only place in a step where the host waits for the device. `start`: when the step started. */
+static void exchange_reports(Trainer *trainer, const StepBatch *batch, double start) {
     Parallel *p = &trainer->parallel;
     const Options *o = &trainer->job->opt;
     StepReport report = ZERO;
@@ -74,15 +45,10 @@ static StepReport report_of_rank(Trainer *trainer, const StepBatch *batch, doubl
     for (int a = 0; a < AXES; a++) report.order[a] = (uint32_t)(p->comm.groups[a].order >> 32);
     channel_orders(&p->comm, report.channels);
     report.figures.seconds = seconds_now() - start;
-    report.figures.wait_seconds = p->comm.wait_seconds - waited;
+    report.figures.wait_seconds = p->comm.wait_seconds;
     report.figures.tokens = (int64_t)o->batch * o->seq * o->accum / mesh_stride(&p->mesh, AXIS_DP_SHARD);
     report.figures.memory = (int64_t)device_peak(&p->dev);
-    return report;
-}
-
-static void exchange_reports(Trainer *trainer, const StepBatch *batch, double start, double waited) {
-    StepReport mine = report_of_rank(trainer, batch, start, waited);
-    all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "step report", &mine, trainer->reports, sizeof mine);
+    all_gather_now(&p->comm, AXIS_WORLD, "step report", &report, trainer->reports, sizeof report);
 }
 
 /* Loss and gradient norm of the step: sums over all ranks and micro-batches, divided once by the number of targets. */

@@ -70,21 +70,6 @@ static void timeline_open(Device *dev, const Job *j) {
     else dev->events = (Event *)arena_alloc(dev, MEM_HOST, "timeline", bytes);
 }
 
-static void evaluation_open(Trainer *trainer) {
-    const Options *o = &trainer->job->opt;
-    Device *dev = &trainer->parallel.dev;
-    int cp = trainer->parallel.mesh.size[AXIS_CP];
-    size_t whole = sizeof(int32_t) * (size_t)o->batch * (size_t)o->seq, own = whole / (size_t)cp;
-    StepBatch *batch = &trainer->eval_batch;
-    batch->inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", own);
-    batch->targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", own);
-    if (o->doc_mask) batch->docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents", whole);
-    batch->own_docs = batch->docs;
-    if (o->doc_mask && cp > 1)
-        batch->own_docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents of this rank's tokens", own);
-    trainer->eval_raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
-}
-
 static void checkpoints_open(Trainer *trainer) {
     const Job *j = trainer->job;
     CheckpointWriter *w = &trainer->writer;
@@ -156,7 +141,9 @@ static void trainer_allocate(Trainer *trainer) {
         model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], cached);
         pipeline_open(&p->pipeline, &p->comm, sizeof(floatX) * (size_t)p->tp.tokens * (size_t)m->config.C);
     }
-    evaluation_open(trainer);
+    int cp = j->mesh.size[AXIS_CP];
+    step_batch_open(&trainer->eval_batch, dev, o->batch, o->seq, cp, o->doc_mask);
+    trainer->eval_raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
     checkpoints_open(trainer);
     if (!m->training) return;
     size_t samples = sizeof(int64_t) * (size_t)o->accum * (size_t)o->batch * world;
@@ -207,7 +194,6 @@ static void trainer_bind(Trainer *trainer, const Job *j, int rank) {
     m->opt = o;
     m->training = job_trains(j);
     m->dev = &p->dev;
-    m->comm = &p->comm;
     m->fsdp = &p->fsdp;
     m->tp = &p->tp;
     m->cp = &p->cp;

@@ -103,7 +103,7 @@ static void bad_gradient(Job *j, int rank) {
         if (rank == 1 && strstr(p.tensor->name, "layers.1.mlp.up_proj"))
             set_float(&trainer->parallel.dev, p.unit->grad + p.at + p.count / 2, INFINITY);
     device_zero(&trainer->parallel.dev, trainer->sums, sizeof *trainer->sums * SUMS);
-    exchange_reports(trainer, &trainer->loader.ring[0], 0, 0);
+    exchange_reports(trainer, &trainer->loader.ring[0], 0);
     StepStats s = sum_reports(trainer);
     if (s.skipped) skip_update(trainer, 2, &s);
 }
