@@ -673,12 +673,9 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
 }
 
 static void log_step(Trainer *trainer, int64_t step, const StepStats *s) {
-    const Parallel *p = &trainer->parallel;
-    const StepPlace at = {step, trainer->job->opt.steps, trainer->job->opt.seq};
-    if (p->rank) return;
-    logger_step(&trainer->logger, at, s, trainer->figures, &p->dev, &p->comm);
-    logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples,
-                   &p->mesh);
+    if (trainer->parallel.rank) return;
+    logger_step(&trainer->logger, step, s, trainer->figures);
+    logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples);
 }
 
 /* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
@@ -796,9 +793,8 @@ static int rank_train(Trainer *trainer) {
     int speaks = trainer->parallel.rank == 0;
     if (speaks) {
         print_banner(trainer);
-        logger_open(&trainer->logger, j->opt.out, j->mesh.world, &trainer->progress);
-        logger_data(&trainer->logger, &j->data, j->opt.tail, trainer->progress.samples_in_epoch,
-                    j->resume_from.data_changed);
+        logger_open(&trainer->logger, &j->opt, &trainer->parallel, &trainer->progress);
+        logger_data(&trainer->logger, &j->data, trainer->progress.samples_in_epoch, j->resume_from.data_changed);
         if (j->opt.out) write_run_files(trainer);
     }
     int complete = train(trainer);

@@ -7,6 +7,7 @@
 #define LOGGER_H
 #include "../dataloader.h" // defines: Dataset, Loader
 #include "checkpoint.h"    // defines: Progress
+#include "parallel.h"      // defines: Parallel, Options
 #include "../lib/json.h"   // defines: json_add_integer, json_real, json_write_line
 
 typedef struct {         // of one rank: in one step, or summed over steps
@@ -29,26 +30,49 @@ typedef struct { // of one training step
 } StepStats;
 
 typedef struct Logger {
-    const char *out;          // NULL: no files
-    FILE *metrics, *consumed; // consumed: samples.jsonl
+    const Options *opt;
+    const Parallel *parallel;
+    FILE *metrics, *consumed; // consumed: samples.jsonl; NULL without --out
     double last_line;         // time of the last progress line
     int64_t samples, steps;   // so far
     RankFigures *ranks;       // (world) sums over the steps so far
-    int world;
 } Logger;
 
-static double compute_seconds(const RankFigures *r) { return fmax(0, r->seconds - r->wait_seconds); }
+/* What is reported of a rank: in metrics.jsonl, and all but the seconds in the table at the end of a run. */
+enum { RANK_RATE, RANK_COMPUTE, RANK_WAIT, RANK_MEMORY, RANK_SECONDS, RANK_COLUMNS };
+static const struct {
+    const char *name, *format;
+} rank_columns[RANK_COLUMNS] = {
+    {"tokens_per_s", "%.1f"}, {"compute_s", "%.6f"}, {"wait_s", "%.6f"}, {"memory", "%.0f"}, {"seconds", "%.6f"}};
 
-/* The rank that computed longest; `ratio`: its time relative to the mean. */
-static int slowest_rank(const RankFigures *ranks, int world, double *ratio) {
-    int slowest = 0;
-    double sum = 0;
+static void rank_row(const RankFigures *r, double row[RANK_COLUMNS]) {
+    row[RANK_RATE] = (double)r->tokens / r->seconds;
+    row[RANK_COMPUTE] = fmax(0, r->seconds - r->wait_seconds);
+    row[RANK_WAIT] = r->wait_seconds;
+    row[RANK_MEMORY] = (double)r->memory;
+    row[RANK_SECONDS] = r->seconds;
+}
+
+typedef struct {
+    double least[RANK_COLUMNS], mean[RANK_COLUMNS], most[RANK_COLUMNS];
+    int slowest; // the rank that computed longest
+    double lead; // its time of computing relative to the mean
+} RankSummary;
+
+static RankSummary rank_summary(const RankFigures *ranks, int world) {
+    RankSummary all = ZERO;
+    double row[RANK_COLUMNS];
     for (int i = 0; i < world; i++) {
-        sum += compute_seconds(&ranks[i]);
-        if (compute_seconds(&ranks[i]) > compute_seconds(&ranks[slowest])) slowest = i;
+        rank_row(&ranks[i], row);
+        if (row[RANK_COMPUTE] > all.most[RANK_COMPUTE]) all.slowest = i;
+        for (int k = 0; k < RANK_COLUMNS; k++) {
+            all.least[k] = i ? fmin(all.least[k], row[k]) : row[k];
+            all.mean[k] += row[k] / world;
+            all.most[k] = fmax(all.most[k], row[k]);
+        }
     }
-    *ratio = sum > 0 ? compute_seconds(&ranks[slowest]) * world / sum : 1;
-    return slowest;
+    all.lead = all.mean[RANK_COMPUTE] > 0 ? all.most[RANK_COMPUTE] / all.mean[RANK_COMPUTE] : 1;
+    return all;
 }
 
 static FILE *logger_file(const char *out, const char *name, const char *mode) {
@@ -61,12 +85,13 @@ static FILE *logger_file(const char *out, const char *name, const char *mode) {
 static FILE *logger_create(const char *out, const char *name) { return logger_file(out, name, "w"); }
 
 /* Opens the files of a run that has come as far as `at`. */
-static void logger_open(Logger *l, const char *out, int world, const Progress *at) {
+static void logger_open(Logger *l, const Options *o, const Parallel *parallel, const Progress *at) {
+    const char *out = o->out;
     memset(l, 0, sizeof *l);
-    l->out = out;
-    l->world = world;
+    l->opt = o;
+    l->parallel = parallel;
     l->samples = at->samples;
-    l->ranks = (RankFigures *)checked_malloc(sizeof(RankFigures) * (size_t)world);
+    l->ranks = (RankFigures *)checked_malloc(sizeof(RankFigures) * (size_t)parallel->mesh.world);
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
     l->consumed = logger_file(out, "samples.jsonl", "a");
@@ -75,21 +100,21 @@ static void logger_open(Logger *l, const char *out, int world, const Progress *a
 
 /* Describes the data of the following lines of samples.jsonl, unless a run with the same data has done so.
  * `consumed_before`: samples of the current epoch that were consumed before the first of these lines. */
-static void logger_data(Logger *l, const Dataset *data, const char *tail, int64_t consumed_before, int data_changed) {
+static void logger_data(Logger *l, const Dataset *data, int64_t consumed_before, int data_changed) {
     if (!l->consumed || (ftell(l->consumed) > 0 && !data_changed)) return;
     char fingerprint[20];
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, data->fingerprint);
     cJSON *line = cJSON_CreateObject();
     cJSON_AddStringToObject(line, "data", fingerprint);
     json_add_integer(line, "windows", data->windows);
-    cJSON_AddStringToObject(line, "tail", tail);
+    cJSON_AddStringToObject(line, "tail", l->opt->tail);
     json_add_integer(line, "consumed_before", consumed_before);
     json_write_line(l->consumed, line);
 }
 
 /* Writes the samples (world, count) of a step. Of ranks that share samples, only one is listed. */
-static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t *samples, int64_t count,
-                           const Mesh *mesh) {
+static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t *samples, int64_t count) {
+    const Mesh *mesh = &l->parallel->mesh;
     if (!l->consumed) return;
     cJSON *line = cJSON_CreateObject();
     json_add_integer(line, "step", step);
@@ -104,54 +129,46 @@ static void logger_samples(Logger *l, int64_t step, int64_t epoch, const int64_t
 
 /* Syncs the files to disk. A checkpoint must not be newer than they are. */
 static void logger_sync(Logger *l) {
-    if (l->out &&
+    if (l->metrics &&
         (fflush(l->metrics) || fflush(l->consumed) || fsync(fileno(l->metrics)) || fsync(fileno(l->consumed))))
-        user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->out, strerror(errno));
+        user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->opt->out, strerror(errno));
 }
 
 // ---------------------------------------------------------------------------
 // the table of ranks at the end of a run
 
-enum { TABLE_COLUMNS = 4 };
-
-static void print_table_row(const char *name, const double row[TABLE_COLUMNS]) {
-    printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", name, row[0], row[1], row[2], row[3]);
+static void print_table_row(const char *name, const double row[RANK_COLUMNS]) {
+    printf("  %-17s %12.0f %14.3f %14.3f %14.1f\n", name, row[RANK_RATE], row[RANK_COMPUTE], row[RANK_WAIT],
+           row[RANK_MEMORY] / 1e6);
 }
 
 /* Prints what each rank did over all steps, and the slowest rank, which the others waited for. */
 static void logger_ranks(const Logger *l) {
     enum { SHOWN = 64 };
-    double ratio, least[TABLE_COLUMNS] = ZERO, mean[TABLE_COLUMNS] = ZERO, most[TABLE_COLUMNS] = ZERO;
-    int slowest = slowest_rank(l->ranks, l->world, &ratio);
-    char name[32];
+    int world = l->parallel->mesh.world;
+    RankSummary all = rank_summary(l->ranks, world);
     printf("ranks, over %" PRId64 " step%s %10s %14s %14s %14s\n", l->steps, l->steps == 1 ? "" : "s", "tokens/s",
            "computing s", "waiting s", "memory MB");
-    for (int i = 0; i < l->world; i++) {
-        const RankFigures *r = &l->ranks[i];
-        double row[TABLE_COLUMNS] = {(double)r->tokens / r->seconds, compute_seconds(r), r->wait_seconds,
-                                     (double)r->memory / 1e6};
-        for (int k = 0; k < TABLE_COLUMNS; k++) {
-            least[k] = i ? fmin(least[k], row[k]) : row[k];
-            most[k] = i ? fmax(most[k], row[k]) : row[k];
-            mean[k] += row[k] / l->world;
-        }
+    for (int i = 0; i < world && i < SHOWN; i++) {
+        char name[32];
+        double row[RANK_COLUMNS];
         snprintf(name, sizeof name, "rank %d", i);
-        if (i < SHOWN) print_table_row(name, row);
+        rank_row(&l->ranks[i], row);
+        print_table_row(name, row);
     }
-    if (l->world > SHOWN)
-        printf("  … and %d more ranks; with --out, metrics.jsonl lists all of them for the last step\n",
-               l->world - SHOWN);
-    print_table_row("least", least);
-    print_table_row("mean", mean);
-    print_table_row("most", most);
-    printf("  slowest: rank %d, which computed %.1f %% longer than the mean\n", slowest, 100 * (ratio - 1));
+    if (world > SHOWN)
+        printf("  … and %d more ranks; with --out, metrics.jsonl lists all of them for the last step\n", world - SHOWN);
+    print_table_row("least", all.least);
+    print_table_row("mean", all.mean);
+    print_table_row("most", all.most);
+    printf("  slowest: rank %d, which computed %.1f %% longer than the mean\n", all.slowest, 100 * (all.lead - 1));
 }
 
 static void logger_close(Logger *l) {
-    if (l->world > 1 && l->steps) logger_ranks(l);
+    if (l->parallel->mesh.world > 1 && l->steps) logger_ranks(l);
     free(l->ranks);
-    if (l->out && (fclose(l->metrics) || fclose(l->consumed)))
-        user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->out, strerror(errno));
+    if (l->metrics && (fclose(l->metrics) || fclose(l->consumed)))
+        user_error("cannot write metrics.jsonl and samples.jsonl under %s: %s", l->opt->out, strerror(errno));
 }
 
 // ---------------------------------------------------------------------------
@@ -160,94 +177,82 @@ static void logger_close(Logger *l) {
 /* Adds every rank's figures of this step, as arrays in the order of ranks. */
 static void json_add_ranks(cJSON *line, const RankFigures *ranks, int world) {
     cJSON *object = cJSON_AddObjectToObject(line, "ranks");
-    cJSON *rates = cJSON_AddArrayToObject(object, "tokens_per_s");
-    cJSON *compute = cJSON_AddArrayToObject(object, "compute_s");
-    cJSON *waits = cJSON_AddArrayToObject(object, "wait_s");
-    cJSON *memory = cJSON_AddArrayToObject(object, "memory");
-    for (int i = 0; i < world; i++) {
-        const RankFigures *r = &ranks[i];
-        cJSON_AddItemToArray(rates, json_real("%.1f", (double)r->tokens / r->seconds));
-        cJSON_AddItemToArray(compute, json_real("%.6f", compute_seconds(r)));
-        cJSON_AddItemToArray(waits, json_real("%.6f", r->wait_seconds));
-        cJSON_AddItemToArray(memory, cJSON_CreateNumber((double)r->memory));
+    for (int k = 0; k < RANK_SECONDS; k++) {
+        cJSON *list = cJSON_AddArrayToObject(object, rank_columns[k].name);
+        for (int i = 0; i < world; i++) {
+            double row[RANK_COLUMNS];
+            rank_row(&ranks[i], row);
+            cJSON_AddItemToArray(list, json_real(rank_columns[k].format, row[k]));
+        }
     }
 }
 
 /* "rank_min_max":{"seconds":[least,most],"memory":[least,most]} */
-static void json_add_rank_range(cJSON *line, const RankFigures *ranks, int world) {
-    RankFigures least = ranks[0], most = ranks[0];
-    for (int i = 1; i < world; i++) {
-        least.seconds = fmin(least.seconds, ranks[i].seconds);
-        most.seconds = fmax(most.seconds, ranks[i].seconds);
-        least.memory = min_i64(least.memory, ranks[i].memory);
-        most.memory = max_i64(most.memory, ranks[i].memory);
+static void json_add_rank_range(cJSON *line, const RankSummary *all) {
+    static const int columns[] = {RANK_SECONDS, RANK_MEMORY};
+    cJSON *object = cJSON_AddObjectToObject(line, "rank_min_max");
+    for (int i = 0; i < 2; i++) {
+        int k = columns[i];
+        cJSON *range = cJSON_AddArrayToObject(object, rank_columns[k].name);
+        cJSON_AddItemToArray(range, json_real(rank_columns[k].format, all->least[k]));
+        cJSON_AddItemToArray(range, json_real(rank_columns[k].format, all->most[k]));
     }
-    cJSON *range = cJSON_AddObjectToObject(line, "rank_min_max");
-    cJSON *seconds = cJSON_AddArrayToObject(range, "seconds"), *memory = cJSON_AddArrayToObject(range, "memory");
-    cJSON_AddItemToArray(seconds, json_real("%.6f", least.seconds));
-    cJSON_AddItemToArray(seconds, json_real("%.6f", most.seconds));
-    cJSON_AddItemToArray(memory, cJSON_CreateNumber((double)least.memory));
-    cJSON_AddItemToArray(memory, cJSON_CreateNumber((double)most.memory));
 }
 
 /* Memory by category, and the bytes that this rank received in this step by axis. */
-static void json_add_device(cJSON *line, const Device *dev, const Comm *comm) {
+static void json_add_device(cJSON *line, const Parallel *p) {
     static const Axis axes[] = {AXIS_FSDP, AXIS_DP_REPLICATE, AXIS_TP, AXIS_CP, AXIS_PP};
     cJSON *memory = cJSON_AddObjectToObject(line, "memory");
     for (int c = 0; c < MEM_CATEGORIES; c++)
-        json_add_integer(memory, mem_category_names[c], (int64_t)dev->arenas[c].peak);
+        json_add_integer(memory, mem_category_names[c], (int64_t)p->dev.arenas[c].peak);
     cJSON *traffic = cJSON_AddObjectToObject(line, "bytes");
     for (int i = 0; i < (int)(sizeof axes / sizeof *axes); i++) {
         int64_t received = 0;
         for (int op = 0; op < COLLECTIVES; op++)
-            if (op != SEND) received += comm->traffic_measured[axes[i]][op].bytes;
+            if (op != SEND) received += p->comm.traffic_measured[axes[i]][op].bytes;
         json_add_integer(traffic, axis_names[axes[i]], received);
     }
 }
 
-/* Where the step is in the run, and the number of tokens of a sample. */
-typedef struct {
-    int64_t step, steps;
-    int T;
-} StepPlace;
-
-static void logger_metrics(Logger *l, StepPlace at, const StepStats *s, const RankFigures *ranks, const Device *dev,
-                           const Comm *comm) {
-    double ratio;
+static void logger_metrics(Logger *l, int64_t step, const StepStats *s, const RankFigures *ranks,
+                           const RankSummary *all) {
+    const Options *o = l->opt;
+    int world = l->parallel->mesh.world;
     cJSON *line = cJSON_CreateObject();
-    json_add_integer(line, "step", at.step);
+    json_add_integer(line, "step", step);
     cJSON_AddItemToObject(line, "loss", json_real("%.9g", s->loss));
     cJSON_AddItemToObject(line, "grad_norm", json_real("%.9g", s->grad_norm));
     if (s->skipped) cJSON_AddTrueToObject(line, "skipped");
     cJSON_AddItemToObject(line, "lr", json_real("%.9g", s->lr));
-    json_add_integer(line, "tokens", l->samples * at.T);
+    json_add_integer(line, "tokens", l->samples * o->seq);
     json_add_integer(line, "samples", l->samples);
     cJSON_AddItemToObject(line, "seconds", json_real("%.6f", s->seconds));
-    cJSON_AddItemToObject(line, "tokens_per_s", json_real("%.1f", (double)(s->samples * at.T) / s->seconds));
+    cJSON_AddItemToObject(line, "tokens_per_s", json_real("%.1f", (double)(s->samples * o->seq) / s->seconds));
     cJSON_AddItemToObject(line, "mfu", json_real("%.4f", s->mfu));
     cJSON_AddItemToObject(line, "wait_s", json_real("%.6f", s->wait_seconds));
     cJSON_AddItemToObject(line, "data_wait_s", json_real("%.6f", s->data_wait_seconds));
     cJSON_AddItemToObject(line, "communication_s", json_real("%.6f", s->communication_seconds));
     cJSON_AddItemToObject(line, "overlap", json_real("%.4f", s->overlap));
-    json_add_device(line, dev, comm);
-    json_add_rank_range(line, ranks, l->world);
-    json_add_integer(line, "slowest_rank", slowest_rank(ranks, l->world, &ratio));
-    if (l->world <= 64 || at.step == at.steps) json_add_ranks(line, ranks, l->world);
+    json_add_device(line, l->parallel);
+    json_add_rank_range(line, all);
+    json_add_integer(line, "slowest_rank", all->slowest);
+    if (world <= 64 || step == o->steps) json_add_ranks(line, ranks, world);
     json_write_line(l->metrics, line);
     fflush(l->metrics);
 }
 
-static void logger_progress(const Logger *l, StepPlace at, const StepStats *s, const RankFigures *ranks,
-                            const Device *dev) {
-    double ratio, rate = (double)(s->samples * at.T) / s->seconds; // tokens/s
-    int slowest = slowest_rank(ranks, l->world, &ratio);
-    flockfile(stdout); // keeps the line whole while other ranks print
-    printf("step %6" PRId64 "/%" PRId64 " | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", at.step,
-           at.steps, s->loss, s->grad_norm, s->lr, s->seconds, rate);
+static void logger_progress(const Logger *l, int64_t step, const StepStats *s, const RankSummary *all) {
+    const Options *o = l->opt;
+    const Device *dev = &l->parallel->dev;
+    double rate = (double)(s->samples * o->seq) / s->seconds; // tokens/s
+    flockfile(stdout);                                        // keeps the line whole while other ranks print
+    printf("step %6" PRId64 "/%d | loss %7.4f | norm %8.4f | lr %.2e | %7.3f s | %8.0f tokens/s", step, o->steps,
+           s->loss, s->grad_norm, s->lr, s->seconds, rate);
     if (s->mfu > 0) printf(" | %3.0f %% of the matmul rate", 100 * s->mfu);
     printf(" | waiting %2.0f %%", 100 * s->wait_seconds / s->seconds);
     if (s->communication_seconds > 0) printf(" · communication %2.0f %% overlapped", 100 * s->overlap);
-    if (ratio > 1.1) printf(" | rank %d computed %.0f %% longer than the mean", slowest, 100 * (ratio - 1));
+    if (all->lead > 1.1)
+        printf(" | rank %d computed %.0f %% longer than the mean", all->slowest, 100 * (all->lead - 1));
     for (int c = 0, shown = 0; c < MEM_CATEGORIES && l->steps == 1; c++) // it is the same in every step
         if (dev->arenas[c].peak)
             printf("%s%s %.1f", shown++ ? ", " : " | MB per rank: ", mem_category_names[c],
@@ -259,21 +264,22 @@ static void logger_progress(const Logger *l, StepPlace at, const StepStats *s, c
 
 /* Records a step; `ranks` (world) are all ranks' figures. Prints the first and the last step, and at most one line in
  * two seconds. */
-static void logger_step(Logger *l, StepPlace at, const StepStats *s, const RankFigures *ranks, const Device *dev,
-                        const Comm *comm) {
+static void logger_step(Logger *l, int64_t step, const StepStats *s, const RankFigures *ranks) {
+    int world = l->parallel->mesh.world;
+    RankSummary all = rank_summary(ranks, world);
     l->samples += s->samples;
     l->steps++;
-    for (int i = 0; i < l->world; i++) {
+    for (int i = 0; i < world; i++) {
         RankFigures *sum = &l->ranks[i];
         sum->seconds += ranks[i].seconds;
         sum->wait_seconds += ranks[i].wait_seconds;
         sum->tokens += ranks[i].tokens;
         sum->memory = max_i64(sum->memory, ranks[i].memory);
     }
-    if (l->metrics) logger_metrics(l, at, s, ranks, dev, comm);
-    if (at.step > 1 && at.step < at.steps && seconds_now() - l->last_line < 2) return;
+    if (l->metrics) logger_metrics(l, step, s, ranks, &all);
+    if (step > 1 && step < l->opt->steps && seconds_now() - l->last_line < 2) return;
     l->last_line = seconds_now();
-    logger_progress(l, at, s, ranks, dev);
+    logger_progress(l, step, s, &all);
 }
 
 static void logger_validation(Logger *l, int64_t step, double loss, int64_t targets) {
