@@ -101,7 +101,7 @@ static void pipeline_open(Pipeline *p, Comm *comm, size_t message_bytes) {
     p->comm = comm;
     p->message_bytes = message_bytes;
     for (int kind = 0; kind < 2; kind++) {
-        p->in[kind] = (PipelineMessage *)checked_malloc(sizeof(PipelineMessage) * (size_t)s->receive_buffers[kind]);
+        p->in[kind] = new_array(PipelineMessage, s->receive_buffers[kind]);
         for (int i = 0; i < s->receive_buffers[kind]; i++)
             p->in[kind][i].data = (floatX *)arena_alloc(dev, MEM_ACTIVATIONS, "received from a stage", message_bytes);
         for (int i = 0; i < 2 && s->pp > 1; i++)

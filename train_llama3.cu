@@ -565,7 +565,7 @@ static void generate(Trainer *trainer) {
         next_token_logits(trainer, j->prompt, 1, count + o->max_tokens - 1);
         return;
     }
-    Candidate *scratch = (Candidate *)checked_malloc(sizeof(Candidate) * (size_t)V);
+    Candidate *scratch = new_array(Candidate, V);
     const float *logits = next_token_logits(trainer, j->prompt, count, 0);
     for (int i = 0; i < count && prints; i++) print_token(j->tokenizer, j->prompt[i], stdout);
     for (int i = 0; i < o->max_tokens; i++) {
@@ -741,7 +741,7 @@ static void plan_open(Plan *p, const Job *j, DryRunKind kind, EventLists *lists)
     memset(p, 0, sizeof *p);
     p->mesh = &j->mesh;
     p->dry_run_kind = kind;
-    p->class_of = (int *)checked_malloc(sizeof(int) * (size_t)j->mesh.world);
+    p->class_of = new_array(int, j->mesh.world);
     event_lists_open(kept, j->mesh.world);
     for (int rank = 0; rank < j->mesh.world; rank++) {
         int representative = plan_representative(p, rank);

@@ -254,6 +254,9 @@ static inline void *checked_malloc(size_t bytes) {
     return p;
 }
 
+/* An array of `count` elements, all zero. */
+#define new_array(type, count) ((type *)checked_malloc(sizeof(type) * (size_t)(count)))
+
 /* Reads a whole file or pipe. A NUL follows the `length` bytes, and the caller frees them. On an error the result is
  * NULL, errno is set, and the length is 0. */
 static inline char *read_file(const char *path, size_t *length) {

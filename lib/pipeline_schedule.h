@@ -78,9 +78,9 @@ static void schedule_steps(Schedule *s) {
      * forwards of the stages before the last. Megatron-LM's schedules are equally long. */
     int warm_up = s->virtual_stages == 1 ? later_ranks : 2 * later_ranks + (s->virtual_stages - 1) * s->pp;
     warm_up = (int)min_i64(forwards, warm_up);
-    s->steps = (PipelineStep *)checked_malloc(sizeof *s->steps * 2 * (size_t)forwards);
-    s->activation_sets = (int *)checked_malloc(sizeof *s->activation_sets * (size_t)s->virtual_stages);
-    int *alive = (int *)checked_malloc(sizeof *alive * (size_t)s->virtual_stages);
+    s->steps = new_array(PipelineStep, 2 * forwards);
+    s->activation_sets = new_array(int, s->virtual_stages);
+    int *alive = new_array(int, s->virtual_stages);
     for (int forward = 0, backward = 0; backward < forwards; s->num_steps++) {
         int is_forward = forward < forwards && forward - backward <= warm_up;
         PipelineStep step =
@@ -109,10 +109,10 @@ static void schedule_close(Schedule *s) {
  * when its input arrives, both (num_steps). Every rank gets the same result for the same step. */
 static void schedule_simulate(const Schedule *s, int *ends, int *arrivals) {
     int P = s->pp, stages = P * s->virtual_stages, left = P * s->num_steps;
-    Schedule *ranks = (Schedule *)checked_malloc(sizeof *ranks * (size_t)P);
-    int *next = (int *)checked_malloc(sizeof *next * (size_t)P); // step of each rank
-    int *now = (int *)checked_malloc(sizeof *now * (size_t)P);   // time on each rank
-    int *ended = (int *)checked_malloc(sizeof *ended * 2 * (size_t)s->micro_batches * (size_t)stages); // 0: not yet
+    Schedule *ranks = new_array(Schedule, P);
+    int *next = new_array(int, P);                              // step of each rank
+    int *now = new_array(int, P);                               // time on each rank
+    int *ended = new_array(int, 2 * s->micro_batches * stages); // 0: not yet
     for (int p = 0; p < P; p++) {
         ranks[p].pp = P;
         ranks[p].pp_rank = p;
@@ -151,11 +151,11 @@ static int by_time(const void *a, const void *b) {
  * simulated times at which they are sent, then of the senders. A rank starts its receives and its sends in this order,
  * so even if its messages run strictly one after the other, no two ranks wait for each other. */
 static void schedule_receives(Schedule *s) {
-    int *ends = (int *)checked_malloc(sizeof *ends * (size_t)s->num_steps);
-    int *arrivals = (int *)checked_malloc(sizeof *arrivals * (size_t)s->num_steps);
-    int64_t *order = (int64_t *)checked_malloc(sizeof *order * (size_t)s->num_steps); // (time, sender, step)
-    int started[2] = {0, 0}, used[2] = {0, 0}, numbered[2] = {0, 0}, next = 0;        // by kind of step
-    s->receives = (int *)checked_malloc(sizeof *s->receives * (size_t)s->num_steps);
+    int *ends = new_array(int, s->num_steps);
+    int *arrivals = new_array(int, s->num_steps);
+    int64_t *order = new_array(int64_t, s->num_steps);                         // (time, sender, step)
+    int started[2] = {0, 0}, used[2] = {0, 0}, numbered[2] = {0, 0}, next = 0; // by kind of step
+    s->receives = new_array(int, s->num_steps);
     schedule_simulate(s, ends, arrivals);
     for (int i = 0; i < s->num_steps; i++) {
         int from = pipeline_source(s, &s->steps[i]);

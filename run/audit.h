@@ -48,7 +48,7 @@ static void audit_data(Audit *a, const cJSON *windows, const cJSON *tail, const 
         user_error("%s, line %" PRId64 ": found %g windows, expected 1 to %d: the file is damaged", a->path, a->line,
                    windows->valuedouble, INT32_MAX);
     free(a->consumed_by);
-    a->consumed_by = (int32_t *)checked_malloc(sizeof *a->consumed_by * (size_t)a->windows);
+    a->consumed_by = new_array(int32_t, a->windows);
     a->epoch = -1;
     a->consumed = 0;
     a->repeated = 0;

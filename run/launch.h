@@ -22,8 +22,8 @@ static void launch(Job *j, int process, void (*body)(Job *, int)) {
         body(j, process);
         return;
     }
-    pthread_t *threads = (pthread_t *)checked_malloc(sizeof(pthread_t) * (size_t)world);
-    RankThread *args = (RankThread *)checked_malloc(sizeof(RankThread) * (size_t)world);
+    pthread_t *threads = new_array(pthread_t, world);
+    RankThread *args = new_array(RankThread, world);
     for (int i = 0; i < world; i++) {
         args[i].job = j;
         args[i].rank = i;

@@ -91,7 +91,7 @@ static void logger_open(Logger *l, const Options *o, const Parallel *parallel, c
     l->opt = o;
     l->parallel = parallel;
     l->samples = at->samples;
-    l->ranks = (RankFigures *)checked_malloc(sizeof(RankFigures) * (size_t)parallel->mesh.world);
+    l->ranks = new_array(RankFigures, parallel->mesh.world);
     if (!out) return;
     l->metrics = logger_file(out, "metrics.jsonl", "a");
     l->consumed = logger_file(out, "samples.jsonl", "a");

@@ -17,7 +17,7 @@ static double matmul_rate(Device *dev) {
     floatX *w = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * (size_t)(C * C));
     floatX *y = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * (size_t)(N * C));
     int count = dev->dry_run ? 0 : (int)max_i64(N, C) * C;
-    floatX *numbers = (floatX *)checked_malloc(sizeof(floatX) * (size_t)count);
+    floatX *numbers = new_array(floatX, count);
     for (int i = 0; i < count; i++) numbers[i] = from_float((float)(i % 17) - 8);
     device_write(dev, x, numbers, sizeof(floatX) * (size_t)(N * C));
     device_write(dev, w, numbers, sizeof(floatX) * (size_t)(C * C));

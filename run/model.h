@@ -231,7 +231,7 @@ static void blocks_open(Model *m, const Schedule *schedule) {
         for (int l = stage->first_block; l < stage->first_block + stage->num_blocks; l++)
             least = (Keep)min_i64(least, block_keeps(m, l));
     }
-    m->sets = (BlockActivations *)checked_malloc(sizeof(BlockActivations) * (size_t)count);
+    m->sets = new_array(BlockActivations, count);
     if (least < KEEP_ALL) block_activations_open(m, &m->recomputed, (Keep)(least + 1), KEEP_ALL, &nothing);
     if (!m->training) block_activations_open(m, m->sets, KEEP_INPUT, KEEP_ALL, &nothing);
     for (int v = 0; v < stages && m->training; v++) {
@@ -272,7 +272,7 @@ static void positions_open(Model *m, int count) {
     if (m->dev->dry_run) return;
     size_t table = sizeof(float) * (size_t)m->num_positions * (size_t)c->HD;
     float *cos_sin = (float *)checked_malloc(table);
-    int32_t *positions = (int32_t *)checked_malloc(sizeof(int32_t) * (size_t)count);
+    int32_t *positions = new_array(int32_t, count);
     rope_table(cos_sin, c, m->num_positions);
     for (int t = 0; t < count; t++) positions[t] = cp_position(m->cp, t, m->T);
     device_write(m->dev, m->cos_sin, cos_sin, table);

@@ -72,7 +72,7 @@ static char *trace_text(Comm *comm, size_t *length) {
     int world = comm->mesh.world;
     double error, offset = comm_clock_offset(comm, &error); // seconds that this rank's clock is ahead of rank 0's
     double first = dev->num_events ? dev->events[0].start - offset : INFINITY, zero = INFINITY;
-    double *all = (double *)checked_malloc(sizeof first * (size_t)world);
+    double *all = new_array(double, world);
     all_gather_now(comm, AXIS_WORLD, "trace: first events", &first, all, sizeof first);
     for (int i = 0; i < world; i++) zero = fmin(zero, all[i]);
     free(all);
@@ -88,7 +88,7 @@ static char *trace_text(Comm *comm, size_t *length) {
 
 /* The offset in the file of this rank's part of `bytes` bytes: parts follow each other in the order of ranks. */
 static int64_t trace_offset(Comm *comm, int64_t bytes) {
-    int64_t offset = 0, *all = (int64_t *)checked_malloc(sizeof bytes * (size_t)comm->mesh.world);
+    int64_t offset = 0, *all = new_array(int64_t, comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, "trace: sizes", &bytes, all, sizeof bytes);
     for (int i = 0; i < comm->rank; i++) offset += all[i];
     free(all);

@@ -236,7 +236,7 @@ static void check_agreement(Trainer *trainer) {
     uint64_t mine = hash_bytes(hash_bytes(HASH_START, text, length), &trainer->job->data.fingerprint,
                                sizeof trainer->job->data.fingerprint) ^
                     trainer->job->resume_from.fingerprint;
-    uint64_t *all = (uint64_t *)checked_malloc(sizeof mine * (size_t)trainer->parallel.mesh.world);
+    uint64_t *all = new_array(uint64_t, trainer->parallel.mesh.world);
     all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "options and data", &mine, all, sizeof mine);
     for (int i = 1; i < trainer->parallel.mesh.world; i++)
         if (all[i] != all[0])

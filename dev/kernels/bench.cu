@@ -116,7 +116,7 @@ static void measure(Trainer *trainer, Measured *m) {
 }
 
 static void print_measured(const char *model, const Trainer *trainer, Measured *m) {
-    const Options *opt = trainer->opt;
+    const Options *opt = &trainer->job->opt;
     const OpStat *ops = m->ops;
     double flops =
         ops[OP_LINEAR_FORWARD].flops + ops[OP_LINEAR_BACKWARD_INPUT].flops + ops[OP_LINEAR_BACKWARD_WEIGHT].flops;
