@@ -27,7 +27,7 @@ static inline void request_end(Comm *comm, Request *r) {
     int is_timed_by_gpu = r->span.begun != NULL;
     r->active = 0;
     if (!is_timed_by_gpu) r->record->finished = seconds_now();
-    span_end(comm->dev, r->span, is_timed_by_gpu ? &comm->comm_seconds : NULL, r->line, r->sequence + 1);
+    span_end(comm->dev, r->span, is_timed_by_gpu ? &comm->comm_seconds : NULL, r->line, r->number);
     if (!r->on_device) return;
     device_record_event(comm->dev, &r->arrived);
     r->enqueued = 1;
@@ -68,8 +68,7 @@ static inline int32_t comm_events_phase(CommEvents *e, const Device *dev) {
     if (e->phase >= 0 && e->phase_name == dev->phase_name && e->phase_of == dev->phase_of) return e->phase;
     e->phase_name = dev->phase_name;
     e->phase_of = dev->phase_of;
-    snprintf(text, sizeof text, "%s%s%s", dev->phase_name ? dev->phase_name : "the step", dev->phase_of ? " of " : "",
-             dev->phase_of ? dev->phase_of : "");
+    phase_text(dev, "the step", text, sizeof text);
     e->phase = name_id(e->names, text);
     return e->phase;
 }
@@ -131,33 +130,30 @@ static inline int free_lane(const Comm *comm, const Request *r) {
     }
 }
 
-/* Counts a request whose buffers are known, and starts it unless this is a dry run. */
-static inline void request_start(Comm *comm, Request *r) {
-    Group *g = r->group;
-    Channel *c = r->channel;
-    Traffic *traffic = &comm->traffic_started[g->axis][r->collective];
-    traffic->calls++;
-    traffic->bytes += (int64_t)request_traffic(r);
+/* Counts a request whose buffers are known, and starts it unless this is a dry run. `c`: of a message; else NULL. */
+static inline void request_start(Comm *comm, Request *r, Collective collective, Group *g, Channel *c) {
+    r->collective = collective;
+    r->group = g;
+    r->channel = c;
+    traffic_count(comm->traffic_started, r, g->size);
     if (comm->num_in_flight == MAX_IN_FLIGHT)
         run_failure("rank %d: more than %d collectives and messages are in flight at once", comm->rank, MAX_IN_FLIGHT);
     r->active = 1;
     r->stream = comm->dev->current_stream;
     r->line = c ? c->line : (int)g->axis;
-    r->sequence = c ? c->next_sequence++ : g->next_sequence++;
-    r->started = device_now(comm->dev);
+    double now = device_now(comm->dev);
     if (comm->events) comm_record_start(comm, r);
     if (comm->dev->dry_run) { // its duration is known only to the simulation of all ranks
         r->lane = c ? c->line - AXES + 1 : 0;
-        event_add(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, r->started, r->started,
-                  request_traffic(r));
+        event_add(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, now, now,
+                  (double)request_traffic(r, g->size));
         return;
     }
     r->lane = free_lane(comm, r);
-    if (!comm->num_in_flight) comm->in_flight_since = r->started;
-    FlightStart start = {r->collective, r->what, r->bytes, r->dtype, r->started};
-    if (c) r->record = flight_message(comm->heartbeat, c->peer_record, c->line, &start, &c->order);
-    else
-        r->record = flight_collective(comm->heartbeats, comm->heartbeat, g->neighbors, (int)g->axis, &start, &g->order);
+    if (!comm->num_in_flight) comm->in_flight_since = now;
+    r->record = flight_start(comm->heartbeats, comm->heartbeat, r->line, collective, r->what, (int64_t)r->bytes,
+                             r->dtype);
+    r->number = r->record->number;
     r->span.begun = NULL;
     r->span.event = -1;
     transport_of(comm, r)->start(comm, r);
@@ -190,18 +186,11 @@ static inline void request_follow_stream(Comm *comm, Request *r, const char *wha
 
 static inline void collective_start(Comm *comm, Request *r, Collective collective, Axis axis) {
     Group *g = &comm->groups[axis];
-    r->collective = collective;
-    r->group = g;
-    r->channel = NULL;
     if (g->size > 1) {
-        request_start(comm, r);
+        request_start(comm, r, collective, g, NULL);
         return;
     }
-    // a group of one: what it sends is what it receives
-    if (r->send != r->recv) {
-        if (r->on_device) device_copy(comm->dev, r->recv, r->send, r->bytes);
-        else if (!comm->dev->dry_run) memcpy(r->recv, r->send, r->bytes);
-    }
+    request_copy(comm, r, r->recv, r->send); // what a group of one sends is what it receives
     if (r->on_device) request_follow_stream(comm, r, r->what);
 }
 
@@ -238,11 +227,13 @@ static inline Channel *channel_of(Comm *comm, Axis axis, int peer, int receives)
     c->peer = peer;
     c->receives = receives;
     c->line = AXES + i;
-    c->order = HASH_START;
     c->peer_rank = mesh_member(&comm->mesh, comm->rank, axis, peer);
     if (!comm->heartbeat) return c; // a dry run
     if (comm->transport->channel_open) comm->transport->channel_open(comm, c);
-    c->peer_record = heartbeat_add_channel(comm->heartbeats, comm->heartbeat, (int)axis, receives, c->peer_rank);
+    RankLines *lines = &comm->heartbeat->lines;
+    ChannelEnd end = {c->axis, receives, c->peer_rank};
+    lines->channels[i] = end;
+    __atomic_store_n(&lines->num_channels, comm->num_channels, __ATOMIC_SEQ_CST);
     return c;
 }
 
@@ -253,10 +244,7 @@ static inline void message_start(Comm *comm, Request *r, Collective collective, 
                     "%d members but this rank, which is %d",
                     comm->rank, collective_names[collective], r->bytes, r->what, peer, axis_names[axis], g->size,
                     g->rank);
-    r->collective = collective;
-    r->group = g;
-    r->channel = channel_of(comm, axis, peer, collective == RECEIVE);
-    request_start(comm, r);
+    request_start(comm, r, collective, g, channel_of(comm, axis, peer, collective == RECEIVE));
 }
 
 /* Starts to send buffer (count) to member `peer` of this rank's group of `axis`. The n-th send matches the peer's n-th
@@ -287,7 +275,7 @@ static inline void wait_expired(Comm *comm, int line, int64_t number, double wai
     Sentence blame = {culprits, sizeof culprits, 0}, collective = {name, sizeof name, 0};
     int phase = comm->heartbeat->phase, times = phases[phase].limit;
     int is_one_host = comm->heartbeats->attached == comm->mesh.world;
-    double limit = comm->timeout * times;
+    double limit = wait_limit(comm);
     int certain = say_culprits(&blame, comm->heartbeats, comm->heartbeat, line, number, limit);
     if (!certain && !is_one_host && waited < limit + 1.8) return;
     if (times > 1) say(&blame, "; in %s a wait may last %d x --timeout", phases[phase].name, times);
@@ -299,11 +287,8 @@ static inline void wait_expired(Comm *comm, int line, int64_t number, double wai
 
 /* The host polls until the transport is done with this request. */
 static inline void request_poll_until_done(Comm *comm, Request *r) {
-    double start = seconds_now();
-    double limit = comm->timeout * phases[comm->heartbeat->phase].limit;
-    comm->heartbeat->wait_line = r->line;
-    comm->heartbeat->wait_number = r->sequence + 1;
-    rank_state(comm->heartbeat, RANK_WAITING, start);
+    double start = seconds_now(), limit = wait_limit(comm);
+    rank_waits(comm->heartbeat, r->line, r->number, start);
     for (int spins = 0;; spins++) {
         comm_progress(comm);
         if (!r->active) break;
@@ -312,7 +297,7 @@ static inline void request_poll_until_done(Comm *comm, Request *r) {
         if (sleeps) usleep(20);
         else if (spins % 64) continue; // reading the clock takes longer than a spin
         double waited = seconds_now() - start;
-        if (waited > limit) wait_expired(comm, r->line, r->sequence + 1, waited);
+        if (waited > limit) wait_expired(comm, r->line, r->number, waited);
     }
     rank_state(comm->heartbeat, RANK_COMPUTING, seconds_now());
 }
@@ -367,7 +352,7 @@ static inline void all_gather_now(Comm *comm, Axis axis, const char *what, const
 
 /* Returns when all ranks have called it. */
 static inline void comm_barrier(Comm *comm, const char *what) {
-    int *ranks = (int *)checked_malloc(sizeof(int) * (size_t)comm->mesh.world);
+    int *ranks = new_array(int, comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, what, &comm->rank, ranks, sizeof(int));
     free(ranks);
 }
@@ -380,7 +365,7 @@ static inline double comm_clock_offset(Comm *comm, double *error) {
     typedef struct {
         double sent, received; // by this member's clock: of this round, of the previous one
     } Times;
-    Times mine = ZERO, *all = (Times *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
+    Times mine = ZERO, *all = new_array(Times, comm->mesh.world);
     double low = -INFINITY, high = INFINITY;
     for (int round = 0; round < 16; round++) {
         double before = mine.sent;
@@ -398,18 +383,18 @@ static inline double comm_clock_offset(Comm *comm, double *error) {
 // ---------------------------------------------------------------------------
 // what the watchdog and the reports of a step need
 
+/* Gives a sign of life during long work outside of ops. The monitor's limit starts again with each call. */
+static inline void comm_alive(Comm *comm) {
+    if (comm->heartbeat) comm->heartbeat->since = seconds_now();
+}
+
 /* Sets the phase of the run, and with it the limit of its waits. Returns the previous phase. */
 static inline Phase comm_phase(Comm *comm, Phase phase) {
     if (!comm->heartbeat) return PHASE_START; // a dry run
     Phase before = (Phase)comm->heartbeat->phase;
     comm->heartbeat->phase = phase;
-    rank_state(comm->heartbeat, (RankState)comm->heartbeat->state, seconds_now());
+    comm_alive(comm);
     return before;
-}
-
-/* Gives a sign of life during long work outside of ops. The monitor's limit starts again with each call. */
-static inline void comm_alive(Comm *comm) {
-    if (comm->heartbeat) rank_state(comm->heartbeat, (RankState)comm->heartbeat->state, seconds_now());
 }
 
 /* If the run fails, the last collectives of each rank are written below `out`. All ranks call it; the first one in each
@@ -426,41 +411,6 @@ static inline void comm_clear_ledger(Comm *comm) {
     memset(comm->traffic_measured, 0, sizeof comm->traffic_measured);
 }
 
-/* What one end of a channel has seen, for a comparison between hosts. */
-typedef struct {
-    int peer; // rank in the world; -1: no channel
-    int receives, axis;
-    uint32_t order; // half of the channel's hash
-} ChannelOrder;
-
-static inline void channel_orders(const Comm *comm, ChannelOrder orders[CHANNELS]) {
-    for (int i = 0; i < CHANNELS; i++) {
-        const Channel *c = &comm->channels[i];
-        int peer = i < comm->num_channels ? c->peer_rank : -1;
-        ChannelOrder o = {peer, c->receives, c->axis, (uint32_t)(c->order >> 32)};
-        orders[i] = o;
-    }
-}
-
-/* `e` is a channel end of rank owner_of_e, and `ends` are those of the rank that it leads to. Is one of them e's other
- * end, and has it seen the same messages? */
-static inline int channel_matches(const ChannelOrder *e, const ChannelOrder ends[CHANNELS], int owner_of_e) {
-    for (int k = 0; k < CHANNELS; k++)
-        if (ends[k].peer == owner_of_e && ends[k].axis == e->axis && ends[k].receives != e->receives &&
-            ends[k].order == e->order)
-            return 1;
-    return 0;
-}
-
-/* Have ranks a and b, between which no message is in flight, seen different messages? Returns the axis, or -1. */
-static inline int channels_differ(int a, const ChannelOrder of_a[CHANNELS], int b, const ChannelOrder of_b[CHANNELS]) {
-    for (int i = 0; i < CHANNELS; i++) {
-        if (of_a[i].peer == b && !channel_matches(&of_a[i], of_b, a)) return of_a[i].axis;
-        if (of_b[i].peer == a && !channel_matches(&of_b[i], of_a, b)) return of_b[i].axis;
-    }
-    return -1;
-}
-
 // ---------------------------------------------------------------------------
 // opening, as far as it needs no transport
 
@@ -475,17 +425,11 @@ static inline void comm_open_dry_run(Comm *comm, Device *dev, const Mesh *mesh, 
         int colour;
         Group *g = &comm->groups[a];
         g->axis = (Axis)a;
-        g->order = HASH_START;
         g->size = mesh_group_size(mesh, (Axis)a);
         mesh_group(mesh, rank, (Axis)a, &colour, &g->rank);
     }
-    if (!dev->by_nccl || mesh->world == 1) return;
-    // only nccl_check_members uses it; it is allocated in a dry run too, so that the predicted memory includes it
-    int *members = (int *)arena_alloc(dev, MEM_COMM, "members of a group", sizeof(int) * (size_t)mesh->world);
-#ifdef HAVE_NCCL
-    comm->members = members;
-#endif
-    (void)members;
+    if (dev->by_nccl && mesh->world > 1) // in a dry run too, so that the predicted memory includes it
+        comm->members = (int *)arena_alloc(dev, MEM_COMM, "members of a group", sizeof(int) * (size_t)mesh->world);
 }
 
 #endif

@@ -6,7 +6,7 @@
  */
 #ifndef COMM_EVENTS_H
 #define COMM_EVENTS_H
-#include "device.h" // defines: hash_bytes, checked_malloc, run_failure
+#include "device.h" // defines: hash_bytes, new_array, run_failure
 
 /* A reduce-scatter delivers the parts of all members side by side, and the caller adds them in its own order. A send
  * and a receive are the two ends of a message. */
@@ -20,7 +20,6 @@ typedef struct {
 
 typedef struct {    // a table of strings, each stored once; its id is its index
     char **text;    // (count, capacity size / 2)
-    uint64_t *hash; // (count, capacity size / 2)
     int32_t *slots; // (size) hash table with open addressing: id + 1; 0: empty
     int count, size;
 } NameTable;
@@ -33,6 +32,7 @@ typedef struct {           // a collective or message starts, or the rank waits 
     uint8_t is_wait;
     uint8_t slot; // identifies the communication from its start to its wait; then the slot is reused
     uint8_t collective, axis, dtype;
+    uint8_t zero[7]; // no padding, so that the event can be hashed as words
 } CommEvent;
 
 typedef struct {
@@ -43,44 +43,41 @@ typedef struct {
     double compute_total, compute_after; // seconds of arithmetic up to the last event; after it
     const char *phase_name, *phase_of;   // the phase whose id is `phase`
     int32_t phase;
+    uint64_t hash; // of the whole list, in EventLists
 } CommEvents;
 
 enum { COMM_EVENT_SLOTS = 64 };
 
+/* The place of `text` in the hash table, or the empty place where it belongs. */
+static inline int32_t *name_slot(const NameTable *t, const char *text) {
+    int slot = (int)(hash_bytes(HASH_START, text, strlen(text)) % (uint64_t)t->size);
+    while (t->slots[slot] && strcmp(t->text[t->slots[slot] - 1], text)) slot = (slot + 1) % t->size;
+    return &t->slots[slot];
+}
+
 /* Doubles the table. */
 static inline void name_table_grow(NameTable *t) {
     t->size = t->size ? 2 * t->size : 256;
-    t->text = (char **)realloc(t->text, sizeof(char *) * (size_t)t->size / 2);
-    t->hash = (uint64_t *)realloc(t->hash, sizeof(uint64_t) * (size_t)t->size / 2);
+    t->text = (char **)checked_realloc(t->text, sizeof(char *) * (size_t)t->size / 2);
     free(t->slots);
-    t->slots = (int32_t *)checked_malloc(sizeof(int32_t) * (size_t)t->size);
-    if (!t->text || !t->hash) run_failure("out of memory");
-    for (int id = 0; id < t->count; id++) {
-        int slot = (int)(t->hash[id] % (uint64_t)t->size);
-        while (t->slots[slot]) slot = (slot + 1) % t->size;
-        t->slots[slot] = id + 1;
-    }
+    t->slots = new_array(int32_t, t->size);
+    for (int id = 0; id < t->count; id++) *name_slot(t, t->text[id]) = id + 1;
 }
 
 /* The id of `text`, which is added if it is new. */
 static inline int32_t name_id(NameTable *t, const char *text) {
-    uint64_t hash = hash_bytes(HASH_START, text, strlen(text));
     if (t->count * 2 >= t->size) name_table_grow(t);
-    int slot = (int)(hash % (uint64_t)t->size);
-    for (; t->slots[slot]; slot = (slot + 1) % t->size) {
-        int id = t->slots[slot] - 1;
-        if (t->hash[id] == hash && !strcmp(t->text[id], text)) return id;
+    int32_t *slot = name_slot(t, text);
+    if (!*slot) {
+        t->text[t->count] = strdup(text);
+        *slot = ++t->count;
     }
-    t->text[t->count] = strdup(text);
-    t->hash[t->count] = hash;
-    t->slots[slot] = ++t->count;
-    return t->count - 1;
+    return *slot - 1;
 }
 
 static inline void name_table_close(NameTable *t) {
     for (int i = 0; i < t->count; i++) free(t->text[i]);
     free(t->text);
-    free(t->hash);
     free(t->slots);
     memset(t, 0, sizeof *t);
 }
@@ -100,8 +97,7 @@ static inline void comm_events_clear(CommEvents *e, NameTable *names) {
 static inline void comm_events_add(CommEvents *e, const CommEvent *event) {
     if (e->count == e->capacity) {
         e->capacity = e->capacity ? 2 * e->capacity : 1024;
-        e->events = (CommEvent *)realloc(e->events, sizeof *event * (size_t)e->capacity);
-        if (!e->events) run_failure("out of memory");
+        e->events = (CommEvent *)checked_realloc(e->events, sizeof *event * (size_t)e->capacity);
     }
     e->events[e->count++] = *event;
 }
@@ -112,27 +108,21 @@ static inline void comm_events_add(CommEvents *e, const CommEvent *event) {
 typedef struct { // ranks whose lists are equal share one
     NameTable names;
     CommEvents *lists; // (count)
-    uint64_t *hashes;  // (count)
     int count;
     int *list_of; // (world) index into lists
 } EventLists;
 
 static inline void event_lists_open(EventLists *l, int world) {
     memset(l, 0, sizeof *l);
-    l->list_of = (int *)checked_malloc(sizeof(int) * (size_t)world);
+    l->list_of = new_array(int, world);
 }
 
 static inline uint64_t comm_events_hash(const CommEvents *e) {
     uint64_t h = HASH_START;
     for (int64_t i = 0; i < e->count; i++) {
-        const CommEvent *x = &e->events[i];
-        uint64_t words[4];
-        memcpy(words, &x->compute_before, sizeof words[0]);
-        words[1] = (uint64_t)x->count;
-        words[2] = (uint64_t)(uint32_t)x->name << 32 | (uint32_t)x->phase;
-        words[3] = (uint64_t)(uint32_t)x->peer << 32 | (uint64_t)x->dtype << 24 |
-                   (uint64_t)(x->slot << 1 | x->is_wait) << 16 | (uint64_t)x->collective << 8 | x->axis;
-        for (int w = 0; w < 4; w++) h = ((h ^ h >> 29) ^ words[w]) * 0x9E3779B97F4A7C15ull;
+        uint64_t words[sizeof(CommEvent) / 8];
+        memcpy(words, &e->events[i], sizeof words);
+        h = hash_words(h, words, sizeof words / 8);
     }
     return h;
 }
@@ -141,26 +131,22 @@ static inline uint64_t comm_events_hash(const CommEvents *e) {
 static inline void event_lists_keep(EventLists *l, int rank, const CommEvents *events) {
     uint64_t hash = comm_events_hash(events);
     int i = 0;
-    while (i < l->count && (l->hashes[i] != hash || l->lists[i].count != events->count)) i++;
+    while (i < l->count && (l->lists[i].hash != hash || l->lists[i].count != events->count)) i++;
     l->list_of[rank] = i;
     if (i < l->count) return;
-    l->lists = (CommEvents *)realloc(l->lists, sizeof *l->lists * (size_t)(i + 1));
-    l->hashes = (uint64_t *)realloc(l->hashes, sizeof *l->hashes * (size_t)(i + 1));
-    if (!l->lists || !l->hashes) run_failure("out of memory");
-    size_t bytes = sizeof(CommEvent) * (size_t)events->count;
+    l->lists = (CommEvents *)checked_realloc(l->lists, sizeof *l->lists * (size_t)(i + 1));
     CommEvents *copy = &l->lists[l->count++];
     *copy = *events;
     copy->capacity = events->count;
-    copy->events = (CommEvent *)checked_malloc(bytes);
-    if (bytes) memcpy(copy->events, events->events, bytes);
-    l->hashes[i] = hash;
+    copy->hash = hash;
+    copy->events = new_array(CommEvent, events->count);
+    for (int64_t k = 0; k < events->count; k++) copy->events[k] = events->events[k];
 }
 
 static inline void event_lists_close(EventLists *l) {
     for (int i = 0; i < l->count; i++) free(l->lists[i].events);
     name_table_close(&l->names);
     free(l->lists);
-    free(l->hashes);
     free(l->list_of);
     memset(l, 0, sizeof *l);
 }

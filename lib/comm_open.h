@@ -45,7 +45,7 @@ static inline void find_local_processes(LaunchInfo *l) {
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, l->rank, MPI_INFO_NULL, &host);
     MPI_Comm_rank(host, &l->local);
     MPI_Comm_size(host, &l->on_host);
-    cpu_set_t mine = ZERO, *all = (cpu_set_t *)checked_malloc(sizeof mine * (size_t)l->on_host);
+    cpu_set_t mine = ZERO, *all = new_array(cpu_set_t, l->on_host);
     sched_getaffinity(0, sizeof mine, &mine);
     MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all, (int)sizeof mine, MPI_BYTE, host);
     l->on_cores = 0;
@@ -73,7 +73,7 @@ static inline LaunchInfo comm_start_process(int *argc, char ***argv, double time
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     find_local_processes(&l);
     unlink(own_heartbeat.table->name); // all ranks of this host have opened it, and nothing must stay behind
-    own_heartbeat.record->rank = l.rank;
+    own_heartbeat.record->lines.rank = l.rank;
     own_heartbeat.table->world = l.world;
     process_end.abort_all = mpi_abort_all;
 #else
@@ -121,7 +121,7 @@ static inline const Transport *transport_find(const char *name) {
  * GPU end, it makes progress; else it is stuck in a collective or a kernel. */
 static inline void comm_watch(void *arg, double waited) {
     Comm *comm = (Comm *)arg;
-    double now = seconds_now(), limit = comm->timeout * phases[comm->heartbeat->phase].limit;
+    double now = seconds_now(), limit = wait_limit(comm);
     const OpenSpan *running = NULL;
     int64_t settled = waited > 0 ? device_settled(comm->dev, &running) : -1;
 #ifdef HAVE_NCCL
@@ -133,11 +133,8 @@ static inline void comm_watch(void *arg, double waited) {
         rank_state(comm->heartbeat, RANK_COMPUTING, now);
     }
     double stuck = now - comm->gpu_progress_at;
-    if (running && stuck > 0.5 && comm->heartbeat->state != RANK_WAITING) {
-        comm->heartbeat->wait_line = running->line;
-        comm->heartbeat->wait_number = running->number;
-        rank_state(comm->heartbeat, RANK_WAITING, comm->gpu_progress_at);
-    }
+    if (running && stuck > 0.5 && comm->heartbeat->state != RANK_WAITING)
+        rank_waits(comm->heartbeat, running->line, running->number, comm->gpu_progress_at);
     if (settled < 0 || stuck < limit) return;
     if (running) wait_expired(comm, running->line, running->number, stuck);
     else
@@ -172,17 +169,13 @@ static inline void comm_open(Comm *comm, Device *dev, const Mesh *mesh, int rank
     dev->watch = is_watched ? comm_watch : NULL;
     dev->poll_arg = comm;
     for (int a = 0; a < AXES; a++) {
-        int colour, key;
         Group *g = &comm->groups[a];
-        mesh_group(mesh, rank, (Axis)a, &colour, &key);
-        hosts->group_open(comm, g, colour, key);
-        if (g->size != mesh_group_size(mesh, (Axis)a) || g->rank != key)
+        int expected = g->size, key = g->rank;
+        hosts->group_open(comm, g, comm->heartbeat->lines.colour[a]);
+        if (g->size != expected || g->rank != key)
             run_failure("rank %d: the group of %s has %d members, of which this rank is number %d; expected %d and %d",
-                        rank, axis_names[a], g->size, g->rank, mesh_group_size(mesh, (Axis)a), key);
+                        rank, axis_names[a], g->size, g->rank, expected, key);
     }
-    for (int a = 0; a < AXES; a++)
-        if (comm->groups[a].size > 1)
-            heartbeat_neighbors(comm->heartbeats, comm->heartbeat, a, comm->groups[a].neighbors);
     if (transport->gpus_open && mesh->world > 1) transport->gpus_open(comm);
 }
 

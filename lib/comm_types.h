@@ -21,15 +21,11 @@
 typedef struct {
     Axis axis;
     int size, rank;          // number of members; which of them this rank is
-    int64_t next_sequence;   // collectives started so far
-    uint64_t order;          // hash of all of them; equal on all members
-    Heartbeat *neighbors[2]; // members on this host whose collectives are compared with this rank's; NULL: none
     struct ThreadGroup *threads;
 #ifdef HAVE_MPI
     MPI_Comm mpi;
 #endif
 #ifdef HAVE_NCCL
-    ncclComm_t nccl;  // NULL: no collectives of GPU memory on this axis
     void *registered; // NCCL's handle of the communication buffers; NULL: not registered
 #endif
 } Group;
@@ -38,13 +34,10 @@ typedef struct {
  * either rank communicates. */
 typedef struct Channel {
     int axis;
-    int receives;             // 1: this rank receives; 0: it sends
-    int peer, peer_rank;      // the other end: its number in the group, its rank in the world
-    int line;                 // in the heartbeat table
-    int64_t next_sequence;    // messages started so far
-    uint64_t order;           // hash of all of them; equal at both ends
-    Heartbeat *peer_record;   // NULL: the peer is on another host
-    struct ThreadSlot *slots; // (THREAD_SLOTS) of transport_threads; NULL until the first message
+    int receives;                // 1: this rank receives; 0: it sends
+    int peer, peer_rank;         // the other end: its number in the group, its rank in the world
+    int line;                    // in the heartbeat table
+    struct ThreadGroup *threads; // NULL until the first message
 #ifdef HAVE_NCCL
     ncclComm_t nccl; // a communicator of these two ranks, so that a message waits for nothing else
 #endif
@@ -64,12 +57,11 @@ typedef struct Request {
     char *recv;       // (size, bytes), part p is from member p; receive: (bytes)
     size_t bytes;
     Dtype dtype;
-    double started; // seconds
     int event_slot; // its slot in the list of communication events + 1; 0: not in the list
     Span span;
     int lane;         // its row of the timeline, within the axis: see free_lane in comm.h
-    int line;         // in the heartbeat table: the group's or the channel's
-    int64_t sequence; // its number on that line, from 0
+    int line;       // in the heartbeat table: the group's or the channel's
+    int64_t number; // on that line, from 1
     FlightRecord *record;
     int on_device;     // its buffers are memory of the device
     int summed;        // NCCL adds during the reduce-scatter, in its own order, and recv is (bytes)
@@ -89,7 +81,7 @@ typedef struct Comm Comm;
 /* Moves bytes between ranks. */
 typedef struct Transport {
     const char *name;
-    void (*group_open)(Comm *, Group *, int colour, int key);
+    void (*group_open)(Comm *, Group *, int colour); // g->rank is this rank's place in it
     int (*group_member)(Comm *, Group *, int i); // world rank of member i, as the transport itself reports it
     void (*start)(Comm *, Request *);
     int (*test)(Comm *, Request *);          // 1: complete; of a GPU: all of it is in its stream
@@ -130,25 +122,45 @@ struct Comm {
     double library_memory; // bytes of the GPU that NCCL allocated for itself
 
     struct ThreadWorld *thread_world;
+    int *members; // (world) memory of the GPU, for nccl_check_members; NULL without NCCL
 #ifdef HAVE_NCCL
-    ncclComm_t nccl;         // of all ranks; the groups' communicators are split from it
-    ncclComm_t links[LINKS]; // NULL: not opened. Two stages have only TO_NEXT and FROM_PREVIOUS: next is previous
-    int *members;            // (world) memory of the GPU, for comparing members
+    /* Of the axes, and from AXES on of the links. Those of AXIS_WORLD are split into the others. NULL: none. Two stages
+     * have only the links TO_NEXT and FROM_PREVIOUS: next is previous. */
+    ncclComm_t nccl[(int)AXES + (int)LINKS];
 #endif
 };
 
 /* The timeline's lane: one or more for each axis; see Request.lane. */
 static inline int comm_lane(const Request *r) { return (int)STREAMS + (int)r->group->axis + r->lane * (int)AXES; }
 
-/* Bytes that this rank receives from others; of a send, bytes that it sends. */
-static inline double request_traffic(const Request *r) {
-    return (double)r->bytes * (r->channel ? 1 : r->group->size - 1);
+/* Bytes that this rank receives from others in a group of `size` members; of a send, bytes that it sends. */
+static inline int64_t request_traffic(const Request *r, int size) {
+    return (int64_t)r->bytes * (r->channel ? 1 : size - 1);
+}
+
+/* Counts a request whose group has `size` members. */
+static inline void traffic_count(Traffic traffic[AXES][COLLECTIVES], const Request *r, int size) {
+    Traffic *t = &traffic[r->group->axis][r->collective];
+    t->calls++;
+    t->bytes += request_traffic(r, size);
+}
+
+/* A copy by this rank, of memory of the device or of the host. */
+static inline void request_copy(Comm *comm, const Request *r, void *to, const void *from) {
+    if (to == from) return; // this rank's own part of an in-place all-gather
+    if (r->on_device) device_copy(comm->dev, to, from, r->bytes);
+    else if (!comm->dev->dry_run) memcpy(to, from, r->bytes);
+}
+
+/* Seconds that a wait may last in this phase of the run. */
+static inline double wait_limit(const Comm *comm) {
+    return comm->timeout * phases[comm->heartbeat->phase].limit;
 }
 
 /* The transport has begun it. */
 static inline void request_begin(Comm *comm, Request *r) {
     r->span = span_begin(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what,
-                         request_traffic(r), !r->on_device);
+                         (double)request_traffic(r, r->group->size), !r->on_device);
 }
 
 #endif

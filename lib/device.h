@@ -13,6 +13,46 @@
 #else
 #include "device_cpu.h"
 #endif
+#include <sys/vfs.h>
+
+// ---------------------------------------------------------------------------
+// copies and streams, with what device_cpu.h and device_cuda.h define
+
+/* Within the device. */
+static inline void device_copy(Device *dev, void *to, const void *from, size_t bytes) {
+    copy_bytes(dev, to, from, bytes, 0);
+}
+
+/* From the device to the host; returns when the data is there. */
+static inline void device_read(Device *dev, void *to, const void *from, size_t bytes) {
+    copy_bytes(dev, to, from, bytes, 1);
+}
+
+/* From the host to the device; the host may reuse its memory at once. */
+static inline void device_write(Device *dev, void *to, const void *from, size_t bytes) {
+    copy_bytes(dev, to, from, bytes, 1);
+}
+
+/* From MEM_HOST to the device; the source must not change until the next device_read or device_synchronize. */
+static inline void device_feed(Device *dev, void *to, const void *from, size_t bytes) {
+    copy_bytes(dev, to, from, bytes, 0);
+}
+
+/* An event for everything given to stream `of` so far. */
+static inline DeviceEvent device_stream_event(Device *dev, StreamKind of) {
+    StreamKind before = device_set_stream(dev, of);
+    device_record_event(dev, &dev->order[of]);
+    device_set_stream(dev, before);
+    return dev->order[of];
+}
+
+/* What is given to `later` from now on waits for everything given to `earlier` so far. */
+static inline void device_wait_stream(Device *dev, StreamKind later, StreamKind earlier) {
+    DeviceEvent event = device_stream_event(dev, earlier);
+    StreamKind before = device_set_stream(dev, later);
+    device_wait_event(dev, event);
+    device_set_stream(dev, before);
+}
 
 // ---------------------------------------------------------------------------
 // the timeline
@@ -120,6 +160,12 @@ static inline void op_end(Device *dev) {
     if (dev->poll) dev->poll(dev->poll_arg);
 }
 
+/* "forward of model.layers.3", or `none` outside of phases. */
+static inline void phase_text(const Device *dev, const char *none, char *text, size_t size) {
+    const char *of = dev->phase_of;
+    snprintf(text, size, "%s%s%s", dev->phase_name ? dev->phase_name : none, of ? " of " : "", of ? of : "");
+}
+
 /* FLOPs of linear layers and attention, the basis of MFU: those that recompute activations, or all others. */
 static inline double device_flops(const Device *dev, int recomputed) {
     static const OpKind counted[] = {OP_LINEAR_FORWARD, OP_LINEAR_BACKWARD_INPUT, OP_LINEAR_BACKWARD_WEIGHT,
@@ -134,6 +180,21 @@ static inline double device_flops(const Device *dev, int recomputed) {
 
 // ---------------------------------------------------------------------------
 // opening and closing
+
+/* Bytes that a rank needs, by its dry run: of the device, and of pinned memory of the host, which only a GPU needs. */
+static inline size_t device_need(const Device *dry_run) {
+    return device_peak(dry_run) - (CUDA_BUILD ? dry_run->arenas[MEM_HOST].peak : 0);
+}
+static inline size_t pinned_need(const Device *dry_run) {
+    return CUDA_BUILD ? device_arenas(dry_run, 1) + dry_run->arenas[MEM_HOST].peak : 0;
+}
+
+/* Is this directory on a tmpfs or ramfs? Offloading to files there saves no memory. */
+static inline int is_in_memory(const char *dir) {
+    const uint32_t tmpfs = 0x01021994u, ramfs = 0x858458F6u; // from the kernel's magic.h
+    struct statfs info;
+    return !statfs(dir, &info) && ((uint32_t)info.f_type == tmpfs || (uint32_t)info.f_type == ramfs);
+}
 
 /* A dry-run device hands out addresses that are never mapped. Bit c of `offloaded`: category c is to be offloaded. */
 static inline void device_open_dry_run(Device *dev, int threads, unsigned offloaded) {
@@ -163,7 +224,6 @@ static inline void device_open(Device *dev, const Device *dry_run, const char *o
         if (!a->reserved) continue;
         a->base = (char *)memory_open(dev, (MemCategory)c, a->reserved, device_need(dry_run), out, rank);
     }
-    device_start_clock(dev);
 }
 
 /* The host waits for all streams. */
@@ -177,13 +237,13 @@ static inline void device_synchronize_all(Device *dev) {
 }
 
 static inline void device_close(Device *dev) {
-    if (!dev->dry_run) device_synchronize_all(dev);
-    for (int c = 0; c < MEM_CATEGORIES; c++) {
-        Arena *a = &dev->arenas[c];
-        if (!dev->dry_run && a->base) memory_close(dev, (MemCategory)c, a);
+    if (!dev->dry_run) {
+        device_synchronize_all(dev);
+        for (int c = 0; c < MEM_CATEGORIES; c++)
+            if (dev->arenas[c].base) memory_close(dev, (MemCategory)c, &dev->arenas[c]);
+        device_detach(dev);
     }
     memset(dev->arenas, 0, sizeof dev->arenas);
-    if (!dev->dry_run) device_detach(dev);
 }
 
 // ---------------------------------------------------------------------------
@@ -201,17 +261,8 @@ static inline void mark_free(Device *dev, MemCategory category, char *from, size
 }
 #else
 enum { RED_ZONE = 0 };
-static inline void mark_buffer(Device *dev, MemCategory category, char *end) {
-    (void)dev;
-    (void)category;
-    (void)end;
-}
-static inline void mark_free(Device *dev, MemCategory category, char *from, size_t bytes) {
-    (void)dev;
-    (void)category;
-    (void)from;
-    (void)bytes;
-}
+#define mark_buffer(dev, category, end) ((void)0)
+#define mark_free(dev, category, from, bytes) ((void)0)
 #endif
 
 /* Is this address in memory that ops compute with? On a CPU build ops reach all memory, and only arenas but MEM_HOST

@@ -6,7 +6,6 @@
 #include "device_types.h"
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/vfs.h>
 
 #define DEVICE_NAME "this host"
 #define OFFLOAD_PLACE "in files"
@@ -30,17 +29,10 @@ static inline double device_memory(int gpu) {
     return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
 }
 
-/* Bytes that a rank needs, by its dry run: of the device, and of pinned memory of the host, which only a GPU needs. */
-static inline size_t device_need(const Device *dry_run) { return device_peak(dry_run); }
-static inline size_t pinned_need(const Device *dry_run) {
-    (void)dry_run;
-    return 0;
-}
 static inline double pinned_memory(void) { return INFINITY; }
 
 static inline void device_attach(Device *dev) { (void)dev; }
 static inline void device_detach(Device *dev) { (void)dev; }
-static inline void device_start_clock(Device *dev) { (void)dev; }
 
 /* Maps a new file DIR/offload-RANK-CATEGORY of `bytes` bytes. The file is unlinked at once, so that nothing is left
  * behind however the run ends. */
@@ -60,13 +52,6 @@ static inline void *map_file(const char *dir, int rank, const char *category, si
     if (p == MAP_FAILED)
         user_error("cannot map %zu bytes of %s (%s): use more ranks or a smaller model", bytes, path, strerror(errno));
     return p;
-}
-
-/* Is this directory on a tmpfs or ramfs? Offloading to files there saves no memory. */
-static inline int is_in_memory(const char *dir) {
-    const uint32_t tmpfs = 0x01021994u, ramfs = 0x858458F6u; // from the kernel's magic.h
-    struct statfs info;
-    return !statfs(dir, &info) && ((uint32_t)info.f_type == tmpfs || (uint32_t)info.f_type == ramfs);
 }
 
 /* Memory for an arena, set to zero. Offloaded arenas are files under `out`. Pages become resident when first used. */
@@ -92,24 +77,10 @@ static inline void memory_close(Device *dev, MemCategory category, Arena *a) {
 // ---------------------------------------------------------------------------
 // copies; in a dry run they do nothing
 
-/* Within the device. */
-static inline void device_copy(Device *dev, void *to, const void *from, size_t bytes) {
+/* On a GPU the host waits before and after the copy if `wait` is set. */
+static inline void copy_bytes(Device *dev, void *to, const void *from, size_t bytes, int wait) {
+    (void)wait;
     if (!dev->dry_run && bytes) memcpy(to, from, bytes);
-}
-
-/* From the device to the host; returns when the data is there. */
-static inline void device_read(Device *dev, void *to, const void *from, size_t bytes) {
-    device_copy(dev, to, from, bytes);
-}
-
-/* From the host to the device; the host may reuse its memory at once. */
-static inline void device_write(Device *dev, void *to, const void *from, size_t bytes) {
-    device_copy(dev, to, from, bytes);
-}
-
-/* From MEM_HOST to the device; the source must not change until the next device_read or device_synchronize. */
-static inline void device_feed(Device *dev, void *to, const void *from, size_t bytes) {
-    device_copy(dev, to, from, bytes);
 }
 
 /* `rows` rows of `bytes` bytes, whose starts are a stride apart; strides in bytes. */
@@ -153,20 +124,6 @@ static inline void device_wait_event(Device *dev, DeviceEvent event) {
 static inline void device_synchronize_event(DeviceEvent event) { (void)event; }
 
 static inline void device_destroy_event(DeviceEvent event) { (void)event; }
-
-/* An event for everything given to stream `of` so far. */
-static inline DeviceEvent device_stream_event(Device *dev, StreamKind of) {
-    (void)dev;
-    (void)of;
-    return NULL;
-}
-
-/* What is given to `later` from now on waits for everything given to `earlier` so far. */
-static inline void device_wait_stream(Device *dev, StreamKind later, StreamKind earlier) {
-    (void)dev;
-    (void)later;
-    (void)earlier;
-}
 
 // ---------------------------------------------------------------------------
 // offloaded buffers

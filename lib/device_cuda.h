@@ -98,14 +98,6 @@ static inline double device_memory(int gpu) {
     return (double)have;
 }
 
-/* Bytes that a rank needs, by its dry run: of the GPU, and of the host's memory, all of which is pinned. */
-static inline size_t device_need(const Device *dry_run) {
-    return device_peak(dry_run) - dry_run->arenas[MEM_HOST].peak;
-}
-static inline size_t pinned_need(const Device *dry_run) {
-    return device_arenas(dry_run, 1) + dry_run->arenas[MEM_HOST].peak;
-}
-
 /* Bytes of the host's memory that can be pinned. The system would grant more than it has, and then kill processes. */
 static inline double pinned_memory(void) {
     long long kilobytes = 0;
@@ -114,23 +106,6 @@ static inline double pinned_memory(void) {
     while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %lld", &kilobytes) != 1) {}
     if (f) fclose(f);
     return kilobytes ? 1024.0 * (double)kilobytes : INFINITY;
-}
-
-/* Makes the GPU this thread's and creates its streams. Streams on which other ranks wait have a higher priority. */
-static inline void device_attach(Device *dev) {
-    int least, most;
-    cuda_check(cudaSetDevice(dev->gpu), "choosing a GPU");
-    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &most), "asking for the priorities of streams");
-    for (int i = 0; i < STREAMS; i++) {
-        int priority = i == STREAM_COMPUTE ? least : most;
-        cuda_check(cudaStreamCreateWithPriority(&dev->streams[i], cudaStreamNonBlocking, priority),
-                   "creating a stream");
-    }
-    dev->stream = dev->streams[STREAM_COMPUTE];
-    cuda_check(cudaDeviceGetAttribute(&dev->multiprocessors, cudaDevAttrMultiProcessorCount, dev->gpu),
-               "asking for the number of multiprocessors");
-    cuda_check(cudaDeviceGetAttribute(&dev->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev->gpu),
-               "asking for the size of shared memory");
 }
 
 // ---------------------------------------------------------------------------
@@ -142,30 +117,15 @@ static inline int nccl_allocates(const Device *dev, MemCategory category) {
 }
 
 static inline cudaError_t gpu_alloc(const Device *dev, MemCategory category, void **p, size_t bytes) {
+    if (!nccl_allocates(dev, category)) return cudaMalloc(p, bytes);
 #ifdef HAVE_NCCL
-    if (nccl_allocates(dev, category)) {
-        ncclResult_t result = ncclMemAlloc(p, bytes);
-        if (result != ncclSuccess && result != ncclUnhandledCudaError)
-            run_failure("NCCL could not allocate %.2f GB for collectives: %s. NCCL_DEBUG=INFO gives details",
-                        (double)bytes / 1e9, ncclGetErrorString(result));
-        return result == ncclSuccess ? cudaSuccess : cudaErrorMemoryAllocation; // the only CUDA error that it meets
-    }
+    ncclResult_t result = ncclMemAlloc(p, bytes);
+    if (result == ncclSuccess) return cudaSuccess;
+    if (result != ncclUnhandledCudaError)
+        run_failure("NCCL could not allocate %.2f GB for collectives: %s. NCCL_DEBUG=INFO gives details",
+                    (double)bytes / 1e9, ncclGetErrorString(result));
 #endif
-    (void)dev;
-    (void)category;
-    return cudaMalloc(p, bytes);
-}
-
-static inline void gpu_free(const Device *dev, MemCategory category, void *p) {
-#ifdef HAVE_NCCL
-    if (nccl_allocates(dev, category)) {
-        ncclMemFree(p);
-        return;
-    }
-#endif
-    (void)dev;
-    (void)category;
-    cudaFree(p);
+    return cudaErrorMemoryAllocation; // the only CUDA error that NCCL meets
 }
 
 /* Host memory could not be pinned, or the GPU has too little memory: says how much was needed. */
@@ -209,7 +169,10 @@ static inline void *memory_open(Device *dev, MemCategory category, size_t bytes,
 
 static inline void memory_close(Device *dev, MemCategory category, Arena *a) {
     if (category == MEM_HOST || a->offloaded) cudaFreeHost(a->base);
-    else gpu_free(dev, category, a->base);
+    else if (!nccl_allocates(dev, category)) cudaFree(a->base);
+#ifdef HAVE_NCCL
+    else ncclMemFree(a->base);
+#endif
 }
 
 // ---------------------------------------------------------------------------
@@ -219,9 +182,7 @@ static inline void memory_close(Device *dev, MemCategory category, Arena *a) {
 static inline void *list_room(void *list, int count, int *max, size_t size) {
     if (count < *max) return list;
     *max = *max ? 2 * *max : 256;
-    list = realloc(list, size * (size_t)*max);
-    if (!list) run_failure("out of memory on the host for a list of %d events", *max);
-    return list;
+    return checked_realloc(list, size * (size_t)*max);
 }
 
 /* Records the time at which the current stream comes here. */
@@ -295,14 +256,12 @@ static inline void timeline_truncate(Device *dev, int64_t event) {
  * which is exact to a microsecond only for short times. */
 static inline void clock_move(Device *dev) {
     if (dev->num_open || !dev->zero || seconds_now() - dev->zero_seconds < 10) return;
-    DeviceEvent before = dev->zero;
-    dev->zero = NULL;
-    record_time(dev, &dev->zero);
-    cuda_check(cudaEventSynchronize(dev->zero), "waiting for an event");
-    float milliseconds;
-    cuda_check(cudaEventElapsedTime(&milliseconds, before, dev->zero), "asking for an event's time");
-    dev->zero_seconds += 1e-3 * milliseconds;
-    cudaEventDestroy(before);
+    DeviceEvent next;
+    record_time(dev, &next);
+    cuda_check(cudaEventSynchronize(next), "waiting for an event");
+    dev->zero_seconds = event_seconds(dev, next);
+    event_reuse(dev, dev->zero);
+    dev->zero = next;
 }
 
 // ---------------------------------------------------------------------------
@@ -366,22 +325,6 @@ static inline void device_destroy_event(DeviceEvent event) {
     if (event) cudaEventDestroy(event);
 }
 
-/* An event for everything given to stream `of` so far. */
-static inline DeviceEvent device_stream_event(Device *dev, StreamKind of) {
-    StreamKind before = device_set_stream(dev, of);
-    device_record_event(dev, &dev->order[of]);
-    device_set_stream(dev, before);
-    return dev->order[of];
-}
-
-/* What is given to `later` from now on waits for everything given to `earlier` so far. */
-static inline void device_wait_stream(Device *dev, StreamKind later, StreamKind earlier) {
-    DeviceEvent event = device_stream_event(dev, earlier);
-    StreamKind before = device_set_stream(dev, later);
-    device_wait_event(dev, event);
-    device_set_stream(dev, before);
-}
-
 /* Keeps the host at most a few phases ahead of its GPU. A full queue, of about 1,000 entries, would hold the host in
  * the call that enqueues, where no timeout runs, and with it the other ranks of this process. */
 static inline void device_pace(Device *dev) {
@@ -394,8 +337,22 @@ static inline void device_pace(Device *dev) {
     device_record_event(dev, event);
 }
 
-static inline void device_start_clock(Device *dev) {
-    device_synchronize(dev);
+/* Makes the GPU this thread's, creates its streams and starts its clock. Streams on which other ranks wait have higher
+ * priority. */
+static inline void device_attach(Device *dev) {
+    int least, most;
+    cuda_check(cudaSetDevice(dev->gpu), "choosing a GPU");
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &most), "asking for the priorities of streams");
+    for (int i = 0; i < STREAMS; i++) {
+        int priority = i == STREAM_COMPUTE ? least : most;
+        cuda_check(cudaStreamCreateWithPriority(&dev->streams[i], cudaStreamNonBlocking, priority),
+                   "creating a stream");
+    }
+    dev->stream = dev->streams[STREAM_COMPUTE];
+    cuda_check(cudaDeviceGetAttribute(&dev->multiprocessors, cudaDevAttrMultiProcessorCount, dev->gpu),
+               "asking for the number of multiprocessors");
+    cuda_check(cudaDeviceGetAttribute(&dev->shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, dev->gpu),
+               "asking for the size of shared memory");
     record_time(dev, &dev->zero);
     cuda_check(cudaEventSynchronize(dev->zero), "waiting for an event");
     dev->zero_seconds = seconds_now();
@@ -423,31 +380,11 @@ static inline void device_detach(Device *dev) {
 
 /* With `wait`, the host waits before and after: a copy of memory that is not pinned blocks inside the call, where no
  * timeout runs. */
-static inline void copy_async(Device *dev, void *to, const void *from, size_t bytes, int wait) {
+static inline void copy_bytes(Device *dev, void *to, const void *from, size_t bytes, int wait) {
     if (dev->dry_run || !bytes) return;
     if (wait) device_synchronize(dev);
     cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, dev->stream), "a copy");
     if (wait) device_synchronize(dev);
-}
-
-/* Within the device. */
-static inline void device_copy(Device *dev, void *to, const void *from, size_t bytes) {
-    copy_async(dev, to, from, bytes, 0);
-}
-
-/* From the device to the host; returns when the data is there. */
-static inline void device_read(Device *dev, void *to, const void *from, size_t bytes) {
-    copy_async(dev, to, from, bytes, 1);
-}
-
-/* From the host to the device; the host may reuse its memory at once. */
-static inline void device_write(Device *dev, void *to, const void *from, size_t bytes) {
-    copy_async(dev, to, from, bytes, 1);
-}
-
-/* From MEM_HOST to the device; the source must not change until the next device_read or device_synchronize. */
-static inline void device_feed(Device *dev, void *to, const void *from, size_t bytes) {
-    copy_async(dev, to, from, bytes, 0);
 }
 
 /* `rows` rows of `bytes` bytes, whose starts are a stride apart; strides in bytes. */
@@ -466,19 +403,14 @@ static inline void device_zero(Device *dev, void *p, size_t bytes) {
 /* Fetches an offloaded buffer before ops use it. Returns where they find it: in `near`, or in its home. */
 static inline void *offload_fetch(Device *dev, MemCategory category, void *home, void *near, size_t bytes) {
     if (!dev->arenas[category].offloaded) return home;
-    device_copy(dev, near, home, bytes);
+    copy_bytes(dev, near, home, bytes, 0);
     return near;
 }
 
 /* Stores an offloaded buffer after ops have used it, if they have `written` it. */
 static inline void offload_store(Device *dev, MemCategory category, void *home, const void *near, size_t bytes,
                                  int written) {
-    if (dev->arenas[category].offloaded && written) device_copy(dev, home, near, bytes);
-}
-
-static inline int is_in_memory(const char *dir) { // no files are made
-    (void)dir;
-    return 0;
+    if (dev->arenas[category].offloaded && written) copy_bytes(dev, home, near, bytes, 0);
 }
 
 #endif

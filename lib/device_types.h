@@ -212,6 +212,7 @@ typedef struct {
     double clock;         // dry run: seconds of computing since its step began
 
     StreamKind current_stream;
+    DeviceEvent order[STREAMS]; // how far each stream has come, for another stream to wait for
     Event *events;      // (max_events) the timeline; NULL: not kept
     int64_t num_events; // counted even if the timeline is not kept or is full
     int64_t max_events;
@@ -231,7 +232,6 @@ typedef struct {
 #ifdef USE_CUDA
     cudaStream_t stream; // the current one
     cudaStream_t streams[STREAMS];
-    DeviceEvent order[STREAMS]; // how far each stream has come, for another stream to wait for
     DeviceEvent zero;           // GPU times are measured from this event
     double zero_seconds;        // when it happened, by the host's clock
     OpenSpan *open_spans;       // (num_open, room for max_open) in the order of their ends

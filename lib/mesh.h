@@ -76,14 +76,6 @@ static inline int mesh_member(const Mesh *m, int rank, Axis axis, int i) {
     return mesh_group_member(m, colour, axis, i);
 }
 
-/* Are two ranks in one group of the axis? */
-static inline int mesh_together(const Mesh *m, int a, int b, Axis axis) {
-    int colour[2], key;
-    mesh_group(m, a, axis, &colour[0], &key);
-    mesh_group(m, b, axis, &colour[1], &key);
-    return colour[0] == colour[1];
-}
-
 /* The number of data-parallel ranks, each with samples of its own; the ranks of tp, cp and pp share samples. */
 static inline int mesh_data_ranks(const Mesh *m) { return m->size[AXIS_DP_SHARD] * m->size[AXIS_DP_REPLICATE]; }
 

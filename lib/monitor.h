@@ -182,18 +182,11 @@ static inline void heartbeats_join(double timeout, int rank, int world) {
     heartbeats_file_name(name, sizeof name);
     HeartbeatTable *table = heartbeats_attach(name, &i);
     Heartbeat *me = heartbeat_at(table, i);
-    me->rank = rank;
-    me->state = RANK_STARTING;
-    me->phase = PHASE_START;
-    me->since = seconds_now();
-    me->pid_space = process_space();
-    process_stat((int)getpid(), &me->born);
     own_heartbeat.table = table;
     own_heartbeat.record = me;
     process_end.said = &table->said;
     process_end.last_words = heartbeats_last_words;
     if (i == 0) {
-        table->capacity = MAX_LOCAL_RANKS;
         table->world = world;
         table->timeout = timeout;
         gethostname(table->host, sizeof table->host - 1);
@@ -201,7 +194,7 @@ static inline void heartbeats_join(double timeout, int rank, int world) {
         for (int k = 0; k < 2; k++)
             if (getenv(local_size[k])) table->expected = atoi(getenv(local_size[k]));
     }
-    __atomic_store_n(&me->process, (int)getpid(), __ATOMIC_RELEASE);
+    heartbeat_init(me, rank);
     if (i == 0) {
         pid_t pid = fork();
         if (pid < 0) run_failure("could not start the monitor of this host's ranks (%s)", strerror(errno));

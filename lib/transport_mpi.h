@@ -7,9 +7,9 @@
 #include "comm_types.h"
 
 #ifdef HAVE_MPI
-static inline void mpi_group_open(Comm *comm, Group *g, int colour, int key) {
+static inline void mpi_group_open(Comm *comm, Group *g, int colour) {
     (void)comm;
-    MPI_Comm_split(MPI_COMM_WORLD, colour, key, &g->mpi);
+    MPI_Comm_split(MPI_COMM_WORLD, colour, g->rank, &g->mpi);
     MPI_Comm_rank(g->mpi, &g->rank);
     MPI_Comm_size(g->mpi, &g->size);
 }
@@ -63,9 +63,7 @@ static inline void mpi_start(Comm *comm, Request *r) {
     if (type != MPI_BYTE) MPI_Type_free(&type);
     int size;
     MPI_Comm_size(r->group->mpi, &size);
-    Traffic *measured = &comm->traffic_measured[r->group->axis][r->collective];
-    measured->calls++;
-    measured->bytes += (r->channel ? 1 : (int64_t)(size - 1)) * (int64_t)r->bytes;
+    traffic_count(comm->traffic_measured, r, size);
 }
 
 /* Ends the run unless a received message has the expected size. That finds differences between hosts; within a host the
@@ -78,7 +76,7 @@ static inline void mpi_check_received(const Comm *comm, const Request *r, const 
     if (kind == MPI_SUCCESS ? (size_t)bytes == r->bytes : kind != MPI_ERR_TRUNCATE) return;
     run_failure("rank %d: message %" PRId64 " from member %d of %s has %s bytes than the %zu of '%s', which this rank "
                 "expects. Both ranks must send and receive the same messages in the same order",
-                comm->rank, r->sequence + 1, r->channel->peer, axis_names[r->group->axis],
+                comm->rank, r->number, r->channel->peer, axis_names[r->group->axis],
                 kind == MPI_SUCCESS ? "fewer" : "more", r->bytes, r->what);
 }
 
@@ -97,7 +95,6 @@ static inline int mpi_test(Comm *comm, Request *r) {
  * before all ranks have opened the new mesh. */
 static inline Heartbeat *mpi_heartbeat_open(Comm *comm) {
     Heartbeat *me = own_heartbeat.record;
-    me->num_channels = 0;
     memset(me->started, 0, sizeof me->started);
     memset(me->flights, 0, sizeof me->flights);
     rank_state(me, RANK_COMPUTING, seconds_now());

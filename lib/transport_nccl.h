@@ -24,13 +24,10 @@ static inline int nccl_communicators(const Mesh *m) {
 }
 
 #ifdef HAVE_NCCL
-enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0], NCCL_COMMUNICATORS = NCCL_AXES + LINKS };
+enum { NCCL_AXES = sizeof nccl_axes / sizeof nccl_axes[0], NCCL_COMMUNICATORS = (int)AXES + (int)LINKS };
 
-/* The i-th of this rank's communicators, which may be NULL, and its axis. */
-static inline ncclComm_t *nccl_communicator(Comm *comm, int i, Axis *axis) {
-    *axis = i < NCCL_AXES ? nccl_axes[i] : AXIS_PP;
-    return i < NCCL_AXES ? &comm->groups[nccl_axes[i]].nccl : &comm->links[i - NCCL_AXES];
-}
+/* The axis of a rank's i-th communicator. */
+static inline Axis nccl_axis(int i) { return i < AXES ? (Axis)i : AXIS_PP; }
 
 // ---------------------------------------------------------------------------
 // errors and aborting
@@ -50,12 +47,8 @@ static inline void nccl_abort(void) {
     signal(SIGALRM, nccl_is_stuck);
     alarm(1);
     ncclGroupStart();
-    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-        Axis axis;
-        ncclComm_t c = *nccl_communicator(nccl_own, i, &axis);
-        if (c) ncclCommAbort(c);
-    }
-    if (nccl_own->nccl) ncclCommAbort(nccl_own->nccl);
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++)
+        if (nccl_own->nccl[i]) ncclCommAbort(nccl_own->nccl[i]);
     ncclGroupEnd();
     alarm(0);
 }
@@ -64,16 +57,11 @@ static inline void nccl_abort(void) {
  * an axis that has been started, so it has its number (0 while the axis is being opened). The communicator of all ranks
  * is opened between two collectives on world, so the next one's number stands for it. */
 static inline void nccl_note_waiting(Comm *comm, ncclComm_t c, double since) {
-    Heartbeat *me = comm->heartbeat;
-    me->wait_line = AXIS_WORLD;
-    me->wait_number = comm->groups[AXIS_WORLD].next_sequence + 1;
-    for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-        Axis axis;
-        if (*nccl_communicator(comm, i, &axis) != c) continue;
-        me->wait_line = axis;
-        me->wait_number = comm->groups[axis].next_sequence;
-    }
-    rank_state(me, RANK_WAITING, since);
+    Axis axis = AXIS_WORLD;
+    for (int i = 0; i < NCCL_COMMUNICATORS; i++)
+        if (comm->nccl[i] == c) axis = nccl_axis(i);
+    int64_t number = comm->heartbeat->started[axis] + (axis == AXIS_WORLD);
+    rank_waits(comm->heartbeat, (int)axis, number, since);
 }
 
 /* Waits until a call on communicator `c`, which does not block, has ended. `what` was called `of` what, in words. */
@@ -86,7 +74,7 @@ static inline void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, con
         if (spins > 1000) usleep(100);
         double waited = seconds_now() - start;
         if (waited > 0.5 && comm->heartbeat->state != RANK_WAITING) nccl_note_waiting(comm, c, start);
-        if (waited > comm->timeout * phases[comm->heartbeat->phase].limit)
+        if (waited > wait_limit(comm))
             run_failure("rank %d: NCCL took longer than %.1f s to %s %s: look at the other ranks; NCCL_DEBUG=INFO "
                         "gives details, --timeout sets the limit",
                         comm->rank, waited, what, of);
@@ -100,14 +88,13 @@ static inline void nccl_check(Comm *comm, ncclComm_t c, ncclResult_t result, con
 /* Ends the run if a communicator has failed. A rank that is lost need not show up here. */
 static inline void nccl_check_errors(Comm *comm) {
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-        Axis axis;
-        ncclComm_t c = *nccl_communicator(comm, i, &axis);
+        ncclComm_t c = comm->nccl[i];
         ncclResult_t state = ncclSuccess;
         if (c) ncclCommGetAsyncError(c, &state);
         if (state != ncclSuccess && state != ncclInProgress)
             run_failure("rank %d: NCCL lost the group of %s: %s (%s). Look at the other ranks; NCCL_DEBUG=INFO gives "
                         "details",
-                        comm->rank, axis_names[axis], ncclGetErrorString(state), ncclGetLastError(c));
+                        comm->rank, axis_names[nccl_axis(i)], ncclGetErrorString(state), ncclGetLastError(c));
     }
 }
 
@@ -118,7 +105,7 @@ static inline void nccl_check_errors(Comm *comm) {
 static inline void nccl_check_gpus(Comm *comm) {
     cudaDeviceProp mine;
     cuda_check(cudaGetDeviceProperties(&mine, comm->dev->gpu), "asking for the GPU's properties");
-    cudaUUID_t *all = (cudaUUID_t *)checked_malloc(sizeof mine.uuid * (size_t)comm->mesh.world);
+    cudaUUID_t *all = new_array(cudaUUID_t, comm->mesh.world);
     all_gather_now(comm, AXIS_WORLD, "GPUs", &mine.uuid, all, sizeof mine.uuid);
     for (int i = 0; i < comm->rank; i++)
         if (!memcmp(&all[i], &mine.uuid, sizeof mine.uuid))
@@ -131,15 +118,16 @@ static inline void nccl_check_gpus(Comm *comm) {
 /* The members of a communicator tell each other who they are; they must be the group's. */
 static inline void nccl_check_members(Comm *comm, Group *g) {
     int size = 0, rank = -1, mine = comm->rank;
-    ncclCommCount(g->nccl, &size);
-    ncclCommUserRank(g->nccl, &rank);
+    ncclComm_t c = comm->nccl[g->axis];
+    ncclCommCount(c, &size);
+    ncclCommUserRank(c, &rank);
     if (size != g->size || rank != g->rank)
         run_failure("rank %d: NCCL's group of %s has %d members, of which this rank is number %d; expected %d and %d",
                     comm->rank, axis_names[g->axis], size, rank, g->size, g->rank);
     size_t bytes = sizeof(int) * (size_t)size;
     int *members = (int *)checked_malloc(bytes), *gpu_members = comm->members;
     device_write(comm->dev, gpu_members + rank, &mine, sizeof mine);
-    nccl_check(comm, g->nccl, ncclAllGather(gpu_members + rank, gpu_members, 1, ncclInt32, g->nccl, comm->dev->stream),
+    nccl_check(comm, c, ncclAllGather(gpu_members + rank, gpu_members, 1, ncclInt32, c, comm->dev->stream),
                "meet the members of", axis_names[g->axis]);
     device_read(comm->dev, members, gpu_members, bytes);
     for (int i = 0; i < size; i++) {
@@ -161,17 +149,18 @@ static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
     int turns = P == 1 ? 0 : 2 + P % 2, directions = P > 2 ? 2 : 1; // two ranks are each other's next
     int my_turn = P % 2 && me == P - 1 ? 2 : me % 2;
     int turn_of_previous = P % 2 && previous == P - 1 ? 2 : previous % 2;
+    ncclComm_t all = comm->nccl[AXIS_WORLD];
     config->commName = "pp";
     for (int turn = 0; turn < turns; turn++)
         for (int back = 0; back < directions; back++) {
             int to_next = turn == my_turn, takes_part = to_next || turn == turn_of_previous;
             Link forward = to_next ? LINK_TO_NEXT : LINK_FROM_PREVIOUS;
             Link backward = to_next ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
-            ncclComm_t none = NULL, *made = takes_part ? &comm->links[back ? backward : forward] : &none;
+            Link link = back ? backward : forward;
+            ncclComm_t none = NULL, *made = takes_part ? &comm->nccl[(int)AXES + (int)link] : &none;
             int colour = NCCL_SPLIT_NOCOLOR, key = to_next != back ? 0 : 1;
             if (takes_part) colour = mesh_member(&comm->mesh, comm->rank, AXIS_PP, to_next ? me : previous);
-            nccl_check(comm, comm->nccl, ncclCommSplit(comm->nccl, colour, key, made, config), "split off",
-                       "a link of pp");
+            nccl_check(comm, all, ncclCommSplit(all, colour, key, made, config), "split off", "a link of pp");
             if (takes_part) nccl_check(comm, *made, ncclInProgress, "open", "a link of pp");
         }
 }
@@ -180,22 +169,21 @@ static inline void nccl_open_links(Comm *comm, ncclConfig_t *config) {
  * needs equal buffers on all members, which tp's ranks need not have, as their parts of the model differ. cp's
  * collectives use none of these buffers. So neither is registered. */
 static inline void nccl_open_group(Comm *comm, Group *g, ncclConfig_t *config) {
-    int colour, key;
+    int colour = comm->heartbeat->lines.colour[g->axis];
     const Arena *buffers = &comm->dev->arenas[MEM_COMM];
-    mesh_group(&comm->mesh, comm->rank, g->axis, &colour, &key);
     config->commName = axis_names[g->axis];
-    nccl_check(comm, comm->nccl, ncclCommSplit(comm->nccl, colour, key, &g->nccl, config), "split off",
-               axis_names[g->axis]);
-    nccl_check(comm, g->nccl, ncclInProgress, "open the group of", axis_names[g->axis]);
+    ncclComm_t all = comm->nccl[AXIS_WORLD], *made = &comm->nccl[g->axis];
+    nccl_check(comm, all, ncclCommSplit(all, colour, g->rank, made, config), "split off", axis_names[g->axis]);
+    nccl_check(comm, *made, ncclInProgress, "open the group of", axis_names[g->axis]);
     nccl_check_members(comm, g);
     if (g->axis < AXIS_DP_SHARD) return; // tp, cp
-    nccl_check(comm, g->nccl, ncclCommRegister(g->nccl, buffers->base, buffers->reserved, &g->registered),
+    nccl_check(comm, *made, ncclCommRegister(*made, buffers->base, buffers->reserved, &g->registered),
                "register the memory of", axis_names[g->axis]);
 }
 
 /* Opens one communicator of all ranks, and from it one for each axis and link. All ranks split in the same order. */
 static inline void nccl_open(Comm *comm) {
-    ncclUniqueId mine = ZERO, *all = (ncclUniqueId *)checked_malloc(sizeof mine * (size_t)comm->mesh.world);
+    ncclUniqueId mine = ZERO, *all = new_array(ncclUniqueId, comm->mesh.world);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     double free_before = device_memory(comm->dev->gpu);
@@ -212,8 +200,9 @@ static inline void nccl_open(Comm *comm) {
     all_gather_now(comm, AXIS_WORLD, "NCCL's identity", &mine, all, sizeof mine);
     nccl_own = comm;
     process_end.abort_collectives = nccl_abort;
-    ncclResult_t begun = ncclCommInitRankConfig(&comm->nccl, comm->mesh.world, all[0], comm->rank, &config);
-    nccl_check(comm, comm->nccl, begun, "open the group of", "all ranks");
+    ncclComm_t *made = &comm->nccl[AXIS_WORLD];
+    ncclResult_t begun = ncclCommInitRankConfig(made, comm->mesh.world, all[0], comm->rank, &config);
+    nccl_check(comm, *made, begun, "open the group of", "all ranks");
     free(all);
     for (int i = 0; i < NCCL_AXES; i++)
         if (comm->groups[nccl_axes[i]].size > 1) nccl_open_group(comm, &comm->groups[nccl_axes[i]], &config);
@@ -224,23 +213,18 @@ static inline void nccl_open(Comm *comm) {
 /* Closes all communicators. All begin to close before the first is waited for: neighbors wait in another order. */
 static inline void nccl_close(Comm *comm) {
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-        Axis axis;
-        ncclComm_t c = *nccl_communicator(comm, i, &axis);
+        ncclComm_t c = comm->nccl[i];
         if (!c) continue;
-        if (i < NCCL_AXES && comm->groups[axis].registered) ncclCommDeregister(c, comm->groups[axis].registered);
+        if (i < AXES && comm->groups[i].registered) ncclCommDeregister(c, comm->groups[i].registered);
         ncclCommFinalize(c);
     }
     for (int i = 0; i < NCCL_COMMUNICATORS; i++) {
-        Axis axis;
-        ncclComm_t *c = nccl_communicator(comm, i, &axis);
-        if (!*c) continue;
-        nccl_check(comm, *c, ncclInProgress, "close the group of", axis_names[axis]);
-        ncclCommDestroy(*c);
-        *c = NULL;
+        ncclComm_t c = comm->nccl[i];
+        if (!c) continue;
+        nccl_check(comm, c, ncclInProgress, "close the group of", axis_names[nccl_axis(i)]);
+        ncclCommDestroy(c);
+        comm->nccl[i] = NULL;
     }
-    nccl_check(comm, comm->nccl, ncclCommFinalize(comm->nccl), "close the group of", "all ranks");
-    ncclCommDestroy(comm->nccl);
-    comm->nccl = NULL;
     nccl_own = NULL;
 }
 
@@ -252,8 +236,9 @@ static inline void nccl_channel_open(Comm *comm, Channel *c) {
     if (!forward && !backward)
         run_failure("a message between members %d and %d of the %d of %s: NCCL carries messages only between neighbors",
                     g->rank, c->peer, g->size, axis_names[c->axis]);
-    if (forward) c->nccl = comm->links[c->receives ? LINK_FROM_PREVIOUS : LINK_TO_NEXT];
-    else c->nccl = comm->links[c->receives ? LINK_FROM_NEXT : LINK_TO_PREVIOUS];
+    Link link = c->receives ? LINK_FROM_PREVIOUS : LINK_TO_NEXT;
+    if (!forward) link = c->receives ? LINK_FROM_NEXT : LINK_TO_PREVIOUS;
+    c->nccl = comm->nccl[(int)AXES + (int)link];
 }
 
 // ---------------------------------------------------------------------------
@@ -280,7 +265,7 @@ static inline void nccl_start(Comm *comm, Request *r) {
                                                     "start the send of", "start the receive of"};
     Group *g = r->group;
     cudaStream_t stream = comm->dev->stream;
-    ncclComm_t c = r->channel ? r->channel->nccl : g->nccl;
+    ncclComm_t c = r->channel ? r->channel->nccl : comm->nccl[g->axis];
     int size = 0;
     ncclResult_t result = ncclCommCount(c, &size);
     if (result != ncclSuccess) nccl_check(comm, c, result, "count the members of", axis_names[g->axis]);
@@ -291,9 +276,7 @@ static inline void nccl_start(Comm *comm, Request *r) {
     else if (r->summed) result = nccl_reduce_scatter(r, c, stream);
     else result = nccl_all_to_all(r, c, size, stream);
     nccl_check(comm, c, result, starts[r->collective], r->what);
-    Traffic *measured = &comm->traffic_measured[g->axis][r->collective];
-    measured->calls++;
-    measured->bytes += (r->channel ? 1 : (int64_t)(size - 1)) * (int64_t)r->bytes;
+    traffic_count(comm->traffic_measured, r, size);
 }
 
 /* All of it is in its stream once it is started. */

@@ -13,23 +13,23 @@
 enum { THREAD_SLOTS = 64 };
 static_assert((int)THREAD_SLOTS > (int)MAX_IN_FLIGHT, "a slot is reused only after its collective is complete");
 
-/* Where one member posts one collective, or a sender its message. Collective n uses slot n % THREAD_SLOTS. */
+/* Where one member posts one collective, or a sender its message. Number n uses slot n % THREAD_SLOTS. */
 typedef struct ThreadSlot {
-    int64_t posted; // sequence + 1 of the collective whose data is at `send`
+    int64_t posted; // number of the collective whose data is at `send`
     const char *send;
-    int64_t done;       // sequence + 1 of the collective from which this member has copied everything; of a message:
-                        // which the receiver has copied
+    int64_t done;       // number of the collective from which this member has copied everything; of a message: which
+                        // the receiver has copied
     DeviceEvent ready;  // on a GPU: the data is at `send`
     DeviceEvent copied; // on a GPU: everything has been copied
     char pad[24];       // one cache line each
 } ThreadSlot;
 
+/* What the members of a group share, or the two ends of a channel, where only the sender posts. */
 typedef struct ThreadGroup {
-    Axis axis;
-    int colour, size;
-    int *members;          // (size) ranks in the world, each written by its own thread
-    ThreadSlot *slots;     // (THREAD_SLOTS, size)
-    ThreadSlot **messages; // (size, size) from, to: (THREAD_SLOTS), or NULL until used
+    int id[3]; // its axis; of a group its colour, -1; of a channel the ranks of its sender, its receiver
+    int size;  // members that post
+    int *members;      // (size) ranks in the world, each written by its own thread; not of a channel
+    ThreadSlot *slots; // (THREAD_SLOTS, size)
     struct ThreadGroup *next;
 } ThreadGroup;
 
@@ -43,32 +43,28 @@ typedef struct ThreadWorld {
 // ---------------------------------------------------------------------------
 // groups
 
-static inline ThreadGroup *thread_group_create(Axis axis, int colour, int size) {
-    size_t n = (size_t)size;
-    ThreadGroup *t = (ThreadGroup *)checked_malloc(sizeof *t);
-    t->axis = axis;
-    t->colour = colour;
-    t->size = size;
-    t->members = (int *)checked_malloc(sizeof(int) * n);
-    t->slots = (ThreadSlot *)checked_malloc(sizeof(ThreadSlot) * THREAD_SLOTS * n);
-    t->messages = (ThreadSlot **)checked_malloc(sizeof(ThreadSlot *) * n * n);
-    return t;
-}
-
-static inline void threads_group_open(Comm *comm, Group *g, int colour, int key) {
-    ThreadWorld *w = comm->thread_world;
+/* The group of that id, which whichever thread comes first creates. */
+static inline ThreadGroup *thread_group(ThreadWorld *w, int axis, int from, int to, int size) {
+    const int id[] = {axis, from, to};
     pthread_mutex_lock(&w->lock);
     ThreadGroup *t = w->groups;
-    while (t && (t->axis != g->axis || t->colour != colour)) t = t->next;
+    while (t && memcmp(t->id, id, sizeof id)) t = t->next;
     if (!t) {
-        t = thread_group_create(g->axis, colour, g->size);
+        t = new_array(ThreadGroup, 1);
+        memcpy(t->id, id, sizeof id);
+        t->size = size;
+        t->members = new_array(int, size);
+        t->slots = new_array(ThreadSlot, THREAD_SLOTS * size);
         t->next = w->groups;
         w->groups = t;
     }
     pthread_mutex_unlock(&w->lock);
-    __atomic_store_n(&t->members[key], comm->rank, __ATOMIC_RELEASE);
-    g->threads = t;
-    g->rank = key;
+    return t;
+}
+
+static inline void threads_group_open(Comm *comm, Group *g, int colour) {
+    g->threads = thread_group(comm->thread_world, (int)g->axis, colour, -1, g->size);
+    __atomic_store_n(&g->threads->members[g->rank], comm->rank, __ATOMIC_RELEASE);
 }
 
 static inline int threads_group_member(Comm *comm, Group *g, int i) {
@@ -96,139 +92,81 @@ static inline Heartbeat *threads_heartbeat_open(Comm *comm) {
     return heartbeat_at(w->heartbeats, comm->rank);
 }
 
-static inline void thread_slots_destroy_events(ThreadSlot *slots, int count) {
-    for (int i = 0; slots && i < count; i++) {
-        device_destroy_event(slots[i].ready);
-        device_destroy_event(slots[i].copied);
-    }
-}
-
 static inline void thread_world_close(ThreadWorld *w) {
     while (w->groups) {
         ThreadGroup *g = w->groups;
         w->groups = g->next;
-        thread_slots_destroy_events(g->slots, THREAD_SLOTS * g->size);
-        for (int p = 0; p < g->size * g->size; p++) {
-            thread_slots_destroy_events(g->messages[p], THREAD_SLOTS);
-            free(g->messages[p]);
+        for (int i = 0; i < THREAD_SLOTS * g->size; i++) {
+            device_destroy_event(g->slots[i].ready);
+            device_destroy_event(g->slots[i].copied);
         }
-        free(g->messages);
         free(g->members);
         free(g->slots);
         free(g);
     }
     if (!w->heartbeats) return;
     if (own_heartbeat.table == w->heartbeats) own_heartbeat.table = NULL;
-    munmap(w->heartbeats, heartbeats_bytes(w->heartbeats->capacity));
+    munmap(w->heartbeats, heartbeats_bytes(w->heartbeats->attached));
     w->heartbeats = NULL;
 }
 
 // ---------------------------------------------------------------------------
-// messages between two members
+// collectives and messages
 
-/* The slot of a message, which is the same at both ends. */
-static inline ThreadSlot *message_slot(Comm *comm, Request *r) {
+/* Where the members of the request's group, or the sender of its message, post it. *me: this rank's slot there. */
+static inline ThreadSlot *thread_slots(Comm *comm, Request *r, int *size, int *me) {
     Channel *c = r->channel;
-    Group *g = r->group;
-    if (!c->slots) {
-        int from = c->receives ? c->peer : g->rank, to = c->receives ? g->rank : c->peer;
-        ThreadSlot **shared = &g->threads->messages[from * g->size + to];
-        pthread_mutex_lock(&comm->thread_world->lock);
-        if (!*shared) *shared = (ThreadSlot *)checked_malloc(sizeof(ThreadSlot) * THREAD_SLOTS);
-        c->slots = *shared;
-        pthread_mutex_unlock(&comm->thread_world->lock);
-    }
-    return &c->slots[r->sequence % THREAD_SLOTS];
-}
-
-static inline void threads_start_message(Comm *comm, Request *r) {
-    ThreadSlot *slot = message_slot(comm, r);
-    Traffic *measured = &comm->traffic_measured[r->group->axis][r->collective];
-    measured->calls++;
-    if (!r->on_device) request_begin(comm, r);
-    if (r->collective == RECEIVE) return;
-    measured->bytes += (int64_t)r->bytes;
-    slot->send = r->send;
-    if (r->on_device) device_record_event(comm->dev, &slot->ready);
-    __atomic_store_n(&slot->posted, r->sequence + 1, __ATOMIC_RELEASE);
-}
-
-static inline int threads_test_send(Comm *comm, Request *r) {
-    ThreadSlot *slot = message_slot(comm, r);
-    if (__atomic_load_n(&slot->done, __ATOMIC_ACQUIRE) != r->sequence + 1) return 0;
-    if (r->on_device) {
-        request_begin(comm, r);
-        device_wait_event(comm->dev, slot->copied);
-    }
-    return 1;
-}
-
-static inline int threads_test_receive(Comm *comm, Request *r) {
-    ThreadSlot *slot = message_slot(comm, r);
-    if (__atomic_load_n(&slot->posted, __ATOMIC_ACQUIRE) != r->sequence + 1) return 0;
-    if (r->on_device) {
-        request_begin(comm, r);
-        device_wait_event(comm->dev, slot->ready);
-        device_copy(comm->dev, r->recv, slot->send, r->bytes);
-        device_record_event(comm->dev, &slot->copied);
-    } else memcpy(r->recv, slot->send, r->bytes);
-    comm->traffic_measured[r->group->axis][RECEIVE].bytes += (int64_t)r->bytes;
-    __atomic_store_n(&slot->done, r->sequence + 1, __ATOMIC_RELEASE);
-    return 1;
-}
-
-// ---------------------------------------------------------------------------
-// collectives
-
-/* (size) the slots of all members for this collective. */
-static inline ThreadSlot *collective_slots(Request *r) {
-    ThreadGroup *t = r->group->threads;
-    return &t->slots[(r->sequence % THREAD_SLOTS) * t->size];
+    if (c && !c->threads)
+        c->threads = thread_group(comm->thread_world, c->axis, c->receives ? c->peer_rank : comm->rank,
+                                  c->receives ? comm->rank : c->peer_rank, 1);
+    ThreadGroup *t = c ? c->threads : r->group->threads;
+    *size = t->size;
+    *me = c ? 0 : r->group->rank;
+    return &t->slots[(r->number % THREAD_SLOTS) * t->size];
 }
 
 static inline void threads_start(Comm *comm, Request *r) {
-    if (r->channel) {
-        threads_start_message(comm, r);
-        return;
-    }
-    ThreadSlot *mine = &collective_slots(r)[r->group->rank];
+    int size, me;
+    ThreadSlot *mine = thread_slots(comm, r, &size, &me) + me;
+    Traffic *measured = &comm->traffic_measured[r->group->axis][r->collective];
+    measured->calls++;
     r->parts_copied = 0;
+    if (!r->on_device) request_begin(comm, r);
+    if (r->collective == RECEIVE) return;
+    if (r->collective == SEND) measured->bytes += (int64_t)r->bytes;
     mine->send = r->send;
     if (r->on_device) device_record_event(comm->dev, &mine->ready);
-    else request_begin(comm, r);
-    __atomic_store_n(&mine->posted, r->sequence + 1, __ATOMIC_RELEASE);
-    comm->traffic_measured[r->group->axis][r->collective].calls++;
+    __atomic_store_n(&mine->posted, r->number, __ATOMIC_RELEASE);
 }
 
-/* Copies member p's part. */
+/* Copies what member p, or the sender of a message, has posted for this rank. */
 static inline void threads_copy_part(Comm *comm, Request *r, const ThreadSlot *slot, int p) {
     int me = r->group->rank;
     const char *from = slot->send + (r->collective == REDUCE_SCATTER ? (size_t)me * r->bytes : 0);
     char *to = r->recv + (size_t)p * r->bytes;
     if (r->on_device) device_wait_event(comm->dev, slot->ready);
-    if (to != from) { // equal: this rank's own part of an in-place all-gather
-        if (r->on_device) device_copy(comm->dev, to, from, r->bytes);
-        else memcpy(to, from, r->bytes);
-    }
-    if (p != me) comm->traffic_measured[r->group->axis][r->collective].bytes += (int64_t)r->bytes;
+    request_copy(comm, r, to, from);
+    if (r->channel || p != me) comm->traffic_measured[r->group->axis][r->collective].bytes += (int64_t)r->bytes;
 }
 
+/* On a GPU a request begins when it enqueues something. */
 static inline int threads_test(Comm *comm, Request *r) {
-    if (r->channel) return r->channel->receives ? threads_test_receive(comm, r) : threads_test_send(comm, r);
-    ThreadSlot *slots = collective_slots(r);
-    int n = r->group->threads->size, me = r->group->rank;
-    while (r->parts_copied < n) {
-        int p = (me + r->parts_copied) % n; // each rank starts at another member, so that not all read the same memory
-        if (__atomic_load_n(&slots[p].posted, __ATOMIC_ACQUIRE) != r->sequence + 1) return 0;
-        if (r->on_device && !r->parts_copied) request_begin(comm, r);
+    int size, me;
+    ThreadSlot *slots = thread_slots(comm, r, &size, &me);
+    int parts = r->collective == SEND ? 0 : size;
+    while (r->parts_copied < parts) {
+        int p = (me + r->parts_copied) % size; // each rank starts at another member: not all read the same memory
+        if (__atomic_load_n(&slots[p].posted, __ATOMIC_ACQUIRE) != r->number) return 0;
+        if (r->span.event < 0) request_begin(comm, r);
         threads_copy_part(comm, r, &slots[p], p);
-        if (++r->parts_copied < n) continue;
+        if (++r->parts_copied < parts) continue;
         if (r->on_device) device_record_event(comm->dev, &slots[me].copied);
-        __atomic_store_n(&slots[me].done, r->sequence + 1, __ATOMIC_RELEASE);
+        __atomic_store_n(&slots[me].done, r->number, __ATOMIC_RELEASE);
     }
-    for (int p = 0; p < n; p++) // others may still be reading what this rank sent
-        if (__atomic_load_n(&slots[p].done, __ATOMIC_ACQUIRE) < r->sequence + 1) return 0;
-    for (int p = 0; p < n && r->on_device; p++) // and their GPUs even longer
+    for (int p = 0; p < size; p++) // others may still be reading what this rank sent
+        if (__atomic_load_n(&slots[p].done, __ATOMIC_ACQUIRE) < r->number) return 0;
+    if (r->span.event < 0) request_begin(comm, r);
+    for (int p = 0; p < size && r->on_device; p++) // and their GPUs even longer
         device_wait_event(comm->dev, slots[p].copied);
     return 1;
 }

@@ -42,6 +42,15 @@ typedef struct {
     int peer;     // the rank in the world at the other end
 } ChannelEnd;
 
+/* The lines of a rank, for comparison with those of other ranks. */
+typedef struct {
+    int rank;         // in the world
+    int colour[AXES]; // of its groups, from 1; 0: not opened yet
+    int num_channels; // written after the channel that it counts
+    ChannelEnd channels[CHANNELS];
+    uint64_t order[LINES]; // hash of everything that was started on a line; equal on all ranks that share the line
+} RankLines;
+
 /* The flight recorder's entry for one collective or message. */
 typedef struct {
     int64_t number;  // on its line, from 1; 0: empty. Written last
@@ -57,7 +66,6 @@ typedef struct {
 /* What one rank tells the others on its host. */
 typedef struct Heartbeat {
     int process;        // its process id; 0: not in the table yet. Written last
-    int rank;           // in the world
     uint64_t born;      // start time of the process, because process ids are reused
     uint64_t pid_space; // its namespace of process ids
     int state, phase;   // RankState, Phase
@@ -66,17 +74,15 @@ typedef struct Heartbeat {
     int told_to_end;    // the signal by which its launcher ended it
     int wait_line;      // RANK_WAITING: for this collective
     int64_t wait_number;
-    int colour[AXES]; // of its groups, from 1; 0: not opened yet
-    int num_channels; // written after the channel that it counts
-    ChannelEnd channels[CHANNELS];
+    RankLines lines;
     int64_t started[LINES]; // collectives started on each line
     FlightRecord flights[LINES][FLIGHTS];
 } Heartbeat;
 
 /* One for each host; its ranks' heartbeats follow it in memory. */
 typedef struct HeartbeatTable {
-    int attached, capacity; // ranks in the table; places
-    int expected;           // ranks on this host, as the launcher says; 0: it does not say
+    int attached; // ranks in the table
+    int expected; // ranks on this host, as the launcher says; 0: it does not say
     int world;
     int threads;         // the ranks are threads of one process
     int said;            // exit code with which a rank or the monitor has reported a failure
@@ -103,13 +109,23 @@ static inline void rank_state(Heartbeat *me, RankState state, double now) {
     me->since = now;
 }
 
-/* Writes down to which groups a rank belongs. */
+/* The rank waits since then for collective `number` on a line. */
+static inline void rank_waits(Heartbeat *me, int line, int64_t number, double since) {
+    me->wait_line = line;
+    me->wait_number = number;
+    rank_state(me, RANK_WAITING, since);
+}
+
+/* Writes down to which groups a rank belongs, and forgets what an earlier mesh left in its lines. */
 static inline void heartbeat_groups(Heartbeat *k, const Mesh *mesh, int rank) {
+    RankLines lines = ZERO;
+    lines.rank = rank;
     for (int a = 0; a < AXES; a++) {
         int colour, key;
         mesh_group(mesh, rank, (Axis)a, &colour, &key);
-        k->colour[a] = colour + 1;
+        lines.colour[a] = colour + 1;
     }
+    k->lines = lines;
 }
 
 /* A rank's record of collective `number` on a line; NULL: not started, or overwritten since. */
@@ -120,15 +136,31 @@ static inline FlightRecord *flight_of(Heartbeat *k, int line, int64_t number) {
 
 static inline int is_channel(int line) { return line >= AXES; }
 
+/* Must rank `k` start what `me` starts on this line? */
+static inline int shares_line(const RankLines *k, const RankLines *me, int line) {
+    if (is_channel(line)) return k->rank == me->channels[line - AXES].peer;
+    return k->colour[line] == me->colour[line];
+}
+
 /* The line of rank `k` that corresponds to `line` of `me`: of a group the same, of a channel the other end. -1: none,
  * or not opened yet. */
-static inline int line_of_other(const Heartbeat *k, const Heartbeat *me, int line) {
-    if (!is_channel(line)) return k->colour[line] == me->colour[line] ? line : -1;
+static inline int line_of_other(const RankLines *k, const RankLines *me, int line) {
+    if (!shares_line(k, me, line)) return -1;
+    if (!is_channel(line)) return line;
     const ChannelEnd *mine = &me->channels[line - AXES];
-    if (k->rank != mine->peer) return -1;
     for (int i = 0; i < __atomic_load_n(&k->num_channels, __ATOMIC_SEQ_CST); i++) {
         const ChannelEnd *end = &k->channels[i];
         if (end->axis == mine->axis && end->peer == me->rank && end->receives != mine->receives) return AXES + i;
+    }
+    return -1;
+}
+
+/* The first line of `me` on which rank `k`, with nothing in flight between the two, has started something else; -1:
+ * none. Lines that only k has opened are found by a call with the two exchanged. */
+static inline int line_that_differs(const RankLines *k, const RankLines *me) {
+    for (int line = 0; line < AXES + me->num_channels; line++) {
+        int its = line_of_other(k, me, line);
+        if (shares_line(k, me, line) && (its < 0 || k->order[its] != me->order[line])) return line;
     }
     return -1;
 }
@@ -171,6 +203,16 @@ static inline uint64_t process_space(void) {
     return stat("/proc/self/ns/pid", &info) ? 0 : (uint64_t)info.st_ino;
 }
 
+/* Adds a rank of this process to the table. */
+static inline void heartbeat_init(Heartbeat *k, int rank) {
+    int process = (int)getpid();
+    k->lines.rank = rank;
+    k->since = seconds_now();
+    k->pid_space = process_space();
+    process_stat(process, &k->born);
+    __atomic_store_n(&k->process, process, __ATOMIC_RELEASE);
+}
+
 typedef enum { PROCESS_DIED, PROCESS_STOPPED, PROCESS_RUNS } ProcessState;
 
 static inline ProcessState process_state(const Heartbeat *k) {
@@ -187,7 +229,7 @@ static inline void say_line(Sentence *t, const Heartbeat *k, int line) {
         say(t, "%s", axis_names[line]);
         return;
     }
-    const ChannelEnd *c = &k->channels[line - AXES];
+    const ChannelEnd *c = &k->lines.channels[line - AXES];
     say(t, "%s %s rank %d", axis_names[c->axis], c->receives ? "from" : "to", c->peer);
 }
 
@@ -225,7 +267,7 @@ static inline void say_doing(Sentence *t, Heartbeat *k) {
 
 /* "rank 2 on host b7 (process 77) is stopped. It was running adamw", "rank 2 has been running adamw for 61.2 s" */
 static inline void say_rank(Sentence *t, const HeartbeatTable *table, Heartbeat *k, ProcessState process, double now) {
-    say(t, "rank %d", k->rank);
+    say(t, "rank %d", k->lines.rank);
     if (!table->threads) say(t, " on host %s (process %d)", table->host, k->process);
     if (k->state == RANK_ENDED) {
         say(t, " has ended");
@@ -259,11 +301,10 @@ static inline void say_last_collective(Sentence *t, Heartbeat *k, int line) {
  * has not started the collective or has shown no sign of life for half the limit; 2 it has not started it and waits for
  * something else, possibly for another host; 3 it is not. `line`: the line of k, or -1. */
 static inline int suspicion_of(Heartbeat *k, Heartbeat *me, int line, int64_t number, double limit, int *is_behind) {
-    int its = line_of_other(k, me, line);
-    int takes_part = its >= 0 || (is_channel(line) && k->rank == me->channels[line - AXES].peer);
+    int its = line_of_other(&k->lines, &me->lines, line);
     int has_started = its >= 0 && __atomic_load_n(&k->started[its], __ATOMIC_RELAXED) >= number;
     int is_silent = seconds_now() - last_sign(k) > limit / 2;
-    *is_behind = takes_part && !has_started;
+    *is_behind = shares_line(&k->lines, &me->lines, line) && !has_started;
     if (process_state(k) != PROCESS_RUNS) return 0;
     if (k->state != RANK_WAITING && (*is_behind || is_silent)) return 1;
     return *is_behind ? 2 : 3;
@@ -277,7 +318,7 @@ static inline int say_culprits(Sentence *t, HeartbeatTable *table, Heartbeat *me
     for (int suspicion = 0; suspicion < 3 && !named; suspicion++)
         for (int i = 0; i < n; i++) {
             Heartbeat *k = heartbeat_at(table, i);
-            int is_behind, its = line_of_other(k, me, line);
+            int is_behind, its = line_of_other(&k->lines, &me->lines, line);
             if (k == me || !k->process) continue;
             if (suspicion_of(k, me, line, number, limit, &is_behind) != suspicion) continue;
             if (named++ >= 4) continue;
@@ -287,8 +328,8 @@ static inline int say_culprits(Sentence *t, HeartbeatTable *table, Heartbeat *me
             if (!is_behind) continue;
             if (its >= 0) say_last_collective(t, k, its);
             else
-                say(t, "; it has %s rank %d nothing", me->channels[line - AXES].receives ? "sent" : "received from",
-                    me->rank);
+                say(t, "; it has %s rank %d nothing",
+                    me->lines.channels[line - AXES].receives ? "sent" : "received from", me->lines.rank);
         }
     if (named > 4) say(t, ", and %d more", named - 4);
     if (!named && n == table->world) say(t, "all %d ranks are waiting", n);
@@ -329,7 +370,7 @@ static inline void heartbeats_write_flights(HeartbeatTable *table) {
         Heartbeat *k = heartbeat_at(table, i);
         Sentence t = {doing, sizeof doing, 0};
         double now = seconds_now();
-        snprintf(path, sizeof path, "%s/flight/rank-%d.txt", table->out, k->rank);
+        snprintf(path, sizeof path, "%s/flight/rank-%d.txt", table->out, k->lines.rank);
         FILE *f = fopen(path, "w");
         if (!f) continue; // the failure's own message matters more
         say_rank(&t, table, k, process_state(k), now);
@@ -344,44 +385,23 @@ static inline void heartbeats_last_words(int code) {
 }
 
 // ---------------------------------------------------------------------------
-// the order of collectives: all ranks of a group must start the same ones
+// the order of collectives: all ranks of a group must start the same ones, and both ends of a channel the same messages
 
-/* What is started. */
-typedef struct {
-    Collective collective;
-    const char *what;
-    size_t bytes;
-    Dtype dtype;
-    double now; // seconds
-} FlightStart;
-
-/* Two ranks of this host that are next to `me` in a ring of its group. If no rank differs from its neighbors, all are
- * equal. */
-static inline void heartbeat_neighbors(HeartbeatTable *table, Heartbeat *me, int axis, Heartbeat *neighbors[2]) {
-    int n = table->attached, at = (int)(me - heartbeat_at(table, 0));
-    for (int side = 0; side < 2; side++)
-        for (int i = 1; i < n && !neighbors[side]; i++) {
-            Heartbeat *k = heartbeat_at(table, (at + (side ? n - i : i)) % n);
-            if (k->colour[axis] == me->colour[axis]) neighbors[side] = k;
-        }
+/* Rank k's record of what is number `number` on `line` of `me`; NULL: none. */
+static inline const FlightRecord *flight_of_other(Heartbeat *k, const Heartbeat *me, int line, int64_t number) {
+    int its = line_of_other(&k->lines, &me->lines, line);
+    return its >= 0 ? flight_of(k, its, number) : NULL;
 }
 
-/* Rank i's record of the collective, if it is in the group of `me`. */
-static inline const FlightRecord *member_flight(HeartbeatTable *table, int i, const Heartbeat *me, int axis,
-                                                int64_t number) {
-    Heartbeat *k = heartbeat_at(table, i);
-    return k->colour[axis] == me->colour[axis] ? flight_of(k, axis, number) : NULL;
-}
-
-/* Have two ranks of this group started different collectives with this number, or before it? */
-static inline int flights_differ(HeartbeatTable *table, Heartbeat *me, int axis, int64_t number) {
-    const FlightRecord *first = NULL;
+/* A rank of this host that has started something else than `me` as number `number` of a line, or before it; NULL: none
+ * that is known. */
+static inline Heartbeat *rank_that_differs(HeartbeatTable *table, Heartbeat *me, int line, int64_t number) {
+    const FlightRecord *mine = flight_of(me, line, number);
     for (int i = 0; i < table->attached; i++) {
-        const FlightRecord *e = member_flight(table, i, me, axis, number);
-        if (e && first && e->order != first->order) return 1;
-        if (e) first = e;
+        const FlightRecord *other = flight_of_other(heartbeat_at(table, i), me, line, number);
+        if (mine && other && other->order != mine->order) return heartbeat_at(table, i);
     }
-    return 0;
+    return NULL;
 }
 
 /* Waits up to 0.2 s for the other members to start the collective too: more of them show who differs. */
@@ -392,7 +412,7 @@ static inline void await_other_members(HeartbeatTable *table, const Heartbeat *m
         missing = 0;
         for (int i = 0; i < table->attached; i++) {
             const Heartbeat *k = heartbeat_at(table, i);
-            missing += k->colour[axis] == me->colour[axis] && k->started[axis] < number;
+            missing += shares_line(&k->lines, &me->lines, axis) && k->started[axis] < number;
         }
     }
 }
@@ -400,39 +420,34 @@ static inline void await_other_members(HeartbeatTable *table, const Heartbeat *m
 /* Says which ranks started what rank i started: "ranks 0, 2, 3 started all_gather of 'first' (4 bytes)". Returns how
  * many they are, or 0 if a rank before i is one of them and it has been said. */
 static inline int say_who_started(Sentence *t, HeartbeatTable *table, int i, Heartbeat *me, int axis, int64_t number) {
-    const FlightRecord *e = member_flight(table, i, me, axis, number);
+    char ranks[2048];
+    Sentence list = {ranks, sizeof ranks, 0};
+    const FlightRecord *e = flight_of_other(heartbeat_at(table, i), me, axis, number);
     int count = 0;
     for (int p = 0; e && p < table->attached; p++) {
-        const FlightRecord *other = member_flight(table, p, me, axis, number);
+        const FlightRecord *other = flight_of_other(heartbeat_at(table, p), me, axis, number);
         if (!other || other->order != e->order) continue;
         if (p < i) return 0;
-        count++;
+        say(&list, count++ ? ", %d" : " %d", heartbeat_at(table, p)->lines.rank);
     }
-    if (!e) return 0;
-    say(t, t->used ? "; rank%s" : "rank%s", count > 1 ? "s" : "");
-    int said = 0;
-    for (int p = i; p < table->attached; p++) {
-        const FlightRecord *other = member_flight(table, p, me, axis, number);
-        if (other && other->order == e->order) say(t, "%s%d", said++ ? ", " : " ", heartbeat_at(table, p)->rank);
-    }
-    say(t, " started %s of '%s' (%" PRId64 " bytes)", collective_names[e->collective], e->what, e->bytes);
+    if (!count) return 0;
+    say(t, "%srank%s%s started %s of '%s' (%" PRId64 " bytes)", t->used ? "; " : "", count > 1 ? "s" : "", ranks,
+        collective_names[e->collective], e->what, e->bytes);
     return count;
 }
 
-/* Ranks of this group have started different collectives: ends the run, and names the first that differs, what each
- * rank started, and the rank that differs from all others. */
-__attribute__((noreturn)) static inline void order_failed(HeartbeatTable *table, Heartbeat *me, int axis,
-                                                          int64_t number) {
+/* Ranks of a group have started different collectives: ends the run, and says what each rank started, and which rank
+ * differs from all others. */
+__attribute__((noreturn)) static inline void collective_failed(HeartbeatTable *table, Heartbeat *me, int axis,
+                                                               int64_t number) {
     char text[2048];
     Sentence t = {text, sizeof text, 0};
     int odd = -1, num_odd = 0, most = 0;
-    await_other_members(table, me, axis, number);
-    while (number > 1 && flights_differ(table, me, axis, number - 1)) number--;
     for (int i = 0; i < table->attached; i++) {
         int count = say_who_started(&t, table, i, me, axis, number);
         if (count > most) most = count;
         if (count != 1) continue;
-        odd = heartbeat_at(table, i)->rank;
+        odd = heartbeat_at(table, i)->lines.rank;
         num_odd++;
     }
     if (most > 1 && num_odd == 1) say(&t, "; only rank %d differs", odd);
@@ -441,74 +456,48 @@ __attribute__((noreturn)) static inline void order_failed(HeartbeatTable *table,
                 number, axis_names[axis], text);
 }
 
-/* Adds what `me` starts next on a line to its flight records. `kind` is what other ranks must start as well; *order is
- * the hash of the line so far, to which this is added. */
-static inline FlightRecord *flight_add(Heartbeat *me, int line, int kind, const FlightStart *s, uint64_t *order) {
+/* Both ends of a channel have different messages with this number: ends the run, and says which. */
+__attribute__((noreturn)) static inline void message_failed(Heartbeat *me, Heartbeat *peer, int line, int64_t number) {
+    const ChannelEnd *end = &me->lines.channels[line - AXES];
+    const FlightRecord *mine = flight_of(me, line, number), *theirs = flight_of_other(peer, me, line, number);
+    const FlightRecord *sent = end->receives ? theirs : mine, *expected = end->receives ? mine : theirs;
+    int own = me->lines.rank;
+    run_failure("message #%" PRId64 " from rank %d to rank %d on %s: '%s' (%" PRId64 " bytes) is sent, but '%s' "
+                "(%" PRId64 " bytes) is expected. Both ranks must send and receive the same messages in the same order",
+                number, end->receives ? end->peer : own, end->receives ? own : end->peer, axis_names[end->axis],
+                sent->what, sent->bytes, expected->what, expected->bytes);
+}
+
+/* Another rank has started something else than `me` as number `number` of a line, or before it: ends the run, and names
+ * the first difference. */
+__attribute__((noreturn)) static inline void order_failed(HeartbeatTable *table, Heartbeat *me, int line,
+                                                          int64_t number) {
+    if (!is_channel(line)) await_other_members(table, me, line, number);
+    while (rank_that_differs(table, me, line, number - 1)) number--;
+    if (is_channel(line)) message_failed(me, rank_that_differs(table, me, line, number), line, number);
+    collective_failed(table, me, line, number);
+}
+
+/* Adds what `me` starts next on a line to its flight records, and compares it with what the other ranks of this host
+ * have started. The last to start finds a difference, before any byte has moved. */
+static inline FlightRecord *flight_start(HeartbeatTable *table, Heartbeat *me, int line, Collective collective,
+                                         const char *what, int64_t bytes, Dtype dtype) {
     int64_t number = me->started[line] + 1;
+    int kind = is_channel(line) ? COLLECTIVES : collective; // one end of a channel sends, the other one receives
     FlightRecord *e = &me->flights[line][number % FLIGHTS];
-    uint64_t words[sizeof e->what / 8] = ZERO;
-    uint64_t h = (*order ^ ((uint64_t)s->bytes << 8 | (uint64_t)((int)s->dtype << 4 | kind))) * 0x100000001B3ull;
-    memcpy(words, s->what, strnlen(s->what, sizeof words - 1));
-    for (size_t i = 0; i < sizeof words / 8; i++) // each step is invertible, so that a single difference is never lost
-        h = ((h ^ h >> 29) ^ words[i]) * 0x9E3779B97F4A7C15ull;
+    uint64_t words[sizeof e->what / 8] = ZERO, *order = &me->lines.order[line];
+    uint64_t h = (*order ^ ((uint64_t)bytes << 8 | (uint64_t)((int)dtype << 4 | kind))) * 0x100000001B3ull;
+    memcpy(words, what, strnlen(what, sizeof words - 1));
+    *order = hash_words(h, words, sizeof words / 8);
     memcpy(e->what, words, sizeof words);
-    *order = h;
-    e->order = h;
-    e->bytes = (int64_t)s->bytes;
-    e->collective = s->collective;
-    e->started = s->now;
+    e->order = *order;
+    e->bytes = bytes;
+    e->collective = collective;
+    e->started = seconds_now();
     e->finished = 0;
     __atomic_store_n(&e->number, number, __ATOMIC_SEQ_CST); // if two ranks start at once, at least one sees the other
     __atomic_store_n(&me->started[line], number, __ATOMIC_RELAXED);
-    return e;
-}
-
-/* Records a collective that starts, and compares it with what the neighbors have started. */
-static inline FlightRecord *flight_collective(HeartbeatTable *table, Heartbeat *me, Heartbeat *const neighbors[2],
-                                              int axis, const FlightStart *s, uint64_t *order) {
-    FlightRecord *e = flight_add(me, axis, (int)s->collective, s, order);
-    uint64_t own = *order;
-    for (int side = 0; side < 2 && neighbors[side]; side++) {
-        const FlightRecord *other = flight_of(neighbors[side], axis, e->number);
-        if (other && other->order != own) order_failed(table, me, axis, e->number);
-    }
-    return e;
-}
-
-/* Adds an end of a channel of `me`. Returns the record of the rank at the other end; NULL: it is on another host. */
-static inline Heartbeat *heartbeat_add_channel(HeartbeatTable *table, Heartbeat *me, int axis, int receives, int peer) {
-    ChannelEnd end = {axis, receives, peer};
-    me->channels[me->num_channels] = end;
-    __atomic_store_n(&me->num_channels, me->num_channels + 1, __ATOMIC_SEQ_CST);
-    for (int i = 0; i < table->attached; i++)
-        if (heartbeat_at(table, i)->rank == peer) return heartbeat_at(table, i);
-    return NULL;
-}
-
-/* Both ends of a channel have different messages number `number`, or before: ends the run, and names the first. */
-__attribute__((noreturn)) static inline void message_failed(Heartbeat *me, Heartbeat *peer, int line, int64_t number) {
-    int its = line_of_other(peer, me, line);
-    for (; number > 1; number--) {
-        const FlightRecord *a = flight_of(me, line, number - 1), *b = flight_of(peer, its, number - 1);
-        if (!a || !b || a->order == b->order) break;
-    }
-    const ChannelEnd *end = &me->channels[line - AXES];
-    const FlightRecord *mine = flight_of(me, line, number), *theirs = flight_of(peer, its, number);
-    const FlightRecord *sent = end->receives ? theirs : mine, *expected = end->receives ? mine : theirs;
-    run_failure("message #%" PRId64 " from rank %d to rank %d on %s: '%s' (%" PRId64 " bytes) is sent, but '%s' "
-                "(%" PRId64 " bytes) is expected. Both ranks must send and receive the same messages in the same order",
-                number, end->receives ? end->peer : me->rank, end->receives ? me->rank : end->peer,
-                axis_names[end->axis], sent->what, sent->bytes, expected->what, expected->bytes);
-}
-
-/* Records a send or receive that starts, and compares it with what the rank at the other end has started; peer NULL: it
- * is on another host. The later of the two finds a difference, before any byte has moved. */
-static inline FlightRecord *flight_message(Heartbeat *me, Heartbeat *peer, int line, const FlightStart *s,
-                                           uint64_t *order) {
-    FlightRecord *e = flight_add(me, line, COLLECTIVES, s, order);
-    int its = peer ? line_of_other(peer, me, line) : -1;
-    const FlightRecord *other = its >= 0 ? flight_of(peer, its, e->number) : NULL;
-    if (other && other->order != e->order) message_failed(me, peer, line, e->number);
+    if (rank_that_differs(table, me, line, number)) order_failed(table, me, line, number);
     return e;
 }
 
@@ -521,20 +510,11 @@ static inline HeartbeatTable *heartbeats_open_threads(int ranks, double timeout)
     if (p == MAP_FAILED) run_failure("out of memory: could not reserve %zu bytes for the heartbeat table", bytes);
     HeartbeatTable *table = (HeartbeatTable *)p;
     table->attached = ranks;
-    table->capacity = ranks;
-    table->expected = ranks;
     table->world = ranks;
     table->threads = 1;
     table->timeout = timeout;
     gethostname(table->host, sizeof table->host - 1);
-    for (int i = 0; i < ranks; i++) {
-        Heartbeat *k = heartbeat_at(table, i);
-        k->rank = i;
-        k->process = (int)getpid();
-        k->pid_space = process_space();
-        k->since = seconds_now();
-        process_stat(k->process, &k->born);
-    }
+    for (int i = 0; i < ranks; i++) heartbeat_init(heartbeat_at(table, i), i);
     return table;
 }
 

@@ -42,8 +42,7 @@ static void exchange_reports(Trainer *trainer, const StepBatch *batch, double st
     report.save_signals = save_signals;
     report.end_signals = end_signals;
     report.is_writing = is_writing(&trainer->writer);
-    for (int a = 0; a < AXES; a++) report.order[a] = (uint32_t)(p->comm.groups[a].order >> 32);
-    channel_orders(&p->comm, report.channels);
+    if (p->comm.heartbeat) report.lines = p->comm.heartbeat->lines;
     report.figures.seconds = seconds_now() - start;
     report.figures.wait_seconds = p->comm.wait_seconds;
     report.figures.tokens = (int64_t)o->batch * o->seq * o->accum / mesh_stride(&p->mesh, AXIS_DP_SHARD);
@@ -75,19 +74,19 @@ static StepStats sum_reports(const Trainer *trainer) {
  * the same messages? On one host collectives are compared as they start; this compares hosts too. */
 static void check_orders(const Trainer *trainer, int64_t step) {
     const Parallel *p = &trainer->parallel;
-    const StepReport *all = trainer->reports, *mine = &all[p->rank];
-    for (int a = 0; a < AXES; a++)
-        for (int i = 0; i < p->rank; i++)
-            if (mine->order[a] != all[i].order[a] && mesh_together(&p->mesh, p->rank, i, (Axis)a))
-                run_failure("step %" PRId64 ": ranks %d and %d did not start the same collectives over %s in the same "
-                            "order",
-                            step, i, p->rank, axis_names[a]);
-    for (int i = 0; i < p->rank; i++) {
-        int axis = channels_differ(i, all[i].channels, p->rank, mine->channels);
-        if (axis >= 0)
+    const StepReport *all = trainer->reports;
+    const RankLines *mine = &all[p->rank].lines;
+    for (int i = 0; i < 2 * p->rank; i++) {
+        const RankLines *other = &all[i / 2].lines, *a = i % 2 ? mine : other, *b = i % 2 ? other : mine;
+        int line = line_that_differs(a, b);
+        if (line >= AXES)
             run_failure("step %" PRId64 ": the messages that ranks %d and %d sent each other over %s are not those "
                         "that the other one received",
-                        step, i, p->rank, axis_names[axis]);
+                        step, other->rank, p->rank, axis_names[b->channels[line - AXES].axis]);
+        if (line >= 0)
+            run_failure("step %" PRId64 ": ranks %d and %d did not start the same collectives over %s in the same "
+                        "order",
+                        step, other->rank, p->rank, axis_names[line]);
     }
 }
 

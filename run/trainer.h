@@ -22,8 +22,7 @@ typedef struct {
     int64_t bad_tensor;              // the first tensor whose gradient is not finite; -1: none
     uint64_t seeds;                  // hash of the sampler and of the seed of the weights
     uint64_t samples_hash;           // hash of the samples that this rank trained on
-    uint32_t order[AXES];            // hash of the collectives that it started on each axis
-    ChannelOrder channels[CHANNELS]; // hashes of its messages with each other rank
+    RankLines lines;      // hashes of the collectives and messages that it started
     int save_signals, end_signals;   // signals that its process has received so far
     int is_writing;                  // its part of a checkpoint is not on the disk yet
     RankFigures figures;

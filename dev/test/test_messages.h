@@ -203,19 +203,16 @@ static int64_t messages_miscounted_by(const Job *j, const Member *m) {
 static int64_t messages_orders(Member *m, int rank) {
     int64_t told_apart = 0;
     int n = m->world;
-    ChannelOrder mine[CHANNELS], all[8][CHANNELS];
-    channel_orders(&m->comm, mine);
-    all_gather_now(&m->comm, AXIS_WORLD, "channels", mine, all, sizeof mine);
-    for (int p = 0; p < n; p++)
-        m->wrong += p != rank && channels_differ(rank, mine, p, (const ChannelOrder *)all[p]) >= 0;
-    for (int i = 0; i < CHANNELS; i++) {
-        all[rank][i].order ^= 1;
-        for (int p = 0; p < n && mine[i].peer >= 0; p++)
-            told_apart +=
-                p == mine[i].peer &&
-                channels_differ(rank, (const ChannelOrder *)all[rank], p, (const ChannelOrder *)all[p]) == AXIS_PP &&
-                channels_differ(p, (const ChannelOrder *)all[p], rank, (const ChannelOrder *)all[rank]) == AXIS_PP;
-        all[rank][i].order ^= 1;
+    RankLines mine = m->comm.heartbeat->lines, all[8];
+    all_gather_now(&m->comm, AXIS_WORLD, "lines", &mine, all, sizeof mine);
+    for (int p = 0; p < n; p++) m->wrong += line_that_differs(&all[p], &mine) >= 0;
+    for (int i = 0; i < mine.num_channels; i++) {
+        const RankLines *peer = &all[mine.channels[i].peer];
+        mine.order[AXES + i] ^= 1;
+        int line = line_that_differs(&mine, peer);
+        int is_mine = line >= AXES && peer->channels[line - AXES].peer == rank;
+        told_apart += is_mine && line_that_differs(peer, &mine) == AXES + i;
+        mine.order[AXES + i] ^= 1;
     }
     return told_apart;
 }

@@ -84,13 +84,14 @@ static void compare_shared_gradients(Trainer *trainer) {
         mine[shared] = hash_bytes(mine[shared], have, sizeof(float) * (size_t)p.count);
         free(have);
     }
-    int stages = trainer->parallel.mesh.size[AXIS_PP], stride = mesh_stride(&trainer->parallel.mesh, AXIS_PP);
+    int stages = trainer->parallel.mesh.size[AXIS_PP];
     all_gather_now(&trainer->parallel.comm, AXIS_WORLD, "hashes", mine, all, sizeof mine);
     for (int i = 0; i < trainer->parallel.rank; i++) {
-        if (mesh_together(&trainer->parallel.mesh, i, trainer->parallel.rank, AXIS_TP))
+        const Mesh *mesh = &trainer->parallel.mesh;
+        if (i / mesh->size[AXIS_TP] == trainer->parallel.rank / mesh->size[AXIS_TP])
             __atomic_fetch_add(&shared_differ, all[2 * i] != mine[0], __ATOMIC_RELAXED);
-        if (trainer->model.table.part.tied_head_copy && trainer->parallel.rank - i == (stages - 1) * stride &&
-            mesh_together(&trainer->parallel.mesh, i, trainer->parallel.rank, AXIS_PP))
+        if (trainer->model.table.part.tied_head_copy && mesh_coordinate(mesh, i, AXIS_PP) == 0 &&
+            mesh_member(mesh, i, AXIS_PP, stages - 1) == trainer->parallel.rank)
             __atomic_fetch_add(&shared_differ, all[2 * i + 1] != mine[1], __ATOMIC_RELAXED);
     }
     free(all);
