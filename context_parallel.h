@@ -42,12 +42,12 @@ static void cp_open(ContextParallel *cp, Comm *comm, int B, int T, int64_t Q, in
     cp->Q = Q;
     cp->KV = KV;
     if (cp->size == 1) return;
-    size_t bytes = sizeof(floatX) * (size_t)B * (size_t)T * 2 * (size_t)KV, all = bytes * (size_t)cp->size;
-    cp->own = (floatX *)arena_alloc(cp->dev, MEM_ACTIVATIONS, "keys and values", bytes);
-    cp->of_ranks = (floatX *)arena_alloc(cp->dev, MEM_ACTIVATIONS, "keys and values of all cp ranks", all);
-    cp->sequence = (floatX *)arena_alloc(cp->dev, MEM_ACTIVATIONS, "keys and values of the sequence", all);
+    int64_t own = (int64_t)B * T * 2 * KV, all = own * cp->size;
+    cp->own = arena_array(floatX, cp->dev, MEM_ACTIVATIONS, "keys and values", own);
+    cp->of_ranks = arena_array(floatX, cp->dev, MEM_ACTIVATIONS, "keys and values of all cp ranks", all);
+    cp->sequence = arena_array(floatX, cp->dev, MEM_ACTIVATIONS, "keys and values of the sequence", all);
     if (training)
-        cp->d_sequence = (floatX *)arena_alloc(cp->dev, MEM_ACTIVATIONS, "d keys and values of the sequence", all);
+        cp->d_sequence = arena_array(floatX, cp->dev, MEM_ACTIVATIONS, "d keys and values of the sequence", all);
 }
 
 static void cp_close(ContextParallel *cp) { request_close(&cp->request); }
@@ -63,7 +63,7 @@ static int cp_position(const ContextParallel *cp, int t, int T) {
  * (length / ranks) may be `sequence` itself. */
 static void cp_select_halves(int32_t *selected, const int32_t *sequence, int length, int ranks, int i) {
     int half = length / (2 * ranks);
-    size_t bytes = sizeof(int32_t) * (size_t)half;
+    size_t bytes = sizeof(int32_t) * half;
     memmove(selected, sequence + (int64_t)i * half, bytes);
     memmove(selected + half, sequence + (int64_t)(2 * ranks - 1 - i) * half, bytes);
 }
@@ -72,13 +72,13 @@ static void cp_select_halves(int32_t *selected, const int32_t *sequence, int len
  * parts), or back. */
 enum { CP_TO_SEQUENCE, CP_TO_RANKS };
 static void cp_reorder(ContextParallel *cp, floatX *sequence, int direction) {
-    size_t half = sizeof(floatX) * (size_t)(cp->T / 2) * 2 * (size_t)cp->KV; // bytes
-    size_t rank_stride = 2 * half, sequence_stride = rank_stride * (size_t)cp->size;
+    size_t half = sizeof(floatX) * (cp->T / 2) * 2 * cp->KV; // bytes
+    size_t rank_stride = 2 * half, sequence_stride = rank_stride * cp->size;
     for (int rank = 0; rank < cp->size; rank++)
         for (int second = 0; second < 2; second++) {
-            size_t part = (size_t)(second ? 2 * cp->size - 1 - rank : rank);
+            int part = second ? 2 * cp->size - 1 - rank : rank;
             char *in_sequence = (char *)sequence + part * half;
-            char *in_ranks = (char *)cp->of_ranks + (size_t)(rank * cp->B) * rank_stride + (size_t)second * half;
+            char *in_ranks = (char *)cp->of_ranks + rank * cp->B * rank_stride + second * half;
             if (direction == CP_TO_SEQUENCE)
                 device_copy_rows(cp->dev, in_sequence, sequence_stride, in_ranks, rank_stride, half, cp->B);
             else device_copy_rows(cp->dev, in_ranks, rank_stride, in_sequence, sequence_stride, half, cp->B);
@@ -92,12 +92,11 @@ static void cp_reorder(ContextParallel *cp, floatX *sequence, int direction) {
  * until the next cp_all_gather_kv or cp_reduce_scatter_kv. */
 static KeyValue cp_all_gather_kv(ContextParallel *cp, const floatX *qkv /* (B·T, Q + 2·KV) */) {
     KeyValue own = {qkv + cp->Q, qkv + cp->Q + cp->KV, cp->Q + 2 * cp->KV, cp->T};
-    size_t row = sizeof(floatX) * 2 * (size_t)cp->KV, qkv_row = sizeof(floatX) * (size_t)(cp->Q + 2 * cp->KV);
+    size_t row = sizeof(floatX) * 2 * cp->KV, qkv_row = sizeof(floatX) * (cp->Q + 2 * cp->KV);
     int N = cp->B * cp->T;
     if (cp->size == 1) return own;
     device_copy_rows(cp->dev, cp->own, row, own.k, qkv_row, row, N);
-    all_gather_start(cp->comm, &cp->request, AXIS_CP, "keys and values", cp->own, cp->of_ranks,
-                     row / sizeof(floatX) * (size_t)N, FLOATX);
+    all_gather_start(cp->comm, &cp->request, AXIS_CP, "keys and values", cp->own, cp->of_ranks, 2 * cp->KV * N, FLOATX);
     comm_wait(cp->comm, &cp->request);
     cp_reorder(cp, cp->sequence, CP_TO_SEQUENCE);
     KeyValue all = {cp->sequence, cp->sequence + cp->KV, 2 * cp->KV, cp->T * cp->size};
@@ -115,16 +114,16 @@ static floatX *cp_key_gradient(ContextParallel *cp, floatX *d_qkv) {
 
 /* Sums the gradients of this rank's keys and values over the queries of all ranks, into their columns of d_qkv. */
 static void cp_reduce_scatter_kv(ContextParallel *cp, floatX *d_qkv /* (B·T, Q + 2·KV) */) {
-    size_t row = sizeof(floatX) * 2 * (size_t)cp->KV, qkv_row = sizeof(floatX) * (size_t)(cp->Q + 2 * cp->KV);
+    size_t row = sizeof(floatX) * 2 * cp->KV, qkv_row = sizeof(floatX) * (cp->Q + 2 * cp->KV);
     int N = cp->B * cp->T;
-    size_t count = (size_t)N * 2 * (size_t)cp->KV;
+    int64_t count = 2 * cp->KV * N;
     floatX *pieces = cp->sequence; // (size, B, T, 2·KV) what the queries of each rank contribute
     if (cp->size == 1) return;
     cp_reorder(cp, cp->d_sequence, CP_TO_RANKS);
     reduce_scatter_start(cp->comm, &cp->request, AXIS_CP, "gradients of keys and values", cp->of_ranks, pieces, count,
                          FLOATX);
     comm_wait(cp->comm, &cp->request);
-    sum_pieces(cp->dev, cp->own, pieces, cp->size, (int64_t)count);
+    sum_pieces(cp->dev, cp->own, pieces, cp->size, count);
     device_copy_rows(cp->dev, d_qkv + cp->Q, qkv_row, cp->own, row, row, N);
 }
 

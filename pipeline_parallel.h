@@ -20,7 +20,7 @@ typedef char MessageName[48];
 typedef struct {
     Schedule schedule;
     Comm *comm;
-    size_t message_bytes;
+    int64_t message_elements;
     PipelineMessage *in[2];    // (schedule.receive_buffers[kind]) inputs of forwards and of backwards
     PipelineMessage out[2][2]; // outputs of each kind: one is written while the previous one is sent
     int receives_started;      // in this training step
@@ -47,7 +47,7 @@ static void pipeline_start_receive(Pipeline *p, const PipelineStep *step) {
     device_wait_stream(dev, on, STREAM_COMPUTE); // which has read the buffer's previous message
     StreamKind before = device_set_stream(dev, on);
     receive_start(p->comm, &in->request, AXIS_PP, pipeline_source(&p->schedule, step), message_name(p, step, 0),
-                in->data, p->message_bytes / sizeof(floatX), FLOATX);
+                  in->data, p->message_elements, FLOATX);
     device_set_stream(dev, before);
 }
 
@@ -64,7 +64,7 @@ static void pipeline_receive(Pipeline *p, const PipelineStep *step, floatX *to) 
     if (pipeline_source(&p->schedule, step) < 0) return;
     PipelineMessage *in = &p->in[step->kind][step->receive_buffer];
     comm_wait(p->comm, &in->request);
-    device_copy(p->comm->dev, to, in->data, p->message_bytes);
+    device_copy(p->comm->dev, to, in->data, sizeof(floatX) * p->message_elements);
 }
 
 /* The message into which a step writes its output; pipeline_send sends it. Waits until the message before the previous
@@ -81,7 +81,7 @@ static void pipeline_send(Pipeline *p, const PipelineStep *step, PipelineMessage
     device_wait_stream(dev, on, STREAM_COMPUTE);
     StreamKind before = device_set_stream(dev, on);
     send_start(p->comm, &out->request, AXIS_PP, pipeline_target(&p->schedule, step), message_name(p, step, 1),
-                out->data, p->message_bytes / sizeof(floatX), FLOATX);
+               out->data, p->message_elements, FLOATX);
     device_set_stream(dev, before);
 }
 
@@ -95,21 +95,21 @@ static void pipeline_finish(Pipeline *p) {
 }
 
 /* p->schedule is open. A pipeline of one rank needs no buffers. */
-static void pipeline_open(Pipeline *p, Comm *comm, size_t message_bytes) {
+static void pipeline_open(Pipeline *p, Comm *comm, int64_t message_elements) {
     const Schedule *s = &p->schedule;
     Device *dev = comm->dev;
     p->comm = comm;
-    p->message_bytes = message_bytes;
+    p->message_elements = message_elements;
     for (int kind = 0; kind < 2; kind++) {
         p->in[kind] = new_array(PipelineMessage, s->receive_buffers[kind]);
         for (int i = 0; i < s->receive_buffers[kind]; i++)
-            p->in[kind][i].data = (floatX *)arena_alloc(dev, MEM_ACTIVATIONS, "received from a stage", message_bytes);
+            p->in[kind][i].data = arena_array(floatX, dev, MEM_ACTIVATIONS, "received from a stage", message_elements);
         for (int i = 0; i < 2 && s->pp > 1; i++)
-            p->out[kind][i].data = (floatX *)arena_alloc(dev, MEM_ACTIVATIONS, "sent to a stage", message_bytes);
+            p->out[kind][i].data = arena_array(floatX, dev, MEM_ACTIVATIONS, "sent to a stage", message_elements);
     }
-    size_t names = sizeof(MessageName) * 4 * (size_t)(s->virtual_stages * s->micro_batches);
-    if (s->pp > 1) p->names = (MessageName *)arena_alloc(dev, MEM_HOST, "names of messages", names);
-    if (dev->dry_run) p->names = (MessageName *)checked_malloc(names); // a dry run's arenas have no memory
+    int names = 4 * s->virtual_stages * s->micro_batches;
+    if (s->pp > 1) p->names = arena_array(MessageName, dev, MEM_HOST, "names of messages", names);
+    if (dev->dry_run) p->names = new_array(MessageName, names); // a dry run's arenas have no memory
 }
 
 static void pipeline_close(Pipeline *p) {

@@ -40,17 +40,17 @@ static void tp_open(TensorParallel *tp, Comm *comm, int N, int C, int first_toke
     tp->first_token_id = first_token_id;
     tp_set_tokens(tp, N);
     if (tp->size == 1) return;
-    size_t bytes = sizeof(floatX) * (size_t)tp->tokens * (size_t)tp->size * (size_t)C;
-    tp->gathered = (floatX *)arena_alloc(tp->dev, MEM_ACTIVATIONS, "tokens of all tp ranks", bytes);
-    tp->partial = (floatX *)arena_alloc(tp->dev, MEM_ACTIVATIONS, "partial sums", bytes);
-    tp->pieces = (floatX *)arena_alloc(tp->dev, MEM_ACTIVATIONS, "partial sums of all tp ranks", bytes);
-    device_zero(tp->dev, tp->partial, bytes);
+    int64_t all = (int64_t)tp->tokens * tp->size * C;
+    tp->gathered = arena_array(floatX, tp->dev, MEM_ACTIVATIONS, "tokens of all tp ranks", all);
+    tp->partial = arena_array(floatX, tp->dev, MEM_ACTIVATIONS, "partial sums", all);
+    tp->pieces = arena_array(floatX, tp->dev, MEM_ACTIVATIONS, "partial sums of all tp ranks", all);
+    device_zero(tp->dev, tp->partial, sizeof(floatX) * all);
 }
 
 /* Allocates for the loss, on ranks that have the head. `logit_rows`: how many tokens' logits exist at a time. */
 static void tp_open_loss(TensorParallel *tp, int logit_rows) {
-    size_t bytes = sizeof(float) * 3 * (size_t)logit_rows * (size_t)(1 + tp->size);
-    if (tp->size > 1) tp->loss_parts = (float *)arena_alloc(tp->dev, MEM_ACTIVATIONS, "softmax statistics", bytes);
+    int64_t count = (int64_t)logit_rows * 3 * (1 + tp->size);
+    if (tp->size > 1) tp->loss_parts = arena_array(float, tp->dev, MEM_ACTIVATIONS, "softmax statistics", count);
 }
 
 static void tp_close(TensorParallel *tp) { request_close(&tp->request); }
@@ -60,7 +60,7 @@ static void tp_close(TensorParallel *tp) { request_close(&tp->request); }
 
 /* Returns x of all tokens, (N, C), valid until the next call. */
 static const floatX *tp_all_gather_tokens(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
-    size_t count = (size_t)tp->tokens * (size_t)tp->C;
+    int64_t count = (int64_t)tp->tokens * tp->C;
     if (tp->size == 1) return x;
     all_gather_start(tp->comm, &tp->request, AXIS_TP, what, x, tp->gathered, count, FLOATX);
     comm_wait(tp->comm, &tp->request);
@@ -76,11 +76,11 @@ static floatX *tp_partial(TensorParallel *tp, floatX *sum /* (n,C) */) { return 
 /* sum = the partial sums of all ranks for this rank's tokens. The transport only moves the pieces. They are added here,
  * as a binary tree over ranks, so that every transport gives the same bits. */
 static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = */, const char *what) {
-    size_t count = (size_t)tp->tokens * (size_t)tp->C;
+    int64_t count = (int64_t)tp->tokens * tp->C;
     if (tp->size == 1) return;
     reduce_scatter_start(tp->comm, &tp->request, AXIS_TP, what, tp->partial, tp->pieces, count, FLOATX);
     comm_wait(tp->comm, &tp->request);
-    sum_pieces(tp->dev, sum, tp->pieces, tp->size, (int64_t)count);
+    sum_pieces(tp->dev, sum, tp->pieces, tp->size, count);
 }
 
 // ---------------------------------------------------------------------------
@@ -96,7 +96,7 @@ static void tp_cross_entropy(TensorParallel *tp, float *losses /* (rows) = */, f
     }
     float *own = tp->loss_parts, *all = own + 3 * (int64_t)rows; // (rows, 3), (size, rows, 3)
     cross_entropy_part(tp->dev, own, logits, targets, tp->first_token_id, rows, V);
-    all_gather_start(tp->comm, &tp->request, AXIS_TP, "softmax statistics", own, all, 3 * (size_t)rows, DTYPE_F32);
+    all_gather_start(tp->comm, &tp->request, AXIS_TP, "softmax statistics", own, all, 3 * rows, DTYPE_F32);
     comm_wait(tp->comm, &tp->request);
     cross_entropy_join(tp->dev, losses, logits, all, targets, tp->size, tp->first_token_id, rows, V, with_gradient);
 }

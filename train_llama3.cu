@@ -340,7 +340,7 @@ static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step
     if (m->stage->num_blocks)
         residual_add(m->dev, out->data, m->blocks[m->num_kept - 1].after_attention, m->sublayer_out,
                      (int64_t)m->tp->tokens * m->config.C);
-    else device_copy(m->dev, out->data, m->blocks[0].x, pipeline->message_bytes);
+    else device_copy(m->dev, out->data, m->blocks[0].x, sizeof(floatX) * pipeline->message_elements);
     pipeline_send(pipeline, step, out);
 }
 
@@ -369,7 +369,7 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
         return;
     }
     PipelineMessage *out = pipeline_output(pipeline, step);
-    device_copy(m->dev, out->data, m->d_x, pipeline->message_bytes);
+    device_copy(m->dev, out->data, m->d_x, sizeof(floatX) * pipeline->message_elements);
     pipeline_send(pipeline, step, out);
 }
 
@@ -408,7 +408,7 @@ static StepBatch *next_batch(Trainer *trainer, double now) {
     rank_state(p->comm.heartbeat, RANK_COMPUTING, seconds_now());
     if (trainer->samples)
         all_gather_start(&p->comm, &trainer->samples_gather, AXIS_WORLD, "samples", batch->windows, trainer->samples,
-                         sizeof(int64_t) * (size_t)trainer->loader.samples, DTYPE_BYTE);
+                         sizeof(int64_t) * trainer->loader.samples, DTYPE_BYTE);
     return batch;
 }
 
@@ -542,7 +542,7 @@ static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count,
     const floatX *x = final_norm_forward(m, &w);
     linear_forward_fp32(m->dev, m->logits, x + (int64_t)(count - 1) * C, w.head, 1, C, V);
     fsdp_reshard(m->fsdp, &m->fsdp->units[m->table.head], AFTER_LAST_USE);
-    device_read(m->dev, m->next_logits, m->logits, sizeof(float) * (size_t)V);
+    device_read(m->dev, m->next_logits, m->logits, sizeof(float) * V);
     return m->next_logits;
 }
 

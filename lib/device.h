@@ -316,6 +316,10 @@ static inline void *arena_alloc(Device *dev, MemCategory category, const char *n
     return p;
 }
 
+/* The same, as an array of `count` elements. */
+#define arena_array(type, dev, category, name, count)                                                                  \
+    ((type *)arena_alloc(dev, category, name, sizeof(type) * (size_t)(count)))
+
 /* arena_release frees everything that was allocated since the arena_mark of that category. */
 static inline size_t arena_mark(const Device *dev, MemCategory category) { return dev->arenas[category].used; }
 static inline void arena_release(Device *dev, MemCategory category, size_t mark) {

@@ -37,7 +37,7 @@ static void audit_end_epoch(Audit *a) {
     a->repeated = 0;
     a->starts_mid_epoch = 0;
     a->epoch++;
-    memset(a->consumed_by, 0, sizeof *a->consumed_by * (size_t)a->windows);
+    memset(a->consumed_by, 0, sizeof *a->consumed_by * a->windows);
 }
 
 /* The line that describes the data of the steps after it. */

@@ -13,14 +13,14 @@ static double matmul_rate(Device *dev) {
     size_t mark = arena_mark(dev, MEM_WORKSPACE);
     device_phase(dev, "measuring the matmul rate", NULL);
     memcpy(ops, dev->ops, sizeof ops);
-    floatX *x = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * (size_t)(N * C));
-    floatX *w = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * (size_t)(C * C));
-    floatX *y = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * (size_t)(N * C));
+    floatX *x = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * N * C);
+    floatX *w = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * C * C);
+    floatX *y = (floatX *)scratch(dev, "matmul rate", sizeof(floatX) * N * C);
     int count = dev->dry_run ? 0 : (int)max_i64(N, C) * C;
     floatX *numbers = new_array(floatX, count);
     for (int i = 0; i < count; i++) numbers[i] = from_float((float)(i % 17) - 8);
-    device_write(dev, x, numbers, sizeof(floatX) * (size_t)(N * C));
-    device_write(dev, w, numbers, sizeof(floatX) * (size_t)(C * C));
+    device_write(dev, x, numbers, sizeof(floatX) * N * C);
+    device_write(dev, w, numbers, sizeof(floatX) * C * C);
     free(numbers);
     for (int i = 0; i < repetitions; i++) {
         device_synchronize(dev);

@@ -153,7 +153,7 @@ static AttentionShape attention_shape(const Model *m, const KeyValue *kv) {
 static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */) {
     const Llama3Config *c = &m->config;
     int64_t Q = (int64_t)c->NH * c->HD, KV = (int64_t)c->NKV * c->HD;
-    size_t row = sizeof(floatX) * (size_t)(2 * KV), qkv_row = sizeof(floatX) * (size_t)(Q + 2 * KV);
+    size_t row = sizeof(floatX) * 2 * KV, qkv_row = sizeof(floatX) * (Q + 2 * KV);
     floatX *cache = m->kv_cache + (int64_t)l * m->num_positions * 2 * KV;
     device_copy_rows(m->dev, cache + m->past * 2 * KV, row, qkv + Q, qkv_row, row, m->T);
     KeyValue kv = {cache, cache + KV, 2 * KV, m->past + m->T};
@@ -167,7 +167,7 @@ static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */
  * no targets. */
 static void feed_micro_batch(Model *m, const StepBatch *batch, int micro_batch) {
     int64_t N = (int64_t)m->B * m->T, at = micro_batch * N;
-    size_t bytes = sizeof(int32_t) * (size_t)N;
+    size_t bytes = sizeof(int32_t) * N;
     if (stage_embeds(m)) device_feed(m->dev, m->ids, batch->inputs + at, bytes);
     if (batch->targets && stage_has_loss(m)) device_feed(m->dev, m->targets, batch->targets + at, bytes);
     if (!batch->docs) return;
@@ -179,13 +179,13 @@ static void feed_micro_batch(Model *m, const StepBatch *batch, int micro_batch) 
 // allocation
 
 static floatX *activation(Model *m, const char *name, int64_t elements) {
-    return (floatX *)arena_alloc(m->dev, MEM_ACTIVATIONS, name, sizeof(floatX) * (size_t)elements);
+    return arena_array(floatX, m->dev, MEM_ACTIVATIONS, name, elements);
 }
 static float *activation_fp32(Model *m, const char *name, int64_t elements) {
-    return (float *)arena_alloc(m->dev, MEM_ACTIVATIONS, name, sizeof(float) * (size_t)elements);
+    return arena_array(float, m->dev, MEM_ACTIVATIONS, name, elements);
 }
 static int32_t *activation_int32(Model *m, const char *name, int64_t elements) {
-    return (int32_t *)arena_alloc(m->dev, MEM_ACTIVATIONS, name, sizeof(int32_t) * (size_t)elements);
+    return arena_array(int32_t, m->dev, MEM_ACTIVATIONS, name, elements);
 }
 
 static Keep block_keeps(const Model *m, int l) {
@@ -261,7 +261,7 @@ static void head_open(Model *m) {
     m->targets = activation_int32(m, "targets", (int64_t)m->B * m->T);
     m->logit_rows = logit_rows(m);
     m->logits = activation_fp32(m, "logits", (int64_t)m->logit_rows * c->V);
-    device_zero(m->dev, m->losses, sizeof(float) * (size_t)all); // those beyond N stay zero
+    device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
 }
 
 /* The rotation of every position, and the positions of this rank's tokens. */
@@ -270,13 +270,13 @@ static void positions_open(Model *m, int count) {
     m->cos_sin = activation_fp32(m, "rotation table", (int64_t)m->num_positions * c->HD);
     m->positions = activation_int32(m, "positions", count);
     if (m->dev->dry_run) return;
-    size_t table = sizeof(float) * (size_t)m->num_positions * (size_t)c->HD;
+    size_t table = sizeof(float) * m->num_positions * c->HD;
     float *cos_sin = (float *)checked_malloc(table);
     int32_t *positions = new_array(int32_t, count);
     rope_table(cos_sin, c, m->num_positions);
     for (int t = 0; t < count; t++) positions[t] = cp_position(m->cp, t, m->T);
     device_write(m->dev, m->cos_sin, cos_sin, table);
-    device_write(m->dev, m->positions, positions, sizeof(int32_t) * (size_t)count);
+    device_write(m->dev, m->positions, positions, sizeof(int32_t) * count);
     free(cos_sin);
     free(positions);
 }
@@ -311,7 +311,7 @@ static void model_open(Model *m, const Schedule *schedule, int B, int T, int cac
     positions_open(m, cached ? cached : T);
     if (!cached) return;
     m->kv_cache = activation(m, "cached keys and values", (int64_t)c->L * cached * 2 * KV);
-    m->next_logits = (float *)arena_alloc(m->dev, MEM_HOST, "next token's logits", sizeof(float) * (size_t)c->V);
+    m->next_logits = arena_array(float, m->dev, MEM_HOST, "next token's logits", c->V);
 }
 
 static void model_close(Model *m) {

@@ -17,7 +17,7 @@ static int64_t first_bad_tensor(Trainer *trainer) {
     for (int i = 0; next_unique_piece(&trainer->parallel.fsdp, &i, &p);)
         for (int64_t done = 0; done < p.count; done += CHUNK) {
             int64_t n = min_i64(CHUNK, p.count - done);
-            device_read(&trainer->parallel.dev, values, p.unit->grad + p.at + done, sizeof(float) * (size_t)n);
+            device_read(&trainer->parallel.dev, values, p.unit->grad + p.at + done, sizeof(float) * n);
             for (int64_t e = 0; e < n; e++)
                 if (!isfinite(values[e])) return p.tensor->index;
         }

@@ -62,11 +62,13 @@ typedef struct Trainer {
 // allocation
 
 static void timeline_open(Device *dev, const Job *j) {
-    size_t bytes = sizeof(Event) * (size_t)dev->max_events;
-    if (!bytes) return;
-    if (j->task == DO_PLAN) dev->events = (Event *)checked_malloc(bytes); // not part of the planned memory
-    else if (dev->dry_run) arena_alloc(dev, MEM_HOST, "timeline", bytes);
-    else dev->events = (Event *)arena_alloc(dev, MEM_HOST, "timeline", bytes);
+    if (!dev->max_events) return;
+    if (j->task == DO_PLAN) { // not part of the planned memory
+        dev->events = new_array(Event, dev->max_events);
+        return;
+    }
+    Event *events = arena_array(Event, dev, MEM_HOST, "timeline", dev->max_events);
+    if (!dev->dry_run) dev->events = events;
 }
 
 static void checkpoints_open(Trainer *trainer) {
@@ -123,11 +125,11 @@ static void trainer_allocate(Trainer *trainer) {
     Model *m = &trainer->model;
     Parallel *p = &trainer->parallel;
     Device *dev = &p->dev;
-    size_t world = (size_t)j->mesh.world;
+    int world = j->mesh.world;
     timeline_open(dev, j);
-    trainer->sums = (ExactSum *)arena_alloc(dev, MEM_WORKSPACE, "sums of the step", sizeof(ExactSum) * SUMS);
-    trainer->reports = (StepReport *)arena_alloc(dev, MEM_HOST, "step reports", sizeof(StepReport) * world);
-    trainer->figures = (RankFigures *)arena_alloc(dev, MEM_HOST, "figures of all ranks", sizeof(RankFigures) * world);
+    trainer->sums = arena_array(ExactSum, dev, MEM_WORKSPACE, "sums of the step", SUMS);
+    trainer->reports = arena_array(StepReport, dev, MEM_HOST, "step reports", world);
+    trainer->figures = arena_array(RankFigures, dev, MEM_HOST, "figures of all ranks", world);
     Sharding sharding = sharding_of(o);
     fsdp_open(&p->fsdp, &p->comm, &m->table, &j->config, &sharding, m->training);
     if (m->training) {
@@ -138,15 +140,15 @@ static void trainer_allocate(Trainer *trainer) {
     if (j->task != DO_EXPORT) {
         int cached = j->task == DO_GENERATE ? (int)j->prompt_length + o->max_tokens : 0;
         model_open(m, &p->pipeline.schedule, o->batch, o->seq / j->mesh.size[AXIS_CP], cached);
-        pipeline_open(&p->pipeline, &p->comm, sizeof(floatX) * (size_t)p->tp.tokens * (size_t)m->config.C);
+        pipeline_open(&p->pipeline, &p->comm, (int64_t)p->tp.tokens * m->config.C);
     }
     int cp = j->mesh.size[AXIS_CP];
     step_batch_open(&trainer->eval_batch, dev, o->batch, o->seq, cp, o->doc_mask);
-    trainer->eval_raw = (char *)arena_alloc(dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
+    trainer->eval_raw = arena_array(char, dev, MEM_HOST, "raw window", window_bytes(o->seq, cp));
     checkpoints_open(trainer);
     if (!m->training) return;
-    size_t samples = sizeof(int64_t) * (size_t)o->accum * (size_t)o->batch * world;
-    if (o->out) trainer->samples = (int64_t *)arena_alloc(dev, MEM_HOST, "samples of all ranks", samples);
+    int64_t samples = (int64_t)o->accum * o->batch * world;
+    if (o->out) trainer->samples = arena_array(int64_t, dev, MEM_HOST, "samples of all ranks", samples);
     data_open(trainer);
 }
 

@@ -410,7 +410,7 @@ edit+='    PipelineMessage *again = \&p->out[step->kind][p->sent[step->kind] % 2
 edit+='    if (!p->comm->dev->dry_run \&\& step->micro_batch == 1 \&\& !more++) '
 edit+='comm_wait(p->comm, \&again->request), '
 edit+='send_start(p->comm, \&again->request, AXIS_PP, pipeline_target(\&p->schedule, step), "again", '
-edit+='out->data, p->message_bytes, DTYPE_BYTE), '
+edit+='out->data, p->message_elements, FLOATX), '
 edit+='comm_wait(p->comm, \&again->request);|'
 more "one message too many" pipeline_parallel.h "$edit" \
     mesh-faults "on pp: .again. .*is sent"
