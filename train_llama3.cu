@@ -172,8 +172,7 @@ static void block_backward(Model *m, int l, int micro_batch) {
 
 /* The embedding of m->ids (N), into the residual stream before the first block. */
 static void embed_forward(Model *m) {
-    FsdpUnit *unit = &m->fsdp->units[m->table.embed];
-    const UnitTensors t = unit_tensors(m->fsdp, unit, 0, NO_GRADIENTS);
+    const UnitTensors t = unit_tensors(m, m->table.embed, 0, NO_GRADIENTS);
     floatX *partial = tp_partial(m->tp, m->blocks[0].x);
     embedding_forward(m->dev, partial, weight_of(&t, W_EMBED), m->ids, m->tp->first_token_id, m->B * m->T, m->config.C,
                       m->config.V);
@@ -181,7 +180,7 @@ static void embed_forward(Model *m) {
 }
 
 static void embed_backward(Model *m, int micro_batch) {
-    FsdpUnit *unit = &m->fsdp->units[m->table.embed];
+    FsdpUnit *unit = fsdp_unit(m, m->table.embed);
     float *d_embed = fsdp_gradients(m->fsdp, unit, micro_batch) + unit->table_unit->offsets[W_EMBED];
     const floatX *d_x = tp_all_gather_tokens(m->tp, m->d_x, "d embedding");
     embedding_backward(m->dev, d_embed, d_x, m->ids, m->tp->first_token_id, m->B * m->T, m->config.C, m->config.V);
@@ -240,18 +239,18 @@ static void head_forward(Model *m, int micro_batch) {
 /* The adapters of a unit of blocks; NULL: there are none. */
 static FsdpUnit *adapters_of(Model *m, int unit) {
     int block = m->table.units[unit].first_block;
-    return m->config.lora_rank ? &m->fsdp->units[table_block_adapters(&m->table, block)] : NULL;
+    return m->config.lora_rank ? fsdp_unit(m, table_block_adapters(&m->table, block)) : NULL;
 }
 
 /* Starts to unshard a unit of blocks and its adapters. */
 static void blocks_prefetch(Model *m, int unit) {
     FsdpUnit *adapters = adapters_of(m, unit);
-    fsdp_prefetch(m->fsdp, &m->fsdp->units[unit]);
+    fsdp_prefetch(m->fsdp, fsdp_unit(m, unit));
     if (adapters) fsdp_prefetch(m->fsdp, adapters);
 }
 static void blocks_reshard(Model *m, int unit, ReshardPoint now) {
     FsdpUnit *adapters = adapters_of(m, unit);
-    fsdp_reshard(m->fsdp, &m->fsdp->units[unit], now);
+    fsdp_reshard(m->fsdp, fsdp_unit(m, unit), now);
     if (adapters) fsdp_reshard(m->fsdp, adapters, now);
 }
 
@@ -267,7 +266,7 @@ static int stage_end(const Model *m) {
 static void prefetch_forward(Model *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
     for (int next = first; next <= last && next < unit + m->opt->slots; next++) blocks_prefetch(m, next);
-    if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, &m->fsdp->units[m->table.head]);
+    if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
 static void prefetch_backward(Model *m, int unit) {
     for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->opt->slots; next--)
@@ -275,7 +274,7 @@ static void prefetch_backward(Model *m, int unit) {
 }
 
 static void stage_embed_forward(Model *m, ReshardPoint now) {
-    FsdpUnit *embed = &m->fsdp->units[m->table.embed];
+    FsdpUnit *embed = fsdp_unit(m, m->table.embed);
     device_phase(m->dev, "forward", embed->table_unit->name);
     fsdp_prefetch(m->fsdp, embed);
     prefetch_forward(m, m->table.embed);
@@ -284,7 +283,7 @@ static void stage_embed_forward(Model *m, ReshardPoint now) {
 }
 
 static void stage_embed_backward(Model *m, int micro_batch, ReshardPoint now) {
-    FsdpUnit *embed = &m->fsdp->units[m->table.embed];
+    FsdpUnit *embed = fsdp_unit(m, m->table.embed);
     device_phase(m->dev, "backward", embed->table_unit->name);
     if (!embed->table_unit->frozen) embed_backward(m, micro_batch);
     fsdp_reshard(m->fsdp, embed, now); // ZeRO-2, last micro-batch: frees it here
@@ -316,7 +315,7 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
         blocks_reshard(m, unit, now);
         prefetch_backward(m, unit - 1); // unit - 1 computes next: start those that follow it
-        FsdpUnit *trained = adapters_of(m, unit) ? adapters_of(m, unit) : &m->fsdp->units[unit];
+        FsdpUnit *trained = adapters_of(m, unit) ? adapters_of(m, unit) : fsdp_unit(m, unit);
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
 }
@@ -355,7 +354,7 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
     int end = stage_end(m);
     prefetch_backward(m, end);
     if (stage_has_loss(m)) { // its forward was the previous step: all that the head needs is in place
-        FsdpUnit *head = &m->fsdp->units[m->table.head];
+        FsdpUnit *head = fsdp_unit(m, m->table.head);
         head_forward(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, now);
         prefetch_backward(m, end - 1); // on a shared connection it would queue behind the reduction: start it first
@@ -495,7 +494,7 @@ static void evaluate_micro_batch(Trainer *trainer) {
     device_record_event(m->dev, &trainer->eval_batch.fed);
     if (m->table.head < 0) return;
     head_forward(m, NO_GRADIENTS);
-    fsdp_reshard(m->fsdp, &m->fsdp->units[m->table.head], AFTER_LAST_USE);
+    fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
 }
 
 /* Mean loss over the first `max_batches` micro-batches of every rank; 0: over all windows. Every target counts once,
@@ -541,7 +540,7 @@ static const float *next_token_logits(Trainer *trainer, int32_t *ids, int count,
     const HeadWeights w = head_weights(m, NO_GRADIENTS);
     const floatX *x = final_norm_forward(m, &w);
     linear_forward_fp32(m->dev, m->logits, x + (int64_t)(count - 1) * C, w.head, 1, C, V);
-    fsdp_reshard(m->fsdp, &m->fsdp->units[m->table.head], AFTER_LAST_USE);
+    fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
     device_read(m->dev, m->next_logits, m->logits, sizeof(float) * V);
     return m->next_logits;
 }

@@ -87,6 +87,8 @@ typedef struct {
 
 static inline int qkv_width(const Llama3Config *c) { return (c->NH + 2 * c->NKV) * c->HD; }
 
+static inline FsdpUnit *fsdp_unit(const Model *m, int unit) { return &m->fsdp->units[unit]; }
+
 // ---------------------------------------------------------------------------
 // the current virtual stage
 

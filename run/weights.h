@@ -39,11 +39,12 @@ typedef struct {
 } UnitTensors;
 
 /* Waits until the unit is unsharded. `block`: the block's number within the unit. */
-static UnitTensors unit_tensors(Fsdp *fsdp, FsdpUnit *unit, int block, int micro_batch) {
-    int64_t first = block * unit->table_unit->block_stride;
-    UnitTensors t = {fsdp_unshard(fsdp, unit) + first, NULL, unit->table_unit->offsets};
-    if (micro_batch != NO_GRADIENTS && !unit->table_unit->frozen)
-        t.gradients = fsdp_gradients(fsdp, unit, micro_batch) + first;
+static UnitTensors unit_tensors(Model *m, int unit, int block, int micro_batch) {
+    FsdpUnit *u = fsdp_unit(m, unit);
+    int64_t first = block * u->table_unit->block_stride;
+    UnitTensors t = {fsdp_unshard(m->fsdp, u) + first, NULL, u->table_unit->offsets};
+    if (micro_batch != NO_GRADIENTS && !u->table_unit->frozen)
+        t.gradients = fsdp_gradients(m->fsdp, u, micro_batch) + first;
     return t;
 }
 static const floatX *weight_of(const UnitTensors *t, WeightKind kind) { return t->weights + t->offsets[kind]; }
@@ -79,13 +80,9 @@ static Linear linear_layer(const Llama3Config *c, const UnitTensors *block, cons
 static BlockWeights block_weights(Model *m, int l, int micro_batch) {
     const TensorTable *table = &m->table;
     const Llama3Config *c = &m->config;
-    FsdpUnit *unit = &m->fsdp->units[table_block_unit(table, l)];
     int in_unit = table_block_in_unit(table, l);
-    UnitTensors block = unit_tensors(m->fsdp, unit, in_unit, micro_batch), adapters = ZERO;
-    if (c->lora_rank) {
-        unit = &m->fsdp->units[table_block_adapters(table, l)];
-        adapters = unit_tensors(m->fsdp, unit, in_unit, micro_batch);
-    }
+    UnitTensors block = unit_tensors(m, table_block_unit(table, l), in_unit, micro_batch), adapters = ZERO;
+    if (c->lora_rank) adapters = unit_tensors(m, table_block_adapters(table, l), in_unit, micro_batch);
     BlockWeights w = ZERO;
     w.attn_norm = weight_of(&block, W_ATTN_NORM);
     w.qkv = linear_layer(c, &block, &adapters, W_Q);
@@ -99,7 +96,7 @@ static BlockWeights block_weights(Model *m, int l, int micro_batch) {
 }
 
 static HeadWeights head_weights(Model *m, int micro_batch) {
-    UnitTensors t = unit_tensors(m->fsdp, &m->fsdp->units[m->table.head], 0, micro_batch);
+    UnitTensors t = unit_tensors(m, m->table.head, 0, micro_batch);
     WeightKind head = table_is_tied(&m->table) ? W_EMBED : W_HEAD;
     HeadWeights w = {weight_of(&t, W_FINAL_NORM), weight_of(&t, head), gradient_of(&t, W_FINAL_NORM),
                      gradient_of(&t, head)};
