@@ -132,7 +132,7 @@ static int token_file_read(const TokenFile *f, int64_t first, int64_t n, char *r
     return pread(f->fd, raw + n * width, (size_t)n, mask_offset + first) == n;
 }
 
-static inline uint32_t token_at(const char *raw, int64_t t, int width) {
+static uint32_t token_at(const char *raw, int64_t t, int width) {
     uint32_t token = 0;
     memcpy(&token, raw + t * width, (size_t)width); // the file and the machine are little-endian
     return token;
@@ -203,7 +203,7 @@ typedef struct {
     int64_t start_step, start_epoch, start_sample; // where the run starts or resumes: step, its epoch, samples into it
 } Sampler;
 
-static inline int64_t sampler_global_batch(const Sampler *s) {
+static int64_t sampler_global_batch(const Sampler *s) {
     return (int64_t)s->replicas * s->shards * s->accumulation * s->B;
 }
 
@@ -216,11 +216,11 @@ static uint64_t sampler_fingerprint(const Sampler *s) {
 }
 
 /* Steps that fit into the last `samples` samples of an epoch. */
-static inline int64_t sampler_steps_in(const Sampler *s, int64_t samples) {
+static int64_t sampler_steps_in(const Sampler *s, int64_t samples) {
     int64_t global_batch = sampler_global_batch(s);
     return s->pad ? (samples + global_batch - 1) / global_batch : samples / global_batch;
 }
-static inline int64_t sampler_steps_per_epoch(const Sampler *s) { return sampler_steps_in(s, s->samples); }
+static int64_t sampler_steps_per_epoch(const Sampler *s) { return sampler_steps_in(s, s->samples); }
 
 /* Returns how many samples of its epoch come before step `step` (counted from 0), and sets the epoch. After a resume,
  * the first epoch continues with the samples that are left of it. */
@@ -302,18 +302,16 @@ typedef struct {
 
 /* Scratch space of a worker: the file's bytes of a window and, with context parallelism, all its inputs and targets
  * (2, T). */
-static inline size_t raw_bytes(int T) { return (size_t)round_up(5 * ((int64_t)T + 1), sizeof(int32_t)); }
-static inline size_t window_bytes(int T, int cp) {
-    return raw_bytes(T) + (cp > 1 ? 2 * sizeof(int32_t) * (size_t)T : 0);
-}
+static size_t raw_bytes(int T) { return (size_t)round_up(5 * ((int64_t)T + 1), sizeof(int32_t)); }
+static size_t window_bytes(int T, int cp) { return raw_bytes(T) + (cp > 1 ? 2 * sizeof(int32_t) * (size_t)T : 0); }
 
 typedef struct Loader {
     const Dataset *data;
     Sampler sampler;
-    int cp, cp_rank;
+    LoaderOptions options;
     StepBatch ring[LOADER_DEPTH];
     int64_t samples;            // this rank's samples per step: accumulation × B
-    int64_t first_step, steps;  // the first step, and how many are read; the counters below start at the first
+    int64_t steps;              // how many are read; the counters below start at the first
     int64_t claimed;            // samples that workers have taken
     int64_t produced, consumed; // steps read completely; steps released by the training loop
     int num_workers, stop;
@@ -328,9 +326,10 @@ typedef struct Loader {
 /* Claims the next sample and waits until its step has a buffer. -1: all samples are claimed, or the loader closes. */
 static int64_t loader_claim(Loader *l) {
     pthread_mutex_lock(&l->lock);
-    while (!l->stop && l->claimed < l->steps * l->samples && l->claimed / l->samples >= l->consumed + LOADER_DEPTH)
+    int64_t end = l->steps * l->samples;
+    while (!l->stop && l->claimed < end && l->claimed / l->samples >= l->consumed + LOADER_DEPTH)
         pthread_cond_wait(&l->room, &l->lock);
-    int64_t sample = l->stop || l->claimed >= l->steps * l->samples ? -1 : l->claimed++;
+    int64_t sample = l->stop || l->claimed >= end ? -1 : l->claimed++;
     if (sample >= 0 && sample % l->samples == 0) {
         StepBatch *batch = &l->ring[sample / l->samples % LOADER_DEPTH];
         batch->num_targets = 0;
@@ -370,8 +369,8 @@ static void loader_read(Loader *l, int64_t sample, char *raw) {
     StepBatch *batch = &l->ring[step % LOADER_DEPTH];
     char error[sizeof batch->error] = "";
     double start = seconds_now();
-    int64_t window = sampler_window(&l->sampler, l->first_step + step, (int)(i / B), (int)(i % B));
-    int num_targets = read_window(l->data, l->cp, l->cp_rank, batch, i, window, raw, error);
+    int64_t window = sampler_window(&l->sampler, l->options.first_step + step, (int)(i / B), (int)(i % B));
+    int num_targets = read_window(l->data, l->options.cp, l->options.cp_rank, batch, i, window, raw, error);
     double seconds = seconds_now() - start;
 
     pthread_mutex_lock(&l->lock);
@@ -413,7 +412,8 @@ static void step_batch_open(StepBatch *batch, Device *dev, int64_t samples, int 
 
 /* Memory for workers is reserved for LOADER_WORKERS of them even if the machine has fewer cores, so that a plan does
  * not depend on the machine that makes it. */
-static void loader_allocate(Loader *l, Device *dev, const LoaderOptions *o) {
+static void loader_allocate(Loader *l, Device *dev) {
+    const LoaderOptions *o = &l->options;
     size_t windows = sizeof(int64_t) * (size_t)l->samples;
     for (int i = 0; i < LOADER_DEPTH; i++) {
         step_batch_open(&l->ring[i], dev, l->samples, o->T, o->cp, o->document_ids);
@@ -430,14 +430,12 @@ static void loader_open(Loader *l, Device *dev, const Dataset *data, const Sampl
     memset(l, 0, sizeof *l);
     l->data = data;
     l->sampler = *sampler;
-    l->cp = o->cp;
-    l->cp_rank = o->cp_rank;
+    l->options = *o;
     l->samples = (int64_t)sampler->accumulation * sampler->B;
-    l->first_step = o->first_step;
     l->steps = o->end_step - o->first_step;
     l->num_workers = o->workers ? o->workers : (int)max_i64(1, min_i64(LOADER_WORKERS, o->cores));
     l->opened_at = seconds_now();
-    loader_allocate(l, dev, o);
+    loader_allocate(l, dev);
     if (dev->dry_run) return;
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -470,7 +468,7 @@ static StepBatch *loader_next(Loader *l, Device *dev, double timeout) {
     if (!complete)
         run_failure("step %" PRId64 ": only %" PRId64 " of its %" PRId64
                     " samples could be read within %.0f s: check the disk that holds %s; --timeout sets the limit",
-                    l->first_step + l->consumed + 1, read, l->samples, timeout, l->data->files[0].path);
+                    l->options.first_step + l->consumed + 1, read, l->samples, timeout, l->data->files[0].path);
     if (batch->error[0]) user_error("%s", batch->error);
     l->wait_seconds = seconds_now() - start;
     if (l->consumed) l->later_wait_seconds += l->wait_seconds;

@@ -270,8 +270,8 @@ static void dequantize_unit(Fsdp *fsdp, FsdpUnit *u) {
     u->dequantized = (floatX *)pool_take(fsdp, POOL_DEQUANTIZED, u);
     for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
         const Tensor *t = &fsdp->table->tensors[i];
-        dequantize_elements(fsdp->dev, u->dequantized + t->offset, u->unsharded_weights, &u->quantized,
-                            t->is_quantized, t->stored_at, t->rows * t->cols);
+        dequantize_elements(fsdp->dev, u->dequantized + t->offset, u->unsharded_weights, &u->quantized, t->is_quantized,
+                            t->stored_at, t->rows * t->cols);
     }
 }
 

@@ -107,6 +107,7 @@ typedef enum {
 } WeightKind;
 // clang-format on
 
+/* The sizes of weights, in the order of dim_size. */
 typedef enum { DIM_ONE, DIM_V, DIM_C, DIM_Q, DIM_KV, DIM_F, DIM_R } Dim; // Q: NH·HD, KV: NKV·HD, R: LoRA's rank
 
 /* How tensor parallelism splits a weight (rows, cols) = (outputs, inputs). Megatron-LM calls a split of the rows
@@ -175,21 +176,21 @@ static const struct {
 enum { LORA_TARGETS = sizeof lora_targets / sizeof lora_targets[0] };
 
 /* The index in lora_targets of a matrix, or of the matrix that an adapter belongs to; -1: LoRA cannot adapt it. */
-static inline int lora_target(WeightKind kind) {
+static int lora_target(WeightKind kind) {
     for (int i = 0; i < LORA_TARGETS; i++)
         if (lora_targets[i].kind == kind || (int)kind == (int)W_Q_A + 2 * i || (int)kind == (int)W_Q_B + 2 * i)
             return i;
     return -1;
 }
-static inline WeightKind lora_a(WeightKind matrix) { return (WeightKind)((int)W_Q_A + 2 * lora_target(matrix)); }
-static inline WeightKind lora_b(WeightKind matrix) { return (WeightKind)((int)W_Q_B + 2 * lora_target(matrix)); }
-static inline int is_adapted(const Llama3Config *c, WeightKind kind) {
+static WeightKind lora_a(WeightKind matrix) { return (WeightKind)((int)W_Q_A + 2 * lora_target(matrix)); }
+static WeightKind lora_b(WeightKind matrix) { return (WeightKind)((int)W_Q_B + 2 * lora_target(matrix)); }
+static int is_adapted(const Llama3Config *c, WeightKind kind) {
     return c->lora_rank && lora_target(kind) >= 0 && (c->lora_targets >> lora_target(kind) & 1);
 }
-static inline float adapter_scale(const Llama3Config *c) { return (float)(c->lora_alpha / c->lora_rank); }
+static float adapter_scale(const Llama3Config *c) { return (float)(c->lora_alpha / c->lora_rank); }
 
 /* Is a tensor stored in int8 (lib/int8.h)? */
-static inline int is_quantized(BaseKind base, const TensorRow *row) {
+static int is_quantized(BaseKind base, const TensorRow *row) {
     if (row->unit == UNIT_ADAPTERS) return 0;
     return base == BASE_INT8_ALL || (base == BASE_INT8 && row->unit == UNIT_BLOCK && row->rows != DIM_ONE);
 }
@@ -233,13 +234,13 @@ typedef struct {
     UnitKind kind;
     char name[64];
     int first_tensor, end_tensor; // [first, end) in the table
-    int first_block, num_blocks; // embedding and head count as one block
-    int64_t size;                // elements, with the gaps between tensors; equal on all tp ranks
-    int frozen;                  // not trained
-    int64_t int8_blocks;         // in int8: blocks; 0: the unit is not quantized
-    int64_t unquantized;         // in int8: elements of its tensors that are not quantized, such as norms
-    int64_t offsets[W_KINDS];    // of each kind of weight in the unit's first block; -1: it has none
-    int64_t block_stride;        // elements from a block to the next one
+    int first_block, num_blocks;  // embedding and head count as one block
+    int64_t size;                 // elements, with the gaps between tensors; equal on all tp ranks
+    int frozen;                   // not trained
+    int64_t int8_blocks;          // in int8: blocks; 0: the unit is not quantized
+    int64_t unquantized;          // in int8: elements of its tensors that are not quantized, such as norms
+    int64_t offsets[W_KINDS];     // of each kind of weight in the unit's first block; -1: it has none
+    int64_t block_stride;         // elements from a block to the next one
 } Unit;
 
 /* A run of blocks: one virtual stage of the pipeline. */
@@ -266,20 +267,13 @@ typedef struct {
 } TensorTable;
 
 static int64_t dim_size(const Llama3Config *c, Dim d) {
-    switch (d) {
-    case DIM_V: return c->V;
-    case DIM_C: return c->C;
-    case DIM_Q: return (int64_t)c->NH * c->HD;
-    case DIM_KV: return (int64_t)c->NKV * c->HD;
-    case DIM_F: return c->F;
-    case DIM_R: return c->lora_rank;
-    default: return 1;
-    }
+    const int64_t sizes[] = {1, c->V, c->C, (int64_t)c->NH * c->HD, (int64_t)c->NKV * c->HD, c->F, c->lora_rank};
+    return sizes[d];
 }
 
 /* The first of `whole` rows or columns that rank i of n has. Parts differ by at most one. */
-static inline int64_t split_begin(int64_t whole, int n, int i) { return whole * i / n; }
-static inline int64_t split_count(int64_t whole, int n, int i) {
+static int64_t split_begin(int64_t whole, int n, int i) { return whole * i / n; }
+static int64_t split_count(int64_t whole, int n, int i) {
     return split_begin(whole, n, i + 1) - split_begin(whole, n, i);
 }
 
@@ -448,8 +442,7 @@ static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap, cons
     else if (c->tied && !part->tied_head_copy) t->head = t->embed;
     else t->head = table_add_unit(t, c, UNIT_HEAD, 0, 1);
     t->first_adapters = t->num_units;
-    for (int v = 0; v < part->virtual_stages && c->lora_rank; v++)
-        table_add_stage(t, c, UNIT_ADAPTERS, &t->stages[v]);
+    for (int v = 0; v < part->virtual_stages && c->lora_rank; v++) table_add_stage(t, c, UNIT_ADAPTERS, &t->stages[v]);
 }
 
 static void table_close(TensorTable *t) {
@@ -461,31 +454,31 @@ static void table_close(TensorTable *t) {
 // looking things up
 
 /* The virtual stage of a block that this rank has. */
-static inline const Stage *table_stage(const TensorTable *t, int block) {
+static const Stage *table_stage(const TensorTable *t, int block) {
     const Stage *stage = t->stages;
     while (block < stage->first_block || block >= stage->first_block + stage->num_blocks) stage++;
     return stage;
 }
 
 /* The unit of a block, and the unit of its adapters. */
-static inline int table_block_unit(const TensorTable *t, int block) {
+static int table_block_unit(const TensorTable *t, int block) {
     const Stage *stage = table_stage(t, block);
     return stage->first_unit + (block - stage->first_block) / t->blocks_per_unit;
 }
-static inline int table_block_adapters(const TensorTable *t, int block) {
+static int table_block_adapters(const TensorTable *t, int block) {
     return t->first_adapters + table_block_unit(t, block) - t->stages[0].first_unit;
 }
 
 /* How many blocks of its unit come before this one. */
-static inline int table_block_in_unit(const TensorTable *t, int block) {
+static int table_block_in_unit(const TensorTable *t, int block) {
     return (block - table_stage(t, block)->first_block) % t->blocks_per_unit;
 }
 
 /* Are embedding and head one unit? */
-static inline int table_is_tied(const TensorTable *t) { return t->embed >= 0 && t->embed == t->head; }
+static int table_is_tied(const TensorTable *t) { return t->embed >= 0 && t->embed == t->head; }
 
 /* The first adapter's number: adapters come after all other tensors. num_tensors: there are none. */
-static inline int table_first_adapter(const TensorTable *t) {
+static int table_first_adapter(const TensorTable *t) {
     int i = t->num_tensors;
     while (i > 0 && t->tensors[i - 1].row->unit == UNIT_ADAPTERS) i--;
     return i;
@@ -499,7 +492,7 @@ static const Tensor *table_find(const TensorTable *t, const char *name) {
 
 /* The longest run of elements from `at` of this rank's part on that is also contiguous in the whole tensor, where it
  * begins at *whole. Returns its length. */
-static inline int64_t tensor_run(const Tensor *t, int64_t at, int64_t *whole) {
+static int64_t tensor_run(const Tensor *t, int64_t at, int64_t *whole) {
     int64_t row = at / t->cols, col = at % t->cols;
     *whole = (t->first_row + row) * t->whole_cols + t->first_col + col;
     return t->cols == t->whole_cols ? t->rows * t->cols - at : t->cols - col;
@@ -516,7 +509,7 @@ static int64_t tensor_overlap(const Tensor *tensor, int64_t begin, int64_t end, 
 // initial weights: a function of (seed, tensor, element), so every layout starts from the same model
 
 /* One standard normal value from 64 random bits (Box and Muller 1958). */
-static inline float normal_of_bits(uint64_t bits) {
+static float normal_of_bits(uint64_t bits) {
     float u = ((float)(uint32_t)(bits >> 40) + 1.0f) * 0x1p-24f; // (0, 1]
     float angle = (float)(uint32_t)(bits & 0xFFFFFF) * (0x1p-24f * 2 * (float)M_PI);
     return sqrtf(-2.0f * logf(u)) * cosf(angle);

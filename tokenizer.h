@@ -84,7 +84,7 @@ enum { EXPRESSION_LENGTH = 1000 /* characters of a file's expression, at most */
 /* Translates an expression, Llama 3's or that of a file, to PCRE2: replaces \p{L}, \p{N}, \s and \S by the classes
  * above. Only syntax that every engine reads alike is accepted: returns NULL, or where other syntax begins. `out` needs
  * EXPRESSION_LENGTH / 2 times the size of the longest class. */
-static inline const char *expression_translate(const char *from, char *out) {
+static const char *expression_translate(const char *from, char *out) {
     enum { CLASSES = 4 };
     static const struct {
         const char *escape, *alone, *in_brackets;
@@ -118,7 +118,7 @@ static inline const char *expression_translate(const char *from, char *out) {
 }
 
 /* Compiles llama3_split, or the expression that line `number` of a tokenizer's file gives. */
-static inline pcre2_code *split_open(const char *path, int number, const char *expression) {
+static pcre2_code *split_open(const char *path, int number, const char *expression) {
     size_t length = strlen(expression), at;
     uint32_t matches_empty = 0;
     int error;
@@ -182,7 +182,7 @@ static inline size_t split_next(const pcre2_code *split, int llama3, pcre2_match
 }
 
 /* The number of leading bytes of `text` that are complete, valid UTF-8: PCRE2 checks this before it matches. */
-static inline size_t text_valid_length(const pcre2_code *split, pcre2_match_data *match, const char *text, size_t len) {
+static size_t text_valid_length(const pcre2_code *split, pcre2_match_data *match, const char *text, size_t len) {
     int rc = pcre2_match(split, (PCRE2_SPTR)text, len, 0, 0, match, NULL);
     int is_valid = rc > PCRE2_ERROR_UTF8_ERR1 || rc < PCRE2_ERROR_UTF8_ERR21;
     return is_valid ? len : pcre2_get_startchar(match);
@@ -214,7 +214,7 @@ static inline int32_t token_find(const Tokenizer *t, const char *p, size_t n) {
 }
 
 /* The id of a special token, or NO_TOKEN. */
-static inline int32_t tokenizer_special(const Tokenizer *t, const char *name) {
+static int32_t tokenizer_special(const Tokenizer *t, const char *name) {
     for (int i = 0; i < t->num_special; i++) {
         int32_t id = t->special[i];
         if (token_length(t, id) == strlen(name) && !memcmp(t->bytes + t->start[id], name, strlen(name))) return id;
@@ -223,7 +223,7 @@ static inline int32_t tokenizer_special(const Tokenizer *t, const char *name) {
 }
 
 /* Appends the 256 special tokens of Llama 3.1, with the names and in the order of its release. */
-static inline void tokenizer_add_special(Tokenizer *t) {
+static void tokenizer_add_special(Tokenizer *t) {
     static const char *const named[] = {"<|begin_of_text|>",
                                         "<|end_of_text|>",
                                         "<|reserved_special_token_0|>",
@@ -254,7 +254,7 @@ static inline void tokenizer_add_special(Tokenizer *t) {
     "expected Llama 3's tokenizer.model (original/tokenizer.model in Meta's releases, or made by "                     \
     "dev/data/train_tokenizer) or a file written by dev/data/smollm2.py"
 
-static inline char *tokenizer_read_file(const char *path, size_t *len) {
+static char *tokenizer_read_file(const char *path, size_t *len) {
     struct stat info;
     if (stat(path, &info)) user_error("tokenizer %s cannot be opened: %s; " TOKENIZER_EXPECTED, path, strerror(errno));
     if (!S_ISREG(info.st_mode)) user_error("tokenizer %s is not a file; " TOKENIZER_EXPECTED, path);
@@ -269,7 +269,7 @@ static inline char *tokenizer_read_file(const char *path, size_t *len) {
     return text;
 }
 
-static inline void sha256_of_file(const char *path, uint8_t out[32]) {
+static void sha256_of_file(const char *path, uint8_t out[32]) {
     size_t len;
     char *text = tokenizer_read_file(path, &len);
     sha256(text, len, out);
@@ -278,7 +278,7 @@ static inline void sha256_of_file(const char *path, uint8_t out[32]) {
 
 /* Decodes n characters of base64 (RFC 4648, with padding) to `out`. Returns the number of bytes, or 0 if it is not
  * base64. */
-static inline size_t base64_decode(const char *p, size_t n, char *out) {
+static size_t base64_decode(const char *p, size_t n, char *out) {
     static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     if (n == 0 || n % 4) return 0;
     size_t size = 0, padding = 0;
@@ -301,7 +301,7 @@ typedef struct {
 } TokenizerLines;
 
 /* The next line, ended by a NUL in place of its newline; NULL after the last. An empty file has one empty line. */
-static inline char *tokenizer_line(TokenizerLines *in) {
+static char *tokenizer_line(TokenizerLines *in) {
     char *line = in->at;
     if (in->number && line > in->end) return NULL;
     char *end = (char *)memchr(line, '\n', (size_t)(in->end - line));
@@ -314,7 +314,7 @@ static inline char *tokenizer_line(TokenizerLines *in) {
 
 /* Copies the bytes of the token on `line` to `bytes`, and returns their number; 0 if the line is malformed.
  * A line is `base64 id` or, in the format with a header, also `special name id`; ids count up from 0. */
-static inline size_t token_line_parse(const char *line, int32_t id, int may_be_special, int *special, char *bytes) {
+static size_t token_line_parse(const char *line, int32_t id, int may_be_special, int *special, char *bytes) {
     static const char mark[] = "special ";
     enum { MARK = (int)sizeof mark - 1 };
     char expected_end[16];
@@ -327,7 +327,7 @@ static inline size_t token_line_parse(const char *line, int32_t id, int may_be_s
     return (size_t)(width - MARK);
 }
 
-static inline void tokenizer_read_token(Tokenizer *t, const TokenizerLines *in, const char *line, int32_t id) {
+static void tokenizer_read_token(Tokenizer *t, const TokenizerLines *in, const char *line, int32_t id) {
     char *bytes = t->bytes + t->start[id];
     int special;
     size_t n = token_line_parse(line, id, !t->llama3, &special, bytes);
@@ -372,7 +372,7 @@ typedef enum {
 static const char *const tokenizer_header_words[NUM_HEADER_LINES] = {
     "byte-level-bpe", "tokens", "missing", "bos", "eos", "eot", "split"};
 
-static inline void tokenizer_read_header(TokenizerLines *in, const char *values[NUM_HEADER_LINES]) {
+static void tokenizer_read_header(TokenizerLines *in, const char *values[NUM_HEADER_LINES]) {
     for (int i = 0; i < NUM_HEADER_LINES; i++) {
         const char *line = tokenizer_line(in), *word = tokenizer_header_words[i];
         size_t n = strlen(word);
@@ -387,7 +387,7 @@ static inline void tokenizer_read_header(TokenizerLines *in, const char *values[
                    values[HEADER_VERSION]);
 }
 
-static inline int tokenizer_header_number(const char *path, TokenizerHeader which, const char *value) {
+static int tokenizer_header_number(const char *path, TokenizerHeader which, const char *value) {
     char *end;
     long n = strtol(value, &end, 10);
     if (!is_ascii_digit(*value) || *end || n > 1 << 28)
@@ -396,8 +396,8 @@ static inline int tokenizer_header_number(const char *path, TokenizerHeader whic
     return (int)n;
 }
 
-static inline int32_t tokenizer_header_special(const Tokenizer *t, const char *path, TokenizerHeader which,
-                                               const char *value) {
+static int32_t tokenizer_header_special(const Tokenizer *t, const char *path, TokenizerHeader which,
+                                        const char *value) {
     int32_t id = tokenizer_special(t, value);
     if (id == NO_TOKEN && (strcmp(value, "-") || which == HEADER_EOS))
         user_error("tokenizer %s, line %d: found '%s %.80s', expected the name of one of the file's special tokens; "
@@ -406,8 +406,7 @@ static inline int32_t tokenizer_header_special(const Tokenizer *t, const char *p
     return id;
 }
 
-static inline void tokenizer_check_counts(const Tokenizer *t, const char *path,
-                                          const char *const values[NUM_HEADER_LINES]) {
+static void tokenizer_check_counts(const Tokenizer *t, const char *path, const char *const values[NUM_HEADER_LINES]) {
     int tokens = tokenizer_header_number(path, HEADER_TOKENS, values[HEADER_TOKENS]);
     int missing = tokenizer_header_number(path, HEADER_MISSING, values[HEADER_MISSING]);
     if (t->n_base + t->num_special != tokens)
@@ -419,7 +418,7 @@ static inline void tokenizer_check_counts(const Tokenizer *t, const char *path,
 }
 
 /* Refuses files of other kinds by what they contain, before any line is parsed. Returns the number of lines. */
-static inline size_t tokenizer_check_text(const char *path, const char *text, size_t len) {
+static size_t tokenizer_check_text(const char *path, const char *text, size_t len) {
     size_t lines = 1;
     if (!len) user_error("tokenizer %s has 0 bytes; " TOKENIZER_EXPECTED, path);
     if (text[0] == '{')
@@ -434,7 +433,7 @@ static inline size_t tokenizer_check_text(const char *path, const char *text, si
     return lines;
 }
 
-static inline void tokenizer_allocate(Tokenizer *t, size_t lines, size_t len) {
+static void tokenizer_allocate(Tokenizer *t, size_t lines, size_t len) {
     size_t slots = 1;
     while (slots < 2 * lines) slots *= 2; // at most half full
     t->slot_mask = (uint32_t)(slots - 1);
@@ -445,7 +444,7 @@ static inline void tokenizer_allocate(Tokenizer *t, size_t lines, size_t len) {
     t->bytes = (char *)checked_malloc(len + NUM_SPECIAL_TOKENS * SPECIAL_NAME_BYTES);
 }
 
-static inline void tokenizer_find_missing_bytes(Tokenizer *t, const char *path) {
+static void tokenizer_find_missing_bytes(Tokenizer *t, const char *path) {
     for (int i = 0; i < 256; i++) {
         char byte = (char)i;
         t->missing[i] = token_find(t, &byte, 1) == NO_TOKEN;
@@ -457,12 +456,15 @@ static inline void tokenizer_find_missing_bytes(Tokenizer *t, const char *path) 
     }
 }
 
-static inline Tokenizer *tokenizer_open(const char *path) {
+static Tokenizer *tokenizer_open(const char *path) {
     Tokenizer *t = (Tokenizer *)checked_malloc(sizeof *t);
     size_t len;
     char *text = tokenizer_read_file(path, &len);
-    const char *header[NUM_HEADER_LINES] = { // what a header would say of Llama 3's format
-        "1", NULL, NULL, "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", llama3_split};
+    const char *header[NUM_HEADER_LINES]; // of Llama 3's format, which has none: what it would say
+    header[HEADER_BOS] = "<|begin_of_text|>";
+    header[HEADER_EOS] = "<|end_of_text|>";
+    header[HEADER_EOT] = "<|eot_id|>";
+    header[HEADER_SPLIT] = llama3_split;
     sha256(text, len, t->fingerprint);
     size_t text_len = len;
     while (text_len > 1 && text[text_len - 1] == '\n') text_len--; // the last line may lack its newline
@@ -486,7 +488,7 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     return t;
 }
 
-static inline void tokenizer_close(Tokenizer *t) {
+static void tokenizer_close(Tokenizer *t) {
     pcre2_code_free(t->split);
     free(t->slots);
     free(t->start);
@@ -496,11 +498,11 @@ static inline void tokenizer_close(Tokenizer *t) {
 }
 
 /* Whether generation stops after this token. */
-static inline int tokenizer_ends(const Tokenizer *t, int32_t id) { return id == t->eos || id == t->eot; }
+static int tokenizer_ends(const Tokenizer *t, int32_t id) { return id == t->eos || id == t->eot; }
 
 /* Points *bytes at the token's bytes inside the tokenizer (not NUL-terminated) and returns their number. A special
  * token gives its name. An id outside 0 .. vocab_size - 1 gives 0, which no token has. */
-static inline size_t tokenizer_decode(const Tokenizer *t, int32_t id, const char **bytes) {
+static size_t tokenizer_decode(const Tokenizer *t, int32_t id, const char **bytes) {
     *bytes = NULL;
     if (id < 0 || id >= t->vocab_size) return 0;
     *bytes = t->bytes + t->start[id];
@@ -534,7 +536,7 @@ typedef struct {
     size_t heap_size;
 } Encoder;
 
-static inline void *grown(void *p, size_t bytes) {
+static void *grown(void *p, size_t bytes) {
     p = realloc(p, bytes);
     if (!p) run_failure("out of memory: cannot allocate %zu bytes for tokens", bytes);
     return p;
@@ -638,8 +640,7 @@ static inline int token_is_space(const Tokenizer *t, int32_t id) {
 /* Encodes the text from its first byte that is not UTF-8, at `valid`: the expression cannot split it, so it is one
  * piece. In Llama 3's format this piece begins earlier, as in tiktoken's _encode_bytes: with the last piece before it,
  * and with all white-space tokens before that if it starts with one. `first_id` and `last_piece_id` index *e->ids. */
-static inline void encode_rest(Encoder *e, const char *text, size_t len, size_t valid, size_t first_id,
-                               size_t last_piece_id) {
+static void encode_rest(Encoder *e, const char *text, size_t len, size_t valid, size_t first_id, size_t last_piece_id) {
     const Tokenizer *t = e->t;
     size_t keep = last_piece_id, at = valid;
     if (!t->llama3) {
@@ -655,8 +656,8 @@ static inline void encode_rest(Encoder *e, const char *text, size_t len, size_t 
 
 /* Appends the ids of `text` (any bytes; names of special tokens in it are plain text) after the `used` ids that *ids
  * already holds, growing it with realloc; *ids may be NULL at first. Returns the new count. */
-static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int32_t **ids, size_t *capacity,
-                                      size_t used) {
+static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t len, int32_t **ids, size_t *capacity,
+                               size_t used) {
     Encoder e = {t, ids, capacity, used, 0, NULL, NULL, NULL, 0};
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     if (!match) run_failure("out of memory: cannot allocate PCRE2's match data");

@@ -10,11 +10,11 @@
 #include "device.h"
 #include "ops.h"
 
-static inline int64_t int8_blocks(int64_t elements) { return (elements + INT8_BLOCK - 1) / INT8_BLOCK; }
+static int64_t int8_blocks(int64_t elements) { return blocks_of(elements, INT8_BLOCK); }
 
 /* Quantizes one block: out (count) from in (count), count <= INT8_BLOCK. Returns its scale. If an element is not
  * finite, the scale is NaN, so that all elements are NaN after dequantization and the damage is not hidden. */
-static inline float quantize_int8_block(int8_t *out, const float *in, int64_t count) {
+static float quantize_int8_block(int8_t *out, const float *in, int64_t count) {
     float largest = 0;
     int finite = 1;
     for (int64_t i = 0; i < count; i++) {
@@ -49,15 +49,13 @@ static QuantizedLayout quantized_layout(int64_t blocks, int64_t unquantized, int
 }
 
 /* How many int8 elements, or how many unquantized ones, a shard holds. */
-static inline int64_t quantized_shard_elements(const QuantizedLayout *l, int quantized) {
+static int64_t quantized_shard_elements(const QuantizedLayout *l, int quantized) {
     return quantized ? l->blocks * INT8_BLOCK : l->unquantized;
 }
 
 /* Where the scales and the unquantized elements begin within a shard, in bytes. */
-static inline int64_t quantized_scales_at(const QuantizedLayout *l) { return l->blocks * INT8_BLOCK; }
-static inline int64_t quantized_rest_at(const QuantizedLayout *l) {
-    return l->blocks * (int64_t)(INT8_BLOCK + sizeof(float));
-}
+static int64_t quantized_scales_at(const QuantizedLayout *l) { return l->blocks * INT8_BLOCK; }
+static int64_t quantized_rest_at(const QuantizedLayout *l) { return l->blocks * (int64_t)(INT8_BLOCK + sizeof(float)); }
 
 /* Converts elements [first, first + count) of a gathered unit to floatX, out (count). The int8 elements of all shards
  * are numbered from 0, and so are the unquantized ones; `quantized` says which of the two are meant. */

@@ -129,7 +129,7 @@ static double memory_needed(const Plan *p, const Cluster *c) {
 static double axis_bytes(const Plan *p, int axis) {
     double most = 0;
     for (int k = 0; k < p->count; k++) {
-        const Traffic *t = p->classes[k].comm->traffic_started[axis];
+        const Traffic *t = p->classes[k].traffic[DRY_RUN][axis];
         most = fmax(most, (double)(t[ALL_GATHER].bytes + t[REDUCE_SCATTER].bytes + t[RECEIVE].bytes));
     }
     return most;

@@ -679,11 +679,11 @@ static void job_open(Job *j, const LaunchInfo *s) {
 }
 
 static void job_close(Job *j) {
-    if (j->data.num_files) dataset_close(&j->data);
-    if (j->val.num_files) dataset_close(&j->val);
-    if (j->has_weights) st_close(&j->weights);
+    dataset_close(&j->data);
+    dataset_close(&j->val);
+    st_close(&j->weights);
     st_close(&j->adapters);
-    if (j->resume_from.dir[0]) checkpoint_close(&j->resume_from);
+    checkpoint_close(&j->resume_from);
     if (j->out_lock > 0) close(j->out_lock);
     if (j->tokenizer) tokenizer_close(j->tokenizer);
     thread_world_close(&j->thread_world);

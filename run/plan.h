@@ -11,10 +11,9 @@
 #include "trainer.h" // defines: Trainer, trainer_close, Job
 
 typedef struct {
-    int first_rank;        // the lowest rank of the class, whose dry run this is
-    Trainer *trainer;      // the dry run; what follows points into it
-    const Device *dry_run; // its memory, FLOPs and timeline
-    const Comm *comm;      // its traffic
+    int first_rank;                        // the lowest rank of the class, whose dry run this is
+    Trainer *trainer;                      // the dry run
+    const Device *dry_run;                 // its memory, FLOPs and timeline
     Traffic traffic[2][AXES][COLLECTIVES]; // EXPECTED, DRY_RUN
 } RankClass;
 
@@ -70,7 +69,6 @@ static void plan_add(Plan *p, const Job *j, int rank, Trainer *trainer) {
     added->first_rank = rank;
     added->trainer = trainer;
     added->dry_run = dev;
-    added->comm = comm;
     memcpy(added->traffic[DRY_RUN], comm->traffic_started, sizeof comm->traffic_started);
     expected_traffic(added->traffic[EXPECTED], &j->config, j->mesh.world, rank, &j->opt, sizeof(StepReport));
 }

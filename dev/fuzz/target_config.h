@@ -75,7 +75,7 @@ static void check_plan(Job *j, int rank) {
                e.calls, e.bytes, w.calls, w.bytes);
     }
     j->opt.accum = accum;
-    RankClass all = {rank, &dry_run, &dry_run.parallel.dev, &dry_run.parallel.comm, {{{{0, 0}}}}};
+    RankClass all = {rank, &dry_run, &dry_run.parallel.dev, {{{{0, 0}}}}};
     int parts = j->mesh.size[AXIS_TP] * j->mesh.size[AXIS_PP],
         few = !long_dry_run && accum <= 64 && parts <= 8; // of others, as if all were as this one
     Plan plan = ZERO;

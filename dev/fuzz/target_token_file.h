@@ -118,9 +118,9 @@ static void check_epoch(const Dataset *d, int shape, int pad) {
     l.sampler = s;
     l.sampler.shard = 0;
     l.samples = s.accumulation * s.B;
-    l.first_step = steps;
+    l.options.first_step = steps; // the first of the second epoch
+    l.options.cp = 1;
     l.steps = 1;
-    l.cp = 1; // the first of the second epoch
     pthread_mutex_init(&l.lock, NULL);
     pthread_cond_init(&l.ready, NULL);
     char *raw = (char *)malloc(5 * ((size_t)d->T + 1));

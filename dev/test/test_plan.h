@@ -387,7 +387,7 @@ static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Tr
     expected_traffic(expected, &j->config, j->mesh.world, own->parallel.rank, &j->opt, sizeof(StepReport));
     int differ = memcmp(expected, c->traffic[EXPECTED], sizeof expected) != 0 ||
                  memcmp(expected, own->parallel.comm.traffic_started, sizeof expected) != 0 ||
-                 memcmp(expected, c->comm->traffic_started, sizeof expected) != 0;
+                 memcmp(expected, c->traffic[DRY_RUN], sizeof expected) != 0;
     for (int m = 0; m < MEM_CATEGORIES; m++) differ += own->parallel.dev.arenas[m].peak != c->dry_run->arenas[m].peak;
     differ += device_flops(&own->parallel.dev, 0) != device_flops(c->dry_run, 0) ||
               device_flops(&own->parallel.dev, 1) != device_flops(c->dry_run, 1);
