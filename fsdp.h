@@ -98,13 +98,9 @@ typedef enum { STATE_MASTER, STATE_GRAD, STATE_EXP_AVG, STATE_EXP_AVG_SQ, STATE_
 
 /* (state_count) NULL: there is none. STATE_COPY: the weights in the compute dtype, if that is not fp32. */
 static void *state_of(const FsdpUnit *u, StateKind kind) {
-    switch (kind) {
-    case STATE_MASTER: return u->master;
-    case STATE_GRAD: return u->grad;
-    case STATE_EXP_AVG: return u->exp_avg;
-    case STATE_EXP_AVG_SQ: return u->exp_avg_sq;
-    default: return (void *)u->sharded_weights == (void *)u->master ? NULL : u->sharded_weights;
-    }
+    void *copy = (void *)u->sharded_weights == (void *)u->master ? NULL : u->sharded_weights;
+    void *const states[STATES] = {u->master, u->grad, u->exp_avg, u->exp_avg_sq, copy};
+    return states[kind];
 }
 
 /* What a pool's buffers hold: weights as they are gathered, int8 weights after dequantization, fp32 gradients. */

@@ -73,8 +73,7 @@ static Task job_task(const Options *o) {
     if (o->generate) task = DO_GENERATE;
     if (o->eval) task = DO_EVAL;
     if (o->plan) task = DO_PLAN;
-    int is_exclusive = task == DO_PLAN || task == DO_EVAL || task == DO_GENERATE;
-    if (is_exclusive && !!o->plan + !!o->eval + !!o->generate + !!o->export_dir > 1)
+    if (!!o->plan + !!o->eval + !!o->generate + !!o->export_dir > 1)
         user_error("%s cannot be combined with another of --plan, --eval, --generate and --export: give only one",
                    task_names[task]);
     if (o->out && task != DO_TRAIN && task != DO_PLAN)
