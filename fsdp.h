@@ -397,7 +397,7 @@ static void reduction_start(Fsdp *fsdp, ReductionStage stage, FsdpUnit *u, int m
     int reduces = stage_reduces(stage);
     Axis axis = stage_axis(stage);
     int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count; // of one member
-    const float *sum = reduction_result(fsdp, stage - 1, u);
+    const float *sum = reduction_result(fsdp, stage - 1, u); // but the first stage sends what backward has made
     if (stage == REDUCE_SCATTER_FSDP) sum = fsdp->accumulates_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
     const void *send = r->rounded ? (const void *)r->rounded : sum;
     void *receive = r->receive ? r->receive : reduction_result(fsdp, stage, u);

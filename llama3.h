@@ -479,9 +479,7 @@ static int table_is_tied(const TensorTable *t) { return t->embed >= 0 && t->embe
 
 /* The first adapter's number: adapters come after all other tensors. num_tensors: there are none. */
 static int table_first_adapter(const TensorTable *t) {
-    int i = t->num_tensors;
-    while (i > 0 && t->tensors[i - 1].row->unit == UNIT_ADAPTERS) i--;
-    return i;
+    return t->first_adapters < t->num_units ? t->units[t->first_adapters].first_tensor : t->num_tensors;
 }
 
 static const Tensor *table_find(const TensorTable *t, const char *name) {
