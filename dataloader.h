@@ -93,7 +93,7 @@ static Dataset dataset_open(const char *pattern, int T, int vocab_size, int part
     if (glob(pattern, 0, NULL, &found) != 0)
         user_error("no token file at %s: make one with dev/data/kjv.sh or dev/data/text.sh", pattern);
     d.num_files = (int)found.gl_pathc;
-    d.files = (TokenFile *)checked_malloc(sizeof(TokenFile) * (size_t)d.num_files);
+    d.files = new_array(TokenFile, d.num_files);
     d.T = T;
     d.vocab_size = vocab_size;
     d.fingerprint = HASH_START;
@@ -401,23 +401,22 @@ static void *loader_worker(void *arg) {
 
 /* Allocates a batch of `samples` samples of T tokens, of which this rank has T / cp. */
 static void step_batch_open(StepBatch *batch, Device *dev, int64_t samples, int T, int cp, int document_ids) {
-    size_t whole = sizeof(int32_t) * (size_t)samples * (size_t)T, own = whole / (size_t)cp;
-    batch->inputs = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", own);
-    batch->targets = (int32_t *)arena_alloc(dev, MEM_HOST, "token batches", own);
-    if (document_ids) batch->docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents", whole);
+    int64_t whole = samples * T, own = whole / cp;
+    batch->inputs = arena_array(int32_t, dev, MEM_HOST, "token batches", own);
+    batch->targets = arena_array(int32_t, dev, MEM_HOST, "token batches", own);
+    if (document_ids) batch->docs = arena_array(int32_t, dev, MEM_HOST, "documents", whole);
     batch->own_docs = batch->docs;
     if (document_ids && cp > 1)
-        batch->own_docs = (int32_t *)arena_alloc(dev, MEM_HOST, "documents of this rank's tokens", own);
+        batch->own_docs = arena_array(int32_t, dev, MEM_HOST, "documents of this rank's tokens", own);
 }
 
 /* Memory for workers is reserved for LOADER_WORKERS of them even if the machine has fewer cores, so that a plan does
  * not depend on the machine that makes it. */
 static void loader_allocate(Loader *l, Device *dev) {
     const LoaderOptions *o = &l->options;
-    size_t windows = sizeof(int64_t) * (size_t)l->samples;
     for (int i = 0; i < LOADER_DEPTH; i++) {
         step_batch_open(&l->ring[i], dev, l->samples, o->T, o->cp, o->document_ids);
-        l->ring[i].windows = (int64_t *)arena_alloc(dev, MEM_HOST, "sample numbers", windows);
+        l->ring[i].windows = arena_array(int64_t, dev, MEM_HOST, "sample numbers", l->samples);
     }
     for (int i = 0; i < (o->workers ? o->workers : LOADER_WORKERS); i++) {
         l->workers[i].loader = l;

@@ -590,7 +590,7 @@ static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
 // set-up
 
 static float *state_alloc(Fsdp *fsdp, MemCategory category, const char *name, int64_t elements) {
-    return (float *)arena_alloc(fsdp->dev, category, name, sizeof(float) * (size_t)elements);
+    return arena_array(float, fsdp->dev, category, name, elements);
 }
 
 static void open_persistent_weights(Fsdp *fsdp, FsdpUnit *u) {
@@ -615,8 +615,7 @@ static void open_trained_unit(Fsdp *fsdp, FsdpUnit *u, int training) {
     MemCategory copies =
         dev->arenas[MEM_PARAMS].offloaded ? MEM_PARAMS : MEM_COMM; // the copy is offloaded with the master
     if (sizeof(floatX) != sizeof(float))
-        u->sharded_weights =
-            (floatX *)arena_alloc(dev, copies, "weights in the compute dtype", sizeof(floatX) * (size_t)u->state_count);
+        u->sharded_weights = arena_array(floatX, dev, copies, "weights in the compute dtype", u->state_count);
     if (!training) return;
     open_persistent_weights(fsdp, u);
     u->grad = state_alloc(fsdp, MEM_GRADS, "gradients", u->state_count);
@@ -682,19 +681,18 @@ static void reduction_open(Fsdp *fsdp, ReductionStage stage, int64_t largest) {
     int64_t sent = reduces ? whole : whole / r->members;
     int64_t received = reduces && fsdp->sharding.transport_sums ? whole / r->members : whole;
     if (half && (applies || (stage == REDUCE_SCATTER_FSDP && fsdp->rounds_micro_batches)))
-        r->rounded = (bf16 *)arena_alloc(fsdp->dev, MEM_COMM, "rounded gradients", sizeof(bf16) * (size_t)sent);
+        r->rounded = arena_array(bf16, fsdp->dev, MEM_COMM, "rounded gradients", sent);
     if (applies && (reduces || half))
         r->receive = arena_alloc(fsdp->dev, MEM_COMM, names[stage], dtype_size(dtype) * (size_t)received);
 }
 
 static void fingerprints_open(Fsdp *fsdp) {
-    size_t bytes = sizeof(uint64_t) * (size_t)fsdp->table->num_units;
+    int64_t units = fsdp->table->num_units;
     int copies = (is_replicated_over(fsdp, AXIS_DP_REPLICATE) ? fsdp->replicas : 0) +
                  (is_replicated_over(fsdp, AXIS_FSDP) ? fsdp->ranks : 0);
     if ((!fsdp->sharding.check_replicas && !fsdp->sharding.writes_files) || !copies) return;
-    fsdp->local_fingerprints = (uint64_t *)arena_alloc(fsdp->dev, MEM_WORKSPACE, "fingerprints of the weights", bytes);
-    fsdp->fingerprints =
-        (uint64_t *)arena_alloc(fsdp->dev, MEM_HOST, "fingerprints of all ranks", bytes * (size_t)(1 + copies));
+    fsdp->local_fingerprints = arena_array(uint64_t, fsdp->dev, MEM_WORKSPACE, "fingerprints of the weights", units);
+    fsdp->fingerprints = arena_array(uint64_t, fsdp->dev, MEM_HOST, "fingerprints of all ranks", units * (1 + copies));
 }
 
 /* `training` = 0 (evaluation, generation, export): weights only, no gradients and no optimizer state. */
@@ -720,7 +718,7 @@ static void fsdp_open(Fsdp *fsdp, Comm *comm, const TensorTable *table, const Ll
     while (how->deterministic && 1 << fsdp->num_partial_sums < how->micro_batches) fsdp->num_partial_sums++;
     fsdp->weights_offloaded = dev->arenas[MEM_PARAMS].offloaded && !OFFLOAD_IN_PLACE;
     fsdp->gradients_offloaded = dev->arenas[MEM_GRADS].offloaded && !OFFLOAD_IN_PLACE;
-    fsdp->units = (FsdpUnit *)checked_malloc(sizeof(FsdpUnit) * (size_t)table->num_units);
+    fsdp->units = new_array(FsdpUnit, table->num_units);
     for (int i = 0; i < table->num_units; i++) unit_open(fsdp, &fsdp->units[i], &table->units[i], training);
     pools_open(fsdp, training);
     if (!training) return;

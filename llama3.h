@@ -430,9 +430,9 @@ static void table_open(TensorTable *t, const Llama3Config *c, int64_t wrap, cons
         stage->num_blocks = stage_blocks(c->L, stages, part->light_ends, number, &stage->first_block);
         t->num_blocks += stage->num_blocks;
     }
-    size_t most_blocks = (size_t)t->num_blocks + 2; // embedding and head have fewer tensors than a block
-    t->tensors = (Tensor *)checked_malloc(sizeof(Tensor) * most_blocks * (adapted ? W_KINDS : W_Q_A));
-    t->units = (Unit *)checked_malloc(sizeof(Unit) * most_blocks * (adapted ? 2 : 1));
+    int most_blocks = t->num_blocks + 2; // embedding and head have fewer tensors than a block
+    t->tensors = new_array(Tensor, most_blocks * (adapted ? W_KINDS : W_Q_A));
+    t->units = new_array(Unit, most_blocks * (adapted ? 2 : 1));
     t->embed = part->pp_rank == 0 ? table_add_unit(t, c, UNIT_EMBED, 0, 1) : -1;
     for (int v = 0; v < part->virtual_stages; v++) {
         t->stages[v].first_unit = t->num_units;

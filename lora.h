@@ -28,10 +28,10 @@ typedef struct {
 
 typedef struct {
     Device *dev;
-    int rank;                  // 0: there are no adapters
-    float scale;               // alpha / rank
-    floatX *hidden;            // (N, rank) scale · x A^T
-    floatX *d_hidden;          // (N, rank) backward: the gradient of hidden, then of x A^T; NULL when not training
+    int rank;         // 0: there are no adapters
+    float scale;      // alpha / rank
+    floatX *hidden;   // (N, rank) scale · x A^T
+    floatX *d_hidden; // (N, rank) backward: the gradient of hidden, then of x A^T; NULL when not training
 } Lora;
 
 /* Allocates for micro-batches of up to N tokens. */
@@ -40,10 +40,9 @@ static void lora_open(Lora *lora, Device *dev, const Llama3Config *c, int64_t N,
     lora->dev = dev;
     lora->rank = c->lora_rank;
     if (!lora->rank) return;
-    size_t bytes = sizeof(floatX) * (size_t)N * (size_t)lora->rank;
     lora->scale = adapter_scale(c);
-    lora->hidden = (floatX *)arena_alloc(dev, MEM_ACTIVATIONS, "LoRA hidden", bytes);
-    if (training) lora->d_hidden = (floatX *)arena_alloc(dev, MEM_ACTIVATIONS, "d LoRA hidden", bytes);
+    lora->hidden = arena_array(floatX, dev, MEM_ACTIVATIONS, "LoRA hidden", N * lora->rank);
+    if (training) lora->d_hidden = arena_array(floatX, dev, MEM_ACTIVATIONS, "d LoRA hidden", N * lora->rank);
 }
 
 /* lora->hidden = scale · x A^T. */

@@ -9,7 +9,7 @@
  */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
-#include "lib/base.h" // defines: hash_bytes, user_error, run_failure, checked_malloc, min_i64
+#include "lib/base.h" // defines: hash_bytes, user_error, run_failure, new_array, min_i64
 #include "lib/sha256.h"
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h> // defines: pcre2_compile, pcre2_jit_compile, pcre2_match
@@ -125,7 +125,7 @@ static pcre2_code *split_open(const char *path, int number, const char *expressi
     if (length > EXPRESSION_LENGTH)
         user_error("tokenizer %s, line %d: found an expression of %zu characters, expected at most %d", path, number,
                    length, (int)EXPRESSION_LENGTH);
-    char *pattern = (char *)checked_malloc((length / 2 + 1) * sizeof "[" LETTERS "]");
+    char *pattern = new_array(char, (length / 2 + 1) * sizeof "[" LETTERS "]");
     const char *other = expression_translate(expression, pattern);
     if (other)
         user_error("tokenizer %s, line %d: found '%.8s' in the expression, expected \\p{L} \\p{N} \\s \\S \\r \\n \\t "
@@ -437,11 +437,11 @@ static void tokenizer_allocate(Tokenizer *t, size_t lines, size_t len) {
     size_t slots = 1;
     while (slots < 2 * lines) slots *= 2; // at most half full
     t->slot_mask = (uint32_t)(slots - 1);
-    t->slots = (TokenSlot *)checked_malloc(slots * sizeof *t->slots);
+    t->slots = new_array(TokenSlot, slots);
     for (size_t i = 0; i < slots; i++) t->slots[i].id = NO_TOKEN;
-    t->start = (uint64_t *)checked_malloc((lines + NUM_SPECIAL_TOKENS + 1) * sizeof *t->start);
-    t->special = (int32_t *)checked_malloc((lines + NUM_SPECIAL_TOKENS) * sizeof *t->special);
-    t->bytes = (char *)checked_malloc(len + NUM_SPECIAL_TOKENS * SPECIAL_NAME_BYTES);
+    t->start = new_array(uint64_t, lines + NUM_SPECIAL_TOKENS + 1);
+    t->special = new_array(int32_t, lines + NUM_SPECIAL_TOKENS);
+    t->bytes = new_array(char, len + NUM_SPECIAL_TOKENS * SPECIAL_NAME_BYTES);
 }
 
 static void tokenizer_find_missing_bytes(Tokenizer *t, const char *path) {
@@ -457,7 +457,7 @@ static void tokenizer_find_missing_bytes(Tokenizer *t, const char *path) {
 }
 
 static Tokenizer *tokenizer_open(const char *path) {
-    Tokenizer *t = (Tokenizer *)checked_malloc(sizeof *t);
+    Tokenizer *t = new_array(Tokenizer, 1);
     size_t len;
     char *text = tokenizer_read_file(path, &len);
     const char *header[NUM_HEADER_LINES]; // of Llama 3's format, which has none: what it would say

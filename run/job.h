@@ -182,7 +182,7 @@ static void job_prompt(Job *j) {
     j->prompt_length = tokenizer_encode(t, o->generate, strlen(o->generate), &j->prompt, &capacity, 0);
     if (!j->prompt_length) { // an empty prompt: the model starts a new document
         free(j->prompt);
-        j->prompt = (int32_t *)checked_malloc(sizeof(int32_t));
+        j->prompt = new_array(int32_t, 1);
         j->prompt[j->prompt_length++] = t->eos;
     }
     o->batch = 1;

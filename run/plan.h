@@ -119,7 +119,7 @@ static int count_set(const char *is_set, int n) {
 static void print_class_ranks(FILE *f, const Plan *p, int class_index) {
     const Mesh *m = p->mesh;
     int pp = m->size[AXIS_PP], tp = m->size[AXIS_TP];
-    char *has_rank = (char *)checked_malloc((size_t)(m->world + pp + tp)), *has_stage = has_rank + m->world;
+    char *has_rank = new_array(char, m->world + pp + tp), *has_stage = has_rank + m->world;
     char *has_tp = has_stage + pp;
     for (int r = 0; r < m->world; r++) {
         if (p->class_of[r] != class_index) continue;
@@ -217,7 +217,7 @@ static cJSON *class_json(const Plan *p, int class_index) {
 /* `estimate`: the times that plan_llama3 simulated, which this function takes over; NULL: null. */
 static void plan_write(FILE *f, const Plan *p, int64_t tokens_per_step, cJSON *estimate) {
     const Mesh *m = p->mesh;
-    int *leaders = (int *)checked_malloc(sizeof(int) * AXES * (size_t)m->world), key;
+    int *leaders = new_array(int, AXES * m->world), key;
     cJSON *root = cJSON_CreateObject();
     json_add_mesh(root, m);
     json_add_integer(root, "tokens_per_step", tokens_per_step);
