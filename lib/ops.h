@@ -20,7 +20,7 @@
 #include "cuda/cross_entropy.cuh" // defines: cuda_cross_entropy and its two halves for vocabulary slices
 #include "cuda/flat_tensors.cuh"  // defines: cuda_tree_sum, cuda_squared_norm, cuda_adamw, …
 #include "cuda/layers.cuh"        // defines: cuda_embedding_*, cuda_rmsnorm_*, cuda_rope, cuda_swiglu_*
-#include "cuda/matmul.cuh"        // defines: cuda_linear_*
+#include "cuda/matmul.cuh"        // defines: cuda_matmul
 #include "cuda/start.cuh"         // defines: cuda_ops_open, cuda_ops_close, cuda_require_head_size
 #define IMPLEMENTATION(op) cuda_##op
 #else
@@ -28,7 +28,7 @@
 #include "cpu/cross_entropy.h" // defines: cpu_cross_entropy and its two halves for vocabulary slices
 #include "cpu/flat_tensors.h"  // defines: cpu_tree_sum, cpu_squared_norm, cpu_adamw, …
 #include "cpu/layers.h"        // defines: cpu_embedding_*, cpu_rmsnorm_*, cpu_rope, cpu_swiglu_*
-#include "cpu/matmul.h"        // defines: cpu_linear_*, cpu_ops_open, cpu_ops_close
+#include "cpu/matmul.h"        // defines: cpu_matmul, cpu_ops_open, cpu_ops_close
 #define IMPLEMENTATION(op) cpu_##op
 #endif
 
@@ -57,43 +57,46 @@ static void ops_close(Device *dev) {
 // ---------------------------------------------------------------------------
 // linear layers (torch.nn.functional.linear, without bias)
 
+/* Every linear layer is one matmul, with the weight's transposition in the strides. Its sum over K is computed in parts
+ * of `depth` elements; each is rounded to C's dtype and then added. */
+static void linear_matmul(Device *dev, OpKind op, Matmul p, int64_t depth, void *c, const floatX *a, const floatX *b) {
+    double M = (double)p.M, N = (double)p.N, K = (double)p.K, c_bytes = p.c_float ? F_BYTES : X_BYTES;
+    double bytes = (M * K + K * N) * X_BYTES + M * N * c_bytes * (p.accumulate ? 2 : 1);
+    if (!op_begin(dev, op, 2 * M * N * K, bytes)) return;
+    for (int64_t k = 0, end = p.K; k < end; k += depth) {
+        p.K = min_i64(depth, end - k);
+        IMPLEMENTATION(matmul)(dev, &p, c, a + k * p.a_col, b + k * p.b_row);
+        p.accumulate = 1;
+    }
+    op_end(dev);
+}
+
 /* y (N, OC) = x (N, IC) w (OC, IC)^T */
 static void linear_forward(Device *dev, floatX *y, const floatX *x, const floatX *w, int N, int IC, int OC) {
-    double flops = 2.0 * N * IC * OC;
-    double bytes = ((double)N * IC + (double)OC * IC + (double)N * OC) * X_BYTES;
-    if (!op_begin(dev, OP_LINEAR_FORWARD, flops, bytes)) return;
-    IMPLEMENTATION(linear_forward)(dev, y, FLOATX == DTYPE_F32, x, w, N, IC, OC);
-    op_end(dev);
+    Matmul p = {N, OC, IC, IC, 1, 1, IC, OC, FLOATX == DTYPE_F32, 0};
+    linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
 }
 
 /* The same with an output in fp32: the logits. */
 static void linear_forward_fp32(Device *dev, float *y, const floatX *x, const floatX *w, int N, int IC, int OC) {
-    double flops = 2.0 * N * IC * OC;
-    double bytes = ((double)N * IC + (double)OC * IC) * X_BYTES + (double)N * OC * F_BYTES;
-    if (!op_begin(dev, OP_LINEAR_FORWARD, flops, bytes)) return;
-    IMPLEMENTATION(linear_forward)(dev, y, 1, x, w, N, IC, OC);
-    op_end(dev);
+    Matmul p = {N, OC, IC, IC, 1, 1, IC, OC, 1, 0};
+    linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
 }
 
-/* dx (N, IC) = dy (N, OC) w (OC, IC). dy's rows are dy_stride elements apart. */
+/* dx (N, IC) = dy (N, OC) w (OC, IC). dy's rows are dy_stride elements apart. In bf16 the sum is not cut, since dx would
+ * be rounded between parts. */
 static void linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w, int N,
                                   int IC, int OC) {
-    double flops = 2.0 * N * IC * OC;
-    double bytes = ((double)N * IC + (double)OC * IC + (double)N * OC) * X_BYTES;
-    if (!op_begin(dev, OP_LINEAR_BACKWARD_INPUT, flops, bytes)) return;
-    IMPLEMENTATION(linear_backward_input)(dev, dx, dy, dy_stride, w, N, IC, OC);
-    op_end(dev);
+    Matmul p = {N, IC, OC, dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, 0};
+    linear_matmul(dev, OP_LINEAR_BACKWARD_INPUT, p, FLOATX == DTYPE_F32 ? DX_DEPTH : OC, dx, dy, w);
 }
 
 /* dw (OC, IC) = dy (N, OC)^T x (N, IC), or += with `accumulate`. dy's rows are dy_stride elements apart; dw is fp32,
  * because it sums over all tokens and micro-batches. */
 static void linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x, int N,
                                    int IC, int OC, int accumulate) {
-    double flops = 2.0 * N * IC * OC;
-    double bytes = (double)N * (IC + OC) * X_BYTES + (double)OC * IC * F_BYTES * (accumulate ? 2 : 1);
-    if (!op_begin(dev, OP_LINEAR_BACKWARD_WEIGHT, flops, bytes)) return;
-    IMPLEMENTATION(linear_backward_weight)(dev, dw, dy, dy_stride, x, N, IC, OC, accumulate);
-    op_end(dev);
+    Matmul p = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, accumulate};
+    linear_matmul(dev, OP_LINEAR_BACKWARD_WEIGHT, p, DW_TOKENS, dw, dy, x);
 }
 
 // ---------------------------------------------------------------------------
@@ -102,21 +105,15 @@ static void linear_backward_weight(Device *dev, float *dw, const floatX *dy, int
 /* y (N, OC) += x (N, IC) w (OC, IC)^T. y's rows are y_stride elements apart; the sum is rounded to floatX again. */
 static void linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N,
                                int IC, int OC) {
-    double flops = 2.0 * N * IC * OC;
-    double bytes = ((double)N * IC + (double)OC * IC + 2.0 * N * OC) * X_BYTES;
-    if (!op_begin(dev, OP_LINEAR_FORWARD, flops, bytes)) return;
-    IMPLEMENTATION(linear_forward_add)(dev, y, y_stride, x, w, N, IC, OC);
-    op_end(dev);
+    Matmul p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
+    linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
 }
 
 /* dx (N, IC) += dy (N, OC) w (OC, IC) */
 static void linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC,
                                       int OC) {
-    double flops = 2.0 * N * IC * OC;
-    double bytes = (2.0 * N * IC + (double)OC * IC + (double)N * OC) * X_BYTES;
-    if (!op_begin(dev, OP_LINEAR_BACKWARD_INPUT, flops, bytes)) return;
-    IMPLEMENTATION(linear_backward_input_add)(dev, dx, dy, w, N, IC, OC);
-    op_end(dev);
+    Matmul p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
+    linear_matmul(dev, OP_LINEAR_BACKWARD_INPUT, p, OC, dx, dy, w);
 }
 
 /* x (count) *= by: the LoRA scaling factor alpha / rank */

@@ -13,12 +13,6 @@
 #include <omp.h>
 #include <sched.h>
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
-#endif
-
 /* Block sizes, all multiples of NR. Sums are cut at them, so they never depend on the number of threads. */
 enum {
     FORWARD_ROWS = 64,   // rows that a thread takes at once
@@ -522,5 +516,4 @@ static void cpu_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *
     }
 }
 
-#pragma GCC diagnostic pop
 #endif

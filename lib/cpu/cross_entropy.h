@@ -10,12 +10,6 @@
 #include "vectors.h"       // defines: vfloat, load_float, store_x, vexp
 #include <omp.h>
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
-#endif
-
 enum {
     LOSS_BLOCK = 512,  // logits in one partial sum of exponentials
     LOGIT_ROWS = 1024, // the model computes the loss in tiles of at most so many tokens,
@@ -26,6 +20,10 @@ enum {
 static int64_t loss_blocks(int64_t V) { return round_up(blocks_of(V, LOSS_BLOCK), VL); }
 static size_t cpu_cross_entropy_scratch(const Device *dev, int64_t V) {
     return (size_t)(dev->threads * 2 * loss_blocks(V)) * sizeof(float);
+}
+/* This thread's part of them. */
+static float *loss_factors(void *workspace, int64_t V) {
+    return (float *)workspace + omp_get_thread_num() * 2 * loss_blocks(V);
 }
 
 /* The sum of exp(logit - base) over one block. kept, if not NULL, receives the exponentials. */
@@ -42,11 +40,10 @@ static float exponentials_of_block(const float *logits, float *kept, int64_t n, 
 /* Returns the sum of exp(logit - largest logit) over a row of V logits, and the largest logit. With `kept`, which is
  * then `logits`, the exponentials replace the logits: those of block b are relative to the block's own largest logit,
  * and factors[b] is what they still have to be multiplied by.
- *   factors, sums (loss_blocks(V)) are scratch memory */
-static float exponentials_sum(const float *logits, float *kept, int64_t V, float *largest_logit, float *factors,
-                              float *sums) {
+ *   factors (2, loss_blocks(V)): the factors and scratch memory for the blocks' sums */
+static float exponentials_sum(const float *logits, float *kept, int64_t V, float *largest_logit, float *factors) {
     int64_t blocks = blocks_of(V, LOSS_BLOCK);
-    float max = -INFINITY;
+    float max = -INFINITY, *sums = factors + loss_blocks(V);
     for (int64_t b = 0; b < blocks; b++) {
         int64_t begin = b * LOSS_BLOCK, n = min_i64(V - begin, LOSS_BLOCK);
         vfloat largest = vsplat(-INFINITY);
@@ -70,14 +67,14 @@ static float exponentials_sum(const float *logits, float *kept, int64_t V, float
 
 /* One row. The gradient in floatX overwrites the exponentials from the front; since floatX is no wider than fp32, it
  * never overwrites one that is still to be read. */
-static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad, float *factors, float *sums) {
+static float cross_entropy_row(float *logits, int32_t target, int64_t V, int want_grad, float *factors) {
     floatX *dlogits = (floatX *)(void *)logits;
     if (target < 0) {
         if (want_grad) memset(dlogits, 0, (size_t)V * sizeof(floatX));
         return 0.0f;
     }
     float target_logit = logits[target], max;
-    float total = exponentials_sum(logits, want_grad ? logits : NULL, V, &max, factors, sums);
+    float total = exponentials_sum(logits, want_grad ? logits : NULL, V, &max, factors);
     float loss = (max - target_logit) + logf(total);
     if (!want_grad) return loss;
 
@@ -97,9 +94,7 @@ static void cpu_cross_entropy(Device *dev, float *losses, float *logits, const i
                               int want_grad, void *workspace) {
 #pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8) // adjacent rows: the hardware prefetches them
     for (int n = 0; n < N; n++) {
-        float *factors = (float *)workspace + omp_get_thread_num() * 2 * loss_blocks(V);
-        float *sums = factors + loss_blocks(V);
-        losses[n] = cross_entropy_row(logits + (int64_t)n * V, targets[n], V, want_grad, factors, sums);
+        losses[n] = cross_entropy_row(logits + (int64_t)n * V, targets[n], V, want_grad, loss_factors(workspace, V));
     }
 }
 
@@ -110,12 +105,10 @@ static void cpu_cross_entropy_part(Device *dev, float *parts, const float *logit
                                    int N, int V, void *workspace) {
 #pragma omp parallel for num_threads(dev->threads) schedule(dynamic, 8)
     for (int n = 0; n < N; n++) {
-        float *factors = (float *)workspace + omp_get_thread_num() * 2 * loss_blocks(V);
-        float *sums = factors + loss_blocks(V);
         const float *row = logits + (int64_t)n * V;
         int at = slice_row(targets[n], first, V);
         LossPart part = {-INFINITY, 0, at < 0 ? -INFINITY : row[at]};
-        if (targets[n] >= 0) part.sum = exponentials_sum(row, NULL, V, &part.max, factors, sums);
+        if (targets[n] >= 0) part.sum = exponentials_sum(row, NULL, V, &part.max, loss_factors(workspace, V));
         memcpy(parts + 3 * (int64_t)n, &part, sizeof part);
     }
 }
@@ -139,5 +132,4 @@ static void cpu_cross_entropy_join(Device *dev, float *losses, float *logits, co
     }
 }
 
-#pragma GCC diagnostic pop
 #endif

@@ -9,12 +9,6 @@
 #include "../ops_common.h" // defines: NORM_BLOCK
 #include "vectors.h"       // defines: vfloat, load_float, store_float, vstream
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
-#endif
-
 enum { STREAM_FLOATS = 1 << 20 }; // sums of at least so many floats bypass the caches
 
 // ---------------------------------------------------------------------------
@@ -188,5 +182,4 @@ static void cpu_fingerprint(Device *dev, uint64_t *hash, const void *data, int64
     *hash = sum;
 }
 
-#pragma GCC diagnostic pop
 #endif

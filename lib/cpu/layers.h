@@ -9,12 +9,6 @@
 #include "../ops_common.h" // defines: slice_row, NORM_ROWS
 #include "vectors.h"       // defines: vfloat, vpair, load_x, store_x, vexp
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
-#endif
-
 // ---------------------------------------------------------------------------
 // embedding
 
@@ -215,5 +209,4 @@ static void cpu_swiglu_backward(Device *dev, floatX *dgate_up, const floatX *dh,
     }
 }
 
-#pragma GCC diagnostic pop
 #endif

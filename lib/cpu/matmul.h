@@ -1,6 +1,6 @@
 /* matmul.h: matmuls on the CPU: oneDNN's where it is installed and fast, otherwise a plain C matmul in register tiles.
  *
- * The contracts of the linear layers are in lib/ops.h. A caller may rely on: the same bits for any number of threads.
+ * A caller may rely on: the same bits for any number of threads.
  * oneDNN's matmul primitives are made once per shape and kept (ops_open, ops_close). The tile of the plain matmul,
  * tile_matmul, is also the inner loop of attention.
  */
@@ -14,13 +14,6 @@
 #include <dnnl.h>
 #endif
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function" // a program need not call every op
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
-#endif
-
-/* Sums are cut at DX_DEPTH and DW_TOKENS, so these never depend on the number of threads. */
 enum {
     DX_DEPTH = 16384,  // outputs in a partial sum of an fp32 dx: oneDNN is 20 % slower on longer ones
     DW_TOKENS = 1024,  // tokens in a partial sum of dw: beyond this oneDNN's bits depend on the number of threads
@@ -299,45 +292,4 @@ static void cpu_ops_close(Device *dev) {
     dev->matmuls = NULL;
 }
 
-// ---------------------------------------------------------------------------
-// linear layers: each is one matmul, with the weight's transposition in the strides
-
-static void cpu_linear_forward(Device *dev, void *y, int y_float, const floatX *x, const floatX *w, int N, int IC,
-                               int OC) {
-    Matmul p = {N, OC, IC, IC, 1, 1, IC, OC, y_float, 0};
-    cpu_matmul(dev, &p, y, x, w);
-}
-
-static void cpu_linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N,
-                                   int IC, int OC) {
-    Matmul p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
-    cpu_matmul(dev, &p, y, x, w);
-}
-
-/* In fp32 the sum is computed in parts of DX_DEPTH outputs; in bf16 in one, since dx would be rounded between parts. */
-static void cpu_linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w,
-                                      int N, int IC, int OC) {
-    int64_t depth = FLOATX == DTYPE_F32 ? DX_DEPTH : OC;
-    for (int64_t o = 0; o < OC; o += depth) {
-        Matmul p = {N, IC, min_i64(depth, OC - o), dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, o > 0};
-        cpu_matmul(dev, &p, dx, dy + o, w + o * IC);
-    }
-}
-
-static void cpu_linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC,
-                                          int OC) {
-    Matmul p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
-    cpu_matmul(dev, &p, dx, dy, w);
-}
-
-/* The sum over tokens is computed in parts of DW_TOKENS tokens, each rounded to fp32 and then added. */
-static void cpu_linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x,
-                                       int N, int IC, int OC, int accumulate) {
-    for (int n = 0; n < N; n += DW_TOKENS) {
-        Matmul p = {OC, IC, min_i64(DW_TOKENS, N - n), 1, dy_stride, IC, 1, IC, 1, accumulate || n > 0};
-        cpu_matmul(dev, &p, dw, dy + n * dy_stride, x + (int64_t)n * IC);
-    }
-}
-
-#pragma GCC diagnostic pop
 #endif

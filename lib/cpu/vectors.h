@@ -15,10 +15,8 @@
 #ifdef __NVCC__
 #pragma nv_diag_suppress 1675 // nvcc passes "GCC unroll" to the host compiler, with a remark
 #endif
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function" // a program need not use all of them
 #ifndef __clang__
-#pragma GCC diagnostic ignored "-Wpsabi" // vectors are passed between static functions only
+#pragma GCC diagnostic ignored "-Wpsabi" // also for the files that include this one: vectors stay within the program
 #endif
 
 // ---------------------------------------------------------------------------
@@ -171,7 +169,7 @@ TAIL void store_tail_bits(void *p, vuint bits, int64_t n) {
     _mm512_mask_storeu_epi16(p, (1u << n) - 1, (__m512i)bits);
 }
 #else
-#define TAIL static __attribute__((noinline, cold))
+#define TAIL static __attribute__((noinline, cold, unused))
 TAIL vfloat load_tail(const float *p, int64_t n, float fill) {
     vfloat x = vsplat(fill);
     memcpy(&x, p, (size_t)n * 4);
@@ -366,5 +364,4 @@ static inline vfloat vreciprocal(vfloat x) {
 #endif
 }
 
-#pragma GCC diagnostic pop
 #endif

@@ -19,6 +19,7 @@ enum { RATE_ROWS = 8192, RATE_COLS = 4096, RATE_COUNTS = 1 };
 #endif
 static constexpr int MATMUL_TILE = 64;  // rows and columns of C that a block of the plain kernel computes
 static constexpr int MATMUL_DEPTH = 16; // columns of A and rows of B that it holds in shared memory
+enum { DX_DEPTH = INT32_MAX, DW_TOKENS = INT32_MAX }; // linear_matmul does not cut sums
 static constexpr int CUDA_WORKSPACE_BYTES = 32 << 20; // for cuBLASLt: NVIDIA's recommendation for Hopper
 
 // ---------------------------------------------------------------------------
@@ -205,39 +206,6 @@ static void cuda_matmul(Device *dev, const Matmul *p, void *c, const floatX *a, 
     }
     int across = (int)blocks_of(p->N, MATMUL_TILE);
     KERNEL(dev, plain_matmul_kernel, grid_of(across * blocks_of(p->M, MATMUL_TILE)), BLOCK, 0, c, a, b, *p, across);
-}
-
-// ---------------------------------------------------------------------------
-// linear layers: each is one matmul, with the weight's transposition in the strides
-
-static void cuda_linear_forward(Device *dev, void *y, int y_float, const floatX *x, const floatX *w, int N, int IC,
-                                int OC) {
-    Matmul p = {N, OC, IC, IC, 1, 1, IC, OC, y_float, 0};
-    cuda_matmul(dev, &p, y, x, w);
-}
-
-static void cuda_linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N,
-                                    int IC, int OC) {
-    Matmul p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
-    cuda_matmul(dev, &p, y, x, w);
-}
-
-static void cuda_linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w,
-                                       int N, int IC, int OC) {
-    Matmul p = {N, IC, OC, dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, 0};
-    cuda_matmul(dev, &p, dx, dy, w);
-}
-
-static void cuda_linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC,
-                                           int OC) {
-    Matmul p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
-    cuda_matmul(dev, &p, dx, dy, w);
-}
-
-static void cuda_linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x,
-                                        int N, int IC, int OC, int accumulate) {
-    Matmul p = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, accumulate};
-    cuda_matmul(dev, &p, dw, dy, x);
 }
 
 #endif
