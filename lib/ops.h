@@ -83,8 +83,8 @@ static void linear_forward_fp32(Device *dev, float *y, const floatX *x, const fl
     linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
 }
 
-/* dx (N, IC) = dy (N, OC) w (OC, IC). dy's rows are dy_stride elements apart. In bf16 the sum is not cut, since dx would
- * be rounded between parts. */
+/* dx (N, IC) = dy (N, OC) w (OC, IC). dy's rows are dy_stride elements apart. In bf16 the sum is not cut, since dx
+ * would be rounded between parts. */
 static void linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w, int N,
                                   int IC, int OC) {
     Matmul p = {N, IC, OC, dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, 0};

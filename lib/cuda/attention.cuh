@@ -103,16 +103,14 @@ static int64_t attention_blocks(const AttentionShape *s, int heads, int T, int t
 
 #ifdef PRECISION_BF16
 /* Whether tensor cores can compute this call: the head's size, and rows that are aligned to 16 bytes. */
-static int attention_mma(const AttentionShape *s, const void *const *pointers, int count) {
+static int attention_on_tensor_cores(const AttentionCall *a) {
+    const AttentionShape *s = &a->s;
+    const void *const tensors[9] = {a->q, a->k, a->v, a->out, a->out_read, a->dout, a->dq, a->dk, a->dv};
     uintptr_t bits = (uintptr_t)(s->q_stride | s->k_stride | s->v_stride | s->o_stride) * sizeof(bf16);
-    for (int i = 0; i < count; i++) bits |= (uintptr_t)pointers[i];
+    for (int i = 0; i < 9; i++) bits |= (uintptr_t)tensors[i]; // NULL: not a tensor of this call
     return cuda_attention_support(s->HD) == ATTENTION_TENSOR_CORES && bits % 16 == 0;
 }
-template <int HD> static void attention_forward_launch(Device *dev, const AttentionCall *a) {
-    ATTENTION_KERNEL(attention_forward_mma<HD>, attention_blocks(&a->s, a->s.NH, a->s.Tq, 128), 128,
-                     (128 * HD + 2 * 8192) * sizeof(bf16), *a);
-}
-template <int HD, int KEYS> static void attention_backward_launch(Device *dev, const AttentionCall *a) {
+template <int HD, int KEYS> static void attention_backward_mma_launch(Device *dev, const AttentionCall *a) {
     typedef Backward<HD, KEYS> Z;
     const AttentionShape *s = &a->s;
     int64_t blocks = attention_blocks(s, s->NKV, s->Tk, KEYS);
@@ -127,20 +125,23 @@ template <int HD, int KEYS> static void attention_backward_launch(Device *dev, c
                          (2 * 128 * HD + 2 * 4096) * sizeof(bf16), *a);
     }
 }
-/* GPUs whose blocks can have only 99 KB of shared memory get smaller tiles. */
-template <int HD> static void attention_backward_launch(Device *dev, const AttentionCall *a) {
-    if (dev->shared_limit >= Backward<HD, 128>::BYTES) attention_backward_launch<HD, 128>(dev, a);
-    else attention_backward_launch<HD, 64>(dev, a);
+/* GPUs whose blocks can have only 99 KB of shared memory get smaller tiles in backward. */
+template <int HD> static void attention_mma_launch(Device *dev, const AttentionCall *a) {
+    if (a->out)
+        ATTENTION_KERNEL(attention_forward_mma<HD>, attention_blocks(&a->s, a->s.NH, a->s.Tq, 128), 128,
+                         (128 * HD + 2 * 8192) * sizeof(bf16), *a);
+    else if (dev->shared_limit >= Backward<HD, 128>::BYTES) attention_backward_mma_launch<HD, 128>(dev, a);
+    else attention_backward_mma_launch<HD, 64>(dev, a);
 }
 #endif
-template <int DIM> static void attention_forward_plain_launch(Device *dev, const AttentionCall *a) {
-    typedef PlainSizes<DIM> Z;
-    ATTENTION_KERNEL(attention_forward_plain<DIM>, attention_blocks(&a->s, a->s.NH, a->s.Tq, Z::FORWARD), PLAIN_THREADS,
-                     Z::FORWARD_BYTES, *a);
-}
-template <int DIM> static void attention_backward_plain_launch(Device *dev, const AttentionCall *a) {
+template <int DIM> static void attention_plain_launch(Device *dev, const AttentionCall *a) {
     typedef PlainSizes<DIM> Z;
     const AttentionShape *s = &a->s;
+    if (a->out) {
+        ATTENTION_KERNEL(attention_forward_plain<DIM>, attention_blocks(s, s->NH, s->Tq, Z::FORWARD), PLAIN_THREADS,
+                         Z::FORWARD_BYTES, *a);
+        return;
+    }
     ATTENTION_KERNEL(attention_backward_prepare<32>, attention_rows(s) / ATTENTION_PAD, 256, 0, *a);
     ATTENTION_KERNEL(attention_backward_keys_plain<DIM>, attention_blocks(s, s->NKV, s->Tk, Z::BACKWARD), PLAIN_THREADS,
                      Z::BACKWARD_BYTES, *a);
@@ -148,9 +149,24 @@ template <int DIM> static void attention_backward_plain_launch(Device *dev, cons
                      PLAIN_THREADS, Z::BACKWARD_BYTES, *a);
 }
 
-static void attention_require_support(const AttentionShape *s) {
-    if (cuda_attention_support(s->HD) == ATTENTION_NONE)
-        run_failure("attention: heads of %d elements reached the GPU; its kernels compute 1 to 256", s->HD);
+/* Forward if the call has an output, otherwise backward. */
+static void attention_launch(Device *dev, AttentionCall *a) {
+    int HD = a->s.HD;
+    if (cuda_attention_support(HD) == ATTENTION_NONE)
+        run_failure("attention: heads of %d elements reached the GPU; its kernels compute 1 to 256", HD);
+    if (!a->s.B || !a->s.Tq) return;
+#ifdef PRECISION_BF16
+    if (attention_on_tensor_cores(a)) {
+        if (dev->deterministic) a->dq_sums = NULL;
+        if (HD == 64) attention_mma_launch<64>(dev, a);
+        else attention_mma_launch<128>(dev, a);
+        return;
+    }
+#endif
+    a->dq_sums = NULL;
+    if (HD <= 64) attention_plain_launch<64>(dev, a);
+    else if (HD <= 128) attention_plain_launch<128>(dev, a);
+    else attention_plain_launch<256>(dev, a);
 }
 
 static void cuda_attention_forward(Device *dev, floatX *out, float *lse, const floatX *q, const floatX *k,
@@ -158,19 +174,7 @@ static void cuda_attention_forward(Device *dev, floatX *out, float *lse, const f
     AttentionCall a = attention_call(s, q, k, v, (float *)workspace);
     a.out = out;
     a.lse = lse;
-    attention_require_support(s);
-    if (!s->B || !s->Tq) return;
-#ifdef PRECISION_BF16
-    const void *const pointers[] = {out, q, k, v};
-    if (attention_mma(s, pointers, 4)) {
-        if (s->HD == 64) attention_forward_launch<64>(dev, &a);
-        else attention_forward_launch<128>(dev, &a);
-        return;
-    }
-#endif
-    if (s->HD <= 64) attention_forward_plain_launch<64>(dev, &a);
-    else if (s->HD <= 128) attention_forward_plain_launch<128>(dev, &a);
-    else attention_forward_plain_launch<256>(dev, &a);
+    attention_launch(dev, &a);
 }
 
 static void cuda_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX *dv, const floatX *dout,
@@ -183,21 +187,7 @@ static void cuda_attention_backward(Device *dev, floatX *dq, floatX *dk, floatX 
     a.dout = dout;
     a.out_read = out;
     a.lse_read = lse;
-    attention_require_support(s);
-    if (!s->B || !s->Tq) return;
-#ifdef PRECISION_BF16
-    const void *const pointers[] = {dq, dk, dv, dout, out, q, k, v};
-    if (attention_mma(s, pointers, 8)) {
-        if (dev->deterministic) a.dq_sums = NULL;
-        if (s->HD == 64) attention_backward_launch<64>(dev, &a);
-        else attention_backward_launch<128>(dev, &a);
-        return;
-    }
-#endif
-    a.dq_sums = NULL;
-    if (s->HD <= 64) attention_backward_plain_launch<64>(dev, &a);
-    else if (s->HD <= 128) attention_backward_plain_launch<128>(dev, &a);
-    else attention_backward_plain_launch<256>(dev, &a);
+    attention_launch(dev, &a);
 }
 
 #endif

@@ -6,11 +6,7 @@
 #ifndef CUDA_ATTENTION_COMMON_CUH
 #define CUDA_ATTENTION_COMMON_CUH
 #include "../ops_common.h" // defines: AttentionShape, query_position, first_query
-#include "vectors.cuh"     // defines: round_pair
-
-#define UNROLL _Pragma("unroll") // an array stays in registers only if all its indices are known when compiling
-#define ROLLED _Pragma("unroll 1")
-#define DEVICE static __device__ __forceinline__
+#include "vectors.cuh"     // defines: DEVICE, UNROLL, round_pair
 
 // ---------------------------------------------------------------------------
 // PTX instructions that C++ has no expression for

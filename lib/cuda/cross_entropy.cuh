@@ -18,37 +18,31 @@ enum {
  * maximum and a sum relative to it (an online softmax). The pass goes from the row's end to its beginning and leaves
  * the last `held` logits in shared memory (`tail`), where the second pass finds them. */
 template <int W>
-static __device__ __forceinline__ void exponentials_sum(const float *row, int V, float *tail, int held,
-                                                        float *maxima /* (WARP) */, float *sums /* (WARP) */,
-                                                        float *largest_logit, float *total) {
+DEVICE void exponentials_sum(const float *row, int V, float *tail, int held, float *largest_logit, float *total) {
+    SHARED(float, maxima, WARP);
+    SHARED(float, sums, WARP);
     int step = (int)blockDim.x * W, tile = LOSS_TILE * step, at = (int)threadIdx.x * W, near = V - held;
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
     float v[LOSS_TILE][W], max = -INFINITY, sum = 0;
     for (int t = (V - 1) / tile * tile; t >= 0; t -= tile) {
         float largest = -INFINITY;
-#pragma unroll
-        for (int u = 0; u < LOSS_TILE; u++) {
+        UNROLL for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
-#pragma unroll
-            for (int j = 0; j < W; j++) v[u][j] = -INFINITY;
+            UNROLL for (int j = 0; j < W; j++) v[u][j] = -INFINITY;
             if (i < V) load(v[u], row + i);
         }
-#pragma unroll
-        for (int u = 0; u < LOSS_TILE; u++) {
+        UNROLL for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
             if (i >= near && i < V) store_shared(tail + i - near, v[u]);
-#pragma unroll
-            for (int j = 0; j < W; j++) largest = fmaxf(largest, v[u][j]);
+            UNROLL for (int j = 0; j < W; j++) largest = fmaxf(largest, v[u][j]);
         }
         if (largest > max) {
             sum *= __expf(max - largest);
             max = largest;
         }
         float base = max == -INFINITY ? 0.0f : max; // all logits are -infinity: exp(-inf - 0) = 0
-#pragma unroll
-        for (int u = 0; u < LOSS_TILE; u++)
-#pragma unroll
-            for (int j = 0; j < W; j++) sum += __expf(v[u][j] - base);
+        UNROLL for (int u = 0; u < LOSS_TILE; u++)
+            UNROLL for (int j = 0; j < W; j++) sum += __expf(v[u][j] - base);
     }
     auto scaled = [](float s, float from, float to) { return from == to ? s : s * __expf(from - to); };
     float of_warp = warp_max(max), sum_of_warp = warp_sum(scaled(sum, max, of_warp));
@@ -67,29 +61,25 @@ static __device__ __forceinline__ void exponentials_sum(const float *row, int V,
  * In bf16, gradient i occupies half of logit i / 2's memory. So all threads read a tile of logits, then a barrier, then
  * they write the tile's gradients: these overwrite logits of this tile and of earlier ones only. */
 template <int W>
-static __device__ __forceinline__ void loss_gradient(float *row, int V, int target, float max, float inverse,
-                                                     const float *tail, int held) {
+DEVICE void loss_gradient(float *row, int V, int target, float max, float inverse, const float *tail, int held) {
     floatX *dlogits = (floatX *)row;
     int step = (int)blockDim.x * W, tile = LOSS_TILE * step, at = (int)threadIdx.x * W, near = V - held;
     float v[LOSS_TILE][W];
     for (int t = 0; t < V; t += tile) {
-#pragma unroll
-        for (int u = 0; u < LOSS_TILE; u++) {
+        UNROLL for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
             if (i < near) load(v[u], row + i);
             else if (i < V) load(v[u], tail + i - near);
         }
         __syncthreads();
-#pragma unroll
-        for (int u = 0; u < LOSS_TILE; u++) {
+        UNROLL for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
-#pragma unroll
-            for (int j = 0; j < W; j++) v[u][j] = __expf(v[u][j] - max) * inverse - (i + j == target ? 1.0f : 0.0f);
+            UNROLL for (int j = 0; j < W; j++) v[u][j] = __expf(v[u][j] - max) * inverse - (i + j == target ? 1.0f : 0.0f);
             if (i < V) store(dlogits + i, v[u]);
         }
     }
 }
-template <int W> static __device__ __forceinline__ void no_gradient(float *row, int V) {
+template <int W> DEVICE void no_gradient(float *row, int V) {
     float none[W] = {};
     for (int i = (int)threadIdx.x * W; i < V; i += (int)blockDim.x * W) store((floatX *)row + i, none);
 }
@@ -101,8 +91,6 @@ template <int W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     cross_entropy_kernel(float *losses, float *logits, const int32_t *targets, int V, int want_grad, int held) {
     DYN_SHARED(float, tail); // (held): logits V - held … V - 1
-    SHARED(float, maxima, WARP);
-    SHARED(float, sums, WARP);
     float *row = logits + (int64_t)blockIdx.x * V, max, sum;
     int target = targets[blockIdx.x];
     if (target < 0) {
@@ -111,7 +99,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
         return;
     }
     float target_logit = row[target]; // every thread reads it before the first barrier
-    exponentials_sum<W>(row, V, tail, held, maxima, sums, &max, &sum);
+    exponentials_sum<W>(row, V, tail, held, &max, &sum);
     if (threadIdx.x == 0) losses[blockIdx.x] = (max - target_logit) + logf(sum);
     if (want_grad) loss_gradient<W>(row, V, target, max, 1.0f / sum, tail, held);
 }
@@ -140,12 +128,10 @@ static void cuda_cross_entropy(Device *dev, float *losses, float *logits, const 
 template <int W>
 __global__ void __launch_bounds__(MAX_BLOCK)
     cross_entropy_part_kernel(float *parts, const float *logits, const int32_t *targets, int first, int V) {
-    SHARED(float, maxima, WARP);
-    SHARED(float, sums, WARP);
     const float *row = logits + (int64_t)blockIdx.x * V;
     float *part = parts + 3 * (int64_t)blockIdx.x, max = -INFINITY, sum = 0;
     int at = slice_row(targets[blockIdx.x], first, V);
-    if (targets[blockIdx.x] >= 0) exponentials_sum<W>(row, V, NULL, 0, maxima, sums, &max, &sum);
+    if (targets[blockIdx.x] >= 0) exponentials_sum<W>(row, V, NULL, 0, &max, &sum);
     if (threadIdx.x == 0) {
         part[0] = max;
         part[1] = sum;

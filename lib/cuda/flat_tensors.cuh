@@ -16,36 +16,31 @@
  * 2^b pieces, that waits for its right half. The indices of level[] are constants once the loops are unrolled, so it
  * stays in registers. */
 template <int W, int LEVELS, class Out, class T>
-static __device__ __forceinline__ void tree_sum_of(Out *out, const T *pieces, int n, int64_t count, int accumulate) {
-    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+DEVICE void tree_sum_of(Out *out, const T *pieces, int n, int64_t count, int accumulate) {
+    int64_t i = thread_of_grid() * W, left = count - i;
     float level[LEVELS][W], sum[W] = {};
     if (left <= 0) return;
     for (int k = 0; k < n; k++) {
         int waits = 0;
         load_some<W, true>(sum, pieces + k * count + i, left);
-#pragma unroll
-        for (int b = 0; b < LEVELS; b++) {
+        UNROLL for (int b = 0; b < LEVELS; b++) {
             if (waits) continue;
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            UNROLL for (int j = 0; j < W; j++)
                 if (k >> b & 1) sum[j] = level[b][j] + sum[j];
                 else level[b][j] = sum[j];
             waits = !(k >> b & 1);
         }
     }
     int some = 0; // what is left are left halves without a right one: they are added from the narrowest on
-#pragma unroll
-    for (int b = 0; b < LEVELS; b++) {
+    UNROLL for (int b = 0; b < LEVELS; b++) {
         if (!(n >> b & 1)) continue;
-#pragma unroll
-        for (int j = 0; j < W; j++) sum[j] = some ? level[b][j] + sum[j] : level[b][j];
+        UNROLL for (int j = 0; j < W; j++) sum[j] = some ? level[b][j] + sum[j] : level[b][j];
         some = 1;
     }
     if (accumulate) {
         float before[W];
         load_some<W, false>(before, out + i, left);
-#pragma unroll
-        for (int j = 0; j < W; j++) sum[j] = before[j] + sum[j];
+        UNROLL for (int j = 0; j < W; j++) sum[j] = before[j] + sum[j];
     }
     store_some<W, false>(out + i, sum, left);
 }
@@ -88,21 +83,19 @@ static void cuda_sum_pieces(Device *dev, floatX *out, const floatX *pieces, int 
 typedef struct {
     uint64_t digit[EXACT_DIGITS], not_finite;
 } ExactPart;
-static __device__ __forceinline__ void exact_add_to(ExactPart *s, float x) {
+DEVICE void exact_add_to(ExactPart *s, float x) {
     uint64_t low, high;
     int i = exact_digits(x, &low, &high);
     s->not_finite += i < 0;
-#pragma unroll
-    for (int d = 0; d < EXACT_DIGITS; d++) {
+    UNROLL for (int d = 0; d < EXACT_DIGITS; d++) {
         uint64_t word = 0;
         if (d == i) word = low;
         else if (d == i + 1) word = high;
         s->digit[d] += word;
     }
 }
-static __device__ __forceinline__ void exact_add_all(ExactSum *total, ExactPart *s) {
-#pragma unroll
-    for (int d = 0; d <= EXACT_DIGITS; d++) {
+DEVICE void exact_add_all(ExactSum *total, ExactPart *s) {
+    UNROLL for (int d = 0; d <= EXACT_DIGITS; d++) {
         uint64_t sum = warp_sum(d < EXACT_DIGITS ? s->digit[d] : s->not_finite);
         if (sum && threadIdx.x % WARP == 0)
             atomicAdd((unsigned long long *)(d < EXACT_DIGITS ? &total->digit[d] : &total->not_finite),
@@ -112,7 +105,7 @@ static __device__ __forceinline__ void exact_add_all(ExactSum *total, ExactPart 
 
 static __global__ void __launch_bounds__(BLOCK) exact_total_kernel(ExactSum *total, const float *x, int64_t count) {
     ExactPart s = {};
-    for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < count; i += (int64_t)gridDim.x * BLOCK)
+    for (int64_t i = thread_of_grid(); i < count; i += (int64_t)gridDim.x * BLOCK)
         exact_add_to(&s, x[i]);
     exact_add_all(total, &s);
 }
@@ -126,7 +119,7 @@ template <int W>
 __global__ void __launch_bounds__(BLOCK) squared_norm_kernel(ExactSum *total, const float *x, int64_t count) {
     static_assert(NORM_BLOCK == 4 * WARP, "a lane has 4 elements");
     int lane = (int)threadIdx.x % WARP;
-    int64_t warp = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / WARP, warps = (int64_t)gridDim.x * BLOCK / WARP;
+    int64_t warp = thread_of_grid() / WARP, warps = (int64_t)gridDim.x * BLOCK / WARP;
     ExactPart s = {};
     for (int64_t first = warp * WARP * NORM_BLOCK; first < count; first += warps * WARP * NORM_BLOCK) {
         float mine = 0;
@@ -166,15 +159,14 @@ typedef struct {
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
     adamw_kernel(float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, AdamScalars a) {
-    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    int64_t i = thread_of_grid() * W, left = count - i;
     float pi[W], mi[W], vi[W], gi[W];
     if (left <= 0) return;
     load_some<W, true>(gi, g + i, left);
     load_some<W, true>(mi, m + i, left);
     load_some<W, true>(vi, v + i, left);
     load_some<W, true>(pi, p + i, left);
-#pragma unroll
-    for (int j = 0; j < W; j++) {
+    UNROLL for (int j = 0; j < W; j++) {
         float grad = __fmul_rn(gi[j], a.grad_scale);
         mi[j] = fmaf(grad - mi[j], a.new1, mi[j]);
         vi[j] = fmaf(grad * a.new2, grad, __fmul_rn(vi[j], a.beta2));
@@ -206,7 +198,7 @@ static void cuda_adamw(Device *dev, float *p, float *m, float *v, const float *g
 
 template <int W>
 __global__ void __launch_bounds__(BLOCK) cast_to_bf16_kernel(bf16 *out, const float *in, int64_t count) {
-    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    int64_t i = thread_of_grid() * W, left = count - i;
     float v[W];
     if (left <= 0) return;
     load_some<W, true>(v, in + i, left);
@@ -219,12 +211,11 @@ static void cuda_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t c
 }
 
 template <int W> __global__ void __launch_bounds__(BLOCK) scale_kernel(floatX *x, float by, int64_t count) {
-    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    int64_t i = thread_of_grid() * W, left = count - i;
     float v[W];
     if (left <= 0) return;
     load_some<W, false>(v, x + i, left);
-#pragma unroll
-    for (int k = 0; k < W; k++) v[k] *= by;
+    UNROLL for (int k = 0; k < W; k++) v[k] *= by;
     store_some<W, false>(x + i, v, left);
 }
 static void cuda_scale(Device *dev, floatX *x, float by, int64_t count) {
@@ -237,11 +228,10 @@ static void cuda_scale(Device *dev, floatX *x, float by, int64_t count) {
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
     dequantize_kernel(floatX *out, const int8_t *in, const float *scales, int64_t count) {
-    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    int64_t i = thread_of_grid() * W, left = count - i;
     if (left <= 0) return;
     float by = scales[i / INT8_BLOCK], v[W];
-#pragma unroll
-    for (int k = 0; k < W; k++) {
+    UNROLL for (int k = 0; k < W; k++) {
         if (W % 4 == 0 && left >= W)
             v[k] = (float)(int8_t)(((const uint32_t *)(const void *)(in + i))[k / 4] >> k % 4 * 8) * by;
         else v[k] = k < left ? (float)in[i + k] * by : 0;
@@ -256,7 +246,7 @@ static void cuda_dequantize(Device *dev, floatX *out, const int8_t *in, const fl
 
 static __global__ void __launch_bounds__(BLOCK)
     adapter_merge_kernel(float *w, const float *a, const float *b, float by, int R, int64_t IC, int64_t count) {
-    int64_t at = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+    int64_t at = thread_of_grid();
     float sum = 0;
     if (at >= count) return;
     for (int r = 0; r < R; r++) sum = fmaf(a[r * IC + at % IC], b[at / IC * R + r], sum);
@@ -272,7 +262,7 @@ static void cuda_adapter_merge(Device *dev, float *w, const float *a, const floa
 static __global__ void __launch_bounds__(BLOCK)
     fingerprint_kernel(unsigned long long *total, const uint64_t *words, int64_t count) {
     uint64_t sum = 0;
-    for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < count; i += (int64_t)gridDim.x * BLOCK)
+    for (int64_t i = thread_of_grid(); i < count; i += (int64_t)gridDim.x * BLOCK)
         sum += mix64(words[i] + (uint64_t)i * 0x9E3779B97F4A7C15ull);
     sum = warp_sum(sum);
     if (threadIdx.x % WARP == 0) atomicAdd(total, (unsigned long long)sum);

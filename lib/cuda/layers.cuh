@@ -54,20 +54,15 @@ static __global__ void __launch_bounds__(SORT_BLOCK) sort_tokens_kernel(int32_t 
     int64_t n0 = (int64_t)blockIdx.x * tokens, n1 = min_i64(N, n0 + tokens);                     // this block's tokens
     int64_t begin = (int64_t)N * warp / warps, end = (int64_t)N * (warp + 1) / warps; // this warp compares with these
     int32_t mine[SORT_TOKENS], before[SORT_TOKENS] = {};
-#pragma unroll
-    for (int j = 0; j < SORT_TOKENS; j++) mine[j] = n0 + lane + WARP * j < N ? ids[n0 + lane + WARP * j] : 0;
+    UNROLL for (int j = 0; j < SORT_TOKENS; j++) mine[j] = n0 + lane + WARP * j < N ? ids[n0 + lane + WARP * j] : 0;
     for (int64_t m = begin; m < min_i64(end, n0); m++) // earlier tokens: those of the same id come before
-#pragma unroll
-        for (int j = 0; j < SORT_TOKENS; j++) before[j] += ids[m] <= mine[j];
+        UNROLL for (int j = 0; j < SORT_TOKENS; j++) before[j] += ids[m] <= mine[j];
     for (int64_t m = max_i64(begin, n1); m < end; m++) // later tokens
-#pragma unroll
-        for (int j = 0; j < SORT_TOKENS; j++) before[j] += ids[m] < mine[j];
+        UNROLL for (int j = 0; j < SORT_TOKENS; j++) before[j] += ids[m] < mine[j];
     for (int64_t m = n0 + warp; m < n1; m += warps) // tokens of this block
-#pragma unroll
-        for (int j = 0; j < SORT_TOKENS; j++)
+        UNROLL for (int j = 0; j < SORT_TOKENS; j++)
             before[j] += ids[m] < mine[j] || (ids[m] == mine[j] && m < n0 + lane + WARP * j);
-#pragma unroll
-    for (int j = 0; j < SORT_TOKENS; j++) counts[warp * tokens + WARP * j + lane] = before[j];
+    UNROLL for (int j = 0; j < SORT_TOKENS; j++) counts[warp * tokens + WARP * j + lane] = before[j];
     __syncthreads();
     int place = 0;
     if ((int)threadIdx.x < tokens && n0 + threadIdx.x < n1) {
@@ -98,14 +93,11 @@ __global__ void __launch_bounds__(BLOCK)
     float v[TOKENS_AHEAD][W], sum[W] = {};
     for (int k0 = 0; k0 < count; k0 += TOKENS_AHEAD) {
         int any = -1; // other ranks' tokens are sorted next to each other; their rows of dx are not read
-#pragma unroll
-        for (int r = 0; r < TOKENS_AHEAD; r++) any = max(any, id[k0 + r]);
+        UNROLL for (int r = 0; r < TOKENS_AHEAD; r++) any = max(any, id[k0 + r]);
         if (any < 0) continue;
-#pragma unroll
-        for (int r = 0; r < TOKENS_AHEAD; r++)
+        UNROLL for (int r = 0; r < TOKENS_AHEAD; r++)
             load(v[r], dx + (int64_t)token[k0 + r < count ? k0 + r : k0] * C + column);
-#pragma unroll
-        for (int r = 0; r < TOKENS_AHEAD; r++) {
+        UNROLL for (int r = 0; r < TOKENS_AHEAD; r++) {
             int k = k0 + r;
             if (k >= count || id[k] < 0) continue;
             for (int j = 0; j < W; j++) sum[j] += v[r][j];
@@ -179,32 +171,27 @@ __global__ void __launch_bounds__(MAX_BLOCK)
     int first = (int)threadIdx.x * W, step = (int)blockDim.x * W;
     const floatX *in = delta ? sum : x;
     float kept[W] = {}, squares = 0;
-#pragma unroll 1
-    for (int i = first; i < C; i += step) {
+    ROLLED for (int i = first; i < C; i += step) {
         float v[W], d[W];
         load(v, x + row + i);
         if (delta) {
             load(d, delta + row + i);
-#pragma unroll
-            for (int j = 0; j < W; j++)
+            UNROLL for (int j = 0; j < W; j++)
                 v[j] = to_float(from_float(v[j] + d[j])); // rounded: recomputing the norm from `sum` gives these bits
             store(sum + row + i, v);
         }
-#pragma unroll
-        for (int j = 0; j < W; j++) {
+        UNROLL for (int j = 0; j < W; j++) {
             squares = fmaf(v[j], v[j], squares);
             kept[j] = i == first ? v[j] : kept[j];
         }
     }
     float scale = rsqrtf(__fdividef(block_sum(squares, sums), (float)C) + eps);
     if (threadIdx.x == 0) rstd[blockIdx.x] = scale;
-#pragma unroll 1
-    for (int i = first; i < C; i += step) {
+    ROLLED for (int i = first; i < C; i += step) {
         float weight[W];
         if (i != first) load(kept, in + row + i);
         load(weight, w + i);
-#pragma unroll
-        for (int j = 0; j < W; j++) kept[j] *= scale * weight[j];
+        UNROLL for (int j = 0; j < W; j++) kept[j] *= scale * weight[j];
         store(out + row + i, kept);
     }
 }
@@ -231,8 +218,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
                           float(&dw_sum)[W]) {
         load(y, xi);
         load(d, di);
-#pragma unroll
-        for (int j = 0; j < W; j++) {
+        UNROLL for (int j = 0; j < W; j++) {
             y[j] *= scale;
             dot = fmaf(d[j] * weight[j], y[j], dot);
             dw_sum[j] = fmaf(d[j], y[j], dw_sum[j]);
@@ -242,8 +228,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
                       const float(&weight)[W]) {
         float r[W] = {};
         if (residual) load(r, residual);
-#pragma unroll
-        for (int j = 0; j < W; j++) r[j] = fmaf(fmaf(y[j], mean, d[j] * weight[j]), scale, r[j]);
+        UNROLL for (int j = 0; j < W; j++) r[j] = fmaf(fmaf(y[j], mean, d[j] * weight[j]), scale, r[j]);
         store(out, r);
     };
     if (first < C) load(first_w, w + first);
@@ -252,8 +237,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
         scale = rstd[n];
         dot = 0;
         if (first < C) accumulate(x + n * C + first, dout + n * C + first, y, d, first_w, first_dw);
-#pragma unroll 1
-        for (int i = first + step; i < C; i += step) {
+        ROLLED for (int i = first + step; i < C; i += step) {
             load_some<W, false>(other_dw, dw + i, n > begin ? W : 0);
             load(other_w, w + i);
             accumulate(x + n * C + i, dout + n * C + i, other_y, other_d, other_w, other_dw);
@@ -261,8 +245,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
         }
         mean = -__fdividef(block_sum(dot, sums + n % 2 * WARP), (float)C);
         if (first < C) finish(dx + n * C + first, dresidual ? dresidual + n * C + first : NULL, y, d, first_w);
-#pragma unroll 1
-        for (int i = first + step; i < C; i += step) {
+        ROLLED for (int i = first + step; i < C; i += step) {
             load(other_y, x + n * C + i);
             load(other_d, dout + n * C + i);
             load(other_w, w + i);
@@ -299,13 +282,12 @@ static void cuda_rmsnorm_backward(Device *dev, floatX *dx, float *dw, const floa
 template <int W>
 __global__ void __launch_bounds__(BLOCK)
     residual_add_kernel(floatX *out, const floatX *x, const floatX *delta, int64_t count) {
-    int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * W, left = count - i;
+    int64_t i = thread_of_grid() * W, left = count - i;
     float v[W], d[W];
     if (left <= 0) return;
     load_some<W, false>(v, x + i, left);
     load_some<W, false>(d, delta + i, left);
-#pragma unroll
-    for (int j = 0; j < W; j++) v[j] += d[j];
+    UNROLL for (int j = 0; j < W; j++) v[j] += d[j];
     store_some<W, false>(out + i, v, left);
 }
 static void cuda_residual_add(Device *dev, floatX *out, const floatX *x, const floatX *delta, int64_t count) {
@@ -333,8 +315,7 @@ __global__ void __launch_bounds__(BLOCK)
         load(s, table + half + i);
         load(x0, first);
         load(x1, second);
-#pragma unroll
-        for (int j = 0; j < W; j++) {
+        UNROLL for (int j = 0; j < W; j++) {
             s[j] *= direction;
             y0[j] = fmaf(x0[j], c[j], -__fmul_rn(x1[j], s[j]));
             y1[j] = fmaf(x1[j], c[j], __fmul_rn(x0[j], s[j]));
@@ -354,7 +335,7 @@ static void cuda_rope(Device *dev, floatX *x, int64_t stride, const float *cos_s
 // ---------------------------------------------------------------------------
 // SwiGLU: a thread has W elements of gate and of up; a row takes `row_blocks` blocks
 
-static __device__ __forceinline__ float gpu_sigmoid(float x) {
+DEVICE float gpu_sigmoid(float x) {
     return __fdividef(1.0f, 1.0f + __expf(-x)); // 0 where exp(-x) is infinite
 }
 
@@ -367,8 +348,7 @@ __global__ void __launch_bounds__(BLOCK)
     float g[W], u[W];
     load(g, gate_up + n * 2 * F + i);
     load(u, gate_up + n * 2 * F + F + i);
-#pragma unroll
-    for (int j = 0; j < W; j++) g[j] *= gpu_sigmoid(g[j]) * u[j];
+    UNROLL for (int j = 0; j < W; j++) g[j] *= gpu_sigmoid(g[j]) * u[j];
     store(h + n * F + i, g);
 }
 static void cuda_swiglu_forward(Device *dev, floatX *h, const floatX *gate_up, int N, int F) {
@@ -386,8 +366,7 @@ __global__ void __launch_bounds__(BLOCK)
     load(g, gate_up + n * 2 * F + i);
     load(u, gate_up + n * 2 * F + F + i);
     load(d, dh + n * F + i);
-#pragma unroll
-    for (int j = 0; j < W; j++) {
+    UNROLL for (int j = 0; j < W; j++) {
         float s = gpu_sigmoid(g[j]), silu = __fmul_rn(g[j], s), slope = fmaf(s, 1.0f - silu, silu); // d silu / d gate
         g[j] = d[j] * u[j] * slope;
         u[j] = d[j] * silu;

@@ -150,20 +150,15 @@ static __global__ void __launch_bounds__(BLOCK)
                 j0 + j < p.N && k0 + bk < p.K ? to_float(b[(k0 + bk) * p.b_row + (j0 + j) * p.b_col]) : 0.0f;
         }
         __syncthreads();
-#pragma unroll
-        for (int k = 0; k < MATMUL_DEPTH; k++)
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-#pragma unroll
-                for (int s = 0; s < 4; s++)
+        UNROLL for (int k = 0; k < MATMUL_DEPTH; k++)
+            UNROLL for (int r = 0; r < 4; r++)
+                UNROLL for (int s = 0; s < 4; s++)
                     sum[r][s] = fmaf(as[k * (MATMUL_TILE + 1) + y + 16 * r], bs[k * (MATMUL_TILE + 1) + x + 16 * s],
                                      sum[r][s]);
         __syncthreads();
     }
-#pragma unroll
-    for (int r = 0; r < 4; r++)
-#pragma unroll
-        for (int s = 0; s < 4; s++) {
+    UNROLL for (int r = 0; r < 4; r++)
+        UNROLL for (int s = 0; s < 4; s++) {
             int64_t i = i0 + y + 16 * r, j = j0 + x + 16 * s, at = i * p.c_row + j;
             if (i >= p.M || j >= p.N) continue;
             if (p.c_float) ((float *)c)[at] = p.accumulate ? ((float *)c)[at] + sum[r][s] : sum[r][s];

@@ -15,21 +15,27 @@
 #define WIDE 4
 #endif
 #define FLAT 4
+#define UNROLL _Pragma("unroll") // an array stays in registers only if all its indices are known when compiling
+#define ROLLED _Pragma("unroll 1")
+#define DEVICE static __device__ __forceinline__
 static constexpr int WARP = 32;
 static constexpr int BLOCK = 256;      // threads in a block, unless a kernel says otherwise
 static constexpr int MAX_BLOCK = 1024; // threads that a block can have
 static constexpr int SUM_LANES = 8;    // threads that share the rows of a sum over rows (add_rows)
 
+/* The number of this thread in a grid of blocks of BLOCK threads. */
+DEVICE int64_t thread_of_grid() { return (int64_t)blockIdx.x * BLOCK + threadIdx.x; }
+
 // ---------------------------------------------------------------------------
 // conversions
 
-static inline __device__ float widen(float x) { return x; }
-static inline __device__ float widen(bf16 x) { return bf16_to_float(x); }
-static inline __device__ void narrow(float *p, float x) { *p = x; }
-static inline __device__ void narrow(bf16 *p, float x) { *p = float_to_bf16(x); }
+DEVICE float widen(float x) { return x; }
+DEVICE float widen(bf16 x) { return bf16_to_float(x); }
+DEVICE void narrow(float *p, float x) { *p = x; }
+DEVICE void narrow(bf16 *p, float x) { *p = float_to_bf16(x); }
 
 /* Two floats, rounded to bf16 by one instruction; `low` is in the lower 16 bits. */
-static inline __device__ uint32_t round_pair(float low, float high) {
+DEVICE uint32_t round_pair(float low, float high) {
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     uint32_t bits;
     memcpy(&bits, &pair, sizeof bits);
@@ -42,12 +48,11 @@ static inline __device__ uint32_t round_pair(float low, float high) {
 // The address is a multiple of the vector's bytes (of 16, if it is longer). W = 1 works at any address. ONCE marks data
 // that is not used again soon: it is evicted from the caches first.
 
-template <int W, bool ONCE = false> static __device__ __forceinline__ void load(float (&v)[W], const float *p) {
+template <int W, bool ONCE = false> DEVICE void load(float (&v)[W], const float *p) {
     if constexpr (W == 1) {
         v[0] = *p;
     } else {
-#pragma unroll
-        for (int i = 0; i < W; i += 4) {
+        UNROLL for (int i = 0; i < W; i += 4) {
             float4 x = ONCE ? __ldcs((const float4 *)(p + i)) : *(const float4 *)(p + i);
             v[i] = x.x;
             v[i + 1] = x.y;
@@ -58,12 +63,11 @@ template <int W, bool ONCE = false> static __device__ __forceinline__ void load(
 }
 
 /* A bf16 is the upper half of an fp32: a word of two is split by a shift and a mask. */
-template <int W, bool ONCE = false> static __device__ __forceinline__ void load(float (&v)[W], const bf16 *p) {
+template <int W, bool ONCE = false> DEVICE void load(float (&v)[W], const bf16 *p) {
     if constexpr (W == 1) {
         v[0] = bf16_to_float(*p);
     } else {
-#pragma unroll
-        for (int i = 0; i < W; i += 4) { // 8 elements at a time if W is a multiple of 8, otherwise 4
+        UNROLL for (int i = 0; i < W; i += 4) { // 8 elements at a time if W is a multiple of 8, otherwise 4
             uint32_t u[4];
             if (W % 8 == 0 && i % 8) continue;
             if (W % 8 == 0) {
@@ -77,8 +81,7 @@ template <int W, bool ONCE = false> static __device__ __forceinline__ void load(
                 u[0] = x.x;
                 u[1] = x.y;
             }
-#pragma unroll
-            for (int j = 0; j < (W % 8 ? 2 : 4); j++) {
+            UNROLL for (int j = 0; j < (W % 8 ? 2 : 4); j++) {
                 v[i + 2 * j] = __uint_as_float(u[j] << 16);
                 v[i + 2 * j + 1] = __uint_as_float(u[j] & 0xFFFF0000u);
             }
@@ -90,34 +93,33 @@ template <int W, bool ONCE = false> static __device__ __forceinline__ void load(
 #ifdef CUDA_ON_CPU
 template <class T> static inline void store_vector(T *p, T x) { __stwb(p, x); }
 #else
-static __device__ __forceinline__ void store_vector(uint2 *p, uint2 x) {
+DEVICE void store_vector(uint2 *p, uint2 x) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(x.x), "r"(x.y) : "memory");
 }
-static __device__ __forceinline__ void store_vector(uint4 *p, uint4 x) {
+DEVICE void store_vector(uint4 *p, uint4 x) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(x.x), "r"(x.y),
                  "r"(x.z), "r"(x.w)
                  : "memory");
 }
-static __device__ __forceinline__ void store_vector(float4 *p, float4 x) {
+DEVICE void store_vector(float4 *p, float4 x) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "f"(x.x), "f"(x.y),
                  "f"(x.z), "f"(x.w)
                  : "memory");
 }
 #endif
 
-template <int W, bool ONCE = false> static __device__ __forceinline__ void store(float *p, const float (&v)[W]) {
+template <int W, bool ONCE = false> DEVICE void store(float *p, const float (&v)[W]) {
     if constexpr (W == 1) {
         *p = v[0];
     } else {
-#pragma unroll
-        for (int i = 0; i < W; i += 4) {
+        UNROLL for (int i = 0; i < W; i += 4) {
             float4 x = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
             if (ONCE) __stcs((float4 *)(p + i), x);
             else store_vector((float4 *)(p + i), x);
         }
     }
 }
-template <int W, bool ONCE = false> static __device__ __forceinline__ void store(bf16 *p, const float (&v)[W]) {
+template <int W, bool ONCE = false> DEVICE void store(bf16 *p, const float (&v)[W]) {
     if constexpr (W == 1) {
         *p = float_to_bf16(v[0]);
     } else if constexpr (W == 4) {
@@ -132,25 +134,23 @@ template <int W, bool ONCE = false> static __device__ __forceinline__ void store
         else store_vector((uint4 *)p, x);
     }
 }
-template <int W> static __device__ __forceinline__ void store_shared(float *p, const float (&v)[W]) {
+template <int W> DEVICE void store_shared(float *p, const float (&v)[W]) {
     if constexpr (W == 1) *p = v[0];
     else *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
 }
 
 /* The same at the end of a tensor, where only n elements are left: the others are 0, and are not stored. */
 template <int W, bool ONCE, class T>
-static __device__ __forceinline__ void load_some(float (&v)[W], const T *p, int64_t n) {
+DEVICE void load_some(float (&v)[W], const T *p, int64_t n) {
     if (n >= W) load<W, ONCE>(v, p);
     else
-#pragma unroll
-        for (int j = 0; j < W; j++) v[j] = j < n ? widen(p[j]) : 0.0f;
+        UNROLL for (int j = 0; j < W; j++) v[j] = j < n ? widen(p[j]) : 0.0f;
 }
 template <int W, bool ONCE, class T>
-static __device__ __forceinline__ void store_some(T *p, const float (&v)[W], int64_t n) {
+DEVICE void store_some(T *p, const float (&v)[W], int64_t n) {
     if (n >= W) store<W, ONCE>(p, v);
     else
-#pragma unroll
-        for (int j = 0; j < W; j++)
+        UNROLL for (int j = 0; j < W; j++)
             if (j < n) narrow(p + j, v[j]);
 }
 
@@ -158,20 +158,18 @@ static __device__ __forceinline__ void store_some(T *p, const float (&v)[W], int
 // sums over warps and blocks; their order is fixed
 
 /* The sum over a warp, on all of its lanes. */
-template <class T> static __device__ __forceinline__ T warp_sum(T x) {
-#pragma unroll
-    for (int h = WARP / 2; h; h /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, h);
+template <class T> DEVICE T warp_sum(T x) {
+    UNROLL for (int h = WARP / 2; h; h /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, h);
     return x;
 }
-static __device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-    for (int h = WARP / 2; h; h /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, h));
+DEVICE float warp_max(float x) {
+    UNROLL for (int h = WARP / 2; h; h /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, h));
     return x;
 }
 
 /* The sum over a block of whole warps, on all of its threads. sums (WARP) is shared memory that no thread still reads.
  * */
-static __device__ __forceinline__ float block_sum(float x, float *sums) {
+DEVICE float block_sum(float x, float *sums) {
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
     x = warp_sum(x);
     if (lane == 0) sums[warp] = x;
@@ -183,7 +181,7 @@ static __device__ __forceinline__ float block_sum(float x, float *sums) {
  * columns of every SUM_LANES-th row, and then the SUM_LANES partial sums of a column are added in order. blockIdx.y
  * says which columns. sums (SUM_LANES * WARP * W) is shared memory. */
 template <int W>
-static __device__ __forceinline__ void add_rows(float *out, const float *in, int64_t n, int width, float *sums) {
+DEVICE void add_rows(float *out, const float *in, int64_t n, int width, float *sums) {
     int column = ((int)blockIdx.y * WARP + (int)threadIdx.x) * W;
     float sum[W] = {}, v[W];
     if (column < width)
