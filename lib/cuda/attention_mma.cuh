@@ -293,11 +293,7 @@ DEVICE void dq_add(float *to, const float (&x)[4]) {
 DEVICE void dq_get(const float *from, float (&x)[4]) {
     int lane = (int)threadIdx.x % 32;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    float4 y = *(const float4 *)(const void *)(from + 4 * lane);
-    x[0] = y.x;
-    x[1] = y.y;
-    x[2] = y.z;
-    x[3] = y.w;
+    load(x, from + 4 * lane);
 #else
     UNROLL for (int e = 0; e < 4; e++) x[e] = from[32 * e + lane];
 #endif

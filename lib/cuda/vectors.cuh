@@ -54,10 +54,7 @@ template <int W, bool ONCE = false> DEVICE void load(float (&v)[W], const float 
     } else {
         UNROLL for (int i = 0; i < W; i += 4) {
             float4 x = ONCE ? __ldcs((const float4 *)(p + i)) : *(const float4 *)(p + i);
-            v[i] = x.x;
-            v[i + 1] = x.y;
-            v[i + 2] = x.z;
-            v[i + 3] = x.w;
+            memcpy(v + i, &x, sizeof x);
         }
     }
 }
@@ -72,14 +69,10 @@ template <int W, bool ONCE = false> DEVICE void load(float (&v)[W], const bf16 *
             if (W % 8 == 0 && i % 8) continue;
             if (W % 8 == 0) {
                 uint4 x = ONCE ? __ldcs((const uint4 *)(p + i)) : *(const uint4 *)(p + i);
-                u[0] = x.x;
-                u[1] = x.y;
-                u[2] = x.z;
-                u[3] = x.w;
+                memcpy(u, &x, sizeof x);
             } else {
                 uint2 x = ONCE ? __ldcs((const uint2 *)(p + i)) : *(const uint2 *)(p + i);
-                u[0] = x.x;
-                u[1] = x.y;
+                memcpy(u, &x, sizeof x);
             }
             UNROLL for (int j = 0; j < (W % 8 ? 2 : 4); j++) {
                 v[i + 2 * j] = __uint_as_float(u[j] << 16);
