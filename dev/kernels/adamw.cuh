@@ -62,15 +62,15 @@ static __global__ void __launch_bounds__(256)
     int64_t i = thread_number() * W;
     float p1[W], m1[W], v1[W], g1[W];
     if (i >= count) return;
-    load_some<W, false>(p1, p + i, count - i);
-    load_some<W, false>(m1, m + i, count - i);
-    load_some<W, false>(v1, v + i, count - i);
-    load_some<W, false>(g1, g + i, count - i);
+    load_some(p1, p + i, count - i);
+    load_some(m1, m + i, count - i);
+    load_some(v1, v + i, count - i);
+    load_some(g1, g + i, count - i);
     for (int j = 0; j < W; j++) step_of(&p1[j], &m1[j], &v1[j], g1[j], f);
-    store_some<W, false>(p + i, p1, count - i);
-    store_some<W, false>(m + i, m1, count - i);
-    store_some<W, false>(v + i, v1, count - i);
-    store_some<W, false>(copy + i, p1, count - i);
+    store_some(p + i, p1, count - i);
+    store_some(m + i, m1, count - i);
+    store_some(v + i, v1, count - i);
+    store_some(copy + i, p1, count - i);
 }
 template <int W> static void adamw_one_pass(Case *c) {
     KERNEL(c->dev, adamw_kernel1<W>, blocks_for(c->size[0], 256 * W), 256, 0, F("p"), F("m"), F("v"), F("g"), X("copy"),

@@ -10,8 +10,8 @@ static __global__ void __launch_bounds__(256) cast_kernel(floatX *out, const flo
     int64_t i = thread_number() * W;
     float x[W];
     if (i >= count) return;
-    load_some<W, false>(x, in + i, count - i);
-    store_some<W, false>(out + i, x, count - i);
+    load_some(x, in + i, count - i);
+    store_some(out + i, x, count - i);
 }
 template <int W> static void cast_by(Case *c) {
     KERNEL(c->dev, cast_kernel<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("out"), F("in"), c->size[0]);

@@ -13,7 +13,7 @@ static __device__ void gradient_of(float *logits, int32_t target, int64_t V, flo
     float v[W] = {};
     for (int64_t begin = 0; begin < V; begin += blockDim.x * W) {
         int64_t i = begin + threadIdx.x * W;
-        if (i < V) load<W, true>(v, logits + i);
+        if (i < V) load<true>(v, logits + i);
         __syncthreads();
         for (int j = 0; j < W; j++) v[j] = expf(v[j] - max) * inverse - (i + j == target);
         if (i < V) store(gradient + i, v);

@@ -13,7 +13,7 @@ static __global__ void __launch_bounds__(256)
     if (i >= count) return;
     float by = scales[i / INT8_BLOCK];
     for (int k = 0; k < W; k++) v[k] = i + k < count ? (float)in[i + k] * by : 0;
-    store_some<W, false>(out + i, v, count - i);
+    store_some(out + i, v, count - i);
 }
 template <int W> static void dequantize_by_bytes(Case *c) {
     KERNEL(c->dev, dequantize_bytes<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("out"), B("in"), F("scales"),

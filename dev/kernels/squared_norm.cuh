@@ -11,7 +11,7 @@ enum { NORM_GRID = 1024 }; // blocks: several for each multiprocessor of any GPU
 template <int W> static __device__ float squares_of(const float *x, int64_t count, float *sums) {
     float sum = 0, v[W];
     for (int64_t i = thread_number() * W; i < count; i += (int64_t)gridDim.x * blockDim.x * W) {
-        load_some<W, true>(v, x + i, count - i);
+        load_some<true>(v, x + i, count - i);
         for (int j = 0; j < W; j++) sum += v[j] * v[j];
     }
     return block_sum(sum, sums);

@@ -22,7 +22,7 @@ DEVICE void tree_sum_of(Out *out, const T *pieces, int n, int64_t count, int acc
     if (left <= 0) return;
     for (int k = 0; k < n; k++) {
         int waits = 0;
-        load_some<W, true>(sum, pieces + k * count + i, left);
+        load_some<true>(sum, pieces + k * count + i, left);
         UNROLL for (int b = 0; b < LEVELS; b++) {
             if (waits) continue;
             UNROLL for (int j = 0; j < W; j++)
@@ -39,10 +39,10 @@ DEVICE void tree_sum_of(Out *out, const T *pieces, int n, int64_t count, int acc
     }
     if (accumulate) {
         float before[W];
-        load_some<W, false>(before, out + i, left);
+        load_some(before, out + i, left);
         UNROLL for (int j = 0; j < W; j++) sum[j] = before[j] + sum[j];
     }
-    store_some<W, false>(out + i, sum, left);
+    store_some(out + i, sum, left);
 }
 template <class Out, class T>
 __global__ void __launch_bounds__(BLOCK)
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(BLOCK) squared_norm_kernel(ExactSum *total, co
         for (int k = 0; k < WARP; k++) {
             int64_t i = first + k * NORM_BLOCK + lane * 4;
             float v[4];
-            load_some<4, true>(v, x + i, W == 4 || i + 4 > count ? count - i : 0);
+            load_some<true>(v, x + i, W == 4 || i + 4 > count ? count - i : 0);
             if (W == 1 && i + 4 <= count)
                 for (int j = 0; j < 4; j++) v[j] = x[i + j];
             float squares = warp_sum(fmaf(v[3], v[3], fmaf(v[2], v[2], fmaf(v[1], v[1], __fmul_rn(v[0], v[0])))));
@@ -162,20 +162,20 @@ __global__ void __launch_bounds__(BLOCK)
     int64_t i = thread_of_grid() * W, left = count - i;
     float pi[W], mi[W], vi[W], gi[W];
     if (left <= 0) return;
-    load_some<W, true>(gi, g + i, left);
-    load_some<W, true>(mi, m + i, left);
-    load_some<W, true>(vi, v + i, left);
-    load_some<W, true>(pi, p + i, left);
+    load_some<true>(gi, g + i, left);
+    load_some<true>(mi, m + i, left);
+    load_some<true>(vi, v + i, left);
+    load_some<true>(pi, p + i, left);
     UNROLL for (int j = 0; j < W; j++) {
         float grad = __fmul_rn(gi[j], a.grad_scale);
         mi[j] = fmaf(grad - mi[j], a.new1, mi[j]);
         vi[j] = fmaf(grad * a.new2, grad, __fmul_rn(vi[j], a.beta2));
         pi[j] = fmaf(mi[j] / fmaf(sqrtf(vi[j]), a.root, a.eps), -a.rate, __fmul_rn(pi[j], a.keep));
     }
-    store_some<W, true>(m + i, mi, left);
-    store_some<W, true>(v + i, vi, left);
-    store_some<W, true>(p + i, pi, left);
-    if (copy) store_some<W, false>(copy + i, pi, left);
+    store_some<true>(m + i, mi, left);
+    store_some<true>(v + i, vi, left);
+    store_some<true>(p + i, pi, left);
+    if (copy) store_some(copy + i, pi, left);
 }
 static void cuda_adamw(Device *dev, float *p, float *m, float *v, const float *g, floatX *copy, int64_t count, float lr,
                        float beta1, float beta2, float eps, float weight_decay, float grad_scale, int step) {
@@ -201,8 +201,8 @@ __global__ void __launch_bounds__(BLOCK) cast_to_bf16_kernel(bf16 *out, const fl
     int64_t i = thread_of_grid() * W, left = count - i;
     float v[W];
     if (left <= 0) return;
-    load_some<W, true>(v, in + i, left);
-    store_some<W, false>(out + i, v, left);
+    load_some<true>(v, in + i, left);
+    store_some(out + i, v, left);
 }
 static void cuda_cast_to_bf16(Device *dev, bf16 *out, const float *in, int64_t count) {
     if (count)
@@ -214,9 +214,9 @@ template <int W> __global__ void __launch_bounds__(BLOCK) scale_kernel(floatX *x
     int64_t i = thread_of_grid() * W, left = count - i;
     float v[W];
     if (left <= 0) return;
-    load_some<W, false>(v, x + i, left);
+    load_some(v, x + i, left);
     UNROLL for (int k = 0; k < W; k++) v[k] *= by;
-    store_some<W, false>(x + i, v, left);
+    store_some(x + i, v, left);
 }
 static void cuda_scale(Device *dev, floatX *x, float by, int64_t count) {
     if (count)
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(BLOCK)
             v[k] = (float)(int8_t)(((const uint32_t *)(const void *)(in + i))[k / 4] >> k % 4 * 8) * by;
         else v[k] = k < left ? (float)in[i + k] * by : 0;
     }
-    store_some<W, false>(out + i, v, left);
+    store_some(out + i, v, left);
 }
 static void cuda_dequantize(Device *dev, floatX *out, const int8_t *in, const float *scales, int64_t count) {
     if (count)

@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(MAX_BLOCK)
         dot = 0;
         if (first < C) accumulate(x + n * C + first, dout + n * C + first, y, d, first_w, first_dw);
         ROLLED for (int i = first + step; i < C; i += step) {
-            load_some<W, false>(other_dw, dw + i, n > begin ? W : 0);
+            load_some(other_dw, dw + i, n > begin ? W : 0);
             load(other_w, w + i);
             accumulate(x + n * C + i, dout + n * C + i, other_y, other_d, other_w, other_dw);
             store(dw + i, other_dw);
@@ -285,10 +285,10 @@ __global__ void __launch_bounds__(BLOCK)
     int64_t i = thread_of_grid() * W, left = count - i;
     float v[W], d[W];
     if (left <= 0) return;
-    load_some<W, false>(v, x + i, left);
-    load_some<W, false>(d, delta + i, left);
+    load_some(v, x + i, left);
+    load_some(d, delta + i, left);
     UNROLL for (int j = 0; j < W; j++) v[j] += d[j];
-    store_some<W, false>(out + i, v, left);
+    store_some(out + i, v, left);
 }
 static void cuda_residual_add(Device *dev, floatX *out, const floatX *x, const floatX *delta, int64_t count) {
     if (count)

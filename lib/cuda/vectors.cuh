@@ -48,7 +48,7 @@ DEVICE uint32_t round_pair(float low, float high) {
 // The address is a multiple of the vector's bytes (of 16, if it is longer). W = 1 works at any address. ONCE marks data
 // that is not used again soon: it is evicted from the caches first.
 
-template <int W, bool ONCE = false> DEVICE void load(float (&v)[W], const float *p) {
+template <bool ONCE = false, int W> DEVICE void load(float (&v)[W], const float *p) {
     if constexpr (W == 1) {
         v[0] = *p;
     } else {
@@ -60,7 +60,7 @@ template <int W, bool ONCE = false> DEVICE void load(float (&v)[W], const float 
 }
 
 /* A bf16 is the upper half of an fp32: a word of two is split by a shift and a mask. */
-template <int W, bool ONCE = false> DEVICE void load(float (&v)[W], const bf16 *p) {
+template <bool ONCE = false, int W> DEVICE void load(float (&v)[W], const bf16 *p) {
     if constexpr (W == 1) {
         v[0] = bf16_to_float(*p);
     } else {
@@ -101,7 +101,7 @@ DEVICE void store_vector(float4 *p, float4 x) {
 }
 #endif
 
-template <int W, bool ONCE = false> DEVICE void store(float *p, const float (&v)[W]) {
+template <bool ONCE = false, int W> DEVICE void store(float *p, const float (&v)[W]) {
     if constexpr (W == 1) {
         *p = v[0];
     } else {
@@ -112,7 +112,7 @@ template <int W, bool ONCE = false> DEVICE void store(float *p, const float (&v)
         }
     }
 }
-template <int W, bool ONCE = false> DEVICE void store(bf16 *p, const float (&v)[W]) {
+template <bool ONCE = false, int W> DEVICE void store(bf16 *p, const float (&v)[W]) {
     if constexpr (W == 1) {
         *p = float_to_bf16(v[0]);
     } else if constexpr (W == 4) {
@@ -133,15 +133,15 @@ template <int W> DEVICE void store_shared(float *p, const float (&v)[W]) {
 }
 
 /* The same at the end of a tensor, where only n elements are left: the others are 0, and are not stored. */
-template <int W, bool ONCE, class T>
+template <bool ONCE = false, int W, class T>
 DEVICE void load_some(float (&v)[W], const T *p, int64_t n) {
-    if (n >= W) load<W, ONCE>(v, p);
+    if (n >= W) load<ONCE>(v, p);
     else
         UNROLL for (int j = 0; j < W; j++) v[j] = j < n ? widen(p[j]) : 0.0f;
 }
-template <int W, bool ONCE, class T>
+template <bool ONCE = false, int W, class T>
 DEVICE void store_some(T *p, const float (&v)[W], int64_t n) {
-    if (n >= W) store<W, ONCE>(p, v);
+    if (n >= W) store<ONCE>(p, v);
     else
         UNROLL for (int j = 0; j < W; j++)
             if (j < n) narrow(p + j, v[j]);
