@@ -74,7 +74,8 @@ DEVICE void loss_gradient(float *row, int V, int target, float max, float invers
         __syncthreads();
         UNROLL for (int u = 0; u < LOSS_TILE; u++) {
             int i = t + u * step + at;
-            UNROLL for (int j = 0; j < W; j++) v[u][j] = __expf(v[u][j] - max) * inverse - (i + j == target ? 1.0f : 0.0f);
+            UNROLL for (int j = 0; j < W; j++)
+                v[u][j] = __expf(v[u][j] - max) * inverse - (i + j == target ? 1.0f : 0.0f);
             if (i < V) store(dlogits + i, v[u]);
         }
     }
