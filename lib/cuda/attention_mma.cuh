@@ -334,36 +334,23 @@ DEVICE void backward_load(const AttentionCall &a, bf16 *tiles, const BackwardPla
     else if (i < 2 * Z::QUERIES) ptx_cp_async(rows + Z::QUERIES + i, a.D + row + i - Z::QUERIES, true);
 }
 
-/* P^T = exp2(S^T scale2 - lse2), in registers (w) and in shared memory. */
-template <int QUERIES, int N>
-DEVICE void backward_p(const AttentionCall &a, uint32_t (&w)[2][N / 2][4], bf16 *my_ps, const float (&c)[2][N][4],
-                       const float *lse2) {
+/* w = P^T = exp2(S^T scale2 - lse2) or, with OWNS_DK, dS^T = P^T (dP^T - D), from c and rows (lse2 or D). P^T is also
+ * stored to shared memory, and, for dQ, dS^T where this lane has read P^T. */
+template <int QUERIES, int WITH_DQ, int OWNS_DK, int N>
+DEVICE void backward_weights(const AttentionCall &a, uint32_t (&w)[2][N / 2][4], bf16 *my_ps, const float (&c)[2][N][4],
+                             const float *rows) {
     const int at = mma_lane<QUERIES>(), left = opaque_lane() % 4 * 2;
     UNROLL for (int n = 0; n < N; n++) {
-        float2 lse = *(const float2 *)(const void *)(lse2 + n * 8 + left);
+        float2 row = *(const float2 *)(const void *)(rows + n * 8 + left);
         UNROLL for (int i = 0; i < 4; i++) {
-            const float *score = &c[i / 2][n][i % 2 * 2];
-            uint32_t two =
-                round_pair(ptx_exp2(fmaf(score[0], a.scale2, -lse.x)), ptx_exp2(fmaf(score[1], a.scale2, -lse.y)));
+            const float *x = &c[i / 2][n][i % 2 * 2];
+            uint32_t *word = mma_word<QUERIES>(my_ps, at, i / 2, n, i % 2), two;
+            if (OWNS_DK)
+                two = round_pair(__uint_as_float(*word << 16) * (x[0] - row.x),
+                                 __uint_as_float(*word & 0xFFFF0000u) * (x[1] - row.y));
+            else two = round_pair(ptx_exp2(fmaf(x[0], a.scale2, -row.x)), ptx_exp2(fmaf(x[1], a.scale2, -row.y)));
             w[i / 2][n / 2][n % 2 * 2 + i % 2] = two;
-            *mma_word<QUERIES>(my_ps, at, i / 2, n, i % 2) = two;
-        }
-    }
-}
-
-/* dS^T = P^T (dP^T - D), in registers (w) and, for dQ, where this lane has read P^T. */
-template <int QUERIES, int WITH_DQ, int N>
-DEVICE void backward_ds(uint32_t (&w)[2][N / 2][4], bf16 *my_ps, const float (&c)[2][N][4], const float *Ds) {
-    const int at = mma_lane<QUERIES>(), left = opaque_lane() % 4 * 2;
-    UNROLL for (int n = 0; n < N; n++) {
-        float2 D = *(const float2 *)(const void *)(Ds + n * 8 + left);
-        UNROLL for (int i = 0; i < 4; i++) {
-            const float *dp = &c[i / 2][n][i % 2 * 2];
-            uint32_t *word = mma_word<QUERIES>(my_ps, at, i / 2, n, i % 2), two = *word;
-            two = round_pair(__uint_as_float(two << 16) * (dp[0] - D.x),
-                             __uint_as_float(two & 0xFFFF0000u) * (dp[1] - D.y));
-            w[i / 2][n / 2][n % 2 * 2 + i % 2] = two;
-            if (WITH_DQ) *word = two;
+            if (!OWNS_DK || WITH_DQ) *word = two;
         }
     }
 }
@@ -418,7 +405,7 @@ DEVICE void backward_half(const AttentionCall &a, bf16 *tiles, const BackwardPla
         if (!OWNS_DK) {
             if (s.q_doc || p->key + slice + 32 > query_position(&s, t) + 1 || p->key + KEYS > s.Tk)
                 mma_mask<1>(c, sequence_of(s, p->b), t, p->key + slice);
-            backward_p<QUERIES>(a, w, my_ps, c, rows);
+            backward_weights<QUERIES, WITH_DQ, 0>(a, w, my_ps, c, rows);
         }
         __syncthreads(); // P is complete, and nobody reads the previous step's rows any more
         t += QUERIES;
@@ -428,7 +415,7 @@ DEVICE void backward_half(const AttentionCall &a, bf16 *tiles, const BackwardPla
         }
         if (h <= p->last_head) backward_load<HD, KEYS>(a, tiles, p, h, t, slot ^ 1);
         ptx_cp_async_commit();
-        if (OWNS_DK) backward_ds<QUERIES, WITH_DQ>(w, my_ps, c, rows);
+        if (OWNS_DK) backward_weights<QUERIES, WITH_DQ, 1>(a, w, my_ps, c, rows);
         else mma_weighted<HD>(sums, w, tiles + Z::DO + slot * Z::TILE);
         if (!WITH_DQ) continue;
         __syncthreads(); // dS is complete
