@@ -127,14 +127,14 @@ static int token_file_read(const TokenFile *f, int64_t first, int64_t n, char *r
     int64_t width = f->header.width;
     int64_t tokens_offset = (int64_t)sizeof(TokenFileHeader);
     int64_t mask_offset = tokens_offset + (int64_t)f->header.count * width;
-    if (pread(f->fd, raw, (size_t)(n * width), tokens_offset + first * width) != n * width) return 0;
+    if (pread(f->fd, raw, n * width, tokens_offset + first * width) != n * width) return 0;
     if (!(f->header.flags & TOKEN_FILE_MASKED)) return 1;
-    return pread(f->fd, raw + n * width, (size_t)n, mask_offset + first) == n;
+    return pread(f->fd, raw + n * width, n, mask_offset + first) == n;
 }
 
 static uint32_t token_at(const char *raw, int64_t t, int width) {
     uint32_t token = 0;
-    memcpy(&token, raw + t * width, (size_t)width); // the file and the machine are little-endian
+    memcpy(&token, raw + t * width, width); // the file and the machine are little-endian
     return token;
 }
 
@@ -303,7 +303,7 @@ typedef struct {
 /* Scratch space of a worker: the file's bytes of a window and, with context parallelism, all its inputs and targets
  * (2, T). */
 static size_t raw_bytes(int T) { return (size_t)round_up(5 * ((int64_t)T + 1), sizeof(int32_t)); }
-static size_t window_bytes(int T, int cp) { return raw_bytes(T) + (cp > 1 ? 2 * sizeof(int32_t) * (size_t)T : 0); }
+static size_t window_bytes(int T, int cp) { return raw_bytes(T) + (cp > 1 ? 2 * sizeof(int32_t) * T : 0); }
 
 typedef struct Loader {
     const Dataset *data;

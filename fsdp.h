@@ -165,11 +165,11 @@ static int weights_are_resident(const Fsdp *fsdp) {
 
 /* Bytes of a unit's weights as they are gathered, and of this rank's part of them. */
 static size_t unsharded_bytes(const FsdpUnit *u) {
-    if (u->quantized.shards) return (size_t)(u->quantized.shards * u->quantized.bytes);
-    return sizeof(floatX) * (size_t)u->padded;
+    if (u->quantized.shards) return u->quantized.shards * u->quantized.bytes;
+    return sizeof(floatX) * u->padded;
 }
 static size_t sharded_bytes(const Fsdp *fsdp, const FsdpUnit *u) {
-    return unsharded_bytes(u) / (fsdp->sharding.strategy->sharded ? (size_t)fsdp->ranks : 1);
+    return unsharded_bytes(u) / (fsdp->sharding.strategy->sharded ? fsdp->ranks : 1);
 }
 
 // ---------------------------------------------------------------------------
@@ -179,8 +179,8 @@ static size_t sharded_bytes(const Fsdp *fsdp, const FsdpUnit *u) {
 static size_t pool_bytes(PoolKind pool, const FsdpUnit *u) {
     switch (pool) {
     case POOL_WEIGHTS: return unsharded_bytes(u);
-    case POOL_DEQUANTIZED: return u->quantized.shards ? sizeof(floatX) * (size_t)u->padded : 0;
-    default: return sizeof(float) * (size_t)u->padded;
+    case POOL_DEQUANTIZED: return u->quantized.shards ? sizeof(floatX) * u->padded : 0;
+    default: return sizeof(float) * u->padded;
     }
 }
 
@@ -244,7 +244,7 @@ static void unshard_start(Fsdp *fsdp, FsdpUnit *u) {
     int is_sharded = u->state_count < u->padded;
     void *mine = u->sharded_weights;
     if (fsdp->weights_offloaded) {
-        mine = (char *)u->unsharded_weights + (is_sharded ? (size_t)fsdp->rank * bytes : 0);
+        mine = (char *)u->unsharded_weights + (is_sharded ? fsdp->rank * bytes : 0);
         device_copy(fsdp->dev, mine, u->sharded_weights, bytes);
     }
     size_t count = u->quantized.shards ? bytes : (size_t)u->shard_size;
@@ -310,10 +310,10 @@ static void gradients_clear(Fsdp *fsdp, const FsdpUnit *u) {
         const Tensor *t = &fsdp->table->tensors[i];
         int64_t end = t->offset + t->rows * t->cols;
         int64_t zeros = (gradient_is_assigned(fsdp->table, t) ? t->offset : end) - written;
-        device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) * (size_t)zeros);
+        device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) * zeros);
         written = end;
     }
-    device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) * (size_t)(u->padded - written));
+    device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) * (u->padded - written));
 }
 
 /* This rank's shard within grad, and this replica's slice of the shard. */
@@ -406,9 +406,9 @@ static void reduction_start(Fsdp *fsdp, ReductionStage stage, FsdpUnit *u, int m
     r->micro_batch = micro_batch;
     r->request.summed = fsdp->sharding.transport_sums;
     Dtype dtype = fsdp->sharding.reduce_dtype;
-    size_t n = (size_t)piece;
-    if (reduces) reduce_scatter_start(fsdp->comm, &r->request, axis, u->table_unit->name, send, receive, n, dtype);
-    else all_gather_start(fsdp->comm, &r->request, axis, u->table_unit->name, send, receive, n, dtype);
+    const char *name = u->table_unit->name;
+    if (reduces) reduce_scatter_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
+    else all_gather_start(fsdp->comm, &r->request, axis, name, send, receive, piece, dtype);
 }
 
 /* Waits for a stage and puts what it received where it belongs. The pieces of a reduce-scatter arrive by all-to-all and
@@ -572,11 +572,11 @@ static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
         const void *weights = u->table_unit->frozen ? (const void *)u->sharded_weights : u->master;
         fingerprint(fsdp->dev, fsdp->local_fingerprints + i, weights, bytes);
     }
-    device_read(fsdp->dev, mine, fsdp->local_fingerprints, sizeof(uint64_t) * (size_t)units);
+    device_read(fsdp->dev, mine, fsdp->local_fingerprints, sizeof(uint64_t) * units);
     for (Axis axis = AXIS_TP; axis < AXES; axis = (Axis)(axis + 1)) {
         Group *g = &comm->groups[axis];
         if (!is_replicated_over(fsdp, axis)) continue;
-        all_gather_now(comm, axis, "replica check", mine, all, sizeof(uint64_t) * (size_t)units);
+        all_gather_now(comm, axis, "replica check", mine, all, sizeof(uint64_t) * units);
         for (int i = 0; i < units * g->size && !fsdp->dev->dry_run; i++)
             if (all[i] != all[i % units])
                 run_failure("step %" PRId64 ": ranks %d and %d are replicas (of %s), but their weights of %s differ: "
@@ -683,7 +683,7 @@ static void reduction_open(Fsdp *fsdp, ReductionStage stage, int64_t largest) {
     if (half && (applies || (stage == REDUCE_SCATTER_FSDP && fsdp->rounds_micro_batches)))
         r->rounded = arena_array(bf16, fsdp->dev, MEM_COMM, "rounded gradients", sent);
     if (applies && (reduces || half))
-        r->receive = arena_alloc(fsdp->dev, MEM_COMM, names[stage], dtype_size(dtype) * (size_t)received);
+        r->receive = arena_alloc(fsdp->dev, MEM_COMM, names[stage], dtype_size(dtype) * received);
 }
 
 static void fingerprints_open(Fsdp *fsdp) {

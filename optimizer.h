@@ -97,7 +97,7 @@ static void optimizer_open(Optimizer *o, Fsdp *fsdp) {
         for (int k = 0; k < STATES; k++) {
             if (!fsdp->dev->arenas[state_kinds[k].category].offloaded || !state_of(trained, (StateKind)k)) continue;
             o->states[i].staging[k] = arena_alloc(fsdp->dev, MEM_WORKSPACE, "offloaded state that AdamW computes with",
-                                                  (size_t)largest * state_kinds[k].element_size);
+                                                  largest * state_kinds[k].element_size);
             o->offloaded = 1;
         }
 }
@@ -120,7 +120,7 @@ static void fetch_state(Optimizer *o, const FsdpUnit *u) {
     device_wait_event(dev, s->stored);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
-        size_t bytes = state_kinds[k].element_size * (size_t)u->state_count;
+        size_t bytes = state_kinds[k].element_size * u->state_count;
         s->at[k] = state ? offload_fetch(dev, state_kinds[k].category, state, s->staging[k], bytes) : NULL;
     }
     if (o->offloaded) device_record_event(dev, &s->fetched);
@@ -135,7 +135,7 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
     StreamKind before = device_set_stream(dev, STREAM_STORE);
     for (int k = 0; k < STATES; k++) {
         void *state = state_of(u, (StateKind)k);
-        size_t bytes = state_kinds[k].element_size * (size_t)u->state_count;
+        size_t bytes = state_kinds[k].element_size * u->state_count;
         if (!state) continue;
         // on a CPU, storing would let the system evict the copy from memory, but the next all-gather reads it
         if (k == STATE_COPY && !s->staging[k]) continue;

@@ -304,7 +304,7 @@ typedef struct {
 static char *tokenizer_line(TokenizerLines *in) {
     char *line = in->at;
     if (in->number && line > in->end) return NULL;
-    char *end = (char *)memchr(line, '\n', (size_t)(in->end - line));
+    char *end = (char *)memchr(line, '\n', in->end - line);
     if (!end) end = in->end;
     *end = 0;
     in->at = end + 1;
@@ -321,10 +321,10 @@ static size_t token_line_parse(const char *line, int32_t id, int may_be_special,
     int width = (int)strlen(line) - snprintf(expected_end, sizeof expected_end, " %d", id);
     *special = may_be_special && !strncmp(line, mark, MARK);
     if (width <= 0 || strcmp(line + width, expected_end)) return 0;
-    if (!*special) return base64_decode(line, (size_t)width, bytes);
-    if (width <= MARK || memchr(line + MARK, ' ', (size_t)(width - MARK))) return 0;
-    memcpy(bytes, line + MARK, (size_t)(width - MARK));
-    return (size_t)(width - MARK);
+    if (!*special) return base64_decode(line, width, bytes);
+    if (width <= MARK || memchr(line + MARK, ' ', width - MARK)) return 0;
+    memcpy(bytes, line + MARK, width - MARK);
+    return width - MARK;
 }
 
 static void tokenizer_read_token(Tokenizer *t, const TokenizerLines *in, const char *line, int32_t id) {

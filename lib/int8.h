@@ -71,7 +71,7 @@ static void dequantize_elements(Device *dev, floatX *out, const void *gathered, 
             dequantize(dev, out + done, (const int8_t *)bytes + within, scales + within / INT8_BLOCK, n);
         } else {
             const floatX *rest = (const floatX *)(const void *)(bytes + quantized_rest_at(l));
-            device_copy(dev, out + done, rest + within, sizeof(floatX) * (size_t)n);
+            device_copy(dev, out + done, rest + within, sizeof(floatX) * n);
         }
     }
 }

@@ -215,7 +215,7 @@ static void job_read_adapters(Job *j) {
     adapters_config_read(&c, o->adapters);
     for (int i = 0; i < LORA_TARGETS; i++)
         if (c.lora_targets >> i & 1)
-            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? "," : "", lora_targets[i].name);
+            used += snprintf(names + used, sizeof names - used, "%s%s", used ? "," : "", lora_targets[i].name);
     if (option_given(o, "lora-rank") && o->lora_rank != c.lora_rank)
         user_error("--lora-rank %d, but the adapters in %s have rank %d: remove --lora-rank", o->lora_rank, o->adapters,
                    c.lora_rank);
@@ -326,8 +326,7 @@ static unsigned parse_lora_targets(const char *names) {
     unsigned targets = 0;
     for (const char *at = names; *at;) {
         int n = (int)strcspn(at, ","), i = 0;
-        while (i < LORA_TARGETS &&
-               ((int)strlen(lora_targets[i].name) != n || strncmp(at, lora_targets[i].name, (size_t)n)))
+        while (i < LORA_TARGETS && ((int)strlen(lora_targets[i].name) != n || strncmp(at, lora_targets[i].name, n)))
             i++;
         if (i == LORA_TARGETS)
             user_error("--lora-targets %s: a block has no linear layer \"%.*s\": expected some of q,k,v,o,gate,up,down",
@@ -386,7 +385,7 @@ static void divisors_of(char *text, size_t size, int a, int b) {
     size_t used = 0;
     text[0] = 0;
     for (int n = 1; n <= a && n <= b && used + 12 < size; n++)
-        if (a % n == 0 && b % n == 0) used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "", n);
+        if (a % n == 0 && b % n == 0) used += snprintf(text + used, size - used, "%s%d", used ? ", " : "", n);
 }
 
 /* Defaults of a pipeline. Its weights stay unsharded for the whole step and its gradients are accumulated locally, as

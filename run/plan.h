@@ -63,7 +63,7 @@ static void plan_add(Plan *p, const Job *j, int rank, Trainer *trainer) {
         free(trainer);
         return;
     }
-    p->classes = (RankClass *)realloc(p->classes, sizeof(RankClass) * (size_t)(i + 1));
+    p->classes = (RankClass *)realloc(p->classes, sizeof(RankClass) * (i + 1));
     if (!p->classes) run_failure("out of memory");
     RankClass *added = &p->classes[p->count++];
     added->first_rank = rank;

@@ -35,7 +35,7 @@ static int64_t copy_tp_replicated(Fsdp *fsdp, int first, int end, float *buffer,
         if (t->row->split != SPLIT_NONE) continue;
         int64_t begin, count = tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &begin);
         float *grad = u->grad + (t->offset + begin - u->state_begin);
-        size_t bytes = sizeof(float) * (size_t)count;
+        size_t bytes = sizeof(float) * count;
         if (count && direction == GRADIENTS_TO_BUFFER) device_copy(fsdp->dev, buffer + n + begin, grad, bytes);
         if (count && direction == BUFFER_TO_GRADIENTS) device_copy(fsdp->dev, grad, buffer + n + begin, bytes);
         n += t->rows * t->cols;
@@ -51,7 +51,7 @@ static void sum_tp_replicated(SharedGradients *s) {
     for (int first = 0; first < fsdp->table->num_units && tp > 1; first += units_at_once) {
         int end = first + units_at_once;
         int64_t n = copy_tp_replicated(fsdp, first, end, NULL, COUNT_ONLY);
-        size_t bytes = sizeof(float) * (size_t)n;
+        size_t bytes = sizeof(float) * n;
         float *mine = s->tp_buffer, *all = mine + n;
         if (!n) continue;
         device_zero(fsdp->dev, mine, bytes); // elements of other shards are zero on every tp rank
@@ -77,11 +77,11 @@ static void exchange_tied_gradient(SharedGradients *s, const FsdpUnit *u) {
     const TensorTable *t = fsdp->table;
     int is_first_stage = t->embed >= 0, peer = is_first_stage ? t->part.pp - 1 : 0;
     float *received = s->tied_buffer, *sent = received + u->state_count;
-    device_copy(fsdp->dev, sent, u->grad, sizeof(float) * (size_t)u->state_count);
+    device_copy(fsdp->dev, sent, u->grad, sizeof(float) * u->state_count);
     for (int i = 0; i < 2; i++) { // the first stage sends first: NCCL runs messages one after the other
         int sends = i == !is_first_stage;
         Request *r = &s->tied_requests[i];
-        size_t n = (size_t)u->state_count;
+        size_t n = u->state_count;
         if (sends) send_start(fsdp->comm, r, AXIS_PP, peer, "gradient of the tied weight", sent, n, DTYPE_F32);
         else receive_start(fsdp->comm, r, AXIS_PP, peer, "gradient of the tied weight", received, n, DTYPE_F32);
     }

@@ -165,7 +165,7 @@ fault "two ranks take the same samples, at run time" dataloader.h \
     's|m) \* s->shards + s->shard;|m) * s->shards + s->shard / 2 * 2;|' \
     faults "train on the same samples"
 
-edit='s|    device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) \* (size_t)(u->padded - written));||'
+edit='s|    device_zero(fsdp->dev, u->unsharded_gradient + written, sizeof(float) \* (u->padded - written));||'
 fault "padding of the last shard is not cleared" fsdp.h "$edit" \
     faults "padding stays zero"
 
