@@ -487,21 +487,12 @@ static int64_t read_eval_batch(Trainer *trainer, const Dataset *data, int64_t fi
     return num_targets;
 }
 
-/* Adds the losses of a micro-batch to the sum of the evaluation. */
-static void evaluate_micro_batch(Trainer *trainer) {
-    Model *m = &trainer->model;
-    model_forward(m, &trainer->parallel.pipeline, &trainer->eval_batch);
-    device_record_event(m->dev, &trainer->eval_batch.fed);
-    if (m->table.head < 0) return;
-    head_forward(m, NO_GRADIENTS);
-    fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
-}
-
 /* Mean loss over the first `max_batches` micro-batches of every rank; 0: over all windows. Every target counts once,
  * whatever the number of ranks. */
 static double evaluate(Trainer *trainer, const Dataset *data, int64_t max_batches, int64_t *num_targets) {
     Parallel *p = &trainer->parallel;
-    int B = trainer->model.B, counts = mesh_counts_samples(&p->mesh, p->rank);
+    Model *m = &trainer->model;
+    int B = m->B, counts = mesh_counts_samples(&p->mesh, p->rank);
     int64_t round = (int64_t)B * mesh_data_ranks(&p->mesh), batches = (data->windows + round - 1) / round;
     StepReport mine = ZERO; // only its loss and targets are used
     ExactSum sum = ZERO;
@@ -513,7 +504,11 @@ static double evaluate(Trainer *trainer, const Dataset *data, int64_t max_batche
         int64_t first = i * round + (int64_t)mesh_data_rank(&p->mesh, p->rank) * B;
         int64_t n = p->dev.dry_run ? 0 : read_eval_batch(trainer, data, first);
         if (counts) mine.targets += n;
-        evaluate_micro_batch(trainer);
+        model_forward(m, &p->pipeline, &trainer->eval_batch);
+        device_record_event(&p->dev, &trainer->eval_batch.fed);
+        if (m->table.head < 0) continue;
+        head_forward(m, NO_GRADIENTS);
+        fsdp_reshard(m->fsdp, fsdp_unit(m, m->table.head), AFTER_LAST_USE);
     }
     device_phase(&p->dev, NULL, NULL);
     device_read(&p->dev, &sum, &trainer->sums[SUM_LOSS], sizeof sum);
@@ -671,12 +666,6 @@ static void validate_when_due(Trainer *trainer, int64_t step) {
     if (trainer->parallel.rank == 0) logger_validation(&trainer->logger, step, loss, targets);
 }
 
-static void log_step(Trainer *trainer, int64_t step, const StepStats *s) {
-    if (trainer->parallel.rank) return;
-    logger_step(&trainer->logger, step, s, trainer->figures);
-    logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples);
-}
-
 /* One step with everything that follows it but saving. `flops`: of a step of this rank; `rate`: FLOP/s of its matmuls,
  * measured after the first step. Returns what signals asked for. */
 static int train_and_log(Trainer *trainer, int64_t step, double flops, double *rate) {
@@ -686,7 +675,10 @@ static int train_and_log(Trainer *trainer, int64_t step, double flops, double *r
     int asked = signals_asked(trainer);
     if (first) *rate = matmul_rate(&trainer->parallel.dev);
     if (first) check_first_step(trainer);
-    log_step(trainer, step, &s);
+    if (trainer->parallel.rank == 0) {
+        logger_step(&trainer->logger, step, &s, trainer->figures);
+        logger_samples(&trainer->logger, step, trainer->progress.epoch, trainer->samples, trainer->loader.samples);
+    }
     if (trainer->job->opt.trace) device_synchronize_all(&trainer->parallel.dev); // what follows is not part of the step
     check_replicas_when_due(trainer, step);
     validate_when_due(trainer, step);

@@ -264,6 +264,7 @@ static void head_open(Model *m) {
     m->logit_rows = logit_rows(m);
     m->logits = activation_fp32(m, "logits", (int64_t)m->logit_rows * c->V);
     device_zero(m->dev, m->losses, sizeof(float) * all); // those beyond N stay zero
+    tp_open_loss(m->tp, m->logit_rows);
 }
 
 /* The rotation of every position, and the positions of this rank's tokens. */
@@ -300,7 +301,6 @@ static void model_open(Model *m, const Schedule *schedule, int B, int T, int cac
     m->own_docs = m->docs;
     if (m->docs && m->cp->size > 1) m->own_docs = activation_int32(m, "documents of this rank's tokens", N);
     if (m->table.head >= 0) head_open(m);
-    if (m->table.head >= 0) tp_open_loss(m->tp, m->logit_rows);
     if (m->training) {
         m->d_x = activation(m, "d residual stream", n * c->C);
         m->d_norm = activation(m, "d norm", n * c->C);

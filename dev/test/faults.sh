@@ -290,8 +290,8 @@ more "every micro-batch has the first one's documents" run/model.h \
     's|batch->docs + at \* m->cp->size|batch->docs|' \
     documents "have one rank's bits"
 
-edit='s|    model_forward(m, &trainer->parallel.pipeline, &trainer->eval_batch);|    StepBatch batch = trainer->eval_batch;\n'
-edit+='    batch.docs = NULL;\n    model_forward(m, \&trainer->parallel.pipeline, \&batch);|'
+edit='s|    model_forward(m, &p->pipeline, &trainer->eval_batch);|    StepBatch batch = trainer->eval_batch;\n'
+edit+='    batch.docs = NULL;\n    model_forward(m, \&p->pipeline, \&batch);|'
 more "validation does not tell documents apart" train_llama3.cu "$edit" \
     documents "validation masks"
 
