@@ -71,8 +71,13 @@ static inline PipelineStep pipeline_step(const Schedule *s, PipelineStepKind kin
 }
 
 /* The steps of one rank, and how many sets of activations each stage needs. */
-static void schedule_steps(Schedule *s) {
-    int forwards = s->micro_batches * s->virtual_stages, later_ranks = s->pp - s->pp_rank - 1;
+static void schedule_steps(Schedule *s, int pp, int pp_rank, int virtual_stages, int micro_batches) {
+    memset(s, 0, sizeof *s);
+    s->pp = pp;
+    s->pp_rank = pp_rank;
+    s->virtual_stages = virtual_stages;
+    s->micro_batches = micro_batches;
+    int forwards = micro_batches * virtual_stages, later_ranks = pp - pp_rank - 1;
     /* How many forwards come before the first backward: one per later rank. With several stages per rank it is two per
      * later rank, because the gradient of one micro-batch is on its way while the next one's is computed, and all
      * forwards of the stages before the last. Megatron-LM's schedules are equally long. */
@@ -113,13 +118,7 @@ static void schedule_simulate(const Schedule *s, int *ends, int *arrivals) {
     int *next = new_array(int, P);                              // step of each rank
     int *now = new_array(int, P);                               // time on each rank
     int *ended = new_array(int, 2 * s->micro_batches * stages); // 0: not yet
-    for (int p = 0; p < P; p++) {
-        ranks[p].pp = P;
-        ranks[p].pp_rank = p;
-        ranks[p].virtual_stages = s->virtual_stages;
-        ranks[p].micro_batches = s->micro_batches;
-        schedule_steps(&ranks[p]);
-    }
+    for (int p = 0; p < P; p++) schedule_steps(&ranks[p], P, p, s->virtual_stages, s->micro_batches);
     while (left)
         for (int p = 0; p < P; p++)
             for (; next[p] < s->num_steps; next[p]++, left--) {
@@ -187,12 +186,7 @@ static void schedule_receives(Schedule *s) {
 
 /* The schedule of one rank. With several virtual stages micro_batches is a multiple of pp, as job.h checks. */
 static void schedule_open(Schedule *s, int pp, int pp_rank, int virtual_stages, int micro_batches) {
-    memset(s, 0, sizeof *s);
-    s->pp = pp;
-    s->pp_rank = pp_rank;
-    s->virtual_stages = virtual_stages;
-    s->micro_batches = micro_batches;
-    schedule_steps(s);
+    schedule_steps(s, pp, pp_rank, virtual_stages, micro_batches);
     schedule_receives(s);
 }
 
