@@ -72,29 +72,21 @@ DEVICE void plain_store(floatX *to, int64_t stride, const float4 (&c)[R][DIM / 6
                 plain_put(to + (y + 16 * i) * stride + 4 * x + 64 * j, HD - 4 * x - 64 * j, c[i][j], scale[i]);
 }
 
-DEVICE float plain_dot(float4 a, float4 b, float sum) {
-    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
-}
-
 /* c = a b^T of two tiles: scores. */
 template <int DIM, int R> DEVICE void plain_scores(float (&c)[R][R], const float *a, const float *b) {
     int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
     UNROLL for (int i = 0; i < R; i++)
         UNROLL for (int j = 0; j < R; j++) c[i][j] = 0;
     for (int d = 0; d < DIM; d += 4) {
-        float4 u[R], v[R];
+        float u[R][4], v[R][4];
         UNROLL for (int i = 0; i < R; i++) {
-            u[i] = *(const float4 *)(const void *)(a + (y + 16 * i) * (DIM + 4) + d);
-            v[i] = *(const float4 *)(const void *)(b + (x + 16 * i) * (DIM + 4) + d);
+            load(u[i], a + (y + 16 * i) * (DIM + 4) + d);
+            load(v[i], b + (x + 16 * i) * (DIM + 4) + d);
         }
         UNROLL for (int i = 0; i < R; i++)
-            UNROLL for (int j = 0; j < R; j++) c[i][j] = plain_dot(u[i], v[j], c[i][j]);
+            UNROLL for (int j = 0; j < R; j++)
+                UNROLL for (int e = 0; e < 4; e++) c[i][j] = fmaf(u[i][e], v[j][e], c[i][j]);
     }
-}
-
-DEVICE float plain_element(float4 v, int e) {
-    if (e < 2) return e == 0 ? v.x : v.y;
-    return e == 2 ? v.z : v.w;
 }
 
 /* sums += c b: a weighted sum of the rows of tile b. Each thread has a part of the weights c; all threads need all of
@@ -107,17 +99,17 @@ DEVICE void plain_weighted(float4 (&sums)[R][DIM / 64], const float (&c)[R][R], 
         UNROLL for (int j = 0; j < R; j++) w[(y + 16 * i) * LD + x + 16 * j] = c[i][j];
     __syncthreads();
     for (int k = 0; k < TILE; k += 4) {
-        float4 u[R];
-        UNROLL for (int i = 0; i < R; i++) u[i] = *(const float4 *)(const void *)(w + (y + 16 * i) * LD + k);
+        float u[R][4];
+        UNROLL for (int i = 0; i < R; i++) load(u[i], w + (y + 16 * i) * LD + k);
         UNROLL for (int e = 0; e < 4; e++)
             UNROLL for (int j = 0; j < DIM / 64; j++) {
-                float4 v = *(const float4 *)(const void *)(b + (k + e) * (DIM + 4) + 4 * x + 64 * j);
+                float v[4];
+                load(v, b + (k + e) * (DIM + 4) + 4 * x + 64 * j);
                 UNROLL for (int i = 0; i < R; i++) {
-                    float weight = plain_element(u[i], e);
-                    sums[i][j].x = fmaf(weight, v.x, sums[i][j].x);
-                    sums[i][j].y = fmaf(weight, v.y, sums[i][j].y);
-                    sums[i][j].z = fmaf(weight, v.z, sums[i][j].z);
-                    sums[i][j].w = fmaf(weight, v.w, sums[i][j].w);
+                    sums[i][j].x = fmaf(u[i][e], v[0], sums[i][j].x);
+                    sums[i][j].y = fmaf(u[i][e], v[1], sums[i][j].y);
+                    sums[i][j].z = fmaf(u[i][e], v[2], sums[i][j].z);
+                    sums[i][j].w = fmaf(u[i][e], v[3], sums[i][j].w);
                 }
             }
     }
