@@ -10,6 +10,16 @@ static char *read_text_file(const char *path) {
     return read_file(path, &length);
 }
 
+/* Reads a file that must hold a JSON object; `expected` says of what. NULL: it cannot be read, see errno. */
+static cJSON *json_read_object(const char *path, const char *expected) {
+    char *text = read_text_file(path);
+    if (!text) return NULL;
+    cJSON *json = cJSON_Parse(text);
+    if (!cJSON_IsObject(json)) user_error("%s is not a JSON object: expected %s", path, expected);
+    free(text);
+    return json;
+}
+
 /* `fallback` is the value of a key that is absent or null; NAN: the key is required. */
 static double json_number(const cJSON *json, const char *path, const char *key, double fallback, double low,
                           double high) {
@@ -52,11 +62,6 @@ static inline void json_add_integer(cJSON *object, const char *key, int64_t valu
     snprintf(text, sizeof text, "%" PRId64, value);
     cJSON_AddRawToObject(object, key, text);
 }
-static inline void json_add_flops(cJSON *object, const char *key, double flops) {
-    char text[400];
-    snprintf(text, sizeof text, "%.0f", flops);
-    cJSON_AddRawToObject(object, key, text);
-}
 
 /* A number in a printf format; null if it is not finite, since JSON has neither infinity nor NaN. */
 static inline cJSON *json_real(const char *format, double value) {
@@ -66,13 +71,33 @@ static inline cJSON *json_real(const char *format, double value) {
     return cJSON_CreateRaw(text);
 }
 
+static inline void json_add_flops(cJSON *object, const char *key, double flops) {
+    cJSON_AddItemToObject(object, key, json_real("%.0f", flops));
+}
+
+/* The text of `root`, without line breaks unless `readable`; the caller frees it. Deletes `root`. */
+static inline char *json_text(cJSON *root, int readable) {
+    char *text = readable ? cJSON_Print(root) : cJSON_PrintUnformatted(root);
+    if (!text) run_failure("out of memory while writing JSON");
+    cJSON_Delete(root);
+    return text;
+}
+
 /* Writes `root` as one line and deletes it. */
 static inline void json_write_line(FILE *f, cJSON *root) {
-    char *text = cJSON_PrintUnformatted(root);
-    if (!text) run_failure("out of memory while writing JSON");
+    char *text = json_text(root, 0);
     fprintf(f, "%s\n", text);
     free(text);
-    cJSON_Delete(root);
+}
+
+/* A stream whose bytes are (length) `text` when text_stream_close has ended it; the caller frees them. */
+static inline FILE *text_stream_open(char **text, size_t *length) {
+    FILE *f = open_memstream(text, length);
+    if (!f) run_failure("out of memory for a text");
+    return f;
+}
+static inline void text_stream_close(FILE *f) {
+    if (fclose(f)) run_failure("out of memory for a text");
 }
 
 #endif

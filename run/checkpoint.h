@@ -13,10 +13,8 @@
 #include "out_dir.h"       // defines: newest_checkpoint, checkpoint_path
 #include "safetensors.h"   // defines: StFiles, st_read, OutputFiles
 #include "sharded_state.h" // defines: fsdp_set_state, fsdp_set_base, random_weights
-#include <aio.h>
 #include <zlib.h> // defines: crc32
 #include <fcntl.h>
-#include <sys/stat.h>
 
 // ---------------------------------------------------------------------------
 // trainer.json: the progress of the run, its options, and the checksums of the other files
@@ -38,42 +36,29 @@ static const char *const training_options[] = {"seq",    "doc-mask", "tail",    
                                                "min-lr", "warmup",   "weight-decay", "beta1",       "beta2",
                                                "eps",    "clip",     "seed",         "reduce-dtype"};
 static const char *const adapter_options[] = {"lora-rank", "lora-alpha", "lora-targets", "base"};
-enum {
-    TRAINING_OPTIONS = sizeof training_options / sizeof training_options[0],
-    ADAPTER_OPTIONS = sizeof adapter_options / sizeof adapter_options[0],
-    SETTINGS = TRAINING_OPTIONS + ADAPTER_OPTIONS + 4
-};
 
-/* A setting that must be the same when the run is resumed. */
-typedef struct {
+/* The settings of this run that must be the same when it is resumed, as text. `data`: fingerprint of the token files;
+ * `base`: of the frozen model beneath the adapters. */
+static cJSON *settings_in_force(const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
+    enum { SHARED = sizeof training_options / sizeof *training_options };
+    int options = SHARED + (o->lora_rank ? (int)(sizeof adapter_options / sizeof *adapter_options) : 0);
+    cJSON *settings = cJSON_CreateObject();
     char name[24], value[64];
-} Setting;
-
-static void setting_set(Setting *s, const char *name, const char *format, ...) {
-    va_list values;
-    va_start(values, format);
-    snprintf(s->name, sizeof s->name, "%s", name);
-    vsnprintf(s->value, sizeof s->value, format, values);
-    va_end(values);
-}
-
-/* Fills in the settings of this run and returns their number. `data`: fingerprint of the token files; `base`: of the
- * frozen model beneath the adapters. */
-static int settings_in_force(Setting rows[SETTINGS], const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
-    int count = 0, options = o->lora_rank ? TRAINING_OPTIONS + ADAPTER_OPTIONS : TRAINING_OPTIONS;
     for (int i = 0; i < options; i++) {
-        const char *option = i < TRAINING_OPTIONS ? training_options[i] : adapter_options[i - TRAINING_OPTIONS];
-        char name[24], value[64];
+        const char *option = i < SHARED ? training_options[i] : adapter_options[i - SHARED];
         snprintf(name, sizeof name, "--%s", option);
         option_text(o, option, value, sizeof value);
         // the number of steps matters only to a learning rate that changes
-        setting_set(&rows[count++], name, "%s", !strcmp(option, "steps") && o->min_lr == o->lr ? "any" : value);
+        cJSON_AddStringToObject(settings, name, !strcmp(option, "steps") && o->min_lr == o->lr ? "any" : value);
     }
-    if (o->lora_rank) setting_set(&rows[count++], "base model", "%016" PRIx64, base);
-    setting_set(&rows[count++], "samples a step", "%" PRId64, samples_per_step(o, mesh));
-    setting_set(&rows[count++], "precision", "%s", PRECISION_NAME);
-    setting_set(&rows[count++], "data", "%016" PRIx64, data);
-    return count;
+    snprintf(value, sizeof value, "%016" PRIx64, base);
+    if (o->lora_rank) cJSON_AddStringToObject(settings, "base model", value);
+    snprintf(value, sizeof value, "%" PRId64, samples_per_step(o, mesh));
+    cJSON_AddStringToObject(settings, "samples a step", value);
+    cJSON_AddStringToObject(settings, "precision", PRECISION_NAME);
+    snprintf(value, sizeof value, "%016" PRIx64, data);
+    cJSON_AddStringToObject(settings, "data", value);
+    return settings;
 }
 
 static int64_t trainer_integer(const cJSON *json, const char *path, const char *key) {
@@ -85,18 +70,18 @@ static int64_t trainer_integer(const cJSON *json, const char *path, const char *
     return (int64_t)item->valuedouble;
 }
 
-/* (chunks) the CRC-32 of each file chunk of a text. */
-static uint32_t *chunk_sums(const char *text, size_t length) {
-    uint32_t *sums = (uint32_t *)checked_malloc(sizeof *sums * (length / FILE_CHUNK_BYTES + 1));
-    for (size_t at = 0; at < length; at += FILE_CHUNK_BYTES)
-        sums[at / FILE_CHUNK_BYTES] =
-            (uint32_t)crc32(0, (const Bytef *)text + at, (uInt)min_i64(FILE_CHUNK_BYTES, (int64_t)(length - at)));
-    return sums;
+static uint32_t crc32_of(const char *bytes, int64_t length) {
+    return (uint32_t)crc32(0, (const Bytef *)bytes, (uInt)length);
+}
+
+/* The length of a file chunk in a file of `length` bytes. */
+static int64_t chunk_length(int64_t chunk, int64_t length) {
+    return min_i64(FILE_CHUNK_BYTES, length - chunk * FILE_CHUNK_BYTES);
 }
 
 /* The small files next to the weights, such as config.json; rank 0 writes them from memory. */
 typedef struct {
-    const char *name;
+    char name[128];
     char *text; // (length)
     size_t length;
 } CompanionFile;
@@ -106,42 +91,39 @@ typedef struct {
 } Companions;
 
 static CompanionFile *companion_add(Companions *c, const char *name) {
-    c->files[c->count].name = name;
-    return &c->files[c->count++];
+    CompanionFile *file = &c->files[c->count++];
+    snprintf(file->name, sizeof file->name, "%s", name);
+    return file;
 }
 
-static void trainer_file(FILE *f, int first, const char *name, int64_t bytes, const uint32_t *sums, int64_t chunks) {
-    fprintf(f, "%s\n\"%s\":{\"bytes\":%" PRId64 ",\"crc32\":[", first ? "" : ",", name, bytes);
-    for (int64_t c = 0; c < chunks; c++) fprintf(f, "%s%u", c ? "," : "", sums[c]);
-    fprintf(f, "]}");
-}
-
-/* The text of trainer.json except for its last line, the checksum of this text. `sums`: of all chunks of `files`, file
- * by file. */
-static char *trainer_text(const Progress *at, const Setting *rows, int num_rows, const OutputFiles *files,
-                          const uint32_t *sums, const Companions *companions, size_t *length) {
-    char *text;
-    FILE *f = open_memstream(&text, length);
-    if (!f) run_failure("out of memory for trainer.json");
+/* The text of trainer.json; its last line is the checksum of the lines before it. `settings` are deleted. `sums`: of
+ * all chunks of `files`, file by file. */
+static char *trainer_text(const Progress *at, cJSON *settings, const OutputFiles *files, const uint32_t *sums,
+                          const Companions *companions, size_t *length) {
+    char *text, *rows = json_text(settings, 0);
+    FILE *f = text_stream_open(&text, length);
     fprintf(f,
             "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64
-            ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64 ",\n\"settings\":{",
-            at->step, at->updates, at->skips, at->samples, at->epoch, at->samples_in_epoch);
-    for (int i = 0; i < num_rows; i++) fprintf(f, "%s\"%s\":\"%s\"", i ? "," : "", rows[i].name, rows[i].value);
-    fprintf(f, "},\n\"chunk_bytes\":%d,\n\"files\":{", FILE_CHUNK_BYTES);
-    for (int i = 0; i < files->num_files; i++) {
-        const OutputFile *file = &files->files[i];
-        trainer_file(f, i == 0, file->name, file->bytes, sums, output_file_chunks(file));
-        sums += output_file_chunks(file);
-    }
-    for (int i = 0; i < companions->count; i++) {
-        const CompanionFile *file = &companions->files[i];
-        uint32_t *file_sums = chunk_sums(file->text, file->length);
-        trainer_file(f, 0, file->name, (int64_t)file->length, file_sums, chunks_of((int64_t)file->length));
-        free(file_sums);
+            ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64 ",\n\"settings\":%s,\n\"chunk_bytes\":%d,\n\"files\":{",
+            at->step, at->updates, at->skips, at->samples, at->epoch, at->samples_in_epoch, rows, FILE_CHUNK_BYTES);
+    for (int i = 0; i < files->num_files + companions->count; i++) {
+        const OutputFile *file = i < files->num_files ? &files->files[i] : NULL;
+        const CompanionFile *small = file ? NULL : &companions->files[i - files->num_files];
+        int64_t bytes = small ? (int64_t)small->length : file->bytes;
+        fprintf(f, "%s\n\"%s\":{\"bytes\":%" PRId64 ",\"crc32\":[", i ? "," : "", small ? small->name : file->name,
+                bytes);
+        for (int64_t c = 0; c < chunks_of(bytes); c++)
+            fprintf(f, "%s%u", c ? "," : "",
+                    small ? crc32_of(small->text + c * FILE_CHUNK_BYTES, chunk_length(c, bytes))
+                          : sums[file->first_chunk + c]);
+        fprintf(f, "]}");
     }
     fprintf(f, "\n}");
-    return memory_file(f, &text, length);
+    fflush(f); // sets `text` and `length`
+    fprintf(f, ",\n\"crc32\":%u}\n", crc32_of(text, (int64_t)*length));
+    text_stream_close(f);
+    free(rows);
+    return text;
 }
 
 /* (chunks) the checksums that trainer.json has for the file at `path`, which has `length` bytes. */
@@ -167,7 +149,7 @@ static uint32_t *expected_sums(const cJSON *files, const char *trainer, const ch
 }
 
 static void chunk_check(const char *path, int64_t chunk, const char *bytes, int64_t length, uint32_t wanted) {
-    if ((uint32_t)crc32(0, (const Bytef *)bytes, (uInt)length) != wanted)
+    if (crc32_of(bytes, length) != wanted)
         user_error("%s is damaged: bytes %" PRId64 " to %" PRId64
                    " do not have the checksum in trainer.json; resume from another checkpoint",
                    path, chunk * FILE_CHUNK_BYTES, chunk * FILE_CHUNK_BYTES + length - 1);
@@ -192,8 +174,7 @@ static void companions_check(const char *dir, const cJSON *files, const char *tr
         if (!text) user_error("cannot read %s: %s", path, strerror(errno));
         uint32_t *sums = expected_sums(files, trainer, path, (int64_t)length);
         for (int64_t c = 0; c < chunks_of((int64_t)length); c++)
-            chunk_check(path, c, text + c * FILE_CHUNK_BYTES,
-                        min_i64(FILE_CHUNK_BYTES, (int64_t)length - c * FILE_CHUNK_BYTES), sums[c]);
+            chunk_check(path, c, text + c * FILE_CHUNK_BYTES, chunk_length(c, (int64_t)length), sums[c]);
         free(sums);
         free(text);
     }
@@ -205,33 +186,31 @@ static void companions_check(const char *dir, const cJSON *files, const char *tr
 typedef struct {    // the checkpoint that a run resumes from
     char dir[4096]; // "": none
     Progress progress;
-    StFiles weights, moments;
-    uint32_t **weight_sums, **moment_sums; // (files, chunks) their CRC-32
-    uint64_t fingerprint;                  // of trainer.json
-    Setting settings[SETTINGS];            // (num_settings) of the run that wrote it
-    int num_settings;
-    int data_changed; // --allow-changes: other data, so that samples_in_epoch has no meaning
-    char *changes;    // --allow-changes: the settings that differ, as text; NULL: none
+    StFiles weights, moments; // with checksums
+    uint64_t fingerprint;     // of trainer.json
+    cJSON *settings;          // of the run that wrote it
+    int data_changed;         // --allow-changes: other data, so that samples_in_epoch has no meaning
+    char *changes;            // --allow-changes: the settings that differ, as text; NULL: none
 } Checkpoint;
 
 /* Compares the settings of this run with those of the checkpoint. Differences are an error without --allow-changes. */
 static void settings_compare(Checkpoint *c, const cJSON *then, const Options *o, const Mesh *mesh, uint64_t data,
                              uint64_t base) {
-    Setting now[SETTINGS];
+    cJSON *now = settings_in_force(o, mesh, data, base), *setting;
     char list[2048];
     int used = 0, room = (int)sizeof list;
-    c->num_settings = settings_in_force(now, o, mesh, data, base);
-    for (int i = 0; i < c->num_settings; i++) {
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, now[i].name);
+    c->settings = cJSON_CreateObject();
+    cJSON_ArrayForEach(setting, now) {
+        const char *name = setting->string, *is = setting->valuestring;
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(then, name);
         const char *was = cJSON_IsString(item) ? item->valuestring : "not recorded";
-        c->settings[i] = now[i];
-        snprintf(c->settings[i].value, sizeof c->settings[i].value, "%s", was);
-        if (!strcmp(was, now[i].value)) continue;
-        if (!strcmp(now[i].name, "data") || !strcmp(now[i].name, "--seq")) c->data_changed = 1;
+        cJSON_AddStringToObject(c->settings, name, was);
+        if (!strcmp(was, is)) continue;
+        if (!strcmp(name, "data") || !strcmp(name, "--seq")) c->data_changed = 1;
         if (used < room)
-            used += snprintf(list + used, (size_t)(room - used), "%s%s %s, was %s", used ? "; " : "", now[i].name,
-                             now[i].value, was);
+            used += snprintf(list + used, (size_t)(room - used), "%s%s %s, was %s", used ? "; " : "", name, is, was);
     }
+    cJSON_Delete(now);
     if (used && !o->allow_changes)
         user_error("--resume %s: options that affect the training result have changed (%s): give the old values, or "
                    "add --allow-changes",
@@ -246,10 +225,9 @@ static void config_compare(const char *dir, const Llama3Config *mine, const char
     snprintf(path, sizeof path, "%s/config.json", dir);
     Llama3Config theirs = config_from_json(path);
     for (int i = 0; i < 2; i++) {
-        FILE *f = open_memstream(&text[i], &length);
-        if (!f) run_failure("out of memory for config.json");
+        FILE *f = text_stream_open(&text[i], &length);
         config_write_json(i ? &theirs : mine, "float32", BASE_TRAINED, f);
-        memory_file(f, &text[i], &length);
+        text_stream_close(f);
         line[i] = strtok_r(text[i], "\n", &state[i]);
     }
     while (line[0] && line[1]) {
@@ -281,16 +259,6 @@ static void checkpoint_find(char dir[4096], const Options *o) {
                    given, STEP_DIGITS, 0);
 }
 
-static uint32_t **sums_of_files(const StFiles *s, const cJSON *files, const char *trainer) {
-    uint32_t **sums = (uint32_t **)checked_malloc(sizeof *sums * (size_t)(s->num_files + 1));
-    for (int i = 0; i < s->num_files; i++) {
-        struct stat info;
-        if (fstat(s->fds[i], &info)) user_error("cannot read %s: %s", s->paths[i], strerror(errno));
-        sums[i] = expected_sums(files, trainer, s->paths[i], info.st_size);
-    }
-    return sums;
-}
-
 /* Reads trainer.json. Its last line is the checksum of the text before it. */
 static cJSON *trainer_read(const char *path, uint64_t *fingerprint) {
     static const char last_key[] = ",\n\"crc32\":";
@@ -300,7 +268,7 @@ static cJSON *trainer_read(const char *path, uint64_t *fingerprint) {
     if (!text) user_error("cannot read %s: %s", path, strerror(errno));
     for (char *at = strstr(text, last_key); at; at = strstr(at + 1, last_key)) last = at;
     if (last)
-        snprintf(expected, sizeof expected, "%s%lu}\n", last_key, crc32(0, (const Bytef *)text, (uInt)(last - text)));
+        snprintf(expected, sizeof expected, "%s%u}\n", last_key, crc32_of(text, last - text));
     if (!last || strcmp(expected, last))
         user_error("%s is damaged: its checksum does not match its text; resume from another checkpoint", path);
     *fingerprint = hash_bytes(HASH_START, text, length);
@@ -335,10 +303,8 @@ static void checkpoint_open_tensors(Checkpoint *c, const Options *o, const Llama
     }
     if (!st_open(&c->moments, c->dir, "optimizer"))
         user_error("%s has no optimizer.safetensors: the checkpoint is incomplete, resume from another one", c->dir);
-    for (int i = first; i < table->num_tensors; i++) {
-        st_require_tensor(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG]);
-        st_require_tensor(&c->moments, c->dir, &table->tensors[i], out_suffixes[STATE_EXP_AVG_SQ]);
-    }
+    for (int kind = STATE_EXP_AVG; kind <= STATE_EXP_AVG_SQ; kind++)
+        st_require_tensors(&c->moments, c->dir, table, first, table->num_tensors, state_suffixes[kind]);
 }
 
 /* Opens the checkpoint in c->dir: reads trainer.json and the headers of all files, and compares them with the options,
@@ -353,8 +319,12 @@ static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, u
     companions_check(c->dir, files, path);
     settings_compare(c, json_object(json, path, "settings"), o, mesh, data, base);
     checkpoint_open_tensors(c, o, config, table);
-    c->weight_sums = sums_of_files(&c->weights, files, path);
-    c->moment_sums = sums_of_files(&c->moments, files, path);
+    StFiles *opened[] = {&c->weights, &c->moments};
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < opened[k]->num_files; i++) {
+            StFile *file = &opened[k]->files[i];
+            file->sums = expected_sums(files, path, file->path, file->bytes);
+        }
     cJSON_Delete(json);
     if (c->progress.step > o->steps)
         user_error("--resume %s has finished step %" PRId64 ", but --steps is %d: use a larger --steps", c->dir,
@@ -362,87 +332,53 @@ static void checkpoint_open(Checkpoint *c, const Options *o, const Mesh *mesh, u
 }
 
 static void checkpoint_close(Checkpoint *c) {
-    for (int i = 0; i < c->weights.num_files && c->dir[0]; i++) free(c->weight_sums[i]);
-    for (int i = 0; i < c->moments.num_files && c->dir[0]; i++) free(c->moment_sums[i]);
-    free(c->weight_sums);
-    free(c->moment_sums);
+    cJSON_Delete(c->settings);
     free(c->changes);
     st_close(&c->weights);
     st_close(&c->moments);
 }
 
 // ---------------------------------------------------------------------------
-// reading state chunk by chunk, while the disk reads ahead
+// reading state chunk by chunk, while the kernel reads the next chunk
 
 typedef struct {
     const Checkpoint *checkpoint;
-    const StFiles *files;  // those that `file` counts in: weights or moments; NULL: nothing was read yet
-    int file;              // of the current chunk
+    const StFile *file;    // NULL: nothing was read yet
     int64_t chunk, length; // number of the current chunk in its file; its bytes
-    char *bytes[2];        // (FILE_CHUNK_BYTES) the current chunk, and the next one while `reading_ahead`
-    int reading_ahead;
-    struct aiocb request; // that reads the next chunk
+    char *bytes;           // (FILE_CHUNK_BYTES) the current chunk
 } ChunkReader;
 
-/* Waits for the next chunk. Returns its bytes, or -1 with errno. */
-static int64_t chunk_await(ChunkReader *r) {
-    const struct aiocb *const requests[] = {&r->request};
-    while (aio_error(&r->request) == EINPROGRESS) aio_suspend(requests, 1, NULL);
-    r->reading_ahead = 0;
-    errno = aio_error(&r->request);
-    return aio_return(&r->request);
-}
-
-/* Lets the disk read the chunk after the current one. */
-static void chunk_read_ahead(ChunkReader *r) {
-    memset(&r->request, 0, sizeof r->request);
-    r->request.aio_fildes = r->files->fds[r->file];
-    r->request.aio_offset = (r->chunk + 1) * FILE_CHUNK_BYTES;
-    r->request.aio_buf = r->bytes[1];
-    r->request.aio_nbytes = FILE_CHUNK_BYTES;
-    r->reading_ahead = aio_read(&r->request) == 0;
-}
-
-/* Reads a chunk of a file into bytes[0], and compares it with its checksum. */
-static void chunk_read(ChunkReader *r, const StFiles *files, int file, int64_t chunk) {
-    const Checkpoint *c = r->checkpoint;
-    if (r->files == files && r->file == file && r->chunk == chunk) return;
-    uint32_t expected = (files == &c->weights ? c->weight_sums : c->moment_sums)[file][chunk];
-    int64_t at = chunk * FILE_CHUNK_BYTES, got = r->reading_ahead ? chunk_await(r) : 0;
-    if (r->files == files && r->file == file && r->chunk + 1 == chunk && got > 0) {
-        char *next = r->bytes[1];
-        r->bytes[1] = r->bytes[0];
-        r->bytes[0] = next;
-    } else {
-        got = pread(files->fds[file], r->bytes[0], FILE_CHUNK_BYTES, at);
-    }
+/* Reads a chunk of a file and compares it with its checksum. */
+static void chunk_read(ChunkReader *r, const StFile *file, int64_t chunk) {
+    if (r->file == file && r->chunk == chunk) return;
+    int64_t at = chunk * FILE_CHUNK_BYTES, got = pread(file->fd, r->bytes, FILE_CHUNK_BYTES, at);
     if (got <= 0)
-        user_error("cannot read %s from byte %" PRId64 " on: %s", files->paths[file], at,
+        user_error("cannot read %s from byte %" PRId64 " on: %s", file->path, at,
                    got ? strerror(errno) : "the file ends there");
-    r->files = files;
     r->file = file;
     r->chunk = chunk;
     r->length = got;
-    posix_fadvise(files->fds[file], at, FILE_CHUNK_BYTES, POSIX_FADV_DONTNEED); // the state needs the memory
-    if (got == FILE_CHUNK_BYTES) chunk_read_ahead(r);
-    chunk_check(files->paths[file], chunk, r->bytes[0], got, expected);
+    posix_fadvise(file->fd, at, FILE_CHUNK_BYTES, POSIX_FADV_DONTNEED); // the state needs the memory
+    posix_fadvise(file->fd, at + FILE_CHUNK_BYTES, FILE_CHUNK_BYTES, POSIX_FADV_WILLNEED);
+    chunk_check(file->path, chunk, r->bytes, got, file->sums[chunk]);
 }
 
 static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, float *out, const Tensor *tensor,
                                  int64_t first, int64_t count) {
     ChunkReader *r = (ChunkReader *)reader;
-    const StFiles *files = kind == STATE_MASTER ? &r->checkpoint->weights : &r->checkpoint->moments;
-    char name[96], *to = (char *)out;
+    const Checkpoint *c = r->checkpoint;
+    char name[128], *to = (char *)out;
     (void)f;
-    snprintf(name, sizeof name, "%s%s", tensor->name, out_suffixes[kind]);
-    const StTensor *t = st_find(files, name);
+    snprintf(name, sizeof name, "%s%s", tensor->name, state_suffixes[kind]);
+    const StTensor *t = st_find(kind == STATE_MASTER ? &c->weights : &c->moments, name);
     int64_t at = t->begin + first * (int64_t)sizeof(float), end = at + count * (int64_t)sizeof(float);
     while (at < end) {
-        chunk_read(r, files, t->file, at / FILE_CHUNK_BYTES);
+        chunk_read(r, t->file, at / FILE_CHUNK_BYTES);
         int64_t skip = at % FILE_CHUNK_BYTES, n = min_i64(end - at, r->length - skip);
         if (n <= 0)
-            user_error("%s ends within tensor %s: it is truncated; resume from another checkpoint", t->path, name);
-        memcpy(to, r->bytes[0] + skip, (size_t)n);
+            user_error("%s ends within tensor %s: it is truncated; resume from another checkpoint", t->file->path,
+                       name);
+        memcpy(to, r->bytes + skip, (size_t)n);
         at += n;
         to += n;
     }
@@ -450,14 +386,11 @@ static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, fl
 
 /* Reads this rank's weights and moments. */
 static void checkpoint_load(Fsdp *f, const Checkpoint *c) {
-    ChunkReader r = ZERO;
-    r.checkpoint = c;
-    for (int i = 0; i < 2; i++) r.bytes[i] = (char *)checked_malloc(FILE_CHUNK_BYTES);
+    ChunkReader r = {c, NULL, 0, 0, (char *)checked_malloc(FILE_CHUNK_BYTES)};
     fsdp_set_state(f, STATE_MASTER, fill_from_checkpoint, &r);
     fsdp_set_state(f, STATE_EXP_AVG, fill_from_checkpoint, &r);
     fsdp_set_state(f, STATE_EXP_AVG_SQ, fill_from_checkpoint, &r);
-    if (r.reading_ahead) chunk_await(&r);
-    for (int i = 0; i < 2; i++) free(r.bytes[i]);
+    free(r.bytes);
 }
 
 // ---------------------------------------------------------------------------

@@ -24,8 +24,9 @@ typedef struct CheckpointWriter {
     const char *tokenizer;         // a file that is copied next to the weights; NULL: none
     const Llama3Config *config;
     const TensorTable *whole; // all tensors of the model, in the order of the files
-    TensorTable *parts;       // (pp, tp) the tables of the ranks that split the model; NULL: it is not split
-    float *gathered;          // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks
+    TensorTable *parts;       // (pp, tp) the tables of the ranks that have different parts of the model
+    float *gathered;          // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
+                              // NULL: the model is not split
     Request relay;            // of `gathered`, from one pipeline stage to the next
     OutputFiles checkpoint, exported;
     char *buffers; // (num_buffers, FILE_CHUNK_BYTES) chunks on their way to the disk, each on a page boundary
@@ -37,9 +38,6 @@ typedef struct CheckpointWriter {
     const char *suffix; // of the files' names until they are complete
     Progress progress;
     double start, paused;         // when the write began; seconds for which it stopped training
-    int file;                     // the file whose bytes are produced next
-    int64_t offset;               // the next byte in it
-    int64_t first_chunk;          // number of the file's first chunk among all files
     int64_t own, filled, written; // chunks of this rank: all, filled so far, written so far
     int done;                     // all of them are on disk; set by the thread
     int64_t saved_step;           // the newest checkpoint, complete or being written; -1: none
@@ -64,16 +62,16 @@ static int64_t unit_padded(const Fsdp *f, const Unit *u) {
     return round_up(u->size, (int64_t)TENSOR_ALIGN * f->ranks * f->replicas);
 }
 
-/* If tensor or pipeline parallelism splits the model: the tables of all parts, and the buffer for a unit's parts. */
+/* The tables of all parts of the model and, if there are several, the buffer for a unit's parts. */
 static void writer_open_parts(CheckpointWriter *w) {
     const Fsdp *f = w->fsdp;
     ModelPart part = f->table->part;
     int64_t largest = 0;
-    if (part.tp == 1 && part.pp == 1 && !part.tied_head_copy) return;
     w->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.pp * part.tp));
     for (part.pp_rank = 0; part.pp_rank < part.pp; part.pp_rank++)
         for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++)
             table_open(&w->parts[part.pp_rank * part.tp + part.tp_rank], w->config, f->table->wrap, &part);
+    if (part.tp == 1 && part.pp == 1 && !part.tied_head_copy) return;
     for (int stage = 0; stage < part.pp; stage++) {
         const TensorTable *table = &w->parts[stage * part.tp];
         for (int u = 0; u < table->num_units; u++)
@@ -93,6 +91,8 @@ static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const Llama3
     w->whole = whole;
     w->opt = o;
     w->saved_step = -1;
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->changed, NULL);
 }
 
 /* Lays out the files of checkpoints: the trained weights, and the moments. */
@@ -155,22 +155,11 @@ static void write_failed(const CheckpointWriter *w, const char *what, const char
 /* Writes a chunk past the page cache, since a model would displace everything else from it. What is no multiple of a
  * page, or lies on a file system without O_DIRECT, goes through the cache. Returns 0 or errno. */
 static int chunk_write(int fd, const char *chunk, int64_t bytes, int64_t at) {
-    int flags = fcntl(fd, F_GETFL), direct = flags & O_DIRECT;
-    if (direct && bytes % PAGE_BYTES) {
-        fcntl(fd, F_SETFL, flags & ~O_DIRECT);
-        direct = 0;
-    }
-    for (int64_t done = 0; done < bytes;) {
-        ssize_t wrote = pwrite(fd, chunk + done, (size_t)(bytes - done), at + done);
-        if (wrote < 0 && errno == EINVAL && direct) {
-            fcntl(fd, F_SETFL, flags & ~O_DIRECT);
-            direct = 0;
-        } else if (wrote <= 0 && errno != EINTR) {
-            return wrote ? errno : EIO;
-        }
-        done += max_i64(0, wrote);
-    }
-    return 0;
+    if (bytes % PAGE_BYTES) fcntl(fd, F_SETFL, 0); // clears O_DIRECT
+    int failed = write_bytes(fd, chunk, (size_t)bytes, at);
+    if (failed != EINVAL) return failed;
+    fcntl(fd, F_SETFL, 0);
+    return write_bytes(fd, chunk, (size_t)bytes, at);
 }
 
 /* Does each chunk of this rank have a buffer of its own, so that the rank need not wait while they are written? Then
@@ -181,8 +170,19 @@ static char *chunk_buffer(const CheckpointWriter *w, int64_t i) {
     return w->buffers + i % w->num_buffers * FILE_CHUNK_BYTES;
 }
 
-static void chunk_sum(CheckpointWriter *w, int64_t i, int64_t bytes) {
-    w->sums[i] = (uint32_t)crc32(0, (const Bytef *)chunk_buffer(w, i), (uInt)bytes);
+/* Counts another chunk as filled or written, and wakes who waits for it. */
+static void count_chunk(CheckpointWriter *w, int64_t *counter) {
+    pthread_mutex_lock(&w->lock);
+    ++*counter;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* The first of this rank's chunks in a file, counted from the file's first chunk. */
+static int64_t first_own_chunk(const CheckpointWriter *w, const OutputFile *file) {
+    const Comm *comm = w->fsdp->comm;
+    int64_t ahead = (comm->rank - file->first_chunk) % comm->mesh.world;
+    return ahead < 0 ? ahead + comm->mesh.world : ahead;
 }
 
 static int open_output(const CheckpointWriter *w, const char *path) {
@@ -192,36 +192,31 @@ static int open_output(const CheckpointWriter *w, const char *path) {
     return fd;
 }
 
-/* Writes this rank's chunks in order, as they are filled. */
-static void *writer_thread(void *arg) {
-    CheckpointWriter *w = (CheckpointWriter *)arg;
-    char path[4096 + 128] = "";
-    const OutputFile *files = w->files->files;
-    int world = w->fsdp->comm->mesh.world, file = 0, fd = -1;
-    int64_t first = 0; // number of the file's first chunk
-    if (writes_in_background(w)) setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10); // training comes first
-    for (int64_t i = 0, chunk = w->fsdp->comm->rank; i < w->own; i++, chunk += world) {
-        while (chunk >= first + output_file_chunks(&files[file])) {
-            if (fd >= 0 && (fsync(fd) || close(fd))) write_failed(w, "write", path, errno);
-            fd = -1;
-            first += output_file_chunks(&files[file]);
-            file++;
-        }
-        output_path(w, path, sizeof path, file, w->suffix);
-        if (fd < 0) fd = open_output(w, path);
+/* Writes this rank's chunks of one file, as they are filled. */
+static void write_file(CheckpointWriter *w, int number) {
+    const OutputFile *file = &w->files->files[number];
+    int64_t chunk = first_own_chunk(w, file);
+    char path[4096 + 128];
+    if (chunk >= file->chunks) return;
+    output_path(w, path, sizeof path, number, w->suffix);
+    int fd = open_output(w, path);
+    for (; chunk < file->chunks; chunk += w->fsdp->comm->mesh.world) {
+        int64_t i = w->written, bytes = chunk_length(chunk, file->bytes);
         pthread_mutex_lock(&w->lock);
         while (w->filled <= i) pthread_cond_wait(&w->changed, &w->lock);
         pthread_mutex_unlock(&w->lock);
-        int64_t at = (chunk - first) * FILE_CHUNK_BYTES, bytes = min_i64(FILE_CHUNK_BYTES, files[file].bytes - at);
-        if (writes_in_background(w)) chunk_sum(w, i, bytes);
-        int failed = chunk_write(fd, chunk_buffer(w, i), bytes, at);
+        if (writes_in_background(w)) w->sums[i] = crc32_of(chunk_buffer(w, i), bytes);
+        int failed = chunk_write(fd, chunk_buffer(w, i), bytes, chunk * FILE_CHUNK_BYTES);
         if (failed) write_failed(w, "write", path, failed);
-        pthread_mutex_lock(&w->lock);
-        w->written = i + 1;
-        pthread_cond_broadcast(&w->changed);
-        pthread_mutex_unlock(&w->lock);
+        count_chunk(w, &w->written);
     }
-    if (fd >= 0 && (fsync(fd) || close(fd))) write_failed(w, "write", path, errno);
+    if (fsync(fd) || close(fd)) write_failed(w, "write", path, errno);
+}
+
+static void *writer_thread(void *arg) {
+    CheckpointWriter *w = (CheckpointWriter *)arg;
+    if (writes_in_background(w)) setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10); // training comes first
+    for (int i = 0; i < w->files->num_files; i++) write_file(w, i);
     __atomic_store_n(&w->done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -229,61 +224,18 @@ static void *writer_thread(void *arg) {
 // ---------------------------------------------------------------------------
 // producing the bytes of all files in order. Every rank passes over all of them and stores those of its own chunks
 
-/* Waits until a buffer is free or, with `all`, until all chunks are written. */
-static void wait_for_thread(CheckpointWriter *w, int all) {
+/* Waits until the thread has written `count` chunks. */
+static void wait_for_thread(CheckpointWriter *w, int64_t count) {
     pthread_mutex_lock(&w->lock);
-    while (all ? w->written < w->own : w->filled - w->written >= w->num_buffers) {
+    while (w->written < count) {
         pthread_cond_wait(&w->changed, &w->lock);
         comm_alive(w->fsdp->comm);
     }
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Returns where the next bytes go. *n: how many of the next `bytes` bytes lie in the current chunk. NULL: that chunk
- * belongs to another rank. Call advance afterwards. */
-static char *next_place(CheckpointWriter *w, int64_t bytes, int64_t *n) {
-    const Comm *comm = w->fsdp->comm;
-    int64_t chunk = w->offset / FILE_CHUNK_BYTES, begin = chunk * FILE_CHUNK_BYTES;
-    int64_t end = min_i64(begin + FILE_CHUNK_BYTES, w->files->files[w->file].bytes);
-    *n = min_i64(bytes, end - w->offset);
-    if ((w->first_chunk + chunk) % comm->mesh.world != comm->rank) return NULL;
-    if (w->offset == begin) wait_for_thread(w, 0);
-    return chunk_buffer(w, w->filled) + (w->offset - begin);
-}
-
-/* The next `n` bytes have been produced; `stored`: they belong to this rank's chunk. */
-static void advance(CheckpointWriter *w, int64_t n, int stored) {
-    int64_t begin = w->offset / FILE_CHUNK_BYTES * FILE_CHUNK_BYTES;
-    int64_t end = min_i64(begin + FILE_CHUNK_BYTES, w->files->files[w->file].bytes);
-    w->offset += n;
-    if (!stored || w->offset < end) return;
-    if (!writes_in_background(w)) chunk_sum(w, w->filled, end - begin);
-    pthread_mutex_lock(&w->lock);
-    w->filled++;
-    pthread_cond_broadcast(&w->changed);
-    pthread_mutex_unlock(&w->lock);
-}
-
-/* Does this rank store any of the next bytes? */
-static int stores_some(const CheckpointWriter *w, int64_t bytes) {
-    const Comm *comm = w->fsdp->comm;
-    int some = 0;
-    for (int64_t c = w->offset / FILE_CHUNK_BYTES; c * FILE_CHUNK_BYTES < w->offset + bytes; c++)
-        some |= (w->first_chunk + c) % comm->mesh.world == comm->rank;
-    return some;
-}
-
-/* Produces the next bytes from host memory. */
-static void put_bytes(CheckpointWriter *w, const void *from, int64_t bytes) {
-    for (int64_t done = 0, n; done < bytes; done += n) {
-        char *to = next_place(w, bytes - done, &n);
-        if (to) memcpy(to, (const char *)from + done, (size_t)n);
-        advance(w, n, to != NULL);
-    }
-}
-
-/* One kind of state of a unit that tensor or pipeline parallelism splits: the parts (tp, padded) of all ranks that have
- * some of it. Its stage gathers it, and passes it on from stage to stage until all have it. */
+/* One kind of state of a unit, gathered by its stage. If tensor or pipeline parallelism splits the model: the parts
+ * (tp, padded) of all ranks that have some of the unit, which are passed on from stage to stage until all have them. */
 static const float *gather_parts(CheckpointWriter *w, int stage, const Unit *u, StateKind kind) {
     Fsdp *f = w->fsdp;
     const ModelPart *part = &f->table->part;
@@ -291,6 +243,7 @@ static const float *gather_parts(CheckpointWriter *w, int stage, const Unit *u, 
     if (stage == part->pp_rank) {
         FsdpUnit *mine = &f->units[u - w->parts[stage * part->tp].units];
         const float *state = fsdp_gather_state(f, mine, kind);
+        if (!w->gathered) return state;
         all_gather_now(f->comm, AXIS_TP, u->name, state, w->gathered, bytes);
         fsdp_release_state(f, state);
     }
@@ -362,15 +315,12 @@ static void convert_elements(const CheckpointWriter *w, const OutputTensor *t, P
     }
 }
 
-/* Produces the bytes of a tensor. */
-static void put_tensor(CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g) {
+/* Produces bytes [begin, end) of a tensor at `out`. */
+static void put_tensor(const CheckpointWriter *w, const OutputTensor *t, const GatheredTensor *g, char *out,
+                       int64_t begin, int64_t end) {
     int64_t elements = t->tensor->rows * t->tensor->cols, size = st_dtype_sizes[t->dtype];
-    if (t->dtype == ST_F32 && !t->scales && w->offset % size == 0) { // from the device straight into the chunk
-        for (int64_t done = 0, n; done < elements * size; done += n) {
-            char *to = next_place(w, elements * size - done, &n);
-            if (to) read_elements(w, g, (float *)(void *)to, done / size, n / size);
-            advance(w, n, to != NULL);
-        }
+    if (t->dtype == ST_F32 && !t->scales && begin % size == 0 && end % size == 0) { // from the device to the chunk
+        read_elements(w, g, (float *)(void *)out, begin / size, (end - begin) / size);
         return;
     }
     PutBuffers b;
@@ -378,14 +328,33 @@ static void put_tensor(CheckpointWriter *w, const OutputTensor *t, const Gathere
     if (t->dtype == ST_BF16) bytes = b.half;
     if (t->dtype == ST_I8) bytes = b.int8;
     if (t->scales) bytes = b.scales;
-    for (int64_t at = 0, n; at < elements; at += n) {
-        n = min_i64(PUT_ELEMENTS, elements - at);
-        int64_t length = (t->scales ? int8_blocks(n) : n) * size;
-        if (stores_some(w, length)) {
-            read_elements(w, g, b.fp32, at, n);
-            convert_elements(w, t, &b, n);
-        }
-        put_bytes(w, bytes, length);
+    int64_t piece = PUT_ELEMENTS * size; // the bytes of PUT_ELEMENTS elements
+    if (t->scales) piece /= INT8_BLOCK;
+    for (int64_t at = begin, next; at < end; at = next) {
+        int64_t number = at / piece, n = min_i64(PUT_ELEMENTS, elements - number * PUT_ELEMENTS);
+        next = min_i64(end, (number + 1) * piece);
+        read_elements(w, g, b.fp32, number * PUT_ELEMENTS, n);
+        convert_elements(w, t, &b, n);
+        memcpy(out + (at - begin), (const char *)bytes + at % piece, (size_t)(next - at));
+    }
+}
+
+/* Produces the next `bytes` bytes of a file, which begin at `from`: tensor t, or the header if it is NULL. Every rank
+ * passes over all of them and stores those in its own chunks. */
+static void put_bytes(CheckpointWriter *w, const OutputFile *file, int64_t from, int64_t bytes, const OutputTensor *t,
+                      const GatheredTensor *g) {
+    int world = w->fsdp->comm->mesh.world;
+    for (int64_t chunk = first_own_chunk(w, file); chunk * FILE_CHUNK_BYTES < from + bytes; chunk += world) {
+        int64_t first = chunk * FILE_CHUNK_BYTES, length = chunk_length(chunk, file->bytes);
+        int64_t begin = max_i64(first, from) - from, end = min_i64(first + length, from + bytes) - from;
+        if (end <= begin) continue;
+        if (first >= from) wait_for_thread(w, w->filled - w->num_buffers + 1); // a new chunk needs a free buffer
+        char *buffer = chunk_buffer(w, w->filled), *out = buffer + (from + begin - first);
+        if (t) put_tensor(w, t, g, out, begin, end);
+        else memcpy(out, file->header + begin, (size_t)(end - begin));
+        if (from + end < first + length) continue;
+        if (!writes_in_background(w)) w->sums[w->filled] = crc32_of(buffer, length);
+        count_chunk(w, &w->filled);
     }
 }
 
@@ -406,30 +375,28 @@ static void put_files(CheckpointWriter *w) {
     const Unit *unit = NULL;
     const float *state = NULL; // of `unit`, gathered
     StateKind kind = STATES;
-    w->first_chunk = 0;
-    for (w->file = 0; w->file < w->files->num_files; w->file++) {
-        const OutputFile *file = &w->files->files[w->file];
-        w->offset = 0;
-        put_bytes(w, file->header, file->header_bytes);
+    for (int n = 0; n < w->files->num_files; n++) {
+        const OutputFile *file = &w->files->files[n];
+        int64_t at = file->header_bytes;
+        put_bytes(w, file, 0, at, NULL, NULL);
         for (int i = file->first; i < file->first + file->count; i++) {
             const OutputTensor *t = &w->files->tensors[i];
-            int number = t->tensor->index, stage = w->parts ? find_stage(w, t->tensor->index, &number) : 0;
-            const TensorTable *tables = w->parts ? &w->parts[stage * f->table->part.tp] : f->table;
+            int number = 0, stage = find_stage(w, t->tensor->index, &number);
+            const TensorTable *tables = &w->parts[stage * f->table->part.tp];
             const Unit *u = &tables->units[tables->tensors[number].unit];
             if (u != unit || t->kind != kind) {
-                if (unit && !w->parts) fsdp_release_state(f, state);
-                state = w->parts ? gather_parts(w, stage, u, t->kind)
-                                 : fsdp_gather_state(f, &f->units[u - tables->units], t->kind);
+                if (unit && !w->gathered) fsdp_release_state(f, state);
+                state = gather_parts(w, stage, u, t->kind);
                 unit = u;
                 kind = t->kind;
             }
             const GatheredTensor gathered = {tables, number, state, unit_padded(f, u)};
-            put_tensor(w, t, &gathered);
+            put_bytes(w, file, at, t->bytes, t, &gathered);
+            at += t->bytes;
             comm_alive(f->comm);
         }
-        w->first_chunk += output_file_chunks(file);
     }
-    if (unit && !w->parts) fsdp_release_state(f, state);
+    if (unit && !w->gathered) fsdp_release_state(f, state);
 }
 
 // ---------------------------------------------------------------------------
@@ -463,8 +430,6 @@ static void write_start(CheckpointWriter *w, const OutputFiles *files, const cha
     w->done = 0;
     if (comm->rank == 0) create_files(w);
     comm_barrier(comm, "saving: files created");
-    pthread_mutex_init(&w->lock, NULL);
-    pthread_cond_init(&w->changed, NULL);
     if (pthread_create(&w->thread, NULL, writer_thread, w)) run_failure("cannot start the thread that writes files");
     put_files(w);
 }
@@ -473,34 +438,28 @@ static int is_writing(CheckpointWriter *w) { return w->files && !__atomic_load_n
 
 /* Waits until the chunks of all ranks are on disk. */
 static void write_finish(CheckpointWriter *w) {
-    wait_for_thread(w, 1);
+    wait_for_thread(w, w->own);
     pthread_join(w->thread, NULL);
-    pthread_mutex_destroy(&w->lock);
-    pthread_cond_destroy(&w->changed);
     comm_barrier(w->fsdp->comm, "saving: chunks written");
 }
 
 /* Writes the small files next to the weights: config.json, indices and the tokenizer. They stay in `c`, for their
  * checksums. */
 static void write_companions(CheckpointWriter *w, Companions *c) {
-    static const char *const stems[] = {"model", "adapter_model", "optimizer"};
-    static const char *const indices[] = {"model.safetensors.index.json", "adapter_model.safetensors.index.json",
-                                          "optimizer.safetensors.index.json"};
     int adapters = w->files->tensors[0].tensor->row->unit == UNIT_ADAPTERS;
     memset(c, 0, sizeof *c);
     CompanionFile *file = companion_add(c, adapters ? "adapter_config.json" : "config.json");
-    FILE *f = open_memstream(&file->text, &file->length);
-    if (!f) run_failure("out of memory for %s", file->name);
+    FILE *f = text_stream_open(&file->text, &file->length);
     if (adapters) adapters_config_write(w->fsdp->config, f);
     else config_write_json(w->fsdp->config, w->files->dtype == ST_BF16 ? "bfloat16" : "float32", w->files->base, f);
-    memory_file(f, &file->text, &file->length);
-    for (int i = 0; i < 3; i++) {
-        size_t length;
-        char *text = output_files_index(w->files, stems[i], &length);
-        if (!text) continue;
-        file = companion_add(c, indices[i]);
-        file->text = text;
-        file->length = length;
+    text_stream_close(f);
+    for (int i = 0; i < w->files->num_files; i += w->files->files[i].parts) {
+        const OutputFile *first = &w->files->files[i];
+        if (first->parts == 1) continue;
+        file = companion_add(c, first->name);
+        strcpy(strchr(file->name, '-'), ".safetensors.index.json");
+        file->text = output_files_index(w->files, i);
+        file->length = strlen(file->text);
     }
     if (w->tokenizer) {
         file = companion_add(c, "tokenizer.model");
@@ -534,23 +493,14 @@ static uint32_t *gather_sums(CheckpointWriter *w) {
  * it. */
 static void write_trainer_json(CheckpointWriter *w, const uint32_t *sums, const Companions *companions) {
     const Checkpoint *from = w->resume_from;
-    Setting now[SETTINGS];
-    const Setting *settings = now;
-    int count = settings_in_force(now, w->opt, &w->fsdp->comm->mesh, w->progress.data_fingerprint, w->base_fingerprint);
-    if (from->dir[0] && from->progress.step == w->progress.step) {
-        settings = from->settings;
-        count = from->num_settings;
-    }
+    int same_step = from->dir[0] && from->progress.step == w->progress.step;
+    cJSON *settings = same_step ? cJSON_Duplicate(from->settings, 1)
+                                : settings_in_force(w->opt, &w->fsdp->comm->mesh, w->progress.data_fingerprint,
+                                                    w->base_fingerprint);
     size_t length;
-    char *text = trainer_text(&w->progress, settings, count, w->files, sums, companions, &length), last_line[64];
-    unsigned long sum = crc32(0, (const Bytef *)text, (uInt)length);
-    size_t more = (size_t)snprintf(last_line, sizeof last_line, ",\n\"crc32\":%lu}\n", sum);
-    char *whole = (char *)checked_malloc(length + more);
-    memcpy(whole, text, length);
-    memcpy(whole + length, last_line, more);
-    write_new_file(w->dir, "trainer.json", whole, length + more);
+    char *text = trainer_text(&w->progress, settings, w->files, sums, companions, &length);
+    write_new_file(w->dir, "trainer.json", text, length);
     free(text);
-    free(whole);
 }
 
 /* Rank 0 makes the checkpoint visible. Everything in it is on disk before it gets its name, and its name is on disk

@@ -63,12 +63,10 @@ static BaseKind config_read_base(const cJSON *json, const char *path) {
 }
 
 static Llama3Config config_from_json(const char *path) {
-    char *text = read_text_file(path);
-    if (!text)
+    cJSON *json = json_read_object(path, "a Hugging Face config.json");
+    if (!json)
         user_error("cannot read %s (%s): --model takes a preset or a directory with a config.json", path,
                    strerror(errno));
-    cJSON *json = cJSON_Parse(text);
-    if (!cJSON_IsObject(json)) user_error("%s is not a JSON object: expected a Hugging Face config.json", path);
     json_refuse_unless(json, path, "model_type", "llama");
     json_refuse_unless(json, path, "hidden_act", "silu");
     json_refuse_unless(json, path, "attention_bias", "false");
@@ -90,7 +88,6 @@ static Llama3Config config_from_json(const char *path) {
     c.T = c.max_positions < 256 ? c.max_positions : 256;
     c.B = 1;
     cJSON_Delete(json);
-    free(text);
     return c;
 }
 

@@ -28,31 +28,32 @@ static int *hosts_read_back(Comm *comm) {
 /* How many groups of an axis have members on several hosts, so that their traffic crosses the network. */
 static int groups_across_hosts(const Mesh *m, const int *leaders, int axis, const int *hosts) {
     int count = 0;
-    for (int first = 0; first < m->world; first++) {
-        int crosses = 0;
-        for (int r = first + 1; r < m->world && leaders[first * AXES + axis] == first; r++)
-            crosses |= leaders[r * AXES + axis] == first && hosts[r] != hosts[first];
-        count += crosses;
+    char *crosses = (char *)checked_malloc((size_t)m->world);
+    for (int r = 0; r < m->world; r++) {
+        int leader = leaders[r * AXES + axis];
+        if (hosts[r] == hosts[leader] || crosses[leader]) continue;
+        crosses[leader] = 1;
+        count++;
     }
+    free(crosses);
     return count;
 }
 
-/* Prints the members of the group that `first` leads, "0-3", "0-6 by 2" or "0+3+4", and marks them in `listed`. */
-static void group_print(FILE *f, const Mesh *m, const int *leaders, int axis, int first, char *listed) {
+/* Prints the members of the group that `first` leads, "0-3", "0-6 by 2" or "0+3+4". */
+static void group_print(FILE *f, const Mesh *m, const int *leaders, int axis, int first) {
     int members = 0, last = first, step = 0, is_even = 1;
     for (int r = first; r < m->world; r++) {
-        if (leaders[r * AXES + axis] != leaders[first * AXES + axis]) continue;
+        if (leaders[r * AXES + axis] != first) continue;
         if (members == 1) step = r - first;
         is_even &= members < 2 || r - last == step;
         last = r;
-        listed[r] = 1;
         members++;
     }
     if (is_even && step == 1) fprintf(f, "%d-%d", first, last);
     else if (is_even && members > 2) fprintf(f, "%d-%d by %d", first, last, step);
     else
         for (int r = first; r <= last; r++)
-            if (leaders[r * AXES + axis] == leaders[first * AXES + axis]) fprintf(f, r > first ? "+%d" : "%d", r);
+            if (leaders[r * AXES + axis] == first) fprintf(f, r > first ? "+%d" : "%d", r);
     if (members != mesh_group_size(m, (Axis)axis)) fprintf(f, " (%d members)", members);
 }
 
@@ -68,13 +69,11 @@ static void layout_print(const Mesh *m, const int *leaders, const int *hosts, FI
         int size = mesh_group_size(m, (Axis)a), printed = 0;
         if (size == 1 || a == AXIS_WORLD) continue;
         fprintf(f, "%s: %d group%s of %d: ", axis_names[a], m->world / size, m->world > size ? "s" : "", size);
-        char *listed = (char *)checked_malloc((size_t)m->world);
         for (int first = 0; first < m->world && printed < SHOWN; first++) {
-            if (listed[first]) continue;
+            if (leaders[first * AXES + a] != first) continue;
             if (printed++) fprintf(f, ", ");
-            group_print(f, m, leaders, a, first, listed);
+            group_print(f, m, leaders, a, first);
         }
-        free(listed);
         if (printed < m->world / size) fprintf(f, ", … (layout.json lists all)");
         int across = several_hosts ? groups_across_hosts(m, leaders, a, hosts) : 0;
         int could_fit = a == AXIS_FSDP && on_first_host % size == 0;
@@ -93,28 +92,21 @@ static inline void json_add_mesh(cJSON *root, const Mesh *m) {
     for (int a = 0; a < MESH_AXES; a++) json_add_integer(mesh, axis_names[a], m->size[a]);
 }
 
-/* The members of the group that `first` leads, in rank order; ranks with the same leader are in one group. */
-static inline cJSON *json_group(const Mesh *m, const int *leaders, int axis, int first, char *listed) {
-    cJSON *members = cJSON_CreateArray();
-    int missing = mesh_group_size(m, (Axis)axis);
-    for (int r = first; r < m->world && missing > 0; r++) {
-        if (leaders[r * AXES + axis] != leaders[first * AXES + axis]) continue;
-        cJSON_AddItemToArray(members, cJSON_CreateNumber(r));
-        listed[r] = 1;
-        missing--;
-    }
-    return members;
-}
-
-/* "groups":{"fsdp":[[0,1,…],…],…}. leaders: (world, AXES) the first rank of each rank's group on each axis. */
+/* "groups":{"fsdp":[[0,1,…],…],…} */
 static inline void json_add_groups(cJSON *root, const Mesh *m, const int *leaders) {
     cJSON *groups = cJSON_AddObjectToObject(root, "groups");
     for (int axis = 0; axis < AXES; axis++) {
         cJSON *list = cJSON_AddArrayToObject(groups, axis_names[axis]);
-        char *listed = (char *)checked_malloc((size_t)m->world);
-        for (int first = 0; first < m->world; first++)
-            if (!listed[first]) cJSON_AddItemToArray(list, json_group(m, leaders, axis, first, listed));
-        free(listed);
+        cJSON **members = (cJSON **)checked_malloc(sizeof *members * (size_t)m->world); // of the group that a rank leads
+        for (int r = 0; r < m->world; r++) {
+            cJSON **group = &members[leaders[r * AXES + axis]];
+            if (!*group) {
+                *group = cJSON_CreateArray();
+                cJSON_AddItemToArray(list, *group);
+            }
+            cJSON_AddItemToArray(*group, cJSON_CreateNumber(r));
+        }
+        free(members);
     }
 }
 

@@ -14,14 +14,21 @@
 // ---------------------------------------------------------------------------
 // file operations that survive a crash
 
-/* Writes n bytes at offset `at` of a file; `path` is for the error message. */
-static void write_all(int fd, const char *path, const void *data, size_t n, int64_t at) {
+/* Writes n bytes at offset `at` of a file. Returns 0 or errno. */
+static int write_bytes(int fd, const void *data, size_t n, int64_t at) {
     for (size_t done = 0; done < n;) {
         ssize_t wrote = pwrite(fd, (const char *)data + done, n - done, at + (int64_t)done);
         if (wrote < 0 && errno == EINTR) continue;
-        if (wrote <= 0) user_error("cannot write %s: %s", path, strerror(wrote ? errno : EIO));
+        if (wrote <= 0) return wrote ? errno : EIO;
         done += (size_t)wrote;
     }
+    return 0;
+}
+
+/* The same; a failure is an error that names `path`. */
+static void write_all(int fd, const char *path, const void *data, size_t n, int64_t at) {
+    int failed = write_bytes(fd, data, n, at);
+    if (failed) user_error("cannot write %s: %s", path, strerror(failed));
 }
 
 /* Makes the names of the files in a directory durable. */

@@ -6,8 +6,8 @@
  */
 #ifndef PEFT_H
 #define PEFT_H
-#include "../lib/json.h" // defines: json_number, json_integer, read_text_file
-#include "safetensors.h" // defines: StFiles, st_open, st_require_tensor, Llama3Config, TensorTable, json_number
+#include "../lib/json.h" // defines: json_number, json_integer, json_read_object
+#include "safetensors.h" // defines: StFiles, st_open, st_require_tensors, Llama3Config, TensorTable, json_number
 
 static const char adapters_stem[] = "adapter_model"; // file name of the tensors, without .safetensors
 
@@ -46,10 +46,8 @@ static void adapters_config_read(Llama3Config *c, const char *dir) {
                                               "exclude_modules"};
     char path[4096 + 32];
     snprintf(path, sizeof path, "%s/adapter_config.json", dir);
-    char *text = read_text_file(path);
-    if (!text) user_error("--adapters %s: cannot read %s: %s", dir, path, strerror(errno));
-    cJSON *json = cJSON_Parse(text);
-    if (!cJSON_IsObject(json)) user_error("%s is not a JSON object: expected PEFT's adapter_config.json", path);
+    cJSON *json = json_read_object(path, "PEFT's adapter_config.json");
+    if (!json) user_error("--adapters %s: cannot read %s: %s", dir, path, strerror(errno));
     adapters_refuse_unless(json, path, "peft_type", "LORA");
     adapters_refuse_unless(json, path, "bias", "none");
     for (int i = 0; i < (int)(sizeof unsupported / sizeof *unsupported); i++)
@@ -72,7 +70,6 @@ static void adapters_config_read(Llama3Config *c, const char *dir) {
         c->lora_targets |= 1u << known;
     }
     cJSON_Delete(json);
-    free(text);
 }
 
 /* Writes adapter_config.json as PEFT reads it. The path of the base model is left out, so that the same adapters always
@@ -96,8 +93,7 @@ static void adapters_config_write(const Llama3Config *c, FILE *f) {
 static void adapters_open(StFiles *s, const char *dir, const TensorTable *table) {
     if (!st_open(s, dir, adapters_stem))
         user_error("%s has no %s.safetensors: expected a directory with PEFT adapters", dir, adapters_stem);
-    for (int i = table_first_adapter(table); i < table->num_tensors; i++)
-        st_require_tensor(s, dir, &table->tensors[i], "");
+    st_require_tensors(s, dir, table, table_first_adapter(table), table->num_tensors, "");
     for (int i = 0; i < s->count; i++)
         if (!table_find(table, s->tensors[i].name))
             user_error("%s: tensor %s does not belong to this model and its adapter_config.json: expected adapters of "

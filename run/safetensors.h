@@ -19,24 +19,29 @@ static const int st_dtype_sizes[ST_DTYPES] = {4, 2, 2, 4, 1};
 // An int8 tensor NAME is followed by its scales, NAME.scale: F32 (blocks), one for each INT8_BLOCK elements.
 static const char scale_suffix[] = ".scale";
 
+typedef struct {
+    char *path;
+    int fd;
+    int64_t bytes;
+    uint32_t *sums; // (file chunks) their CRC-32 in a checkpoint; NULL: not known
+} StFile;
+
 typedef struct StTensor {
     char *name;
     StDtype dtype;
-    int64_t rows, cols, elements;  // cols: the last dimension; rows: the product of the others
-    int64_t begin;                 // offset of the first byte in the file
-    int fd, file;                  // file: index in StFiles
-    const char *path;              // of the file, for error messages
+    int64_t rows, cols, elements; // cols: the last dimension; rows: the product of the others
+    int64_t begin;                // offset of the first byte in the file
+    const StFile *file;
     const struct StTensor *scales; // of an int8 tensor
     int are_scales;                // this tensor holds the scales of another one
 } StTensor;
 
 enum { MAX_OPEN_FILES = 1024 };
 
-typedef struct {       // the tensors of a model's files
+typedef struct {       // the tensors of a model's files. It is not copied: its tensors point to its files
     StTensor *tensors; // (count)
-    int count;
-    char *paths[MAX_OPEN_FILES];
-    int fds[MAX_OPEN_FILES], num_files;
+    int count, num_files;
+    StFile files[MAX_OPEN_FILES];
 } StFiles;
 
 static StDtype st_dtype_of(const char *path, const cJSON *item) {
@@ -66,9 +71,22 @@ static void st_read_shape(StTensor *t, const char *path, const cJSON *item) {
     t->elements = t->rows * t->cols;
 }
 
+static const StTensor *st_find(const StFiles *s, const char *name) {
+    for (int i = 0; i < s->count; i++)
+        if (!strcmp(s->tensors[i].name, name)) return &s->tensors[i];
+    return NULL;
+}
+
 /* Adds the tensor that the header's `item` describes. `data`: offset in the file of the first tensor's bytes. */
-static void st_add_tensor(StFiles *s, const char *path, int fd, const cJSON *item, int64_t data, int64_t file_size) {
+static void st_add_tensor(StFiles *s, const StFile *file, const cJSON *item, int64_t data) {
     StTensor t = ZERO;
+    const char *path = file->path;
+    const StTensor *other = st_find(s, item->string);
+    if (other && other->file == file)
+        user_error("%s holds tensor %s twice: the file is damaged; copy it again", path, item->string);
+    if (other)
+        user_error("%s and %s both hold tensor %s: remove the file that does not belong to this model",
+                   other->file->path, path, item->string);
     t.dtype = st_dtype_of(path, item);
     st_read_shape(&t, path, item);
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
@@ -76,15 +94,13 @@ static void st_add_tensor(StFiles *s, const char *path, int fd, const cJSON *ite
         user_error("%s: tensor %s has no data_offsets: the file is damaged; copy it again", path, item->string);
     int64_t bytes = t.elements * st_dtype_sizes[t.dtype];
     double begin = cJSON_GetArrayItem(offsets, 0)->valuedouble, end = cJSON_GetArrayItem(offsets, 1)->valuedouble;
-    if (!(begin >= 0) || begin != floor(begin) || end - begin != (double)bytes || end > (double)(file_size - data))
+    if (!(begin >= 0) || begin != floor(begin) || end - begin != (double)bytes || end > (double)(file->bytes - data))
         user_error("%s: tensor %s lies at bytes %.0f to %.0f of %" PRId64 ", but its shape needs %" PRId64
                    " bytes: the file is truncated or damaged; copy it again",
-                   path, item->string, begin, end, file_size - data, bytes);
+                   path, item->string, begin, end, file->bytes - data, bytes);
     t.begin = data + (int64_t)begin;
     t.name = strdup(item->string);
-    t.fd = fd;
-    t.file = s->num_files;
-    t.path = path;
+    t.file = file;
     s->tensors = (StTensor *)realloc(s->tensors, sizeof(StTensor) * (size_t)(s->count + 1));
     if (!s->tensors) run_failure("out of memory reading %s", path);
     s->tensors[s->count++] = t;
@@ -97,29 +113,23 @@ static int by_place(const void *a, const void *b) {
                                 : (x->elements > y->elements) - (x->elements < y->elements);
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(((const StTensor *)a)->name, ((const StTensor *)b)->name);
-}
-
-/* The format requires unique names, and tensors that fill the file from the header to its end without gaps. */
-static void st_check_places(StTensor *tensors, int count, const char *path, int64_t data, int64_t file_size) {
+/* The format requires that the tensors of a file, from number `first` on, fill it from the header to its end without
+ * gaps. */
+static void st_check_places(StFiles *s, int first, const StFile *file, int64_t data) {
     int64_t end = data;
-    if (count) qsort(tensors, (size_t)count, sizeof *tensors, by_name);
-    for (int i = 1; i < count; i++)
-        if (!strcmp(tensors[i].name, tensors[i - 1].name))
-            user_error("%s holds tensor %s twice: the file is damaged; copy it again", path, tensors[i].name);
-    if (count) qsort(tensors, (size_t)count, sizeof *tensors, by_place);
-    for (int i = 0; i < count; i++) {
-        if (tensors[i].begin != end)
+    if (s->count > first) qsort(s->tensors + first, (size_t)(s->count - first), sizeof *s->tensors, by_place);
+    for (int i = first; i < s->count; i++) {
+        const StTensor *t = &s->tensors[i];
+        if (t->begin != end)
             user_error("%s: tensor %s starts at byte %" PRId64 " of the data, expected %" PRId64
                        ": tensors overlap or leave gaps; the file is damaged, copy it again",
-                       path, tensors[i].name, tensors[i].begin - data, end - data);
-        end += tensors[i].elements * st_dtype_sizes[tensors[i].dtype];
+                       file->path, t->name, t->begin - data, end - data);
+        end += t->elements * st_dtype_sizes[t->dtype];
     }
-    if (end != file_size)
+    if (end != file->bytes)
         user_error("%s: its tensors have %" PRId64 " bytes, but %" PRId64
                    " bytes follow the header: the file is damaged; copy it again",
-                   path, end - data, file_size - data);
+                   file->path, end - data, file->bytes - data);
 }
 
 /* Opens a file and adds all of its tensors. */
@@ -141,16 +151,16 @@ static void st_add_file(StFiles *s, const char *path) {
     cJSON *json = cJSON_Parse(header);
     if (!cJSON_IsObject(json))
         user_error("%s: the header is not JSON: the file is damaged, or not a safetensors file; copy it again", path);
-    s->paths[s->num_files] = strdup(path);
-    s->fds[s->num_files] = fd;
+    StFile *file = &s->files[s->num_files++];
+    file->path = strdup(path);
+    file->fd = fd;
+    file->bytes = info.st_size;
     int64_t data = 8 + (int64_t)length;
     cJSON *item;
     cJSON_ArrayForEach(item, json) {
-        if (strcmp(item->string, "__metadata__"))
-            st_add_tensor(s, s->paths[s->num_files], fd, item, data, info.st_size);
+        if (strcmp(item->string, "__metadata__")) st_add_tensor(s, file, item, data);
     }
-    st_check_places(s->count > first ? s->tensors + first : NULL, s->count - first, path, data, info.st_size);
-    s->num_files++;
+    st_check_places(s, first, file, data);
     cJSON_Delete(json);
     free(header);
 }
@@ -158,17 +168,12 @@ static void st_add_file(StFiles *s, const char *path) {
 static void st_close(StFiles *s) {
     for (int i = 0; i < s->count; i++) free(s->tensors[i].name);
     for (int i = 0; i < s->num_files; i++) {
-        free(s->paths[i]);
-        close(s->fds[i]);
+        free(s->files[i].path);
+        free(s->files[i].sums);
+        close(s->files[i].fd);
     }
     free(s->tensors);
     memset(s, 0, sizeof *s);
-}
-
-static const StTensor *st_find(const StFiles *s, const char *name) {
-    for (int i = 0; i < s->count; i++)
-        if (!strcmp(s->tensors[i].name, name)) return &s->tensors[i];
-    return NULL;
 }
 
 static inline float half_to_float(uint16_t h) { // IEEE 754 binary16
@@ -185,13 +190,13 @@ static void st_find_scales(StFiles *s) {
         StTensor *t = &s->tensors[i];
         if (t->dtype != ST_I8) continue;
         if (snprintf(name, sizeof name, "%s%s", t->name, scale_suffix) >= (int)sizeof name)
-            user_error("%s: the name of tensor %.100s… is longer than %d bytes", t->path, t->name,
+            user_error("%s: the name of tensor %.100s… is longer than %d bytes", t->file->path, t->name,
                        (int)sizeof name - (int)sizeof scale_suffix);
         StTensor *scales = (StTensor *)(uintptr_t)st_find(s, name);
         if (!scales || scales->dtype != ST_F32 || scales->elements != int8_blocks(t->elements))
             user_error("%s: tensor %s is int8, but its scales %s %s: expected F32 [%" PRId64
                        "], as --export --dtype int8 writes them; export the model again",
-                       t->path, t->name, name, scales ? "have another length or dtype" : "are missing",
+                       t->file->path, t->name, name, scales ? "have another length or dtype" : "are missing",
                        int8_blocks(t->elements));
         t->scales = scales;
         scales->are_scales = 1;
@@ -200,9 +205,9 @@ static void st_find_scales(StFiles *s) {
 
 /* Reads `bytes` bytes of a tensor, from its byte `from` on. */
 static void st_read_bytes(const StTensor *t, void *out, int64_t from, int64_t bytes) {
-    int64_t got = pread(t->fd, out, (size_t)bytes, t->begin + from);
+    int64_t got = pread(t->file->fd, out, (size_t)bytes, t->begin + from);
     if (got != bytes)
-        user_error("%s: cannot read tensor %s: %s", t->path, t->name,
+        user_error("%s: cannot read tensor %s: %s", t->file->path, t->name,
                    got < 0 ? strerror(errno) : "the file ends within it; copy it again");
 }
 
@@ -216,33 +221,22 @@ static void st_read_quantized(const StTensor *t, int8_t *out /* (count) */, floa
 
 enum { READ_ELEMENTS = 1 << 16 }; // how many elements are read and converted at a time: whole int8 blocks
 
-static void st_read_int8(const StTensor *t, float *out, int64_t first, int64_t count) {
-    int8_t elements[READ_ELEMENTS];
-    float scales[(int)READ_ELEMENTS / (int)INT8_BLOCK];
-    for (int64_t at = first / INT8_BLOCK * INT8_BLOCK, n; at < first + count; at += n) {
-        n = min_i64(READ_ELEMENTS, first + count - at);
-        st_read_quantized(t, elements, scales, at, n);
-        for (int64_t i = max_i64(0, first - at); i < n; i++)
-            out[at + i - first] = (float)elements[i] * scales[i / INT8_BLOCK];
-    }
-}
-
 /* Reads elements [first, first + count) of a tensor as fp32; of an int32 tensor, their bits. */
 static void st_read(const StTensor *t, float *out, int64_t first, int64_t count) {
-    char buffer[4 * READ_ELEMENTS];
+    bf16 half[READ_ELEMENTS];
+    int8_t int8[READ_ELEMENTS];
+    float scales[(int)READ_ELEMENTS / (int)INT8_BLOCK];
     int size = st_dtype_sizes[t->dtype];
-    if (t->dtype == ST_I8) {
-        st_read_int8(t, out, first, count);
-        return;
-    }
-    for (int64_t done = 0; done < count; done += READ_ELEMENTS) {
-        int64_t n = min_i64(READ_ELEMENTS, count - done);
-        st_read_bytes(t, buffer, (first + done) * size, n * size);
-        if (size == 4) memcpy(out + done, buffer, (size_t)(n * 4));
-        for (int64_t i = 0; i < n && size == 2; i++) {
-            bf16 b;
-            memcpy(&b, buffer + 2 * i, 2);
-            out[done + i] = t->dtype == ST_BF16 ? bf16_to_float(b) : half_to_float(b.bits);
+    if (size == 4) st_read_bytes(t, out, first * size, count * size);
+    int64_t begin = t->dtype == ST_I8 ? first / INT8_BLOCK * INT8_BLOCK : first;
+    for (int64_t at = begin, n; at < first + count && size < 4; at += n) {
+        n = min_i64(READ_ELEMENTS, first + count - at);
+        if (t->dtype == ST_I8) st_read_quantized(t, int8, scales, at, n);
+        else st_read_bytes(t, half, at * size, n * size);
+        for (int64_t i = max_i64(0, first - at); i < n; i++) {
+            float *element = &out[at + i - first];
+            if (t->dtype == ST_I8) *element = (float)int8[i] * scales[i / INT8_BLOCK];
+            else *element = t->dtype == ST_BF16 ? bf16_to_float(half[i]) : half_to_float(half[i].bits);
         }
     }
 }
@@ -261,16 +255,10 @@ static void st_open_index(StFiles *s, const char *dir, const char *path, const c
         if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
             user_error("%s: the entry of \"%s\" is not the name of a file in the same directory", path, item->string);
         snprintf(file, sizeof file, "%s/%s", dir, item->valuestring);
-        for (int i = 0; i < s->num_files; i++) is_open |= !strcmp(s->paths[i], file);
+        for (int i = 0; i < s->num_files; i++) is_open |= !strcmp(s->files[i].path, file);
         if (!is_open) st_add_file(s, file);
     }
     cJSON_Delete(json);
-    for (int i = 0; i < s->count; i++) { // within one file names are unique
-        const StTensor *other = st_find(s, s->tensors[i].name);
-        if (other != &s->tensors[i])
-            user_error("%s and %s both hold tensor %s: remove the file that does not belong to this model", other->path,
-                       s->tensors[i].path, other->name);
-    }
 }
 
 /* Opens `stem`.safetensors in a directory, or the files that its index lists. Returns 0 if there are none. */
@@ -291,29 +279,35 @@ static int st_open(StFiles *s, const char *dir, const char *stem) {
     return 1;
 }
 
-/* The files must hold tensor `want`, or with a suffix a part of its optimizer state, in its shape. */
-static void st_require_tensor(const StFiles *s, const char *dir, const Tensor *want, const char *suffix) {
-    char name[96];
-    snprintf(name, sizeof name, "%s%s", want->name, suffix);
-    const StTensor *have = st_find(s, name);
-    if (!have)
-        user_error("%s: tensor %s is missing (%" PRId64 " x %" PRId64
-                   "): use weights and a config.json of the same model",
-                   dir, name, want->rows, want->cols);
-    if (have->dtype == ST_I32 || have->rows != want->rows || have->cols != want->cols)
-        user_error("%s: tensor %s is %" PRId64 " x %" PRId64
-                   " %s, but the model (config.json, --vocab-size) has %" PRId64 " x %" PRId64
-                   " floating-point numbers: use weights and a config.json of the same model",
-                   have->path, name, have->rows, have->cols, st_dtype_names[have->dtype], want->rows, want->cols);
+/* The files must hold tensors [first, end) of the table, or with a suffix a part of their optimizer state, in their
+ * shapes. */
+static void st_require_tensors(const StFiles *s, const char *dir, const TensorTable *table, int first, int end,
+                               const char *suffix) {
+    for (int i = first; i < end; i++) {
+        const Tensor *want = &table->tensors[i];
+        char name[128];
+        snprintf(name, sizeof name, "%s%s", want->name, suffix);
+        const StTensor *have = st_find(s, name);
+        if (!have)
+            user_error("%s: tensor %s is missing (%" PRId64 " x %" PRId64
+                       "): use weights and a config.json of the same model",
+                       dir, name, want->rows, want->cols);
+        if (have->dtype == ST_I32 || have->rows != want->rows || have->cols != want->cols)
+            user_error("%s: tensor %s is %" PRId64 " x %" PRId64
+                       " %s, but the model (config.json, --vocab-size) has %" PRId64 " x %" PRId64
+                       " floating-point numbers: use weights and a config.json of the same model",
+                       have->file->path, name, have->rows, have->cols, st_dtype_names[have->dtype], want->rows,
+                       want->cols);
+    }
 }
 
 /* Opens the weights of a Hugging Face directory and compares them with the table. `stored`: which of them are int8
  * according to config.json. Returns 0 if there are none. */
 static int model_weights_open(StFiles *s, const char *dir, const TensorTable *table, BaseKind stored) {
     if (!st_open(s, dir, "model")) return 0;
+    st_require_tensors(s, dir, table, 0, table_first_adapter(table), "");
     for (int i = 0; i < table_first_adapter(table); i++) {
         const Tensor *want = &table->tensors[i];
-        st_require_tensor(s, dir, want, "");
         if ((st_find(s, want->name)->dtype == ST_I8) != is_quantized(stored, want->row))
             user_error("%s: tensor %s is %sint8, but quantization_config in config.json says otherwise: use weights "
                        "and a config.json of the same model",
@@ -362,18 +356,24 @@ static uint64_t model_fingerprint(const StFiles *s, const TensorTable *table, Ba
 #endif
 enum { MAX_FILES = 100 }; // files become larger rather than many more, since all of them may be open at a time
 
+static const char *const state_suffixes[STATES] = {"", ".grad", ".exp_avg", ".exp_avg_sq", ".copy"};
+
 typedef struct {
+    char name[128];
     const Tensor *tensor;
     StateKind kind; // weights, or one of the optimizer's moments
     StDtype dtype;
     int scales; // this entry holds the scales of the int8 tensor before it
+    int64_t elements, bytes;
 } OutputTensor;
 
 typedef struct {
     char name[80];
+    int parts;                   // how many files together hold what this one is a part of; 1: it is complete
     int first, count;            // range of its tensors in OutputFiles
     char *header;                // (header_bytes) including its length
     int64_t header_bytes, bytes; // bytes: size of the whole file
+    int64_t first_chunk, chunks; // its file chunks, numbered over all files
 } OutputFile;
 
 typedef struct {
@@ -385,82 +385,49 @@ typedef struct {
     int64_t chunks; // file chunks of all files together
 } OutputFiles;
 
-static const char *const out_suffixes[STATES] = {"", ".grad", ".exp_avg", ".exp_avg_sq", ".copy"};
-
-static int64_t out_elements(const OutputTensor *t) {
-    return t->scales ? int8_blocks(t->tensor->rows * t->tensor->cols) : t->tensor->rows * t->tensor->cols;
-}
-static int64_t out_bytes(const OutputTensor *t) { return out_elements(t) * st_dtype_sizes[t->dtype]; }
-static const char *out_suffix(const OutputTensor *t) { return t->scales ? scale_suffix : out_suffixes[t->kind]; }
 static int64_t chunks_of(int64_t bytes) { return (bytes + FILE_CHUNK_BYTES - 1) / FILE_CHUNK_BYTES; }
-static int64_t output_file_chunks(const OutputFile *f) { return chunks_of(f->bytes); }
 
-/* Closes a stream of open_memstream and returns its text. */
-static char *memory_file(FILE *f, char **text, size_t *length) {
-    if (fclose(f) || !*text) run_failure("out of memory for a text of %zu bytes", *length);
-    return *text;
-}
-
-/* Prints a JSON object, without line breaks unless `readable`, and frees it. */
-static char *json_text(cJSON *json, int readable) {
-    char *text = readable ? cJSON_Print(json) : cJSON_PrintUnformatted(json);
-    if (!text) run_failure("out of memory for JSON text");
-    cJSON_Delete(json);
-    return text;
-}
-
-static void json_add_pair(cJSON *object, const char *name, int64_t a, int64_t b) {
-    cJSON *list = cJSON_AddArrayToObject(object, name);
-    cJSON_AddItemToArray(list, cJSON_CreateNumber((double)a));
-    cJSON_AddItemToArray(list, cJSON_CreateNumber((double)b));
-}
-
-/* Adds a tensor to the header of its file; its bytes begin at `offset`. */
-static void header_add_tensor(cJSON *header, const OutputTensor *out, int64_t offset) {
-    const Tensor *t = out->tensor;
-    char name[128];
-    snprintf(name, sizeof name, "%s%s", t->name, out_suffix(out));
-    cJSON *item = cJSON_AddObjectToObject(header, name);
-    cJSON_AddStringToObject(item, "dtype", st_dtype_names[out->dtype]);
-    if (t->row->rows != DIM_ONE && !out->scales) {
-        json_add_pair(item, "shape", t->rows, t->cols);
-    } else {
-        cJSON *shape = cJSON_AddArrayToObject(item, "shape");
-        cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)(out->scales ? out_elements(out) : t->cols)));
-    }
-    json_add_pair(item, "data_offsets", offset, offset + out_bytes(out));
-}
-
-static void output_file_header(const OutputFiles *o, OutputFile *file) {
+/* Lays out a file's header, which determines its size. */
+static void output_file_header(OutputFiles *o, OutputFile *file) {
     int64_t data = 0;
-    cJSON *json = cJSON_CreateObject(), *metadata = cJSON_AddObjectToObject(json, "__metadata__");
-    cJSON_AddStringToObject(metadata, "format", "pt");
+    char list[64];
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(cJSON_AddObjectToObject(json, "__metadata__"), "format", "pt");
     for (int i = file->first; i < file->first + file->count; i++) {
-        header_add_tensor(json, &o->tensors[i], data);
-        data += out_bytes(&o->tensors[i]);
+        const OutputTensor *t = &o->tensors[i];
+        cJSON *item = cJSON_AddObjectToObject(json, t->name);
+        cJSON_AddStringToObject(item, "dtype", st_dtype_names[t->dtype]);
+        if (t->scales || t->tensor->row->rows == DIM_ONE) snprintf(list, sizeof list, "[%" PRId64 "]", t->elements);
+        else snprintf(list, sizeof list, "[%" PRId64 ",%" PRId64 "]", t->tensor->rows, t->tensor->cols);
+        cJSON_AddRawToObject(item, "shape", list);
+        snprintf(list, sizeof list, "[%" PRId64 ",%" PRId64 "]", data, data + t->bytes);
+        cJSON_AddRawToObject(item, "data_offsets", list);
+        data += t->bytes;
     }
     char *text = json_text(json, 0);
-    size_t length = strlen(text);
-    uint64_t padded = (uint64_t)round_up((int64_t)length, 8); // so that tensors are aligned
-    file->header = (char *)checked_malloc(8 + padded);
-    memcpy(file->header, &padded, 8);
-    memset(file->header + 8, ' ', padded);
-    memcpy(file->header + 8, text, length);
-    file->header_bytes = 8 + (int64_t)padded;
-    file->bytes = file->header_bytes + data;
+    uint64_t length = (uint64_t)round_up((int64_t)strlen(text), 8); // so that tensors are aligned
+    file->header_bytes = 8 + (int64_t)length;
+    file->header = (char *)checked_malloc((size_t)file->header_bytes + 1);
+    memcpy(file->header, &length, 8);
+    snprintf(file->header + 8, length + 1, "%-*s", (int)length, text);
     free(text);
+    file->bytes = file->header_bytes + data;
+    file->chunks = chunks_of(file->bytes);
+    file->first_chunk = o->chunks;
+    o->chunks += file->chunks;
 }
 
 /* Appends a tensor, and its scales if it is written as int8. */
 static void output_add_tensor(OutputFiles *o, const Tensor *tensor, StateKind kind) {
-    OutputTensor t = {tensor, kind, o->dtype, 0};
     int quantized = is_quantized(o->base, tensor->row);
-    if (quantized) t.dtype = ST_I8;
-    o->tensors[o->num_tensors++] = t;
-    if (!quantized) return;
-    t.dtype = ST_F32;
-    t.scales = 1;
-    o->tensors[o->num_tensors++] = t;
+    for (int scales = 0; scales <= quantized; scales++) {
+        OutputTensor t = {"", tensor, kind, o->dtype, scales, tensor->rows * tensor->cols, 0};
+        snprintf(t.name, sizeof t.name, "%s%s", tensor->name, scales ? scale_suffix : state_suffixes[kind]);
+        if (quantized) t.dtype = scales ? ST_F32 : ST_I8;
+        if (scales) t.elements = int8_blocks(t.elements);
+        t.bytes = t.elements * st_dtype_sizes[t.dtype];
+        o->tensors[o->num_tensors++] = t;
+    }
 }
 
 /* Adds files `stem`… that hold tensors [begin, end) of the table: all of the first kind of state, then the next. */
@@ -476,49 +443,39 @@ static void output_files_add(OutputFiles *o, const TensorTable *table, int begin
     int64_t most = max_i64(MAX_FILE_BYTES, num_kinds * table->num_parameters * st_dtype_sizes[o->dtype] / MAX_FILES);
     int64_t held = 0; // bytes in the current file
     for (int i = first; i < o->num_tensors; i++) {
-        if (i == first || held + out_bytes(&o->tensors[i]) > most) {
+        if (i == first || held + o->tensors[i].bytes > most) {
             OutputFile file = ZERO;
             file.first = i;
             o->files[o->num_files++] = file;
             held = 0;
         }
         o->files[o->num_files - 1].count++;
-        held += out_bytes(&o->tensors[i]);
+        held += o->tensors[i].bytes;
     }
     int files = o->num_files - first_file;
     for (int i = 0; i < files; i++) {
         OutputFile *file = &o->files[first_file + i];
         if (files == 1) snprintf(file->name, sizeof file->name, "%s.safetensors", stem);
         else snprintf(file->name, sizeof file->name, "%s-%05d-of-%05d.safetensors", stem, i + 1, files);
+        file->parts = files;
         output_file_header(o, file);
-        o->chunks += output_file_chunks(file);
     }
 }
 
-/* The text of the index of files `stem`-…; NULL: a single file needs none. */
-static char *output_files_index(const OutputFiles *o, const char *stem, size_t *length) {
-    char name[128];
+/* The text of the index of the files whose first one has number `first`. */
+static char *output_files_index(const OutputFiles *o, int first) {
     int64_t data = 0;
-    int files = 0;
+    cJSON *json = cJSON_CreateObject(), *metadata = cJSON_AddObjectToObject(json, "metadata");
     cJSON *map = cJSON_CreateObject();
-    for (int i = 0; i < o->num_files; i++) {
+    for (int i = first; i < first + o->files[first].parts; i++) {
         const OutputFile *file = &o->files[i];
-        if (strncmp(file->name, stem, strlen(stem)) || file->name[strlen(stem)] != '-') continue;
-        files++;
         data += file->bytes - file->header_bytes;
-        for (int t = file->first; t < file->first + file->count; t++) {
-            snprintf(name, sizeof name, "%s%s", o->tensors[t].tensor->name, out_suffix(&o->tensors[t]));
-            cJSON_AddStringToObject(map, name, file->name);
-        }
+        for (int t = file->first; t < file->first + file->count; t++)
+            cJSON_AddStringToObject(map, o->tensors[t].name, file->name);
     }
-    cJSON *json = cJSON_CreateObject();
-    cJSON_AddNumberToObject(cJSON_AddObjectToObject(json, "metadata"), "total_size", (double)data);
+    cJSON_AddNumberToObject(metadata, "total_size", (double)data);
     cJSON_AddItemToObject(json, "weight_map", map);
-    char *text = json_text(json, 1);
-    *length = strlen(text);
-    if (files) return text;
-    free(text);
-    return NULL;
+    return json_text(json, 1);
 }
 
 static void output_files_close(OutputFiles *o) {
