@@ -13,7 +13,7 @@
 #include "out_dir.h"       // defines: newest_checkpoint, checkpoint_path
 #include "safetensors.h"   // defines: StFiles, st_read, OutputFiles
 #include "sharded_state.h" // defines: fsdp_set_state, fsdp_set_base, random_weights
-#include <zlib.h> // defines: crc32
+#include <zlib.h>          // defines: crc32
 #include <fcntl.h>
 
 // ---------------------------------------------------------------------------
@@ -31,21 +31,20 @@ static int64_t samples_per_step(const Options *o, const Mesh *mesh) {
     return (int64_t)mesh_data_ranks(mesh) * o->batch * o->accum;
 }
 
-/* Options that affect the training result. How the work is divided over ranks does not. */
-static const char *const training_options[] = {"seq",    "doc-mask", "tail",         "steps",       "lr",
-                                               "min-lr", "warmup",   "weight-decay", "beta1",       "beta2",
-                                               "eps",    "clip",     "seed",         "reduce-dtype"};
-static const char *const adapter_options[] = {"lora-rank", "lora-alpha", "lora-targets", "base"};
+/* Options that affect the training result; those of adapters come last. How the work is divided over ranks does not. */
+static const char *const training_options[] = {
+    "seq",   "doc-mask", "tail", "steps", "lr",           "min-lr",    "warmup",     "weight-decay", "beta1",
+    "beta2", "eps",      "clip", "seed",  "reduce-dtype", "lora-rank", "lora-alpha", "lora-targets", "base"};
+enum { TRAINING_OPTIONS = sizeof training_options / sizeof *training_options, ADAPTER_OPTIONS = 4 };
 
 /* The settings of this run that must be the same when it is resumed, as text. `data`: fingerprint of the token files;
  * `base`: of the frozen model beneath the adapters. */
 static cJSON *settings_in_force(const Options *o, const Mesh *mesh, uint64_t data, uint64_t base) {
-    enum { SHARED = sizeof training_options / sizeof *training_options };
-    int options = SHARED + (o->lora_rank ? (int)(sizeof adapter_options / sizeof *adapter_options) : 0);
+    int count = o->lora_rank ? TRAINING_OPTIONS : TRAINING_OPTIONS - ADAPTER_OPTIONS;
     cJSON *settings = cJSON_CreateObject();
     char name[24], value[64];
-    for (int i = 0; i < options; i++) {
-        const char *option = i < SHARED ? training_options[i] : adapter_options[i - SHARED];
+    for (int i = 0; i < count; i++) {
+        const char *option = training_options[i];
         snprintf(name, sizeof name, "--%s", option);
         option_text(o, option, value, sizeof value);
         // the number of steps matters only to a learning rate that changes
@@ -104,7 +103,8 @@ static char *trainer_text(const Progress *at, cJSON *settings, const OutputFiles
     FILE *f = text_stream_open(&text, length);
     fprintf(f,
             "{\n\"format\":1,\n\"step\":%" PRId64 ",\"updates\":%" PRId64 ",\"skips\":%" PRId64 ",\"samples\":%" PRId64
-            ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64 ",\n\"settings\":%s,\n\"chunk_bytes\":%d,\n\"files\":{",
+            ",\"epoch\":%" PRId64 ",\"samples_of_epoch\":%" PRId64
+            ",\n\"settings\":%s,\n\"chunk_bytes\":%d,\n\"files\":{",
             at->step, at->updates, at->skips, at->samples, at->epoch, at->samples_in_epoch, rows, FILE_CHUNK_BYTES);
     for (int i = 0; i < files->num_files + companions->count; i++) {
         const OutputFile *file = i < files->num_files ? &files->files[i] : NULL;
@@ -245,12 +245,12 @@ static void config_compare(const char *dir, const Llama3Config *mine, const char
  * --resume auto and no checkpoint in --out yet. */
 static void checkpoint_find(char dir[4096], const Options *o) {
     char path[4096 + 32];
-    int count, is_auto = !strcmp(o->resume, "auto");
+    int is_auto = !strcmp(o->resume, "auto");
     const char *given = is_auto ? o->out : o->resume;
     snprintf(dir, 4096, "%s", given);
     snprintf(path, sizeof path, "%s/trainer.json", given);
     if (!is_auto && !access(path, F_OK)) return;
-    int64_t newest = newest_checkpoint(given, INT64_MAX, &count);
+    int64_t newest = newest_checkpoint(given, INT64_MAX);
     if (newest >= 0) checkpoint_path(dir, 4096, given, newest);
     else if (is_auto) dir[0] = 0;
     else
@@ -267,8 +267,7 @@ static cJSON *trainer_read(const char *path, uint64_t *fingerprint) {
     char *text = read_file(path, &length), *last = NULL;
     if (!text) user_error("cannot read %s: %s", path, strerror(errno));
     for (char *at = strstr(text, last_key); at; at = strstr(at + 1, last_key)) last = at;
-    if (last)
-        snprintf(expected, sizeof expected, "%s%u}\n", last_key, crc32_of(text, last - text));
+    if (last) snprintf(expected, sizeof expected, "%s%u}\n", last_key, crc32_of(text, last - text));
     if (!last || strcmp(expected, last))
         user_error("%s is damaged: its checksum does not match its text; resume from another checkpoint", path);
     *fingerprint = hash_bytes(HASH_START, text, length);
@@ -363,12 +362,11 @@ static void chunk_read(ChunkReader *r, const StFile *file, int64_t chunk) {
     chunk_check(file->path, chunk, r->bytes, got, file->sums[chunk]);
 }
 
-static void fill_from_checkpoint(const Fsdp *f, void *reader, StateKind kind, float *out, const Tensor *tensor,
-                                 int64_t first, int64_t count) {
+static void fill_from_checkpoint(void *reader, StateKind kind, float *out, const Tensor *tensor, int64_t first,
+                                 int64_t count) {
     ChunkReader *r = (ChunkReader *)reader;
     const Checkpoint *c = r->checkpoint;
     char name[128], *to = (char *)out;
-    (void)f;
     snprintf(name, sizeof name, "%s%s", tensor->name, state_suffixes[kind]);
     const StTensor *t = st_find(kind == STATE_MASTER ? &c->weights : &c->moments, name);
     int64_t at = t->begin + first * (int64_t)sizeof(float), end = at + count * (int64_t)sizeof(float);
@@ -396,9 +394,8 @@ static void checkpoint_load(Fsdp *f, const Checkpoint *c) {
 // ---------------------------------------------------------------------------
 // the weights that a run starts from
 
-static void fill_from_files(const Fsdp *f, void *files, StateKind kind, float *out, const Tensor *tensor, int64_t first,
+static void fill_from_files(void *files, StateKind kind, float *out, const Tensor *tensor, int64_t first,
                             int64_t count) {
-    (void)f;
     (void)kind;
     st_read(st_find((const StFiles *)files, tensor->name), out, first, count);
 }
@@ -415,10 +412,10 @@ static int blocks_from_files(void *files, int8_t *out, float *scales, const Tens
 static void weights_load(Fsdp *f, StFiles *model, StFiles *adapters, const Checkpoint *from) {
     StFiles *trained = f->config->base == BASE_TRAINED ? model : adapters; // NULL: none
     if (model) fsdp_set_base(f, fill_from_files, blocks_from_files, model);
-    else fsdp_set_base(f, random_weights, NULL, &f->seed);
+    else fsdp_set_base(f, random_weights, NULL, f);
     if (from->dir[0]) checkpoint_load(f, from);
     else if (trained) fsdp_set_state(f, STATE_MASTER, fill_from_files, trained);
-    else fsdp_set_state(f, STATE_MASTER, random_weights, &f->seed);
+    else fsdp_set_state(f, STATE_MASTER, random_weights, f);
 }
 
 #endif

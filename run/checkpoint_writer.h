@@ -22,12 +22,11 @@ typedef struct CheckpointWriter {
     const Checkpoint *resume_from; // the run resumed from it; dir "": a new run
     uint64_t base_fingerprint;     // of the frozen model beneath the adapters
     const char *tokenizer;         // a file that is copied next to the weights; NULL: none
-    const Llama3Config *config;
-    const TensorTable *whole; // all tensors of the model, in the order of the files
-    TensorTable *parts;       // (pp, tp) the tables of the ranks that have different parts of the model
-    float *gathered;          // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
-                              // NULL: the model is not split
-    Request relay;            // of `gathered`, from one pipeline stage to the next
+    const TensorTable *whole;      // all tensors of the model, in the order of the files
+    TensorTable *parts;            // (pp, tp) the tables of the ranks that have different parts of the model
+    float *gathered; // (tp, largest padded unit) one kind of state of a unit, from all tensor-parallel ranks;
+                     // NULL: the model is not split
+    Request relay;   // of `gathered`, from one pipeline stage to the next
     OutputFiles checkpoint, exported;
     char *buffers; // (num_buffers, FILE_CHUNK_BYTES) chunks on their way to the disk, each on a page boundary
     int num_buffers;
@@ -70,7 +69,7 @@ static void writer_open_parts(CheckpointWriter *w) {
     w->parts = (TensorTable *)checked_malloc(sizeof(TensorTable) * (size_t)(part.pp * part.tp));
     for (part.pp_rank = 0; part.pp_rank < part.pp; part.pp_rank++)
         for (part.tp_rank = 0; part.tp_rank < part.tp; part.tp_rank++)
-            table_open(&w->parts[part.pp_rank * part.tp + part.tp_rank], w->config, f->table->wrap, &part);
+            table_open(&w->parts[part.pp_rank * part.tp + part.tp_rank], w->fsdp->config, f->table->wrap, &part);
     if (part.tp == 1 && part.pp == 1 && !part.tied_head_copy) return;
     for (int stage = 0; stage < part.pp; stage++) {
         const TensorTable *table = &w->parts[stage * part.tp];
@@ -82,12 +81,10 @@ static void writer_open_parts(CheckpointWriter *w) {
                                        sizeof(float) * (size_t)(largest * part.tp));
 }
 
-/* Binds the writer; then checkpoint_prepare, export_prepare or both, and checkpoint_writer_allocate. */
-static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const Llama3Config *config,
-                                   const TensorTable *whole, const Options *o) {
+/* Binds the writer; then checkpoint_prepare, export_files or both, and checkpoint_writer_allocate. */
+static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const TensorTable *whole, const Options *o) {
     memset(w, 0, sizeof *w);
     w->fsdp = fsdp;
-    w->config = config;
     w->whole = whole;
     w->opt = o;
     w->saved_step = -1;
@@ -97,14 +94,14 @@ static void checkpoint_writer_open(CheckpointWriter *w, Fsdp *fsdp, const Llama3
 
 /* Lays out the files of checkpoints: the trained weights, and the moments. */
 static void checkpoint_prepare(CheckpointWriter *w, const Checkpoint *from) {
-    const StateKind master[] = {STATE_MASTER}, moments[] = {STATE_EXP_AVG, STATE_EXP_AVG_SQ};
-    int adapters = w->config->lora_rank > 0, first = adapters ? table_first_adapter(w->whole) : 0;
+    int adapters = w->fsdp->config->lora_rank > 0, first = adapters ? table_first_adapter(w->whole) : 0;
     int end = w->whole->num_tensors;
     w->resume_from = from;
     if (from->dir[0]) checkpoint_path(w->dir, sizeof w->dir, w->opt->out, from->progress.step);
     if (w->dir[0] && !access(w->dir, F_OK)) w->saved_step = from->progress.step; // it is in --out already
-    output_files_add(&w->checkpoint, w->whole, first, end, adapters ? adapters_stem : "model", master, 1);
-    output_files_add(&w->checkpoint, w->whole, first, end, "optimizer", moments, 2);
+    output_files_add(&w->checkpoint, w->whole, first, end, adapters ? adapters_stem : "model", STATE_MASTER,
+                     STATE_MASTER);
+    output_files_add(&w->checkpoint, w->whole, first, end, "optimizer", STATE_EXP_AVG, STATE_EXP_AVG_SQ);
 }
 
 /* Allocates buffers for a few chunks or, with --save-mode async, for all chunks of this rank. */
@@ -494,9 +491,9 @@ static uint32_t *gather_sums(CheckpointWriter *w) {
 static void write_trainer_json(CheckpointWriter *w, const uint32_t *sums, const Companions *companions) {
     const Checkpoint *from = w->resume_from;
     int same_step = from->dir[0] && from->progress.step == w->progress.step;
-    cJSON *settings = same_step ? cJSON_Duplicate(from->settings, 1)
-                                : settings_in_force(w->opt, &w->fsdp->comm->mesh, w->progress.data_fingerprint,
-                                                    w->base_fingerprint);
+    cJSON *settings =
+        same_step ? cJSON_Duplicate(from->settings, 1)
+                  : settings_in_force(w->opt, &w->fsdp->comm->mesh, w->progress.data_fingerprint, w->base_fingerprint);
     size_t length;
     char *text = trainer_text(&w->progress, settings, w->files, sums, companions, &length);
     write_new_file(w->dir, "trainer.json", text, length);

@@ -20,16 +20,12 @@ static StDtype export_dtype(const Options *o) {
 
 /* The files that --export writes: the model (with --merge, including the adapters' update), or the adapters alone. */
 static void export_files(OutputFiles *files, const TensorTable *whole, const Options *o) {
-    const StateKind weights[] = {STATE_MASTER};
     int first = table_first_adapter(whole), adapters_only = first < whole->num_tensors && !o->merge;
     files->base = export_base(o);
     files->dtype = export_dtype(o);
     output_files_add(files, whole, adapters_only ? first : 0, adapters_only ? whole->num_tensors : first,
-                     adapters_only ? adapters_stem : "model", weights, 1);
+                     adapters_only ? adapters_stem : "model", STATE_MASTER, STATE_MASTER);
 }
-
-/* Lays out the files of --export. */
-static void export_prepare(CheckpointWriter *w) { export_files(&w->exported, w->whole, w->opt); }
 
 /* Refuses an unusable directory before training starts, so that neither its result nor an existing file is lost. */
 static void export_check(const char *dir, const TensorTable *table, const Options *o) {

@@ -97,7 +97,8 @@ static inline void json_add_groups(cJSON *root, const Mesh *m, const int *leader
     cJSON *groups = cJSON_AddObjectToObject(root, "groups");
     for (int axis = 0; axis < AXES; axis++) {
         cJSON *list = cJSON_AddArrayToObject(groups, axis_names[axis]);
-        cJSON **members = (cJSON **)checked_malloc(sizeof *members * (size_t)m->world); // of the group that a rank leads
+        cJSON **members =
+            (cJSON **)checked_malloc(sizeof *members * (size_t)m->world); // of the group that a rank leads
         for (int r = 0; r < m->world; r++) {
             cJSON **group = &members[leaders[r * AXES + axis]];
             if (!*group) {

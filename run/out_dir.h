@@ -99,14 +99,12 @@ static void checkpoint_path(char *path, size_t size, const char *out, int64_t st
     snprintf(path, size, "%s/step-%0*" PRId64, out, STEP_DIGITS, step);
 }
 
-/* The step of the newest checkpoint in `out` before step `below`, or -1; `count`: the number of all checkpoints. */
-static int64_t newest_checkpoint(const char *out, int64_t below, int *count) {
+/* The step of the newest checkpoint in `out` before step `below`, or -1. */
+static int64_t newest_checkpoint(const char *out, int64_t below) {
     int64_t newest = -1;
     DIR *d = opendir(out);
-    *count = 0;
     for (struct dirent *item = d ? readdir(d) : NULL; item; item = readdir(d)) {
         int64_t step = step_from_name(item->d_name);
-        if (step >= 0) ++*count;
         if (step < below) newest = max_i64(newest, step);
     }
     if (d) closedir(d);
@@ -143,10 +141,9 @@ static void remove_leftovers(const char *out) {
  * ever has a checkpoint's name. */
 static void remove_old_checkpoints(const char *out, int keep) {
     char path[4096], renamed[4096 + 32];
-    int count;
     int64_t step = INT64_MAX;
     for (int i = 0; keep && step >= 0; i++) {
-        step = newest_checkpoint(out, step, &count);
+        step = newest_checkpoint(out, step);
         if (step < 0 || i < keep) continue;
         checkpoint_path(path, sizeof path, out, step);
         snprintf(renamed, sizeof renamed, "%s/" DELETING "%" PRId64, out, step);
@@ -159,21 +156,22 @@ static void remove_old_checkpoints(const char *out, int keep) {
 
 /* Cuts a file of JSON lines, {"step":N,…}, off after step `step`, together with an incomplete last line. */
 static void truncate_after_step(const char *out, const char *name, int64_t step) {
-    char path[4096], line[64], *at;
+    char path[4096], *line = NULL;
+    size_t room = 0;
+    ssize_t length;
+    int64_t kept = 0; // bytes
     snprintf(path, sizeof path, "%s/%s", out, name);
-    size_t length;
-    char *text = read_file(path, &length), *end = NULL;
-    if (!text) return; // the run crashed before its first step
-    for (at = text; at < text + length; at = end + 1) {
-        end = (char *)memchr(at, '\n', (size_t)(text + length - at));
-        if (!end) break;
-        snprintf(line, sizeof line, "%.40s", at);
+    FILE *f = fopen(path, "r");
+    if (!f) return; // the run crashed before its first step
+    while ((length = getline(&line, &room, f)) > 0) {
         const char *number = strstr(line, "\"step\":");
-        if (number && strtoll(number + 7, NULL, 10) > step) break;
+        if (line[length - 1] != '\n' || (number && strtoll(number + 7, NULL, 10) > step)) break;
+        kept += length;
     }
-    if (at < text + length && truncate(path, at - text))
+    if (length > 0 && truncate(path, kept))
         user_error("cannot truncate %s after step %" PRId64 ": %s", path, step, strerror(errno));
-    free(text);
+    fclose(f);
+    free(line);
 }
 
 /* Takes the lock that only one run can hold; the kernel releases it when the process ends. Returns its descriptor. */
@@ -211,11 +209,11 @@ static int is_checkpoint_of(const char *dir, const char *out) {
 /* Claims --out for this run and prepares it. `from`: the checkpoint that the run resumes from ("": a new run), taken
  * after `step`. `resumes`: --resume was given. Returns the lock. */
 static int out_directory_open(const char *out, const char *from, int64_t step, int resumes, int keep) {
-    int count, failed = make_directories(out);
+    int failed = make_directories(out);
     if (failed) user_error("cannot create the directory --out %s: %s", out, strerror(failed));
     int lock = out_directory_lock(out);
-    int64_t newest = newest_checkpoint(out, INT64_MAX, &count);
-    const char *file = count ? "checkpoints" : find_run_file(out);
+    int64_t newest = newest_checkpoint(out, INT64_MAX);
+    const char *file = newest >= 0 ? "checkpoints" : find_run_file(out);
     if (file && !(resumes && (!from[0] || is_checkpoint_of(from, out))))
         user_error("--out %s already holds a run (%s): choose another directory, remove this one, or continue the run "
                    "with --resume auto",

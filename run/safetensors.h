@@ -293,11 +293,10 @@ static void st_require_tensors(const StFiles *s, const char *dir, const TensorTa
                        "): use weights and a config.json of the same model",
                        dir, name, want->rows, want->cols);
         if (have->dtype == ST_I32 || have->rows != want->rows || have->cols != want->cols)
-            user_error("%s: tensor %s is %" PRId64 " x %" PRId64
-                       " %s, but the model (config.json, --vocab-size) has %" PRId64 " x %" PRId64
-                       " floating-point numbers: use weights and a config.json of the same model",
-                       have->file->path, name, have->rows, have->cols, st_dtype_names[have->dtype], want->rows,
-                       want->cols);
+            user_error(
+                "%s: tensor %s is %" PRId64 " x %" PRId64 " %s, but the model (config.json, --vocab-size) has %" PRId64
+                " x %" PRId64 " floating-point numbers: use weights and a config.json of the same model",
+                have->file->path, name, have->rows, have->cols, st_dtype_names[have->dtype], want->rows, want->cols);
     }
 }
 
@@ -330,14 +329,16 @@ static uint64_t model_fingerprint(const StFiles *s, const TensorTable *table, Ba
     uint64_t sum = 0;
     for (int i = 0; i < table_first_adapter(table); i++) {
         const StTensor *t = st_find(s, table->tensors[i].name);
-        float first[INT8_BLOCK] = {0}, scale = 1;
+        float first[INT8_BLOCK] = {0};
         int8_t bytes[INT8_BLOCK];
         int64_t n = min_i64(INT8_BLOCK, t->elements);
-        int quantized = is_quantized(base, table->tensors[i].row);
-        if (t->dtype == ST_I8) st_read_quantized(t, bytes, &scale, 0, n);
-        else st_read(t, first, 0, n);
-        if (t->dtype != ST_I8 && quantized) scale = quantize_int8_block(bytes, first, n);
-        for (int64_t e = 0; e < n; e++) first[e] = quantized ? (float)bytes[e] * scale : to_float(from_float(first[e]));
+        st_read(t, first, 0, n);
+        if (t->dtype != ST_I8 && is_quantized(base, table->tensors[i].row)) {
+            float scale = quantize_int8_block(bytes, first, n);
+            for (int64_t e = 0; e < n; e++) first[e] = (float)bytes[e] * scale;
+        } else if (t->dtype != ST_I8) {
+            for (int64_t e = 0; e < n; e++) first[e] = to_float(from_float(first[e]));
+        }
         uint64_t name_and_size = hash_bytes(HASH_START, t->name, strlen(t->name)) ^ mix64((uint64_t)t->elements);
         sum += mix64(hash_bytes(name_and_size, first, sizeof first));
     }
@@ -430,16 +431,17 @@ static void output_add_tensor(OutputFiles *o, const Tensor *tensor, StateKind ki
     }
 }
 
-/* Adds files `stem`… that hold tensors [begin, end) of the table: all of the first kind of state, then the next. */
+/* Adds files `stem`… that hold tensors [begin, end) of the table: all of state `kind`, then the next up to `last`. */
 static void output_files_add(OutputFiles *o, const TensorTable *table, int begin, int end, const char *stem,
-                             const StateKind *kinds, int num_kinds) {
-    int first = o->num_tensors, first_file = o->num_files, count = num_kinds * (end - begin);
+                             StateKind kind, StateKind last) {
+    int num_kinds = last - kind + 1, count = num_kinds * (end - begin);
+    int first = o->num_tensors, first_file = o->num_files;
     int most_tensors = o->base > BASE_FROZEN ? 2 * count : count;
     o->tensors = (OutputTensor *)realloc(o->tensors, sizeof(OutputTensor) * (size_t)(first + most_tensors));
     o->files = (OutputFile *)realloc(o->files, sizeof(OutputFile) * (size_t)(first_file + most_tensors));
     if (!o->tensors || !o->files) run_failure("out of memory");
     for (int k = 0; k < num_kinds; k++)
-        for (int i = begin; i < end; i++) output_add_tensor(o, &table->tensors[i], kinds[k]);
+        for (int i = begin; i < end; i++) output_add_tensor(o, &table->tensors[i], (StateKind)(kind + k));
     int64_t most = max_i64(MAX_FILE_BYTES, num_kinds * table->num_parameters * st_dtype_sizes[o->dtype] / MAX_FILES);
     int64_t held = 0; // bytes in the current file
     for (int i = first; i < o->num_tensors; i++) {

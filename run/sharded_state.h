@@ -16,37 +16,47 @@ enum { SET_STATE_PIECE = 1 << 20 }; // elements; whole int8 blocks
 // sources
 
 /* Writes elements [first, first + count) of the whole tensor's state of one kind to `out` (count), in the host's
- * memory. `source` is the function's own: an open file, a seed. */
-typedef void (*StateSource)(const Fsdp *fsdp, void *source, StateKind kind, float *out, const Tensor *tensor,
-                            int64_t first, int64_t count);
+ * memory. `source` is the function's own: an open file, or for random weights the Fsdp. */
+typedef void (*StateSource)(void *source, StateKind kind, float *out, const Tensor *tensor, int64_t first,
+                            int64_t count);
 
 /* The same for weights that are stored as int8 blocks: bytes (count) and their scales; `first` begins a block. Returns
  * 0 if this tensor is not stored so. */
 typedef int (*Int8Source)(void *source, int8_t *out, float *scales, const Tensor *tensor, int64_t first, int64_t count);
 
-/* Elements [first, first + count) of this rank's part of a tensor, which may be some columns of the whole tensor. */
-static void read_part(const Fsdp *fsdp, StateSource read, void *source, StateKind kind, float *out, const Tensor *t,
-                      int64_t first, int64_t count) {
+/* A source, and buffers of SET_STATE_PIECE elements. */
+typedef struct {
+    StateSource read;
+    Int8Source read_int8; // NULL: nothing is stored in int8
+    void *source;
+    float *fp32;   // as they are read
+    void *rounded; // int8 or floatX; NULL: only fp32 is set
+    float *scales;
+} StateReader;
+
+/* Reads elements [first, first + count) of this rank's part of a tensor, which may be some columns of the whole one. */
+static void read_part(const StateReader *from, StateKind kind, const Tensor *t, int64_t first, int64_t count) {
     for (int64_t at = 0, run, whole; at < count; at += run) {
         run = min_i64(count - at, tensor_run(t, first + at, &whole));
-        read(fsdp, source, kind, out + at, t, whole, run);
+        from->read(from->source, kind, from->fp32 + at, t, whole, run);
     }
 }
 
-/* Tensor parallelism cuts between int8 blocks, so every run is of whole blocks. */
-static int read_part_int8(Int8Source read, void *source, int8_t *out, float *scales, const Tensor *t, int64_t first,
-                          int64_t count) {
+/* Reads them as int8, and returns 0 if they are not stored so. Tensor parallelism cuts between int8 blocks, so every
+ * run is of whole blocks. */
+static int read_part_int8(const StateReader *from, const Tensor *t, int64_t first, int64_t count) {
+    int8_t *bytes = (int8_t *)from->rounded;
     for (int64_t at = 0, run, whole; at < count; at += run) {
         run = min_i64(count - at, tensor_run(t, first + at, &whole));
-        if (!read(source, out + at, scales + at / INT8_BLOCK, t, whole, run)) return 0;
+        if (!from->read_int8(from->source, bytes + at, from->scales + at / INT8_BLOCK, t, whole, run)) return 0;
     }
     return 1;
 }
 
-static void random_weights(const Fsdp *fsdp, void *seed, StateKind kind, float *out, const Tensor *tensor,
-                           int64_t first, int64_t count) {
+static void random_weights(void *fsdp, StateKind kind, float *out, const Tensor *tensor, int64_t first, int64_t count) {
+    const Fsdp *f = (const Fsdp *)fsdp;
     (void)kind;
-    tensor_init(out, tensor, fsdp->config, *(const uint64_t *)seed, first, count, fsdp->dev->threads);
+    tensor_init(out, tensor, f->config, f->seed, first, count, f->dev->threads);
 }
 
 // ---------------------------------------------------------------------------
@@ -62,58 +72,42 @@ static void fsdp_refresh_copies(Fsdp *fsdp) {
     device_wait_stream(fsdp->dev, STREAM_GATHER, STREAM_COMPUTE);
 }
 
-/* Sets one kind of state of all trained tensors. */
-static void fsdp_set_state(Fsdp *fsdp, StateKind kind, StateSource read, void *source) {
-    float *piece = (float *)checked_malloc(sizeof(float) * SET_STATE_PIECE);
-    ShardPiece p;
-    for (int i = 0; next_state_piece(fsdp, &i, &p) && !fsdp->dev->dry_run;) {
-        float *state = (float *)state_of(p.unit, kind) + p.at;
-        for (int64_t done = 0, n; done < p.count; done += n) {
-            n = min_i64(SET_STATE_PIECE, p.count - done);
-            read_part(fsdp, read, source, kind, piece, p.tensor, p.first + done, n);
-            device_write(fsdp->dev, state + done, piece, sizeof(float) * (size_t)n);
-            comm_alive(fsdp->comm);
-        }
-    }
-    free(piece);
-    if (kind == STATE_MASTER) fsdp_refresh_copies(fsdp);
-}
-
-/* Where the weights of frozen tensors come from, and buffers of SET_STATE_PIECE elements. */
-typedef struct {
-    StateSource read;
-    Int8Source read_int8; // NULL: nothing is stored in int8
-    void *source;
-    float *fp32;   // as they are read
-    void *rounded; // int8 or floatX
-    float *scales;
-} FrozenSource;
-
-/* Sets elements [first, first + count) of a tensor that is kept in floatX, at `out` (count). */
-static void set_frozen_elements(Fsdp *fsdp, const FrozenSource *from, const Tensor *t, int64_t first, int64_t count,
-                                floatX *out) {
+/* Sets elements [first, first + count) of a tensor at `out` (count): the state of the kind in fp32 or, if
+ * `is_rounded`, in floatX. */
+static void set_elements(Fsdp *fsdp, const StateReader *from, StateKind kind, const Tensor *t, int64_t first,
+                         int64_t count, void *out, int is_rounded) {
     floatX *rounded = (floatX *)from->rounded;
+    const void *elements = is_rounded ? from->rounded : from->fp32;
+    size_t size = is_rounded ? sizeof(floatX) : sizeof(float);
     for (int64_t done = 0, n; done < count; done += n) {
         n = min_i64(SET_STATE_PIECE, count - done);
-        read_part(fsdp, from->read, from->source, STATE_MASTER, from->fp32, t, first + done, n);
-        for (int64_t i = 0; i < n; i++) rounded[i] = from_float(from->fp32[i]);
-        device_write(fsdp->dev, out + done, rounded, sizeof(floatX) * (size_t)n);
+        read_part(from, kind, t, first + done, n);
+        for (int64_t i = 0; i < n && is_rounded; i++) rounded[i] = from_float(from->fp32[i]);
+        device_write(fsdp->dev, (char *)out + (size_t)done * size, elements, size * (size_t)n);
         comm_alive(fsdp->comm);
     }
 }
 
+/* Sets one kind of state of all trained tensors. */
+static void fsdp_set_state(Fsdp *fsdp, StateKind kind, StateSource read, void *source) {
+    StateReader from = {read, NULL, source, (float *)checked_malloc(sizeof(float) * SET_STATE_PIECE), NULL, NULL};
+    ShardPiece p;
+    for (int i = 0; next_state_piece(fsdp, &i, &p) && !fsdp->dev->dry_run;)
+        set_elements(fsdp, &from, kind, p.tensor, p.first, p.count, (float *)state_of(p.unit, kind) + p.at, 0);
+    free(from.fp32);
+    if (kind == STATE_MASTER) fsdp_refresh_copies(fsdp);
+}
+
 /* Sets elements [first, first + count) of a quantized tensor: out (count) and their blocks' scales. Weights that are
  * stored in int8 are copied unchanged; others are quantized here. */
-static void set_frozen_int8(Fsdp *fsdp, const FrozenSource *from, const Tensor *t, int64_t first, int64_t count,
+static void set_frozen_int8(Fsdp *fsdp, const StateReader *from, const Tensor *t, int64_t first, int64_t count,
                             int8_t *out, float *scales) {
     int8_t *bytes = (int8_t *)from->rounded;
     for (int64_t done = 0, n; done < count; done += n) {
         n = min_i64(SET_STATE_PIECE, count - done);
         int64_t blocks = int8_blocks(n);
-        int is_int8 =
-            from->read_int8 && read_part_int8(from->read_int8, from->source, bytes, from->scales, t, first + done, n);
-        if (!is_int8) {
-            read_part(fsdp, from->read, from->source, STATE_MASTER, from->fp32, t, first + done, n);
+        if (!from->read_int8 || !read_part_int8(from, t, first + done, n)) {
+            read_part(from, STATE_MASTER, t, first + done, n);
             for (int64_t b = 0, at = 0; b < blocks; b++, at += INT8_BLOCK)
                 from->scales[b] = quantize_int8_block(bytes + at, from->fp32 + at, min_i64(INT8_BLOCK, n - at));
         }
@@ -125,7 +119,7 @@ static void set_frozen_int8(Fsdp *fsdp, const FrozenSource *from, const Tensor *
 
 /* Sets the elements of tensor t that this rank's shard of a quantized unit holds. Int8 elements are numbered and
  * sharded apart from unquantized ones; t's begin at number t0. */
-static void set_quantized_tensor(Fsdp *fsdp, const FrozenSource *from, FsdpUnit *u, const Tensor *t) {
+static void set_quantized_tensor(Fsdp *fsdp, const StateReader *from, FsdpUnit *u, const Tensor *t) {
     const QuantizedLayout *l = &u->quantized;
     int64_t per_shard = quantized_shard_elements(l, t->is_quantized), t0 = t->stored_at;
     int64_t shard_begin = fsdp->sharding.strategy->sharded ? fsdp->rank * per_shard : 0;
@@ -138,14 +132,14 @@ static void set_quantized_tensor(Fsdp *fsdp, const FrozenSource *from, FsdpUnit 
         set_frozen_int8(fsdp, from, t, first, end - begin, (int8_t *)shard + at, scales + at / INT8_BLOCK);
     } else {
         floatX *rest = (floatX *)(void *)(shard + quantized_rest_at(l));
-        set_frozen_elements(fsdp, from, t, first, end - begin, rest + at);
+        set_elements(fsdp, from, STATE_MASTER, t, first, end - begin, rest + at, 1);
     }
 }
 
 /* Sets the frozen tensors. read_int8 NULL: no tensor is stored in int8. */
 static void fsdp_set_base(Fsdp *fsdp, StateSource read, Int8Source read_int8, void *source) {
     if (fsdp->config->base == BASE_TRAINED || fsdp->dev->dry_run) return;
-    FrozenSource from = {read, read_int8, source, NULL, NULL, NULL};
+    StateReader from = {read, read_int8, source, NULL, NULL, NULL};
     from.fp32 = (float *)checked_malloc(sizeof(float) * SET_STATE_PIECE);
     from.rounded = checked_malloc(sizeof(floatX) * SET_STATE_PIECE);
     from.scales = (float *)checked_malloc(sizeof(float) * SET_STATE_PIECE / INT8_BLOCK);
@@ -160,7 +154,7 @@ static void fsdp_set_base(Fsdp *fsdp, StateSource read, Int8Source read_int8, vo
         int64_t first, count = tensor_overlap(t, u->state_begin, u->state_begin + u->state_count, &first);
         if (!count) continue;
         floatX *out = u->sharded_weights + (t->offset + first - u->state_begin);
-        set_frozen_elements(fsdp, &from, t, first, count, out);
+        set_elements(fsdp, &from, STATE_MASTER, t, first, count, out, 1);
     }
     free(from.fp32);
     free(from.rounded);
@@ -170,8 +164,8 @@ static void fsdp_set_base(Fsdp *fsdp, StateSource read, Int8Source read_int8, vo
 
 static void fsdp_init_weights(Fsdp *fsdp, uint64_t seed) {
     fsdp->seed = seed;
-    fsdp_set_base(fsdp, random_weights, NULL, &seed);
-    fsdp_set_state(fsdp, STATE_MASTER, random_weights, &seed);
+    fsdp_set_base(fsdp, random_weights, NULL, fsdp);
+    fsdp_set_state(fsdp, STATE_MASTER, random_weights, fsdp);
 }
 
 // ---------------------------------------------------------------------------

@@ -12,11 +12,10 @@ static const Llama3Config smallest = {"smallest",   2, 2, 1, 1, 1, 2, 1, 8, 0, 1
 static void give_weights(const char *name, const TensorTable *all, int first, int count) {
     TensorTable t = *all;
     OutputFiles out = ZERO;
-    const StateKind weights[] = {STATE_MASTER};
     char file[4096] = "";
     t.tensors += first;
     t.num_tensors = count;
-    output_files_add(&out, &t, 0, t.num_tensors, "part", weights, 1);
+    output_files_add(&out, &t, 0, t.num_tensors, "part", STATE_MASTER, STATE_MASTER);
     memcpy(file, out.files[0].header, (size_t)out.files[0].header_bytes);
     give(name, file, (size_t)out.files[0].bytes);
     output_files_close(&out);

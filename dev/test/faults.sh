@@ -313,8 +313,8 @@ edit+='sizeof(float) * (size_t)u->size);|'
 more "whole units stay while a checkpoint is saved" run/checkpoint_writer.h "$edit" \
     checkpoints "memory while a checkpoint is saved"
 
-edit='/^static void fsdp_set_state/,/^}/s|            comm_alive(fsdp->comm);|'
-edit+='            memcpy(checked_malloc(sizeof(float) * (size_t)n), piece, sizeof(float) * (size_t)n);\n&|'
+edit='/^static void set_elements/,/^}/s|        comm_alive(fsdp->comm);|'
+edit+='        memcpy(checked_malloc(size * (size_t)n), elements, size * (size_t)n);\n&|'
 more "what a checkpoint is read into stays" run/sharded_state.h "$edit" \
     checkpoints "memory while a checkpoint is read"
 
