@@ -434,9 +434,8 @@ static void output_add_tensor(OutputFiles *o, const Tensor *tensor, StateKind ki
 /* Adds files `stem`… that hold tensors [begin, end) of the table: all of state `kind`, then the next up to `last`. */
 static void output_files_add(OutputFiles *o, const TensorTable *table, int begin, int end, const char *stem,
                              StateKind kind, StateKind last) {
-    int num_kinds = last - kind + 1, count = num_kinds * (end - begin);
+    int num_kinds = last - kind + 1, most_tensors = 2 * num_kinds * (end - begin); // with scales
     int first = o->num_tensors, first_file = o->num_files;
-    int most_tensors = o->base > BASE_FROZEN ? 2 * count : count;
     o->tensors = (OutputTensor *)realloc(o->tensors, sizeof(OutputTensor) * (size_t)(first + most_tensors));
     o->files = (OutputFile *)realloc(o->files, sizeof(OutputFile) * (size_t)(first_file + most_tensors));
     if (!o->tensors || !o->files) run_failure("out of memory");

@@ -192,13 +192,14 @@ static const float *gather_trained(Fsdp *fsdp, FsdpUnit *u, StateKind kind) {
 static void merge_adapters(Fsdp *fsdp, const FsdpUnit *u, float *weights) {
     const TensorTable *table = fsdp->table;
     const Llama3Config *c = fsdp->config;
-    FsdpUnit *adapters = &fsdp->units[table_block_adapters(table, u->table_unit->first_block)];
+    const Unit *unit = u->table_unit;
+    FsdpUnit *adapters = &fsdp->units[table_block_adapters(table, unit->first_block)];
     const float *gathered = gather_trained(fsdp, adapters, STATE_MASTER);
-    for (int i = u->table_unit->first_tensor; i < u->table_unit->end_tensor; i++) {
+    for (int i = unit->first_tensor; i < unit->end_tensor; i++) {
         const Tensor *w = &table->tensors[i];
         WeightKind kind = w->row->kind;
         if (!is_adapted(c, kind)) continue;
-        int64_t block = (w->offset - u->table_unit->offsets[kind]) / u->table_unit->block_stride; // within the unit
+        int64_t block = (w->offset - unit->offsets[kind]) / unit->block_stride; // within the unit
         const float *of_block = gathered + block * adapters->table_unit->block_stride;
         adapter_merge(fsdp->dev, weights + w->offset, of_block + adapters->table_unit->offsets[lora_a(kind)],
                       of_block + adapters->table_unit->offsets[lora_b(kind)], adapter_scale(c), c->lora_rank, w->cols,
