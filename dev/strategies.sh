@@ -54,7 +54,7 @@ median() {
 
 # table RANKS OPTIONS ROW…: each row is added to the options
 table() {
-    local ranks=$1 options=$2 row i round base='' ms file
+    local ranks=$1 options=$2 row i round base='' ms share file
     shift 2
     tables=$((tables + 1))
     [ "${ONLY:-$tables}" = "$tables" ] || return 0
@@ -74,17 +74,19 @@ table() {
         file=$work/$tables.$i
         ms=$(median 1 1000 %.1f "$file.steps")
         base=${base:-$ms}
-        printf '| `%s` | %s | %s | %s | %s | %s | %s | %s |\n' "$row" "$ms" \
-            "$(awk -v a="$ms" -v b="$base" 'BEGIN { printf "%.3f", a / b }')" "$(median 2 100 '%.0f %%' "$file.steps")" \
-            "$(median 3 100 '%.0f %%' "$file.steps")" "$(median 4 100 '+%.0f %%' "$file.steps")" \
-            "$(cat "$file.memory")" "$(cat "$file.bytes")"
+        share=$(awk -v a="$ms" -v b="$base" 'BEGIN { printf "%.3f", a / b }')
+        printf '| `%s` | %s | %s | %s | %s | %s | %s | %s |\n' "$row" "$ms" "$share" \
+            "$(median 2 100 '%.0f %%' "$file.steps")" "$(median 3 100 '%.0f %%' "$file.steps")" \
+            "$(median 4 100 '+%.0f %%' "$file.steps")" "$(cat "$file.memory")" "$(cat "$file.bytes")"
     done
 }
 
 processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
 described=$("$program" --plan --model "$model" | head -n 1 | cut -d: -f1,2 | cut -d, -f1,2)
-printf '# Strategies and options side by side\n\n%s, %s cores; %s; commit %s; `dev/strategies.sh %s %s`.\n' "$processor" \
-    "$(nproc)" "$described" "$(git rev-parse --short HEAD 2>/dev/null || echo none)" "$model" "$rounds"
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo none)
+printf '# Strategies and options side by side\n\n'
+printf '%s, %s cores; %s; commit %s; `dev/strategies.sh %s %s`.\n' \
+    "$processor" "$(nproc)" "$described" "$commit" "$model" "$rounds"
 table 2 "--batch 2 --accum 2" "--sharding full_shard" "--sharding shard_grad_op" "--sharding no_shard" \
     "--accumulate local" "--sharding shard_grad_op --accumulate local" "--sharding no_shard --accumulate local" \
     "--dp-replicate 2" "--reduce-dtype bf16" "--wrap size:3000000" "--slots 4" \

@@ -33,8 +33,13 @@ bytes() {
     base64 $(($1 + 257)) 101 114
 }
 # a byte is its own id and 3, "\n\n" 259, "er" 260, <|endoftext|> 0, <|im_start|> 1, <|im_end|> 2
-{ printf '%s\n' 'byte-level-bpe 1' 'tokens 261' 'missing 0' 'bos <|im_start|>' 'eos <|endoftext|>' 'eot <|im_end|>' 'split  ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+' \
-      'special <|endoftext|> 0' 'special <|im_start|> 1' 'special <|im_end|> 2'; bytes 3; } >chatml.model
+{
+    printf '%s\n' 'byte-level-bpe 1' 'tokens 261' 'missing 0'
+    printf '%s\n' 'bos <|im_start|>' 'eos <|endoftext|>' 'eot <|im_end|>'
+    printf '%s\n' 'split  ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+'
+    printf '%s\n' 'special <|endoftext|> 0' 'special <|im_start|> 1' 'special <|im_end|> 2'
+    bytes 3
+} >chatml.model
 # a byte is its own id, "\n\n" 256, "er" 257; <|begin_of_text|> 258, <|end_of_text|> 259, the headers' 264 and 265,
 # <|eot_id|> 267
 bytes 0 >llama3.model
@@ -46,8 +51,10 @@ dump() {
         awk '{ printf "%s%s%s", (NR > 1 ? " " : ""), $1, ($2 ? "*" : "") } END { print "" }'
 }
 # say OFFSET TEXT [STAR] : the ids of text without "\n\n" and "er"
-say() { printf %b "$2" | od -An -v -w1 -tu1 | awk -v offset="$1" -v star="${3:-}" \
-    '{ printf "%d%s ", $1 + offset, star }'; }
+say() {
+    printf %b "$2" | od -An -v -w1 -tu1 |
+        awk -v offset="$1" -v star="${3:-}" '{ printf "%d%s ", $1 + offset, star }'
+}
 
 # gives NAME CHAT TOKENIZER JSON IDS : what CHAT makes of a conversation
 gives() {
@@ -58,34 +65,43 @@ gives() {
     if [ "$got" = "$(echo $5)" ]; then pass "$1" "$got"; else fail "$1" "$got$(cat .err), expected $(echo $5)"; fi
 }
 
-# of the bytes' own ids
-user="117 115 257" assistant="97 115 115 105 115 116 97 110 116" system="115 121 115 116 101 109"
+# message ROLE CONTENT: one of a conversation, in JSON
+message() { printf '{"role":"%s","content":"%s"}' "$1" "$2"; }
+brief_talk="{\"messages\":[$(message system "Be brief."),$(message user ' Hi\n'),$(message assistant 'Yo\u00e9 ')]}"
+
+# of the bytes' own ids, between the headers' and the blank line
+user="264 117 115 257 265 256" assistant="264 97 115 115 105 115 116 97 110 116 265 256"
+system="264 115 121 115 116 101 109 265 256"
 llama3_conversations() { # CHAT
-    gives "Llama 3: tokens and targets of a conversation" "$1" llama3.model \
-        '{"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":" Hi\n"},{"role":"assistant","content":"Yo\u00e9 "}]}' \
-        "258 264 $system 265 256 66 101 32 98 114 105 101 102 46 267 264 $user 265 256 72 105 267 264 $assistant 265 256 89* 111* 195* 169* 267* 259"
-    gives "Llama 3: every answer is a target, and nothing else" "$1" llama3.model \
-        '[{"role":"user","content":"a"},{"role":"user","content":"b"},{"role":"assistant","content":"c"},{"role":"user","content":"d"},{"role":"assistant","content":""}]' \
-        "258 264 $user 265 256 97 267 264 $user 265 256 98 267 264 $assistant 265 256 99* 267* 264 $user 265 256 100 267 264 $assistant 265 256 267* 259"
+    local talk ids
+    gives "Llama 3: tokens and targets of a conversation" "$1" llama3.model "$brief_talk" \
+        "258 $system 66 101 32 98 114 105 101 102 46 267 $user 72 105 267 $assistant 89* 111* 195* 169* 267* 259"
+    talk="[$(message user a),$(message user b),$(message assistant c),$(message user d),$(message assistant '')]"
+    ids="258 $user 97 267 $user 98 267 $assistant 99* 267* $user 100 267 $assistant 267* 259"
+    gives "Llama 3: every answer is a target, and nothing else" "$1" llama3.model "$talk" "$ids"
     gives "Llama 3: content is trimmed of Unicode's blanks, and of no others" "$1" llama3.model \
-        '[{"role":"assistant","content":"\u3000\u001c\t\r\nx \u200b\u00a0\u2029 "}]' \
-            "258 264 $assistant 265 256 120* 32* 226* 128* 139* 267* 259"
-    gives "Llama 3: names of special tokens in what is said are plain text" "$1" llama3.model \
-        '[{"role":"user","content":"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nno"},{"role":"assistant","content":"<|end_of_text|>"}]' \
-        "258 264 $user 265 256 $(say 0 '<|eot_id|><|start_head')257$(say 0 '_id|>assistant<|end_head' | sed 's/^/ /')257$(say 0 '_id|>' | sed 's/^/ /')256 $(say 0 no)267 264 $assistant 265 256 $(say 0 '<|end_of_text|>' '*')267* 259"
+        "[$(message assistant '\u3000\u001c\t\r\nx \u200b\u00a0\u2029 ')]" \
+        "258 $assistant 120* 32* 226* 128* 139* 267* 259"
+    talk="[$(message user '<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nno'),"
+    talk+="$(message assistant '<|end_of_text|>')]"
+    ids="258 $user $(say 0 '<|eot_id|><|start_head') 257 $(say 0 '_id|>assistant<|end_head') 257 $(say 0 '_id|>') 256 "
+    ids+="$(say 0 no) 267 $assistant $(say 0 '<|end_of_text|>' '*') 267* 259"
+    gives "Llama 3: names of special tokens in what is said are plain text" "$1" llama3.model "$talk" "$ids"
 }
 llama3_conversations bin/chat
 
-brief="1 $(say 3 'system\nBe brief.')2 13"
-gives "ChatML: tokens and targets of a conversation" bin/chat chatml.model \
-    '{"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":" Hi\n"},{"role":"assistant","content":"Yo\u00e9 "}]}' \
-    "$brief 1 120 118 260 13 35 75 108 13 2 13 1 $(say 3 'assistant\n')92* 114* 198* 172* 35* 2* 13 0"
-gives "ChatML: the system speaks first, as SmolLM2's template has it" bin/chat chatml.model '[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]' \
-    "1 $(say 3 'system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face')2 13 1 120 118 260 13 100 2 13 1 $(say 3 'assistant\n')101* 2* 13 0"
-gives "ChatML: a token of both the header and the content is a target" bin/chat chatml.model '[{"role":"system","content":"Be brief."},{"role":"assistant","content":"\n\nok"}]' \
-    "$brief 1 $(say 3 assistant)259* 13* 114* 110* 2* 13 0"
-gives "ChatML: names of special tokens in what is said are plain text" bin/chat chatml.model '[{"role":"system","content":"Be brief."},{"role":"assistant","content":"<|im_end|>\n<|im_start|>"}]' \
-    "$brief 1 $(say 3 'assistant\n')$(say 3 '<|im_end|>\n<|im_start|>' '*')2* 13 0"
+brief="1 $(say 3 'system\nBe brief.') 2 13" chatml_assistant="1 $(say 3 'assistant\n')"
+gives "ChatML: tokens and targets of a conversation" bin/chat chatml.model "$brief_talk" \
+    "$brief 1 120 118 260 13 35 75 108 13 2 13 $chatml_assistant 92* 114* 198* 172* 35* 2* 13 0"
+smol="1 $(say 3 'system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face') 2 13"
+gives "ChatML: the system speaks first, as SmolLM2's template has it" bin/chat chatml.model \
+    "[$(message user a),$(message assistant b)]" "$smol 1 120 118 260 13 100 2 13 $chatml_assistant 101* 2* 13 0"
+gives "ChatML: a token of both the header and the content is a target" bin/chat chatml.model \
+    "[$(message system "Be brief."),$(message assistant '\n\nok')]" \
+    "$brief 1 $(say 3 assistant) 259* 13* 114* 110* 2* 13 0"
+gives "ChatML: names of special tokens in what is said are plain text" bin/chat chatml.model \
+    "[$(message system "Be brief."),$(message assistant '<|im_end|>\n<|im_start|>')]" \
+    "$brief $chatml_assistant $(say 3 '<|im_end|>\n<|im_start|>' '*') 2* 13 0"
 
 # ---------------------------------------------------------------- a planted fault
 mkdir -p planted/dev/data
@@ -107,7 +123,10 @@ fi
 
 # ---------------------------------------------------------------- files
 talk='[{"role":"user","content":"What is it?"},{"role":"assistant","content":"A test, of course."}]'
-for i in {1..400}; do printf '{"messages":[{"role":"user","content":"Question %d?"},{"role":"assistant","content":"Answer %d"}],"source":"a test"}\n' "$i" $((i * i)); done >many.jsonl
+question=$(message user 'Question %d?') answer=$(message assistant 'Answer %d')
+for i in {1..400}; do
+    printf "{\"messages\":[$question,$answer],\"source\":\"a test\"}\n" "$i" $((i * i))
+done >many.jsonl
 # ends of Windows' lines, an empty line, no end of the last one
 { printf '%s\r\n\n' "$talk"; head -n 3 many.jsonl | head -c -1; } >odd.jsonl
 if bin/chat --tokenizer llama3.model --out-train train.tok --out-val val.tok --val-fraction 0.1 many.jsonl >.out \
@@ -134,13 +153,13 @@ else
 fi
 
 # more than the memory allowed
-for i in {1..150}; do cat many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl many.jsonl \
-    many.jsonl many.jsonl; done >large.jsonl
+for i in {1..10}; do cat many.jsonl; done >ten.jsonl
+for i in {1..150}; do cat ten.jsonl; done >large.jsonl
 if (ulimit -v 40000 && bin/chat --tokenizer llama3.model --out-train large.tok large.jsonl >.out 2>.err) &&
     [ "$(wc -c <large.jsonl)" -gt 60000000 ]; then
     pass "$(($(wc -c <large.jsonl) / 1000000)) MB of conversations are read in less than 40 MB" "$(tail -n 1 .out)"
 else fail "more conversations than memory" "$(cat .out .err)"; fi
-rm -f large.*
+rm -f ten.jsonl large.*
 
 # ---------------------------------------------------------------- what is no conversation
 # bad NAME PATTERN COMMAND… : exit code 1, one line that matches, nothing left behind
@@ -218,7 +237,10 @@ bad "a disk that is full" "bad.tok.*; is the disk full" bash -c \
 
 # ---------------------------------------------------------------- the program trains on the targets alone
 mkdir model
-echo '{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64, "vocab_size": 514, "max_position_embeddings": 512}' >model/config.json
+cat >model/config.json <<'END'
+{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+ "intermediate_size": 64, "vocab_size": 514, "max_position_embeddings": 512}
+END
 head -n 4 many.jsonl >four.jsonl
 bin/chat --tokenizer llama3.model --out-train four.tok four.jsonl >.out
 count=$(($(od -An -v -tu8 -j24 -N8 four.tok))) targets=$(dump four.tok | tr -cd '*' | wc -c)
@@ -233,8 +255,10 @@ train=(timeout 60 "$program" --model model --tokenizer llama3.model --data four.
     --lr 0 --min-lr 0 --threads 1)
 if [ $((count % 2)) = 1 ] && "${train[@]}" --ranks 2 --val four.tok --val-every 1 --out run --export weights >.out \
     2>.err; then
-    for file in four others everything; do timeout 60 "$program" --model weights --tokenizer llama3.model --eval \
-        $file.tok --seq "$seq" --threads 1 >.eval-$file 2>>.err; done
+    for file in four others everything; do
+        timeout 60 "$program" --model weights --tokenizer llama3.model --eval $file.tok --seq "$seq" --threads 1 \
+            >.eval-$file 2>>.err
+    done
     seen=$(number run/metrics.jsonl val_tokens)
     if [ "$(number .eval-four tokens) $(number .eval-others tokens) $seen" = \
         "$targets $((count - 1 - targets)) $targets" ]; then
@@ -244,15 +268,20 @@ if [ $((count % 2)) = 1 ] && "${train[@]}" --ranks 2 --val four.tok --val-every 
             "$(cat .eval-*) $seen, expected $targets and $((count - 1 - targets)): $(cat .err)"
     fi
     # sums of losses over targets and over all others are the sum over all
-    difference=$(awk -v a="$(number .eval-four loss)" -v n="$targets" -v b="$(number .eval-others loss)" -v all="$(number .eval-everything loss)" -v count=$((count - 1)) 'BEGIN { d = (a * n + b * (count - n)) / count - all; printf "%.2e %d", d, (d < 1e-5 && d > -1e-5 && (a - all) ^ 2 > 1e-6) }')
+    difference=$(awk -v n="$targets" -v count=$((count - 1)) -v a="$(number .eval-four loss)" \
+        -v b="$(number .eval-others loss)" -v all="$(number .eval-everything loss)" '
+        BEGIN {
+            d = (a * n + b * (count - n)) / count - all
+            printf "%.2e %d", d, (d < 1e-5 && d > -1e-5 && (a - all) ^ 2 > 1e-6)
+        }')
     if [ "${difference#* }" = 1 ]; then
         pass "the losses of targets and others add up to that of all" "difference ${difference% *}, bound 1e-5"
     else
         fail "the losses of targets and others add up to that of all" "$difference: $(cat .eval-*)"
     fi
     # two ranks with a window each, and as many targets as fall there
-    difference=$(awk -v a="$(number .eval-four loss)" -v \
-        b="$(sed -n 's/.*"step":1,"loss":\([0-9.e+-]*\).*/\1/p' run/metrics.jsonl)" \
+    step_loss=$(sed -n 's/.*"step":1,"loss":\([0-9.e+-]*\).*/\1/p' run/metrics.jsonl)
+    difference=$(awk -v a="$(number .eval-four loss)" -v b="$step_loss" \
         'BEGIN { d = a - b; printf "%.2e %d", d, (d < 1e-5 && d > -1e-5 && b > 0) }')
     if [ "${difference#* }" = 1 ]; then
         pass "a step's loss on 2 ranks is the mean over all targets" \

@@ -37,7 +37,10 @@ bad() {
 # Words, numbers, endings, lines and paragraphs from a small generator (Park and Miller 1988), the same everywhere.
 awk 'function draw(n) { x = x * 16807 % 2147483647; return x % n }
      BEGIN { x = 1
-             n = split("the and of that a it house river was said window I you\047ll don\047t WE\047RE 7 1984 350000 \303\251t\303\251 na\303\257ve \320\264\320\276\320\274 \346\260\264\347\201\253 \340\244\225\340\244\277 \360\237\230\200 -- ... (see over) x_y", word, " ")
+             words = "the and of that a it house river was said window I you\047ll don\047t WE\047RE 7 1984 350000"
+             words = words " \303\251t\303\251 na\303\257ve \320\264\320\276\320\274"
+             words = words " \346\260\264\347\201\253 \340\244\225\340\244\277 \360\237\230\200 -- ... (see over) x_y"
+             n = split(words, word, " ")
              split("ba co du fe gi ha jo ku le mi no pu ra so tu", part, " ")
              for (line = 0; line < 20000; line++) {
                  for (k = draw(14); k >= 0; k--) {
