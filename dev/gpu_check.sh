@@ -34,8 +34,13 @@ done
 ours=(env "LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
 commit=$(git describe --always --dirty --exclude '*' 2>/dev/null || cat build/commit 2>/dev/null || echo unknown)
 
-# for JSON, and for a table's cell
-quoted() { local s=${*//[$'\001'-$'\037']/}; s=${s//\\/\\\\}; s=${s//\"/\\\"}; printf '"%s"' "${s//|//}"; }
+# quoted TEXT…: for JSON, and for a table's cell
+quoted() {
+    local s=${*//[$'\001'-$'\037']/}
+    s=${s//\\/\\\\}
+    s=${s//\"/\\\"}
+    printf '"%s"' "${s//|//}"
+}
 wanted() { [[ " $stages " == *" $1 "* ]]; }
 
 # sampled once a second during a stage: minimum, maximum and median MHz of the multiprocessors, median W, maximum °C
@@ -44,33 +49,62 @@ clocks() {
     local mhz watt hot
     [ -s "$work/clocks" ] || return
     tr -d ' ' <"$work/clocks" >"$work/samples"
-    mhz=$(cut -d, -f1 "$work/samples" | sort -n) watt=$(cut -d, -f2 "$work/samples") hot=$(cut -d, -f3 "$work/samples" |
-        sort -n)
-    echo "$(head -n 1 <<<"$mhz") to $(tail -n 1 <<<"$mhz") MHz, median $(middle <<<"$mhz"), $(middle <<<"$watt") W, $(tail -n 1 <<<"$hot") °C"
+    mhz=$(cut -d, -f1 "$work/samples" | sort -n)
+    watt=$(cut -d, -f2 "$work/samples" | middle)
+    hot=$(cut -d, -f3 "$work/samples" | sort -n | tail -n 1)
+    echo "$(head -n 1 <<<"$mhz") to $(tail -n 1 <<<"$mhz") MHz, median $(middle <<<"$mhz"), $watt W, $hot °C"
 }
 
-# writes the row of a stage into the JSON, replacing an earlier one, and all rows into the table
-row() { # NAME RESULT CODE SECONDS CLOCKS, its log in $log
-    local line bounds figures
+# json_row NAME RESULT CODE SECONDS CLOCKS: a stage's entry of the JSON, from its log in $log
+json_row() {
+    local bounds figures where="${gpu:-}, $(date -u +%F), commit $commit"
     # the last of a name
-    bounds=$(sed -n 's/^bound: //p' "$log" | tac | awk -F' [|] ' '!seen[$1]++' | tac | tr -d '"[]\\' | sed 's/.*/"&"/' |
-        paste -sd,)
+    bounds=$(sed -n 's/^bound: //p' "$log" | tac | awk -F' [|] ' '!seen[$1]++' | tac |
+        tr -d '"[]\\' | sed 's/.*/"&"/' | paste -sd,)
     figures=$(grep '^{"section"' "$log" | paste -sd,)
-    line="$(quoted "$1"): {\"result\":$(quoted "$2"),\"code\":$3,\"seconds\":$4,\"clocks\":$(quoted "$5"),\"where\":$(quoted "${gpu:-}, $(date -u +%F), commit $commit"),\"bounds\":[$bounds],\"figures\":[$figures]}"
-    { [ -f "$json" ] && grep '^"' "$json" | sed 's/,$//'; } >"$work/rows"
-    printf '%s\n' "$line" >"$work/line"
-    awk -v line="$work/line" -v name="\"$1\":" 'BEGIN {getline new < line} index($0, name) == 1 {print new; done = 1; next} {print} END {if (!done) print new}' "$work/rows" >"$work/new"
-    { echo "{"; sed '$!s/$/,/' "$work/new"; echo "}"; } >"$json"
-    {
-        printf '# gpu_check.sh\n\n%s\n\n| stage | result | s | multiprocessors | GPU, date, commit |\n|---|---|---:|---|---|\n' "${dry:+No GPU: CUDA on a CPU, with small shapes. }Figures behind each row: gpu-check.json; in tables: roofline-gpu.md, training-gpu.md, kernels-gpu.md."
-        sed -nE 's/^"([^"]*)": \{"result":"((\\.|[^"\\])*)","code":[0-9]+,"seconds":([0-9]+),"clocks":"([^"]*)","where":"([^"]*)".*/| \1 | \2 | \4 | \5 | \6 |/p' "$work/new"
-        printf '\n| stage | bound | limit | measured | |\n|---|---|---|---|---|\n'
-        awk '{name = $1; gsub(/[":]/, "", name); if (match($0, /"bounds":\["[^]]*\]/)) {n = split(substr($0, RSTART + 11, RLENGTH - 13), b, "\",\""); for (i = 1; i <= n; i++) print "| " name " | " b[i] " |"}}' "$work/new"
-    } >"$out/gpu-check.md"
+    printf '%s: {"result":%s,"code":%s,"seconds":%s,' "$(quoted "$1")" "$(quoted "$2")" "$3" "$4"
+    printf '"clocks":%s,"where":%s,' "$(quoted "$5")" "$(quoted "$where")"
+    printf '"bounds":[%s],"figures":[%s]}\n' "$bounds" "$figures"
 }
 
-# stage NAME SECONDS COMMAND…: writes the command's output into the log, and a row with its last `N passed, N failed`, its
-# bounds, or its last line
+# tables ROWS: the JSON's rows in Markdown
+tables() {
+    local fields='"result":"((\\.|[^"\\])*)","code":[0-9]+,"seconds":([0-9]+),"clocks":"([^"]*)","where":"([^"]*)"'
+    printf '# gpu_check.sh\n\n'
+    printf '%sFigures behind each row: gpu-check.json; in tables: roofline-gpu.md, training-gpu.md, kernels-gpu.md.\n' \
+        "${dry:+No GPU: CUDA on a CPU, with small shapes. }"
+    printf '\n| stage | result | s | multiprocessors | GPU, date, commit |\n|---|---|---:|---|---|\n'
+    sed -nE "s/^\"([^\"]*)\": \{$fields.*/| \1 | \2 | \4 | \5 | \6 |/p" "$1"
+    printf '\n| stage | bound | limit | measured | |\n|---|---|---|---|---|\n'
+    awk '{
+        name = $1
+        gsub(/[":]/, "", name)
+        if (!match($0, /"bounds":\["[^]]*\]/)) next
+        n = split(substr($0, RSTART + 11, RLENGTH - 13), bound, "\",\"")
+        for (i = 1; i <= n; i++) print "| " name " | " bound[i] " |"
+    }' "$1"
+}
+
+# row NAME RESULT CODE SECONDS CLOCKS: writes a stage's row into the JSON, replacing an earlier one, and all rows into
+# the tables
+row() {
+    { [ -f "$json" ] && grep '^"' "$json" | sed 's/,$//'; } >"$work/rows"
+    json_row "$@" >"$work/line"
+    awk -v line="$work/line" -v name="\"$1\":" '
+        BEGIN { getline new < line }
+        index($0, name) == 1 {
+            print new
+            done = 1
+            next
+        }
+        { print }
+        END { if (!done) print new }' "$work/rows" >"$work/new"
+    { echo "{"; sed '$!s/$/,/' "$work/new"; echo "}"; } >"$json"
+    tables "$work/new" >"$out/gpu-check.md"
+}
+
+# stage NAME SECONDS COMMAND…: writes the command's output into the log, and a row with its last `N passed, N failed`,
+# its bounds, or its last line
 stage() {
     local name=$1 limit=$2 start=$SECONDS said code sampler= left=$((whole - SECONDS))
     shift 2
@@ -104,23 +138,28 @@ stage() {
 }
 
 machine() {
+    local linked versions
     nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,clocks.mem,power.limit \
         --format=csv,noheader
     nvcc --version | tail -n 1
-    echo "libraries of the program: $("${ours[@]}" ldd $bench | grep -E 'cublas|cudart|cjson|pcre2' | tr -s ' \t' ' ' | tr '\n' ';')"
-    $python -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version())' || echo "no PyTorch: nothing to compare with"
+    linked=$("${ours[@]}" ldd $bench | grep -E 'cublas|cudart|cjson|pcre2' | tr -s ' \t' ' ' | tr '\n' ';')
+    echo "libraries of the program: $linked"
+    versions='"PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version()'
+    $python -c "import torch; print($versions)" || echo "no PyTorch: nothing to compare with"
     "${ours[@]}" "$bench" probe
 }
 
 # 1, 2 and 4 ranks on one GPU, and 1 again: losses and norms must have equal bits; then the collectives without
 # --deterministic
 ranks() {
-    local program=build/cuda$on-bf16/train_llama3_cuda equal=0 runs=0 run model=tiny seq=256
+    local program=build/cuda$on-bf16/train_llama3_cuda equal=0 runs=0 run model=tiny seq=256 times result=MISSED
     if [ -n "$dry" ]; then
         seq=24 model=$work/model
         mkdir -p "$model"
-        echo '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "intermediate_size": 96,
-            "vocab_size": 4096, "max_position_embeddings": 256, "rope_theta": 500000}' >"$model/config.json"
+        cat >"$model/config.json" <<'END'
+{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+ "head_dim": 64, "intermediate_size": 96, "vocab_size": 4096, "max_position_embeddings": 256, "rope_theta": 500000}
+END
     fi
     local -a common=(--model "$model" --data "$work/random.tok" --seq $seq --batch 1 --steps 4 --warmup 2 --threads 1)
     "${ours[@]}" "$bench" tokens "$work/random.tok" || return 1
@@ -128,7 +167,10 @@ ranks() {
         "--accum 1 --ranks 4 --dp-replicate 2 --recompute selective" "--accum 2 --ranks 2 --sharding no_shard" \
         "--accum 2 --ranks 2 --offload all"; do
         rm -rf "$work/run"
-        "${ours[@]}" "$program" "${common[@]}" --deterministic $run --out "$work/run" || { echo "FAIL $run"; return 1; }
+        if ! "${ours[@]}" "$program" "${common[@]}" --deterministic $run --out "$work/run"; then
+            echo "FAIL $run"
+            return 1
+        fi
         sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2 \3/p' "$work/run/metrics.jsonl" \
             >"$work/bits"
         [ $runs = 0 ] && cp "$work/bits" "$work/first"
@@ -141,10 +183,18 @@ ranks() {
     done
     for run in "--ranks 2" "--ranks 4 --sharding shard_grad_op"; do
         rm -rf "$work/run"
-        "${ours[@]}" "$program" "${common[@]}" $run --out "$work/run" || { echo "FAIL $run"; return 1; }
-        sed -n 's/.*"step":4,.*"wait_s":\([^,]*\),.*"communication_s":\([^,]*\),.*/\1 \2/p' "$work/run/metrics.jsonl" | awk -v run="$run" '{ printf "%s: collectives take %.3f ms of a step, of which %.3f ms keep the compute stream waiting\n", run, 1e3 * $2, 1e3 * $1 }'
+        if ! "${ours[@]}" "$program" "${common[@]}" $run --out "$work/run"; then
+            echo "FAIL $run"
+            return 1
+        fi
+        times='.*"step":4,.*"wait_s":\([^,]*\),.*"communication_s":\([^,]*\),.*'
+        sed -n "s/$times/\\1 \\2/p" "$work/run/metrics.jsonl" | awk -v run="$run" '{
+            printf "%s: collectives take %.3f ms of a step, ", run, 1e3 * $2
+            printf "of which %.3f ms keep the compute stream waiting\n", 1e3 * $1
+        }'
     done
-    echo "bound: deterministic runs of 1, 1 again, 2 and 4 ranks have the same bits | = $runs | $equal | $([ $equal = $runs ] && echo met || echo MISSED)"
+    [ $equal != $runs ] || result=met
+    echo "bound: deterministic runs of 1, 1 again, 2 and 4 ranks have the same bits | = $runs | $equal | $result"
     [ $equal = $runs ]
 }
 
@@ -185,7 +235,8 @@ if [ $# -gt 0 ]; then "$1"; exit; fi # `stage` calls this script again to run a 
 
 : >>"$all"
 if ! gpu=$("${ours[@]}" "$bench" probe 2>"$log") && ! wanted build; then
-    echo "error: $bench probe: $(tail -n 1 "$log" | sed 's/^error: //'). Without a GPU, DRY=1 runs all of this on CUDA on a CPU" >&2
+    said=$(tail -n 1 "$log" | sed 's/^error: //')
+    echo "error: $bench probe: $said. Without a GPU, DRY=1 runs all of this on CUDA on a CPU" >&2
     exit 1
 fi
 if wanted build && [ -z "$dry" ]; then
@@ -206,9 +257,11 @@ fi
 if wanted ranks; then stage ranks 60 bash dev/gpu_check.sh ranks; fi
 if wanted roofline; then
     stage roofline 100 "${ours[@]}" $bench roofline ${dry:+tiny}
-    { echo "# The ops of the CUDA build beside what the GPU can do"; printf \
-        '\n%s, %s, commit %s: `bench_gpu roofline`, medians.\n' "$gpu" "$(date -u +%F)" "$commit"; grep -vE \
-        '^(\{|bound:)' "$log"; } >"$out/roofline-gpu.md"
+    {
+        printf '# The ops of the CUDA build beside what the GPU can do\n\n'
+        printf '%s, %s, commit %s: `bench_gpu roofline`, medians.\n' "$gpu" "$(date -u +%F)" "$commit"
+        grep -vE '^(\{|bound:)' "$log"
+    } >"$out/roofline-gpu.md"
 fi
 beside=("$python" dev/pytorch/bench_gpu.py --program $bench --library-path "$libraries" --out "$out/training-gpu.md" \
     ${dry:+--device cpu --tiny --rounds 2 --steps 1})

@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
 # checkpoints.sh [PROGRAM] [all] [GROUP…] : whatever happens to a run that saves, it comes back from a whole checkpoint
-# and ends with the
-# bits of the run that nothing happened to. Groups: shim, points (a crash at the n-th change of a file, power lost or
-# not), kills (random
-# ranks at random moments), errors (the n-th change fails), damage, refusals (what a save cannot do), signals. With
-# `all` every n, and more kills.
+# and ends with the bits of the run that nothing happened to. Groups: shim, points (a crash at the n-th change of a
+# file, power lost or not), kills (random ranks at random moments), errors (the n-th change fails), damage, refusals
+# (what a save cannot do), signals. With `all` every n, and more kills.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
@@ -66,8 +64,13 @@ END_OF_CONFIG
 }
 
 # in_folder FOLDER COMMAND… : there; what it says comes into FOLDER.log
-in_folder() { local folder=$1; shift; (cd "$folder" &&
-    exec timeout -k 1 60 "$@" </dev/null >"$work/$folder.log" 2>&1); }
+in_folder() {
+    local folder=$1
+    shift
+    (cd "$folder" && exec timeout -k 1 60 "$@" </dev/null >"$work/$folder.log" 2>&1)
+}
+# error_lines LOG : the lines with which a run ended, or its last line
+error_lines() { grep -aE '^(error|failure): ' "$1" || tail -n 1 "$1"; }
 
 sums() { (cd "$1/out" && sha256sum step-*/* && readlink latest) 2>/dev/null; }
 figures() { sed -nE 's/^\{"step":([0-9]+),"loss":([^,]*),"grad_norm":([^,}]*).*/\1 \2 \3/p' "$1/out/metrics.jsonl"; }
@@ -80,7 +83,7 @@ told() { sed -nE "s/.*$2.*step-0*([0-9]+).*/\1/p" "$1.log" | tail -n 1; }
 complaint() {
     local left
     left=$(find "$1" -name '.saving-*' -o -name '.deleting-*' | head -n 3 | tr '\n' ' ')
-    if [ "$3" != 0 ]; then echo "exit code $3: $(grep -aE '^(error|failure): ' "$1.log" || tail -n 1 "$1.log")"
+    if [ "$3" != 0 ]; then echo "exit code $3: $(error_lines "$1.log")"
     elif [ "$(sums "$1")" != "$(sums "$2")" ]; then
         echo "other checkpoints: $(diff <(sums "$2") <(sums "$1") | grep -m2 '^[<>]' | tr '\n' ' ')"
     elif [ "$(figures "$1")" != "$(figures "$2")" ]; then
@@ -165,6 +168,9 @@ crash_points() {
     fi | sort -nu
 }
 
+# counted WORD… : how often each number occurs, ` 2 (3 times)`
+counted() { printf '%s\n' "$@" | sort -n | uniq -c | awk '{ printf " %s (%s times)", $2, $1 }'; }
+
 # points_of MODE : crash points of a run with --save-mode MODE; after each, what the disk may hold, and the same command
 # again
 points_of() {
@@ -210,7 +216,7 @@ points_of() {
         if [ -n "${bad[$way]:-}" ] || [ "${good[$way]:-0}" != "$dies" ] || [ "$dies" -lt 5 ]; then
             fail "$what" "${good[$way]:-0} of $dies crash points are as they should be; ${bad[$way]:-}"
         else
-            pass "$what" "$dies crash points of $calls; came back from step$(tr ' ' '\n' <<<"${from[$way]}" | grep . | sort -n | uniq -c | awk '{printf " %s (%s times)", $2, $1}')"
+            pass "$what" "$dies crash points of $calls; came back from step$(counted ${from[$way]})"
         fi
     done
 }
@@ -243,10 +249,15 @@ points_again() {
 
 points() { points_of sync; points_of async; points_again; }
 
+# names_file LOG : it has one line of an error, which names a file under --out
+names_file() {
+    [ "$(grep -acE '^(error|failure): ' "$1")" = 1 ] && grep -a '^error: ' "$1" | grep -qE 'out.*Input/output error'
+}
+
 # in place of a crash, the n-th change of a file fails: the run ends with one line that names a file, or with all that
 # it should have done
 errors() {
-    local command=("${run[@]}" "${saves[@]}" --ranks 2) at calls step=1 code wrong count=0 ended=0 bad=
+    local command=("${run[@]}" "${saves[@]}" --ranks 2) at calls step=1 code wrong count=0 ended=0 bad="" ends
     rm -rf whole-sync
     under_shim whole-sync CRASH_AT=0 "${command[@]}"
     calls=$(wc -l <whole-sync/state/calls)
@@ -259,8 +270,10 @@ errors() {
         wrong=
         if [ "$code" = 1 ]; then
             ended=$((ended + 1))
-            [ "$(grep -acE '^(error|failure): ' dead/root.log)" = 1 ] && grep -a '^error: ' dead/root.log | grep -qE 'out.*Input/output error' || wrong="not one line that names a file: $(grep -aE '^(error|failure): ' dead/root.log || tail -n 1 dead/root.log)"
-        else wrong=$(complaint dead/root whole-sync/root "$code"); fi
+            names_file dead/root.log || wrong="not one line that names a file: $(error_lines dead/root.log)"
+        else
+            wrong=$(complaint dead/root whole-sync/root "$code")
+        fi
         [[ $wrong != "left behind"*/.deleting-* ]] || wrong= # the next run removes it
         in_folder dead/root "${command[@]}"
         wrong=${wrong:-$(complaint dead/root whole-sync/root $?)}
@@ -269,7 +282,9 @@ errors() {
     if [ -n "$bad" ] || [ "$ended" = 0 ]; then
         fail "a change of a file fails" "$bad"
     else
-        pass "a change of a file fails" "$count calls of $calls; $ended runs ended with an error that names the file, the others did without; the next one had the bits of a run without errors"
+        ends="$ended runs ended with an error that names the file, the others did without"
+        pass "a change of a file fails" \
+            "$count calls of $calls; $ends; the next one had the bits of a run without errors"
     fi
 }
 
@@ -286,8 +301,8 @@ ranks_of() { # the processes that LAUNCHER started
 # kills_of RANKS COUNT MODE : each time the same command goes on with what the last one left; whole runs on the way are
 # judged, too
 kills_of() {
-    local ranks=$1 count=$2 name="$1 processes, --save-mode $3" killed=0 whole=0 code start took victim launcher \
-        wrong bad= reached= ms
+    local ranks=$1 count=$2 name="$1 processes, --save-mode $3" killed=0 whole=0 bad="" reached=""
+    local code start took victim launcher wrong ends ms
     local command=("${mpi[@]}" -np "$ranks" "${run[@]}" --steps 60 --save-every 3 --save-mode "$3" --timeout 5)
     rm -rf unhurt hurt
     mkdir unhurt hurt
@@ -324,7 +339,8 @@ kills_of() {
     if [ -n "$bad" ]; then
         fail "random ranks killed, $name" "after $killed kills: $bad"
     else
-        pass "random ranks killed, $name" "$killed kills, after steps$reached; $((whole + 1)) came to their end with the bits of an unhurt run, which takes $took ms"
+        ends="$((whole + 1)) came to their end with the bits of an unhurt run, which takes $took ms"
+        pass "random ranks killed, $name" "$killed kills, after steps$reached; $ends"
     fi
 }
 
@@ -339,21 +355,21 @@ kills() {
 # refused NAME PATTERN FOLDER COMMAND… : exit code 1, one line `error: …` like PATTERN, and the checkpoints that there
 # were are as before
 refused() {
-    local name=$1 pattern=$2 folder=$3 before code after
+    local name=$1 pattern=$2 folder=$3 before code after said
     shift 3
     before=$(sums "$folder")
     in_folder "$folder" "$@"
     code=$?
     after=$(sums "$folder")
+    said=$(grep -a '^error: ' "$folder.log")
     if [ "$code" != 1 ]; then fail "$name" "exit code $code, expected 1: $(tail -n 1 "$folder.log")"
-    elif [ "$(grep -ac '^error: ' "$folder.log")" != 1 ] || ! grep -a '^error: ' "$folder.log" |
-        grep -qE -- "$pattern"; then
-        fail "$name" "expected one line 'error: …$pattern…': $(grep -a '^error: ' "$folder.log" || tail -n 1 "$folder.log")"
+    elif [ "$(grep -c . <<<"$said")" != 1 ] || ! grep -qaE -- "$pattern" <<<"$said"; then
+        fail "$name" "expected one line 'error: …$pattern…': ${said:-$(tail -n 1 "$folder.log")}"
     elif [ "$(grep -vxFc -- "$after" <<<"$before")" != 0 ]; then
         fail "$name" "checkpoints changed: $(diff <(echo "$before") <(echo "$after") | grep -m2 '^[<>]' | tr '\n' ' ')"
     elif [ -n "$(find "$folder"/out/.saving-* -type f -size +0 2>/dev/null)" ]; then
         fail "$name" "keeps the room of $(find "$folder"/out/.saving-* -type f -size +0 | head -n 1)"
-    else pass "$name" "$(grep -a '^error: ' "$folder.log" | cut -c8-)"; fi
+    else pass "$name" "${said#error: }"; fi
 }
 
 # flip FILE BYTE : one bit of it
@@ -432,8 +448,11 @@ refusals() {
 
     copy hurt
     before=$(du -k --apparent-size hurt/out/step-00000006/* | sort -n | tail -n 1 | cut -f1) # kB of the largest file
-    (ulimit -f $((before / 2)); refused "files may not grow so large" "out.*: File too large" hurt "${run[@]}" \
-        --steps 8 --ranks 2; echo "$passed $failed" >counts)
+    (
+        ulimit -f $((before / 2))
+        refused "files may not grow so large" "out.*: File too large" hurt "${run[@]}" --steps 8 --ranks 2
+        echo "$passed $failed" >counts
+    )
     read -r passed failed <counts
 
     mkdir full
@@ -457,10 +476,65 @@ refusals() {
 }
 
 # ---------------------------------------------------------------- signals
+newer_than() { [ "$(newest "$1")" != "$2" ]; } # FOLDER STEP
+
+# saves_on NAME SIGNAL : the run in `told` saves when it gets SIGNAL; after USR1 it goes on
+saves_on() {
+    local name="$1: SIG$2 saves" before steps
+    before=$(newest told)
+    kill "-$2" "$launcher"
+    if ! wait_until 10 newer_than told "$before"; then
+        fail "$name" "no checkpoint within 10 s: $(tail -n 1 told.log)"
+        end_started
+        wait "$launcher" 2>/dev/null
+        return 1
+    fi
+    [ "$2" = USR1 ] || return 0
+    steps=$(wc -l <told/out/metrics.jsonl)
+    if wait_until 10 has_steps told $((steps + 3)); then
+        pass "$name and goes on" "step-$(newest told), then 3 more steps"
+    else
+        fail "$name and goes on" "no more steps: $(tail -n 1 told.log)"
+    fi
+}
+
+# not_exported NAME SIGNAL : the run in `told`, which SIGNAL ended at step $steps, says why there is no exported model
+not_exported() {
+    local name="$1: what SIG$2 ends is not exported, and says so"
+    local said="not exported: the run ended at step $steps of 100000000; continue it with --resume to export the model"
+    if grep -qx "$said at its end" told.log && [ ! -e told/exported/model.safetensors ]; then
+        pass "$name" "$(grep '^not exported' told.log)"
+    else
+        fail "$name" "$(ls told/exported 2>/dev/null | tr '\n' ' ')$(tail -n 1 told.log)"
+    fi
+}
+
+# goes_on_after NAME SIGNAL LAUNCH… : two more steps after $steps have the bits of a run that got no signal
+goes_on_after() {
+    local name="$1: goes on after SIG$2" code wrong=""
+    shift 2
+    rm -rf untold
+    mkdir untold
+    in_folder untold "$@" --steps $((steps + 2)) && in_folder told "$@" --steps $((steps + 2))
+    code=$?
+    [ "$(cat untold/out/latest/* | sha256sum)" = "$(cat told/out/latest/* | sha256sum)" ] ||
+        wrong="other bits in step-$(newest told) than in step-$(newest untold) of a run without signals"
+    [ "$(figures untold)" = "$(figures told)" ] || wrong="other figures in metrics.jsonl"
+    if [[ " $* " == *" --export exported "* ]] &&
+        ! cmp -s untold/exported/model.safetensors told/exported/model.safetensors; then
+        wrong="the model that is exported then is another, or none"
+    fi
+    if [ "$code" = 0 ] && [ -z "$wrong" ]; then
+        pass "$name" "step $steps to $((steps + 2)), the bits of a run without signals"
+    else
+        fail "$name" "exit code $code, $wrong: $(tail -n 1 told.log)"
+    fi
+}
+
 # signalled NAME SIGNALS LAUNCH… : each of SIGNALS saves; the last one also ends the run with exit code 75, and what
 # comes after has the bits of a run that got none
 signalled() {
-    local name=$1 signals=$2 launcher signal before wrong steps code
+    local name=$1 signals=$2 launcher signal ends ended steps code
     shift 2
     rm -rf told
     mkdir told
@@ -468,56 +542,24 @@ signalled() {
     launcher=$!
     started=("$launcher")
     wait_until 20 has_steps told 3
-    for signal in $signals; do
-        before=$(newest told)
-        kill "-$signal" "$launcher"
-        newer() { [ "$(newest told)" != "$before" ]; }
-        wait_until 10 newer || { fail "$name: SIG$signal saves" "no checkpoint within 10 s: $(tail -n 1 told.log)"; \
-            end_started; wait "$launcher" 2>/dev/null; return; }
-        if [ "$signal" = USR1 ]; then
-            steps=$(wc -l <told/out/metrics.jsonl)
-            if wait_until 10 has_steps told $((steps + 3)); then
-                pass "$name: SIGUSR1 saves and goes on" "step-$(newest told), then 3 more steps"
-            else
-                fail "$name: SIGUSR1 saves and goes on" "no more steps: $(tail -n 1 told.log)"
-            fi
-        fi
-    done
-    wait_until 10 gone "$launcher" || { fail "$name: SIG$signal saves and ends" \
-        "still running 10 s later: $(tail -n 1 told.log)"; end_started; }
+    for signal in $signals; do saves_on "$name" "$signal" || return; done
+    ends="$name: SIG$signal saves and ends"
+    if ! wait_until 10 gone "$launcher"; then
+        fail "$ends" "still running 10 s later: $(tail -n 1 told.log)"
+        end_started
+    fi
     wait "$launcher" 2>/dev/null
     code=$?
     started=()
     steps=$(figures told | tail -n 1 | cut -d' ' -f1)
     if [ "$code" != 75 ] || [ "$(newest told)" != "$steps" ]; then
-        fail "$name: SIG$signal saves and ends" "exit code $code, the last step is $steps, the last checkpoint of step $(newest told): $(tail -n 1 told.log)"
+        ended="exit code $code, the last step is $steps, the last checkpoint of step $(newest told)"
+        fail "$ends" "$ended: $(tail -n 1 told.log)"
         return
     fi
-    pass "$name: SIG$signal saves and ends" "exit code 75, the last step and checkpoint is $steps"
-    if [[ " $* " == *" --export exported "* ]]; then
-        if grep -qx "not exported: the run ended at step $steps of 100000000; continue it with --resume to export the model at its end" told.log && [ ! -e told/exported/model.safetensors ]; then
-            pass "$name: what SIG$signal ends is not exported, and says so" "$(grep '^not exported' told.log)"
-        else
-            fail "$name: what SIG$signal ends is not exported, and says so" \
-                "$(ls told/exported 2>/dev/null | tr '\n' ' ')$(tail -n 1 told.log)"
-        fi
-    fi
-    rm -rf untold
-    mkdir untold
-    in_folder untold "$@" --steps $((steps + 2)) && in_folder told "$@" --steps $((steps + 2))
-    code=$?
-    [ "$(cat untold/out/latest/* | sha256sum)" = "$(cat told/out/latest/* | sha256sum)" ] && wrong= ||
-        wrong="other bits in step-$(newest told) than in step-$(newest untold) of a run without signals"
-    [ "$(figures untold)" = "$(figures told)" ] || wrong="other figures in metrics.jsonl"
-    if [[ " $* " == *" --export exported "* ]] && ! cmp -s untold/exported/model.safetensors \
-        told/exported/model.safetensors; then
-        wrong="the model that is exported then is another, or none"
-    fi
-    if [ "$code" = 0 ] && [ -z "$wrong" ]; then
-        pass "$name: goes on after SIG$signal" "step $steps to $((steps + 2)), the bits of a run without signals"
-    else
-        fail "$name: goes on after SIG$signal" "exit code $code, $wrong: $(tail -n 1 told.log)"
-    fi
+    pass "$ends" "exit code 75, the last step and checkpoint is $steps"
+    [[ " $* " != *" --export exported "* ]] || not_exported "$name" "$signal"
+    goes_on_after "$name" "$signal" "$@"
 }
 
 signals() {
@@ -525,7 +567,6 @@ signals() {
     signalled "2 threads that export" TERM "${run[@]}" --ranks 2 --export exported
     [ -z "$have_mpi" ] || signalled "2 processes" "USR1 USR2" "${mpi[@]}" -np 2 "${run[@]}"
 }
-
 
 prepare
 for group in $groups; do

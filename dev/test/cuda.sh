@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # cuda.sh [all] : the CUDA build as a whole, its kernels run on this processor (dev/cuda_on_cpu); beside the C build.
-# Where nvcc is
-# installed: it compiles for GPUs without a spill, and attention is made of the instructions it should be made of. With
-# `all` in both
-# precisions, held against the table of registers; and more orders of streams.
+# Where nvcc is installed: it compiles for GPUs without a spill, and attention is made of the instructions it should be
+# made of. With `all` in both precisions, held against the table of registers; and more orders of streams.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 top=$PWD all=${1:+all}
@@ -26,8 +24,8 @@ prepare() {
     }
     mkdir model wide
     cat >model/config.json <<'END'
-{"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
- "intermediate_size": 176, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
+{"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "head_dim": 64, "intermediate_size": 176, "vocab_size": 600, "max_position_embeddings": 256, "rope_theta": 500000}
 END
     sed 's/"head_dim": 64/"head_dim": 320/' model/config.json >wide/config.json
     train=(--model model --data text/train.tok --seq 75 --batch 2 --threads 2 --warmup 2 --lr 3e-3)
@@ -65,7 +63,7 @@ training() {
 
 # the same bits: however the streams, warps and lanes take turns; on one rank, two ranks, four as two replicas
 same_bits() {
-    local precision seed
+    local precision seed name gathers
     local -a common=(--model model --data text/train.tok --seq 75 --batch 1 --threads 1 --steps 3 --warmup 2 --lr 3e-3
         --deterministic)
     for precision in ${all:+fp32} bf16; do
@@ -74,13 +72,14 @@ same_bits() {
         CUDA_ON_CPU_DEVICES=4 run "four-$precision" "$(cuda $precision)" "${common[@]}" --accum 1 --ranks 4 \
             --dp-replicate 2 --recompute selective --transport nccl --trace "four-$precision.json" || continue
         run "far-$precision" "$(cuda $precision)" "${common[@]}" --accum 2 --ranks 2 --offload all --slots 3 || continue
+        name="$precision: deterministic, 2 ranks, 2 x 2 over NCCL and 2 with all state offloaded"
+        name+=" have one rank's bits on CUDA"
         if [ -s "one-$precision.txt" ] && cmp -s "one-$precision.txt" "two-$precision.txt" &&
             cmp -s "one-$precision.txt" "four-$precision.txt" && cmp -s "one-$precision.txt" "far-$precision.txt"; then
-            pass "$precision: deterministic, 2 ranks, 2 x 2 over NCCL and 2 with all state offloaded have one rank's bits on CUDA" "$(tail -n 1 "one-$precision.txt")"
+            pass "$name" "$(tail -n 1 "one-$precision.txt")"
         else
-            fail "$precision: deterministic, 2 ranks, 2 x 2 over NCCL and 2 with all state offloaded have one rank's bits on CUDA" "$(tail -qn 1 {one,two,four,far}-$precision.txt | tr '\n' ';')"
+            fail "$name" "$(tail -qn 1 {one,two,four,far}-$precision.txt | tr '\n' ';')"
         fi
-        local gathers
         gathers=$(grep -c '"cat":"communication","name":"all_gather: model' "four-$precision.json")
         if [ "$gathers" -gt 0 ]; then
             pass "$precision: the timeline of four GPUs has their gathers" "$gathers"
@@ -120,13 +119,17 @@ use() {
         how=$("$("$by" fp32)" --model exported --export "stored-$by" --dtype int8 2>&1) ||
             { fail "a model is written in 8 bits by $by" "$how"; return; }
     done
-    losses=$(for how in "" "--ranks 2 --transport nccl"; do CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model stored-cuda \
-        --eval text/val.tok --seq 75 --batch 2 $how 2>&1 | tail -n 1; done | sort -u)
+    losses=$(
+        for how in "" "--ranks 2 --transport nccl"; do
+            CUDA_ON_CPU_DEVICES=2 "$(cuda fp32)" --model stored-cuda --eval text/val.tok --seq 75 --batch 2 $how 2>&1 |
+                tail -n 1
+        done | sort -u
+    )
     two=$("$(cpu fp32)" --model stored-cpu --eval text/val.tok --seq 75 --batch 2 2>&1 | tail -n 1)
     if diff -r stored-cuda stored-cpu >/dev/null && [ "$(wc -l <<<"$losses")" = 1 ] &&
-        awk -v a="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$losses")" -v \
-        b="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$two")" \
-        'BEGIN { exit !(a > 0 && a / b - 1 < 1e-5 && b / a - 1 < 1e-5) }'; then
+        awk -v a="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$losses")" \
+            -v b="$(sed 's/.*"loss":\([^,]*\).*/\1/' <<<"$two")" \
+            'BEGIN { exit !(a > 0 && a / b - 1 < 1e-5 && b / a - 1 < 1e-5) }'; then
         pass "a model in 8 bits: CUDA writes the processor's files, and has its loss" "$losses"
     else
         fail "a model in 8 bits: CUDA writes the processor's files, and has its loss" \
@@ -137,14 +140,16 @@ use() {
 # ---------------------------------------------------------------- saved, and gone on from
 # same_files NAME STEPS OUT OUT… : the checkpoints of these steps that the runs left, byte by byte
 same_files() {
-    local name=$1 steps=$2 first=$3 step out told=
+    local name=$1 steps=$2 first=$3 last=$3/step-0000000${2: -1} step out sum told=
     shift 3
     for out in "$@"; do
-        for step in $steps; do told+=$(diff -r "$first/step-0000000$step" "$out/step-0000000$step" 2>&1 |
-            head -n 1); done
+        for step in $steps; do
+            told+=$(diff -r "$first/step-0000000$step" "$out/step-0000000$step" 2>&1 | head -n 1)
+        done
     done
-    if [ -s "$first/step-0000000${steps: -1}/trainer.json" ] && [ -z "$told" ]; then
-        pass "$name" "$(cat "$first/step-0000000${steps: -1}"/* | sha256sum | cut -c1-16), and loss $(tail -n 1 "$first.txt" | cut -d' ' -f2)"
+    if [ -s "$last/trainer.json" ] && [ -z "$told" ]; then
+        sum=$(cat "$last"/* | sha256sum | cut -c1-16)
+        pass "$name" "$sum, and loss $(tail -n 1 "$first.txt" | cut -d' ' -f2)"
     else
         fail "$name" "$told"
     fi
@@ -153,8 +158,11 @@ same_files() {
 # resume OUT OF PROGRAM ARGUMENT… : from the first checkpoint of run OF; trains the step that is left, and no other
 resume() {
     run "$1" "${@:3}" --resume "$2/step-00000001" || return 1
-    cmp -s <(tail -n 1 "$2.txt") "$1.txt" || { fail "$1: goes on with the step that is left" \
-        "its steps, losses and norms: $(tr '\n' ';' <"$1.txt"), expected $(tail -n 1 "$2.txt")"; return 1; }
+    if ! cmp -s <(tail -n 1 "$2.txt") "$1.txt"; then
+        fail "$1: goes on with the step that is left" \
+            "its steps, losses and norms: $(tr '\n' ';' <"$1.txt"), expected $(tail -n 1 "$2.txt")"
+        return 1
+    fi
 }
 
 saves() {
@@ -207,22 +215,25 @@ meshes() {
 # ---------------------------------------------------------------- what is refused
 # bad NAME PATTERN CODE ARGUMENT… : one line that matches, exit code CODE
 bad() {
-    local name=$1 pattern=$2 code=$3 got
+    local name=$1 pattern=$2 code=$3 got expected
     shift 3
     timeout 60 "$(cuda bf16)" "$@" </dev/null >.out 2>.err
     got=$?
     if [ "$got" = "$code" ] && [ "$(grep -cE '^(error|failure): ' .err)" = 1 ] && grep -qE "$pattern" .err; then
         pass "$name" "$(head -n 1 .err)"
     else
-        fail "$name" "exit code $got, expected $code and one line like '$pattern': $(cat .err | head -n 3 | tr '\n' ' ')"
+        expected="$code and one line like '$pattern'"
+        fail "$name" "exit code $got, expected $expected: $(head -n 3 .err | tr '\n' ' ')"
     fi
 }
 
 refusals() {
     bad "heads that no kernel has" "head.* 320.*256" 1 "${train[@]}" --model wide --steps 1
-    bad "MPI between GPUs" "^error: --transport mpi needs a launcher: start with mpirun" 1 "${train[@]}" --steps 1 --transport mpi
-    bad "two ranks on one GPU over NCCL" "^error: 2 ranks were started on a host with 1 GPU, .*--ranks N --transport threads" \
-        1 "${train[@]}" --steps 1 --ranks 2 --transport nccl
+    bad "MPI between GPUs" "^error: --transport mpi needs a launcher: start with mpirun" 1 "${train[@]}" --steps 1 \
+        --transport mpi
+    bad "two ranks on one GPU over NCCL" \
+        "^error: 2 ranks were started on a host with 1 GPU, .*--ranks N --transport threads" 1 "${train[@]}" \
+        --steps 1 --ranks 2 --transport nccl
     export CUDA_ON_CPU_DEVICES=2
     bad "offloaded sums that NCCL should reduce" "^error: --offload all keeps gradients" 1 "${train[@]}" --steps 1 \
         --ranks 2 --transport nccl --accum 2 --accumulate local --offload all
@@ -231,7 +242,8 @@ refusals() {
         --steps 1 --ranks 2 --transport nccl --sharding no_shard --offload all
     unset CUDA_ON_CPU_DEVICES
     CUDA_ON_CPU_DEVICES=0 bad "no GPU" "^error: no NVIDIA GPU is visible.*\./train_llama3" 1 "${train[@]}" --steps 1
-    CUDA_ON_CPU_DRIVER=12040 bad "a driver that is too old" "^error: the NVIDIA driver supports CUDA 12\.4, but this program was built with CUDA 13\.[0-9]: install a newer driver" 1 "${train[@]}" --steps 1
+    local old='^error: the NVIDIA driver supports CUDA 12\.4, but this program was built with CUDA 13\.[0-9]: '
+    CUDA_ON_CPU_DRIVER=12040 bad "a driver that is too old" "${old}install a newer driver" 1 "${train[@]}" --steps 1
     CUDA_ON_CPU_CHIP=sm_70 bad "a GPU that is too old" "^error: .*compute capability 7\.0, but 8\.0.*needed" 1 \
         "${train[@]}" --steps 1
     CUDA_ON_CPU_MEMORY=4000000000000 bad "more memory to pin than the host has" \
@@ -254,17 +266,29 @@ refusals() {
 
 # ---------------------------------------------------------------- compiled for GPUs, where nvcc is
 # instructions of each attention kernel of tensor cores: name, mma, ldmatrix, accesses to local memory; of the machine's
-# code where it
-# can be read, else of PTX
+# code where it can be read, else of PTX
 instructions() {
+    local compile
     if command -v cuobjdump >/dev/null && command -v nvdisasm >/dev/null; then
-        cuobjdump -sass "$top/build/cuda-bf16/test_llama3_cuda" | awk '/Function :/ {name = $3} /HMMA/ {mma[name]++} /LDSM/ {load[name]++} /LDL|STL/ {spill[name]++}
-            END {for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0}'
+        cuobjdump -sass "$top/build/cuda-bf16/test_llama3_cuda" | awk '
+            /Function :/ { name = $3 }
+            /HMMA/       { mma[name]++ }
+            /LDSM/       { load[name]++ }
+            /LDL|STL/    { spill[name]++ }
+            END          { for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0 }'
     else
-        (cd "$top" && $(sed -E 's/-gencode [^ ]+//g; s/ -t [0-9]+//; s/-Xptxas [^ ]+//; s/ -l[^ ]+//g' \
-            build/cuda-bf16/flags) -arch=compute_90 -ptx train_llama3.cu -o "$work/ptx") >.out 2>&1
-        awk '/\.entry / {match($0, /_Z[A-Za-z0-9_]+/); name = substr($0, RSTART, RLENGTH)} /mma\.sync/ {mma[name]++} /ldmatrix/ {load[name]++} /ld\.local|st\.local/ {spill[name]++}
-            END {for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0}' ptx
+        compile=$(sed -E 's/-gencode [^ ]+//g; s/ -t [0-9]+//; s/-Xptxas [^ ]+//; s/ -l[^ ]+//g' \
+            "$top/build/cuda-bf16/flags")
+        (cd "$top" && $compile -arch=compute_90 -ptx train_llama3.cu -o "$work/ptx") >.out 2>&1
+        awk '
+            /\.entry / {
+                match($0, /_Z[A-Za-z0-9_]+/)
+                name = substr($0, RSTART, RLENGTH)
+            }
+            /mma\.sync/            { mma[name]++ }
+            /ldmatrix/             { load[name]++ }
+            /ld\.local|st\.local/  { spill[name]++ }
+            END                    { for (n in mma) print n, mma[n], load[n] + 0, spill[n] + 0 }' ptx
     fi
 }
 

@@ -80,8 +80,12 @@ ranks_of() {
 }
 
 # those of this script's runs: ranks, and what watches over them
-left_over() { local file; for file in /proc/[0-9]*/cmdline; do { tr '\0' '\n' <"$file" | grep -qxF -- "$mark" &&
-    basename "${file%/cmdline}"; } 2>/dev/null; done; }
+left_over() {
+    local file
+    for file in /proc/[0-9]*/cmdline; do
+        if tr '\0' '\n' <"$file" | grep -qxF -- "$mark"; then basename "${file%/cmdline}"; fi
+    done 2>/dev/null
+}
 none_left() { [ -z "$(left_over)" ]; }
 shared_memory() { ls /dev/shm 2>/dev/null | grep '^llama3-' | sort; }
 # that of other runs may come and go
@@ -106,10 +110,9 @@ missed() {
 }
 
 # ended NAME START SECONDS CODES PATTERN FLIGHTS : how a run that lost a rank ended: in time, with a line that names the
-# cause, no process
-# and no shared memory left behind, the last exchanges of as many ranks under --out
+# cause, no process and no shared memory left behind, the last exchanges of as many ranks under --out
 ended() {
-    local name=$1 start=$2 seconds=$3 codes=$4 pattern=$5 flights=$6 code found
+    local name=$1 start=$2 seconds=$3 codes=$4 pattern=$5 flights=$6 code found how
     if ! wait_until "$seconds" gone "$launcher"; then
         missed "$name" "still running $seconds s later: $(tail -n 1 .err)"
         end_started
@@ -121,7 +124,9 @@ ended() {
     code=$?
     wait_until 2 none_left || true
     found=$(ls "$out/flight" 2>/dev/null | wc -l) # a host that is ended from outside leaves its own after the launcher
-    if ! none_left; then missed "$name" "processes are left over: $(left_over | tr '\n' ' ')"; kill -KILL $(left_over)
+    if ! none_left; then
+        missed "$name" "processes are left over: $(left_over | tr '\n' ' ')"
+        kill -KILL $(left_over)
     elif ! wait_until 5 no_shared_memory; then
         missed "$name" "shared memory is left over: $(comm -13 <(echo "$shared_before") <(shared_memory) | tr '\n' ' ')"
     elif ! [[ " $codes " == *" $code "* ]]; then missed "$name" "exit code $code, expected $codes: $(tail -n 1 .err)"
@@ -129,24 +134,31 @@ ended() {
         missed "$name" "expected one line, like '$pattern': $(grep -E '^(failure|error): ' .err || tail -n 1 .err)"
     elif [ "$found" != "$flights" ]; then missed "$name" "$found files under $out/flight, expected $flights"
     else
-        pass "$name" "exit code $code after $start ms (bound $((seconds * 1000))), $found flight files; $(grep -m1 -E "$pattern" .err)"
+        how="exit code $code after $start ms (bound $((seconds * 1000))), $found flight files"
+        pass "$name" "$how; $(grep -m1 -E "$pattern" .err)"
     fi
     started=()
 }
 
 # lost NAME HOSTS VICTIM SIGNAL SECONDS CODES PATTERN : a rank of three gets SIGNAL while they train, --timeout 2.
-# HOSTS: the ranks of each host;
-# to the program, ranks whose launcher's step differs are on different hosts. `layout`: further options
+# HOSTS: the ranks of each host; to the program, ranks whose launcher's step differs are on different hosts. `layout`:
+# further options
 lost() {
-    local name=$1 hosts=$2 victim=$3 signal=$4 seconds=$5 codes=$6 pattern=$7 out=$((++runs_lost)).lost launcher \
-        ranks start host=0 n command=()
+    local name=$1 hosts=$2 victim=$3 signal=$4 seconds=$5 codes=$6 pattern=$7 out=$((++runs_lost)).lost
+    local launcher ranks start host=0 n command=() options
     mark=$out
-    for n in $hosts; do command+=(${command[@]+:} -np "$n" -x SLURM_STEP_ID=$((host++)) "$program" "${train[@]}" \
-        --batch 1 --steps 100000000 --timeout 2 ${layout[@]+"${layout[@]}"} --out "$out"); done
+    options=("${train[@]}" --batch 1 --steps 100000000 --timeout 2 ${layout[@]+"${layout[@]}"} --out "$out")
+    for n in $hosts; do
+        command+=(${command[@]+:} -np "$n" -x SLURM_STEP_ID=$((host++)) "$program" "${options[@]}")
+    done
     "${mpi[@]}" "${command[@]}" </dev/null >.out 2>.err &
     launcher=$!
     started=("$launcher")
-    wait_until 20 has_steps "$out" || { missed "$name" "no steps within 20 s: $(tail -n 1 .err)"; end_started; return; }
+    if ! wait_until 20 has_steps "$out"; then
+        missed "$name" "no steps within 20 s: $(tail -n 1 .err)"
+        end_started
+        return
+    fi
     ranks=$(ranks_of "$launcher" | sort -n)
     started+=($ranks)
     start=$(now)
@@ -183,33 +195,43 @@ alone() {
     rm -rf "$out"
 }
 
+# a process that stops itself as soon as the program in it has a second thread
+stops_in_start_up='"$0" "$@" & pid=$!
+until ls /proc/$pid/task | grep -qv "^$pid\$"; do :; done
+kill -STOP $pid
+wait $pid'
+
 ranks_lost() {
-    local waited='^failure: rank [0-9]+ waited 2\.[0-9] s for (all_gather|reduce_scatter) #[0-9]+ of .* on (fsdp|world) \(3 ranks\); '
-    local last='its last collective was (all_gather|reduce_scatter) #[0-9]+ of .* on fsdp' \
-        did='It was (computing|running|waiting|reading)'
-    local message="(send|receive) #[0-9]+ of '(activations|gradients) [0-3] to stage [0-2]' on pp" runs_lost=0 \
-        shared_before layout=()
+    local runs_lost=0 shared_before layout=()
+    local second='rank 1 on host [^ ]+ \(process [0-9]+\)' third='rank 2 on host [^ ]+ \(process [0-9]+\)'
+    local waited='^failure: rank [0-9]+ waited 2\.[0-9] s for'
+    waited+=' (all_gather|reduce_scatter) #[0-9]+ of .* on (fsdp|world) \(3 ranks\); '
+    local silent='^failure: no sign of life for 2\.[0-9] s in'
+    local last='its last collective was (all_gather|reduce_scatter) #[0-9]+ of .* on fsdp'
+    local did='It was (computing|running|waiting|reading)'
+    local message="(send|receive) #[0-9]+ of '(activations|gradients) [0-3] to stage [0-2]' on pp"
+    message+='|all_gather #[0-9]+ of .* on world'
     shared_before=$(shared_memory)
-    twice lost "a stopped rank" 3 1 STOP 4 2 "${waited}rank 1 on host [^ ]+ \(process [0-9]+\) is stopped\. $did"
-    twice lost "a stopped rank of another host" "1 2" 2 STOP 4 2 \
-        "${waited}rank 2 on host [^ ]+ \(process [0-9]+\) is stopped\. $did"
-    twice lost "a stopped rank, alone on its host" "2 1" 2 STOP 5 2 \
-        "^failure: no sign of life for 2\.[0-9] s in a step: rank 2 on host [^ ]+ \(process [0-9]+\) is stopped\. $did"
-    twice lost "a killed rank" 3 1 KILL 2 "137 2" \
-        "^failure: rank 1 on host [^ ]+ \(process [0-9]+\) died: .*\. $did.*; $last"
-    twice lost "a killed rank of another host" "1 2" 1 KILL 2 "137 2" \
-        "^failure: rank 1 on host [^ ]+ \(process [0-9]+\) died: .*; $last"
+    twice lost "a stopped rank" 3 1 STOP 4 2 "$waited$second is stopped\. $did"
+    twice lost "a stopped rank of another host" "1 2" 2 STOP 4 2 "$waited$third is stopped\. $did"
+    twice lost "a stopped rank, alone on its host" "2 1" 2 STOP 5 2 "$silent a step: $third is stopped\. $did"
+    twice lost "a killed rank" 3 1 KILL 2 "137 2" "^failure: $second died: .*\. $did.*; $last"
+    twice lost "a killed rank of another host" "1 2" 1 KILL 2 "137 2" "^failure: $second died: .*; $last"
     layout=(--pp 3 --accum 4)
-    twice lost "a stopped stage of a pipeline" 3 1 STOP 4 2 "^failure: rank [02] waited 2\.[0-9] s for ($message|all_gather #[0-9]+ of .* on world).*; rank 1 on host [^ ]+ \(process [0-9]+\) is stopped\. $did"
-    twice lost "a killed stage of a pipeline" 3 1 KILL 4 "137 2" "^failure: rank 1 on host [^ ]+ \(process [0-9]+\) died: .*\. It was (computing|running|reading|waiting for ($message|all_gather #[0-9]+ of .* on world))"
-    twice not_started "a process that never starts this program" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: rank 0 .*; 1 of this host's 2 ranks never started this program.*--timeout" sleep 8
-    twice not_started "a rank stopped in start-up" 5 "^failure: no sign of life for 2\.[0-9] s in start-up: .*rank 1 on host [^ ]+ \(process [0-9]+\) is stopped\. It was starting.*--timeout" \
-        bash -c '"$0" "$@" & pid=$!; until ls /proc/$pid/task | grep -qv "^$pid\$"; do :; done; kill -STOP $pid; wait $pid' "$program" "${train[@]}" --batch 1 --steps 1 --timeout 0.5 --out never
+    twice lost "a stopped stage of a pipeline" 3 1 STOP 4 2 \
+        "^failure: rank [02] waited 2\.[0-9] s for ($message).*; $second is stopped\. $did"
+    twice lost "a killed stage of a pipeline" 3 1 KILL 4 "137 2" \
+        "^failure: $second died: .*\. It was (computing|running|reading|waiting for ($message))"
+    twice not_started "a process that never starts this program" 5 \
+        "$silent start-up: rank 0 .*; 1 of this host's 2 ranks never started this program.*--timeout" sleep 8
+    twice not_started "a rank stopped in start-up" 5 \
+        "$silent start-up: .*$second is stopped\. It was starting.*--timeout" \
+        bash -c "$stops_in_start_up" "$program" "${train[@]}" --batch 1 --steps 1 --timeout 0.5 --out never
     twice alone "an error of one rank alone, before it finds the others" "^error: unknown option --nonsense" --nonsense
     twice alone "an error of one rank alone, when ranks compare" "^error: rank 2 was started with different options" \
         --lr 7
-    twice alone "an error of one rank alone, after it found the others" "^error: no token file at nowhere" --data \
-        nowhere
+    twice alone "an error of one rank alone, after it found the others" "^error: no token file at nowhere" \
+        --data nowhere
 }
 
 # ---------------------------------------------------------------- the same, however it is started
@@ -218,12 +240,19 @@ figures() { sed -nE "s/.*\"$2\":([^,}]*).*/\1/p" "$1/metrics.jsonl"; }
 # losses_equal NAME DIR DIR : the losses of all steps, within 1e-5; in bf16, where a rounding may fall to the other
 # side, 1e-3
 losses_equal() {
-    local worst bound=1e-5
+    local worst steps last bound=1e-5
     "$program" --plan 2>/dev/null | head -n 1 | grep -q 'bf16' && bound=1e-3
-    worst=$(paste <(figures "$2" loss) <(figures "$3" loss) |
-        awk '{ if ($1 == "" || $2 == "") d = 1e9; else { d = $1 - $2; if (d < 0) d = -d }; if (d > worst) worst = d } END { print NR ? worst + 0 : 1e9 }')
+    worst=$(paste <(figures "$2" loss) <(figures "$3" loss) | awk '
+        {
+            d = $1 == "" || $2 == "" ? 1e9 : $1 - $2
+            if (d < 0) d = -d
+            if (d > worst) worst = d
+        }
+        END { print NR ? worst + 0 : 1e9 }')
     if awk -v w="$worst" -v b="$bound" 'BEGIN { exit !(w <= b) }'; then
-        pass "$1" "largest difference $worst (bound $bound) over $(figures "$2" loss | wc -l) steps; last loss $(figures "$2" loss | tail -n 1)"
+        steps=$(figures "$2" loss | wc -l)
+        last=$(figures "$2" loss | tail -n 1)
+        pass "$1" "largest difference $worst (bound $bound) over $steps steps; last loss $last"
     else fail "$1" "largest difference $worst, bound $bound"; fi
 }
 
@@ -242,19 +271,27 @@ launches() {
         losses_equal "3 processes with --accum 2 train as 1 rank with --accum 6" six three
 }
 
-# ---------------------------------------------------------------- hybrids: the groups that were asked for, and their
-# traffic
+# ---------------------------------------------------------------- hybrids: their groups and their traffic
 # received DIR AXIS : bytes that a rank received over AXIS in a step, as the transport measured them
-received() { grep -oE "\"axis\":\"$2\"[^}]*\}[^}]*\}" "$1/ledger.json" | sed -E 's/.*"measured":([0-9]+)\}$/\1/' |
-    awk '{ sum += $1 } END { print sum + 0 }'; }
+received() {
+    grep -oE "\"axis\":\"$2\"[^}]*\}[^}]*\}" "$1/ledger.json" |
+        sed -E 's/.*"measured":([0-9]+)\}$/\1/' |
+        awk '{ sum += $1 } END { print sum + 0 }'
+}
 
 hybrid() {
-    local name="2 replicas of 4 shards on 8 ranks" groups='"dp_shard":[[0,1,2,3],[4,5,6,7]],"dp_replicate":[[0,4],[1,5],[2,6],[3,7]],"fsdp":[[0,1,2,3],[4,5,6,7]]' layout start
+    local name="2 replicas of 4 shards on 8 ranks" groups layout start sharding told
+    local shards='[[0,1,2,3],[4,5,6,7]]' replicas='[[0,4],[1,5],[2,6],[3,7]]'
+    groups="\"dp_shard\":$shards,\"dp_replicate\":$replicas,\"fsdp\":$shards"
     [ -n "$have_mpi" ] && start=("${mpi[@]}" -np 8 "$program") || start=("$program" --ranks 8)
     for layout in hybrid8 fsdp8 ddp8; do
-        runs "$name: $layout" "${start[@]}" "${train[@]}" --batch 1 --steps 2 --out "$layout" \
-            $([ "$layout" = hybrid8 ] && echo --dp-replicate 2 || echo --dp-shard 8) $([ "$layout" = ddp8 ] &&
-            echo --sharding no_shard) || return
+        case $layout in
+            hybrid8) sharding=(--dp-replicate 2) ;;
+            fsdp8) sharding=(--dp-shard 8) ;;
+            ddp8) sharding=(--dp-shard 8 --sharding no_shard) ;;
+        esac
+        runs "$name: $layout" "${start[@]}" "${train[@]}" --batch 1 --steps 2 --out "$layout" "${sharding[@]}" ||
+            return
         cp .out "$layout.txt"
     done
     if grep -qF "$groups" hybrid8/layout.json; then
@@ -266,23 +303,30 @@ hybrid() {
         grep -qx 'dp_replicate: 4 groups of 2: 0+4, 1+5, 2+6, 3+7' hybrid8.txt; then
         pass "$name: the banner tells every group" "$(grep -c 'groups of' hybrid8.txt) lines"
     else fail "$name: the banner tells every group" "$(head -n 5 hybrid8.txt)"; fi
-    local shards replicas whole ddp
-    shards=$(received hybrid8 fsdp) replicas=$(received hybrid8 dp_replicate) whole=$(received fsdp8 fsdp) \
-        ddp=$(received ddp8 fsdp)
+    local whole ddp
+    shards=$(received hybrid8 fsdp)
+    replicas=$(received hybrid8 dp_replicate)
+    whole=$(received fsdp8 fsdp)
+    ddp=$(received ddp8 fsdp)
     # of a unit's P bytes, fp32: hybrid 3 P 3/4 less the ends' one gather, and 2 P/4 1/2; FSDP-8 the same 7/8; DDP-8 2 P
     # 7/8
-    if awk -v s="$shards" -v r="$replicas" -v w="$whole" -v d="$ddp" 'BEGIN { exit !(r > 0 && s / w > 0.99 * 6 / 7 && s / w < 1.01 * 6 / 7 && r / d > 0.99 / 7 && r / d < 1.01 / 7) }'; then
+    if awk -v s="$shards" -v r="$replicas" -v w="$whole" -v d="$ddp" '
+        function near(a, b) { return a > 0.99 * b && a < 1.01 * b }
+        BEGIN { exit !(r > 0 && near(s / w, 6 / 7) && near(r / d, 1 / 7)) }'; then
         pass "$name: the traffic of neither FSDP-8 nor DDP-8" \
             "$shards bytes over shards and $replicas over replicas; FSDP-8 $whole, DDP-8 $ddp"
     else
-        fail "$name: the traffic of neither FSDP-8 nor DDP-8" "$shards bytes over shards (6/7 of FSDP-8's $whole expected) and $replicas over replicas (1/7 of DDP-8's $ddp)"
+        told="$shards bytes over shards (6/7 of FSDP-8's $whole expected)"
+        fail "$name: the traffic of neither FSDP-8 nor DDP-8" "$told and $replicas over replicas (1/7 of DDP-8's $ddp)"
     fi
     losses_equal "$name: the losses of FSDP-8" hybrid8 fsdp8
     losses_equal "$name: the losses of DDP-8" hybrid8 ddp8
 }
 
-# ---------------------------------------------------------------- a model whose state is larger than what may be in
-# memory
+# ---------------------------------------------------------------- a model whose state does not fit in memory
+# memory_per_rank : what the last run's first line says of it
+memory_per_rank() { sed -nE 's/^memory per rank: ([0-9.]+ MB and [0-9.]+ MB in files).*/\1/p' .out; }
+
 offload() {
     local name="--offload all" big=(--model big --data text/train.tok --seq 32 --threads 1 --batch 1 --steps 4) \
         limit=110000 most=0 now pid
@@ -303,7 +347,7 @@ offload() {
     started=()
     if ! wait "$pid"; then fail "$name: trains within $limit kB" "$(cat .out .err | tail -n 1)"
     elif [ "$most" -gt 0 ] && [ "$most" -lt "$limit" ]; then
-        pass "$name: trains within $limit kB" "anonymous memory at most $most kB; $(sed -nE 's/^memory per rank: ([0-9.]+ MB and [0-9.]+ MB in files).*/\1/p' .out)"
+        pass "$name: trains within $limit kB" "anonymous memory at most $most kB; $(memory_per_rank)"
     else fail "$name: trains within $limit kB" "anonymous memory up to $most kB"; fi
     if diff <(figures in-memory loss) <(figures in-files loss) >/dev/null &&
         diff <(figures in-memory grad_norm) <(figures in-files grad_norm) >/dev/null; then
@@ -326,7 +370,7 @@ offload() {
     [ -z "$have_mpi" ] || runs "$name: 2 processes, into a directory that nobody has made" "${mpi[@]}" -np 2 \
         "$program" "${big[@]}" --offload all --out new/in-files &&
         pass "$name: 2 processes, into a directory that nobody has made" \
-            "$(sed -nE 's/^memory per rank: ([0-9.]+ MB and [0-9.]+ MB in files).*/\1/p' .out)"
+            "$(memory_per_rank)"
     if [ -z "$(find in-files new -name 'offload*')" ]; then
         pass "$name: nothing is left behind" "$(ls in-files | tr '\n' ' ')"
     else
@@ -338,6 +382,9 @@ offload() {
 python=$(command -v python3 || true)
 [ -n "$python" ] && ! "$python" -c 'import json' 2>/dev/null && python=
 
+parse_lines='import json, sys
+for line in open(sys.argv[1]): json.loads(line, parse_constant=lambda word: 1 / 0)'
+
 # json FILE KEY… : every line is JSON (whole, where there is python3) and has all keys
 json() {
     local file=$1 missing='' key lines
@@ -345,8 +392,7 @@ json() {
     [ -s "$file" ] || { fail "$file" "is missing or empty"; return; }
     lines=$(wc -l <"$file")
     for key; do [ "$(grep -c "\"$key\":" "$file")" = "$lines" ] || missing+=" $key"; done
-    [ -z "$python" ] || "$python" -c 'import json, sys
-for line in open(sys.argv[1]): json.loads(line, parse_constant=lambda word: 1 / 0)' "$file" 2>/dev/null || missing+=" (a line is not JSON)"
+    [ -z "$python" ] || "$python" -c "$parse_lines" "$file" 2>/dev/null || missing+=" (a line is not JSON)"
     [ -n "$python" ] || ! grep -qvE '^\{.*\}$' "$file" || missing+=" (a line is not an object)"
     if [ -n "$missing" ]; then
         fail "$file" "missing:$missing"
@@ -359,8 +405,8 @@ files() {
     local rows unequal option
     grep '"loss"' threads/metrics.jsonl >steps.jsonl
     grep '"val_loss"' threads/metrics.jsonl >validations.jsonl
-    json steps.jsonl step loss grad_norm lr tokens samples seconds tokens_per_s mfu wait_s data_wait_s memory params grads optimizer activations comm workspace \
-        bytes fsdp dp_replicate tp cp pp rank_min_max
+    json steps.jsonl step loss grad_norm lr tokens samples seconds tokens_per_s mfu wait_s data_wait_s rank_min_max \
+        memory params grads optimizer activations comm workspace bytes fsdp dp_replicate tp cp pp
     json validations.jsonl step val_loss
     if grep -qE "step +1/.* \| MB per rank: params [0-9.]+, grads [0-9.]+, optimizer [0-9.]+, activations [0-9.]+" \
         threads.said; then
@@ -392,8 +438,10 @@ files() {
     fi
     for option in "--seq 32" "--steps 12" "--seed 7" "--batch 2" "--lr 0.002" "--model model" "--accum 1" "--clip 1" \
         "--ranks 2"; do
-        grep -qxF -- "$option" threads/config.txt || { fail "config.txt holds every option" "no line '$option'"; \
-            return; }
+        grep -qxF -- "$option" threads/config.txt || {
+            fail "config.txt holds every option" "no line '$option'"
+            return
+        }
     done
     pass "config.txt holds every option" "$(wc -l <threads/config.txt) lines"
 }
@@ -436,15 +484,19 @@ timeline() {
     else fail "$file" "$pids processes of $ranks, $lanes lanes of $((3 * ranks))"; fi
 }
 
+# messages KIND : how many of them the pipeline's timeline has
+messages() {
+    grep -cE "\"cat\":\"communication\",\"name\":\"$1: (activations|gradients) [0-3] to stage [0-2]\"" pipeline.json
+}
+
 timelines() {
     local step=(--steps 3 --batch 2) sends receives
     runs "--trace on 2 threads" "$program" "${train[@]}" "${step[@]}" --ranks 2 --trace threads.json &&
         timeline threads.json 2
     runs "--trace of a pipeline" "$program" "${train[@]}" "${step[@]}" --ranks 3 --pp 3 --accum 4 --trace \
         pipeline.json && timeline pipeline.json 3 'compute|pp|world'
-    sends=$(grep -cE '"cat":"communication","name":"send: (activations|gradients) [0-3] to stage [0-2]"' \
-        pipeline.json) receives=$(grep -cE \
-        '"cat":"communication","name":"receive: (activations|gradients) [0-3] to stage [0-2]"' pipeline.json)
+    sends=$(messages send)
+    receives=$(messages receive)
     if [ "$sends" = 48 ] && [ "$receives" = 48 ]; then
         pass "messages in the timeline of a pipeline" \
             "3 steps x 4 micro-batches x 2 ways x 2 boundaries = 48 sends and 48 receives"
@@ -463,10 +515,12 @@ timelines() {
 
 # ---------------------------------------------------------------- training, and what is done with its model
 training() {
-    local first last exported
+    local first last exported loading
     runs "training" "$program" "${train[@]}" --ranks 2 --batch 8 --steps 80 --lr 5e-3 --warmup 8 --val text/val.tok \
         --val-every 20 --out run --export trained || return
-    if grep -qE '^data loading: [0-9]+ workers?; the first batch took [0-9.]+ ms; later steps waited [0-9.]+ ms each; reading took [0-9.]+ ms per step$' .out; then
+    loading='^data loading: [0-9]+ workers?; the first batch took [0-9.]+ ms; later steps waited [0-9.]+ ms each; '
+    loading+='reading took [0-9.]+ ms per step$'
+    if grep -qE "$loading" .out; then
         pass "the log ends with what the loader cost" "$(grep '^data loading: ' .out)"
     else fail "the log ends with what the loader cost" "the last line: $(tail -n 1 .out)"; fi
     first=$(figures run val_loss | head -n 1)
@@ -520,7 +574,8 @@ round_trip() {
     local byte i
     {
         for ((i = 0; i < 256; i++)); do printf -v byte '\\x%02x' "$i"; printf '%b' "$byte"; done
-        printf 'na\xc3\xafve \xe2\x82\xac \xf0\x9f\xa6\x99\r\n\r\n\t  x \xe2\x82 \xff\xfe\x00\x00 <|end_of_text|> 12345678'
+        printf 'na\xc3\xafve \xe2\x82\xac \xf0\x9f\xa6\x99\r\n\r\n\t  '
+        printf 'x \xe2\x82 \xff\xfe\x00\x00 <|end_of_text|> 12345678'
         printf 'ab%.0s' {1..3000}
     } >odd
     back_again "odd bytes" odd
