@@ -45,6 +45,12 @@ namespace cast_page {
 namespace dequantize_page {
 #include "dequantize.cu"
 }
+namespace scale_page {
+#include "scale.cu"
+}
+namespace adapter_merge_page {
+#include "adapter_merge.cu"
+}
 
 int main(int argc, char **argv) {
     static const struct {
@@ -61,7 +67,9 @@ int main(int argc, char **argv) {
                  {"squared_norm", squared_norm_page::ops},
                  {"adamw", adamw_page::ops},
                  {"cast", cast_page::ops},
-                 {"dequantize", dequantize_page::ops}};
+                 {"dequantize", dequantize_page::ops},
+                 {"scale", scale_page::ops},
+                 {"adapter_merge", adapter_merge_page::ops}};
     const Op *chosen[32];
     int count = 0;
     for (const auto &page : pages)

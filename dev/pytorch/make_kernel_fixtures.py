@@ -202,6 +202,18 @@ def dequantize():
         )
 
 
+def scale():
+    for count in 33, 16, 1:
+        x = draw(count, 1)
+        yield "scale", (count,), {"x": x, "x.out": x * eps32(1.6)}
+
+
+def adapter_merge():
+    for OC, IC, R in (5, 7, 3), (3, 16, 1), (1, 1, 2):
+        a, b, w = draw(R, IC), draw(OC, R), draw(OC, IC)
+        yield "adapter_merge", (OC, IC, R), {"a": a, "b": b, "w": w, "w.out": w + eps32(1.6) * (b @ a)}
+
+
 def linear():
     # N, IC, OC, elements after each row of dy
     for N, IC, OC, spare in (5, 33, 7, 0), (3, 9, 19, 4), (1, 1, 1, 2):
@@ -271,6 +283,8 @@ MAKERS = {
         tree_sum,
         cast,
         dequantize,
+        scale,
+        adapter_merge,
         linear,
         attention,
         cross_entropy,

@@ -1,0 +1,93 @@
+/* adapter_merge.cu: a LoRA adapter merged into its weight (Hu et al. 2021, section 4.1), w += by b a with w (OC, IC),
+ * b (OC, R), a (R, IC) and by = alpha / R. All are fp32.
+ *
+ * R is small: 2 R FLOPs for each element of w, which is read and written once, and whose sum of R terms stays in a
+ * register. The op runs once for each weight when a model is exported.
+ */
+#include "page.h" // defines: reads, updates, to declare tensors; F, their data for versions; D, R, inputs and results
+                  // for the definition; from lib/cpu/vectors.h VL, vfloat, vfma, vsplat, load_float, store_float
+
+static const float MERGE_BY = 1.6f;
+
+static void merge_case(Case *c) { // size: OC, IC, R
+    int64_t OC = c->size[0], IC = c->size[1], rank = c->size[2];
+    reads(c, "a", IN_FLOAT, rank, IC, 1);
+    reads(c, "b", IN_FLOAT, OC, rank, 1);
+    updates(c, "w", IN_FLOAT, OC, IC, 1);
+    c->flops = 2.0 * (double)(rank * OC * IC);
+    c->slots = (double)((rank + 1) * OC * IC);
+}
+
+static void merge_definition(Case *c) {
+    int64_t OC = c->size[0], IC = c->size[1], rank = c->size[2];
+    const double *a = D("a"), *b = D("b"), *w = D("w");
+    double *out = R("w");
+    for (int64_t o = 0; o < OC; o++)
+        for (int64_t i = 0; i < IC && wanted(c, o, OC, 2.0 * (double)(rank * IC)); i++) {
+            double sum = 0;
+            for (int64_t r = 0; r < rank; r++) sum += b[o * rank + r] * a[r * IC + i];
+            out[o * IC + i] = w[o * IC + i] + MERGE_BY * sum;
+        }
+}
+
+static void merge_in_use(Case *c) {
+    adapter_merge(c->dev, F("w"), F("a"), F("b"), MERGE_BY, (int)c->size[2], c->size[1], c->size[0]);
+}
+
+#ifndef USE_CUDA
+static void merge_dot_products(Case *c) {
+    int64_t OC = c->size[0], IC = c->size[1], rank = c->size[2];
+    const float *a = F("a"), *b = F("b");
+    float *w = F("w");
+    for (int64_t o = 0; o < OC; o++)
+        for (int64_t i = 0; i < IC; i++) {
+            float sum = 0;
+            for (int64_t r = 0; r < rank; r++) sum += b[o * rank + r] * a[r * IC + i];
+            w[o * IC + i] += MERGE_BY * sum;
+        }
+}
+
+static void merge_rows(Case *c) {
+    int64_t OC = c->size[0], IC = c->size[1], rank = c->size[2];
+    const float *b = F("b");
+    for (int64_t o = 0; o < OC; o++)
+        for (int64_t r = 0; r < rank; r++) {
+            const float *a = F("a") + r * IC;
+            float *w = F("w") + o * IC, by = MERGE_BY * b[o * rank + r];
+            for (int64_t i = 0; i < IC; i++) w[i] += by * a[i];
+        }
+}
+
+static void merge_vectors(Case *c) {
+    int threads = c->dev->threads;
+    c->dev->threads = 1;
+    merge_in_use(c);
+    c->dev->threads = threads;
+}
+
+static const Version op_versions[] = {
+    {"1 dot products", "Element by element, a row of b times a column of a, whose elements are IC apart.",
+     merge_dot_products},
+    {"2 by rows",
+     "Rows of a are added to a row of w, so memory is read in its order and the compiler vectorizes the loop; but w is "
+     "read, rounded and written R times.",
+     merge_rows},
+    {"3 vectors", "A vector of sums stays in a register over all R, and w is read and written once.", merge_vectors},
+    {"in use: threads", "Rows of w divided over threads.", merge_in_use},
+    END_OF_VERSIONS};
+#endif
+
+#ifdef USE_CUDA
+#include "adapter_merge.cuh" // defines: op_versions
+#endif
+
+static const Op op = {"adapter_merge",
+                      merge_case,
+                      NULL,
+                      merge_definition,
+                      op_versions,
+                      {{"odd", {33, 129, 7}},
+                       FOR_CPU({"bench-125m gate", {2048, 768, 16}}, {"1B o", {2048, 2048, 16}}) FOR_GPU(
+                           {"even", {64, 128, 8}}, {"1B o", {2048, 2048, 16}}, {"8B down", {4096, 14336, 16}})}};
+
+PAGE(&op)
