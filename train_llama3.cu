@@ -209,8 +209,8 @@ static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_x /* (
     if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, first > 0);
 }
 
-/* Final norm, logits and losses; unless `micro_batch` is NO_GRADIENTS also backward, into m->d_x. Logits are computed in
- * chunks of m->logit_rows tokens, so that those of a long micro-batch never exist at once: each chunk goes backward
+/* Final norm, logits and losses; unless `micro_batch` is NO_GRADIENTS also backward, into m->d_x. Logits are computed
+ * in chunks of m->logit_rows tokens, so that those of a long micro-batch never exist at once: each chunk goes backward
  * before the next one replaces it. */
 static void head_forward(Model *m, int micro_batch) {
     int N = m->B * m->T, C = m->config.C, V = m->config.V, goes_backward = micro_batch != NO_GRADIENTS;
@@ -384,7 +384,8 @@ static void run_schedule(Model *m, Pipeline *pipeline, const StepBatch *batch) {
     pipeline_finish(pipeline);
 }
 
-/* Forward of the first micro-batch of `batch` alone, for evaluation and generation. The last stage leaves the residual stream to the head. */
+/* Forward of the first micro-batch of `batch` alone, for evaluation and generation. The last stage leaves the residual
+ * stream to the head. */
 static void model_forward(Model *m, Pipeline *pipeline, const StepBatch *batch) {
     for (int v = 0; v < m->table.part.virtual_stages; v++) {
         PipelineStep step = ZERO;

@@ -11,7 +11,7 @@
 #   LIMIT=seconds    for the whole call (540): a stage gets at most what is left
 #   PYTHON=python3   with PyTorch, for comparison in attention and training; without it only this program is measured
 #   TESTS=groups     groups of the test program, instead of those that the stages kernels and tests run
-#   DRY=1            on CUDA on a CPU (make cuda-on-cpu), with small shapes: every line runs, but no figure has a meaning
+#   DRY=1            on CUDA on a CPU (make cuda-on-cpu), with small shapes: every line runs, but figures mean nothing
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 stages=${STAGES:-build machine kernels tests ranks roofline attention sanitizer training training-8b pages}

@@ -3,8 +3,8 @@
 #define MATMUL_RATE_H
 #include "../lib/ops.h" // defines: linear_forward, scratch, RATE_ROWS, RATE_COLS, RATE_COUNTS
 
-/* FLOP/s of a plain matmul y (N, C) = x (N, C) · w (C, C), the fastest of several, in the compute dtype; 0 where such a rate means nothing (CUDA emulated on a CPU). The
- * measurement leaves no trace in the device's counts and timeline. */
+/* FLOP/s of a plain matmul y (N, C) = x (N, C) · w (C, C), the fastest of several, in the compute dtype; 0 where such a
+ * rate means nothing (CUDA emulated on a CPU). The measurement leaves no trace in the device's counts and timeline. */
 static double matmul_rate(Device *dev) {
     const int N = RATE_ROWS, C = RATE_COLS, repetitions = 4;
     OpStat ops[OP_COUNT];

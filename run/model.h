@@ -165,8 +165,8 @@ static KeyValue kv_cache_append(Model *m, int l, const floatX *qkv /* (N,QKV) */
 // ---------------------------------------------------------------------------
 // a micro-batch
 
-/* Copies to the device what the current stage needs of a micro-batch of `batch`, which is in host memory. Generation has
- * no targets. */
+/* Copies to the device what the current stage needs of a micro-batch of `batch`, which is in host memory. Generation
+ * has no targets. */
 static void feed_micro_batch(Model *m, const StepBatch *batch, int micro_batch) {
     int64_t N = (int64_t)m->B * m->T, at = micro_batch * N;
     size_t bytes = sizeof(int32_t) * N;
