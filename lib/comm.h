@@ -40,7 +40,8 @@ static inline void comm_progress(Comm *comm) {
         Request *r = comm->in_flight[i];
         if (!r->active || (CUDA_BUILD && r->on_device && is_busy[r->stream])) continue;
         StreamKind before = device_set_stream(comm->dev, r->stream);
-        if (transport_of(comm, r)->test(comm, r)) request_end(comm, r);
+        const Transport *t = transport_of(comm, r);
+        if (!t->test || t->test(comm, r)) request_end(comm, r);
         else is_busy[r->stream] = 1;
         device_set_stream(comm->dev, before);
     }

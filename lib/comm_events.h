@@ -84,14 +84,12 @@ static inline void name_table_close(NameTable *t) {
 
 /* Empties the list and keeps its memory. */
 static inline void comm_events_clear(CommEvents *e, NameTable *names) {
-    e->count = 0;
-    e->slots_taken = 0;
-    e->compute_total = 0;
-    e->compute_after = 0;
-    e->names = names;
-    e->phase_name = NULL;
-    e->phase_of = NULL;
-    e->phase = -1;
+    CommEvents empty = ZERO;
+    empty.events = e->events;
+    empty.capacity = e->capacity;
+    empty.names = names;
+    empty.phase = -1;
+    *e = empty;
 }
 
 static inline void comm_events_add(CommEvents *e, const CommEvent *event) {

@@ -84,7 +84,7 @@ typedef struct Transport {
     void (*group_open)(Comm *, Group *, int colour); // g->rank is this rank's place in it
     int (*group_member)(Comm *, Group *, int i); // world rank of member i, as the transport itself reports it
     void (*start)(Comm *, Request *);
-    int (*test)(Comm *, Request *);          // 1: complete; of a GPU: all of it is in its stream
+    int (*test)(Comm *, Request *); // 1: complete; of a GPU: all of it is in its stream. NULL: as soon as it is started
     Heartbeat *(*heartbeat_open)(Comm *);    // this rank's record in the heartbeat table
     void (*gpus_open)(Comm *);               // after the groups are open; NULL: nothing to do
     void (*gpus_close)(Comm *);              // before the groups close

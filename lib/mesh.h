@@ -26,17 +26,16 @@ typedef struct {
     int size[MESH_AXES]; // their product is world
 } Mesh;
 
-/* A rank's coordinate on an axis. */
-static inline int mesh_coordinate(const Mesh *m, int rank, Axis axis) {
-    for (int a = 0; a < (int)axis; a++) rank /= m->size[a];
-    return rank % m->size[axis];
-}
-
 /* The distance in rank numbers between neighbors on an axis. */
 static inline int mesh_stride(const Mesh *m, Axis axis) {
     int stride = 1;
     for (int a = 0; a < (int)axis; a++) stride *= m->size[a];
     return stride;
+}
+
+/* A rank's coordinate on an axis. */
+static inline int mesh_coordinate(const Mesh *m, int rank, Axis axis) {
+    return rank / mesh_stride(m, axis) % m->size[axis];
 }
 
 static inline int mesh_group_size(const Mesh *m, Axis axis) {

@@ -279,20 +279,13 @@ static inline void nccl_start(Comm *comm, Request *r) {
     traffic_count(comm->traffic_measured, r, size);
 }
 
-/* All of it is in its stream once it is started. */
-static inline int nccl_test(Comm *comm, Request *r) {
-    (void)comm;
-    (void)r;
-    return 1;
-}
-
 /* Groups are opened by the transport of the hosts. */
 static const Transport transport_nccl = {
     "nccl",
     NULL, // group_open
     NULL, // group_member
     nccl_start,
-    nccl_test,
+    NULL,              // test
     NULL,              // heartbeat_open
     nccl_open,         // gpus_open
     nccl_close,        // gpus_close

@@ -28,8 +28,6 @@ ceilings="README.md:150 train_llama3.cu:900 llama3.h:600 fsdp.h:800 dataloader.h
 exceptions=(
     "comma:dev/cuda_on_cpu/streams.h:a"         # a fold expression of C++ over a launch's arguments
     "parameters:dev/test/crash_shim.c:counted"  # a system call with its five arguments
-    "parameters:lib/comm.h:collective_start"    # MPI's arguments of a collective
-    "parameters:lib/comm.h:message_start"       # and of a message
 )
 
 # files PATTERN…: the project's own files that match
