@@ -74,43 +74,28 @@ static inline int32_t comm_events_phase(CommEvents *e, const Device *dev) {
     return e->phase;
 }
 
-/* Adds an event, with the time of computing since the previous one. */
-static inline void comm_record(Comm *comm, CommEvent event) {
+/* Adds an event, with the time of computing since the previous one: the request starts, or the rank waits for it. */
+static inline void comm_record(Comm *comm, Request *r, int is_wait) {
     CommEvents *e = comm->events;
-    event.compute_before = comm->dev->clock - e->compute_total;
-    event.phase = comm_events_phase(e, comm->dev);
-    e->compute_total = comm->dev->clock;
-    comm_events_add(e, &event);
-}
-
-static inline void comm_record_start(Comm *comm, Request *r) {
-    CommEvents *e = comm->events;
-    if (!~e->slots_taken)
+    if (!is_wait && !~e->slots_taken)
         run_failure("rank %d: more than %d collectives and messages are in flight at once", comm->rank,
                     COMM_EVENT_SLOTS);
-    int slot = __builtin_ctzll(~e->slots_taken);
+    int slot = is_wait ? r->event_slot - 1 : __builtin_ctzll(~e->slots_taken);
     CommEvent event = ZERO;
+    event.compute_before = comm->dev->clock - e->compute_total;
     event.count = (int64_t)(r->bytes / dtype_size(r->dtype));
     event.name = name_id(e->names, r->what);
+    event.phase = comm_events_phase(e, comm->dev);
     event.peer = r->channel ? r->channel->peer : -1;
+    event.is_wait = (uint8_t)is_wait;
     event.slot = (uint8_t)slot;
     event.collective = (uint8_t)r->collective;
     event.axis = (uint8_t)r->group->axis;
     event.dtype = (uint8_t)r->dtype;
-    e->slots_taken |= 1ull << slot;
-    r->event_slot = slot + 1;
-    comm_record(comm, event);
-}
-
-static inline void comm_record_wait(Comm *comm, Request *r) {
-    CommEvent event = ZERO;
-    event.name = -1;
-    event.peer = -1;
-    event.is_wait = 1;
-    event.slot = (uint8_t)(r->event_slot - 1);
-    comm->events->slots_taken &= ~(1ull << event.slot);
-    r->event_slot = 0;
-    comm_record(comm, event);
+    e->slots_taken ^= 1ull << slot;
+    r->event_slot = is_wait ? 0 : slot + 1;
+    e->compute_total = comm->dev->clock;
+    comm_events_add(e, &event);
 }
 
 // ---------------------------------------------------------------------------
@@ -143,7 +128,7 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     r->stream = comm->dev->current_stream;
     r->line = c ? c->line : (int)g->axis;
     double now = device_now(comm->dev);
-    if (comm->events) comm_record_start(comm, r);
+    if (comm->events) comm_record(comm, r, 0);
     if (comm->dev->dry_run) { // its duration is known only to the simulation of all ranks
         r->lane = c ? c->line - AXES + 1 : 0;
         event_add(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, now, now,
@@ -309,7 +294,7 @@ static inline void request_poll_until_done(Comm *comm, Request *r) {
  * GPU if the current stream is STREAM_COMPUTE. */
 static inline void comm_wait(Comm *comm, Request *r) {
     Device *dev = comm->dev;
-    if (r->event_slot) comm_record_wait(comm, r);
+    if (r->event_slot) comm_record(comm, r, 1);
     if (!r->active && !r->enqueued) return;
     if (dev->dry_run) {
         r->active = 0;
