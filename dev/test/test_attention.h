@@ -18,42 +18,48 @@ static int test_sees(const AttentionShape *s, int b, int t, int key) {
            (!s->q_doc || s->q_doc[b * s->Tq + t] == s->k_doc[b * s->Tk + key]);
 }
 
-/* out, lse, dq, dk, dv by their definition; every array dense: (B,T,heads,HD). */
-static void attention_reference(const AttentionShape *s, const double *q, const double *k, const double *v,
-                                const double *dout, double *out, double *lse, double *dq, double *dk, double *dv,
-                                double *p) {
-    int HD = s->HD;
+/* In double precision; every array is dense: (B, T, heads, HD), lse (B, NH, Tq), p (Tk). */
+typedef struct {
+    double *q, *k, *v, *dout, *out, *lse, *dq, *dk, *dv, *p;
+} AttentionReference;
+
+/* One query of one head: out, lse, dq, and what it adds to dk and dv, by their definition. */
+static void attention_reference_row(const AttentionShape *s, const AttentionReference *r, int b, int h, int t) {
+    const int HD = s->HD, kv_head = h / (s->NH / s->NKV);
+    const int64_t at = (((int64_t)b * s->Tq + t) * s->NH + h) * HD, step = (int64_t)s->NKV * HD,
+                  keys = ((int64_t)b * s->Tk * s->NKV + kv_head) * HD; // of key 0
+    double *p = r->p, max = -INFINITY, sum = 0, D = 0;
+    for (int j = 0; j < s->Tk; j++) {
+        p[j] = test_sees(s, b, t, j) ? 0 : -INFINITY;
+        for (int d = 0; d < HD && p[j] > -INFINITY; d++) p[j] += r->q[at + d] * r->k[keys + j * step + d] / sqrt(HD);
+        max = fmax(max, p[j]);
+    }
+    for (int j = 0; j < s->Tk; j++) {
+        p[j] = p[j] == -INFINITY ? 0 : exp(p[j] - max);
+        sum += p[j];
+    }
+    r->lse[((int64_t)b * s->NH + h) * s->Tq + t] = sum > 0 ? max + log(sum) : -INFINITY;
+    for (int j = 0; j < s->Tk; j++)
+        for (int d = 0; d < HD && p[j] > 0; d++) r->out[at + d] += p[j] / sum * r->v[keys + j * step + d];
+    for (int d = 0; d < HD; d++) D += r->out[at + d] * r->dout[at + d];
+    for (int j = 0; j < s->Tk; j++) {
+        const int64_t key = keys + j * step;
+        double dp = 0;
+        if (p[j] == 0) continue;
+        for (int d = 0; d < HD; d++) dp += r->dout[at + d] * r->v[key + d];
+        double ds = p[j] / sum * (dp - D) / sqrt(HD);
+        for (int d = 0; d < HD; d++) {
+            r->dq[at + d] += ds * r->k[key + d];
+            r->dk[key + d] += ds * r->q[at + d];
+            r->dv[key + d] += p[j] / sum * r->dout[at + d];
+        }
+    }
+}
+
+static void attention_reference(const AttentionShape *s, const AttentionReference *r) {
     for (int b = 0; b < s->B; b++)
         for (int h = 0; h < s->NH; h++)
-            for (int t = 0; t < s->Tq; t++) {
-                int64_t at = (((int64_t)b * s->Tq + t) * s->NH + h) * HD;
-                double max = -INFINITY, sum = 0, D = 0;
-                for (int j = 0; j < s->Tk; j++) {
-                    const double *kj = k + (((int64_t)b * s->Tk + j) * s->NKV + h / (s->NH / s->NKV)) * HD;
-                    p[j] = test_sees(s, b, t, j) ? 0 : -INFINITY;
-                    for (int d = 0; d < HD && p[j] > -INFINITY; d++) p[j] += q[at + d] * kj[d] / sqrt(HD);
-                    max = fmax(max, p[j]);
-                }
-                for (int j = 0; j < s->Tk; j++) sum += p[j] = p[j] == -INFINITY ? 0 : exp(p[j] - max);
-                lse[((int64_t)b * s->NH + h) * s->Tq + t] = sum > 0 ? max + log(sum) : -INFINITY;
-                for (int j = 0; j < s->Tk; j++)
-                    for (int d = 0; d < HD && p[j] > 0; d++)
-                        out[at + d] +=
-                            p[j] / sum * v[(((int64_t)b * s->Tk + j) * s->NKV + h / (s->NH / s->NKV)) * HD + d];
-                for (int d = 0; d < HD; d++) D += out[at + d] * dout[at + d];
-                for (int j = 0; j < s->Tk; j++) {
-                    int64_t kat = (((int64_t)b * s->Tk + j) * s->NKV + h / (s->NH / s->NKV)) * HD;
-                    double dp = 0;
-                    if (p[j] == 0) continue;
-                    for (int d = 0; d < HD; d++) dp += dout[at + d] * v[kat + d];
-                    for (int d = 0; d < HD; d++) {
-                        double ds = p[j] / sum * (dp - D) / sqrt(HD);
-                        dq[at + d] += ds * k[kat + d];
-                        dk[kat + d] += ds * q[at + d];
-                        dv[kat + d] += p[j] / sum * dout[at + d];
-                    }
-                }
-            }
+            for (int t = 0; t < s->Tq; t++) attention_reference_row(s, r, b, h, t);
 }
 
 static double *test_widen(KernelTest *t, const floatX *x, int B, int T, int64_t batch, int64_t stride,
@@ -99,9 +105,30 @@ static int32_t *test_documents_of_queries(KernelTest *t, const AttentionShape *s
     return doc;
 }
 
-static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_split, int q_gap, double *worst_lse,
-                                int *bad_empty) {
-    const int XS = (int)sizeof(floatX), fused = c->Tq == c->Tk && !c->spare, kw = c->NKV * c->HD, qw = c->NH * c->HD;
+/* Where a case's tensors lie: as many queries as keys share rows of q, k and v, as after a fused projection. k and v:
+ * elements from q on; batches: from one sequence to the next; total: of all three. */
+typedef struct {
+    int fused;
+    int64_t k, v, q_batch, kv_batch, total;
+} AttentionLayout;
+
+static AttentionLayout test_attention_layout(const AttentionCase *c, AttentionShape *s) {
+    AttentionLayout l;
+    const int kw = c->NKV * c->HD, qw = c->NH * c->HD, q_spare = c->spare == 8 ? 8 : 3, k_spare = c->spare == 8 ? 8 : 5;
+    l.fused = c->Tq == c->Tk && !c->spare;
+    s->q_stride = l.fused ? qw + 2 * kw : qw + q_spare;
+    s->k_stride = s->v_stride = l.fused ? qw + 2 * kw : kw + k_spare;
+    s->o_stride = qw + c->spare;
+    l.q_batch = c->Tq * s->q_stride;
+    l.kv_batch = c->Tk * s->k_stride;
+    int64_t q_size = c->B * l.q_batch, kv_size = l.fused ? 0 : c->B * (c->Tk + c->spare) * s->k_stride;
+    l.k = l.fused ? qw : q_size;
+    l.v = l.k + (l.fused ? kw : kv_size);
+    l.total = q_size + 2 * kv_size;
+    return l;
+}
+
+static AttentionShape test_attention_shape(KernelTest *t, const AttentionCase *c, int q_split, int q_gap) {
     test_shape(t,
                "attention (B %d, Tq %d, Tk %d, NH %d, NKV %d, HD %d, q_offset %d, %d further from %d on, documents %d, "
                "spare %d)",
@@ -124,23 +151,49 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_spl
         s.k_doc = test_documents(t, c->B, c->Tk, 0);
         s.q_doc = c->Tq == c->Tk && c->docs == 1 ? s.k_doc : test_documents(t, c->B, c->Tq, c->docs == 2);
     }
-    int q_spare = c->spare == 8 ? 8 : 3, k_spare = c->spare == 8 ? 8 : 5;
-    s.q_stride = fused ? qw + 2 * kw : qw + q_spare;
-    s.k_stride = s.v_stride = fused ? qw + 2 * kw : kw + k_spare;
-    s.o_stride = qw + c->spare;
-    int64_t q_batch = c->Tq * s.q_stride, kv_batch = c->Tk * s.k_stride, N = (int64_t)c->B * c->Tq;
-    int64_t q_size = c->B * q_batch, kv_size = fused ? 0 : c->B * (c->Tk + c->spare) * s.k_stride,
-            total = q_size + 2 * kv_size;
-    floatX *qkv = test_xs(t, total, c->scale), *q = qkv, *k = fused ? q + qw : q + q_size,
-           *v = fused ? k + kw : k + kv_size;
-    floatX *dout = test_xs(t, N * s.o_stride, 1), *first_out = NULL, *first_d = NULL;
+    return s;
+}
+
+/* dq, dk and dv, which lie in `d` as q, k and v do; each sequence on its own. */
+static void attention_compare_gradients(KernelTest *t, const AttentionShape *s, const AttentionLayout *l,
+                                        const floatX *d, const AttentionReference *r) {
+    const int qw = s->NH * s->HD, kw = s->NKV * s->HD;
+    for (int b = 0; b < s->B; b++) {
+        const floatX *dq = d + b * l->q_batch, *dk = d + l->k + b * l->kv_batch, *dv = d + l->v + b * l->kv_batch;
+        test_compare(t, dq, 1, s->q_stride, r->dq + (int64_t)b * s->Tq * qw, s->Tq, qw);
+        test_compare(t, dk, 1, s->k_stride, r->dk + (int64_t)b * s->Tk * kw, s->Tk, kw);
+        test_compare(t, dv, 1, s->v_stride, r->dv + (int64_t)b * s->Tk * kw, s->Tk, kw);
+    }
+}
+
+/* Returns the largest relative error, and counts rows that see nothing and have another lse than -infinity. */
+static double attention_compare_lse(KernelTest *t, const float *got, const double *lse, int64_t rows, int *bad_empty) {
+    double worst = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        int sees_nothing = lse[i] == -INFINITY, bad = sees_nothing && got[i] != -INFINITY;
+        double e = sees_nothing ? 0 : fabs(got[i] - lse[i]) / fmax(1, fabs(lse[i]));
+        if (!(e <= 1e-6) || bad) test_bad(t, "lse[%" PRId64 "] is %.9g, expected %.9g", i, got[i], lse[i]);
+        *bad_empty += bad;
+        worst = worst_of(worst, e);
+    }
+    return worst;
+}
+
+static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_split, int q_gap, double *worst_lse,
+                                int *bad_empty) {
+    const int XS = (int)sizeof(floatX), kw = c->NKV * c->HD, qw = c->NH * c->HD;
+    AttentionShape s = test_attention_shape(t, c, q_split, q_gap);
+    AttentionLayout l = test_attention_layout(c, &s);
+    int64_t N = (int64_t)c->B * c->Tq, keys = (int64_t)c->B * c->Tk;
+    floatX *q = test_xs(t, l.total, c->scale), *k = q + l.k, *v = q + l.v, *dout = test_xs(t, N * s.o_stride, 1);
+    floatX *first_out = NULL, *first_d = NULL;
     float *first_lse = NULL;
     for (int threads = 1; threads <= TEST_THREADS; threads++) {
-        floatX *out = test_xs(t, N * s.o_stride, 1), *d = (floatX *)test_copy(t, qkv, total * XS);
+        floatX *out = test_xs(t, N * s.o_stride, 1), *d = (floatX *)test_copy(t, q, l.total * XS);
         memset(out, 0, (size_t)(N * s.o_stride * XS)); // what lies between rows is compared below
         float *lse = test_floats(t, N * c->NH, 1);
         attention_forward(&t->dev[threads], out, lse, q, k, v, &s);
-        attention_backward(&t->dev[threads], d, d + (k - q), d + (v - q), dout, out, lse, q, k, v, &s);
+        attention_backward(&t->dev[threads], d, d + l.k, d + l.v, dout, out, lse, q, k, v, &s);
         if (!first_out) {
             first_out = out;
             first_lse = lse;
@@ -148,40 +201,28 @@ static void test_attention_case(KernelTest *t, const AttentionCase *c, int q_spl
         }
         test_same(t, out, first_out, N * s.o_stride * XS);
         test_same(t, lse, first_lse, N * c->NH * 4);
-        test_same(t, d, first_d, total * XS); // unused keys and gaps hold what they held
+        test_same(t, d, first_d, l.total * XS); // unused keys and gaps hold what they held
     }
-    floatX *quick = (floatX *)test_copy(t, qkv, total * XS); // where the order of a sum may differ from run to run
+    floatX *quick = (floatX *)test_copy(t, q, l.total * XS); // where the order of a sum may differ from run to run
     t->dev[1].deterministic = 0;
-    attention_backward(&t->dev[1], quick, quick + (k - q), quick + (v - q), dout, first_out, first_lse, q, k, v, &s);
+    attention_backward(&t->dev[1], quick, quick + l.k, quick + l.v, dout, first_out, first_lse, q, k, v, &s);
     t->dev[1].deterministic = 1;
-    double *qd = test_widen(t, q, c->B, c->Tq, q_batch, s.q_stride, qw),
-           *kd = test_widen(t, k, c->B, c->Tk, fused ? q_batch : kv_batch, s.k_stride, kw);
-    double *vd = test_widen(t, v, c->B, c->Tk, fused ? q_batch : kv_batch, s.v_stride, kw),
-           *dd = test_widen(t, dout, c->B, c->Tq, c->Tq * s.o_stride, s.o_stride, qw);
-    double *out = test_doubles(t, N * qw), *lse = test_doubles(t, N * c->NH), *p = test_doubles(t, c->Tk);
-    double *dq = test_doubles(t, N * qw), *dk = test_doubles(t, (int64_t)c->B * c->Tk * kw),
-           *dv = test_doubles(t, (int64_t)c->B * c->Tk * kw);
-    attention_reference(&s, qd, kd, vd, dd, out, lse, dq, dk, dv, p);
-    test_compare(t, first_out, 1, s.o_stride, out, N, qw);
-    for (int b = 0; b < c->B; b++) {
-        test_compare(t, quick + b * q_batch, 1, s.q_stride, dq + (int64_t)b * c->Tq * qw, c->Tq, qw);
-        test_compare(t, quick + (k - q) + b * (fused ? q_batch : kv_batch), 1, s.k_stride, dk + (int64_t)b * c->Tk * kw,
-                     c->Tk, kw);
-        test_compare(t, quick + (v - q) + b * (fused ? q_batch : kv_batch), 1, s.v_stride, dv + (int64_t)b * c->Tk * kw,
-                     c->Tk, kw);
-        test_compare(t, first_d + b * q_batch, 1, s.q_stride, dq + (int64_t)b * c->Tq * qw, c->Tq, qw);
-        test_compare(t, first_d + (k - q) + b * (fused ? q_batch : kv_batch), 1, s.k_stride,
-                     dk + (int64_t)b * c->Tk * kw, c->Tk, kw);
-        test_compare(t, first_d + (v - q) + b * (fused ? q_batch : kv_batch), 1, s.v_stride,
-                     dv + (int64_t)b * c->Tk * kw, c->Tk, kw);
-    }
-    for (int64_t i = 0; i < N * c->NH; i++) {
-        double e = lse[i] == -INFINITY ? 0 : fabs(first_lse[i] - lse[i]) / fmax(1, fabs(lse[i]));
-        if (lse[i] == -INFINITY) *bad_empty += first_lse[i] != -INFINITY;
-        if (!(e <= 1e-6) || (lse[i] == -INFINITY && first_lse[i] != -INFINITY))
-            test_bad(t, "lse[%" PRId64 "] is %.9g, expected %.9g", i, first_lse[i], lse[i]);
-        *worst_lse = worst_of(*worst_lse, e);
-    }
+    AttentionReference r;
+    r.q = test_widen(t, q, c->B, c->Tq, l.q_batch, s.q_stride, qw);
+    r.k = test_widen(t, k, c->B, c->Tk, l.kv_batch, s.k_stride, kw);
+    r.v = test_widen(t, v, c->B, c->Tk, l.kv_batch, s.v_stride, kw);
+    r.dout = test_widen(t, dout, c->B, c->Tq, c->Tq * s.o_stride, s.o_stride, qw);
+    r.out = test_doubles(t, N * qw);
+    r.lse = test_doubles(t, N * c->NH);
+    r.dq = test_doubles(t, N * qw);
+    r.dk = test_doubles(t, keys * kw);
+    r.dv = test_doubles(t, keys * kw);
+    r.p = test_doubles(t, c->Tk);
+    attention_reference(&s, &r);
+    test_compare(t, first_out, 1, s.o_stride, r.out, N, qw);
+    attention_compare_gradients(t, &s, &l, quick, &r);
+    attention_compare_gradients(t, &s, &l, first_d, &r);
+    *worst_lse = worst_of(*worst_lse, attention_compare_lse(t, first_lse, r.lse, N * c->NH, bad_empty));
     test_free_all(t);
 }
 

@@ -1,6 +1,34 @@
 /* test_cross_entropy.h: the loss and its gradient against their definition, over all logits and over slices of the
  * vocabulary. Part of test_llama3.cu. */
 
+/* The gradient of the logits, (N, V): probabilities, minus 1 at the target; and the losses, (N), unless they are NULL.
+ * Ignored rows have 0. */
+static double *cross_entropy_reference(KernelTest *t, const float *logits, const int32_t *targets, int N, int V,
+                                       double *losses) {
+    double *gradient = test_doubles(t, N * V);
+    for (int n = 0; n < N; n++) {
+        const float *row = logits + n * V;
+        double max = -1e300, sum = 0;
+        if (targets[n] < 0) continue;
+        for (int v = 0; v < V; v++) max = fmax(max, row[v]);
+        for (int v = 0; v < V; v++) sum += exp(row[v] - max);
+        for (int v = 0; v < V; v++) gradient[n * V + v] = exp(row[v] - max) / sum - (v == targets[n]);
+        if (losses) losses[n] = log(sum) + max - row[targets[n]];
+    }
+    return gradient;
+}
+
+/* Returns the largest relative error of the losses, (N). */
+static double compare_losses(KernelTest *t, const float *losses, const double *expected, int N, double bound) {
+    double worst = 0;
+    for (int n = 0; n < N; n++) {
+        double e = fabs(losses[n] - expected[n]) / fmax(1, fabs(expected[n]));
+        if (!(e <= bound)) test_bad(t, "the loss of row %d is %.9g, expected %.9g", n, losses[n], expected[n]);
+        worst = worst_of(worst, e);
+    }
+    return worst;
+}
+
 static void test_cross_entropy(KernelTest *t) {
     test_bounds(t, ROUNDING, ROUNDING_ROW);
     const int sizes[][2] = {{1, 1}, {3, 5}, {65, 17}, {20, 257}, {5, 1300}, {7, 4096}, {2, 5001}, {2, 70000}};
@@ -33,18 +61,8 @@ static void test_cross_entropy(KernelTest *t) {
                 test_same(t, (floatX *)(void *)d + n * stride, (floatX *)(void *)first + n * stride, V * XS);
             test_same(t, losses, first_losses, N * 4);
         }
-        double *ref = test_doubles(t, N * V);
-        for (int n = 0; n < N; n++) {
-            double max = -1e300, sum = 0, loss = 0;
-            for (int v = 0; v < V; v++) max = fmax(max, logits[n * V + v]);
-            for (int v = 0; v < V; v++) sum += exp(logits[n * V + v] - max);
-            for (int v = 0; v < V && targets[n] >= 0; v++)
-                ref[n * V + v] = exp(logits[n * V + v] - max) / sum - (v == targets[n]);
-            if (targets[n] >= 0) loss = log(sum) + max - logits[n * V + targets[n]];
-            double e = fabs(first_losses[n] - loss) / fmax(1, fabs(loss));
-            if (!(e <= 2e-6)) test_bad(t, "the loss of row %d is %.9g, expected %.9g", n, first_losses[n], loss);
-            worst_loss = worst_of(worst_loss, e);
-        }
+        double *losses = test_doubles(t, N), *ref = cross_entropy_reference(t, logits, targets, N, V, losses);
+        worst_loss = worst_of(worst_loss, compare_losses(t, first_losses, losses, N, 2e-6));
         if (V > 1) test_compare(t, first, 1, stride, ref, N, V);
     }
     CHECK("cross_entropy without gradient leaves the logits and gives the same losses",
@@ -56,7 +74,60 @@ static void test_cross_entropy(KernelTest *t) {
     t->row_floor = 0;
 }
 
-/* Each of `ranks` slices on its own, as the ranks that hold them have it. */
+enum { MOST_SLICES = 8 };
+typedef struct { // logits of N rows, cut into slices of the vocabulary
+    int N, V, ranks, cut[MOST_SLICES + 1];
+    float *logits;    // (N, V)
+    int32_t *targets; // (N)
+} SliceCase;
+
+static SliceCase slice_case(KernelTest *t, int N, int V, int ranks, double scale) {
+    SliceCase c = {N, V, ranks, {0}, NULL, NULL};
+    test_shape(t, "cross_entropy in slices (N %d, V %d, ranks %d, logits to %g)", N, V, ranks, scale);
+    for (int r = 0; r <= ranks; r++)
+        c.cut[r] = (int)max_i64(r, (int64_t)r * r * V / (ranks * ranks)); // no two of one width, if there is room
+    c.logits = test_floats(t, N * V, scale);
+    c.targets = (int32_t *)test_alloc(t, N * 4);
+    for (int n = 0; n < N; n++) {
+        c.targets[n] = c.cut[n / 2 % ranks];
+        if (n % 2) c.targets[n] = (int32_t)(fabs(test_random(t)) * V);
+        if (n % 4 == 3) c.targets[n] = -1 - n;
+    }
+    for (int v = 0; v < c.cut[1] && ranks > 1; v++) {
+        c.logits[v] = -INFINITY;
+        c.targets[0] = V - 1; // row 0: a whole slice that cannot be
+    }
+    return c;
+}
+
+/* Each slice on its own, as the rank that holds it has it. Returns the losses of one of them; how many slices changed
+ * where no gradient is wanted is added to `changed`. */
+static float *slice_losses(KernelTest *t, Device *dev, const SliceCase *c, const double *ref, int *changed) {
+    const int N = c->N, V = c->V, XS = (int)sizeof(floatX);
+    float *parts = test_floats(t, c->ranks * N * 3, 1), *slices[MOST_SLICES], *first = NULL;
+    for (int r = 0; r < c->ranks; r++) {
+        int width = c->cut[r + 1] - c->cut[r];
+        slices[r] = test_floats(t, N * width, 1);
+        for (int n = 0; n < N; n++) memcpy(slices[r] + n * width, c->logits + n * V + c->cut[r], (size_t)width * 4);
+        cross_entropy_part(dev, parts + r * N * 3, slices[r], c->targets, c->cut[r], N, width);
+    }
+    for (int r = 0; r < c->ranks; r++) {
+        int width = c->cut[r + 1] - c->cut[r];
+        float *kept = test_floats(t, N, 1), *losses = test_floats(t, N, 1),
+              *before = (float *)test_copy(t, slices[r], N * width * 4);
+        double *slice_ref = test_doubles(t, N * width);
+        cross_entropy_join(dev, kept, slices[r], parts, c->targets, c->ranks, c->cut[r], N, width, 0);
+        *changed += memcmp(slices[r], before, (size_t)(N * width) * 4) != 0;
+        cross_entropy_join(dev, losses, slices[r], parts, c->targets, c->ranks, c->cut[r], N, width, 1);
+        if (!first) first = losses;
+        test_same(t, kept, first, N * 4);
+        test_same(t, losses, first, N * 4);
+        for (int n = 0; n < N; n++) memcpy(slice_ref + n * width, ref + n * V + c->cut[r], (size_t)width * 8);
+        if (V > 1) test_compare(t, slices[r], 1, width * 4 / XS, slice_ref, N, width);
+    }
+    return first;
+}
+
 static void test_cross_entropy_slices(KernelTest *t) {
     test_bounds(t, ROUNDING, ROUNDING_ROW);
     const int sizes[][3] = {{2, 1, 1}, {3, 5, 2},    {20, 17, 5},  {20, 257, 3},
@@ -66,59 +137,18 @@ static void test_cross_entropy_slices(KernelTest *t) {
     int changed = 0;
     t->row_floor = 0.1; // a probability minus 1
     for (int i = 0; i < 24; i++, t->cases++) {
-        int N = sizes[i / 3][0], V = sizes[i / 3][1], ranks = sizes[i / 3][2], XS = (int)sizeof(floatX), cut[9];
-        test_shape(t, "cross_entropy in slices (N %d, V %d, ranks %d, logits to %g)", N, V, ranks, scales[i % 3]);
-        for (int r = 0; r <= ranks; r++)
-            cut[r] = (int)max_i64(r, (int64_t)r * r * V / (ranks * ranks)); // no two of one width, if there is room
-        float *logits = test_floats(t, N * V, scales[i % 3]), *joined = test_floats(t, N, 1), *first_losses = NULL;
-        int32_t *targets = (int32_t *)test_alloc(t, N * 4);
-        for (int n = 0; n < N; n++) {
-            targets[n] = cut[n / 2 % ranks];
-            if (n % 2) targets[n] = (int32_t)(fabs(test_random(t)) * V);
-            if (n % 4 == 3) targets[n] = -1 - n;
-        }
-        for (int v = 0; v < cut[1] && ranks > 1; v++) {
-            logits[v] = -INFINITY;
-            targets[0] = V - 1; // row 0: a whole slice that cannot be
-        }
-        cross_entropy(&t->dev[1], joined, (float *)test_copy(t, logits, N * V * 4), targets, N, V, 0);
-        double *ref = test_doubles(t, N * V);
-        for (int n = 0; n < N; n++) {
-            double max = -1e300, sum = 0;
-            for (int v = 0; v < V; v++) max = fmax(max, logits[n * V + v]);
-            for (int v = 0; v < V; v++) sum += exp(logits[n * V + v] - max);
-            for (int v = 0; v < V && targets[n] >= 0; v++)
-                ref[n * V + v] = exp(logits[n * V + v] - max) / sum - (v == targets[n]);
-        }
+        SliceCase c = slice_case(t, sizes[i / 3][0], sizes[i / 3][1], sizes[i / 3][2], scales[i % 3]);
+        const int N = c.N, V = c.V;
+        float *whole = test_floats(t, N, 1), *first = NULL;
+        cross_entropy(&t->dev[1], whole, (float *)test_copy(t, c.logits, N * V * 4), c.targets, N, V, 0);
+        double *expected = test_doubles(t, N), *ref = cross_entropy_reference(t, c.logits, c.targets, N, V, NULL);
+        for (int n = 0; n < N; n++) expected[n] = whole[n];
         for (int threads = 1; threads <= TEST_THREADS; threads++) {
-            float *parts = test_floats(t, ranks * N * 3, 1), *slices[8];
-            for (int r = 0; r < ranks; r++) {
-                int width = cut[r + 1] - cut[r];
-                slices[r] = test_floats(t, N * width, 1);
-                for (int n = 0; n < N; n++) memcpy(slices[r] + n * width, logits + n * V + cut[r], (size_t)width * 4);
-                cross_entropy_part(&t->dev[threads], parts + r * N * 3, slices[r], targets, cut[r], N, width);
-            }
-            for (int r = 0; r < ranks; r++) {
-                int width = cut[r + 1] - cut[r];
-                float *kept = test_floats(t, N, 1), *losses = test_floats(t, N, 1),
-                      *before = (float *)test_copy(t, slices[r], N * width * 4);
-                double *slice_ref = test_doubles(t, N * width);
-                cross_entropy_join(&t->dev[threads], kept, slices[r], parts, targets, ranks, cut[r], N, width, 0);
-                changed += memcmp(slices[r], before, (size_t)(N * width) * 4) != 0;
-                cross_entropy_join(&t->dev[threads], losses, slices[r], parts, targets, ranks, cut[r], N, width, 1);
-                if (!first_losses) first_losses = losses;
-                test_same(t, kept, first_losses, N * 4);
-                test_same(t, losses, first_losses, N * 4);
-                for (int n = 0; n < N; n++) memcpy(slice_ref + n * width, ref + n * V + cut[r], (size_t)width * 8);
-                if (V > 1) test_compare(t, slices[r], 1, width * 4 / XS, slice_ref, N, width);
-            }
+            float *losses = slice_losses(t, &t->dev[threads], &c, ref, &changed);
+            if (!first) first = losses;
+            test_same(t, losses, first, N * 4);
         }
-        for (int n = 0; n < N; n++) {
-            double e = fabs(first_losses[n] - (double)joined[n]) / fmax(1, fabs(joined[n]));
-            if (!(e <= 1e-6))
-                test_bad(t, "the loss of row %d is %.9g in slices, %.9g joined", n, first_losses[n], joined[n]);
-            worst_loss = worst_of(worst_loss, e);
-        }
+        worst_loss = worst_of(worst_loss, compare_losses(t, first, expected, N, 1e-6));
         test_free_all(t);
     }
     CHECK("cross_entropy in slices gives the losses of the whole, and leaves the logits where no gradient is wanted",

@@ -26,11 +26,6 @@ enum {
     SAMPLES_A_STEP = 24
 }; // of every layout: as many micro-batches of one sample as 1, 2, 3, 4, 6 and 8 ranks can share
 
-typedef struct {
-    float *grads;
-    double losses[3], norm;
-} OneRank;
-
 /* What one rank computes of those samples, one at a time; kept for all who compare. */
 static const OneRank *one_rank(int tied, const char *data, int samples, const char *dtype) {
     static struct {
@@ -49,42 +44,11 @@ static const OneRank *one_rank(int tied, const char *data, int samples, const ch
              "--model %s --data %s --seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60 --threads 1 --batch 1 --accum "
              "%d --reduce-dtype %s",
              small_model(tied), data, samples, dtype);
-    collect(arguments, 0, 1, &transport_threads);
     kept[i].tied = tied;
     kept[i].samples = samples;
-    kept[i].of.grads = collected;
-    kept[i].of.norm = collected_norm;
     snprintf(kept[i].dtype, sizeof kept[i].dtype, "%s", dtype);
-    memcpy(kept[i].of.losses, collected_losses, sizeof collected_losses);
-    collected = NULL;
+    kept[i].of = collect_one_rank(arguments);
     return &kept[i].of;
-}
-
-typedef struct {
-    double error, ratio, loss, norm;
-    int64_t padding, allocations, bytes;
-} Difference; // worst of all tensors; bytes: of state that should not be there
-
-static Difference difference_from(const OneRank *one, const char *model) {
-    Difference d = ZERO;
-    TensorTable t;
-    Llama3Config c = config_load(model);
-    table_open(&t, &c, 0, &WHOLE_MODEL);
-    int64_t at = 0;
-    for (int i = 0; i < t.num_tensors; i++) {
-        int64_t m = t.tensors[i].rows * t.tensors[i].cols;
-        double size = fmax(norm_of(one->grads + at, m), 1e-20);
-        d.error = worst_of(d.error, norm_of_difference(collected + at, one->grads + at, 1, m) / size);
-        d.ratio = worst_of(d.ratio, fabs(norm_of(collected + at, m) / size - 1));
-        at += m;
-    }
-    for (int i = 0; i < collect_steps; i++) d.loss = worst_of(d.loss, fabs(collected_losses[i] / one->losses[i] - 1));
-    d.norm = fabs(collected_norm / one->norm - 1);
-    d.padding = padding_touched;
-    d.allocations = steady_allocations;
-    d.bytes = state_bytes - state_expected;
-    table_close(&t);
-    return d;
 }
 
 static Difference difference_of(const OneRank *one, int tied) { return difference_from(one, small_model(tied)); }

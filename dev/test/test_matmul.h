@@ -1,68 +1,96 @@
 /* test_matmul.h: linear layers, forward and backward, by the matmul library and in plain C, and the ops of adapters and
  * of int8 weights, against their definitions. Part of test_llama3.cu. */
 
+typedef struct {
+    int N, IC, OC, stride, accumulate; // dy and sum: (N, OC) of rows `stride` apart
+    floatX *x, *w, *dy, *dense;        // (N, IC), (OC, IC), (N, stride), (N, OC)
+    floatX *sum_start, *dsum_start;    // (N, stride), (N, IC): what sum and dsum are added to
+    float *dw_start;                   // (OC, IC): what dw is added to, or replaces
+} LinearCase;
+typedef struct {
+    floatX *y, *dx, *sum, *dsum; // (N, OC), (N, IC), (N, stride), (N, IC)
+    float *logits, *dw;          // (N, OC), (OC, IC)
+} LinearOutputs;
+
+static LinearCase linear_case(KernelTest *t, int N, int IC, int OC, int stride, int accumulate) {
+    LinearCase c = {N, IC, OC, stride, accumulate, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
+    test_shape(t, "linear (N %d, IC %d, OC %d, stride %d%s)", N, IC, OC, stride, accumulate ? ", accumulated" : "");
+    c.x = test_xs(t, N * IC, 1);
+    c.w = test_xs(t, OC * IC, 1);
+    c.dy = test_xs(t, N * stride, 1);
+    c.dw_start = test_floats(t, OC * IC, 1);
+    c.sum_start = test_xs(t, N * stride, 1);
+    c.dsum_start = test_xs(t, N * IC, 1);
+    c.dense = test_xs(t, N * OC, 1);
+    return c;
+}
+
+static LinearOutputs linear_outputs(KernelTest *t, Device *dev, const LinearCase *c) {
+    const int N = c->N, IC = c->IC, OC = c->OC, XS = (int)sizeof(floatX);
+    LinearOutputs o;
+    o.y = test_xs(t, N * OC, 1);
+    o.dx = test_xs(t, N * IC, 1);
+    o.logits = test_floats(t, N * OC, 1);
+    o.dw = (float *)test_copy(t, c->dw_start, OC * IC * 4);
+    o.sum = (floatX *)test_copy(t, c->sum_start, N * c->stride * XS);
+    o.dsum = (floatX *)test_copy(t, c->dsum_start, N * IC * XS);
+    linear_forward(dev, o.y, c->x, c->w, N, IC, OC);
+    linear_forward_fp32(dev, o.logits, c->x, c->w, N, IC, OC);
+    linear_backward_input(dev, o.dx, c->dy, c->stride, c->w, N, IC, OC);
+    linear_backward_weight(dev, o.dw, c->dy, c->stride, c->x, N, IC, OC, c->accumulate);
+    linear_forward_add(dev, o.sum, c->stride, c->x, c->w, N, IC, OC);
+    linear_backward_input_add(dev, o.dsum, c->dense, c->w, N, IC, OC);
+    return o;
+}
+
+static void linear_compare(KernelTest *t, const LinearCase *c, const LinearOutputs *o) {
+    const int N = c->N, IC = c->IC, OC = c->OC;
+    double *y = test_doubles(t, N * OC), *dx = test_doubles(t, N * IC), *dw = test_doubles(t, OC * IC),
+           *sum = test_doubles(t, N * OC), *dsum = test_doubles(t, N * IC);
+    for (int j = 0; j < N * OC; j++) sum[j] = to_float(c->sum_start[j / OC * c->stride + j % OC]);
+    for (int j = 0; j < N * IC; j++) dsum[j] = to_float(c->dsum_start[j]);
+    for (int j = 0; j < OC * IC && c->accumulate; j++) dw[j] = c->dw_start[j];
+    for (int n = 0; n < N; n++)
+        for (int o_at = 0; o_at < OC; o_at++)
+            for (int i = 0; i < IC; i++) {
+                double x = to_float(c->x[n * IC + i]), w = to_float(c->w[o_at * IC + i]),
+                       dy = to_float(c->dy[n * c->stride + o_at]);
+                y[n * OC + o_at] += x * w;
+                sum[n * OC + o_at] += x * w;
+                dsum[n * IC + i] += to_float(c->dense[n * OC + o_at]) * w;
+                dx[n * IC + i] += dy * w;
+                dw[o_at * IC + i] += dy * x;
+            }
+    test_compare(t, o->y, 1, OC, y, N, OC);
+    test_compare(t, o->dx, 1, IC, dx, N, IC);
+    test_compare(t, o->sum, 1, c->stride, sum, N, OC);
+    test_compare(t, o->dsum, 1, IC, dsum, N, IC);
+    test_compare(t, o->logits, 0, OC, y, N, OC);
+    test_compare(t, o->dw, 0, IC, dw, OC, IC);
+}
+
 static void test_linear(KernelTest *t) {
     const int sizes[][4] = {{1, 1, 1, 0},     {3, 5, 7, 0},      {65, 257, 33, 3}, {1, 64, 17, 1},
                             {200, 80, 96, 0}, {1100, 24, 40, 8}, {2500, 9, 3, 0}}; // N, IC, OC, stride - OC
     for (int i = 0; i < 14; i++, t->cases++) {
         const int N = sizes[i / 2][0], IC = sizes[i / 2][1], OC = sizes[i / 2][2], stride = OC + sizes[i / 2][3],
-                  accumulate = i % 2, XS = (int)sizeof(floatX);
-        test_shape(t, "linear (N %d, IC %d, OC %d, stride %d%s)", N, IC, OC, stride, accumulate ? ", accumulated" : "");
-        floatX *x = test_xs(t, N * IC, 1), *w = test_xs(t, OC * IC, 1), *dy = test_xs(t, N * stride, 1), *first = NULL,
-               *first_dx = NULL;
-        float *start = test_floats(t, OC * IC, 1), *first_logits = NULL, *first_dw = NULL;
-        floatX *y_start = test_xs(t, N * stride, 1), *dx_start = test_xs(t, N * IC, 1), *dense = test_xs(t, N * OC, 1),
-               *first_sum = NULL, *first_dsum = NULL; // what is added to
-        for (int threads = 1; threads <= TEST_THREADS; threads++) {
-            Device *dev = &t->dev[threads];
-            floatX *y = test_xs(t, N * OC, 1), *dx = test_xs(t, N * IC, 1);
-            float *logits = test_floats(t, N * OC, 1), *dw = (float *)test_copy(t, start, OC * IC * 4);
-            linear_forward(dev, y, x, w, N, IC, OC);
-            linear_forward_fp32(dev, logits, x, w, N, IC, OC);
-            linear_backward_input(dev, dx, dy, stride, w, N, IC, OC);
-            linear_backward_weight(dev, dw, dy, stride, x, N, IC, OC, accumulate);
-            floatX *sum = (floatX *)test_copy(t, y_start, N * stride * XS),
-                   *dsum = (floatX *)test_copy(t, dx_start, N * IC * XS);
-            linear_forward_add(dev, sum, stride, x, w, N, IC, OC);
-            linear_backward_input_add(dev, dsum, dense, w, N, IC, OC);
-            if (!first) {
-                first = y;
-                first_dx = dx;
-                first_logits = logits;
-                first_dw = dw;
-                first_sum = sum;
-                first_dsum = dsum;
-            }
-            test_same(t, y, first, N * OC * XS);
-            test_same(t, dx, first_dx, N * IC * XS);
-            test_same(t, sum, first_sum, N * stride * XS);
-            test_same(t, dsum, first_dsum, N * IC * XS);
-            for (int n = 0; n < N; n++)
-                test_same(t, sum + n * stride + OC, y_start + n * stride + OC, (stride - OC) * XS);
-            test_same(t, logits, first_logits, N * OC * 4);
-            test_same(t, dw, first_dw, OC * IC * 4);
+                  XS = (int)sizeof(floatX);
+        LinearCase c = linear_case(t, N, IC, OC, stride, i % 2);
+        LinearOutputs first = linear_outputs(t, &t->dev[1], &c);
+        for (int threads = 2; threads <= TEST_THREADS; threads++) {
+            LinearOutputs o = linear_outputs(t, &t->dev[threads], &c);
+            test_same(t, o.y, first.y, N * OC * XS);
+            test_same(t, o.dx, first.dx, N * IC * XS);
+            test_same(t, o.sum, first.sum, N * stride * XS);
+            test_same(t, o.dsum, first.dsum, N * IC * XS);
+            test_same(t, o.logits, first.logits, N * OC * 4);
+            test_same(t, o.dw, first.dw, OC * IC * 4);
         }
-        double *yref = test_doubles(t, N * OC), *dxref = test_doubles(t, N * IC), *dwref = test_doubles(t, OC * IC),
-               *sumref = test_doubles(t, N * OC), *dsumref = test_doubles(t, N * IC);
-        for (int j = 0; j < N * OC; j++) sumref[j] = to_float(y_start[j / OC * stride + j % OC]);
-        for (int j = 0; j < N * IC; j++) dsumref[j] = to_float(dx_start[j]);
-        for (int j = 0; j < OC * IC && accumulate; j++) dwref[j] = start[j];
-        for (int n = 0; n < N; n++)
-            for (int o = 0; o < OC; o++)
-                for (int c = 0; c < IC; c++) {
-                    double xv = to_float(x[n * IC + c]), wv = to_float(w[o * IC + c]), d = to_float(dy[n * stride + o]);
-                    yref[n * OC + o] += xv * wv;
-                    sumref[n * OC + o] += xv * wv;
-                    dsumref[n * IC + c] += to_float(dense[n * OC + o]) * wv;
-                    dxref[n * IC + c] += d * wv;
-                    dwref[o * IC + c] += d * xv;
-                }
-        test_compare(t, first, 1, OC, yref, N, OC);
-        test_compare(t, first_dx, 1, IC, dxref, N, IC);
-        test_compare(t, first_sum, 1, stride, sumref, N, OC);
-        test_compare(t, first_dsum, 1, IC, dsumref, N, IC);
-        test_compare(t, first_logits, 0, OC, yref, N, OC);
-        test_compare(t, first_dw, 0, IC, dwref, OC, IC);
+        for (int n = 0; n < N; n++) { // between rows nothing is written
+            int64_t gap = n * stride + OC;
+            test_same(t, first.sum + gap, c.sum_start + gap, (stride - OC) * XS);
+        }
+        linear_compare(t, &c, &first);
     }
 }
 

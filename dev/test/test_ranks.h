@@ -112,30 +112,16 @@ static uint64_t frozen_hash(const Fsdp *f) {
     return hash;
 }
 
-static void ranks_body(Job *j, int rank) {
-    Opened *o = open_rank(j, rank);
-    Trainer *trainer = &o->trainer;
-    poison_pools(&trainer->parallel.fsdp);
-    uint64_t frozen = frozen_hash(&trainer->parallel.fsdp);
+/* What MPI's profiling interface saw of the first step, against the traffic formula. */
+static void check_profiled_traffic(const Trainer *trainer) {
 #ifdef HAVE_MPI
-    memset(profiled, 0, sizeof profiled);
-    num_profiled = 0;
-#endif
-    for (int step = 1; step <= collect_steps; step++) {
-        int alone = trainer->parallel.mesh.world == 1 ||
-                    j->transport != &transport_threads; // else other ranks' threads may be elsewhere
-        int64_t *counter = alone ? &allocations : &own_allocations, before = *counter;
-        StepStats s = train_step(trainer, step);
-        if (rank == 0) collected_losses[step - 1] = s.loss;
-        if (rank == 0 && step == 1) collected_norm = s.grad_norm;
-        if (step == 3) __atomic_fetch_add(&steady_allocations, *counter - before, __ATOMIC_RELAXED);
-        if (step > 1) continue;
-#ifdef HAVE_MPI
-        Traffic expected[AXES][COLLECTIVES];
-        expected_traffic(expected, &trainer->job->config, trainer->parallel.mesh.world, trainer->parallel.rank,
-                         &trainer->job->opt, sizeof(StepReport));
-        for (int row = 0; row < (int)AXES * (int)COLLECTIVES && j->transport == &transport_mpi; row++) {
-            int a = row / COLLECTIVES, op = row % COLLECTIVES, c = 0;
+    Traffic expected[AXES][COLLECTIVES];
+    if (trainer->parallel.comm.transport != &transport_mpi) return;
+    expected_traffic(expected, &trainer->job->config, trainer->parallel.mesh.world, trainer->parallel.rank,
+                     &trainer->job->opt, sizeof(StepReport));
+    for (int a = 0; a < AXES; a++)
+        for (int op = 0; op < COLLECTIVES; op++) {
+            int c = 0;
             while (c < num_profiled && profiled[c].comm != trainer->parallel.comm.groups[a].mpi) c++;
             Traffic none = {0, 0}, seen = c < num_profiled ? profiled[c].of[op] : none;
             if (!traffic_equal(expected[a][op], seen))
@@ -144,36 +130,64 @@ static void ranks_body(Job *j, int rank) {
                             axis_names[a], seen.calls, seen.bytes, collective_names[op], expected[a][op].calls,
                             expected[a][op].bytes);
         }
+#else
+    (void)trainer;
 #endif
+}
+
+/* Bytes of weights, gradients and optimizer state that this rank should hold. */
+static int64_t expected_state_bytes(const Trainer *trainer) {
+    const Device *dev = &trainer->parallel.dev;
+    const Fsdp *fsdp = &trainer->parallel.fsdp;
+    const Options *opt = &trainer->job->opt;
+    int sharded = strcmp(opt->sharding, "no_shard") != 0;
+    // local accumulation adds an unsharded gradient
+    int local = !strcmp(opt->accumulate, "local") && opt->accum > 1 && fsdp->ranks > 1 && sharded;
+    // an offloaded bf16 copy of the weights lies with the master weights
+    int copy_bytes = sizeof(floatX) == 2 && !strcmp(opt->offload, "all") ? 2 : 0;
+    int64_t bytes = 0;
+    for (int i = 0; i < dev->num_buffers; i++)
+        if (dev->buffers[i].category <= MEM_OPTIMIZER) bytes += dev->buffers[i].count * RED_ZONE;
+    for (int u = 0; u < trainer->model.table.num_units; u++) {
+        int64_t padded = fsdp->units[u].padded;
+        if (trainer->model.table.units[u].frozen) bytes += round_up((int64_t)sharded_bytes(fsdp, &fsdp->units[u]), 256);
+        else bytes += (16 + copy_bytes) * padded / (sharded ? fsdp->ranks : 1) + (local ? 4 * padded : 0);
+    }
+    return bytes;
+}
+
+static void ranks_body(Job *j, int rank) {
+    Opened *o = open_rank(j, rank);
+    Trainer *trainer = &o->trainer;
+    Fsdp *fsdp = &trainer->parallel.fsdp;
+    poison_pools(fsdp);
+    uint64_t frozen = frozen_hash(fsdp);
+#ifdef HAVE_MPI
+    memset(profiled, 0, sizeof profiled);
+    num_profiled = 0;
+#endif
+    // with several threads, those of other ranks may be anywhere in their step
+    int alone = trainer->parallel.mesh.world == 1 || j->transport != &transport_threads;
+    const int64_t *counter = alone ? &allocations : &own_allocations;
+    for (int step = 1; step <= collect_steps; step++) {
+        int64_t before = *counter;
+        StepStats s = train_step(trainer, step);
+        if (rank == 0) collected_losses[step - 1] = s.loss;
+        if (rank == 0 && step == 1) collected_norm = s.grad_norm;
+        if (step == 3) __atomic_fetch_add(&steady_allocations, *counter - before, __ATOMIC_RELAXED);
+        if (step > 1) continue;
+        check_profiled_traffic(trainer);
         matmul_rate(&trainer->parallel.dev);
         check_first_step(trainer); // expected = dry run = measured, or the test ends here
         collect_state(trainer, STATE_GRAD, collected);
         compare_shared_gradients(trainer);
     }
-    __atomic_fetch_add(&padding_touched, count_touched_padding(&trainer->parallel.fsdp), __ATOMIC_RELAXED);
-    __atomic_fetch_add(&frozen_changed, frozen_hash(&trainer->parallel.fsdp) != frozen, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&padding_touched, count_touched_padding(fsdp), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&frozen_changed, frozen_hash(fsdp) != frozen, __ATOMIC_RELAXED);
     if (rank == 0) {
-        state_bytes =
-            (int64_t)(trainer->parallel.dev.arenas[MEM_PARAMS].peak + trainer->parallel.dev.arenas[MEM_GRADS].peak +
-                      trainer->parallel.dev.arenas[MEM_OPTIMIZER].peak);
-        int sharded = strcmp(trainer->job->opt.sharding, "no_shard") != 0, ranks = trainer->parallel.fsdp.ranks;
-        int local = !strcmp(trainer->job->opt.accumulate, "local") && trainer->job->opt.accum > 1 && ranks > 1 &&
-                    sharded; // an unsharded gradient beside the shards
-        int bytes = 16 + (sizeof(floatX) == 2 && !strcmp(trainer->job->opt.offload, "all")
-                              ? 2
-                              : 0); // offloaded, the copy in bf16 lies with the master
-        state_expected = 0;
-        for (int i = 0; i < trainer->parallel.dev.num_buffers; i++)
-            state_expected += trainer->parallel.dev.buffers[i].category <= MEM_OPTIMIZER
-                                  ? trainer->parallel.dev.buffers[i].count * RED_ZONE
-                                  : 0;
-        for (int u = 0; u < trainer->model.table.num_units; u++)
-            if (trainer->model.table.units[u].frozen)
-                state_expected +=
-                    round_up((int64_t)sharded_bytes(&trainer->parallel.fsdp, &trainer->parallel.fsdp.units[u]), 256);
-            else
-                state_expected += bytes * trainer->parallel.fsdp.units[u].padded / (sharded ? ranks : 1) +
-                                  (local ? 4 * trainer->parallel.fsdp.units[u].padded : 0);
+        const Arena *arenas = trainer->parallel.dev.arenas;
+        state_bytes = (int64_t)(arenas[MEM_PARAMS].peak + arenas[MEM_GRADS].peak + arenas[MEM_OPTIMIZER].peak);
+        state_expected = expected_state_bytes(trainer);
     }
     close_rank(o);
 }
@@ -190,56 +204,82 @@ static int64_t collect(const char *arguments, int process, int world, const Tran
     return n;
 }
 
+typedef struct {
+    float *grads;
+    double losses[3], norm;
+} OneRank; // gradients of the first of three steps, losses of all, norm of the first
+
+static OneRank collect_one_rank(const char *arguments) {
+    OneRank one;
+    collect(arguments, 0, 1, &transport_threads);
+    one.grads = collected;
+    one.norm = collected_norm;
+    memcpy(one.losses, collected_losses, sizeof one.losses);
+    collected = NULL;
+    return one;
+}
+
+typedef struct {
+    double error, ratio, loss, norm;
+    int64_t padding, allocations, bytes;
+} Difference; // worst of all tensors; bytes: of state that should not be there
+
+/* What the last collect() differs in from one rank; `model`: its directory. */
+static Difference difference_from(const OneRank *one, const char *model) {
+    Difference d = ZERO;
+    TensorTable t;
+    Llama3Config c = config_load(model);
+    table_open(&t, &c, 0, &WHOLE_MODEL);
+    int64_t at = 0;
+    for (int i = 0; i < t.num_tensors; i++) {
+        int64_t m = t.tensors[i].rows * t.tensors[i].cols;
+        double size = fmax(norm_of(one->grads + at, m), 1e-20);
+        d.error = worst_of(d.error, norm_of_difference(collected + at, one->grads + at, 1, m) / size);
+        d.ratio = worst_of(d.ratio, fabs(norm_of(collected + at, m) / size - 1));
+        at += m;
+    }
+    for (int i = 0; i < collect_steps; i++) d.loss = worst_of(d.loss, fabs(collected_losses[i] / one->losses[i] - 1));
+    d.norm = fabs(collected_norm / one->norm - 1);
+    d.padding = padding_touched;
+    d.allocations = steady_allocations;
+    d.bytes = state_bytes - state_expected;
+    table_close(&t);
+    return d;
+}
+
 /* ranks × accum × B samples of one step, against one rank that takes them one at a time. */
 static void compare_layout(const char *model, int process, int world, int accum, int B, const Transport *transport,
                            const char *more) {
-    char arguments[1024], name[256];
+    char arguments[1024], layout[200], name[400], path[300];
     const char *common = "--seq 16 --steps 3 --warmup 0 --lr 1e-3 --timeout 60";
     const char *data = make_token_file("ranks.tok", 6000, 64, 7);
-    int total = world * accum * B;
-    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --threads 1 --batch 1 --accum %d", fixture_dir,
-             model, data, common, total);
-    Job *table_of = make_job(arguments, 1, &transport_threads);
-    int64_t n = process == 0 ? collect(arguments, 0, 1, &transport_threads) : 0; // the first process compares
-    float *one = collected;
-    double norm = collected_norm, losses[3] = {collected_losses[0], collected_losses[1], collected_losses[2]},
-           error = 0, ratio = 0, loss_error = 0;
-    collected = NULL;
-    snprintf(arguments, sizeof arguments, "--model %s/%s --data %s %s --batch %d --accum %d %s", fixture_dir, model,
-             data, common, B, accum, more);
-    collect(arguments, process, world, transport);
-    int64_t at = 0;
-    for (int i = 0; i < table_of->table.num_tensors && process == 0; i++) {
-        int64_t m = table_of->table.tensors[i].rows * table_of->table.tensors[i].cols;
-        double size = fmax(norm_of(one + at, m), 1e-20);
-        error = worst_of(error, norm_of_difference(collected + at, one + at, 1, m) / size);
-        ratio = worst_of(ratio, fabs(norm_of(collected + at, m) / size - 1));
-        at += m;
-    }
-    for (int i = 0; i < 3 && process == 0; i++)
-        loss_error = worst_of(loss_error, fabs(collected_losses[i] / losses[i] - 1));
+    OneRank one = ZERO;
+    snprintf(path, sizeof path, "%s/%s", fixture_dir, model);
+    snprintf(arguments, sizeof arguments, "--model %s --data %s %s --threads 1 --batch 1 --accum %d", path, data,
+             common, world * accum * B);
+    if (process == 0) one = collect_one_rank(arguments); // the first process compares
+    snprintf(arguments, sizeof arguments, "--model %s --data %s %s --batch %d --accum %d %s", path, data, common, B,
+             accum, more);
+    int64_t n = collect(arguments, process, world, transport);
+    if (process != 0) return;
+    Difference d = difference_from(&one, path);
     double bound = sizeof(floatX) == 4 ? 1e-5 : 1e-2;
-    if (process == 0) {
-        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradients of one rank", model, world,
-                 accum, B, transport->name, more);
-        CHECK(name, error <= bound && ratio <= bound,
-              "worst tensor of %" PRId64 " parameters %.2g, norm ratio off by %.2g, <= %.0e", n, error, ratio, bound);
-        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: losses of three steps of one rank",
-                 model, world, accum, B, transport->name, more);
-        CHECK(name, loss_error <= (sizeof(floatX) == 4 ? 1e-5 : 3e-3), "off by %.2g", loss_error);
-        snprintf(name, sizeof name, "%s, %d ranks x accum %d x B %d over %s%s: gradient norm of one rank", model, world,
-                 accum, B, transport->name, more);
-        CHECK(name, fabs(collected_norm / norm - 1) <= bound, "ratio off by %.2g", fabs(collected_norm / norm - 1));
-        snprintf(name, sizeof name,
-                 "%s, %d ranks x accum %d x B %d over %s%s: padding stays zero, state is 16 bytes a padded parameter "
-                 "over ranks, no allocation in a step",
-                 model, world, accum, B, transport->name, more);
-        CHECK(name, padding_touched == 0 && state_bytes == state_expected && steady_allocations == 0,
-              "%" PRId64 " touched, %" PRId64 " of %" PRId64 " bytes, %" PRId64 " allocations", padding_touched,
-              state_bytes, state_expected, steady_allocations);
-    }
-    free(one);
-    end_job(table_of);
+    snprintf(layout, sizeof layout, "%s, %d ranks x accum %d x B %d over %s%s", model, world, accum, B, transport->name,
+             more);
+    snprintf(name, sizeof name, "%s: gradients of one rank", layout);
+    CHECK(name, d.error <= bound && d.ratio <= bound,
+          "worst tensor of %" PRId64 " parameters %.2g, norm ratio off by %.2g, <= %.0e", n, d.error, d.ratio, bound);
+    snprintf(name, sizeof name, "%s: losses of three steps of one rank", layout);
+    CHECK(name, d.loss <= (sizeof(floatX) == 4 ? 1e-5 : 3e-3), "off by %.2g", d.loss);
+    snprintf(name, sizeof name, "%s: gradient norm of one rank", layout);
+    CHECK(name, d.norm <= bound, "ratio off by %.2g", d.norm);
+    snprintf(name, sizeof name,
+             "%s: padding stays zero, state is 16 bytes a padded parameter over ranks, no allocation in a step",
+             layout);
+    CHECK(name, d.padding == 0 && d.bytes == 0 && d.allocations == 0,
+          "%" PRId64 " touched, %" PRId64 " of %" PRId64 " bytes, %" PRId64 " allocations", d.padding, state_bytes,
+          state_expected, d.allocations);
+    free(one.grads);
 }
 
 static void test_ranks(void) {
