@@ -2,37 +2,36 @@
  * rank's bytes and go on on any mesh, exports too; evaluation and validation have its loss; each sample is consumed
  * once. Part of test_llama3.cu. */
 
-static void compare_mesh_saving(int tied, int all) {
-    static const SavingLayout goers[] = {
-        {4, " --pp 4 --pp-schedule interleaved --pp-light-ends", 4},
-        {8, " --pp 2 --dp-shard 2 --dp-replicate 2 --sharding full_shard --save-mode async", 2},
-        {2, " --pp 2", 2},
-        {3, " --pp 3 --offload all", 3},
-        {4, " --pp 2 --dp-shard 2 --offload optimizer --recompute full", 2},
-        {16, " --pp 8 --dp-replicate 2 --pp-light-ends", 8}};
-    static const SavingLayout savers[] = {{8, " --tp 2 --cp 2 --pp 2", 0},
-                                          {12, " --tp 4 --pp 3 --pp-light-ends", 0},
-                                          {8, " --cp 2 --pp 2 --dp-shard 2 --sharding full_shard --save-mode async", 0},
-                                          {6, " --tp 2 --dp-shard 3", 0},
-                                          {2, " --tp 2", 0},
-                                          {4, " --tp 4 --save-mode async", 0},
-                                          {2, " --cp 2", 0},
-                                          {4, " --cp 4 --sharding no_shard", 0},
-                                          {4, " --pp 4", 0},
-                                          {16, " --tp 2 --cp 2 --pp 2 --dp-replicate 2 --pp-light-ends", 0},
-                                          {6, " --pp 3 --dp-shard 2 --sharding no_shard", 0},
-                                          {8, " --tp 4 --pp 2 --accum 2 --pp-schedule interleaved", 0},
-                                          {12, " --tp 4 --dp-shard 3 --offload all", 0},
-                                          {12, " --tp 2 --cp 2 --dp-shard 3 --wrap size:30000", 0}};
-    char said[4096], out[300], name[200], export_of[400];
-    const char *model = mesh_model(tied), *data = strdup(make_token_file("mesh-saved.tok", 3000, 64, 0));
+/* Layouts that resume from a checkpoint of one rank, and layouts whose checkpoints must have its bytes. */
+static const SavingLayout mesh_goers[] = {
+    {4, " --pp 4 --pp-schedule interleaved --pp-light-ends", 4},
+    {8, " --pp 2 --dp-shard 2 --dp-replicate 2 --sharding full_shard --save-mode async", 2},
+    {2, " --pp 2", 2},
+    {3, " --pp 3 --offload all", 3},
+    {4, " --pp 2 --dp-shard 2 --offload optimizer --recompute full", 2},
+    {16, " --pp 8 --dp-replicate 2 --pp-light-ends", 8}};
+static const SavingLayout mesh_savers[] = {
+    {8, " --tp 2 --cp 2 --pp 2", 0},
+    {12, " --tp 4 --pp 3 --pp-light-ends", 0},
+    {8, " --cp 2 --pp 2 --dp-shard 2 --sharding full_shard --save-mode async", 0},
+    {6, " --tp 2 --dp-shard 3", 0},
+    {2, " --tp 2", 0},
+    {4, " --tp 4 --save-mode async", 0},
+    {2, " --cp 2", 0},
+    {4, " --cp 4 --sharding no_shard", 0},
+    {4, " --pp 4", 0},
+    {16, " --tp 2 --cp 2 --pp 2 --dp-replicate 2 --pp-light-ends", 0},
+    {6, " --pp 3 --dp-shard 2 --sharding no_shard", 0},
+    {8, " --tp 4 --pp 2 --accum 2 --pp-schedule interleaved", 0},
+    {12, " --tp 4 --dp-shard 3 --offload all", 0},
+    {12, " --tp 2 --cp 2 --dp-shard 3 --wrap size:30000", 0}};
+
+/* A pipeline's own run saves one rank's checkpoints, and another pipeline resumes from them. */
+static void compare_pipeline_saving(int tied, const char *model, const char *data, const char *reference,
+                                    const char *out) {
+    static const SavingLayout other = {4, " --pp 4 --pp-light-ends", 4};
+    char said[4096], name[200];
     int differ[2], files[2];
-    file_bytes = tied ? 100000 : 5000000000ll; // tied, the files are cut
-    const char *reference = saved_run(tied, "mesh-saved", model, data);
-    for (int i = 0; i < (all ? 6 : 2); i++) goes_on(tied, &goers[i], model, data, reference);
-    for (int i = 0; i < (all ? 14 : 4); i++) saves_again(tied, &savers[i], model, data, reference);
-    // a pipeline's own run, and another one that resumes from it
-    snprintf(out, sizeof out, "%s%s", scratch_path("pipeline-saved"), tied ? "-tied" : "");
     int code = run_whole(said, 4,
                          "--model %s --data %s --seq 16 --steps 4 --warmup 0 --threads 1 --timeout 60 --deterministic "
                          "--batch 1 --accum 4 --save-every 2 --pp 2 --dp-shard 2 --pp-schedule interleaved --out %s",
@@ -47,26 +46,42 @@ static void compare_mesh_saving(int tied, int all) {
              tied ? "tied" : "untied");
     CHECK(name, code == 0 && !differ[0] && !differ[1] && files[0] >= 4, "%d and %d of %d files differ; code %d %s",
           differ[0], differ[1], files[0], code, code ? sentence(said) : "");
-    static const SavingLayout other = {4, " --pp 4 --pp-light-ends", 4};
     goes_on(tied, &other, model, data, out);
-    // exports
+}
+
+/* `count`: of the layouts that export, the first of which is one rank. */
+static void compare_mesh_exports(int tied, int count, const char *reference, const char *out) {
     static const SavingLayout exporters[] = {{1, "", 0},
                                              {8, " --tp 2 --cp 2 --pp 2", 0},
                                              {8, " --tp 4 --dp-replicate 2", 0},
                                              {3, " --pp 3 --pp-light-ends", 0}};
-    for (int i = 0; i < (all ? 4 : 2); i++) {
-        char of_one[400];
-        snprintf(of_one, sizeof of_one, "%s-export0", out);
+    char said[4096], name[200], of_one[400], export_of[400];
+    snprintf(of_one, sizeof of_one, "%s-export0", out);
+    for (int i = 0; i < count; i++) {
+        int files;
         snprintf(export_of, sizeof export_of, "%s-export%d", out, i);
-        code = run_whole(said, exporters[i].world, "--model %s/step-00000004 --threads 1 --timeout 60 --export %s%s",
-                         reference, export_of, exporters[i].options);
+        int code =
+            run_whole(said, exporters[i].world, "--model %s/step-00000004 --threads 1 --timeout 60 --export %s%s",
+                      reference, export_of, exporters[i].options);
         if (!i) continue;
-        differ[0] = files_that_differ(of_one, export_of, &files[0]);
+        int differ = files_that_differ(of_one, export_of, &files);
         snprintf(name, sizeof name, "%s: an export from %d ranks%s writes the bytes of one", tied ? "tied" : "untied",
                  exporters[i].world, exporters[i].options);
-        CHECK(name, code == 0 && !differ[0] && files[0] >= 2, "%d of %d files differ; code %d %s", differ[0], files[0],
-              code, code ? sentence(said) : "");
+        CHECK(name, code == 0 && !differ && files >= 2, "%d of %d files differ; code %d %s", differ, files, code,
+              code ? sentence(said) : "");
     }
+}
+
+static void compare_mesh_saving(int tied, int all) {
+    char out[300];
+    const char *model = mesh_model(tied), *data = strdup(make_token_file("mesh-saved.tok", 3000, 64, 0));
+    file_bytes = tied ? 100000 : 5000000000ll; // tied, the files are cut
+    const char *reference = saved_run(tied, "mesh-saved", model, data);
+    for (int i = 0; i < (all ? 6 : 2); i++) goes_on(tied, &mesh_goers[i], model, data, reference);
+    for (int i = 0; i < (all ? 14 : 4); i++) saves_again(tied, &mesh_savers[i], model, data, reference);
+    snprintf(out, sizeof out, "%s%s", scratch_path("pipeline-saved"), tied ? "-tied" : "");
+    compare_pipeline_saving(tied, model, data, reference, out);
+    compare_mesh_exports(tied, all ? 4 : 2, reference, out);
     file_bytes = 5000000000ll;
 }
 

@@ -374,10 +374,10 @@ static const cJSON *class_in_json(const cJSON *plan, int rank) {
     int listed = 0;
     cJSON_ArrayForEach(c, cJSON_GetObjectItemCaseSensitive(plan, "rank_classes"))
         cJSON_ArrayForEach(r, cJSON_GetObjectItemCaseSensitive(c, "ranks")) {
-            if ((int)cJSON_GetNumberValue(r) != rank) continue;
-            found = c;
-            listed++;
-        }
+        if ((int)cJSON_GetNumberValue(r) != rank) continue;
+        found = c;
+        listed++;
+    }
     return listed == 1 ? found : NULL;
 }
 
@@ -401,6 +401,33 @@ static int differs_from_class(const Plan *p, const cJSON *json, Job *j, const Tr
     return differ;
 }
 
+/* Pairs of ranks that a plan of parts takes to be alike or different, and a dry run of every rank does not. */
+static int differs_from_every_rank(Job *j, Plan *plan, int ranks) {
+    Plan every;
+    EventLists of_parts, of_all;
+    int differ = 0;
+    plan_open(plan, j, DRY_RUN_PARTS, &of_parts);
+    plan_open(&every, j, DRY_RUN_ALL, &of_all);
+    for (int a = 0; a < ranks; a++)
+        for (int b = 0; b < a; b++)
+            differ += (of_all.list_of[a] == of_all.list_of[b]) != (of_parts.list_of[a] == of_parts.list_of[b]);
+    differ += memcmp(plan->class_of, every.class_of, sizeof(int) * (size_t)ranks) != 0;
+    plan_close(&every);
+    event_lists_close(&of_parts);
+    event_lists_close(&of_all);
+    return differ;
+}
+
+static cJSON *plan_as_json(Plan *plan) {
+    FILE *f = fopen(scratch_path("classes.json"), "w");
+    plan_write(f, plan, 1, NULL);
+    fclose(f);
+    char *text = read_text_file(scratch_path("classes.json"));
+    cJSON *json = cJSON_Parse(text);
+    free(text);
+    return json;
+}
+
 /* Pipeline stages differ, and tensor-parallel ranks by one row: each rank's plan must be that of its own dry run. */
 static void test_rank_classes(void) {
     static const struct {
@@ -420,32 +447,19 @@ static void test_rank_classes(void) {
         {"--tp 2 --cp 2 --dp-shard 4", 0, 1},
     };
     for (int i = 0; i < (int)(sizeof meshes / sizeof *meshes); i++) {
+        enum { RANKS = 16 };
         char arguments[1024], name[400];
         static Trainer own;
         Plan plan;
-        int differ = 0, odd = meshes[i].odd;
+        int odd = meshes[i].odd;
         int64_t owned = 0;
         snprintf(arguments, sizeof arguments,
                  "--plan --model %s --seq 32 --batch 1 --reduce-dtype bf16 --deterministic %s",
                  odd ? mesh_model(odd == 2) : "tiny", meshes[i].options);
-        Job *j = make_job(arguments, 16, &transport_threads);
-        Plan every;
-        EventLists of_parts, of_all;
-        plan_open(&plan, j, DRY_RUN_PARTS, &of_parts);
-        plan_open(&every, j, DRY_RUN_ALL, &of_all);
-        for (int a = 0; a < 16; a++)
-            for (int b = 0; b < a; b++)
-                differ += (of_all.list_of[a] == of_all.list_of[b]) != (of_parts.list_of[a] == of_parts.list_of[b]);
-        differ += memcmp(plan.class_of, every.class_of, sizeof(int) * 16) != 0;
-        plan_close(&every);
-        event_lists_close(&of_parts);
-        event_lists_close(&of_all);
-        FILE *f = fopen(scratch_path("classes.json"), "w");
-        plan_write(f, &plan, 1, NULL);
-        fclose(f);
-        char *text = read_text_file(scratch_path("classes.json"));
-        cJSON *json = cJSON_Parse(text);
-        for (int rank = 0, at; rank < 16; rank++) {
+        Job *j = make_job(arguments, RANKS, &transport_threads);
+        int differ = differs_from_every_rank(j, &plan, RANKS);
+        cJSON *json = plan_as_json(&plan);
+        for (int rank = 0, at; rank < RANKS; rank++) {
             ShardPiece piece;
             dry_run_open(&own, j, rank, NULL);
             differ += differs_from_class(&plan, json, j, &own);
@@ -458,7 +472,6 @@ static void test_rank_classes(void) {
               "%d differences; %d kinds of ranks, expected %d; %" PRId64 " parameters owned of %" PRId64, differ,
               plan.count, meshes[i].classes, owned, j->table.num_parameters);
         cJSON_Delete(json);
-        free(text);
         plan_close(&plan);
         end_job(j);
     }

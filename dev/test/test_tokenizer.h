@@ -281,45 +281,16 @@ static void test_tokenizer_cases(const char *name, CaseCheck kind, const Tokeniz
     free(ids);
 }
 
+// clang-format off
+static const char *const cut_parts[] = { // of random texts
+    "'", "'s", "'l", "l", "'re", "e", " ", " ", "  ", "\n", "\r\n", "\t", "a", "the", " and", "ing", "7", "12", "3456",
+    "!", "--", ".\n", "(", "_", "\xC3\xA9", "e\xCC\x81", "\xE4\xB8\xAD", "\xE3\x80\x82", "\xE3\x80\x80", "\xC2\xA0",
+    "\xE2\x80\xA8", "\xC2\x85", "\xF0\x9F\x98\x80", "\xE0\xA4\x95\xE0\xA4\xBF", "\xD9\xA3", "\xC5\xBF", "\xE2\x85\xA7"};
+// clang-format on
+enum { CUT_PARTS = sizeof cut_parts / sizeof *cut_parts };
+
 /* Cuts random texts at every place that cut_next names, and elsewhere, which must show. */
 static void test_tokenizer_cuts(const Tokenizer *t) {
-    static const char *const parts[] = {"'",
-                                        "'s",
-                                        "'l",
-                                        "l",
-                                        "'re",
-                                        "e",
-                                        " ",
-                                        " ",
-                                        "  ",
-                                        "\n",
-                                        "\r\n",
-                                        "\t",
-                                        "a",
-                                        "the",
-                                        " and",
-                                        "ing",
-                                        "7",
-                                        "12",
-                                        "3456",
-                                        "!",
-                                        "--",
-                                        ".\n",
-                                        "(",
-                                        "_",
-                                        "\xC3\xA9",
-                                        "e\xCC\x81",
-                                        "\xE4\xB8\xAD",
-                                        "\xE3\x80\x82",
-                                        "\xE3\x80\x80",
-                                        "\xC2\xA0",
-                                        "\xE2\x80\xA8",
-                                        "\xC2\x85",
-                                        "\xF0\x9F\x98\x80",
-                                        "\xE0\xA4\x95\xE0\xA4\xBF",
-                                        "\xD9\xA3",
-                                        "\xC5\xBF",
-                                        "\xE2\x85\xA7"};
     pcre2_code *cut = cut_open();
     pcre2_match_data *match = pcre2_match_data_create(1, NULL);
     uint64_t state = 2463534242u;
@@ -329,7 +300,7 @@ static void test_tokenizer_cuts(const Tokenizer *t) {
         char text[256];
         size_t len = 0, next = 0;
         for (size_t n = 1 + token_random(&state) % 24; n; n--)
-            len += (size_t)sprintf(text + len, "%s", parts[token_random(&state) % (sizeof parts / sizeof parts[0])]);
+            len += (size_t)sprintf(text + len, "%s", cut_parts[token_random(&state) % CUT_PARTS]);
         size_t whole = tokenizer_encode(t, text, len, &ids[0], &capacity[0], 0);
         for (size_t at = 1; at < len; at++) {
             if ((text[at] & 0xC0) == 0x80) continue;
