@@ -328,18 +328,14 @@ static Options options_parse(int argc, char **argv) {
 /* An option's value as it would be typed; flags: "on" or "off". Returns whether config.txt lists it. */
 static int option_as_text(const Options *o, const OptionRow *row, char *value, size_t size) {
     const void *field = (const char *)o + row->offset;
+    const char *text = row->kind == OPT_TEXT ? *(const char *const *)field : NULL;
+    int is_on = row->kind == OPT_FLAG && *(const int *)field;
     value[0] = 0;
-    switch (row->kind) {
-    case OPT_GROUP: return 0;
-    case OPT_INT: snprintf(value, size, "%d", *(const int *)field); return 1;
-    case OPT_REAL: snprintf(value, size, "%.9g", *(const double *)field); return 1;
-    case OPT_TEXT:
-        if (!*(const char *const *)field) return 0;
-        snprintf(value, size, "%s", *(const char *const *)field);
-        return 1;
-    case OPT_FLAG: snprintf(value, size, *(const int *)field ? "on" : "off"); return *(const int *)field;
-    }
-    return 0;
+    if (row->kind == OPT_INT) snprintf(value, size, "%d", *(const int *)field);
+    if (row->kind == OPT_REAL) snprintf(value, size, "%.9g", *(const double *)field);
+    if (row->kind == OPT_FLAG) snprintf(value, size, is_on ? "on" : "off");
+    if (text) snprintf(value, size, "%s", text);
+    return row->kind == OPT_INT || row->kind == OPT_REAL || is_on || text;
 }
 
 static void option_text(const Options *o, const char *name, char *value, size_t size) {
