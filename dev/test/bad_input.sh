@@ -4,6 +4,7 @@
 # trace, and no file that was there before is changed. `pass` lines show the sentence, so that people can judge it.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
 planner=${program%/*}/plan_llama3
 top=$PWD
@@ -12,11 +13,8 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 \
     LC_ALL=C
-passed=0 failed=0
 
 # ---------------------------------------------------------------- how a run is judged
-pass() { echo "pass $1: ${2:0:200}"; passed=$((passed + 1)); }
-fail() { echo "FAIL $1: ${2:0:400}"; failed=$((failed + 1)); }
 
 state() { find . -type f ! -name .log -exec cksum {} + | sort; }
 

@@ -4,15 +4,12 @@
 # caught.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
 top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export LC_ALL=C
-passed=0 failed=0
-
-pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
-fail() { echo "FAIL $1: ${2:0:600}"; failed=$((failed + 1)); }
 
 make -s -C dev/data OUT="$work/bin" "$work/bin/chat" >"$work/log" 2>&1 ||
     { cat "$work/log"; echo "FAIL dev/data/chat does not build"; echo "0 passed, 1 failed"; exit 1; }

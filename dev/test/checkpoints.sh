@@ -5,6 +5,7 @@
 # (what a save cannot do), signals. With `all` every n, and more kills.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
 shift
 all=
@@ -18,10 +19,7 @@ trap 'end_started; [ -z "$mounted" ] || umount "$mounted"; chattr -R -i "$work" 
 cd "$work"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 \
     LC_ALL=C
-passed=0 failed=0
 
-pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
-fail() { echo "FAIL $1: ${2:0:800}"; failed=$((failed + 1)); }
 now() { echo $((${EPOCHREALTIME/./} / 1000)); } # ms
 end_started() { for pid in ${started[@]+"${started[@]}"}; do kill -KILL "$pid" 2>/dev/null; done; }
 gone() { ! kill -0 "$1" 2>/dev/null; }

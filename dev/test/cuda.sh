@@ -4,13 +4,11 @@
 # made of. With `all` in both precisions, held against the table of registers; and more orders of streams.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
 top=$PWD all=${1:+all}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-passed=0 failed=0
-pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
-fail() { echo "FAIL $1: ${2:0:600}"; failed=$((failed + 1)); }
 
 cuda() { echo "$top/build/cuda-on-cpu-$1/train_llama3_cuda"; }
 cpu() { echo "$top/build/cpu-$1/train_llama3"; }

@@ -5,11 +5,9 @@
 # too.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
-pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
-fail() { echo "FAIL $1: ${2:0:600}"; failed=$((failed + 1)); }
 
 export DRY=1 TESTS=replicas LIMIT=900
 # check STAGES… : its exit code in $code, what it said in $work/said, its results in $work/out

@@ -4,6 +4,7 @@
 # helps.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
 program=$(realpath "${1:-build/cpu-fp32/train_llama3}")
 planner=${program%/*}/plan_llama3
 top=$PWD
@@ -12,10 +13,7 @@ started=() # processes that may be left over
 trap 'end_started; rm -rf "$work"' EXIT
 cd "$work"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 LC_ALL=C
-passed=0 failed=0
 
-pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
-fail() { echo "FAIL $1: ${2:0:400}"; failed=$((failed + 1)); }
 now() { echo $((${EPOCHREALTIME/./} / 1000)); } # ms
 end_started() { for pid in ${started[@]+"${started[@]}"}; do kill -KILL "$pid" 2>/dev/null; done; }
 

@@ -3,14 +3,11 @@
 # larger than the memory allowed is read; what is no text is named, with its place. `all`: with 3 GB of text.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+. dev/test/checks.sh
 top=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export LC_ALL=C
-passed=0 failed=0
-
-pass() { echo "pass $1: ${2:0:300}"; passed=$((passed + 1)); }
-fail() { echo "FAIL $1: ${2:0:400}"; failed=$((failed + 1)); }
 
 make -s -C dev/data OUT="$work/bin" >"$work/log" 2>&1 ||
     { cat "$work/log"; echo "FAIL the tools of dev/data do not build"; echo "0 passed, 1 failed"; exit 1; }
