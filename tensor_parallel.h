@@ -58,13 +58,20 @@ static void tp_close(TensorParallel *tp) { request_close(&tp->request); }
 // ---------------------------------------------------------------------------
 // the tokens of all ranks: in forward before a matrix that is split by outputs, in backward before one split by inputs
 
-/* Returns x of all tokens, (N, C), valid until the next call. */
-static const floatX *tp_all_gather_tokens(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
-    int64_t count = (int64_t)tp->tokens * tp->C;
+static void tp_all_gather_start(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
+    if (tp->size == 1) return;
+    all_gather_start(tp->comm, &tp->request, AXIS_TP, what, x, tp->gathered, (int64_t)tp->tokens * tp->C, FLOATX);
+}
+static const floatX *tp_all_gather_wait(TensorParallel *tp, const floatX *x /* (n,C), as started */) {
     if (tp->size == 1) return x;
-    all_gather_start(tp->comm, &tp->request, AXIS_TP, what, x, tp->gathered, count, FLOATX);
     comm_wait(tp->comm, &tp->request);
     return tp->gathered;
+}
+
+/* Returns x of all tokens, (N, C), valid until the next call. */
+static const floatX *tp_all_gather_tokens(TensorParallel *tp, const floatX *x /* (n,C) */, const char *what) {
+    tp_all_gather_start(tp, x, what);
+    return tp_all_gather_wait(tp, x);
 }
 
 // ---------------------------------------------------------------------------
@@ -73,14 +80,23 @@ static const floatX *tp_all_gather_tokens(TensorParallel *tp, const floatX *x /*
 /* Where the matrix's partial sums (N, C) go: with one rank, where there is nothing to add, straight to the result. */
 static floatX *tp_partial(TensorParallel *tp, floatX *sum /* (n,C) */) { return tp->size == 1 ? sum : tp->partial; }
 
-/* sum = the partial sums of all ranks for this rank's tokens. The transport only moves the pieces. They are added here,
- * as a binary tree over ranks, so that every transport gives the same bits. */
-static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = */, const char *what) {
+static void tp_reduce_scatter_start(TensorParallel *tp, const char *what) {
     int64_t count = (int64_t)tp->tokens * tp->C;
     if (tp->size == 1) return;
     reduce_scatter_start(tp->comm, &tp->request, AXIS_TP, what, tp->partial, tp->pieces, count, FLOATX);
+}
+/* The transport only moves the pieces. They are added here, as a binary tree over ranks, so that every transport gives
+ * the same bits. */
+static void tp_reduce_scatter_wait(TensorParallel *tp, floatX *sum /* (n,C) = */) {
+    if (tp->size == 1) return;
     comm_wait(tp->comm, &tp->request);
-    sum_pieces(tp->dev, sum, tp->pieces, tp->size, count);
+    sum_pieces(tp->dev, sum, tp->pieces, tp->size, (int64_t)tp->tokens * tp->C);
+}
+
+/* sum = the partial sums of all ranks for this rank's tokens. */
+static void tp_reduce_scatter_tokens(TensorParallel *tp, floatX *sum /* (n,C) = */, const char *what) {
+    tp_reduce_scatter_start(tp, what);
+    tp_reduce_scatter_wait(tp, sum);
 }
 
 // ---------------------------------------------------------------------------

@@ -124,7 +124,7 @@ struct Comm {
     struct ThreadWorld *thread_world;
     int *members; // (world) memory of the GPU, for nccl_check_members; NULL without NCCL
 #ifdef HAVE_NCCL
-    /* Of the axes, and from AXES on of the links. Those of AXIS_WORLD are split into the others. NULL: none. Two stages
+    /* One per axis, then one per link (from AXES on), split from that of AXIS_WORLD; NULL where there is none. Two stages
      * have only the links TO_NEXT and FROM_PREVIOUS: next is previous. */
     ncclComm_t nccl[(int)AXES + (int)LINKS];
 #endif

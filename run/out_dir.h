@@ -163,7 +163,7 @@ static void truncate_after_step(const char *out, const char *name, int64_t step)
     snprintf(path, sizeof path, "%s/%s", out, name);
     FILE *f = fopen(path, "r");
     if (!f) return; // the run crashed before its first step
-    while ((length = getline(&line, &room, f)) > 0) {
+    for (length = getline(&line, &room, f); length > 0; length = getline(&line, &room, f)) {
         const char *number = strstr(line, "\"step\":");
         if (line[length - 1] != '\n' || (number && strtoll(number + 7, NULL, 10) > step)) break;
         kept += length;
