@@ -124,8 +124,8 @@ struct Comm {
     struct ThreadWorld *thread_world;
     int *members; // (world) memory of the GPU, for nccl_check_members; NULL without NCCL
 #ifdef HAVE_NCCL
-    /* One per axis, then one per link (from AXES on), split from that of AXIS_WORLD; NULL where there is none. Two stages
-     * have only the links TO_NEXT and FROM_PREVIOUS: next is previous. */
+    /* One per axis, then one per link (from AXES on), split from that of AXIS_WORLD; NULL where there is none. Two
+     * stages have only the links TO_NEXT and FROM_PREVIOUS: next is previous. */
     ncclComm_t nccl[(int)AXES + (int)LINKS];
 #endif
 };
