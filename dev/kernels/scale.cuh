@@ -8,9 +8,9 @@ template <int W> static __global__ void __launch_bounds__(256) scale_kernel1(flo
     int64_t i = thread_number() * W;
     float v[W];
     if (i >= count) return;
-    load_some<W, false>(v, x + i, count - i);
+    load_some(v, x + i, count - i);
     for (int k = 0; k < W; k++) v[k] *= by;
-    store_some<W, false>(x + i, v, count - i);
+    store_some(x + i, v, count - i);
 }
 template <int W> static void scale_by(Case *c) {
     KERNEL(c->dev, scale_kernel1<W>, blocks_for(c->size[0], 256 * W), 256, 0, X("x"), SCALE_BY, c->size[0]);
