@@ -145,8 +145,8 @@ edit+='        if (unit != 2 \|\| !adapters_of(m, unit)) fsdp_reduce_gradients(m
 more "a block's adapters are left out of the reduction" train_llama3.cu "$edit" \
     adapters "no free buffer for the gradient of adapters of"
 
-edit='s/if (t->row->split != SPLIT_NONE) continue;/'
-edit+='if (t->row->split != SPLIT_NONE || u->table_unit->kind == UNIT_ADAPTERS) continue;/'
+edit='s/if (count \&\& direction == BUFFER_TO_GRADIENTS)/'
+edit+='if (count \&\& direction == BUFFER_TO_GRADIENTS \&\& u->table_unit->kind != UNIT_ADAPTERS)/'
 more "adapters' sums of one tp rank are lost" run/shared_gradients.h "$edit" \
     adapters "gradients, losses of one rank"
 
@@ -495,7 +495,7 @@ more "gradients are scaled by the world" fsdp.h "$edit" \
     faults "gradients of one rank"
 
 edit='s|    s.grad_norm = sqrt(exact_value(&squared_norm)) / |'
-edit+='    s.grad_norm = sqrt(exact_value(\&squared_norm)) / trainer->opt->accum / |'
+edit+='    s.grad_norm = sqrt(exact_value(\&squared_norm)) / trainer->job->opt.accum / |'
 more "the mean is divided by the micro-batches once more" run/step_report.h "$edit" \
     faults "gradient norm of one rank"
 
