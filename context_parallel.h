@@ -23,10 +23,10 @@ typedef struct {
     int size, rank; // of the cp group
     int B, T;       // sequences of a micro-batch; this rank's tokens of each
     int64_t Q, KV;  // NH·HD and NKV·HD: a token's queries, its keys (or values)
-    // Buffers; NULL if size = 1. In backward of_ranks, sequence and own hold gradients: sent, received, summed.
-    floatX *own;        // (B, T, 2·KV) keys and values of this rank's tokens
-    floatX *of_ranks;   // (size, B, T, 2·KV) those of all ranks, in the order of ranks
-    floatX *sequence;   // (B, T·size, 2·KV) the same in the order of the sequence
+    // Buffers; NULL if size = 1. The reduce-scatter in backward reuses the first three for gradients.
+    floatX *own;        // (B, T, 2·KV) keys and values of this rank's tokens; then their summed gradients
+    floatX *of_ranks;   // (size, B, T, 2·KV) those of all ranks, in the order of ranks; then d_sequence in that order
+    floatX *sequence;   // (B, T·size, 2·KV) of_ranks in the order of the sequence; then received gradients
     floatX *d_sequence; // (B, T·size, 2·KV) their gradients from this rank's queries; NULL when not training
     Request request;
 } ContextParallel;

@@ -1,8 +1,9 @@
 /* fsdp.h: fully sharded data parallelism: FSDP (ZeRO-3), ZeRO-2, DDP, and hybrids of them.
  *
  * The model's tensors are packed into FSDP units: the embedding, each transformer block (or several), the head. Every
- * rank of the fsdp group owns an equal shard of each unit: fp32 master weights, gradient and Adam's moments, 16 bytes
- * per parameter. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients starts to
+ * rank of the fsdp group keeps an equal shard of each unit, or all of it under no_shard: fp32 master weights, gradient
+ * and Adam's moments, 16 bytes per parameter, and 2 more for the bf16 weights of a bf16 build; of a frozen unit only
+ * the weights. fsdp_unshard all-gathers a unit's weights and fsdp_reshard frees them. fsdp_reduce_gradients starts to
  * reduce-scatter a unit's gradient to its owners, and fsdp_finish_gradients waits for all units. If the strategy frees
  * full-size weights and gradients, they live in small pools of buffers, which also limit prefetching.
  */
@@ -73,11 +74,13 @@ typedef struct {
     int64_t replica_begin, replica_count; // this replica's slice of the shard, for the all-reduce across replicas
 
     // state, kept from step to step; a frozen unit has sharded_weights only
-    float *master;             // (state_count) weights
-    float *grad;               // (state_count) of the loss summed over ranks and micro-batches
-    float *exp_avg;            // (state_count) AdamW's first moment
-    float *exp_avg_sq;         // (state_count) AdamW's second moment
-    floatX *sharded_weights;   // (state_count) what is all-gathered; fp32 build: master; int8: QuantizedLayout
+    float *master;     // (state_count) weights
+    float *grad;       // (state_count) of the loss summed over ranks and micro-batches
+    float *exp_avg;    // (state_count) AdamW's first moment
+    float *exp_avg_sq; // (state_count) AdamW's second moment
+    // This rank's part of the weights as it is all-gathered: (state_count) in the compute dtype, in an fp32 build the
+    // same memory as master. If the unit is quantized: one int8 shard of quantized.bytes bytes.
+    floatX *sharded_weights;
     QuantizedLayout quantized; // of sharded_weights and unsharded_weights in int8
 
     // full-size buffers
@@ -87,9 +90,10 @@ typedef struct {
     float *unsharded_gradient;  // (padded) from fsdp_gradients until it is reduced, else NULL
     Request all_gather;
 
-    // Sums over the step's micro-batches, (accumulated_size) each. [0] is their total: this rank's shard within grad,
-    // already summed over the fsdp group. With accumulates_unsharded it is full-size and not yet reduced: grad itself
-    // (DDP) or a buffer of its own. [1] and up exist with --deterministic: the stack described at accumulation_target.
+    // Sums over the step's micro-batches, (accumulated_size) each. [0] becomes the total. Usually it points at this
+    // rank's shard of grad, and what is added to it is already summed over the fsdp group. With accumulates_unsharded
+    // it is full-size, and is summed over the group only once per step: it is grad itself under DDP, else a separate
+    // buffer. [1] and up exist with --deterministic: the stack described at accumulation_target.
     float *partial_sums[MAX_PARTIAL_SUMS];
 } FsdpUnit;
 
@@ -296,7 +300,8 @@ static void fsdp_reshard(Fsdp *fsdp, FsdpUnit *u, ReshardPoint now) {
 // ---------------------------------------------------------------------------
 // gradients: sums over micro-batches
 
-/* 1: backward assigns this tensor's gradient (its first matmul does). 0: backward only adds to it. */
+/* Does backward overwrite this gradient? Matrices: yes, by their first matmul of a micro-batch. Norms (one row) and an
+ * untied embedding: no, backward adds to their gradients, so these are zeroed first. */
 static int gradient_is_assigned(const TensorTable *table, const Tensor *t) {
     WeightKind kind = t->row->kind;
     int tied_head = kind == W_EMBED && table_is_tied(table); // the head's matmul writes it before the embedding adds
@@ -386,7 +391,8 @@ static int reduction_applies(const Fsdp *fsdp, ReductionStage stage, int micro_b
     return fsdp->replicas > 1 && last; // across replicas once per step
 }
 
-/* The part of grad that a stage completes for this step. The next stage sends it. */
+/* Where a stage's result lies in grad. The stage after it sends this, also if the stage itself is skipped: then the
+ * sum is in the same place already. */
 static float *reduction_result(const Fsdp *fsdp, int stage, const FsdpUnit *u) {
     if (stage == REDUCE_SCATTER_REPLICAS) return replica_gradient(u);
     return stage == ALL_GATHER_FSDP ? u->grad : shard_gradient(fsdp, u);
@@ -397,7 +403,8 @@ static void reduction_start(Fsdp *fsdp, ReductionStage stage, FsdpUnit *u, int m
     int reduces = stage_reduces(stage);
     Axis axis = stage_axis(stage);
     int64_t piece = axis == AXIS_FSDP ? u->shard_size : u->replica_count; // of one member
-    const float *sum = reduction_result(fsdp, stage - 1, u); // but the first stage sends what backward has made
+    const float *sum = reduction_result(fsdp, stage - 1, u);
+    // the first stage sends the full-size gradient instead: of this micro-batch, or the sum of all
     if (stage == REDUCE_SCATTER_FSDP) sum = fsdp->accumulates_unsharded ? u->partial_sums[0] : u->unsharded_gradient;
     const void *send = r->rounded ? (const void *)r->rounded : sum;
     void *receive = r->receive ? r->receive : reduction_result(fsdp, stage, u);
@@ -428,8 +435,10 @@ static void reduction_finish(Fsdp *fsdp, ReductionStage stage) {
         gradient_release(fsdp, u);
     } else if (stage == REDUCE_SCATTER_REPLICAS) {
         tree_sum(fsdp->dev, replica_gradient(u), r->receive, dtype, pieces, u->replica_count, 0);
-    } else { // All-gathers: fp32 sums arrive in grad. bf16 sums are stored after the last micro-batch only: an earlier
-             // one would replace this rank's fp32 sum, to which the next micro-batch is added, by a rounded one
+    } else {
+        // All-gathers. fp32 sums arrive in grad itself. bf16 sums arrive in r->receive and are copied to grad only
+        // after the last micro-batch. DDP also gathers after earlier ones; copying then would overwrite this rank's
+        // fp32 running sum with its rounded value.
         int64_t count = stage == ALL_GATHER_FSDP ? u->padded : u->shard_size;
         if (r->rounded && last) tree_sum(fsdp->dev, sum, r->receive, DTYPE_BF16, 1, count, 0);
     }
@@ -475,9 +484,9 @@ static int gradients_are_made_in_place(const Fsdp *fsdp) {
            !fsdp->gradients_offloaded;
 }
 
-/* The buffer (padded) into which backward writes the unit's gradient of this micro-batch; what backward adds to is
- * zero. For the first micro-batch of a sum, where gradients_are_made_in_place, the buffer is the sum itself; otherwise
- * it is taken from the pool. */
+/* The buffer (padded) into which backward writes the unit's gradient of this micro-batch. The tensors whose gradients
+ * backward only adds to are zeroed in it. For the first micro-batch of a sum, where gradients_are_made_in_place, the
+ * buffer is the sum itself; otherwise it is taken from the pool. */
 static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     // A tied embedding is the last unit that one micro-batch reduces and the first that the next one writes.
     for (int i = 0; i < REDUCTION_STAGES; i++)
@@ -491,9 +500,9 @@ static float *fsdp_gradients(Fsdp *fsdp, FsdpUnit *u, int micro_batch) {
     return u->unsharded_gradient;
 }
 
-/* Would this unit meet another one in ALL_GATHER_FSDP? It skips the replica stages, since this is not its last
- * micro-batch, while an earlier unit passes through them. That happens only in hybrid DDP with an interleaved pipeline,
- * where one virtual stage reaches its last micro-batch before another one does. */
+/* Would a unit that enters now reach ALL_GATHER_FSDP before a unit that entered earlier? That happens if the earlier
+ * one must pass through the replica stages (its last micro-batch) and this one skips them (not its last). Only hybrid
+ * DDP with an interleaved pipeline has both at once: one virtual stage reaches its last micro-batch before another. */
 static int would_overtake(const Fsdp *fsdp, int micro_batch) {
     if (reduction_applies(fsdp, REDUCE_SCATTER_REPLICAS, micro_batch)) return 0;
     if (!reduction_applies(fsdp, ALL_GATHER_FSDP, micro_batch)) return 0;
@@ -579,8 +588,8 @@ static void fsdp_check_replicas(Fsdp *fsdp, int64_t step) {
         all_gather_now(comm, axis, "replica check", mine, all, sizeof(uint64_t) * units);
         for (int i = 0; i < units * g->size && !fsdp->dev->dry_run; i++)
             if (all[i] != all[i % units])
-                run_failure("step %" PRId64 ": ranks %d and %d are replicas (of %s), but their weights of %s differ: "
-                            "this rank's or the other's memory, or the transport, is faulty",
+                run_failure("step %" PRId64 ": ranks %d and %d are replicas in the %s group, but their weights of %s "
+                            "differ: the memory of one of them, or the transport, is faulty",
                             step, comm->hosts->group_member(comm, g, 0), comm->hosts->group_member(comm, g, i / units),
                             axis_names[axis], fsdp->table->units[i % units].name);
     }
@@ -652,8 +661,9 @@ static void pools_open(Fsdp *fsdp, int training) {
     }
     for (int k = UNIT_EMBED; k <= UNIT_HEAD; k++)
         pool_add(fsdp, POOL_DEQUANTIZED, (UnitKind)k, 1, "dequantized weights");
-    // Writing a file gathers a unit in fp32: into a gradient buffer when training, into one of these otherwise, and for
-    // frozen units with which adapters are merged.
+    // Writing a file gathers each unit in fp32. A training run gathers a trained unit into its gradient buffer. The
+    // other cases need the buffer added here: a run that does not train, and frozen units into which an export merges
+    // adapters.
     for (int k = UNIT_EMBED; k < UNIT_KINDS; k++) {
         int frozen = fsdp->config->base != BASE_TRAINED && k != UNIT_ADAPTERS;
         int gathers = !training && how->writes_files && how->strategy->sharded && fsdp->ranks > 1;

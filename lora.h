@@ -2,7 +2,8 @@
  *
  * A linear layer computes y = x W^T. An adapter leaves W frozen and trains two small matrices, A (rank, IC) and B (OC,
  * rank), that add to it: y = x W^T + alpha / rank · (x A^T) B^T. Matrices that are fused into one matmul (Q, K and V;
- * gate and up) have an adapter each. Without adapters each call is the matmul alone.
+ * gate and up) have an adapter each. Without adapters each call is the matmul alone. In the comments on parameters, "="
+ * after a shape means that the call overwrites the tensor, "+=" that it adds to it.
  */
 #ifndef LORA_H
 #define LORA_H
@@ -12,15 +13,15 @@
 typedef struct {
     const floatX *a;     // (rank, IC)
     const floatX *b;     // (outputs, rank)
-    float *d_a, *d_b;    // their gradients, which backward assigns
-    int column, outputs; // the layer's outputs that it adds to: `outputs` of them from `column` on
+    float *d_a, *d_b;    // their gradients, which backward overwrites; NULL in forward
+    int column, outputs; // it adds to columns [column, column + outputs) of the layer's output (N, OC)
 } Adapter;
 
 enum { MAX_FUSED = 3 }; // matrices in one matmul
 
 typedef struct {
     const floatX *w; // (OC, IC)
-    float *d_w;      // (OC, IC) its gradient, which backward assigns; NULL: frozen
+    float *d_w;      // (OC, IC) its gradient, which backward overwrites; NULL if frozen, and in forward
     int IC, OC;
     int num_adapters;
     Adapter adapters[MAX_FUSED];

@@ -137,7 +137,8 @@ static void store_state(Optimizer *o, const FsdpUnit *u) {
         void *state = state_of(u, (StateKind)k);
         size_t bytes = state_kinds[k].element_size * u->state_count;
         if (!state) continue;
-        // on a CPU, storing would let the system evict the copy from memory, but the next all-gather reads it
+        // No staging: AdamW has written the copy in place. On a CPU, offload_store would only let the system evict it
+        // from memory, but the next all-gather reads it.
         if (k == STATE_COPY && !s->staging[k]) continue;
         offload_store(dev, state_kinds[k].category, state, s->at[k], bytes, state_kinds[k].written);
     }

@@ -24,7 +24,7 @@ typedef struct {
     PipelineMessage *in[2];    // (schedule.receive_buffers[kind]) inputs of forwards and of backwards
     PipelineMessage out[2][2]; // outputs of each kind: one is written while the previous one is sent
     int receives_started;      // in this training step
-    int64_t sent[2];           // messages of each kind in this training step
+    int64_t sent[2];           // messages of each kind since the last training step; the parity chooses the buffer
     MessageName *names;        // (2 kinds, virtual stages, received or sent, micro-batches)
 } Pipeline;
 
@@ -44,7 +44,7 @@ static void pipeline_start_receive(Pipeline *p, const PipelineStep *step) {
     Device *dev = p->comm->dev;
     PipelineMessage *in = &p->in[step->kind][step->receive_buffer];
     StreamKind on = step->kind == PIPE_FORWARD ? STREAM_RECEIVE_PREVIOUS : STREAM_RECEIVE_NEXT;
-    device_wait_stream(dev, on, STREAM_COMPUTE); // which has read the buffer's previous message
+    device_wait_stream(dev, on, STREAM_COMPUTE); // until it has copied the buffer's previous message
     StreamKind before = device_set_stream(dev, on);
     receive_start(p->comm, &in->request, AXIS_PP, pipeline_source(&p->schedule, step), message_name(p, step, 0),
                   in->data, p->message_elements, FLOATX);

@@ -5,6 +5,7 @@
  * So does the embedding, which is split by token id. Between them, in the residual stream and the norms, each rank has
  * only its n = N / size tokens. So a sublayer starts with an all-gather of its input's tokens and ends with a
  * reduce-scatter of its output's; backward does the same with gradients. On one rank these calls neither copy nor send.
+ * In the comments on parameters, "=" after a shape means that the call overwrites the tensor.
  */
 #ifndef TENSOR_PARALLEL_H
 #define TENSOR_PARALLEL_H
@@ -75,7 +76,8 @@ static const floatX *tp_all_gather_tokens(TensorParallel *tp, const floatX *x /*
 }
 
 // ---------------------------------------------------------------------------
-// sums over all ranks for this rank's tokens: in forward after a matrix that is split by inputs, in backward by outputs
+// sums over all ranks for this rank's tokens: in forward after a matrix that is split by inputs, in backward after one
+// that is split by outputs
 
 /* Where the matrix's partial sums (N, C) go: with one rank, where there is nothing to add, straight to the result. */
 static floatX *tp_partial(TensorParallel *tp, floatX *sum /* (n,C) */) { return tp->size == 1 ? sum : tp->partial; }

@@ -44,8 +44,8 @@
 //
 // A block is RMSNorm, attention, RMSNorm, MLP, and each sublayer's output is added to the residual stream. The addition
 // is fused into the following RMSNorm: a sublayer leaves its output in m->sublayer_out, and the next norm reads the
-// stream once, adds it and stores the sum. Matmuls see all N = B·T tokens of the micro-batch; the residual stream has n
-// of them, this tp rank's share.
+// stream once, adds it and stores the sum. Matmuls see all N = B·T tokens that this context-parallel rank has of the
+// micro-batch; the residual stream has n of them, this tensor-parallel rank's share.
 
 /* Attention of the normalized input a->attn_norm, into m->sublayer_out. */
 static void attention_sublayer_forward(Model *m, int l, const BlockWeights *w, BlockActivations *a) {
@@ -193,19 +193,20 @@ static floatX *head_input(Model *m) { return m->stage->num_blocks ? m->final_x :
 static const floatX *final_norm_forward(Model *m, const HeadWeights *w) {
     floatX *x = head_input(m);
     if (m->stage->num_blocks)
-        norm_forward(m, m->final_norm, m->final_rstd, x, m->blocks[m->num_kept - 1].after_attention, m->sublayer_out,
-                     w->norm);
+        norm_forward(m, m->final_norm, m->final_rstd, x, m->blocks[m->num_activations - 1].after_attention,
+                     m->sublayer_out, w->norm);
     else norm_forward(m, m->final_norm, m->final_rstd, NULL, x, NULL, w->norm);
     return tp_all_gather_tokens(m->tp, m->final_norm, "head input");
 }
 
-/* From m->logits, which hold the gradients of the logits of tokens [first, first + count). */
-static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_x /* (N,C) */, const floatX *x, int first,
-                                int count) {
+/* From m->logits, which hold the gradients of the logits of tokens [first, first + count). x is the final norm's output;
+ * d_final_norm is its gradient. */
+static void head_chunk_backward(Model *m, const HeadWeights *w, floatX *d_final_norm /* (N,C) = */,
+                                const floatX *x /* (N,C) */, int first, int count) {
     int C = m->config.C, V = m->config.V;
     int64_t at = (int64_t)first * C, stride = (int64_t)V * (int64_t)(sizeof(float) / sizeof(floatX));
     const floatX *d_logits = (const floatX *)m->logits; // overwrites the fp32 logits: rows are V floats apart
-    linear_backward_input(m->dev, d_x + at, d_logits, stride, w->head, count, C, V);
+    linear_backward_input(m->dev, d_final_norm + at, d_logits, stride, w->head, count, C, V);
     if (w->d_head) linear_backward_weight(m->dev, w->d_head, d_logits, stride, x + at, count, C, V, first > 0);
 }
 
@@ -217,12 +218,12 @@ static void head_forward(Model *m, int micro_batch) {
     device_phase(m->dev, "loss", m->table.units[m->table.head].name);
     const HeadWeights w = head_weights(m, micro_batch);
     const floatX *x = final_norm_forward(m, &w);
-    floatX *partial = tp_partial(m->tp, m->d_norm);
+    floatX *d_final_norm = tp_partial(m->tp, m->d_norm); // (N, C) under tp: this rank's partial sums
     for (int first = 0; first < N; first += m->logit_rows) {
         int count = (int)min_i64(m->logit_rows, N - first);
         linear_forward_fp32(m->dev, m->logits, x + (int64_t)first * C, w.head, count, C, V);
         tp_cross_entropy(m->tp, m->losses + first, m->logits, m->targets + first, count, V, goes_backward);
-        if (goes_backward) head_chunk_backward(m, &w, partial, x, first, count);
+        if (goes_backward) head_chunk_backward(m, &w, d_final_norm, x, first, count);
     }
     if (goes_backward) {
         tp_reduce_scatter_tokens(m->tp, m->d_norm, "d head input");
@@ -261,13 +262,17 @@ static int stage_end(const Model *m) {
     return table_block_unit(&m->table, stage->first_block + stage->num_blocks - 1) + 1;
 }
 
-/* While `unit` computes, FSDP all-gathers up to --slots - 1 units of blocks after it, and with the last one the
- * head. `unit` may also be the embedding, or first_unit - 1 if no unit of the stage computes yet. */
+/* While `unit` computes, the next --slots - 1 units of blocks are all-gathered; while the last unit of blocks computes,
+ * the head. `unit` may also be the embedding, or first_unit - 1 if no unit of the stage computes yet. */
 static void prefetch_forward(Model *m, int unit) {
     int last = stage_end(m) - 1, first = (int)max_i64(unit + 1, m->stage->first_unit);
     for (int next = first; next <= last && next < unit + m->opt->slots; next++) blocks_prefetch(m, next);
     if (unit == last && stage_has_loss(m)) fsdp_prefetch(m->fsdp, fsdp_unit(m, m->table.head));
 }
+
+/* Starts to unshard the units of blocks that backward needs after `unit`, which computes now or next, or is stage_end(m)
+ * if no block computes yet. Called before a gradient is reduced: on a shared connection the all-gathers would queue
+ * behind the reduction. */
 static void prefetch_backward(Model *m, int unit) {
     for (int next = unit - 1; next >= m->stage->first_unit && next > unit - m->opt->slots; next--)
         blocks_prefetch(m, next);
@@ -314,7 +319,7 @@ static void stage_blocks_backward(Model *m, int micro_batch, ReshardPoint now) {
         block_backward(m, l, micro_batch);
         if (l > m->table.units[unit].first_block) continue; // the unit has more blocks
         blocks_reshard(m, unit, now);
-        prefetch_backward(m, unit - 1); // unit - 1 computes next: start those that follow it
+        prefetch_backward(m, unit - 1);
         FsdpUnit *trained = adapters_of(m, unit) ? adapters_of(m, unit) : fsdp_unit(m, unit);
         fsdp_reduce_gradients(m->fsdp, trained, micro_batch);
     }
@@ -337,7 +342,7 @@ static void stage_forward(Model *m, Pipeline *pipeline, const PipelineStep *step
     if (stage_has_loss(m)) return;
     PipelineMessage *out = pipeline_output(pipeline, step);
     if (m->stage->num_blocks)
-        residual_add(m->dev, out->data, m->blocks[m->num_kept - 1].after_attention, m->sublayer_out,
+        residual_add(m->dev, out->data, m->blocks[m->num_activations - 1].after_attention, m->sublayer_out,
                      (int64_t)m->tp->tokens * m->config.C);
     else device_copy(m->dev, out->data, m->blocks[0].x, sizeof(floatX) * pipeline->message_elements);
     pipeline_send(pipeline, step, out);
@@ -357,7 +362,7 @@ static void stage_backward(Model *m, Pipeline *pipeline, const PipelineStep *ste
         FsdpUnit *head = fsdp_unit(m, m->table.head);
         head_forward(m, step->micro_batch);
         fsdp_reshard(m->fsdp, head, now);
-        prefetch_backward(m, end - 1); // on a shared connection it would queue behind the reduction: start it first
+        prefetch_backward(m, end - 1);
         if (!table_is_tied(&m->table) && !head->table_unit->frozen) // tied: the embedding adds to this gradient first
             fsdp_reduce_gradients(m->fsdp, head, step->micro_batch);
     }
@@ -435,7 +440,8 @@ static StepStats train_step(Trainer *trainer, int64_t step) {
     Device *dev = &p->dev;
     double start = seconds_now();
     comm_clear_ledger(&p->comm);
-    Span whole = span_begin(dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, !is_timed(dev));
+    int on_host = !is_timed(dev); // without a timeline nobody reads this span: the GPU need not measure it
+    Span whole = span_begin(dev, EVENT_STEP, STREAM_COMPUTE, "step", NULL, (double)step, on_host);
     StepBatch *batch = next_batch(trainer, start);
     device_zero(dev, trainer->sums, sizeof *trainer->sums * SUMS);
     run_schedule(&trainer->model, &p->pipeline, batch);
@@ -591,7 +597,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     device_open_dry_run(dev, j->threads_per_rank, offloaded(&j->opt));
     dev->deterministic = j->opt.deterministic;
     dev->gpu = job_gpu_of_rank(j, rank);
-    dev->by_nccl = j->transport != j->host_transport;
+    dev->by_nccl = j->transport != j->host_transport; // they differ only with NCCL
     ops_open(dev, 0);
     dev->max_events = max_events;
     comm_open_dry_run(&p->comm, dev, &j->mesh, rank);
@@ -605,7 +611,7 @@ static void dry_run_once(Trainer *trainer, const Job *j, int rank, int64_t max_e
     if (trainer->model.training) train_step(trainer, trainer->progress.step + 1);
     else if (j->task == DO_EVAL) evaluate(trainer, &j->val, 1, &targets);
     else if (j->task == DO_GENERATE) generate(trainer);
-    if (events) events->compute_after = dev->clock - events->compute_total;
+    if (events) events->compute_after = dev->clock - events->compute_total; // since the last event
     if (trainer->model.training) matmul_rate(dev); // measured after the first step: count its scratch memory
 }
 
@@ -710,6 +716,7 @@ static int train(Trainer *trainer) {
     while (!ends) {
         int64_t events = dev->num_events;
         int asked = train_and_log(trainer, progress->step + 1, flops, &rate);
+        // num_events counts on when the timeline is full: this step is in it entirely
         if (events < dev->num_events && dev->num_events <= dev->max_events) traced = progress->step;
         ends = progress->step == o->steps || asked & SIGNAL_END;
         if (asked && trainer->parallel.rank == 0)
@@ -818,7 +825,9 @@ static void rank_main(Job *j, int rank) {
     Trainer *dry_run = (Trainer *)checked_malloc(sizeof *dry_run);
     Trainer *trainer = (Trainer *)checked_malloc(sizeof *trainer);
     dry_run_open(dry_run, j, rank, NULL);
-    // Rank 0 checks for all ranks of its host. Ranks that are threads each check, as none may allocate before a check.
+    // check_memory compares this rank's need, times the ranks that share its memory, with what is free. Ranks that are
+    // threads all check: each allocates without waiting for the others, so it must have checked first. Of processes
+    // only rank 0 checks: its own host, with NCCL its own GPU; other hosts and GPUs are not checked.
     if (rank == 0 || j->host_transport == &transport_threads) check_memory(j, &dry_run->parallel.dev);
     if (rank == 0) job_check_outputs(j); // last, since it may create a directory
     trainer_open(trainer, dry_run, j, rank);

@@ -3,9 +3,9 @@
  * Each has a name for error messages and the timeline, and is counted in the traffic ledger. A wait beyond the limit of
  * the run's phase (`phases` in watchdog.h, 1 or 4 times --timeout) ends the run and names the rank that is to blame.
  * All members of a group start its collectives in the same order, or the run ends. After the wait the buffers may be
- * reused. In a dry run a collective is counted and recorded, and no bytes move. On a GPU, one of device memory runs on
- * the stream that was current at its start, and the stream that is current at comm_wait waits for it; for host memory
- * the host waits. comm_open.h opens a Comm.
+ * reused. In a dry run a collective is counted and recorded, and no bytes move. On a GPU, a collective of device memory
+ * runs on the stream that was current at its start, and the stream that is current at comm_wait waits for it; for a
+ * collective of host memory the host waits. comm_open.h opens a Comm.
  */
 #ifndef COMM_H
 #define COMM_H
@@ -21,8 +21,8 @@ static inline const Transport *transport_of(const Comm *comm, const Request *r) 
     return r->on_device ? comm->transport : comm->hosts;
 }
 
-/* The transport is done with the request: a GPU's is entirely in its stream; one whose bytes the host moves is
- * complete. */
+/* Called when the transport has nothing left to do for the request. Device memory of a GPU: all its work is enqueued,
+ * maybe not yet executed. Otherwise: the bytes have been sent or have arrived. */
 static inline void request_end(Comm *comm, Request *r) {
     int is_timed_by_gpu = r->span.begun != NULL;
     r->active = 0;
@@ -74,7 +74,8 @@ static inline int32_t comm_events_phase(CommEvents *e, const Device *dev) {
     return e->phase;
 }
 
-/* Adds an event, with the time of computing since the previous one: the request starts, or the rank waits for it. */
+/* Adds an event to the list: the request starts, or with is_wait the rank waits for it. The event also says how long
+ * the rank has computed since the previous event. */
 static inline void comm_record(Comm *comm, Request *r, int is_wait) {
     CommEvents *e = comm->events;
     if (!is_wait && !~e->slots_taken)
@@ -101,10 +102,10 @@ static inline void comm_record(Comm *comm, Request *r, int is_wait) {
 // ---------------------------------------------------------------------------
 // start
 
-/* The row of the timeline, counted within the axis, in which the request is drawn; comm_lane makes it a row of the
- * whole timeline. Memory of a GPU: on pp the number of the stream among the four message streams, on other axes 1 for
- * STREAM_REDUCE and 0 for other streams. Other memory: the first row that no collective of this axis in flight has. Dry
- * run (request_start): each channel has a row, and all collectives are in row 0. */
+/* Chooses the request's row in the timeline, among the rows of its axis (comm_lane converts it to a row of the whole
+ * timeline), so that requests that overlap are drawn in different rows. GPU memory: the row follows from the stream, 0
+ * to 3 for the four streams of pipeline messages, 1 for STREAM_REDUCE, 0 for the others. Other memory: the first row
+ * that no request in flight on this axis has. */
 static inline int free_lane(const Comm *comm, const Request *r) {
     if (CUDA_BUILD && r->on_device)
         return r->stream >= STREAM_SEND_NEXT ? (int)r->stream - STREAM_SEND_NEXT : r->stream == STREAM_REDUCE;
@@ -126,10 +127,11 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
         run_failure("rank %d: more than %d collectives and messages are in flight at once", comm->rank, MAX_IN_FLIGHT);
     r->active = 1;
     r->stream = comm->dev->current_stream;
-    r->line = c ? c->line : (int)g->axis;
+    r->line = c ? c->line : (int)g->axis; // a group's collectives have the line of its axis
     double now = device_now(comm->dev);
     if (comm->events) comm_record(comm, r, 0);
     if (comm->dev->dry_run) { // its duration is known only to the simulation of all ranks
+        // each channel has a row; all collectives of an axis are in row 0
         r->lane = c ? c->line - AXES + 1 : 0;
         event_add(comm->dev, EVENT_COMM, comm_lane(r), collective_names[r->collective], r->what, now, now,
                   (double)request_traffic(r, g->size));
@@ -145,7 +147,8 @@ static inline void request_start(Comm *comm, Request *r, Collective collective, 
     transport_of(comm, r)->start(comm, r);
     comm->in_flight[comm->num_in_flight++] = r;
     comm->dev->poll = comm_poll;
-    if (CUDA_BUILD && r->on_device) comm_progress(comm); // NCCL: puts it into its stream before anything later
+    // NCCL has enqueued the collective: this records r->arrived in the stream before anything later is enqueued there
+    if (CUDA_BUILD && r->on_device) comm_progress(comm);
 }
 
 /* Prepares a request. `count`: elements of one part: of what a member sends in an all-gather, of the sum that it gets
@@ -226,9 +229,9 @@ static inline Channel *channel_of(Comm *comm, Axis axis, int peer, int receives)
 static inline void message_start(Comm *comm, Request *r, Collective collective, Axis axis, int peer) {
     Group *g = &comm->groups[axis];
     if (peer < 0 || peer >= g->size || peer == g->rank || !r->bytes)
-        run_failure("rank %d: %s of %zu bytes of '%s' with member %d of %s: expected at least one byte, and one of its "
-                    "%d members but this rank, which is %d",
-                    comm->rank, collective_names[collective], r->bytes, r->what, peer, axis_names[axis], g->size,
+        run_failure("rank %d: %s of '%s', %zu bytes, with member %d of its %s group: expected at least 1 byte, and a "
+                    "member from 0 to %d other than this rank, which is member %d",
+                    comm->rank, collective_names[collective], r->what, r->bytes, peer, axis_names[axis], g->size - 1,
                     g->rank);
     request_start(comm, r, collective, g, channel_of(comm, axis, peer, collective == RECEIVE));
 }

@@ -36,7 +36,7 @@ typedef struct Channel {
     int axis;
     int receives;                // 1: this rank receives; 0: it sends
     int peer, peer_rank;         // the other end: its number in the group, its rank in the world
-    int line;                    // in the heartbeat table
+    int line;                    // AXES + its number among this rank's channels; see Request.line
     struct ThreadGroup *threads; // NULL until the first message
 #ifdef HAVE_NCCL
     ncclComm_t nccl; // a communicator of these two ranks, so that a message waits for nothing else
@@ -59,9 +59,9 @@ typedef struct Request {
     Dtype dtype;
     int event_slot; // its slot in the list of communication events + 1; 0: not in the list
     Span span;
-    int lane;         // its row of the timeline, within the axis: see free_lane in comm.h
-    int line;       // in the heartbeat table: the group's or the channel's
-    int64_t number; // on that line, from 1
+    int lane;       // its row in the timeline, among the rows of its axis: see free_lane in comm.h
+    int line;       // the ordered sequence in which the watchdog counts it: the group's axis, or the channel's line
+    int64_t number; // its place on that line, from 1
     FlightRecord *record;
     int on_device;     // its buffers are memory of the device
     int summed;        // NCCL adds during the reduce-scatter, in its own order, and recv is (bytes)

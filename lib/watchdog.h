@@ -32,8 +32,8 @@ enum { FLIGHTS = 64 };          // collectives that are remembered on each line
 enum { MAX_LOCAL_RANKS = 256 }; // ranks on one host
 enum { CHANNELS = 8 };          // channels of one rank
 
-/* Collectives are numbered from 1 along a line: the collectives of a group have the line of its axis, and the messages
- * of a channel the line AXES + number of the channel. */
+/* A line is an ordered sequence of collectives or messages, numbered from 1: the collectives of a group have the line
+ * of its axis, and the messages of a channel the line AXES + number of the channel. */
 enum { LINES = (int)AXES + (int)CHANNELS };
 
 typedef struct {

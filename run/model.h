@@ -21,7 +21,7 @@ typedef enum { KEEP_INPUT, KEEP_MATMULS, KEEP_ALL } Keep;
 /* One block's activations. A micro-batch has N = B·T tokens on this context-parallel rank. Activations between matmuls
  * are of all N and of this tensor-parallel rank's heads and part of F; QKV = (NH + 2·NKV)·HD is the width of a token's
  * queries, keys and values. The residual stream and the norms are of n tokens: N, or this tensor-parallel rank's share
- * of them. The right column says from which Keep on each is kept. */
+ * of them. The middle column says from which Keep on each is kept. */
 typedef struct {
     Keep keep;
     floatX *x;               // (n, C)       KEEP_INPUT    residual stream before the block
@@ -55,8 +55,8 @@ typedef struct {
     int32_t *docs;               // (B, T·cp) each token's document; NULL without --doc-mask
     int32_t *own_docs;           // (N) the same of this rank's tokens: `docs` itself if cp = 1
     const Stage *stage;          // the virtual stage that is computed
-    BlockActivations *blocks;    // (num_kept) activations of the stage's blocks, of the current micro-batch
-    int num_kept;                // blocks of the stage; 1 when not training: each block overwrites the last one's
+    BlockActivations *blocks;    // (num_activations) of the stage's blocks, for the current micro-batch
+    int num_activations;         // when training one for each block of the stage, else 1, which each block overwrites
     BlockActivations *sets;      // the activations of all virtual stages and micro-batches in flight
     int first_set[MAX_STAGES];   // where those of each virtual stage begin in `sets`
     BlockActivations recomputed; // buffers for what blocks do not keep, shared by all of them
@@ -100,12 +100,12 @@ static inline int activations_of_stage(const Stage *stage) { return stage->num_b
  * is used. */
 static void model_enter_stage(Model *m, int v, int set) {
     m->stage = &m->table.stages[v];
-    m->num_kept = m->training ? activations_of_stage(m->stage) : 1;
-    m->blocks = m->sets + m->first_set[v] + (m->training ? set * m->num_kept : 0);
+    m->num_activations = m->training ? activations_of_stage(m->stage) : 1;
+    m->blocks = m->sets + m->first_set[v] + (m->training ? set * m->num_activations : 0);
 }
 
 static inline BlockActivations *block_activations(const Model *m, int l) {
-    return &m->blocks[(l - m->stage->first_block) % m->num_kept];
+    return &m->blocks[(l - m->stage->first_block) % m->num_activations];
 }
 
 /* Does the current stage embed the tokens? Does it compute the loss? */
@@ -195,10 +195,10 @@ static Keep block_keeps(const Model *m, int l) {
     if (!m->training || !strcmp(recompute, "none")) return KEEP_ALL;
     if (!strcmp(recompute, "selective")) return KEEP_MATMULS;
     if (!strcmp(recompute, "full")) return KEEP_INPUT;
-    return l % number_after_colon(recompute, "every") ? KEEP_ALL : KEEP_INPUT;
+    return l % number_after_colon(recompute, "every") ? KEEP_ALL : KEEP_INPUT; // blocks 0, K, 2K, …
 }
 
-/* Allocates what is kept from level `first` to level `last`; all others point to the buffers of `shared`. */
+/* Allocates the buffers whose level is in [first, last]; the others are taken from `shared`. */
 static void block_activations_open(Model *m, BlockActivations *a, Keep first, Keep last,
                                    const BlockActivations *shared) {
     const Llama3Config *c = &m->config;

@@ -2,15 +2,16 @@
  *
  * A unit is one flat buffer with the tensors of a block (or several). Here its offsets become pointers with names:
  * block_weights waits until the block is unsharded and returns where each matrix lies, with its adapters and, for
- * backward, with the places of their gradients. The pointers are valid until the unit is resharded.
+ * backward, with the places of their gradients. Pointers to weights are valid until the unit is resharded, pointers to
+ * gradients until fsdp_reduce_gradients.
  */
 #ifndef WEIGHTS_H
 #define WEIGHTS_H
 #include "../lora.h" // defines: Linear, Adapter
 #include "model.h"   // defines: Model, Fsdp, TensorTable
 
-/* All of this rank: with tensor parallelism NH, NKV, F and V are its share. Gradients are fp32, NULL for a frozen
- * weight and in forward. */
+/* Shapes are those of this rank: with tensor parallelism NH, NKV, F and V are its share. Gradients are fp32, NULL for a
+ * frozen weight and in forward. */
 typedef struct {
     const floatX *attn_norm; // (C)
     Linear qkv;              // (QKV, C) queries, keys and values, fused into one matmul
@@ -26,7 +27,7 @@ typedef struct {
     const floatX *norm; // (C)
     const floatX *head; // (V, C) the embedding itself if they are tied
     float *d_norm;      // (C) backward adds to it
-    float *d_head;      // (V, C) backward assigns it
+    float *d_head;      // (V, C) backward overwrites it
 } HeadWeights;
 
 enum { NO_GRADIENTS = -1 }; // in place of a micro-batch: forward only

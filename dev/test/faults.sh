@@ -559,7 +559,7 @@ more "a stage sends what is not made yet" pipeline_parallel.h \
     orders "have seed 0's bits"
 
 more "a stage receives over what is still read" pipeline_parallel.h \
-    's|    device_wait_stream(dev, on, STREAM_COMPUTE); // which.*||' \
+    's|    device_wait_stream(dev, on, STREAM_COMPUTE); // until.*||' \
     orders "have seed 0's bits"
 
 more "both ends of a pipeline send first, over NCCL" run/shared_gradients.h \

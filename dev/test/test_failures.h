@@ -275,7 +275,8 @@ static void test_ranks_that_differ(const char *arguments) {
           end.code == 2 && strstr(end.said, "rank 2 shuffles samples or initializes weights with a different seed"),
           "code %d: %s", end.code, end.said);
     for (int ddp = 0; ddp < 2; ddp++) {
-        const char *replicas = ddp ? "ranks 0 and 2 are replicas" : "ranks 0 and 2 are replicas (of dp_replicate)";
+        const char *replicas = ddp ? "ranks 0 and 2 are replicas in the fsdp group"
+                                   : "ranks 0 and 2 are replicas in the dp_replicate group";
         snprintf(more, sizeof more, "%s %s", arguments, ddp ? "--sharding no_shard" : "--dp-replicate 2");
         end_run(&end, run_bad_replica, more);
         CHECK(ddp ? "no_shard: a bit that differs between ranks is found by the replica check"

@@ -349,8 +349,8 @@ static void test_messages_that_fail(void) {
          "message #3 from rank 0 to rank 1 on pp: 'm2' (64 bytes) is sent, but 'm3' (64 bytes) is expected", "", 0.9},
         {"a message of another size is told before it moves",
          "message #3 from rank 0 to rank 1 on pp: 'm2' (64 bytes) is sent, but 'm2' (128 bytes) is expected", "", 0.9},
-        {"a message of no bytes is refused", "send of 0 bytes of 'm0'", "", 0.9},
-        {"a message to oneself is refused", "send of 64 bytes of 'm0' with member 0 of pp: expected", "", 0.9}};
+        {"a message of no bytes is refused", "send of 'm0', 0 bytes, with", "", 0.9},
+        {"a message to oneself is refused", "send of 'm0', 64 bytes, with member 0 of its pp group: exp", "", 0.9}};
     for (failing_case = 0; failing_case < 6; failing_case++) {
         Ending end;
         end_run(&end, run_failing, NULL);
