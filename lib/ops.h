@@ -57,8 +57,9 @@ static void ops_close(Device *dev) {
 // ---------------------------------------------------------------------------
 // linear layers (torch.nn.functional.linear, without bias)
 
-/* Every linear layer is one matmul, with the weight's transposition in the strides. Its sum over K is computed in parts
- * of `depth` elements; each is rounded to C's dtype and then added. */
+/* Every linear layer is one matmul, with the weight's transposition in the strides. If K > depth, the sum over K is
+ * computed in parts of `depth` elements, which C adds up. Only fp32 sums are cut, and only on a CPU: oneDNN is slower on
+ * longer sums than DX_DEPTH, and beyond DW_TOKENS its bits depend on the number of threads (cpu/matmul.h). */
 static void linear_matmul(Device *dev, OpKind op, Matmul p, int64_t depth, void *c, const floatX *a, const floatX *b) {
     double M = (double)p.M, N = (double)p.N, K = (double)p.K, c_bytes = p.c_float ? F_BYTES : X_BYTES;
     double bytes = (M * K + K * N) * X_BYTES + M * N * c_bytes * (p.accumulate ? 2 : 1);
@@ -73,13 +74,15 @@ static void linear_matmul(Device *dev, OpKind op, Matmul p, int64_t depth, void 
 
 /* y (N, OC) = x (N, IC) w (OC, IC)^T */
 static void linear_forward(Device *dev, floatX *y, const floatX *x, const floatX *w, int N, int IC, int OC) {
-    Matmul p = {N, OC, IC, IC, 1, 1, IC, OC, FLOATX == DTYPE_F32, 0};
+    Matmul p = {.M = N, .N = OC, .K = IC, .a_row = IC, .a_col = 1, .b_row = 1, .b_col = IC, .c_row = OC,
+                .c_float = FLOATX == DTYPE_F32, .accumulate = 0};
     linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
 }
 
 /* The same with an output in fp32: the logits. */
 static void linear_forward_fp32(Device *dev, float *y, const floatX *x, const floatX *w, int N, int IC, int OC) {
-    Matmul p = {N, OC, IC, IC, 1, 1, IC, OC, 1, 0};
+    Matmul p = {.M = N, .N = OC, .K = IC, .a_row = IC, .a_col = 1, .b_row = 1, .b_col = IC, .c_row = OC,
+                .c_float = 1, .accumulate = 0};
     linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
 }
 
@@ -87,7 +90,8 @@ static void linear_forward_fp32(Device *dev, float *y, const floatX *x, const fl
  * would be rounded between parts. */
 static void linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int64_t dy_stride, const floatX *w, int N,
                                   int IC, int OC) {
-    Matmul p = {N, IC, OC, dy_stride, 1, IC, 1, IC, FLOATX == DTYPE_F32, 0};
+    Matmul p = {.M = N, .N = IC, .K = OC, .a_row = dy_stride, .a_col = 1, .b_row = IC, .b_col = 1, .c_row = IC,
+                .c_float = FLOATX == DTYPE_F32, .accumulate = 0};
     linear_matmul(dev, OP_LINEAR_BACKWARD_INPUT, p, FLOATX == DTYPE_F32 ? DX_DEPTH : OC, dx, dy, w);
 }
 
@@ -95,7 +99,8 @@ static void linear_backward_input(Device *dev, floatX *dx, const floatX *dy, int
  * because it sums over all tokens and micro-batches. */
 static void linear_backward_weight(Device *dev, float *dw, const floatX *dy, int64_t dy_stride, const floatX *x, int N,
                                    int IC, int OC, int accumulate) {
-    Matmul p = {OC, IC, N, 1, dy_stride, IC, 1, IC, 1, accumulate};
+    Matmul p = {.M = OC, .N = IC, .K = N, .a_row = 1, .a_col = dy_stride, .b_row = IC, .b_col = 1, .c_row = IC,
+                .c_float = 1, .accumulate = accumulate};
     linear_matmul(dev, OP_LINEAR_BACKWARD_WEIGHT, p, DW_TOKENS, dw, dy, x);
 }
 
@@ -105,14 +110,16 @@ static void linear_backward_weight(Device *dev, float *dw, const floatX *dy, int
 /* y (N, OC) += x (N, IC) w (OC, IC)^T. y's rows are y_stride elements apart; the sum is rounded to floatX again. */
 static void linear_forward_add(Device *dev, floatX *y, int64_t y_stride, const floatX *x, const floatX *w, int N,
                                int IC, int OC) {
-    Matmul p = {N, OC, IC, IC, 1, 1, IC, y_stride, FLOATX == DTYPE_F32, 1};
+    Matmul p = {.M = N, .N = OC, .K = IC, .a_row = IC, .a_col = 1, .b_row = 1, .b_col = IC, .c_row = y_stride,
+                .c_float = FLOATX == DTYPE_F32, .accumulate = 1};
     linear_matmul(dev, OP_LINEAR_FORWARD, p, IC, y, x, w);
 }
 
 /* dx (N, IC) += dy (N, OC) w (OC, IC) */
 static void linear_backward_input_add(Device *dev, floatX *dx, const floatX *dy, const floatX *w, int N, int IC,
                                       int OC) {
-    Matmul p = {N, IC, OC, OC, 1, IC, 1, IC, FLOATX == DTYPE_F32, 1};
+    Matmul p = {.M = N, .N = IC, .K = OC, .a_row = OC, .a_col = 1, .b_row = IC, .b_col = 1, .c_row = IC,
+                .c_float = FLOATX == DTYPE_F32, .accumulate = 1};
     linear_matmul(dev, OP_LINEAR_BACKWARD_INPUT, p, OC, dx, dy, w);
 }
 
@@ -156,7 +163,7 @@ static void embedding_forward(Device *dev, floatX *x, const floatX *embed, const
     op_end(dev);
 }
 
-/* dembed (V, C) += for each token of this slice, the rows of dx (N, C) at which it occurs. */
+/* dembed (V, C) += dx (N, C): each row of dx is added to the row of its token, if the token is in this slice. */
 static void embedding_backward(Device *dev, float *dembed, const floatX *dx, const int32_t *ids, int first, int N,
                                int C, int V) {
     double flops = (double)N * C, bytes = (double)N * C * (X_BYTES + 2 * F_BYTES) + F_BYTES * N;
@@ -177,7 +184,8 @@ static void embedding_backward(Device *dev, float *dembed, const floatX *dx, con
  *   sum  (N, C) = v, rounded to floatX; the norm is taken of the rounded v. May be x or delta. NULL without delta. */
 static void rmsnorm_forward(Device *dev, floatX *out, float *rstd, floatX *sum, const floatX *x, const floatX *delta,
                             const floatX *w, float eps, int N, int C) {
-    double flops = 4.0 * N * C, bytes = (double)N * C * X_BYTES * (delta ? 4 : 2) + N * F_BYTES + C * X_BYTES;
+    double flops = 4.0 * N * C; // of the norm; the addition of delta is not counted
+    double bytes = (double)N * C * X_BYTES * (delta ? 4 : 2) + N * F_BYTES + C * X_BYTES;
     if (!op_begin(dev, OP_RMSNORM_FORWARD, flops, bytes)) return;
     IMPLEMENTATION(rmsnorm_forward)(dev, out, rstd, sum, x, delta, w, eps, N, C);
     op_end(dev);
@@ -245,7 +253,8 @@ static double pairs_below(const AttentionShape *s, double position) {
 /* Visible (query, key) pairs of the whole op. Document boundaries are not considered: a dry run does not know them. */
 static double attention_pairs(const AttentionShape *s) {
     int split = (int)max_i64(0, min_i64(s->q_split, s->Tq));
-    double first = s->q_offset, second = first + split + s->q_gap; // positions at which the two halves begin
+    // With context parallelism a rank's queries are two runs of positions. These are the first positions of both.
+    double first = s->q_offset, second = first + split + s->q_gap;
     double first_half = pairs_below(s, first + split) - pairs_below(s, first);
     double second_half = pairs_below(s, second + s->Tq - split) - pairs_below(s, second);
     return (first_half + second_half) * s->B * s->NH;
@@ -391,8 +400,8 @@ static void squared_norm(Device *dev, ExactSum *total, const float *x, int64_t c
     op_end(dev);
 }
 
-/* AdamW (torch.optim.AdamW; Loshchilov & Hutter 2019), with the gradient g * grad_scale:
- *   p *= 1 - lr weight_decay;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
+/* AdamW (torch.optim.AdamW; Loshchilov & Hutter 2019), with the gradient s = g * grad_scale:
+ *   p *= 1 - lr weight_decay;  m += (1 - beta1) (s - m);  v = beta2 v + (1 - beta2) s^2
  *   p -= lr / (1 - beta1^step) m / (sqrt(v / (1 - beta2^step)) + eps)
  * p, m, v (count) are updated: parameters, first and second moment. copy (count) = p rounded to floatX, or NULL.
  * grad_scale combines gradient clipping and 1 / number of target tokens; step counts from 1. */

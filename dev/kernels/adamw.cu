@@ -5,8 +5,10 @@
  * Each parameter takes a square root and a division, but also seven transfers of fp32 and one of floatX. The step is
  * limited by memory bandwidth, so what counts is how often each tensor is read and written.
  */
-#include "page.h" // defines: reads, writes, updates, to declare tensors; X, F, their data for versions;
-                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vsplat, vfma, …
+#include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
+                  // its random values. X(name), F(name): its data in floatX or float. D(name), R(name): the
+                  // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
+                  // version. From lib/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
 
 static const float LR = 3e-4f, BETA1 = 0.9f, BETA2 = 0.95f, EPS = 1e-8f, WEIGHT_DECAY = 0.1f;
 static const float GRAD_SCALE = 0.37f; // clipping, and one over the number of tokens

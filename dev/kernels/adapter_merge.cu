@@ -4,8 +4,10 @@
  * R is small: 2 R FLOPs for each element of w, which is read and written once, and whose sum of R terms stays in a
  * register. The op runs once for each weight when a model is exported.
  */
-#include "page.h" // defines: reads, updates, to declare tensors; F, their data for versions; D, R, inputs and results
-                  // for the definition; from lib/cpu/vectors.h VL, vfloat, vfma, vsplat, load_float, store_float
+#include "page.h" // reads(), updates(): declare a tensor; the last argument scales its random values. F(name): its data
+                  // in float. D(name), R(name): the definition's inputs and results in double. c->slots: arithmetic
+                  // instructions × lanes of an ideal version. From lib/cpu/vectors.h: VL, vfloat, vfma, vsplat,
+                  // load_float, store_float
 
 static const float MERGE_BY = 1.6f;
 

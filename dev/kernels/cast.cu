@@ -4,8 +4,10 @@
  * bytes are read and two written: once several elements are converted at a time, memory bandwidth is the limit. All
  * versions must give the definition's bits.
  */
-#include "page.h" // defines: reads, writes, to declare tensors; X, F, their data for versions;
-                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, load_float, …
+#include "page.h" // reads(), writes(): declare a tensor; the last argument of reads() scales its random values.
+                  // X(name), F(name): its data in floatX or float. D(name), R(name): the definition's inputs and
+                  // results in double. c->slots: arithmetic instructions × lanes of an ideal version. From
+                  // lib/cpu/vectors.h: vfloat, VL, load_float, …
 
 static void cast_case(Case *c) { // size: count, significant bits of PyTorch's figures (8: bf16, 24: fp32)
     int64_t count = c->size[0];  // one element per row: each must meet the bound

@@ -9,8 +9,10 @@
  * With tensor parallelism each rank has a slice of the vocabulary. It computes three numbers per row (largest logit,
  * sum of exponentials, target's logit), all ranks exchange them, and each combines them (Shoeybi et al. 2019).
  */
-#include "page.h" // defines: reads, writes, updates, to declare tensors; F, I, their data for versions;
-                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vsplat, vexp, …
+#include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
+                  // its random values. F(name), I(name): its data in float or int32_t. D(name), R(name): the
+                  // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
+                  // version. From lib/cpu/vectors.h: vfloat, VL, vsplat, vexp, …
 
 static void loss_case(Case *c) { // size: N, V
     int64_t N = c->size[0], V = c->size[1];

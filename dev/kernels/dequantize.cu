@@ -3,8 +3,9 @@
  * One byte is read and two or four are written, so memory bandwidth is the limit. In training this op runs after an
  * FSDP unit is unsharded. Blocks begin at multiples of INT8_BLOCK, so a vector never has two scales.
  */
-#include "page.h" // defines: reads, writes, to declare tensors; X, F, B, their data for versions;
-                  // D, R, inputs and results for the definition
+#include "page.h" // reads(), writes(): declare a tensor; the last argument of reads() scales its random values.
+                  // X(name), F(name), B(name): its data in floatX, float, int8_t. D(name), R(name): the definition's
+                  // inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal version.
 
 static void dequantize_case(Case *c) { // size: count
     int64_t count = c->size[0];        // one element per row: each must meet the bound

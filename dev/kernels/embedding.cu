@@ -5,8 +5,10 @@
  * changes from run to run. With tensor parallelism the table is a slice of the vocabulary, V tokens from `first` on;
  * tokens of other slices give a row of zeros and no gradient.
  */
-#include "page.h" // defines: reads, writes, updates, to declare tensors; X, F, I, their data for versions;
-                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h VL, load_x, load_float, …
+#include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
+                  // its random values. X(name), F(name), I(name): its data in floatX, float, int32_t. D(name), R(name):
+                  // the definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an
+                  // ideal version. From lib/cpu/vectors.h: VL, load_x, load_float, …
 
 /* The token's row of the table; -1 if this slice does not have it. */
 static int64_t row_of(const Case *c, int32_t id) { return slice_row(id, (int)c->size[5], (int)c->size[2]); }

@@ -6,8 +6,10 @@
  * that fit the caches. All three are one matmul, C (M, N) = A (M, K) B (K, N), with different strides: in forward
  * memory is contiguous along the sum, in backward along the rows of B and C.
  */
-#include "page.h" // defines: reads, writes, updates, to declare tensors; X, F, their data for versions;
-                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vsplat, vfma, …
+#include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
+                  // its random values. X(name), F(name): its data in floatX or float. D(name), R(name): the
+                  // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
+                  // version. From lib/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
 
 typedef struct {
     Matmul p;

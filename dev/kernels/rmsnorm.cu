@@ -3,8 +3,10 @@
  * An element takes a few FLOPs, so memory bandwidth is the limit and the work is to move each element once. Forward
  * also does the residual addition, since x + delta is what it normalizes.
  */
-#include "page.h" // defines: reads, writes, updates, to declare tensors; X, F, their data for versions;
-                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vsplat, vfma, …
+#include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
+                  // its random values. X(name), F(name): its data in floatX or float. D(name), R(name): the
+                  // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
+                  // version. From lib/cpu/vectors.h: vfloat, VL, vsplat, vfma, …
 
 static const float EPS = 1e-5f;
 
@@ -19,8 +21,8 @@ static void forward_case(Case *c) { // size: N, C
     writes(c, "sum", IN_X, N, C);
     writes(c, "out", IN_X, N, C);
     writes(c, "rstd", IN_FLOAT, N, 1);
-    c->flops = 4.0 * (double)(N * C);
-    c->slots = 4.0 * (double)(N * C); // x + delta; squares += its square; times rstd; times w
+    c->flops = 4.0 * (double)(N * C); // as the op ledger counts: without x + delta
+    c->slots = 4.0 * (double)(N * C); // x + delta; squares += its square, in one FMA; times rstd; times w
 }
 
 static void forward_definition(Case *c) {

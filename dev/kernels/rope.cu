@@ -4,8 +4,10 @@
  * rotation's transpose is the rotation by the opposite angle, so backward is the same loop with the sine negated.
  * Computing sines is expensive; with a table of them only moving the heads takes time.
  */
-#include "page.h" // defines: reads, updates, to declare tensors; X, F, I, their data for versions;
-                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vfma, load_x, …
+#include "page.h" // reads(), updates(): declare a tensor; the last argument scales its random values. X(name), F(name),
+                  // I(name): its data in floatX, float, int32_t. D(name), R(name): the definition's inputs and results
+                  // in double. c->slots: arithmetic instructions × lanes of an ideal version. From lib/cpu/vectors.h:
+                  // vfloat, VL, vfma, load_x, …
 
 static const double THETA = 500000; // Llama 3's
 

@@ -3,8 +3,9 @@
  * One multiplication for each element read and written, so memory bandwidth is the limit; LoRA's tensors are so small
  * that they are still in a cache, and what a call costs by itself counts, too.
  */
-#include "page.h" // defines: updates, to declare tensors; X, their data for versions; D, R, inputs and results for the
-                  // definition; from lib/cpu/vectors.h VL, load_x, store_x
+#include "page.h" // updates(): declares a tensor; the last argument scales its random values. X(name): its data in
+                  // floatX. D(name), R(name): the definition's inputs and results in double. c->slots: arithmetic
+                  // instructions × lanes of an ideal version. From lib/cpu/vectors.h: VL, load_x, store_x
 
 static const float SCALE_BY = 1.6f; // alpha 16, rank 10: no power of two, so that elements are rounded
 

@@ -5,8 +5,10 @@
  * of additions, it changes with the number of threads or ranks. So short blocks are summed in fp32, and the blocks'
  * sums in something wider.
  */
-#include "page.h" // defines: reads, writes, to declare tensors; F, their data for versions;
-                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vsplat, vfma, …
+#include "page.h" // reads(), writes(): declare a tensor; the last argument of reads() scales its random values.
+                  // F(name): its data in float. D(name), R(name): the definition's inputs and results in double.
+                  // c->slots: arithmetic instructions × lanes of an ideal version. From lib/cpu/vectors.h: vfloat, VL,
+                  // vsplat, vfma, …
 
 static void norm_case(Case *c) { // size: count
     reads(c, "x", IN_FLOAT, c->size[0], 1, 1);

@@ -3,8 +3,10 @@
  * An element takes one exponential and three memory transfers (backward: five). With libm's exponential arithmetic is
  * the limit; with sixteen exponentials at a time memory bandwidth nearly is.
  */
-#include "page.h" // defines: reads, writes, updates, to declare tensors; X, their data for versions;
-                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, vfma, vexp, …
+#include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
+                  // its random values. X(name): its data in floatX. D(name), R(name): the definition's inputs and
+                  // results in double. c->slots: arithmetic instructions × lanes of an ideal version. From
+                  // lib/cpu/vectors.h: vfloat, VL, vfma, vexp, …
 
 // ---------------------------------------------------------------------------
 // forward

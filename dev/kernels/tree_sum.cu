@@ -6,8 +6,10 @@
  * The definition here rounds every sum to fp32, and versions must give its bits; a sum from left to right would fail.
  * sum_pieces is the same tree for activations: pieces and sum are floatX, and the sum is rounded once.
  */
-#include "page.h" // defines: reads, writes, updates, to declare tensors; X, F, their data for versions;
-                  // D, R, inputs and results for the definition; from lib/cpu/vectors.h vfloat, VL, load_float, …
+#include "page.h" // reads(), writes(), updates(): declare a tensor; the last argument of reads() and updates() scales
+                  // its random values. X(name), F(name): its data in floatX or float. D(name), R(name): the
+                  // definition's inputs and results in double. c->slots: arithmetic instructions × lanes of an ideal
+                  // version. From lib/cpu/vectors.h: vfloat, VL, load_float, …
 
 static void sum_case(Case *c) { // size: n, count, accumulate (1: += the sum)
     int64_t n = c->size[0], count = c->size[1], accumulate = c->size[2];
