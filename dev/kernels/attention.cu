@@ -20,15 +20,18 @@ static AttentionShape shape_of(const Case *c) { // size: B, Tq, Tk, NH, NKV, HD,
                         (int)n[8], NULL,      NULL,      n[3] * n[5], n[4] * n[5], n[4] * n[5], n[3] * n[5]};
     return s;
 }
+/* The offset of a query's head in q, out, dout and dq. */
 static BOTH int64_t q_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) {
     return ((b * s->Tq + t) * s->NH + h) * s->HD;
-} // in q, out, dout, dq
+}
+/* The offset of a key in k, v, dk and dv, in the key/value head that query head h attends to. */
 static BOTH int64_t k_at(const AttentionShape *s, int64_t b, int64_t key, int64_t h) {
     return ((b * s->Tk + key) * s->NKV + h / (s->NH / s->NKV)) * s->HD;
-} // of query head h
+}
+/* The offset of a query's head in lse. */
 static BOTH int64_t l_at(const AttentionShape *s, int64_t b, int64_t t, int64_t h) {
     return (b * s->NH + h) * s->Tq + t;
-} // in lse
+}
 
 #ifndef USE_CUDA
 /* The state of versions 2 and 3: one query of one head. */
@@ -96,7 +99,8 @@ static void forward_case(Case *c) {
     writes(c, "out", IN_X, s.B * s.Tq, s.NH * s.HD);
     writes(c, "lse", IN_FLOAT, s.B * s.NH * s.Tq, 1);
     c->flops = c->matmul_flops = 4.0 * s.HD * attention_pairs(&s);
-    c->slots = (EXP_SLOTS + 2) * attention_pairs(&s); // scaling and subtracting the largest is one FMA; the sum
+    // besides the exponential: one FMA that scales and subtracts the largest score, and one addition to the sum
+    c->slots = (EXP_SLOTS + 2) * attention_pairs(&s);
     if (FLOATX == DTYPE_BF16) {
         c->bound = 6e-3;
         c->row_bound = 16e-3; // probabilities are rounded too, as operands of a bf16 matmul
@@ -188,9 +192,11 @@ static void online_query(Case *c, const Query *i) {
 static void forward_online(Case *c) { each_query(c, online_query); }
 
 /* One step of the online softmax for one row: n scores (a multiple of VL) become exp(scale score - max so far), and
- * out (ld) and sum are rescaled to that max. With pairs the exponentials are stored in place as bf16, which are
- * shorter, so no score is overwritten before it is read.
- */
+ * out (ld) and sum are rescaled to that max.
+ *
+ * `pair`, here and below, is the number of matmul operands in a 32-bit word: 1 (one fp32) or 2 (two adjacent bf16).
+ * With 2 the exponentials overwrite the scores as bf16. They are half as long, so none overwrites a score that is
+ * still to be read. */
 static inline __attribute__((always_inline)) void online_step(float *scores, int64_t n, float scale, float *max,
                                                               float *sum, float *out, int64_t ld, const int pair) {
     vfloat m = vsplat(-INFINITY), total = vsplat(0);
@@ -232,18 +238,23 @@ static void vectors_query(Case *c, const Query *i) {
 }
 static void forward_vectors(Case *c) { each_query(c, vectors_query); }
 
-/* The next three functions prepare operands of tile_matmul. This one converts a row of a head to fp32: out (width). */
+/* The next three functions prepare operands of tile_matmul. This one converts the HD elements of `in` to fp32 and fills
+ * out (width) up with zeros. If `in` is NULL, all of out becomes zero. */
 static void widen(float *out, const floatX *in, int HD, int64_t width) {
     for (int64_t d = 0; d < width; d += VL) vstore(out + d, in && d < HD ? load_x(in + d, HD - d) : vsplat(0));
 }
-/* Transposes `count` rows, `stride` apart, into panels (keys / NR, depth, NR). */
+/* Transposes `count` rows of HD elements, `stride` elements apart, into panels of NR rows each; missing rows are zeros.
+ * pair 1: panels (count / NR rounded up, HD, NR) in fp32.
+ * pair 2: panels (count / NR rounded up, HD / 2 rounded up, NR) of words with two adjacent bf16 elements of a row. */
 static inline __attribute__((always_inline)) void transposed(float *panels, const floatX *in, int64_t stride,
                                                              int64_t count, int HD, const int pair) {
     for (int64_t j = 0; j < count; j += NR)
         if (pair == 2) operand_panel(panels + j * blocks_of(HD, 2), in + j * stride, stride, count - j, HD);
         else pack_panel(panels + j * HD, NR, in + j * stride, stride, 1, count - j, HD);
 }
-/* Copies `count` rows, `stride` apart, into rows (keys / pair, ld), two interleaved with pairs; zeros up to `keys`. */
+/* Copies `count` rows of HD elements, `stride` elements apart, and adds rows of zeros until there are `keys`.
+ * pair 1: rows (keys, ld) in fp32.
+ * pair 2: rows (keys / 2, ld) of words; row j interleaves the bf16 elements of rows 2j and 2j + 1. */
 static inline __attribute__((always_inline)) void rows_of(float *rows, const floatX *in, int64_t stride, int64_t count,
                                                           int64_t keys, int HD, int64_t ld, const int pair) {
     for (int64_t j = 0; j < keys; j += pair)
@@ -308,10 +319,10 @@ static void forward_pairs(Case *c) { forward_tiles(c, (int)(c->size[3] / c->size
      "Q and K stay bf16 and probabilities are rounded to it: one instruction multiplies two of them. For sums over "   \
      "keys, two rows of V are interleaved.",                                                                           \
      forward_pairs},
-#define THREADED ", pairs of bf16"
+#define AND_PAIRS ", pairs of bf16"
 #else
 #define FORWARD_PAIRS
-#define THREADED ""
+#define AND_PAIRS ""
 #endif
 
 static const Version forward_versions[] = {
@@ -347,6 +358,7 @@ static const Version forward_versions[] = {
 // ---------------------------------------------------------------------------
 // backward (Dao et al. 2022, appendix B.2). With P = exp(S - lse) and D = rowsum(dout out), which is rowsum(P dP):
 //   dV = P^T dO,  dP = dO V^T,  dS = P (dP - D),  dQ = dS K / sqrt(HD),  dK = dS^T Q / sqrt(HD)
+// The code multiplies dS by 1 / sqrt(HD) at once: its `ds` is dS / sqrt(HD).
 
 static void backward_case(Case *c) {
     AttentionShape s = shape_of(c);
@@ -357,7 +369,8 @@ static void backward_case(Case *c) {
     writes(c, "dq", IN_X, s.B * s.Tq, s.NH * s.HD);
     for (int i = 0; i < 2; i++) writes(c, i == 0 ? "dk" : "dv", IN_X, s.B * s.Tk, s.NKV * s.HD);
     c->flops = c->matmul_flops = 10.0 * s.HD * attention_pairs(&s);
-    c->slots = (EXP_SLOTS + 3) * attention_pairs(&s); // scaling and subtracting lse is one FMA; dP - D; times P
+    // besides the exponential: one FMA that scales and subtracts lse, dP - D, and the multiplication by P
+    c->slots = (EXP_SLOTS + 3) * attention_pairs(&s);
     if (FLOATX == DTYPE_BF16) {
         c->bound = 6e-3;
         c->row_bound = 16e-3; // P and dS are rounded too, as operands of bf16 matmuls
@@ -371,7 +384,7 @@ static void backward_prepare(Case *c) { // out and lse of q, k and v
     case_to_host(c);
 }
 
-/* p and dS of a query and a key, by the formula. */
+/* *p = P and *ds = dS / sqrt(HD) of one query and one key. */
 static void pair_definition(Case *c, const AttentionShape *s, int64_t b, int64_t t, int64_t h, int64_t j, double *p,
                             double *ds) {
     const double *q = D("q") + q_at(s, b, t, h), *out = D("out") + q_at(s, b, t, h),
@@ -479,7 +492,8 @@ static void rows_query(Case *c, const Query *i) {
 }
 static void backward_by_rows(Case *c) { each_query(c, rows_query); }
 
-/* n scores and dP of one row (a multiple of VL) become P and dS. */
+/* In place, for n keys of one row (n: a multiple of VL): the scores q k^T in p become P, and dP in ds becomes
+ * dS * scale. scale is 1 / sqrt(HD). */
 static inline void p_and_ds(float *p, float *ds, int64_t n, float scale, float lse, float sum) {
     float base = lse == -INFINITY ? 0 : lse; // no key seen: exp(-inf - 0) = 0
     for (int64_t j = 0; j < n; j += VL) {
@@ -516,11 +530,12 @@ static void backward_vectors(Case *c) { each_query(c, vectors_backward_query); }
  * in forward_tiles: row i is query i / heads of head h0 + i % heads. */
 typedef struct {
     AttentionShape s;
-    int64_t heads, b, h0, ld;      // ld: floats from one row of HD to the next
-    float *kt, *vt, *ks, *dk, *dv; // K and V transposed, K, dK and dV of the key/value head: (Tk, ld)
-    int64_t r0, rows, padded;      // the block's first row; padded: rows, a multiple of MR
-    float *q, *dout, *dq;          // (BACKWARD_ROWS, ld)
-    float *p, *ds;                 // (BACKWARD_ROWS, BACKWARD_KEYS)
+    int64_t heads, b, h0, ld; // ld: floats from one row of HD to the next
+    float *kt, *vt;           // (keys / NR, HD, NR) panels: K and V transposed; keys: Tk rounded up to NR
+    float *ks, *dk, *dv;      // (keys, ld) K, dK and dV of the key/value head
+    int64_t r0, rows, padded; // the block's first row; padded: rows, a multiple of MR
+    float *q, *dout, *dq;     // (BACKWARD_ROWS, ld)
+    float *p, *ds;            // (BACKWARD_ROWS, BACKWARD_KEYS)
     float lse[BACKWARD_ROWS], sum[BACKWARD_ROWS];
 } BackwardTiles;
 
@@ -596,7 +611,8 @@ static void backward_tiles(Case *c, int heads) {
             memset(t.dk, 0, wide);
             memset(t.dv, 0, wide);
         }
-        // last rows first: their contributions are small, so adding them first loses least
+        // The last rows come first. They see the most keys, so each of their probabilities, and what it adds to dK and
+        // dV, is small. A sum loses least to rounding if its small terms are added first.
         for (t.r0 = (all - 1) / BACKWARD_ROWS * BACKWARD_ROWS; t.r0 >= 0; t.r0 -= BACKWARD_ROWS) {
             t.rows = min_i64(BACKWARD_ROWS, all - t.r0);
             t.padded = round_up(t.rows, MR);
@@ -647,7 +663,7 @@ static const Version backward_versions[] = {
      "longer sums are added to dK and dV.",
      backward_groups},
     {"6 as in use, one thread",
-     "No matmul where no row of a tile sees a key; K and V transposed by vectors" THREADED ".", backward_one_thread},
+     "No matmul where no row of a tile sees a key; K and V transposed by vectors" AND_PAIRS ".", backward_one_thread},
     {"in use: threads",
      "Blocks of rows divided over threads. Those of one head add to dK and dV in a fixed order, each waiting for its "
      "turn: the same bits for any number of threads. Rows are prefetched.",
